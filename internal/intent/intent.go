@@ -1,0 +1,152 @@
+// Package intent turns the facts of model into decisions: what this node's
+// kernel must do for every Service port. All Service semantics live here and
+// nowhere else; the functions are pure and know nothing of eBPF, nftables or
+// iptables.
+//
+//	model.Delta ──> Tracker.Apply ──> Changes{Upserts, Deletes, Node, Problems}
+package intent
+
+import (
+	"net/netip"
+	"time"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// PortID names one Service port in one address family. A dual-stack Service of
+// one port has two.
+type PortID struct {
+	Service  model.Name
+	Port     string // the port's name, "" for an unnamed one
+	Number   uint16 // spec.ports[].port; tells apart unnamed or equally named ports
+	Protocol model.Protocol
+	Family   model.Family
+}
+
+// Route says where a packet that entered through a frontend goes.
+type Route uint8
+
+// The routes a frontend can take. Intent has already applied kube-proxy's
+// fallback rules: a Route of ToCluster or ToLocal has at least one endpoint.
+const (
+	Reject    Route = iota // TCP RST or ICMP port unreachable: no endpoints anywhere
+	Drop                   // silence: local policy without an endpoint here
+	ToCluster              // any of the endpoints with Cluster set
+	ToLocal                // any of the endpoints with Local set
+)
+
+// FrontendKind says what sort of address a frontend is.
+type FrontendKind uint8
+
+// The kinds of frontend.
+const (
+	ClusterIP FrontendKind = iota
+	NodePort               // every address in Node.NodePortAddrs
+	ExternalIP
+	LoadBalancerIP
+)
+
+// Frontend is one address and port that clients connect to.
+type Frontend struct {
+	Kind FrontendKind
+	Addr netip.Addr // invalid for NodePort
+	Port uint16
+	// Outside is the route of packets that reach the node from another machine
+	// (pods of other nodes included); Inside that of this node's own processes
+	// and pods. They differ with externalTrafficPolicy Local, where traffic
+	// from inside uses all endpoints (kube-proxy's short cut).
+	Outside, Inside Route
+	// SourceRanges lets in only clients from these prefixes; nil lets all in.
+	// Others are dropped. An empty, non-nil list lets nobody in.
+	SourceRanges []netip.Prefix
+}
+
+// Endpoint is one address that serves a Service port, and what intent decided
+// about it.
+type Endpoint struct {
+	Addr    netip.AddrPort
+	Cluster bool // used by ToCluster
+	Local   bool // used by ToLocal
+	Here    bool // on this node
+	Host    bool // Here, and the address is the node's own (a hostNetwork pod)
+	Policed bool // a NetworkPolicy selects it (or may): its packets go through the stack
+}
+
+// ServicePort is everything a dataplane must know about one Service port.
+// Values are immutable and canonical: Frontends and Endpoints are sorted and
+// without duplicates, so that equal decisions compare equal.
+type ServicePort struct {
+	ID        PortID
+	Frontends []Frontend
+	Endpoints []Endpoint
+	Affinity  time.Duration // 0: none
+	// AppProtocol is the Service port's appProtocol.
+	AppProtocol string
+	// Triggered is the newest last-change-trigger-time behind this state, for
+	// network programming latency. It does not count when states are compared.
+	Triggered time.Time
+}
+
+// Node is what a dataplane must know about the node itself and the cluster's
+// address plan.
+type Node struct {
+	Name string
+	// Addrs are the node's own addresses (all interfaces but loopback), sorted.
+	Addrs []netip.Addr
+	// NodePortAddrs are those of Addrs on which NodePorts are served, sorted.
+	NodePortAddrs []netip.Addr
+	// ClusterCIDRs are the pod address ranges known: --cluster-cidr and all
+	// nodes' podCIDRs, sorted.
+	ClusterCIDRs []netip.Prefix
+	// PolicedPods are addresses of pods on this node that a NetworkPolicy
+	// selects, in either direction, sorted.
+	PolicedPods []netip.Addr
+	// MasqueradeAll asks that every Service packet get the node's address.
+	MasqueradeAll bool
+}
+
+// HealthCheck is what the healthCheckNodePort of one Service must answer.
+type HealthCheck struct {
+	Service   model.Name
+	Port      uint16
+	Endpoints int // ready endpoints on this node: 0 answers 503, else 200
+}
+
+// Changes is the difference between two states of intent.
+type Changes struct {
+	Upserts []*ServicePort // new or changed, whole, sorted by ID
+	Deletes []PortID       // sorted
+	Node    *Node          // non-nil when it changed
+	// HealthChecks holds every changed healthCheckNodePort; Port 0 says that
+	// the Service has none any more.
+	HealthChecks []HealthCheck
+	// Problems are those of the objects as they stand now, complete, sorted:
+	// address conflicts and the like. Nil means unchanged.
+	Problems []model.Problem
+}
+
+// Empty reports whether nothing changed.
+func (c Changes) Empty() bool {
+	return len(c.Upserts) == 0 && len(c.Deletes) == 0 && c.Node == nil &&
+		len(c.HealthChecks) == 0 && c.Problems == nil
+}
+
+// State is a whole state of intent.
+type State struct {
+	Ports []*ServicePort // sorted by ID
+	Node  Node
+}
+
+// Config is how intent is set up; see Validate.
+type Config struct {
+	NodeName string
+	// ProxyName selects Services by service.kubernetes.io/service-proxy-name:
+	// "" serves those without the label, another value only those with it.
+	ProxyName string
+	// NodePortAddresses limits NodePorts to the node's addresses in these
+	// prefixes; nil is all of them (loopback never, see CVE-2020-8558).
+	NodePortAddresses []netip.Prefix
+	// ClusterCIDRs is --cluster-cidr.
+	ClusterCIDRs  []netip.Prefix
+	MasqueradeAll bool
+}

@@ -1,0 +1,218 @@
+// Package model holds Services, EndpointSlices, Nodes, Pods and policies as
+// Spillway sees them: facts, already parsed and checked, without any decision
+// about what to do with them. Sources fill it; intent reads it.
+//
+// The package uses only the standard library, so that every other one may
+// import it. Values are immutable once a source has handed them over.
+package model
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Name is a namespaced object name.
+type Name struct {
+	Namespace string
+	Name      string
+}
+
+// String returns "namespace/name".
+func (n Name) String() string { return n.Namespace + "/" + n.Name }
+
+// Protocol is an IANA protocol number, as it stands in an IP header.
+type Protocol uint8
+
+// The protocols that a Kubernetes Service may name.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String returns the name that Kubernetes uses: "TCP", "UDP" or "SCTP".
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	}
+	return "unknown"
+}
+
+// Family is an address family of a Service or a slice.
+type Family uint8
+
+// The two address families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// String returns "IPv4" or "IPv6".
+func (f Family) String() string {
+	if f == IPv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// FamilyOf tells the family of an address; a v4-mapped address is IPv4.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// ServiceType is spec.type of a Service. ExternalName Services and headless
+// ones never reach the model: there is nothing to proxy.
+type ServiceType string
+
+// The Service types that a proxy acts on.
+const (
+	ClusterIP    ServiceType = "ClusterIP"
+	NodePort     ServiceType = "NodePort"
+	LoadBalancer ServiceType = "LoadBalancer"
+)
+
+// Service is one Kubernetes Service that asks for a proxy.
+type Service struct {
+	Name
+	UID     string
+	Created time.Time // creationTimestamp: of two claims to one address the older wins
+	Type    ServiceType
+	// ProxyName is the label service.kubernetes.io/service-proxy-name, "" if unset.
+	ProxyName       string
+	ClusterIPs      []netip.Addr
+	ExternalIPs     []netip.Addr
+	LoadBalancerIPs []netip.Addr // status.loadBalancer.ingress with an ip and ipMode VIP (or none given)
+	// SourceRanges is spec.loadBalancerSourceRanges (or the older annotation);
+	// nil lets everybody in.
+	SourceRanges []netip.Prefix
+	// Affinity is the time-out of sessionAffinity ClientIP; 0 is no affinity.
+	Affinity            time.Duration
+	ExternalLocal       bool   // externalTrafficPolicy: Local
+	InternalLocal       bool   // internalTrafficPolicy: Local
+	HealthCheckNodePort uint16 // 0: none
+	PublishNotReady     bool   // publishNotReadyAddresses
+	TrafficDistribution string // PreferClose, PreferSameZone, PreferSameNode or ""
+	Annotations         map[string]string
+	Ports               []ServicePort
+}
+
+// ServicePort is one entry of spec.ports.
+type ServicePort struct {
+	Name        string // "" is allowed for a Service of one port
+	Protocol    Protocol
+	Port        uint16
+	NodePort    uint16 // 0: none
+	AppProtocol string
+}
+
+// EndpointSlice is a discovery.k8s.io/v1 EndpointSlice. A slice without a
+// kubernetes.io/service-name label never reaches the model.
+type EndpointSlice struct {
+	Name
+	Service   Name // the Service it belongs to
+	Family    Family
+	Ports     []EndpointPort
+	Endpoints []Endpoint
+	// Triggered is endpoints.kubernetes.io/last-change-trigger-time; zero if unset.
+	Triggered time.Time
+}
+
+// EndpointPort is one entry of a slice's ports.
+type EndpointPort struct {
+	Name        string
+	Protocol    Protocol
+	Port        uint16
+	AppProtocol string
+}
+
+// Endpoint is one entry of a slice's endpoints. Conditions that the object left
+// open are resolved as the API says: ready unset is true, serving unset is
+// ready, terminating unset is false.
+type Endpoint struct {
+	Addresses   []netip.Addr // interchangeable; consumers use the first
+	Ready       bool
+	Serving     bool
+	Terminating bool
+	Node        string // nodeName, "" if unknown
+	Zone        string
+	HintZones   []string // hints.forZones
+	HintNodes   []string // hints.forNodes
+	Pod         Name     // targetRef when it is a Pod; zero otherwise
+}
+
+// Node is a cluster node.
+type Node struct {
+	Name      string
+	Addresses []netip.Addr // status.addresses of types InternalIP and ExternalIP, in that order
+	PodCIDRs  []netip.Prefix
+	Labels    map[string]string // topology.kubernetes.io/zone is read from here
+}
+
+// Pod is what Spillway needs of a Pod: which policies select it.
+type Pod struct {
+	Name
+	Labels map[string]string
+	Node   string
+	IPs    []netip.Addr
+}
+
+// NetworkPolicy is what Spillway needs of a networking.k8s.io/v1 NetworkPolicy:
+// which pods it selects. Who enforces it, and how, is the CNI's business.
+type NetworkPolicy struct {
+	Name
+	Selector Selector
+	Ingress  bool // policyTypes has Ingress
+	Egress   bool // policyTypes has Egress
+}
+
+// Selector is a label selector; the zero value selects everything.
+type Selector struct {
+	MatchLabels map[string]string
+	Expressions []Requirement
+}
+
+// Requirement is one matchExpressions entry. Operator is In, NotIn, Exists or
+// DoesNotExist.
+type Requirement struct {
+	Key      string
+	Operator string
+	Values   []string
+}
+
+// Delta is a set of objects that became visible together. In each map a nil
+// value says that the object is gone.
+type Delta struct {
+	Services        map[Name]*Service
+	Slices          map[Name]*EndpointSlice
+	Nodes           map[string]*Node
+	Pods            map[Name]*Pod
+	NetworkPolicies map[Name]*NetworkPolicy
+	// Full says that the Delta is the whole world: what it does not name does
+	// not exist. A source sends one first, and again after it lost track.
+	Full bool
+}
+
+// Problem is something about an input object that somebody should mend: a
+// field that does not parse, a claim that another object holds. It is reported
+// once when it appears and once when it is gone.
+type Problem struct {
+	Where string // "file.yaml, document 2" or "Service ns/name"
+	Field string // "spec.clusterIPs[0]", "" if the whole object
+	What  string // what is wrong, and what to do
+}
+
+// String returns the one line that a person reads.
+func (p Problem) String() string {
+	if p.Field == "" {
+		return p.Where + ": " + p.What
+	}
+	return p.Where + ": " + p.Field + ": " + p.What
+}
