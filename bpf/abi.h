@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * What the programs and the agent share: the layout of every map. The Go types
+ * are generated from this file. A change of layout needs a new ABI_VERSION,
+ * because maps outlive the agent.
+ *
+ * Addresses and ports are in network order, everything else in the host's.
+ * An IPv4 address stands in w[0]; the other words are zero.
+ */
+#ifndef SPILLWAY_ABI_H
+#define SPILLWAY_ABI_H
+
+#define ABI_VERSION 1
+
+enum family {
+	FAMILY_V4 = 4,
+	FAMILY_V6 = 6,
+};
+
+struct addr {
+	__be32 w[4];
+};
+
+/* A flow as one direction of it looks on the wire. */
+struct tuple {
+	struct addr saddr;
+	struct addr daddr;
+	__be16 sport;
+	__be16 dport;
+	__u8 proto;
+	__u8 family;
+	__u16 pad;
+};
+
+/* Where a packet for a Service goes; the order is intent.Route's. */
+enum route {
+	ROUTE_REJECT = 0,
+	ROUTE_DROP = 1,
+	ROUTE_CLUSTER = 2,
+	ROUTE_LOCAL = 3,
+};
+
+/*
+ * frontends: address and port that clients connect to. A NodePort has the zero
+ * address and counts for every address in node_addrs. FRONTEND_ENDPOINT marks
+ * the address of an endpoint itself: nothing to translate, but its packets need
+ * not see netfilter.
+ */
+struct frontend_key {
+	struct addr addr;
+	__be16 port;
+	__u8 proto;
+	__u8 family;
+};
+
+enum frontend_flags {
+	FRONTEND_RANGES = 1 << 0, /* look into source_ranges */
+	FRONTEND_NODEPORT = 1 << 1,
+	FRONTEND_ENDPOINT = 1 << 2,
+	FRONTEND_LOADBALANCER = 1 << 3,
+	FRONTEND_EXTERNALIP = 1 << 4,
+};
+
+struct frontend {
+	__u32 service;
+	__u8 outside; /* enum route, for packets from other machines */
+	__u8 inside;  /* enum route, for this node's processes and pods */
+	__u8 flags;
+	__u8 pad;
+};
+
+/* services: how many endpoints each set has, and for how long clients stick. */
+struct service {
+	__u32 count[2]; /* ROUTE_CLUSTER - 2, ROUTE_LOCAL - 2 */
+	__u32 affinity; /* seconds, 0: none */
+	__u32 flags;
+};
+
+/* slots: one per endpoint of a set; slot has SLOT_LOCAL set for the local set. */
+#define SLOT_LOCAL (1U << 31)
+
+struct slot_key {
+	__u32 service;
+	__u32 slot;
+};
+
+/* backends: an endpoint of a Service port, by an id that is never used twice. */
+enum backend_flags {
+	BACKEND_CLUSTER = 1 << 0, /* member of the cluster set */
+	BACKEND_LOCAL = 1 << 1,	  /* member of the local set */
+	BACKEND_HERE = 1 << 2,	  /* on this node */
+	BACKEND_HOST = 1 << 3,	  /* the node's own address */
+	BACKEND_POLICED = 1 << 4, /* through the stack: a NetworkPolicy selects it */
+};
+
+struct backend {
+	struct addr addr;
+	__be16 port;
+	__u8 family;
+	__u8 flags;
+	__u32 service;
+};
+
+/* source_ranges: longest prefix of a client that a Service lets in. */
+struct range_key {
+	__u32 prefixlen; /* 64 + length of the prefix */
+	__u32 service;
+	__u32 family;
+	struct addr addr;
+};
+
+/* affinity: the endpoint that a client was given last. */
+struct affinity_key {
+	struct addr client; /* address, or w[0..1] = cookie of the client's namespace */
+	__u32 service;
+	__u8 family;
+	__u8 by_cookie;
+	__u16 pad;
+};
+
+struct affinity {
+	__u32 backend;
+	__u32 seen; /* seconds since boot */
+};
+
+/*
+ * flows: two entries a flow, one for each direction. The key is a packet as it
+ * arrives, the value what becomes of it; the key of the other direction is the
+ * mirror image of the value, so that each entry names its twin.
+ */
+enum flow_state {
+	FLOW_NEW = 1,	      /* no answer seen yet */
+	FLOW_ESTABLISHED = 2, /* both directions seen */
+	FLOW_CLOSING = 3,     /* one FIN */
+	FLOW_CLOSED = 4,      /* both FINs or an RST */
+};
+
+enum flow_flags {
+	FLOW_REPLY = 1 << 0,	/* from the endpoint to the client */
+	FLOW_STACK = 1 << 1,	/* goes through the stack; replies are translated at egress */
+	FLOW_SNAT = 1 << 2,	/* the client's address was replaced */
+	FLOW_FIN = 1 << 3,	/* FIN seen in this direction */
+	FLOW_TWIN_FIN = 1 << 4, /* FIN seen in the other direction */
+};
+
+struct flow {
+	struct addr saddr;
+	struct addr daddr;
+	__be16 sport;
+	__be16 dport;
+	__u32 backend;
+	__u32 service;
+	__u32 seen; /* seconds since boot of the last packet, at most one second late */
+	__u8 state;
+	__u8 flags;
+	__u16 pad;
+};
+
+/* fragments: the ports of a datagram whose first fragment passed. */
+struct fragment_key {
+	struct addr saddr;
+	struct addr daddr;
+	__u32 id;
+	__u8 proto;
+	__u8 family;
+	__u16 pad;
+};
+
+struct fragment {
+	__be16 sport;
+	__be16 dport;
+};
+
+/* pods: how to reach a pod of this node without the stack. */
+enum pod_flags {
+	POD_POLICED = 1 << 0, /* a NetworkPolicy selects it */
+	POD_REACHABLE = 1 << 1, /* ifindex and mac are valid */
+};
+
+struct pod {
+	__u32 ifindex; /* the node's end of the pod's veth */
+	__u8 mac[6];
+	__u8 gateway_mac[6];
+	__u32 flags;
+};
+
+/* node_addrs: the node's own addresses. */
+enum node_addr_flags {
+	NODE_ADDR_NODEPORT = 1 << 0, /* NodePorts are served here */
+};
+
+struct addr_key {
+	struct addr addr;
+	__u32 family;
+};
+
+/* uplinks: by interface, the address that packets to other machines get. */
+struct uplink {
+	struct addr v4;
+	struct addr v6;
+};
+
+/* sockets: what a socket asked for and what it was given. */
+enum socket_dir {
+	SOCKET_FORWARD = 0, /* Service -> endpoint */
+	SOCKET_REVERSE = 1, /* endpoint -> Service */
+};
+
+struct socket_key {
+	__u64 cookie;
+	struct addr addr;
+	__be16 port;
+	__u8 proto;
+	__u8 dir;
+	__u32 pad;
+};
+
+struct socket_peer {
+	struct addr addr;
+	__be16 port;
+	__u16 pad;
+	__u32 backend;
+};
+
+/* node_settings: what may change while the programs run. */
+struct settings {
+	__u32 snat_ports;      /* length of the list in snat_ports */
+	__u32 timeout_new;     /* seconds, TCP without an answer */
+	__u32 timeout_tcp;     /* established */
+	__u32 timeout_closing; /* one FIN */
+	__u32 timeout_closed;
+	__u32 timeout_udp_new;
+	__u32 timeout_udp;
+	__u32 flags;
+	struct addr node_v4; /* the node's primary addresses */
+	struct addr node_v6;
+};
+
+enum settings_flags {
+	SETTING_MASQUERADE_ALL = 1 << 0,
+	SETTING_BYPASS_NEVER = 1 << 1,	/* endpoints here are reached through the stack */
+	SETTING_BYPASS_ALWAYS = 1 << 2, /* even policed ones are not */
+};
+
+/*
+ * verdicts: a per-CPU counter for each way a packet or a connect() can end.
+ * The names are metrics labels; keep the order, add at the end.
+ */
+enum verdict {
+	PASS_OTHER = 0,		/* not a Service's: left alone */
+	PASS_MALFORMED,		/* headers do not parse: left to the stack */
+	PASS_FRAGMENT,		/* later fragment without a first: left to the stack */
+	TRANSLATED_DIRECT,	/* rewritten and redirected */
+	TRANSLATED_STACK,	/* rewritten, on through the stack */
+	TRANSLATED_EGRESS,	/* reply rewritten behind the stack */
+	TRANSLATED_ICMP,	/* an ICMP error about a translated packet */
+	PASSED_DIRECT,		/* an endpoint's own packet, redirected unchanged */
+	FLOW_CREATED,
+	REJECTED_RST,		/* answered with TCP RST */
+	REJECTED_ICMP,		/* answered with port unreachable */
+	ANSWERED_TOO_BIG,	/* answered with fragmentation needed */
+	ANSWERED_TTL,		/* answered with time exceeded */
+	DROP_POLICY_LOCAL,	/* local policy, no endpoint here */
+	DROP_SOURCE_RANGE,	/* loadBalancerSourceRanges */
+	DROP_REJECTED_SILENT,	/* reject that may not be answered (an RST, a later fragment) */
+	DROP_NO_BACKEND,	/* the endpoint vanished while it was chosen */
+	DROP_SNAT_PORTS,	/* no free port towards the endpoint */
+	DROP_NO_SNAT_ADDR,	/* interface without an address */
+	DROP_NO_ROUTE,		/* no way to the endpoint */
+	DROP_FLOW_TABLE,	/* flow could not be stored */
+	DROP_REWRITE,		/* the kernel refused to write the packet */
+	FLOW_REVIVED,		/* half of a flow was evicted and made again */
+	FLOW_CONFLICT,		/* half of a flow was evicted and its tuple taken */
+	SOCKET_TRANSLATED,
+	SOCKET_REFUSED,
+	SOCKET_TIMED_OUT,
+	VERDICTS,
+};
+
+#endif

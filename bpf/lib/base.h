@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* What every program includes: kernel headers, the ABI, the maps. */
+#ifndef SPILLWAY_BASE_H
+#define SPILLWAY_BASE_H
+
+#include <linux/bpf.h>
+#include <linux/icmpv6.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../abi.h"
+#include "../config.h"
+#include "../maps.h"
+
+/*
+ * "Not mine": the next program of the hook goes on, as does the stack. The value
+ * is TCX_NEXT (6.6) and TC_ACT_UNSPEC of a clsact filter alike.
+ */
+#define NEXT (-1)
+
+#define AF_INET 2
+#define AF_INET6 10
+
+/* linux/icmp.h drags in the C library; this is what it is needed for (RFC 792). */
+#define ICMP_DEST_UNREACH 3
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETERPROB 12
+#define ICMP_PORT_UNREACH 3
+#define ICMP_FRAG_NEEDED 4
+#define ICMP_EXC_TTL 0
+
+struct icmphdr {
+	__u8 type;
+	__u8 code;
+	__sum16 checksum;
+	__be32 rest;
+};
+
+#define NSEC_PER_SEC 1000000000ULL
+
+/* Not in the headers of older distributions. */
+#ifndef BPF_F_IPV6
+#define BPF_F_IPV6 (1ULL << 7) /* bpf_l4_csum_replace, 6.16 */
+#endif
+
+static __always_inline void count(enum verdict verdict)
+{
+	__u32 key = verdict;
+	__u64 *n = bpf_map_lookup_elem(&verdicts, &key);
+
+	if (n)
+		*n += 1;
+}
+
+/* Seconds since boot; coarse (one jiffy), which is cheap (5.11). */
+static __always_inline __u32 now(void)
+{
+	return bpf_ktime_get_coarse_ns() / NSEC_PER_SEC;
+}
+
+static __always_inline struct settings *get_settings(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&node_settings, &zero);
+}
+
+static __always_inline int addr_equal(const struct addr *a, const struct addr *b)
+{
+	return !((a->w[0] ^ b->w[0]) | (a->w[1] ^ b->w[1]) | (a->w[2] ^ b->w[2]) |
+		 (a->w[3] ^ b->w[3]));
+}
+
+static __always_inline int addr_zero(const struct addr *a)
+{
+	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
+}
+
+/* A 32-bit mix (Murmur3's finalizer) of a flow's words; good enough to spread. */
+static __always_inline __u32 mix(__u32 h, __u32 v)
+{
+	h ^= v;
+	h *= 0x85ebca6b;
+	h ^= h >> 13;
+	h *= 0xc2b2ae35;
+	h ^= h >> 16;
+	return h;
+}
+
+static __always_inline __u32 tuple_hash(const struct tuple *t)
+{
+	__u32 h = hash_seed;
+
+	for (int i = 0; i < 4; i++)
+		h = mix(h, t->saddr.w[i] + 0x9e3779b9 * t->daddr.w[i]);
+	return mix(h, ((__u32)t->sport << 16 | t->dport) + t->proto);
+}
+
+#endif

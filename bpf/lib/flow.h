@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * The flow table. A flow is made on its first packet, ages by its state, and is
+ * found again by either direction. The map is an LRU: when it is full, the
+ * oldest flows go, and no packet is refused.
+ *
+ *   client:c -> service:s   forward entry   becomes  client':c' -> endpoint:e
+ *   endpoint:e -> client':c' reply entry    becomes  service:s  -> client:c
+ */
+#ifndef SPILLWAY_FLOW_H
+#define SPILLWAY_FLOW_H
+
+#include "nat.h"
+
+/* Source ports tried before a packet is given up: 0.95^128 = 0.1 %. */
+#define PORT_TRIES 128
+
+static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
+{
+	out->saddr = t->daddr;
+	out->daddr = t->saddr;
+	out->sport = t->dport;
+	out->dport = t->sport;
+	out->proto = t->proto;
+	out->family = t->family;
+	out->pad = 0;
+}
+
+/* The key of a flow entry's twin: the mirror image of what packets become. */
+static __always_inline void flow_twin_key(struct tuple *out, const struct flow *f,
+					  const struct tuple *key)
+{
+	out->saddr = f->daddr;
+	out->daddr = f->saddr;
+	out->sport = f->dport;
+	out->dport = f->sport;
+	out->proto = key->proto;
+	out->family = key->family;
+	out->pad = 0;
+}
+
+static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
+					  const struct settings *s)
+{
+	if (proto == IPPROTO_UDP)
+		return f->state == FLOW_NEW ? s->timeout_udp_new : s->timeout_udp;
+	switch (f->state) {
+	case FLOW_NEW:
+		return s->timeout_new;
+	case FLOW_ESTABLISHED:
+		return s->timeout_tcp;
+	case FLOW_CLOSING:
+		return s->timeout_closing;
+	}
+	return s->timeout_closed;
+}
+
+static __always_inline int flow_dead(const struct flow *f, __u8 proto, const struct settings *s,
+				     __u32 time)
+{
+	/* seen may be ahead of time: another CPU wrote it a moment ago. */
+	return (__s32)(time - f->seen) > (__s32)flow_timeout(f, proto, s);
+}
+
+/* Is the entry at this key the twin of the flow that becomes *mine? */
+static __always_inline int flow_is_twin(const struct flow *twin, const struct tuple *mine)
+{
+	return addr_equal(&twin->saddr, &mine->daddr) && addr_equal(&twin->daddr, &mine->saddr) &&
+	       twin->sport == mine->dport && twin->dport == mine->sport;
+}
+
+/* The twin's entry, from the point of view of that direction. */
+static __always_inline void flow_make_twin(struct flow *twin, const struct flow *f,
+					   const struct tuple *key)
+{
+	twin->saddr = key->daddr;
+	twin->daddr = key->saddr;
+	twin->sport = key->dport;
+	twin->dport = key->sport;
+	twin->backend = f->backend;
+	twin->service = f->service;
+	twin->seen = f->seen;
+	twin->state = f->state;
+	twin->flags = (f->flags & (FLOW_STACK | FLOW_SNAT)) |
+		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
+	if (f->flags & FLOW_FIN)
+		twin->flags |= FLOW_TWIN_FIN;
+	if (f->flags & FLOW_TWIN_FIN)
+		twin->flags |= FLOW_FIN;
+	twin->pad = 0;
+}
+
+/*
+ * Keeps the twin fresh in the LRU while only one direction is busy, and makes it
+ * again if it was evicted. -1: meanwhile another flow was given its tuple.
+ */
+static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *key)
+{
+	struct flow *twin, again;
+	struct tuple twin_key;
+
+	flow_twin_key(&twin_key, f, key);
+	twin = bpf_map_lookup_elem(&flows, &twin_key);
+	if (twin) {
+		if (!flow_is_twin(twin, key)) {
+			count(FLOW_CONFLICT);
+			return -1;
+		}
+		twin->seen = f->seen;
+		return 0;
+	}
+	flow_make_twin(&again, f, key);
+	if (bpf_map_update_elem(&flows, &twin_key, &again, BPF_NOEXIST)) {
+		count(FLOW_CONFLICT);
+		return -1;
+	}
+	count(FLOW_REVIVED);
+	return 0;
+}
+
+/* Writes a change of state to both directions. */
+static __always_inline void flow_set_state(struct flow *f, const struct tuple *key, __u8 state,
+					   __u8 own, __u8 others)
+{
+	struct tuple twin_key;
+	struct flow *twin;
+
+	f->state = state;
+	f->flags |= own;
+	flow_twin_key(&twin_key, f, key);
+	twin = bpf_map_lookup_elem(&flows, &twin_key);
+	if (twin && flow_is_twin(twin, key)) {
+		twin->state = state;
+		twin->flags |= others;
+	}
+}
+
+/* What a packet of a known flow does to its state. */
+static __always_inline void flow_advance(struct flow *f, const struct packet *p)
+{
+	__u8 fins;
+
+	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY)
+		flow_set_state(f, &p->tuple, FLOW_ESTABLISHED, 0, 0);
+	if (p->flags & PACKET_RST) {
+		flow_set_state(f, &p->tuple, FLOW_CLOSED, 0, 0);
+	} else if (p->flags & PACKET_FIN && !(f->flags & FLOW_FIN)) {
+		fins = f->flags & FLOW_TWIN_FIN ? FLOW_CLOSED : FLOW_CLOSING;
+		flow_set_state(f, &p->tuple, fins, FLOW_FIN, FLOW_TWIN_FIN);
+	}
+}
+
+/*
+ * The live entry of a packet's flow, or NULL: a packet of no flow, or the first
+ * one of a new flow with an old tuple, and then *stale is set.
+ */
+static __always_inline struct flow *flow_find(const struct packet *p, const struct settings *s,
+					      int *stale)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, &p->tuple);
+	__u32 time = now();
+
+	*stale = f != NULL;
+	if (!f)
+		return NULL;
+	if (flow_dead(f, p->tuple.proto, s, time))
+		return NULL;
+	/* RFC 9293, 3.6.1: a SYN may reopen a connection in TIME-WAIT. */
+	if (f->state >= FLOW_CLOSING && (p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
+		return NULL;
+	/* A datagram must not follow an endpoint that is gone. */
+	if (p->tuple.proto == IPPROTO_UDP && !(f->flags & FLOW_REPLY) &&
+	    !bpf_map_lookup_elem(&backends, &f->backend))
+		return NULL;
+	if (f->seen != time) {
+		f->seen = time;
+		if (flow_touch_twin(f, &p->tuple))
+			return NULL;
+	}
+	flow_advance(f, p);
+	return f;
+}
+
+static __always_inline __be16 random_port(const struct settings *s)
+{
+	__u32 key = s->snat_ports ? bpf_get_prandom_u32() % s->snat_ports : 0;
+	__u16 *port = bpf_map_lookup_elem(&snat_ports, &key);
+
+	return port ? bpf_htons(*port) : 0;
+}
+
+/* Does a socket of this node own the tuple that an endpoint's answer would have? */
+static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple *answer)
+{
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *sk;
+	__u32 len;
+
+	if (answer->family == FAMILY_V4) {
+		t.ipv4.saddr = answer->saddr.w[0];
+		t.ipv4.daddr = answer->daddr.w[0];
+		t.ipv4.sport = answer->sport;
+		t.ipv4.dport = answer->dport;
+		len = sizeof(t.ipv4);
+	} else {
+		__builtin_memcpy(t.ipv6.saddr, &answer->saddr, sizeof(t.ipv6.saddr));
+		__builtin_memcpy(t.ipv6.daddr, &answer->daddr, sizeof(t.ipv6.daddr));
+		t.ipv6.sport = answer->sport;
+		t.ipv6.dport = answer->dport;
+		len = sizeof(t.ipv6);
+	}
+	if (answer->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_sk_lookup_udp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return 0;
+	bpf_sk_release(sk);
+	return 1;
+}
+
+/*
+ * Takes the reply tuple if nobody alive has it, or if it is this flow's own: its
+ * forward half was evicted, or a SYN reopens the connection. 0: it is ours.
+ */
+static __always_inline int reply_claim(struct tuple *reply_key, struct flow *reply,
+				       const struct tuple *key, const struct settings *s)
+{
+	struct flow *holder;
+
+	if (!bpf_map_update_elem(&flows, reply_key, reply, BPF_NOEXIST))
+		return 0;
+	holder = bpf_map_lookup_elem(&flows, reply_key);
+	if (!holder)
+		return -1;
+	if (flow_is_twin(holder, key))
+		return bpf_map_update_elem(&flows, reply_key, reply, BPF_ANY);
+	if (!flow_dead(holder, reply_key->proto, s, reply->seen))
+		return -1;
+	bpf_map_delete_elem(&flows, reply_key);
+	/* Atomic again: of two that find the same corpse only one gets its place. */
+	return bpf_map_update_elem(&flows, reply_key, reply, BPF_NOEXIST);
+}
+
+/* Room for what does not fit on a program's stack. */
+struct flow_pair {
+	struct flow flow;
+	struct flow reply;
+	struct tuple reply_key;
+};
+
+/*
+ * Stores the flow pair->flow, whose packets have the key; its sport is still the
+ * client's. Where the source is replaced, the port is random among the free
+ * ones; elsewhere it stays unless another flow to the same endpoint has it.
+ * renew: the key's old entry is to be replaced. On success pair->flow is what
+ * the table holds.
+ */
+static __always_inline enum verdict flow_create(struct __sk_buff *skb, const struct tuple *key,
+						struct flow_pair *pair, int renew,
+						const struct settings *s)
+{
+	struct flow *f = &pair->flow, *other;
+	int claimed = 0;
+
+	flow_make_twin(&pair->reply, f, key);
+	flow_twin_key(&pair->reply_key, f, key);
+	for (int i = 0; i < PORT_TRIES; i++) {
+		if (i || f->flags & FLOW_SNAT) {
+			pair->reply_key.dport = random_port(s);
+			if (f->flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
+				continue;
+		}
+		if (!reply_claim(&pair->reply_key, &pair->reply, key, s)) {
+			claimed = 1;
+			break;
+		}
+	}
+	if (!claimed)
+		return DROP_SNAT_PORTS;
+	f->sport = pair->reply_key.dport;
+	if (!bpf_map_update_elem(&flows, key, f, renew ? BPF_ANY : BPF_NOEXIST)) {
+		count(FLOW_CREATED);
+		return FLOW_CREATED;
+	}
+	/* Another CPU was faster with the same first packet: its flow is the one. */
+	bpf_map_delete_elem(&flows, &pair->reply_key);
+	other = bpf_map_lookup_elem(&flows, key);
+	if (!other)
+		return DROP_FLOW_TABLE;
+	*f = *other;
+	return FLOW_CREATED;
+}
+
+#endif

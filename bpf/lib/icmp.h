@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * ICMP errors about translated packets are translated back, outside and inside
+ * (RFC 5508, 4.2). The packet quoted in the error is one that we sent; its
+ * mirror image is the key of the flow entry that leads back to its sender:
+ *
+ *   error to client'  { quoted: client' -> endpoint }   reply entry
+ *   error to service  { quoted: service -> client }     forward entry
+ */
+#ifndef SPILLWAY_ICMP_H
+#define SPILLWAY_ICMP_H
+
+#include "answer.h"
+#include "flow.h"
+
+#define ICMP_HEADER 8
+#define QUOTED_L4 8
+
+/* The quoted IP header and 8 bytes behind it: as it came, as it leaves. */
+struct quoted {
+	__u8 ip[sizeof(struct ipv6hdr)];
+	__u8 l4[QUOTED_L4];
+};
+
+struct icmp_scratch {
+	struct quoted old;
+	struct quoted new;
+	struct tuple key;
+};
+
+/* Loads the quoted packet; fills the key of the flow. 0, or -1: not for us. */
+static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packet *p,
+				       struct icmp_scratch *m)
+{
+	__u32 off = p->l4_off + ICMP_HEADER, ip_len;
+	struct tuple *key = &m->key;
+
+	__builtin_memset(m, 0, sizeof(*m));
+	key->family = p->tuple.family;
+	if (key->family == FAMILY_V4) {
+		struct iphdr *ip = (struct iphdr *)m->old.ip;
+
+		ip_len = sizeof(*ip);
+		if (load(skb, off, ip, sizeof(*ip)) || ip->version != 4 || ip->ihl != 5 ||
+		    ip->frag_off & bpf_htons(0x1fff))
+			return -1;
+		key->proto = ip->protocol;
+		key->saddr.w[0] = ip->daddr;
+		key->daddr.w[0] = ip->saddr;
+	} else {
+		struct ipv6hdr *ip = (struct ipv6hdr *)m->old.ip;
+
+		ip_len = sizeof(*ip);
+		if (load(skb, off, ip, sizeof(*ip)) || ip->version != 6)
+			return -1;
+		key->proto = ip->nexthdr;
+		__builtin_memcpy(&key->saddr, &ip->daddr, sizeof(key->saddr));
+		__builtin_memcpy(&key->daddr, &ip->saddr, sizeof(key->daddr));
+	}
+	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP)
+		return -1;
+	if (load(skb, off + ip_len, m->old.l4, sizeof(m->old.l4)))
+		return -1;
+	key->sport = *(__be16 *)&m->old.l4[2];
+	key->dport = *(__be16 *)&m->old.l4[0];
+	return 0;
+}
+
+/* check with the difference added (RFC 1624, eqn. 3). */
+static __always_inline __u16 check_apply(__u16 check, __s64 diff)
+{
+	return ~fold((__u16)~check + (diff & 0xffffffff));
+}
+
+/* Writes into m->new what the sender of the quoted packet had sent. */
+static __always_inline void icmp_requote(struct icmp_scratch *m, const struct flow *f)
+{
+	struct addr from[2] = {m->key.daddr, m->key.saddr};
+	struct addr to[2] = {f->daddr, f->saddr};
+	__be16 from_ports[2] = {m->key.dport, m->key.sport};
+	__be16 to_ports[2] = {f->dport, f->sport};
+	__u16 *check = (__u16 *)&m->new.l4[UDP_CHECK_OFF];
+	__s64 addrs, ports;
+
+	m->new = m->old;
+	addrs = bpf_csum_diff((__be32 *)from, sizeof(from), (__be32 *)to, sizeof(to), 0);
+	ports = bpf_csum_diff((__be32 *)from_ports, sizeof(from_ports), (__be32 *)to_ports,
+			      sizeof(to_ports), addrs);
+	if (m->key.family == FAMILY_V4) {
+		struct iphdr *ip = (struct iphdr *)m->new.ip;
+
+		ip->saddr = f->daddr.w[0];
+		ip->daddr = f->saddr.w[0];
+		ip->check = check_apply(ip->check, addrs);
+	} else {
+		struct ipv6hdr *ip = (struct ipv6hdr *)m->new.ip;
+
+		__builtin_memcpy(&ip->saddr, &f->daddr, sizeof(ip->saddr));
+		__builtin_memcpy(&ip->daddr, &f->saddr, sizeof(ip->daddr));
+	}
+	__builtin_memcpy(m->new.l4, to_ports, sizeof(to_ports));
+	/* The quoted 8 bytes reach UDP's checksum, not TCP's. */
+	if (m->key.proto == IPPROTO_UDP && *check)
+		*check = check_apply(*check, ports);
+}
+
+/* Writes the error for the flow entry f found by m->key. 0, or -1: unwritable. */
+static __always_inline int icmp_rewrite(struct __sk_buff *skb, const struct packet *p,
+					struct icmp_scratch *m, const struct flow *f)
+{
+	__u32 off = p->l4_off + ICMP_HEADER, ip_len;
+	/* A router on the way keeps its own address. */
+	int from_peer = addr_equal(&p->tuple.saddr, &m->key.saddr);
+	const struct addr *saddr = from_peer ? &f->saddr : &p->tuple.saddr;
+	__u64 flags = l4_flags(p->tuple.family, IPPROTO_ICMP);
+	__s64 outer, inner;
+
+	icmp_requote(m, f);
+	ip_len = p->tuple.family == FAMILY_V4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	inner = bpf_csum_diff((__be32 *)&m->old, sizeof(m->old), (__be32 *)&m->new,
+			      sizeof(m->new), 0);
+	if (nat_addrs(skb, p, saddr, &f->daddr, &outer))
+		return -1;
+	if (p->tuple.family == FAMILY_V4) {
+		if (bpf_skb_store_bytes(skb, off, m->new.ip, sizeof(struct iphdr), 0))
+			return -1;
+	} else {
+		if (bpf_skb_store_bytes(skb, off, m->new.ip, sizeof(struct ipv6hdr), 0) ||
+		    bpf_l4_csum_replace(skb, p->l4_off + ICMP_CHECK_OFF, 0, outer,
+					flags | BPF_F_PSEUDO_HDR))
+			return -1;
+	}
+	if (bpf_skb_store_bytes(skb, off + ip_len, m->new.l4, sizeof(m->new.l4), 0))
+		return -1;
+	return bpf_l4_csum_replace(skb, p->l4_off + ICMP_CHECK_OFF, 0, inner, flags & ~BPF_F_IPV6);
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* From an address that a client connects to, to an endpoint. */
+#ifndef SPILLWAY_LOOKUP_H
+#define SPILLWAY_LOOKUP_H
+
+#include "base.h"
+
+/* How often to try another slot while the agent is rearranging a set. */
+#define SLOT_TRIES 4
+
+static __always_inline struct frontend *frontend_lookup(const struct addr *addr, __be16 port,
+							__u8 proto, __u8 family)
+{
+	struct frontend_key key = {
+		.addr = *addr,
+		.port = port,
+		.proto = proto,
+		.family = family,
+	};
+	struct addr_key node = {
+		.addr = *addr,
+		.family = family,
+	};
+	struct frontend *fe;
+	__u32 *flags;
+
+	fe = bpf_map_lookup_elem(&frontends, &key);
+	if (fe)
+		return fe;
+	flags = bpf_map_lookup_elem(&node_addrs, &node);
+	if (!flags || !(*flags & NODE_ADDR_NODEPORT))
+		return NULL;
+	__builtin_memset(&key.addr, 0, sizeof(key.addr));
+	return bpf_map_lookup_elem(&frontends, &key);
+}
+
+/* Does loadBalancerSourceRanges let this client in? */
+static __always_inline int range_allows(__u32 service, const struct addr *client, __u8 family)
+{
+	struct range_key key = {
+		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
+		.service = service,
+		.family = family,
+		.addr = *client,
+	};
+
+	return bpf_map_lookup_elem(&source_ranges, &key) != NULL;
+}
+
+static __always_inline __u8 route_member(__u8 route)
+{
+	return route == ROUTE_LOCAL ? BACKEND_LOCAL : BACKEND_CLUSTER;
+}
+
+/* A backend that is still what it was when it was chosen. */
+static __always_inline struct backend *backend_valid(__u32 id, __u32 service, __u8 member)
+{
+	struct backend *b = bpf_map_lookup_elem(&backends, &id);
+
+	if (!b || b->service != service || !(b->flags & member))
+		return NULL;
+	return b;
+}
+
+static __always_inline struct backend *backend_at(__u32 service, __u8 route, __u32 n, __u32 hash,
+						  __u32 *id)
+{
+	struct slot_key key = { .service = service };
+	struct backend *b;
+	__u32 *slot;
+
+	for (int i = 0; i < SLOT_TRIES; i++) {
+		key.slot = (hash + i) % n;
+		if (route == ROUTE_LOCAL)
+			key.slot |= SLOT_LOCAL;
+		slot = bpf_map_lookup_elem(&slots, &key);
+		if (!slot)
+			continue;
+		*id = *slot;
+		b = backend_valid(*id, service, route_member(route));
+		if (b)
+			return b;
+	}
+	return NULL;
+}
+
+static __always_inline void affinity_key(struct affinity_key *key, __u32 service,
+					 const struct addr *client, __u8 family, __u64 cookie)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->service = service;
+	key->family = family;
+	if (cookie) {
+		key->by_cookie = 1;
+		key->client.w[0] = cookie;
+		key->client.w[1] = cookie >> 32;
+	} else {
+		key->client = *client;
+	}
+}
+
+/*
+ * Chooses an endpoint; *id is set with it. client is the client's address, or
+ * cookie (not 0) tells clients apart where no address is known yet: a socket
+ * that connects has none.
+ */
+static __always_inline struct backend *backend_select(__u32 service, __u8 route, __u32 hash,
+						      const struct addr *client, __u8 family,
+						      __u64 cookie, __u32 *id)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &service);
+	struct affinity_key key;
+	struct affinity *last, next;
+	struct backend *b;
+	__u32 n;
+
+	if (!s)
+		return NULL;
+	n = route == ROUTE_LOCAL ? s->count[1] : s->count[0];
+	if (!n)
+		return NULL;
+	if (!s->affinity)
+		return backend_at(service, route, n, hash, id);
+
+	affinity_key(&key, service, client, family, cookie);
+	next.seen = now();
+	last = bpf_map_lookup_elem(&affinities, &key);
+	if (last && (__s32)(next.seen - last->seen) < (__s32)s->affinity) {
+		b = backend_valid(last->backend, service, route_member(route));
+		if (b) {
+			*id = last->backend;
+			last->seen = next.seen;
+			return b;
+		}
+	}
+	b = backend_at(service, route, n, hash, id);
+	if (b) {
+		next.backend = *id;
+		bpf_map_update_elem(&affinities, &key, &next, BPF_ANY);
+	}
+	return b;
+}
+
+static __always_inline struct pod *pod_lookup(const struct addr *addr, __u8 family)
+{
+	struct addr_key key = {
+		.addr = *addr,
+		.family = family,
+	};
+
+	return bpf_map_lookup_elem(&pods, &key);
+}
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Headers of a packet -> struct packet. Reads only. */
+#ifndef SPILLWAY_PARSE_H
+#define SPILLWAY_PARSE_H
+
+#include "base.h"
+
+enum packet_flags {
+	PACKET_NO_L4 = 1 << 0,	     /* later fragment: ports are known, but not in it */
+	PACKET_FIRST_FRAGMENT = 1 << 1,
+	PACKET_SYN = 1 << 2,
+	PACKET_FIN = 1 << 3,
+	PACKET_RST = 1 << 4,
+	PACKET_ACK = 1 << 5,
+	PACKET_ICMP_ERROR = 1 << 6,
+	PACKET_OPTIONS = 1 << 7,     /* IPv4 options or IPv6 extension headers */
+	PACKET_DF = 1 << 8,	     /* may not be fragmented; always so for IPv6 */
+};
+
+struct packet {
+	struct tuple tuple;
+	__u32 l3_off;	    /* bytes from the start of the frame */
+	__u32 l4_off;
+	__u32 l3_len;	    /* bytes of the datagram, its IP header included */
+	__u32 fragment_id;
+	__u32 flags;
+	__u8 ttl;
+	__u8 icmp_type;
+	__u16 pad;
+};
+
+enum parse_result {
+	PARSE_OK,
+	PARSE_OTHER,	 /* well-formed, of no interest */
+	PARSE_MALFORMED,
+};
+
+#define IPV6_MAX_HEADERS 6 /* extension headers looked through; RFC 8200 names six */
+
+#define TCP_FLAGS_OFF 13
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+static __always_inline int load(struct __sk_buff *skb, __u32 off, void *to, __u32 len)
+{
+	return bpf_skb_load_bytes(skb, off, to, len);
+}
+
+static __always_inline int icmp_is_error(__u8 family, __u8 type)
+{
+	if (family == FAMILY_V4)
+		return type == ICMP_DEST_UNREACH || type == ICMP_TIME_EXCEEDED ||
+		       type == ICMP_PARAMETERPROB;
+	return type < ICMPV6_INFOMSG_MASK; /* RFC 4443: errors have the high bit clear */
+}
+
+/* Ports, TCP flags or the ICMP type, from the header at l4_off. */
+static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
+{
+	__u8 buf[20];
+	__u8 proto = p->tuple.proto;
+
+	if (proto == IPPROTO_TCP) {
+		if (load(skb, p->l4_off, buf, sizeof(struct tcphdr)))
+			return PARSE_MALFORMED;
+		if ((buf[12] >> 4) < 5)
+			return PARSE_MALFORMED;
+		if (buf[TCP_FLAGS_OFF] & TCP_SYN)
+			p->flags |= PACKET_SYN;
+		if (buf[TCP_FLAGS_OFF] & TCP_FIN)
+			p->flags |= PACKET_FIN;
+		if (buf[TCP_FLAGS_OFF] & TCP_RST)
+			p->flags |= PACKET_RST;
+		if (buf[TCP_FLAGS_OFF] & TCP_ACK)
+			p->flags |= PACKET_ACK;
+	} else if (proto == IPPROTO_UDP) {
+		if (load(skb, p->l4_off, buf, sizeof(struct udphdr)))
+			return PARSE_MALFORMED;
+		/* RFC 768: the length counts the header. */
+		if (buf[4] == 0 && buf[5] < sizeof(struct udphdr))
+			return PARSE_MALFORMED;
+	} else {
+		if (load(skb, p->l4_off, buf, sizeof(struct icmphdr)))
+			return PARSE_MALFORMED;
+		if (!icmp_is_error(p->tuple.family, buf[0]))
+			return PARSE_OTHER;
+		p->icmp_type = buf[0];
+		p->flags |= PACKET_ICMP_ERROR;
+		return PARSE_OK;
+	}
+	p->tuple.sport = *(__be16 *)&buf[0];
+	p->tuple.dport = *(__be16 *)&buf[2];
+	return PARSE_OK;
+}
+
+static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
+{
+	struct iphdr ip;
+	__u32 hdr_len;
+	__u16 frag;
+
+	if (load(skb, p->l3_off, &ip, sizeof(ip)))
+		return PARSE_MALFORMED;
+	hdr_len = ip.ihl * 4;
+	p->l3_len = bpf_ntohs(ip.tot_len);
+	if (ip.version != 4 || hdr_len < sizeof(ip) || p->l3_len < hdr_len ||
+	    p->l3_off + p->l3_len > skb->len)
+		return PARSE_MALFORMED;
+	if (hdr_len > sizeof(ip))
+		p->flags |= PACKET_OPTIONS;
+	p->l4_off = p->l3_off + hdr_len;
+	p->ttl = ip.ttl;
+	p->tuple.family = FAMILY_V4;
+	p->tuple.proto = ip.protocol;
+	p->tuple.saddr.w[0] = ip.saddr;
+	p->tuple.daddr.w[0] = ip.daddr;
+	if (ip.protocol != IPPROTO_TCP && ip.protocol != IPPROTO_UDP &&
+	    ip.protocol != IPPROTO_ICMP)
+		return PARSE_OTHER;
+	frag = bpf_ntohs(ip.frag_off);
+	p->fragment_id = ip.id;
+	if (frag & 0x4000)
+		p->flags |= PACKET_DF;
+	if (frag & 0x1fff) {
+		p->flags |= PACKET_NO_L4;
+		return PARSE_OK;
+	}
+	if (frag & 0x2000)
+		p->flags |= PACKET_FIRST_FRAGMENT;
+	/* A header that the datagram's own length cuts off (RFC 1858). */
+	if (p->l3_len < hdr_len + (ip.protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : 8))
+		return PARSE_MALFORMED;
+	return parse_l4(skb, p);
+}
+
+struct ipv6_frag {
+	__u8 nexthdr;
+	__u8 reserved;
+	__be16 frag_off;
+	__be32 id;
+};
+
+/* Walks the extension headers; leaves l4_off and proto at what follows them. */
+static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet *p, __u8 next)
+{
+	struct ipv6_frag frag;
+	__u8 ext[2];
+
+	for (int i = 0; i < IPV6_MAX_HEADERS; i++) {
+		if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_ICMPV6) {
+			p->tuple.proto = next;
+			return PARSE_OK;
+		}
+		p->flags |= PACKET_OPTIONS;
+		if (next == IPPROTO_FRAGMENT) {
+			if (load(skb, p->l4_off, &frag, sizeof(frag)))
+				return PARSE_MALFORMED;
+			p->fragment_id = frag.id;
+			p->l4_off += sizeof(frag);
+			next = frag.nexthdr;
+			if (bpf_ntohs(frag.frag_off) & 0xfff8) {
+				p->flags |= PACKET_NO_L4;
+				p->tuple.proto = next;
+				return PARSE_OK;
+			}
+			if (bpf_ntohs(frag.frag_off) & 1)
+				p->flags |= PACKET_FIRST_FRAGMENT;
+		} else if (next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING ||
+			   next == IPPROTO_DSTOPTS) {
+			if (load(skb, p->l4_off, ext, sizeof(ext)))
+				return PARSE_MALFORMED;
+			p->l4_off += (ext[1] + 1) * 8;
+			next = ext[0];
+		} else {
+			return PARSE_OTHER;
+		}
+	}
+	return PARSE_OTHER;
+}
+
+static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
+{
+	struct ipv6hdr ip;
+	__u32 end, l4_min;
+	int ret;
+
+	if (load(skb, p->l3_off, &ip, sizeof(ip)))
+		return PARSE_MALFORMED;
+	p->l3_len = bpf_ntohs(ip.payload_len) + sizeof(ip);
+	end = p->l3_off + p->l3_len;
+	/* A zero payload length is a jumbogram's or a GSO packet's beyond 64 KiB. */
+	if (ip.version != 6 || (ip.payload_len && end > skb->len))
+		return PARSE_MALFORMED;
+	p->l4_off = p->l3_off + sizeof(ip);
+	p->ttl = ip.hop_limit;
+	p->flags |= PACKET_DF;
+	p->tuple.family = FAMILY_V6;
+	__builtin_memcpy(&p->tuple.saddr, &ip.saddr, sizeof(struct addr));
+	__builtin_memcpy(&p->tuple.daddr, &ip.daddr, sizeof(struct addr));
+	ret = parse_v6_headers(skb, p, ip.nexthdr);
+	if (ret != PARSE_OK || p->flags & PACKET_NO_L4)
+		return ret;
+	l4_min = p->tuple.proto == IPPROTO_TCP ? sizeof(struct tcphdr) : 8;
+	if (ip.payload_len && p->l4_off + l4_min > end)
+		return PARSE_MALFORMED;
+	return parse_l4(skb, p);
+}
+
+/* Fills *p, which the caller has zeroed but for l3_off. */
+static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return parse_v4(skb, p);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return parse_v6(skb, p);
+	return PARSE_OTHER;
+}
+
+#endif

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * How a packet gets to its new destination without the stack: into a pod of
+ * this node, or out by the interface that the routing table names.
+ */
+#ifndef SPILLWAY_REDIRECT_H
+#define SPILLWAY_REDIRECT_H
+
+#include "answer.h"
+#include "lookup.h"
+#include "nat.h"
+
+enum way_kind {
+	WAY_STACK,   /* no short way: the stack knows */
+	WAY_POD,
+	WAY_OUT,
+	WAY_TOO_BIG,
+	WAY_TTL,
+	WAY_NONE,    /* no route */
+};
+
+struct way {
+	enum way_kind kind;
+	__u32 ifindex;
+	__u32 mtu;
+	__u32 pad;
+	__u8 macs[ETH_ALEN * 2];	/* WAY_POD: destination, source */
+	struct bpf_redir_neigh next_hop; /* WAY_OUT */
+};
+
+static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buff *skb,
+				     const struct packet *p, const struct addr *saddr,
+				     const struct addr *daddr)
+{
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->ifindex = skb->ifindex;
+	fib->l4_protocol = p->tuple.proto;
+	/* A GSO packet is larger than any MTU; its segments are not. */
+	fib->tot_len = skb->gso_size ? 0 : p->l3_len;
+	if (p->tuple.family == FAMILY_V4) {
+		fib->family = AF_INET;
+		fib->ipv4_src = saddr->w[0];
+		fib->ipv4_dst = daddr->w[0];
+	} else {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, saddr, sizeof(*saddr));
+		__builtin_memcpy(fib->ipv6_dst, daddr, sizeof(*daddr));
+	}
+}
+
+static __always_inline void way_out(struct way *way, const struct bpf_fib_lookup *fib)
+{
+	way->kind = WAY_OUT;
+	way->ifindex = fib->ifindex;
+	/* The gateway, or the destination itself; family may differ (RFC 5549). */
+	way->next_hop.nh_family = fib->family;
+	if (fib->family == AF_INET)
+		way->next_hop.ipv4_nh = fib->ipv4_dst;
+	else
+		__builtin_memcpy(way->next_hop.ipv6_nh, fib->ipv6_dst,
+				 sizeof(way->next_hop.ipv6_nh));
+}
+
+/* Which way leads to daddr? The packet is not touched. */
+static __always_inline void way_find(struct __sk_buff *skb, const struct packet *p,
+				     const struct addr *saddr, const struct addr *daddr,
+				     struct bpf_fib_lookup *fib, struct way *way)
+{
+	struct pod *pod = pod_lookup(daddr, p->tuple.family);
+	long ret;
+
+	__builtin_memset(way, 0, sizeof(*way));
+	if (pod && pod->flags & POD_REACHABLE) {
+		way->kind = WAY_POD;
+		way->ifindex = pod->ifindex;
+		__builtin_memcpy(way->macs, pod->mac, ETH_ALEN);
+		__builtin_memcpy(way->macs + ETH_ALEN, pod->gateway_mac, ETH_ALEN);
+		return;
+	}
+	if (p->ttl <= 1) {
+		way->kind = WAY_TTL;
+		return;
+	}
+	fib_fill(fib, skb, p, saddr, daddr);
+	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
+	if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+		if (p->flags & PACKET_DF) {
+			way->kind = WAY_TOO_BIG;
+			way->mtu = fib->mtu_result;
+			return;
+		}
+		/* A tunnel fragments outside; elsewhere the stack would have to. */
+		fib_fill(fib, skb, p, saddr, daddr);
+		fib->tot_len = 0;
+		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
+	}
+	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH)
+		way_out(way, fib);
+	else if (ret == BPF_FIB_LKUP_RET_NOT_FWDED || ret == BPF_FIB_LKUP_RET_FWD_DISABLED)
+		way->kind = WAY_STACK;
+	else
+		way->kind = WAY_NONE;
+}
+
+/* Sends the packet, already rewritten, on its way. */
+static __always_inline int way_take(struct __sk_buff *skb, const struct packet *p,
+				    struct way *way, enum verdict verdict)
+{
+	if (way->kind == WAY_POD) {
+		if (bpf_skb_store_bytes(skb, 0, way->macs, sizeof(way->macs), 0))
+			goto drop;
+		/* On a bridge's port the frame was for the bridge, not for the port. */
+		if (skb->pkt_type != PACKET_HOST)
+			bpf_skb_change_type(skb, PACKET_HOST);
+		count(verdict);
+		return bpf_redirect_peer(way->ifindex, 0);
+	}
+	if (way->kind == WAY_OUT) {
+		if (nat_decrement_ttl(skb, p))
+			goto drop;
+		skb->tc_index = DONE_TC_INDEX;
+		count(verdict);
+		return bpf_redirect_neigh(way->ifindex, &way->next_hop, sizeof(way->next_hop), 0);
+	}
+	count(TRANSLATED_STACK);
+	return NEXT;
+drop:
+	count(DROP_REWRITE);
+	return TC_ACT_SHOT;
+}
+
+#endif

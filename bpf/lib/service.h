@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * A packet's way through a tc hook:
+ *
+ *   parse -> known flow?  -> find the way -> rewrite -> take the way
+ *                 \ no: a Service's address? -> choose an endpoint -> new flow ^
+ *
+ * Replies of flows that go through the stack are rewritten behind it, at
+ * egress; all else is done at ingress.
+ */
+#ifndef SPILLWAY_SERVICE_H
+#define SPILLWAY_SERVICE_H
+
+#include "flow.h"
+#include "fragment.h"
+#include "icmp.h"
+#include "redirect.h"
+
+enum hook {
+	FROM_NETWORK,
+	FROM_POD,
+	EGRESS,
+};
+
+/* What a program needs beside its stack; tc programs of one CPU never nest. */
+struct scratch {
+	struct packet packet;
+	struct flow_pair pair;
+	struct way way;
+	struct bpf_fib_lookup fib;
+	union {
+		struct icmp_answer answer;
+		struct icmp_scratch icmp;
+	};
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct scratch);
+} scratches SEC(".maps");
+
+static __always_inline int drop(enum verdict verdict)
+{
+	count(verdict);
+	return TC_ACT_SHOT;
+}
+
+static __always_inline int pass(enum verdict verdict)
+{
+	count(verdict);
+	return NEXT;
+}
+
+/* May an entry be applied at this hook? */
+static __always_inline int flow_applies(const struct flow *f, enum hook hook)
+{
+	int behind_stack = (f->flags & (FLOW_REPLY | FLOW_STACK)) == (FLOW_REPLY | FLOW_STACK);
+
+	return hook == EGRESS ? behind_stack : !behind_stack;
+}
+
+/* Rewrites a packet as pair->flow says and sends it on. */
+static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m, enum hook hook)
+{
+	struct flow *f = &m->pair.flow;
+	struct packet *p = &m->packet;
+	struct way *way = &m->way;
+
+	if (p->flags & PACKET_FIRST_FRAGMENT)
+		fragment_remember(p);
+	if (hook == EGRESS || f->flags & FLOW_STACK)
+		way->kind = WAY_STACK;
+	else
+		way_find(skb, p, &f->saddr, &f->daddr, &m->fib, way);
+	if (way->kind == WAY_TOO_BIG)
+		return answer_too_big(skb, p, &m->answer, way->mtu);
+	if (way->kind == WAY_TTL)
+		return answer_ttl(skb, p, &m->answer);
+	if (way->kind == WAY_NONE)
+		return drop(DROP_NO_ROUTE);
+	if (nat_rewrite(skb, p, f))
+		return drop(DROP_REWRITE);
+	if (hook == EGRESS)
+		return pass(TRANSLATED_EGRESS);
+	return way_take(skb, p, way, TRANSLATED_DIRECT);
+}
+
+/* The node's address as seen by whatever lies beyond an interface. */
+static __always_inline int snat_addr(struct addr *out, __u32 ifindex, __u8 family,
+				     const struct settings *s)
+{
+	struct uplink *own = bpf_map_lookup_elem(&uplinks, &ifindex);
+
+	if (own)
+		*out = family == FAMILY_V4 ? own->v4 : own->v6;
+	if (!own || addr_zero(out))
+		*out = family == FAMILY_V4 ? s->node_v4 : s->node_v6;
+	return addr_zero(out) ? -1 : 0;
+}
+
+static __always_inline int pod_policed(const struct addr *addr, __u8 family)
+{
+	struct pod *pod = pod_lookup(addr, family);
+
+	return pod && pod->flags & POD_POLICED;
+}
+
+/* Must netfilter see the packets of this flow? Its source stays as it is then. */
+static __always_inline int needs_stack(const struct packet *p, const struct backend *b,
+				       enum hook hook, const struct settings *s)
+{
+	struct pod *pod;
+
+	if (b->flags & BACKEND_HOST)
+		return 1;
+	if (b->flags & BACKEND_HERE) {
+		pod = pod_lookup(&b->addr, p->tuple.family);
+		if (!pod || !(pod->flags & POD_REACHABLE))
+			return 1;
+	}
+	if (s->flags & SETTING_BYPASS_ALWAYS)
+		return 0;
+	if (hook == FROM_POD && (s->flags & SETTING_BYPASS_NEVER ||
+				 pod_policed(&p->tuple.saddr, p->tuple.family)))
+		return 1;
+	if (!(b->flags & BACKEND_HERE))
+		return 0;
+	return s->flags & SETTING_BYPASS_NEVER || b->flags & BACKEND_POLICED ||
+	       pod_policed(&b->addr, p->tuple.family);
+}
+
+/*
+ * Fills the flow towards an endpoint. The source is replaced where the answer
+ * would not come back through here: the endpoint is on another machine and the
+ * client too, or the endpoint is the client.
+ */
+static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scratch *m,
+					      const struct backend *b, enum hook hook,
+					      const struct settings *s)
+{
+	struct packet *p = &m->packet;
+	struct flow *f = &m->pair.flow;
+	int hairpin = addr_equal(&p->tuple.saddr, &b->addr);
+	int here = b->flags & BACKEND_HERE;
+	__u32 ifindex = 0;
+
+	f->saddr = p->tuple.saddr;
+	f->daddr = b->addr;
+	f->sport = p->tuple.sport;
+	f->dport = b->port;
+	f->service = b->service;
+	f->seen = now();
+	f->state = FLOW_NEW;
+	f->flags = 0;
+	f->pad = 0;
+	if (!hairpin && needs_stack(p, b, hook, s)) {
+		f->flags = FLOW_STACK;
+		return FLOW_CREATED;
+	}
+	if (!hairpin && !(s->flags & SETTING_MASQUERADE_ALL) && (here || hook == FROM_POD))
+		return FLOW_CREATED;
+
+	f->flags = FLOW_SNAT;
+	if (!here) {
+		way_find(skb, p, &p->tuple.saddr, &b->addr, &m->fib, &m->way);
+		ifindex = m->way.ifindex;
+	}
+	if (snat_addr(&f->saddr, ifindex, p->tuple.family, s))
+		return DROP_NO_SNAT_ADDR;
+	return FLOW_CREATED;
+}
+
+/* The first packet of a flow, or one of no flow at all. */
+static __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *s,
+			    enum hook hook, int renew)
+{
+	struct packet *p = &m->packet;
+	struct frontend *fe;
+	struct backend *b;
+	enum verdict verdict;
+	__u32 id = 0;
+	__u8 route;
+
+	fe = frontend_lookup(&p->tuple.daddr, p->tuple.dport, p->tuple.proto, p->tuple.family);
+	if (!fe || fe->flags & FRONTEND_ENDPOINT)
+		return pass(PASS_OTHER);
+	if (fe->flags & FRONTEND_RANGES &&
+	    !range_allows(fe->service, &p->tuple.saddr, p->tuple.family))
+		return drop(DROP_SOURCE_RANGE);
+	route = hook == FROM_POD ? fe->inside : fe->outside;
+	if (route == ROUTE_DROP)
+		return drop(DROP_POLICY_LOCAL);
+	if (route == ROUTE_REJECT) {
+		if (p->tuple.proto == IPPROTO_TCP)
+			return answer_rst(skb, p);
+		return answer_unreachable(skb, p, &m->answer);
+	}
+	b = backend_select(fe->service, route, tuple_hash(&p->tuple), &p->tuple.saddr,
+			   p->tuple.family, 0, &id);
+	if (!b)
+		return drop(DROP_NO_BACKEND);
+	m->pair.flow.backend = id;
+	verdict = flow_plan(skb, m, b, hook, s);
+	if (verdict != FLOW_CREATED)
+		return drop(verdict);
+	verdict = flow_create(skb, &p->tuple, &m->pair, renew, s);
+	if (verdict != FLOW_CREATED)
+		return drop(verdict);
+	return flow_forward(skb, m, hook);
+}
+
+/* An ICMP error: about one of our flows, or none of our business. */
+static __noinline int relay_error(struct __sk_buff *skb, struct scratch *m, struct settings *s,
+				  enum hook hook)
+{
+	struct packet *p = &m->packet;
+	struct flow *f;
+
+	if (icmp_quoted(skb, p, &m->icmp))
+		return pass(PASS_OTHER);
+	f = bpf_map_lookup_elem(&flows, &m->icmp.key);
+	if (!f || flow_dead(f, m->icmp.key.proto, s, now()) || !flow_applies(f, hook))
+		return pass(PASS_OTHER);
+	m->pair.flow = *f;
+	f = &m->pair.flow;
+	if (hook == EGRESS || f->flags & FLOW_STACK)
+		m->way.kind = WAY_STACK;
+	else
+		way_find(skb, p, &p->tuple.saddr, &f->daddr, &m->fib, &m->way);
+	/* Nothing is said about an error that cannot be forwarded (RFC 1122). */
+	if (m->way.kind == WAY_TOO_BIG || m->way.kind == WAY_TTL || m->way.kind == WAY_NONE)
+		return drop(DROP_NO_ROUTE);
+	if (icmp_rewrite(skb, p, &m->icmp, f))
+		return drop(DROP_REWRITE);
+	if (m->way.kind == WAY_STACK)
+		return pass(TRANSLATED_ICMP);
+	return way_take(skb, p, &m->way, TRANSLATED_ICMP);
+}
+
+static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
+{
+	struct settings *s = get_settings();
+	struct scratch *m;
+	struct packet *p;
+	struct flow *f;
+	__u32 zero = 0;
+	int stale, ret;
+
+	m = bpf_map_lookup_elem(&scratches, &zero);
+	if (!m || !s)
+		return NEXT;
+	p = &m->packet;
+	__builtin_memset(p, 0, sizeof(*p));
+	p->l3_off = ETH_HLEN;
+	ret = parse(skb, p);
+	if (ret != PARSE_OK)
+		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);
+	if (p->flags & PACKET_ICMP_ERROR)
+		return relay_error(skb, m, s, hook);
+	if (p->flags & PACKET_NO_L4 && fragment_follow(p))
+		return pass(PASS_FRAGMENT);
+
+	f = flow_find(p, s, &stale);
+	if (f) {
+		if (!flow_applies(f, hook))
+			return NEXT;
+		m->pair.flow = *f;
+		return flow_forward(skb, m, hook);
+	}
+	if (hook == EGRESS)
+		return pass(PASS_OTHER);
+	return serve(skb, m, s, hook, stale);
+}
+
+#endif

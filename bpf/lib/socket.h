@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * Translation at the socket: a Service's address becomes an endpoint's when a
+ * process connects or sends, once, and no packet is ever rewritten. What the
+ * process sees (recvmsg, getpeername) stays the Service.
+ *
+ * A program runs for the cgroup of a process, whatever its network namespace;
+ * what only packets can decide (a source range, silence) is left to the tc
+ * programs where the process is in a pod.
+ */
+#ifndef SPILLWAY_SOCKET_H
+#define SPILLWAY_SOCKET_H
+
+#include "lookup.h"
+
+#define ALLOW 1
+#define REFUSE 0
+
+#define ETIMEDOUT 110
+#define ECONNREFUSED 111
+
+struct endpoint_addr {
+	struct addr addr;
+	__be16 port;
+	__u8 family; /* of the address, not of the socket */
+	__u8 mapped; /* ::ffff:a.b.c.d */
+};
+
+/* The address in the program's context; IPv4 inside IPv6 counts as IPv4. */
+static __always_inline void peer_load(struct bpf_sock_addr *ctx, __u8 family,
+				      struct endpoint_addr *e)
+{
+	__builtin_memset(e, 0, sizeof(*e));
+	e->family = family;
+	e->port = ctx->user_port;
+	if (family == FAMILY_V4) {
+		e->addr.w[0] = ctx->user_ip4;
+		return;
+	}
+	e->addr.w[0] = ctx->user_ip6[0];
+	e->addr.w[1] = ctx->user_ip6[1];
+	e->addr.w[2] = ctx->user_ip6[2];
+	e->addr.w[3] = ctx->user_ip6[3];
+	if (!e->addr.w[0] && !e->addr.w[1] && e->addr.w[2] == bpf_htonl(0xffff)) {
+		e->family = FAMILY_V4;
+		e->mapped = 1;
+		e->addr.w[0] = e->addr.w[3];
+		e->addr.w[2] = 0;
+		e->addr.w[3] = 0;
+	}
+}
+
+static __always_inline void peer_store(struct bpf_sock_addr *ctx, __u8 family, __u8 mapped,
+				       const struct addr *addr, __be16 port)
+{
+	ctx->user_port = port;
+	if (family == FAMILY_V4) {
+		ctx->user_ip4 = addr->w[0];
+	} else if (mapped) {
+		ctx->user_ip6[3] = addr->w[0];
+	} else {
+		ctx->user_ip6[0] = addr->w[0];
+		ctx->user_ip6[1] = addr->w[1];
+		ctx->user_ip6[2] = addr->w[2];
+		ctx->user_ip6[3] = addr->w[3];
+	}
+}
+
+static __always_inline void socket_key(struct socket_key *key, __u64 cookie, __u8 proto,
+				       const struct addr *addr, __be16 port, __u8 dir)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->cookie = cookie;
+	key->addr = *addr;
+	key->port = port;
+	key->proto = proto;
+	key->dir = dir;
+}
+
+/* What a process must find when it asks whom it talks to. */
+static __always_inline void socket_remember(__u64 cookie, __u8 proto,
+					    const struct endpoint_addr *service,
+					    const struct backend *b, __u32 id)
+{
+	struct socket_peer peer = {
+		.addr = service->addr,
+		.port = service->port,
+		.backend = id,
+	};
+	struct socket_key key;
+
+	socket_key(&key, cookie, proto, &b->addr, b->port, SOCKET_REVERSE);
+	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
+	if (proto != IPPROTO_UDP)
+		return;
+	/* Each datagram of an unconnected socket asks again: it gets the same answer. */
+	socket_key(&key, cookie, proto, &service->addr, service->port, SOCKET_FORWARD);
+	peer.addr = b->addr;
+	peer.port = b->port;
+	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
+}
+
+/* The endpoint that this socket's last datagram to the Service went to. */
+static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
+						     const struct endpoint_addr *service,
+						     const struct frontend *fe)
+{
+	struct socket_peer *last;
+	struct socket_key key;
+
+	socket_key(&key, cookie, proto, &service->addr, service->port, SOCKET_FORWARD);
+	last = bpf_map_lookup_elem(&sockets, &key);
+	if (!last)
+		return NULL;
+	return backend_valid(last->backend, fe->service, route_member(fe->inside));
+}
+
+static __always_inline int refuse(int err, enum verdict verdict)
+{
+	count(verdict);
+	if (has_set_retval)
+		bpf_set_retval(-err);
+	return REFUSE;
+}
+
+/*
+ * Is the choice to be made here? 1: yes. 0: leave the address alone, the tc
+ * programs will see the packet. Otherwise -errno.
+ */
+static __always_inline int socket_decides(const struct frontend *fe, __u8 family, int in_pod)
+{
+	struct settings *s = get_settings();
+
+	if (!s)
+		return 0;
+	if (fe->flags & FRONTEND_RANGES) {
+		if (in_pod)
+			return 0;
+		if (!range_allows(fe->service, family == FAMILY_V4 ? &s->node_v4 : &s->node_v6,
+				  family))
+			return -ETIMEDOUT;
+	}
+	if (fe->inside == ROUTE_DROP)
+		return in_pod ? 0 : -ETIMEDOUT;
+	if (fe->inside == ROUTE_REJECT)
+		return in_pod && !has_set_retval ? 0 : -ECONNREFUSED;
+	return 1;
+}
+
+/* connect() and sendmsg(): the Service's address becomes an endpoint's. */
+static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 family, int datagram)
+{
+	__u8 proto = ctx->protocol;
+	struct endpoint_addr dst;
+	struct backend *b = NULL;
+	struct frontend *fe;
+	__u64 cookie, netns;
+	__u32 id = 0;
+	int decides;
+
+	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
+		return ALLOW;
+	peer_load(ctx, family, &dst);
+	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family);
+	if (!fe || fe->flags & FRONTEND_ENDPOINT)
+		return ALLOW;
+	netns = bpf_get_netns_cookie(ctx);
+	decides = socket_decides(fe, dst.family, netns != host_netns_cookie);
+	if (!decides)
+		return ALLOW;
+	if (decides < 0)
+		return refuse(-decides,
+			      decides == -ETIMEDOUT ? SOCKET_TIMED_OUT : SOCKET_REFUSED);
+
+	cookie = bpf_get_socket_cookie(ctx);
+	if (datagram)
+		b = socket_recall(cookie, proto, &dst, fe);
+	if (!b) {
+		b = backend_select(fe->service, fe->inside, bpf_get_prandom_u32(), &dst.addr,
+				   dst.family, netns, &id);
+		if (!b)
+			return refuse(ECONNREFUSED, SOCKET_REFUSED);
+		socket_remember(cookie, proto, &dst, b, id);
+	}
+	peer_store(ctx, family, dst.mapped, &b->addr, b->port);
+	count(SOCKET_TRANSLATED);
+	return ALLOW;
+}
+
+/* recvmsg() and getpeername(): the endpoint's address becomes the Service's. */
+static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family)
+{
+	struct endpoint_addr src;
+	struct socket_peer *peer;
+	struct socket_key key;
+
+	peer_load(ctx, family, &src);
+	socket_key(&key, bpf_get_socket_cookie(ctx), ctx->protocol, &src.addr, src.port,
+		   SOCKET_REVERSE);
+	peer = bpf_map_lookup_elem(&sockets, &key);
+	if (peer)
+		peer_store(ctx, family, src.mapped, &peer->addr, peer->port);
+	return ALLOW;
+}
+
+#endif

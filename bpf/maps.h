@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * The maps. All are pinned by name in the instance's own folder; the agent sets
+ * max_entries of those that grow with the cluster or the traffic.
+ */
+#ifndef SPILLWAY_MAPS_H
+#define SPILLWAY_MAPS_H
+
+#define HASH(name, keytype, valtype, max)                 \
+	struct {                                          \
+		__uint(type, BPF_MAP_TYPE_HASH);          \
+		__uint(map_flags, BPF_F_NO_PREALLOC);     \
+		__uint(max_entries, max);                 \
+		__type(key, keytype);                     \
+		__type(value, valtype);                   \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+	} name SEC(".maps")
+
+#define LRU(name, keytype, valtype, max)                  \
+	struct {                                          \
+		__uint(type, BPF_MAP_TYPE_LRU_HASH);      \
+		__uint(max_entries, max);                 \
+		__type(key, keytype);                     \
+		__type(value, valtype);                   \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+	} name SEC(".maps")
+
+#define ARRAY(name, maptype, valtype, max)                \
+	struct {                                          \
+		__uint(type, maptype);                    \
+		__uint(max_entries, max);                 \
+		__type(key, __u32);                       \
+		__type(value, valtype);                   \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+	} name SEC(".maps")
+
+/* What the agent writes. */
+HASH(frontends, struct frontend_key, struct frontend, 1 << 20);
+HASH(services, __u32, struct service, 1 << 18);
+HASH(slots, struct slot_key, __u32, 1 << 21);
+HASH(backends, __u32, struct backend, 1 << 20);
+HASH(pods, struct addr_key, struct pod, 1 << 14);
+HASH(node_addrs, struct addr_key, __u32, 1 << 12);
+HASH(uplinks, __u32, struct uplink, 1 << 10);
+ARRAY(node_settings, BPF_MAP_TYPE_ARRAY, struct settings, 1);
+ARRAY(snat_ports, BPF_MAP_TYPE_ARRAY, __u16, 1 << 16);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 18);
+	__type(key, struct range_key);
+	__type(value, __u8);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} source_ranges SEC(".maps");
+
+/* What the programs write. */
+LRU(flows, struct tuple, struct flow, 1 << 19);
+LRU(affinities, struct affinity_key, struct affinity, 1 << 16);
+LRU(fragments, struct fragment_key, struct fragment, 1 << 13);
+LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
+ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
+
+#endif

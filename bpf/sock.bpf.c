@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * The cgroup socket hooks.
+ *
+ *   process -- connect(service) --> endpoint      connect4/6: TCP, connected UDP
+ *           -- sendto(service)  --> endpoint      sendmsg4/6: unconnected UDP
+ *           <- recvfrom() says service            recvmsg4/6
+ *           <- getpeername() says service         getpeername4/6
+ */
+#include "lib/socket.h"
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	return socket_translate(ctx, FAMILY_V4, 0);
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	return socket_translate(ctx, FAMILY_V6, 0);
+}
+
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	return socket_translate(ctx, FAMILY_V4, 1);
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	return socket_translate(ctx, FAMILY_V6, 1);
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	return socket_restore(ctx, FAMILY_V4);
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	return socket_restore(ctx, FAMILY_V6);
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	return socket_restore(ctx, FAMILY_V4);
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	return socket_restore(ctx, FAMILY_V6);
+}
+
+char __license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * The tc programs of a node (tcx, or a clsact filter before 6.6): one for each
+ * direction of the interfaces towards the network and towards the pods.
+ *
+ *        network                                         pod
+ *           |  from_network                    to_pod     ^
+ *           +------------> flow table ------------------->|   redirect_peer
+ *           |<------------ flow table --------------------+   redirect_neigh
+ *              to_network                   from_pod      |
+ */
+#include "lib/service.h"
+
+SEC("tc")
+int from_network(struct __sk_buff *skb)
+{
+	/* A promiscuous port sees frames for others; groups are no Service's. */
+	if (skb->pkt_type != PACKET_HOST)
+		return NEXT;
+	return handle(skb, FROM_NETWORK);
+}
+
+SEC("tc")
+int from_pod(struct __sk_buff *skb)
+{
+	/* On a bridge's port a frame for the bridge looks like one for others. */
+	if (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
+		return NEXT;
+	return handle(skb, FROM_POD);
+}
+
+static __always_inline int egress(struct __sk_buff *skb)
+{
+	if (skb->tc_index == DONE_TC_INDEX) {
+		skb->tc_index = 0;
+		return NEXT;
+	}
+	return handle(skb, EGRESS);
+}
+
+SEC("tc")
+int to_network(struct __sk_buff *skb)
+{
+	return egress(skb);
+}
+
+SEC("tc")
+int to_pod(struct __sk_buff *skb)
+{
+	return egress(skb);
+}
+
+/* Enumerations that only name bits would be missing from BTF, and so from Go. */
+const enum frontend_flags *unused_frontend_flags __attribute__((unused));
+const enum backend_flags *unused_backend_flags __attribute__((unused));
+const enum flow_flags *unused_flow_flags __attribute__((unused));
+const enum flow_state *unused_flow_state __attribute__((unused));
+const enum pod_flags *unused_pod_flags __attribute__((unused));
+const enum node_addr_flags *unused_node_addr_flags __attribute__((unused));
+const enum settings_flags *unused_settings_flags __attribute__((unused));
+const enum route *unused_route __attribute__((unused));
+const enum verdict *unused_verdict __attribute__((unused));
+
+char __license[] SEC("license") = "Dual BSD/GPL";

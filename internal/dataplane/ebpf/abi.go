@@ -1,0 +1,126 @@
+package ebpf
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+// abiVersion is ABI_VERSION of bpf/abi.h.
+const abiVersion = 1
+
+// slotLocal is SLOT_LOCAL of bpf/abi.h.
+const slotLocal = 1 << 31
+
+// The two sets of endpoints, as indices of tcService.Count.
+const (
+	clusterSet = 0
+	localSet   = 1
+)
+
+// toAddr lays an address out as struct addr: network order, IPv4 in word 0.
+func toAddr(a netip.Addr) tcAddr {
+	var out tcAddr
+	b := a.Unmap().AsSlice()
+	for i := 0; i+4 <= len(b); i += 4 {
+		out.W[i/4] = binary.NativeEndian.Uint32(b[i:])
+	}
+	return out
+}
+
+// fromAddr is the inverse of toAddr; family is FAMILY_V4 or FAMILY_V6.
+func fromAddr(a tcAddr, family uint8) netip.Addr {
+	var b [16]byte
+	for i, w := range a.W {
+		binary.NativeEndian.PutUint32(b[4*i:], w)
+	}
+	if family == uint8(model.IPv4) {
+		return netip.AddrFrom4([4]byte(b[:4]))
+	}
+	return netip.AddrFrom16(b)
+}
+
+// toPort turns a port into network order, and back.
+func toPort(p uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], p)
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+func familyOf(a netip.Addr) uint8 { return uint8(model.FamilyOf(a)) }
+
+func addrKey(a netip.Addr) tcAddrKey {
+	return tcAddrKey{Addr: toAddr(a), Family: uint32(familyOf(a))}
+}
+
+func frontendKey(id intent.PortID, f intent.Frontend) tcFrontendKey {
+	key := tcFrontendKey{Port: toPort(f.Port), Proto: uint8(id.Protocol), Family: uint8(id.Family)}
+	if f.Kind != intent.NodePort {
+		key.Addr = toAddr(f.Addr)
+	}
+	return key
+}
+
+func frontendFlags(f intent.Frontend) tcFrontendFlags {
+	var flags tcFrontendFlags
+	switch f.Kind {
+	case intent.NodePort:
+		flags |= tcFrontendFlagsFRONTEND_NODEPORT
+	case intent.LoadBalancerIP:
+		flags |= tcFrontendFlagsFRONTEND_LOADBALANCER
+	case intent.ExternalIP:
+		flags |= tcFrontendFlagsFRONTEND_EXTERNALIP
+	}
+	if f.SourceRanges != nil {
+		flags |= tcFrontendFlagsFRONTEND_RANGES
+	}
+	return flags
+}
+
+func frontendKind(flags uint8) intent.FrontendKind {
+	switch f := tcFrontendFlags(flags); {
+	case f&tcFrontendFlagsFRONTEND_NODEPORT != 0:
+		return intent.NodePort
+	case f&tcFrontendFlagsFRONTEND_LOADBALANCER != 0:
+		return intent.LoadBalancerIP
+	case f&tcFrontendFlagsFRONTEND_EXTERNALIP != 0:
+		return intent.ExternalIP
+	}
+	return intent.ClusterIP
+}
+
+func backendFlags(e intent.Endpoint) tcBackendFlags {
+	var flags tcBackendFlags
+	for _, b := range []struct {
+		set  bool
+		flag tcBackendFlags
+	}{
+		{e.Cluster, tcBackendFlagsBACKEND_CLUSTER},
+		{e.Local, tcBackendFlagsBACKEND_LOCAL},
+		{e.Here, tcBackendFlagsBACKEND_HERE},
+		{e.Host, tcBackendFlagsBACKEND_HOST},
+		{e.Policed, tcBackendFlagsBACKEND_POLICED},
+	} {
+		if b.set {
+			flags |= b.flag
+		}
+	}
+	return flags
+}
+
+// The routes of intent and of the programs are the same numbers.
+var _ = [1]struct{}{}[int(intent.Reject)-int(tcRouteROUTE_REJECT)+
+	int(intent.Drop)-int(tcRouteROUTE_DROP)+
+	int(intent.ToCluster)-int(tcRouteROUTE_CLUSTER)+
+	int(intent.ToLocal)-int(tcRouteROUTE_LOCAL)]
+
+func rangeKey(service uint32, p netip.Prefix) tcRangeKey {
+	return tcRangeKey{
+		Prefixlen: 64 + uint32(p.Bits()),
+		Service:   service,
+		Family:    uint32(familyOf(p.Addr())),
+		Addr:      toAddr(p.Masked().Addr()),
+	}
+}

@@ -1,0 +1,307 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// enterNetns moves the test into a new network namespace until it ends.
+func enterNetns(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces and loads BPF programs")
+	}
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	must(t, err)
+	ns, err := netns.New()
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, netns.Set(home))
+		ns.Close()
+		home.Close()
+		runtime.UnlockOSThread()
+	})
+	lo, err := netlink.LinkByName("lo")
+	must(t, err)
+	must(t, netlink.LinkSetUp(lo))
+}
+
+// pod is a namespace at the other end of a veth.
+type pod struct {
+	ns netns.NsHandle
+	h  *netlink.Handle
+}
+
+// newPod makes a namespace with eth0 connected to the host end named.
+func newPod(t *testing.T, host string) *pod {
+	t.Helper()
+	home, err := netns.Get()
+	must(t, err)
+	defer home.Close()
+	ns, err := netns.New()
+	must(t, err)
+	must(t, netns.Set(home))
+	must(t, netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: host}, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns),
+	}))
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	must(t, err)
+	p := &pod{ns: ns, h: h}
+	t.Cleanup(p.delete)
+	setUp(t, host)
+	eth0, err := h.LinkByName("eth0")
+	must(t, err)
+	must(t, h.LinkSetUp(eth0))
+	return p
+}
+
+func (p *pod) delete() {
+	if p.h != nil {
+		p.h.Close()
+		p.ns.Close()
+		p.h = nil
+	}
+}
+
+func (p *pod) addAddr(t *testing.T, cidr string) {
+	t.Helper()
+	eth0, err := p.h.LinkByName("eth0")
+	must(t, err)
+	must(t, p.h.AddrAdd(eth0, parseCIDR(t, cidr)))
+}
+
+func (p *pod) delAddr(t *testing.T, cidr string) {
+	t.Helper()
+	eth0, err := p.h.LinkByName("eth0")
+	must(t, err)
+	must(t, p.h.AddrDel(eth0, parseCIDR(t, cidr)))
+}
+
+func (p *pod) mac(t *testing.T) net.HardwareAddr {
+	t.Helper()
+	eth0, err := p.h.LinkByName("eth0")
+	must(t, err)
+	return eth0.Attrs().HardwareAddr
+}
+
+func parseCIDR(t *testing.T, cidr string) *netlink.Addr {
+	t.Helper()
+	a, err := netlink.ParseAddr(cidr)
+	must(t, err)
+	a.Flags = unix.IFA_F_NODAD
+	return a
+}
+
+func addLink(t *testing.T, l netlink.Link) int {
+	t.Helper()
+	must(t, netlink.LinkAdd(l))
+	return setUp(t, l.Attrs().Name)
+}
+
+func addDummyNIC(t *testing.T, name, cidr string) int {
+	t.Helper()
+	// A veth stands for a NIC: it is outward by its address, as in a node
+	// that is a container.
+	newPod(t, name)
+	addAddr(t, name, cidr)
+	return ifindex(t, name)
+}
+
+func addAddr(t *testing.T, name, cidr string) {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	must(t, err)
+	must(t, netlink.AddrAdd(l, parseCIDR(t, cidr)))
+}
+
+func setUp(t *testing.T, name string) int {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	must(t, err)
+	must(t, netlink.LinkSetUp(l))
+	return l.Attrs().Index
+}
+
+func setMaster(t *testing.T, name, master string) {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	must(t, err)
+	m, err := netlink.LinkByName(master)
+	must(t, err)
+	must(t, netlink.LinkSetMaster(l, m))
+}
+
+func delLink(t *testing.T, name string) {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	must(t, err)
+	must(t, netlink.LinkDel(l))
+}
+
+func ifindex(t *testing.T, name string) int {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	must(t, err)
+	return l.Attrs().Index
+}
+
+// mountBPF mounts a BPF file system of the test's own.
+func mountBPF(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, unix.Mount("bpf", dir, "bpf", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	return dir
+}
+
+const tcxNext = -1
+
+func classifier(t *testing.T, verdict int32) *ebpf.Program {
+	t.Helper()
+	return newProgram(t, &ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
+	})
+}
+
+func newProgram(t *testing.T, spec *ebpf.ProgramSpec) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(spec)
+	must(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func classifiers(t *testing.T) Programs {
+	t.Helper()
+	return Programs{classifier(t, tcxNext), classifier(t, tcxNext), classifier(t, tcxNext), classifier(t, tcxNext)}
+}
+
+func newAttacher(t *testing.T, cfg Config) *Attacher {
+	t.Helper()
+	a, err := New(cfg)
+	must(t, err)
+	t.Cleanup(func() { a.Close() })
+	return a
+}
+
+// run lets the attacher follow the kernel until the test ends or stop is called.
+func run(t *testing.T, a *Attacher) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			must(t, <-done)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+type attachment struct {
+	prog ebpf.ProgramID
+	link link.ID
+}
+
+// attached asks the kernel what is at a hook, in order.
+func attached(t *testing.T, index int, dir direction) []attachment {
+	t.Helper()
+	res, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: dir.tcx()})
+	must(t, err)
+	var as []attachment
+	for i := range res.Programs {
+		id, _ := res.Programs[i].LinkID()
+		as = append(as, attachment{res.Programs[i].ID, id})
+	}
+	return as
+}
+
+func programID(t *testing.T, p *ebpf.Program) ebpf.ProgramID {
+	t.Helper()
+	info, err := p.Info()
+	must(t, err)
+	id, _ := info.ID()
+	return id
+}
+
+func wantPrograms(t *testing.T, index int, in, out *ebpf.Program) {
+	t.Helper()
+	for dir, p := range map[direction]*ebpf.Program{ingress: in, egress: out} {
+		if err := samePrograms(t, index, dir, p); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func samePrograms(t *testing.T, index int, dir direction, want ...*ebpf.Program) error {
+	t.Helper()
+	var ids, got []ebpf.ProgramID
+	for _, p := range want {
+		if p != nil {
+			ids = append(ids, programID(t, p))
+		}
+	}
+	for _, a := range attached(t, index, dir) {
+		got = append(got, a.prog)
+	}
+	if !slices.Equal(got, ids) {
+		return fmt.Errorf("interface %d %s: programs %v, want %v", index, dir, got, ids)
+	}
+	return nil
+}
+
+func pins(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(dir, "links"))
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// eventually waits for f to give nil; what it says last is the failure.
+func eventually(t *testing.T, f func() error) {
+	t.Helper()
+	var err error
+	for range 500 {
+		if err = f(); err == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal(err)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }

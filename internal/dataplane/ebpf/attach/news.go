@@ -1,0 +1,212 @@
+package attach
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// dirty says what has to be looked at again.
+type dirty struct {
+	links  bool         // links, addresses or roles
+	routes bool         // routes that can change a role or a source address
+	neighs bool         // neighbours behind which pods may be
+	gone   map[int]bool // interfaces that were deleted; one of the same index may be new
+	nsids  map[int]bool // namespaces of pods with news
+	all    bool         // news were lost
+}
+
+// news collects what rtnetlink tells until somebody has time for it.
+type news struct {
+	own *kernel.Subscription
+	// others hears pods' namespaces; nil where the kernel does not let us.
+	others *kernel.Subscription
+
+	mu         sync.Mutex
+	dirty      dirty
+	decided    map[int]bool // interfaces whose role no route changes
+	watchNeigh map[int]bool // interfaces whose neighbours matter
+	neighs     bool         // own hears neighbours
+
+	wake chan struct{}
+}
+
+func newNews() (*news, error) {
+	own, err := kernel.Subscribe(false, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	n := &news{own: own, wake: make(chan struct{}, 1)}
+	n.others, err = kernel.Subscribe(true, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	if err != nil {
+		n.others = nil
+	}
+	go n.pump(n.own, n.addOwn)
+	if n.others != nil {
+		go n.pump(n.others, n.addOther)
+	}
+	return n, nil
+}
+
+func (n *news) close() {
+	n.own.Close()
+	if n.others != nil {
+		n.others.Close()
+	}
+}
+
+func (n *news) pump(s *kernel.Subscription, add func(kernel.News) bool) {
+	for {
+		msgs, err := s.Receive()
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		n.mu.Lock()
+		useful := false
+		for _, m := range msgs {
+			useful = add(m) || useful
+		}
+		if err != nil {
+			n.dirty.all = true
+			useful = true
+		}
+		n.mu.Unlock()
+		if useful {
+			n.wakeUp()
+		}
+		if err != nil && !errors.Is(err, kernel.ErrOverrun) {
+			time.Sleep(time.Second) // Unheard of; do not spin on it.
+		}
+	}
+}
+
+func (n *news) wakeUp() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// addOwn notes a message of the agent's namespace. n.mu is held.
+func (n *news) addOwn(m kernel.News) bool {
+	switch m.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if len(m.Data) < unix.SizeofIfInfomsg {
+			return false
+		}
+		// Bridges send messages of their own family about ports.
+		if m.Type == unix.RTM_DELLINK && m.Data[0] == unix.AF_UNSPEC {
+			if n.dirty.gone == nil {
+				n.dirty.gone = make(map[int]bool)
+			}
+			n.dirty.gone[int(nl.DeserializeIfInfomsg(m.Data).Index)] = true
+		}
+		n.dirty.links = true
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		n.dirty.links = true
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		if !n.routeMatters(m.Data) {
+			return false
+		}
+		n.dirty.routes = true
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		if len(m.Data) < 8 || !n.watchNeigh[int(int32(binary.NativeEndian.Uint32(m.Data[4:])))] {
+			return false
+		}
+		n.dirty.neighs = true
+	default:
+		return false
+	}
+	return true
+}
+
+// routeMatters keeps the many routes of a routing daemon, and those to single
+// pods, from costing a dump each: only default routes and wide routes of
+// interfaces of undecided role count.
+func (n *news) routeMatters(data []byte) bool {
+	if len(data) < unix.SizeofRtMsg {
+		return false
+	}
+	msg := nl.DeserializeRtMsg(data)
+	if msg.Table != unix.RT_TABLE_MAIN || msg.Type != unix.RTN_UNICAST || msg.Flags&unix.RTM_F_CLONED != 0 {
+		return false
+	}
+	if msg.Dst_len == 0 {
+		return true
+	}
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
+	if err != nil || msg.Protocol == unix.RTPROT_KERNEL {
+		return false
+	}
+	oif, wide := 0, msg.Dst_len < 32 || msg.Family == unix.AF_INET6 && msg.Dst_len < 128
+	for _, at := range attrs {
+		switch at.Attr.Type {
+		case unix.RTA_OIF:
+			oif = int(binary.NativeEndian.Uint32(at.Value))
+		case unix.RTA_MULTIPATH, unix.RTA_GATEWAY, unix.RTA_VIA:
+			wide = true
+		}
+	}
+	return wide && !n.decided[oif]
+}
+
+// addOther notes a message of another namespace. n.mu is held.
+func (n *news) addOther(m kernel.News) bool {
+	if m.NSID == kernel.OwnNetns {
+		return false
+	}
+	if n.dirty.nsids == nil {
+		n.dirty.nsids = make(map[int]bool)
+	}
+	n.dirty.nsids[m.NSID] = true
+	return true
+}
+
+// take gives what was collected and begins anew.
+func (n *news) take() dirty {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d := n.dirty
+	n.dirty = dirty{}
+	return d
+}
+
+// takeNamespaces takes only the news of pods' namespaces.
+func (n *news) takeNamespaces() dirty {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d := dirty{nsids: n.dirty.nsids}
+	n.dirty.nsids = nil
+	return d
+}
+
+// ignoreRoutes sets the interfaces whose routes are no news.
+func (n *news) ignoreRoutes(decided map[int]bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.decided = decided
+}
+
+// watchNeighbours sets the interfaces whose neighbours are news.
+func (n *news) watchNeighbours(neigh map[int]bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.watchNeigh = neigh
+	if len(neigh) > 0 && !n.neighs {
+		n.neighs = n.own.Join(unix.RTNLGRP_NEIGH) == nil
+		// What was learnt just before joining is looked up once more.
+		n.dirty.neighs = true
+		n.wakeUp()
+	}
+}
+
+// dump reads a kernel table, again when it changed meanwhile.
+func dump[T any](list func() ([]T, error)) ([]T, error) { return kernel.Dump(list) }

@@ -1,0 +1,161 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Uplink is an outward interface with the addresses that a packet leaving by
+// it is given as source, as netfilter's MASQUERADE chooses them: the first
+// primary global address of each family; the node's own primary address where
+// the interface has none. An address that the node does not have is invalid.
+type Uplink struct {
+	Name   string
+	V4, V6 netip.Addr
+	L3     bool
+	MTU    int
+}
+
+// routes is what the main routing tables say of interfaces.
+type routes struct {
+	wide      map[int]bool // interfaces with a route by a gateway or to a prefix
+	defaultV4 int          // interface of the best default route, or 0
+	defaultV6 int
+}
+
+func listRoutes(h *netlink.Handle) (routes, error) {
+	res := routes{wide: make(map[int]bool)}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		best := -1
+		err := h.RouteListFilteredIter(family, &netlink.Route{}, 0, func(r netlink.Route) bool {
+			res.add(family, &r, &best)
+			return true
+		})
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return res, fmt.Errorf("list routes: %w", err)
+		}
+	}
+	return res, nil
+}
+
+func (rs *routes) add(family int, r *netlink.Route, best *int) {
+	if r.Type != unix.RTN_UNICAST {
+		return
+	}
+	ones, bits := 0, 0
+	if r.Dst != nil {
+		if r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() {
+			return
+		}
+		ones, bits = r.Dst.Mask.Size()
+	}
+	oifs := make([]int, 0, 1)
+	// Routes that come with an address (RTPROT_KERNEL) say no more than it.
+	if r.LinkIndex > 0 && (ones == 0 || r.Protocol != unix.RTPROT_KERNEL) && (r.Gw != nil || r.Via != nil || r.Dst == nil || ones < bits) {
+		oifs = append(oifs, r.LinkIndex)
+	}
+	for _, hop := range r.MultiPath {
+		oifs = append(oifs, hop.LinkIndex)
+	}
+	for _, oif := range oifs {
+		rs.wide[oif] = true
+	}
+	if ones == 0 && len(oifs) > 0 && (*best < 0 || r.Priority < *best) {
+		*best = r.Priority
+		if family == netlink.FAMILY_V4 {
+			rs.defaultV4 = oifs[0]
+		} else {
+			rs.defaultV6 = oifs[0]
+		}
+	}
+}
+
+// uplinks gives the outward interfaces their source addresses.
+func uplinks(ifaces []Interface, addrs map[int][]netlink.Addr, rs routes) map[int]Uplink {
+	res := make(map[int]Uplink)
+	var node Uplink // The first addresses found, in order of preference.
+	prefer := func(ifindex int) {
+		v4, v6 := sourceAddrs(addrs[ifindex])
+		if !node.V4.IsValid() {
+			node.V4 = v4
+		}
+		if !node.V6.IsValid() {
+			node.V6 = v6
+		}
+	}
+	if v4, _ := sourceAddrs(addrs[rs.defaultV4]); v4.IsValid() {
+		node.V4 = v4
+	}
+	if _, v6 := sourceAddrs(addrs[rs.defaultV6]); v6.IsValid() {
+		node.V6 = v6
+	}
+	for _, i := range ifaces {
+		if i.Role == Outward {
+			prefer(i.Ifindex)
+		}
+	}
+	prefer(loopbackIndex) // Where routers speak from when links are unnumbered.
+	for _, i := range ifaces {
+		if i.Role != Outward {
+			continue
+		}
+		u := Uplink{Name: i.Name, L3: i.L3, MTU: i.MTU}
+		u.V4, u.V6 = sourceAddrs(addrs[i.Ifindex])
+		if !u.V4.IsValid() {
+			u.V4 = node.V4
+		}
+		if !u.V6.IsValid() {
+			u.V6 = node.V6
+		}
+		res[i.Ifindex] = u
+	}
+	return res
+}
+
+// loopbackIndex is lo's in every network namespace.
+const loopbackIndex = 1
+
+// sourceAddrs picks the first usable address of each family. IPv6 addresses
+// that are being checked, are to be phased out or are temporary come after the
+// others or not at all.
+func sourceAddrs(addrs []netlink.Addr) (v4, v6 netip.Addr) {
+	var deprecated netip.Addr
+	for i := range addrs {
+		a := &addrs[i]
+		ip, ok := globalAddr(a)
+		switch {
+		case !ok:
+		case ip.Is4():
+			if !v4.IsValid() { // The kernel lists primary addresses first.
+				v4 = ip
+			}
+		case a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) != 0:
+			if !deprecated.IsValid() {
+				deprecated = ip
+			}
+		case !v6.IsValid():
+			v6 = ip
+		}
+	}
+	if !v6.IsValid() {
+		v6 = deprecated
+	}
+	return v4, v6
+}
+
+// globalAddr gives the address if others can reach it, now.
+func globalAddr(a *netlink.Addr) (netip.Addr, bool) {
+	if a.Scope != unix.RT_SCOPE_UNIVERSE {
+		return netip.Addr{}, false
+	}
+	if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
+		return netip.Addr{}, false
+	}
+	ip, ok := netip.AddrFromSlice(a.IP)
+	ip = ip.Unmap()
+	return ip, ok && ip.IsGlobalUnicast()
+}

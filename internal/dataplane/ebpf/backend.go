@@ -1,0 +1,257 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/model"
+)
+
+// rereadInterval is how long memory is trusted; reading 5,000 Services of 10
+// endpoints takes some 0.1 s.
+const rereadInterval = 10 * time.Minute
+
+// Backend is the eBPF dataplane of one instance.
+type Backend struct {
+	cfg      Config
+	objects  *objects
+	attacher *attach.Attacher
+	stop     context.CancelFunc
+	done     sync.WaitGroup
+	attached bool
+	flows    flowCounts
+
+	ports *portTable // written by Apply and Replace only
+	read  time.Time  // when ports was last read from the maps
+
+	mu        sync.Mutex // for all below: interfaces change on their own
+	node      *intent.Node
+	uplinks   map[int]attach.Uplink
+	pods      map[netip.Addr]attach.Pod
+	policed   map[netip.Addr]bool
+	snatPorts []uint16
+}
+
+var _ dataplane.Backend = (*Backend)(nil)
+
+// New loads the programs, taking over the maps of an earlier run. Hooks change
+// hands at the first Replace, when the maps hold what the new programs need.
+// Its error is one line that says what the machine lacks.
+func New(ctx context.Context, cfg Config) (*Backend, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("configure dataplane ebpf: %w", err)
+	}
+	features, err := probe(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{cfg: cfg, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{}}
+	if b.objects, err = load(&cfg, features); err != nil {
+		return nil, err
+	}
+	b.ports = &portTable{}
+	b.attacher, err = attach.New(attach.Config{
+		PinDir:      cfg.BPFFS,
+		Programs:    b.objects.tcPrograms(),
+		ForceClsact: cfg.ForceClsact,
+		OnUplinks:   b.onUplinks,
+		OnPods:      b.onPods,
+		OnError:     b.onInterfaceError,
+	})
+	if err != nil {
+		b.objects.close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func probe(cfg *Config) (kernel.Features, error) {
+	if err := kernel.EnsureBPFFS(cfg.BPFFS); err != nil {
+		return kernel.Features{}, err
+	}
+	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
+	if err != nil {
+		return features, err
+	}
+	return features, features.Err()
+}
+
+func (b *Backend) onInterfaceError(iface string, err error) {
+	switch {
+	case err == nil:
+		b.cfg.Log.Info("Interface is served again", "interface", iface)
+	case iface == "":
+		b.cfg.Log.Error("Follow network interfaces", "err", err)
+	default:
+		b.cfg.Log.Error("Interface is not served", "interface", iface, "err", err)
+	}
+}
+
+// m gives a map by its name in bpf/maps.h.
+func (b *Backend) m(name string) *ebpf.Map { return b.objects.maps[name] }
+
+// Name is the value of --proxy-mode.
+func (b *Backend) Name() string { return "ebpf" }
+
+// CanCarry refuses what the programs do not parse.
+func (b *Backend) CanCarry(p *intent.ServicePort) error {
+	if p.ID.Protocol != model.TCP && p.ID.Protocol != model.UDP {
+		return fmt.Errorf("%s is not served by the eBPF dataplane: use --proxy-mode nftables or iptables", p.ID.Protocol)
+	}
+	return nil
+}
+
+// Apply writes the changes.
+func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
+	if c.Node != nil {
+		if err := b.writeNode(c.Node); err != nil {
+			return err
+		}
+	}
+	failed := map[intent.PortID]error{}
+	// Deletes first: an address may move from one Service to another.
+	for _, id := range c.Deletes {
+		if err := b.ports.remove(id); err != nil {
+			failed[id] = err
+		}
+	}
+	for _, p := range c.Upserts {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := b.ports.write(p); err != nil {
+			failed[p.ID] = err
+		}
+	}
+	return portErrors(failed)
+}
+
+// Replace makes the maps hold this state; at its first call the hooks follow.
+func (b *Backend) Replace(ctx context.Context, s intent.State) error {
+	if err := b.writeNode(&s.Node); err != nil {
+		return err
+	}
+	if err := b.reread(); err != nil {
+		return err
+	}
+	failed, err := b.ports.replace(ctx, s.Ports)
+	if err != nil {
+		return err
+	}
+	if err := b.attach(ctx); err != nil {
+		return err
+	}
+	return portErrors(failed)
+}
+
+// reread looks at the maps anew from time to time: nobody else writes to them,
+// but a whole state is asked for so that nothing need be believed.
+func (b *Backend) reread() error {
+	if time.Since(b.read) < rereadInterval {
+		return nil
+	}
+	fresh, err := readPorts(b.objects.maps)
+	if err != nil {
+		return err
+	}
+	fresh.inherit(b.ports)
+	b.ports, b.read = fresh, time.Now()
+	return nil
+}
+
+func portErrors(failed map[intent.PortID]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return &dataplane.PortErrors{Errors: failed}
+}
+
+// attach puts the programs at their hooks and keeps them there.
+func (b *Backend) attach(ctx context.Context) error {
+	if b.attached {
+		return nil
+	}
+	if err := b.attacher.Sync(ctx); err != nil {
+		// Single interfaces have been reported; the others are served.
+		b.cfg.Log.Error("Attach to interfaces", "err", err)
+	}
+	if err := attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms()); err != nil {
+		return fmt.Errorf("attach socket hooks: %w", err)
+	}
+	retireLayouts(b.cfg.BPFFS)
+	b.attached = true
+	run, stop := context.WithCancel(context.Background())
+	b.stop = stop
+	b.done.Go(func() {
+		if err := b.attacher.Run(run); err != nil && run.Err() == nil {
+			b.cfg.Log.Error("Follow network interfaces", "err", err)
+		}
+	})
+	b.done.Go(func() { b.sweepLoop(run) })
+	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
+		"cgroup", b.cfg.CgroupRoot, "bpffs", b.cfg.BPFFS)
+	return nil
+}
+
+// Close lets go of maps, programs and links; what is pinned serves on.
+func (b *Backend) Close() error {
+	if b.stop != nil {
+		b.stop()
+	}
+	b.done.Wait()
+	err := b.attacher.Close()
+	b.objects.close()
+	return err
+}
+
+// Cleanup takes everything of this instance out of the kernel. What is not
+// there is no error.
+func Cleanup(cfg Config) error {
+	if on, err := kernel.OnBPFFS(cfg.BPFFS); err != nil || !on {
+		return err
+	}
+	a, err := attach.New(attach.Config{PinDir: cfg.BPFFS, ForceClsact: cfg.ForceClsact})
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	errs := []error{a.Detach(), attach.DetachCgroup(cfg.BPFFS)}
+	for _, dir := range layouts(cfg.BPFFS) {
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	if err := os.Remove(cfg.BPFFS); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// layouts are the directories of pinned maps, of all ABI versions.
+func layouts(bpffs string) []string {
+	dirs, _ := filepath.Glob(filepath.Join(bpffs, "maps-v*"))
+	return dirs
+}
+
+// retireLayouts removes the maps of other ABI versions. By now no program uses
+// them. Flows of theirs are forgotten: a version that can read its predecessor's
+// flows has to copy them before this.
+func retireLayouts(bpffs string) {
+	for _, dir := range layouts(bpffs) {
+		if dir != mapsDir(bpffs) && strings.HasPrefix(filepath.Base(dir), "maps-v") {
+			_ = os.RemoveAll(dir)
+		}
+	}
+}

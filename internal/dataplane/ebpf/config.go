@@ -1,0 +1,105 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// The values of Config.Bypass, after --bypass.
+const (
+	BypassAuto   = "auto"   // through the stack where a NetworkPolicy selects the pod
+	BypassAlways = "always" // never through the stack
+	BypassNever  = "never"  // endpoints of this node always through the stack
+)
+
+// Config is how the dataplane is set up.
+type Config struct {
+	// BPFFS is this instance's own directory in a bpf file system.
+	BPFFS string
+	// CgroupRoot is the cgroup2 directory whose processes use Services.
+	CgroupRoot string
+	Bypass     string
+	Log        *slog.Logger
+
+	// FlowTableSize is how many flows are kept; the oldest go first. 0 is
+	// DefaultFlowTableSize. A flow takes about 300 bytes of kernel memory.
+	FlowTableSize uint32
+	// MaxFrontends, MaxEndpoints bound the maps of Services; 0 is the default.
+	MaxFrontends, MaxEndpoints uint32
+	// Timeouts of flows; the zero value is DefaultTimeouts.
+	Timeouts Timeouts
+	// SweepInterval is the time between two sweeps of the flow table.
+	SweepInterval time.Duration
+	// ForceClsact attaches as on kernels before 6.6.
+	ForceClsact bool
+}
+
+// Defaults of Config.
+const (
+	DefaultFlowTableSize = 262144
+	DefaultMaxFrontends  = 1 << 19
+	DefaultMaxEndpoints  = 1 << 20
+	defaultSweepInterval = 10 * time.Second
+)
+
+// Timeouts say how long a flow is remembered after its last packet, by state;
+// whole seconds. The values are kube-proxy's where it sets one for conntrack.
+type Timeouts struct {
+	TCPNew         time.Duration // no answer yet
+	TCPEstablished time.Duration
+	TCPClosing     time.Duration // one side has sent FIN
+	TCPClosed      time.Duration
+	UDPNew         time.Duration
+	UDP            time.Duration // answered
+}
+
+// DefaultTimeouts follow nf_conntrack_proto_tcp.c and nf_conntrack_proto_udp.c,
+// with kube-proxy's 24 h for established and 1 h for half-closed connections.
+var DefaultTimeouts = Timeouts{
+	TCPNew:         60 * time.Second,
+	TCPEstablished: 24 * time.Hour,
+	TCPClosing:     time.Hour,
+	TCPClosed:      10 * time.Second,
+	UDPNew:         30 * time.Second,
+	UDP:            120 * time.Second,
+}
+
+// Validate checks the configuration and fills in defaults.
+func (c *Config) Validate() error {
+	if !filepath.IsAbs(c.BPFFS) {
+		return fmt.Errorf("bpffs %q: must be an absolute path", c.BPFFS)
+	}
+	if !filepath.IsAbs(c.CgroupRoot) {
+		return fmt.Errorf("cgroup root %q: must be an absolute path", c.CgroupRoot)
+	}
+	if c.Bypass == "" {
+		c.Bypass = BypassAuto
+	}
+	if !slices.Contains([]string{BypassAuto, BypassAlways, BypassNever}, c.Bypass) {
+		return fmt.Errorf("bypass %q: use auto, always or never", c.Bypass)
+	}
+	if c.Log == nil {
+		return errors.New("no logger")
+	}
+	c.FlowTableSize = orDefault(c.FlowTableSize, DefaultFlowTableSize)
+	c.MaxFrontends = orDefault(c.MaxFrontends, DefaultMaxFrontends)
+	c.MaxEndpoints = orDefault(c.MaxEndpoints, DefaultMaxEndpoints)
+	if c.Timeouts == (Timeouts{}) {
+		c.Timeouts = DefaultTimeouts
+	}
+	if c.SweepInterval == 0 {
+		c.SweepInterval = defaultSweepInterval
+	}
+	return nil
+}
+
+func orDefault(v, d uint32) uint32 {
+	if v == 0 {
+		return d
+	}
+	return v
+}

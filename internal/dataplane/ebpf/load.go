@@ -1,0 +1,199 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// objects are the loaded programs and maps.
+type objects struct {
+	maps     map[string]*ebpf.Map
+	programs map[string]*ebpf.Program
+	// verdicts are the names of the counters, by index.
+	verdicts []string
+}
+
+func (o *objects) close() {
+	for _, p := range o.programs {
+		p.Close()
+	}
+	for _, m := range o.maps {
+		m.Close()
+	}
+}
+
+// tcPrograms are the programs for the interfaces.
+func (o *objects) tcPrograms() attach.Programs {
+	return attach.Programs{
+		FromNetwork: o.programs[tcProgFromNetwork],
+		ToNetwork:   o.programs[tcProgToNetwork],
+		FromPod:     o.programs[tcProgFromPod],
+		ToPod:       o.programs[tcProgToPod],
+	}
+}
+
+// socketPrograms are the programs for the cgroup.
+func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
+	return map[ebpf.AttachType]*ebpf.Program{
+		ebpf.AttachCGroupInet4Connect:     o.programs[sockProgConnect4],
+		ebpf.AttachCGroupInet6Connect:     o.programs[sockProgConnect6],
+		ebpf.AttachCGroupUDP4Sendmsg:      o.programs[sockProgSendmsg4],
+		ebpf.AttachCGroupUDP6Sendmsg:      o.programs[sockProgSendmsg6],
+		ebpf.AttachCGroupUDP4Recvmsg:      o.programs[sockProgRecvmsg4],
+		ebpf.AttachCGroupUDP6Recvmsg:      o.programs[sockProgRecvmsg6],
+		ebpf.AttachCgroupInet4GetPeername: o.programs[sockProgGetpeername4],
+		ebpf.AttachCgroupInet6GetPeername: o.programs[sockProgGetpeername6],
+	}
+}
+
+func mapsDir(bpffs string) string {
+	return filepath.Join(bpffs, fmt.Sprintf("maps-v%d", abiVersion))
+}
+
+// load loads the programs with the maps that an earlier run has pinned, or with
+// new ones. A map that no longer fits, because its size was configured anew, is
+// made again.
+func load(cfg *Config, features kernel.Features) (*objects, error) {
+	dir := mapsDir(cfg.BPFFS)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory for pinned maps: %w", err)
+	}
+	tc, sock, err := specs(cfg, features)
+	if err != nil {
+		return nil, err
+	}
+	dropMisfits(tc, dir, cfg)
+
+	o := &objects{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	if o.verdicts, err = verdictNames(tc); err != nil {
+		return nil, err
+	}
+	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}
+	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
+		coll, err := ebpf.NewCollectionWithOptions(spec, opts)
+		if err != nil {
+			o.close()
+			return nil, fmt.Errorf("load eBPF programs: %w", oneLine(err))
+		}
+		for name, p := range coll.Programs {
+			o.programs[name] = p
+		}
+		for name, m := range coll.Maps {
+			if old := o.maps[name]; old != nil {
+				old.Close()
+			}
+			o.maps[name] = m
+		}
+	}
+	return o, nil
+}
+
+// specs gives both objects with sizes and load-time constants set.
+func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec, err error) {
+	if tc, err = loadTc(); err != nil {
+		return nil, nil, fmt.Errorf("read eBPF objects: %w", err)
+	}
+	if sock, err = loadSock(); err != nil {
+		return nil, nil, fmt.Errorf("read eBPF objects: %w", err)
+	}
+	constants, err := constants(features)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
+		for name, v := range spec.Variables {
+			if strings.HasPrefix(name, "unused_") {
+				delete(spec.Variables, name)
+				continue
+			}
+			if value, ok := constants[name]; ok {
+				if err := v.Set(value); err != nil {
+					return nil, nil, fmt.Errorf("set eBPF constant %s: %w", name, err)
+				}
+			}
+		}
+		for name, size := range map[string]uint32{
+			tcMapFlows:     2 * cfg.FlowTableSize,
+			tcMapFrontends: cfg.MaxFrontends,
+			tcMapServices:  cfg.MaxFrontends,
+			tcMapBackends:  cfg.MaxEndpoints,
+			tcMapSlots:     2 * cfg.MaxEndpoints,
+		} {
+			if m := spec.Maps[name]; m != nil {
+				m.MaxEntries = size
+			}
+		}
+	}
+	return tc, sock, nil
+}
+
+// constants are what bpf/config.h leaves to the agent.
+func constants(f kernel.Features) (map[string]any, error) {
+	cookie, err := kernel.NetnsCookie()
+	if err != nil {
+		return nil, fmt.Errorf("find out network namespace: %w", err)
+	}
+	c := map[string]any{tcVarHostNetnsCookie: cookie, tcVarHashSeed: uint32(hashSeed)}
+	if f.SetRetval {
+		c[tcVarHasSetRetval] = uint8(1)
+	}
+	if f.CsumReplaceIPv6 {
+		c[tcVarHasCsumIpv6] = uint8(1)
+	}
+	return c, nil
+}
+
+// hashSeed spreads flows over endpoints. It is the same on every node and in
+// every run: a flow that the table forgot finds its endpoint again.
+const hashSeed = 0x5be0cd19
+
+// dropMisfits unpins maps that differ from what is wanted now. The programs of
+// the earlier run keep using theirs until they are replaced.
+func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) {
+	for name, want := range spec.Maps {
+		if want.Pinning != ebpf.PinByName {
+			continue
+		}
+		path := filepath.Join(dir, name)
+		m, err := ebpf.LoadPinnedMap(path, nil)
+		if err != nil {
+			continue
+		}
+		if err := want.Compatible(m); errors.Is(err, ebpf.ErrMapIncompatible) {
+			cfg.Log.Warn("Pinned map is made again", "map", name, "reason", err)
+			_ = os.Remove(path)
+		}
+		m.Close()
+	}
+}
+
+// verdictNames reads the names of enum verdict from the object's BTF.
+func verdictNames(spec *ebpf.CollectionSpec) ([]string, error) {
+	var e *btf.Enum
+	if err := spec.Types.TypeByName("verdict", &e); err != nil {
+		return nil, fmt.Errorf("read verdicts from BTF: %w", err)
+	}
+	names := make([]string, len(e.Values)-1)
+	for i := range names {
+		names[i] = strings.ToLower(e.Values[i].Name)
+	}
+	return names, nil
+}
+
+// oneLine keeps the verifier's last words out of a one-line error.
+func oneLine(err error) error {
+	var ve *ebpf.VerifierError
+	if errors.As(err, &ve) {
+		return fmt.Errorf("%w: %v", ve.Cause, strings.Join(ve.Log[max(0, len(ve.Log)-2):], "; "))
+	}
+	return err
+}

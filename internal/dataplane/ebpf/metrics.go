@@ -1,0 +1,75 @@
+package ebpf
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var (
+	verdictsDesc = prometheus.NewDesc("spillway_ebpf_verdicts_total",
+		"Packets and socket calls by what the eBPF programs did with them.", []string{"verdict"}, nil)
+	dropsDesc = prometheus.NewDesc("spillway_ebpf_drops_total",
+		"Packets dropped by the eBPF programs, by reason.", []string{"reason"}, nil)
+	flowsDesc = prometheus.NewDesc("spillway_ebpf_flows",
+		"Flows in the flow table at the last sweep.", []string{"protocol"}, nil)
+	flowsMaxDesc = prometheus.NewDesc("spillway_ebpf_flows_max",
+		"Flows that the flow table holds; beyond that the oldest go.", nil, nil)
+	sweptDesc = prometheus.NewDesc("spillway_ebpf_flows_swept_total",
+		"Flows removed after their time-out.", nil, nil)
+	interfacesDesc = prometheus.NewDesc("spillway_ebpf_interfaces",
+		"Interfaces by role and by whether all programs are attached.", []string{"role", "attached"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, flowsDesc, flowsMaxDesc, sweptDesc, interfacesDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (b *Backend) Collect(ch chan<- prometheus.Metric) {
+	for name, n := range b.Verdicts() {
+		if reason, ok := strings.CutPrefix(name, "drop_"); ok {
+			ch <- prometheus.MustNewConstMetric(dropsDesc, prometheus.CounterValue, float64(n), reason)
+			continue
+		}
+		ch <- prometheus.MustNewConstMetric(verdictsDesc, prometheus.CounterValue, float64(n), name)
+	}
+	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(b.flows.tcp.Load()), "tcp")
+	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(b.flows.udp.Load()), "udp")
+	ch <- prometheus.MustNewConstMetric(flowsMaxDesc, prometheus.GaugeValue, float64(b.cfg.FlowTableSize))
+	ch <- prometheus.MustNewConstMetric(sweptDesc, prometheus.CounterValue, float64(b.flows.swept.Load()))
+	b.collectInterfaces(ch)
+}
+
+func (b *Backend) collectInterfaces(ch chan<- prometheus.Metric) {
+	counts := map[[2]string]int{}
+	for _, s := range b.attacher.Status() {
+		attached := "true"
+		if s.Err != nil {
+			attached = "false"
+		}
+		counts[[2]string{s.Role.String(), attached}]++
+	}
+	for labels, n := range counts {
+		ch <- prometheus.MustNewConstMetric(interfacesDesc, prometheus.GaugeValue, float64(n), labels[0], labels[1])
+	}
+}
+
+// Verdicts sums the programs' counters over all CPUs, by name (see enum verdict
+// of bpf/abi.h, in lower case).
+func (b *Backend) Verdicts() map[string]uint64 {
+	out := make(map[string]uint64, len(b.objects.verdicts))
+	var perCPU []uint64
+	for i, name := range b.objects.verdicts {
+		if err := b.m(tcMapVerdicts).Lookup(uint32(i), &perCPU); err != nil {
+			continue
+		}
+		for _, n := range perCPU {
+			out[name] += n
+		}
+	}
+	return out
+}

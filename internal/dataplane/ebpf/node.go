@@ -1,0 +1,284 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// nodePortRange is the API server's default --service-node-port-range. A port
+// of it must never be a source port: an answer to it would look like a request.
+var nodePortRange = kernel.PortRange{First: 30000, Last: 32767}
+
+// snatPortList is every port that may replace a client's: not one that the
+// node's own sockets are given, nor one that the administrator has reserved.
+func snatPortList() ([]uint16, error) {
+	local, err := kernel.LocalPortRange()
+	if err != nil {
+		return nil, err
+	}
+	reserved, err := kernel.LocalReservedPorts()
+	if err != nil {
+		return nil, err
+	}
+	banned := append(reserved, local, nodePortRange)
+	var ports []uint16
+	for p := 1024; p <= 65535; p++ {
+		if !slices.ContainsFunc(banned, func(r kernel.PortRange) bool {
+			return uint16(p) >= r.First && uint16(p) <= r.Last
+		}) {
+			ports = append(ports, uint16(p))
+		}
+	}
+	if len(ports) == 0 {
+		return nil, errors.New("net.ipv4.ip_local_port_range and ip_local_reserved_ports leave no port for SNAT: make one of them smaller")
+	}
+	return ports, nil
+}
+
+// writeSettings writes what all programs go by.
+func (b *Backend) writeSettings(n *intent.Node) error {
+	ports, err := snatPortList()
+	if err != nil {
+		return fmt.Errorf("list ports for SNAT: %w", err)
+	}
+	if !slices.Equal(ports, b.snatPorts) {
+		for i, p := range ports {
+			if err := b.m(tcMapSnatPorts).Put(uint32(i), p); err != nil {
+				return fmt.Errorf("write SNAT ports: %w", err)
+			}
+		}
+		b.snatPorts = ports
+	}
+	s := b.settings(n)
+	s.SnatPorts = uint32(len(ports))
+	if err := b.m(tcMapNodeSettings).Put(uint32(0), s); err != nil {
+		return fmt.Errorf("write settings: %w", err)
+	}
+	return nil
+}
+
+func (b *Backend) settings(n *intent.Node) tcSettings {
+	t := b.cfg.Timeouts
+	s := tcSettings{
+		TimeoutNew:     seconds(t.TCPNew),
+		TimeoutTcp:     seconds(t.TCPEstablished),
+		TimeoutClosing: seconds(t.TCPClosing),
+		TimeoutClosed:  seconds(t.TCPClosed),
+		TimeoutUdpNew:  seconds(t.UDPNew),
+		TimeoutUdp:     seconds(t.UDP),
+	}
+	var flags tcSettingsFlags
+	if n.MasqueradeAll {
+		flags |= tcSettingsFlagsSETTING_MASQUERADE_ALL
+	}
+	switch b.cfg.Bypass {
+	case BypassAlways:
+		flags |= tcSettingsFlagsSETTING_BYPASS_ALWAYS
+	case BypassNever:
+		flags |= tcSettingsFlagsSETTING_BYPASS_NEVER
+	}
+	s.Flags = uint32(flags)
+	v4, v6 := b.primaryAddrs(n)
+	if v4.IsValid() {
+		s.NodeV4 = toAddr(v4)
+	}
+	if v6.IsValid() {
+		s.NodeV6 = toAddr(v6)
+	}
+	return s
+}
+
+func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
+
+// primaryAddrs are the addresses by which the cluster knows this node: those of
+// its outward interfaces, the first interface first.
+func (b *Backend) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
+	own := func(a netip.Addr) bool { return a.IsValid() && slices.Contains(n.Addrs, a) }
+	for _, i := range slices.Sorted(maps.Keys(b.uplinks)) {
+		u := b.uplinks[i]
+		if !v4.IsValid() && own(u.V4) {
+			v4 = u.V4
+		}
+		if !v6.IsValid() && own(u.V6) {
+			v6 = u.V6
+		}
+	}
+	for _, a := range n.Addrs {
+		if a.Is4() && !v4.IsValid() {
+			v4 = a
+		}
+		if a.Is6() && !v6.IsValid() {
+			v6 = a
+		}
+	}
+	return v4, v6
+}
+
+// writeNode brings the maps about the node itself up to date.
+func (b *Backend) writeNode(n *intent.Node) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.node = n
+	want := map[tcAddrKey]uint32{}
+	for _, a := range n.Addrs {
+		want[addrKey(a)] = 0
+	}
+	for _, a := range n.NodePortAddrs {
+		want[addrKey(a)] = uint32(tcNodeAddrFlagsNODE_ADDR_NODEPORT)
+	}
+	if err := replaceMap(b.m(tcMapNodeAddrs), want); err != nil {
+		return fmt.Errorf("write node addresses: %w", err)
+	}
+	policed := map[netip.Addr]bool{}
+	for _, a := range n.PolicedPods {
+		policed[a] = true
+	}
+	changed := maps.Clone(b.policed)
+	maps.Copy(changed, policed)
+	b.policed = policed
+	for a := range changed {
+		if err := b.writePod(a); err != nil {
+			return err
+		}
+	}
+	return b.writeSettings(n)
+}
+
+// onUplinks is told the outward interfaces.
+func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.uplinks = maps.Clone(uplinks)
+	want := map[uint32]tcUplink{}
+	for i, u := range uplinks {
+		var v tcUplink
+		if u.V4.IsValid() {
+			v.V4 = toAddr(u.V4)
+		}
+		if u.V6.IsValid() {
+			v.V6 = toAddr(u.V6)
+		}
+		want[uint32(i)] = v
+	}
+	if err := replaceMap(b.m(tcMapUplinks), want); err != nil {
+		b.cfg.Log.Error("Write outward interfaces", "err", err)
+	}
+	if b.node != nil {
+		if err := b.writeSettings(b.node); err != nil {
+			b.cfg.Log.Error("Write settings", "err", err)
+		}
+	}
+}
+
+// onPods is told the pods of this node.
+func (b *Backend) onPods(c attach.PodChanges) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	changed := slices.Collect(maps.Keys(c.Upserts))
+	if c.Full {
+		b.pods = map[netip.Addr]attach.Pod{}
+		if err := b.forgetPods(c.Upserts); err != nil {
+			b.cfg.Log.Error("Remove pods", "err", err)
+		}
+	}
+	maps.Copy(b.pods, c.Upserts)
+	for _, a := range c.Deletes {
+		delete(b.pods, a)
+		changed = append(changed, a)
+	}
+	for _, a := range changed {
+		if err := b.writePod(a); err != nil {
+			b.cfg.Log.Error("Write pod", "address", a, "err", err)
+		}
+	}
+}
+
+// forgetPods removes what an earlier run knew and this one does not.
+func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
+	var key tcAddrKey
+	var pod tcPod
+	var gone []tcAddrKey
+	it := b.m(tcMapPods).Iterate()
+	for it.Next(&key, &pod) {
+		a := fromAddr(key.Addr, uint8(key.Family))
+		if _, ok := known[a]; !ok && !b.policed[a] {
+			gone = append(gone, key)
+		}
+	}
+	for _, key := range gone {
+		if err := b.m(tcMapPods).Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+	}
+	return it.Err()
+}
+
+// writePod writes what is known about one address of a pod: how to reach it,
+// and whether a policy selects it.
+func (b *Backend) writePod(a netip.Addr) error {
+	var pod tcPod
+	var flags tcPodFlags
+	p, reachable := b.pods[a]
+	if reachable && len(p.PodMAC) == 6 && len(p.HostMAC) == 6 {
+		flags |= tcPodFlagsPOD_REACHABLE
+		pod.Ifindex = uint32(p.Ifindex)
+		copy(pod.Mac[:], p.PodMAC)
+		copy(pod.GatewayMac[:], p.HostMAC)
+	}
+	if b.policed[a] {
+		flags |= tcPodFlagsPOD_POLICED
+	}
+	pod.Flags = uint32(flags)
+	var err error
+	if flags == 0 {
+		err = b.m(tcMapPods).Delete(addrKey(a))
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = nil
+		}
+	} else {
+		err = b.m(tcMapPods).Put(addrKey(a), pod)
+	}
+	if err != nil {
+		return fmt.Errorf("write pod %s: %w", a, err)
+	}
+	return nil
+}
+
+// replaceMap makes a small map hold exactly this; what is right is not touched.
+func replaceMap[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
+	var key K
+	var value V
+	have := map[K]V{}
+	it := m.Iterate()
+	for it.Next(&key, &value) {
+		have[key] = value
+	}
+	if err := it.Err(); err != nil {
+		return err
+	}
+	for k, v := range want {
+		if old, ok := have[k]; !ok || old != v {
+			if err := m.Put(k, v); err != nil {
+				return err
+			}
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package ebpf
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+// readPorts reads what an earlier run has left in the maps. All of it is an
+// orphan until a Service port claims it.
+func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
+	t := &portTable{
+		frontends: m[tcMapFrontends], services: m[tcMapServices], slots: m[tcMapSlots],
+		backends: m[tcMapBackends], ranges: m[tcMapSourceRanges],
+		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
+		owners: map[tcFrontendKey]uint32{},
+	}
+	at := func(service uint32) *port {
+		t.nextService = max(t.nextService, service)
+		if t.orphans[service] == nil {
+			t.orphans[service] = newPort(service)
+		}
+		return t.orphans[service]
+	}
+	err := each(t.services, func(id uint32, v tcService) {
+		p := at(id)
+		p.header, p.written = v, true
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = each(t.frontends, func(key tcFrontendKey, v tcFrontend) {
+		at(v.Service).frontends[key] = v
+		t.owners[key] = v.Service
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = each(t.backends, func(id uint32, v tcBackend) {
+		t.nextBackend = max(t.nextBackend, id)
+		addr := netip.AddrPortFrom(fromAddr(v.Addr, v.Family), toPort(v.Port))
+		at(v.Service).backends[addr] = backendEntry{id, v}
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = each(t.ranges, func(key tcRangeKey, _ uint8) { at(key.Service).ranges[key] = true })
+	if err != nil {
+		return nil, err
+	}
+	return t, t.readSlots(at)
+}
+
+// readSlots fills in the sets. A hole, from a run that was killed while it
+// wrote, is an endpoint that does not exist, and will be filled.
+func (t *portTable) readSlots(at func(uint32) *port) error {
+	return each(t.slots, func(key tcSlotKey, id uint32) {
+		p, set, i := at(key.Service), clusterSet, int(key.Slot&^slotLocal)
+		if key.Slot&slotLocal != 0 {
+			set = localSet
+		}
+		for len(p.slots[set]) <= i {
+			p.slots[set] = append(p.slots[set], 0)
+		}
+		p.slots[set][i] = id
+		t.nextBackend = max(t.nextBackend, id)
+	})
+}
+
+// inherit claims for the names of an earlier table what it had written.
+func (t *portTable) inherit(earlier *portTable) {
+	for id, p := range earlier.byID {
+		if o := t.orphans[p.service]; o != nil {
+			t.byID[id] = o
+			delete(t.orphans, p.service)
+		}
+	}
+	t.nextService = max(t.nextService, earlier.nextService)
+	t.nextBackend = max(t.nextBackend, earlier.nextBackend)
+}
+
+// each calls f for every entry of a map that only we write.
+func each[K, V any](m *ebpf.Map, f func(K, V)) error {
+	var key K
+	var value V
+	it := m.Iterate()
+	for it.Next(&key, &value) {
+		f(key, value)
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("read eBPF map %s: %w", m, err)
+	}
+	return nil
+}
+
+// Applied reads the maps again. Names of ports and what the maps do not hold
+// (appProtocol, trigger times) come from memory.
+func (b *Backend) Applied(context.Context) (intent.State, error) {
+	read, err := readPorts(b.objects.maps)
+	if err != nil {
+		return intent.State{}, err
+	}
+	names := map[uint32]intent.PortID{}
+	memory := map[uint32]*port{}
+	for id, p := range b.ports.byID {
+		names[p.service], memory[p.service] = id, p
+	}
+	var s intent.State
+	for service, p := range read.orphans {
+		id, known := names[service]
+		if !known {
+			id = intent.PortID{Service: model.Name{Name: fmt.Sprintf("unknown-%d", service)}}
+		}
+		sp := &intent.ServicePort{
+			ID: id, Affinity: time.Duration(p.header.Affinity) * time.Second,
+			Frontends: p.intentFrontends(), Endpoints: p.intentEndpoints(),
+		}
+		if known && memory[service].source != nil {
+			sp.AppProtocol = memory[service].source.AppProtocol
+		}
+		s.Ports = append(s.Ports, sp)
+	}
+	slices.SortFunc(s.Ports, func(x, y *intent.ServicePort) int { return x.ID.Compare(y.ID) })
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.node != nil {
+		s.Node = *b.node
+	}
+	return s, nil
+}
+
+// intentFrontends turns entries back into decisions.
+func (p *port) intentFrontends() []intent.Frontend {
+	var ranges []netip.Prefix
+	for key := range p.ranges {
+		addr := fromAddr(key.Addr, uint8(key.Family))
+		ranges = append(ranges, netip.PrefixFrom(addr, int(key.Prefixlen)-64))
+	}
+	slices.SortFunc(ranges, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	var out []intent.Frontend
+	for key, v := range p.frontends {
+		f := intent.Frontend{
+			Kind: frontendKind(v.Flags), Port: toPort(key.Port),
+			Outside: intent.Route(v.Outside), Inside: intent.Route(v.Inside),
+		}
+		if f.Kind != intent.NodePort {
+			f.Addr = fromAddr(key.Addr, key.Family)
+		}
+		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_RANGES != 0 {
+			f.SourceRanges = append([]netip.Prefix{}, ranges...)
+		}
+		out = append(out, f)
+	}
+	slices.SortFunc(out, func(a, b intent.Frontend) int {
+		if a.Kind != b.Kind {
+			return int(a.Kind) - int(b.Kind)
+		}
+		if c := a.Addr.Compare(b.Addr); c != 0 {
+			return c
+		}
+		return int(a.Port) - int(b.Port)
+	})
+	return out
+}
+
+// intentEndpoints turns backends that a set names into endpoints.
+func (p *port) intentEndpoints() []intent.Endpoint {
+	var in [2]map[uint32]bool
+	for set, slots := range p.slots {
+		in[set] = map[uint32]bool{}
+		for i := 0; i < len(slots) && i < int(p.header.Count[set]); i++ {
+			in[set][slots[i]] = true
+		}
+	}
+	var out []intent.Endpoint
+	for addr, entry := range p.backends {
+		flags := tcBackendFlags(entry.value.Flags)
+		out = append(out, intent.Endpoint{
+			Addr:    addr,
+			Cluster: in[clusterSet][entry.id],
+			Local:   in[localSet][entry.id],
+			Here:    flags&tcBackendFlagsBACKEND_HERE != 0,
+			Host:    flags&tcBackendFlagsBACKEND_HOST != 0,
+			Policed: flags&tcBackendFlagsBACKEND_POLICED != 0,
+		})
+	}
+	slices.SortFunc(out, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return out
+}

@@ -1,0 +1,120 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// sweepBatch is how many entries one system call reads.
+const sweepBatch = 4096
+
+// sweepMargin is how much longer than its time-out a flow is kept: the programs
+// treat it as dead at once, and may just be reviving it.
+const sweepMargin = 2
+
+// flowCounts are the flows seen by the last sweep.
+type flowCounts struct {
+	tcp, udp, swept atomic.Uint64
+}
+
+// sweepLoop removes dead flows. It takes at most a twentieth of one core,
+// however large the table is.
+func (b *Backend) sweepLoop(ctx context.Context) {
+	wait := b.cfg.SweepInterval
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		start := time.Now()
+		if err := b.sweep(ctx); err != nil && ctx.Err() == nil {
+			b.cfg.Log.Error("Sweep flow table", "err", err)
+		}
+		wait = max(b.cfg.SweepInterval, 20*time.Since(start))
+	}
+}
+
+// sweep walks through the table once.
+func (b *Backend) sweep(ctx context.Context) error {
+	flows := b.m(tcMapFlows)
+	keys := make([]tcTuple, sweepBatch)
+	values := make([]tcFlow, sweepBatch)
+	var cursor ebpf.MapBatchCursor
+	var tcp, udp uint64
+	for ctx.Err() == nil {
+		n, err := flows.BatchLookup(&cursor, keys, values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		now := bootSeconds()
+		for i := range n {
+			if b.dead(&keys[i], &values[i], now) {
+				b.sweepOne(keys[i], now)
+			} else if tcFlowFlags(values[i].Flags)&tcFlowFlagsFLOW_REPLY == 0 {
+				if model.Protocol(keys[i].Proto) == model.TCP {
+					tcp++
+				} else {
+					udp++
+				}
+			}
+		}
+		if err != nil {
+			break // ErrKeyNotExist: that was the last batch
+		}
+	}
+	b.flows.tcp.Store(tcp)
+	b.flows.udp.Store(udp)
+	return ctx.Err()
+}
+
+// sweepOne looks once more, since a batch is some time old, and deletes.
+func (b *Backend) sweepOne(key tcTuple, now uint32) {
+	var f tcFlow
+	flows := b.m(tcMapFlows)
+	if flows.Lookup(key, &f) != nil || !b.dead(&key, &f, now) {
+		return
+	}
+	if flows.Delete(key) == nil && tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
+		b.flows.swept.Add(1)
+	}
+}
+
+// dead mirrors flow_dead of bpf/lib/flow.h, with a margin.
+func (b *Backend) dead(key *tcTuple, f *tcFlow, now uint32) bool {
+	t := b.cfg.Timeouts
+	var limit time.Duration
+	state := tcFlowState(f.State)
+	switch {
+	case model.Protocol(key.Proto) == model.UDP && state == tcFlowStateFLOW_NEW:
+		limit = t.UDPNew
+	case model.Protocol(key.Proto) == model.UDP:
+		limit = t.UDP
+	case state == tcFlowStateFLOW_NEW:
+		limit = t.TCPNew
+	case state == tcFlowStateFLOW_ESTABLISHED:
+		limit = t.TCPEstablished
+	case state == tcFlowStateFLOW_CLOSING:
+		limit = t.TCPClosing
+	default:
+		limit = t.TCPClosed
+	}
+	return int32(now-f.Seen) > int32(seconds(limit)+sweepMargin)
+}
+
+// bootSeconds is the programs' clock: bpf_ktime_get_coarse_ns is
+// CLOCK_MONOTONIC.
+func bootSeconds() uint32 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
+		return 0
+	}
+	return uint32(ts.Sec)
+}

@@ -1,0 +1,44 @@
+package intent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Validate says what is missing or wrong, naming the flag that sets it.
+func (c Config) Validate() error {
+	if c.NodeName == "" {
+		return errors.New("the node's name is empty: set --hostname-override")
+	}
+	if err := validatePrefixes("--nodeport-addresses", c.NodePortAddresses); err != nil {
+		return err
+	}
+	return validatePrefixes("--cluster-cidr", c.ClusterCIDRs)
+}
+
+func validatePrefixes(flag string, prefixes []netip.Prefix) error {
+	for i, p := range prefixes {
+		if !p.IsValid() {
+			return fmt.Errorf("%s: entry %d is not an address range: write it as 10.0.0.0/8", flag, i)
+		}
+	}
+	return nil
+}
+
+// canonicalPrefixes masks, sorts and removes duplicates and invalid prefixes.
+// It keeps nil apart from empty.
+func canonicalPrefixes(prefixes []netip.Prefix) []netip.Prefix {
+	if prefixes == nil {
+		return nil
+	}
+	out := make([]netip.Prefix, 0, len(prefixes))
+	for _, p := range prefixes {
+		if p.IsValid() {
+			out = append(out, p.Masked())
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out)
+}

@@ -1,0 +1,126 @@
+package intent
+
+import (
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
+	hc := func(s *model.Service) {
+		s.Type, s.ExternalLocal, s.HealthCheckNodePort = model.LoadBalancer, true, 31000
+	}
+	rows := []struct {
+		name  string
+		claim func(*model.Service)
+		taken string // the frontend both want, as lines names it
+		field string
+		what  string
+	}{
+		{"a clusterIP and port", clusterIPs("10.96.0.1"), "ClusterIP 10.96.0.1:80", "spec.clusterIPs[0]", "10.96.0.1:80/TCP"},
+		{"a NodePort", nodePort(30080), "NodePort *:30080", "spec.ports[0].nodePort", "NodePort 30080/TCP (IPv4)"},
+		{"an externalIP and port", externalIPs("198.51.100.1"), "ExternalIP 198.51.100.1:80", "spec.externalIPs[0]", "198.51.100.1:80/TCP"},
+		{"a LoadBalancer IP and port", loadBalancer("192.0.2.1"), "LoadBalancerIP 192.0.2.1:80", "status.loadBalancer.ingress", "192.0.2.1:80/TCP"},
+		{"a healthCheckNodePort", hc, "", "spec.healthCheckNodePort", "healthCheckNodePort 31000"},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			older := web(called("older"), born(1), clusterIPs("10.96.0.7"), row.claim)
+			younger := web(called("a-younger"), born(2), clusterIPs("10.96.0.8"), row.claim)
+			if row.taken == "ClusterIP 10.96.0.1:80" {
+				nodePort(30001)(older) // so that something is left to both
+				nodePort(30002)(younger)
+			}
+			holders := func(tr *Tracker) string {
+				var out []string
+				for _, sp := range tr.State().Ports {
+					if row.taken != "" && strings.Contains(describe([]*ServicePort{sp}), "\n"+row.taken+" ") {
+						out = append(out, sp.ID.Service.Name)
+					}
+				}
+				for _, h := range tr.HealthChecks() {
+					out = append(out, h.Service.Name)
+				}
+				return strings.Join(out, " ")
+			}
+			problem := model.Problem{Where: "Service ns/a-younger", Field: row.field,
+				What: row.what + " is already taken by Service ns/older; change one of the two"}
+
+			tr := newTracker(younger)
+			same(t, "holder while alone", holders(tr), "a-younger")
+			c := tr.Apply(delta(older))
+			same(t, "holder after the older came", holders(tr), "older")
+			if len(c.Problems) != 1 || c.Problems[0] != problem {
+				t.Errorf("problems %v, want %v", c.Problems, problem)
+			}
+			if len(tr.State().Ports) != 2 {
+				t.Errorf("what is not contested is not served: %s", describe(tr.State().Ports))
+			}
+			if again := tr.Apply(delta(older)); !again.Empty() {
+				t.Errorf("the same Service again changes %+v", again)
+			}
+			c = tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name("older"): nil}})
+			same(t, "holder after the older went", holders(tr), "a-younger")
+			if c.Problems == nil || len(c.Problems) != 0 {
+				t.Errorf("problems %#v after the conflict, want an empty list", c.Problems)
+			}
+			if len(c.Deletes) != 1 || len(c.Upserts)+len(c.HealthChecks) == 0 {
+				t.Errorf("not taken over in the same Changes: %+v", c)
+			}
+		})
+	}
+}
+
+func TestConflicts(t *testing.T) {
+	twoPorts := ports(model.ServicePort{Name: "a", Protocol: model.TCP, Port: 80, NodePort: 30080}, model.ServicePort{Name: "b", Protocol: model.TCP, Port: 81, NodePort: 30080})
+	rows := []struct {
+		name    string
+		objects []any
+		loser   string // "Service field", "" for no conflict
+		by      string
+	}{
+		{"of one age, the first by name wins", []any{web(called("b")), web(called("a"))}, "Service ns/b spec.clusterIPs[0]", "ns/a"},
+		{"another port of the address is no conflict", []any{web(called("a")), web(called("b"), ports(model.ServicePort{Protocol: model.TCP, Port: 81}))}, "", ""},
+		{"another protocol is no conflict", []any{web(called("a")), web(called("b"), ports(model.ServicePort{Protocol: model.UDP, Port: 80}))}, "", ""},
+		{"a NodePort of another protocol is no conflict", []any{web(called("a"), nodePort(30080)),
+			web(called("b"), clusterIPs("10.96.0.2"), ports(model.ServicePort{Protocol: model.UDP, Port: 80, NodePort: 30080}))}, "", ""},
+		{"a NodePort of another family is no conflict", []any{web(called("a"), nodePort(30080)), web(called("b"), clusterIPs("fd00::1"), nodePort(30080))}, "", ""},
+		{"an externalIP never takes a clusterIP, however old", []any{web(called("a"), born(2)), web(called("b"), born(1), clusterIPs("10.96.0.2"), externalIPs("10.96.0.1"))},
+			"Service ns/b spec.externalIPs[0]", "ns/a"},
+		{"an externalIP and a LoadBalancer IP are one address", []any{web(called("a"), born(1), externalIPs("192.0.2.1")), web(called("b"), born(2), clusterIPs("10.96.0.2"), loadBalancer("192.0.2.1"))},
+			"Service ns/b status.loadBalancer.ingress", "ns/a"},
+		{"two ports of one Service may conflict", []any{web(called("a"), twoPorts)}, "Service ns/a spec.ports[1].nodePort", `port "a" of the same Service`},
+		{"a Service of another proxy claims nothing", []any{web(called("b")), web(called("a"), func(s *model.Service) { s.ProxyName = "other" })}, "", ""},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			got := newTracker(row.objects...).Problems()
+			if row.loser == "" {
+				if len(got) > 0 {
+					t.Errorf("problems %v, want none", got)
+				}
+				return
+			}
+			if len(got) != 1 || got[0].Where+" "+got[0].Field != row.loser || !strings.Contains(got[0].What, row.by) {
+				t.Errorf("problems %v, want %s to lose to %s", got, row.loser, row.by)
+			}
+		})
+	}
+}
+
+func TestAServiceThatLostEverythingVanishes(t *testing.T) {
+	tr := newTracker(web())
+	c := tr.Apply(delta(web(called("older"), born(1))))
+	if len(c.Deletes) != 1 || c.Deletes[0].Service != name("web") || len(c.Upserts) != 1 {
+		t.Errorf("got %+v", c)
+	}
+}
+
+func TestTheThirdClaimantHearsOfTheNewHolder(t *testing.T) {
+	tr := newTracker(web(called("a"), born(1)), web(called("b"), born(2)), web(called("c"), born(3)))
+	c := tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name("a"): nil}})
+	if len(c.Problems) != 1 || c.Problems[0].Where != "Service ns/c" || !strings.Contains(c.Problems[0].What, "ns/b") {
+		t.Errorf("problems are %v", c.Problems)
+	}
+}

@@ -1,0 +1,109 @@
+package intent
+
+import (
+	"slices"
+	"time"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// decide works out everything about one Service from the world as it stands.
+func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Problem) {
+	health := HealthCheck{Service: e.name}
+	if e.spec == nil {
+		return nil, HealthCheck{Service: e.name}, nil
+	}
+	problems := slices.Clone(e.plan.problems)
+	t.healthy = t.healthy[:0]
+	objects := make([]*model.EndpointSlice, len(e.slices))
+	for i, s := range e.slices {
+		objects[i] = s.object
+	}
+	ports := make([]*ServicePort, 0, len(e.plan.ports))
+	for i := range e.plan.ports {
+		p := &e.plan.ports[i]
+		held := make([]claim, 0, len(p.claims))
+		for _, c := range p.claims {
+			if holder := t.claims.holder(c.key); holder != p.id {
+				problems = append(problems, conflict(e.name, c, holder))
+				continue
+			}
+			held = append(held, c)
+		}
+		if sp := t.decidePort(e.spec, p, held, objects); sp != nil {
+			ports = append(ports, sp)
+		}
+	}
+	if c := e.plan.health; c != nil {
+		if holder := t.claims.holder(c.key); holder != healthID(e.name) {
+			problems = append(problems, conflict(e.name, *c, holder))
+		} else {
+			health.Port = c.key.Port
+			health.Endpoints = countHealthy(t.healthy)
+		}
+	}
+	return ports, health, problems
+}
+
+// decidePort decides one Service port; nil if it has no frontend left.
+func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from []*model.EndpointSlice) *ServicePort {
+	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
+	t.candidates = cs
+	for i := range cs {
+		if c := &cs[i]; c.here && c.ep.Ready && !c.ep.Terminating {
+			t.healthy = append(t.healthy, c.addr.Addr())
+		}
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	r := categorize(cs, needOf(svc, held), t.cfg.NodeName, t.own.zone)
+	return &ServicePort{
+		ID:          p.id,
+		Frontends:   frontends(svc, p, held, r),
+		Endpoints:   t.endpoints(cs),
+		Affinity:    svc.Affinity,
+		AppProtocol: p.spec.AppProtocol,
+		Triggered:   newestTrigger(from, p.id.Family),
+	}
+}
+
+// endpoints turns the candidates that some policy uses into Endpoints.
+func (t *Tracker) endpoints(cs []candidate) []Endpoint {
+	out := make([]Endpoint, 0, len(cs))
+	for i := range cs {
+		c := &cs[i]
+		if !c.cluster && !c.local {
+			continue
+		}
+		addr := c.addr.Addr()
+		// An endpoint without a nodeName (the API server's own, or a manual
+		// slice's) is no endpoint of this node to a Local policy. But packets
+		// to this node's own address get here all the same.
+		host := (c.here || c.ep.Node == "") && t.own.has(addr)
+		out = append(out, Endpoint{
+			Addr:    c.addr,
+			Cluster: c.cluster,
+			Local:   c.local,
+			Here:    c.here || host,
+			Host:    host,
+			Policed: t.world.policed(c.slice.Service.Namespace, c.ep, addr),
+		})
+	}
+	return out
+}
+
+// newestTrigger finds the newest trigger time of one family's slices. A slice
+// without endpoints counts too: it may be the one that just lost its last.
+func newestTrigger(from []*model.EndpointSlice, f model.Family) time.Time {
+	var newest time.Time
+	for _, s := range from {
+		if s.Family == f && s.Triggered.After(newest) {
+			newest = s.Triggered
+		}
+	}
+	return newest
+}
+
+// healthID is the claimant's name of a Service's healthCheckNodePort.
+func healthID(service model.Name) PortID { return PortID{Service: service} }

@@ -1,0 +1,228 @@
+package intent
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// zoneLabel says which zone a node is in.
+const zoneLabel = "topology.kubernetes.io/zone"
+
+// ownNode is what is known of the node that the Tracker decides for.
+type ownNode struct {
+	node   Node // as last decided
+	told   bool // Changes have carried node
+	stale  bool // node must be decided again
+	zone   string
+	kernel []netip.Addr // as SetNodeAddrs told
+	addrs  []netip.Addr // all its addresses, sorted
+	cidrs  []netip.Prefix
+
+	// policed counts for each address how many pods and slices say that it is
+	// a policed pod's; podsPoliced is what each pod says.
+	policed     map[netip.Addr]int
+	podsPoliced map[model.Name][]netip.Addr
+	pods        map[model.Name]struct{} // pods whose say must be heard again
+}
+
+func newOwnNode() ownNode {
+	return ownNode{
+		policed:     map[netip.Addr]int{},
+		podsPoliced: map[model.Name][]netip.Addr{},
+		pods:        map[model.Name]struct{}{},
+	}
+}
+
+// has reports whether an address is the node's own.
+func (o *ownNode) has(a netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(o.addrs, a, netip.Addr.Compare)
+	return found
+}
+
+// takeNode takes in a Node, nil for one that is gone.
+func (t *Tracker) takeNode(name string, n *model.Node) {
+	old := t.world.nodes[name]
+	if n == nil {
+		delete(t.world.nodes, name)
+	} else {
+		t.world.nodes[name] = n
+	}
+	if !slices.Equal(podCIDRs(old), podCIDRs(n)) {
+		t.own.cidrs = nil
+		t.own.stale = true
+	}
+	if name != t.cfg.NodeName {
+		return
+	}
+	t.readdress()
+	zone := ""
+	if n != nil {
+		zone = n.Labels[zoneLabel]
+	}
+	if zone != t.own.zone {
+		t.own.zone = zone
+		for _, e := range t.services {
+			t.touch(e)
+		}
+	}
+}
+
+func podCIDRs(n *model.Node) []netip.Prefix {
+	if n == nil {
+		return nil
+	}
+	return n.PodCIDRs
+}
+
+// readdress works out the node's addresses and touches what depends on them.
+func (t *Tracker) readdress() {
+	var addrs []netip.Addr
+	add := func(list []netip.Addr) {
+		for _, a := range list {
+			if a = a.Unmap().WithZone(""); reachable(a) {
+				addrs = append(addrs, a)
+			}
+		}
+	}
+	add(t.own.kernel)
+	if n := t.world.nodes[t.cfg.NodeName]; n != nil {
+		add(n.Addresses)
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	addrs = slices.Compact(addrs)
+	if slices.Equal(addrs, t.own.addrs) {
+		return
+	}
+	t.own.addrs = addrs
+	t.own.stale = true
+	for s := range t.world.slicesNear {
+		t.touch(s.service)
+	}
+}
+
+// reachable reports whether other machines can address the node so. Loopback
+// must never be: a NodePort there lets neighbours in (CVE-2020-8558).
+func reachable(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
+}
+
+// pollSlice renews what a slice says about policed pods on this node.
+func (t *Tracker) pollSlice(s *slice) {
+	if !s.near && len(s.policed) == 0 {
+		return
+	}
+	var now []netip.Addr
+	for i := range s.object.Endpoints {
+		ep := &s.object.Endpoints[i]
+		addr := endpointAddr(ep)
+		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && t.world.policed(s.object.Service.Namespace, ep, addr) {
+			now = append(now, addr)
+		}
+	}
+	t.setPoliced(&s.policed, now)
+}
+
+// pollPods renews what the touched pods say about policed pods on this node.
+func (t *Tracker) pollPods() {
+	for name := range t.own.pods {
+		var now []netip.Addr
+		if p := t.world.pods[name]; p != nil && p.Node == t.cfg.NodeName && t.world.podPoliced(name) {
+			for _, a := range p.IPs {
+				now = append(now, a.Unmap())
+			}
+		}
+		said := t.own.podsPoliced[name]
+		t.setPoliced(&said, now)
+		if len(said) == 0 {
+			delete(t.own.podsPoliced, name)
+		} else {
+			t.own.podsPoliced[name] = said
+		}
+	}
+	clear(t.own.pods)
+}
+
+// setPoliced replaces what somebody says about policed pods on this node.
+func (t *Tracker) setPoliced(said *[]netip.Addr, now []netip.Addr) {
+	if slices.Equal(*said, now) {
+		return
+	}
+	for _, a := range now {
+		t.own.policed[a]++
+		t.own.stale = t.own.stale || t.own.policed[a] == 1
+	}
+	for _, a := range *said {
+		if t.own.policed[a]--; t.own.policed[a] == 0 {
+			delete(t.own.policed, a)
+			t.own.stale = true
+		}
+	}
+	*said = now
+}
+
+// changedNode returns the Node if it differs from what was last returned.
+func (t *Tracker) changedNode() *Node {
+	t.pollPods()
+	if t.own.stale {
+		t.own.stale = false
+		if n := t.describeNode(); !sameNode(n, t.own.node) {
+			t.own.node = n
+			t.own.told = false
+		}
+	}
+	if t.own.told {
+		return nil
+	}
+	t.own.told = true
+	n := t.own.node
+	return &n
+}
+
+func (t *Tracker) describeNode() Node {
+	if t.own.cidrs == nil {
+		t.own.cidrs = t.clusterCIDRs()
+	}
+	n := Node{
+		Name:          t.cfg.NodeName,
+		Addrs:         t.own.addrs,
+		ClusterCIDRs:  t.own.cidrs,
+		MasqueradeAll: t.cfg.MasqueradeAll,
+	}
+	for _, a := range t.own.addrs {
+		if t.servesNodePorts(a) {
+			n.NodePortAddrs = append(n.NodePortAddrs, a)
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(t.own.policed), netip.Addr.Compare) {
+		// Whether a policy holds for a hostNetwork pod is undefined, and
+		// policing the node's own address would take in all its traffic.
+		if !t.own.has(a) {
+			n.PolicedPods = append(n.PolicedPods, a)
+		}
+	}
+	return n
+}
+
+func (t *Tracker) servesNodePorts(a netip.Addr) bool {
+	return len(t.cfg.NodePortAddresses) == 0 ||
+		slices.ContainsFunc(t.cfg.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// clusterCIDRs collects the address ranges of all nodes' pods. The result is
+// never nil.
+func (t *Tracker) clusterCIDRs() []netip.Prefix {
+	all := append([]netip.Prefix{}, t.cfg.ClusterCIDRs...)
+	for _, n := range t.world.nodes {
+		all = append(all, n.PodCIDRs...)
+	}
+	return canonicalPrefixes(all)
+}
+
+func sameNode(a, b Node) bool {
+	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
+		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
+		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods)
+}

@@ -1,0 +1,118 @@
+package intent
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+func stringsOf[T fmt.Stringer](list []T) []string {
+	var out []string
+	for _, v := range list {
+		out = append(out, v.String())
+	}
+	return out
+}
+
+func equalStrings(a, b []string) bool { return slices.Equal(a, b) }
+
+func TestNodeAddrs(t *testing.T) {
+	kernel := []string{"192.168.0.1", "127.0.0.1", "::1", "fe80::1%eth0", "fe80::1", "169.254.1.1", "2001:db8::1", "0.0.0.0", "224.0.0.1", "192.168.0.1", "::ffff:10.0.0.5"}
+	object := &model.Node{Name: here, Addresses: addrs("192.168.0.1", "203.0.113.1")}
+	rows := []struct {
+		name   string
+		config []netip.Prefix
+		addrs  []string
+		ports  []string
+	}{
+		{"all but loopback and link-local, and NodePorts on all of them", nil,
+			[]string{"10.0.0.5", "192.168.0.1", "203.0.113.1", "2001:db8::1"}, []string{"10.0.0.5", "192.168.0.1", "203.0.113.1", "2001:db8::1"}},
+		{"no prefixes are all", prefixes(),
+			[]string{"10.0.0.5", "192.168.0.1", "203.0.113.1", "2001:db8::1"}, []string{"10.0.0.5", "192.168.0.1", "203.0.113.1", "2001:db8::1"}},
+		{"NodePorts in the prefixes only", prefixes("192.168.0.0/16", "2001:db8::/32", "127.0.0.0/8"),
+			[]string{"10.0.0.5", "192.168.0.1", "203.0.113.1", "2001:db8::1"}, []string{"192.168.0.1", "2001:db8::1"}},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			tr := New(Config{NodeName: here, NodePortAddresses: row.config})
+			tr.Apply(delta(object))
+			c := tr.SetNodeAddrs(addrs(kernel...))
+			if c.Node == nil {
+				t.Fatal("the node did not change")
+			}
+			same(t, "addresses", strings.Join(stringsOf(c.Node.Addrs), " "), strings.Join(row.addrs, " "))
+			same(t, "NodePort addresses", strings.Join(stringsOf(c.Node.NodePortAddrs), " "), strings.Join(row.ports, " "))
+			if again := tr.SetNodeAddrs(addrs(kernel...)); !again.Empty() {
+				t.Errorf("the same addresses again change %+v", again)
+			}
+		})
+	}
+}
+
+func TestClusterCIDRsAreTheFlagAndAllNodesPodCIDRs(t *testing.T) {
+	tr := New(Config{NodeName: here, ClusterCIDRs: prefixes("10.1.0.0/16"), MasqueradeAll: true})
+	a := &model.Node{Name: here, PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64")}
+	b := &model.Node{Name: there, PodCIDRs: prefixes("10.1.1.7/24")}
+	c := tr.Apply(delta(a, b))
+	same(t, "ranges", fmt.Sprint(c.Node.ClusterCIDRs), "[10.1.0.0/16 10.1.0.0/24 10.1.1.0/24 fd00:1::/64]")
+	if !c.Node.MasqueradeAll || c.Node.Name != here {
+		t.Errorf("node is %+v", c.Node)
+	}
+	if c := tr.Apply(delta(&model.Node{Name: there, PodCIDRs: b.PodCIDRs, Labels: labels{"a": "b"}})); !c.Empty() {
+		t.Errorf("another node's labels change %+v", c)
+	}
+	c = tr.Apply(model.Delta{Nodes: map[string]*model.Node{there: nil}})
+	same(t, "ranges without the other node", fmt.Sprint(c.Node.ClusterCIDRs), "[10.1.0.0/16 10.1.0.0/24 fd00:1::/64]")
+}
+
+func TestTheFirstCallReportsTheNode(t *testing.T) {
+	tr := New(Config{NodeName: here})
+	if c := tr.Apply(model.Delta{}); c.Node == nil || c.Node.Name != here {
+		t.Errorf("got %+v", c)
+	}
+	if c := tr.Apply(model.Delta{}); !c.Empty() {
+		t.Errorf("the second call reports %+v", c)
+	}
+}
+
+func TestAZoneThatChangesMovesTraffic(t *testing.T) {
+	tr := newTracker(web(), inZone("zone-1"), web(called("plain"), clusterIPs("10.96.0.2")),
+		sliceOf("s", at("10.1.0.1", there, forZones("zone-1")), at("10.1.0.2", there, forZones("zone-2"))))
+	c := tr.Apply(delta(inZone("zone-2")))
+	same(t, "changed ports", describe(c.Upserts), clusterIPLeadsTo+"-> 10.1.0.2:8080 cluster")
+	c = tr.Apply(model.Delta{Nodes: map[string]*model.Node{here: nil}})
+	same(t, "ports without a zone", describe(c.Upserts), clusterIPLeadsTo+"-> 10.1.0.1:8080 cluster\n-> 10.1.0.2:8080 cluster")
+}
+
+func TestNewNodeAddressesMakeEndpointsHost(t *testing.T) {
+	tr := newTracker(web(), sliceOf("s", at("192.168.0.1", here)), web(called("plain"), clusterIPs("10.96.0.2")))
+	c := tr.SetNodeAddrs(addrs("192.168.0.1"))
+	same(t, "changed ports", describe(c.Upserts), clusterIPLeadsTo+"-> 192.168.0.1:8080 cluster here host")
+	c = tr.SetNodeAddrs(nil)
+	same(t, "ports without the address", describe(c.Upserts), clusterIPLeadsTo+"-> 192.168.0.1:8080 cluster here")
+}
+
+func TestConfigIsValidated(t *testing.T) {
+	rows := []struct {
+		name   string
+		config Config
+		want   string
+	}{
+		{"a good one", Config{NodeName: here, ClusterCIDRs: prefixes("10.0.0.0/8")}, ""},
+		{"no node name", Config{}, "--hostname-override"},
+		{"a bad NodePort range", Config{NodeName: here, NodePortAddresses: []netip.Prefix{{}}}, "--nodeport-addresses"},
+		{"a bad cluster range", Config{NodeName: here, ClusterCIDRs: []netip.Prefix{{}}}, "--cluster-cidr"},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			err := row.config.Validate()
+			if (err == nil) != (row.want == "") || err != nil && !strings.Contains(err.Error(), row.want) {
+				t.Errorf("got %v, want %q", err, row.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,175 @@
+package intent
+
+import (
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// world holds the facts, and the indexes that lead from a pod, an address or a
+// namespace to the slices that depend on it.
+type world struct {
+	slices   map[model.Name]*slice
+	nodes    map[string]*model.Node
+	pods     map[model.Name]*model.Pod
+	policies map[string]policySet // by namespace; never an empty set
+
+	slicesOfPod  index[model.Name] // slices with an endpoint that names the pod
+	slicesOfAddr index[netip.Addr] // slices with an endpoint that names no pod
+	slicesOfNS   map[string]map[*slice]struct{}
+	slicesNear   map[*slice]struct{} // slices with an endpoint that is or may be on this node
+	podsOfAddr   map[netip.Addr][]model.Name
+	podsOfNS     map[string]map[model.Name]struct{}
+}
+
+// slice is an EndpointSlice and what depends on it.
+type slice struct {
+	object  *model.EndpointSlice
+	service *service
+	near    bool         // has an endpoint that is or may be on this node
+	policed []netip.Addr // what it adds to the node's policed pods
+}
+
+func newWorld() world {
+	return world{
+		slices:       map[model.Name]*slice{},
+		nodes:        map[string]*model.Node{},
+		pods:         map[model.Name]*model.Pod{},
+		policies:     map[string]policySet{},
+		slicesOfPod:  index[model.Name]{},
+		slicesOfAddr: index[netip.Addr]{},
+		slicesOfNS:   map[string]map[*slice]struct{}{},
+		slicesNear:   map[*slice]struct{}{},
+		podsOfAddr:   map[netip.Addr][]model.Name{},
+		podsOfNS:     map[string]map[model.Name]struct{}{},
+	}
+}
+
+// index leads from a key to slices. Nearly every key has one.
+type index[K comparable] map[K][]*slice
+
+func (x index[K]) add(key K, s *slice) {
+	if list := x[key]; !slices.Contains(list, s) {
+		x[key] = append(list, s)
+	}
+}
+
+func (x index[K]) remove(key K, s *slice) {
+	list := slices.DeleteFunc(x[key], func(o *slice) bool { return o == s })
+	if len(list) == 0 {
+		delete(x, key)
+		return
+	}
+	x[key] = list
+}
+
+// attach enters a slice into the indexes.
+func (w *world) attach(s *slice, node string) {
+	for i := range s.object.Endpoints {
+		ep := &s.object.Endpoints[i]
+		s.near = s.near || isHere(ep, node) || ep.Node == ""
+		if ep.Pod.Name == "" {
+			w.slicesOfAddr.add(endpointAddr(ep), s)
+			continue
+		}
+		w.slicesOfPod.add(ep.Pod, s)
+		addTo(w.slicesOfNS, ep.Pod.Namespace, s)
+	}
+	addTo(w.slicesOfNS, s.object.Service.Namespace, s)
+	if s.near {
+		w.slicesNear[s] = struct{}{}
+	}
+}
+
+// detach takes a slice out of the indexes again.
+func (w *world) detach(s *slice) {
+	for i := range s.object.Endpoints {
+		ep := &s.object.Endpoints[i]
+		if ep.Pod.Name == "" {
+			w.slicesOfAddr.remove(endpointAddr(ep), s)
+			continue
+		}
+		w.slicesOfPod.remove(ep.Pod, s)
+		removeFrom(w.slicesOfNS, ep.Pod.Namespace, s)
+	}
+	removeFrom(w.slicesOfNS, s.object.Service.Namespace, s)
+	delete(w.slicesNear, s)
+}
+
+// indexedAlike reports whether a slice may replace another without a change to
+// any index: conditions change far more often than addresses.
+func indexedAlike(a, b *model.EndpointSlice) bool {
+	return a.Service == b.Service && slices.EqualFunc(a.Endpoints, b.Endpoints, func(a, b model.Endpoint) bool {
+		return a.Pod == b.Pod && a.Node == b.Node && endpointAddr(&a) == endpointAddr(&b)
+	})
+}
+
+// addPod enters a pod.
+func (w *world) addPod(p *model.Pod) {
+	w.pods[p.Name] = p
+	addTo(w.podsOfNS, p.Namespace, p.Name)
+	for _, a := range p.IPs {
+		a = a.Unmap()
+		if list := w.podsOfAddr[a]; !slices.Contains(list, p.Name) {
+			w.podsOfAddr[a] = append(list, p.Name)
+		}
+	}
+}
+
+// removePod takes a pod out again.
+func (w *world) removePod(p *model.Pod) {
+	delete(w.pods, p.Name)
+	removeFrom(w.podsOfNS, p.Namespace, p.Name)
+	for _, a := range p.IPs {
+		a = a.Unmap()
+		list := slices.DeleteFunc(w.podsOfAddr[a], func(n model.Name) bool { return n == p.Name })
+		if len(list) == 0 {
+			delete(w.podsOfAddr, a)
+		} else {
+			w.podsOfAddr[a] = list
+		}
+	}
+}
+
+// policed reports whether a NetworkPolicy selects the endpoint's pod, or may.
+// The namespace is the slice's. An endpoint that names no pod is looked up by
+// its address; on a cluster node it may still be a pod, elsewhere it is none.
+func (w *world) policed(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
+	if len(w.policies) == 0 {
+		return false
+	}
+	if ep.Pod.Name != "" {
+		return w.podPoliced(ep.Pod)
+	}
+	known := w.podsOfAddr[addr]
+	if len(known) == 0 {
+		return ep.Node != "" && w.policies[namespace].selectsUnknown()
+	}
+	return slices.ContainsFunc(known, w.podPoliced)
+}
+
+func (w *world) podPoliced(name model.Name) bool {
+	set := w.policies[name.Namespace]
+	if pod := w.pods[name]; pod != nil {
+		return set.selects(pod.Labels)
+	}
+	return set.selectsUnknown()
+}
+
+// addTo and removeFrom keep a set a key, and no empty one.
+func addTo[K, V comparable](sets map[K]map[V]struct{}, key K, v V) {
+	set := sets[key]
+	if set == nil {
+		set = map[V]struct{}{}
+		sets[key] = set
+	}
+	set[v] = struct{}{}
+}
+
+func removeFrom[K, V comparable](sets map[K]map[V]struct{}, key K, v V) {
+	delete(sets[key], v)
+	if len(sets[key]) == 0 {
+		delete(sets, key)
+	}
+}

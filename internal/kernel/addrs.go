@@ -1,0 +1,136 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+var nativeEndian = nl.NativeEndian()
+
+const addrsCoalesce = 50 * time.Millisecond
+
+// Addrs lists the addresses of the calling thread's network namespace, sorted
+// and each once: all but loopback, link-local and those that duplicate address
+// detection has not cleared (yet).
+func Addrs() ([]netip.Addr, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	defer h.Close()
+	return ownAddrs(h)
+}
+
+// WatchAddrs calls f with Addrs at once, from the calling goroutine, and again
+// from another each time the list is a different one, until ctx ends. Changes
+// that come together within 50 ms make one call. A list that cannot be read is
+// tried again a second later.
+func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
+	sub, err := Subscribe(false, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_LINK)
+	if err != nil {
+		return fmt.Errorf("watch addresses: %w", err)
+	}
+	h, err := netlink.NewHandleAt(netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		sub.Close()
+		return fmt.Errorf("watch addresses: %w", err)
+	}
+	last, err := ownAddrs(h)
+	if err != nil {
+		sub.Close()
+		h.Close()
+		return err
+	}
+	f(last)
+	dirty := make(chan struct{}, 1)
+	go notifyNews(sub, dirty)
+	go func() {
+		defer h.Close()
+		defer sub.Close()
+		followAddrs(ctx, h, dirty, last, f)
+	}()
+	return nil
+}
+
+// notifyNews fills dirty whenever news came or were lost, until sub is closed.
+func notifyNews(sub *Subscription, dirty chan<- struct{}) {
+	for {
+		_, err := sub.Receive()
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		if err != nil && !errors.Is(err, ErrOverrun) {
+			time.Sleep(time.Second) // Unheard of; do not spin on it.
+		}
+		select {
+		case dirty <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func followAddrs(ctx context.Context, h *netlink.Handle, dirty chan struct{}, last []netip.Addr, f func([]netip.Addr)) {
+	for {
+		wait := addrsCoalesce
+		select {
+		case <-ctx.Done():
+			return
+		case <-dirty:
+		}
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+			select {
+			case <-dirty: // Covered by the reading that follows.
+			default:
+			}
+			now, err := ownAddrs(h)
+			if err != nil {
+				wait = time.Second
+				continue
+			}
+			if !slices.Equal(now, last) {
+				last = now
+				f(now)
+			}
+			break
+		}
+	}
+}
+
+func ownAddrs(h *netlink.Handle) ([]netip.Addr, error) {
+	list, err := Dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var addrs []netip.Addr
+	for _, a := range list {
+		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
+			continue
+		}
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if !ok {
+			continue
+		}
+		ip = ip.Unmap()
+		if ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() {
+			continue
+		}
+		addrs = append(addrs, ip)
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs), nil
+}

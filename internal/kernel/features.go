@@ -1,0 +1,210 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+)
+
+// Place is where an instance wants to keep its things.
+type Place struct {
+	BPFFS      string // directory for pins; EnsureBPFFS comes before Probe
+	CgroupRoot string // cgroup for socket hooks; empty: none are wanted
+}
+
+// Features is what the eBPF dataplane wants to know of kernel and machine.
+// BTF is not among it: no program needs it.
+type Features struct {
+	Kernel Version
+	// Privileged: the process may load programs and change the network.
+	Privileged bool
+	Place      Place
+	BPFFS      bool // Place.BPFFS is inside a BPF file system
+	Cgroup2    bool // Place.CgroupRoot is inside a cgroup2, or none is wanted
+
+	// Needed by the dataplane, with the error of the probe; nil is good.
+	Needed map[string]error
+
+	// What it can do without.
+	TCX             bool // programs by tcx links (6.6), else clsact
+	SetRetval       bool // bpf_set_retval in connect and sendmsg hooks (5.18)
+	CsumReplaceIPv6 bool // BPF_F_IPV6 of bpf_l4_csum_replace (6.16, and stable kernels)
+	BTF             bool // the kernel has BTF: nicer dumps, nothing else
+}
+
+// helper is a BPF helper that the dataplane cannot do without.
+type helper struct {
+	name string
+	typ  ebpf.ProgramType
+	fn   asm.BuiltinFunc
+}
+
+var neededHelpers = []helper{
+	{"bpf_redirect_peer", ebpf.SchedCLS, asm.FnRedirectPeer},
+	{"bpf_redirect_neigh", ebpf.SchedCLS, asm.FnRedirectNeigh},
+	{"bpf_fib_lookup", ebpf.SchedCLS, asm.FnFibLookup},
+	{"bpf_skb_change_head", ebpf.SchedCLS, asm.FnSkbChangeHead},
+	{"bpf_skb_change_tail", ebpf.SchedCLS, asm.FnSkbChangeTail},
+	{"bpf_skb_adjust_room", ebpf.SchedCLS, asm.FnSkbAdjustRoom},
+	{"bpf_csum_diff", ebpf.SchedCLS, asm.FnCsumDiff},
+	{"bpf_l4_csum_replace", ebpf.SchedCLS, asm.FnL4CsumReplace},
+	{"bpf_sk_lookup_udp", ebpf.SchedCLS, asm.FnSkLookupUdp},
+	{"bpf_skc_lookup_tcp", ebpf.SchedCLS, asm.FnSkcLookupTcp},
+	{"bpf_ktime_get_boot_ns", ebpf.SchedCLS, asm.FnKtimeGetBootNs},
+	{"bpf_get_netns_cookie", ebpf.CGroupSockAddr, asm.FnGetNetnsCookie},
+	{"bpf_get_socket_cookie", ebpf.CGroupSockAddr, asm.FnGetSocketCookie},
+}
+
+var neededMaps = []struct {
+	name string
+	typ  ebpf.MapType
+}{
+	{"LRU hash maps", ebpf.LRUHash},
+	{"LPM tries", ebpf.LPMTrie},
+	{"per-CPU arrays", ebpf.PerCPUArray},
+}
+
+// Probe asks kernel and machine. It changes nothing. The error is for answers
+// that could not be had; a feature that is missing is no error.
+func Probe(place Place) (Features, error) {
+	f := Features{Place: place}
+	var err error
+	if f.Kernel, err = RunningVersion(); err != nil {
+		return f, err
+	}
+	if f.Privileged, err = privileged(); err != nil {
+		return f, err
+	}
+	if f.BPFFS, err = OnBPFFS(place.BPFFS); err != nil {
+		return f, err
+	}
+	f.Cgroup2 = true
+	if place.CgroupRoot != "" {
+		if f.Cgroup2, err = OnCgroup2(place.CgroupRoot); err != nil {
+			return f, err
+		}
+	}
+	if f.Privileged && !f.Kernel.Less(Floor) {
+		f.probePrograms()
+	}
+	return f, nil
+}
+
+func (f *Features) probePrograms() {
+	f.Needed = make(map[string]error)
+	for _, h := range neededHelpers {
+		f.Needed[h.name] = features.HaveProgramHelper(h.typ, h.fn)
+	}
+	for _, m := range neededMaps {
+		f.Needed[m.name] = features.HaveMapType(m.typ)
+	}
+	f.Needed["bounded loops"] = features.HaveBoundedLoops()
+	f.TCX = HaveTCX()
+	f.SetRetval = features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil
+	f.CsumReplaceIPv6 = haveCsumReplaceIPv6() == nil
+	f.BTF = unix.Access("/sys/kernel/btf/vmlinux", unix.R_OK) == nil
+}
+
+// Missing names what the eBPF dataplane lacks here, each with what to do.
+func (f *Features) Missing() []string {
+	const instead = "use --proxy-mode nftables"
+	if f.Kernel.Less(Floor) {
+		return []string{fmt.Sprintf("eBPF dataplane needs Linux %d.%d or newer, this is %s: %s",
+			Floor.Major, Floor.Minor, f.Kernel, instead)}
+	}
+	if !f.Privileged {
+		return []string{"eBPF dataplane needs root, or CAP_BPF and CAP_NET_ADMIN: run as root or in a privileged container"}
+	}
+	var missing []string
+	var helpers []string
+	for _, name := range slices.Sorted(maps.Keys(f.Needed)) {
+		err := f.Needed[name]
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			helpers = append(helpers, name)
+		} else if err != nil {
+			helpers = append(helpers, fmt.Sprintf("%s (%v)", name, err))
+		}
+	}
+	if len(helpers) > 0 {
+		missing = append(missing, fmt.Sprintf("eBPF dataplane needs %s, which Linux %s as built here lacks: %s",
+			strings.Join(helpers, ", "), f.Kernel, instead))
+	}
+	if !f.BPFFS {
+		missing = append(missing, fmt.Sprintf("eBPF dataplane needs a BPF file system at %s: mount -t bpf bpf %s, or give --bpffs",
+			f.Place.BPFFS, f.Place.BPFFS))
+	}
+	if !f.Cgroup2 {
+		missing = append(missing, f.cgroupAdvice())
+	}
+	return missing
+}
+
+func (f *Features) cgroupAdvice() string {
+	mount, err := Cgroup2Mount()
+	if err != nil {
+		return fmt.Sprintf("eBPF dataplane needs cgroup2 at %s: %v", f.Place.CgroupRoot, err)
+	}
+	return fmt.Sprintf("eBPF dataplane needs a cgroup2 directory, %s is none: give --cgroup-root %s or a directory in it",
+		f.Place.CgroupRoot, mount)
+}
+
+// Err is nil when nothing is missing, else one line that says what is.
+func (f *Features) Err() error {
+	missing := f.Missing()
+	if len(missing) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(missing, "; "))
+}
+
+// privileged reads the calling thread's effective capabilities.
+func privileged() (bool, error) {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return false, fmt.Errorf("read capabilities: %w", err)
+	}
+	has := func(c int) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
+	return (has(unix.CAP_BPF) || has(unix.CAP_SYS_ADMIN)) && has(unix.CAP_NET_ADMIN), nil
+}
+
+// haveCsumReplaceIPv6 runs a program that asks for a checksum update as for
+// IPv6. Older kernels answer EINVAL to the flag, and only when run.
+func haveCsumReplaceIPv6() error {
+	const (
+		pseudoHdr = 1 << 4
+		ipv6      = 1 << 7
+	)
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, 16), // offset of the checksum
+			asm.Mov.Imm(asm.R3, 0),  // from
+			asm.Mov.Imm(asm.R4, 0),  // to: a difference of nothing
+			asm.Mov.Imm(asm.R5, pseudoHdr|ipv6),
+			asm.FnL4CsumReplace.Call(),
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	packet := make([]byte, 64)
+	packet[12], packet[13] = 0x86, 0xdd
+	ret, err := prog.Run(&ebpf.RunOptions{Data: packet, DataOut: make([]byte, 64)})
+	if err != nil {
+		return err
+	}
+	if ret != 0 {
+		return ebpf.ErrNotSupported
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Do runs f with its thread in the network namespace ns and gives f's error
+// back. The caller's own thread is not moved. f must not start goroutines
+// that count on being in ns.
+func Do(ns netns.NsHandle, f func() error) error {
+	if cur, err := netns.Get(); err == nil {
+		same := cur.Equal(ns)
+		cur.Close()
+		if same {
+			// Only a locked thread is certain to stay where it is.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			if again, err := netns.Get(); err == nil {
+				still := again.Equal(ns)
+				again.Close()
+				if still {
+					return f()
+				}
+			}
+		}
+	}
+	done := make(chan error, 1)
+	go func() { done <- doOnOwnThread(ns, f) }()
+	return <-done
+}
+
+// doOnOwnThread leaves the thread locked, so that it dies with the goroutine,
+// when the way back fails: no other goroutine may inherit a foreign namespace.
+func doOnOwnThread(ns netns.NsHandle, f func() error) error {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer home.Close()
+	if err := netns.Set(ns); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	err = f()
+	if back := netns.Set(home); back != nil {
+		return errors.Join(err, fmt.Errorf("leave network namespace: %w", back))
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// NetnsPath turns what people write for a network namespace into a path: a
+// path stays, a number is a process id, anything else a name of "ip netns".
+func NetnsPath(name string) string {
+	if strings.Contains(name, "/") {
+		return name
+	}
+	if pid, err := strconv.Atoi(name); err == nil && pid > 0 {
+		return fmt.Sprintf("/proc/%d/ns/net", pid)
+	}
+	return filepath.Join("/run/netns", name)
+}
+
+// OpenNetns opens a network namespace by path, process id or name (see
+// NetnsPath). The caller closes the handle.
+func OpenNetns(name string) (netns.NsHandle, error) {
+	h, err := netns.GetFromPath(NetnsPath(name))
+	if err != nil {
+		return netns.None(), fmt.Errorf("open network namespace %s: %w", name, err)
+	}
+	return h, nil
+}
+
+// NetnsCookie is the number by which BPF programs know the calling thread's
+// network namespace (bpf_get_netns_cookie). It is never used twice while the
+// machine runs.
+func NetnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("read netns cookie: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("read netns cookie (needs Linux 5.14): %w", err)
+	}
+	return cookie, nil
+}

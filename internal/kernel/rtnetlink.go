@@ -1,0 +1,160 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ErrOverrun says that news was lost because they came faster than they were
+// read: whoever follows them must look at everything again.
+var ErrOverrun = errors.New("rtnetlink news lost")
+
+// OwnNetns is the NSID of events of the socket's own network namespace.
+const OwnNetns = -1
+
+// News is one rtnetlink message that was sent to a multicast group.
+type News struct {
+	Type uint16 // RTM_NEWLINK, ...
+	Data []byte // without the netlink header; valid until the next Receive
+	NSID int    // namespace it comes from, or OwnNetns
+}
+
+// Subscription receives rtnetlink's multicast messages. Package netlink's
+// subscriptions end at the first overrun and cannot hear other namespaces.
+type Subscription struct {
+	file *os.File
+	buf  []byte
+}
+
+// Subscribe joins groups (unix.RTNLGRP_*) in the calling thread's network
+// namespace. With allNSID it also hears every namespace that has a number in
+// this one (those at the other ends of veths have); that needs
+// CAP_NET_BROADCAST.
+func Subscribe(allNSID bool, groups ...int) (*Subscription, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open rtnetlink socket: %w", err)
+	}
+	s := &Subscription{file: os.NewFile(uintptr(fd), "rtnetlink"), buf: make([]byte, 1<<16)}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("bind rtnetlink socket: %w", err)
+	}
+	// Room for a burst of a few hundred pods. FORCE passes net.core.rmem_max;
+	// without the right to it the smaller default only means more overruns.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
+	if allNSID {
+		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID, 1); err != nil {
+			s.Close()
+			return nil, fmt.Errorf("listen to all network namespaces: %w", err)
+		}
+	}
+	for _, g := range groups {
+		if err := s.Join(g); err != nil {
+			s.Close()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Join adds a group (unix.RTNLGRP_*).
+func (s *Subscription) Join(group int) error {
+	raw, err := s.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var opt error
+	err = raw.Control(func(fd uintptr) {
+		opt = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)
+	})
+	if err = errors.Join(err, opt); err != nil {
+		return fmt.Errorf("join rtnetlink group %d: %w", group, err)
+	}
+	return nil
+}
+
+// Receive waits for messages. After ErrOverrun it may be called again; after
+// Close it returns os.ErrClosed.
+func (s *Subscription) Receive() ([]News, error) {
+	n, nsid, from, err := s.recvmsg()
+	switch {
+	case errors.Is(err, unix.ENOBUFS):
+		return nil, ErrOverrun
+	case errors.Is(err, os.ErrClosed):
+		return nil, os.ErrClosed
+	case err != nil:
+		return nil, fmt.Errorf("receive from rtnetlink: %w", err)
+	}
+	if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
+		return nil, nil // Not from the kernel.
+	}
+	msgs, err := syscall.ParseNetlinkMessage(s.buf[:n])
+	if err != nil {
+		return nil, fmt.Errorf("parse rtnetlink message: %w", err)
+	}
+	news := make([]News, 0, len(msgs))
+	for _, m := range msgs {
+		news = append(news, News{Type: m.Header.Type, Data: m.Data, NSID: nsid})
+	}
+	return news, nil
+}
+
+func (s *Subscription) recvmsg() (n, nsid int, from unix.Sockaddr, err error) {
+	raw, err := s.file.SyscallConn()
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	var oob [64]byte
+	var oobn int
+	var inner error
+	err = raw.Read(func(fd uintptr) bool {
+		n, oobn, _, from, inner = unix.Recvmsg(int(fd), s.buf, oob[:], 0)
+		return inner != unix.EAGAIN && inner != unix.EINTR
+	})
+	if inner != nil {
+		return 0, 0, nil, inner
+	}
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	return n, parseNSID(oob[:oobn]), from, nil
+}
+
+// parseNSID finds the namespace number that the kernel adds as ancillary data
+// to messages of other namespaces, and only to those.
+func parseNSID(oob []byte) int {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return OwnNetns
+	}
+	for _, m := range msgs {
+		if m.Header.Level == unix.SOL_NETLINK && m.Header.Type == unix.NETLINK_LISTEN_ALL_NSID && len(m.Data) >= 4 {
+			return int(int32(nativeEndian.Uint32(m.Data)))
+		}
+	}
+	return OwnNetns
+}
+
+// Close ends the subscription and wakes a waiting Receive.
+func (s *Subscription) Close() error { return s.file.Close() }
+
+// Dump repeats list while the kernel says that the table changed under the
+// dump, a few times at most.
+func Dump[T any](list func() ([]T, error)) ([]T, error) {
+	var res []T
+	var err error
+	for range 5 {
+		res, err = list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return res, err
+		}
+	}
+	// What is missing or doubled now comes as news.
+	return res, nil
+}
