@@ -1,0 +1,41 @@
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help build generate lint test bench demo
+
+export CGO_ENABLED := 0
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# Tests that make network namespaces take turns by package; two at a time leave
+# them the CPU that they need to be in time.
+TESTFLAGS ?= -p 2 -timeout 10m
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/spillway, a static binary
+	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/spillway ./cmd/spillway
+
+generate: ## compile bpf/ with clang-19 and make the Go code around it
+	hack/deps generate
+	go generate ./...
+
+lint: ## check format, vet, and which package imports which
+	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
+	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
+	go vet ./...
+	go test ./test/lint
+
+test: lint ## run everything that must pass (as root; installs what is missing)
+	hack/deps test
+	hack/generated
+	go test -json $(TESTFLAGS) ./... | go run ./test/skips -allow test/skips/allow.txt
+	@echo "make test: all passed"
+
+bench: build ## measure the way through a Service against the way without (as root)
+	hack/deps bench
+	bin/spillway bench path
+
+demo: build ## real traffic through real Services on two nodes in this machine (as root)
+	hack/deps demo
+	bin/spillway demo

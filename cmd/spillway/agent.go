@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/reconcile"
+	"spillway.dev/spillway/internal/source/manifest"
+	"spillway.dev/spillway/internal/telemetry"
+)
+
+func newAgentCommand() *cobra.Command {
+	var c agentConfig
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Serve the Services of this node",
+		Long: `Serve the Services of this node, in the network namespace that the agent is
+started in. SIGTERM or SIGINT ends the agent; the kernel goes on serving what
+was written, and the next agent takes it over. --cleanup takes it away.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := untilSignal(cmd.Context())
+			defer stop()
+			return newAgent(c, cmd.ErrOrStderr()).run(ctx)
+		},
+	}
+	c.addFlags(cmd.Flags())
+	return cmd
+}
+
+// agent holds what run needs from outside, so that tests can put in their own.
+type agent struct {
+	cfg      agentConfig
+	stderr   io.Writer
+	euid     func() int
+	lockDir  string
+	backends func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error)
+	cleanup  func(agentConfig, *slog.Logger) error
+	// serving is told where health and metrics are served; nil: nobody asks.
+	serving func(healthz, metrics string)
+}
+
+func newAgent(c agentConfig, stderr io.Writer) *agent {
+	return &agent{
+		cfg:      c,
+		stderr:   stderr,
+		euid:     os.Geteuid,
+		lockDir:  "/run/spillway",
+		backends: newBackends,
+		cleanup:  cleanBackends,
+	}
+}
+
+// run serves until ctx ends, and leaves the kernel serving.
+func (a *agent) run(ctx context.Context) error {
+	if err := a.cfg.Validate(); err != nil {
+		return err
+	}
+	if err := a.cfg.unbuilt(); err != nil {
+		return err
+	}
+	if !a.cfg.Cleanup && a.cfg.Manifests == "" {
+		return usageErrorf("no source of Services: give --manifests DIR")
+	}
+	if a.euid() != 0 {
+		return errors.New("run agent: not root: start it as root, or in a privileged pod")
+	}
+	log := newLogger(a.stderr, a.cfg)
+	lock, err := lockInstance(a.lockDir, a.cfg.BPFFS)
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	if a.cfg.Cleanup {
+		return a.cleanup(a.cfg, log)
+	}
+	return a.serve(ctx, log)
+}
+
+// serve builds the way of a change, right to left, and runs it.
+func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
+	build := buildInfo()
+	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
+		"proxyMode", a.cfg.ProxyMode, "manifests", a.cfg.Manifests, "bpffs", a.cfg.BPFFS)
+	source, err := manifest.New(manifest.Config{Dir: a.cfg.Manifests, Logger: log})
+	if err != nil {
+		return err
+	}
+	metrics := telemetry.NewMetrics(build)
+	status := &lateStatus{}
+	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending}
+	closeServers, err := a.listen(ctx, health, metrics, log)
+	if err != nil {
+		return err
+	}
+	defer closeServers()
+	backends, err := a.backends(ctx, a.cfg, log, metrics.Register)
+	if err != nil {
+		return err
+	}
+	defer closeBackends(backends, log)
+	checks := telemetry.NewHealthChecks(len(a.cfg.nodePortCIDRs) == 0, health.Healthy, log)
+	defer checks.Close()
+	loop, err := reconcile.New(reconcile.Config{
+		Tracker:       intent.New(a.cfg.intent()),
+		Backends:      backends,
+		SyncPeriod:    a.cfg.SyncPeriod,
+		MinSyncPeriod: a.cfg.MinSyncPeriod,
+		HealthChecks:  checks,
+		Metrics:       metrics,
+		Logger:        log,
+	})
+	if err != nil {
+		return fmt.Errorf("start reconcile: %w", err)
+	}
+	status.set(loop)
+	return runAll(ctx,
+		loop.Run,
+		func(ctx context.Context) error { return followAddrs(ctx, loop.SetNodeAddrs) },
+		func(ctx context.Context) error { return source.Run(ctx, loop.Deliver) },
+	)
+}
+
+// listen opens the two HTTP servers before anything is loaded: an address in
+// use is found while there is nothing to undo.
+func (a *agent) listen(ctx context.Context, health telemetry.Health, m *telemetry.Metrics, log *slog.Logger) (closeAll func(), err error) {
+	h, err := telemetry.Serve(ctx, a.cfg.HealthzAddr, telemetry.HealthHandler(health, m), log)
+	if err != nil {
+		return nil, fmt.Errorf("serve health: %w: give another --healthz-bind-address, or an empty one", err)
+	}
+	s, err := telemetry.Serve(ctx, a.cfg.MetricsAddr, telemetry.MetricsHandler(m, a.cfg.ProxyMode, a.cfg.Profiling), log)
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("serve metrics: %w: give another --metrics-bind-address, or an empty one", err)
+	}
+	log.Info("serving", "healthz", h.Addr(), "metrics", s.Addr())
+	if a.serving != nil {
+		a.serving(h.Addr(), s.Addr())
+	}
+	return func() { h.Close(); s.Close() }, nil
+}
+
+// lateStatus lets health be asked before the loop exists; loading a dataplane
+// takes a while, and a starting proxy is a healthy one.
+type lateStatus struct {
+	mu   sync.Mutex
+	loop *reconcile.Reconciler
+}
+
+func (s *lateStatus) set(loop *reconcile.Reconciler) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loop = loop
+}
+
+func (s *lateStatus) pending() (since, lastSynced time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.loop == nil {
+		return time.Time{}, time.Time{}
+	}
+	st := s.loop.Status()
+	return st.PendingSince, st.LastSynced
+}
+
+// followAddrs reports the node's addresses until ctx ends.
+func followAddrs(ctx context.Context, set func([]netip.Addr)) error {
+	if err := kernel.WatchAddrs(ctx, set); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// runAll runs parts until ctx ends or one of them fails, waits for all, and
+// returns the first failure.
+func runAll(ctx context.Context, parts ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	for _, part := range parts {
+		wg.Go(func() {
+			err := part(ctx)
+			if err == nil && ctx.Err() == nil {
+				err = errors.New("a part of the agent ended by itself")
+			}
+			if err != nil && !errors.Is(err, context.Canceled) {
+				cancel(err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+func closeBackends(backends []dataplane.Backend, log *slog.Logger) {
+	for _, b := range backends {
+		if err := b.Close(); err != nil {
+			log.Warn("close dataplane", "dataplane", b.Name(), "err", err)
+		}
+	}
+}
+
+// newLogger writes to w; the levels are those of Kubernetes components, where
+// -v 4 is for debugging.
+func newLogger(w io.Writer, c agentConfig) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: slog.LevelInfo}
+	if c.Verbosity >= 4 {
+		opts.Level = slog.LevelDebug
+	}
+	if c.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+)
+
+func TestExitCodes(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		says string
+	}{
+		{"no command", nil, 2, "no command given"},
+		{"an unknown command", []string{"agnet"}, 2, `unknown command "agnet"`},
+		{"an unknown flag", []string{"agent", "--nope"}, 2, "unknown flag: --nope: see 'spillway agent --help'"},
+		{"an argument too many", []string{"version", "x"}, 2, "spillway: "},
+		{"an unknown mode", []string{"agent", "--proxy-mode", "ipvs"}, 2, `--proxy-mode "ipvs": not a proxy mode: use ebpf, nftables, iptables`},
+		{"a range that is none", []string{"agent", "--cluster-cidr", "10.0.0.0"}, 2, `--cluster-cidr "10.0.0.0": not an address range`},
+		{"a bad bind address", []string{"agent", "--healthz-bind-address", "here"}, 2, `--healthz-bind-address "here": not an address`},
+		{"a bad period", []string{"agent", "--iptables-sync-period", "0s"}, 2, "must be longer than 0"},
+		{"two sources", []string{"agent", "--manifests", dir, "--kubeconfig", "k"}, 2, "--kubeconfig and --manifests: two sources"},
+		{"no source", []string{"agent"}, 2, "no source of Services"},
+		{"an API server", []string{"agent", "--kubeconfig", "k"}, 1, "an API server source is not in this build yet"},
+		{"a KubeProxyConfiguration", []string{"agent", "--config", "k"}, 1, "an API server source is not in this build yet"},
+		{"a mode of a later build", []string{"agent", "--manifests", dir, "--proxy-mode", "nftables"}, 1, "--proxy-mode nftables: not in this build yet, which has: ebpf"},
+		{"a bad format", []string{"version", "-o", "yaml"}, 2, `--output "yaml": not a format`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var out, errs bytes.Buffer
+			if code := run(c.args, &out, &errs); code != c.code {
+				t.Errorf("exit code %d, want %d", code, c.code)
+			}
+			line := errs.String()
+			if strings.Count(line, "\n") != 1 || !strings.HasPrefix(line, "spillway: ") || !strings.Contains(line, c.says) {
+				t.Errorf("stderr is %q, want one line with %q", line, c.says)
+			}
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	var out, errs bytes.Buffer
+	if code := run([]string{"version", "-o", "json"}, &out, &errs); code != 0 {
+		t.Fatal(code, errs.String())
+	}
+	var got map[string]string
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got["version"] == "" || got["goVersion"] == "" {
+		t.Errorf("%v: %s", err, out.String())
+	}
+}
+
+func TestBindAddressMayLeaveOutThePort(t *testing.T) {
+	for in, want := range map[string]string{
+		"": "", "127.0.0.1": "127.0.0.1:10256", "::1": "[::1]:10256", "0.0.0.0:1": "0.0.0.0:1", ":80": ":80",
+	} {
+		if got, err := bindAddress("--x", in, 10256); got != want || err != nil {
+			t.Errorf("%q gives %q, %v, want %q", in, got, err, want)
+		}
+	}
+}
+
+// memory is a dataplane that keeps the number of ports.
+type memory struct {
+	mu     sync.Mutex
+	ports  map[intent.PortID]bool
+	closed bool
+}
+
+func (m *memory) Name() string                       { return "ebpf" }
+func (m *memory) CanCarry(*intent.ServicePort) error { return nil }
+
+func (m *memory) Apply(_ context.Context, c intent.Changes) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range c.Upserts {
+		m.ports[p.ID] = true
+	}
+	for _, id := range c.Deletes {
+		delete(m.ports, id)
+	}
+	return nil
+}
+
+func (m *memory) Replace(ctx context.Context, s intent.State) error {
+	m.mu.Lock()
+	clear(m.ports)
+	m.mu.Unlock()
+	return m.Apply(ctx, intent.Changes{Upserts: s.Ports})
+}
+
+func (m *memory) Applied(context.Context) (intent.State, error) { return intent.State{}, nil }
+
+func (m *memory) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	return nil
+}
+
+func (m *memory) count() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.ports)
+}
+
+const service = `apiVersion: v1
+kind: Service
+metadata: {name: NAME, namespace: default}
+spec:
+  clusterIP: ADDR
+  clusterIPs: [ADDR]
+  selector: {app: web}
+  ports: [{port: 80, protocol: TCP}]
+`
+
+func writeService(t *testing.T, dir, name, addr string) {
+	t.Helper()
+	text := strings.NewReplacer("NAME", name, "ADDR", addr).Replace(service)
+	if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testAgent(t *testing.T, m *memory) *agent {
+	a := newAgent(agentConfig{
+		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), Bypass: "auto", LogFormat: "text",
+		HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"),
+		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond,
+	}, io.Discard)
+	a.euid = func() int { return 0 }
+	a.lockDir = t.TempDir()
+	a.backends = func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error) {
+		return []dataplane.Backend{m}, nil
+	}
+	return a
+}
+
+// eventually waits for what another goroutine brings about.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for range 1000 {
+		if ok() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("never: %s", what)
+}
+
+func TestAgentServesADirectory(t *testing.T) {
+	m := &memory{ports: map[intent.PortID]bool{}}
+	a := testAgent(t, m)
+	writeService(t, a.cfg.Manifests, "web", "10.96.0.1")
+	addrs := make(chan [2]string, 1)
+	a.serving = func(healthz, metrics string) { addrs <- [2]string{healthz, metrics} }
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.run(ctx) }()
+	at := <-addrs
+	eventually(t, "one port is written", func() bool { return m.count() == 1 })
+	writeService(t, a.cfg.Manifests, "dns", "10.96.0.2")
+	eventually(t, "the second port is written", func() bool { return m.count() == 2 })
+	for url, want := range map[string]string{
+		"http://" + at[0] + "/healthz":   `"nodeEligible": true`,
+		"http://" + at[1] + "/proxyMode": "ebpf",
+		"http://" + at[1] + "/metrics":   `spillway_service_ports{dataplane="ebpf"}`,
+	} {
+		r, err := http.Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(r.Body)
+		r.Body.Close()
+		if r.StatusCode != 200 || !strings.Contains(string(body), want) {
+			t.Errorf("%s: %d %s", url, r.StatusCode, body)
+		}
+	}
+	soon, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := testAgentOn(a).run(soon); err == nil || !strings.Contains(err.Error(), "an agent runs already (process ") {
+		t.Errorf("a second agent of the instance: %v", err)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("agent ended with %v", err)
+	}
+	if !m.closed || m.count() != 2 {
+		t.Errorf("closed %v, %d ports left in the kernel", m.closed, m.count())
+	}
+}
+
+// testAgentOn is another agent for the same instance.
+func testAgentOn(a *agent) *agent {
+	b := *a
+	b.serving = nil
+	return &b
+}
+
+func TestAgentFailsWithOneClearLine(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	for _, c := range []struct {
+		name   string
+		change func(*agent)
+		says   string
+	}{
+		{"not root", func(a *agent) { a.euid = func() int { return 1000 } }, "not root: start it as root"},
+		{"healthz address in use", func(a *agent) { a.cfg.HealthzAddr = busy.Addr().String() }, "address already in use: give another --healthz-bind-address"},
+		{"metrics address in use", func(a *agent) { a.cfg.MetricsAddr = busy.Addr().String() }, "address already in use: give another --metrics-bind-address"},
+		{"no manifest directory", func(a *agent) { a.cfg.Manifests = filepath.Join(a.cfg.Manifests, "gone") }, "gone"},
+		{"the dataplane does not load", func(a *agent) {
+			a.backends = func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error) {
+				return nil, errors.New("load dataplane ebpf: kernel too old")
+			}
+		}, "kernel too old"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := testAgent(t, &memory{})
+			c.change(a)
+			err := a.run(t.Context())
+			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %q, want one line with %q", err, c.says)
+			}
+		})
+	}
+}
+
+func TestCleanupTakesTheLockAndNeedsNoSource(t *testing.T) {
+	a := testAgent(t, &memory{})
+	a.cfg.Cleanup, a.cfg.Manifests = true, ""
+	cleaned := 0
+	a.cleanup = func(agentConfig, *slog.Logger) error { cleaned++; return nil }
+	for range 2 {
+		if err := a.run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock, err := lockInstance(a.lockDir, a.cfg.BPFFS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.run(t.Context()); err == nil || cleaned != 2 {
+		t.Errorf("cleaned %d times beside a running agent: %v", cleaned, err)
+	}
+	lock.release()
+	if other, err := lockInstance(a.lockDir, a.cfg.BPFFS+"2"); err != nil {
+		t.Error(err)
+	} else {
+		other.release()
+	}
+}

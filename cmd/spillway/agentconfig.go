@@ -1,0 +1,196 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+// agentConfig is the agent's command line.
+type agentConfig struct {
+	NodeName          string
+	ProxyMode         string
+	Manifests         string
+	Kubeconfig        string
+	Master            string
+	ConfigFile        string
+	ClusterCIDR       []string
+	NodePortAddresses []string
+	MasqueradeAll     bool
+	HealthzAddr       string
+	MetricsAddr       string
+	Profiling         bool
+	Cleanup           bool
+	CgroupRoot        string
+	BPFFS             string
+	ProxyName         string
+	Bypass            string
+	SyncPeriod        time.Duration
+	MinSyncPeriod     time.Duration
+	Verbosity         int
+	LogFormat         string
+
+	// Filled by Validate.
+	clusterCIDRs  []netip.Prefix
+	nodePortCIDRs []netip.Prefix
+}
+
+// The proxy modes that Spillway has, and those that this build has.
+var (
+	proxyModes      = []string{"ebpf", "nftables", "iptables"}
+	builtProxyModes = []string{"ebpf"}
+)
+
+// addFlags binds the flags; those that kube-proxy has keep its names and
+// defaults.
+func (c *agentConfig) addFlags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&c.NodeName, "hostname-override", "", "name of this node's Node object (default: the host name)")
+	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "dataplane: ebpf, nftables or iptables")
+	f.StringVar(&c.Manifests, "manifests", "", "directory of Kubernetes YAML to serve instead of an API server; it is watched")
+	f.StringSliceVar(&c.ClusterCIDR, "cluster-cidr", nil, "address ranges of pods, separated by commas")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "serve NodePorts only on addresses in these ranges (default: all of the node's)")
+	f.BoolVar(&c.MasqueradeAll, "masquerade-all", false, "give every Service packet the node's address")
+	f.StringVar(&c.HealthzAddr, "healthz-bind-address", "0.0.0.0:10256", "IP:port of /healthz and /livez; empty: not served")
+	f.StringVar(&c.MetricsAddr, "metrics-bind-address", "127.0.0.1:10249", "IP:port of /metrics and /proxyMode; empty: not served")
+	f.BoolVar(&c.Profiling, "profiling", false, "serve /debug/pprof/ beside /metrics")
+	f.BoolVar(&c.Cleanup, "cleanup", false, "take everything of this instance out of the kernel, and exit")
+	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted)")
+	f.StringVar(&c.BPFFS, "bpffs", "/sys/fs/bpf/spillway", "directory of this instance in a bpf file system")
+	f.StringVar(&c.ProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name is this (default: those without the label)")
+	f.StringVar(&c.Bypass, "bypass", "auto", "pass by netfilter on the way to a pod: auto (unless a NetworkPolicy selects the pod), always or never")
+	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "time between full syncs, on every dataplane")
+	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "least time between syncs, on every dataplane")
+	f.IntVarP(&c.Verbosity, "v", "v", 0, "log level: 0 is info, 4 and more is debug")
+	f.StringVar(&c.LogFormat, "log-format", "text", "text or json")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of an API server")
+	f.StringVar(&c.Master, "master", "", "address of an API server")
+	f.StringVar(&c.ConfigFile, "config", "", "KubeProxyConfiguration file")
+}
+
+// Validate checks the command line and fills in what it leaves open. Its
+// errors are of wrong usage.
+func (c *agentConfig) Validate() error {
+	if !slices.Contains(proxyModes, c.ProxyMode) {
+		return usageErrorf("--proxy-mode %q: not a proxy mode: use %s", c.ProxyMode, strings.Join(proxyModes, ", "))
+	}
+	if !slices.Contains([]string{"auto", "always", "never"}, c.Bypass) {
+		return usageErrorf("--bypass %q: not a choice: use auto, always or never", c.Bypass)
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		return usageErrorf("--log-format %q: not a format: use text or json", c.LogFormat)
+	}
+	if c.SyncPeriod <= 0 {
+		return usageErrorf("--iptables-sync-period %v: must be longer than 0", c.SyncPeriod)
+	}
+	if c.MinSyncPeriod < 0 || c.MinSyncPeriod > c.SyncPeriod {
+		return usageErrorf("--iptables-min-sync-period %v: must be between 0 and --iptables-sync-period %v", c.MinSyncPeriod, c.SyncPeriod)
+	}
+	var err error
+	if c.clusterCIDRs, err = parsePrefixes("--cluster-cidr", c.ClusterCIDR); err != nil {
+		return err
+	}
+	if c.nodePortCIDRs, err = parsePrefixes("--nodeport-addresses", c.NodePortAddresses); err != nil {
+		return err
+	}
+	if c.HealthzAddr, err = bindAddress("--healthz-bind-address", c.HealthzAddr, 10256); err != nil {
+		return err
+	}
+	if c.MetricsAddr, err = bindAddress("--metrics-bind-address", c.MetricsAddr, 10249); err != nil {
+		return err
+	}
+	return c.validatePaths()
+}
+
+func (c *agentConfig) validatePaths() error {
+	if !filepath.IsAbs(c.BPFFS) {
+		return usageErrorf("--bpffs %q: must be an absolute path", c.BPFFS)
+	}
+	if c.CgroupRoot != "" && !filepath.IsAbs(c.CgroupRoot) {
+		return usageErrorf("--cgroup-root %q: must be an absolute path", c.CgroupRoot)
+	}
+	if c.NodeName == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return usageErrorf("find the host name: %v: give --hostname-override", err)
+		}
+		c.NodeName = strings.ToLower(host) // as Kubernetes does with Node names
+	}
+	for flag, value := range map[string]string{"--kubeconfig": c.Kubeconfig, "--master": c.Master, "--config": c.ConfigFile} {
+		if value != "" && c.Manifests != "" && flag != "--config" {
+			return usageErrorf("%s and --manifests: two sources: give one of them", flag)
+		}
+	}
+	return nil
+}
+
+// unbuilt returns an error for what is a right command line but is not in this
+// build.
+func (c *agentConfig) unbuilt() error {
+	for _, f := range []struct{ flag, value string }{
+		{"--kubeconfig", c.Kubeconfig}, {"--master", c.Master}, {"--config", c.ConfigFile},
+	} {
+		if f.value != "" {
+			return fmt.Errorf("run agent: %s %s: an API server source is not in this build yet: use --manifests DIR", f.flag, f.value)
+		}
+	}
+	if !slices.Contains(builtProxyModes, c.ProxyMode) {
+		return fmt.Errorf("run agent: --proxy-mode %s: not in this build yet, which has: %s",
+			c.ProxyMode, strings.Join(builtProxyModes, ", "))
+	}
+	return nil
+}
+
+// intent is the part of the command line that intent decides by.
+func (c *agentConfig) intent() intent.Config {
+	return intent.Config{
+		NodeName:          c.NodeName,
+		ProxyName:         c.ProxyName,
+		NodePortAddresses: c.nodePortCIDRs,
+		ClusterCIDRs:      c.clusterCIDRs,
+		MasqueradeAll:     c.MasqueradeAll,
+	}
+}
+
+func parsePrefixes(flag string, values []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, v := range values {
+		p, err := netip.ParsePrefix(strings.TrimSpace(v))
+		if err != nil {
+			return nil, usageErrorf("%s %q: not an address range: write one like 10.0.0.0/8 or fd00::/8", flag, v)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// bindAddress completes "IP" to "IP:port", as kube-proxy does.
+func bindAddress(flag, v string, port uint16) (string, error) {
+	if v == "" {
+		return "", nil
+	}
+	if a, err := netip.ParseAddr(v); err == nil {
+		return netip.AddrPortFrom(a, port).String(), nil
+	}
+	host, p, err := net.SplitHostPort(v)
+	if err == nil {
+		_, err = strconv.ParseUint(p, 10, 16)
+	}
+	if err == nil && host != "" {
+		_, err = netip.ParseAddr(host)
+	}
+	if err != nil {
+		return "", usageErrorf("%s %q: not an address: write IP:port, or leave it empty to serve nothing", flag, v)
+	}
+	return v, nil
+}

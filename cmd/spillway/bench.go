@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/path"
+)
+
+// newBenchCommand makes `spillway bench`.
+func newBenchCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure Spillway on a lab cluster on this machine",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return usageErrorf("no benchmark given: say which one, such as 'spillway bench path'")
+		},
+	}
+	cmd.AddCommand(newBenchPathCommand())
+	return cmd
+}
+
+func newBenchPathCommand() *cobra.Command {
+	var cfg path.Config
+	var modes []string
+	var output string
+	cmd := &cobra.Command{
+		Use:   "path",
+		Short: "Compare the way through a Service with the same server reached without one",
+		Long: `Builds a cluster of two nodes on this machine and compares, in pairs that take
+turns (A B B A), NodePort with a server on the node itself, and ClusterIP with
+the pod's own address. Needs root and nginx. With the defaults it takes about
+ten minutes; leave the machine alone meanwhile.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			if len(modes) != 1 {
+				return usageErrorf("--modes %v: one mode at a time for now: use ebpf", modes)
+			}
+			cfg.Mode = modes[0]
+			if err := cfg.Validate(); err != nil {
+				return usageErrorf("%v", err)
+			}
+			cfg.Progress = experiment.NewProgress(cmd.ErrOrStderr())
+			ctx, stop := untilSignal(cmd.Context())
+			defer stop()
+			report, err := path.Run(ctx, cfg)
+			if report == nil || len(report.Comparisons) == 0 {
+				return err
+			}
+			return errors.Join(err, printResult(cmd.OutOrStdout(), output, report))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Name, "name", "bench", "name of the lab cluster that is made")
+	f.IntVar(&cfg.Rounds, "rounds", experiment.MinRounds, "measurements of each side of a pair")
+	f.DurationVar(&cfg.Duration, "duration", 2*time.Second, "length of one measurement")
+	f.DurationVar(&cfg.Warmup, "warmup", 200*time.Millisecond, "time before each measurement that does not count")
+	f.IntVar(&cfg.Connections, "connections", 32, "requests under way at once")
+	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "keep conntrack off on the nodes, for metal as well")
+	f.StringSliceVar(&modes, "modes", []string{"ebpf"}, "dataplanes to measure")
+	f.StringVarP(&output, "output", "o", "table", "table or json")
+	return cmd
+}
+
+// checkOutput refuses an output format that there is not.
+func checkOutput(output string) error {
+	if !slices.Contains([]string{"table", "json"}, output) {
+		return usageErrorf("--output %q: not a format: use table or json", output)
+	}
+	return nil
+}
+
+// printResult writes a result as JSON, or as the table that it makes of itself.
+func printResult(w io.Writer, output string, result interface{ Write(io.Writer) error }) error {
+	if output != "json" {
+		return result.Write(w)
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(result); err != nil {
+		return fmt.Errorf("write result: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+// Command spillway is a Kubernetes Service proxy for one node, and the tools
+// around it. Each subcommand has a file of its own.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes of every subcommand.
+const (
+	exitDone   = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run executes a command line and returns its exit code. An error is one line
+// on stderr.
+func run(args []string, stdout, stderr io.Writer) int {
+	started := false
+	root := newRootCommand(&started)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteC()
+	if err == nil {
+		return exitDone
+	}
+	var usage *usageError
+	switch {
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "spillway: %s\n", oneLine(err))
+	case !started || strings.HasPrefix(err.Error(), "required flag(s)"):
+		fmt.Fprintf(stderr, "spillway: %s: see '%s --help'\n", oneLine(err), cmd.CommandPath())
+	default:
+		fmt.Fprintf(stderr, "spillway: %s\n", oneLine(err))
+		return exitFailed
+	}
+	return exitUsage
+}
+
+// newRootCommand makes the command tree. started becomes true when flags and
+// arguments were understood: what fails before that is wrong usage.
+func newRootCommand(started *bool) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "spillway",
+		Short:         "A Kubernetes Service proxy that keeps conntrack out of the way",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return usageErrorf("no command given: say which one, such as 'spillway agent'")
+		},
+		PersistentPreRun: func(*cobra.Command, []string) { *started = true },
+	}
+	// A subcommand may have a PersistentPreRun of its own.
+	cobra.EnableTraverseRunHooks = true
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddCommand(
+		newAgentCommand(),
+		newDemoCommand(),
+		newBenchCommand(),
+		newLoadCommand(),
+		newVersionCommand(),
+	)
+	return root
+}
+
+// usageError is an error of whoever wrote the command line.
+type usageError struct{ msg string }
+
+func (e *usageError) Error() string { return e.msg }
+
+// usageErrorf makes an error that ends the program with exit code 2.
+func usageErrorf(format string, args ...any) error {
+	return &usageError{msg: fmt.Sprintf(format, args...)}
+}
+
+// oneLine puts an error on one line; joined errors have several.
+func oneLine(err error) string {
+	return strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+}

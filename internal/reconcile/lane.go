@@ -1,0 +1,201 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+)
+
+// The wait before a failed sync is tried again: doubled each time, with jitter
+// so that the nodes of a cluster do not come back as one.
+const (
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// lane is one backend with what it has still to be told. While full is set the
+// whole state will be written, so no single change needs to be remembered.
+type lane struct {
+	backend dataplane.Backend
+	full    bool
+	err     error // why the last sync as a whole failed; nil if it did not
+	node    *intent.Node
+	// pending holds the newest wish for each port, nil for "take it away".
+	pending map[intent.PortID]*intent.ServicePort
+	// failed holds the ports that the backend could not write; they are tried
+	// again by themselves, so that they hold up nobody else.
+	failed  map[intent.PortID]failure
+	tries   int // failures in a row
+	retryAt time.Time
+}
+
+// failure is a port that could not be written.
+type failure struct {
+	port *intent.ServicePort // nil: it could not be taken away
+	err  error
+}
+
+func newLane(b dataplane.Backend) *lane {
+	return &lane{
+		backend: b,
+		full:    true,
+		pending: map[intent.PortID]*intent.ServicePort{},
+		failed:  map[intent.PortID]failure{},
+	}
+}
+
+// want notes the newest wish for a port; nil takes it away.
+func (l *lane) want(id intent.PortID, p *intent.ServicePort) {
+	delete(l.failed, id)
+	if !l.full {
+		l.pending[id] = p
+	}
+}
+
+func (l *lane) setNode(n *intent.Node) {
+	if !l.full {
+		l.node = n
+	}
+}
+
+// demandFull forgets single changes in favour of the whole state. Ports that
+// failed stay known as such until the whole state has been written.
+func (l *lane) demandFull() {
+	l.full = true
+	l.node = nil
+	clear(l.pending)
+}
+
+// due says when the lane has something to write, and whether it has at all.
+func (l *lane) due() (time.Time, bool) {
+	switch {
+	case l.full:
+		return l.retryAt, true
+	case len(l.pending) > 0 || l.node != nil:
+		return time.Time{}, true
+	case len(l.failed) > 0:
+		return l.retryAt, true
+	}
+	return time.Time{}, false
+}
+
+// changes is what an incremental sync must write now. Ports that failed join
+// when their time has come.
+func (l *lane) changes(now time.Time) intent.Changes {
+	if !now.Before(l.retryAt) {
+		for id, f := range l.failed {
+			l.pending[id] = f.port
+		}
+		clear(l.failed)
+	}
+	c := intent.Changes{Node: l.node}
+	for _, id := range slices.SortedFunc(maps.Keys(l.pending), intent.PortID.Compare) {
+		if p := l.pending[id]; p != nil {
+			c.Upserts = append(c.Upserts, p)
+		} else {
+			c.Deletes = append(c.Deletes, id)
+		}
+	}
+	return c
+}
+
+// sync writes to the backend, either the whole state or what changed, and
+// notes what is left to do. It returns the ports that are now in the kernel as
+// wanted and were part of this sync.
+func (l *lane) sync(ctx context.Context, now time.Time, whole func() intent.State) (done []*intent.ServicePort) {
+	var err error
+	var written []*intent.ServicePort
+	tried := l.pending
+	if l.full {
+		s := whole()
+		written, tried = s.Ports, byID(s.Ports)
+		err = l.backend.Replace(ctx, s)
+	} else {
+		c := l.changes(now)
+		written = c.Upserts
+		err = l.backend.Apply(ctx, c)
+	}
+	if ctx.Err() != nil {
+		// Stopped in the middle: nobody retries, and the next start begins
+		// with a full sync.
+		return nil
+	}
+	bad, single := portErrors(err)
+	if err != nil && !single {
+		l.fail(err)
+		return nil
+	}
+	if l.full {
+		clear(l.failed)
+	}
+	l.full, l.node, l.err = false, nil, nil
+	l.pending = map[intent.PortID]*intent.ServicePort{}
+	for id, e := range bad {
+		// A port that was not part of this sync is not taken for a deleted one.
+		if p, ok := tried[id]; ok {
+			l.failed[id] = failure{port: p, err: e}
+		}
+	}
+	l.reschedule(len(bad) > 0)
+	return slices.DeleteFunc(slices.Clone(written), func(p *intent.ServicePort) bool {
+		return bad[p.ID] != nil
+	})
+}
+
+// fail notes that nothing is known about what the kernel holds now.
+func (l *lane) fail(err error) {
+	l.demandFull()
+	l.err = err
+	l.reschedule(true)
+}
+
+// reschedule sets the time of the next retry.
+func (l *lane) reschedule(failed bool) {
+	if !failed {
+		if len(l.failed) == 0 {
+			l.tries, l.retryAt = 0, time.Time{}
+		}
+		return
+	}
+	now := time.Now()
+	if l.retryAt.After(now) {
+		return // a port that fails only now does not put off the others
+	}
+	l.retryAt = now.Add(backoff(l.tries))
+	l.tries++
+}
+
+// backoff is the wait after so many earlier failures: between half and all of
+// firstRetry doubled each time.
+func backoff(tries int) time.Duration {
+	d := lastRetry
+	if tries < 16 {
+		d = min(firstRetry<<tries, lastRetry)
+	}
+	return d/2 + rand.N(d/2+1)
+}
+
+// portErrors tells errors of single ports from those of a whole sync. A joined
+// error that holds both counts as whole, so errors.As would say too much.
+func portErrors(err error) (map[intent.PortID]error, bool) {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if pe, ok := e.(*dataplane.PortErrors); ok {
+			return pe.Errors, true
+		}
+	}
+	return nil, false
+}
+
+func byID(ports []*intent.ServicePort) map[intent.PortID]*intent.ServicePort {
+	m := make(map[intent.PortID]*intent.ServicePort, len(ports))
+	for _, p := range ports {
+		m[p.ID] = p
+	}
+	return m
+}

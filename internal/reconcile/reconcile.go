@@ -1,0 +1,304 @@
+// Package reconcile brings the kernel to what intent asks for: when to write,
+// what to write again after an error, which dataplane carries which Service
+// port, and who hears of what could not be done.
+//
+//	source ──Deliver──> inbox ──> Tracker ──> lanes ──> Backend.Apply / Replace
+//	kernel ─SetNodeAddrs─┘          │           └──> retry, full resync, audit
+//	                                └──> healthCheckNodePorts, problems, status
+//
+// One goroutine, the one in Run, owns the tracker and the backends. Everything
+// else only leaves mail in the inbox, where newer mail about an object takes
+// the place of older mail: a slow backend makes syncs rarer, not memory larger.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/telemetry"
+)
+
+// Tracker turns facts into decisions; *intent.Tracker is the one in use.
+type Tracker interface {
+	// Apply takes in what a source saw and returns what that changes.
+	Apply(model.Delta) intent.Changes
+	// SetNodeAddrs takes in the node's own addresses.
+	SetNodeAddrs([]netip.Addr) intent.Changes
+	// State is all that is wanted now.
+	State() intent.State
+}
+
+// HealthChecks answers on the healthCheckNodePorts of Services.
+type HealthChecks interface {
+	// Update makes the changes, listens on the given addresses and tries again
+	// what failed before. It returns what is wrong now, nil when nothing is.
+	Update(addrs []netip.Addr, changed []intent.HealthCheck) []model.Problem
+}
+
+// Config is how a Reconciler is set up.
+type Config struct {
+	Tracker Tracker
+	// Backends are the dataplanes of this node, the chosen one first. A
+	// Service port goes to the first that can carry it.
+	Backends []dataplane.Backend
+	// SyncPeriod is the time between full resyncs, each with an audit.
+	SyncPeriod time.Duration
+	// MinSyncPeriod is the least time between the starts of two syncs; changes
+	// that arrive sooner are written together.
+	MinSyncPeriod time.Duration
+	HealthChecks  HealthChecks       // nil: nobody answers
+	Metrics       *telemetry.Metrics // nil: nobody counts
+	Logger        *slog.Logger       // nil: slog.Default()
+}
+
+// Validate says what is missing or out of range.
+func (c Config) Validate() error {
+	switch {
+	case c.Tracker == nil:
+		return errors.New("no tracker")
+	case len(c.Backends) == 0:
+		return errors.New("no backend")
+	case c.SyncPeriod <= 0:
+		return errors.New("the sync period must be longer than 0")
+	case c.MinSyncPeriod < 0 || c.MinSyncPeriod > c.SyncPeriod:
+		return errors.New("the min sync period must be between 0 and the sync period")
+	}
+	return nil
+}
+
+// healthCheckRetry is the time between attempts to listen on a
+// healthCheckNodePort that is in use by somebody else.
+const healthCheckRetry = 5 * time.Second
+
+// Reconciler is the loop between sources and dataplanes. Make one with New.
+type Reconciler struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *telemetry.Metrics
+	inbox   *inbox
+	started time.Time
+
+	// All below is Run's goroutine's alone.
+	lanes        []*lane
+	places       map[intent.PortID]place
+	tally        tally
+	node         intent.Node
+	haveFull     bool // the source's first Full delta is in
+	haveAddrs    bool // the node's addresses are in
+	lastStart    time.Time
+	nextResync   time.Time
+	checks       map[model.Name]intent.HealthCheck // changed, not yet handed on
+	checksAt     time.Time                         // when to try HealthChecks again; zero: not needed
+	pendingSince time.Time                         // oldest mail taken in but not yet in the kernel
+	pendingSvcs  int                               // Services among it
+	pendingEps   int                               // slices among it
+	problems     problems
+	synced       bool // a sync of everything has succeeded once
+
+	mu     sync.Mutex
+	status Status
+}
+
+// New makes a Reconciler; Run starts it.
+func New(cfg Config) (*Reconciler, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = telemetry.NewMetrics(telemetry.Build{})
+	}
+	r := &Reconciler{
+		cfg:     cfg,
+		log:     cfg.Logger,
+		metrics: cfg.Metrics,
+		inbox:   newInbox(),
+		started: time.Now(),
+		places:  map[intent.PortID]place{},
+		checks:  map[model.Name]intent.HealthCheck{},
+		tally: tally{
+			lanes:   make([]int, len(cfg.Backends)),
+			nowhere: map[intent.PortID]error{},
+		},
+	}
+	r.problems.log = r.log
+	for _, b := range cfg.Backends {
+		// What an earlier run left in the kernel is not known: all lanes
+		// start with a full sync.
+		r.lanes = append(r.lanes, newLane(b))
+	}
+	return r, nil
+}
+
+// Deliver hands over what a source saw and the source's problems as they stand
+// now, all of them; nil says that they are as they were. It does not wait for
+// the kernel. It may be called by any goroutine; it has the signature that
+// sources call back.
+func (r *Reconciler) Deliver(d model.Delta, problems []model.Problem) {
+	r.inbox.deliver(d, problems, time.Now())
+	r.metrics.ChangesQueued(len(d.Services), len(d.Slices), time.Now())
+}
+
+// SetNodeAddrs hands over the node's own addresses. Like Deliver it does not
+// wait and may be called by any goroutine.
+func (r *Reconciler) SetNodeAddrs(addrs []netip.Addr) {
+	r.inbox.setAddrs(addrs, time.Now())
+}
+
+// Run writes to the kernel until ctx ends, and returns nil then. The first
+// write waits for the source's first full delta and for the node's addresses:
+// a sync of half the facts would take Services away from running flows.
+func (r *Reconciler) Run(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		r.turn(ctx)
+		timer.Reset(time.Until(r.nextTurn()))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.inbox.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// ready reports whether enough is known to write to the kernel.
+func (r *Reconciler) ready() bool { return r.haveFull && r.haveAddrs }
+
+// gate is the earliest time for the next sync.
+func (r *Reconciler) gate() time.Time {
+	if r.lastStart.IsZero() {
+		return r.started
+	}
+	return r.lastStart.Add(r.cfg.MinSyncPeriod)
+}
+
+// turn does what is due: take in mail, sync, tell others.
+func (r *Reconciler) turn(ctx context.Context) {
+	now := time.Now()
+	if now.Before(r.gate()) || ctx.Err() != nil {
+		return
+	}
+	if r.ready() && !now.Before(r.nextResync) {
+		r.planResync(ctx, now)
+	}
+	r.intake()
+	if r.ready() {
+		if r.nextResync.IsZero() {
+			r.nextResync = now.Add(r.cfg.SyncPeriod)
+		}
+		r.syncLanes(ctx, now)
+		r.updateHealthChecks(now)
+	}
+	if ctx.Err() == nil {
+		r.publish()
+	}
+}
+
+// nextTurn is the next time that something is due without new mail.
+func (r *Reconciler) nextTurn() time.Time {
+	next := time.Now().Add(r.cfg.SyncPeriod)
+	if r.ready() {
+		next = r.nextResync
+		for _, l := range r.lanes {
+			if at, any := l.due(); any {
+				next = earlier(next, at)
+			}
+		}
+		if !r.checksAt.IsZero() {
+			next = earlier(next, r.checksAt)
+		}
+	}
+	if r.inbox.waiting() {
+		next = time.Time{}
+	}
+	if gate := r.gate(); next.Before(gate) {
+		next = gate
+	}
+	return next
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// intake empties the inbox into the tracker and sorts what changed into lanes.
+func (r *Reconciler) intake() {
+	m := r.inbox.take()
+	if !m.since.IsZero() && r.pendingSince.IsZero() {
+		r.pendingSince = m.since
+		r.mu.Lock()
+		r.status.PendingSince = m.since // known while the sync is under way
+		r.mu.Unlock()
+	}
+	if m.problems != nil {
+		r.problems.set(fromSource, *m.problems)
+	}
+	if m.addrs != nil {
+		r.haveAddrs = true
+		r.absorb(r.cfg.Tracker.SetNodeAddrs(*m.addrs))
+	}
+	if m.delta != nil {
+		r.haveFull = r.haveFull || m.delta.Full
+		r.pendingSvcs += len(m.delta.Services)
+		r.pendingEps += len(m.delta.Slices)
+		r.absorb(r.cfg.Tracker.Apply(*m.delta))
+	}
+}
+
+// absorb sorts changes into lanes; nothing is written yet.
+func (r *Reconciler) absorb(c intent.Changes) {
+	for _, id := range c.Deletes {
+		r.remove(id)
+	}
+	for _, p := range c.Upserts {
+		r.place(p)
+	}
+	if c.Node != nil {
+		r.node = *c.Node
+		for _, l := range r.lanes {
+			l.setNode(c.Node)
+		}
+	}
+	if r.cfg.HealthChecks != nil && (c.Node != nil || len(c.HealthChecks) > 0) {
+		for _, hc := range c.HealthChecks {
+			r.checks[hc.Service] = hc
+		}
+		r.checksAt = r.started // at once
+	}
+	if c.Problems != nil {
+		r.problems.set(fromIntent, c.Problems)
+	}
+}
+
+// updateHealthChecks runs after the sync, so that a load balancer hears of an
+// endpoint when the kernel knows it.
+func (r *Reconciler) updateHealthChecks(now time.Time) {
+	if r.checksAt.IsZero() || now.Before(r.checksAt) {
+		return
+	}
+	changed := make([]intent.HealthCheck, 0, len(r.checks))
+	for _, hc := range r.checks {
+		changed = append(changed, hc)
+	}
+	clear(r.checks)
+	ps := r.cfg.HealthChecks.Update(r.node.NodePortAddrs, changed)
+	r.problems.set(fromHealthChecks, ps)
+	r.checksAt = time.Time{}
+	if len(ps) > 0 {
+		r.checksAt = now.Add(healthCheckRetry)
+	}
+}

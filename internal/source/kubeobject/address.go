@@ -1,0 +1,95 @@
+package kubeobject
+
+import (
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// addr parses an address. It is stricter than Kubernetes once was: octets with
+// leading zeros and IPv4 written as IPv6 have both been read in two ways by two
+// programs (CVE-2021-29923), and an API server of today refuses them as well.
+func (c *checker) addr(p *field.Path, s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(s)
+	switch {
+	case err != nil && leadingZero(s):
+		c.invalidf(p, "%q has a leading zero, which some programs read as octal; write the address without it", s)
+	case err != nil:
+		c.invalidf(p, "%q is not an IP address", s)
+	case a.Zone() != "":
+		c.invalidf(p, "%q has a zone, which means nothing outside one machine; write the address without %q", s, "%"+a.Zone())
+	case a.Is4In6():
+		c.invalidf(p, "%q is an IPv4 address in IPv6 clothes; write %q", s, a.Unmap())
+	default:
+		return a, true
+	}
+	return netip.Addr{}, false
+}
+
+// prefix parses a CIDR. Bits beyond the prefix length are cleared, as
+// Kubernetes does.
+func (c *checker) prefix(p *field.Path, s string) (netip.Prefix, bool) {
+	n, err := netip.ParsePrefix(s)
+	switch {
+	case err != nil && leadingZero(s):
+		c.invalidf(p, "%q has a leading zero, which some programs read as octal; write the CIDR without it", s)
+	case err != nil:
+		c.invalidf(p, "%q is not a CIDR such as 192.0.2.0/24 or 2001:db8::/64", s)
+	case n.Addr().Is4In6():
+		c.invalidf(p, "%q is an IPv4 range in IPv6 clothes; write it as IPv4", s)
+	default:
+		return n.Masked(), true
+	}
+	return netip.Prefix{}, false
+}
+
+// leadingZero reports whether one of the octets or the length of s has one.
+func leadingZero(s string) bool {
+	host, bits, _ := strings.Cut(s, "/")
+	octets := strings.Split(host, ".")
+	if len(octets) != 4 {
+		octets = nil
+	}
+	for _, o := range append(octets, bits) {
+		if len(o) > 1 && o[0] == '0' && strings.Trim(o, "0123456789") == "" {
+			return true
+		}
+	}
+	return false
+}
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// refuse reports an address that no Service may claim: taking one of these
+// over would cut a node off from itself or its neighbours.
+func (c *checker) refuse(p *field.Path, a netip.Addr, linkLocal bool) bool {
+	what := ""
+	switch {
+	case a.IsUnspecified():
+		what = "the unspecified address"
+	case a.IsLoopback():
+		what = "a loopback address"
+	case a.IsMulticast():
+		what = "a multicast address"
+	case a == broadcast:
+		what = "the broadcast address"
+	case linkLocal && a.IsLinkLocalUnicast():
+		what = "a link-local address"
+	default:
+		return false
+	}
+	c.invalidf(p, "%s is %s; use one that a packet from another machine can carry", a, what)
+	return true
+}
+
+// addrs parses a list of addresses, each of which must be fit to be claimed.
+func (c *checker) addrs(p *field.Path, list []string, linkLocal bool) []netip.Addr {
+	var out []netip.Addr
+	for i, s := range list {
+		if a, ok := c.addr(p.Index(i), s); ok && !c.refuse(p.Index(i), a, linkLocal) {
+			out = append(out, a)
+		}
+	}
+	return out
+}

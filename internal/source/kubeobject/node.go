@@ -1,0 +1,58 @@
+package kubeobject
+
+import (
+	"maps"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// Node converts a Node: its internal addresses first, then its external ones.
+func Node(o *corev1.Node) (*model.Node, []model.Problem) {
+	c := &checker{where: "Node " + o.Name}
+	c.checkName(o.Name)
+	n := &model.Node{
+		Name:     o.Name,
+		PodCIDRs: c.podCIDRs(field.NewPath("spec"), &o.Spec),
+		Labels:   maps.Clone(o.Labels),
+	}
+	addresses := field.NewPath("status", "addresses")
+	for _, t := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for i, addr := range o.Status.Addresses {
+			if addr.Type != t { // a host name or a DNS name
+				continue
+			}
+			if a, ok := c.addr(addresses.Index(i).Child("address"), addr.Address); ok {
+				n.Addresses = append(n.Addresses, a)
+			}
+		}
+	}
+	if c.invalid {
+		return nil, c.problems
+	}
+	return n, c.problems
+}
+
+// podCIDRs reads podCIDRs, or the older podCIDR, which repeats the first.
+func (c *checker) podCIDRs(spec *field.Path, s *corev1.NodeSpec) []netip.Prefix {
+	if len(s.PodCIDRs) == 0 && s.PodCIDR != "" {
+		if n, ok := c.prefix(spec.Child("podCIDR"), s.PodCIDR); ok {
+			return []netip.Prefix{n}
+		}
+		return nil
+	}
+	p := spec.Child("podCIDRs")
+	if s.PodCIDR != "" && s.PodCIDR != s.PodCIDRs[0] {
+		c.invalidf(p.Index(0), "%q differs from spec.podCIDR %q; make them equal, or leave one out", s.PodCIDRs[0], s.PodCIDR)
+	}
+	var out []netip.Prefix
+	for i, s := range s.PodCIDRs {
+		if n, ok := c.prefix(p.Index(i), s); ok {
+			out = append(out, n)
+		}
+	}
+	return out
+}

@@ -1,0 +1,238 @@
+package manifest
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// live is a tree and what it serves.
+type live struct {
+	*tree
+	t      *testing.T
+	serves map[string]string
+}
+
+func newLive(t *testing.T) *live {
+	return &live{newTree(t.TempDir(), slog.New(slog.DiscardHandler)), t, map[string]string{}}
+}
+
+// expect scans and compares what is served, as "name=ip name=ip".
+func (l *live) expect(want string, problems ...string) {
+	l.t.Helper()
+	_ = l.scan(nil)
+	for n, ip := range ips(l.delta()) {
+		if l.serves[n] = ip; ip == "gone" {
+			delete(l.serves, n)
+		}
+	}
+	wanted := map[string]string{}
+	for _, w := range strings.Fields(want) {
+		n, ip, _ := strings.Cut(w, "=")
+		wanted[n] = ip
+	}
+	if diff := cmp.Diff(wanted, l.serves); diff != "" {
+		l.t.Errorf("served: %s", diff)
+	}
+	if got := l.problems(); len(got) != len(problems) {
+		l.t.Errorf("problems:\n%swant %q", lines(got), problems)
+	} else {
+		for i, p := range got {
+			if !strings.Contains(p.String(), problems[i]) {
+				l.t.Errorf("problem %q, want %q", p, problems[i])
+			}
+		}
+	}
+}
+
+func (l *live) write(name string, docs ...string) {
+	l.t.Helper()
+	write(l.t, l.dir, name, strings.Join(docs, "---\n"))
+}
+
+const badYAML = "kind: [\n"
+
+func TestBadDocumentHoldsItsObject(t *testing.T) {
+	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"), service("c", "10.0.0.3"))
+	l.expect("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
+	// b has a bad field, a moves on, c goes.
+	l.write("m.yaml", service("a", "10.0.0.9"), service("b", "10.0.0.02"))
+	l.expect("a=10.0.0.9 b=10.0.0.2", "document 2 (Service default/b): spec.clusterIP")
+	// Still bad, in another way, and in another file's neighbourhood.
+	l.write("m.yaml", service("b", "10.0.0.4")+"x: y\n")
+	l.expect("b=10.0.0.2", "document 1 (Service default/b): x: is unknown")
+	l.write("m.yaml", service("b", "10.0.0.4"))
+	l.expect("b=10.0.0.4")
+}
+
+func TestUnreadableDocumentHoldsTheFile(t *testing.T) {
+	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"))
+	l.write("n.yaml", service("other", "10.0.1.1"))
+	l.expect("a=10.0.0.1 b=10.0.0.2 other=10.0.1.1")
+	l.write("m.yaml", service("a", "10.0.0.9"), badYAML)
+	l.write("n.yaml", "# gone\n")
+	l.expect("a=10.0.0.9 b=10.0.0.2", "m.yaml, document 2: line 6 is not YAML")
+	l.write("m.yaml", service("a", "10.0.0.9"))
+	l.expect("a=10.0.0.9")
+}
+
+func TestMisspeltKindHoldsByName(t *testing.T) {
+	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"))
+	l.expect("a=10.0.0.1 b=10.0.0.2")
+	l.write("m.yaml", strings.Replace(service("a", "10.0.0.1"), "Service", "Sevice", 1))
+	l.expect("a=10.0.0.1", `"Sevice" is unknown`)
+}
+
+func TestForeignObjectsHoldNothing(t *testing.T) {
+	l := newLive(t)
+	foreign := "apiVersion: cert-manager.io/v1\nkind: Certificate\nmetadata: {name: a}\n"
+	l.write("m.yaml", service("a", "10.0.0.1"), foreign)
+	l.expect("a=10.0.0.1", "Certificate")
+	l.write("m.yaml", foreign)
+	l.expect("", "Certificate")
+}
+
+func TestUnreadableFileHoldsItsObjects(t *testing.T) {
+	l := newLive(t)
+	path := filepath.Join(l.dir, "m.yaml")
+	l.write("m.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1")
+	l.write("m.yaml")
+	l.expect("a=10.0.0.1", "m.yaml: is empty")
+	if err := os.Truncate(path, maxFileSize+1); err != nil {
+		t.Fatal(err)
+	}
+	l.expect("a=10.0.0.1", "m.yaml: is larger than 16 MiB")
+	_ = os.Remove(path)
+	if err := os.Symlink("nowhere", path); err != nil {
+		t.Fatal(err)
+	}
+	l.expect("a=10.0.0.1", "m.yaml: is a symbolic link to a file that does not exist")
+	_ = os.Remove(path)
+	l.write("m.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1")
+	_ = os.Remove(path)
+	l.expect("")
+}
+
+func TestSameObjectInTwoFiles(t *testing.T) {
+	l := newLive(t)
+	l.write("b.yaml", service("a", "10.0.0.2"))
+	l.expect("a=10.0.0.2")
+	l.write("a.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1", "b.yaml, document 1 (Service default/a): metadata.name: is in a.yaml as well")
+	// A usable claim comes before one that only was so, as after a restart.
+	l.write("a.yaml", service("a", "10.0.0.01"))
+	l.expect("a=10.0.0.2", "a.yaml, document 1 (Service default/a): spec.clusterIP")
+	l.write("a.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1", "is in a.yaml as well")
+	_ = os.Remove(filepath.Join(l.dir, "a.yaml"))
+	l.expect("a=10.0.0.2")
+}
+
+func TestLostDirectoryHoldsEverything(t *testing.T) {
+	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1")
+	aside := l.dir + ".aside"
+	if err := os.Rename(l.dir, aside); err != nil {
+		t.Fatal(err)
+	}
+	l.expect("a=10.0.0.1", l.dir+": no such file or directory; the last state keeps serving")
+	if err := os.Mkdir(l.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l.expect("a=10.0.0.1", l.dir+": is another one now, and empty; the last state keeps serving")
+	l.write("n.yaml", service("b", "10.0.0.2"))
+	l.expect("b=10.0.0.2")
+	_ = os.Remove(filepath.Join(l.dir, "n.yaml"))
+	l.expect("") // emptied by hand, not replaced
+}
+
+func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
+	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"))
+	path := filepath.Join(l.dir, "m.yaml")
+	old := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(path, old, old); err != nil {
+		t.Fatal(err)
+	}
+	l.expect("a=10.0.0.1 b=10.0.0.2")
+	first := l.files["m.yaml"]
+	first.sum = sum{} // if it were read, it would look changed
+	l.expect("a=10.0.0.1 b=10.0.0.2")
+	if l.files["m.yaml"] != first {
+		t.Error("a file that looks unchanged was read")
+	}
+	// A new mtime costs a look at the content, and no more.
+	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"))
+	l.expect("a=10.0.0.1 b=10.0.0.2")
+	second := l.files["m.yaml"]
+	l.expect("a=10.0.0.1 b=10.0.0.2")
+	if l.files["m.yaml"] != second {
+		t.Error("a file of the same content was decoded")
+	}
+	// Of a changed file only the changed document is decoded.
+	served := l.served[key{"Service", defaultName("a")}]
+	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.3"))
+	l.expect("a=10.0.0.1 b=10.0.0.3")
+	if l.files["m.yaml"].claims[key{"Service", defaultName("a")}].object != served {
+		t.Error("an unchanged document was decoded")
+	}
+	// It looks unchanged, but it changed within the grain of the clock.
+	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.4"))
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.files["m.yaml"].stamp = stampOf(info)
+	l.expect("a=10.0.0.1 b=10.0.0.4")
+}
+
+func TestFileBeingWrittenIsLeftForLater(t *testing.T) {
+	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1")
+	f := l.files["m.yaml"]
+	path := filepath.Join(l.dir, "m.yaml")
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() { // appends comments for as long as the test looks
+		defer close(done)
+		w, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			return
+		}
+		defer w.Close()
+		for i := 0; i < 1<<20; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = w.WriteString("#\n")
+			}
+		}
+	}()
+	seen := false
+	for i := 0; i < 10000 && !seen; i++ {
+		next, err := readContent(path, "m.yaml", f)
+		seen = err == errUnsettled && next == f
+	}
+	close(stop)
+	<-done
+	if !seen {
+		t.Error("a file that changed while it was read was taken as it was")
+	}
+	l.expect("a=10.0.0.1")
+}
+
+func defaultName(name string) model.Name { return model.Name{Namespace: "default", Name: name} }

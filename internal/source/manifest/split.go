@@ -1,0 +1,57 @@
+package manifest
+
+import "bytes"
+
+// chunk is the text of one YAML document.
+type chunk struct {
+	text []byte
+	line int // lines of the file before it
+}
+
+// split cuts a YAML stream into documents, so that one with an error does not
+// spoil the others. Outside of a document's own text only "---" and "..." at the
+// start of a line mean anything (YAML 1.2, section 9.2). Chunks without content
+// are left out.
+func split(data []byte) []chunk {
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	var chunks []chunk
+	start, line := 0, 0
+	cut := func(end, next, nextLine int) {
+		if text := data[start:end]; !blank(text) {
+			chunks = append(chunks, chunk{text, line})
+		}
+		start, line = next, nextLine
+	}
+	at := 0
+	for n := 0; at < len(data); n++ {
+		end := at + bytes.IndexByte(data[at:], '\n') + 1
+		if end == at {
+			end = len(data)
+		}
+		if marker(data[at:end], "---") {
+			cut(at, at+3, n) // "--- {a: b}" has content behind it
+		} else if marker(data[at:end], "...") {
+			cut(at, end, n+1)
+		}
+		at = end
+	}
+	cut(len(data), len(data), 0)
+	return chunks
+}
+
+func marker(line []byte, m string) bool {
+	rest, ok := bytes.CutPrefix(line, []byte(m))
+	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
+}
+
+// blank reports whether text has nothing but white space, comments and
+// directives (which stand before "---").
+func blank(text []byte) bool {
+	for line := range bytes.Lines(text) {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && line[0] != '%' {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,265 @@
+package manifest
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+var errNotDir = errors.New("is not a directory")
+
+// dirID tells one directory from another at the same path.
+type dirID struct{ dev, ino uint64 }
+
+func statDir(dir string) (dirID, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return dirID{}, err
+	}
+	if !info.IsDir() {
+		return dirID{}, errNotDir
+	}
+	s := stampOf(info)
+	return dirID{s.dev, s.ino}, nil
+}
+
+// tree is the directory as it was read last, and what is served from it.
+type tree struct {
+	dir       string
+	log       *slog.Logger
+	id        dirID
+	files     map[string]*file
+	claimants map[key][]string // files that claim an object, sorted
+	contested map[key]bool     // those with several
+	served    map[key]any      // never nil
+	touched   map[key]bool     // since the last delta
+	lost      *model.Problem   // the directory cannot be read now
+	unsettled map[string]bool  // files to come back to
+}
+
+func newTree(dir string, log *slog.Logger) *tree {
+	return &tree{
+		dir: dir, log: log,
+		files: map[string]*file{}, claimants: map[key][]string{}, contested: map[key]bool{},
+		served: map[key]any{}, touched: map[key]bool{}, unsettled: map[string]bool{},
+	}
+}
+
+// scan reads what changed. Files in force are read even if they look unchanged.
+// An error says that the directory cannot be read; the tree stays as it was.
+func (t *tree) scan(force map[string]bool) error {
+	id, err := statDir(t.dir)
+	if err != nil {
+		return t.lose(err, cause(err))
+	}
+	list, err := os.ReadDir(t.dir)
+	if err != nil {
+		return t.lose(err, cause(err))
+	}
+	next, unsettled := map[string]*file{}, map[string]bool{}
+	for _, d := range list {
+		if !isManifest(d.Name()) {
+			continue
+		}
+		f, err := readFile(t.dir, d.Name(), t.files[d.Name()], force[d.Name()])
+		if errors.Is(err, errUnsettled) {
+			unsettled[d.Name()] = true
+		}
+		if f != nil {
+			next[f.name] = f
+		}
+	}
+	// Files that vanished one by one vanished; files that vanished with their
+	// directory did not.
+	if again, err := statDir(t.dir); err != nil || again != id {
+		return t.lose(fs.ErrNotExist, "was replaced while it was read")
+	}
+	// A directory that comes back without a single file is a volume not mounted
+	// yet, or a copy that has not begun.
+	if len(next) == 0 && len(t.files) > 0 && id != t.id {
+		return t.lose(fs.ErrNotExist, "is another one now, and empty")
+	}
+	t.id, t.lost, t.unsettled = id, nil, unsettled
+	t.replace(next)
+	return nil
+}
+
+func (t *tree) lose(err error, why string) error {
+	t.lost = &model.Problem{
+		Where: t.dir,
+		What:  why + "; the last state keeps serving until the directory and its files are back",
+	}
+	return err
+}
+
+// replace takes over the files just read and notes the objects they touch.
+func (t *tree) replace(next map[string]*file) {
+	for name, old := range t.files {
+		if next[name] == old {
+			continue
+		}
+		for k := range old.claims {
+			if next[name] == nil || !sameClaim(next[name].claims, k, old.claims[k]) {
+				t.unclaim(k, name)
+			}
+		}
+	}
+	for name, f := range next {
+		if t.files[name] == f {
+			continue
+		}
+		t.log.Debug("Read manifest", "file", name, "objects", len(f.claims), "problems", len(f.problems))
+		for k, c := range f.claims {
+			if old := t.files[name]; old == nil || !sameClaim(old.claims, k, c) {
+				t.claim(k, name)
+			}
+		}
+	}
+	t.files = next
+}
+
+func sameClaim(claims map[key]claim, k key, c claim) bool {
+	other, ok := claims[k]
+	return ok && other.held == c.held && sameObject(other.object, c.object)
+}
+
+func sameObject(a, b any) bool {
+	return a == b || reflect.DeepEqual(a, b)
+}
+
+func (t *tree) claim(k key, name string) {
+	t.touched[k] = true
+	names := t.claimants[k]
+	if i, ok := slices.BinarySearch(names, name); !ok {
+		names = slices.Insert(names, i, name)
+	}
+	t.setClaimants(k, names)
+}
+
+func (t *tree) unclaim(k key, name string) {
+	t.touched[k] = true
+	names := t.claimants[k]
+	if i, ok := slices.BinarySearch(names, name); ok {
+		names = slices.Delete(names, i, i+1)
+	}
+	t.setClaimants(k, names)
+}
+
+func (t *tree) setClaimants(k key, names []string) {
+	delete(t.contested, k)
+	switch len(names) {
+	case 0:
+		delete(t.claimants, k)
+		return
+	case 1:
+	default:
+		t.contested[k] = true
+	}
+	t.claimants[k] = names
+}
+
+// winner returns the file whose claim counts: the first by name, but one that
+// says something usable before one that merely did so once. That way it does
+// not matter what was good before the process started.
+func (t *tree) winner(k key) (string, bool) {
+	names := t.claimants[k]
+	for _, n := range names {
+		if !t.files[n].claims[k].held {
+			return n, true
+		}
+	}
+	if len(names) > 0 {
+		return names[0], true
+	}
+	return "", false
+}
+
+// delta returns what is served differently since the last call.
+func (t *tree) delta() model.Delta {
+	var d model.Delta
+	for k := range t.touched {
+		var object any
+		if name, ok := t.winner(k); ok {
+			object = t.files[name].claims[k].object
+		}
+		if sameObject(t.served[k], object) {
+			continue
+		}
+		if object == nil {
+			delete(t.served, k)
+		} else {
+			t.served[k] = object
+		}
+		put(&d, k, object)
+	}
+	clear(t.touched)
+	return d
+}
+
+// put enters an object into a Delta; nil says that it is gone.
+func put(d *model.Delta, k key, object any) {
+	switch k.kind {
+	case "Service":
+		enter(&d.Services, k.name, object)
+	case "EndpointSlice":
+		enter(&d.Slices, k.name, object)
+	case "Node":
+		enter(&d.Nodes, k.name.Name, object)
+	case "Pod":
+		enter(&d.Pods, k.name, object)
+	case "NetworkPolicy":
+		enter(&d.NetworkPolicies, k.name, object)
+	}
+}
+
+func enter[K comparable, V any](m *map[K]*V, name K, object any) {
+	if *m == nil {
+		*m = map[K]*V{}
+	}
+	v, _ := object.(*V)
+	(*m)[name] = v
+}
+
+// problems returns all there are now, by file and document; nil if none.
+func (t *tree) problems() []model.Problem {
+	var out []model.Problem
+	if t.lost != nil {
+		out = append(out, *t.lost)
+	}
+	rivals := t.rivals()
+	for _, name := range slices.Sorted(maps.Keys(t.files)) {
+		out = append(out, t.files[name].problems...)
+		out = append(out, rivals[name]...)
+	}
+	return out
+}
+
+// rivals reports, for each file, objects that another file has as well and that
+// are served from there.
+func (t *tree) rivals() map[string][]model.Problem {
+	out := map[string][]model.Problem{}
+	keys := slices.SortedFunc(maps.Keys(t.contested), func(a, b key) int {
+		return slices.Compare([]string{a.kind, a.name.Namespace, a.name.Name}, []string{b.kind, b.name.Namespace, b.name.Name})
+	})
+	for _, k := range keys {
+		first, _ := t.winner(k)
+		for _, name := range t.claimants[k] {
+			c := t.files[name].claims[k]
+			if name == first || c.held { // what is wrong with a held one is reported
+				continue
+			}
+			out[name] = append(out[name], model.Problem{
+				Where: where(name, c.document, k),
+				Field: "metadata.name",
+				What:  "is in " + first + " as well, which serves; remove one",
+			})
+		}
+	}
+	return out
+}

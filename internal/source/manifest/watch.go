@@ -1,0 +1,150 @@
+package manifest
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// A burst of changes is read once, when it has been quiet for quietFor or has
+// lasted mostFor. An editor's rename and write, or a git checkout, is one change.
+const (
+	quietFor = 50 * time.Millisecond
+	mostFor  = 500 * time.Millisecond
+)
+
+// watch follows a directory: by inotify where that works, by looking at it again
+// where it does not.
+type watch struct {
+	source   *Source
+	dir      string
+	notify   *fsnotify.Watcher // nil if there is none to be had
+	followed dirID             // the directory that notify reports about
+	dirty    map[string]bool   // files named by events
+	since    time.Time         // start of the burst; zero if there is none
+	timer    *time.Timer
+	scanned  time.Time
+}
+
+func newWatch(s *Source) *watch {
+	w := &watch{source: s, dir: filepath.Clean(s.config.Dir), dirty: map[string]bool{}, timer: time.NewTimer(time.Hour)}
+	w.timer.Stop()
+	var err error
+	if w.notify, err = fsnotify.NewWatcher(); err != nil {
+		w.notify = nil
+		s.log.Warn("Cannot watch manifests, so they are polled; raise fs.inotify.max_user_instances", "err", err)
+	}
+	return w
+}
+
+func (w *watch) close() {
+	w.timer.Stop()
+	if w.notify != nil {
+		w.notify.Close()
+	}
+}
+
+// follow points inotify at the directory that is at the path now, and reports
+// whether that is another one than before.
+func (w *watch) follow() bool {
+	id, err := statDir(w.dir)
+	if err != nil {
+		changed := w.followed != dirID{}
+		w.followed = dirID{}
+		return changed
+	}
+	if id == w.followed {
+		return false
+	}
+	if w.notify != nil {
+		_ = w.notify.Remove(w.dir) // the watch of the directory before, if there is one
+		if err := w.notify.Add(w.dir); err != nil {
+			w.source.log.Debug("Cannot watch manifests yet", "err", err)
+			return true // and again at the next check
+		}
+	}
+	if again, err := statDir(w.dir); err == nil && again == id {
+		w.followed = id
+	}
+	return true
+}
+
+// run reads the tree again after each burst of changes, until ctx ends.
+func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
+	check := time.NewTicker(w.source.check)
+	defer check.Stop()
+	var events chan fsnotify.Event
+	var failures chan error
+	if w.notify != nil {
+		events, failures = w.notify.Events, w.notify.Errors
+	}
+	w.scanned = time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case ev, ok := <-events:
+			if !ok {
+				events = nil
+				continue
+			}
+			w.event(ev)
+		case err, ok := <-failures: // the kernel's queue overflowed: anything may have changed
+			if !ok {
+				failures = nil
+				continue
+			}
+			w.source.log.Debug("Lost track of manifest changes", "err", err)
+			w.arm()
+		case <-check.C:
+			if w.follow() || w.notify == nil || t.lost != nil || time.Since(w.scanned) >= w.source.config.Poll {
+				w.arm()
+			}
+		case <-w.timer.C:
+			w.scan(t, e)
+		}
+	}
+}
+
+// event notes what may have changed. Files that are not read cause no work, but
+// for names that begin with "..": a kubelet swaps the link ..data to change all
+// of a mounted ConfigMap at once.
+func (w *watch) event(ev fsnotify.Event) {
+	name := filepath.Base(ev.Name)
+	itself := filepath.Clean(ev.Name) == w.dir
+	if !itself && !isManifest(name) && !strings.HasPrefix(name, "..") {
+		return
+	}
+	if itself && ev.Has(fsnotify.Remove|fsnotify.Rename) {
+		w.followed = dirID{}
+	}
+	w.dirty[name] = true
+	w.arm()
+}
+
+// arm waits for quiet, but not for ever.
+func (w *watch) arm() {
+	now := time.Now()
+	if w.since.IsZero() {
+		w.since = now
+	}
+	w.timer.Reset(min(quietFor, max(0, w.since.Add(mostFor).Sub(now))))
+}
+
+func (w *watch) scan(t *tree, e *emitter) {
+	w.since, w.scanned = time.Time{}, time.Now()
+	w.follow()
+	// A directory that cannot be read is among the tree's problems.
+	if err := t.scan(w.dirty); err != nil {
+		w.source.log.Debug("Cannot read manifests", "err", err)
+	}
+	w.dirty = map[string]bool{}
+	e.emit(t.delta(), t.problems())
+	if len(t.unsettled) > 0 {
+		w.dirty = t.unsettled
+		w.arm()
+	}
+}

@@ -1,0 +1,166 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Health is what /healthz, /livez and the healthCheckNodePorts need to know.
+type Health struct {
+	// Timeout is how long a change may wait for the kernel before the proxy
+	// counts as unhealthy; kube-proxy uses twice the sync period.
+	Timeout time.Duration
+	// Pending returns since when a change has waited, zero when none does, and
+	// when the kernel last held everything.
+	Pending func() (since, lastSynced time.Time)
+}
+
+// Healthy reports whether no change has waited too long. As with kube-proxy, a
+// proxy that has just started is healthy.
+func (h Health) Healthy() bool {
+	healthy, _ := h.state(time.Now())
+	return healthy
+}
+
+func (h Health) state(now time.Time) (healthy bool, lastSynced time.Time) {
+	since, lastSynced := h.Pending()
+	return since.IsZero() || now.Sub(since) < h.Timeout, lastSynced
+}
+
+// HealthHandler serves /healthz and /livez with kube-proxy's bodies.
+func HealthHandler(h Health, m *Metrics) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		code, last, now := h.answer()
+		m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
+		jsonHeader(w, code)
+		// Whether the node is being deleted is known only with an API server;
+		// until then it is eligible.
+		fmt.Fprintf(w, `{"lastUpdated": %q,"currentTime": %q, "nodeEligible": %v}`, last, now, true)
+	})
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		code, last, now := h.answer()
+		m.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+		jsonHeader(w, code)
+		fmt.Fprintf(w, `{"lastUpdated": %q,"currentTime": %q}`, last, now)
+	})
+	return mux
+}
+
+// answer is the status code and the two times. As with kube-proxy, a healthy
+// proxy says that it was updated just now, even if there was nothing to update.
+func (h Health) answer() (code int, last, now string) {
+	t := time.Now()
+	healthy, synced := h.state(t)
+	if healthy {
+		return http.StatusOK, t.Format(time.RFC3339Nano), t.Format(time.RFC3339Nano)
+	}
+	return http.StatusServiceUnavailable, synced.Format(time.RFC3339Nano), t.Format(time.RFC3339Nano)
+}
+
+func jsonHeader(w http.ResponseWriter, code int) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+}
+
+// MetricsHandler serves /metrics, /proxyMode and, if asked, /debug/pprof/.
+func MetricsHandler(m *Metrics, proxyMode string, profiling bool) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry}))
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		fmt.Fprint(w, proxyMode)
+	})
+	if profiling {
+		mux.HandleFunc("/debug/pprof/", pprof.Index)
+		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+// Server is an HTTP server that listens.
+type Server struct {
+	http *http.Server
+	addr net.Addr
+}
+
+// Serve listens on addr, "IP:port", and serves until Close. It returns as soon
+// as it listens; an address in use is an error then and there. An empty addr
+// is not served: the Server returned is nil, and may be used all the same.
+func Serve(ctx context.Context, addr string, h http.Handler, log *slog.Logger) (*Server, error) {
+	if addr == "" {
+		return nil, nil
+	}
+	l, err := listen(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{http: newHTTPServer(h, log), addr: l.Addr()}
+	go func() {
+		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("serving ended", "address", addr, "err", err)
+		}
+	}()
+	return s, nil
+}
+
+// Addr is where the server listens, "" for a nil Server.
+func (s *Server) Addr() string {
+	if s == nil {
+		return ""
+	}
+	return s.addr.String()
+}
+
+// Close stops the server.
+func (s *Server) Close() error {
+	if s == nil {
+		return nil
+	}
+	return s.http.Close()
+}
+
+func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
+
+// listen is net.Listen with an error of one short line: "listen on
+// 127.0.0.1:80: address already in use".
+func listen(ctx context.Context, addr string) (net.Listener, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", addr)
+	if err == nil {
+		return l, nil
+	}
+	var no syscall.Errno
+	var sys *os.SyscallError
+	switch {
+	case errors.As(err, &no):
+		err = no
+	case errors.As(err, &sys):
+		err = sys
+	}
+	return nil, fmt.Errorf("listen on %s: %w", addr, err)
+}

@@ -1,0 +1,163 @@
+package telemetry
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func get(t *testing.T, url string) (int, http.Header, string) {
+	t.Helper()
+	c := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := c.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, r.Header, string(body)
+}
+
+func serve(t *testing.T, h http.Handler) string {
+	t.Helper()
+	s, err := Serve(t.Context(), "127.0.0.1:0", h, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return "http://" + s.Addr()
+}
+
+func TestHealth(t *testing.T) {
+	now := time.Now()
+	synced := now.Add(-time.Hour)
+	for _, c := range []struct {
+		name  string
+		since time.Time
+		code  int
+	}{
+		{"nothing waits", time.Time{}, 200},
+		{"a change has waited for a moment", now.Add(-time.Second), 200},
+		{"a change has waited too long", now.Add(-61 * time.Minute), 503},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := NewMetrics(Build{})
+			url := serve(t, HealthHandler(Health{
+				Timeout: time.Hour,
+				Pending: func() (time.Time, time.Time) { return c.since, synced },
+			}, m))
+			for _, path := range []string{"/healthz", "/livez"} {
+				code, header, body := get(t, url+path)
+				if code != c.code || header.Get("Content-Type") != "application/json" {
+					t.Errorf("%s: code %d, want %d; header %v", path, code, c.code, header)
+				}
+				var got struct {
+					LastUpdated, CurrentTime time.Time
+					NodeEligible             *bool
+				}
+				if err := json.Unmarshal([]byte(body), &got); err != nil {
+					t.Fatalf("%s: %v: %s", path, err, body)
+				}
+				if c.code == 200 && !got.LastUpdated.Equal(got.CurrentTime) {
+					t.Errorf("%s: a healthy proxy was updated at %v, not now", path, got.LastUpdated)
+				}
+				if c.code == 503 && !got.LastUpdated.Equal(synced) {
+					t.Errorf("%s: updated at %v, want %v", path, got.LastUpdated, synced)
+				}
+				if eligible := got.NodeEligible != nil && *got.NodeEligible; eligible != (path == "/healthz") {
+					t.Errorf("%s: nodeEligible in %s", path, body)
+				}
+			}
+		})
+	}
+}
+
+func TestMetricsKeepKubeProxysNames(t *testing.T) {
+	m := NewMetrics(Build{Version: "v1", Commit: "abc", GoVersion: "go1"})
+	m.SyncDone(true, time.Second)
+	m.SetNoLocalEndpoints(1, 2)
+	m.SetPorts(map[string]int{"ebpf": 3}, 4)
+	m.SyncFailed("ebpf")
+	m.AuditDifferences("ebpf", 0)
+	own := prometheus.NewGauge(prometheus.GaugeOpts{Name: "spillway_flows", Help: "Flows."})
+	if err := m.Register(own); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Register(own); err == nil {
+		t.Error("one name was registered twice")
+	}
+	_, _, body := get(t, serve(t, MetricsHandler(m, "ebpf", false))+"/metrics")
+	for _, want := range []string{
+		"kubeproxy_sync_proxy_rules_duration_seconds_count 1",
+		`kubeproxy_sync_proxy_rules_duration_seconds_bucket{le="0.001"}`,
+		"kubeproxy_sync_full_proxy_rules_duration_seconds_count 1",
+		"kubeproxy_sync_partial_proxy_rules_duration_seconds_count 0",
+		"kubeproxy_sync_proxy_rules_last_timestamp_seconds 0",
+		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 0",
+		"kubeproxy_sync_proxy_rules_service_changes_total 0",
+		"kubeproxy_sync_proxy_rules_service_changes_pending 0",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_total 0",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
+		`kubeproxy_network_programming_duration_seconds_bucket{le="0.25"} 0`,
+		`kubeproxy_network_programming_duration_seconds_bucket{le="300"} 0`,
+		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="internal"} 1`,
+		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="external"} 2`,
+		`spillway_build_info{commit="abc",go_version="go1",version="v1"} 1`,
+		`spillway_service_ports{dataplane="ebpf"} 3`,
+		"spillway_unsupported_service_ports 4",
+		"spillway_problems 0",
+		"spillway_flows 0",
+		"go_goroutines",
+		"process_open_fds",
+	} {
+		if !strings.Contains(body, "\n"+want) {
+			t.Errorf("no %s", want)
+		}
+	}
+}
+
+func TestProxyModeAndProfiling(t *testing.T) {
+	m := NewMetrics(Build{})
+	url := serve(t, MetricsHandler(m, "ebpf", false))
+	if code, h, body := get(t, url+"/proxyMode"); code != 200 || body != "ebpf" || !strings.HasPrefix(h.Get("Content-Type"), "text/plain") {
+		t.Errorf("/proxyMode: %d %q %v", code, body, h)
+	}
+	if code, _, _ := get(t, url+"/debug/pprof/"); code != 404 {
+		t.Errorf("profiling is served though nobody asked: %d", code)
+	}
+	if code, _, _ := get(t, serve(t, MetricsHandler(m, "ebpf", true))+"/debug/pprof/"); code != 200 {
+		t.Errorf("profiling was asked for: %d", code)
+	}
+}
+
+func TestAnAddressInUseIsOneClearLine(t *testing.T) {
+	s, err := Serve(t.Context(), "127.0.0.1:0", http.NotFoundHandler(), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	_, err = Serve(t.Context(), s.Addr(), http.NotFoundHandler(), quiet)
+	if err == nil || err.Error() != "listen on "+s.Addr()+": address already in use" || !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("error: %v", err)
+	}
+}
+
+func TestAnEmptyAddressIsNotServed(t *testing.T) {
+	s, err := Serve(t.Context(), "", nil, quiet)
+	if s != nil || err != nil || s.Addr() != "" || s.Close() != nil {
+		t.Error(s, err)
+	}
+}

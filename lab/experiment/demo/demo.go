@@ -1,0 +1,212 @@
+// Package demo shows Spillway at work on a cluster of two nodes on this
+// machine: every address of two Services is asked, and the way through a
+// Service is measured beside the same server reached without one.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"time"
+
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/load"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/lab/workload"
+)
+
+// Limit is how long a demo may take in all, cleaning up not included.
+const Limit = 110 * time.Second
+
+const (
+	metalPort   = 8080
+	warmup      = 100 * time.Millisecond
+	connections = 32
+)
+
+// Config says what to show.
+type Config struct {
+	Name      string // of the cluster
+	Mode      string // --proxy-mode of the agents
+	Manifests fs.FS  // *.yaml, as in examples/demo
+	Rounds    int
+	Duration  time.Duration // of each measurement
+	Progress  *experiment.Progress
+}
+
+// Validate says what is wrong with a Config, in one line.
+func (c Config) Validate() error {
+	if c.Rounds < 1 || c.Duration < 50*time.Millisecond {
+		return fmt.Errorf("rounds is %d and duration %v: use at least 1 and 50ms", c.Rounds, c.Duration)
+	}
+	// Ten measurements a round, and some seconds for everything else.
+	if all := 10 * time.Duration(c.Rounds) * (c.Duration + warmup + 50*time.Millisecond); all > Limit-20*time.Second {
+		return fmt.Errorf("%d rounds of %v would take %v: the demo ends within %v, use fewer or shorter ones",
+			c.Rounds, c.Duration, all.Round(time.Second), Limit)
+	}
+	return nil
+}
+
+// demo is one run.
+type demo struct {
+	cfg     Config
+	rig     *rig.Rig
+	objects *objects
+	report  *Report
+}
+
+// Run shows everything and cleans up, whatever happens. The report holds what
+// was found until an error; that some address did not answer is one.
+func Run(ctx context.Context, cfg Config) (report *Report, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := rig.NeedPrograms(rig.Packages); err != nil {
+		return nil, err
+	}
+	d := &demo{cfg: cfg, report: &Report{Mode: cfg.Mode}}
+	if d.objects, err = readObjects(cfg.Manifests); err != nil {
+		return nil, err
+	}
+	if d.report.Machine, err = experiment.ReadMachine(); err != nil {
+		return nil, err
+	}
+	if d.cfg.Progress == nil {
+		d.cfg.Progress = &experiment.Progress{}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, Limit, fmt.Errorf("the demo did not end within %v", Limit))
+	defer cancel()
+	d.step("building a cluster of two nodes")
+	spec := topology.DefaultSpec(cfg.Name)
+	// As on a node with flannel: conntrack is on, so that entries would show.
+	spec.Masquerade, spec.Conntrack = true, true
+	if d.rig, err = rig.Up(ctx, spec); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if ctx.Err() != nil {
+			err = rig.EndError(ctx)
+		}
+		d.step("taking the cluster down")
+		err = errors.Join(err, d.rig.Down())
+		d.cfg.Progress.Done()
+	}()
+	for _, part := range []func(context.Context) error{d.setUp, d.visit, d.measure} {
+		if err := part(ctx); err != nil {
+			return d.report, err
+		}
+	}
+	return d.report, d.report.unanswered()
+}
+
+func (d *demo) step(format string, args ...any) { d.cfg.Progress.Step(format, args...) }
+
+// setUp starts the servers and the agents.
+func (d *demo) setUp(ctx context.Context) error {
+	c := d.rig.Cluster
+	servers, err := d.objects.servers(c)
+	if err != nil {
+		return err
+	}
+	servers = append(servers, server{c.Node(0), workload.HTTP, metalPort})
+	d.step("starting %d servers on nodes and in pods", len(servers))
+	for _, s := range servers {
+		if err := d.rig.Serve(ctx, s.host, s.kind, s.port); err != nil {
+			return err
+		}
+	}
+	if err := d.rig.RoutePods(c.Client(0)); err != nil {
+		return err
+	}
+	dir, err := writeManifests(d.rig, d.cfg.Manifests)
+	if err != nil {
+		return err
+	}
+	for i := range c.Spec.Nodes {
+		d.step("starting an agent on %s", c.Node(i).Name)
+		if err := d.rig.Agent(ctx, c.Node(i), dir, d.cfg.Mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// visit asks every Service address.
+func (d *demo) visit(ctx context.Context) error {
+	all := visits(d.objects, d.rig.Cluster)
+	hosts := hostNames(d.rig.Cluster)
+	d.step("asking %d Service addresses", len(all))
+	for i, v := range all {
+		d.cfg.Progress.Part(i, len(all))
+		if err := v.ask(ctx, hosts); err != nil {
+			return err
+		}
+		d.report.Visits = append(d.report.Visits, v)
+	}
+	return nil
+}
+
+// path is one row of the measurements: from where to what.
+type path struct {
+	name string
+	from *topology.Host
+	to   netip.AddrPort
+}
+
+// paths lists what is compared; the first is metal.
+func (d *demo) paths() ([]path, error) {
+	c := d.rig.Cluster
+	s, err := d.objects.service("web-local")
+	if err != nil {
+		return nil, err
+	}
+	clusterIP, err := netip.ParseAddr(s.Spec.ClusterIP)
+	if err != nil {
+		return nil, fmt.Errorf("read Service %s: clusterIP: %w", s.Name, err)
+	}
+	port := uint16(s.Spec.Ports[0].Port)
+	node, pod := c.Node(0), netip.AddrPortFrom(c.Pod(0, 0).IPv4, port)
+	return []path{
+		{"client to a server on the node (metal)", c.Client(0), netip.AddrPortFrom(node.IPv4, metalPort)},
+		{"client to the pod, no Service", c.Client(0), pod},
+		{"client to NodePort", c.Client(0), netip.AddrPortFrom(node.IPv4, uint16(s.Spec.Ports[0].NodePort))},
+		{"pod to pod, no Service", c.Pod(0, 2), pod},
+		{"pod to ClusterIP", c.Pod(0, 2), netip.AddrPortFrom(clusterIP, port)},
+	}, nil
+}
+
+// measure loads every path, all of them in turn in each round, forwards and
+// backwards, so that a drift of the machine meets all alike.
+func (d *demo) measure(ctx context.Context) error {
+	paths, err := d.paths()
+	if err != nil {
+		return err
+	}
+	kinds := []load.Kind{load.HTTP, load.Conn}
+	n := len(paths) * len(kinds)
+	samples := make([][]rig.Sample, n)
+	d.step("measuring %d paths with %d kinds of load, %d rounds of %v each", len(paths), len(kinds), d.cfg.Rounds, d.cfg.Duration)
+	for round := range d.cfg.Rounds {
+		for i := range n {
+			d.cfg.Progress.Part(round*n+i, d.cfg.Rounds*n)
+			if round%2 == 1 {
+				i = n - 1 - i
+			}
+			p := paths[i%len(paths)]
+			s, err := d.rig.Measure(ctx, p.from, load.Config{Kind: kinds[i/len(paths)], Target: p.to,
+				Connections: connections, Duration: d.cfg.Duration, Warmup: warmup, Timeout: time.Second})
+			if err != nil {
+				return fmt.Errorf("measure %s: %w", p.name, err)
+			}
+			samples[i] = append(samples[i], s)
+		}
+	}
+	for i := range samples {
+		metal := samples[i/len(paths)*len(paths)]
+		d.report.Speeds = append(d.report.Speeds, newSpeed(paths[i%len(paths)].name, metal, samples[i]))
+	}
+	return nil
+}

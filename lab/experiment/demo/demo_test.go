@@ -1,0 +1,206 @@
+package demo
+
+import (
+	"context"
+	"flag"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"spillway.dev/spillway/examples"
+	"spillway.dev/spillway/internal/source/manifest"
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/load"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/lab/workload"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s changed (-want +got); -update rewrites it:\n%s", name, diff)
+	}
+}
+
+func files(t *testing.T) fs.FS {
+	t.Helper()
+	f, err := fs.Sub(examples.Demo, "demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// The manifests, the plan of the lab's addresses and what an agent reads must
+// agree, for the demo to say anything.
+func TestManifestsFitTheCluster(t *testing.T) {
+	if err := topology.RequireRoot(); err != nil {
+		t.Skip(err)
+	}
+	r, err := rig.Up(context.Background(), topology.DefaultSpec("demotest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Down()
+	dir, err := writeManifests(r, files(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	delta, problems, err := manifest.Load(dir)
+	if err != nil || len(problems) > 0 {
+		t.Fatalf("problems %v, error %v", problems, err)
+	}
+	for _, want := range r.Cluster.Nodes() {
+		if diff := cmp.Diff(want, delta.Nodes[want.Name], cmp.Comparer(sameAddr), cmp.Comparer(samePrefix)); diff != "" {
+			t.Errorf("Node %s (-planned +manifest):\n%s", want.Name, diff)
+		}
+	}
+	o, err := readObjects(files(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers, err := o.servers(r.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range servers {
+		got = append(got, s.host.Name+" "+s.kind)
+	}
+	want := []string{"node0-pod1 udp", "node1-pod1 udp", "node0-pod0 http", "node1-pod0 http"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("servers (-want +got):\n%s", diff)
+	}
+	checkVisits(t, visits(o, r.Cluster))
+}
+
+func sameAddr(a, b netip.Addr) bool     { return a == b }
+func samePrefix(a, b netip.Prefix) bool { return a == b }
+
+// checkVisits makes sure that every way is there, in both families and for
+// both Services.
+func checkVisits(t *testing.T, all []*Visit) {
+	t.Helper()
+	ways := map[string]int{}
+	for _, v := range all {
+		family := "IPv4"
+		if v.Address.Addr().Is6() {
+			family = "IPv6"
+		}
+		ways[v.Protocol+" "+family+" "+v.Way+" from "+v.From]++
+	}
+	for _, protocol := range []string{"TCP", "UDP"} {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			for _, way := range []string{"ClusterIP from node0-pod2", "ClusterIP from node1", "NodePort of node0 from client0",
+				"NodePort of node1 from client0", "external IP from client0", "LoadBalancer IP from client0"} {
+				name := protocol + " " + family + " " + way
+				if ways[name] != 1 {
+					t.Errorf("%s is asked %d times, want once", name, ways[name])
+				}
+				delete(ways, name)
+			}
+		}
+	}
+	if len(ways) > 0 {
+		t.Errorf("unexpected ways: %v", ways)
+	}
+}
+
+func TestReadObjectsSaysWhere(t *testing.T) {
+	bad := fstest.MapFS{"x.yaml": {Data: []byte("apiVersion: v1\nkind: Node\n---\nkind: Service\nspec: {clusterAddress: 10.0.0.1}\n")}}
+	if _, err := readObjects(bad); err == nil || !strings.Contains(err.Error(), "x.yaml, document 2") || !strings.Contains(err.Error(), "clusterAddress") {
+		t.Errorf("error is %v", err)
+	}
+	other := fstest.MapFS{"x.yaml": {Data: []byte("kind: Pod\n")}}
+	if _, err := readObjects(other); err == nil || !strings.Contains(err.Error(), `"Pod"`) {
+		t.Errorf("error is %v", err)
+	}
+	if _, err := readObjects(fstest.MapFS{}); err == nil {
+		t.Error("no files: no error")
+	}
+}
+
+func visitOf(outcomes ...workload.Answer) *Visit {
+	hosts := map[netip.Addr]string{netip.MustParseAddr("172.30.0.200"): "client0"}
+	v := &Visit{Service: "web", Protocol: "TCP", Way: "NodePort of node0", From: "client0",
+		Address: netip.MustParseAddrPort("172.30.0.10:30080")}
+	for _, a := range outcomes {
+		v.note(a, hosts)
+	}
+	return v
+}
+
+func answer(server, client string) workload.Answer {
+	return workload.Answer{Outcome: workload.Answered, Server: server, Client: netip.MustParseAddrPort(client)}
+}
+
+func testReport() *Report {
+	good := visitOf(answer("node1-pod0", "10.0.0.9:1"), answer("node0-pod0", "172.30.0.200:1"), answer("node0-pod0", "[::ffff:172.30.0.200]:2"))
+	bad := visitOf(answer("node0-pod0", "172.30.0.200:1"), workload.Answer{Outcome: workload.Refused}, workload.Answer{Outcome: workload.Refused})
+	bad.Way, bad.Address = "external IP", netip.MustParseAddrPort("[2001:db8:ff::10]:80")
+	r := &Report{Mode: "ebpf", Visits: []*Visit{good, bad}, Machine: experiment.Machine{Kernel: "6.1.0", Arch: "x86_64",
+		CPU: "Fast CPU", Cores: 2, Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)}}
+	sample := func(rate float64, entries int) rig.Sample {
+		s := rig.Sample{Conntrack: entries}
+		s.Kind, s.Rate = load.HTTP, rate
+		s.Latency = load.Latency{P50: 1e6 / rate, P99: 2e6 / rate, P999: 3e6 / rate}
+		return s
+	}
+	metal := []rig.Sample{sample(30000, 32), sample(20000, 33)}
+	r.Speeds = []Speed{
+		newSpeed("client to a server on the node (metal)", metal, metal),
+		newSpeed("client to NodePort", metal, []rig.Sample{sample(29400, 0), sample(19600, 0)}),
+	}
+	return r
+}
+
+func TestReportTable(t *testing.T) {
+	var out strings.Builder
+	if err := testReport().Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "report.txt", out.String())
+}
+
+func TestAddressesThatDoNotAnswerAreAnError(t *testing.T) {
+	r := testReport()
+	want := "ask Service addresses: 1 of 2 did not answer: TCP [2001:db8:ff::10]:80 from client0"
+	if err := r.unanswered(); err == nil || err.Error() != want {
+		t.Errorf("error is %v, want %s", err, want)
+	}
+	r.Visits = r.Visits[:1]
+	if err := r.unanswered(); err != nil {
+		t.Errorf("all answered: %v", err)
+	}
+}
+
+func TestValidateKeepsTheDemoShort(t *testing.T) {
+	if err := (Config{Rounds: 4, Duration: time.Second}).Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []Config{{Rounds: 0, Duration: time.Second}, {Rounds: 1}, {Rounds: 20, Duration: time.Second}} {
+		if bad.Validate() == nil {
+			t.Errorf("%d rounds of %v: no error", bad.Rounds, bad.Duration)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package experiment
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is what a figure means nothing without.
+type Machine struct {
+	Kernel string    `json:"kernel"`
+	Arch   string    `json:"arch"`
+	CPU    string    `json:"cpu"`
+	Cores  int       `json:"cores"`
+	Date   time.Time `json:"date"`
+}
+
+// String is one line for people.
+func (m Machine) String() string {
+	cores := "cores"
+	if m.Cores == 1 {
+		cores = "core"
+	}
+	return fmt.Sprintf("Linux %s %s, %d %s of %s, %s",
+		m.Kernel, m.Arch, m.Cores, cores, m.CPU, m.Date.Format("2006-01-02"))
+}
+
+// ReadMachine asks the kernel what this machine is.
+func ReadMachine() (Machine, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return Machine{}, fmt.Errorf("read kernel version: %w", err)
+	}
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return Machine{}, fmt.Errorf("read CPU model: %w", err)
+	}
+	return Machine{
+		Kernel: unix.ByteSliceToString(u.Release[:]),
+		Arch:   unix.ByteSliceToString(u.Machine[:]),
+		CPU:    cpuModel(info),
+		Cores:  runtime.NumCPU(),
+		Date:   time.Now().UTC().Truncate(time.Second),
+	}, nil
+}
+
+// cpuModel finds the name of the first CPU. arm64 kernels give none, only numbers.
+func cpuModel(cpuinfo []byte) string {
+	lines := bufio.NewScanner(bytes.NewReader(cpuinfo))
+	for lines.Scan() {
+		name, value, ok := strings.Cut(lines.Text(), ":")
+		if ok && strings.TrimSpace(name) == "model name" {
+			return strings.Join(strings.Fields(value), " ")
+		}
+	}
+	return "an unnamed CPU"
+}
+
+// ticksPerSecond is USER_HZ, the unit of /proc/stat: 100 on every Linux that
+// Go runs on.
+const ticksPerSecond = 100
+
+// BusyCPU returns how long all CPUs together have been busy since boot, in
+// seconds: everything but idle time and waiting for disks. Interrupts are in
+// it, which no process's own account holds.
+func BusyCPU() (float64, error) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time: %w", err)
+	}
+	return parseBusy(stat)
+}
+
+// parseBusy reads the first line of /proc/stat: "cpu" user nice system idle
+// iowait irq softirq steal guest guest_nice. Guest time is in user already,
+// and stolen time was not ours.
+func parseBusy(stat []byte) (float64, error) {
+	line, _, _ := strings.Cut(string(stat), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 8 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("read CPU time: /proc/stat begins with %q", line)
+	}
+	var ticks uint64
+	for _, i := range []int{1, 2, 3, 6, 7} {
+		n, err := strconv.ParseUint(fields[i], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time: /proc/stat: %w", err)
+		}
+		ticks += n
+	}
+	return float64(ticks) / ticksPerSecond, nil
+}

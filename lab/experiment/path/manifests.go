@@ -1,0 +1,91 @@
+package path
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/topology"
+)
+
+// The Services that are measured: one with its pod on node0, one with its pod
+// on node1.
+const (
+	hereNodePort  = 30080
+	thereNodePort = 30081
+)
+
+var (
+	hereClusterIP  = netip.MustParseAddr("10.96.0.10")
+	thereClusterIP = netip.MustParseAddr("10.96.0.11")
+)
+
+// writeManifests writes what the agents serve and returns the directory.
+func writeManifests(r *rig.Rig) (string, error) {
+	text, err := manifests(r.Cluster)
+	if err != nil {
+		return "", err
+	}
+	if _, err := r.WriteFile("manifests/bench.yaml", text); err != nil {
+		return "", err
+	}
+	return r.Path("manifests"), nil
+}
+
+// manifests returns the Nodes, Services and EndpointSlices of the cluster.
+func manifests(c *topology.Cluster) ([]byte, error) {
+	nodes, err := c.NodesYAML()
+	if err != nil {
+		return nil, err
+	}
+	out := strings.Builder{}
+	out.Write(nodes)
+	objects := []any{
+		service("web-here", hereClusterIP, hereNodePort), slice("web-here", c.Pod(0, 0)),
+		service("web-there", thereClusterIP, thereNodePort), slice("web-there", c.Pod(1, 0)),
+	}
+	for _, o := range objects {
+		text, err := yaml.Marshal(o)
+		if err != nil {
+			return nil, fmt.Errorf("write manifest: %w", err)
+		}
+		fmt.Fprintf(&out, "---\n%s", text)
+	}
+	return []byte(out.String()), nil
+}
+
+func service(name string, clusterIP netip.Addr, nodePort int32) *corev1.Service {
+	return &corev1.Service{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name},
+		Spec: corev1.ServiceSpec{
+			Type:       corev1.ServiceTypeNodePort,
+			ClusterIP:  clusterIP.String(),
+			ClusterIPs: []string{clusterIP.String()},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Ports:      []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: podPort, NodePort: nodePort}},
+		},
+	}
+}
+
+func slice(service string, pod *topology.Host) *discoveryv1.EndpointSlice {
+	port, protocol, unnamed, ready := int32(podPort), corev1.ProtocolTCP, "", true
+	return &discoveryv1.EndpointSlice{
+		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: service + "-ipv4",
+			Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &unnamed, Port: &port, Protocol: &protocol}},
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses:  []string{pod.IPv4.String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			NodeName:   &pod.Node,
+		}},
+	}
+}

@@ -1,0 +1,227 @@
+// Package path measures what the way through a Service costs: each way is
+// compared with the same server reached without a Service, in pairs, on a
+// cluster of two nodes.
+//
+//	client ── LAN ──┬── node0: nginx on the node itself ("metal"), pod0: nginx, pod1: load
+//	                └── node1: pod0: nginx
+package path
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/load"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/lab/workload"
+)
+
+// Config says how much to measure.
+type Config struct {
+	Name             string // of the cluster
+	Mode             string // --proxy-mode of the agents
+	Rounds           int    // of each pair
+	Duration, Warmup time.Duration
+	Connections      int
+	// Untracked builds nodes without any netfilter rule. The default is nodes
+	// whose conntrack is on, as flannel's masquerading leaves them: there an
+	// entry for a Service connection would show, and metal has them as well.
+	Untracked bool
+	Progress  *experiment.Progress
+}
+
+// Validate says what is wrong with a Config, in one line.
+func (c Config) Validate() error {
+	switch {
+	case c.Mode != "ebpf":
+		return fmt.Errorf("mode %q cannot be measured yet: use ebpf", c.Mode)
+	case c.Rounds < 1:
+		return fmt.Errorf("rounds is %d: use %d or more", c.Rounds, experiment.MinRounds)
+	case c.Duration < 100*time.Millisecond || c.Warmup < 0:
+		return fmt.Errorf("duration is %v: use 100ms or more", c.Duration)
+	case c.Connections < 1 || c.Connections > 10000:
+		return fmt.Errorf("connections is %d: use 1 to 10000", c.Connections)
+	}
+	return nil
+}
+
+const (
+	metalPort = 8080
+	podPort   = 80
+)
+
+// bench is one run.
+type bench struct {
+	cfg Config
+	rig *rig.Rig
+	// saturation holds, for each kind of load, the rate that both metal and
+	// NodePort reach: half of it is the rate of the open loop.
+	saturation map[load.Kind]float64
+	report     *Report
+}
+
+// Run builds the cluster, measures everything and takes the cluster down
+// again. When ctx ends or something fails, the report holds what was complete,
+// beside the error.
+func Run(ctx context.Context, cfg Config) (report *Report, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := rig.NeedPrograms(rig.Packages); err != nil {
+		return nil, err
+	}
+	machine, err := experiment.ReadMachine()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Progress == nil {
+		cfg.Progress = &experiment.Progress{}
+	}
+	b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: newReport(cfg, machine)}
+	cfg.Progress.Step("building a cluster of two nodes")
+	spec := topology.DefaultSpec(cfg.Name)
+	spec.Masquerade, spec.Conntrack = !cfg.Untracked, !cfg.Untracked
+	if b.rig, err = rig.Up(ctx, spec); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if ctx.Err() != nil {
+			err = rig.EndError(ctx)
+		}
+		cfg.Progress.Step("taking the cluster down")
+		err = errors.Join(err, b.rig.Down())
+		cfg.Progress.Done()
+	}()
+	if err := b.setUp(ctx); err != nil {
+		return nil, err
+	}
+	for _, p := range plans(b.rig.Cluster) {
+		if err := b.compare(ctx, p); err != nil {
+			return b.report, err
+		}
+	}
+	return b.report, nil
+}
+
+// setUp starts servers and agents and waits until every way is open.
+func (b *bench) setUp(ctx context.Context) error {
+	c := b.rig.Cluster
+	b.cfg.Progress.Step("starting nginx on node0 and in a pod of each node")
+	for _, s := range []struct {
+		host *topology.Host
+		port uint16
+	}{{c.Node(0), metalPort}, {c.Pod(0, 0), podPort}, {c.Pod(1, 0), podPort}} {
+		if err := b.rig.Serve(ctx, s.host, workload.HTTP, s.port); err != nil {
+			return err
+		}
+	}
+	if err := b.rig.RoutePods(c.Client(0)); err != nil {
+		return err
+	}
+	dir, err := writeManifests(b.rig)
+	if err != nil {
+		return err
+	}
+	b.cfg.Progress.Step("starting an agent on each node")
+	for i := range c.Spec.Nodes {
+		if err := b.rig.Agent(ctx, c.Node(i), dir, b.cfg.Mode); err != nil {
+			return err
+		}
+	}
+	for _, p := range plans(c) {
+		for _, way := range []way{p.base, p.service} {
+			if err := b.rig.WaitAnswer(ctx, way.from, workload.HTTP, way.to); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// way is from where to where a load goes.
+type way struct {
+	from *topology.Host
+	to   netip.AddrPort
+}
+
+// plan is one comparison to make.
+type plan struct {
+	name          string
+	kind          load.Kind
+	base, service way
+	tail          bool // compare the open loop's p99.9 instead of the closed loop's rate
+	saturates     bool // the rate is what "half of saturation" refers to
+	control       bool
+	target        *experiment.Target
+}
+
+// plans lists the comparisons. Those of an open loop come after the closed
+// loops that find their rate.
+func plans(c *topology.Cluster) []plan {
+	client, node, pod := c.Client(0), c.Node(0), c.Pod(0, 1)
+	metal := way{client, netip.AddrPortFrom(node.IPv4, metalPort)}
+	here := way{client, netip.AddrPortFrom(node.IPv4, hereNodePort)}
+	there := way{client, netip.AddrPortFrom(node.IPv4, thereNodePort)}
+	podThere := way{client, netip.AddrPortFrom(c.Pod(1, 0).IPv4, podPort)}
+	podHere := way{pod, netip.AddrPortFrom(c.Pod(0, 0).IPv4, podPort)}
+	clusterIP := way{pod, netip.AddrPortFrom(hereClusterIP, podPort)}
+	least := func(v float64) *experiment.Target { return &experiment.Target{Limit: v} }
+	most := func(v float64) *experiment.Target { return &experiment.Target{Limit: v, AtMost: true} }
+	return []plan{
+		{name: "NodePort, pod on this node ÷ metal", kind: load.HTTP, base: metal, service: here,
+			saturates: true, control: true, target: least(0.97)},
+		{name: "NodePort, pod on this node ÷ metal", kind: load.Conn, base: metal, service: here,
+			saturates: true, control: true, target: least(0.95)},
+		{name: "ClusterIP from a pod ÷ pod address", kind: load.HTTP, base: podHere, service: clusterIP,
+			control: true, target: least(0.99)},
+		{name: "ClusterIP from a pod ÷ pod address", kind: load.Conn, base: podHere, service: clusterIP,
+			target: least(0.99)},
+		{name: "NodePort, pod on other node ÷ pod address", kind: load.HTTP, base: podThere, service: there},
+		{name: "NodePort, pod on other node ÷ pod address", kind: load.Conn, base: podThere, service: there},
+		{name: "NodePort, pod on this node ÷ metal", kind: load.HTTP, base: metal, service: here,
+			tail: true, control: true, target: most(1.10)},
+		{name: "NodePort, pod on this node ÷ metal", kind: load.Conn, base: metal, service: here,
+			tail: true, control: true, target: most(1.10)},
+	}
+}
+
+// compare makes one comparison, and its control, and adds it to the report.
+func (b *bench) compare(ctx context.Context, p plan) error {
+	var rate float64
+	if p.tail {
+		rate = b.saturation[p.kind] / 2
+		if rate < 1 {
+			return fmt.Errorf("compare %s: no rate to send at: nothing was answered in the closed loop", p.name)
+		}
+	}
+	arm := func(w way) experiment.Arm[rig.Sample] {
+		return func(ctx context.Context) (rig.Sample, error) {
+			return b.rig.Measure(ctx, w.from, load.Config{Kind: p.kind, Target: w.to, Rate: rate,
+				Connections: b.cfg.Connections, Duration: b.cfg.Duration, Warmup: b.cfg.Warmup})
+		}
+	}
+	pair := experiment.Pair[rig.Sample]{Name: p.name, A: arm(p.base), B: arm(p.service),
+		Rounds: b.cfg.Rounds, Progress: b.cfg.Progress.Part}
+	b.cfg.Progress.Step("%s, %s", p.name, loadName(p))
+	trial, err := pair.Run(ctx)
+	if err != nil {
+		return err
+	}
+	var control experiment.Trial[rig.Sample]
+	if p.control {
+		pair = pair.Control()
+		b.cfg.Progress.Step("%s, %s: A/A control", p.name, loadName(p))
+		if control, err = pair.Run(ctx); err != nil {
+			return err
+		}
+	}
+	if p.saturates {
+		b.saturation[p.kind] = min(median(trial.A, rateOf), median(trial.B, rateOf))
+	}
+	b.report.add(p, rate, trial, control)
+	return nil
+}

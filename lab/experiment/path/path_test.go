@@ -1,0 +1,116 @@
+package path
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/load"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s changed (-want +got); -update rewrites it:\n%s", name, diff)
+	}
+}
+
+// samples makes measurements with these rates; all else follows from the rate.
+func samples(entries int, rates ...float64) []rig.Sample {
+	var out []rig.Sample
+	for _, r := range rates {
+		s := rig.Sample{CPUPerRequest: 1e6 / r, Conntrack: entries}
+		s.Rate, s.Latency.P999 = r, 1e7/r
+		s.Requests = int64(r)
+		out = append(out, s)
+	}
+	return out
+}
+
+func testReport() *Report {
+	m := experiment.Machine{Kernel: "6.1.0", Arch: "x86_64", CPU: "Fast CPU", Cores: 2,
+		Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)}
+	r := newReport(Config{Mode: "ebpf", Rounds: 3, Duration: 2 * time.Second, Connections: 32}, m)
+	type trial = experiment.Trial[rig.Sample]
+	base := samples(32, 30000, 31000, 32000)
+	slow := samples(0, 27000, 31000, 28800)
+	slow[1].Errors = map[string]int64{"timeout": 2, "reset": 1}
+	slow[2].ClientLimited = true
+	r.add(plan{name: "NodePort ÷ metal", kind: load.HTTP, target: &experiment.Target{Limit: 0.97}}, 0,
+		trial{A: base, B: slow}, trial{A: base, B: base})
+	r.add(plan{name: "NodePort ÷ metal", kind: load.Conn, tail: true, target: &experiment.Target{Limit: 1.1, AtMost: true}}, 5000,
+		trial{A: base, B: base}, trial{})
+	r.add(plan{name: "NodePort, pod on other node", kind: load.Conn}, 0, trial{A: base, B: slow}, trial{})
+	return r
+}
+
+func TestReportTable(t *testing.T) {
+	var out strings.Builder
+	if err := testReport().Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "report.txt", out.String())
+}
+
+func TestReportFigures(t *testing.T) {
+	c := testReport().Comparisons
+	if c[0].Ratio.Median != 0.9 || *c[0].Met || c[0].Control.Median != 1 || c[0].Conntrack != 0 || c[0].BaseConntrack != 32 {
+		t.Errorf("closed loop: %+v", c[0])
+	}
+	if c[0].Errors["timeout"] != 2 || c[0].ClientLimited != 1 {
+		t.Errorf("errors are not added up: %+v", c[0])
+	}
+	if c[1].Figure != "p99.9 µs" || c[1].Base != 1e7/31000 || !*c[1].Met || c[1].Rate != 5000 {
+		t.Errorf("open loop: %+v", c[1])
+	}
+	if c[2].Met != nil || c[2].Control.N != 0 {
+		t.Errorf("without a target: %+v", c[2])
+	}
+}
+
+func TestReportJSON(t *testing.T) {
+	text, err := json.MarshalIndent(testReport(), "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "report.json", string(text)+"\n")
+}
+
+func TestValidate(t *testing.T) {
+	good := Config{Mode: "ebpf", Rounds: 10, Duration: time.Second, Connections: 32}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(*Config){
+		"mode":        func(c *Config) { c.Mode = "nftables" },
+		"rounds":      func(c *Config) { c.Rounds = 0 },
+		"duration":    func(c *Config) { c.Duration = time.Millisecond },
+		"connections": func(c *Config) { c.Connections = 0 },
+	} {
+		cfg := good
+		change(&cfg)
+		if err := cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("wrong %s: error %v", want, err)
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package path
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/load"
+)
+
+// Report is what a run measured.
+type Report struct {
+	Machine     experiment.Machine `json:"machine"`
+	Mode        string             `json:"mode"`
+	Rounds      int                `json:"rounds"`
+	Seconds     float64            `json:"seconds_per_measurement"`
+	Connections int                `json:"connections"`
+	Conntrack   bool               `json:"conntrack_on_nodes"`
+	Comparisons []Comparison       `json:"comparisons"`
+}
+
+// Comparison is one pair: a way through a Service against one without.
+type Comparison struct {
+	Name   string  `json:"name"`
+	Load   string  `json:"load"`   // "keep-alive", "new connections", ...
+	Figure string  `json:"figure"` // what is compared: "requests/s" or "p99.9 µs"
+	Rate   float64 `json:"wanted_rate,omitempty"`
+	// Base and Service are the medians of the two sides' figures.
+	Base    float64 `json:"base"`
+	Service float64 `json:"service"`
+	// Ratio is Service ÷ Base round by round; Control the same of Base with itself.
+	Ratio   experiment.Summary `json:"ratio"`
+	Control experiment.Summary `json:"control,omitzero"`
+	// CPU is the ratio of the machine's busy time per request.
+	CPU    experiment.Summary `json:"cpu_per_request_ratio"`
+	Target *experiment.Target `json:"target,omitempty"`
+	Met    *bool              `json:"met,omitempty"`
+	// Conntrack is the most entries that one load through the Service left on
+	// the nodes; BaseConntrack the same without it.
+	Conntrack     int `json:"conntrack_entries"`
+	BaseConntrack int `json:"base_conntrack_entries"`
+	// Errors counts failed requests of both sides by kind.
+	Errors map[string]int64 `json:"errors,omitempty"`
+	// ClientLimited counts measurements in which the generator was always busy.
+	ClientLimited int `json:"client_limited"`
+}
+
+func newReport(cfg Config, m experiment.Machine) *Report {
+	return &Report{Machine: m, Mode: cfg.Mode, Rounds: cfg.Rounds, Seconds: cfg.Duration.Seconds(),
+		Connections: cfg.Connections, Conntrack: !cfg.Untracked}
+}
+
+func rateOf(s rig.Sample) float64 { return s.Rate }
+func tailOf(s rig.Sample) float64 { return s.Latency.P999 }
+func cpuOf(s rig.Sample) float64  { return s.CPUPerRequest }
+
+func median(side []rig.Sample, figure func(rig.Sample) float64) float64 {
+	return experiment.Median(experiment.Figures(side, figure))
+}
+
+func loadName(p plan) string {
+	name := "keep-alive"
+	if p.kind == load.Conn {
+		name = "new connections"
+	}
+	if p.tail {
+		name += ", half load"
+	}
+	return name
+}
+
+// add works one trial out and appends it.
+func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[rig.Sample]) {
+	figure, name := rateOf, "requests/s"
+	if p.tail {
+		figure, name = tailOf, "p99.9 µs"
+	}
+	c := Comparison{
+		Name: p.name, Load: loadName(p), Figure: name, Rate: rate, Target: p.target,
+		Base: median(trial.A, figure), Service: median(trial.B, figure),
+		Ratio: trial.Ratio(figure), Control: control.Ratio(figure), CPU: trial.Ratio(cpuOf),
+	}
+	if p.target != nil {
+		met := p.target.Met(c.Ratio)
+		c.Met = &met
+	}
+	for i, side := range [][]rig.Sample{trial.A, trial.B} {
+		for _, s := range side {
+			entries := []*int{&c.BaseConntrack, &c.Conntrack}[i]
+			*entries = max(*entries, s.Conntrack)
+			if s.ClientLimited {
+				c.ClientLimited++
+			}
+			for kind, n := range s.Errors {
+				if c.Errors == nil {
+					c.Errors = map[string]int64{}
+				}
+				c.Errors[kind] += n
+			}
+		}
+	}
+	r.Comparisons = append(r.Comparisons, c)
+}
+
+// Write prints the report for people.
+func (r *Report) Write(w io.Writer) error {
+	fmt.Fprintln(w, r.Machine)
+	tracked := "with"
+	if !r.Conntrack {
+		tracked = "without"
+	}
+	fmt.Fprintf(w, "--proxy-mode %s, %d rounds of %gs a side, %d connections, nodes %s conntrack\n\n",
+		r.Mode, r.Rounds, r.Seconds, r.Connections, tracked)
+	if err := r.writeRatios(w); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	if err := r.writeCosts(w); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	_, err := fmt.Fprint(w, `
+Ratios: median of the rounds (lowest–highest). A/A: the side without a Service compared with itself.
+CPU/REQUEST: ratio of the whole machine's busy time, client included. CONNTRACK: most entries that one
+load left on the nodes, through the Service and without it. Half load: an open loop at half of the rate
+that both sides reach; latency counts from the intended send.
+`)
+	return err
+}
+
+func (r *Report) writeRatios(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "COMPARISON\tLOAD\tFIGURE\tWITHOUT\tSERVICE\tRATIO\tTARGET")
+	for _, c := range r.Comparisons {
+		target := "-"
+		if c.Target != nil {
+			target = c.Target.String() + ": missed"
+			if *c.Met {
+				target = c.Target.String() + ": met"
+			}
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.0f\t%s\t%s\n",
+			c.Name, c.Load, c.Figure, c.Base, c.Service, c.Ratio, target)
+	}
+	return t.Flush()
+}
+
+func (r *Report) writeCosts(w io.Writer) error {
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "COMPARISON\tLOAD\tA/A CONTROL\tCPU/REQUEST\tCONNTRACK\tERRORS")
+	for _, c := range r.Comparisons {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d, %d\t%s\n",
+			c.Name, c.Load, c.Control, c.CPU, c.Conntrack, c.BaseConntrack, errorList(c.Errors))
+	}
+	return t.Flush()
+}
+
+// errorList is "none" or "2 reset, 1 timeout".
+func errorList(errors map[string]int64) string {
+	var parts []string
+	for _, kind := range slices.Sorted(maps.Keys(errors)) {
+		parts = append(parts, fmt.Sprintf("%d %s", errors[kind], kind))
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
+}

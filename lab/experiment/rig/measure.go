@@ -1,0 +1,170 @@
+package rig
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/load"
+	"spillway.dev/spillway/lab/topology"
+)
+
+// Sample is one measurement: a load, and what it cost and left behind.
+type Sample struct {
+	load.Result
+	// CPUPerRequest is the time that the whole machine, so client, nodes and
+	// pods together, was busy for each answered request, in µs. In a network of
+	// namespaces the kernel's work for a packet is done in the context of
+	// whoever sent it, so no smaller account holds all of a node's share.
+	CPUPerRequest float64 `json:"cpu_per_request_us"`
+	// Conntrack is the number of entries that the load left in the conntrack
+	// tables of all nodes.
+	Conntrack int `json:"conntrack_entries"`
+}
+
+// Load runs a load generator as a process of its own on a host. When ctx ends
+// the process is asked to stop, and the error is that of ctx.
+func (r *Rig) Load(ctx context.Context, host *topology.Host, cfg load.Config) (*load.Result, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cmd := host.Command(ctx, append([]string{r.Program, "load"}, loadArgs(cfg)...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 3 * time.Second
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	var result load.Result
+	if err := json.Unmarshal(out, &result); err != nil {
+		return nil, fmt.Errorf("read result of load on %s: %w", host.Name, err)
+	}
+	return &result, nil
+}
+
+// loadArgs is the command line that makes `spillway load` run a config.
+func loadArgs(cfg load.Config) []string {
+	args := []string{string(cfg.Kind), cfg.Target.String(),
+		"--connections", strconv.Itoa(cfg.Connections),
+		"--duration", cfg.Duration.String(),
+		"--warmup", cfg.Warmup.String(),
+	}
+	if cfg.Rate > 0 {
+		args = append(args, "--rate", strconv.FormatFloat(cfg.Rate, 'f', -1, 64))
+	}
+	if cfg.MaxRequests > 0 {
+		args = append(args, "--max-requests", strconv.FormatInt(cfg.MaxRequests, 10))
+	}
+	if cfg.Timeout > 0 {
+		args = append(args, "--timeout", cfg.Timeout.String())
+	}
+	if cfg.Threads > 0 {
+		args = append(args, "--threads", strconv.Itoa(cfg.Threads))
+	}
+	if cfg.FreshPorts {
+		args = append(args, "--fresh-ports")
+	}
+	return args
+}
+
+// Measure runs a load and takes the machine's CPU time and the nodes'
+// conntrack tables before and after.
+func (r *Rig) Measure(ctx context.Context, host *topology.Host, cfg load.Config) (Sample, error) {
+	if err := r.flushConntrack(); err != nil {
+		return Sample{}, err
+	}
+	entries, err := r.conntrack()
+	if err != nil {
+		return Sample{}, err
+	}
+	busy, err := experiment.BusyCPU()
+	if err != nil {
+		return Sample{}, err
+	}
+	result, err := r.Load(ctx, host, cfg)
+	if err != nil {
+		return Sample{}, err
+	}
+	after, err := experiment.BusyCPU()
+	if err != nil {
+		return Sample{}, err
+	}
+	left, err := r.conntrack()
+	if err != nil {
+		return Sample{}, err
+	}
+	s := Sample{Result: *result, Conntrack: max(left-entries, 0)}
+	if result.Requests > 0 {
+		// The warm-up's requests cost, too.
+		share := result.Seconds / (result.Seconds + cfg.Warmup.Seconds())
+		s.CPUPerRequest = (after - busy) * 1e6 / float64(result.Requests) * share
+	}
+	return s, nil
+}
+
+// conntrack counts the entries on all nodes.
+func (r *Rig) conntrack() (int, error) {
+	total := 0
+	for i := range r.Cluster.Spec.Nodes {
+		n, err := r.Cluster.Node(i).ConntrackCount()
+		if err != nil {
+			return 0, err
+		}
+		total += n
+	}
+	return total, nil
+}
+
+// flushConntrack empties the nodes' tables: entries of the load before, ending
+// one by one, must not hide those of the next, nor fill the table.
+func (r *Rig) flushConntrack() error {
+	for i := range r.Cluster.Spec.Nodes {
+		node := r.Cluster.Node(i)
+		count, err := node.ConntrackCount()
+		if err != nil {
+			return err
+		}
+		if count == 0 {
+			continue
+		}
+		err = node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+		if err != nil {
+			return fmt.Errorf("flush conntrack table of %s: %w", node.Name, err)
+		}
+	}
+	return nil
+}
+
+// RoutePods gives an outside host routes to the pods of every node. Real
+// clients have none; it is what lets a pod be measured without a Service.
+func (r *Rig) RoutePods(host *topology.Host) error {
+	return host.Do(func() error {
+		for i := range r.Cluster.Spec.Nodes {
+			node := r.Cluster.Node(i)
+			for _, cidr := range node.PodCIDRs {
+				route := &netlink.Route{
+					Dst: &net.IPNet{
+						IP:   cidr.Addr().AsSlice(),
+						Mask: net.CIDRMask(cidr.Bits(), cidr.Addr().BitLen()),
+					},
+					Gw: node.Addr(cidr.Addr()).AsSlice(),
+				}
+				if err := netlink.RouteReplace(route); err != nil {
+					return fmt.Errorf("route %s by %s on %s: %w", cidr, node.Name, host.Name, err)
+				}
+			}
+		}
+		return nil
+	})
+}

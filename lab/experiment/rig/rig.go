@@ -1,0 +1,174 @@
+// Package rig is what experiments on a lab cluster stand on: it brings the
+// cluster up, starts servers, agents and load generators in it, and leaves
+// nothing behind.
+//
+// Everything of a rig that is not the cluster's own lives in one directory,
+// the agents' bpf file system among it. Unmounting that drops every pinned
+// object at once, whatever state the agents were in.
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/lab/topology"
+)
+
+// root holds a directory for each rig. It is not in the lab's own state
+// directory, which "lab down" must be able to remove while a file system is
+// still mounted here.
+const root = "/run/spillway-rig"
+
+// Rig is a running cluster and what was started in it.
+type Rig struct {
+	Cluster *topology.Cluster
+	// Program is the spillway binary that is started for agents and load.
+	Program string
+
+	dir     string
+	lock    *os.File
+	agents  []*process
+	life    context.Context // of the servers
+	end     context.CancelFunc
+	servers []chan struct{} // each closed when the server has ended
+}
+
+// Up builds the cluster. What an earlier rig of that name left behind, if it
+// was killed, is removed first. A rig of that name that still runs is an error.
+// The caller must call Down, also after an error of what it does with the rig.
+func Up(ctx context.Context, spec topology.Spec) (*Rig, error) {
+	if err := topology.RequireRoot(); err != nil {
+		return nil, err
+	}
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find own program: %w", err)
+	}
+	r := &Rig{Program: program, dir: filepath.Join(root, spec.Name)}
+	r.life, r.end = context.WithCancel(context.WithoutCancel(ctx))
+	if r.lock, err = lockDir(r.dir); err != nil {
+		r.end()
+		return nil, err
+	}
+	if err := r.build(ctx, spec); err != nil {
+		return nil, errors.Join(err, r.Down())
+	}
+	return r, nil
+}
+
+func (r *Rig) build(ctx context.Context, spec topology.Spec) error {
+	if err := topology.Down(spec.Name); err != nil {
+		return fmt.Errorf("remove what an earlier run left: %w", err)
+	}
+	if err := emptyDir(r.dir); err != nil {
+		return fmt.Errorf("remove what an earlier run left: %w", err)
+	}
+	bpf := r.Path("bpf")
+	if err := os.Mkdir(bpf, 0o700); err != nil {
+		return fmt.Errorf("make directory for pinned objects: %w", err)
+	}
+	if err := unix.Mount("bpf", bpf, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount bpf file system on %s: %w", bpf, err)
+	}
+	var err error
+	r.Cluster, err = topology.Up(ctx, spec)
+	return err
+}
+
+// Path returns the path of a file in the rig's own directory.
+func (r *Rig) Path(name string) string { return filepath.Join(r.dir, name) }
+
+// WriteFile writes a file in the rig's directory, making directories on the
+// way, and returns its path.
+func (r *Rig) WriteFile(name string, text []byte) (string, error) {
+	path := r.Path(name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", fmt.Errorf("write %s: %w", name, err)
+	}
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return "", fmt.Errorf("write %s: %w", name, err)
+	}
+	return path, nil
+}
+
+// Down ends what was started, agents first, and removes the cluster. It does
+// its work even when the context of everything else has ended. A second call
+// does nothing.
+func (r *Rig) Down() error {
+	if r.lock == nil {
+		return nil
+	}
+	for _, p := range r.agents {
+		p.signal()
+	}
+	for _, p := range r.agents {
+		p.wait(2 * time.Second)
+	}
+	r.end()
+	r.waitServers()
+	var err error
+	if r.Cluster != nil {
+		err = r.Cluster.Down()
+	}
+	err = errors.Join(err, emptyDir(r.dir))
+	if err == nil {
+		_ = os.Remove(r.dir)
+		_ = os.Remove(root) // if this was the last rig
+	}
+	r.lock.Close()
+	r.lock = nil
+	return err
+}
+
+// EndError says in words for people why a context ended: what was under way
+// then failed with whatever it happened to be doing.
+func EndError(ctx context.Context) error {
+	if errors.Is(context.Cause(ctx), context.Canceled) {
+		return errors.New("interrupted")
+	}
+	return context.Cause(ctx)
+}
+
+// lockDir makes the directory and takes a lock on it that ends with the process.
+func lockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make %s: %w", dir, err)
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock %s: another run with the name %q is under way: wait for it, or choose another --name",
+				dir, filepath.Base(dir))
+		}
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+// emptyDir removes everything in a directory, a mounted bpf file system included.
+func emptyDir(dir string) error {
+	for {
+		err := unix.Unmount(filepath.Join(dir, "bpf"), unix.MNT_DETACH)
+		if err != nil {
+			break // EINVAL or ENOENT: nothing is mounted there any more
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
+}

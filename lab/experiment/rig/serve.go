@@ -1,0 +1,75 @@
+package rig
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/lab/workload"
+)
+
+// Packages are the programs that a cluster with conntrack and an HTTP server
+// need, and the Debian packages that hold them.
+var Packages = map[string]string{"nginx": "nginx-light", "nft": "nftables"}
+
+// BodySize is the length of the body that every HTTP server sends, so that
+// those that are compared send the same.
+const BodySize = 64
+
+// Serve starts a server of the kind workload.HTTP or workload.UDP on a host and
+// returns when it listens. It runs until the rig goes down.
+func (r *Rig) Serve(ctx context.Context, host *topology.Host, kind string, port uint16) error {
+	cfg := workload.Config{Kind: kind, Listen: fmt.Sprintf(":%d", port), Name: host.Name}
+	if kind == workload.HTTP {
+		cfg.Size = BodySize
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	cmd, err := workload.Start(r.life, host, cfg)
+	if err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // ended by Down, or missed by whoever asks it
+		close(done)
+	}()
+	r.servers = append(r.servers, done)
+	return nil
+}
+
+// waitServers gives servers that were told to end some time for it.
+func (r *Rig) waitServers() {
+	limit := time.After(3 * time.Second)
+	for _, done := range r.servers {
+		select {
+		case <-done:
+		case <-limit:
+			return // the cluster's Down kills what is left
+		}
+	}
+}
+
+// WaitAnswer asks from a host until somebody answers, for a few seconds.
+func (r *Rig) WaitAnswer(ctx context.Context, host *topology.Host, kind string, target netip.AddrPort) error {
+	const limit = 5 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		q := workload.Question{Kind: kind, To: target.String(), Timeout: time.Second}
+		a, err := workload.Ask(ctx, host, q)
+		if err == nil && a.Outcome == workload.Answered {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("%s: %s", a.Outcome, a.Error)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("wait for %s to answer %s: nothing after %v: %w", target, host.Name, limit, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}

@@ -1,0 +1,193 @@
+// Package load makes traffic and measures how it was answered: HTTP over kept
+// connections, one connection per request, and UDP request/response, each as a
+// closed loop (the next request leaves when the last one was answered) or as
+// an open loop at a fixed rate.
+//
+// In the open loop every request has an intended send time, and its latency
+// counts from there. A server that stalls for a second therefore shows up in
+// all requests that fell into that second, not in one ("coordinated omission").
+//
+// One event loop per thread drives all its connections with epoll and
+// allocates nothing while it runs: on a small machine the generator must not
+// be what is measured.
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kind is what sort of traffic is made.
+type Kind string
+
+// The kinds of traffic.
+const (
+	// HTTP sends GET requests over connections that stay open.
+	HTTP Kind = "http"
+	// Conn opens a TCP connection for each GET request and resets it after the
+	// response, so that neither end keeps a TIME_WAIT entry. The kernel picks
+	// another source port each time.
+	Conn Kind = "conn"
+	// UDP sends a datagram and waits for one back.
+	UDP Kind = "udp"
+)
+
+// Config says what load to make. The zero values of Path, Timeout, Threads and
+// Payload are replaced by defaults; see Validate for what must be set.
+type Config struct {
+	Kind   Kind
+	Target netip.AddrPort
+	// Source is the address to send from; invalid lets the kernel choose.
+	Source netip.Addr
+	// Connections is how many requests may be under way at once.
+	Connections int
+	// Rate is requests per second of an open loop; 0 is a closed loop.
+	Rate float64
+	// Duration is how long to measure, after Warmup, whose requests do not count.
+	Duration, Warmup time.Duration
+	// MaxRequests ends the run early when so many counted; 0 is no limit.
+	MaxRequests int64
+	// Timeout is how long a request may take from when it was really sent.
+	// Default: 5 s, for UDP 1 s.
+	Timeout time.Duration
+	// Path and Host form the HTTP request. Defaults: "/" and the target.
+	Path, Host string
+	// Payload is the datagram that UDP sends. Default: "ping".
+	Payload string
+	// FreshPorts makes UDP take a new socket, so a new source port, for each request.
+	FreshPorts bool
+	// Threads is how many event loops share the connections. Default: 1.
+	Threads int
+}
+
+// Validate reports the first thing in the config that cannot be run.
+func (c Config) Validate() error {
+	switch {
+	case c.Kind != HTTP && c.Kind != Conn && c.Kind != UDP:
+		return fmt.Errorf("unknown kind of load %q: use http, conn or udp", c.Kind)
+	case !c.Target.IsValid() || c.Target.Port() == 0:
+		return errors.New("no target: give ADDRESS:PORT, [ADDRESS]:PORT for IPv6")
+	case c.Source.IsValid() && c.Source.Unmap().Is4() != c.Target.Addr().Unmap().Is4():
+		return fmt.Errorf("source %s and target %s are of different families", c.Source, c.Target)
+	case c.Connections < 1 || c.Connections > 60000:
+		return fmt.Errorf("connections is %d: use 1 to 60000", c.Connections)
+	case c.Rate < 0:
+		return fmt.Errorf("rate is %g: use 0 for a closed loop, else requests per second", c.Rate)
+	case c.Duration <= 0 || c.Warmup < 0 || c.Timeout < 0 || c.MaxRequests < 0:
+		return errors.New("duration must be more than 0; warmup, timeout and max-requests not less")
+	case c.Threads < 0 || c.Threads > c.Connections:
+		return fmt.Errorf("threads is %d: use 1 to the number of connections (%d)", c.Threads, c.Connections)
+	}
+	return nil
+}
+
+// withDefaults fills in what the caller left open.
+func (c Config) withDefaults() Config {
+	if c.Timeout == 0 {
+		c.Timeout = 5 * time.Second
+		if c.Kind == UDP {
+			c.Timeout = time.Second
+		}
+	}
+	if c.Threads == 0 {
+		c.Threads = 1
+	}
+	if c.Path == "" {
+		c.Path = "/"
+	}
+	if c.Host == "" {
+		c.Host = c.Target.String()
+	}
+	if c.Payload == "" {
+		c.Payload = "ping"
+	}
+	return c
+}
+
+// message returns the bytes of one request. It asks HTTP servers to keep the
+// connection even for Conn: the reset then finds the server's socket open, and
+// no FIN of its own puts that into TIME_WAIT.
+func (c Config) message() []byte {
+	if c.Kind == UDP {
+		return []byte(c.Payload)
+	}
+	return fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", c.Path, c.Host)
+}
+
+// Run makes the load and returns what came of it. When ctx ends, it returns
+// what was measured until then, with Interrupted set, and no error.
+func Run(ctx context.Context, cfg Config) (*Result, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	shared := &budget{left: cfg.MaxRequests, limited: cfg.MaxRequests > 0}
+	stopWatching := context.AfterFunc(ctx, func() { shared.stop.Store(true) })
+	defer stopWatching()
+
+	loops := make([]*loop, cfg.Threads)
+	for i := range loops {
+		l, err := newLoop(cfg, i, shared)
+		if err != nil {
+			return nil, err
+		}
+		defer l.close()
+		loops[i] = l
+	}
+	before := cpuSeconds()
+	started := time.Now()
+	var wg sync.WaitGroup
+	for _, l := range loops {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			l.run(started)
+		})
+	}
+	wg.Wait()
+	cpu := cpuSeconds() - before
+	return merge(cfg, loops, cpu, time.Since(started), ctx.Err() != nil), nil
+}
+
+// budget is what the loops of one run share.
+type budget struct {
+	stop    atomic.Bool // end now, report what there is
+	limited bool
+	mu      sync.Mutex
+	left    int64
+}
+
+// take uses up one counted request and reports whether it was still allowed.
+// The last one ends the run.
+func (b *budget) take() bool {
+	if !b.limited {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left == 0 {
+		return false
+	}
+	b.left--
+	if b.left == 0 {
+		b.stop.Store(true)
+	}
+	return true
+}
+
+// cpuSeconds is the CPU time this process has used, user and system.
+func cpuSeconds() float64 {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+}

@@ -1,0 +1,350 @@
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// short is a run bounded by requests; the duration only keeps a broken one from hanging.
+func short(kind Kind, target netip.AddrPort) Config {
+	return Config{Kind: kind, Target: target, Connections: 4, Duration: 10 * time.Second, MaxRequests: 50}
+}
+
+func serve(t *testing.T, h http.HandlerFunc) (netip.AddrPort, *atomic.Int64) {
+	t.Helper()
+	var opened atomic.Int64
+	s := httptest.NewUnstartedServer(h)
+	s.Config.ConnState = func(_ net.Conn, st http.ConnState) {
+		if st == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	return netip.MustParseAddrPort(s.Listener.Addr().String()), &opened
+}
+
+func run(t *testing.T, cfg Config) *Result {
+	t.Helper()
+	r, err := Run(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Requests > 0 && (r.Latency.P50 <= 0 || r.Latency.Max < r.Latency.P50 || r.Rate <= 0) {
+		t.Errorf("latency and rate do not fit %d requests: %+v", r.Requests, r)
+	}
+	return r
+}
+
+func hello(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat("hello ", 100)) }
+
+func TestKeptConnectionsAreUsedAgain(t *testing.T) {
+	target, opened := serve(t, hello)
+	r := run(t, short(HTTP, target))
+	if r.Requests != 50 || r.Failed() != 0 {
+		t.Errorf("got %d requests, errors %v; want 50 and none", r.Requests, r.Errors)
+	}
+	if n := opened.Load(); n != 4 {
+		t.Errorf("server saw %d connections, want 4", n)
+	}
+	if r.Bytes < 50*600 {
+		t.Errorf("received %d bytes, want at least %d", r.Bytes, 50*600)
+	}
+}
+
+func TestConnOpensOneConnectionARequest(t *testing.T) {
+	target, opened := serve(t, hello)
+	r := run(t, short(Conn, target))
+	if r.Requests != 50 || r.Failed() != 0 {
+		t.Errorf("got %d requests, errors %v; want 50 and none", r.Requests, r.Errors)
+	}
+	if n := opened.Load(); n < 50 {
+		t.Errorf("server saw %d connections, want at least 50", n)
+	}
+}
+
+func TestConnEndsWithReset(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ended := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			ended <- err
+			return
+		}
+		defer c.Close()
+		buf := make([]byte, 4096)
+		c.Read(buf)
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+		_, err = c.Read(buf)
+		ended <- err
+	}()
+	cfg := short(Conn, netip.MustParseAddrPort(l.Addr().String()))
+	cfg.Connections, cfg.MaxRequests = 1, 1
+	run(t, cfg)
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "connection reset") {
+		t.Errorf("the server's read ended with %v, want a reset", err)
+	}
+}
+
+func TestServerThatClosesAfterEachResponse(t *testing.T) {
+	target, opened := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		hello(w, r)
+	})
+	r := run(t, short(HTTP, target))
+	if r.Requests != 50 || r.Failed() != 0 {
+		t.Errorf("got %d requests, errors %v; want 50 and none", r.Requests, r.Errors)
+	}
+	if n := opened.Load(); n < 50 {
+		t.Errorf("server saw %d connections, want at least 50", n)
+	}
+}
+
+func TestIPv6(t *testing.T) {
+	l, err := net.Listen("tcp6", "[::1]:0")
+	if err != nil {
+		t.Skipf("no IPv6 on loopback: %v", err)
+	}
+	go http.Serve(l, http.HandlerFunc(hello))
+	defer l.Close()
+	cfg := short(Conn, netip.MustParseAddrPort(l.Addr().String()))
+	cfg.Source = netip.IPv6Loopback()
+	if r := run(t, cfg); r.Requests != 50 || r.Failed() != 0 {
+		t.Errorf("got %d requests, errors %v; want 50 and none", r.Requests, r.Errors)
+	}
+}
+
+func TestSourceAddress(t *testing.T) {
+	var seen atomic.Value
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		seen.Store(r.RemoteAddr)
+		hello(w, r)
+	})
+	cfg := short(Conn, target)
+	cfg.Source = netip.MustParseAddr("127.0.0.7")
+	run(t, cfg)
+	if s, _ := seen.Load().(string); !strings.HasPrefix(s, "127.0.0.7:") {
+		t.Errorf("server saw %q, want 127.0.0.7", s)
+	}
+}
+
+func TestErrorsAreCountedByKind(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := netip.MustParseAddrPort(l.Addr().String())
+	l.Close()
+	broken, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
+	cutter, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		c, _, _ := http.NewResponseController(w).Hijack()
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+		c.Close()
+	})
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	tests := []struct {
+		name   string
+		kind   Kind
+		target netip.AddrPort
+		want   string
+	}{
+		{"nobody listens", Conn, closed, "refused"},
+		{"nobody listens, kept connections", HTTP, closed, "refused"},
+		{"nobody listens, UDP", UDP, closed, "refused"},
+		{"an error status", HTTP, broken, "status 502"},
+		{"half a response", HTTP, cutter, "closed"},
+		{"no answer", UDP, netip.MustParseAddrPort(silent.LocalAddr().String()), "timeout"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := short(tt.kind, tt.target)
+			cfg.MaxRequests, cfg.Timeout = 8, 30*time.Millisecond
+			r := run(t, cfg)
+			if diff := cmp.Diff(map[string]int64{tt.want: 8}, r.Errors); diff != "" || r.Requests != 0 {
+				t.Errorf("%d requests answered, errors (-want +got):\n%s", r.Requests, diff)
+			}
+		})
+	}
+}
+
+func TestUDP(t *testing.T) {
+	for _, fresh := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fresh=%v", fresh), func(t *testing.T) {
+			pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pc.Close()
+			sources := make(chan string, 1000)
+			go func() {
+				buf := make([]byte, 100)
+				for {
+					n, from, err := pc.ReadFrom(buf)
+					if err != nil {
+						return
+					}
+					sources <- from.String()
+					pc.WriteTo(buf[:n], from)
+				}
+			}()
+			cfg := short(UDP, netip.MustParseAddrPort(pc.LocalAddr().String()))
+			cfg.FreshPorts = fresh
+			r := run(t, cfg)
+			if r.Requests != 50 || r.Failed() != 0 {
+				t.Errorf("got %d requests, errors %v; want 50 and none", r.Requests, r.Errors)
+			}
+			seen := map[string]bool{}
+			for len(sources) > 0 {
+				seen[<-sources] = true
+			}
+			if want := 40; fresh != (len(seen) >= want) {
+				t.Errorf("fresh ports %v, but the server saw %d sources", fresh, len(seen))
+			}
+		})
+	}
+}
+
+// A server that stalls must show up in the latency of all requests that were
+// due meanwhile, though only one of them was really waiting for it.
+func TestOpenLoopCountsAStallInFull(t *testing.T) {
+	const stall = 300 * time.Millisecond
+	var calls atomic.Int64
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if calls.Add(1) == 10 {
+			time.Sleep(stall)
+		}
+		hello(w, r)
+	})
+	cfg := Config{Kind: HTTP, Target: target, Connections: 1, Rate: 200, Duration: 700 * time.Millisecond}
+	r := run(t, cfg)
+	// 60 of 140 requests fell due during the stall: the median of them waited
+	// half of it, and a quarter of all waited for more than 60 ms.
+	if r.Latency.P99 < float64(stall.Microseconds())*0.8 {
+		t.Errorf("p99 is %v µs after a stall of %v", r.Latency.P99, stall)
+	}
+	if r.Latency.Mean < 20e3 {
+		t.Errorf("mean is %v µs: the stall was counted once, not for every request", r.Latency.Mean)
+	}
+}
+
+func TestOpenLoopReportsWhatItCouldNotSend(t *testing.T) {
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done() // never answers
+	})
+	cfg := Config{Kind: HTTP, Target: target, Connections: 2, Rate: 1000,
+		Duration: 100 * time.Millisecond, Timeout: 500 * time.Millisecond}
+	r := run(t, cfg)
+	want := map[string]int64{"timeout": 2, "not sent": 98}
+	if diff := cmp.Diff(want, r.Errors); diff != "" || r.Requests != 0 {
+		t.Errorf("%d answered, errors (-want +got):\n%s", r.Requests, diff)
+	}
+}
+
+func TestInterruptGivesPartialResult(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var calls atomic.Int64
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if calls.Add(1) == 20 {
+			cancel()
+		}
+		hello(w, r)
+	})
+	cfg := Config{Kind: HTTP, Target: target, Connections: 2, Duration: time.Minute}
+	r, err := Run(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Interrupted || r.Requests < 10 || r.Seconds <= 0 || r.Seconds > 30 {
+		t.Errorf("got %+v, want a partial, interrupted result", r)
+	}
+}
+
+func TestWarmupDoesNotCount(t *testing.T) {
+	var calls atomic.Int64
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) { calls.Add(1); hello(w, r) })
+	cfg := Config{Kind: HTTP, Target: target, Connections: 2, Rate: 500,
+		Warmup: 200 * time.Millisecond, Duration: 200 * time.Millisecond}
+	r := run(t, cfg)
+	if got := r.Requests + r.Failed(); got != 100 {
+		t.Errorf("%d requests counted, want the 100 that were due after the warm-up", got)
+	}
+	if n := calls.Load(); n < 150 {
+		t.Errorf("the server was asked %d times, want about 200", n)
+	}
+}
+
+func TestThreadsShareTheLoad(t *testing.T) {
+	target, opened := serve(t, hello)
+	cfg := short(HTTP, target)
+	cfg.Threads, cfg.Connections = 3, 7
+	cfg.MaxRequests = 500
+	r := run(t, cfg)
+	if r.Requests != 500 || r.Failed() != 0 || opened.Load() > 7 {
+		t.Errorf("got %d requests over %d connections, errors %v", r.Requests, opened.Load(), r.Errors)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := short(HTTP, netip.MustParseAddrPort("127.0.0.1:80"))
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]struct {
+		change func(*Config)
+		want   string
+	}{
+		"kind":        {func(c *Config) { c.Kind = "ftp" }, `"ftp"`},
+		"target":      {func(c *Config) { c.Target = netip.AddrPort{} }, "no target"},
+		"port 0":      {func(c *Config) { c.Target = netip.MustParseAddrPort("127.0.0.1:0") }, "no target"},
+		"families":    {func(c *Config) { c.Source = netip.IPv6Loopback() }, "families"},
+		"connections": {func(c *Config) { c.Connections = 0 }, "connections is 0"},
+		"rate":        {func(c *Config) { c.Rate = -1 }, "rate is -1"},
+		"duration":    {func(c *Config) { c.Duration = 0 }, "duration"},
+		"threads":     {func(c *Config) { c.Threads = 5 }, "threads is 5"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			cfg := good
+			tt.change(&cfg)
+			if _, err := Run(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestResultJSON(t *testing.T) {
+	r := Result{Kind: Conn, Target: "10.0.0.1:80", Connections: 8, Requests: 2, Errors: map[string]int64{"reset": 1},
+		Seconds: 2, Rate: 1, Latency: Latency{P50: 1, P99: 2, P999: 3, Max: 4, Mean: 1.5}, Bytes: 9, ClientCPUSeconds: 0.5}
+	got, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"kind":"conn","target":"10.0.0.1:80","connections":8,"requests":2,"errors":{"reset":1},` +
+		`"seconds":2,"rate":1,"latency_us":{"p50":1,"p99":2,"p99.9":3,"max":4,"mean":1.5},"bytes":9,` +
+		`"client_cpu_seconds":0.5,"client_limited":false}`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("the JSON form changed (-want +got):\n%s", diff)
+	}
+}

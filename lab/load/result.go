@@ -1,0 +1,104 @@
+package load
+
+import (
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// clientBusy is the share of its threads' time above which the generator
+// itself is taken to be what limits the rate.
+const clientBusy = 0.95
+
+// Result is what one run measured. Its JSON form is what `spillway load` prints.
+type Result struct {
+	Kind        Kind    `json:"kind"`
+	Target      string  `json:"target"`
+	Connections int     `json:"connections"`
+	WantedRate  float64 `json:"wanted_rate,omitempty"` // 0: closed loop
+	Requests    int64   `json:"requests"`              // answered, after the warm-up
+	// Errors counts failed requests by what went wrong: "refused", "reset",
+	// "closed", "timeout", "unreachable", "not sent" (the open loop's end came
+	// while every connection was busy), "status 502", "bad response", ...
+	Errors  map[string]int64 `json:"errors,omitempty"`
+	Seconds float64          `json:"seconds"` // measured, without warm-up
+	Rate    float64          `json:"rate"`    // Requests per second
+	Latency Latency          `json:"latency_us"`
+	Bytes   int64            `json:"bytes"` // received, headers included
+	// ClientCPUSeconds is the generator's own user and system time, warm-up
+	// included. System time holds what the kernel did with its packets in its
+	// context, which between namespaces is much of their way.
+	ClientCPUSeconds float64 `json:"client_cpu_seconds"`
+	// ClientLimited says that the generator was busy all the time: the server
+	// may be able to do more.
+	ClientLimited bool `json:"client_limited"`
+	// Interrupted says that the run was ended before its time.
+	Interrupted bool `json:"interrupted,omitempty"`
+}
+
+// Latency is a summary in microseconds. In an open loop it counts from the
+// intended send time and failed requests are in it, with the time until they
+// were given up; in a closed loop it holds answered requests only.
+type Latency struct {
+	P50  float64 `json:"p50"`
+	P99  float64 `json:"p99"`
+	P999 float64 `json:"p99.9"`
+	Max  float64 `json:"max"`
+	Mean float64 `json:"mean"`
+}
+
+// Failed is the number of failed requests.
+func (r *Result) Failed() int64 {
+	var n int64
+	for _, c := range r.Errors {
+		n += c
+	}
+	return n
+}
+
+// newHistogram covers 100 ns to 10 minutes with three digits, in nanoseconds.
+func newHistogram() *hdrhistogram.Histogram {
+	return hdrhistogram.New(100, int64(10*time.Minute), 3)
+}
+
+// summarize reads the percentiles of a histogram of nanoseconds.
+func summarize(h *hdrhistogram.Histogram) Latency {
+	if h.TotalCount() == 0 {
+		return Latency{}
+	}
+	us := func(ns int64) float64 { return float64(ns/100) / 10 }
+	return Latency{
+		P50:  us(h.ValueAtPercentile(50)),
+		P99:  us(h.ValueAtPercentile(99)),
+		P999: us(h.ValueAtPercentile(99.9)),
+		Max:  us(h.Max()),
+		Mean: us(int64(h.Mean())),
+	}
+}
+
+// merge adds up what the loops counted.
+func merge(cfg Config, loops []*loop, cpu float64, wall time.Duration, interrupted bool) *Result {
+	r := &Result{
+		Kind: cfg.Kind, Target: cfg.Target.String(), Connections: cfg.Connections,
+		WantedRate: cfg.Rate, ClientCPUSeconds: cpu, Interrupted: interrupted,
+	}
+	h := newHistogram()
+	for _, l := range loops {
+		h.Merge(l.hist)
+		r.Requests += l.answered
+		r.Bytes += l.bytes
+		r.Seconds = max(r.Seconds, float64(l.measured)/1e9)
+		for kind, n := range l.errors {
+			if r.Errors == nil {
+				r.Errors = map[string]int64{}
+			}
+			r.Errors[kind] += n
+		}
+	}
+	if r.Seconds > 0 {
+		r.Rate = float64(r.Requests) / r.Seconds
+	}
+	r.Latency = summarize(h)
+	r.ClientLimited = cpu >= clientBusy*wall.Seconds()*float64(cfg.Threads)
+	return r
+}

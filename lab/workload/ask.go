@@ -1,0 +1,171 @@
+package workload
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"spillway.dev/spillway/lab/topology"
+)
+
+// Question is what a client puts to a server: HTTP, UDP or TCP.
+type Question struct {
+	Kind    string        `json:"kind"`
+	To      string        `json:"to"`                // address and port
+	From    string        `json:"from,omitempty"`    // address and port to bind, "" any
+	Timeout time.Duration `json:"timeout,omitempty"` // 0: 2 seconds
+}
+
+// The values of Answer.Outcome.
+const (
+	Answered = "answered"
+	Refused  = "refused" // RST or ICMP port unreachable
+	Silent   = "silent"  // nothing came until the time was up
+	Failed   = "failed"  // anything else; see Answer.Error
+)
+
+// Answer is what came of a Question.
+type Answer struct {
+	Outcome string `json:"outcome"`
+	Server  string `json:"server,omitempty"` // the name that the server gave
+	// Client is the client's address and port as the server saw them; HTTP
+	// gives no port.
+	Client netip.AddrPort `json:"client,omitzero"`
+	// Peer is whom the client's socket says it talks to.
+	Peer  string `json:"peer,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// Ask puts a question from a process of its own in the host's namespace and
+// cgroup, so that cgroup socket hooks see it.
+func Ask(ctx context.Context, h *topology.Host, q Question) (Answer, error) {
+	cmd, err := command(ctx, h, order{Ask: &q})
+	if err != nil {
+		return Answer{}, err
+	}
+	out, err := cmd.Output()
+	if err != nil {
+		return Answer{}, err
+	}
+	var a Answer
+	if err := json.Unmarshal(out, &a); err != nil {
+		return Answer{}, fmt.Errorf("read answer from %s: %w: %q", h.Name, err, out)
+	}
+	return a, nil
+}
+
+// Put puts a question from the calling process.
+func Put(ctx context.Context, q Question) Answer {
+	if q.Timeout == 0 {
+		q.Timeout = 2 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, q.Timeout)
+	defer cancel()
+	a, err := put(ctx, q)
+	switch {
+	case err == nil:
+		a.Outcome = Answered
+		return a
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
+		a.Outcome = Refused
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, syscall.ETIMEDOUT):
+		a.Outcome = Silent
+	default:
+		a.Outcome = Failed
+	}
+	a.Error = err.Error()
+	return a
+}
+
+func put(ctx context.Context, q Question) (a Answer, err error) {
+	network := map[string]string{HTTP: "tcp", TCP: "tcp", UDP: "udp"}[q.Kind]
+	if network == "" {
+		return a, fmt.Errorf("ask: kind %q is none of http, udp, tcp", q.Kind)
+	}
+	var d net.Dialer
+	if q.From != "" {
+		local, err := netip.ParseAddrPort(q.From)
+		if err != nil {
+			return a, fmt.Errorf("ask: from: %w", err)
+		}
+		d.LocalAddr = net.TCPAddrFromAddrPort(local)
+		if network == "udp" {
+			d.LocalAddr = net.UDPAddrFromAddrPort(local)
+		}
+	}
+	conn, err := d.DialContext(ctx, network, q.To)
+	if err != nil {
+		return a, err
+	}
+	defer conn.Close()
+	a.Peer = conn.RemoteAddr().String()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return a, err
+	}
+	text, err := exchange(conn, q)
+	if err != nil {
+		return a, err
+	}
+	return a.read(text)
+}
+
+// exchange sends what the kind of server wants to hear and returns the first
+// line of its answer.
+func exchange(conn net.Conn, q Question) (string, error) {
+	switch q.Kind {
+	case UDP:
+		if _, err := conn.Write([]byte("?")); err != nil {
+			return "", err
+		}
+		buf := make([]byte, 2048)
+		n, err := conn.Read(buf)
+		return string(buf[:n]), err
+	case HTTP:
+		if _, err := fmt.Fprintf(conn, "GET /client HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", q.To); err != nil {
+			return "", err
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			return "", err
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = fmt.Errorf("ask: status %s", resp.Status)
+		}
+		return string(body), err
+	default:
+		return bufio.NewReader(conn).ReadString('\n')
+	}
+}
+
+// read takes "NAME CLIENT ..." apart.
+func (a Answer) read(text string) (Answer, error) {
+	fields := strings.Fields(text)
+	if len(fields) < 2 {
+		return a, fmt.Errorf("ask: answer %q is not a name and an address", text)
+	}
+	a.Server = fields[0]
+	var err error
+	if a.Client, err = netip.ParseAddrPort(fields[1]); err == nil {
+		return a, nil
+	}
+	addr, err := netip.ParseAddr(fields[1])
+	if err != nil {
+		return a, fmt.Errorf("ask: answer %q: %w", text, err)
+	}
+	a.Client = netip.AddrPortFrom(addr, 0)
+	return a, nil
+}

@@ -1,0 +1,102 @@
+// Package workload holds the servers that run in a lab cluster's hosts, and the
+// question that tells which of them answered.
+//
+// A server must be a process of its own, in its host's cgroup, for cgroup
+// socket hooks to see it. Start makes one by running the calling executable
+// again; that executable's main (or TestMain) calls RunIfAsked first.
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"syscall"
+	"time"
+)
+
+// The kinds of server.
+const (
+	HTTP = "http" // nginx
+	UDP  = "udp"  // answers each datagram with "NAME CLIENT-ADDRESS PAYLOAD"
+	TCP  = "tcp"  // greets with "NAME CLIENT-ADDRESS\n", then echoes
+	TFTP = "tftp" // reads of any file name succeed, writes are taken and forgotten
+)
+
+// Config says what a server serves.
+type Config struct {
+	Kind string `json:"kind"`
+	// Listen is the port to listen on, in both families (":80"), or one
+	// address and port.
+	Listen string `json:"listen"`
+	Name   string `json:"name"` // what it calls itself in its answers
+	// Size is the length of an HTTP body or of a TFTP file in bytes; 0 is as
+	// long as the name needs, and 5120 for TFTP.
+	Size int `json:"size,omitempty"`
+	// Stream has a TCP server send numbered lines, one each Interval (0: 10 ms),
+	// instead of echoing.
+	Stream   bool          `json:"stream,omitempty"`
+	Interval time.Duration `json:"interval,omitempty"`
+	// Dir is where nginx's files go, in a directory of their own; "" is the
+	// directory that the lab names, or the system's.
+	Dir string `json:"dir,omitempty"`
+	// Ready is called once when the server listens.
+	Ready func() `json:"-"`
+}
+
+func (c Config) ready() {
+	if c.Ready != nil {
+		c.Ready()
+	}
+}
+
+var nameRule = regexp.MustCompile(`^[-._0-9A-Za-z]{1,100}$`)
+
+// Validate says what is wrong with a Config, in one line.
+func (c Config) Validate() error {
+	switch c.Kind {
+	case HTTP, UDP, TCP, TFTP:
+	default:
+		return fmt.Errorf("serve: kind %q is none of http, udp, tcp, tftp", c.Kind)
+	}
+	if _, err := listenAddrs(c.Listen); err != nil {
+		return err
+	}
+	if !nameRule.MatchString(c.Name) {
+		return fmt.Errorf("serve: name %q: give one word of letters, digits, dots and dashes: the answers carry it", c.Name)
+	}
+	if c.Size < 0 || c.Interval < 0 {
+		return errors.New("serve: size and interval must not be negative")
+	}
+	return nil
+}
+
+// Serve runs the server of the Config's kind until the context ends, which is
+// no error.
+func Serve(ctx context.Context, c Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	serve := map[string]func(context.Context, Config) error{
+		HTTP: ServeHTTP, UDP: ServeUDP, TCP: ServeTCP, TFTP: ServeTFTP,
+	}[c.Kind]
+	err := serve(ctx, c)
+	if err == nil || ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("serve %s on %s: %w", c.Kind, c.Listen, err)
+}
+
+// Main runs a server until SIGTERM or SIGINT, and writes readyLine to out when
+// it listens.
+func Main(c Config, out io.Writer) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	c.Ready = func() { fmt.Fprintln(out, readyLine) }
+	return Serve(ctx, c)
+}
+
+const readyLine = "ready"

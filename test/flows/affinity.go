@@ -1,0 +1,75 @@
+package flows
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// long is an affinity time-out that no test outlives; short one that a test
+// can wait for.
+const (
+	long  = 3 * time.Hour
+	short = time.Second
+)
+
+// affinityCases are about sessionAffinity ClientIP.
+func affinityCases() []Case {
+	svc := func(timeout time.Duration, endpoints ...string) Service {
+		return Service{
+			Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Affinity: timeout, Endpoints: On(endpoints...),
+		}
+	}
+	return []Case{
+		{
+			Name:       "Affinity sends each client to one endpoint again and again",
+			Objects:    []Object{svc(long, all...)},
+			Everywhere: true,
+			Flows:      stickyFlows(all...),
+			Then:       []Step{{Name: "and again", Flows: stickyFlows(all...)}},
+		},
+		{
+			Name:    "Affinity survives the removal of another endpoint",
+			Objects: []Object{svc(long, all...)},
+			Flows:   stickyFlows(all...),
+			Then: []Step{
+				{Name: "without c0", Objects: []Object{svc(long, "a0", "b0")}, Flows: stickyFlows("a0", "b0")},
+				{Name: "with c1", Objects: []Object{svc(long, "a0", "b0", "c1")}, Flows: stickyFlows("a0", "b0", "c1")},
+				{Name: "without a0", Objects: []Object{svc(long, "b0", "c1")}, Flows: stickyFlows("b0", "c1")},
+			},
+		},
+		affinityExpires(),
+	}
+}
+
+func stickyFlows(servers ...string) []Flow {
+	return []Flow{
+		{From: "a1", To: ClusterIP, Want: Sticky(Kept, servers...)},
+		{From: "b1", To: ClusterIP, Want: Sticky(Kept, servers...)},
+		{From: "c", To: ClusterIP, Want: Sticky(Kept, servers...)},
+		{From: "client0", To: NodePort("a"), Want: Sticky(KeptHere, servers...)},
+		{From: "client1", To: NodePort("a"), Want: Sticky(KeptHere, servers...)},
+		{From: "client0", To: LoadBalancer("a"), Want: Sticky(KeptHere, servers...)},
+	}
+}
+
+// affinityExpires asks after pauses longer than the time-out until a second
+// server answers. Nothing else than expiry lets one. Each flow has a client
+// address of its own, since flows of one client would keep it fresh.
+func affinityExpires() Case {
+	servers := []string{"a0", "b0", "c0"}
+	want := func(s Source) Want {
+		return Want{From: servers, Source: s, Distinct: 2, Pause: short + 300*time.Millisecond}
+	}
+	return Case{
+		Name: "Affinity ends when its time-out has passed without a packet",
+		Objects: []Object{Service{
+			Type: corev1.ServiceTypeNodePort, Affinity: short, Endpoints: On(servers...),
+		}},
+		Flows: []Flow{
+			{From: "a1", To: ClusterIP, NoVM: true, Want: want(Kept)},
+			{From: "b1/vm", To: ClusterIP, Want: want(Kept)},
+			{From: "client0", To: NodePort("a"), Want: want(KeptHere)},
+		},
+	}
+}

@@ -1,0 +1,16 @@
+package flows
+
+import "slices"
+
+// Cases are all cases that every dataplane must pass.
+func Cases() []Case {
+	return slices.Concat(
+		matrixCases(), clusterIPCases(), nodePortCases(), externalCases(), endpointCases(), hintCases(),
+		affinityCases(), clientCases(), hairpinCases(), changeCases(), claimCases(), bypassCases(),
+	)
+}
+
+// EverywhereCases are those that also run on other networks.
+func EverywhereCases() []Case {
+	return slices.DeleteFunc(Cases(), func(c Case) bool { return !c.Everywhere })
+}

@@ -1,0 +1,240 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/lab/topology"
+)
+
+// Agent is the spillway agent of one node, running or not.
+type Agent struct {
+	Node      string // short name
+	Manifests string // the directory it watches
+	BPFFS     string
+	Log       string // everything it has written
+
+	cluster *Cluster
+	host    *topology.Host
+	cmd     *topology.Cmd
+	done    chan error
+}
+
+const (
+	healthPort  = "10256"
+	metricsPort = "10249"
+	// readyWithin bounds the wait for an agent to become healthy or to end.
+	readyWithin = 20 * time.Second
+)
+
+// prepareNode makes the directories of a node's agent.
+func (c *Cluster) prepareNode(node string) error {
+	host, err := c.Host(node)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(c.Dir, node)
+	a := &Agent{
+		Node: node, Manifests: filepath.Join(dir, "manifests"), BPFFS: filepath.Join(dir, "bpffs", "spillway"),
+		Log: filepath.Join(dir, "agent.log"), cluster: c, host: host,
+	}
+	mount := filepath.Join(dir, "bpffs")
+	for _, d := range []string{a.Manifests, mount} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return fmt.Errorf("prepare node %s: %w", node, err)
+		}
+	}
+	// A bpffs of the node's own: pins of different nodes cannot meet.
+	if err := unix.Mount("bpf", mount, "bpf", 0, ""); err != nil {
+		return fmt.Errorf("mount bpffs on %s: %w", mount, err)
+	}
+	nodes, err := c.Lab.NodesYAML()
+	if err != nil {
+		return err
+	}
+	c.agents[node] = a
+	return a.Write("nodes.yaml", nodes)
+}
+
+// Agent returns the agent of a node.
+func (c *Cluster) Agent(node string) *Agent { return c.agents[node] }
+
+// StartAgents starts the agent of every node and waits until all are healthy.
+func (c *Cluster) StartAgents(ctx context.Context) error {
+	for _, node := range c.Nodes() {
+		if err := c.agents[node].Start(ctx); err != nil {
+			return err
+		}
+	}
+	for _, node := range c.Nodes() {
+		if err := c.agents[node].WaitHealthy(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Args are the agent's arguments without the name of the program.
+func (a *Agent) Args() []string {
+	args := []string{
+		"agent",
+		"--proxy-mode", a.cluster.Mode,
+		"--manifests", a.Manifests,
+		"--hostname-override", a.host.Name,
+		"--cgroup-root", a.host.CgroupRoot,
+		"--bpffs", a.BPFFS,
+		"--healthz-bind-address", net.JoinHostPort("0.0.0.0", healthPort),
+		"--metrics-bind-address", net.JoinHostPort("127.0.0.1", metricsPort),
+	}
+	args = append(args, a.cluster.Flags[""]...)
+	return append(args, a.cluster.Flags[a.Node]...)
+}
+
+// Start starts the agent. It does not wait for it to be ready.
+func (a *Agent) Start(ctx context.Context) error {
+	if a.cmd != nil {
+		return fmt.Errorf("start agent on %s: it runs already", a.Node)
+	}
+	log, err := os.OpenFile(a.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("start agent on %s: %w", a.Node, err)
+	}
+	defer log.Close()
+	cmd := a.host.Command(context.WithoutCancel(ctx), append([]string{a.cluster.Binary}, a.Args()...)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start agent: %w", err)
+	}
+	a.cmd, a.done = cmd, make(chan error, 1)
+	go func(done chan<- error) { done <- cmd.Wait() }(a.done)
+	return nil
+}
+
+// Signal ends the agent with a signal and waits for its end. After SIGTERM it
+// must end with exit code 0.
+func (a *Agent) Signal(sig syscall.Signal) error {
+	if a.cmd == nil {
+		return nil
+	}
+	if err := a.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("send %v to agent on %s: %w", sig, a.Node, err)
+	}
+	defer func() { a.cmd = nil }()
+	select {
+	case err := <-a.done:
+		if sig == syscall.SIGTERM && err != nil {
+			return fmt.Errorf("end agent on %s: %w; its log ends with:\n%s", a.Node, err, a.Tail())
+		}
+		return nil
+	case <-time.After(readyWithin):
+		_ = a.cmd.Process.Kill()
+		<-a.done
+		return fmt.Errorf("end agent on %s: still there %v after %v", a.Node, readyWithin, sig)
+	}
+}
+
+func (a *Agent) end() error { return a.Signal(syscall.SIGTERM) }
+
+// Cleanup runs spillway agent --cleanup for the node.
+func (a *Agent) Cleanup(ctx context.Context) error {
+	args := append([]string{a.cluster.Binary}, a.Args()...)
+	out, err := a.host.Command(ctx, append(args, "--cleanup")...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("clean up on %s: %w: %s", a.Node, err, out)
+	}
+	return nil
+}
+
+// WaitHealthy waits until the agent's /healthz answers 200.
+func (a *Agent) WaitHealthy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	last := errors.New("not asked yet")
+	for {
+		select {
+		case err := <-a.done:
+			a.done <- err
+			return fmt.Errorf("agent on %s ended (%v); its log ends with:\n%s", a.Node, err, a.Tail())
+		case <-ctx.Done():
+			return fmt.Errorf("agent on %s is not healthy (%w); its log ends with:\n%s", a.Node, last, a.Tail())
+		case <-time.After(20 * time.Millisecond):
+		}
+		if _, last = a.Get(ctx, healthPort, "/healthz"); last == nil {
+			return nil
+		}
+	}
+}
+
+// Get fetches a path of the agent's health or metrics server.
+func (a *Agent) Get(ctx context.Context, port, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return a.host.Dial(ctx, network, addr)
+		},
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:"+port+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s answers %s: %s", path, resp.Status, bytes.TrimSpace(body))
+	}
+	return body, err
+}
+
+// Metrics fetches the agent's metrics as text.
+func (a *Agent) Metrics(ctx context.Context) (string, error) {
+	body, err := a.Get(ctx, metricsPort, "/metrics")
+	return string(body), err
+}
+
+// Tail returns the last lines of the agent's log.
+func (a *Agent) Tail() string {
+	text, err := os.ReadFile(a.Log)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return strings.Join(lines[max(0, len(lines)-30):], "\n")
+}
+
+// Write puts a manifest into the directory whole: it is written beside it and
+// moved. Empty content removes the file.
+func (a *Agent) Write(name string, content []byte) error {
+	file := filepath.Join(a.Manifests, name)
+	if len(content) == 0 {
+		if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove manifest: %w", err)
+		}
+		return nil
+	}
+	beside := filepath.Join(filepath.Dir(a.Manifests), name+".new")
+	if err := os.WriteFile(beside, content, 0o644); err != nil {
+		return fmt.Errorf("write manifest: %w", err)
+	}
+	if err := os.Rename(beside, file); err != nil {
+		return fmt.Errorf("write manifest: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,19 @@
+// Package flows is the one table of what Service traffic must do, whatever the
+// dataplane: who may ask which address, who answers, and whose address the
+// answering server sees. The cases are data (Cases); the tests of this package
+// run all of them with real sockets between the network namespaces of a small
+// cluster, against one dataplane:
+//
+//	go test ./test/flows -proxy-mode ebpf
+//
+// The cluster, with the short names that cases use:
+//
+//	client0 client1            outside, on the same LAN as the nodes
+//	a  b  c                    nodes; a and c are in zone east, b in zone west
+//	a0 a1 a2 a3  b0 … c3       pods (the digit 3 is left to NetworkPolicy cases)
+//	a/host  b/host  c/host     pods in the network namespace of their node
+//	a0/vm …                    processes in a pod's network namespace but outside
+//	                           the cluster's cgroups, as a VM's packets would come
+//
+// See README.md for how to add a case.
+package flows

@@ -1,0 +1,64 @@
+package flows
+
+import corev1 "k8s.io/api/core/v1"
+
+// FlagCases are about agents that were started with other flags:
+//
+//	a  --nodeport-addresses=<the LAN>
+//	b  --service-proxy-name=spillway
+//	c  --bypass=never --masquerade-all
+func FlagCases() []Case {
+	np := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "b0")}
+	labelled := np
+	labelled.ProxyName = "spillway"
+	return []Case{
+		{
+			Name:    "NodePorts are served on the addresses that the flag names and no others",
+			Objects: []Object{np},
+			Flows: []Flow{
+				{From: "client0", To: NodePort("a"), Want: Spread(KeptHere, "a0", "b0")},
+				{From: "a", To: NodePort("a"), Want: Spread(AnySource, "a0", "b0")},
+				{From: "a", To: NodePort("a").On("bridge"), Want: Reject},
+				{From: "a1", To: NodePort("a").On("bridge"), Want: Reject},
+			},
+		},
+		{
+			Name:    "A named proxy serves labelled Services",
+			Objects: []Object{labelled},
+			Flows: []Flow{
+				{From: "b1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
+				{From: "client0", To: NodePort("b"), Want: Spread(KeptHere, "a0", "b0")},
+				{From: "a1", To: ClusterIP, Want: Nobody},
+				{From: "client0", To: NodePort("a"), Want: Reject},
+			},
+		},
+		{
+			Name:    "A named proxy leaves all other Services alone",
+			Objects: []Object{np},
+			Flows: []Flow{
+				{From: "b1", To: ClusterIP, Want: Nobody},
+				{From: "client0", To: NodePort("b"), Want: Reject},
+				{From: "a1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
+			},
+		},
+		{
+			Name:    "With the flag for it every Service packet gets the node's address",
+			Objects: []Object{Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "c0")}},
+			Flows: []Flow{
+				{From: "client0", To: NodePort("c"), Want: Spread(NodeSource, "a0", "c0")},
+				{From: "c1/vm", To: ClusterIP, Want: Spread(NodeSource, "a0", "c0")},
+			},
+		},
+		{
+			Name: "Without a bypass netfilter sees every packet to a pod",
+			Objects: []Object{Service{
+				Type: corev1.ServiceTypeNodePort, Ports: policedPorts, Endpoints: On("c3"),
+			}, Pods{"c3"}},
+			Rules: map[string][]string{"c": {
+				"ip daddr ${c3} meta l4proto { tcp, udp } th dport 8090 drop",
+				"ip6 daddr ${c3.6} meta l4proto { tcp, udp } th dport 8090 drop",
+			}},
+			Flows: []Flow{{From: "client0", To: NodePort("c"), Want: Drop}},
+		},
+	}
+}

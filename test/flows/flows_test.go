@@ -1,0 +1,120 @@
+package flows_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
+)
+
+var proxyMode = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
+
+// parallelFlows is how many flows run at once unless -parallel says otherwise:
+// most of them wait, for an answer or for silence.
+const parallelFlows = "32"
+
+func TestMain(m *testing.M) {
+	probe.Main()
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", parallelFlows); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// start builds a cluster with an agent on each node, and takes it down when the
+// test is over.
+func start(t *testing.T, cfg cluster.Config) *suite.Suite {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cfg.Mode, cfg.Binary, cfg.Routes = *proxyMode, buildAgent(t), flows.ServiceRanges()
+	c, err := cluster.Up(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := c.StartAgents(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return suite.New(c)
+}
+
+// buildAgent builds spillway from the tree that the test is part of.
+func buildAgent(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "spillway")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "spillway.dev/spillway/cmd/spillway")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build spillway: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// spec is the cluster that the package comment describes.
+func spec(name, network string) topology.Spec {
+	s := topology.DefaultSpec(name)
+	s.Nodes, s.PodsPerNode, s.Clients, s.PodNetwork = 3, 4, 2, network
+	s.Zones = []string{"east", "west"}
+	return s
+}
+
+// TestFlows runs every case where nodes reach each other's pods by routes.
+func TestFlows(t *testing.T) {
+	s := spec("flows", topology.Routed)
+	s.Conntrack = true // as on every node where netfilter has rules
+	start(t, cluster.Config{Spec: s}).Run(t, flows.Cases())
+}
+
+// TestFlowsVXLAN runs cases where they do so by VXLAN, with flannel's
+// masquerade rules.
+func TestFlowsVXLAN(t *testing.T) {
+	s := spec("flows-vxlan", topology.VXLAN)
+	s.Masquerade = true
+	start(t, cluster.Config{Spec: s}).Run(t, flows.EverywhereCases())
+}
+
+// TestFlowsStrictSources runs cases where the kernel checks that answers would
+// leave by the device that the question came from.
+func TestFlowsStrictSources(t *testing.T) {
+	s := spec("flows-strict", topology.Routed)
+	s.RPFilter = 1
+	start(t, cluster.Config{Spec: s}).Run(t, flows.EverywhereCases())
+}
+
+// TestFlowsFlags runs cases of agents with other flags, a different one on each
+// node.
+func TestFlowsFlags(t *testing.T) {
+	s := spec("flows-flags", topology.Routed)
+	lan := s.LAN4.String() + "," + s.LAN6.String()
+	start(t, cluster.Config{
+		Spec: s,
+		Flags: map[string][]string{
+			"a": {"--nodeport-addresses=" + lan},
+			"b": {"--service-proxy-name=spillway"},
+			"c": {"--bypass=never", "--masquerade-all"},
+		},
+	}).Run(t, flows.FlagCases())
+}
+
+var _ flows.Plan = (*cluster.Cluster)(nil)

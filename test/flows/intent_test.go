@@ -1,0 +1,240 @@
+package flows_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/source/manifest"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+)
+
+// paper is a cluster that exists on paper alone: nodes a, b and c with four
+// pods each, and two clients.
+type paper struct{}
+
+func (paper) Addr(host string, v6 bool) netip.Addr {
+	n := cluster.ParseName(host)
+	net4, net6, last := "172.30.0.%d", "fd30::%x", 0
+	switch {
+	case n.IsClient():
+		last = 200 + int(n.Base[len("client")]-'0')
+	case n.Extra == "loopback":
+		net4, net6, last = "127.0.0.%d", "::%x", 1
+	case n.IsPod(), n.Extra == "bridge":
+		node := n.Base[0] - 'a'
+		net4, net6, last = fmt.Sprintf("10.244.%d.%%d", node), fmt.Sprintf("fd44:0:0:%x::%%x", node), 1
+		if n.IsPod() {
+			last = 2 + int(n.Base[1]-'0')
+		}
+	default:
+		last = 10 + int(n.Base[0]-'a')
+	}
+	if v6 {
+		return netip.MustParseAddr(fmt.Sprintf(net6, last))
+	}
+	return netip.MustParseAddr(fmt.Sprintf(net4, last))
+}
+
+func (paper) NodeName(host string) string {
+	if cluster.ParseName(host).IsClient() {
+		return ""
+	}
+	return host[:1]
+}
+
+func (p paper) Zone(host string) string {
+	return map[string]string{"a": "east", "b": "west", "c": "east"}[p.NodeName(host)]
+}
+
+func (paper) External(node string, i int, v6 bool) netip.Addr {
+	return new(cluster.Cluster).External(node, i, v6)
+}
+
+// hosts are all short names that can answer.
+func (p paper) hosts() []string {
+	list := []string{"client0", "client1"}
+	for _, node := range []string{"a", "b", "c"} {
+		list = append(list, node, node+"0", node+"1", node+"2", node+"3")
+	}
+	return list
+}
+
+// server is what the server at an endpoint calls itself.
+func (p paper) server(ep netip.AddrPort) string {
+	for _, h := range p.hosts() {
+		if p.Addr(h, ep.Addr().Is6()) == ep.Addr() {
+			if ep.Port() != 8080 {
+				return fmt.Sprintf("%s:%d", h, ep.Port())
+			}
+			return h
+		}
+	}
+	return ep.String()
+}
+
+// TestCasesAgreeWithIntent works out on paper what must come of every flow: the
+// manifests of the case are read as an agent reads them, intent decides for
+// each node, and the route that the packet meets is compared with what the
+// case wants. What is left to test with packets is that a dataplane does it.
+func TestCasesAgreeWithIntent(t *testing.T) {
+	var numbers flows.Numbers
+	asked := 0
+	for i, c := range flows.Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			scope := flows.NewScope(fmt.Sprintf("case-%03d", i), paper{}, &numbers)
+			objects := c.Objects
+			for _, step := range append([]flows.Step{{Name: "at first", Flows: c.Flows}}, c.Then...) {
+				if step.Objects != nil {
+					objects = step.Objects
+				}
+				nodes := decide(t, scope, objects)
+				for _, f := range step.Flows {
+					if f.Want.Kind == flows.Dropped && c.Rules != nil || f.To.Kind == flows.ToHealthCheck ||
+						f.To.Kind == flows.ToAddress || f.Keep != "" && len(f.Only) > 0 {
+						continue // not a question of routes, or one of a socket that keeps its own
+					}
+					asked += checkFlow(t, scope, objects, nodes, f, step.Name)
+				}
+			}
+		})
+	}
+	if asked < 500 {
+		t.Errorf("%d flows were compared, which cannot be all", asked)
+	}
+}
+
+// decide loads objects as the agents of the three nodes do.
+func decide(t *testing.T, scope *flows.Scope, objects []flows.Object) map[string]intent.State {
+	t.Helper()
+	text, err := scope.YAML(objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "case.yaml"), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	delta, problems, err := manifest.Load(dir)
+	if err != nil || len(problems) > 0 {
+		t.Fatalf("load manifests: %v, problems %v in\n%s", err, problems, text)
+	}
+	states := map[string]intent.State{}
+	delta.Nodes = map[string]*model.Node{}
+	for _, node := range []string{"a", "b", "c"} {
+		delta.Nodes[node] = &model.Node{
+			Name: node, Addresses: []netip.Addr{paper{}.Addr(node, false), paper{}.Addr(node, true)},
+			Labels: map[string]string{"topology.kubernetes.io/zone": paper{}.Zone(node)},
+		}
+	}
+	for _, node := range []string{"a", "b", "c"} {
+		tracker := intent.New(intent.Config{NodeName: node})
+		var own []netip.Addr
+		for _, addr := range []string{node, node + "/bridge"} {
+			own = append(own, paper{}.Addr(addr, false), paper{}.Addr(addr, true))
+		}
+		tracker.SetNodeAddrs(own)
+		tracker.Apply(delta)
+		states[node] = tracker.State()
+	}
+	return states
+}
+
+// checkFlow compares one flow, and returns for how many combinations.
+func checkFlow(t *testing.T, scope *flows.Scope, objects []flows.Object, nodes map[string]intent.State, f flows.Flow, step string) int {
+	t.Helper()
+	asked := 0
+	for _, combo := range f.Combos(objects) {
+		asked++
+		dst, err := scope.Address(f.To, flows.ServicesOf(objects), combo)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind, servers := travel(nodes, f, dst, combo)
+		if kind == flows.Rejected && f.Want.Kind == flows.NotServed {
+			kind = flows.NotServed
+		}
+		slices.Sort(servers)
+		want := slices.Sorted(slices.Values(f.Want.From))
+		if kind != f.Want.Kind || !slices.Equal(servers, want) {
+			t.Errorf("%s: %s to %s, %s: intent says kind %d of %v, the case wants kind %d of %v",
+				step, f.From, f.To, combo, kind, servers, f.Want.Kind, want)
+		}
+	}
+	if asked == 0 {
+		t.Errorf("%s: %s to %s is asked for no combination", step, f.From, f.To)
+	}
+	return asked
+}
+
+// travel follows a packet: the client's own node decides first; what it does
+// not serve goes on to the node that has the address or the route to it.
+func travel(nodes map[string]intent.State, f flows.Flow, dst netip.AddrPort, combo flows.Combo) (flows.Kind, []string) {
+	home := paper{}.NodeName(f.From)
+	client := paper{}.Addr(cluster.ParseName(f.From).Base, combo.IPv6())
+	if home != "" {
+		if kind, servers, found := meet(nodes[home], dst, combo, client, true); found {
+			return kind, servers
+		}
+	}
+	next := f.To.Node
+	if next == "" && home == "" {
+		next = "a" // clients route cluster IPs to it
+	}
+	if next != "" && next != home {
+		if kind, servers, found := meet(nodes[next], dst, combo, client, false); found {
+			return kind, servers
+		}
+	}
+	if f.To.Kind == flows.ToNodePort {
+		return flows.Rejected, nil // the node itself: nobody listens there
+	}
+	return flows.NotServed, nil
+}
+
+// meet finds what a node's proxy does with a packet.
+func meet(s intent.State, dst netip.AddrPort, combo flows.Combo, client netip.Addr, inside bool) (flows.Kind, []string, bool) {
+	for _, p := range s.Ports {
+		if (p.ID.Family == model.IPv6) != combo.IPv6() || (p.ID.Protocol == model.UDP) != (combo.Protocol() == "udp") {
+			continue
+		}
+		for _, fe := range p.Frontends {
+			if fe.Port != dst.Port() || fe.Kind != intent.NodePort && fe.Addr != dst.Addr() ||
+				fe.Kind == intent.NodePort && !slices.Contains(s.Node.NodePortAddrs, dst.Addr()) {
+				continue
+			}
+			route := fe.Outside
+			if inside {
+				route = fe.Inside
+			}
+			kind, servers := routed(p, fe, route, client)
+			return kind, servers, true
+		}
+	}
+	return 0, nil, false
+}
+
+func routed(p *intent.ServicePort, fe intent.Frontend, route intent.Route, client netip.Addr) (flows.Kind, []string) {
+	if fe.SourceRanges != nil && !slices.ContainsFunc(fe.SourceRanges, func(r netip.Prefix) bool { return r.Contains(client) }) {
+		return flows.Dropped, nil
+	}
+	switch route {
+	case intent.Reject:
+		return flows.Rejected, nil
+	case intent.Drop:
+		return flows.Dropped, nil
+	}
+	var servers []string
+	for _, ep := range p.Endpoints {
+		if route == intent.ToCluster && ep.Cluster || route == intent.ToLocal && ep.Local {
+			servers = append(servers, paper{}.server(ep.Addr))
+		}
+	}
+	return flows.Answered, servers
+}

@@ -1,0 +1,184 @@
+package flows
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Object is something a case puts into the manifest directories.
+type Object interface {
+	// manifests builds the Kubernetes objects, with the addresses of a scope.
+	manifests(*Scope) []runtime.Object
+}
+
+// Service describes a Service and its EndpointSlices. Cluster IPs, NodePorts
+// and the rest are given by the Scope.
+type Service struct {
+	Name      string // "" is "web"
+	Type      corev1.ServiceType
+	Ports     []Port // nil: TCP and UDP 80 to 8080
+	Endpoints []Endpoint
+	// Slices are further slices; see also Endpoints.
+	Slices []Slice
+	// Families is "", "4" or "6"; "" is dual stack.
+	Families string
+
+	ExternalLocal   bool
+	InternalLocal   bool
+	PublishNotReady bool
+	Affinity        time.Duration
+	// Via are the nodes through which clients reach the Service's external or
+	// load balancer addresses: one address for each node.
+	Via []string
+	// ProxyMode makes load balancer addresses of ipMode Proxy.
+	ProxyMode bool
+	// AllowFrom are the hosts in loadBalancerSourceRanges.
+	AllowFrom    []string
+	Distribution string
+	ProxyName    string // label service.kubernetes.io/service-proxy-name
+	Headless     bool
+	ExternalName bool
+	// ShareIP and SharePort claim the cluster IP, or the NodePorts, of another
+	// Service of the case.
+	ShareIP, SharePort string
+	// Age is how long ago the Service was created.
+	Age time.Duration
+}
+
+// Port is a port of a Service.
+type Port struct {
+	Name     string
+	Protocol corev1.Protocol
+	Port     int32
+	Target   int32
+}
+
+var defaultPorts = []Port{
+	{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: 8080},
+	{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: 8080},
+}
+
+// Slice is an EndpointSlice for some of the Service's ports (nil: all).
+type Slice struct {
+	Ports     []string
+	Endpoints []Endpoint
+}
+
+// Endpoint is an endpoint on a host, ready unless it says otherwise.
+type Endpoint struct {
+	On          string // a short name; a node stands for a pod on its network
+	NotReady    bool
+	NotServing  bool // meant with NotReady or Terminating
+	Terminating bool
+	Zones       []string // hints.forZones
+	Nodes       []string // hints.forNodes, short names
+	NoNode      bool     // leave nodeName and targetRef out, as in a manual slice
+}
+
+// On lists ready endpoints.
+func On(hosts ...string) []Endpoint {
+	var list []Endpoint
+	for _, h := range hosts {
+		list = append(list, Endpoint{On: h})
+	}
+	return list
+}
+
+// Terminating lists endpoints that are going away but still serve.
+func Terminating(hosts ...string) []Endpoint {
+	var list []Endpoint
+	for _, h := range hosts {
+		list = append(list, Endpoint{On: h, NotReady: true, Terminating: true})
+	}
+	return list
+}
+
+// NotReady lists endpoints that neither are ready nor serve.
+func NotReady(hosts ...string) []Endpoint {
+	var list []Endpoint
+	for _, h := range hosts {
+		list = append(list, Endpoint{On: h, NotReady: true, NotServing: true})
+	}
+	return list
+}
+
+// name is the Service's name, with its default.
+func (s Service) name() string {
+	if s.Name == "" {
+		return "web"
+	}
+	return s.Name
+}
+
+func (s Service) ports() []Port {
+	if s.Ports == nil {
+		return defaultPorts
+	}
+	return s.Ports
+}
+
+// families are the IP families in use: false is IPv4.
+func (s Service) families() []bool {
+	switch s.Families {
+	case "4":
+		return []bool{false}
+	case "6":
+		return []bool{true}
+	}
+	return []bool{false, true}
+}
+
+// Policy is a NetworkPolicy that selects pods, for both directions. It lets
+// everything through; who enforces it is not the proxy's business.
+type Policy struct {
+	Pods []string
+}
+
+func (p Policy) manifests(s *Scope) []runtime.Object {
+	var objects []runtime.Object
+	for _, pod := range p.Pods {
+		objects = append(objects, &networkingv1.NetworkPolicy{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: "select-" + pod},
+			Spec: networkingv1.NetworkPolicySpec{
+				PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"pod": pod}},
+				PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+				Ingress:     []networkingv1.NetworkPolicyIngressRule{{}},
+				Egress:      []networkingv1.NetworkPolicyEgressRule{{}},
+			},
+		}, s.pod(pod))
+	}
+	return objects
+}
+
+// Pods are Pod objects without anything else.
+type Pods []string
+
+func (p Pods) manifests(s *Scope) []runtime.Object {
+	var objects []runtime.Object
+	for _, pod := range p {
+		objects = append(objects, s.pod(pod))
+	}
+	return objects
+}
+
+// pod builds the Pod object of a host as the case's namespace knows it.
+func (s *Scope) pod(host string) *corev1.Pod {
+	pod := &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: s.Namespace, Name: host, Labels: map[string]string{"pod": host},
+		},
+		Spec: corev1.PodSpec{NodeName: s.plan.NodeName(host)},
+	}
+	pod.Status.Phase = corev1.PodRunning
+	for _, v6 := range []bool{false, true} {
+		pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: s.plan.Addr(host, v6).String()})
+	}
+	pod.Status.PodIP = pod.Status.PodIPs[0].IP
+	return pod
+}

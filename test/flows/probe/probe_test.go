@@ -1,0 +1,166 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+func TestMain(m *testing.M) {
+	Main()
+	os.Exit(m.Run())
+}
+
+// start starts a probe in this process's own namespace and cgroup.
+func start(t *testing.T) *Process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Start(t.Name(), exec.Command(self, Arg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Errorf("end probe: %v", err)
+		}
+	})
+	return p
+}
+
+func do(t *testing.T, p *Process, req Request) Response {
+	t.Helper()
+	resp, err := p.Do(context.Background(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp
+}
+
+// freePort returns a loopback port that nothing listens on.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "[::]:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func TestServerNamesItselfAndItsClient(t *testing.T) {
+	p, port := start(t), freePort(t)
+	do(t, p, Request{Op: Serve, Server: "a0", Listen: []string{
+		fmt.Sprintf("tcp [::]:%d", port), fmt.Sprintf("udp [::]:%d", port)}})
+	for _, proto := range []string{"tcp", "udp"} {
+		for _, host := range []string{"127.0.0.1", "::1"} {
+			for _, req := range []Request{
+				{},
+				{SameSocket: true},
+				{Socket: "kept"},
+				{Unconnected: true},
+				{Mapped: true},
+			} {
+				if req.Unconnected && proto == "tcp" || req.Mapped && host == "::1" {
+					continue
+				}
+				req.Op, req.Proto, req.Tries = Try, proto, 3
+				req.Dst = net.JoinHostPort(host, fmt.Sprint(port))
+				if req.Socket != "" {
+					req.Socket += proto + host
+				}
+				checkAnswers(t, req, do(t, p, req).Answers)
+			}
+		}
+	}
+}
+
+func checkAnswers(t *testing.T, req Request, answers []Answer) {
+	t.Helper()
+	if len(answers) != 3 {
+		t.Fatalf("%+v: %d answers, want 3", req, len(answers))
+	}
+	host, _, _ := net.SplitHostPort(req.Dst)
+	sources := map[string]bool{}
+	for _, a := range answers {
+		if a.Err != OK || a.Server != "a0" {
+			t.Errorf("%+v: answer %+v, want one of a0", req, a)
+		}
+		if !req.Unconnected && a.Peer != req.Dst || req.Unconnected && a.From != req.Dst {
+			t.Errorf("%+v: peer %q from %q, want %s", req, a.Peer, a.From, req.Dst)
+		}
+		if source, _, _ := net.SplitHostPort(a.Source); source != host {
+			t.Errorf("%+v: source %s, want %s", req, a.Source, host)
+		}
+		sources[a.Source] = true
+	}
+	if one := req.SameSocket || req.Socket != ""; one != (len(sources) == 1) {
+		t.Errorf("%+v: sources %v, one socket: %v", req, sources, one)
+	}
+}
+
+func TestFailuresAreSorted(t *testing.T) {
+	p, port := start(t), freePort(t)
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for _, test := range []struct {
+		proto, dst string
+		want       Kind
+	}{
+		{"tcp", fmt.Sprintf("127.0.0.1:%d", port), Refused},
+		{"udp", fmt.Sprintf("[::1]:%d", port), Refused},
+		{"udp", silent.LocalAddr().String(), Timeout},
+	} {
+		a := do(t, p, Request{Proto: test.proto, Dst: test.dst, TimeoutMS: 200}).Answers[0]
+		if a.Err != test.want {
+			t.Errorf("%s to %s: %q (%s), want %q", test.proto, test.dst, a.Err, a.Detail, test.want)
+		}
+	}
+}
+
+func TestStreamCountsWhatIsLost(t *testing.T) {
+	p, port := start(t), freePort(t)
+	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { // answers three lines, then hangs up
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_ = l.Close()
+		buf := make([]byte, 100)
+		for range 3 {
+			n, _ := conn.Read(buf)
+			_, _ = conn.Write(marshalReply("a0", "x", strings.TrimSpace(string(buf[:n]))))
+		}
+		_ = conn.Close()
+	}()
+	dst := fmt.Sprintf("127.0.0.1:%d", port)
+	do(t, p, Request{Op: Stream, Proto: "tcp", Dst: dst, Name: "s", PauseMS: 1})
+	for range 100 { // until the stream has surely met the hang-up
+		if a := do(t, p, Request{Proto: "tcp", Dst: dst}).Answers[0]; a.Err == Refused {
+			break
+		}
+	}
+	report := do(t, p, Request{Op: Stop, Name: "s"}).Report
+	if report.Answered > 3 || report.Servers["a0"] != report.Answered {
+		t.Errorf("report %+v, want at most 3 answers of a0", report)
+	}
+	if _, err := p.Do(context.Background(), Request{Op: Stop, Name: "s"}); err == nil {
+		t.Error("a stream was stopped twice")
+	}
+	if _, err := p.Do(context.Background(), Request{Op: Stream, Proto: "tcp", Dst: dst, Name: "t"}); err == nil {
+		t.Error("a stream started although its first question failed")
+	}
+}

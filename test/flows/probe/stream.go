@@ -1,0 +1,109 @@
+package probe
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// maxLost bounds the losses a report names one by one.
+const maxLost = 10
+
+// stream is a running sequence of numbered questions.
+type stream struct {
+	stop   chan struct{}
+	report chan Report
+}
+
+// startStream asks question after question until it is stopped:
+//
+//	tcp      numbered lines over one connection
+//	udp      numbered datagrams through one socket (connected unless asked otherwise)
+//	new-tcp  a new connection for every question
+//	new-udp  a new socket for every question
+//
+// A question that is not answered in time is lost; a connection that breaks is
+// lost with everything it would have carried, so it is opened again only to
+// count on. The first question has been answered when startStream returns.
+func (p *process) startStream(req Request) error {
+	dst, err := netip.ParseAddrPort(req.Dst)
+	if err != nil {
+		return fmt.Errorf("read destination: %w", err)
+	}
+	single := true
+	switch req.Proto {
+	case "new-tcp":
+		req.Proto, single = "tcp", false
+	case "new-udp":
+		req.Proto, single = "udp", false
+	}
+	s := &stream{stop: make(chan struct{}), report: make(chan Report, 1)}
+	first := make(chan error, 1)
+	go s.run(req, dst, single, first)
+	if err := <-first; err != nil {
+		return fmt.Errorf("ask the first question: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.streams[req.Name] = s
+	return nil
+}
+
+func (s *stream) run(req Request, dst netip.AddrPort, single bool, first chan<- error) {
+	report := Report{Servers: map[string]int{}}
+	var sock *socket
+	defer func() {
+		if sock != nil {
+			sock.close()
+		}
+		s.report <- report
+	}()
+	for i := 0; ; i++ {
+		answer, used := askOnce(req, dst, sock, strconv.Itoa(i))
+		report.count(i, answer)
+		sock = used
+		if sock != nil && (!single || answer.Err != OK && sock.stream) {
+			sock.close()
+			sock = nil
+		}
+		if i == 0 {
+			if answer.Err != OK {
+				first <- fmt.Errorf("%s (%s)", answer.Err, answer.Detail)
+				return
+			}
+			first <- nil
+		}
+		select {
+		case <-s.stop:
+			return
+		case <-time.After(req.pause()):
+		}
+	}
+}
+
+func (r *Report) count(i int, a Answer) {
+	r.Sent++
+	if a.Err == OK {
+		r.Answered++
+		r.Servers[a.Server]++
+		return
+	}
+	if len(r.Lost) < maxLost {
+		r.Lost = append(r.Lost, fmt.Sprintf("question %d: %s (%s)", i, a.Err, a.Detail))
+	}
+}
+
+// stopStream ends a stream and returns its report.
+func (p *process) stopStream(name string) (*Report, error) {
+	p.mu.Lock()
+	s := p.streams[name]
+	delete(p.streams, name)
+	p.mu.Unlock()
+	if s == nil {
+		return nil, fmt.Errorf("no stream is called %q", name)
+	}
+	close(s.stop)
+	report := <-s.report
+	return &report, nil
+}

@@ -1,0 +1,164 @@
+package probe
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const defaultTimeout = 3 * time.Second
+
+func (r Request) timeout() time.Duration {
+	if r.TimeoutMS == 0 {
+		return defaultTimeout
+	}
+	return time.Duration(r.TimeoutMS) * time.Millisecond
+}
+
+func (r Request) pause() time.Duration { return time.Duration(r.PauseMS) * time.Millisecond }
+
+// try carries out a Try request.
+func (p *process) try(req Request) ([]Answer, error) {
+	if req.Proto == "http" {
+		return tryHTTP(req), nil
+	}
+	dst, err := netip.ParseAddrPort(req.Dst)
+	if err != nil {
+		return nil, fmt.Errorf("read destination: %w", err)
+	}
+	var answers []Answer
+	var shared *socket
+	if req.Socket != "" {
+		shared = p.kept(req.Socket)
+	}
+	for i := range max(req.Tries, 1) {
+		if i > 0 {
+			time.Sleep(req.pause())
+		}
+		answer, used := askOnce(req, dst, shared, strconv.Itoa(i))
+		answers = append(answers, answer)
+		switch {
+		case used == nil:
+		case req.Socket != "":
+			shared = used
+			p.keep(req.Socket, used)
+		case req.SameSocket:
+			shared = used
+		default:
+			used.close()
+		}
+	}
+	if req.SameSocket && req.Socket == "" && shared != nil {
+		shared.close()
+	}
+	return answers, nil
+}
+
+// askOnce asks one question over s, or over a new socket when s is nil. The
+// socket it used comes back for more; nil when there is none to go on with.
+func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *socket) {
+	deadline := time.Now().Add(req.timeout())
+	if s == nil {
+		var err error
+		if s, err = openSocket(req, dst); err != nil {
+			return failed(err), nil
+		}
+		if !req.Unconnected {
+			if err := s.connect(dst, deadline); err != nil {
+				s.close()
+				return failed(err), nil
+			}
+		}
+	}
+	answer, err := s.ask(dst, text, deadline)
+	if err != nil {
+		answer.Err, answer.Detail = kindOf(err), err.Error()
+	}
+	return answer, s
+}
+
+func failed(err error) Answer { return Answer{Err: kindOf(err), Detail: err.Error()} }
+
+// ask sends text and waits for the answer to exactly that text.
+func (s *socket) ask(dst netip.AddrPort, text string, deadline time.Time) (Answer, error) {
+	var a Answer
+	if s.connected {
+		a.Peer = addrText(s.peer())
+	}
+	if err := s.send([]byte(text+"\n"), dst); err != nil {
+		return a, err
+	}
+	for {
+		line, from, err := s.line(deadline)
+		if err != nil {
+			return a, err
+		}
+		var r reply
+		if err := json.Unmarshal(line, &r); err != nil {
+			return a, fmt.Errorf("read answer %q: %w", line, err)
+		}
+		if r.Echo != text {
+			continue // a late answer to an earlier question
+		}
+		a.Server, a.Source = r.Server, r.Source
+		if !s.stream {
+			a.From = addrText(from)
+		}
+		return a, nil
+	}
+}
+
+func addrText(a netip.AddrPort) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+// line reads one line of a stream, or one datagram.
+func (s *socket) line(deadline time.Time) ([]byte, netip.AddrPort, error) {
+	for {
+		if line, rest, ok := bytes.Cut(s.pending, []byte("\n")); ok {
+			s.pending = rest
+			return line, netip.AddrPort{}, nil
+		}
+		data, from, err := s.receive(deadline)
+		if err != nil {
+			return nil, from, err
+		}
+		if !s.stream {
+			return bytes.TrimSpace(data), from, nil
+		}
+		if len(data) == 0 {
+			return nil, from, fmt.Errorf("receive: end of stream: %w", unix.ECONNRESET)
+		}
+		s.pending = append(s.pending, data...)
+	}
+}
+
+// tryHTTP asks for a URL; the answer's Server is the status code.
+func tryHTTP(req Request) []Answer {
+	client := &http.Client{
+		Timeout:   req.timeout(),
+		Transport: &http.Transport{DisableKeepAlives: true},
+	}
+	var answers []Answer
+	for range max(req.Tries, 1) {
+		resp, err := client.Get("http://" + req.Dst + "/")
+		if err != nil {
+			answers = append(answers, failed(err))
+			continue
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		answers = append(answers, Answer{Server: strconv.Itoa(resp.StatusCode)})
+	}
+	return answers
+}

@@ -1,0 +1,192 @@
+package suite
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
+)
+
+// appliedWithin bounds the wait for an agent to serve what was written. It is
+// long because the first load is that of all cases at once.
+const appliedWithin = 20 * time.Second
+
+// Loader gives cases their addresses and manifest files.
+type Loader struct {
+	c       *cluster.Cluster
+	numbers flows.Numbers
+	files   int
+	mu      sync.Mutex // over numbers: cases run at once
+}
+
+// NewLoader makes a loader for a cluster.
+func NewLoader(c *cluster.Cluster) *Loader { return &Loader{c: c} }
+
+// File is the manifest file of one case, the same on every node. Its objects
+// become visible together, and with them a canary: a Service whose port number
+// says which version of the file is served.
+type File struct {
+	Scope *flows.Scope
+	l     *Loader
+	name  string
+	gen   int32
+	wrote time.Time
+}
+
+// NewFile makes a file with a namespace and addresses of its own.
+func (l *Loader) NewFile() *File {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.files++
+	ns := fmt.Sprintf("case-%03d", l.files)
+	return &File{Scope: flows.NewScope(ns, l.c, &l.numbers), l: l, name: ns + ".yaml"}
+}
+
+const canaryPort = 1000
+
+// canary is the Service that tells which version of a file is served. Its name
+// sorts behind all others of the namespace. An agent that serves only labelled
+// Services must serve it, too, so there is one of each.
+func (f *File) canary(node string) flows.Service {
+	name := "zz-canary"
+	proxy := f.l.proxyName(node)
+	if proxy != "" {
+		name += "-" + proxy
+	}
+	return flows.Service{
+		Name: name, Families: "4", ProxyName: proxy,
+		Ports:     []flows.Port{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: canaryPort + f.gen, Target: 8080}},
+		Endpoints: flows.On("a0"),
+	}
+}
+
+// proxyName is the --service-proxy-name of a node's agent.
+func (l *Loader) proxyName(node string) string {
+	for _, flag := range append(l.c.Flags[""], l.c.Flags[node]...) {
+		if name, ok := strings.CutPrefix(flag, "--service-proxy-name="); ok {
+			return name
+		}
+	}
+	return ""
+}
+
+// Write puts objects, and a canary, in the place of what the file held before.
+func (f *File) Write(objects []flows.Object) error {
+	f.gen++
+	f.wrote = time.Now()
+	for _, node := range f.l.c.Nodes() {
+		text, err := f.render(append(append([]flows.Object{}, objects...), f.canary(node)))
+		if err != nil {
+			return err
+		}
+		if err := f.l.c.Agent(node).Write(f.name, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *File) render(objects []flows.Object) ([]byte, error) {
+	f.l.mu.Lock()
+	defer f.l.mu.Unlock()
+	return f.Scope.YAML(objects)
+}
+
+// Remove takes the file away.
+func (f *File) Remove() error {
+	for _, node := range f.l.c.Nodes() {
+		if err := f.l.c.Agent(node).Write(f.name, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Wait waits until every node serves the file as it was last written.
+func (f *File) Wait(ctx context.Context) error {
+	return f.WaitOn(ctx, f.l.c.Nodes()...)
+}
+
+// WaitOn is Wait for some of the nodes.
+func (f *File) WaitOn(ctx context.Context, nodes ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, appliedWithin)
+	defer cancel()
+	for _, node := range nodes {
+		if err := f.waitCanary(ctx, node); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// waitCanary asks for the canary from a node until it answers. The sync that
+// brought it must also be over: the metrics say when the last one ended.
+func (f *File) waitCanary(ctx context.Context, node string) error {
+	p, err := f.l.c.Probe(node)
+	if err != nil {
+		return err
+	}
+	agent := f.l.c.Agent(node)
+	canary := f.canary(node)
+	dst, err := f.address(flows.ClusterIP.Of(canary.Name), []flows.Service{canary}, flows.TCP4)
+	if err != nil {
+		return err
+	}
+	for {
+		resp, err := p.Do(ctx, probe.Request{Op: probe.Try, Proto: "tcp", Dst: dst, TimeoutMS: 200})
+		if err == nil && resp.Answers[0].Err == probe.OK && f.synced(ctx, agent) {
+			return nil
+		}
+		if sleep(ctx, 10*time.Millisecond); ctx.Err() != nil {
+			return fmt.Errorf("wait for agent on %s: %s is not served %v after it was written; its log ends with:\n%s",
+				node, f.name, time.Since(f.wrote).Round(time.Second), agent.Tail())
+		}
+	}
+}
+
+// synced tells whether a sync ended after the file was written.
+func (f *File) synced(ctx context.Context, agent *cluster.Agent) bool {
+	text, err := agent.Metrics(ctx)
+	if err != nil {
+		return false
+	}
+	const metric = "kubeproxy_sync_proxy_rules_last_timestamp_seconds "
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, metric); ok {
+			seconds, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			return err == nil && seconds >= float64(f.wrote.UnixNano())/1e9
+		}
+	}
+	return false
+}
+
+// address resolves a target of the file's scope.
+func (f *File) address(to flows.Target, services []flows.Service, c flows.Combo) (string, error) {
+	f.l.mu.Lock()
+	defer f.l.mu.Unlock()
+	addr, err := f.Scope.Address(to, services, c)
+	if err == nil && !addr.Addr().IsValid() {
+		err = fmt.Errorf("resolve target: %s has no address for %s", to, c)
+	}
+	return addr.String(), err
+}
+
+// Address resolves a target among the objects that the file holds.
+func (f *File) Address(to flows.Target, objects []flows.Object, c flows.Combo) (string, error) {
+	return f.address(to, flows.ServicesOf(objects), c)
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

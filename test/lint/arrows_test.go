@@ -1,0 +1,69 @@
+package lint
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestArrowsOfTheDesignHold(t *testing.T) {
+	list, err := List("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) < 5 {
+		t.Fatalf("only %d packages listed", len(list))
+	}
+	for _, line := range Check(list) {
+		t.Error(line)
+	}
+}
+
+// The fixture is a module of the same name with imports that go backwards.
+func TestBackwardImportsAreFound(t *testing.T) {
+	list, err := List("testdata/backward")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := Check(list)
+	want := []string{
+		module + "/internal/dataplane/ebpf may not import " + module + "/internal/dataplane/nftables",
+		module + "/internal/intent may not import " + module + "/internal/reconcile",
+		module + "/internal/model may not import example.org/clock",
+		module + "/internal/newroom may not import " + module + "/internal/model",
+		module + "/somewhere is in no room of test/lint/arrows.go",
+		"the tests of " + module + "/internal/model may not import " + module + "/lab",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestRules(t *testing.T) {
+	for _, c := range []struct {
+		from, to string
+		ok       bool
+	}{
+		{"internal/source/manifest", "internal/model", true},
+		{"internal/source/manifest", "internal/intent", false},
+		{"internal/intent", "internal/model", true},
+		{"internal/intent", "internal/dataplane", false},
+		{"internal/dataplane/ebpf", "internal/dataplane", true},
+		{"internal/dataplane/ebpf", "internal/dataplane/ebpf/attach", true},
+		{"internal/dataplane/ebpf/attach", "internal/dataplane/iptables", false},
+		{"internal/dataplane/ebpf", "internal/reconcile", false},
+		{"internal/dataplane/ebpf", "internal/source/manifest", false},
+		{"internal/reconcile", "internal/dataplane", true},
+		{"internal/reconcile", "internal/dataplane/ebpf", false},
+		{"internal/reconcile", "internal/source/manifest", false},
+		{"internal/telemetry", "lab/topology", false},
+		{"lab/experiment", "internal/kernel", true},
+		{"cmd/spillway", "internal/dataplane/ebpf", true},
+		{"cmd/spillway", "lab/topology", true},
+	} {
+		bad := Check([]Package{{ImportPath: module + "/" + c.from, Imports: []string{module + "/" + c.to, "fmt"}}})
+		if (len(bad) == 0) != c.ok {
+			t.Errorf("%s -> %s: %v, want allowed %v", c.from, c.to, bad, c.ok)
+		}
+	}
+}

@@ -1,0 +1,3 @@
+module spillway.dev/spillway
+
+go 1.26.0

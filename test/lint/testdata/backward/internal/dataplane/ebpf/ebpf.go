@@ -1,0 +1,3 @@
+package ebpf
+
+import _ "spillway.dev/spillway/internal/dataplane/nftables"

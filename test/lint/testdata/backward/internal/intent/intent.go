@@ -1,0 +1,3 @@
+package intent
+
+import _ "spillway.dev/spillway/internal/reconcile"

@@ -1,0 +1,3 @@
+package newroom
+
+import _ "spillway.dev/spillway/internal/model"

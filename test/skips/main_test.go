@@ -1,0 +1,59 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const stream = `{"Action":"run","Package":"spillway.dev/spillway/a","Test":"TestOne"}
+{"Action":"pass","Package":"spillway.dev/spillway/a","Test":"TestOne"}
+{"Action":"output","Package":"spillway.dev/spillway/a","Test":"TestTwo/x","Output":"needs IPv6\n"}
+{"Action":"skip","Package":"spillway.dev/spillway/a","Test":"TestTwo/x"}
+{"Action":"pass","Package":"spillway.dev/spillway/a","Elapsed":1}
+{"Action":"skip","Package":"spillway.dev/spillway/empty"}
+`
+
+func TestSkipsNeedLeave(t *testing.T) {
+	const failed = `{"Action":"output","Package":"spillway.dev/spillway/a","Test":"TestF","Output":"boom\n"}
+{"Action":"fail","Package":"spillway.dev/spillway/a","Test":"TestF"}
+{"Action":"fail","Package":"spillway.dev/spillway/a"}
+`
+	const unbuilt = `{"ImportPath":"spillway.dev/spillway/b","Action":"build-output","Output":"b.go:1: undefined: x\n"}
+{"Action":"fail","Package":"spillway.dev/spillway/b","FailedBuild":"spillway.dev/spillway/b"}
+`
+	for _, c := range []struct {
+		name, in, allow string
+		ok              bool
+		says            string
+	}{
+		{"a skip without leave fails", stream, "", false, "skipped without leave: a TestTwo/x"},
+		{"a skip with leave passes", stream, "a TestTwo/x # no IPv6 there", true, "1 passed, 0 failed, 1 skipped"},
+		{"a star takes subtests in", stream, "a TestTwo* # no IPv6 there", true, "(0 without leave)"},
+		{"leave is for one package", stream, "b TestTwo* # no IPv6 there", false, "a TestTwo/x"},
+		{"a failed test fails and shows its output", stream + failed, "a TestTwo* # x", false, "boom"},
+		{"a package that does not build fails and shows why", stream + unbuilt, "a TestTwo* # x", false, "undefined: x"},
+		{"leave without a reason is no leave", stream, "a TestTwo/x", false, "write PACKAGE TEST"},
+		{"no test at all fails", "", "", false, "no test ran"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "allow.txt")
+			if err := os.WriteFile(file, []byte("# comment\n\n"+c.allow+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			ok, err := check(strings.NewReader(c.in), &out, file)
+			if err != nil {
+				out.WriteString(err.Error())
+			}
+			if got := ok && err == nil; got != c.ok {
+				t.Errorf("passed is %v, want %v", got, c.ok)
+			}
+			if !strings.Contains(out.String(), c.says) {
+				t.Errorf("output lacks %q:\n%s", c.says, out.String())
+			}
+		})
+	}
+}
