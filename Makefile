@@ -6,6 +6,7 @@ SHELL := bash
 export CGO_ENABLED := 0
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # Tests that make network namespaces take turns by package; two at a time leave
 # them the CPU that they need to be in time.
 TESTFLAGS ?= -p 2 -timeout 10m
@@ -14,7 +15,7 @@ help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/spillway, a static binary
-	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/spillway ./cmd/spillway
+	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)' -o bin/spillway ./cmd/spillway
 
 generate: ## compile bpf/ with clang-19 and make the Go code around it
 	hack/deps generate

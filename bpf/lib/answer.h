@@ -25,6 +25,7 @@ struct tcp_answer {
 		struct ipv6hdr v6;
 	} ip;
 	struct tcphdr tcp;
+	struct tcphdr in; /* what is answered */
 };
 
 struct icmp_answer {
@@ -136,44 +137,40 @@ static __always_inline void answer_rst_header(struct tcphdr *out, const struct t
 	out->ack_seq = bpf_htonl(bpf_ntohl(in->seq) + data + in->syn + in->fin);
 }
 
-static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet *p)
+static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet *p,
+				      struct tcp_answer *a)
 {
 	int partial = csum_is_partial(skb, p);
-	struct tcp_answer a = {};
-	struct tcphdr in;
 	__u32 ip_len;
 	__u16 sum;
 
 	/* An answer to an RST would be answered; options would have to be echoed. */
 	if (p->flags & (PACKET_RST | PACKET_NO_L4 | PACKET_OPTIONS) ||
-	    load(skb, p->l4_off, &in, sizeof(in))) {
+	    load(skb, p->l4_off, &a->in, sizeof(a->in))) {
 		count(DROP_REJECTED_SILENT);
 		return TC_ACT_SHOT;
 	}
-	answer_rst_header(&a.tcp, &in, p);
+	answer_rst_header(&a->tcp, &a->in, p);
 	/* The sum of both addresses does not mind their order. */
-	sum = pseudo_sum(&p->tuple, sizeof(a.tcp));
-	a.tcp.check = partial ? sum : (__u16)~fold(bpf_csum_diff(NULL, 0, (__be32 *)&a.tcp,
-								  sizeof(a.tcp), sum));
-	if (bpf_skb_change_tail(skb, p->l4_off + sizeof(a.tcp), 0))
-		goto drop;
+	sum = pseudo_sum(&p->tuple, sizeof(a->tcp));
+	if (!partial)
+		sum = ~fold(bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
+	a->tcp.check = sum;
 	if (p->tuple.family == FAMILY_V4) {
-		ip_len = sizeof(a.ip.v4);
-		answer_ipv4(&a.ip.v4, p, IPPROTO_TCP, ip_len + sizeof(a.tcp));
-		if (bpf_skb_store_bytes(skb, p->l3_off, &a.ip.v4, sizeof(a.ip.v4), 0))
-			goto drop;
+		ip_len = sizeof(a->ip.v4);
+		answer_ipv4(&a->ip.v4, p, IPPROTO_TCP, ip_len + sizeof(a->tcp));
 	} else {
-		answer_ipv6(&a.ip.v6, p, IPPROTO_TCP, sizeof(a.tcp));
-		if (bpf_skb_store_bytes(skb, p->l3_off, &a.ip.v6, sizeof(a.ip.v6), 0))
-			goto drop;
+		ip_len = sizeof(a->ip.v6);
+		answer_ipv6(&a->ip.v6, p, IPPROTO_TCP, sizeof(a->tcp));
 	}
-	if (bpf_skb_store_bytes(skb, p->l4_off, &a.tcp, sizeof(a.tcp), 0))
-		goto drop;
+	if (bpf_skb_change_tail(skb, p->l4_off + sizeof(a->tcp), 0) ||
+	    bpf_skb_store_bytes(skb, p->l3_off, &a->ip, ip_len, 0) ||
+	    bpf_skb_store_bytes(skb, p->l4_off, &a->tcp, sizeof(a->tcp), 0)) {
+		count(DROP_REWRITE);
+		return TC_ACT_SHOT;
+	}
 	count(REJECTED_RST);
 	return answer_send(skb);
-drop:
-	count(DROP_REWRITE);
-	return TC_ACT_SHOT;
 }
 
 /* RFC 792. rest is the header's second word: the MTU for "too big". */

@@ -242,6 +242,21 @@ static __always_inline int reply_claim(struct tuple *reply_key, struct flow *rep
 	return bpf_map_update_elem(&flows, reply_key, reply, BPF_NOEXIST);
 }
 
+/*
+ * A packet to an endpoint itself, not to a Service: the answer must not be taken
+ * for that of a Service's flow which has ended and left its tuple behind.
+ */
+static __always_inline void flow_forget_closed(const struct tuple *direct)
+{
+	struct tuple reply_key;
+	struct flow *f;
+
+	tuple_mirror(&reply_key, direct);
+	f = bpf_map_lookup_elem(&flows, &reply_key);
+	if (f && f->state >= FLOW_CLOSING && f->flags & FLOW_REPLY)
+		bpf_map_delete_elem(&flows, &reply_key);
+}
+
 /* Room for what does not fit on a program's stack. */
 struct flow_pair {
 	struct flow flow;
@@ -250,33 +265,49 @@ struct flow_pair {
 };
 
 /*
- * Stores the flow pair->flow, whose packets have the key; its sport is still the
- * client's. Where the source is replaced, the port is random among the free
- * ones; elsewhere it stays unless another flow to the same endpoint has it.
- * renew: the key's old entry is to be replaced. On success pair->flow is what
- * the table holds.
+ * One try at a reply tuple, by the client's port or by a random one. Not static:
+ * the verifier looks at it once, not once for each turn of the loop around it.
+ * 0: it is ours.
  */
-static __always_inline enum verdict flow_create(struct __sk_buff *skb, const struct tuple *key,
-						struct flow_pair *pair, int renew,
-						const struct settings *s)
+__noinline int reply_try(struct __sk_buff *skb, struct flow_pair *pair, struct tuple *key,
+			 struct settings *s, int random)
+{
+	if (!pair || !key || !s)
+		return -1;
+	if (random) {
+		pair->reply_key.dport = random_port(s);
+		if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
+			return -1;
+	}
+	return reply_claim(&pair->reply_key, &pair->reply, key, s) ? -1 : 0;
+}
+
+/* Tries until a reply tuple is ours; -1 if none seems to be free. */
+__noinline int reply_search(struct __sk_buff *skb, struct flow_pair *pair, struct tuple *key,
+			    struct settings *s, int random)
+{
+	for (int i = 0; i < PORT_TRIES; i++) {
+		if (!reply_try(skb, pair, key, s, i || random))
+			return 0;
+	}
+	return -1;
+}
+
+/*
+ * Stores the flow pair->flow, whose packets have the key; its sport is still the
+ * client's. It stays unless another flow to the same endpoint has it, or with
+ * new_port: then it is random among the free ones. renew: the key's old entry is
+ * to be replaced. On success pair->flow is what the table holds.
+ */
+static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tuple *key,
+						struct flow_pair *pair, int new_port, int renew,
+						struct settings *s)
 {
 	struct flow *f = &pair->flow, *other;
-	int claimed = 0;
 
 	flow_make_twin(&pair->reply, f, key);
 	flow_twin_key(&pair->reply_key, f, key);
-	for (int i = 0; i < PORT_TRIES; i++) {
-		if (i || f->flags & FLOW_SNAT) {
-			pair->reply_key.dport = random_port(s);
-			if (f->flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
-				continue;
-		}
-		if (!reply_claim(&pair->reply_key, &pair->reply, key, s)) {
-			claimed = 1;
-			break;
-		}
-	}
-	if (!claimed)
+	if (reply_search(skb, pair, key, s, new_port))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;
 	if (!bpf_map_update_elem(&flows, key, f, renew ? BPF_ANY : BPF_NOEXIST)) {

@@ -53,15 +53,19 @@ static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet 
 }
 
 /* Turns the packet into what its flow entry says. 0, or -1: unwritable. */
-static __always_inline int nat_rewrite(struct __sk_buff *skb, const struct packet *p,
-				       const struct flow *f)
+__noinline int nat_rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
 {
-	__be16 old[2] = {p->tuple.sport, p->tuple.dport};
-	__be16 new[2] = {f->sport, f->dport};
+	__be16 old[2], new[2];
 	__u32 check;
 	__u64 flags;
 	__s64 diff;
 
+	if (!p || !f)
+		return -1;
+	old[0] = p->tuple.sport;
+	old[1] = p->tuple.dport;
+	new[0] = f->sport;
+	new[1] = f->dport;
 	if (nat_addrs(skb, p, &f->saddr, &f->daddr, &diff))
 		return -1;
 	if (p->flags & PACKET_NO_L4)

@@ -208,9 +208,15 @@ static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
 	return parse_l4(skb, p);
 }
 
-/* Fills *p, which the caller has zeroed but for l3_off. */
-static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
+/*
+ * Fills *p, which the caller has zeroed but for l3_off. Not static, like the
+ * other larger steps of a packet's way: the verifier then checks each of them
+ * once, and not once for every path that leads to it.
+ */
+__noinline int parse(struct __sk_buff *skb, struct packet *p)
 {
+	if (!p)
+		return PARSE_MALFORMED;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		return parse_v4(skb, p);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))

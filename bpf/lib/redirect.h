@@ -62,24 +62,27 @@ static __always_inline void way_out(struct way *way, const struct bpf_fib_lookup
 }
 
 /* Which way leads to daddr? The packet is not touched. */
-static __always_inline void way_find(struct __sk_buff *skb, const struct packet *p,
-				     const struct addr *saddr, const struct addr *daddr,
-				     struct bpf_fib_lookup *fib, struct way *way)
+__noinline int way_find(struct __sk_buff *skb, const struct packet *p, const struct addr *saddr,
+			const struct addr *daddr, struct way *way)
 {
-	struct pod *pod = pod_lookup(daddr, p->tuple.family);
+	struct bpf_fib_lookup params, *fib = &params;
+	struct pod *pod;
 	long ret;
 
+	if (!p || !saddr || !daddr || !way)
+		return -1;
+	pod = pod_lookup(daddr, p->tuple.family);
 	__builtin_memset(way, 0, sizeof(*way));
 	if (pod && pod->flags & POD_REACHABLE) {
 		way->kind = WAY_POD;
 		way->ifindex = pod->ifindex;
 		__builtin_memcpy(way->macs, pod->mac, ETH_ALEN);
 		__builtin_memcpy(way->macs + ETH_ALEN, pod->gateway_mac, ETH_ALEN);
-		return;
+		return 0;
 	}
 	if (p->ttl <= 1) {
 		way->kind = WAY_TTL;
-		return;
+		return 0;
 	}
 	fib_fill(fib, skb, p, saddr, daddr);
 	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
@@ -87,7 +90,7 @@ static __always_inline void way_find(struct __sk_buff *skb, const struct packet 
 		if (p->flags & PACKET_DF) {
 			way->kind = WAY_TOO_BIG;
 			way->mtu = fib->mtu_result;
-			return;
+			return 0;
 		}
 		/* A tunnel fragments outside; elsewhere the stack would have to. */
 		fib_fill(fib, skb, p, saddr, daddr);
@@ -100,6 +103,7 @@ static __always_inline void way_find(struct __sk_buff *skb, const struct packet 
 		way->kind = WAY_STACK;
 	else
 		way->kind = WAY_NONE;
+	return 0;
 }
 
 /* Sends the packet, already rewritten, on its way. */

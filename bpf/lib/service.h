@@ -27,9 +27,9 @@ struct scratch {
 	struct packet packet;
 	struct flow_pair pair;
 	struct way way;
-	struct bpf_fib_lookup fib;
 	union {
 		struct icmp_answer answer;
+		struct tcp_answer rst;
 		struct icmp_scratch icmp;
 	};
 };
@@ -73,7 +73,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (hook == EGRESS || f->flags & FLOW_STACK)
 		way->kind = WAY_STACK;
 	else
-		way_find(skb, p, &f->saddr, &f->daddr, &m->fib, way);
+		way_find(skb, p, &f->saddr, &f->daddr, way);
 	if (way->kind == WAY_TOO_BIG)
 		return answer_too_big(skb, p, &m->answer, way->mtu);
 	if (way->kind == WAY_TTL)
@@ -164,7 +164,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 
 	f->flags = FLOW_SNAT;
 	if (!here) {
-		way_find(skb, p, &p->tuple.saddr, &b->addr, &m->fib, &m->way);
+		way_find(skb, p, &p->tuple.saddr, &b->addr, &m->way);
 		ifindex = m->way.ifindex;
 	}
 	if (snat_addr(&f->saddr, ifindex, p->tuple.family, s))
@@ -172,20 +172,36 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	return FLOW_CREATED;
 }
 
-/* The first packet of a flow, or one of no flow at all. */
-static __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *s,
-			    enum hook hook, int renew)
+/*
+ * Must the source port change? A pod's own sockets connect to endpoints directly
+ * (see socket.h), from its ephemeral ports; a flow made here for the same pod
+ * keeps off these. Ports below 1024 stay: servers look at them.
+ */
+static __always_inline int needs_port(const struct packet *p, const struct flow *f, enum hook hook)
 {
-	struct packet *p = &m->packet;
+	return f->flags & FLOW_SNAT || (hook == FROM_POD && bpf_ntohs(p->tuple.sport) >= 1024);
+}
+
+/* The first packet of a flow, or one of no flow at all. */
+__noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *s, int hook,
+		     int renew)
+{
+	struct packet *p;
 	struct frontend *fe;
 	struct backend *b;
 	enum verdict verdict;
 	__u32 id = 0;
 	__u8 route;
 
+	if (!m || !s)
+		return NEXT;
+	p = &m->packet;
 	fe = frontend_lookup(&p->tuple.daddr, p->tuple.dport, p->tuple.proto, p->tuple.family);
-	if (!fe || fe->flags & FRONTEND_ENDPOINT)
+	if (!fe || fe->flags & FRONTEND_ENDPOINT) {
+		if (p->flags & PACKET_SYN && !(p->flags & PACKET_ACK))
+			flow_forget_closed(&p->tuple);
 		return pass(PASS_OTHER);
+	}
 	if (fe->flags & FRONTEND_RANGES &&
 	    !range_allows(fe->service, &p->tuple.saddr, p->tuple.family))
 		return drop(DROP_SOURCE_RANGE);
@@ -194,7 +210,7 @@ static __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct set
 		return drop(DROP_POLICY_LOCAL);
 	if (route == ROUTE_REJECT) {
 		if (p->tuple.proto == IPPROTO_TCP)
-			return answer_rst(skb, p);
+			return answer_rst(skb, p, &m->rst);
 		return answer_unreachable(skb, p, &m->answer);
 	}
 	b = backend_select(fe->service, route, tuple_hash(&p->tuple), &p->tuple.saddr,
@@ -205,19 +221,22 @@ static __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct set
 	verdict = flow_plan(skb, m, b, hook, s);
 	if (verdict != FLOW_CREATED)
 		return drop(verdict);
-	verdict = flow_create(skb, &p->tuple, &m->pair, renew, s);
+	verdict = flow_create(skb, &p->tuple, &m->pair, needs_port(p, &m->pair.flow, hook),
+			      renew, s);
 	if (verdict != FLOW_CREATED)
 		return drop(verdict);
 	return flow_forward(skb, m, hook);
 }
 
 /* An ICMP error: about one of our flows, or none of our business. */
-static __noinline int relay_error(struct __sk_buff *skb, struct scratch *m, struct settings *s,
-				  enum hook hook)
+__noinline int relay_error(struct __sk_buff *skb, struct scratch *m, struct settings *s, int hook)
 {
-	struct packet *p = &m->packet;
+	struct packet *p;
 	struct flow *f;
 
+	if (!m || !s)
+		return NEXT;
+	p = &m->packet;
 	if (icmp_quoted(skb, p, &m->icmp))
 		return pass(PASS_OTHER);
 	f = bpf_map_lookup_elem(&flows, &m->icmp.key);
@@ -228,7 +247,7 @@ static __noinline int relay_error(struct __sk_buff *skb, struct scratch *m, stru
 	if (hook == EGRESS || f->flags & FLOW_STACK)
 		m->way.kind = WAY_STACK;
 	else
-		way_find(skb, p, &p->tuple.saddr, &f->daddr, &m->fib, &m->way);
+		way_find(skb, p, &p->tuple.saddr, &f->daddr, &m->way);
 	/* Nothing is said about an error that cannot be forwarded (RFC 1122). */
 	if (m->way.kind == WAY_TOO_BIG || m->way.kind == WAY_TTL || m->way.kind == WAY_NONE)
 		return drop(DROP_NO_ROUTE);

@@ -115,6 +115,23 @@ static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
 	return backend_valid(last->backend, fe->service, route_member(fe->inside));
 }
 
+/*
+ * Has this socket sent to the endpoint for another Service? Its answers could not
+ * be told apart: this Service is then left to the tc programs, whose answers
+ * come from the Service's address.
+ */
+static __always_inline int socket_ambiguous(__u64 cookie, __u8 proto,
+					    const struct endpoint_addr *service,
+					    const struct backend *b)
+{
+	struct socket_peer *peer;
+	struct socket_key key;
+
+	socket_key(&key, cookie, proto, &b->addr, b->port, SOCKET_REVERSE);
+	peer = bpf_map_lookup_elem(&sockets, &key);
+	return peer && !(addr_equal(&peer->addr, &service->addr) && peer->port == service->port);
+}
+
 static __always_inline int refuse(int err, enum verdict verdict)
 {
 	count(verdict);
@@ -155,8 +172,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	struct backend *b = NULL;
 	struct frontend *fe;
 	__u64 cookie, netns;
+	int decides, in_pod;
 	__u32 id = 0;
-	int decides;
 
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return ALLOW;
@@ -165,7 +182,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return ALLOW;
 	netns = bpf_get_netns_cookie(ctx);
-	decides = socket_decides(fe, dst.family, netns != host_netns_cookie);
+	in_pod = netns != host_netns_cookie;
+	decides = socket_decides(fe, dst.family, in_pod);
 	if (!decides)
 		return ALLOW;
 	if (decides < 0)
@@ -180,6 +198,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 				   dst.family, netns, &id);
 		if (!b)
 			return refuse(ECONNREFUSED, SOCKET_REFUSED);
+		if (in_pod && datagram && socket_ambiguous(cookie, proto, &dst, b))
+			return ALLOW;
 		socket_remember(cookie, proto, &dst, b, id);
 	}
 	peer_store(ctx, family, dst.mapped, &b->addr, b->port);

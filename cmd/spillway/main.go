@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/lab/workload"
 )
 
 // Exit codes of every subcommand.
@@ -20,6 +22,7 @@ const (
 )
 
 func main() {
+	workload.RunIfAsked() // servers of the lab are this program again
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -69,6 +72,7 @@ func newRootCommand(started *bool) *cobra.Command {
 		newAgentCommand(),
 		newDemoCommand(),
 		newBenchCommand(),
+		newLabCommand(),
 		newLoadCommand(),
 		newVersionCommand(),
 	)

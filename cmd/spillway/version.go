@@ -4,32 +4,26 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/telemetry"
 )
 
-// version is set by the linker from git describe.
-var version = "unknown"
+// Set by the linker, from git describe and git rev-parse.
+var (
+	version = "unknown"
+	commit  = "unknown"
+)
 
 // buildInfo says which Spillway this is.
 func buildInfo() telemetry.Build {
-	b := telemetry.Build{
+	return telemetry.Build{
 		Version:   version,
-		Commit:    "unknown",
+		Commit:    commit,
 		GoVersion: runtime.Version(),
 		Platform:  runtime.GOOS + "/" + runtime.GOARCH,
 	}
-	if bi, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range bi.Settings {
-			if s.Key == "vcs.revision" {
-				b.Commit = s.Value
-			}
-		}
-	}
-	return b
 }
 
 func newVersionCommand() *cobra.Command {

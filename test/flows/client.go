@@ -54,6 +54,18 @@ func clientCases() []Case {
 			Flows: oneSocketFlows("first", "second", "third", "first", "third", "second"),
 		},
 		{
+			Name:    "From one port a pod reaches a server through a Service and directly",
+			Objects: []Object{Service{Endpoints: On("b0")}},
+			Flows: []Flow{
+				{From: "a2", To: ClusterIP, LocalPort: 5360, NoVM: true, Want: OneOf(Kept, "b0")},
+				{From: "a2", To: Address("b0", 8080), LocalPort: 5360, NoVM: true, Want: OneOf(Kept, "b0")},
+				{From: "a2", To: ClusterIP, LocalPort: 5360, NoVM: true, Want: OneOf(Kept, "b0")},
+				{From: "a2/vm", To: ClusterIP, LocalPort: 5361, Want: OneOf(AnySource, "b0")},
+				{From: "a2/vm", To: Address("b0", 8080), LocalPort: 5361, Want: OneOf(AnySource, "b0")},
+				{From: "a2/vm", To: ClusterIP, LocalPort: 5361, Want: OneOf(AnySource, "b0")},
+			},
+		},
+		{
 			Name:    "A UDP socket that never connects also reaches a pod directly",
 			Objects: []Object{Service{Endpoints: On("a0")}},
 			Flows: []Flow{

@@ -5,8 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -17,7 +15,10 @@ import (
 	"spillway.dev/spillway/test/flows/suite"
 )
 
-var proxyMode = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
+var (
+	proxyMode  = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
+	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
+)
 
 // parallelFlows is how many flows run at once unless -parallel says otherwise:
 // most of them wait, for an answer or for silence.
@@ -43,7 +44,11 @@ func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cfg.Mode, cfg.Binary, cfg.Routes = *proxyMode, buildAgent(t), flows.ServiceRanges()
+	binary, err := cluster.Build(ctx, t.TempDir(), *binaryFlag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Mode, cfg.Binary, cfg.Routes = *proxyMode, binary, flows.ServiceRanges()
 	c, err := cluster.Up(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -57,18 +62,6 @@ func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 		t.Fatal(err)
 	}
 	return suite.New(c)
-}
-
-// buildAgent builds spillway from the tree that the test is part of.
-func buildAgent(t *testing.T) string {
-	t.Helper()
-	binary := filepath.Join(t.TempDir(), "spillway")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "spillway.dev/spillway/cmd/spillway")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build spillway: %v\n%s", err, out)
-	}
-	return binary
 }
 
 // spec is the cluster that the package comment describes.

@@ -84,9 +84,26 @@ func (p paper) server(ep netip.AddrPort) string {
 // each node, and the route that the packet meets is compared with what the
 // case wants. What is left to test with packets is that a dataplane does it.
 func TestCasesAgreeWithIntent(t *testing.T) {
+	asked := checkCases(t, flows.Cases(), nil)
+	if asked < 500 {
+		t.Errorf("%d flows were compared, which cannot be all", asked)
+	}
+}
+
+// TestFlagCasesAgreeWithIntent is the same for agents with other flags.
+func TestFlagCasesAgreeWithIntent(t *testing.T) {
+	checkCases(t, flows.FlagCases(), map[string]intent.Config{
+		"a": {NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/24"), netip.MustParsePrefix("fd30::/64")}},
+		"b": {ProxyName: "spillway"},
+		"c": {MasqueradeAll: true},
+	})
+}
+
+// checkCases compares all flows of cases, and returns how many.
+func checkCases(t *testing.T, cases []flows.Case, cfg map[string]intent.Config) (asked int) {
+	t.Helper()
 	var numbers flows.Numbers
-	asked := 0
-	for i, c := range flows.Cases() {
+	for i, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
 			scope := flows.NewScope(fmt.Sprintf("case-%03d", i), paper{}, &numbers)
 			objects := c.Objects
@@ -94,7 +111,7 @@ func TestCasesAgreeWithIntent(t *testing.T) {
 				if step.Objects != nil {
 					objects = step.Objects
 				}
-				nodes := decide(t, scope, objects)
+				nodes := decide(t, scope, objects, cfg)
 				for _, f := range step.Flows {
 					if f.Want.Kind == flows.Dropped && c.Rules != nil || f.To.Kind == flows.ToHealthCheck ||
 						f.To.Kind == flows.ToAddress || f.Keep != "" && len(f.Only) > 0 {
@@ -105,13 +122,11 @@ func TestCasesAgreeWithIntent(t *testing.T) {
 			}
 		})
 	}
-	if asked < 500 {
-		t.Errorf("%d flows were compared, which cannot be all", asked)
-	}
+	return asked
 }
 
 // decide loads objects as the agents of the three nodes do.
-func decide(t *testing.T, scope *flows.Scope, objects []flows.Object) map[string]intent.State {
+func decide(t *testing.T, scope *flows.Scope, objects []flows.Object, cfg map[string]intent.Config) map[string]intent.State {
 	t.Helper()
 	text, err := scope.YAML(objects)
 	if err != nil {
@@ -134,7 +149,9 @@ func decide(t *testing.T, scope *flows.Scope, objects []flows.Object) map[string
 		}
 	}
 	for _, node := range []string{"a", "b", "c"} {
-		tracker := intent.New(intent.Config{NodeName: node})
+		config := cfg[node]
+		config.NodeName = node
+		tracker := intent.New(config)
 		var own []netip.Addr
 		for _, addr := range []string{node, node + "/bridge"} {
 			own = append(own, paper{}.Addr(addr, false), paper{}.Addr(addr, true))

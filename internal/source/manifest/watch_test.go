@@ -316,3 +316,22 @@ func TestRunFailsIfTheDirectoryIsGoneAtTheStart(t *testing.T) {
 		t.Errorf("Run: %v", err)
 	}
 }
+
+func TestEmitSaysOnlyWhatChanged(t *testing.T) {
+	var calls []string
+	e := emitter{fn: func(d model.Delta, problems []model.Problem) {
+		calls = append(calls, fmt.Sprintf("%v %v %d", d.Full, problems != nil, len(problems)))
+	}}
+	a := []model.Problem{{Where: "a"}}
+	node := model.Delta{Nodes: map[string]*model.Node{"n": nil}}
+	e.emit(model.Delta{Full: true}, nil)
+	e.emit(model.Delta{}, nil)
+	e.emit(model.Delta{}, a)
+	e.emit(model.Delta{}, a)
+	e.emit(node, a)
+	e.emit(model.Delta{}, nil)
+	want := "[true true 0 false true 1 false false 0 false true 0]"
+	if got := fmt.Sprint(calls); got != want {
+		t.Errorf("calls %s\nwant  %s", got, want)
+	}
+}

@@ -9,7 +9,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -23,7 +25,8 @@ import (
 type Agent struct {
 	Node      string // short name
 	Manifests string // the directory it watches
-	BPFFS     string
+	BPFFS     string // the instance's directory in the bpffs
+	Mount     string // the bpffs, which nobody else uses
 	Log       string // everything it has written
 
 	cluster *Cluster
@@ -39,6 +42,21 @@ const (
 	readyWithin = 20 * time.Second
 )
 
+// Build builds spillway, from the tree that the test is part of, into a
+// directory and returns its path. A binary that is given is taken instead.
+func Build(ctx context.Context, dir, given string) (string, error) {
+	if given != "" {
+		return filepath.Abs(given)
+	}
+	binary := filepath.Join(dir, "spillway")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, "spillway.dev/spillway/cmd/spillway")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build spillway: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
 // prepareNode makes the directories of a node's agent.
 func (c *Cluster) prepareNode(node string) error {
 	host, err := c.Host(node)
@@ -47,18 +65,20 @@ func (c *Cluster) prepareNode(node string) error {
 	}
 	dir := filepath.Join(c.Dir, node)
 	a := &Agent{
-		Node: node, Manifests: filepath.Join(dir, "manifests"), BPFFS: filepath.Join(dir, "bpffs", "spillway"),
+		Node: node, Manifests: filepath.Join(dir, "manifests"), BPFFS: filepath.Join(dir, "bpffs", "spillway"), Mount: filepath.Join(dir, "bpffs"),
 		Log: filepath.Join(dir, "agent.log"), cluster: c, host: host,
 	}
-	mount := filepath.Join(dir, "bpffs")
-	for _, d := range []string{a.Manifests, mount} {
+	for _, d := range []string{a.Manifests, a.Mount} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return fmt.Errorf("prepare node %s: %w", node, err)
 		}
 	}
 	// A bpffs of the node's own: pins of different nodes cannot meet.
-	if err := unix.Mount("bpf", mount, "bpf", 0, ""); err != nil {
-		return fmt.Errorf("mount bpffs on %s: %w", mount, err)
+	if err := unix.Mount("bpf", a.Mount, "bpf", 0, ""); err != nil {
+		return fmt.Errorf("mount bpffs on %s: %w", a.Mount, err)
+	}
+	if err := host.Do(unlimitICMP); err != nil {
+		return fmt.Errorf("prepare node %s: %w", node, err)
 	}
 	nodes, err := c.Lab.NodesYAML()
 	if err != nil {
@@ -68,10 +88,22 @@ func (c *Cluster) prepareNode(node string) error {
 	return a.Write("nodes.yaml", nodes)
 }
 
+// unlimitICMP lets the namespace's kernel send as many ICMP errors as there are
+// reasons for. Otherwise it answers one client a few times and then is silent
+// for a second, which looks like a drop.
+func unlimitICMP() error {
+	for _, file := range []string{"/proc/sys/net/ipv4/icmp_ratelimit", "/proc/sys/net/ipv6/icmp/ratelimit"} {
+		if err := os.WriteFile(file, []byte("0"), 0); err != nil {
+			return fmt.Errorf("lift ICMP limit: %w", err)
+		}
+	}
+	return nil
+}
+
 // Agent returns the agent of a node.
 func (c *Cluster) Agent(node string) *Agent { return c.agents[node] }
 
-// StartAgents starts the agent of every node and waits until all are healthy.
+// StartAgents starts the agent of every node and waits until all are ready.
 func (c *Cluster) StartAgents(ctx context.Context) error {
 	for _, node := range c.Nodes() {
 		if err := c.agents[node].Start(ctx); err != nil {
@@ -79,7 +111,7 @@ func (c *Cluster) StartAgents(ctx context.Context) error {
 		}
 	}
 	for _, node := range c.Nodes() {
-		if err := c.agents[node].WaitHealthy(ctx); err != nil {
+		if err := c.agents[node].WaitReady(ctx); err != nil {
 			return err
 		}
 	}
@@ -145,6 +177,12 @@ func (a *Agent) Signal(sig syscall.Signal) error {
 	}
 }
 
+// Suspend stops the agent without ending it, until Resume.
+func (a *Agent) Suspend() error { return a.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Resume lets a suspended agent go on.
+func (a *Agent) Resume() error { return a.cmd.Process.Signal(syscall.SIGCONT) }
+
 func (a *Agent) end() error { return a.Signal(syscall.SIGTERM) }
 
 // Cleanup runs spillway agent --cleanup for the node.
@@ -157,24 +195,60 @@ func (a *Agent) Cleanup(ctx context.Context) error {
 	return nil
 }
 
-// WaitHealthy waits until the agent's /healthz answers 200.
-func (a *Agent) WaitHealthy(ctx context.Context) error {
+// Ended returns an error if the agent has ended, which it never does by itself.
+func (a *Agent) Ended() error {
+	select {
+	case err := <-a.done:
+		a.done <- err
+		return fmt.Errorf("agent on %s ended (%v); its log ends with:\n%s", a.Node, err, a.Tail())
+	default:
+		return nil
+	}
+}
+
+// WaitReady waits until the agent is healthy and has written everything it
+// knows into the kernel. (An agent that still loads its dataplane is healthy.)
+func (a *Agent) WaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
-	last := errors.New("not asked yet")
+	var last error
 	for {
-		select {
-		case err := <-a.done:
-			a.done <- err
-			return fmt.Errorf("agent on %s ended (%v); its log ends with:\n%s", a.Node, err, a.Tail())
-		case <-ctx.Done():
-			return fmt.Errorf("agent on %s is not healthy (%w); its log ends with:\n%s", a.Node, last, a.Tail())
-		case <-time.After(20 * time.Millisecond):
+		if err := a.Ended(); err != nil {
+			return err
 		}
 		if _, last = a.Get(ctx, healthPort, "/healthz"); last == nil {
-			return nil
+			if at, err := a.LastSync(ctx); err == nil && !at.IsZero() {
+				return nil
+			}
+			last = errors.New("it has not synced yet")
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("agent on %s is not ready after %v (%w); its log ends with:\n%s", a.Node, readyWithin, last, a.Tail())
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// LastSync is when the agent's last sync ended, zero if there was none.
+func (a *Agent) LastSync(ctx context.Context) (time.Time, error) {
+	text, err := a.Metrics(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	const metric = "kubeproxy_sync_proxy_rules_last_timestamp_seconds "
+	for line := range strings.Lines(text) {
+		value, ok := strings.CutPrefix(line, metric)
+		if !ok {
+			continue
+		}
+		seconds, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if err != nil || seconds == 0 {
+			return time.Time{}, err
+		}
+		return time.Unix(0, int64(seconds*1e9)), nil
+	}
+	return time.Time{}, nil
 }
 
 // Get fetches a path of the agent's health or metrics server.

@@ -37,6 +37,10 @@ type Request struct {
 	TimeoutMS int `json:"timeoutMs,omitempty"` // for each try; 0 is 3000
 	PauseMS   int `json:"pauseMs,omitempty"`   // between tries, or between a stream's questions
 
+	// LowPorts has the kernel choose local ports from the lower part of its
+	// range, other requests get the upper part: two probes of one pod then never
+	// use the same port.
+	LowPorts  bool   `json:"lowPorts,omitempty"`
 	LocalPort int    `json:"localPort,omitempty"`
 	Socket    string `json:"socket,omitempty"` // one socket of this name for all tries, kept for later requests
 	// SameSocket sends all tries of this request through one socket.

@@ -66,6 +66,7 @@ func TestServerNamesItselfAndItsClient(t *testing.T) {
 				{Socket: "kept"},
 				{Unconnected: true},
 				{Mapped: true},
+				{LowPorts: true},
 			} {
 				if req.Unconnected && proto == "tcp" || req.Mapped && host == "::1" {
 					continue
@@ -99,6 +100,9 @@ func checkAnswers(t *testing.T, req Request, answers []Answer) {
 			t.Errorf("%+v: source %s, want %s", req, a.Source, host)
 		}
 		sources[a.Source] = true
+		if _, port, _ := net.SplitHostPort(a.Source); req.LowPorts != (port < "45000") {
+			t.Errorf("%+v: source port %s is on the wrong side of 45000", req, port)
+		}
 	}
 	if one := req.SameSocket || req.Socket != ""; one != (len(sources) == 1) {
 		t.Errorf("%+v: sources %v, one socket: %v", req, sources, one)

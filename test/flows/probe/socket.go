@@ -17,6 +17,9 @@ type socket struct {
 	pending   []byte // bytes of a stream behind the last whole line
 }
 
+// highPorts is the first local port above those that Request.LowPorts means.
+const highPorts = 45000
+
 // openSocket makes a socket that can reach dst.
 func openSocket(req Request, dst netip.AddrPort) (*socket, error) {
 	s := &socket{stream: req.Proto != "udp", mapped: req.Mapped}
@@ -35,6 +38,12 @@ func openSocket(req Request, dst netip.AddrPort) (*socket, error) {
 	if domain == unix.AF_INET6 && !req.Mapped {
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) // leaves an IPv4 socket its port
 	}
+	// Since Linux 6.3; before, two probes meet on a port now and then.
+	ports := highPorts
+	if req.LowPorts {
+		ports = (highPorts - 1) << 16
+	}
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, ports)
 	if req.LocalPort == 0 {
 		return s, nil
 	}

@@ -3,7 +3,6 @@ package suite
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -145,6 +144,9 @@ func (f *File) waitCanary(ctx context.Context, node string) error {
 		if err == nil && resp.Answers[0].Err == probe.OK && f.synced(ctx, agent) {
 			return nil
 		}
+		if err := agent.Ended(); err != nil {
+			return err
+		}
 		if sleep(ctx, 10*time.Millisecond); ctx.Err() != nil {
 			return fmt.Errorf("wait for agent on %s: %s is not served %v after it was written; its log ends with:\n%s",
 				node, f.name, time.Since(f.wrote).Round(time.Second), agent.Tail())
@@ -154,18 +156,8 @@ func (f *File) waitCanary(ctx context.Context, node string) error {
 
 // synced tells whether a sync ended after the file was written.
 func (f *File) synced(ctx context.Context, agent *cluster.Agent) bool {
-	text, err := agent.Metrics(ctx)
-	if err != nil {
-		return false
-	}
-	const metric = "kubeproxy_sync_proxy_rules_last_timestamp_seconds "
-	for line := range strings.Lines(text) {
-		if value, ok := strings.CutPrefix(line, metric); ok {
-			seconds, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			return err == nil && seconds >= float64(f.wrote.UnixNano())/1e9
-		}
-	}
-	return false
+	at, err := agent.LastSync(ctx)
+	return err == nil && !at.Before(f.wrote)
 }
 
 // address resolves a target of the file's scope.

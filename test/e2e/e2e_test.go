@@ -1,0 +1,197 @@
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+var (
+	proxyMode  = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
+	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
+)
+
+func TestMain(m *testing.M) {
+	probe.Main()
+	os.Exit(m.Run())
+}
+
+// env is a cluster with running agents.
+type env struct {
+	*cluster.Cluster
+	loader  *suite.Loader
+	streams []stream
+}
+
+// start builds a cluster of two nodes with an agent on each.
+func start(t *testing.T, name string) *env {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	binary, err := cluster.Build(ctx, t.TempDir(), *binaryFlag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := cluster.Up(ctx, cluster.Config{
+		Spec: topology.DefaultSpec(name), Binary: binary, Mode: *proxyMode, Routes: flows.ServiceRanges(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := c.StartAgents(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return &env{Cluster: c, loader: suite.NewLoader(c)}
+}
+
+// served is a manifest file and what it holds.
+type served struct {
+	file    *suite.File
+	objects []flows.Object
+}
+
+// nodePort is a Service with endpoints.
+func nodePort(endpoints ...string) []flows.Object {
+	return []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(endpoints...)}}
+}
+
+// load writes objects into a new file and waits until all nodes serve it.
+func (e *env) load(t *testing.T, objects []flows.Object) *served {
+	t.Helper()
+	s := &served{file: e.loader.NewFile()}
+	s.write(t, objects)
+	s.wait(t)
+	return s
+}
+
+func (s *served) write(t *testing.T, objects []flows.Object) {
+	t.Helper()
+	s.objects = objects
+	if err := s.file.Write(objects); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *served) wait(t *testing.T) {
+	t.Helper()
+	if err := s.file.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// address resolves a target of the Service.
+func (s *served) address(t *testing.T, to flows.Target, combo flows.Combo) string {
+	t.Helper()
+	dst, err := s.file.Address(to, s.objects, combo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dst
+}
+
+// ask asks an address a few times.
+func (e *env) ask(t *testing.T, from, dst string, combo flows.Combo, tries int) []probe.Answer {
+	t.Helper()
+	p, err := e.Probe(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := p.Do(t.Context(), probe.Request{
+		Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: tries, TimeoutMS: 1000,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.Answers
+}
+
+// askers are the usual clients and what they ask.
+var askers = []flows.Flow{
+	{From: "a1", To: flows.ClusterIP},
+	{From: "a1/vm", To: flows.ClusterIP},
+	{From: "b", To: flows.ClusterIP},
+	{From: "client0", To: flows.NodePort("a")},
+	{From: "client0", To: flows.NodePort("b")},
+}
+
+// expect asks from everywhere and wants every answer to come from server; ""
+// wants none.
+func (e *env) expect(t *testing.T, when string, s *served, server string) {
+	t.Helper()
+	for _, f := range askers {
+		for _, combo := range flows.AllCombos {
+			for _, a := range e.ask(t, f.From, s.address(t, f.To, combo), combo, 4) {
+				if a.Server != server {
+					t.Errorf("%s: %s to %s, %s: answer %+v, want server %q", when, f.From, f.To, combo, a, server)
+					break
+				}
+				if server == "" {
+					break // one silence is enough, and slow
+				}
+			}
+		}
+	}
+}
+
+// stream is a running stream of questions.
+type stream struct {
+	name  string
+	probe *probe.Process
+}
+
+// startStreams starts every kind of stream from every asker.
+func (e *env) startStreams(t *testing.T, s *served) {
+	t.Helper()
+	for _, f := range askers {
+		p, err := e.Probe(f.From)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, combo := range flows.AllCombos {
+			for _, proto := range []string{combo.Protocol(), "new-" + combo.Protocol()} {
+				st := stream{fmt.Sprintf("%s stream from %s to %s, %s", proto, f.From, f.To, combo), p}
+				_, err := p.Do(t.Context(), probe.Request{
+					Op: probe.Stream, Name: st.name, Proto: proto, Dst: s.address(t, f.To, combo), PauseMS: 10,
+				})
+				if err != nil {
+					t.Fatalf("start %s: %v", st.name, err)
+				}
+				e.streams = append(e.streams, st)
+			}
+		}
+	}
+}
+
+// endStreams ends all streams, none of which may have lost anything.
+func (e *env) endStreams(t *testing.T) {
+	t.Helper()
+	sent := 0
+	for _, st := range e.streams {
+		resp, err := st.probe.Do(t.Context(), probe.Request{Op: probe.Stop, Name: st.name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent += resp.Report.Sent
+		if r := resp.Report; r.Answered != r.Sent {
+			t.Errorf("%s: %d of %d questions were lost: %v", st.name, r.Sent-r.Answered, r.Sent, r.Lost)
+		}
+	}
+	t.Logf("%d questions in %d streams", sent, len(e.streams))
+	e.streams = nil
+}

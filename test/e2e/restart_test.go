@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/test/flows"
+)
+
+// restart ends the agent of a node with a signal, leaves the node alone for a
+// while, and starts it again.
+func (e *env) restart(t *testing.T, node string, sig syscall.Signal, pause time.Duration) {
+	t.Helper()
+	a := e.Agent(node)
+	if err := a.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(pause)
+	if err := a.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (e *env) waitReady(t *testing.T) {
+	t.Helper()
+	for _, node := range e.Nodes() {
+		if err := e.Agent(node).WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestNothingIsLostOverRestarts(t *testing.T) {
+	e := start(t, "e2e-restart")
+	s := e.load(t, nodePort("a0", "b0"))
+	e.startStreams(t, s)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		for _, node := range e.Nodes() {
+			e.restart(t, node, sig, 200*time.Millisecond)
+			e.waitReady(t)
+			// The new agent has taken over when it serves what is new.
+			s.write(t, nodePort("a0", "b0"))
+			s.wait(t)
+		}
+	}
+	e.endStreams(t)
+}
+
+func TestNothingIsLostWhileAgentsAreSuspended(t *testing.T) {
+	e := start(t, "e2e-suspend")
+	e.startStreams(t, e.load(t, nodePort("a0", "b0")))
+	for _, node := range e.Nodes() {
+		if err := e.Agent(node).Suspend(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(500 * time.Millisecond)
+	for _, node := range e.Nodes() {
+		if err := e.Agent(node).Resume(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.endStreams(t)
+}
+
+// TestNothingIsLostWhenAgentsAreKilledAtWork kills agents while one Service
+// changes all the time. The other one must not notice, and in the end the
+// changing one must be served as it was last written.
+func TestNothingIsLostWhenAgentsAreKilledAtWork(t *testing.T) {
+	const rounds = 12
+	e := start(t, "e2e-kill")
+	e.startStreams(t, e.load(t, nodePort("a0", "b0")))
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	changing := e.load(t, nodePort("a2"))
+	targets := []string{"a0", "a1", "a2", "b0", "b1", "b2"}
+	last := ""
+	for range rounds {
+		random.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
+		last = targets[0]
+		changing.write(t, nodePort(targets[:1+random.IntN(3)]...))
+		// From before the change is read to after it was applied.
+		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
+		changing.write(t, nodePort(last))
+		time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
+		e.restart(t, e.Nodes()[random.IntN(2)], syscall.SIGKILL, 0)
+	}
+	e.waitReady(t)
+	changing.wait(t)
+	e.expect(t, "after the last kill", changing, last)
+	e.endStreams(t)
+}
+
+func TestWhatVanishedWhileTheAgentWasDownIsRemoved(t *testing.T) {
+	e := start(t, "e2e-vanish")
+	deleted, moved := e.load(t, nodePort("a0")), e.load(t, nodePort("a0"))
+	e.expect(t, "before", deleted, "a0")
+	e.expect(t, "before", moved, "a0")
+	for _, node := range e.Nodes() {
+		if err := e.Agent(node).Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.expect(t, "without agents", moved, "a0") // the kernel goes on
+	if err := deleted.file.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	moved.write(t, nodePort("b0"))
+	added := &served{file: e.loader.NewFile()}
+	added.write(t, nodePort("b1"))
+	if err := e.StartAgents(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	moved.wait(t)
+	added.wait(t)
+	e.expect(t, "after", deleted, "")
+	e.expect(t, "after", moved, "b0")
+	e.expect(t, "after", added, "b1")
+	refused := e.ask(t, "client0", deleted.address(t, flows.NodePort("a"), flows.TCP4), flows.TCP4, 1)[0]
+	if refused.Err != "refused" {
+		t.Errorf("the NodePort of the deleted Service answers %+v, want refused", refused)
+	}
+}
