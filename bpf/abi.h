@@ -101,7 +101,12 @@ struct backend {
 	__u32 service;
 };
 
-/* source_ranges: longest prefix of a client that a Service lets in. */
+/*
+ * source_ranges: prefixes of clients that a Service lets in. Those of service
+ * RANGE_PODS are the cluster's pod address ranges.
+ */
+#define RANGE_PODS 0
+
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */
 	__u32 service;

@@ -8,11 +8,24 @@
 /* How often to try another slot while the agent is rearranging a set. */
 #define SLOT_TRIES 4
 
+static __always_inline struct frontend *frontend_exact(const struct addr *addr, __be16 port,
+						       __u8 proto, __u8 family)
+{
+	struct frontend_key key = {
+		.addr = *addr,
+		.port = port,
+		.proto = proto,
+		.family = family,
+	};
+
+	return bpf_map_lookup_elem(&frontends, &key);
+}
+
+/* Also finds NodePorts, by any of the node's addresses. */
 static __always_inline struct frontend *frontend_lookup(const struct addr *addr, __be16 port,
 							__u8 proto, __u8 family)
 {
 	struct frontend_key key = {
-		.addr = *addr,
 		.port = port,
 		.proto = proto,
 		.family = family,
@@ -24,13 +37,12 @@ static __always_inline struct frontend *frontend_lookup(const struct addr *addr,
 	struct frontend *fe;
 	__u32 *flags;
 
-	fe = bpf_map_lookup_elem(&frontends, &key);
+	fe = frontend_exact(addr, port, proto, family);
 	if (fe)
 		return fe;
 	flags = bpf_map_lookup_elem(&node_addrs, &node);
 	if (!flags || !(*flags & NODE_ADDR_NODEPORT))
 		return NULL;
-	__builtin_memset(&key.addr, 0, sizeof(key.addr));
 	return bpf_map_lookup_elem(&frontends, &key);
 }
 

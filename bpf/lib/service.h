@@ -172,6 +172,66 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	return FLOW_CREATED;
 }
 
+/* Is this a pod's address, and may packets of that pod pass by netfilter? */
+static __always_inline int may_pass(const struct addr *addr, __u8 family,
+				    const struct settings *s)
+{
+	struct pod *pod = pod_lookup(addr, family);
+
+	if (!pod)
+		return range_allows(RANGE_PODS, addr, family);
+	return !(pod->flags & POD_POLICED) || s->flags & SETTING_BYPASS_ALWAYS;
+}
+
+static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u8 proto,
+				       __u8 family)
+{
+	struct frontend *fe = frontend_exact(addr, port, proto, family);
+
+	return fe && fe->flags & FRONTEND_ENDPOINT;
+}
+
+/*
+ * A packet between two pods, one of them an endpoint: Service traffic that a
+ * socket has translated, or that might as well have been. Nothing is rewritten
+ * and nothing remembered, and netfilter need not see it; where it must, or where
+ * the stack knows better, -2.
+ */
+static __always_inline int pass_direct(struct __sk_buff *skb, struct scratch *m,
+				       const struct settings *s, int hook)
+{
+	struct packet *p = &m->packet;
+	const struct tuple *t = &p->tuple;
+
+	if (s->flags & SETTING_BYPASS_NEVER || !may_pass(&t->saddr, t->family, s) ||
+	    !may_pass(&t->daddr, t->family, s))
+		return -2;
+	way_find(skb, p, &t->saddr, &t->daddr, &m->way);
+	if (m->way.kind != WAY_POD && (hook == FROM_NETWORK || m->way.kind != WAY_OUT))
+		return -2;
+	if (p->flags & PACKET_FIRST_FRAGMENT)
+		fragment_remember(p);
+	return way_take(skb, p, &m->way, PASSED_DIRECT);
+}
+
+/* A packet for no Service's address. */
+static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
+				       const struct settings *s, int hook, int to_endpoint)
+{
+	const struct tuple *t = &m->packet.tuple;
+	__u32 flags = m->packet.flags;
+	int ret;
+
+	if (to_endpoint || is_endpoint(&t->saddr, t->sport, t->proto, t->family)) {
+		if ((flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
+			flow_forget_closed(t);
+		ret = pass_direct(skb, m, s, hook);
+		if (ret != -2)
+			return ret;
+	}
+	return pass(PASS_OTHER);
+}
+
 /*
  * Must the source port change? A pod's own sockets connect to endpoints directly
  * (see socket.h), from its ephemeral ports; a flow made here for the same pod
@@ -197,11 +257,8 @@ __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *
 		return NEXT;
 	p = &m->packet;
 	fe = frontend_lookup(&p->tuple.daddr, p->tuple.dport, p->tuple.proto, p->tuple.family);
-	if (!fe || fe->flags & FRONTEND_ENDPOINT) {
-		if (p->flags & PACKET_SYN && !(p->flags & PACKET_ACK))
-			flow_forget_closed(&p->tuple);
-		return pass(PASS_OTHER);
-	}
+	if (!fe || fe->flags & FRONTEND_ENDPOINT)
+		return serve_other(skb, m, s, hook, fe != NULL);
 	if (fe->flags & FRONTEND_RANGES &&
 	    !range_allows(fe->service, &p->tuple.saddr, p->tuple.family))
 		return drop(DROP_SOURCE_RANGE);

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -105,18 +106,22 @@ func (s *served) address(t *testing.T, to flows.Target, combo flows.Combo) strin
 	return dst
 }
 
-// ask asks an address a few times.
-func (e *env) ask(t *testing.T, from, dst string, combo flows.Combo, tries int) []probe.Answer {
+func (e *env) probe(t *testing.T, short string) *probe.Process {
 	t.Helper()
-	p, err := e.Probe(from)
+	p, err := e.Probe(short)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return p
+}
+
+// ask asks an address a few times.
+func ask(t *testing.T, p *probe.Process, dst string, combo flows.Combo, tries int) []probe.Answer {
 	resp, err := p.Do(t.Context(), probe.Request{
 		Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: tries, TimeoutMS: 1000,
 	})
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
 	}
 	return resp.Answers
 }
@@ -134,17 +139,23 @@ var askers = []flows.Flow{
 // wants none.
 func (e *env) expect(t *testing.T, when string, s *served, server string) {
 	t.Helper()
+	tries := 4
+	if server == "" {
+		tries = 1 // one silence is enough, and slow
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	for _, f := range askers {
 		for _, combo := range flows.AllCombos {
-			for _, a := range e.ask(t, f.From, s.address(t, f.To, combo), combo, 4) {
-				if a.Server != server {
-					t.Errorf("%s: %s to %s, %s: answer %+v, want server %q", when, f.From, f.To, combo, a, server)
-					break
+			p, dst := e.probe(t, f.From), s.address(t, f.To, combo)
+			wg.Go(func() {
+				for _, a := range ask(t, p, dst, combo, tries) {
+					if a.Server != server {
+						t.Errorf("%s: %s to %s, %s: answer %+v, want server %q", when, f.From, f.To, combo, a, server)
+						return
+					}
 				}
-				if server == "" {
-					break // one silence is enough, and slow
-				}
-			}
+			})
 		}
 	}
 }
@@ -159,10 +170,7 @@ type stream struct {
 func (e *env) startStreams(t *testing.T, s *served) {
 	t.Helper()
 	for _, f := range askers {
-		p, err := e.Probe(f.From)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := e.probe(t, f.From)
 		for _, combo := range flows.AllCombos {
 			for _, proto := range []string{combo.Protocol(), "new-" + combo.Protocol()} {
 				st := stream{fmt.Sprintf("%s stream from %s to %s, %s", proto, f.From, f.To, combo), p}

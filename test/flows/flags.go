@@ -4,9 +4,9 @@ import corev1 "k8s.io/api/core/v1"
 
 // FlagCases are about agents that were started with other flags:
 //
-//	a  --nodeport-addresses=<the LAN>
+//	a  --nodeport-addresses=<the LAN> --bypass=never
 //	b  --service-proxy-name=spillway
-//	c  --bypass=never --masquerade-all
+//	c  --masquerade-all
 func FlagCases() []Case {
 	np := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "b0")}
 	labelled := np
@@ -52,13 +52,13 @@ func FlagCases() []Case {
 		{
 			Name: "Without a bypass netfilter sees every packet to a pod",
 			Objects: []Object{Service{
-				Type: corev1.ServiceTypeNodePort, Ports: policedPorts, Endpoints: On("c3"),
-			}, Pods{"c3"}},
-			Rules: map[string][]string{"c": {
-				"ip daddr ${c3} meta l4proto { tcp, udp } th dport 8090 drop",
-				"ip6 daddr ${c3.6} meta l4proto { tcp, udp } th dport 8090 drop",
+				Type: corev1.ServiceTypeNodePort, Ports: policedPorts, Endpoints: On("a3"),
+			}, Pods{"a3"}},
+			Rules: map[string][]string{"a": {
+				"ip daddr ${a3} meta l4proto { tcp, udp } th dport 8090 drop",
+				"ip6 daddr ${a3.6} meta l4proto { tcp, udp } th dport 8090 drop",
 			}},
-			Flows: []Flow{{From: "client0", To: NodePort("c"), Want: Drop}},
+			Flows: []Flow{{From: "client0", To: NodePort("a"), Want: Drop}},
 		},
 	}
 }

@@ -103,9 +103,9 @@ func TestFlowsFlags(t *testing.T) {
 	start(t, cluster.Config{
 		Spec: s,
 		Flags: map[string][]string{
-			"a": {"--nodeport-addresses=" + lan},
+			"a": {"--nodeport-addresses=" + lan, "--bypass=never"},
 			"b": {"--service-proxy-name=spillway"},
-			"c": {"--bypass=never", "--masquerade-all"},
+			"c": {"--masquerade-all"},
 		},
 	}).Run(t, flows.FlagCases())
 }

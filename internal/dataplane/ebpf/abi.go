@@ -14,6 +14,9 @@ const abiVersion = 1
 // slotLocal is SLOT_LOCAL of bpf/abi.h.
 const slotLocal = 1 << 31
 
+// rangePods is RANGE_PODS of bpf/abi.h.
+const rangePods = 0
+
 // The two sets of endpoints, as indices of tcService.Count.
 const (
 	clusterSet = 0

@@ -44,6 +44,7 @@ type Backend struct {
 	pods      map[netip.Addr]attach.Pod
 	policed   map[netip.Addr]bool
 	snatPorts []uint16
+	podRanges map[netip.Prefix]bool
 }
 
 var _ dataplane.Backend = (*Backend)(nil)
@@ -64,6 +65,10 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b.ports = &portTable{}
+	if b.podRanges, err = readPodRanges(b.m(tcMapSourceRanges)); err != nil {
+		b.objects.close()
+		return nil, err
+	}
 	b.attacher, err = attach.New(attach.Config{
 		PinDir:      cfg.BPFFS,
 		Programs:    b.objects.tcPrograms(),

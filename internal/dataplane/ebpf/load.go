@@ -123,7 +123,7 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 		}
 		for name, size := range map[string]uint32{
 			tcMapFlows:     2 * cfg.FlowTableSize,
-			tcMapFrontends: cfg.MaxFrontends,
+			tcMapFrontends: cfg.MaxFrontends + cfg.MaxEndpoints,
 			tcMapServices:  cfg.MaxFrontends,
 			tcMapBackends:  cfg.MaxEndpoints,
 			tcMapSlots:     2 * cfg.MaxEndpoints,

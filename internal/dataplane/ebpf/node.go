@@ -139,6 +139,9 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	if err := replaceMap(b.m(tcMapNodeAddrs), want); err != nil {
 		return fmt.Errorf("write node addresses: %w", err)
 	}
+	if err := b.writePodRanges(n.ClusterCIDRs); err != nil {
+		return err
+	}
 	policed := map[netip.Addr]bool{}
 	for _, a := range n.PolicedPods {
 		policed[a] = true
@@ -152,6 +155,28 @@ func (b *Backend) writeNode(n *intent.Node) error {
 		}
 	}
 	return b.writeSettings(n)
+}
+
+// writePodRanges writes the pod address ranges, among the ranges of Services.
+func (b *Backend) writePodRanges(cidrs []netip.Prefix) error {
+	want := map[netip.Prefix]bool{}
+	for _, c := range cidrs {
+		want[c.Masked()] = true
+		if !b.podRanges[c.Masked()] {
+			if err := b.m(tcMapSourceRanges).Put(rangeKey(rangePods, c), uint8(1)); err != nil {
+				return fmt.Errorf("write pod ranges: %w", err)
+			}
+		}
+	}
+	for c := range b.podRanges {
+		if !want[c] {
+			if err := remove(b.m(tcMapSourceRanges), rangeKey(rangePods, c)); err != nil {
+				return fmt.Errorf("remove pod range: %w", err)
+			}
+		}
+	}
+	b.podRanges = want
+	return nil
 }
 
 // onUplinks is told the outward interfaces.

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
 )
 
 // portTable is what the maps of Services hold, and the only one who writes them.
@@ -28,6 +29,8 @@ type portTable struct {
 	byID map[intent.PortID]*port
 	// orphans are Services found in the maps at start that no PortID claims yet.
 	orphans map[uint32]*port
+	// direct are the endpoints' own addresses, see direct.go.
+	direct map[tcFrontendKey]directAddr
 	// owners says which Service has a frontend, so that one that moves is not
 	// taken away from its new owner.
 	owners      map[tcFrontendKey]uint32
@@ -38,6 +41,7 @@ type portTable struct {
 // port is one Service port as the maps hold it.
 type port struct {
 	service   uint32
+	protocol  model.Protocol
 	frontends map[tcFrontendKey]tcFrontend
 	header    tcService
 	written   bool // header is in the map
@@ -91,7 +95,7 @@ func (t *portTable) replace(ctx context.Context, ports []*intent.ServicePort) (m
 			failed[p.ID] = err
 		}
 	}
-	return failed, nil
+	return failed, t.tidyDirect()
 }
 
 // adopt finds the entries that an earlier run wrote for this port: those that
@@ -120,6 +124,7 @@ func (t *portTable) write(p *intent.ServicePort) error {
 	if have == nil {
 		t.nextService++
 		have = newPort(t.nextService)
+		have.protocol = p.ID.Protocol
 		t.byID[p.ID] = have
 	}
 	if have.source == p {
@@ -160,6 +165,9 @@ func (t *portTable) writeEndpoints(have *port, p *intent.ServicePort) error {
 				return full("endpoint", e.Addr, err)
 			}
 			have.backends[e.Addr] = backendEntry{old.id, value}
+			if !known {
+				t.refDirect(directKey(p.ID.Protocol, e.Addr))
+			}
 		}
 		if e.Cluster {
 			sets[clusterSet] = append(sets[clusterSet], old.id)
@@ -304,6 +312,7 @@ func (t *portTable) dropFrontend(have *port, key tcFrontendKey) error {
 			return err
 		}
 		delete(t.owners, key)
+		t.writeDirect(key)
 	}
 	delete(have.frontends, key)
 	return nil
@@ -320,10 +329,9 @@ func (t *portTable) dropEndpoints(have *port, p *intent.ServicePort) error {
 		flags, ok := want[addr]
 		switch {
 		case !ok:
-			if err := remove(t.backends, entry.id); err != nil {
+			if err := t.dropBackend(have, addr); err != nil {
 				return err
 			}
-			delete(have.backends, addr)
 		case entry.value.Flags != uint8(flags):
 			entry.value.Flags = uint8(flags)
 			if err := t.backends.Put(entry.id, entry.value); err != nil {
@@ -333,6 +341,14 @@ func (t *portTable) dropEndpoints(have *port, p *intent.ServicePort) error {
 		}
 	}
 	return nil
+}
+
+func (t *portTable) dropBackend(have *port, addr netip.AddrPort) error {
+	if err := remove(t.backends, have.backends[addr].id); err != nil {
+		return err
+	}
+	delete(have.backends, addr)
+	return t.unrefDirect(directKey(have.protocol, addr))
 }
 
 // remove takes a port away.
@@ -368,11 +384,10 @@ func (t *portTable) erase(have *port) error {
 			have.slots[set] = have.slots[set][:i]
 		}
 	}
-	for addr, entry := range have.backends {
-		if err := remove(t.backends, entry.id); err != nil {
+	for addr := range have.backends {
+		if err := t.dropBackend(have, addr); err != nil {
 			return err
 		}
-		delete(have.backends, addr)
 	}
 	for key := range have.ranges {
 		if err := remove(t.ranges, key); err != nil {

@@ -20,7 +20,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 		frontends: m[tcMapFrontends], services: m[tcMapServices], slots: m[tcMapSlots],
 		backends: m[tcMapBackends], ranges: m[tcMapSourceRanges],
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
-		owners: map[tcFrontendKey]uint32{},
+		owners: map[tcFrontendKey]uint32{}, direct: map[tcFrontendKey]directAddr{},
 	}
 	at := func(service uint32) *port {
 		t.nextService = max(t.nextService, service)
@@ -37,7 +37,13 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 		return nil, err
 	}
 	err = each(t.frontends, func(key tcFrontendKey, v tcFrontend) {
-		at(v.Service).frontends[key] = v
+		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_ENDPOINT != 0 {
+			t.direct[key] = directAddr{written: true}
+			return
+		}
+		p := at(v.Service)
+		p.frontends[key] = v
+		p.protocol = model.Protocol(key.Proto)
 		t.owners[key] = v.Service
 	})
 	if err != nil {
@@ -51,10 +57,15 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = each(t.ranges, func(key tcRangeKey, _ uint8) { at(key.Service).ranges[key] = true })
+	err = each(t.ranges, func(key tcRangeKey, _ uint8) {
+		if key.Service != rangePods {
+			at(key.Service).ranges[key] = true
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
+	t.countDirect()
 	return t, t.readSlots(at)
 }
 
@@ -72,6 +83,18 @@ func (t *portTable) readSlots(at func(uint32) *port) error {
 		p.slots[set][i] = id
 		t.nextBackend = max(t.nextBackend, id)
 	})
+}
+
+// readPodRanges reads the cluster's pod address ranges.
+func readPodRanges(m *ebpf.Map) (map[netip.Prefix]bool, error) {
+	found := map[netip.Prefix]bool{}
+	err := each(m, func(key tcRangeKey, _ uint8) {
+		if key.Service == rangePods {
+			addr := fromAddr(key.Addr, uint8(key.Family))
+			found[netip.PrefixFrom(addr, int(key.Prefixlen)-64)] = true
+		}
+	})
+	return found, err
 }
 
 // inherit claims for the names of an earlier table what it had written.
