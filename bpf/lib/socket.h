@@ -100,21 +100,6 @@ static __always_inline void socket_remember(__u64 cookie, __u8 proto,
 	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
 }
 
-/* The endpoint that this socket's last datagram to the Service went to. */
-static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
-						     const struct endpoint_addr *service,
-						     const struct frontend *fe)
-{
-	struct socket_peer *last;
-	struct socket_key key;
-
-	socket_key(&key, cookie, proto, &service->addr, service->port, SOCKET_FORWARD);
-	last = bpf_map_lookup_elem(&sockets, &key);
-	if (!last)
-		return NULL;
-	return backend_valid(last->backend, fe->service, route_member(fe->inside));
-}
-
 /*
  * Has this socket sent to the endpoint for another Service? Its answers could not
  * be told apart: this Service is then left to the tc programs, whose answers
@@ -130,6 +115,26 @@ static __always_inline int socket_ambiguous(__u64 cookie, __u8 proto,
 	socket_key(&key, cookie, proto, &b->addr, b->port, SOCKET_REVERSE);
 	peer = bpf_map_lookup_elem(&sockets, &key);
 	return peer && !(addr_equal(&peer->addr, &service->addr) && peer->port == service->port);
+}
+
+/* The endpoint that this socket's last datagram to the Service went to. */
+static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
+						     const struct endpoint_addr *service,
+						     const struct frontend *fe)
+{
+	struct socket_peer *last;
+	struct socket_key key;
+	struct backend *b;
+
+	socket_key(&key, cookie, proto, &service->addr, service->port, SOCKET_FORWARD);
+	last = bpf_map_lookup_elem(&sockets, &key);
+	if (!last)
+		return NULL;
+	b = backend_valid(last->backend, fe->service, route_member(fe->inside));
+	/* Of several Services with one endpoint the last that was asked answers. */
+	if (b && socket_ambiguous(cookie, proto, service, b))
+		socket_remember(cookie, proto, service, b, last->backend);
+	return b;
 }
 
 static __always_inline int refuse(int err, enum verdict verdict)

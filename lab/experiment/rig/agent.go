@@ -1,21 +1,26 @@
 package rig
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"strings"
+	"regexp"
 	"time"
 
 	"spillway.dev/spillway/lab/topology"
 )
 
-// healthPort is where the agents serve /healthz; each has a network namespace
+// Where the agents serve /healthz and /metrics; each has a network namespace
 // of its own, so one port does for all.
-const healthPort = "10256"
+const (
+	healthPort  = "10256"
+	metricsPort = "10249"
+)
 
 // agentArgs is the command line of the agent of one node.
 func (r *Rig) agentArgs(node *topology.Host, manifests, mode string) []string {
@@ -26,11 +31,12 @@ func (r *Rig) agentArgs(node *topology.Host, manifests, mode string) []string {
 		"--cgroup-root", node.CgroupRoot,
 		"--bpffs", r.Path("bpf/" + node.Name),
 		"--healthz-bind-address", "0.0.0.0:" + healthPort,
-		"--metrics-bind-address", "127.0.0.1:10249",
+		"--metrics-bind-address", "127.0.0.1:" + metricsPort,
 	}
 }
 
-// Agent starts a Spillway agent on a node and waits until it is healthy.
+// Agent starts a Spillway agent on a node and waits until it serves: it is
+// healthy from its start, as kube-proxy is, and serves after its first sync.
 func (r *Rig) Agent(ctx context.Context, node *topology.Host, manifests, mode string) error {
 	if err := os.MkdirAll(r.Path("bpf/"+node.Name), 0o700); err != nil {
 		return fmt.Errorf("make directory for pinned objects: %w", err)
@@ -40,13 +46,26 @@ func (r *Rig) Agent(ctx context.Context, node *topology.Host, manifests, mode st
 		return err
 	}
 	r.agents = append(r.agents, p)
-	return p.until(ctx, "is not healthy", 20*time.Second, func(ctx context.Context) error {
-		return healthy(ctx, node)
+	return p.until(ctx, "does not serve", 20*time.Second, func(ctx context.Context) error {
+		if _, err := ask(ctx, node, healthPort, "/healthz"); err != nil {
+			return err
+		}
+		metrics, err := ask(ctx, node, metricsPort, "/metrics")
+		if err != nil {
+			return err
+		}
+		if !synced.MatchString(metrics) {
+			return errors.New("first sync is not done")
+		}
+		return nil
 	})
 }
 
-// healthy asks an agent's /healthz from inside its node.
-func healthy(ctx context.Context, node *topology.Host) error {
+// synced matches the metrics of an agent that has synced: not 0.
+var synced = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds [1-9]`)
+
+// ask gets a page of an agent from inside its node.
+func ask(ctx context.Context, node *topology.Host, port, path string) (string, error) {
 	client := &http.Client{
 		Timeout: time.Second,
 		Transport: &http.Transport{
@@ -54,19 +73,19 @@ func healthy(ctx context.Context, node *topology.Host) error {
 			DisableKeepAlives: true,
 		},
 	}
-	url := "http://" + net.JoinHostPort("127.0.0.1", healthPort) + "/healthz"
+	url := "http://" + net.JoinHostPort("127.0.0.1", port) + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, 500))
-		return fmt.Errorf("/healthz says %s: %s", resp.Status, strings.TrimSpace(string(body)))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s says %s: %.500s", path, resp.Status, bytes.TrimSpace(body))
 	}
-	return nil
+	return string(body), err
 }

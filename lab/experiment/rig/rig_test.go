@@ -211,7 +211,7 @@ func TestNeedPrograms(t *testing.T) {
 	}
 }
 
-func TestHealthyReadsTheAnswer(t *testing.T) {
+func TestAskReadsTheAnswer(t *testing.T) {
 	needRoot(t)
 	r, err := Up(context.Background(), smallSpec("rigtest-d"))
 	if err != nil {
@@ -219,7 +219,7 @@ func TestHealthyReadsTheAnswer(t *testing.T) {
 	}
 	defer r.Down()
 	node := r.Cluster.Node(0)
-	if err := healthy(context.Background(), node); !errors.Is(err, unix.ECONNREFUSED) {
+	if _, err := ask(context.Background(), node, healthPort, "/healthz"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("no agent: error %v", err)
 	}
 	l, err := node.Listen(context.Background(), "tcp", net.JoinHostPort("127.0.0.1", healthPort))
@@ -236,7 +236,7 @@ func TestHealthyReadsTheAnswer(t *testing.T) {
 		conn.Read(make([]byte, 1000))
 		conn.Write([]byte("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 9\r\n\r\nnot yet.\n"))
 	}()
-	if err := healthy(context.Background(), node); err == nil || !strings.Contains(err.Error(), "503 Service Unavailable: not yet.") {
+	if _, err := ask(context.Background(), node, healthPort, "/healthz"); err == nil || !strings.Contains(err.Error(), "503 Service Unavailable: not yet.") {
 		t.Errorf("sick agent: error %v", err)
 	}
 }
