@@ -174,6 +174,8 @@ struct fragment_key {
 struct fragment {
 	__be16 sport;
 	__be16 dport;
+	__u8 proto;
+	__u8 pad[3];
 };
 
 /* pods: how to reach a pod of this node without the stack. */

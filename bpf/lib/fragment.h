@@ -15,8 +15,10 @@ static __always_inline void fragment_key(const struct packet *p, struct fragment
 	key->saddr = p->tuple.saddr;
 	key->daddr = p->tuple.daddr;
 	key->id = p->fragment_id;
-	key->proto = p->tuple.proto;
 	key->family = p->tuple.family;
+	/* IPv6's later fragments name the first extension header (RFC 8200, 4.5). */
+	if (p->tuple.family == FAMILY_V4)
+		key->proto = p->tuple.proto;
 }
 
 /* Ports of a later fragment into the tuple; 0, or -1 when they are not known. */
@@ -31,6 +33,7 @@ static __always_inline int fragment_follow(struct packet *p)
 		return -1;
 	p->tuple.sport = first->sport;
 	p->tuple.dport = first->dport;
+	p->tuple.proto = first->proto;
 	return 0;
 }
 
@@ -40,6 +43,7 @@ static __always_inline void fragment_remember(const struct packet *p)
 	struct fragment first = {
 		.sport = p->tuple.sport,
 		.dport = p->tuple.dport,
+		.proto = p->tuple.proto,
 	};
 
 	fragment_key(p, &key);

@@ -59,7 +59,9 @@ static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packe
 	}
 	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP)
 		return -1;
-	if (load(skb, off + ip_len, m->old.l4, sizeof(m->old.l4)))
+	/* What lies behind the datagram is no part of it: Ethernet pads. */
+	if (off + ip_len + QUOTED_L4 > p->l3_off + p->l3_len ||
+	    load(skb, off + ip_len, m->old.l4, sizeof(m->old.l4)))
 		return -1;
 	key->sport = *(__be16 *)&m->old.l4[2];
 	key->dport = *(__be16 *)&m->old.l4[0];
@@ -72,8 +74,11 @@ static __always_inline __u16 check_apply(__u16 check, __s64 diff)
 	return ~fold((__u16)~check + (diff & 0xffffffff));
 }
 
-/* Writes into m->new what the sender of the quoted packet had sent. */
-static __always_inline void icmp_requote(struct icmp_scratch *m, const struct flow *f)
+/*
+ * Writes into m->new what the sender of the quoted packet had sent. Returns the
+ * difference for the quoted transport checksum.
+ */
+static __always_inline __s64 icmp_requote(struct icmp_scratch *m, const struct flow *f)
 {
 	struct addr from[2] = {m->key.daddr, m->key.saddr};
 	struct addr to[2] = {f->daddr, f->saddr};
@@ -101,7 +106,22 @@ static __always_inline void icmp_requote(struct icmp_scratch *m, const struct fl
 	__builtin_memcpy(m->new.l4, to_ports, sizeof(to_ports));
 	/* The quoted 8 bytes reach UDP's checksum, not TCP's. */
 	if (m->key.proto == IPPROTO_UDP && *check)
-		*check = check_apply(*check, ports);
+		*check = check_apply(*check, ports) ?: 0xffff;
+	return ports;
+}
+
+/* Corrects TCP's checksum at off, if the quote reaches it. 0, or -1: unwritable. */
+static __always_inline int icmp_requote_tcp(struct __sk_buff *skb, const struct packet *p,
+					    __u32 off, __s64 diff)
+{
+	__u16 old, new;
+
+	if (off + sizeof(old) > p->l3_off + p->l3_len || load(skb, off, &old, sizeof(old)))
+		return 0;
+	new = check_apply(old, diff);
+	if (bpf_skb_store_bytes(skb, off, &new, sizeof(new), 0))
+		return -1;
+	return bpf_l4_csum_replace(skb, p->l4_off + ICMP_CHECK_OFF, old, new, sizeof(new));
 }
 
 /* Writes the error for the flow entry f found by m->key. 0, or -1: unwritable. */
@@ -113,9 +133,9 @@ static __always_inline int icmp_rewrite(struct __sk_buff *skb, const struct pack
 	int from_peer = addr_equal(&p->tuple.saddr, &m->key.saddr);
 	const struct addr *saddr = from_peer ? &f->saddr : &p->tuple.saddr;
 	__u64 flags = l4_flags(p->tuple.family, IPPROTO_ICMP);
-	__s64 outer, inner;
+	__s64 outer, inner, transport;
 
-	icmp_requote(m, f);
+	transport = icmp_requote(m, f);
 	ip_len = p->tuple.family == FAMILY_V4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 	inner = bpf_csum_diff((__be32 *)&m->old, sizeof(m->old), (__be32 *)&m->new,
 			      sizeof(m->new), 0);
@@ -131,6 +151,9 @@ static __always_inline int icmp_rewrite(struct __sk_buff *skb, const struct pack
 			return -1;
 	}
 	if (bpf_skb_store_bytes(skb, off + ip_len, m->new.l4, sizeof(m->new.l4), 0))
+		return -1;
+	if (m->key.proto == IPPROTO_TCP &&
+	    icmp_requote_tcp(skb, p, off + ip_len + TCP_CHECK_OFF, transport))
 		return -1;
 	return bpf_l4_csum_replace(skb, p->l4_off + ICMP_CHECK_OFF, 0, inner, flags & ~BPF_F_IPV6);
 }

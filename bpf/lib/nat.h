@@ -49,7 +49,9 @@ static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet 
 	to[0] = *saddr;
 	to[1] = *daddr;
 	*diff = bpf_csum_diff((__be32 *)from, sizeof(from), (__be32 *)to, sizeof(to), 0);
-	return bpf_skb_store_bytes(skb, p->l3_off + IPV6_SADDR_OFF, to, sizeof(to), 0);
+	/* The transport checksum makes up for it, unless there is none. */
+	return bpf_skb_store_bytes(skb, p->l3_off + IPV6_SADDR_OFF, to, sizeof(to),
+				   p->flags & PACKET_NO_L4 ? BPF_F_RECOMPUTE_CSUM : 0);
 }
 
 /* Turns the packet into what its flow entry says. 0, or -1: unwritable. */
@@ -87,8 +89,9 @@ static __always_inline int nat_decrement_ttl(struct __sk_buff *skb, const struct
 {
 	__u8 ttl = p->ttl - 1;
 
+	/* No other field makes up for it, as IPv4's checksum does. */
 	if (p->tuple.family == FAMILY_V6)
-		return bpf_skb_store_bytes(skb, p->l3_off + 7, &ttl, 1, 0);
+		return bpf_skb_store_bytes(skb, p->l3_off + 7, &ttl, 1, BPF_F_RECOMPUTE_CSUM);
 	/* The TTL is the high byte of its 16-bit word; its neighbour does not matter. */
 	if (bpf_l3_csum_replace(skb, p->l3_off + IPV4_CHECK_OFF, bpf_htons(p->ttl << 8),
 				bpf_htons(ttl << 8), 2))

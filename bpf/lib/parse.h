@@ -146,7 +146,7 @@ struct ipv6_frag {
 static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet *p, __u8 next)
 {
 	struct ipv6_frag frag;
-	__u8 ext[2];
+	__u8 ext[4];
 
 	for (int i = 0; i < IPV6_MAX_HEADERS; i++) {
 		if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_ICMPV6) {
@@ -171,6 +171,9 @@ static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet
 			   next == IPPROTO_DSTOPTS) {
 			if (load(skb, p->l4_off, ext, sizeof(ext)))
 				return PARSE_MALFORMED;
+			/* With segments left, neither receiver nor sum is daddr's. */
+			if (next == IPPROTO_ROUTING && ext[3])
+				return PARSE_OTHER;
 			p->l4_off += (ext[1] + 1) * 8;
 			next = ext[0];
 		} else {

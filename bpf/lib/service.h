@@ -341,7 +341,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	f = flow_find(p, s, &stale);
 	if (f) {
 		if (!flow_applies(f, hook))
-			return NEXT;
+			return pass(PASS_OTHER);
 		m->pair.flow = *f;
 		return flow_forward(skb, m, hook);
 	}
