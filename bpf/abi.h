@@ -146,6 +146,8 @@ enum flow_flags {
 	FLOW_SNAT = 1 << 2,	/* the client's address was replaced */
 	FLOW_FIN = 1 << 3,	/* FIN seen in this direction */
 	FLOW_TWIN_FIN = 1 << 4, /* FIN seen in the other direction */
+	FLOW_TO_POD = 1 << 5,	/* leads to a pod of this node */
+	FLOW_TWIN_TO_POD = 1 << 6,
 };
 
 struct flow {

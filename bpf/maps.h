@@ -59,6 +59,7 @@ LRU(flows, struct tuple, struct flow, 1 << 19);
 LRU(affinities, struct affinity_key, struct affinity, 1 << 16);
 LRU(fragments, struct fragment_key, struct fragment, 1 << 13);
 LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
+ARRAY(stack_flows, BPF_MAP_TYPE_ARRAY, __u32, 1); /* 1 when there has been one */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
 
 #endif

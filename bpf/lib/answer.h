@@ -12,6 +12,7 @@
 #ifndef SPILLWAY_ANSWER_H
 #define SPILLWAY_ANSWER_H
 
+#include "csum.h"
 #include "parse.h"
 
 /* What tells our egress programs that a packet has been dealt with. */
@@ -45,15 +46,6 @@ struct icmp_answer {
 	};
 };
 
-static __always_inline __u16 fold(__s64 sum)
-{
-	__u64 s = sum & 0xffffffff;
-
-	s = (s & 0xffff) + (s >> 16);
-	s = (s & 0xffff) + (s >> 16);
-	return s;
-}
-
 /* Folded sum of a pseudo header, not inverted (RFC 9293, RFC 8200). */
 static __always_inline __u16 pseudo_sum(const struct tuple *t, __u32 len)
 {
@@ -63,7 +55,7 @@ static __always_inline __u16 pseudo_sum(const struct tuple *t, __u32 len)
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&t->saddr, sizeof(t->saddr), 0);
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&t->daddr, sizeof(t->daddr), sum);
 	sum = bpf_csum_diff(NULL, 0, words, sizeof(words), sum);
-	return fold(sum);
+	return fold((__u32)sum);
 }
 
 static __always_inline int csum_is_partial(struct __sk_buff *skb, const struct packet *p)
@@ -88,7 +80,7 @@ static __always_inline void answer_ipv4(struct iphdr *ip, const struct packet *p
 	ip->protocol = proto;
 	ip->saddr = p->tuple.daddr.w[0];
 	ip->daddr = p->tuple.saddr.w[0];
-	ip->check = ~fold(bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
+	ip->check = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
 }
 
 static __always_inline void answer_ipv6(struct ipv6hdr *ip, const struct packet *p, __u8 proto,
@@ -154,7 +146,7 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 	/* The sum of both addresses does not mind their order. */
 	sum = pseudo_sum(&p->tuple, sizeof(a->tcp));
 	if (!partial)
-		sum = ~fold(bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
+		sum = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
 	a->tcp.check = sum;
 	if (p->tuple.family == FAMILY_V4) {
 		ip_len = sizeof(a->ip.v4);
@@ -183,7 +175,7 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	a->v4.icmp.type = type;
 	a->v4.icmp.code = code;
 	a->v4.icmp.rest = bpf_htonl(rest);
-	a->v4.icmp.checksum = ~fold(bpf_csum_diff(NULL, 0, (__be32 *)&a->v4.icmp,
+	a->v4.icmp.checksum = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v4.icmp,
 						  sizeof(a->v4) - sizeof(a->v4.ip), 0));
 	answer_ipv4(&a->v4.ip, p, IPPROTO_ICMP, sizeof(a->v4));
 	if (bpf_skb_change_tail(skb, p->l3_off + sizeof(a->v4), 0))
@@ -215,7 +207,7 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 		 */
 		a->v6.icmp.icmp6_dataun.un_data16[1] = pseudo;
 	} else {
-		a->v6.icmp.icmp6_cksum = ~fold(bpf_csum_diff(
+		a->v6.icmp.icmp6_cksum = ~fold((__u32)bpf_csum_diff(
 			NULL, 0, (__be32 *)&a->v6.icmp, sizeof(a->v6) - sizeof(a->v6.ip), pseudo));
 	}
 	answer_ipv6(&a->v6.ip, p, IPPROTO_ICMPV6, len);

@@ -51,6 +51,7 @@ struct icmphdr {
 #ifndef BPF_F_IPV6
 #define BPF_F_IPV6 (1ULL << 7) /* bpf_l4_csum_replace, 6.16 */
 #endif
+#define BPF_FIB_LOOKUP_SKIP_NEIGH (1U << 2) /* 6.3 */
 
 static __always_inline void count(enum verdict verdict)
 {

@@ -83,6 +83,10 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
 	twin->state = f->state;
 	twin->flags = (f->flags & (FLOW_STACK | FLOW_SNAT)) |
 		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
+	if (f->flags & FLOW_TO_POD)
+		twin->flags |= FLOW_TWIN_TO_POD;
+	if (f->flags & FLOW_TWIN_TO_POD)
+		twin->flags |= FLOW_TO_POD;
 	if (f->flags & FLOW_FIN)
 		twin->flags |= FLOW_TWIN_FIN;
 	if (f->flags & FLOW_TWIN_FIN)
@@ -293,6 +297,22 @@ __noinline int reply_search(struct __sk_buff *skb, struct flow_pair *pair, struc
 	return -1;
 }
 
+/* Have flows ever gone through the stack? Else egress has nothing to look for. */
+static __always_inline __u32 *stack_flows_mark(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&stack_flows, &zero);
+}
+
+static __always_inline void stack_flows_begin(void)
+{
+	__u32 *mark = stack_flows_mark();
+
+	if (mark && !*mark)
+		*mark = 1;
+}
+
 /*
  * Stores the flow pair->flow, whose packets have the key; its sport is still the
  * client's. It stays unless another flow to the same endpoint has it, or with
@@ -312,6 +332,8 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	f->sport = pair->reply_key.dport;
 	if (!bpf_map_update_elem(&flows, key, f, renew ? BPF_ANY : BPF_NOEXIST)) {
 		count(FLOW_CREATED);
+		if (f->flags & FLOW_STACK)
+			stack_flows_begin();
 		return FLOW_CREATED;
 	}
 	/* Another CPU was faster with the same first packet: its flow is the one. */

@@ -68,29 +68,20 @@ static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packe
 	return 0;
 }
 
-/* check with the difference added (RFC 1624, eqn. 3). */
-static __always_inline __u16 check_apply(__u16 check, __s64 diff)
-{
-	return ~fold((__u16)~check + (diff & 0xffffffff));
-}
-
 /*
  * Writes into m->new what the sender of the quoted packet had sent. Returns the
- * difference for the quoted transport checksum.
+ * change for the quoted transport checksum.
  */
-static __always_inline __s64 icmp_requote(struct icmp_scratch *m, const struct flow *f)
+static __always_inline __u32 icmp_requote(struct icmp_scratch *m, const struct flow *f)
 {
-	struct addr from[2] = {m->key.daddr, m->key.saddr};
-	struct addr to[2] = {f->daddr, f->saddr};
-	__be16 from_ports[2] = {m->key.dport, m->key.sport};
-	__be16 to_ports[2] = {f->dport, f->sport};
+	union ports from = {.p = {m->key.dport, m->key.sport}};
+	union ports to = {.p = {f->dport, f->sport}};
 	__u16 *check = (__u16 *)&m->new.l4[UDP_CHECK_OFF];
-	__s64 addrs, ports;
+	__u32 addrs, ports;
 
 	m->new = m->old;
-	addrs = bpf_csum_diff((__be32 *)from, sizeof(from), (__be32 *)to, sizeof(to), 0);
-	ports = bpf_csum_diff((__be32 *)from_ports, sizeof(from_ports), (__be32 *)to_ports,
-			      sizeof(to_ports), addrs);
+	addrs = addrs_change(&m->key.daddr, &m->key.saddr, &f->daddr, &f->saddr);
+	ports = csum_fold32((__u64)addrs + csum_change(&from.word, &to.word, 1));
 	if (m->key.family == FAMILY_V4) {
 		struct iphdr *ip = (struct iphdr *)m->new.ip;
 
@@ -103,7 +94,7 @@ static __always_inline __s64 icmp_requote(struct icmp_scratch *m, const struct f
 		__builtin_memcpy(&ip->saddr, &f->daddr, sizeof(ip->saddr));
 		__builtin_memcpy(&ip->daddr, &f->saddr, sizeof(ip->daddr));
 	}
-	__builtin_memcpy(m->new.l4, to_ports, sizeof(to_ports));
+	__builtin_memcpy(m->new.l4, &to, sizeof(to));
 	/* The quoted 8 bytes reach UDP's checksum, not TCP's. */
 	if (m->key.proto == IPPROTO_UDP && *check)
 		*check = check_apply(*check, ports) ?: 0xffff;
@@ -112,7 +103,7 @@ static __always_inline __s64 icmp_requote(struct icmp_scratch *m, const struct f
 
 /* Corrects TCP's checksum at off, if the quote reaches it. 0, or -1: unwritable. */
 static __always_inline int icmp_requote_tcp(struct __sk_buff *skb, const struct packet *p,
-					    __u32 off, __s64 diff)
+					    __u32 off, __u32 diff)
 {
 	__u16 old, new;
 
@@ -126,20 +117,21 @@ static __always_inline int icmp_requote_tcp(struct __sk_buff *skb, const struct 
 
 /* Writes the error for the flow entry f found by m->key. 0, or -1: unwritable. */
 static __always_inline int icmp_rewrite(struct __sk_buff *skb, const struct packet *p,
-					struct icmp_scratch *m, const struct flow *f)
+					struct icmp_scratch *m, const struct flow *f, __u8 hops)
 {
 	__u32 off = p->l4_off + ICMP_HEADER, ip_len;
 	/* A router on the way keeps its own address. */
 	int from_peer = addr_equal(&p->tuple.saddr, &m->key.saddr);
 	const struct addr *saddr = from_peer ? &f->saddr : &p->tuple.saddr;
 	__u64 flags = l4_flags(p->tuple.family, IPPROTO_ICMP);
-	__s64 outer, inner, transport;
+	__u32 outer, inner, transport;
 
 	transport = icmp_requote(m, f);
 	ip_len = p->tuple.family == FAMILY_V4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 	inner = bpf_csum_diff((__be32 *)&m->old, sizeof(m->old), (__be32 *)&m->new,
 			      sizeof(m->new), 0);
-	if (nat_addrs(skb, p, saddr, &f->daddr, &outer))
+	outer = addrs_change(&p->tuple.saddr, &p->tuple.daddr, saddr, &f->daddr);
+	if (nat_addrs(skb, p, saddr, &f->daddr, outer, hops))
 		return -1;
 	if (p->tuple.family == FAMILY_V4) {
 		if (bpf_skb_store_bytes(skb, off, m->new.ip, sizeof(struct iphdr), 0))

@@ -7,10 +7,11 @@
 #ifndef SPILLWAY_NAT_H
 #define SPILLWAY_NAT_H
 
+#include "csum.h"
 #include "parse.h"
 
-#define IPV4_CHECK_OFF 10
-#define IPV4_SADDR_OFF 12
+#define IPV4_TTL_OFF 8
+#define IPV6_HOPS_OFF 7
 #define IPV6_SADDR_OFF 8
 #define TCP_CHECK_OFF 16
 #define UDP_CHECK_OFF 6
@@ -28,75 +29,99 @@ static __always_inline __u64 l4_flags(__u8 family, __u8 proto)
 	return flags;
 }
 
-/* Writes both addresses; *diff is their change for the pseudo header. */
+static __always_inline __u32 addrs_change(const struct addr *old_saddr,
+					  const struct addr *old_daddr,
+					  const struct addr *saddr, const struct addr *daddr)
+{
+	/* IPv4 addresses leave words 1 to 3 zero: they change nothing. */
+	return csum_fold32((__u64)csum_change(old_saddr->w, saddr->w, 4) +
+			   csum_change(old_daddr->w, daddr->w, 4));
+}
+
+/* The end of an IPv4 header, from the TTL on: written in one go. */
+struct ipv4_tail {
+	__u8 ttl;
+	__u8 proto;
+	__u16 check;
+	__be32 saddr;
+	__be32 daddr;
+};
+
+/* Writes both addresses, and a TTL less by hops. change is of the addresses. */
 static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet *p,
 				     const struct addr *saddr, const struct addr *daddr,
-				     __s64 *diff)
+				     __u32 change, __u8 hops)
 {
-	struct addr from[2], to[2];
+	__u8 ttl = p->ttl - hops;
+	struct addr to[2];
 
 	if (p->tuple.family == FAMILY_V4) {
-		__be32 old[2] = {p->tuple.saddr.w[0], p->tuple.daddr.w[0]};
-		__be32 new[2] = {saddr->w[0], daddr->w[0]};
+		struct ipv4_tail tail = {
+			.ttl = ttl,
+			.proto = p->tuple.proto,
+			.saddr = saddr->w[0],
+			.daddr = daddr->w[0],
+		};
+		/* The TTL is the high byte of its word. */
+		__u32 hop = (__u16)~bpf_htons(p->ttl << 8) + bpf_htons(ttl << 8);
 
-		*diff = bpf_csum_diff(old, sizeof(old), new, sizeof(new), 0);
-		if (bpf_l3_csum_replace(skb, p->l3_off + IPV4_CHECK_OFF, 0, *diff, 0))
-			return -1;
-		return bpf_skb_store_bytes(skb, p->l3_off + IPV4_SADDR_OFF, new, sizeof(new), 0);
+		tail.check = check_apply(p->check, csum_fold32((__u64)change + hop));
+		return bpf_skb_store_bytes(skb, p->l3_off + IPV4_TTL_OFF, &tail, sizeof(tail), 0);
 	}
-	from[0] = p->tuple.saddr;
-	from[1] = p->tuple.daddr;
+	/* No other field makes up for the hop limit, as IPv4's checksum does. */
+	if (hops && bpf_skb_store_bytes(skb, p->l3_off + IPV6_HOPS_OFF, &ttl, 1,
+					BPF_F_RECOMPUTE_CSUM))
+		return -1;
 	to[0] = *saddr;
 	to[1] = *daddr;
-	*diff = bpf_csum_diff((__be32 *)from, sizeof(from), (__be32 *)to, sizeof(to), 0);
 	/* The transport checksum makes up for it, unless there is none. */
 	return bpf_skb_store_bytes(skb, p->l3_off + IPV6_SADDR_OFF, to, sizeof(to),
 				   p->flags & PACKET_NO_L4 ? BPF_F_RECOMPUTE_CSUM : 0);
 }
 
-/* Turns the packet into what its flow entry says. 0, or -1: unwritable. */
-__noinline int nat_rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
+union ports {
+	__be16 p[2];
+	__be32 word;
+};
+
+/*
+ * Turns the packet into what its flow entry says, with a TTL less by hops, which
+ * the caller has seen to be enough. 0, or -1: unwritable.
+ */
+__noinline int nat_rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow *f,
+			   __u8 hops)
 {
-	__be16 old[2], new[2];
-	__u32 check;
+	union ports old, new;
+	__u32 check, change;
 	__u64 flags;
-	__s64 diff;
 
 	if (!p || !f)
 		return -1;
-	old[0] = p->tuple.sport;
-	old[1] = p->tuple.dport;
-	new[0] = f->sport;
-	new[1] = f->dport;
-	if (nat_addrs(skb, p, &f->saddr, &f->daddr, &diff))
+	change = addrs_change(&p->tuple.saddr, &p->tuple.daddr, &f->saddr, &f->daddr);
+	if (nat_addrs(skb, p, &f->saddr, &f->daddr, change, hops))
 		return -1;
 	if (p->flags & PACKET_NO_L4)
 		return 0;
 	check = p->l4_off + (p->tuple.proto == IPPROTO_TCP ? TCP_CHECK_OFF : UDP_CHECK_OFF);
 	flags = l4_flags(p->tuple.family, p->tuple.proto);
-	if (bpf_l4_csum_replace(skb, check, 0, diff, flags | BPF_F_PSEUDO_HDR))
+	if (bpf_l4_csum_replace(skb, check, 0, change, flags | BPF_F_PSEUDO_HDR))
 		return -1;
-	if (old[0] == new[0] && old[1] == new[1])
+	old.p[0] = p->tuple.sport;
+	old.p[1] = p->tuple.dport;
+	new.p[0] = f->sport;
+	new.p[1] = f->dport;
+	if (old.word == new.word)
 		return 0;
-	diff = bpf_csum_diff((__be32 *)old, sizeof(old), (__be32 *)new, sizeof(new), 0);
-	if (bpf_l4_csum_replace(skb, check, 0, diff, flags & ~BPF_F_IPV6))
+	change = csum_change(&old.word, &new.word, 1);
+	if (bpf_l4_csum_replace(skb, check, 0, change, flags & ~BPF_F_IPV6))
 		return -1;
-	return bpf_skb_store_bytes(skb, p->l4_off, new, sizeof(new), 0);
+	return bpf_skb_store_bytes(skb, p->l4_off, &new, sizeof(new), 0);
 }
 
-/* One hop less. The caller has seen that ttl > 1. */
+/* One hop less, in a packet that is otherwise left as it is. */
 static __always_inline int nat_decrement_ttl(struct __sk_buff *skb, const struct packet *p)
 {
-	__u8 ttl = p->ttl - 1;
-
-	/* No other field makes up for it, as IPv4's checksum does. */
-	if (p->tuple.family == FAMILY_V6)
-		return bpf_skb_store_bytes(skb, p->l3_off + 7, &ttl, 1, BPF_F_RECOMPUTE_CSUM);
-	/* The TTL is the high byte of its 16-bit word; its neighbour does not matter. */
-	if (bpf_l3_csum_replace(skb, p->l3_off + IPV4_CHECK_OFF, bpf_htons(p->ttl << 8),
-				bpf_htons(ttl << 8), 2))
-		return -1;
-	return bpf_skb_store_bytes(skb, p->l3_off + 8, &ttl, 1, 0);
+	return nat_addrs(skb, p, &p->tuple.saddr, &p->tuple.daddr, 0, 1);
 }
 
 #endif

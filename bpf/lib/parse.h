@@ -26,7 +26,7 @@ struct packet {
 	__u32 flags;
 	__u8 ttl;
 	__u8 icmp_type;
-	__u16 pad;
+	__u16 check; /* IPv4's header checksum */
 };
 
 enum parse_result {
@@ -37,16 +37,30 @@ enum parse_result {
 
 #define IPV6_MAX_HEADERS 6 /* extension headers looked through; RFC 8200 names six */
 
-#define TCP_FLAGS_OFF 13
-#define TCP_FIN 0x01
-#define TCP_SYN 0x02
-#define TCP_RST 0x04
-#define TCP_ACK 0x10
-
 static __always_inline int load(struct __sk_buff *skb, __u32 off, void *to, __u32 len)
 {
 	return bpf_skb_load_bytes(skb, off, to, len);
 }
+
+/* Beyond these bytes headers are not read directly; the verifier wants a bound. */
+#define DIRECT_MAX 256
+
+/*
+ * Loads a header into var: from the linear part of the packet where it nearly
+ * always is, else by the helper. 0, or not 0: the packet is too short.
+ */
+#define LOAD(skb, off, var)                                                          \
+	({                                                                           \
+		void *data_ = (void *)(long)(skb)->data;                             \
+		void *end_ = (void *)(long)(skb)->data_end;                          \
+		__u32 off_ = (off);                                                  \
+		int ret_ = 0;                                                        \
+		if (off_ < DIRECT_MAX && data_ + off_ + sizeof(var) <= end_)         \
+			var = *(typeof(var) *)(data_ + off_);                        \
+		else                                                                 \
+			ret_ = bpf_skb_load_bytes(skb, off_, &(var), sizeof(var));   \
+		ret_;                                                                \
+	})
 
 static __always_inline int icmp_is_error(__u8 family, __u8 type)
 {
@@ -56,42 +70,48 @@ static __always_inline int icmp_is_error(__u8 family, __u8 type)
 	return type < ICMPV6_INFOMSG_MASK; /* RFC 4443: errors have the high bit clear */
 }
 
+/* RFC 9293: header length in 32-bit words, and flags, in the 4th word. */
+static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
+{
+	struct tcphdr tcp;
+
+	if (LOAD(skb, p->l4_off, tcp) || tcp.doff < 5)
+		return PARSE_MALFORMED;
+	if (tcp.syn)
+		p->flags |= PACKET_SYN;
+	if (tcp.fin)
+		p->flags |= PACKET_FIN;
+	if (tcp.rst)
+		p->flags |= PACKET_RST;
+	if (tcp.ack)
+		p->flags |= PACKET_ACK;
+	p->tuple.sport = tcp.source;
+	p->tuple.dport = tcp.dest;
+	return PARSE_OK;
+}
+
 /* Ports, TCP flags or the ICMP type, from the header at l4_off. */
 static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 {
-	__u8 buf[20];
-	__u8 proto = p->tuple.proto;
+	struct icmphdr icmp;
+	struct udphdr udp;
 
-	if (proto == IPPROTO_TCP) {
-		if (load(skb, p->l4_off, buf, sizeof(struct tcphdr)))
-			return PARSE_MALFORMED;
-		if ((buf[12] >> 4) < 5)
-			return PARSE_MALFORMED;
-		if (buf[TCP_FLAGS_OFF] & TCP_SYN)
-			p->flags |= PACKET_SYN;
-		if (buf[TCP_FLAGS_OFF] & TCP_FIN)
-			p->flags |= PACKET_FIN;
-		if (buf[TCP_FLAGS_OFF] & TCP_RST)
-			p->flags |= PACKET_RST;
-		if (buf[TCP_FLAGS_OFF] & TCP_ACK)
-			p->flags |= PACKET_ACK;
-	} else if (proto == IPPROTO_UDP) {
-		if (load(skb, p->l4_off, buf, sizeof(struct udphdr)))
-			return PARSE_MALFORMED;
+	if (p->tuple.proto == IPPROTO_TCP)
+		return parse_tcp(skb, p);
+	if (p->tuple.proto == IPPROTO_UDP) {
 		/* RFC 768: the length counts the header. */
-		if (buf[4] == 0 && buf[5] < sizeof(struct udphdr))
+		if (LOAD(skb, p->l4_off, udp) || bpf_ntohs(udp.len) < sizeof(udp))
 			return PARSE_MALFORMED;
-	} else {
-		if (load(skb, p->l4_off, buf, sizeof(struct icmphdr)))
-			return PARSE_MALFORMED;
-		if (!icmp_is_error(p->tuple.family, buf[0]))
-			return PARSE_OTHER;
-		p->icmp_type = buf[0];
-		p->flags |= PACKET_ICMP_ERROR;
+		p->tuple.sport = udp.source;
+		p->tuple.dport = udp.dest;
 		return PARSE_OK;
 	}
-	p->tuple.sport = *(__be16 *)&buf[0];
-	p->tuple.dport = *(__be16 *)&buf[2];
+	if (LOAD(skb, p->l4_off, icmp))
+		return PARSE_MALFORMED;
+	if (!icmp_is_error(p->tuple.family, icmp.type))
+		return PARSE_OTHER;
+	p->icmp_type = icmp.type;
+	p->flags |= PACKET_ICMP_ERROR;
 	return PARSE_OK;
 }
 
@@ -101,7 +121,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 	__u32 hdr_len;
 	__u16 frag;
 
-	if (load(skb, p->l3_off, &ip, sizeof(ip)))
+	if (LOAD(skb, p->l3_off, ip))
 		return PARSE_MALFORMED;
 	hdr_len = ip.ihl * 4;
 	p->l3_len = bpf_ntohs(ip.tot_len);
@@ -112,6 +132,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 		p->flags |= PACKET_OPTIONS;
 	p->l4_off = p->l3_off + hdr_len;
 	p->ttl = ip.ttl;
+	p->check = ip.check;
 	p->tuple.family = FAMILY_V4;
 	p->tuple.proto = ip.protocol;
 	p->tuple.saddr.w[0] = ip.saddr;
@@ -189,7 +210,7 @@ static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
 	__u32 end, l4_min;
 	int ret;
 
-	if (load(skb, p->l3_off, &ip, sizeof(ip)))
+	if (LOAD(skb, p->l3_off, ip))
 		return PARSE_MALFORMED;
 	p->l3_len = bpf_ntohs(ip.payload_len) + sizeof(ip);
 	end = p->l3_off + p->l3_len;

@@ -61,31 +61,39 @@ static __always_inline void way_out(struct way *way, const struct bpf_fib_lookup
 				 sizeof(way->next_hop.ipv6_nh));
 }
 
-/* Which way leads to daddr? The packet is not touched. */
-__noinline int way_find(struct __sk_buff *skb, const struct packet *p, const struct addr *saddr,
-			const struct addr *daddr, struct way *way)
+/* The way into a pod of this node. 0: daddr is none, or it cannot be reached so. */
+static __always_inline int way_pod(const struct addr *daddr, __u8 family, struct way *way)
 {
+	struct pod *pod = pod_lookup(daddr, family);
+
+	if (!pod || !(pod->flags & POD_REACHABLE))
+		return 0;
+	way->kind = WAY_POD;
+	way->ifindex = pod->ifindex;
+	__builtin_memcpy(way->macs, pod->mac, ETH_ALEN);
+	__builtin_memcpy(way->macs + ETH_ALEN, pod->gateway_mac, ETH_ALEN);
+	return 1;
+}
+
+/* The way out by the routing table. The packet is not touched. */
+__noinline int way_route(struct __sk_buff *skb, const struct packet *p, const struct addr *saddr,
+			 const struct addr *daddr, struct way *way)
+{
+	/* The neighbour is looked up when the packet is sent. */
+	const __u32 flags = has_fib_skip_neigh ? BPF_FIB_LOOKUP_SKIP_NEIGH : 0;
 	struct bpf_fib_lookup params, *fib = &params;
-	struct pod *pod;
 	long ret;
 
 	if (!p || !saddr || !daddr || !way)
 		return -1;
-	pod = pod_lookup(daddr, p->tuple.family);
-	__builtin_memset(way, 0, sizeof(*way));
-	if (pod && pod->flags & POD_REACHABLE) {
-		way->kind = WAY_POD;
-		way->ifindex = pod->ifindex;
-		__builtin_memcpy(way->macs, pod->mac, ETH_ALEN);
-		__builtin_memcpy(way->macs + ETH_ALEN, pod->gateway_mac, ETH_ALEN);
-		return 0;
-	}
+	way->ifindex = 0;
+	__builtin_memset(&way->next_hop, 0, sizeof(way->next_hop));
 	if (p->ttl <= 1) {
 		way->kind = WAY_TTL;
 		return 0;
 	}
 	fib_fill(fib, skb, p, saddr, daddr);
-	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
+	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), flags);
 	if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
 		if (p->flags & PACKET_DF) {
 			way->kind = WAY_TOO_BIG;
@@ -95,7 +103,7 @@ __noinline int way_find(struct __sk_buff *skb, const struct packet *p, const str
 		/* A tunnel fragments outside; elsewhere the stack would have to. */
 		fib_fill(fib, skb, p, saddr, daddr);
 		fib->tot_len = 0;
-		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
+		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), flags);
 	}
 	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH)
 		way_out(way, fib);
@@ -104,6 +112,14 @@ __noinline int way_find(struct __sk_buff *skb, const struct packet *p, const str
 	else
 		way->kind = WAY_NONE;
 	return 0;
+}
+
+static __always_inline void way_find(struct __sk_buff *skb, const struct packet *p,
+				     const struct addr *saddr, const struct addr *daddr,
+				     struct way *way)
+{
+	if (!way_pod(daddr, p->tuple.family, way))
+		way_route(skb, p, saddr, daddr, way);
 }
 
 /* Sends the packet, already rewritten, on its way. */
@@ -120,8 +136,6 @@ static __always_inline int way_take(struct __sk_buff *skb, const struct packet *
 		return bpf_redirect_peer(way->ifindex, 0);
 	}
 	if (way->kind == WAY_OUT) {
-		if (nat_decrement_ttl(skb, p))
-			goto drop;
 		skb->tc_index = DONE_TC_INDEX;
 		count(verdict);
 		return bpf_redirect_neigh(way->ifindex, &way->next_hop, sizeof(way->next_hop), 0);

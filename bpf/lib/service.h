@@ -72,15 +72,15 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 		fragment_remember(p);
 	if (hook == EGRESS || f->flags & FLOW_STACK)
 		way->kind = WAY_STACK;
-	else
-		way_find(skb, p, &f->saddr, &f->daddr, way);
+	else if (!(f->flags & FLOW_TO_POD) || !way_pod(&f->daddr, p->tuple.family, way))
+		way_route(skb, p, &f->saddr, &f->daddr, way);
 	if (way->kind == WAY_TOO_BIG)
 		return answer_too_big(skb, p, &m->answer, way->mtu);
 	if (way->kind == WAY_TTL)
 		return answer_ttl(skb, p, &m->answer);
 	if (way->kind == WAY_NONE)
 		return drop(DROP_NO_ROUTE);
-	if (nat_rewrite(skb, p, f))
+	if (nat_rewrite(skb, p, f, way->kind == WAY_OUT))
 		return drop(DROP_REWRITE);
 	if (hook == EGRESS)
 		return pass(TRANSLATED_EGRESS);
@@ -153,18 +153,18 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	f->service = b->service;
 	f->seen = now();
 	f->state = FLOW_NEW;
-	f->flags = 0;
+	f->flags = (here ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_TWIN_TO_POD : 0);
 	f->pad = 0;
 	if (!hairpin && needs_stack(p, b, hook, s)) {
-		f->flags = FLOW_STACK;
+		f->flags |= FLOW_STACK;
 		return FLOW_CREATED;
 	}
 	if (!hairpin && !(s->flags & SETTING_MASQUERADE_ALL) && (here || hook == FROM_POD))
 		return FLOW_CREATED;
 
-	f->flags = FLOW_SNAT;
+	f->flags |= FLOW_SNAT;
 	if (!here) {
-		way_find(skb, p, &p->tuple.saddr, &b->addr, &m->way);
+		way_route(skb, p, &p->tuple.saddr, &b->addr, &m->way);
 		ifindex = m->way.ifindex;
 	}
 	if (snat_addr(&f->saddr, ifindex, p->tuple.family, s))
@@ -211,6 +211,8 @@ static __always_inline int pass_direct(struct __sk_buff *skb, struct scratch *m,
 		return -2;
 	if (p->flags & PACKET_FIRST_FRAGMENT)
 		fragment_remember(p);
+	if (m->way.kind == WAY_OUT && nat_decrement_ttl(skb, p))
+		return drop(DROP_REWRITE);
 	return way_take(skb, p, &m->way, PASSED_DIRECT);
 }
 
@@ -308,7 +310,7 @@ __noinline int relay_error(struct __sk_buff *skb, struct scratch *m, struct sett
 	/* Nothing is said about an error that cannot be forwarded (RFC 1122). */
 	if (m->way.kind == WAY_TOO_BIG || m->way.kind == WAY_TTL || m->way.kind == WAY_NONE)
 		return drop(DROP_NO_ROUTE);
-	if (icmp_rewrite(skb, p, &m->icmp, f))
+	if (icmp_rewrite(skb, p, &m->icmp, f, m->way.kind == WAY_OUT))
 		return drop(DROP_REWRITE);
 	if (m->way.kind == WAY_STACK)
 		return pass(TRANSLATED_ICMP);

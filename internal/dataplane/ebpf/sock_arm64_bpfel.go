@@ -29,6 +29,7 @@ const (
 	sockMapSnatPorts       = "snat_ports"
 	sockMapSockets         = "sockets"
 	sockMapSourceRanges    = "source_ranges"
+	sockMapStackFlows      = "stack_flows"
 	sockMapUplinks         = "uplinks"
 	sockMapVerdicts        = "verdicts"
 	sockProgConnect4       = "connect4"
@@ -40,6 +41,7 @@ const (
 	sockProgSendmsg4       = "sendmsg4"
 	sockProgSendmsg6       = "sendmsg6"
 	sockVarHasCsumIpv6     = "has_csum_ipv6"
+	sockVarHasFibSkipNeigh = "has_fib_skip_neigh"
 	sockVarHasSetRetval    = "has_set_retval"
 	sockVarHashSeed        = "hash_seed"
 	sockVarHostNetnsCookie = "host_netns_cookie"
@@ -114,6 +116,7 @@ type sockMapSpecs struct {
 	SnatPorts    *ebpf.MapSpec `ebpf:"snat_ports"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges *ebpf.MapSpec `ebpf:"source_ranges"`
+	StackFlows   *ebpf.MapSpec `ebpf:"stack_flows"`
 	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
 	Verdicts     *ebpf.MapSpec `ebpf:"verdicts"`
 }
@@ -123,6 +126,7 @@ type sockMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
 	HasCsumIpv6     *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
+	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
@@ -161,6 +165,7 @@ type sockMaps struct {
 	SnatPorts    *ebpf.Map `ebpf:"snat_ports"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
 	SourceRanges *ebpf.Map `ebpf:"source_ranges"`
+	StackFlows   *ebpf.Map `ebpf:"stack_flows"`
 	Uplinks      *ebpf.Map `ebpf:"uplinks"`
 	Verdicts     *ebpf.Map `ebpf:"verdicts"`
 }
@@ -180,6 +185,7 @@ func (m *sockMaps) Close() error {
 		m.SnatPorts,
 		m.Sockets,
 		m.SourceRanges,
+		m.StackFlows,
 		m.Uplinks,
 		m.Verdicts,
 	)
@@ -190,6 +196,7 @@ func (m *sockMaps) Close() error {
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
 	HasCsumIpv6     *ebpf.Variable `ebpf:"has_csum_ipv6"`
+	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`

@@ -75,11 +75,13 @@ type tcFlow struct {
 type tcFlowFlags uint32
 
 const (
-	tcFlowFlagsFLOW_REPLY    tcFlowFlags = 1
-	tcFlowFlagsFLOW_STACK    tcFlowFlags = 2
-	tcFlowFlagsFLOW_SNAT     tcFlowFlags = 4
-	tcFlowFlagsFLOW_FIN      tcFlowFlags = 8
-	tcFlowFlagsFLOW_TWIN_FIN tcFlowFlags = 16
+	tcFlowFlagsFLOW_REPLY       tcFlowFlags = 1
+	tcFlowFlagsFLOW_STACK       tcFlowFlags = 2
+	tcFlowFlagsFLOW_SNAT        tcFlowFlags = 4
+	tcFlowFlagsFLOW_FIN         tcFlowFlags = 8
+	tcFlowFlagsFLOW_TWIN_FIN    tcFlowFlags = 16
+	tcFlowFlagsFLOW_TO_POD      tcFlowFlags = 32
+	tcFlowFlagsFLOW_TWIN_TO_POD tcFlowFlags = 64
 )
 
 type tcFlowState uint32
@@ -95,6 +97,8 @@ type tcFragment struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
+	Proto uint8
+	Pad   [3]uint8
 }
 
 type tcFragmentKey struct {
@@ -293,6 +297,7 @@ const (
 	tcMapSnatPorts           = "snat_ports"
 	tcMapSockets             = "sockets"
 	tcMapSourceRanges        = "source_ranges"
+	tcMapStackFlows          = "stack_flows"
 	tcMapUplinks             = "uplinks"
 	tcMapVerdicts            = "verdicts"
 	tcProgFromNetwork        = "from_network"
@@ -300,6 +305,7 @@ const (
 	tcProgToNetwork          = "to_network"
 	tcProgToPod              = "to_pod"
 	tcVarHasCsumIpv6         = "has_csum_ipv6"
+	tcVarHasFibSkipNeigh     = "has_fib_skip_neigh"
 	tcVarHasSetRetval        = "has_set_retval"
 	tcVarHashSeed            = "hash_seed"
 	tcVarHostNetnsCookie     = "host_netns_cookie"
@@ -380,6 +386,7 @@ type tcMapSpecs struct {
 	SnatPorts    *ebpf.MapSpec `ebpf:"snat_ports"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges *ebpf.MapSpec `ebpf:"source_ranges"`
+	StackFlows   *ebpf.MapSpec `ebpf:"stack_flows"`
 	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
 	Verdicts     *ebpf.MapSpec `ebpf:"verdicts"`
 }
@@ -389,6 +396,7 @@ type tcMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
 	HasCsumIpv6         *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
+	HasFibSkipNeigh     *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval        *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed            *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
@@ -437,6 +445,7 @@ type tcMaps struct {
 	SnatPorts    *ebpf.Map `ebpf:"snat_ports"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
 	SourceRanges *ebpf.Map `ebpf:"source_ranges"`
+	StackFlows   *ebpf.Map `ebpf:"stack_flows"`
 	Uplinks      *ebpf.Map `ebpf:"uplinks"`
 	Verdicts     *ebpf.Map `ebpf:"verdicts"`
 }
@@ -457,6 +466,7 @@ func (m *tcMaps) Close() error {
 		m.SnatPorts,
 		m.Sockets,
 		m.SourceRanges,
+		m.StackFlows,
 		m.Uplinks,
 		m.Verdicts,
 	)
@@ -467,6 +477,7 @@ func (m *tcMaps) Close() error {
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
 	HasCsumIpv6         *ebpf.Variable `ebpf:"has_csum_ipv6"`
+	HasFibSkipNeigh     *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval        *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed            *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.Variable `ebpf:"host_netns_cookie"`
