@@ -283,6 +283,7 @@ enum verdict {
 	SOCKET_TRANSLATED,
 	SOCKET_REFUSED,
 	SOCKET_TIMED_OUT,
+	PASS_CONNTRACK,		/* netfilter knows its flow: left to it */
 	VERDICTS,
 };
 

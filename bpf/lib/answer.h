@@ -156,8 +156,8 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 		answer_ipv6(&a->ip.v6, p, IPPROTO_TCP, sizeof(a->tcp));
 	}
 	if (bpf_skb_change_tail(skb, p->l4_off + sizeof(a->tcp), 0) ||
-	    bpf_skb_store_bytes(skb, p->l3_off, &a->ip, ip_len, 0) ||
-	    bpf_skb_store_bytes(skb, p->l4_off, &a->tcp, sizeof(a->tcp), 0)) {
+	    bpf_skb_store_bytes(skb, p->l3_off, &a->ip, ip_len, BPF_F_RECOMPUTE_CSUM) ||
+	    bpf_skb_store_bytes(skb, p->l4_off, &a->tcp, sizeof(a->tcp), BPF_F_RECOMPUTE_CSUM)) {
 		count(DROP_REWRITE);
 		return TC_ACT_SHOT;
 	}
@@ -180,7 +180,7 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	answer_ipv4(&a->v4.ip, p, IPPROTO_ICMP, sizeof(a->v4));
 	if (bpf_skb_change_tail(skb, p->l3_off + sizeof(a->v4), 0))
 		return -1;
-	return bpf_skb_store_bytes(skb, p->l3_off, &a->v4, sizeof(a->v4), 0);
+	return bpf_skb_store_bytes(skb, p->l3_off, &a->v4, sizeof(a->v4), BPF_F_RECOMPUTE_CSUM);
 }
 
 /* RFC 4443. */
@@ -213,7 +213,7 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 	answer_ipv6(&a->v6.ip, p, IPPROTO_ICMPV6, len);
 	if (bpf_skb_change_tail(skb, p->l3_off + sizeof(a->v6), 0))
 		return -1;
-	return bpf_skb_store_bytes(skb, p->l3_off, &a->v6, sizeof(a->v6), 0);
+	return bpf_skb_store_bytes(skb, p->l3_off, &a->v6, sizeof(a->v6), BPF_F_RECOMPUTE_CSUM);
 }
 
 /* Answers with an ICMP error; type and code are those of the packet's family. */

@@ -10,6 +10,7 @@
 #ifndef SPILLWAY_FLOW_H
 #define SPILLWAY_FLOW_H
 
+#include "conntrack.h"
 #include "nat.h"
 
 /* Source ports tried before a packet is given up: 0.95^128 = 0.1 %. */
@@ -149,7 +150,9 @@ static __always_inline void flow_advance(struct flow *f, const struct packet *p)
 	if (p->flags & PACKET_RST) {
 		flow_set_state(f, &p->tuple, FLOW_CLOSED, 0, 0);
 	} else if (p->flags & PACKET_FIN && !(f->flags & FLOW_FIN)) {
-		fins = f->flags & FLOW_TWIN_FIN ? FLOW_CLOSED : FLOW_CLOSING;
+		/* After an RST it stays closed. */
+		fins = f->flags & FLOW_TWIN_FIN || f->state == FLOW_CLOSED ? FLOW_CLOSED
+									   : FLOW_CLOSING;
 		flow_set_state(f, &p->tuple, fins, FLOW_FIN, FLOW_TWIN_FIN);
 	}
 }
@@ -200,19 +203,7 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 	struct bpf_sock *sk;
 	__u32 len;
 
-	if (answer->family == FAMILY_V4) {
-		t.ipv4.saddr = answer->saddr.w[0];
-		t.ipv4.daddr = answer->daddr.w[0];
-		t.ipv4.sport = answer->sport;
-		t.ipv4.dport = answer->dport;
-		len = sizeof(t.ipv4);
-	} else {
-		__builtin_memcpy(t.ipv6.saddr, &answer->saddr, sizeof(t.ipv6.saddr));
-		__builtin_memcpy(t.ipv6.daddr, &answer->daddr, sizeof(t.ipv6.daddr));
-		t.ipv6.sport = answer->sport;
-		t.ipv6.dport = answer->dport;
-		len = sizeof(t.ipv6);
-	}
+	len = sock_tuple(&t, answer);
 	if (answer->proto == IPPROTO_TCP)
 		sk = bpf_skc_lookup_tcp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);
 	else

@@ -153,6 +153,17 @@ static __always_inline struct backend *backend_select(__u32 service, __u8 route,
 	return b;
 }
 
+static __always_inline void socket_key(struct socket_key *key, __u64 cookie, __u8 proto,
+				       const struct addr *addr, __be16 port, __u8 dir)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->cookie = cookie;
+	key->addr = *addr;
+	key->port = port;
+	key->proto = proto;
+	key->dir = dir;
+}
+
 static __always_inline struct pod *pod_lookup(const struct addr *addr, __u8 family)
 {
 	struct addr_key key = {

@@ -75,7 +75,8 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 {
 	struct tcphdr tcp;
 
-	if (LOAD(skb, p->l4_off, tcp) || tcp.doff < 5)
+	if (LOAD(skb, p->l4_off, tcp) || tcp.doff < 5 ||
+	    p->l4_off + tcp.doff * 4 > p->l3_off + p->l3_len)
 		return PARSE_MALFORMED;
 	if (tcp.syn)
 		p->flags |= PACKET_SYN;
@@ -88,6 +89,20 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 	p->tuple.sport = tcp.source;
 	p->tuple.dport = tcp.dest;
 	return PARSE_OK;
+}
+
+/*
+ * A source that no packet may have (RFC 1812, 5.3.7): the stack throws it away,
+ * and an answer would go to a group or to this very node.
+ */
+static __always_inline int martian_source(const struct tuple *t)
+{
+	const struct addr *a = &t->saddr;
+	__u8 net = bpf_ntohl(a->w[0]) >> 24;
+
+	if (t->family == FAMILY_V4)
+		return net == 0 || net == 127 || net >= 224;
+	return net == 0xff || (!(a->w[0] | a->w[1] | a->w[2]) && bpf_ntohl(a->w[3]) <= 1);
 }
 
 /* Ports, TCP flags or the ICMP type, from the header at l4_off. */
@@ -125,6 +140,9 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 		return PARSE_MALFORMED;
 	hdr_len = ip.ihl * 4;
 	p->l3_len = bpf_ntohs(ip.tot_len);
+	/* BIG TCP (6.3): a GSO packet beyond 64 KiB says 0. */
+	if (!ip.tot_len && skb->gso_size)
+		p->l3_len = skb->len - p->l3_off;
 	if (ip.version != 4 || hdr_len < sizeof(ip) || p->l3_len < hdr_len ||
 	    p->l3_off + p->l3_len > skb->len)
 		return PARSE_MALFORMED;
@@ -213,9 +231,11 @@ static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
 	if (LOAD(skb, p->l3_off, ip))
 		return PARSE_MALFORMED;
 	p->l3_len = bpf_ntohs(ip.payload_len) + sizeof(ip);
+	/* BIG TCP (5.19), as above. */
+	if (!ip.payload_len && skb->gso_size)
+		p->l3_len = skb->len - p->l3_off;
 	end = p->l3_off + p->l3_len;
-	/* A zero payload length is a jumbogram's or a GSO packet's beyond 64 KiB. */
-	if (ip.version != 6 || (ip.payload_len && end > skb->len))
+	if (ip.version != 6 || end > skb->len)
 		return PARSE_MALFORMED;
 	p->l4_off = p->l3_off + sizeof(ip);
 	p->ttl = ip.hop_limit;
@@ -227,7 +247,7 @@ static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
 	if (ret != PARSE_OK || p->flags & PACKET_NO_L4)
 		return ret;
 	l4_min = p->tuple.proto == IPPROTO_TCP ? sizeof(struct tcphdr) : 8;
-	if (ip.payload_len && p->l4_off + l4_min > end)
+	if (p->l4_off + l4_min > end)
 		return PARSE_MALFORMED;
 	return parse_l4(skb, p);
 }

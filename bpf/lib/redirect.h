@@ -28,6 +28,11 @@ struct way {
 	struct bpf_redir_neigh next_hop; /* WAY_OUT */
 };
 
+static __always_inline int way_refuses(const struct way *way)
+{
+	return way->kind == WAY_TOO_BIG || way->kind == WAY_TTL || way->kind == WAY_NONE;
+}
+
 static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buff *skb,
 				     const struct packet *p, const struct addr *saddr,
 				     const struct addr *daddr)
@@ -104,6 +109,9 @@ __noinline int way_route(struct __sk_buff *skb, const struct packet *p, const st
 		fib_fill(fib, skb, p, saddr, daddr);
 		fib->tot_len = 0;
 		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), flags);
+		/* Now it is the device's MTU that is said to be less; the way is there. */
+		if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+			ret = BPF_FIB_LKUP_RET_SUCCESS;
 	}
 	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH)
 		way_out(way, fib);

@@ -61,6 +61,18 @@ static __always_inline int flow_applies(const struct flow *f, enum hook hook)
 	return hook == EGRESS ? behind_stack : !behind_stack;
 }
 
+/* What becomes of a packet that its way does not take. */
+__noinline int refuse(struct __sk_buff *skb, struct scratch *m)
+{
+	if (!m)
+		return TC_ACT_SHOT;
+	if (m->way.kind == WAY_TOO_BIG)
+		return answer_too_big(skb, &m->packet, &m->answer, m->way.mtu);
+	if (m->way.kind == WAY_TTL)
+		return answer_ttl(skb, &m->packet, &m->answer);
+	return drop(DROP_NO_ROUTE);
+}
+
 /* Rewrites a packet as pair->flow says and sends it on. */
 static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m, enum hook hook)
 {
@@ -74,12 +86,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 		way->kind = WAY_STACK;
 	else if (!(f->flags & FLOW_TO_POD) || !way_pod(&f->daddr, p->tuple.family, way))
 		way_route(skb, p, &f->saddr, &f->daddr, way);
-	if (way->kind == WAY_TOO_BIG)
-		return answer_too_big(skb, p, &m->answer, way->mtu);
-	if (way->kind == WAY_TTL)
-		return answer_ttl(skb, p, &m->answer);
-	if (way->kind == WAY_NONE)
-		return drop(DROP_NO_ROUTE);
+	if (way_refuses(way))
+		return refuse(skb, m);
 	if (nat_rewrite(skb, p, f, way->kind == WAY_OUT))
 		return drop(DROP_REWRITE);
 	if (hook == EGRESS)
@@ -165,6 +173,9 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	f->flags |= FLOW_SNAT;
 	if (!here) {
 		way_route(skb, p, &p->tuple.saddr, &b->addr, &m->way);
+		/* No flow then: which address it should have is not known. */
+		if (way_refuses(&m->way))
+			return DROP_NO_ROUTE;
 		ifindex = m->way.ifindex;
 	}
 	if (snat_addr(&f->saddr, ifindex, p->tuple.family, s))
@@ -235,6 +246,29 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 }
 
 /*
+ * A datagram of a pod's connected socket to an endpoint that is gone: the
+ * frontend that the socket had asked for, if the endpoint was chosen for it. The
+ * socket cannot be told of another endpoint, but its packets can go there.
+ */
+static __always_inline struct frontend *frontend_of_socket(struct __sk_buff *skb,
+							   const struct tuple *t)
+{
+	struct socket_peer *peer;
+	struct socket_key key;
+	__u64 cookie;
+
+	/* The socket stays with the packet on its way out of the pod (4.19). */
+	cookie = bpf_get_socket_cookie(skb);
+	if (!cookie)
+		return NULL;
+	socket_key(&key, cookie, t->proto, &t->daddr, t->dport, SOCKET_REVERSE);
+	peer = bpf_map_lookup_elem(&sockets, &key);
+	if (!peer || bpf_map_lookup_elem(&backends, &peer->backend))
+		return NULL;
+	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family);
+}
+
+/*
  * Must the source port change? A pod's own sockets connect to endpoints directly
  * (see socket.h), from its ephemeral ports; a flow made here for the same pod
  * keeps off these. Ports below 1024 stay: servers look at them.
@@ -258,9 +292,20 @@ __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *
 	if (!m || !s)
 		return NEXT;
 	p = &m->packet;
+	if (martian_source(&p->tuple))
+		return pass(PASS_OTHER);
 	fe = frontend_lookup(&p->tuple.daddr, p->tuple.dport, p->tuple.proto, p->tuple.family);
+	if ((!fe || fe->flags & FRONTEND_ENDPOINT) && hook == FROM_POD &&
+	    p->tuple.proto == IPPROTO_UDP) {
+		struct frontend *asked = frontend_of_socket(skb, &p->tuple);
+
+		if (asked)
+			fe = asked;
+	}
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return serve_other(skb, m, s, hook, fe != NULL);
+	if (conntrack_owns(skb, p))
+		return pass(PASS_CONNTRACK);
 	if (fe->flags & FRONTEND_RANGES &&
 	    !range_allows(fe->service, &p->tuple.saddr, p->tuple.family))
 		return drop(DROP_SOURCE_RANGE);
@@ -278,6 +323,8 @@ __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *
 		return drop(DROP_NO_BACKEND);
 	m->pair.flow.backend = id;
 	verdict = flow_plan(skb, m, b, hook, s);
+	if (verdict == DROP_NO_ROUTE)
+		return refuse(skb, m);
 	if (verdict != FLOW_CREATED)
 		return drop(verdict);
 	verdict = flow_create(skb, &p->tuple, &m->pair, needs_port(p, &m->pair.flow, hook),
@@ -308,7 +355,7 @@ __noinline int relay_error(struct __sk_buff *skb, struct scratch *m, struct sett
 	else
 		way_find(skb, p, &p->tuple.saddr, &f->daddr, &m->way);
 	/* Nothing is said about an error that cannot be forwarded (RFC 1122). */
-	if (m->way.kind == WAY_TOO_BIG || m->way.kind == WAY_TTL || m->way.kind == WAY_NONE)
+	if (way_refuses(&m->way))
 		return drop(DROP_NO_ROUTE);
 	if (icmp_rewrite(skb, p, &m->icmp, f, m->way.kind == WAY_OUT))
 		return drop(DROP_REWRITE);

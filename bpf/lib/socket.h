@@ -66,17 +66,6 @@ static __always_inline void peer_store(struct bpf_sock_addr *ctx, __u8 family, _
 	}
 }
 
-static __always_inline void socket_key(struct socket_key *key, __u64 cookie, __u8 proto,
-				       const struct addr *addr, __be16 port, __u8 dir)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->cookie = cookie;
-	key->addr = *addr;
-	key->port = port;
-	key->proto = proto;
-	key->dir = dir;
-}
-
 /* What a process must find when it asks whom it talks to. */
 static __always_inline void socket_remember(__u64 cookie, __u8 proto,
 					    const struct endpoint_addr *service,

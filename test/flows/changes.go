@@ -47,6 +47,16 @@ func changeCases() []Case {
 			},
 		},
 		{
+			Name:    "A connected UDP socket of a pod follows its Service to another endpoint",
+			Objects: np(On("a0")...),
+			Flows:   connectedFlows("a0"),
+			Then: []Step{
+				{Name: "with b0 instead", Objects: np(On("b0")...), Flows: connectedFlows("b0")},
+				{Name: "with c0 instead", Objects: np(On("c0")...), Flows: connectedFlows("c0")},
+				{Name: "with a0 again", Objects: np(On("a0")...), Flows: connectedFlows("a0")},
+			},
+		},
+		{
 			Name:    "A UDP flow that was refused begins when an endpoint comes",
 			Objects: np(),
 			Flows: []Flow{
@@ -106,6 +116,15 @@ func onlyServers(servers ...string) []Flow {
 
 // udpFlows go on through one socket. Inside, a connected socket was told its
 // endpoint when it connected, so there the socket is one that never connects.
+// connectedFlows are a pod's socket that stays connected; the other keeps
+// sending. Both must follow the Service.
+func connectedFlows(server string) []Flow {
+	return []Flow{
+		{From: "a1", To: ClusterIP, Only: UDP, Keep: "c", NoVM: true, Want: OneOf(AnySource, server)},
+		{From: "c1", To: ClusterIP, Only: UDP, Keep: "c", NoVM: true, Want: OneOf(AnySource, server)},
+	}
+}
+
 func udpFlows(server string) []Flow {
 	return []Flow{
 		{From: "client0", To: NodePort("a"), Only: UDP, Keep: "s", Want: OneOf(KeptHere, server)},

@@ -276,7 +276,8 @@ const (
 	tcVerdictSOCKET_TRANSLATED    tcVerdict = 24
 	tcVerdictSOCKET_REFUSED       tcVerdict = 25
 	tcVerdictSOCKET_TIMED_OUT     tcVerdict = 26
-	tcVerdictVERDICTS             tcVerdict = 27
+	tcVerdictPASS_CONNTRACK       tcVerdict = 27
+	tcVerdictVERDICTS             tcVerdict = 28
 )
 
 // Names of all BPF objects in the ELF.

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * A packet that looks like the first of a Service's flow may belong to one that
+ * netfilter knows: the answer to a pod's connection that the CNI masqueraded
+ * from a port which is also a NodePort, or a connection that kube-proxy had
+ * translated before this dataplane took over. These are left to netfilter.
+ *
+ * The kernel functions are there since 5.18; without them, or without conntrack,
+ * nobody is asked.
+ */
+#ifndef SPILLWAY_CONNTRACK_H
+#define SPILLWAY_CONNTRACK_H
+
+#include "parse.h"
+
+#define IPS_DST_NAT (1 << 5) /* enum ip_conntrack_status */
+#define IP_CT_DIR_REPLY 1
+
+struct nf_conn {
+	unsigned long status;
+} __attribute__((preserve_access_index));
+
+/* net/netfilter/nf_conntrack_bpf.c; later members may be left out. */
+struct bpf_ct_opts___spillway {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
+
+extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+					 __u32 tuple_size, struct bpf_ct_opts___spillway *opts,
+					 __u32 opts_size) __ksym __weak;
+extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
+
+/* The packet's tuple as helpers take it; its length. */
+static __always_inline __u32 sock_tuple(struct bpf_sock_tuple *out, const struct tuple *t)
+{
+	if (t->family == FAMILY_V4) {
+		out->ipv4.saddr = t->saddr.w[0];
+		out->ipv4.daddr = t->daddr.w[0];
+		out->ipv4.sport = t->sport;
+		out->ipv4.dport = t->dport;
+		return sizeof(out->ipv4);
+	}
+	__builtin_memcpy(out->ipv6.saddr, &t->saddr, sizeof(out->ipv6.saddr));
+	__builtin_memcpy(out->ipv6.daddr, &t->daddr, sizeof(out->ipv6.daddr));
+	out->ipv6.sport = t->sport;
+	out->ipv6.dport = t->dport;
+	return sizeof(out->ipv6);
+}
+
+/* Does netfilter translate this packet, or expect it as an answer? */
+__noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_ct_opts___spillway opts = { .netns_id = -1 };
+	struct bpf_sock_tuple t = {};
+	struct nf_conn *ct;
+	__u32 len;
+	int owns;
+
+	if (!p || !bpf_skb_ct_lookup || !bpf_ct_release)
+		return 0;
+	/* A SYN begins a connection: nobody knows it yet. */
+	if ((p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
+		return 0;
+	opts.l4proto = p->tuple.proto;
+	len = sock_tuple(&t, &p->tuple);
+	if (len == sizeof(t.ipv4))
+		ct = bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv4), &opts, sizeof(opts));
+	else
+		ct = bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv6), &opts, sizeof(opts));
+	if (!ct)
+		return 0;
+	owns = opts.dir == IP_CT_DIR_REPLY || ct->status & IPS_DST_NAT;
+	bpf_ct_release(ct);
+	return owns;
+}
+
+#endif
