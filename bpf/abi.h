@@ -103,9 +103,9 @@ struct backend {
 
 /*
  * source_ranges: prefixes of clients that a Service lets in. Those of service
- * RANGE_PODS are the cluster's pod address ranges.
+ * RANGE_CLUSTER are the cluster's own: pods and other nodes.
  */
-#define RANGE_PODS 0
+#define RANGE_CLUSTER 0
 
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */

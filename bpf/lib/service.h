@@ -183,14 +183,14 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	return FLOW_CREATED;
 }
 
-/* Is this a pod's address, and may packets of that pod pass by netfilter? */
+/* Is this an address of the cluster, and may its packets pass by netfilter? */
 static __always_inline int may_pass(const struct addr *addr, __u8 family,
 				    const struct settings *s)
 {
 	struct pod *pod = pod_lookup(addr, family);
 
 	if (!pod)
-		return range_allows(RANGE_PODS, addr, family);
+		return range_allows(RANGE_CLUSTER, addr, family);
 	return !(pod->flags & POD_POLICED) || s->flags & SETTING_BYPASS_ALWAYS;
 }
 
@@ -203,7 +203,7 @@ static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u
 }
 
 /*
- * A packet between two pods, one of them an endpoint: Service traffic that a
+ * A packet within the cluster, to or from an endpoint: Service traffic that a
  * socket has translated, or that might as well have been. Nothing is rewritten
  * and nothing remembered, and netfilter need not see it; where it must, or where
  * the stack knows better, -2.

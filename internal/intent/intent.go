@@ -98,6 +98,8 @@ type Node struct {
 	// ClusterCIDRs are the pod address ranges known: --cluster-cidr and all
 	// nodes' podCIDRs, sorted.
 	ClusterCIDRs []netip.Prefix
+	// Peers are the addresses of the cluster's other nodes, sorted.
+	Peers []netip.Addr
 	// PolicedPods are addresses of pods on this node that a NetworkPolicy
 	// selects, in either direction, sorted.
 	PolicedPods []netip.Addr

@@ -17,9 +17,10 @@ type ownNode struct {
 	told   bool // Changes have carried node
 	stale  bool // node must be decided again
 	zone   string
-	kernel []netip.Addr // as SetNodeAddrs told
-	addrs  []netip.Addr // all its addresses, sorted
-	cidrs  []netip.Prefix
+	kernel []netip.Addr   // as SetNodeAddrs told
+	addrs  []netip.Addr   // all its addresses, sorted
+	cidrs  []netip.Prefix // of the cluster; nil: to be collected again, and peers
+	peers  []netip.Addr
 
 	// policed counts for each address how many pods and slices say that it is
 	// a policed pod's; podsPoliced is what each pod says.
@@ -50,7 +51,7 @@ func (t *Tracker) takeNode(name string, n *model.Node) {
 	} else {
 		t.world.nodes[name] = n
 	}
-	if !slices.Equal(podCIDRs(old), podCIDRs(n)) {
+	if !slices.Equal(podCIDRs(old), podCIDRs(n)) || !slices.Equal(addresses(old), addresses(n)) {
 		t.own.cidrs = nil
 		t.own.stale = true
 	}
@@ -68,6 +69,13 @@ func (t *Tracker) takeNode(name string, n *model.Node) {
 			t.touch(e)
 		}
 	}
+}
+
+func addresses(n *model.Node) []netip.Addr {
+	if n == nil {
+		return nil
+	}
+	return n.Addresses
 }
 
 func podCIDRs(n *model.Node) []netip.Prefix {
@@ -183,12 +191,13 @@ func (t *Tracker) changedNode() *Node {
 
 func (t *Tracker) describeNode() Node {
 	if t.own.cidrs == nil {
-		t.own.cidrs = t.clusterCIDRs()
+		t.own.cidrs, t.own.peers = t.clusterCIDRs(), t.peers()
 	}
 	n := Node{
 		Name:          t.cfg.NodeName,
 		Addrs:         t.own.addrs,
 		ClusterCIDRs:  t.own.cidrs,
+		Peers:         t.own.peers,
 		MasqueradeAll: t.cfg.MasqueradeAll,
 	}
 	for _, a := range t.own.addrs {
@@ -221,8 +230,24 @@ func (t *Tracker) clusterCIDRs() []netip.Prefix {
 	return canonicalPrefixes(all)
 }
 
+// peers collects the addresses of the other nodes.
+func (t *Tracker) peers() []netip.Addr {
+	var all []netip.Addr
+	for _, n := range t.world.nodes {
+		if n.Name == t.cfg.NodeName {
+			continue
+		}
+		for _, a := range n.Addresses {
+			all = append(all, a.Unmap())
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
 func sameNode(a, b Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
-		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods)
+		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) &&
+		slices.Equal(a.Peers, b.Peers)
 }

@@ -14,8 +14,8 @@ const abiVersion = 1
 // slotLocal is SLOT_LOCAL of bpf/abi.h.
 const slotLocal = 1 << 31
 
-// rangePods is RANGE_PODS of bpf/abi.h.
-const rangePods = 0
+// rangeCluster is RANGE_CLUSTER of bpf/abi.h.
+const rangeCluster = 0
 
 // The two sets of endpoints, as indices of tcService.Count.
 const (
@@ -126,4 +126,9 @@ func rangeKey(service uint32, p netip.Prefix) tcRangeKey {
 		Family:    uint32(familyOf(p.Addr())),
 		Addr:      toAddr(p.Masked().Addr()),
 	}
+}
+
+// rangePrefix is the inverse of rangeKey.
+func rangePrefix(key tcRangeKey) netip.Prefix {
+	return netip.PrefixFrom(fromAddr(key.Addr, uint8(key.Family)), int(key.Prefixlen)-64)
 }

@@ -38,13 +38,13 @@ type Backend struct {
 	ports *portTable // written by Apply and Replace only
 	read  time.Time  // when ports was last read from the maps
 
-	mu        sync.Mutex // for all below: interfaces change on their own
-	node      *intent.Node
-	uplinks   map[int]attach.Uplink
-	pods      map[netip.Addr]attach.Pod
-	policed   map[netip.Addr]bool
-	snatPorts []uint16
-	podRanges map[netip.Prefix]bool
+	mu            sync.Mutex // for all below: interfaces change on their own
+	node          *intent.Node
+	uplinks       map[int]attach.Uplink
+	pods          map[netip.Addr]attach.Pod
+	policed       map[netip.Addr]bool
+	snatPorts     []uint16
+	clusterRanges map[netip.Prefix]bool
 }
 
 var _ dataplane.Backend = (*Backend)(nil)
@@ -65,7 +65,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b.ports = &portTable{}
-	if b.podRanges, err = readPodRanges(b.m(tcMapSourceRanges)); err != nil {
+	if b.clusterRanges, err = readClusterRanges(b.m(tcMapSourceRanges)); err != nil {
 		b.objects.close()
 		return nil, err
 	}
@@ -127,20 +127,14 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 			return err
 		}
 	}
-	failed := map[intent.PortID]error{}
-	// Deletes first: an address may move from one Service to another.
-	for _, id := range c.Deletes {
-		if err := b.ports.remove(id); err != nil {
-			failed[id] = err
-		}
-	}
-	for _, p := range c.Upserts {
-		if err := ctx.Err(); err != nil {
+	if b.ports.byID == nil { // the first call, and no Replace
+		if err := b.reread(); err != nil {
 			return err
 		}
-		if err := b.ports.write(p); err != nil {
-			failed[p.ID] = err
-		}
+	}
+	failed, err := b.ports.update(ctx, c.Upserts, c.Deletes, false)
+	if err != nil {
+		return err
 	}
 	return portErrors(failed)
 }

@@ -139,7 +139,7 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	if err := replaceMap(b.m(tcMapNodeAddrs), want); err != nil {
 		return fmt.Errorf("write node addresses: %w", err)
 	}
-	if err := b.writePodRanges(n.ClusterCIDRs); err != nil {
+	if err := b.writeClusterRanges(n); err != nil {
 		return err
 	}
 	policed := map[netip.Addr]bool{}
@@ -157,25 +157,30 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	return b.writeSettings(n)
 }
 
-// writePodRanges writes the pod address ranges, among the ranges of Services.
-func (b *Backend) writePodRanges(cidrs []netip.Prefix) error {
+// writeClusterRanges writes the addresses that are the cluster's own, among the
+// ranges of Services.
+func (b *Backend) writeClusterRanges(n *intent.Node) error {
 	want := map[netip.Prefix]bool{}
+	cidrs := slices.Clone(n.ClusterCIDRs)
+	for _, a := range n.Peers {
+		cidrs = append(cidrs, netip.PrefixFrom(a, a.BitLen()))
+	}
 	for _, c := range cidrs {
 		want[c.Masked()] = true
-		if !b.podRanges[c.Masked()] {
-			if err := b.m(tcMapSourceRanges).Put(rangeKey(rangePods, c), uint8(1)); err != nil {
-				return fmt.Errorf("write pod ranges: %w", err)
+		if !b.clusterRanges[c.Masked()] {
+			if err := b.m(tcMapSourceRanges).Put(rangeKey(rangeCluster, c), uint8(1)); err != nil {
+				return fmt.Errorf("write cluster's addresses: %w", err)
 			}
 		}
 	}
-	for c := range b.podRanges {
+	for c := range b.clusterRanges {
 		if !want[c] {
-			if err := remove(b.m(tcMapSourceRanges), rangeKey(rangePods, c)); err != nil {
-				return fmt.Errorf("remove pod range: %w", err)
+			if err := remove(b.m(tcMapSourceRanges), rangeKey(rangeCluster, c)); err != nil {
+				return fmt.Errorf("remove cluster's addresses: %w", err)
 			}
 		}
 	}
-	b.podRanges = want
+	b.clusterRanges = want
 	return nil
 }
 
@@ -211,6 +216,8 @@ func (b *Backend) onPods(c attach.PodChanges) {
 	defer b.mu.Unlock()
 	changed := slices.Collect(maps.Keys(c.Upserts))
 	if c.Full {
+		// What is policed stays in the map, but not the way to it.
+		changed = slices.AppendSeq(changed, maps.Keys(b.policed))
 		b.pods = map[netip.Addr]attach.Pod{}
 		if err := b.forgetPods(c.Upserts); err != nil {
 			b.cfg.Log.Error("Remove pods", "err", err)

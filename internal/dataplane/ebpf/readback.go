@@ -3,6 +3,7 @@ package ebpf
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -18,12 +19,12 @@ import (
 func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	t := &portTable{
 		frontends: m[tcMapFrontends], services: m[tcMapServices], slots: m[tcMapSlots],
-		backends: m[tcMapBackends], ranges: m[tcMapSourceRanges],
+		backends: m[tcMapBackends], ranges: m[tcMapSourceRanges], ids: m[idsMap],
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
 		owners: map[tcFrontendKey]uint32{}, direct: map[tcFrontendKey]directAddr{},
 	}
 	at := func(service uint32) *port {
-		t.nextService = max(t.nextService, service)
+		t.last[serviceID] = max(t.last[serviceID], service)
 		if t.orphans[service] == nil {
 			t.orphans[service] = newPort(service)
 		}
@@ -50,7 +51,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 		return nil, err
 	}
 	err = each(t.backends, func(id uint32, v tcBackend) {
-		t.nextBackend = max(t.nextBackend, id)
+		t.last[backendID] = max(t.last[backendID], id)
 		addr := netip.AddrPortFrom(fromAddr(v.Addr, v.Family), toPort(v.Port))
 		at(v.Service).backends[addr] = backendEntry{id, v}
 	})
@@ -58,15 +59,25 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 		return nil, err
 	}
 	err = each(t.ranges, func(key tcRangeKey, _ uint8) {
-		if key.Service != rangePods {
+		if key.Service != rangeCluster {
 			at(key.Service).ranges[key] = true
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	t.countDirect()
-	return t, t.readSlots(at)
+	for _, p := range t.orphans {
+		for addr := range p.backends {
+			t.countDirect(directKey(p.protocol, addr), 1)
+		}
+	}
+	if err := t.readSlots(at); err != nil {
+		return nil, err
+	}
+	return t, each(t.ids, func(kind, limit uint32) {
+		t.reserved[kind] = limit
+		t.last[kind] = max(t.last[kind], limit)
+	})
 }
 
 // readSlots fills in the sets. A hole, from a run that was killed while it
@@ -81,15 +92,15 @@ func (t *portTable) readSlots(at func(uint32) *port) error {
 			p.slots[set] = append(p.slots[set], 0)
 		}
 		p.slots[set][i] = id
-		t.nextBackend = max(t.nextBackend, id)
+		t.last[backendID] = max(t.last[backendID], id)
 	})
 }
 
-// readPodRanges reads the cluster's pod address ranges.
-func readPodRanges(m *ebpf.Map) (map[netip.Prefix]bool, error) {
+// readClusterRanges reads the cluster's own addresses.
+func readClusterRanges(m *ebpf.Map) (map[netip.Prefix]bool, error) {
 	found := map[netip.Prefix]bool{}
 	err := each(m, func(key tcRangeKey, _ uint8) {
-		if key.Service == rangePods {
+		if key.Service == rangeCluster {
 			addr := fromAddr(key.Addr, uint8(key.Family))
 			found[netip.PrefixFrom(addr, int(key.Prefixlen)-64)] = true
 		}
@@ -101,16 +112,30 @@ func readPodRanges(m *ebpf.Map) (map[netip.Prefix]bool, error) {
 func (t *portTable) inherit(earlier *portTable) {
 	for id, p := range earlier.byID {
 		if o := t.orphans[p.service]; o != nil {
-			t.byID[id] = o
-			delete(t.orphans, p.service)
+			t.claim(id, o)
 		}
 	}
-	t.nextService = max(t.nextService, earlier.nextService)
-	t.nextBackend = max(t.nextBackend, earlier.nextBackend)
+}
+
+// agrees reports whether the maps, as read, hold what t believes.
+func (t *portTable) agrees(read *portTable) bool {
+	if len(read.orphans) != len(t.byID)+len(t.orphans) || !maps.Equal(t.direct, read.direct) {
+		return false
+	}
+	for _, p := range t.byID {
+		r := read.orphans[p.service]
+		if r == nil || r.header != p.header || !maps.Equal(r.frontends, p.frontends) ||
+			!maps.Equal(r.backends, p.backends) || !maps.Equal(r.ranges, p.ranges) ||
+			!slices.Equal(r.slots[clusterSet], p.slots[clusterSet]) ||
+			!slices.Equal(r.slots[localSet], p.slots[localSet]) {
+			return false
+		}
+	}
+	return true
 }
 
 // each calls f for every entry of a map that only we write.
-func each[K, V any](m *ebpf.Map, f func(K, V)) error {
+func each[K, V any](m kernelMap, f func(K, V)) error {
 	var key K
 	var value V
 	it := m.Iterate()
@@ -129,6 +154,9 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 	read, err := readPorts(b.objects.maps)
 	if err != nil {
 		return intent.State{}, err
+	}
+	if !b.ports.agrees(read) {
+		b.read = time.Time{} // the next Replace looks for itself
 	}
 	names := map[uint32]intent.PortID{}
 	memory := map[uint32]*port{}
@@ -163,8 +191,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 func (p *port) intentFrontends() []intent.Frontend {
 	var ranges []netip.Prefix
 	for key := range p.ranges {
-		addr := fromAddr(key.Addr, uint8(key.Family))
-		ranges = append(ranges, netip.PrefixFrom(addr, int(key.Prefixlen)-64))
+		ranges = append(ranges, rangePrefix(key))
 	}
 	slices.SortFunc(ranges, func(a, b netip.Prefix) int {
 		if c := a.Addr().Compare(b.Addr()); c != 0 {
