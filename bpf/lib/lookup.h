@@ -18,6 +18,9 @@ static __always_inline struct frontend *frontend_exact(const struct addr *addr, 
 		.family = family,
 	};
 
+	/* At the zero address are the NodePorts; nobody connects to it. */
+	if (addr_zero(addr))
+		return NULL;
 	return bpf_map_lookup_elem(&frontends, &key);
 }
 

@@ -35,6 +35,7 @@ type agentConfig struct {
 	BPFFS             string
 	ProxyName         string
 	Bypass            string
+	Conntrack         conntrackConfig
 	SyncPeriod        time.Duration
 	MinSyncPeriod     time.Duration
 	Verbosity         int
@@ -69,6 +70,7 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.BPFFS, "bpffs", "/sys/fs/bpf/spillway", "directory of this instance in a bpf file system")
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name is this (default: those without the label)")
 	f.StringVar(&c.Bypass, "bypass", "auto", "pass by netfilter on the way to a pod: auto (unless a NetworkPolicy selects the pod), always or never")
+	c.Conntrack.addFlags(f)
 	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "time between full syncs, on every dataplane")
 	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "least time between syncs, on every dataplane")
 	f.IntVarP(&c.Verbosity, "v", "v", 0, "log level: 0 is info, 4 and more is debug")
@@ -95,6 +97,12 @@ func (c *agentConfig) Validate() error {
 	}
 	if c.MinSyncPeriod < 0 || c.MinSyncPeriod > c.SyncPeriod {
 		return usageErrorf("--iptables-min-sync-period %v: must be between 0 and --iptables-sync-period %v", c.MinSyncPeriod, c.SyncPeriod)
+	}
+	if err := c.Conntrack.validate(); err != nil {
+		return err
+	}
+	if c.MasqueradeAll && c.Bypass == "never" {
+		return usageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through the stack: give one of them")
 	}
 	var err error
 	if c.clusterCIDRs, err = parsePrefixes("--cluster-cidr", c.ClusterCIDR); err != nil {

@@ -47,5 +47,8 @@ func ebpfConfig(c agentConfig, log *slog.Logger) (ebpf.Config, error) {
 			return ebpf.Config{}, fmt.Errorf("find cgroup2: %w", err)
 		}
 	}
-	return ebpf.Config{BPFFS: c.BPFFS, CgroupRoot: root, Bypass: c.Bypass, Log: log}, nil
+	return ebpf.Config{
+		BPFFS: c.BPFFS, CgroupRoot: root, Bypass: c.Bypass, Log: log,
+		FlowTableSize: c.Conntrack.flows(), Timeouts: c.Conntrack.timeouts(),
+	}, nil
 }

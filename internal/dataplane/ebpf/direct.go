@@ -38,11 +38,14 @@ func (t *portTable) unrefDirect(key tcFrontendKey) error {
 		t.direct[key] = d
 		return nil
 	}
-	delete(t.direct, key)
-	if _, owned := t.owners[key]; owned || !d.written {
-		return nil
+	if d.written {
+		if err := remove(t.frontends, key); err != nil {
+			t.direct[key], t.untidy = d, true
+			return err
+		}
 	}
-	return remove(t.frontends, key)
+	delete(t.direct, key)
+	return nil
 }
 
 // writeDirect writes the entry if there is an endpoint and no Service has the
@@ -54,32 +57,45 @@ func (t *portTable) writeDirect(key tcFrontendKey) {
 	}
 	d.written = t.frontends.Put(key, tcFrontend{Flags: uint8(tcFrontendFlagsFRONTEND_ENDPOINT)}) == nil
 	t.direct[key] = d
+	t.untidy = t.untidy || !d.written
 }
 
-// countDirect counts the endpoints that were read back.
-func (t *portTable) countDirect() {
-	for _, p := range t.orphans {
-		for addr := range p.backends {
-			key := directKey(p.protocol, addr)
-			d := t.direct[key]
-			d.refs++
-			t.direct[key] = d
-		}
+// overwroteDirect notes that a Service has the address now.
+func (t *portTable) overwroteDirect(key tcFrontendKey) {
+	if d, ok := t.direct[key]; ok {
+		d.written = false
+		t.direct[key] = d
 	}
 }
 
-// tidyDirect mends what a run that was killed has left: entries without an
-// endpoint, endpoints without an entry.
+// countDirect counts an endpoint that was read back.
+func (t *portTable) countDirect(key tcFrontendKey, by int) {
+	d := t.direct[key]
+	d.refs += by
+	if d.refs == 0 && !d.written {
+		delete(t.direct, key)
+		return
+	}
+	t.direct[key] = d
+}
+
+// tidyDirect mends what a write that failed, or a run that was killed, has left:
+// entries without an endpoint, endpoints without an entry.
 func (t *portTable) tidyDirect() error {
+	t.untidy = false
 	for key, d := range t.direct {
 		switch {
-		case d.refs == 0:
-			delete(t.direct, key)
+		case d.refs > 0 && !d.written:
+			t.writeDirect(key)
+		case d.refs > 0:
+		case d.written:
 			if err := remove(t.frontends, key); err != nil {
+				t.untidy = true
 				return err
 			}
-		case !d.written:
-			t.writeDirect(key)
+			fallthrough
+		default:
+			delete(t.direct, key)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -71,6 +72,7 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	if err != nil {
 		return nil, err
 	}
+	tc.Maps[idsMap] = idsSpec()
 	dropMisfits(tc, dir, cfg)
 
 	o := &objects{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
@@ -159,23 +161,46 @@ func constants(f kernel.Features) (map[string]any, error) {
 // every run: a flow that the table forgot finds its endpoint again.
 const hashSeed = 0x5be0cd19
 
+// idsMap holds what no program needs: which numbers have been given away, see
+// portTable.newID.
+const idsMap = "ids"
+
+func idsSpec() *ebpf.MapSpec {
+	return &ebpf.MapSpec{
+		Name: idsMap, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 2,
+		Pinning: ebpf.PinByName,
+	}
+}
+
+// portMaps refer to each other: one of them alone makes no sense.
+var portMaps = []string{tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends, tcMapSourceRanges}
+
 // dropMisfits unpins maps that differ from what is wanted now. The programs of
-// the earlier run keep using theirs until they are replaced.
+// the earlier run keep using theirs until they are replaced; so that these stay
+// whole until then, the maps of Services go together.
 func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) {
+	drop := map[string]bool{}
 	for name, want := range spec.Maps {
 		if want.Pinning != ebpf.PinByName {
 			continue
 		}
-		path := filepath.Join(dir, name)
-		m, err := ebpf.LoadPinnedMap(path, nil)
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 		if err != nil {
 			continue
 		}
 		if err := want.Compatible(m); errors.Is(err, ebpf.ErrMapIncompatible) {
 			cfg.Log.Warn("Pinned map is made again", "map", name, "reason", err)
-			_ = os.Remove(path)
+			drop[name] = true
 		}
 		m.Close()
+	}
+	if slices.ContainsFunc(portMaps, func(name string) bool { return drop[name] }) {
+		for _, name := range portMaps {
+			drop[name] = true
+		}
+	}
+	for name := range drop {
+		_ = os.Remove(filepath.Join(dir, name))
 	}
 }
 

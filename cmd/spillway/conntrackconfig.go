@@ -1,0 +1,74 @@
+package main
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf"
+)
+
+// conntrackConfig holds kube-proxy's flags for the table of connections. The
+// eBPF dataplane has a table of its own, which they size and time.
+type conntrackConfig struct {
+	MaxPerCore     int32
+	Min            int32
+	TCPEstablished time.Duration
+	TCPCloseWait   time.Duration
+	UDP            time.Duration
+	UDPStream      time.Duration
+}
+
+func (c *conntrackConfig) addFlags(f *pflag.FlagSet) {
+	d := ebpf.DefaultTimeouts
+	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", 32768, "flows kept for each core; 0: a fixed number, and --conntrack-min is ignored")
+	f.Int32Var(&c.Min, "conntrack-min", 131072, "flows kept at least")
+	f.DurationVar(&c.TCPEstablished, "conntrack-tcp-timeout-established", d.TCPEstablished, "how long an idle TCP connection is remembered")
+	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "how long a TCP connection is that one side has closed")
+	f.DurationVar(&c.UDP, "conntrack-udp-timeout", d.UDPNew, "how long a UDP flow without an answer is")
+	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", d.UDP, "how long an answered UDP flow is")
+}
+
+func (c *conntrackConfig) validate() error {
+	if c.MaxPerCore < 0 || c.Min < 0 {
+		return usageErrorf("--conntrack-max-per-core %d, --conntrack-min %d: must not be negative", c.MaxPerCore, c.Min)
+	}
+	for flag, d := range map[string]time.Duration{
+		"--conntrack-tcp-timeout-established": c.TCPEstablished,
+		"--conntrack-tcp-timeout-close-wait":  c.TCPCloseWait,
+		"--conntrack-udp-timeout":             c.UDP,
+		"--conntrack-udp-timeout-stream":      c.UDPStream,
+	} {
+		if d != 0 && d < time.Second {
+			return usageErrorf("%s %v: must be a second or longer, or 0 for the default", flag, d)
+		}
+	}
+	return nil
+}
+
+// flows is the size of the flow table, 0 for its default.
+func (c *conntrackConfig) flows() uint32 {
+	if c.MaxPerCore == 0 {
+		return 0
+	}
+	return uint32(max(int64(c.MaxPerCore)*int64(runtime.NumCPU()), int64(c.Min)))
+}
+
+// timeouts are those of flows; 0 leaves the default, as kube-proxy leaves the
+// kernel's.
+func (c *conntrackConfig) timeouts() ebpf.Timeouts {
+	t := ebpf.DefaultTimeouts
+	for _, v := range []struct {
+		from time.Duration
+		to   *time.Duration
+	}{
+		{c.TCPEstablished, &t.TCPEstablished}, {c.TCPCloseWait, &t.TCPClosing},
+		{c.UDP, &t.UDPNew}, {c.UDPStream, &t.UDP},
+	} {
+		if v.from != 0 {
+			*v.to = v.from
+		}
+	}
+	return t
+}

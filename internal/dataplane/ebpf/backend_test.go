@@ -1,0 +1,517 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// A whole life: start, restart, restarts with other sizes, clean-up.
+func TestBackendLife(t *testing.T) {
+	cfg := ownPlace(t)
+	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
+	state := intent.State{
+		Ports: []*intent.ServicePort{simplePort(1, 3), simplePort(2, 2)},
+		Node:  intent.Node{Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}},
+	}
+	noError(t, os.MkdirAll(filepath.Join(cfg.BPFFS, "maps-v0"), 0o700))
+
+	first := runBackend(t, cfg, state, func() {
+		wantHooks(t, cfg, eth0, 0) // not before the maps are filled
+	})
+	wantHooks(t, cfg, eth0, 1)
+	if _, err := os.Stat(filepath.Join(cfg.BPFFS, "maps-v0")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("maps of another version are left (%v)", err)
+	}
+
+	// No subtests: they would run on another thread, in another namespace.
+	second := runBackend(t, cfg, state, func() {
+		wantSame(t, "restart: programs before Replace", programIDs(t, cfg), first.programs)
+	})
+	wantSame(t, "restart: maps", second.maps, first.maps)
+	wantSame(t, "restart: links", second.links, first.links)
+	wantSame(t, "restart: endpoints", second.endpoints, first.endpoints)
+	for hook, id := range second.programs {
+		if id == first.programs[hook] {
+			t.Errorf("restart: %s still has the program of the run before", hook)
+		}
+	}
+
+	cfg.FlowTableSize *= 2
+	third := runBackend(t, cfg, state, nil)
+	wantChanged(t, third.maps, second.maps, tcMapFlows)
+	wantSame(t, "larger flow table: links", third.links, first.links)
+	wantSame(t, "larger flow table: endpoints", third.endpoints, first.endpoints)
+	wantUses(t, cfg, third.maps)
+
+	cfg.MaxFrontends *= 2
+	fourth := runBackend(t, cfg, state, func() {
+		wantSame(t, "more Services: programs before Replace", programIDs(t, cfg), third.programs)
+	})
+	wantChanged(t, fourth.maps, third.maps, portMaps...)
+	wantUses(t, cfg, fourth.maps)
+	wantHooks(t, cfg, eth0, 1)
+	// Flows remember the former ids, so these are not given again.
+	for name, id := range fourth.endpoints {
+		if slices.Contains(slices.Collect(maps.Values(first.endpoints)), id) {
+			t.Errorf("%s has id %d, which was another's", name, id)
+		}
+	}
+
+	for range 2 {
+		noError(t, Cleanup(cfg))
+		wantHooks(t, cfg, eth0, 0)
+		if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left (%v)", cfg.BPFFS, err)
+		}
+	}
+}
+
+// Where a BPF file system is mounted at the very path, only its content goes.
+func TestCleanupOfMountPoint(t *testing.T) {
+	cfg := ownPlace(t)
+	cfg.BPFFS = filepath.Dir(cfg.BPFFS)
+	noError(t, os.MkdirAll(mapsDir(cfg.BPFFS), 0o700))
+	for range 2 {
+		noError(t, Cleanup(cfg))
+		for _, name := range []string{"maps-v1", "links", "cgroup"} {
+			if _, err := os.Stat(filepath.Join(cfg.BPFFS, name)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is left (%v)", name, err)
+			}
+		}
+	}
+}
+
+// What is no BPF file system holds nothing of ours.
+func TestCleanupLeavesOtherFilesAlone(t *testing.T) {
+	cfg := ownPlace(t)
+	for _, never := range []string{filepath.Join(t.TempDir(), "never", "used"), filepath.Join(cfg.BPFFS, "never")} {
+		cfg.BPFFS = never
+		noError(t, Cleanup(cfg))
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "maps-v1")
+	noError(t, os.WriteFile(file, nil, 0o600))
+	for _, path := range []string{dir, file} {
+		cfg.BPFFS = path
+		noError(t, Cleanup(cfg))
+		if _, err := os.Stat(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestNewSaysWhatIsMissing(t *testing.T) {
+	good := ownPlace(t)
+	file := filepath.Join(t.TempDir(), "file")
+	noError(t, os.WriteFile(file, nil, 0o600))
+	for name, c := range map[string]struct {
+		change func(*testing.T, *Config)
+		want   string
+	}{
+		"no cgroup":                 {func(_ *testing.T, c *Config) { c.CgroupRoot = "/nowhere/cgroup" }, "/nowhere/cgroup"},
+		"a cgroup root that is not": {func(_ *testing.T, c *Config) { c.CgroupRoot = file }, file},
+		"bpffs is a file":           {func(_ *testing.T, c *Config) { c.BPFFS = file }, file},
+		"bpffs is below a file":     {func(_ *testing.T, c *Config) { c.BPFFS = file + "/spillway" }, file},
+		"bpffs is in use":           {func(_ *testing.T, c *Config) { c.BPFFS = filepath.Dir(file) }, "not empty"},
+		"bpffs is read-only":        {readOnly, "read-only"},
+		"relative bpffs":            {func(_ *testing.T, c *Config) { c.BPFFS = "bpf" }, `"bpf"`},
+		"relative cgroup":           {func(_ *testing.T, c *Config) { c.CgroupRoot = "cgroup" }, `"cgroup"`},
+		"unknown bypass":            {func(_ *testing.T, c *Config) { c.Bypass = "sometimes" }, "auto, always or never"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := good
+			c.change(t, &cfg)
+			b, err := New(t.Context(), cfg)
+			if err == nil {
+				b.Close()
+				t.Fatal("no error")
+			}
+			if text := err.Error(); !strings.Contains(text, c.want) || strings.Contains(text, "\n") {
+				t.Errorf("error %q, want one line with %q", text, c.want)
+			}
+		})
+	}
+}
+
+func readOnly(t *testing.T, c *Config) {
+	dir := filepath.Dir(c.BPFFS)
+	noError(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	t.Cleanup(func() { noError(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "")) })
+}
+
+func TestSettings(t *testing.T) {
+	ownPlace(t)
+	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "20000 29999"))
+	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_reserved_ports", "5000,40000-40009"))
+	v4, v6 := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")
+	other := netip.MustParseAddr("192.0.2.9")
+	b := newMapsBackend(t, Config{Bypass: BypassNever, Timeouts: testTimeouts})
+	node := &intent.Node{
+		Addrs: []netip.Addr{v4, other, v6}, NodePortAddrs: []netip.Addr{other}, MasqueradeAll: true,
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+	}
+	noError(t, b.writeNode(node))
+
+	s := readSettings(t, b)
+	if got, want := [6]uint32{s.TimeoutNew, s.TimeoutTcp, s.TimeoutClosing, s.TimeoutClosed, s.TimeoutUdpNew, s.TimeoutUdp},
+		[6]uint32{60, 600, 120, 100, 70, 80}; got != want {
+		t.Errorf("time-outs %v, want %v", got, want)
+	}
+	if got, want := tcSettingsFlags(s.Flags), tcSettingsFlagsSETTING_MASQUERADE_ALL|tcSettingsFlagsSETTING_BYPASS_NEVER; got != want {
+		t.Errorf("flags %b, want %b", got, want)
+	}
+	if s.NodeV4 != toAddr(v4) || s.NodeV6 != toAddr(v6) {
+		t.Errorf("addresses %v %v", s.NodeV4, s.NodeV6)
+	}
+	wantSNATPorts(t, b, s)
+	wantSame(t, "node addresses", readAll[tcAddrKey, uint32](t, b.m(tcMapNodeAddrs)), map[tcAddrKey]uint32{
+		addrKey(v4): 0, addrKey(v6): 0, addrKey(other): uint32(tcNodeAddrFlagsNODE_ADDR_NODEPORT),
+	})
+
+	// An address goes, an outward interface says which is the primary one.
+	b.onUplinks(map[int]attach.Uplink{3: {V4: other}})
+	noError(t, b.writeNode(&intent.Node{Addrs: []netip.Addr{v4, other}}))
+	s = readSettings(t, b)
+	if s.NodeV4 != toAddr(other) || s.NodeV6 != (tcAddr{}) || tcSettingsFlags(s.Flags) != tcSettingsFlagsSETTING_BYPASS_NEVER {
+		t.Errorf("settings %+v", s)
+	}
+	wantSame(t, "node addresses", readAll[tcAddrKey, uint32](t, b.m(tcMapNodeAddrs)), map[tcAddrKey]uint32{addrKey(v4): 0, addrKey(other): 0})
+	wantSame(t, "outward interfaces", readAll[uint32, tcUplink](t, b.m(tcMapUplinks)), map[uint32]tcUplink{3: {V4: toAddr(other)}})
+	if ranges := readAll[tcRangeKey, uint8](t, b.m(tcMapSourceRanges)); len(ranges) > 0 {
+		t.Errorf("pod ranges %v are left", ranges)
+	}
+
+	// Other interfaces take the place of these.
+	b.onUplinks(map[int]attach.Uplink{4: {V6: v6}})
+	wantSame(t, "outward interfaces", readAll[uint32, tcUplink](t, b.m(tcMapUplinks)), map[uint32]tcUplink{4: {V6: toAddr(v6)}})
+	// Too few ports are an error, not a division by zero in the kernel.
+	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "1024 65535"))
+	if err := b.writeNode(node); err == nil || !strings.Contains(err.Error(), "ip_local_port_range") {
+		t.Errorf("error %v, want one about ip_local_port_range", err)
+	}
+}
+
+func wantSNATPorts(t *testing.T, b *Backend, s tcSettings) {
+	t.Helper()
+	listed := map[uint16]bool{}
+	ports := readAll[uint32, uint16](t, b.m(tcMapSnatPorts))
+	for i := range s.SnatPorts {
+		listed[ports[i]] = true
+	}
+	for p := range 1 << 16 {
+		banned := p < 1024 || p == 5000 || p >= 20000 && p <= 32767 || p >= 40000 && p <= 40009
+		if listed[uint16(p)] == banned {
+			t.Fatalf("port %d: listed %t, banned %t", p, listed[uint16(p)], banned)
+		}
+	}
+	if len(listed) != int(s.SnatPorts) {
+		t.Errorf("%d ports listed %d times", len(listed), s.SnatPorts)
+	}
+}
+
+func TestPodsMap(t *testing.T) {
+	ownPlace(t)
+	b := newMapsBackend(t, Config{})
+	a := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, 0, byte(n)}) }
+	mac := []byte{2, 0, 0, 0, 0, 1}
+	pod := func(ifindex int) attach.Pod { return attach.Pod{Ifindex: ifindex, PodMAC: mac, HostMAC: mac} }
+	entry := func(ifindex uint32, flags tcPodFlags) tcPod {
+		if ifindex == 0 {
+			return tcPod{Flags: uint32(flags)}
+		}
+		return tcPod{Ifindex: ifindex, Mac: [6]uint8(mac), GatewayMac: [6]uint8(mac), Flags: uint32(flags)}
+	}
+	const reachable, policed = tcPodFlagsPOD_REACHABLE, tcPodFlagsPOD_POLICED
+	want := func(what string, pods map[int]tcPod) {
+		t.Helper()
+		byKey := map[tcAddrKey]tcPod{}
+		for n, p := range pods {
+			byKey[addrKey(a(n))] = p
+		}
+		wantSame(t, what, readAll[tcAddrKey, tcPod](t, b.m(tcMapPods)), byKey)
+	}
+	police := func(ns ...int) {
+		t.Helper()
+		var node intent.Node
+		for _, n := range ns {
+			node.PolicedPods = append(node.PolicedPods, a(n))
+		}
+		noError(t, b.writeNode(&node))
+	}
+	for n, p := range map[int]tcPod{1: entry(5, reachable), 2: entry(6, reachable|policed), 3: entry(7, reachable|policed), 9: entry(8, reachable|policed)} {
+		noError(t, b.m(tcMapPods).Put(addrKey(a(n)), p)) // an earlier run's
+	}
+	police(2, 4)
+	b.onPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{
+		a(2): pod(16), a(3): pod(17), a(5): {Ifindex: 18}, a(6): {Ifindex: 19, PodMAC: mac},
+	}})
+	want("after the first news", map[int]tcPod{2: entry(16, reachable|policed), 3: entry(17, reachable), 4: entry(0, policed)})
+
+	police(3)
+	want("after other policies", map[int]tcPod{2: entry(16, reachable), 3: entry(17, reachable|policed)})
+
+	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(2): pod(26)}, Deletes: []netip.Addr{a(3)}})
+	want("after changes", map[int]tcPod{2: entry(26, reachable), 3: entry(0, policed)})
+
+	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(3): pod(27), a(2): {Ifindex: 26}}})
+	want("after a MAC was lost", map[int]tcPod{3: entry(27, reachable|policed)})
+
+	b.onPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{a(2): pod(36)}})
+	want("after all anew", map[int]tcPod{2: entry(36, reachable), 3: entry(0, policed)})
+
+	police()
+	want("without policies", map[int]tcPod{2: entry(36, reachable)})
+}
+
+func TestCanCarry(t *testing.T) {
+	b := &Backend{}
+	p := simplePort(1, 1)
+	noError(t, b.CanCarry(p))
+	p.ID.Protocol = 132
+	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") {
+		t.Errorf("SCTP: error %v, want one that names another dataplane", err)
+	}
+}
+
+// kernelIDs are the kernel's numbers of what one run works with.
+type kernelIDs struct {
+	maps      map[string]ebpf.MapID
+	links     map[string]link.ID
+	programs  map[string]ebpf.ProgramID
+	endpoints map[string]uint32
+}
+
+// runBackend starts a backend, writes the state and closes it again.
+func runBackend(t *testing.T, cfg Config, state intent.State, beforeReplace func()) kernelIDs {
+	t.Helper()
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	if beforeReplace != nil {
+		beforeReplace()
+	}
+	noError(t, b.Replace(t.Context(), state))
+	wantApplied(t, b, state.Ports)
+	ids := kernelIDs{maps: map[string]ebpf.MapID{}, links: map[string]link.ID{}, endpoints: endpointIDs(t, b.objects.maps, state.Ports)}
+	for name, m := range b.objects.maps {
+		info, err := m.Info()
+		noError(t, err)
+		id, _ := info.ID()
+		if _, err := os.Stat(filepath.Join(mapsDir(cfg.BPFFS), name)); err == nil {
+			ids.maps[name] = id
+		}
+	}
+	noError(t, b.Close())
+	for path, l := range pinnedLinks(t, cfg) {
+		ids.links[path] = l.ID
+	}
+	ids.programs = programIDs(t, cfg)
+	return ids
+}
+
+func programIDs(t *testing.T, cfg Config) map[string]ebpf.ProgramID {
+	t.Helper()
+	out := map[string]ebpf.ProgramID{}
+	for path, l := range pinnedLinks(t, cfg) {
+		out[path] = l.Program
+	}
+	return out
+}
+
+func pinnedLinks(t *testing.T, cfg Config) map[string]*link.Info {
+	t.Helper()
+	out := map[string]*link.Info{}
+	for _, dir := range []string{"links", "cgroup"} {
+		paths, err := filepath.Glob(filepath.Join(cfg.BPFFS, dir, "*"))
+		noError(t, err)
+		for _, path := range paths {
+			l, err := link.LoadPinnedLink(path, nil)
+			noError(t, err)
+			info, err := l.Info()
+			noError(t, err)
+			out[filepath.Base(path)] = info
+			l.Close()
+		}
+	}
+	return out
+}
+
+// wantUses checks that programs at the hooks work with these maps.
+func wantUses(t *testing.T, cfg Config, want map[string]ebpf.MapID) {
+	t.Helper()
+	byID := map[ebpf.MapID]bool{}
+	for _, id := range want {
+		byID[id] = true
+	}
+	for path, l := range pinnedLinks(t, cfg) {
+		p, err := ebpf.NewProgramFromID(l.Program)
+		noError(t, err)
+		info, err := p.Info()
+		noError(t, err)
+		ids, _ := info.MapIDs()
+		for _, id := range ids {
+			m, err := ebpf.NewMapFromID(id)
+			noError(t, err)
+			mi, err := m.Info()
+			noError(t, err)
+			if _, pinned := want[mi.Name]; pinned && want[mi.Name] != id {
+				t.Errorf("%s uses an old map %s", path, mi.Name)
+			}
+			m.Close()
+		}
+		p.Close()
+	}
+}
+
+func wantSame[K, V comparable](t *testing.T, what string, have, want map[K]V) {
+	t.Helper()
+	if !maps.Equal(have, want) {
+		t.Errorf("%s: %v, want %v", what, have, want)
+	}
+}
+
+func wantChanged(t *testing.T, have, before map[string]ebpf.MapID, names ...string) {
+	t.Helper()
+	if len(have) < 10 {
+		t.Errorf("only %d maps are pinned", len(have))
+	}
+	for name, id := range have {
+		if changed := id != before[name]; changed != slices.Contains(names, name) {
+			t.Errorf("map %s: made again %t", name, changed)
+		}
+	}
+}
+
+// wantHooks checks how many programs are at each hook.
+func wantHooks(t *testing.T, cfg Config, ifindex, n int) {
+	t.Helper()
+	for _, typ := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		wantAttached(t, link.QueryOptions{Target: ifindex, Attach: typ}, n)
+	}
+	dir, err := os.Open(cfg.CgroupRoot)
+	noError(t, err)
+	defer dir.Close()
+	for typ := range (&objects{}).socketPrograms() {
+		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: typ}, n)
+	}
+}
+
+func wantAttached(t *testing.T, opts link.QueryOptions, n int) {
+	t.Helper()
+	res, err := link.QueryPrograms(opts)
+	noError(t, err)
+	if len(res.Programs) != n {
+		t.Errorf("%s: %d programs, want %d", opts.Attach, len(res.Programs), n)
+	}
+}
+
+// ownPlace gives the test a network namespace, a BPF file system and a cgroup of
+// its own, and a configuration for them.
+func ownPlace(t *testing.T) Config {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces and loads eBPF programs")
+	}
+	mount, err := kernel.Cgroup2Mount()
+	if err != nil {
+		t.Skip(err)
+	}
+	enterTestNetns(t)
+	cgroup := filepath.Join(mount, fmt.Sprintf("spw-test-%d-dataplane", os.Getpid()))
+	noError(t, os.Mkdir(cgroup, 0o755))
+	t.Cleanup(func() { noError(t, os.Remove(cgroup)) })
+	dir := t.TempDir()
+	noError(t, unix.Mount("bpf", dir, "bpf", 0, ""))
+	t.Cleanup(func() { noError(t, unix.Unmount(dir, 0)) })
+	return Config{
+		BPFFS: filepath.Join(dir, "spillway"), CgroupRoot: cgroup, Log: quietLog(),
+		FlowTableSize: 1024, MaxFrontends: 256, MaxEndpoints: 256,
+	}
+}
+
+func enterTestNetns(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	noError(t, err)
+	own, err := netns.New()
+	noError(t, err)
+	t.Cleanup(func() {
+		noError(t, netns.Set(home))
+		own.Close()
+		home.Close()
+		runtime.UnlockOSThread()
+	})
+}
+
+// addOutward makes an interface that leads out, to a namespace of its own.
+func addOutward(t *testing.T, name, cidr string) (ifindex int) {
+	t.Helper()
+	here, err := netns.Get()
+	noError(t, err)
+	defer here.Close()
+	there, err := netns.New()
+	noError(t, err)
+	t.Cleanup(func() { there.Close() })
+	noError(t, netns.Set(here))
+	noError(t, netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(there),
+	}))
+	l, err := netlink.LinkByName(name)
+	noError(t, err)
+	addr, err := netlink.ParseAddr(cidr)
+	noError(t, err)
+	noError(t, netlink.AddrAdd(l, addr))
+	noError(t, netlink.LinkSetUp(l))
+	return l.Attrs().Index
+}
+
+// newMapsBackend is a backend that has all maps and no program.
+func newMapsBackend(t *testing.T, cfg Config) *Backend {
+	t.Helper()
+	cfg.BPFFS, cfg.CgroupRoot, cfg.Log = t.TempDir(), "/", quietLog()
+	noError(t, cfg.Validate())
+	tc, _, err := specs(&cfg, kernel.Features{})
+	noError(t, err)
+	o := &objects{maps: map[string]*ebpf.Map{}}
+	o.verdicts, err = verdictNames(tc)
+	noError(t, err)
+	for name, spec := range tc.Maps {
+		if spec.Pinning != ebpf.PinByName {
+			continue
+		}
+		spec.Pinning = ebpf.PinNone
+		o.maps[name], err = ebpf.NewMap(spec)
+		noError(t, err)
+	}
+	t.Cleanup(o.close)
+	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, policed: map[netip.Addr]bool{}}
+	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS})
+	noError(t, err)
+	t.Cleanup(func() { b.attacher.Close() })
+	return b
+}
+
+func readSettings(t *testing.T, b *Backend) tcSettings {
+	t.Helper()
+	var s tcSettings
+	noError(t, b.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	return s
+}

@@ -1,0 +1,121 @@
+package ebpf
+
+import (
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// Both objects share every map that they both name.
+func TestSharedMapsAgree(t *testing.T) {
+	cfg := Config{FlowTableSize: 1000, MaxFrontends: 100, MaxEndpoints: 200}
+	tc, sock, err := specs(&cfg, kernel.Features{})
+	noError(t, err)
+	shared := 0
+	for name, m := range tc.Maps {
+		other := sock.Maps[name]
+		if other == nil || m.Pinning != ebpf.PinByName {
+			continue
+		}
+		shared++
+		if m.Type != other.Type || m.KeySize != other.KeySize || m.ValueSize != other.ValueSize ||
+			m.MaxEntries != other.MaxEntries || m.Flags != other.Flags || other.Pinning != m.Pinning {
+			t.Errorf("map %s: %v in one object, %v in the other", name, m, other)
+		}
+	}
+	if shared < 5 {
+		t.Errorf("only %d maps are shared", shared)
+	}
+	for _, name := range portMaps {
+		if tc.Maps[name] == nil {
+			t.Errorf("no map %s", name)
+		}
+	}
+	if got := tc.Maps[tcMapFlows].MaxEntries; got != 2000 {
+		t.Errorf("%d entries for 1000 flows", got)
+	}
+}
+
+// verdicts are labels of metrics: their order and names stay.
+var verdicts = []string{
+	"pass_other", "pass_malformed", "pass_fragment", "translated_direct", "translated_stack",
+	"translated_egress", "translated_icmp", "passed_direct", "flow_created", "rejected_rst",
+	"rejected_icmp", "answered_too_big", "answered_ttl", "drop_policy_local", "drop_source_range",
+	"drop_rejected_silent", "drop_no_backend", "drop_snat_ports", "drop_no_snat_addr",
+	"drop_no_route", "drop_flow_table", "drop_rewrite", "flow_revived", "flow_conflict",
+	"socket_translated", "socket_refused", "socket_timed_out",
+}
+
+func TestVerdictNames(t *testing.T) {
+	tc, err := loadTc()
+	noError(t, err)
+	names, err := verdictNames(tc)
+	noError(t, err)
+	if len(names) < len(verdicts) || !slices.Equal(names[:len(verdicts)], verdicts) {
+		t.Errorf("verdicts %v, want these, and new ones only at the end: %v", names, verdicts)
+	}
+	snake := regexp.MustCompile(`^[a-z]+(_[a-z0-9]+)*$`)
+	for _, name := range names {
+		if !snake.MatchString(name) {
+			t.Errorf("verdict %q is no label", name)
+		}
+	}
+	if n := tc.Maps[tcMapVerdicts].MaxEntries; int(n) != len(names) {
+		t.Errorf("%d counters for %d verdicts", n, len(names))
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	ownPlace(t)
+	b := newMapsBackend(t, Config{FlowTableSize: 1024})
+	perCPU := make([]uint64, ebpf.MustPossibleCPU())
+	for i := range perCPU {
+		perCPU[i] = uint64(i + 1)
+	}
+	sum := float64(len(perCPU) * (len(perCPU) + 1) / 2)
+	for _, name := range []string{"flow_created", "drop_no_route"} {
+		noError(t, b.m(tcMapVerdicts).Put(uint32(slices.Index(verdicts, name)), perCPU))
+	}
+	b.flows.tcp.Store(5)
+	b.flows.udp.Store(6)
+	b.flows.swept.Store(7)
+
+	registry := prometheus.NewPedanticRegistry()
+	noError(t, registry.Register(b))
+	families, err := registry.Gather()
+	noError(t, err)
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	noError(t, err)
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	have := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			have[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	for name, want := range map[string]float64{
+		"spillway_ebpf_verdicts_total flow_created": sum,
+		"spillway_ebpf_verdicts_total pass_other":   0,
+		"spillway_ebpf_drops_total no_route":        sum,
+		"spillway_ebpf_flows tcp":                   5,
+		"spillway_ebpf_flows udp":                   6,
+		"spillway_ebpf_flows_swept_total":           7,
+		"spillway_ebpf_flows_max":                   1024,
+	} {
+		if got, ok := have[name]; !ok || got != want {
+			t.Errorf("%s is %v (there: %t), want %v", name, got, ok, want)
+		}
+	}
+}

@@ -1,0 +1,490 @@
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/model"
+)
+
+// The tests in packet_*_test.go give single packets to the tc programs by
+// BPF_PROG_RUN and look at what comes out. The programs believe they run on
+// this node, whose interfaces lead nowhere:
+//
+//	clients, gateway ── eth0 (MTU 1500)   pod1, pod2 ── pods of this node
+//	pods elsewhere ──── tun0 (MTU 1400)
+const (
+	mtuEth0 = 1500
+	mtuTun0 = 1400
+)
+
+// plan is the address plan of one family.
+type plan struct {
+	family                        model.Family
+	client, client2               netip.Addr // behind the gateway
+	gateway, router               netip.Addr
+	eth0, tun0                    netip.Addr // the node's own
+	clusterIP, externalIP         netip.Addr
+	pod1, pod2, far, far2, farGW  netip.Addr // far: on another node, by tun0
+	eth0Net, tun0Net, farNet, all string
+}
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+var plans = map[string]*plan{
+	"IPv4": {
+		family: model.IPv4,
+		client: addr("203.0.113.10"), client2: addr("203.0.113.11"),
+		gateway: addr("192.0.2.254"), router: addr("198.51.100.77"),
+		eth0: addr("192.0.2.1"), tun0: addr("10.244.0.0"),
+		clusterIP: addr("10.96.0.10"), externalIP: addr("198.51.100.5"),
+		pod1: addr("10.244.0.5"), pod2: addr("10.244.0.6"),
+		far: addr("10.244.1.5"), far2: addr("10.244.1.6"), farGW: addr("10.244.1.0"),
+		eth0Net: "192.0.2.1/24", tun0Net: "10.244.0.0/32", farNet: "10.244.1.0/24", all: "0.0.0.0/0",
+	},
+	"IPv6": {
+		family: model.IPv6,
+		client: addr("2001:db8:c::10"), client2: addr("2001:db8:c::11"),
+		gateway: addr("2001:db8:1::fe"), router: addr("2001:db8:77::77"),
+		eth0: addr("2001:db8:1::1"), tun0: addr("fd00:10:244::1"),
+		clusterIP: addr("fd00:10:96::a"), externalIP: addr("2001:db8:e::5"),
+		pod1: addr("fd00:10:244::5"), pod2: addr("fd00:10:244::6"),
+		far: addr("fd00:10:244:1::5"), far2: addr("fd00:10:244:1::6"), farGW: addr("fd00:10:244:1::1"),
+		eth0Net: "2001:db8:1::1/64", tun0Net: "fd00:10:244::1/128", farNet: "fd00:10:244:1::/64", all: "::/0",
+	},
+}
+
+// eachFamily runs a test in both address families; flows do not survive it.
+func eachFamily(t *testing.T, n *packetNode, f func(t *testing.T, p *plan)) {
+	for _, name := range []string{"IPv4", "IPv6"} {
+		t.Run(name, func(t *testing.T) {
+			n.forget(t)
+			f(t, plans[name])
+		})
+	}
+}
+
+// packetNode is a node that has programs and maps but no network.
+type packetNode struct {
+	*Backend
+	calls   chan func() // for the one thread that is in the namespace
+	ns      netns.NsHandle
+	cpu     unix.CPUSet
+	inside  bool // the caller is in the namespace itself
+	ifindex map[string]int
+	mac     map[string]net.HardwareAddr
+	wayOff  uint32   // of struct way in struct scratch
+	last    []uint64 // counters as invariants last saw them
+	// checksComplete: the kernel knows testChecksumComplete.
+	checksComplete bool
+}
+
+// do runs f in the node's network namespace, and always on the same CPU.
+func (n *packetNode) do(f func()) {
+	if n.inside {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	n.calls <- func() { defer close(done); f() }
+	<-done
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newPacketNode makes a node that lives as long as the test.
+func newPacketNode(t testing.TB, change ...func(*Config)) *packetNode {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes a network namespace and loads BPF programs")
+	}
+	n := &packetNode{calls: make(chan func()), ifindex: map[string]int{}, mac: map[string]net.HardwareAddr{}}
+	var thread sync.WaitGroup
+	thread.Go(n.thread)
+	t.Cleanup(func() { close(n.calls); thread.Wait(); n.ns.Close() })
+	n.onThread(t, n.makeNetns)
+	n.onThread(t, n.makeInterfaces)
+	n.onThread(t, func() error { return n.load(t, change) })
+	n.onThread(t, n.describe)
+	ok(t, n.findWay())
+	arp := append(make([]byte, 12), 0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1)
+	_, _, err := n.run(inEth0, arp, 0, testChecksumComplete)
+	n.checksComplete = err == nil
+	return n
+}
+
+// thread never unlocks: it ends with its namespace.
+func (n *packetNode) thread() {
+	runtime.LockOSThread()
+	for f := range n.calls {
+		f()
+	}
+}
+
+func (n *packetNode) onThread(t testing.TB, f func() error) {
+	t.Helper()
+	var err error
+	n.do(func() { err = f() })
+	ok(t, err)
+}
+
+func (n *packetNode) makeNetns() error {
+	var err error
+	if n.ns, err = netns.New(); err != nil {
+		return err
+	}
+	// Per-CPU maps are easier to read when there is one CPU.
+	cpu, err := currentCPU()
+	if err != nil {
+		return err
+	}
+	n.cpu.Set(cpu)
+	return unix.SchedSetaffinity(0, &n.cpu)
+}
+
+// enter moves the test itself into the namespace, for good: calls are then many
+// times faster. Its thread ends with it.
+func (n *packetNode) enter(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	ok(t, netns.Set(n.ns))
+	ok(t, unix.SchedSetaffinity(0, &n.cpu))
+	n.inside = true
+	t.Cleanup(func() { n.inside = false })
+}
+
+func currentCPU() (int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return 0, err
+	}
+	for cpu := range ebpf.MustPossibleCPU() {
+		if set.IsSet(cpu) {
+			return cpu, nil
+		}
+	}
+	return 0, errors.New("no CPU may be used")
+}
+
+// load does what New and the attacher would.
+func (n *packetNode) load(t testing.TB, change []func(*Config)) error {
+	dir := filepath.Join(t.TempDir(), "bpf")
+	cfg := Config{
+		BPFFS: dir, CgroupRoot: "/sys/fs/cgroup", Log: slog.New(slog.DiscardHandler),
+		FlowTableSize: 8192, MaxFrontends: 1024, MaxEndpoints: 1024,
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	if err := errors.Join(cfg.Validate(), kernel.EnsureBPFFS(dir)); err != nil {
+		return err
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	features, err := kernel.Probe(kernel.Place{BPFFS: dir})
+	if err != nil {
+		return err
+	}
+	n.Backend = &Backend{
+		cfg: cfg, ports: &portTable{}, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{},
+	}
+	if n.objects, err = load(&n.cfg, features); err != nil {
+		return err
+	}
+	t.Cleanup(n.objects.close)
+	return n.reread()
+}
+
+func (n *packetNode) makeInterfaces() error {
+	// The first of them gives the node its primary address.
+	for _, link := range []struct {
+		name string
+		mtu  int
+	}{{"eth0", mtuEth0}, {"tun0", mtuTun0}, {"pod1", mtuEth0}, {"pod2", mtuEth0}} {
+		if err := n.makeVeth(link.name, link.mtu); err != nil {
+			return fmt.Errorf("make %s: %w", link.name, err)
+		}
+	}
+	for _, s := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
+		if err := kernel.WriteSysctl(s, "1"); err != nil {
+			return err
+		}
+	}
+	for _, p := range plans {
+		if err := n.makeRoutes(p); err != nil {
+			return fmt.Errorf("%s: %w", p.family, err)
+		}
+	}
+	return nil
+}
+
+func (n *packetNode) makeVeth(name string, mtu int) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = name, mtu
+	attrs.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 1, byte(len(n.ifindex) + 1)}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "far-" + name}); err != nil {
+		return err
+	}
+	for _, end := range []string{"far-" + name, name} {
+		link, err := netlink.LinkByName(end)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(link); err != nil {
+			return err
+		}
+		n.ifindex[name], n.mac[name] = link.Attrs().Index, link.Attrs().HardwareAddr
+	}
+	return nil
+}
+
+func (n *packetNode) makeRoutes(p *plan) error {
+	var errs []error
+	for name, cidr := range map[string]string{"eth0": p.eth0Net, "tun0": p.tun0Net} {
+		a, err := netlink.ParseAddr(cidr)
+		if err != nil {
+			return err
+		}
+		a.Flags = unix.IFA_F_NODAD
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		errs = append(errs, netlink.AddrAdd(link, a))
+	}
+	route := func(dst, dev string, gw netip.Addr) {
+		_, prefix, err := net.ParseCIDR(dst)
+		errs = append(errs, err)
+		r := &netlink.Route{Dst: prefix, LinkIndex: n.ifindex[dev]}
+		if gw.IsValid() {
+			r.Gw, r.Flags = gw.AsSlice(), int(netlink.FLAG_ONLINK)
+			errs = append(errs, netlink.NeighSet(&netlink.Neigh{
+				LinkIndex: n.ifindex[dev], State: netlink.NUD_PERMANENT, IP: r.Gw,
+				HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 9, 9},
+			}))
+		}
+		errs = append(errs, netlink.RouteAdd(r))
+	}
+	route(p.all, "eth0", p.gateway)
+	route(p.farNet, "tun0", p.farGW)
+	route(netip.PrefixFrom(p.pod1, p.pod1.BitLen()).String(), "pod1", netip.Addr{})
+	route(netip.PrefixFrom(p.pod2, p.pod2.BitLen()).String(), "pod2", netip.Addr{})
+	return errors.Join(errs...)
+}
+
+func podMAC(name string) net.HardwareAddr {
+	return net.HardwareAddr{2, 0, 0, 0, 5, name[len(name)-1]}
+}
+
+// describe writes the maps about the node.
+func (n *packetNode) describe() error {
+	v4, v6 := plans["IPv4"], plans["IPv6"]
+	n.onUplinks(map[int]attach.Uplink{
+		n.ifindex["eth0"]: {Name: "eth0", V4: v4.eth0, V6: v6.eth0},
+		n.ifindex["tun0"]: {Name: "tun0", V4: v4.tun0, V6: v6.tun0},
+	})
+	pods := map[netip.Addr]attach.Pod{}
+	for _, p := range plans {
+		pods[p.pod1] = attach.Pod{Ifindex: n.ifindex["pod1"], PodMAC: podMAC("pod1"), HostMAC: n.mac["pod1"]}
+		pods[p.pod2] = attach.Pod{Ifindex: n.ifindex["pod2"], PodMAC: podMAC("pod2"), HostMAC: n.mac["pod2"]}
+	}
+	n.onPods(attach.PodChanges{Full: true, Upserts: pods})
+	node := defaultNode()
+	return n.writeNode(&node)
+}
+
+func defaultNode() intent.Node {
+	v4, v6 := plans["IPv4"], plans["IPv6"]
+	return intent.Node{
+		Name:          "node",
+		Addrs:         []netip.Addr{v4.eth0, v4.tun0, v6.eth0, v6.tun0},
+		NodePortAddrs: []netip.Addr{v4.eth0, v4.tun0, v6.eth0, v6.tun0},
+	}
+}
+
+// setNode changes what intent says of the node until the test ends.
+func (n *packetNode) setNode(t testing.TB, change func(*intent.Node)) {
+	t.Helper()
+	node := defaultNode()
+	change(&node)
+	n.onThread(t, func() error { return n.writeNode(&node) })
+	t.Cleanup(func() {
+		node := defaultNode()
+		n.onThread(t, func() error { return n.writeNode(&node) })
+	})
+}
+
+// serve makes these the Services of the node.
+func (n *packetNode) serve(t testing.TB, ports ...*intent.ServicePort) {
+	t.Helper()
+	failed, err := n.ports.replace(context.Background(), ports)
+	ok(t, err)
+	ok(t, portErrors(failed))
+}
+
+// forget empties what the programs have written.
+func (n *packetNode) forget(t testing.TB) {
+	t.Helper()
+	empty[tcTuple, tcFlow](t, n.m(tcMapFlows))
+	empty[tcFragmentKey, tcFragment](t, n.m(tcMapFragments))
+	empty[tcAffinityKey, tcAffinity](t, n.m(tcMapAffinities))
+}
+
+func empty[K, V any](t testing.TB, m *ebpf.Map) {
+	t.Helper()
+	var key K
+	var value V
+	var keys []K
+	it := m.Iterate()
+	for it.Next(&key, &value) {
+		keys = append(keys, key)
+	}
+	for _, k := range keys {
+		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// at is a hook of an interface.
+type at struct{ prog, iface string }
+
+var (
+	inEth0  = at{tcProgFromNetwork, "eth0"}
+	inTun0  = at{tcProgFromNetwork, "tun0"}
+	inPod1  = at{tcProgFromPod, "pod1"}
+	inPod2  = at{tcProgFromPod, "pod2"}
+	outEth0 = at{tcProgToNetwork, "eth0"}
+	outTun0 = at{tcProgToNetwork, "tun0"}
+	outPod1 = at{tcProgToPod, "pod1"}
+)
+
+// skBuff is what BPF_PROG_RUN takes of struct __sk_buff.
+type skBuff struct {
+	_              [9]uint32
+	IngressIfindex uint32
+	Ifindex        uint32
+	_              [27]uint32
+	Tstamp         uint64
+	WireLen        uint32
+	GSOSegs        uint32
+	_              uint64
+	GSOSize        uint32
+	_              uint32
+}
+
+// What the programs return.
+const (
+	actNext     = -1
+	actDrop     = 2
+	actRedirect = 7
+)
+
+// testChecksumComplete is BPF_F_TEST_SKB_CHECKSUM_COMPLETE (6.16): the packet is
+// as from a network card that has summed it, and the sum must stay right.
+const testChecksumComplete = 1 << 2
+
+// run gives one frame to one program.
+func (n *packetNode) run(hook at, frame []byte, gso uint32, flags uint32) (int, []byte, error) {
+	ctx := skBuff{Ifindex: uint32(n.ifindex[hook.iface]), GSOSize: gso}
+	ctx.IngressIfindex = ctx.Ifindex
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: ctx, Flags: flags}
+	var code uint32
+	var err error
+	n.do(func() { code, err = n.objects.programs[hook.prog].Run(&opts) })
+	return int(int32(code)), opts.DataOut, err
+}
+
+// counters are the verdicts so far.
+func (n *packetNode) counters(t testing.TB) []uint64 {
+	t.Helper()
+	n.last = nil
+	cpus := ebpf.MustPossibleCPU()
+	keys := make([]uint32, tcVerdictVERDICTS)
+	values := make([]uint64, int(tcVerdictVERDICTS)*cpus)
+	var cursor ebpf.MapBatchCursor
+	_, err := n.m(tcMapVerdicts).BatchLookup(&cursor, keys, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Fatal(err)
+	}
+	sums := make([]uint64, tcVerdictVERDICTS)
+	for i, v := range values {
+		sums[i/cpus] += v
+	}
+	return sums
+}
+
+// findWay learns where the last packet's way is kept.
+func (n *packetNode) findWay() error {
+	spec, err := loadTc()
+	if err != nil {
+		return err
+	}
+	var s *btf.Struct
+	if err := spec.Types.TypeByName("scratch", &s); err != nil {
+		return err
+	}
+	i := slices.IndexFunc(s.Members, func(m btf.Member) bool { return m.Name == "way" })
+	if i < 0 {
+		return errors.New("struct scratch has no way")
+	}
+	n.wayOff = s.Members[i].Offset.Bytes()
+	return nil
+}
+
+// way is struct way of bpf/lib/redirect.h: where the last packet was sent.
+type way struct {
+	kind    uint32
+	ifindex int
+	nextHop netip.Addr
+}
+
+const (
+	wayStack = iota
+	wayPod
+	wayOut
+)
+
+// lastWay reads it. There is one per CPU, and n uses one CPU.
+func (n *packetNode) lastWay(t testing.TB) way {
+	t.Helper()
+	var cpus [][]byte
+	ok(t, n.m(tcMapScratches).Lookup(uint32(0), &cpus))
+	for _, b := range cpus {
+		b = b[n.wayOff:]
+		if w := (way{kind: binary.NativeEndian.Uint32(b), ifindex: int(binary.NativeEndian.Uint32(b[4:]))}); w != (way{}) {
+			switch binary.NativeEndian.Uint32(b[28:]) {
+			case unix.AF_INET:
+				w.nextHop = netip.AddrFrom4([4]byte(b[32:36]))
+			case unix.AF_INET6:
+				w.nextHop = netip.AddrFrom16([16]byte(b[32:48]))
+			}
+			return w
+		}
+	}
+	return way{}
+}

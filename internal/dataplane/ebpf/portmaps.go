@@ -1,0 +1,302 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+// What portTable writes for one port, in the order that programs need.
+
+// addEndpoints adds what is new and lets the sets name just the wanted ones. A
+// set that is to be empty stays until no address leads to it.
+func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
+	for _, e := range p.Endpoints {
+		old, known := have.backends[e.Addr]
+		if !known {
+			id, err := t.newID(backendID)
+			if err != nil {
+				return err
+			}
+			old.id = id
+		}
+		// Member of both its old and its new sets, until these are written.
+		value := tcBackend{
+			Addr: toAddr(e.Addr.Addr()), Port: toPort(e.Addr.Port()),
+			Family: familyOf(e.Addr.Addr()), Flags: uint8(backendFlags(e)) | old.value.Flags&memberFlags,
+			Service: have.service,
+		}
+		if !known || value != old.value {
+			if err := t.backends.Put(old.id, value); err != nil {
+				return full("endpoint", e.Addr, err)
+			}
+			have.backends[e.Addr] = backendEntry{old.id, value}
+			if !known {
+				t.refDirect(directKey(have.protocol, e.Addr))
+			}
+		}
+	}
+	return t.writeSets(have, have.sets(p), seconds(p.Affinity), true)
+}
+
+// sets gives the ids of the wanted endpoints, by set.
+func (have *port) sets(p *intent.ServicePort) [2][]uint32 {
+	var sets [2][]uint32
+	for _, e := range p.Endpoints {
+		id := have.backends[e.Addr].id
+		if e.Cluster {
+			sets[clusterSet] = append(sets[clusterSet], id)
+		}
+		if e.Local {
+			sets[localSet] = append(sets[localSet], id)
+		}
+	}
+	return sets
+}
+
+const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER | tcBackendFlagsBACKEND_LOCAL)
+
+// writeSets writes both sets: first the slots that every reader, by the old
+// size or the new, finds filled; then the sizes; then the rest is taken away.
+// With keep, a set that is wanted empty stays as it is.
+func (t *portTable) writeSets(have *port, want [2][]uint32, affinity uint32, keep bool) error {
+	header := tcService{Affinity: affinity}
+	for set := range want {
+		if keep && len(want[set]) == 0 {
+			header.Count[set] = have.header.Count[set]
+			continue
+		}
+		next := arrange(have.slots[set], want[set])
+		header.Count[set] = uint32(len(next))
+		for i, id := range next {
+			if i < len(have.slots[set]) && have.slots[set][i] == id {
+				continue
+			}
+			if err := t.slots.Put(slotKey(have.service, set, i), id); err != nil {
+				return full("slot", have.service, err)
+			}
+			if i < len(have.slots[set]) {
+				have.slots[set][i] = id
+			} else {
+				have.slots[set] = append(have.slots[set], id)
+			}
+		}
+	}
+	if !have.written || have.header != header {
+		if err := t.services.Put(have.service, header); err != nil {
+			return full("Service", have.service, err)
+		}
+		have.header, have.written = header, true
+	}
+	return t.trimSlots(have)
+}
+
+// trimSlots removes the slots beyond the sizes of the sets.
+func (t *portTable) trimSlots(have *port) error {
+	for set := range have.slots {
+		for i := len(have.slots[set]) - 1; i >= int(have.header.Count[set]); i-- {
+			if err := remove(t.slots, slotKey(have.service, set, i)); err != nil {
+				return err
+			}
+			have.slots[set] = have.slots[set][:i]
+		}
+	}
+	return nil
+}
+
+func slotKey(service uint32, set, i int) tcSlotKey {
+	key := tcSlotKey{Service: service, Slot: uint32(i)}
+	if set == localSet {
+		key.Slot |= slotLocal
+	}
+	return key
+}
+
+// arrange orders the wanted ids so that as few slots as can be change: who
+// stays keeps its place, new ones and the last fill the holes.
+func arrange(have, want []uint32) []uint32 {
+	wanted := make(map[uint32]bool, len(want))
+	for _, id := range want {
+		wanted[id] = true
+	}
+	next := make([]uint32, len(want))
+	placed := make(map[uint32]bool, len(want))
+	for i, id := range have {
+		if i < len(next) && wanted[id] && !placed[id] {
+			next[i] = id
+			placed[id] = true
+		}
+	}
+	hole := 0
+	for _, id := range want {
+		if placed[id] {
+			continue
+		}
+		for next[hole] != 0 {
+			hole++
+		}
+		next[hole] = id
+	}
+	return next
+}
+
+// wantedFrontends are the entries of a port's addresses and source ranges.
+func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]tcFrontend, map[tcRangeKey]bool) {
+	frontends := make(map[tcFrontendKey]tcFrontend, len(p.Frontends))
+	ranges := map[tcRangeKey]bool{}
+	for _, f := range p.Frontends {
+		frontends[frontendKey(p.ID, f)] = tcFrontend{
+			Service: service, Outside: uint8(f.Outside), Inside: uint8(f.Inside),
+			Flags: uint8(frontendFlags(f)),
+		}
+		for _, r := range f.SourceRanges {
+			ranges[rangeKey(service, r)] = true
+		}
+	}
+	return frontends, ranges
+}
+
+// addFrontends adds and changes addresses, after the source ranges they ask for.
+func (t *portTable) addFrontends(have *port, p *intent.ServicePort) error {
+	want, ranges := wantedFrontends(have.service, p)
+	for key := range ranges {
+		if !have.ranges[key] {
+			if err := t.ranges.Put(key, uint8(1)); err != nil {
+				return full("source range", rangePrefix(key), err)
+			}
+			have.ranges[key] = true
+		}
+	}
+	for key, value := range want {
+		if old, ok := have.frontends[key]; ok && old == value && t.owners[key] == have.service {
+			continue
+		}
+		if err := t.frontends.Put(key, value); err != nil {
+			return full("address", fromAddr(key.Addr, key.Family), err)
+		}
+		have.frontends[key] = value
+		t.owners[key] = have.service
+		t.overwroteDirect(key)
+	}
+	return nil
+}
+
+// dropFrontends takes away addresses, then the source ranges they asked for.
+func (t *portTable) dropFrontends(have *port, p *intent.ServicePort) error {
+	want, ranges := wantedFrontends(have.service, p)
+	for key := range maps.Clone(have.frontends) {
+		if _, ok := want[key]; !ok {
+			if err := t.dropFrontend(have, key); err != nil {
+				return err
+			}
+		}
+	}
+	for key := range have.ranges {
+		if !ranges[key] {
+			if err := remove(t.ranges, key); err != nil {
+				return err
+			}
+			delete(have.ranges, key)
+		}
+	}
+	return nil
+}
+
+// dropFrontend takes an address away unless another port has taken it over.
+func (t *portTable) dropFrontend(have *port, key tcFrontendKey) error {
+	if t.owners[key] == have.service {
+		if err := remove(t.frontends, key); err != nil {
+			return err
+		}
+		delete(t.owners, key)
+		t.writeDirect(key)
+	}
+	delete(have.frontends, key)
+	return nil
+}
+
+// dropEndpoints takes away what no set names any more, and membership in sets
+// that an endpoint has left.
+func (t *portTable) dropEndpoints(have *port, p *intent.ServicePort) error {
+	want := make(map[netip.AddrPort]tcBackendFlags, len(p.Endpoints))
+	for _, e := range p.Endpoints {
+		want[e.Addr] = backendFlags(e)
+	}
+	for addr, entry := range have.backends {
+		flags, ok := want[addr]
+		switch {
+		case !ok:
+			if err := t.dropBackend(have, addr); err != nil {
+				return err
+			}
+		case entry.value.Flags != uint8(flags):
+			entry.value.Flags = uint8(flags)
+			if err := t.backends.Put(entry.id, entry.value); err != nil {
+				return full("endpoint", addr, err)
+			}
+			have.backends[addr] = entry
+		}
+	}
+	return nil
+}
+
+func (t *portTable) dropBackend(have *port, addr netip.AddrPort) error {
+	if err := remove(t.backends, have.backends[addr].id); err != nil {
+		return err
+	}
+	delete(have.backends, addr)
+	return t.unrefDirect(directKey(have.protocol, addr))
+}
+
+// erase removes a port's entries, addresses first.
+func (t *portTable) erase(have *port) error {
+	for key := range maps.Clone(have.frontends) {
+		if err := t.dropFrontend(have, key); err != nil {
+			return err
+		}
+	}
+	if err := remove(t.services, have.service); err != nil {
+		return err
+	}
+	have.header, have.written = tcService{}, false
+	if err := t.trimSlots(have); err != nil {
+		return err
+	}
+	for addr := range have.backends {
+		if err := t.dropBackend(have, addr); err != nil {
+			return err
+		}
+	}
+	for key := range have.ranges {
+		if err := remove(t.ranges, key); err != nil {
+			return err
+		}
+		delete(have.ranges, key)
+	}
+	return nil
+}
+
+// remove deletes a key; one that is not there is no error.
+func remove[K any](m kernelMap, key K) error {
+	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete from eBPF map: %w", err)
+	}
+	return nil
+}
+
+// errFull says what the kernel calls "argument list too long".
+var errFull = errors.New("its eBPF map is full; the other Services are served")
+
+// full says for what there was no room, if that was it.
+func full(what string, which any, err error) error {
+	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+		err = errFull
+	}
+	return fmt.Errorf("write %s %v: %w", what, which, err)
+}

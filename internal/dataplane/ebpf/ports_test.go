@@ -1,0 +1,505 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// A long random walk through states of intent: after every step the maps hold
+// what is wanted, at every single write they are fit for use, and at the end
+// they are as if written at once.
+func TestPortsFollowIntent(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			m := newPortMaps(t, 1<<10, 1<<10)
+			w := newPortWorld(seed)
+			b := &Backend{objects: &objects{maps: m}}
+			watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
+			b.ports = watch.open()
+			writeAll(t, b.ports, w.state())
+			for range 80 {
+				before := w.state()
+				c := w.step()
+				watch.between(before, w.state())
+				switch w.rng.IntN(10) {
+				case 0:
+					b.ports = watch.open() // a new run
+					fallthrough
+				case 1:
+					failed, err := b.ports.replace(t.Context(), w.state())
+					noError(t, errors.Join(err, portErrors(failed)))
+				default:
+					noError(t, b.Apply(t.Context(), c))
+				}
+				wantApplied(t, b, w.state())
+				if t.Failed() {
+					t.FailNow()
+				}
+			}
+			fresh := newPortMaps(t, 1<<10, 1<<10)
+			writeFresh(t, fresh, w.state())
+			wantSameContents(t, m, fresh)
+			t.Logf("%d writes looked at", watch.writes)
+		})
+	}
+}
+
+// A run that is killed before any of its writes leaves maps fit for use, and the
+// next run makes them right. Endpoints that stay keep their ids.
+func TestPortsAfterCrashAtEveryWrite(t *testing.T) {
+	m, fresh := newPortMaps(t, 1<<10, 1<<10), newPortMaps(t, 1<<10, 1<<10)
+	watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
+	w := newPortWorld(7)
+	crashes := 0
+	for range 16 {
+		before := w.state()
+		c := w.step()
+		after := w.state()
+		writeFresh(t, fresh, after)
+		for at := 1; ; at++ {
+			watch.between(nil, nil)
+			table := watch.open()
+			writeAll(t, table, before)
+			ids := endpointIDs(t, m, before)
+
+			watch.between(before, after)
+			watch.failFrom = watch.writes + at
+			failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
+			watch.failFrom = 0
+			if err == nil && len(failed) == 0 {
+				break // it had nothing left to write
+			}
+			crashes++
+			writeAll(t, watch.open(), after)
+			wantSameContents(t, m, fresh)
+			wantIDsKept(t, ids, endpointIDs(t, m, after))
+			if t.Failed() {
+				t.Fatalf("killed before write %d", at)
+			}
+		}
+	}
+	t.Logf("%d crashes, %d writes", crashes, watch.writes)
+	if crashes < 100 {
+		t.Errorf("only %d crashes: the steps change too little", crashes)
+	}
+}
+
+// A single write that fails leaves the maps fit for use, and writing the same
+// changes again ends where it should.
+func TestPortsAfterFailureOfAnyWrite(t *testing.T) {
+	m, fresh := newPortMaps(t, 1<<10, 1<<10), newPortMaps(t, 1<<10, 1<<10)
+	watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
+	w := newPortWorld(11)
+	for range 12 {
+		before := w.state()
+		c := w.step()
+		writeFresh(t, fresh, w.state())
+		for at := 1; ; at++ {
+			table := watch.open()
+			watch.between(nil, nil)
+			writeAll(t, table, before)
+			watch.between(before, w.state())
+			watch.failOnce = watch.writes + at
+			_, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
+			done := watch.writes < watch.failOnce
+			watch.failOnce = 0
+			noError(t, err)
+			failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
+			noError(t, errors.Join(err, portErrors(failed)))
+			wantSameContents(t, m, fresh)
+			if t.Failed() {
+				t.Fatalf("write %d failed", at)
+			}
+			if done {
+				break
+			}
+		}
+	}
+}
+
+// Ids go on where the last run stopped, even if nothing is left of it.
+func TestIDsAreNeverUsedTwice(t *testing.T) {
+	m := newPortMaps(t, 64, 64)
+	p := simplePort(1, 3)
+	last := uint32(0)
+	for range 3 {
+		table := openPorts(t, m)
+		for range 2 {
+			writeAll(t, table, []*intent.ServicePort{p})
+			for _, id := range endpointIDs(t, m, []*intent.ServicePort{p}) {
+				if id <= last {
+					t.Errorf("id %d was given before (%d)", id, last)
+				}
+			}
+			last = table.last[backendID]
+			writeAll(t, table, nil)
+		}
+	}
+	if used := last / idBlock; used > 3 {
+		t.Errorf("three runs used up %d blocks of ids", used)
+	}
+}
+
+// An address changes hands within one Changes, whichever way round the two
+// Services are named, and is served at every moment (the watch sees to it).
+func TestAddressMovesBetweenServices(t *testing.T) {
+	for name, names := range map[string][2]int{"to a later name": {1, 2}, "to an earlier name": {2, 1}} {
+		for _, how := range []string{"the former keeps another", "the former is deleted"} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
+				watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
+				from, to := simplePort(names[0], 2), simplePort(names[1], 3)
+				without := *from
+				moving := intent.Frontend{Kind: intent.ExternalIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, Outside: intent.ToCluster, Inside: intent.ToCluster}
+				with := *to
+				from.Frontends = append(slices.Clone(from.Frontends), moving)
+				with.Frontends = append(slices.Clone(to.Frontends), moving)
+				table := watch.open()
+				writeAll(t, table, []*intent.ServicePort{from, to})
+
+				c := intent.Changes{Upserts: []*intent.ServicePort{&with}, Deletes: []intent.PortID{from.ID}}
+				after := []*intent.ServicePort{&with}
+				if how == "the former keeps another" {
+					after = []*intent.ServicePort{&without, &with}
+					slices.SortFunc(after, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
+					c = intent.Changes{Upserts: after}
+				}
+				watch.between([]*intent.ServicePort{from, to}, after)
+				failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
+				noError(t, errors.Join(err, portErrors(failed)))
+				writeFresh(t, fresh, after)
+				wantSameContents(t, m, fresh)
+			})
+		}
+	}
+}
+
+func TestFrontendsFull(t *testing.T) {
+	m, fresh := newPortMaps(t, 4, 64), newPortMaps(t, 64, 64)
+	b := &Backend{objects: &objects{maps: m}}
+	b.ports = (&mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}).open()
+	var all []*intent.ServicePort
+	for i := range 6 {
+		all = append(all, simplePort(i, 2))
+	}
+	wantPortErrors(t, b.Apply(t.Context(), intent.Changes{Upserts: all}), all[4:])
+	writeFresh(t, fresh, all[:4])
+	wantSameContents(t, m, fresh)
+
+	// One goes, and one of two that wait fits. Both are asked for again.
+	err := b.Apply(t.Context(), intent.Changes{Upserts: all[4:], Deletes: []intent.PortID{all[0].ID}})
+	wantPortErrors(t, err, all[5:])
+	// A full sync with what fits is content.
+	failed, err := b.ports.replace(t.Context(), all[2:])
+	noError(t, errors.Join(err, portErrors(failed)))
+	wantApplied(t, b, all[2:])
+	writeFresh(t, fresh, all[2:])
+	wantSameContents(t, m, fresh)
+}
+
+func TestEndpointsFull(t *testing.T) {
+	m, fresh := newPortMaps(t, 64, 10), newPortMaps(t, 64, 64)
+	watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
+	b := &Backend{objects: &objects{maps: m}, ports: watch.open()}
+	large, larger, small := simplePort(1, 6), simplePort(2, 8), simplePort(3, 4)
+	all := []*intent.ServicePort{large, larger, small}
+	// The one that does not fit must not sit on the room of the next.
+	wantPortErrors(t, b.Apply(t.Context(), intent.Changes{Upserts: all}), all[1:2])
+	writeFresh(t, fresh, []*intent.ServicePort{large, small})
+	wantSameContents(t, m, fresh)
+
+	// One that grows beyond the room serves on with what it had.
+	grown := *small
+	grown.Endpoints = simplePort(3, 9).Endpoints
+	watch.between([]*intent.ServicePort{large, small}, []*intent.ServicePort{large, &grown})
+	wantPortErrors(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{&grown}}), []*intent.ServicePort{&grown})
+	wantSameContents(t, m, fresh)
+
+	// The room of what is deleted in the same breath can be had.
+	watch.between(nil, nil)
+	noError(t, b.Apply(t.Context(), intent.Changes{
+		Upserts: []*intent.ServicePort{larger}, Deletes: []intent.PortID{large.ID, small.ID},
+	}))
+	writeFresh(t, fresh, all[1:2])
+	wantSameContents(t, m, fresh)
+}
+
+// With hardly any room anything may fail, but nothing breaks or leaks, and what
+// is not reported is served.
+func TestPortsWithTooLittleRoom(t *testing.T) {
+	failures := 0
+	for seed := range uint64(3) {
+		m := newPortMaps(t, 12, 14)
+		watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
+		w := newPortWorld(seed + 100)
+		table := watch.open()
+		waiting := map[intent.PortID]bool{}
+		for i := range 40 {
+			c := w.step()
+			if i == 0 {
+				c = intent.Changes{Upserts: w.state()}
+			}
+			for _, p := range w.state() {
+				if waiting[p.ID] && !slices.ContainsFunc(c.Upserts, func(o *intent.ServicePort) bool { return o.ID == p.ID }) {
+					c.Upserts = append(c.Upserts, p)
+				}
+			}
+			failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
+			noError(t, err)
+			clear(waiting)
+			for id, err := range failed {
+				if waiting[id] = true; !errors.Is(err, errFull) {
+					t.Fatal(err)
+				}
+			}
+			failures += len(failed)
+			b := &Backend{objects: &objects{maps: m}, ports: table}
+			have, err := b.Applied(t.Context())
+			noError(t, err)
+			for _, p := range w.state() {
+				i := slices.IndexFunc(have.Ports, func(o *intent.ServicePort) bool { return o.ID == p.ID })
+				if !waiting[p.ID] && (i < 0 || portText(have.Ports[i]) != portText(p)) {
+					t.Fatalf("%s was not reported and is not served as wanted", p.ID)
+				}
+			}
+		}
+		writeAll(t, table, nil)
+		if left := readContents(t, m).size(); left != 0 {
+			t.Errorf("%d entries are left", left)
+		}
+	}
+	if failures == 0 {
+		t.Error("everything fitted")
+	}
+}
+
+// Somebody else's hand in the maps is seen by the audit, and the Replace that
+// follows repairs it.
+func TestReplaceRepairsWhatAnAuditFound(t *testing.T) {
+	m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
+	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}}
+	ports := []*intent.ServicePort{simplePort(1, 3), simplePort(2, 3)}
+	replace := func() {
+		noError(t, b.reread())
+		failed, err := b.ports.replace(t.Context(), ports)
+		noError(t, errors.Join(err, portErrors(failed)))
+	}
+	replace()
+	writeFresh(t, fresh, ports)
+	read := b.read
+	wantApplied(t, b, ports)
+	if b.read != read {
+		t.Error("an audit without a finding costs the next Replace a reading")
+	}
+	for _, name := range []string{tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends} {
+		deleteAny(t, m[name])
+		_, err := b.Applied(t.Context())
+		noError(t, err)
+		replace()
+		wantSameContents(t, m, fresh)
+	}
+}
+
+// The first Apply needs no Replace before it.
+func TestApplyFirst(t *testing.T) {
+	m := newPortMaps(t, 64, 64)
+	p := simplePort(1, 2)
+	writeAll(t, openPorts(t, m), []*intent.ServicePort{p})
+	ids := endpointIDs(t, m, []*intent.ServicePort{p})
+
+	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}}
+	again := *p
+	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{&again}}))
+	wantIDsKept(t, ids, endpointIDs(t, m, []*intent.ServicePort{p}))
+	wantApplied(t, b, []*intent.ServicePort{p})
+}
+
+func TestArrange(t *testing.T) {
+	for _, c := range []struct{ have, want, next []uint32 }{
+		{nil, []uint32{1, 2}, []uint32{1, 2}},
+		{[]uint32{1, 2, 3}, []uint32{1, 3}, []uint32{1, 3}},
+		{[]uint32{1, 2, 3}, []uint32{2, 3, 4}, []uint32{4, 2, 3}},
+		{[]uint32{1, 3, 3}, []uint32{1, 3}, []uint32{1, 3}}, // killed while it was rearranged
+		{[]uint32{1, 0, 3}, []uint32{1, 3, 5}, []uint32{1, 5, 3}},
+		{[]uint32{1, 2}, nil, []uint32{}},
+	} {
+		if got := arrange(c.have, c.want); !slices.Equal(got, c.next) {
+			t.Errorf("arrange(%v, %v) = %v, want %v", c.have, c.want, got, c.next)
+		}
+	}
+}
+
+// BenchmarkApplyEndpointFlip makes one endpoint of one Service go and come back.
+func BenchmarkApplyEndpointFlip(b *testing.B) {
+	for _, n := range []int{100, 1000, 10000} {
+		b.Run(fmt.Sprintf("%d Services", n), func(b *testing.B) {
+			m := newPortMaps(b, DefaultMaxFrontends, DefaultMaxEndpoints)
+			back := &Backend{objects: &objects{maps: m}, ports: openPorts(b, m)}
+			with, without := manyPorts(n, 10), manyPorts(n, 9)
+			noError(b, back.Apply(b.Context(), intent.Changes{Upserts: with}))
+			times := make([]time.Duration, 0, b.N)
+			i := 0
+			for b.Loop() {
+				p := without[i/2%n]
+				if i%2 == 1 {
+					p = with[i/2%n]
+				}
+				i++
+				start := time.Now()
+				noError(b, back.Apply(b.Context(), intent.Changes{Upserts: []*intent.ServicePort{p}}))
+				times = append(times, time.Since(start))
+			}
+			slices.Sort(times)
+			b.ReportMetric(float64(times[len(times)/2].Nanoseconds()), "p50-ns")
+			b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds()), "p99-ns")
+		})
+	}
+}
+
+// BenchmarkReplaceCold writes a whole cluster into empty maps.
+func BenchmarkReplaceCold(b *testing.B) {
+	ports := manyPorts(5000, 10)
+	for b.Loop() {
+		b.StopTimer()
+		m := newPortMaps(b, DefaultMaxFrontends, DefaultMaxEndpoints)
+		table := openPorts(b, m)
+		b.StartTimer()
+		writeAll(b, table, ports)
+	}
+}
+
+// newPortMaps makes the maps of Services alone, for one test.
+func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Map {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		tb.Skip("needs root: makes eBPF maps")
+	}
+	tc, _, err := specs(&Config{FlowTableSize: 1, MaxFrontends: frontends, MaxEndpoints: endpoints}, kernel.Features{})
+	noError(tb, err)
+	m := map[string]*ebpf.Map{}
+	for _, name := range append([]string{idsMap}, portMaps...) {
+		spec := tc.Maps[name]
+		if name == idsMap {
+			spec = idsSpec()
+		}
+		spec.Pinning = ebpf.PinNone
+		m[name], err = ebpf.NewMap(spec)
+		noError(tb, err)
+		tb.Cleanup(func() { m[name].Close() })
+	}
+	return m
+}
+
+func openPorts(tb testing.TB, m map[string]*ebpf.Map) *portTable {
+	tb.Helper()
+	table, err := readPorts(m)
+	noError(tb, err)
+	return table
+}
+
+func writeAll(tb testing.TB, table *portTable, ports []*intent.ServicePort) {
+	tb.Helper()
+	failed, err := table.replace(tb.Context(), ports)
+	noError(tb, errors.Join(err, portErrors(failed)))
+}
+
+// writeFresh empties the maps and writes this state at once.
+func writeFresh(tb testing.TB, m map[string]*ebpf.Map, ports []*intent.ServicePort) {
+	tb.Helper()
+	writeAll(tb, openPorts(tb, m), nil)
+	writeAll(tb, openPorts(tb, m), ports)
+}
+
+func noError(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+func deleteAny(t *testing.T, m *ebpf.Map) {
+	t.Helper()
+	key := make([]byte, m.KeySize())
+	noError(t, m.NextKey(nil, &key))
+	noError(t, m.Delete(key))
+}
+
+func wantPortErrors(t *testing.T, err error, ports []*intent.ServicePort) {
+	t.Helper()
+	var pe *dataplane.PortErrors
+	if !errors.As(err, &pe) {
+		t.Fatalf("error %v, want PortErrors", err)
+	}
+	for _, p := range ports {
+		if !errors.Is(pe.Errors[p.ID], errFull) {
+			t.Errorf("%s: error %v, want a map without room", p.ID, pe.Errors[p.ID])
+		}
+	}
+	if len(pe.Errors) != len(ports) {
+		t.Errorf("%d ports failed, want %d: %v", len(pe.Errors), len(ports), pe.Errors)
+	}
+}
+
+func wantApplied(t *testing.T, b *Backend, want []*intent.ServicePort) {
+	t.Helper()
+	have, err := b.Applied(context.Background())
+	noError(t, err)
+	lines := func(ports []*intent.ServicePort) []string {
+		var out []string
+		for _, p := range ports {
+			out = append(out, portText(p))
+		}
+		return out
+	}
+	wantLines(t, "applied", lines(have.Ports), lines(want))
+}
+
+func wantLines(t *testing.T, what string, have, want []string) {
+	t.Helper()
+	for _, l := range have {
+		if !slices.Contains(want, l) {
+			t.Errorf("%s, unwanted: %s", what, l)
+		}
+	}
+	for _, l := range want {
+		if !slices.Contains(have, l) {
+			t.Errorf("%s, missing: %s", what, l)
+		}
+	}
+	if len(have) != len(want) {
+		t.Errorf("%s: %d, want %d", what, len(have), len(want))
+	}
+}
+
+// portText is all that the maps keep of a decision.
+func portText(p *intent.ServicePort) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s affinity %s", p.ID, p.Affinity)
+	for _, f := range p.Frontends {
+		fmt.Fprintf(&b, " frontend %v", f)
+		if f.SourceRanges != nil {
+			b.WriteString("(ranges)")
+		}
+	}
+	for _, e := range p.Endpoints {
+		fmt.Fprintf(&b, " endpoint %v", e)
+	}
+	return b.String()
+}

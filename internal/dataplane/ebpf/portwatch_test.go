@@ -1,0 +1,273 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+var errKilled = errors.New("killed by the test")
+
+// endpointName is what an id stands for.
+type endpointName struct {
+	service uint32
+	addr    netip.AddrPort
+}
+
+// mapWatch looks at the maps after each write of a table, and can make writes
+// fail.
+type mapWatch struct {
+	t        *testing.T
+	maps     map[string]*ebpf.Map
+	writes   int
+	failFrom int // this write fails, and all that follow
+	failOnce int // only this one
+	// given are all ids ever seen, and have those of the last look.
+	given map[uint32]endpointName
+	have  map[uint32]bool
+	// before and after are the addresses of the two states: what is in both is
+	// to be found at any moment, and lets in no client that neither would.
+	before, after map[tcFrontendKey]intent.Frontend
+}
+
+// open begins a new run.
+func (w *mapWatch) open() *portTable {
+	table := openPorts(w.t, w.maps)
+	for _, m := range []*kernelMap{&table.frontends, &table.services, &table.slots, &table.backends, &table.ranges, &table.ids} {
+		*m = watchedMap{*m, w}
+	}
+	return table
+}
+
+// between says which states the writes to come lie between.
+func (w *mapWatch) between(before, after []*intent.ServicePort) {
+	w.before, w.after = byKey(before), byKey(after)
+}
+
+func byKey(ports []*intent.ServicePort) map[tcFrontendKey]intent.Frontend {
+	keys := map[tcFrontendKey]intent.Frontend{}
+	for _, p := range ports {
+		for _, f := range p.Frontends {
+			keys[frontendKey(p.ID, f)] = f
+		}
+	}
+	return keys
+}
+
+type watchedMap struct {
+	kernelMap
+	w *mapWatch
+}
+
+func (m watchedMap) Put(key, value any) error {
+	return m.w.write(func() error { return m.kernelMap.Put(key, value) })
+}
+
+func (m watchedMap) Delete(key any) error {
+	return m.w.write(func() error { return m.kernelMap.Delete(key) })
+}
+
+func (w *mapWatch) write(f func() error) error {
+	w.writes++
+	if w.failFrom > 0 && w.writes >= w.failFrom || w.writes == w.failOnce {
+		return errKilled
+	}
+	err := f()
+	if err == nil {
+		w.look()
+	}
+	return err
+}
+
+// look checks all that the programs rely on.
+func (w *mapWatch) look() {
+	w.t.Helper()
+	c := readContents(w.t, w.maps)
+	for _, fault := range c.faults() {
+		w.t.Errorf("after write %d: %s", w.writes, fault)
+	}
+	for key, after := range w.after {
+		before, both := w.before[key]
+		if !both {
+			continue
+		}
+		f, ok := c.frontends[key]
+		if !ok || f.Service == 0 {
+			w.t.Errorf("after write %d: %s is not served", w.writes, keyText(key))
+		}
+		for _, fault := range c.rangeFaults(f, before.SourceRanges, after.SourceRanges) {
+			w.t.Errorf("after write %d: %s %s", w.writes, keyText(key), fault)
+		}
+	}
+	have := map[uint32]bool{}
+	for id, v := range c.backends {
+		have[id] = true
+		name := endpointName{v.Service, backendAddr(v)}
+		if old, ok := w.given[id]; ok && (old != name || !w.have[id]) {
+			w.t.Errorf("after write %d: id %d was given to %v and again to %v", w.writes, id, old, name)
+		}
+		w.given[id] = name
+	}
+	w.have = have
+	if w.t.Failed() {
+		w.t.FailNow()
+	}
+}
+
+// contents is what the maps of Services hold.
+type contents struct {
+	frontends map[tcFrontendKey]tcFrontend
+	services  map[uint32]tcService
+	slots     map[tcSlotKey]uint32
+	backends  map[uint32]tcBackend
+	ranges    map[tcRangeKey]uint8
+}
+
+func readContents(t *testing.T, m map[string]*ebpf.Map) contents {
+	t.Helper()
+	return contents{
+		frontends: readAll[tcFrontendKey, tcFrontend](t, m[tcMapFrontends]),
+		services:  readAll[uint32, tcService](t, m[tcMapServices]),
+		slots:     readAll[tcSlotKey, uint32](t, m[tcMapSlots]),
+		backends:  readAll[uint32, tcBackend](t, m[tcMapBackends]),
+		ranges:    readAll[tcRangeKey, uint8](t, m[tcMapSourceRanges]),
+	}
+}
+
+func readAll[K comparable, V any](tb testing.TB, m *ebpf.Map) map[K]V {
+	tb.Helper()
+	out := map[K]V{}
+	noError(tb, each(m, func(k K, v V) { out[k] = v }))
+	return out
+}
+
+func (c contents) size() int {
+	return len(c.frontends) + len(c.services) + len(c.slots) + len(c.backends) + len(c.ranges)
+}
+
+// faults are what a program could stumble over.
+func (c contents) faults() []string {
+	var out []string
+	for key, f := range c.frontends {
+		for _, r := range []intent.Route{intent.Route(f.Inside), intent.Route(f.Outside)} {
+			set, ok := map[intent.Route]int{intent.ToCluster: clusterSet, intent.ToLocal: localSet}[r]
+			if s, there := c.services[f.Service]; ok && (!there || s.Count[set] == 0) {
+				out = append(out, fmt.Sprintf("%s leads to Service %d, whose set %d has no endpoint", keyText(key), f.Service, set))
+			}
+		}
+	}
+	for id, s := range c.services {
+		for set, member := range []tcBackendFlags{clusterSet: tcBackendFlagsBACKEND_CLUSTER, localSet: tcBackendFlagsBACKEND_LOCAL} {
+			for i := range int(s.Count[set]) {
+				b, ok := c.backends[c.slots[slotKey(id, set, i)]]
+				if !ok || b.Service != id || tcBackendFlags(b.Flags)&member == 0 {
+					out = append(out, fmt.Sprintf("slot %d of Service %d, set %d, names no endpoint of it: %v", i, id, set, b))
+				}
+			}
+		}
+	}
+	return out
+}
+
+// rangeFaults are clients that are let in, or not, neither before nor after.
+func (c contents) rangeFaults(f tcFrontend, before, after []netip.Prefix) (out []string) {
+	checked := tcFrontendFlags(f.Flags)&tcFrontendFlagsFRONTEND_RANGES != 0
+	switch {
+	case before == nil && after == nil && checked:
+		return []string{"lets only some in"}
+	case before == nil || after == nil:
+		return nil
+	case !checked:
+		return []string{"lets everybody in"}
+	}
+	have := map[netip.Prefix]bool{}
+	for key := range c.ranges {
+		if key.Service == f.Service {
+			have[rangePrefix(key)] = true
+			if p := rangePrefix(key); !slices.Contains(before, p) && !slices.Contains(after, p) {
+				out = append(out, fmt.Sprintf("lets in %s", p))
+			}
+		}
+	}
+	for _, p := range before {
+		if slices.Contains(after, p) && !have[p] {
+			out = append(out, fmt.Sprintf("does not let in %s", p))
+		}
+	}
+	return out
+}
+
+func backendAddr(b tcBackend) netip.AddrPort {
+	return netip.AddrPortFrom(fromAddr(b.Addr, b.Family), toPort(b.Port))
+}
+
+func keyText(k tcFrontendKey) string {
+	return fmt.Sprintf("%s/%d", netip.AddrPortFrom(fromAddr(k.Addr, k.Family), toPort(k.Port)), k.Proto)
+}
+
+// lines describes each Service with all that belongs to it, without the ids.
+func (c contents) lines() []string {
+	parts := map[uint32][]string{}
+	add := func(service uint32, format string, args ...any) {
+		parts[service] = append(parts[service], fmt.Sprintf(format, args...))
+	}
+	for key, f := range c.frontends {
+		add(f.Service, "frontend %s outside %d inside %d flags %d", keyText(key), f.Outside, f.Inside, f.Flags)
+	}
+	for id, s := range c.services {
+		add(id, "header %d %d %d", s.Count, s.Affinity, s.Flags)
+	}
+	for key, id := range c.slots {
+		add(key.Service, "slot %t %s", key.Slot&slotLocal != 0, backendAddr(c.backends[id]))
+	}
+	for _, b := range c.backends {
+		add(b.Service, "endpoint %s flags %d", backendAddr(b), b.Flags)
+	}
+	for key := range c.ranges {
+		add(key.Service, "range %s", rangePrefix(key))
+	}
+	var out []string
+	for _, p := range parts {
+		slices.Sort(p)
+		out = append(out, strings.Join(p, ", "))
+	}
+	slices.Sort(out)
+	return out
+}
+
+func wantSameContents(t *testing.T, have, want map[string]*ebpf.Map) {
+	t.Helper()
+	wantLines(t, "maps", readContents(t, have).lines(), readContents(t, want).lines())
+}
+
+// endpointIDs gives the id of every endpoint of these ports.
+func endpointIDs(t *testing.T, m map[string]*ebpf.Map, ports []*intent.ServicePort) map[string]uint32 {
+	t.Helper()
+	c := readContents(t, m)
+	ids := map[string]uint32{}
+	for _, p := range ports {
+		service := c.frontends[frontendKey(p.ID, p.Frontends[0])].Service
+		for id, b := range c.backends {
+			if b.Service == service {
+				ids[p.ID.String()+" "+backendAddr(b).String()] = id
+			}
+		}
+	}
+	return ids
+}
+
+func wantIDsKept(t *testing.T, before, after map[string]uint32) {
+	t.Helper()
+	for name, id := range after {
+		if old, ok := before[name]; ok && old != id {
+			t.Errorf("%s had id %d, now %d", name, old, id)
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package ebpf
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+// simplePort is a Service with one clusterIP and n endpoints.
+func simplePort(i, n int) *intent.ServicePort {
+	p := &intent.ServicePort{
+		ID: intent.PortID{
+			Service: model.Name{Namespace: "test", Name: fmt.Sprintf("simple-%05d", i)},
+			Number:  80, Protocol: model.TCP, Family: model.IPv4,
+		},
+		Frontends: []intent.Frontend{{
+			Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80,
+			Outside: intent.ToCluster, Inside: intent.ToCluster,
+		}},
+	}
+	for j := range n {
+		p.Endpoints = append(p.Endpoints, intent.Endpoint{
+			Addr:    netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(16 + j), byte(i >> 8), byte(i)}), 8080),
+			Cluster: true,
+		})
+	}
+	return p
+}
+
+func manyPorts(n, endpoints int) []*intent.ServicePort {
+	var out []*intent.ServicePort
+	for i := range n {
+		out = append(out, simplePort(i, endpoints))
+	}
+	return out
+}
+
+// portWorld is a small cluster that changes at random.
+type portWorld struct {
+	rng      *rand.Rand
+	services []*randomService
+	holders  map[int]int // who has which of the shared addresses
+	ports    map[intent.PortID]*intent.ServicePort
+}
+
+type randomService struct {
+	id            intent.PortID
+	there         bool
+	generation    int
+	endpoints     map[int]intent.Endpoint
+	ranges        []netip.Prefix
+	affinity      time.Duration
+	external      bool // externalTrafficPolicy Local
+	internalLocal bool
+}
+
+func newPortWorld(seed uint64) *portWorld {
+	w := &portWorld{
+		rng: rand.New(rand.NewPCG(seed, 1)), holders: map[int]int{},
+		ports: map[intent.PortID]*intent.ServicePort{},
+	}
+	for i := range 8 {
+		w.services = append(w.services, &randomService{
+			endpoints: map[int]intent.Endpoint{},
+			id: intent.PortID{
+				Service: model.Name{Namespace: "test", Name: fmt.Sprint("service-", i)}, Number: uint16(80 + i),
+				Protocol: []model.Protocol{model.TCP, model.UDP}[i%2],
+				Family:   []model.Family{model.IPv4, model.IPv6}[i/2%2],
+			},
+		})
+	}
+	for range 5 {
+		w.step()
+	}
+	return w
+}
+
+func (w *portWorld) state() []*intent.ServicePort {
+	return slices.SortedFunc(maps.Values(w.ports), func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
+}
+
+// step changes some things and says what a Tracker would say of it.
+func (w *portWorld) step() intent.Changes {
+	for range 1 + w.rng.IntN(4) {
+		w.change(w.rng.IntN(len(w.services)))
+	}
+	before := w.ports
+	w.ports = map[intent.PortID]*intent.ServicePort{}
+	var c intent.Changes
+	for i, s := range w.services {
+		if !s.there {
+			continue
+		}
+		p := w.decide(i)
+		if old := before[p.ID]; old != nil && reflect.DeepEqual(old, p) {
+			p = old
+		} else {
+			c.Upserts = append(c.Upserts, p)
+		}
+		w.ports[p.ID] = p
+	}
+	for id := range before {
+		if w.ports[id] == nil {
+			c.Deletes = append(c.Deletes, id)
+		}
+	}
+	slices.SortFunc(c.Deletes, intent.PortID.Compare)
+	slices.SortFunc(c.Upserts, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
+	return c
+}
+
+func (w *portWorld) change(i int) {
+	s := w.services[i]
+	switch w.rng.IntN(12) {
+	case 0:
+		s.there = false
+	case 1:
+		s.generation++ // as when the port is renamed: same addresses, other id
+		s.id.Port = fmt.Sprint("g", s.generation)
+	case 2:
+		clear(s.endpoints)
+	case 3:
+		s.ranges = [][]netip.Prefix{nil, {}, w.prefixes(s.id.Family, 1), w.prefixes(s.id.Family, 3)}[w.rng.IntN(4)]
+	case 4:
+		s.affinity = time.Duration(w.rng.IntN(2)) * 10800 * time.Second
+	case 5:
+		s.external = !s.external
+		s.internalLocal = w.rng.IntN(4) == 0
+	case 6, 7:
+		for range 3 {
+			w.holders[w.rng.IntN(30)] = w.rng.IntN(len(w.services))
+		}
+	default:
+		s.there = true
+		for range 1 + w.rng.IntN(5) {
+			n := w.rng.IntN(9)
+			if _, ok := s.endpoints[n]; ok && w.rng.IntN(3) == 0 {
+				delete(s.endpoints, n)
+			} else {
+				s.endpoints[n] = w.endpoint(s.id.Family, n)
+			}
+		}
+	}
+}
+
+func (w *portWorld) prefixes(f model.Family, n int) []netip.Prefix {
+	all := []string{"10.0.0.0/8", "10.1.0.0/16", "192.0.2.1/32", "0.0.0.0/0"}
+	if f == model.IPv6 {
+		all = []string{"2001:db8::/32", "2001:db8:1::/48", "2001:db8::1/128", "::/0"}
+	}
+	var out []netip.Prefix
+	for _, i := range w.rng.Perm(len(all))[:n] {
+		out = append(out, netip.MustParsePrefix(all[i]))
+	}
+	slices.SortFunc(out, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	return out
+}
+
+func testAddr(f model.Family, net, host int) netip.Addr {
+	if f == model.IPv6 {
+		return netip.MustParseAddr(fmt.Sprintf("2001:db8:%x::%x", net, host))
+	}
+	return netip.AddrFrom4([4]byte{10, byte(net), 0, byte(host)})
+}
+
+func (w *portWorld) endpoint(f model.Family, n int) intent.Endpoint {
+	here := w.rng.IntN(2) == 0
+	return intent.Endpoint{
+		Addr:    netip.AddrPortFrom(testAddr(f, 200, n/2+1), uint16(8080+n%2)),
+		Cluster: w.rng.IntN(5) > 0, Local: w.rng.IntN(2) == 0,
+		Here: here, Host: here && w.rng.IntN(4) == 0, Policed: w.rng.IntN(4) == 0,
+	}
+}
+
+// decide is intent's part, as far as it matters here.
+func (w *portWorld) decide(i int) *intent.ServicePort {
+	s := w.services[i]
+	p := &intent.ServicePort{ID: s.id, Affinity: s.affinity}
+	cluster, local := false, false
+	for _, n := range slices.Sorted(maps.Keys(s.endpoints)) {
+		e := s.endpoints[n]
+		p.Endpoints = append(p.Endpoints, e)
+		cluster, local = cluster || e.Cluster, local || e.Local
+	}
+	route := func(localOnly bool) intent.Route {
+		switch {
+		case localOnly && local:
+			return intent.ToLocal
+		case localOnly && cluster:
+			return intent.Drop
+		case cluster:
+			return intent.ToCluster
+		}
+		return intent.Reject
+	}
+	inside := route(s.internalLocal)
+	p.Frontends = []intent.Frontend{{Addr: testAddr(s.id.Family, 96, i+1), Port: s.id.Number, Outside: inside, Inside: inside}}
+	for n, holder := range w.holders {
+		if holder != i {
+			continue
+		}
+		f := intent.Frontend{Port: 443, Outside: route(s.external), Inside: route(false)}
+		switch n % 3 {
+		case 0:
+			f.Kind, f.Port = intent.NodePort, uint16(30000+n)
+		case 1:
+			f.Kind, f.Addr = intent.ExternalIP, testAddr(s.id.Family, 50, n)
+			if n > 22 { // the address of an endpoint, too
+				f.Addr, f.Port = testAddr(s.id.Family, 200, 1), uint16(8080+n%2)
+			}
+		case 2:
+			f.Kind, f.Addr, f.SourceRanges = intent.LoadBalancerIP, testAddr(s.id.Family, 51, n), s.ranges
+		}
+		p.Frontends = append(p.Frontends, f)
+	}
+	slices.SortFunc(p.Frontends, func(a, b intent.Frontend) int {
+		if a.Kind != b.Kind {
+			return int(a.Kind) - int(b.Kind)
+		}
+		if c := a.Addr.Compare(b.Addr); c != 0 {
+			return c
+		}
+		return int(a.Port) - int(b.Port)
+	})
+	return p
+}
