@@ -102,10 +102,11 @@ struct backend {
 };
 
 /*
- * source_ranges: prefixes of clients that a Service lets in. Those of service
- * RANGE_CLUSTER are the cluster's own: pods and other nodes.
+ * source_ranges: prefixes of clients that a Service lets in. Two that are no
+ * Services hold what the cluster is made of: ranges of pods, and other nodes.
  */
-#define RANGE_CLUSTER 0
+#define RANGE_PODS 0
+#define RANGE_PEERS 0xffffffff
 
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */

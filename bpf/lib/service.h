@@ -128,6 +128,10 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
 		if (!pod || !(pod->flags & POD_REACHABLE))
 			return 1;
 	}
+	/* Leaving the pod network: the CNI may masquerade the pod. */
+	if (hook == FROM_POD && !(b->flags & BACKEND_HERE) &&
+	    !range_allows(RANGE_PODS, &b->addr, p->tuple.family))
+		return 1;
 	if (s->flags & SETTING_BYPASS_ALWAYS)
 		return 0;
 	if (hook == FROM_POD && (s->flags & SETTING_BYPASS_NEVER ||
@@ -183,14 +187,14 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	return FLOW_CREATED;
 }
 
-/* Is this an address of the cluster, and may its packets pass by netfilter? */
-static __always_inline int may_pass(const struct addr *addr, __u8 family,
-				    const struct settings *s)
+/* Is this a pod's address, and may the pod's packets pass by netfilter? */
+static __always_inline int pod_may_pass(const struct addr *addr, __u8 family,
+					const struct settings *s)
 {
 	struct pod *pod = pod_lookup(addr, family);
 
 	if (!pod)
-		return range_allows(RANGE_CLUSTER, addr, family);
+		return range_allows(RANGE_PODS, addr, family);
 	return !(pod->flags & POD_POLICED) || s->flags & SETTING_BYPASS_ALWAYS;
 }
 
@@ -203,19 +207,24 @@ static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u
 }
 
 /*
- * A packet within the cluster, to or from an endpoint: Service traffic that a
- * socket has translated, or that might as well have been. Nothing is rewritten
- * and nothing remembered, and netfilter need not see it; where it must, or where
- * the stack knows better, -2.
+ * A packet between a pod that is an endpoint and another pod or node: Service
+ * traffic that a socket or another node has translated, or that might as well
+ * have been. Nothing is rewritten and nothing remembered, and netfilter need not
+ * see it; where it must, or where the stack knows better, -2.
+ *
+ * What a pod sends to an endpoint at a node's own address is not meant here: a
+ * CNI that masquerades would replace its source.
  */
 static __always_inline int pass_direct(struct __sk_buff *skb, struct scratch *m,
-				       const struct settings *s, int hook)
+				       const struct settings *s, int hook, int to_endpoint)
 {
 	struct packet *p = &m->packet;
 	const struct tuple *t = &p->tuple;
+	const struct addr *endpoint = to_endpoint ? &t->daddr : &t->saddr;
+	const struct addr *peer = to_endpoint ? &t->saddr : &t->daddr;
 
-	if (s->flags & SETTING_BYPASS_NEVER || !may_pass(&t->saddr, t->family, s) ||
-	    !may_pass(&t->daddr, t->family, s))
+	if (s->flags & SETTING_BYPASS_NEVER || !pod_may_pass(endpoint, t->family, s) ||
+	    (!pod_may_pass(peer, t->family, s) && !range_allows(RANGE_PEERS, peer, t->family)))
 		return -2;
 	way_find(skb, p, &t->saddr, &t->daddr, &m->way);
 	if (m->way.kind != WAY_POD && (hook == FROM_NETWORK || m->way.kind != WAY_OUT))
@@ -238,7 +247,7 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 	if (to_endpoint || is_endpoint(&t->saddr, t->sport, t->proto, t->family)) {
 		if ((flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
 			flow_forget_closed(t);
-		ret = pass_direct(skb, m, s, hook);
+		ret = pass_direct(skb, m, s, hook, to_endpoint);
 		if (ret != -2)
 			return ret;
 	}

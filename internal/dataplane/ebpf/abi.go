@@ -14,8 +14,16 @@ const abiVersion = 1
 // slotLocal is SLOT_LOCAL of bpf/abi.h.
 const slotLocal = 1 << 31
 
-// rangeCluster is RANGE_CLUSTER of bpf/abi.h.
-const rangeCluster = 0
+// rangePods and rangePeers are RANGE_PODS and RANGE_PEERS of bpf/abi.h.
+const (
+	rangePods  = 0
+	rangePeers = 0xffffffff
+)
+
+// isClusterRange tells ranges of the cluster from those of Services.
+func isClusterRange(key tcRangeKey) bool {
+	return key.Service == rangePods || key.Service == rangePeers
+}
 
 // The two sets of endpoints, as indices of tcService.Count.
 const (

@@ -44,7 +44,7 @@ type Backend struct {
 	pods          map[netip.Addr]attach.Pod
 	policed       map[netip.Addr]bool
 	snatPorts     []uint16
-	clusterRanges map[netip.Prefix]bool
+	clusterRanges map[tcRangeKey]bool
 }
 
 var _ dataplane.Backend = (*Backend)(nil)

@@ -157,25 +157,26 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	return b.writeSettings(n)
 }
 
-// writeClusterRanges writes the addresses that are the cluster's own, among the
-// ranges of Services.
+// writeClusterRanges writes what the cluster is made of, among the ranges of
+// Services: ranges of pods, and addresses of other nodes.
 func (b *Backend) writeClusterRanges(n *intent.Node) error {
-	want := map[netip.Prefix]bool{}
-	cidrs := slices.Clone(n.ClusterCIDRs)
-	for _, a := range n.Peers {
-		cidrs = append(cidrs, netip.PrefixFrom(a, a.BitLen()))
+	want := map[tcRangeKey]bool{}
+	for _, c := range n.ClusterCIDRs {
+		want[rangeKey(rangePods, c)] = true
 	}
-	for _, c := range cidrs {
-		want[c.Masked()] = true
-		if !b.clusterRanges[c.Masked()] {
-			if err := b.m(tcMapSourceRanges).Put(rangeKey(rangeCluster, c), uint8(1)); err != nil {
+	for _, a := range n.Peers {
+		want[rangeKey(rangePeers, netip.PrefixFrom(a, a.BitLen()))] = true
+	}
+	for key := range want {
+		if !b.clusterRanges[key] {
+			if err := b.m(tcMapSourceRanges).Put(key, uint8(1)); err != nil {
 				return fmt.Errorf("write cluster's addresses: %w", err)
 			}
 		}
 	}
-	for c := range b.clusterRanges {
-		if !want[c] {
-			if err := remove(b.m(tcMapSourceRanges), rangeKey(rangeCluster, c)); err != nil {
+	for key := range b.clusterRanges {
+		if !want[key] {
+			if err := remove(b.m(tcMapSourceRanges), key); err != nil {
 				return fmt.Errorf("remove cluster's addresses: %w", err)
 			}
 		}

@@ -59,7 +59,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 		return nil, err
 	}
 	err = each(t.ranges, func(key tcRangeKey, _ uint8) {
-		if key.Service != rangeCluster {
+		if !isClusterRange(key) {
 			at(key.Service).ranges[key] = true
 		}
 	})
@@ -97,12 +97,11 @@ func (t *portTable) readSlots(at func(uint32) *port) error {
 }
 
 // readClusterRanges reads the cluster's own addresses.
-func readClusterRanges(m *ebpf.Map) (map[netip.Prefix]bool, error) {
-	found := map[netip.Prefix]bool{}
+func readClusterRanges(m *ebpf.Map) (map[tcRangeKey]bool, error) {
+	found := map[tcRangeKey]bool{}
 	err := each(m, func(key tcRangeKey, _ uint8) {
-		if key.Service == rangeCluster {
-			addr := fromAddr(key.Addr, uint8(key.Family))
-			found[netip.PrefixFrom(addr, int(key.Prefixlen)-64)] = true
+		if isClusterRange(key) {
+			found[key] = true
 		}
 	})
 	return found, err

@@ -171,6 +171,9 @@ func (j judge) source(a probe.Answer) string {
 		// masquerade.
 		own = own || j.c.Owns(j.c.NodeOf(j.f.From), from.Addr())
 	}
+	if j.leavesPodNetwork(a.Server) && !j.c.Owns(j.c.NodeOf(j.f.From), from.Addr()) {
+		return fmt.Sprintf("%s saw source %s, want the client's node's: a CNI that masquerades does so", a.Server, a.Source)
+	}
 	node := slices.ContainsFunc(j.c.Nodes(), func(n string) bool { return j.c.Owns(n, from.Addr()) })
 	ok, want := own || node, "the client's or a node's address"
 	switch kind := j.sourceKind(a.Server); kind {
@@ -183,6 +186,15 @@ func (j judge) source(a probe.Answer) string {
 		return fmt.Sprintf("%s saw source %s, want %s", a.Server, a.Source, want)
 	}
 	return ""
+}
+
+// leavesPodNetwork reports whether a pod's packet to a server is the CNI's to
+// masquerade: the server is on the network of another node.
+func (j judge) leavesPodNetwork(server string) bool {
+	name, _, _ := strings.Cut(server, ":")
+	from := j.f.From
+	return j.masq && cluster.ParseName(from).IsPod() && !cluster.ParseName(name).IsPod() &&
+		j.c.NodeOf(from) != j.c.NodeOf(name)
 }
 
 // sourceKind works KeptHere out for a server.
