@@ -24,9 +24,9 @@ static __always_inline struct frontend *frontend_exact(const struct addr *addr, 
 	return bpf_map_lookup_elem(&frontends, &key);
 }
 
-/* Also finds NodePorts, by any of the node's addresses. */
+/* Also finds NodePorts, by any of the node's addresses; *own says that it is one. */
 static __always_inline struct frontend *frontend_lookup(const struct addr *addr, __be16 port,
-							__u8 proto, __u8 family)
+							__u8 proto, __u8 family, int *own)
 {
 	struct frontend_key key = {
 		.port = port,
@@ -40,11 +40,15 @@ static __always_inline struct frontend *frontend_lookup(const struct addr *addr,
 	struct frontend *fe;
 	__u32 *flags;
 
+	*own = 0;
 	fe = frontend_exact(addr, port, proto, family);
 	if (fe)
 		return fe;
 	flags = bpf_map_lookup_elem(&node_addrs, &node);
-	if (!flags || !(*flags & NODE_ADDR_NODEPORT))
+	if (!flags)
+		return NULL;
+	*own = 1;
+	if (!(*flags & NODE_ADDR_NODEPORT))
 		return NULL;
 	return bpf_map_lookup_elem(&frontends, &key);
 }

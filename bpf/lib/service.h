@@ -265,6 +265,7 @@ static __always_inline struct frontend *frontend_of_socket(struct __sk_buff *skb
 	struct socket_peer *peer;
 	struct socket_key key;
 	__u64 cookie;
+	int own;
 
 	/* The socket stays with the packet on its way out of the pod (4.19). */
 	cookie = bpf_get_socket_cookie(skb);
@@ -274,7 +275,7 @@ static __always_inline struct frontend *frontend_of_socket(struct __sk_buff *skb
 	peer = bpf_map_lookup_elem(&sockets, &key);
 	if (!peer || bpf_map_lookup_elem(&backends, &peer->backend))
 		return NULL;
-	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family);
+	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family, &own);
 }
 
 /*
@@ -297,13 +298,15 @@ __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *
 	enum verdict verdict;
 	__u32 id = 0;
 	__u8 route;
+	int own;
 
 	if (!m || !s)
 		return NEXT;
 	p = &m->packet;
 	if (martian_source(&p->tuple))
 		return pass(PASS_OTHER);
-	fe = frontend_lookup(&p->tuple.daddr, p->tuple.dport, p->tuple.proto, p->tuple.family);
+	fe = frontend_lookup(&p->tuple.daddr, p->tuple.dport, p->tuple.proto, p->tuple.family,
+			     &own);
 	if ((!fe || fe->flags & FRONTEND_ENDPOINT) && hook == FROM_POD &&
 	    p->tuple.proto == IPPROTO_UDP) {
 		struct frontend *asked = frontend_of_socket(skb, &p->tuple);
@@ -311,6 +314,8 @@ __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *
 		if (asked)
 			fe = asked;
 	}
+	if (!fe && own)
+		return pass(PASS_OTHER);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return serve_other(skb, m, s, hook, fe != NULL);
 	if (conntrack_owns(skb, p))

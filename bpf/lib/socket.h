@@ -166,13 +166,13 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	struct backend *b = NULL;
 	struct frontend *fe;
 	__u64 cookie, netns;
-	int decides, in_pod;
+	int decides, in_pod, own;
 	__u32 id = 0;
 
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return ALLOW;
 	peer_load(ctx, family, &dst);
-	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family);
+	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family, &own);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return ALLOW;
 	netns = bpf_get_netns_cookie(ctx);
