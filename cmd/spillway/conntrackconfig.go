@@ -9,6 +9,10 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 )
 
+// minFlows is the smallest flow table. An LRU map evicts in batches of each CPU:
+// in a smaller one a new flow can lose one of its halves at once.
+const minFlows = 4096
+
 // conntrackConfig holds kube-proxy's flags for the table of connections. The
 // eBPF dataplane has a table of its own, which they size and time.
 type conntrackConfig struct {
@@ -52,7 +56,7 @@ func (c *conntrackConfig) flows() uint32 {
 	if c.MaxPerCore == 0 {
 		return 0
 	}
-	return uint32(max(int64(c.MaxPerCore)*int64(runtime.NumCPU()), int64(c.Min)))
+	return uint32(max(int64(c.MaxPerCore)*int64(runtime.NumCPU()), int64(c.Min), minFlows))
 }
 
 // timeouts are those of flows; 0 leaves the default, as kube-proxy leaves the

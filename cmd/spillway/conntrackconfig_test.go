@@ -15,6 +15,7 @@ func TestConntrackFlagsSizeTheFlowTable(t *testing.T) {
 	}{
 		{conntrackConfig{MaxPerCore: 0, Min: 5}, 0},
 		{conntrackConfig{MaxPerCore: 1000, Min: 1 << 20}, 1 << 20},
+		{conntrackConfig{MaxPerCore: 1, Min: 1}, minFlows},
 		{conntrackConfig{MaxPerCore: 1 << 20, Min: 5}, uint32(runtime.NumCPU()) << 20},
 	} {
 		if got := c.cfg.flows(); got != c.want {

@@ -19,7 +19,6 @@ func TestPacketOfNoService(t *testing.T) {
 // podToEndpoint: packets between a pod and an endpoint, as a socket has
 // translated them, are sent on as they are but for a hop.
 func (n *packetNode) podToEndpoint(t *testing.T, p *plan, proto uint8) {
-	n.setNode(t, func(node *intent.Node) { node.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix(p.farNet)} })
 	n.serve(t, service(p, proto, endpoint(p.pod2, 8080, here), endpoint(p.far, 8080, elsewhere)))
 	client := ap(p.pod1, 40000)
 	for _, tt := range []struct {

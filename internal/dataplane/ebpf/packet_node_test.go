@@ -323,6 +323,7 @@ func defaultNode() intent.Node {
 		Name:          "node",
 		Addrs:         []netip.Addr{v4.eth0, v4.tun0, v6.eth0, v6.tun0},
 		NodePortAddrs: []netip.Addr{v4.eth0, v4.tun0, v6.eth0, v6.tun0},
+		ClusterCIDRs:  []netip.Prefix{netip.MustParsePrefix(v4.farNet), netip.MustParsePrefix(v6.farNet)},
 	}
 }
 

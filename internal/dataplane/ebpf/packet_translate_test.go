@@ -146,6 +146,7 @@ func TestPacketTranslation(t *testing.T) {
 	t.Run("EndpointHere", func(t *testing.T) { eachTransport(t, n, n.endpointHere) })
 	t.Run("EndpointElsewhere", func(t *testing.T) { eachTransport(t, n, n.endpointElsewhere) })
 	t.Run("FromPod", func(t *testing.T) { eachTransport(t, n, n.fromPod) })
+	t.Run("EndpointBeyondPodNetwork", func(t *testing.T) { eachTransport(t, n, n.beyondPodNetwork) })
 	t.Run("Hairpin", func(t *testing.T) { eachTransport(t, n, n.hairpin) })
 	t.Run("OneClientPortTwoFrontends", func(t *testing.T) { eachTransport(t, n, n.sharedClientPort) })
 	t.Run("MasqueradeAll", func(t *testing.T) { eachTransport(t, n, n.masqueradeAll) })
@@ -253,6 +254,20 @@ func (n *packetNode) fromPod(t *testing.T, p *plan, proto uint8) {
 			}
 		}
 	}
+}
+
+// beyondPodNetwork: an endpoint that is no pod. The CNI may masquerade a pod
+// towards it, in netfilter, so that the answer comes back in another way.
+func (n *packetNode) beyondPodNetwork(t *testing.T, p *plan, proto uint8) {
+	outside := ap(p.client2, 8080)
+	n.serve(t, service(p, proto, endpoint(outside.Addr(), 8080, elsewhere)))
+	client, front := ap(p.pod1, 41000), ap(p.clusterIP, 80)
+	r := n.send(t, inPod1, frame{proto: proto, src: client, dst: front, flags: first(proto)})
+	r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+	r.wantPath(t, ap(p.pod1, r.v.src.Port()), outside)
+	r = n.send(t, outPod1, back(r.v, "S.", nil))
+	r.want(t, actNext, tcVerdictTRANSLATED_EGRESS)
+	r.wantPath(t, front, client)
 }
 
 // hairpin: the endpoint is the client. It must see another address than its own.
