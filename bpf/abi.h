@@ -149,6 +149,7 @@ enum flow_flags {
 	FLOW_TWIN_FIN = 1 << 4, /* FIN seen in the other direction */
 	FLOW_TO_POD = 1 << 5,	/* leads to a pod of this node */
 	FLOW_TWIN_TO_POD = 1 << 6,
+	FLOW_RESET = 1 << 7,	/* closed by an RST */
 };
 
 struct flow {
@@ -161,7 +162,12 @@ struct flow {
 	__u32 seen; /* seconds since boot of the last packet, at most one second late */
 	__u8 state;
 	__u8 flags;
-	__u16 pad;
+	/* The way out as last asked of the routing table; good for one second. */
+	__u16 way_mtu;
+	__u32 way_seen;
+	__u32 way_ifindex;
+	__u32 way_family; /* AF_INET or AF_INET6 */
+	struct addr way_next_hop;
 };
 
 /* fragments: the ports of a datagram whose first fragment passed. */

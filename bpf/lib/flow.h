@@ -70,6 +70,15 @@ static __always_inline int flow_is_twin(const struct flow *twin, const struct tu
 	       twin->sport == mine->dport && twin->dport == mine->sport;
 }
 
+static __always_inline void flow_forget_way(struct flow *f)
+{
+	f->way_mtu = 0;
+	f->way_seen = 0;
+	f->way_ifindex = 0;
+	f->way_family = 0;
+	__builtin_memset(&f->way_next_hop, 0, sizeof(f->way_next_hop));
+}
+
 /* The twin's entry, from the point of view of that direction. */
 static __always_inline void flow_make_twin(struct flow *twin, const struct flow *f,
 					   const struct tuple *key)
@@ -82,7 +91,7 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
 	twin->service = f->service;
 	twin->seen = f->seen;
 	twin->state = f->state;
-	twin->flags = (f->flags & (FLOW_STACK | FLOW_SNAT)) |
+	twin->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET)) |
 		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
 	if (f->flags & FLOW_TO_POD)
 		twin->flags |= FLOW_TWIN_TO_POD;
@@ -92,7 +101,7 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
 		twin->flags |= FLOW_TWIN_FIN;
 	if (f->flags & FLOW_TWIN_FIN)
 		twin->flags |= FLOW_FIN;
-	twin->pad = 0;
+	flow_forget_way(twin);
 }
 
 /*
@@ -148,7 +157,7 @@ static __always_inline void flow_advance(struct flow *f, const struct packet *p)
 	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY)
 		flow_set_state(f, &p->tuple, FLOW_ESTABLISHED, 0, 0);
 	if (p->flags & PACKET_RST) {
-		flow_set_state(f, &p->tuple, FLOW_CLOSED, 0, 0);
+		flow_set_state(f, &p->tuple, FLOW_CLOSED, FLOW_RESET, FLOW_RESET);
 	} else if (p->flags & PACKET_FIN && !(f->flags & FLOW_FIN)) {
 		/* After an RST it stays closed. */
 		fins = f->flags & FLOW_TWIN_FIN || f->state == FLOW_CLOSED ? FLOW_CLOSED
@@ -214,12 +223,29 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 	return 1;
 }
 
+/* Attempts at a port before a closed flow has to make room. */
+#define YIELD_RESET 16
+#define YIELD_CLOSED 32
+
+/*
+ * May a closed flow lose its tuple before its time? Else short connections to one
+ * endpoint had a ceiling: ports / time-out. After an RST the endpoint has
+ * forgotten the tuple; after FINs it takes a SYN in TIME-WAIT (RFC 6191).
+ */
+static __always_inline int flow_may_yield(const struct flow *f, __u32 time, int attempt)
+{
+	if (f->state != FLOW_CLOSED || (__s32)(time - f->seen) < 1)
+		return 0;
+	return attempt >= YIELD_CLOSED || (attempt >= YIELD_RESET && f->flags & FLOW_RESET);
+}
+
 /*
  * Takes the reply tuple if nobody alive has it, or if it is this flow's own: its
  * forward half was evicted, or a SYN reopens the connection. 0: it is ours.
  */
 static __always_inline int reply_claim(struct tuple *reply_key, struct flow *reply,
-				       const struct tuple *key, const struct settings *s)
+				       const struct tuple *key, const struct settings *s,
+				       int attempt)
 {
 	struct flow *holder;
 
@@ -230,7 +256,8 @@ static __always_inline int reply_claim(struct tuple *reply_key, struct flow *rep
 		return -1;
 	if (flow_is_twin(holder, key))
 		return bpf_map_update_elem(&flows, reply_key, reply, BPF_ANY);
-	if (!flow_dead(holder, reply_key->proto, s, reply->seen))
+	if (!flow_dead(holder, reply_key->proto, s, reply->seen) &&
+	    !flow_may_yield(holder, reply->seen, attempt))
 		return -1;
 	bpf_map_delete_elem(&flows, reply_key);
 	/* Atomic again: of two that find the same corpse only one gets its place. */
@@ -260,29 +287,31 @@ struct flow_pair {
 };
 
 /*
- * One try at a reply tuple, by the client's port or by a random one. Not static:
- * the verifier looks at it once, not once for each turn of the loop around it.
- * 0: it is ours.
+ * One try at a reply tuple: attempt 0 is by the client's port, the others by
+ * random ones. Not static: the verifier looks at it once, not once for each turn
+ * of the loop around it. 0: it is ours.
  */
 __noinline int reply_try(struct __sk_buff *skb, struct flow_pair *pair, struct tuple *key,
-			 struct settings *s, int random)
+			 struct settings *s, int attempt)
 {
 	if (!pair || !key || !s)
 		return -1;
-	if (random) {
+	if (attempt) {
 		pair->reply_key.dport = random_port(s);
 		if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
 			return -1;
 	}
-	return reply_claim(&pair->reply_key, &pair->reply, key, s) ? -1 : 0;
+	return reply_claim(&pair->reply_key, &pair->reply, key, s, attempt) ? -1 : 0;
 }
 
 /* Tries until a reply tuple is ours; -1 if none seems to be free. */
 __noinline int reply_search(struct __sk_buff *skb, struct flow_pair *pair, struct tuple *key,
-			    struct settings *s, int random)
+			    struct settings *s, int new_port)
 {
+	int first = new_port ? 1 : 0;
+
 	for (int i = 0; i < PORT_TRIES; i++) {
-		if (!reply_try(skb, pair, key, s, i || random))
+		if (!reply_try(skb, pair, key, s, first + i))
 			return 0;
 	}
 	return -1;

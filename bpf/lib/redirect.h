@@ -113,12 +113,15 @@ __noinline int way_route(struct __sk_buff *skb, const struct packet *p, const st
 		if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 			ret = BPF_FIB_LKUP_RET_SUCCESS;
 	}
-	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH)
+	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH) {
+		/* What was asked with a length is answered with the MTU. */
+		way->mtu = skb->gso_size ? 0 : fib->mtu_result;
 		way_out(way, fib);
-	else if (ret == BPF_FIB_LKUP_RET_NOT_FWDED || ret == BPF_FIB_LKUP_RET_FWD_DISABLED)
+	} else if (ret == BPF_FIB_LKUP_RET_NOT_FWDED || ret == BPF_FIB_LKUP_RET_FWD_DISABLED) {
 		way->kind = WAY_STACK;
-	else
+	} else {
 		way->kind = WAY_NONE;
+	}
 	return 0;
 }
 

@@ -73,8 +73,39 @@ __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 	return drop(DROP_NO_ROUTE);
 }
 
-/* Rewrites a packet as pair->flow says and sends it on. */
-static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m, enum hook hook)
+/* The way out, from the flow's own memory while that is fresh. */
+static __always_inline void flow_way_out(struct __sk_buff *skb, struct scratch *m,
+					 struct flow *entry)
+{
+	struct flow *f = &m->pair.flow;
+	struct packet *p = &m->packet;
+	struct way *way = &m->way;
+
+	if (f->way_seen == f->seen && p->ttl > 1 &&
+	    (skb->gso_size || p->l3_len <= f->way_mtu)) {
+		way->kind = WAY_OUT;
+		way->ifindex = f->way_ifindex;
+		way->next_hop.nh_family = f->way_family;
+		__builtin_memcpy(way->next_hop.ipv6_nh, &f->way_next_hop,
+				 sizeof(f->way_next_hop));
+		return;
+	}
+	way_route(skb, p, &f->saddr, &f->daddr, way);
+	if (!entry || way->kind != WAY_OUT)
+		return;
+	entry->way_mtu = way->mtu;
+	entry->way_ifindex = way->ifindex;
+	entry->way_family = way->next_hop.nh_family;
+	__builtin_memcpy(&entry->way_next_hop, way->next_hop.ipv6_nh, sizeof(f->way_next_hop));
+	entry->way_seen = f->seen;
+}
+
+/*
+ * Rewrites a packet as pair->flow says and sends it on. entry is where the flow
+ * is kept, NULL if it was made just now.
+ */
+static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m, enum hook hook,
+					struct flow *entry)
 {
 	struct flow *f = &m->pair.flow;
 	struct packet *p = &m->packet;
@@ -85,7 +116,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (hook == EGRESS || f->flags & FLOW_STACK)
 		way->kind = WAY_STACK;
 	else if (!(f->flags & FLOW_TO_POD) || !way_pod(&f->daddr, p->tuple.family, way))
-		way_route(skb, p, &f->saddr, &f->daddr, way);
+		flow_way_out(skb, m, entry);
 	if (way_refuses(way))
 		return refuse(skb, m);
 	if (nat_rewrite(skb, p, f, way->kind == WAY_OUT))
@@ -166,7 +197,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	f->seen = now();
 	f->state = FLOW_NEW;
 	f->flags = (here ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_TWIN_TO_POD : 0);
-	f->pad = 0;
+	flow_forget_way(f);
 	if (!hairpin && needs_stack(p, b, hook, s)) {
 		f->flags |= FLOW_STACK;
 		return FLOW_CREATED;
@@ -345,7 +376,7 @@ __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *
 			      renew, s);
 	if (verdict != FLOW_CREATED)
 		return drop(verdict);
-	return flow_forward(skb, m, hook);
+	return flow_forward(skb, m, hook, NULL);
 }
 
 /* An ICMP error: about one of our flows, or none of our business. */
@@ -406,7 +437,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 		if (!flow_applies(f, hook))
 			return pass(PASS_OTHER);
 		m->pair.flow = *f;
-		return flow_forward(skb, m, hook);
+		return flow_forward(skb, m, hook, f);
 	}
 	if (hook == EGRESS)
 		return pass(PASS_OTHER);

@@ -59,17 +59,21 @@ const (
 )
 
 type tcFlow struct {
-	_       structs.HostLayout
-	Saddr   tcAddr
-	Daddr   tcAddr
-	Sport   uint16
-	Dport   uint16
-	Backend uint32
-	Service uint32
-	Seen    uint32
-	State   uint8
-	Flags   uint8
-	Pad     uint16
+	_          structs.HostLayout
+	Saddr      tcAddr
+	Daddr      tcAddr
+	Sport      uint16
+	Dport      uint16
+	Backend    uint32
+	Service    uint32
+	Seen       uint32
+	State      uint8
+	Flags      uint8
+	WayMtu     uint16
+	WaySeen    uint32
+	WayIfindex uint32
+	WayFamily  uint32
+	WayNextHop tcAddr
 }
 
 type tcFlowFlags uint32
@@ -82,6 +86,7 @@ const (
 	tcFlowFlagsFLOW_TWIN_FIN    tcFlowFlags = 16
 	tcFlowFlagsFLOW_TO_POD      tcFlowFlags = 32
 	tcFlowFlagsFLOW_TWIN_TO_POD tcFlowFlags = 64
+	tcFlowFlagsFLOW_RESET       tcFlowFlags = 128
 )
 
 type tcFlowState uint32
