@@ -216,7 +216,10 @@ struct uplink {
 	struct addr v6;
 };
 
-/* sockets: what a socket asked for and what it was given. */
+/*
+ * sockets: what a datagram socket asked for and what it was given; one may ask
+ * for several. connections: the Service that a TCP socket asked for.
+ */
 enum socket_dir {
 	SOCKET_FORWARD = 0, /* Service -> endpoint */
 	SOCKET_REVERSE = 1, /* endpoint -> Service */
@@ -236,6 +239,13 @@ struct socket_peer {
 	__be16 port;
 	__u16 pad;
 	__u32 backend;
+};
+
+struct connection {
+	struct addr service;
+	struct addr endpoint;
+	__be16 service_port;
+	__be16 endpoint_port;
 };
 
 /* node_settings: what may change while the programs run. */

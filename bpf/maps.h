@@ -58,6 +58,13 @@ struct {
 LRU(flows, struct tuple, struct flow, 1 << 19);
 LRU(affinities, struct affinity_key, struct affinity, 1 << 16);
 LRU(fragments, struct fragment_key, struct fragment, 1 << 13);
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct connection);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} connections SEC(".maps"); /* lives and dies with the socket */
 LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
 ARRAY(stack_flows, BPF_MAP_TYPE_ARRAY, __u32, 1); /* 1 when there has been one */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);

@@ -31,12 +31,13 @@ int from_pod(struct __sk_buff *skb)
 
 static __always_inline int egress(struct __sk_buff *skb)
 {
-	__u32 *mark = stack_flows_mark();
+	__u32 *mark;
 
 	if (skb->tc_index == DONE_TC_INDEX) {
 		skb->tc_index = 0;
 		return NEXT;
 	}
+	mark = stack_flows_mark();
 	if (!mark || !*mark)
 		return pass(PASS_OTHER);
 	return handle(skb, EGRESS);

@@ -266,16 +266,21 @@ static __always_inline int reply_claim(struct tuple *reply_key, struct flow *rep
 
 /*
  * A packet to an endpoint itself, not to a Service: the answer must not be taken
- * for that of a Service's flow which has ended and left its tuple behind.
+ * for that of a Service's flow which has left its tuple behind. A flow of
+ * datagrams does not say when it ends: one that rests for a second makes room,
+ * and if it was not over its next packet makes its reply entry again.
  */
-static __always_inline void flow_forget_closed(const struct tuple *direct)
+static __always_inline void flow_forget_idle(const struct tuple *direct)
 {
 	struct tuple reply_key;
 	struct flow *f;
 
 	tuple_mirror(&reply_key, direct);
 	f = bpf_map_lookup_elem(&flows, &reply_key);
-	if (f && f->state >= FLOW_CLOSING && f->flags & FLOW_REPLY)
+	if (!f || !(f->flags & FLOW_REPLY))
+		return;
+	if (f->state >= FLOW_CLOSING ||
+	    (direct->proto == IPPROTO_UDP && (__s32)(now() - f->seen) >= 1))
 		bpf_map_delete_elem(&flows, &reply_key);
 }
 

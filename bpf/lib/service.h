@@ -276,8 +276,8 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 	int ret;
 
 	if (to_endpoint || is_endpoint(&t->saddr, t->sport, t->proto, t->family)) {
-		if ((flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
-			flow_forget_closed(t);
+		if (t->proto == IPPROTO_UDP || (flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
+			flow_forget_idle(t);
 		ret = pass_direct(skb, m, s, hook, to_endpoint);
 		if (ret != -2)
 			return ret;

@@ -66,6 +66,41 @@ static __always_inline void peer_store(struct bpf_sock_addr *ctx, __u8 family, _
 	}
 }
 
+/*
+ * The same for TCP, on the socket itself: a connection may last for months. A
+ * socket that is refused the memory tells its process of the endpoint.
+ */
+static __always_inline void connection_remember(struct bpf_sock_addr *ctx,
+						const struct endpoint_addr *service,
+						const struct backend *b)
+{
+	struct connection *c;
+
+	if (!ctx->sk)
+		return;
+	c = bpf_sk_storage_get(&connections, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!c)
+		return;
+	c->service = service->addr;
+	c->service_port = service->port;
+	c->endpoint = b->addr;
+	c->endpoint_port = b->port;
+}
+
+/* peer becomes the Service if it is the endpoint that was chosen for it. */
+static __always_inline void connection_restore(struct bpf_sock_addr *ctx, __u8 family,
+					       const struct endpoint_addr *peer)
+{
+	struct connection *c;
+
+	if (!ctx->sk)
+		return;
+	c = bpf_sk_storage_get(&connections, ctx->sk, NULL, 0);
+	/* The socket may have connected to somebody else since. */
+	if (c && addr_equal(&c->endpoint, &peer->addr) && c->endpoint_port == peer->port)
+		peer_store(ctx, family, peer->mapped, &c->service, c->service_port);
+}
+
 /* What a process must find when it asks whom it talks to. */
 static __always_inline void socket_remember(__u64 cookie, __u8 proto,
 					    const struct endpoint_addr *service,
@@ -80,8 +115,6 @@ static __always_inline void socket_remember(__u64 cookie, __u8 proto,
 
 	socket_key(&key, cookie, proto, &b->addr, b->port, SOCKET_REVERSE);
 	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
-	if (proto != IPPROTO_UDP)
-		return;
 	/* Each datagram of an unconnected socket asks again: it gets the same answer. */
 	socket_key(&key, cookie, proto, &service->addr, service->port, SOCKET_FORWARD);
 	peer.addr = b->addr;
@@ -184,7 +217,7 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 		return refuse(-decides,
 			      decides == -ETIMEDOUT ? SOCKET_TIMED_OUT : SOCKET_REFUSED);
 
-	cookie = bpf_get_socket_cookie(ctx);
+	cookie = proto == IPPROTO_UDP ? bpf_get_socket_cookie(ctx) : 0;
 	if (datagram)
 		b = socket_recall(cookie, proto, &dst, fe);
 	if (!b) {
@@ -194,7 +227,10 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 			return refuse(ECONNREFUSED, SOCKET_REFUSED);
 		if (in_pod && datagram && socket_ambiguous(cookie, proto, &dst, b))
 			return ALLOW;
-		socket_remember(cookie, proto, &dst, b, id);
+		if (proto == IPPROTO_UDP)
+			socket_remember(cookie, proto, &dst, b, id);
+		else
+			connection_remember(ctx, &dst, b);
 	}
 	peer_store(ctx, family, dst.mapped, &b->addr, b->port);
 	count(SOCKET_TRANSLATED);
@@ -209,6 +245,10 @@ static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family
 	struct socket_key key;
 
 	peer_load(ctx, family, &src);
+	if (ctx->protocol == IPPROTO_TCP) {
+		connection_restore(ctx, family, &src);
+		return ALLOW;
+	}
 	socket_key(&key, bpf_get_socket_cookie(ctx), ctx->protocol, &src.addr, src.port,
 		   SOCKET_REVERSE);
 	peer = bpf_map_lookup_elem(&sockets, &key);

@@ -26,7 +26,7 @@ type Config struct {
 	Log        *slog.Logger
 
 	// FlowTableSize is how many flows are kept; the oldest go first. 0 is
-	// DefaultFlowTableSize. A flow takes about 300 bytes of kernel memory.
+	// DefaultFlowTableSize. A flow takes 368 bytes of kernel memory.
 	FlowTableSize uint32
 	// MaxFrontends, MaxEndpoints bound the maps of Services; 0 is the default.
 	MaxFrontends, MaxEndpoints uint32

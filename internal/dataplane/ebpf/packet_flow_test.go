@@ -23,6 +23,7 @@ func TestPacketFlows(t *testing.T) {
 		eachFamily(t, n, func(t *testing.T, p *plan) { n.snatYields(t, p, frame{flags: "F."}, frame{flags: "<F."}) })
 	})
 	t.Run("DirectSYNForgets", func(t *testing.T) { eachFamily(t, n, n.directSYN) })
+	t.Run("DirectDatagramForgets", func(t *testing.T) { eachFamily(t, n, n.directDatagram) })
 }
 
 func tupleOf(proto uint8, src, dst netip.AddrPort) tcTuple {
@@ -355,6 +356,27 @@ func (n *packetNode) directSYN(t *testing.T, p *plan) {
 	n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: pod, flags: "S"})
 	r := n.send(t, inPod1, frame{proto: protoTCP, src: pod, dst: client, flags: "S."})
 	r.wantPath(t, pod, client)
+}
+
+// directDatagram: the same by UDP, whose flows do not say when they end. The
+// flow rests; if it goes on after all, it is answered again.
+func (n *packetNode) directDatagram(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoUDP, endpoint(p.pod1, 8080, here)))
+	client, front, pod := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.pod1, 8080)
+	ask := func(dst netip.AddrPort) {
+		n.send(t, inEth0, frame{proto: protoUDP, src: client, dst: dst})
+	}
+	answered := func(from netip.AddrPort) {
+		t.Helper()
+		n.send(t, inPod1, frame{proto: protoUDP, src: pod, dst: client}).wantPath(t, from, client)
+	}
+	ask(front)
+	answered(front)
+	n.ageFlows(t, 2)
+	ask(pod)
+	answered(pod)
+	ask(front)
+	answered(front)
 }
 
 // TestPacketFlowTableFull: the oldest flows go, and no packet is refused.

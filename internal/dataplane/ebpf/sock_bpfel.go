@@ -18,6 +18,7 @@ import (
 const (
 	sockMapAffinities      = "affinities"
 	sockMapBackends        = "backends"
+	sockMapConnections     = "connections"
 	sockMapFlows           = "flows"
 	sockMapFragments       = "fragments"
 	sockMapFrontends       = "frontends"
@@ -105,6 +106,7 @@ type sockProgramSpecs struct {
 type sockMapSpecs struct {
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
 	Backends     *ebpf.MapSpec `ebpf:"backends"`
+	Connections  *ebpf.MapSpec `ebpf:"connections"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
@@ -154,6 +156,7 @@ func (o *sockObjects) Close() error {
 type sockMaps struct {
 	Affinities   *ebpf.Map `ebpf:"affinities"`
 	Backends     *ebpf.Map `ebpf:"backends"`
+	Connections  *ebpf.Map `ebpf:"connections"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
@@ -174,6 +177,7 @@ func (m *sockMaps) Close() error {
 	return _SockClose(
 		m.Affinities,
 		m.Backends,
+		m.Connections,
 		m.Flows,
 		m.Fragments,
 		m.Frontends,

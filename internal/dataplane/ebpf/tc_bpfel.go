@@ -291,6 +291,7 @@ const (
 const (
 	tcMapAffinities          = "affinities"
 	tcMapBackends            = "backends"
+	tcMapConnections         = "connections"
 	tcMapFlows               = "flows"
 	tcMapFragments           = "fragments"
 	tcMapFrontends           = "frontends"
@@ -380,6 +381,7 @@ type tcProgramSpecs struct {
 type tcMapSpecs struct {
 	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
 	Backends     *ebpf.MapSpec `ebpf:"backends"`
+	Connections  *ebpf.MapSpec `ebpf:"connections"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
@@ -439,6 +441,7 @@ func (o *tcObjects) Close() error {
 type tcMaps struct {
 	Affinities   *ebpf.Map `ebpf:"affinities"`
 	Backends     *ebpf.Map `ebpf:"backends"`
+	Connections  *ebpf.Map `ebpf:"connections"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
@@ -460,6 +463,7 @@ func (m *tcMaps) Close() error {
 	return _TcClose(
 		m.Affinities,
 		m.Backends,
+		m.Connections,
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
