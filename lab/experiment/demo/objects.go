@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
@@ -27,7 +28,7 @@ type objects struct {
 func readObjects(files fs.FS) (*objects, error) {
 	names, err := fs.Glob(files, "*.yaml")
 	if err != nil || len(names) == 0 {
-		return nil, fmt.Errorf("read manifests: no *.yaml found: %w", err)
+		return nil, errors.New("read manifests: no *.yaml found: give --manifests a directory that has some")
 	}
 	o := &objects{}
 	for _, name := range names {
