@@ -144,7 +144,8 @@ static __always_inline struct backend *backend_select(__u32 service, __u8 route,
 	affinity_key(&key, service, client, family, cookie);
 	next.seen = now();
 	last = bpf_map_lookup_elem(&affinities, &key);
-	if (last && (__s32)(next.seen - last->seen) < (__s32)s->affinity) {
+	/* Whole seconds: rather up to one too long than too short. */
+	if (last && (__s32)(next.seen - last->seen) <= (__s32)s->affinity) {
 		b = backend_valid(last->backend, service, route_member(route));
 		if (b) {
 			*id = last->backend;
