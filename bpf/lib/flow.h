@@ -267,21 +267,26 @@ static __always_inline int reply_claim(struct tuple *reply_key, struct flow *rep
 /*
  * A packet to an endpoint itself, not to a Service: the answer must not be taken
  * for that of a Service's flow which has left its tuple behind. A flow of
- * datagrams does not say when it ends: one that rests for a second makes room,
- * and if it was not over its next packet makes its reply entry again.
+ * datagrams does not say when it ends: who asked last gets the answer, and if the
+ * flow was not over, its next packet makes its reply entry again. The two tuples
+ * are room for keys.
  */
-static __always_inline void flow_forget_idle(const struct tuple *direct)
+static __always_inline void flow_forget_idle(const struct tuple *direct, struct tuple *reply_key,
+					     struct tuple *key)
 {
-	struct tuple reply_key;
-	struct flow *f;
+	struct flow *f, *forward;
 
-	tuple_mirror(&reply_key, direct);
-	f = bpf_map_lookup_elem(&flows, &reply_key);
-	if (!f || !(f->flags & FLOW_REPLY))
+	tuple_mirror(reply_key, direct);
+	f = bpf_map_lookup_elem(&flows, reply_key);
+	if (!f || !(f->flags & FLOW_REPLY) ||
+	    (f->state < FLOW_CLOSING && direct->proto != IPPROTO_UDP))
 		return;
-	if (f->state >= FLOW_CLOSING ||
-	    (direct->proto == IPPROTO_UDP && (__s32)(now() - f->seen) >= 1))
-		bpf_map_delete_elem(&flows, &reply_key);
+	flow_twin_key(key, f, reply_key);
+	forward = bpf_map_lookup_elem(&flows, key);
+	/* An entry that was not seen in this second looks for its twin. */
+	if (forward && flow_is_twin(forward, reply_key))
+		forward->seen--;
+	bpf_map_delete_elem(&flows, reply_key);
 }
 
 /* Room for what does not fit on a program's stack. */
