@@ -271,8 +271,8 @@ static __always_inline int reply_claim(struct tuple *reply_key, struct flow *rep
  * flow was not over, its next packet makes its reply entry again. The two tuples
  * are room for keys.
  */
-static __always_inline void flow_forget_idle(const struct tuple *direct, struct tuple *reply_key,
-					     struct tuple *key)
+static __always_inline void flow_make_room(const struct tuple *direct, struct tuple *reply_key,
+					   struct tuple *key)
 {
 	struct flow *f, *forward;
 

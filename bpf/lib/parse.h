@@ -25,7 +25,7 @@ struct packet {
 	__u32 fragment_id;
 	__u32 flags;
 	__u8 ttl;
-	__u8 icmp_type;
+	__u8 pad;
 	__u16 check; /* IPv4's header checksum */
 };
 
@@ -125,7 +125,6 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 		return PARSE_MALFORMED;
 	if (!icmp_is_error(p->tuple.family, icmp.type))
 		return PARSE_OTHER;
-	p->icmp_type = icmp.type;
 	p->flags |= PACKET_ICMP_ERROR;
 	return PARSE_OK;
 }

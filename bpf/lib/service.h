@@ -277,7 +277,7 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 
 	if (to_endpoint || is_endpoint(&t->saddr, t->sport, t->proto, t->family)) {
 		if (t->proto == IPPROTO_UDP || (flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
-			flow_forget_idle(t, &m->pair.reply_key, &m->icmp.key);
+			flow_make_room(t, &m->pair.reply_key, &m->icmp.key);
 		ret = pass_direct(skb, m, s, hook, to_endpoint);
 		if (ret != -2)
 			return ret;
