@@ -48,7 +48,7 @@ type agent struct {
 	euid     func() int
 	lockDir  string
 	backends func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error)
-	cleanup  func(agentConfig, *slog.Logger) error
+	cleanup  func(context.Context, agentConfig, *slog.Logger) error
 	// serving is told where health and metrics are served; nil: nobody asks.
 	serving func(healthz, metrics string)
 }
@@ -85,7 +85,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	defer lock.release()
 	if a.cfg.Cleanup {
-		return a.cleanup(a.cfg, log)
+		return a.cleanup(ctx, a.cfg, log)
 	}
 	return a.serve(ctx, log)
 }

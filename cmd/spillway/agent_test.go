@@ -42,7 +42,6 @@ func TestExitCodes(t *testing.T) {
 		{"no source", []string{"agent"}, 2, "no source of Services"},
 		{"an API server", []string{"agent", "--kubeconfig", "k"}, 1, "an API server source is not in this build yet"},
 		{"a KubeProxyConfiguration", []string{"agent", "--config", "k"}, 1, "an API server source is not in this build yet"},
-		{"a mode of a later build", []string{"agent", "--manifests", dir, "--proxy-mode", "nftables"}, 1, "--proxy-mode nftables: not in this build yet, which has: ebpf"},
 		{"a bad format", []string{"version", "-o", "yaml"}, 2, `--output "yaml": not a format`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -252,7 +251,7 @@ func TestCleanupTakesTheLockAndNeedsNoSource(t *testing.T) {
 	a := testAgent(t, &memory{})
 	a.cfg.Cleanup, a.cfg.Manifests = true, ""
 	cleaned := 0
-	a.cleanup = func(agentConfig, *slog.Logger) error { cleaned++; return nil }
+	a.cleanup = func(context.Context, agentConfig, *slog.Logger) error { cleaned++; return nil }
 	for range 2 {
 		if err := a.run(t.Context()); err != nil {
 			t.Fatal(err)

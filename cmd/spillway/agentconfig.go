@@ -46,12 +46,6 @@ type agentConfig struct {
 	nodePortCIDRs []netip.Prefix
 }
 
-// The proxy modes that Spillway has, and those that this build has.
-var (
-	proxyModes      = []string{"ebpf", "nftables", "iptables"}
-	builtProxyModes = []string{"ebpf"}
-)
-
 // addFlags binds the flags; those that kube-proxy has keep its names and
 // defaults.
 func (c *agentConfig) addFlags(f *pflag.FlagSet) {
@@ -83,8 +77,8 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 // Validate checks the command line and fills in what it leaves open. Its
 // errors are of wrong usage.
 func (c *agentConfig) Validate() error {
-	if !slices.Contains(proxyModes, c.ProxyMode) {
-		return usageErrorf("--proxy-mode %q: not a proxy mode: use %s", c.ProxyMode, strings.Join(proxyModes, ", "))
+	if modes := proxyModeNames(); !slices.Contains(modes, c.ProxyMode) {
+		return usageErrorf("--proxy-mode %q: not a proxy mode: use %s", c.ProxyMode, strings.Join(modes, ", "))
 	}
 	if !slices.Contains([]string{"auto", "always", "never"}, c.Bypass) {
 		return usageErrorf("--bypass %q: not a choice: use auto, always or never", c.Bypass)
@@ -151,10 +145,6 @@ func (c *agentConfig) unbuilt() error {
 		if f.value != "" {
 			return fmt.Errorf("run agent: %s %s: an API server source is not in this build yet: use --manifests DIR", f.flag, f.value)
 		}
-	}
-	if !slices.Contains(builtProxyModes, c.ProxyMode) {
-		return fmt.Errorf("run agent: --proxy-mode %s: not in this build yet, which has: %s",
-			c.ProxyMode, strings.Join(builtProxyModes, ", "))
 	}
 	return nil
 }
