@@ -129,6 +129,17 @@ struct affinity {
 	__u32 seen; /* seconds since boot */
 };
 
+/* How a packet leaves. Flows remember it, so the values stay. */
+enum way_kind {
+	WAY_STACK = 0,	 /* no short way: the stack knows */
+	WAY_POD = 1,
+	WAY_OUT = 2,	 /* by the kernel's neighbour table */
+	WAY_LINK = 3,	 /* out, to a neighbour that is known */
+	WAY_TOO_BIG = 4,
+	WAY_TTL = 5,
+	WAY_NONE = 6,	 /* no route */
+};
+
 /*
  * flows: two entries a flow, one for each direction. The key is a packet as it
  * arrives, the value what becomes of it; the key of the other direction is the
@@ -162,12 +173,13 @@ struct flow {
 	__u32 seen; /* seconds since boot of the last packet, at most one second late */
 	__u8 state;
 	__u8 flags;
-	/* The way out as last asked of the routing table; good for one second. */
+	/* The way that its packets took last, with the frame's addresses; good for one second. */
 	__u16 way_mtu;
 	__u32 way_seen;
 	__u32 way_ifindex;
-	__u32 way_family; /* AF_INET or AF_INET6 */
-	struct addr way_next_hop;
+	__u32 way_kind; /* WAY_POD or WAY_LINK */
+	__u8 way_macs[12];
+	__u32 pad;
 };
 
 /* fragments: the ports of a datagram whose first fragment passed. */

@@ -15,9 +15,6 @@ volatile const __u8 has_set_retval = 0;
 /* BPF_F_IPV6 of bpf_l4_csum_replace (6.16): right sums for CHECKSUM_COMPLETE. */
 volatile const __u8 has_csum_ipv6 = 0;
 
-/* BPF_FIB_LOOKUP_SKIP_NEIGH (6.3): the route without the neighbour. */
-volatile const __u8 has_fib_skip_neigh = 0;
-
 /* Seed of the hash that spreads flows over endpoints; the same for all programs. */
 volatile const __u32 hash_seed = 0;
 

@@ -14,6 +14,7 @@
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -51,7 +52,6 @@ struct icmphdr {
 #ifndef BPF_F_IPV6
 #define BPF_F_IPV6 (1ULL << 7) /* bpf_l4_csum_replace, 6.16 */
 #endif
-#define BPF_FIB_LOOKUP_SKIP_NEIGH (1U << 2) /* 6.3 */
 
 static __always_inline void count(enum verdict verdict)
 {

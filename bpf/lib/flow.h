@@ -75,8 +75,9 @@ static __always_inline void flow_forget_way(struct flow *f)
 	f->way_mtu = 0;
 	f->way_seen = 0;
 	f->way_ifindex = 0;
-	f->way_family = 0;
-	__builtin_memset(&f->way_next_hop, 0, sizeof(f->way_next_hop));
+	f->way_kind = 0;
+	__builtin_memset(f->way_macs, 0, sizeof(f->way_macs));
+	f->pad = 0;
 }
 
 /* The twin's entry, from the point of view of that direction. */

@@ -47,6 +47,15 @@ struct ipv4_tail {
 	__be32 daddr;
 };
 
+/* IPv4's header checksum after a change of addresses and a TTL less by hops. */
+static __always_inline __u16 ipv4_check(const struct packet *p, __u32 addrs, __u8 hops)
+{
+	/* The TTL is the high byte of its word. */
+	__u32 hop = (__u16)~bpf_htons(p->ttl << 8) + bpf_htons((__u8)(p->ttl - hops) << 8);
+
+	return check_apply(p->check, csum_fold32((__u64)addrs + hop));
+}
+
 /* Writes both addresses, and a TTL less by hops. change is of the addresses. */
 static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet *p,
 				     const struct addr *saddr, const struct addr *daddr,
@@ -62,10 +71,8 @@ static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet 
 			.saddr = saddr->w[0],
 			.daddr = daddr->w[0],
 		};
-		/* The TTL is the high byte of its word. */
-		__u32 hop = (__u16)~bpf_htons(p->ttl << 8) + bpf_htons(ttl << 8);
 
-		tail.check = check_apply(p->check, csum_fold32((__u64)change + hop));
+		tail.check = ipv4_check(p, change, hops);
 		return bpf_skb_store_bytes(skb, p->l3_off + IPV4_TTL_OFF, &tail, sizeof(tail), 0);
 	}
 	/* No other field makes up for the hop limit, as IPv4's checksum does. */
@@ -85,11 +92,103 @@ union ports {
 };
 
 /*
- * Turns the packet into what its flow entry says, with a TTL less by hops, which
- * the caller has seen to be enough. 0, or -1: unwritable.
+ * How the kernel stands to a packet's transport checksum (linux/skbuff.h), which
+ * programs are not told: but BTF lets them look (bpf_cast_to_kern_ctx, 6.2).
  */
-__noinline int nat_rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow *f,
-			   __u8 hops)
+#define CHECKSUM_COMPLETE 2
+#define CHECKSUM_PARTIAL 3
+
+struct sk_buff {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
+
+static __always_inline int ip_summed(struct __sk_buff *skb)
+{
+	struct sk_buff *kernel_skb = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ_BITFIELD(kernel_skb, ip_summed);
+}
+
+/* The transport checksum after a change of addresses and one of ports. */
+static __always_inline __u16 l4_check(__u16 check, __u8 proto, int partial, __u32 addrs,
+				      __u32 ports)
+{
+	/* RFC 768: an IPv4 datagram may say 0, "no checksum". */
+	if (proto == IPPROTO_UDP && !check)
+		return 0;
+	/* Partial: the pseudo header's sum, not inverted; a device adds the rest. */
+	check = partial ? fold((__u64)check + addrs) : check_apply(check, csum_fold32((__u64)addrs + ports));
+	return proto == IPPROTO_UDP && !check ? 0xffff : check;
+}
+
+/*
+ * nat_rewrite without helpers, which cost more than what they do: for packets
+ * whose headers lie in the linear part and whose bytes nobody has summed up.
+ * 0, or -1: nothing is written, it has to be done by helpers.
+ */
+__noinline int nat_rewrite_direct(struct __sk_buff *skb, const struct packet *p,
+				  const struct flow *f, __u8 hops)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	__u32 addrs, l4_off;
+	union ports old, new, *ports;
+	struct ipv6hdr *ip6;
+	struct iphdr *ip;
+	__u16 *check;
+	int summed;
+
+	if (!p || !f)
+		return -1;
+	l4_off = p->l4_off;
+	if (!bpf_cast_to_kern_ctx || p->flags & PACKET_NO_L4 || l4_off >= DIRECT_MAX)
+		return -1;
+	summed = ip_summed(skb);
+	if (summed == CHECKSUM_COMPLETE)
+		return -1;
+	ports = data + l4_off;
+	if (p->tuple.proto == IPPROTO_TCP) {
+		check = data + l4_off + TCP_CHECK_OFF;
+		if ((void *)(check + 1) > end)
+			return -1;
+	} else {
+		check = data + l4_off + UDP_CHECK_OFF;
+		if ((void *)(check + 1) > end)
+			return -1;
+	}
+	if ((void *)(ports + 1) > end)
+		return -1;
+	addrs = addrs_change(&p->tuple.saddr, &p->tuple.daddr, &f->saddr, &f->daddr);
+	if (p->tuple.family == FAMILY_V4) {
+		ip = data + ETH_HLEN;
+		if ((void *)(ip + 1) > end)
+			return -1;
+		ip->saddr = f->saddr.w[0];
+		ip->daddr = f->daddr.w[0];
+		ip->ttl = p->ttl - hops;
+		ip->check = ipv4_check(p, addrs, hops);
+	} else {
+		ip6 = data + ETH_HLEN;
+		if ((void *)(ip6 + 1) > end)
+			return -1;
+		__builtin_memcpy(&ip6->saddr, &f->saddr, sizeof(f->saddr));
+		__builtin_memcpy(&ip6->daddr, &f->daddr, sizeof(f->daddr));
+		ip6->hop_limit = p->ttl - hops;
+	}
+	old.p[0] = p->tuple.sport;
+	old.p[1] = p->tuple.dport;
+	new.p[0] = f->sport;
+	new.p[1] = f->dport;
+	*ports = new;
+	*check = l4_check(*check, p->tuple.proto, summed == CHECKSUM_PARTIAL, addrs,
+			  csum_change(&old.word, &new.word, 1));
+	return 0;
+}
+
+/* The same for any packet. */
+__noinline int nat_rewrite_by_helpers(struct __sk_buff *skb, const struct packet *p,
+				      const struct flow *f, __u8 hops)
 {
 	union ports old, new;
 	__u32 check, change;
@@ -116,6 +215,18 @@ __noinline int nat_rewrite(struct __sk_buff *skb, const struct packet *p, const 
 	if (bpf_l4_csum_replace(skb, check, 0, change, flags & ~BPF_F_IPV6))
 		return -1;
 	return bpf_skb_store_bytes(skb, p->l4_off, &new, sizeof(new), 0);
+}
+
+/*
+ * Turns the packet into what its flow entry says, with a TTL less by hops, which
+ * the caller has seen to be enough. 0, or -1: unwritable.
+ */
+static __always_inline int nat_rewrite(struct __sk_buff *skb, const struct packet *p,
+				       const struct flow *f, __u8 hops)
+{
+	if (!nat_rewrite_direct(skb, p, f, hops))
+		return 0;
+	return nat_rewrite_by_helpers(skb, p, f, hops);
 }
 
 /* One hop less, in a packet that is otherwise left as it is. */

@@ -10,23 +10,19 @@
 #include "lookup.h"
 #include "nat.h"
 
-enum way_kind {
-	WAY_STACK,   /* no short way: the stack knows */
-	WAY_POD,
-	WAY_OUT,
-	WAY_TOO_BIG,
-	WAY_TTL,
-	WAY_NONE,    /* no route */
-};
-
 struct way {
 	enum way_kind kind;
 	__u32 ifindex;
 	__u32 mtu;
-	__u32 pad;
-	__u8 macs[ETH_ALEN * 2];	/* WAY_POD: destination, source */
+	__u32 neighbour_known; /* WAY_OUT: macs are the next hop's and the interface's */
+	__u8 macs[ETH_ALEN * 2]; /* destination, source */
 	struct bpf_redir_neigh next_hop; /* WAY_OUT */
 };
+
+static __always_inline int way_is_out(const struct way *way)
+{
+	return way->kind == WAY_OUT || way->kind == WAY_LINK;
+}
 
 static __always_inline int way_refuses(const struct way *way)
 {
@@ -53,10 +49,15 @@ static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buf
 	}
 }
 
-static __always_inline void way_out(struct way *way, const struct bpf_fib_lookup *fib)
+static __always_inline void way_out(struct way *way, const struct bpf_fib_lookup *fib, int known)
 {
 	way->kind = WAY_OUT;
 	way->ifindex = fib->ifindex;
+	way->neighbour_known = known;
+	if (known) {
+		__builtin_memcpy(way->macs, fib->dmac, ETH_ALEN);
+		__builtin_memcpy(way->macs + ETH_ALEN, fib->smac, ETH_ALEN);
+	}
 	/* The gateway, or the destination itself; family may differ (RFC 5549). */
 	way->next_hop.nh_family = fib->family;
 	if (fib->family == AF_INET)
@@ -84,8 +85,6 @@ static __always_inline int way_pod(const struct addr *daddr, __u8 family, struct
 __noinline int way_route(struct __sk_buff *skb, const struct packet *p, const struct addr *saddr,
 			 const struct addr *daddr, struct way *way)
 {
-	/* The neighbour is looked up when the packet is sent. */
-	const __u32 flags = has_fib_skip_neigh ? BPF_FIB_LOOKUP_SKIP_NEIGH : 0;
 	struct bpf_fib_lookup params, *fib = &params;
 	long ret;
 
@@ -98,7 +97,7 @@ __noinline int way_route(struct __sk_buff *skb, const struct packet *p, const st
 		return 0;
 	}
 	fib_fill(fib, skb, p, saddr, daddr);
-	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), flags);
+	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
 	if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
 		if (p->flags & PACKET_DF) {
 			way->kind = WAY_TOO_BIG;
@@ -108,15 +107,17 @@ __noinline int way_route(struct __sk_buff *skb, const struct packet *p, const st
 		/* A tunnel fragments outside; elsewhere the stack would have to. */
 		fib_fill(fib, skb, p, saddr, daddr);
 		fib->tot_len = 0;
-		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), flags);
+		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
 		/* Now it is the device's MTU that is said to be less; the way is there. */
 		if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 			ret = BPF_FIB_LKUP_RET_SUCCESS;
 	}
 	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH) {
+		int known = ret == BPF_FIB_LKUP_RET_SUCCESS;
+
 		/* What was asked with a length is answered with the MTU. */
-		way->mtu = skb->gso_size ? 0 : fib->mtu_result;
-		way_out(way, fib);
+		way->mtu = skb->gso_size || !known ? 0 : fib->mtu_result;
+		way_out(way, fib, known);
 	} else if (ret == BPF_FIB_LKUP_RET_NOT_FWDED || ret == BPF_FIB_LKUP_RET_FWD_DISABLED) {
 		way->kind = WAY_STACK;
 	} else {
@@ -133,18 +134,35 @@ static __always_inline void way_find(struct __sk_buff *skb, const struct packet 
 		way_route(skb, p, saddr, daddr, way);
 }
 
+static __always_inline int macs_store(struct __sk_buff *skb, const __u8 *macs)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (data + ETH_ALEN * 2 > end)
+		return -1;
+	__builtin_memcpy(data, macs, ETH_ALEN * 2);
+	return 0;
+}
+
 /* Sends the packet, already rewritten, on its way. */
 static __always_inline int way_take(struct __sk_buff *skb, const struct packet *p,
 				    struct way *way, enum verdict verdict)
 {
 	if (way->kind == WAY_POD) {
-		if (bpf_skb_store_bytes(skb, 0, way->macs, sizeof(way->macs), 0))
+		if (macs_store(skb, way->macs))
 			goto drop;
 		/* On a bridge's port the frame was for the bridge, not for the port. */
 		if (skb->pkt_type != PACKET_HOST)
 			bpf_skb_change_type(skb, PACKET_HOST);
 		count(verdict);
 		return bpf_redirect_peer(way->ifindex, 0);
+	}
+	if (way->kind == WAY_LINK) {
+		if (macs_store(skb, way->macs))
+			goto drop;
+		skb->tc_index = DONE_TC_INDEX;
+		count(verdict);
+		return bpf_redirect(way->ifindex, 0);
 	}
 	if (way->kind == WAY_OUT) {
 		skb->tc_index = DONE_TC_INDEX;

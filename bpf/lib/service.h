@@ -73,30 +73,33 @@ __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 	return drop(DROP_NO_ROUTE);
 }
 
-/* The way out, from the flow's own memory while that is fresh. */
-static __always_inline void flow_way_out(struct __sk_buff *skb, struct scratch *m,
-					 struct flow *entry)
+/*
+ * The way of a flow's packets, from the flow's own memory while that is fresh.
+ * Once a second it is asked for again, and the packet that asks goes by the
+ * kernel's neighbour table, which so learns that the neighbour is in use.
+ */
+static __always_inline void flow_way(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
 {
 	struct flow *f = &m->pair.flow;
 	struct packet *p = &m->packet;
 	struct way *way = &m->way;
 
-	if (f->way_seen == f->seen && p->ttl > 1 &&
-	    (skb->gso_size || p->l3_len <= f->way_mtu)) {
-		way->kind = WAY_OUT;
+	if (f->way_seen == f->seen &&
+	    (f->way_kind == WAY_POD ||
+	     (p->ttl > 1 && (skb->gso_size || p->l3_len <= f->way_mtu)))) {
+		way->kind = f->way_kind;
 		way->ifindex = f->way_ifindex;
-		way->next_hop.nh_family = f->way_family;
-		__builtin_memcpy(way->next_hop.ipv6_nh, &f->way_next_hop,
-				 sizeof(f->way_next_hop));
+		__builtin_memcpy(way->macs, f->way_macs, sizeof(way->macs));
 		return;
 	}
-	way_route(skb, p, &f->saddr, &f->daddr, way);
-	if (!entry || way->kind != WAY_OUT)
+	if (!(f->flags & FLOW_TO_POD) || !way_pod(&f->daddr, p->tuple.family, way))
+		way_route(skb, p, &f->saddr, &f->daddr, way);
+	if (!entry || !(way->kind == WAY_POD || (way->kind == WAY_OUT && way->neighbour_known)))
 		return;
 	entry->way_mtu = way->mtu;
 	entry->way_ifindex = way->ifindex;
-	entry->way_family = way->next_hop.nh_family;
-	__builtin_memcpy(&entry->way_next_hop, way->next_hop.ipv6_nh, sizeof(f->way_next_hop));
+	entry->way_kind = way->kind == WAY_POD ? WAY_POD : WAY_LINK;
+	__builtin_memcpy(entry->way_macs, way->macs, sizeof(way->macs));
 	entry->way_seen = f->seen;
 }
 
@@ -115,14 +118,17 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 		fragment_remember(p);
 	if (hook == EGRESS || f->flags & FLOW_STACK)
 		way->kind = WAY_STACK;
-	else if (!(f->flags & FLOW_TO_POD) || !way_pod(&f->daddr, p->tuple.family, way))
-		flow_way_out(skb, m, entry);
+	else
+		flow_way(skb, m, entry);
 	if (way_refuses(way))
 		return refuse(skb, m);
-	if (nat_rewrite(skb, p, f, way->kind == WAY_OUT))
-		return drop(DROP_REWRITE);
-	if (hook == EGRESS)
+	if (hook == EGRESS) {
+		if (nat_rewrite_by_helpers(skb, p, f, 0))
+			return drop(DROP_REWRITE);
 		return pass(TRANSLATED_EGRESS);
+	}
+	if (nat_rewrite(skb, p, f, way_is_out(way)))
+		return drop(DROP_REWRITE);
 	return way_take(skb, p, way, TRANSLATED_DIRECT);
 }
 

@@ -148,9 +148,6 @@ func constants(f kernel.Features) (map[string]any, error) {
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)
 	}
-	if !f.Kernel.Less(kernel.Version{Major: 6, Minor: 3}) {
-		c[tcVarHasFibSkipNeigh] = uint8(1)
-	}
 	if f.CsumReplaceIPv6 {
 		c[tcVarHasCsumIpv6] = uint8(1)
 	}

@@ -232,9 +232,9 @@ func (n *packetNode) halfEvicted(t *testing.T, p *plan, proto uint8) {
 	}
 }
 
-// withoutWay takes out of a flow what it remembers of the routing table.
+// withoutWay takes out of a flow what it remembers of its way.
 func withoutWay(f tcFlow) tcFlow {
-	f.WayMtu, f.WaySeen, f.WayIfindex, f.WayFamily, f.WayNextHop = 0, 0, 0, 0, tcAddr{}
+	f.WayMtu, f.WaySeen, f.WayIfindex, f.WayKind, f.WayMacs = 0, 0, 0, 0, [12]uint8{}
 	return f
 }
 

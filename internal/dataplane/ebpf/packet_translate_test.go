@@ -141,8 +141,18 @@ func first(proto uint8) string {
 	return ""
 }
 
+// A packet whose bytes a device has summed up is rewritten by helpers, any other
+// in place.
 func TestPacketTranslation(t *testing.T) {
 	n := newPacketNode(t)
+	if n.checksComplete {
+		t.Run("ByHelpers", n.translation)
+	}
+	n.checksComplete = false
+	t.Run("InPlace", n.translation)
+}
+
+func (n *packetNode) translation(t *testing.T) {
 	t.Run("EndpointHere", func(t *testing.T) { eachTransport(t, n, n.endpointHere) })
 	t.Run("EndpointElsewhere", func(t *testing.T) { eachTransport(t, n, n.endpointElsewhere) })
 	t.Run("FromPod", func(t *testing.T) { eachTransport(t, n, n.fromPod) })
@@ -158,7 +168,7 @@ func TestPacketTranslation(t *testing.T) {
 }
 
 // endpointHere: the client's address stays; the packet goes into the pod by
-// redirect_peer, and its answer out by redirect_neigh.
+// redirect_peer, and its answer out by the neighbour.
 func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	port := uint16(40000)

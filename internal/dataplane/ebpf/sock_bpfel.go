@@ -42,7 +42,6 @@ const (
 	sockProgSendmsg4       = "sendmsg4"
 	sockProgSendmsg6       = "sendmsg6"
 	sockVarHasCsumIpv6     = "has_csum_ipv6"
-	sockVarHasFibSkipNeigh = "has_fib_skip_neigh"
 	sockVarHasSetRetval    = "has_set_retval"
 	sockVarHashSeed        = "hash_seed"
 	sockVarHostNetnsCookie = "host_netns_cookie"
@@ -128,7 +127,6 @@ type sockMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
 	HasCsumIpv6     *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
-	HasFibSkipNeigh *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
@@ -200,7 +198,6 @@ func (m *sockMaps) Close() error {
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
 	HasCsumIpv6     *ebpf.Variable `ebpf:"has_csum_ipv6"`
-	HasFibSkipNeigh *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`

@@ -72,8 +72,9 @@ type tcFlow struct {
 	WayMtu     uint16
 	WaySeen    uint32
 	WayIfindex uint32
-	WayFamily  uint32
-	WayNextHop tcAddr
+	WayKind    uint32
+	WayMacs    [12]uint8
+	Pad        uint32
 }
 
 type tcFlowFlags uint32
@@ -312,7 +313,6 @@ const (
 	tcProgToNetwork          = "to_network"
 	tcProgToPod              = "to_pod"
 	tcVarHasCsumIpv6         = "has_csum_ipv6"
-	tcVarHasFibSkipNeigh     = "has_fib_skip_neigh"
 	tcVarHasSetRetval        = "has_set_retval"
 	tcVarHashSeed            = "hash_seed"
 	tcVarHostNetnsCookie     = "host_netns_cookie"
@@ -404,7 +404,6 @@ type tcMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
 	HasCsumIpv6         *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
-	HasFibSkipNeigh     *ebpf.VariableSpec `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval        *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed            *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
@@ -487,7 +486,6 @@ func (m *tcMaps) Close() error {
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
 	HasCsumIpv6         *ebpf.Variable `ebpf:"has_csum_ipv6"`
-	HasFibSkipNeigh     *ebpf.Variable `ebpf:"has_fib_skip_neigh"`
 	HasSetRetval        *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed            *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.Variable `ebpf:"host_netns_cookie"`
