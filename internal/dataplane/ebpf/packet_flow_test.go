@@ -46,6 +46,7 @@ func (n *packetNode) ageFlows(t *testing.T, by uint32) {
 	ok(t, each(n.m(tcMapFlows), func(k tcTuple, f tcFlow) { all[k] = f }))
 	for k, f := range all {
 		f.Seen -= by
+		f.WaySeen -= by
 		ok(t, n.m(tcMapFlows).Put(k, f))
 	}
 }

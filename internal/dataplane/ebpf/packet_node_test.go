@@ -468,6 +468,7 @@ const (
 	wayStack = iota
 	wayPod
 	wayOut
+	wayLink
 )
 
 // lastWay reads it. There is one per CPU, and n uses one CPU.

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/model"
@@ -154,6 +157,7 @@ func TestPacketTranslation(t *testing.T) {
 
 func (n *packetNode) translation(t *testing.T) {
 	t.Run("EndpointHere", func(t *testing.T) { eachTransport(t, n, n.endpointHere) })
+	t.Run("NeighbourKnown", func(t *testing.T) { eachFamily(t, n, n.neighbourKnown) })
 	t.Run("EndpointElsewhere", func(t *testing.T) { eachTransport(t, n, n.endpointElsewhere) })
 	t.Run("FromPod", func(t *testing.T) { eachTransport(t, n, n.fromPod) })
 	t.Run("EndpointBeyondPodNetwork", func(t *testing.T) { eachTransport(t, n, n.beyondPodNetwork) })
@@ -202,6 +206,61 @@ func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 			r.wantPath(t, client, pod)
 		}
 	}
+}
+
+// neighbourKnown: a flow remembers its next hop's address for one second, and
+// the packet that asks for it anew goes by the kernel's neighbour table.
+func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
+	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
+	in := n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: front, flags: "S"})
+	answer := back(in.v, ".", nil)
+	send := func(kind int, mac string) {
+		t.Helper()
+		r := n.send(t, inPod1, answer)
+		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.wantPath(t, front, client)
+		if w := n.lastWay(t); w.kind != uint32(kind) || w.ifindex != n.ifindex["eth0"] {
+			t.Errorf("way %+v, want kind %d out by eth0", w, kind)
+		}
+		if kind == wayLink && (r.v.ethDst.String() != mac || r.v.ethSrc.String() != n.mac["eth0"].String()) {
+			t.Errorf("frame from %s to %s, want from eth0 to %s", r.v.ethSrc, r.v.ethDst, mac)
+		}
+	}
+	n.setNeighbour(t, "eth0", p.gateway, "")
+	send(wayOut, "")
+	send(wayOut, "") // nobody knows the neighbour
+	const one, two = "02:00:00:00:0a:01", "02:00:00:00:0a:02"
+	for _, mac := range []string{one, two} {
+		n.setNeighbour(t, "eth0", p.gateway, mac)
+		n.ageFlows(t, 3)
+		send(wayOut, "")
+		send(wayLink, mac)
+		send(wayLink, mac)
+	}
+	n.setNeighbour(t, "eth0", p.gateway, "")
+	send(wayLink, two)
+	n.ageFlows(t, 3)
+	send(wayOut, "")
+	send(wayOut, "")
+	n.setNeighbour(t, "eth0", p.gateway, "02:00:00:00:09:09") // for the tests after this one
+}
+
+// setNeighbour makes a neighbour known for good; without an address it is
+// forgotten.
+func (n *packetNode) setNeighbour(t *testing.T, iface string, ip netip.Addr, mac string) {
+	t.Helper()
+	neighbour := &netlink.Neigh{LinkIndex: n.ifindex[iface], IP: ip.AsSlice(), State: netlink.NUD_PERMANENT}
+	n.onThread(t, func() error {
+		if mac == "" {
+			return netlink.NeighDel(neighbour)
+		}
+		var err error
+		if neighbour.HardwareAddr, err = net.ParseMAC(mac); err != nil {
+			return err
+		}
+		return netlink.NeighSet(neighbour)
+	})
 }
 
 // endpointElsewhere: the source becomes the address of the interface that
