@@ -49,6 +49,7 @@ type agent struct {
 	lockDir  string
 	backends func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error)
 	cleanup  func(context.Context, agentConfig, *slog.Logger) error
+	unused   func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger)
 	// serving is told where health and metrics are served; nil: nobody asks.
 	serving func(healthz, metrics string)
 }
@@ -61,6 +62,7 @@ func newAgent(c agentConfig, stderr io.Writer) *agent {
 		lockDir:  "/run/spillway",
 		backends: newBackends,
 		cleanup:  cleanBackends,
+		unused:   cleanUnused,
 	}
 }
 
@@ -119,6 +121,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		Backends:      backends,
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,
+		OnFirstSync:   func(ctx context.Context) { a.unused(ctx, a.cfg, backends, log) },
 		HealthChecks:  checks,
 		Metrics:       metrics,
 		Logger:        log,

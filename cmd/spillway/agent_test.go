@@ -151,6 +151,7 @@ func testAgent(t *testing.T, m *memory) *agent {
 	a.backends = func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error) {
 		return []dataplane.Backend{m}, nil
 	}
+	a.unused = func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger) {}
 	return a
 }
 

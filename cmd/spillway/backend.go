@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -45,26 +46,55 @@ func proxyModeNames() (names []string) {
 	return names
 }
 
-// newBackends opens the dataplanes of this node, the chosen one first. What
-// they count is registered with register.
+// fallbacks names, for a mode, who serves the Service ports that it cannot.
+var fallbacks = map[string][]string{"ebpf": {"nftables"}}
+
+// newBackends opens the dataplanes of this node, the chosen one first, then
+// those that may help out. What they count is registered with register.
 func newBackends(ctx context.Context, c agentConfig, log *slog.Logger, register func(prometheus.Collector) error) ([]dataplane.Backend, error) {
-	for _, m := range proxyModes {
-		if m.name != c.ProxyMode {
+	first, err := newBackend(ctx, c.ProxyMode, c, log, register)
+	if err != nil {
+		return nil, err
+	}
+	backends := []dataplane.Backend{first}
+	for _, name := range fallbacks[c.ProxyMode] {
+		b, err := newBackend(ctx, name, c, log, register)
+		if err != nil {
+			log.Info("Service ports that the chosen dataplane cannot carry will not be served", "dataplane", c.ProxyMode, "err", err)
 			continue
 		}
-		b, err := m.open(ctx, c, log)
-		if err != nil {
-			return nil, fmt.Errorf("load dataplane %s: %w", m.name, err)
-		}
-		if counts, ok := b.(prometheus.Collector); ok {
-			if err := register(counts); err != nil {
-				b.Close()
-				return nil, fmt.Errorf("register metrics of dataplane %s: %w", m.name, err)
-			}
-		}
-		return []dataplane.Backend{b}, nil
+		backends = append(backends, b)
 	}
-	return nil, fmt.Errorf("load dataplane %s: no such dataplane", c.ProxyMode)
+	return backends, nil
+}
+
+func newBackend(ctx context.Context, name string, c agentConfig, log *slog.Logger, register func(prometheus.Collector) error) (dataplane.Backend, error) {
+	i := slices.IndexFunc(proxyModes, func(m proxyMode) bool { return m.name == name })
+	b, err := proxyModes[i].open(ctx, c, log)
+	if err != nil {
+		return nil, fmt.Errorf("load dataplane %s: %w", name, err)
+	}
+	if counts, ok := b.(prometheus.Collector); ok {
+		if err := register(counts); err != nil {
+			b.Close()
+			return nil, fmt.Errorf("register metrics of dataplane %s: %w", name, err)
+		}
+	}
+	return b, nil
+}
+
+// cleanUnused takes away what dataplanes that this agent does not use left in
+// the kernel when another --proxy-mode was in force. It runs when the new one
+// serves, so that new connections always find one of them.
+func cleanUnused(ctx context.Context, c agentConfig, used []dataplane.Backend, log *slog.Logger) {
+	for _, m := range proxyModes {
+		if slices.ContainsFunc(used, func(b dataplane.Backend) bool { return b.Name() == m.name }) {
+			continue
+		}
+		if err := m.cleanup(ctx, c, log); err != nil {
+			log.Warn("Clean up a dataplane that is not in use", "dataplane", m.name, "err", err)
+		}
+	}
 }
 
 // cleanBackends takes everything of this instance out of the kernel.

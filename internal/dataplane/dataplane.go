@@ -30,7 +30,9 @@ type Backend interface {
 	Apply(context.Context, intent.Changes) error
 
 	// Replace makes the kernel hold exactly this state, whatever it held
-	// before: what is right is left alone, so that no running flow notices.
+	// before: what is right is left alone, so that no running flow notices. A
+	// state without ports leaves nothing that a packet would meet: a dataplane
+	// that only helps out must not cost anything while it is not needed.
 	Replace(context.Context, intent.State) error
 
 	// Applied reads back from the kernel which Service ports are served, as

@@ -53,9 +53,12 @@ type Config struct {
 	// MinSyncPeriod is the least time between the starts of two syncs; changes
 	// that arrive sooner are written together.
 	MinSyncPeriod time.Duration
-	HealthChecks  HealthChecks       // nil: nobody answers
-	Metrics       *telemetry.Metrics // nil: nobody counts
-	Logger        *slog.Logger       // nil: slog.Default()
+	// OnFirstSync is called once, in Run's goroutine, when all that is wanted is
+	// in the kernel for the first time. Nil: nobody wants to know.
+	OnFirstSync  func(context.Context)
+	HealthChecks HealthChecks       // nil: nobody answers
+	Metrics      *telemetry.Metrics // nil: nobody counts
+	Logger       *slog.Logger       // nil: slog.Default()
 }
 
 // Validate says what is missing or out of range.

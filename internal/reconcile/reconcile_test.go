@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -239,6 +240,63 @@ func TestAPortGoesToTheFirstBackendThatCanCarryIt(t *testing.T) {
 		g.after(time.Minute) // and full syncs keep it there
 		g.wantKernel(first, map[string]uint16{"a": 1, "s": 2})
 		g.wantKernel(second, map[string]uint16{})
+	})
+}
+
+// A dataplane that only helps out is never given a change while it has no port,
+// only the whole of nothing: that leaves no trace in the kernel.
+func TestABackendWithoutPortsIsToldTheWholeOfNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := newFakeBackend("ebpf"), newFakeBackend("nftables")
+		first.cannot = sctpOnly
+		g := start(t, nil, first, second)
+		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
+		g.after(time.Second)
+		g.SetNodeAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.2")})
+		g.after(time.Second)
+		d := delta(false, map[string]uint16{"s": 1})
+		d.Services[svcName("s")].TrafficDistribution = "sctp"
+		g.Deliver(d, nil)
+		g.after(time.Second)
+		g.Deliver(delta(false, map[string]uint16{"s": 0}), nil)
+		g.after(time.Second)
+		ports := 0
+		for _, c := range second.log() {
+			if c.full != (len(c.upserts) == 0) {
+				t.Errorf("call %+v: want a full one if and only if there is no port", c)
+			}
+			ports += len(c.upserts)
+		}
+		if ports != 1 {
+			t.Errorf("%d ports were written, want 1: %+v", ports, second.log())
+		}
+		g.wantKernel(second, map[string]uint16{})
+	})
+}
+
+func TestFirstSyncIsToldOnceAndOnlyWhenAllIsInTheKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, told := newFakeBackend("ebpf"), 0
+		failing := true
+		b.fail = func(int) error {
+			if failing {
+				return errors.New("no")
+			}
+			return nil
+		}
+		g := start(t, func(c *Config) { c.OnFirstSync = func(context.Context) { told++ } }, b)
+		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
+		g.after(time.Second)
+		if told != 0 {
+			t.Errorf("told %d times before the first sync", told)
+		}
+		b.set(func() { failing = false })
+		g.after(time.Minute)
+		g.Deliver(delta(false, map[string]uint16{"a": 2}), nil)
+		g.after(time.Minute)
+		if told != 1 {
+			t.Errorf("told %d times, want once", told)
+		}
 	})
 }
 

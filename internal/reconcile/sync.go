@@ -19,6 +19,9 @@ func (r *Reconciler) syncLanes(ctx context.Context, now time.Time) {
 		if !any || at.After(now) || ctx.Err() != nil {
 			continue
 		}
+		if i > 0 && r.tally.lanes[i] == 0 {
+			l.demandFull() // of nothing: a dataplane without ports leaves no trace
+		}
 		worked, full = true, full || l.full
 		done := l.sync(ctx, now, func() intent.State { return r.stateOf(i, state()) })
 		if ctx.Err() != nil {
@@ -33,13 +36,13 @@ func (r *Reconciler) syncLanes(ctx context.Context, now time.Time) {
 		r.lastStart = now
 		r.metrics.SyncDone(full, time.Since(start))
 	}
-	r.settle()
+	r.settle(ctx)
 }
 
 // settle notes whether all that was taken in is in the kernel now. Single
 // ports that a backend could not write do not count: they are problems of
 // their own, and a node is not unhealthy for one Service that does not fit.
-func (r *Reconciler) settle() {
+func (r *Reconciler) settle(ctx context.Context) {
 	for _, l := range r.lanes {
 		if l.full || l.err != nil || len(l.pending) > 0 || l.node != nil {
 			return
@@ -51,6 +54,9 @@ func (r *Reconciler) settle() {
 	if !r.synced {
 		r.synced = true
 		r.log.Info("first sync done", "ports", len(r.places))
+		if r.cfg.OnFirstSync != nil {
+			r.cfg.OnFirstSync(ctx)
+		}
 	}
 	now := time.Now()
 	r.pendingSince, r.pendingSvcs, r.pendingEps = time.Time{}, 0, 0
