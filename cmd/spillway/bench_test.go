@@ -14,7 +14,7 @@ import (
 func TestLabCommandLinesThatAreWrong(t *testing.T) {
 	tests := []struct{ args, want string }{
 		{"bench", "no benchmark given"},
-		{"bench path --modes nftables", `mode "nftables"`},
+		{"bench path --modes ipvs", `mode "ipvs"`},
 		{"bench path --modes ebpf,nftables", "one mode at a time"},
 		{"bench path --rounds 0", "rounds is 0"},
 		{"bench path -o yaml", `"yaml"`},

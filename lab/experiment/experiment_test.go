@@ -93,7 +93,7 @@ func TestDriftFallsOut(t *testing.T) {
 func TestRatioPairsRounds(t *testing.T) {
 	trial := Trial[float64]{A: []float64{10, 20, 0, 40}, B: []float64{5, 20, 7, 60}}
 	got := trial.Ratio(func(v float64) float64 { return v })
-	want := Summary{Median: 1, Min: 0.5, Max: 1.5, N: 3}
+	want := Summary{Median: 1, Min: 0.5, Max: 1.5, Low: 0.5, High: 1.5, N: 3}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("ratio (-want +got):\n%s", diff)
 	}
@@ -161,6 +161,22 @@ func TestTarget(t *testing.T) {
 		if got := tt.target.Met(Summary{Median: tt.median, N: tt.n}); got != tt.met || tt.target.String() != tt.text {
 			t.Errorf("%s with %v: met %v, want %v", tt.target, tt.median, got, tt.met)
 		}
+	}
+}
+
+// The ranks stand in tables of the sign test, for 95 %.
+func TestTheMedianIsHeldByRanks(t *testing.T) {
+	for n, want := range map[int]int{1: 0, 5: 0, 6: 0, 8: 0, 9: 1, 12: 2, 20: 5, 30: 9, 100: 39} {
+		if got := medianRank(n); got != want {
+			t.Errorf("of %d numbers %d are cut off at each end, want %d", n, got, want)
+		}
+	}
+	values := make([]float64, 20)
+	for i := range values {
+		values[19-i] = float64(i + 1)
+	}
+	if s := Summarize(values); s.Low != 6 || s.High != 15 || s.Min != 1 || s.Max != 20 {
+		t.Errorf("got %+v, want 6 to 15 of 1 to 20", s)
 	}
 }
 

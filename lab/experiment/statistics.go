@@ -2,6 +2,7 @@ package experiment
 
 import (
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -11,7 +12,11 @@ type Summary struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
-	N      int     `json:"n"`
+	// Low and High hold the median of what the numbers are a sample of, with a
+	// confidence of 95 %; they are Min and Max while the numbers are too few.
+	Low  float64 `json:"low"`
+	High float64 `json:"high"`
+	N    int     `json:"n"`
 }
 
 // Summarize returns the summary of the values, in any order.
@@ -19,7 +24,28 @@ func Summarize(values []float64) Summary {
 	if len(values) == 0 {
 		return Summary{}
 	}
-	return Summary{Median: Median(values), Min: slices.Min(values), Max: slices.Max(values), N: len(values)}
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	rank := medianRank(n)
+	return Summary{Median: Median(values), Min: sorted[0], Max: sorted[n-1],
+		Low: sorted[rank], High: sorted[n-1-rank], N: n}
+}
+
+// medianRank is how many of n sorted numbers may be cut off at each end so that
+// the rest holds the median with 95 % confidence, whatever their distribution:
+// each number lies below the true median with probability 1/2, so the chance
+// that no more than rank do is that of so many heads among n coins.
+func medianRank(n int) int {
+	chance := math.Pow(0.5, float64(n)) // of exactly i heads
+	sum := chance
+	for i := range n / 2 {
+		if sum > 0.025 {
+			return max(i-1, 0)
+		}
+		chance *= float64(n-i) / float64(i+1)
+		sum += chance
+	}
+	return 0
 }
 
 // Median returns the middle value, of an even number the mean of the middle

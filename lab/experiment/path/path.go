@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
@@ -34,11 +36,14 @@ type Config struct {
 	Progress  *experiment.Progress
 }
 
+// Modes are the dataplanes that can be measured.
+var Modes = []string{"ebpf", "nftables", "iptables"}
+
 // Validate says what is wrong with a Config, in one line.
 func (c Config) Validate() error {
 	switch {
-	case c.Mode != "ebpf":
-		return fmt.Errorf("mode %q cannot be measured yet: use ebpf", c.Mode)
+	case !slices.Contains(Modes, c.Mode):
+		return fmt.Errorf("mode %q: not a mode: use %s", c.Mode, strings.Join(Modes, ", "))
 	case c.Rounds < 1:
 		return fmt.Errorf("rounds is %d: use %d or more", c.Rounds, experiment.MinRounds)
 	case c.Duration < 100*time.Millisecond || c.Warmup < 0:
@@ -48,6 +53,9 @@ func (c Config) Validate() error {
 	}
 	return nil
 }
+
+// tailFactor is how much longer a measurement of the latency's tail takes.
+const tailFactor = 3
 
 const (
 	metalPort = 8080
@@ -198,10 +206,15 @@ func (b *bench) compare(ctx context.Context, p plan) error {
 			return fmt.Errorf("compare %s: no rate to send at: nothing was answered in the closed loop", p.name)
 		}
 	}
+	// What one request in a thousand waits needs many requests to be seen.
+	duration := b.cfg.Duration
+	if p.tail {
+		duration *= tailFactor
+	}
 	arm := func(w way) experiment.Arm[rig.Sample] {
 		return func(ctx context.Context) (rig.Sample, error) {
 			return b.rig.Measure(ctx, w.from, load.Config{Kind: p.kind, Target: w.to, Rate: rate,
-				Connections: b.cfg.Connections, Duration: b.cfg.Duration, Warmup: b.cfg.Warmup})
+				Connections: b.cfg.Connections, Duration: duration, Warmup: b.cfg.Warmup})
 		}
 	}
 	pair := experiment.Pair[rig.Sample]{Name: p.name, A: arm(p.base), B: arm(p.service),

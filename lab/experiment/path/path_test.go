@@ -102,7 +102,7 @@ func TestValidate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, change := range map[string]func(*Config){
-		"mode":        func(c *Config) { c.Mode = "nftables" },
+		"mode":        func(c *Config) { c.Mode = "ipvs" },
 		"rounds":      func(c *Config) { c.Rounds = 0 },
 		"duration":    func(c *Config) { c.Duration = time.Millisecond },
 		"connections": func(c *Config) { c.Connections = 0 },

@@ -123,7 +123,8 @@ func (r *Report) Write(w io.Writer) error {
 		return fmt.Errorf("write report: %w", err)
 	}
 	_, err := fmt.Fprint(w, `
-Ratios: median of the rounds (lowest–highest). A/A: the side without a Service compared with itself.
+Ratios: median of the rounds (lowest–highest); 95 %: where the true median lies with that confidence.
+A/A: the side without a Service compared with itself.
 CPU/REQUEST: ratio of the whole machine's busy time, client included. CONNTRACK: most entries that one
 load left on the nodes, through the Service and without it. Half load: an open loop at half of the rate
 that both sides reach; latency counts from the intended send.
@@ -133,7 +134,7 @@ that both sides reach; latency counts from the intended send.
 
 func (r *Report) writeRatios(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "COMPARISON\tLOAD\tFIGURE\tWITHOUT\tSERVICE\tRATIO\tTARGET")
+	fmt.Fprintln(t, "COMPARISON\tLOAD\tFIGURE\tWITHOUT\tSERVICE\tRATIO\t95 %\tTARGET")
 	for _, c := range r.Comparisons {
 		target := "-"
 		if c.Target != nil {
@@ -142,8 +143,8 @@ func (r *Report) writeRatios(w io.Writer) error {
 				target = c.Target.String() + ": met"
 			}
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.0f\t%s\t%s\n",
-			c.Name, c.Load, c.Figure, c.Base, c.Service, c.Ratio, target)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.0f\t%s\t%.2f–%.2f\t%s\n",
+			c.Name, c.Load, c.Figure, c.Base, c.Service, c.Ratio, c.Ratio.Low, c.Ratio.High, target)
 	}
 	return t.Flush()
 }
