@@ -24,7 +24,7 @@ func newBenchCommand() *cobra.Command {
 			return usageErrorf("no benchmark given: say which one, such as 'spillway bench path'")
 		},
 	}
-	cmd.AddCommand(newBenchPathCommand())
+	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand())
 	return cmd
 }
 

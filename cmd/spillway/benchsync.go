@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/change"
+)
+
+func newBenchSyncCommand() *cobra.Command {
+	var cfg change.Config
+	var output string
+	cmd := &cobra.Command{
+		Use:   "sync",
+		Short: "Measure what a change of one endpoint costs in clusters of different sizes",
+		Long: `Gives each dataplane nodes of more and more Services of ten endpoints each, and
+measures the first full sync, single changes, and the first packet of a
+connection. Needs root and nginx; leave the machine alone meanwhile.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			if err := cfg.Validate(); err != nil {
+				return usageErrorf("%v", err)
+			}
+			cfg.Progress = experiment.NewProgress(cmd.ErrOrStderr())
+			ctx, stop := untilSignal(cmd.Context())
+			defer stop()
+			report, err := change.Run(ctx, cfg)
+			if report == nil || len(report.Rows) == 0 {
+				return err
+			}
+			return errors.Join(err, printResult(cmd.OutOrStdout(), output, report))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Name, "name", "sync", "name of the lab clusters that are made")
+	f.StringSliceVar(&cfg.Modes, "modes", change.Modes, "dataplanes to measure")
+	f.IntSliceVar(&cfg.Services, "services", []int{100, 1000, 5000, 10000, 50000}, "numbers of Services")
+	f.IntVar(&cfg.Changes, "changes", 100, "single changes for the percentiles")
+	f.IntVar(&cfg.Rounds, "rounds", 20, "comparisons of first packets")
+	f.StringVarP(&output, "output", "o", "table", "table or json")
+	return cmd
+}
+
+// newBenchSideCommand makes the process that `bench sync` starts on each node.
+func newBenchSideCommand() *cobra.Command {
+	var side change.Side
+	var c agentConfig
+	var pod string
+	cmd := &cobra.Command{
+		Use:    "sync-side",
+		Short:  "Write a made-up cluster to this node's kernel, and change it, for 'bench sync'",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if side.Pod, err = netip.ParseAddr(pod); err != nil {
+				return usageErrorf("--pod %q: not an address", pod)
+			}
+			c.addDefaults()
+			if err := c.Validate(); err != nil {
+				return err
+			}
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			unregistered := func(prometheus.Collector) error { return nil }
+			side.Open = func(ctx context.Context) (dataplane.Backend, error) {
+				return newBackend(ctx, c.ProxyMode, c, log, unregistered)
+			}
+			return side.Run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.ProxyMode, "proxy-mode", "", "dataplane")
+	f.StringVar(&c.BPFFS, "bpffs", "", "directory in a bpf file system")
+	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup of the node")
+	f.StringVar(&side.Node, "node", "", "name of the node")
+	f.StringVar(&pod, "pod", "", "address of the pod that answers")
+	f.IntVar(&side.Services, "services", 10, "number of Services")
+	f.IntVar(&side.Changes, "changes", 1, "changes in each batch")
+	return cmd
+}
+
+// addDefaults gives every flag that is not set here the agent's default.
+func (c *agentConfig) addDefaults() {
+	set := *c
+	c.addFlags(pflag.NewFlagSet("agent", pflag.ContinueOnError))
+	c.ProxyMode, c.BPFFS, c.CgroupRoot = set.ProxyMode, set.BPFFS, set.CgroupRoot
+}
