@@ -192,9 +192,12 @@ struct fragment_key {
 	__u16 pad;
 };
 
+#define FRAGMENT_CLOCK_SHIFT 20 /* of nanoseconds since boot: about a millisecond */
+
 struct fragment {
 	__be16 sport;
 	__be16 dport;
+	__u32 seen; /* the first fragment, by that clock */
 	__u8 proto;
 	__u8 pad[3];
 };

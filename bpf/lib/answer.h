@@ -4,10 +4,13 @@
  * RST, port unreachable, fragmentation needed, time exceeded.
  *
  * A packet from a pod has CHECKSUM_PARTIAL: its transport checksum is not there
- * yet, and the kernel will sum from the old transport header and write at the
- * old place. Programs cannot see or clear that, but can tell it: the checksum
- * field then holds the sum of the pseudo header. (One complete packet in 65,536
- * looks alike; its answer is lost, as any packet may be.)
+ * yet, and whoever sends the packet on will sum from the old transport header
+ * and write at the old place. Programs cannot see or clear that, but the kernel
+ * gives it up when that header is cut off the front (skb_postpull_rcsum), so
+ * this is done to every packet that becomes an answer: its sums are complete.
+ *
+ * What is quoted is the packet as it came (RFC 1812, 4.3.2.3), and so may be a
+ * checksum of the pseudo header alone, as with the kernel's own icmp_send.
  */
 #ifndef SPILLWAY_ANSWER_H
 #define SPILLWAY_ANSWER_H
@@ -18,7 +21,11 @@
 /* What tells our egress programs that a packet has been dealt with. */
 #define DONE_TC_INDEX 0x5357
 
-#define ICMP_ECHOED 8 /* bytes of the transport header that an error quotes */
+/* Bytes cut off: more than lie before any transport header that may be summed. */
+#define ANSWER_CUT 256
+
+#define ICMP_ECHOED 8	    /* bytes of the transport header that an error quotes */
+#define ICMP_EXTENSIONS 64  /* bytes of IPv6 extension headers, at most, before them */
 
 struct tcp_answer {
 	union {
@@ -34,14 +41,12 @@ struct icmp_answer {
 		struct {
 			struct iphdr ip;
 			struct icmphdr icmp;
-			struct iphdr quoted;
-			__u8 l4[ICMP_ECHOED];
+			__u8 quoted[sizeof(struct iphdr) + ICMP_ECHOED];
 		} v4;
 		struct {
 			struct ipv6hdr ip;
 			struct icmp6hdr icmp;
-			struct ipv6hdr quoted;
-			__u8 l4[ICMP_ECHOED];
+			__u8 quoted[sizeof(struct ipv6hdr) + ICMP_EXTENSIONS + ICMP_ECHOED];
 		} v6;
 	};
 };
@@ -56,16 +61,6 @@ static __always_inline __u16 pseudo_sum(const struct tuple *t, __u32 len)
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&t->daddr, sizeof(t->daddr), sum);
 	sum = bpf_csum_diff(NULL, 0, words, sizeof(words), sum);
 	return fold((__u32)sum);
-}
-
-static __always_inline int csum_is_partial(struct __sk_buff *skb, const struct packet *p)
-{
-	__u32 off = p->tuple.proto == IPPROTO_TCP ? 16 : 6;
-	__u16 check;
-
-	if (load(skb, p->l4_off + off, &check, sizeof(check)))
-		return 0;
-	return check == pseudo_sum(&p->tuple, p->l3_off + p->l3_len - p->l4_off);
 }
 
 static __always_inline void answer_ipv4(struct iphdr *ip, const struct packet *p, __u8 proto,
@@ -93,6 +88,19 @@ static __always_inline void answer_ipv6(struct ipv6hdr *ip, const struct packet 
 	ip->hop_limit = 64;
 	__builtin_memcpy(&ip->saddr, &p->tuple.daddr, sizeof(ip->saddr));
 	__builtin_memcpy(&ip->daddr, &p->tuple.saddr, sizeof(ip->daddr));
+}
+
+/*
+ * Makes the packet one of len bytes behind its Ethernet header, all of them to be
+ * written, whose checksums nobody fills in. 0, or -1: no room.
+ */
+static __always_inline int answer_room(struct __sk_buff *skb, const struct packet *p, __u32 len)
+{
+	/* In this order: the tail is not cut before where the kernel would sum. */
+	if (bpf_skb_change_tail(skb, p->l3_off + ANSWER_CUT + len, 0) ||
+	    bpf_skb_adjust_room(skb, -ANSWER_CUT, BPF_ADJ_ROOM_MAC, 0))
+		return -1;
+	return 0;
 }
 
 /* Swaps the MAC addresses and sends the frame back. */
@@ -132,7 +140,6 @@ static __always_inline void answer_rst_header(struct tcphdr *out, const struct t
 static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet *p,
 				      struct tcp_answer *a)
 {
-	int partial = csum_is_partial(skb, p);
 	__u32 ip_len;
 	__u16 sum;
 
@@ -145,9 +152,7 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 	answer_rst_header(&a->tcp, &a->in, p);
 	/* The sum of both addresses does not mind their order. */
 	sum = pseudo_sum(&p->tuple, sizeof(a->tcp));
-	if (!partial)
-		sum = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
-	a->tcp.check = sum;
+	a->tcp.check = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
 	if (p->tuple.family == FAMILY_V4) {
 		ip_len = sizeof(a->ip.v4);
 		answer_ipv4(&a->ip.v4, p, IPPROTO_TCP, ip_len + sizeof(a->tcp));
@@ -155,7 +160,7 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 		ip_len = sizeof(a->ip.v6);
 		answer_ipv6(&a->ip.v6, p, IPPROTO_TCP, sizeof(a->tcp));
 	}
-	if (bpf_skb_change_tail(skb, p->l4_off + sizeof(a->tcp), 0) ||
+	if (answer_room(skb, p, ip_len + sizeof(a->tcp)) ||
 	    bpf_skb_store_bytes(skb, p->l3_off, &a->ip, ip_len, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, p->l4_off, &a->tcp, sizeof(a->tcp), BPF_F_RECOMPUTE_CSUM)) {
 		count(DROP_REWRITE);
@@ -170,7 +175,7 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 					struct icmp_answer *a, __u8 type, __u8 code, __u32 rest)
 {
 	__builtin_memset(&a->v4.icmp, 0, sizeof(a->v4.icmp));
-	if (load(skb, p->l3_off, &a->v4.quoted, sizeof(a->v4.quoted) + ICMP_ECHOED))
+	if (load(skb, p->l3_off, a->v4.quoted, sizeof(a->v4.quoted)))
 		return -1;
 	a->v4.icmp.type = type;
 	a->v4.icmp.code = code;
@@ -178,42 +183,47 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	a->v4.icmp.checksum = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v4.icmp,
 						  sizeof(a->v4) - sizeof(a->v4.ip), 0));
 	answer_ipv4(&a->v4.ip, p, IPPROTO_ICMP, sizeof(a->v4));
-	if (bpf_skb_change_tail(skb, p->l3_off + sizeof(a->v4), 0))
+	if (answer_room(skb, p, sizeof(a->v4)))
 		return -1;
 	return bpf_skb_store_bytes(skb, p->l3_off, &a->v4, sizeof(a->v4), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* RFC 4443. */
+/* RFC 4443. Extension headers, a fragment's among them, are quoted too. */
 static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct packet *p,
-					struct icmp_answer *a, __u8 type, __u8 code, __u32 rest,
-					int partial)
+					struct icmp_answer *a, __u8 type, __u8 code, __u32 rest)
 {
-	__u32 len = sizeof(a->v6) - sizeof(a->v6.ip);
+	__u32 quote = p->l4_off - p->l3_off + ICMP_ECHOED, len;
 	struct tuple t = p->tuple;
-	__u16 pseudo;
 
-	__builtin_memset(&a->v6.icmp, 0, sizeof(a->v6.icmp));
-	if (load(skb, p->l3_off, &a->v6.quoted, sizeof(a->v6.quoted) + ICMP_ECHOED))
+	barrier_var(quote); /* the verifier must see that what is checked is used */
+	if (quote > sizeof(a->v6.quoted) || quote < sizeof(struct ipv6hdr))
 		return -1;
+	__builtin_memset(&a->v6.icmp, 0, sizeof(a->v6.icmp));
+	if (load(skb, p->l3_off, a->v6.quoted, quote))
+		return -1;
+	len = sizeof(a->v6.icmp) + quote;
 	t.proto = IPPROTO_ICMPV6;
-	pseudo = pseudo_sum(&t, len);
 	a->v6.icmp.icmp6_type = type;
 	a->v6.icmp.icmp6_code = code;
 	a->v6.icmp.icmp6_mtu = bpf_htonl(rest);
-	if (partial) {
-		/*
-		 * The kernel will sum the message and put the complement into its
-		 * bytes 6 and 7, unused here: they must hold the pseudo header.
-		 */
-		a->v6.icmp.icmp6_dataun.un_data16[1] = pseudo;
-	} else {
-		a->v6.icmp.icmp6_cksum = ~fold((__u32)bpf_csum_diff(
-			NULL, 0, (__be32 *)&a->v6.icmp, sizeof(a->v6) - sizeof(a->v6.ip), pseudo));
-	}
+	a->v6.icmp.icmp6_cksum = ~fold(
+		(__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v6.icmp, len, pseudo_sum(&t, len)));
 	answer_ipv6(&a->v6.ip, p, IPPROTO_ICMPV6, len);
-	if (bpf_skb_change_tail(skb, p->l3_off + sizeof(a->v6), 0))
+	len += sizeof(a->v6.ip);
+	if (answer_room(skb, p, len))
 		return -1;
-	return bpf_skb_store_bytes(skb, p->l3_off, &a->v6, sizeof(a->v6), BPF_F_RECOMPUTE_CSUM);
+	return bpf_skb_store_bytes(skb, p->l3_off, &a->v6, len, BPF_F_RECOMPUTE_CSUM);
+}
+
+/* May and can an ICMP error be sent about the packet? (RFC 1122, 3.2.2) */
+static __always_inline int answer_allowed(const struct packet *p)
+{
+	if (p->flags & (PACKET_NO_L4 | PACKET_ICMP_ERROR))
+		return 0;
+	/* An IPv4 source route would have to be followed back (RFC 1812, 4.3.2.6). */
+	if (p->tuple.family == FAMILY_V4)
+		return !(p->flags & PACKET_OPTIONS);
+	return p->l4_off - p->l3_off <= sizeof(struct ipv6hdr) + ICMP_EXTENSIONS;
 }
 
 /* Answers with an ICMP error; type and code are those of the packet's family. */
@@ -221,22 +231,16 @@ static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packe
 				       struct icmp_answer *a, __u8 type, __u8 code, __u32 rest,
 				       enum verdict verdict)
 {
-	int partial = csum_is_partial(skb, p);
 	int ret;
 
-	/*
-	 * RFC 1122, 3.2.2: never about an ICMP error or a later fragment. With
-	 * CHECKSUM_PARTIAL only a UDP packet's place of the sum can be spared.
-	 */
-	if (p->flags & (PACKET_NO_L4 | PACKET_ICMP_ERROR | PACKET_OPTIONS) ||
-	    (partial && (rest || p->tuple.proto != IPPROTO_UDP))) {
+	if (!answer_allowed(p)) {
 		count(DROP_REJECTED_SILENT);
 		return TC_ACT_SHOT;
 	}
 	if (p->tuple.family == FAMILY_V4)
 		ret = answer_icmp4(skb, p, a, type, code, rest);
 	else
-		ret = answer_icmp6(skb, p, a, type, code, rest, partial);
+		ret = answer_icmp6(skb, p, a, type, code, rest);
 	if (ret) {
 		count(DROP_REWRITE);
 		return TC_ACT_SHOT;

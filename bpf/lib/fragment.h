@@ -9,6 +9,19 @@
 
 #include "parse.h"
 
+/*
+ * For how long after the first fragment the others may come. Stacks wait longer
+ * (RFC 791: 15 s, Linux: 30 s), but IPv4 has 65,536 ids for two hosts, and one
+ * that comes again must not lead to where the old datagram went (RFC 4963). 5 s
+ * are enough for 64 KiB at 128 kbit/s.
+ */
+#define FRAGMENT_TIMEOUT (5 * NSEC_PER_SEC >> FRAGMENT_CLOCK_SHIFT)
+
+static __always_inline __u32 fragment_clock(void)
+{
+	return bpf_ktime_get_coarse_ns() >> FRAGMENT_CLOCK_SHIFT;
+}
+
 static __always_inline void fragment_key(const struct packet *p, struct fragment_key *key)
 {
 	__builtin_memset(key, 0, sizeof(*key));
@@ -29,7 +42,7 @@ static __always_inline int fragment_follow(struct packet *p)
 
 	fragment_key(p, &key);
 	first = bpf_map_lookup_elem(&fragments, &key);
-	if (!first)
+	if (!first || fragment_clock() - first->seen > FRAGMENT_TIMEOUT)
 		return -1;
 	p->tuple.sport = first->sport;
 	p->tuple.dport = first->dport;
@@ -44,6 +57,7 @@ static __always_inline void fragment_remember(const struct packet *p)
 		.sport = p->tuple.sport,
 		.dport = p->tuple.dport,
 		.proto = p->tuple.proto,
+		.seen = fragment_clock(),
 	};
 
 	fragment_key(p, &key);

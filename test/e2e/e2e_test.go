@@ -38,6 +38,11 @@ type env struct {
 // start builds a cluster of two nodes with an agent on each.
 func start(t *testing.T, name string) *env {
 	t.Helper()
+	return startSpec(t, topology.DefaultSpec(name))
+}
+
+func startSpec(t *testing.T, spec topology.Spec) *env {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	binary, err := cluster.Build(ctx, t.TempDir(), *binaryFlag)
@@ -45,7 +50,7 @@ func start(t *testing.T, name string) *env {
 		t.Fatal(err)
 	}
 	c, err := cluster.Up(ctx, cluster.Config{
-		Spec: topology.DefaultSpec(name), Binary: binary, Mode: *proxyMode, Routes: flows.ServiceRanges(),
+		Spec: spec, Binary: binary, Mode: *proxyMode, Routes: flows.ServiceRanges(),
 	})
 	if err != nil {
 		t.Fatal(err)

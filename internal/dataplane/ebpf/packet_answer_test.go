@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"bytes"
+	"encoding/binary"
 	"testing"
 
 	"spillway.dev/spillway/internal/model"
@@ -9,7 +10,7 @@ import (
 
 func TestPacketAnswers(t *testing.T) {
 	n := newPacketNode(t)
-	t.Run("SameLength", func(t *testing.T) { eachFamily(t, n, n.answersSameLength) })
+	t.Run("TailIsKept", func(t *testing.T) { eachFamily(t, n, n.answersKeepTail) })
 	// A packet that is made longer or shorter has no CHECKSUM_COMPLETE any more
 	// (__skb_trim_rcsum), but BPF_PROG_RUN would look at it all the same.
 	n.checksComplete = false
@@ -18,6 +19,8 @@ func TestPacketAnswers(t *testing.T) {
 	t.Run("Silence", func(t *testing.T) { eachFamily(t, n, n.answersNothing) })
 	t.Run("NotToGroups", func(t *testing.T) { eachTransport(t, n, n.martianSources) })
 	t.Run("TooBig", func(t *testing.T) { eachTransport(t, n, n.answersTooBig) })
+	t.Run("ChecksumPartial", func(t *testing.T) { eachFamily(t, n, n.answersUnfinished) })
+	t.Run("TooBigFragment", func(t *testing.T) { n.forget(t); n.answersTooBigFragment(t, plans["IPv6"]) })
 	t.Run("TooBigMayBeFragmented", func(t *testing.T) { n.forget(t); n.bigWithoutDF(t, plans["IPv4"]) })
 	t.Run("GSOIsNotTooBig", func(t *testing.T) { eachFamily(t, n, n.bigGSO) })
 	t.Run("TimeExceeded", func(t *testing.T) { eachTransport(t, n, n.answersTTL) })
@@ -74,11 +77,67 @@ func (n *packetNode) answersRST(t *testing.T, p *plan) {
 	}
 }
 
-// answersSameLength: a bare SYN is as long as the RST.
-func (n *packetNode) answersSameLength(t *testing.T, p *plan) {
+// answersKeepTail: the one length that needs no cut at the tail, so that the
+// packet still has the sum that its device made.
+func (n *packetNode) answersKeepTail(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP))
-	in := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
+	in := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S", payload: make([]byte, answerCut)}
 	n.wantAnswer(t, inEth0, in, n.send(t, inEth0, in), tcVerdictREJECTED_RST)
+}
+
+// answerCut is ANSWER_CUT of bpf/lib/answer.h.
+const answerCut = 256
+
+// answersUnfinished: a pod's packet comes with the sum of its pseudo header. It
+// is quoted as it is, and the answer's own sums are complete.
+// BPF_PROG_RUN has no CHECKSUM_PARTIAL: what the kernel makes of that is seen
+// with real sockets (TestPathMTU of test/e2e).
+func (n *packetNode) answersUnfinished(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)), service(p, protoTCP))
+	l4 := 34
+	if p.family == model.IPv6 {
+		l4 = 54
+	}
+	for _, tt := range []struct {
+		proto   uint8
+		payload int
+		verdict tcVerdict
+	}{{protoUDP, bigEnough, tcVerdictANSWERED_TOO_BIG}, {protoTCP, 5, tcVerdictREJECTED_RST}} {
+		in := frame{proto: tt.proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S", df: true, payload: make([]byte, tt.payload)}
+		b, off := in.bytes(n, "eth0"), l4+6
+		if tt.proto == protoTCP {
+			off = l4 + 16
+		}
+		binary.BigEndian.PutUint16(b[off:], pseudoSum(in.src.Addr(), in.dst.Addr(), tt.proto, len(b)-l4))
+		r := n.sendRaw(t, inEth0, b)
+		n.wantAnswer(t, inEth0, in, r, tt.verdict)
+		if tt.proto == protoUDP && !bytes.Equal(r.v.quoted, b[14:l4+8]) {
+			t.Errorf("answer quotes %x, want %x", r.v.quoted, b[14:l4+8])
+		}
+	}
+}
+
+// answersTooBigFragment: the first one names the ports, so it is answered, and
+// its fragment header is quoted; the others are not answered (RFC 1122).
+func (n *packetNode) answersTooBigFragment(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
+	in := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, 4000), id: 7}
+	small := in.fragments(n, "eth0", 512)[0]
+	for _, known := range []bool{false, true} {
+		frags := in.fragments(n, "eth0", 1448, 1448)
+		r := n.sendRaw(t, inEth0, frags[0])
+		n.wantAnswer(t, inEth0, in, r, tcVerdictANSWERED_TOO_BIG)
+		wantHeader(t, r.v, errorKind{"TooBig", 3, 2, 4, 0, mtuTun0}, p)
+		if !bytes.Equal(r.v.quoted, frags[0][14:14+40+8+8]) {
+			t.Errorf("answer quotes %x", r.v.quoted)
+		}
+		if known {
+			n.sendRaw(t, inEth0, frags[1]).want(t, actDrop, tcVerdictDROP_REJECTED_SILENT)
+			continue
+		}
+		n.sendRaw(t, inEth0, frags[1]).want(t, actNext, tcVerdictPASS_FRAGMENT)
+		n.sendRaw(t, inEth0, small).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	}
 }
 
 func (n *packetNode) answersUnreachable(t *testing.T, p *plan) {
@@ -96,10 +155,10 @@ func (n *packetNode) answersUnreachable(t *testing.T, p *plan) {
 	// The first fragment may be answered, the others not.
 	in := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, 100)}
 	frags := in.fragments(n, "eth0", 64)
-	if p.family == model.IPv4 {
-		n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, tcVerdictREJECTED_ICMP)
-	} else { // its fragment header would have to be quoted
-		n.sendRaw(t, inEth0, frags[0]).want(t, actDrop, tcVerdictDROP_REJECTED_SILENT)
+	r := n.sendRaw(t, inEth0, frags[0])
+	n.wantAnswer(t, inEth0, in, r, tcVerdictREJECTED_ICMP)
+	if len(r.v.quoted) < 28 || !bytes.Equal(r.v.quoted, frags[0][14:14+len(r.v.quoted)]) {
+		t.Errorf("answer quotes %x", r.v.quoted)
 	}
 	n.sendRaw(t, inEth0, frags[1]).want(t, actNext, tcVerdictPASS_FRAGMENT)
 }
@@ -114,7 +173,8 @@ func (n *packetNode) answersNothing(t *testing.T, p *plan) {
 	for _, proto := range transports {
 		f := frame{proto: proto, src: client, dst: front, flags: "S", options: []byte{7, 7, 4, 0, 0, 0, 0}}
 		if p.family == model.IPv6 {
-			f.ext = []extension{{extDestOpts, []byte{1, 4, 0, 0, 0, 0}}}
+			// Longer than what is quoted.
+			f.ext = []extension{{extDestOpts, append([]byte{1, 68}, make([]byte, 68)...)}}
 		}
 		n.send(t, inEth0, f).want(t, actDrop, tcVerdictDROP_REJECTED_SILENT)
 	}

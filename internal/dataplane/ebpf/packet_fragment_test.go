@@ -11,6 +11,7 @@ func TestPacketFragments(t *testing.T) {
 	t.Run("InOrder", func(t *testing.T) { eachTransport(t, n, n.fragmentsInOrder) })
 	t.Run("FirstIsLate", func(t *testing.T) { eachFamily(t, n, n.fragmentsOvertake) })
 	t.Run("Strangers", func(t *testing.T) { eachFamily(t, n, n.fragmentsOfOthers) })
+	t.Run("LongAgo", func(t *testing.T) { eachFamily(t, n, n.fragmentsLongAgo) })
 	t.Run("Tiny", func(t *testing.T) { eachTransport(t, n, n.fragmentsTiny) })
 	t.Run("DestOptsInFragments", func(t *testing.T) { n.forget(t); n.fragmentsOfOptions(t, plans["IPv6"]) })
 }
@@ -114,6 +115,41 @@ func (n *packetNode) fragmentsOfOthers(t *testing.T, p *plan) {
 	other = f
 	other.src = ap(p.client2, 40000)
 	n.sendRaw(t, inEth0, other.fragments(n, "eth0", 512)[1]).want(t, actNext, tcVerdictPASS_FRAGMENT)
+}
+
+// fragmentsLongAgo: ids come again, and the one that the first fragment of an
+// old datagram had says nothing about a new one's.
+func (n *packetNode) fragmentsLongAgo(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
+	f := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, 1500), id: 5}
+	frags := f.fragments(n, "eth0", 512)
+	n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	const second = 1_000_000_000 >> 20 // of the clock in struct fragment, about
+	for _, step := range []struct {
+		age     uint32
+		code    int
+		verdict tcVerdict
+	}{{4 * second, actRedirect, tcVerdictTRANSLATED_DIRECT}, {2 * second, actNext, tcVerdictPASS_FRAGMENT}} {
+		n.ageFragments(t, step.age)
+		n.sendRaw(t, inEth0, frags[1]).want(t, step.code, step.verdict)
+	}
+	// The next datagram of this id has a first fragment too.
+	n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, inEth0, frags[1]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+}
+
+// ageFragments lets every first fragment have come so much earlier.
+func (n *packetNode) ageFragments(t *testing.T, by uint32) {
+	t.Helper()
+	all := map[tcFragmentKey]tcFragment{}
+	ok(t, each(n.m(tcMapFragments), func(k tcFragmentKey, f tcFragment) { all[k] = f }))
+	if len(all) == 0 {
+		t.Fatal("no fragment is remembered")
+	}
+	for k, f := range all {
+		f.Seen -= by
+		ok(t, n.m(tcMapFragments).Put(k, f))
+	}
 }
 
 // fragmentsTiny: a first fragment that cuts the transport header (RFC 1858), for

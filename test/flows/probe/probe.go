@@ -47,6 +47,9 @@ type Request struct {
 	SameSocket  bool `json:"sameSocket,omitempty"`
 	Unconnected bool `json:"unconnected,omitempty"` // UDP: sendto on a socket that never connects
 	Mapped      bool `json:"mapped,omitempty"`      // an AF_INET6 socket towards ::ffff:a.b.c.d
+	// Size is the length that blanks bring a question to, in bytes; its answer is
+	// short all the same.
+	Size int `json:"size,omitempty"`
 
 	Server string   `json:"server,omitempty"` // Serve: the name to answer with
 	Listen []string `json:"listen,omitempty"` // Serve: "tcp [::]:8080", ...

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -77,7 +78,7 @@ func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *
 			}
 		}
 	}
-	answer, err := s.ask(dst, text, deadline)
+	answer, err := s.ask(dst, text, req.Size, deadline)
 	if err != nil {
 		answer.Err, answer.Detail = kindOf(err), err.Error()
 	}
@@ -86,13 +87,15 @@ func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *
 
 func failed(err error) Answer { return Answer{Err: kindOf(err), Detail: err.Error()} }
 
-// ask sends text and waits for the answer to exactly that text.
-func (s *socket) ask(dst netip.AddrPort, text string, deadline time.Time) (Answer, error) {
+// ask sends text, in size bytes if it is shorter, and waits for the answer to
+// exactly that text.
+func (s *socket) ask(dst netip.AddrPort, text string, size int, deadline time.Time) (Answer, error) {
 	var a Answer
 	if s.connected {
 		a.Peer = addrText(s.peer())
 	}
-	if err := s.send([]byte(text+"\n"), dst); err != nil {
+	blanks := strings.Repeat(" ", max(0, size-len(text)-1))
+	if err := s.send([]byte(text+blanks+"\n"), dst); err != nil {
 		return a, err
 	}
 	for {
