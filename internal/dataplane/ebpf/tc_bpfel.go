@@ -103,6 +103,7 @@ type tcFragment struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
+	Seen  uint32
 	Proto uint8
 	Pad   [3]uint8
 }
