@@ -3,6 +3,7 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -57,7 +58,9 @@ func (b *Backend) sweep(ctx context.Context) error {
 		now := bootSeconds()
 		for i := range n {
 			if b.dead(&keys[i], &values[i], now) {
-				b.sweepOne(keys[i], now)
+				if err := b.sweepOne(keys[i], now); err != nil {
+					return err
+				}
 			} else if tcFlowFlags(values[i].Flags)&tcFlowFlagsFLOW_REPLY == 0 {
 				if model.Protocol(keys[i].Proto) == model.TCP {
 					tcp++
@@ -75,16 +78,41 @@ func (b *Backend) sweep(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// sweepOne looks once more, since a batch is some time old, and deletes.
-func (b *Backend) sweepOne(key tcTuple, now uint32) {
+// sweepOne takes out a flow's entry that the batch showed as dead. Between a look
+// and a plain delete a first packet may put a new flow under the same key, which
+// would lose this direction: so the kernel gives back what it has deleted, and
+// what turns out to be alive is put back at once.
+func (b *Backend) sweepOne(key tcTuple, now uint32) error {
 	var f tcFlow
 	flows := b.m(tcMapFlows)
+	// A batch is some time old: whoever is alive by now is not touched at all.
 	if flows.Lookup(key, &f) != nil || !b.dead(&key, &f, now) {
-		return
+		return nil
 	}
-	if flows.Delete(key) == nil && tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
-		b.flows.swept.Add(1)
+	return b.takeDead(key, now)
+}
+
+// takeDead takes the entry out if it is dead at that very moment.
+func (b *Backend) takeDead(key tcTuple, now uint32) error {
+	var f tcFlow
+	flows := b.m(tcMapFlows)
+	if err := flows.LookupAndDelete(key, &f); err != nil { // 5.14
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		return fmt.Errorf("delete dead flow: %w", err)
 	}
+	if b.dead(&key, &f, now) {
+		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
+			b.flows.swept.Add(1)
+		}
+		return nil
+	}
+	// A packet may have made it again meanwhile: then that entry is the newer.
+	if err := flows.Update(key, f, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return fmt.Errorf("put back revived flow: %w", err)
+	}
+	return nil
 }
 
 // dead mirrors flow_dead of bpf/lib/flow.h, with a margin.

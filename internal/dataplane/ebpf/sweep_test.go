@@ -79,6 +79,43 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// A first packet may put a new flow under a dead one's key just when the sweeper
+// is about to delete that.
+func TestSweepKeepsWhatIsRevived(t *testing.T) {
+	ownPlace(t)
+	b := newMapsBackend(t, Config{Timeouts: testTimeouts, FlowTableSize: 1024})
+	flows, now := b.m(tcMapFlows), bootSeconds()
+	keys, alive := testFlow(1, model.TCP, tcFlowStateFLOW_ESTABLISHED, now)
+	_, dead := testFlow(1, model.TCP, tcFlowStateFLOW_ESTABLISHED, now-10_000)
+
+	// Between the sweeper's look and its delete.
+	noError(t, flows.Put(keys[0], alive[0]))
+	noError(t, b.takeDead(keys[0], now))
+	var f tcFlow
+	if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
+		t.Fatalf("the revived entry is %+v, %v", f, err)
+	}
+	// Somebody else was faster.
+	noError(t, flows.Delete(keys[0]))
+	noError(t, b.takeDead(keys[0], now))
+	if n := b.flows.swept.Load(); n != 0 {
+		t.Errorf("%d swept", n)
+	}
+
+	// At any moment: both at once, again and again.
+	for i := range 10_000 {
+		noError(t, flows.Put(keys[0], dead[0]))
+		revived := make(chan error, 1)
+		go func() { revived <- flows.Put(keys[0], alive[0]) }()
+		err := b.sweepOne(keys[0], now)
+		noError(t, <-revived)
+		noError(t, err)
+		if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
+			t.Fatalf("round %d: the revived entry is %+v, %v", i, f, err)
+		}
+	}
+}
+
 // wantPairs checks that no flow has lost one of its directions.
 func wantPairs(t *testing.T, flows map[tcTuple]tcFlow) {
 	t.Helper()
