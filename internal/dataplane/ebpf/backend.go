@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -184,6 +182,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	if b.attached {
 		return nil
 	}
+	b.carry(false)
 	if err := b.attacher.Sync(ctx); err != nil {
 		// Single interfaces have been reported; the others are served.
 		b.cfg.Log.Error("Attach to interfaces", "err", err)
@@ -191,6 +190,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	if err := attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms()); err != nil {
 		return fmt.Errorf("attach socket hooks: %w", err)
 	}
+	b.carry(true)
 	retireLayouts(b.cfg.BPFFS)
 	b.attached = true
 	run, stop := context.WithCancel(context.Background())
@@ -204,6 +204,13 @@ func (b *Backend) attach(ctx context.Context) error {
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
 		"cgroup", b.cfg.CgroupRoot, "bpffs", b.cfg.BPFFS)
 	return nil
+}
+
+// carry brings over what an older version's programs have written lately.
+func (b *Backend) carry(switched bool) {
+	if err := b.objects.upgrade.carry(b.objects.maps, switched); err != nil {
+		b.cfg.Log.Warn("Flows of the last moments are forgotten", "reason", err)
+	}
 }
 
 // Close lets go of maps, programs and links; what is pinned serves on.
@@ -236,21 +243,4 @@ func Cleanup(cfg Config) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// layouts are the directories of pinned maps, of all ABI versions.
-func layouts(bpffs string) []string {
-	dirs, _ := filepath.Glob(filepath.Join(bpffs, "maps-v*"))
-	return dirs
-}
-
-// retireLayouts removes the maps of other ABI versions. By now no program uses
-// them. Flows of theirs are forgotten: a version that can read its predecessor's
-// flows has to copy them before this.
-func retireLayouts(bpffs string) {
-	for _, dir := range layouts(bpffs) {
-		if dir != mapsDir(bpffs) && strings.HasPrefix(filepath.Base(dir), "maps-v") {
-			_ = os.RemoveAll(dir)
-		}
-	}
 }

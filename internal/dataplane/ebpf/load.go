@@ -21,6 +21,8 @@ type objects struct {
 	programs map[string]*ebpf.Program
 	// verdicts are the names of the counters, by index.
 	verdicts []string
+	// upgrade is nil unless another ABI version's maps are to be carried over.
+	upgrade *upgrade
 }
 
 func (o *objects) close() {
@@ -56,26 +58,23 @@ func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 	}
 }
 
-func mapsDir(bpffs string) string {
-	return filepath.Join(bpffs, fmt.Sprintf("maps-v%d", abiVersion))
-}
-
 // load loads the programs with the maps that an earlier run has pinned, or with
 // new ones. A map that no longer fits, because its size was configured anew, is
 // made again.
 func load(cfg *Config, features kernel.Features) (*objects, error) {
-	dir := mapsDir(cfg.BPFFS)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make directory for pinned maps: %w", err)
-	}
 	tc, sock, err := specs(cfg, features)
 	if err != nil {
 		return nil, err
 	}
 	tc.Maps[idsMap] = idsSpec()
+	older := migrate([]*ebpf.CollectionSpec{tc, sock}, cfg.BPFFS, cfg.Log)
+	dir := mapsDir(cfg.BPFFS)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory for pinned maps: %w", err)
+	}
 	dropMisfits(tc, dir, cfg)
 
-	o := &objects{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	o := &objects{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}, upgrade: older}
 	if o.verdicts, err = verdictNames(tc); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,321 @@
+package ebpf
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/model"
+)
+
+// There has been no version 0. In this one flows are of IPv4 alone, and remember
+// nothing of the routing table.
+type (
+	tupleV0 struct {
+		Saddr, Daddr uint32
+		Sport, Dport uint16
+		Proto        uint8
+		_            [3]uint8
+	}
+	flowV0 struct {
+		Saddr, Daddr           uint32
+		Sport, Dport           uint16
+		State, Flags           uint8
+		_                      [2]uint8
+		Seen, Backend, Service uint32
+	}
+)
+
+// flowFromV0 is what somebody writes who changes struct flow.
+func flowFromV0(k tupleV0, f flowV0) (tcTuple, tcFlow, bool) {
+	return tcTuple{
+			Saddr: tcAddr{W: [4]uint32{k.Saddr}}, Daddr: tcAddr{W: [4]uint32{k.Daddr}},
+			Sport: k.Sport, Dport: k.Dport, Proto: k.Proto, Family: uint8(model.IPv4),
+		}, tcFlow{
+			Saddr: tcAddr{W: [4]uint32{f.Saddr}}, Daddr: tcAddr{W: [4]uint32{f.Daddr}},
+			Sport: f.Sport, Dport: f.Dport, State: f.State, Flags: f.Flags,
+			Seen: f.Seen, Backend: f.Backend, Service: f.Service,
+		}, tcFlowState(f.State) != tcFlowStateFLOW_CLOSED
+}
+
+func flowToV0(k tcTuple, f tcFlow) (tupleV0, flowV0) {
+	return tupleV0{Saddr: k.Saddr.W[0], Daddr: k.Daddr.W[0], Sport: k.Sport, Dport: k.Dport, Proto: k.Proto},
+		flowV0{
+			Saddr: f.Saddr.W[0], Daddr: f.Daddr.W[0], Sport: f.Sport, Dport: f.Dport, State: f.State, Flags: f.Flags,
+			Seen: f.Seen, Backend: f.Backend, Service: f.Service,
+		}
+}
+
+// setMigrations are those known until the test ends.
+func setMigrations(t *testing.T, m map[int]migration) {
+	t.Helper()
+	was := migrations
+	migrations = m
+	t.Cleanup(func() { migrations = was })
+}
+
+var fromV0 = map[int]migration{0: {tcMapFlows: entries(flowFromV0)}}
+
+// makeV0 turns the pinned maps into those of version 0, with these flows; the
+// rest are the same in both. It gives the map of flows.
+func makeV0(t *testing.T, bpffs string, flows map[tcTuple]tcFlow) *ebpf.Map {
+	t.Helper()
+	older := filepath.Join(bpffs, "maps-v0")
+	noError(t, os.Mkdir(older, 0o700))
+	pins, err := os.ReadDir(mapsDir(bpffs))
+	noError(t, err)
+	for _, pin := range pins {
+		if pin.Name() == tcMapFlows {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), pin.Name()), nil)
+		noError(t, err)
+		noError(t, pinAgain(m, filepath.Join(older, pin.Name())))
+		m.Close()
+	}
+	m, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{
+		Name: tcMapFlows, Type: ebpf.LRUHash, KeySize: 16, ValueSize: 28, MaxEntries: 4096, Pinning: ebpf.PinByName,
+	}, ebpf.MapOptions{PinPath: older})
+	noError(t, err)
+	t.Cleanup(func() { m.Close() })
+	for k, f := range flows {
+		k0, f0 := flowToV0(k, f)
+		noError(t, m.Put(k0, f0))
+	}
+	noError(t, os.RemoveAll(mapsDir(bpffs)))
+	return m
+}
+
+// flowsV4 are both directions of some flows.
+func flowsV4(from, to uint32) map[tcTuple]tcFlow {
+	out := map[tcTuple]tcFlow{}
+	for n := from; n < to; n++ {
+		keys, flows := testFlow(n, model.TCP, tcFlowStateFLOW_ESTABLISHED, bootSeconds())
+		flows[0].Daddr.W[0], flows[0].Daddr.W[1] = 1000+n, 0
+		keys[1].Saddr = flows[0].Daddr
+		for i := range keys {
+			keys[i].Family, flows[i].Backend, flows[i].Service = uint8(model.IPv4), n, n+1
+			out[keys[i]] = flows[i]
+		}
+	}
+	return out
+}
+
+func pinnedFlows(t *testing.T, bpffs string) *ebpf.Map {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), tcMapFlows), nil)
+	noError(t, err)
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+func upgradeState() intent.State {
+	return intent.State{
+		Ports: []*intent.ServicePort{simplePort(1, 3), simplePort(2, 2)},
+		Node:  intent.Node{Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}},
+	}
+}
+
+// The whole way: version 0 runs, this version comes.
+func TestUpgradeCarriesFlowsOver(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	cfg.FlowTableSize = 8192
+	setMigrations(t, fromV0)
+	before := runBackend(t, cfg, upgradeState(), nil)
+	running, late := flowsV4(1, 1000), flowsV4(2000, 2010)
+	closed := flowsV4(3000, 3010)
+	for k, f := range closed {
+		f.State = uint8(tcFlowStateFLOW_CLOSED)
+		closed[k] = f
+	}
+	older := makeV0(t, cfg.BPFFS, running)
+	for k, f := range closed {
+		k0, f0 := flowToV0(k, f)
+		noError(t, older.Put(k0, f0))
+	}
+	// Somebody was killed while he did the same.
+	noError(t, os.MkdirAll(filepath.Join(mapsDir(cfg.BPFFS)+"-new", "half"), 0o700))
+
+	after := runBackend(t, cfg, upgradeState(), func() {
+		wantSame(t, "flows before Replace", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
+		wantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
+		// The old programs go on until then.
+		for k, f := range running {
+			f.State = uint8(tcFlowStateFLOW_CLOSING)
+			late[k] = f
+			break
+		}
+		for k, f := range late {
+			k0, f0 := flowToV0(k, f)
+			noError(t, older.Put(k0, f0))
+		}
+	})
+	for k, f := range late {
+		running[k] = f
+	}
+	wantSame(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
+	wantSame(t, "links", after.links, before.links)
+	wantSame(t, "endpoints", after.endpoints, before.endpoints)
+	wantChanged(t, after.maps, before.maps, tcMapFlows)
+	wantUses(t, cfg, after.maps)
+	for hook, id := range after.programs {
+		if id == before.programs[hook] {
+			t.Errorf("%s still has the program of before", hook)
+		}
+	}
+	if dirs := layouts(cfg.BPFFS); !slices.Equal(dirs, []string{mapsDir(cfg.BPFFS)}) {
+		t.Errorf("there are %v", dirs)
+	}
+	// Once is enough: what is there now is of this version.
+	again := runBackend(t, cfg, upgradeState(), nil)
+	wantSame(t, "maps of the next run", again.maps, after.maps)
+}
+
+// An agent that is killed between its first look at the older maps and the end
+// leaves the rest to the next one. What new programs have written stays.
+func TestUpgradeGoesOnAfterAKill(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	setMigrations(t, fromV0)
+	_ = runBackend(t, cfg, upgradeState(), nil)
+	flows, late := flowsV4(1, 100), flowsV4(200, 210)
+	older := makeV0(t, cfg.BPFFS, flows)
+	killed, err := New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, killed.Close())
+
+	for k, f := range late {
+		k0, f0 := flowToV0(k, f)
+		noError(t, older.Put(k0, f0))
+	}
+	for k, f := range flows {
+		f.WayMtu = 1400
+		flows[k] = f
+		noError(t, pinnedFlows(t, cfg.BPFFS).Put(k, f))
+		break
+	}
+	_ = runBackend(t, cfg, upgradeState(), nil)
+	for k, f := range late {
+		flows[k] = f
+	}
+	wantSame(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+	if dirs := layouts(cfg.BPFFS); !slices.Equal(dirs, []string{mapsDir(cfg.BPFFS)}) {
+		t.Errorf("there are %v", dirs)
+	}
+}
+
+// Flows that cannot be carried over are said to be lost, in one line, and nothing
+// else is.
+func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	misfit := entries(func(k uint64, f flowV0) (tupleV0, flowV0, bool) { return tupleV0{}, f, true })
+	refused := func(entry) (entry, bool, error) { return entry{}, false, errors.New("no such thing") }
+	for _, tt := range []struct {
+		what    string
+		known   map[int]migration
+		version string
+		want    string
+	}{
+		{"no migration", nil, "maps-v0", "no migration from version 0 to 1 is known"},
+		{"a migration of other types", map[int]migration{0: {tcMapFlows: misfit}}, "maps-v0", "do not fit uint64"},
+		{"a migration that fails", map[int]migration{0: {tcMapFlows: refused}}, "maps-v0", "no such thing"},
+		{"a downgrade", fromV0, "maps-v2", "version 2 is newer"},
+	} {
+		setMigrations(t, tt.known)
+		_ = runBackend(t, cfg, upgradeState(), nil)
+		makeV0(t, cfg.BPFFS, flowsV4(1, 10))
+		if older := filepath.Join(cfg.BPFFS, "maps-v0"); tt.version != "maps-v0" {
+			noError(t, os.Rename(older, filepath.Join(cfg.BPFFS, tt.version)))
+		}
+		var log bytes.Buffer
+		cfg.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		after := runBackend(t, cfg, upgradeState(), nil) // which wants what is applied
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) != 1 || !strings.Contains(lines[0], "Running flows are forgotten") || !strings.Contains(lines[0], tt.want) {
+			t.Errorf("%s: said %q, want one line with %q", tt.what, lines, tt.want)
+		}
+		if left := readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)); len(left) > 0 {
+			t.Errorf("%s: %d flows", tt.what, len(left))
+		}
+		wantUses(t, cfg, after.maps)
+		if dirs := layouts(cfg.BPFFS); !slices.Equal(dirs, []string{mapsDir(cfg.BPFFS)}) {
+			t.Errorf("%s: there are %v", tt.what, dirs)
+		}
+	}
+}
+
+// A packet does not notice.
+func TestPacketsOfFlowsCarriedOver(t *testing.T) {
+	n := newPacketNode(t)
+	p := plans["IPv4"]
+	setMigrations(t, fromV0)
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
+	client, front, far := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080)
+	seen := map[uint8]netip.AddrPort{}
+	for _, proto := range transports {
+		seen[proto] = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: first(proto)}).v.src
+	}
+	makeV0(t, n.cfg.BPFFS, readAll[tcTuple, tcFlow](t, n.m(tcMapFlows)))
+	features, err := kernel.Probe(kernel.Place{BPFFS: n.cfg.BPFFS})
+	ok(t, err)
+	n.onThread(t, func() error {
+		o, err := load(&n.cfg, features)
+		if err != nil {
+			return err
+		}
+		n.objects.close()
+		n.objects = o
+		return nil
+	})
+	t.Cleanup(func() { n.objects.close() })
+	for _, proto := range transports {
+		r := n.send(t, inTun0, frame{proto: proto, src: far, dst: seen[proto], flags: "S."})
+		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.wantPath(t, front, client)
+		r = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "."})
+		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.wantPath(t, seen[proto], far)
+	}
+}
+
+// Several steps are gone one after another, each map by its own.
+func TestMigrationSteps(t *testing.T) {
+	add := func(s string) convert {
+		return func(e entry) (entry, bool, error) {
+			return entry{e.key, append(bytes.Clone(e.value), s...)}, !strings.Contains(string(e.value), "drop"), nil
+		}
+	}
+	setMigrations(t, map[int]migration{
+		3: {"flows": add("4"), "sockets": add("4")}, 4: {}, 5: {"flows": add("6"), "affinities": add("6")},
+	})
+	path, err := steps(3, 6)
+	noError(t, err)
+	for name, want := range map[string]string{"flows": "46", "sockets": "4", "affinities": "6", "backends": ""} {
+		e, keep, err := walk(path[name], entry{[]byte("key"), nil})
+		if got := fmt.Sprint(string(e.value), keep, err); got != fmt.Sprint(want, true, nil) {
+			t.Errorf("%s became %s, want %s", name, got, want)
+		}
+	}
+	if _, keep, _ := walk(path["flows"], entry{nil, []byte("drop")}); keep {
+		t.Error("an entry that a step leaves behind went on")
+	}
+	if _, err := steps(2, 6); err == nil || !strings.Contains(err.Error(), "from version 2 to 3") {
+		t.Errorf("a missing step: %v", err)
+	}
+	if path, err := steps(6, 6); err != nil || len(path) > 0 {
+		t.Errorf("no step to go: %v, %v", path, err)
+	}
+}
