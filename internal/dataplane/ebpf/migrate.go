@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +9,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -33,22 +33,27 @@ type convert func(entry) (newer entry, keep bool, err error)
 // entry is a key and a value as they are in the kernel.
 type entry struct{ key, value []byte }
 
-// entries is a convert by Go types that are laid out like the C structs: the
-// generated ones for the newer version, copies of former ones for the older.
+// entries is a convert by Go types that are laid out like the C structs, padding
+// and all: the generated ones for the newer version, copies of former ones for
+// the older. Their memory is copied: reflection would take the better part of an
+// upgrade's time.
 func entries[OldKey, OldValue, Key, Value any](f func(OldKey, OldValue) (k Key, v Value, keep bool)) convert {
 	return func(e entry) (entry, bool, error) {
 		var key OldKey
 		var value OldValue
-		if binary.Size(key) != len(e.key) || binary.Size(value) != len(e.value) {
+		if len(memory(&key)) != len(e.key) || len(memory(&value)) != len(e.value) {
 			return entry{}, false, fmt.Errorf("sizes %d and %d do not fit %T and %T", len(e.key), len(e.value), key, value)
 		}
-		_, keyErr := binary.Decode(e.key, binary.NativeEndian, &key)
-		_, valueErr := binary.Decode(e.value, binary.NativeEndian, &value)
+		copy(memory(&key), e.key)
+		copy(memory(&value), e.value)
 		k, v, keep := f(key, value)
-		newKey, newKeyErr := binary.Append(nil, binary.NativeEndian, k)
-		newValue, newValueErr := binary.Append(nil, binary.NativeEndian, v)
-		return entry{newKey, newValue}, keep, errors.Join(keyErr, valueErr, newKeyErr, newValueErr)
+		return entry{memory(&k), memory(&v)}, keep, nil
 	}
+}
+
+// memory is what a value without pointers consists of.
+func memory[T any](v *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
 const layoutPrefix = "maps-v"

@@ -192,9 +192,14 @@ func TestUpgradeGoesOnAfterAKill(t *testing.T) {
 	_ = runBackend(t, cfg, upgradeState(), nil)
 	flows, late := flowsV4(1, 100), flowsV4(200, 210)
 	older := makeV0(t, cfg.BPFFS, flows)
+	pins, err := os.ReadDir(filepath.Join(cfg.BPFFS, "maps-v0"))
+	noError(t, err)
 	killed, err := New(t.Context(), cfg)
 	noError(t, err)
 	noError(t, killed.Close())
+	if left, err := os.ReadDir(filepath.Join(cfg.BPFFS, "maps-v0")); err != nil || len(left) != len(pins) {
+		t.Errorf("of %d older maps %d are left before anybody has done without them (%v)", len(pins), len(left), err)
+	}
 
 	for k, f := range late {
 		k0, f0 := flowToV0(k, f)
