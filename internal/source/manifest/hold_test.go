@@ -126,19 +126,39 @@ func TestUnreadableFileHoldsItsObjects(t *testing.T) {
 	l.expect("")
 }
 
-func TestSameObjectInTwoFiles(t *testing.T) {
+func TestTheFileThatServesAnObjectGoesOnServingIt(t *testing.T) {
+	for _, names := range [][2]string{{"b.yaml", "a.yaml"}, {"a.yaml", "b.yaml"}} {
+		first, second := names[0], names[1]
+		l := newLive(t)
+		l.write(first, service("a", "10.0.0.1"))
+		l.expect("a=10.0.0.1")
+		rival := second + ", document 1 (Service default/a): metadata.name: is in " + first + " as well, which serves"
+		l.write(second, service("a", "10.0.0.2"))
+		l.expect("a=10.0.0.1", rival)
+		l.write(first, service("a", "10.0.0.3")) // an edit is no new arrival
+		l.expect("a=10.0.0.3", rival)
+		// A usable claim comes before one that only was so, as after a restart.
+		l.write(first, service("a", "10.0.0.01"))
+		l.expect("a=10.0.0.2", first+", document 1 (Service default/a): spec.clusterIP")
+		l.write(first, service("a", "10.0.0.1")) // and then it is the one that serves
+		l.expect("a=10.0.0.2", "is in "+second+" as well")
+		_ = os.Remove(filepath.Join(l.dir, second))
+		l.expect("a=10.0.0.1")
+		_ = os.Remove(filepath.Join(l.dir, first))
+		l.expect("")
+	}
+}
+
+func TestOfSeveralWaitingFilesTheFirstByNameTakesOver(t *testing.T) {
 	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1")
+	l.write("z.yaml", service("a", "10.0.0.3"))
+	l.expect("a=10.0.0.1", "z.yaml")
 	l.write("b.yaml", service("a", "10.0.0.2"))
-	l.expect("a=10.0.0.2")
-	l.write("a.yaml", service("a", "10.0.0.1"))
-	l.expect("a=10.0.0.1", "b.yaml, document 1 (Service default/a): metadata.name: is in a.yaml as well")
-	// A usable claim comes before one that only was so, as after a restart.
-	l.write("a.yaml", service("a", "10.0.0.01"))
-	l.expect("a=10.0.0.2", "a.yaml, document 1 (Service default/a): spec.clusterIP")
-	l.write("a.yaml", service("a", "10.0.0.1"))
-	l.expect("a=10.0.0.1", "is in a.yaml as well")
-	_ = os.Remove(filepath.Join(l.dir, "a.yaml"))
-	l.expect("a=10.0.0.2")
+	l.expect("a=10.0.0.1", "b.yaml", "z.yaml")
+	_ = os.Remove(filepath.Join(l.dir, "m.yaml"))
+	l.expect("a=10.0.0.2", "z.yaml, document 1 (Service default/a): metadata.name: is in b.yaml as well")
 }
 
 func TestLostDirectoryHoldsEverything(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package manifest reads Kubernetes objects from a directory of YAML and JSON
 // files, and watches it, for nodes that have no API server.
 //
-//	directory ──scan──> files ──decode──> claims ──first by name──> model.Delta
+//	directory ──scan──> files ──decode──> claims ──elect──> model.Delta
 //
 // The directory is flat, as kubelet's static one is: *.yaml, *.yml and *.json,
 // hidden files and sub-directories left out. A YAML file may hold several
@@ -11,7 +11,9 @@
 // not decode leaves the last good state of its object in place; one of which not
 // even the kind and name can be read holds every object that the file had. An
 // empty file is taken for one that is being written, and a directory that
-// disappears for one that will be back. All of it is reported.
+// disappears for one that will be back. Of two files that hold the same object
+// the one that serves it goes on doing so; at the start it is the first by name.
+// All of it is reported.
 package manifest
 
 import (

@@ -230,17 +230,18 @@ func TestNewNeedsADirectory(t *testing.T) {
 }
 
 // What a long-lived tree serves after any sequence of changes is what a fresh
-// one reads, as long as everything is well formed.
+// one reads, as long as everything is well formed and no file claims an object of
+// another that sorts behind it: whoever serves stays, a fresh one cannot know who.
 func TestScanEqualsLoad(t *testing.T) {
 	dir := t.TempDir()
 	tr := newTree(dir, slog.New(slog.DiscardHandler))
 	got := map[string]string{}
 	steps := []func(){
 		func() { write(t, dir, "m.yaml", service("a", "10.0.0.1")+"---\n"+service("b", "10.0.0.2")) },
-		func() { write(t, dir, "c.yaml", service("b", "10.0.0.3")) },
+		func() { write(t, dir, "n.yaml", service("b", "10.0.0.3")) },
 		func() { write(t, dir, "z.yaml", service("a", "10.0.0.4")) },
 		func() { write(t, dir, "m.yaml", service("b", "10.0.0.2")) },
-		func() { _ = os.Remove(filepath.Join(dir, "c.yaml")) },
+		func() { _ = os.Remove(filepath.Join(dir, "n.yaml")) },
 		func() { write(t, dir, "m.yaml", service("b", "None")) },
 		func() { _ = os.Rename(filepath.Join(dir, "z.yaml"), filepath.Join(dir, "0.yaml")) },
 		func() { write(t, dir, "m.yaml", service("a", "10.0.0.5")) },

@@ -37,6 +37,7 @@ type tree struct {
 	files     map[string]*file
 	claimants map[key][]string // files that claim an object, sorted
 	contested map[key]bool     // those with several
+	server    map[key]string   // the file that an object is served from
 	served    map[key]any      // never nil
 	touched   map[key]bool     // since the last delta
 	lost      *model.Problem   // the directory cannot be read now
@@ -47,7 +48,7 @@ func newTree(dir string, log *slog.Logger) *tree {
 	return &tree{
 		dir: dir, log: log,
 		files: map[string]*file{}, claimants: map[key][]string{}, contested: map[key]bool{},
-		served: map[key]any{}, touched: map[key]bool{}, unsettled: map[string]bool{},
+		server: map[key]string{}, served: map[key]any{}, touched: map[key]bool{}, unsettled: map[string]bool{},
 	}
 }
 
@@ -122,6 +123,9 @@ func (t *tree) replace(next map[string]*file) {
 		}
 	}
 	t.files = next
+	for k := range t.touched {
+		t.elect(k)
+	}
 }
 
 func sameClaim(claims map[key]claim, k key, c claim) bool {
@@ -164,20 +168,27 @@ func (t *tree) setClaimants(k key, names []string) {
 	t.claimants[k] = names
 }
 
-// winner returns the file whose claim counts: the first by name, but one that
-// says something usable before one that merely did so once. That way it does
-// not matter what was good before the process started.
-func (t *tree) winner(k key) (string, bool) {
+// elect decides which file an object is served from. The one that it is served
+// from already stays: a copy or a second thought must not displace what runs,
+// whatever it is called. Otherwise the first by name serves, as at the start.
+// One that says something usable comes before one that merely did so once.
+func (t *tree) elect(k key) {
 	names := t.claimants[k]
-	for _, n := range names {
-		if !t.files[n].claims[k].held {
-			return n, true
-		}
+	if len(names) == 0 {
+		delete(t.server, k)
+		return
 	}
-	if len(names) > 0 {
-		return names[0], true
+	usable := func(name string) bool { return !t.files[name].claims[k].held }
+	current := t.server[k]
+	stays := slices.Contains(names, current)
+	if stays && usable(current) {
+		return
 	}
-	return "", false
+	if i := slices.IndexFunc(names, usable); i >= 0 {
+		t.server[k] = names[i]
+	} else if !stays {
+		t.server[k] = names[0]
+	}
 }
 
 // delta returns what is served differently since the last call.
@@ -185,7 +196,7 @@ func (t *tree) delta() model.Delta {
 	var d model.Delta
 	for k := range t.touched {
 		var object any
-		if name, ok := t.winner(k); ok {
+		if name, ok := t.server[k]; ok {
 			object = t.files[name].claims[k].object
 		}
 		if sameObject(t.served[k], object) {
@@ -248,16 +259,16 @@ func (t *tree) rivals() map[string][]model.Problem {
 		return slices.Compare([]string{a.kind, a.name.Namespace, a.name.Name}, []string{b.kind, b.name.Namespace, b.name.Name})
 	})
 	for _, k := range keys {
-		first, _ := t.winner(k)
+		server := t.server[k]
 		for _, name := range t.claimants[k] {
 			c := t.files[name].claims[k]
-			if name == first || c.held { // what is wrong with a held one is reported
+			if name == server || c.held { // what is wrong with a held one is reported
 				continue
 			}
 			out[name] = append(out[name], model.Problem{
 				Where: where(name, c.document, k),
 				Field: "metadata.name",
-				What:  "is in " + first + " as well, which serves; remove one",
+				What:  "is in " + server + " as well, which serves; remove one",
 			})
 		}
 	}
