@@ -29,6 +29,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 				continue
 			}
 			held = append(held, c)
+			problems = append(problems, t.hidden(e, p.id, c)...)
 		}
 		if sp := t.decidePort(e.spec, p, held, objects); sp != nil {
 			ports = append(ports, sp)

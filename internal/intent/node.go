@@ -104,6 +104,9 @@ func (t *Tracker) readdress() {
 	if slices.Equal(addrs, t.own.addrs) {
 		return
 	}
+	for _, a := range slices.Concat(addrs, t.own.addrs) {
+		t.touchClaiming(a)
+	}
 	t.own.addrs = addrs
 	t.own.stale = true
 	for s := range t.world.slicesNear {

@@ -61,7 +61,7 @@ func randomService(d dice, n model.Name) *model.Service {
 		Type:          pick(d, model.ClusterIP, model.NodePort, model.LoadBalancer),
 		ProxyName:     pick(d, "", "", "", "other"),
 		ClusterIPs:    some(d, vips...),
-		ExternalIPs:   some(d, vips[1:]...),
+		ExternalIPs:   some(d, pick(d, vips[1:], nodeIPs, podIPs)...),
 		Affinity:      time.Duration(d.upTo(2)) * time.Second,
 		ExternalLocal: d.upTo(2) == 0, InternalLocal: d.upTo(2) == 0,
 		HealthCheckNodePort: uint16(pick(d, 0, 31000, 31001)),
@@ -74,6 +74,8 @@ func randomService(d dice, n model.Name) *model.Service {
 	}
 	for _, p := range []model.ServicePort{
 		{Name: "x", Protocol: model.TCP, Port: 80}, {Name: "y", Protocol: model.UDP, Port: 80}, {Name: "x", Protocol: model.TCP, Port: 81},
+		// These numbers meet NodePorts, healthCheckNodePorts and endpoints.
+		{Name: "n", Protocol: model.TCP, Port: 30000}, {Name: "h", Protocol: model.TCP, Port: 31000}, {Name: "e", Protocol: model.UDP, Port: 8080},
 	} {
 		if d.upTo(4) > 0 {
 			p.NodePort = uint16(pick(d, 0, 30000, 30001))
@@ -122,7 +124,7 @@ func nudge(d dice, known map[model.Name]*model.EndpointSlice, out *model.Delta) 
 	s := *old
 	s.Endpoints = slices.Clone(old.Endpoints)
 	ep := &s.Endpoints[d.upTo(len(s.Endpoints))]
-	switch other := randomEndpoint(d); d.upTo(5) {
+	switch other := randomEndpoint(d); d.upTo(6) {
 	case 0:
 		ep.Addresses = other.Addresses
 	case 1:
@@ -133,6 +135,8 @@ func nudge(d dice, known map[model.Name]*model.EndpointSlice, out *model.Delta) 
 		ep.Ready = !ep.Ready
 	case 4:
 		s.Service = pick(d, someNames...)
+	case 5:
+		s.Ports = s.Ports[:d.upTo(len(s.Ports)+1)]
 	}
 	out.Slices = map[model.Name]*model.EndpointSlice{s.Name: &s}
 }
@@ -375,7 +379,7 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		tr.Apply(whole(model.Delta{}))
 		tr.SetNodeAddrs(nil)
 		w := &tr.world
-		left := len(tr.services) + len(tr.claims) + len(tr.troubled) + len(tr.problems) + len(w.slices) + len(w.nodes) + len(w.pods) +
+		left := len(tr.services) + len(tr.claims) + len(tr.claiming) + len(tr.troubled) + len(tr.problems) + len(w.slices) + len(w.nodes) + len(w.pods) +
 			len(w.policies) + len(w.slicesOfPod) + len(w.slicesOfAddr) + len(w.slicesOfNS) + len(w.slicesNear) + len(w.podsOfAddr) +
 			len(w.podsOfNS) + len(tr.own.policed) + len(tr.own.podsPoliced) + len(tr.own.addrs)
 		if left > 0 {

@@ -52,13 +52,23 @@ func (t *Tracker) takeService(name model.Name, svc *model.Service) {
 	e = t.serviceNamed(name)
 	t.touch(e)
 	if e.spec != nil {
-		t.eachClaim(e, func(key claimKey, c claimant) { t.claims.remove(key, c.id) })
+		t.eachClaim(e, func(key claimKey, c claimant) {
+			t.claims.remove(key, c.id)
+			if mayHide(c.kind) {
+				removeFrom(t.claiming, key.Addr, e)
+			}
+		})
 	}
 	before := e.plan
 	e.spec, e.plan = svc, plan{}
 	if svc != nil {
 		e.plan = planService(svc)
-		t.eachClaim(e, func(key claimKey, c claimant) { t.claims.add(key, c) })
+		t.eachClaim(e, func(key claimKey, c claimant) {
+			t.claims.add(key, c)
+			if mayHide(c.kind) {
+				addTo(t.claiming, key.Addr, e)
+			}
+		})
 	}
 	t.touchRivals(before)
 	t.touchRivals(e.plan)
@@ -87,13 +97,14 @@ func (t *Tracker) eachClaim(e *service, do func(claimKey, claimant)) {
 	}
 }
 
-// touchRivals touches whoever else claims something that the plan claims: it
-// may have won or lost it, or lost it to somebody else.
+// touchRivals touches whoever else claims something that the plan claims, or
+// hides it: it may have won or lost it, or lost it to somebody else.
 func (t *Tracker) touchRivals(p plan) {
 	touch := func(key claimKey) {
 		for _, c := range t.claims[key] {
 			t.touch(t.services[c.id.Service])
 		}
+		t.touchHiding(key)
 	}
 	for i := range p.ports {
 		for _, c := range p.ports[i].claims {
@@ -109,12 +120,16 @@ func (t *Tracker) touchRivals(p plan) {
 func (t *Tracker) takeSlice(name model.Name, object *model.EndpointSlice) {
 	s := t.world.slices[name]
 	if s != nil && object != nil && indexedAlike(s.object, object) {
+		if !slices.Equal(s.object.Ports, object.Ports) {
+			t.touchHidingEndpoints(object)
+		}
 		s.object = object
 		t.touch(s.service)
 		return
 	}
 	if s != nil {
 		t.world.detach(s)
+		t.touchHidingEndpoints(s.object)
 		t.setPoliced(&s.policed, nil)
 		s.service.slices = slices.DeleteFunc(s.service.slices, func(o *slice) bool { return o == s })
 		t.touch(s.service)
@@ -126,6 +141,7 @@ func (t *Tracker) takeSlice(name model.Name, object *model.EndpointSlice) {
 	s = &slice{object: object, service: t.serviceNamed(object.Service)}
 	t.world.slices[name] = s
 	t.world.attach(s, t.cfg.NodeName)
+	t.touchHidingEndpoints(object)
 	at, _ := slices.BinarySearchFunc(s.service.slices, name, func(o *slice, n model.Name) int {
 		return compareNames(o.object.Name, n)
 	})

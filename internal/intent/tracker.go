@@ -21,6 +21,7 @@ type Tracker struct {
 	own   ownNode
 
 	claims   claimTable
+	claiming map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
 	services map[model.Name]*service
 	troubled map[model.Name]struct{} // Services with problems
 	problems []model.Problem         // of all Services, sorted
@@ -52,6 +53,7 @@ func New(cfg Config) *Tracker {
 		world:    newWorld(),
 		own:      newOwnNode(),
 		claims:   claimTable{},
+		claiming: map[netip.Addr]map[*service]struct{}{},
 		services: map[model.Name]*service{},
 		troubled: map[model.Name]struct{}{},
 	}

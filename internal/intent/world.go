@@ -16,7 +16,7 @@ type world struct {
 	policies map[string]policySet // by namespace; never an empty set
 
 	slicesOfPod  index[model.Name] // slices with an endpoint that names the pod
-	slicesOfAddr index[netip.Addr] // slices with an endpoint that names no pod
+	slicesOfAddr index[netip.Addr] // slices with an endpoint of the address
 	slicesOfNS   map[string]map[*slice]struct{}
 	slicesNear   map[*slice]struct{} // slices with an endpoint that is or may be on this node
 	podsOfAddr   map[netip.Addr][]model.Name
@@ -69,8 +69,8 @@ func (w *world) attach(s *slice, node string) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
 		s.near = s.near || isHere(ep, node) || ep.Node == ""
+		w.slicesOfAddr.add(endpointAddr(ep), s)
 		if ep.Pod.Name == "" {
-			w.slicesOfAddr.add(endpointAddr(ep), s)
 			continue
 		}
 		w.slicesOfPod.add(ep.Pod, s)
@@ -86,8 +86,8 @@ func (w *world) attach(s *slice, node string) {
 func (w *world) detach(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
+		w.slicesOfAddr.remove(endpointAddr(ep), s)
 		if ep.Pod.Name == "" {
-			w.slicesOfAddr.remove(endpointAddr(ep), s)
 			continue
 		}
 		w.slicesOfPod.remove(ep.Pod, s)
