@@ -28,22 +28,47 @@ func lockInstance(dir, bpffs string) (*instanceLock, error) {
 		return nil, fmt.Errorf("lock instance: %w", err)
 	}
 	sum := sha256.Sum256([]byte(path))
-	name := filepath.Join(dir, hex.EncodeToString(sum[:8])+".lock")
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := lockFile(filepath.Join(dir, hex.EncodeToString(sum[:8])+".lock"), bpffs)
 	if err != nil {
 		return nil, fmt.Errorf("lock instance: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		defer f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock instance: %s: an agent runs already%s: stop it, or give another --bpffs", bpffs, holder(f))
-		}
-		return nil, fmt.Errorf("lock instance: %s: %w", name, err)
-	}
-	// For people and for the message above; the lock itself is the kernel's.
+	// For people and for whoever comes second; the lock itself is the kernel's.
 	_ = f.Truncate(0)
 	_, _ = fmt.Fprintf(f, "%d %s\n", os.Getpid(), path)
 	return &instanceLock{file: f}, nil
+}
+
+// lockFile makes the file and locks it. Whoever releases a lock removes the
+// file, so one that was opened may have lost its name before it was locked: a
+// lock on it would keep nobody away, and the next one of the name is tried.
+func lockFile(name, bpffs string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			defer f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("%s: an agent runs already%s: stop it, or give another --bpffs", bpffs, holder(f))
+			}
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if isNamed(f, name) {
+			return f, nil
+		}
+		f.Close()
+	}
+}
+
+// isNamed reports whether name still leads to the open file.
+func isNamed(f *os.File, name string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	named, err := os.Stat(name)
+	return err == nil && os.SameFile(opened, named)
 }
 
 // holder names the process that wrote itself into the lock file.
@@ -57,6 +82,9 @@ func holder(f *os.File) string {
 	return " (process " + pid + ")"
 }
 
-// release lets go of the lock. The file stays: to remove it would let two
-// processes hold locks on two files of one name.
-func (l *instanceLock) release() { l.file.Close() }
+// release removes the file and lets go of the lock, in this order: while it is
+// locked nobody else has a lock on a file of this name.
+func (l *instanceLock) release() {
+	_ = os.Remove(l.file.Name())
+	l.file.Close()
+}
