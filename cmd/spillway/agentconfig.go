@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"spillway.dev/spillway/internal/intent"
 )
@@ -111,7 +112,28 @@ func (c *agentConfig) Validate() error {
 	if c.MetricsAddr, err = bindAddress("--metrics-bind-address", c.MetricsAddr, 10249); err != nil {
 		return err
 	}
+	if err := c.validateNodeName(); err != nil {
+		return err
+	}
 	return c.validatePaths()
+}
+
+// validateNodeName holds the name against the rule for Node objects.
+func (c *agentConfig) validateNodeName() error {
+	what := fmt.Sprintf("--hostname-override %q", c.NodeName)
+	if c.NodeName == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return usageErrorf("find the host name: %v: give --hostname-override", err)
+		}
+		c.NodeName = strings.ToLower(host) // as Kubernetes does with Node names
+		what = fmt.Sprintf("host name %q", c.NodeName)
+	}
+	if len(validation.IsDNS1123Subdomain(c.NodeName)) > 0 {
+		return usageErrorf("%s: no Node can have this name: give --hostname-override as 'kubectl get nodes' shows it: "+
+			"lower-case letters, digits, '-' and '.', at most %d", what, validation.DNS1123SubdomainMaxLength)
+	}
+	return nil
 }
 
 func (c *agentConfig) validatePaths() error {
@@ -120,13 +142,6 @@ func (c *agentConfig) validatePaths() error {
 	}
 	if c.CgroupRoot != "" && !filepath.IsAbs(c.CgroupRoot) {
 		return usageErrorf("--cgroup-root %q: must be an absolute path", c.CgroupRoot)
-	}
-	if c.NodeName == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return usageErrorf("find the host name: %v: give --hostname-override", err)
-		}
-		c.NodeName = strings.ToLower(host) // as Kubernetes does with Node names
 	}
 	for flag, value := range map[string]string{"--kubeconfig": c.Kubeconfig, "--master": c.Master, "--config": c.ConfigFile} {
 		if value != "" && c.Manifests != "" && flag != "--config" {

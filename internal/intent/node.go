@@ -1,9 +1,11 @@
 package intent
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"spillway.dev/spillway/internal/model"
 )
@@ -15,6 +17,10 @@ const zoneLabel = "topology.kubernetes.io/zone"
 type ownNode struct {
 	node   Node // as last decided
 	told   bool // Changes have carried node
+	census bool // Nodes came or went since problem was worded
+	// problem says that no Node has this node's name; nil: one has it, or none
+	// is known at all.
+	problem *model.Problem
 	stale  bool // node must be decided again
 	zone   string
 	kernel []netip.Addr   // as SetNodeAddrs told
@@ -46,6 +52,7 @@ func (o *ownNode) has(a netip.Addr) bool {
 // takeNode takes in a Node, nil for one that is gone.
 func (t *Tracker) takeNode(name string, n *model.Node) {
 	old := t.world.nodes[name]
+	t.own.census = t.own.census || (old == nil) != (n == nil)
 	if n == nil {
 		delete(t.world.nodes, name)
 	} else {
@@ -69,6 +76,31 @@ func (t *Tracker) takeNode(name string, n *model.Node) {
 			t.touch(e)
 		}
 	}
+}
+
+// namesInProblem bounds how many Nodes a Problem names.
+const namesInProblem = 5
+
+// checkName looks for this node among the Nodes known, and reports whether the
+// answer changed. A wrong name is easily given and hard to see: everything is
+// served, but no endpoint counts as being here.
+func (t *Tracker) checkName() bool {
+	if !t.own.census {
+		return false
+	}
+	t.own.census = false
+	before := t.own.problem
+	t.own.problem = nil
+	if len(t.world.nodes) > 0 && t.world.nodes[t.cfg.NodeName] == nil {
+		names := slices.Sorted(maps.Keys(t.world.nodes))
+		known := strings.Join(names[:min(len(names), namesInProblem)], ", ")
+		if more := len(names) - namesInProblem; more > 0 {
+			known += fmt.Sprintf(" and %d more", more)
+		}
+		t.own.problem = &model.Problem{Where: "Node " + t.cfg.NodeName,
+			What: "is not among the Nodes known (" + known + "), so that no endpoint is taken for one of this node; give --hostname-override"}
+	}
+	return (before == nil) != (t.own.problem == nil) || before != nil && *before != *t.own.problem
 }
 
 func addresses(n *model.Node) []netip.Addr {

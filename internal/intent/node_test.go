@@ -135,3 +135,30 @@ func TestPeersAreTheOtherNodesAddresses(t *testing.T) {
 		t.Errorf("Node without peers: %+v", c.Node)
 	}
 }
+
+func TestANodeThatNobodyKnowsIsReportedWithThoseThatAreKnown(t *testing.T) {
+	nodes := func(names ...string) model.Delta {
+		d := model.Delta{Nodes: map[string]*model.Node{}}
+		for _, n := range names {
+			d.Nodes[n] = &model.Node{Name: n}
+		}
+		return d
+	}
+	tr := New(Config{NodeName: here})
+	if c := tr.Apply(delta(web())); len(c.Problems) > 0 {
+		t.Errorf("no Node is known, and yet: %v", c.Problems)
+	}
+	want := "Node node-a: is not among the Nodes known (n1, n2, n3, n4, n5 and 2 more), so that no endpoint is taken for one of this node; give --hostname-override"
+	if c := tr.Apply(nodes("n7", "n6", "n5", "n4", "n3", "n2", "n1")); len(c.Problems) != 1 || c.Problems[0].String() != want {
+		t.Errorf("problems %v, want %s", c.Problems, want)
+	}
+	if c := tr.Apply(nodes("n7")); c.Problems != nil {
+		t.Errorf("the same Nodes again: %v", c.Problems)
+	}
+	if c := tr.Apply(model.Delta{Nodes: map[string]*model.Node{"n7": nil, "n6": nil}}); len(c.Problems) != 1 || !strings.Contains(c.Problems[0].What, "(n1, n2, n3, n4, n5),") {
+		t.Errorf("after two Nodes went: %v", c.Problems)
+	}
+	if c := tr.Apply(nodes(here)); c.Problems == nil || len(c.Problems) > 0 {
+		t.Errorf("after the Node came: %v", c.Problems)
+	}
+}

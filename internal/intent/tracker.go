@@ -24,7 +24,7 @@ type Tracker struct {
 	claiming map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
 	services map[model.Name]*service
 	troubled map[model.Name]struct{} // Services with problems
-	problems []model.Problem         // of all Services, sorted
+	problems []model.Problem         // of all Services and the node, sorted
 
 	touched    []*service // to be decided again
 	candidates []candidate
@@ -131,7 +131,7 @@ func (t *Tracker) touch(e *service) {
 // settle decides everything that was touched and returns what became different.
 func (t *Tracker) settle() Changes {
 	var c Changes
-	complained := false
+	complained := t.checkName()
 	for _, e := range t.touched {
 		for _, s := range e.slices {
 			t.pollSlice(s)
@@ -177,6 +177,9 @@ func (t *Tracker) setTroubled(e *service) {
 // no difference, and an empty list when the last problem went.
 func (t *Tracker) collectProblems() []model.Problem {
 	all := []model.Problem{}
+	if p := t.own.problem; p != nil {
+		all = append(all, *p)
+	}
 	for name := range t.troubled {
 		all = append(all, t.services[name].problems...)
 	}
