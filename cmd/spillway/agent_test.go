@@ -38,6 +38,11 @@ func TestExitCodes(t *testing.T) {
 		{"a range that is none", []string{"agent", "--cluster-cidr", "10.0.0.0"}, 2, `--cluster-cidr "10.0.0.0": not an address range`},
 		{"a bad bind address", []string{"agent", "--healthz-bind-address", "here"}, 2, `--healthz-bind-address "here": not an address`},
 		{"a bad period", []string{"agent", "--iptables-sync-period", "0s"}, 2, "must be longer than 0"},
+		{"a node name that no Node has", []string{"agent", "--hostname-override", "a b"}, 2, `--hostname-override "a b": no Node can have this name`},
+		{"a node name in upper case", []string{"agent", "--hostname-override", "Node1"}, 2, `--hostname-override "Node1": no Node can have this name`},
+		{"flows beyond the kernel's limit", []string{"agent", "--conntrack-max-per-core", "2000000000"}, 2, "--conntrack-max-per-core 2000000000 on "},
+		{"too many flows at least", []string{"agent", "--conntrack-min", "2000000000"}, 2,
+			"--conntrack-min 2000000000: a table of 2000000000 flows, which takes 685.5 GiB of kernel memory; the kernel allows 67108864 flows: give less"},
 		{"two sources", []string{"agent", "--manifests", dir, "--kubeconfig", "k"}, 2, "--kubeconfig and --manifests: two sources"},
 		{"no source", []string{"agent"}, 2, "no source of Services"},
 		{"an API server", []string{"agent", "--kubeconfig", "k"}, 1, "an API server source is not in this build yet"},
@@ -270,5 +275,16 @@ func TestCleanupTakesTheLockAndNeedsNoSource(t *testing.T) {
 		t.Error(err)
 	} else {
 		other.release()
+	}
+}
+
+func TestAFlowTableMustFitIntoMemory(t *testing.T) {
+	c := conntrackConfig{MaxPerCore: 1, Min: 1 << 20} // 368 MiB
+	if err := c.validateFlows(1<<26, 368<<20); err != nil {
+		t.Errorf("a table that just fits: %v", err)
+	}
+	want := "--conntrack-min 1048576: a table of 1048576 flows, which takes 0.4 GiB of kernel memory; this machine has 0.2 GiB: give less"
+	if err := c.validateFlows(1<<26, 256<<20); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
 	}
 }

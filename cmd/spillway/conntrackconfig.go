@@ -1,10 +1,13 @@
 package main
 
 import (
+	"fmt"
+	"math"
 	"runtime"
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 )
@@ -48,15 +51,46 @@ func (c *conntrackConfig) validate() error {
 			return usageErrorf("%s %v: must be a second or longer, or 0 for the default", flag, d)
 		}
 	}
-	return nil
+	return c.validateFlows(ebpf.MaxFlowTableSize, machineMemory())
+}
+
+// validateFlows refuses a table that the kernel would refuse (with E2BIG, and
+// no word of any flag), or that does not fit into memory, in bytes; the kernel
+// allocates it whole.
+func (c *conntrackConfig) validateFlows(most, memory uint64) error {
+	n := c.flows()
+	size := n * ebpf.FlowBytes
+	if n <= most && size <= memory {
+		return nil
+	}
+	flag := fmt.Sprintf("--conntrack-min %d", c.Min)
+	if perCore := uint64(c.MaxPerCore) * uint64(runtime.NumCPU()); perCore >= uint64(c.Min) {
+		flag = fmt.Sprintf("--conntrack-max-per-core %d on %d cores", c.MaxPerCore, runtime.NumCPU())
+	}
+	limit := fmt.Sprintf("this machine has %s", inGiB(memory))
+	if n > most {
+		limit = fmt.Sprintf("the kernel allows %d flows", most)
+	}
+	return usageErrorf("%s: a table of %d flows, which takes %s of kernel memory; %s: give less", flag, n, inGiB(size), limit)
+}
+
+func inGiB(bytes uint64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
+
+// machineMemory is the machine's memory in bytes.
+func machineMemory() uint64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return math.MaxUint64 // the kernel will know
+	}
+	return uint64(info.Totalram) * uint64(info.Unit)
 }
 
 // flows is the size of the flow table, 0 for its default.
-func (c *conntrackConfig) flows() uint32 {
+func (c *conntrackConfig) flows() uint64 {
 	if c.MaxPerCore == 0 {
 		return 0
 	}
-	return uint32(max(int64(c.MaxPerCore)*int64(runtime.NumCPU()), int64(c.Min), minFlows))
+	return max(uint64(c.MaxPerCore)*uint64(runtime.NumCPU()), uint64(c.Min), minFlows)
 }
 
 // timeouts are those of flows; 0 leaves the default, as kube-proxy leaves the

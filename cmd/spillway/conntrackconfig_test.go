@@ -11,12 +11,12 @@ import (
 func TestConntrackFlagsSizeTheFlowTable(t *testing.T) {
 	for _, c := range []struct {
 		cfg  conntrackConfig
-		want uint32
+		want uint64
 	}{
 		{conntrackConfig{MaxPerCore: 0, Min: 5}, 0},
 		{conntrackConfig{MaxPerCore: 1000, Min: 1 << 20}, 1 << 20},
 		{conntrackConfig{MaxPerCore: 1, Min: 1}, minFlows},
-		{conntrackConfig{MaxPerCore: 1 << 20, Min: 5}, uint32(runtime.NumCPU()) << 20},
+		{conntrackConfig{MaxPerCore: 1 << 20, Min: 5}, uint64(runtime.NumCPU()) << 20},
 	} {
 		if got := c.cfg.flows(); got != c.want {
 			t.Errorf("%+v: %d flows, want %d", c.cfg, got, c.want)

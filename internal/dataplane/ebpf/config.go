@@ -26,7 +26,8 @@ type Config struct {
 	Log        *slog.Logger
 
 	// FlowTableSize is how many flows are kept; the oldest go first. 0 is
-	// DefaultFlowTableSize. A flow takes 368 bytes of kernel memory.
+	// DefaultFlowTableSize, the most is MaxFlowTableSize. A flow takes FlowBytes
+	// of kernel memory, which the kernel allocates at once.
 	FlowTableSize uint32
 	// MaxFrontends, MaxEndpoints bound the maps of Services; 0 is the default.
 	MaxFrontends, MaxEndpoints uint32
@@ -44,6 +45,16 @@ const (
 	DefaultMaxFrontends  = 1 << 19
 	DefaultMaxEndpoints  = 1 << 20
 	defaultSweepInterval = 10 * time.Second
+)
+
+// Bounds of the flow table.
+const (
+	// FlowBytes is what both entries of a flow take, in bytes.
+	FlowBytes = 368
+	// MaxFlowTableSize in flows is what the kernel allows: a hash table of at
+	// most 2^27 buckets of 16 bytes, which must count in 32 bits
+	// (kernel/bpf/hashtab.c), and two entries a flow.
+	MaxFlowTableSize = 1 << 26
 )
 
 // Timeouts say how long a flow is remembered after its last packet, by state;
@@ -84,6 +95,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Log == nil {
 		return errors.New("no logger")
+	}
+	if c.FlowTableSize > MaxFlowTableSize {
+		return fmt.Errorf("flow table of %d flows: the kernel allows %d", c.FlowTableSize, MaxFlowTableSize)
 	}
 	c.FlowTableSize = orDefault(c.FlowTableSize, DefaultFlowTableSize)
 	c.MaxFrontends = orDefault(c.MaxFrontends, DefaultMaxFrontends)

@@ -1,13 +1,17 @@
 package ebpf
 
 import (
+	"errors"
+	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/kernel"
 )
@@ -117,5 +121,21 @@ func TestMetrics(t *testing.T) {
 		if got, ok := have[name]; !ok || got != want {
 			t.Errorf("%s is %v (there: %t), want %v", name, got, ok, want)
 		}
+	}
+}
+
+// The kernel refuses more before it allocates anything.
+func TestTheKernelRefusesMoreThanTheLargestFlowTable(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes eBPF maps")
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: 4, ValueSize: 4, MaxEntries: 2*MaxFlowTableSize + 1})
+	if !errors.Is(err, unix.E2BIG) {
+		m.Close()
+		t.Errorf("error %v, want E2BIG", err)
+	}
+	cfg := Config{BPFFS: "/b", CgroupRoot: "/c", Log: quietLog(), FlowTableSize: MaxFlowTableSize + 1}
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "the kernel allows 67108864") {
+		t.Errorf("error %v", err)
 	}
 }
