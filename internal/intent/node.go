@@ -21,12 +21,12 @@ type ownNode struct {
 	// problem says that no Node has this node's name; nil: one has it, or none
 	// is known at all.
 	problem *model.Problem
-	stale  bool // node must be decided again
-	zone   string
-	kernel []netip.Addr   // as SetNodeAddrs told
-	addrs  []netip.Addr   // all its addresses, sorted
-	cidrs  []netip.Prefix // of the cluster; nil: to be collected again, and peers
-	peers  []netip.Addr
+	stale   bool // node must be decided again
+	zone    string
+	kernel  []netip.Addr   // as SetNodeAddrs told
+	addrs   []netip.Addr   // all its addresses, sorted
+	cidrs   []netip.Prefix // of the cluster; nil: to be collected again, and peers
+	peers   []netip.Addr
 
 	// policed counts for each address how many pods and slices say that it is
 	// a policed pod's; podsPoliced is what each pod says.

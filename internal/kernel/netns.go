@@ -81,6 +81,63 @@ func OpenNetns(name string) (netns.NsHandle, error) {
 	return h, nil
 }
 
+// NetnsID tells network namespaces apart.
+type NetnsID struct {
+	// Cookie is that of NetnsCookie.
+	Cookie uint64
+	// Inode is what "readlink /proc/PID/ns/net" shows. Namespaces that are gone
+	// leave theirs to new ones.
+	Inode uint64
+}
+
+// String is the namespace as readlink shows it: "net:[4026531840]".
+func (id NetnsID) String() string { return fmt.Sprintf("net:[%d]", id.Inode) }
+
+// CurrentNetns is the calling thread's network namespace.
+func CurrentNetns() (NetnsID, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
+		return NetnsID{}, fmt.Errorf("look at own network namespace: %w", err)
+	}
+	cookie, err := NetnsCookie()
+	return NetnsID{Cookie: cookie, Inode: st.Ino}, err
+}
+
+// FindNetns returns a path that leads into a network namespace: a name of
+// "ip netns" or a process's. It is "" if neither can be seen from here; the
+// namespace is most likely gone.
+func FindNetns(id NetnsID) string {
+	var own unix.Stat_t
+	if unix.Stat("/proc/thread-self/ns/net", &own) != nil {
+		return ""
+	}
+	for _, pattern := range []string{NetnsPath("*"), "/proc/[0-9]*/ns/net"} {
+		paths, _ := filepath.Glob(pattern)
+		for _, path := range paths {
+			var st unix.Stat_t
+			if unix.Stat(path, &st) == nil && st.Dev == own.Dev && st.Ino == id.Inode && cookieAt(path) == id.Cookie {
+				return path
+			}
+		}
+	}
+	return ""
+}
+
+// cookieAt is the cookie of the namespace that path leads to, 0 if it cannot be
+// entered.
+func cookieAt(path string) (cookie uint64) {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return 0
+	}
+	defer ns.Close()
+	_ = Do(ns, func() (err error) {
+		cookie, err = NetnsCookie()
+		return err
+	})
+	return cookie
+}
+
 // NetnsCookie is the number by which BPF programs know the calling thread's
 // network namespace (bpf_get_netns_cookie). It is never used twice while the
 // machine runs.

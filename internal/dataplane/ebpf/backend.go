@@ -2,15 +2,12 @@ package ebpf
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
@@ -56,6 +53,9 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	}
 	features, err := probe(&cfg)
 	if err != nil {
+		return nil, err
+	}
+	if err := claimPins(cfg.BPFFS); err != nil {
 		return nil, err
 	}
 	b := &Backend{cfg: cfg, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{}}
@@ -222,25 +222,4 @@ func (b *Backend) Close() error {
 	err := b.attacher.Close()
 	b.objects.close()
 	return err
-}
-
-// Cleanup takes everything of this instance out of the kernel. What is not
-// there is no error.
-func Cleanup(cfg Config) error {
-	if on, err := kernel.OnBPFFS(cfg.BPFFS); err != nil || !on {
-		return err
-	}
-	a, err := attach.New(attach.Config{PinDir: cfg.BPFFS, ForceClsact: cfg.ForceClsact})
-	if err != nil {
-		return err
-	}
-	defer a.Close()
-	errs := []error{a.Detach(), attach.DetachCgroup(cfg.BPFFS)}
-	for _, dir := range layouts(cfg.BPFFS) {
-		errs = append(errs, os.RemoveAll(dir))
-	}
-	if err := os.Remove(cfg.BPFFS); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }

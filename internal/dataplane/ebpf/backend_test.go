@@ -99,25 +99,6 @@ func TestCleanupOfMountPoint(t *testing.T) {
 	}
 }
 
-// What is no BPF file system holds nothing of ours.
-func TestCleanupLeavesOtherFilesAlone(t *testing.T) {
-	cfg := ownPlace(t)
-	for _, never := range []string{filepath.Join(t.TempDir(), "never", "used"), filepath.Join(cfg.BPFFS, "never")} {
-		cfg.BPFFS = never
-		noError(t, Cleanup(cfg))
-	}
-	dir := t.TempDir()
-	file := filepath.Join(dir, "maps-v1")
-	noError(t, os.WriteFile(file, nil, 0o600))
-	for _, path := range []string{dir, file} {
-		cfg.BPFFS = path
-		noError(t, Cleanup(cfg))
-		if _, err := os.Stat(file); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 func TestNewSaysWhatIsMissing(t *testing.T) {
 	good := ownPlace(t)
 	file := filepath.Join(t.TempDir(), "file")

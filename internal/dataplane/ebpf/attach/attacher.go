@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -173,7 +174,9 @@ func (a *Attacher) newHooks(tcx bool) hooks {
 	return &clsactHooks{h: a.h, progs: make(map[hook]ebpf.ProgramID)}
 }
 
-func (a *Attacher) linksDir() string { return filepath.Join(a.cfg.PinDir, "links") }
+func (a *Attacher) linksDir() string { return linksDir(a.cfg.PinDir) }
+
+func linksDir(pinDir string) string { return filepath.Join(pinDir, "links") }
 
 func programTable(p Programs) (map[Role]map[direction]program, error) {
 	res := map[Role]map[direction]program{Outward: {}, PodSide: {}}
@@ -265,6 +268,56 @@ func (a *Attacher) Detach() error {
 		clear(a.status)
 		return errors.Join(errs...)
 	})
+}
+
+// DetachFilters removes the clsact filters of the calling thread's network
+// namespace. They stay without a pin, so they can be there when the pins are
+// not. Twice is no error.
+func DetachFilters() error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("look for clsact filters: %w", err)
+	}
+	defer h.Close()
+	_ = h.SetSocketTimeout(requestTimeout)
+	return dropAll(&clsactHooks{h: h, progs: make(map[hook]ebpf.ProgramID)})
+}
+
+// Unpin removes the pinned tcx links of PINDIR, whatever namespace they are in,
+// and with them the programs from their hooks. Twice is no error.
+func Unpin(pinDir string) error {
+	var errs []error
+	eachPinnedLink(pinDir, func(l link.Link) {
+		// A handle that somebody else holds must not keep the program there,
+		// and without one the kernel takes its time.
+		if err := l.Detach(); err != nil && !errors.Is(err, link.ErrNotSupported) {
+			errs = append(errs, fmt.Errorf("detach pinned link: %w", err))
+		}
+	})
+	if err := os.RemoveAll(linksDir(pinDir)); err != nil {
+		errs = append(errs, fmt.Errorf("remove pinned links: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// Attached reports whether a link pinned in PINDIR has an interface, in
+// whatever namespace.
+func Attached(pinDir string) (attached bool) {
+	eachPinnedLink(pinDir, func(l link.Link) {
+		info, err := l.Info()
+		attached = attached || err == nil && info.TCX() != nil && info.TCX().Ifindex != 0
+	})
+	return attached
+}
+
+func eachPinnedLink(pinDir string, do func(link.Link)) {
+	pins, _ := filepath.Glob(filepath.Join(linksDir(pinDir), "*"))
+	for _, path := range pins {
+		if l, err := link.LoadPinnedLink(path, nil); err == nil {
+			do(l)
+			l.Close()
+		}
+	}
 }
 
 // dropAll removes what is found of an earlier run.

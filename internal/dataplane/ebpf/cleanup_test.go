@@ -1,0 +1,174 @@
+package ebpf
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/intent"
+)
+
+func wantError(t *testing.T, what string, err error, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: error %v, want one line with %q", what, err, part)
+		}
+	}
+}
+
+// otherNetns takes the test's thread to a new network namespace.
+func otherNetns(t *testing.T) netns.NsHandle {
+	t.Helper()
+	ns, err := netns.New()
+	noError(t, err)
+	return ns
+}
+
+func wantPins(t *testing.T, cfg Config, want bool) {
+	t.Helper()
+	if _, err := os.Stat(mapsDir(cfg.BPFFS)); (err == nil) != want {
+		t.Errorf("pins are there: %v (%v), want %v", err == nil, err, want)
+	}
+}
+
+func TestCleanupSaysWhatIsNoPlaceOfPins(t *testing.T) {
+	cfg := ownPlace(t)
+	for _, never := range []string{filepath.Join(t.TempDir(), "never", "used"), filepath.Join(cfg.BPFFS, "never")} {
+		cfg.BPFFS = never
+		noError(t, Cleanup(cfg))
+	}
+	dir := t.TempDir()
+	noError(t, os.Mkdir(filepath.Join(dir, "links"), 0o700))
+	file := filepath.Join(dir, "links", "maps-v1")
+	noError(t, os.WriteFile(file, nil, 0o600))
+	for path, want := range map[string]string{
+		dir:         dir + " is not in a bpf file system: give the --bpffs that the agent had",
+		file:        file + " is not a directory",
+		file + "/a": "not a directory",
+	} {
+		cfg.BPFFS = path
+		wantError(t, path, Cleanup(cfg), want)
+		if _, err := os.Stat(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// An agent in another network namespace would end the links of the first.
+func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
+	cfg := ownPlace(t)
+	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
+	first, err := netns.Get()
+	noError(t, err)
+	defer first.Close()
+	runBackend(t, cfg, intent.State{}, nil)
+	someone := exec.Command("sleep", "600") // a process that lives there
+	noError(t, someone.Start())
+	defer func() { _ = someone.Process.Kill(); _ = someone.Wait() }()
+
+	second := otherNetns(t)
+	defer second.Close()
+	_, err = New(t.Context(), cfg)
+	wantError(t, "another agent", err, "bpffs "+cfg.BPFFS+": belongs to the agent of another network namespace, net:[",
+		"give another --bpffs", "nsenter --net=/proc/", "/ns/net spillway agent --cleanup --bpffs "+cfg.BPFFS)
+	wantError(t, "clean-up from elsewhere", Cleanup(cfg), "clean up there: nsenter --net=/proc/")
+
+	// No way in can be seen any more, but the links are at work.
+	noError(t, someone.Process.Kill())
+	_ = someone.Wait()
+	_, err = New(t.Context(), cfg)
+	wantError(t, "another agent while links are attached", err, "be rid of that one first: spillway agent --cleanup --bpffs "+cfg.BPFFS)
+
+	noError(t, netns.Set(first))
+	wantHooks(t, cfg, eth0, 1)
+	wantPins(t, cfg, true)
+	runBackend(t, cfg, intent.State{}, nil)
+
+	// Nobody can clean up there, so it may be done from here.
+	noError(t, netns.Set(second))
+	noError(t, Cleanup(cfg))
+	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
+	}
+	noError(t, netns.Set(first))
+	wantHooks(t, cfg, eth0, 0)
+}
+
+func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
+	cfg := ownPlace(t)
+	here, err := netns.Get()
+	noError(t, err)
+	defer here.Close()
+	for _, next := range []func() error{
+		func() error { runBackend(t, cfg, intent.State{}, nil); return nil }, // a new agent takes over
+		func() error { return Cleanup(cfg) },
+	} {
+		doomed := otherNetns(t)
+		addOutward(t, "spw-eth0", "192.0.2.10/24")
+		runBackend(t, cfg, intent.State{}, nil)
+		if !attach.Attached(cfg.BPFFS) {
+			t.Fatal("no link was attached: the test is blind")
+		}
+		noError(t, netns.Set(here))
+		noError(t, doomed.Close())
+		for i := 0; attach.Attached(cfg.BPFFS); i++ { // the kernel ends it on its own time
+			if i == 1000 {
+				t.Fatal("a namespace without users does not go")
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		noError(t, next())
+		noError(t, Cleanup(cfg))
+		wantPins(t, cfg, false)
+	}
+}
+
+// clsact filters stay without pins. They must go all the same, whether the
+// directory vanished with its file system or is an empty mount point now.
+func TestCleanupFindsClsactFiltersWithoutPins(t *testing.T) {
+	cfg := ownPlace(t)
+	cfg.ForceClsact = true
+	mount := filepath.Dir(cfg.BPFFS)
+	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
+	for _, below := range []string{"spillway", ""} {
+		cfg.BPFFS = filepath.Join(mount, below)
+		runBackend(t, cfg, intent.State{}, nil)
+		if n := filters(t, eth0); n != 2 {
+			t.Fatalf("%d filters are attached, want 2: the test is blind", n)
+		}
+		noError(t, unix.Unmount(mount, unix.MNT_DETACH))
+		if below == "" {
+			wantError(t, "clean-up without a bpf file system", Cleanup(cfg), "is not in a bpf file system")
+		} else {
+			noError(t, Cleanup(cfg))
+		}
+		if n := filters(t, eth0); n != 0 {
+			t.Errorf("%q: %d filters are left", below, n)
+		}
+		noError(t, unix.Mount("bpf", mount, "bpf", 0, "")) // for ownPlace to unmount
+	}
+}
+
+// filters counts the filters of a device.
+func filters(t *testing.T, ifindex int) (n int) {
+	t.Helper()
+	l := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		list, err := netlink.FilterList(l, parent)
+		if err != nil && !errors.Is(err, unix.EINVAL) { // no clsact
+			t.Fatal(err)
+		}
+		n += len(list)
+	}
+	return n
+}
