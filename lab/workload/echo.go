@@ -2,6 +2,7 @@ package workload
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,14 +17,28 @@ import (
 // maxDatagram is the largest UDP payload.
 const maxDatagram = 65535 - 8 - 20
 
+// lastPrivilegedPort is that of a kernel whose ip_unprivileged_port_start is
+// untouched.
+const lastPrivilegedPort = 1023
+
 // ServeUDP answers each datagram with "NAME CLIENT-ADDRESS:PORT PAYLOAD", from
-// the address that it was sent to.
+// the address that it was sent to. What could go on for ever is not answered:
+// an answer, and what claims to come from a privileged port, where servers are
+// that answer anything (echo, chargen).
 func ServeUDP(ctx context.Context, c Config) error {
 	conns, err := listenAll(c.Listen, func(e endpoint) (*net.UDPConn, error) { return listenUDP(ctx, e) })
 	if err != nil {
 		return err
 	}
 	return serveAll(ctx, c, conns, func(conn *net.UDPConn) error { return answerDatagrams(conn, c.Name) })
+}
+
+// isAnswer knows an answer of ServeUDP by its second word, the client's address.
+func isAnswer(datagram []byte) bool {
+	name, rest, _ := bytes.Cut(datagram, []byte{' '})
+	client, _, _ := bytes.Cut(rest, []byte{' '})
+	_, err := netip.ParseAddrPort(string(client))
+	return err == nil && nameRule.Match(name)
 }
 
 func answerDatagrams(conn *net.UDPConn, name string) error {
@@ -36,6 +51,9 @@ func answerDatagrams(conn *net.UDPConn, name string) error {
 		}
 		if err != nil {
 			continue // an ICMP error about an earlier answer
+		}
+		if from.Port() <= lastPrivilegedPort || isAnswer(buf[:n]) {
+			continue
 		}
 		answer = append(append(answer[:0], name...), ' ')
 		answer = append(unmap(from).AppendTo(answer), ' ')

@@ -103,6 +103,62 @@ func TestAskBindsItsSourcePort(t *testing.T) {
 	}
 }
 
+// Two servers that answer each other's answers would never stop: one datagram
+// with a false sender would be enough.
+func TestUDPServersDoNotAnswerEachOther(t *testing.T) {
+	server, client := pair(t)
+	start(t, server, workload.Config{Kind: workload.UDP, Listen: ":7000"})
+	to := netip.AddrPortFrom(server.IPv4, 7000)
+	for _, row := range []struct {
+		from uint16
+		says string
+		want bool
+	}{
+		{4567, "?", true},
+		{4567, "name 1.2.3.4 is no answer", true},
+		{4567, "some 1.2.3.4:80", false},
+		{4567, "some 1.2.3.4:80 ?", false},
+		{4567, "some [fd00::1]:80 some 1.2.3.4:80 ?", false},
+		{7000, "?", true}, // it would be an answer that comes back
+		{19, "?", false},
+		{1023, "?", false},
+		{1024, "?", true},
+	} {
+		var got string
+		err := client.Do(func() (err error) {
+			got, err = firstAnswer(&net.UDPAddr{IP: client.IPv4.AsSlice(), Port: int(row.from)}, to, row.says)
+			return err
+		})
+		if answered := got != ""; err != nil || answered != row.want {
+			t.Errorf("%q from port %d: answer %q (%v), want one: %v", row.says, row.from, got, err, row.want)
+		}
+	}
+}
+
+// firstAnswer asks from a socket at the address. The server takes one datagram
+// after the other, so what is not answered when a later question from another
+// socket is will never be.
+func firstAnswer(from *net.UDPAddr, to netip.AddrPort, says string) (string, error) {
+	asker, err := net.DialUDP("udp", from, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		return "", err
+	}
+	defer asker.Close()
+	if _, err := asker.Write([]byte(says)); err != nil {
+		return "", err
+	}
+	if a := workload.Put(context.Background(), workload.Question{Kind: workload.UDP, To: to.String(), Timeout: 5 * time.Second}); a.Outcome != workload.Answered {
+		return "", fmt.Errorf("the later question: %+v", a)
+	}
+	buf := make([]byte, 2048)
+	_ = asker.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	n, err := asker.Read(buf)
+	if os.IsTimeout(err) {
+		err = nil
+	}
+	return string(buf[:n]), err
+}
+
 func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 	server, client := pair(t)
 	// A second address, which routing would not pick as the source.
