@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build generate lint test bench demo
+.PHONY: help root build generate lint test bench demo
 
 export CGO_ENABLED := 0
 
@@ -14,6 +14,9 @@ TESTFLAGS ?= -p 2 -count=1 -timeout 10m
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): not root: run it as root" >&2; exit 1; }
 
 build: ## build bin/spillway, a static binary
 	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)' -o bin/spillway ./cmd/spillway
@@ -28,16 +31,16 @@ lint: ## check format, vet, and which package imports which
 	go vet ./...
 	go test ./test/lint
 
-test: lint ## run everything that must pass (as root; installs what is missing)
+test: root lint ## run everything that must pass (as root; installs what is missing)
 	hack/deps test
 	hack/generated
 	go test -json $(TESTFLAGS) ./... | go run ./test/skips -allow test/skips/allow.txt
 	@echo "make test: all passed"
 
-bench: build ## measure the way through a Service against the way without (as root)
+bench: root build ## measure the way through a Service against the way without (as root)
 	hack/deps bench
 	bin/spillway bench path
 
-demo: build ## real traffic through real Services on two nodes in this machine (as root)
+demo: root build ## real traffic through real Services on two nodes in this machine (as root)
 	hack/deps demo
 	bin/spillway demo

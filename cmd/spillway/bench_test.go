@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"spillway.dev/spillway/lab/load"
@@ -55,5 +57,25 @@ func TestLoadPrintsJSON(t *testing.T) {
 	}
 	if r.Requests != 10 || r.Failed() != 0 || r.Target != target || r.Kind != load.HTTP {
 		t.Errorf("result is %+v", r)
+	}
+}
+
+func TestExperimentsAskForRootBeforeTheySayThatTheyBuild(t *testing.T) {
+	if os.Geteuid() == 0 {
+		if err := syscall.Seteuid(65534); err != nil { // the whole process: Go sees to all threads
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := syscall.Seteuid(0); err != nil {
+				t.Fatal(err)
+			}
+		}()
+	}
+	for _, args := range []string{"demo", "bench path"} {
+		var out, errs strings.Builder
+		code := run(strings.Fields(args), &out, &errs)
+		if want := "spillway: lab needs root: run with sudo\n"; code != exitFailed || errs.String() != want {
+			t.Errorf("%s: exit code %d, %q; want %d and %q", args, code, errs.String(), exitFailed, want)
+		}
 	}
 }

@@ -64,7 +64,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := rig.NeedPrograms(rig.Packages); err != nil {
+	if err := rig.CanRun(); err != nil {
 		return nil, err
 	}
 	d := &demo{cfg: cfg, report: &Report{Mode: cfg.Mode}}

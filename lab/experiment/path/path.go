@@ -79,7 +79,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := rig.NeedPrograms(rig.Packages); err != nil {
+	if err := rig.CanRun(); err != nil {
 		return nil, err
 	}
 	machine, err := experiment.ReadMachine()

@@ -127,6 +127,15 @@ func (t *tail) lastLine() string {
 	return string(bytes.TrimSpace(text[bytes.LastIndexByte(text, '\n')+1:]))
 }
 
+// CanRun returns an error if an experiment cannot run here at all: nothing is
+// built, and nobody told that it is, before this is asked.
+func CanRun() error {
+	if err := topology.RequireRoot(); err != nil {
+		return err
+	}
+	return NeedPrograms(Packages)
+}
+
 // NeedPrograms returns an error that names the programs that are missing and
 // the Debian packages that hold them.
 func NeedPrograms(packages map[string]string) error {

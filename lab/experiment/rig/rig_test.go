@@ -47,10 +47,7 @@ func standInLoad(args []string) int {
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	if err := topology.RequireRoot(); err != nil {
-		t.Skip(err)
-	}
-	if err := NeedPrograms(Packages); err != nil {
+	if err := CanRun(); err != nil {
 		t.Skip(err)
 	}
 }
