@@ -1,12 +1,8 @@
 package demo
 
 import (
-	"context"
-	"flag"
 	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -15,32 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"spillway.dev/spillway/examples"
-	"spillway.dev/spillway/internal/source/manifest"
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/rig"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s changed (-want +got); -update rewrites it:\n%s", name, diff)
-	}
-}
 
 func files(t *testing.T) fs.FS {
 	t.Helper()
@@ -54,23 +30,8 @@ func files(t *testing.T) fs.FS {
 // The manifests, the plan of the lab's addresses and what an agent reads must
 // agree, for the demo to say anything.
 func TestManifestsFitTheCluster(t *testing.T) {
-	if err := topology.RequireRoot(); err != nil {
-		t.Skip(err)
-	}
-	r, err := rig.Up(context.Background(), topology.DefaultSpec("demotest"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Down()
-	dir, err := writeManifests(r, files(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	delta, problems, err := manifest.Load(dir)
-	if err != nil || len(problems) > 0 {
-		t.Fatalf("problems %v, error %v", problems, err)
-	}
-	for _, want := range r.Cluster.Nodes() {
+	cluster, delta := fixture.Manifests(t, "demotest", func(r *rig.Rig) (string, error) { return writeManifests(r, files(t)) })
+	for _, want := range cluster.Nodes() {
 		if diff := cmp.Diff(want, delta.Nodes[want.Name], cmp.Comparer(sameAddr), cmp.Comparer(samePrefix)); diff != "" {
 			t.Errorf("Node %s (-planned +manifest):\n%s", want.Name, diff)
 		}
@@ -79,7 +40,7 @@ func TestManifestsFitTheCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	servers, err := o.servers(r.Cluster)
+	servers, err := o.servers(cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +52,7 @@ func TestManifestsFitTheCluster(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("servers (-want +got):\n%s", diff)
 	}
-	checkVisits(t, visits(o, r.Cluster))
+	checkVisits(t, visits(o, cluster))
 }
 
 func sameAddr(a, b netip.Addr) bool     { return a == b }
@@ -179,7 +140,7 @@ func TestReportTable(t *testing.T) {
 	if err := testReport().Write(&out); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "report.txt", out.String())
+	fixture.Golden(t, "report.txt", out.String())
 }
 
 func TestAddressesThatDoNotAnswerAreAnError(t *testing.T) {

@@ -1,42 +1,24 @@
 package path
 
 import (
-	"context"
 	"testing"
 
 	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/source/manifest"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
 )
 
 // The agents must find nothing to complain about in what the bench writes.
 func TestManifestsAreWhatAnAgentReads(t *testing.T) {
-	if err := topology.RequireRoot(); err != nil {
-		t.Skip(err)
-	}
-	r, err := rig.Up(context.Background(), topology.DefaultSpec("pathtest"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Down()
-	dir, err := writeManifests(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	delta, problems, err := manifest.Load(dir)
-	if err != nil || len(problems) > 0 {
-		t.Fatalf("problems %v, error %v", problems, err)
-	}
+	cluster, delta := fixture.Manifests(t, "pathtest", writeManifests)
 	if len(delta.Nodes) != 2 || len(delta.Services) != 2 || len(delta.Slices) != 2 {
 		t.Errorf("found %d Nodes, %d Services, %d slices; want 2 each", len(delta.Nodes), len(delta.Services), len(delta.Slices))
 	}
 	there := delta.Slices[model.Name{Namespace: "bench", Name: "web-there-ipv4"}]
-	if there == nil || there.Endpoints[0].Node != "node1" || there.Endpoints[0].Addresses[0] != r.Cluster.Pod(1, 0).IPv4 {
+	if there == nil || there.Endpoints[0].Node != "node1" || there.Endpoints[0].Addresses[0] != cluster.Pod(1, 0).IPv4 {
 		t.Errorf("the slice of web-there is %+v", there)
 	}
-	checkPlans(t, plans(r.Cluster))
+	checkPlans(t, plans(cluster))
 }
 
 // checkPlans makes sure that an open loop always has a rate to go by, and that

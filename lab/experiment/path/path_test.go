@@ -2,38 +2,15 @@ package path
 
 import (
 	"encoding/json"
-	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/rig"
 	"spillway.dev/spillway/lab/load"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s changed (-want +got); -update rewrites it:\n%s", name, diff)
-	}
-}
 
 // samples makes measurements with these rates; all else follows from the rate.
 func samples(entries int, rates ...float64) []rig.Sample {
@@ -69,7 +46,7 @@ func TestReportTable(t *testing.T) {
 	if err := testReport().Write(&out); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "report.txt", out.String())
+	fixture.Golden(t, "report.txt", out.String())
 }
 
 func TestReportFigures(t *testing.T) {
@@ -93,7 +70,7 @@ func TestReportJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "report.json", string(text)+"\n")
+	fixture.Golden(t, "report.json", string(text)+"\n")
 }
 
 func TestValidate(t *testing.T) {
