@@ -22,6 +22,10 @@ func TestLabCommandLinesThatAreWrong(t *testing.T) {
 		{"bench path -o yaml", `"yaml"`},
 		{"demo --rounds 100", "the demo ends within"},
 		{"demo -o yaml", `"yaml"`},
+		{"lab exec", "lab exec: no host and no command given: write lab exec --name CLUSTER HOST -- COMMAND"},
+		{"lab exec node0", "lab exec: no command given to run on node0: write lab exec --name lab node0 -- COMMAND"},
+		{"lab exec --name x node0 --", "lab exec --name x node0 -- COMMAND"},
+		{"lab nodes a --name b", "lab nodes a and --name: give one of them"},
 		{"load http 10.0.0.1", `target "10.0.0.1"`},
 		{"load http 10.0.0.1:80 --source x", `--source "x"`},
 		{"load udp 10.0.0.1:80 --connections 0", "connections is 0"},
@@ -76,6 +80,40 @@ func TestExperimentsAskForRootBeforeTheySayThatTheyBuild(t *testing.T) {
 		code := run(strings.Fields(args), &out, &errs)
 		if want := "spillway: lab needs root: run with sudo\n"; code != exitFailed || errs.String() != want {
 			t.Errorf("%s: exit code %d, %q; want %d and %q", args, code, errs.String(), exitFailed, want)
+		}
+	}
+}
+
+func TestEveryLabVerbTakesTheNameByFlag(t *testing.T) {
+	lab := newLabCommand()
+	for _, verb := range []string{"up", "down", "exec", "status", "nodes"} {
+		cmd, _, err := lab.Find([]string{verb})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cmd.Flags().Lookup("name") == nil {
+			t.Errorf("lab %s has no --name", verb)
+		}
+	}
+	isCluster := func(name string) bool { return name == "quick" }
+	for _, c := range []struct {
+		flag, args, cluster, host, argv string
+	}{
+		{"", "node0 -- ip -br a", "lab", "node0", "ip -br a"},
+		{"", "node0 ip -br a", "lab", "node0", "ip -br a"},
+		{"quick", "node0 -- ip -br a", "quick", "node0", "ip -br a"},
+		{"other", "quick ip a", "other", "quick", "ip a"}, // a host of that name
+		{"", "quick node0 -- ip a", "quick", "node0", "ip a"},
+		{"", "quick node0 ip", "quick", "node0", "ip"},
+		{"", "quick -- ip a", "lab", "quick", "ip a"},
+	} {
+		name := "lab"
+		if c.flag != "" {
+			name = c.flag
+		}
+		host, argv, err := execArgs(&name, c.flag != "", strings.Fields(c.args), isCluster)
+		if err != nil || name != c.cluster || host != c.host || strings.Join(argv, " ") != c.argv {
+			t.Errorf("--name %q %s: cluster %q, host %q, command %q, %v", c.flag, c.args, name, host, argv, err)
 		}
 	}
 }

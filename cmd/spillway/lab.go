@@ -127,39 +127,6 @@ func newLabDownCommand() *cobra.Command {
 	return cmd
 }
 
-func newLabExecCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "exec NAME HOST [--] COMMAND [ARGUMENT...]",
-		Short:   "Run a command in the network namespace and cgroup of a node, pod or client",
-		Example: "  spillway lab exec lab node0-pod1 -- ip -brief address",
-		Args:    cobra.MinimumNArgs(3),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if err := topology.RequireRoot(); err != nil {
-				return err
-			}
-			name, host, argv := args[0], args[1], args[2:]
-			if argv[0] == "--" {
-				argv = argv[1:]
-			}
-			if len(argv) == 0 {
-				return usageErrorf("lab exec: no command given")
-			}
-			c, err := topology.Load(name)
-			if err != nil {
-				return err
-			}
-			h, err := c.Find(host)
-			if err != nil {
-				return err
-			}
-			return h.Exec(argv)
-		},
-	}
-	// What follows the command's name is the command's own.
-	cmd.Flags().SetInterspersed(false)
-	return cmd
-}
-
 func newLabStatusCommand() *cobra.Command {
 	var name, output string
 	cmd := &cobra.Command{
@@ -202,12 +169,19 @@ func newLabStatusCommand() *cobra.Command {
 }
 
 func newLabNodesCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "nodes NAME",
+	var name string
+	cmd := &cobra.Command{
+		Use:   "nodes [--name CLUSTER]",
 		Short: "Print a cluster's Nodes as a Kubernetes manifest",
-		Args:  cobra.ExactArgs(1),
+		Args:  cobra.MaximumNArgs(1), // the cluster, as it had to be once
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := topology.Load(args[0])
+			if len(args) > 0 {
+				if cmd.Flags().Changed("name") {
+					return usageErrorf("lab nodes %s and --name: give one of them", args[0])
+				}
+				name = args[0]
+			}
+			c, err := topology.Load(name)
 			if err != nil {
 				return err
 			}
@@ -219,6 +193,8 @@ func newLabNodesCommand() *cobra.Command {
 			return err
 		},
 	}
+	cmd.Flags().StringVar(&name, "name", "lab", "name of the cluster")
+	return cmd
 }
 
 func newLabServeCommand() *cobra.Command {
@@ -226,7 +202,7 @@ func newLabServeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:       "serve http|tcp|udp|tftp",
 		Short:     "Run a server that says its name and its client's address, until SIGTERM",
-		Example:   "  spillway lab exec lab node0-pod0 -- spillway lab serve tcp --listen :7000 --name pod0",
+		Example:   "  spillway lab exec node0-pod0 -- spillway lab serve tcp --listen :7000 --name pod0",
 		Args:      cobra.ExactArgs(1),
 		ValidArgs: []string{workload.HTTP, workload.TCP, workload.UDP, workload.TFTP},
 		RunE: func(cmd *cobra.Command, args []string) error {
