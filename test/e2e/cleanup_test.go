@@ -131,7 +131,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	s := e.load(t, nodePort("a0"))
 	e.expect(t, "while the agents run", s, "a0")
 	for _, node := range e.Nodes() {
-		if before[node] = e.residue(t, node); len(before[node]) == 0 && *proxyMode == "ebpf" {
+		if before[node] = e.residue(t, node); len(before[node]) == 0 && e.Mode == "ebpf" {
 			t.Fatalf("nothing of a running agent was found on %s: the test is blind", node)
 		}
 		if err := e.Agent(node).Signal(syscall.SIGTERM); err != nil {

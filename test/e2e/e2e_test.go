@@ -1,13 +1,10 @@
 package e2e
 
 import (
-	"context"
-	"flag"
 	"fmt"
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
@@ -16,11 +13,6 @@ import (
 	"spillway.dev/spillway/test/flows/suite"
 
 	corev1 "k8s.io/api/core/v1"
-)
-
-var (
-	proxyMode  = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
-	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
 )
 
 func TestMain(m *testing.M) {
@@ -43,26 +35,7 @@ func start(t *testing.T, name string) *env {
 
 func startSpec(t *testing.T, spec topology.Spec) *env {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	binary, err := cluster.Build(ctx, t.TempDir(), *binaryFlag)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := cluster.Up(ctx, cluster.Config{
-		Spec: spec, Binary: binary, Mode: *proxyMode, Routes: flows.ServiceRanges(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Down(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := c.StartAgents(ctx); err != nil {
-		t.Fatal(err)
-	}
+	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges()})
 	return &env{Cluster: c, loader: suite.NewLoader(c)}
 }
 

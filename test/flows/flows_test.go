@@ -1,23 +1,16 @@
 package flows_test
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
-)
-
-var (
-	proxyMode  = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
-	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
 )
 
 // parallelFlows is how many flows run at once unless -parallel says otherwise:
@@ -38,30 +31,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// start builds a cluster with an agent on each node, and takes it down when the
-// test is over.
+// start makes a cluster for cases.
 func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	binary, err := cluster.Build(ctx, t.TempDir(), *binaryFlag)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.Mode, cfg.Binary, cfg.Routes = *proxyMode, binary, flows.ServiceRanges()
-	c, err := cluster.Up(ctx, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Down(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := c.StartAgents(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return suite.New(c)
+	cfg.Routes = flows.ServiceRanges()
+	return suite.New(cluster.Start(t, cfg))
 }
 
 // spec is the cluster that the package comment describes.

@@ -1,0 +1,40 @@
+package cluster
+
+import (
+	"context"
+	"flag"
+	"testing"
+	"time"
+)
+
+// Flags of every test that runs agents.
+var (
+	proxyMode  = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
+	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
+)
+
+// Start builds a cluster with an agent on each node, of the mode and binary that
+// the test's flags ask for, and takes it down when the test is over.
+func Start(t *testing.T, cfg Config) *Cluster {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var err error
+	cfg.Mode = *proxyMode
+	if cfg.Binary, err = Build(ctx, t.TempDir(), *binaryFlag); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Up(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := c.StartAgents(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
