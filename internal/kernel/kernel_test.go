@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +13,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/kernel/netnstest"
 )
 
 func needRoot(t *testing.T) {
@@ -30,24 +30,6 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// enterNetns moves the test into a new network namespace until it ends.
-func enterNetns(t *testing.T) (home, own netns.NsHandle) {
-	t.Helper()
-	needRoot(t)
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	must(t, err)
-	own, err = netns.New()
-	must(t, err)
-	t.Cleanup(func() {
-		must(t, netns.Set(home))
-		own.Close()
-		home.Close()
-		runtime.UnlockOSThread()
-	})
-	return home, own
 }
 
 func TestParseVersion(t *testing.T) {
@@ -107,7 +89,7 @@ func TestMissingIsOneLineWithAdvice(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
-	enterNetns(t)
+	netnstest.Enter(t)
 	mount, err := Cgroup2Mount()
 	must(t, err)
 	dir := mountTestBPF(t)
@@ -172,7 +154,7 @@ func TestCgroup2MountPoint(t *testing.T) {
 }
 
 func TestDo(t *testing.T) {
-	home, own := enterNetns(t)
+	home, own := netnstest.Enter(t)
 	here, err := NetnsCookie()
 	must(t, err)
 	var there, again uint64
@@ -204,7 +186,7 @@ func TestNetnsPath(t *testing.T) {
 }
 
 func TestSysctlsAreTheNamespaces(t *testing.T) {
-	home, _ := enterNetns(t)
+	home, _ := netnstest.Enter(t)
 	const name = "net.ipv4.ip_local_port_range"
 	var before string
 	must(t, Do(home, func() (err error) { before, err = ReadSysctl(name); return err }))
@@ -236,7 +218,7 @@ func TestSysctlsAreTheNamespaces(t *testing.T) {
 }
 
 func TestWatchAddrs(t *testing.T) {
-	enterNetns(t)
+	netnstest.Enter(t)
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d0"}, PeerName: "d1"}))
 	d0, err := netlink.LinkByName("d0")
 	must(t, err)

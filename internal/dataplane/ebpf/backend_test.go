@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/kernel/netnstest"
 )
 
 // A whole life: start, restart, restarts with other sizes, clean-up.
@@ -414,7 +414,7 @@ func ownPlace(t *testing.T) Config {
 	if err != nil {
 		t.Skip(err)
 	}
-	enterTestNetns(t)
+	netnstest.Enter(t)
 	cgroup := filepath.Join(mount, fmt.Sprintf("spw-test-%d-dataplane", os.Getpid()))
 	noError(t, os.Mkdir(cgroup, 0o755))
 	t.Cleanup(func() { noError(t, os.Remove(cgroup)) })
@@ -425,21 +425,6 @@ func ownPlace(t *testing.T) Config {
 		BPFFS: filepath.Join(dir, "spillway"), CgroupRoot: cgroup, Log: quietLog(),
 		FlowTableSize: 1024, MaxFrontends: 256, MaxEndpoints: 256,
 	}
-}
-
-func enterTestNetns(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	noError(t, err)
-	own, err := netns.New()
-	noError(t, err)
-	t.Cleanup(func() {
-		noError(t, netns.Set(home))
-		own.Close()
-		home.Close()
-		runtime.UnlockOSThread()
-	})
 }
 
 // addOutward makes an interface that leads out, to a namespace of its own.

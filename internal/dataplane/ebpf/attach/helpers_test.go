@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -18,25 +17,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/kernel/netnstest"
 )
 
 // enterNetns moves the test into a new network namespace until it ends.
 func enterNetns(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces and loads BPF programs")
-	}
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	must(t, err)
-	ns, err := netns.New()
-	must(t, err)
-	t.Cleanup(func() {
-		must(t, netns.Set(home))
-		ns.Close()
-		home.Close()
-		runtime.UnlockOSThread()
-	})
+	netnstest.Enter(t)
 	lo, err := netlink.LinkByName("lo")
 	must(t, err)
 	must(t, netlink.LinkSetUp(lo))
