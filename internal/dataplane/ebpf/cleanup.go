@@ -32,7 +32,7 @@ func Cleanup(cfg Config) error {
 	}
 	if !on {
 		return errors.Join(attach.DetachFilters(), fmt.Errorf("look for pins: %s is not in a bpf file system: "+
-			"give the --bpffs that the agent had, or mount it again: mount -t bpf bpf %s", cfg.BPFFS, cfg.BPFFS))
+			"give the --bpffs that the agent had, or mount its file system again", cfg.BPFFS))
 	}
 	abandoned, err := ownedElsewhere(cfg.BPFFS)
 	if err != nil {
