@@ -64,7 +64,7 @@ ten minutes; leave the machine alone meanwhile.`,
 	f := cmd.Flags()
 	f.StringVar(&cfg.Name, "name", "bench", "name of the lab cluster that is made")
 	f.IntVar(&cfg.Rounds, "rounds", 30, "measurements of each side of a pair")
-	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond, "length of one measurement; three times that for latency")
+	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond, "length of one measurement; latency takes twice as long and twice the rounds")
 	f.DurationVar(&cfg.Warmup, "warmup", 100*time.Millisecond, "time before each measurement that does not count")
 	f.IntVar(&cfg.Connections, "connections", 32, "requests under way at once")
 	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "keep conntrack off on the nodes, for metal as well")

@@ -54,8 +54,9 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// tailFactor is how much longer a measurement of the latency's tail takes.
-const tailFactor = 3
+// tailFactor is how much longer a measurement of the latency's tail takes, and
+// how many more there are: it scatters more than a rate.
+const tailFactor = 2
 
 const (
 	metalPort = 8080
@@ -206,10 +207,9 @@ func (b *bench) compare(ctx context.Context, p plan) error {
 			return fmt.Errorf("compare %s: no rate to send at: nothing was answered in the closed loop", p.name)
 		}
 	}
-	// What one request in a thousand waits needs many requests to be seen.
-	duration := b.cfg.Duration
+	duration, rounds := b.cfg.Duration, b.cfg.Rounds
 	if p.tail {
-		duration *= tailFactor
+		duration, rounds = duration*tailFactor, rounds*tailFactor
 	}
 	arm := func(w way) experiment.Arm[rig.Sample] {
 		return func(ctx context.Context) (rig.Sample, error) {
@@ -218,7 +218,7 @@ func (b *bench) compare(ctx context.Context, p plan) error {
 		}
 	}
 	pair := experiment.Pair[rig.Sample]{Name: p.name, A: arm(p.base), B: arm(p.service),
-		Rounds: b.cfg.Rounds, Progress: b.cfg.Progress.Part}
+		Rounds: rounds, Progress: b.cfg.Progress.Part}
 	b.cfg.Progress.Step("%s, %s", p.name, loadName(p))
 	trial, err := pair.Run(ctx)
 	if err != nil {
