@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -63,6 +64,7 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from
 		ID:          p.id,
 		Frontends:   frontends(svc, p, held, r),
 		Endpoints:   t.endpoints(cs),
+		Retained:    retained(p.id.Protocol, cs),
 		Affinity:    svc.Affinity,
 		AppProtocol: p.spec.AppProtocol,
 		Triggered:   newestTrigger(from, p.id.Family),
@@ -90,6 +92,20 @@ func (t *Tracker) endpoints(cs []candidate) []Endpoint {
 			Host:    host,
 			Policed: t.world.policed(c.slice.Service.Namespace, c.ep, addr),
 		})
+	}
+	return out
+}
+
+// retained lists the candidates that serve without being used.
+func retained(protocol model.Protocol, cs []candidate) []netip.AddrPort {
+	if protocol != model.UDP {
+		return nil
+	}
+	var out []netip.AddrPort
+	for _, c := range cs {
+		if !c.cluster && !c.local && (c.ep.Ready || c.ep.Serving) {
+			out = append(out, c.addr)
+		}
 	}
 	return out
 }

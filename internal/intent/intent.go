@@ -79,7 +79,12 @@ type ServicePort struct {
 	ID        PortID
 	Frontends []Frontend
 	Endpoints []Endpoint
-	Affinity  time.Duration // 0: none
+	// Retained are the endpoints that serve, but that no route leads to: those
+	// that terminate while others are ready, or that the topology leaves out. No
+	// new flow goes there, but one that does already is right. Sorted; UDP only,
+	// because TCP and SCTP flows end when they must.
+	Retained []netip.AddrPort
+	Affinity time.Duration // 0: none
 	// AppProtocol is the Service port's appProtocol.
 	AppProtocol string
 	// Triggered is the newest last-change-trigger-time behind this state, for

@@ -1,0 +1,163 @@
+package conntrack
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// enterNewNamespace moves the test's goroutine into a network namespace of its
+// own. The thread is never unlocked: it ends with the test, and the namespace
+// with it.
+func enterNewNamespace(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace (needs root): %v", err)
+	}
+}
+
+// open opens a Conn in the current namespace.
+func open(t testing.TB) *Conn {
+	t.Helper()
+	c, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// plant puts an entry into the table of the current namespace.
+func plant(t testing.TB, protocol uint8, src, dst, answerFrom string) {
+	t.Helper()
+	s, d, a := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst), netip.MustParseAddrPort(answerFrom)
+	family := netlink.InetFamily(unix.AF_INET)
+	if s.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	flow := &netlink.ConntrackFlow{
+		FamilyType: uint8(family), TimeOut: 100,
+		Forward: netlink.IPTuple{Protocol: protocol, SrcIP: net.IP(s.Addr().AsSlice()), SrcPort: s.Port(), DstIP: net.IP(d.Addr().AsSlice()), DstPort: d.Port()},
+		Reverse: netlink.IPTuple{Protocol: protocol, SrcIP: net.IP(a.Addr().AsSlice()), SrcPort: a.Port(), DstIP: net.IP(s.Addr().AsSlice()), DstPort: s.Port()},
+	}
+	if protocol == unix.IPPROTO_TCP {
+		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: 3}
+	}
+	if err := netlink.ConntrackCreate(netlink.ConntrackTable, family, flow); err != nil {
+		t.Fatalf("plant entry %s -> %s: %v", src, dst, err)
+	}
+}
+
+func entries(t testing.TB, c *Conn, f Filter) []string {
+	t.Helper()
+	var out []string
+	if err := c.Dump(t.Context(), f, func(e *Entry) bool { out = append(out, e.String()); return true }); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestADumpGivesEveryEntryAndTheFilterIsTheKernels(t *testing.T) {
+	enterNewNamespace(t)
+	c := open(t)
+	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4000", "10.96.0.10:53", "10.244.0.2:53")
+	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4001", "10.96.0.11:53", "10.96.0.11:53")
+	plant(t, unix.IPPROTO_UDP, "[fd00::1]:4000", "[fd96::10]:53", "[fd00::2]:53")
+	plant(t, unix.IPPROTO_UDP, "[fd00::1]:4000", "[fd96::11]:54", "[fd96::11]:54")
+	plant(t, unix.IPPROTO_TCP, "192.0.2.1:4000", "10.96.0.10:53", "10.244.0.2:53")
+	for _, row := range []struct {
+		name   string
+		filter Filter
+		want   []string
+	}{
+		{"all", Filter{}, []string{
+			"tcp 192.0.2.1:4000 -> 10.96.0.10:53, answers from 10.244.0.2:53",
+			"udp 192.0.2.1:4000 -> 10.96.0.10:53, answers from 10.244.0.2:53",
+			"udp 192.0.2.1:4001 -> 10.96.0.11:53, answers from 10.96.0.11:53",
+			"udp [fd00::1]:4000 -> [fd96::10]:53, answers from [fd00::2]:53",
+			"udp [fd00::1]:4000 -> [fd96::11]:54, answers from [fd96::11]:54"}},
+		{"udp", Filter{Protocol: unix.IPPROTO_UDP}, []string{
+			"udp 192.0.2.1:4000 -> 10.96.0.10:53, answers from 10.244.0.2:53",
+			"udp 192.0.2.1:4001 -> 10.96.0.11:53, answers from 10.96.0.11:53",
+			"udp [fd00::1]:4000 -> [fd96::10]:53, answers from [fd00::2]:53",
+			"udp [fd00::1]:4000 -> [fd96::11]:54, answers from [fd96::11]:54"}},
+		{"one destination", Filter{Protocol: unix.IPPROTO_UDP, OrigDst: netip.MustParseAddrPort("10.96.0.10:53")}, []string{
+			"udp 192.0.2.1:4000 -> 10.96.0.10:53, answers from 10.244.0.2:53"}},
+		{"one IPv6 destination", Filter{Protocol: unix.IPPROTO_UDP, OrigDst: netip.MustParseAddrPort("[fd96::10]:53")}, []string{
+			"udp [fd00::1]:4000 -> [fd96::10]:53, answers from [fd00::2]:53"}},
+		{"assured", Filter{Status: Assured}, nil},
+	} {
+		if got := entries(t, c, row.filter); !slices.Equal(got, row.want) {
+			t.Errorf("%s:\n%s\nwant:\n%s", row.name, strings.Join(got, "\n"), strings.Join(row.want, "\n"))
+		}
+		// What Filter.passes would throw away must not have been copied.
+		n := 0
+		for _, family := range row.filter.families() {
+			err := c.dumpAll(unix.NFNL_SUBSYS_CTNETLINK, msgGet, family, row.filter.attrs(family), func([]byte) bool { n++; return true })
+			if err != nil {
+				t.Errorf("%s: %v", row.name, err)
+			}
+		}
+		if n != len(row.want) {
+			t.Errorf("%s: the kernel gave %d entries, want %d", row.name, n, len(row.want))
+		}
+	}
+}
+
+func TestDeleteTakesThatEntryAndNotItsSuccessor(t *testing.T) {
+	enterNewNamespace(t)
+	c := open(t)
+	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4000", "10.96.0.10:53", "10.244.0.2:53")
+	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4001", "10.96.0.10:53", "10.244.0.2:53")
+	var first Entry
+	err := c.Dump(t.Context(), Filter{}, func(e *Entry) bool {
+		if e.Orig.Src.Port() == 4000 {
+			first = *e
+			// In the middle of the dump, as the reconciler of stale entries does.
+			if err := c.Delete(e); err != nil {
+				t.Error(err)
+			}
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := entries(t, c, Filter{}); len(got) != 1 || !strings.Contains(got[0], ":4001 ") {
+		t.Fatalf("left after the delete: %q", got)
+	}
+	if err := c.Delete(&first); err != nil {
+		t.Errorf("delete what is gone: %v", err)
+	}
+	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4000", "10.96.0.10:53", "10.244.0.9:53")
+	if err := c.Delete(&first); err != nil {
+		t.Errorf("delete what is gone, with a successor: %v", err)
+	}
+	if got := entries(t, c, Filter{}); len(got) != 2 {
+		t.Errorf("the successor was deleted: %q", got)
+	}
+}
+
+func TestADumpEndsWhenAskedAndTheConnGoesOn(t *testing.T) {
+	enterNewNamespace(t)
+	c := open(t)
+	for i := range 300 {
+		plant(t, unix.IPPROTO_UDP, fmt.Sprintf("192.0.2.1:%d", 4000+i), "10.96.0.10:53", "10.244.0.2:53")
+	}
+	seen := 0
+	if err := c.Dump(t.Context(), Filter{}, func(*Entry) bool { seen++; return seen < 3 }); err != nil || seen != 3 {
+		t.Errorf("saw %d entries, want 3: %v", seen, err)
+	}
+	if n := len(entries(t, c, Filter{})); n != 300 {
+		t.Errorf("%d entries in the next dump, want 300", n)
+	}
+}

@@ -1,0 +1,262 @@
+package conntrack
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// Counters are what conntrack counts of one namespace since it was made, all
+// CPUs together. The kernel counts in 32 bits a CPU, so that they wrap round.
+// Meanings as in net/netfilter/nf_conntrack_core.c of Linux 6.18.
+type Counters struct {
+	Found         uint64 `json:"found"`          // an allotted tuple was found in use; SNAT then tries another
+	Invalid       uint64 `json:"invalid"`        // packets that could not be tracked
+	Insert        uint64 `json:"insert"`         // always 0 since Linux 5.10
+	InsertFailed  uint64 `json:"insert_failed"`  // entries that lost a race, went into a chain too long, or were dying; their packet is dropped unless the clash was resolved
+	Drop          uint64 `json:"drop"`           // packets dropped: table full, or insert_failed
+	EarlyDrop     uint64 `json:"early_drop"`     // entries evicted to make room in a full table
+	Error         uint64 `json:"error"`          // malformed packets
+	SearchRestart uint64 `json:"search_restart"` // lookups begun again because the table was resized
+	ClashResolve  uint64 `json:"clash_resolve"`  // races that cost no packet (UDP)
+	ChainTooLong  uint64 `json:"chaintoolong"`   // inserts refused because their bucket is too long
+}
+
+// field is where an attribute belongs; nil for one that is not kept, enum ctattr_stats_cpu.
+func (c *Counters) field(kind uint16) *uint64 {
+	switch kind {
+	case 2:
+		return &c.Found
+	case 4:
+		return &c.Invalid
+	case 8:
+		return &c.Insert
+	case 9:
+		return &c.InsertFailed
+	case 10:
+		return &c.Drop
+	case 11:
+		return &c.EarlyDrop
+	case 12:
+		return &c.Error
+	case 13:
+		return &c.SearchRestart
+	case 14:
+		return &c.ClashResolve
+	case 15:
+		return &c.ChainTooLong
+	}
+	return nil
+}
+
+// Any reports whether anything was ever counted.
+func (c Counters) Any() bool { return c != Counters{} }
+
+// CPUCounters are the Counters of one CPU.
+type CPUCounters struct {
+	CPU int `json:"cpu"`
+	Counters
+}
+
+// CPUStats reads the counters of every CPU.
+func (c *Conn) CPUStats(ctx context.Context) ([]CPUCounters, error) {
+	var out []CPUCounters
+	err := dumpAgain(ctx, func() error {
+		out = out[:0]
+		return c.dumpAll(unix.NFNL_SUBSYS_CTNETLINK, msgGetStatsCPU, unix.AF_UNSPEC, nil, func(b []byte) bool {
+			if len(b) < nl.SizeofNfgenmsg {
+				return true
+			}
+			cpu := CPUCounters{CPU: int(be16(b[2:]))} // res_id of struct nfgenmsg
+			eachAttr(b[nl.SizeofNfgenmsg:], func(kind uint16, v []byte) {
+				if f := cpu.field(kind); f != nil {
+					*f = uint64(be32(v))
+				}
+			})
+			out = append(out, cpu)
+			return true
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read conntrack counters: %w", err)
+	}
+	return out, nil
+}
+
+// Stats reads the counters of all CPUs, added up.
+func (c *Conn) Stats(ctx context.Context) (Counters, error) {
+	cpus, err := c.CPUStats(ctx)
+	var sum Counters
+	for _, cpu := range cpus {
+		for kind := range uint16(16) {
+			if f := sum.field(kind); f != nil {
+				*f += *cpu.field(kind)
+			}
+		}
+	}
+	return sum, err
+}
+
+// Size reads how many entries the table holds, those that are over but not
+// taken away yet included, and how many it may.
+func (c *Conn) Size() (entries, limit uint32, err error) {
+	req := c.request(c.ask, unix.NFNL_SUBSYS_CTNETLINK, msgGetStats, 0, unix.AF_UNSPEC)
+	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return 0, 0, fmt.Errorf("read size of conntrack table: %w", meaning(err))
+	}
+	for _, b := range msgs {
+		if len(b) < nl.SizeofNfgenmsg {
+			continue
+		}
+		// enum ctattr_stats_global
+		eachAttr(b[nl.SizeofNfgenmsg:], func(kind uint16, v []byte) {
+			switch kind {
+			case 1:
+				entries = be32(v)
+			case 2:
+				limit = be32(v)
+			}
+		})
+	}
+	return entries, limit, nil
+}
+
+// Expectations counts the expectations by the helper that made them; one whose
+// helper has no name is counted under "". The kernel has no counter for them.
+func (c *Conn) Expectations(ctx context.Context) (map[string]int, error) {
+	const helpName = 6 // CTA_EXPECT_HELP_NAME
+	var out map[string]int
+	err := dumpAgain(ctx, func() error {
+		out = map[string]int{}
+		return c.dumpAll(unix.NFNL_SUBSYS_CTNETLINK_EXP, msgExpectGet, unix.AF_UNSPEC, nil, func(b []byte) bool {
+			helper := ""
+			if len(b) >= nl.SizeofNfgenmsg {
+				eachAttr(b[nl.SizeofNfgenmsg:], func(kind uint16, v []byte) {
+					if kind == helpName {
+						helper = unix.ByteSliceToString(v)
+					}
+				})
+			}
+			out[helper]++
+			return true
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("dump expectations: %w", err)
+	}
+	return out, nil
+}
+
+func eachAttr(b []byte, do func(kind uint16, value []byte)) {
+	for {
+		kind, v, rest, ok := nextAttr(b)
+		if !ok {
+			return
+		}
+		do(kind, v)
+		b = rest
+	}
+}
+
+// Usage counts entries that have something in common.
+type Usage struct {
+	Protocol string `json:"protocol"`
+	State    string `json:"state"`
+	Assured  bool   `json:"assured"`
+	Entries  int    `json:"entries"`
+}
+
+// Census counts the entries by protocol, state and assuredness. It reads the
+// whole table, one entry at a time.
+func (c *Conn) Census(ctx context.Context) ([]Usage, error) {
+	type group struct {
+		protocol, tcpState uint8
+		status             Status
+	}
+	counts := map[group]int{}
+	err := c.Dump(ctx, Filter{}, func(e *Entry) bool {
+		counts[group{e.Protocol, e.TCPState, e.Status & (SeenReply | Assured)}]++
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	merged := map[Usage]int{}
+	for g, n := range counts {
+		e := Entry{Protocol: g.protocol, TCPState: g.tcpState, Status: g.status}
+		merged[Usage{Protocol: ProtocolName(g.protocol), State: e.State(), Assured: g.status&Assured != 0}] += n
+	}
+	return sortedUsage(merged), nil
+}
+
+// Limits are the sizes and time-outs that apply to a namespace.
+type Limits struct {
+	Max       int `json:"max"`        // nf_conntrack_max: entries, in each namespace
+	Buckets   int `json:"buckets"`    // of the hash table that all namespaces share
+	ExpectMax int `json:"expect_max"` // nf_conntrack_expect_max: expectations, in each namespace
+	// Timeouts are the namespace's own, by the sysctl's name without
+	// "nf_conntrack_" and "_timeout" ("udp", "udp_stream", "tcp_established").
+	Timeouts map[string]time.Duration `json:"timeouts"`
+}
+
+const sysctlDir = "/proc/sys/net/netfilter"
+
+// ReadLimits reads the Limits of the calling thread's network namespace.
+func ReadLimits() (Limits, error) {
+	l := Limits{Timeouts: map[string]time.Duration{}}
+	var errs []error
+	read := func(name string) int {
+		s, err := kernel.ReadSysctl("net.netfilter." + name)
+		if err == nil {
+			var n int
+			if n, err = strconv.Atoi(s); err == nil {
+				return n
+			}
+		}
+		errs = append(errs, err)
+		return 0
+	}
+	l.Max, l.Buckets, l.ExpectMax = read("nf_conntrack_max"), read("nf_conntrack_buckets"), read("nf_conntrack_expect_max")
+	paths, _ := filepath.Glob(filepath.Join(sysctlDir, "nf_conntrack_*timeout*"))
+	for _, path := range paths {
+		name := filepath.Base(path)
+		l.Timeouts[timeoutName(name)] = time.Duration(read(name)) * time.Second
+	}
+	err := errors.Join(errs...)
+	if errors.Is(err, os.ErrNotExist) {
+		return l, ErrUnsupported
+	}
+	return l, err
+}
+
+// timeoutName shortens "nf_conntrack_tcp_timeout_syn_sent" to "tcp_syn_sent".
+func timeoutName(sysctl string) string {
+	s := strings.TrimPrefix(sysctl, "nf_conntrack_")
+	return strings.Replace(s, "_timeout", "", 1)
+}
+
+func sortedUsage(merged map[Usage]int) []Usage {
+	out := make([]Usage, 0, len(merged))
+	for u, n := range merged {
+		u.Entries = n
+		out = append(out, u)
+	}
+	slices.SortFunc(out, func(a, b Usage) int {
+		return cmp.Or(cmp.Compare(b.Entries, a.Entries), cmp.Compare(a.Protocol, b.Protocol),
+			cmp.Compare(a.State, b.State), cmp.Compare(strconv.FormatBool(a.Assured), strconv.FormatBool(b.Assured)))
+	})
+	return out
+}
