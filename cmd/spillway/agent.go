@@ -50,6 +50,7 @@ type agent struct {
 	backends func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error)
 	cleanup  func(context.Context, agentConfig, *slog.Logger) error
 	unused   func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger)
+	entries  func(agentConfig, *slog.Logger, func(prometheus.Collector) error) (reconcile.StaleEntries, func(), error)
 	// serving is told where health and metrics are served; nil: nobody asks.
 	serving func(healthz, metrics string)
 }
@@ -63,6 +64,7 @@ func newAgent(c agentConfig, stderr io.Writer) *agent {
 		backends: newBackends,
 		cleanup:  cleanBackends,
 		unused:   cleanUnused,
+		entries:  openStaleEntries,
 	}
 }
 
@@ -114,6 +116,11 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer closeBackends(backends, log)
+	entries, closeEntries, err := a.entries(a.cfg, log, metrics.Register)
+	if err != nil {
+		return err
+	}
+	defer closeEntries()
 	checks := telemetry.NewHealthChecks(len(a.cfg.nodePortCIDRs) == 0, health.Healthy, log)
 	defer checks.Close()
 	loop, err := reconcile.New(reconcile.Config{
@@ -122,6 +129,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,
 		OnFirstSync:   func(ctx context.Context) { a.unused(ctx, a.cfg, backends, log) },
+		StaleEntries:  entries,
 		HealthChecks:  checks,
 		Metrics:       metrics,
 		Logger:        log,

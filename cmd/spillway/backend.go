@@ -21,22 +21,29 @@ type proxyMode struct {
 	name    string
 	open    func(context.Context, agentConfig, *slog.Logger) (dataplane.Backend, error)
 	cleanup func(context.Context, agentConfig, *slog.Logger) error
+	// netfilter says that Service packets are translated by netfilter, and not
+	// before it sees them.
+	netfilter bool
 }
 
 var proxyModes = []proxyMode{
 	{"ebpf", openEBPF, func(_ context.Context, c agentConfig, log *slog.Logger) error {
 		return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Log: log})
-	}},
+	}, false},
 	{"nftables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
 		return nftables.New(ctx, nftables.Config{Log: log})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return nftables.Cleanup(ctx, nftables.Config{Log: log})
-	}},
+	}, true},
 	{"iptables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
 		return iptables.New(ctx, iptables.Config{Log: log})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return iptables.Cleanup(ctx, iptables.Config{Log: log})
-	}},
+	}, true},
+}
+
+func modeUsesNetfilter(name string) bool {
+	return slices.ContainsFunc(proxyModes, func(m proxyMode) bool { return m.name == name && m.netfilter })
 }
 
 func proxyModeNames() (names []string) {

@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -162,5 +163,30 @@ func TestHealthChecksChangeWithEndpointsAndGoWithTheService(t *testing.T) {
 		if len(got) != len(step.want) || len(got) == 1 && got[0] != step.want[0] {
 			t.Errorf("%s: got %+v, want %+v", step.name, got, step.want)
 		}
+	}
+}
+
+func TestRetainedEndpointsServeButAreNotUsed(t *testing.T) {
+	udp := ports(model.ServicePort{Port: 53, Protocol: model.UDP, NodePort: 30053})
+	dns := []model.EndpointPort{{Protocol: model.UDP, Port: 5353}}
+	for _, row := range []struct {
+		name    string
+		objects []any
+		want    string
+	}{
+		{"terminating while another is ready", []any{web(udp), withPorts(sliceOf("s", at("10.1.0.1", here), at("10.1.0.2", here, draining), at("10.1.0.3", here, gone), at("10.1.0.4", there, notReady)), dns...)}, "[10.1.0.2:5353]"},
+		{"terminating and used", []any{web(udp), withPorts(sliceOf("s", at("10.1.0.2", here, draining)), dns...)}, "[]"},
+		{"outside the zone", []any{web(udp), inZone("zone-1"), withPorts(sliceOf("s", at("10.1.0.1", here, forZones("zone-1")), at("10.1.0.2", there, forZones("zone-2"))), dns...)}, "[10.1.0.2:5353]"},
+		{"elsewhere, with policy Local alone", []any{web(udp, internalLocal, externalLocal, func(s *model.Service) { s.Ports[0].NodePort = 0 }), withPorts(sliceOf("s", at("10.1.0.1", here), at("10.1.0.2", there)), dns...)}, "[10.1.0.2:5353]"},
+		{"of a TCP port nobody asks", []any{web(), sliceOf("s", at("10.1.0.1", here), at("10.1.0.2", here, draining))}, "[]"},
+	} {
+		sp := newTracker(row.objects...).State().Ports[0]
+		same(t, row.name, fmt.Sprint(sp.Retained), row.want)
+	}
+	// One that is retained no more is a change, though nothing else is.
+	tr := newTracker(web(udp), withPorts(sliceOf("s", at("10.1.0.1", here), at("10.1.0.2", here, draining)), dns...))
+	c := tr.Apply(delta(withPorts(sliceOf("s", at("10.1.0.1", here)), dns...)))
+	if len(c.Upserts) != 1 || c.Upserts[0].Retained != nil {
+		t.Errorf("after the last flow's endpoint went: %+v", c)
 	}
 }

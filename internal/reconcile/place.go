@@ -56,6 +56,9 @@ func (r *Reconciler) place(p *intent.ServicePort) {
 	}
 	if pl.lane != nowhere {
 		r.lanes[pl.lane].want(p.ID, p)
+		delete(r.entries.gone, p.ID)
+	} else if known {
+		r.noteGone(p.ID)
 	}
 	r.places[p.ID] = pl
 }
@@ -71,6 +74,7 @@ func (r *Reconciler) remove(id intent.PortID) {
 	}
 	r.tally.count(id, pl, -1)
 	delete(r.places, id)
+	r.noteGone(id)
 }
 
 // tally counts places as they change, so that nobody walks through all of them.

@@ -56,6 +56,7 @@ type Config struct {
 	// OnFirstSync is called once, in Run's goroutine, when all that is wanted is
 	// in the kernel for the first time. Nil: nobody wants to know.
 	OnFirstSync  func(context.Context)
+	StaleEntries StaleEntries       // nil: what conntrack remembers is left alone
 	HealthChecks HealthChecks       // nil: nobody answers
 	Metrics      *telemetry.Metrics // nil: nobody counts
 	Logger       *slog.Logger       // nil: slog.Default()
@@ -92,6 +93,7 @@ type Reconciler struct {
 	lanes        []*lane
 	places       map[intent.PortID]place
 	tally        tally
+	entries      entries
 	node         intent.Node
 	haveFull     bool // the source's first Full delta is in
 	haveAddrs    bool // the node's addresses are in
@@ -128,6 +130,7 @@ func New(cfg Config) (*Reconciler, error) {
 		started: time.Now(),
 		places:  map[intent.PortID]place{},
 		checks:  map[model.Name]intent.HealthCheck{},
+		entries: entries{gone: map[intent.PortID]struct{}{}},
 		tally: tally{
 			lanes:   make([]int, len(cfg.Backends)),
 			nowhere: map[intent.PortID]error{},
@@ -218,6 +221,9 @@ func (r *Reconciler) nextTurn() time.Time {
 				next = earlier(next, at)
 			}
 		}
+		if at, any := r.entries.due(); any {
+			next = earlier(next, at)
+		}
 		if !r.checksAt.IsZero() {
 			next = earlier(next, r.checksAt)
 		}
@@ -271,7 +277,7 @@ func (r *Reconciler) absorb(c intent.Changes) {
 		r.place(p)
 	}
 	if c.Node != nil {
-		r.node = *c.Node
+		r.node, r.entries.node = *c.Node, c.Node
 		for _, l := range r.lanes {
 			l.setNode(c.Node)
 		}

@@ -48,7 +48,7 @@ func (r *Reconciler) Status() Status {
 
 // publish tells status, metrics and log what a turn has brought.
 func (r *Reconciler) publish() {
-	r.problems.set(fromLanes, r.laneProblems())
+	r.problems.set(fromLanes, append(r.laneProblems(), r.entryProblems()...))
 	r.problems.report()
 	ports := map[string]int{}
 	for i, l := range r.lanes {

@@ -14,6 +14,7 @@ import (
 func (r *Reconciler) syncLanes(ctx context.Context, now time.Time) {
 	state := sync.OnceValue(r.cfg.Tracker.State)
 	worked, full, start := false, false, time.Now()
+	var done []*intent.ServicePort
 	for i, l := range r.lanes {
 		at, any := l.due()
 		if !any || at.After(now) || ctx.Err() != nil {
@@ -23,18 +24,22 @@ func (r *Reconciler) syncLanes(ctx context.Context, now time.Time) {
 			l.demandFull() // of nothing: a dataplane without ports leaves no trace
 		}
 		worked, full = true, full || l.full
-		done := l.sync(ctx, now, func() intent.State { return r.stateOf(i, state()) })
+		wrote := l.sync(ctx, now, func() intent.State { return r.stateOf(i, state()) })
 		if ctx.Err() != nil {
 			return
 		}
 		if l.err != nil {
 			r.metrics.SyncFailed(l.backend.Name())
 		}
-		r.measure(done, time.Now())
+		r.measure(wrote, time.Now())
+		done = append(done, wrote...)
 	}
 	if worked {
 		r.lastStart = now
 		r.metrics.SyncDone(full, time.Since(start))
+	}
+	if at, again := r.entries.due(); worked || again && !at.After(now) {
+		r.cleanEntries(ctx, done, now)
 	}
 	r.settle(ctx)
 }

@@ -134,13 +134,12 @@ func (r *Reconciler) Apply(ctx context.Context, c intent.Changes) error {
 	if err != nil {
 		return fmt.Errorf("delete stale conntrack entries: %w", err)
 	}
+	// New maps: to clear one costs what it once held.
+	r.again = map[frontend]*intent.ServicePort{}
 	if fresh {
-		r.again, r.dirty = r.dirty, r.again
+		r.again = r.dirty
 	}
-	clear(r.dirty)
-	if !fresh {
-		clear(r.again)
-	}
+	r.dirty = map[frontend]*intent.ServicePort{}
 	return nil
 }
 

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/conntrack/stale"
+	"spillway.dev/spillway/internal/reconcile"
+)
+
+// openStaleEntries opens the conntrack of the agent's network namespace for
+// reconcile. A kernel without it is no error: it then holds no entries that could
+// be stale, and a dataplane that needs it says so itself.
+func openStaleEntries(c agentConfig, log *slog.Logger, register func(prometheus.Collector) error) (entries reconcile.StaleEntries, closeAll func(), err error) {
+	table, err := conntrack.Open()
+	if errors.Is(err, conntrack.ErrUnsupported) {
+		log.Info("conntrack entries are left alone", "reason", err)
+		return nil, func() {}, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("open conntrack: %w", err)
+	}
+	r, err := stale.New(stale.Config{Table: table, TranslatedOnly: !modeUsesNetfilter(c.ProxyMode)})
+	if err == nil {
+		err = register(r)
+	}
+	if err != nil {
+		table.Close()
+		return nil, nil, err
+	}
+	return r, table.Close, nil
+}
