@@ -101,6 +101,17 @@ func TestStaleEntriesDoNotHearOfWhatCouldNotBeWritten(t *testing.T) {
 		g.Deliver(delta(false, map[string]uint16{"a": 3, "c": 2}), nil)
 		g.after(100 * time.Millisecond)
 		f.want(t, "c2")
+
+		b.set(func() {
+			b.fail = func(int) error {
+				return &dataplane.PortErrors{Errors: map[intent.PortID]error{idOf(svcName("c")): errors.New("busy")}}
+			}
+		})
+		g.Deliver(delta(false, map[string]uint16{"c": 0}), nil)
+		g.after(200 * time.Millisecond)
+		if told := strings.Join(f.told, " "); strings.Contains(told, "c") {
+			t.Errorf("told %q though c could not be taken away", told)
+		}
 	})
 }
 
@@ -137,11 +148,14 @@ func TestAServiceThatComesBackIsNotGone(t *testing.T) {
 		b := newFakeBackend("nftables")
 		g, f := startWithEntries(t, b)
 		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
-		g.after(0)
-		g.Deliver(delta(false, map[string]uint16{"a": 0}), nil)
-		g.after(time.Millisecond)
-		g.Deliver(delta(false, map[string]uint16{"a": 2}), nil)
 		g.after(time.Second)
-		f.want(t, "a1 node", "a2")
+		b.set(func() { b.fail = func(int) error { return errors.New("no memory") } })
+		g.Deliver(delta(false, map[string]uint16{"a": 0}), nil)
+		g.after(time.Second)
+		b.set(func() { b.fail = nil })
+		f.told = nil
+		g.Deliver(delta(false, map[string]uint16{"a": 2}), nil)
+		g.after(10 * time.Second)
+		f.want(t, "a2")
 	})
 }

@@ -180,6 +180,21 @@ func TestAnAddressThatMovesBetweenServices(t *testing.T) {
 	}
 }
 
+// The port that loses the address could not be written and is not told of.
+func TestAnAddressThatMovedGoesWithItsNewService(t *testing.T) {
+	f := &fakeTable{}
+	r := onFake(t, f)
+	loser, winner := port4(epA), port4(epA)
+	winner.ID.Service.Name = "web"
+	settled(t, r, f, loser)
+	settled(t, r, f, loser, winner)
+	f.entries = []conntrack.Entry{entry("203.0.113.10:53", epA)}
+	apply(t, r, intent.Changes{Deletes: []intent.PortID{loser.ID}})
+	if len(f.entries) != 1 {
+		t.Error("an entry of the new Service went with the old one")
+	}
+}
+
 func TestANodeAddressThatComesLater(t *testing.T) {
 	f := &fakeTable{}
 	r := onFake(t, f)
