@@ -112,7 +112,8 @@ func (c *Conn) Stats(ctx context.Context) (Counters, error) {
 // Size reads how many entries the table holds, those that are over but not
 // taken away yet included, and how many it may.
 func (c *Conn) Size() (entries, limit uint32, err error) {
-	req := c.request(c.ask, unix.NFNL_SUBSYS_CTNETLINK, msgGetStats, 0, unix.AF_UNSPEC)
+	// The one answer says that more will come (NLM_F_MULTI); the ACK ends it.
+	req := c.request(c.ask, unix.NFNL_SUBSYS_CTNETLINK, msgGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC)
 	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
 		return 0, 0, fmt.Errorf("read size of conntrack table: %w", meaning(err))

@@ -1,0 +1,134 @@
+package conntrack
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// LogKind is what a line of the kernel's log says of conntrack.
+type LogKind string
+
+// The kinds of line. The kernel writes no more than ten of a kind in five
+// seconds (net_ratelimit), so that Counters tell how much was dropped and the
+// log tells when.
+const (
+	TableFull       LogKind = "table full"             // nf_conntrack_core.c: a packet was dropped
+	ExpectTableFull LogKind = "expectation table full" // nf_conntrack_expect.c: an expectation was not made
+)
+
+// LogLine is one line of the kernel's log about conntrack.
+type LogLine struct {
+	Kind LogKind       `json:"kind"`
+	At   time.Duration `json:"at"` // since the machine started
+	Text string        `json:"text"`
+}
+
+// LogCount adds up lines of one kind.
+type LogCount struct {
+	Lines       int           `json:"lines"`
+	First, Last time.Duration // since the machine started
+}
+
+// Rate is how many lines a second there were between the first and the last; 0
+// for fewer than two.
+func (c LogCount) Rate() float64 {
+	if c.Lines < 2 || c.Last <= c.First {
+		return 0
+	}
+	return float64(c.Lines-1) / (c.Last - c.First).Seconds()
+}
+
+// KernelLog reads what the kernel's log holds now about conntrack, by kind, and
+// does not wait for more.
+func KernelLog(ctx context.Context) (map[LogKind]LogCount, error) {
+	f, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read kernel log: %w", err)
+	}
+	defer f.Close()
+	counts := map[LogKind]LogCount{}
+	// One read gives one record; the poller would wait at the end.
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("read kernel log: %w", err)
+	}
+	buf := make([]byte, 8192) // CONSOLE_EXT_LOG_MAX
+	for ctx.Err() == nil {
+		n := 0
+		var rerr error
+		if err := raw.Control(func(fd uintptr) { n, rerr = unix.Read(int(fd), buf) }); err != nil {
+			return nil, fmt.Errorf("read kernel log: %w", err)
+		}
+		switch {
+		case errors.Is(rerr, unix.EAGAIN) || rerr == nil && n <= 0:
+			return counts, nil
+		case errors.Is(rerr, unix.EPIPE) || errors.Is(rerr, unix.EINTR): // overwritten while read: go on
+		case rerr != nil:
+			return nil, fmt.Errorf("read kernel log: %w", rerr)
+		default:
+			countLine(counts, string(buf[:n]))
+		}
+	}
+	return counts, ctx.Err()
+}
+
+// countLog adds up the records of a log, one a line, as /dev/kmsg writes them.
+func countLog(r io.Reader) map[LogKind]LogCount {
+	counts := map[LogKind]LogCount{}
+	for s := bufio.NewScanner(r); s.Scan(); {
+		countLine(counts, s.Text())
+	}
+	return counts
+}
+
+func countLine(counts map[LogKind]LogCount, record string) {
+	l, ok := parseLogLine(record)
+	if !ok {
+		return
+	}
+	c := counts[l.Kind]
+	if c.Lines == 0 {
+		c.First = l.At
+	}
+	c.Lines++
+	c.Last = l.At
+	counts[l.Kind] = c
+}
+
+// parseLogLine reads a record of /dev/kmsg, "level,sequence,microseconds,flags;
+// text" (Documentation/ABI/testing/dev-kmsg), if conntrack wrote it. Level
+// numbers from 8 up are of other facilities: programs write those.
+func parseLogLine(record string) (LogLine, bool) {
+	head, text, ok := strings.Cut(record, ";")
+	fields := strings.Split(head, ",")
+	if !ok || len(fields) < 3 {
+		return LogLine{}, false
+	}
+	level, err := strconv.Atoi(fields[0])
+	micros, terr := strconv.ParseInt(fields[2], 10, 64)
+	if err != nil || terr != nil || level > 7 {
+		return LogLine{}, false
+	}
+	text, _, _ = strings.Cut(text, "\n")
+	l := LogLine{At: time.Duration(micros) * time.Microsecond, Text: text}
+	switch {
+	case !strings.Contains(text, "nf_conntrack"):
+		return LogLine{}, false
+	case strings.Contains(text, "expectation table full"):
+		l.Kind = ExpectTableFull
+	case strings.Contains(text, "table full"):
+		l.Kind = TableFull
+	default:
+		return LogLine{}, false
+	}
+	return l, true
+}

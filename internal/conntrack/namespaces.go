@@ -1,0 +1,231 @@
+package conntrack
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// Namespace is a network namespace of this machine.
+type Namespace struct {
+	Inode uint64   `json:"inode"`           // its number in /proc/PID/ns/net
+	Names []string `json:"names,omitempty"` // as bound below /run/netns and the like, sorted
+	PID   int      `json:"pid,omitempty"`   // the lowest of the processes in it; 0 if none was found
+	// Command is the name of that process.
+	Command string `json:"command,omitempty"`
+	// Own says that it is the caller's.
+	Own bool `json:"own,omitempty"`
+
+	path string
+}
+
+// String is what people may call the namespace: a name, or its first process.
+func (n Namespace) String() string {
+	switch {
+	case n.Own:
+		return "(here)"
+	case len(n.Names) > 0:
+		return n.Names[0]
+	case n.PID != 0:
+		return fmt.Sprintf("%s[%d]", n.Command, n.PID)
+	}
+	return fmt.Sprintf("net:[%d]", n.Inode)
+}
+
+// nameDirs are where container runtimes and iproute2 bind network namespaces.
+var nameDirs = []string{"/run/netns", "/run/docker/netns"}
+
+// Namespaces finds the network namespaces of the machine by name and by
+// process, the caller's own first. A container must share the host's process
+// ids and /run/netns to see them all. What cannot be read is in err; the others
+// are there all the same.
+func Namespaces() (list []Namespace, err error) {
+	return findNamespaces("/proc", nameDirs)
+}
+
+func findNamespaces(proc string, dirs []string) ([]Namespace, error) {
+	found := map[uint64]*Namespace{}
+	at := func(inode uint64, path string) *Namespace {
+		n := found[inode]
+		if n == nil {
+			n = &Namespace{Inode: inode, path: path}
+			found[inode] = n
+		}
+		return n
+	}
+	var errs []error
+	if inode, err := namespaceInode("/proc/thread-self/ns/net"); err != nil {
+		errs = append(errs, fmt.Errorf("find own network namespace: %w", err))
+	} else {
+		at(inode, "/proc/self/ns/net").Own = true
+	}
+	for _, dir := range dirs {
+		names, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("list network namespaces: %w", err))
+		}
+		for _, name := range names {
+			path := filepath.Join(dir, name.Name())
+			// A file that nothing is bound to is a name left over.
+			if inode, err := namespaceInode(path); err == nil {
+				n := at(inode, path)
+				n.Names = append(n.Names, name.Name())
+			}
+		}
+	}
+	errs = append(errs, addProcesses(proc, at))
+	list := make([]Namespace, 0, len(found))
+	for _, n := range found {
+		slices.Sort(n.Names)
+		list = append(list, *n)
+	}
+	slices.SortFunc(list, func(a, b Namespace) int {
+		return cmp.Or(-cmp.Compare(strconv.FormatBool(a.Own), strconv.FormatBool(b.Own)), cmp.Compare(a.String(), b.String()), cmp.Compare(a.Inode, b.Inode))
+	})
+	return list, errors.Join(errs...)
+}
+
+// addProcesses adds the namespaces that processes are in. A process that ends
+// meanwhile, and one that may not be looked at, is passed over.
+func addProcesses(proc string, at func(uint64, string) *Namespace) error {
+	d, err := os.Open(proc)
+	if err != nil {
+		return fmt.Errorf("list processes: %w", err)
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return fmt.Errorf("list processes: %w", err)
+	}
+	denied := 0
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		path := filepath.Join(proc, name, "ns/net")
+		link, err := os.Readlink(path)
+		if errors.Is(err, os.ErrPermission) {
+			denied++
+		}
+		number, isNet := strings.CutPrefix(link, "net:[")
+		inode, perr := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
+		if err != nil || !isNet || perr != nil {
+			continue
+		}
+		if n := at(inode, path); n.PID == 0 || pid < n.PID {
+			n.PID = pid
+			comm, _ := os.ReadFile(filepath.Join(proc, name, "comm"))
+			n.Command = strings.TrimSpace(string(comm))
+		}
+	}
+	if denied > 0 {
+		return fmt.Errorf("look into %d processes: %w: network namespaces that only they hold are not shown; it takes root with CAP_SYS_PTRACE", denied, os.ErrPermission)
+	}
+	return nil
+}
+
+// namespaceInode is the number of the namespace behind a path of a name.
+func namespaceInode(path string) (uint64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return 0, err
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return 0, errors.New("not a namespace")
+	}
+	var st unix.Stat_t
+	err := unix.Stat(path, &st)
+	return st.Ino, err
+}
+
+// Do runs f on a thread of its own in the namespace, with its conntrack. f must
+// not start goroutines that count on being there. A namespace that vanished is
+// os.ErrNotExist.
+func (n Namespace) Do(f func(*Conn) error) error {
+	h, err := netns.GetFromPath(n.path)
+	if err != nil {
+		return fmt.Errorf("open network namespace %s: %w", n, err)
+	}
+	defer h.Close()
+	return kernel.Do(h, func() error {
+		// A process id may be another's by now.
+		if inode, err := namespaceInode("/proc/thread-self/ns/net"); err != nil || inode != n.Inode {
+			return fmt.Errorf("enter network namespace %s: %w", n, os.ErrNotExist)
+		}
+		c, err := Open()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return f(c)
+	})
+}
+
+// Report is the conntrack of one namespace as it stands.
+type Report struct {
+	Namespace    Namespace      `json:"namespace"`
+	Entries      int            `json:"entries"`
+	Counters     Counters       `json:"counters"`
+	Expectations map[string]int `json:"expectations,omitempty"`
+	Limits       Limits         `json:"limits"`
+}
+
+// InUse reports whether conntrack does anything in the namespace, or did.
+func (r Report) InUse() bool { return r.Entries > 0 || r.Counters.Any() || len(r.Expectations) > 0 }
+
+// Read reads the Report of one namespace. It does not read the entries.
+func Read(ctx context.Context, n Namespace) (Report, error) {
+	r := Report{Namespace: n}
+	err := n.Do(func(c *Conn) error {
+		entries, _, err := c.Size()
+		if err != nil {
+			return err
+		}
+		r.Entries = int(entries)
+		if r.Counters, err = c.Stats(ctx); err != nil {
+			return err
+		}
+		if r.Expectations, err = c.Expectations(ctx); err != nil {
+			return err
+		}
+		r.Limits, err = ReadLimits()
+		return err
+	})
+	if err != nil {
+		return r, fmt.Errorf("read conntrack of %s: %w", n, err)
+	}
+	return r, nil
+}
+
+// ReadAll reads the namespaces in which conntrack is in use. One that vanishes
+// meanwhile is left out; one that cannot be read is in err.
+func ReadAll(ctx context.Context) ([]Report, error) {
+	list, err := Namespaces()
+	errs := []error{err}
+	var out []Report
+	for _, n := range list {
+		r, err := Read(ctx, n)
+		switch {
+		case errors.Is(err, ErrUnsupported):
+			return nil, err // one kernel for all of them
+		case errors.Is(err, os.ErrNotExist):
+		case err != nil:
+			errs = append(errs, err)
+		case r.InUse():
+			out = append(out, r)
+		}
+	}
+	return out, errors.Join(errs...)
+}
