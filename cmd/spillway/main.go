@@ -74,6 +74,8 @@ func newRootCommand(started *bool) *cobra.Command {
 		newBenchCommand(),
 		newLabCommand(),
 		newLoadCommand(),
+		newPlanCommand(),
+		newTopCommand(),
 		newVersionCommand(),
 	)
 	return root

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/internal/conntrack"
+)
+
+func newTopCommand() *cobra.Command {
+	var interval time.Duration
+	var once bool
+	var output string
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show the use of conntrack in every network namespace of this machine",
+		Long: `Shows, for every network namespace in which conntrack is in use, how full its
+table is and what was dropped, and renews the page until it is interrupted. With
+-o json it prints an array a line. Needs root.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			if interval < 100*time.Millisecond {
+				return usageErrorf("--interval %v: must be 100ms or longer", interval)
+			}
+			ctx, stop := untilSignal(cmd.Context())
+			defer stop()
+			t := top{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), json: output == "json", once: once, read: conntrack.ReadAll}
+			return t.run(ctx, interval)
+		},
+	}
+	f := cmd.Flags()
+	f.DurationVar(&interval, "interval", 2*time.Second, "time between two pages")
+	f.BoolVar(&once, "once", false, "print one page and end")
+	f.StringVarP(&output, "output", "o", "table", "table or json")
+	return cmd
+}
+
+// top shows one page after the other.
+type top struct {
+	out, warn  io.Writer
+	json, once bool
+	read       func(context.Context) ([]conntrack.Report, error)
+
+	before map[uint64]conntrack.Report
+	at     time.Time
+	warned string
+}
+
+// topRow is one namespace of a page.
+type topRow struct {
+	Name string `json:"name"`
+	conntrack.Report
+	PerSecond   float64 `json:"entries_per_second"` // by how much the table grew
+	DropsPerSec float64 `json:"drops_per_second"`
+}
+
+func (t *top) run(ctx context.Context, interval time.Duration) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		if err := t.page(ctx); err != nil || t.once {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// page reads and prints once. What some namespaces refuse is said once; it is an
+// error only when nothing could be read.
+func (t *top) page(ctx context.Context) error {
+	reports, err := t.read(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil && len(reports) == 0 {
+		return err
+	}
+	rows := t.rows(reports, time.Now())
+	if t.json {
+		if err := json.NewEncoder(t.out).Encode(rows); err != nil {
+			return fmt.Errorf("write page: %w", err)
+		}
+	} else if err := t.print(rows); err != nil {
+		return fmt.Errorf("write page: %w", err)
+	}
+	if err != nil && oneLine(err) != t.warned {
+		t.warned = oneLine(err)
+		fmt.Fprintf(t.warn, "spillway: %s\n", t.warned)
+	}
+	return nil
+}
+
+// rows sorts the fullest first, and compares with the page before.
+func (t *top) rows(reports []conntrack.Report, now time.Time) []topRow {
+	rows := make([]topRow, 0, len(reports))
+	seen := make(map[uint64]conntrack.Report, len(reports))
+	for _, r := range reports {
+		row := topRow{Name: r.Namespace.String(), Report: r}
+		if old, known := t.before[r.Namespace.Inode]; known {
+			took := now.Sub(t.at).Seconds()
+			row.PerSecond = float64(r.Entries-old.Entries) / took
+			row.DropsPerSec = (float64(r.Counters.Drop) - float64(old.Counters.Drop)) / took
+		}
+		seen[r.Namespace.Inode] = r
+		rows = append(rows, row)
+	}
+	t.before, t.at = seen, now
+	slices.SortStableFunc(rows, func(a, b topRow) int { return cmp.Compare(b.Entries, a.Entries) })
+	return rows
+}
+
+// print writes a page of 80 columns. Counters are those since the namespace
+// was made.
+func (t *top) print(rows []topRow) error {
+	if !t.once {
+		fmt.Fprint(t.out, "\x1b[H\x1b[2J")
+	}
+	const format = "%-22.22s %8v %6v %7v %8v %7v %7v %6v\n"
+	_, err := fmt.Fprintf(t.out, format, "NAMESPACE", "ENTRIES", "USE", "+/s", "DROPPED", "INSFAIL", "INVALID", "EXPECT")
+	for _, r := range rows {
+		use := "-"
+		if r.Limits.Max > 0 {
+			use = fmt.Sprintf("%.1f%%", 100*float64(r.Entries)/float64(r.Limits.Max))
+		}
+		expect := 0
+		for _, n := range r.Expectations {
+			expect += n
+		}
+		_, err = fmt.Fprintf(t.out, format, r.Name, r.Entries, use, fmt.Sprintf("%+.0f", r.PerSecond),
+			r.Counters.Drop, r.Counters.InsertFailed, r.Counters.Invalid, expect)
+	}
+	if len(rows) == 0 {
+		_, err = fmt.Fprintln(t.out, "conntrack is in use in no network namespace")
+	}
+	return err
+}
