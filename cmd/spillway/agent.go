@@ -64,7 +64,7 @@ func newAgent(c agentConfig, stderr io.Writer) *agent {
 		backends: newBackends,
 		cleanup:  cleanBackends,
 		unused:   cleanUnused,
-		entries:  openStaleEntries,
+		entries:  openConntrack,
 	}
 }
 

@@ -68,8 +68,8 @@ var TFTPHelper = Helper{Expectations: 1, ExpectTimeout: 300 * time.Second}
 // Load is a stream of new connections of one kind.
 type Load struct {
 	Kind Kind          `json:"kind"`
-	Rate float64       `json:"rate"`     // new connections a second
-	Life time.Duration `json:"lifetime"` // from the first packet to the last
+	Rate float64       `json:"rate"`        // new connections a second
+	Life time.Duration `json:"lifetime_ns"` // from the first packet to the last
 }
 
 // Validate says what is out of range.
@@ -200,7 +200,7 @@ func FullIn(entries, limit int, perSecond float64) (time.Duration, bool) {
 // carries.
 type Plan struct {
 	Loads        []Load    `json:"loads"`
-	Timeouts     Timeouts  `json:"timeouts"`
+	Timeouts     Timeouts  `json:"timeouts_ns"`
 	Entries      int       `json:"entries"`            // kept in the long run
 	Expectations int       `json:"expectations"`       // waiting at once
 	Table        int       `json:"table"`              // entries with head-room

@@ -68,7 +68,7 @@ func findNamespaces(proc string, dirs []string) ([]Namespace, error) {
 	if inode, err := namespaceInode("/proc/thread-self/ns/net"); err != nil {
 		errs = append(errs, fmt.Errorf("find own network namespace: %w", err))
 	} else {
-		at(inode, "/proc/self/ns/net").Own = true
+		at(inode, "/proc/thread-self/ns/net").Own = true
 	}
 	for _, dir := range dirs {
 		names, err := os.ReadDir(dir)

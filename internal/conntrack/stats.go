@@ -210,7 +210,7 @@ type Limits struct {
 	ExpectMax int `json:"expect_max"` // nf_conntrack_expect_max: expectations, in each namespace
 	// Timeouts are the namespace's own, by the sysctl's name without
 	// "nf_conntrack_" and "_timeout" ("udp", "udp_stream", "tcp_established").
-	Timeouts map[string]time.Duration `json:"timeouts"`
+	Timeouts map[string]time.Duration `json:"timeouts_ns"`
 }
 
 const sysctlDir = "/proc/sys/net/netfilter"

@@ -12,10 +12,10 @@ import (
 	"spillway.dev/spillway/internal/reconcile"
 )
 
-// openStaleEntries opens the conntrack of the agent's network namespace for
-// reconcile. A kernel without it is no error: it then holds no entries that could
+// openConntrack opens the conntrack of the agent's network namespace: its
+// figures for register, its stale entries for reconcile. A kernel without it is no error: it then holds no entries that could
 // be stale, and a dataplane that needs it says so itself.
-func openStaleEntries(c agentConfig, log *slog.Logger, register func(prometheus.Collector) error) (entries reconcile.StaleEntries, closeAll func(), err error) {
+func openConntrack(c agentConfig, log *slog.Logger, register func(prometheus.Collector) error) (entries reconcile.StaleEntries, closeAll func(), err error) {
 	table, err := conntrack.Open()
 	if errors.Is(err, conntrack.ErrUnsupported) {
 		log.Info("conntrack entries are left alone", "reason", err)
@@ -26,11 +26,11 @@ func openStaleEntries(c agentConfig, log *slog.Logger, register func(prometheus.
 	}
 	r, err := stale.New(stale.Config{Table: table, TranslatedOnly: !modeUsesNetfilter(c.ProxyMode)})
 	if err == nil {
-		err = register(r)
+		err = errors.Join(register(r), register(conntrack.NewCollector()))
 	}
 	if err != nil {
 		table.Close()
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("register metrics of conntrack: %w", err)
 	}
 	return r, table.Close, nil
 }

@@ -1,0 +1,84 @@
+package conntrack
+
+import (
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// benchEntries fits the table of a machine as the kernel sizes it.
+const benchEntries = 200_000
+
+// plantMany fills the table of the current namespace with UDP entries, one in a
+// hundred to 10.96.0.10:53.
+func plantMany(b *testing.B, c *Conn, n int) {
+	b.Helper()
+	any := netip.MustParseAddrPort("10.96.0.11:53")
+	one := netip.MustParseAddrPort("10.96.0.10:53")
+	for i := range n {
+		dst := any
+		if i%100 == 0 {
+			dst = one
+		}
+		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 16, byte(i >> 16), byte(i >> 8)}), uint16(1024+i&0xff))
+		req := c.request(c.ask, unix.NFNL_SUBSYS_CTNETLINK, 0, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, unix.AF_INET)
+		req.AddData(encodeTuple(ctaTupleOrig, Tuple{Src: src, Dst: dst}, unix.IPPROTO_UDP))
+		req.AddData(encodeTuple(ctaTupleReply, Tuple{Src: dst, Dst: src}, unix.IPPROTO_UDP))
+		req.AddData(nl.NewRtAttr(ctaTimeout, nl.BEUint32Attr(600)))
+		if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
+			b.Fatalf("plant entry %d: %v", i, err)
+		}
+	}
+}
+
+func BenchmarkDump(b *testing.B) {
+	enterNewNamespace(b)
+	c := open(b)
+	plantMany(b, c, benchEntries)
+	for _, row := range []struct {
+		name   string
+		filter Filter
+		want   int
+	}{
+		{"all", Filter{}, benchEntries},
+		{"oneDestination", Filter{Protocol: unix.IPPROTO_UDP, OrigDst: netip.MustParseAddrPort("10.96.0.10:53")}, benchEntries / 100},
+		{"translated", Filter{Protocol: unix.IPPROTO_UDP, Status: DstNAT}, 0},
+	} {
+		b.Run(row.name, func(b *testing.B) {
+			b.ReportAllocs()
+			var peak runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&peak)
+			base, top := peak.HeapInuse, uint64(0)
+			for b.Loop() {
+				n := 0
+				err := c.Dump(b.Context(), row.filter, func(*Entry) bool {
+					if n++; n%20_000 == 0 {
+						runtime.ReadMemStats(&peak)
+						top = max(top, peak.HeapInuse)
+					}
+					return true
+				})
+				if err != nil || n != row.want {
+					b.Fatalf("%d entries, want %d: %v", n, row.want, err)
+				}
+			}
+			b.ReportMetric(float64(max(top, base)-base)/1e6, "MB-above")
+			b.ReportMetric(float64(benchEntries)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mentries/s")
+		})
+	}
+}
+
+// One page of top, of as many namespaces as the machine has.
+func BenchmarkReadNamespace(b *testing.B) {
+	list, _ := Namespaces()
+	b.ReportMetric(float64(len(list)), "namespaces")
+	for b.Loop() {
+		if _, err := Read(b.Context(), list[0]); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
