@@ -29,7 +29,7 @@ var (
 	}{
 		{statDesc("found", "Lookups for a free tuple that found it in use."), func(c Counters) uint64 { return c.Found }},
 		{statDesc("invalid", "Packets that could not be tracked."), func(c Counters) uint64 { return c.Invalid }},
-		{statDesc("insert", "Entries inserted; not counted since Linux 5.10."), func(c Counters) uint64 { return c.Insert }},
+		{statDesc("insert", "Entries inserted; since Linux 5.10 only those made over netlink."), func(c Counters) uint64 { return c.Insert }},
 		{statDesc("insert_failed", "Entries that could not be inserted: a race with an equal one, or a chain too long."), func(c Counters) uint64 { return c.InsertFailed }},
 		{statDesc("drop", "Packets dropped because their entry could not be made or inserted."), func(c Counters) uint64 { return c.Drop }},
 		{statDesc("early_drop", "Entries evicted to make room in a full table."), func(c Counters) uint64 { return c.EarlyDrop }},

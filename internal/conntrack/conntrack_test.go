@@ -1,6 +1,8 @@
 package conntrack
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -159,5 +162,49 @@ func TestADumpEndsWhenAskedAndTheConnGoesOn(t *testing.T) {
 	}
 	if n := len(entries(t, c, Filter{})); n != 300 {
 		t.Errorf("%d entries in the next dump, want 300", n)
+	}
+}
+
+func TestADumpThatIsBrokenOffIsBegunAgain(t *testing.T) {
+	refused := errors.New("refused")
+	for _, row := range []struct {
+		name  string
+		errs  []error
+		want  error
+		tries int
+	}{
+		{"at once", []error{nil}, nil, 1},
+		{"interrupted", []error{nl.ErrDumpInterrupted, unix.EINTR, unix.ENOBUFS, nil}, nil, 4},
+		{"never whole", slices.Repeat([]error{unix.ENOBUFS}, 99), unix.ENOBUFS, dumpTries},
+		{"refused", []error{refused, nil}, refused, 1},
+	} {
+		tries := 0
+		err := dumpAgain(t.Context(), func() error { tries++; return row.errs[tries-1] })
+		if !errors.Is(err, row.want) || tries != row.tries {
+			t.Errorf("%s: %d tries, %v", row.name, tries, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	err := dumpAgain(ctx, func() error { cancel(); return unix.EINTR })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled between two tries: %v", err)
+	}
+}
+
+// What the kernel sends is trusted to be well-formed, but not to be complete.
+func TestCutAttributesAreNoFault(t *testing.T) {
+	enterNewNamespace(t)
+	c := open(t)
+	plant(t, unix.IPPROTO_TCP, "[fd00::1]:4000", "[fd96::10]:53", "[fd00::2]:53")
+	var e Entry
+	err := c.dumpAll(unix.NFNL_SUBSYS_CTNETLINK, msgGet, unix.AF_UNSPEC, nil, func(b []byte) bool {
+		for n := range b {
+			decodeEntry(b[:n:n], &e)
+		}
+		decodeEntry(b, &e)
+		return true
+	})
+	if err != nil || e.State() != "established" || e.Reply.Src != netip.MustParseAddrPort("[fd00::2]:53") {
+		t.Errorf("%s %s: %v", &e, e.State(), err)
 	}
 }

@@ -24,7 +24,7 @@ import (
 type Counters struct {
 	Found         uint64 `json:"found"`          // an allotted tuple was found in use; SNAT then tries another
 	Invalid       uint64 `json:"invalid"`        // packets that could not be tracked
-	Insert        uint64 `json:"insert"`         // always 0 since Linux 5.10
+	Insert        uint64 `json:"insert"`         // entries inserted; since Linux 5.10 only those that netlink made
 	InsertFailed  uint64 `json:"insert_failed"`  // entries that lost a race, went into a chain too long, or were dying; their packet is dropped unless the clash was resolved
 	Drop          uint64 `json:"drop"`           // packets dropped: table full, or insert_failed
 	EarlyDrop     uint64 `json:"early_drop"`     // entries evicted to make room in a full table

@@ -122,6 +122,23 @@ func TestEveryNamespaceIsFoundAndOnlyThoseInUseAreShown(t *testing.T) {
 	}
 }
 
+func TestConntrackIsInUseWhereItHoldsOrHeldSomething(t *testing.T) {
+	for _, row := range []struct {
+		r    Report
+		want bool
+	}{
+		{Report{}, false},
+		{Report{Limits: Limits{Max: 10}}, false},
+		{Report{Entries: 1}, true},
+		{Report{Counters: Counters{Invalid: 1}}, true},
+		{Report{Expectations: map[string]int{"tftp": 1}}, true},
+	} {
+		if got := row.r.InUse(); got != row.want {
+			t.Errorf("%+v: %v", row.r, got)
+		}
+	}
+}
+
 func TestANamespaceThatVanishesIsSaidToBeGone(t *testing.T) {
 	n := namespaceNamed(t, name(t, "gone"))
 	run(t, "ip", "netns", "del", n.Names[0])
