@@ -31,7 +31,7 @@ func TestPlanSaysThePublishedCeiling(t *testing.T) {
 
 func TestPlanRefusesWhatItCannotRead(t *testing.T) {
 	for _, args := range [][]string{{}, {"--load", "tcp"}, {"--load", "pigeon=3"}, {"--load", "tcp=1,soon"}, {"--load", "tcp=-1"},
-		{"--load", "tcp=1", "--timeout", "udp"}, {"--load", "tcp=1", "--timeout", "pigeon=3s"}, {"--load", "tcp=1", "--head-room", "1"}, {"--load", "tcp=1", "-o", "xml"}} {
+		{"--load", "tcp=1", "--timeout", "udp"}, {"--load", "tcp=1", "--timeout", "udp=-1s"}, {"--load", "tcp=1", "--timeout", "pigeon=3s"}, {"--load", "tcp=1", "--head-room", "1"}, {"--load", "tcp=1", "-o", "xml"}} {
 		var out, errs bytes.Buffer
 		if code := run(append([]string{"plan"}, args...), &out, &errs); code != exitUsage || strings.Count(errs.String(), "\n") != 1 {
 			t.Errorf("%v: exit code %d: %q", args, code, errs.String())
