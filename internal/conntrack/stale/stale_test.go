@@ -34,9 +34,9 @@ func TestFlowsFindTheFirstEndpointAfterNone(t *testing.T) {
 	r := w.reconciler()
 	w.translate()
 	apply(t, r, upserts(port4(), port6()))
+	apply(t, r, intent.Changes{}) // the second look: the third is for the endpoint
 	flows := w.flowToEveryFrontend()
 	wantAnswers(t, "without endpoints", flows, "", "")
-	apply(t, r, intent.Changes{}) // the second look: the third is for the endpoint
 
 	w.translate(everyFrontend(epA, epA6)...)
 	wantAnswers(t, "the rules alone do not move a flow: else this test shows nothing", flows, "", "")
