@@ -228,3 +228,14 @@ func BenchmarkOneEndpointAmong50kPorts(b *testing.B) {
 		f.dumps = nil
 	}
 }
+
+func TestOfAFrontendThatIsGoneOnlyOurTranslationsGo(t *testing.T) {
+	f := &fakeTable{}
+	r := onFake(t, f)
+	settled(t, r, f, port4(epA))
+	f.entries = []conntrack.Entry{entry("172.30.0.1:30053", epA), entry("172.30.0.1:30053", "10.9.9.9:53")}
+	apply(t, r, intent.Changes{Deletes: []intent.PortID{portID(model.IPv4)}})
+	if len(f.entries) != 1 || f.entries[0].Reply.Src.String() != "10.9.9.9:53" {
+		t.Errorf("left: %v", f.entries)
+	}
+}
