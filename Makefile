@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build generate lint test bench demo
+.PHONY: help root build generate lint peers test bench demo
 
 export CGO_ENABLED := 0
 
@@ -31,8 +31,12 @@ lint: ## check format, vet, and which package imports which
 	go vet ./...
 	go test ./test/lint
 
+peers: ## build kube-apiserver, kube-controller-manager and kube-proxy unless they are there
+	hack/peers
+
 test: root lint ## run everything that must pass (as root; installs what is missing)
 	hack/deps test
+	hack/peers
 	hack/generated
 	go test -json $(TESTFLAGS) ./... | go run ./test/skips -allow test/skips/allow.txt
 	@echo "make test: all passed"

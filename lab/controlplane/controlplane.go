@@ -1,0 +1,163 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"spillway.dev/spillway/lab/topology"
+)
+
+// Config says what the control plane is made of.
+type Config struct {
+	// Dir is for keys, logs and etcd's data; it must exist. On a tmpfs etcd
+	// need not wait for a disk.
+	Dir string
+	// Programs is the directory that hack/peers filled; "" is Programs().
+	Programs string
+	// Host runs the programs in one host of a lab cluster, where the others
+	// reach the API server by the host's addresses; nil uses free ports of
+	// loopback.
+	Host *topology.Host
+	// ServiceCIDRs are one range, or one a family; nil is DefaultServiceCIDRs.
+	ServiceCIDRs []netip.Prefix
+	// Controllers are those that kube-controller-manager runs, by its names;
+	// nil does not start it.
+	Controllers []string
+	// APIServerArgs are added to kube-apiserver's command line.
+	APIServerArgs []string
+	// StartWithin bounds the start of each program; 0 is a minute.
+	StartWithin time.Duration
+}
+
+// DefaultServiceCIDRs have room for every benchmark.
+var DefaultServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd96::/108")}
+
+// ControlPlane is a running control plane. Its methods are for one goroutine
+// at a time.
+type ControlPlane struct {
+	cfg        Config
+	ca         *authority
+	addrs      []netip.Addr // where the API server is reached; the first is in the kubeconfig
+	etcdPort   string
+	peerPort   string
+	port       string // of the API server
+	rest       *rest.Config
+	etcd       *process
+	apiserver  *process
+	controller *process
+}
+
+// Programs returns the directory where hack/peers keeps what it has built.
+func Programs() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find kube-apiserver: %w", err)
+	}
+	found, _ := filepath.Glob(filepath.Join(cache, "spillway", "peers", "*", "kube-apiserver"))
+	if len(found) == 0 {
+		return "", errors.New("find kube-apiserver: it is not built: run \"make peers\"")
+	}
+	return filepath.Dir(found[len(found)-1]), nil
+}
+
+// Up starts a control plane and waits until it serves.
+func Up(ctx context.Context, cfg Config) (*ControlPlane, error) {
+	if _, err := exec.LookPath("etcd"); err != nil {
+		return nil, errors.New("find etcd: no etcd in PATH: run \"hack/deps test\", or install the package etcd-server")
+	}
+	if cfg.Programs == "" {
+		var err error
+		if cfg.Programs, err = Programs(); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.ServiceCIDRs == nil {
+		cfg.ServiceCIDRs = DefaultServiceCIDRs
+	}
+	if cfg.StartWithin == 0 {
+		cfg.StartWithin = time.Minute
+	}
+	for try := 1; ; try++ {
+		c := &ControlPlane{cfg: cfg}
+		err := c.up(ctx)
+		if err == nil {
+			return c, nil
+		}
+		c.Down()
+		// A free port may be taken by another program before ours opens it.
+		if try == 3 || !strings.Contains(err.Error(), "address already in use") {
+			return nil, fmt.Errorf("start control plane: %w", err)
+		}
+	}
+}
+
+func (c *ControlPlane) up(ctx context.Context) error {
+	if err := c.choosePorts(); err != nil {
+		return err
+	}
+	if err := c.writeKeys(); err != nil {
+		return err
+	}
+	if err := c.startEtcd(ctx); err != nil {
+		return err
+	}
+	if err := c.StartAPIServer(ctx); err != nil {
+		return err
+	}
+	if c.cfg.Controllers != nil {
+		return c.startControllerManager()
+	}
+	return nil
+}
+
+// choosePorts takes the usual ports in a namespace of one's own, and free ones
+// on a loopback that is shared.
+func (c *ControlPlane) choosePorts() error {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if c.cfg.Host != nil {
+		c.addrs = append(c.cfg.Host.Addrs(), loopback)
+		c.etcdPort, c.peerPort, c.port = "2379", "2380", "6443"
+		return nil
+	}
+	c.addrs = []netip.Addr{loopback}
+	for _, port := range []*string{&c.etcdPort, &c.peerPort, &c.port} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return fmt.Errorf("find a free port: %w", err)
+		}
+		defer l.Close() // when all three are known: they must differ
+		_, *port, _ = net.SplitHostPort(l.Addr().String())
+	}
+	return nil
+}
+
+// Server returns the URL of the API server.
+func (c *ControlPlane) Server() string {
+	return "https://" + net.JoinHostPort(c.addrs[0].String(), c.port)
+}
+
+// REST returns a configuration of client-go for somebody who may do
+// everything, from the process that called Up. It has no rate limit.
+func (c *ControlPlane) REST() *rest.Config { return rest.CopyConfig(c.rest) }
+
+// Down ends all programs. What it leaves is the directory.
+func (c *ControlPlane) Down() {
+	c.controller.stop(2 * time.Second)
+	c.StopAPIServer()
+	c.etcd.kill() // nobody will ask it again
+	c.controller, c.etcd = nil, nil
+}
+
+func (c *ControlPlane) path(name string) string { return filepath.Join(c.cfg.Dir, name) }
+
+func (c *ControlPlane) program(name string) string { return filepath.Join(c.cfg.Programs, name) }

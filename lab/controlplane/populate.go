@@ -1,0 +1,107 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+)
+
+// Crowd is many Services of one kind, each with one EndpointSlice: svc-0,
+// svc-1 and so on, TCP port 80 to 8080.
+type Crowd struct {
+	Namespace string // is made if it is missing
+	Services  int
+	Endpoints int // of each Service
+	// Nodes hold the endpoints in turn; none: endpoints name no node.
+	Nodes []string
+	// First is the address of the first endpoint; others count up from it.
+	// Zero is 10.128.0.1.
+	First netip.Addr
+	// Parallel is how many requests are under way at a time; 0 is 32.
+	Parallel int
+}
+
+// Create writes the Services and their slices through the API.
+func (w Crowd) Create(ctx context.Context, client kubernetes.Interface) error {
+	if !w.First.IsValid() {
+		w.First = netip.AddrFrom4([4]byte{10, 128, 0, 1})
+	}
+	if w.Parallel == 0 {
+		w.Parallel = 32
+	}
+	if err := EnsureNamespace(ctx, client, w.Namespace); err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(w.Parallel)
+	next := w.First
+	for i := range w.Services {
+		slice := w.slice(i, next)
+		for range w.Endpoints {
+			next = next.Next()
+		}
+		g.Go(func() error {
+			if _, err := client.CoreV1().Services(w.Namespace).Create(ctx, w.service(i), metav1.CreateOptions{}); err != nil {
+				return fmt.Errorf("create Service %d: %w", i, err)
+			}
+			if _, err := client.DiscoveryV1().EndpointSlices(w.Namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+				return fmt.Errorf("create EndpointSlice %d: %w", i, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// EnsureNamespace makes a namespace unless it is there.
+func EnsureNamespace(ctx context.Context, client kubernetes.Interface, name string) error {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	_, err := client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
+	if err != nil && !errors.IsAlreadyExists(err) {
+		return fmt.Errorf("create namespace %s: %w", name, err)
+	}
+	return nil
+}
+
+func (w Crowd) name(i int) string { return fmt.Sprintf("svc-%d", i) }
+
+func (w Crowd) service(i int) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: w.name(i)},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
+	}
+}
+
+func (w Crowd) slice(i int, first netip.Addr) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   w.name(i),
+			Labels: map[string]string{discoveryv1.LabelServiceName: w.name(i)},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports: []discoveryv1.EndpointPort{{
+			Name: ptr.To("http"), Port: ptr.To[int32](8080), Protocol: ptr.To(corev1.ProtocolTCP),
+		}},
+	}
+	addr := first
+	for k := range w.Endpoints {
+		ep := discoveryv1.Endpoint{
+			Addresses:  []string{addr.String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
+		}
+		if len(w.Nodes) > 0 {
+			ep.NodeName = ptr.To(w.Nodes[(i+k)%len(w.Nodes)])
+		}
+		s.Endpoints = append(s.Endpoints, ep)
+		addr = addr.Next()
+	}
+	return s
+}

@@ -1,0 +1,55 @@
+// Package controlplane tests what talks to Kubernetes against the real thing:
+// etcd, kube-apiserver and kube-controller-manager, started by
+// lab/controlplane and shared by the tests of this package.
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+
+	"spillway.dev/spillway/lab/controlplane"
+)
+
+// shared serves the tests that leave the API server alone.
+var shared *controlplane.ControlPlane
+
+func TestMain(m *testing.M) {
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	dir, err := makeDir()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if shared, err = controlplane.Up(context.Background(), controlplane.Config{Dir: dir}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer shared.Down()
+	return m.Run()
+}
+
+// makeDir makes a directory in memory if it can: etcd waits for every write.
+func makeDir() (string, error) {
+	if dir, err := os.MkdirTemp("/dev/shm", "spillway-test-"); err == nil {
+		return dir, nil
+	}
+	return os.MkdirTemp("", "spillway-test-")
+}
+
+// client returns a client that may do everything.
+func client(t testing.TB, c *controlplane.ControlPlane) *kubernetes.Clientset {
+	t.Helper()
+	k, err := kubernetes.NewForConfig(c.REST())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
