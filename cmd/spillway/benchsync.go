@@ -23,7 +23,9 @@ func newBenchSyncCommand() *cobra.Command {
 		Short: "Measure what a change of one endpoint costs in clusters of different sizes",
 		Long: `Gives each dataplane nodes of more and more Services of ten endpoints each, and
 measures the first full sync, single changes, and the first packet of a
-connection. Needs root and nginx; leave the machine alone meanwhile.`,
+connection. kube-proxy-nftables and kube-proxy-iptables among the modes put
+kube-proxy beside them, fed by a real API server (run hack/peers first). Needs
+root and nginx; leave the machine alone meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
@@ -44,7 +46,7 @@ connection. Needs root and nginx; leave the machine alone meanwhile.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Name, "name", "sync", "name of the lab clusters that are made")
-	f.StringSliceVar(&cfg.Modes, "modes", change.Modes, "dataplanes to measure")
+	f.StringSliceVar(&cfg.Modes, "modes", []string{"ebpf", "nftables", "iptables"}, "dataplanes to measure, kube-proxy's too")
 	f.IntSliceVar(&cfg.Services, "services", []int{100, 1000, 5000, 10000, 50000}, "numbers of Services")
 	f.IntVar(&cfg.Changes, "changes", 100, "single changes for the percentiles")
 	f.IntVar(&cfg.Rounds, "rounds", 20, "comparisons of first packets")

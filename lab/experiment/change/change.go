@@ -10,16 +10,11 @@
 package change
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -30,8 +25,11 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// Modes are the dataplanes that can be measured.
-var Modes = []string{"ebpf", "nftables", "iptables"}
+// Modes are the dataplanes that can be measured; kube-proxy's need what
+// hack/peers builds.
+var Modes = []string{"ebpf", "nftables", "iptables", kubeProxy + "nftables", kubeProxy + "iptables"}
+
+const kubeProxy = "kube-proxy-"
 
 // small is the size that first packets are compared with.
 const small = 10
@@ -98,6 +96,62 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	return report, nil
 }
 
+// side is a node whose kernel somebody writes to.
+type side interface {
+	cold() Cold
+	// change makes single changes and says what they cost.
+	change(context.Context) (Batch, error)
+	host() *rig.Rig
+	down() error
+}
+
+func newSide(ctx context.Context, cfg Config, mode, name string, services int) (side, error) {
+	spec := topology.DefaultSpec(name)
+	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Masquerade, spec.Conntrack = 1, 1, 2, true, true
+	r, err := rig.Up(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.Serve(ctx, r.Cluster.Pod(0, 0), workload.HTTP, ProbePort); err != nil {
+		return nil, errors.Join(err, r.Down())
+	}
+	var s side
+	if proxyMode, ok := strings.CutPrefix(mode, kubeProxy); ok {
+		s, err = newPeer(ctx, r, proxyMode, services)
+	} else {
+		s, err = newOwn(ctx, cfg, r, mode, services)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := r.WaitAnswer(ctx, r.Cluster.Client(0), workload.HTTP, target(r)); err != nil {
+		return nil, errors.Join(err, s.down())
+	}
+	return s, nil
+}
+
+// target is where the probe is reached from outside.
+func target(r *rig.Rig) netip.AddrPort {
+	return netip.AddrPortFrom(r.Cluster.Node(0).IPv4, ProbeNodePort)
+}
+
+// connect returns a measurement: the median time, in µs, of a request on a
+// connection of its own, one at a time. The first packet of each looks for its
+// Service.
+func connect(s side) experiment.Arm[float64] {
+	return func(ctx context.Context) (float64, error) {
+		result, err := s.host().Load(ctx, s.host().Cluster.Client(0), load.Config{Kind: load.Conn, Target: target(s.host()),
+			Connections: 1, Duration: 200 * time.Millisecond, Warmup: 30 * time.Millisecond})
+		if err != nil {
+			return 0, err
+		}
+		if result.Requests == 0 {
+			return 0, fmt.Errorf("nothing answered at %s: %v", target(s.host()), result.Errors)
+		}
+		return result.Latency.P50, nil
+	}
+}
+
 func measureMode(ctx context.Context, cfg Config, mode string, report *Report) (err error) {
 	cfg.Progress.Step("%s: a node of %d Services", mode, small)
 	base, err := newSide(ctx, cfg, mode, cfg.Name+"-small", small)
@@ -115,23 +169,20 @@ func measureMode(ctx context.Context, cfg Config, mode string, report *Report) (
 	return nil
 }
 
-func measureSize(ctx context.Context, cfg Config, mode string, n int, base *side) (row Row, err error) {
+func measureSize(ctx context.Context, cfg Config, mode string, n int, base side) (row Row, err error) {
 	cfg.Progress.Step("%s: %d Services of %d endpoints", mode, n, Endpoints)
 	s, err := newSide(ctx, cfg, mode, cfg.Name+"-large", n)
 	if err != nil {
 		return row, err
 	}
 	defer func() { err = errors.Join(err, s.down()) }()
-	row = Row{Mode: mode, Services: n, Cold: s.cold}
+	row = Row{Mode: mode, Services: n, Cold: s.cold()}
 	cfg.Progress.Step("%s: %d Services: %d changes", mode, n, cfg.Changes)
-	if _, err := fmt.Fprintln(s.ask); err != nil {
-		return row, s.failed(err)
-	}
-	if err := s.answers.Decode(&row.Batch); err != nil {
-		return row, s.failed(err)
+	if row.Batch, err = s.change(ctx); err != nil {
+		return row, err
 	}
 	cfg.Progress.Step("%s: %d Services: first packets", mode, n)
-	pair := experiment.Pair[float64]{Name: mode, A: base.firstPacket, B: s.firstPacket, Rounds: cfg.Rounds, Progress: cfg.Progress.Part}
+	pair := experiment.Pair[float64]{Name: mode, A: connect(base), B: connect(s), Rounds: cfg.Rounds, Progress: cfg.Progress.Part}
 	trial, err := pair.Run(ctx)
 	if err != nil {
 		return row, err
@@ -140,100 +191,4 @@ func measureSize(ctx context.Context, cfg Config, mode string, n int, base *side
 	row.Connect = experiment.Median(trial.B)
 	row.FirstPacket = trial.Ratio(itself)
 	return row, nil
-}
-
-// side is a node with a process that writes to its kernel.
-type side struct {
-	rig     *rig.Rig
-	cmd     *topology.Cmd
-	ask     io.WriteCloser
-	answers *json.Decoder
-	errors  strings.Builder
-	cold    Cold
-}
-
-func newSide(ctx context.Context, cfg Config, mode, name string, services int) (*side, error) {
-	spec := topology.DefaultSpec(name)
-	spec.Nodes, spec.PodsPerNode, spec.Masquerade, spec.Conntrack = 1, 1, true, true
-	r, err := rig.Up(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
-	s := &side{rig: r}
-	if err := s.start(ctx, cfg, mode, services); err != nil {
-		return nil, errors.Join(err, s.down())
-	}
-	return s, nil
-}
-
-func (s *side) start(ctx context.Context, cfg Config, mode string, services int) error {
-	node, pod := s.rig.Cluster.Node(0), s.rig.Cluster.Pod(0, 0)
-	if err := s.rig.Serve(ctx, pod, workload.HTTP, ProbePort); err != nil {
-		return err
-	}
-	bpffs := s.rig.Path("bpf/" + node.Name)
-	if err := os.MkdirAll(bpffs, 0o700); err != nil {
-		return fmt.Errorf("make directory for pinned objects: %w", err)
-	}
-	s.cmd = node.Command(ctx, s.rig.Program, "bench", "sync-side", "--proxy-mode", mode,
-		"--services", strconv.Itoa(services), "--changes", strconv.Itoa(cfg.Changes),
-		"--node", node.Name, "--pod", pod.IPv4.String(), "--bpffs", bpffs, "--cgroup-root", node.CgroupRoot)
-	s.cmd.Stderr = &s.errors
-	s.cmd.WaitDelay = time.Second
-	var err error
-	if s.ask, err = s.cmd.StdinPipe(); err != nil {
-		return fmt.Errorf("open pipe: %w", err)
-	}
-	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		return fmt.Errorf("open pipe: %w", err)
-	}
-	s.answers = json.NewDecoder(bufio.NewReader(out))
-	if err := s.cmd.Start(); err != nil {
-		return err
-	}
-	if err := s.answers.Decode(&s.cold); err != nil {
-		return s.failed(err)
-	}
-	return s.rig.WaitAnswer(ctx, s.rig.Cluster.Client(0), workload.HTTP, s.target())
-}
-
-// failed says why a process does not answer, in its own words if it has any.
-func (s *side) failed(err error) error {
-	s.ask.Close()
-	if end := s.cmd.Wait(); end != nil {
-		err = end
-	}
-	if words := strings.TrimSpace(s.errors.String()); words != "" {
-		return fmt.Errorf("%w: %s", err, words[strings.LastIndexByte(words, '\n')+1:])
-	}
-	return err
-}
-
-func (s *side) target() netip.AddrPort {
-	return netip.AddrPortFrom(s.rig.Cluster.Node(0).IPv4, ProbeNodePort)
-}
-
-// firstPacket is the median time, in µs, of a request on a connection of its
-// own, one at a time: the first packet of each looks for its Service.
-func (s *side) firstPacket(ctx context.Context) (float64, error) {
-	result, err := s.rig.Load(ctx, s.rig.Cluster.Client(0), load.Config{Kind: load.Conn, Target: s.target(),
-		Connections: 1, Duration: 200 * time.Millisecond, Warmup: 30 * time.Millisecond})
-	if err != nil {
-		return 0, err
-	}
-	if result.Requests == 0 {
-		return 0, fmt.Errorf("nothing answered at %s: %v", s.target(), result.Errors)
-	}
-	return result.Latency.P50, nil
-}
-
-func (s *side) down() error {
-	if s.ask != nil {
-		s.ask.Close()
-	}
-	if s.cmd != nil && s.cmd.Process != nil && s.cmd.ProcessState == nil {
-		_ = s.cmd.Wait() // it ends with its input; the cluster's Down kills it otherwise
-	}
-	return s.rig.Down()
 }

@@ -131,3 +131,23 @@ func TestValidate(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlySyncsOfIPv4Count(t *testing.T) {
+	const metrics = `# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram
+kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family="IPv4",le="0.001"} 0
+kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family="IPv4"} 0.25
+kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 3
+kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family="IPv6"} 7
+kubeproxy_sync_full_proxy_rules_duration_seconds_sum{ip_family="IPv4"} 9
+`
+	var got []string
+	for _, m := range syncMetric.FindAllStringSubmatch(metrics, -1) {
+		got = append(got, m[1]+" "+m[2])
+	}
+	if diff := cmp.Diff([]string{"sum 0.25", "count 3"}, got); diff != "" {
+		t.Errorf("metrics read (-want +got):\n%s", diff)
+	}
+	if m := syncMetric.FindStringSubmatch("kubeproxy_sync_proxy_rules_duration_seconds_sum 1.5\n"); m == nil || m[2] != "1.5" {
+		t.Errorf("without families: %q", m)
+	}
+}

@@ -1,0 +1,269 @@
+package change
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/topology"
+)
+
+const (
+	crowd = "crowd" // namespace of the many
+	// peerChanges is how many changes kube-proxy is given: each takes a second
+	// and more in a large cluster.
+	peerChanges  = 15
+	syncPatience = 5 * time.Minute
+)
+
+// peer is a side that kube-proxy writes to, fed by a real API server on another
+// machine of the cluster. What its syncs take is read from its own metrics.
+type peer struct {
+	rig    *rig.Rig
+	plane  *controlplane.ControlPlane
+	client kubernetes.Interface
+	cmd    *topology.Cmd
+	log    strings.Builder
+	first  Cold
+}
+
+func newPeer(ctx context.Context, r *rig.Rig, mode string, services int) (*peer, error) {
+	p := &peer{rig: r}
+	if err := p.start(ctx, mode, services); err != nil {
+		return nil, errors.Join(err, p.down())
+	}
+	return p, nil
+}
+
+func (p *peer) start(ctx context.Context, mode string, services int) error {
+	programs, err := controlplane.Programs()
+	if err != nil {
+		return err
+	}
+	dir := p.rig.Path("plane")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("make directory for the control plane: %w", err)
+	}
+	if p.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: p.rig.Cluster.Client(1)}); err != nil {
+		return err
+	}
+	if p.client, err = kubernetes.NewForConfig(p.plane.REST()); err != nil {
+		return fmt.Errorf("open client: %w", err)
+	}
+	if err := p.populate(ctx, services); err != nil {
+		return err
+	}
+	kubeconfig, err := p.plane.AdminKubeconfig()
+	if err != nil {
+		return err
+	}
+	node := p.rig.Cluster.Node(0)
+	memory, err := kernelMemory()
+	if err != nil {
+		return err
+	}
+	// Nothing that belongs to the whole machine is changed.
+	p.cmd = node.Command(ctx, filepath.Join(programs, "kube-proxy"), "--proxy-mode", mode, "--kubeconfig", kubeconfig,
+		"--hostname-override", node.Name, "--cluster-cidr", "10.0.0.0/8", "--iptables-min-sync-period", "0",
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
+		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	p.cmd.WaitDelay = time.Second
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	if p.first.Seconds, err = p.synced(ctx, 0, 0); err != nil {
+		return err
+	}
+	if p.first.KernelMiB, err = kernelMemory(); err != nil {
+		return err
+	}
+	p.first.KernelMiB -= memory
+	if p.first.CPU, err = p.cpu(); err != nil {
+		return err
+	}
+	p.first.RSS, err = p.memory()
+	return err
+}
+
+// populate writes the Services, and the probe.
+func (p *peer) populate(ctx context.Context, services int) error {
+	node := p.rig.Cluster.Node(0)
+	if _, err := p.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create Node: %w", err)
+	}
+	many := controlplane.Crowd{Namespace: crowd, Services: services, Endpoints: Endpoints, First: address(10, 1)}
+	if err := many.Create(ctx, p.client); err != nil {
+		return err
+	}
+	if err := controlplane.EnsureNamespace(ctx, p.client, probe.Namespace); err != nil {
+		return err
+	}
+	meta := metav1.ObjectMeta{Name: probe.Name, Namespace: probe.Namespace, Labels: map[string]string{discoveryv1.LabelServiceName: probe.Name}}
+	_, err := p.client.CoreV1().Services(probe.Namespace).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Name: "http", Port: 80, NodePort: ProbeNodePort}},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create Service: %w", err)
+	}
+	_, err = p.client.DiscoveryV1().EndpointSlices(probe.Namespace).Create(ctx, &discoveryv1.EndpointSlice{ObjectMeta: meta,
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](ProbePort)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{p.rig.Cluster.Pod(0, 0).IPv4.String()}, NodeName: &node.Name}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create EndpointSlice: %w", err)
+	}
+	return nil
+}
+
+func (p *peer) cold() Cold     { return p.first }
+func (p *peer) host() *rig.Rig { return p.rig }
+
+// change makes one endpoint of a Service after the other not ready, and reads
+// how long kube-proxy's sync took each time.
+func (p *peer) change(ctx context.Context) (b Batch, err error) {
+	cpu, err := p.cpu()
+	if err != nil {
+		return b, err
+	}
+	list, err := p.client.DiscoveryV1().EndpointSlices(crowd).List(ctx, metav1.ListOptions{Limit: peerChanges})
+	if err != nil {
+		return b, fmt.Errorf("list EndpointSlices: %w", err)
+	}
+	for _, slice := range list.Items {
+		sum, count, err := p.syncs(ctx)
+		if err != nil {
+			return b, err
+		}
+		slice.Endpoints[0].Conditions.Ready = ptr.To(false)
+		if _, err := p.client.DiscoveryV1().EndpointSlices(crowd).Update(ctx, &slice, metav1.UpdateOptions{}); err != nil {
+			return b, fmt.Errorf("change EndpointSlice: %w", err)
+		}
+		took, err := p.synced(ctx, sum, count)
+		if err != nil {
+			return b, err
+		}
+		b.Millis = append(b.Millis, took*1e3)
+	}
+	after, err := p.cpu()
+	if err != nil {
+		return b, err
+	}
+	b.CPU = (after - cpu) * 1e3 / float64(max(len(list.Items), 1))
+	b.RSS, err = p.memory()
+	return b, err
+}
+
+// synced waits for syncs beyond those, until there are no more, and returns how
+// long they took, in seconds.
+func (p *peer) synced(ctx context.Context, before, after float64) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, syncPatience)
+	defer cancel()
+	for last := -1.0; ; {
+		sum, count, err := p.syncs(ctx)
+		if err == nil && count > after && count == last {
+			return sum - before, nil
+		}
+		if err == nil {
+			last = count
+		}
+		select {
+		case <-ctx.Done():
+			return 0, fmt.Errorf("wait for kube-proxy to sync: %w: %s", errors.Join(ctx.Err(), err), lastLine(p.log.String()))
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+}
+
+var syncMetric = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_duration_seconds_(sum|count)(?:\{ip_family="IPv4"\})? (\S+)$`)
+
+// syncs counts kube-proxy's syncs of IPv4: their seconds, their number.
+func (p *peer) syncs(ctx context.Context) (sum, count float64, err error) {
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: p.rig.Cluster.Node(0).Dial, DisableKeepAlives: true}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10249/metrics", nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, m := range syncMetric.FindAllStringSubmatch(string(text), -1) {
+		v, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("read kube-proxy's metrics: %w", err)
+		}
+		if m[1] == "sum" {
+			sum += v
+		} else {
+			count += v
+		}
+	}
+	return sum, count, nil
+}
+
+func (p *peer) memory() (float64, error) {
+	kib, err := procFields(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid), "VmRSS")
+	return kib / 1024, err
+}
+
+// cpu is the time, in seconds, that kube-proxy and its children that ended have
+// used (proc(5): utime, stime, cutime, cstime in hundredths of a second).
+func (p *peer) cpu() (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	total := 0.0
+	for _, f := range fields[11:15] {
+		n, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time of kube-proxy: %w", err)
+		}
+		total += n / 100
+	}
+	return total, nil
+}
+
+func (p *peer) down() error {
+	if p.cmd != nil && p.cmd.Process != nil {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		done := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
+		_ = p.cmd.Wait()
+		done.Stop()
+	}
+	if p.plane != nil {
+		p.plane.Down()
+	}
+	return p.rig.Down()
+}
+
+func lastLine(text string) string {
+	text = strings.TrimSpace(text)
+	return text[strings.LastIndexByte(text, '\n')+1:]
+}
