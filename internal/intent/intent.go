@@ -100,6 +100,9 @@ type Node struct {
 	Addrs []netip.Addr
 	// NodePortAddrs are those of Addrs on which NodePorts are served, sorted.
 	NodePortAddrs []netip.Addr
+	// PodCIDRs are the ranges of this node's own pods, sorted; empty where the
+	// cluster gives nodes none.
+	PodCIDRs []netip.Prefix
 	// ClusterCIDRs are the pod address ranges known: --cluster-cidr and all
 	// nodes' podCIDRs, sorted.
 	ClusterCIDRs []netip.Prefix

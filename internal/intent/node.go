@@ -231,6 +231,7 @@ func (t *Tracker) describeNode() Node {
 	n := Node{
 		Name:          t.cfg.NodeName,
 		Addrs:         t.own.addrs,
+		PodCIDRs:      canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName])),
 		ClusterCIDRs:  t.own.cidrs,
 		Peers:         t.own.peers,
 		MasqueradeAll: t.cfg.MasqueradeAll,
@@ -283,6 +284,7 @@ func (t *Tracker) peers() []netip.Addr {
 func sameNode(a, b Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
+		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
 		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) &&
 		slices.Equal(a.Peers, b.Peers)
 }

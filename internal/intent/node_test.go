@@ -59,12 +59,16 @@ func TestClusterCIDRsAreTheFlagAndAllNodesPodCIDRs(t *testing.T) {
 	b := &model.Node{Name: there, PodCIDRs: prefixes("10.1.1.7/24")}
 	c := tr.Apply(delta(a, b))
 	same(t, "ranges", fmt.Sprint(c.Node.ClusterCIDRs), "[10.1.0.0/16 10.1.0.0/24 10.1.1.0/24 fd00:1::/64]")
+	same(t, "own ranges", fmt.Sprint(c.Node.PodCIDRs), "[10.1.0.0/24 fd00:1::/64]")
 	if !c.Node.MasqueradeAll || c.Node.Name != here {
 		t.Errorf("node is %+v", c.Node)
 	}
 	if c := tr.Apply(delta(&model.Node{Name: there, PodCIDRs: b.PodCIDRs, Labels: labels{"a": "b"}})); !c.Empty() {
 		t.Errorf("another node's labels change %+v", c)
 	}
+	c = tr.Apply(delta(&model.Node{Name: here, PodCIDRs: prefixes("10.1.0.0/24")}, b))
+	same(t, "own ranges after one is gone", fmt.Sprint(c.Node.PodCIDRs), "[10.1.0.0/24]")
+	tr.Apply(delta(a))
 	c = tr.Apply(model.Delta{Nodes: map[string]*model.Node{there: nil}})
 	same(t, "ranges without the other node", fmt.Sprint(c.Node.ClusterCIDRs), "[10.1.0.0/16 10.1.0.0/24 fd00:1::/64]")
 }
