@@ -102,7 +102,8 @@ const (
 	NodeSource
 	// KeptHere is the one wanted difference between dataplanes: eBPF keeps the
 	// client's address when the server is on the node that the packet reached,
-	// and uses that node's address otherwise. The others always use a node's.
+	// and uses that node's address otherwise. Those of netfilter (nftables,
+	// iptables) always use a node's.
 	KeptHere
 )
 

@@ -118,12 +118,12 @@ func (j judge) one(a probe.Answer) string {
 	}
 	switch want.Kind {
 	case flows.Rejected:
-		if a.Err != probe.Refused {
+		if a.Err != probe.Refused && !j.denied(a) {
 			return got + ", want refused"
 		}
 		return ""
 	case flows.Dropped:
-		if a.Err != probe.Timeout {
+		if a.Err != probe.Timeout && !j.denied(a) {
 			return got + ", want silence"
 		}
 		return ""
@@ -146,6 +146,17 @@ func (j judge) one(a probe.Answer) string {
 		return w
 	}
 	return j.source(a)
+}
+
+// netfilter reports whether the dataplane's rules are netfilter's.
+func (j judge) netfilter() bool { return j.mode == "nftables" || j.mode == "iptables" }
+
+// denied reports whether netfilter dropped a datagram in the sender's own
+// system call: what the output hook takes out, refused or not, sendmsg reports
+// as EPERM to a process of the node.
+func (j judge) denied(a probe.Answer) bool {
+	from := cluster.ParseName(j.f.From)
+	return a.Err == probe.Denied && j.netfilter() && !from.IsPod() && !from.IsClient()
 }
 
 // peer checks that the client sees the address it asked, never the server's.
@@ -210,7 +221,7 @@ func (j judge) sourceKind(server string) flows.Source {
 		receiver = "a" // clients route cluster IPs to it
 	}
 	name, _, _ := strings.Cut(server, ":")
-	if j.mode == "ebpf" && j.c.NodeOf(name) == receiver {
+	if !j.netfilter() && j.c.NodeOf(name) == receiver {
 		return flows.Kept
 	}
 	return flows.NodeSource
