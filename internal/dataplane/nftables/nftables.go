@@ -1,24 +1,354 @@
-// Package nftables is the dataplane that serves Services with rules of nftables.
 package nftables
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
 )
+
+// DefaultTable is the name of the table, of family inet, in the agent's network
+// namespace.
+const DefaultTable = "spillway"
 
 // Config is how the dataplane is set up.
 type Config struct {
-	Log *slog.Logger
+	// Table is the name of the table; "" is DefaultTable. Two agents in one
+	// network namespace need two names.
+	Table string
+	Log   *slog.Logger // nil: slog.Default()
 }
 
-// New opens the dataplane.
-func New(context.Context, Config) (dataplane.Backend, error) {
-	return nil, errors.New("not in this build yet")
+func (c Config) withDefaults() Config {
+	if c.Table == "" {
+		c.Table = DefaultTable
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	return c
+}
+
+// Backend is the nftables dataplane of one instance.
+type Backend struct {
+	cfg     Config
+	sock    *socket
+	liberal bool
+	counts  counts
+
+	table *table // nil: not known what the kernel holds
+	// While nf_tables' generation is this one, nobody has written to any table
+	// since the agent did. sure is false when somebody has.
+	generation uint32
+	sure       bool
+	found      *image // what the last Applied read, for the Replace that follows
+}
+
+var _ dataplane.Backend = (*Backend)(nil)
+
+// New opens the dataplane. Its error is one line that says what the machine
+// lacks.
+func New(ctx context.Context, cfg Config) (*Backend, error) {
+	cfg = cfg.withDefaults()
+	b := &Backend{cfg: cfg}
+	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
+	b.liberal = err == nil && liberal == "1"
+	if err := b.do(ctx, func(s *socket) error { return probe(s, cfg.Table, b.liberal) }); err != nil {
+		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and root; or use another --proxy-mode")
+	}
+	return b, nil
+}
+
+// explain puts what the kernel answers when nf_tables is not there in words.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("nf_tables may not be used: %w", err)
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL),
+		errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("nf_tables of this kernel lacks something: %w", err)
+	}
+	return err
+}
+
+// probe has the kernel judge a table with one of everything, and undo it: a
+// batch that does not end is never carried out.
+func probe(s *socket, name string, liberal bool) error {
+	t := newTable(liberal)
+	all := map[string]bool{}
+	batch := &batch{table: name + "-probe"}
+	batch.addTable()
+	for _, s := range t.layout.sets {
+		all[s.name] = true
+		batch.addSet(s)
+	}
+	clients := &set{name: "affinity", key: []field{addrField(&ipv4)}, timeout: 1000}
+	batch.addSet(clients)
+	chains := t.ruleset(all, &intent.Node{})
+	chains = append(chains, chain{name: "affinity", rules: []*rule{(&rule{}).only(&ipv4).source(&ipv4, firstReg).remember(clients, firstReg)}})
+	for i := range chains {
+		batch.addChain(&chains[i])
+	}
+	for i := range chains {
+		batch.addRules(&chains[i])
+	}
+	return s.commit(batch, false)
+}
+
+// Name is the value of --proxy-mode.
+func (b *Backend) Name() string { return "nftables" }
+
+// CanCarry accepts every protocol that a Service may have.
+func (b *Backend) CanCarry(*intent.ServicePort) error { return nil }
+
+// Apply writes the changes in one batch.
+func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
+	if b.table == nil {
+		return errors.New("write changes: it is not known what the kernel holds; the whole state is needed")
+	}
+	ch, failed := b.table.change(), map[intent.PortID]error{}
+	for _, id := range c.Deletes {
+		if err := ch.setPort(id, nil); err != nil {
+			failed[id] = err
+		}
+	}
+	for _, p := range c.Upserts {
+		if err := ch.setPort(p.ID, p); err != nil {
+			failed[p.ID] = err
+		}
+	}
+	if c.Node != nil {
+		ch.setNode(c.Node)
+	}
+	if err := b.write(ctx, ch, false); err != nil {
+		return err
+	}
+	return portErrors(failed)
+}
+
+// Replace makes the table hold this state. If nobody else has written to
+// nf_tables since, only what differs from the last state is written; else the
+// table is read and compared.
+func (b *Backend) Replace(ctx context.Context, s intent.State) error {
+	found := b.found
+	b.found = nil
+	unchanged, err := b.unchanged(ctx)
+	if err != nil {
+		return err
+	}
+	if !unchanged {
+		return b.restore(ctx, s, found)
+	}
+	ch, failed := b.table.change(), map[intent.PortID]error{}
+	wanted := make(map[intent.PortID]bool, len(s.Ports))
+	for _, p := range s.Ports {
+		wanted[p.ID] = true
+		if !samePort(b.table.ports[p.ID], p) {
+			if err := ch.setPort(p.ID, p); err != nil {
+				failed[p.ID] = err
+			}
+		}
+	}
+	for id := range b.table.ports {
+		if !wanted[id] {
+			if err := ch.setPort(id, nil); err != nil {
+				failed[id] = err
+			}
+		}
+	}
+	if !reflect.DeepEqual(b.table.node, s.Node) {
+		ch.setNode(&s.Node)
+	}
+	if err := b.write(ctx, ch, false); err != nil {
+		return err
+	}
+	return portErrors(failed)
+}
+
+// unchanged reports whether the kernel is known to hold what the table says.
+func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
+	if b.table == nil || !b.sure {
+		return false, nil
+	}
+	err = b.do(ctx, func(s *socket) error {
+		g, err := s.generation()
+		same = g == b.generation
+		return err
+	})
+	return same, err
+}
+
+// restore compares the whole state with what the kernel holds and writes the
+// difference, or, where the table cannot be mended, makes it anew in one batch.
+func (b *Backend) restore(ctx context.Context, s intent.State, found *image) error {
+	known := b.table != nil
+	b.table, b.sure = nil, false
+	if err := b.do(ctx, func(sock *socket) error {
+		if found != nil {
+			if g, err := sock.generation(); err != nil || g == found.generation {
+				return err
+			}
+		}
+		var err error
+		found, err = sock.read(b.cfg.Table)
+		return err
+	}); err != nil {
+		return err
+	}
+	ch, failed := wholeChange(b.liberal, s)
+	mendable := found.there && ch.against(found)
+	if mendable {
+		b.table, b.sure, b.generation = ch.t, true, found.generation
+		before := b.counts.bytes.Load()
+		err := b.write(ctx, ch, false)
+		if err == nil {
+			if known && b.counts.bytes.Load() > before {
+				b.counts.repairs.Add(1)
+			}
+			return portErrors(failed)
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		b.cfg.Log.Warn("the table cannot be mended; making it anew", "table", b.cfg.Table, "err", err)
+	}
+	if known {
+		b.counts.repairs.Add(1)
+	}
+	ch, failed = wholeChange(b.liberal, s)
+	b.table, b.sure, b.generation = ch.t, true, found.generation
+	if err := b.write(ctx, ch, true); err != nil {
+		return err
+	}
+	return portErrors(failed)
+}
+
+// wholeChange brings an empty table to a state.
+func wholeChange(liberal bool, s intent.State) (*change, map[intent.PortID]error) {
+	ch, failed := newTable(liberal).change(), map[intent.PortID]error{}
+	for _, p := range s.Ports {
+		if err := ch.setPort(p.ID, p); err != nil {
+			failed[p.ID] = err
+		}
+	}
+	ch.setNode(&s.Node)
+	return ch, failed
+}
+
+// write has the kernel make a change. If it fails, nothing is known any more.
+func (b *Backend) write(ctx context.Context, c *change, anew bool) error {
+	p := c.plan(b.cfg.Table)
+	if anew {
+		fresh := &batch{table: b.cfg.Table}
+		fresh.addTable() // so that there is one to delete
+		fresh.delTable()
+		fresh.addTable()
+		p.batch.msgs = append(fresh.msgs, p.batch.msgs...)
+		p.batch.size += fresh.size
+	}
+	if len(p.batch.msgs) == 0 {
+		c.done(p)
+		return nil
+	}
+	err := b.do(ctx, func(s *socket) error {
+		if err := s.commit(p.batch, true); err != nil {
+			return err
+		}
+		g, err := s.generation()
+		if err == nil && g == b.generation+1 {
+			b.generation = g
+			return nil
+		}
+		b.sure = false // written, but somebody else wrote too
+		return nil
+	})
+	if err != nil {
+		b.table, b.sure = nil, false
+		b.counts.failures.Add(1)
+		return err
+	}
+	c.done(p)
+	b.counts.batches.Add(1)
+	b.counts.bytes.Add(uint64(p.batch.size))
+	return nil
+}
+
+func portErrors(failed map[intent.PortID]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return &dataplane.PortErrors{Errors: failed}
+}
+
+// samePort compares all that is rendered.
+func samePort(a, b *intent.ServicePort) bool {
+	return a == b || a != nil && b != nil && a.ID == b.ID && a.Affinity == b.Affinity &&
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.EqualFunc(a.Frontends, b.Frontends, func(x, y intent.Frontend) bool {
+		return x.Kind == y.Kind && x.Addr == y.Addr && x.Port == y.Port && x.Outside == y.Outside && x.Inside == y.Inside &&
+			(x.SourceRanges == nil) == (y.SourceRanges == nil) && slices.Equal(x.SourceRanges, y.SourceRanges)
+	})
+}
+
+// Applied tells what the kernel serves. It reads the table only if somebody has
+// written to nf_tables since the agent did.
+func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
+	unchanged, err := b.unchanged(ctx)
+	if err != nil {
+		return intent.State{}, err
+	}
+	if unchanged {
+		s := intent.State{Ports: slices.Collect(maps.Values(b.table.ports)), Node: b.table.node}
+		slices.SortFunc(s.Ports, func(x, y *intent.ServicePort) int { return x.ID.Compare(y.ID) })
+		return s, nil
+	}
+	err = b.do(ctx, func(s *socket) error {
+		b.found, err = s.read(b.cfg.Table)
+		return err
+	})
+	if err != nil {
+		return intent.State{}, err
+	}
+	return b.found.state(tableLayout), nil
+}
+
+// Close lets go of the socket; the table serves on.
+func (b *Backend) Close() error {
+	if b.sock != nil {
+		b.sock.close()
+		b.sock = nil
+	}
+	return nil
 }
 
 // Cleanup takes everything of this instance out of the kernel. What is not
-// there is no error.
-func Cleanup(context.Context, Config) error { return nil }
+// there is no error, and neither is a kernel without nf_tables.
+func Cleanup(ctx context.Context, cfg Config) error {
+	cfg = cfg.withDefaults()
+	b := &Backend{cfg: cfg}
+	defer b.Close()
+	err := b.do(ctx, func(s *socket) error {
+		img := &image{}
+		if err := s.readFlags(cfg.Table, img); err != nil || !img.there && !img.dormant {
+			return err
+		}
+		batch := &batch{table: cfg.Table}
+		batch.delTable()
+		return s.commit(batch, true)
+	})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("delete table %s: %w", cfg.Table, err)
+	}
+	return nil
+}

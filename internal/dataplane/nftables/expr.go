@@ -1,0 +1,229 @@
+package nftables
+
+import (
+	"hash/fnv"
+
+	"golang.org/x/sys/unix"
+)
+
+// firstReg is where a rule puts what it loads: the first of 16 registers of 4
+// bytes each.
+const firstReg = unix.NFT_REG32_00
+
+// Numbers that golang.org/x/sys/unix does not have: include/uapi/linux/netfilter/nf_tables.h
+// and nf_conntrack_common.h.
+const (
+	ctSrcIP, ctDstIP, ctSrcIP6, ctDstIP6 = 19, 20, 21, 22
+	ctProtoDst                           = 12
+	ctStateInvalid                       = 1
+	ctStatusDNAT                         = 1 << 5
+	natRangeFullyRandom                  = 1 << 4
+	rtnLocal                             = 2
+)
+
+// rule is one rule of a chain: its expressions as the kernel takes them.
+type rule struct {
+	exprs   attrs
+	comment string
+}
+
+// Types of a rule's user data. The kernel returns expressions in words of its
+// own, so a rule is known again by a sum of what was written. nft does not show
+// types that it does not know.
+const (
+	udataRuleComment byte = 0
+	udataRuleSum     byte = 250
+)
+
+// userData is what is stored beside the rule.
+func (r *rule) userData() udata {
+	var u udata
+	if r.comment != "" {
+		u.str(udataRuleComment, r.comment)
+	}
+	h := fnv.New64a()
+	_, _ = h.Write(r.exprs)
+	_, _ = h.Write([]byte(r.comment))
+	u.add(udataRuleSum, h.Sum(nil))
+	return u
+}
+
+// add appends an expression; fill writes its attributes.
+func (r *rule) add(name string, fill func(a *attrs)) *rule {
+	a := &r.exprs
+	elem := a.nest(unix.NFTA_LIST_ELEM)
+	a.str(unix.NFTA_EXPR_NAME, name)
+	data := a.nest(unix.NFTA_EXPR_DATA)
+	fill(a)
+	a.close(data)
+	a.close(elem)
+	return r
+}
+
+func (r *rule) meta(key, reg uint32) *rule {
+	return r.add("meta", func(a *attrs) {
+		a.u32(unix.NFTA_META_DREG, reg)
+		a.u32(unix.NFTA_META_KEY, key)
+	})
+}
+
+func (r *rule) payload(base, offset, length, reg uint32) *rule {
+	return r.add("payload", func(a *attrs) {
+		a.u32(unix.NFTA_PAYLOAD_DREG, reg)
+		a.u32(unix.NFTA_PAYLOAD_BASE, base)
+		a.u32(unix.NFTA_PAYLOAD_OFFSET, offset)
+		a.u32(unix.NFTA_PAYLOAD_LEN, length)
+	})
+}
+
+func (r *rule) ct(key, reg uint32) *rule {
+	return r.add("ct", func(a *attrs) {
+		a.u32(unix.NFTA_CT_KEY, key)
+		a.u32(unix.NFTA_CT_DREG, reg)
+	})
+}
+
+// ctOriginal loads a field of the connection's original direction: what the
+// client sent, before any translation.
+func (r *rule) ctOriginal(key, reg uint32) *rule {
+	return r.add("ct", func(a *attrs) {
+		a.u32(unix.NFTA_CT_KEY, key)
+		a.u32(unix.NFTA_CT_DREG, reg)
+		a.bytes(unix.NFTA_CT_DIRECTION, []byte{0})
+	})
+}
+
+func (r *rule) cmp(op, reg uint32, value []byte) *rule {
+	return r.add("cmp", func(a *attrs) {
+		a.u32(unix.NFTA_CMP_SREG, reg)
+		a.u32(unix.NFTA_CMP_OP, op)
+		at := a.nest(unix.NFTA_CMP_DATA)
+		a.bytes(unix.NFTA_DATA_VALUE, value)
+		a.close(at)
+	})
+}
+
+// anyBit goes on if one of the bits is set.
+func (r *rule) anyBit(reg uint32, bits uint32) *rule {
+	r.add("bitwise", func(a *attrs) {
+		a.u32(unix.NFTA_BITWISE_SREG, reg)
+		a.u32(unix.NFTA_BITWISE_DREG, reg)
+		a.u32(unix.NFTA_BITWISE_LEN, 4)
+		at := a.nest(unix.NFTA_BITWISE_MASK)
+		a.bytes(unix.NFTA_DATA_VALUE, hostU32(bits))
+		a.close(at)
+		at = a.nest(unix.NFTA_BITWISE_XOR)
+		a.bytes(unix.NFTA_DATA_VALUE, hostU32(0))
+		a.close(at)
+	})
+	return r.cmp(unix.NFT_CMP_NEQ, reg, hostU32(0))
+}
+
+func (r *rule) random(modulus, reg uint32) *rule {
+	return r.add("numgen", func(a *attrs) {
+		a.u32(unix.NFTA_NG_DREG, reg)
+		a.u32(unix.NFTA_NG_MODULUS, modulus)
+		a.u32(unix.NFTA_NG_TYPE, unix.NFT_NG_RANDOM)
+		a.u32(unix.NFTA_NG_OFFSET, 0)
+	})
+}
+
+// in goes on if what begins at reg is in the set, notIn if it is not.
+func (r *rule) in(s *set, reg uint32) *rule    { return r.lookup(s, reg, 0, 0) }
+func (r *rule) notIn(s *set, reg uint32) *rule { return r.lookup(s, reg, 0, unix.NFT_LOOKUP_F_INV) }
+
+// look replaces what begins at reg by what a map has for it, and goes on only
+// if the map has anything.
+func (r *rule) look(s *set, reg uint32) *rule { return r.lookup(s, reg, reg, 0) }
+
+// vmap does what a map says about what begins at reg.
+func (r *rule) vmap(s *set, reg uint32) *rule { return r.lookup(s, reg, unix.NFT_REG_VERDICT, 0) }
+
+func (r *rule) lookup(s *set, sreg, dreg, flags uint32) *rule {
+	return r.add("lookup", func(a *attrs) {
+		a.str(unix.NFTA_LOOKUP_SET, s.name)
+		a.u32(unix.NFTA_LOOKUP_SREG, sreg)
+		if s.isMap() {
+			a.u32(unix.NFTA_LOOKUP_DREG, dreg)
+		}
+		if flags != 0 {
+			a.u32(unix.NFTA_LOOKUP_FLAGS, flags)
+		}
+	})
+}
+
+// remember puts what begins at reg into a dynamic set, or renews it there.
+func (r *rule) remember(s *set, reg uint32) *rule {
+	return r.add("dynset", func(a *attrs) {
+		a.u32(unix.NFTA_DYNSET_SREG_KEY, reg)
+		a.u32(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE)
+		a.str(unix.NFTA_DYNSET_SET_NAME, s.name)
+	})
+}
+
+// fromLocal goes on if the packet's source is, or is not, an address of the
+// node's own.
+func (r *rule) fromLocal(op uint32) *rule {
+	r.add("fib", func(a *attrs) {
+		a.u32(unix.NFTA_FIB_DREG, firstReg)
+		a.u32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
+		a.u32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR)
+	})
+	return r.cmp(op, firstReg, hostU32(rtnLocal))
+}
+
+// value puts bytes into a register.
+func (r *rule) value(reg uint32, v []byte) *rule {
+	return r.add("immediate", func(a *attrs) {
+		a.u32(unix.NFTA_IMMEDIATE_DREG, reg)
+		at := a.nest(unix.NFTA_IMMEDIATE_DATA)
+		a.bytes(unix.NFTA_DATA_VALUE, v)
+		a.close(at)
+	})
+}
+
+func (r *rule) verdict(code int32, chain string) *rule {
+	return r.add("immediate", func(a *attrs) {
+		a.u32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
+		at := a.nest(unix.NFTA_IMMEDIATE_DATA)
+		a.verdict(code, chain)
+		a.close(at)
+	})
+}
+
+func (a *attrs) verdict(code int32, chain string) {
+	at := a.nest(unix.NFTA_DATA_VERDICT)
+	a.u32(unix.NFTA_VERDICT_CODE, uint32(code))
+	if chain != "" {
+		a.str(unix.NFTA_VERDICT_CHAIN, chain)
+	}
+	a.close(at)
+}
+
+func (r *rule) jumpTo(chain string) *rule { return r.verdict(unix.NFT_GOTO, chain) }
+func (r *rule) drop() *rule               { return r.verdict(0, "") }
+func (r *rule) ret() *rule                { return r.verdict(unix.NFT_RETURN, "") }
+
+// dnat translates to the address at firstReg and the port behind it.
+func (r *rule) dnat(f family) *rule {
+	return r.add("nat", func(a *attrs) {
+		a.u32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT)
+		a.u32(unix.NFTA_NAT_FAMILY, f.proto)
+		a.u32(unix.NFTA_NAT_REG_ADDR_MIN, firstReg)
+		a.u32(unix.NFTA_NAT_REG_PROTO_MIN, firstReg+f.regs())
+	})
+}
+
+// masquerade gives the packet the node's address, with a port that no other
+// packet on its way can get too: two that begin at once may be handed one port
+// if ports are counted up, and one of them is then lost (insert_failed).
+func (r *rule) masquerade() *rule {
+	return r.add("masq", func(a *attrs) { a.u32(unix.NFTA_MASQ_FLAGS, natRangeFullyRandom) })
+}
+
+func (r *rule) reject(typ uint32, code byte) *rule {
+	return r.add("reject", func(a *attrs) {
+		a.u32(unix.NFTA_REJECT_TYPE, typ)
+		a.bytes(unix.NFTA_REJECT_ICMP_CODE, []byte{code})
+	})
+}

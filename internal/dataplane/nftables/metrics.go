@@ -1,0 +1,39 @@
+package nftables
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// counts is what the backend has done.
+type counts struct {
+	batches, failures, bytes, repairs atomic.Uint64
+}
+
+var (
+	batchesDesc = prometheus.NewDesc("spillway_nftables_batches_total",
+		"Batches that nf_tables carried out.", nil, nil)
+	failuresDesc = prometheus.NewDesc("spillway_nftables_batch_failures_total",
+		"Batches that nf_tables refused, whole; each is followed by a comparison with the whole state.", nil, nil)
+	bytesDesc = prometheus.NewDesc("spillway_nftables_batch_bytes_total",
+		"Bytes of all batches carried out.", nil, nil)
+	repairsDesc = prometheus.NewDesc("spillway_nftables_repairs_total",
+		"Times that the table was not as it was left, and was put right.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{batchesDesc, failuresDesc, bytesDesc, repairsDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (b *Backend) Collect(ch chan<- prometheus.Metric) {
+	for d, n := range map[*prometheus.Desc]*atomic.Uint64{
+		batchesDesc: &b.counts.batches, failuresDesc: &b.counts.failures, bytesDesc: &b.counts.bytes, repairsDesc: &b.counts.repairs,
+	} {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n.Load()))
+	}
+}

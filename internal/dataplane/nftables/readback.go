@@ -1,0 +1,420 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+// image is what the kernel holds in our table.
+type image struct {
+	generation uint32 // nf_tables' own number for this state
+	there      bool   // the table is there and not dormant
+	dormant    bool
+	sets       map[string]*foundSet
+	chains     map[string]*foundChain
+}
+
+// foundSet is a set as the kernel tells it.
+type foundSet struct {
+	flags, keyLen, dataLen uint32
+	timeout                uint64
+	elems                  map[string]*value
+}
+
+// foundChain is a chain as the kernel tells it.
+type foundChain struct {
+	hook   hook
+	policy uint32
+	sums   string
+}
+
+// snapshotTries bounds how often a table is read again because somebody
+// changed something meanwhile.
+const snapshotTries = 3
+
+// read reads the table. While others change theirs all the time, the last
+// attempt counts; generation is then one that does not hold any more.
+func (s *socket) read(table string) (*image, error) {
+	var img *image
+	for range snapshotTries {
+		before, err := s.generation()
+		if err != nil {
+			return nil, err
+		}
+		if img, err = s.readOnce(table); err != nil {
+			return nil, fmt.Errorf("read table %s: %w", table, err)
+		}
+		img.generation = before
+		after, err := s.generation()
+		if err != nil {
+			return nil, err
+		}
+		if before == after {
+			break
+		}
+	}
+	return img, nil
+}
+
+func (s *socket) readOnce(table string) (*image, error) {
+	img := &image{sets: map[string]*foundSet{}, chains: map[string]*foundChain{}}
+	if err := s.readFlags(table, img); err != nil || !img.there && !img.dormant {
+		return img, err
+	}
+	if err := s.dump(unix.NFT_MSG_GETSET, table, unix.NFTA_SET_TABLE, img.takeSet); err != nil {
+		return nil, err
+	}
+	if err := s.dump(unix.NFT_MSG_GETCHAIN, table, unix.NFTA_CHAIN_TABLE, img.takeChain); err != nil {
+		return nil, err
+	}
+	if err := s.dump(unix.NFT_MSG_GETRULE, table, unix.NFTA_RULE_TABLE, img.takeRule); err != nil {
+		return nil, err
+	}
+	for name, fs := range img.sets {
+		if fs.flags&unix.NFT_SET_EVAL != 0 {
+			continue // filled by packets
+		}
+		if err := s.dumpElements(table, name, fs); err != nil {
+			return nil, err
+		}
+	}
+	return img, nil
+}
+
+// readFlags finds out whether the table is there. It lists all tables, so that
+// one that is missing is no error.
+func (s *socket) readFlags(table string, img *image) error {
+	answers, err := s.request(unix.NFT_MSG_GETTABLE, netlink.Dump, attrs{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0})
+	if err != nil {
+		return err
+	}
+	for _, m := range answers {
+		name, flags := "", uint32(0)
+		for typ, v := range attributes(m) {
+			switch typ {
+			case unix.NFTA_TABLE_NAME:
+				name = cString(v)
+			case unix.NFTA_TABLE_FLAGS:
+				flags = number(v)
+			}
+		}
+		if name == table {
+			img.there = flags&unix.NFT_TABLE_F_DORMANT == 0
+			img.dormant = !img.there
+		}
+	}
+	return nil
+}
+
+// dump lists all objects of a kind in the table. Older kernels do not filter
+// all kinds by table.
+func (s *socket) dump(typ int, table string, tableAttr uint16, take func(netlink.Message)) error {
+	a := attrs{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}
+	a.str(tableAttr, table)
+	answers, err := s.request(typ, netlink.Dump, a)
+	if err != nil {
+		return err
+	}
+	for _, m := range answers {
+		for t, v := range attributes(m) {
+			if t == tableAttr && cString(v) == table {
+				take(m)
+			}
+		}
+	}
+	return nil
+}
+
+func (img *image) takeSet(m netlink.Message) {
+	fs, name := &foundSet{elems: map[string]*value{}}, ""
+	for typ, v := range attributes(m) {
+		switch typ {
+		case unix.NFTA_SET_NAME:
+			name = cString(v)
+		case unix.NFTA_SET_FLAGS:
+			fs.flags = number(v)
+		case unix.NFTA_SET_KEY_LEN:
+			fs.keyLen = number(v)
+		case unix.NFTA_SET_DATA_LEN:
+			fs.dataLen = number(v)
+		case unix.NFTA_SET_TIMEOUT:
+			fs.timeout = binary.BigEndian.Uint64(v)
+		}
+	}
+	img.sets[name] = fs
+}
+
+func (img *image) takeChain(m netlink.Message) {
+	fc, name := &foundChain{}, ""
+	for typ, v := range attributes(m) {
+		switch typ {
+		case unix.NFTA_CHAIN_NAME:
+			name = cString(v)
+		case unix.NFTA_CHAIN_TYPE:
+			fc.hook.typ = cString(v)
+		case unix.NFTA_CHAIN_POLICY:
+			fc.policy = number(v)
+		case unix.NFTA_CHAIN_HOOK:
+			for t, h := range nested(v) {
+				switch t {
+				case unix.NFTA_HOOK_HOOKNUM:
+					fc.hook.num = number(h)
+				case unix.NFTA_HOOK_PRIORITY:
+					fc.hook.priority = int32(number(h))
+				}
+			}
+		}
+	}
+	img.chains[name] = fc
+}
+
+func (img *image) takeRule(m netlink.Message) {
+	chain, sum := "", "somebody's"
+	for typ, v := range attributes(m) {
+		switch typ {
+		case unix.NFTA_RULE_CHAIN:
+			chain = cString(v)
+		case unix.NFTA_RULE_USERDATA:
+			if own := udata(v).get(udataRuleSum); own != nil {
+				sum = string(own)
+			}
+		}
+	}
+	if fc := img.chains[chain]; fc != nil {
+		fc.sums += sum
+	}
+}
+
+func (s *socket) dumpElements(table, name string, fs *foundSet) error {
+	a := attrs{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, name)
+	answers, err := s.request(unix.NFT_MSG_GETSETELEM, netlink.Dump, a)
+	if err != nil {
+		return fmt.Errorf("read elements of set %s: %w", name, err)
+	}
+	for _, m := range answers {
+		for typ, list := range attributes(m) {
+			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				continue
+			}
+			for _, e := range nested(list) {
+				key, v := readElement(e)
+				fs.elems[key] = v
+			}
+		}
+	}
+	return nil
+}
+
+func readElement(e []byte) (key string, out *value) {
+	out = &value{}
+	for typ, v := range nested(e) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			key = dataOf(v)
+		case setElemKeyEnd:
+			out.end = dataOf(v)
+		case unix.NFTA_SET_ELEM_FLAGS:
+			out.flags = number(v)
+		case unix.NFTA_SET_ELEM_DATA:
+			out.data, out.chain = dataOf(v), chainOf(v)
+		case unix.NFTA_SET_ELEM_USERDATA:
+			out.comment = udata(v).getString(udataElemComment)
+		}
+	}
+	return key, out
+}
+
+func dataOf(b []byte) string {
+	for typ, v := range nested(b) {
+		if typ == unix.NFTA_DATA_VALUE {
+			return string(v)
+		}
+	}
+	return ""
+}
+
+func chainOf(b []byte) string {
+	for typ, v := range nested(b) {
+		if typ != unix.NFTA_DATA_VERDICT {
+			continue
+		}
+		for t, c := range nested(v) {
+			if t == unix.NFTA_VERDICT_CHAIN {
+				return cString(c)
+			}
+		}
+	}
+	return ""
+}
+
+func cString(b []byte) string {
+	s, _, _ := strings.Cut(string(b), "\x00")
+	return s
+}
+
+func number(b []byte) uint32 {
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+// fits tells whether a set is what it should be; what it holds is another
+// question.
+func (fs *foundSet) fits(s *set) bool {
+	dataLen := sizeOf(s.data)
+	if s.verdict {
+		dataLen = fs.dataLen // up to the kernel
+	}
+	const ours = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | nftSetConcat | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | unix.NFT_SET_CONSTANT
+	return fs.flags&ours == s.flags() && fs.keyLen == sizeOf(s.key) && fs.dataLen == dataLen && fs.timeout == s.timeout
+}
+
+// against turns a change of an empty table into one of the table as it was
+// found. It reports false where that cannot be: the table has to be made anew.
+func (c *change) against(img *image) bool {
+	c.found = true
+	known := map[string]*set{}
+	for _, s := range c.t.layout.sets {
+		known[s.name] = s
+	}
+	maps.Copy(known, c.own)
+	for name, fs := range img.sets {
+		s := known[name]
+		switch {
+		case s == nil:
+			c.t.own[name], c.own[name] = &set{name: name}, nil // somebody's, or an old one of ours
+			continue
+		case !fs.fits(s):
+			return false
+		case c.own[name] != nil:
+			c.t.own[name] = s
+		default:
+			c.t.exists[name] = true
+		}
+		c.t.count[name] = len(fs.elems)
+		for key, v := range fs.elems {
+			c.elem(&elem{set: s, key: key}).had = v
+		}
+	}
+	return c.againstChains(img)
+}
+
+func (c *change) againstChains(img *image) bool {
+	hooks := map[string]*hook{}
+	for _, ch := range c.t.ruleset(map[string]bool{}, c.nodeAfter()) {
+		hooks[ch.name] = ch.hook
+	}
+	for _, b := range c.t.layout.bases() {
+		for _, n := range b.chainNames() {
+			hooks[n] = nil
+		}
+	}
+	for name, fc := range img.chains {
+		want, ours := hooks[name]
+		if want == nil {
+			want = &hook{}
+		} else if fc.policy != nfAccept {
+			return false
+		}
+		if fc.hook != *want {
+			return false
+		}
+		c.t.chains[name] = fc.sums
+		if _, wanted := c.chains[name]; !ours && !wanted {
+			c.chains[name] = nil
+		}
+	}
+	return true
+}
+
+// state tells which Service ports the table serves, as far as its elements say:
+// not which endpoints a policy has, nor that a frontend of two ways has both.
+func (img *image) state(l *layout) intent.State {
+	ports := map[intent.PortID]*intent.ServicePort{}
+	for _, b := range l.bases() {
+		fam := model.IPv4
+		if b.family == &ipv6 {
+			fam = model.IPv6
+		}
+		fs := img.sets[b.frontends.name]
+		if fs == nil {
+			continue
+		}
+		served := b.served(img)
+		for key, v := range fs.elems {
+			id, kind, ok := parsePort(v.comment, fam)
+			if !ok {
+				continue
+			}
+			p := ports[id]
+			if p == nil {
+				p = &intent.ServicePort{ID: id}
+				ports[id] = p
+			}
+			f := intent.Frontend{Kind: kind, Port: binary.BigEndian.Uint16([]byte(key[len(key)-4:]))}
+			if !b.nodePort {
+				f.Addr, _ = netip.AddrFromSlice([]byte(key[:b.family.size]))
+			}
+			p.Frontends = append(p.Frontends, f)
+			p.Endpoints = append(p.Endpoints, served[key]...)
+		}
+	}
+	var s intent.State
+	for _, p := range ports {
+		slices.SortFunc(p.Frontends, func(a, b intent.Frontend) int {
+			return cmpFrontends(a, b)
+		})
+		slices.SortFunc(p.Endpoints, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
+		p.Endpoints = slices.Compact(p.Endpoints)
+		s.Ports = append(s.Ports, p)
+	}
+	slices.SortFunc(s.Ports, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
+	return s
+}
+
+func cmpFrontends(a, b intent.Frontend) int {
+	if a.Kind != b.Kind {
+		return int(a.Kind) - int(b.Kind)
+	}
+	return a.Addr.Compare(b.Addr)
+}
+
+// served lists the endpoints of each frontend of a base.
+func (b *base) served(img *image) map[string][]intent.Endpoint {
+	out := map[string][]intent.Endpoint{}
+	take := func(s *set, keyLen uint32) {
+		fs := img.sets[s.name]
+		if fs == nil {
+			return
+		}
+		for key, v := range fs.elems {
+			if uint32(len(v.data)) != b.family.size+4 || uint32(len(key)) < keyLen {
+				continue
+			}
+			addr, _ := netip.AddrFromSlice([]byte(v.data[:b.family.size]))
+			port := binary.BigEndian.Uint16([]byte(v.data[b.family.size:]))
+			out[key[:keyLen]] = append(out[key[:keyLen]], intent.Endpoint{Addr: netip.AddrPortFrom(addr, port)})
+		}
+	}
+	keyLen := sizeOf(b.frontends.key)
+	for _, p := range []*pool{&b.inner, &b.outer} {
+		take(p.one, keyLen)
+		for _, c := range p.class {
+			take(c.slots, keyLen)
+		}
+	}
+	return out
+}

@@ -1,0 +1,235 @@
+package nftables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+// rendering is what one Service port, or the node, puts into the table.
+type rendering struct {
+	elems  []elem
+	sets   []*set  // of its own
+	chains []chain // of its own
+}
+
+func (r *rendering) add(s *set, key string, v value) {
+	r.elems = append(r.elems, elem{s, key, v})
+}
+
+// familyIndex is 0 for IPv4 and 1 for IPv6, as layouts count.
+func familyIndex(f model.Family) int {
+	if f == model.IPv6 {
+		return 1
+	}
+	return 0
+}
+
+// renderPort says what the table holds for a Service port. It is a function of
+// the port alone: what one endpoint's change writes is the difference between
+// two renderings.
+func renderPort(l *layout, p *intent.ServicePort) (*rendering, error) {
+	r := &rendering{}
+	c := &l.common[familyIndex(p.ID.Family)]
+	own := affinityOf(p, c.family)
+	for i := range p.Frontends {
+		if err := r.frontend(l, p, &p.Frontends[i], own); err != nil {
+			return nil, err
+		}
+	}
+	if own != nil {
+		own.render(r)
+	}
+	for _, e := range p.Endpoints {
+		if !e.Here {
+			continue
+		}
+		addr := string(appendAddr(nil, e.Addr.Addr()))
+		r.add(c.hairpin, addr+addr, value{})
+		r.add(c.localEndpoints, addr+string(appendPort(appendProto(nil, p.ID.Protocol), e.Addr.Port())), value{})
+	}
+	return r, nil
+}
+
+// frontend renders one address or NodePort.
+func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Frontend, own *affinity) error {
+	b := &l.addresses[familyIndex(p.ID.Family)]
+	var raw []byte
+	if f.Kind == intent.NodePort {
+		b = &l.nodePorts[familyIndex(p.ID.Family)]
+	} else {
+		raw = appendAddr(raw, f.Addr)
+	}
+	key := string(appendPort(appendProto(raw, p.ID.Protocol), f.Port))
+	r.add(b.frontends, key, value{comment: describePort(p.ID, f.Kind)})
+	if f.Kind == intent.ClusterIP {
+		r.add(l.common[familyIndex(p.ID.Family)].clusterIPs, string(raw), value{})
+	} else if f.Outside == intent.ToCluster {
+		// The endpoint may be anywhere, and its answer must come back here.
+		r.add(b.masquerade, key, value{})
+	}
+	if f.SourceRanges != nil {
+		r.add(b.ranges, key, value{})
+		for _, s := range outermost(f.SourceRanges) {
+			r.add(b.sources, key+string(appendAddr(nil, s.Addr())), value{end: key + string(appendAddr(nil, lastOf(s)))})
+		}
+	}
+	if f.Outside != f.Inside {
+		r.add(b.outside, key, value{})
+		if err := r.route(&b.outer, key, p, f.Outside, own); err != nil {
+			return err
+		}
+	}
+	return r.route(&b.inner, key, p, f.Inside, own)
+}
+
+// route puts a frontend into a pool. A frontend that is in none is refused.
+func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route intent.Route, own *affinity) error {
+	switch route {
+	case intent.Reject:
+		return nil
+	case intent.Drop:
+		r.add(to.drop, key, value{})
+		return nil
+	}
+	if own != nil {
+		r.add(to.own, key, value{chain: own.poolChain(route)})
+		return nil
+	}
+	endpoints := endpointsOf(p, route)
+	if len(endpoints) == 1 {
+		r.add(to.one, key, value{data: endpointValue(endpoints[0])})
+		return nil
+	}
+	i, err := classFor(len(endpoints))
+	if err != nil {
+		return err
+	}
+	c := &to.class[i]
+	r.add(c.members, key, value{})
+	// As many slots as all endpoints can have equally many of.
+	for slot := range c.size / len(endpoints) * len(endpoints) {
+		r.add(c.slots, string(appendSlot([]byte(key), slot)), value{data: endpointValue(endpoints[slot%len(endpoints)])})
+	}
+	return nil
+}
+
+// endpointsOf are the endpoints that a route leads to.
+func endpointsOf(p *intent.ServicePort, route intent.Route) []netip.AddrPort {
+	out := make([]netip.AddrPort, 0, len(p.Endpoints))
+	for i := range p.Endpoints {
+		if e := &p.Endpoints[i]; route == intent.ToCluster && e.Cluster || route == intent.ToLocal && e.Local {
+			out = append(out, e.Addr)
+		}
+	}
+	return out
+}
+
+var kindNames = []string{intent.ClusterIP: "clusterIP", intent.NodePort: "nodePort", intent.ExternalIP: "externalIP", intent.LoadBalancerIP: "loadBalancer"}
+
+// describePort is the comment of a frontend: "default/web http 80/TCP clusterIP".
+// It names the port for people, and for an agent that reads the table back.
+func describePort(id intent.PortID, kind intent.FrontendKind) string {
+	name := ""
+	if id.Port != "" {
+		name = id.Port + " "
+	}
+	return fmt.Sprintf("%s %s%d/%s %s", id.Service, name, id.Number, id.Protocol, kindNames[kind])
+}
+
+// parsePort reads such a comment.
+func parsePort(comment string, f model.Family) (intent.PortID, intent.FrontendKind, bool) {
+	id := intent.PortID{Family: f}
+	words := strings.Fields(comment)
+	if len(words) != 3 && len(words) != 4 {
+		return id, 0, false
+	}
+	kind := slices.Index(kindNames, words[len(words)-1])
+	var proto string
+	if n, _ := fmt.Sscanf(words[len(words)-2], "%d/%s", &id.Number, &proto); n != 2 || kind < 0 {
+		return id, 0, false
+	}
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		if p.String() == proto {
+			id.Protocol = p
+		}
+	}
+	if len(words) == 4 {
+		id.Port = words[1]
+	}
+	id.Service.Namespace, id.Service.Name, _ = strings.Cut(words[0], "/")
+	return id, intent.FrontendKind(kind), id.Protocol != 0 && id.Service.Name != ""
+}
+
+// outermost drops ranges that lie within others: a set of ranges refuses them.
+func outermost(ranges []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range ranges {
+		within := slices.ContainsFunc(ranges, func(o netip.Prefix) bool {
+			return o.Bits() < r.Bits() && o.Contains(r.Addr())
+		})
+		if !within {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// lastOf is the last address of a range.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// renderNode says what the table holds about the node.
+func renderNode(l *layout, n *intent.Node) *rendering {
+	r := &rendering{}
+	for i := range l.common {
+		c := &l.common[i]
+		is6 := i == 1
+		for _, a := range n.NodePortAddrs {
+			if a.Is6() == is6 {
+				r.add(c.nodePortAddrs, string(appendAddr(nil, a)), value{})
+			}
+		}
+		pods := n.PodCIDRs
+		if len(pods) == 0 {
+			// Who gives nodes no ranges has all pods count as near, as
+			// kube-proxy does with --cluster-cidr.
+			pods = n.ClusterCIDRs
+		}
+		r.borders(c.localPods, pods, is6)
+		r.borders(c.clusterCIDRs, n.ClusterCIDRs, is6)
+	}
+	return r
+}
+
+// borders adds ranges to a set of ranges: each begins with an element and ends
+// before one that has intervalEnd. Ranges that touch become one.
+func (r *rendering) borders(s *set, ranges []netip.Prefix, is6 bool) {
+	var mine []netip.Prefix
+	for _, p := range ranges {
+		if p.Addr().Is6() == is6 {
+			mine = append(mine, p.Masked())
+		}
+	}
+	mine = outermost(mine)
+	slices.SortFunc(mine, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	for i, p := range mine {
+		if i == 0 || lastOf(mine[i-1]).Next() != p.Addr() {
+			r.add(s, string(appendAddr(nil, p.Addr())), value{})
+		}
+		end := lastOf(p).Next()
+		if end.IsValid() && (i+1 == len(mine) || mine[i+1].Addr() != end) {
+			r.add(s, string(appendAddr(nil, end)), value{flags: intervalEnd})
+		}
+	}
+}

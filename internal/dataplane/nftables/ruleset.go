@@ -1,0 +1,256 @@
+package nftables
+
+import (
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+// chain is a chain and its rules.
+type chain struct {
+	name    string
+	comment string
+	hook    *hook // of a base chain
+	rules   []*rule
+}
+
+// hook is where a base chain hangs.
+type hook struct {
+	typ      string
+	num      uint32
+	priority int32
+}
+
+// sums tells two versions of a chain apart: what its rules' user data hold.
+func (c *chain) sums() string {
+	var b strings.Builder
+	for _, r := range c.rules {
+		b.Write(r.userData().get(udataRuleSum))
+	}
+	return b.String()
+}
+
+// tries is how often a slot without an endpoint is drawn again. A draw misses
+// in less than half of all cases, so that in 1 of 256 the last rule decides: in
+// it the first half of the slots, all of which are taken, are a little favoured.
+const tries = 8
+
+const (
+	chainReject     = "reject"
+	chainMasquerade = "masquerade"
+)
+
+// ruleset writes the chains that are not affinity's. Which there are depends on
+// which sets hold something and on little else, so that it is written anew when
+// the first element of its kind comes or the last goes, and not before.
+type ruleset struct {
+	layout  *layout
+	exists  func(*set) bool
+	all     bool // --masquerade-all
+	liberal bool // nf_conntrack_tcp_be_liberal
+	cidrs   [2]bool
+	chains  []chain
+}
+
+func (rs *ruleset) write() []chain {
+	rs.chains = append(rs.chains,
+		chain{name: "prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, -100}, rules: rs.dispatch()},
+		chain{name: "output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, -100}, rules: rs.dispatch()},
+		chain{name: "forward", hook: &hook{"filter", unix.NF_INET_FORWARD, 0}, rules: rs.forward()},
+		chain{name: "postrouting", hook: &hook{"nat", unix.NF_INET_POST_ROUTING, 100}, rules: []*rule{
+			(&rule{comment: "what was translated here"}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusDNAT).jumpTo(chainMasquerade),
+		}},
+		chain{name: chainReject, rules: rejects()},
+		chain{name: chainMasquerade, rules: rs.masquerade()},
+	)
+	for _, b := range rs.layout.bases() {
+		rs.base(b)
+	}
+	return rs.chains
+}
+
+// dispatch finds out whether a connection's first packet is for a Service.
+func (rs *ruleset) dispatch() (out []*rule) {
+	for i := range rs.layout.common {
+		c, addr, port := &rs.layout.common[i], &rs.layout.addresses[i], &rs.layout.nodePorts[i]
+		r := &rule{}
+		out = append(out, addr.load(r).in(addr.frontends, firstReg).jumpTo(addr.name))
+		r = (&rule{}).only(c.family).destination(c.family, firstReg).in(c.nodePortAddrs, firstReg)
+		out = append(out, port.key(r).in(port.frontends, firstReg).jumpTo(port.name))
+		out = append(out, (&rule{comment: "no Service has this port"}).only(c.family).
+			destination(c.family, firstReg).in(c.clusterIPs, firstReg).jumpTo(chainReject))
+	}
+	return out
+}
+
+// load puts the frontend that a packet is for into registers, if it is of the
+// family; key does without asking.
+func (b *base) load(r *rule) *rule { return b.key(r.only(b.family)) }
+
+func (b *base) key(r *rule) *rule {
+	reg := uint32(firstReg)
+	if !b.nodePort {
+		r.destination(b.family, reg)
+		reg += b.family.regs()
+	}
+	r.meta(unix.NFT_META_L4PROTO, reg)
+	return r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, reg+1)
+}
+
+// behind is the register behind the frontend.
+func (b *base) behind() uint32 { return firstReg + sizeOf(b.frontends.key)/4 }
+
+// base writes the chains that choose an endpoint.
+func (rs *ruleset) base(b *base) {
+	c := chain{name: b.name}
+	if rs.exists(b.ranges) {
+		r := &rule{comment: "not in loadBalancerSourceRanges"}
+		b.load(r).in(b.ranges, firstReg)
+		b.key(r).source(b.family, b.behind()).notIn(b.sources, firstReg).drop()
+		c.rules = append(c.rules, r)
+	}
+	if rs.exists(b.outside) {
+		r := &rule{comment: "from another machine"}
+		pods := rs.layout.common[0].localPods
+		if b.family == &ipv6 {
+			pods = rs.layout.common[1].localPods
+		}
+		b.load(r).in(b.outside, firstReg).source(b.family, firstReg).notIn(pods, firstReg)
+		c.rules = append(c.rules, r.fromLocal(unix.NFT_CMP_NEQ).jumpTo(b.outer.name))
+		rs.pool(b, &b.outer, chain{name: b.outer.name})
+	}
+	rs.pool(b, &b.inner, c)
+}
+
+// pool ends a chain with the choice of an endpoint.
+func (rs *ruleset) pool(b *base, p *pool, c chain) {
+	if rs.exists(p.own) {
+		c.rules = append(c.rules, b.load(&rule{}).vmap(p.own, firstReg))
+	}
+	if rs.exists(p.one) {
+		c.rules = append(c.rules, b.load(&rule{}).look(p.one, firstReg).dnat(*b.family))
+	}
+	for _, k := range p.class {
+		if !rs.exists(k.members) {
+			continue
+		}
+		draw := chain{name: k.members.name}
+		for range tries {
+			draw.rules = append(draw.rules, b.draw(&k, k.size))
+		}
+		draw.rules = append(draw.rules, b.draw(&k, k.size/2))
+		rs.chains = append(rs.chains, draw)
+		c.rules = append(c.rules, b.load(&rule{}).in(k.members, firstReg).jumpTo(draw.name))
+	}
+	if rs.exists(p.drop) {
+		c.rules = append(c.rules, b.load(&rule{}).in(p.drop, firstReg).drop())
+	}
+	c.rules = append(c.rules, (&rule{comment: "no endpoints"}).jumpTo(chainReject))
+	rs.chains = append(rs.chains, c)
+}
+
+// draw translates to the endpoint of a random slot, if one has it.
+func (b *base) draw(k *class, slots int) *rule {
+	return b.load(&rule{}).random(uint32(slots), b.behind()).look(k.slots, firstReg).dnat(*b.family)
+}
+
+// rejects answers as a host does on which nobody listens.
+func rejects() []*rule {
+	proto := func(p byte) *rule {
+		return (&rule{}).meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{p})
+	}
+	return []*rule{
+		proto(unix.IPPROTO_TCP).reject(unix.NFT_REJECT_TCP_RST, 0),
+		proto(unix.IPPROTO_UDP).reject(unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH),
+		proto(unix.IPPROTO_SCTP).reject(unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH),
+	}
+}
+
+// forward drops answers of endpoints that conntrack takes for nobody's (outside
+// the TCP window): untranslated, they would have the client reset a connection
+// that is well (kubernetes/kubernetes#74839). A conntrack that is told to be
+// liberal has none.
+func (rs *ruleset) forward() (out []*rule) {
+	if rs.liberal {
+		return nil
+	}
+	for i := range rs.layout.common {
+		c := &rs.layout.common[i]
+		r := (&rule{comment: "untranslated, they reset the client's connection"}).
+			ct(unix.NFT_CT_STATE, firstReg).anyBit(firstReg, ctStateInvalid).only(c.family).source(c.family, firstReg)
+		reg := firstReg + c.family.regs()
+		r.meta(unix.NFT_META_L4PROTO, reg).payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, reg+1)
+		out = append(out, r.in(c.localEndpoints, firstReg).drop())
+	}
+	return out
+}
+
+// masquerade decides which of our connections get the node's address. It looks
+// at what the client asked for: no packet mark is used, so that nobody else's
+// is in the way.
+func (rs *ruleset) masquerade() (out []*rule) {
+	for i := range rs.layout.common {
+		c, addr, port := &rs.layout.common[i], &rs.layout.addresses[i], &rs.layout.nodePorts[i]
+		hairpin := (&rule{comment: "an endpoint that reaches itself"}).only(c.family).
+			source(c.family, firstReg).destination(c.family, firstReg+c.family.regs()).in(c.hairpin, firstReg)
+		out = append(out, hairpin.masquerade())
+		if rs.all {
+			out = append(out, rs.asked(addr, addr.frontends).masquerade(), rs.asked(port, port.frontends).masquerade())
+			continue
+		}
+		for _, b := range []*base{addr, port} {
+			if rs.exists(b.masquerade) {
+				out = append(out, rs.asked(b, b.masquerade).masquerade())
+			}
+		}
+		for _, b := range []*base{addr, port} {
+			r := rs.asked(b, b.frontends)
+			r.comment = "processes of the node"
+			out = append(out, r.fromLocal(unix.NFT_CMP_EQ).masquerade())
+		}
+		if !rs.cidrs[i] {
+			continue
+		}
+		if rs.exists(addr.outside) {
+			out = append(out, rs.asked(addr, addr.outside).ret())
+		}
+		r := rs.asked(addr, addr.frontends)
+		r.comment = "from outside the cluster"
+		out = append(out, r.source(c.family, firstReg).notIn(c.clusterCIDRs, firstReg).masquerade())
+	}
+	return out
+}
+
+// asked goes on if the client asked for a frontend of the set.
+func (rs *ruleset) asked(b *base, s *set) *rule {
+	r := (&rule{}).only(b.family).ctOriginal(b.family.ctDst, firstReg)
+	reg := uint32(firstReg)
+	if b.nodePort {
+		c := &rs.layout.common[0]
+		if b.family == &ipv6 {
+			c = &rs.layout.common[1]
+		}
+		r.in(c.nodePortAddrs, firstReg)
+	} else {
+		reg += b.family.regs()
+	}
+	r.meta(unix.NFT_META_L4PROTO, reg).ctOriginal(ctProtoDst, reg+1)
+	return r.in(s, firstReg)
+}
+
+// forNode fills in what the ruleset takes from the node.
+func (rs *ruleset) forNode(n *intent.Node) {
+	rs.all = n.MasqueradeAll
+	for _, p := range n.ClusterCIDRs {
+		if p.Addr().Is6() {
+			rs.cidrs[1] = true
+		} else {
+			rs.cidrs[0] = true
+		}
+	}
+}
+
+func (c *chain) String() string { return fmt.Sprintf("chain %s, %d rules", c.name, len(c.rules)) }

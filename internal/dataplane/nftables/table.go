@@ -1,0 +1,426 @@
+package nftables
+
+import (
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+// table is what the agent believes the kernel holds: enough to work out what a
+// change writes, without a copy of every element. Elements are rendered again
+// from the ports when they are needed.
+type table struct {
+	layout  *layout
+	liberal bool
+	ports   map[intent.PortID]*intent.ServicePort
+	node    intent.Node
+	count   map[string]int            // elements of each set
+	owners  map[string]map[string]int // of each element of a shared set
+	chains  map[string]string         // sums of each chain
+	own     map[string]*set           // sets of affinity
+	exists  map[string]bool           // sets of the layout that are there
+}
+
+func newTable(liberal bool) *table {
+	return &table{
+		layout: tableLayout, liberal: liberal,
+		ports: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{}, owners: map[string]map[string]int{},
+		chains: map[string]string{}, own: map[string]*set{}, exists: map[string]bool{},
+	}
+}
+
+// change collects what one Apply or Replace does to a table. The table itself
+// changes when the kernel has.
+type change struct {
+	t      *table
+	ports  map[intent.PortID]*intent.ServicePort // nil: goes
+	node   *intent.Node
+	sets   map[string]*setChange
+	chains map[string]*chain // of affinity; nil: goes
+	own    map[string]*set   // of affinity; nil: goes
+	found  bool              // what was there before is as it was found in the kernel
+}
+
+// setChange is what changes in one set.
+type setChange struct {
+	set   *set
+	elems map[string]*elemChange
+	all   []elem // all that a set that is written whole is to hold
+}
+
+// elemChange is what becomes of one element.
+type elemChange struct {
+	had, want *value
+	owners    int // more or fewer, in a shared set
+}
+
+func (t *table) change() *change {
+	return &change{
+		t: t, ports: map[intent.PortID]*intent.ServicePort{}, sets: map[string]*setChange{},
+		chains: map[string]*chain{}, own: map[string]*set{},
+	}
+}
+
+// setPort makes the table hold a port; nil takes it out. A change sets each
+// port once.
+func (c *change) setPort(id intent.PortID, p *intent.ServicePort) error {
+	var want rendering
+	if p != nil {
+		r, err := renderPort(c.t.layout, p)
+		if err != nil {
+			return err
+		}
+		want = *r
+	}
+	if old := c.t.ports[id]; old != nil {
+		r, err := renderPort(c.t.layout, old)
+		if err != nil {
+			return err
+		}
+		c.takeOut(r)
+	}
+	c.putIn(&want)
+	c.ports[id] = p
+	return nil
+}
+
+// setNode makes the table hold what it must about the node.
+func (c *change) setNode(n *intent.Node) {
+	old := renderNode(c.t.layout, &c.t.node)
+	want := renderNode(c.t.layout, n)
+	for i := range c.t.layout.common {
+		for _, s := range []*set{c.t.layout.common[i].localPods, c.t.layout.common[i].clusterCIDRs} {
+			for _, e := range want.elems {
+				if e.set == s {
+					c.set(s).all = append(c.set(s).all, e)
+				}
+			}
+		}
+	}
+	c.takeOut(old)
+	c.putIn(want)
+	c.node = n
+}
+
+func (c *change) set(s *set) *setChange {
+	sc := c.sets[s.name]
+	if sc == nil {
+		sc = &setChange{set: s, elems: map[string]*elemChange{}}
+		c.sets[s.name] = sc
+	}
+	return sc
+}
+
+func (c *change) elem(e *elem) *elemChange {
+	sc := c.set(e.set)
+	ec := sc.elems[e.key]
+	if ec == nil {
+		ec = &elemChange{}
+		sc.elems[e.key] = ec
+	}
+	return ec
+}
+
+// takeOut and putIn are called for what goes and what comes, in any order over
+// all ports: an element that goes from one and comes with another stays.
+func (c *change) takeOut(r *rendering) {
+	for i := range r.elems {
+		ec := c.elem(&r.elems[i])
+		ec.owners--
+		ec.had = &r.elems[i].value
+	}
+	for _, s := range r.sets {
+		if c.own[s.name] == nil {
+			c.own[s.name] = nil
+		}
+	}
+	for i := range r.chains {
+		if c.chains[r.chains[i].name] == nil {
+			c.chains[r.chains[i].name] = nil
+		}
+	}
+}
+
+func (c *change) putIn(r *rendering) {
+	for i := range r.elems {
+		ec := c.elem(&r.elems[i])
+		ec.owners++
+		ec.want = &r.elems[i].value
+	}
+	for _, s := range r.sets {
+		c.own[s.name] = s
+	}
+	for i := range r.chains {
+		c.chains[r.chains[i].name] = &r.chains[i]
+	}
+}
+
+// plan is what has to be written: a batch, and the table that it leaves.
+type plan struct {
+	batch  *batch
+	count  map[string]int
+	owners map[string]map[string]int
+	exists map[string]bool
+	chains map[string]string // sums of those that come or change
+	gone   []string          // chains
+}
+
+// plan works out the batch. Sets and chains come first, then elements, then the
+// rules that use them, and last goes what nothing uses any more.
+func (c *change) plan(name string) *plan {
+	p := &plan{
+		batch: &batch{table: name}, count: map[string]int{}, owners: map[string]map[string]int{},
+		exists: maps.Clone(c.t.exists), chains: map[string]string{},
+	}
+	dels, adds := c.elements(p)
+	var newSets []*set
+	var oldSets []string
+	for _, s := range c.t.layout.sets {
+		n, touched := p.count[s.name]
+		is := s.always || touched && n > 0 || !touched && p.exists[s.name]
+		if is && !p.exists[s.name] {
+			newSets = append(newSets, s)
+		} else if !is && p.exists[s.name] {
+			oldSets = append(oldSets, s.name)
+		}
+		p.exists[s.name] = is
+	}
+	for _, n := range slices.Sorted(maps.Keys(c.own)) {
+		if s := c.own[n]; s == nil && c.t.own[n] != nil {
+			oldSets = append(oldSets, n)
+		} else if s != nil && c.t.own[n] == nil {
+			newSets = append(newSets, s)
+		}
+	}
+	going := map[string]bool{}
+	for _, n := range oldSets {
+		going[n] = true
+	}
+	for _, s := range newSets {
+		p.batch.addSet(s)
+	}
+	comes, goes := c.rules(p, len(newSets)+len(oldSets) > 0)
+	for _, ch := range comes {
+		if _, there := c.t.chains[ch.name]; !there {
+			p.batch.addChain(ch)
+		}
+	}
+	for _, d := range dels {
+		if !going[d.set.name] {
+			d.write(p.batch, unix.NFT_MSG_DELSETELEM)
+		}
+	}
+	for _, a := range adds {
+		a.write(p.batch, unix.NFT_MSG_NEWSETELEM)
+	}
+	p.gone = goes
+	c.writeRules(p, comes, goes)
+	for _, n := range oldSets {
+		p.batch.delSet(n)
+	}
+	return p
+}
+
+// elements sorts the changes of all sets into those that go and those that come.
+func (c *change) elements(p *plan) (dels, adds []*elemList) {
+	for _, n := range slices.Sorted(maps.Keys(c.sets)) {
+		sc := c.sets[n]
+		del, add := &elemList{set: sc.set}, &elemList{set: sc.set}
+		count := c.t.count[n]
+		for key, ec := range sc.elems {
+			had, want := ec.had, ec.want
+			if sc.set.shared {
+				had, want = c.ownersOf(p, sc.set, key, ec)
+			}
+			if had != nil && want != nil && *had == *want {
+				continue
+			}
+			if had != nil {
+				del.add(key, had)
+				count--
+			}
+			if want != nil {
+				add.add(key, want)
+				count++
+			}
+		}
+		p.count[n] = count
+		if len(del.keys)+len(add.keys) == 0 {
+			continue
+		}
+		if sc.set.whole() {
+			del, add = &elemList{set: sc.set}, &elemList{set: sc.set}
+			for i := range sc.all {
+				add.add(sc.all[i].key, &sc.all[i].value)
+			}
+		}
+		if c.t.exists[n] || c.t.own[n] != nil {
+			dels = append(dels, del)
+		}
+		adds = append(adds, add)
+	}
+	return dels, adds
+}
+
+// ownersOf counts the owners of an element of a shared set. It is there while
+// it has one.
+func (c *change) ownersOf(p *plan, s *set, key string, ec *elemChange) (had, want *value) {
+	before := c.t.owners[s.name][key]
+	if p.owners[s.name] == nil {
+		p.owners[s.name] = map[string]int{}
+	}
+	p.owners[s.name][key] = before + ec.owners
+	if before > 0 || c.found && ec.had != nil {
+		had = &value{}
+	}
+	if before+ec.owners > 0 {
+		want = &value{}
+	}
+	return had, want
+}
+
+// rules lists chains that come or change, and names of those that go.
+func (c *change) rules(p *plan, again bool) (comes []*chain, goes []string) {
+	note := func(ch *chain) {
+		sums := ch.sums()
+		if have, there := c.t.chains[ch.name]; !there || have != sums {
+			comes = append(comes, ch)
+			p.chains[ch.name] = sums
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(c.chains)) {
+		if ch := c.chains[n]; ch != nil {
+			note(ch)
+		} else if _, there := c.t.chains[n]; there {
+			goes = append(goes, n)
+		}
+	}
+	if again || c.node != nil {
+		want := c.t.ruleset(p.exists, c.nodeAfter())
+		here := map[string]bool{}
+		for i := range want {
+			here[want[i].name] = true
+			note(&want[i])
+		}
+		for _, b := range c.t.layout.bases() {
+			for _, n := range b.chainNames() {
+				if _, there := c.t.chains[n]; there && !here[n] {
+					goes = append(goes, n)
+				}
+			}
+		}
+	}
+	return comes, goes
+}
+
+func (c *change) nodeAfter() *intent.Node {
+	if c.node != nil {
+		return c.node
+	}
+	return &c.t.node
+}
+
+// ruleset writes the chains for the sets that exist.
+func (t *table) ruleset(exists map[string]bool, n *intent.Node) []chain {
+	rs := &ruleset{layout: t.layout, liberal: t.liberal, exists: func(s *set) bool { return exists[s.name] }}
+	rs.forNode(n)
+	return rs.write()
+}
+
+// chainNames are the chains of a base that come and go.
+func (b *base) chainNames() []string {
+	names := []string{b.outer.name}
+	for _, p := range []*pool{&b.inner, &b.outer} {
+		for _, k := range p.class {
+			names = append(names, k.members.name)
+		}
+	}
+	return names
+}
+
+// writeRules empties chains before it fills any, so that no rule is left that
+// uses what goes.
+func (c *change) writeRules(p *plan, comes []*chain, goes []string) {
+	for _, ch := range comes {
+		if _, there := c.t.chains[ch.name]; there {
+			p.batch.flushChain(ch.name)
+		}
+	}
+	for _, n := range goes {
+		p.batch.flushChain(n)
+	}
+	for _, ch := range comes {
+		p.batch.addRules(ch)
+	}
+	for _, n := range goes {
+		p.batch.delChain(n)
+	}
+}
+
+// done takes over what the kernel now holds.
+func (c *change) done(p *plan) {
+	t := c.t
+	for id, port := range c.ports {
+		if port == nil {
+			delete(t.ports, id)
+		} else {
+			t.ports[id] = port
+		}
+	}
+	if c.node != nil {
+		t.node = *c.node
+	}
+	maps.Copy(t.count, p.count)
+	t.exists = p.exists
+	for n, owners := range p.owners {
+		if t.owners[n] == nil {
+			t.owners[n] = map[string]int{}
+		}
+		for key, k := range owners {
+			if k > 0 {
+				t.owners[n][key] = k
+			} else {
+				delete(t.owners[n], key)
+			}
+		}
+	}
+	for n, s := range c.own {
+		if s == nil {
+			delete(t.own, n)
+		} else {
+			t.own[n] = s
+		}
+	}
+	maps.Copy(t.chains, p.chains)
+	for _, n := range p.gone {
+		delete(t.chains, n)
+	}
+}
+
+// elemList is elements of one set on their way into a batch.
+type elemList struct {
+	set    *set
+	keys   []string
+	values []*value
+}
+
+func (l *elemList) add(key string, v *value) {
+	l.keys, l.values = append(l.keys, key), append(l.values, v)
+}
+
+func (l *elemList) write(b *batch, typ int) {
+	if typ == unix.NFT_MSG_DELSETELEM && l.set.whole() {
+		b.flushSet(l.set.name)
+		return
+	}
+	i := -1
+	b.elements(typ, l.set, func() (string, *value, bool) {
+		if i++; i < len(l.keys) {
+			return l.keys[i], l.values[i], true
+		}
+		return "", nil, false
+	})
+}
