@@ -103,7 +103,7 @@ const (
 	// KeptHere is the one wanted difference between dataplanes: eBPF keeps the
 	// client's address when the server is on the node that the packet reached,
 	// and uses that node's address otherwise. Those of netfilter (nftables,
-	// iptables) always use a node's.
+	// iptables) use a node's, unless the server is on the node's own network.
 	KeptHere
 )
 

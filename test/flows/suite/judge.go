@@ -221,7 +221,10 @@ func (j judge) sourceKind(server string) flows.Source {
 		receiver = "a" // clients route cluster IPs to it
 	}
 	name, _, _ := strings.Cut(server, ":")
-	if !j.netfilter() && j.c.NodeOf(name) == receiver {
+	here := j.c.NodeOf(name) == receiver
+	if here && (!j.netfilter() || !cluster.ParseName(name).IsPod()) {
+		// What a node's own process gets leaves by no device, and netfilter
+		// masquerades only what does.
 		return flows.Kept
 	}
 	return flows.NodeSource

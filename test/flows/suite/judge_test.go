@@ -88,6 +88,7 @@ func TestJudge(t *testing.T) {
 		{"not kept here", "client0", flows.NodePort("a"), flows.OneOf(flows.KeptHere, "a0"), "", []probe.Answer{said("a0", "10.0.0.1")}, "want the client's"},
 		{"kept elsewhere", "client0", flows.NodePort("a"), flows.OneOf(flows.KeptHere, "b0"), "", []probe.Answer{said("b0", "10.0.0.9")}, "want a node's"},
 		{"masqueraded elsewhere", "client0", flows.NodePort("a"), flows.OneOf(flows.KeptHere, "b0"), "", []probe.Answer{said("b0", "10.0.0.1")}, ""},
+		{"kept where nftables delivers to the node itself", "client0", flows.NodePort("a"), flows.OneOf(flows.KeptHere, "a"), "nftables", []probe.Answer{said("a", "10.0.0.9")}, ""},
 		{"kept where nftables masquerades", "client0", flows.NodePort("a"), flows.OneOf(flows.KeptHere, "a0"), "nftables", []probe.Answer{said("a0", "10.0.0.9")}, "want a node's"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
