@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/intent"
 )
 
@@ -59,7 +61,8 @@ func (a *affinity) render(r *rendering) {
 		r.sets = append(r.sets, s)
 		r.chains = append(r.chains, chain{name: s.name, rules: []*rule{
 			(&rule{}).only(a.family).source(a.family, firstReg).remember(s, firstReg),
-			(&rule{}).value(firstReg, e.Addr.Addr().AsSlice()).
+			(&rule{}).meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{byte(a.port.ID.Protocol)}).
+				value(firstReg, e.Addr.Addr().AsSlice()).
 				value(firstReg+a.family.regs(), []byte{byte(e.Addr.Port() >> 8), byte(e.Addr.Port())}).dnat(*a.family),
 		}})
 	}

@@ -46,6 +46,12 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
+// nft runs one command of nft's.
+func nft(command string) (string, error) {
+	out, err := exec.CommandContext(context.Background(), "nft", command).CombinedOutput()
+	return string(out), err
+}
+
 func addrs(list ...string) (out []netip.Addr) {
 	for _, a := range list {
 		out = append(out, netip.MustParseAddr(a))

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -50,8 +51,16 @@ type Backend struct {
 	// since the agent did. sure is false when somebody has.
 	generation uint32
 	sure       bool
-	found      *image // what the last Applied read, for the Replace that follows
+	// To read all elements takes its time. It is owed when somebody wrote and
+	// only the table's shape was looked at, and done no sooner than nextRead.
+	owed     bool
+	nextRead time.Time
+	found    *image // what an audit read, for the Replace that follows
 }
+
+// auditShare bounds the time that audits take: a table that took 1 s to read is
+// read again 100 s later at the earliest.
+const auditShare = 100
 
 var _ dataplane.Backend = (*Backend)(nil)
 
@@ -135,18 +144,15 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	return portErrors(failed)
 }
 
-// Replace makes the table hold this state. If nobody else has written to
-// nf_tables since, only what differs from the last state is written; else the
-// table is read and compared.
+// Replace makes the table hold this state. If it is as the agent left it, only
+// what differs from the last state is written; else it is read and compared.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
-	found := b.found
-	b.found = nil
 	unchanged, err := b.unchanged(ctx)
 	if err != nil {
 		return err
 	}
 	if !unchanged {
-		return b.restore(ctx, s, found)
+		return b.restore(ctx, s)
 	}
 	ch, failed := b.table.change(), map[intent.PortID]error{}
 	wanted := make(map[intent.PortID]bool, len(s.Ports))
@@ -174,39 +180,55 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	return portErrors(failed)
 }
 
-// unchanged reports whether the kernel is known to hold what the table says.
+// unchanged reports whether the table is as the agent left it. That costs next
+// to nothing while nobody writes to nf_tables. Else the table's shape is looked
+// at, and, as often as time allows, its elements: found then holds them.
 func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
-	if b.table == nil || !b.sure {
+	if b.table == nil || b.found != nil {
 		return false, nil
 	}
 	err = b.do(ctx, func(s *socket) error {
 		g, err := s.generation()
-		same = g == b.generation
-		return err
+		if err != nil {
+			return err
+		}
+		due := !time.Now().Before(b.nextRead)
+		if same = b.sure && g == b.generation && !(b.owed && due); same {
+			return nil
+		}
+		shape, err := s.read(b.cfg.Table, false)
+		if err != nil {
+			return err
+		}
+		if !shape.shapedAs(b.table) || due {
+			return b.readAll(s)
+		}
+		same, b.generation, b.sure, b.owed = true, shape.generation, true, true
+		return nil
 	})
 	return same, err
 }
 
+// readAll reads the table with all its elements.
+func (b *Backend) readAll(s *socket) (err error) {
+	start := time.Now()
+	b.found, err = s.read(b.cfg.Table, true)
+	b.nextRead = time.Now().Add(auditShare * time.Since(start))
+	return err
+}
+
 // restore compares the whole state with what the kernel holds and writes the
 // difference, or, where the table cannot be mended, makes it anew in one batch.
-func (b *Backend) restore(ctx context.Context, s intent.State, found *image) error {
+func (b *Backend) restore(ctx context.Context, s intent.State) error {
 	known := b.table != nil
-	b.table, b.sure = nil, false
-	if err := b.do(ctx, func(sock *socket) error {
-		if found != nil {
-			if g, err := sock.generation(); err != nil || g == found.generation {
-				return err
-			}
-		}
-		var err error
-		found, err = sock.read(b.cfg.Table)
-		return err
-	}); err != nil {
+	b.table, b.sure, b.owed = nil, false, false
+	if err := b.do(ctx, b.readUnlessFound); err != nil {
 		return err
 	}
+	found := b.found
+	b.found = nil
 	ch, failed := wholeChange(b.liberal, s)
-	mendable := found.there && ch.against(found)
-	if mendable {
+	if found.there && ch.against(found) {
 		b.table, b.sure, b.generation = ch.t, true, found.generation
 		before := b.counts.bytes.Load()
 		err := b.write(ctx, ch, false)
@@ -230,6 +252,16 @@ func (b *Backend) restore(ctx context.Context, s intent.State, found *image) err
 		return err
 	}
 	return portErrors(failed)
+}
+
+// readUnlessFound reads the table unless an audit has just done so.
+func (b *Backend) readUnlessFound(s *socket) error {
+	if b.found != nil {
+		if g, err := s.generation(); err != nil || g == b.found.generation {
+			return err
+		}
+	}
+	return b.readAll(s)
 }
 
 // wholeChange brings an empty table to a state.
@@ -277,6 +309,7 @@ func (b *Backend) write(ctx context.Context, c *change, anew bool) error {
 		return err
 	}
 	c.done(p)
+	b.found = nil
 	b.counts.batches.Add(1)
 	b.counts.bytes.Add(uint64(p.batch.size))
 	return nil
@@ -310,11 +343,7 @@ func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
 		slices.SortFunc(s.Ports, func(x, y *intent.ServicePort) int { return x.ID.Compare(y.ID) })
 		return s, nil
 	}
-	err = b.do(ctx, func(s *socket) error {
-		b.found, err = s.read(b.cfg.Table)
-		return err
-	})
-	if err != nil {
+	if err := b.do(ctx, b.readUnlessFound); err != nil {
 		return intent.State{}, err
 	}
 	return b.found.state(tableLayout), nil

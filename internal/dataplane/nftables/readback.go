@@ -42,16 +42,17 @@ type foundChain struct {
 // changed something meanwhile.
 const snapshotTries = 3
 
-// read reads the table. While others change theirs all the time, the last
-// attempt counts; generation is then one that does not hold any more.
-func (s *socket) read(table string) (*image, error) {
+// read reads the table, with or without elements. While others change theirs
+// all the time, the last attempt counts; generation is then one that does not
+// hold any more.
+func (s *socket) read(table string, elements bool) (*image, error) {
 	var img *image
 	for range snapshotTries {
 		before, err := s.generation()
 		if err != nil {
 			return nil, err
 		}
-		if img, err = s.readOnce(table); err != nil {
+		if img, err = s.readOnce(table, elements); err != nil {
 			return nil, fmt.Errorf("read table %s: %w", table, err)
 		}
 		img.generation = before
@@ -66,7 +67,7 @@ func (s *socket) read(table string) (*image, error) {
 	return img, nil
 }
 
-func (s *socket) readOnce(table string) (*image, error) {
+func (s *socket) readOnce(table string, elements bool) (*image, error) {
 	img := &image{sets: map[string]*foundSet{}, chains: map[string]*foundChain{}}
 	if err := s.readFlags(table, img); err != nil || !img.there && !img.dormant {
 		return img, err
@@ -81,8 +82,8 @@ func (s *socket) readOnce(table string) (*image, error) {
 		return nil, err
 	}
 	for name, fs := range img.sets {
-		if fs.flags&unix.NFT_SET_EVAL != 0 {
-			continue // filled by packets
+		if !elements || fs.flags&unix.NFT_SET_EVAL != 0 {
+			continue // not asked for, or filled by packets
 		}
 		if err := s.dumpElements(table, name, fs); err != nil {
 			return nil, err
@@ -121,18 +122,13 @@ func (s *socket) readFlags(table string, img *image) error {
 func (s *socket) dump(typ int, table string, tableAttr uint16, take func(netlink.Message)) error {
 	a := attrs{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}
 	a.str(tableAttr, table)
-	answers, err := s.request(typ, netlink.Dump, a)
-	if err != nil {
-		return err
-	}
-	for _, m := range answers {
+	return s.each(typ, netlink.Dump, a, func(m netlink.Message) {
 		for t, v := range attributes(m) {
 			if t == tableAttr && cString(v) == table {
 				take(m)
 			}
 		}
-	}
-	return nil
+	})
 }
 
 func (img *image) takeSet(m netlink.Message) {
@@ -199,11 +195,7 @@ func (s *socket) dumpElements(table, name string, fs *foundSet) error {
 	a := attrs{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, name)
-	answers, err := s.request(unix.NFT_MSG_GETSETELEM, netlink.Dump, a)
-	if err != nil {
-		return fmt.Errorf("read elements of set %s: %w", name, err)
-	}
-	for _, m := range answers {
+	err := s.each(unix.NFT_MSG_GETSETELEM, netlink.Dump, a, func(m netlink.Message) {
 		for typ, list := range attributes(m) {
 			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 				continue
@@ -213,6 +205,9 @@ func (s *socket) dumpElements(table, name string, fs *foundSet) error {
 				fs.elems[key] = v
 			}
 		}
+	})
+	if err != nil {
+		return fmt.Errorf("read elements of set %s: %w", name, err)
 	}
 	return nil
 }
@@ -338,6 +333,32 @@ func (c *change) againstChains(img *image) bool {
 		}
 	}
 	return true
+}
+
+// shapedAs tells whether the table has the sets, chains and rules that were
+// written, and no others.
+func (img *image) shapedAs(t *table) bool {
+	sets := len(t.own)
+	for name, is := range t.exists {
+		if is {
+			sets++
+		}
+		if is && img.sets[name] == nil {
+			return false
+		}
+	}
+	for name := range t.own {
+		if img.sets[name] == nil {
+			return false
+		}
+	}
+	for name, sums := range t.chains {
+		fc := img.chains[name]
+		if fc == nil || fc.sums != sums || fc.hook.typ != "" && fc.policy != nfAccept {
+			return false
+		}
+	}
+	return img.there && sets == len(img.sets) && len(t.chains) == len(img.chains)
 }
 
 // state tells which Service ports the table serves, as far as its elements say:

@@ -38,9 +38,10 @@ func (c *chain) sums() string {
 // it the first half of the slots, all of which are taken, are a little favoured.
 const tries = 8
 
+// No name may be one of nft's words, or it could not read what it shows.
 const (
-	chainReject     = "reject"
-	chainMasquerade = "masquerade"
+	chainReject     = "refuse"
+	chainMasquerade = "own-address"
 )
 
 // ruleset writes the chains that are not affinity's. Which there are depends on
@@ -109,8 +110,10 @@ func (rs *ruleset) base(b *base) {
 	if rs.exists(b.ranges) {
 		r := &rule{comment: "not in loadBalancerSourceRanges"}
 		b.load(r).in(b.ranges, firstReg)
-		b.key(r).source(b.family, b.behind()).notIn(b.sources, firstReg).drop()
-		c.rules = append(c.rules, r)
+		if rs.exists(b.sources) { // an empty list lets nobody in
+			b.key(r).source(b.family, b.behind()).notIn(b.sources, firstReg)
+		}
+		c.rules = append(c.rules, r.drop())
 	}
 	if rs.exists(b.outside) {
 		r := &rule{comment: "from another machine"}

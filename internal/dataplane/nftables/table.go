@@ -219,7 +219,10 @@ func (c *change) plan(name string) *plan {
 	p.gone = goes
 	c.writeRules(p, comes, goes)
 	for _, n := range oldSets {
-		p.batch.delSet(n)
+		p.batch.delSet(n) // before chains that its elements may lead to
+	}
+	for _, n := range goes {
+		p.batch.delChain(n)
 	}
 	return p
 }
@@ -354,9 +357,6 @@ func (c *change) writeRules(p *plan, comes []*chain, goes []string) {
 	}
 	for _, ch := range comes {
 		p.batch.addRules(ch)
-	}
-	for _, n := range goes {
-		p.batch.delChain(n)
 	}
 }
 

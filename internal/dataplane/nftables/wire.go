@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -212,6 +213,11 @@ func (a *attrs) data(typ uint16, v string) {
 	a.close(at)
 }
 
+// messageBuffer is how much is received at once. The kernel hands out a dump in
+// pieces of up to 32 KiB if the reader has room for them, and begins each piece
+// by skipping all elements that went before: small pieces make it slow.
+const messageBuffer = 128 << 10
+
 // patience bounds how long the kernel may take for one batch or dump.
 const patience = 2 * time.Minute
 
@@ -222,11 +228,11 @@ type socket struct {
 }
 
 func dial() (*socket, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageBuffer})
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
 	}
-	// What the kernel complains of in words is worth having; old ones do not.
+	// What the kernel complains of in words is worth having.
 	_ = conn.SetOption(netlink.ExtendedAcknowledge, true)
 	return &socket{conn: conn}, nil
 }
@@ -290,7 +296,7 @@ func (s *socket) commit(b *batch, end bool) error {
 	for {
 		answers, err := s.conn.Receive()
 		if err != nil {
-			return fmt.Errorf("change table: %w", err)
+			return fmt.Errorf("%s: %w", blamed(err, sent), err)
 		}
 		for _, m := range answers {
 			if m.Header.Type == netlink.Error && m.Header.Sequence == want {
@@ -298,6 +304,33 @@ func (s *socket) commit(b *batch, end bool) error {
 			}
 		}
 	}
+}
+
+// blamed says in words which message an error is about.
+func blamed(err error, sent []netlink.Message) string {
+	var op *netlink.OpError
+	if !errors.As(err, &op) {
+		return "change table"
+	}
+	i := slices.IndexFunc(sent, func(m netlink.Message) bool { return m.Header.Sequence == op.Sequence })
+	if i <= 0 {
+		return "change table"
+	}
+	object := ""
+	for typ, v := range attributes(sent[i]) {
+		if typ <= 2 { // NFTA_*_TABLE and NFTA_*_NAME, in one order or the other
+			object += " " + cString(v)
+		}
+	}
+	return verbs[int(sent[i].Header.Type)&0xff] + object
+}
+
+var verbs = map[int]string{
+	unix.NFT_MSG_NEWTABLE: "add table", unix.NFT_MSG_DELTABLE: "delete table",
+	unix.NFT_MSG_NEWSET: "add set", unix.NFT_MSG_DELSET: "delete set",
+	unix.NFT_MSG_NEWCHAIN: "add chain", unix.NFT_MSG_DELCHAIN: "delete chain",
+	unix.NFT_MSG_NEWRULE: "add rule to", unix.NFT_MSG_DELRULE: "flush chain",
+	unix.NFT_MSG_NEWSETELEM: "add elements to", unix.NFT_MSG_DELSETELEM: "delete elements of",
 }
 
 // generation is a number that each batch of anybody's raises by one.
@@ -317,24 +350,31 @@ func (s *socket) generation() (uint32, error) {
 }
 
 // request sends one message and returns the answers.
-func (s *socket) request(typ int, flags netlink.HeaderFlags, data attrs) ([]netlink.Message, error) {
+func (s *socket) request(typ int, flags netlink.HeaderFlags, data attrs) (answers []netlink.Message, err error) {
+	err = s.each(typ, flags, data, func(m netlink.Message) { answers = append(answers, m) })
+	return answers, err
+}
+
+// each sends one message and gives each answer to take. A dump that others
+// disturbed comes to its end all the same.
+func (s *socket) each(typ int, flags netlink.HeaderFlags, data attrs, take func(netlink.Message)) error {
 	sent, err := s.conn.SendMessages([]netlink.Message{{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ), Flags: netlink.Request | flags},
 		Data:   data,
 	}})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	answers, err := s.conn.Receive()
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range answers {
-		if m.Header.Sequence != sent[0].Header.Sequence {
-			return nil, errors.New("an answer to another question came")
+	for m, err := range s.conn.ReceiveIter() {
+		if err != nil {
+			return err
 		}
+		if m.Header.Sequence != sent[0].Header.Sequence {
+			return errors.New("an answer to another question came")
+		}
+		take(m)
 	}
-	return answers, nil
+	return nil
 }
 
 // attributes are the attributes of a message of netfilter's.
