@@ -299,7 +299,7 @@ func TestARestartAtAnyStepFindsItsWay(t *testing.T) {
 	w := &world{r: rand.New(rand.NewPCG(3, 4)), ports: map[intent.PortID]*intent.ServicePort{}, node: node()}
 	b := open(t)
 	replace(t, b, w.state())
-	for i := range 150 {
+	for i := range 90 {
 		if err := b.Apply(t.Context(), w.change()); err != nil {
 			t.Fatal(err)
 		}
