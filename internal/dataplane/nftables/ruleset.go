@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"fmt"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -255,5 +254,3 @@ func (rs *ruleset) forNode(n *intent.Node) {
 		}
 	}
 }
-
-func (c *chain) String() string { return fmt.Sprintf("chain %s, %d rules", c.name, len(c.rules)) }
