@@ -291,6 +291,11 @@ func TestAThousandChangesLeaveWhatOneSyncWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for name, owners := range b.table.owners {
+		if len(owners) > 0 {
+			t.Errorf("%d elements of %s are remembered", len(owners), name)
+		}
+	}
 	same(t, "with no port left", holds(t, b), fresh(t, intent.State{Node: w.node}))
 }
 
@@ -418,6 +423,9 @@ func TestOtherTablesCostNoReadOfAllElements(t *testing.T) {
 		t.Errorf("Applied: %v, %v, read: %v", got.Ports, err, b.found != nil)
 	}
 	run(t, "nft", "delete", "element", "inet", "spillway", "services4", "{ 10.96.0.1 . tcp . 80 }")
+	if got, err = b.Applied(t.Context()); err != nil || len(got.Ports) != 1 {
+		t.Errorf("elements are read before it is time: %v, %v", got.Ports, err)
+	}
 	b.nextRead = time.Now()
 	if got, err = b.Applied(t.Context()); err != nil || len(got.Ports) != 0 {
 		t.Errorf("what is owed is not read: %v, %v", got.Ports, err)
@@ -438,6 +446,7 @@ func TestARefusedBatchLeavesWhatWasThere(t *testing.T) {
 		t.Fatalf("error %q", err)
 	}
 	same(t, "after the refusal", holds(t, b), before)
+	run(t, "nft", "delete", "set", "inet", "spillway", "services4-drop")
 	if err := b.Apply(t.Context(), intent.Changes{Upserts: local}); err == nil {
 		t.Error("changes are written although it is not known to what")
 	}
@@ -571,5 +580,32 @@ func BenchmarkFullSync(b *testing.B) {
 				b.StartTimer()
 			}
 		})
+	}
+}
+
+func TestClientsKeepTheirEndpointsOverARestart(t *testing.T) {
+	enter(t)
+	s := intent.State{Node: node(), Ports: shapes()["affinity"]}
+	replace(t, open(t), s)
+	const clients = "affinity/default/web/tcp4/80-http/3h0m0s/10.244.0.2/8080"
+	run(t, "nft", "add element inet spillway "+clients+" { 10.244.0.7 }")
+	b := open(t)
+	replace(t, b, s)
+	more := *s.Ports[0]
+	more.Endpoints = slices.Clone(more.Endpoints)
+	endpoints("10.244.1.9:8080")(&more)
+	if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{&more}}); err != nil {
+		t.Fatal(err)
+	}
+	if set := run(t, "nft", "list set inet spillway "+clients); !strings.Contains(set, "10.244.0.7") {
+		t.Errorf("the client is forgotten:\n%s", set)
+	}
+	fewer := more
+	fewer.Endpoints = fewer.Endpoints[:1] // 10.244.1.2 stays alone
+	if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{&fewer}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nft("list set inet spillway " + clients); err == nil {
+		t.Error("clients of an endpoint that is gone are remembered")
 	}
 }
