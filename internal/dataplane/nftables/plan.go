@@ -85,7 +85,8 @@ func (c *change) elements(p *plan) (dels, adds []*elemList) {
 		sc := c.sets[n]
 		del, add := &elemList{set: sc.set}, &elemList{set: sc.set}
 		count := c.t.count[n]
-		for key, ec := range sc.elems {
+		for _, key := range sc.keys() {
+			ec := sc.elems[key]
 			had, want := ec.had, ec.want
 			if sc.set.shared {
 				had, want = c.ownersOf(p, sc.set, key, ec)
@@ -118,6 +119,16 @@ func (c *change) elements(p *plan) (dels, adds []*elemList) {
 		adds = append(adds, add)
 	}
 	return dels, adds
+}
+
+// keys lists the keys in any order, but those of ranges sorted: nft shows ranges
+// in the order in which they were added.
+func (sc *setChange) keys() []string {
+	keys := slices.Collect(maps.Keys(sc.elems))
+	if sc.set.interval {
+		slices.Sort(keys)
+	}
+	return keys
 }
 
 // ownersOf counts the owners of an element of a shared set. It is there while
