@@ -31,7 +31,7 @@ var proxyModes = []proxyMode{
 		return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Log: log})
 	}, false},
 	{"nftables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
-		return nftables.New(ctx, nftables.Config{Log: log})
+		return nftables.New(ctx, nftables.Config{Beside: c.ProxyMode != "nftables", Log: log})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return nftables.Cleanup(ctx, nftables.Config{Log: log})
 	}, true},

@@ -26,7 +26,11 @@ type Config struct {
 	// Table is the name of the table; "" is DefaultTable. Two agents in one
 	// network namespace need two names.
 	Table string
-	Log   *slog.Logger // nil: slog.Default()
+	// Beside says that another dataplane serves this node, and this one only
+	// ports that the other cannot: it refuses no other port of their addresses,
+	// and while it has no port there is no table, and so no conntrack either.
+	Beside bool
+	Log    *slog.Logger // nil: slog.Default()
 }
 
 func (c Config) withDefaults() Config {
@@ -41,10 +45,13 @@ func (c Config) withDefaults() Config {
 
 // Backend is the nftables dataplane of one instance.
 type Backend struct {
-	cfg     Config
-	sock    *socket
-	liberal bool
-	counts  counts
+	cfg    Config
+	sock   *socket
+	traits traits
+	counts counts
+	// bare is set while nothing is in the kernel because nothing is to be: the
+	// node, for when a port comes.
+	bare *intent.Node
 
 	table *table // nil: not known what the kernel holds
 	// While nf_tables' generation is this one, nobody has written to any table
@@ -70,8 +77,8 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
 	b := &Backend{cfg: cfg}
 	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
-	b.liberal = err == nil && liberal == "1"
-	if err := b.do(ctx, func(s *socket) error { return probe(s, cfg.Table, b.liberal) }); err != nil {
+	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside}
+	if err := b.do(ctx, func(s *socket) error { return probe(s, cfg.Table, b.traits) }); err != nil {
 		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and root; or use another --proxy-mode")
 	}
 	return b, nil
@@ -91,8 +98,8 @@ func explain(err error) error {
 
 // probe has the kernel judge a table with one of everything, and undo it: a
 // batch that does not end is never carried out.
-func probe(s *socket, name string, liberal bool) error {
-	t := newTable(liberal)
+func probe(s *socket, name string, tr traits) error {
+	t := newTable(tr)
 	all := map[string]bool{}
 	batch := &batch{table: name + "-probe"}
 	batch.addTable()
@@ -121,6 +128,13 @@ func (b *Backend) CanCarry(*intent.ServicePort) error { return nil }
 
 // Apply writes the changes in one batch.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
+	if b.bare != nil {
+		s := intent.State{Ports: c.Upserts, Node: *b.bare}
+		if c.Node != nil {
+			s.Node = *c.Node
+		}
+		return b.Replace(ctx, s)
+	}
 	if b.table == nil {
 		return errors.New("write changes: it is not known what the kernel holds; the whole state is needed")
 	}
@@ -147,6 +161,11 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // Replace makes the table hold this state. If it is as the agent left it, only
 // what differs from the last state is written; else it is read and compared.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
+	if b.cfg.Beside && len(s.Ports) == 0 {
+		b.table, b.found, b.bare = nil, nil, &s.Node
+		return b.remove(ctx)
+	}
+	b.bare = nil
 	unchanged, err := b.unchanged(ctx)
 	if err != nil {
 		return err
@@ -227,7 +246,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State) error {
 	}
 	found := b.found
 	b.found = nil
-	ch, failed := wholeChange(b.liberal, s)
+	ch, failed := wholeChange(b.traits, s)
 	if found.there && ch.against(found) {
 		b.table, b.sure, b.generation = ch.t, true, found.generation
 		before := b.counts.bytes.Load()
@@ -246,7 +265,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State) error {
 	if known {
 		b.counts.repairs.Add(1)
 	}
-	ch, failed = wholeChange(b.liberal, s)
+	ch, failed = wholeChange(b.traits, s)
 	b.table, b.sure, b.generation = ch.t, true, found.generation
 	if err := b.write(ctx, ch, true); err != nil {
 		return err
@@ -265,8 +284,8 @@ func (b *Backend) readUnlessFound(s *socket) error {
 }
 
 // wholeChange brings an empty table to a state.
-func wholeChange(liberal bool, s intent.State) (*change, map[intent.PortID]error) {
-	ch, failed := newTable(liberal).change(), map[intent.PortID]error{}
+func wholeChange(tr traits, s intent.State) (*change, map[intent.PortID]error) {
+	ch, failed := newTable(tr).change(), map[intent.PortID]error{}
 	for _, p := range s.Ports {
 		if err := ch.setPort(p.ID, p); err != nil {
 			failed[p.ID] = err
@@ -364,12 +383,17 @@ func Cleanup(ctx context.Context, cfg Config) error {
 	cfg = cfg.withDefaults()
 	b := &Backend{cfg: cfg}
 	defer b.Close()
+	return b.remove(ctx)
+}
+
+// remove deletes the table, if there is one.
+func (b *Backend) remove(ctx context.Context) error {
 	err := b.do(ctx, func(s *socket) error {
 		img := &image{}
-		if err := s.readFlags(cfg.Table, img); err != nil || !img.there && !img.dormant {
+		if err := s.readFlags(b.cfg.Table, img); err != nil || !img.there && !img.dormant {
 			return err
 		}
-		batch := &batch{table: cfg.Table}
+		batch := &batch{table: b.cfg.Table}
 		batch.delTable()
 		return s.commit(batch, true)
 	})
@@ -377,7 +401,7 @@ func Cleanup(ctx context.Context, cfg Config) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("delete table %s: %w", cfg.Table, err)
+		return fmt.Errorf("delete table %s: %w", b.cfg.Table, err)
 	}
 	return nil
 }

@@ -191,7 +191,7 @@ func (c *change) nodeAfter() *intent.Node {
 
 // ruleset writes the chains for the sets that exist.
 func (t *table) ruleset(exists map[string]bool, n *intent.Node) []chain {
-	rs := &ruleset{layout: t.layout, liberal: t.liberal, exists: func(s *set) bool { return exists[s.name] }}
+	rs := &ruleset{layout: t.layout, traits: t.traits, exists: func(s *set) bool { return exists[s.name] }}
 	rs.forNode(n)
 	return rs.write()
 }

@@ -120,7 +120,7 @@ func TestEveryNameIsOneThatNftCanRead(t *testing.T) {
 	for _, s := range tableLayout.sets {
 		all[s.name] = true
 	}
-	for _, c := range newTable(false).ruleset(all, &intent.Node{}) {
+	for _, c := range newTable(traits{}).ruleset(all, &intent.Node{}) {
 		if slices.Contains([]string{"reject", "masquerade", "redirect", "drop", "accept"}, c.name) {
 			t.Errorf("%s is a word of nft's", c.name)
 		}

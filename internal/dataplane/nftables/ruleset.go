@@ -43,16 +43,22 @@ const (
 	chainMasquerade = "own-address"
 )
 
+// traits are what the rules depend on besides intent.
+type traits struct {
+	liberal bool // nf_conntrack_tcp_be_liberal
+	beside  bool // see Config.Beside
+}
+
 // ruleset writes the chains that are not affinity's. Which there are depends on
 // which sets hold something and on little else, so that it is written anew when
 // the first element of its kind comes or the last goes, and not before.
 type ruleset struct {
-	layout  *layout
-	exists  func(*set) bool
-	all     bool // --masquerade-all
-	liberal bool // nf_conntrack_tcp_be_liberal
-	cidrs   [2]bool
-	chains  []chain
+	layout *layout
+	exists func(*set) bool
+	all    bool // --masquerade-all
+	traits
+	cidrs  [2]bool
+	chains []chain
 }
 
 func (rs *ruleset) write() []chain {
@@ -80,6 +86,9 @@ func (rs *ruleset) dispatch() (out []*rule) {
 		out = append(out, addr.load(r).in(addr.frontends, firstReg).jumpTo(addr.name))
 		r = (&rule{}).only(c.family).destination(c.family, firstReg).in(c.nodePortAddrs, firstReg)
 		out = append(out, port.key(r).in(port.frontends, firstReg).jumpTo(port.name))
+		if rs.beside {
+			continue
+		}
 		out = append(out, (&rule{comment: "no Service has this port"}).only(c.family).
 			destination(c.family, firstReg).in(c.clusterIPs, firstReg).jumpTo(chainReject))
 	}

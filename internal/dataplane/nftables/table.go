@@ -10,20 +10,20 @@ import (
 // change writes, without a copy of every element. Elements are rendered again
 // from the ports when they are needed.
 type table struct {
-	layout  *layout
-	liberal bool
-	ports   map[intent.PortID]*intent.ServicePort
-	node    intent.Node
-	count   map[string]int            // elements of each set
-	owners  map[string]map[string]int // of each element of a shared set
-	chains  map[string]string         // sums of each chain
-	own     map[string]*set           // sets of affinity
-	exists  map[string]bool           // sets of the layout that are there
+	layout *layout
+	traits
+	ports  map[intent.PortID]*intent.ServicePort
+	node   intent.Node
+	count  map[string]int            // elements of each set
+	owners map[string]map[string]int // of each element of a shared set
+	chains map[string]string         // sums of each chain
+	own    map[string]*set           // sets of affinity
+	exists map[string]bool           // sets of the layout that are there
 }
 
-func newTable(liberal bool) *table {
+func newTable(tr traits) *table {
 	return &table{
-		layout: tableLayout, liberal: liberal,
+		layout: tableLayout, traits: tr,
 		ports: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{}, owners: map[string]map[string]int{},
 		chains: map[string]string{}, own: map[string]*set{}, exists: map[string]bool{},
 	}

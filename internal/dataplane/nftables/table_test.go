@@ -455,6 +455,42 @@ func TestARefusedBatchLeavesWhatWasThere(t *testing.T) {
 	same(t, "after the whole state", holds(t, b), fresh(t, s))
 }
 
+// Beside another dataplane the table is there only while it has a port, and
+// leaves the other's ports of the same address alone.
+func TestBesideAnotherDataplaneNothingIsThereWithoutAPort(t *testing.T) {
+	enter(t)
+	b, err := New(t.Context(), Config{Beside: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	empty := run(t, "nft", "list", "ruleset")
+	p := port("sigtran", model.IPv4, protocol(model.SCTP), clusterIP("10.96.0.1", intent.ToCluster), endpoints("172.30.0.11:3868"))
+	replace(t, b, intent.State{Node: node()})
+	for range 2 {
+		if got := run(t, "nft", "list", "ruleset"); got != empty {
+			t.Fatalf("without a port there is\n%s", got)
+		}
+		if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{p}}); err != nil {
+			t.Fatal(err)
+		}
+		got := run(t, "nft", "list", "ruleset")
+		if !strings.Contains(got, "10.96.0.1 . sctp . 80") || strings.Contains(got, "no Service has this port") {
+			t.Errorf("with a port there is\n%s", got)
+		}
+		if s, err := b.Applied(t.Context()); err != nil || len(s.Ports) != 1 {
+			t.Errorf("%d ports applied, error %v", len(s.Ports), err)
+		}
+		replace(t, b, intent.State{Node: node()})
+		if s, err := b.Applied(t.Context()); err != nil || len(s.Ports) != 0 {
+			t.Errorf("%d ports applied after the last went, error %v", len(s.Ports), err)
+		}
+	}
+	if got := run(t, "nft", "list", "ruleset"); got != empty {
+		t.Errorf("left behind:\n%s", got)
+	}
+}
+
 func TestCleanupLeavesNothingAndTwiceIsSafe(t *testing.T) {
 	enter(t)
 	run(t, "nft", "add", "table", "inet", "somebody")
