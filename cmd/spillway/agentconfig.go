@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/intent"
 )
 
@@ -39,6 +40,7 @@ type agentConfig struct {
 	Conntrack         conntrackConfig
 	SyncPeriod        time.Duration
 	MinSyncPeriod     time.Duration
+	VerifyPartialSync string
 	Verbosity         int
 	LogFormat         string
 
@@ -68,6 +70,7 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	c.Conntrack.addFlags(f)
 	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "time between full syncs, on every dataplane")
 	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "least time between syncs, on every dataplane")
+	f.StringVar(&c.VerifyPartialSync, "verify-partial-sync", iptables.VerifyOff, "with iptables, compare the kernel's rules with the wanted ones after partial syncs: off, sampled (taking 1% of the time at most) or always")
 	f.IntVarP(&c.Verbosity, "v", "v", 0, "log level: 0 is info, 4 and more is debug")
 	f.StringVar(&c.LogFormat, "log-format", "text", "text or json")
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of an API server")
@@ -92,6 +95,9 @@ func (c *agentConfig) Validate() error {
 	}
 	if c.MinSyncPeriod < 0 || c.MinSyncPeriod > c.SyncPeriod {
 		return usageErrorf("--iptables-min-sync-period %v: must be between 0 and --iptables-sync-period %v", c.MinSyncPeriod, c.SyncPeriod)
+	}
+	if !slices.Contains(iptables.VerifyChoices, c.VerifyPartialSync) {
+		return usageErrorf("--verify-partial-sync %q: not a choice: use %s", c.VerifyPartialSync, strings.Join(iptables.VerifyChoices, ", "))
 	}
 	if err := c.Conntrack.validate(); err != nil {
 		return err

@@ -36,7 +36,7 @@ var proxyModes = []proxyMode{
 		return nftables.Cleanup(ctx, nftables.Config{Log: log})
 	}, true},
 	{"iptables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
-		return iptables.New(ctx, iptables.Config{Log: log})
+		return iptables.New(ctx, iptables.Config{Log: log, VerifyPartialSync: c.VerifyPartialSync})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return iptables.Cleanup(ctx, iptables.Config{Log: log})
 	}, true},

@@ -1,0 +1,74 @@
+package iptables
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+// served lists the Service ports of one family that the kernel serves. With
+// known, what was written is held against what is there; without, chains of an
+// earlier process are taken at their word.
+func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error) {
+	named := map[intent.PortID]bool{}
+	have, err := f.programs.readTable(ctx, tableNAT, func(_, rule string) {
+		if id, ok := parseComment(rule, f.ruleset.family); ok {
+			named[id] = true
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(have.editJumps(jumpsOf(f.ruleset.family, tableNAT))) > 0:
+		return nil, nil // no packet finds its way into the chains
+	case known && !maps.Equal(have.chains, f.want[tableNAT]):
+		for id, p := range f.ports {
+			if !f.intact(p, have) {
+				delete(named, id)
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(named), intent.PortID.Compare), nil
+}
+
+// intact reports whether the chains of a Service port are as they were written,
+// and those that lead to them.
+func (f *family) intact(p *intent.ServicePort, have *dump) bool {
+	chains, byAddr, byPort := f.serviceChains(p)
+	for _, c := range chains {
+		if !f.holdsChain(have, c.name) {
+			return false
+		}
+	}
+	return f.leads(have, &f.addresses, byAddr) && f.leads(have, &f.nodePorts, byPort)
+}
+
+func (f *family) holdsChain(have *dump, name string) bool {
+	got, ok := have.chains[name]
+	return ok && got == f.want[tableNAT][name]
+}
+
+// leads reports whether the way from a dispatch's root to entries is intact.
+func (f *family) leads(have *dump, d *dispatch, entries []entry) bool {
+	for _, e := range entries {
+		if !f.holdsChain(have, d.root) {
+			return false
+		}
+		for n := d.top; n != nil; n = n.kids[digit(e.key, len(n.prefix))] {
+			if !f.holdsChain(have, d.chain(n.prefix)) {
+				return false
+			}
+			if n.leaf() {
+				break
+			}
+		}
+	}
+	return true
+}
+
+func sortPorts(ports []*intent.ServicePort) {
+	slices.SortFunc(ports, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
+}

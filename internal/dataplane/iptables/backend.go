@@ -1,0 +1,184 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/model"
+)
+
+// Backend is the iptables dataplane.
+type Backend struct {
+	cfg      Config
+	variant  Variant
+	families []*family
+	node     intent.Node
+	// known says that the kernel holds what is wanted unless somebody else
+	// changed it; if not, the next sync is a full one.
+	known    bool
+	verified time.Time     // when the kernel was last compared with it
+	took     time.Duration // and how long that took
+	metrics  *metrics
+}
+
+// family is one address family: programs, and what their tables must hold.
+type family struct {
+	*ruleset
+	programs *programs
+	lacks    map[string]error // optional features that the kernel does not have
+}
+
+var _ dataplane.Backend = (*Backend)(nil)
+
+// New finds the programs, chooses the variant that the node uses already, and
+// tries out what the kernel can do. Its error is one line that says what is
+// missing. Rules of an earlier run are left as they are until Replace.
+func New(ctx context.Context, cfg Config) (dataplane.Backend, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("configure dataplane iptables: %w", err)
+	}
+	variant, use, other, why, err := chooseVariant(ctx, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Log.Info("iptables variant chosen", "variant", variant, "reason", why)
+	b := &Backend{cfg: cfg, variant: variant, metrics: newMetrics()}
+	if other != nil && other.own {
+		if err := removeOwn(ctx, *other); err != nil {
+			return nil, fmt.Errorf("remove rules of an earlier run with the other variant: %w", err)
+		}
+		cfg.Log.Info("rules of an earlier run with the other variant are removed")
+	}
+	for _, f := range servedFamilies() {
+		p := use.v4
+		if f == model.IPv6 {
+			p = use.v6
+		}
+		fam := &family{programs: p, ruleset: newRuleset(newFacts(f, intent.Node{}, false))}
+		if fam.lacks, err = tryFeatures(ctx, p, f); err != nil {
+			return nil, err
+		}
+		b.families = append(b.families, fam)
+	}
+	return b, nil
+}
+
+// servedFamilies leaves out IPv6 on a kernel that was booted without it.
+func servedFamilies() []model.Family {
+	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
+		return []model.Family{model.IPv4}
+	}
+	return []model.Family{model.IPv4, model.IPv6}
+}
+
+// Name is the value of --proxy-mode.
+func (b *Backend) Name() string { return "iptables" }
+
+// CanCarry refuses what this kernel's netfilter was built without.
+func (b *Backend) CanCarry(p *intent.ServicePort) error {
+	f := b.family(p.ID.Family)
+	switch {
+	case f == nil:
+		return fmt.Errorf("%s: this kernel has no such network", p.ID.Family)
+	case p.ID.Protocol == model.SCTP && f.lacks[featureSCTP] != nil:
+		return fmt.Errorf("SCTP: this kernel's netfilter lacks it: %w", f.lacks[featureSCTP])
+	case p.Affinity > 0 && f.lacks[featureRecent] != nil:
+		return fmt.Errorf("session affinity: this kernel's netfilter lacks the match recent: %w", f.lacks[featureRecent])
+	}
+	return nil
+}
+
+func (b *Backend) family(f model.Family) *family {
+	for _, fam := range b.families {
+		if fam.ruleset.family == f {
+			return fam
+		}
+	}
+	return nil
+}
+
+// Apply writes the chains that the changes make different, or everything where
+// the node changed or an earlier write failed. The first call should be
+// Replace: what an earlier process left is not known here.
+func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
+	if c.Node != nil {
+		b.node = *c.Node
+		if b.takeNode() {
+			b.known = false
+		}
+	}
+	diffs := make([]difference, len(b.families))
+	for i, f := range b.families {
+		diffs[i] = f.apply(c.Upserts, c.Deletes)
+	}
+	if !b.known {
+		return b.writeAll(ctx)
+	}
+	return b.writeChanged(ctx, diffs)
+}
+
+// takeNode takes in what the node has become, and reports whether that changes
+// rules.
+func (b *Backend) takeNode() bool {
+	changed := false
+	for _, f := range b.families {
+		facts := newFacts(f.ruleset.family, b.node, liberal())
+		if facts.equal(&f.facts) {
+			continue
+		}
+		changed = true
+		ports := f.ports
+		f.ruleset = newRuleset(facts)
+		for _, p := range ports {
+			f.apply([]*intent.ServicePort{p}, nil)
+		}
+	}
+	return changed
+}
+
+// liberal reports whether conntrack lets TCP packets out of the window pass.
+// Where it cannot be told, nothing is tracked yet, and the default is no.
+func liberal() bool {
+	v, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
+	return err == nil && v != "0"
+}
+
+// Replace compares all rules with the kernel's and writes those that differ.
+func (b *Backend) Replace(ctx context.Context, s intent.State) error {
+	b.node = s.Node
+	changed := b.takeNode()
+	for _, f := range b.families {
+		if !f.holds(s.Ports) {
+			f.ruleset = newRuleset(f.facts)
+			f.apply(s.Ports, nil)
+			changed = true
+		}
+	}
+	b.known = b.known && !changed
+	return b.writeAll(ctx)
+}
+
+// Applied reads from the kernel which Service ports are served: those that a
+// dispatch names and whose rules are as they were written. Only IDs are told.
+func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
+	var s intent.State
+	for _, f := range b.families {
+		ids, err := f.served(ctx, b.known)
+		if err != nil {
+			return s, err
+		}
+		for _, id := range ids {
+			s.Ports = append(s.Ports, &intent.ServicePort{ID: id})
+		}
+	}
+	sortPorts(s.Ports)
+	return s, nil
+}
+
+// Close lets go of nothing: all programs have ended, the rules stay.
+func (b *Backend) Close() error { return nil }

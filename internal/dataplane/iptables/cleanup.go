@@ -1,0 +1,59 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Cleanup takes every chain of ours out of both variants, with the rules that
+// lead into them. What is not there is no error, and neither is a variant whose
+// programs are not installed.
+func Cleanup(ctx context.Context, cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return fmt.Errorf("configure dataplane iptables: %w", err)
+	}
+	var errs []error
+	for _, v := range []Variant{Legacy, NFT} {
+		if f := look(ctx, &cfg, v); f.missing == nil && f.own {
+			errs = append(errs, removeOwn(ctx, f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeOwn takes everything of ours out of one variant.
+func removeOwn(ctx context.Context, f found) error {
+	var errs []error
+	for _, p := range []*programs{f.v4, f.v6} {
+		dumps, err := p.read(ctx, "", nil)
+		if err != nil {
+			return err
+		}
+		for _, d := range dumps {
+			errs = append(errs, p.removeAll(ctx, d))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *programs) removeAll(ctx context.Context, d *dump) error {
+	all := difference{table: d.table, gone: slices.Sorted(maps.Keys(d.chains)), edits: d.editJumps(nil)}
+	err := p.write(ctx, all)
+	if err == nil || ctx.Err() != nil || errors.Is(err, errLocked) {
+		return err
+	}
+	// Another program's rule leads to one of the chains. The rest has to go.
+	if err := p.write(ctx, difference{table: d.table, edits: all.edits}); err != nil {
+		return err
+	}
+	var errs []error
+	left := p.removeChains(ctx, d.table, all.gone)
+	for _, name := range slices.Sorted(maps.Keys(left)) {
+		errs = append(errs, fmt.Errorf("remove chain %s of table %s: remove the rule that leads to it (%s | grep -- '-j %s'): %w",
+			name, d.table, p.save, name, left[name]))
+	}
+	return errors.Join(errs...)
+}

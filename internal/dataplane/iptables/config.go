@@ -1,0 +1,97 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Variant is one of the two sets of programs called iptables. Each has tables
+// of its own in the kernel, and does not see the other's.
+type Variant string
+
+// The variants.
+const (
+	Legacy Variant = "legacy" // ip_tables
+	NFT    Variant = "nft"    // nf_tables, with the names of the old tables
+)
+
+// The values of Config.VerifyPartialSync.
+const (
+	VerifyOff     = "off"
+	VerifySampled = "sampled"
+	VerifyAlways  = "always"
+)
+
+// VerifyChoices are the values of --verify-partial-sync.
+var VerifyChoices = []string{VerifyOff, VerifySampled, VerifyAlways}
+
+// Config is how the dataplane is set up.
+type Config struct {
+	Log *slog.Logger
+	// VerifyPartialSync says after which partial syncs what the kernel holds is
+	// compared with what a full sync would write: VerifyOff, VerifySampled (so
+	// many that it takes a hundredth of the time at most) or VerifyAlways. ""
+	// is VerifyOff.
+	VerifyPartialSync string
+
+	lockFile string // "" is iptables' own, /run/xtables.lock
+	wait     time.Duration
+}
+
+// Validate says what is missing or wrong.
+func (c *Config) Validate() error {
+	if c.Log == nil {
+		return errors.New("no logger")
+	}
+	if c.VerifyPartialSync != "" && !slices.Contains(VerifyChoices, c.VerifyPartialSync) {
+		return fmt.Errorf("verify partial syncs %q: not a choice: use %s", c.VerifyPartialSync, strings.Join(VerifyChoices, ", "))
+	}
+	return nil
+}
+
+// lockWait is how many seconds a program waits for the xtables lock. Others
+// hold it for a second or two at most; then it is tried again.
+func (c *Config) lockWait() int {
+	if c.wait == 0 {
+		return 5
+	}
+	return max(1, int(c.wait.Seconds()))
+}
+
+func (c *Config) lockPath() string {
+	if c.lockFile == "" {
+		return "/run/xtables.lock"
+	}
+	return c.lockFile
+}
+
+// lockHolder says who holds the xtables lock, " (held by pid 1234, NAME)", or
+// nothing where that is not to be found out.
+func (c *Config) lockHolder() string {
+	var st unix.Stat_t
+	if unix.Stat(c.lockPath(), &st) != nil {
+		return ""
+	}
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return ""
+	}
+	// "1: FLOCK  ADVISORY  WRITE 1234 00:17:5678 0 EOF"; a waiting one has "->".
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for line := range strings.Lines(string(locks)) {
+		f := strings.Fields(line)
+		if len(f) < 6 || f[1] != "FLOCK" || f[5] != file {
+			continue
+		}
+		name, _ := os.ReadFile("/proc/" + f[4] + "/comm")
+		return strings.TrimSuffix(fmt.Sprintf(" (held by pid %s, %s", f[4], strings.TrimSpace(string(name))), ", ") + ")"
+	}
+	return ""
+}

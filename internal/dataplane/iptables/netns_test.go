@@ -1,0 +1,211 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+// variants are both, for tests that run on each.
+var variants = []Variant{Legacy, NFT}
+
+// bench is a fresh network namespace, and what a test needs in it. The calling
+// goroutine's thread stays in it, so all of a test runs on that goroutine.
+type bench struct {
+	t       *testing.T
+	variant Variant
+	cfg     Config
+	log     *strings.Builder
+	lock    string
+}
+
+// eachVariant runs a test in a fresh namespace of each variant. A chain of
+// kubelet's makes the dataplane choose it.
+func eachVariant(t *testing.T, test func(*bench)) {
+	for _, v := range variants {
+		t.Run(string(v), func(t *testing.T) {
+			b := newBench(t)
+			b.variant = v
+			b.must("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
+			test(b)
+		})
+	}
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("rules need root")
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, log: &strings.Builder{}, lock: filepath.Join(t.TempDir(), "xtables.lock")}
+	// Not the machine's lock: others are at work, and one test holds it.
+	b.cfg = Config{Log: slog.New(slog.NewTextHandler(b.log, nil)), lockFile: b.lock}
+	return b
+}
+
+// open opens the dataplane.
+func (b *bench) open() *Backend {
+	b.t.Helper()
+	opened, err := New(b.t.Context(), b.cfg)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	be := opened.(*Backend)
+	if b.variant != "" && be.variant != b.variant {
+		b.t.Fatalf("the dataplane uses %s, want %s", be.variant, b.variant)
+	}
+	return be
+}
+
+// command is a program of the tested variant, on rules.
+func (b *bench) command(name string, args ...string) *exec.Cmd {
+	name = strings.Replace(name, "tables", "tables-"+string(b.variant), 1)
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+b.lock)
+	return cmd
+}
+
+// run runs "iptables -t nat …" of the tested variant, as somebody else.
+func (b *bench) run(line string) error {
+	words := strings.Fields(line)
+	if out, err := b.command(words[0], words[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", line, err, out)
+	}
+	return nil
+}
+
+func (b *bench) mustRun(lines ...string) {
+	b.t.Helper()
+	for _, line := range lines {
+		if err := b.run(line); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// must restores rules of somebody else.
+func (b *bench) must(rules string) {
+	b.t.Helper()
+	cmd := b.command("iptables-restore", "--noflush")
+	cmd.Stdin = strings.NewReader(rules)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.t.Fatalf("restore %q: %v: %s", rules, err, out)
+	}
+}
+
+// dump is everything of ours in both families, chains in the order of names.
+func (b *bench) dump() string {
+	b.t.Helper()
+	var out strings.Builder
+	for _, program := range []string{"iptables-save", "ip6tables-save"} {
+		for _, table := range tables {
+			text, err := b.command(program, "-t", table).Output()
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			fmt.Fprintf(&out, "%s -t %s\n%s", program, table, ours(string(text)))
+		}
+	}
+	return out.String()
+}
+
+// ours are the lines of a dump that concern us: our chains, each with its
+// rules, and the rules that lead to them.
+func ours(dump string) string {
+	var jumps []string
+	rules := map[string][]string{}
+	for line := range strings.Lines(dump) {
+		switch {
+		case strings.HasPrefix(line, ":"+chainPrefix):
+			name, _, _ := strings.Cut(line[1:], " ")
+			rules[name] = rules[name]
+		case strings.HasPrefix(line, "-A "+chainPrefix):
+			name, _, _ := strings.Cut(line[3:], " ")
+			rules[name] = append(rules[name], line)
+		case strings.Contains(line, chainPrefix):
+			jumps = append(jumps, line)
+		}
+	}
+	var out strings.Builder
+	out.WriteString(strings.Join(jumps, ""))
+	for _, name := range sortedKeys(rules) {
+		if len(rules[name]) == 0 {
+			fmt.Fprintf(&out, ":%s\n", name)
+		}
+		out.WriteString(strings.Join(rules[name], ""))
+	}
+	return out.String()
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sortStrings(keys)
+	return keys
+}
+
+func addr(s string) netip.Addr         { return netip.MustParseAddr(s) }
+func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+func prefix(s string) netip.Prefix     { return netip.MustParsePrefix(s) }
+
+// testNode is the node that tests are about.
+func testNode() intent.Node {
+	return intent.Node{
+		Name:          "node-a",
+		Addrs:         []netip.Addr{addr("10.244.1.1"), addr("192.0.2.1"), addr("2001:db8::1")},
+		NodePortAddrs: []netip.Addr{addr("192.0.2.1"), addr("2001:db8::1")},
+		PodCIDRs:      []netip.Prefix{prefix("10.244.1.0/24"), prefix("fd44:1::/64")},
+		ClusterCIDRs: []netip.Prefix{
+			prefix("10.244.0.0/24"), prefix("10.244.1.0/24"), prefix("10.244.2.0/24"), prefix("fd44:1::/64"), prefix("fd44:2::/64"),
+		},
+	}
+}
+
+// id names a port of Service default/NAME.
+func id(name, port string, number uint16, p model.Protocol, f model.Family) intent.PortID {
+	return intent.PortID{Service: model.Name{Namespace: "default", Name: name}, Port: port, Number: number, Protocol: p, Family: f}
+}
+
+func clusterIP(a string, port uint16, to intent.Route) intent.Frontend {
+	return intent.Frontend{Kind: intent.ClusterIP, Addr: addr(a), Port: port, Outside: to, Inside: to}
+}
+
+func nodePort(port uint16, outside, inside intent.Route) intent.Frontend {
+	return intent.Frontend{Kind: intent.NodePort, Port: port, Outside: outside, Inside: inside}
+}
+
+// everywhere is an endpoint on another node that both policies use.
+func far(a string) intent.Endpoint { return intent.Endpoint{Addr: addrPort(a), Cluster: true} }
+
+func near(a string) intent.Endpoint {
+	return intent.Endpoint{Addr: addrPort(a), Cluster: true, Local: true, Here: true}
+}
+
+// replace has the backend write a state.
+func (b *bench) replace(be *Backend, ports ...*intent.ServicePort) {
+	b.t.Helper()
+	if err := be.Replace(context.Background(), intent.State{Ports: ports, Node: testNode()}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func sortStrings(s []string) { slices.Sort(s) }

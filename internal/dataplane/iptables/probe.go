@@ -1,0 +1,109 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// chainTry holds the rules that features are tried out with, for a moment.
+const chainTry = chainPrefix + "TRY"
+
+// The features that are not needed by every Service.
+const (
+	featureSCTP   = "sctp"
+	featureRecent = "recent"
+)
+
+// feature is a part of netfilter that a kernel may have been built without.
+type feature struct {
+	name  string
+	table string
+	rule  string
+	need  bool
+}
+
+func featuresOf(f model.Family) []feature {
+	any := &facts{family: f}
+	addr := "192.0.2.1:80"
+	if f == model.IPv6 {
+		addr = "[2001:db8::1]:80"
+	}
+	list := []feature{
+		{"DNAT", tableNAT, "-p tcp -j DNAT --to-destination " + addr, true},
+		{"MASQUERADE --random-fully", tableNAT, "-j MASQUERADE --random-fully", true},
+		{"MARK", tableNAT, "-j " + setMark(markRefuse, markMask), true},
+		{"statistic", tableNAT, oneIn(2), true},
+		{"addrtype", tableNAT, "-m addrtype --src-type LOCAL", true},
+		{"comment", tableNAT, `-m comment --comment "spillway"`, true},
+		{featureSCTP, tableNAT, "-p sctp -m sctp --dport 80 -j DNAT --to-destination " + addr, false},
+		{featureRecent, tableNAT, "-m recent --rcheck --seconds 1 --reap --name " + chainTry, false},
+	}
+	for _, c := range any.filterChains() {
+		for _, r := range c.rules {
+			list = append(list, feature{r, tableFilter, r, true})
+		}
+	}
+	return list
+}
+
+// tryFeatures has the kernel take a rule of each feature, all at once if it can.
+// It returns the optional ones that it lacks, and an error that names the needed
+// ones.
+func tryFeatures(ctx context.Context, p *programs, f model.Family) (map[string]error, error) {
+	all := featuresOf(f)
+	err := tryRules(ctx, p, all)
+	if err == nil {
+		return nil, nil
+	}
+	lacks, need := map[string]error{}, []string(nil)
+	for _, one := range all {
+		if one.err(ctx, p) == nil {
+			continue
+		}
+		if one.need {
+			need = append(need, one.name)
+			continue
+		}
+		lacks[one.name] = err
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if len(need) > 0 {
+		return nil, fmt.Errorf("try out %s: the kernel does not take %s (%w): load the modules, or use another --proxy-mode",
+			p.restore, strings.Join(need, ", "), err)
+	}
+	if len(lacks) == 0 {
+		return nil, err // each alone is taken: something else is wrong
+	}
+	return lacks, nil
+}
+
+func (one feature) err(ctx context.Context, p *programs) error {
+	return tryRules(ctx, p, []feature{one})
+}
+
+// tryRules writes rules into a chain that nothing leads to, and removes it.
+func tryRules(ctx context.Context, p *programs, features []feature) error {
+	var write, clear []difference
+	for _, table := range tables {
+		c := chain{name: chainTry}
+		for _, one := range features {
+			if one.table == table {
+				c.add(one.rule)
+			}
+		}
+		if len(c.rules) > 0 {
+			write = append(write, difference{table: table, fill: []chain{c}})
+			clear = append(clear, difference{table: table, gone: []string{chainTry}})
+		}
+	}
+	err := p.write(ctx, write...)
+	if cleared := p.write(ctx, clear...); err == nil {
+		err = cleared
+	}
+	return err
+}

@@ -1,0 +1,75 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// chainPrefix begins the name of every chain of ours, and of no other's.
+const chainPrefix = "SPW-"
+
+// maxChainName is the longest name of a chain (XT_EXTENSION_MAXNAMELEN less the
+// final zero).
+const maxChainName = 28
+
+// A rule is written in exactly the words and the order in which iptables-save
+// prints it, -s, -d, -p, then the matches, then the target: what the kernel
+// holds is compared with what is wanted as text.
+type rule struct{ words []string }
+
+func newRule(match string) *rule {
+	r := &rule{}
+	if match != "" {
+		r.words = append(r.words, match)
+	}
+	return r
+}
+
+func (r *rule) add(words ...string) *rule {
+	r.words = append(r.words, words...)
+	return r
+}
+
+func (r *rule) String() string { return strings.Join(r.words, " ") }
+
+func (r *rule) jump(target string) string {
+	return strings.Join(append(r.words, "-j", target), " ")
+}
+
+// chain is a chain with its rules, each without "-A NAME".
+type chain struct {
+	name  string
+	rules []string
+}
+
+func (c *chain) add(rule string) { c.rules = append(c.rules, rule) }
+
+// from is the match of a source range. iptables-save is silent about one that
+// holds all addresses.
+func from(p netip.Prefix) *rule {
+	if p.Bits() == 0 {
+		return newRule("")
+	}
+	return newRule("-s " + p.String())
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// setMark is the target that sets the bits of mask to value.
+func setMark(value, mask uint32) string {
+	return fmt.Sprintf("MARK --set-xmark %#x/%#x", value, mask)
+}
+
+// ifMark is the match of packets whose bits of mask are value.
+func ifMark(value, mask uint32) *rule {
+	return newRule(fmt.Sprintf("-m mark --mark %#x/%#x", value, mask))
+}
+
+// oneIn is the match that one of n packets fits. The kernel keeps the
+// probability as a number of 31 bits, which is what iptables-save prints.
+func oneIn(n int) string {
+	const whole = 1 << 31
+	fixed := (whole + n/2) / n
+	return fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(fixed)/whole)
+}

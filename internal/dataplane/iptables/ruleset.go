@@ -1,0 +1,255 @@
+package iptables
+
+import (
+	"hash/maphash"
+	"iter"
+	"maps"
+	"slices"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+// ruleset is what one family's tables must hold, and what they do hold as far
+// as is known. Rules are written out when needed; remembered are the decisions
+// behind them and a sum of each chain.
+type ruleset struct {
+	facts
+	ports     map[intent.PortID]*intent.ServicePort
+	addresses dispatch
+	nodePorts dispatch
+	want      map[string]tableSums // by table
+	rules     map[string]int       // in all chains of ours, by table
+}
+
+// tableSums are the sums of a table's chains of ours.
+type tableSums map[string]chainSum
+
+// chainSum stands for the rules of a chain.
+type chainSum struct {
+	rules int
+	sum   uint64
+}
+
+// hashSeed is this process's own: sums are never kept longer.
+var hashSeed = maphash.MakeSeed()
+
+func sumOf(rules []string) chainSum {
+	var s summer
+	for _, r := range rules {
+		s.add(r)
+	}
+	return s.chainSum
+}
+
+// summer sums a chain rule by rule.
+type summer struct{ chainSum }
+
+func (s *summer) add(rule string) {
+	s.rules++
+	s.sum = s.sum*1099511628211 + maphash.String(hashSeed, rule)
+}
+
+func newRuleset(f facts) *ruleset {
+	r := &ruleset{
+		facts:     f,
+		ports:     map[intent.PortID]*intent.ServicePort{},
+		addresses: dispatch{root: chainAddresses, addrDigits: addrDigits(f.family)},
+		nodePorts: dispatch{root: chainNodePorts},
+		want:      map[string]tableSums{tableNAT: {}, tableFilter: {}},
+		rules:     map[string]int{},
+	}
+	for _, c := range f.filterChains() {
+		r.wants(tableFilter, c.name, sumOf(c.rules))
+	}
+	for _, c := range f.natChains() {
+		r.wants(tableNAT, c.name, sumOf(c.rules))
+	}
+	// The roots are there even when they lead nowhere.
+	r.addresses.touch(topPrefix)
+	r.nodePorts.touch(topPrefix)
+	r.settle(map[string][]string{})
+	return r
+}
+
+// wants notes what a chain must hold.
+func (r *ruleset) wants(table, name string, s chainSum) {
+	r.rules[table] += s.rules - r.want[table][name].rules
+	r.want[table][name] = s
+}
+
+// difference is what a restore has to write of one table.
+type difference struct {
+	table string
+	fill  []chain  // to be made or emptied, and filled
+	gone  []string // chains to be taken away
+	edits []string // commands on the kernel's own chains
+	check []string // commands that fail where the kernel's own chains were edited
+}
+
+func (d *difference) empty() bool {
+	return len(d.fill) == 0 && len(d.gone) == 0 && len(d.edits) == 0
+}
+
+// apply takes in changed Service ports and returns what that changes in the
+// kernel, which is assumed to hold what was wanted before.
+func (r *ruleset) apply(upserts []*intent.ServicePort, deletes []intent.PortID) difference {
+	touched := map[string][]string{} // nil: gone
+	for _, id := range deletes {
+		r.forget(id, touched)
+	}
+	// All old claims first: an address may move from one port to another.
+	for _, p := range upserts {
+		if p.ID.Family == r.family {
+			r.forget(p.ID, touched)
+		}
+	}
+	for _, p := range upserts {
+		if p.ID.Family == r.family {
+			r.remember(p, touched)
+		}
+	}
+	return r.settle(touched)
+}
+
+func (r *ruleset) forget(id intent.PortID, touched map[string][]string) {
+	old := r.ports[id]
+	if old == nil {
+		return
+	}
+	chains, byAddr, byPort := r.serviceChains(old)
+	for _, c := range chains {
+		touched[c.name] = nil
+	}
+	for _, e := range byAddr {
+		r.addresses.remove(e.key, e.owner)
+	}
+	for _, e := range byPort {
+		r.nodePorts.remove(e.key, e.owner)
+	}
+	delete(r.ports, id)
+}
+
+func (r *ruleset) remember(p *intent.ServicePort, touched map[string][]string) {
+	chains, byAddr, byPort := r.serviceChains(p)
+	for _, c := range chains {
+		touched[c.name] = slices.Concat([]string{}, c.rules) // not nil
+	}
+	for _, e := range byAddr {
+		r.addresses.set(e)
+	}
+	for _, e := range byPort {
+		r.nodePorts.set(e)
+	}
+	r.ports[p.ID] = p
+}
+
+// settle compares touched chains, and those of touched dispatch nodes, with
+// what was wanted before, and returns what differs.
+func (r *ruleset) settle(touched map[string][]string) difference {
+	for _, d := range []*dispatch{&r.addresses, &r.nodePorts} {
+		for prefix := range d.touched {
+			rules, ok := d.rules(prefix)
+			if ok && rules == nil {
+				rules = []string{}
+			}
+			touched[d.chain(prefix)] = rules
+		}
+		clear(d.touched)
+	}
+	diff, want := difference{table: tableNAT}, r.want[tableNAT]
+	for _, name := range slices.Sorted(maps.Keys(touched)) {
+		rules := touched[name]
+		before, known := want[name]
+		switch {
+		case rules == nil && known:
+			r.rules[tableNAT] -= before.rules
+			delete(want, name)
+			diff.gone = append(diff.gone, name)
+		case rules != nil && (!known || sumOf(rules) != before):
+			r.wants(tableNAT, name, sumOf(rules))
+			diff.fill = append(diff.fill, chain{name, rules})
+		}
+	}
+	return diff
+}
+
+// chains writes out every chain of a table.
+func (r *ruleset) chains(table string) iter.Seq[chain] {
+	return func(yield func(chain) bool) {
+		if table == tableFilter {
+			for _, c := range r.filterChains() {
+				if !yield(c) {
+					return
+				}
+			}
+			return
+		}
+		all := r.natChains()
+		for _, d := range []*dispatch{&r.addresses, &r.nodePorts} {
+			top, _ := d.rules(topPrefix)
+			all = append(all, chain{d.root, top})
+			d.top.walk(func(n *trieNode) { all = append(all, chain{d.chain(n.prefix), d.rulesOf(n)}) })
+		}
+		for _, c := range all {
+			if !yield(c) {
+				return
+			}
+		}
+		for _, p := range r.ports {
+			chains, _, _ := r.serviceChains(p)
+			for _, c := range chains {
+				if !yield(c) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// holds reports whether the ruleset was made of exactly these ports.
+func (r *ruleset) holds(ports []*intent.ServicePort) bool {
+	n := 0
+	for _, p := range ports {
+		if p.ID.Family != r.family {
+			continue
+		}
+		if r.ports[p.ID] != p {
+			return false
+		}
+		n++
+	}
+	return n == len(r.ports)
+}
+
+// against compares what is wanted in a table with what the kernel holds.
+func (r *ruleset) against(have *dump) difference {
+	diff := difference{table: have.table}
+	want := r.want[have.table]
+	if !maps.Equal(have.chains, want) {
+		for c := range r.chains(have.table) {
+			if have.chains[c.name] != want[c.name] || !have.has(c.name) {
+				diff.fill = append(diff.fill, c)
+			}
+		}
+		for name := range have.chains {
+			if _, wanted := want[name]; !wanted {
+				diff.gone = append(diff.gone, name)
+			}
+		}
+		slices.SortFunc(diff.fill, func(a, b chain) int { return compareStrings(a.name, b.name) })
+		slices.Sort(diff.gone)
+	}
+	diff.edits = have.editJumps(jumpsOf(r.family, have.table))
+	return diff
+}
+
+// jumpsOf lists the jumps of one table.
+func jumpsOf(f model.Family, table string) []jump {
+	return slices.DeleteFunc(jumps(f), func(j jump) bool { return j.table != table })
+}
+
+// count is how many rules of ours a table has.
+func (r *ruleset) count(table string) int {
+	return r.rules[table] + len(jumpsOf(r.family, table))
+}

@@ -1,0 +1,195 @@
+package iptables
+
+import (
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+// The marks of packets on their way through the node. The first is kube-proxy's
+// and means the same; a packet that is to be dropped has both bits.
+const (
+	markMasquerade uint32 = 0x4000
+	markRefuse     uint32 = 0x1000
+	markDrop              = markRefuse | markMasquerade
+	markMask              = markRefuse | markMasquerade
+)
+
+// The chains that are always there.
+const (
+	chainServices       = chainPrefix + "SERVICES"
+	chainSources        = chainPrefix + "SOURCES"
+	chainAddresses      = chainPrefix + "ADDRESSES"
+	chainNodePorts      = chainPrefix + "NODEPORTS"
+	chainMarkMasquerade = chainPrefix + "MARK-MASQUERADE"
+	chainReject         = chainPrefix + "REJECT"
+	chainDrop           = chainPrefix + "DROP"
+	chainMasquerade     = chainPrefix + "MASQUERADE"
+	chainRefuse         = chainPrefix + "REFUSE"
+	chainForward        = chainPrefix + "FORWARD"
+	chainLoopback       = chainPrefix + "LOOPBACK"
+)
+
+// The tables that hold rules of ours.
+const (
+	tableNAT    = "nat"
+	tableFilter = "filter"
+)
+
+var tables = []string{tableNAT, tableFilter}
+
+// jump is a rule in a chain of the kernel's that leads into ours.
+type jump struct{ table, from, rule string }
+
+// jumps are in the order in which they stand in their chain. They come first
+// there: an earlier ACCEPT of somebody else would hide Services.
+func jumps(f model.Family) []jump {
+	services := newRule(`-m comment --comment "spillway: Services"`).jump(chainServices)
+	refuse := ifMark(markRefuse, markRefuse).add(`-m comment --comment "spillway: refused Services"`).jump(chainRefuse)
+	list := []jump{
+		{tableNAT, "PREROUTING", services},
+		{tableNAT, "OUTPUT", services},
+		{tableNAT, "POSTROUTING", ifMark(markMasquerade, markMasquerade).
+			add(`-m comment --comment "spillway: masquerade"`).jump(chainMasquerade)},
+		{tableFilter, "INPUT", refuse},
+		{tableFilter, "FORWARD", refuse},
+		{tableFilter, "FORWARD", newRule(`-m comment --comment "spillway: forwarding"`).jump(chainForward)},
+		{tableFilter, "OUTPUT", refuse},
+	}
+	if f == model.IPv4 {
+		list = append(list, jump{tableFilter, "INPUT",
+			newRule(`-d 127.0.0.0/8 ! -i lo -m comment --comment "spillway: CVE-2020-8558"`).jump(chainLoopback)})
+	}
+	return list
+}
+
+// facts is what rules of one family depend on besides Services.
+type facts struct {
+	family        model.Family
+	clusterCIDRs  []netip.Prefix // sources that are in the cluster
+	inside        []netip.Prefix // sources that are pods of this node
+	nodePortAddrs []netip.Addr
+	masqueradeAll bool
+	liberal       bool // nf_conntrack_tcp_be_liberal
+}
+
+func newFacts(f model.Family, n intent.Node, liberal bool) facts {
+	of := facts{
+		family:        f,
+		clusterCIDRs:  aggregate(rangesOf(f, n.ClusterCIDRs)),
+		inside:        aggregate(rangesOf(f, n.PodCIDRs)),
+		masqueradeAll: n.MasqueradeAll,
+		liberal:       liberal,
+	}
+	if len(of.inside) == 0 {
+		// No range of this node's own is known. As kube-proxy does, take all
+		// pods of the cluster for this node's.
+		of.inside = of.clusterCIDRs
+	}
+	for _, a := range n.NodePortAddrs {
+		if model.FamilyOf(a) == f {
+			of.nodePortAddrs = append(of.nodePortAddrs, a)
+		}
+	}
+	return of
+}
+
+func (f *facts) equal(o *facts) bool {
+	return f.masqueradeAll == o.masqueradeAll && f.liberal == o.liberal &&
+		slices.Equal(f.clusterCIDRs, o.clusterCIDRs) && slices.Equal(f.inside, o.inside) &&
+		slices.Equal(f.nodePortAddrs, o.nodePortAddrs)
+}
+
+// natChains are the chains of table nat that no Service changes.
+func (f *facts) natChains() []chain {
+	services := chain{name: chainServices}
+	services.add(newRule("").jump(chainSources))
+	services.add(newRule("").jump(chainAddresses))
+	for _, a := range f.nodePortAddrs {
+		services.add(newRule("-d " + host(a).String()).jump(chainNodePorts))
+	}
+	// No Service's: what SPW-SOURCES said is of no account.
+	services.add(newRule("").jump(setMark(0, markMasquerade)))
+
+	sources := chain{name: chainSources}
+	if !f.masqueradeAll {
+		for _, p := range f.clusterCIDRs {
+			sources.add(from(p).jump("RETURN"))
+		}
+	}
+	if f.masqueradeAll || len(f.clusterCIDRs) > 0 {
+		sources.add(newRule("").jump(setMark(markMasquerade, markMasquerade)))
+	}
+	// ACCEPT ends the way through table nat; table filter does as marked.
+	return []chain{services, sources,
+		{chainMarkMasquerade, []string{newRule("").jump(setMark(markMasquerade, markMasquerade))}},
+		{chainReject, []string{newRule("").jump(setMark(markRefuse, markMask)), newRule("").jump("ACCEPT")}},
+		{chainDrop, []string{newRule("").jump(setMark(markDrop, markMask)), newRule("").jump("ACCEPT")}},
+		// A packet that is encapsulated comes by once more; it keeps its mark.
+		{chainMasquerade, []string{newRule("").jump(setMark(0, markMasquerade)), newRule("").jump("MASQUERADE --random-fully")}},
+	}
+}
+
+// filterChains are all chains of table filter; no Service changes any of them.
+func (f *facts) filterChains() []chain {
+	unreachable := "icmp-port-unreachable"
+	if f.family == model.IPv6 {
+		unreachable = "icmp6-port-unreachable"
+	}
+	forward := chain{name: chainForward}
+	if !f.liberal {
+		// A late packet of a connection that was translated would leave with
+		// addresses that its receiver answers with a reset (kubernetes/kubernetes
+		// issue 74839). Where TCP is tracked liberally there are none.
+		forward.add(newRule("-m conntrack --ctstate INVALID").jump("DROP"))
+	}
+	forward.add(ifMark(markMasquerade, markMasquerade).jump("ACCEPT"))
+	forward.add(newRule("-m conntrack --ctstate RELATED,ESTABLISHED").jump("ACCEPT"))
+	list := []chain{forward, {chainRefuse, []string{
+		ifMark(markDrop, markDrop).jump("DROP"),
+		newRule("-p tcp").jump("REJECT --reject-with tcp-reset"),
+		newRule("").jump("REJECT --reject-with " + unreachable),
+	}}}
+	if f.family == model.IPv4 {
+		// Nobody else can reach loopback unless route_localnet is set, which
+		// other programs do. What they translated to loopback may pass.
+		list = append(list, chain{chainLoopback, []string{
+			newRule("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT").jump("DROP"),
+		}})
+	}
+	return list
+}
+
+func rangesOf(f model.Family, all []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range all {
+		if model.FamilyOf(p.Addr()) == f {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// aggregate joins ranges that fill a larger one and leaves out those within
+// others: a cluster of 5,000 nodes has as many ranges of pods, one beside the
+// other, and each first packet walks them.
+func aggregate(sorted []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(sorted, netip.Prefix.Compare)
+	var out []netip.Prefix
+	for _, p := range sorted {
+		if n := len(out); n > 0 && out[n-1].Overlaps(p) {
+			continue // sorted, so the earlier one is the larger
+		}
+		out = append(out, p)
+		for n := len(out); n > 1; n = len(out) {
+			above, _ := out[n-1].Addr().Prefix(out[n-1].Bits() - 1)
+			if out[n-2].Bits() != out[n-1].Bits() || !above.Contains(out[n-2].Addr()) {
+				break
+			}
+			out = append(out[:n-2], above)
+		}
+	}
+	return out
+}

@@ -1,0 +1,188 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// writeChanged is a partial sync: one restore a family, of the chains that
+// changed. Where it fails, all is compared and written.
+func (b *Backend) writeChanged(ctx context.Context, diffs []difference) error {
+	written := map[string]int{}
+	for i, f := range b.families {
+		if diffs[i].empty() {
+			continue
+		}
+		// What changed is of no use where the ways into it were flushed. That
+		// is found out in passing.
+		for _, j := range jumpsOf(f.ruleset.family, tableNAT) {
+			diffs[i].check = append(diffs[i].check, "-C "+j.from+" "+j.rule)
+		}
+		written[tableNAT] += diffs[i].rules()
+		if err := f.programs.write(ctx, diffs[i]); err != nil {
+			return b.partialFailed(ctx, err)
+		}
+	}
+	b.metrics.synced(b.families, written)
+	if len(written) == 0 || !b.dueToVerify() {
+		return nil
+	}
+	return b.verify(ctx)
+}
+
+// partialFailed writes everything at once, unless that has to wait for the same
+// lock.
+func (b *Backend) partialFailed(ctx context.Context, err error) error {
+	b.known = false
+	if ctx.Err() != nil {
+		return err
+	}
+	b.metrics.failures.Inc()
+	b.metrics.partialFailures.Inc()
+	if errors.Is(err, errLocked) {
+		return err
+	}
+	b.cfg.Log.Warn("partial sync failed, all rules are compared and written", "err", err)
+	return b.writeAll(ctx)
+}
+
+// writeAll is a full sync: every table is read, and what differs is written.
+func (b *Backend) writeAll(ctx context.Context) error {
+	_, err := b.repair(ctx)
+	return err
+}
+
+// repair makes the kernel hold what is wanted and returns how many chains did
+// not.
+func (b *Backend) repair(ctx context.Context) (different int, err error) {
+	before := b.known
+	b.known = false
+	start := time.Now()
+	written := map[string]int{}
+	for _, f := range b.families {
+		diffs, err := f.compare(ctx)
+		if err != nil {
+			return different, err
+		}
+		for i := range diffs {
+			different += len(diffs[i].fill) + len(diffs[i].gone) + len(diffs[i].edits)
+			written[diffs[i].table] += diffs[i].rules()
+		}
+		if err := b.writeDifferences(ctx, f, diffs); err != nil {
+			if ctx.Err() == nil {
+				b.metrics.failures.Inc()
+			}
+			return different, err
+		}
+	}
+	b.known = true
+	b.verified = time.Now()
+	b.took = b.verified.Sub(start)
+	if before {
+		b.metrics.differences.Add(float64(different))
+	}
+	b.metrics.synced(b.families, written)
+	return different, nil
+}
+
+// compare reads the tables of a family and says what has to be written.
+func (f *family) compare(ctx context.Context) ([]difference, error) {
+	var diffs []difference
+	for _, table := range tables {
+		have, err := f.programs.readTable(ctx, table, nil)
+		if err != nil {
+			return nil, err
+		}
+		diffs = append(diffs, f.against(have))
+	}
+	return diffs, nil
+}
+
+// writeDifferences writes differences, at once if that works. A chain that
+// somebody else's rule leads to cannot be taken away, and must not keep the rest
+// from being written: it stays, empty.
+func (b *Backend) writeDifferences(ctx context.Context, f *family, diffs []difference) error {
+	err := f.programs.write(ctx, diffs...)
+	gone := 0
+	for i := range diffs {
+		gone += len(diffs[i].gone)
+	}
+	if err == nil || gone == 0 || ctx.Err() != nil || errors.Is(err, errLocked) {
+		return err
+	}
+	rest := make([]difference, len(diffs))
+	for i, d := range diffs {
+		rest[i] = d
+		rest[i].gone = nil
+	}
+	if err := f.programs.write(ctx, rest...); err != nil {
+		return err
+	}
+	for _, d := range diffs {
+		for name, err := range f.programs.removeChains(ctx, d.table, d.gone) {
+			b.cfg.Log.Warn("a chain that is of no use any more is left empty: another program's rule leads to it",
+				"table", d.table, "chain", name, "err", err)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// removeChains empties and removes chains, those in the way of others last. It
+// returns those that could not be removed.
+func (p *programs) removeChains(ctx context.Context, table string, names []string) map[string]error {
+	if len(names) == 0 {
+		return nil
+	}
+	err := p.write(ctx, difference{table: table, gone: names})
+	if err == nil {
+		return nil
+	}
+	left := map[string]error{}
+	if len(names) == 1 || ctx.Err() != nil || errors.Is(err, errLocked) {
+		for _, name := range names {
+			left[name] = err
+		}
+		if len(names) == 1 && ctx.Err() == nil {
+			p.write(ctx, difference{table: table, fill: []chain{{name: names[0]}}})
+		}
+		return left
+	}
+	for _, half := range [][]string{names[:len(names)/2], names[len(names)/2:]} {
+		for name, err := range p.removeChains(ctx, table, half) {
+			left[name] = err
+		}
+	}
+	return left
+}
+
+// sampledShare is the part of the time that sampled verifying may take.
+const sampledShare = 100
+
+func (b *Backend) dueToVerify() bool {
+	switch b.cfg.VerifyPartialSync {
+	case VerifyAlways:
+		return true
+	case VerifySampled:
+		return time.Since(b.verified) > sampledShare*b.took
+	}
+	return false
+}
+
+// verify compares what the kernel holds after a partial sync with what a full
+// sync would write, and repairs it.
+func (b *Backend) verify(ctx context.Context) error {
+	different, err := b.repair(ctx)
+	if err != nil {
+		return fmt.Errorf("verify a partial sync: %w", err)
+	}
+	if different > 0 {
+		b.cfg.Log.Warn("after a partial sync the kernel did not hold what a full sync writes; it was written again",
+			"differences", different)
+	}
+	return nil
+}

@@ -1,0 +1,248 @@
+package iptables
+
+import (
+	"slices"
+	"strings"
+)
+
+// The dispatch is a tree of chains over the bits of a destination, two at a
+// time, so that neither a packet nor a change meets all Services: a packet
+// walks some 3 rules a level and at most leafSize at the end, and a change
+// rewrites the one chain that names its address.
+//
+//	SPW-ADDRESSES        -d 10.96.0.0/18     -j SPW-10.96.0.0/18
+//	SPW-10.96.0.0/18     -d 10.96.16.0/20    -j SPW-10.96.16.0/20     (one of ≤ 4)
+//	SPW-10.96.16.0/20    -d 10.96.16.5/32 -p tcp --dport 80 -j SPW-SVC-…  (one of ≤ leafSize)
+//
+// The shape depends on what is in the tree and not on how it came there, so
+// that incremental syncs leave the same chains as one full sync:
+//
+//   - a set of at most leafSize keys is a leaf: one chain that lists them;
+//   - a larger one is an inner node at the longest prefix that its keys share,
+//     with a child for each next digit.
+//
+// Few rules in all matter as much as few rules walked: iptables-legacy copies
+// the whole table at each commit, and a chain costs it two rules of its own.
+const leafSize = 16
+
+// A key is a string of digits '0' to '3'. All keys of a trie have one length.
+type entry struct {
+	key   string
+	owner any    // who may remove it
+	rule  string // what a leaf's chain says
+}
+
+// trie is the tree of one dispatch. Its zero value is empty.
+type trie struct {
+	top *trieNode
+	// touched holds the prefixes of nodes that came, went or changed since
+	// the caller last emptied it. "" is what leads to the top.
+	touched map[string]struct{}
+}
+
+// topPrefix stands in trie.touched for the chain that leads to the top.
+const topPrefix = "top"
+
+type trieNode struct {
+	prefix  string
+	count   int          // entries below
+	kids    [4]*trieNode // of an inner node
+	entries []entry      // of a leaf, sorted by key
+}
+
+func (n *trieNode) leaf() bool { return n.entries != nil }
+
+func (t *trie) touch(prefix string) {
+	if t.touched == nil {
+		t.touched = map[string]struct{}{}
+	}
+	t.touched[prefix] = struct{}{}
+}
+
+// set puts an entry in, in the place of one with the same key.
+func (t *trie) set(e entry) { t.replaceTop(t.insert(t.top, "", e)) }
+
+// remove takes out the entry of a key if it belongs to owner.
+func (t *trie) remove(key string, owner any) { t.replaceTop(t.cut(t.top, "", key, owner)) }
+
+func (t *trie) replaceTop(n *trieNode) {
+	if !sameNode(t.top, n) {
+		t.touch(topPrefix)
+	}
+	t.top = n
+}
+
+// sameNode reports whether the rule that leads to two nodes is the same.
+func sameNode(a, b *trieNode) bool {
+	return (a == nil) == (b == nil) && (a == nil || a.prefix == b.prefix)
+}
+
+// insert puts e below n, which hangs at slot, and returns what hangs there then.
+func (t *trie) insert(n *trieNode, slot string, e entry) *trieNode {
+	switch {
+	case n == nil:
+		t.touch(slot)
+		return &trieNode{prefix: slot, count: 1, entries: []entry{e}}
+	case n.leaf():
+		t.touch(n.prefix)
+		at, found := slices.BinarySearchFunc(n.entries, e.key, compareKey)
+		if found {
+			n.entries[at] = e
+			return n
+		}
+		n.entries = slices.Insert(n.entries, at, e)
+		n.count++
+		if n.count <= leafSize {
+			return n
+		}
+		return t.grow(n.entries, slot)
+	}
+	if shared := common(n.prefix, e.key); shared < len(n.prefix) {
+		above := &trieNode{prefix: e.key[:shared], count: n.count + 1}
+		t.touch(above.prefix)
+		above.kids[digit(n.prefix, shared)] = n
+		above.kids[digit(e.key, shared)] = t.insert(nil, e.key[:shared+1], e)
+		return above
+	}
+	before := n.total()
+	at := digit(e.key, len(n.prefix))
+	t.setKid(n, at, t.insert(n.kids[at], e.key[:len(n.prefix)+1], e))
+	n.count += n.total() - before
+	return n
+}
+
+// cut takes the entry of key out from below n, which hangs at slot, and returns
+// what hangs there then.
+func (t *trie) cut(n *trieNode, slot, key string, owner any) *trieNode {
+	if n == nil || !strings.HasPrefix(key, n.prefix) {
+		return n
+	}
+	if n.leaf() {
+		at, found := slices.BinarySearchFunc(n.entries, key, compareKey)
+		if !found || n.entries[at].owner != owner {
+			return n
+		}
+		t.touch(n.prefix)
+		n.count--
+		if n.count == 0 {
+			return nil
+		}
+		n.entries = slices.Delete(n.entries, at, at+1)
+		return n
+	}
+	at := digit(key, len(n.prefix))
+	t.setKid(n, at, t.cut(n.kids[at], key[:len(n.prefix)+1], key, owner))
+	n.count = n.total()
+	if n.count <= leafSize {
+		return t.collapse(n, slot)
+	}
+	if only := n.onlyKid(); only != nil {
+		// It holds more than leafSize, so it is an inner node that knows its
+		// own prefix.
+		t.touch(n.prefix)
+		return only
+	}
+	return n
+}
+
+// setKid hangs a node below an inner one.
+func (t *trie) setKid(n *trieNode, at int, kid *trieNode) {
+	if !sameNode(n.kids[at], kid) {
+		t.touch(n.prefix)
+	}
+	n.kids[at] = kid
+}
+
+// grow makes the nodes for entries, sorted by key, that hang at slot.
+func (t *trie) grow(entries []entry, slot string) *trieNode {
+	if len(entries) <= leafSize {
+		t.touch(slot)
+		return &trieNode{prefix: slot, count: len(entries), entries: slices.Clone(entries)}
+	}
+	shared := common(entries[0].key, entries[len(entries)-1].key)
+	n := &trieNode{prefix: entries[0].key[:shared], count: len(entries)}
+	t.touch(n.prefix)
+	for len(entries) > 0 {
+		d := digit(entries[0].key, shared)
+		end := slices.IndexFunc(entries, func(e entry) bool { return digit(e.key, shared) != d })
+		if end < 0 {
+			end = len(entries)
+		}
+		n.kids[d] = t.grow(entries[:end], entries[0].key[:shared+1])
+		entries = entries[end:]
+	}
+	return n
+}
+
+// collapse makes one leaf of all that is below n.
+func (t *trie) collapse(n *trieNode, slot string) *trieNode {
+	leaf := &trieNode{prefix: slot, entries: make([]entry, 0, n.count)}
+	n.walk(func(below *trieNode) {
+		t.touch(below.prefix)
+		leaf.entries = append(leaf.entries, below.entries...)
+	})
+	leaf.count = len(leaf.entries)
+	t.touch(slot)
+	return leaf
+}
+
+// find returns the node of exactly this prefix, or nil.
+func (t *trie) find(prefix string) *trieNode {
+	n := t.top
+	for n != nil && n.prefix != prefix {
+		if n.leaf() || len(n.prefix) >= len(prefix) || !strings.HasPrefix(prefix, n.prefix) {
+			return nil
+		}
+		n = n.kids[digit(prefix, len(n.prefix))]
+	}
+	return n
+}
+
+// walk calls f for n and all nodes below, in the order of their keys.
+func (n *trieNode) walk(f func(*trieNode)) {
+	if n == nil {
+		return
+	}
+	f(n)
+	for _, kid := range n.kids {
+		kid.walk(f)
+	}
+}
+
+func (n *trieNode) total() int {
+	sum := 0
+	for _, kid := range n.kids {
+		if kid != nil {
+			sum += kid.count
+		}
+	}
+	return sum
+}
+
+// onlyKid returns the one child of an inner node, nil if there are several.
+func (n *trieNode) onlyKid() *trieNode {
+	var only *trieNode
+	for _, kid := range n.kids {
+		switch {
+		case kid == nil:
+		case only != nil:
+			return nil
+		default:
+			only = kid
+		}
+	}
+	return only
+}
+
+func compareKey(e entry, key string) int { return strings.Compare(e.key, key) }
+
+func digit(key string, at int) int { return int(key[at] - '0') }
+
+// common counts the digits that two keys share from the left.
+func common(a, b string) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return n
+}

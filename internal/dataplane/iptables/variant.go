@@ -1,0 +1,71 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// found is what there is of one variant.
+type found struct {
+	v4, v6  *programs
+	others  int  // rules that are not ours
+	own     bool // it has chains of ours
+	kubelet bool // it has a chain of kubelet's or iptables-wrappers'
+	missing error
+}
+
+// look asks a variant what it holds. It makes no tables.
+func look(ctx context.Context, cfg *Config, v Variant) found {
+	var f found
+	if f.v4, f.missing = findPrograms(ctx, cfg, v, model.IPv4); f.missing != nil {
+		return f
+	}
+	if f.v6, f.missing = findPrograms(ctx, cfg, v, model.IPv6); f.missing != nil {
+		return f
+	}
+	for _, p := range []*programs{f.v4, f.v6} {
+		dumps, err := p.read(ctx, "", nil)
+		if err != nil {
+			f.missing = err
+			return f
+		}
+		for _, d := range dumps {
+			f.others += d.others
+			f.own = f.own || len(d.chains) > 0
+			f.kubelet = f.kubelet || d.kubelet
+		}
+	}
+	return f
+}
+
+// chooseVariant picks the variant that the node's other programs use, because
+// packets then meet all rules in one order: the one with a chain that kubelet
+// or iptables-wrappers leave for this question, else the one with more rules.
+// It also returns the other one, nil if it is not there, and the reason.
+func chooseVariant(ctx context.Context, cfg *Config) (chosen Variant, use found, other *found, why string, err error) {
+	legacy, nft := look(ctx, cfg, Legacy), look(ctx, cfg, NFT)
+	switch {
+	case legacy.missing != nil && nft.missing != nil:
+		return "", use, nil, "", nft.missing
+	case legacy.missing != nil:
+		return NFT, nft, nil, "the only one that works here", nil
+	case nft.missing != nil:
+		return Legacy, legacy, nil, "the only one that works here", nil
+	}
+	counted := fmt.Sprintf("of rules of others, legacy has %d and nft %d", legacy.others, nft.others)
+	switch {
+	case nft.kubelet && !legacy.kubelet:
+		return NFT, nft, &legacy, "it holds a chain of kubelet's", nil
+	case legacy.kubelet && !nft.kubelet:
+		return Legacy, legacy, &nft, "it holds a chain of kubelet's", nil
+	case legacy.others > nft.others:
+		return Legacy, legacy, &nft, counted, nil
+	case nft.others > legacy.others:
+		return NFT, nft, &legacy, counted, nil
+	case legacy.own && !nft.own:
+		return Legacy, legacy, &nft, "an earlier run used it", nil
+	}
+	return NFT, nft, &legacy, "nobody has more rules in legacy", nil
+}
