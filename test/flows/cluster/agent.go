@@ -80,6 +80,9 @@ func (c *Cluster) prepareNode(node string) error {
 	if err := host.Do(unlimitICMP); err != nil {
 		return fmt.Errorf("prepare node %s: %w", node, err)
 	}
+	if err := c.useIptables(host); err != nil {
+		return err
+	}
 	nodes, err := c.Lab.NodesYAML()
 	if err != nil {
 		return err
@@ -96,6 +99,20 @@ func unlimitICMP() error {
 		if err := os.WriteFile(file, []byte("0"), 0); err != nil {
 			return fmt.Errorf("lift ICMP limit: %w", err)
 		}
+	}
+	return nil
+}
+
+// useIptables leaves on a node what kubelet leaves in the variant of iptables
+// that it uses.
+func (c *Cluster) useIptables(host *topology.Host) error {
+	if c.IptablesVariant == "" {
+		return nil
+	}
+	cmd := host.Command(context.Background(), "iptables-"+c.IptablesVariant+"-restore", "--noflush", "--wait")
+	cmd.Stdin = strings.NewReader("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("use iptables %s on %s: %w: %s", c.IptablesVariant, host.Name, err, out)
 	}
 	return nil
 }

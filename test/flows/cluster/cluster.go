@@ -34,6 +34,9 @@ type Config struct {
 	Spec   topology.Spec
 	Binary string // the spillway binary; "" starts no agents
 	Mode   string // --proxy-mode
+	// IptablesVariant is the variant of iptables, legacy or nft, that the nodes'
+	// other programs use; "" is neither.
+	IptablesVariant string
 	// Flags are further flags of the agents, by node; "" is all of them.
 	Flags map[string][]string
 	// Routes are ranges that outside clients route to node a.

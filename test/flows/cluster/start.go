@@ -10,6 +10,7 @@ import (
 // Flags of every test that runs agents.
 var (
 	proxyMode  = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
+	variant    = flag.String("iptables-variant", "", "variant of iptables that the nodes use: legacy or nft (default: neither, the dataplane chooses)")
 	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
 )
 
@@ -20,7 +21,7 @@ func Start(t *testing.T, cfg Config) *Cluster {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var err error
-	cfg.Mode = *proxyMode
+	cfg.Mode, cfg.IptablesVariant = *proxyMode, *variant
 	if cfg.Binary, err = Build(ctx, t.TempDir(), *binaryFlag); err != nil {
 		t.Fatal(err)
 	}
