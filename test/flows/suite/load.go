@@ -61,7 +61,7 @@ func (f *File) canary(node string) flows.Service {
 		name += "-" + proxy
 	}
 	return flows.Service{
-		Name: name, Families: "4", ProxyName: proxy,
+		Name: name, ProxyName: proxy,
 		Ports:     []flows.Port{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: canaryPort + f.gen, Target: 8080}},
 		Endpoints: flows.On("a0"),
 	}
@@ -126,7 +126,14 @@ func (f *File) WaitOn(ctx context.Context, nodes ...string) error {
 	return nil
 }
 
-// waitCanary asks for the canary from a node until it answers. The sync that
+// answers asks for an address once.
+func answers(ctx context.Context, p *probe.Process, dst string) bool {
+	resp, err := p.Do(ctx, probe.Request{Op: probe.Try, Proto: "tcp", Dst: dst, TimeoutMS: 200})
+	return err == nil && resp.Answers[0].Err == probe.OK
+}
+
+// waitCanary asks for the canary from a node until it answers, in both
+// families, which a dataplane may write one after the other. The sync that
 // brought it must also be over: the metrics say when the last one ended.
 func (f *File) waitCanary(ctx context.Context, node string) error {
 	p, err := f.l.c.Probe(node)
@@ -135,13 +142,19 @@ func (f *File) waitCanary(ctx context.Context, node string) error {
 	}
 	agent := f.l.c.Agent(node)
 	canary := f.canary(node)
-	dst, err := f.address(flows.ClusterIP.Of(canary.Name), []flows.Service{canary}, flows.TCP4)
-	if err != nil {
-		return err
+	var dsts []string
+	for _, c := range flows.TCP {
+		dst, err := f.address(flows.ClusterIP.Of(canary.Name), []flows.Service{canary}, c)
+		if err != nil {
+			return err
+		}
+		dsts = append(dsts, dst)
 	}
 	for {
-		resp, err := p.Do(ctx, probe.Request{Op: probe.Try, Proto: "tcp", Dst: dst, TimeoutMS: 200})
-		if err == nil && resp.Answers[0].Err == probe.OK && f.synced(ctx, agent) {
+		for len(dsts) > 0 && answers(ctx, p, dsts[0]) {
+			dsts = dsts[1:]
+		}
+		if len(dsts) == 0 && f.synced(ctx, agent) {
 			return nil
 		}
 		if err := agent.Ended(); err != nil {
