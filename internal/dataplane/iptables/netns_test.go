@@ -25,7 +25,7 @@ var variants = []Variant{Legacy, NFT}
 // bench is a fresh network namespace, and what a test needs in it. The calling
 // goroutine's thread stays in it, so all of a test runs on that goroutine.
 type bench struct {
-	t       *testing.T
+	t       testing.TB
 	variant Variant
 	cfg     Config
 	log     *strings.Builder
@@ -38,14 +38,13 @@ func eachVariant(t *testing.T, test func(*bench)) {
 	for _, v := range variants {
 		t.Run(string(v), func(t *testing.T) {
 			b := newBench(t)
-			b.variant = v
-			b.must("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
+			b.use(v)
 			test(b)
 		})
 	}
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t testing.TB) *bench {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("rules need root")
@@ -58,6 +57,13 @@ func newBench(t *testing.T) *bench {
 	// Not the machine's lock: others are at work, and one test holds it.
 	b.cfg = Config{Log: slog.New(slog.NewTextHandler(b.log, nil)), lockFile: b.lock}
 	return b
+}
+
+// use leaves what kubelet leaves in the variant that a node uses.
+func (b *bench) use(v Variant) {
+	b.t.Helper()
+	b.variant = v
+	b.must("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
 }
 
 // open opens the dataplane.
