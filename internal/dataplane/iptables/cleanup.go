@@ -46,11 +46,11 @@ func (p *programs) removeAll(ctx context.Context, d *dump) error {
 		return err
 	}
 	// Another program's rule leads to one of the chains. The rest has to go.
-	if err := p.write(ctx, difference{table: d.table, edits: all.edits}); err != nil {
+	if err := p.write(ctx, difference{table: d.table, edits: all.edits, fill: emptied(all.gone)}); err != nil {
 		return err
 	}
 	var errs []error
-	left := p.removeChains(ctx, d.table, all.gone)
+	left := p.removeEmpty(ctx, d.table, all.gone)
 	for _, name := range slices.Sorted(maps.Keys(left)) {
 		errs = append(errs, fmt.Errorf("remove chain %s of table %s: remove the rule that leads to it (%s | grep -- '-j %s'): %w",
 			name, d.table, p.save, name, left[name]))

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -116,25 +118,32 @@ func (b *Backend) writeDifferences(ctx context.Context, f *family, diffs []diffe
 	for i, d := range diffs {
 		rest[i] = d
 		rest[i].gone = nil
+		rest[i].fill = slices.Concat(d.fill, emptied(d.gone))
 	}
 	if err := f.programs.write(ctx, rest...); err != nil {
 		return err
 	}
 	for _, d := range diffs {
-		for name, err := range f.programs.removeChains(ctx, d.table, d.gone) {
+		for name, err := range f.programs.removeEmpty(ctx, d.table, d.gone) {
 			b.cfg.Log.Warn("a chain that is of no use any more is left empty: another program's rule leads to it",
 				"table", d.table, "chain", name, "err", err)
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 	}
-	return nil
+	return ctx.Err()
 }
 
-// removeChains empties and removes chains, those in the way of others last. It
-// returns those that could not be removed.
-func (p *programs) removeChains(ctx context.Context, table string, names []string) map[string]error {
+// emptied are chains without rules.
+func emptied(names []string) []chain {
+	chains := make([]chain, len(names))
+	for i, name := range names {
+		chains[i].name = name
+	}
+	return chains
+}
+
+// removeEmpty removes chains that no rule of ours leads to, all but those that
+// somebody else's does: it returns these, each with the reason.
+func (p *programs) removeEmpty(ctx context.Context, table string, names []string) map[string]error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -147,15 +156,10 @@ func (p *programs) removeChains(ctx context.Context, table string, names []strin
 		for _, name := range names {
 			left[name] = err
 		}
-		if len(names) == 1 && ctx.Err() == nil {
-			p.write(ctx, difference{table: table, fill: []chain{{name: names[0]}}})
-		}
 		return left
 	}
 	for _, half := range [][]string{names[:len(names)/2], names[len(names)/2:]} {
-		for name, err := range p.removeChains(ctx, table, half) {
-			left[name] = err
-		}
+		maps.Copy(left, p.removeEmpty(ctx, table, half))
 	}
 	return left
 }
