@@ -10,8 +10,11 @@ import (
 
 // served lists the Service ports of one family that the kernel serves. With
 // known, what was written is held against what is there; without, chains of an
-// earlier process are taken at their word.
+// earlier process are taken at their word. The order is any.
 func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error) {
+	if known && f.seen.same(takeFingerprint(f.programs.variant, f.ruleset.family)) {
+		return slices.Collect(maps.Keys(f.ports)), nil
+	}
 	named := map[intent.PortID]bool{}
 	have, err := f.programs.readTable(ctx, tableNAT, func(_, rule string) {
 		if id, ok := parseComment(rule, f.ruleset.family); ok {
@@ -31,7 +34,7 @@ func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Keys(named), intent.PortID.Compare), nil
+	return slices.Collect(maps.Keys(named)), nil
 }
 
 // intact reports whether the chains of a Service port are as they were written,

@@ -31,6 +31,9 @@ type family struct {
 	*ruleset
 	programs *programs
 	lacks    map[string]error // optional features that the kernel does not have
+	// seen is the fingerprint of tables that were found, rule by rule, to be
+	// what is wanted. A write makes it void.
+	seen fingerprint
 }
 
 var _ dataplane.Backend = (*Backend)(nil)

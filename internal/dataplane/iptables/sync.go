@@ -23,6 +23,7 @@ func (b *Backend) writeChanged(ctx context.Context, diffs []difference) error {
 			diffs[i].check = append(diffs[i].check, "-C "+j.from+" "+j.rule)
 		}
 		written[tableNAT] += diffs[i].rules()
+		f.seen = fingerprint{}
 		if err := f.programs.write(ctx, diffs[i]); err != nil {
 			return b.partialFailed(ctx, err)
 		}
@@ -64,10 +65,19 @@ func (b *Backend) repair(ctx context.Context) (different int, err error) {
 	start := time.Now()
 	written := map[string]int{}
 	for _, f := range b.families {
+		now := takeFingerprint(b.variant, f.ruleset.family)
+		if before && f.seen.same(now) {
+			continue
+		}
 		diffs, err := f.compare(ctx)
 		if err != nil {
 			return different, err
 		}
+		if !anything(diffs) {
+			f.seen = now // taken first: what came between is found out next time
+			continue
+		}
+		f.seen = fingerprint{}
 		for i := range diffs {
 			different += len(diffs[i].fill) + len(diffs[i].gone) + len(diffs[i].edits)
 			written[diffs[i].table] += diffs[i].rules()
@@ -87,6 +97,10 @@ func (b *Backend) repair(ctx context.Context) (different int, err error) {
 	}
 	b.metrics.synced(b.families, written)
 	return different, nil
+}
+
+func anything(diffs []difference) bool {
+	return slices.ContainsFunc(diffs, func(d difference) bool { return !d.empty() })
 }
 
 // compare reads the tables of a family and says what has to be written.
