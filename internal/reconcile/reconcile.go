@@ -265,6 +265,7 @@ func (r *Reconciler) intake() {
 		r.pendingSvcs += len(m.delta.Services)
 		r.pendingEps += len(m.delta.Slices)
 		r.absorb(r.cfg.Tracker.Apply(*m.delta))
+		r.metrics.SetPending(r.pendingSvcs, r.pendingEps) // known while the sync is under way
 	}
 }
 

@@ -249,23 +249,32 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 
 // LastSync is when the agent's last sync ended, zero if there was none.
 func (a *Agent) LastSync(ctx context.Context) (time.Time, error) {
-	text, err := a.Metrics(ctx)
-	if err != nil {
+	seconds, err := a.metric(ctx, "kubeproxy_sync_proxy_rules_last_timestamp_seconds")
+	if err != nil || seconds == 0 {
 		return time.Time{}, err
 	}
-	const metric = "kubeproxy_sync_proxy_rules_last_timestamp_seconds "
-	for line := range strings.Lines(text) {
-		value, ok := strings.CutPrefix(line, metric)
-		if !ok {
-			continue
-		}
-		seconds, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-		if err != nil || seconds == 0 {
-			return time.Time{}, err
-		}
-		return time.Unix(0, int64(seconds*1e9)), nil
+	return time.Unix(0, int64(seconds*1e9)), nil
+}
+
+// Pending is how many changes of Services are not in the kernel yet, or are on
+// their way there.
+func (a *Agent) Pending(ctx context.Context) (int, error) {
+	n, err := a.metric(ctx, "kubeproxy_sync_proxy_rules_service_changes_pending")
+	return int(n), err
+}
+
+// metric fetches a metric without labels; 0 if there is none.
+func (a *Agent) metric(ctx context.Context, name string) (float64, error) {
+	text, err := a.Metrics(ctx)
+	if err != nil {
+		return 0, err
 	}
-	return time.Time{}, nil
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(value), 64)
+		}
+	}
+	return 0, nil
 }
 
 // Get fetches a path of the agent's health or metrics server.

@@ -150,11 +150,12 @@ func (f *File) waitCanary(ctx context.Context, node string) error {
 		}
 		dsts = append(dsts, dst)
 	}
+	var answered time.Time
 	for {
 		for len(dsts) > 0 && answers(ctx, p, dsts[0]) {
-			dsts = dsts[1:]
+			dsts, answered = dsts[1:], time.Now()
 		}
-		if len(dsts) == 0 && f.synced(ctx, agent) {
+		if len(dsts) == 0 && f.synced(ctx, agent, answered) {
 			return nil
 		}
 		if err := agent.Ended(); err != nil {
@@ -167,10 +168,19 @@ func (f *File) waitCanary(ctx context.Context, node string) error {
 	}
 }
 
-// synced tells whether a sync ended after the file was written.
-func (f *File) synced(ctx context.Context, agent *cluster.Agent) bool {
+// synced tells whether the sync has ended that brought the canary, which
+// answered at the given time. Either a sync ended after that, or none is under
+// way.
+func (f *File) synced(ctx context.Context, agent *cluster.Agent, answered time.Time) bool {
 	at, err := agent.LastSync(ctx)
-	return err == nil && !at.Before(f.wrote)
+	if err != nil || at.Before(f.wrote) {
+		return false
+	}
+	if at.After(answered) {
+		return true
+	}
+	pending, err := agent.Pending(ctx)
+	return err == nil && pending == 0
 }
 
 // address resolves a target of the file's scope.
