@@ -1,0 +1,56 @@
+// Package iptables is the dataplane that serves Services with rules of iptables,
+// legacy or nft, beside whoever else has rules there. Only the first packet of a
+// connection walks them; conntrack does to the others what it did to the first.
+//
+//	from a device            process of the node
+//	nat PREROUTING           nat OUTPUT
+//	      └───────────┬────────────┘
+//	            SPW-SERVICES
+//	                  ├─ SPW-SOURCES    not from the cluster: mark 0x4000 (masquerade)
+//	                  ├─ SPW-ADDRESSES  -d 10.96.0.0/18 ─> … ─> -d 10.96.0.1/32 --dport 80 ─┐
+//	                  ├─ SPW-NODEPORTS  at the node's addresses: --dport 30000:30063 ─> …  ─┤
+//	                  └─ no Service's: mark 0x4000 off, and on its way                      │
+//	                                                                                        │
+//	      ┌──────────────┬───────────────────────┬─────────────────────────────┬────────────┘
+//	  cluster IP    NodePort, external IP,   source ranges: SPW-FW-…      no endpoint
+//	      │         load balancer: SPW-EXT-… <───┘     │ others         SPW-REJECT: mark 0x1000
+//	      │              │ policy Cluster: mark        └─> SPW-DROP: mark 0x5000
+//	      │              │ policy Local, nobody here: ───> SPW-DROP        │
+//	      ├──────────────┤                                  filter INPUT, FORWARD, OUTPUT
+//	  SPW-SVC-…      SPW-LOC-…                              SPW-REFUSE: DROP, or REJECT with
+//	      └───────┬──────┘                                  RST or port unreachable
+//	              │ one endpoint of n
+//	      ┌───────┴──────┐
+//	      │          SPW-EP-…  affinity: remembers the client (xt_recent);
+//	      │              │     a pod of this node that asks itself: mark 0x4000
+//	     DNAT           DNAT
+//	      └───────┬──────┘
+//	     filter FORWARD, SPW-FORWARD: INVALID is dropped, Services' packets accepted
+//	              │
+//	     nat POSTROUTING, mark 0x4000: SPW-MASQUERADE, MASQUERADE --random-fully
+//
+// Both dispatches are trees of chains (see trie.go): the way to a Service is some
+// twenty rules long however many Services there are, and a Service that comes or
+// goes rewrites one chain of at most 16 rules. An endpoint is one rule in the
+// chain of its Service. That keeps the table small, which iptables-legacy copies
+// out of the kernel and back at every change.
+//
+// # Syncs
+//
+// A partial sync (Apply) hands iptables-restore --noflush the chains that
+// changed. It also checks that the ways in are still there; if anything fails, a
+// full sync follows at once. A full sync (Replace) compares iptables-save with
+// what is wanted, chain by chain, as text, and writes the chains that differ; it
+// reads nothing where a fingerprint of the tables is the same as when they were
+// last found to be right. What the kernel holds after any sequence of partial
+// syncs is what one full sync writes.
+//
+// # Names
+//
+// All chains begin with SPW-. Those of a Service port end in a hash of its name;
+// the rules that lead to them carry the name itself:
+//
+//	iptables-save -t nat | grep default/web:http
+//
+// IPv6 has the same chains in ip6tables.
+package iptables
