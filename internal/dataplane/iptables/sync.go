@@ -57,37 +57,24 @@ func (b *Backend) writeAll(ctx context.Context) error {
 	return err
 }
 
-// repair makes the kernel hold what is wanted and returns how many chains did
-// not.
+// repair makes the kernel hold what is wanted and returns how many chains and
+// jumps did not. A family that fails does not hold up the other.
 func (b *Backend) repair(ctx context.Context) (different int, err error) {
-	before := b.known
-	b.known = false
-	start := time.Now()
+	before, start := b.known, time.Now()
 	written := map[string]int{}
 	for _, f := range b.families {
-		now := takeFingerprint(b.variant, f.ruleset.family)
-		if before && f.seen.same(now) {
-			continue
+		n, failed := b.repairFamily(ctx, f, written)
+		different += n
+		switch {
+		case err == nil:
+			err = failed
+		case failed != nil:
+			err = fmt.Errorf("%w; %w", err, failed)
 		}
-		diffs, err := f.compare(ctx)
-		if err != nil {
-			return different, err
-		}
-		if !anything(diffs) {
-			f.seen = now // taken first: what came between is found out next time
-			continue
-		}
-		f.seen = fingerprint{}
-		for i := range diffs {
-			different += len(diffs[i].fill) + len(diffs[i].gone) + len(diffs[i].edits)
-			written[diffs[i].table] += diffs[i].rules()
-		}
-		if err := b.writeDifferences(ctx, f, diffs); err != nil {
-			if ctx.Err() == nil {
-				b.metrics.failures.Inc()
-			}
-			return different, err
-		}
+	}
+	if err != nil {
+		b.known = false
+		return different, err
 	}
 	b.known = true
 	b.verified = time.Now()
@@ -99,8 +86,30 @@ func (b *Backend) repair(ctx context.Context) (different int, err error) {
 	return different, nil
 }
 
-func anything(diffs []difference) bool {
-	return slices.ContainsFunc(diffs, func(d difference) bool { return !d.empty() })
+// repairFamily does so for one family and counts the rules that it writes.
+func (b *Backend) repairFamily(ctx context.Context, f *family, written map[string]int) (different int, err error) {
+	now := takeFingerprint(b.variant, f.ruleset.family)
+	if b.known && f.seen.same(now) {
+		return 0, nil
+	}
+	f.seen = fingerprint{}
+	diffs, err := f.compare(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, d := range diffs {
+		different += len(d.fill) + len(d.gone) + len(d.edits)
+		written[d.table] += d.rules()
+	}
+	if different == 0 {
+		f.seen = now // taken first: what came between is found out next time
+		return 0, nil
+	}
+	err = b.writeDifferences(ctx, f, diffs)
+	if err != nil && ctx.Err() == nil {
+		b.metrics.failures.Inc()
+	}
+	return different, err
 }
 
 // compare reads the tables of a family and says what has to be written.
