@@ -44,6 +44,7 @@ func TestExitCodes(t *testing.T) {
 		{"flows beyond the kernel's limit", []string{"agent", "--conntrack-max-per-core", "2000000000"}, 2, "--conntrack-max-per-core 2000000000 on "},
 		{"too many flows at least", []string{"agent", "--conntrack-min", "2000000000"}, 2,
 			"--conntrack-min 2000000000: a table of 2000000000 flows, which takes 685.5 GiB of kernel memory; the kernel allows 67108864 flows: give less"},
+		{"a bad choice", []string{"agent", "--verify-partial-sync", "often"}, 2, `--verify-partial-sync "often": not a choice: use off, sampled, always`},
 		{"two sources", []string{"agent", "--manifests", dir, "--kubeconfig", "k"}, 2, "--kubeconfig and --manifests: two sources"},
 		{"no source", []string{"agent"}, 2, "no source of Services"},
 		{"an API server", []string{"agent", "--kubeconfig", "k"}, 1, "an API server source is not in this build yet"},
@@ -149,7 +150,7 @@ func writeService(t *testing.T, dir, name, addr string) {
 func testAgent(t *testing.T, m *memory) *agent {
 	a := newAgent(agentConfig{
 		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), Bypass: "auto", LogFormat: "text",
-		HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"),
+		HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"), VerifyPartialSync: "off",
 		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond,
 	}, io.Discard)
 	a.euid = func() int { return 0 }
