@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -105,6 +106,25 @@ func TestFlushedWaysInAreNoticedByTheNextChange(t *testing.T) {
 		b.apply(be, upserts(service(2)))
 		wantMetric(t, be, partialFailures, 1)
 		b.asFromScratch(intent.State{Node: testNode(), Ports: []*intent.ServicePort{service(1), service(2)}})
+	})
+}
+
+func TestANodeThatChangedIsWrittenAndOneThatDidNotIsNot(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		be := b.open()
+		b.replace(be, service(1))
+		node := testNode()
+		node.PolicedPods = []netip.Addr{addr("10.244.1.2")}
+		b.apply(be, intent.Changes{Node: &node})
+		if !be.known {
+			t.Error("a policy is no reason to write")
+		}
+		node.NodePortAddrs = []netip.Addr{addr("192.0.2.9")}
+		b.apply(be, intent.Changes{Node: &node})
+		if dump := b.dump(); !strings.Contains(dump, "-A SPW-SERVICES -d 192.0.2.9/32 -j SPW-NODEPORTS") || strings.Contains(dump, "192.0.2.1/32") {
+			t.Errorf("NodePorts are served at other addresses:\n%s", dump)
+		}
+		b.inSync(be)
 	})
 }
 

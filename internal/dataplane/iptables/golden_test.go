@@ -42,6 +42,7 @@ func shapes() map[string][]*intent.ServicePort {
 		"no-services":     nil,
 		"cluster-ip":      {web(three, clusterIP("10.96.0.1", 80, intent.ToCluster))},
 		"host-network":    {web([]intent.Endpoint{hostNetwork}, clusterIP("10.96.0.1", 80, intent.ToCluster))},
+		"pod-of-no-range": {web([]intent.Endpoint{near("10.99.0.1:8080")}, clusterIP("10.96.0.1", 80, intent.ToCluster))},
 		"affinity":        {sticky},
 		"udp-unnamed":     {dns},
 		"sctp":            {sctp},

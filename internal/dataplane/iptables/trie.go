@@ -139,7 +139,6 @@ func (t *trie) cut(n *trieNode, slot, key string, owner any) *trieNode {
 	if only := n.onlyKid(); only != nil {
 		// It holds more than leafSize, so it is an inner node that knows its
 		// own prefix.
-		t.touch(n.prefix)
 		return only
 	}
 	return n
