@@ -12,6 +12,10 @@ COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # as the code: a cached result says nothing.
 TESTFLAGS ?= -p 2 -count=1 -timeout 10m
 
+# The flow suite runs with eBPF like any test, and once more with each of these.
+OTHER_DATAPLANES := -proxy-mode,nftables \
+	-proxy-mode,iptables,-iptables-variant,legacy -proxy-mode,iptables,-iptables-variant,nft
+
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -38,12 +42,15 @@ test: root lint ## run everything that must pass (as root; installs what is miss
 	hack/deps test
 	hack/peers
 	hack/generated
-	go test -json $(TESTFLAGS) ./... | go run ./test/skips -allow test/skips/allow.txt
+	{ go test -json $(TESTFLAGS) ./... && for flags in $(OTHER_DATAPLANES); do \
+		go test -json $(TESTFLAGS) ./test/flows $${flags//,/ } || exit; done; } | \
+		go run ./test/skips -allow test/skips/allow.txt
 	@echo "make test: all passed"
 
 bench: root build ## measure the way through a Service against the way without (as root)
 	hack/deps bench
 	bin/spillway bench path
+	bin/spillway bench sync
 
 demo: root build ## real traffic through real Services on two nodes in this machine (as root)
 	hack/deps demo
