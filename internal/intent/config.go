@@ -15,7 +15,29 @@ func (c Config) Validate() error {
 	if err := validatePrefixes("--nodeport-addresses", c.NodePortAddresses); err != nil {
 		return err
 	}
-	return validatePrefixes("--cluster-cidr", c.ClusterCIDRs)
+	if err := validatePrefixes("--cluster-cidr", c.ClusterCIDRs); err != nil {
+		return err
+	}
+	return c.validateLocal()
+}
+
+func (c Config) validateLocal() error {
+	switch c.DetectLocal {
+	case "", LocalClusterCIDR, LocalNodeCIDR:
+		return nil
+	case LocalBridgeInterface:
+		if c.LocalInterface == "" {
+			return errors.New("--detect-local-mode BridgeInterface: no bridge named: set --pod-bridge-interface")
+		}
+	case LocalInterfaceNamePrefix:
+		if c.LocalInterface == "" {
+			return errors.New("--detect-local-mode InterfaceNamePrefix: no prefix named: set --pod-interface-name-prefix")
+		}
+	default:
+		return fmt.Errorf("--detect-local-mode %q: not a mode: use %s, %s, %s or %s", c.DetectLocal,
+			LocalClusterCIDR, LocalNodeCIDR, LocalBridgeInterface, LocalInterfaceNamePrefix)
+	}
+	return nil
 }
 
 func validatePrefixes(flag string, prefixes []netip.Prefix) error {

@@ -111,9 +111,36 @@ type Node struct {
 	// PolicedPods are addresses of pods on this node that a NetworkPolicy
 	// selects, in either direction, sorted.
 	PolicedPods []netip.Addr
+	// PoliciesUnknown says that any pod of this node may be policed.
+	PoliciesUnknown bool
 	// MasqueradeAll asks that every Service packet get the node's address.
 	MasqueradeAll bool
+	// Local is how a packet from one of this node's pods is recognised by who
+	// cannot tell by the device it came from.
+	Local LocalTraffic
+	// Leaving says that the node is to go, or has gone: load balancers should
+	// send it no new connections (KEP-3836).
+	Leaving bool
 }
+
+// LocalTraffic describes packets from pods of this node, as --detect-local-mode
+// asks. At most one field is set; none: they cannot be told.
+type LocalTraffic struct {
+	Sources   []netip.Prefix // from an address in these ranges, sorted
+	Interface string         // by the device of this name
+	Prefix    string         // by a device whose name begins so
+}
+
+// LocalMode is a value of --detect-local-mode.
+type LocalMode string
+
+// The modes, by kube-proxy's names.
+const (
+	LocalClusterCIDR         LocalMode = "ClusterCIDR"         // source in --cluster-cidr
+	LocalNodeCIDR            LocalMode = "NodeCIDR"            // source in the Node's podCIDRs
+	LocalBridgeInterface     LocalMode = "BridgeInterface"     // in by LocalInterface
+	LocalInterfaceNamePrefix LocalMode = "InterfaceNamePrefix" // in by a device named LocalInterface...
+)
 
 // HealthCheck is what the healthCheckNodePort of one Service must answer.
 type HealthCheck struct {
@@ -156,7 +183,17 @@ type Config struct {
 	// NodePortAddresses limits NodePorts to the node's addresses in these
 	// prefixes; nil is all of them (loopback never, see CVE-2020-8558).
 	NodePortAddresses []netip.Prefix
+	// NodePortPrimary limits NodePorts to the first address of each family that
+	// the Node object names.
+	NodePortPrimary bool
 	// ClusterCIDRs is --cluster-cidr.
 	ClusterCIDRs  []netip.Prefix
 	MasqueradeAll bool
+	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
+	DetectLocal LocalMode
+	// LocalInterface is the name or the prefix that DetectLocal asks for.
+	LocalInterface string
+	// ExpectNode says that the source knows this node's Node object if there is
+	// one: without it the node counts as gone.
+	ExpectNode bool
 }

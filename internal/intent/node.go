@@ -65,6 +65,7 @@ func (t *Tracker) takeNode(name string, n *model.Node) {
 	if name != t.cfg.NodeName {
 		return
 	}
+	t.own.stale = t.own.stale || t.leaving() != t.own.node.Leaving
 	t.readdress()
 	zone := ""
 	if n != nil {
@@ -101,6 +102,15 @@ func (t *Tracker) checkName() bool {
 			What: "is not among the Nodes known (" + known + "), so that no endpoint is taken for one of this node; give --hostname-override"}
 	}
 	return (before == nil) != (t.own.problem == nil) || before != nil && *before != *t.own.problem
+}
+
+// leaving reports whether load balancers should leave this node out.
+func (t *Tracker) leaving() bool {
+	n := t.world.nodes[t.cfg.NodeName]
+	if n == nil {
+		return t.cfg.ExpectNode
+	}
+	return n.Leaving
 }
 
 func addresses(n *model.Node) []netip.Addr {
@@ -235,6 +245,10 @@ func (t *Tracker) describeNode() Node {
 		ClusterCIDRs:  t.own.cidrs,
 		Peers:         t.own.peers,
 		MasqueradeAll: t.cfg.MasqueradeAll,
+
+		PoliciesUnknown: t.world.policiesUnknown,
+		Local:           t.localTraffic(),
+		Leaving:         t.leaving(),
 	}
 	for _, a := range t.own.addrs {
 		if t.servesNodePorts(a) {
@@ -251,7 +265,28 @@ func (t *Tracker) describeNode() Node {
 	return n
 }
 
+// localTraffic is how packets of this node's pods are recognised.
+func (t *Tracker) localTraffic() LocalTraffic {
+	switch t.cfg.DetectLocal {
+	case LocalNodeCIDR:
+		return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName]))}
+	case LocalBridgeInterface:
+		return LocalTraffic{Interface: t.cfg.LocalInterface}
+	case LocalInterfaceNamePrefix:
+		return LocalTraffic{Prefix: t.cfg.LocalInterface}
+	}
+	return LocalTraffic{Sources: t.cfg.ClusterCIDRs}
+}
+
 func (t *Tracker) servesNodePorts(a netip.Addr) bool {
+	if t.cfg.NodePortPrimary {
+		for _, own := range addresses(t.world.nodes[t.cfg.NodeName]) {
+			if model.FamilyOf(own) == model.FamilyOf(a) {
+				return own.Unmap() == a
+			}
+		}
+		return false
+	}
 	return len(t.cfg.NodePortAddresses) == 0 ||
 		slices.ContainsFunc(t.cfg.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
 }
@@ -286,5 +321,6 @@ func sameNode(a, b Node) bool {
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
 		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) &&
-		slices.Equal(a.Peers, b.Peers)
+		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.Leaving == b.Leaving &&
+		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

@@ -178,6 +178,13 @@ func (t *Tracker) takePolicy(name model.Name, p *model.NetworkPolicy) {
 	}
 }
 
+// takePoliciesUnknown takes in whether all policies are known. What any pod may
+// be is the Node's business: no single endpoint need be decided again.
+func (t *Tracker) takePoliciesUnknown(unknown bool) {
+	t.own.stale = t.own.stale || unknown != t.world.policiesUnknown
+	t.world.policiesUnknown = unknown
+}
+
 // takePod takes in a Pod, nil for one that is gone.
 func (t *Tracker) takePod(name model.Name, p *model.Pod) {
 	old := t.world.pods[name]

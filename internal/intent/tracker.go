@@ -66,6 +66,10 @@ func New(cfg Config) *Tracker {
 func (t *Tracker) Apply(d model.Delta) Changes {
 	if d.Full {
 		t.forget(d)
+		t.takePoliciesUnknown(false)
+	}
+	if d.PoliciesUnknown != nil {
+		t.takePoliciesUnknown(*d.PoliciesUnknown)
 	}
 	// Nodes, policies and pods come first only because the Services that they
 	// touch are then decided once; the result does not depend on the order.

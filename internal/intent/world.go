@@ -21,6 +21,8 @@ type world struct {
 	slicesNear   map[*slice]struct{} // slices with an endpoint that is or may be on this node
 	podsOfAddr   map[netip.Addr][]model.Name
 	podsOfNS     map[string]map[model.Name]struct{}
+
+	policiesUnknown bool
 }
 
 // slice is an EndpointSlice and what depends on it.

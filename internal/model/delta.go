@@ -3,6 +3,6 @@ package model
 // Empty reports whether the Delta says nothing. A Full one never is: without
 // objects it says that there are none.
 func (d Delta) Empty() bool {
-	return !d.Full && len(d.Services) == 0 && len(d.Slices) == 0 && len(d.Nodes) == 0 &&
+	return !d.Full && d.PoliciesUnknown == nil && len(d.Services) == 0 && len(d.Slices) == 0 && len(d.Nodes) == 0 &&
 		len(d.Pods) == 0 && len(d.NetworkPolicies) == 0
 }

@@ -8,6 +8,7 @@ package model
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -154,6 +155,9 @@ type Node struct {
 	Addresses []netip.Addr // status.addresses of types InternalIP and ExternalIP, in that order
 	PodCIDRs  []netip.Prefix
 	Labels    map[string]string // topology.kubernetes.io/zone is read from here
+	// Leaving says that the node is to go: its object is being deleted, or
+	// cluster-autoscaler has tainted it (KEP-3836).
+	Leaving bool
 }
 
 // Pod is what Spillway needs of a Pod: which policies select it.
@@ -195,6 +199,10 @@ type Delta struct {
 	Nodes           map[string]*Node
 	Pods            map[Name]*Pod
 	NetworkPolicies map[Name]*NetworkPolicy
+	// PoliciesUnknown says that the source cannot know all NetworkPolicies and
+	// Pods of this node, so that any pod may be selected; nil says that this is
+	// as it was, and in a Full Delta that they are known.
+	PoliciesUnknown *bool
 	// Full says that the Delta is the whole world: what it does not name does
 	// not exist. A source sends one first, and again after it lost track.
 	Full bool
@@ -207,6 +215,16 @@ type Problem struct {
 	Where string // "file.yaml, document 2" or "Service ns/name"
 	Field string // "spec.clusterIPs[0]", "" if the whole object
 	What  string // what is wrong, and what to do
+}
+
+// Service returns the Service that the problem is about, if it is about one.
+func (p Problem) Service() (Name, bool) {
+	text, ok := strings.CutPrefix(p.Where, "Service ")
+	if !ok {
+		return Name{}, false
+	}
+	namespace, name, ok := strings.Cut(text, "/")
+	return Name{namespace, name}, ok
 }
 
 // String returns the one line that a person reads.

@@ -100,6 +100,9 @@ func mergeDelta(dst *model.Delta, src model.Delta) {
 	if src.Full {
 		*dst = model.Delta{Full: true}
 	}
+	if src.PoliciesUnknown != nil {
+		dst.PoliciesUnknown = src.PoliciesUnknown
+	}
 	mergeMap(&dst.Services, src.Services, dst.Full)
 	mergeMap(&dst.Slices, src.Slices, dst.Full)
 	mergeMap(&dst.Nodes, src.Nodes, dst.Full)

@@ -55,7 +55,10 @@ type Config struct {
 	MinSyncPeriod time.Duration
 	// OnFirstSync is called once, in Run's goroutine, when all that is wanted is
 	// in the kernel for the first time. Nil: nobody wants to know.
-	OnFirstSync  func(context.Context)
+	OnFirstSync func(context.Context)
+	// OnProblems is told problems when they appear, in Run's goroutine; it must
+	// not wait. Nil: nobody wants to know.
+	OnProblems   func([]model.Problem)
 	StaleEntries StaleEntries       // nil: what conntrack remembers is left alone
 	HealthChecks HealthChecks       // nil: nobody answers
 	Metrics      *telemetry.Metrics // nil: nobody counts
@@ -136,7 +139,7 @@ func New(cfg Config) (*Reconciler, error) {
 			nowhere: map[intent.PortID]error{},
 		},
 	}
-	r.problems.log = r.log
+	r.problems.log, r.problems.told = r.log, cfg.OnProblems
 	for _, b := range cfg.Backends {
 		// What an earlier run left in the kernel is not known: all lanes
 		// start with a full sync.

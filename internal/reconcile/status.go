@@ -25,6 +25,8 @@ type Status struct {
 	Unsupported int
 	// Problems are all that are known now, sorted.
 	Problems []model.Problem
+	// NodeLeaving says that this node is to go, or has gone.
+	NodeLeaving bool
 }
 
 // Status tells how things stand. It may be called by any goroutine, and does
@@ -60,6 +62,7 @@ func (r *Reconciler) publish() {
 	r.status.Ports = ports
 	r.status.Unsupported = unsupported
 	r.status.Problems = r.problems.known
+	r.status.NodeLeaving = r.haveFull && r.node.Leaving
 	r.mu.Unlock()
 
 	services, endpoints := r.inbox.sizes()
@@ -88,6 +91,7 @@ const maxProblemLines = 20
 // once when it is gone.
 type problems struct {
 	log     *slog.Logger
+	told    func(appeared []model.Problem) // nil: nobody else is told
 	current [origins][]model.Problem
 	known   []model.Problem // as last reported, sorted, each once
 }
@@ -102,7 +106,11 @@ func (p *problems) report() {
 	}
 	slices.SortFunc(now, compareProblems)
 	now = slices.Compact(now)
-	p.each(slog.LevelWarn, "problem", "more problems", without(now, p.known))
+	appeared := without(now, p.known)
+	p.each(slog.LevelWarn, "problem", "more problems", appeared)
+	if p.told != nil && len(appeared) > 0 {
+		p.told(appeared)
+	}
 	p.each(slog.LevelInfo, "problem gone", "more problems gone", without(p.known, now))
 	p.known = now
 }

@@ -24,6 +24,8 @@ type Health struct {
 	// Pending returns since when a change has waited, zero when none does, and
 	// when the kernel last held everything.
 	Pending func() (since, lastSynced time.Time)
+	// Leaving reports whether the node is to go, or has gone; nil: it never is.
+	Leaving func() bool
 }
 
 // Healthy reports whether no change has waited too long. As with kube-proxy, a
@@ -42,15 +44,16 @@ func (h Health) state(now time.Time) (healthy bool, lastSynced time.Time) {
 func HealthHandler(h Health, m *Metrics) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		code, last, now := h.answer()
+		// A node that is about to go takes no new connections from load
+		// balancers; /livez stays, since the proxy itself is well (KEP-3836).
+		eligible := h.Leaving == nil || !h.Leaving()
+		code, last, now := h.answer(eligible)
 		m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
 		jsonHeader(w, code)
-		// Whether the node is being deleted is known only with an API server;
-		// until then it is eligible.
-		fmt.Fprintf(w, `{"lastUpdated": %q,"currentTime": %q, "nodeEligible": %v}`, last, now, true)
+		fmt.Fprintf(w, `{"lastUpdated": %q,"currentTime": %q, "nodeEligible": %v}`, last, now, eligible)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		code, last, now := h.answer()
+		code, last, now := h.answer(true)
 		m.livez.WithLabelValues(strconv.Itoa(code)).Inc()
 		jsonHeader(w, code)
 		fmt.Fprintf(w, `{"lastUpdated": %q,"currentTime": %q}`, last, now)
@@ -60,10 +63,10 @@ func HealthHandler(h Health, m *Metrics) http.Handler {
 
 // answer is the status code and the two times. As with kube-proxy, a healthy
 // proxy says that it was updated just now, even if there was nothing to update.
-func (h Health) answer() (code int, last, now string) {
+func (h Health) answer(eligible bool) (code int, last, now string) {
 	t := time.Now()
 	healthy, synced := h.state(t)
-	if healthy {
+	if healthy && eligible {
 		return http.StatusOK, t.Format(time.RFC3339Nano), t.Format(time.RFC3339Nano)
 	}
 	return http.StatusServiceUnavailable, synced.Format(time.RFC3339Nano), t.Format(time.RFC3339Nano)

@@ -81,10 +81,10 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	if n.MasqueradeAll {
 		flags |= tcSettingsFlagsSETTING_MASQUERADE_ALL
 	}
-	switch b.cfg.Bypass {
-	case BypassAlways:
+	switch {
+	case b.cfg.Bypass == BypassAlways:
 		flags |= tcSettingsFlagsSETTING_BYPASS_ALWAYS
-	case BypassNever:
+	case b.cfg.Bypass == BypassNever || n.PoliciesUnknown:
 		flags |= tcSettingsFlagsSETTING_BYPASS_NEVER
 	}
 	s.Flags = uint32(flags)

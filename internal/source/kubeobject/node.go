@@ -3,6 +3,7 @@ package kubeobject
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -18,6 +19,7 @@ func Node(o *corev1.Node) (*model.Node, []model.Problem) {
 		Name:     o.Name,
 		PodCIDRs: c.podCIDRs(field.NewPath("spec"), &o.Spec),
 		Labels:   maps.Clone(o.Labels),
+		Leaving:  leaving(o),
 	}
 	addresses := field.NewPath("status", "addresses")
 	for _, t := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
@@ -34,6 +36,15 @@ func Node(o *corev1.Node) (*model.Node, []model.Problem) {
 		return nil, c.problems
 	}
 	return n, c.problems
+}
+
+// toBeDeleted is cluster-autoscaler's taint on a node that it is going to remove.
+const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// leaving reports what kube-proxy calls a node that is not eligible (KEP-3836).
+func leaving(o *corev1.Node) bool {
+	return !o.DeletionTimestamp.IsZero() ||
+		slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool { return t.Key == toBeDeleted })
 }
 
 // podCIDRs reads podCIDRs, or the older podCIDR, which repeats the first.
