@@ -18,7 +18,6 @@ import (
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/kernel"
 	"spillway.dev/spillway/internal/reconcile"
-	"spillway.dev/spillway/internal/source/manifest"
 	"spillway.dev/spillway/internal/telemetry"
 )
 
@@ -73,12 +72,6 @@ func (a *agent) run(ctx context.Context) error {
 	if err := a.cfg.Validate(); err != nil {
 		return err
 	}
-	if err := a.cfg.unbuilt(); err != nil {
-		return err
-	}
-	if !a.cfg.Cleanup && a.cfg.Manifests == "" {
-		return usageErrorf("no source of Services: give --manifests DIR")
-	}
 	if a.euid() != 0 {
 		return errors.New("run agent: not root: start it as root, or in a privileged pod")
 	}
@@ -98,14 +91,15 @@ func (a *agent) run(ctx context.Context) error {
 func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	build := buildInfo()
 	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
-		"proxyMode", a.cfg.ProxyMode, "manifests", a.cfg.Manifests, "bpffs", a.cfg.BPFFS)
-	source, err := manifest.New(manifest.Config{Dir: a.cfg.Manifests, Logger: log})
+		"proxyMode", a.cfg.ProxyMode, "bpffs", a.cfg.BPFFS)
+	in, err := openSource(a.cfg, log)
 	if err != nil {
 		return err
 	}
+	log.Info("Services come from", "source", in.name)
 	metrics := telemetry.NewMetrics(build)
 	status := &lateStatus{}
-	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending}
+	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending, Leaving: status.leaving}
 	closeServers, err := a.listen(ctx, health, metrics, log)
 	if err != nil {
 		return err
@@ -121,7 +115,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer closeEntries()
-	checks := telemetry.NewHealthChecks(len(a.cfg.nodePortCIDRs) == 0, health.Healthy, log)
+	checks := telemetry.NewHealthChecks(len(a.cfg.NodePortAddresses) == 0, health.Healthy, log)
 	defer checks.Close()
 	loop, err := reconcile.New(reconcile.Config{
 		Tracker:       intent.New(a.cfg.intent()),
@@ -130,6 +124,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		MinSyncPeriod: a.cfg.MinSyncPeriod,
 		OnFirstSync:   func(ctx context.Context) { a.unused(ctx, a.cfg, backends, log) },
 		StaleEntries:  entries,
+		OnProblems:    in.tell,
 		HealthChecks:  checks,
 		Metrics:       metrics,
 		Logger:        log,
@@ -138,11 +133,11 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return fmt.Errorf("start reconcile: %w", err)
 	}
 	status.set(loop)
-	return runAll(ctx,
+	return runAll(ctx, append(in.parts,
 		loop.Run,
 		func(ctx context.Context) error { return followAddrs(ctx, loop.SetNodeAddrs) },
-		func(ctx context.Context) error { return source.Run(ctx, loop.Deliver) },
-	)
+		func(ctx context.Context) error { return in.Run(ctx, loop.Deliver) },
+	)...)
 }
 
 // listen opens the two HTTP servers before anything is loaded: an address in
@@ -185,6 +180,12 @@ func (s *lateStatus) pending() (since, lastSynced time.Time) {
 	}
 	st := s.loop.Status()
 	return st.PendingSince, st.LastSynced
+}
+
+func (s *lateStatus) leaving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loop != nil && s.loop.Status().NodeLeaving
 }
 
 // followAddrs reports the node's addresses until ctx ends.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -16,37 +15,43 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/source/kube"
 )
 
 // agentConfig is the agent's command line.
 type agentConfig struct {
-	NodeName          string
-	ProxyMode         string
-	Manifests         string
-	Kubeconfig        string
-	Master            string
-	ConfigFile        string
-	ClusterCIDR       []string
-	NodePortAddresses []string
-	MasqueradeAll     bool
-	HealthzAddr       string
-	MetricsAddr       string
-	Profiling         bool
-	Cleanup           bool
-	CgroupRoot        string
-	BPFFS             string
-	ProxyName         string
-	Bypass            string
-	Conntrack         conntrackConfig
-	SyncPeriod        time.Duration
-	MinSyncPeriod     time.Duration
-	VerifyPartialSync string
-	Verbosity         int
-	LogFormat         string
+	NodeName           string
+	ProxyMode          string
+	Manifests          string
+	Kubeconfig         string
+	Master             string
+	ConfigFile         string
+	ClusterCIDR        []string
+	DetectLocalMode    string
+	PodBridge          string
+	PodInterfacePrefix string
+	NodePortAddresses  []string
+	MasqueradeAll      bool
+	HealthzAddr        string
+	MetricsAddr        string
+	Profiling          bool
+	Cleanup            bool
+	CgroupRoot         string
+	BPFFS              string
+	ProxyName          string
+	Bypass             string
+	Conntrack          conntrackConfig
+	SyncPeriod         time.Duration
+	MinSyncPeriod      time.Duration
+	VerifyPartialSync  string
+	Verbosity          int
+	LogFormat          string
 
 	// Filled by Validate.
-	clusterCIDRs  []netip.Prefix
-	nodePortCIDRs []netip.Prefix
+	clusterCIDRs    []netip.Prefix
+	nodePortCIDRs   []netip.Prefix
+	nodePortPrimary bool
+	client          kube.Access
 }
 
 // addFlags binds the flags; those that kube-proxy has keep its names and
@@ -57,7 +62,10 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "dataplane: ebpf, nftables or iptables")
 	f.StringVar(&c.Manifests, "manifests", "", "directory of Kubernetes YAML to serve instead of an API server; it is watched")
 	f.StringSliceVar(&c.ClusterCIDR, "cluster-cidr", nil, "address ranges of pods, separated by commas")
-	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "serve NodePorts only on addresses in these ranges (default: all of the node's)")
+	f.StringVar(&c.DetectLocalMode, "detect-local-mode", "ClusterCIDR", "how packets of this node's pods are told, where a dataplane cannot: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&c.PodBridge, "pod-bridge-interface", "", "the bridge that --detect-local-mode BridgeInterface asks for")
+	f.StringVar(&c.PodInterfacePrefix, "pod-interface-name-prefix", "", "what names of devices begin with that --detect-local-mode InterfaceNamePrefix asks for")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "serve NodePorts only on addresses in these ranges, or 'primary' for those of the Node object (default: all of the node's)")
 	f.BoolVar(&c.MasqueradeAll, "masquerade-all", false, "give every Service packet the node's address")
 	f.StringVar(&c.HealthzAddr, "healthz-bind-address", "0.0.0.0:10256", "IP:port of /healthz and /livez; empty: not served")
 	f.StringVar(&c.MetricsAddr, "metrics-bind-address", "127.0.0.1:10249", "IP:port of /metrics and /proxyMode; empty: not served")
@@ -73,8 +81,8 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.VerifyPartialSync, "verify-partial-sync", iptables.VerifyOff, "with iptables, compare the kernel's rules with the wanted ones after partial syncs: off, sampled (taking 1% of the time at most) or always")
 	f.IntVarP(&c.Verbosity, "v", "v", 0, "log level: 0 is info, 4 and more is debug")
 	f.StringVar(&c.LogFormat, "log-format", "text", "text or json")
-	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of an API server")
-	f.StringVar(&c.Master, "master", "", "address of an API server")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of the API server to watch (default, without --manifests: as a Pod of the cluster)")
+	f.StringVar(&c.Master, "master", "", "address of the API server, instead of the kubeconfig's")
 	f.StringVar(&c.ConfigFile, "config", "", "KubeProxyConfiguration file")
 }
 
@@ -109,8 +117,10 @@ func (c *agentConfig) Validate() error {
 	if c.clusterCIDRs, err = parsePrefixes("--cluster-cidr", c.ClusterCIDR); err != nil {
 		return err
 	}
-	if c.nodePortCIDRs, err = parsePrefixes("--nodeport-addresses", c.NodePortAddresses); err != nil {
-		return err
+	if c.nodePortPrimary = len(c.NodePortAddresses) == 1 && c.NodePortAddresses[0] == "primary"; !c.nodePortPrimary {
+		if c.nodePortCIDRs, err = parsePrefixes("--nodeport-addresses", c.NodePortAddresses); err != nil {
+			return err
+		}
 	}
 	if c.HealthzAddr, err = bindAddress("--healthz-bind-address", c.HealthzAddr, 10256); err != nil {
 		return err
@@ -121,7 +131,13 @@ func (c *agentConfig) Validate() error {
 	if err := c.validateNodeName(); err != nil {
 		return err
 	}
-	return c.validatePaths()
+	if err := c.validatePaths(); err != nil {
+		return err
+	}
+	if err := c.intent().Validate(); err != nil {
+		return usageErrorf("%v", err)
+	}
+	return nil
 }
 
 // validateNodeName holds the name against the rule for Node objects.
@@ -151,20 +167,16 @@ func (c *agentConfig) validatePaths() error {
 	}
 	for flag, value := range map[string]string{"--kubeconfig": c.Kubeconfig, "--master": c.Master, "--config": c.ConfigFile} {
 		if value != "" && c.Manifests != "" && flag != "--config" {
-			return usageErrorf("%s and --manifests: two sources: give one of them", flag)
+	if c.NodeName == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return usageErrorf("find the host name: %v: give --hostname-override", err)
 		}
+		c.NodeName = strings.ToLower(host) // as Kubernetes does with Node names
 	}
-	return nil
-}
-
-// unbuilt returns an error for what is a right command line but is not in this
-// build.
-func (c *agentConfig) unbuilt() error {
-	for _, f := range []struct{ flag, value string }{
-		{"--kubeconfig", c.Kubeconfig}, {"--master", c.Master}, {"--config", c.ConfigFile},
-	} {
-		if f.value != "" {
-			return fmt.Errorf("run agent: %s %s: an API server source is not in this build yet: use --manifests DIR", f.flag, f.value)
+	for flag, value := range map[string]string{"--kubeconfig": c.Kubeconfig, "--master": c.Master} {
+		if value != "" && c.Manifests != "" {
+			return usageErrorf("%s and --manifests: two sources: give one of them", flag)
 		}
 	}
 	return nil
@@ -178,7 +190,22 @@ func (c *agentConfig) intent() intent.Config {
 		NodePortAddresses: c.nodePortCIDRs,
 		ClusterCIDRs:      c.clusterCIDRs,
 		MasqueradeAll:     c.MasqueradeAll,
+		NodePortPrimary:   c.nodePortPrimary,
+		DetectLocal:       intent.LocalMode(c.DetectLocalMode),
+		LocalInterface:    c.localInterface(),
+		ExpectNode:        c.Manifests == "",
 	}
+}
+
+// localInterface is the name or the prefix that --detect-local-mode asks for.
+func (c *agentConfig) localInterface() string {
+	switch intent.LocalMode(c.DetectLocalMode) {
+	case intent.LocalBridgeInterface:
+		return c.PodBridge
+	case intent.LocalInterfaceNamePrefix:
+		return c.PodInterfacePrefix
+	}
+	return ""
 }
 
 func parsePrefixes(flag string, values []string) ([]netip.Prefix, error) {

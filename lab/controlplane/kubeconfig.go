@@ -73,9 +73,23 @@ func (c *ControlPlane) TokenKubeconfig(token string) (string, error) {
 	return c.writeKubeconfig(c.Server(), &clientcmdapi.AuthInfo{Token: token})
 }
 
+// StrangerKubeconfig writes a kubeconfig that trusts another authority than the
+// one that signed the API server's certificate.
+func (c *ControlPlane) StrangerKubeconfig() (string, error) {
+	other, err := newAuthority()
+	if err != nil {
+		return "", err
+	}
+	return c.write(c.Server(), other.pem, &clientcmdapi.AuthInfo{Token: "none"})
+}
+
 func (c *ControlPlane) writeKubeconfig(server string, who *clientcmdapi.AuthInfo) (string, error) {
+	return c.write(server, c.ca.pem, who)
+}
+
+func (c *ControlPlane) write(server string, authority []byte, who *clientcmdapi.AuthInfo) (string, error) {
 	cfg := clientcmdapi.NewConfig()
-	cfg.Clusters["lab"] = &clientcmdapi.Cluster{Server: server, TLSServerName: "localhost", CertificateAuthorityData: c.ca.pem}
+	cfg.Clusters["lab"] = &clientcmdapi.Cluster{Server: server, TLSServerName: "localhost", CertificateAuthorityData: authority}
 	cfg.AuthInfos["lab"] = who
 	cfg.Contexts["lab"] = &clientcmdapi.Context{Cluster: "lab", AuthInfo: "lab"}
 	cfg.CurrentContext = "lab"

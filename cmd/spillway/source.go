@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"k8s.io/klog/v2"
+
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/source/kube"
+	"spillway.dev/spillway/internal/source/manifest"
+)
+
+// source is where Services come from.
+type source interface {
+	Run(context.Context, func(model.Delta, []model.Problem)) error
+}
+
+// input is a source and what belongs to it.
+type input struct {
+	source
+	name  string // for the log
+	tell  func([]model.Problem)
+	parts []func(context.Context) error
+}
+
+// openSource opens the source that the command line asks for.
+func openSource(c agentConfig, log *slog.Logger) (*input, error) {
+	if c.Manifests != "" {
+		s, err := manifest.New(manifest.Config{Dir: c.Manifests, Logger: log})
+		if err != nil {
+			return nil, err
+		}
+		return &input{source: s, name: c.Manifests}, nil
+	}
+	klog.SetSlogLogger(log) // what client-go has to say
+	client, server, err := kube.Connect(kube.Access{
+		Kubeconfig: c.Kubeconfig, Master: c.Master, ContentType: c.client.ContentType,
+		QPS: c.client.QPS, Burst: c.client.Burst, UserAgent: "spillway/" + version,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("run agent: %w", err)
+	}
+	s, err := kube.New(kube.Config{
+		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
+		Policies: c.Bypass == "auto", Logger: log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("run agent: %w", err)
+	}
+	events := kube.NewEvents(client, c.NodeName, s.ServiceUID, log)
+	return &input{source: s, name: server, tell: events.Tell, parts: []func(context.Context) error{events.Run}}, nil
+}

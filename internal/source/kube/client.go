@@ -1,0 +1,73 @@
+package kube
+
+import (
+	"fmt"
+	"net/url"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Access says how the API server is reached.
+type Access struct {
+	Kubeconfig string // "" with Master "": as a Pod of the cluster does
+	Master     string // overrides the kubeconfig's server
+	// QPS and Burst limit requests; 0 is kube-proxy's 5 and 10.
+	QPS   float32
+	Burst int
+	// ContentType is "" for protobuf.
+	ContentType string
+	UserAgent   string
+}
+
+// Connect makes a client. It asks the server nothing yet.
+func Connect(a Access) (client kubernetes.Interface, server string, err error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, "", err
+	}
+	cfg.QPS, cfg.Burst, cfg.UserAgent, cfg.ContentType = a.QPS, a.Burst, a.UserAgent, a.ContentType
+	if cfg.ContentType == "" {
+		cfg.ContentType = "application/vnd.kubernetes.protobuf"
+		cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	}
+	c, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, "", fmt.Errorf("connect to API server: %w: %s", err, a.advice())
+	}
+	return c, host(cfg.Host), nil
+}
+
+func (a Access) config() (*rest.Config, error) {
+	if a.Kubeconfig == "" && a.Master == "" {
+		cfg, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("connect to API server: %w: give --kubeconfig, or --manifests DIR to serve files", err)
+		}
+		return cfg, nil
+	}
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: a.Kubeconfig}
+	override := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: a.Master}}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, override).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("connect to API server: %w: %s", err, a.advice())
+	}
+	return cfg, nil
+}
+
+func (a Access) advice() string {
+	if a.Kubeconfig == "" {
+		return "mend --master " + a.Master
+	}
+	return "mend --kubeconfig " + a.Kubeconfig
+}
+
+// host leaves out of a server's address what may be secret.
+func host(server string) string {
+	if u, err := url.Parse(server); err == nil && u.Host != "" {
+		return u.Host
+	}
+	return server
+}
