@@ -31,6 +31,9 @@ started in. SIGTERM or SIGINT ends the agent; the kernel goes on serving what
 was written, and the next agent takes it over. --cleanup takes it away.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.readConfig(cmd.Flags()); err != nil {
+				return err
+			}
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			return newAgent(c, cmd.ErrOrStderr()).run(ctx)
@@ -89,14 +92,16 @@ func (a *agent) run(ctx context.Context) error {
 
 // serve builds the way of a change, right to left, and runs it.
 func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
-	build := buildInfo()
-	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
-		"proxyMode", a.cfg.ProxyMode, "bpffs", a.cfg.BPFFS)
 	in, err := openSource(a.cfg, log)
 	if err != nil {
 		return err
 	}
-	log.Info("Services come from", "source", in.name)
+	build := buildInfo()
+	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
+		"proxyMode", a.cfg.ProxyMode, "source", in.name, "bpffs", a.cfg.BPFFS)
+	for _, r := range a.cfg.remarks {
+		log.Warn("configuration", "file", a.cfg.ConfigFile, "what", r)
+	}
 	metrics := telemetry.NewMetrics(build)
 	status := &lateStatus{}
 	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending, Leaving: status.leaving}

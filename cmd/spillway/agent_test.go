@@ -46,9 +46,11 @@ func TestExitCodes(t *testing.T) {
 			"--conntrack-min 2000000000: a table of 2000000000 flows, which takes 685.5 GiB of kernel memory; the kernel allows 67108864 flows: give less"},
 		{"a bad choice", []string{"agent", "--verify-partial-sync", "often"}, 2, `--verify-partial-sync "often": not a choice: use off, sampled, always`},
 		{"two sources", []string{"agent", "--manifests", dir, "--kubeconfig", "k"}, 2, "--kubeconfig and --manifests: two sources"},
-		{"no source", []string{"agent"}, 2, "no source of Services"},
-		{"an API server", []string{"agent", "--kubeconfig", "k"}, 1, "an API server source is not in this build yet"},
-		{"a KubeProxyConfiguration", []string{"agent", "--config", "k"}, 1, "an API server source is not in this build yet"},
+		{"a kubeconfig that is not there", []string{"agent", "--bpffs", dir, "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
+		{"no cluster to be a Pod of", []string{"agent", "--bpffs", dir}, 1, "give --kubeconfig, or --manifests DIR"},
+		{"a KubeProxyConfiguration that is not there", []string{"agent", "--config", "/nonexistent"}, 1, "read --config: open /nonexistent"},
+		{"an unknown local mode", []string{"agent", "--detect-local-mode", "x"}, 2, `--detect-local-mode "x": not a mode`},
+		{"a bridge without a name", []string{"agent", "--detect-local-mode", "BridgeInterface"}, 2, "set --pod-bridge-interface"},
 		{"a bad format", []string{"version", "-o", "yaml"}, 2, `--output "yaml": not a format`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

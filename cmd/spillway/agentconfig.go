@@ -52,6 +52,7 @@ type agentConfig struct {
 	nodePortCIDRs   []netip.Prefix
 	nodePortPrimary bool
 	client          kube.Access
+	remarks         []string // about --config, for the log
 }
 
 // addFlags binds the flags; those that kube-proxy has keep its names and
@@ -83,7 +84,7 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.LogFormat, "log-format", "text", "text or json")
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of the API server to watch (default, without --manifests: as a Pod of the cluster)")
 	f.StringVar(&c.Master, "master", "", "address of the API server, instead of the kubeconfig's")
-	f.StringVar(&c.ConfigFile, "config", "", "KubeProxyConfiguration file")
+	f.StringVar(&c.ConfigFile, "config", "", "KubeProxyConfiguration file (kubeproxy.config.k8s.io/v1alpha1); flags that it has fields for do not count beside it, but for --proxy-mode, --hostname-override and --v")
 }
 
 // Validate checks the command line and fills in what it leaves open. Its

@@ -53,3 +53,13 @@ func client(t testing.TB, c *controlplane.ControlPlane) *kubernetes.Clientset {
 	}
 	return k
 }
+
+// removeAtEnd removes a directory when the test and its control plane are done.
+func removeAtEnd(t *testing.T, dir string) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,101 @@
+package controlplane
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/source/kube"
+	"spillway.dev/spillway/lab/controlplane"
+)
+
+func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
+	k := client(t, shared)
+	namespace(t, k, "events")
+	s := createService(t, k, "events", service("sick", nil))
+	w := watch(t, adminKubeconfig(t), nil)
+	w.until(t, "the Service", func() bool { return w.service("events", "sick") != nil })
+
+	e := kube.NewEvents(k, "here", w.source.ServiceUID, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	p := model.Problem{Where: "Service events/sick", Field: "port http/SCTP/IPv4", What: "not served on this node: " + strings.Repeat("x", 2000)}
+	other := model.Problem{Where: "API server x", What: "is away"}
+	last := model.Problem{Where: "Service events/sick", What: "last"}
+	e.Tell([]model.Problem{p, other})
+	e.Tell([]model.Problem{p, p, last})
+
+	var got []eventsv1.Event
+	deadline := time.Now().Add(patience)
+	for len(got) < 2 && time.Now().Before(deadline) {
+		time.Sleep(50 * time.Millisecond)
+		got = must[*eventsv1.EventList](t)(k.EventsV1().Events("events").List(t.Context(), metav1.ListOptions{})).Items
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if len(got) != 2 {
+		t.Fatalf("%d events, want 2: one for each problem", len(got))
+	}
+	for _, ev := range got {
+		if ev.Regarding.UID != s.UID || ev.Regarding.Name != "sick" || ev.Type != corev1.EventTypeWarning || ev.ReportingInstance != "here" {
+			t.Errorf("event %+v", ev)
+		}
+	}
+}
+
+// TestSlicesThatTheControllerWritesArrive has the real controller make slices
+// of Pods, with a change of readiness.
+func TestSlicesThatTheControllerWritesArrive(t *testing.T) {
+	dir, err := makeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	removeAtEnd(t, dir)
+	c, err := controlplane.Up(t.Context(), controlplane.Config{Dir: dir, Controllers: []string{"endpointslice-controller"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Down)
+	k := client(t, c)
+	namespace(t, k, "real")
+	createService(t, k, "real", service("web", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} }))
+	p := must[*corev1.Pod](t)(k.CoreV1().Pods("real").Create(t.Context(), pod("web-0", "here", map[string]string{"app": "web"}), create))
+	setReady := func(ready corev1.ConditionStatus) {
+		p.Status = corev1.PodStatus{
+			Phase: corev1.PodRunning, PodIP: "10.244.0.5", PodIPs: []corev1.PodIP{{IP: "10.244.0.5"}},
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}},
+		}
+		p = must[*corev1.Pod](t)(k.CoreV1().Pods("real").UpdateStatus(t.Context(), p, update))
+	}
+	setReady(corev1.ConditionTrue)
+	w := watch(t, must[string](t)(c.AdminKubeconfig()), nil)
+	endpoint := func(ready bool) func() bool {
+		return func() bool {
+			for _, s := range w.world.Slices {
+				if s.Service == (model.Name{Namespace: "real", Name: "web"}) && len(s.Endpoints) == 1 {
+					ep := s.Endpoints[0]
+					return ep.Ready == ready && ep.Node == "here" && ep.Pod.Name == "web-0" && !s.Triggered.IsZero()
+				}
+			}
+			return false
+		}
+	}
+	w.until(t, "the ready endpoint", endpoint(true))
+	setReady(corev1.ConditionFalse)
+	w.until(t, "the endpoint no longer ready", endpoint(false))
+	slices := must[*discoveryv1.EndpointSliceList](t)(k.DiscoveryV1().EndpointSlices("real").List(t.Context(), metav1.ListOptions{}))
+	if len(slices.Items) != 1 {
+		t.Errorf("%d slices, want 1", len(slices.Items))
+	}
+}
