@@ -158,6 +158,17 @@ func (c *ControlPlane) Down() {
 	c.controller, c.etcd = nil, nil
 }
 
+// Log returns the end of what a program, "etcd", "kube-apiserver" or
+// "kube-controller-manager", has printed since it was started last.
+func (c *ControlPlane) Log(program string) string {
+	text, err := os.ReadFile(c.path(program + ".log"))
+	if err != nil {
+		return err.Error()
+	}
+	const most = 4 << 10
+	return string(text[max(0, len(text)-most):])
+}
+
 func (c *ControlPlane) path(name string) string { return filepath.Join(c.cfg.Dir, name) }
 
 func (c *ControlPlane) program(name string) string { return filepath.Join(c.cfg.Programs, name) }

@@ -12,12 +12,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/workload"
 )
 
 // shared serves the tests that leave the API server alone.
 var shared *controlplane.ControlPlane
 
 func TestMain(m *testing.M) {
+	workload.RunIfAsked()
 	os.Exit(runTests(m))
 }
 

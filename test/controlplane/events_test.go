@@ -24,7 +24,7 @@ func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
 	w := watch(t, adminKubeconfig(t), nil)
 	w.until(t, "the Service", func() bool { return w.service("events", "sick") != nil })
 
-	e := kube.NewEvents(k, "here", w.source.ServiceUID, slog.New(slog.DiscardHandler))
+	e := kube.NewEvents(k, "here", w.source.ServiceUID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
@@ -66,15 +66,21 @@ func TestSlicesThatTheControllerWritesArrive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.Down)
+	t.Cleanup(func() {
+		c.Down()
+		if t.Failed() {
+			t.Log(c.Log("kube-controller-manager"))
+		}
+	})
 	k := client(t, c)
 	namespace(t, k, "real")
+	must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}, create))
 	createService(t, k, "real", service("web", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} }))
 	p := must[*corev1.Pod](t)(k.CoreV1().Pods("real").Create(t.Context(), pod("web-0", "here", map[string]string{"app": "web"}), create))
 	setReady := func(ready corev1.ConditionStatus) {
 		p.Status = corev1.PodStatus{
 			Phase: corev1.PodRunning, PodIP: "10.244.0.5", PodIPs: []corev1.PodIP{{IP: "10.244.0.5"}},
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}},
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready, LastTransitionTime: metav1.Now()}},
 		}
 		p = must[*corev1.Pod](t)(k.CoreV1().Pods("real").UpdateStatus(t.Context(), p, update))
 	}

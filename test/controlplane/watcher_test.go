@@ -18,7 +18,7 @@ import (
 )
 
 // patience bounds every wait; a test that has to wait so long has failed.
-const patience = time.Minute
+const patience = 20 * time.Second
 
 // watcher runs a source and adds up what it delivers.
 type watcher struct {

@@ -109,7 +109,7 @@ func (e *Events) write(ctx context.Context, p model.Problem) error {
 		note = note[:maxNote]
 	}
 	_, err := e.client.EventsV1().Events(name.Namespace).Create(ctx, &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{GenerateName: name.Name + "."},
+		ObjectMeta:          metav1.ObjectMeta{GenerateName: name.Name + "-"},
 		EventTime:           metav1.NowMicro(),
 		ReportingController: reporter,
 		ReportingInstance:   e.node,
