@@ -166,15 +166,6 @@ func (c *agentConfig) validatePaths() error {
 	if c.CgroupRoot != "" && !filepath.IsAbs(c.CgroupRoot) {
 		return usageErrorf("--cgroup-root %q: must be an absolute path", c.CgroupRoot)
 	}
-	for flag, value := range map[string]string{"--kubeconfig": c.Kubeconfig, "--master": c.Master, "--config": c.ConfigFile} {
-		if value != "" && c.Manifests != "" && flag != "--config" {
-	if c.NodeName == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return usageErrorf("find the host name: %v: give --hostname-override", err)
-		}
-		c.NodeName = strings.ToLower(host) // as Kubernetes does with Node names
-	}
 	for flag, value := range map[string]string{"--kubeconfig": c.Kubeconfig, "--master": c.Master} {
 		if value != "" && c.Manifests != "" {
 			return usageErrorf("%s and --manifests: two sources: give one of them", flag)

@@ -85,6 +85,28 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+func TestANodeThatLeavesIsUnhealthyButAlive(t *testing.T) {
+	leaving := false
+	url := serve(t, HealthHandler(Health{
+		Timeout: time.Hour,
+		Pending: func() (time.Time, time.Time) { return time.Time{}, time.Now() },
+		Leaving: func() bool { return leaving },
+	}, NewMetrics(Build{})))
+	for _, c := range []struct {
+		leaving  bool
+		healthz  int
+		eligible string
+	}{{false, 200, `"nodeEligible": true`}, {true, 503, `"nodeEligible": false`}} {
+		leaving = c.leaving
+		if code, _, body := get(t, url+"/healthz"); code != c.healthz || !strings.Contains(body, c.eligible) {
+			t.Errorf("leaving %v: /healthz says %d %s", c.leaving, code, body)
+		}
+		if code, _, body := get(t, url+"/livez"); code != 200 || strings.Contains(body, "nodeEligible") {
+			t.Errorf("leaving %v: /livez says %d %s", c.leaving, code, body)
+		}
+	}
+}
+
 func TestMetricsKeepKubeProxysNames(t *testing.T) {
 	m := NewMetrics(Build{Version: "v1", Commit: "abc", GoVersion: "go1"})
 	m.SyncDone(true, time.Second)

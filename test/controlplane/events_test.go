@@ -77,10 +77,14 @@ func TestSlicesThatTheControllerWritesArrive(t *testing.T) {
 	must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}, create))
 	createService(t, k, "real", service("web", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} }))
 	p := must[*corev1.Pod](t)(k.CoreV1().Pods("real").Create(t.Context(), pod("web-0", "here", map[string]string{"app": "web"}), create))
+	// The API keeps whole seconds, and the controller notes a change that is
+	// later than the last.
+	transition := time.Now()
 	setReady := func(ready corev1.ConditionStatus) {
+		transition = transition.Add(2 * time.Second)
 		p.Status = corev1.PodStatus{
 			Phase: corev1.PodRunning, PodIP: "10.244.0.5", PodIPs: []corev1.PodIP{{IP: "10.244.0.5"}},
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready, LastTransitionTime: metav1.Now()}},
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready, LastTransitionTime: metav1.NewTime(transition)}},
 		}
 		p = must[*corev1.Pod](t)(k.CoreV1().Pods("real").UpdateStatus(t.Context(), p, update))
 	}
