@@ -220,20 +220,29 @@ func TestForbiddenNetworkPoliciesDoNotKeepTheAgentFromServing(t *testing.T) {
 	w.mu.Unlock()
 }
 
-func TestForbiddenServicesAreToldAndWaitedFor(t *testing.T) {
+func TestTheFirstDeltaWaitsForEveryKind(t *testing.T) {
 	k := client(t, shared)
-	const user = "nobody"
-	w := watch(t, must[string](t)(shared.Kubeconfig(controlplane.User{Name: user})), nil)
-	w.until(t, "a problem", func() bool { return w.says("services: RBAC forbids to") })
-	w.mu.Lock()
-	if w.fulls != 0 {
-		t.Error("a full delta came without Services")
+	groups := map[string]string{"services": "", "nodes": "", "endpointslices": "discovery.k8s.io"}
+	for withheld := range groups {
+		user := "without-" + withheld
+		grant(t, k, user, "", "pods")
+		grant(t, k, user, "networking.k8s.io", "networkpolicies")
+		for resource, group := range groups {
+			if resource != withheld {
+				grant(t, k, user, group, resource)
+			}
+		}
+		w := watch(t, must[string](t)(shared.Kubeconfig(controlplane.User{Name: user})), nil)
+		w.until(t, "a problem", func() bool { return w.says(withheld) && w.says("RBAC forbids to") })
+		time.Sleep(time.Second) // for all other kinds
+		w.mu.Lock()
+		if w.fulls+w.early != 0 {
+			t.Errorf("something was delivered without %s", withheld)
+		}
+		w.mu.Unlock()
+		grant(t, k, user, groups[withheld], withheld)
+		w.until(t, "a full delta", func() bool { return w.full() && !w.says("RBAC") })
 	}
-	w.mu.Unlock()
-	grant(t, k, user, "", "services", "nodes", "pods")
-	grant(t, k, user, "discovery.k8s.io", "endpointslices")
-	grant(t, k, user, "networking.k8s.io", "networkpolicies")
-	w.until(t, "a full delta", func() bool { return w.full() && !w.says("RBAC") })
 }
 
 func TestBadCredentialsAreNamed(t *testing.T) {

@@ -138,6 +138,27 @@ func readOnly(t *testing.T, c *Config) {
 	t.Cleanup(func() { noError(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "")) })
 }
 
+func TestUnknownPoliciesKeepEverythingInTheStack(t *testing.T) {
+	ownPlace(t)
+	for bypass, want := range map[string]tcSettingsFlags{
+		BypassAuto:   tcSettingsFlagsSETTING_BYPASS_NEVER,
+		BypassNever:  tcSettingsFlagsSETTING_BYPASS_NEVER,
+		BypassAlways: tcSettingsFlagsSETTING_BYPASS_ALWAYS,
+	} {
+		b := newMapsBackend(t, Config{Bypass: bypass, Timeouts: testTimeouts})
+		noError(t, b.writeNode(&intent.Node{PoliciesUnknown: true}))
+		if got := tcSettingsFlags(readSettings(t, b).Flags); got != want {
+			t.Errorf("%s: flags %b, want %b", bypass, got, want)
+		}
+	}
+	b := newMapsBackend(t, Config{Bypass: BypassAuto, Timeouts: testTimeouts})
+	noError(t, b.writeNode(&intent.Node{PoliciesUnknown: true}))
+	noError(t, b.writeNode(&intent.Node{}))
+	if got := readSettings(t, b).Flags; got != 0 {
+		t.Errorf("flags %b are left when policies are known", got)
+	}
+}
+
 func TestSettings(t *testing.T) {
 	ownPlace(t)
 	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "20000 29999"))
