@@ -158,6 +158,17 @@ func (c *ControlPlane) Down() {
 	c.controller, c.etcd = nil, nil
 }
 
+// Processes returns the ids of the programs that run.
+func (c *ControlPlane) Processes() []int {
+	var ids []int
+	for _, p := range []*process{c.etcd, c.apiserver, c.controller} {
+		if p != nil {
+			ids = append(ids, p.cmd.Process.Pid)
+		}
+	}
+	return ids
+}
+
 // Log returns the end of what a program, "etcd", "kube-apiserver" or
 // "kube-controller-manager", has printed since it was started last.
 func (c *ControlPlane) Log(program string) string {

@@ -20,6 +20,9 @@ var shared *controlplane.ControlPlane
 
 func TestMain(m *testing.M) {
 	workload.RunIfAsked()
+	if dir := os.Getenv(orphanVariable); dir != "" {
+		startOrphans(dir)
+	}
 	os.Exit(runTests(m))
 }
 
