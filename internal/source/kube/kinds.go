@@ -31,7 +31,7 @@ func (s *Source) allKinds() []watched {
 	}
 	kinds := []watched{
 		&kind[*corev1.Service, model.Service]{
-			source: s, name: "Service", known: map[model.Name]*model.Service{}, convert: kubeobject.Service,
+			source: s, name: "Service", known: map[model.Name]*model.Service{}, convert: kubeobject.Service, slim: slimService,
 			// Both selections are kube-proxy's.
 			lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
 				metav1.ListOptions{LabelSelector: proxyName, FieldSelector: "spec.clusterIP!=None"}),
@@ -96,6 +96,10 @@ func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
 	}
 	(*m)[name] = v
 }
+
+// slimService drops the copy of the whole object that kubectl apply leaves in an
+// annotation.
+func slimService(s *corev1.Service) { delete(s.Annotations, corev1.LastAppliedConfigAnnotation) }
 
 // slimNode keeps of a Node's labels the one that is read: there are thousands
 // of Nodes with dozens of labels each.
