@@ -29,7 +29,9 @@ type Crowd struct {
 	Parallel int
 }
 
-// Create writes the Services and their slices through the API.
+// Create writes the Services and their slices through the API. The time grows
+// faster than their number: for each Service kube-apiserver 1.36 counts all
+// addresses in use, for a metric (ipallocator.Allocator.Used).
 func (w Crowd) Create(ctx context.Context, client kubernetes.Interface) error {
 	if !w.First.IsValid() {
 		w.First = netip.AddrFrom4([4]byte{10, 128, 0, 1})
