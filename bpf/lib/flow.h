@@ -16,6 +16,16 @@
 /* Source ports tried before a packet is given up: 0.95^128 = 0.1 %. */
 #define PORT_TRIES 128
 
+/* Room for what does not fit on a program's stack. */
+struct flow_pair {
+	struct flow flow;
+	struct flow reply;
+	struct tuple reply_key;
+};
+
+/* The one that the program is at work on: service.h keeps it. */
+static __always_inline struct flow_pair *get_flow_pair(void);
+
 static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
 {
 	out->saddr = t->daddr;
@@ -111,8 +121,9 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
  */
 static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *key)
 {
-	struct flow *twin, again;
+	struct flow_pair *room;
 	struct tuple twin_key;
+	struct flow *twin;
 
 	flow_twin_key(&twin_key, f, key);
 	twin = bpf_map_lookup_elem(&flows, &twin_key);
@@ -124,8 +135,11 @@ static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *k
 		twin->seen = f->seen;
 		return 0;
 	}
-	flow_make_twin(&again, f, key);
-	if (bpf_map_update_elem(&flows, &twin_key, &again, BPF_NOEXIST)) {
+	room = get_flow_pair();
+	if (!room)
+		return -1;
+	flow_make_twin(&room->reply, f, key);
+	if (bpf_map_update_elem(&flows, &twin_key, &room->reply, BPF_NOEXIST)) {
 		count(FLOW_CONFLICT);
 		return -1;
 	}
@@ -290,21 +304,15 @@ static __always_inline void flow_make_room(const struct tuple *direct, struct tu
 	bpf_map_delete_elem(&flows, reply_key);
 }
 
-/* Room for what does not fit on a program's stack. */
-struct flow_pair {
-	struct flow flow;
-	struct flow reply;
-	struct tuple reply_key;
-};
-
 /*
  * One try at a reply tuple: attempt 0 is by the client's port, the others by
  * random ones. Not static: the verifier looks at it once, not once for each turn
  * of the loop around it. 0: it is ours.
  */
-__noinline int reply_try(struct __sk_buff *skb, struct flow_pair *pair, struct tuple *key,
-			 struct settings *s, int attempt)
+__noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settings *s, int attempt)
 {
+	struct flow_pair *pair = get_flow_pair();
+
 	if (!pair || !key || !s)
 		return -1;
 	if (attempt) {
@@ -316,13 +324,13 @@ __noinline int reply_try(struct __sk_buff *skb, struct flow_pair *pair, struct t
 }
 
 /* Tries until a reply tuple is ours; -1 if none seems to be free. */
-__noinline int reply_search(struct __sk_buff *skb, struct flow_pair *pair, struct tuple *key,
-			    struct settings *s, int new_port)
+__noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct settings *s,
+			    int new_port)
 {
 	int first = new_port ? 1 : 0;
 
 	for (int i = 0; i < PORT_TRIES; i++) {
-		if (!reply_try(skb, pair, key, s, first + i))
+		if (!reply_try(skb, key, s, first + i))
 			return 0;
 	}
 	return -1;
@@ -358,7 +366,7 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 
 	flow_make_twin(&pair->reply, f, key);
 	flow_twin_key(&pair->reply_key, f, key);
-	if (reply_search(skb, pair, key, s, new_port))
+	if (reply_search(skb, key, s, new_port))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;
 	if (!bpf_map_update_elem(&flows, key, f, renew ? BPF_ANY : BPF_NOEXIST)) {

@@ -41,6 +41,24 @@ struct {
 	__type(value, struct scratch);
 } scratches SEC(".maps");
 
+/*
+ * Functions that the verifier looks at by themselves ask anew, where they give
+ * parts of it to maps: before 6.2 keys and values must not be a caller's memory.
+ */
+static __always_inline struct scratch *get_scratch(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&scratches, &zero);
+}
+
+static __always_inline struct flow_pair *get_flow_pair(void)
+{
+	struct scratch *m = get_scratch();
+
+	return m ? &m->pair : NULL;
+}
+
 static __always_inline int drop(enum verdict verdict)
 {
 	count(verdict);
@@ -326,9 +344,9 @@ static __always_inline int needs_port(const struct packet *p, const struct flow 
 }
 
 /* The first packet of a flow, or one of no flow at all. */
-__noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *s, int hook,
-		     int renew)
+__noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int renew)
 {
+	struct scratch *m = get_scratch();
 	struct packet *p;
 	struct frontend *fe;
 	struct backend *b;
@@ -386,8 +404,9 @@ __noinline int serve(struct __sk_buff *skb, struct scratch *m, struct settings *
 }
 
 /* An ICMP error: about one of our flows, or none of our business. */
-__noinline int relay_error(struct __sk_buff *skb, struct scratch *m, struct settings *s, int hook)
+__noinline int relay_error(struct __sk_buff *skb, struct settings *s, int hook)
 {
+	struct scratch *m = get_scratch();
 	struct packet *p;
 	struct flow *f;
 
@@ -418,13 +437,11 @@ __noinline int relay_error(struct __sk_buff *skb, struct scratch *m, struct sett
 static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 {
 	struct settings *s = get_settings();
-	struct scratch *m;
+	struct scratch *m = get_scratch();
 	struct packet *p;
 	struct flow *f;
-	__u32 zero = 0;
 	int stale, ret;
 
-	m = bpf_map_lookup_elem(&scratches, &zero);
 	if (!m || !s)
 		return NEXT;
 	p = &m->packet;
@@ -434,7 +451,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	if (ret != PARSE_OK)
 		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);
 	if (p->flags & PACKET_ICMP_ERROR)
-		return relay_error(skb, m, s, hook);
+		return relay_error(skb, s, hook);
 	if (p->flags & PACKET_NO_L4 && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
 
@@ -447,7 +464,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	}
 	if (hook == EGRESS)
 		return pass(PASS_OTHER);
-	return serve(skb, m, s, hook, stale);
+	return serve(skb, s, hook, stale);
 }
 
 #endif
