@@ -15,6 +15,9 @@ volatile const __u8 has_set_retval = 0;
 /* BPF_F_IPV6 of bpf_l4_csum_replace (6.16): right sums for CHECKSUM_COMPLETE. */
 volatile const __u8 has_csum_ipv6 = 0;
 
+/* bpf_skb_ct_lookup (5.18), of the kernel or of its nf_conntrack module. */
+volatile const __u8 has_ct_lookup = 0;
+
 /* Seed of the hash that spreads flows over endpoints; the same for all programs. */
 volatile const __u32 hash_seed = 0;
 

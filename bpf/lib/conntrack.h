@@ -60,7 +60,7 @@ __noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p)
 	__u32 len;
 	int owns;
 
-	if (!p || !bpf_skb_ct_lookup || !bpf_ct_release)
+	if (!p || !has_ct_lookup)
 		return 0;
 	/* A SYN begins a connection: nobody knows it yet. */
 	if ((p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)

@@ -36,6 +36,7 @@ type Features struct {
 	TCX             bool // programs by tcx links (6.6), else clsact
 	SetRetval       bool // bpf_set_retval in connect and sendmsg hooks (5.18)
 	CsumReplaceIPv6 bool // BPF_F_IPV6 of bpf_l4_csum_replace (6.16, and stable kernels)
+	ConntrackLookup bool // bpf_skb_ct_lookup (5.18), of a module that is loaded: see LoadConntrack
 	BTF             bool // the kernel has BTF: nicer dumps, nothing else
 }
 
@@ -108,6 +109,7 @@ func (f *Features) probePrograms() {
 	f.TCX = HaveTCX()
 	f.SetRetval = features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil
 	f.CsumReplaceIPv6 = haveCsumReplaceIPv6() == nil
+	f.ConntrackLookup = haveConntrackLookup()
 	f.BTF = unix.Access("/sys/kernel/btf/vmlinux", unix.R_OK) == nil
 }
 

@@ -93,12 +93,16 @@ func TestProbe(t *testing.T) {
 	mount, err := Cgroup2Mount()
 	must(t, err)
 	dir := mountTestBPF(t)
+	must(t, LoadConntrack())
 	f, err := Probe(Place{BPFFS: dir, CgroupRoot: mount})
 	must(t, err)
 	must(t, f.Err())
 	t.Logf("%+v", f)
 	if f.Kernel.Less(Version{6, 6, 0}) == f.TCX {
 		t.Errorf("tcx %v on Linux %s", f.TCX, f.Kernel)
+	}
+	if f.Kernel.Less(Version{5, 18, 0}) == f.ConntrackLookup {
+		t.Errorf("bpf_skb_ct_lookup %v on Linux %s", f.ConntrackLookup, f.Kernel)
 	}
 	if !f.Kernel.Less(Version{6, 16, 0}) && !f.CsumReplaceIPv6 {
 		t.Errorf("no BPF_F_IPV6 on Linux %s", f.Kernel)

@@ -86,6 +86,8 @@ func probe(cfg *Config) (kernel.Features, error) {
 	if err := kernel.EnsureBPFFS(cfg.BPFFS); err != nil {
 		return kernel.Features{}, err
 	}
+	// Where there is none, there are no connections to ask for.
+	_ = kernel.LoadConntrack()
 	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
 	if err != nil {
 		return features, err

@@ -404,14 +404,31 @@ func wantChanged(t *testing.T, have, before map[string]ebpf.MapID, names ...stri
 // wantHooks checks how many programs are at each hook.
 func wantHooks(t *testing.T, cfg Config, ifindex, n int) {
 	t.Helper()
-	for _, typ := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-		wantAttached(t, link.QueryOptions{Target: ifindex, Attach: typ}, n)
+	if kernel.HaveTCX() {
+		for _, typ := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			wantAttached(t, link.QueryOptions{Target: ifindex, Attach: typ}, n)
+		}
+	} else {
+		wantFilters(t, ifindex, n)
 	}
 	dir, err := os.Open(cfg.CgroupRoot)
 	noError(t, err)
 	defer dir.Close()
 	for typ := range (&objects{}).socketPrograms() {
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: typ}, n)
+	}
+}
+
+// wantFilters does it for devices before 6.6.
+func wantFilters(t *testing.T, ifindex, n int) {
+	t.Helper()
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		l := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
+		filters, err := netlink.FilterList(l, parent)
+		noError(t, err)
+		if len(filters) != n {
+			t.Errorf("%x: %d filters, want %d", parent, len(filters), n)
+		}
 	}
 }
 

@@ -147,6 +147,9 @@ func constants(f kernel.Features) (map[string]any, error) {
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)
 	}
+	if f.ConntrackLookup {
+		c[tcVarHasCtLookup] = uint8(1)
+	}
 	if f.CsumReplaceIPv6 {
 		c[tcVarHasCsumIpv6] = uint8(1)
 	}

@@ -205,6 +205,7 @@ func (n *packetNode) load(t testing.TB, change []func(*Config)) error {
 		return err
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	_ = kernel.LoadConntrack()
 	features, err := kernel.Probe(kernel.Place{BPFFS: dir})
 	if err != nil {
 		return err

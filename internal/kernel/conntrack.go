@@ -1,0 +1,41 @@
+package kernel
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf/btf"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// LoadConntrack has the kernel load its connection tracking where that is a
+// module, as in Debian's kernels: programs can call functions only of modules
+// that are there when they are loaded. The kernel loads it by itself when it is
+// asked for statistics, also where the caller sees no module's file. Nothing is
+// tracked by that alone: it takes a rule that wants it (since 4.10).
+func LoadConntrack() error {
+	const (
+		subsystem = 1 // NFNL_SUBSYS_CTNETLINK
+		getStats  = 5 // IPCTNL_MSG_CT_GET_STATS
+	)
+	// The answer says that more will come (NLM_F_MULTI), and none does: hence ACK.
+	req := nl.NewNetlinkRequest(subsystem<<8|getStats, unix.NLM_F_ACK)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
+		return fmt.Errorf("load connection tracking: %w", err)
+	}
+	return nil
+}
+
+// haveConntrackLookup reports whether programs can ask for a packet's connection
+// (bpf_skb_ct_lookup, 5.18), from the kernel itself or from its loaded module.
+func haveConntrackLookup() bool {
+	spec, err := btf.LoadKernelModuleSpec("nf_conntrack")
+	if err != nil {
+		if spec, err = btf.LoadKernelSpec(); err != nil {
+			return false
+		}
+	}
+	var fn *btf.Func
+	return spec.TypeByName("bpf_skb_ct_lookup", &fn) == nil
+}
