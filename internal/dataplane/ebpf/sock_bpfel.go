@@ -42,6 +42,7 @@ const (
 	sockProgSendmsg4       = "sendmsg4"
 	sockProgSendmsg6       = "sendmsg6"
 	sockVarHasCsumIpv6     = "has_csum_ipv6"
+	sockVarHasCtLookup     = "has_ct_lookup"
 	sockVarHasSetRetval    = "has_set_retval"
 	sockVarHashSeed        = "hash_seed"
 	sockVarHostNetnsCookie = "host_netns_cookie"
@@ -127,6 +128,7 @@ type sockMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
 	HasCsumIpv6     *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
+	HasCtLookup     *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
@@ -198,6 +200,7 @@ func (m *sockMaps) Close() error {
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
 	HasCsumIpv6     *ebpf.Variable `ebpf:"has_csum_ipv6"`
+	HasCtLookup     *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`

@@ -314,6 +314,7 @@ const (
 	tcProgToNetwork          = "to_network"
 	tcProgToPod              = "to_pod"
 	tcVarHasCsumIpv6         = "has_csum_ipv6"
+	tcVarHasCtLookup         = "has_ct_lookup"
 	tcVarHasSetRetval        = "has_set_retval"
 	tcVarHashSeed            = "hash_seed"
 	tcVarHostNetnsCookie     = "host_netns_cookie"
@@ -405,6 +406,7 @@ type tcMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
 	HasCsumIpv6         *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
+	HasCtLookup         *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval        *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed            *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
@@ -487,6 +489,7 @@ func (m *tcMaps) Close() error {
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
 	HasCsumIpv6         *ebpf.Variable `ebpf:"has_csum_ipv6"`
+	HasCtLookup         *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval        *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed            *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.Variable `ebpf:"host_netns_cookie"`
