@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/kernel"
 	"spillway.dev/spillway/internal/kernel/netnstest"
 )
 
@@ -212,9 +213,12 @@ type attachment struct {
 	link link.ID
 }
 
-// attached asks the kernel what is at a hook, in order.
+// attached asks the kernel what is at a hook, in order. Filters have no link.
 func attached(t *testing.T, index int, dir direction) []attachment {
 	t.Helper()
+	if !kernel.HaveTCX() {
+		return filtered(t, index, dir)
+	}
 	res, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: dir.tcx()})
 	must(t, err)
 	var as []attachment
@@ -223,6 +227,26 @@ func attached(t *testing.T, index int, dir direction) []attachment {
 		as = append(as, attachment{res.Programs[i].ID, id})
 	}
 	return as
+}
+
+func filtered(t *testing.T, index int, dir direction) []attachment {
+	t.Helper()
+	l := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	filters, err := netlink.FilterList(l, clsactParent(dir))
+	must(t, err)
+	var as []attachment
+	for _, f := range filters {
+		as = append(as, attachment{prog: ebpf.ProgramID(f.(*netlink.BpfFilter).Id)})
+	}
+	return as
+}
+
+// needsTCX skips what is about links alone.
+func needsTCX(t *testing.T) {
+	t.Helper()
+	if !kernel.HaveTCX() {
+		t.Skip("needs tcx (Linux 6.6): is about its links")
+	}
 }
 
 func programID(t *testing.T, p *ebpf.Program) ebpf.ProgramID {
