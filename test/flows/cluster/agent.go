@@ -38,8 +38,9 @@ type Agent struct {
 const (
 	healthPort  = "10256"
 	metricsPort = "10249"
-	// readyWithin bounds the wait for an agent to become healthy or to end.
-	readyWithin = 20 * time.Second
+	// readyWithin bounds the wait for an agent to become healthy or to end. An
+	// emulated CPU (hack/vm) takes half a minute to verify the programs.
+	readyWithin = 90 * time.Second
 )
 
 // Build builds spillway, from the tree that the test is part of, into a

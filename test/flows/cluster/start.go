@@ -18,7 +18,7 @@ var (
 // the test's flags ask for, and takes it down when the test is over.
 func Start(t *testing.T, cfg Config) *Cluster {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	var err error
 	cfg.Mode, cfg.IptablesVariant = *proxyMode, *variant
