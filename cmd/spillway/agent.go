@@ -122,12 +122,14 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	defer closeEntries()
 	checks := telemetry.NewHealthChecks(len(a.cfg.NodePortAddresses) == 0, health.Healthy, log)
 	defer checks.Close()
+	var background sync.WaitGroup
+	defer background.Wait()
 	loop, err := reconcile.New(reconcile.Config{
 		Tracker:       intent.New(a.cfg.intent()),
 		Backends:      backends,
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,
-		OnFirstSync:   func(ctx context.Context) { a.unused(ctx, a.cfg, backends, log) },
+		OnFirstSync:   func(ctx context.Context) { background.Go(func() { a.unused(ctx, a.cfg, backends, log) }) },
 		StaleEntries:  entries,
 		OnProblems:    in.tell,
 		HealthChecks:  checks,

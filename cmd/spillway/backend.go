@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -14,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/reconcile"
 )
 
 // proxyMode is one value of --proxy-mode.
@@ -24,22 +26,24 @@ type proxyMode struct {
 	// netfilter says that Service packets are translated by netfilter, and not
 	// before it sees them.
 	netfilter bool
+	// drain has it leave new connections to others; nil: it does that already.
+	drain func(agentConfig) error
 }
 
 var proxyModes = []proxyMode{
 	{"ebpf", openEBPF, func(_ context.Context, c agentConfig, log *slog.Logger) error {
 		return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Log: log})
-	}, false},
+	}, false, func(c agentConfig) error { return ebpf.Drain(ebpf.Config{BPFFS: c.BPFFS}) }},
 	{"nftables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
 		return nftables.New(ctx, nftables.Config{Beside: c.ProxyMode != "nftables", Log: log})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return nftables.Cleanup(ctx, nftables.Config{Log: log})
-	}, true},
+	}, true, nil},
 	{"iptables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
 		return iptables.New(ctx, iptables.Config{Log: log, VerifyPartialSync: c.VerifyPartialSync})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return iptables.Cleanup(ctx, iptables.Config{Log: log})
-	}, true},
+	}, true, nil},
 }
 
 func modeUsesNetfilter(name string) bool {
@@ -92,12 +96,26 @@ func newBackend(ctx context.Context, name string, c agentConfig, log *slog.Logge
 
 // cleanUnused takes away what dataplanes that this agent does not use left in
 // the kernel when another --proxy-mode was in force. It runs when the new one
-// serves, so that new connections always find one of them.
+// serves, so that new connections always find one of them, and waits until the
+// last answers are through. Connections that run longer do not survive it.
 func cleanUnused(ctx context.Context, c agentConfig, used []dataplane.Backend, log *slog.Logger) {
-	for _, m := range proxyModes {
-		if slices.ContainsFunc(used, func(b dataplane.Backend) bool { return b.Name() == m.name }) {
+	unused := slices.DeleteFunc(slices.Clone(proxyModes), func(m proxyMode) bool {
+		return slices.ContainsFunc(used, func(b dataplane.Backend) bool { return b.Name() == m.name })
+	})
+	for _, m := range unused {
+		if m.drain == nil {
 			continue
 		}
+		if err := m.drain(c); err != nil {
+			log.Warn("Drain a dataplane that is not in use", "dataplane", m.name, "err", err)
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return // the next start does it
+	case <-time.After(reconcile.Linger):
+	}
+	for _, m := range unused {
 		if err := m.cleanup(ctx, c, log); err != nil {
 			log.Warn("Clean up a dataplane that is not in use", "dataplane", m.name, "err", err)
 		}

@@ -23,9 +23,12 @@ const (
 // whole state will be written, so no single change needs to be remembered.
 type lane struct {
 	backend dataplane.Backend
-	full    bool
-	err     error // why the last sync as a whole failed; nil if it did not
-	node    *intent.Node
+	// idle: it carries no port, and what it or an earlier run left goes once the
+	// last answers are through.
+	idle bool
+	full bool
+	err  error // why the last sync as a whole failed; nil if it did not
+	node *intent.Node
 	// pending holds the newest wish for each port, nil for "take it away".
 	pending map[intent.PortID]*intent.ServicePort
 	// failed holds the ports that the backend could not write; they are tried
@@ -53,6 +56,7 @@ func newLane(b dataplane.Backend) *lane {
 // want notes the newest wish for a port; nil takes it away.
 func (l *lane) want(id intent.PortID, p *intent.ServicePort) {
 	delete(l.failed, id)
+	l.idle = l.idle && p == nil
 	if !l.full {
 		l.pending[id] = p
 	}

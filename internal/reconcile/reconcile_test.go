@@ -235,6 +235,8 @@ func TestAPortGoesToTheFirstBackendThatCanCarryIt(t *testing.T) {
 		// It turns into something that the first can carry, and goes there.
 		g.Deliver(delta(false, map[string]uint16{"s": 2}), nil)
 		g.after(time.Second)
+		g.wantKernel(second, map[string]uint16{"s": 1}) // for the last answers
+		g.after(Linger)
 		g.wantKernel(first, map[string]uint16{"a": 1, "s": 2})
 		g.wantKernel(second, map[string]uint16{})
 		g.after(time.Minute) // and full syncs keep it there
@@ -259,7 +261,7 @@ func TestABackendWithoutPortsIsToldTheWholeOfNothing(t *testing.T) {
 		g.Deliver(d, nil)
 		g.after(time.Second)
 		g.Deliver(delta(false, map[string]uint16{"s": 0}), nil)
-		g.after(time.Second)
+		g.after(Linger + time.Second)
 		ports := 0
 		for _, c := range second.log() {
 			if c.full != (len(c.upserts) == 0) {
@@ -334,7 +336,9 @@ func TestOneBackendThatFailsDoesNotHoldUpTheOther(t *testing.T) {
 		first.cannot = sctpOnly
 		second.fail = func(int) error { return errors.New("nft is missing") }
 		g := start(t, nil, first, second)
-		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
+		d := delta(true, map[string]uint16{"a": 1, "s": 1})
+		d.Services[svcName("s")].TrafficDistribution = "sctp"
+		g.Deliver(d, nil)
 		g.after(time.Second)
 		g.Deliver(delta(false, map[string]uint16{"a": 2}), nil)
 		g.after(100 * time.Millisecond)

@@ -20,8 +20,8 @@ func (r *Reconciler) syncLanes(ctx context.Context, now time.Time) {
 		if !any || at.After(now) || ctx.Err() != nil {
 			continue
 		}
-		if i > 0 && r.tally.lanes[i] == 0 {
-			l.demandFull() // of nothing: a dataplane without ports leaves no trace
+		if r.helpsNobody(i) && r.lingers(l, now) {
+			continue
 		}
 		worked, full = true, full || l.full
 		wrote := l.sync(ctx, now, func() intent.State { return r.stateOf(i, state()) })
@@ -44,11 +44,34 @@ func (r *Reconciler) syncLanes(ctx context.Context, now time.Time) {
 	r.settle(ctx)
 }
 
+// Linger is how long a dataplane that is no longer needed stays in the kernel
+// while the one that took over serves: answers to what it has translated last are
+// still under way.
+const Linger = 2 * time.Second
+
+// helpsNobody reports whether a lane is there to help out and has no port.
+func (r *Reconciler) helpsNobody(i int) bool { return i > 0 && r.tally.lanes[i] == 0 }
+
+// lingers reports whether an idle lane has to wait before it takes away what is
+// there. What it writes then is the whole of nothing: a dataplane without ports
+// leaves no trace.
+func (r *Reconciler) lingers(l *lane, now time.Time) bool {
+	l.demandFull()
+	if first := r.lanes[0]; l.idle && !first.full && first.err == nil {
+		return false
+	}
+	l.idle, l.retryAt = true, now.Add(Linger)
+	return true
+}
+
 // settle notes whether all that was taken in is in the kernel now. Single
 // ports that a backend could not write do not count: they are problems of
 // their own, and a node is not unhealthy for one Service that does not fit.
 func (r *Reconciler) settle(ctx context.Context) {
-	for _, l := range r.lanes {
+	for i, l := range r.lanes {
+		if r.helpsNobody(i) {
+			continue
+		}
 		if l.full || l.err != nil || len(l.pending) > 0 || l.node != nil {
 			return
 		}

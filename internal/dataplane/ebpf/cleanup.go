@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
@@ -39,6 +41,45 @@ func Cleanup(cfg Config) error {
 		return err
 	}
 	return errors.Join(detach(cfg, abandoned), removePins(cfg.BPFFS))
+}
+
+// Drain has what an earlier run left leave new connections to another dataplane:
+// no address is a Service's any more. Flows go on until Cleanup. What is not
+// there is no error.
+func Drain(cfg Config) error {
+	for _, dir := range layouts(cfg.BPFFS) {
+		frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
+		}
+		// Endpoints first: an answer must not pass by netfilter, which has begun
+		// to translate.
+		err = errors.Join(deleteAll(frontends, true), deleteAll(frontends, false))
+		frontends.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteAll deletes every frontend, or only those that are endpoints.
+func deleteAll(frontends *ebpf.Map, endpoints bool) error {
+	var keys []tcFrontendKey
+	err := each(frontends, func(k tcFrontendKey, f tcFrontend) {
+		if !endpoints || f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) != 0 {
+			keys = append(keys, k)
+		}
+	})
+	for _, k := range keys {
+		if e := frontends.Delete(k); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, fmt.Errorf("delete from eBPF map %s: %w", frontends, e))
+		}
+	}
+	return err
 }
 
 // ownedElsewhere reports whether the pins are of another network namespace. It
