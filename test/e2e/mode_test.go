@@ -13,9 +13,9 @@ import (
 )
 
 // TestANewProxyModeTakesOverWithoutAGap changes the dataplane of running nodes
-// under a stream of new connections, and looks for what the one before left. A
-// datagram whose answer is under way at the very moment may be lost; nobody
-// sends it again.
+// under a stream of new connections, and looks for what the one before left. What
+// is under way at the very moment may be lost, so each stream is allowed one
+// question for each change on each node; a gap would cost it many.
 func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-mode")
 	spec.Masquerade = true // netfilter goes on translating what it knows
@@ -30,9 +30,8 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 			e.waitReady(t)
 			e.waitOnly(t, node, mode)
 		}
-		e.expect(t, "with "+mode, e.load(t, nodePort("a1")), "a1")
 	}
-	e.endStreamsBut(t, len(modes))
+	e.endStreamsBut(t, len(modes)*len(e.Nodes()))
 }
 
 // startNewConnections starts streams that take a new socket for each question.
@@ -44,6 +43,7 @@ func (e *env) startNewConnections(t *testing.T, s *served) {
 			st := stream{fmt.Sprintf("new %s from %s to %s, %s", combo.Protocol(), f.From, f.To, combo), p}
 			_, err := p.Do(t.Context(), probe.Request{
 				Op: probe.Stream, Name: st.name, Proto: "new-" + combo.Protocol(), Dst: s.address(t, f.To, combo), PauseMS: 10,
+				TimeoutMS: 4000, // a handshake under way may have to begin anew: SYN is sent again after 1 s
 			})
 			if err != nil {
 				t.Fatalf("start %s: %v", st.name, err)
