@@ -1,0 +1,122 @@
+package scale
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/iptables"
+	"spillway.dev/spillway/internal/dataplane/nftables"
+	spwkernel "spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/kernel/netnstest"
+)
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// opened closes the backend when the test ends.
+func opened(t *testing.T, b dataplane.Backend, err error) dataplane.Backend {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// applied lists the endpoints that a backend reads from the kernel.
+func applied(t *testing.T, b dataplane.Backend) []string {
+	t.Helper()
+	s, err := b.Applied(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, p := range s.Ports {
+		for _, e := range p.Endpoints {
+			out = append(out, e.Addr.String())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func openEBPF(t *testing.T) *kernel {
+	netnstest.Enter(t)
+	mount, err := spwkernel.Cgroup2Mount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cgroup := filepath.Join(mount, fmt.Sprintf("spw-test-%d-scale", os.Getpid()))
+	if err := os.Mkdir(cgroup, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(cgroup); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
+	cfg := ebpf.Config{
+		BPFFS: filepath.Join(dir, "spillway"), CgroupRoot: cgroup, Log: quiet(),
+		FlowTableSize: 1024, MaxFrontends: 4 * services, MaxEndpoints: 8 * services,
+	}
+	t.Cleanup(func() {
+		if err := ebpf.Cleanup(cfg); err != nil {
+			t.Error(err)
+		}
+	})
+	be, err := ebpf.New(t.Context(), cfg)
+	b := opened(t, be, err)
+	return &kernel{b, func(t *testing.T) []string { return applied(t, b) }} // Applied reads the maps
+}
+
+func openNftables(t *testing.T) *kernel {
+	netnstest.Enter(t)
+	open := func(t *testing.T) dataplane.Backend {
+		b, err := nftables.New(t.Context(), nftables.Config{Log: quiet()})
+		return opened(t, b, err)
+	}
+	// One that has written nothing must read the table.
+	return &kernel{open(t), func(t *testing.T) []string { return applied(t, open(t)) }}
+}
+
+var destination = regexp.MustCompile(`--to-destination (\S+)`)
+
+func openIptables(t *testing.T) *kernel {
+	netnstest.Enter(t)
+	hint := exec.Command("iptables-legacy", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY") // has legacy chosen
+	if out, err := hint.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", strings.Join(hint.Args, " "), err, out)
+	}
+	be, err := iptables.New(t.Context(), iptables.Config{Log: quiet()})
+	return &kernel{opened(t, be, err), func(t *testing.T) []string {
+		dump, err := exec.Command("iptables-legacy-save", "-t", "nat").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for line := range bytes.Lines(dump) {
+			if m := destination.FindSubmatch(line); m != nil {
+				out = append(out, string(m[1]))
+			}
+		}
+		slices.Sort(out)
+		return slices.Compact(out)
+	}}
+}
