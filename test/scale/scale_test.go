@@ -23,6 +23,7 @@ const (
 	during   = 400 // changes that arrive while the first full sync is written
 	after    = 400 // changes that arrive after it
 	burst    = 50_000
+	streamed = services - 10 // Services that the stream changes
 	// burstMemory bounds what a burst may leave in memory, in bytes. A queue of
 	// the burst's deltas would be three times as large.
 	burstMemory = 12 << 20
@@ -47,7 +48,7 @@ type kernel struct {
 // changesDuringAFullSync runs the loop on the test's own thread, which is in the
 // namespace, while another goroutine plays the source.
 func changesDuringAFullSync(t *testing.T, k *kernel) {
-	slow := &slowBackend{Backend: k.Backend, writing: make(chan struct{}), goOn: make(chan struct{})}
+	slow := &slowBackend{Backend: k.Backend, writing: make(chan struct{}), written: make(chan struct{}), goOn: make(chan struct{})}
 	r, err := reconcile.New(reconcile.Config{
 		Tracker: intent.New(intent.Config{NodeName: "node-0"}), Backends: []dataplane.Backend{slow},
 		SyncPeriod: time.Hour, MinSyncPeriod: time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
@@ -98,10 +99,19 @@ func play(ctx context.Context, r *reconcile.Reconciler, w *world, slow *slowBack
 		return errors.New("no full sync began")
 	}
 	w.stream(r, during)
+	select {
+	case <-slow.written: // it takes no more memory that would be counted as the burst's
+	case <-ctx.Done():
+		return errors.New("the full sync does not end")
+	}
 	// Ten Services that flap for minutes, in no time at all.
 	before := heap()
 	for i := range burst {
 		r.Deliver(w.change(i%10, false), nil)
+	}
+	for i := streamed; i < services; i++ { // new, then gone, and never seen again
+		r.Deliver(w.change(i, false), nil)
+		r.Deliver(w.change(i, true), nil)
 	}
 	slow.grown = heap() - before
 	close(slow.goOn)
@@ -123,7 +133,7 @@ func (w *world) stream(r *reconcile.Reconciler, changes int) {
 	defer tick.Stop()
 	for i := range changes {
 		<-tick.C
-		among := services
+		among := streamed
 		if i%2 == 0 {
 			among = 20
 		}
@@ -135,15 +145,15 @@ func (w *world) stream(r *reconcile.Reconciler, changes int) {
 // closed, and which counts.
 type slowBackend struct {
 	dataplane.Backend
-	writing, goOn chan struct{}
-	writes        int
-	grown         int64 // bytes
+	writing, written, goOn chan struct{}
+	writes                 int
+	grown                  int64 // bytes
 }
 
 func (s *slowBackend) Replace(ctx context.Context, state intent.State) error {
 	if s.writes++; s.writes == 1 {
 		close(s.writing)
-		defer func() { <-s.goOn }()
+		defer func() { close(s.written); <-s.goOn }()
 	}
 	return s.Backend.Replace(ctx, state)
 }
@@ -175,7 +185,7 @@ func (w *world) compare(t *testing.T, k *kernel) {
 	slices.Sort(want)
 	got := k.endpoints(t)
 	if missing, extra := without(want, got), without(got, want); len(missing)+len(extra) > 0 {
-		t.Errorf("of %d endpoints %d are missing (%.5q), %d are too many (%.5q)", len(want), len(missing), first(missing), len(extra), first(extra))
+		t.Errorf("of %d endpoints %d are missing (%q), %d are too many (%q)", len(want), len(missing), first(missing), len(extra), first(extra))
 	}
 	s, err := k.Applied(t.Context())
 	if err != nil {
@@ -202,4 +212,3 @@ func without(a, b []string) []string {
 	}
 	return slices.Sorted(maps.Keys(left))
 }
-
