@@ -51,8 +51,12 @@ static __always_inline __u32 sock_tuple(struct bpf_sock_tuple *out, const struct
 	return sizeof(out->ipv6);
 }
 
-/* Does netfilter translate this packet, or expect it as an answer? */
-__noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p)
+/*
+ * Does netfilter translate this packet, or expect it as an answer? With any: does
+ * it know the connection at all? It must then see both directions, or it takes one
+ * for invalid.
+ */
+__noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p, int any)
 {
 	struct bpf_ct_opts___spillway opts = { .netns_id = -1 };
 	struct bpf_sock_tuple t = {};
@@ -73,7 +77,7 @@ __noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p)
 		ct = bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv6), &opts, sizeof(opts));
 	if (!ct)
 		return 0;
-	owns = opts.dir == IP_CT_DIR_REPLY || ct->status & IPS_DST_NAT;
+	owns = any || opts.dir == IP_CT_DIR_REPLY || ct->status & IPS_DST_NAT;
 	bpf_ct_release(ct);
 	return owns;
 }

@@ -300,6 +300,9 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 	int ret;
 
 	if (to_endpoint || is_endpoint(&t->saddr, t->sport, t->proto, t->family)) {
+		/* What an endpoint answers, netfilter may have to translate back. */
+		if (s->flags & SETTING_ASK_CONNTRACK && conntrack_owns(skb, &m->packet, 1))
+			return pass(PASS_CONNTRACK);
 		if (t->proto == IPPROTO_UDP || (flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
 			flow_make_room(t, &m->pair.reply_key, &m->icmp.key);
 		ret = pass_direct(skb, m, s, hook, to_endpoint);
@@ -373,7 +376,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int re
 		return pass(PASS_OTHER);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return serve_other(skb, m, s, hook, fe != NULL);
-	if (conntrack_owns(skb, p))
+	if (conntrack_owns(skb, p, 0))
 		return pass(PASS_CONNTRACK);
 	if (fe->flags & FRONTEND_RANGES &&
 	    !range_allows(fe->service, &p->tuple.saddr, p->tuple.family))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,27 @@ import (
 	"spillway.dev/spillway/internal/conntrack/stale"
 	"spillway.dev/spillway/internal/reconcile"
 )
+
+// netfilterTranslates reports whether netfilter translates the destination of
+// any connection in the agent's network namespace.
+func netfilterTranslates(ctx context.Context) (found bool, err error) {
+	table, err := conntrack.Open()
+	if errors.Is(err, conntrack.ErrUnsupported) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer table.Close()
+	err = table.Dump(ctx, conntrack.Filter{Status: conntrack.DstNAT}, func(*conntrack.Entry) bool {
+		found = true
+		return false
+	})
+	if errors.Is(err, conntrack.ErrUnsupported) {
+		return false, nil
+	}
+	return found, err
+}
 
 // openConntrack opens the conntrack of the agent's network namespace: its
 // figures for register, its stale entries for reconcile. A kernel without it is no error: it then holds no entries that could

@@ -102,3 +102,44 @@ func run(t *testing.T, host *topology.Host, argv ...string) string {
 	}
 	return string(out)
 }
+
+// TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF keeps connections
+// open that were made through netfilter, as those of a kube-proxy would be. Their
+// answers must go on being translated back.
+func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) {
+	spec := topology.DefaultSpec("e2e-adopt")
+	spec.Masquerade = true
+	e := startSpec(t, spec)
+	e.Mode = "nftables"
+	for _, node := range e.Nodes() {
+		e.restart(t, node, syscall.SIGTERM, 0)
+		e.waitReady(t)
+		e.waitOnly(t, node, e.Mode)
+	}
+	s := e.load(t, nodePort("a0", "b0"))
+	for _, f := range askers {
+		p := e.probe(t, f.From)
+		for _, combo := range flows.AllCombos {
+			if combo.Protocol() != "tcp" {
+				continue
+			}
+			for i := range 4 { // to either endpoint
+				st := stream{fmt.Sprintf("tcp %d from %s to %s, %s", i, f.From, f.To, combo), p}
+				_, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.address(t, f.To, combo), PauseMS: 20})
+				if err != nil {
+					t.Fatalf("start %s: %v", st.name, err)
+				}
+				e.streams = append(e.streams, st)
+			}
+		}
+	}
+	time.Sleep(200 * time.Millisecond)
+	e.Mode = "ebpf"
+	for _, node := range e.Nodes() {
+		e.restart(t, node, syscall.SIGTERM, 0)
+		e.waitReady(t)
+		e.waitOnly(t, node, e.Mode)
+	}
+	time.Sleep(500 * time.Millisecond)
+	e.endStreams(t)
+}

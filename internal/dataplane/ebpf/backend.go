@@ -28,6 +28,7 @@ type Backend struct {
 	stop     context.CancelFunc
 	done     sync.WaitGroup
 	attached bool
+	foreign  bool // see Config.Translated; false for good once it is
 	flows    flowCounts
 
 	ports *portTable // written by Apply and Replace only
@@ -58,7 +59,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if err := claimPins(cfg.BPFFS); err != nil {
 		return nil, err
 	}
-	b := &Backend{cfg: cfg, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{}}
+	b := &Backend{cfg: cfg, foreign: cfg.Translated != nil, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{}}
 	if b.objects, err = load(&cfg, features); err != nil {
 		return nil, err
 	}
@@ -141,6 +142,14 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 
 // Replace makes the maps hold this state; at its first call the hooks follow.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
+	if b.foreign {
+		var err error
+		// In doubt it is asked for each packet, which is slower but right.
+		if b.foreign, err = b.cfg.Translated(ctx); err != nil {
+			b.foreign = true
+			b.cfg.Log.Warn("Look for connections that netfilter translates", "err", err)
+		}
+	}
 	if err := b.writeNode(&s.Node); err != nil {
 		return err
 	}

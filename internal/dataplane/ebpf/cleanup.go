@@ -44,8 +44,8 @@ func Cleanup(cfg Config) error {
 }
 
 // Drain has what an earlier run left leave new connections to another dataplane:
-// no address is a Service's any more. Flows go on until Cleanup. What is not
-// there is no error.
+// no address is a Service's any more, and answers that netfilter translates go
+// through it. Flows go on until Cleanup. What is not there is no error.
 func Drain(cfg Config) error {
 	for _, dir := range layouts(cfg.BPFFS) {
 		frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
@@ -55,9 +55,7 @@ func Drain(cfg Config) error {
 		if err != nil {
 			return fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
 		}
-		// Endpoints first: an answer must not pass by netfilter, which has begun
-		// to translate.
-		err = errors.Join(deleteAll(frontends, true), deleteAll(frontends, false))
+		err = errors.Join(askConntrack(dir), deleteServices(frontends))
 		frontends.Close()
 		if err != nil {
 			return err
@@ -66,11 +64,29 @@ func Drain(cfg Config) error {
 	return nil
 }
 
-// deleteAll deletes every frontend, or only those that are endpoints.
-func deleteAll(frontends *ebpf.Map, endpoints bool) error {
+// askConntrack sets SETTING_ASK_CONNTRACK.
+func askConntrack(dir string) error {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapNodeSettings), nil)
+	if err != nil {
+		return fmt.Errorf("open eBPF map %s: %w", tcMapNodeSettings, err)
+	}
+	defer m.Close()
+	var s tcSettings
+	if err := m.Lookup(uint32(0), &s); err != nil {
+		return fmt.Errorf("read settings: %w", err)
+	}
+	s.Flags |= uint32(tcSettingsFlagsSETTING_ASK_CONNTRACK)
+	if err := m.Put(uint32(0), s); err != nil {
+		return fmt.Errorf("write settings: %w", err)
+	}
+	return nil
+}
+
+// deleteServices deletes every frontend but those that are endpoints.
+func deleteServices(frontends *ebpf.Map) error {
 	var keys []tcFrontendKey
 	err := each(frontends, func(k tcFrontendKey, f tcFrontend) {
-		if !endpoints || f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) != 0 {
+		if f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 {
 			keys = append(keys, k)
 		}
 	})

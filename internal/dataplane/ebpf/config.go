@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -35,6 +36,10 @@ type Config struct {
 	Timeouts Timeouts
 	// SweepInterval is the time between two sweeps of the flow table.
 	SweepInterval time.Duration
+	// Translated reports whether netfilter translates the destination of any
+	// connection now: those of a proxy that was here before. Their answers must
+	// not pass by it. Nil says that it does not.
+	Translated func(context.Context) (bool, error)
 	// ForceClsact attaches as on kernels before 6.6.
 	ForceClsact bool
 }

@@ -87,6 +87,9 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	case b.cfg.Bypass == BypassNever || n.PoliciesUnknown:
 		flags |= tcSettingsFlagsSETTING_BYPASS_NEVER
 	}
+	if b.foreign {
+		flags |= tcSettingsFlagsSETTING_ASK_CONNTRACK
+	}
 	s.Flags = uint32(flags)
 	v4, v6 := b.primaryAddrs(n)
 	if v4.IsValid() {
