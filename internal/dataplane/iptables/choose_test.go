@@ -97,7 +97,7 @@ func fakePrograms(t *testing.T, version string) {
 
 func TestMissingAndOldProgramsAreNamedInOneLine(t *testing.T) {
 	for version, want := range map[string]string{
-		"":       "install the package iptables",
+		"":       "install the package iptables, or use another --proxy-mode",
 		"v1.6.1": "is too old (iptables-restore v1.6.1 (nft)): 1.6.2 is needed",
 		"v1":     "is too old",
 	} {

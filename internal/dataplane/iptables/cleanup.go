@@ -10,18 +10,36 @@ import (
 
 // Cleanup takes every chain of ours out of both variants, with the rules that
 // lead into them. What is not there is no error, and neither is a variant whose
-// programs are not installed.
+// programs are not installed, unless the kernel holds chains of ours in it.
 func Cleanup(ctx context.Context, cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("configure dataplane iptables: %w", err)
 	}
 	var errs []error
 	for _, v := range []Variant{Legacy, NFT} {
-		if f := look(ctx, &cfg, v); f.missing == nil && f.own {
+		f := look(ctx, &cfg, v)
+		switch {
+		case f.missing != nil:
+			errs = append(errs, checkLeft(v, f.missing))
+		case f.own:
 			errs = append(errs, removeOwn(ctx, f))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkLeft returns an error if the kernel holds chains of ours in a variant
+// whose programs cannot be used, for the reason in missing.
+func checkLeft(v Variant, missing error) error {
+	left, err := kernelHoldsOwn(v)
+	if err != nil {
+		return fmt.Errorf("look for rules of iptables-%s: %w", v, err)
+	}
+	if left {
+		return fmt.Errorf("remove rules of iptables-%s: the kernel holds chains %s*, and they cannot be removed: %w, or run --cleanup where it is installed",
+			v, chainPrefix, missing)
+	}
+	return nil
 }
 
 // removeOwn takes everything of ours out of one variant.

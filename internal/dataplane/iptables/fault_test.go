@@ -418,3 +418,39 @@ func TestCleanupNamesARuleThatIsInTheWay(t *testing.T) {
 		}
 	})
 }
+
+func TestCleanupWithoutProgramsSaysWhatTheKernelHolds(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		path := os.Getenv("PATH")
+		be := b.open()
+		b.replace(be, service(1))
+		fakePrograms(b.t.(*testing.T), "")
+		err := Cleanup(context.Background(), b.cfg)
+		want := "remove rules of iptables-" + string(b.variant) + ": the kernel holds chains SPW-*"
+		if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			b.t.Errorf("the error is %v, want %q in one line", err, want)
+		}
+		os.Setenv("PATH", path)
+		if err := Cleanup(context.Background(), b.cfg); err != nil {
+			b.t.Fatal(err)
+		}
+		// Tables of others are left: they are no reason to complain at every start.
+		fakePrograms(b.t.(*testing.T), "")
+		if err := Cleanup(context.Background(), b.cfg); err != nil {
+			b.t.Errorf("there is nothing to clean up, but: %v", err)
+		}
+	})
+}
+
+func TestCleanupWithoutProgramsMakesNoTables(t *testing.T) {
+	b := newBench(t)
+	fakePrograms(t, "")
+	if err := Cleanup(context.Background(), b.cfg); err != nil {
+		t.Errorf("there is nothing to clean up, but: %v", err)
+	}
+	for _, name := range []string{"ip_tables_names", "ip6_tables_names"} {
+		if made, _ := os.ReadFile("/proc/thread-self/net/" + name); len(made) > 0 {
+			t.Errorf("%s holds %s", name, made)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"unsafe"
@@ -109,35 +110,43 @@ const counterSize = 16 // struct xt_counters
 
 // legacySum sums a table of ip_tables as the kernel hands it out, rule by rule,
 // without counters. Every bit of every rule counts.
-func legacySum(table string, f model.Family) (uint64, error) {
+func legacySum(table string, f model.Family) (sum uint64, err error) {
+	failed := withEntries(table, f, func(entries []byte) { sum, err = sumEntries(entries, entryHeaders[f]) })
+	return sum, errors.Join(failed, err)
+}
+
+// withEntries gives use a table of ip_tables as the kernel hands it out. The
+// kernel makes a table that is not there.
+func withEntries(table string, f model.Family, use func(entries []byte)) error {
 	domain, level := unix.AF_INET, unix.SOL_IP
 	if f == model.IPv6 {
 		domain, level = unix.AF_INET6, unix.SOL_IPV6
 	}
 	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
-		return 0, fmt.Errorf("read table %s: %w", table, err)
+		return fmt.Errorf("read table %s: %w", table, err)
 	}
 	defer unix.Close(fd)
 	var info tableInfo
 	copy(info.name[:], table)
 	if err := getsockopt(fd, level, soGetInfo, unsafe.Slice((*byte)(unsafe.Pointer(&info)), int(unsafe.Sizeof(info)))); err != nil {
-		return 0, fmt.Errorf("read table %s: %w", table, err)
+		return fmt.Errorf("read table %s: %w", table, err)
 	}
 	// struct ipt_get_entries: the name, the size, padding to 8, the entries.
 	const head = 40
 	buf, err := unix.Mmap(-1, 0, head+int(info.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return 0, fmt.Errorf("read table %s: %w", table, err)
+		return fmt.Errorf("read table %s: %w", table, err)
 	}
 	// Megabytes, once in half a minute: not the garbage collector's.
 	defer unix.Munmap(buf)
 	copy(buf, table)
 	binary.NativeEndian.PutUint32(buf[32:], info.size)
 	if err := getsockopt(fd, level, soGetEntries, buf); err != nil {
-		return 0, fmt.Errorf("read table %s: %w", table, err)
+		return fmt.Errorf("read table %s: %w", table, err)
 	}
-	return sumEntries(buf[head:], entryHeaders[f])
+	use(buf[head:])
+	return nil
 }
 
 func sumEntries(entries []byte, h entryHeader) (uint64, error) {

@@ -38,7 +38,7 @@ func findPrograms(ctx context.Context, cfg *Config, v Variant, f model.Family) (
 	for path, name := range map[*string]string{&p.save: "save", &p.restore: "restore"} {
 		found, err := exec.LookPath(base + "-" + string(v) + "-" + name)
 		if err != nil {
-			return nil, fmt.Errorf("find %s-%s-%s: not in PATH: install the package iptables, or use another --proxy-mode", base, v, name)
+			return nil, fmt.Errorf("find %s-%s-%s: not in PATH: install the package iptables", base, v, name)
 		}
 		*path = found
 	}
@@ -47,7 +47,7 @@ func findPrograms(ctx context.Context, cfg *Config, v Variant, f model.Family) (
 		return nil, fmt.Errorf("ask %s for its version: %w", p.restore, err)
 	}
 	if have, ok := parseVersion(out); !ok || less(have, oldest) {
-		return nil, fmt.Errorf("%s is too old (%s): %d.%d.%d is needed, for --wait and MASQUERADE --random-fully: install a newer package iptables, or use another --proxy-mode",
+		return nil, fmt.Errorf("%s is too old (%s): %d.%d.%d is needed, for --wait and MASQUERADE --random-fully: install a newer package iptables",
 			p.restore, firstLine(out), oldest[0], oldest[1], oldest[2])
 	}
 	return p, nil

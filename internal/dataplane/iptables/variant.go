@@ -48,7 +48,7 @@ func chooseVariant(ctx context.Context, cfg *Config) (chosen Variant, use found,
 	legacy, nft := look(ctx, cfg, Legacy), look(ctx, cfg, NFT)
 	switch {
 	case legacy.missing != nil && nft.missing != nil:
-		return "", use, nil, "", nft.missing
+		return "", use, nil, "", fmt.Errorf("%w, or use another --proxy-mode", nft.missing)
 	case legacy.missing != nil:
 		return NFT, nft, nil, "the only one that works here", nil
 	case nft.missing != nil:

@@ -1,0 +1,83 @@
+package iptables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// kernelHoldsOwn asks the kernel itself whether a variant has chains of ours in
+// the calling thread's network namespace. It needs no program and makes no
+// tables.
+func kernelHoldsOwn(v Variant) (bool, error) {
+	if v == NFT {
+		return nftHoldsOwn()
+	}
+	for _, f := range []model.Family{model.IPv4, model.IPv6} {
+		if held, err := legacyHoldsOwn(f); held || err != nil {
+			return held, err
+		}
+	}
+	return false, nil
+}
+
+// legacyHoldsOwn looks through the tables that there are; asking for another
+// one would make it. A chain begins with an entry that holds its name.
+func legacyHoldsOwn(f model.Family) (held bool, err error) {
+	path := "/proc/thread-self/net/ip_tables_names"
+	if f == model.IPv6 {
+		path = "/proc/thread-self/net/ip6_tables_names"
+	}
+	names, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // a kernel without ip_tables
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, table := range strings.Fields(string(names)) {
+		err := withEntries(table, f, func(entries []byte) {
+			held = held || bytes.Contains(entries, []byte(chainPrefix))
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	return held, nil
+}
+
+// nftHoldsOwn looks for the name of a chain of ours in the families that
+// iptables-nft and ip6tables-nft write to.
+func nftHoldsOwn() (bool, error) {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		req := nl.NewNetlinkRequest(nfnlSubsysNFTables<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
+		req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+		msgs, err := req.Execute(unix.NETLINK_NETFILTER, nfnlSubsysNFTables<<8|unix.NFT_MSG_NEWCHAIN)
+		switch {
+		case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT):
+			return false, nil // a kernel without nf_tables
+		case err != nil && !errors.Is(err, nl.ErrDumpInterrupted):
+			return false, fmt.Errorf("read chains of nf_tables: %w", err)
+		}
+		for _, m := range msgs {
+			attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
+			if err != nil {
+				return false, fmt.Errorf("read chains of nf_tables: %w", err)
+			}
+			for _, a := range attrs {
+				if a.Attr.Type == unix.NFTA_CHAIN_NAME && bytes.HasPrefix(a.Value, []byte(chainPrefix)) {
+					return true, nil
+				}
+			}
+		}
+	}
+	return false, nil
+}
