@@ -11,9 +11,6 @@ import (
 	"fmt"
 )
 
-// MinRounds is the fewest rounds whose median is worth reporting.
-const MinRounds = 10
-
 // Arm measures one side once.
 type Arm[T any] func(context.Context) (T, error)
 

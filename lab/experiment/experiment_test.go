@@ -178,6 +178,9 @@ func TestTheMedianIsHeldByRanks(t *testing.T) {
 	if s := Summarize(values); s.Low != 6 || s.High != 15 || s.Min != 1 || s.Max != 20 {
 		t.Errorf("got %+v, want 6 to 15 of 1 to 20", s)
 	}
+	if Summarize(values[:5]).Sure() || !Summarize(values[:6]).Sure() {
+		t.Error("five numbers hold a median with 94 %, six with 97 %")
+	}
 }
 
 func TestSummaryString(t *testing.T) {

@@ -62,7 +62,7 @@ func (c Config) Validate() error {
 	case c.Changes < 1:
 		return fmt.Errorf("changes is %d: use 1 or more", c.Changes)
 	case c.Rounds < 1:
-		return fmt.Errorf("rounds is %d: use %d or more", c.Rounds, experiment.MinRounds)
+		return fmt.Errorf("rounds is %d: use 1 or more", c.Rounds)
 	}
 	return nil
 }

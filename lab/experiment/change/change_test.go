@@ -118,11 +118,11 @@ func TestValidate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, break_ := range map[string]func(*Config){
-		"mode":     func(c *Config) { c.Modes = []string{"ipvs"} },
-		"services": func(c *Config) { c.Services = []int{0} },
-		"nothing":  func(c *Config) { c.Modes = nil },
-		"changes":  func(c *Config) { c.Changes = 0 },
-		"rounds":   func(c *Config) { c.Rounds = 0 },
+		"mode":                       func(c *Config) { c.Modes = []string{"ipvs"} },
+		"services":                   func(c *Config) { c.Services = []int{0} },
+		"nothing":                    func(c *Config) { c.Modes = nil },
+		"changes":                    func(c *Config) { c.Changes = 0 },
+		"rounds is 0: use 1 or more": func(c *Config) { c.Rounds = 0 },
 	} {
 		c := good
 		break_(&c)

@@ -45,7 +45,7 @@ func (c Config) Validate() error {
 	case !slices.Contains(Modes, c.Mode):
 		return fmt.Errorf("mode %q: not a mode: use %s", c.Mode, strings.Join(Modes, ", "))
 	case c.Rounds < 1:
-		return fmt.Errorf("rounds is %d: use %d or more", c.Rounds, experiment.MinRounds)
+		return fmt.Errorf("rounds is %d: use 1 or more", c.Rounds)
 	case c.Duration < 100*time.Millisecond || c.Warmup < 0:
 		return fmt.Errorf("duration is %v: use 100ms or more", c.Duration)
 	case c.Connections < 1 || c.Connections > 10000:

@@ -27,10 +27,10 @@ func samples(entries int, rates ...float64) []rig.Sample {
 func testReport() *Report {
 	m := experiment.Machine{Kernel: "6.1.0", Arch: "x86_64", CPU: "Fast CPU", Cores: 2,
 		Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)}
-	r := newReport(Config{Mode: "ebpf", Rounds: 3, Duration: 2 * time.Second, Connections: 32}, m)
+	r := newReport(Config{Mode: "ebpf", Rounds: 6, Duration: 2 * time.Second, Connections: 32}, m)
 	type trial = experiment.Trial[rig.Sample]
-	base := samples(32, 30000, 31000, 32000)
-	slow := samples(0, 27000, 31000, 28800)
+	base := samples(32, 30000, 31000, 32000, 30000, 31000, 32000)
+	slow := samples(0, 27000, 31000, 28800, 27000, 31000, 28800)
 	slow[1].Errors = map[string]int64{"timeout": 2, "reset": 1}
 	slow[2].ClientLimited = true
 	r.add(plan{name: "NodePort ÷ metal", kind: load.HTTP, target: &experiment.Target{Limit: 0.97}}, 0,
@@ -38,6 +38,9 @@ func testReport() *Report {
 	r.add(plan{name: "NodePort ÷ metal", kind: load.Conn, tail: true, target: &experiment.Target{Limit: 1.1, AtMost: true}}, 5000,
 		trial{A: base, B: base}, trial{})
 	r.add(plan{name: "NodePort, pod on other node", kind: load.Conn}, 0, trial{A: base, B: slow}, trial{})
+	// Ended by a signal: five rounds are not enough to judge by.
+	r.add(plan{name: "NodePort, pod on other node", kind: load.HTTP, target: &experiment.Target{Limit: 0.97}}, 0,
+		trial{A: base[:5], B: slow[:5]}, trial{})
 	return r
 }
 
@@ -63,6 +66,9 @@ func TestReportFigures(t *testing.T) {
 	if c[2].Met != nil || c[2].Control.N != 0 {
 		t.Errorf("without a target: %+v", c[2])
 	}
+	if c[3].Met != nil || c[3].Target == nil {
+		t.Errorf("five rounds: %+v", c[3])
+	}
 }
 
 func TestReportJSON(t *testing.T) {
@@ -79,10 +85,10 @@ func TestValidate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, change := range map[string]func(*Config){
-		"mode":        func(c *Config) { c.Mode = "ipvs" },
-		"rounds":      func(c *Config) { c.Rounds = 0 },
-		"duration":    func(c *Config) { c.Duration = time.Millisecond },
-		"connections": func(c *Config) { c.Connections = 0 },
+		"mode":                       func(c *Config) { c.Mode = "ipvs" },
+		"rounds is 0: use 1 or more": func(c *Config) { c.Rounds = 0 },
+		"duration":                   func(c *Config) { c.Duration = time.Millisecond },
+		"connections":                func(c *Config) { c.Connections = 0 },
 	} {
 		cfg := good
 		change(&cfg)

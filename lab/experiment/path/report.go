@@ -39,7 +39,8 @@ type Comparison struct {
 	// CPU is the ratio of the machine's busy time per request.
 	CPU    experiment.Summary `json:"cpu_per_request_ratio"`
 	Target *experiment.Target `json:"target,omitempty"`
-	Met    *bool              `json:"met,omitempty"`
+	// Met is nil without a target, and with too few rounds to judge by.
+	Met *bool `json:"met,omitempty"`
 	// Conntrack is the most entries that one load through the Service left on
 	// the nodes; BaseConntrack the same without it.
 	Conntrack     int `json:"conntrack_entries"`
@@ -85,7 +86,7 @@ func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[rig.S
 		Base: median(trial.A, figure), Service: median(trial.B, figure),
 		Ratio: trial.Ratio(figure), Control: control.Ratio(figure), CPU: trial.Ratio(cpuOf),
 	}
-	if p.target != nil {
+	if p.target != nil && c.Ratio.Sure() {
 		met := p.target.Met(c.Ratio)
 		c.Met = &met
 	}
@@ -136,17 +137,27 @@ func (r *Report) writeRatios(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "COMPARISON\tLOAD\tFIGURE\tWITHOUT\tSERVICE\tRATIO\t95 %\tTARGET")
 	for _, c := range r.Comparisons {
-		target := "-"
-		if c.Target != nil {
-			target = c.Target.String() + ": missed"
-			if *c.Met {
-				target = c.Target.String() + ": met"
-			}
+		sure := "-"
+		if c.Ratio.Sure() {
+			sure = fmt.Sprintf("%.2f–%.2f", c.Ratio.Low, c.Ratio.High)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.0f\t%s\t%.2f–%.2f\t%s\n",
-			c.Name, c.Load, c.Figure, c.Base, c.Service, c.Ratio, c.Ratio.Low, c.Ratio.High, target)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.0f\t%s\t%s\t%s\n",
+			c.Name, c.Load, c.Figure, c.Base, c.Service, c.Ratio, sure, c.verdict())
 	}
 	return t.Flush()
+}
+
+// verdict is "-" without a target, or "≥ 0.97: met".
+func (c *Comparison) verdict() string {
+	switch {
+	case c.Target == nil:
+		return "-"
+	case c.Met == nil:
+		return c.Target.String() + ": too few rounds"
+	case *c.Met:
+		return c.Target.String() + ": met"
+	}
+	return c.Target.String() + ": missed"
 }
 
 func (r *Report) writeCosts(w io.Writer) error {
