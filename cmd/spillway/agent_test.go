@@ -296,3 +296,19 @@ func TestAFlowTableMustFitIntoMemory(t *testing.T) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }
+
+func TestTheMachinesSocketsAreServedOnlyFromItsOwnNetwork(t *testing.T) {
+	for _, test := range []struct {
+		own, first string
+		may        bool
+	}{
+		{"net:[1]", "net:[1]", true},
+		{"net:[2]", "net:[1]", false},
+		{"net:[2]", "", true}, // pid 1 cannot be seen
+		{"", "net:[1]", true},
+	} {
+		if err := mayDefaultCgroup(test.own, test.first); (err == nil) != test.may {
+			t.Errorf("agent in %q, pid 1 in %q: error %v", test.own, test.first, err)
+		}
+	}
+}

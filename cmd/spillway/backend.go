@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"time"
 
@@ -145,9 +146,30 @@ func openEBPF(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.B
 	return ebpf.New(ctx, cfg)
 }
 
+// mayDefaultCgroup refuses the root of cgroup2 as a default to an agent whose
+// network namespace is not that of the machine, or of its container, as pid 1
+// has it: the socket hooks would reach processes everywhere. What is not known
+// ("") is believed.
+func mayDefaultCgroup(own, first string) error {
+	if own == "" || first == "" || own == first {
+		return nil
+	}
+	return errors.New("find cgroup2: this network namespace is not that of the machine, and the whole machine's " +
+		"sockets would be served: give --cgroup-root, the cgroup of the processes that are to use Services")
+}
+
+// netnsOf names the network namespace of a process, "" if it cannot be seen.
+func netnsOf(proc string) string {
+	name, _ := os.Readlink(proc + "/ns/net")
+	return name
+}
+
 func ebpfConfig(c agentConfig, log *slog.Logger) (ebpf.Config, error) {
 	root := c.CgroupRoot
 	if root == "" {
+		if err := mayDefaultCgroup(netnsOf("/proc/self"), netnsOf("/proc/1")); err != nil {
+			return ebpf.Config{}, err
+		}
 		var err error
 		if root, err = kernel.Cgroup2Mount(); err != nil {
 			return ebpf.Config{}, fmt.Errorf("find cgroup2: %w", err)
