@@ -8,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/lab/experiment"
@@ -69,10 +68,10 @@ func newBenchSideCommand() *cobra.Command {
 			if side.Pod, err = netip.ParseAddr(pod); err != nil {
 				return usageErrorf("--pod %q: not an address", pod)
 			}
-			c.addDefaults()
 			if err := c.Validate(); err != nil {
 				return err
 			}
+			side.Node = c.NodeName
 			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			unregistered := func(prometheus.Collector) error { return nil }
 			side.Open = func(ctx context.Context) (dataplane.Backend, error) {
@@ -82,19 +81,9 @@ func newBenchSideCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.ProxyMode, "proxy-mode", "", "dataplane")
-	f.StringVar(&c.BPFFS, "bpffs", "", "directory in a bpf file system")
-	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup of the node")
-	f.StringVar(&side.Node, "node", "", "name of the node")
+	c.addFlags(f)
 	f.StringVar(&pod, "pod", "", "address of the pod that answers")
 	f.IntVar(&side.Services, "services", 10, "number of Services")
 	f.IntVar(&side.Changes, "changes", 1, "changes in each batch")
 	return cmd
-}
-
-// addDefaults gives every flag that is not set here the agent's default.
-func (c *agentConfig) addDefaults() {
-	set := *c
-	c.addFlags(pflag.NewFlagSet("agent", pflag.ContinueOnError))
-	c.ProxyMode, c.BPFFS, c.CgroupRoot = set.ProxyMode, set.BPFFS, set.CgroupRoot
 }

@@ -35,8 +35,9 @@ func netfilterTranslates(ctx context.Context) (found bool, err error) {
 }
 
 // openConntrack opens the conntrack of the agent's network namespace: its
-// figures for register, its stale entries for reconcile. A kernel without it is no error: it then holds no entries that could
-// be stale, and a dataplane that needs it says so itself.
+// figures for register, its stale entries for reconcile. A kernel without it is
+// no error: it then holds no entries that could be stale, and a dataplane that
+// needs it says so itself.
 func openConntrack(c agentConfig, log *slog.Logger, register func(prometheus.Collector) error) (entries reconcile.StaleEntries, closeAll func(), err error) {
 	table, err := conntrack.Open()
 	if errors.Is(err, conntrack.ErrUnsupported) {

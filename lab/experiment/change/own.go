@@ -42,7 +42,7 @@ func (s *own) start(ctx context.Context, cfg Config, mode string, services int) 
 	}
 	s.cmd = node.Command(ctx, s.rig.Program, "bench", "sync-side", "--proxy-mode", mode,
 		"--services", strconv.Itoa(services), "--changes", strconv.Itoa(cfg.Changes),
-		"--node", node.Name, "--pod", pod.IPv4.String(), "--bpffs", bpffs, "--cgroup-root", node.CgroupRoot)
+		"--hostname-override", node.Name, "--pod", pod.IPv4.String(), "--bpffs", bpffs, "--cgroup-root", node.CgroupRoot)
 	s.cmd.Stderr = &s.errors
 	s.cmd.WaitDelay = time.Second
 	var err error
