@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"time"
 
@@ -31,7 +32,7 @@ func newBenchCommand() *cobra.Command {
 func newBenchPathCommand() *cobra.Command {
 	var cfg path.Config
 	var modes []string
-	var output string
+	var only, output string
 	cmd := &cobra.Command{
 		Use:   "path",
 		Short: "Compare the way through a Service with the same server reached without one",
@@ -48,6 +49,12 @@ ten minutes; leave the machine alone meanwhile.`,
 				return usageErrorf("--modes %v: one mode at a time for now: use ebpf", modes)
 			}
 			cfg.Mode = modes[0]
+			if only != "" {
+				var err error
+				if cfg.Only, err = regexp.Compile(only); err != nil {
+					return usageErrorf("--only: %v", err)
+				}
+			}
 			if err := cfg.Validate(); err != nil {
 				return usageErrorf("%v", err)
 			}
@@ -67,6 +74,7 @@ ten minutes; leave the machine alone meanwhile.`,
 	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond, "length of one measurement; latency takes twice as long and twice the rounds")
 	f.DurationVar(&cfg.Warmup, "warmup", 100*time.Millisecond, "time before each measurement that does not count")
 	f.IntVar(&cfg.Connections, "connections", 32, "requests under way at once")
+	f.StringVar(&only, "only", "", "measure only comparisons whose \"NAME, LOAD\" matches this regular expression, such as 'half load'")
 	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "keep conntrack off on the nodes, for metal as well")
 	f.StringSliceVar(&modes, "modes", []string{"ebpf"}, "dataplanes to measure")
 	f.StringVarP(&output, "output", "o", "table", "table or json")

@@ -19,6 +19,7 @@ func TestLabCommandLinesThatAreWrong(t *testing.T) {
 		{"bench path --modes ipvs", `mode "ipvs"`},
 		{"bench path --modes ebpf,nftables", "one mode at a time"},
 		{"bench path --rounds 0", "rounds is 0"},
+		{"bench path --only (", "--only: error parsing regexp"},
 		{"bench path -o yaml", `"yaml"`},
 		{"demo --rounds 100", "the demo ends within"},
 		{"demo -o yaml", `"yaml"`},

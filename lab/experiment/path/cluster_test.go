@@ -1,11 +1,14 @@
 package path
 
 import (
+	"regexp"
+	"slices"
 	"testing"
 
 	"spillway.dev/spillway/internal/model"
 	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/load"
+	"spillway.dev/spillway/lab/topology"
 )
 
 // The agents must find nothing to complain about in what the bench writes.
@@ -19,6 +22,26 @@ func TestManifestsAreWhatAnAgentReads(t *testing.T) {
 		t.Errorf("the slice of web-there is %+v", there)
 	}
 	checkPlans(t, plans(cluster))
+	checkOnly(t, cluster)
+}
+
+// checkOnly makes sure that what is asked for is measured, with the closed loop
+// that an open loop gets its rate from, and nothing else.
+func checkOnly(t *testing.T, cluster *topology.Cluster) {
+	t.Helper()
+	for only, want := range map[string][]string{
+		"metal, keep-alive, half": {"NodePort, pod on this node ÷ metal, keep-alive", "NodePort, pod on this node ÷ metal, keep-alive, half load"},
+		"^ClusterIP.*new":         {"ClusterIP from a pod ÷ pod address, new connections"},
+		"no such":                 nil,
+	} {
+		var got []string
+		for _, p := range wanted(plans(cluster), regexp.MustCompile(only)) {
+			got = append(got, p.name+", "+loadName(p))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("only %q leaves %q, want %q", only, got, want)
+		}
+	}
 }
 
 // checkPlans makes sure that an open loop always has a rate to go by, and that

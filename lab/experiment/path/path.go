@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -33,7 +34,10 @@ type Config struct {
 	// whose conntrack is on, as flannel's masquerading leaves them: there an
 	// entry for a Service connection would show, and metal has them as well.
 	Untracked bool
-	Progress  *experiment.Progress
+	// Only leaves out the comparisons whose "NAME, LOAD" it does not match, but
+	// for those that find the rate of an open loop that is left. Nil: none.
+	Only     *regexp.Regexp
+	Progress *experiment.Progress
 }
 
 // Modes are the dataplanes that can be measured.
@@ -105,10 +109,15 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 		err = errors.Join(err, b.rig.Down())
 		cfg.Progress.Done()
 	}()
+	todo := wanted(plans(b.rig.Cluster), cfg.Only)
+	if len(todo) == 0 {
+		return nil, fmt.Errorf("only %q: no comparison has this in its \"NAME, LOAD\", such as %q",
+			cfg.Only, "NodePort, pod on this node ÷ metal, keep-alive, half load")
+	}
 	if err := b.setUp(ctx); err != nil {
 		return nil, err
 	}
-	for _, p := range plans(b.rig.Cluster) {
+	for _, p := range todo {
 		if err := b.compare(ctx, p); err != nil {
 			return b.report, err
 		}
@@ -196,6 +205,20 @@ func plans(c *topology.Cluster) []plan {
 		{name: "NodePort, pod on this node ÷ metal", kind: load.Conn, base: metal, service: here,
 			tail: true, control: true, target: most(1.10)},
 	}
+}
+
+// wanted returns the plans that only matches, in their order, and with an open
+// loop the closed loop that finds its rate.
+func wanted(all []plan, only *regexp.Regexp) []plan {
+	if only == nil {
+		return all
+	}
+	matches := func(p plan) bool { return only.MatchString(p.name + ", " + loadName(p)) }
+	rates := map[load.Kind]bool{}
+	for _, p := range all {
+		rates[p.kind] = rates[p.kind] || p.tail && matches(p)
+	}
+	return slices.DeleteFunc(all, func(p plan) bool { return !matches(p) && !(p.saturates && rates[p.kind]) })
 }
 
 // compare makes one comparison, and its control, and adds it to the report.
