@@ -38,40 +38,101 @@ type claimant struct {
 	created time.Time
 }
 
-// compareClaimants puts the winner first: the older Service, then the first by
-// name. A clusterIP comes before all else, because the API server hands each
-// out once, whereas anybody who may write a Service can name any externalIP
-// (CVE-2020-8554).
+// compareClaimants says who comes first where nobody is served yet, as at the
+// start: a Service with a creationTimestamp before one without, then the older,
+// then the first by name. A clusterIP comes before all else, because the API
+// server hands each out once, whereas anybody who may write a Service can name
+// any externalIP (CVE-2020-8554).
 func compareClaimants(a, b claimant) int {
 	return cmp.Or(
 		trueFirst(a.kind == ClusterIP, b.kind == ClusterIP),
+		trueFirst(!a.created.IsZero(), !b.created.IsZero()),
 		a.created.Compare(b.created),
 		a.id.Compare(b.id),
 	)
 }
 
-// claimTable holds all claims, the claimants of each in the order in which they
-// get it.
-type claimTable map[claimKey][]claimant
-
-func (t claimTable) add(key claimKey, c claimant) {
-	list := t[key]
-	at, _ := slices.BinarySearchFunc(list, c, compareClaimants)
-	t[key] = slices.Insert(list, at, c)
+// displaces reports whether a claimant that comes first takes the claim from
+// the holder: a clusterIP does, and one that is known to be the older. A
+// Service of which it is not known keeps what it is served on, however a later
+// one is called. Where all have a timestamp, as from an API server, the holder
+// is always the first, so that the nodes of a cluster agree.
+func displaces(first, holder claimant) bool {
+	if (first.kind == ClusterIP) != (holder.kind == ClusterIP) {
+		return true
+	}
+	return !first.created.IsZero() && !holder.created.IsZero()
 }
 
-func (t claimTable) remove(key claimKey, id PortID) {
-	list := slices.DeleteFunc(t[key], func(c claimant) bool { return c.id == id })
+// claimTable holds all claims, the claimants of each with its holder in front.
+// While a Delta is taken in nobody holds what it touches; settle decides, so
+// that the order in which objects are taken in makes no difference.
+type claimTable struct {
+	claimants map[claimKey][]claimant
+	before    map[claimKey]PortID // the touched, and who held them
+}
+
+func newClaimTable() claimTable {
+	return claimTable{claimants: map[claimKey][]claimant{}, before: map[claimKey]PortID{}}
+}
+
+func (t *claimTable) add(key claimKey, c claimant) {
+	t.note(key)
+	t.claimants[key] = append(t.claimants[key], c)
+}
+
+func (t *claimTable) remove(key claimKey, id PortID) {
+	t.note(key)
+	list := slices.DeleteFunc(t.claimants[key], func(c claimant) bool { return c.id == id })
 	if len(list) == 0 {
-		delete(t, key)
+		delete(t.claimants, key)
 		return
 	}
-	t[key] = list
+	t.claimants[key] = list
+}
+
+// note remembers the holder of a claim that is about to change.
+func (t *claimTable) note(key claimKey) {
+	if _, ok := t.before[key]; !ok {
+		t.before[key] = t.holder(key)
+	}
+}
+
+// settle gives every touched claim to one of its claimants.
+func (t *claimTable) settle() {
+	if len(t.before) == 0 {
+		return
+	}
+	for key, had := range t.before {
+		list := t.claimants[key]
+		if len(list) < 2 {
+			continue
+		}
+		slices.SortFunc(list, compareClaimants)
+		i := keeper(list, had)
+		holder := list[i]
+		copy(list[1:], list[:i])
+		list[0] = holder
+	}
+	t.before = map[claimKey]PortID{} // after a first Delta it was as large as the table
+}
+
+// keeper finds who of the claimants, which are sorted, gets a claim that had was
+// served on. A Service may rename its port and keep it.
+func keeper(sorted []claimant, had PortID) int {
+	i := slices.IndexFunc(sorted, func(c claimant) bool { return c.id == had })
+	if i < 0 {
+		i = slices.IndexFunc(sorted, func(c claimant) bool { return c.id.Service == had.Service })
+	}
+	if i < 0 || displaces(sorted[0], sorted[i]) {
+		return 0
+	}
+	return i
 }
 
 // holder returns who has the claim; there is none only if nobody asked.
-func (t claimTable) holder(key claimKey) PortID {
-	if list := t[key]; len(list) > 0 {
+func (t *claimTable) holder(key claimKey) PortID {
+	if list := t.claimants[key]; len(list) > 0 {
 		return list[0].id
 	}
 	return PortID{}

@@ -1,8 +1,10 @@
 package intent
 
 import (
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/model"
 )
@@ -70,6 +72,72 @@ func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWhatIsServedStays has the address of z claimed by a, which comes later
+// though its name is first.
+func TestWhatIsServedStays(t *testing.T) {
+	type opts []func(*model.Service)
+	const address = "198.51.100.1"
+	rows := []struct {
+		name    string
+		z, a    opts
+		atOnce  string // who has the address if both come at once
+		after   string // and if a comes later
+		another string // and after who had it went and came back
+	}{
+		{"neither has a timestamp", opts{undated}, opts{undated}, "a", "z", "a"},
+		{"the later one alone has a timestamp", opts{undated}, opts{born(1)}, "a", "z", "a"},
+		{"the one that serves alone has a timestamp", opts{born(2)}, opts{undated}, "z", "z", "a"},
+		{"the later one is younger", opts{born(1)}, opts{born(2)}, "z", "z", "z"},
+		{"the later one is older", opts{born(2)}, opts{born(1)}, "a", "a", "a"},
+		{"both are of one second", opts{born(1)}, opts{born(1)}, "a", "a", "a"},
+		{"it is the clusterIP of the later one", opts{undated}, opts{undated, clusterIPs(address)}, "a", "a", "a"},
+		{"it is the clusterIP of the one that serves", opts{undated, clusterIPs(address)}, opts{born(1)}, "z", "z", "z"},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			objects := map[string]*model.Service{
+				"z": web(append(opts{called("z"), clusterIPs("10.96.0.1"), externalIPs(address)}, row.z...)...),
+				"a": web(append(opts{called("a"), clusterIPs("10.96.0.2"), externalIPs(address)}, row.a...)...),
+			}
+			z, a := objects["z"], objects["a"]
+			same(t, "holder if both come at once", holderOf(newTracker(z, a), address), row.atOnce)
+			tr := newTracker(z)
+			tr.Apply(delta(a))
+			same(t, "holder", holderOf(tr, address), row.after)
+			tr.Apply(whole(delta(z, a)))
+			same(t, "holder after a whole world", holderOf(tr, address), row.after)
+			for _, s := range objects {
+				edited := *s
+				edited.Affinity, edited.Ports = time.Hour, []model.ServicePort{{Name: "new", Protocol: model.TCP, Port: 80}}
+				tr.Apply(delta(&edited))
+				same(t, "holder after an edit of "+s.Name.Name, holderOf(tr, address), row.after)
+			}
+			tr.Apply(withoutService(row.after))
+			same(t, "holder after the holder went", holderOf(tr, address), map[string]string{"a": "z", "z": "a"}[row.after])
+			tr.Apply(delta(objects[row.after]))
+			same(t, "holder after it came back", holderOf(tr, address), row.another)
+		})
+	}
+}
+
+// holderOf names the Services that are served on an address.
+func holderOf(tr *Tracker, address string) string {
+	var out []string
+	for _, sp := range tr.State().Ports {
+		if slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.Addr == addrs(address)[0] }) {
+			out = append(out, sp.ID.Service.Name)
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func TestAnOldServiceThatClaimsAnewComesLater(t *testing.T) {
+	tr := newTracker(web(called("a"), undated))
+	tr.Apply(delta(web(called("z"), undated, clusterIPs("10.96.0.2"), externalIPs("198.51.100.1"))))
+	tr.Apply(delta(web(called("a"), undated, externalIPs("198.51.100.1"))))
+	same(t, "holder", holderOf(tr, "198.51.100.1"), "z")
 }
 
 func TestConflicts(t *testing.T) {

@@ -57,7 +57,7 @@ var (
 func randomService(d dice, n model.Name) *model.Service {
 	s := &model.Service{
 		Name:          n,
-		Created:       time.Unix(int64(d.upTo(3)), 0),
+		Created:       pick(d, time.Time{}, time.Unix(0, 0), time.Unix(1, 0), time.Unix(2, 0)),
 		Type:          pick(d, model.ClusterIP, model.NodePort, model.LoadBalancer),
 		ProxyName:     pick(d, "", "", "", "other"),
 		ClusterIPs:    some(d, vips...),
@@ -293,6 +293,68 @@ func checkSound(t *testing.T, s State) {
 	}
 }
 
+func (t *Tracker) holders() map[claimKey]PortID {
+	out := map[claimKey]PortID{}
+	for key := range t.claims.claimants {
+		out[key] = t.claims.holder(key)
+	}
+	return out
+}
+
+// checkHolders wants what the README promises of Services that claim the same.
+func checkHolders(t *testing.T, world model.Delta, before, after map[claimKey]PortID) {
+	t.Helper()
+	type rival struct {
+		kind    FrontendKind
+		created time.Time
+	}
+	claims := map[claimKey]map[model.Name]rival{}
+	for _, svc := range world.Services {
+		if svc.ProxyName != "" {
+			continue
+		}
+		p := planService(svc)
+		all := []claim{}
+		for _, port := range p.ports {
+			all = append(all, port.claims...)
+		}
+		if p.health != nil {
+			all = append(all, *p.health)
+		}
+		for _, c := range all {
+			if claims[c.key] == nil {
+				claims[c.key] = map[model.Name]rival{}
+			}
+			if r, ok := claims[c.key][svc.Name]; !ok || r.kind > c.kind {
+				claims[c.key][svc.Name] = rival{c.kind, svc.Created}
+			}
+		}
+	}
+	if len(after) != len(claims) {
+		t.Errorf("%d claims are held, want %d", len(after), len(claims))
+	}
+	for key, rivals := range claims {
+		now := after[key].Service
+		holder, ok := rivals[now]
+		if !ok {
+			t.Errorf("%v is held by %v, which does not claim it", key, now)
+		}
+		for name, r := range rivals {
+			dated := !r.created.IsZero() && !holder.created.IsZero()
+			switch {
+			case (r.kind == ClusterIP) != (holder.kind == ClusterIP):
+				if r.kind == ClusterIP {
+					t.Errorf("%v: the clusterIP of %v waits for %v", key, name, now)
+				}
+			case dated && r.created.Before(holder.created):
+				t.Errorf("%v: %v waits for %v, which is younger", key, name, now)
+			case !dated && name == before[key].Service && name != now:
+				t.Errorf("%v: %v was served, and lost it to %v, which is not known to be older", key, name, now)
+			}
+		}
+	}
+}
+
 // live lets a Tracker live through random changes and compares it at every step
 // with one that is shown the whole world at once, and with what its Changes add
 // up to.
@@ -302,6 +364,7 @@ func live(t *testing.T, d dice, steps int) {
 	tr := New(cfg)
 	r := &replica{world: whole(delta()), ports: map[PortID]*ServicePort{}, health: map[model.Name]HealthCheck{}}
 	for step := range steps {
+		held := tr.holders()
 		switch d.upTo(10) {
 		case 0:
 			r.addrs = some(d, nodeIPs...)
@@ -321,8 +384,10 @@ func live(t *testing.T, d dice, steps int) {
 			r.takeDelta(change)
 			r.takeChanges(t, tr.Apply(change))
 		}
+		checkHolders(t, r.world, held, tr.holders())
 		fresh := New(cfg)
 		fresh.SetNodeAddrs(r.addrs)
+		maps.Copy(fresh.claims.before, held) // who was served is the one thing that the world does not say
 		fresh.Apply(r.world)
 		want := fresh.summary()
 		if got := tr.summary(); got != want {
@@ -379,7 +444,7 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		tr.Apply(whole(model.Delta{}))
 		tr.SetNodeAddrs(nil)
 		w := &tr.world
-		left := len(tr.services) + len(tr.claims) + len(tr.claiming) + len(tr.troubled) + len(tr.problems) + len(w.slices) + len(w.nodes) + len(w.pods) +
+		left := len(tr.services) + len(tr.claims.claimants) + len(tr.claims.before) + len(tr.claiming) + len(tr.troubled) + len(tr.problems) + len(w.slices) + len(w.nodes) + len(w.pods) +
 			len(w.policies) + len(w.slicesOfPod) + len(w.slicesOfAddr) + len(w.slicesOfNS) + len(w.slicesNear) + len(w.podsOfAddr) +
 			len(w.podsOfNS) + len(tr.own.policed) + len(tr.own.podsPoliced) + len(tr.own.addrs)
 		if left > 0 {

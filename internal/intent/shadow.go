@@ -82,7 +82,7 @@ func (t *Tracker) touchHiding(wide claimKey) {
 		protocol = model.TCP // a healthCheckNodePort
 	}
 	for _, a := range t.own.addrs {
-		for _, c := range t.claims[claimKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
+		for _, c := range t.claims.claimants[claimKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
 			t.touch(t.services[c.id.Service])
 		}
 	}

@@ -101,7 +101,7 @@ func (t *Tracker) eachClaim(e *service, do func(claimKey, claimant)) {
 // hides it: it may have won or lost it, or lost it to somebody else.
 func (t *Tracker) touchRivals(p plan) {
 	touch := func(key claimKey) {
-		for _, c := range t.claims[key] {
+		for _, c := range t.claims.claimants[key] {
 			t.touch(t.services[c.id.Service])
 		}
 		t.touchHiding(key)

@@ -52,7 +52,7 @@ func New(cfg Config) *Tracker {
 		cfg:      cfg,
 		world:    newWorld(),
 		own:      newOwnNode(),
-		claims:   claimTable{},
+		claims:   newClaimTable(),
 		claiming: map[netip.Addr]map[*service]struct{}{},
 		services: map[model.Name]*service{},
 		troubled: map[model.Name]struct{}{},
@@ -136,6 +136,7 @@ func (t *Tracker) touch(e *service) {
 func (t *Tracker) settle() Changes {
 	var c Changes
 	complained := t.checkName()
+	t.claims.settle()
 	for _, e := range t.touched {
 		for _, s := range e.slices {
 			t.pollSlice(s)

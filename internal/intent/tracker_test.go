@@ -70,7 +70,7 @@ func TestChangesFollowTheDeltas(t *testing.T) {
 	} {
 		same(t, step.name, outline(tr.Apply(step.delta)), step.want)
 	}
-	if len(tr.services)+len(tr.world.slices)+len(tr.claims)+len(tr.world.slicesOfNS)+len(tr.world.slicesOfAddr)+len(tr.world.slicesNear) > 0 {
+	if len(tr.services)+len(tr.world.slices)+len(tr.claims.claimants)+len(tr.world.slicesOfNS)+len(tr.world.slicesOfAddr)+len(tr.world.slicesNear) > 0 {
 		t.Errorf("an empty world leaves entries behind: %+v", tr.world)
 	}
 }

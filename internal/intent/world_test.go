@@ -61,6 +61,9 @@ func born(at int64) func(*model.Service) {
 	return func(s *model.Service) { s.Created = time.Unix(at, 0) }
 }
 
+// undated is as most manifests are written.
+func undated(s *model.Service) { s.Created = time.Time{} }
+
 func clusterIPs(list ...string) func(*model.Service) {
 	return func(s *model.Service) { s.ClusterIPs = addrs(list...) }
 }

@@ -84,7 +84,7 @@ const (
 type Service struct {
 	Name
 	UID     string
-	Created time.Time // creationTimestamp: of two claims to one address the older wins
+	Created time.Time // creationTimestamp, zero if unset: of two claims to one address the older wins
 	Type    ServiceType
 	// ProxyName is the label service.kubernetes.io/service-proxy-name, "" if unset.
 	ProxyName       string
