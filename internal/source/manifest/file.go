@@ -71,14 +71,15 @@ var errUnsettled = errors.New("file is being written")
 
 // readFile reads one file of dir again, unless it looks as it did. It returns
 // nil for what is no file at all, and prev itself if nothing changed.
-// errUnsettled says that somebody wrote to it meanwhile, and to come back.
+// errUnsettled says that somebody wrote to it meanwhile, or that it went since
+// the directory was listed, perhaps to another name, and to come back.
 func readFile(dir, name string, prev *file, force bool) (*file, error) {
 	path := filepath.Join(dir, name)
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, err := os.Lstat(path); err != nil {
-			return nil, nil
+			return prev, errUnsettled
 		}
 		return failed(name, prev, "is a symbolic link to a file that does not exist"), nil
 	case err != nil:

@@ -259,4 +259,21 @@ func TestFileBeingWrittenIsLeftForLater(t *testing.T) {
 	l.expect("a=10.0.0.1")
 }
 
+func TestFileThatGoesWhileTheDirectoryIsReadIsLeftForLater(t *testing.T) {
+	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1")
+	f := l.files["m.yaml"]
+	if err := os.Rename(filepath.Join(l.dir, "m.yaml"), filepath.Join(l.dir, "n.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	// As in a scan that has listed the directory already.
+	if next, err := readFile(l.dir, "m.yaml", f, true); next != f || !errors.Is(err, errUnsettled) {
+		t.Errorf("the file is %v, %v; want it as it was, to come back to", next, err)
+	}
+	l.expect("a=10.0.0.1")
+	_ = os.Remove(filepath.Join(l.dir, "n.yaml"))
+	l.expect("")
+}
+
 func defaultName(name string) model.Name { return model.Name{Namespace: "default", Name: name} }
