@@ -102,6 +102,9 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	for _, r := range a.cfg.remarks {
 		log.Warn("configuration", "file", a.cfg.ConfigFile, "what", r)
 	}
+	if what := a.cfg.Conntrack.remark(); what != "" && a.cfg.ProxyMode == "ebpf" {
+		log.Warn("configuration", "what", what)
+	}
 	metrics := telemetry.NewMetrics(build)
 	status := &lateStatus{}
 	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending, Leaving: status.leaving}

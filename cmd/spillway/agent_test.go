@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -37,6 +38,11 @@ func TestExitCodes(t *testing.T) {
 		{"an argument too many", []string{"version", "x"}, 2, "spillway: "},
 		{"an unknown mode", []string{"agent", "--proxy-mode", "ipvs"}, 2, `--proxy-mode "ipvs": not a proxy mode: use ebpf, nftables, iptables`},
 		{"a range that is none", []string{"agent", "--cluster-cidr", "10.0.0.0"}, 2, `--cluster-cidr "10.0.0.0": not an address range`},
+		{"a range with host bits", []string{"agent", "--cluster-cidr", "fd00::/8,10.244.1.5/16"}, 2, `--cluster-cidr "10.244.1.5/16": not how this address range is written: write 10.244.0.0/16`},
+		{"a NodePort range with host bits", []string{"agent", "--nodeport-addresses", "fd00:1::5/64"}, 2, `--nodeport-addresses "fd00:1::5/64": not how this address range is written: write fd00:1::/64`},
+		{"a range of mapped addresses", []string{"agent", "--cluster-cidr", "::ffff:10.1.0.0/104"}, 2, `write 10.0.0.0/8`},
+		{"a proxy name that no label has", []string{"agent", "--service-proxy-name", "a,b"}, 2, `--service-proxy-name "a,b": no label can have this value`},
+		{"a proxy name that is too long", []string{"agent", "--service-proxy-name", strings.Repeat("a", 64)}, 2, "no more than 63"},
 		{"a bad bind address", []string{"agent", "--healthz-bind-address", "here"}, 2, `--healthz-bind-address "here": not an address`},
 		{"a bad period", []string{"agent", "--iptables-sync-period", "0s"}, 2, "must be longer than 0"},
 		{"a node name that no Node has", []string{"agent", "--hostname-override", "a b"}, 2, `--hostname-override "a b": no Node can have this name`},
@@ -87,10 +93,10 @@ func TestBindAddressMayLeaveOutThePort(t *testing.T) {
 	}
 }
 
-// memory is a dataplane that keeps the number of ports.
+// memory is a dataplane that keeps what it is given.
 type memory struct {
 	mu     sync.Mutex
-	ports  map[intent.PortID]bool
+	ports  map[intent.PortID]*intent.ServicePort
 	closed bool
 }
 
@@ -101,7 +107,7 @@ func (m *memory) Apply(_ context.Context, c intent.Changes) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range c.Upserts {
-		m.ports[p.ID] = true
+		m.ports[p.ID] = p
 	}
 	for _, id := range c.Deletes {
 		delete(m.ports, id)
@@ -129,6 +135,21 @@ func (m *memory) count() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.ports)
+}
+
+// serves names the Services that are served on an address, or on a NodePort.
+func (m *memory) serves(frontend string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for id, p := range m.ports {
+		for _, f := range p.Frontends {
+			if f.Addr.String() == frontend || f.Kind == intent.NodePort && fmt.Sprint(f.Port) == frontend {
+				out = append(out, id.Service.Name)
+			}
+		}
+	}
+	return strings.Join(out, " ")
 }
 
 const service = `apiVersion: v1
@@ -181,7 +202,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 func TestAgentServesADirectory(t *testing.T) {
-	m := &memory{ports: map[intent.PortID]bool{}}
+	m := &memory{ports: map[intent.PortID]*intent.ServicePort{}}
 	a := testAgent(t, m)
 	writeService(t, a.cfg.Manifests, "web", "10.96.0.1")
 	addrs := make(chan [2]string, 1)
@@ -219,6 +240,64 @@ func TestAgentServesADirectory(t *testing.T) {
 	}
 	if !m.closed || m.count() != 2 {
 		t.Errorf("closed %v, %d ports left in the kernel", m.closed, m.count())
+	}
+}
+
+// TestAFileThatComesLaterTakesNothing runs the whole way from files to a
+// dataplane: two Services without timestamps claim a NodePort and an externalIP.
+func TestAFileThatComesLaterTakesNothing(t *testing.T) {
+	m := &memory{ports: map[intent.PortID]*intent.ServicePort{}}
+	a := testAgent(t, m)
+	a.cfg.SyncPeriod = time.Hour // a full sync empties this dataplane for a moment
+	path := func(name string) string { return filepath.Join(a.cfg.Manifests, name+".yaml") }
+	write := func(file, name, addr, comment string) {
+		t.Helper()
+		text := strings.NewReplacer("NAME", name, "ADDR", addr).Replace(service)
+		text = strings.Replace(text, "ports: [{port: 80,", "type: NodePort\n  externalIPs: [198.51.100.1]\n  ports: [{port: 80, nodePort: 30080,", 1)
+		if err := os.WriteFile(path(file), []byte(text+comment), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("z", "z", "10.96.0.26", "")
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.run(ctx) }()
+	for i, step := range []struct {
+		name string
+		do   func()
+		want string
+	}{
+		{"z alone", func() {}, "z"},
+		{"a comes, and its file is the first too", func() { write("a", "a", "10.96.0.1", "") }, "z"},
+		{"the file of z is written again", func() { write("z", "z", "10.96.0.26", "") }, "z"},
+		{"the file of z is touched", func() { must(os.Chtimes(path("z"), time.Now(), time.Now())) }, "z"},
+		{"the file of z is changed", func() { write("z", "z", "10.96.0.27", "# other\n") }, "z"},
+		{"the file of z is renamed", func() { must(os.Rename(path("z"), path("0"))) }, "z"},
+		{"the file of z is broken", func() { must(os.WriteFile(path("0"), []byte("kind: ["), 0o600)) }, "z"},
+		{"z goes", func() { must(os.Remove(path("0"))) }, "a"},
+		{"z comes back", func() { write("z", "z", "10.96.0.26", "") }, "a"},
+		{"a goes", func() { must(os.Remove(path("a"))) }, "z"},
+	} {
+		step.do()
+		// Who reads this file has read the others as they are now.
+		marker := fmt.Sprintf("10.96.1.%d", i)
+		writeService(t, a.cfg.Manifests, fmt.Sprintf("marker%d", i), marker)
+		eventually(t, step.name+": the step is taken", func() bool { return m.serves(marker) != "" })
+		for _, frontend := range []string{"30080", "198.51.100.1"} {
+			if got := m.serves(frontend); got != step.want {
+				t.Errorf("%s: %s is served to %q, want %q", step.name, frontend, got, step.want)
+			}
+		}
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("agent ended with %v", err)
 	}
 }
 

@@ -109,6 +109,9 @@ func (c *agentConfig) Validate() error {
 	if !slices.Contains(iptables.VerifyChoices, c.VerifyPartialSync) {
 		return usageErrorf("--verify-partial-sync %q: not a choice: use %s", c.VerifyPartialSync, strings.Join(iptables.VerifyChoices, ", "))
 	}
+	if bad := validation.IsValidLabelValue(c.ProxyName); len(bad) > 0 {
+		return usageErrorf("--service-proxy-name %q: no label can have this value: %s", c.ProxyName, bad[0])
+	}
 	if err := c.Conntrack.validate(); err != nil {
 		return err
 	}
@@ -201,6 +204,9 @@ func (c *agentConfig) localInterface() string {
 	return ""
 }
 
+// parsePrefixes takes ranges that are written as such. kube-proxy takes
+// 10.244.1.5/16 for 10.244.0.0/16, of which its documentation says nothing; who
+// writes that may as well mean 10.244.1.5/32.
 func parsePrefixes(flag string, values []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, v := range values {
@@ -208,9 +214,21 @@ func parsePrefixes(flag string, values []string) ([]netip.Prefix, error) {
 		if err != nil {
 			return nil, usageErrorf("%s %q: not an address range: write one like 10.0.0.0/8 or fd00::/8", flag, v)
 		}
-		out = append(out, p.Masked())
+		if exact := unmapped(p).Masked(); p != exact {
+			return nil, usageErrorf("%s %q: not how this address range is written: write %s", flag, v, exact)
+		}
+		out = append(out, p)
 	}
 	return out, nil
+}
+
+// unmapped turns a range of IPv4-mapped addresses, ::ffff:10.0.0.0/104, into the
+// IPv4 one that is meant: no packet has an address of the former.
+func unmapped(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p
 }
 
 // bindAddress completes "IP" to "IP:port", as kube-proxy does.

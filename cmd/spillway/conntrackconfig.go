@@ -29,8 +29,8 @@ type conntrackConfig struct {
 
 func (c *conntrackConfig) addFlags(f *pflag.FlagSet) {
 	d := ebpf.DefaultTimeouts
-	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", 32768, "flows kept for each core; 0: a fixed number, and --conntrack-min is ignored")
-	f.Int32Var(&c.Min, "conntrack-min", 131072, "flows kept at least")
+	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", 32768, fmt.Sprintf("flows kept for each core, %d at least in all; 0: %d in all, and --conntrack-min is ignored", minFlows, ebpf.DefaultFlowTableSize))
+	f.Int32Var(&c.Min, "conntrack-min", 131072, fmt.Sprintf("flows kept at least; never less than %d", minFlows))
 	f.DurationVar(&c.TCPEstablished, "conntrack-tcp-timeout-established", d.TCPEstablished, "how long an idle TCP connection is remembered")
 	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "how long a TCP connection is that one side has closed")
 	f.DurationVar(&c.UDP, "conntrack-udp-timeout", d.UDPNew, "how long a UDP flow without an answer is")
@@ -64,7 +64,9 @@ func (c *conntrackConfig) validateFlows(most, memory uint64) error {
 		return nil
 	}
 	flag := fmt.Sprintf("--conntrack-min %d", c.Min)
-	if perCore := uint64(c.MaxPerCore) * uint64(runtime.NumCPU()); perCore >= uint64(c.Min) {
+	if c.MaxPerCore == 0 {
+		flag = "--conntrack-max-per-core 0"
+	} else if perCore := uint64(c.MaxPerCore) * uint64(runtime.NumCPU()); perCore >= uint64(c.Min) {
 		flag = fmt.Sprintf("--conntrack-max-per-core %d on %d cores", c.MaxPerCore, runtime.NumCPU())
 	}
 	limit := fmt.Sprintf("this machine has %s", inGiB(memory))
@@ -85,12 +87,26 @@ func machineMemory() uint64 {
 	return uint64(info.Totalram) * uint64(info.Unit)
 }
 
-// flows is the size of the flow table, 0 for its default.
-func (c *conntrackConfig) flows() uint64 {
+// flows is the size of the flow table.
+func (c *conntrackConfig) flows() uint64 { return max(c.askedFlows(), minFlows) }
+
+// askedFlows is the size that the flags ask for, be it too small.
+func (c *conntrackConfig) askedFlows() uint64 {
 	if c.MaxPerCore == 0 {
-		return 0
+		return ebpf.DefaultFlowTableSize
 	}
-	return max(uint64(c.MaxPerCore)*uint64(runtime.NumCPU()), uint64(c.Min), minFlows)
+	return max(uint64(c.MaxPerCore)*uint64(runtime.NumCPU()), uint64(c.Min))
+}
+
+// remark says what the flow table has instead of what was asked for; "" if it
+// has just that.
+func (c *conntrackConfig) remark() string {
+	asked := c.askedFlows()
+	if asked == c.flows() {
+		return ""
+	}
+	return fmt.Sprintf("--conntrack-max-per-core %d and --conntrack-min %d ask for a table of %d flows; it has %d, the least that works",
+		c.MaxPerCore, c.Min, asked, c.flows())
 }
 
 // timeouts are those of flows; 0 leaves the default, as kube-proxy leaves the

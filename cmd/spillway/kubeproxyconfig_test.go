@@ -182,14 +182,16 @@ func TestWhatAFileAsksInVainIsNamed(t *testing.T) {
 
 func TestAFileThatCannotBeUsedIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                                       "is empty",
-		"kind: [":                                "is not YAML",
-		"apiVersion: v1\nkind: Service\n":        `is "Service" of "v1": write kind KubeProxyConfiguration`,
-		configHead + "clusterCIDR: 5\n":          "cannot be decoded",
-		configHead + "mode: ipvs\n":              `mode "ipvs" is not served`,
-		configHead + "mode: userspace\n":         `--proxy-mode "userspace": not a proxy mode`,
-		configHead + "clusterCIDR: 10.0.0.0\n":   `--cluster-cidr "10.0.0.0": not an address range`,
-		configHead + "detectLocalMode: Nobody\n": `--detect-local-mode "Nobody": not a mode`,
+		"":                                     "is empty",
+		"kind: [":                              "is not YAML",
+		"apiVersion: v1\nkind: Service\n":      `is "Service" of "v1": write kind KubeProxyConfiguration`,
+		configHead + "clusterCIDR: 5\n":        "cannot be decoded",
+		configHead + "mode: ipvs\n":            `mode "ipvs" is not served`,
+		configHead + "mode: userspace\n":       `--proxy-mode "userspace": not a proxy mode`,
+		configHead + "clusterCIDR: 10.0.0.0\n": `--cluster-cidr "10.0.0.0": not an address range`,
+		configHead + "clusterCIDR: 10.244.1.5/16,fd44::/48\n": `--cluster-cidr "10.244.1.5/16": not how this address range is written: write 10.244.0.0/16`,
+		configHead + "nodePortAddresses: [192.168.1.5/24]\n":  `--nodeport-addresses "192.168.1.5/24": not how this address range is written: write 192.168.1.0/24`,
+		configHead + "detectLocalMode: Nobody\n":              `--detect-local-mode "Nobody": not a mode`,
 	} {
 		if _, err := configured(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, want %q", text, err, want)
