@@ -217,9 +217,9 @@ func (b *Backend) attach(ctx context.Context) error {
 	return nil
 }
 
-// carry brings over what an older version's programs have written lately.
+// carry brings over what the programs of the earlier run have written lately.
 func (b *Backend) carry(switched bool) {
-	if err := b.objects.upgrade.carry(b.objects.maps, switched); err != nil {
+	if err := b.objects.carrier.carry(b.objects.maps, switched); err != nil {
 		b.cfg.Log.Warn("Flows of the last moments are forgotten", "reason", err)
 	}
 }

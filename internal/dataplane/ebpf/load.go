@@ -21,8 +21,8 @@ type objects struct {
 	programs map[string]*ebpf.Program
 	// verdicts are the names of the counters, by index.
 	verdicts []string
-	// upgrade is nil unless another ABI version's maps are to be carried over.
-	upgrade *upgrade
+	// carrier is nil unless there is something to be carried over.
+	carrier *carrier
 }
 
 func (o *objects) close() {
@@ -60,21 +60,29 @@ func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 
 // load loads the programs with the maps that an earlier run has pinned, or with
 // new ones. A map that no longer fits, because its size was configured anew, is
-// made again.
+// made again; what programs have written into it is carried over.
 func load(cfg *Config, features kernel.Features) (*objects, error) {
 	tc, sock, err := specs(cfg, features)
 	if err != nil {
 		return nil, err
 	}
 	tc.Maps[idsMap] = idsSpec()
-	older := migrate([]*ebpf.CollectionSpec{tc, sock}, cfg.BPFFS, cfg.Log)
+	older, migrated := migrate([]*ebpf.CollectionSpec{tc, sock}, cfg)
 	dir := mapsDir(cfg.BPFFS)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory for pinned maps: %w", err)
 	}
-	dropMisfits(tc, dir, cfg)
+	if err := dropMisfits(tc, dir, cfg); err != nil {
+		return nil, err
+	}
+	older = append(older, setAside(dir, nil)...)
+	made := map[string]bool{}
+	for name := range tc.Maps {
+		_, err := os.Stat(filepath.Join(dir, name))
+		made[name] = migrated || err != nil
+	}
 
-	o := &objects{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}, upgrade: older}
+	o := &objects{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
 	if o.verdicts, err = verdictNames(tc); err != nil {
 		return nil, err
 	}
@@ -95,7 +103,21 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 			o.maps[name] = m
 		}
 	}
+	o.startCarrying(older, made, cfg)
 	return o, nil
+}
+
+// startCarrying makes the first pass over the maps of earlier runs, which is the
+// longest: the later ones come shortly before and after the links change hands.
+func (o *objects) startCarrying(older []former, made map[string]bool, cfg *Config) {
+	if len(older) == 0 {
+		return
+	}
+	o.carrier = &carrier{formers: older, made: made, timeouts: cfg.Timeouts, log: cfg.Log}
+	if err := o.carrier.carry(o.maps, false); err != nil {
+		cfg.Log.Warn("Running flows are forgotten", "reason", err)
+		o.carrier = nil
+	}
 }
 
 // specs gives both objects with sizes and load-time constants set.
@@ -176,9 +198,11 @@ var portMaps = []string{tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends
 
 // dropMisfits unpins maps that differ from what is wanted now. The programs of
 // the earlier run keep using theirs until they are replaced; so that these stay
-// whole until then, the maps of Services go together.
-func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) {
+// whole until then, the maps of Services go together. Maps that programs write
+// and that only differ in size are put aside, for carrier.
+func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 	drop := map[string]bool{}
+	var aside []string
 	for name, want := range spec.Maps {
 		if want.Pinning != ebpf.PinByName {
 			continue
@@ -187,7 +211,11 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) {
 		if err != nil {
 			continue
 		}
-		if err := want.Compatible(m); errors.Is(err, ebpf.ErrMapIncompatible) {
+		if err := want.Compatible(m); onlySizeDiffers(want, m) && err != nil {
+			cfg.Log.Info("Pinned map is made again in another size, and its entries are carried over",
+				"map", name, "from", m.MaxEntries(), "to", want.MaxEntries)
+			aside = append(aside, name)
+		} else if errors.Is(err, ebpf.ErrMapIncompatible) {
 			cfg.Log.Warn("Pinned map is made again", "map", name, "reason", err)
 			drop[name] = true
 		}
@@ -201,6 +229,7 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) {
 	for name := range drop {
 		_ = os.Remove(filepath.Join(dir, name))
 	}
+	return putAside(dir, aside)
 }
 
 // verdictNames reads the names of enum verdict from the object's BTF.

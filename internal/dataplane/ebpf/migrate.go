@@ -3,16 +3,13 @@ package ebpf
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strconv"
 	"strings"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 )
 
 // migrations[n] makes entries of ABI version n+1 out of those of version n. Who
@@ -112,59 +109,50 @@ func steps(from, to int) (map[string][]convert, error) {
 	return out, nil
 }
 
-// upgrade is what has to be carried over from an older version's maps.
-type upgrade struct {
-	older   string // where they are pinned
-	changed map[string][]convert
-	// took: it was this process that made this version's maps, and no program
-	// has worked with them yet.
-	took bool
-}
-
-// migrate makes this version's maps out of an older one's, unless there are some.
-// The older maps stay: programs work with them until the links change hands. What
-// cannot be carried over is said in one line, and the agent serves without it.
-// The result is nil when there is nothing to carry.
-func migrate(specs []*ebpf.CollectionSpec, bpffs string, log *slog.Logger) *upgrade {
-	from, older := predecessor(bpffs)
+// migrate makes this version's maps out of an older one's, unless there are some
+// (an agent was ended between this and the last carry). The older maps stay:
+// programs work with them until the links change hands, so they are returned as
+// formers; made says that this process has made the maps, and no program has
+// worked with them yet. What cannot be carried over is said in one line, and the
+// agent serves without it.
+func migrate(specs []*ebpf.CollectionSpec, cfg *Config) (older []former, made bool) {
+	from, dir := predecessor(cfg.BPFFS)
 	if from < 0 {
-		return nil
+		return nil, false
 	}
-	u := &upgrade{older: older}
-	var err error
-	if u.changed, err = steps(from, abiVersion); err == nil {
-		if pins, _ := os.ReadDir(mapsDir(bpffs)); len(pins) > 0 {
-			return u // an agent was ended between migrate and the last carry
+	changed, err := steps(from, abiVersion)
+	if err == nil {
+		older = append(setAside(dir, changed), former{dir, changed})
+		if pins, _ := os.ReadDir(mapsDir(cfg.BPFFS)); len(pins) > 0 {
+			return older, false
 		}
-		err = u.take(specs, bpffs)
+		err = take(specs, older[len(older)-1], cfg)
 	}
 	if err != nil {
-		log.Warn("Running flows are forgotten: maps cannot be carried over to this ABI version",
+		cfg.Log.Warn("Running flows are forgotten: maps cannot be carried over to this ABI version",
 			"from", from, "to", abiVersion, "reason", err)
-		return nil
+		return nil, false
 	}
-	log.Info("Maps are carried over to this ABI version", "from", from, "to", abiVersion)
-	return u
+	cfg.Log.Info("Maps are carried over to this ABI version", "from", from, "to", abiVersion)
+	return older, true
 }
 
 // take makes the maps, all or none, also for somebody who is killed here: they
 // get their place by a rename.
-func (u *upgrade) take(specs []*ebpf.CollectionSpec, bpffs string) error {
-	stage := mapsDir(bpffs) + "-new"
+func take(specs []*ebpf.CollectionSpec, older former, cfg *Config) error {
+	stage := mapsDir(cfg.BPFFS) + "-new"
 	_ = os.RemoveAll(stage)
-	err := u.takeInto(stage, specs)
+	err := takeInto(stage, specs, older, cfg)
 	if err == nil {
-		err = os.Rename(stage, mapsDir(bpffs))
+		err = os.Rename(stage, mapsDir(cfg.BPFFS))
 	}
 	if err != nil {
 		_ = os.RemoveAll(stage)
-		return err
 	}
-	u.took = true
-	return nil
+	return err
 }
 
-func (u *upgrade) takeInto(stage string, specs []*ebpf.CollectionSpec) error {
+func takeInto(stage string, specs []*ebpf.CollectionSpec, older former, cfg *Config) error {
 	if err := os.Mkdir(stage, 0o700); err != nil {
 		return err
 	}
@@ -173,7 +161,7 @@ func (u *upgrade) takeInto(stage string, specs []*ebpf.CollectionSpec) error {
 			if _, err := os.Stat(filepath.Join(stage, name)); err == nil || want.Pinning != ebpf.PinByName {
 				continue // both objects name it, or nobody keeps it
 			}
-			if err := u.takeMap(stage, want); err != nil {
+			if err := older.takeMap(stage, want, cfg); err != nil {
 				return fmt.Errorf("map %s: %w", name, err)
 			}
 		}
@@ -183,16 +171,16 @@ func (u *upgrade) takeInto(stage string, specs []*ebpf.CollectionSpec) error {
 
 // takeMap pins what an older map becomes. One that is new in this version is left
 // to whoever loads the programs.
-func (u *upgrade) takeMap(stage string, want *ebpf.MapSpec) error {
-	from, err := ebpf.LoadPinnedMap(filepath.Join(u.older, want.Name), nil)
+func (f *former) takeMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
+	from, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, want.Name), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
 	defer from.Close()
-	path := u.changed[want.Name]
-	if len(path) == 0 {
+	path, changed := f.maps[want.Name]
+	if !changed {
 		return pinAgain(from, filepath.Join(stage, want.Name))
 	}
 	to, err := ebpf.NewMapWithOptions(want, ebpf.MapOptions{PinPath: stage})
@@ -200,7 +188,8 @@ func (u *upgrade) takeMap(stage string, want *ebpf.MapSpec) error {
 		return err
 	}
 	defer to.Close()
-	return copyEntries(to, from, path, ebpf.UpdateAny)
+	c := transfer{from: from, to: to, path: path, timeouts: cfg.Timeouts}
+	return c.run()
 }
 
 // pinAgain gives a map a second pin; Map.Pin alone would move the first.
@@ -211,81 +200,4 @@ func pinAgain(m *ebpf.Map, path string) error {
 	}
 	defer c.Close()
 	return c.Pin(path)
-}
-
-// carry copies what the older programs have written since: just before the links
-// change hands, and once more after that (switched), when an entry that the new
-// programs have made is the one that counts.
-func (u *upgrade) carry(maps map[string]*ebpf.Map, switched bool) error {
-	if u == nil {
-		return nil
-	}
-	flag := ebpf.UpdateNoExist
-	if u.took && !switched {
-		flag = ebpf.UpdateAny
-	}
-	for name, path := range u.changed {
-		to := maps[name]
-		if to == nil || to.Type() != ebpf.LRUHash {
-			continue // the agent writes it, and has done so
-		}
-		from, err := ebpf.LoadPinnedMap(filepath.Join(u.older, name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return fmt.Errorf("open older map %s: %w", name, err)
-		}
-		err = copyEntries(to, from, path, flag)
-		from.Close()
-		if err != nil {
-			return fmt.Errorf("carry over map %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// copyEntries converts and copies all there is. Entries that come or go
-// meanwhile may be missed.
-func copyEntries(to, from *ebpf.Map, path []convert, flag ebpf.MapUpdateFlags) error {
-	keys, values := rawSlice(from.KeySize()), rawSlice(from.ValueSize())
-	var cursor ebpf.MapBatchCursor
-	for {
-		n, batchErr := from.BatchLookup(&cursor, keys.Interface(), values.Interface(), nil)
-		if batchErr != nil && !errors.Is(batchErr, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("read entries: %w", batchErr)
-		}
-		for i := range n {
-			e, keep, err := walk(path, entry{keys.Index(i).Bytes(), values.Index(i).Bytes()})
-			if err != nil {
-				return fmt.Errorf("convert entry: %w", err)
-			}
-			if !keep {
-				continue
-			}
-			// E2BIG: the map was made smaller, and the agent will say so.
-			err = to.Update(e.key, e.value, flag)
-			if err != nil && !errors.Is(err, ebpf.ErrKeyExist) && !errors.Is(err, unix.E2BIG) {
-				return fmt.Errorf("write entry: %w", err)
-			}
-		}
-		if batchErr != nil {
-			return nil // ErrKeyNotExist: that was the last batch
-		}
-	}
-}
-
-// walk takes an entry through all steps.
-func walk(path []convert, e entry) (newer entry, keep bool, err error) {
-	for _, step := range path {
-		if e, keep, err = step(e); err != nil || !keep {
-			return entry{}, false, err
-		}
-	}
-	return e, true, nil
-}
-
-// rawSlice is room for a batch of keys or values of a size known only now.
-func rawSlice(size uint32) reflect.Value {
-	element := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
-	return reflect.MakeSlice(reflect.SliceOf(element), sweepBatch, sweepBatch)
 }

@@ -57,7 +57,7 @@ func (b *Backend) sweep(ctx context.Context) error {
 		}
 		now := bootSeconds()
 		for i := range n {
-			if b.dead(&keys[i], &values[i], now) {
+			if b.cfg.Timeouts.dead(&keys[i], &values[i], now) {
 				if err := b.sweepOne(keys[i], now); err != nil {
 					return err
 				}
@@ -86,7 +86,7 @@ func (b *Backend) sweepOne(key tcTuple, now uint32) error {
 	var f tcFlow
 	flows := b.m(tcMapFlows)
 	// A batch is some time old: whoever is alive by now is not touched at all.
-	if flows.Lookup(key, &f) != nil || !b.dead(&key, &f, now) {
+	if flows.Lookup(key, &f) != nil || !b.cfg.Timeouts.dead(&key, &f, now) {
 		return nil
 	}
 	return b.takeDead(key, now)
@@ -102,7 +102,7 @@ func (b *Backend) takeDead(key tcTuple, now uint32) error {
 		}
 		return fmt.Errorf("delete dead flow: %w", err)
 	}
-	if b.dead(&key, &f, now) {
+	if b.cfg.Timeouts.dead(&key, &f, now) {
 		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
 			b.flows.swept.Add(1)
 		}
@@ -116,8 +116,7 @@ func (b *Backend) takeDead(key tcTuple, now uint32) error {
 }
 
 // dead mirrors flow_dead of bpf/lib/flow.h, with a margin.
-func (b *Backend) dead(key *tcTuple, f *tcFlow, now uint32) bool {
-	t := b.cfg.Timeouts
+func (t *Timeouts) dead(key *tcTuple, f *tcFlow, now uint32) bool {
 	var limit time.Duration
 	state := tcFlowState(f.State)
 	switch {

@@ -1,0 +1,126 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// setAsideSuffix follows the directory of an ABI version, and a number: maps of
+// that version, of a size that is no longer wanted.
+const setAsideSuffix = "-size-"
+
+// setAside are the directories of maps that were made again in another size, and
+// what becomes of their entries. There is more than one when agents were killed
+// before they had carried them over.
+func setAside(dir string, paths map[string][]convert) []former {
+	var out []former
+	dirs, _ := filepath.Glob(dir + setAsideSuffix + "*")
+	for _, d := range dirs {
+		f := former{d, map[string][]convert{}}
+		pins, _ := os.ReadDir(d)
+		for _, pin := range pins {
+			f.maps[pin.Name()] = paths[pin.Name()]
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// putAside moves the pins of maps to a new directory beside dir. The programs of
+// the earlier run go on with them; whoever is killed after this leaves them to
+// the next agent.
+func putAside(dir string, names []string) error {
+	for n := 0; len(names) > 0; n++ {
+		aside := fmt.Sprintf("%s%s%03d", dir, setAsideSuffix, n)
+		if err := os.Mkdir(aside, 0o700); errors.Is(err, os.ErrExist) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("put maps of another size aside: %w", err)
+		}
+		for _, name := range names {
+			if err := os.Rename(filepath.Join(dir, name), filepath.Join(aside, name)); err != nil {
+				return fmt.Errorf("put map of another size aside: %w", err)
+			}
+		}
+		return nil
+	}
+	return nil
+}
+
+// onlySizeDiffers reports whether a map holds what is wanted, but not as much of
+// it, or more.
+func onlySizeDiffers(want *ebpf.MapSpec, m *ebpf.Map) bool {
+	same := *want
+	same.MaxEntries = m.MaxEntries()
+	return want.Type == ebpf.LRUHash && same.Compatible(m) == nil
+}
+
+// room gives what decides whether an entry fits into the newer map. A larger one
+// takes them all; so does another map than that of flows, which evicts. In a
+// smaller flow table the answered connections stay, the latest first, and of the
+// others the latest. An eighth is left free: the kernel hands elements out to each
+// CPU in advance, and would evict what has just been written.
+func (t *transfer) room() (fits func(entry) bool, err error) {
+	all := func(entry) bool { return true }
+	if t.to.MaxEntries() >= t.from.MaxEntries() {
+		return all, nil
+	}
+	now := bootSeconds()
+	var ranks []uint64
+	err = t.each(func(e entry) error {
+		if r := t.rank(e, now); r > 0 {
+			ranks = append(ranks, r)
+		}
+		return nil
+	})
+	free := int(t.to.MaxEntries() - t.to.MaxEntries()/8)
+	if err != nil || len(ranks) <= free {
+		return all, err
+	}
+	slices.Sort(ranks)
+	least := ranks[len(ranks)-free]
+	return func(e entry) bool {
+		f, isFlow := asFlow(t.to, e)
+		r := t.rank(e, now)
+		if isFlow && r > 0 && r < least && tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
+			t.left++
+		}
+		return !isFlow || r >= least
+	}, nil
+}
+
+// rank orders flows by what they are worth; 0 is a dead one, or no flow. Both
+// entries of a flow have the same.
+func (t *transfer) rank(e entry, now uint32) uint64 {
+	f, ok := asFlow(t.to, e)
+	if !ok {
+		return 0
+	}
+	var key tcTuple
+	copy(memory(&key), e.key)
+	if t.timeouts.dead(&key, &f, now) {
+		return 0
+	}
+	worth := uint64(1)
+	switch tcFlowState(f.State) {
+	case tcFlowStateFLOW_ESTABLISHED:
+		worth = 3
+	case tcFlowStateFLOW_CLOSED:
+	default:
+		worth = 2
+	}
+	// Seen may be ahead of our clock by a second. The rest tells flows of one
+	// second apart: a sum over both ends, as each entry has the other's.
+	ends := end(f.Saddr, f.Sport) + end(f.Daddr, f.Dport) + end(key.Saddr, key.Sport) + end(key.Daddr, key.Dport)
+	return worth<<62 | uint64(f.Seen-now+1<<31)<<30 | uint64(ends)>>2
+}
+
+func end(a tcAddr, port uint16) uint32 {
+	return crc32.ChecksumIEEE(append(memory(&a), byte(port), byte(port>>8)))
+}

@@ -1,0 +1,177 @@
+package ebpf
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/model"
+)
+
+// putFlows writes as the programs of a run would.
+func putFlows(t *testing.T, m *ebpf.Map, flows map[tcTuple]tcFlow) {
+	t.Helper()
+	for k, f := range flows {
+		noError(t, m.Put(k, f))
+	}
+}
+
+// wantOnlyOwnMaps checks that nothing is left of former sizes.
+func wantOnlyOwnMaps(t *testing.T, cfg Config) {
+	t.Helper()
+	if dirs := layouts(cfg.BPFFS); !slices.Equal(dirs, []string{mapsDir(cfg.BPFFS)}) {
+		t.Errorf("there are %v", dirs)
+	}
+}
+
+func TestAnotherSizeOfTheFlowTableKeepsItsFlows(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	before := runBackend(t, cfg, upgradeState(), nil)
+	flows := flowsV4(1, 300)
+	putFlows(t, pinnedFlows(t, cfg.BPFFS), flows)
+	for i, size := range []uint32{4096, 512} {
+		cfg.FlowTableSize = size
+		older := pinnedFlows(t, cfg.BPFFS)
+		late := flowsV4(uint32(1000*(i+1)), uint32(1000*(i+1)+10))
+		after := runBackend(t, cfg, upgradeState(), func() {
+			wantSame(t, "flows before Replace", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+			wantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
+			// The old programs go on until then.
+			for k, f := range flows {
+				f.State = uint8(tcFlowStateFLOW_CLOSING)
+				late[k] = f
+				break
+			}
+			putFlows(t, older, late)
+		})
+		maps.Copy(flows, late)
+		wantSame(t, fmt.Sprintf("flows in a table of %d", size), readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+		wantSame(t, "links", after.links, before.links)
+		wantSame(t, "endpoints", after.endpoints, before.endpoints)
+		wantChanged(t, after.maps, before.maps, tcMapFlows)
+		wantUses(t, cfg, after.maps)
+		wantOnlyOwnMaps(t, cfg)
+		before = after
+	}
+}
+
+// An agent that is killed at any step leaves the rest to the next one, which may
+// want yet another size. What counts of a flow is the entry that was used last.
+func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	_ = runBackend(t, cfg, upgradeState(), nil)
+	flows := flowsV4(1, 100)
+	putFlows(t, pinnedFlows(t, cfg.BPFFS), flows)
+	use := func(m *ebpf.Map, from, to uint32) { // both new flows, and those of before
+		t.Helper()
+		for k, f := range flows {
+			f.Seen++
+			flows[k] = f
+		}
+		maps.Copy(flows, flowsV4(from, to))
+		putFlows(t, m, flows)
+	}
+	first := pinnedFlows(t, cfg.BPFFS)
+
+	// Killed when the map was put aside and there was no other.
+	noError(t, putAside(mapsDir(cfg.BPFFS), []string{tcMapFlows}))
+	use(first, 200, 210)
+
+	// Killed when there was one.
+	cfg.FlowTableSize = 2048
+	killed, err := New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, killed.Close())
+	use(first, 300, 310)
+
+	// Killed when programs were at work with it.
+	killed, err = New(t.Context(), cfg)
+	noError(t, err)
+	second := pinnedFlows(t, cfg.BPFFS)
+	noError(t, killed.attacher.Sync(t.Context()))
+	use(first, 400, 410) // by hooks that had no turn yet
+	noError(t, killed.Close())
+	stale := flowsV4(500, 510)
+	putFlows(t, first, stale)
+	for k, f := range stale {
+		f.Seen++
+		f.State = uint8(tcFlowStateFLOW_CLOSED)
+		flows[k] = f
+		noError(t, second.Put(k, f))
+	}
+
+	// Killed with a third size.
+	cfg.FlowTableSize = 4096
+	killed, err = New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, killed.attacher.Sync(t.Context()))
+	noError(t, attach.AttachCgroup(cfg.BPFFS, cfg.CgroupRoot, killed.objects.socketPrograms()))
+	noError(t, killed.Close())
+	if left := setAside(mapsDir(cfg.BPFFS), nil); len(left) != 2 {
+		t.Errorf("%d maps are aside before anybody has done without them, want 2", len(left))
+	}
+
+	_ = runBackend(t, cfg, upgradeState(), nil)
+	wantSame(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+	wantOnlyOwnMaps(t, cfg)
+}
+
+func TestASmallerTableKeepsAnsweredAndLateFlows(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	cfg.FlowTableSize, cfg.Timeouts = 8192, testTimeouts
+	_ = runBackend(t, cfg, upgradeState(), nil)
+	older, now := pinnedFlows(t, cfg.BPFFS), bootSeconds()
+	n := uint32(0)
+	put := func(count int, state tcFlowState, age uint32) (out map[tcTuple]tcFlow) {
+		out = map[tcTuple]tcFlow{}
+		for range count {
+			n++
+			keys, flows := testFlow(n, model.TCP, state, now-age)
+			for i := range keys {
+				out[keys[i]] = flows[i]
+			}
+		}
+		putFlows(t, older, out)
+		return out
+	}
+	// By worth; 1,024 flows have room, less an eighth.
+	answered, late := put(600, tcFlowStateFLOW_ESTABLISHED, 300), put(200, tcFlowStateFLOW_NEW, 1)
+	put(3000, tcFlowStateFLOW_NEW, 30)
+	put(500, tcFlowStateFLOW_CLOSED, 0)
+	put(500, tcFlowStateFLOW_ESTABLISHED, 5000) // dead
+
+	var log bytes.Buffer
+	cfg.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	cfg.FlowTableSize = 1024
+	_ = runBackend(t, cfg, upgradeState(), nil)
+	have := readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS))
+	for what, flows := range map[string]map[tcTuple]tcFlow{"answered": answered, "late": late} {
+		lost := 0
+		for k := range flows {
+			if _, ok := have[k]; !ok {
+				lost++
+			}
+		}
+		if lost > 0 {
+			t.Errorf("%d of %d entries of %s flows are lost", lost, len(flows), what)
+		}
+	}
+	wantPairs(t, have)
+	if len(have) != 2048-256 {
+		t.Errorf("%d entries, want all that have room", len(have))
+	}
+	if said := strings.TrimSpace(log.String()); strings.Contains(said, "\n") || !strings.Contains(said, "Flows that do not fit") ||
+		!strings.Contains(said, "flows=3404") {
+		t.Errorf("said %q, want one line with 3404 flows", said)
+	}
+}
