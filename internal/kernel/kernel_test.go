@@ -147,14 +147,60 @@ func TestEnsureBPFFS(t *testing.T) {
 	}
 }
 
-func TestCgroup2MountPoint(t *testing.T) {
+func TestParseMount(t *testing.T) {
 	const line = `33 23 0:28 / /sys/fs/cgroup/my\040unified rw,relatime shared:9 - cgroup2 cgroup2 rw`
-	if got, ok := cgroup2MountPoint(line); !ok || got != "/sys/fs/cgroup/my unified" {
+	want := mount{"/", "/sys/fs/cgroup/my unified", "cgroup2", "cgroup2"}
+	if got, ok := parseMount(line); !ok || got != want {
 		t.Errorf("%q, %v", got, ok)
 	}
-	if _, ok := cgroup2MountPoint(strings.Replace(line, "- cgroup2", "- cgroup", 1)); ok {
-		t.Error("took cgroup v1 for cgroup2")
+	if got, ok := parseMount("33 23 0:28 / /sys"); ok {
+		t.Errorf("took half a line for %q", got)
 	}
+}
+
+// Only what EnsureBPFFS has mounted goes, and only when the last has left it.
+func TestReleaseBPFFS(t *testing.T) {
+	needRoot(t)
+	on := func(path string) bool {
+		is, err := OnBPFFS(path)
+		must(t, err)
+		return is
+	}
+	release := func(path string, want bool) {
+		t.Helper()
+		for range 2 {
+			must(t, ReleaseBPFFS(path))
+		}
+		if is := on(path) || on(filepath.Dir(path)); is != want {
+			t.Errorf("%s: a BPF file system is there: %v, want %v", path, is, want)
+		}
+	}
+	own := filepath.Join(t.TempDir(), "bpf")
+	must(t, EnsureBPFFS(own))
+	shared := filepath.Join(own, "second") // another instance, in the mount of the first
+	must(t, EnsureBPFFS(shared))
+	release(own, true)
+	must(t, os.Remove(shared))
+	held, err := os.Open(own)
+	must(t, err)
+	release(own, true) // somebody has it open
+	must(t, held.Close())
+	release(shared, false)
+	must(t, EnsureBPFFS(own))
+	release(own, false)
+	if _, err := os.Stat(own); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the mount point is left (%v)", err)
+	}
+	operators := mountTestBPF(t)
+	release(filepath.Join(operators, "spillway"), true)
+	release(filepath.Join(t.TempDir(), "never"), false)
+
+	// One over the other: what is on top decides.
+	must(t, EnsureBPFFS(own))
+	must(t, unix.Mount("bpf", own, "bpf", 0, ""))
+	release(own, true)
+	must(t, unix.Unmount(own, 0))
+	release(own, false)
 }
 
 func TestDo(t *testing.T) {

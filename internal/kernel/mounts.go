@@ -16,6 +16,12 @@ import (
 // DefaultBPFFS is where the BPF file system is mounted by custom.
 const DefaultBPFFS = "/sys/fs/bpf"
 
+// mountSource is the source of BPF file systems that EnsureBPFFS has mounted, as
+// findmnt shows it; by custom it is "bpf" or "none". It lives and dies with the
+// mount, so it cannot tell a wrong thing of another. Before Linux 5.17 (5.15.17)
+// the kernel says "none" whatever was given, and the mount then stays.
+const mountSource = "spillway"
+
 // OnBPFFS reports whether path is inside a BPF file system. A path that does
 // not exist is not.
 func OnBPFFS(path string) (bool, error) { return onFS(path, unix.BPF_FS_MAGIC) }
@@ -83,10 +89,85 @@ func mountBPFFS(path string) error {
 	if len(entries) > 0 {
 		return fmt.Errorf("mount BPF file system at %s: the directory is not empty; give an empty one or one inside a bpffs", target)
 	}
-	if err := unix.Mount("bpf", target, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+	if err := unix.Mount(mountSource, target, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return fmt.Errorf("mount BPF file system at %s: %w; mount it by hand: mount -t bpf bpf %s", target, err, target)
 	}
 	return nil
+}
+
+// ReleaseBPFFS unmounts the BPF file system that path is in, or was before it was
+// removed, if EnsureBPFFS has mounted it and nothing is pinned in it any more. One
+// that somebody else has mounted stays, and so does one that is in use: neither is
+// an error. A mount point that is path itself goes with it.
+func ReleaseBPFFS(path string) error {
+	m, err := mountOf(filepath.Clean(path))
+	if err != nil {
+		return fmt.Errorf("look for a BPF file system to unmount: %w", err)
+	}
+	if m.fsType != "bpf" || m.source != mountSource || m.root != "/" {
+		return nil
+	}
+	if path == DefaultBPFFS {
+		return nil // without it nobody could tell that this is the place
+	}
+	entries, err := os.ReadDir(m.point)
+	if err != nil {
+		return fmt.Errorf("look for pins: %w", err)
+	}
+	for _, e := range entries {
+		// These two the kernel itself makes (bpf_preload, Linux 5.10).
+		if name := e.Name(); name != "maps.debug" && name != "progs.debug" {
+			return nil // another instance's, or somebody else's
+		}
+	}
+	err = unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL): // in use; gone meanwhile
+		return nil
+	case err != nil:
+		return fmt.Errorf("unmount BPF file system %s: %w", m.point, err)
+	}
+	if m.point == filepath.Clean(path) {
+		_ = os.Remove(m.point)
+	}
+	return nil
+}
+
+// mount is a line of mountinfo.
+type mount struct{ root, point, fsType, source string }
+
+// mountOf finds the mount that path is in, or would be.
+func mountOf(path string) (m mount, err error) {
+	for {
+		real, err := filepath.EvalSymlinks(path)
+		if err == nil {
+			path = real
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
+			return m, err
+		}
+		path = filepath.Dir(path)
+	}
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return m, err
+	}
+	defer f.Close()
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		found, ok := parseMount(s.Text())
+		// Of two at one point the later one covers the other.
+		if ok && len(found.point) >= len(m.point) && isWithin(found.point, path) {
+			m = found
+		}
+	}
+	return m, s.Err()
+}
+
+func isWithin(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
 }
 
 // Cgroup2Mount finds where cgroup2 is mounted: /sys/fs/cgroup, or
@@ -103,21 +184,21 @@ func Cgroup2Mount() (string, error) {
 	}
 	defer f.Close()
 	for s := bufio.NewScanner(f); s.Scan(); {
-		if path, ok := cgroup2MountPoint(s.Text()); ok {
-			return path, nil
+		if m, ok := parseMount(s.Text()); ok && m.fsType == "cgroup2" {
+			return m.point, nil
 		}
 	}
 	return "", errors.New("cgroup2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
 }
 
-// cgroup2MountPoint reads a line of mountinfo, as described in proc(5).
-func cgroup2MountPoint(line string) (string, bool) {
-	mount, source, ok := strings.Cut(line, " - ")
-	fields := strings.Fields(mount)
-	if !ok || len(fields) < 5 || !strings.HasPrefix(source, "cgroup2 ") {
-		return "", false
+// parseMount reads a line of mountinfo, as described in proc(5).
+func parseMount(line string) (m mount, ok bool) {
+	where, what, ok := strings.Cut(line, " - ")
+	fields, source := strings.Fields(where), strings.Fields(what)
+	if !ok || len(fields) < 5 || len(source) < 2 {
+		return m, false
 	}
-	return unescapeMount(fields[4]), true
+	return mount{unescapeMount(fields[3]), unescapeMount(fields[4]), source[0], unescapeMount(source[1])}, true
 }
 
 // unescapeMount undoes the octal escapes (\040) of mountinfo.

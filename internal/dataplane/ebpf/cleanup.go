@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -14,15 +15,16 @@ import (
 	"spillway.dev/spillway/internal/kernel"
 )
 
-// Cleanup takes everything of this instance out of the kernel. What is not
-// there is no error. Pins of another network namespace are refused while there
+// Cleanup takes everything of this instance out of the kernel, the last of
+// several also the file system that one of them has mounted. What is not there is
+// no error; what somebody else has put among the pins stays, and is one. Pins of another network namespace are refused while there
 // is a way to clean up there, and go when there is none any more.
 func Cleanup(cfg Config) error {
 	info, err := os.Stat(cfg.BPFFS)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		// Without pins there are no links. Filters of clsact need none.
-		return attach.DetachFilters()
+		return errors.Join(attach.DetachFilters(), kernel.ReleaseBPFFS(cfg.BPFFS))
 	case err != nil:
 		return fmt.Errorf("look for pins: %w", err)
 	case !info.IsDir():
@@ -40,7 +42,10 @@ func Cleanup(cfg Config) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(detach(cfg, abandoned), removePins(cfg.BPFFS))
+	if err := errors.Join(detach(cfg, abandoned), removePins(cfg.BPFFS)); err != nil {
+		return err
+	}
+	return kernel.ReleaseBPFFS(cfg.BPFFS)
 }
 
 // Drain has what an earlier run left leave new connections to another dataplane:
@@ -134,9 +139,33 @@ func removePins(bpffs string) error {
 	for _, path := range append(layouts(bpffs), ownerPath(bpffs)) {
 		errs = append(errs, os.RemoveAll(path))
 	}
-	// A mount point stays.
-	if err := os.Remove(bpffs); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
-		errs = append(errs, err)
+	// A mount point stays here, and whatever else it holds.
+	err := os.Remove(bpffs)
+	strangers := strangersIn(bpffs, errors.Is(err, unix.ENOTEMPTY))
+	switch {
+	case len(strangers) > 0:
+		err = fmt.Errorf("remove %s: it holds what is not Spillway's: %s: move it elsewhere, or delete it (rm -r), and clean up again",
+			bpffs, strings.Join(strangers, ", "))
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EBUSY):
+		err = nil
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, err)...)
+}
+
+// strangersIn lists what clean-up has left: in the directories of links, and in
+// the instance's own if that is to go.
+func strangersIn(bpffs string, all bool) (found []string) {
+	for _, dir := range []string{"links", "cgroup", ""} {
+		if dir == "" && !all {
+			break
+		}
+		entries, _ := os.ReadDir(filepath.Join(bpffs, dir))
+		for _, e := range entries {
+			if dir == "" && (e.Name() == "links" || e.Name() == "cgroup") {
+				continue // itself only because of what it holds
+			}
+			found = append(found, filepath.Join(bpffs, dir, e.Name()))
+		}
+	}
+	return found
 }

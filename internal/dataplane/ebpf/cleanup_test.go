@@ -15,6 +15,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
 )
 
 func wantError(t *testing.T, what string, err error, parts ...string) {
@@ -60,6 +61,77 @@ func TestCleanupSaysWhatIsNoPlaceOfPins(t *testing.T) {
 		wantError(t, path, Cleanup(cfg), want)
 		if _, err := os.Stat(file); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// What somebody else has put among the pins is named, and all else goes.
+func TestCleanupNamesWhatIsNotOurs(t *testing.T) {
+	cfg := ownPlace(t)
+	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
+	runBackend(t, cfg, intent.State{}, nil)
+	var strangers []string
+	for _, dir := range []string{"", "links", "cgroup"} {
+		strange := filepath.Join(cfg.BPFFS, dir, "strange")
+		noError(t, os.MkdirAll(filepath.Join(strange, "deep"), 0o700))
+		strangers = append(strangers, strange)
+	}
+	b, err := New(t.Context(), cfg) // an agent does not mind
+	noError(t, err)
+	noError(t, b.Replace(t.Context(), intent.State{}))
+	noError(t, b.Close())
+	for range 2 {
+		wantError(t, "clean-up", Cleanup(cfg), append(strangers, "remove "+cfg.BPFFS+": it holds what is not Spillway's", "rm -r")...)
+		wantHooks(t, cfg, eth0, 0)
+		wantPins(t, cfg, false)
+	}
+	for _, strange := range strangers {
+		noError(t, os.RemoveAll(strange))
+	}
+	noError(t, Cleanup(cfg))
+	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
+	}
+}
+
+// Two agents share the file system that the first has mounted: the last one that
+// is cleaned up takes it away.
+func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
+	first := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	mounted := func(at string) bool {
+		on, err := kernel.OnBPFFS(at)
+		noError(t, err)
+		return on
+	}
+	at := t.TempDir()
+	noError(t, unix.Mount("spillway", at, "bpf", 0, "")) // as at /sys/fs/bpf
+	first.BPFFS = filepath.Join(at, "first")
+	second := first
+	second.BPFFS = filepath.Join(at, "second")
+	noError(t, kernel.EnsureBPFFS(second.BPFFS))
+	noError(t, claimPins(second.BPFFS))
+	runBackend(t, first, intent.State{}, nil)
+	for range 2 {
+		noError(t, Cleanup(first))
+		if _, known, err := ownerOf(second.BPFFS); err != nil || !known {
+			t.Fatalf("the other instance's pins are gone (%v)", err)
+		}
+	}
+	for range 2 {
+		noError(t, Cleanup(second))
+		if mounted(at) {
+			t.Error("the mount is left")
+		}
+	}
+
+	// By itself at the very path.
+	first.BPFFS = filepath.Join(t.TempDir(), "own")
+	runBackend(t, first, intent.State{}, nil)
+	for range 2 {
+		noError(t, Cleanup(first))
+		if mounted(first.BPFFS) {
+			t.Error("the mount is left")
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // AttachCgroup makes progs the programs of this instance at the cgroup, pinned
@@ -79,7 +80,7 @@ func unpinCgroup(dir string, wanted map[string]bool) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if wanted[e.Name()] {
+		if wanted[e.Name()] || e.IsDir() { // a directory is somebody else's
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
@@ -121,8 +122,10 @@ func cgroupHookName(typ ebpf.AttachType) string {
 	return name
 }
 
+// removeDir leaves a directory in which somebody else has put something. Who
+// cleans up says so.
 func removeDir(dir string) error {
-	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
 		return fmt.Errorf("remove directory: %w", err)
 	}
 	return nil

@@ -71,6 +71,9 @@ func (t *tcxHooks) load() error {
 		return fmt.Errorf("list pinned links: %w", err)
 	}
 	for _, e := range entries {
+		if e.IsDir() {
+			continue // somebody else's
+		}
 		path := filepath.Join(t.dir, e.Name())
 		h, ok := parseHook(e.Name())
 		if ok {
