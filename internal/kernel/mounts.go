@@ -18,8 +18,8 @@ const DefaultBPFFS = "/sys/fs/bpf"
 
 // mountSource is the source of BPF file systems that EnsureBPFFS has mounted, as
 // findmnt shows it; by custom it is "bpf" or "none". It lives and dies with the
-// mount, so it cannot tell a wrong thing of another. Before Linux 5.17 (5.15.17)
-// the kernel says "none" whatever was given, and the mount then stays.
+// mount, so it cannot tell a wrong thing of another. Kernels before 5.17 may say
+// "none" whatever was given; the mount then stays.
 const mountSource = "spillway"
 
 // OnBPFFS reports whether path is inside a BPF file system. A path that does
@@ -100,7 +100,8 @@ func mountBPFFS(path string) error {
 // that somebody else has mounted stays, and so does one that is in use: neither is
 // an error. A mount point that is path itself goes with it.
 func ReleaseBPFFS(path string) error {
-	m, err := mountOf(filepath.Clean(path))
+	path = filepath.Clean(path)
+	m, err := mountOf(path)
 	if err != nil {
 		return fmt.Errorf("look for a BPF file system to unmount: %w", err)
 	}
@@ -127,7 +128,7 @@ func ReleaseBPFFS(path string) error {
 	case err != nil:
 		return fmt.Errorf("unmount BPF file system %s: %w", m.point, err)
 	}
-	if m.point == filepath.Clean(path) {
+	if m.point == path {
 		_ = os.Remove(m.point)
 	}
 	return nil
