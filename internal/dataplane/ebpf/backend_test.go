@@ -132,6 +132,24 @@ func TestNewSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
+// A kernel that is too old is refused in one line, before anything is loaded;
+// hack/vm -k 5.10 has one.
+func TestAKernelBelowTheFloorIsRefused(t *testing.T) {
+	cfg := ownPlace(t)
+	running, err := kernel.RunningVersion()
+	noError(t, err)
+	b, err := New(t.Context(), cfg)
+	if !running.Less(kernel.Floor) {
+		noError(t, err)
+		noError(t, b.Close())
+		return
+	}
+	t.Log(err)
+	wantError(t, "Linux "+running.String(), err, "needs Linux 5.15 or newer, this is "+running.String(), "use --proxy-mode nftables")
+	wantPins(t, cfg, false)
+	noError(t, Cleanup(cfg))
+}
+
 func readOnly(t *testing.T, c *Config) {
 	dir := filepath.Dir(c.BPFFS)
 	noError(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
