@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -47,6 +49,50 @@ func TestNothingIsLostOverRestarts(t *testing.T) {
 		}
 	}
 	e.endStreams(t)
+}
+
+// TestConnectionsSurviveAnotherSizeOfTheFlowTable restarts agents with flags that
+// make the table of flows larger and smaller, and kills some of them before they
+// can have taken over.
+func TestConnectionsSurviveAnotherSizeOfTheFlowTable(t *testing.T) {
+	e := start(t, "e2e-resize")
+	s := e.load(t, nodePort("a0", "b0"))
+	e.startConnections(t, s)
+	for i, minimum := range []int{300_000, 4096, 50_000} {
+		e.Flags = map[string][]string{"": {"--conntrack-max-per-core", "1", "--conntrack-min", strconv.Itoa(minimum)}}
+		for _, node := range e.Nodes() {
+			if i == 2 {
+				for _, pause := range []time.Duration{200, 600, 1000} {
+					e.restart(t, node, syscall.SIGKILL, 0)
+					time.Sleep(pause * time.Millisecond)
+				}
+			}
+			e.restart(t, node, syscall.SIGKILL, 0)
+			e.waitReady(t)
+			s.write(t, nodePort("a0", "b0"))
+			s.wait(t)
+		}
+	}
+	e.endStreams(t)
+}
+
+// startConnections starts streams that keep one socket each. Their questions
+// have patience for an emulated machine (hack/vm).
+func (e *env) startConnections(t *testing.T, s *served) {
+	t.Helper()
+	for _, f := range askers {
+		p := e.probe(t, f.From)
+		for _, combo := range flows.AllCombos {
+			st := stream{fmt.Sprintf("%s from %s to %s, %s", combo.Protocol(), f.From, f.To, combo), p}
+			_, err := p.Do(t.Context(), probe.Request{
+				Op: probe.Stream, Name: st.name, Proto: combo.Protocol(), Dst: s.address(t, f.To, combo), PauseMS: 20, TimeoutMS: 10_000,
+			})
+			if err != nil {
+				t.Fatalf("start %s: %v", st.name, err)
+			}
+			e.streams = append(e.streams, st)
+		}
+	}
 }
 
 func TestNothingIsLostWhileAgentsAreSuspended(t *testing.T) {

@@ -17,8 +17,9 @@ import (
 
 // Cleanup takes everything of this instance out of the kernel, the last of
 // several also the file system that one of them has mounted. What is not there is
-// no error; what somebody else has put among the pins stays, and is one. Pins of another network namespace are refused while there
-// is a way to clean up there, and go when there is none any more.
+// no error; what somebody else has put among the pins stays, and is one. Pins of
+// another network namespace are refused while there is a way to clean up there, and
+// go when there is none any more.
 func Cleanup(cfg Config) error {
 	info, err := os.Stat(cfg.BPFFS)
 	switch {
