@@ -43,6 +43,19 @@ func (n Namespace) String() string {
 	return fmt.Sprintf("net:[%d]", n.Inode)
 }
 
+// Is reports whether people may mean the namespace by s: what String gives, one
+// of its names, a process in it by its id, or "here".
+func (n Namespace) Is(s string) bool {
+	if s == n.String() || slices.Contains(n.Names, s) || n.Own && s == "here" {
+		return true
+	}
+	if _, err := strconv.Atoi(s); err != nil {
+		return false
+	}
+	inode, err := namespaceInode("/proc/" + s + "/ns/net")
+	return err == nil && inode == n.Inode
+}
+
 // nameDirs are where container runtimes and iproute2 bind network namespaces.
 var nameDirs = []string{"/run/netns", "/run/docker/netns"}
 
@@ -65,10 +78,10 @@ func findNamespaces(proc string, dirs []string) ([]Namespace, error) {
 		return n
 	}
 	var errs []error
-	if inode, err := namespaceInode("/proc/thread-self/ns/net"); err != nil {
+	if inode, err := namespaceInode(ownNamespace); err != nil {
 		errs = append(errs, fmt.Errorf("find own network namespace: %w", err))
 	} else {
-		at(inode, "/proc/thread-self/ns/net").Own = true
+		at(inode, ownNamespace).Own = true
 	}
 	for _, dir := range dirs {
 		names, err := os.ReadDir(dir)
@@ -150,10 +163,28 @@ func namespaceInode(path string) (uint64, error) {
 	return st.Ino, err
 }
 
-// Do runs f on a thread of its own in the namespace, with its conntrack. f must
-// not start goroutines that count on being there. A namespace that vanished is
-// os.ErrNotExist.
-func (n Namespace) Do(f func(*Conn) error) error {
+// Here is the calling thread's own network namespace. Its Inode is 0 if it cannot
+// be told.
+func Here() Namespace {
+	inode, _ := namespaceInode(ownNamespace)
+	return Namespace{Inode: inode, Own: true, path: ownNamespace}
+}
+
+const ownNamespace = "/proc/thread-self/ns/net"
+
+// EnterCommand is what a command is written behind to run in the namespace:
+// "nsenter --net=PATH ", and nothing for the caller's own.
+func (n Namespace) EnterCommand() string {
+	if n.Own {
+		return ""
+	}
+	return "nsenter --net=" + n.path + " "
+}
+
+// Enter runs f in the namespace, on a thread of its own unless it is the
+// caller's. f must not start goroutines that count on being there. A namespace
+// that vanished is os.ErrNotExist.
+func (n Namespace) Enter(f func() error) error {
 	h, err := netns.GetFromPath(n.path)
 	if err != nil {
 		return fmt.Errorf("open network namespace %s: %w", n, err)
@@ -161,9 +192,16 @@ func (n Namespace) Do(f func(*Conn) error) error {
 	defer h.Close()
 	return kernel.Do(h, func() error {
 		// A process id may be another's by now.
-		if inode, err := namespaceInode("/proc/thread-self/ns/net"); err != nil || inode != n.Inode {
+		if inode, err := namespaceInode(ownNamespace); err != nil || inode != n.Inode {
 			return fmt.Errorf("enter network namespace %s: %w", n, os.ErrNotExist)
 		}
+		return f()
+	})
+}
+
+// Do is Enter with the conntrack of the namespace.
+func (n Namespace) Do(f func(*Conn) error) error {
+	return n.Enter(func() error {
 		c, err := Open()
 		if err != nil {
 			return err
@@ -188,25 +226,33 @@ func (r Report) InUse() bool { return r.Entries > 0 || r.Counters.Any() || len(r
 // Read reads the Report of one namespace. It does not read the entries.
 func Read(ctx context.Context, n Namespace) (Report, error) {
 	r := Report{Namespace: n}
-	err := n.Do(func(c *Conn) error {
-		entries, _, err := c.Size()
-		if err != nil {
-			return err
-		}
-		r.Entries = int(entries)
-		if r.Counters, err = c.Stats(ctx); err != nil {
-			return err
-		}
-		if r.Expectations, err = c.Expectations(ctx); err != nil {
-			return err
-		}
-		r.Limits, err = ReadLimits()
+	err := n.Do(func(c *Conn) (err error) {
+		r, err = c.Report(ctx, n)
 		return err
 	})
 	if err != nil {
 		return r, fmt.Errorf("read conntrack of %s: %w", n, err)
 	}
 	return r, nil
+}
+
+// Report reads the Report of the namespace n, that of the Conn and of the
+// calling thread.
+func (c *Conn) Report(ctx context.Context, n Namespace) (Report, error) {
+	r := Report{Namespace: n}
+	entries, _, err := c.Size()
+	if err != nil {
+		return r, err
+	}
+	r.Entries = int(entries)
+	if r.Counters, err = c.Stats(ctx); err != nil {
+		return r, err
+	}
+	if r.Expectations, err = c.Expectations(ctx); err != nil {
+		return r, err
+	}
+	r.Limits, err = ReadLimits()
+	return r, err
 }
 
 // ReadAll reads the namespaces in which conntrack is in use. One that vanishes

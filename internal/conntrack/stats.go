@@ -249,6 +249,46 @@ func timeoutName(sysctl string) string {
 	return strings.Replace(s, "_timeout", "", 1)
 }
 
+// TimeoutSysctl is the sysctl of a time-out that Limits calls name.
+func TimeoutSysctl(name string) string {
+	protocol, state, _ := strings.Cut(name, "_")
+	if state != "" {
+		state = "_" + state
+	}
+	return "net.netfilter.nf_conntrack_" + protocol + "_timeout" + state
+}
+
+// TimeoutName is the time-out that an entry of the state it is in waits for, by
+// its name in Limits; "" for a protocol that Spillway does not know.
+func (e *Entry) TimeoutName() string {
+	switch e.Protocol {
+	case unix.IPPROTO_TCP:
+		return "tcp_" + e.State()
+	case unix.IPPROTO_UDP:
+		// A flow becomes ASSURED and a stream at once (nf_conntrack_udp_packet).
+		if e.Status&Assured != 0 {
+			return "udp_stream"
+		}
+		return "udp"
+	case unix.IPPROTO_ICMP:
+		return "icmp"
+	case unix.IPPROTO_ICMPV6:
+		return "icmpv6"
+	}
+	return ""
+}
+
+// Minus is what was counted since before, wrapped as the kernel does: it counts
+// in 32 bits a CPU.
+func (c Counters) Minus(before Counters) Counters {
+	for kind := range uint16(16) {
+		if f := c.field(kind); f != nil {
+			*f = uint64(uint32(*f - *before.field(kind)))
+		}
+	}
+	return c
+}
+
 func sortedUsage(merged map[Usage]int) []Usage {
 	out := make([]Usage, 0, len(merged))
 	for u, n := range merged {
