@@ -1,0 +1,312 @@
+package ruleset
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// SourceNAT reports whether the rule gives packets another source address, and
+// whether it chooses their ports at random among all.
+func (r *Rule) SourceNAT() (translates, random bool) {
+	ws := words(r.bare())
+	if r.Command != "nft" {
+		t := target(ws)
+		return t == "MASQUERADE" || t == "SNAT", slices.Contains(ws, "--random-fully")
+	}
+	return slices.Contains(ws, "masquerade") || slices.Contains(ws, "snat"), slices.Contains(ws, "fully-random")
+}
+
+// MakeRandom is the command that puts the same rule with random ports into its
+// place.
+func (r *Rule) MakeRandom() string {
+	if r.Command != "nft" {
+		return r.Command + " -t " + r.Table + " -R " + r.Chain + " " + strconv.Itoa(r.Place) + " " + r.Text + " --random-fully"
+	}
+	text, comment := r.Text, ""
+	if loc := quoted.FindStringIndex(text); loc != nil {
+		text, comment = strings.TrimSpace(text[:loc[0]]), " "+text[loc[0]:]
+	}
+	separator := " "
+	if ws := words(text); len(ws) > 0 && (ws[len(ws)-1] == "random" || ws[len(ws)-1] == "persistent") {
+		separator = ","
+	}
+	text = strings.ReplaceAll(text+separator+"fully-random"+comment, "'", `'\''`)
+	return "nft replace rule " + r.Family + " " + r.Table + " " + r.Chain + " handle " + strconv.Itoa(r.Place) + " '" + text + "'"
+}
+
+// DestNAT reports whether the rule gives packets another destination.
+func (r *Rule) DestNAT() bool {
+	if r.Element() {
+		return false
+	}
+	ws := words(r.bare())
+	if r.Command != "nft" {
+		t := target(ws)
+		return t == "DNAT" || t == "REDIRECT"
+	}
+	return slices.Contains(ws, "dnat") || slices.Contains(ws, "redirect")
+}
+
+// DropsInvalid reports whether the rule drops what conntrack calls INVALID.
+func (r *Rule) DropsInvalid() bool {
+	text := r.bare()
+	if r.Command != "nft" {
+		return strings.Contains(text, "state INVALID") && target(words(text)) == "DROP"
+	}
+	return strings.Contains(text, "ct state invalid") && strings.HasSuffix(strings.TrimSpace(text), "drop")
+}
+
+// AssignsHelper reports whether the rule gives connections a conntrack helper.
+// An object of nft may have any name, so that its name alone does not tell: by
+// custom it is the helper's.
+func (r *Rule) AssignsHelper(helper string) bool {
+	ws := words(r.bare())
+	if r.Command != "nft" {
+		return after(ws, "--helper") == helper
+	}
+	return strings.Contains(after(ws, "ct", "helper", "set"), helper)
+}
+
+// ForPort reports whether the rule names the destination port.
+func (r *Rule) ForPort(port int) bool {
+	p, _ := r.destPort(words(r.bare()))
+	return p == port
+}
+
+// ForAnyPort reports whether the rule asks for some destination port at all.
+func (r *Rule) ForAnyPort() bool { return strings.Contains(r.bare(), "dport") }
+
+// destPort is the destination port that the rule asks for. ok is false for one
+// that asks for none, or for several.
+func (r *Rule) destPort(ws []string) (port int, ok bool) {
+	s := after(ws, "--dport")
+	if r.Command == "nft" {
+		s = after(ws, "dport")
+	}
+	if r.Element() { // 10.96.0.1 . udp . 69 : goto ...
+		key, _, _ := strings.Cut(r.Text, " : ")
+		parts := strings.Split(key, " . ")
+		s = strings.TrimSpace(parts[len(parts)-1])
+		if len(parts) < 2 {
+			return 0, false
+		}
+		if fields := strings.Fields(s); len(fields) > 0 { // 69 comment "..."
+			s = fields[0]
+		}
+	}
+	port, err := strconv.Atoi(s)
+	return port, err == nil
+}
+
+// destination is where an address is translated to, with its port.
+var destination = regexp.MustCompile(`(?:--to-destination|dnat(?: ip6?)? to|redirect to) (?:\[[^\]]*\]|[0-9.-]*):(\d+)(?:$| )|--to-ports (\d+)`)
+
+// leadsTo reports whether the rule sends packets to that port of an endpoint.
+func (r *Rule) leadsTo(port int) bool {
+	if r.Element() { // ... : 10.244.0.2 . 69
+		_, value, ok := strings.Cut(r.Text, " : ")
+		fields := strings.Fields(value)
+		return ok && len(fields) >= 3 && fields[len(fields)-2] == "." && fields[len(fields)-1] == strconv.Itoa(port)
+	}
+	m := destination.FindStringSubmatch(r.bare())
+	return r.DestNAT() && m != nil && m[1]+m[2] == strconv.Itoa(port)
+}
+
+var jump = regexp.MustCompile(`(?:goto|jump) ([^\s,}]+)|vmap (@[^\s,}]+)`)
+
+// jumps are the chains and maps that the rule may send packets to.
+func (r *Rule) jumps(ws []string) []string {
+	if r.Command != "nft" {
+		if t := target(ws); t != "" {
+			return []string{t}
+		}
+		return nil
+	}
+	var out []string
+	for _, m := range jump.FindAllStringSubmatch(r.Text, -1) {
+		out = append(out, m[1]+m[2])
+	}
+	return out
+}
+
+// Frontend is a destination port at which packets come in that rules send on.
+type Frontend struct {
+	Command, Family string // of the rules
+	Port            int
+}
+
+// Frontends are where packets of a protocol ("udp", "tcp") come in that rules
+// send on to the given port of an endpoint, and where they ask for that port
+// itself and are sent on; sorted.
+func (rs *Ruleset) Frontends(protocol string, port int) []Frontend {
+	g := graph{into: map[chainKey][]edge{}, reached: map[chainKey]bool{}, found: map[Frontend]bool{}}
+	for _, r := range rs.Rules {
+		ws := words(r.bare())
+		its := slices.Contains(ws, protocol)
+		if !its && (slices.Contains(ws, "udp") || slices.Contains(ws, "tcp")) || marks(target(ws)) {
+			continue // of another protocol
+		}
+		e := edge{from: chainKey{r.Command, r.Family, r.Table, r.Chain}}
+		if p, asks := r.destPort(ws); asks && its {
+			e.port = p
+		}
+		if its && (r.leadsTo(port) || e.port == port && r.DestNAT()) {
+			g.reach(e)
+		}
+		for _, to := range r.jumps(ws) {
+			k := chainKey{r.Command, r.Family, r.Table, to}
+			if rs.chains[k] == nil {
+				continue // a verdict
+			}
+			g.into[k] = append(g.into[k], e)
+			if e.port == port && r.Table != "filter" {
+				g.reach(e)
+			}
+		}
+	}
+	g.walk()
+	return slices.SortedFunc(maps.Keys(g.found), func(a, b Frontend) int {
+		return cmp.Or(cmp.Compare(a.Command, b.Command), cmp.Compare(a.Family, b.Family), cmp.Compare(a.Port, b.Port))
+	})
+}
+
+// edge is a rule that sends packets to a chain: from where, and asking for which
+// port (0: none).
+type edge struct {
+	from chainKey
+	port int
+}
+
+// graph follows rules backwards, from the ends to the ports that lead there.
+type graph struct {
+	into    map[chainKey][]edge
+	reached map[chainKey]bool
+	todo    []chainKey
+	found   map[Frontend]bool
+}
+
+func (g *graph) reach(e edge) {
+	if e.port != 0 {
+		g.found[Frontend{e.from.command, e.from.family, e.port}] = true
+	} else if !g.reached[e.from] {
+		g.reached[e.from] = true
+		g.todo = append(g.todo, e.from)
+	}
+}
+
+func (g *graph) walk() {
+	for ; len(g.todo) > 0; g.todo = g.todo[1:] {
+		for _, e := range g.into[g.todo[0]] {
+			g.reach(e)
+		}
+	}
+}
+
+// marks tells chains that only mark packets, such as KUBE-MARK-MASQ.
+func marks(target string) bool { return strings.Contains(target, "MARK") || target == "RETURN" }
+
+// Walk is how many rules the first packet of a connection goes by, at most, if
+// it is for none of them.
+type Walk struct {
+	Chain *Chain
+	Rules int
+}
+
+// FirstPacket gives the Walk of every base chain.
+func (rs *Ruleset) FirstPacket() []Walk {
+	var out []Walk
+	lengths := map[*Chain]int{}
+	for _, c := range rs.order {
+		if c.Base {
+			out = append(out, Walk{c, rs.length(c, lengths)})
+		}
+	}
+	return out
+}
+
+func (rs *Ruleset) length(c *Chain, known map[*Chain]int) int {
+	if n, ok := known[c]; ok {
+		return n
+	}
+	known[c] = 0 // a loop, which the kernel refuses, would end here
+	n := 0
+	for _, r := range c.Rules {
+		n++
+		if to := r.always(); to != "" {
+			if next := rs.chains[chainKey{c.Command, c.Family, c.Table, to}]; next != nil {
+				n += rs.length(next, known)
+			}
+		}
+	}
+	known[c] = n
+	return n
+}
+
+// first is what a rule may ask that any first packet is.
+var first = regexp.MustCompile(`-m (conntrack --ctstate|state --state) NEW|ct state new|counter packets \d+ bytes \d+|counter`)
+
+// always is the chain that the rule sends every first packet to; "" for none.
+func (r *Rule) always() string {
+	ws := strings.Fields(first.ReplaceAllString(r.bare(), ""))
+	if len(ws) == 2 && slices.Contains([]string{"-j", "-g", "jump", "goto"}, ws[0]) {
+		return ws[1]
+	}
+	return ""
+}
+
+// Addresses are the addresses that rules mention, to ask which they do not.
+type Addresses struct {
+	single map[netip.Addr]struct{}
+	ranges [][2]netip.Addr
+	nets   []netip.Prefix // that rules translate to
+}
+
+// Addresses gathers what the rules mention.
+func (rs *Ruleset) Addresses() *Addresses {
+	a := &Addresses{single: map[netip.Addr]struct{}{}}
+	for _, r := range rs.Rules {
+		translates := r.DestNAT() || strings.Contains(r.Text, "NETMAP")
+		for _, w := range words(r.bare()) {
+			a.add(w, translates)
+		}
+	}
+	return a
+}
+
+func (a *Addresses) add(word string, translates bool) {
+	if !strings.ContainsAny(word, ".:") {
+		return
+	}
+	if addr, err := netip.ParseAddr(word); err == nil {
+		a.single[addr] = struct{}{}
+	} else if both, err := netip.ParseAddrPort(word); err == nil {
+		a.single[both.Addr()] = struct{}{}
+	} else if p, err := netip.ParsePrefix(word); err == nil {
+		if p.IsSingleIP() {
+			a.single[p.Addr()] = struct{}{}
+		} else if translates {
+			a.nets = append(a.nets, p)
+		}
+	} else if lo, hi, ok := strings.Cut(word, "-"); ok {
+		hi, _, _ = strings.Cut(hi, ":")
+		from, err1 := netip.ParseAddr(lo)
+		to, err2 := netip.ParseAddr(hi)
+		if err1 == nil && err2 == nil {
+			a.ranges = append(a.ranges, [2]netip.Addr{from, to})
+		}
+	}
+}
+
+// Mention reports whether any rule has the address.
+func (a *Addresses) Mention(addr netip.Addr) bool {
+	if _, ok := a.single[addr]; ok {
+		return true
+	}
+	return slices.ContainsFunc(a.nets, func(p netip.Prefix) bool { return p.Contains(addr) }) ||
+		slices.ContainsFunc(a.ranges, func(r [2]netip.Addr) bool { return !addr.Less(r[0]) && !r[1].Less(addr) })
+}

@@ -1,0 +1,178 @@
+package ruleset
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// toolTimeout bounds one listing: iptables-nft-save takes long for very many
+// rules, and a hung one must not hang the rest.
+const toolTimeout = time.Minute
+
+// Read reads the rules of the calling thread's network namespace. What cannot be
+// read is in the errors, a line each; the rest is there all the same.
+func Read(ctx context.Context) (*Ruleset, []error) {
+	rs := newRuleset()
+	var errs []error
+	note := func(err error) {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, family := range []string{"ip", "ip6"} {
+		note(rs.readLegacy(ctx, family))
+	}
+	note(rs.readTables(ctx))
+	return rs, errs
+}
+
+// readLegacy asks for the tables that are there and no others: to ask for one
+// would make it.
+func (rs *Ruleset) readLegacy(ctx context.Context, family string) error {
+	names, err := os.ReadFile("/proc/thread-self/net/" + family + "_tables_names")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list tables of legacy iptables: %w", err)
+	}
+	command := iptables(family) + "-legacy"
+	for _, table := range strings.Fields(string(names)) {
+		out, err := list(ctx, []string{command + "-save", iptables(family) + "-save"}, "(legacy)", "-t", table)
+		if err != nil {
+			return fmt.Errorf("rules of legacy %s were not looked at: %w", iptables(family), err)
+		}
+		rs.parseSave(command, family, out)
+	}
+	return nil
+}
+
+func iptables(family string) string {
+	if family == "ip6" {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+// standard are the tables of iptables.
+var standard = []string{"raw", "mangle", "nat", "filter", "security"}
+
+// readTables reads what nf_tables holds: the standard tables with
+// iptables-nft-save, as far as that understands them, and the rest with nft.
+func (rs *Ruleset) readTables(ctx context.Context) error {
+	tables, err := nftTables()
+	if err != nil || len(tables) == 0 {
+		return err
+	}
+	done := map[string]bool{}
+	for _, family := range []string{"ip", "ip6"} {
+		if !slices.ContainsFunc(standard, func(name string) bool { return tables[family+" "+name] }) {
+			continue
+		}
+		command := iptables(family) + "-nft"
+		// Without this program nft lists those tables, if in other words.
+		if out, err := list(ctx, []string{command + "-save", iptables(family) + "-save"}, "(nf_tables)"); err == nil {
+			for _, table := range rs.parseSave(command, family, out) {
+				done[family+" "+table] = true
+			}
+		}
+	}
+	if len(done) == len(tables) {
+		return nil
+	}
+	out, err := list(ctx, []string{"nft"}, "", "-a", "list", "ruleset")
+	if err != nil {
+		return fmt.Errorf("rules of nftables were not looked at: %w", err)
+	}
+	rs.parseNFT(out, done)
+	return nil
+}
+
+// nftTables are the tables that nf_tables holds, as "FAMILY NAME", asked over
+// netlink: in most pods there are none, and no program has to run.
+func nftTables() (map[string]bool, error) {
+	const getTable, nameAttr = 1, 1 // NFT_MSG_GETTABLE, NFTA_TABLE_NAME
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|getTable, unix.NLM_F_DUMP)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL):
+		return nil, nil // no nf_tables
+	case err != nil:
+		return nil, fmt.Errorf("list tables of nftables: %w", err)
+	}
+	tables := map[string]bool{}
+	for _, m := range msgs {
+		if len(m) < nl.SizeofNfgenmsg {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
+		if err != nil {
+			return nil, fmt.Errorf("list tables of nftables: %w", err)
+		}
+		for _, a := range attrs {
+			if a.Attr.Type == nameAttr {
+				tables[familyName(m[0])+" "+unix.ByteSliceToString(a.Value)] = true
+			}
+		}
+	}
+	return tables, nil
+}
+
+// familyName is nft's name of an NFPROTO.
+func familyName(number uint8) string {
+	switch number {
+	case unix.NFPROTO_INET:
+		return "inet"
+	case unix.NFPROTO_IPV4:
+		return "ip"
+	case unix.NFPROTO_IPV6:
+		return "ip6"
+	case unix.NFPROTO_BRIDGE:
+		return "bridge"
+	case unix.NFPROTO_ARP:
+		return "arp"
+	}
+	return "netdev"
+}
+
+// list runs the first of these programs that is there. One whose name does not
+// say its variant counts if its version does.
+func list(ctx context.Context, programs []string, variant string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
+	defer cancel()
+	for i, program := range programs {
+		path, err := exec.LookPath(program)
+		if err != nil {
+			continue
+		}
+		if i > 0 {
+			if version, err := exec.CommandContext(ctx, path, "--version").Output(); err != nil || !bytes.Contains(version, []byte(variant)) {
+				continue
+			}
+		}
+		var stderr bytes.Buffer
+		cmd := exec.CommandContext(ctx, path, args...)
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("took longer than %v", toolTimeout)
+		}
+		if err != nil {
+			said, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
+			return nil, fmt.Errorf("%s: %w: %s", program, err, said)
+		}
+		return out, nil
+	}
+	return nil, fmt.Errorf("%s is not installed", programs[0])
+}
