@@ -71,6 +71,7 @@ func newRootCommand(started *bool) *cobra.Command {
 	root.AddCommand(
 		newAgentCommand(),
 		newDemoCommand(),
+		newDoctorCommand(),
 		newBenchCommand(),
 		newLabCommand(),
 		newLoadCommand(),

@@ -21,7 +21,7 @@ type Progress struct {
 
 // NewProgress writes to w.
 func NewProgress(w io.Writer) *Progress {
-	return &Progress{w: w, terminal: isTerminal(w)}
+	return &Progress{w: w, terminal: IsTerminal(w)}
 }
 
 // Step begins a new step.
@@ -60,8 +60,8 @@ func (p *Progress) overwrite(line string) {
 	p.open = true
 }
 
-// isTerminal tells whether a person may be looking at w.
-func isTerminal(w io.Writer) bool {
+// IsTerminal tells whether a person may be looking at w.
+func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
 		return false

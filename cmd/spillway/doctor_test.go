@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/doctor"
+)
+
+// sickNamespace is one with a rule that doctor finds.
+func sickNamespace(t *testing.T) string {
+	t.Helper()
+	name := fmt.Sprintf("spw-cmd-doctor-%d", os.Getpid())
+	if out, err := exec.Command("bash", "-ec", fmt.Sprintf("ip netns add %s; ip netns exec %[1]s iptables-legacy -t nat -A POSTROUTING -j MASQUERADE", name)).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() { exec.Command("ip", "netns", "del", name).Run() })
+	return name
+}
+
+func TestDoctorPrintsFindingsAndEndsWell(t *testing.T) {
+	name := sickNamespace(t)
+	var out, errs bytes.Buffer
+	if code := run([]string{"doctor", "--netns", name, "--sample", "0"}, &out, &errs); code != exitDone || errs.Len() > 0 {
+		t.Fatalf("exit code %d: %s", code, &errs)
+	}
+	if !strings.Contains(out.String(), "INFO\n\n  masquerade-not-random in "+name+"\n") || !strings.Contains(out.String(), "\n1 finding: 1 info") {
+		t.Errorf("page:\n%s", &out)
+	}
+	out.Reset()
+	if code := run([]string{"doctor", "--netns", name, "--sample", "0", "-o", "json"}, &out, &errs); code != exitDone {
+		t.Fatalf("exit code %d: %s", code, &errs)
+	}
+	var r doctor.Report
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatalf("%v: %s", err, &out)
+	}
+	if len(r.Findings) != 1 || r.Findings[0].ID != "masquerade-not-random" || r.Findings[0].Namespace != name || r.Namespaces != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestDoctorFailsOnWhatItIsToldTo(t *testing.T) {
+	name := sickNamespace(t)
+	for failOn, want := range map[string]int{"critical": exitDone, "warning": exitDone, "info": exitFailed} {
+		var out, errs bytes.Buffer
+		if code := run([]string{"doctor", "--netns", name, "--sample", "0", "--fail-on", failOn}, &out, &errs); code != want {
+			t.Errorf("--fail-on %s: exit code %d: %s", failOn, code, &errs)
+		}
+		if want == exitFailed && (out.Len() == 0 || strings.Count(errs.String(), "\n") != 1) {
+			t.Errorf("--fail-on %s: %q, page of %d bytes", failOn, &errs, out.Len())
+		}
+	}
+}
+
+func TestDoctorRefusesWhatItCannotRead(t *testing.T) {
+	for _, args := range [][]string{{"-o", "xml"}, {"--fail-on", "fever"}, {"--sample", "-1s"}, {"--netns", "nowhere"}, {"now"}} {
+		var out, errs bytes.Buffer
+		if code := run(append([]string{"doctor"}, args...), &out, &errs); code != exitUsage || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("%v: exit code %d: %q", args, code, &errs)
+		}
+	}
+}
