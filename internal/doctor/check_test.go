@@ -198,7 +198,8 @@ EOF`
 		name, rules, where string
 		ports              []int
 	}{
-		{"iptables-nft", strings.ReplaceAll("IPT"+proxy, "IPT", "iptables-nft"), "10.96.0.5:6969", []int{6969, 30069}},
+		// A rule for another port than those that lead there is none for them.
+		{"iptables-nft", strings.ReplaceAll("IPT"+proxy, "IPT", "iptables-nft") + "\niptables-nft -t raw -A PREROUTING -p udp --dport 69 -j CT --helper tftp", "10.96.0.5:6969", []int{6969, 30069}},
 		{"iptables-legacy", strings.ReplaceAll("IPT"+proxy, "IPT", "iptables-legacy"), "10.96.0.5:6969", []int{6969, 30069}},
 		{"nft", nft, "10.96.0.5:69", []int{69, 30069}},
 		{"iptables, port 69 to another", `iptables-nft -t nat -A OUTPUT -d 10.96.0.5/32 -p udp -m udp --dport 69 -j DNAT --to-destination 10.244.0.2:1069`, "10.96.0.5:69", []int{69}},
