@@ -24,7 +24,7 @@ func plantMany(b *testing.B, c *Conn, n int) {
 			dst = one
 		}
 		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 16, byte(i >> 16), byte(i >> 8)}), uint16(1024+i&0xff))
-		req := c.request(c.ask, unix.NFNL_SUBSYS_CTNETLINK, 0, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, unix.AF_INET)
+		req := c.request(unix.NFNL_SUBSYS_CTNETLINK, 0, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, unix.AF_INET)
 		req.AddData(encodeTuple(ctaTupleOrig, Tuple{Src: src, Dst: dst}, unix.IPPROTO_UDP))
 		req.AddData(encodeTuple(ctaTupleReply, Tuple{Src: dst, Dst: src}, unix.IPPROTO_UDP))
 		req.AddData(nl.NewRtAttr(ctaTimeout, nl.BEUint32Attr(600)))

@@ -39,21 +39,21 @@ const dumpTries = 5
 // for use by several goroutines at once, but any thread may use it: a socket
 // stays in the namespace that it was opened in.
 type Conn struct {
-	dump *nl.SocketHandle // dumps; busy while one is under way
+	dump *dumpSocket      // dumps; busy while one is under way
 	ask  *nl.SocketHandle // all else, also in the middle of a dump
 }
 
 // Open opens a Conn in the network namespace of the calling thread. Sockets
 // keep their namespace alive: Close when done.
 func Open() (*Conn, error) {
-	dump, err := openSocket()
+	ask, err := openSocket()
 	if err != nil {
 		return nil, err
 	}
-	ask, err := openSocket()
+	dump, err := openDump()
 	if err != nil {
-		dump.Close()
-		return nil, err
+		ask.Close()
+		return nil, fmt.Errorf("open netfilter netlink socket: %w", err)
 	}
 	return &Conn{dump: dump, ask: ask}, nil
 }
@@ -76,26 +76,26 @@ func openSocket() (*nl.SocketHandle, error) {
 
 // Close closes the sockets.
 func (c *Conn) Close() {
-	c.dump.Close()
+	c.dump.close()
 	c.ask.Close()
 }
 
 // request makes a message for one of the subsystems of nfnetlink.
-func (c *Conn) request(h *nl.SocketHandle, subsystem, message, flags int, family uint8) *nl.NetlinkRequest {
+func (c *Conn) request(subsystem, message, flags int, family uint8) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(subsystem<<8|message, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: h}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.ask}
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 	return req
 }
 
 // dumpAll sends a dump request and gives each answer's bytes to each, until
-// each returns false.
+// each returns false; it must not keep them.
 func (c *Conn) dumpAll(subsystem, message int, family uint8, attrs []*nl.RtAttr, each func([]byte) bool) error {
-	req := c.request(c.dump, subsystem, message, unix.NLM_F_DUMP, family)
+	req := c.request(subsystem, message, unix.NLM_F_DUMP, family)
 	for _, a := range attrs {
 		req.AddData(a)
 	}
-	return meaning(req.ExecuteIter(unix.NETLINK_NETFILTER, 0, each))
+	return meaning(c.dump.run(req, each))
 }
 
 // dumpAgain repeats a dump that the kernel did not finish: begin is called

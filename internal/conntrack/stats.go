@@ -10,12 +10,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"spillway.dev/spillway/internal/kernel"
 )
 
 // Counters are what conntrack counts of one namespace since it was made, all
@@ -113,7 +112,7 @@ func (c *Conn) Stats(ctx context.Context) (Counters, error) {
 // taken away yet included, and how many it may.
 func (c *Conn) Size() (entries, limit uint32, err error) {
 	// The one answer says that more will come (NLM_F_MULTI); the ACK ends it.
-	req := c.request(c.ask, unix.NFNL_SUBSYS_CTNETLINK, msgGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC)
+	req := c.request(unix.NFNL_SUBSYS_CTNETLINK, msgGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC)
 	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
 		return 0, 0, fmt.Errorf("read size of conntrack table: %w", meaning(err))
@@ -215,25 +214,47 @@ type Limits struct {
 
 const sysctlDir = "/proc/sys/net/netfilter"
 
-// ReadLimits reads the Limits of the calling thread's network namespace.
-func ReadLimits() (Limits, error) {
-	l := Limits{Timeouts: map[string]time.Duration{}}
-	var errs []error
-	read := func(name string) int {
-		s, err := kernel.ReadSysctl("net.netfilter." + name)
-		if err == nil {
-			var n int
-			if n, err = strconv.Atoi(s); err == nil {
-				return n
-			}
-		}
-		errs = append(errs, err)
-		return 0
+// knownTimeouts are the names of the time-outs that this kernel has. They are
+// the same in every namespace, and looked for once: it takes longer than to read
+// them.
+var knownTimeouts atomic.Pointer[[]string]
+
+func timeoutSysctls() (names []string) {
+	if known := knownTimeouts.Load(); known != nil {
+		return *known
 	}
-	l.Max, l.Buckets, l.ExpectMax = read("nf_conntrack_max"), read("nf_conntrack_buckets"), read("nf_conntrack_expect_max")
 	paths, _ := filepath.Glob(filepath.Join(sysctlDir, "nf_conntrack_*timeout*"))
 	for _, path := range paths {
-		name := filepath.Base(path)
+		names = append(names, filepath.Base(path))
+	}
+	if len(names) > 0 { // else the module is not loaded yet
+		knownTimeouts.Store(&names)
+	}
+	return names
+}
+
+// ReadCount reads how many entries the calling thread's network namespace has,
+// those that are over but not taken away yet included. It needs no Conn.
+func ReadCount() (int, error) {
+	n, err := readNumber("nf_conntrack_count")
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, ErrUnsupported
+	}
+	return n, err
+}
+
+// ReadLimits reads the Limits of the calling thread's network namespace.
+func ReadLimits() (Limits, error) {
+	names := timeoutSysctls()
+	l := Limits{Timeouts: make(map[string]time.Duration, len(names))}
+	var errs []error
+	read := func(name string) int {
+		n, err := readNumber(name)
+		errs = append(errs, err)
+		return n
+	}
+	l.Max, l.Buckets, l.ExpectMax = read("nf_conntrack_max"), read("nf_conntrack_buckets"), read("nf_conntrack_expect_max")
+	for _, name := range names {
 		l.Timeouts[timeoutName(name)] = time.Duration(read(name)) * time.Second
 	}
 	err := errors.Join(errs...)
@@ -241,6 +262,26 @@ func ReadLimits() (Limits, error) {
 		return l, ErrUnsupported
 	}
 	return l, err
+}
+
+// readNumber reads one of conntrack's sysctls. It is written for many at a time:
+// no file object, no buffer on the heap.
+func readNumber(name string) (int, error) {
+	fd, err := unix.Open(sysctlDir+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("read sysctl net.netfilter.%s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	var buf [32]byte
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return 0, fmt.Errorf("read sysctl net.netfilter.%s: %w", name, err)
+	}
+	v, err := strconv.Atoi(strings.TrimSpace(string(buf[:max(n, 0)])))
+	if err != nil {
+		return 0, fmt.Errorf("read sysctl net.netfilter.%s: %w", name, err)
+	}
+	return v, nil
 }
 
 // timeoutName shortens "nf_conntrack_tcp_timeout_syn_sent" to "tcp_syn_sent".

@@ -129,7 +129,7 @@ func (c *Conn) Dump(ctx context.Context, f Filter, each func(*Entry) bool) error
 // tuple (nf_ct_get_id), and the slab gives the same place again. An entry that
 // is gone already is no error.
 func (c *Conn) Delete(e *Entry) error {
-	req := c.request(c.ask, unix.NFNL_SUBSYS_CTNETLINK, msgDelete, unix.NLM_F_ACK, familyOf(e.Reply.Src.Addr()))
+	req := c.request(unix.NFNL_SUBSYS_CTNETLINK, msgDelete, unix.NLM_F_ACK, familyOf(e.Reply.Src.Addr()))
 	req.AddData(encodeTuple(ctaTupleReply, e.Reply, e.Protocol))
 	req.AddData(nl.NewRtAttr(ctaID, nl.BEUint32Attr(e.ID)))
 	if e.Zone != 0 {
