@@ -40,7 +40,7 @@ func (n Namespace) String() string {
 	case n.PID != 0:
 		return fmt.Sprintf("%s[%d]", n.Command, n.PID)
 	}
-	return fmt.Sprintf("net:[%d]", n.Inode)
+	return n.numbered()
 }
 
 // Is reports whether people may mean the namespace by s: what String gives, one
@@ -55,6 +55,9 @@ func (n Namespace) Is(s string) bool {
 	inode, err := namespaceInode("/proc/" + s + "/ns/net")
 	return err == nil && inode == n.Inode
 }
+
+// numbered is the namespace as readlink shows it.
+func (n Namespace) numbered() string { return fmt.Sprintf("net:[%d]", n.Inode) }
 
 // nameDirs are where container runtimes and iproute2 bind network namespaces.
 var nameDirs = []string{"/run/netns", "/run/docker/netns"}

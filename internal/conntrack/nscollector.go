@@ -1,0 +1,177 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+const (
+	// shownNamespaces is how many network namespaces get series of their own: a
+	// node has some 110 pods. The others are added up under the name below.
+	shownNamespaces = 128
+	otherNamespaces = "(others)"
+	// readAgain is how old a reading may be that serves a second scraper.
+	readAgain = 2 * time.Second
+)
+
+// NamespaceCollector gives the conntrack of many network namespaces to
+// Prometheus. Their number on a node has no bound, so that of the series has: a
+// namespace that comes when there are shownNamespaces is one of the others until
+// it is gone, even if one of those goes.
+type NamespaceCollector struct {
+	list func() ([]Namespace, error)
+	read func(context.Context, Namespace) (Report, error)
+
+	mu     sync.Mutex
+	at     time.Time
+	seen   map[uint64]*watchedNamespace
+	others Counters // of all that ever had no series; it only grows
+}
+
+// watchedNamespace is what is known of a namespace in which conntrack is in use.
+type watchedNamespace struct {
+	Report
+	name  string
+	shown bool
+}
+
+// NewNamespaceCollector makes a collector for the namespaces that list finds.
+func NewNamespaceCollector(list func() ([]Namespace, error)) *NamespaceCollector {
+	return &NamespaceCollector{list: list, read: ReadCounts, seen: map[uint64]*watchedNamespace{}}
+}
+
+func namespaceDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("spillway_conntrack_namespace_"+name, help, []string{"netns"}, nil)
+}
+
+var (
+	namespacesDesc        = prometheus.NewDesc("spillway_conntrack_namespaces", "Network namespaces in which conntrack is in use.", nil, nil)
+	namespaceEntriesDesc  = namespaceDesc("entries", "Entries in a network namespace.")
+	namespaceExpectsDesc  = namespaceDesc("expectations", "Expectations in a network namespace.")
+	namespaceCounterDescs = []struct {
+		desc  *prometheus.Desc
+		value func(Counters) uint64
+	}{
+		{namespaceDesc("drops_total", "Packets dropped because their entry could not be made or inserted."), func(c Counters) uint64 { return c.Drop }},
+		{namespaceDesc("insert_failed_total", "Entries that could not be inserted."), func(c Counters) uint64 { return c.InsertFailed }},
+		{namespaceDesc("early_drops_total", "Entries evicted to make room in a full table."), func(c Counters) uint64 { return c.EarlyDrop }},
+		{namespaceDesc("invalid_total", "Packets that could not be tracked."), func(c Counters) uint64 { return c.Invalid }},
+	}
+)
+
+// Describe implements prometheus.Collector.
+func (c *NamespaceCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- namespacesDesc
+	ch <- namespaceEntriesDesc
+	ch <- namespaceExpectsDesc
+	for _, d := range namespaceCounterDescs {
+		ch <- d.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *NamespaceCollector) Collect(ch chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := time.Now(); now.Sub(c.at) > readAgain {
+		ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+		c.refresh(ctx)
+		cancel()
+		c.at = now
+	}
+	ch <- prometheus.MustNewConstMetric(namespacesDesc, prometheus.GaugeValue, float64(len(c.seen)))
+	entries, expectations, hidden := 0, 0, false
+	for _, w := range c.seen {
+		waiting := 0
+		for _, n := range w.Expectations {
+			waiting += n
+		}
+		if !w.shown {
+			entries, expectations, hidden = entries+w.Entries, expectations+waiting, true
+			continue
+		}
+		send(ch, w.name, w.Entries, waiting, w.Counters)
+	}
+	if hidden || c.others.Any() {
+		send(ch, otherNamespaces, entries, expectations, c.others)
+	}
+}
+
+func send(ch chan<- prometheus.Metric, name string, entries, expectations int, counters Counters) {
+	ch <- prometheus.MustNewConstMetric(namespaceEntriesDesc, prometheus.GaugeValue, float64(entries), name)
+	ch <- prometheus.MustNewConstMetric(namespaceExpectsDesc, prometheus.GaugeValue, float64(expectations), name)
+	for _, d := range namespaceCounterDescs {
+		ch <- prometheus.MustNewConstMetric(d.desc, prometheus.CounterValue, float64(d.value(counters)), name)
+	}
+}
+
+// refresh reads all namespaces. One that cannot be read now keeps what was read
+// before.
+func (c *NamespaceCollector) refresh(ctx context.Context) {
+	list, _ := c.list()
+	there := make(map[uint64]bool, len(list))
+	for _, n := range list {
+		there[n.Inode] = true
+		r, err := c.read(ctx, n)
+		if errors.Is(err, os.ErrNotExist) {
+			there[n.Inode] = false
+		}
+		if err == nil {
+			c.take(r)
+		}
+	}
+	for inode := range c.seen {
+		if !there[inode] {
+			delete(c.seen, inode)
+		}
+	}
+}
+
+// take notes a reading.
+func (c *NamespaceCollector) take(r Report) {
+	w := c.seen[r.Namespace.Inode]
+	if w == nil {
+		if !r.InUse() {
+			return
+		}
+		shown, name := 0, r.Namespace.String()
+		for _, other := range c.seen {
+			if other.shown {
+				shown++
+			}
+			if other.name == name { // two processes of one name and number cannot be, bound names can
+				name = r.Namespace.numbered()
+			}
+		}
+		w = &watchedNamespace{name: name, shown: shown < shownNamespaces}
+		c.seen[r.Namespace.Inode] = w
+	}
+	if !w.shown {
+		c.others.add(r.Counters.since(w.Counters))
+	}
+	w.Report = r
+}
+
+// add adds up, field by field.
+func (c *Counters) add(d Counters) {
+	for kind := range uint16(16) {
+		if f := c.field(kind); f != nil {
+			*f += *d.field(kind)
+		}
+	}
+}
+
+// since is by how much counters have grown; 0 where they wrapped round.
+func (c Counters) since(before Counters) (grown Counters) {
+	for kind := range uint16(16) {
+		if f := grown.field(kind); f != nil && *c.field(kind) > *before.field(kind) {
+			*f = *c.field(kind) - *before.field(kind)
+		}
+	}
+	return grown
+}
