@@ -99,11 +99,7 @@ func (c *Conn) Stats(ctx context.Context) (Counters, error) {
 	cpus, err := c.CPUStats(ctx)
 	var sum Counters
 	for _, cpu := range cpus {
-		for kind := range uint16(16) {
-			if f := sum.field(kind); f != nil {
-				*f += *cpu.field(kind)
-			}
-		}
+		sum.add(cpu.Counters)
 	}
 	return sum, err
 }
@@ -211,6 +207,10 @@ type Limits struct {
 	// "nf_conntrack_" and "_timeout" ("udp", "udp_stream", "tcp_established").
 	Timeouts map[string]time.Duration `json:"timeouts_ns"`
 }
+
+// Timeout is one of the Timeouts by the sysctl's whole name, 0 if there is none
+// of that name.
+func (l Limits) Timeout(sysctl string) time.Duration { return l.Timeouts[timeoutName(sysctl)] }
 
 const sysctlDir = "/proc/sys/net/netfilter"
 

@@ -42,6 +42,7 @@ var rules = []rule{
 	// Which entries are stale is decided from what intent says of Service ports;
 	// reading them is not, so that doctor and top stay free of Services.
 	{room: "internal/conntrack/stale", may: []string{"internal/model", "internal/intent", "internal/conntrack="}, tests: []string{"internal/kernel"}},
+	{room: "internal/conntrack/autopilot", may: []string{"internal/kernel", "internal/capacity", "internal/conntrack="}},
 	{room: "internal/conntrack", may: []string{"internal/kernel", "internal/capacity"}},
 	{room: "internal/dataplane/ebpf", may: backend},
 	{room: "internal/dataplane/nftables", may: backend},
