@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
+	"spillway.dev/spillway/internal/conntrack/autopilot"
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/kernel"
@@ -53,6 +54,7 @@ type agent struct {
 	cleanup  func(context.Context, agentConfig, *slog.Logger) error
 	unused   func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger)
 	entries  func(agentConfig, *slog.Logger, func(prometheus.Collector) error) (reconcile.StaleEntries, func(), error)
+	pilot    func(c agentConfig, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (func(context.Context) error, error)
 	// serving is told where health and metrics are served; nil: nobody asks.
 	serving func(healthz, metrics string)
 }
@@ -67,6 +69,7 @@ func newAgent(c agentConfig, stderr io.Writer) *agent {
 		cleanup:  cleanBackends,
 		unused:   cleanUnused,
 		entries:  openConntrack,
+		pilot:    newAutopilot,
 	}
 }
 
@@ -85,7 +88,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	defer lock.release()
 	if a.cfg.Cleanup {
-		return a.cleanup(ctx, a.cfg, log)
+		return errors.Join(a.cleanup(ctx, a.cfg, log), autopilot.GoBack(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
 	return a.serve(ctx, log)
 }
@@ -143,11 +146,33 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return fmt.Errorf("start reconcile: %w", err)
 	}
 	status.set(loop)
-	return runAll(ctx, append(in.parts,
+	beside, err := a.beside(in, metrics, log)
+	if err != nil {
+		return err
+	}
+	return runAll(ctx, append(append(in.parts, beside...),
 		loop.Run,
 		func(ctx context.Context) error { return followAddrs(ctx, loop.SetNodeAddrs) },
 		func(ctx context.Context) error { return in.Run(ctx, loop.Deliver) },
 	)...)
+}
+
+// beside makes what runs beside the way of a change and is no part of it.
+func (a *agent) beside(in *input, m *telemetry.Metrics, log *slog.Logger) (parts []func(context.Context) error, err error) {
+	pilot, err := a.pilot(a.cfg, autopilotState(a.lockDir, a.cfg), log, m.Register, in.event)
+	if err != nil {
+		return nil, err
+	}
+	push, err := newInflux(a.cfg.Influx, a.cfg.NodeName, m, log)
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range []func(context.Context) error{pilot, push} {
+		if part != nil {
+			parts = append(parts, part)
+		}
+	}
+	return parts, nil
 }
 
 // listen opens the two HTTP servers before anything is loaded: an address in

@@ -50,6 +50,11 @@ func TestExitCodes(t *testing.T) {
 		{"flows beyond the kernel's limit", []string{"agent", "--conntrack-max-per-core", "2000000000"}, 2, "--conntrack-max-per-core 2000000000 on "},
 		{"too many flows at least", []string{"agent", "--conntrack-min", "2000000000"}, 2,
 			"--conntrack-min 2000000000: a table of 2000000000 flows, which takes 685.5 GiB of kernel memory; the kernel allows 67108864 flows: give less"},
+		{"a bad autopilot", []string{"agent", "--conntrack-autopilot", "yes"}, 2, `--conntrack-autopilot "yes": not a choice: use off, advise, on`},
+		{"more memory than there is", []string{"agent", "--conntrack-autopilot-memory", "120%"}, 2, `--conntrack-autopilot-memory "120%": must be more than nothing and no more than the machine's`},
+		{"memory that is no number", []string{"agent", "--conntrack-autopilot-memory", "much"}, 2, `--conntrack-autopilot-memory "much": not a quantity`},
+		{"an InfluxDB that is no address", []string{"agent", "--influx-url", "db:8086"}, 2, `--influx-url: "db:8086": not an address`},
+		{"a token for nobody", []string{"agent", "--influx-token-file", "t"}, 2, "--influx-token-file without --influx-url"},
 		{"a bad choice", []string{"agent", "--verify-partial-sync", "often"}, 2, `--verify-partial-sync "often": not a choice: use off, sampled, always`},
 		{"two sources", []string{"agent", "--manifests", dir, "--kubeconfig", "k"}, 2, "--kubeconfig and --manifests: two sources"},
 		{"a kubeconfig that is not there", []string{"agent", "--bpffs", dir, "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
@@ -175,6 +180,7 @@ func testAgent(t *testing.T, m *memory) *agent {
 		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), Bypass: "auto", LogFormat: "text",
 		HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"), VerifyPartialSync: "off",
 		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond,
+		Conntrack: conntrackConfig{Autopilot: "off", AutopilotMemory: "5%"},
 	}, io.Discard)
 	a.euid = func() int { return 0 }
 	a.lockDir = t.TempDir()

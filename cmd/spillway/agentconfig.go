@@ -42,6 +42,7 @@ type agentConfig struct {
 	ProxyName          string
 	Bypass             string
 	Conntrack          conntrackConfig
+	Influx             influxConfig
 	SyncPeriod         time.Duration
 	MinSyncPeriod      time.Duration
 	VerifyPartialSync  string
@@ -78,6 +79,7 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name is this (default: those without the label)")
 	f.StringVar(&c.Bypass, "bypass", "auto", "pass by netfilter on the way to a pod: auto (unless a NetworkPolicy selects the pod), always or never")
 	c.Conntrack.addFlags(f)
+	c.Influx.addFlags(f)
 	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "time between full syncs, on every dataplane")
 	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "least time between syncs, on every dataplane")
 	f.StringVar(&c.VerifyPartialSync, "verify-partial-sync", iptables.VerifyOff, "with iptables, compare the kernel's rules with the wanted ones after partial syncs: off, sampled (taking 1% of the time at most) or always")
@@ -113,6 +115,9 @@ func (c *agentConfig) Validate() error {
 		return usageErrorf("--service-proxy-name %q: no label can have this value: %s", c.ProxyName, bad[0])
 	}
 	if err := c.Conntrack.validate(); err != nil {
+		return err
+	}
+	if err := c.Influx.validate(); err != nil {
 		return err
 	}
 	if c.MasqueradeAll && c.Bypass == "never" {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/conntrack/autopilot"
 	"spillway.dev/spillway/internal/conntrack/stale"
 	"spillway.dev/spillway/internal/reconcile"
 )
@@ -49,11 +51,61 @@ func openConntrack(c agentConfig, log *slog.Logger, register func(prometheus.Col
 	}
 	r, err := stale.New(stale.Config{Table: table, TranslatedOnly: !modeUsesNetfilter(c.ProxyMode)})
 	if err == nil {
-		err = errors.Join(register(r), register(conntrack.NewCollector()))
+		err = errors.Join(register(r), register(conntrack.NewCollector()),
+			register(conntrack.NewNamespaceCollector(namespaces(c))))
 	}
 	if err != nil {
 		table.Close()
 		return nil, nil, fmt.Errorf("register metrics of conntrack: %w", err)
 	}
 	return r, table.Close, nil
+}
+
+// namespaces lists the network namespaces that belong to the agent's node: all
+// of the machine, if the agent runs in the machine's own; else those of processes
+// below --cgroup-root, and its own, since there are other nodes on the machine.
+func namespaces(c agentConfig) func() ([]conntrack.Namespace, error) {
+	if own, first := netnsOf("/proc/self"), netnsOf("/proc/1"); own == first || own == "" || first == "" {
+		return conntrack.Namespaces
+	}
+	return func() ([]conntrack.Namespace, error) {
+		if c.CgroupRoot != "" {
+			return conntrack.NamespacesOf(c.CgroupRoot)
+		}
+		list, err := conntrack.Namespaces()
+		return slices.DeleteFunc(list, func(n conntrack.Namespace) bool { return !n.Own }), err
+	}
+}
+
+// autopilotState is the file of the values that an instance's autopilot found.
+func autopilotState(lockDir string, c agentConfig) string {
+	_, name := instanceFile(lockDir, c.BPFFS, ".conntrack")
+	return name
+}
+
+// newAutopilot prepares the care of conntrack's sizes and time-outs. Off is nil:
+// what an agent before had changed is taken back, and that is all. So it is where
+// the kernel has no conntrack.
+func newAutopilot(c agentConfig, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (run func(context.Context) error, err error) {
+	if c.Conntrack.Autopilot == autopilot.Off {
+		if err := autopilot.GoBack(state, namespaces(c), log); err != nil {
+			log.Warn("conntrack autopilot: not all could be taken back", "err", err)
+		}
+		return nil, nil
+	}
+	if _, err := conntrack.ReadLimits(); errors.Is(err, conntrack.ErrUnsupported) {
+		return nil, nil
+	}
+	entries, timeouts := c.Conntrack.bounds()
+	p, err := autopilot.New(autopilot.Config{
+		Mode: c.Conntrack.Autopilot, Memory: c.Conntrack.memory, Entries: entries, Timeouts: timeouts,
+		Namespaces: namespaces(c), State: state, Event: event, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := register(p); err != nil {
+		return nil, fmt.Errorf("register metrics of the conntrack autopilot: %w", err)
+	}
+	return p.Run, nil
 }

@@ -1,14 +1,20 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
 
+	"spillway.dev/spillway/internal/conntrack/autopilot"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 )
 
@@ -17,7 +23,8 @@ import (
 const minFlows = 4096
 
 // conntrackConfig holds kube-proxy's flags for the table of connections. The
-// eBPF dataplane has a table of its own, which they size and time.
+// eBPF dataplane has a table of its own, which they size and time. Those that
+// were given bound the conntrack autopilot too.
 type conntrackConfig struct {
 	MaxPerCore     int32
 	Min            int32
@@ -25,6 +32,13 @@ type conntrackConfig struct {
 	TCPCloseWait   time.Duration
 	UDP            time.Duration
 	UDPStream      time.Duration
+
+	Autopilot       string
+	AutopilotMemory string
+
+	// Filled by readConfig and Validate.
+	given  map[string]bool // flags that were given, or fields that stand in the file
+	memory int64           // bytes of AutopilotMemory
 }
 
 func (c *conntrackConfig) addFlags(f *pflag.FlagSet) {
@@ -35,6 +49,8 @@ func (c *conntrackConfig) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "how long a TCP connection is that one side has closed")
 	f.DurationVar(&c.UDP, "conntrack-udp-timeout", d.UDPNew, "how long a UDP flow without an answer is")
 	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", d.UDP, "how long an answered UDP flow is")
+	f.StringVar(&c.Autopilot, "conntrack-autopilot", autopilot.Advise, "sizes and time-outs of the kernel's conntrack: off, advise (say what should be changed) or on (change it)")
+	f.StringVar(&c.AutopilotMemory, "conntrack-autopilot-memory", "5%", "memory that full conntrack tables may take: a part of the machine's, as 5%, or bytes, as 512Mi")
 }
 
 func (c *conntrackConfig) validate() error {
@@ -51,7 +67,52 @@ func (c *conntrackConfig) validate() error {
 			return usageErrorf("%s %v: must be a second or longer, or 0 for the default", flag, d)
 		}
 	}
+	if !slices.Contains(autopilot.Modes, c.Autopilot) {
+		return usageErrorf("--conntrack-autopilot %q: not a choice: use %s", c.Autopilot, strings.Join(autopilot.Modes, ", "))
+	}
+	var err error
+	if c.memory, err = memoryShare(c.AutopilotMemory, machineMemory()); err != nil {
+		return usageErrorf("--conntrack-autopilot-memory %q: %v: write a part of the machine's memory, as 5%%, or bytes, as 512Mi", c.AutopilotMemory, err)
+	}
 	return c.validateFlows(ebpf.MaxFlowTableSize, machineMemory())
+}
+
+// memoryShare reads a part of so much memory, or a number of bytes.
+func memoryShare(text string, memory uint64) (int64, error) {
+	var bytes float64
+	if part, isPart := strings.CutSuffix(text, "%"); isPart {
+		percent, err := strconv.ParseFloat(part, 64)
+		if err != nil {
+			return 0, errors.New("not a number")
+		}
+		bytes = percent / 100 * float64(memory)
+	} else {
+		q, err := resource.ParseQuantity(text)
+		if err != nil {
+			return 0, errors.New("not a quantity")
+		}
+		bytes = q.AsApproximateFloat64()
+	}
+	if !(bytes >= 1 && bytes <= float64(memory)) {
+		return 0, fmt.Errorf("must be more than nothing and no more than the machine's %s", inGiB(memory))
+	}
+	return int64(bytes), nil
+}
+
+// bounds are what the autopilot keeps to: the table that was asked for, and
+// time-outs by their sysctl. What nobody gave is no bound.
+func (c *conntrackConfig) bounds() (entries int, timeouts map[string]time.Duration) {
+	if (c.given["conntrack-max-per-core"] || c.given["conntrack-min"]) && c.MaxPerCore > 0 {
+		entries = int(min(max(int64(c.MaxPerCore)*int64(runtime.NumCPU()), int64(c.Min)), math.MaxInt32))
+	}
+	timeouts = map[string]time.Duration{}
+	if c.given["conntrack-udp-timeout"] {
+		timeouts["nf_conntrack_udp_timeout"] = c.UDP
+	}
+	if c.given["conntrack-udp-timeout-stream"] {
+		timeouts["nf_conntrack_udp_timeout_stream"] = c.UDPStream
+	}
+	return entries, timeouts
 }
 
 // validateFlows refuses a table that the kernel would refuse (with E2BIG, and

@@ -20,15 +20,11 @@ type instanceLock struct{ file *os.File }
 // bpffs. A bpf file system cannot hold ordinary files, so the lock is in dir
 // under a name made from the path.
 func lockInstance(dir, bpffs string) (*instanceLock, error) {
-	path := filepath.Clean(bpffs)
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real
-	}
+	path, name := instanceFile(dir, bpffs, ".lock")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("lock instance: %w", err)
 	}
-	sum := sha256.Sum256([]byte(path))
-	f, err := lockFile(filepath.Join(dir, hex.EncodeToString(sum[:8])+".lock"), bpffs)
+	f, err := lockFile(name, bpffs)
 	if err != nil {
 		return nil, fmt.Errorf("lock instance: %w", err)
 	}
@@ -36,6 +32,16 @@ func lockInstance(dir, bpffs string) (*instanceLock, error) {
 	_ = f.Truncate(0)
 	_, _ = fmt.Fprintf(f, "%d %s\n", os.Getpid(), path)
 	return &instanceLock{file: f}, nil
+}
+
+// instanceFile is the path of an instance, and the name of a file of its own.
+func instanceFile(dir, bpffs, suffix string) (path, name string) {
+	path = filepath.Clean(bpffs)
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	sum := sha256.Sum256([]byte(path))
+	return path, filepath.Join(dir, hex.EncodeToString(sum[:8])+suffix)
 }
 
 // lockFile makes the file and locks it. Whoever releases a lock removes the

@@ -28,7 +28,12 @@ var configFlags = []string{
 // readConfig takes over the file of --config, if there is one. What it says
 // that is not known or not served here comes back as remarks.
 func (c *agentConfig) readConfig(f *pflag.FlagSet) error {
+	c.Conntrack.given = map[string]bool{}
 	if c.ConfigFile == "" {
+		for _, name := range configFlags {
+			fl := f.Lookup(name)
+			c.Conntrack.given[name] = fl != nil && fl.Changed
+		}
 		return nil
 	}
 	text, err := os.ReadFile(c.ConfigFile)
@@ -152,6 +157,10 @@ func (c *agentConfig) takeConntrackConfig(file *v1alpha1.KubeProxyConntrackConfi
 	}
 	set(&c.Conntrack.UDP, file.UDPTimeout.Duration)
 	set(&c.Conntrack.UDPStream, file.UDPStreamTimeout.Duration)
+	c.Conntrack.given["conntrack-max-per-core"] = file.MaxPerCore != nil
+	c.Conntrack.given["conntrack-min"] = file.Min != nil
+	c.Conntrack.given["conntrack-udp-timeout"] = file.UDPTimeout.Duration != 0
+	c.Conntrack.given["conntrack-udp-timeout-stream"] = file.UDPStreamTimeout.Duration != 0
 }
 
 // set sets what is given, and leaves the default otherwise.

@@ -22,6 +22,7 @@ type input struct {
 	source
 	name  string // for the log
 	tell  func([]model.Problem)
+	event func(note string) // about the node; nil: nobody hears it
 	parts []func(context.Context) error
 }
 
@@ -50,5 +51,5 @@ func openSource(c agentConfig, log *slog.Logger) (*input, error) {
 		return nil, fmt.Errorf("run agent: %w", err)
 	}
 	events := kube.NewEvents(client, c.NodeName, s.ServiceUID, log)
-	return &input{source: s, name: server, tell: events.Tell, parts: []func(context.Context) error{events.Run}}, nil
+	return &input{source: s, name: server, tell: events.Tell, event: events.TellNode, parts: []func(context.Context) error{events.Run}}, nil
 }

@@ -39,7 +39,7 @@ func newChecks(t *testing.T, anyAddr bool) (*HealthChecks, *atomic.Bool) {
 	return h, &healthy
 }
 
-func url(a netip.Addr, port uint16) string {
+func address(a netip.Addr, port uint16) string {
 	return fmt.Sprintf("http://%s/", netip.AddrPortFrom(a, port))
 }
 
@@ -63,7 +63,7 @@ func TestHealthCheckAnswersAsKubeProxyDoes(t *testing.T) {
 		if ps := h.Update([]netip.Addr{lo1}, []intent.HealthCheck{{Service: web, Port: port, Endpoints: c.endpoints}}); ps != nil {
 			t.Fatal(ps)
 		}
-		code, header, body := get(t, url(lo1, port))
+		code, header, body := get(t, address(lo1, port))
 		if code != c.code || header.Get("X-Load-Balancing-Endpoint-Weight") != fmt.Sprint(c.endpoints) {
 			t.Errorf("%+v: code %d, header %v", c, code, header)
 		}
@@ -88,18 +88,18 @@ func TestHealthCheckMovesAndCloses(t *testing.T) {
 		return []intent.HealthCheck{{Service: web, Port: port, Endpoints: 1}}
 	}
 	h.Update([]netip.Addr{lo1}, check(first))
-	if code, _, _ := get(t, url(lo1, first)); code != 200 {
+	if code, _, _ := get(t, address(lo1, first)); code != 200 {
 		t.Error(code)
 	}
 	if !refused(lo2, first) {
 		t.Error("listens on an address that serves no NodePorts")
 	}
 	h.Update([]netip.Addr{lo1}, check(second))
-	if code, _, _ := get(t, url(lo1, second)); code != 200 || !refused(lo1, first) {
+	if code, _, _ := get(t, address(lo1, second)); code != 200 || !refused(lo1, first) {
 		t.Error("the port did not move")
 	}
 	h.Update([]netip.Addr{lo2}, nil)
-	if code, _, _ := get(t, url(lo2, second)); code != 200 || !refused(lo1, second) {
+	if code, _, _ := get(t, address(lo2, second)); code != 200 || !refused(lo1, second) {
 		t.Error("the address did not move")
 	}
 	h.Update([]netip.Addr{lo2}, check(0))
@@ -116,7 +116,7 @@ func TestAPortGoesFromOneServiceToAnotherInOneUpdate(t *testing.T) {
 	if ps != nil {
 		t.Fatal(ps)
 	}
-	if _, _, body := get(t, url(lo1, port)); !strings.Contains(body, `"name": "dns"`) {
+	if _, _, body := get(t, address(lo1, port)); !strings.Contains(body, `"name": "dns"`) {
 		t.Error(body)
 	}
 }
@@ -136,7 +136,7 @@ func TestAPortInUseIsAProblemAndTriedAgain(t *testing.T) {
 	if ps := h.Update([]netip.Addr{lo1}, nil); ps != nil {
 		t.Fatal(ps)
 	}
-	if code, _, _ := get(t, url(lo1, port)); code != 200 {
+	if code, _, _ := get(t, address(lo1, port)); code != 200 {
 		t.Error(code)
 	}
 }
@@ -148,7 +148,7 @@ func TestAnyAddressListensOnAll(t *testing.T) {
 		t.Fatal(ps)
 	}
 	for _, a := range []netip.Addr{lo1, lo2} {
-		if code, _, _ := get(t, url(a, port)); code != 200 {
+		if code, _, _ := get(t, address(a, port)); code != 200 {
 			t.Error(a, code)
 		}
 	}

@@ -15,23 +15,29 @@ import (
 	"spillway.dev/spillway/internal/model"
 )
 
-// Events tells the owners of Services, by Events, what is wrong with them. One
-// problem is one Event, and all together are limited: every node has the same
-// to say about a bad Service.
+// Events tells the owners of Services, by Events, what is wrong with them, and
+// the owner of the node what was done to it. One message is one Event, and all
+// together are limited: every node has the same to say about a bad Service.
 type Events struct {
 	client   kubernetes.Interface
 	node     string
 	uid      func(model.Name) string
 	log      *slog.Logger
-	problems chan model.Problem
+	messages chan message
 	limit    *rate.Limiter
-	told     map[model.Problem]time.Time
+	told     map[message]time.Time
+}
+
+// message is what one Event says.
+type message struct {
+	service model.Name // the zero value: it is about the node
+	note    string
 }
 
 const (
-	// maxWaiting is how many problems wait for their turn; the log has the rest.
+	// maxWaiting is how many messages wait for their turn; the log has the rest.
 	maxWaiting = 200
-	// toldFor is how long a problem that went and came back is not told again.
+	// toldFor is how long a message that went and came back is not told again.
 	toldFor = 10 * time.Minute
 	// maxNote is the longest note that the API takes (events.k8s.io/v1).
 	maxNote = 1024
@@ -43,23 +49,34 @@ const (
 func NewEvents(client kubernetes.Interface, node string, uid func(model.Name) string, log *slog.Logger) *Events {
 	return &Events{
 		client: client, node: node, uid: uid, log: log,
-		problems: make(chan model.Problem, maxWaiting),
+		messages: make(chan message, maxWaiting),
 		limit:    rate.NewLimiter(rate.Every(5*time.Second), 20),
-		told:     map[model.Problem]time.Time{},
+		told:     map[message]time.Time{},
 	}
 }
 
 // Tell passes on problems that appeared. It does not wait.
 func (e *Events) Tell(problems []model.Problem) {
 	for _, p := range problems {
-		if _, ok := p.Service(); !ok {
+		name, ok := p.Service()
+		if !ok {
 			continue
 		}
-		select {
-		case e.problems <- p:
-		default:
-			return
+		note := p.What
+		if p.Field != "" {
+			note = p.Field + ": " + note
 		}
+		e.pass(message{name, note})
+	}
+}
+
+// TellNode passes on what was done to the node itself. It does not wait.
+func (e *Events) TellNode(note string) { e.pass(message{note: note}) }
+
+func (e *Events) pass(m message) {
+	select {
+	case e.messages <- m:
+	default: // the log has it
 	}
 }
 
@@ -69,57 +86,57 @@ func (e *Events) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case p := <-e.problems:
-			if !e.isNew(p, time.Now()) {
+		case m := <-e.messages:
+			if !e.isNew(m, time.Now()) {
 				continue
 			}
 			if e.limit.Wait(ctx) != nil {
 				return nil
 			}
-			if err := e.write(ctx, p); err != nil {
-				e.log.Debug("Write Event", "about", p.Where, "err", err)
+			if err := e.write(ctx, m); err != nil {
+				e.log.Debug("Write Event", "note", m.note, "err", err)
 			}
 		}
 	}
 }
 
-// isNew reports whether a problem was not told lately, and notes that it is now.
-func (e *Events) isNew(p model.Problem, now time.Time) bool {
+// isNew reports whether a message was not told lately, and notes that it is now.
+func (e *Events) isNew(m message, now time.Time) bool {
 	for q, at := range e.told {
 		if now.Sub(at) > toldFor {
 			delete(e.told, q)
 		}
 	}
-	if _, ok := e.told[p]; ok {
+	if _, ok := e.told[m]; ok {
 		return false
 	}
-	e.told[p] = now
+	e.told[m] = now
 	return true
 }
 
-func (e *Events) write(ctx context.Context, p model.Problem) error {
+func (e *Events) write(ctx context.Context, m message) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	name, _ := p.Service()
-	note := p.What
-	if p.Field != "" {
-		note = p.Field + ": " + note
-	}
-	if len(note) > maxNote {
-		note = note[:maxNote]
-	}
-	_, err := e.client.EventsV1().Events(name.Namespace).Create(ctx, &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{GenerateName: name.Name + "-"},
+	event := &eventsv1.Event{
+		ObjectMeta:          metav1.ObjectMeta{GenerateName: m.service.Name + "-"},
 		EventTime:           metav1.NowMicro(),
 		ReportingController: reporter,
 		ReportingInstance:   e.node,
 		Action:              "Serve",
 		Reason:              "NotServedAsAsked",
 		Type:                corev1.EventTypeWarning,
-		Note:                note,
+		Note:                m.note[:min(len(m.note), maxNote)],
 		Regarding: corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Service", Namespace: name.Namespace, Name: name.Name, UID: types.UID(e.uid(name)),
+			APIVersion: "v1", Kind: "Service", Namespace: m.service.Namespace, Name: m.service.Name, UID: types.UID(e.uid(m.service)),
 		},
-	}, metav1.CreateOptions{})
+	}
+	namespace := m.service.Namespace
+	if m.service == (model.Name{}) {
+		// As the kubelet writes its own: in "default", with the name for a UID.
+		namespace = metav1.NamespaceDefault
+		event.GenerateName, event.Action, event.Reason, event.Type = e.node+"-", "Tune", "ConntrackAutopilot", corev1.EventTypeNormal
+		event.Regarding = corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)}
+	}
+	_, err := e.client.EventsV1().Events(namespace).Create(ctx, event, metav1.CreateOptions{})
 	return err
 }
