@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -300,6 +301,32 @@ func TestAFileThatComesLaterTakesNothing(t *testing.T) {
 				t.Errorf("%s: %s is served to %q, want %q", step.name, frontend, got, step.want)
 			}
 		}
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("agent ended with %v", err)
+	}
+}
+
+func TestTheAgentAdvisesOnConntrackAndPushesItsMetrics(t *testing.T) {
+	var pushed sync.Map
+	influx := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		for line := range strings.Lines(string(body)) {
+			name, _, _ := strings.Cut(line, ",")
+			pushed.Store(name, true)
+		}
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	defer influx.Close()
+	a := testAgent(t, &memory{ports: map[intent.PortID]*intent.ServicePort{}})
+	a.cfg.Conntrack.Autopilot = "advise" // which only looks
+	a.cfg.Influx = influxConfig{URL: influx.URL, Interval: time.Second}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.run(ctx) }()
+	for _, name := range []string{"spillway_conntrack_autopilot_entries_in_budget", "spillway_influx_waiting_bytes", "spillway_build_info"} {
+		eventually(t, name+" is pushed", func() bool { _, ok := pushed.Load(name); return ok })
 	}
 	stop()
 	if err := <-done; err != nil {

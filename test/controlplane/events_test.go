@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,38 @@ func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
 		if ev.Regarding.UID != s.UID || ev.Regarding.Name != "sick" || ev.Type != corev1.EventTypeWarning || ev.ReportingInstance != "here" {
 			t.Errorf("event %+v", ev)
 		}
+	}
+}
+
+func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
+	k := client(t, shared)
+	e := kube.NewEvents(k, "told-node", func(model.Name) string { return "" }, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	for _, note := range []string{"set it", "set it", "took it back"} {
+		e.TellNode(note)
+	}
+	var notes []string
+	for deadline := time.Now().Add(patience); len(notes) < 2 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		notes = nil
+		for _, ev := range must[*eventsv1.EventList](t)(k.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{})).Items {
+			if ev.Regarding.Name != "told-node" {
+				continue
+			}
+			notes = append(notes, ev.Note)
+			if ev.Regarding.Kind != "Node" || ev.Type != corev1.EventTypeNormal || ev.Reason != "ConntrackAutopilot" {
+				t.Errorf("event %+v", ev)
+			}
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	slices.Sort(notes)
+	if !slices.Equal(notes, []string{"set it", "took it back"}) {
+		t.Errorf("notes %q", notes)
 	}
 }
 
