@@ -12,19 +12,20 @@ import (
 
 // ErrOverrun says that news was lost because they came faster than they were
 // read: whoever follows them must look at everything again.
-var ErrOverrun = errors.New("rtnetlink news lost")
+var ErrOverrun = errors.New("netlink news lost")
 
 // OwnNetns is the NSID of events of the socket's own network namespace.
 const OwnNetns = -1
 
-// News is one rtnetlink message that was sent to a multicast group.
+// News is one netlink message that was sent to a multicast group.
 type News struct {
 	Type uint16 // RTM_NEWLINK, ...
+	Port uint32 // netlink port of whoever caused it; 0: the kernel
 	Data []byte // without the netlink header; valid until the next Receive
 	NSID int    // namespace it comes from, or OwnNetns
 }
 
-// Subscription receives rtnetlink's multicast messages. Package netlink's
+// Subscription receives netlink's multicast messages. Package netlink's
 // subscriptions end at the first overrun and cannot hear other namespaces.
 type Subscription struct {
 	file *os.File
@@ -36,14 +37,18 @@ type Subscription struct {
 // this one (those at the other ends of veths have); that needs
 // CAP_NET_BROADCAST.
 func Subscribe(allNSID bool, groups ...int) (*Subscription, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	return subscribe(unix.NETLINK_ROUTE, "rtnetlink", allNSID, groups...)
+}
+
+func subscribe(proto int, name string, allNSID bool, groups ...int) (*Subscription, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, proto)
 	if err != nil {
-		return nil, fmt.Errorf("open rtnetlink socket: %w", err)
+		return nil, fmt.Errorf("open %s socket: %w", name, err)
 	}
-	s := &Subscription{file: os.NewFile(uintptr(fd), "rtnetlink"), buf: make([]byte, 1<<16)}
+	s := &Subscription{file: os.NewFile(uintptr(fd), name), buf: make([]byte, 1<<16)}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		s.Close()
-		return nil, fmt.Errorf("bind rtnetlink socket: %w", err)
+		return nil, fmt.Errorf("bind %s socket: %w", name, err)
 	}
 	// Room for a burst of a few hundred pods. FORCE passes net.core.rmem_max;
 	// without the right to it the smaller default only means more overruns.
@@ -63,7 +68,7 @@ func Subscribe(allNSID bool, groups ...int) (*Subscription, error) {
 	return s, nil
 }
 
-// Join adds a group (unix.RTNLGRP_*).
+// Join adds a group (unix.RTNLGRP_*, unix.NFNLGRP_*).
 func (s *Subscription) Join(group int) error {
 	raw, err := s.file.SyscallConn()
 	if err != nil {
@@ -74,7 +79,7 @@ func (s *Subscription) Join(group int) error {
 		opt = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)
 	})
 	if err = errors.Join(err, opt); err != nil {
-		return fmt.Errorf("join rtnetlink group %d: %w", group, err)
+		return fmt.Errorf("join group %d of %s: %w", group, s.file.Name(), err)
 	}
 	return nil
 }
@@ -89,18 +94,18 @@ func (s *Subscription) Receive() ([]News, error) {
 	case errors.Is(err, os.ErrClosed):
 		return nil, os.ErrClosed
 	case err != nil:
-		return nil, fmt.Errorf("receive from rtnetlink: %w", err)
+		return nil, fmt.Errorf("receive from %s: %w", s.file.Name(), err)
 	}
 	if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
 		return nil, nil // Not from the kernel.
 	}
 	msgs, err := syscall.ParseNetlinkMessage(s.buf[:n])
 	if err != nil {
-		return nil, fmt.Errorf("parse rtnetlink message: %w", err)
+		return nil, fmt.Errorf("parse message of %s: %w", s.file.Name(), err)
 	}
 	news := make([]News, 0, len(msgs))
 	for _, m := range msgs {
-		news = append(news, News{Type: m.Header.Type, Data: m.Data, NSID: nsid})
+		news = append(news, News{Type: m.Header.Type, Port: m.Header.Pid, Data: m.Data, NSID: nsid})
 	}
 	return news, nil
 }
