@@ -59,6 +59,11 @@ func (b *inbox) put(now time.Time, change func(*mail)) {
 	if b.mail.since.IsZero() {
 		b.mail.since = now
 	}
+	b.nudge()
+}
+
+// nudge wakes the loop.
+func (b *inbox) nudge() {
 	select {
 	case b.wake <- struct{}{}:
 	default:

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
@@ -36,6 +37,11 @@ type lane struct {
 	failed  map[intent.PortID]failure
 	tries   int // failures in a row
 	retryAt time.Time
+
+	drifted   atomic.Bool // the backend heard of a change; see drift.go
+	repairAt  time.Time   // when to look what it was; zero: nothing to look for
+	repairing bool        // the full sync that is due does so
+	calmUntil time.Time   // no such full sync before
 }
 
 // failure is a port that could not be written.

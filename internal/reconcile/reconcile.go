@@ -169,6 +169,11 @@ func (r *Reconciler) SetNodeAddrs(addrs []netip.Addr) {
 func (r *Reconciler) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	var watches sync.WaitGroup
+	defer watches.Wait()
+	for _, l := range r.lanes {
+		watches.Go(func() { r.watch(ctx, l) })
+	}
 	for {
 		r.turn(ctx)
 		timer.Reset(time.Until(r.nextTurn()))
@@ -203,6 +208,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 	}
 	r.intake()
 	if r.ready() {
+		r.planRepairs(now)
 		if r.nextResync.IsZero() {
 			r.nextResync = now.Add(r.cfg.SyncPeriod)
 		}
@@ -222,6 +228,11 @@ func (r *Reconciler) nextTurn() time.Time {
 		for _, l := range r.lanes {
 			if at, any := l.due(); any {
 				next = earlier(next, at)
+			}
+			if l.drifted.Load() {
+				next = time.Time{}
+			} else if !l.repairAt.IsZero() {
+				next = earlier(next, l.repairAt)
 			}
 		}
 		if at, any := r.entries.due(); any {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/model"
 )
@@ -24,12 +25,15 @@ func (r *Reconciler) syncLanes(ctx context.Context, now time.Time) {
 			continue
 		}
 		worked, full = true, full || l.full
+		whole, began := l.full, time.Now()
 		wrote := l.sync(ctx, now, func() intent.State { return r.stateOf(i, state()) })
 		if ctx.Err() != nil {
 			return
 		}
 		if l.err != nil {
 			r.metrics.SyncFailed(l.backend.Name())
+		} else if whole {
+			r.repaired(l, time.Since(began))
 		}
 		r.measure(wrote, time.Now())
 		done = append(done, wrote...)
@@ -102,6 +106,9 @@ func (r *Reconciler) planResync(ctx context.Context, now time.Time) {
 	r.nextResync = now.Add(r.cfg.SyncPeriod)
 	state := r.cfg.Tracker.State()
 	for i, l := range r.lanes {
+		if _, watched := l.backend.(dataplane.Watcher); watched {
+			continue // its Replace compares, and tells
+		}
 		if _, open := l.due(); !open {
 			r.audit(ctx, l, r.stateOf(i, state))
 		}

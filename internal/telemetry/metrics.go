@@ -131,7 +131,7 @@ func (m *Metrics) addOwn(b Build) {
 		Name: "spillway_sync_errors_total", Help: "Syncs that failed as a whole and were repeated in full.",
 	}, []string{"dataplane"}))
 	m.auditDiffs = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "spillway_audit_differences_total", Help: "Service ports that the kernel did not hold as they were written.",
+		Name: "spillway_audit_differences_total", Help: "Service ports (nftables: elements, rules and other objects) that the kernel did not hold as they were written.",
 	}, []string{"dataplane"}))
 }
 
@@ -184,7 +184,7 @@ func (m *Metrics) SetPorts(byDataplane map[string]int, unsupported int) {
 // SetProblems counts the problems known now.
 func (m *Metrics) SetProblems(n int) { m.problems.Set(float64(n)) }
 
-// AuditDifferences counts ports that an audit found changed by somebody else.
+// AuditDifferences counts what an audit found changed by somebody else.
 func (m *Metrics) AuditDifferences(dataplane string, n int) {
 	m.auditDiffs.WithLabelValues(dataplane).Add(float64(n))
 }

@@ -1,0 +1,71 @@
+package reconcile
+
+import (
+	"context"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+)
+
+// What somebody else changes in the kernel is put right soon after he ended, but
+// however often he changes it, that takes a tenth of the time at most.
+const (
+	driftQuiet = 50 * time.Millisecond
+	driftPause = time.Second
+	driftShare = 10
+)
+
+// watch waits for the backend of a lane to hear of changes.
+func (r *Reconciler) watch(ctx context.Context, l *lane) {
+	w, ok := l.backend.(dataplane.Watcher)
+	if !ok {
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.Drifted():
+			l.drifted.Store(true)
+			r.inbox.nudge()
+		}
+	}
+}
+
+// planRepairs has lanes write their whole state that somebody else disturbed,
+// when the time for it has come.
+func (r *Reconciler) planRepairs(now time.Time) {
+	for _, l := range r.lanes {
+		if l.drifted.Swap(false) && l.repairAt.IsZero() {
+			l.repairAt = now.Add(driftQuiet)
+			if l.calmUntil.After(l.repairAt) {
+				l.repairAt = l.calmUntil
+			}
+		}
+		if l.repairAt.IsZero() || now.Before(l.repairAt) {
+			continue
+		}
+		l.repairAt = time.Time{}
+		if l.err == nil {
+			l.demandFull()
+			l.repairing = true
+		}
+	}
+}
+
+// repaired tells what the last Replace of a lane put right.
+func (r *Reconciler) repaired(l *lane, took time.Duration) {
+	w, ok := l.backend.(dataplane.Watcher)
+	if !ok {
+		return
+	}
+	if l.repairing {
+		l.repairing, l.calmUntil = false, time.Now().Add(max(driftPause, driftShare*took))
+	}
+	rep := w.Repaired()
+	r.metrics.AuditDifferences(l.backend.Name(), rep.Missing+rep.Foreign)
+	if rep.Any() {
+		r.log.Warn("somebody changed what was written; restored it", "dataplane", l.backend.Name(),
+			"missing", rep.Missing, "foreign", rep.Foreign, "first", rep.First)
+	}
+}

@@ -1,0 +1,94 @@
+package reconcile
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+)
+
+// watchingBackend hears of changes, and repairs with each Replace.
+type watchingBackend struct {
+	*fakeBackend
+	drifted  chan struct{}
+	repaired dataplane.Repair
+}
+
+func (w *watchingBackend) Drifted() <-chan struct{}   { return w.drifted }
+func (w *watchingBackend) Repaired() dataplane.Repair { return w.repaired }
+
+func (w *watchingBackend) Replace(ctx context.Context, s intent.State) error {
+	w.repaired = dataplane.Repair{}
+	w.mu.Lock()
+	for _, p := range s.Ports {
+		if _, there := w.kernel[p.ID.Service.Name]; !there && len(w.calls) > 0 {
+			w.repaired.Note(1, 0, p.ID.Service.Name)
+		}
+	}
+	w.mu.Unlock()
+	return w.fakeBackend.Replace(ctx, s)
+}
+
+func (w *watchingBackend) flush() {
+	w.set(func() { clear(w.kernel) })
+	select {
+	case w.drifted <- struct{}{}:
+	default:
+	}
+}
+
+func startWatching(t *testing.T) (*watchingBackend, *rig) {
+	b := &watchingBackend{fakeBackend: newFakeBackend("nftables"), drifted: make(chan struct{}, 1)}
+	return b, start(t, func(c *Config) { c.SyncPeriod, c.Backends = time.Hour, []dataplane.Backend{b} })
+}
+
+func TestWhatSomebodyFlushedIsRestoredAtOnceAndToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, g := startWatching(t)
+		g.Deliver(delta(true, map[string]uint16{"a": 1, "b": 1}), nil)
+		g.after(time.Second)
+		b.flush()
+		g.after(200 * time.Millisecond)
+		g.wantKernel(b.fakeBackend, map[string]uint16{"a": 1, "b": 1})
+		log := g.log.String()
+		if n := strings.Count(log, "level=WARN"); n != 1 || !strings.Contains(log, `restored it" dataplane=nftables missing=2 foreign=0 first=a`) {
+			t.Errorf("%d warnings:\n%s", n, log)
+		}
+	})
+}
+
+func TestAFlushDuringASyncIsRestoredAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, g := startWatching(t)
+		g.Deliver(delta(true, map[string]uint16{"a": 1, "b": 1}), nil)
+		g.after(time.Second)
+		b.set(func() { b.delay = time.Second })
+		g.Deliver(delta(false, map[string]uint16{"a": 2}), nil)
+		time.Sleep(500 * time.Millisecond)
+		b.flush()
+		g.after(5 * time.Second)
+		g.wantKernel(b.fakeBackend, map[string]uint16{"a": 2, "b": 1})
+	})
+}
+
+func TestWhoFlushesAllTheTimeIsAnsweredNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, g := startWatching(t)
+		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
+		g.after(time.Second)
+		before := len(b.log())
+		for range 1000 {
+			b.flush()
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := len(b.log()) - before; n < 5 || n > 15 {
+			t.Errorf("%d syncs in 10 s", n)
+		}
+		g.after(2 * time.Second)
+		g.wantKernel(b.fakeBackend, map[string]uint16{"a": 1})
+	})
+}
