@@ -30,7 +30,11 @@ func TestLocalTrafficIsWhatTheModeSays(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", row.mode, got, row.want)
 		}
 	}
-	tr := New(Config{NodeName: here, DetectLocal: LocalNodeCIDR})
+	tr := New(Config{NodeName: here})
+	if got := tr.Apply(delta(object, other)).Node.Local.Sources; !reflect.DeepEqual(got, object.PodCIDRs) {
+		t.Errorf("without --cluster-cidr pods are told by %v", got)
+	}
+	tr = New(Config{NodeName: here, DetectLocal: LocalNodeCIDR})
 	tr.Apply(delta(other))
 	if c := tr.Apply(delta(object)); c.Node == nil || len(c.Node.Local.Sources) != 2 {
 		t.Errorf("podCIDRs that come later change %+v", c.Node)

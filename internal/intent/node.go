@@ -275,7 +275,12 @@ func (t *Tracker) localTraffic() LocalTraffic {
 	case LocalInterfaceNamePrefix:
 		return LocalTraffic{Prefix: t.cfg.LocalInterface}
 	}
-	return LocalTraffic{Sources: t.cfg.ClusterCIDRs}
+	if len(t.cfg.ClusterCIDRs) > 0 {
+		return LocalTraffic{Sources: t.cfg.ClusterCIDRs}
+	}
+	// kube-proxy cannot tell then, and takes all pods for clients from outside.
+	// What the Node says is better than that.
+	return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName]))}
 }
 
 func (t *Tracker) servesNodePorts(a netip.Addr) bool {
