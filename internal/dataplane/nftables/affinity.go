@@ -1,9 +1,12 @@
 package nftables
 
 import (
+	"encoding/binary"
 	"fmt"
+	"hash/fnv"
+	"maps"
 	"net/netip"
-	"strings"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -11,99 +14,164 @@ import (
 	"spillway.dev/spillway/internal/intent"
 )
 
-// affinity renders a Service port with sessionAffinity ClientIP. Which client
-// has which endpoint is known to the kernel alone: each endpoint has a set of
-// its clients, filled by its chain. An endpoint that goes takes its set along.
+// Service ports with sessionAffinity ClientIP are elements too. Which client has
+// which endpoint is in one map of each base, filled by packets:
 //
-//	affinity/NS/NAME/tcp4/80/10800s/cluster        who is known goes to its endpoint, others to a random one
-//	affinity/NS/NAME/tcp4/80/10800s/10.244.0.5/80  remembers the client, then dnat
+//	services4-clients           client . frontend -> endpoint's number
+//	services4-affinity-10800s   frontends of this time-out
+//	services4-affinity          frontend . endpoint's number -> endpoint
+//	services4-affinity-16       frontend . slot -> endpoint's number
+//
+// A remembered number leads to an endpoint only through services4-affinity, so
+// an endpoint that goes takes one element along, whoever remembers it.
+//
+// nft has no way to write that one lookup's result is part of the next one's key
+// (it even aborts when it has to show that), so the number goes through
+// skb->priority. It is 0 again when the packet leaves.
 type affinity struct {
-	port   *intent.ServicePort
-	family *family
-	prefix string
+	clients  *set
+	timeouts map[time.Duration]*set
 }
 
-// affinityOf is nil for a port without affinity.
-func affinityOf(p *intent.ServicePort, f *family) *affinity {
-	if p.Affinity == 0 {
+// clientLimit bounds the clients that are remembered in a base. The kernel
+// takes 16 bytes for each in advance, and some 150 for one that is there. Who
+// does not fit is served as if the port had no affinity.
+const clientLimit = 1 << 18
+
+func (l *layout) newAffinity(b *base) *affinity {
+	return &affinity{timeouts: map[time.Duration]*set{}, clients: l.add(&set{
+		name: b.name + "-clients", comment: "who asked, and the number of the endpoint that he has", size: clientLimit,
+		key: append([]field{addrField(b.family)}, b.frontends.key...), data: []field{numberField},
+	})}
+}
+
+// timeout is the set of frontends of a time-out. The table has as many as there
+// are different ones.
+func (b *base) timeout(l *layout, d time.Duration) *set {
+	s := b.affinity.timeouts[d]
+	if s == nil {
+		name := fmt.Sprintf("%s-affinity-%ds", b.name, d/time.Second)
+		if d%time.Second != 0 {
+			name = fmt.Sprintf("%s-affinity-%dms", b.name, d.Milliseconds())
+		}
+		s = l.add(&set{name: name, key: b.frontends.key})
+		b.affinity.timeouts[d] = s
+		b.affinity.clients.with = append(b.affinity.clients.with, s)
+	}
+	return s
+}
+
+// numbers gives each endpoint of a port a number other than 0. It is made of the
+// address, so that an endpoint keeps its own while others come and go and over a
+// restart; the few that would have the same are told apart by their order.
+func numbers(endpoints []netip.AddrPort) []uint32 {
+	out, taken := make([]uint32, len(endpoints)), map[uint32]bool{0: true}
+	for i, e := range endpoints {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(endpointValue(e)))
+		n := h.Sum32()
+		for taken[n] {
+			n++
+		}
+		out[i], taken[n] = n, true
+	}
+	return out
+}
+
+// sticky puts a frontend with affinity into a pool.
+func (r *rendering) sticky(to *pool, key string, p *intent.ServicePort, route intent.Route) error {
+	all := make([]netip.AddrPort, len(p.Endpoints))
+	for i := range p.Endpoints {
+		all[i] = p.Endpoints[i].Addr
+	}
+	number := map[netip.AddrPort]string{}
+	for i, n := range numbers(all) {
+		number[all[i]] = string(binary.NativeEndian.AppendUint32(nil, n))
+	}
+	endpoints := endpointsOf(p, route)
+	i, err := classFor(len(endpoints))
+	if err != nil {
+		return err
+	}
+	for _, e := range endpoints {
+		r.add(to.valid, key+number[e], value{data: endpointValue(e)})
+	}
+	c := &to.class[i]
+	for slot := range c.size / len(endpoints) * len(endpoints) {
+		r.add(c.numbers, string(appendSlot([]byte(key), slot)), value{data: number[endpoints[slot%len(endpoints)]]})
+	}
+	return nil
+}
+
+// The rules below have the client and the frontend it asks from the first
+// register on, and the endpoint's number behind.
+
+func (b *base) numberReg() uint32 { return b.behind() + b.family.regs() }
+
+// client loads the client and the frontend.
+func (b *base) client(r *rule) *rule {
+	return b.keyAt(r.source(b.family, firstReg), firstReg+b.family.regs())
+}
+
+// known goes on if the client has an endpoint, and notes its number.
+func (b *base) known(r *rule) *rule {
+	return b.client(r.only(b.family)).lookup(b.affinity.clients, firstReg, b.numberReg(), 0).setPriority(b.numberReg())
+}
+
+// memory changes what is remembered of the client.
+func (b *base) memory(r *rule, op uint32, d time.Duration) *rule {
+	return b.client(r).meta(unix.NFT_META_PRIORITY, b.numberReg()).dynset(op, b.affinity.clients, firstReg, b.numberReg(), d)
+}
+
+// resolve translates to the endpoint of the number noted, if it is still there.
+func (b *base) resolve(r *rule, p *pool) *rule {
+	return b.key(r).meta(unix.NFT_META_PRIORITY, b.behind()).look(p.valid, firstReg).dnat(b.family)
+}
+
+// sticky sends packets for frontends with affinity to chains of their time-out,
+// and writes those.
+func (rs *ruleset) sticky(b *base, p *pool) (out []*rule) {
+	if !rs.exists(p.valid) {
 		return nil
 	}
-	number := fmt.Sprint(p.ID.Number)
-	if p.ID.Port != "" {
-		number += "-" + p.ID.Port
-	}
-	// A set's time-out never changes, so it is part of the name.
-	return &affinity{p, f, fmt.Sprintf("affinity/%s/%s%s/%s/%s", p.ID.Service,
-		strings.ToLower(p.ID.Protocol.String()), f.suffix, number, p.Affinity.Round(time.Millisecond))}
-}
-
-// poolChain is the chain that chooses among the endpoints of a route.
-func (a *affinity) poolChain(r intent.Route) string {
-	if r == intent.ToLocal {
-		return a.prefix + "/local"
-	}
-	return a.prefix + "/cluster"
-}
-
-// endpointName names an endpoint's set and chain. nft has no colons in names.
-func (a *affinity) endpointName(e netip.AddrPort) string {
-	return fmt.Sprintf("%s/%s/%d", a.prefix, strings.ReplaceAll(e.Addr().String(), ":", "."), e.Port())
-}
-
-func (a *affinity) render(r *rendering) {
-	clients := map[netip.AddrPort]*set{}
-	for _, e := range a.port.Endpoints {
-		s := &set{
-			name: a.endpointName(e.Addr), key: []field{addrField(a.family)}, always: true,
-			timeout: uint64(a.port.Affinity.Milliseconds()),
+	for _, d := range slices.Sorted(maps.Keys(b.affinity.timeouts)) {
+		s := b.affinity.timeouts[d]
+		if !rs.exists(s) {
+			continue
 		}
-		clients[e.Addr] = s
-		r.sets = append(r.sets, s)
-		r.chains = append(r.chains, chain{name: s.name, rules: []*rule{
-			(&rule{}).only(a.family).source(a.family, firstReg).remember(s, firstReg),
-			(&rule{}).meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{byte(a.port.ID.Protocol)}).
-				value(firstReg, e.Addr.Addr().AsSlice()).
-				value(firstReg+a.family.regs(), []byte{byte(e.Addr.Port() >> 8), byte(e.Addr.Port())}).dnat(*a.family),
-		}})
+		c := chain{name: p.name + s.name[len(b.name):]}
+		learn := chain{name: c.name + "-learn", rules: []*rule{
+			b.memory((&rule{}).only(b.family), unix.NFT_DYNSET_OP_ADD, d),
+			b.known(&rule{comment: "another packet of his may have been faster"}),
+			b.resolve((&rule{}).only(b.family), p),
+		}}
+		c.rules = append(c.rules,
+			b.resolve(b.memory(b.known(&rule{}), unix.NFT_DYNSET_OP_UPDATE, d), p),
+			b.memory(b.known(&rule{comment: "that endpoint is gone"}), dynsetDelete, 0))
+		for _, k := range p.class {
+			for i := 0; rs.exists(k.numbers) && i <= tries; i++ {
+				slots := k.size
+				if i == tries {
+					slots /= 2
+				}
+				c.rules = append(c.rules, b.load(&rule{}).random(uint32(slots), b.behind()).
+					look(k.numbers, firstReg).setPriority(firstReg).jumpTo(learn.name))
+			}
+		}
+		rs.chains = append(rs.chains, c, learn)
+		out = append(out, b.load(&rule{}).in(s, firstReg).jumpTo(c.name))
 	}
-	for _, route := range a.routes() {
-		a.renderPool(r, route, clients)
-	}
+	return out
 }
 
-// routes are those of its frontends that lead to endpoints.
-func (a *affinity) routes() (out []intent.Route) {
-	for _, route := range []intent.Route{intent.ToCluster, intent.ToLocal} {
-		for _, f := range a.port.Frontends {
-			if f.Inside == route || f.Outside == route {
-				out = append(out, route)
-				break
+// calm takes the number out of packets that leave.
+func (rs *ruleset) calm() (out []*rule) {
+	for _, b := range rs.layout.bases() {
+		for _, d := range slices.Sorted(maps.Keys(b.affinity.timeouts)) {
+			if s := b.affinity.timeouts[d]; rs.exists(s) {
+				out = append(out, rs.asked(b, s).value(firstReg, hostU32(0)).setPriority(firstReg))
 			}
 		}
 	}
 	return out
 }
-
-func (a *affinity) renderPool(r *rendering, route intent.Route, clients map[netip.AddrPort]*set) {
-	endpoints := endpointsOf(a.port, route)
-	c := chain{name: a.poolChain(route), comment: describePool(a.port.ID)}
-	for _, e := range endpoints {
-		s := clients[e]
-		c.rules = append(c.rules, (&rule{}).only(a.family).source(a.family, firstReg).in(s, firstReg).jumpTo(s.name))
-	}
-	slots := &set{
-		name: c.name, key: []field{slotField(anySlots)}, verdict: true, typeof: true, always: true,
-	}
-	r.sets = append(r.sets, slots)
-	for i, e := range endpoints {
-		r.add(slots, string(hostU32(uint32(i))), value{chain: clients[e].name})
-	}
-	c.rules = append(c.rules, (&rule{}).random(uint32(len(endpoints)), firstReg).vmap(slots, firstReg))
-	r.chains = append(r.chains, c)
-}
-
-func describePool(id intent.PortID) string { return id.String() }
-
-// anySlots is the modulus that nft is told for the slots of affinity: it is
-// part of how a map is shown, and a map outlives a change of their number.
-const anySlots = 65536

@@ -16,7 +16,7 @@
 //	  in services4-ranges, but source not in services4-sources   drop
 //	  in services4-outside, and from another machine             go on in services4-outside
 //	                                                             with the endpoints for those
-//	  services4-affinity       goto affinity/NAMESPACE/NAME/...  the client's endpoint, or a
+//	  in services4-affinity-10800s                               the client's endpoint, or a
 //	                                                             random one, and remember it
 //	  services4-1              dnat to the only endpoint
 //	  in services4-upto-16     draw a slot, dnat to what services4-16 has in it;
@@ -30,7 +30,7 @@
 //	  source . destination in hairpin4                            ┐
 //	  client asked for what is in services4-masquerade            │ masquerade
 //	  client is a process of the node                             │ fully-random
-//	  client is not in cluster-cidrs4                             ┘
+//	  client is none of this node's pods                          ┘
 //
 // # Why no chain for each Service
 //
@@ -39,8 +39,7 @@
 // goto is added: with one chain and one verdict map element a Service, adding one
 // took 14 ms among 50,000 and 2 ms among 1,000 (Linux 6.18). Elements of maps
 // that hold data cost the same in any table. So a Service port is elements
-// alone, chains are few and fixed, and chains of its own has only a port with
-// session affinity.
+// alone, and chains are few and fixed: see affinity.go for session affinity.
 //
 // What nft cannot write is not used: it cannot read a number of slots from one
 // map and draw among so many, hence maps of a few sizes in which some slots are

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"hash/fnv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -136,9 +137,8 @@ func (r *rule) notIn(s *set, reg uint32) *rule { return r.lookup(s, reg, 0, unix
 // if the map has anything.
 func (r *rule) look(s *set, reg uint32) *rule { return r.lookup(s, reg, reg, 0) }
 
-// vmap does what a map says about what begins at reg.
-func (r *rule) vmap(s *set, reg uint32) *rule { return r.lookup(s, reg, unix.NFT_REG_VERDICT, 0) }
-
+// lookup is the one that they all are: sreg holds the key, dreg gets what a map
+// has for it.
 func (r *rule) lookup(s *set, sreg, dreg, flags uint32) *rule {
 	return r.add("lookup", func(a *attrs) {
 		a.str(unix.NFTA_LOOKUP_SET, s.name)
@@ -152,14 +152,30 @@ func (r *rule) lookup(s *set, sreg, dreg, flags uint32) *rule {
 	})
 }
 
-// remember puts what begins at reg into a dynamic set, or renews it there.
-func (r *rule) remember(s *set, reg uint32) *rule {
+// setPriority notes a number in the packet.
+func (r *rule) setPriority(reg uint32) *rule {
+	return r.add("meta", func(a *attrs) {
+		a.u32(unix.NFTA_META_KEY, unix.NFT_META_PRIORITY)
+		a.u32(unix.NFTA_META_SREG, reg)
+	})
+}
+
+// dynset changes a map that packets fill. To add leaves an element alone that is
+// there, to update too, but its time-out, which begins again: neither overwrites
+// what it holds (net/netfilter/nft_dynset.c). timeout 0 is none.
+func (r *rule) dynset(op uint32, s *set, key, data uint32, timeout time.Duration) *rule {
 	return r.add("dynset", func(a *attrs) {
-		a.u32(unix.NFTA_DYNSET_SREG_KEY, reg)
-		a.u32(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE)
+		a.u32(unix.NFTA_DYNSET_SREG_KEY, key)
+		a.u32(unix.NFTA_DYNSET_SREG_DATA, data)
+		a.u32(unix.NFTA_DYNSET_OP, op)
+		if timeout > 0 {
+			a.u64(unix.NFTA_DYNSET_TIMEOUT, uint64(timeout.Milliseconds()))
+		}
 		a.str(unix.NFTA_DYNSET_SET_NAME, s.name)
 	})
 }
+
+const dynsetDelete = 2 // NFT_DYNSET_OP_DELETE; Linux 5.4
 
 // fromLocal goes on if the packet's source is, or is not, an address of the
 // node's own.
@@ -205,7 +221,7 @@ func (r *rule) drop() *rule               { return r.verdict(0, "") }
 func (r *rule) ret() *rule                { return r.verdict(unix.NFT_RETURN, "") }
 
 // dnat translates to the address at firstReg and the port behind it.
-func (r *rule) dnat(f family) *rule {
+func (r *rule) dnat(f *family) *rule {
 	return r.add("nat", func(a *attrs) {
 		a.u32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT)
 		a.u32(unix.NFTA_NAT_FAMILY, f.proto)

@@ -70,8 +70,8 @@ func prefixes(list ...string) (out []netip.Prefix) {
 func node() intent.Node {
 	return intent.Node{
 		Name: "node0", Addrs: addrs("172.30.0.10", "fd30::a"), NodePortAddrs: addrs("172.30.0.10", "fd30::a"),
-		PodCIDRs:     prefixes("10.244.0.0/24", "fd44::/64"),
-		ClusterCIDRs: prefixes("10.244.0.0/24", "10.244.1.0/24", "fd44::/64", "fd44:0:0:1::/64"),
+		PodCIDRs: prefixes("10.244.0.0/24", "fd44::/64"),
+		Local:    intent.LocalTraffic{Sources: prefixes("10.244.0.0/24", "fd44::/64")},
 	}
 }
 

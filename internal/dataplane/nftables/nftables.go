@@ -8,6 +8,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,23 +64,35 @@ type Backend struct {
 	owed     bool
 	nextRead time.Time
 	found    *image // what an audit read, for the Replace that follows
+	// watch hears of others' changes; nil: the kernel does not tell, and audits
+	// find them. heard is set when it has.
+	watch    *kernel.NftablesWatch
+	drifted  chan struct{}
+	heard    atomic.Bool
+	repaired dataplane.Repair
 }
 
 // auditShare bounds the time that audits take: a table that took 1 s to read is
 // read again 100 s later at the earliest.
 const auditShare = 100
 
-var _ dataplane.Backend = (*Backend)(nil)
+var _ interface {
+	dataplane.Backend
+	dataplane.Watcher
+} = (*Backend)(nil)
 
 // New opens the dataplane. Its error is one line that says what the machine
 // lacks.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
-	b := &Backend{cfg: cfg}
+	b := &Backend{cfg: cfg, drifted: make(chan struct{}, 1)}
 	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside}
 	if err := b.do(ctx, func(s *socket) error { return probe(s, cfg.Table, b.traits) }); err != nil {
 		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and root; or use another --proxy-mode")
+	}
+	if err := b.listen(); err != nil {
+		cfg.Log.Info("changes by others are noticed by audits only", "table", cfg.Table, "err", err)
 	}
 	return b, nil
 }
@@ -100,6 +113,9 @@ func explain(err error) error {
 // batch that does not end is never carried out.
 func probe(s *socket, name string, tr traits) error {
 	t := newTable(tr)
+	for _, b := range t.layout.bases() {
+		b.timeout(t.layout, time.Hour)
+	}
 	all := map[string]bool{}
 	batch := &batch{table: name + "-probe"}
 	batch.addTable()
@@ -107,10 +123,7 @@ func probe(s *socket, name string, tr traits) error {
 		all[s.name] = true
 		batch.addSet(s)
 	}
-	clients := &set{name: "affinity", key: []field{addrField(&ipv4)}, timeout: 1000}
-	batch.addSet(clients)
 	chains := t.ruleset(all, &intent.Node{})
-	chains = append(chains, chain{name: "affinity", rules: []*rule{(&rule{}).only(&ipv4).source(&ipv4, firstReg).remember(clients, firstReg)}})
 	for i := range chains {
 		batch.addChain(&chains[i])
 	}
@@ -162,10 +175,10 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // what differs from the last state is written; else it is read and compared.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if b.cfg.Beside && len(s.Ports) == 0 {
-		b.table, b.found, b.bare = nil, nil, &s.Node
+		b.table, b.found, b.bare, b.repaired = nil, nil, &s.Node, dataplane.Repair{}
 		return b.remove(ctx)
 	}
-	b.bare = nil
+	b.bare, b.repaired = nil, dataplane.Repair{}
 	unchanged, err := b.unchanged(ctx)
 	if err != nil {
 		return err
@@ -211,7 +224,7 @@ func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
 		if err != nil {
 			return err
 		}
-		due := !time.Now().Before(b.nextRead)
+		due := b.heard.Load() || !time.Now().Before(b.nextRead)
 		if same = b.sure && g == b.generation && !(b.owed && due); same {
 			return nil
 		}
@@ -231,6 +244,7 @@ func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
 // readAll reads the table with all its elements.
 func (b *Backend) readAll(s *socket) (err error) {
 	start := time.Now()
+	b.heard.Store(false)
 	b.found, err = s.read(b.cfg.Table, true)
 	b.nextRead = time.Now().Add(auditShare * time.Since(start))
 	return err
@@ -239,21 +253,28 @@ func (b *Backend) readAll(s *socket) (err error) {
 // restore compares the whole state with what the kernel holds and writes the
 // difference, or, where the table cannot be mended, makes it anew in one batch.
 func (b *Backend) restore(ctx context.Context, s intent.State) error {
-	known := b.table != nil
+	left := b.table
 	b.table, b.sure, b.owed = nil, false, false
 	if err := b.do(ctx, b.readUnlessFound); err != nil {
 		return err
 	}
 	found := b.found
 	b.found = nil
+	if found.owned {
+		return fmt.Errorf("table inet %s belongs to another program, which has it locked (flag owner): stop that program, and look with: nft list table inet %s", b.cfg.Table, b.cfg.Table)
+	}
 	ch, failed := wholeChange(b.traits, s)
-	if found.there && ch.against(found) {
+	mendable := found.there && ch.against(found)
+	if found.there && !mendable {
+		b.cfg.Log.Warn("the table has a set or chain of another type; making it anew", "table", b.cfg.Table)
+	}
+	if mendable {
 		b.table, b.sure, b.generation = ch.t, true, found.generation
 		before := b.counts.bytes.Load()
 		err := b.write(ctx, ch, false)
 		if err == nil {
-			if known && b.counts.bytes.Load() > before {
-				b.counts.repairs.Add(1)
+			if b.counts.bytes.Load() > before {
+				b.noteRepair(left, found)
 			}
 			return portErrors(failed)
 		}
@@ -262,14 +283,12 @@ func (b *Backend) restore(ctx context.Context, s intent.State) error {
 		}
 		b.cfg.Log.Warn("the table cannot be mended; making it anew", "table", b.cfg.Table, "err", err)
 	}
-	if known {
-		b.counts.repairs.Add(1)
-	}
 	ch, failed = wholeChange(b.traits, s)
 	b.table, b.sure, b.generation = ch.t, true, found.generation
 	if err := b.write(ctx, ch, true); err != nil {
 		return err
 	}
+	b.noteRepair(left, found)
 	return portErrors(failed)
 }
 
@@ -365,11 +384,15 @@ func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
 	if err := b.do(ctx, b.readUnlessFound); err != nil {
 		return intent.State{}, err
 	}
-	return b.found.state(tableLayout), nil
+	return b.found.state(newLayout()), nil
 }
 
-// Close lets go of the socket; the table serves on.
+// Close lets go of the sockets; the table serves on.
 func (b *Backend) Close() error {
+	if b.watch != nil {
+		_ = b.watch.Close()
+		b.watch = nil
+	}
 	if b.sock != nil {
 		b.sock.close()
 		b.sock = nil

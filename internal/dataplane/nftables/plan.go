@@ -6,12 +6,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/intent"
 )
 
 // plan is what has to be written: a batch, and the table that it leaves.
 type plan struct {
 	batch  *batch
+	repair dataplane.Repair // were this the table as it was left: what is not
 	count  map[string]int
 	owners map[string]map[string]int
 	exists map[string]bool
@@ -59,24 +61,27 @@ func (c *change) plan(name string) *plan {
 // setsOf lists sets that come and names of those that go. A set of the layout is
 // there while it holds something.
 func (c *change) setsOf(p *plan) (comes []*set, goes []string) {
+	here := func(s *set) bool {
+		if n, touched := p.count[s.name]; touched {
+			return s.always || n > 0
+		}
+		return s.always || c.t.exists[s.name]
+	}
 	for _, s := range c.t.layout.sets {
-		n, touched := p.count[s.name]
-		is := s.always || touched && n > 0 || !touched && p.exists[s.name]
+		is := here(s) && !s.dynamic() || slices.ContainsFunc(s.with, here)
 		if is && !p.exists[s.name] {
 			comes = append(comes, s)
+			p.repair.Note(1, 0, "set "+s.name)
 		} else if !is && p.exists[s.name] {
 			goes = append(goes, s.name)
+			p.repair.Note(0, 1, "set "+s.name)
 		}
 		p.exists[s.name] = is
 	}
-	for _, n := range slices.Sorted(maps.Keys(c.own)) {
-		if s := c.own[n]; s == nil && c.t.own[n] != nil {
-			goes = append(goes, n)
-		} else if s != nil && c.t.own[n] == nil {
-			comes = append(comes, s)
-		}
+	for _, n := range c.strangers {
+		p.repair.Note(0, 1, "set "+n)
 	}
-	return comes, goes
+	return comes, append(goes, c.strangers...)
 }
 
 // elements sorts the changes of all sets into those that go and those that come.
@@ -97,10 +102,12 @@ func (c *change) elements(p *plan) (dels, adds []*elemList) {
 			if had != nil {
 				del.add(key, had)
 				count--
+				p.repair.Note(0, 1, "element of "+n)
 			}
 			if want != nil {
 				add.add(key, want)
 				count++
+				p.repair.Note(1, 0, "element of "+n)
 			}
 		}
 		p.count[n] = count
@@ -113,7 +120,7 @@ func (c *change) elements(p *plan) (dels, adds []*elemList) {
 				add.add(sc.all[i].key, &sc.all[i].value)
 			}
 		}
-		if c.t.exists[n] || c.t.own[n] != nil {
+		if c.t.exists[n] {
 			dels = append(dels, del)
 		}
 		adds = append(adds, add)
@@ -150,33 +157,23 @@ func (c *change) ownersOf(p *plan, s *set, key string, ec *elemChange) (had, wan
 
 // rules lists chains that come or change, and names of those that go.
 func (c *change) rules(p *plan, again bool) (comes []*chain, goes []string) {
-	note := func(ch *chain) {
-		sums := ch.sums()
+	if !again && c.node == nil {
+		return nil, nil
+	}
+	want, here := c.t.ruleset(p.exists, c.nodeAfter()), map[string]bool{}
+	for i := range want {
+		ch, sums := &want[i], want[i].sums()
+		here[ch.name] = true
 		if have, there := c.t.chains[ch.name]; !there || have != sums {
 			comes = append(comes, ch)
 			p.chains[ch.name] = sums
+			p.repair.Note(1, 0, "rules of chain "+ch.name)
 		}
 	}
-	for _, n := range slices.Sorted(maps.Keys(c.chains)) {
-		if ch := c.chains[n]; ch != nil {
-			note(ch)
-		} else if _, there := c.t.chains[n]; there {
+	for _, n := range slices.Sorted(maps.Keys(c.t.chains)) {
+		if !here[n] {
 			goes = append(goes, n)
-		}
-	}
-	if again || c.node != nil {
-		want := c.t.ruleset(p.exists, c.nodeAfter())
-		here := map[string]bool{}
-		for i := range want {
-			here[want[i].name] = true
-			note(&want[i])
-		}
-		for _, b := range c.t.layout.bases() {
-			for _, n := range b.chainNames() {
-				if _, there := c.t.chains[n]; there && !here[n] {
-					goes = append(goes, n)
-				}
-			}
+			p.repair.Note(0, 1, "chain "+n)
 		}
 	}
 	return comes, goes
@@ -194,17 +191,6 @@ func (t *table) ruleset(exists map[string]bool, n *intent.Node) []chain {
 	rs := &ruleset{layout: t.layout, traits: t.traits, exists: func(s *set) bool { return exists[s.name] }}
 	rs.forNode(n)
 	return rs.write()
-}
-
-// chainNames are the chains of a base that come and go.
-func (b *base) chainNames() []string {
-	names := []string{b.outer.name}
-	for _, p := range []*pool{&b.inner, &b.outer} {
-		for _, k := range p.class {
-			names = append(names, k.members.name)
-		}
-	}
-	return names
 }
 
 // writeRules empties chains before it fills any, so that no rule is left that

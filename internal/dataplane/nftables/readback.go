@@ -3,7 +3,6 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"strings"
 
 	"github.com/mdlayher/netlink"
@@ -15,6 +14,7 @@ type image struct {
 	generation uint32 // nf_tables' own number for this state
 	there      bool   // the table is there and not dormant
 	dormant    bool
+	owned      bool // by a program that lets nobody else write
 	sets       map[string]*foundSet
 	chains     map[string]*foundChain
 }
@@ -22,7 +22,6 @@ type image struct {
 // foundSet is a set as the kernel tells it.
 type foundSet struct {
 	flags, keyLen, dataLen uint32
-	timeout                uint64
 	elems                  map[string]*value
 }
 
@@ -107,10 +106,13 @@ func (s *socket) readFlags(table string, img *image) error {
 		if name == table {
 			img.there = flags&unix.NFT_TABLE_F_DORMANT == 0
 			img.dormant = !img.there
+			img.owned = flags&tableOwner != 0
 		}
 	}
 	return nil
 }
+
+const tableOwner = 2 // NFT_TABLE_F_OWNER; Linux 5.12
 
 // dump lists all objects of a kind in the table. Older kernels do not filter
 // all kinds by table.
@@ -138,8 +140,6 @@ func (img *image) takeSet(m netlink.Message) {
 			fs.keyLen = number(v)
 		case unix.NFTA_SET_DATA_LEN:
 			fs.dataLen = number(v)
-		case unix.NFTA_SET_TIMEOUT:
-			fs.timeout = binary.BigEndian.Uint64(v)
 		}
 	}
 	img.sets[name] = fs
@@ -218,7 +218,7 @@ func readElement(e []byte) (key string, out *value) {
 		case unix.NFTA_SET_ELEM_FLAGS:
 			out.flags = number(v)
 		case unix.NFTA_SET_ELEM_DATA:
-			out.data, out.chain = dataOf(v), chainOf(v)
+			out.data = dataOf(v)
 		case unix.NFTA_SET_ELEM_USERDATA:
 			out.comment = udata(v).getString(udataElemComment)
 		}
@@ -230,20 +230,6 @@ func dataOf(b []byte) string {
 	for typ, v := range nested(b) {
 		if typ == unix.NFTA_DATA_VALUE {
 			return string(v)
-		}
-	}
-	return ""
-}
-
-func chainOf(b []byte) string {
-	for typ, v := range nested(b) {
-		if typ != unix.NFTA_DATA_VERDICT {
-			continue
-		}
-		for t, c := range nested(v) {
-			if t == unix.NFTA_VERDICT_CHAIN {
-				return cString(c)
-			}
 		}
 	}
 	return ""
@@ -264,12 +250,8 @@ func number(b []byte) uint32 {
 // fits tells whether a set is what it should be; what it holds is another
 // question.
 func (fs *foundSet) fits(s *set) bool {
-	dataLen := sizeOf(s.data)
-	if s.verdict {
-		dataLen = fs.dataLen // up to the kernel
-	}
 	const ours = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | nftSetConcat | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | unix.NFT_SET_CONSTANT
-	return fs.flags&ours == s.flags() && fs.keyLen == sizeOf(s.key) && fs.dataLen == dataLen && fs.timeout == s.timeout
+	return fs.flags&ours == s.flags() && fs.keyLen == sizeOf(s.key) && fs.dataLen == sizeOf(s.data)
 }
 
 // against turns a change of an empty table into one of the table as it was
@@ -280,20 +262,16 @@ func (c *change) against(img *image) bool {
 	for _, s := range c.t.layout.sets {
 		known[s.name] = s
 	}
-	maps.Copy(known, c.own)
 	for name, fs := range img.sets {
 		s := known[name]
 		switch {
 		case s == nil:
-			c.t.own[name], c.own[name] = &set{name: name}, nil // somebody's, or an old one of ours
+			c.strangers = append(c.strangers, name)
 			continue
 		case !fs.fits(s):
 			return false
-		case c.own[name] != nil:
-			c.t.own[name] = s
-		default:
-			c.t.exists[name] = true
 		}
+		c.t.exists[name] = true
 		c.t.count[name] = len(fs.elems)
 		for key, v := range fs.elems {
 			c.elem(&elem{set: s, key: key}).had = v
@@ -307,13 +285,8 @@ func (c *change) againstChains(img *image) bool {
 	for _, ch := range c.t.ruleset(map[string]bool{}, c.nodeAfter()) {
 		hooks[ch.name] = ch.hook
 	}
-	for _, b := range c.t.layout.bases() {
-		for _, n := range b.chainNames() {
-			hooks[n] = nil
-		}
-	}
 	for name, fc := range img.chains {
-		want, ours := hooks[name]
+		want := hooks[name]
 		if want == nil {
 			want = &hook{}
 		} else if fc.policy != nfAccept {
@@ -323,9 +296,6 @@ func (c *change) againstChains(img *image) bool {
 			return false
 		}
 		c.t.chains[name] = fc.sums
-		if _, wanted := c.chains[name]; !ours && !wanted {
-			c.chains[name] = nil
-		}
 	}
 	return true
 }
@@ -333,17 +303,12 @@ func (c *change) againstChains(img *image) bool {
 // shapedAs tells whether the table has the sets, chains and rules that were
 // written, and no others.
 func (img *image) shapedAs(t *table) bool {
-	sets := len(t.own)
+	sets := 0
 	for name, is := range t.exists {
 		if is {
 			sets++
 		}
 		if is && img.sets[name] == nil {
-			return false
-		}
-	}
-	for name := range t.own {
-		if img.sets[name] == nil {
 			return false
 		}
 	}

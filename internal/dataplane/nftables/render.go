@@ -12,9 +12,7 @@ import (
 
 // rendering is what one Service port, or the node, puts into the table.
 type rendering struct {
-	elems  []elem
-	sets   []*set  // of its own
-	chains []chain // of its own
+	elems []elem
 }
 
 func (r *rendering) add(s *set, key string, v value) {
@@ -35,14 +33,10 @@ func familyIndex(f model.Family) int {
 func renderPort(l *layout, p *intent.ServicePort) (*rendering, error) {
 	r := &rendering{}
 	c := &l.common[familyIndex(p.ID.Family)]
-	own := affinityOf(p, c.family)
 	for i := range p.Frontends {
-		if err := r.frontend(l, p, &p.Frontends[i], own); err != nil {
+		if err := r.frontend(l, p, &p.Frontends[i]); err != nil {
 			return nil, err
 		}
-	}
-	if own != nil {
-		own.render(r)
 	}
 	for _, e := range p.Endpoints {
 		if !e.Here {
@@ -56,7 +50,7 @@ func renderPort(l *layout, p *intent.ServicePort) (*rendering, error) {
 }
 
 // frontend renders one address or NodePort.
-func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Frontend, own *affinity) error {
+func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Frontend) error {
 	b := &l.addresses[familyIndex(p.ID.Family)]
 	var raw []byte
 	if f.Kind == intent.NodePort {
@@ -78,17 +72,20 @@ func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Fronten
 			r.add(b.sources, key+string(appendAddr(nil, s.Addr())), value{end: key + string(appendAddr(nil, lastOf(s)))})
 		}
 	}
+	if p.Affinity > 0 && len(p.Endpoints) > 0 {
+		r.add(b.timeout(l, p.Affinity), key, value{})
+	}
 	if f.Outside != f.Inside {
 		r.add(b.outside, key, value{})
-		if err := r.route(&b.outer, key, p, f.Outside, own); err != nil {
+		if err := r.route(&b.outer, key, p, f.Outside); err != nil {
 			return err
 		}
 	}
-	return r.route(&b.inner, key, p, f.Inside, own)
+	return r.route(&b.inner, key, p, f.Inside)
 }
 
 // route puts a frontend into a pool. A frontend that is in none is refused.
-func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route intent.Route, own *affinity) error {
+func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route intent.Route) error {
 	switch route {
 	case intent.Reject:
 		return nil
@@ -96,11 +93,10 @@ func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route int
 		r.add(to.drop, key, value{})
 		return nil
 	}
-	if own != nil {
-		r.add(to.own, key, value{chain: own.poolChain(route)})
-		return nil
-	}
 	endpoints := endpointsOf(p, route)
+	if p.Affinity > 0 {
+		return r.sticky(to, key, p, route)
+	}
 	if len(endpoints) == 1 {
 		r.add(to.one, key, value{data: endpointValue(endpoints[0])})
 		return nil
@@ -200,14 +196,7 @@ func renderNode(l *layout, n *intent.Node) *rendering {
 				r.add(c.nodePortAddrs, string(appendAddr(nil, a)), value{})
 			}
 		}
-		pods := n.PodCIDRs
-		if len(pods) == 0 {
-			// Who gives nodes no ranges has all pods count as near, as
-			// kube-proxy does with --cluster-cidr.
-			pods = n.ClusterCIDRs
-		}
-		r.borders(c.localPods, pods, is6)
-		r.borders(c.clusterCIDRs, n.ClusterCIDRs, is6)
+		r.borders(c.localPods, n.Local.Sources, is6)
 	}
 	return r
 }

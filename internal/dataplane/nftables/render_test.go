@@ -12,8 +12,9 @@ import (
 )
 
 func TestEachEndpointHasAsManySlotsAsEachOther(t *testing.T) {
+	l := newLayout()
 	for _, n := range []int{1, 2, 3, 4, 5, 9, 10, 16, 17, 33, 64, 65, 100, 1000, 1025, 5000} {
-		r, err := renderPort(tableLayout, port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), many(n)))
+		r, err := renderPort(l, port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), many(n)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -22,7 +23,7 @@ func TestEachEndpointHasAsManySlotsAsEachOther(t *testing.T) {
 			if e.data != "" {
 				slots[e.data]++
 			}
-			for _, c := range tableLayout.addresses[0].inner.class {
+			for _, c := range newLayout().addresses[0].inner.class {
 				if e.set == c.members {
 					class = c.size
 				}
@@ -84,7 +85,7 @@ func TestRangesOfASetDoNotOverlapOrTouch(t *testing.T) {
 		{"", ""},
 	} {
 		r := &rendering{}
-		r.borders(tableLayout.common[0].clusterCIDRs, prefixes(strings.Fields(test.in)...), false)
+		r.borders(newLayout().common[0].localPods, prefixes(strings.Fields(test.in)...), false)
 		var got []string
 		for _, e := range r.elems {
 			a, _ := netip.AddrFromSlice([]byte(e.key))
@@ -117,7 +118,7 @@ func TestAPortWithoutFrontendsForItIsNotTouchedByAnother(t *testing.T) {
 
 func TestEveryNameIsOneThatNftCanRead(t *testing.T) {
 	all := map[string]bool{}
-	for _, s := range tableLayout.sets {
+	for _, s := range newLayout().sets {
 		all[s.name] = true
 	}
 	for _, c := range newTable(traits{}).ruleset(all, &intent.Node{}) {

@@ -49,7 +49,7 @@ type traits struct {
 	beside  bool // see Config.Beside
 }
 
-// ruleset writes the chains that are not affinity's. Which there are depends on
+// ruleset writes the chains. Which there are depends on
 // which sets hold something and on little else, so that it is written anew when
 // the first element of its kind comes or the last goes, and not before.
 type ruleset struct {
@@ -57,7 +57,7 @@ type ruleset struct {
 	exists func(*set) bool
 	all    bool // --masquerade-all
 	traits
-	cidrs  [2]bool
+	local  intent.LocalTraffic
 	chains []chain
 }
 
@@ -66,9 +66,9 @@ func (rs *ruleset) write() []chain {
 		chain{name: "prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, -100}, rules: rs.dispatch()},
 		chain{name: "output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, -100}, rules: rs.dispatch()},
 		chain{name: "forward", hook: &hook{"filter", unix.NF_INET_FORWARD, 0}, rules: rs.forward()},
-		chain{name: "postrouting", hook: &hook{"nat", unix.NF_INET_POST_ROUTING, 100}, rules: []*rule{
+		chain{name: "postrouting", hook: &hook{"nat", unix.NF_INET_POST_ROUTING, 100}, rules: append(rs.calm(),
 			(&rule{comment: "what was translated here"}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusDNAT).jumpTo(chainMasquerade),
-		}},
+		)},
 		chain{name: chainReject, rules: rejects()},
 		chain{name: chainMasquerade, rules: rs.masquerade()},
 	)
@@ -99,8 +99,9 @@ func (rs *ruleset) dispatch() (out []*rule) {
 // family; key does without asking.
 func (b *base) load(r *rule) *rule { return b.key(r.only(b.family)) }
 
-func (b *base) key(r *rule) *rule {
-	reg := uint32(firstReg)
+func (b *base) key(r *rule) *rule { return b.keyAt(r, firstReg) }
+
+func (b *base) keyAt(r *rule, reg uint32) *rule {
 	if !b.nodePort {
 		r.destination(b.family, reg)
 		reg += b.family.regs()
@@ -124,12 +125,8 @@ func (rs *ruleset) base(b *base) {
 		c.rules = append(c.rules, r.drop())
 	}
 	if rs.exists(b.outside) {
-		r := &rule{comment: "from another machine"}
-		pods := rs.layout.common[0].localPods
-		if b.family == &ipv6 {
-			pods = rs.layout.common[1].localPods
-		}
-		b.load(r).in(b.outside, firstReg).source(b.family, firstReg).notIn(pods, firstReg)
+		r := b.load(&rule{comment: "from another machine"}).in(b.outside, firstReg)
+		rs.notFromPods(r, b.family)
 		c.rules = append(c.rules, r.fromLocal(unix.NFT_CMP_NEQ).jumpTo(b.outer.name))
 		rs.pool(b, &b.outer, chain{name: b.outer.name})
 	}
@@ -138,11 +135,12 @@ func (rs *ruleset) base(b *base) {
 
 // pool ends a chain with the choice of an endpoint.
 func (rs *ruleset) pool(b *base, p *pool, c chain) {
-	if rs.exists(p.own) {
-		c.rules = append(c.rules, b.load(&rule{}).vmap(p.own, firstReg))
+	if rs.exists(p.drop) {
+		c.rules = append(c.rules, b.load(&rule{}).in(p.drop, firstReg).drop())
 	}
+	c.rules = append(c.rules, rs.sticky(b, p)...)
 	if rs.exists(p.one) {
-		c.rules = append(c.rules, b.load(&rule{}).look(p.one, firstReg).dnat(*b.family))
+		c.rules = append(c.rules, b.load(&rule{}).look(p.one, firstReg).dnat(b.family))
 	}
 	for _, k := range p.class {
 		if !rs.exists(k.members) {
@@ -156,16 +154,13 @@ func (rs *ruleset) pool(b *base, p *pool, c chain) {
 		rs.chains = append(rs.chains, draw)
 		c.rules = append(c.rules, b.load(&rule{}).in(k.members, firstReg).jumpTo(draw.name))
 	}
-	if rs.exists(p.drop) {
-		c.rules = append(c.rules, b.load(&rule{}).in(p.drop, firstReg).drop())
-	}
 	c.rules = append(c.rules, (&rule{comment: "no endpoints"}).jumpTo(chainReject))
 	rs.chains = append(rs.chains, c)
 }
 
 // draw translates to the endpoint of a random slot, if one has it.
 func (b *base) draw(k *class, slots int) *rule {
-	return b.load(&rule{}).random(uint32(slots), b.behind()).look(k.slots, firstReg).dnat(*b.family)
+	return b.load(&rule{}).random(uint32(slots), b.behind()).look(k.slots, firstReg).dnat(b.family)
 }
 
 // rejects answers as a host does on which nobody listens.
@@ -222,17 +217,41 @@ func (rs *ruleset) masquerade() (out []*rule) {
 			r.comment = "processes of the node"
 			out = append(out, r.fromLocal(unix.NFT_CMP_EQ).masquerade())
 		}
-		if !rs.cidrs[i] {
+		r := rs.asked(addr, addr.frontends)
+		r.comment = "not from this node's pods"
+		if !rs.notFromPods(r, c.family) {
 			continue
 		}
 		if rs.exists(addr.outside) {
 			out = append(out, rs.asked(addr, addr.outside).ret())
 		}
-		r := rs.asked(addr, addr.frontends)
-		r.comment = "from outside the cluster"
-		out = append(out, r.source(c.family, firstReg).notIn(c.clusterCIDRs, firstReg).masquerade())
+		out = append(out, r.masquerade())
 	}
 	return out
+}
+
+// notFromPods goes on with what is not from this node's pods, as
+// --detect-local-mode tells them. It reports false, and goes on with everything,
+// where they cannot be told.
+func (rs *ruleset) notFromPods(r *rule, f *family) bool {
+	name := rs.local.Prefix
+	if rs.local.Interface != "" {
+		name = rs.local.Interface + strings.Repeat("\x00", max(0, unix.IFNAMSIZ-len(rs.local.Interface)))
+	}
+	if name != "" {
+		// What one port of a bridge hands to another has no device when it leaves
+		// (br_netfilter), and comes from a pod if anything does.
+		r.meta(unix.NFT_META_IIF, firstReg).cmp(unix.NFT_CMP_NEQ, firstReg, hostU32(0))
+		r.meta(unix.NFT_META_IIFNAME, firstReg).cmp(unix.NFT_CMP_NEQ, firstReg, []byte(name))
+		return true
+	}
+	for _, p := range rs.local.Sources {
+		if p.Addr().Is6() == (f == &ipv6) {
+			r.source(f, firstReg).notIn(rs.layout.commonOf(f).localPods, firstReg)
+			return true
+		}
+	}
+	return false
 }
 
 // asked goes on if the client asked for a frontend of the set.
@@ -240,11 +259,7 @@ func (rs *ruleset) asked(b *base, s *set) *rule {
 	r := (&rule{}).only(b.family).ctOriginal(b.family.ctDst, firstReg)
 	reg := uint32(firstReg)
 	if b.nodePort {
-		c := &rs.layout.common[0]
-		if b.family == &ipv6 {
-			c = &rs.layout.common[1]
-		}
-		r.in(c.nodePortAddrs, firstReg)
+		r.in(rs.layout.commonOf(b.family).nodePortAddrs, firstReg)
 	} else {
 		reg += b.family.regs()
 	}
@@ -254,12 +269,5 @@ func (rs *ruleset) asked(b *base, s *set) *rule {
 
 // forNode fills in what the ruleset takes from the node.
 func (rs *ruleset) forNode(n *intent.Node) {
-	rs.all = n.MasqueradeAll
-	for _, p := range n.ClusterCIDRs {
-		if p.Addr().Is6() {
-			rs.cidrs[1] = true
-		} else {
-			rs.cidrs[0] = true
-		}
-	}
+	rs.all, rs.local = n.MasqueradeAll, n.Local
 }

@@ -17,7 +17,8 @@ type field struct {
 // (include/expression.h), as they are in user data.
 const (
 	typeInteger, typeProto, typeService = 4, 12, 13
-	exprVerdict, exprPayload, exprMeta  = 1, 7, 9
+	typeClass                           = 23
+	exprPayload, exprMeta               = 7, 9
 	exprConcat, exprNumgen              = 13, 23
 	headerTransport, fieldDestPort      = 11, 2
 )
@@ -42,6 +43,9 @@ var (
 	portField  = field{typeService, 2, describe(exprPayload, headerTransport, fieldDestPort)}
 )
 
+// numberField is the number of an endpoint, as a packet carries it.
+var numberField = field{typeClass, 4, describe(exprMeta, unix.NFT_META_PRIORITY)}
+
 func slotField(modulus uint32) field {
 	return field{typeInteger, 4, describe(exprNumgen, unix.NFT_NG_RANDOM, modulus, 0)}
 }
@@ -53,17 +57,17 @@ type set struct {
 	comment string
 	key     []field
 	data    []field // of a map
-	verdict bool    // a verdict map
 	// interval sets hold ranges; those of one field are written anew as a whole.
 	interval bool
-	timeout  uint64 // milliseconds; the packets fill it, not the agent
+	size     uint32 // of a map that packets fill, not the agent
+	with     []*set // exists while one of these does
 	always   bool   // exists even while it is empty
 	shared   bool   // several owners may add one element; it stays till the last is gone
 	typeof   bool   // the key has a field that no "type" can name
 }
 
-func (s *set) isMap() bool   { return s.verdict || len(s.data) > 0 }
-func (s *set) dynamic() bool { return s.timeout > 0 }
+func (s *set) isMap() bool   { return len(s.data) > 0 }
+func (s *set) dynamic() bool { return s.size > 0 }
 
 // whole says that a change writes all elements anew: ranges of one field are a
 // tree of borders, where taking out one and putting in its neighbour may be
@@ -88,12 +92,11 @@ func (s *set) flags() uint32 {
 }
 
 const (
-	nftSetConcat   = 0x80
-	nftDataVerdict = 0xffffff00
-	setDescConcat  = 2 // NFTA_SET_DESC_CONCAT
-	setFieldLen    = 1 // NFTA_SET_FIELD_LEN
-	setElemKeyEnd  = 10
-	intervalEnd    = unix.NFT_SET_ELEM_INTERVAL_END
+	nftSetConcat  = 0x80
+	setDescConcat = 2 // NFTA_SET_DESC_CONCAT
+	setFieldLen   = 1 // NFTA_SET_FIELD_LEN
+	setElemKeyEnd = 10
+	intervalEnd   = unix.NFT_SET_ELEM_INTERVAL_END
 )
 
 // sizeOf is the length of fields in registers, typeOf nft's number for them.
@@ -131,16 +134,14 @@ func (s *set) userData() udata {
 	default:
 		u.u32(udataKeyByteOrder, network)
 	}
-	if s.isMap() {
+	if len(s.data) == 1 {
+		u.u32(udataDataByteOrder, host)
+	} else if s.isMap() {
 		u.u32(udataDataByteOrder, 0)
 	}
 	if s.typeof {
 		u.add(udataKeyTypeof, describeAll(s.key))
-		if s.verdict {
-			u.add(udataDataTypeof, describe(exprVerdict))
-		} else {
-			u.add(udataDataTypeof, describeAll(s.data))
-		}
+		u.add(udataDataTypeof, describeAll(s.data))
 	}
 	if s.comment != "" {
 		u.str(udataSetComment, s.comment)
@@ -166,7 +167,6 @@ type value struct {
 	end     string // the range's last key, in sets of ranges of several fields
 	flags   uint32 // intervalEnd
 	data    string // a map's
-	chain   string // a verdict map's: goto
 	comment string
 }
 
@@ -197,7 +197,7 @@ type pool struct {
 	one   *set   // frontend -> its only endpoint
 	class []class
 	drop  *set // frontends whose packets are dropped
-	own   *set // frontends with affinity -> their own chain
+	valid *set // frontend . number of an endpoint -> endpoint, with affinity
 }
 
 // class is the slot map of one size, and the frontends that are in it.
@@ -205,6 +205,7 @@ type class struct {
 	size    int
 	members *set
 	slots   *set
+	numbers *set // frontend . slot -> number of an endpoint, with affinity
 }
 
 // base is one way to look up frontends: by address, protocol and port, or by
@@ -218,6 +219,7 @@ type base struct {
 	ranges     *set // those with source ranges
 	sources    *set // frontend . source range
 	masquerade *set // those whose packets get the node's address
+	affinity   *affinity
 	inner      pool // for packets of this node, and all others unless in outside
 	outer      pool // for packets from outside
 }
@@ -230,19 +232,16 @@ type common struct {
 	hairpin        *set
 	localEndpoints *set
 	localPods      *set
-	clusterCIDRs   *set
 }
 
-// layout is every set that the table can have, apart from affinity's.
+// layout is every set that the table can have. Those of time-outs of affinity are
+// added when they are met.
 type layout struct {
 	common    [2]common // IPv4, IPv6
 	addresses [2]base
 	nodePorts [2]base
 	sets      []*set
 }
-
-// tableLayout is the one layout there is.
-var tableLayout = newLayout()
 
 func newLayout() *layout {
 	l := &layout{}
@@ -255,11 +254,10 @@ func newLayout() *layout {
 			hairpin:        l.always("hairpin"+f.suffix, "endpoints here that may reach themselves", addr, addr),
 			localEndpoints: l.always("local-endpoints"+f.suffix, "endpoints here, for what they answer", addr, protoField, portField),
 			localPods:      l.always("local-pods"+f.suffix, "this node's pods", addr),
-			clusterCIDRs:   l.always("cluster-cidrs"+f.suffix, "the cluster's pods", addr),
 		}
 		c := &l.common[i]
 		c.clusterIPs.shared, c.hairpin.shared, c.localEndpoints.shared = true, true, true
-		c.localPods.interval, c.clusterCIDRs.interval = true, true
+		c.localPods.interval = true
 		l.addresses[i] = l.base(f, "services"+f.suffix, "addresses and ports of Services", addr, protoField, portField)
 		l.nodePorts[i] = l.base(f, "nodeports"+f.suffix, "NodePorts of Services", protoField, portField)
 		l.nodePorts[i].nodePort = true
@@ -282,6 +280,7 @@ func (l *layout) base(f *family, name, comment string, key ...field) base {
 	b.ranges = l.add(&set{name: name + "-ranges", key: key, comment: "with loadBalancerSourceRanges"})
 	b.sources = l.add(&set{name: name + "-sources", key: append(key[:len(key):len(key)], addrField(f)), interval: true, comment: "who may ask them"})
 	b.masquerade = l.add(&set{name: name + "-masquerade", key: key, comment: "whose packets get the node's address"})
+	b.affinity = l.newAffinity(&b)
 	b.inner = l.pool(f, name, key)
 	b.outer = l.pool(f, name+"-outside", key)
 	return b
@@ -299,11 +298,25 @@ func (l *layout) pool(f *family, name string, key []field) pool {
 				name: fmt.Sprintf("%s-%d", name, n), data: endpoint, typeof: true,
 				key: append(key[:len(key):len(key)], slotField(uint32(n))),
 			}),
+			numbers: l.add(&set{
+				name: fmt.Sprintf("%s-affinity-%d", name, n), data: []field{numberField}, typeof: true,
+				key: append(key[:len(key):len(key)], slotField(uint32(n))),
+			}),
 		})
 	}
 	p.drop = l.add(&set{name: name + "-drop", key: key, comment: "without an endpoint here"})
-	p.own = l.add(&set{name: name + "-affinity", key: key, verdict: true, comment: "with session affinity"})
+	p.valid = l.add(&set{
+		name: name + "-affinity", key: append(key[:len(key):len(key)], numberField), data: endpoint, typeof: true,
+		comment: "what the numbers of endpoints mean",
+	})
 	return p
+}
+
+func (l *layout) commonOf(f *family) *common {
+	if f == &ipv6 {
+		return &l.common[1]
+	}
+	return &l.common[0]
 }
 
 func (l *layout) bases() []*base {

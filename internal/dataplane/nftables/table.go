@@ -17,28 +17,26 @@ type table struct {
 	count  map[string]int            // elements of each set
 	owners map[string]map[string]int // of each element of a shared set
 	chains map[string]string         // sums of each chain
-	own    map[string]*set           // sets of affinity
 	exists map[string]bool           // sets of the layout that are there
 }
 
 func newTable(tr traits) *table {
 	return &table{
-		layout: tableLayout, traits: tr,
+		layout: newLayout(), traits: tr,
 		ports: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{}, owners: map[string]map[string]int{},
-		chains: map[string]string{}, own: map[string]*set{}, exists: map[string]bool{},
+		chains: map[string]string{}, exists: map[string]bool{},
 	}
 }
 
 // change collects what one Apply or Replace does to a table. The table itself
 // changes when the kernel has.
 type change struct {
-	t      *table
-	ports  map[intent.PortID]*intent.ServicePort // nil: goes
-	node   *intent.Node
-	sets   map[string]*setChange
-	chains map[string]*chain // of affinity; nil: goes
-	own    map[string]*set   // of affinity; nil: goes
-	found  bool              // what was there before is as it was found in the kernel
+	t         *table
+	ports     map[intent.PortID]*intent.ServicePort // nil: goes
+	node      *intent.Node
+	sets      map[string]*setChange
+	found     bool     // what was there before is as it was found in the kernel
+	strangers []string // sets that were found and are not ours, or not any more
 }
 
 // setChange is what changes in one set.
@@ -55,10 +53,7 @@ type elemChange struct {
 }
 
 func (t *table) change() *change {
-	return &change{
-		t: t, ports: map[intent.PortID]*intent.ServicePort{}, sets: map[string]*setChange{},
-		chains: map[string]*chain{}, own: map[string]*set{},
-	}
+	return &change{t: t, ports: map[intent.PortID]*intent.ServicePort{}, sets: map[string]*setChange{}}
 }
 
 // setPort makes the table hold a port; nil takes it out. A change sets each
@@ -89,11 +84,10 @@ func (c *change) setNode(n *intent.Node) {
 	old := renderNode(c.t.layout, &c.t.node)
 	want := renderNode(c.t.layout, n)
 	for i := range c.t.layout.common {
-		for _, s := range []*set{c.t.layout.common[i].localPods, c.t.layout.common[i].clusterCIDRs} {
-			for _, e := range want.elems {
-				if e.set == s {
-					c.set(s).all = append(c.set(s).all, e)
-				}
+		s := c.t.layout.common[i].localPods
+		for _, e := range want.elems {
+			if e.set == s {
+				c.set(s).all = append(c.set(s).all, e)
 			}
 		}
 	}
@@ -129,16 +123,6 @@ func (c *change) takeOut(r *rendering) {
 		ec.owners--
 		ec.had = &r.elems[i].value
 	}
-	for _, s := range r.sets {
-		if c.own[s.name] == nil {
-			c.own[s.name] = nil
-		}
-	}
-	for i := range r.chains {
-		if c.chains[r.chains[i].name] == nil {
-			c.chains[r.chains[i].name] = nil
-		}
-	}
 }
 
 func (c *change) putIn(r *rendering) {
@@ -146,12 +130,6 @@ func (c *change) putIn(r *rendering) {
 		ec := c.elem(&r.elems[i])
 		ec.owners++
 		ec.want = &r.elems[i].value
-	}
-	for _, s := range r.sets {
-		c.own[s.name] = s
-	}
-	for i := range r.chains {
-		c.chains[r.chains[i].name] = &r.chains[i]
 	}
 }
 
@@ -180,13 +158,6 @@ func (c *change) done(p *plan) {
 			} else {
 				delete(t.owners[n], key)
 			}
-		}
-	}
-	for n, s := range c.own {
-		if s == nil {
-			delete(t.own, n)
-		} else {
-			t.own[n] = s
 		}
 	}
 	maps.Copy(t.chains, p.chains)

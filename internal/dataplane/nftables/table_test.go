@@ -97,10 +97,11 @@ func TestShapesOfServicesReadWellInNft(t *testing.T) {
 }
 
 // check has nft read a listing without carrying it out. It shows "ct original
-// proto-dst" in a concatenation, but does not take it.
+// proto-dst" in a concatenation, but does not take it; and nft 1.0.6 runs out of
+// registers of its own where a client's key has two IPv6 addresses.
 func check(t *testing.T, listing string) {
 	t.Helper()
-	listing = regexp.MustCompile("(?m)^.*ct original proto-dst.*$").ReplaceAllString(listing, "")
+	listing = regexp.MustCompile(`(?m)^.*(ct original proto-dst|-clients \{ ip6 saddr).*$`).ReplaceAllString(listing, "")
 	file := filepath.Join(t.TempDir(), "table.nft")
 	if err := os.WriteFile(file, []byte(strings.Replace(listing, "table inet spillway", "table inet again", 1)), 0o644); err != nil {
 		t.Fatal(err)
@@ -142,9 +143,9 @@ func holds(t *testing.T, b *Backend) []string {
 	}
 	var out []string
 	for name, fs := range img.sets {
-		out = append(out, fmt.Sprintf("set %s %d %d %d %d", name, fs.flags, fs.keyLen, fs.dataLen, fs.timeout))
+		out = append(out, fmt.Sprintf("set %s %d %d %d", name, fs.flags, fs.keyLen, fs.dataLen))
 		for key, v := range fs.elems {
-			out = append(out, fmt.Sprintf("element %s %x %x %x %d %s %q", name, key, v.end, v.data, v.flags, v.chain, v.comment))
+			out = append(out, fmt.Sprintf("element %s %x %x %x %d %q", name, key, v.end, v.data, v.flags, v.comment))
 		}
 	}
 	for name, fc := range img.chains {
@@ -261,8 +262,10 @@ func (w *world) change() intent.Changes {
 		w.node = node()
 		w.node.MasqueradeAll = w.r.IntN(2) == 0
 		w.node.NodePortAddrs = w.node.NodePortAddrs[:w.r.IntN(3)]
-		w.node.ClusterCIDRs = w.node.ClusterCIDRs[:w.r.IntN(5)]
-		w.node.PodCIDRs = w.node.PodCIDRs[:w.r.IntN(3)]
+		w.node.Local.Sources = w.node.Local.Sources[:w.r.IntN(3)]
+		if w.r.IntN(4) == 0 {
+			w.node.Local = pick(w.r, intent.LocalTraffic{}, intent.LocalTraffic{Interface: "cni0"}, intent.LocalTraffic{Prefix: "veth"})
+		}
 		n := w.node
 		c.Node = &n
 	}
@@ -423,6 +426,8 @@ func TestOtherTablesCostNoReadOfAllElements(t *testing.T) {
 		t.Errorf("Applied: %v, %v, read: %v", got.Ports, err, b.found != nil)
 	}
 	run(t, "nft", "delete", "element", "inet", "spillway", "services4", "{ 10.96.0.1 . tcp . 80 }")
+	heard(b, 5*time.Second)
+	b.heard.Store(false) // as where the kernel does not tell
 	if got, err = b.Applied(t.Context()); err != nil || len(got.Ports) != 1 {
 		t.Errorf("elements are read before it is time: %v, %v", got.Ports, err)
 	}
@@ -520,6 +525,14 @@ func TestWithoutTheRightToUseNfTablesTheErrorIsOneLine(t *testing.T) {
 	}
 }
 
+func TestWhatTheKernelLacksIsSaidInWords(t *testing.T) {
+	for _, err := range []error{unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.ENOENT, unix.EOPNOTSUPP} {
+		if got := explain(fmt.Errorf("add rule to prerouting: %w", err)).Error(); !strings.Contains(got, "of this kernel lacks something: add rule") {
+			t.Errorf("%v: %s", err, got)
+		}
+	}
+}
+
 func TestAppliedTellsPortsFrontendsAndEndpoints(t *testing.T) {
 	enter(t)
 	want := shapes()["dual-stack"]
@@ -568,80 +581,68 @@ func largeState(services int) intent.State {
 	return s
 }
 
+// withAffinity gives every port session affinity.
+func withAffinity(s intent.State) intent.State {
+	for _, p := range s.Ports {
+		p.Affinity = 3 * time.Hour
+	}
+	return s
+}
+
 // BenchmarkEndpointChange measures one endpoint that goes or comes back, in
 // tables of different sizes: the size must not show.
 func BenchmarkEndpointChange(b *testing.B) {
 	for _, services := range []int{1000, 5000, 10_000, 50_000} {
-		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
-			enter(b)
-			be, s := open(b), largeState(services)
-			if err := be.Replace(b.Context(), s); err != nil {
-				b.Fatal(err)
-			}
-			without := map[int]*intent.ServicePort{}
-			for i := range 64 {
-				p := *s.Ports[i*(services/64)]
-				p.Endpoints = slices.Delete(slices.Clone(p.Endpoints), i%10, i%10+1)
-				without[i] = &p
-			}
-			n := 0
-			for b.Loop() {
-				p := without[n/2%64]
-				if n%2 == 1 {
-					p = s.Ports[n/2%64*(services/64)]
-				}
-				if err := be.Apply(b.Context(), intent.Changes{Upserts: []*intent.ServicePort{p}}); err != nil {
-					b.Fatal(err)
-				}
-				n++
-			}
-		})
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) { endpointChange(b, largeState(services)) })
+	}
+	for _, services := range []int{1000, 10_000} {
+		b.Run(fmt.Sprintf("affinity/services=%d", services), func(b *testing.B) { endpointChange(b, withAffinity(largeState(services))) })
+	}
+}
+
+func endpointChange(b *testing.B, s intent.State) {
+	enter(b)
+	be, services := open(b), len(s.Ports)
+	if err := be.Replace(b.Context(), s); err != nil {
+		b.Fatal(err)
+	}
+	without := map[int]*intent.ServicePort{}
+	for i := range 64 {
+		p := *s.Ports[i*(services/64)]
+		p.Endpoints = slices.Delete(slices.Clone(p.Endpoints), i%10, i%10+1)
+		without[i] = &p
+	}
+	n := 0
+	for b.Loop() {
+		p := without[n/2%64]
+		if n%2 == 1 {
+			p = s.Ports[n/2%64*(services/64)]
+		}
+		if err := be.Apply(b.Context(), intent.Changes{Upserts: []*intent.ServicePort{p}}); err != nil {
+			b.Fatal(err)
+		}
+		n++
 	}
 }
 
 // BenchmarkFullSync measures a whole state written where nothing was.
 func BenchmarkFullSync(b *testing.B) {
-	for _, services := range []int{1000, 5000} {
-		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
-			enter(b)
-			s := largeState(services)
-			for b.Loop() {
-				if err := open(b).Replace(b.Context(), s); err != nil {
-					b.Fatal(err)
-				}
-				b.StopTimer()
-				if err := Cleanup(b.Context(), Config{}); err != nil {
-					b.Fatal(err)
-				}
-				b.StartTimer()
-			}
-		})
+	for _, services := range []int{1000, 5000, 10_000} {
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) { fullSync(b, largeState(services)) })
+		b.Run(fmt.Sprintf("affinity/services=%d", services), func(b *testing.B) { fullSync(b, withAffinity(largeState(services))) })
 	}
 }
 
-func TestClientsKeepTheirEndpointsOverARestart(t *testing.T) {
-	enter(t)
-	s := intent.State{Node: node(), Ports: shapes()["affinity"]}
-	replace(t, open(t), s)
-	const clients = "affinity/default/web/tcp4/80-http/3h0m0s/10.244.0.2/8080"
-	run(t, "nft", "add element inet spillway "+clients+" { 10.244.0.7 }")
-	b := open(t)
-	replace(t, b, s)
-	more := *s.Ports[0]
-	more.Endpoints = slices.Clone(more.Endpoints)
-	endpoints("10.244.1.9:8080")(&more)
-	if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{&more}}); err != nil {
-		t.Fatal(err)
-	}
-	if set := run(t, "nft", "list set inet spillway "+clients); !strings.Contains(set, "10.244.0.7") {
-		t.Errorf("the client is forgotten:\n%s", set)
-	}
-	fewer := more
-	fewer.Endpoints = fewer.Endpoints[:1] // 10.244.1.2 stays alone
-	if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{&fewer}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := nft("list set inet spillway " + clients); err == nil {
-		t.Error("clients of an endpoint that is gone are remembered")
+func fullSync(b *testing.B, s intent.State) {
+	enter(b)
+	for b.Loop() {
+		if err := open(b).Replace(b.Context(), s); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		if err := Cleanup(b.Context(), Config{}); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
 	}
 }

@@ -62,9 +62,7 @@ func (b *batch) addSet(s *set) {
 		a.u32(unix.NFTA_SET_FLAGS, s.flags())
 		a.u32(unix.NFTA_SET_KEY_TYPE, typeOf(s.key))
 		a.u32(unix.NFTA_SET_KEY_LEN, sizeOf(s.key))
-		if s.verdict {
-			a.u32(unix.NFTA_SET_DATA_TYPE, nftDataVerdict)
-		} else if s.isMap() {
+		if s.isMap() {
 			a.u32(unix.NFTA_SET_DATA_TYPE, typeOf(s.data))
 			a.u32(unix.NFTA_SET_DATA_LEN, sizeOf(s.data))
 		}
@@ -81,7 +79,9 @@ func (b *batch) addSet(s *set) {
 			a.close(desc)
 		}
 		if s.dynamic() {
-			a.u64(unix.NFTA_SET_TIMEOUT, s.timeout)
+			desc := a.nest(unix.NFTA_SET_DESC)
+			a.u32(unix.NFTA_SET_DESC_SIZE, s.size)
+			a.close(desc)
 		}
 		a.bytes(unix.NFTA_SET_USERDATA, s.userData())
 	})
@@ -191,11 +191,6 @@ func (a *attrs) element(key string, v *value, whole bool) {
 	if v.data != "" {
 		a.data(unix.NFTA_SET_ELEM_DATA, v.data)
 	}
-	if v.chain != "" {
-		at := a.nest(unix.NFTA_SET_ELEM_DATA)
-		a.verdict(unix.NFT_GOTO, v.chain)
-		a.close(at)
-	}
 	if v.comment != "" {
 		at := a.open(unix.NFTA_SET_ELEM_USERDATA)
 		*a = append(*a, udataElemComment, byte(len(v.comment)+1))
@@ -249,6 +244,9 @@ func (b *Backend) do(ctx context.Context, f func(*socket) error) error {
 			return err
 		}
 		b.sock = s
+		if b.watch != nil {
+			_ = b.watch.Ignore(s.conn.PID()) // else it costs an audit
+		}
 	}
 	if err := b.sock.conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return fmt.Errorf("set deadline of netlink socket: %w", err)
