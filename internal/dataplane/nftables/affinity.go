@@ -3,9 +3,7 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
-	"hash/fnv"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -14,164 +12,145 @@ import (
 	"spillway.dev/spillway/internal/intent"
 )
 
-// Service ports with sessionAffinity ClientIP are elements too. Which client has
-// which endpoint is in one map of each base, filled by packets:
+// Service ports with sessionAffinity ClientIP have elements besides those that
+// all have. Which client has which endpoint is in one map of a family, filled by
+// packets:
 //
-//	services4-clients           client . frontend -> endpoint's number
-//	services4-affinity-10800s   frontends of this time-out
+//	services4-affinity-10800s   frontends of this time-out -> Service port's number
+//	clients4                    client . Service port's number -> endpoint's number
 //	services4-affinity          frontend . endpoint's number -> endpoint
-//	services4-affinity-16       frontend . slot -> endpoint's number
 //
 // A remembered number leads to an endpoint only through services4-affinity, so
-// an endpoint that goes takes one element along, whoever remembers it.
+// an endpoint that goes takes one element along, whoever remembers it. Who has
+// none, or one that is gone, is served as if there were no affinity; where he was
+// sent is noted when his packet leaves, with the endpoint's address on it.
 //
 // nft has no way to write that one lookup's result is part of the next one's key
-// (it even aborts when it has to show that), so the number goes through
+// (it even aborts when it has to show that), so the numbers go through
 // skb->priority. It is 0 again when the packet leaves.
-type affinity struct {
-	clients  *set
-	timeouts map[time.Duration]*set
-}
 
-// clientLimit bounds the clients that are remembered in a base. The kernel
+// clientLimit bounds the clients that are remembered in a family. The kernel
 // takes 16 bytes for each in advance, and some 150 for one that is there. Who
 // does not fit is served as if the port had no affinity.
 const clientLimit = 1 << 18
 
-func (l *layout) newAffinity(b *base) *affinity {
-	return &affinity{timeouts: map[time.Duration]*set{}, clients: l.add(&set{
-		name: b.name + "-clients", comment: "who asked, and the number of the endpoint that he has", size: clientLimit,
-		key: append([]field{addrField(b.family)}, b.frontends.key...), data: []field{numberField},
-	})}
+func (l *layout) newClients(f *family) *set {
+	return l.add(&set{
+		name: "clients" + f.suffix, comment: "who has which endpoint of which Service port, by number", size: clientLimit,
+		key: []field{addrField(f), numberField}, data: []field{numberField},
+	})
 }
 
-// timeout is the set of frontends of a time-out. The table has as many as there
-// are different ones.
+// timeout is the map of the frontends of a time-out. The table has as many as
+// there are different ones.
 func (b *base) timeout(l *layout, d time.Duration) *set {
-	s := b.affinity.timeouts[d]
+	s := b.timeouts[d]
 	if s == nil {
-		name := fmt.Sprintf("%s-affinity-%ds", b.name, d/time.Second)
-		if d%time.Second != 0 {
-			name = fmt.Sprintf("%s-affinity-%dms", b.name, d.Milliseconds())
-		}
-		s = l.add(&set{name: name, key: b.frontends.key})
-		b.affinity.timeouts[d] = s
-		b.affinity.clients.with = append(b.affinity.clients.with, s)
+		s = l.add(&set{name: b.name + "-affinity-" + seconds(d), key: b.frontends.key, data: []field{numberField}})
+		b.timeouts[d] = s
+		clients := l.commonOf(b.family).clients
+		clients.with = append(clients.with, s)
 	}
 	return s
 }
 
-// numbers gives each endpoint of a port a number other than 0. It is made of the
-// address, so that an endpoint keeps its own while others come and go and over a
-// restart; the few that would have the same are told apart by their order.
-func numbers(endpoints []netip.AddrPort) []uint32 {
-	out, taken := make([]uint32, len(endpoints)), map[uint32]bool{0: true}
-	for i, e := range endpoints {
-		h := fnv.New32a()
-		_, _ = h.Write([]byte(endpointValue(e)))
-		n := h.Sum32()
-		for taken[n] {
-			n++
+// seconds writes a time-out for names: 10800s, or 1500ms.
+func seconds(d time.Duration) string {
+	if d%time.Second != 0 {
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	}
+	return fmt.Sprintf("%ds", d/time.Second)
+}
+
+// numberOf is how a packet carries a hash of a Service port or of an endpoint: the
+// same for all frontends, while others come and go, and after a restart. Should
+// two have the same one, of 2³² - 1, a client's affinity to one of them does not hold.
+func numberOf(key []byte) string {
+	return string(binary.NativeEndian.AppendUint32(nil, hash(key)))
+}
+
+// sticky notes the time-out of a frontend, valid the endpoints that it has in a pool.
+func (r *rendering) sticky(l *layout, b *base, key string, p *intent.ServicePort) {
+	r.add(b.timeout(l, p.Affinity), key, value{data: numberOf([]byte(p.ID.String()))})
+}
+
+func (r *rendering) valid(to *pool, key string, p *intent.ServicePort, route intent.Route) {
+	for _, e := range endpointsOf(p, route) {
+		n := numberOf(appendPort(appendProto(appendAddr(nil, e.Addr()), p.ID.Protocol), e.Port()))
+		r.add(to.valid, key+n, value{data: endpointValue(e)})
+	}
+}
+
+// inUse lists the time-outs of a base.
+func (rs *ruleset) inUse(b *base) (out []time.Duration) {
+	for _, d := range slices.Sorted(maps.Keys(b.timeouts)) {
+		if rs.exists(b.timeouts[d]) {
+			out = append(out, d)
 		}
-		out[i], taken[n] = n, true
 	}
 	return out
 }
 
-// sticky puts a frontend with affinity into a pool.
-func (r *rendering) sticky(to *pool, key string, p *intent.ServicePort, route intent.Route) error {
-	all := make([]netip.AddrPort, len(p.Endpoints))
-	for i := range p.Endpoints {
-		all[i] = p.Endpoints[i].Addr
-	}
-	number := map[netip.AddrPort]string{}
-	for i, n := range numbers(all) {
-		number[all[i]] = string(binary.NativeEndian.AppendUint32(nil, n))
-	}
-	endpoints := endpointsOf(p, route)
-	i, err := classFor(len(endpoints))
-	if err != nil {
-		return err
-	}
-	for _, e := range endpoints {
-		r.add(to.valid, key+number[e], value{data: endpointValue(e)})
-	}
-	c := &to.class[i]
-	for slot := range c.size / len(endpoints) * len(endpoints) {
-		r.add(c.numbers, string(appendSlot([]byte(key), slot)), value{data: number[endpoints[slot%len(endpoints)]]})
-	}
-	return nil
+// client loads the client and the number that the packet carries.
+func (r *rule) client(f *family) *rule {
+	return r.source(f, firstReg).meta(unix.NFT_META_PRIORITY, firstReg+f.regs())
 }
 
-// The rules below have the client and the frontend it asks from the first
-// register on, and the endpoint's number behind.
-
-func (b *base) numberReg() uint32 { return b.behind() + b.family.regs() }
-
-// client loads the client and the frontend.
-func (b *base) client(r *rule) *rule {
-	return b.keyAt(r.source(b.family, firstReg), firstReg+b.family.regs())
+// port has the packet carry the number of the Service port that it is for.
+func (b *base) port(r *rule, d time.Duration) *rule {
+	return b.load(r).look(b.timeouts[d], firstReg).setPriority(firstReg)
 }
 
-// known goes on if the client has an endpoint, and notes its number.
-func (b *base) known(r *rule) *rule {
-	return b.client(r.only(b.family)).lookup(b.affinity.clients, firstReg, b.numberReg(), 0).setPriority(b.numberReg())
-}
-
-// memory changes what is remembered of the client.
-func (b *base) memory(r *rule, op uint32, d time.Duration) *rule {
-	return b.client(r).meta(unix.NFT_META_PRIORITY, b.numberReg()).dynset(op, b.affinity.clients, firstReg, b.numberReg(), d)
-}
-
-// resolve translates to the endpoint of the number noted, if it is still there.
-func (b *base) resolve(r *rule, p *pool) *rule {
-	return b.key(r).meta(unix.NFT_META_PRIORITY, b.behind()).look(p.valid, firstReg).dnat(b.family)
-}
-
-// sticky sends packets for frontends with affinity to chains of their time-out,
-// and writes those.
+// sticky sends packets of clients that have an endpoint there, if it still is.
 func (rs *ruleset) sticky(b *base, p *pool) (out []*rule) {
 	if !rs.exists(p.valid) {
 		return nil
 	}
-	for _, d := range slices.Sorted(maps.Keys(b.affinity.timeouts)) {
-		s := b.affinity.timeouts[d]
-		if !rs.exists(s) {
-			continue
-		}
-		c := chain{name: p.name + s.name[len(b.name):]}
-		learn := chain{name: c.name + "-learn", rules: []*rule{
-			b.memory((&rule{}).only(b.family), unix.NFT_DYNSET_OP_ADD, d),
-			b.known(&rule{comment: "another packet of his may have been faster"}),
-			b.resolve((&rule{}).only(b.family), p),
-		}}
-		c.rules = append(c.rules,
-			b.resolve(b.memory(b.known(&rule{}), unix.NFT_DYNSET_OP_UPDATE, d), p),
-			b.memory(b.known(&rule{comment: "that endpoint is gone"}), dynsetDelete, 0))
-		for _, k := range p.class {
-			for i := 0; rs.exists(k.numbers) && i <= tries; i++ {
-				slots := k.size
-				if i == tries {
-					slots /= 2
-				}
-				c.rules = append(c.rules, b.load(&rule{}).random(uint32(slots), b.behind()).
-					look(k.numbers, firstReg).setPriority(firstReg).jumpTo(learn.name))
-			}
-		}
-		rs.chains = append(rs.chains, c, learn)
-		out = append(out, b.load(&rule{}).in(s, firstReg).jumpTo(c.name))
+	clients := rs.layout.commonOf(b.family).clients
+	c := chain{name: p.valid.name, rules: []*rule{
+		b.load(&rule{}).meta(unix.NFT_META_PRIORITY, b.behind()).look(p.valid, firstReg).dnat(b.family),
+	}}
+	for _, d := range rs.inUse(b) {
+		out = append(out, b.port(&rule{}, d).client(b.family).look(clients, firstReg).setPriority(firstReg).call(c.name))
+		c.rules = append(c.rules, b.port(&rule{comment: "that endpoint is gone"}, d).client(b.family).
+			dynset(dynsetDelete, clients, firstReg, firstReg+b.family.regs(), 0))
 	}
+	rs.chains = append(rs.chains, c)
 	return out
 }
 
-// calm takes the number out of packets that leave.
-func (rs *ruleset) calm() (out []*rule) {
+// remember notes which endpoint a client was sent to, before anybody gives the
+// packet another source address, and takes the number out of the packet. Those for
+// the node itself pass by another hook.
+func (rs *ruleset) remember() {
+	var rules []*rule
+	made := map[string]bool{}
 	for _, b := range rs.layout.bases() {
-		for _, d := range slices.Sorted(maps.Keys(b.affinity.timeouts)) {
-			if s := b.affinity.timeouts[d]; rs.exists(s) {
-				out = append(out, rs.asked(b, s).value(firstReg, hostU32(0)).setPriority(firstReg))
+		clients := rs.layout.commonOf(b.family).clients
+		for _, d := range rs.inUse(b) {
+			c := chain{name: clients.name + "-" + seconds(d), rules: []*rule{
+				b.family.endpoint((&rule{}).only(b.family).client(b.family), hashReg).hash(hashReg, b.family.regs()+2).
+					dynset(unix.NFT_DYNSET_OP_UPDATE, clients, firstReg, hashReg, d),
+				(&rule{}).value(firstReg, hostU32(0)).setPriority(firstReg),
+			}}
+			if !made[c.name] {
+				rs.chains = append(rs.chains, c)
+				made[c.name] = true
 			}
+			rules = append(rules, rs.askedFor(b).look(b.timeouts[d], firstReg).setPriority(firstReg).jumpTo(c.name))
 		}
 	}
-	return out
+	if rules == nil {
+		return
+	}
+	rs.chains = append(rs.chains, hooked(chainRemember, rules), hooked(chainRememberHere, rules))
+}
+
+// hashReg is behind the client of either family.
+const hashReg = firstReg + 8
+
+// endpoint loads what the packet is for by now, as numberOf takes it.
+func (f *family) endpoint(r *rule, reg uint32) *rule {
+	r.destination(f, reg).meta(unix.NFT_META_L4PROTO, reg+f.regs())
+	return r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, reg+f.regs()+1)
 }

@@ -75,7 +75,6 @@ func (b *base) served(img *image) map[string][]intent.Endpoint {
 	keyLen := sizeOf(b.frontends.key)
 	for _, p := range []*pool{&b.inner, &b.outer} {
 		take(p.one, keyLen)
-		take(p.valid, keyLen)
 		for _, c := range p.class {
 			take(c.slots, keyLen)
 		}

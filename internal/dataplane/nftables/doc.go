@@ -16,8 +16,8 @@
 //	  in services4-ranges, but source not in services4-sources   drop
 //	  in services4-outside, and from another machine             go on in services4-outside
 //	                                                             with the endpoints for those
-//	  in services4-affinity-10800s                               the client's endpoint, or a
-//	                                                             random one, and remember it
+//	  in services4-affinity-10800s, and the client in clients4   dnat to its endpoint, if that
+//	                                                             is still in services4-affinity
 //	  services4-1              dnat to the only endpoint
 //	  in services4-upto-16     draw a slot, dnat to what services4-16 has in it;
 //	                           draw again if it is empty (likewise for 4, 64, 256, ...)
@@ -25,6 +25,9 @@
 //	  else                     refuse: RST, or ICMP port unreachable
 //
 //	forward: what endpoints here answer and conntrack does not know   drop
+//
+//	remember (srcnat - 1; remember-here for what is for the node itself):
+//	  client asked for what is in services4-affinity-10800s       note in clients4 where it went
 //
 //	postrouting (srcnat): what was translated by a dnat -> chain own-address
 //	  source . destination in hairpin4                            ┐

@@ -129,6 +129,18 @@ func (r *rule) random(modulus, reg uint32) *rule {
 	})
 }
 
+// hash makes a number of so many registers, and puts it in the first of them.
+func (r *rule) hash(reg, count uint32) *rule {
+	return r.add("hash", func(a *attrs) {
+		a.u32(unix.NFTA_HASH_SREG, reg)
+		a.u32(unix.NFTA_HASH_DREG, reg)
+		a.u32(unix.NFTA_HASH_LEN, 4*count)
+		a.u32(unix.NFTA_HASH_MODULUS, hashModulus)
+		a.u32(unix.NFTA_HASH_SEED, hashSeed)
+		a.u32(unix.NFTA_HASH_OFFSET, hashOffset)
+	})
+}
+
 // in goes on if what begins at reg is in the set, notIn if it is not.
 func (r *rule) in(s *set, reg uint32) *rule    { return r.lookup(s, reg, 0, 0) }
 func (r *rule) notIn(s *set, reg uint32) *rule { return r.lookup(s, reg, 0, unix.NFT_LOOKUP_F_INV) }
@@ -217,6 +229,7 @@ func (a *attrs) verdict(code int32, chain string) {
 }
 
 func (r *rule) jumpTo(chain string) *rule { return r.verdict(unix.NFT_GOTO, chain) }
+func (r *rule) call(chain string) *rule   { return r.verdict(unix.NFT_JUMP, chain) } // and come back
 func (r *rule) drop() *rule               { return r.verdict(0, "") }
 func (r *rule) ret() *rule                { return r.verdict(unix.NFT_RETURN, "") }
 

@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -211,9 +213,9 @@ func TestWhereThereIsNoRoomForMoreClientsTheyAreServedAllTheSame(t *testing.T) {
 	b := open(t)
 	p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), affine(time.Hour), here("10.244.0.2:8080", "10.244.0.3:8080"))
 	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{p}})
-	fill := &elemList{set: b.table.layout.addresses[0].affinity.clients}
+	fill := &elemList{set: b.table.layout.common[0].clients}
 	for i := range clientLimit {
-		key := string(appendPort(appendProto([]byte{9, byte(i >> 16), byte(i >> 8), byte(i), 10, 96, 0, 9}, model.TCP), 80))
+		key := string([]byte{9, byte(i >> 16), byte(i >> 8), byte(i), 0, 0, 0, 9})
 		fill.add(key, &value{data: "\x01\x00\x00\x00"})
 	}
 	batch := &batch{table: "spillway"}
@@ -228,4 +230,126 @@ func TestWhereThereIsNoRoomForMoreClientsTheyAreServedAllTheSame(t *testing.T) {
 	if len(heard) != 2 || !heard["pod1 10.244.0.1"] || !heard["pod2 10.244.0.1"] {
 		t.Errorf("answers %v", heard)
 	}
+}
+
+func TestAllWaysToAServicePortLeadAClientToOneEndpoint(t *testing.T) {
+	m := newMachines(t)
+	m.serve("pod1")
+	m.serve("pod2")
+	b := open(t)
+	two := here("10.244.0.2:8080", "10.244.0.3:8080")
+	ways := []string{"10.96.0.1:80", "172.30.0.10:30080", "192.0.2.1:80"}
+	for range 12 {
+		replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{port("web", model.IPv4,
+			clusterIP("10.96.0.1", intent.ToCluster), nodePort(30080, intent.ToCluster, intent.ToCluster),
+			loadBalancer("192.0.2.1", intent.ToCluster, intent.ToCluster), affine(time.Hour), two)}})
+		had := m.ask("lan", ways[0])
+		if !strings.HasPrefix(had, "pod") {
+			t.Fatalf("the client hears %q", had)
+		}
+		for _, way := range ways {
+			if got := m.ask("lan", way); got != had {
+				t.Errorf("%s leads to %q, and %s to %q", ways[0], had, way, got)
+			}
+		}
+		ways = append(ways[1:], ways[0])
+		replace(t, b, intent.State{Node: node()}) // forgets the client
+	}
+}
+
+// With policy Local, the ways have different endpoints: what a client has by one
+// counts on another only where that has it too.
+func TestAWayThatLacksTheRememberedEndpointChoosesAnotherForAllWays(t *testing.T) {
+	m := newMachines(t)
+	m.serve("pod1")
+	m.serve("pod2")
+	b := open(t)
+	n := node()
+	n.Local = intent.LocalTraffic{Prefix: "veth"}
+	p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), nodePort(30080, intent.ToLocal, intent.ToCluster), affine(time.Hour),
+		here("10.244.0.2:8080"), endpoints("10.244.0.3:8080"))
+	for range 6 {
+		replace(t, b, intent.State{Node: n, Ports: []*intent.ServicePort{p}})
+		m.ask("lan", "10.96.0.1:80")
+		for _, way := range []string{"172.30.0.10:30080", "10.96.0.1:80", "172.30.0.10:30080"} {
+			if got := m.ask("lan", way); !strings.HasPrefix(got, "pod1") {
+				t.Errorf("%s leads to %q", way, got)
+			}
+		}
+		replace(t, b, intent.State{Node: n})
+	}
+}
+
+func TestAClientIsForgottenAfterTheTimeOut(t *testing.T) {
+	m := newMachines(t)
+	m.serve("pod1")
+	m.serve("pod2")
+	b := open(t)
+	p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), affine(time.Second), here("10.244.0.2:8080", "10.244.0.3:8080"))
+	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{p}})
+	first := m.ask("lan", "10.96.0.1:80")
+	for range 30 { // the same one by chance: 1 of 10⁹
+		time.Sleep(1100 * time.Millisecond)
+		if got := m.ask("lan", "10.96.0.1:80"); got != first {
+			return
+		}
+	}
+	t.Errorf("only %q answers", first)
+}
+
+// A number goes with a connection's first packet through the node, and no farther.
+// What an application asked for itself counts for all others.
+func TestOnlyTheFirstPacketWithAffinityLosesItsPriorityAndNoneLeavesWithANumber(t *testing.T) {
+	m := newMachines(t)
+	m.serve("pod1")
+	b := open(t)
+	sticky := port("sticky", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), nodePort(30080, intent.ToCluster, intent.ToCluster), affine(time.Hour), here("10.244.0.2:8080"))
+	plain := port("plain", model.IPv4, clusterIP("10.96.0.2", intent.ToCluster), here("10.244.0.2:8080"))
+	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{sticky, plain}})
+	run(t, "ip", "route", "add", "10.96.0.0/16", "dev", "veth1")
+	file := filepath.Join(t.TempDir(), "probe.nft")
+	if err := os.WriteFile(file, []byte(`table inet probe {
+	set seen { typeof ct state . meta priority; size 100; flags dynamic; }
+	chain last { type filter hook postrouting priority 300; tcp dport 8080 add @seen { ct state . meta priority }; }
+}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "nft", "-f", file)
+	for _, row := range []struct {
+		to   string
+		new  string // priority of the first packet
+		what string
+	}{{"10.96.0.2:80", "0:6", "without affinity"}, {"10.96.0.1:80", "none", "new"}, {"10.96.0.1:80", "none", "remembered"}, {"172.30.0.10:30080", "none", "by NodePort"}} {
+		run(t, "nft", "flush", "set", "inet", "probe", "seen")
+		askWithPriority(t, row.to, 6)
+		got := run(t, "nft", "list", "set", "inet", "probe", "seen")
+		if !strings.Contains(got, "new . "+row.new) || !strings.Contains(got, "established . 0:6") || strings.Count(got, " . ") != 3 {
+			t.Errorf("%s, the packets had\n%s", row.what, got)
+		}
+	}
+	run(t, "nft", "flush", "set", "inet", "probe", "seen")
+	for range 2 {
+		m.ask("lan", "10.96.0.1:80")
+	}
+	if got := run(t, "nft", "list", "set", "inet", "probe", "seen"); !strings.Contains(got, "new . none") || strings.Count(got, " . ") != strings.Count(got, " . none")+1 {
+		t.Errorf("packets of another machine had\n%s", got)
+	}
+}
+
+// askWithPriority has the node itself connect and say something, with SO_PRIORITY.
+func askWithPriority(t *testing.T, to string, priority int) {
+	t.Helper()
+	d := net.Dialer{Timeout: 5 * time.Second, Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, priority); err != nil {
+				t.Error(err)
+			}
+		})
+	}}
+	c, err := d.DialContext(t.Context(), "tcp4", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, _ = io.ReadAll(c)
 }

@@ -281,10 +281,6 @@ func (c *change) against(img *image) bool {
 }
 
 func (c *change) againstChains(img *image) bool {
-	hooks := map[string]*hook{}
-	for _, ch := range c.t.ruleset(map[string]bool{}, c.nodeAfter()) {
-		hooks[ch.name] = ch.hook
-	}
 	for name, fc := range img.chains {
 		want := hooks[name]
 		if want == nil {

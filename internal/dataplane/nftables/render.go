@@ -73,7 +73,7 @@ func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Fronten
 		}
 	}
 	if p.Affinity > 0 && len(p.Endpoints) > 0 {
-		r.add(b.timeout(l, p.Affinity), key, value{})
+		r.sticky(l, b, key, p)
 	}
 	if f.Outside != f.Inside {
 		r.add(b.outside, key, value{})
@@ -95,7 +95,7 @@ func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route int
 	}
 	endpoints := endpointsOf(p, route)
 	if p.Affinity > 0 {
-		return r.sticky(to, key, p, route)
+		r.valid(to, key, p, route)
 	}
 	if len(endpoints) == 1 {
 		r.add(to.one, key, value{data: endpointValue(endpoints[0])})

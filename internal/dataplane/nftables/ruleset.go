@@ -23,6 +23,21 @@ type hook struct {
 	priority int32
 }
 
+// hooks are of all base chains there may be. To remember clients comes before
+// anybody gives them other addresses.
+var hooks = map[string]*hook{
+	"prerouting":      {"nat", unix.NF_INET_PRE_ROUTING, -100},
+	"output":          {"nat", unix.NF_INET_LOCAL_OUT, -100},
+	"forward":         {"filter", unix.NF_INET_FORWARD, 0},
+	"postrouting":     {"nat", unix.NF_INET_POST_ROUTING, 100},
+	chainRemember:     {"nat", unix.NF_INET_POST_ROUTING, 99},
+	chainRememberHere: {"nat", unix.NF_INET_LOCAL_IN, 99},
+}
+
+func hooked(name string, rules []*rule) chain {
+	return chain{name: name, hook: hooks[name], rules: rules}
+}
+
 // sums tells two versions of a chain apart: what its rules' user data hold.
 func (c *chain) sums() string {
 	var b strings.Builder
@@ -39,8 +54,10 @@ const tries = 8
 
 // No name may be one of nft's words, or it could not read what it shows.
 const (
-	chainReject     = "refuse"
-	chainMasquerade = "own-address"
+	chainReject       = "refuse"
+	chainMasquerade   = "own-address"
+	chainRemember     = "remember"
+	chainRememberHere = "remember-here"
 )
 
 // traits are what the rules depend on besides intent.
@@ -63,18 +80,19 @@ type ruleset struct {
 
 func (rs *ruleset) write() []chain {
 	rs.chains = append(rs.chains,
-		chain{name: "prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, -100}, rules: rs.dispatch()},
-		chain{name: "output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, -100}, rules: rs.dispatch()},
-		chain{name: "forward", hook: &hook{"filter", unix.NF_INET_FORWARD, 0}, rules: rs.forward()},
-		chain{name: "postrouting", hook: &hook{"nat", unix.NF_INET_POST_ROUTING, 100}, rules: append(rs.calm(),
+		hooked("prerouting", rs.dispatch()),
+		hooked("output", rs.dispatch()),
+		hooked("forward", rs.forward()),
+		hooked("postrouting", []*rule{
 			(&rule{comment: "what was translated here"}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusDNAT).jumpTo(chainMasquerade),
-		)},
+		}),
 		chain{name: chainReject, rules: rejects()},
 		chain{name: chainMasquerade, rules: rs.masquerade()},
 	)
 	for _, b := range rs.layout.bases() {
 		rs.base(b)
 	}
+	rs.remember()
 	return rs.chains
 }
 
@@ -99,9 +117,8 @@ func (rs *ruleset) dispatch() (out []*rule) {
 // family; key does without asking.
 func (b *base) load(r *rule) *rule { return b.key(r.only(b.family)) }
 
-func (b *base) key(r *rule) *rule { return b.keyAt(r, firstReg) }
-
-func (b *base) keyAt(r *rule, reg uint32) *rule {
+func (b *base) key(r *rule) *rule {
+	reg := uint32(firstReg)
 	if !b.nodePort {
 		r.destination(b.family, reg)
 		reg += b.family.regs()
@@ -255,7 +272,10 @@ func (rs *ruleset) notFromPods(r *rule, f *family) bool {
 }
 
 // asked goes on if the client asked for a frontend of the set.
-func (rs *ruleset) asked(b *base, s *set) *rule {
+func (rs *ruleset) asked(b *base, s *set) *rule { return rs.askedFor(b).in(s, firstReg) }
+
+// askedFor loads the frontend that the client asked for.
+func (rs *ruleset) askedFor(b *base) *rule {
 	r := (&rule{}).only(b.family).ctOriginal(b.family.ctDst, firstReg)
 	reg := uint32(firstReg)
 	if b.nodePort {
@@ -263,8 +283,7 @@ func (rs *ruleset) asked(b *base, s *set) *rule {
 	} else {
 		reg += b.family.regs()
 	}
-	r.meta(unix.NFT_META_L4PROTO, reg).ctOriginal(ctProtoDst, reg+1)
-	return r.in(s, firstReg)
+	return r.meta(unix.NFT_META_L4PROTO, reg).ctOriginal(ctProtoDst, reg+1)
 }
 
 // forNode fills in what the ruleset takes from the node.

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -43,7 +44,7 @@ var (
 	portField  = field{typeService, 2, describe(exprPayload, headerTransport, fieldDestPort)}
 )
 
-// numberField is the number of an endpoint, as a packet carries it.
+// numberField is the number of an endpoint or of a Service port, as a packet carries it.
 var numberField = field{typeClass, 4, describe(exprMeta, unix.NFT_META_PRIORITY)}
 
 func slotField(modulus uint32) field {
@@ -205,7 +206,6 @@ type class struct {
 	size    int
 	members *set
 	slots   *set
-	numbers *set // frontend . slot -> number of an endpoint, with affinity
 }
 
 // base is one way to look up frontends: by address, protocol and port, or by
@@ -214,14 +214,14 @@ type base struct {
 	family     *family
 	nodePort   bool
 	name       string
-	frontends  *set // all of them, with their names
-	outside    *set // those where packets from outside go another way
-	ranges     *set // those with source ranges
-	sources    *set // frontend . source range
-	masquerade *set // those whose packets get the node's address
-	affinity   *affinity
-	inner      pool // for packets of this node, and all others unless in outside
-	outer      pool // for packets from outside
+	frontends  *set                   // all of them, with their names
+	outside    *set                   // those where packets from outside go another way
+	ranges     *set                   // those with source ranges
+	sources    *set                   // frontend . source range
+	masquerade *set                   // those whose packets get the node's address
+	timeouts   map[time.Duration]*set // of affinity: frontend -> number of the Service port
+	inner      pool                   // for packets of this node, and all others unless in outside
+	outer      pool                   // for packets from outside
 }
 
 // common are the sets of one family that are not about frontends.
@@ -232,6 +232,7 @@ type common struct {
 	hairpin        *set
 	localEndpoints *set
 	localPods      *set
+	clients        *set // client . number of a Service port -> number of an endpoint
 }
 
 // layout is every set that the table can have. Those of time-outs of affinity are
@@ -258,6 +259,7 @@ func newLayout() *layout {
 		c := &l.common[i]
 		c.clusterIPs.shared, c.hairpin.shared, c.localEndpoints.shared = true, true, true
 		c.localPods.interval = true
+		c.clients = l.newClients(f)
 		l.addresses[i] = l.base(f, "services"+f.suffix, "addresses and ports of Services", addr, protoField, portField)
 		l.nodePorts[i] = l.base(f, "nodeports"+f.suffix, "NodePorts of Services", protoField, portField)
 		l.nodePorts[i].nodePort = true
@@ -280,7 +282,7 @@ func (l *layout) base(f *family, name, comment string, key ...field) base {
 	b.ranges = l.add(&set{name: name + "-ranges", key: key, comment: "with loadBalancerSourceRanges"})
 	b.sources = l.add(&set{name: name + "-sources", key: append(key[:len(key):len(key)], addrField(f)), interval: true, comment: "who may ask them"})
 	b.masquerade = l.add(&set{name: name + "-masquerade", key: key, comment: "whose packets get the node's address"})
-	b.affinity = l.newAffinity(&b)
+	b.timeouts = map[time.Duration]*set{}
 	b.inner = l.pool(f, name, key)
 	b.outer = l.pool(f, name+"-outside", key)
 	return b
@@ -296,10 +298,6 @@ func (l *layout) pool(f *family, name string, key []field) pool {
 			members: l.add(&set{name: fmt.Sprintf("%s-upto-%d", name, n), key: key}),
 			slots: l.add(&set{
 				name: fmt.Sprintf("%s-%d", name, n), data: endpoint, typeof: true,
-				key: append(key[:len(key):len(key)], slotField(uint32(n))),
-			}),
-			numbers: l.add(&set{
-				name: fmt.Sprintf("%s-affinity-%d", name, n), data: []field{numberField}, typeof: true,
 				key: append(key[:len(key):len(key)], slotField(uint32(n))),
 			}),
 		})
