@@ -612,7 +612,7 @@ func endpointChange(b *testing.B, s intent.State) {
 		p.Endpoints = slices.Delete(slices.Clone(p.Endpoints), i%10, i%10+1)
 		without[i] = &p
 	}
-	n := 0
+	n, before := 0, be.counts.bytes.Load()
 	for b.Loop() {
 		p := without[n/2%64]
 		if n%2 == 1 {
@@ -623,6 +623,7 @@ func endpointChange(b *testing.B, s intent.State) {
 		}
 		n++
 	}
+	b.ReportMetric(float64(be.counts.bytes.Load()-before)/float64(n), "written-B/op")
 }
 
 // BenchmarkFullSync measures a whole state written where nothing was.
@@ -636,10 +637,12 @@ func BenchmarkFullSync(b *testing.B) {
 func fullSync(b *testing.B, s intent.State) {
 	enter(b)
 	for b.Loop() {
-		if err := open(b).Replace(b.Context(), s); err != nil {
+		be := open(b)
+		if err := be.Replace(b.Context(), s); err != nil {
 			b.Fatal(err)
 		}
 		b.StopTimer()
+		b.ReportMetric(float64(be.counts.bytes.Load()), "written-B/op")
 		if err := Cleanup(b.Context(), Config{}); err != nil {
 			b.Fatal(err)
 		}
