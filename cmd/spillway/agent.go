@@ -262,6 +262,7 @@ func closeBackends(backends []dataplane.Backend, log *slog.Logger) {
 			log.Warn("close dataplane", "dataplane", b.Name(), "err", err)
 		}
 	}
+	log.Info("the agent ends; the kernel goes on serving what it has")
 }
 
 // newLogger writes to w; the levels are those of Kubernetes components, where

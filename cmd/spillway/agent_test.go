@@ -411,16 +411,18 @@ func TestAFlowTableMustFitIntoMemory(t *testing.T) {
 
 func TestTheMachinesSocketsAreServedOnlyFromItsOwnNetwork(t *testing.T) {
 	for _, test := range []struct {
-		own, first string
-		may        bool
+		own, pid1 string
+		may       bool
 	}{
 		{"net:[1]", "net:[1]", true},
 		{"net:[2]", "net:[1]", false},
-		{"net:[2]", "", true}, // pid 1 cannot be seen
-		{"", "net:[1]", true},
+		{"net:[2]", "", false}, // pid 1 cannot be seen
+		{firstNetns, "", true},
+		{"", "net:[1]", false},
+		{"", "", false},
 	} {
-		if err := mayDefaultCgroup(test.own, test.first); (err == nil) != test.may {
-			t.Errorf("agent in %q, pid 1 in %q: error %v", test.own, test.first, err)
+		if err := mayDefaultCgroup(test.own, test.pid1); (err == nil) != test.may {
+			t.Errorf("agent in %q, pid 1 in %q: error %v", test.own, test.pid1, err)
 		}
 	}
 }

@@ -134,7 +134,7 @@ func cleanBackends(ctx context.Context, c agentConfig, log *slog.Logger) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	log.Info("nothing is left in the kernel", "bpffs", c.BPFFS)
+	log.Info("nothing of this instance is left in the kernel", "bpffs", c.BPFFS)
 	return nil
 }
 
@@ -146,16 +146,23 @@ func openEBPF(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.B
 	return ebpf.New(ctx, cfg)
 }
 
+// firstNetns is the network namespace that the kernel starts with, since Linux
+// 6.18 (NET_NS_INIT_INO, include/uapi/linux/nsfs.h). Before, it may have any number.
+const firstNetns = "net:[4026531833]"
+
 // mayDefaultCgroup refuses the root of cgroup2 as a default to an agent whose
 // network namespace is not that of the machine, or of its container, as pid 1
-// has it: the socket hooks would reach processes everywhere. What is not known
-// ("") is believed.
-func mayDefaultCgroup(own, first string) error {
-	if own == "" || first == "" || own == first {
+// has it: the socket hooks would reach processes everywhere. So it does when that
+// cannot be told: "" is a namespace that cannot be seen.
+func mayDefaultCgroup(own, pid1 string) error {
+	const give = "the whole machine's sockets would be served: give --cgroup-root, the cgroup of the processes that are to use Services"
+	switch {
+	case own != "" && (own == pid1 || own == firstNetns):
 		return nil
+	case own == "" || pid1 == "":
+		return errors.New("find cgroup2: it cannot be told whether this is the machine's network namespace (/proc/1/ns/net cannot be read), and " + give)
 	}
-	return errors.New("find cgroup2: this network namespace is not that of the machine, and the whole machine's " +
-		"sockets would be served: give --cgroup-root, the cgroup of the processes that are to use Services")
+	return errors.New("find cgroup2: this network namespace is not that of the machine, and " + give)
 }
 
 // netnsOf names the network namespace of a process, "" if it cannot be seen.

@@ -116,8 +116,7 @@ func ReleaseBPFFS(path string) error {
 		return fmt.Errorf("look for pins: %w", err)
 	}
 	for _, e := range entries {
-		// These two the kernel itself makes (bpf_preload, Linux 5.10).
-		if name := e.Name(); name != "maps.debug" && name != "progs.debug" {
+		if !IsPreload(e.Name()) {
 			return nil // another instance's, or somebody else's
 		}
 	}
@@ -132,6 +131,18 @@ func ReleaseBPFFS(path string) error {
 		_ = os.Remove(m.point)
 	}
 	return nil
+}
+
+// IsPreload reports whether the kernel itself pins something of this name at the
+// top of every BPF file system (kernel/bpf/preload, Linux 5.10).
+func IsPreload(name string) bool { return name == "maps.debug" || name == "progs.debug" }
+
+// IsOwnBPFFS reports whether path is the mount point of a BPF file system that
+// EnsureBPFFS has mounted for it alone.
+func IsOwnBPFFS(path string) bool {
+	path = filepath.Clean(path)
+	m, err := mountOf(path)
+	return err == nil && path != DefaultBPFFS && m.fsType == "bpf" && m.source == mountSource && m.point == path
 }
 
 // mount is a line of mountinfo.

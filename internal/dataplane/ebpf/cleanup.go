@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -137,12 +138,14 @@ func detach(cfg Config, abandoned bool) error {
 
 func removePins(bpffs string) error {
 	errs := []error{attach.DetachCgroup(bpffs)}
-	for _, path := range append(layouts(bpffs), ownerPath(bpffs)) {
-		errs = append(errs, os.RemoveAll(path))
+	for _, dir := range layouts(bpffs) {
+		errs = append(errs, removeMaps(dir))
 	}
-	// A mount point stays here, and whatever else it holds.
+	errs = append(errs, os.RemoveAll(ownerPath(bpffs)))
+	// A mount point stays here, and what others have in it.
 	err := os.Remove(bpffs)
-	strangers := strangersIn(bpffs, errors.Is(err, unix.ENOTEMPTY))
+	ours := errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) && kernel.IsOwnBPFFS(bpffs)
+	strangers := strangersIn(bpffs, ours)
 	switch {
 	case len(strangers) > 0:
 		err = fmt.Errorf("remove %s: it holds what is not Spillway's: %s: move it elsewhere, or delete it (rm -r), and clean up again",
@@ -153,19 +156,68 @@ func removePins(bpffs string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// strangersIn lists what clean-up has left: in the directories of links, and in
-// the instance's own if that is to go.
-func strangersIn(bpffs string, all bool) (found []string) {
-	for _, dir := range []string{"links", "cgroup", ""} {
-		if dir == "" && !all {
-			break
+// removeMaps removes a directory of pinned maps, but for what is not Spillway's. Of
+// this ABI version the names of its maps are known; no version has directories.
+func removeMaps(dir string) error {
+	known, err := mapNames()
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read directory of pinned maps: %w", err)
+	}
+	current := filepath.Base(mapsDir(""))
+	ofNow := filepath.Base(dir) == current || strings.HasPrefix(filepath.Base(dir), current+setAsideSuffix)
+	for _, e := range entries {
+		if e.IsDir() || ofNow && !known[e.Name()] {
+			continue
 		}
-		entries, _ := os.ReadDir(filepath.Join(bpffs, dir))
-		for _, e := range entries {
-			if dir == "" && (e.Name() == "links" || e.Name() == "cgroup") {
-				continue // itself only because of what it holds
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("unpin map: %w", err)
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		return fmt.Errorf("remove directory of pinned maps: %w", err)
+	}
+	return nil
+}
+
+// mapNames are the names of the maps that an agent of this version pins.
+func mapNames() (map[string]bool, error) {
+	names := map[string]bool{idsMap: true}
+	for _, load := range []func() (*ebpf.CollectionSpec, error){loadTc, loadSock} {
+		spec, err := load()
+		if err != nil {
+			return nil, fmt.Errorf("read eBPF object: %w", err)
+		}
+		for name, m := range spec.Maps {
+			if m.Pinning == ebpf.PinByName {
+				names[name] = true
 			}
-			found = append(found, filepath.Join(bpffs, dir, e.Name()))
+		}
+	}
+	return names, nil
+}
+
+// strangersIn lists what clean-up has left: in the directories of links and maps,
+// and in the instance's own if that is to go. A directory of another instance,
+// which has maps in it, is none.
+func strangersIn(bpffs string, all bool) (found []string) {
+	inside := append([]string{filepath.Join(bpffs, "links"), filepath.Join(bpffs, "cgroup")}, layouts(bpffs)...)
+	dirs := inside
+	if all {
+		dirs = append(slices.Clone(inside), bpffs)
+	}
+	for _, dir := range dirs {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			// Of ours a directory is there only because of what it holds.
+			if slices.Contains(inside, path) || dir == bpffs && (len(layouts(path)) > 0 || kernel.IsPreload(e.Name())) {
+				continue
+			}
+			found = append(found, path)
 		}
 	}
 	return found

@@ -94,6 +94,38 @@ func TestCleanupNamesWhatIsNotOurs(t *testing.T) {
 	}
 }
 
+// Among the maps, too, and in a file system that the agent has mounted for itself.
+func TestCleanupNamesWhatIsNotOursAmongTheMaps(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	cfg.BPFFS = filepath.Join(t.TempDir(), "own")
+	runBackend(t, cfg, intent.State{}, nil)
+	if !kernel.IsOwnBPFFS(cfg.BPFFS) {
+		t.Fatalf("%s is not a mount of the agent's", cfg.BPFFS)
+	}
+	maps := mapsDir(cfg.BPFFS)
+	link := filepath.Join(maps, "mymap")
+	noError(t, os.Link(filepath.Join(maps, "frontends"), link))
+	strangers := []string{link}
+	for _, dir := range []string{filepath.Join(maps, "strange"), filepath.Join(cfg.BPFFS, layoutPrefix+"9", "theirs"), filepath.Join(cfg.BPFFS, "mine")} {
+		noError(t, os.MkdirAll(dir, 0o700))
+		strangers = append(strangers, dir)
+	}
+	for range 2 {
+		wantError(t, "clean-up", Cleanup(cfg), append(strangers, "it holds what is not Spillway's")...)
+		if left, err := os.ReadDir(maps); err != nil || len(left) != 2 {
+			t.Errorf("%d pins of the maps are left (%v), want the 2 that are not ours", len(left), err)
+		}
+	}
+	for _, strange := range strangers {
+		noError(t, os.RemoveAll(strange))
+	}
+	noError(t, Cleanup(cfg))
+	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
+	}
+}
+
 // Two agents share the file system that the first has mounted: the last one that
 // is cleaned up takes it away.
 func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {

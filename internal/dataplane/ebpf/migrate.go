@@ -70,7 +70,7 @@ func layouts(bpffs string) []string {
 func retireLayouts(bpffs string) {
 	for _, dir := range layouts(bpffs) {
 		if dir != mapsDir(bpffs) {
-			_ = os.RemoveAll(dir)
+			_ = removeMaps(dir) // what is not ours stays
 		}
 	}
 }
