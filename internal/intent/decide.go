@@ -85,12 +85,13 @@ func (t *Tracker) endpoints(cs []candidate) []Endpoint {
 		// to this node's own address get here all the same.
 		host := (c.here || c.ep.Node == "") && t.own.has(addr)
 		out = append(out, Endpoint{
-			Addr:    c.addr,
-			Cluster: c.cluster,
-			Local:   c.local,
-			Here:    c.here || host,
-			Host:    host,
-			Policed: t.world.policed(c.slice.Service.Namespace, c.ep, addr),
+			Addr:     c.addr,
+			Cluster:  c.cluster,
+			Local:    c.local,
+			Here:     c.here || host,
+			Unplaced: c.ep.Node == "" && !host,
+			Host:     host,
+			Policed:  t.world.policed(c.slice.Service.Namespace, c.ep, addr),
 		})
 	}
 	return out

@@ -68,8 +68,10 @@ type Endpoint struct {
 	Cluster bool // used by ToCluster
 	Local   bool // used by ToLocal
 	Here    bool // on this node
-	Host    bool // Here, and the address is the node's own (a hostNetwork pod)
-	Policed bool // a NetworkPolicy selects it (or may): its packets go through the stack
+	// Unplaced says that no slice tells which node it is on: it may be this one.
+	Unplaced bool
+	Host     bool // Here, and the address is the node's own (a hostNetwork pod)
+	Policed  bool // a NetworkPolicy selects it (or may): its packets go through the stack
 }
 
 // ServicePort is everything a dataplane must know about one Service port.

@@ -2,8 +2,6 @@ package iptables
 
 import (
 	"fmt"
-	"net/netip"
-	"slices"
 	"time"
 
 	"spillway.dev/spillway/internal/intent"
@@ -148,8 +146,8 @@ func (r *portRules) external(outside, inside intent.Route) string {
 			// node in any case. A process keeps its address only by accident.
 			c.add(newRule("-m addrtype --src-type LOCAL").jump(chainMarkMasquerade))
 			c.add(newRule("-m addrtype --src-type LOCAL").jump(r.route(inside)))
-			for _, p := range r.inside {
-				c.add(from(p).jump(r.route(inside)))
+			for _, m := range r.inside {
+				c.add(newRule(m).jump(r.route(inside)))
 			}
 		}
 		switch {
@@ -193,7 +191,7 @@ func (r *portRules) endpoints(kind string, uses func(*intent.Endpoint) bool) str
 // chain where more has to be done.
 func (r *portRules) endpoint(e *intent.Endpoint) string {
 	dnat := "DNAT --to-destination " + e.Addr.String()
-	hairpin := r.mayAskItself(e)
+	hairpin := mayAskItself(e)
 	if !hairpin && r.p.Affinity == 0 {
 		return dnat
 	}
@@ -211,15 +209,10 @@ func (r *portRules) endpoint(e *intent.Endpoint) string {
 	})
 }
 
-// mayAskItself reports whether packets of the endpoint itself come through this
-// node's chains. It is on this node, or a slice written by hand does not say
-// where it is.
-func (r *portRules) mayAskItself(e *intent.Endpoint) bool {
-	if e.Host {
-		return false
-	}
-	return e.Here || slices.ContainsFunc(r.inside, func(p netip.Prefix) bool { return p.Contains(e.Addr.Addr()) })
-}
+// mayAskItself reports whether packets of the endpoint itself may come through
+// this node's chains. Such an endpoint costs a chain, so it matters that those
+// which are known to be elsewhere do not count.
+func mayAskItself(e *intent.Endpoint) bool { return e.Here && !e.Host || e.Unplaced }
 
 func (r *portRules) endpointChain(e *intent.Endpoint) string {
 	return r.name(kindEndpoint, e.Addr.String())

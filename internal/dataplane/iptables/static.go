@@ -68,8 +68,8 @@ func jumps(f model.Family) []jump {
 // facts is what rules of one family depend on besides Services.
 type facts struct {
 	family        model.Family
-	clusterCIDRs  []netip.Prefix // sources that are in the cluster
-	inside        []netip.Prefix // sources that are pods of this node
+	cluster       []string // matches of packets that are from the cluster's pods
+	inside        []string // matches of packets that are from pods of this node
 	nodePortAddrs []netip.Addr
 	masqueradeAll bool
 	liberal       bool // nf_conntrack_tcp_be_liberal
@@ -78,16 +78,10 @@ type facts struct {
 func newFacts(f model.Family, n intent.Node, liberal bool) facts {
 	of := facts{
 		family:        f,
-		clusterCIDRs:  aggregate(rangesOf(f, n.ClusterCIDRs)),
-		inside:        aggregate(rangesOf(f, n.PodCIDRs)),
 		masqueradeAll: n.MasqueradeAll,
 		liberal:       liberal,
 	}
-	if len(of.inside) == 0 {
-		// No range of this node's own is known. As kube-proxy does, take all
-		// pods of the cluster for this node's.
-		of.inside = of.clusterCIDRs
-	}
+	of.cluster, of.inside = podSources(f, n)
 	for _, a := range n.NodePortAddrs {
 		if model.FamilyOf(a) == f {
 			of.nodePortAddrs = append(of.nodePortAddrs, a)
@@ -96,9 +90,42 @@ func newFacts(f model.Family, n intent.Node, liberal bool) facts {
 	return of
 }
 
+// podSources are matches of packets from pods, as --detect-local-mode has them
+// told. A device is that of a pod here, and so are the pods of the cluster that
+// send by it. Addresses know more: packets of another node's pod are no more to be
+// masqueraded than those of one here, but come from outside.
+func podSources(f model.Family, n intent.Node) (cluster, inside []string) {
+	switch {
+	case n.Local.Interface != "":
+		m := []string{"-i " + n.Local.Interface}
+		return m, m
+	case n.Local.Prefix != "":
+		m := []string{"-i " + n.Local.Prefix + "+"}
+		return m, m
+	}
+	cluster = sources(rangesOf(f, n.Local.Sources))
+	if len(cluster) == 0 {
+		cluster = sources(rangesOf(f, n.ClusterCIDRs))
+	}
+	if inside = sources(rangesOf(f, n.PodCIDRs)); len(inside) == 0 {
+		// No range of this node's own is known. As kube-proxy does, take all
+		// pods of the cluster for this node's.
+		inside = cluster
+	}
+	return cluster, inside
+}
+
+// sources are the matches of packets from ranges.
+func sources(ranges []netip.Prefix) (matches []string) {
+	for _, p := range aggregate(ranges) {
+		matches = append(matches, from(p).String())
+	}
+	return matches
+}
+
 func (f *facts) equal(o *facts) bool {
 	return f.masqueradeAll == o.masqueradeAll && f.liberal == o.liberal &&
-		slices.Equal(f.clusterCIDRs, o.clusterCIDRs) && slices.Equal(f.inside, o.inside) &&
+		slices.Equal(f.cluster, o.cluster) && slices.Equal(f.inside, o.inside) &&
 		slices.Equal(f.nodePortAddrs, o.nodePortAddrs)
 }
 
@@ -115,11 +142,11 @@ func (f *facts) natChains() []chain {
 
 	sources := chain{name: chainSources}
 	if !f.masqueradeAll {
-		for _, p := range f.clusterCIDRs {
-			sources.add(from(p).jump("RETURN"))
+		for _, m := range f.cluster {
+			sources.add(newRule(m).jump("RETURN"))
 		}
 	}
-	if f.masqueradeAll || len(f.clusterCIDRs) > 0 {
+	if f.masqueradeAll || len(f.cluster) > 0 {
 		sources.add(newRule("").jump(setMark(markMasquerade, markMasquerade)))
 	}
 	// ACCEPT ends the way through table nat; table filter does as marked.
