@@ -23,6 +23,7 @@ type Backend struct {
 	known    bool
 	verified time.Time     // when the kernel was last compared with it
 	took     time.Duration // and how long that took
+	restored []string      // see Restored
 	metrics  *metrics
 }
 

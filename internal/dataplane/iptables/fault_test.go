@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -142,8 +143,13 @@ func TestVerifyingFindsAndRepairsWhatSomebodyElseChanged(t *testing.T) {
 				if how == VerifyOff {
 					wantMetric(t, be, differences, 0)
 					b.replace(be, one, two, three)
-				} else if !strings.Contains(b.log.String(), "did not hold") {
-					t.Errorf("nothing in the log: %s", b.log)
+				}
+				want := "IPv4 table nat: chain " + b.chainOf(be, one) + " emptied; IPv4 table filter: chain SPW-REFUSE emptied"
+				if got := be.Restored(); got != want {
+					t.Errorf("restored is %q, want %q", got, want)
+				}
+				if again := be.Restored(); again != "" {
+					t.Errorf("it is told twice: %q", again)
 				}
 				wantMetric(t, be, differences, 2)
 				b.asFromScratch(intent.State{Node: testNode(), Ports: []*intent.ServicePort{service(1), service(2), service(3)}})
@@ -327,6 +333,44 @@ func TestAWriterThatIsKilledAnywhereIsMadeUpFor(t *testing.T) {
 			t.Error("no writer was killed before its end")
 		}
 		b.asFromScratch(bothFamilies(400))
+	})
+}
+
+// TestAWriterThatIsKilledBetweenTheTablesIsMadeUpFor has iptables-restore commit the
+// first table and die with its caller before the second.
+func TestAWriterThatIsKilledBetweenTheTablesIsMadeUpFor(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		dir := b.t.(*testing.T).TempDir()
+		for _, base := range []string{"iptables", "ip6tables"} {
+			name := base + "-" + string(b.variant) + "-restore"
+			program, err := exec.LookPath(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			script := "#!/bin/bash\n" +
+				"[ \"$1\" = --version ] && exec " + program + " --version\n" +
+				"all=$(cat); case $all in *" + chainTry + "*) exec " + program + " \"$@\" <<<\"$all\";; esac\n" +
+				program + " \"$@\" <<<\"${all%%COMMIT*}COMMIT\"; kill -9 0\n"
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), killedVariable+"="+b.lock, "PATH="+dir+":"+os.Getenv("PATH"))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Stderr = os.Stderr
+		if err := cmd.Run(); err == nil {
+			t.Fatal("the writer was not killed")
+		}
+		if dump := b.dump(); !strings.Contains(dump, chainServices) || strings.Contains(dump, ":"+chainRefuse) || strings.Contains(dump, "-A "+chainRefuse) {
+			t.Fatalf("it was not killed between the tables:\n%s", dump)
+		}
+		be := b.open()
+		if err := be.Replace(context.Background(), bothFamilies(50)); err != nil {
+			t.Fatal(err)
+		}
+		b.inSync(be)
+		b.asFromScratch(bothFamilies(50))
 	})
 }
 

@@ -85,6 +85,7 @@ type difference struct {
 	gone  []string // chains to be taken away
 	edits []string // commands on the kernel's own chains
 	check []string // commands that fail where the kernel's own chains were edited
+	have  *dump    // what the kernel held; nil: it was not read
 }
 
 func (d *difference) empty() bool {
@@ -224,7 +225,7 @@ func (r *ruleset) holds(ports []*intent.ServicePort) bool {
 
 // against compares what is wanted in a table with what the kernel holds.
 func (r *ruleset) against(have *dump) difference {
-	diff := difference{table: have.table}
+	diff := difference{table: have.table, have: have}
 	want := r.want[have.table]
 	if !maps.Equal(have.chains, want) {
 		for c := range r.chains(have.table) {

@@ -32,7 +32,10 @@ func (b *Backend) writeChanged(ctx context.Context, diffs []difference) error {
 	if len(written) == 0 || !b.dueToVerify() {
 		return nil
 	}
-	return b.verify(ctx)
+	if _, err := b.repair(ctx); err != nil {
+		return fmt.Errorf("verify a partial sync: %w", err)
+	}
+	return nil
 }
 
 // partialFailed writes everything at once, unless that has to wait for the same
@@ -62,9 +65,11 @@ func (b *Backend) writeAll(ctx context.Context) error {
 func (b *Backend) repair(ctx context.Context) (different int, err error) {
 	before, start := b.known, time.Now()
 	written := map[string]int{}
+	var found []string
 	for _, f := range b.families {
-		n, failed := b.repairFamily(ctx, f, written)
+		n, words, failed := b.repairFamily(ctx, f, written)
 		different += n
+		found = append(found, words...)
 		switch {
 		case err == nil:
 			err = failed
@@ -81,21 +86,23 @@ func (b *Backend) repair(ctx context.Context) (different int, err error) {
 	b.took = b.verified.Sub(start)
 	if before {
 		b.metrics.differences.Add(float64(different))
+		b.restored = append(b.restored, found...)
 	}
 	b.metrics.synced(b.families, written)
 	return different, nil
 }
 
-// repairFamily does so for one family and counts the rules that it writes.
-func (b *Backend) repairFamily(ctx context.Context, f *family, written map[string]int) (different int, err error) {
+// repairFamily does so for one family, counts the rules that it writes, and says
+// what it found changed.
+func (b *Backend) repairFamily(ctx context.Context, f *family, written map[string]int) (different int, found []string, err error) {
 	now := takeFingerprint(b.variant, f.ruleset.family)
 	if b.known && f.seen.same(now) {
-		return 0, nil
+		return 0, nil, nil
 	}
 	f.seen = fingerprint{}
 	diffs, err := f.compare(ctx)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	for _, d := range diffs {
 		different += len(d.fill) + len(d.gone) + len(d.edits)
@@ -103,13 +110,16 @@ func (b *Backend) repairFamily(ctx context.Context, f *family, written map[strin
 	}
 	if different == 0 {
 		f.seen = now // taken first: what came between is found out next time
-		return 0, nil
+		return 0, nil, nil
+	}
+	if b.known {
+		found = inWords(f.ruleset.family, diffs)
 	}
 	err = b.writeDifferences(ctx, f, diffs)
 	if err != nil && ctx.Err() == nil {
 		b.metrics.failures.Inc()
 	}
-	return different, err
+	return different, found, err
 }
 
 // compare reads the tables of a family and says what has to be written.
@@ -198,18 +208,4 @@ func (b *Backend) dueToVerify() bool {
 		return time.Since(b.verified) > sampledShare*b.took
 	}
 	return false
-}
-
-// verify compares what the kernel holds after a partial sync with what a full
-// sync would write, and repairs it.
-func (b *Backend) verify(ctx context.Context) error {
-	different, err := b.repair(ctx)
-	if err != nil {
-		return fmt.Errorf("verify a partial sync: %w", err)
-	}
-	if different > 0 {
-		b.cfg.Log.Warn("after a partial sync the kernel did not hold what a full sync writes; it was written again",
-			"differences", different)
-	}
-	return nil
 }

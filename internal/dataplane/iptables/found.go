@@ -1,0 +1,65 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// namesFound bounds how many chains of one kind are named.
+const namesFound = 5
+
+// Restored says, once, what somebody else had changed in the kernel and syncs have
+// written again since it was last asked; "" is nothing.
+func (b *Backend) Restored() string {
+	found := strings.Join(b.restored, "; ")
+	b.restored = nil
+	return found
+}
+
+// inWords says for each table of a family how what was found differs from what is
+// wanted: "IPv4 table nat: emptied SPW-SVC-…; jumps of PREROUTING changed".
+func inWords(f model.Family, diffs []difference) (found []string) {
+	for i := range diffs {
+		if words := diffs[i].found(); len(words) > 0 {
+			found = append(found, fmt.Sprintf("%s table %s: %s", f, diffs[i].table, strings.Join(words, ", ")))
+		}
+	}
+	return found
+}
+
+func (d *difference) found() (words []string) {
+	chains := map[string][]string{"added": d.gone}
+	for _, c := range d.fill {
+		how := "changed"
+		if s, there := d.have.chains[c.name]; !there {
+			how = "removed"
+		} else if s.rules == 0 {
+			how = "emptied"
+		}
+		chains[how] = append(chains[how], c.name)
+	}
+	for _, how := range []string{"removed", "emptied", "changed", "added"} {
+		if names := chains[how]; len(names) > 0 {
+			words = append(words, "chain "+nameSome(names)+" "+how)
+		}
+	}
+	var from []string
+	for _, edit := range d.edits { // "-D PREROUTING …"
+		from = append(from, strings.Fields(edit)[1])
+	}
+	if from = slices.Compact(from); len(from) > 0 {
+		words = append(words, "jump from "+nameSome(from)+" changed")
+	}
+	return words
+}
+
+func nameSome(names []string) string {
+	some := strings.Join(names[:min(len(names), namesFound)], ", ")
+	if more := len(names) - namesFound; more > 0 {
+		some += fmt.Sprintf(" and %d more", more)
+	}
+	return some
+}

@@ -1,0 +1,37 @@
+package iptables
+
+import "testing"
+
+func TestWhatSomebodyElseChangedIsNamed(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		for _, test := range []struct {
+			name string
+			does []string
+			want string
+		}{
+			{"a chain is emptied", []string{"iptables -t nat -F SPW-ADDRESSES"}, "IPv4 table nat: chain SPW-ADDRESSES emptied"},
+			{"a rule goes", []string{"iptables -D SPW-REFUSE 1"}, "IPv4 table filter: chain SPW-REFUSE changed"},
+			{"a chain comes", []string{"ip6tables -t nat -N SPW-NEW"}, "IPv6 table nat: chain SPW-NEW added"},
+			{"a chain goes", []string{"iptables -D FORWARD 2", "iptables -F SPW-FORWARD", "iptables -X SPW-FORWARD"},
+				"IPv4 table filter: chain SPW-FORWARD removed, jump from FORWARD changed"},
+			{"ways in go", []string{"iptables -t nat -F PREROUTING", "iptables -t nat -F OUTPUT"},
+				"IPv4 table nat: jump from PREROUTING, OUTPUT changed"},
+			{"nothing", nil, ""},
+		} {
+			be, one, two := b.open(), service(1), service(2)
+			b.replace(be, one, two)
+			b.mustRun(test.does...)
+			b.replace(be, one, two)
+			if got := be.Restored(); got != test.want {
+				b.t.Errorf("%s: restored is %q, want %q", test.name, got, test.want)
+			}
+			b.inSync(be)
+		}
+	})
+}
+
+func TestOnlySomeChainsAreNamed(t *testing.T) {
+	if got := nameSome([]string{"a", "b", "c", "d", "e", "f", "g"}); got != "a, b, c, d, e and 2 more" {
+		t.Error(got)
+	}
+}
