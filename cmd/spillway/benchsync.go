@@ -23,8 +23,9 @@ func newBenchSyncCommand() *cobra.Command {
 		Long: `Gives each dataplane nodes of more and more Services of ten endpoints each, and
 measures the first full sync, single changes, and the first packet of a
 connection. kube-proxy-nftables and kube-proxy-iptables among the modes put
-kube-proxy beside them, fed by a real API server (run hack/peers first). Needs
-root and nginx; leave the machine alone meanwhile.`,
+kube-proxy beside them, fed by a real API server (run hack/peers first). With
+iptables, -legacy or -nft at the end of a mode says which variant. Needs root and
+nginx; leave the machine alone meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {

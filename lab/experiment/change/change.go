@@ -26,10 +26,19 @@ import (
 )
 
 // Modes are the dataplanes that can be measured; kube-proxy's need what
-// hack/peers builds.
-var Modes = []string{"ebpf", "nftables", "iptables", kubeProxy + "nftables", kubeProxy + "iptables"}
+// hack/peers builds. "iptables" leaves the variant to whom it may choose.
+var Modes = []string{"ebpf", "nftables", "iptables", "iptables-legacy", "iptables-nft",
+	kubeProxy + "nftables", kubeProxy + "iptables", kubeProxy + "iptables-legacy", kubeProxy + "iptables-nft"}
 
 const kubeProxy = "kube-proxy-"
+
+// dataplaneOf takes a mode apart: who writes, into what, and with which variant of
+// iptables, "" for any.
+func dataplaneOf(mode string) (proxyMode, variant string, isPeer bool) {
+	mode, isPeer = strings.CutPrefix(mode, kubeProxy)
+	proxyMode, variant, _ = strings.Cut(mode, "-")
+	return proxyMode, variant, isPeer
+}
 
 // small is the size that first packets are compared with.
 const small = 10
@@ -116,10 +125,14 @@ func newSide(ctx context.Context, cfg Config, mode, name string, services int) (
 		return nil, errors.Join(err, r.Down())
 	}
 	var s side
-	if proxyMode, ok := strings.CutPrefix(mode, kubeProxy); ok {
-		s, err = newPeer(ctx, r, proxyMode, services)
+	proxyMode, variant, isPeer := dataplaneOf(mode)
+	if err := useIptables(ctx, r, variant); err != nil {
+		return nil, errors.Join(err, r.Down())
+	}
+	if isPeer {
+		s, err = newPeer(ctx, r, proxyMode, variant, services)
 	} else {
-		s, err = newOwn(ctx, cfg, r, mode, services)
+		s, err = newOwn(ctx, cfg, r, proxyMode, services)
 	}
 	if err != nil {
 		return nil, err

@@ -112,6 +112,23 @@ func TestReport(t *testing.T) {
 	}
 }
 
+func TestAModeSaysWhoWritesIntoWhat(t *testing.T) {
+	type parts struct {
+		dataplane, variant string
+		peer               bool
+	}
+	for mode, want := range map[string]parts{
+		"ebpf": {"ebpf", "", false}, "iptables": {"iptables", "", false}, "iptables-nft": {"iptables", "nft", false},
+		"kube-proxy-nftables": {"nftables", "", true}, "kube-proxy-iptables": {"iptables", "", true},
+		"kube-proxy-iptables-legacy": {"iptables", "legacy", true},
+	} {
+		var got parts
+		if got.dataplane, got.variant, got.peer = dataplaneOf(mode); got != want {
+			t.Errorf("%s: %+v, want %+v", mode, got, want)
+		}
+	}
+}
+
 func TestValidate(t *testing.T) {
 	good := Config{Modes: Modes, Services: []int{10}, Changes: 1, Rounds: 1}
 	if err := good.Validate(); err != nil {

@@ -44,15 +44,15 @@ type peer struct {
 	first  Cold
 }
 
-func newPeer(ctx context.Context, r *rig.Rig, mode string, services int) (*peer, error) {
+func newPeer(ctx context.Context, r *rig.Rig, mode, variant string, services int) (*peer, error) {
 	p := &peer{rig: r}
-	if err := p.start(ctx, mode, services); err != nil {
+	if err := p.start(ctx, mode, variant, services); err != nil {
 		return nil, errors.Join(err, p.down())
 	}
 	return p, nil
 }
 
-func (p *peer) start(ctx context.Context, mode string, services int) error {
+func (p *peer) start(ctx context.Context, mode, variant string, services int) error {
 	programs, err := controlplane.Programs()
 	if err != nil {
 		return err
@@ -84,6 +84,13 @@ func (p *peer) start(ctx context.Context, mode string, services int) error {
 		"--hostname-override", node.Name, "--cluster-cidr", "10.0.0.0/8", "--iptables-min-sync-period", "0",
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")
+	if variant != "" {
+		path, err := iptablesPath(p.rig, variant)
+		if err != nil {
+			return err
+		}
+		p.cmd.Env = append(p.cmd.Environ(), "PATH="+path)
+	}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.WaitDelay = time.Second
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -1,0 +1,46 @@
+package change
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"spillway.dev/spillway/lab/experiment/rig"
+)
+
+// useIptables leaves on the node what kubelet leaves in the variant of iptables
+// that it uses: Spillway's dataplane goes by that.
+func useIptables(ctx context.Context, r *rig.Rig, variant string) error {
+	if variant == "" {
+		return nil
+	}
+	cmd := r.Cluster.Node(0).Command(ctx, "iptables-"+variant+"-restore", "--noflush", "--wait")
+	cmd.Stdin = strings.NewReader("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("use iptables-%s: %w: %s", variant, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// iptablesPath is a PATH in which "iptables" is that variant: kube-proxy does not
+// choose, its image does.
+func iptablesPath(r *rig.Rig, variant string) (string, error) {
+	dir := r.Path("iptables")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make directory for iptables-%s: %w", variant, err)
+	}
+	for _, base := range []string{"iptables", "ip6tables"} {
+		for _, end := range []string{"", "-save", "-restore"} {
+			program, err := exec.LookPath(base + "-" + variant + end)
+			if err == nil {
+				err = os.Symlink(program, dir+"/"+base+end)
+			}
+			if err != nil {
+				return "", fmt.Errorf("use iptables-%s: %w", variant, err)
+			}
+		}
+	}
+	return dir + ":" + os.Getenv("PATH"), nil
+}
