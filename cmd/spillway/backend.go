@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -29,22 +30,28 @@ type proxyMode struct {
 	netfilter bool
 	// drain has it leave new connections to others; nil: it does that already.
 	drain func(agentConfig) error
+	// drained waits until the connections have ended that end with it; nil: there
+	// are none.
+	drained func(context.Context, agentConfig, *slog.Logger) error
 }
 
 var proxyModes = []proxyMode{
 	{"ebpf", openEBPF, func(_ context.Context, c agentConfig, log *slog.Logger) error {
 		return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Log: log})
-	}, false, func(c agentConfig) error { return ebpf.Drain(ebpf.Config{BPFFS: c.BPFFS}) }},
+	}, false, func(c agentConfig) error { return ebpf.Drain(ebpf.Config{BPFFS: c.BPFFS}) },
+		func(ctx context.Context, c agentConfig, log *slog.Logger) error {
+			return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Conntrack.timeouts(), Log: log})
+		}},
 	{"nftables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
 		return nftables.New(ctx, nftables.Config{Beside: c.ProxyMode != "nftables", Log: log})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return nftables.Cleanup(ctx, nftables.Config{Log: log})
-	}, true, nil},
+	}, true, nil, nil},
 	{"iptables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
 		return iptables.New(ctx, iptables.Config{Log: log, VerifyPartialSync: c.VerifyPartialSync})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return iptables.Cleanup(ctx, iptables.Config{Log: log})
-	}, true, nil},
+	}, true, nil, nil},
 }
 
 func modeUsesNetfilter(name string) bool {
@@ -98,7 +105,8 @@ func newBackend(ctx context.Context, name string, c agentConfig, log *slog.Logge
 // cleanUnused takes away what dataplanes that this agent does not use left in
 // the kernel when another --proxy-mode was in force. It runs when the new one
 // serves, so that new connections always find one of them, and waits until the
-// last answers are through. Connections that run longer do not survive it.
+// last answers are through, or, where a dataplane's own connections would end with
+// it, the last of these.
 func cleanUnused(ctx context.Context, c agentConfig, used []dataplane.Backend, log *slog.Logger) {
 	unused := slices.DeleteFunc(slices.Clone(proxyModes), func(m proxyMode) bool {
 		return slices.ContainsFunc(used, func(b dataplane.Backend) bool { return b.Name() == m.name })
@@ -116,10 +124,24 @@ func cleanUnused(ctx context.Context, c agentConfig, used []dataplane.Backend, l
 		return // the next start does it
 	case <-time.After(reconcile.Linger):
 	}
+	var wg sync.WaitGroup
 	for _, m := range unused {
-		if err := m.cleanup(ctx, c, log); err != nil {
-			log.Warn("Clean up a dataplane that is not in use", "dataplane", m.name, "err", err)
+		wg.Go(func() { m.retire(ctx, c, log) })
+	}
+	wg.Wait()
+}
+
+// retire cleans up a dataplane that is not in use when its connections have ended.
+func (m *proxyMode) retire(ctx context.Context, c agentConfig, log *slog.Logger) {
+	if m.drained != nil {
+		if err := m.drained(ctx, c, log); ctx.Err() != nil {
+			return // the next start does it
+		} else if err != nil {
+			log.Warn("Wait for connections of a dataplane that is not in use", "dataplane", m.name, "err", err)
 		}
+	}
+	if err := m.cleanup(ctx, c, log); err != nil {
+		log.Warn("Clean up a dataplane that is not in use", "dataplane", m.name, "err", err)
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
@@ -48,61 +47,6 @@ func Cleanup(cfg Config) error {
 		return err
 	}
 	return kernel.ReleaseBPFFS(cfg.BPFFS)
-}
-
-// Drain has what an earlier run left leave new connections to another dataplane:
-// no address is a Service's any more, and answers that netfilter translates go
-// through it. Flows go on until Cleanup. What is not there is no error.
-func Drain(cfg Config) error {
-	for _, dir := range layouts(cfg.BPFFS) {
-		frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
-		}
-		err = errors.Join(askConntrack(dir), deleteServices(frontends))
-		frontends.Close()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// askConntrack sets SETTING_ASK_CONNTRACK.
-func askConntrack(dir string) error {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapNodeSettings), nil)
-	if err != nil {
-		return fmt.Errorf("open eBPF map %s: %w", tcMapNodeSettings, err)
-	}
-	defer m.Close()
-	var s tcSettings
-	if err := m.Lookup(uint32(0), &s); err != nil {
-		return fmt.Errorf("read settings: %w", err)
-	}
-	s.Flags |= uint32(tcSettingsFlagsSETTING_ASK_CONNTRACK)
-	if err := m.Put(uint32(0), s); err != nil {
-		return fmt.Errorf("write settings: %w", err)
-	}
-	return nil
-}
-
-// deleteServices deletes every frontend but those that are endpoints.
-func deleteServices(frontends *ebpf.Map) error {
-	var keys []tcFrontendKey
-	err := each(frontends, func(k tcFrontendKey, f tcFrontend) {
-		if f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 {
-			keys = append(keys, k)
-		}
-	})
-	for _, k := range keys {
-		if e := frontends.Delete(k); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, fmt.Errorf("delete from eBPF map %s: %w", frontends, e))
-		}
-	}
-	return err
 }
 
 // ownedElsewhere reports whether the pins are of another network namespace. It

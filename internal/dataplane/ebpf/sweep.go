@@ -45,36 +45,49 @@ func (b *Backend) sweepLoop(ctx context.Context) {
 
 // sweep walks through the table once.
 func (b *Backend) sweep(ctx context.Context) error {
-	flows := b.m(tcMapFlows)
+	var tcp, udp uint64
+	err := eachFlow(ctx, b.m(tcMapFlows), func(k *tcTuple, f *tcFlow, now uint32) error {
+		if b.cfg.Timeouts.dead(k, f, now) {
+			return b.sweepOne(*k, now)
+		}
+		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
+			if model.Protocol(k.Proto) == model.TCP {
+				tcp++
+			} else {
+				udp++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	b.flows.tcp.Store(tcp)
+	b.flows.udp.Store(udp)
+	return nil
+}
+
+// eachFlow calls f for every entry of the flow table until one call fails or ctx
+// ends; now is the programs' clock.
+func eachFlow(ctx context.Context, flows *ebpf.Map, f func(k *tcTuple, f *tcFlow, now uint32) error) error {
 	keys := make([]tcTuple, sweepBatch)
 	values := make([]tcFlow, sweepBatch)
 	var cursor ebpf.MapBatchCursor
-	var tcp, udp uint64
 	for ctx.Err() == nil {
 		n, err := flows.BatchLookup(&cursor, keys, values, nil)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
+			return fmt.Errorf("read flow table: %w", err)
 		}
 		now := bootSeconds()
 		for i := range n {
-			if b.cfg.Timeouts.dead(&keys[i], &values[i], now) {
-				if err := b.sweepOne(keys[i], now); err != nil {
-					return err
-				}
-			} else if tcFlowFlags(values[i].Flags)&tcFlowFlagsFLOW_REPLY == 0 {
-				if model.Protocol(keys[i].Proto) == model.TCP {
-					tcp++
-				} else {
-					udp++
-				}
+			if err := f(&keys[i], &values[i], now); err != nil {
+				return err
 			}
 		}
 		if err != nil {
 			break // ErrKeyNotExist: that was the last batch
 		}
 	}
-	b.flows.tcp.Store(tcp)
-	b.flows.udp.Store(udp)
 	return ctx.Err()
 }
 

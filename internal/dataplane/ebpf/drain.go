@@ -1,0 +1,141 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/model"
+)
+
+// Drain has what an earlier run left leave new connections to another dataplane:
+// no address is a Service's any more, and answers that netfilter translates go
+// through it. Flows go on until Cleanup. What is not there is no error.
+func Drain(cfg Config) error {
+	for _, dir := range layouts(cfg.BPFFS) {
+		err := deleteFrontends(dir, func(f *tcFrontend) bool { return f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 })
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err = errors.Join(err, askConntrack(dir)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drainInterval is the least time between two looks at the flow table.
+const drainInterval = 2 * time.Second
+
+// Drained waits until the TCP connections have ended that the programs translate,
+// at most as long as an idle one is remembered, or until ctx ends. Meanwhile the
+// programs do nothing else: nobody keeps the maps up to date any more, so packets
+// of endpoints are netfilter's to judge, and UDP, which has no connections, is the
+// new dataplane's at once. It is for after Drain, when the last answers are through.
+func Drained(ctx context.Context, cfg Config) error {
+	dir := mapsDir(cfg.BPFFS)
+	flows, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFlows), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open eBPF map %s: %w", tcMapFlows, err)
+	}
+	defer flows.Close()
+	all := func(*tcFrontend) bool { return true }
+	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), deleteFrontends(dir, all), deleteUDP(ctx, flows)); err != nil {
+		return err
+	}
+	timeouts := cfg.Timeouts
+	if timeouts == (Timeouts{}) {
+		timeouts = DefaultTimeouts
+	}
+	begun, told := time.Now(), false
+	for {
+		start := time.Now()
+		open, err := countOpen(ctx, flows, &timeouts)
+		if err != nil || open == 0 || time.Since(begun) > timeouts.TCPEstablished {
+			return err
+		}
+		if !told {
+			told = true
+			cfg.Log.Info("the eBPF programs stay until the TCP connections end that they translate", "connections", open)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(max(drainInterval, 20*time.Since(start))):
+		}
+	}
+}
+
+// countOpen counts TCP connections that have not ended.
+func countOpen(ctx context.Context, flows *ebpf.Map, t *Timeouts) (open int, err error) {
+	err = eachFlow(ctx, flows, func(k *tcTuple, f *tcFlow, now uint32) error {
+		if model.Protocol(k.Proto) == model.TCP && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED &&
+			tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 && !t.dead(k, f, now) {
+			open++
+		}
+		return nil
+	})
+	return open, err
+}
+
+// deleteUDP forgets all UDP flows.
+func deleteUDP(ctx context.Context, flows *ebpf.Map) error {
+	return eachFlow(ctx, flows, func(k *tcTuple, _ *tcFlow, _ uint32) error {
+		if model.Protocol(k.Proto) != model.UDP {
+			return nil
+		}
+		if err := flows.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from eBPF map %s: %w", tcMapFlows, err)
+		}
+		return nil
+	})
+}
+
+// askConntrack sets SETTING_ASK_CONNTRACK.
+func askConntrack(dir string) error {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapNodeSettings), nil)
+	if err != nil {
+		return fmt.Errorf("open eBPF map %s: %w", tcMapNodeSettings, err)
+	}
+	defer m.Close()
+	var s tcSettings
+	if err := m.Lookup(uint32(0), &s); err != nil {
+		return fmt.Errorf("read settings: %w", err)
+	}
+	s.Flags |= uint32(tcSettingsFlagsSETTING_ASK_CONNTRACK)
+	if err := m.Put(uint32(0), s); err != nil {
+		return fmt.Errorf("write settings: %w", err)
+	}
+	return nil
+}
+
+// deleteFrontends deletes the frontends of a layout that drop is true for. Its
+// error is fs.ErrNotExist if there are no maps.
+func deleteFrontends(dir string, drop func(*tcFrontend) bool) error {
+	frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
+	if err != nil {
+		return fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
+	}
+	defer frontends.Close()
+	var keys []tcFrontendKey
+	err = each(frontends, func(k tcFrontendKey, f tcFrontend) {
+		if drop(&f) {
+			keys = append(keys, k)
+		}
+	})
+	for _, k := range keys {
+		if e := frontends.Delete(k); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, fmt.Errorf("delete from eBPF map %s: %w", frontends, e))
+		}
+	}
+	return err
+}
