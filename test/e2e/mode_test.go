@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
@@ -116,7 +117,21 @@ func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) 
 		e.waitReady(t)
 		e.waitOnly(t, node, e.Mode)
 	}
-	s := e.load(t, nodePort("a0", "b0"))
+	e.startTCP(t, e.load(t, nodePort("a0", "b0")))
+	time.Sleep(200 * time.Millisecond)
+	e.Mode = "ebpf"
+	for _, node := range e.Nodes() {
+		e.restart(t, node, syscall.SIGTERM, 0)
+		e.waitReady(t)
+		e.waitOnly(t, node, e.Mode)
+	}
+	time.Sleep(500 * time.Millisecond)
+	e.endStreams(t)
+}
+
+// startTCP starts TCP streams, each of which keeps its connection.
+func (e *env) startTCP(t *testing.T, s *served) {
+	t.Helper()
 	for _, f := range askers {
 		p := e.probe(t, f.From)
 		for _, combo := range flows.AllCombos {
@@ -133,13 +148,56 @@ func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) 
 			}
 		}
 	}
-	time.Sleep(200 * time.Millisecond)
-	e.Mode = "ebpf"
-	for _, node := range e.Nodes() {
-		e.restart(t, node, syscall.SIGTERM, 0)
-		e.waitReady(t)
-		e.waitOnly(t, node, e.Mode)
+}
+
+// TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter keeps connections
+// open over a change to either other mode, and over a restart in it: the programs
+// stay for them alone, go when they have ended, and come back whole.
+func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) {
+	spec := topology.DefaultSpec("e2e-drain")
+	spec.Masquerade = true
+	e := startSpec(t, spec)
+	s := e.load(t, nodePort("a0", "b0"))
+	for _, mode := range []string{"nftables", "iptables"} {
+		e.startTCP(t, s)
+		for range 2 {
+			e.Mode = mode
+			for _, node := range e.Nodes() {
+				e.restart(t, node, syscall.SIGTERM, 0)
+			}
+			e.waitReady(t)
+			time.Sleep(reconcile.Linger + time.Second)
+			e.expectNew(t, s)
+		}
+		for _, node := range e.Nodes() {
+			if e.traces(t, node)["ebpf"] == "" {
+				t.Errorf("%s in mode %s: eBPF is gone while connections go through it", node, mode)
+			}
+		}
+		e.endStreams(t)
+		for _, node := range e.Nodes() {
+			e.waitOnly(t, node, mode)
+		}
+		e.Mode = "ebpf"
+		for _, node := range e.Nodes() {
+			e.restart(t, node, syscall.SIGTERM, 0)
+			e.waitReady(t)
+			e.waitOnly(t, node, e.Mode)
+		}
+		e.expectNew(t, s)
 	}
-	time.Sleep(500 * time.Millisecond)
-	e.endStreams(t)
+}
+
+// expectNew wants new connections from everywhere to be answered.
+func (e *env) expectNew(t *testing.T, s *served) {
+	t.Helper()
+	for _, f := range askers {
+		for _, combo := range flows.AllCombos {
+			for _, a := range ask(t, e.probe(t, f.From), s.address(t, f.To, combo), combo, 3) {
+				if a.Server == "" {
+					t.Errorf("%s: %s to %s, %s: answer %+v", e.Mode, f.From, f.To, combo, a)
+				}
+			}
+		}
+	}
 }
