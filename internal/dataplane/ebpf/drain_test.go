@@ -1,0 +1,59 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
+	cfg := ownPlace(t)
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	defer b.Close()
+	noError(t, b.Replace(t.Context(), intent.State{}))
+	maps := b.objects.maps
+	flows, now := maps[tcMapFlows], bootSeconds()
+	put := func(n uint32, proto model.Protocol, state tcFlowState, seen uint32) [2]tcTuple {
+		keys, values := testFlow(n, proto, state, seen)
+		for i := range keys {
+			noError(t, flows.Put(keys[i], values[i]))
+		}
+		return keys
+	}
+	running := put(1, model.TCP, tcFlowStateFLOW_ESTABLISHED, now)
+	put(2, model.TCP, tcFlowStateFLOW_CLOSED, now)
+	put(3, model.TCP, tcFlowStateFLOW_NEW, now-600)
+	udp := put(4, model.UDP, tcFlowStateFLOW_ESTABLISHED, now)
+	endpoint := tcFrontendKey{Port: 80, Proto: uint8(model.TCP), Family: uint8(model.IPv4)}
+	noError(t, maps[tcMapFrontends].Put(endpoint, tcFrontend{Flags: uint8(tcFrontendFlagsFRONTEND_ENDPOINT)}))
+
+	noError(t, Drain(cfg))
+	var fe tcFrontend
+	if err := maps[tcMapFrontends].Lookup(endpoint, &fe); err != nil {
+		t.Errorf("an endpoint is forgotten while answers are under way: %v", err)
+	}
+	stopped, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer stop()
+	if err := Drained(stopped, cfg); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("while a connection runs: %v", err)
+	}
+	var f tcFlow
+	if flows.Lookup(udp[0], &f) == nil || flows.Lookup(udp[1], &f) == nil {
+		t.Error("a UDP flow is left")
+	}
+	if err := maps[tcMapFrontends].Lookup(endpoint, &fe); err == nil {
+		t.Error("packets of an endpoint still pass by netfilter")
+	}
+	noError(t, flows.Lookup(running[0], &f))
+	for _, key := range running {
+		noError(t, flows.Delete(key))
+	}
+	noError(t, Drained(t.Context(), cfg))
+	noError(t, Cleanup(cfg))
+	noError(t, Drained(t.Context(), cfg)) // nothing is there
+}
