@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -182,7 +183,7 @@ func (p *programs) write(ctx context.Context, diffs ...difference) error {
 	var in bytes.Buffer
 	for i := range diffs {
 		if !diffs[i].empty() {
-			diffs[i].writeTo(&in)
+			diffs[i].writeTo(&in, p.variant == NFT && diffs[i].makesMany())
 		}
 	}
 	if in.Len() == 0 {
@@ -198,41 +199,59 @@ func (p *programs) write(ctx context.Context, diffs ...difference) error {
 	return nil
 }
 
-// writeTo writes the input of iptables-restore for one table. A chain that is
-// declared is made, or emptied.
-func (d *difference) writeTo(in *bytes.Buffer) {
-	line := func(words ...string) {
-		for i, w := range words {
-			if i > 0 {
-				in.WriteByte(' ')
+// writeTo writes the input of iptables-restore for one table. With apart, new
+// chains are made, empty and with nothing that leads to them, in a commit before.
+func (d *difference) writeTo(in *bytes.Buffer, apart bool) {
+	if apart {
+		fmt.Fprintf(in, "*%s\n", d.table)
+		for _, c := range slices.Backward(d.fill) {
+			if !d.have.has(c.name) {
+				declare(in, c.name)
 			}
-			in.WriteString(w)
 		}
-		in.WriteByte('\n')
+		in.WriteString("COMMIT\n")
 	}
-	line("*" + d.table)
+	fmt.Fprintf(in, "*%s\n", d.table)
 	for _, c := range d.check {
-		line(c)
+		in.WriteString(c + "\n")
 	}
-	for _, c := range d.fill {
-		line(":"+c.name, "- [0:0]")
+	if !apart {
+		for _, c := range d.fill {
+			declare(in, c.name)
+		}
 	}
 	for _, name := range d.gone {
-		line(":"+name, "- [0:0]")
+		declare(in, name)
 	}
 	for _, e := range d.edits {
-		line(e)
+		in.WriteString(e + "\n")
 	}
-	for _, c := range d.fill {
+	for _, c := range slices.Backward(d.fill) {
+		if apart {
+			declare(in, c.name)
+		}
 		for _, r := range c.rules {
-			line("-A", c.name, r)
+			in.WriteString("-A " + c.name + " " + r + "\n")
 		}
 	}
 	for _, name := range d.gone {
-		line("-X", name)
+		in.WriteString("-X " + name + "\n")
 	}
-	line("COMMIT")
+	in.WriteString("COMMIT\n")
 }
+
+// declare makes a chain, or empties it.
+func declare(in *bytes.Buffer, name string) { in.WriteString(":" + name + " - [0:0]\n") }
+
+// manyChains is from how many chains on they are made in a commit of their own.
+const manyChains = 256
+
+// makesMany reports whether so many chains are filled that their order matters to
+// iptables-nft-restore. It keeps the names that it meets in a sorted list and looks
+// for each from the beginning (iptables 1.8.9, nft-cache.c), so the time grows with
+// the square of the chains unless they come last name first. That is only possible
+// where all chains that a rule may lead to are there already.
+func (d *difference) makesMany() bool { return d.have != nil && len(d.fill) >= manyChains }
 
 // rules is how many rules a difference writes.
 func (d *difference) rules() int {
