@@ -24,6 +24,7 @@ type Backend struct {
 	verified time.Time     // when the kernel was last compared with it
 	took     time.Duration // and how long that took
 	restored []string      // see Restored
+	earlier  *found        // rules of an earlier run with the other variant; they serve until these do
 	metrics  *metrics
 }
 
@@ -53,10 +54,7 @@ func New(ctx context.Context, cfg Config) (dataplane.Backend, error) {
 	cfg.Log.Info("iptables variant chosen", "variant", variant, "reason", why)
 	b := &Backend{cfg: cfg, variant: variant, metrics: newMetrics()}
 	if other != nil && other.own {
-		if err := removeOwn(ctx, *other); err != nil {
-			return nil, fmt.Errorf("remove rules of an earlier run with the other variant: %w", err)
-		}
-		cfg.Log.Info("rules of an earlier run with the other variant are removed")
+		b.earlier = other
 	}
 	for _, f := range servedFamilies() {
 		p := use.v4

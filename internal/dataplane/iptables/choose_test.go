@@ -23,7 +23,7 @@ func TestTheVariantThatTheNodeUsesIsChosen(t *testing.T) {
 		want        Variant
 		why         string
 	}{
-		{"nothing anywhere", "", "", NFT, "nobody has more rules"},
+		{"nothing anywhere", "", "", NFT, "legacy has 0 and nft 0; nft copies no table"},
 		{"rules in legacy", rules, "", Legacy, "legacy has 1 and nft 0"},
 		{"rules in nft", "", rules, NFT, "legacy has 0 and nft 1"},
 		{"more rules in legacy, but kubelet in nft", rules, kubelet, NFT, "kubelet"},
@@ -50,7 +50,13 @@ func TestRulesOfAnEarlierRunWithTheOtherVariantAreRemoved(t *testing.T) {
 	b.variant = NFT
 	b.replace(b.open(), service(1))
 	b.use(Legacy) // the node has changed its mind
-	b.replace(b.open(), service(1))
+	be := b.open()
+	b.variant = NFT
+	if dump := b.dump(); !strings.Contains(dump, "10.96.0.1/32") {
+		t.Errorf("nobody serves until the first sync; nft holds\n%s", dump)
+	}
+	b.variant = Legacy
+	b.replace(be, service(1))
 	b.variant = NFT
 	if dump := b.dump(); strings.Contains(dump, chainPrefix) {
 		t.Errorf("nft still holds\n%s", dump)

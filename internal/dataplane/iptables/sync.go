@@ -56,8 +56,15 @@ func (b *Backend) partialFailed(ctx context.Context, err error) error {
 
 // writeAll is a full sync: every table is read, and what differs is written.
 func (b *Backend) writeAll(ctx context.Context) error {
-	_, err := b.repair(ctx)
-	return err
+	if _, err := b.repair(ctx); err != nil || b.earlier == nil {
+		return err
+	}
+	if err := removeOwn(ctx, *b.earlier); err != nil {
+		return fmt.Errorf("remove rules of an earlier run with the other variant: %w", err)
+	}
+	b.cfg.Log.Info("rules of an earlier run with the other variant are removed")
+	b.earlier = nil
+	return nil
 }
 
 // repair makes the kernel hold what is wanted and returns how many chains and

@@ -42,8 +42,10 @@ func look(ctx context.Context, cfg *Config, v Variant) found {
 
 // chooseVariant picks the variant that the node's other programs use, because
 // packets then meet all rules in one order: the one with a chain that kubelet
-// or iptables-wrappers leave for this question, else the one with more rules.
-// It also returns the other one, nil if it is not there, and the reason.
+// or iptables-wrappers leave for this question, else the one with more rules. Where
+// nobody has rules, it is nft: a change there costs a fraction, waits for nobody's
+// lock, and new kernels come without legacy. It also returns the other one, nil if it
+// is not there, and the reason.
 func chooseVariant(ctx context.Context, cfg *Config) (chosen Variant, use found, other *found, why string, err error) {
 	legacy, nft := look(ctx, cfg, Legacy), look(ctx, cfg, NFT)
 	switch {
@@ -67,5 +69,5 @@ func chooseVariant(ctx context.Context, cfg *Config) (chosen Variant, use found,
 	case legacy.own && !nft.own:
 		return Legacy, legacy, &nft, "an earlier run used it", nil
 	}
-	return NFT, nft, &legacy, "nobody has more rules in legacy", nil
+	return NFT, nft, &legacy, counted + "; nft copies no table for a change and has no lock", nil
 }
