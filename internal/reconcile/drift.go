@@ -53,19 +53,19 @@ func (r *Reconciler) planRepairs(now time.Time) {
 	}
 }
 
-// repaired tells what the last Replace of a lane put right.
-func (r *Reconciler) repaired(l *lane, took time.Duration) {
+// repaired tells what the last sync of a lane put right, of whole or of changes.
+func (r *Reconciler) repaired(l *lane, whole bool, took time.Duration) {
 	w, ok := l.backend.(dataplane.Watcher)
 	if !ok {
 		return
 	}
-	if l.repairing {
+	if whole && l.repairing {
 		l.repairing, l.calmUntil = false, time.Now().Add(max(driftPause, driftShare*took))
 	}
 	rep := w.Repaired()
 	r.metrics.AuditDifferences(l.backend.Name(), rep.Missing+rep.Foreign)
 	if rep.Any() {
-		r.log.Warn("somebody changed what was written; restored it", "dataplane", l.backend.Name(),
-			"missing", rep.Missing, "foreign", rep.Foreign, "first", rep.First)
+		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", l.backend.Name(),
+			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
 	}
 }

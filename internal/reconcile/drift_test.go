@@ -18,11 +18,14 @@ type watchingBackend struct {
 	repaired dataplane.Repair
 }
 
-func (w *watchingBackend) Drifted() <-chan struct{}   { return w.drifted }
-func (w *watchingBackend) Repaired() dataplane.Repair { return w.repaired }
+func (w *watchingBackend) Drifted() <-chan struct{} { return w.drifted }
+
+func (w *watchingBackend) Repaired() (r dataplane.Repair) {
+	w.set(func() { r, w.repaired = w.repaired, dataplane.Repair{} })
+	return r
+}
 
 func (w *watchingBackend) Replace(ctx context.Context, s intent.State) error {
-	w.repaired = dataplane.Repair{}
 	w.mu.Lock()
 	for _, p := range s.Ports {
 		if _, there := w.kernel[p.ID.Service.Name]; !there && len(w.calls) > 0 {
@@ -54,11 +57,33 @@ func TestWhatSomebodyFlushedIsRestoredAtOnceAndToldOnce(t *testing.T) {
 		b.flush()
 		g.after(200 * time.Millisecond)
 		g.wantKernel(b.fakeBackend, map[string]uint16{"a": 1, "b": 1})
-		log := g.log.String()
-		if n := strings.Count(log, "level=WARN"); n != 1 || !strings.Contains(log, `restored it" dataplane=nftables missing=2 foreign=0 first=a`) {
-			t.Errorf("%d warnings:\n%s", n, log)
+		wantOneWarning(t, g, `restored" dataplane=nftables missing=2 foreign=0 found=a`)
+	})
+}
+
+func TestWhatABackendFindsInPassingIsToldOnceInItsWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &watchingBackend{fakeBackend: newFakeBackend("iptables")} // hears of nothing
+		g := start(t, func(c *Config) { c.Backends = []dataplane.Backend{b} })
+		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
+		g.after(time.Second)
+		b.set(func() { b.repaired.Note(1, 1, "table nat: chain A emptied") })
+		g.Deliver(delta(false, map[string]uint16{"a": 2}), nil)
+		g.after(time.Second)
+		wantOneWarning(t, g, `restored" dataplane=iptables missing=1 foreign=1 found="table nat: chain A emptied"`)
+		g.after(60 * time.Second)
+		wantOneWarning(t, g, "restored")
+		if n := g.metric("spillway_audit_differences_total dataplane=iptables"); n != 2 {
+			t.Errorf("%v differences are counted", n)
 		}
 	})
+}
+
+func wantOneWarning(t *testing.T, g *rig, words string) {
+	t.Helper()
+	if n := strings.Count(g.log.String(), "level=WARN"); n != 1 || !strings.Contains(g.log.String(), words) {
+		t.Errorf("%d lines of the log warn:\n%s", n, g.log)
+	}
 }
 
 func TestAFlushDuringASyncIsRestoredAfterIt(t *testing.T) {

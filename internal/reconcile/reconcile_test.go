@@ -367,35 +367,6 @@ func TestAuditRepairsWhatSomebodyFlushed(t *testing.T) {
 	})
 }
 
-// explaining is a backend that says itself what it restored.
-type explaining struct {
-	*fakeBackend
-	words string
-}
-
-func (b *explaining) Restored() string {
-	words := b.words
-	b.words = ""
-	return words
-}
-
-func TestWhatABackendRestoredIsToldInItsWords(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := &explaining{fakeBackend: newFakeBackend("iptables")}
-		g := start(t, nil, b)
-		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
-		g.after(time.Second)
-		b.set(func() {
-			delete(b.kernel, "a")
-			b.words = "table nat: chain A emptied"
-		})
-		g.after(60 * time.Second)
-		if n := strings.Count(g.log.String(), "level=WARN"); n != 1 || !strings.Contains(g.log.String(), `found="table nat: chain A emptied"`) {
-			t.Errorf("%d lines of the log warn:\n%s", n, g.log)
-		}
-	})
-}
-
 func TestMemoryIsBoundedWhenTheBackendIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend("ebpf")

@@ -32,10 +32,9 @@ func (r *Reconciler) syncLanes(ctx context.Context, now time.Time) {
 		}
 		if l.err != nil {
 			r.metrics.SyncFailed(l.backend.Name())
-		} else if whole {
-			r.repaired(l, time.Since(began))
+		} else {
+			r.repaired(l, whole, time.Since(began))
 		}
-		r.tellRestored(l)
 		r.measure(wrote, time.Now())
 		done = append(done, wrote...)
 	}
@@ -154,26 +153,9 @@ func (r *Reconciler) audit(ctx context.Context, l *lane, want intent.State) {
 		first = firstOf(first, id)
 	}
 	r.metrics.AuditDifferences(l.backend.Name(), missing+foreign)
-	if _, later := l.backend.(restorer); missing+foreign > 0 && !later {
+	if missing+foreign > 0 {
 		r.log.Warn("the kernel does not hold what was written; writing it again",
 			"dataplane", l.backend.Name(), "missing", missing, "foreign", foreign, "first", first)
-	}
-}
-
-// restorer is a backend that knows better than by Service port what it finds
-// changed.
-type restorer interface {
-	// Restored says, once, what somebody else had changed in the kernel and syncs
-	// have written again; "" is nothing.
-	Restored() string
-}
-
-// tellRestored says what a sync has put right.
-func (r *Reconciler) tellRestored(l *lane) {
-	if b, ok := l.backend.(restorer); ok {
-		if found := b.Restored(); found != "" {
-			r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", l.backend.Name(), "found", found)
-		}
 	}
 }
 

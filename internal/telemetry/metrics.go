@@ -131,7 +131,7 @@ func (m *Metrics) addOwn(b Build) {
 		Name: "spillway_sync_errors_total", Help: "Syncs that failed as a whole and were repeated in full.",
 	}, []string{"dataplane"}))
 	m.auditDiffs = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "spillway_audit_differences_total", Help: "Service ports (nftables: elements, rules and other objects) that the kernel did not hold as they were written.",
+		Name: "spillway_audit_differences_total", Help: "Service ports (nftables, iptables: elements, chains and other objects) that the kernel did not hold as they were written.",
 	}, []string{"dataplane"}))
 }
 

@@ -21,10 +21,10 @@ type Backend struct {
 	// known says that the kernel holds what is wanted unless somebody else
 	// changed it; if not, the next sync is a full one.
 	known    bool
-	verified time.Time     // when the kernel was last compared with it
-	took     time.Duration // and how long that took
-	restored []string      // see Restored
-	earlier  *found        // rules of an earlier run with the other variant; they serve until these do
+	verified time.Time        // when the kernel was last compared with it
+	took     time.Duration    // and how long that took
+	repaired dataplane.Repair // see Repaired
+	earlier  *found           // rules of an earlier run with the other variant; they serve until these do
 	metrics  *metrics
 }
 
@@ -38,7 +38,10 @@ type family struct {
 	seen fingerprint
 }
 
-var _ dataplane.Backend = (*Backend)(nil)
+var _ interface {
+	dataplane.Backend
+	dataplane.Watcher
+} = (*Backend)(nil)
 
 // New finds the programs, chooses the variant that the node uses already, and
 // tries out what the kernel can do. Its error is one line that says what is

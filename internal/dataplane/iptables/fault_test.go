@@ -145,11 +145,11 @@ func TestVerifyingFindsAndRepairsWhatSomebodyElseChanged(t *testing.T) {
 					b.replace(be, one, two, three)
 				}
 				want := "IPv4 table nat: chain " + b.chainOf(be, one) + " emptied; IPv4 table filter: chain SPW-REFUSE emptied"
-				if got := be.Restored(); got != want {
-					t.Errorf("restored is %q, want %q", got, want)
+				if got := be.Repaired(); got.Found != want || got.Missing != 2 || got.Foreign != 0 {
+					t.Errorf("repaired is %+v, want %q", got, want)
 				}
-				if again := be.Restored(); again != "" {
-					t.Errorf("it is told twice: %q", again)
+				if again := be.Repaired(); again.Any() {
+					t.Errorf("it is told twice: %+v", again)
 				}
 				wantMetric(t, be, differences, 2)
 				b.asFromScratch(intent.State{Node: testNode(), Ports: []*intent.ServicePort{service(1), service(2), service(3)}})

@@ -5,18 +5,33 @@ import (
 	"slices"
 	"strings"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/model"
 )
 
 // namesFound bounds how many chains of one kind are named.
 const namesFound = 5
 
-// Restored says, once, what somebody else had changed in the kernel and syncs have
-// written again since it was last asked; "" is nothing.
-func (b *Backend) Restored() string {
-	found := strings.Join(b.restored, "; ")
-	b.restored = nil
-	return found
+// Drifted is nil: the tables of nf_tables are everybody's, and iptables' own writes
+// come from other sockets each time, so that the kernel's news would tell little.
+func (b *Backend) Drifted() <-chan struct{} { return nil }
+
+// Repaired tells, once, what somebody else had changed in the kernel and syncs have
+// written again since it was last asked.
+func (b *Backend) Repaired() dataplane.Repair {
+	r := b.repaired
+	b.repaired = dataplane.Repair{}
+	return r
+}
+
+// repairOf counts the chains and jumps that differ, and names them.
+func repairOf(f model.Family, diffs []difference) (r dataplane.Repair) {
+	for i := range diffs {
+		r.Missing += len(diffs[i].fill) + len(diffs[i].edits)
+		r.Foreign += len(diffs[i].gone)
+	}
+	r.Found = strings.Join(inWords(f, diffs), "; ")
+	return r
 }
 
 // inWords says for each table of a family how what was found differs from what is

@@ -22,8 +22,8 @@ func TestWhatSomebodyElseChangedIsNamed(t *testing.T) {
 			b.replace(be, one, two)
 			b.mustRun(test.does...)
 			b.replace(be, one, two)
-			if got := be.Restored(); got != test.want {
-				b.t.Errorf("%s: restored is %q, want %q", test.name, got, test.want)
+			if got := be.Repaired(); got.Found != test.want || got.Any() != (test.want != "") {
+				b.t.Errorf("%s: repaired is %+v, want %q", test.name, got, test.want)
 			}
 			b.inSync(be)
 		}

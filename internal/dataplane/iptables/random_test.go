@@ -168,8 +168,8 @@ func sameWants(t *testing.T, be *Backend, s intent.State) {
 // inSync fails unless the kernel holds what the backend wants.
 func (b *bench) inSync(be *Backend) {
 	b.t.Helper()
-	if n, err := be.repair(context.Background()); err != nil || n > 0 {
-		b.t.Fatalf("the kernel does not hold what is wanted: %d differences, error %v", n, err)
+	if r, err := be.repair(context.Background()); err != nil || r.Any() {
+		b.t.Fatalf("the kernel does not hold what is wanted: %+v, error %v", r, err)
 	}
 }
 

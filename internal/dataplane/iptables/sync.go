@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
 )
 
 // writeChanged is a partial sync: one restore a family, of the chains that
@@ -67,16 +69,14 @@ func (b *Backend) writeAll(ctx context.Context) error {
 	return nil
 }
 
-// repair makes the kernel hold what is wanted and returns how many chains and
-// jumps did not. A family that fails does not hold up the other.
-func (b *Backend) repair(ctx context.Context) (different int, err error) {
+// repair makes the kernel hold what is wanted and returns which chains and jumps
+// did not. A family that fails does not hold up the other.
+func (b *Backend) repair(ctx context.Context) (all dataplane.Repair, err error) {
 	before, start := b.known, time.Now()
 	written := map[string]int{}
-	var found []string
 	for _, f := range b.families {
-		n, words, failed := b.repairFamily(ctx, f, written)
-		different += n
-		found = append(found, words...)
+		r, failed := b.repairFamily(ctx, f, written)
+		all.Add(r)
 		switch {
 		case err == nil:
 			err = failed
@@ -86,47 +86,42 @@ func (b *Backend) repair(ctx context.Context) (different int, err error) {
 	}
 	if err != nil {
 		b.known = false
-		return different, err
+		return all, err
 	}
 	b.known = true
 	b.verified = time.Now()
 	b.took = b.verified.Sub(start)
 	if before {
-		b.metrics.differences.Add(float64(different))
-		b.restored = append(b.restored, found...)
+		b.metrics.differences.Add(float64(all.Missing + all.Foreign))
+		b.repaired.Add(all)
 	}
 	b.metrics.synced(b.families, written)
-	return different, nil
+	return all, nil
 }
 
-// repairFamily does so for one family, counts the rules that it writes, and says
-// what it found changed.
-func (b *Backend) repairFamily(ctx context.Context, f *family, written map[string]int) (different int, found []string, err error) {
+// repairFamily does so for one family, and counts the rules that it writes.
+func (b *Backend) repairFamily(ctx context.Context, f *family, written map[string]int) (r dataplane.Repair, err error) {
 	now := takeFingerprint(b.variant, f.ruleset.family)
 	if b.known && f.seen.same(now) {
-		return 0, nil, nil
+		return r, nil
 	}
 	f.seen = fingerprint{}
 	diffs, err := f.compare(ctx)
 	if err != nil {
-		return 0, nil, err
+		return r, err
 	}
 	for _, d := range diffs {
-		different += len(d.fill) + len(d.gone) + len(d.edits)
 		written[d.table] += d.rules()
 	}
-	if different == 0 {
+	if r = repairOf(f.ruleset.family, diffs); !r.Any() {
 		f.seen = now // taken first: what came between is found out next time
-		return 0, nil, nil
-	}
-	if b.known {
-		found = inWords(f.ruleset.family, diffs)
+		return r, nil
 	}
 	err = b.writeDifferences(ctx, f, diffs)
 	if err != nil && ctx.Err() == nil {
 		b.metrics.failures.Inc()
 	}
-	return different, found, err
+	return r, err
 }
 
 // compare reads the tables of a family and says what has to be written.

@@ -33,8 +33,12 @@ func (b *Backend) listen() error {
 // changed that the kernel could not tell what.
 func (b *Backend) Drifted() <-chan struct{} { return b.drifted }
 
-// Repaired tells what the last Replace found changed.
-func (b *Backend) Repaired() dataplane.Repair { return b.repaired }
+// Repaired tells, once, what the last Replace found changed.
+func (b *Backend) Repaired() dataplane.Repair {
+	r := b.repaired
+	b.repaired = dataplane.Repair{}
+	return r
+}
 
 // noteRepair compares the table as it was left with what was found, which has been
 // put right meanwhile.

@@ -44,7 +44,7 @@ func TestEditsByOthersAreHeardAndToldAsRepairs(t *testing.T) {
 			t.Fatalf("%s is not heard", test.edit)
 		}
 		replace(t, b, s)
-		if r := b.Repaired(); !r.Any() || !strings.HasPrefix(r.First, test.first) {
+		if r := b.Repaired(); !r.Any() || !strings.HasPrefix(r.Found, test.first) {
 			t.Errorf("%s: repaired %+v", test.edit, r)
 		}
 		same(t, "after "+test.edit, holds(t, b), want)
