@@ -98,15 +98,15 @@ func openNftables(t *testing.T) *kernel {
 
 var destination = regexp.MustCompile(`--to-destination (\S+)`)
 
-func openIptables(t *testing.T) *kernel {
+func openIptables(t *testing.T, variant string) *kernel {
 	netnstest.Enter(t)
-	hint := exec.Command("iptables-legacy", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY") // has legacy chosen
+	hint := exec.Command("iptables-"+variant, "-t", "mangle", "-N", "KUBE-KUBELET-CANARY") // has it chosen
 	if out, err := hint.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", strings.Join(hint.Args, " "), err, out)
 	}
 	be, err := iptables.New(t.Context(), iptables.Config{Log: quiet()})
 	return &kernel{opened(t, be, err), func(t *testing.T) []string {
-		dump, err := exec.Command("iptables-legacy-save", "-t", "nat").Output()
+		dump, err := exec.Command("iptables-"+variant+"-save", "-t", "nat").Output()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,7 +35,10 @@ const (
 func TestEveryChangeArrivesInEBPF(t *testing.T)     { changesDuringAFullSync(t, openEBPF(t)) }
 func TestEveryChangeArrivesInNftables(t *testing.T) { changesDuringAFullSync(t, openNftables(t)) }
 func TestEveryChangeArrivesInIptablesLegacy(t *testing.T) {
-	changesDuringAFullSync(t, openIptables(t))
+	changesDuringAFullSync(t, openIptables(t, "legacy"))
+}
+func TestEveryChangeArrivesInIptablesNFT(t *testing.T) {
+	changesDuringAFullSync(t, openIptables(t, "nft"))
 }
 
 // kernel is a dataplane in a fresh network namespace, and a way to read what

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
@@ -108,8 +109,9 @@ func (b *Backend) family(f model.Family) *family {
 }
 
 // Apply writes the chains that the changes make different, or everything where
-// the node changed or an earlier write failed. The first call should be
-// Replace: what an earlier process left is not known here.
+// the node changed or an earlier write failed, or where so much changes that the
+// order of it matters. The first call should be Replace: what an earlier process
+// left is not known here.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		b.node = *c.Node
@@ -120,6 +122,9 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	diffs := make([]difference, len(b.families))
 	for i, f := range b.families {
 		diffs[i] = f.apply(c.Upserts, c.Deletes)
+	}
+	if b.variant == NFT && slices.ContainsFunc(diffs, func(d difference) bool { return d.many() }) {
+		b.known = false // the order asks for what is there
 	}
 	if !b.known {
 		return b.writeAll(ctx)

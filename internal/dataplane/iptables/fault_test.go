@@ -158,6 +158,26 @@ func TestVerifyingFindsAndRepairsWhatSomebodyElseChanged(t *testing.T) {
 	}
 }
 
+// TestManyChangesAtOnceAreWrittenAndNotTakenForSomebodyElses crosses the number
+// from which on the nft variant writes chains apart, for new ones and for old ones.
+func TestManyChangesAtOnceAreWrittenAndNotTakenForSomebodyElses(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		be, s := b.open(), manyServices(manyChains+50, 2)
+		b.replace(be)
+		b.apply(be, intent.Changes{Upserts: s.Ports})
+		b.inSync(be)
+		kept, gone := s.Ports[:20], intent.Changes{}
+		for _, p := range s.Ports[20:] {
+			gone.Deletes = append(gone.Deletes, p.ID)
+		}
+		b.apply(be, gone)
+		if r := be.Repaired(); r.Any() {
+			t.Errorf("it repaired %+v", r)
+		}
+		b.asFromScratch(intent.State{Node: testNode(), Ports: kept})
+	})
+}
+
 func TestAppliedTellsWhatIsServedAndLeavesOutWhatWasChanged(t *testing.T) {
 	eachVariant(t, func(b *bench) {
 		be := b.open()

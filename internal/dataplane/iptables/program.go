@@ -182,8 +182,12 @@ func (p *programs) readTable(ctx context.Context, table string, seen func(chain,
 func (p *programs) write(ctx context.Context, diffs ...difference) error {
 	var in bytes.Buffer
 	for i := range diffs {
-		if !diffs[i].empty() {
-			diffs[i].writeTo(&in, p.variant == NFT && diffs[i].makesMany())
+		switch d := &diffs[i]; {
+		case d.empty():
+		case p.variant == NFT && d.many() && d.have != nil:
+			d.writeApart(&in)
+		default:
+			d.writeTo(&in)
 		}
 	}
 	if in.Len() == 0 {
@@ -199,40 +203,18 @@ func (p *programs) write(ctx context.Context, diffs ...difference) error {
 	return nil
 }
 
-// writeTo writes the input of iptables-restore for one table. With apart, new
-// chains are made, empty and with nothing that leads to them, in a commit before.
-func (d *difference) writeTo(in *bytes.Buffer, apart bool) {
-	if apart {
-		fmt.Fprintf(in, "*%s\n", d.table)
-		for _, c := range slices.Backward(d.fill) {
-			if !d.have.has(c.name) {
-				declare(in, c.name)
-			}
-		}
-		in.WriteString("COMMIT\n")
-	}
-	fmt.Fprintf(in, "*%s\n", d.table)
-	for _, c := range d.check {
-		in.WriteString(c + "\n")
-	}
-	if !apart {
-		for _, c := range d.fill {
-			declare(in, c.name)
-		}
+// writeTo writes the input of iptables-restore for one table, as one commit.
+func (d *difference) writeTo(in *bytes.Buffer) {
+	d.begin(in)
+	for _, c := range d.fill {
+		declare(in, c.name)
 	}
 	for _, name := range d.gone {
 		declare(in, name)
 	}
-	for _, e := range d.edits {
-		in.WriteString(e + "\n")
-	}
-	for _, c := range slices.Backward(d.fill) {
-		if apart {
-			declare(in, c.name)
-		}
-		for _, r := range c.rules {
-			in.WriteString("-A " + c.name + " " + r + "\n")
-		}
+	d.edit(in)
+	for i := range d.fill {
+		d.fill[i].writeTo(in)
 	}
 	for _, name := range d.gone {
 		in.WriteString("-X " + name + "\n")
@@ -240,18 +222,67 @@ func (d *difference) writeTo(in *bytes.Buffer, apart bool) {
 	in.WriteString("COMMIT\n")
 }
 
+// writeApart does so in commits that come to each chain once, last name first. Only
+// the second one changes what is served: nothing leads to the chains of the first
+// yet, and to those of the others any more.
+func (d *difference) writeApart(in *bytes.Buffer) {
+	fmt.Fprintf(in, "*%s\n", d.table)
+	for _, c := range slices.Backward(d.fill) {
+		if !d.have.has(c.name) {
+			declare(in, c.name)
+		}
+	}
+	in.WriteString("COMMIT\n")
+	d.begin(in)
+	d.edit(in)
+	for _, c := range slices.Backward(d.fill) {
+		declare(in, c.name)
+		c.writeTo(in)
+	}
+	fmt.Fprintf(in, "COMMIT\n*%s\n", d.table)
+	for _, name := range slices.Backward(d.gone) {
+		declare(in, name)
+	}
+	fmt.Fprintf(in, "COMMIT\n*%s\n", d.table)
+	for _, name := range slices.Backward(d.gone) {
+		in.WriteString("-X " + name + "\n")
+	}
+	in.WriteString("COMMIT\n")
+}
+
+// begin begins the commit that changes what is served.
+func (d *difference) begin(in *bytes.Buffer) {
+	fmt.Fprintf(in, "*%s\n", d.table)
+	for _, c := range d.check {
+		in.WriteString(c + "\n")
+	}
+}
+
+// edit edits the kernel's own chains, when those that they lead to are there.
+func (d *difference) edit(in *bytes.Buffer) {
+	for _, e := range d.edits {
+		in.WriteString(e + "\n")
+	}
+}
+
+func (c *chain) writeTo(in *bytes.Buffer) {
+	for _, r := range c.rules {
+		in.WriteString("-A " + c.name + " " + r + "\n")
+	}
+}
+
 // declare makes a chain, or empties it.
 func declare(in *bytes.Buffer, name string) { in.WriteString(":" + name + " - [0:0]\n") }
 
-// manyChains is from how many chains on they are made in a commit of their own.
+// manyChains is from how many chains on they are written apart.
 const manyChains = 256
 
-// makesMany reports whether so many chains are filled that their order matters to
+// many reports whether so many chains change that their order matters to
 // iptables-nft-restore. It keeps the names that it meets in a sorted list and looks
-// for each from the beginning (iptables 1.8.9, nft-cache.c), so the time grows with
-// the square of the chains unless they come last name first. That is only possible
-// where all chains that a rule may lead to are there already.
-func (d *difference) makesMany() bool { return d.have != nil && len(d.fill) >= manyChains }
+// for each from the beginning (iptables 1.8.9, nft-cache.c), so the time of a commit
+// grows with the square of the chains unless they come last name first. That is only
+// possible where all chains that a rule may lead to are there already.
+func (d *difference) many() bool { return len(d.fill)+len(d.gone) >= manyChains }
 
 // rules is how many rules a difference writes.
 func (d *difference) rules() int {
