@@ -21,6 +21,9 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-mode")
 	spec.Masquerade = true // netfilter goes on translating what it knows
 	e := startSpec(t, spec)
+	// A handshake that the change of the other node broke is an open connection here
+	// until somebody gives it up, which may take longer than anybody waits.
+	e.Flags = map[string][]string{"": {"--conntrack-tcp-timeout-established", "5s"}}
 	s := e.load(t, nodePort("a0", "b0"))
 	e.startNewConnections(t, s)
 	modes := []string{"nftables", "iptables", "ebpf", "iptables", "nftables", "ebpf"}
