@@ -25,6 +25,10 @@ var configFlags = []string{
 	"iptables-sync-period", "iptables-min-sync-period",
 }
 
+// gateExternalIPs is the feature gate by which kube-proxy serves externalIPs: on
+// by default since KEP-5707 made it (1.36), and to be off in a later version.
+const gateExternalIPs = "AllowServiceExternalIPs"
+
 // readConfig takes over the file of --config, if there is one. What it says
 // that is not known or not served here comes back as remarks.
 func (c *agentConfig) readConfig(f *pflag.FlagSet) error {
@@ -121,6 +125,9 @@ func (c *agentConfig) takeConfig(f *pflag.FlagSet, file *v1alpha1.KubeProxyConfi
 	if !f.Changed("log-format") && (file.Logging.Format == "json" || file.Logging.Format == "text") {
 		c.LogFormat = file.Logging.Format
 	}
+	if allow, ok := file.FeatureGates[gateExternalIPs]; ok && !f.Changed("allow-external-ips") {
+		c.AllowExternalIPs = allow
+	}
 	c.takeModeConfig(file)
 	c.takeConntrackConfig(&file.Conntrack)
 	for _, field := range unsupported(file) {
@@ -177,7 +184,10 @@ var notServed = []struct {
 	field string
 	set   func(*v1alpha1.KubeProxyConfiguration) bool
 }{
-	{"featureGates", func(f *v1alpha1.KubeProxyConfiguration) bool { return len(f.FeatureGates) > 0 }},
+	{"featureGates", func(f *v1alpha1.KubeProxyConfiguration) bool {
+		_, served := f.FeatureGates[gateExternalIPs]
+		return len(f.FeatureGates) > 1 || len(f.FeatureGates) == 1 && !served
+	}},
 	{"bindAddress", func(f *v1alpha1.KubeProxyConfiguration) bool {
 		return !slices.Contains([]string{"", "0.0.0.0", "::"}, f.BindAddress)
 	}},

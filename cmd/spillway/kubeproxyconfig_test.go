@@ -198,3 +198,24 @@ func TestAFileThatCannotBeUsedIsRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestTheGateOfExternalIPsIsFollowed(t *testing.T) {
+	for _, row := range []struct {
+		name, file string
+		args       []string
+		want       bool
+		remarks    int
+	}{
+		{"nothing said", "", nil, true, 0},
+		{"the gate off", "featureGates: {AllowServiceExternalIPs: false}", nil, false, 0},
+		{"the flag wins, since the file has no field for it", "featureGates: {AllowServiceExternalIPs: true}", []string{"--allow-external-ips=false"}, false, 0},
+		{"another gate is named", "featureGates: {AllowServiceExternalIPs: false, Other: true}", nil, false, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c, err := configured(t, configHead+row.file, row.args...)
+			if err != nil || c.AllowExternalIPs != row.want || len(c.remarks) != row.remarks {
+				t.Errorf("allowed %v, remarks %q, error %v; want %v and %d remarks", c.AllowExternalIPs, c.remarks, err, row.want, row.remarks)
+			}
+		})
+	}
+}

@@ -192,3 +192,24 @@ func TestTheThirdClaimantHearsOfTheNewHolder(t *testing.T) {
 		t.Errorf("problems are %v", c.Problems)
 	}
 }
+
+func TestExternalIPsThatAreRefusedTakeNoAddressAndAreReported(t *testing.T) {
+	tr := New(Config{NodeName: here, RefuseExternalIPs: true})
+	tr.Apply(delta(
+		web(called("taker"), born(1), clusterIPs("10.96.0.9"), externalIPs("192.0.2.1", "8.8.8.8"), nodePort(30080)),
+		web(born(2), loadBalancer("192.0.2.1")), sliceOf("s", at("10.1.0.1", here)),
+	))
+	same(t, "state", describe(tr.State().Ports), text(`
+		ns/taker:80/TCP/IPv4
+		ClusterIP 10.96.0.9:80 outside reject inside reject
+		NodePort *:30080 outside reject inside reject
+		ns/web:80/TCP/IPv4
+		ClusterIP 10.96.0.1:80 outside cluster inside cluster
+		LoadBalancerIP 192.0.2.1:80 outside cluster inside cluster
+		-> 10.1.0.1:8080 cluster here`))
+	got := tr.Problems()
+	if len(got) != 1 || got[0].Where != "Service ns/taker" || got[0].Field != "spec.externalIPs" ||
+		!strings.Contains(got[0].What, "--allow-external-ips=false") || !strings.Contains(got[0].What, "CVE-2020-8554") {
+		t.Errorf("problems %v, want one that names the field, the flag and the reason", got)
+	}
+}

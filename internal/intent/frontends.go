@@ -33,7 +33,7 @@ type claim struct {
 
 // planService lists what a Service asks for. A Service is served in the
 // families of its clusterIPs and in no other.
-func planService(svc *model.Service) plan {
+func planService(svc *model.Service, refuseExternalIPs bool) plan {
 	var p plan
 	complain := func(field, what string) {
 		p.problems = append(p.problems, model.Problem{Where: "Service " + svc.Name.String(), Field: field, What: what})
@@ -44,7 +44,13 @@ func planService(svc *model.Service) plan {
 			families = append(families, model.FamilyOf(a))
 		}
 	}
-	addrs := frontendAddrs(svc, families, complain)
+	external := svc.ExternalIPs
+	if refuseExternalIPs && len(external) > 0 {
+		complain("spec.externalIPs", "is not served: --allow-external-ips=false, since whoever may write a Service could take any address with it "+
+			"(CVE-2020-8554); use a Service of type LoadBalancer, or allow them")
+		external = nil
+	}
+	addrs := frontendAddrs(svc, external, families, complain)
 	for i := range svc.Ports {
 		spec := &svc.Ports[i]
 		for _, f := range families {
@@ -75,7 +81,7 @@ type frontendAddr struct {
 // frontendAddrs lists the addresses of a Service, complaining of those that
 // cannot be one. An address that is listed as two kinds comes up once: as the
 // LoadBalancer's rather than as an externalIP, so that its source ranges hold.
-func frontendAddrs(svc *model.Service, families []model.Family, complain func(field, what string)) []frontendAddr {
+func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.Family, complain func(field, what string)) []frontendAddr {
 	var out []frontendAddr
 	add := func(kind FrontendKind, addr netip.Addr, field string) {
 		addr = addr.Unmap()
@@ -104,7 +110,7 @@ func frontendAddrs(svc *model.Service, families []model.Family, complain func(fi
 	for _, a := range svc.LoadBalancerIPs {
 		add(LoadBalancerIP, a, "status.loadBalancer.ingress")
 	}
-	for i, a := range svc.ExternalIPs {
+	for i, a := range external {
 		add(ExternalIP, a, fmt.Sprintf("spec.externalIPs[%d]", i))
 	}
 	return out

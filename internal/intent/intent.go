@@ -191,6 +191,9 @@ type Config struct {
 	// ClusterCIDRs is --cluster-cidr.
 	ClusterCIDRs  []netip.Prefix
 	MasqueradeAll bool
+	// RefuseExternalIPs leaves externalIPs unserved, each Service with a Problem:
+	// anybody who may write a Service can name any address (CVE-2020-8554).
+	RefuseExternalIPs bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode
 	// LocalInterface is the name or the prefix that DetectLocal asks for.

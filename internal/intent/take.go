@@ -62,7 +62,7 @@ func (t *Tracker) takeService(name model.Name, svc *model.Service) {
 	before := e.plan
 	e.spec, e.plan = svc, plan{}
 	if svc != nil {
-		e.plan = planService(svc)
+		e.plan = planService(svc, t.cfg.RefuseExternalIPs)
 		t.eachClaim(e, func(key claimKey, c claimant) {
 			t.claims.add(key, c)
 			if mayHide(c.kind) {

@@ -5,12 +5,14 @@ import corev1 "k8s.io/api/core/v1"
 // FlagCases are about agents that were started with other flags:
 //
 //	a  --nodeport-addresses=<the LAN> --bypass=never
-//	b  --service-proxy-name=spillway
+//	b  --service-proxy-name=spillway --allow-external-ips=false
 //	c  --masquerade-all
 func FlagCases() []Case {
 	np := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "b0")}
 	labelled := np
 	labelled.ProxyName = "spillway"
+	external, refused := Service{Via: []string{"a"}, Endpoints: On("a0", "b0")}, labelled
+	refused.Via = []string{"b"}
 	return []Case{
 		{
 			Name:    "NodePorts are served on the addresses that the flag names and no others",
@@ -39,6 +41,21 @@ func FlagCases() []Case {
 				{From: "b1", To: ClusterIP, Want: Nobody},
 				{From: "client0", To: NodePort("b"), Want: Reject},
 				{From: "a1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
+			},
+		},
+		{
+			Name:    "externalIPs are served unless the agent is told not to",
+			Objects: []Object{external},
+			Flows:   []Flow{{From: "client0", To: ExternalIP("a"), Want: Spread(KeptHere, "a0", "b0")}},
+		},
+		{
+			Name:    "An agent that refuses externalIPs serves the Service's other addresses",
+			Objects: []Object{refused},
+			Flows: []Flow{
+				{From: "client0", To: ExternalIP("b"), Want: Nobody},
+				{From: "b1", To: ExternalIP("b"), Want: Nobody},
+				{From: "b1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
+				{From: "client0", To: NodePort("b"), Want: Spread(KeptHere, "a0", "b0")},
 			},
 		},
 		{

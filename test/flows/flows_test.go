@@ -78,7 +78,7 @@ func TestFlowsFlags(t *testing.T) {
 		Spec: s,
 		Flags: map[string][]string{
 			"a": {"--nodeport-addresses=" + lan, "--bypass=never"},
-			"b": {"--service-proxy-name=spillway"},
+			"b": {"--service-proxy-name=spillway", "--allow-external-ips=false"},
 			"c": {"--masquerade-all"},
 		},
 	}).Run(t, flows.FlagCases())

@@ -94,7 +94,7 @@ func TestCasesAgreeWithIntent(t *testing.T) {
 func TestFlagCasesAgreeWithIntent(t *testing.T) {
 	checkCases(t, flows.FlagCases(), map[string]intent.Config{
 		"a": {NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/24"), netip.MustParsePrefix("fd30::/64")}},
-		"b": {ProxyName: "spillway"},
+		"b": {ProxyName: "spillway", RefuseExternalIPs: true},
 		"c": {MasqueradeAll: true},
 	})
 }
