@@ -17,9 +17,9 @@ const zoneLabel = "topology.kubernetes.io/zone"
 type ownNode struct {
 	node   Node // as last decided
 	told   bool // Changes have carried node
-	census bool // Nodes came or went since problem was worded
-	// problem says that no Node has this node's name; nil: one has it, or none
-	// is known at all.
+	census bool // Nodes came or went, or got other podCIDRs, since problem was worded
+	// problem says that no Node has this node's name, or that its Node lacks what
+	// is needed; nil: neither, or no Node is known at all.
 	problem *model.Problem
 	stale   bool // node must be decided again
 	zone    string
@@ -52,7 +52,7 @@ func (o *ownNode) has(a netip.Addr) bool {
 // takeNode takes in a Node, nil for one that is gone.
 func (t *Tracker) takeNode(name string, n *model.Node) {
 	old := t.world.nodes[name]
-	t.own.census = t.own.census || (old == nil) != (n == nil)
+	t.own.census = t.own.census || (old == nil) != (n == nil) || (len(podCIDRs(old)) == 0) != (len(podCIDRs(n)) == 0)
 	if n == nil {
 		delete(t.world.nodes, name)
 	} else {
@@ -82,17 +82,23 @@ func (t *Tracker) takeNode(name string, n *model.Node) {
 // namesInProblem bounds how many Nodes a Problem names.
 const namesInProblem = 5
 
-// checkName looks for this node among the Nodes known, and reports whether the
-// answer changed. A wrong name is easily given and hard to see: everything is
-// served, but no endpoint counts as being here.
-func (t *Tracker) checkName() bool {
+// checkNode looks for this node among the Nodes known, and reports whether what
+// is wrong changed. A wrong name is easily given and hard to see: everything is
+// served, but no endpoint counts as being here. Nor can one see that pods cannot
+// be told.
+func (t *Tracker) checkNode() bool {
 	if !t.own.census {
 		return false
 	}
 	t.own.census = false
 	before := t.own.problem
 	t.own.problem = nil
-	if len(t.world.nodes) > 0 && t.world.nodes[t.cfg.NodeName] == nil {
+	own := t.world.nodes[t.cfg.NodeName]
+	if t.cfg.DetectLocal == LocalNodeCIDR && own != nil && len(own.PodCIDRs) == 0 {
+		t.own.problem = &model.Problem{Where: "Node " + t.cfg.NodeName, Field: "spec.podCIDRs",
+			What: "has none, so --detect-local-mode NodeCIDR cannot tell this node's pods from other clients; give another mode, or have the Node get its range (kube-controller-manager --allocate-node-cidrs)"}
+	}
+	if len(t.world.nodes) > 0 && own == nil {
 		names := slices.Sorted(maps.Keys(t.world.nodes))
 		known := strings.Join(names[:min(len(names), namesInProblem)], ", ")
 		if more := len(names) - namesInProblem; more > 0 {

@@ -166,3 +166,20 @@ func TestANodeThatNobodyKnowsIsReportedWithThoseThatAreKnown(t *testing.T) {
 		t.Errorf("after the Node came: %v", c.Problems)
 	}
 }
+
+func TestANodeWithoutPodCIDRsIsReportedWhereTheyAreNeeded(t *testing.T) {
+	bare, whole := &model.Node{Name: here}, &model.Node{Name: here, PodCIDRs: prefixes("10.1.0.0/24")}
+	for mode, want := range map[LocalMode]int{LocalNodeCIDR: 1, LocalClusterCIDR: 0} {
+		tr := New(Config{NodeName: here, DetectLocal: mode})
+		for range 2 { // it comes and goes
+			tr.Apply(delta(bare))
+			if got := tr.Problems(); len(got) != want || want > 0 && got[0].Field != "spec.podCIDRs" {
+				t.Errorf("%s: problems %v, want %d", mode, got, want)
+			}
+			tr.Apply(delta(whole))
+			if got := tr.Problems(); len(got) != 0 {
+				t.Errorf("%s with podCIDRs: problems %v", mode, got)
+			}
+		}
+	}
+}

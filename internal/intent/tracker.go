@@ -135,7 +135,7 @@ func (t *Tracker) touch(e *service) {
 // settle decides everything that was touched and returns what became different.
 func (t *Tracker) settle() Changes {
 	var c Changes
-	complained := t.checkName()
+	complained := t.checkNode()
 	t.claims.settle()
 	for _, e := range t.touched {
 		for _, s := range e.slices {
