@@ -53,6 +53,7 @@ type agent struct {
 	backends func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error)
 	cleanup  func(context.Context, agentConfig, *slog.Logger) error
 	unused   func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger)
+	takeOver func(context.Context, *takeover)
 	entries  func(agentConfig, *slog.Logger, func(prometheus.Collector) error) (reconcile.StaleEntries, func(), error)
 	pilot    func(c agentConfig, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (func(context.Context) error, error)
 	// serving is told where health and metrics are served; nil: nobody asks.
@@ -68,6 +69,7 @@ func newAgent(c agentConfig, stderr io.Writer) *agent {
 		backends: newBackends,
 		cleanup:  cleanBackends,
 		unused:   cleanUnused,
+		takeOver: func(ctx context.Context, t *takeover) { t.run(ctx) },
 		entries:  openConntrack,
 		pilot:    newAutopilot,
 	}
@@ -108,14 +110,15 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	if what := a.cfg.Conntrack.remark(); what != "" && a.cfg.ProxyMode == "ebpf" {
 		log.Warn("configuration", "what", what)
 	}
+	a.cfg.takeover = newTakeover(a.cfg, log)
 	metrics := telemetry.NewMetrics(build)
 	status := &lateStatus{}
 	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending, Leaving: status.leaving}
-	closeServers, err := a.listen(ctx, health, metrics, log)
+	servers, err := a.listen(ctx, health, metrics, log)
 	if err != nil {
 		return err
 	}
-	defer closeServers()
+	defer servers.close()
 	backends, err := a.backends(ctx, a.cfg, log, metrics.Register)
 	if err != nil {
 		return err
@@ -135,12 +138,14 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		Backends:      backends,
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,
-		OnFirstSync:   func(ctx context.Context) { background.Go(func() { a.unused(ctx, a.cfg, backends, log) }) },
-		StaleEntries:  entries,
-		OnProblems:    in.tell,
-		HealthChecks:  checks,
-		Metrics:       metrics,
-		Logger:        log,
+		OnFirstSync: func(ctx context.Context) {
+			background.Go(func() { a.unused(ctx, a.cfg, backends, log); a.takeOver(ctx, a.cfg.takeover) })
+		},
+		StaleEntries: entries,
+		OnProblems:   in.tell,
+		HealthChecks: checks,
+		Metrics:      metrics,
+		Logger:       log,
 	})
 	if err != nil {
 		return fmt.Errorf("start reconcile: %w", err)
@@ -152,6 +157,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	}
 	return runAll(ctx, append(append(in.parts, beside...),
 		loop.Run,
+		servers.run,
 		func(ctx context.Context) error { return followAddrs(ctx, loop.SetNodeAddrs) },
 		func(ctx context.Context) error { return in.Run(ctx, loop.Deliver) },
 	)...)
@@ -177,21 +183,20 @@ func (a *agent) beside(in *input, m *telemetry.Metrics, log *slog.Logger) (parts
 
 // listen opens the two HTTP servers before anything is loaded: an address in
 // use is found while there is nothing to undo.
-func (a *agent) listen(ctx context.Context, health telemetry.Health, m *telemetry.Metrics, log *slog.Logger) (closeAll func(), err error) {
-	h, err := telemetry.Serve(ctx, a.cfg.HealthzAddr, telemetry.HealthHandler(health, m), log)
-	if err != nil {
-		return nil, fmt.Errorf("serve health: %w: give another --healthz-bind-address, or an empty one", err)
+func (a *agent) listen(ctx context.Context, health telemetry.Health, m *telemetry.Metrics, log *slog.Logger) (*servers, error) {
+	s := &servers{log: log, list: []*server{
+		{what: "health", flag: "--healthz-bind-address", addr: a.cfg.HealthzAddr, handler: telemetry.HealthHandler(health, m)},
+		{what: "metrics", flag: "--metrics-bind-address", addr: a.cfg.MetricsAddr, handler: telemetry.MetricsHandler(m, a.cfg.ProxyMode, a.cfg.Profiling)},
+	}}
+	if err := s.open(ctx, a.cfg.Takeover != ""); err != nil {
+		s.close()
+		return nil, err
 	}
-	s, err := telemetry.Serve(ctx, a.cfg.MetricsAddr, telemetry.MetricsHandler(m, a.cfg.ProxyMode, a.cfg.Profiling), log)
-	if err != nil {
-		h.Close()
-		return nil, fmt.Errorf("serve metrics: %w: give another --metrics-bind-address, or an empty one", err)
-	}
-	log.Info("serving", "healthz", h.Addr(), "metrics", s.Addr())
+	log.Info("serving", "healthz", s.list[0].open.Addr(), "metrics", s.list[1].open.Addr())
 	if a.serving != nil {
-		a.serving(h.Addr(), s.Addr())
+		a.serving(s.list[0].open.Addr(), s.list[1].open.Addr())
 	}
-	return func() { h.Close(); s.Close() }, nil
+	return s, nil
 }
 
 // lateStatus lets health be asked before the loop exists; loading a dataplane

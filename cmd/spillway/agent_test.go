@@ -63,6 +63,8 @@ func TestExitCodes(t *testing.T) {
 		{"a KubeProxyConfiguration that is not there", []string{"agent", "--config", "/nonexistent"}, 1, "read --config: open /nonexistent"},
 		{"an unknown local mode", []string{"agent", "--detect-local-mode", "x"}, 2, `--detect-local-mode "x": not a mode`},
 		{"a bridge without a name", []string{"agent", "--detect-local-mode", "BridgeInterface"}, 2, "set --pod-bridge-interface"},
+		{"a take-over from another proxy", []string{"agent", "--takeover", "cilium"}, 2, `--takeover "cilium": not a proxy that can be taken over from: use kube-proxy`},
+		{"a take-over of some Services only", []string{"agent", "--takeover", "kube-proxy", "--service-proxy-name", "x"}, 2, "--takeover and --service-proxy-name: "},
 		{"a bad format", []string{"version", "-o", "yaml"}, 2, `--output "yaml": not a format`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -189,6 +191,7 @@ func testAgent(t *testing.T, m *memory) *agent {
 		return []dataplane.Backend{m}, nil
 	}
 	a.unused = func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger) {}
+	a.takeOver = func(context.Context, *takeover) {}
 	// The table of the machine's own network is not a test's to change.
 	a.entries = func(agentConfig, *slog.Logger, func(prometheus.Collector) error) (reconcile.StaleEntries, func(), error) {
 		return nil, func() {}, nil
@@ -370,6 +373,34 @@ func TestAgentFailsWithOneClearLine(t *testing.T) {
 				t.Errorf("error %q, want one line with %q", err, c.says)
 			}
 		})
+	}
+}
+
+func TestAnAgentThatTakesOverWaitsForKubeProxysAddress(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	m := &memory{ports: map[intent.PortID]bool{}}
+	a := testAgent(t, m)
+	a.cfg.Takeover, a.cfg.HealthzAddr = "kube-proxy", busy.Addr().String()
+	writeService(t, a.cfg.Manifests, "web", "10.96.0.1")
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.run(ctx) }()
+	eventually(t, "one port is written", func() bool { return m.count() == 1 })
+	busy.Close()
+	eventually(t, "health is served", func() bool {
+		r, err := http.Get("http://" + busy.Addr().String() + "/healthz")
+		if err == nil {
+			r.Body.Close()
+		}
+		return err == nil && r.StatusCode == http.StatusOK
+	})
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("agent ended with %v", err)
 	}
 }
 

@@ -38,6 +38,7 @@ type agentConfig struct {
 	MetricsAddr        string
 	Profiling          bool
 	Cleanup            bool
+	Takeover           string
 	CgroupRoot         string
 	BPFFS              string
 	ProxyName          string
@@ -56,6 +57,8 @@ type agentConfig struct {
 	nodePortPrimary bool
 	client          kube.Access
 	remarks         []string // about --config, for the log
+
+	takeover *takeover // set by the agent
 }
 
 // addFlags binds the flags; those that kube-proxy has keep its names and
@@ -76,6 +79,7 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.MetricsAddr, "metrics-bind-address", "127.0.0.1:10249", "IP:port of /metrics and /proxyMode; empty: not served")
 	f.BoolVar(&c.Profiling, "profiling", false, "serve /debug/pprof/ beside /metrics")
 	f.BoolVar(&c.Cleanup, "cleanup", false, "take everything of this instance out of the kernel, and exit")
+	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: when this agent serves and no kube-proxy runs here, take kube-proxy's rules out of the kernel")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted)")
 	f.StringVar(&c.BPFFS, "bpffs", "/sys/fs/bpf/spillway", "directory of this instance in a bpf file system")
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name is this (default: those without the label)")
@@ -100,6 +104,9 @@ func (c *agentConfig) Validate() error {
 	}
 	if !slices.Contains([]string{"auto", "always", "never"}, c.Bypass) {
 		return usageErrorf("--bypass %q: not a choice: use auto, always or never", c.Bypass)
+	}
+	if err := c.validateTakeover(); err != nil {
+		return err
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return usageErrorf("--log-format %q: not a format: use text or json", c.LogFormat)
@@ -148,6 +155,17 @@ func (c *agentConfig) Validate() error {
 	}
 	if err := c.intent().Validate(); err != nil {
 		return usageErrorf("%v", err)
+	}
+	return nil
+}
+
+func (c *agentConfig) validateTakeover() error {
+	switch {
+	case c.Takeover == "":
+	case c.Takeover != "kube-proxy":
+		return usageErrorf("--takeover %q: not a proxy that can be taken over from: use kube-proxy", c.Takeover)
+	case c.ProxyName != "":
+		return usageErrorf("--takeover and --service-proxy-name: Services without that label would be served by nobody: give one of them")
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/kubeproxy"
 	"spillway.dev/spillway/internal/reconcile"
 )
 
@@ -153,6 +154,7 @@ func cleanBackends(ctx context.Context, c agentConfig, log *slog.Logger) error {
 			errs = append(errs, fmt.Errorf("clean up dataplane %s: %w", m.name, err))
 		}
 	}
+	errs = append(errs, kubeproxy.ReleaseNAT())
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
@@ -207,6 +209,6 @@ func ebpfConfig(c agentConfig, log *slog.Logger) (ebpf.Config, error) {
 	return ebpf.Config{
 		BPFFS: c.BPFFS, CgroupRoot: root, Bypass: c.Bypass, Log: log,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(),
-		Translated: netfilterTranslates,
+		Translated: c.takeover.translated,
 	}, nil
 }

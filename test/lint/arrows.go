@@ -48,6 +48,8 @@ var rules = []rule{
 	{room: "internal/dataplane/nftables", may: backend},
 	{room: "internal/dataplane/iptables", may: backend},
 	{room: "internal/dataplane", may: []string{"internal/model", "internal/intent"}},
+	// What another proxy has left is no Service of ours.
+	{room: "internal/kubeproxy", tests: []string{"internal/kernel"}},
 	{room: "internal/telemetry", may: []string{"internal/model", "internal/intent"}},
 	{room: "internal/reconcile", may: []string{"internal/model", "internal/intent", "internal/dataplane=", "internal/telemetry"}},
 	{room: "internal/doctor", may: []string{"internal/kernel", "internal/conntrack", "internal/capacity", "internal/model"}},

@@ -1,0 +1,147 @@
+package kubeproxy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// nftTable is a table of kube-proxy's nftables mode.
+type nftTable struct{ *nftables.Table }
+
+func (t nftTable) String() string {
+	if t.Family == nftables.TableFamilyIPv6 {
+		return "ip6 " + t.Name
+	}
+	return "ip " + t.Name
+}
+
+// tableName is the name that kube-proxy gives its table in each family.
+const tableName = "kube-proxy"
+
+func listTables() ([]*nftables.Table, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("look for nft tables: %w", err)
+	}
+	tables, err := c.ListTables()
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, nil // a kernel without nf_tables
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for nft tables: %w", err)
+	}
+	return tables, nil
+}
+
+func findTables() ([]nftTable, error) {
+	tables, err := listTables()
+	var found []nftTable
+	for _, t := range tables {
+		if t.Name == tableName && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6) {
+			found = append(found, nftTable{t})
+		}
+	}
+	return found, err
+}
+
+// removeTables deletes tables with all that is in them, in one commit.
+func removeTables(tables []nftTable) error {
+	c, err := nftables.New()
+	if err == nil {
+		for _, t := range tables {
+			c.DelTable(t.Table)
+		}
+		err = c.Flush()
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove nft tables %v: %w", tables, err)
+	}
+	return nil
+}
+
+// keeper is an nft table with a chain of type nat that translates nothing, and
+// whose one rule asks for conntrack's state, so that conntrack stays.
+//
+// The kernel translates the packets of a connection that conntrack knows only
+// while somebody in the namespace has a nat chain: with the last one of a
+// family nf_nat_unregister_fn (net/netfilter/nf_nat_core.c) takes the hooks
+// away that do it, of all hook points at once, and conntrack's own hooks go
+// with the last chain that needs them (nf_ct_netns_put). One chain of family
+// inet, at any hook point, holds all of them for both families.
+var keeper = &nftables.Table{Name: "spillway-takeover", Family: nftables.TableFamilyINet}
+
+// KeepNAT makes the kernel go on translating the connections that it has
+// translated so far, whoever removes nat chains now. It does so until
+// ReleaseNAT, over the end of this process too.
+func KeepNAT() error {
+	if kept, err := NATKept(); kept || err != nil {
+		return err
+	}
+	c, err := nftables.New()
+	if err == nil {
+		c.AddTable(keeper)
+		accept := nftables.ChainPolicyAccept
+		chain := c.AddChain(&nftables.Chain{
+			Name: "keep", Table: keeper, Type: nftables.ChainTypeNAT,
+			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest, Policy: &accept,
+		})
+		c.AddRule(&nftables.Rule{Table: keeper, Chain: chain, Exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}}})
+		err = c.Flush()
+	}
+	if err != nil {
+		return fmt.Errorf("keep connections translated: add nft table inet %s: %w", keeper.Name, err)
+	}
+	return nil
+}
+
+// NATKept reports whether KeepNAT is in force.
+func NATKept() (bool, error) {
+	tables, err := listTables()
+	return slices.ContainsFunc(tables, isKeeper), err
+}
+
+// ReleaseNAT takes away what KeepNAT has made. Connections that are translated
+// still go on only while somebody else has a nat chain.
+func ReleaseNAT() error {
+	kept, err := NATKept()
+	if err != nil || !kept {
+		return err
+	}
+	c, err := nftables.New()
+	if err == nil {
+		c.DelTable(keeper)
+		err = c.Flush()
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove nft table inet %s: %w", keeper.Name, err)
+	}
+	return nil
+}
+
+func isKeeper(t *nftables.Table) bool { return t.Name == keeper.Name && t.Family == keeper.Family }
+
+// nftHolds reports whether iptables-nft or ip6tables-nft has a chain of
+// kube-proxy's, without those programs.
+func nftHolds(v6 bool) (bool, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return false, fmt.Errorf("look for nft chains: %w", err)
+	}
+	family := nftables.TableFamilyIPv4
+	if v6 {
+		family = nftables.TableFamilyIPv6
+	}
+	chains, err := c.ListChainsOfTableFamily(family)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for nft chains: %w", err)
+	}
+	return slices.ContainsFunc(chains, func(ch *nftables.Chain) bool { return isOwn(ch.Table.Name, ch.Name) }), nil
+}

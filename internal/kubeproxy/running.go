@@ -1,0 +1,95 @@
+package kubeproxy
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// HealthPort is where a kube-proxy tells of its health, unless it was told
+// otherwise.
+const HealthPort = 10256
+
+// Running says by what a kube-proxy is seen to run in the network namespace, ""
+// if by nothing: by a process of its name, which takes a view of the node's
+// processes (hostPID of a Pod), or by somebody else's having HealthPort, which is
+// all that there is to see of one that is part of another program (k3s).
+func Running() (sign string, err error) {
+	if pid, err := process("/proc"); pid != 0 || err != nil {
+		return fmt.Sprintf("process %d", pid), err
+	}
+	taken, err := portTaken(HealthPort)
+	if taken {
+		sign = fmt.Sprintf("another process has port %d", HealthPort)
+	}
+	return sign, err
+}
+
+// process finds a process named kube-proxy in the calling thread's network
+// namespace; 0 if there is none.
+func process(proc string) (pid int, err error) {
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return 0, fmt.Errorf("look for kube-proxy: %w", err)
+	}
+	names, err := filepath.Glob(proc + "/[0-9]*/comm")
+	if err != nil {
+		return 0, fmt.Errorf("look for kube-proxy: %w", err)
+	}
+	for _, name := range names {
+		// A process that ends meanwhile has neither name nor namespace.
+		comm, _ := os.ReadFile(name)
+		if strings.TrimSpace(string(comm)) != "kube-proxy" {
+			continue
+		}
+		dir := filepath.Dir(name)
+		if ns, _ := os.Readlink(dir + "/ns/net"); ns == own {
+			return strconv.Atoi(filepath.Base(dir))
+		}
+	}
+	return 0, nil
+}
+
+// portTaken reports whether a TCP socket that is not this process's listens on
+// a port.
+func portTaken(port uint16) (bool, error) {
+	const listen = "0A" // TCP_LISTEN, include/net/tcp_states.h
+	var inodes []string
+	for _, file := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
+		text, err := os.ReadFile(file)
+		if err != nil && !os.IsNotExist(err) { // no IPv6: no file
+			return false, fmt.Errorf("look for kube-proxy: %w", err)
+		}
+		for line := range strings.Lines(string(text)) {
+			// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
+			f := strings.Fields(line)
+			if len(f) > 9 && f[3] == listen && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
+				inodes = append(inodes, f[9])
+			}
+		}
+	}
+	if len(inodes) == 0 {
+		return false, nil
+	}
+	own, err := ownSockets()
+	return slices.ContainsFunc(inodes, func(i string) bool { return !own[i] }), err
+}
+
+// ownSockets are the inodes of this process's sockets.
+func ownSockets() (map[string]bool, error) {
+	files, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		return nil, fmt.Errorf("look for kube-proxy: %w", err)
+	}
+	own := map[string]bool{}
+	for _, file := range files {
+		link, _ := os.Readlink(file)
+		if inode, ok := strings.CutPrefix(link, "socket:["); ok {
+			own[strings.TrimSuffix(inode, "]")] = true
+		}
+	}
+	return own, nil
+}
