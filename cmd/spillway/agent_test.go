@@ -182,7 +182,7 @@ func testAgent(t *testing.T, m *memory) *agent {
 	a := newAgent(agentConfig{
 		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), Bypass: "auto", LogFormat: "text",
 		HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"), VerifyPartialSync: "off",
-		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond,
+		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond, AllowExternalIPs: true,
 		Conntrack: conntrackConfig{Autopilot: "off", AutopilotMemory: "5%"},
 	}, io.Discard)
 	a.euid = func() int { return 0 }
@@ -382,7 +382,7 @@ func TestAnAgentThatTakesOverWaitsForKubeProxysAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer busy.Close()
-	m := &memory{ports: map[intent.PortID]bool{}}
+	m := &memory{ports: map[intent.PortID]*intent.ServicePort{}}
 	a := testAgent(t, m)
 	a.cfg.Takeover, a.cfg.HealthzAddr = "kube-proxy", busy.Addr().String()
 	writeService(t, a.cfg.Manifests, "web", "10.96.0.1")

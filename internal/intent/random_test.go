@@ -313,7 +313,7 @@ func checkHolders(t *testing.T, world model.Delta, before, after map[claimKey]Po
 		if svc.ProxyName != "" {
 			continue
 		}
-		p := planService(svc)
+		p := planService(svc, false)
 		all := []claim{}
 		for _, port := range p.ports {
 			all = append(all, port.claims...)
