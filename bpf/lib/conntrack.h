@@ -51,6 +51,27 @@ static __always_inline __u32 sock_tuple(struct bpf_sock_tuple *out, const struct
 	return sizeof(out->ipv6);
 }
 
+/* What conntrack knows of a tuple: its direction and status; -1 if nothing. */
+static __always_inline int conntrack_find(struct __sk_buff *skb, const struct tuple *of,
+					  unsigned long *status)
+{
+	struct bpf_ct_opts___spillway opts = { .netns_id = -1, .l4proto = of->proto };
+	struct bpf_sock_tuple t = {};
+	struct nf_conn *ct;
+	__u32 len;
+
+	len = sock_tuple(&t, of);
+	if (len == sizeof(t.ipv4))
+		ct = bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv4), &opts, sizeof(opts));
+	else
+		ct = bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv6), &opts, sizeof(opts));
+	if (!ct)
+		return -1;
+	*status = ct->status;
+	bpf_ct_release(ct);
+	return opts.dir;
+}
+
 /*
  * Does netfilter translate this packet, or expect it as an answer? With any: does
  * it know the connection at all? It must then see both directions, or it takes one
@@ -58,28 +79,31 @@ static __always_inline __u32 sock_tuple(struct bpf_sock_tuple *out, const struct
  */
 __noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p, int any)
 {
-	struct bpf_ct_opts___spillway opts = { .netns_id = -1 };
-	struct bpf_sock_tuple t = {};
-	struct nf_conn *ct;
-	__u32 len;
-	int owns;
+	unsigned long status = 0;
+	int dir;
 
 	if (!p || !has_ct_lookup)
 		return 0;
 	/* A SYN begins a connection: nobody knows it yet. */
 	if ((p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
 		return 0;
-	opts.l4proto = p->tuple.proto;
-	len = sock_tuple(&t, &p->tuple);
-	if (len == sizeof(t.ipv4))
-		ct = bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv4), &opts, sizeof(opts));
-	else
-		ct = bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv6), &opts, sizeof(opts));
-	if (!ct)
+	dir = conntrack_find(skb, &p->tuple, &status);
+	return dir >= 0 && (any || dir == IP_CT_DIR_REPLY || status & IPS_DST_NAT);
+}
+
+/*
+ * Would netfilter take the answers to a packet, whose mirror image they are, for
+ * those of a connection that it knows? A client that reached an endpoint through a
+ * Service's address, and reaches it without now, may use one port for both. Where
+ * the packet goes through the stack, nf_nat gives it another port.
+ */
+__noinline int conntrack_claims(struct __sk_buff *skb, const struct tuple *answer)
+{
+	unsigned long status = 0;
+
+	if (!answer || !has_ct_lookup)
 		return 0;
-	owns = any || opts.dir == IP_CT_DIR_REPLY || ct->status & IPS_DST_NAT;
-	bpf_ct_release(ct);
-	return owns;
+	return conntrack_find(skb, answer, &status) == IP_CT_DIR_REPLY;
 }
 
 #endif

@@ -303,8 +303,13 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 		/* What an endpoint answers, netfilter may have to translate back. */
 		if (s->flags & SETTING_ASK_CONNTRACK && conntrack_owns(skb, &m->packet, 1))
 			return pass(PASS_CONNTRACK);
-		if (t->proto == IPPROTO_UDP || (flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
+		if (t->proto == IPPROTO_UDP || (flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN) {
+			tuple_mirror(&m->pair.reply_key, t);
+			if (s->flags & SETTING_ASK_CONNTRACK &&
+			    conntrack_claims(skb, &m->pair.reply_key))
+				return pass(PASS_CONNTRACK);
 			flow_make_room(t, &m->pair.reply_key, &m->icmp.key);
+		}
 		ret = pass_direct(skb, m, s, hook, to_endpoint);
 		if (ret != -2)
 			return ret;

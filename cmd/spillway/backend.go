@@ -38,11 +38,13 @@ type proxyMode struct {
 
 var proxyModes = []proxyMode{
 	{"ebpf", openEBPF, func(_ context.Context, c agentConfig, log *slog.Logger) error {
-		return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Log: log})
-	}, false, func(c agentConfig) error { return ebpf.Drain(ebpf.Config{BPFFS: c.BPFFS}) },
-		func(ctx context.Context, c agentConfig, log *slog.Logger) error {
-			return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Conntrack.timeouts(), Log: log})
-		}},
+		return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Linger: reconcile.Linger, Log: log})
+	}, false, func(c agentConfig) error {
+		_, err := ebpf.Drain(ebpf.Config{BPFFS: c.BPFFS})
+		return err
+	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
+		return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Conntrack.timeouts(), Log: log})
+	}},
 	{"nftables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
 		return nftables.New(ctx, nftables.Config{Beside: c.ProxyMode != "nftables", Log: log})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {

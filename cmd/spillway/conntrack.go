@@ -16,7 +16,8 @@ import (
 )
 
 // netfilterTranslates reports whether netfilter translates the destination of
-// any connection in the agent's network namespace.
+// any connection in the agent's network namespace, or the source port alone: of a
+// client that used the same one through a Service and to its endpoint.
 func netfilterTranslates(ctx context.Context) (found bool, err error) {
 	table, err := conntrack.Open()
 	if errors.Is(err, conntrack.ErrUnsupported) {
@@ -26,10 +27,15 @@ func netfilterTranslates(ctx context.Context) (found bool, err error) {
 		return false, err
 	}
 	defer table.Close()
-	err = table.Dump(ctx, conntrack.Filter{Status: conntrack.DstNAT}, func(*conntrack.Entry) bool {
-		found = true
-		return false
-	})
+	for _, status := range []conntrack.Status{conntrack.DstNAT, conntrack.SrcNAT} {
+		err = table.Dump(ctx, conntrack.Filter{Status: status}, func(e *conntrack.Entry) bool {
+			found = status == conntrack.DstNAT || e.Orig.Src.Addr() == e.Reply.Dst.Addr()
+			return !found
+		})
+		if found || err != nil {
+			break
+		}
+	}
 	if errors.Is(err, conntrack.ErrUnsupported) {
 		return false, nil
 	}

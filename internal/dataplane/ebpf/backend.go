@@ -140,7 +140,8 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	return portErrors(failed)
 }
 
-// Replace makes the maps hold this state; at its first call the hooks follow.
+// Replace makes the maps hold this state; at its first call the hooks follow, or,
+// where nothing has been served yet, come first.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if b.foreign {
 		var err error
@@ -156,6 +157,11 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if err := b.reread(); err != nil {
 		return err
 	}
+	if b.begins() {
+		if err := b.attach(ctx); err != nil {
+			return err
+		}
+	}
 	failed, err := b.ports.replace(ctx, s.Ports)
 	if err != nil {
 		return err
@@ -164,6 +170,15 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 		return err
 	}
 	return portErrors(failed)
+}
+
+// begins reports whether nothing has been served here by an earlier run. The
+// programs are attached one by one; while they know no Service they leave all to
+// whoever serves now, so that no question is translated at one interface whose
+// answer comes by another that has no program yet. Filters (before 6.6) do not
+// tell whose they are.
+func (b *Backend) begins() bool {
+	return !b.attached && len(b.ports.byID) == 0 && b.attacher.Mechanism() == "tcx" && !attach.Attached(b.cfg.BPFFS)
 }
 
 // reread looks at the maps anew from time to time: nobody else writes to them,

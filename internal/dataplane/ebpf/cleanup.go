@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -20,7 +21,8 @@ import (
 // several also the file system that one of them has mounted. What is not there is
 // no error; what somebody else has put among the pins stays, and is one. Pins of
 // another network namespace are refused while there is a way to clean up there, and
-// go when there is none any more.
+// go when there is none any more. Where Services were served, new connections are
+// left to others first, and cfg.Linger later the rest goes.
 func Cleanup(cfg Config) error {
 	info, err := os.Stat(cfg.BPFFS)
 	switch {
@@ -43,6 +45,12 @@ func Cleanup(cfg Config) error {
 	abandoned, err := ownedElsewhere(cfg.BPFFS)
 	if err != nil {
 		return err
+	}
+	if !abandoned {
+		// What cannot be drained goes all the same.
+		if drained, _ := Drain(cfg); drained {
+			time.Sleep(cfg.Linger)
+		}
 	}
 	if err := errors.Join(detach(cfg, abandoned), removePins(cfg.BPFFS)); err != nil {
 		return err

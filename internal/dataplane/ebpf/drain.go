@@ -16,18 +16,20 @@ import (
 
 // Drain has what an earlier run left leave new connections to another dataplane:
 // no address is a Service's any more, and answers that netfilter translates go
-// through it. Flows go on until Cleanup. What is not there is no error.
-func Drain(cfg Config) error {
+// through it. Flows go on until Cleanup. What is not there is no error; any says
+// that some Service was served.
+func Drain(cfg Config) (any bool, err error) {
 	for _, dir := range layouts(cfg.BPFFS) {
-		err := deleteFrontends(dir, func(f *tcFrontend) bool { return f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 })
+		n, err := deleteFrontends(dir, func(f *tcFrontend) bool { return f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 })
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+		any = any || n > 0
 		if err = errors.Join(err, askConntrack(dir)); err != nil {
-			return err
+			return any, err
 		}
 	}
-	return nil
+	return any, nil
 }
 
 // drainInterval is the least time between two looks at the flow table.
@@ -48,8 +50,8 @@ func Drained(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("open eBPF map %s: %w", tcMapFlows, err)
 	}
 	defer flows.Close()
-	all := func(*tcFrontend) bool { return true }
-	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), deleteFrontends(dir, all), deleteUDP(ctx, flows)); err != nil {
+	_, err = deleteFrontends(dir, func(*tcFrontend) bool { return true })
+	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), err, deleteUDP(ctx, flows)); err != nil {
 		return err
 	}
 	timeouts := cfg.Timeouts
@@ -118,12 +120,12 @@ func askConntrack(dir string) error {
 	return nil
 }
 
-// deleteFrontends deletes the frontends of a layout that drop is true for. Its
-// error is fs.ErrNotExist if there are no maps.
-func deleteFrontends(dir string, drop func(*tcFrontend) bool) error {
+// deleteFrontends deletes the frontends of a layout that drop is true for, and
+// counts them. Its error is fs.ErrNotExist if there are no maps.
+func deleteFrontends(dir string, drop func(*tcFrontend) bool) (n int, err error) {
 	frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
 	if err != nil {
-		return fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
+		return 0, fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
 	}
 	defer frontends.Close()
 	var keys []tcFrontendKey
@@ -137,5 +139,5 @@ func deleteFrontends(dir string, drop func(*tcFrontend) bool) error {
 			err = errors.Join(err, fmt.Errorf("delete from eBPF map %s: %w", frontends, e))
 		}
 	}
-	return err
+	return len(keys), err
 }

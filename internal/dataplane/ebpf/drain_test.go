@@ -32,7 +32,8 @@ func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	endpoint := tcFrontendKey{Port: 80, Proto: uint8(model.TCP), Family: uint8(model.IPv4)}
 	noError(t, maps[tcMapFrontends].Put(endpoint, tcFrontend{Flags: uint8(tcFrontendFlagsFRONTEND_ENDPOINT)}))
 
-	noError(t, Drain(cfg))
+	_, err = Drain(cfg)
+	noError(t, err)
 	var fe tcFrontend
 	if err := maps[tcMapFrontends].Lookup(endpoint, &fe); err != nil {
 		t.Errorf("an endpoint is forgotten while answers are under way: %v", err)

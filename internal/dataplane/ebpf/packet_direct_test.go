@@ -14,6 +14,7 @@ func TestPacketOfNoService(t *testing.T) {
 	n := newPacketNode(t)
 	t.Run("PodToEndpoint", func(t *testing.T) { eachTransport(t, n, n.podToEndpoint) })
 	t.Run("ConntrackOwns", func(t *testing.T) { eachTransport(t, n, n.conntrackOwns) })
+	t.Run("ConntrackClaims", func(t *testing.T) { eachTransport(t, n, n.conntrackClaims) })
 }
 
 // podToEndpoint: packets between a pod and an endpoint, as a socket has
@@ -86,6 +87,36 @@ func (n *packetNode) conntrackOwns(t *testing.T, p *plan, proto uint8) {
 	}
 	in.src = ap(p.client, 81)
 	n.send(t, inEth0, in).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+}
+
+// conntrackClaims: a client's port may be that of its earlier connection to the
+// same endpoint, which a proxy translated in netfilter.
+func (n *packetNode) conntrackClaims(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.pod2, 8080, here)))
+	client, other, server := ap(p.pod1, 40000), ap(p.pod1, 40001), ap(p.pod2, 8080)
+	flow := &netlink.ConntrackFlow{
+		FamilyType: uint8(inet(p)), TimeOut: 60,
+		Forward: ipTuple(proto, client, ap(p.clusterIP, 81)),
+		Reverse: ipTuple(proto, server, client),
+	}
+	if proto == protoTCP {
+		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: 3} // TCP_CONNTRACK_ESTABLISHED
+	}
+	var err error
+	n.do(func() { err = netlink.ConntrackCreate(netlink.ConntrackTable, inet(p), flow) })
+	if err != nil {
+		t.Skipf("needs ctnetlink to make a conntrack entry: %v", err)
+	}
+	n.foreign = true
+	n.setNode(t, func(*intent.Node) {})
+	defer func() {
+		n.foreign = false
+		n.setNode(t, func(*intent.Node) {})
+	}()
+	first := frame{proto: proto, src: client, dst: server, flags: "S"}
+	n.untouched(t, "a port in use", inPod1, first.bytes(n, "pod1"), tcVerdictPASS_CONNTRACK)
+	first.src = other
+	n.send(t, inPod1, first).want(t, actRedirect, tcVerdictPASSED_DIRECT)
 }
 
 func inet(p *plan) netlink.InetFamily {
