@@ -18,6 +18,8 @@ type Case struct {
 	Rules map[string][]string
 	// Modes are the dataplanes that the case is about; nil is all of them.
 	Modes []string
+	// FilesOnly says why an API server does not take the objects; "" if it does.
+	FilesOnly string
 }
 
 // Step is a later state of a case: its Objects replace all earlier ones; nil

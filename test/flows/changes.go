@@ -150,9 +150,10 @@ func claimCases() []Case {
 	younger := Service{Name: "younger", Type: corev1.ServiceTypeNodePort, ShareIP: "older", SharePort: "older", Endpoints: On("b0")}
 	return []Case{
 		{
-			Name:    "Of two Services with one address the older is served, and the younger takes over",
-			Objects: []Object{younger},
-			Flows:   claimFlows("younger", "b0"),
+			Name:      "Of two Services with one address the older is served, and the younger takes over",
+			FilesOnly: "an API server gives a cluster IP, and a NodePort, to one Service",
+			Objects:   []Object{younger},
+			Flows:     claimFlows("younger", "b0"),
 			Then: []Step{
 				{Name: "the older one comes", Objects: []Object{younger, older}, Flows: claimFlows("older", "a0")},
 				{Name: "the older one goes", Objects: []Object{younger}, Flows: claimFlows("younger", "b0")},

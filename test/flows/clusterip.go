@@ -118,7 +118,8 @@ func severalPorts() Case {
 // singleStack is a Service of one family, served while the other is not.
 func singleStack(family string, served, not []Combo) Case {
 	return Case{
-		Name: "A Service of IPv" + family + " alone is served in that family alone",
+		Name:      "A Service of IPv" + family + " alone is served in that family alone",
+		FilesOnly: "an API server gives a NodePort to one Service, whatever the families",
 		Objects: []Object{
 			Service{Type: corev1.ServiceTypeNodePort, Families: family, Endpoints: On("a0")},
 			// Takes the same NodePorts for itself in the other family.

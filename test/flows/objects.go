@@ -173,7 +173,7 @@ func (s *Scope) pod(host string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: s.Namespace, Name: host, Labels: map[string]string{"pod": host},
 		},
-		Spec: corev1.PodSpec{NodeName: s.plan.NodeName(host)},
+		Spec: corev1.PodSpec{NodeName: s.plan.NodeName(host), Containers: []corev1.Container{{Name: "server", Image: "none"}}},
 	}
 	pod.Status.Phase = corev1.PodRunning
 	for _, v6 := range []bool{false, true} {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 )
 
@@ -88,7 +89,7 @@ func add(a netip.Addr, n int) netip.Addr {
 
 // ClusterIP is the cluster IP of a Service.
 func (s *Scope) ClusterIP(service string, v6 bool) netip.Addr {
-	n := take(s.clusterIP, service, &s.numbers.clusterIP) + 1
+	n := take(s.clusterIP, service, &s.numbers.clusterIP) + 10 // .1 is the API server's own
 	if v6 {
 		return add(clusterIPs6.Addr(), n)
 	}
@@ -117,17 +118,24 @@ func (s *Scope) healthCheckPort(service string) int {
 // YAML renders objects as one manifest file.
 func (s *Scope) YAML(objects []Object) ([]byte, error) {
 	var file bytes.Buffer
-	for _, o := range objects {
-		for _, m := range o.manifests(s) {
-			doc, err := yaml.Marshal(m)
-			if err != nil {
-				return nil, fmt.Errorf("render manifest: %w", err)
-			}
-			file.WriteString("---\n")
-			file.Write(doc)
+	for _, o := range s.Objects(objects) {
+		doc, err := yaml.Marshal(o)
+		if err != nil {
+			return nil, fmt.Errorf("render manifest: %w", err)
 		}
+		file.WriteString("---\n")
+		file.Write(doc)
 	}
 	return file.Bytes(), nil
+}
+
+// Objects are the Kubernetes objects that a case's objects stand for.
+func (s *Scope) Objects(objects []Object) []runtime.Object {
+	var list []runtime.Object
+	for _, o := range objects {
+		list = append(list, o.manifests(s)...)
+	}
+	return list
 }
 
 // Address resolves a target of a case. services are those of the current step.

@@ -107,6 +107,11 @@ func (s Service) addresses(sc *Scope, o *corev1.Service) {
 		spec.Type, spec.ExternalName, spec.IPFamilies = corev1.ServiceTypeExternalName, "example.invalid", nil
 		return
 	}
+	policy := corev1.IPFamilyPolicySingleStack
+	if len(spec.IPFamilies) > 1 {
+		policy = corev1.IPFamilyPolicyRequireDualStack
+	}
+	spec.IPFamilyPolicy = &policy
 	spec.ClusterIP = spec.ClusterIPs[0]
 	if s.Headless {
 		spec.ClusterIP, spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}

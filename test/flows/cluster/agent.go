@@ -141,12 +141,16 @@ func (a *Agent) Args() []string {
 	args := []string{
 		"agent",
 		"--proxy-mode", a.cluster.Mode,
-		"--manifests", a.Manifests,
 		"--hostname-override", a.host.Name,
 		"--cgroup-root", a.host.CgroupRoot,
 		"--bpffs", a.BPFFS,
 		"--healthz-bind-address", net.JoinHostPort("0.0.0.0", healthPort),
 		"--metrics-bind-address", net.JoinHostPort("127.0.0.1", metricsPort),
+	}
+	if a.cluster.API != nil {
+		args = append(args, "--kubeconfig", a.cluster.API.Kubeconfig)
+	} else {
+		args = append(args, "--manifests", a.Manifests)
 	}
 	args = append(args, a.cluster.Flags[""]...)
 	return append(args, a.cluster.Flags[a.Node]...)

@@ -39,6 +39,10 @@ type Config struct {
 	IptablesVariant string
 	// Flags are further flags of the agents, by node; "" is all of them.
 	Flags map[string][]string
+	// FromAPI has the agents watch a real API server instead of a directory.
+	FromAPI bool
+	// NoAgents starts none.
+	NoAgents bool
 	// Routes are ranges that outside clients route to node a.
 	Routes []netip.Prefix
 }
@@ -48,6 +52,7 @@ type Cluster struct {
 	Config
 	Lab *topology.Cluster
 	Dir string
+	API *API // nil without Config.FromAPI
 
 	lock   *os.File
 	agents map[string]*Agent
@@ -95,11 +100,19 @@ func (c *Cluster) build(ctx context.Context) error {
 	if err := c.removeLeftovers(); err != nil {
 		return err
 	}
+	if c.FromAPI {
+		c.Spec.Clients++ // the API server's machine
+	}
 	lab, err := topology.Up(ctx, c.Spec)
 	if err != nil {
 		return err
 	}
 	c.Lab = lab
+	if c.FromAPI {
+		if err := c.startAPI(ctx); err != nil {
+			return err
+		}
+	}
 	for i := range c.Spec.Clients {
 		if err := c.routeClient(lab.Client(i)); err != nil {
 			return err
@@ -149,6 +162,9 @@ func (c *Cluster) Down() error {
 		errs = append(errs, p.Close())
 	}
 	c.mu.Unlock()
+	if c.API != nil {
+		c.API.Down()
+	}
 	errs = append(errs, topology.Down(c.Spec.Name), c.removeDir(), c.lock.Close())
 	return errors.Join(errs...)
 }

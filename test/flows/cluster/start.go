@@ -11,6 +11,7 @@ import (
 var (
 	proxyMode  = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
 	variant    = flag.String("iptables-variant", "", "variant of iptables that the nodes use: legacy or nft (default: neither, the dataplane chooses)")
+	sourceFlag = flag.String("source", "manifests", "where agents read Services: manifests, or api, a real kube-apiserver")
 	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
 )
 
@@ -20,6 +21,10 @@ func Start(t *testing.T, cfg Config) *Cluster {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
+	if *sourceFlag != "manifests" && *sourceFlag != "api" {
+		t.Fatalf("-source %q: use manifests or api", *sourceFlag)
+	}
+	cfg.FromAPI = cfg.FromAPI || *sourceFlag == "api"
 	var err error
 	cfg.Mode, cfg.IptablesVariant = *proxyMode, *variant
 	if cfg.Binary, err = Build(ctx, t.TempDir(), *binaryFlag); err != nil {
@@ -34,6 +39,9 @@ func Start(t *testing.T, cfg Config) *Cluster {
 			t.Error(err)
 		}
 	})
+	if cfg.NoAgents {
+		return c
+	}
 	if err := c.StartAgents(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,8 @@ package suite
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -62,7 +64,8 @@ func (f *File) canary(node string) flows.Service {
 	}
 	return flows.Service{
 		Name: name, ProxyName: proxy,
-		Ports:     []flows.Port{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: canaryPort + f.gen, Target: 8080}},
+		// Not served before both its Service and its slices are of this version.
+		Ports:     []flows.Port{{Name: fmt.Sprintf("tcp-%d", f.gen), Protocol: corev1.ProtocolTCP, Port: canaryPort + f.gen, Target: 8080}},
 		Endpoints: flows.On("a0"),
 	}
 }
@@ -81,6 +84,9 @@ func (l *Loader) proxyName(node string) string {
 func (f *File) Write(objects []flows.Object) error {
 	f.gen++
 	f.wrote = time.Now()
+	if f.l.c.API != nil {
+		return f.apply(objects)
+	}
 	for _, node := range f.l.c.Nodes() {
 		text, err := f.render(append(append([]flows.Object{}, objects...), f.canary(node)))
 		if err != nil {
@@ -93,6 +99,22 @@ func (f *File) Write(objects []flows.Object) error {
 	return nil
 }
 
+// apply writes the same to the API server: the canaries of all nodes, and behind
+// everything else, since a watch delivers the changes of one kind in order.
+func (f *File) apply(objects []flows.Object) error {
+	canaries := map[string]flows.Object{}
+	for _, node := range f.l.c.Nodes() {
+		c := f.canary(node)
+		canaries[c.Name] = c
+	}
+	f.l.mu.Lock()
+	list, last := f.Scope.Objects(objects), f.Scope.Objects(slices.Collect(maps.Values(canaries)))
+	f.l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), appliedWithin)
+	defer cancel()
+	return f.l.c.API.Apply(ctx, f.Scope.Namespace, list, last)
+}
+
 func (f *File) render(objects []flows.Object) ([]byte, error) {
 	f.l.mu.Lock()
 	defer f.l.mu.Unlock()
@@ -101,6 +123,9 @@ func (f *File) render(objects []flows.Object) ([]byte, error) {
 
 // Remove takes the file away.
 func (f *File) Remove() error {
+	if f.l.c.API != nil {
+		return f.l.c.API.Apply(context.Background(), f.Scope.Namespace, nil, nil)
+	}
 	for _, node := range f.l.c.Nodes() {
 		if err := f.l.c.Agent(node).Write(f.name, nil); err != nil {
 			return err

@@ -32,6 +32,9 @@ func (s *Suite) Run(t *testing.T, cases []flows.Case) {
 	ctx := t.Context()
 	var running []*running
 	for _, c := range cases {
+		if c.FilesOnly != "" && s.Cluster.API != nil {
+			continue // it says why
+		}
 		if c.Modes != nil && !slices.Contains(c.Modes, s.Cluster.Mode) {
 			continue // not a skip: the case says nothing about this dataplane
 		}
