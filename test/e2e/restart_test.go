@@ -57,7 +57,7 @@ func TestNothingIsLostOverRestarts(t *testing.T) {
 func TestConnectionsSurviveAnotherSizeOfTheFlowTable(t *testing.T) {
 	e := start(t, "e2e-resize")
 	s := e.load(t, nodePort("a0", "b0"))
-	e.startConnections(t, s)
+	e.startConnections(t, s, askers, 1)
 	for i, minimum := range []int{300_000, 4096, 50_000} {
 		e.Flags = map[string][]string{"": {"--conntrack-max-per-core", "1", "--conntrack-min", strconv.Itoa(minimum)}}
 		for _, node := range e.Nodes() {
@@ -76,14 +76,16 @@ func TestConnectionsSurviveAnotherSizeOfTheFlowTable(t *testing.T) {
 	e.endStreams(t)
 }
 
-// startConnections starts streams that keep one socket each. Their questions
-// have patience for an emulated machine (hack/vm).
-func (e *env) startConnections(t *testing.T, s *served) {
+// startConnections starts streams that keep one socket each, several of a kind
+// so that either endpoint has some. Their questions have patience for an
+// emulated machine (hack/vm).
+func (e *env) startConnections(t *testing.T, s *served, from []flows.Flow, each int) {
 	t.Helper()
-	for _, f := range askers {
+	for _, f := range from {
 		p := e.probe(t, f.From)
-		for _, combo := range flows.AllCombos {
-			st := stream{fmt.Sprintf("%s from %s to %s, %s", combo.Protocol(), f.From, f.To, combo), p}
+		for i := range each * len(flows.AllCombos) {
+			combo := flows.AllCombos[i/each]
+			st := stream{fmt.Sprintf("%s %d from %s to %s, %s", combo.Protocol(), i%each, f.From, f.To, combo), p}
 			_, err := p.Do(t.Context(), probe.Request{
 				Op: probe.Stream, Name: st.name, Proto: combo.Protocol(), Dst: s.address(t, f.To, combo), PauseMS: 20, TimeoutMS: 10_000,
 			})

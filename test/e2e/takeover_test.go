@@ -1,0 +1,298 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/suite"
+)
+
+// kubeProxy is a real kube-proxy on one node.
+type kubeProxy struct {
+	host *topology.Host
+	argv []string
+	path string // PATH, with the programs called iptables that it is to use
+	cmd  *topology.Cmd
+	log  bytes.Buffer
+}
+
+// proxySetup is a mode of kube-proxy and, for iptables, the programs it finds.
+type proxySetup struct{ mode, variant string }
+
+var proxyFlag = flag.String("kube-proxy", "nftables", "mode of the kube-proxy to take over from: nftables, iptables-nft or iptables-legacy")
+
+// askedSetup reads proxyFlag.
+func askedSetup() proxySetup {
+	mode, variant, _ := strings.Cut(*proxyFlag, "-")
+	return proxySetup{mode, variant}
+}
+
+// newKubeProxy prepares a kube-proxy of a node. It changes nothing that belongs
+// to the whole machine.
+func (e *env) newKubeProxy(t *testing.T, node string, setup proxySetup) *kubeProxy {
+	t.Helper()
+	host, err := e.Host(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := controlplane.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &kubeProxy{host: host, path: os.Getenv("PATH")}
+	if setup.variant != "" {
+		dir := t.TempDir()
+		for _, family := range []string{"iptables", "ip6tables"} {
+			for _, action := range []string{"", "-save", "-restore"} {
+				if err := os.Symlink("/usr/sbin/"+family+"-"+setup.variant+action, filepath.Join(dir, family+action)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		p.path = dir + ":" + p.path
+	}
+	p.argv = []string{filepath.Join(programs, "kube-proxy"), "--proxy-mode", setup.mode, "--kubeconfig", e.API.Kubeconfig,
+		"--hostname-override", host.Name, "--cluster-cidr", e.Spec.ClusterCIDR4.String() + "," + e.Spec.ClusterCIDR6.String(),
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
+		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0"}
+	t.Cleanup(func() { p.stop(t) })
+	return p
+}
+
+func (p *kubeProxy) start(t *testing.T) {
+	t.Helper()
+	p.cmd = p.host.Command(context.Background(), p.argv...)
+	for i, v := range p.cmd.Env {
+		if strings.HasPrefix(v, "PATH=") {
+			p.cmd.Env[i] = "PATH=" + p.path
+		}
+	}
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stop ends kube-proxy; its rules stay.
+func (p *kubeProxy) stop(t *testing.T) {
+	if p.cmd == nil {
+		return
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	_ = p.cmd.Wait()
+	p.cmd = nil
+	if t.Failed() {
+		t.Logf("kube-proxy on %s says:\n%s", p.host.Name, p.log.String())
+	}
+}
+
+// waitSynced waits until kube-proxy has written its rules, in both families. Its
+// /healthz says that it is well before that.
+func (p *kubeProxy) waitSynced(t *testing.T) {
+	t.Helper()
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DialContext: p.host.Dial, DisableKeepAlives: true}}
+	synced := regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{[^}]*\} [1-9]`)
+	until(t, "the rules of kube-proxy on "+p.host.Name, func() bool {
+		resp, err := client.Get("http://127.0.0.1:10249/metrics")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(resp.Body)
+		return len(synced.FindAll(text, -1)) == 2
+	})
+}
+
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not after a minute", what)
+		}
+	}
+}
+
+// proxyRules lists what kube-proxy has in a node's kernel, of what a take-over
+// has to remove, and what others have that must stay.
+func (e *env) proxyRules(t *testing.T, node string) (own, others []string) {
+	t.Helper()
+	host, err := e.Host(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(run(t, host, "nft", "list", "tables")) {
+		if line = strings.TrimSpace(line); strings.HasSuffix(line, " kube-proxy") {
+			own = append(own, line)
+		}
+	}
+	for _, program := range []string{"iptables-legacy-save", "ip6tables-legacy-save", "iptables-nft-save", "ip6tables-nft-save"} {
+		for line := range strings.Lines(run(t, host, program)) {
+			line = strings.TrimSpace(line)
+			switch {
+			case !strings.Contains(line, "KUBE-"):
+			case strings.Contains(line, "KUBE-FIREWALL") || strings.Contains(line, "KUBE-KUBELET-CANARY") || strings.Contains(line, "KUBE-IPTABLES-HINT"):
+				others = append(others, program+": "+line)
+			default:
+				own = append(own, program+": "+line)
+			}
+		}
+	}
+	return own, others
+}
+
+func logged(a *cluster.Agent, text string) func() bool {
+	return func() bool {
+		log, _ := os.ReadFile(a.Log)
+		return strings.Contains(string(log), text)
+	}
+}
+
+// startBesideKubeProxy builds a cluster whose Services a kube-proxy on each node
+// serves. netfilter translates for nobody else there: what keeps running
+// connections translated can only be Spillway.
+func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kubeProxy) {
+	t.Helper()
+	c := cluster.Start(t, cluster.Config{
+		Spec: topology.DefaultSpec("e2e-takeover"), Routes: flows.ServiceRanges(), FromAPI: true, NoAgents: true,
+		Flags: map[string][]string{"": {"--takeover=kube-proxy"}},
+	})
+	e := &env{Cluster: c, loader: suite.NewLoader(c)}
+	var proxies []*kubeProxy
+	s := &served{file: e.loader.NewFile()}
+	s.write(t, nodePort("a0", "b0"))
+	for _, node := range e.Nodes() {
+		if setup.variant != "" {
+			host, _ := e.Host(node)
+			kubelet := host.Command(t.Context(), "iptables-"+setup.variant+"-restore", "--noflush", "--wait")
+			kubelet.Stdin = strings.NewReader("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n" +
+				"*filter\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\nCOMMIT\n")
+			if out, err := kubelet.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		p := e.newKubeProxy(t, node, setup)
+		p.start(t)
+		proxies = append(proxies, p)
+	}
+	for _, p := range proxies {
+		p.waitSynced(t)
+	}
+	for _, f := range askers {
+		for _, combo := range flows.AllCombos {
+			probe, dst := e.probe(t, f.From), s.address(t, f.To, combo)
+			until(t, "kube-proxy serving "+dst, func() bool { a := ask(t, probe, dst, combo, 1); return len(a) == 1 && a[0].Server != "" })
+		}
+	}
+	return e, s, proxies
+}
+
+// TestTakingOverFromKubeProxyKeepsRunningConnections goes from a real kube-proxy to
+// Spillway and back, under load: new connections all the time, and connections
+// that were made before and stay.
+func TestTakingOverFromKubeProxyKeepsRunningConnections(t *testing.T) {
+	e, s, proxies := startBesideKubeProxy(t, askedSetup())
+	e.takeOver(t, s, proxies)
+	e.goBack(t, s, proxies)
+}
+
+func (e *env) takeOver(t *testing.T, s *served, proxies []*kubeProxy) {
+	t.Helper()
+	e.startNewConnections(t, s)
+	inFlight := len(e.streams)
+	e.startConnections(t, s, askers, 4)
+	for _, node := range e.Nodes() {
+		if err := e.Agent(node).Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, node := range e.Nodes() {
+		until(t, "the refusal while kube-proxy runs", logged(e.Agent(node), "kube-proxy still runs here"))
+		if own, _ := e.proxyRules(t, node); len(own) == 0 {
+			t.Errorf("the rules of a running kube-proxy are gone from %s", node)
+		}
+		proxies[i].stop(t)
+		until(t, "the take-over", logged(e.Agent(node), "took over from kube-proxy"))
+		own, others := e.proxyRules(t, node)
+		if len(own) > 0 {
+			t.Errorf("left of kube-proxy on %s: %q", node, own)
+		}
+		if askedSetup().variant != "" && len(others) < 4 {
+			t.Errorf("of kubelet's chains only these are left on %s: %q", node, others)
+		}
+	}
+	e.waitReady(t) // the health port is its own now
+	time.Sleep(time.Second)
+	fresh, running := e.streams[:inFlight], e.streams[inFlight:]
+	e.streams = running
+	e.endStreams(t)
+	e.streams = fresh
+	e.endStreams(t)
+	e.expectRelease(t)
+	for _, node := range e.Nodes() {
+		log, _ := os.ReadFile(e.Agent(node).Log)
+		if n := strings.Count(string(log), "kube-proxy still runs here"); n != 1 {
+			t.Errorf("%s says %d times that kube-proxy runs, want once", node, n)
+		}
+	}
+}
+
+// expectRelease wants that translation is kept as long as a connection needs
+// it, and not longer.
+func (e *env) expectRelease(t *testing.T) {
+	t.Helper()
+	const keeper = "table inet spillway-takeover"
+	for _, node := range e.Nodes() {
+		host, _ := e.Host(node)
+		if !strings.Contains(run(t, host, "nft", "list", "tables"), keeper) {
+			t.Errorf("nothing keeps the connections of kube-proxy translated on %s", node)
+		}
+		run(t, host, "conntrack", "-F")
+		until(t, "the end of what kept them translated", func() bool { return !strings.Contains(run(t, host, "nft", "list", "tables"), keeper) })
+	}
+}
+
+// goBack starts kube-proxy in the place of an agent that has ended, and cleans
+// up. What sockets were given stays; each packet of the other connections was
+// translated by the programs that go.
+func (e *env) goBack(t *testing.T, s *served, proxies []*kubeProxy) {
+	t.Helper()
+	e.startNewConnections(t, s)
+	inFlight := len(e.streams)
+	e.startConnections(t, s, []flows.Flow{{From: "a1", To: flows.ClusterIP}, {From: "b", To: flows.ClusterIP}}, 4)
+	for i, node := range e.Nodes() {
+		if err := e.Agent(node).Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		proxies[i].start(t)
+		proxies[i].waitSynced(t)
+		if err := e.Agent(node).Cleanup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if left := e.residue(t, node); len(left) > 0 {
+			t.Errorf("clean-up left on %s: %v", node, left)
+		}
+		if own, _ := e.proxyRules(t, node); len(own) == 0 {
+			t.Errorf("clean-up took kube-proxy's rules away on %s", node)
+		}
+	}
+	time.Sleep(500 * time.Millisecond)
+	fresh, running := e.streams[:inFlight], e.streams[inFlight:]
+	e.streams = running
+	e.endStreams(t)
+	e.streams = fresh
+	e.endStreamsBut(t, 1) // a question under way when its node is cleaned up
+}
