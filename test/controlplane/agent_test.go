@@ -33,6 +33,7 @@ type node struct {
 	k       *kubernetes.Clientset
 	argv    []string
 	log     string
+	said    []byte // what agents have said that ended
 	cmd     *topology.Cmd
 	service string // address of the Service web
 }
@@ -134,12 +135,17 @@ func (n *node) ask(to string) workload.Answer {
 	return must[workload.Answer](n.t)(workload.Ask(n.t.Context(), n.lab.Pod(0, 1), workload.Question{Kind: "tcp", To: to}))
 }
 
-// until repeats a check until it passes.
 func (n *node) until(what string, holds func() bool) {
 	n.t.Helper()
+	until(n.t, what, holds)
+}
+
+// until repeats a check until it passes.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
 	for deadline := time.Now().Add(patience); !holds(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			n.t.Fatalf("%s: not after %v", what, patience)
+			t.Fatalf("%s: not after %v", what, patience)
 		}
 	}
 }
