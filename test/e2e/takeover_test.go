@@ -294,5 +294,5 @@ func (e *env) goBack(t *testing.T, s *served, proxies []*kubeProxy) {
 	e.streams = running
 	e.endStreams(t)
 	e.streams = fresh
-	e.endStreamsBut(t, 1) // a question under way when its node is cleaned up
+	e.endStreamsBut(t, len(e.Nodes())) // a datagram around the clean-up of each node
 }
