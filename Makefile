@@ -33,6 +33,7 @@ lint: ## check format, vet, and which package imports which
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	go vet ./...
+	go -C test/deploy vet ./...
 	go test ./test/lint
 
 peers: ## build kube-apiserver, kube-controller-manager and kube-proxy unless they are there
@@ -42,7 +43,7 @@ test: root lint ## run everything that must pass (as root; installs what is miss
 	hack/deps test
 	hack/peers
 	hack/generated
-	{ go test -json $(TESTFLAGS) ./... && for flags in $(OTHER_DATAPLANES); do \
+	{ go test -json $(TESTFLAGS) ./... && go -C test/deploy test -json -count=1 ./... && for flags in $(OTHER_DATAPLANES); do \
 		go test -json $(TESTFLAGS) ./test/flows $${flags//,/ } || exit; done; } | \
 		go run ./test/skips -allow test/skips/allow.txt
 	@echo "make test: all passed"

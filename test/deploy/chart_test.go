@@ -1,0 +1,177 @@
+package deploy
+
+import (
+	"bytes"
+	"flag"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	"sigs.k8s.io/yaml"
+)
+
+const root = "../.."
+
+var update = flag.Bool("update", false, "write testdata/*.yaml anew")
+
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // the chart's links to files beside it
+	c, err := loader.LoadDir(filepath.Join(root, "deploy", "helm", "spillway"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// render is "helm template spillway --namespace kube-system --values VALUES",
+// in the order of the templates' names.
+func render(t *testing.T, values string) (string, error) {
+	t.Helper()
+	var v map[string]any
+	if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
+		t.Fatal(err)
+	}
+	c := load(t)
+	all, err := util.ToRenderValues(c, v, common.ReleaseOptions{Name: "spillway", Namespace: "kube-system"}, common.DefaultCapabilities)
+	if err != nil {
+		return "", err
+	}
+	files, err := engine.Render(c, all)
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if !strings.HasSuffix(name, ".yaml") {
+			continue
+		}
+		for doc := range strings.SplitSeq(files[name], "\n---\n") {
+			if text := strings.Trim(strings.TrimPrefix(doc, "---\n"), "\n"); strings.TrimSpace(text) != "" {
+				out.WriteString("---\n" + text + "\n")
+			}
+		}
+	}
+	return out.String(), nil
+}
+
+func TestTheChartRendersAsItDidBefore(t *testing.T) {
+	found, err := filepath.Glob("testdata/*.values.yaml")
+	if err != nil || len(found) < 5 {
+		t.Fatalf("%d files of values (%v)", len(found), err)
+	}
+	for _, path := range found {
+		name := strings.TrimSuffix(filepath.Base(path), ".values.yaml")
+		t.Run(name, func(t *testing.T) {
+			values, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := render(t, string(values))
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden := filepath.Join("testdata", name+".yaml")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(want, []byte(got)) {
+				t.Errorf("%s is out of date: look at what changed with go test -update and git diff\n%s", golden, difference(string(want), got))
+			}
+		})
+	}
+}
+
+// difference shows the first lines that differ.
+func difference(want, got string) string {
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range min(len(w), len(g)) {
+		if w[i] != g[i] {
+			return "- " + w[i] + "\n+ " + g[i]
+		}
+	}
+	return "one is longer"
+}
+
+func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
+	for _, c := range []struct{ values, want string }{
+		{"mode: instead", "mode"},
+		{"proxyMode: ipvs", "proxyMode"},
+		{"bypass: sometimes", "bypass"},
+		{"clusterCidr: [10.0.0.0/8]", "additional properties 'clusterCidr' not allowed"},
+		{"clusterCIDR: 10.0.0.0/8", "clusterCIDR"},
+		{"clusterCIDR: [10.0.0.0]", "clusterCIDR/0"},
+		{"nodePortAddresses: [secondary]", "nodePortAddresses/0"},
+		{"conntrack: {maxPerCore: -1}", "conntrack/maxPerCore"},
+		{"conntrack: {udpTimeout: 30}", "conntrack/udpTimeout"},
+		{"conntrack: {udp: 30s}", "additional properties 'udp' not allowed"},
+		{"healthz: {port: 70000}", "healthz/port"},
+		{"metrics: {bindAddress: 'localhost'}", "metrics/bindAddress"},
+		{"k8sServiceHost: https://10.0.0.1", "k8sServiceHost"},
+		{"k8sServicePort: '6443'", "k8sServicePort"},
+		{"takeover: kube-proxy", "takeover"},
+		{"extraArgs: [v=4]", "extraArgs/0"},
+		{"image: {digest: latest}", "image/digest"},
+		{"image: {repository: ''}", "image/repository"},
+		{"extraCapabilities: [net_raw]", "extraCapabilities/0"},
+		{"cgroupRoot: sys/fs/cgroup", "cgroupRoot"},
+		// What no single value is to blame for.
+		{"{mode: beside, takeover: true}", "beside kube-proxy nothing is taken over"},
+		{"{masqueradeAll: true, bypass: never}", "choose one"},
+		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
+		{"detectLocalMode: InterfaceNamePrefix", "podInterfaceNamePrefix"},
+		{"podMonitor: {enabled: true}", "Prometheus cannot reach loopback"},
+	} {
+		t.Run(c.values, func(t *testing.T) {
+			_, err := render(t, c.values)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want an error with %q", err, c.want)
+			}
+		})
+	}
+}
+
+// Every value has a default, which says that it is there and of what type it is.
+func TestTheSchemaAndTheValuesNameTheSame(t *testing.T) {
+	var schema schemaNode
+	if err := yaml.Unmarshal(load(t).Schema, &schema); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, "", schema, load(t).Values)
+}
+
+type schemaNode struct {
+	Properties map[string]schemaNode `json:"properties"`
+}
+
+func compare(t *testing.T, at string, schema schemaNode, values map[string]any) {
+	for name, below := range schema.Properties {
+		v, ok := values[name]
+		if !ok && at+name != "global" { // Helm's own
+			t.Errorf("values.yaml lacks %s", at+name)
+		}
+		if m, isMap := v.(map[string]any); isMap && below.Properties != nil {
+			compare(t, at+name+".", below, m)
+		}
+	}
+	for name := range values {
+		if _, ok := schema.Properties[name]; !ok {
+			t.Errorf("values.schema.json lacks %s", at+name)
+		}
+	}
+}
