@@ -143,7 +143,7 @@ func (m *proxyMode) retire(ctx context.Context, c agentConfig, log *slog.Logger)
 			log.Warn("Wait for connections of a dataplane that is not in use", "dataplane", m.name, "err", err)
 		}
 	}
-	if err := m.cleanup(ctx, c, log); err != nil {
+	if err := m.cleanup(ctx, c, log); err != nil && ctx.Err() == nil { // else the next start does it
 		log.Warn("Clean up a dataplane that is not in use", "dataplane", m.name, "err", err)
 	}
 }
