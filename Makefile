@@ -43,7 +43,6 @@ test: root lint ## run everything that must pass (as root; installs what is miss
 	hack/deps test
 	hack/peers
 	hack/generated
-	promtool test rules deploy/prometheus/alerts_test.yaml
 	{ go test -json $(TESTFLAGS) ./... && go -C test/deploy test -json -count=1 ./... && for flags in $(OTHER_DATAPLANES); do \
 		go test -json $(TESTFLAGS) ./test/flows $${flags//,/ } || exit; done; } | \
 		go run ./test/skips -allow test/skips/allow.txt

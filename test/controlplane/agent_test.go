@@ -20,7 +20,6 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
-	"spillway.dev/spillway/test/flows/cluster"
 )
 
 // node is one node of a lab cluster whose agent watches an API server that runs
@@ -32,18 +31,26 @@ type node struct {
 	cp      *controlplane.ControlPlane
 	k       *kubernetes.Clientset
 	argv    []string
+	env     []string // nil: that of the test
+	dir     string
 	log     string
 	said    []byte // what agents have said that ended
 	cmd     *topology.Cmd
 	service string // address of the Service web
 }
 
-// startNode builds a cluster of one node with a Service of one pod, web, and
-// starts the agent.
+// startNode builds a cluster of one node and starts its agent.
 func startNode(t *testing.T) *node {
 	t.Helper()
-	binary := must[string](t)(cluster.Build(t.Context(), t.TempDir(), ""))
-	spec := topology.DefaultSpec("kube")
+	n := newNode(t, "kube")
+	n.start()
+	return n
+}
+
+// newNode builds a cluster of one node with a Service of one pod, web.
+func newNode(t *testing.T, name string) *node {
+	t.Helper()
+	spec := topology.DefaultSpec(name)
 	spec.Nodes, spec.PodsPerNode = 1, 2
 	if err := topology.Down(spec.Name); err != nil {
 		t.Fatal(err)
@@ -56,6 +63,7 @@ func startNode(t *testing.T) *node {
 	})
 	n.host = n.lab.Node(0)
 	dir := must[string](t)(makeDir())
+	n.dir = dir
 	removeAtEnd(t, dir)
 	n.cp = must[*controlplane.ControlPlane](t)(controlplane.Up(t.Context(), controlplane.Config{Dir: dir, Host: n.lab.Client(0)}))
 	t.Cleanup(n.cp.Down)
@@ -70,14 +78,13 @@ func startNode(t *testing.T) *node {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(bpf, unix.MNT_DETACH) })
 	n.log = filepath.Join(dir, "agent.log")
-	n.argv = []string{binary, "agent", "--hostname-override", n.host.Name,
+	n.argv = []string{must[string](t)(binary()), "agent", "--hostname-override", n.host.Name,
 		"--kubeconfig", must[string](t)(n.cp.AdminKubeconfig()),
 		"--cgroup-root", n.host.CgroupRoot, "--bpffs", filepath.Join(bpf, "spillway")}
 
 	namespace(t, n.k, "default")
 	n.serve(n.lab.Pod(0, 0), "web")
 	must[*corev1.Node](t)(n.k.CoreV1().Nodes().Create(t.Context(), n.lab.NodeObjects()[0], create))
-	n.start()
 	t.Cleanup(func() {
 		n.signal(syscall.SIGKILL)
 		if t.Failed() {
@@ -103,6 +110,9 @@ func (n *node) start() {
 	log := must[*os.File](n.t)(os.OpenFile(n.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer log.Close()
 	n.cmd = n.host.Command(context.Background(), n.argv...)
+	if n.env != nil {
+		n.cmd.Env = n.env
+	}
 	n.cmd.Stdout, n.cmd.Stderr = log, log
 	if err := n.cmd.Start(); err != nil {
 		n.t.Fatal(err)
@@ -118,9 +128,12 @@ func (n *node) signal(s syscall.Signal) {
 }
 
 // get asks the agent's health server.
-func (n *node) get(path string) (code int, body string) {
+func (n *node) get(path string) (code int, body string) { return n.fetch("10256", path) }
+
+// fetch asks one of the agent's servers.
+func (n *node) fetch(port, path string) (code int, body string) {
 	c := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: n.host.Dial, DisableKeepAlives: true}}
-	resp, err := c.Get("http://" + net.JoinHostPort("127.0.0.1", "10256") + path)
+	resp, err := c.Get("http://" + net.JoinHostPort("127.0.0.1", port) + path)
 	if err != nil {
 		return 0, err.Error()
 	}

@@ -7,16 +7,28 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 
 	"k8s.io/client-go/kubernetes"
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/flows/cluster"
 )
 
 // shared serves the tests that leave the API server alone.
 var shared *controlplane.ControlPlane
+
+// sharedDir is there as long as the tests are.
+var sharedDir string
+
+// binary builds the agent, once.
+var binary = sync.OnceValues(func() (string, error) { return cluster.Build(context.Background(), sharedDir, "") })
+
+// asInClusters is what both kubeadm and k3s start their API server with, and the
+// chart's DaemonSet needs.
+var asInClusters = []string{"--allow-privileged"}
 
 func TestMain(m *testing.M) {
 	workload.RunIfAsked()
@@ -33,7 +45,8 @@ func runTests(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	if shared, err = controlplane.Up(context.Background(), controlplane.Config{Dir: dir}); err != nil {
+	sharedDir = dir
+	if shared, err = controlplane.Up(context.Background(), controlplane.Config{Dir: dir, APIServerArgs: asInClusters}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -127,9 +127,9 @@ func (s *Source) describe(k watched, verb string, err error) model.Problem {
 	switch {
 	case apierrors.IsForbidden(err) && optional:
 		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, so any pod may be under a NetworkPolicy and nothing is passed by netfilter; "+
-			"grant get, list and watch, or choose with --bypass", verb)
+			"grant list and watch, or choose with --bypass", verb)
 	case apierrors.IsForbidden(err):
-		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them; grant get, list and watch in the ClusterRole of this agent", verb)
+		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them; grant list and watch in the ClusterRole of this agent", verb)
 	case apierrors.IsNotFound(err):
 		p.Field, p.What = resource, "the server does not have this API; Kubernetes 1.21 or newer is needed"
 	case apierrors.IsUnauthorized(err):
