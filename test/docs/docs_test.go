@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -17,7 +18,7 @@ const root = "../.."
 var (
 	link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	// named are paths in backquotes whose first part is a folder of the tree.
-	named    = regexp.MustCompile("`((?:bpf|cmd|docs|examples|hack|internal|lab|test)/[-\\w./]+)`")
+	named    = regexp.MustCompile("`((?:bpf|cmd|deploy|docs|examples|hack|internal|lab|test)/[-\\w./]+)`")
 	makeVerb = regexp.MustCompile("(?m)(?:^|`)make ([a-z]+)")
 	flag     = regexp.MustCompile(`--[a-z][-a-z0-9]+`)
 	dflt     = regexp.MustCompile(`\(default "?([^"()]+?)"?\)$`)
@@ -35,6 +36,7 @@ func documents(t *testing.T) map[string]string {
 		found[path] = string(text)
 	}
 	add("README.md")
+	add("deploy/ansible/README.md")
 	err := fs.WalkDir(os.DirFS(root), "docs", func(path string, _ fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".md") {
 			add(path)
@@ -102,16 +104,28 @@ func TestMakeVerbsExist(t *testing.T) {
 	}
 }
 
-// TestFlagTableIsTheAgents compares the README's table with the agent's help,
-// both ways, and the defaults that the help tells.
-func TestFlagTableIsTheAgents(t *testing.T) {
+// askHelp builds the agent, which takes a while, so once.
+var askHelp = sync.OnceValues(func() (string, error) {
 	cmd := exec.Command("go", "run", "./cmd/spillway", "agent", "--help")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	help, err := cmd.Output()
+	return string(help), err
+})
+
+func agentHelp(t *testing.T) string {
+	t.Helper()
+	help, err := askHelp()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return help
+}
+
+// TestFlagTableIsTheAgents compares the README's table with the agent's help,
+// both ways, and the defaults that the help tells.
+func TestFlagTableIsTheAgents(t *testing.T) {
+	help := agentHelp(t)
 	rows := map[string]string{}
 	for line := range strings.Lines(documents(t)["README.md"]) {
 		if first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|"); strings.HasPrefix(line, "| `-") {
@@ -122,7 +136,7 @@ func TestFlagTableIsTheAgents(t *testing.T) {
 		t.Fatalf("the README's table of flags has %d rows: is it still found?", len(rows))
 	}
 	real := map[string]bool{"--help": true}
-	for line := range strings.Lines(string(help)) {
+	for line := range strings.Lines(help) {
 		line = strings.TrimSpace(line)
 		name := flag.FindString(line)
 		if !strings.HasPrefix(line, "-") || name == "--help" {
@@ -139,6 +153,27 @@ func TestFlagTableIsTheAgents(t *testing.T) {
 	for name := range rows {
 		if !real[name] {
 			t.Errorf("the README's table has %s, which the agent does not", name)
+		}
+	}
+}
+
+// TestTheChartGivesFlagsThatTheAgentHas reads what the chart renders.
+func TestTheChartGivesFlagsThatTheAgentHas(t *testing.T) {
+	help := agentHelp(t)
+	rendered, err := filepath.Glob(filepath.Join(root, "test/deploy/testdata/*.yaml"))
+	if err != nil || len(rendered) == 0 {
+		t.Fatalf("no manifests: %v", err)
+	}
+	argument := regexp.MustCompile(`(?m)^ +- "?(--[-a-z]+)`)
+	for _, path := range rendered {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range argument.FindAllStringSubmatch(string(text), -1) {
+			if !strings.Contains(help, " "+m[1]+" ") {
+				t.Errorf("%s: the agent has no %s", path, m[1])
+			}
 		}
 	}
 }
