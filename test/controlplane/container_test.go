@@ -2,8 +2,10 @@ package controlplane
 
 import (
 	"bytes"
+	"fmt"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -107,6 +109,20 @@ func (n *node) contain(objects [][]byte, token string) {
 		n.argv = append(n.argv, strings.ReplaceAll(arg, "$(NODE_NAME)", n.host.Name))
 	}
 	n.env = append([]string{"PATH=" + os.Getenv("PATH")}, n.apiServerVariables(agent.Env)...)
+}
+
+// A kube-proxy has all capabilities, and a process shows its namespaces to no other
+// that has fewer, SYS_PTRACE apart (ptrace(2), access mode checking).
+func TestTheChartLetsAnAgentThatTakesOverSeeWhereAKubeProxyRuns(t *testing.T) {
+	pod := find[*appsv1.DaemonSet](t, manifest(t, "replace")).Spec.Template.Spec
+	if !pod.HostPID {
+		t.Error("the Pod does not see the node's processes")
+	}
+	out, err := exec.CommandContext(t.Context(), "setpriv", "--bounding-set", boundingSet(pod.Containers[0].SecurityContext),
+		"--inh-caps=-all", "--no-new-privs", "readlink", fmt.Sprintf("/proc/%d/ns/net", os.Getpid())).CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "net:[") {
+		t.Errorf("the network namespace of a process with all capabilities: %q (%v)", out, err)
+	}
 }
 
 // place makes a directory for this node with files in it.

@@ -76,6 +76,11 @@ and for proxyMode ebpf:
                  without it pods are found late
   PERFMON        the verifier lets programs with loops and pointer arithmetic pass
 
+with takeover:
+
+  SYS_PTRACE     which network namespace a process with more capabilities is in, as
+                 kube-proxy has them (/proc/PID/ns/net)
+
 SYS_RESOURCE is not among them: since Linux 5.11 maps are not locked memory, and 5.15
 is needed anyway. Nor is SYS_MODULE: what nf_tables and a legacy iptables that is in
 use lack, the kernel loads by itself.
@@ -96,6 +101,9 @@ capabilities:
     {{- if eq .Values.proxyMode "ebpf" }}
     - NET_BROADCAST
     - PERFMON
+    {{- end }}
+    {{- if .Values.takeover }}
+    - SYS_PTRACE
     {{- end }}
     {{- if .Values.loadModules }}
     - SYS_MODULE
