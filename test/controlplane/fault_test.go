@@ -174,23 +174,23 @@ func (n *node) expectNoSecrets(token string) {
 	}
 }
 
-// without is a dataplane like eBPF in a kernel that has no nftables to help out,
+// alone is a dataplane like eBPF in a kernel that has no nftables to help out,
 // which cannot be had here. It keeps the names of ports.
-type without struct {
+type alone struct {
 	mu    sync.Mutex
 	ports map[string]bool
 }
 
-func (w *without) Name() string { return "ebpf" }
+func (w *alone) Name() string { return "ebpf" }
 
-func (w *without) CanCarry(p *intent.ServicePort) error {
+func (w *alone) CanCarry(p *intent.ServicePort) error {
 	if p.ID.Protocol == model.SCTP {
 		return errors.New("SCTP is not served by the eBPF dataplane")
 	}
 	return nil
 }
 
-func (w *without) Apply(_ context.Context, c intent.Changes) error {
+func (w *alone) Apply(_ context.Context, c intent.Changes) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range c.Upserts {
@@ -199,20 +199,20 @@ func (w *without) Apply(_ context.Context, c intent.Changes) error {
 	return nil
 }
 
-func (w *without) Replace(ctx context.Context, s intent.State) error {
+func (w *alone) Replace(ctx context.Context, s intent.State) error {
 	return w.Apply(ctx, intent.Changes{Upserts: s.Ports})
 }
 
-func (w *without) Applied(context.Context) (intent.State, error) { return intent.State{}, nil }
-func (w *without) Close() error                                  { return nil }
+func (w *alone) Applied(context.Context) (intent.State, error) { return intent.State{}, nil }
+func (w *alone) Close() error                                  { return nil }
 
-func (w *without) has(port string) bool {
+func (w *alone) has(port string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.ports[port]
 }
 
-var _ dataplane.Backend = (*without)(nil)
+var _ dataplane.Backend = (*alone)(nil)
 
 func TestAPortThatNobodyCanServeIsAnEventAndCountedAndTheOthersAreServed(t *testing.T) {
 	k := client(t, shared)
@@ -230,7 +230,7 @@ func TestAPortThatNobodyCanServeIsAnEventAndCountedAndTheOthersAreServed(t *test
 	}
 	log := slog.New(slog.DiscardHandler)
 	events := kube.NewEvents(c, "here", source.ServiceUID, log)
-	metrics, backend := telemetry.NewMetrics(telemetry.Build{}), &without{ports: map[string]bool{}}
+	metrics, backend := telemetry.NewMetrics(telemetry.Build{}), &alone{ports: map[string]bool{}}
 	loop, err := reconcile.New(reconcile.Config{
 		Tracker: intent.New(intent.Config{NodeName: "here"}), Backends: []dataplane.Backend{backend},
 		SyncPeriod: time.Second, OnProblems: events.Tell, Metrics: metrics, Logger: log,
