@@ -22,9 +22,13 @@ const fresh = 2 * time.Second
 
 type sum = [sha256.Size]byte
 
+// inode tells one file or directory from another at the same path, and knows it
+// again at another.
+type inode struct{ dev, ino uint64 }
+
 // stamp tells whether a file may have changed, without reading it.
 type stamp struct {
-	dev, ino     uint64
+	inode
 	size         int64
 	mtime, ctime int64 // ns since 1970
 }
@@ -32,7 +36,7 @@ type stamp struct {
 func stampOf(info fs.FileInfo) stamp {
 	s := stamp{size: info.Size(), mtime: info.ModTime().UnixNano()}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		s.dev, s.ino, s.ctime = uint64(st.Dev), st.Ino, st.Ctim.Nano()
+		s.inode, s.ctime = inode{uint64(st.Dev), st.Ino}, st.Ctim.Nano()
 	}
 	return s
 }
@@ -40,12 +44,19 @@ func stampOf(info fs.FileInfo) stamp {
 // file is what one file says, and said.
 type file struct {
 	name     string
+	inode    inode // what was last seen at its path, read or not
 	stamp    stamp // zero if it could not be read, so that it is tried again
 	read     time.Time
 	sum      sum
 	docs     map[sum][]entry // by text: only documents that changed are decoded again
 	claims   map[key]claim
+	broken   map[key]bool // objects that it names and cannot be used
 	problems []model.Problem
+}
+
+// as is what a file renamed to name said: it has to be read again there.
+func (f *file) as(name string) *file {
+	return &file{name: name, inode: f.inode, docs: f.docs, claims: f.claims}
 }
 
 // claim is a file's word on an object.
@@ -91,7 +102,9 @@ func readFile(dir, name string, prev *file, force bool) (*file, error) {
 	case prev != nil && !force && prev.stamp == stampOf(info) && prev.read.Sub(info.ModTime()) > fresh:
 		return prev, nil
 	}
-	return readContent(path, name, prev)
+	f, err := readContent(path, name, prev)
+	f.inode = stampOf(info).inode
+	return f, err
 }
 
 func readContent(path, name string, prev *file) (*file, error) {
@@ -172,6 +185,7 @@ func parse(name string, data []byte, prev *file) *file {
 			}
 		}
 	}
+	f.broken = lost.keys
 	f.hold(prev, lost)
 	return f
 }

@@ -2,11 +2,13 @@ package manifest
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -137,10 +139,9 @@ func TestTheFileThatServesAnObjectGoesOnServingIt(t *testing.T) {
 		l.expect("a=10.0.0.1", rival)
 		l.write(first, service("a", "10.0.0.3")) // an edit is no new arrival
 		l.expect("a=10.0.0.3", rival)
-		// A usable claim comes before one that only was so, as after a restart.
-		l.write(first, service("a", "10.0.0.01"))
-		l.expect("a=10.0.0.2", first+", document 1 (Service default/a): spec.clusterIP")
-		l.write(first, service("a", "10.0.0.1")) // and then it is the one that serves
+		l.write(first, "# it left\n")
+		l.expect("a=10.0.0.2")
+		l.write(first, service("a", "10.0.0.1")) // and then the other is the one that serves
 		l.expect("a=10.0.0.2", "is in "+second+" as well")
 		_ = os.Remove(filepath.Join(l.dir, second))
 		l.expect("a=10.0.0.1")
@@ -159,6 +160,104 @@ func TestOfSeveralWaitingFilesTheFirstByNameTakesOver(t *testing.T) {
 	l.expect("a=10.0.0.1", "b.yaml", "z.yaml")
 	_ = os.Remove(filepath.Join(l.dir, "m.yaml"))
 	l.expect("a=10.0.0.2", "z.yaml, document 1 (Service default/a): metadata.name: is in b.yaml as well")
+}
+
+func (l *live) rename(from, to string) {
+	l.t.Helper()
+	if err := os.Rename(filepath.Join(l.dir, from), filepath.Join(l.dir, to)); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func TestARenamedFileKeepsServing(t *testing.T) {
+	for name, tt := range map[string]struct{ text, problem string }{
+		"good":         {service("a", "10.0.0.1"), ""},
+		"a bad object": {service("a", "10.0.0.01"), "z.yaml, document 1 (Service default/a): spec.clusterIP"},
+		"no YAML":      {badYAML, "z.yaml, document 1: line 1 is not YAML"},
+		"empty":        {"", "z.yaml: is empty"},
+	} {
+		for _, seen := range []bool{true, false} { // what was written before it was renamed
+			t.Run(fmt.Sprintf("%s seen %v", name, seen), func(t *testing.T) {
+				l := newLive(t)
+				l.write("m.yaml", service("a", "10.0.0.1"))
+				l.expect("a=10.0.0.1")
+				l.write("c.yaml", service("a", "10.0.0.9"))
+				l.expect("a=10.0.0.1", "c.yaml")
+				l.write("m.yaml", tt.text)
+				if seen {
+					_ = l.scan(nil)
+				}
+				l.rename("m.yaml", "z.yaml")
+				problems := []string{"c.yaml, document 1 (Service default/a): metadata.name: is in z.yaml as well"}
+				if tt.problem != "" {
+					problems = []string{"c.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last good state serves", tt.problem}
+				}
+				l.expect("a=10.0.0.1", problems...)
+				_ = os.Remove(filepath.Join(l.dir, "z.yaml"))
+				l.expect("a=10.0.0.9")
+			})
+		}
+	}
+}
+
+// git and cp make a new file where a person sees a renamed one.
+func TestABadCopyHoldsWhatItsOriginalServed(t *testing.T) {
+	l := newLive(t)
+	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"))
+	l.expect("a=10.0.0.1 b=10.0.0.2")
+	l.write("n.yaml", service("a", "10.0.0.01"))
+	l.expect("a=10.0.0.1 b=10.0.0.2", "n.yaml, document 1 (Service default/a): spec.clusterIP")
+	_ = os.Remove(filepath.Join(l.dir, "m.yaml"))
+	l.expect("a=10.0.0.1", "n.yaml, document 1 (Service default/a): spec.clusterIP")
+	l.write("n.yaml", service("a", "10.0.0.02"))
+	l.expect("a=10.0.0.1", "n.yaml, document 1 (Service default/a): spec.clusterIP")
+	l.write("n.yaml", service("a", "10.0.0.3"))
+	l.expect("a=10.0.0.3")
+}
+
+func TestASlipOfThePenHandsNothingToADuplicate(t *testing.T) {
+	l := newLive(t)
+	l.write("z.yaml", service("a", "10.0.0.1"))
+	l.expect("a=10.0.0.1")
+	l.write("0.yaml", service("a", "10.0.0.2"))
+	l.expect("a=10.0.0.1", "0.yaml")
+	l.write("z.yaml", badYAML)
+	l.expect("a=10.0.0.1", "0.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last good state serves", "z.yaml, document 1: line 1 is not YAML")
+	l.write("z.yaml", service("b", "10.0.0.3")) // readable, and without it
+	l.expect("a=10.0.0.2 b=10.0.0.3")
+}
+
+// Time is simulated.
+func TestAFileIsGoneOnlyAfterAQuietTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLive(t)
+		l.patience = goneFor
+		l.write("m.yaml", service("a", "10.0.0.1"))
+		l.expect("a=10.0.0.1")
+		l.write("b.yaml", service("a", "10.0.0.2"))
+		l.expect("a=10.0.0.1", "b.yaml")
+		if _, waits := l.due(); waits {
+			t.Error("it waits for a file, and none is missing")
+		}
+		l.rename("m.yaml", "m.yaml~")
+		for range 2 { // and again once it was there meanwhile
+			l.expect("a=10.0.0.1")
+			time.Sleep(goneFor - 1)
+			l.expect("a=10.0.0.1")
+			if wait, waits := l.due(); wait != 1 || !waits {
+				t.Errorf("it looks again after %v, %v; want 1 ns", wait, waits)
+			}
+			l.write("m.yaml", service("a", "10.0.0.3"))
+			l.expect("a=10.0.0.3", "b.yaml")
+			_ = os.Remove(filepath.Join(l.dir, "m.yaml"))
+			l.write("m.yaml", service("a", "10.0.0.1"))
+			l.expect("a=10.0.0.1", "b.yaml")
+			_ = os.Remove(filepath.Join(l.dir, "m.yaml"))
+		}
+		l.expect("a=10.0.0.1")
+		time.Sleep(goneFor)
+		l.expect("a=10.0.0.2")
+	})
 }
 
 func TestLostDirectoryHoldsEverything(t *testing.T) {

@@ -11,8 +11,10 @@
 // not decode leaves the last good state of its object in place; one of which not
 // even the kind and name can be read holds every object that the file had. An
 // empty file is taken for one that is being written, and a directory that
-// disappears for one that will be back. Of two files that hold the same object
-// the one that serves it goes on doing so; at the start it is the first by name.
+// disappears for one that will be back. A renamed file is the same file, and one
+// that is away for a moment is being saved. Of two files that hold the same object
+// the one that serves it goes on doing so, if only with its last good state, until
+// it is readable without the object or gone; at the start it is the first by name.
 // All of it is reported.
 package manifest
 

@@ -6,34 +6,32 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
+	"time"
 
 	"spillway.dev/spillway/internal/model"
 )
 
 var errNotDir = errors.New("is not a directory")
 
-// dirID tells one directory from another at the same path.
-type dirID struct{ dev, ino uint64 }
-
-func statDir(dir string) (dirID, error) {
+func statDir(dir string) (inode, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
-		return dirID{}, err
+		return inode{}, err
 	}
 	if !info.IsDir() {
-		return dirID{}, errNotDir
+		return inode{}, errNotDir
 	}
-	s := stampOf(info)
-	return dirID{s.dev, s.ino}, nil
+	return stampOf(info).inode, nil
 }
 
 // tree is the directory as it was read last, and what is served from it.
 type tree struct {
 	dir       string
 	log       *slog.Logger
-	id        dirID
+	id        inode
 	files     map[string]*file
 	claimants map[key][]string // files that claim an object, sorted
 	contested map[key]bool     // those with several
@@ -42,6 +40,8 @@ type tree struct {
 	touched   map[key]bool     // since the last delta
 	lost      *model.Problem   // the directory cannot be read now
 	unsettled map[string]bool  // files to come back to
+	patience  time.Duration    // how long a file is missing before it is gone
+	missing   map[string]time.Time
 }
 
 func newTree(dir string, log *slog.Logger) *tree {
@@ -49,6 +49,7 @@ func newTree(dir string, log *slog.Logger) *tree {
 		dir: dir, log: log,
 		files: map[string]*file{}, claimants: map[key][]string{}, contested: map[key]bool{},
 		server: map[key]string{}, served: map[key]any{}, touched: map[key]bool{}, unsettled: map[string]bool{},
+		missing: map[string]time.Time{},
 	}
 }
 
@@ -64,11 +65,16 @@ func (t *tree) scan(force map[string]bool) error {
 		return t.lose(err, cause(err))
 	}
 	next, unsettled := map[string]*file{}, map[string]bool{}
+	absent, renamed := t.absent(list), map[string]string{}
 	for _, d := range list {
 		if !isManifest(d.Name()) {
 			continue
 		}
-		f, err := readFile(t.dir, d.Name(), t.files[d.Name()], force[d.Name()])
+		prev := t.files[d.Name()]
+		if old := absent.at(filepath.Join(t.dir, d.Name())); prev == nil && old != nil {
+			prev, renamed[old.name] = old.as(d.Name()), d.Name()
+		}
+		f, err := readFile(t.dir, d.Name(), prev, force[d.Name()])
 		if errors.Is(err, errUnsettled) {
 			unsettled[d.Name()] = true
 		}
@@ -87,8 +93,80 @@ func (t *tree) scan(force map[string]bool) error {
 		return t.lose(fs.ErrNotExist, "is another one now, and empty")
 	}
 	t.id, t.lost, t.unsettled = id, nil, unsettled
+	t.await(absent, renamed, next)
+	t.follow(renamed)
 	t.replace(next)
 	return nil
+}
+
+// absent are the files, by name, that were read once and are not in the
+// directory now.
+type absent map[string]*file
+
+func (t *tree) absent(list []fs.DirEntry) absent {
+	a := maps.Clone(absent(t.files))
+	for _, d := range list {
+		delete(a, d.Name())
+	}
+	return a
+}
+
+// at returns the absent file that is at path now: it was renamed. An inode that
+// was freed and used again looks the same; then a new file that cannot be read
+// holds what one removed just before it had.
+func (a absent) at(path string) *file {
+	if len(a) == 0 {
+		return nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil
+	}
+	id := stampOf(info).inode
+	for _, f := range a {
+		if f.inode == id && id != (inode{}) {
+			return f
+		}
+	}
+	return nil
+}
+
+// await keeps absent files for a while: an editor may have renamed one away to
+// write it anew. One that got another name is not waited for.
+func (t *tree) await(a absent, renamed map[string]string, next map[string]*file) {
+	now, missing := time.Now(), map[string]time.Time{}
+	for name, f := range a {
+		since, ok := t.missing[name]
+		if !ok {
+			since = now
+		}
+		if renamed[name] == "" && now.Sub(since) < t.patience {
+			missing[name], next[name] = since, f
+		}
+	}
+	t.missing = missing
+}
+
+// follow makes the new name of a file serve what the old one did, before others
+// that claim it.
+func (t *tree) follow(renamed map[string]string) {
+	for old, name := range renamed {
+		for k := range t.files[old].claims {
+			if t.server[k] == old {
+				t.server[k] = name
+			}
+		}
+	}
+}
+
+// due is how long to wait until the next missing file is gone; false if none is
+// missing.
+func (t *tree) due() (time.Duration, bool) {
+	if len(t.missing) == 0 {
+		return 0, false
+	}
+	first := slices.MinFunc(slices.Collect(maps.Values(t.missing)), time.Time.Compare)
+	return max(0, time.Until(first.Add(t.patience))), true
 }
 
 func (t *tree) lose(err error, why string) error {
@@ -123,8 +201,24 @@ func (t *tree) replace(next map[string]*file) {
 		}
 	}
 	t.files = next
+	t.adopt()
 	for k := range t.touched {
 		t.elect(k)
+	}
+}
+
+// adopt gives the last good state of an object that no file has any more to one
+// that names it and cannot be used: it was copied or moved, not taken away.
+func (t *tree) adopt() {
+	for _, name := range slices.Sorted(maps.Keys(t.files)) {
+		f := t.files[name]
+		for k := range f.broken {
+			object, served := t.served[k]
+			if served && t.touched[k] && len(t.claimants[k]) == 0 {
+				f.claims[k] = claim{object: object, held: true}
+				t.claim(k, name)
+			}
+		}
 	}
 }
 
@@ -170,25 +264,20 @@ func (t *tree) setClaimants(k key, names []string) {
 
 // elect decides which file an object is served from. The one that it is served
 // from already stays: a copy or a second thought must not displace what runs,
-// whatever it is called. Otherwise the first by name serves, as at the start.
-// One that says something usable comes before one that merely did so once.
+// whatever it is called, and a slip of the pen in what runs must not hand it to
+// one. Otherwise the first by name serves, as at the start, and one that says
+// something usable before one that merely did so once.
 func (t *tree) elect(k key) {
 	names := t.claimants[k]
 	if len(names) == 0 {
 		delete(t.server, k)
 		return
 	}
-	usable := func(name string) bool { return !t.files[name].claims[k].held }
-	current := t.server[k]
-	stays := slices.Contains(names, current)
-	if stays && usable(current) {
+	if slices.Contains(names, t.server[k]) {
 		return
 	}
-	if i := slices.IndexFunc(names, usable); i >= 0 {
-		t.server[k] = names[i]
-	} else if !stays {
-		t.server[k] = names[0]
-	}
+	usable := func(name string) bool { return !t.files[name].claims[k].held }
+	t.server[k] = names[max(0, slices.IndexFunc(names, usable))]
 }
 
 // delta returns what is served differently since the last call.
@@ -260,6 +349,13 @@ func (t *tree) rivals() map[string][]model.Problem {
 	})
 	for _, k := range keys {
 		server := t.server[k]
+		if _, ok := t.missing[server]; ok {
+			continue // most likely somebody is moving it
+		}
+		what := "is in " + server + " as well, which serves; remove one"
+		if t.files[server].claims[k].held {
+			what = "was in " + server + ", whose last good state serves; mend or remove that file"
+		}
 		for _, name := range t.claimants[k] {
 			c := t.files[name].claims[k]
 			if name == server || c.held { // what is wrong with a held one is reported
@@ -268,7 +364,7 @@ func (t *tree) rivals() map[string][]model.Problem {
 			out[name] = append(out[name], model.Problem{
 				Where: where(name, c.document, k),
 				Field: "metadata.name",
-				What:  "is in " + server + " as well, which serves; remove one",
+				What:  what,
 			})
 		}
 	}

@@ -10,10 +10,13 @@ import (
 )
 
 // A burst of changes is read once, when it has been quiet for quietFor or has
-// lasted mostFor. An editor's rename and write, or a git checkout, is one change.
+// lasted mostFor. An editor's rename and write, or a git checkout, is one change,
+// also where a look falls in between: a file is gone once it has been away for
+// goneFor.
 const (
 	quietFor = 50 * time.Millisecond
 	mostFor  = 500 * time.Millisecond
+	goneFor  = 500 * time.Millisecond
 )
 
 // watch follows a directory: by inotify where that works, by looking at it again
@@ -22,7 +25,7 @@ type watch struct {
 	source   *Source
 	dir      string
 	notify   *fsnotify.Watcher // nil if there is none to be had
-	followed dirID             // the directory that notify reports about
+	followed inode             // the directory that notify reports about
 	dirty    map[string]bool   // files named by events
 	since    time.Time         // start of the burst; zero if there is none
 	timer    *time.Timer
@@ -52,8 +55,8 @@ func (w *watch) close() {
 func (w *watch) follow() bool {
 	id, err := statDir(w.dir)
 	if err != nil {
-		changed := w.followed != dirID{}
-		w.followed = dirID{}
+		changed := w.followed != inode{}
+		w.followed = inode{}
 		return changed
 	}
 	if id == w.followed {
@@ -81,7 +84,7 @@ func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
 	if w.notify != nil {
 		events, failures = w.notify.Events, w.notify.Errors
 	}
-	w.scanned = time.Now()
+	t.patience, w.scanned = goneFor, time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -119,7 +122,7 @@ func (w *watch) event(ev fsnotify.Event) {
 		return
 	}
 	if itself && ev.Has(fsnotify.Remove|fsnotify.Rename) {
-		w.followed = dirID{}
+		w.followed = inode{}
 	}
 	w.dirty[name] = true
 	w.arm()
@@ -146,5 +149,7 @@ func (w *watch) scan(t *tree, e *emitter) {
 	if len(t.unsettled) > 0 {
 		w.dirty = t.unsettled
 		w.arm()
+	} else if wait, ok := t.due(); ok {
+		w.timer.Reset(wait)
 	}
 }
