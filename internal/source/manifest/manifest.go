@@ -41,8 +41,8 @@ type Config struct {
 	// Problems go to the caller of Run, not here.
 	Logger *slog.Logger
 	// Poll is how often files are compared with what was read even if no change
-	// was notified: a symbolic link may lead out of the directory, and network
-	// file systems do not notify. 0 is 10 s.
+	// was notified: a symbolic link may lead to another, and network file systems
+	// do not notify. 0 is 10 s.
 	Poll time.Duration
 }
 

@@ -42,6 +42,7 @@ type tree struct {
 	unsettled map[string]bool  // files to come back to
 	patience  time.Duration    // how long a file is missing before it is gone
 	missing   map[string]time.Time
+	links     []string // files that are symbolic links, sorted
 }
 
 func newTree(dir string, log *slog.Logger) *tree {
@@ -66,9 +67,13 @@ func (t *tree) scan(force map[string]bool) error {
 	}
 	next, unsettled := map[string]*file{}, map[string]bool{}
 	absent, renamed := t.absent(list), map[string]string{}
+	t.links = nil
 	for _, d := range list {
 		if !isManifest(d.Name()) {
 			continue
+		}
+		if d.Type() == fs.ModeSymlink {
+			t.links = append(t.links, d.Name())
 		}
 		prev := t.files[d.Name()]
 		if old := absent.at(filepath.Join(t.dir, d.Name())); prev == nil && old != nil {

@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ type watch struct {
 	dir      string
 	notify   *fsnotify.Watcher // nil if there is none to be had
 	followed inode             // the directory that notify reports about
+	targets  map[string]bool   // where links in it lead
 	dirty    map[string]bool   // files named by events
 	since    time.Time         // start of the burst; zero if there is none
 	timer    *time.Timer
@@ -75,6 +77,45 @@ func (w *watch) follow() bool {
 	return true
 }
 
+// followLinks points inotify at the directories that links lead to, so that a
+// target's change is seen as a file's is. Links on the way to a target are not
+// watched.
+func (w *watch) followLinks(t *tree) {
+	if w.notify == nil {
+		return
+	}
+	w.targets = map[string]bool{}
+	dirs, known := map[string]bool{}, map[inode]bool{w.followed: true}
+	for _, name := range t.links {
+		path := filepath.Join(w.dir, name)
+		if to, err := os.Readlink(path); err != nil || strings.HasPrefix(to, "..data/") {
+			continue // of a ConfigMap, whose link ..data is swapped
+		}
+		target, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			continue
+		}
+		w.targets[target] = true
+		dir := filepath.Dir(target)
+		if id, err := statDir(dir); err == nil && !known[id] {
+			dirs[dir], known[id] = true, true
+		}
+	}
+	for _, dir := range w.notify.WatchList() {
+		if dir != w.dir && !dirs[dir] {
+			_ = w.notify.Remove(dir)
+		}
+		delete(dirs, dir)
+	}
+	for dir := range dirs {
+		if err := w.notify.Add(dir); err != nil {
+			w.source.log.Debug("Cannot watch where a link leads", "dir", dir, "err", err)
+			continue // it is polled
+		}
+		w.arm() // for what changed before it was watched
+	}
+}
+
 // run reads the tree again after each burst of changes, until ctx ends.
 func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
 	check := time.NewTicker(w.source.check)
@@ -85,6 +126,7 @@ func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
 		events, failures = w.notify.Events, w.notify.Errors
 	}
 	t.patience, w.scanned = goneFor, time.Now()
+	w.followLinks(t)
 	for {
 		select {
 		case <-ctx.Done():
@@ -116,8 +158,15 @@ func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
 // for names that begin with "..": a kubelet swaps the link ..data to change all
 // of a mounted ConfigMap at once.
 func (w *watch) event(ev fsnotify.Event) {
+	if w.targets[filepath.Clean(ev.Name)] {
+		w.arm()
+		return
+	}
 	name := filepath.Base(ev.Name)
 	itself := filepath.Clean(ev.Name) == w.dir
+	if !itself && filepath.Dir(ev.Name) != w.dir {
+		return // a neighbour of a link's target
+	}
 	if !itself && !isManifest(name) && !strings.HasPrefix(name, "..") {
 		return
 	}
@@ -145,6 +194,7 @@ func (w *watch) scan(t *tree, e *emitter) {
 		w.source.log.Debug("Cannot read manifests", "err", err)
 	}
 	w.dirty = map[string]bool{}
+	w.followLinks(t)
 	e.emit(t.delta(), t.problems())
 	if len(t.unsettled) > 0 {
 		w.dirty = t.unsettled

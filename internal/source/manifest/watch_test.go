@@ -292,15 +292,48 @@ func TestRunFollowsALinkToADirectory(t *testing.T) {
 	w.serve("a=10.0.0.3")
 }
 
-func TestRunPollsWhatCannotBeWatched(t *testing.T) {
-	outside := t.TempDir()
-	write(t, outside, "a.yaml", service("a", "10.0.0.1"))
-	dir := t.TempDir()
-	if err := os.Symlink(filepath.Join(outside, "a.yaml"), filepath.Join(dir, "a.yaml")); err != nil {
+func TestRunWatchesWhereALinkLeads(t *testing.T) {
+	outside, dir := t.TempDir(), t.TempDir()
+	write(t, outside, "x.txt", service("a", "10.0.0.1")) // its name is its own
+	link(t, filepath.Join(outside, "x.txt"), filepath.Join(dir, "a.yaml"))
+	w := startWatch(t, dir, nil) // nothing polls here
+	w.serve("a=10.0.0.1")
+	write(t, outside, "x.txt", service("a", "10.0.0.2"))
+	w.serve("a=10.0.0.2")
+	write(t, outside, "tmp", service("a", "10.0.0.3"))
+	if err := os.Rename(filepath.Join(outside, "tmp"), filepath.Join(outside, "x.txt")); err != nil {
 		t.Fatal(err)
 	}
+	w.serve("a=10.0.0.3")
+	// A link that comes later, to another place, and the first one goes.
+	other := t.TempDir()
+	write(t, other, "b", service("b", "10.0.1.1"))
+	link(t, filepath.Join(other, "b"), filepath.Join(dir, "b.yaml"))
+	_ = os.Remove(filepath.Join(dir, "a.yaml"))
+	w.serve("b=10.0.1.1")
+	write(t, other, "b", service("b", "10.0.1.2"))
+	w.serve("b=10.0.1.2")
+}
+
+func link(t *testing.T, to, name string) {
+	t.Helper()
+	if err := os.Symlink(to, name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRunPollsWhatCannotBeWatched(t *testing.T) {
+	outside, dir := t.TempDir(), t.TempDir()
+	write(t, outside, "1", service("a", "10.0.0.1"))
+	write(t, outside, "2", service("a", "10.0.0.2"))
+	between := filepath.Join(t.TempDir(), "link")
+	link(t, filepath.Join(outside, "1"), between)
+	link(t, between, filepath.Join(dir, "a.yaml"))
 	w := startWatch(t, dir, func(s *Source) { s.config.Poll = 30 * time.Millisecond })
-	write(t, outside, "a.yaml", service("a", "10.0.0.2"))
+	link(t, filepath.Join(outside, "2"), between+".tmp")
+	if err := os.Rename(between+".tmp", between); err != nil {
+		t.Fatal(err)
+	}
 	w.serve("a=10.0.0.2")
 }
 
