@@ -215,7 +215,11 @@ func (p *planReport) Write(w io.Writer) error {
 		fmt.Fprintf(tw, "\nentries in the long run\t%d\n", p.Entries)
 		fmt.Fprintf(tw, "nf_conntrack_max\t%d\n", p.Table)
 		fmt.Fprintf(tw, "nf_conntrack_buckets\t%d\n", p.Buckets)
-		fmt.Fprintf(tw, "expectations\t%d of %d\n", p.Expectations, p.ExpectMax)
+		fit := ""
+		if !p.ExpectFit {
+			fit = fmt.Sprintf(": they do not fit; set nf_conntrack_expect_max to %d or more", p.Expectations)
+		}
+		fmt.Fprintf(tw, "expectations\t%d of %d%s\n", p.Expectations, p.ExpectMax, fit)
 		fmt.Fprintf(tw, "memory of a full table\t%.1f MiB\n", float64(p.Bytes)/(1<<20))
 	}
 	if l := p.Live; l != nil {

@@ -206,6 +206,7 @@ type Plan struct {
 	Table        int       `json:"table"`              // entries with head-room
 	Buckets      int       `json:"buckets"`            // as many as entries: chains of one
 	ExpectMax    int       `json:"expect_max"`         // that many buckets bring
+	ExpectFit    bool      `json:"expect_fit"`         // whether Expectations are no more than ExpectMax
 	Bytes        int64     `json:"bytes"`              // of a table full to Table
 	Ceilings     []float64 `json:"ceilings,omitempty"` // for each load, connections/s of the given table
 }
@@ -231,9 +232,9 @@ func (c Config) Validate() error {
 		}
 	}
 	switch {
-	case c.HeadRoom < 0 || c.HeadRoom >= 1:
+	case !(c.HeadRoom >= 0 && c.HeadRoom < 1): // NaN is neither
 		return fmt.Errorf("head-room %v: must be from 0 to less than 1", c.HeadRoom)
-	case c.Lost < 0 || c.Lost > 1:
+	case !(c.Lost >= 0 && c.Lost <= 1):
 		return fmt.Errorf("lost part %v: must be from 0 to 1", c.Lost)
 	case c.Limit < 0 || c.Wait < 0:
 		return errors.New("table and wait must not be negative")
@@ -253,9 +254,11 @@ func Make(c Config) (Plan, error) {
 	if entries > math.MaxInt32 {
 		return Plan{}, fmt.Errorf("%.0f entries are more than a table can hold (%d): shorten the time-outs", entries, math.MaxInt32)
 	}
-	p := Plan{Loads: c.Loads, Timeouts: c.Timeouts, Entries: int(math.Ceil(entries))}
-	p.Table = int(math.Ceil(entries / (1 - c.HeadRoom)))
-	p.Buckets = p.Table
+	table := math.Ceil(entries / (1 - c.HeadRoom))
+	if table > math.MaxInt32 {
+		return Plan{}, fmt.Errorf("%.0f entries with head-room %v are more than a table can hold (%d): leave less free", entries, c.HeadRoom, math.MaxInt32)
+	}
+	p := Plan{Loads: c.Loads, Timeouts: c.Timeouts, Entries: int(math.Ceil(entries)), Table: int(table), Buckets: int(table)}
 	expectations := 0.0
 	for _, l := range c.Loads {
 		if l.Kind == TFTP {
@@ -266,11 +269,18 @@ func Make(c Config) (Plan, error) {
 			if err != nil {
 				return Plan{}, err
 			}
+			if math.IsInf(ceiling, 0) {
+				return Plan{}, fmt.Errorf("no table is too small for %s: nothing is kept; give it a lifetime or a longer time-out", l.Kind)
+			}
 			p.Ceilings = append(p.Ceilings, ceiling)
 		}
 	}
+	if expectations > math.MaxInt32 {
+		return Plan{}, fmt.Errorf("%.0f expectations are more than the kernel can count (%d): plan for a lower rate", expectations, math.MaxInt32)
+	}
 	p.Expectations = int(math.Ceil(expectations))
 	p.ExpectMax = ExpectMax(p.Buckets)
+	p.ExpectFit = p.Expectations <= p.ExpectMax
 	p.Bytes = Memory(p.Table, p.Buckets, p.Expectations)
 	return p, nil
 }
