@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"spillway.dev/spillway/lab/workload"
 )
@@ -68,6 +70,7 @@ func newRootCommand(started *bool) *cobra.Command {
 	// A subcommand may have a PersistentPreRun of its own.
 	cobra.EnableTraverseRunHooks = true
 	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.AddCommand(
 		newAgentCommand(),
 		newDemoCommand(),
@@ -80,6 +83,34 @@ func newRootCommand(started *bool) *cobra.Command {
 		newVersionCommand(),
 	)
 	return root
+}
+
+// flagError says of a flag's value what is expected in its place, in words and
+// not in those of the function that parsed it.
+func flagError(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	f, want := invalid.GetFlag(), ""
+	switch f.Value.Type() {
+	case "int", "int8", "int16", "int32", "int64":
+		want = "a whole number"
+	case "uint", "uint8", "uint16", "uint32", "uint64":
+		want = "a whole number, not negative,"
+	case "float64", "float32":
+		want = "a number"
+	case "bool":
+		want = "true or false"
+	case "duration":
+		want = "a duration such as 30s or 2m"
+	default:
+		return err
+	}
+	if errors.Is(err, strconv.ErrRange) {
+		want += " in range"
+	}
+	return fmt.Errorf("--%s %q: %s is expected", f.Name, invalid.GetValue(), want)
 }
 
 // usageError is an error of whoever wrote the command line.
