@@ -4,12 +4,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 
 	"spillway.dev/spillway/internal/model"
@@ -114,7 +117,13 @@ func typed[T, M any](convert func(*T) (*M, []model.Problem)) reader {
 func strict(raw []byte, into any) []problem {
 	unknown, err := kjson.UnmarshalStrict(raw, into)
 	if err != nil {
-		return []problem{decodeProblem(err)}
+		p := decodeProblem(err)
+		if p.field == "" { // a time reads itself, and does not know where it is
+			if at, value := badTime("", raw); at != "" {
+				p = problem{field: at, what: clip(string(value)) + ` is not a time; write one like "2026-01-31T12:00:00Z"`}
+			}
+		}
+		return []problem{p}
 	}
 	var problems []problem
 	for _, err := range unknown {
@@ -129,6 +138,37 @@ func strict(raw []byte, into any) []problem {
 		problems = append(problems, p)
 	}
 	return problems
+}
+
+// named are mappings whose keys are whatever somebody wrote.
+var named = set("labels", "annotations", "selector", "matchLabels", "nodeSelector")
+
+// badTime finds the first time, by its field's name as all of Kubernetes' have
+// it, that cannot be read: its path and its value.
+func badTime(at string, raw json.RawMessage) (string, json.RawMessage) {
+	var fields map[string]json.RawMessage
+	var items []json.RawMessage
+	if json.Unmarshal(raw, &fields) == nil {
+		for _, name := range slices.Sorted(maps.Keys(fields)) {
+			path := strings.TrimPrefix(at+"."+name, ".")
+			if name == "time" || strings.HasSuffix(name, "Time") || strings.HasSuffix(name, "Timestamp") {
+				if new(metav1.Time).UnmarshalJSON(fields[name]) != nil {
+					return path, fields[name]
+				}
+			} else if !named[name] {
+				if path, value := badTime(path, fields[name]); path != "" {
+					return path, value
+				}
+			}
+		}
+	} else if json.Unmarshal(raw, &items) == nil {
+		for i, item := range items {
+			if path, value := badTime(fmt.Sprintf("%s[%d]", at, i), item); path != "" {
+				return path, value
+			}
+		}
+	}
+	return "", nil
 }
 
 func decodeProblem(err error) problem {
