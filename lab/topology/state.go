@@ -114,12 +114,23 @@ func List() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
+// makeDir makes a directory and those above it. The last cluster that goes takes
+// the one above all clusters with it, which may be just now.
+func makeDir(path string) (err error) {
+	for range 100 {
+		if err = os.MkdirAll(path, 0o755); !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+	}
+	return err
+}
+
 // lock keeps other processes from changing a cluster, until the returned
 // function is called. The lock is on the state directory itself, so it leaves
 // no file behind; a directory that vanished while waiting is made anew.
 func lock(ctx context.Context, name string) (unlock func(), err error) {
 	for {
-		if err := os.MkdirAll(stateDir(name), 0o755); err != nil {
+		if err := makeDir(stateDir(name)); err != nil {
 			return nil, fmt.Errorf("lock cluster: %w", err)
 		}
 		dir, err := os.Open(stateDir(name))

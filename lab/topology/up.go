@@ -132,7 +132,7 @@ func (b *builder) close() {
 
 func (b *builder) createCgroups(context.Context) error {
 	for _, h := range b.c.Hosts() {
-		if err := os.MkdirAll(h.Cgroup, 0o755); err != nil {
+		if err := makeDir(h.Cgroup); err != nil {
 			return fmt.Errorf("create cgroup: %w", err)
 		}
 	}
