@@ -61,13 +61,16 @@ func Cleanup(cfg Config) error {
 // ownedElsewhere reports whether the pins are of another network namespace. It
 // is an error if that can be entered.
 func ownedElsewhere(bpffs string) (bool, error) {
+	owner, known, err := ownerOf(bpffs)
+	if err != nil || !known {
+		return false, err
+	}
 	own, err := kernel.CurrentNetns()
 	if err != nil {
 		return false, fmt.Errorf("find out network namespace: %w", err)
 	}
-	owner, known, err := ownerOf(bpffs)
-	if err != nil || !known || owner.Cookie == own.Cookie {
-		return false, err
+	if owner.Cookie == own.Cookie {
+		return false, nil
 	}
 	if where := kernel.FindNetns(owner); where != "" {
 		return false, fmt.Errorf("bpffs %s: belongs to the agent of another network namespace, %s: clean up there: %s",
