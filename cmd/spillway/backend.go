@@ -46,7 +46,7 @@ var proxyModes = []proxyMode{
 		return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Conntrack.timeouts(), Log: log})
 	}},
 	{"nftables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
-		return nftables.New(ctx, nftables.Config{Beside: c.ProxyMode != "nftables", Log: log})
+		return nftables.New(ctx, nftables.Config{Beside: c.ProxyMode != "nftables", ServiceCounters: c.ServiceCounters, Log: log})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return nftables.Cleanup(ctx, nftables.Config{Log: log})
 	}, true, nil, nil},

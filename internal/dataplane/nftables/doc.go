@@ -13,6 +13,7 @@
 //	  none of it: not ours
 //
 //	services4, nodeports4 (sets and rules are there only while something is in them):
+//	  in services4-counters                                      count, and go on
 //	  in services4-ranges, but source not in services4-sources   drop
 //	  in services4-outside, and from another machine             go on in services4-outside
 //	                                                             with the endpoints for those

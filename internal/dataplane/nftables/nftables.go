@@ -31,7 +31,12 @@ type Config struct {
 	// ports that the other cannot: it refuses no other port of their addresses,
 	// and while it has no port there is no table, and so no conntrack either.
 	Beside bool
-	Log    *slog.Logger // nil: slog.Default()
+	// ServiceCounters has the kernel count, for each address and port of a
+	// Service, the connections that ask for it and the bytes of their first
+	// packets: nft list set inet spillway services4-counters shows them.
+	ServiceCounters bool
+
+	Log *slog.Logger // nil: slog.Default()
 }
 
 func (c Config) withDefaults() Config {
@@ -87,7 +92,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
 	b := &Backend{cfg: cfg, drifted: make(chan struct{}, 1)}
 	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
-	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside}
+	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside, counted: cfg.ServiceCounters}
 	if err := b.do(ctx, func(s *socket) error { return probe(s, cfg.Table, b.traits) }); err != nil {
 		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and root; or use another --proxy-mode")
 	}
@@ -165,7 +170,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		ch.setNode(c.Node)
 	}
-	if err := b.write(ctx, ch, false); err != nil {
+	if err := b.write(ctx, ch, mended); err != nil {
 		return err
 	}
 	return portErrors(failed)
@@ -206,7 +211,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if !reflect.DeepEqual(b.table.node, s.Node) {
 		ch.setNode(&s.Node)
 	}
-	if err := b.write(ctx, ch, false); err != nil {
+	if err := b.write(ctx, ch, mended); err != nil {
 		return err
 	}
 	return portErrors(failed)
@@ -271,7 +276,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State) error {
 	if mendable {
 		b.table, b.sure, b.generation = ch.t, true, found.generation
 		before := b.counts.bytes.Load()
-		err := b.write(ctx, ch, false)
+		err := b.write(ctx, ch, mended)
 		if err == nil {
 			if b.counts.bytes.Load() > before {
 				b.noteRepair(left, found)
@@ -285,7 +290,11 @@ func (b *Backend) restore(ctx context.Context, s intent.State) error {
 	}
 	ch, failed = wholeChange(b.traits, s)
 	b.table, b.sure, b.generation = ch.t, true, found.generation
-	if err := b.write(ctx, ch, true); err != nil {
+	how := madeAnew
+	if !found.there && !found.dormant {
+		how = fromNothing
+	}
+	if err := b.write(ctx, ch, how); err != nil {
 		return err
 	}
 	b.noteRepair(left, found)
@@ -314,27 +323,43 @@ func wholeChange(tr traits, s intent.State) (*change, map[intent.PortID]error) {
 	return ch, failed
 }
 
+// origin is what a change starts from.
+type origin int
+
+const (
+	mended      origin = iota // the table as it is
+	madeAnew                  // the table goes in the same batch
+	fromNothing               // there is no table: nothing of it serves before the rules come
+)
+
 // write has the kernel make a change. If it fails, nothing is known any more.
-func (b *Backend) write(ctx context.Context, c *change, anew bool) error {
+func (b *Backend) write(ctx context.Context, c *change, from origin) error {
 	p := c.plan(b.cfg.Table)
-	if anew {
+	if from != mended {
 		fresh := &batch{table: b.cfg.Table}
-		fresh.addTable() // so that there is one to delete
-		fresh.delTable()
-		fresh.addTable()
+		if fresh.addTable(); from == madeAnew {
+			fresh.delTable() // there was one to delete, in any case
+			fresh.addTable()
+		}
 		p.batch.msgs = append(fresh.msgs, p.batch.msgs...)
 		p.batch.size += fresh.size
+	}
+	if from == fromNothing {
+		p.batch.loosen()
 	}
 	if len(p.batch.msgs) == 0 {
 		c.done(p)
 		return nil
 	}
 	err := b.do(ctx, func(s *socket) error {
-		if err := s.commit(p.batch, true); err != nil {
-			return err
+		parts := p.batch.parts()
+		for _, part := range parts {
+			if err := s.commit(part, true); err != nil {
+				return err
+			}
 		}
 		g, err := s.generation()
-		if err == nil && g == b.generation+1 {
+		if err == nil && g == b.generation+uint32(len(parts)) {
 			b.generation = g
 			return nil
 		}

@@ -22,6 +22,7 @@ type image struct {
 // foundSet is a set as the kernel tells it.
 type foundSet struct {
 	flags, keyLen, dataLen uint32
+	counted                bool
 	elems                  map[string]*value
 }
 
@@ -140,6 +141,8 @@ func (img *image) takeSet(m netlink.Message) {
 			fs.keyLen = number(v)
 		case unix.NFTA_SET_DATA_LEN:
 			fs.dataLen = number(v)
+		case setExpr:
+			fs.counted = true
 		}
 	}
 	img.sets[name] = fs
@@ -251,7 +254,7 @@ func number(b []byte) uint32 {
 // question.
 func (fs *foundSet) fits(s *set) bool {
 	const ours = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | nftSetConcat | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | unix.NFT_SET_CONSTANT
-	return fs.flags&ours == s.flags() && fs.keyLen == sizeOf(s.key) && fs.dataLen == sizeOf(s.data)
+	return fs.flags&ours == s.flags() && fs.counted == s.counted && fs.keyLen == sizeOf(s.key) && fs.dataLen == sizeOf(s.data)
 }
 
 // against turns a change of an empty table into one of the table as it was

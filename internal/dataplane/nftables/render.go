@@ -60,6 +60,9 @@ func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Fronten
 	}
 	key := string(appendPort(appendProto(raw, p.ID.Protocol), f.Port))
 	r.add(b.frontends, key, value{comment: describePort(p.ID, f.Kind)})
+	if l.counting {
+		r.add(b.counters, key, value{comment: describePort(p.ID, f.Kind)})
+	}
 	if f.Kind == intent.ClusterIP {
 		r.add(l.common[familyIndex(p.ID.Family)].clusterIPs, string(raw), value{})
 	} else if f.Outside == intent.ToCluster {

@@ -64,6 +64,7 @@ const (
 type traits struct {
 	liberal bool // nf_conntrack_tcp_be_liberal
 	beside  bool // see Config.Beside
+	counted bool // see Config.ServiceCounters
 }
 
 // ruleset writes the chains. Which there are depends on
@@ -133,6 +134,9 @@ func (b *base) behind() uint32 { return firstReg + sizeOf(b.frontends.key)/4 }
 // base writes the chains that choose an endpoint.
 func (rs *ruleset) base(b *base) {
 	c := chain{name: b.name}
+	if rs.exists(b.counters) {
+		c.rules = append(c.rules, b.load(&rule{}).in(b.counters, firstReg))
+	}
 	if rs.exists(b.ranges) {
 		r := &rule{comment: "not in loadBalancerSourceRanges"}
 		b.load(r).in(b.ranges, firstReg)

@@ -65,6 +65,7 @@ type set struct {
 	always   bool   // exists even while it is empty
 	shared   bool   // several owners may add one element; it stays till the last is gone
 	typeof   bool   // the key has a field that no "type" can name
+	counted  bool   // each element counts the packets that found it
 }
 
 func (s *set) isMap() bool   { return len(s.data) > 0 }
@@ -97,6 +98,7 @@ const (
 	setDescConcat = 2 // NFTA_SET_DESC_CONCAT
 	setFieldLen   = 1 // NFTA_SET_FIELD_LEN
 	setElemKeyEnd = 10
+	setExpr       = 17 // NFTA_SET_EXPR; counters since Linux 5.7
 	intervalEnd   = unix.NFT_SET_ELEM_INTERVAL_END
 )
 
@@ -215,6 +217,7 @@ type base struct {
 	nodePort   bool
 	name       string
 	frontends  *set                   // all of them, with their names
+	counters   *set                   // all of them, each with a counter of its connections
 	outside    *set                   // those where packets from outside go another way
 	ranges     *set                   // those with source ranges
 	sources    *set                   // frontend . source range
@@ -242,6 +245,7 @@ type layout struct {
 	addresses [2]base
 	nodePorts [2]base
 	sets      []*set
+	counting  bool // see Config.ServiceCounters
 }
 
 func newLayout() *layout {
@@ -278,6 +282,7 @@ func (l *layout) always(name, comment string, key ...field) *set {
 
 func (l *layout) base(f *family, name, comment string, key ...field) base {
 	b := base{family: f, name: name, frontends: l.always(name, comment, key...)}
+	b.counters = l.add(&set{name: name + "-counters", key: key, counted: true, comment: "connections, and bytes of their first packets"})
 	b.outside = l.add(&set{name: name + "-outside", key: key, comment: "with endpoints of their own for packets from outside"})
 	b.ranges = l.add(&set{name: name + "-ranges", key: key, comment: "with loadBalancerSourceRanges"})
 	b.sources = l.add(&set{name: name + "-sources", key: append(key[:len(key):len(key)], addrField(f)), interval: true, comment: "who may ask them"})

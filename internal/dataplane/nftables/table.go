@@ -21,8 +21,10 @@ type table struct {
 }
 
 func newTable(tr traits) *table {
+	l := newLayout()
+	l.counting = tr.counted
 	return &table{
-		layout: newLayout(), traits: tr,
+		layout: l, traits: tr,
 		ports: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{}, owners: map[string]map[string]int{},
 		chains: map[string]string{}, exists: map[string]bool{},
 	}

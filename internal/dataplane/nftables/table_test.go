@@ -628,7 +628,7 @@ func endpointChange(b *testing.B, s intent.State) {
 
 // BenchmarkFullSync measures a whole state written where nothing was.
 func BenchmarkFullSync(b *testing.B) {
-	for _, services := range []int{1000, 5000, 10_000} {
+	for _, services := range []int{1000, 5000, 10_000, 50_000} {
 		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) { fullSync(b, largeState(services)) })
 		b.Run(fmt.Sprintf("affinity/services=%d", services), func(b *testing.B) { fullSync(b, withAffinity(largeState(services))) })
 	}
@@ -643,9 +643,53 @@ func fullSync(b *testing.B, s intent.State) {
 		}
 		b.StopTimer()
 		b.ReportMetric(float64(be.counts.bytes.Load()), "written-B/op")
+		_ = be.Close() // one more that listens would cost the next
 		if err := Cleanup(b.Context(), Config{}); err != nil {
 			b.Fatal(err)
 		}
 		b.StartTimer()
 	}
+}
+
+func TestAFirstStateInPartsServesOnlyWhenAllIsThere(t *testing.T) {
+	enter(t)
+	s := largeState(3000)
+	ch, _ := wholeChange(traits{}, s)
+	p := ch.plan("spillway")
+	p.batch.loosen()
+	parts := p.batch.parts()
+	if len(parts) < 2 || len(p.batch.msgs) == 0 {
+		t.Fatalf("%d bytes in %d parts", p.batch.size, len(parts))
+	}
+	sent := 0
+	for i, part := range parts {
+		if part.size > 2*partSize {
+			t.Errorf("part %d has %d bytes", i, part.size)
+		}
+		sent += len(part.msgs)
+	}
+	for i, m := range p.batch.msgs[:p.batch.loose] {
+		if int(m.Header.Type)&0xff == unix.NFT_MSG_NEWRULE {
+			t.Fatalf("message %d of %d loose ones is a rule", i, p.batch.loose)
+		}
+	}
+	if sent != len(p.batch.msgs) {
+		t.Errorf("%d messages of %d", sent, len(p.batch.msgs))
+	}
+	// An agent that ends between two parts leaves what the next one mends.
+	sock, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sock.close()
+	first := &batch{table: "spillway"}
+	first.addTable()
+	for _, b := range append([]*batch{first}, parts[:len(parts)-1]...) {
+		if err := sock.commit(b, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := open(t)
+	replace(t, b, s)
+	same(t, "after a part", holds(t, b), fresh(t, s))
 }

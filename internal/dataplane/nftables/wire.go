@@ -17,6 +17,33 @@ type batch struct {
 	table string
 	msgs  []netlink.Message
 	size  int
+	// loose is how many of the messages may be carried out before the others, a
+	// part at a time: no rule uses yet what they make.
+	loose int
+}
+
+// partSize bounds the parts that loose messages are carried out in, in bytes. The
+// kernel keeps some hundred bytes for each element until the batch ends, and 4 KiB
+// if anybody on the machine, in whatever namespace, listens to nf_tables: a notice
+// (nf_tables_setelem_notify). 50,000 Services in one batch made that 2 GiB.
+const partSize = 1 << 20
+
+// parts are the batch in the batches that it is sent in.
+func (b *batch) parts() (out []*batch) {
+	part := &batch{table: b.table}
+	for i, m := range b.msgs {
+		if i < b.loose && part.size >= partSize {
+			out, part = append(out, part), &batch{table: b.table}
+		}
+		part.append(int(m.Header.Type)&0xff, m.Header.Flags&^netlink.Request, m.Data)
+	}
+	return append(out, part)
+}
+
+// loosen lets the messages before the first rule be carried out in parts.
+func (b *batch) loosen() {
+	isRule := func(m netlink.Message) bool { return int(m.Header.Type)&0xff == unix.NFT_MSG_NEWRULE }
+	b.loose = max(0, slices.IndexFunc(b.msgs, isRule))
 }
 
 // message appends a message; fill writes its attributes.
@@ -84,6 +111,12 @@ func (b *batch) addSet(s *set) {
 			a.close(desc)
 		}
 		a.bytes(unix.NFTA_SET_USERDATA, s.userData())
+		if s.counted {
+			expr := a.nest(setExpr)
+			a.str(unix.NFTA_EXPR_NAME, "counter")
+			a.close(a.nest(unix.NFTA_EXPR_DATA))
+			a.close(expr)
+		}
 	})
 }
 
@@ -293,6 +326,9 @@ func (s *socket) commit(b *batch, end bool) error {
 	want := sent[last].Header.Sequence
 	for {
 		answers, err := s.conn.Receive()
+		if errors.Is(err, unix.ENOBUFS) {
+			return fmt.Errorf("change table: the kernel refused more changes than its answers had room for, so somebody else has changed the table: %w", err)
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", blamed(err, sent), err)
 		}
