@@ -72,6 +72,7 @@ func newBenchSideCommand() *cobra.Command {
 			if err := c.Validate(); err != nil {
 				return err
 			}
+			saveMemory() // as the agent does
 			side.Node = c.NodeName
 			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			unregistered := func(prometheus.Collector) error { return nil }
