@@ -103,6 +103,7 @@ func (a *agent) run(ctx context.Context) error {
 	if a.cfg.Cleanup {
 		return errors.Join(a.cleanup(ctx, a.cfg, log), autopilot.GoBack(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
+	a.cfg.warnOfIdleFlags(log)
 	return a.serve(ctx, log)
 }
 

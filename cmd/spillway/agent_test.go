@@ -13,12 +13,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/intent"
@@ -427,10 +429,33 @@ func TestCleanupTakesTheLockAndNeedsNoSource(t *testing.T) {
 		t.Errorf("cleaned %d times beside a running agent: %v", cleaned, err)
 	}
 	lock.release()
-	if other, err := lockInstance(a.lockDir, a.cfg.BPFFS+"2"); err != nil {
-		t.Error(err)
-	} else {
-		other.release()
+}
+
+func TestANetworkNamespaceHasOneAgent(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := lockInstance(dir, "/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.release()
+	if _, err := lockInstance(dir, "/b"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+		t.Errorf("a second one, with pins of its own: %v", err)
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		other, err := lockInstance(dir, "/b")
+		if err == nil {
+			other.release()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Errorf("one in another network namespace: %v", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -96,6 +97,17 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of the API server to watch (default, without --manifests: as a Pod of the cluster)")
 	f.StringVar(&c.Master, "master", "", "address of the API server, instead of the kubeconfig's")
 	f.StringVar(&c.ConfigFile, "config", "", "KubeProxyConfiguration file (kubeproxy.config.k8s.io/v1alpha1); flags that it has fields for do not count beside it, but for --proxy-mode, --hostname-override and --v")
+}
+
+// warnOfIdleFlags names flags that have no meaning with this --proxy-mode. Those of
+// kube-proxy's for another mode are no reason for a line: people keep them.
+func (c *agentConfig) warnOfIdleFlags(log *slog.Logger) {
+	if c.ServiceCounters && c.ProxyMode != "nftables" {
+		log.Warn("--nftables-service-counters has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+	if c.VerifyPartialSync != iptables.VerifyOff && c.ProxyMode != "iptables" {
+		log.Warn("--verify-partial-sync has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
 }
 
 // Validate checks the command line and fills in what it leaves open. Its

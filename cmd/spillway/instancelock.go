@@ -12,26 +12,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// instanceLock keeps a second agent away from an instance. The kernel lets go
-// of it when the process ends, in whatever way.
-type instanceLock struct{ file *os.File }
+// instanceLock keeps a second agent away from what an agent keeps in the kernel.
+// The kernel lets go of it when the process ends, in whatever way.
+type instanceLock struct{ files []*os.File }
 
-// lockInstance takes the lock of the instance whose objects are pinned in
-// bpffs. A bpf file system cannot hold ordinary files, so the lock is in dir
-// under a name made from the path.
+// lockInstance takes the lock of the pins below bpffs, and that of the network
+// namespace: tables and chains of every agent have the same names there. A bpf file
+// system cannot hold ordinary files, so the locks are in dir under names made from
+// the path and from the namespace's number.
 func lockInstance(dir, bpffs string) (*instanceLock, error) {
-	path, name := instanceFile(dir, bpffs, ".lock")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("lock instance: %w", err)
 	}
-	f, err := lockFile(name, bpffs)
-	if err != nil {
-		return nil, fmt.Errorf("lock instance: %w", err)
+	var netns unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &netns); err != nil {
+		return nil, fmt.Errorf("lock instance: find the network namespace: %w", err)
 	}
-	// For people and for whoever comes second; the lock itself is the kernel's.
-	_ = f.Truncate(0)
-	_, _ = fmt.Fprintf(f, "%d %s\n", os.Getpid(), path)
-	return &instanceLock{file: f}, nil
+	path, name := instanceFile(dir, bpffs, ".lock")
+	l := &instanceLock{}
+	for _, what := range []struct{ name, of, hint string }{
+		{name, bpffs, "stop it, or give another --bpffs and another network namespace"},
+		{filepath.Join(dir, fmt.Sprintf("netns-%d.lock", netns.Ino)), "this network namespace", "stop it; its rules and those of a second one would have the same names"},
+	} {
+		f, err := lockFile(what.name, what.of, what.hint)
+		if err != nil {
+			l.release()
+			return nil, fmt.Errorf("lock instance: %w", err)
+		}
+		// For people and for whoever comes second; the lock itself is the kernel's.
+		_ = f.Truncate(0)
+		_, _ = fmt.Fprintf(f, "%d %s\n", os.Getpid(), path)
+		l.files = append(l.files, f)
+	}
+	return l, nil
 }
 
 // instanceFile is the path of an instance, and the name of a file of its own.
@@ -47,7 +60,7 @@ func instanceFile(dir, bpffs, suffix string) (path, name string) {
 // lockFile makes the file and locks it. Whoever releases a lock removes the
 // file, so one that was opened may have lost its name before it was locked: a
 // lock on it would keep nobody away, and the next one of the name is tried.
-func lockFile(name, bpffs string) (*os.File, error) {
+func lockFile(name, of, hint string) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
 		if err != nil {
@@ -56,7 +69,7 @@ func lockFile(name, bpffs string) (*os.File, error) {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			defer f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, fmt.Errorf("%s: an agent runs already%s: stop it, or give another --bpffs", bpffs, holder(f))
+				return nil, fmt.Errorf("%s: an agent runs already%s: %s", of, holder(f), hint)
 			}
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
@@ -88,9 +101,11 @@ func holder(f *os.File) string {
 	return " (process " + pid + ")"
 }
 
-// release removes the file and lets go of the lock, in this order: while it is
+// release removes the files and lets go of the locks, in this order: while it is
 // locked nobody else has a lock on a file of this name.
 func (l *instanceLock) release() {
-	_ = os.Remove(l.file.Name())
-	l.file.Close()
+	for _, f := range l.files {
+		_ = os.Remove(f.Name())
+		f.Close()
+	}
 }

@@ -8,11 +8,13 @@ import (
 )
 
 // What somebody else changes in the kernel is put right soon after he ended, but
-// however often he changes it, that takes a tenth of the time at most.
+// however often he changes it, that takes a tenth of the time at most, unless
+// Services would be without rules for longer than driftLimit.
 const (
 	driftQuiet = 50 * time.Millisecond
 	driftPause = time.Second
 	driftShare = 10
+	driftLimit = 3 * time.Second
 )
 
 // watch waits for the backend of a lane to hear of changes.
@@ -60,7 +62,7 @@ func (r *Reconciler) repaired(l *lane, whole bool, took time.Duration) {
 		return
 	}
 	if whole && l.repairing {
-		l.repairing, l.calmUntil = false, time.Now().Add(max(driftPause, driftShare*took))
+		l.repairing, l.calmUntil = false, time.Now().Add(max(driftPause, min(driftShare*took, driftLimit)))
 	}
 	rep := w.Repaired()
 	r.metrics.AuditDifferences(l.backend.Name(), rep.Missing+rep.Foreign)

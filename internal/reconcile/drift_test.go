@@ -117,3 +117,18 @@ func TestWhoFlushesAllTheTimeIsAnsweredNowAndThen(t *testing.T) {
 		g.wantKernel(b.fakeBackend, map[string]uint16{"a": 1})
 	})
 }
+
+func TestASlowRepairDoesNotPutOffTheNextForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, g := startWatching(t)
+		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
+		g.after(time.Second)
+		b.set(func() { b.delay = 2 * time.Second })
+		b.flush()
+		g.after(3 * time.Second)
+		b.set(func() { b.delay = 0 })
+		b.flush()
+		g.after(3 * time.Second)
+		g.wantKernel(b.fakeBackend, map[string]uint16{"a": 1})
+	})
+}

@@ -38,7 +38,7 @@
 // # Syncs
 //
 // A partial sync (Apply) hands iptables-restore --noflush the chains that
-// changed. It also checks that the ways in are still there; if anything fails, a
+// changed. It also checks that the ways in of table nat are still there; if anything fails, a
 // full sync follows at once. A full sync (Replace) compares iptables-save with
 // what is wanted, chain by chain, as text, and writes the chains that differ; it
 // reads nothing where a fingerprint of the tables is the same as when they were
