@@ -98,13 +98,19 @@ func (c *doctorConfig) run(ctx context.Context, out, stderr io.Writer) error {
 
 // namespaces are those of --netns, or all.
 func (c *doctorConfig) namespaces() ([]conntrack.Namespace, error) {
-	list, err := conntrack.Namespaces()
 	if len(c.netns) == 0 {
-		return list, err
+		return conntrack.Namespaces()
 	}
+	return namespacesNamed(c.netns)
+}
+
+// namespacesNamed finds the network namespaces that a flag names, the caller's
+// own first.
+func namespacesNamed(names []string) ([]conntrack.Namespace, error) {
+	list, _ := conntrack.Namespaces() // what is not among those that can be seen is named below
 	var out []conntrack.Namespace
 	var missing []string
-	for _, want := range c.netns {
+	for _, want := range names {
 		i := slices.IndexFunc(list, func(n conntrack.Namespace) bool { return n.Is(want) })
 		switch {
 		case i < 0:

@@ -75,6 +75,7 @@ func newRootCommand(started *bool) *cobra.Command {
 		newAgentCommand(),
 		newDemoCommand(),
 		newDoctorCommand(),
+		newDropsCommand(),
 		newBenchCommand(),
 		newLabCommand(),
 		newLoadCommand(),

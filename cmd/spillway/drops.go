@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/drops"
+)
+
+// dropsConfig is the command line of `spillway drops`.
+type dropsConfig struct {
+	addresses, pods, netns, reasons []string
+	ports                           []uint
+	protocol, output                string
+	all                             bool
+	rate, count                     int
+	duration                        time.Duration
+}
+
+func newDropsCommand() *cobra.Command {
+	var c dropsConfig
+	cmd := &cobra.Command{
+		Use:   "drops",
+		Short: "Show packets that the kernel drops: where, by what, and why",
+		Long: `Follows the packets that this machine's kernel drops, in every network namespace,
+and says of each at which hop that was (namespace or pod, interface, netfilter hook
+and table, the kernel's function), the kernel's reason, and what that means. It
+changes nothing and needs no agent. Several filters must all fit; of several values
+of one, any. They are applied in the kernel. Needs root, BTF and Linux 5.17.`,
+		Example: `  spillway drops --address 10.96.0.10 --port 53
+  spillway drops --pod web-7d4b9 --for 10s
+  spillway drops --reason NETFILTER_DROP --count 1 -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(c.output); err != nil {
+				return err
+			}
+			ctx, stop := untilSignal(cmd.Context())
+			defer stop()
+			return c.run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringSliceVar(&c.addresses, "address", nil, "from or to this `address` or prefix, such as 10.96.0.10 or 10.244.0.0/16")
+	f.UintSliceVar(&c.ports, "port", nil, "from or to this `port`")
+	f.StringVar(&c.protocol, "protocol", "", "tcp, udp, sctp, icmp, icmpv6 or a number")
+	f.StringSliceVar(&c.pods, "pod", nil, "in this `pod`, or from or to it: its address, or of a pod of this node its name")
+	f.StringSliceVar(&c.netns, "netns", nil, "in this network `namespace`: a name as 'spillway top' shows it, a process id, or here")
+	f.StringSliceVar(&c.reasons, "reason", nil, "with this `reason` of the kernel's; '!REASON' for all others")
+	f.BoolVar(&c.all, "all", false, "also show what nobody misses: "+strings.Join(drops.Quiet, ", "))
+	f.IntVar(&c.rate, "rate", 100, "show at most so many a second and count the rest; 0: all")
+	f.DurationVar(&c.duration, "for", 0, "end after this time; 0: when interrupted")
+	f.IntVar(&c.count, "count", 0, "end after so many drops; 0: when interrupted")
+	f.StringVarP(&c.output, "output", "o", "table", "table, or json: an object a line")
+	return cmd
+}
+
+// config checks the command line and looks up what it names.
+func (c *dropsConfig) config() (drops.Config, error) {
+	out := drops.Config{Reasons: c.reasons, All: c.all, Rate: c.rate}
+	if c.duration < 0 || c.count < 0 {
+		return out, usageErrorf("--for and --count: must not be negative")
+	}
+	for _, s := range c.addresses {
+		prefix, err := addressOrPrefix(s)
+		if err != nil {
+			return out, usageErrorf("--address %q: an address or a prefix is expected, such as 10.96.0.10 or 10.244.0.0/16", s)
+		}
+		out.Addresses = append(out.Addresses, prefix)
+	}
+	for _, port := range c.ports {
+		if port == 0 || port > 65535 {
+			return out, usageErrorf("--port %d: use 1 to 65535", port)
+		}
+		out.Ports = append(out.Ports, uint16(port))
+	}
+	var err error
+	if out.Protocol, err = parseProtocol(c.protocol); err != nil {
+		return out, err
+	}
+	if len(c.netns) > 0 {
+		if out.Namespaces, err = namespacesNamed(c.netns); err != nil {
+			return out, err
+		}
+	}
+	if len(c.pods) > 0 {
+		list, _ := conntrack.Namespaces()
+		for _, want := range c.pods {
+			pod, err := drops.FindPod(want, list)
+			if err != nil {
+				return out, usageErrorf("--pod %v", err)
+			}
+			out.Pods = append(out.Pods, pod)
+		}
+	}
+	if err := out.Validate(); err != nil {
+		return out, usageErrorf("%v", err)
+	}
+	return out, nil
+}
+
+// addressOrPrefix reads an address as a prefix of all its bits.
+func addressOrPrefix(s string) (netip.Prefix, error) {
+	if prefix, err := netip.ParsePrefix(s); err == nil {
+		return prefix, nil
+	}
+	addr, err := netip.ParseAddr(s)
+	if err != nil || addr.Zone() != "" {
+		return netip.Prefix{}, errors.New("not an address")
+	}
+	return netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen()), nil
+}
+
+func parseProtocol(s string) (uint8, error) {
+	if s == "" {
+		return 0, nil
+	}
+	if n, err := strconv.ParseUint(s, 10, 8); err == nil && n > 0 {
+		return uint8(n), nil
+	}
+	for n := range 256 {
+		if conntrack.ProtocolName(uint8(n)) == strings.ToLower(s) {
+			return uint8(n), nil
+		}
+	}
+	return 0, usageErrorf("--protocol %q: use tcp, udp, sctp, icmp, icmpv6 or a number from 1 to 255", s)
+}
+
+func (c *dropsConfig) run(ctx context.Context, out, stderr io.Writer) error {
+	config, err := c.config()
+	if err != nil {
+		return err
+	}
+	follower, err := drops.Follow(config)
+	var unknown *drops.UnknownReasonError
+	if errors.As(err, &unknown) {
+		return usageErrorf("--reason %v", unknown)
+	}
+	if err != nil {
+		return err
+	}
+	defer follower.Close()
+	for _, line := range follower.Missing() {
+		fmt.Fprintf(stderr, "spillway: not told on this kernel: %s\n", line)
+	}
+	if c.output != "json" {
+		fmt.Fprintln(stderr, "spillway: following dropped packets; end with Ctrl-C")
+	}
+	if c.duration > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, c.duration)
+		defer stop()
+	}
+	return c.follow(ctx, follower, out, stderr)
+}
+
+// follow prints drops until ctx ends or there were enough of them, and then what
+// was not shown.
+func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, out, stderr io.Writer) error {
+	shown := 0
+	for c.count == 0 || shown < c.count {
+		d, err := follower.Next(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if err := printDrop(out, c.output, &d); err != nil {
+			return fmt.Errorf("write drop: %w", err)
+		}
+		shown++
+	}
+	counts, err := follower.Counts()
+	if err != nil {
+		return err
+	}
+	line := fmt.Sprintf("spillway: %d shown", shown)
+	if counts.Limited > 0 {
+		line += fmt.Sprintf("; %d not shown, more than --rate %d a second", counts.Limited, c.rate)
+	}
+	if counts.Lost > 0 {
+		line += fmt.Sprintf("; %d lost, the buffer was full", counts.Lost)
+	}
+	if other := counts.Seen - counts.Matched; other > 0 {
+		line += fmt.Sprintf("; %d others did not fit the filters", other)
+	}
+	_, err = fmt.Fprintln(stderr, line)
+	return err
+}
+
+// printDrop prints one drop: in a table three lines, the packet, the hop, and
+// what it means.
+func printDrop(w io.Writer, output string, d *drops.Drop) error {
+	if output == "json" {
+		return json.NewEncoder(w).Encode(d)
+	}
+	_, err := fmt.Fprintf(w, "%s %s\n  %s\n  %s\n", d.Time.Format("15:04:05.000"), packetText(&d.Packet), hopText(d), d.Meaning)
+	return err
+}
+
+// packetText is such as "tcp S 10.0.0.9:40000 > 10.96.0.10:80, 60 bytes".
+func packetText(p *drops.Packet) string {
+	end := func(a netip.Addr, port uint16) string {
+		if port == 0 {
+			return a.String()
+		}
+		return netip.AddrPortFrom(a, port).String()
+	}
+	text := p.Protocol
+	for _, more := range []string{p.TCPFlags, p.ICMP} {
+		if more != "" {
+			text += " " + more
+		}
+	}
+	if p.Fragment {
+		text += " (fragment)"
+	}
+	return fmt.Sprintf("%s %s > %s, %d bytes", text, end(p.Source, p.SourcePort), end(p.Destination, p.DestinationPort), p.Length)
+}
+
+// hopText is such as "NETFILTER_DROP in pod web (nginx[812]) from eth0 at INPUT,
+// nft filter/input, nf_hook_slow+0xb1".
+func hopText(d *drops.Drop) string {
+	text := d.Reason + " in " + d.Namespace
+	if d.Pod != "" {
+		text = d.Reason + " in pod " + d.Pod + " (" + d.Namespace + ")"
+	}
+	if d.Interface != "" {
+		text += " from " + d.Interface
+	}
+	if d.Out != "" {
+		text += " to " + d.Out
+	}
+	if d.Hook != "" {
+		text += " at " + d.Hook
+	}
+	if d.By != "" {
+		text += ", " + d.By
+		if d.Table != "" {
+			text += " " + d.Table
+		}
+		if d.Chain != "" {
+			text += "/" + d.Chain
+		}
+	}
+	if d.Location != "" {
+		text += ", " + d.Location
+	}
+	return text
+}
