@@ -21,6 +21,7 @@ volatile const __u8 only_protocol = 0;
 volatile const __u8 only_netns = 0; /* places with PLACE_NETNS */
 volatile const __u8 only_pods = 0;  /* places with PLACE_POD, or pod_addresses */
 volatile const __u8 only_reasons = 0;
+volatile const __u8 no_groups = 0; /* nothing to multicast addresses */
 volatile const __u32 rate = 0; /* drops told a second, 0: any number */
 volatile const __u32 netfilter_reason = 0;
 volatile const __u32 listen_reason = 0;
@@ -180,12 +181,21 @@ static __always_inline bool has_port(const struct drop *d)
 	return false;
 }
 
+static __always_inline bool to_group(const struct drop *d)
+{
+	const __u8 *first = (const __u8 *)d->daddr;
+
+	return d->family == 6 ? *first == 0xff : (*first & 0xf0) == 0xe0;
+}
+
 /* wanted: every filter that is set has to let the drop through. */
 static __always_inline bool wanted(const struct drop *d)
 {
 	__u32 netns = d->netns;
 	__u32 *place = bpf_map_lookup_elem(&places, &netns);
 
+	if (no_groups && to_group(d))
+		return false;
 	if (only_protocol && d->proto != only_protocol)
 		return false;
 	if (only_netns && !(place && *place & PLACE_NETNS))

@@ -58,7 +58,7 @@ of one, any. They are applied in the kernel. Needs root, BTF and Linux 5.17.`,
 	f.StringSliceVar(&c.pods, "pod", nil, "in this `pod`, or from or to it: its address, or of a pod of this node its name")
 	f.StringSliceVar(&c.netns, "netns", nil, "in this network `namespace`: a name as 'spillway top' shows it, a process id, or here")
 	f.StringSliceVar(&c.reasons, "reason", nil, "with this `reason` of the kernel's; '!REASON' for all others")
-	f.BoolVar(&c.all, "all", false, "also show what nobody misses: "+strings.Join(drops.Quiet, ", "))
+	f.BoolVar(&c.all, "all", false, "also show what nobody misses: multicast, and "+strings.Join(drops.Quiet, ", "))
 	f.IntVar(&c.rate, "rate", 100, "show at most so many a second and count the rest; 0: all")
 	f.DurationVar(&c.duration, "for", 0, "end after this time; 0: when interrupted")
 	f.IntVar(&c.count, "count", 0, "end after so many drops; 0: when interrupted")

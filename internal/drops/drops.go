@@ -34,7 +34,8 @@ type Config struct {
 	// Reasons are names of the kernel's, with or without SKB_DROP_REASON_; those
 	// that begin with "!" are left out. Without names, all are wanted but Quiet.
 	Reasons []string
-	// All wants the reasons of Quiet too.
+	// All wants the reasons of Quiet too, and packets to multicast addresses, which
+	// most hosts that hear them drop.
 	All bool
 	// Rate is how many drops a second are told at most, 0 for any number. The
 	// rest is counted.

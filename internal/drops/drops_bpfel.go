@@ -116,6 +116,7 @@ const (
 	dropsVarAddressesCount    = "addresses_count"
 	dropsVarListenReason      = "listen_reason"
 	dropsVarNetfilterReason   = "netfilter_reason"
+	dropsVarNoGroups          = "no_groups"
 	dropsVarOnlyNetns         = "only_netns"
 	dropsVarOnlyPods          = "only_pods"
 	dropsVarOnlyProtocol      = "only_protocol"
@@ -212,6 +213,7 @@ type dropsVariableSpecs struct {
 	AddressesCount    *ebpf.VariableSpec `ebpf:"addresses_count"`
 	ListenReason      *ebpf.VariableSpec `ebpf:"listen_reason"`
 	NetfilterReason   *ebpf.VariableSpec `ebpf:"netfilter_reason"`
+	NoGroups          *ebpf.VariableSpec `ebpf:"no_groups"`
 	OnlyNetns         *ebpf.VariableSpec `ebpf:"only_netns"`
 	OnlyPods          *ebpf.VariableSpec `ebpf:"only_pods"`
 	OnlyProtocol      *ebpf.VariableSpec `ebpf:"only_protocol"`
@@ -279,6 +281,7 @@ type dropsVariables struct {
 	AddressesCount    *ebpf.Variable `ebpf:"addresses_count"`
 	ListenReason      *ebpf.Variable `ebpf:"listen_reason"`
 	NetfilterReason   *ebpf.Variable `ebpf:"netfilter_reason"`
+	NoGroups          *ebpf.Variable `ebpf:"no_groups"`
 	OnlyNetns         *ebpf.Variable `ebpf:"only_netns"`
 	OnlyPods          *ebpf.Variable `ebpf:"only_pods"`
 	OnlyProtocol      *ebpf.Variable `ebpf:"only_protocol"`

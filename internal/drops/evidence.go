@@ -67,9 +67,6 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 	default:
 		d.Meaning = "a netfilter hook dropped it, and conntrack's counters did not grow: a rule or policy of iptables, or NAT without a free port"
 	}
-	if d.Hook != "" {
-		d.Meaning += " at " + d.Hook
-	}
 	d.Meaning += ofInvalid(d)
 }
 

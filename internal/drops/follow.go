@@ -56,13 +56,16 @@ var optional = map[string]struct{ function, module string }{
 	dropsProgListenEnter:    {"tcp_conn_request", ""},
 }
 
+// euid is another's in a test.
+var euid = os.Geteuid
+
 // Follow begins to follow drops. It takes root and a kernel with BTF and drop
 // reasons (5.17); errors say which is missing.
 func Follow(c Config) (*Follower, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	if os.Geteuid() != 0 {
+	if euid() != 0 {
 		return nil, errors.New("follow dropped packets: not root: run it as root (CAP_SYS_ADMIN, or CAP_BPF with CAP_PERFMON)")
 	}
 	f := &Follower{}
@@ -204,7 +207,7 @@ func (f *Follower) setConstants(spec *ebpf.CollectionSpec, c *Config) error {
 		dropsVarPorts: ports, dropsVarPortsCount: uint32(len(c.Ports)),
 		dropsVarOnlyProtocol: c.Protocol, dropsVarOnlyNetns: flag(len(c.Namespaces) > 0),
 		dropsVarOnlyPods: flag(len(c.Pods) > 0), dropsVarOnlyReasons: flag(only),
-		dropsVarRate:            uint32(c.Rate),
+		dropsVarRate: uint32(c.Rate), dropsVarNoGroups: flag(!c.All),
 		dropsVarNetfilterReason: f.reasons.numbers[netfilterDrop],
 		dropsVarListenReason:    f.reasons.numbers[listenOverflow],
 	} {
