@@ -3,6 +3,7 @@ package drops
 import (
 	"net"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,6 +85,9 @@ func sendNothing(t *testing.T) {
 }
 
 func TestALostPacketOfLegacyIptablesIsFound(t *testing.T) {
+	if _, err := exec.LookPath("iptables-legacy"); err != nil {
+		t.Skip("needs iptables-legacy")
+	}
 	n := newNamespace(t, "legacy", "iptables-legacy -A OUTPUT -p tcp --dport 82 -j DROP")
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}})
 	within(t, n, func() { connect("127.0.0.1:82") })

@@ -33,14 +33,24 @@ func newNamespace(t *testing.T, role, script string) conntrack.Namespace {
 		t.Fatalf("%s is not among %v", name, list)
 	}
 	if script != "" {
-		shell(t, fmt.Sprintf("ip netns exec %s sh -ec '%s'", name, script))
+		shell(t, fmt.Sprintf("ip netns exec %s sh -ec '%s'", name, theIP(t)+script))
 	}
 	return list[i]
 }
 
+// theIP has a script use iproute2's ip: busybox's shell prefers its own.
+func theIP(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("ip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "ip() { " + path + " \"$@\"; }\n"
+}
+
 func shell(t *testing.T, script string) {
 	t.Helper()
-	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-ec", theIP(t)+script).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", script, err, out)
 	}
 }
