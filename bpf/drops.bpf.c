@@ -225,10 +225,12 @@ static __always_inline void copy_names(struct drop *d, const struct running *r)
 		bpf_probe_read_kernel_str(d->in, sizeof(d->in), in->name);
 	if (out)
 		bpf_probe_read_kernel_str(d->out, sizeof(d->out), out->name);
-	if (r->path == PATH_NFT) {
+	/* Modules have these structures, and a module may not be loaded. */
+	if (r->path == PATH_NFT && bpf_core_type_exists(struct nft_chain) &&
+	    bpf_core_type_exists(struct nft_table)) {
 		bpf_probe_read_kernel_str(d->chain, sizeof(d->chain), BPF_CORE_READ(chain, name));
 		bpf_probe_read_kernel_str(d->table, sizeof(d->table), BPF_CORE_READ(chain, table, name));
-	} else if (r->path == PATH_XTABLES) {
+	} else if (r->path == PATH_XTABLES && bpf_core_type_exists(struct xt_table)) {
 		bpf_probe_read_kernel_str(d->table, sizeof(d->table), table->name);
 	}
 }

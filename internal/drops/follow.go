@@ -148,7 +148,13 @@ func (f *Follower) load(c *Config, kernel *btf.Spec) error {
 			}
 		}
 	}
-	f.objects, err = ebpf.NewCollection(spec)
+	var options ebpf.CollectionOptions
+	for _, module := range []string{"nf_tables", "x_tables"} {
+		if types, err := btf.LoadKernelModuleSpec(module); err == nil {
+			options.Programs.ExtraRelocationTargets = append(options.Programs.ExtraRelocationTargets, types)
+		}
+	}
+	f.objects, err = ebpf.NewCollectionWithOptions(spec, options)
 	if err == nil {
 		return nil
 	}
@@ -156,7 +162,7 @@ func (f *Follower) load(c *Config, kernel *btf.Spec) error {
 	for name := range optional {
 		delete(spec.Programs, name)
 	}
-	if f.objects, err = ebpf.NewCollection(spec); err != nil {
+	if f.objects, err = ebpf.NewCollectionWithOptions(spec, options); err != nil {
 		return fmt.Errorf("load eBPF programs: %w", shortened(err))
 	}
 	return nil

@@ -75,7 +75,7 @@ func addressesOf(n conntrack.Namespace) (list []netip.Addr) {
 func hostName(pid int) string {
 	path := fmt.Sprintf("/proc/%d/ns/uts", pid)
 	theirs, err := os.Readlink(path)
-	own, ownErr := os.Readlink("/proc/self/ns/uts")
+	own, ownErr := os.Readlink(ownUTS)
 	if err != nil || ownErr != nil || theirs == own {
 		return ""
 	}
@@ -84,18 +84,27 @@ func hostName(pid int) string {
 	return <-name
 }
 
-// hostNameBehind never unlocks its thread, so that nobody inherits the host name.
+const ownUTS = "/proc/thread-self/ns/uts"
+
+// hostNameBehind leaves the thread locked, so that it ends with the goroutine,
+// when the way back fails: nobody may inherit the host name.
 func hostNameBehind(path string) string {
 	runtime.LockOSThread()
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	home, err := unix.Open(ownUTS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
-	defer unix.Close(fd)
-	var u unix.Utsname
-	if unix.Setns(fd, unix.CLONE_NEWUTS) != nil || unix.Uname(&u) != nil {
+	defer unix.Close(home)
+	there, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
 		return ""
 	}
+	defer unix.Close(there)
+	var u unix.Utsname
+	if unix.Setns(there, unix.CLONE_NEWUTS) != nil || unix.Uname(&u) != nil || unix.Setns(home, unix.CLONE_NEWUTS) != nil {
+		return ""
+	}
+	runtime.UnlockOSThread()
 	name, _, _ := strings.Cut(string(u.Nodename[:]), "\x00")
 	return name
 }
