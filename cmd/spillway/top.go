@@ -7,11 +7,15 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 	"time"
 
+	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/top"
+	"spillway.dev/spillway/lab/experiment"
 )
 
 func newTopCommand() *cobra.Command {
@@ -22,8 +26,10 @@ func newTopCommand() *cobra.Command {
 		Use:   "top",
 		Short: "Show the use of conntrack in every network namespace of this machine",
 		Long: `Shows, for every network namespace in which conntrack is in use, how full its
-table is and what was dropped, and renews the page until it is interrupted. With
--o json it prints an array a line. Needs root.`,
+table is and what was dropped, and renews the page until it is interrupted. In a
+terminal, keys choose another view (Services, endpoints, sources of flows), the
+order and a filter; the last line of the page names them. With -o json it prints an
+array a line. Needs root.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
@@ -34,7 +40,10 @@ table is and what was dropped, and renews the page until it is interrupted. With
 			}
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
-			t := top{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), json: output == "json", once: once, read: conntrack.ReadAll}
+			if !once && output == "table" && experiment.IsTerminal(cmd.OutOrStdout()) {
+				return watchTop(ctx, interval)
+			}
+			t := topPages{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), json: output == "json", once: once, read: conntrack.ReadAll}
 			return t.run(ctx, interval)
 		},
 	}
@@ -45,8 +54,23 @@ table is and what was dropped, and renews the page until it is interrupted. With
 	return cmd
 }
 
-// top shows one page after the other.
-type top struct {
+// watchTop shows the view with keys until its end is asked for.
+func watchTop(ctx context.Context, interval time.Duration) error {
+	c := top.NewCollector()
+	ctx, stop := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer stop()
+	watching.Go(func() { c.Watch(ctx) })
+	_, err := tea.NewProgram(top.NewModel(ctx, c.Read, interval), tea.WithContext(ctx), tea.WithoutSignalHandler()).Run()
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("show terminal: %w", err)
+	}
+	return nil
+}
+
+// topPages shows one page after the other.
+type topPages struct {
 	out, warn  io.Writer
 	json, once bool
 	read       func(context.Context) ([]conntrack.Report, error)
@@ -64,7 +88,7 @@ type topRow struct {
 	DropsPerSec float64 `json:"drops_per_second"`
 }
 
-func (t *top) run(ctx context.Context, interval time.Duration) error {
+func (t *topPages) run(ctx context.Context, interval time.Duration) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
@@ -81,7 +105,7 @@ func (t *top) run(ctx context.Context, interval time.Duration) error {
 
 // page reads and prints once. What some namespaces refuse is said once; it is an
 // error only when nothing could be read.
-func (t *top) page(ctx context.Context) error {
+func (t *topPages) page(ctx context.Context) error {
 	reports, err := t.read(ctx)
 	if ctx.Err() != nil {
 		return nil
@@ -105,7 +129,7 @@ func (t *top) page(ctx context.Context) error {
 }
 
 // rows sorts the fullest first, and compares with the page before.
-func (t *top) rows(reports []conntrack.Report, now time.Time) []topRow {
+func (t *topPages) rows(reports []conntrack.Report, now time.Time) []topRow {
 	rows := make([]topRow, 0, len(reports))
 	seen := make(map[uint64]conntrack.Report, len(reports))
 	for _, r := range reports {
@@ -125,7 +149,7 @@ func (t *top) rows(reports []conntrack.Report, now time.Time) []topRow {
 
 // print writes a page of 80 columns. Counters are those since the namespace
 // was made.
-func (t *top) print(rows []topRow) error {
+func (t *topPages) print(rows []topRow) error {
 	if !t.once {
 		fmt.Fprint(t.out, "\x1b[H\x1b[2J")
 	}

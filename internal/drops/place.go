@@ -191,3 +191,17 @@ func (p *places) device(n conntrack.Namespace, index uint32) string {
 	p.devs[key] = name
 	return name
 }
+
+// Pods are those of this machine: the network namespaces whose first process has
+// a host name of its own.
+func Pods(list []conntrack.Namespace) (pods []Pod) {
+	for _, n := range list {
+		if n.Own {
+			continue
+		}
+		if name := hostName(n.PID); name != "" {
+			pods = append(pods, Pod{Name: name, Namespaces: []uint64{n.Inode}, Addresses: addressesOf(n)})
+		}
+	}
+	return pods
+}

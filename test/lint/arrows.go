@@ -54,6 +54,7 @@ var rules = []rule{
 	{room: "internal/reconcile", may: []string{"internal/model", "internal/intent", "internal/dataplane=", "internal/telemetry"}},
 	{room: "internal/doctor", may: []string{"internal/kernel", "internal/conntrack", "internal/capacity", "internal/model"}},
 	{room: "internal/drops", may: []string{"internal/kernel", "internal/conntrack="}},
+	{room: "internal/top", may: []string{"internal/conntrack=", "internal/drops"}},
 	{room: "internal", may: nil}, // a new room has to be entered above
 	{room: "lab", may: []string{"..."}},
 	{room: "cmd", may: []string{"..."}},

@@ -1,0 +1,206 @@
+package top
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+)
+
+// page is a Model that shows a Sample.
+func page(t *testing.T, s Sample) Model {
+	t.Helper()
+	m := NewModel(t.Context(), func(context.Context, View, uint64) (Sample, error) { return s, nil }, time.Hour)
+	return answer(t, m)
+}
+
+// answer lets the Model read.
+func answer(t *testing.T, m Model) Model {
+	t.Helper()
+	next, _ := m.Update(m.ask()())
+	return next.(Model)
+}
+
+// press gives keys one after another, and answers what they ask for.
+func press(t *testing.T, m Model, keys ...string) Model {
+	t.Helper()
+	for _, key := range keys {
+		msg := tea.KeyPressMsg{Text: key, Code: []rune(key)[0]}
+		switch key {
+		case "tab":
+			msg = tea.KeyPressMsg{Code: tea.KeyTab}
+		case "enter":
+			msg = tea.KeyPressMsg{Code: tea.KeyEnter}
+		case "esc":
+			msg = tea.KeyPressMsg{Code: tea.KeyEscape}
+		case "down":
+			msg = tea.KeyPressMsg{Code: tea.KeyDown}
+		case "backspace":
+			msg = tea.KeyPressMsg{Code: tea.KeyBackspace}
+		}
+		before := m.asked
+		next, _ := m.Update(msg)
+		if m = next.(Model); m.asked != before {
+			m = answer(t, m)
+		}
+	}
+	return m
+}
+
+// names are the rows as they are shown.
+func names(m Model) string {
+	var list []string
+	for _, r := range m.rows() {
+		list = append(list, r.Name)
+	}
+	return strings.Join(list, " ")
+}
+
+var three = Sample{Rows: []Row{
+	{Name: "alpha", Inode: 1, Entries: 10, Drops: 5, PerSec: 1, Rate: 7},
+	{Name: "beta", Inode: 2, Entries: 30, Max: 60, Drops: 1, Rate: 0},
+	{Name: "Gamma", Inode: 3, Entries: 20, Drops: 9, PerSec: 3, Rate: 2},
+}}
+
+func TestKeysSortAndFilter(t *testing.T) {
+	m := page(t, three)
+	for _, row := range []struct{ keys, want string }{
+		{"", "beta Gamma alpha"},
+		{"d", "Gamma alpha beta"},
+		{"r", "alpha Gamma beta"},
+		{"r e", "beta Gamma alpha"},
+		{"/ a m m enter", "Gamma"},
+		{"/ a x backspace enter d", "Gamma alpha beta"},
+		{"/ x x esc", "beta Gamma alpha"},
+		{"/ x enter esc", "beta Gamma alpha"},
+		{"/ q", ""}, // a letter of the filter, not the end
+	} {
+		if got := names(press(t, m, strings.Fields(row.keys)...)); got != row.want {
+			t.Errorf("%q: %s, want %s", row.keys, got, row.want)
+		}
+	}
+}
+
+func TestKeysChooseViewAndNamespace(t *testing.T) {
+	var asked []string
+	m := NewModel(t.Context(), func(_ context.Context, v View, only uint64) (Sample, error) {
+		asked = append(asked, fmt.Sprint(v, only))
+		return three, nil
+	}, time.Hour)
+	m = press(t, answer(t, m), "tab", "tab", "4", "1", "down", "enter", "2", "esc")
+	want := "namespaces0 services0 endpoints0 sources0 namespaces0 sources3 services3 namespaces0"
+	if got := strings.ReplaceAll(strings.Join(asked, ","), " ", ""); got != strings.ReplaceAll(want, " ", ",") {
+		t.Errorf("asked for %s, want %s", got, want)
+	}
+	if m.View().AltScreen != true {
+		t.Error("the shell's screen is written over")
+	}
+}
+
+func TestAnAnswerToAnEarlierQuestionIsLate(t *testing.T) {
+	m := page(t, three)
+	late := m.ask()()
+	next, _ := m.Update(tea.KeyPressMsg{Text: "2", Code: '2'})
+	next, _ = next.Update(late)
+	if next.(Model).ready {
+		t.Error("rows of namespaces are shown as services")
+	}
+}
+
+func TestPauseKeepsThePage(t *testing.T) {
+	m := press(t, page(t, three), "p")
+	m.read = func(context.Context, View, uint64) (Sample, error) { return Sample{}, nil }
+	if m = answer(t, m); names(m) == "" {
+		t.Error("a paused page is renewed")
+	}
+	if m = answer(t, press(t, m, "p")); names(m) != "" {
+		t.Error("it is not renewed afterwards")
+	}
+}
+
+// A page fits, whatever is on it.
+func TestAPageFits(t *testing.T) {
+	many := Sample{Problems: []string{strings.Repeat("no permission ", 20), "more"}}
+	for i := range 300 {
+		many.Rows = append(many.Rows, Row{Name: fmt.Sprintf("tcp [fd00:10:96:0:1:2:3:%x]:65535 a-pod-with-a-long-name-%d", i, i), Entries: 1_000_000, Max: 1_000_000, Rate: 99999, Drops: 12345678})
+	}
+	for _, size := range [][2]int{{80, 24}, {60, 8}, {200, 50}, {61, 9}} {
+		m, _ := page(t, many).Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
+		for range 40 {
+			m, _ = m.Update(tea.KeyPressMsg{Code: tea.KeyDown})
+		}
+		lines := m.(Model).lines()
+		if len(lines) != size[1] {
+			t.Errorf("%v: %d lines", size, len(lines))
+		}
+		chosen := false
+		for _, l := range lines {
+			if len(l) > size[0] {
+				t.Errorf("%v: %d columns: %q", size, len(l), l)
+			}
+			chosen = chosen || strings.HasPrefix(l, ">")
+		}
+		if !chosen {
+			t.Errorf("%v: the chosen row is not shown", size)
+		}
+	}
+}
+
+func TestATooSmallTerminalIsOneClearLine(t *testing.T) {
+	for _, size := range [][2]int{{59, 24}, {80, 7}, {40, 3}, {0, 0}} {
+		m, _ := page(t, three).Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
+		lines := m.(Model).lines()
+		if len(lines) != 1 || size[0] >= 40 && !strings.Contains(lines[0], "too small: make it 60x8") {
+			t.Errorf("%v: %q", size, lines)
+		}
+		m, _ = m.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
+		if len(m.(Model).lines()) != 24 {
+			t.Error("it does not come back when there is room again")
+		}
+	}
+}
+
+func TestWhatCannotBeReadIsSaidAndTheRestIsShown(t *testing.T) {
+	m := page(t, Sample{Rows: three.Rows, Problems: []string{"no permission for beta"}})
+	if all := strings.Join(m.lines(), "\n"); !strings.Contains(all, "! no permission for beta") || !strings.Contains(all, "alpha") {
+		t.Error(all)
+	}
+	m.read = func(context.Context, View, uint64) (Sample, error) { return Sample{}, errors.New("no netlink") }
+	if all := strings.Join(answer(t, m).lines(), "\n"); !strings.Contains(all, "! no netlink") || !strings.Contains(all, "nothing could be read") {
+		t.Error(all)
+	}
+}
+
+// The whole program, with a terminal's bytes at both ends.
+func TestTheProgramRunsAndEnds(t *testing.T) {
+	var screen bytes.Buffer
+	in, keys := io.Pipe()
+	m := NewModel(t.Context(), func(context.Context, View, uint64) (Sample, error) { return three, nil }, 10*time.Millisecond)
+	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(&screen), tea.WithWindowSize(80, 24), tea.WithoutSignals(),
+		tea.WithEnvironment([]string{"TERM=xterm"}))
+	go func() {
+		for _, key := range []string{"d", "/", "a", "l", "\r", "q"} {
+			time.Sleep(100 * time.Millisecond)
+			_, _ = io.WriteString(keys, key)
+		}
+	}()
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	context.AfterFunc(ctx, p.Kill)
+	last, err := p.Run()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := names(last.(Model)); got != "alpha" || last.(Model).order != ByDrops {
+		t.Errorf("it ended with %q by %s", got, last.(Model).order)
+	}
+	if !strings.Contains(screen.String(), "spillway top") {
+		t.Errorf("screen: %q", screen.String())
+	}
+}
