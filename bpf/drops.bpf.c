@@ -210,12 +210,32 @@ static __always_inline bool was_invalid(struct sk_buff *skb)
 	return yes;
 }
 
+/*
+ * Modules have these structures, and where a module is not loaded an access to
+ * them does not load. Functions of their own keep the compiler from doing part
+ * of it before the look whether they are there.
+ */
+static __noinline int copy_chain(struct drop *d, __u64 rules)
+{
+	const struct nft_chain *chain = (const void *)rules;
+
+	bpf_probe_read_kernel_str(d->chain, sizeof(d->chain), BPF_CORE_READ(chain, name));
+	bpf_probe_read_kernel_str(d->table, sizeof(d->table), BPF_CORE_READ(chain, table, name));
+	return 0;
+}
+
+static __noinline int copy_table(struct drop *d, __u64 rules)
+{
+	const struct xt_table *table = (const void *)rules;
+
+	bpf_probe_read_kernel_str(d->table, sizeof(d->table), table->name);
+	return 0;
+}
+
 static __always_inline void copy_names(struct drop *d, const struct running *r)
 {
 	const struct nf_hook_state *state = (const void *)r->state;
 	struct net_device *in = BPF_CORE_READ(state, in), *out = BPF_CORE_READ(state, out);
-	const struct nft_chain *chain = (const void *)r->rules;
-	const struct xt_table *table = (const void *)r->rules;
 
 	d->path = r->path;
 	d->hook = BPF_CORE_READ(state, hook);
@@ -225,14 +245,11 @@ static __always_inline void copy_names(struct drop *d, const struct running *r)
 		bpf_probe_read_kernel_str(d->in, sizeof(d->in), in->name);
 	if (out)
 		bpf_probe_read_kernel_str(d->out, sizeof(d->out), out->name);
-	/* Modules have these structures, and a module may not be loaded. */
 	if (r->path == PATH_NFT && bpf_core_type_exists(struct nft_chain) &&
-	    bpf_core_type_exists(struct nft_table)) {
-		bpf_probe_read_kernel_str(d->chain, sizeof(d->chain), BPF_CORE_READ(chain, name));
-		bpf_probe_read_kernel_str(d->table, sizeof(d->table), BPF_CORE_READ(chain, table, name));
-	} else if (r->path == PATH_XTABLES && bpf_core_type_exists(struct xt_table)) {
-		bpf_probe_read_kernel_str(d->table, sizeof(d->table), table->name);
-	}
+	    bpf_core_type_exists(struct nft_table))
+		copy_chain(d, r->rules);
+	else if (r->path == PATH_XTABLES && bpf_core_type_exists(struct xt_table))
+		copy_table(d, r->rules);
 }
 
 /*

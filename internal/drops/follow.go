@@ -192,7 +192,7 @@ func hasFunction(kernel *btf.Spec, function, module string) bool {
 func shortened(err error) error {
 	var ve *ebpf.VerifierError
 	if errors.As(err, &ve) {
-		return fmt.Errorf("%w: %v", ve.Cause, strings.Join(ve.Log[max(0, len(ve.Log)-2):], "; "))
+		return fmt.Errorf("%w: %v", ve.Cause, strings.Join(ve.Log[max(0, len(ve.Log)-14):], "; "))
 	}
 	return err
 }
