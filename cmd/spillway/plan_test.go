@@ -84,7 +84,7 @@ func TestTopShowsTheFullestFirstAndSaysOnceWhatItCannotRead(t *testing.T) {
 			Counters: conntrack.Counters{Drop: 42}, Expectations: map[string]int{"tftp": 2, "ftp": 1}},
 	}
 	var out, warn bytes.Buffer
-	tp := top{out: &out, warn: &warn, once: true, read: func(context.Context) ([]conntrack.Report, error) {
+	tp := topPages{out: &out, warn: &warn, once: true, read: func(context.Context) ([]conntrack.Report, error) {
 		return reports, errors.New("one namespace is locked")
 	}}
 	for range 2 {

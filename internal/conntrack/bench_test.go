@@ -2,7 +2,10 @@ package conntrack
 
 import (
 	"net/netip"
+	"os"
 	"runtime"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
@@ -70,6 +73,41 @@ func BenchmarkDump(b *testing.B) {
 			b.ReportMetric(float64(benchEntries)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mentries/s")
 		})
 	}
+}
+
+// What a table of a million entries costs whoever reads it all. The machine's
+// limit is raised for it, and restored.
+func BenchmarkDumpMillion(b *testing.B) {
+	const entries = 1_000_000
+	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
+	found, err := os.ReadFile(limit)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if most, err := strconv.Atoi(strings.TrimSpace(string(found))); err != nil || most < 2*entries {
+		b.Cleanup(func() { _ = os.WriteFile(limit, found, 0) })
+		if err := os.WriteFile(limit, []byte(strconv.Itoa(2*entries)), 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	enterNewNamespace(b)
+	c := open(b)
+	plantMany(b, c, entries)
+	b.ReportAllocs()
+	var memory runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&memory)
+	base, top := memory.Sys, uint64(0)
+	for b.Loop() {
+		n := 0
+		if err := c.Dump(b.Context(), Filter{}, func(*Entry) bool { n++; return true }); err != nil || n != entries {
+			b.Fatalf("%d entries: %v", n, err)
+		}
+		runtime.ReadMemStats(&memory)
+		top = max(top, memory.Sys)
+	}
+	// Sys is what was ever taken of the kernel, so that no peak is missed.
+	b.ReportMetric(float64(top-base)/(1<<20), "MiB-above")
 }
 
 // One page of top, of as many namespaces as the machine has.

@@ -208,3 +208,15 @@ func TestCutAttributesAreNoFault(t *testing.T) {
 		t.Errorf("%s %s: %v", &e, e.State(), err)
 	}
 }
+
+// A kernel without nf_conntrack_netlink answers so after it has looked for the module.
+func TestAKernelWithoutConntrackOverNetlinkIsSaid(t *testing.T) {
+	for _, err := range []error{unix.EOPNOTSUPP, fmt.Errorf("dump: %w", unix.EPROTONOSUPPORT)} {
+		if !errors.Is(meaning(err), ErrUnsupported) {
+			t.Errorf("%v is not told", err)
+		}
+	}
+	if err := meaning(unix.EPERM); errors.Is(err, ErrUnsupported) {
+		t.Errorf("no permission is told as %v", err)
+	}
+}
