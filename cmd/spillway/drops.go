@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/drops"
 )
 
@@ -21,7 +24,7 @@ import (
 type dropsConfig struct {
 	addresses, pods, netns, reasons []string
 	ports                           []uint
-	protocol, output                string
+	protocol, bpffs, output         string
 	all                             bool
 	rate, count                     int
 	duration                        time.Duration
@@ -58,6 +61,7 @@ of one, any. They are applied in the kernel. Needs root, BTF and Linux 5.17.`,
 	f.StringSliceVar(&c.pods, "pod", nil, "in this `pod`, or from or to it: its address, or of a pod of this node its name")
 	f.StringSliceVar(&c.netns, "netns", nil, "in this network `namespace`: a name as 'spillway top' shows it, a process id, or here")
 	f.StringSliceVar(&c.reasons, "reason", nil, "with this `reason` of the kernel's; '!REASON' for all others")
+	f.StringVar(&c.bpffs, "bpffs", "/sys/fs/bpf/spillway", "where the agent of this node pins its maps: its own drops are told by name")
 	f.BoolVar(&c.all, "all", false, "also show what nobody misses: multicast, and "+strings.Join(drops.Quiet, ", "))
 	f.IntVar(&c.rate, "rate", 100, "show at most so many a second and count the rest; 0: all")
 	f.DurationVar(&c.duration, "for", 0, "end after this time; 0: when interrupted")
@@ -168,7 +172,7 @@ func (c *dropsConfig) run(ctx context.Context, out, stderr io.Writer) error {
 // follow prints drops until ctx ends or there were enough of them, and then what
 // was not shown.
 func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, out, stderr io.Writer) error {
-	shown := 0
+	shown, own := 0, newOwnVerdicts(c.bpffs)
 	for c.count == 0 || shown < c.count {
 		d, err := follower.Next(ctx)
 		if ctx.Err() != nil {
@@ -177,6 +181,7 @@ func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, out,
 		if err != nil {
 			return err
 		}
+		own.explain(&d)
 		if err := printDrop(out, c.output, &d); err != nil {
 			return fmt.Errorf("write drop: %w", err)
 		}
@@ -198,6 +203,40 @@ func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, out,
 	}
 	_, err = fmt.Fprintln(stderr, line)
 	return err
+}
+
+// ownVerdicts tells by name what Spillway's own tc programs did, from which of
+// their counters grew.
+type ownVerdicts struct {
+	bpffs string
+	last  map[string]uint64
+}
+
+func newOwnVerdicts(bpffs string) *ownVerdicts {
+	last, _ := ebpf.PinnedVerdicts(bpffs) // without an agent there is nothing to tell
+	return &ownVerdicts{bpffs, last}
+}
+
+// explain says who of the tc programs it was, if a counter of Spillway's grew.
+func (o *ownVerdicts) explain(d *drops.Drop) {
+	if o.last == nil || !strings.HasPrefix(d.Reason, "TC_") {
+		return
+	}
+	now, err := ebpf.PinnedVerdicts(o.bpffs)
+	if err != nil {
+		return
+	}
+	var grown []string
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		drops := strings.HasPrefix(name, "drop_") || strings.HasPrefix(name, "rejected_") || strings.HasPrefix(name, "answered_")
+		if drops && now[name] > o.last[name] {
+			grown = append(grown, name)
+		}
+	}
+	o.last = now
+	if len(grown) > 0 {
+		d.By, d.Meaning = "spillway", "Spillway's eBPF dataplane did it; its counters that grew: "+strings.Join(grown, ", ")
+	}
 }
 
 // printDrop prints one drop: in a table three lines, the packet, the hop, and

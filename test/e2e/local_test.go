@@ -16,8 +16,11 @@ import (
 // pods get the node's address.
 func TestPodsOfThisNodeAreToldAsDetectLocalModeSays(t *testing.T) {
 	e := start(t, "e2e-local")
-	e.Mode = "iptables"
 	local := flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), ExternalLocal: true}
+	if dropped := e.load(t, []flows.Object{local}); e.Mode == "ebpf" {
+		e.expectDrop(t, dropped.address(t, flows.NodePort("a"), flows.TCP4), "drop_policy_local")
+	}
+	e.Mode = "iptables"
 	for _, test := range []struct {
 		name  string
 		flags []string

@@ -1,8 +1,11 @@
 package ebpf
 
 import (
+	"fmt"
+	"path/filepath"
 	"strings"
 
+	"github.com/cilium/ebpf"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -61,10 +64,14 @@ func (b *Backend) collectInterfaces(ch chan<- prometheus.Metric) {
 // Verdicts sums the programs' counters over all CPUs, by name (see enum verdict
 // of bpf/abi.h, in lower case).
 func (b *Backend) Verdicts() map[string]uint64 {
-	out := make(map[string]uint64, len(b.objects.verdicts))
+	return sumVerdicts(b.m(tcMapVerdicts), b.objects.verdicts)
+}
+
+func sumVerdicts(m *ebpf.Map, names []string) map[string]uint64 {
+	out := make(map[string]uint64, len(names))
 	var perCPU []uint64
-	for i, name := range b.objects.verdicts {
-		if err := b.m(tcMapVerdicts).Lookup(uint32(i), &perCPU); err != nil {
+	for i, name := range names {
+		if err := m.Lookup(uint32(i), &perCPU); err != nil {
 			continue
 		}
 		for _, n := range perCPU {
@@ -72,4 +79,23 @@ func (b *Backend) Verdicts() map[string]uint64 {
 		}
 	}
 	return out
+}
+
+// PinnedVerdicts are the Verdicts of the instance that is pinned in a directory,
+// whether its agent runs or not. It is os.ErrNotExist if there is none.
+func PinnedVerdicts(bpffs string) (map[string]uint64, error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), tcMapVerdicts), &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("open counters in %s: %w", bpffs, err)
+	}
+	defer m.Close()
+	spec, err := loadTc()
+	if err != nil {
+		return nil, fmt.Errorf("read eBPF objects: %w", err)
+	}
+	names, err := verdictNames(spec)
+	if err != nil {
+		return nil, err
+	}
+	return sumVerdicts(m, names), nil
 }
