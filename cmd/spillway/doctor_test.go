@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,7 +31,9 @@ func TestDoctorPrintsFindingsAndEndsWell(t *testing.T) {
 	if code := run([]string{"doctor", "--netns", name, "--sample", "0"}, &out, &errs); code != exitDone || errs.Len() > 0 {
 		t.Fatalf("exit code %d: %s", code, &errs)
 	}
-	if !strings.Contains(out.String(), "INFO\n\n  masquerade-not-random in "+name+"\n") || !strings.Contains(out.String(), "\n1 finding: 1 info") {
+	// The kernel's log is the machine's: another table may have been full of late.
+	summary := regexp.MustCompile(`\n[12] findings?: .*[12] info`)
+	if !strings.Contains(out.String(), "\n  masquerade-not-random in "+name+"\n") || !summary.MatchString(out.String()) {
 		t.Errorf("page:\n%s", &out)
 	}
 	out.Reset()
@@ -40,6 +44,7 @@ func TestDoctorPrintsFindingsAndEndsWell(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
 		t.Fatalf("%v: %s", err, &out)
 	}
+	r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Namespace == "" })
 	if len(r.Findings) != 1 || r.Findings[0].ID != "masquerade-not-random" || r.Findings[0].Namespace != name || r.Namespaces != 1 {
 		t.Errorf("%+v", r)
 	}

@@ -188,11 +188,15 @@ func hasFunction(kernel *btf.Spec, function, module string) bool {
 	return err == nil && spec.TypeByName(function, &fn) == nil
 }
 
-// shortened keeps the verifier's last words out of a one-line error.
+// shortened keeps the verifier's long words out of a one-line error, and advice
+// that is of no use since 5.11.
 func shortened(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return unix.EPERM
+	}
 	var ve *ebpf.VerifierError
 	if errors.As(err, &ve) {
-		return fmt.Errorf("%w: %v", ve.Cause, strings.Join(ve.Log[max(0, len(ve.Log)-14):], "; "))
+		return fmt.Errorf("%w: %v", ve.Cause, strings.Join(ve.Log[max(0, len(ve.Log)-2):], "; "))
 	}
 	return err
 }

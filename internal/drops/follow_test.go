@@ -170,22 +170,24 @@ func TestASYNToAFullListenerIsFound(t *testing.T) {
 		if err := unix.Listen(fd, 0); err != nil {
 			t.Fatal(err)
 		}
-		first, err := net.Dial("tcp", "127.0.0.1:89") // fills the queue, which nobody empties
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer first.Close()
-		second, err := net.DialTimeout("tcp", "127.0.0.1:89", 300*time.Millisecond)
-		if err == nil {
-			second.Close()
-			t.Fatal("the queue is not full")
+		// Nobody accepts: the queue is full once the last ACK of one is in it.
+		var taken []uint16
+		for {
+			c, err := net.DialTimeout("tcp", "127.0.0.1:89", 300*time.Millisecond)
+			if err != nil {
+				break
+			}
+			defer c.Close()
+			if taken = append(taken, c.LocalAddr().(*net.TCPAddr).AddrPort().Port()); len(taken) > 20 {
+				t.Fatal("the queue does not fill")
+			}
 		}
 		d := next(t, f, func(d Drop) bool { return d.DestinationPort == 89 })
 		if d.Reason != "TCP_LISTEN_OVERFLOW" || d.By != "tcp" || d.Namespace != n.Names[0] || d.Interface != "lo" || !strings.Contains(d.Meaning, "backlog") {
 			t.Errorf("%+v", d)
 		}
-		if taken := first.LocalAddr().(*net.TCPAddr).AddrPort().Port(); d.SourcePort == taken {
-			t.Errorf("the SYN that was taken is told: %+v", d)
+		if slices.Contains(taken, d.SourcePort) {
+			t.Errorf("a SYN that was taken is told: %+v", d)
 		}
 	})
 }

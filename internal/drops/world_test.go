@@ -89,6 +89,9 @@ func follow(t *testing.T, c Config) *Follower {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Close)
+	for _, line := range f.Missing() {
+		t.Logf("not told on this kernel: %s", line)
+	}
 	return f
 }
 

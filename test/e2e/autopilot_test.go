@@ -155,7 +155,7 @@ func sendOnce() error {
 // waitFor waits for what an agent is to do, and shows its log if it does not.
 func waitFor(t *testing.T, a *cluster.Agent, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(90 * time.Second); !done(); time.Sleep(250 * time.Millisecond) {
+	for deadline := time.Now().Add(40 * time.Second); !done(); time.Sleep(250 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s; the agent's log ends with:\n%s", what, a.Tail())
 		}
