@@ -294,6 +294,8 @@ static __always_inline void report(void *ctx, struct sk_buff *skb, __u64 locatio
 	if (!wanted(d))
 		return;
 	count(DROPS_MATCHED);
+	if (limited(d))
+		return;
 	if (was_invalid(skb))
 		d->flags |= DROP_INVALID;
 	if (!BPF_CORE_READ(skb, _nfct))

@@ -228,11 +228,17 @@ static __always_inline bool syn_within_rate(__u64 time)
 	return within(1, 200, time);
 }
 
+static __always_inline bool limited(const struct drop *d)
+{
+	if (!rate || within(0, rate, d->time))
+		return false;
+	count(DROPS_LIMITED);
+	return true;
+}
+
 static __always_inline void deliver(struct drop *d)
 {
-	if (rate && !within(0, rate, d->time))
-		count(DROPS_LIMITED);
-	else if (bpf_ringbuf_output(&told, d, sizeof(*d), 0))
+	if (bpf_ringbuf_output(&told, d, sizeof(*d), 0))
 		count(DROPS_LOST);
 }
 
