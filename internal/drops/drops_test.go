@@ -151,3 +151,15 @@ func specOf(t *testing.T, params int) *btf.Spec {
 	}
 	return spec
 }
+
+// NAT drops redirects of what it translates; ports have nothing to do with it.
+func TestADroppedRedirectIsNotCalledAWantOfPorts(t *testing.T) {
+	d := Drop{Reason: netfilterDrop, Packet: Packet{Protocol: "icmp", ICMP: "5/1"}}
+	if got := explain(&d, dropsDropPathPATH_NAT); got != redirected {
+		t.Error(got)
+	}
+	d.ICMP = "8/0"
+	if got := explain(&d, dropsDropPathPATH_NAT); !strings.Contains(got, "no free address and port") {
+		t.Error(got)
+	}
+}

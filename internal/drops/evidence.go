@@ -65,6 +65,10 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 	case "iptables":
 		d.Meaning = "a rule or policy of iptables' legacy variant dropped or rejected it"
 	default:
+		if d.redirect() {
+			d.Meaning = redirected
+			break
+		}
 		d.Meaning = "a netfilter hook dropped it, and conntrack's counters did not grow: a rule or policy of iptables, or NAT without a free port"
 	}
 	d.Meaning += ofInvalid(d)

@@ -1,6 +1,9 @@
 package drops
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // explain says in plain words what a drop means, and what to look at.
 func explain(d *Drop, path dropsDropPath) string {
@@ -10,6 +13,9 @@ func explain(d *Drop, path dropsDropPath) string {
 	case dropsDropPathPATH_XTABLES:
 		return fmt.Sprintf("a rule or policy of iptables' table %q dropped or rejected it at %s%s", d.Table, d.Hook, ofInvalid(d))
 	case dropsDropPathPATH_NAT:
+		if d.redirect() {
+			return redirected
+		}
 		return "NAT found no free address and port to translate it to: more ports, addresses, or shorter time-outs are needed"
 	case dropsDropPathPATH_CONNTRACK_FULL:
 		return "conntrack could make no entry for it: its table is full; see 'spillway doctor'"
@@ -25,6 +31,14 @@ func explain(d *Drop, path dropsDropPath) string {
 		meaning = "the kernel says no more than this; the function tells where"
 	}
 	return meaning + ofInvalid(d)
+}
+
+// redirected is of nf_nat's icmp_reply_translation, which lets no such one pass.
+const redirected = "an ICMP redirect of a connection that is translated: NAT drops those, and nothing is lost by it"
+
+// redirect reports whether it is an ICMP redirect.
+func (p *Packet) redirect() bool {
+	return p.Protocol == "icmp" && strings.HasPrefix(p.ICMP, "5/")
 }
 
 func ofInvalid(d *Drop) string {
