@@ -131,14 +131,14 @@ func (c *Collector) count(d *drops.Drop) {
 func serviceKey(protocol string, a netip.AddrPort) string { return protocol + " " + a.String() }
 
 // Read reads a Sample of one view; only, if it is not 0, is the namespace whose
-// entries count. What some namespaces refuse is in Problems.
+// entries count. What some namespaces refuse is in Problems; an error is what all do.
 func (c *Collector) Read(ctx context.Context, view View, only uint64) (Sample, error) {
 	s := Sample{At: time.Now(), View: view}
 	reports, err := c.ReadAll(ctx)
-	if err != nil && len(reports) == 0 {
-		return s, err
+	if errors.Is(err, conntrack.ErrUnsupported) || ctx.Err() != nil {
+		return s, errors.Join(err, ctx.Err())
 	}
-	s.problem(err)
+	s.problem(err) // also without reports: maybe conntrack is not in use
 	if view == Namespaces {
 		for _, r := range reports {
 			s.Rows = append(s.Rows, Row{

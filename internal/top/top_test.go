@@ -3,9 +3,11 @@ package top
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -110,4 +112,34 @@ func TestRatesAreBetweenSamplesOfOneView(t *testing.T) {
 	if other.Rows[0].Rate != 0 {
 		t.Errorf("another view is compared: %+v", other.Rows)
 	}
+}
+
+// The machine's own drops are counted by who sent what was dropped.
+func TestDropsAreCountedByAddress(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: follows dropped packets")
+	}
+	c := NewCollector()
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer stop()
+	watching.Go(func() { c.Watch(ctx) })
+	for ctx.Err() == nil {
+		if conn, err := net.Dial("udp", "127.0.0.1:9"); err == nil {
+			_, _ = conn.Write([]byte("nobody listens"))
+			conn.Close()
+		}
+		s, err := c.Read(ctx, Sources, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range s.Rows {
+			if r.Name == "127.0.0.1" && r.Drops > 0 {
+				return
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Error("no drop was counted")
 }
