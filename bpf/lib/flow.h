@@ -181,12 +181,45 @@ static __always_inline void flow_advance(struct flow *f, const struct packet *p)
 	}
 }
 
+/* Is a flow over, or might it be? Datagrams do not say when they end. */
+static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
+{
+	return f->state >= FLOW_CLOSING || proto == IPPROTO_UDP;
+}
+
+/*
+ * Gives the tuple of an answer up if netfilter has meanwhile taken it for a
+ * connection of its own: MASQUERADE chooses ports without asking here. While
+ * netfilter may translate for Services too every answer is looked at, else the
+ * first one in a second. A client that goes on gets a new flow, by another port.
+ */
+static __always_inline int flow_yields(struct __sk_buff *skb, const struct flow *f,
+				       const struct packet *p, const struct settings *s, __u32 time)
+{
+	struct tuple twin_key;
+	struct flow *twin;
+
+	if ((f->flags & (FLOW_REPLY | FLOW_STACK)) != FLOW_REPLY ||
+	    !flow_may_be_over(f, p->tuple.proto))
+		return 0;
+	if (!(s->flags & SETTING_ASK_CONNTRACK) && (f->seen == time || !(f->flags & FLOW_SNAT)))
+		return 0;
+	if (!conntrack_claims(skb, &p->tuple))
+		return 0;
+	flow_twin_key(&twin_key, f, &p->tuple);
+	twin = bpf_map_lookup_elem(&flows, &twin_key);
+	if (twin && flow_is_twin(twin, &p->tuple))
+		bpf_map_delete_elem(&flows, &twin_key);
+	bpf_map_delete_elem(&flows, &p->tuple);
+	return 1;
+}
+
 /*
  * The live entry of a packet's flow, or NULL: a packet of no flow, or the first
  * one of a new flow with an old tuple, and then *stale is set.
  */
-static __always_inline struct flow *flow_find(const struct packet *p, const struct settings *s,
-					      int *stale)
+static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struct packet *p,
+					      const struct settings *s, int *stale)
 {
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->tuple);
 	__u32 time = now();
@@ -203,6 +236,10 @@ static __always_inline struct flow *flow_find(const struct packet *p, const stru
 	if (p->tuple.proto == IPPROTO_UDP && !(f->flags & FLOW_REPLY) &&
 	    !bpf_map_lookup_elem(&backends, &f->backend))
 		return NULL;
+	if (flow_yields(skb, f, p, s, time)) {
+		*stale = 0;
+		return NULL;
+	}
 	if (f->seen != time) {
 		f->seen = time;
 		if (flow_touch_twin(f, &p->tuple))
@@ -293,8 +330,7 @@ static __always_inline void flow_make_room(const struct tuple *direct, struct tu
 
 	tuple_mirror(reply_key, direct);
 	f = bpf_map_lookup_elem(&flows, reply_key);
-	if (!f || !(f->flags & FLOW_REPLY) ||
-	    (f->state < FLOW_CLOSING && direct->proto != IPPROTO_UDP))
+	if (!f || !(f->flags & FLOW_REPLY) || !flow_may_be_over(f, direct->proto))
 		return;
 	flow_twin_key(key, f, reply_key);
 	forward = bpf_map_lookup_elem(&flows, key);
@@ -320,6 +356,11 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 		if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
 			return -1;
 	}
+	/* In the stack nf_nat looks after that itself. */
+	if (!(pair->flow.flags & FLOW_STACK) &&
+	    (pair->flow.flags & FLOW_SNAT || s->flags & SETTING_ASK_CONNTRACK) &&
+	    conntrack_claims(skb, &pair->reply_key))
+		return -1;
 	return reply_claim(&pair->reply_key, &pair->reply, key, s, attempt) ? -1 : 0;
 }
 

@@ -463,7 +463,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	if (p->flags & PACKET_NO_L4 && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
 
-	f = flow_find(p, s, &stale);
+	f = flow_find(skb, p, s, &stale);
 	if (f) {
 		if (!flow_applies(f, hook))
 			return pass(PASS_OTHER);

@@ -16,16 +16,19 @@ import (
 
 // Drain has what an earlier run left leave new connections to another dataplane:
 // no address is a Service's any more, and answers that netfilter translates go
-// through it. Flows go on until Cleanup. What is not there is no error; any says
-// that some Service was served.
+// through it. TCP flows go on until Cleanup. Datagrams are the other's at once, for
+// want of a last one to wait for; answers under way are still translated. What is
+// not there is no error; any says that some Service was served.
 func Drain(cfg Config) (any bool, err error) {
 	for _, dir := range layouts(cfg.BPFFS) {
-		n, err := deleteFrontends(dir, func(f *tcFrontend) bool { return f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 })
+		// First: the answer to the very next question may be netfilter's.
+		err := askConntrack(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+		n, e := deleteFrontends(dir, func(f *tcFrontend) bool { return f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 })
 		any = any || n > 0
-		if err = errors.Join(err, askConntrack(dir)); err != nil {
+		if err = errors.Join(err, e, deleteBackends(dir)); err != nil {
 			return any, err
 		}
 	}
@@ -128,15 +131,32 @@ func deleteFrontends(dir string, drop func(*tcFrontend) bool) (n int, err error)
 		return 0, fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
 	}
 	defer frontends.Close()
-	var keys []tcFrontendKey
-	err = each(frontends, func(k tcFrontendKey, f tcFrontend) {
-		if drop(&f) {
+	return deleteWhere(frontends, func(_ tcFrontendKey, f tcFrontend) bool { return drop(&f) })
+}
+
+// deleteBackends deletes the backends of a layout: the programs then take no
+// datagram for one of a flow that they know (flow_find).
+func deleteBackends(dir string) error {
+	backends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapBackends), nil)
+	if err != nil {
+		return fmt.Errorf("open eBPF map %s: %w", tcMapBackends, err)
+	}
+	defer backends.Close()
+	_, err = deleteWhere(backends, func(uint32, tcBackend) bool { return true })
+	return err
+}
+
+// deleteWhere deletes from a map what drop is true for, and counts it.
+func deleteWhere[K, V any](m *ebpf.Map, drop func(K, V) bool) (n int, err error) {
+	var keys []K
+	err = each(m, func(k K, v V) {
+		if drop(k, v) {
 			keys = append(keys, k)
 		}
 	})
 	for _, k := range keys {
-		if e := frontends.Delete(k); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, fmt.Errorf("delete from eBPF map %s: %w", frontends, e))
+		if e := m.Delete(k); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, fmt.Errorf("delete from eBPF map %s: %w", m, e))
 		}
 	}
 	return len(keys), err

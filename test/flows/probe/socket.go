@@ -170,6 +170,15 @@ func (s *socket) peer() netip.AddrPort {
 	return addrPort(sa)
 }
 
+// local is getsockname: what a lost question is to be found by in a trace.
+func (s *socket) local() netip.AddrPort {
+	sa, err := unix.Getsockname(s.fd)
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	return addrPort(sa)
+}
+
 // addrPort turns a kernel address into a netip one, mapped addresses unmapped.
 func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	switch sa := sa.(type) {

@@ -80,7 +80,8 @@ func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *
 	}
 	answer, err := s.ask(dst, text, req.Size, deadline)
 	if err != nil {
-		answer.Err, answer.Detail = kindOf(err), err.Error()
+		asked := deadline.Add(-req.timeout()).Format("15:04:05.000000")
+		answer.Err, answer.Detail = kindOf(err), fmt.Sprintf("%v; from %s at %s", err, s.local(), asked)
 	}
 	return answer, s
 }

@@ -1,0 +1,138 @@
+package ebpf
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+// TestPacketConntrack is about packets that netfilter may know, too.
+func TestPacketConntrack(t *testing.T) {
+	n := newPacketNode(t)
+	t.Run("Owns", func(t *testing.T) { eachTransport(t, n, n.conntrackOwns) })
+	t.Run("Claims", func(t *testing.T) { eachTransport(t, n, n.conntrackClaims) })
+	t.Run("PortInUse", func(t *testing.T) { eachTransport(t, n, n.conntrackHasPort) })
+	t.Run("PortTaken", func(t *testing.T) { eachTransport(t, n, n.conntrackTakesPort) })
+}
+
+// track makes the entry of a connection that netfilter has translated: from src to
+// whatever address, and the answers come from server to seen.
+func (n *packetNode) track(t *testing.T, p *plan, proto uint8, src, dst, server, seen netip.AddrPort) {
+	t.Helper()
+	flow := &netlink.ConntrackFlow{
+		FamilyType: uint8(inet(p)), TimeOut: 60,
+		Forward: ipTuple(proto, src, dst), Reverse: ipTuple(proto, server, seen),
+	}
+	if proto == protoTCP {
+		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: 3} // TCP_CONNTRACK_ESTABLISHED
+	}
+	var err error
+	n.do(func() { err = netlink.ConntrackCreate(netlink.ConntrackTable, inet(p), flow) })
+	if err != nil {
+		t.Skipf("needs ctnetlink to make a conntrack entry: %v", err)
+	}
+	t.Cleanup(func() {
+		n.do(func() { err = netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+		ok(t, err)
+	})
+}
+
+// asking has the programs ask conntrack about packets of endpoints, as long as
+// netfilter translates connections of its own.
+func (n *packetNode) asking(t *testing.T) {
+	set := func(asking bool) {
+		n.foreign = asking
+		n.setNode(t, func(*intent.Node) {})
+	}
+	set(true)
+	t.Cleanup(func() { set(false) })
+}
+
+// conntrackOwns: the answer to a connection that was masqueraded from a port
+// which is also a NodePort is no request.
+func (n *packetNode) conntrackOwns(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.pod2, 8080, here)))
+	server, node := ap(p.client, 80), ap(p.eth0, 30080)
+	n.track(t, p, proto, ap(p.pod1, 5555), server, server, node)
+	in := frame{proto: proto, src: server, dst: node, flags: ".", payload: []byte("answer")}
+	r := n.send(t, inEth0, in)
+	if r.verdicts[tcVerdictPASS_CONNTRACK] != 1 || r.code != actNext || !bytes.Equal(r.out, in.bytes(n, "eth0")) {
+		t.Errorf("answer to a masqueraded connection: code %d, %s", r.code, verdictList(r.verdicts))
+	}
+	in.src = ap(p.client, 81)
+	n.send(t, inEth0, in).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+}
+
+// conntrackClaims: a client's port may be that of its earlier connection to the
+// same endpoint, which a proxy translated in netfilter.
+func (n *packetNode) conntrackClaims(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.pod2, 8080, here)))
+	client, other, server := ap(p.pod1, 40000), ap(p.pod1, 40001), ap(p.pod2, 8080)
+	n.track(t, p, proto, client, ap(p.clusterIP, 81), server, client)
+	n.asking(t)
+	first := frame{proto: proto, src: client, dst: server, flags: "S"}
+	n.untouched(t, "a port in use", inPod1, first.bytes(n, "pod1"), tcVerdictPASS_CONNTRACK)
+	first.src = other
+	n.send(t, inPod1, first).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+}
+
+// conntrackHasPort: a port that MASQUERADE has given to a connection with the same
+// endpoint is not free for SNAT.
+func (n *packetNode) conntrackHasPort(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
+	n.setSNATPorts(t, 50000, 50001)
+	front, far := ap(p.clusterIP, 80), ap(p.far, 8080)
+	n.track(t, p, proto, ap(p.client2, 5555), front, far, ap(p.tun0, 50000))
+	r := n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: front, flags: "S"})
+	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	if want := ap(p.tun0, 50001); r.v.src != want {
+		t.Errorf("goes out as %s, want %s: netfilter has the other port", r.v.src, want)
+	}
+	r = n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40001), dst: front, flags: "S"})
+	r.want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+}
+
+// conntrackTakesPort: MASQUERADE knows nothing of the flow table and may choose
+// the port of a flow that is over, or seems so. The answer is then netfilter's, and
+// the flow, if it was not over, goes on by another port. A connection that runs
+// keeps its port.
+func (n *packetNode) conntrackTakesPort(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
+	client, front, far := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080)
+	ask := frame{proto: proto, src: client, dst: front, flags: "S"}
+	seen := n.send(t, inEth0, ask).v.src
+	answer := frame{proto: proto, src: far, dst: seen, flags: "S."}
+	n.track(t, p, proto, ap(p.client2, 5555), front, far, seen)
+	if proto == protoTCP {
+		n.send(t, inTun0, answer).wantPath(t, front, client)
+		n.ageFlows(t, 2)
+		n.send(t, inTun0, answer).wantPath(t, front, client)
+		n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "R"})
+	}
+	answer.flags = "."
+	n.ageFlows(t, 2)
+	n.untouched(t, "an answer in a later second", inTun0, answer.bytes(n, "tun0"), tcVerdictPASS_OTHER)
+	r := n.send(t, inEth0, ask)
+	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	if r.v.src == seen {
+		t.Errorf("goes out as %s again, which netfilter has", seen)
+	}
+}
+
+func inet(p *plan) netlink.InetFamily {
+	if p.eth0.Is4() {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
+
+func ipTuple(proto uint8, src, dst netip.AddrPort) netlink.IPTuple {
+	return netlink.IPTuple{
+		Protocol: proto, SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice(),
+		SrcPort: src.Port(), DstPort: dst.Port(),
+	}
+}
