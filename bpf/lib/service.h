@@ -377,6 +377,9 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int re
 		if (asked)
 			fe = asked;
 	}
+	/* A new connection that is somebody else's ends the flow that had its tuple. */
+	if (renew && (!fe || fe->flags & FRONTEND_ENDPOINT))
+		bpf_map_delete_elem(&flows, &p->tuple);
 	if (!fe && own)
 		return pass(PASS_OTHER);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)

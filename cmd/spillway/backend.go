@@ -46,14 +46,14 @@ var proxyModes = []proxyMode{
 		return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Conntrack.timeouts(), Log: log})
 	}},
 	{"nftables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
-		return nftables.New(ctx, nftables.Config{Beside: c.ProxyMode != "nftables", ServiceCounters: c.ServiceCounters, Log: log})
+		return nftables.New(ctx, nftables.Config{Beside: c.ProxyMode != "nftables", ServiceCounters: c.ServiceCounters, BeforeRemoval: c.takeover.keepTranslating, Log: log})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
-		return nftables.Cleanup(ctx, nftables.Config{Log: log})
+		return nftables.Cleanup(ctx, nftables.Config{BeforeRemoval: c.takeover.keepTranslating, Log: log})
 	}, true, nil, nil},
 	{"iptables", func(ctx context.Context, c agentConfig, log *slog.Logger) (dataplane.Backend, error) {
 		return iptables.New(ctx, iptables.Config{Log: log, VerifyPartialSync: c.VerifyPartialSync})
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
-		return iptables.Cleanup(ctx, iptables.Config{Log: log})
+		return iptables.Cleanup(ctx, iptables.Config{BeforeRemoval: c.takeover.keepTranslating, Log: log})
 	}, true, nil, nil},
 }
 

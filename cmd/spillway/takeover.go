@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -12,8 +13,9 @@ import (
 
 // takeover puts this agent in the place of a kube-proxy: when the agent serves
 // and no kube-proxy runs any more, it takes kube-proxy's rules out of the
-// kernel. Connections that they have translated go on (docs/takeover.md). It also
-// tends what an earlier run has kept for such connections.
+// kernel. Connections that they have translated go on (docs/takeover.md), as do
+// those of a --proxy-mode before; it tends what is kept for them, by this run or an
+// earlier one.
 type takeover struct {
 	wanted bool
 	// netfilter says that this agent's own rules keep netfilter translating.
@@ -25,6 +27,8 @@ type takeover struct {
 	removed bool // by this run
 	failed  bool // at the last look
 	said    string
+	// kept is told when connections of a --proxy-mode before are kept translated.
+	kept chan struct{}
 }
 
 const (
@@ -38,7 +42,7 @@ const (
 )
 
 func newTakeover(c agentConfig, log *slog.Logger) *takeover {
-	t := &takeover{wanted: c.Takeover != "", netfilter: modeUsesNetfilter(c.ProxyMode), log: log}
+	t := &takeover{wanted: c.Takeover != "", netfilter: modeUsesNetfilter(c.ProxyMode), log: log, kept: make(chan struct{}, 1)}
 	t.pending.Store(t.wanted)
 	return t
 }
@@ -52,7 +56,29 @@ func (t *takeover) translated(ctx context.Context) (bool, error) {
 	return netfilterTranslates(ctx)
 }
 
-// run goes on until ctx ends, or until there is nothing left to watch for.
+// keepTranslating is for when rules of a --proxy-mode before are about to go: the
+// connections that they have translated go on, and a new one whose ports conntrack
+// remembers is translated as it says. Nobody is to be kept for --cleanup (nil), or
+// where this agent's own rules do it.
+func (t *takeover) keepTranslating(ctx context.Context) error {
+	if t == nil || t.netfilter {
+		return nil
+	}
+	translated, err := netfilterTranslates(ctx)
+	if err != nil || !translated {
+		return err
+	}
+	if err := kubeproxy.KeepNAT(); err != nil {
+		return err
+	}
+	select {
+	case t.kept <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// run goes on until ctx ends.
 func (t *takeover) run(ctx context.Context) {
 	wait := takeoverInterval
 	for {
@@ -62,7 +88,7 @@ func (t *takeover) run(ctx context.Context) {
 		kept := t.tendNAT(ctx)
 		switch {
 		case !t.wanted && !kept:
-			return
+			wait = math.MaxInt64
 		case t.wanted && t.failed:
 			wait = takeoverRetry
 		case t.wanted && !t.clean:
@@ -75,6 +101,8 @@ func (t *takeover) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-t.kept:
+			wait = natInterval
 		case <-time.After(wait):
 		}
 	}
@@ -152,7 +180,7 @@ func (t *takeover) tendNAT(ctx context.Context) (kept bool) {
 		}
 		if err == nil && !kept {
 			if err = kubeproxy.ReleaseNAT(); err == nil {
-				t.log.Info("no connection of kube-proxy's is left; netfilter translates for this agent no more")
+				t.log.Info("no connection that netfilter translates for Services is left; nothing is kept for it any more")
 			}
 		}
 	}

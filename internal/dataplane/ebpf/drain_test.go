@@ -32,8 +32,14 @@ func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	endpoint := tcFrontendKey{Port: 80, Proto: uint8(model.TCP), Family: uint8(model.IPv4)}
 	noError(t, maps[tcMapFrontends].Put(endpoint, tcFrontend{Flags: uint8(tcFrontendFlagsFRONTEND_ENDPOINT)}))
 
+	backend := uint32(7)
+	noError(t, maps[tcMapBackends].Put(backend, tcBackend{Service: 1}))
+
 	_, err = Drain(cfg)
 	noError(t, err)
+	if err := maps[tcMapBackends].Lookup(backend, new(tcBackend)); err == nil {
+		t.Error("datagrams still follow a flow to its endpoint")
+	}
 	var fe tcFrontend
 	if err := maps[tcMapFrontends].Lookup(endpoint, &fe); err != nil {
 		t.Errorf("an endpoint is forgotten while answers are under way: %v", err)

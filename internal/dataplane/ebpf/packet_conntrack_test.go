@@ -16,6 +16,7 @@ func TestPacketConntrack(t *testing.T) {
 	t.Run("Owns", func(t *testing.T) { eachTransport(t, n, n.conntrackOwns) })
 	t.Run("Claims", func(t *testing.T) { eachTransport(t, n, n.conntrackClaims) })
 	t.Run("PortInUse", func(t *testing.T) { eachTransport(t, n, n.conntrackHasPort) })
+	t.Run("TupleTaken", func(t *testing.T) { eachFamily(t, n, n.connectionElsewhere) })
 	t.Run("PortTaken", func(t *testing.T) { eachTransport(t, n, n.conntrackTakesPort) })
 }
 
@@ -120,6 +121,23 @@ func (n *packetNode) conntrackTakesPort(t *testing.T, p *plan, proto uint8) {
 	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
 	if r.v.src == seen {
 		t.Errorf("goes out as %s again, which netfilter has", seen)
+	}
+}
+
+// connectionElsewhere: a client uses a port again, and the Service has been left to
+// another dataplane meanwhile. Not only the SYN is that one's.
+func (n *packetNode) connectionElsewhere(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.pod2, 8080, here)))
+	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
+	packet := frame{proto: protoTCP, src: client, dst: front}
+	for _, flags := range []string{"S", "R"} {
+		packet.flags = flags
+		n.send(t, inEth0, packet)
+	}
+	n.serve(t)
+	for _, flags := range []string{"S", "."} {
+		packet.flags = flags
+		n.untouched(t, "after the Service has gone: "+flags, inEth0, packet.bytes(n, "eth0"), tcVerdictPASS_OTHER)
 	}
 }
 

@@ -22,7 +22,7 @@ func Cleanup(ctx context.Context, cfg Config) error {
 		case f.missing != nil:
 			errs = append(errs, checkLeft(v, f.missing))
 		case f.own:
-			errs = append(errs, removeOwn(ctx, f))
+			errs = append(errs, cfg.removeOwn(ctx, f))
 		}
 	}
 	return errors.Join(errs...)
@@ -43,7 +43,12 @@ func checkLeft(v Variant, missing error) error {
 }
 
 // removeOwn takes everything of ours out of one variant.
-func removeOwn(ctx context.Context, f found) error {
+func (c *Config) removeOwn(ctx context.Context, f found) error {
+	if c.BeforeRemoval != nil {
+		if err := c.BeforeRemoval(ctx); err != nil {
+			return err
+		}
+	}
 	var errs []error
 	for _, p := range []*programs{f.v4, f.v6} {
 		dumps, err := p.read(ctx, "", nil)

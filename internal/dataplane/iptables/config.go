@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -40,6 +41,10 @@ type Config struct {
 	// many that it takes a hundredth of the time at most) or VerifyAlways. ""
 	// is VerifyOff.
 	VerifyPartialSync string
+	// BeforeRemoval is called by Cleanup when there are chains and they are about
+	// to go, with the translation of connections that they have begun; an error
+	// keeps them. nil: nobody minds.
+	BeforeRemoval func(context.Context) error
 
 	lockFile string // "" is iptables' own, /run/xtables.lock
 	wait     time.Duration

@@ -61,7 +61,7 @@ func (b *Backend) writeAll(ctx context.Context) error {
 	if _, err := b.repair(ctx); err != nil || b.earlier == nil {
 		return err
 	}
-	if err := removeOwn(ctx, *b.earlier); err != nil {
+	if err := b.cfg.removeOwn(ctx, *b.earlier); err != nil {
 		return fmt.Errorf("remove rules of an earlier run with the other variant: %w", err)
 	}
 	b.cfg.Log.Info("rules of an earlier run with the other variant are removed")

@@ -35,8 +35,11 @@ type Config struct {
 	// Service, the connections that ask for it and the bytes of their first
 	// packets: nft list set inet spillway services4-counters shows them.
 	ServiceCounters bool
-
-	Log *slog.Logger // nil: slog.Default()
+	// BeforeRemoval is called when there is a table and it is about to go, with
+	// the translation of connections that it has begun; an error keeps the table.
+	// nil: nobody minds.
+	BeforeRemoval func(context.Context) error
+	Log           *slog.Logger // nil: slog.Default()
 }
 
 func (c Config) withDefaults() Config {
@@ -440,6 +443,11 @@ func (b *Backend) remove(ctx context.Context) error {
 		img := &image{}
 		if err := s.readFlags(b.cfg.Table, img); err != nil || !img.there && !img.dormant {
 			return err
+		}
+		if b.cfg.BeforeRemoval != nil {
+			if err := b.cfg.BeforeRemoval(ctx); err != nil {
+				return err
+			}
 		}
 		batch := &batch{table: b.cfg.Table}
 		batch.delTable()
