@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -23,7 +24,7 @@ type Crowd struct {
 	// Nodes hold the endpoints in turn; none: endpoints name no node.
 	Nodes []string
 	// First is the address of the first endpoint; others count up from it.
-	// Zero is 10.128.0.1.
+	// Zero is 10.128.0.1. IPv4 alone.
 	First netip.Addr
 	// Parallel is how many requests are under way at a time; 0 is 32.
 	Parallel int
@@ -33,9 +34,6 @@ type Crowd struct {
 // faster than their number: for each Service kube-apiserver 1.36 counts all
 // addresses in use, for a metric (ipallocator.Allocator.Used).
 func (w Crowd) Create(ctx context.Context, client kubernetes.Interface) error {
-	if !w.First.IsValid() {
-		w.First = netip.AddrFrom4([4]byte{10, 128, 0, 1})
-	}
 	if w.Parallel == 0 {
 		w.Parallel = 32
 	}
@@ -44,12 +42,8 @@ func (w Crowd) Create(ctx context.Context, client kubernetes.Interface) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(w.Parallel)
-	next := w.First
 	for i := range w.Services {
-		slice := w.slice(i, next)
-		for range w.Endpoints {
-			next = next.Next()
-		}
+		slice := w.Slice(i)
 		g.Go(func() error {
 			if _, err := client.CoreV1().Services(w.Namespace).Create(ctx, w.service(i), metav1.CreateOptions{}); err != nil {
 				return fmt.Errorf("create Service %d: %w", i, err)
@@ -82,10 +76,11 @@ func (w Crowd) service(i int) *corev1.Service {
 	}
 }
 
-func (w Crowd) slice(i int, first netip.Addr) *discoveryv1.EndpointSlice {
+// Slice returns the EndpointSlice of a Service as Create writes it.
+func (w Crowd) Slice(i int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:   w.name(i),
+			Name: w.name(i), Namespace: w.Namespace,
 			Labels: map[string]string{discoveryv1.LabelServiceName: w.name(i)},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -93,7 +88,7 @@ func (w Crowd) slice(i int, first netip.Addr) *discoveryv1.EndpointSlice {
 			Name: ptr.To("http"), Port: ptr.To[int32](8080), Protocol: ptr.To(corev1.ProtocolTCP),
 		}},
 	}
-	addr := first
+	addr := w.first(i)
 	for k := range w.Endpoints {
 		ep := discoveryv1.Endpoint{
 			Addresses:  []string{addr.String()},
@@ -106,4 +101,16 @@ func (w Crowd) slice(i int, first netip.Addr) *discoveryv1.EndpointSlice {
 		addr = addr.Next()
 	}
 	return s
+}
+
+// first is the address of a Service's first endpoint.
+func (w Crowd) first(i int) netip.Addr {
+	from := w.First
+	if !from.IsValid() {
+		from = netip.AddrFrom4([4]byte{10, 128, 0, 1})
+	}
+	raw := from.As4()
+	n := binary.BigEndian.Uint32(raw[:]) + uint32(i*w.Endpoints)
+	binary.BigEndian.PutUint32(raw[:], n)
+	return netip.AddrFrom4(raw)
 }

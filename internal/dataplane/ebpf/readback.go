@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -247,4 +248,23 @@ func (p *port) intentEndpoints() []intent.Endpoint {
 	}
 	slices.SortFunc(out, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	return out
+}
+
+// Endpoints lists the endpoints that the maps of an instance hold, whoever wrote
+// them. It changes nothing, and may be called beside an agent.
+func Endpoints(bpffs string) ([]netip.AddrPort, error) {
+	backends, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), tcMapBackends), &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("open eBPF map %s: %w", tcMapBackends, err)
+	}
+	defer backends.Close()
+	var found []netip.AddrPort
+	err = each(backends, func(_ uint32, b tcBackend) {
+		family := uint8(model.IPv4)
+		if b.Addr.W[1]|b.Addr.W[2]|b.Addr.W[3] != 0 {
+			family = uint8(model.IPv6)
+		}
+		found = append(found, netip.AddrPortFrom(fromAddr(b.Addr, family), toPort(b.Port)))
+	})
+	return found, err
 }

@@ -1,0 +1,138 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/topology"
+)
+
+const (
+	crowdNamespace = "crowd"
+	probeNamespace = "probe"
+	probePort      = 80 // of the server that answers
+	// probeServices is how many Services take turns as probes: one is asked again
+	// when all others have been.
+	probeServices = 100
+	startWithin   = 2 * time.Minute
+	// patience is for a change to reach the kernel. A later one counts as lost.
+	patience = 20 * time.Second
+	// A Service is asked every pollLeast, or after pollShare of the time that it
+	// has been waited for, if that is longer: what is measured is no more than that
+	// too long.
+	pollLeast = time.Millisecond
+	pollShare = 0.05
+)
+
+// probe is a Service with one endpoint, which is there or not.
+type probe struct {
+	slice *discoveryv1.EndpointSlice
+	from  *topology.Host
+	addr  string
+	ready bool
+	busy  chan struct{} // holds one token while a change is waited for
+}
+
+// populate writes all Services and their EndpointSlices.
+func (b *bench) populate(ctx context.Context) error {
+	for i := range b.cfg.Proxies {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: b.rig.Cluster.Node(i).Name}}
+		if _, err := b.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("create Node: %w", err)
+		}
+	}
+	b.crowd = controlplane.Crowd{Namespace: crowdNamespace, Services: b.cfg.Services, Endpoints: Endpoints, First: netip.MustParseAddr("10.0.0.1")}
+	if err := b.crowd.Create(ctx, b.client); err != nil {
+		return err
+	}
+	probes := controlplane.Crowd{Namespace: probeNamespace, Services: probeServices}
+	return probes.Create(ctx, b.client)
+}
+
+// prepareProbes points the probes to a pod of a node, from where they are asked.
+func (b *bench) prepareProbes(ctx context.Context, node int) ([]*probe, error) {
+	var probes []*probe
+	list, err := b.client.CoreV1().Services(probeNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list Services: %w", err)
+	}
+	for _, svc := range list.Items {
+		meta := metav1.ObjectMeta{Name: svc.Name, Namespace: probeNamespace, Labels: map[string]string{discoveryv1.LabelServiceName: svc.Name}}
+		p := &probe{
+			slice: &discoveryv1.EndpointSlice{
+				ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
+				Ports: []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](probePort)}},
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{b.rig.Cluster.Pod(node, 1).IPv4.String()},
+					NodeName: ptr.To(b.rig.Cluster.Node(node).Name)}},
+			},
+			from: b.rig.Cluster.Pod(node, 0), addr: net.JoinHostPort(svc.Spec.ClusterIP, strconv.Itoa(int(svc.Spec.Ports[0].Port))),
+			busy: make(chan struct{}, 1),
+		}
+		if err := b.update(ctx, p.set(true)); err != nil {
+			return nil, err
+		}
+		probes = append(probes, p)
+	}
+	return probes, nil
+}
+
+// set returns the slice with the endpoint ready or not.
+func (p *probe) set(ready bool) *discoveryv1.EndpointSlice {
+	p.ready = ready
+	s := p.slice.DeepCopy()
+	s.Endpoints[0].Conditions.Ready = &ready
+	return s
+}
+
+// update writes a slice, whatever version there is.
+func (b *bench) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
+	if _, err := b.client.DiscoveryV1().EndpointSlices(s.Namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("change EndpointSlice: %w", err)
+	}
+	return nil
+}
+
+var errLost = errors.New("the change has not reached the kernel")
+
+// await connects until the kernel does what was written.
+func (p *probe) await(ctx context.Context, ready bool, within time.Duration) error {
+	start := time.Now()
+	for {
+		if p.answers(ctx) == ready {
+			return nil
+		}
+		passed := time.Since(start)
+		if passed > within {
+			return fmt.Errorf("%w: %s has been ready=%v for %v", errLost, p.addr, ready, within)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(max(pollLeast, time.Duration(pollShare*float64(passed)))):
+		}
+	}
+}
+
+// answers reports whether a connection to the Service is taken, not refused.
+func (p *probe) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	conn, err := p.from.Dial(ctx, "tcp", p.addr)
+	if err != nil {
+		return false
+	}
+	_ = conn.(*net.TCPConn).SetLinger(0) // no TIME_WAIT
+	_ = conn.Close()
+	return true
+}

@@ -1,0 +1,72 @@
+package stream
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+
+	"spillway.dev/spillway/lab/experiment"
+)
+
+// Report is what a run measured.
+type Report struct {
+	Machine   experiment.Machine `json:"machine"`
+	Services  int                `json:"services"`
+	Endpoints int                `json:"endpoints_per_service"`
+	Rate      int                `json:"changes_per_second"`
+	Seconds   float64            `json:"seconds"`
+	Rows      []Row              `json:"rows"`
+}
+
+// Row is one proxy.
+type Row struct {
+	Mode    string `json:"mode"`
+	Changes int    `json:"changes"` // that the API server has taken
+	// Millis is how long each probe took, from the moment of writing to the first
+	// connection that met it; API how long the API server took to answer.
+	Millis  []float64 `json:"ms"`
+	API     []float64 `json:"api_ms"`
+	Lost    int       `json:"lost"`    // probes that did not arrive
+	Skipped int       `json:"skipped"` // probes that were not written, since the one before had not arrived
+	Settled bool      `json:"settled"` // in the end the kernel held what was written last, no more and no less
+	CPU     float64   `json:"cpu_seconds"`
+	RSS     float64   `json:"rss_mib"`
+	Peak    float64   `json:"peak_rss_mib"`
+}
+
+// percentile p (0 to 1) of some numbers.
+func percentile(values []float64, p float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]
+}
+
+// Write prints the report for people.
+func (r *Report) Write(w io.Writer) error {
+	fmt.Fprintln(w, r.Machine)
+	fmt.Fprintf(w, "%d Services of %d endpoints, %d changes a second for %.0f s\n\n", r.Services, r.Endpoints, r.Rate, r.Seconds)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "PROXY\tCHANGES\tPROBES\tp50 ms\tp99 ms\tMAX ms\tLOST\tSKIPPED\tIN THE END\tAPI p50 ms\tp99 ms\tCPU s\tRSS MiB\tPEAK MiB\t")
+	for _, row := range r.Rows {
+		end := "differs"
+		if row.Settled {
+			end = "the same"
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\t%.1f\t%.1f\t%.1f\t%d\t%d\t%s\t%.1f\t%.1f\t%.1f\t%.0f\t%.0f\t\n", row.Mode, row.Changes, len(row.Millis),
+			percentile(row.Millis, 0.5), percentile(row.Millis, 0.99), percentile(row.Millis, 1), row.Lost, row.Skipped, end,
+			percentile(row.API, 0.5), percentile(row.API, 0.99), row.CPU, row.RSS, row.Peak)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	_, err := fmt.Fprint(w, `
+PROBES: changes that a pod has waited for, connecting again and again; p50, p99, MAX from the moment before
+the request to the API server to the first connection that meets the change. API: the API server's own time,
+which is part of it. SKIPPED: probes not written because the one before had not arrived. IN THE END: the
+endpoints that the kernel holds against those written last. CPU, RSS: of the proxy; kube-proxy's nft with it.
+`)
+	return err
+}

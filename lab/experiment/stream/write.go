@@ -1,0 +1,158 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+)
+
+// writers is how many requests to the API server are under way at most. All
+// changes of one Service go through the same, one after the other.
+const writers = 16
+
+// change is an EndpointSlice to write, and who waits for it.
+type change struct {
+	slice *discoveryv1.EndpointSlice
+	probe *probe
+	ready bool
+}
+
+// results gathers what single changes took.
+type results struct {
+	mu   sync.Mutex
+	row  *Row
+	errs []error
+}
+
+func (r *results) add(add func(*Row)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	add(r.row)
+}
+
+// write makes the changes, at even intervals, and waits for the probes among them.
+func (b *bench) write(ctx context.Context, probes []*probe, row *Row) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r := &results{row: row}
+	var all sync.WaitGroup
+	queues := make([]chan change, writers)
+	for i := range queues {
+		queues[i] = make(chan change, b.cfg.Rate) // a second of an API server that is slow
+		all.Go(func() {
+			for c := range queues[i] {
+				if err := b.writeOne(ctx, c, r, &all); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	b.schedule(ctx, probes, queues, r)
+	for _, q := range queues {
+		close(q)
+	}
+	all.Wait()
+	return context.Cause(ctx)
+}
+
+// schedule puts the changes into the writers' queues.
+func (b *bench) schedule(ctx context.Context, probes []*probe, queues []chan change, r *results) {
+	every := b.cfg.Rate / b.cfg.Probes
+	start, gap := time.Now(), time.Second/time.Duration(b.cfg.Rate)
+	for n := 0; time.Since(start) < b.cfg.Duration && ctx.Err() == nil; n++ {
+		time.Sleep(time.Until(start.Add(time.Duration(n) * gap)))
+		if n%every == 0 {
+			i := n / every % len(probes)
+			p := probes[i]
+			select {
+			case p.busy <- struct{}{}:
+				queues[i%writers] <- change{slice: p.set(!p.ready), probe: p, ready: p.ready}
+			default:
+				r.add(func(row *Row) { row.Skipped++ })
+			}
+			continue
+		}
+		i := rand.IntN(b.cfg.Services)
+		b.unready[i] = !b.unready[i]
+		s := b.crowd.Slice(i)
+		s.Endpoints[0].Conditions.Ready = ptr.To(!b.unready[i])
+		queues[i%writers] <- change{slice: s}
+	}
+}
+
+func (b *bench) writeOne(ctx context.Context, c change, r *results, all *sync.WaitGroup) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	start := time.Now()
+	if c.probe != nil {
+		all.Go(func() {
+			err := c.probe.await(ctx, c.ready, patience)
+			took := time.Since(start)
+			<-c.probe.busy
+			r.add(func(row *Row) {
+				if errors.Is(err, errLost) {
+					row.Lost++
+				} else if err == nil {
+					row.Millis = append(row.Millis, took.Seconds()*1e3)
+				}
+			})
+		})
+	}
+	if err := b.update(ctx, c.slice); err != nil {
+		return err
+	}
+	r.add(func(row *Row) {
+		row.Changes++
+		row.API = append(row.API, time.Since(start).Seconds()*1e3)
+	})
+	return nil
+}
+
+// settle waits until the kernel holds exactly the endpoints that were written
+// last.
+func (b *bench) settle(ctx context.Context, node int, p *proxy, row *Row) error {
+	want := map[string]bool{}
+	for i := range b.cfg.Services {
+		for k, ep := range b.crowd.Slice(i).Endpoints {
+			if k > 0 || !b.unready[i] {
+				want[ep.Addresses[0]] = true
+			}
+		}
+	}
+	var missing, surplus []string
+	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		have, err := p.endpoints(ctx)
+		if err != nil {
+			return err
+		}
+		missing, surplus = differences(want, have)
+		if len(missing)+len(surplus) == 0 {
+			row.Settled = true
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%v after the last change the kernel lacks the endpoints %.200q and has %.200q", patience, missing, surplus)
+		}
+	}
+}
+
+func differences(want, have map[string]bool) (missing, surplus []string) {
+	for a := range want {
+		if !have[a] {
+			missing = append(missing, a)
+		}
+	}
+	for a := range have {
+		if !want[a] {
+			surplus = append(surplus, a)
+		}
+	}
+	return missing, surplus
+}
