@@ -21,6 +21,10 @@ func TestLabCommandLinesThatAreWrong(t *testing.T) {
 		{"bench path --rounds 0", "rounds is 0"},
 		{"bench path --only (", "--only: error parsing regexp"},
 		{"bench path -o yaml", `"yaml"`},
+		{"bench api --modes iptables", `mode "iptables": not a mode: use ebpf`},
+		{"bench api --services 0", "services is 0"},
+		{"bench api --rate 10 --probes 11", "probes is 11: use 1 to the rate, 10"},
+		{"bench api --duration 1ms", "duration is 1ms"},
 		{"demo --rounds 100", "the demo ends within"},
 		{"demo -o yaml", `"yaml"`},
 		{"lab exec", "lab exec: no host and no command given: write lab exec --name CLUSTER HOST -- COMMAND"},
@@ -76,7 +80,7 @@ func TestExperimentsAskForRootBeforeTheySayThatTheyBuild(t *testing.T) {
 			}
 		}()
 	}
-	for _, args := range []string{"demo", "bench path"} {
+	for _, args := range []string{"demo", "bench path", "bench api"} {
 		var out, errs strings.Builder
 		code := run(strings.Fields(args), &out, &errs)
 		if want := "spillway: lab needs root: run with sudo\n"; code != exitFailed || errs.String() != want {

@@ -85,6 +85,9 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if err := topology.RequireRoot(); err != nil {
+		return nil, err
+	}
 	if err := rig.NeedPrograms(rig.Packages); err != nil {
 		return nil, err
 	}

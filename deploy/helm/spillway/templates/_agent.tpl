@@ -63,15 +63,13 @@ What the agent may do. Every mode also takes away what another mode left
   NET_ADMIN      routes, devices and their hooks, nf_tables, conntrack entries
   NET_RAW        iptables-legacy speaks with the kernel through a raw socket
   BPF            maps and programs, also those to take away
-  SYS_ADMIN      setns(2), into the agent's own network namespace, to find the hooks of
-                 devices, also those to take away. For ebpf also the types of
-                 nf_conntrack where that is a module: programs ask for connections by
-                 its function (BPF_BTF_GET_FD_BY_ID), so that what netfilter translates
-                 is left to it; and hooks whose pin somebody has removed
-                 (BPF_LINK_GET_FD_BY_ID)
 
 and for proxyMode ebpf:
 
+  SYS_ADMIN      the types of nf_conntrack where that is a module: programs ask for
+                 connections by its function (BPF_BTF_GET_FD_BY_ID), so that what
+                 netfilter translates is left to it; and hooks whose pin somebody has
+                 removed (BPF_LINK_GET_FD_BY_ID)
   NET_BROADCAST  news of devices in pods' namespaces (NETLINK_LISTEN_ALL_NSID);
                  without it pods are found late
   PERFMON        the verifier lets programs with loops and pointer arithmetic pass
@@ -80,6 +78,8 @@ with takeover:
 
   SYS_PTRACE     which network namespace a process with more capabilities is in, as
                  kube-proxy has them (/proc/PID/ns/net)
+  SYS_ADMIN      setns(2), into the namespaces of pods, which hostPID shows: the metrics
+                 of their conntrack
 
 SYS_RESOURCE is not among them: since Linux 5.11 maps are not locked memory, and 5.15
 is needed anyway. Nor is SYS_MODULE: what nf_tables and a legacy iptables that is in
@@ -97,7 +97,9 @@ capabilities:
     - BPF
     - NET_ADMIN
     - NET_RAW
+    {{- if or (eq .Values.proxyMode "ebpf") .Values.takeover }}
     - SYS_ADMIN
+    {{- end }}
     {{- if eq .Values.proxyMode "ebpf" }}
     - NET_BROADCAST
     - PERFMON

@@ -21,6 +21,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -149,10 +150,14 @@ func (a *Attacher) open() error {
 	if a.programs, err = programTable(a.cfg.Programs); err != nil {
 		return err
 	}
+	// The socket is opened in this thread's namespace, without a setns(2), which
+	// would take CAP_SYS_ADMIN.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if a.ns, err = netns.Get(); err != nil {
 		return err
 	}
-	if a.h, err = netlink.NewHandleAt(a.ns, unix.NETLINK_ROUTE); err != nil {
+	if a.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
 	_ = a.h.SetSocketTimeout(requestTimeout)

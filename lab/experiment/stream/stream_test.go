@@ -1,0 +1,64 @@
+package stream
+
+import (
+	"flag"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/experiment"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files")
+
+func TestReport(t *testing.T) {
+	r := Report{
+		Machine:  experiment.Machine{Kernel: "6.18.0", Arch: "x86_64", CPU: "Test", Cores: 2, Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)},
+		Services: 5000, Endpoints: Endpoints, Rate: 200, Seconds: 60,
+		Rows: []Row{
+			{Mode: "ebpf", Changes: 12000, Millis: []float64{4, 1, 3, 2}, API: []float64{1, 2}, Settled: true, CPU: 1.5, RSS: 60, Peak: 80},
+			{Mode: "kube-proxy-nftables", Changes: 11990, Lost: 1, Skipped: 2},
+		},
+	}
+	var out strings.Builder
+	if err := r.Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	const golden = "testdata/report.txt"
+	if *update {
+		if err := os.WriteFile(golden, []byte(out.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), out.String()); diff != "" {
+		t.Errorf("the report changed (-want +got); -update rewrites it:\n%s", diff)
+	}
+}
+
+func TestTheEndIsComparedBothWays(t *testing.T) {
+	missing, surplus := differences(map[string]bool{"10.0.0.1": true, "10.0.0.2": true}, map[string]bool{"10.0.0.2": true, "10.0.0.3": true})
+	if !slices.Equal(missing, []string{"10.0.0.1"}) || !slices.Equal(surplus, []string{"10.0.0.3"}) {
+		t.Errorf("missing %q, surplus %q", missing, surplus)
+	}
+}
+
+// Every endpoint of the many must be found in a listing, and no address of the
+// lab's taken for one.
+func TestEndpointsAreToldFromOtherAddresses(t *testing.T) {
+	crowd := controlplane.Crowd{Services: 50000, Endpoints: Endpoints, First: netip.MustParseAddr("10.0.0.1")}
+	last := crowd.Slice(49999).Endpoints[Endpoints-1].Addresses[0]
+	listing := "elements = { 10.0.0.1 . 8080, 10.244.0.2 . 80, 10.96.0.10 . tcp . 80, 172.30.0.10, " + last + " . 8080 }"
+	if got := inTable.FindAllString(listing, -1); !slices.Equal(got, []string{"10.0.0.1", last}) {
+		t.Errorf("found %q, want 10.0.0.1 and %s", got, last)
+	}
+}
