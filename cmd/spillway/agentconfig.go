@@ -89,7 +89,7 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	c.Conntrack.addFlags(f)
 	c.Influx.addFlags(f)
 	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "time between full syncs, on every dataplane")
-	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "least time between syncs, on every dataplane")
+	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "least time between syncs, on every dataplane; 10ms for ebpf unless it is given")
 	f.BoolVar(&c.ServiceCounters, "nftables-service-counters", false, "with nftables, count the connections that ask for each address and port of a Service: nft list set inet spillway services4-counters shows them")
 	f.StringVar(&c.VerifyPartialSync, "verify-partial-sync", iptables.VerifyOff, "with iptables, compare the kernel's rules with the wanted ones after partial syncs: off, sampled (taking 1% of the time at most) or always")
 	f.IntVarP(&c.Verbosity, "v", "v", 0, "log level: 0 is info, 4 and more is debug")

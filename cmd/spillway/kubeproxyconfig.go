@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
@@ -37,6 +38,9 @@ func (c *agentConfig) readConfig(f *pflag.FlagSet) error {
 		for _, name := range configFlags {
 			fl := f.Lookup(name)
 			c.Conntrack.given[name] = fl != nil && fl.Changed
+		}
+		if least := f.Lookup("iptables-min-sync-period"); least == nil || !least.Changed {
+			c.hurry()
 		}
 		return nil
 	}
@@ -146,7 +150,17 @@ func (c *agentConfig) takeModeConfig(file *v1alpha1.KubeProxyConfiguration) {
 		c.MasqueradeAll = file.NFTables.MasqueradeAll
 	}
 	set(&c.SyncPeriod, period)
+	c.hurry()
 	set(&c.MinSyncPeriod, least)
+}
+
+// hurry is for when nobody has said how often the kernel is written to at most. A
+// sync of a few changes is a few hundred microseconds of work for the eBPF dataplane,
+// in a cluster of any size, so it need not wait for more to come.
+func (c *agentConfig) hurry() {
+	if c.ProxyMode == "ebpf" {
+		c.MinSyncPeriod = 10 * time.Millisecond
+	}
 }
 
 func (c *agentConfig) takeConntrackConfig(file *v1alpha1.KubeProxyConntrackConfiguration) {
