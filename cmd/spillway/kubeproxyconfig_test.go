@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -138,6 +139,38 @@ logging: {verbosity: 4, format: json}
 		c.Conntrack.TCPCloseWait != 5*time.Minute || c.Conntrack.UDP != 9*time.Second || c.Conntrack.UDPStream != 10*time.Second ||
 		c.client.QPS != 50 || c.client.Burst != 100 || c.Verbosity != 4 || c.LogFormat != "json" {
 		t.Errorf("%+v", c)
+	}
+}
+
+func TestEBPFIsWrittenToAtOnceUnlessSomebodySaysOtherwise(t *testing.T) {
+	for _, c := range []struct {
+		file string
+		args []string
+		want time.Duration
+	}{
+		{"mode: nftables\n", []string{"--proxy-mode", "ebpf"}, 10 * time.Millisecond},
+		{"mode: nftables\n", nil, 100 * time.Millisecond},
+		{"mode: iptables\niptables: {minSyncPeriod: 3s}\n", []string{"--proxy-mode", "ebpf"}, 3 * time.Second},
+	} {
+		got, err := configured(t, configHead+c.file, c.args...)
+		if err != nil || got.MinSyncPeriod != c.want {
+			t.Errorf("%q %q: %v, %v, want %v", c.file, c.args, got.MinSyncPeriod, err, c.want)
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		want time.Duration
+	}{
+		{nil, 10 * time.Millisecond},
+		{[]string{"--proxy-mode", "iptables"}, 100 * time.Millisecond},
+		{[]string{"--iptables-min-sync-period", "1s"}, time.Second},
+	} {
+		var got agentConfig
+		f := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+		got.addFlags(f)
+		if err := errors.Join(f.Parse(c.args), got.readConfig(f)); err != nil || got.MinSyncPeriod != c.want {
+			t.Errorf("%q: %v, %v, want %v", c.args, got.MinSyncPeriod, err, c.want)
+		}
 	}
 }
 
