@@ -150,7 +150,7 @@ func (a *Attacher) open() error {
 	if a.programs, err = programTable(a.cfg.Programs); err != nil {
 		return err
 	}
-	// The socket is opened in this thread's namespace, without a setns(2), which
+	// The sockets are opened in this thread's namespace, without a setns(2), which
 	// would take CAP_SYS_ADMIN.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -161,7 +161,7 @@ func (a *Attacher) open() error {
 		return err
 	}
 	_ = a.h.SetSocketTimeout(requestTimeout)
-	if a.pods, err = newPodTable(a.ns, a.h); err != nil {
+	if a.pods, err = newPodTable(a.h); err != nil {
 		return err
 	}
 	if a.news, err = newNews(); err != nil {

@@ -58,8 +58,8 @@ type podTable struct {
 	first bool
 }
 
-func newPodTable(ns netns.NsHandle, h *netlink.Handle) (*podTable, error) {
-	s, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
+func newPodTable(h *netlink.Handle) (*podTable, error) {
+	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open rtnetlink socket: %w", err)
 	}
