@@ -19,6 +19,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/policy"
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/internal/telemetry"
 )
@@ -62,6 +63,7 @@ type agent struct {
 	euid     func() int
 	lockDir  string
 	backends func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error)
+	policies func(context.Context, agentConfig, *slog.Logger) dataplane.Policies
 	cleanup  func(context.Context, agentConfig, *slog.Logger) error
 	unused   func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger)
 	takeOver func(context.Context, *takeover)
@@ -78,6 +80,7 @@ func newAgent(c agentConfig, stderr io.Writer) *agent {
 		euid:     os.Geteuid,
 		lockDir:  "/run/spillway",
 		backends: newBackends,
+		policies: newPolicies,
 		cleanup:  cleanBackends,
 		unused:   cleanUnused,
 		takeOver: func(ctx context.Context, t *takeover) { t.run(ctx) },
@@ -136,6 +139,8 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer closeBackends(backends, log)
+	policies := a.policies(ctx, a.cfg, log)
+	defer policies.Close()
 	entries, closeEntries, err := a.entries(a.cfg, log, metrics.Register)
 	if err != nil {
 		return err
@@ -153,6 +158,9 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		OnFirstSync: func(ctx context.Context) {
 			background.Go(func() { a.unused(ctx, a.cfg, backends, log); a.takeOver(ctx, a.cfg.takeover) })
 		},
+		Policies:      policies,
+		PolicyTracker: policy.New(policyConfig(a.cfg)),
+
 		StaleEntries: entries,
 		OnProblems:   in.tell,
 		HealthChecks: checks,

@@ -156,6 +156,9 @@ func cleanBackends(ctx context.Context, c agentConfig, log *slog.Logger) error {
 			errs = append(errs, fmt.Errorf("clean up dataplane %s: %w", m.name, err))
 		}
 	}
+	if err := nftables.CleanupPolicies(ctx, ""); err != nil {
+		errs = append(errs, fmt.Errorf("clean up do-not-track policies: %w", err))
+	}
 	errs = append(errs, kubeproxy.ReleaseNAT())
 	if err := errors.Join(errs...); err != nil {
 		return err

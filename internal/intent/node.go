@@ -32,6 +32,7 @@ type ownNode struct {
 	// a policed pod's; podsPoliced is what each pod says.
 	policed     map[netip.Addr]int
 	podsPoliced map[model.Name][]netip.Addr
+	guarded     []netip.Addr            // see SetGuarded
 	pods        map[model.Name]struct{} // pods whose say must be heard again
 }
 

@@ -39,7 +39,7 @@ func TestSelectors(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			if got := selectorMatches(row.selector, row.labels); got != row.want {
+			if got := row.selector.Matches(row.labels); got != row.want {
 				t.Errorf("got %v, want %v", got, row.want)
 			}
 		})

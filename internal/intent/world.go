@@ -22,6 +22,8 @@ type world struct {
 	podsOfAddr   map[netip.Addr][]model.Name
 	podsOfNS     map[string]map[model.Name]struct{}
 
+	guarded map[netip.Addr]struct{} // see SetGuarded
+
 	policiesUnknown bool
 }
 
@@ -138,6 +140,9 @@ func (w *world) removePod(p *model.Pod) {
 // The namespace is the slice's. An endpoint that names no pod is looked up by
 // its address; on a cluster node it may still be a pod, elsewhere it is none.
 func (w *world) policed(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
+	if _, ok := w.guarded[addr]; ok {
+		return true
+	}
 	if len(w.policies) == 0 {
 		return false
 	}

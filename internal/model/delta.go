@@ -4,5 +4,6 @@ package model
 // objects it says that there are none.
 func (d Delta) Empty() bool {
 	return !d.Full && d.PoliciesUnknown == nil && len(d.Services) == 0 && len(d.Slices) == 0 && len(d.Nodes) == 0 &&
-		len(d.Pods) == 0 && len(d.NetworkPolicies) == 0
+		len(d.Pods) == 0 && len(d.NetworkPolicies) == 0 &&
+		len(d.Namespaces) == 0 && len(d.DoNotTrackPolicies) == 0
 }

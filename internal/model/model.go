@@ -199,6 +199,9 @@ type Delta struct {
 	Nodes           map[string]*Node
 	Pods            map[Name]*Pod
 	NetworkPolicies map[Name]*NetworkPolicy
+	// Namespaces and DoNotTrackPolicies have no namespace.
+	Namespaces         map[string]*Namespace
+	DoNotTrackPolicies map[string]*DoNotTrackPolicy
 	// PoliciesUnknown says that the source cannot know all NetworkPolicies and
 	// Pods of this node, so that any pod may be selected; nil says that this is
 	// as it was, and in a Full Delta that they are known.

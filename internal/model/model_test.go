@@ -17,6 +17,8 @@ func TestDeltaEmpty(t *testing.T) {
 		"node":   {Nodes: map[string]*Node{"a": nil}},
 		"pod":    {Pods: map[Name]*Pod{{Name: "a"}: nil}},
 		"policy": {NetworkPolicies: map[Name]*NetworkPolicy{{Name: "a"}: nil}},
+		"space":  {Namespaces: map[string]*Namespace{"a": nil}},
+		"track":  {DoNotTrackPolicies: map[string]*DoNotTrackPolicy{"a": nil}},
 	} {
 		if d.Empty() {
 			t.Errorf("%s: is empty", name)

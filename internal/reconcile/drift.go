@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
@@ -17,9 +18,9 @@ const (
 	driftLimit = 3 * time.Second
 )
 
-// watch waits for the backend of a lane to hear of changes.
-func (r *Reconciler) watch(ctx context.Context, l *lane) {
-	w, ok := l.backend.(dataplane.Watcher)
+// watch waits for a backend to hear of changes.
+func (r *Reconciler) watch(ctx context.Context, backend any, drifted *atomic.Bool) {
+	w, ok := backend.(dataplane.Watcher)
 	if !ok {
 		return
 	}
@@ -28,7 +29,7 @@ func (r *Reconciler) watch(ctx context.Context, l *lane) {
 		case <-ctx.Done():
 			return
 		case <-w.Drifted():
-			l.drifted.Store(true)
+			drifted.Store(true)
 			r.inbox.nudge()
 		}
 	}

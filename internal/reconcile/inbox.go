@@ -113,6 +113,8 @@ func mergeDelta(dst *model.Delta, src model.Delta) {
 	mergeMap(&dst.Nodes, src.Nodes, dst.Full)
 	mergeMap(&dst.Pods, src.Pods, dst.Full)
 	mergeMap(&dst.NetworkPolicies, src.NetworkPolicies, dst.Full)
+	mergeMap(&dst.Namespaces, src.Namespaces, dst.Full)
+	mergeMap(&dst.DoNotTrackPolicies, src.DoNotTrackPolicies, dst.Full)
 }
 
 // mergeMap puts src over dst. In a full delta what is gone is simply not named.

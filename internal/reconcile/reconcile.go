@@ -22,6 +22,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
 	"spillway.dev/spillway/internal/telemetry"
 )
 
@@ -58,7 +59,12 @@ type Config struct {
 	OnFirstSync func(context.Context)
 	// OnProblems is told problems when they appear, in Run's goroutine; it must
 	// not wait. Nil: nobody wants to know.
-	OnProblems   func([]model.Problem)
+	OnProblems func([]model.Problem)
+	// Policies writes do-not-track policies, as PolicyTracker reads them; nil: there
+	// are none.
+	Policies      dataplane.Policies
+	PolicyTracker *policy.Tracker
+
 	StaleEntries StaleEntries       // nil: what conntrack remembers is left alone
 	HealthChecks HealthChecks       // nil: nobody answers
 	Metrics      *telemetry.Metrics // nil: nobody counts
@@ -72,6 +78,8 @@ func (c Config) Validate() error {
 		return errors.New("no tracker")
 	case len(c.Backends) == 0:
 		return errors.New("no backend")
+	case (c.Policies == nil) != (c.PolicyTracker == nil):
+		return errors.New("policies need both a tracker and a table")
 	case c.SyncPeriod <= 0:
 		return errors.New("the sync period must be longer than 0")
 	case c.MinSyncPeriod < 0 || c.MinSyncPeriod > c.SyncPeriod:
@@ -94,6 +102,7 @@ type Reconciler struct {
 
 	// All below is Run's goroutine's alone.
 	lanes        []*lane
+	policies     *policyLane // nil: there are none
 	places       map[intent.PortID]place
 	tally        tally
 	entries      entries
@@ -140,6 +149,9 @@ func New(cfg Config) (*Reconciler, error) {
 		},
 	}
 	r.problems.log, r.problems.told = r.log, cfg.OnProblems
+	if cfg.Policies != nil {
+		r.policies = &policyLane{tracker: cfg.PolicyTracker, table: cfg.Policies, full: true}
+	}
 	for _, b := range cfg.Backends {
 		// What an earlier run left in the kernel is not known: all lanes
 		// start with a full sync.
@@ -172,7 +184,10 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	var watches sync.WaitGroup
 	defer watches.Wait()
 	for _, l := range r.lanes {
-		watches.Go(func() { r.watch(ctx, l) })
+		watches.Go(func() { r.watch(ctx, l.backend, &l.drifted) })
+	}
+	if l := r.policies; l != nil {
+		watches.Go(func() { r.watch(ctx, l.table, &l.drifted) })
 	}
 	for {
 		r.turn(ctx)
@@ -203,15 +218,18 @@ func (r *Reconciler) turn(ctx context.Context) {
 	if now.Before(r.gate()) || ctx.Err() != nil {
 		return
 	}
-	if r.ready() && !now.Before(r.nextResync) {
+	resync := r.ready() && !now.Before(r.nextResync)
+	if resync {
 		r.planResync(ctx, now)
 	}
 	r.intake()
 	if r.ready() {
 		r.planRepairs(now)
+		r.planPolicies(now, resync)
 		if r.nextResync.IsZero() {
 			r.nextResync = now.Add(r.cfg.SyncPeriod)
 		}
+		r.syncPolicies(ctx, now)
 		r.syncLanes(ctx, now)
 		r.updateHealthChecks(now)
 	}
@@ -237,6 +255,12 @@ func (r *Reconciler) nextTurn() time.Time {
 		}
 		if at, any := r.entries.due(); any {
 			next = earlier(next, at)
+		}
+		if at, any := r.policies.due(); any {
+			next = earlier(next, at)
+		}
+		if l := r.policies; l != nil && l.drifted.Load() {
+			next = time.Time{}
 		}
 		if !r.checksAt.IsZero() {
 			next = earlier(next, r.checksAt)
@@ -273,12 +297,18 @@ func (r *Reconciler) intake() {
 	if m.addrs != nil {
 		r.haveAddrs = true
 		r.absorb(r.cfg.Tracker.SetNodeAddrs(*m.addrs))
+		if r.policies != nil {
+			r.takePolicies(r.policies.tracker.SetNodeAddrs(*m.addrs))
+		}
 	}
 	if m.delta != nil {
 		r.haveFull = r.haveFull || m.delta.Full
 		r.pendingSvcs += len(m.delta.Services)
 		r.pendingEps += len(m.delta.Slices)
 		r.absorb(r.cfg.Tracker.Apply(*m.delta))
+		if r.policies != nil {
+			r.takePolicies(r.policies.tracker.Apply(*m.delta))
+		}
 		r.metrics.SetPending(r.pendingSvcs, r.pendingEps) // known while the sync is under way
 	}
 }

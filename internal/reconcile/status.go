@@ -80,6 +80,8 @@ const (
 	fromIntent
 	fromLanes
 	fromHealthChecks
+	fromPolicies
+	fromPolicyLane
 	origins
 )
 

@@ -33,11 +33,12 @@ type Metrics struct {
 	noLocal                        *prometheus.GaugeVec
 	healthz, livez                 *prometheus.CounterVec
 
-	ports       *prometheus.GaugeVec
-	unsupported prometheus.Gauge
-	problems    prometheus.Gauge
-	syncErrors  *prometheus.CounterVec
-	auditDiffs  *prometheus.CounterVec
+	ports                   *prometheus.GaugeVec
+	unsupported             prometheus.Gauge
+	policies, policyTargets prometheus.Gauge
+	problems                prometheus.Gauge
+	syncErrors              *prometheus.CounterVec
+	auditDiffs              *prometheus.CounterVec
 }
 
 // NewMetrics makes a registry that holds all metrics of this package and those
@@ -121,6 +122,12 @@ func (m *Metrics) addOwn(b Build) {
 	m.ports = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "spillway_service_ports", Help: "Service ports by the dataplane that serves them.",
 	}, []string{"dataplane"}))
+	m.policies = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "spillway_do_not_track_policies", Help: "DoNotTrackPolicies known.",
+	}))
+	m.policyTargets = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "spillway_do_not_track_targets", Help: "Ranges of ports of addresses on this node that a DoNotTrackPolicy is applied to.",
+	}))
 	m.unsupported = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_unsupported_service_ports", Help: "Service ports that no dataplane of this node can serve.",
 	}))
@@ -179,6 +186,13 @@ func (m *Metrics) SetPorts(byDataplane map[string]int, unsupported int) {
 		m.ports.WithLabelValues(name).Set(float64(n))
 	}
 	m.unsupported.Set(float64(unsupported))
+}
+
+// SetPolicies tells how many do-not-track policies are known, and how many ranges of
+// ports of addresses on this node they are applied to.
+func (m *Metrics) SetPolicies(policies, targets int) {
+	m.policies.Set(float64(policies))
+	m.policyTargets.Set(float64(targets))
 }
 
 // SetProblems counts the problems known now.

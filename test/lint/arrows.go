@@ -36,8 +36,9 @@ type rule struct {
 var rules = []rule{
 	{room: "internal/model", stdlib: true},
 	{room: "internal/kernel"},
-	{room: "internal/source", may: []string{"internal/model"}},
+	{room: "internal/source", may: []string{"internal/model", "api"}},
 	{room: "internal/intent", may: []string{"internal/model"}, stdlib: true, tests: []string{"internal/source/manifest"}},
+	{room: "internal/policy", may: []string{"internal/model"}, stdlib: true, tests: []string{"internal/source/manifest"}},
 	{room: "internal/capacity", stdlib: true},
 	// Which entries are stale is decided from what intent says of Service ports;
 	// reading them is not, so that doctor and top stay free of Services.
@@ -47,15 +48,16 @@ var rules = []rule{
 	{room: "internal/dataplane/ebpf", may: backend},
 	{room: "internal/dataplane/nftables", may: backend},
 	{room: "internal/dataplane/iptables", may: backend},
-	{room: "internal/dataplane", may: []string{"internal/model", "internal/intent"}},
+	{room: "internal/dataplane", may: []string{"internal/model", "internal/intent", "internal/policy"}},
 	// What another proxy has left is no Service of ours.
 	{room: "internal/kubeproxy", tests: []string{"internal/kernel"}},
 	{room: "internal/telemetry", may: []string{"internal/model", "internal/intent"}},
-	{room: "internal/reconcile", may: []string{"internal/model", "internal/intent", "internal/dataplane=", "internal/telemetry"}},
+	{room: "internal/reconcile", may: []string{"internal/model", "internal/intent", "internal/policy", "internal/dataplane=", "internal/telemetry"}},
 	{room: "internal/doctor", may: []string{"internal/kernel", "internal/conntrack", "internal/capacity", "internal/model"}},
 	{room: "internal/drops", may: []string{"internal/kernel", "internal/conntrack="}},
 	{room: "internal/top", may: []string{"internal/conntrack=", "internal/drops"}},
 	{room: "internal", may: nil}, // a new room has to be entered above
+	{room: "api"},
 	{room: "lab", may: []string{"..."}},
 	{room: "cmd", may: []string{"..."}},
 	{room: "test", may: []string{"..."}},
@@ -64,7 +66,7 @@ var rules = []rule{
 }
 
 // backend is what a dataplane may import; another dataplane is not in it.
-var backend = []string{"internal/model", "internal/intent", "internal/dataplane=", "internal/kernel"}
+var backend = []string{"internal/model", "internal/intent", "internal/policy", "internal/dataplane=", "internal/kernel"}
 
 // List asks go about the packages below dir. Packages that do not compile are
 // listed too.

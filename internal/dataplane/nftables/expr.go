@@ -26,6 +26,7 @@ const (
 type rule struct {
 	exprs   attrs
 	comment string
+	sum     string // of rules that were read: what they are known by
 }
 
 // Types of a rule's user data. The kernel returns expressions in words of its

@@ -221,7 +221,7 @@ func readElement(e []byte) (key string, out *value) {
 		case unix.NFTA_SET_ELEM_FLAGS:
 			out.flags = number(v)
 		case unix.NFTA_SET_ELEM_DATA:
-			out.data = dataOf(v)
+			out.data, out.jump = dataOf(v), jumpOf(v)
 		case unix.NFTA_SET_ELEM_USERDATA:
 			out.comment = udata(v).getString(udataElemComment)
 		}
@@ -236,6 +236,21 @@ func dataOf(b []byte) string {
 		}
 	}
 	return ""
+}
+
+// jumpOf is the chain that a verdict leads to, "" if it is none.
+func jumpOf(b []byte) (chain string) {
+	for typ, v := range nested(b) {
+		if typ != unix.NFTA_DATA_VERDICT {
+			continue
+		}
+		for t, name := range nested(v) {
+			if t == unix.NFTA_VERDICT_CHAIN {
+				chain = cString(name)
+			}
+		}
+	}
+	return chain
 }
 
 func cString(b []byte) string {
@@ -254,7 +269,8 @@ func number(b []byte) uint32 {
 // question.
 func (fs *foundSet) fits(s *set) bool {
 	const ours = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | nftSetConcat | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | unix.NFT_SET_CONSTANT
-	return fs.flags&ours == s.flags() && fs.counted == s.counted && fs.keyLen == sizeOf(s.key) && fs.dataLen == sizeOf(s.data)
+	return fs.flags&ours == s.flags() && fs.counted == s.counted && fs.keyLen == sizeOf(s.key) &&
+		(s.verdict || fs.dataLen == sizeOf(s.data))
 }
 
 // against turns a change of an empty table into one of the table as it was

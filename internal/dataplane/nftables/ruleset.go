@@ -42,6 +42,10 @@ func hooked(name string, rules []*rule) chain {
 func (c *chain) sums() string {
 	var b strings.Builder
 	for _, r := range c.rules {
+		if r.sum != "" {
+			b.WriteString(r.sum)
+			continue
+		}
 		b.Write(r.userData().get(udataRuleSum))
 	}
 	return b.String()

@@ -58,6 +58,7 @@ type set struct {
 	comment string
 	key     []field
 	data    []field // of a map
+	verdict bool    // a map that says where to jump
 	// interval sets hold ranges; those of one field are written anew as a whole.
 	interval bool
 	size     uint32 // of a map that packets fill, not the agent
@@ -68,7 +69,7 @@ type set struct {
 	counted  bool   // each element counts the packets that found it
 }
 
-func (s *set) isMap() bool   { return len(s.data) > 0 }
+func (s *set) isMap() bool   { return len(s.data) > 0 || s.verdict }
 func (s *set) dynamic() bool { return s.size > 0 }
 
 // whole says that a change writes all elements anew: ranges of one field are a
@@ -170,6 +171,7 @@ type value struct {
 	end     string // the range's last key, in sets of ranges of several fields
 	flags   uint32 // intervalEnd
 	data    string // a map's
+	jump    string // a verdict map's: the chain
 	comment string
 }
 

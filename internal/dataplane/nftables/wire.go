@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,6 +16,7 @@ import (
 // batch is a list of changes that the kernel makes all at once or not at all.
 type batch struct {
 	table string
+	about string // the table's comment, if it is not that of Services
 	msgs  []netlink.Message
 	size  int
 	// loose is how many of the messages may be carried out before the others, a
@@ -73,7 +75,7 @@ func (b *batch) addTable() {
 		a.str(unix.NFTA_TABLE_NAME, b.table)
 		a.u32(unix.NFTA_TABLE_FLAGS, 0)
 		var u udata
-		u.str(udataTableComment, "Kubernetes Services, kept by spillway: changes made by hand are undone")
+		u.str(udataTableComment, cmp.Or(b.about, "Kubernetes Services, kept by spillway: changes made by hand are undone"))
 		a.bytes(nftaTableUserdata, u)
 	})
 }
@@ -89,7 +91,9 @@ func (b *batch) addSet(s *set) {
 		a.u32(unix.NFTA_SET_FLAGS, s.flags())
 		a.u32(unix.NFTA_SET_KEY_TYPE, typeOf(s.key))
 		a.u32(unix.NFTA_SET_KEY_LEN, sizeOf(s.key))
-		if s.isMap() {
+		if s.verdict {
+			a.u32(unix.NFTA_SET_DATA_TYPE, nftDataVerdict)
+		} else if s.isMap() {
 			a.u32(unix.NFTA_SET_DATA_TYPE, typeOf(s.data))
 			a.u32(unix.NFTA_SET_DATA_LEN, sizeOf(s.data))
 		}
@@ -119,6 +123,8 @@ func (b *batch) addSet(s *set) {
 		}
 	})
 }
+
+const nftDataVerdict = 0xffffff00 // NFT_DATA_VERDICT
 
 func (b *batch) delSet(name string) {
 	b.message(unix.NFT_MSG_DELSET, 0, func(a *attrs) {
@@ -223,6 +229,11 @@ func (a *attrs) element(key string, v *value, whole bool) {
 	}
 	if v.data != "" {
 		a.data(unix.NFTA_SET_ELEM_DATA, v.data)
+	}
+	if v.jump != "" {
+		at := a.nest(unix.NFTA_SET_ELEM_DATA)
+		a.verdict(unix.NFT_JUMP, v.jump)
+		a.close(at)
 	}
 	if v.comment != "" {
 		at := a.open(unix.NFTA_SET_ELEM_USERDATA)

@@ -140,7 +140,7 @@ func decodeObject(raw []byte, h header) entry {
 		}
 	case known:
 		e.fail(bad, "apiVersion", "%q is not read for kind %s; write %s", h.APIVersion, h.Kind, k.apiVersion)
-	case group == reservedGroup:
+	case group == ownGroup && !readVersions[h.APIVersion]:
 		e.fail(foreign, "kind", "%s of %s is not served yet; the object is skipped", h.Kind, h.APIVersion)
 	case h.Kind == "Endpoints" && h.APIVersion == "v1":
 		e.fail(foreign, "kind", "Endpoints are not read; write a discovery.k8s.io/v1 EndpointSlice")
@@ -162,7 +162,7 @@ func (e *entry) fail(s entryState, field, format string, args ...any) {
 func keyOf(h header) key {
 	k := key{kind: h.Kind, name: model.Name{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}}
 	switch {
-	case h.Kind == "Node":
+	case clusterScoped[h.Kind]:
 		k.name.Namespace = ""
 	case k.name.Namespace == "":
 		k.name.Namespace = metav1.NamespaceDefault

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 
+	"spillway.dev/spillway/api/policy/v1alpha1"
 	"spillway.dev/spillway/internal/model"
 	"spillway.dev/spillway/internal/source/kubeobject"
 )
@@ -36,6 +37,9 @@ var kinds = map[string]kind{
 	"Pod":           {"v1", typed(kubeobject.Pod)},
 	"EndpointSlice": {"discovery.k8s.io/v1", typed(endpointSlice)},
 	"NetworkPolicy": {"networking.k8s.io/v1", typed(kubeobject.NetworkPolicy)},
+	"Namespace":     {"v1", typed(kubeobject.Namespace)},
+
+	"DoNotTrackPolicy": {v1alpha1.SchemeGroupVersion.String(), typed(kubeobject.DoNotTrackPolicy)},
 }
 
 // readVersions are the apiVersions of kinds: an unknown kind in one of them is
@@ -44,6 +48,7 @@ var readVersions = map[string]bool{
 	corev1.SchemeGroupVersion.String():       true,
 	discoveryv1.SchemeGroupVersion.String():  true,
 	networkingv1.SchemeGroupVersion.String(): true,
+	v1alpha1.SchemeGroupVersion.String():     true,
 }
 
 // passedOver are Kubernetes' own groups, of which everything is left to others
@@ -57,14 +62,17 @@ var passedOver = set("apps", "batch", "autoscaling", "policy",
 
 // passedOverKinds are the same in groups of which something is read. There they
 // are listed one by one, so that a misspelled Service does not go unnoticed.
-var passedOverKinds = set("v1/ConfigMap", "v1/Event", "v1/LimitRange", "v1/Namespace",
+var passedOverKinds = set("v1/ConfigMap", "v1/Event", "v1/LimitRange",
 	"v1/PersistentVolume", "v1/PersistentVolumeClaim", "v1/PodTemplate",
 	"v1/ReplicationController", "v1/ResourceQuota", "v1/Secret", "v1/ServiceAccount",
 	"networking.k8s.io/v1/Ingress", "networking.k8s.io/v1/IngressClass",
 	"networking.k8s.io/v1/IPAddress", "networking.k8s.io/v1/ServiceCIDR")
 
-// reservedGroup is where this project's own policies will be.
-const reservedGroup = "policy.spillway.dev"
+// clusterScoped are the kinds without a namespace.
+var clusterScoped = set("Node", "Namespace", "DoNotTrackPolicy")
+
+// ownGroup is where this project's own policies are.
+var ownGroup = v1alpha1.SchemeGroupVersion.Group
 
 func set(members ...string) map[string]bool {
 	m := make(map[string]bool, len(members))

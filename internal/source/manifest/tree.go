@@ -320,6 +320,10 @@ func put(d *model.Delta, k key, object any) {
 		enter(&d.Pods, k.name, object)
 	case "NetworkPolicy":
 		enter(&d.NetworkPolicies, k.name, object)
+	case "Namespace":
+		enter(&d.Namespaces, k.name.Name, object)
+	case "DoNotTrackPolicy":
+		enter(&d.DoNotTrackPolicies, k.name.Name, object)
 	}
 }
 

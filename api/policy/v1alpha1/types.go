@@ -1,0 +1,98 @@
+// Package v1alpha1 holds the Go types of the API group policy.spillway.dev. The
+// schema that an API server checks is deploy/helm/spillway/crds; a test there
+// compares the two.
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// SchemeGroupVersion is the group and version of this package.
+var SchemeGroupVersion = schema.GroupVersion{Group: "policy.spillway.dev", Version: "v1alpha1"}
+
+// DoNotTrackPolicies is the resource of DoNotTrackPolicy.
+var DoNotTrackPolicies = SchemeGroupVersion.WithResource("donottrackpolicies")
+
+// DoNotTrackPolicy keeps conntrack away from traffic of the pods or nodes that it
+// selects. It is not namespaced.
+type DoNotTrackPolicy struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+
+	Spec   DoNotTrackPolicySpec   `json:"spec"`
+	Status DoNotTrackPolicyStatus `json:"status"`
+}
+
+// DoNotTrackPolicyList is a list of DoNotTrackPolicies.
+type DoNotTrackPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+
+	Items []DoNotTrackPolicy `json:"items"`
+}
+
+// DoNotTrackPolicySpec selects either pods, by podSelector, namespaceSelector or
+// both, or nodes, and says which of their traffic is meant.
+type DoNotTrackPolicySpec struct {
+	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+	PodSelector       *metav1.LabelSelector `json:"podSelector,omitempty"`
+	NodeSelector      *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+	// Track has matching traffic tracked as usual: the same policy with conntrack.
+	Track bool `json:"track,omitempty"`
+	// Deny is "others" to deny what goes to the same ports and does not match.
+	Deny    string        `json:"deny,omitempty"`
+	Ingress []IngressRule `json:"ingress,omitempty"`
+	Egress  []EgressRule  `json:"egress,omitempty"`
+}
+
+// DenyOthers is the one value of spec.deny.
+const DenyOthers = "others"
+
+// IngressRule is about traffic to the ports of what the policy selects.
+type IngressRule struct {
+	Ports []Port `json:"ports"`
+	// From are the peers that may reach the ports; empty is anybody.
+	From []Peer `json:"from,omitempty"`
+}
+
+// EgressRule is about traffic of what the policy selects to ports of its peers.
+type EgressRule struct {
+	Ports []Port `json:"ports"`
+	// To are the peers whose ports are meant; empty is anybody.
+	To []Peer `json:"to,omitempty"`
+}
+
+// Port is a port, or a range of them up to and with endPort.
+type Port struct {
+	Protocol string `json:"protocol,omitempty"` // TCP, the default, UDP or SCTP
+	Port     int32  `json:"port"`
+	EndPort  *int32 `json:"endPort,omitempty"`
+}
+
+// Peer is a range of addresses or a selection of pods.
+type Peer struct {
+	IPBlock           *IPBlock              `json:"ipBlock,omitempty"`
+	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+	PodSelector       *metav1.LabelSelector `json:"podSelector,omitempty"`
+}
+
+// IPBlock is a range of addresses without those in except.
+type IPBlock struct {
+	CIDR   string   `json:"cidr"`
+	Except []string `json:"except,omitempty"`
+}
+
+// DoNotTrackPolicyStatus is what the nodes say of a policy.
+type DoNotTrackPolicyStatus struct {
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Types of conditions.
+const (
+	// Accepted says whether the policy can be read and means something.
+	Accepted = "Accepted"
+	// Applied is false while a node holds less than the policy asks for: its
+	// message names the node and why.
+	Applied = "Applied"
+)

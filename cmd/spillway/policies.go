@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/nftables"
+	"spillway.dev/spillway/internal/policy"
+)
+
+// policyConfig is how this node reads do-not-track policies.
+func policyConfig(c agentConfig) policy.Config {
+	return policy.Config{NodeName: c.NodeName, ProxyName: c.ProxyName, Netfilter: modeUsesNetfilter(c.ProxyMode)}
+}
+
+// newPolicies opens the table of do-not-track policies, which is one of nf_tables
+// with every --proxy-mode. Without nf_tables there are none, and it is an error to
+// want one.
+func newPolicies(ctx context.Context, _ agentConfig, log *slog.Logger) dataplane.Policies {
+	p, err := nftables.NewPolicies(ctx, "", log)
+	if err != nil {
+		log.Info("do-not-track policies cannot be applied", "err", err)
+		return noPolicies{err}
+	}
+	return p
+}
+
+// noPolicies applies none, and says why.
+type noPolicies struct{ err error }
+
+// Apply fails; there is nothing yet that could change.
+func (p noPolicies) Apply(context.Context, policy.Changes) error { return p.err }
+
+// Replace fails unless there is nothing to apply.
+func (p noPolicies) Replace(_ context.Context, s policy.State) error {
+	if len(s.Targets) == 0 {
+		return nil
+	}
+	return p.err
+}
+
+// Drifted never receives.
+func (p noPolicies) Drifted() <-chan struct{} { return nil }
+
+// Repaired finds nothing.
+func (p noPolicies) Repaired() (r dataplane.Repair) { return r }
+
+// Close does nothing.
+func (p noPolicies) Close() error { return nil }

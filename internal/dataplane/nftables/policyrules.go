@@ -1,0 +1,204 @@
+package nftables
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+// rawPriority is before conntrack (-200), and so before all NAT, and after
+// fragments were put together (-400).
+const rawPriority = -300
+
+// policyHooks are of the base chains of the policies' table: what comes in, for
+// this node or for others, and what the node itself sends.
+var policyHooks = map[string]*hook{
+	"prerouting": {"filter", unix.NF_INET_PRE_ROUTING, rawPriority},
+	"output":     {"filter", unix.NF_INET_LOCAL_OUT, rawPriority},
+}
+
+// way is one of the four ways in which a packet can be about a target: which side
+// has the ports, and whether it is a request or an answer.
+type way struct {
+	name    string
+	comment string
+	side    policy.Side
+	// here and port are where the packet has the target's address and port: 0 is
+	// the source, 1 the destination. The peer is where here is not.
+	here, port int
+}
+
+var ways = []way{
+	{"asked", "requests to ports of addresses here", policy.Ingress, 1, 1},
+	{"answering", "what these answer", policy.Ingress, 0, 0},
+	{"asking", "requests of addresses here to ports of others", policy.Egress, 0, 1},
+	{"answered", "what is answered to these", policy.Egress, 1, 0},
+}
+
+// chainOf is the chain of a verdict that looks for the peer in the packet's source
+// (0) or destination (1).
+func chainOf(verdict string, peer int) string {
+	return verdict + [2]string{"-from", "-to"}[peer]
+}
+
+func (w way) set(f *family) string { return w.name + f.suffix }
+
+func (w way) newSet(f *family) *set {
+	return &set{
+		name: w.set(f), comment: w.comment, interval: true, verdict: true,
+		key: []field{addrField(f), protoField, portField},
+	}
+}
+
+// policyTable is what the table of policies holds, but for elements.
+type policyTable struct {
+	rules    map[string]*policy.Rule
+	verdicts map[string]*policy.Verdict
+	targets  map[string]int // in each set of ways
+	sets     map[string]*set
+	chains   map[string]*chain
+}
+
+func (t *policyTable) clone() *policyTable {
+	return &policyTable{rules: maps.Clone(t.rules), verdicts: maps.Clone(t.verdicts), targets: maps.Clone(t.targets)}
+}
+
+// shape works out sets and chains from the rest.
+func (t *policyTable) shape() {
+	t.sets, t.chains = map[string]*set{}, map[string]*chain{}
+	base := []*rule{}
+	for _, f := range []*family{&ipv4, &ipv6} {
+		for _, w := range ways {
+			if t.targets[w.set(f)] == 0 {
+				continue
+			}
+			s := w.newSet(f)
+			t.sets[s.name] = s
+			base = append(base, w.rule(f, s))
+		}
+	}
+	for _, r := range t.rules {
+		for _, s := range peerSets(r) {
+			t.sets[s.name] = s
+		}
+	}
+	for _, v := range t.verdicts {
+		for peer := range 2 {
+			name := chainOf(v.Name, peer)
+			t.chains[name] = &chain{name: name, rules: t.verdictRules(v, peer)}
+		}
+	}
+	if len(base) > 0 {
+		for name, h := range policyHooks {
+			t.chains[name] = &chain{name: name, hook: h, rules: base}
+		}
+	}
+}
+
+// rule has what is about a target go to the chain of its verdict, and come back.
+func (w way) rule(f *family, s *set) *rule {
+	r := (&rule{comment: w.comment}).only(f).address(f, w.here, firstReg)
+	reg := firstReg + f.regs()
+	r.meta(unix.NFT_META_L4PROTO, reg).payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*w.port), 2, reg+1)
+	return r.lookup(s, firstReg, unix.NFT_REG_VERDICT, 0)
+}
+
+// address loads a packet's source (0) or destination (1).
+func (r *rule) address(f *family, which int, reg uint32) *rule {
+	if which == 0 {
+		return r.source(f, reg)
+	}
+	return r.destination(f, reg)
+}
+
+func (r *rule) notrack() *rule { return r.add("notrack", func(*attrs) {}) }
+
+// verdictRules look for the peer. Who is none of any rule is denied, or goes on.
+func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
+	match := func(r *rule) {
+		if !v.Track {
+			r.notrack()
+		}
+		out = append(out, r.ret())
+	}
+	for _, name := range v.Rules {
+		r := t.rules[name]
+		if r.Anybody {
+			match(&rule{})
+			continue
+		}
+		for _, s := range peerSets(r) {
+			f := &ipv4
+			if s.key[0].size == ipv6.size {
+				f = &ipv6
+			}
+			match((&rule{}).only(f).address(f, peer, firstReg).in(s, firstReg))
+		}
+	}
+	if v.Deny {
+		out = append(out, (&rule{comment: "deny: others"}).drop())
+	}
+	return out
+}
+
+// peerSets are the sets that hold the peers of a rule: pods, which come and go, in
+// a hash; ranges, which are the policy's own, in a tree.
+func peerSets(r *policy.Rule) (out []*set) {
+	for _, f := range []*family{&ipv4, &ipv6} {
+		if r.Pods {
+			out = append(out, &set{name: r.Name + "-pods" + f.suffix, comment: "pods of " + aboutRule(r), key: []field{addrField(f)}})
+		}
+		if slices.ContainsFunc(r.Blocks, func(b policy.Range) bool { return b.First.Is6() == (f == &ipv6) }) {
+			out = append(out, &set{name: blocksOf(r.Name, f), comment: "ranges of " + aboutRule(r), key: []field{addrField(f)}, interval: true})
+		}
+	}
+	return out
+}
+
+func aboutRule(r *policy.Rule) string {
+	name := r.Policy
+	if len(name) > 150 {
+		name = name[:150] // user data has one byte for the length
+	}
+	return "DoNotTrackPolicy " + name + ", " + r.Side.String()
+}
+
+func blocksOf(rule string, f *family) string { return rule + "-ranges" + f.suffix }
+
+func familyOfAddr(a netip.Addr) *family { return familyOf(model.FamilyOf(a)) }
+
+// memberElem is the element of a pod's address.
+func memberElem(m policy.Member) (set, key string) {
+	return m.Rule + "-pods" + familyOfAddr(m.Addr).suffix, string(m.Addr.AsSlice())
+}
+
+// targetElems calls do with the elements of a target that leads to a verdict.
+func targetElems(t policy.Target, verdict string, do func(set, key string, v *value)) {
+	f := familyOfAddr(t.Addr)
+	raw := appendProto(appendAddr(nil, t.Addr), t.Protocol)
+	first, last := string(appendPort(slices.Clone(raw), t.First)), string(appendPort(slices.Clone(raw), t.Last))
+	for _, w := range ways {
+		if w.side == t.Side {
+			do(w.set(f), first, &value{end: last, jump: chainOf(verdict, 1-w.here)})
+		}
+	}
+}
+
+// blockElems are the borders of a rule's ranges of one family.
+func blockElems(r *policy.Rule, f *family) (keys []string, values []*value) {
+	for _, b := range r.Blocks {
+		if familyOfAddr(b.First) != f {
+			continue
+		}
+		keys, values = append(keys, string(b.First.AsSlice())), append(values, &value{})
+		if end := b.Last.Next(); end.IsValid() {
+			keys, values = append(keys, string(end.AsSlice())), append(values, &value{flags: intervalEnd})
+		}
+	}
+	return keys, values
+}

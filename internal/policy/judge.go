@@ -1,0 +1,209 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// judge works out again what holds for an address here.
+func (t *Tracker) judge(a netip.Addr) {
+	before := t.wantedOf[a]
+	wanted := t.selecting(a)
+	// First what comes, then what goes: what stays is never let go of.
+	for _, p := range wanted {
+		for _, r := range p.rules {
+			t.want(r)
+		}
+	}
+	t.keep(a, wanted)
+	rules, refused := t.hold(a, slices.Clone(wanted))
+	t.retarget(a, rules)
+	for _, p := range before {
+		for _, r := range p.rules {
+			if r.wanted--; r.wanted == 0 {
+				r.peers = nil
+			}
+		}
+	}
+	if len(refused) > 0 {
+		t.refusedOf[a] = refused
+	} else {
+		delete(t.refusedOf, a)
+	}
+}
+
+func (t *Tracker) keep(a netip.Addr, wanted []*policy) {
+	if len(wanted) > 0 {
+		t.wantedOf[a] = wanted
+	} else {
+		delete(t.wantedOf, a)
+	}
+}
+
+// selecting lists the policies that select an address here.
+func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
+	own := t.isOwn(a)
+	for _, p := range t.policies {
+		switch s := p.spec; {
+		case s.Nodes != nil:
+			if own && t.node != nil && s.Nodes.Matches(t.node.Labels) {
+				out = append(out, p)
+			}
+		case !own && slices.ContainsFunc(t.podsHere[a], func(n podName) bool {
+			pod := t.pods[n]
+			return selects(s.Pods, pod.Labels, t.namespaceLabels(n.Namespace))
+		}):
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// want counts the addresses that a rule is about. The first makes its peers known.
+func (t *Tracker) want(r *rule) {
+	if r.wanted++; r.wanted > 1 {
+		return
+	}
+	r.peers = map[netip.Addr]int{}
+	if len(r.pods) == 0 {
+		return
+	}
+	for name := range t.pods {
+		t.addPeers(r, name, 1)
+	}
+}
+
+// addPeers counts the addresses of a pod among a rule's peers, by 1 or -1, if it is
+// one of them by its labels as they stand.
+func (t *Tracker) addPeers(r *rule, name podName, by int) {
+	pod := t.pods[name]
+	if !r.takes(pod.Labels, t.namespaceLabels(name.Namespace)) {
+		return
+	}
+	for _, a := range pod.IPs {
+		a = a.Unmap()
+		told := t.holding[r.Name] == r
+		if r.peers[a] += by; r.peers[a] <= 0 {
+			delete(r.peers, a)
+			if told {
+				t.members.drop(Member{r.Name, a})
+			}
+		} else if told {
+			t.members.set(Member{r.Name, a}, true)
+		}
+		if r.Side == Egress && len(t.nat.at[a]) > 0 {
+			t.staleNAT(r)
+		}
+	}
+}
+
+// retarget has the targets of an address be those of these rules.
+func (t *Tracker) retarget(a netip.Addr, rules []*rule) {
+	old := t.targetsOf[a]
+	var now []Target
+	guarded := false
+	for _, s := range segments(rules) {
+		v, target := verdictOf(s.rules), Target{s.side, a, s.proto, s.first, s.last}
+		now = append(now, target)
+		guarded = guarded || v.Deny
+		t.use(v, s.rules)
+		if was := t.targets.now[target]; was != "" {
+			t.release(was)
+		}
+		t.targets.set(target, v.Name)
+	}
+	for _, target := range old {
+		if !slices.Contains(now, target) {
+			t.release(t.targets.now[target])
+			t.targets.drop(target)
+		}
+	}
+	if len(now) > 0 {
+		t.targetsOf[a] = now
+	} else if delete(t.targetsOf, a); len(t.wantedOf[a]) > 0 {
+		t.targetsOf[a] = nil // refused for now; see countNAT
+	}
+	if _, was := t.guarded[a]; was != guarded {
+		t.guarding = true
+		if guarded {
+			t.guarded[a] = struct{}{}
+		} else {
+			delete(t.guarded, a)
+		}
+	}
+}
+
+// use and release count the targets that lead to a verdict, and so to its rules.
+func (t *Tracker) use(v *Verdict, rules []*rule) {
+	t.used[v.Name]++
+	t.verdicts.set(v.Name, v)
+	for _, r := range rules {
+		t.used["rule "+r.Name]++
+		t.install(r)
+	}
+}
+
+// install has a rule hold in the place of one of the same name.
+func (t *Tracker) install(r *rule) {
+	before := t.holding[r.Name]
+	if before == r {
+		return
+	}
+	t.holding[r.Name] = r
+	t.rules.set(r.Name, &r.Rule)
+	if before != nil {
+		for a := range before.peers {
+			if r.peers[a] == 0 {
+				t.members.drop(Member{r.Name, a})
+			}
+		}
+	}
+	for a := range r.peers {
+		t.members.set(Member{r.Name, a}, true)
+	}
+}
+
+func (t *Tracker) release(name string) {
+	v := t.verdicts.now[name]
+	for _, r := range v.Rules {
+		if t.used["rule "+r]--; t.used["rule "+r] == 0 {
+			delete(t.used, "rule "+r)
+			t.rules.drop(r)
+			for a := range t.holding[r].peers {
+				t.members.drop(Member{r, a})
+			}
+			delete(t.holding, r)
+		}
+	}
+	if t.used[name]--; t.used[name] == 0 {
+		delete(t.used, name)
+		t.verdicts.drop(name)
+	}
+}
+
+// collectRefusals makes one of what many addresses have in common. It is never nil.
+func (t *Tracker) collectRefusals() []Refusal {
+	all := []Refusal{}
+	for _, rs := range t.refusedOf {
+		all = append(all, rs...)
+	}
+	slices.SortFunc(all, func(a, b Refusal) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Message, b.Message))
+	})
+	out, more := all[:0], 0
+	for i, r := range all {
+		if n := len(out); n > 0 && out[n-1].Policy == r.Policy && out[n-1].Field == r.Field && out[n-1].Reason == r.Reason {
+			more++
+		} else {
+			out = append(out, r)
+		}
+		last := i+1 == len(all) || all[i+1].Policy != r.Policy || all[i+1].Field != r.Field || all[i+1].Reason != r.Reason
+		if last && more > 0 {
+			out[len(out)-1].Message += fmt.Sprintf(" (and %d more addresses)", more)
+			more = 0
+		}
+	}
+	return slices.Clone(out)
+}

@@ -1,0 +1,122 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+// Guard is a Tracker that can be told which pods must not pass by netfilter.
+type Guard interface {
+	SetGuarded([]netip.Addr) intent.Changes
+}
+
+// policyLane writes do-not-track policies. It stands beside the lanes of Services:
+// what fails here holds up none of them.
+type policyLane struct {
+	tracker *policy.Tracker
+	table   dataplane.Policies
+	full    bool           // the whole state is to be written
+	pending policy.Changes // of one turn
+	err     error
+	tries   int
+	retryAt time.Time
+
+	drifted  atomic.Bool
+	repairAt time.Time
+}
+
+// planPolicies has the whole state written again at a resync, and soon after
+// somebody else changed the table.
+func (r *Reconciler) planPolicies(now time.Time, resync bool) {
+	l := r.policies
+	if l == nil {
+		return
+	}
+	if l.drifted.Swap(false) && l.repairAt.IsZero() {
+		l.repairAt = now.Add(driftQuiet)
+	}
+	if due := !l.repairAt.IsZero() && !now.Before(l.repairAt); due || resync {
+		l.repairAt, l.full = time.Time{}, true
+	}
+}
+
+// takePolicies notes what is to be written, and tells who else has to know.
+func (r *Reconciler) takePolicies(c policy.Changes) {
+	l := r.policies
+	if !c.Empty() {
+		l.full = l.full || !l.pending.Empty() // two changes of one turn: rare, and not added up
+		l.pending = c
+	}
+	if c.Guarded != nil {
+		if g, ok := r.cfg.Tracker.(Guard); ok {
+			r.absorb(g.SetGuarded(c.Guarded))
+		}
+	}
+	if c.Refusals != nil {
+		ps := make([]model.Problem, 0, len(c.Refusals))
+		for _, ref := range c.Refusals {
+			ps = append(ps, ref.Problem())
+		}
+		r.problems.set(fromPolicies, ps)
+	}
+}
+
+// due says when there is something to write, and whether at all.
+func (l *policyLane) due() (time.Time, bool) {
+	if l == nil {
+		return time.Time{}, false
+	}
+	if l.full || !l.pending.Empty() {
+		return l.retryAt, true
+	}
+	return l.repairAt, !l.repairAt.IsZero()
+}
+
+// syncPolicies writes what is due.
+func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
+	l := r.policies
+	if l == nil || now.Before(l.retryAt) || !l.full && l.pending.Empty() {
+		return
+	}
+	start := time.Now()
+	if l.full {
+		l.err = l.table.Replace(ctx, l.tracker.State())
+	} else {
+		l.err = l.table.Apply(ctx, l.pending)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	l.pending = policy.Changes{}
+	if l.err != nil {
+		l.full = true
+		l.retryAt = time.Now().Add(backoff(l.tries))
+		l.tries++
+	} else {
+		whole := l.full
+		l.full, l.tries, l.retryAt = false, 0, time.Time{}
+		r.metrics.SetPolicies(len(l.tracker.Policies()), len(l.tracker.State().Targets))
+		r.log.Debug("policies written", "whole", whole, "took", time.Since(start))
+	}
+	r.problems.set(fromPolicyLane, l.problem())
+	if rep := l.table.Repaired(); rep.Any() {
+		r.metrics.AuditDifferences("policies", rep.Missing+rep.Foreign)
+		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", "policies",
+			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
+	}
+}
+
+func (l *policyLane) problem() []model.Problem {
+	if l.err == nil {
+		return nil
+	}
+	return []model.Problem{{Where: "do-not-track policies", What: fmt.Sprintf("%v; what was written before holds, and this is tried again", l.err)}}
+}
