@@ -160,6 +160,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		},
 		Policies:      policies,
 		PolicyTracker: policy.New(policyConfig(a.cfg)),
+		OnPolicies:    in.policies,
 
 		StaleEntries: entries,
 		OnProblems:   in.tell,

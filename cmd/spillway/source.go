@@ -23,7 +23,9 @@ type input struct {
 	name  string // for the log
 	tell  func([]model.Problem)
 	event func(note string) // about the node; nil: nobody hears it
-	parts []func(context.Context) error
+	// policies is told which policies do not hold here; nil: nobody hears it.
+	policies func([]model.PolicyRefusal, error)
+	parts    []func(context.Context) error
 }
 
 // openSource opens the source that the command line asks for.
@@ -36,20 +38,29 @@ func openSource(c agentConfig, log *slog.Logger) (*input, error) {
 		return &input{source: s, name: c.Manifests}, nil
 	}
 	klog.SetSlogLogger(log) // what client-go has to say
-	client, server, err := kube.Connect(kube.Access{
+	access := kube.Access{
 		Kubeconfig: c.Kubeconfig, Master: c.Master, ContentType: c.client.ContentType,
 		QPS: c.client.QPS, Burst: c.client.Burst, UserAgent: "spillway/" + version,
-	})
+	}
+	client, server, err := kube.Connect(access)
+	if err != nil {
+		return nil, fmt.Errorf("run agent: %w", err)
+	}
+	policies, err := kube.ConnectDynamic(access)
 	if err != nil {
 		return nil, fmt.Errorf("run agent: %w", err)
 	}
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
-		Policies: c.Bypass == "auto", Logger: log,
+		Policies: c.Bypass == "auto", DoNotTrack: policies, Logger: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("run agent: %w", err)
 	}
 	events := kube.NewEvents(client, c.NodeName, s.ServiceUID, log)
-	return &input{source: s, name: server, tell: events.Tell, event: events.TellNode, parts: []func(context.Context) error{events.Run}}, nil
+	status := kube.NewPolicyStatus(s)
+	return &input{
+		source: s, name: server, tell: events.Tell, event: events.TellNode, policies: status.Tell,
+		parts: []func(context.Context) error{events.Run, status.Run},
+	}, nil
 }

@@ -56,3 +56,16 @@ type PolicyPeer struct {
 	Except []netip.Prefix
 	Pods   *PodSelection
 }
+
+// PolicyRefusal is what a DoNotTrackPolicy asks for and does not hold on this node.
+type PolicyRefusal struct {
+	Policy  string
+	Field   string // of the policy, "" for all of it
+	Reason  string // one word, as a condition has it
+	Message string
+}
+
+// Problem is the refusal as a person reads it.
+func (r PolicyRefusal) Problem() Problem {
+	return Problem{Where: "DoNotTrackPolicy " + r.Policy, Field: r.Field, What: r.Message}
+}

@@ -122,27 +122,14 @@ func (c Changes) Empty() bool {
 	return len(c.Rules)+len(c.Verdicts)+len(c.Targets)+len(c.Members) == 0
 }
 
-// Reason is why something is refused, in one word.
-type Reason string
-
-// The reasons.
+// The reasons of a Refusal.
 const (
-	Contradiction Reason = "Contradiction"   // an older policy says otherwise
-	NeedsNAT      Reason = "ServiceNeedsNAT" // netfilter could not translate the packets of a Service
+	Contradiction = "Contradiction"   // an older policy says otherwise
+	NeedsNAT      = "ServiceNeedsNAT" // netfilter could not translate the packets of a Service
 )
 
 // Refusal is what a policy asks for and does not hold on this node.
-type Refusal struct {
-	Policy  string
-	Field   string // of the policy
-	Reason  Reason
-	Message string
-}
-
-// Problem is the refusal as a person reads it.
-func (r Refusal) Problem() model.Problem {
-	return model.Problem{Where: "DoNotTrackPolicy " + r.Policy, Field: r.Field, What: r.Message}
-}
+type Refusal = model.PolicyRefusal
 
 // Config is how policies are read on this node.
 type Config struct {

@@ -29,6 +29,8 @@ type policyLane struct {
 	tries   int
 	retryAt time.Time
 
+	told bool // OnPolicies knows how things stand
+
 	drifted  atomic.Bool
 	repairAt time.Time
 }
@@ -66,6 +68,7 @@ func (r *Reconciler) takePolicies(c policy.Changes) {
 			ps = append(ps, ref.Problem())
 		}
 		r.problems.set(fromPolicies, ps)
+		l.told = false
 	}
 }
 
@@ -83,9 +86,20 @@ func (l *policyLane) due() (time.Time, bool) {
 // syncPolicies writes what is due.
 func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 	l := r.policies
-	if l == nil || now.Before(l.retryAt) || !l.full && l.pending.Empty() {
+	if l == nil || now.Before(l.retryAt) {
 		return
 	}
+	if l.full || !l.pending.Empty() {
+		r.writePolicies(ctx)
+	}
+	if !l.told && r.cfg.OnPolicies != nil && ctx.Err() == nil {
+		l.told = true
+		r.cfg.OnPolicies(l.tracker.Refusals(), l.err)
+	}
+}
+
+func (r *Reconciler) writePolicies(ctx context.Context) {
+	l, before := r.policies, r.policies.err
 	start := time.Now()
 	if l.full {
 		l.err = l.table.Replace(ctx, l.tracker.State())
@@ -107,6 +121,7 @@ func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 		r.log.Debug("policies written", "whole", whole, "took", time.Since(start))
 	}
 	r.problems.set(fromPolicyLane, l.problem())
+	l.told = l.told && (before == nil) == (l.err == nil)
 	if rep := l.table.Repaired(); rep.Any() {
 		r.metrics.AuditDifferences("policies", rep.Missing+rep.Foreign)
 		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", "policies",

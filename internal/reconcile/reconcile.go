@@ -64,6 +64,10 @@ type Config struct {
 	// are none.
 	Policies      dataplane.Policies
 	PolicyTracker *policy.Tracker
+	// OnPolicies is told what of the policies does not hold here, and why nothing
+	// could be written, when that changed and at the start. It must not wait. Nil:
+	// nobody wants to know.
+	OnPolicies func(refused []model.PolicyRefusal, failed error)
 
 	StaleEntries StaleEntries       // nil: what conntrack remembers is left alone
 	HealthChecks HealthChecks       // nil: nobody answers

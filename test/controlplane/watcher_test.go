@@ -76,6 +76,8 @@ func (w *watcher) take(d model.Delta, problems []model.Problem) {
 	merge(&w.world.Nodes, d.Nodes)
 	merge(&w.world.Pods, d.Pods)
 	merge(&w.world.NetworkPolicies, d.NetworkPolicies)
+	merge(&w.world.Namespaces, d.Namespaces)
+	merge(&w.world.DoNotTrackPolicies, d.DoNotTrackPolicies)
 	if d.PoliciesUnknown != nil {
 		w.unknown = *d.PoliciesUnknown
 	}

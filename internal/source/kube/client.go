@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -38,6 +39,21 @@ func Connect(a Access) (client kubernetes.Interface, server string, err error) {
 		return nil, "", fmt.Errorf("connect to API server: %w: %s", err, a.advice())
 	}
 	return c, host(cfg.Host), nil
+}
+
+// ConnectDynamic makes a client for the policies, which are not built in. It asks
+// the server nothing yet.
+func ConnectDynamic(a Access) (dynamic.Interface, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	cfg.QPS, cfg.Burst, cfg.UserAgent = a.QPS, a.Burst, a.UserAgent
+	c, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to API server: %w: %s", err, a.advice())
+	}
+	return c, nil
 }
 
 func (a Access) config() (*rest.Config, error) {

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 
@@ -18,6 +19,10 @@ type kind[A apiObject, M any] struct {
 	source   *Source
 	name     string // "Service"
 	optional bool   // the source can do without
+	// ours: without it there is no do-not-track policy, and nothing else is missing.
+	ours     bool
+	resource string // as RBAC has it; "": by the name
+	sample   A      // nil: what the type says is enough
 	lw       cache.ListerWatcher
 	slim     func(A) // drops what is not used; may be nil
 	convert  func(A) (*M, []model.Problem)
@@ -36,11 +41,11 @@ type apiObject interface {
 }
 
 func (k *kind[A, M]) title() string                  { return k.name }
+func (k *kind[A, M]) isOurs() bool                   { return k.ours }
 func (k *kind[A, M]) listWatch() cache.ListerWatcher { return k.lw }
 
 func (k *kind[A, M]) example() any {
-	var a A
-	return a
+	return k.sample
 }
 
 func (k *kind[A, M]) state() (listed, forbidden, optional bool) {
@@ -63,6 +68,21 @@ func (k *kind[A, M]) uid(name model.Name) string {
 		return k.uidOf(m)
 	}
 	return ""
+}
+
+// rbac is what is asked for in a ClusterRole.
+func (k *kind[A, M]) rbac() string { return cmp.Or(k.resource, resources[k.name]) }
+
+// dropAll takes out all that is known.
+func (k *kind[A, M]) dropAll(d *model.Delta) {
+	for name := range k.known {
+		k.drop(d, name)
+	}
+	for o := range k.source.faults {
+		if o.kind == k.name {
+			k.source.setFaults(o, "", nil)
+		}
+	}
 }
 
 func (k *kind[A, M]) fill(d *model.Delta) {

@@ -46,7 +46,7 @@ func (s *Source) allKinds() []watched {
 			put: func(d *model.Delta, n model.Name, m *model.EndpointSlice) { enter(&d.Slices, n, m) },
 		},
 		&nodeKind{
-			source: s, name: "Node", known: map[model.Name]*model.Node{}, convert: kubeobject.Node, slim: slimNode,
+			source: s, name: "Node", known: map[model.Name]*model.Node{}, convert: kubeobject.Node, slim: s.slimNode,
 			lw:  listWatch(c.CoreV1().Nodes().List, c.CoreV1().Nodes().Watch, metav1.ListOptions{}),
 			put: func(d *model.Delta, n model.Name, m *model.Node) { enter(&d.Nodes, n.Name, m) },
 		},
@@ -64,7 +64,7 @@ func (s *Source) allKinds() []watched {
 			source: s, name: "Pod", known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, optional: true, slim: slimPod,
 			lw: listWatch(c.CoreV1().Pods("").List, c.CoreV1().Pods("").Watch,
 				metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}),
-			put: func(d *model.Delta, n model.Name, m *model.Pod) { enter(&d.Pods, n, m) },
+			put: s.putPod,
 		},
 	)
 }
@@ -102,12 +102,14 @@ func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
 func slimService(s *corev1.Service) { delete(s.Annotations, corev1.LastAppliedConfigAnnotation) }
 
 // slimNode keeps of a Node's labels the one that is read: there are thousands
-// of Nodes with dozens of labels each.
-func slimNode(n *corev1.Node) {
-	zone, ok := n.Labels[zoneLabel]
-	n.Labels, n.Annotations = nil, nil
-	if ok {
-		n.Labels = map[string]string{zoneLabel: zone}
+// of Nodes with dozens of labels each. Those of this node may be selected.
+func (s *Source) slimNode(n *corev1.Node) {
+	n.Annotations = nil
+	if zone, ok := n.Labels[zoneLabel]; n.Name != s.cfg.NodeName {
+		n.Labels = nil
+		if ok {
+			n.Labels = map[string]string{zoneLabel: zone}
+		}
 	}
 	n.Status = corev1.NodeStatus{Addresses: n.Status.Addresses}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -41,7 +42,11 @@ type Config struct {
 	// the server forbids either, the source delivers the rest and says so
 	// (model.Delta.PoliciesUnknown).
 	Policies bool
-	Logger   *slog.Logger // nil: nothing is logged
+	// DoNotTrack reads DoNotTrackPolicies, and, while there are any, the Pods and
+	// Namespaces that they ask for; nil: there are none.
+	DoNotTrack dynamic.Interface
+
+	Logger *slog.Logger // nil: nothing is logged
 }
 
 // Validate says what is missing.
@@ -68,6 +73,10 @@ type Source struct {
 	faults    map[object][]model.Problem
 	lost      map[string]model.Problem // by kind: why it cannot be watched now
 	delivered []model.Problem
+	own       ownPolicies
+
+	ctx context.Context // Run's
+	wg  sync.WaitGroup
 }
 
 // object names one object of one kind.
@@ -87,6 +96,9 @@ type watched interface {
 	watching(fromStart bool)
 	refused(forbidden bool)
 	uid(model.Name) string
+	isOurs() bool
+	rbac() string
+	dropAll(*model.Delta)
 }
 
 type store interface {
@@ -108,6 +120,7 @@ func New(cfg Config) (*Source, error) {
 		faults: map[object][]model.Problem{},
 		lost:   map[string]model.Problem{},
 	}
+	s.own = newOwnPolicies()
 	s.kinds = s.allKinds()
 	return s, nil
 }
@@ -124,17 +137,24 @@ var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Seco
 func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem)) error {
 	s.deliver = fn
 	// client-go says in its log what is told here as problems.
-	ctx = klog.NewContext(ctx, logr.FromSlogHandler(debugOnly{s.cfg.Logger.Handler()}))
-	var wg sync.WaitGroup
+	s.ctx = klog.NewContext(ctx, logr.FromSlogHandler(debugOnly{s.cfg.Logger.Handler()}))
+	s.mu.Lock()
 	for _, k := range s.kinds {
-		spaced := backoff
-		r := cache.NewReflectorWithOptions(s.observe(k), k.example(), k, cache.ReflectorOptions{
-			Name: "spillway", TypeDescription: k.title(), Backoff: &spaced,
-		})
-		wg.Go(func() { r.RunWithContext(ctx) })
+		s.reflect(s.ctx, k, backoff)
 	}
-	wg.Wait()
+	s.watchOwnPolicies()
+	s.mu.Unlock()
+	<-ctx.Done()
+	s.wg.Wait()
 	return nil
+}
+
+// reflect has a kind listed and watched until ctx ends.
+func (s *Source) reflect(ctx context.Context, k watched, spaced wait.Backoff) {
+	r := cache.NewReflectorWithOptions(s.observe(k), k.example(), k, cache.ReflectorOptions{
+		Name: "spillway", TypeDescription: k.title(), Backoff: &spaced,
+	})
+	s.wg.Go(func() { r.RunWithContext(ctx) })
 }
 
 // ready sends the Full Delta as soon as there is one. The caller holds mu.
@@ -147,11 +167,15 @@ func (s *Source) ready() bool {
 			return false
 		}
 	}
+	if !s.ownPoliciesReady() {
+		return false
+	}
 	s.started = true
 	d := model.Delta{Full: true}
 	for _, k := range s.kinds {
 		k.fill(&d)
 	}
+	s.own.fill(&d)
 	if s.unknown = s.policiesUnknown(); s.unknown {
 		d.PoliciesUnknown = &s.unknown
 	}
@@ -166,6 +190,7 @@ func (s *Source) emit(d model.Delta) {
 		s.send(model.Delta{})
 		return
 	}
+	s.releasePolicies(&d)
 	if unknown := s.policiesUnknown(); unknown != s.unknown {
 		s.unknown = unknown
 		d.PoliciesUnknown = &unknown
@@ -190,6 +215,6 @@ func (s *Source) send(d model.Delta) {
 func (s *Source) policiesUnknown() bool {
 	return slices.ContainsFunc(s.kinds, func(k watched) bool {
 		_, forbidden, optional := k.state()
-		return optional && forbidden
+		return optional && forbidden && !k.isOurs()
 	})
 }

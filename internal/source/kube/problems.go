@@ -112,6 +112,9 @@ func (s *Source) heard(ctx context.Context, k watched, verb string, err error, o
 	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
 		// What happened meanwhile is forgotten there, and is listed anew.
 		s.cfg.Logger.Debug("Watch expired", "kind", k.title())
+	case k.isOurs() && apierrors.IsNotFound(err) && k.title() == policyKind:
+		s.withoutPolicies(k)
+		return
 	default:
 		k.refused(apierrors.IsForbidden(err) || apierrors.IsNotFound(err))
 		s.lost[k.title()] = s.describe(k, verb, err)
@@ -122,9 +125,12 @@ func (s *Source) heard(ctx context.Context, k watched, verb string, err error, o
 // describe turns an error of the API server into the line that a person needs.
 func (s *Source) describe(k watched, verb string, err error) model.Problem {
 	p := model.Problem{Where: "API server " + s.cfg.Server}
-	resource := resources[k.title()]
+	resource := k.rbac()
 	_, _, optional := k.state()
 	switch {
+	case apierrors.IsForbidden(err) && k.isOurs():
+		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, and DoNotTrackPolicies that need them are not applied; "+
+			"grant list and watch", verb)
 	case apierrors.IsForbidden(err) && optional:
 		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, so any pod may be under a NetworkPolicy and nothing is passed by netfilter; "+
 			"grant list and watch, or choose with --bypass", verb)

@@ -86,10 +86,10 @@ func (c *checker) podSelection(at *field.Path, namespaces, pods *metav1.LabelSel
 	return out
 }
 
-// maxPortsOfRule and maxPeersOfRule are those of the CRD.
+// The longest lists, as the CRD has them.
 const (
 	maxPortsOfRule = 64
-	maxPeersOfRule = 256
+	maxPeersOfRule = 128
 )
 
 func (c *checker) policyRule(at *field.Path, ports []v1alpha1.Port, atPeers *field.Path, peers []v1alpha1.Peer) model.PolicyRule {

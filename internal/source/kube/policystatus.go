@@ -1,0 +1,195 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"spillway.dev/spillway/api/policy/v1alpha1"
+	"spillway.dev/spillway/internal/model"
+)
+
+// PolicyStatus writes the conditions of DoNotTrackPolicies. Every node would write
+// the same of Accepted, so the first does, and the others see it. Applied is true
+// until a node finds that it cannot hold all of a policy; that node makes it true
+// again. What a node that is gone has said, any other takes back.
+type PolicyStatus struct {
+	source *Source
+	node   string
+	log    *slog.Logger
+
+	mu       sync.Mutex
+	synced   bool
+	refusals map[string]model.PolicyRefusal // the first of each policy
+	failed   error
+}
+
+// NewPolicyStatus prepares the status of what a Source watches.
+func NewPolicyStatus(s *Source) *PolicyStatus {
+	return &PolicyStatus{source: s, node: s.cfg.NodeName, log: s.cfg.Logger}
+}
+
+// Tell takes in what does not hold on this node, and why nothing could be written.
+// It does not wait.
+func (p *PolicyStatus) Tell(refused []model.PolicyRefusal, failed error) {
+	p.mu.Lock()
+	p.synced, p.failed, p.refusals = true, failed, map[string]model.PolicyRefusal{}
+	for _, r := range slices.Backward(refused) {
+		p.refusals[r.Policy] = r
+	}
+	p.mu.Unlock()
+	p.source.own.changed()
+}
+
+// spreadPerNode times the number of nodes is how long a node may wait before it
+// writes, so that one is first.
+const spreadPerNode = 10 * time.Millisecond
+
+// Run writes until ctx ends, and returns nil then.
+func (p *PolicyStatus) Run(ctx context.Context) error {
+	again := time.NewTimer(time.Hour)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-again.C:
+		case <-p.source.own.wake:
+		}
+		spread := min(spreadPerNode*time.Duration(p.nodes()), 30*time.Second)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(rand.N(spread + time.Millisecond)):
+		}
+		again.Reset(p.writeAll(ctx))
+	}
+}
+
+func (p *PolicyStatus) nodes() (n int) {
+	p.source.mu.Lock()
+	defer p.source.mu.Unlock()
+	p.eachNode(func(string) { n++ })
+	return n
+}
+
+func (p *PolicyStatus) eachNode(do func(string)) {
+	for _, k := range p.source.kinds {
+		if nodes, ok := k.(*nodeKind); ok {
+			for name := range nodes.known {
+				do(name.Name)
+			}
+		}
+	}
+}
+
+// writeAll writes what differs, and says when to look again.
+func (p *PolicyStatus) writeAll(ctx context.Context) (again time.Duration) {
+	again = 5 * time.Minute
+	for name, w := range p.wanted() {
+		if ctx.Err() != nil {
+			return again
+		}
+		if err := p.write(ctx, name, w); err != nil {
+			again = 5 * time.Second
+			p.log.Debug("Write status of a policy", "policy", name, "err", err)
+		}
+	}
+	return again
+}
+
+// wanted lists the policies whose conditions are to change.
+func (p *PolicyStatus) wanted() map[string]policyObject {
+	s := p.source
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := map[string]policyObject{}
+	if !p.synced {
+		return out
+	}
+	nodes := map[string]bool{}
+	p.eachNode(func(name string) { nodes[name] = true })
+	for name, have := range maps.All(s.own.status) {
+		now := slices.Clone(have.conditions)
+		changed := meta.SetStatusCondition(&now, accepted(have.generation, s.faults[object{policyKind, model.Name{Name: name}}]))
+		if c, ok := p.applied(name, have, nodes); ok {
+			changed = meta.SetStatusCondition(&now, c) || changed
+		}
+		if changed {
+			out[name] = policyObject{have.version, have.generation, now}
+		}
+	}
+	return out
+}
+
+func accepted(generation int64, problems []model.Problem) metav1.Condition {
+	c := metav1.Condition{
+		Type: v1alpha1.Accepted, Status: metav1.ConditionTrue, Reason: "Valid", ObservedGeneration: generation,
+		Message: "The policy can be read.",
+	}
+	if len(problems) > 0 {
+		c.Status, c.Reason = metav1.ConditionFalse, "Invalid"
+		var texts []string
+		for _, p := range problems {
+			texts = append(texts, strings.TrimPrefix(p.Field+": "+p.What, ": "))
+		}
+		c.Message = strings.Join(texts, "; ")
+	}
+	return c
+}
+
+// applied is what this node says of a policy, if it is this node's turn to.
+func (p *PolicyStatus) applied(name string, have policyObject, nodes map[string]bool) (metav1.Condition, bool) {
+	c := metav1.Condition{Type: v1alpha1.Applied, Status: metav1.ConditionTrue, Reason: "Applied", ObservedGeneration: have.generation,
+		Message: "No node holds less than the policy asks for."}
+	if r, refused := p.refusals[name]; refused {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, r.Reason, "node "+p.node+": "+r.Field+": "+r.Message
+	} else if p.failed != nil {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "NotWritten", fmt.Sprintf("node %s: %v", p.node, p.failed)
+	}
+	said := meta.FindStatusCondition(have.conditions, v1alpha1.Applied)
+	if said == nil || said.Status != metav1.ConditionFalse {
+		return c, true
+	}
+	by, _, _ := strings.Cut(strings.TrimPrefix(said.Message, "node "), ": ")
+	return c, by == p.node || !nodes[by]
+}
+
+// write replaces the conditions, unless somebody else has changed the object.
+func (p *PolicyStatus) write(ctx context.Context, name string, w policyObject) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": w.version},
+		"status":   map[string]any{"conditions": w.conditions},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = p.source.cfg.DoNotTrack.Resource(v1alpha1.DoNotTrackPolicies).
+		Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "spillway"}, "status")
+	switch {
+	case apierrors.IsConflict(err):
+		return nil // the change is on its way here, and wakes us
+	case apierrors.IsNotFound(err):
+		p.source.mu.Lock()
+		delete(p.source.own.status, name)
+		p.source.mu.Unlock()
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,195 @@
+package controlplane
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"spillway.dev/spillway/api/policy/v1alpha1"
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/source/kube"
+	"spillway.dev/spillway/internal/source/kubeobject"
+	"spillway.dev/spillway/lab/controlplane"
+)
+
+// policies serves the CRD of the chart on an API server and returns a client for it.
+func policies(t *testing.T, c *controlplane.ControlPlane) dynamic.ResourceInterface {
+	t.Helper()
+	d := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(c.REST()))
+	text := must[[]byte](t)(os.ReadFile("../../deploy/helm/spillway/crds/donottrackpolicies.yaml"))
+	crd := object(t, string(text))
+	kind := corev1.SchemeGroupVersion.WithResource("customresourcedefinitions")
+	kind.Group = "apiextensions.k8s.io"
+	if _, err := d.Resource(kind).Create(t.Context(), crd, create); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	until(t, "the CRD", func() bool {
+		_, err := d.Resource(v1alpha1.DoNotTrackPolicies).List(t.Context(), metav1.ListOptions{})
+		return err == nil
+	})
+	return d.Resource(v1alpha1.DoNotTrackPolicies)
+}
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &u.Object); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	return u
+}
+
+func doNotTrack(t *testing.T, name, spec string) *unstructured.Unstructured {
+	t.Helper()
+	return object(t, "apiVersion: policy.spillway.dev/v1alpha1\nkind: DoNotTrackPolicy\nmetadata: {name: "+name+"}\nspec: "+spec)
+}
+
+const cachePods = "podSelector: {matchLabels: {app: cache}}"
+
+// policySpecs are specs and the field that is wrong with each; "" is none. The
+// server's schema and who reads files must be of one mind.
+var policySpecs = map[string]string{
+	"{" + cachePods + ", deny: others, ingress: [{ports: [{port: 11211, endPort: 11212}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}]}]}": "",
+	"{nodeSelector: {matchLabels: {a: b}}, track: true, egress: [{ports: [{port: 53, protocol: UDP}], to: [{namespaceSelector: {}}]}]}":                    "",
+	"{podSelector: {}, namespaceSelector: {matchLabels: {a: b}}, ingress: [{ports: [{port: 1}]}]}":                                                         "",
+
+	"{podSelector: {}, ingress: [{ports: [{port: 1}]}]}":                                                                      "spec.podSelector",
+	"{podSelector: {}, namespaceSelector: {}, ingress: [{ports: [{port: 1}]}]}":                                               "spec.podSelector",
+	"{nodeSelector: {}, ingress: [{ports: [{port: 1}]}]}":                                                                     "spec.nodeSelector",
+	"{" + cachePods + ", nodeSelector: {matchLabels: {a: b}}, ingress: [{ports: [{port: 1}]}]}":                               "spec.nodeSelector",
+	"{ingress: [{ports: [{port: 1}]}]}":                                                                                       "spec",
+	"{" + cachePods + "}":                                                                                                     "spec",
+	"{" + cachePods + ", deny: all, ingress: [{ports: [{port: 1}]}]}":                                                         "spec.deny",
+	"{" + cachePods + ", ingress: [{ports: []}]}":                                                                             "spec.ingress[0].ports",
+	"{" + cachePods + ", ingress: [{ports: [{port: 0}]}]}":                                                                    "spec.ingress[0].ports[0].port",
+	"{" + cachePods + ", ingress: [{ports: [{port: 2, endPort: 1}]}]}":                                                        "spec.ingress[0].ports[0].endPort",
+	"{" + cachePods + ", ingress: [{ports: [{port: 2, protocol: ICMP}]}]}":                                                    "spec.ingress[0].ports[0].protocol",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{}]}]}":                                                        "spec.ingress[0].from[0]",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0}}]}]}":                               "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [x]}}]}]}":                "spec.ingress[0].from[0].ipBlock.except[0]",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [11.0.0.0/16]}}]}]}":      "spec.ingress[0].from[0].ipBlock.except",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.0.0.0/8]}}]}]}":       "spec.ingress[0].from[0].ipBlock.except",
+	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 10.0.0.0/8}, podSelector: {}}]}]}":               "spec.egress[0].to[0]",
+	"{podSelector: {matchExpressions: [{key: a, operator: Like, values: [b]}]}, ingress: [{ports: [{port: 1}]}]}":             "spec.podSelector.matchExpressions[0].operator",
+	"{podSelector: {matchExpressions: [{key: a, operator: In}]}, ingress: [{ports: [{port: 1}]}]}":                            "spec.podSelector.matchExpressions[0].values",
+	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['10.0.0.0/16']}}]}]}":       "spec.egress[0].to[0].ipBlock.except",
+	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::1/128']}}]}], x: 1}": "spec.x",
+	"{" + cachePods + ", egress: [{ports: [{port: http}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::1/128']}}]}]}":    "spec.egress[0].ports[0].port",
+	"{" + cachePods + ", egress: [{ports: [{port: 70000}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::1/128']}}]}]}":   "spec.egress[0].ports[0].port",
+	"{" + cachePods + ", egress: [{ports: [{port: 7, endPort: 70000}], to: [{ipBlock: {cidr: 'fd00::/8'}}]}], ingress: []}":   "spec.egress[0].ports[0].endPort",
+	"{" + cachePods + ", egress: [{ports: [{port: 7}], to: [{ipBlock: {cidr: '10.0.0.0/33'}}]}], ingress: []}":                "spec.egress[0].to[0].ipBlock.cidr",
+}
+
+func TestTheServerAcceptsAndRefusesPolicies(t *testing.T) {
+	api := policies(t, shared)
+	for spec, field := range policySpecs {
+		u := doNotTrack(t, "one", spec)
+		_, err := api.Create(t.Context(), u, strictly)
+		if (err != nil) != (field != "") || err != nil && !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: the server says %v, want a fault at %q", spec, err, field)
+		}
+		if field == "spec.x" || field == "spec.egress[0].ports[0].port" && strings.Contains(spec, "http") {
+			continue // a file's reader finds what is no field, or of another type, before this
+		}
+		var o v1alpha1.DoNotTrackPolicy
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
+			t.Fatal(err)
+		}
+		m, problems := kubeobject.DoNotTrackPolicy(&o)
+		if (m == nil) != (field != "") || field != "" && !strings.HasPrefix(problems[0].Field, field) {
+			t.Errorf("%s: read as %v with %v, want a fault at %q", spec, m, problems, field)
+		}
+	}
+}
+
+// conditionIs reports whether a policy has a condition with a reason.
+func conditionIs(t *testing.T, api dynamic.ResourceInterface, name, typ, status, reason string) func() bool {
+	return func() bool {
+		u, err := api.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return false
+		}
+		var o v1alpha1.DoNotTrackPolicy
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
+			return false
+		}
+		c := meta.FindStatusCondition(o.Status.Conditions, typ)
+		return c != nil && string(c.Status) == status && c.Reason == reason && c.ObservedGeneration == o.Generation
+	}
+}
+
+// TestPoliciesBringWhatTheyNeed looks at what a source watches while there is no
+// policy, some, and none again.
+func TestPoliciesBringWhatTheyNeed(t *testing.T) {
+	api, k := policies(t, shared), client(t, shared)
+	for _, ns := range []string{"dnt-a", "dnt-b"} {
+		namespace(t, k, ns)
+		must[*corev1.Pod](t)(k.CoreV1().Pods(ns).Create(t.Context(), pod("here", "here", map[string]string{"app": "cache"}), create))
+		must[*corev1.Pod](t)(k.CoreV1().Pods(ns).Create(t.Context(), pod("peer", "there", map[string]string{"app": "web"}), create))
+		must[*corev1.Pod](t)(k.CoreV1().Pods(ns).Create(t.Context(), pod("stranger", "there", map[string]string{"app": "other"}), create))
+	}
+	w := watch(t, adminKubeconfig(t), func(c *kube.Config) {
+		c.Policies = false
+		c.DoNotTrack = must[dynamic.Interface](t)(kube.ConnectDynamic(kube.Access{Kubeconfig: adminKubeconfig(t)}))
+	})
+	status := kube.NewPolicyStatus(w.source)
+	ctx, stop := context.WithCancel(context.Background())
+	t.Cleanup(stop)
+	go func() { _ = status.Run(ctx) }()
+	w.until(t, "a full delta", w.full)
+	counted := func(pods, namespaces, dnt int) func() bool {
+		return func() bool {
+			return len(w.world.Pods) == pods && (len(w.world.Namespaces) > 0) == (namespaces > 0) && len(w.world.DoNotTrackPolicies) == dnt
+		}
+	}
+	w.until(t, "nothing without a policy", counted(0, 0, 0))
+
+	spec := "{" + cachePods + ", ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: web}}, namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: dnt-a}}}]}]}"
+	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "needs", spec), create))
+	w.until(t, "pods here, and the peers of one namespace", counted(3, 0, 1))
+	if w.world.Pods[model.Name{Namespace: "dnt-b", Name: "peer"}] != nil {
+		t.Error("a pod of another namespace is watched")
+	}
+
+	// Before somebody has said how things stand, nobody says that they are well.
+	time.Sleep(100 * time.Millisecond)
+	if conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied")() {
+		t.Error("a policy is called applied before it was")
+	}
+	status.Tell(nil, nil)
+	until(t, "Accepted", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
+	until(t, "Applied", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
+	status.Tell([]model.PolicyRefusal{{Policy: "needs", Field: "spec.deny", Reason: "Contradiction", Message: "is not applied"}}, nil)
+	until(t, "Applied is false", conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction"))
+	status.Tell(nil, nil)
+	until(t, "Applied again", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
+
+	u := must[*unstructured.Unstructured](t)(api.Get(t.Context(), "needs", metav1.GetOptions{}))
+	u.Object["spec"] = doNotTrack(t, "needs", "{"+cachePods+", ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: web}}, namespaceSelector: {matchLabels: {team: web}}}]}]}").Object["spec"]
+	must[*unstructured.Unstructured](t)(api.Update(t.Context(), u, update))
+	w.until(t, "peers of every namespace, and namespaces", counted(4, 1, 1))
+	until(t, "the condition of the new generation", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
+
+	// What the schema lets through and nobody can mean.
+	bad := "{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{podSelector: {matchLabels: {'a b': c}}}]}]}"
+	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "bad", bad), create))
+	until(t, "a policy that cannot be read", conditionIs(t, api, "bad", v1alpha1.Accepted, "False", "Invalid"))
+
+	for _, name := range []string{"needs", "bad"} {
+		if err := api.Delete(t.Context(), name, remove); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.until(t, "nothing without a policy", counted(0, 0, 0))
+}
