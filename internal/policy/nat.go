@@ -118,19 +118,19 @@ func (t *Tracker) natAt(addr netip.Addr, r *rule) string {
 	if r.Side == Egress {
 		return r.nat
 	}
-	for k := range t.nat.at[addr] {
-		if r.about(k.proto, k.port) {
-			return k.what
-		}
-	}
-	if t.isOwn(addr) {
-		for k := range t.nat.nodePorts {
-			if r.about(k.proto, k.port) {
-				return k.what
+	found := ""
+	look := func(keys map[natKey]int) {
+		for k := range keys {
+			if r.about(k.proto, k.port) && (found == "" || k.what < found) { // the same one each time
+				found = k.what
 			}
 		}
 	}
-	return ""
+	look(t.nat.at[addr])
+	if found == "" && t.isOwn(addr) {
+		look(t.nat.nodePorts)
+	}
+	return found
 }
 
 // lookForNAT finds a Service that an egress rule takes in.

@@ -1,0 +1,234 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+func labelled(kv ...string) *model.Selector {
+	s := &model.Selector{MatchLabels: map[string]string{}}
+	for i := 0; i < len(kv); i += 2 {
+		s.MatchLabels[kv[i]] = kv[i+1]
+	}
+	return s
+}
+
+func pod(ns, name, node string, role string, ips ...string) *model.Pod {
+	p := &model.Pod{Name: model.Name{Namespace: ns, Name: name}, Node: node, Labels: map[string]string{"role": role}}
+	for _, ip := range ips {
+		p.IPs = append(p.IPs, netip.MustParseAddr(ip))
+	}
+	return p
+}
+
+func podsOf(list ...*model.Pod) map[model.Name]*model.Pod {
+	out := map[model.Name]*model.Pod{}
+	for _, p := range list {
+		out[p.Name] = p
+	}
+	return out
+}
+
+func tcp(first, last uint16) model.PortRange {
+	return model.PortRange{Protocol: model.TCP, First: first, Last: last}
+}
+
+// cache is a policy for pods of role cache on a port, whose peers are of role.
+func cache(name string, first, last uint16, role string) *model.DoNotTrackPolicy {
+	r := model.PolicyRule{Ports: []model.PortRange{tcp(first, last)}}
+	if role != "" {
+		r.Peers = []model.PolicyPeer{{Pods: &model.PodSelection{Pods: labelled("role", role)}}}
+	}
+	return &model.DoNotTrackPolicy{Name: name, Pods: &model.PodSelection{Pods: labelled("role", "cache")}, Ingress: []model.PolicyRule{r}}
+}
+
+func policiesOf(list ...*model.DoNotTrackPolicy) map[string]*model.DoNotTrackPolicy {
+	out := map[string]*model.DoNotTrackPolicy{}
+	for _, p := range list {
+		out[p.Name] = p
+	}
+	return out
+}
+
+// targets writes a state's targets one a line.
+func targets(s State) string {
+	var out []string
+	for _, t := range slices.SortedFunc(maps.Keys(s.Targets), Target.Compare) {
+		out = append(out, fmt.Sprintf("%s %s %s %d-%d %s", t.Side, t.Addr, t.Protocol, t.First, t.Last, s.Targets[t]))
+	}
+	return strings.Join(out, "\n")
+}
+
+func TestOnePodMoreIsOneMemberMore(t *testing.T) {
+	tr := New(Config{NodeName: "here"})
+	d := model.Delta{Full: true, DoNotTrackPolicies: policiesOf(cache("c", 11211, 11211, "client")), Pods: podsOf(pod("a", "cache", "here", "cache", "10.0.0.1", "fd00::1"))}
+	for i := range 10_000 {
+		p := pod("a", fmt.Sprint("client", i), "there", "client", fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250))
+		d.Pods[p.Name] = p
+	}
+	tr.Apply(d)
+	if n := len(tr.State().Members); n != 10_000 {
+		t.Fatalf("%d members", n)
+	}
+	more := pod("a", "more", "there", "client", "10.2.0.1")
+	c := tr.Apply(model.Delta{Pods: podsOf(more)})
+	if want := []Change[Member, bool]{{Member{"in-c-0", more.IPs[0]}, false, true}}; !slices.Equal(c.Members, want) || len(c.Rules)+len(c.Targets)+len(c.Verdicts) > 0 || c.Guarded != nil {
+		t.Errorf("one pod more is %+v", c)
+	}
+	if c := tr.Apply(model.Delta{Pods: podsOf(pod("a", "stranger", "there", "other", "10.2.0.2"))}); !c.Empty() {
+		t.Errorf("a stranger is %+v", c)
+	}
+}
+
+func TestPortsAreCutWhereRulesMeet(t *testing.T) {
+	tr := New(Config{NodeName: "here"})
+	tr.Apply(model.Delta{Full: true,
+		DoNotTrackPolicies: policiesOf(cache("a", 10, 20, "x"), cache("b", 15, 30, "y")),
+		Pods:               podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
+	})
+	want := "ingress 10.0.0.1 TCP 10-14 in-a-0\ningress 10.0.0.1 TCP 15-20 in-a-0/in-b-0\ningress 10.0.0.1 TCP 21-30 in-b-0"
+	if got := targets(tr.State()); got != want {
+		t.Errorf("targets:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+func TestOlderPoliciesHoldAgainstThoseThatContradict(t *testing.T) {
+	for _, field := range []string{"spec.deny", "spec.track"} {
+		older, newer := cache("z", 10, 20, ""), cache("a", 20, 30, "")
+		older.Created, newer.Created = time.Unix(1, 0), time.Unix(2, 0)
+		if newer.DenyOthers = true; field == "spec.track" {
+			newer.DenyOthers, newer.Track = false, true
+		}
+		tr := New(Config{NodeName: "here"})
+		world := model.Delta{DoNotTrackPolicies: policiesOf(newer), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"))}
+		if c := tr.Apply(world); len(c.Refusals) > 0 {
+			t.Errorf("alone: %v", c.Refusals)
+		}
+		c := tr.Apply(model.Delta{DoNotTrackPolicies: policiesOf(older)})
+		if len(c.Refusals) != 1 || c.Refusals[0].Policy != "a" || c.Refusals[0].Field != field || c.Refusals[0].Reason != Contradiction {
+			t.Errorf("refusals %+v, want one of a at %s", c.Refusals, field)
+		}
+		if got := targets(tr.State()); got != "ingress 10.0.0.1 TCP 10-20 in-z-0" {
+			t.Errorf("targets %s", got)
+		}
+		c = tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"z": nil}})
+		if c.Refusals == nil || len(c.Refusals) > 0 || targets(tr.State()) != "ingress 10.0.0.1 TCP 20-30 in-a-0" {
+			t.Errorf("when the older is gone: %+v, targets %s", c.Refusals, targets(tr.State()))
+		}
+	}
+}
+
+func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
+	name := model.Name{Namespace: "n", Name: "web"}
+	svc := &model.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80, NodePort: 30000}}}
+	slice := &model.EndpointSlice{Name: model.Name{Namespace: "n", Name: "web-1"}, Service: name, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
+		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}
+	out := cache("out", 80, 80, "")
+	out.Ingress, out.Egress = nil, out.Ingress
+	node := &model.DoNotTrackPolicy{Name: "node", Nodes: labelled("a", "b"), Ingress: []model.PolicyRule{{Ports: []model.PortRange{tcp(30000, 30000)}}}}
+	for _, test := range []struct {
+		name    string
+		cfg     Config
+		refused []string
+	}{
+		{"ebpf", Config{}, nil},
+		{"netfilter", Config{Netfilter: true}, []string{"in spec.ingress[0]", "node spec.ingress[0]", "out spec.egress[0]"}},
+		{"beside another proxy", Config{ProxyName: "spillway"}, []string{"in spec.ingress[0]", "node spec.ingress[0]", "out spec.egress[0]"}},
+	} {
+		test.cfg.NodeName = "here"
+		tr := New(test.cfg)
+		tr.SetNodeAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.1")})
+		world := model.Delta{Full: true, DoNotTrackPolicies: policiesOf(cache("in", 11211, 11211, ""), out, node, cache("other", 99, 99, "")),
+			Pods:     podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
+			Nodes:    map[string]*model.Node{"here": {Name: "here", Labels: map[string]string{"a": "b"}}},
+			Services: map[model.Name]*model.Service{name: svc}, Slices: map[model.Name]*model.EndpointSlice{slice.Name: slice}}
+		tr.Apply(world)
+		check := func(when string, want []string) {
+			t.Helper()
+			var got []string
+			for _, r := range tr.Refusals() {
+				if r.Reason != NeedsNAT || !strings.Contains(r.Message, "Service n/web") {
+					t.Errorf("%s, %s: refusal %+v", test.name, when, r)
+				}
+				got = append(got, r.Policy+" "+r.Field)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s, %s: refused %q, want %q", test.name, when, got, want)
+			}
+		}
+		check("all at once", test.refused)
+		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: nil}, Slices: map[model.Name]*model.EndpointSlice{slice.Name: nil}})
+		check("the Service gone", nil)
+		tr.Apply(model.Delta{Slices: world.Slices})
+		tr.Apply(model.Delta{Services: world.Services})
+		check("the Service back", test.refused)
+	}
+}
+
+func TestAnAddressBelongsToThePodThatHasIt(t *testing.T) {
+	tr := New(Config{NodeName: "here"})
+	deny := cache("c", 1, 1, "client")
+	deny.DenyOthers = true
+	old := pod("n", "old", "here", "cache", "10.0.0.1")
+	c := tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(deny), Pods: podsOf(old)})
+	if want := []netip.Addr{old.IPs[0]}; !slices.Equal(c.Guarded, want) {
+		t.Errorf("guarded %v, want %v", c.Guarded, want)
+	}
+	// The address is given to another pod before, and after, the first is gone.
+	tr.Apply(model.Delta{Pods: podsOf(pod("n", "new", "here", "other", "10.0.0.1"))})
+	c = tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{old.Name: nil}})
+	if targets(tr.State()) != "" || c.Guarded == nil || len(c.Guarded) > 0 {
+		t.Errorf("targets %s, guarded %v", targets(tr.State()), c.Guarded)
+	}
+	tr.Apply(model.Delta{Pods: podsOf(pod("n", "new", "here", "cache", "10.0.0.1"))})
+	if targets(tr.State()) != "ingress 10.0.0.1 TCP 1-1 in-c-0" {
+		t.Errorf("targets %s", targets(tr.State()))
+	}
+}
+
+func TestBlocksWithoutExceptions(t *testing.T) {
+	for _, test := range []struct {
+		block  string
+		except []string
+		want   string
+	}{
+		{"10.0.0.0/24", nil, "[{10.0.0.0 10.0.0.255}]"},
+		{"10.0.0.0/24", []string{"10.0.0.0/25"}, "[{10.0.0.128 10.0.0.255}]"},
+		{"10.0.0.0/24", []string{"10.0.0.128/25"}, "[{10.0.0.0 10.0.0.127}]"},
+		{"0.0.0.0/0", []string{"255.255.255.255/32", "255.0.0.0/8", "0.0.0.0/32"}, "[{0.0.0.1 254.255.255.255}]"},
+		{"fd00::/126", []string{"fd00::1/128", "fd00::2/128"}, "[{fd00:: fd00::} {fd00::3 fd00::3}]"},
+		{"10.0.0.0/31", []string{"10.0.0.0/32", "10.0.0.1/32"}, "[]"},
+	} {
+		var except []netip.Prefix
+		for _, e := range test.except {
+			except = append(except, netip.MustParsePrefix(e))
+		}
+		slices.SortFunc(except, netip.Prefix.Compare)
+		if got := fmt.Sprint(without(netip.MustParsePrefix(test.block), except)); got != test.want {
+			t.Errorf("%s without %v: %s, want %s", test.block, test.except, got, test.want)
+		}
+	}
+}
+
+// same compares what two trackers want.
+func same(t *testing.T, a, b *Tracker) {
+	t.Helper()
+	x, y := a.State(), b.State()
+	if !reflect.DeepEqual(x.Targets, y.Targets) || !maps.Equal(x.Members, y.Members) || !maps.EqualFunc(x.Rules, y.Rules, sameRule) || !maps.EqualFunc(x.Verdicts, y.Verdicts, sameVerdict) {
+		t.Fatalf("states differ:\n%v\n%v\n%v\n--\n%v\n%v\n%v", targets(x), slices.Collect(maps.Keys(x.Rules)), x.Members, targets(y), slices.Collect(maps.Keys(y.Rules)), y.Members)
+	}
+	if !slices.Equal(a.Refusals(), b.Refusals()) {
+		t.Fatalf("refusals differ:\n%v\n%v", a.Refusals(), b.Refusals())
+	}
+	if !maps.Equal(a.guarded, b.guarded) {
+		t.Fatalf("guarded differ: %v, %v", a.guarded, b.guarded)
+	}
+}
