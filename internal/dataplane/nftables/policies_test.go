@@ -1,0 +1,225 @@
+package nftables
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+func openPolicies(t *testing.T) *Policies {
+	t.Helper()
+	p, err := NewPolicies(t.Context(), "", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// listed is what nft shows of the policies' table, "" if there is none.
+func listed(t *testing.T) string {
+	t.Helper()
+	out, err := nft("list table inet " + PolicyTable)
+	if err != nil {
+		return ""
+	}
+	return string(out)
+}
+
+// world is a small world of policies that changes at random.
+type policyWorld struct {
+	*rand.Rand
+	now model.Delta
+}
+
+func (w *policyWorld) change() model.Delta {
+	name := model.Name{Namespace: "n", Name: fmt.Sprint("p", w.IntN(6))}
+	role := func() *model.PodSelection {
+		return &model.PodSelection{Pods: &model.Selector{MatchLabels: map[string]string{"role": fmt.Sprint(w.IntN(2))}}}
+	}
+	if w.IntN(3) > 0 {
+		p := &model.Pod{Name: name, Node: []string{"here", "there"}[w.IntN(2)], Labels: map[string]string{"role": fmt.Sprint(w.IntN(2))},
+			IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(w.IntN(5))}), netip.MustParseAddr(fmt.Sprintf("fd00::%d", w.IntN(5)))}}
+		if w.IntN(4) == 0 {
+			p = nil
+		}
+		return model.Delta{Pods: map[model.Name]*model.Pod{name: p}}
+	}
+	first := uint16(1 + w.IntN(6))
+	rule := model.PolicyRule{Ports: []model.PortRange{{Protocol: model.TCP, First: first, Last: first + uint16(w.IntN(4))}}}
+	if w.IntN(3) > 0 {
+		rule.Peers = append(rule.Peers, model.PolicyPeer{Pods: role()})
+	}
+	if w.IntN(3) > 0 {
+		rule.Peers = append(rule.Peers, model.PolicyPeer{Block: netip.MustParsePrefix([]string{"0.0.0.0/0", "10.0.0.0/30", "192.168.0.0/16"}[w.IntN(3)])},
+			model.PolicyPeer{Block: netip.MustParsePrefix("::/0"), Except: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("ff00::/%d", 8+w.IntN(3)))}})
+	}
+	d := &model.DoNotTrackPolicy{Name: fmt.Sprint("policy", w.IntN(3)), Pods: role(), Track: w.IntN(4) == 0, DenyOthers: w.IntN(2) == 0}
+	if w.IntN(2) == 0 {
+		d.Ingress = append(d.Ingress, rule)
+	} else {
+		d.Egress = append(d.Egress, rule)
+	}
+	name.Name = d.Name
+	if w.IntN(4) == 0 {
+		d = nil
+	}
+	return model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{name.Name: d}}
+}
+
+// TestPoliciesThatChangedAreAsThoseWrittenAnew compares what changes have left in
+// the kernel with what one full write makes, and a full write with itself.
+func TestPoliciesThatChangedAreAsThoseWrittenAnew(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			enter(t)
+			w := &policyWorld{Rand: rand.New(rand.NewPCG(seed, 2))}
+			tr := policy.New(policy.Config{NodeName: "here"})
+			p := openPolicies(t)
+			if err := p.Replace(t.Context(), tr.State()); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 40 {
+				c := tr.Apply(w.change())
+				if err := p.Apply(t.Context(), c); err != nil {
+					t.Fatalf("change %d: %v\n%+v\n%s", i, err, c, listed(t))
+				}
+				if i%8 != 7 {
+					continue
+				}
+				have := holdsPolicies(t)
+				if err := CleanupPolicies(t.Context(), ""); err != nil {
+					t.Fatal(err)
+				}
+				p.sure = false
+				if err := p.Replace(t.Context(), tr.State()); err != nil {
+					t.Fatal(err)
+				}
+				if want := holdsPolicies(t); have != want {
+					t.Fatalf("after change %d the kernel holds\n%s\nand anew\n%s", i, have, want)
+				}
+				p.sure = false
+				p.Repaired()
+				if err := p.Replace(t.Context(), tr.State()); err != nil {
+					t.Fatal(err)
+				}
+				if r := p.Repaired(); r.Any() {
+					t.Fatalf("what was just written is repaired: %+v\n%s", r, listed(t))
+				}
+			}
+			if err := p.Apply(t.Context(), tr.Apply(model.Delta{Full: true})); err != nil || listed(t) != "" {
+				t.Fatalf("of nothing is left: %v\n%s", err, listed(t))
+			}
+		})
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// holdsPolicies is what the kernel holds, in order.
+func holdsPolicies(t *testing.T) string {
+	s, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	img, err := s.read(PolicyTable, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, name := range sortedKeys(img.sets) {
+		fmt.Fprintf(&b, "set %s %x\n", name, img.sets[name].flags)
+		for _, key := range sortedKeys(img.sets[name].elems) {
+			v := img.sets[name].elems[key]
+			fmt.Fprintf(&b, "  %x-%x %x %s\n", key, v.end, v.flags, v.jump)
+		}
+	}
+	for _, name := range sortedKeys(img.chains) {
+		fmt.Fprintf(&b, "chain %s %v %x\n", name, img.chains[name].hook, img.chains[name].sums)
+	}
+	return b.String()
+}
+
+func oneCache(deny bool) model.Delta {
+	sel := func(role string) *model.PodSelection {
+		return &model.PodSelection{Pods: &model.Selector{MatchLabels: map[string]string{"role": role}}}
+	}
+	pod := func(name, node, role, ip string) *model.Pod {
+		return &model.Pod{Name: model.Name{Namespace: "n", Name: name}, Node: node, Labels: map[string]string{"role": role}, IPs: []netip.Addr{netip.MustParseAddr(ip)}}
+	}
+	cache, client := pod("cache", "here", "cache", "10.244.0.2"), pod("client", "there", "client", "10.244.1.2")
+	return model.Delta{Full: true, Pods: map[model.Name]*model.Pod{cache.Name: cache, client.Name: client},
+		DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"cache": {Name: "cache", Pods: sel("cache"), DenyOthers: deny,
+			Ingress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 11211, Last: 11211}},
+				Peers: []model.PolicyPeer{{Pods: sel("client")}, {Block: netip.MustParsePrefix("192.0.2.0/24")}}}}}}}
+}
+
+func TestPoliciesReadWellInNft(t *testing.T) {
+	enter(t)
+	p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
+	tr.Apply(oneCache(true))
+	if err := p.Replace(t.Context(), tr.State()); err != nil {
+		t.Fatal(err)
+	}
+	text := listed(t)
+	for _, line := range []string{
+		"type filter hook prerouting priority raw; policy accept;", "type filter hook output priority raw; policy accept;",
+		`ip daddr . meta l4proto . th dport vmap @asked4 comment "requests to ports of addresses here"`,
+		"elements = { 10.244.0.2 . tcp . 11211 : jump in-cache-0-from }",
+		"ip saddr @in-cache-0-pods4 notrack return", "ip daddr @in-cache-0-pods4 notrack return", "ip saddr @in-cache-0-ranges4 notrack return",
+		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }", `drop comment "deny: others"`,
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("nft does not show %s", line)
+		}
+	}
+	if t.Failed() || testing.Verbose() {
+		t.Log(text)
+	}
+}
+
+func TestPoliciesThatOthersChangeAreRestored(t *testing.T) {
+	enter(t)
+	p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
+	tr.Apply(oneCache(true))
+	if err := p.Replace(t.Context(), tr.State()); err != nil {
+		t.Fatal(err)
+	}
+	want := holdsPolicies(t)
+	for _, edit := range []string{
+		"flush ruleset", "delete table inet spillway-policy", "flush table inet spillway-policy",
+		"flush chain inet spillway-policy in-cache-0-from", "flush map inet spillway-policy asked4",
+		"delete element inet spillway-policy in-cache-0-pods4 { 10.244.1.2 }", "add element inet spillway-policy in-cache-0-pods4 { 10.9.9.9 }",
+		"flush set inet spillway-policy in-cache-0-ranges4", "add chain inet spillway-policy mine", "add set inet spillway-policy mine { type ipv4_addr; }",
+		"insert rule inet spillway-policy in-cache-0-from accept", "add table inet spillway-policy { flags dormant; }",
+		"add element inet spillway-policy in-cache-0-ranges4 { 198.51.100.0/24 }",
+	} {
+		if out, err := nft(edit); err != nil {
+			t.Fatalf("%s: %v %s", edit, err, out)
+		}
+		select {
+		case <-p.Drifted():
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%s is not heard", edit)
+		}
+		if err := p.Replace(t.Context(), tr.State()); err != nil {
+			t.Fatalf("after %s: %v", edit, err)
+		}
+		if r := p.Repaired(); !r.Any() {
+			t.Errorf("%s: nothing is told as repaired", edit)
+		}
+		if got := holdsPolicies(t); got != want {
+			t.Errorf("after %s:\n%s\nwant\n%s", edit, got, want)
+		}
+	}
+}
