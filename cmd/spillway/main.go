@@ -77,6 +77,7 @@ func newRootCommand(started *bool) *cobra.Command {
 		newDoctorCommand(),
 		newDropsCommand(),
 		newBenchCommand(),
+		newPolicyCommand(),
 		newLabCommand(),
 		newLoadCommand(),
 		newPlanCommand(),
