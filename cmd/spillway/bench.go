@@ -25,7 +25,7 @@ func newBenchCommand() *cobra.Command {
 			return usageErrorf("no benchmark given: say which one, such as 'spillway bench path'")
 		},
 	}
-	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchAPICommand())
+	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchAPICommand(), newBenchNotrackCommand())
 	return cmd
 }
 

@@ -21,6 +21,7 @@ func newLoadCommand() *cobra.Command {
 	cmd.AddCommand(
 		newLoadKindCommand(load.HTTP, "GET requests over connections that stay open"),
 		newLoadKindCommand(load.Conn, "one TCP connection for each GET request, ended by a reset"),
+		newLoadKindCommand(load.Memcached, "one TCP connection for each get, ended by the server"),
 		newLoadKindCommand(load.UDP, "a datagram out, a datagram back"),
 	)
 	return cmd

@@ -36,6 +36,9 @@ const (
 	// response, so that neither end keeps a TIME_WAIT entry. The kernel picks
 	// another source port each time.
 	Conn Kind = "conn"
+	// Memcached opens a TCP connection for each get of a key that is not there, and
+	// has the server close it, so that the client's port is free at once.
+	Memcached Kind = "memcached"
 	// UDP sends a datagram and waits for one back.
 	UDP Kind = "udp"
 )
@@ -71,8 +74,8 @@ type Config struct {
 // Validate reports the first thing in the config that cannot be run.
 func (c Config) Validate() error {
 	switch {
-	case c.Kind != HTTP && c.Kind != Conn && c.Kind != UDP:
-		return fmt.Errorf("unknown kind of load %q: use http, conn or udp", c.Kind)
+	case c.Kind != HTTP && c.Kind != Conn && c.Kind != UDP && c.Kind != Memcached:
+		return fmt.Errorf("unknown kind of load %q: use http, conn, memcached or udp", c.Kind)
 	case !c.Target.IsValid() || c.Target.Port() == 0:
 		return errors.New("no target: give ADDRESS:PORT, [ADDRESS]:PORT for IPv6")
 	case c.Source.IsValid() && c.Source.Unmap().Is4() != c.Target.Addr().Unmap().Is4():
@@ -118,6 +121,9 @@ func (c Config) withDefaults() Config {
 func (c Config) message() []byte {
 	if c.Kind == UDP {
 		return []byte(c.Payload)
+	}
+	if c.Kind == Memcached {
+		return []byte("get nothing\r\nquit\r\n")
 	}
 	return fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", c.Path, c.Host)
 }

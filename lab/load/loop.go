@@ -1,6 +1,7 @@
 package load
 
 import (
+	"bytes"
 	"math"
 	"time"
 
@@ -227,6 +228,14 @@ func (l *loop) receive(i int32, s *slot, ended bool) {
 		if n == 0 {
 			l.atEOF(i, s)
 			return
+		}
+		if l.cfg.Kind == Memcached {
+			if s.resp.head = append(s.resp.head, l.buf[:n]...); bytes.HasSuffix(s.resp.head, []byte("END\r\n")) {
+				s.resp.status = 200 // as HTTP would call it
+				l.finish(i, s, true)
+				return
+			}
+			continue
 		}
 		done, err := s.resp.feed(l.buf[:n])
 		if err != nil {

@@ -72,13 +72,17 @@ func ServeHTTP(ctx context.Context, c Config) error {
 
 // runNginx runs nginx until it or the context ends.
 func runNginx(ctx context.Context, c Config, path, dir string, endpoints []endpoint) error {
+	return runProgram(ctx, c, "nginx", exec.Command(path, "-p", dir, "-c", dir+"/nginx.conf", "-e", "stderr"), endpoints)
+}
+
+// runProgram runs a server until it or the context ends.
+func runProgram(ctx context.Context, c Config, name string, cmd *exec.Cmd, endpoints []endpoint) error {
 	var messages strings.Builder
-	cmd := exec.Command(path, "-p", dir, "-c", dir+"/nginx.conf", "-e", "stderr")
 	cmd.Stderr = &messages
-	// nginx must not outlive this process, whatever ends it.
+	// It must not outlive this process, whatever ends it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("run nginx: %w", err)
+		return fmt.Errorf("run %s: %w", name, err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -99,7 +103,7 @@ func runNginx(ctx context.Context, c Config, path, dir string, endpoints []endpo
 			return nil
 		case err := <-ended:
 			line, _, _ := strings.Cut(messages.String(), "\n")
-			return fmt.Errorf("run nginx: %w: %s", errors.Join(err, errors.New("it ended")), line)
+			return fmt.Errorf("run %s: %w: %s", name, errors.Join(err, errors.New("it ended")), line)
 		}
 	}
 }

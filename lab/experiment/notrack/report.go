@@ -1,0 +1,107 @@
+package notrack
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"spillway.dev/spillway/lab/experiment"
+)
+
+// Report is what was measured.
+type Report struct {
+	Machine     experiment.Machine `json:"machine"`
+	Mode        string             `json:"mode"`
+	Rounds      int                `json:"rounds"`
+	Seconds     float64            `json:"seconds"`
+	Rate        float64            `json:"rate"`
+	Comparisons []Comparison       `json:"comparisons"`
+	Ceilings    []Ceiling          `json:"ceilings"`
+}
+
+// Comparison is one figure of two sides.
+type Comparison struct {
+	Name   string             `json:"name"`
+	Figure string             `json:"figure"`
+	A      float64            `json:"a"` // medians
+	B      float64            `json:"b"`
+	Ratio  experiment.Summary `json:"ratio"` // B ÷ A, round by round
+	Target *experiment.Target `json:"target,omitempty"`
+	Met    *bool              `json:"met,omitempty"`
+	// Answered and Failed are connections of all rounds, of both sides.
+	AnsweredA, AnsweredB int64 `json:"-"`
+	FailedA              int64 `json:"failed_a"`
+	FailedB              int64 `json:"failed_b"`
+	// EntriesA and EntriesB are the most that one measurement left in the table.
+	EntriesA int `json:"conntrack_entries_a"`
+	EntriesB int `json:"conntrack_entries_b"`
+}
+
+// Ceiling is one long measurement as fast as it goes.
+type Ceiling struct {
+	Name string `json:"name"`
+	Sample
+}
+
+func (r *Report) add(p plan, t experiment.Trial[Sample]) {
+	c := Comparison{
+		Name: p.name, Figure: p.figure, Target: p.target, Ratio: t.Ratio(p.value),
+		A: experiment.Median(experiment.Figures(t.A, p.value)), B: experiment.Median(experiment.Figures(t.B, p.value)),
+	}
+	for _, s := range t.A {
+		c.AnsweredA, c.FailedA, c.EntriesA = c.AnsweredA+s.Answered, c.FailedA+s.Failed, max(c.EntriesA, s.Entries)
+	}
+	for _, s := range t.B {
+		c.AnsweredB, c.FailedB, c.EntriesB = c.AnsweredB+s.Answered, c.FailedB+s.Failed, max(c.EntriesB, s.Entries)
+	}
+	if p.target != nil && c.Ratio.Sure() {
+		met := p.target.Met(c.Ratio)
+		c.Met = &met
+	}
+	r.Comparisons = append(r.Comparisons, c)
+}
+
+// verdict is "-" without a target, or "≥ 0.95: met".
+func (c *Comparison) verdict() string {
+	switch {
+	case c.Target == nil:
+		return "-"
+	case c.Met == nil:
+		return c.Target.String() + ": too few rounds"
+	case *c.Met:
+		return c.Target.String() + ": met"
+	}
+	return c.Target.String() + ": missed"
+}
+
+// Write prints the report for people.
+func (r *Report) Write(w io.Writer) error {
+	fmt.Fprintln(w, r.Machine)
+	fmt.Fprintf(w, "memcached, one get a connection, --proxy-mode %s, %d rounds of %gs a side\n\n", r.Mode, r.Rounds, r.Seconds)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "COMPARISON\tFIGURE\tA\tB\tB ÷ A\t95 %\tTARGET\tFAILED\tCONNTRACK")
+	for _, c := range r.Comparisons {
+		sure := "-"
+		if c.Ratio.Sure() {
+			sure = fmt.Sprintf("%.2f–%.2f", c.Ratio.Low, c.Ratio.High)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%s\t%s\t%s\t%d, %d\t%d, %d\n", c.Name, c.Figure, c.A, c.B, c.Ratio, sure, c.verdict(),
+			c.FailedA, c.FailedB, c.EntriesA, c.EntriesB)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	fmt.Fprintln(t, "\nAS FAST AS IT GOES\tCONN/S\tANSWERED\tFAILED\tCONNTRACK")
+	for _, c := range r.Ceilings {
+		fmt.Fprintf(t, "%s\t%.0f\t%d\t%d\t%+d\n", c.Name, c.Rate, c.Answered, c.Failed, c.Entries)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	_, err := fmt.Fprint(w, `
+CPU: µs that the whole machine was busy for each connection, clients and server included. Ratios: median of
+the rounds (lowest–highest); 95 %: where the true median lies with that confidence. FAILED, CONNTRACK: of
+side A and B; entries that one measurement left on the node at most.
+`)
+	return err
+}

@@ -1,0 +1,182 @@
+package notrack
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"spillway.dev/spillway/lab/topology"
+)
+
+// Case is which policy there is.
+type Case string
+
+// The cases; "" is no policy.
+const (
+	TrackPolicy      Case = "track"
+	DoNotTrackPolicy Case = "do-not-track"
+	NodePolicy       Case = "node" // do-not-track, for the node's own server
+)
+
+// widenPorts gives a client more source ports.
+func widenPorts() error {
+	return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("1024 65000"), 0)
+}
+
+func (b *bench) writeManifests() error {
+	c := b.tracked.Cluster
+	nodes, err := c.NodesYAML()
+	if err != nil {
+		return err
+	}
+	pod := fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: cache, namespace: bench, labels: {app: cache}}
+spec: {nodeName: %s}
+status: {podIP: %s, podIPs: [{ip: %[2]s}]}
+`, c.Node(0).Name, c.Pod(0, 0).IPv4)
+	if _, err := b.tracked.WriteFile("manifests/nodes.yaml", nodes); err != nil {
+		return err
+	}
+	if _, err := b.tracked.WriteFile("manifests/pod.yaml", []byte(pod)); err != nil {
+		return err
+	}
+	b.manifests = b.tracked.Path("manifests")
+	return nil
+}
+
+// policyText is a policy whose peers are the clients.
+func (b *bench) policyText(c Case) string {
+	var peers []string
+	for i := range clients {
+		peers = append(peers, fmt.Sprintf("{ipBlock: {cidr: %s/32}}", b.tracked.Cluster.Client(i).IPv4))
+	}
+	subject, port := "podSelector: {matchLabels: {app: cache}}", podPort
+	if c == NodePolicy {
+		subject, port = "nodeSelector: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: Exists}]}", nodePort
+	}
+	return fmt.Sprintf(`
+apiVersion: policy.spillway.dev/v1alpha1
+kind: DoNotTrackPolicy
+metadata: {name: %s}
+spec:
+  %s
+  deny: others
+  track: %v
+  ingress: [{ports: [{port: %d}], from: [%s]}]
+`, c, subject, c == TrackPolicy, port, strings.Join(peers, ", "))
+}
+
+// setPolicy writes a policy and waits until the kernel has it and no other.
+func (b *bench) setPolicy(ctx context.Context, c Case) error {
+	if c == b.policy {
+		return nil
+	}
+	path := b.tracked.Path("manifests/policy.yaml")
+	if c == "" {
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			return fmt.Errorf("remove policy: %w", err)
+		}
+	} else if err := writeAtOnce(path, b.policyText(c)); err != nil {
+		return err
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		out, _ := b.tracked.Cluster.Node(0).Command(ctx, "nft", "list", "table", "inet", "spillway-policy").Output()
+		text := string(out)
+		there := strings.Contains(text, "chain in-"+string(c)+"-0-from")
+		if c == "" && text == "" || c != "" && there && strings.Count(text, "-0-from {") == 1 {
+			b.policy = c
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return fmt.Errorf("the agent has not applied policy %q within 10 s; nft shows %q", c, text)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// writeAtOnce replaces a file.
+func writeAtOnce(path, text string) error {
+	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write policy: %w", err)
+	}
+	return os.Rename(path+".new", path)
+}
+
+// table is the conntrack table of the node under test.
+type table struct {
+	node   *topology.Host
+	filled bool
+	free   int
+}
+
+// fill empties the table, or fills it with established flows, which are not given
+// up, but for so many entries. Those that are given up are after a few seconds.
+func (t *table) fill(ctx context.Context, full bool, free int) error {
+	if full && t.filled && t.free == free && free == 0 {
+		return nil // as it was left
+	}
+	if err := t.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+		return fmt.Errorf("empty conntrack table: %w", err)
+	}
+	t.filled, t.free = full, free
+	if !full {
+		return nil
+	}
+	if err := t.node.Do(func() error {
+		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_time_wait", []byte(strconv.Itoa(giveUp)), 0)
+	}); err != nil {
+		return fmt.Errorf("set time-out: %w", err)
+	}
+	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
+	if err != nil {
+		return fmt.Errorf("read size of conntrack table: %w", err)
+	}
+	limit, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("read size of conntrack table: %w", err)
+	}
+	cmd := t.node.Command(ctx, "conntrack", "--load-file", "-")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	go func() {
+		defer in.Close()
+		writeFlows(in, limit-free)
+	}()
+	if out, err := cmd.CombinedOutput(); err != nil && free > 0 {
+		return fmt.Errorf("fill conntrack table: %w: %.200s", err, out)
+	}
+	count, err := t.node.ConntrackCount()
+	if err != nil {
+		return err
+	}
+	if count < limit-free-100 {
+		return fmt.Errorf("fill conntrack table: it has %d entries, not %d", count, limit-free)
+	}
+	return nil
+}
+
+// writeFlows writes so many flows that nobody has.
+func writeFlows(w io.Writer, n int) {
+	addr := netip.MustParseAddr("198.18.0.1")
+	for i := range n {
+		if i%1000 == 0 {
+			addr = addr.Next()
+		}
+		_, err := fmt.Fprintf(w, "-A -p tcp -s %s -d 198.19.0.1 --sport %d --dport 5001 --state ESTABLISHED -u ASSURED -t 86400\n", addr, 1024+i%1000)
+		if err != nil {
+			return
+		}
+	}
+}
