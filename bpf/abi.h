@@ -91,6 +91,7 @@ enum backend_flags {
 	BACKEND_HERE = 1 << 2,	  /* on this node */
 	BACKEND_HOST = 1 << 3,	  /* the node's own address */
 	BACKEND_POLICED = 1 << 4, /* through the stack: a NetworkPolicy selects it */
+	BACKEND_OPEN = 1 << 5,	  /* not, in spite of that: open to anybody, untracked */
 };
 
 struct backend {

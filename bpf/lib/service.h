@@ -194,8 +194,10 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
 		return 1;
 	if (!(b->flags & BACKEND_HERE))
 		return 0;
-	return s->flags & SETTING_BYPASS_NEVER || b->flags & BACKEND_POLICED ||
-	       pod_policed(&b->addr, p->tuple.family);
+	if (s->flags & SETTING_BYPASS_NEVER)
+		return 1;
+	return !(b->flags & BACKEND_OPEN) &&
+	       (b->flags & BACKEND_POLICED || pod_policed(&b->addr, p->tuple.family));
 }
 
 /*

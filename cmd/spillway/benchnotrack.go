@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,7 @@ import (
 
 func newBenchNotrackCommand() *cobra.Command {
 	var cfg notrack.Config
-	var output string
+	var only, output string
 	cmd := &cobra.Command{
 		Use:   "notrack",
 		Short: "Compare short connections without a policy, with a tracked and with a do-not-track policy",
@@ -31,6 +32,12 @@ Needs root, memcached, nft and conntrack. Leave the machine alone meanwhile.`,
 			if !slices.Contains(proxyModeNames(), cfg.Mode) {
 				return usageErrorf("--proxy-mode %q: use one of %s", cfg.Mode, strings.Join(proxyModeNames(), ", "))
 			}
+			if only != "" {
+				var err error
+				if cfg.Only, err = regexp.Compile(only); err != nil {
+					return usageErrorf("--only: %v", err)
+				}
+			}
 			if err := cfg.Validate(); err != nil {
 				return usageErrorf("%v", err)
 			}
@@ -38,7 +45,7 @@ Needs root, memcached, nft and conntrack. Leave the machine alone meanwhile.`,
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			report, err := notrack.Run(ctx, cfg)
-			if report == nil || len(report.Comparisons) == 0 {
+			if report == nil || len(report.Comparisons)+len(report.Ceilings) == 0 {
 				return err
 			}
 			return errors.Join(err, printResult(cmd.OutOrStdout(), output, report))
@@ -51,6 +58,7 @@ Needs root, memcached, nft and conntrack. Leave the machine alone meanwhile.`,
 	f.DurationVar(&cfg.Duration, "duration", time.Second, "length of one measurement; it begins after half as long")
 	f.IntVar(&cfg.Connections, "connections", 64, "connections under way at once")
 	f.Float64Var(&cfg.Rate, "rate", 4000, "connections/s at which CPU is compared")
+	f.StringVar(&only, "only", "", "measure only what matches this regular expression by \"NAME, FIGURE\", such as 'CPU' or 'ceiling'")
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }

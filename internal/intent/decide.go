@@ -63,7 +63,7 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from
 	return &ServicePort{
 		ID:          p.id,
 		Frontends:   frontends(svc, p, held, r),
-		Endpoints:   t.endpoints(cs),
+		Endpoints:   t.endpoints(p.id.Protocol, cs),
 		Retained:    retained(p.id.Protocol, cs),
 		Affinity:    svc.Affinity,
 		AppProtocol: p.spec.AppProtocol,
@@ -72,7 +72,7 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from
 }
 
 // endpoints turns the candidates that some policy uses into Endpoints.
-func (t *Tracker) endpoints(cs []candidate) []Endpoint {
+func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 	out := make([]Endpoint, 0, len(cs))
 	for i := range cs {
 		c := &cs[i]
@@ -92,6 +92,7 @@ func (t *Tracker) endpoints(cs []candidate) []Endpoint {
 			Unplaced: c.ep.Node == "" && !host,
 			Host:     host,
 			Policed:  t.world.policed(c.slice.Service.Namespace, c.ep, addr),
+			Open:     t.world.open(proto, c.addr),
 		})
 	}
 	return out

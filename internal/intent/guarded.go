@@ -3,6 +3,8 @@ package intent
 import (
 	"net/netip"
 	"slices"
+
+	"spillway.dev/spillway/internal/model"
 )
 
 // SetGuarded tells the addresses of pods here of which a do-not-track policy denies
@@ -29,4 +31,41 @@ func (t *Tracker) SetGuarded(addrs []netip.Addr) Changes {
 	}
 	t.setPoliced(&t.own.guarded, slices.Clone(addrs))
 	return t.settle()
+}
+
+// OpenPorts are ports of an address that anybody may reach without tracking.
+type OpenPorts struct {
+	Addr        netip.Addr
+	Protocol    model.Protocol
+	First, Last uint16
+}
+
+// SetOpened tells the ports of pods here that a do-not-track policy opens to anybody,
+// all of them each time: Service packets to there need not pass by netfilter, even if
+// a NetworkPolicy selects the pod.
+func (t *Tracker) SetOpened(ports []OpenPorts) Changes {
+	before := t.world.opened
+	now := map[netip.Addr][]OpenPorts{}
+	for _, p := range ports {
+		now[p.Addr] = append(now[p.Addr], p)
+	}
+	t.world.opened = now
+	for _, list := range []map[netip.Addr][]OpenPorts{before, now} {
+		for a := range list {
+			if slices.Equal(before[a], now[a]) {
+				continue
+			}
+			for _, s := range t.world.slicesOfAddr[a] {
+				t.touch(s.service)
+			}
+		}
+	}
+	return t.settle()
+}
+
+// open reports whether a policy opens an endpoint to anybody.
+func (w *world) open(proto model.Protocol, addr netip.AddrPort) bool {
+	return slices.ContainsFunc(w.opened[addr.Addr()], func(p OpenPorts) bool {
+		return p.Protocol == proto && p.First <= addr.Port() && addr.Port() <= p.Last
+	})
 }

@@ -72,6 +72,7 @@ type Endpoint struct {
 	Unplaced bool
 	Host     bool // Here, and the address is the node's own (a hostNetwork pod)
 	Policed  bool // a NetworkPolicy selects it (or may): its packets go through the stack
+	Open     bool // a do-not-track policy opens it to anybody: they need not, in spite of that
 }
 
 // ServicePort is everything a dataplane must know about one Service port.

@@ -22,7 +22,8 @@ type world struct {
 	podsOfAddr   map[netip.Addr][]model.Name
 	podsOfNS     map[string]map[model.Name]struct{}
 
-	guarded map[netip.Addr]struct{} // see SetGuarded
+	guarded map[netip.Addr]struct{}    // see SetGuarded
+	opened  map[netip.Addr][]OpenPorts // see SetOpened
 
 	policiesUnknown bool
 }

@@ -107,7 +107,9 @@ func (t *Tracker) retarget(a netip.Addr, rules []*rule) {
 	for _, s := range segments(rules) {
 		v, target := verdictOf(s.rules), Target{s.side, a, s.proto, s.first, s.last}
 		now = append(now, target)
-		guarded = guarded || v.Deny
+		anybody := slices.ContainsFunc(s.rules, func(r *rule) bool { return r.Anybody })
+		guarded = guarded || v.Deny && !anybody
+		t.open(target, anybody && !v.Track && s.side == Ingress)
 		t.use(v, s.rules)
 		if was := t.targets.now[target]; was != "" {
 			t.release(was)
@@ -118,6 +120,7 @@ func (t *Tracker) retarget(a netip.Addr, rules []*rule) {
 		if !slices.Contains(now, target) {
 			t.release(t.targets.now[target])
 			t.targets.drop(target)
+			t.open(target, false)
 		}
 	}
 	if len(now) > 0 {
@@ -132,6 +135,19 @@ func (t *Tracker) retarget(a netip.Addr, rules []*rule) {
 		} else {
 			delete(t.guarded, a)
 		}
+	}
+}
+
+// open notes whether anybody may reach a target untracked.
+func (t *Tracker) open(target Target, is bool) {
+	if _, was := t.opened[target]; was == is {
+		return
+	}
+	t.opening = true
+	if is {
+		t.opened[target] = struct{}{}
+	} else {
+		delete(t.opened, target)
 	}
 }
 

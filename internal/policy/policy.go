@@ -112,6 +112,9 @@ type Changes struct {
 	// Guarded are the addresses here of which something is denied, sorted, if that
 	// changed; nil if not. Their packets must not pass by who denies.
 	Guarded []netip.Addr
+	// Opened are the targets of Ingress that anybody may reach untracked, sorted, if
+	// that changed; nil if not. Nothing in netfilter has to see their packets.
+	Opened []Target
 	// Refusals are what policies ask for and does not hold here, complete, sorted;
 	// nil if that is as it was.
 	Refusals []Refusal

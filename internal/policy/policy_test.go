@@ -194,6 +194,32 @@ func TestAnAddressBelongsToThePodThatHasIt(t *testing.T) {
 	}
 }
 
+func TestWhatAnybodyMayReachIsOpened(t *testing.T) {
+	tr := New(Config{NodeName: "here"})
+	world := func(change func(*model.DoNotTrackPolicy)) model.Delta {
+		p := cache("c", 5, 6, "")
+		change(p)
+		return model.Delta{DoNotTrackPolicies: policiesOf(p), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"))}
+	}
+	want := Target{Ingress, netip.MustParseAddr("10.0.0.1"), model.TCP, 5, 6}
+	c := tr.Apply(world(func(p *model.DoNotTrackPolicy) { p.DenyOthers = true }))
+	if !slices.Equal(c.Opened, []Target{want}) || len(c.Guarded) > 0 {
+		t.Errorf("opened %v, guarded %v", c.Opened, c.Guarded)
+	}
+	for name, change := range map[string]func(*model.DoNotTrackPolicy){
+		"track": func(p *model.DoNotTrackPolicy) { p.Track = true },
+		"peers": func(p *model.DoNotTrackPolicy) {
+			p.Ingress[0].Peers = []model.PolicyPeer{{Block: netip.MustParsePrefix("10.0.0.0/8")}}
+		},
+		"egress": func(p *model.DoNotTrackPolicy) { p.Ingress, p.Egress = nil, p.Ingress },
+	} {
+		if c := tr.Apply(world(change)); c.Opened == nil || len(c.Opened) > 0 {
+			t.Errorf("%s: opened %v", name, c.Opened)
+		}
+		tr.Apply(world(func(*model.DoNotTrackPolicy) {}))
+	}
+}
+
 func TestBlocksWithoutExceptions(t *testing.T) {
 	for _, test := range []struct {
 		block  string
@@ -227,6 +253,9 @@ func same(t *testing.T, a, b *Tracker) {
 	}
 	if !slices.Equal(a.Refusals(), b.Refusals()) {
 		t.Fatalf("refusals differ:\n%v\n%v", a.Refusals(), b.Refusals())
+	}
+	if !maps.Equal(a.opened, b.opened) {
+		t.Fatalf("opened differ: %v, %v", a.opened, b.opened)
 	}
 	if !maps.Equal(a.guarded, b.guarded) {
 		t.Fatalf("guarded differ: %v, %v", a.guarded, b.guarded)

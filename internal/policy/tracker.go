@@ -35,7 +35,9 @@ type Tracker struct {
 	natStale []*rule
 	refusals []Refusal
 	guarded  map[netip.Addr]struct{}
+	opened   map[Target]struct{}
 	guarding bool // guarded changed
+	opening  bool // opened did
 
 	rules    ledger[string, *Rule]
 	verdicts ledger[string, *Verdict]
@@ -51,7 +53,7 @@ func New(cfg Config) *Tracker {
 		slices: map[model.Name]*model.EndpointSlice{}, slicesOf: map[model.Name]map[model.Name]struct{}{},
 		podsHere: map[netip.Addr][]model.Name{}, targetsOf: map[netip.Addr][]Target{},
 		wantedOf: map[netip.Addr][]*policy{}, refusedOf: map[netip.Addr][]Refusal{}, used: map[string]int{}, holding: map[string]*rule{},
-		nat: newNATIndex(), dirty: map[netip.Addr]struct{}{}, guarded: map[netip.Addr]struct{}{},
+		nat: newNATIndex(), dirty: map[netip.Addr]struct{}{}, guarded: map[netip.Addr]struct{}{}, opened: map[Target]struct{}{},
 		rules: newLedger[string](sameRule), verdicts: newLedger[string](sameVerdict),
 		targets: newLedger[Target](func(a, b string) bool { return a == b }),
 		members: newLedger[Member](func(a, b bool) bool { return a == b }),
@@ -152,6 +154,11 @@ func (t *Tracker) settle() Changes {
 		t.guarding = false
 		c.Guarded = slices.AppendSeq([]netip.Addr{}, maps.Keys(t.guarded))
 		slices.SortFunc(c.Guarded, netip.Addr.Compare)
+	}
+	if t.opening {
+		t.opening = false
+		c.Opened = slices.AppendSeq([]Target{}, maps.Keys(t.opened))
+		slices.SortFunc(c.Opened, Target.Compare)
 	}
 	if refused {
 		if now := t.collectRefusals(); !slices.Equal(now, t.refusals) {

@@ -13,9 +13,11 @@ import (
 	"spillway.dev/spillway/internal/policy"
 )
 
-// Guard is a Tracker that can be told which pods must not pass by netfilter.
+// Guard is a Tracker that can be told which pods must not pass by netfilter, and
+// which of their ports may, whoever asks.
 type Guard interface {
 	SetGuarded([]netip.Addr) intent.Changes
+	SetOpened([]intent.OpenPorts) intent.Changes
 }
 
 // policyLane writes do-not-track policies. It stands beside the lanes of Services:
@@ -57,10 +59,16 @@ func (r *Reconciler) takePolicies(c policy.Changes) {
 		l.full = l.full || !l.pending.Empty() // two changes of one turn: rare, and not added up
 		l.pending = c
 	}
-	if c.Guarded != nil {
-		if g, ok := r.cfg.Tracker.(Guard); ok {
-			r.absorb(g.SetGuarded(c.Guarded))
+	g, guards := r.cfg.Tracker.(Guard)
+	if c.Guarded != nil && guards {
+		r.absorb(g.SetGuarded(c.Guarded))
+	}
+	if c.Opened != nil && guards {
+		ports := make([]intent.OpenPorts, 0, len(c.Opened))
+		for _, t := range c.Opened {
+			ports = append(ports, intent.OpenPorts{Addr: t.Addr, Protocol: t.Protocol, First: t.First, Last: t.Last})
 		}
+		r.absorb(g.SetOpened(ports))
 	}
 	if c.Refusals != nil {
 		ps := make([]model.Problem, 0, len(c.Refusals))

@@ -404,6 +404,9 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	if got := ask("client0", node, cacheNodePort); got == ebpf {
 		t.Errorf("who is denied is answered through the Service: %v", got)
 	}
+	if ebpf {
+		e.testOpenPolicy(t, func() bool { return ask("client0", node, cacheNodePort) })
+	}
 	log, err := os.ReadFile(e.Agent("a").Log)
 	if err != nil {
 		t.Fatal(err)
@@ -411,5 +414,38 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	told := strings.Contains(string(log), `where="DoNotTrackPolicy cache" field=spec.ingress[0] what="is not applied to `+e.Addr("a0", false).String()+": it is an endpoint of Service caches/cache")
 	if !ebpf && !told {
 		t.Error("it is not told that the policy is not applied")
+	}
+}
+
+// testOpenPolicy counts what a hook of netfilter sees of a Service's packets to a
+// pod that a NetworkPolicy selects: all, unless a policy opens the port to anybody.
+func (e *env) testOpenPolicy(t *testing.T, ask func() bool) {
+	e.writeAll(t, "networkpolicy.yaml", `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: caches, namespace: caches}
+spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{}]}
+`)
+	defer e.writeAll(t, "networkpolicy.yaml", "")
+	run(t, e.host(t, "a"), "nft", "add table inet seen; add chain inet seen forward { type filter hook forward priority 0; }; "+
+		fmt.Sprintf("add counter inet seen cache; add rule inet seen forward tcp dport %d counter name cache", cachePort))
+	defer run(t, e.host(t, "a"), "nft", "delete table inet seen")
+	for _, c := range []struct {
+		peers string
+		seen  bool
+	}{{fmt.Sprintf("{ipBlock: {cidr: %s/32}}", e.Addr("client0", false)), true}, {"", false}} {
+		e.writeAll(t, "policy.yaml", policyYAML("cache", "", c.peers))
+		run(t, e.host(t, "a"), "nft", "reset counters")
+		e.forgetEntries(t)
+		if !ask() {
+			t.Errorf("peers %q: no answer", c.peers)
+		}
+		counted := run(t, e.host(t, "a"), "nft", "list counters")
+		if seen := !strings.Contains(counted, "packets 0 "); seen != c.seen {
+			t.Errorf("peers %q: a hook of netfilter sees packets: %v, want %v\n%s", c.peers, seen, c.seen, counted)
+		}
+		if n := e.entries(t, "a", cachePort); n > 0 {
+			t.Errorf("peers %q: %d entries", c.peers, n)
+		}
 	}
 }

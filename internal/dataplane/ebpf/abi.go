@@ -113,6 +113,7 @@ func backendFlags(e intent.Endpoint) tcBackendFlags {
 		{e.Here, tcBackendFlagsBACKEND_HERE},
 		{e.Host, tcBackendFlagsBACKEND_HOST},
 		{e.Policed, tcBackendFlagsBACKEND_POLICED},
+		{e.Open, tcBackendFlagsBACKEND_OPEN},
 	} {
 		if b.set {
 			flags |= b.flag

@@ -244,6 +244,7 @@ func (p *port) intentEndpoints() []intent.Endpoint {
 			Here:    flags&tcBackendFlagsBACKEND_HERE != 0,
 			Host:    flags&tcBackendFlagsBACKEND_HOST != 0,
 			Policed: flags&tcBackendFlagsBACKEND_POLICED != 0,
+			Open:    flags&tcBackendFlagsBACKEND_OPEN != 0,
 		})
 	}
 	slices.SortFunc(out, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })

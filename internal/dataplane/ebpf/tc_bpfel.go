@@ -56,6 +56,7 @@ const (
 	tcBackendFlagsBACKEND_HERE    tcBackendFlags = 4
 	tcBackendFlagsBACKEND_HOST    tcBackendFlags = 8
 	tcBackendFlagsBACKEND_POLICED tcBackendFlags = 16
+	tcBackendFlagsBACKEND_OPEN    tcBackendFlags = 32
 )
 
 type tcFlow struct {

@@ -186,6 +186,14 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	if t.Failed() || testing.Verbose() {
 		t.Log(text)
 	}
+	tracked := oneCache(true)
+	tracked.DoNotTrackPolicies["cache"].Track = true
+	if err := p.Apply(t.Context(), tr.Apply(tracked)); err != nil {
+		t.Fatal(err)
+	}
+	if text := listed(t); strings.Contains(text, " notrack ") || !strings.Contains(text, "ip saddr @in-cache-0-pods4 return") {
+		t.Errorf("track: true is\n%s", text)
+	}
 }
 
 func TestPoliciesThatOthersChangeAreRestored(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
@@ -29,8 +30,9 @@ type Config struct {
 	Rounds int
 	// Duration of one measurement; half of it before is not counted.
 	Duration    time.Duration
-	Connections int     // under way at once, of both clients
-	Rate        float64 // connections/s at which CPU is compared
+	Connections int            // under way at once, of both clients
+	Rate        float64        // connections/s at which CPU is compared
+	Only        *regexp.Regexp // what is measured, by "NAME, FIGURE"; nil: all
 	Progress    *experiment.Progress
 }
 
@@ -176,7 +178,7 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 	if err != nil {
 		return Sample{}, err
 	}
-	busy, err := experiment.BusyCPU()
+	busy, err := clusterCPU(s.rig.Cluster)
 	if err != nil {
 		return Sample{}, err
 	}
@@ -194,7 +196,7 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 	if err != nil {
 		return Sample{}, err
 	}
-	after, err := experiment.BusyCPU()
+	after, err := clusterCPU(s.rig.Cluster)
 	if err != nil {
 		return Sample{}, err
 	}

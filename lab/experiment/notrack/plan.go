@@ -3,6 +3,7 @@ package notrack
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
@@ -13,8 +14,7 @@ type Sample struct {
 	Rate     float64 `json:"rate"` // connections answered a second
 	Answered int64   `json:"answered"`
 	Failed   int64   `json:"failed"`
-	// CPU is how long the whole machine was busy for each connection, in µs:
-	// clients, node and server.
+	// CPU is how long clients, node and server ran for each connection, in µs.
 	CPU float64 `json:"cpu_per_connection_us"`
 	// Entries is how many more there were in the node's conntrack table after.
 	Entries int `json:"conntrack_entries"`
@@ -47,8 +47,10 @@ func (b *bench) plans() []plan {
 	}
 }
 
+func (b *bench) wanted(name string) bool { return b.cfg.Only == nil || b.cfg.Only.MatchString(name) }
+
 func (b *bench) measureAll(ctx context.Context) error {
-	plans := b.plans()
+	plans := slices.DeleteFunc(b.plans(), func(p plan) bool { return !b.wanted(p.name + ", " + p.figure) })
 	for i, p := range plans {
 		b.cfg.Progress.Step("%s, %s (%d of %d)", p.name, p.figure, i+1, len(plans))
 		pair := experiment.Pair[Sample]{Name: p.name, A: b.arm(p.a, p.rate), B: b.arm(p.b, p.rate), Rounds: b.cfg.Rounds, Progress: b.cfg.Progress.Part}
@@ -82,6 +84,9 @@ func (b *bench) ceilings(ctx context.Context) error {
 		{fmt.Sprintf("do-not-track policy, %d free entries", slots), DoNotTrackPolicy, slots},
 		{"do-not-track policy, table full", DoNotTrackPolicy, 0},
 	} {
+		if !b.wanted(c.name + ", ceiling") {
+			continue
+		}
 		b.cfg.Progress.Step("%s", c.name)
 		if err := b.setPolicy(ctx, c.policy); err != nil {
 			return err

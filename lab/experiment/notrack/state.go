@@ -2,10 +2,12 @@ package notrack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -125,8 +127,8 @@ func (t *table) fill(ctx context.Context, full bool, free int) error {
 	if full && t.filled && t.free == free && free == 0 {
 		return nil // as it was left
 	}
-	if err := t.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-		return fmt.Errorf("empty conntrack table: %w", err)
+	if err := t.empty(ctx); err != nil {
+		return err
 	}
 	t.filled, t.free = full, free
 	if !full {
@@ -154,17 +156,33 @@ func (t *table) fill(ctx context.Context, full bool, free int) error {
 		defer in.Close()
 		writeFlows(in, limit-free)
 	}()
-	if out, err := cmd.CombinedOutput(); err != nil && free > 0 {
-		return fmt.Errorf("fill conntrack table: %w: %.200s", err, out)
-	}
+	out, _ := cmd.CombinedOutput() // it ends with an error when the table is full
 	count, err := t.node.ConntrackCount()
 	if err != nil {
 		return err
 	}
 	if count < limit-free-100 {
-		return fmt.Errorf("fill conntrack table: it has %d entries, not %d", count, limit-free)
+		return fmt.Errorf("fill conntrack table: it has %d entries, not %d: %.200s", count, limit-free, out)
 	}
 	return nil
+}
+
+// empty flushes the table and waits until its entries are gone, and not only marked.
+func (t *table) empty(ctx context.Context) error {
+	for range 100 {
+		if err := t.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+			return fmt.Errorf("empty conntrack table: %w", err)
+		}
+		if n, err := t.node.ConntrackCount(); err != nil || n < 100 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return errors.New("empty conntrack table: entries stay")
 }
 
 // writeFlows writes so many flows that nobody has.
@@ -179,4 +197,19 @@ func writeFlows(w io.Writer, n int) {
 			return
 		}
 	}
+}
+
+// clusterCPU is how long processes of a cluster have run so far, in seconds: what
+// the kernel does for a packet is done in the context of whoever sent it. Others on
+// the machine do not count.
+func clusterCPU(c *topology.Cluster) (float64, error) {
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(c.Node(0).CgroupRoot), "cpu.stat"))
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time of the cluster: %w", err)
+	}
+	var us int64
+	if _, err := fmt.Sscanf(string(text), "usage_usec %d", &us); err != nil {
+		return 0, fmt.Errorf("read CPU time of the cluster: %w", err)
+	}
+	return float64(us) / 1e6, nil
 }

@@ -1,0 +1,45 @@
+package intent
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
+	pod := netip.MustParseAddr("10.244.0.2")
+	name := model.Name{Namespace: "n", Name: "cache"}
+	tr := New(Config{NodeName: "here"})
+	tr.Apply(model.Delta{Full: true,
+		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports: []model.ServicePort{{Name: "a", Protocol: model.TCP, Port: 1}, {Name: "b", Protocol: model.TCP, Port: 2}}}},
+		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
+			Ports:     []model.EndpointPort{{Name: "a", Protocol: model.TCP, Port: 11211}, {Name: "b", Protocol: model.TCP, Port: 80}},
+			Endpoints: []model.Endpoint{{Addresses: []netip.Addr{pod}, Ready: true, Serving: true, Node: "here"}}}},
+	})
+	check := func(when string, c Changes, upserts int, policed, open bool) {
+		t.Helper()
+		if len(c.Upserts) != upserts {
+			t.Errorf("%s: %d ports changed, want %d", when, len(c.Upserts), upserts)
+		}
+		s := tr.State()
+		if slices.Contains(s.Node.PolicedPods, pod) != policed {
+			t.Errorf("%s: policed pods %v", when, s.Node.PolicedPods)
+		}
+		for _, p := range s.Ports {
+			e := p.Endpoints[0]
+			if e.Policed != policed || e.Open != (open && e.Addr.Port() == 11211) {
+				t.Errorf("%s: endpoint %+v", when, e)
+			}
+		}
+	}
+	check("guarded", tr.SetGuarded([]netip.Addr{pod}), 2, true, false)
+	check("guarded again", tr.SetGuarded([]netip.Addr{pod}), 0, true, false)
+	ports := []OpenPorts{{pod, model.TCP, 11200, 11220}, {pod, model.UDP, 80, 80}}
+	check("opened too", tr.SetOpened(ports), 1, true, true)
+	check("opened again", tr.SetOpened(ports), 0, true, true)
+	check("guarded no more", tr.SetGuarded([]netip.Addr{}), 2, false, true)
+	check("opened no more", tr.SetOpened(nil), 1, false, false)
+}
