@@ -52,6 +52,7 @@ bench: root build ## measure the way through a Service against the way without (
 	hack/deps bench
 	bin/spillway bench path
 	bin/spillway bench sync
+	bin/spillway bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/conntrack ./internal/doctor
 
 demo: root build ## real traffic through real Services on two nodes in this machine (as root)
