@@ -31,7 +31,7 @@ const PolicyTable = "spillway-policy"
 //	  source in in-cache-0-ranges4    notrack, go back
 //	  deny: others                    drop
 //
-// So what a packet costs is a look-up for each way that there is, and one for each
+// Ranges of ports are in asked-ranges4 and so on. So what a packet costs is a look-up for each way that there is, and one for each
 // set of the rules that are about it; a set or a way that holds nothing is not
 // there. A drop is final, and notrack stays: in which order the ways come makes no
 // difference.
@@ -68,7 +68,9 @@ func (p *Policies) probe(s *socket) error {
 	t := &policyTable{rules: map[string]*policy.Rule{"r": {Name: "r", Pods: true}}, targets: map[string]int{},
 		verdicts: map[string]*policy.Verdict{"r": {Name: "r", Rules: []string{"r"}, Deny: true}}}
 	for _, w := range ways {
-		t.targets[w.set(&ipv4)], t.targets[w.set(&ipv6)] = 1, 1
+		for _, ranges := range []bool{false, true} {
+			t.targets[w.set(&ipv4, ranges)], t.targets[w.set(&ipv6, ranges)] = 1, 1
+		}
 	}
 	t.shape()
 	b := p.batch()

@@ -46,11 +46,19 @@ func chainOf(verdict string, peer int) string {
 	return verdict + [2]string{"-from", "-to"}[peer]
 }
 
-func (w way) set(f *family) string { return w.name + f.suffix }
+// set is the name of the set of single ports of a way, or of that of ranges. Nearly
+// all targets are single ports, and a hash finds them at a fraction of what a set of
+// ranges costs (nft_set_pipapo), which is looked at for every packet too.
+func (w way) set(f *family, ranges bool) string {
+	if ranges {
+		return w.name + "-ranges" + f.suffix
+	}
+	return w.name + f.suffix
+}
 
-func (w way) newSet(f *family) *set {
+func (w way) newSet(f *family, ranges bool) *set {
 	return &set{
-		name: w.set(f), comment: w.comment, interval: true, verdict: true,
+		name: w.set(f, ranges), comment: w.comment, interval: ranges, verdict: true,
 		key: []field{addrField(f), protoField, portField},
 	}
 }
@@ -74,12 +82,14 @@ func (t *policyTable) shape() {
 	base := []*rule{}
 	for _, f := range []*family{&ipv4, &ipv6} {
 		for _, w := range ways {
-			if t.targets[w.set(f)] == 0 {
-				continue
+			for _, ranges := range []bool{false, true} {
+				if t.targets[w.set(f, ranges)] == 0 {
+					continue
+				}
+				s := w.newSet(f, ranges)
+				t.sets[s.name] = s
+				base = append(base, w.rule(f, s))
 			}
-			s := w.newSet(f)
-			t.sets[s.name] = s
-			base = append(base, w.rule(f, s))
 		}
 	}
 	for _, r := range t.rules {
@@ -181,10 +191,13 @@ func memberElem(m policy.Member) (set, key string) {
 func targetElems(t policy.Target, verdict string, do func(set, key string, v *value)) {
 	f := familyOfAddr(t.Addr)
 	raw := appendProto(appendAddr(nil, t.Addr), t.Protocol)
-	first, last := string(appendPort(slices.Clone(raw), t.First)), string(appendPort(slices.Clone(raw), t.Last))
+	first, last := string(appendPort(slices.Clone(raw), t.First)), ""
+	if t.First != t.Last {
+		last = string(appendPort(slices.Clone(raw), t.Last))
+	}
 	for _, w := range ways {
 		if w.side == t.Side {
-			do(w.set(f), first, &value{end: last, jump: chainOf(verdict, 1-w.here)})
+			do(w.set(f, last != ""), first, &value{end: last, jump: chainOf(verdict, 1-w.here)})
 		}
 	}
 }

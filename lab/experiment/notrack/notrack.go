@@ -209,6 +209,12 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 		out.Rate += r.Rate
 		out.Answered += r.Requests
 		out.Failed += r.Failed()
+		for kind, n := range r.Errors {
+			if out.Errors == nil {
+				out.Errors = map[string]int64{}
+			}
+			out.Errors[kind] += n
+		}
 	}
 	if out.Answered > 0 { // what came before it was measured costs too
 		out.CPU = (after - busy) * 1e6 / (float64(out.Answered) * 1.5)

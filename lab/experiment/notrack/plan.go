@@ -14,6 +14,8 @@ type Sample struct {
 	Rate     float64 `json:"rate"` // connections answered a second
 	Answered int64   `json:"answered"`
 	Failed   int64   `json:"failed"`
+	// Errors says how they failed.
+	Errors map[string]int64 `json:"errors,omitempty"`
 	// CPU is how long clients, node and server ran for each connection, in µs.
 	CPU float64 `json:"cpu_per_connection_us"`
 	// Entries is how many more there were in the node's conntrack table after.

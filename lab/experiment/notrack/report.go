@@ -3,6 +3,7 @@ package notrack
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 
 	"spillway.dev/spillway/lab/experiment"
@@ -35,6 +36,8 @@ type Comparison struct {
 	// EntriesA and EntriesB are the most that one measurement left in the table.
 	EntriesA int `json:"conntrack_entries_a"`
 	EntriesB int `json:"conntrack_entries_b"`
+	// Errors says how connections of both sides failed.
+	Errors map[string]int64 `json:"errors,omitempty"`
 }
 
 // Ceiling is one long measurement as fast as it goes.
@@ -53,6 +56,14 @@ func (r *Report) add(p plan, t experiment.Trial[Sample]) {
 	}
 	for _, s := range t.B {
 		c.AnsweredB, c.FailedB, c.EntriesB = c.AnsweredB+s.Answered, c.FailedB+s.Failed, max(c.EntriesB, s.Entries)
+	}
+	for _, s := range slices.Concat(t.A, t.B) {
+		for kind, n := range s.Errors {
+			if c.Errors == nil {
+				c.Errors = map[string]int64{}
+			}
+			c.Errors[kind] += n
+		}
 	}
 	if p.target != nil && c.Ratio.Sure() {
 		met := p.target.Met(c.Ratio)
@@ -90,6 +101,11 @@ func (r *Report) Write(w io.Writer) error {
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("write report: %w", err)
+	}
+	for _, c := range r.Comparisons {
+		if len(c.Errors) > 0 {
+			fmt.Fprintf(w, "failed in %s: %v\n", c.Name, c.Errors)
+		}
 	}
 	fmt.Fprintln(t, "\nAS FAST AS IT GOES\tCONN/S\tANSWERED\tFAILED\tCONNTRACK")
 	for _, c := range r.Ceilings {
