@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -174,6 +175,22 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	until(t, "Applied is false", conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction"))
 	status.Tell(nil, nil)
 	until(t, "Applied again", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
+
+	// What another node says stands while there is that node, and no longer.
+	must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dnt-other"}}, create))
+	w.until(t, "the other node", func() bool { return w.world.Nodes["dnt-other"] != nil })
+	said := `{"status":{"conditions":[{"type":"Applied","status":"False","reason":"Contradiction","message":"node dnt-other: no","observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`
+	must[*unstructured.Unstructured](t)(api.Patch(t.Context(), "needs", types.MergePatchType, []byte(said), metav1.PatchOptions{}, "status"))
+	until(t, "Accepted beside it", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
+	if !conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction")() {
+		t.Error("what another node said is overwritten")
+	}
+	if err := k.CoreV1().Nodes().Delete(t.Context(), "dnt-other", remove); err != nil {
+		t.Fatal(err)
+	}
+	w.until(t, "the other node gone", func() bool { return w.world.Nodes["dnt-other"] == nil })
+	status.Tell(nil, nil)
+	until(t, "what a node said that is gone is taken back", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
 	u := must[*unstructured.Unstructured](t)(api.Get(t.Context(), "needs", metav1.GetOptions{}))
 	u.Object["spec"] = doNotTrack(t, "needs", "{"+cachePods+", ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: web}}, namespaceSelector: {matchLabels: {team: web}}}]}]}").Object["spec"]
