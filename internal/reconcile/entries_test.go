@@ -136,7 +136,7 @@ func TestStaleEntriesThatCannotBeDeletedAreAProblemAndTriedAgain(t *testing.T) {
 			t.Error("the node counts as not synced for it")
 		}
 		f.fail = nil
-		g.after(10 * time.Second)
+		g.after(16 * time.Second) // the longest wait that began before; the full resync is at 30 s
 		if ps := g.Status().Problems; len(ps) != 0 {
 			t.Errorf("problems after it went well: %+v", ps)
 		}
