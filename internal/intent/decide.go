@@ -67,6 +67,7 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from
 		Retained:    retained(p.id.Protocol, cs),
 		Affinity:    svc.Affinity,
 		AppProtocol: p.spec.AppProtocol,
+		Helper:      p.helper,
 		Triggered:   newestTrigger(from, p.id.Family),
 	}
 }

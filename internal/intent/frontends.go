@@ -22,6 +22,7 @@ type portPlan struct {
 	spec   *model.ServicePort
 	ranges []netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
 	claims []claim        // one a frontend, in the order of frontends
+	helper Helper
 }
 
 // claim is one address or port that a Service asks for.
@@ -51,6 +52,7 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 		external = nil
 	}
 	addrs := frontendAddrs(svc, external, families, complain)
+	helpers := helpersOf(svc, complain)
 	for i := range svc.Ports {
 		spec := &svc.Ports[i]
 		for _, f := range families {
@@ -59,7 +61,9 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 				complain(fmt.Sprintf("spec.ports[%d]", i), "repeats an earlier port; remove one of the two")
 				break
 			}
-			p.ports = append(p.ports, planPort(svc, id, spec, i, addrs))
+			port := planPort(svc, id, spec, i, addrs)
+			port.helper = helpers[i]
+			p.ports = append(p.ports, port)
 		}
 	}
 	slices.SortFunc(p.ports, func(a, b portPlan) int { return a.id.Compare(b.id) })

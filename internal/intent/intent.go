@@ -90,6 +90,9 @@ type ServicePort struct {
 	Affinity time.Duration // 0: none
 	// AppProtocol is the Service port's appProtocol.
 	AppProtocol string
+	// Helper is what connections of this port need so that those they announce
+	// get through too.
+	Helper Helper
 	// Triggered is the newest last-change-trigger-time behind this state, for
 	// network programming latency. It does not count when states are compared.
 	Triggered time.Time
