@@ -59,6 +59,7 @@ enum frontend_flags {
 	FRONTEND_ENDPOINT = 1 << 2,
 	FRONTEND_LOADBALANCER = 1 << 3,
 	FRONTEND_EXTERNALIP = 1 << 4,
+	FRONTEND_TFTP = 1 << 5, /* answers come from ports of the server's choice */
 };
 
 struct frontend {
@@ -70,10 +71,14 @@ struct frontend {
 };
 
 /* services: how many endpoints each set has, and for how long clients stick. */
+enum service_flags {
+	SERVICE_TFTP = 1 << 0, /* its frontends and endpoints have FRONTEND_TFTP */
+};
+
 struct service {
 	__u32 count[2]; /* ROUTE_CLUSTER - 2, ROUTE_LOCAL - 2 */
 	__u32 affinity; /* seconds, 0: none */
-	__u32 flags;
+	__u32 flags;	/* enum service_flags */
 };
 
 /* slots: one per endpoint of a set; slot has SLOT_LOCAL set for the local set. */
@@ -164,6 +169,14 @@ enum flow_flags {
 	FLOW_RESET = 1 << 7,	/* closed by an RST */
 };
 
+/* What a flow has to do with answers from ports of the server's choice: helper.h. */
+enum flow_helper {
+	HELPER_NONE = 0,
+	HELPER_REQUEST = 1, /* asks such a server; its reply entry stands for any port: port 0 */
+	HELPER_DIRECT = 2,  /* a reply entry alone, of a client that asks the endpoint itself */
+	HELPER_DATA = 3,    /* what a server's answer began */
+};
+
 struct flow {
 	struct addr saddr;
 	struct addr daddr;
@@ -180,7 +193,9 @@ struct flow {
 	__u32 way_ifindex;
 	__u32 way_kind; /* WAY_POD or WAY_LINK */
 	__u8 way_macs[12];
-	__u32 pad;
+	__be16 helper_port; /* the endpoint's port that was asked */
+	__u8 helper;	    /* enum flow_helper */
+	__u8 pad;
 };
 
 /* fragments: the ports of a datagram whose first fragment passed. */
@@ -285,6 +300,12 @@ enum settings_flags {
 	SETTING_ASK_CONNTRACK = 1 << 3, /* netfilter translates connections of its own */
 };
 
+/* stack_flows: what there has ever been, so that packets are spared looking for it. */
+enum been {
+	BEEN_STACK_FLOW = 1 << 0,
+	BEEN_HELPER = 1 << 1,
+};
+
 /*
  * verdicts: a per-CPU counter for each way a packet or a connect() can end.
  * The names are metrics labels; keep the order, add at the end.
@@ -318,6 +339,7 @@ enum verdict {
 	SOCKET_REFUSED,
 	SOCKET_TIMED_OUT,
 	PASS_CONNTRACK,		/* netfilter knows its flow: left to it */
+	HELPER_ANSWERED,	/* a server's answer from another port became a flow */
 	VERDICTS,
 };
 

@@ -66,7 +66,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } connections SEC(".maps"); /* lives and dies with the socket */
 LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
-ARRAY(stack_flows, BPF_MAP_TYPE_ARRAY, __u32, 1); /* 1 when there has been one */
+ARRAY(stack_flows, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum been */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
 
 #endif

@@ -36,25 +36,25 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V4);
+	return socket_restore(ctx, FAMILY_V4, 1);
 }
 
 SEC("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V6);
+	return socket_restore(ctx, FAMILY_V6, 1);
 }
 
 SEC("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V4);
+	return socket_restore(ctx, FAMILY_V4, 0);
 }
 
 SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V6);
+	return socket_restore(ctx, FAMILY_V6, 0);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -37,8 +37,8 @@ static __always_inline int egress(struct __sk_buff *skb)
 		skb->tc_index = 0;
 		return NEXT;
 	}
-	mark = stack_flows_mark();
-	if (!mark || !*mark)
+	mark = been_mark();
+	if (!mark || !(*mark & BEEN_STACK_FLOW))
 		return pass(PASS_OTHER);
 	return handle(skb, EGRESS);
 }
@@ -63,6 +63,9 @@ const enum flow_state *unused_flow_state __attribute__((unused));
 const enum pod_flags *unused_pod_flags __attribute__((unused));
 const enum node_addr_flags *unused_node_addr_flags __attribute__((unused));
 const enum settings_flags *unused_settings_flags __attribute__((unused));
+const enum service_flags *unused_service_flags __attribute__((unused));
+const enum flow_helper *unused_flow_helper __attribute__((unused));
+const enum been *unused_been __attribute__((unused));
 const enum route *unused_route __attribute__((unused));
 const enum verdict *unused_verdict __attribute__((unused));
 

@@ -75,6 +75,29 @@ static __always_inline struct settings *get_settings(void)
 	return bpf_map_lookup_elem(&node_settings, &zero);
 }
 
+/* What has there been? (enum been) */
+static __always_inline __u32 *been_mark(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&stack_flows, &zero);
+}
+
+static __always_inline int been(enum been what)
+{
+	__u32 *mark = been_mark();
+
+	return mark && *mark & what;
+}
+
+static __always_inline void been_set(enum been what)
+{
+	__u32 *mark = been_mark();
+
+	if (mark && !(*mark & what))
+		__sync_fetch_and_or(mark, what);
+}
+
 static __always_inline int addr_equal(const struct addr *a, const struct addr *b)
 {
 	return !((a->w[0] ^ b->w[0]) | (a->w[1] ^ b->w[1]) | (a->w[2] ^ b->w[2]) |

@@ -106,4 +106,14 @@ __noinline int conntrack_claims(struct __sk_buff *skb, const struct tuple *answe
 	return conntrack_find(skb, answer, &status) == IP_CT_DIR_REPLY;
 }
 
+/* Has netfilter let a packet with this tuple pass? What it drops it never remembers. */
+__noinline int conntrack_knows(struct __sk_buff *skb, const struct tuple *t)
+{
+	unsigned long status = 0;
+
+	if (!t || !has_ct_lookup)
+		return 0;
+	return conntrack_find(skb, t, &status) >= 0;
+}
+
 #endif

@@ -37,13 +37,22 @@ static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *
 	out->pad = 0;
 }
 
-/* The key of a flow entry's twin: the mirror image of what packets become. */
+/* Is this the entry of requests whose answers come from any port? */
+static __always_inline int flow_asks(const struct flow *f)
+{
+	return f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
+}
+
+/*
+ * The key of a flow entry's twin: the mirror image of what packets become, but
+ * for answers from any port.
+ */
 static __always_inline void flow_twin_key(struct tuple *out, const struct flow *f,
 					  const struct tuple *key)
 {
 	out->saddr = f->daddr;
 	out->daddr = f->saddr;
-	out->sport = f->dport;
+	out->sport = flow_asks(f) ? 0 : f->dport;
 	out->dport = f->sport;
 	out->proto = key->proto;
 	out->family = key->family;
@@ -77,7 +86,8 @@ static __always_inline int flow_dead(const struct flow *f, __u8 proto, const str
 static __always_inline int flow_is_twin(const struct flow *twin, const struct tuple *mine)
 {
 	return addr_equal(&twin->saddr, &mine->daddr) && addr_equal(&twin->daddr, &mine->saddr) &&
-	       twin->sport == mine->dport && twin->dport == mine->sport;
+	       twin->sport == mine->dport &&
+	       (twin->dport == mine->sport || (flow_asks(twin) && !mine->sport));
 }
 
 static __always_inline void flow_forget_way(struct flow *f)
@@ -87,7 +97,6 @@ static __always_inline void flow_forget_way(struct flow *f)
 	f->way_ifindex = 0;
 	f->way_kind = 0;
 	__builtin_memset(f->way_macs, 0, sizeof(f->way_macs));
-	f->pad = 0;
 }
 
 /* The twin's entry, from the point of view of that direction. */
@@ -97,7 +106,12 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
 	twin->saddr = key->daddr;
 	twin->daddr = key->saddr;
 	twin->sport = key->dport;
-	twin->dport = key->sport;
+	/* The entry of answers from any port has port 0 in its key. */
+	twin->dport = f->helper == HELPER_REQUEST && f->flags & FLOW_REPLY ? f->helper_port
+									   : key->sport;
+	twin->helper_port = f->helper_port;
+	twin->helper = f->helper;
+	twin->pad = 0;
 	twin->backend = f->backend;
 	twin->service = f->service;
 	twin->seen = f->seen;
@@ -232,8 +246,11 @@ static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struc
 	/* RFC 9293, 3.6.1: a SYN may reopen a connection in TIME-WAIT. */
 	if (f->state >= FLOW_CLOSING && (p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
 		return NULL;
-	/* A datagram must not follow an endpoint that is gone. */
-	if (p->tuple.proto == IPPROTO_UDP && !(f->flags & FLOW_REPLY) &&
+	/*
+	 * A datagram must not follow an endpoint that is gone, unless no other could
+	 * make anything of it.
+	 */
+	if (p->tuple.proto == IPPROTO_UDP && !(f->flags & FLOW_REPLY) && f->helper != HELPER_DATA &&
 	    !bpf_map_lookup_elem(&backends, &f->backend))
 		return NULL;
 	if (flow_yields(skb, f, p, s, time)) {
@@ -324,11 +341,13 @@ static __always_inline int reply_claim(struct tuple *reply_key, struct flow *rep
  * are room for keys.
  */
 static __always_inline void flow_make_room(const struct tuple *direct, struct tuple *reply_key,
-					   struct tuple *key)
+					   struct tuple *key, int any_port)
 {
 	struct flow *f, *forward;
 
 	tuple_mirror(reply_key, direct);
+	if (any_port)
+		reply_key->sport = 0;
 	f = bpf_map_lookup_elem(&flows, reply_key);
 	if (!f || !(f->flags & FLOW_REPLY) || !flow_may_be_over(f, direct->proto))
 		return;
@@ -377,22 +396,6 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 	return -1;
 }
 
-/* Have flows ever gone through the stack? Else egress has nothing to look for. */
-static __always_inline __u32 *stack_flows_mark(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&stack_flows, &zero);
-}
-
-static __always_inline void stack_flows_begin(void)
-{
-	__u32 *mark = stack_flows_mark();
-
-	if (mark && !*mark)
-		*mark = 1;
-}
-
 /*
  * Stores the flow pair->flow, whose packets have the key; its sport is still the
  * client's. It stays unless another flow to the same endpoint has it, or with
@@ -413,7 +416,7 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	if (!bpf_map_update_elem(&flows, key, f, renew ? BPF_ANY : BPF_NOEXIST)) {
 		count(FLOW_CREATED);
 		if (f->flags & FLOW_STACK)
-			stack_flows_begin();
+			been_set(BEEN_STACK_FLOW);
 		return FLOW_CREATED;
 	}
 	/* Another CPU was faster with the same first packet: its flow is the one. */

@@ -13,6 +13,7 @@
 
 #include "flow.h"
 #include "fragment.h"
+#include "helper.h"
 #include "icmp.h"
 #include "redirect.h"
 
@@ -222,6 +223,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	f->service = b->service;
 	f->seen = now();
 	f->state = FLOW_NEW;
+	f->helper_port = b->port;
 	f->flags = (here ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_TWIN_TO_POD : 0);
 	flow_forget_way(f);
 	if (!hairpin && needs_stack(p, b, hook, s)) {
@@ -295,7 +297,8 @@ static __always_inline int pass_direct(struct __sk_buff *skb, struct scratch *m,
 
 /* A packet for no Service's address. */
 static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
-				       const struct settings *s, int hook, int to_endpoint)
+				       const struct settings *s, int hook, int to_endpoint,
+				       int to_helped)
 {
 	const struct tuple *t = &m->packet.tuple;
 	__u32 flags = m->packet.flags;
@@ -310,9 +313,13 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 			if (s->flags & SETTING_ASK_CONNTRACK &&
 			    conntrack_claims(skb, &m->pair.reply_key))
 				return pass(PASS_CONNTRACK);
-			flow_make_room(t, &m->pair.reply_key, &m->icmp.key);
+			flow_make_room(t, &m->pair.reply_key, &m->icmp.key, to_helped);
 		}
 		ret = pass_direct(skb, m, s, hook, to_endpoint);
+		if (ret != -2 && to_helped)
+			helper_expect_direct(t, &m->pair,
+					     (hook == FROM_POD ? FLOW_TO_POD : 0) |
+					     (m->way.kind == WAY_POD ? FLOW_TWIN_TO_POD : 0));
 		if (ret != -2)
 			return ret;
 	}
@@ -385,7 +392,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int re
 	if (!fe && own)
 		return pass(PASS_OTHER);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
-		return serve_other(skb, m, s, hook, fe != NULL);
+		return serve_other(skb, m, s, hook, fe != NULL, fe && fe->flags & FRONTEND_TFTP);
 	if (conntrack_owns(skb, p, 0))
 		return pass(PASS_CONNTRACK);
 	if (fe->flags & FRONTEND_RANGES &&
@@ -404,6 +411,10 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int re
 	if (!b)
 		return drop(DROP_NO_BACKEND);
 	m->pair.flow.backend = id;
+	m->pair.flow.helper = fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
+	m->pair.flow.pad = 0;
+	if (m->pair.flow.helper)
+		been_set(BEEN_HELPER);
 	verdict = flow_plan(skb, m, b, hook, s);
 	if (verdict == DROP_NO_ROUTE)
 		return refuse(skb, m);
@@ -414,6 +425,17 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int re
 	if (verdict != FLOW_CREATED)
 		return drop(verdict);
 	return flow_forward(skb, m, hook, NULL);
+}
+
+/* The reply entry of a request that a server has been asked, by what it asked. */
+static __always_inline struct flow *flow_of_error(const struct tuple *quoted, struct tuple *key)
+{
+	struct flow *f;
+
+	*key = *quoted;
+	key->sport = 0;
+	f = bpf_map_lookup_elem(&flows, key);
+	return f && f->helper == HELPER_REQUEST && f->helper_port == quoted->sport ? f : NULL;
 }
 
 /* An ICMP error: about one of our flows, or none of our business. */
@@ -429,6 +451,8 @@ __noinline int relay_error(struct __sk_buff *skb, struct settings *s, int hook)
 	if (icmp_quoted(skb, p, &m->icmp))
 		return pass(PASS_OTHER);
 	f = bpf_map_lookup_elem(&flows, &m->icmp.key);
+	if (!f && m->icmp.key.proto == IPPROTO_UDP)
+		f = flow_of_error(&m->icmp.key, &m->pair.reply_key);
 	if (!f || flow_dead(f, m->icmp.key.proto, s, now()) || !flow_applies(f, hook))
 		return pass(PASS_OTHER);
 	m->pair.flow = *f;
@@ -445,6 +469,62 @@ __noinline int relay_error(struct __sk_buff *skb, struct settings *s, int hook)
 	if (m->way.kind == WAY_STACK)
 		return pass(TRANSLATED_ICMP);
 	return way_take(skb, p, &m->way, TRANSLATED_ICMP);
+}
+
+/*
+ * May the answer to a request through the stack pass by it? Netfilter takes it for
+ * the first packet of a connection of the endpoint's, to which other rules apply
+ * than to answers: it might masquerade it, or drop it for a policy that allows
+ * answers. That it let the request pass says that it would let the answer.
+ */
+static __always_inline int answer_may_pass(struct __sk_buff *skb, struct scratch *m,
+					   const struct flow *request, int hook)
+{
+	struct tuple *asked = &m->icmp.key;
+
+	if (hook == EGRESS || !(request->flags & FLOW_STACK))
+		return 0;
+	tuple_mirror(asked, &m->packet.tuple);
+	asked->dport = request->helper_port;
+	return conntrack_knows(skb, asked);
+}
+
+/*
+ * A datagram of no flow: the answer to a request, from a port that the server has
+ * chosen, or -2.
+ */
+__noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
+{
+	struct scratch *m = get_scratch();
+	struct flow *request, *f;
+	struct packet *p;
+	__u32 time = now();
+	int pass_by;
+
+	if (!m || !s)
+		return -2;
+	p = &m->packet;
+	f = &m->pair.flow;
+	request = helper_request(&p->tuple, &m->pair.reply_key, s, time);
+	if (!request || !p->tuple.sport)
+		return -2;
+	if (p->tuple.sport == request->helper_port) {
+		/* From the port that was asked: no other is opened. */
+		if (request->helper != HELPER_REQUEST || !flow_applies(request, hook))
+			return -2;
+		request->seen = time;
+		flow_touch_twin(request, &m->pair.reply_key);
+		flow_advance(request, p);
+		*f = *request;
+		return flow_forward(skb, m, hook, request);
+	}
+	pass_by = answer_may_pass(skb, m, request, hook);
+	if (!pass_by && !flow_applies(request, hook))
+		return -2;
+	helper_fill(&p->tuple, request, &m->pair, time, pass_by);
+	if (helper_store(&p->tuple, &m->pair, s))
+		return drop(FLOW_CONFLICT);
+	return flow_forward(skb, m, hook, NULL);
 }
 
 static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
@@ -474,6 +554,11 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 			return pass(PASS_OTHER);
 		m->pair.flow = *f;
 		return flow_forward(skb, m, hook, f);
+	}
+	if (p->tuple.proto == IPPROTO_UDP && been(BEEN_HELPER)) {
+		ret = serve_answer(skb, s, hook);
+		if (ret != -2)
+			return ret;
 	}
 	if (hook == EGRESS)
 		return pass(PASS_OTHER);

@@ -159,6 +159,67 @@ static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
 	return b;
 }
 
+/*
+ * A TFTP server answers from a port of its own choice (helper.h). A datagram from
+ * any port of the endpoint that a socket has asked comes from the same port of
+ * the Service then, and what the socket sends there goes to the endpoint's.
+ */
+static __always_inline void socket_expect(__u64 cookie, const struct endpoint_addr *service,
+					  const struct backend *b, __u32 id)
+{
+	struct socket_peer peer = {
+		.addr = service->addr,
+		.backend = id,
+	};
+	struct socket_key key;
+
+	socket_key(&key, cookie, IPPROTO_UDP, &b->addr, 0, SOCKET_REVERSE);
+	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
+	been_set(BEEN_HELPER);
+}
+
+/* The Service that an answer from such a port is of; peer, with the port. -1: none. */
+static __always_inline int socket_answered(__u64 cookie, const struct endpoint_addr *src,
+					   struct socket_peer *peer)
+{
+	struct socket_peer *asked, from = {
+		.addr = src->addr,
+		.port = src->port,
+	};
+	struct socket_key key;
+
+	socket_key(&key, cookie, IPPROTO_UDP, &src->addr, 0, SOCKET_REVERSE);
+	asked = bpf_map_lookup_elem(&sockets, &key);
+	/* What is an endpoint by itself was asked by itself. */
+	if (!asked || frontend_exact(&src->addr, src->port, IPPROTO_UDP, src->family))
+		return -1;
+	__builtin_memset(peer, 0, sizeof(*peer));
+	peer->addr = asked->addr;
+	peer->port = src->port;
+	key.port = src->port;
+	bpf_map_update_elem(&sockets, &key, peer, BPF_ANY);
+	socket_key(&key, cookie, IPPROTO_UDP, &peer->addr, src->port, SOCKET_FORWARD);
+	bpf_map_update_elem(&sockets, &key, &from, BPF_ANY);
+	return 0;
+}
+
+/* Sends to where such an answer has come from; 0: there was none. */
+static __always_inline int socket_follow(struct bpf_sock_addr *ctx, __u8 family,
+					 const struct endpoint_addr *dst)
+{
+	struct socket_peer *peer;
+	struct socket_key key;
+
+	socket_key(&key, bpf_get_socket_cookie(ctx), IPPROTO_UDP, &dst->addr, dst->port,
+		   SOCKET_FORWARD);
+	peer = bpf_map_lookup_elem(&sockets, &key);
+	if (!peer || peer->backend)
+		return 0;
+	peer_store(ctx, family, dst->mapped, &peer->addr, peer->port);
+	count(SOCKET_TRANSLATED);
+	return 1;
+}
+
 static __always_inline int refuse(int err, enum verdict verdict)
 {
 	count(verdict);
@@ -205,6 +266,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return ALLOW;
 	peer_load(ctx, family, &dst);
+	if (proto == IPPROTO_UDP && been(BEEN_HELPER) && socket_follow(ctx, family, &dst))
+		return ALLOW;
 	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family, &own);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return ALLOW;
@@ -231,6 +294,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 			socket_remember(cookie, proto, &dst, b, id);
 		else
 			connection_remember(ctx, &dst, b);
+		if (datagram && fe->flags & FRONTEND_TFTP)
+			socket_expect(cookie, &dst, b, id);
 	}
 	peer_store(ctx, family, dst.mapped, &b->addr, b->port);
 	count(SOCKET_TRANSLATED);
@@ -238,10 +303,10 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 }
 
 /* recvmsg() and getpeername(): the endpoint's address becomes the Service's. */
-static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family)
+static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family, int datagram)
 {
+	struct socket_peer *peer, answered;
 	struct endpoint_addr src;
-	struct socket_peer *peer;
 	struct socket_key key;
 
 	peer_load(ctx, family, &src);
@@ -252,6 +317,9 @@ static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family
 	socket_key(&key, bpf_get_socket_cookie(ctx), ctx->protocol, &src.addr, src.port,
 		   SOCKET_REVERSE);
 	peer = bpf_map_lookup_elem(&sockets, &key);
+	if (!peer && datagram && been(BEEN_HELPER) &&
+	    !socket_answered(key.cookie, &src, &answered))
+		peer = &answered;
 	if (peer)
 		peer_store(ctx, family, src.mapped, &peer->addr, peer->port);
 	return ALLOW;

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -117,6 +118,11 @@ func (b *Backend) Name() string { return "ebpf" }
 func (b *Backend) CanCarry(p *intent.ServicePort) error {
 	if p.ID.Protocol != model.TCP && p.ID.Protocol != model.UDP {
 		return fmt.Errorf("%s is not served by the eBPF dataplane: use --proxy-mode nftables or iptables", p.ID.Protocol)
+	}
+	if p.Helper == intent.FTP {
+		// Addresses stand in the stream as text: what is translated has another length.
+		return errors.New("FTP is not served by the eBPF dataplane: use --proxy-mode nftables or iptables, or annotate the Service with " +
+			intent.HelperAnnotation + "=none if it is not FTP")
 	}
 	return nil
 }

@@ -12,7 +12,9 @@ import (
 
 type directAddr struct {
 	refs    int // endpoints that have this address
+	helped  int // those of them that answer from other ports (TFTP)
 	written bool
+	marked  bool // what is written says so
 }
 
 func directKey(proto model.Protocol, addr netip.AddrPort) tcFrontendKey {
@@ -22,20 +24,29 @@ func directKey(proto model.Protocol, addr netip.AddrPort) tcFrontendKey {
 	}
 }
 
-func (t *portTable) refDirect(key tcFrontendKey) {
+func (t *portTable) refDirect(key tcFrontendKey, helped bool) {
 	d := t.direct[key]
 	d.refs++
+	if helped {
+		d.helped++
+	}
 	t.direct[key] = d
-	if d.refs == 1 {
+	if d.refs == 1 || d.marked != (d.helped > 0) {
 		t.writeDirect(key)
 	}
 }
 
 // unrefDirect takes the entry away with its last endpoint.
-func (t *portTable) unrefDirect(key tcFrontendKey) error {
+func (t *portTable) unrefDirect(key tcFrontendKey, helped bool) error {
 	d := t.direct[key]
+	if helped {
+		d.helped--
+	}
 	if d.refs--; d.refs > 0 {
 		t.direct[key] = d
+		if d.marked != (d.helped > 0) {
+			t.writeDirect(key)
+		}
 		return nil
 	}
 	if d.written {
@@ -55,7 +66,11 @@ func (t *portTable) writeDirect(key tcFrontendKey) {
 	if _, owned := t.owners[key]; !ok || owned || d.refs == 0 {
 		return
 	}
-	d.written = t.frontends.Put(key, tcFrontend{Flags: uint8(tcFrontendFlagsFRONTEND_ENDPOINT)}) == nil
+	flags := tcFrontendFlagsFRONTEND_ENDPOINT
+	if d.marked = d.helped > 0; d.marked {
+		flags |= tcFrontendFlagsFRONTEND_TFTP
+	}
+	d.written = t.frontends.Put(key, tcFrontend{Flags: uint8(flags)}) == nil
 	t.direct[key] = d
 	t.untidy = t.untidy || !d.written
 }
@@ -63,15 +78,40 @@ func (t *portTable) writeDirect(key tcFrontendKey) {
 // overwroteDirect notes that a Service has the address now.
 func (t *portTable) overwroteDirect(key tcFrontendKey) {
 	if d, ok := t.direct[key]; ok {
-		d.written = false
+		d.written, d.marked = false, false
 		t.direct[key] = d
 	}
 }
 
+// setHelped has a port's endpoints marked, or not any more, as those that answer
+// from other ports.
+func (t *portTable) setHelped(have *port, helped bool) {
+	if have.helped == helped {
+		return
+	}
+	have.helped = helped
+	for addr := range have.backends {
+		key := directKey(have.protocol, addr)
+		d := t.direct[key]
+		if helped {
+			d.helped++
+		} else {
+			d.helped--
+		}
+		t.direct[key] = d
+		if d.marked != (d.helped > 0) {
+			t.writeDirect(key)
+		}
+	}
+}
+
 // countDirect counts an endpoint that was read back.
-func (t *portTable) countDirect(key tcFrontendKey, by int) {
+func (t *portTable) countDirect(key tcFrontendKey, helped bool, by int) {
 	d := t.direct[key]
 	d.refs += by
+	if helped {
+		d.helped += by
+	}
 	if d.refs == 0 && !d.written {
 		delete(t.direct, key)
 		return
@@ -85,7 +125,7 @@ func (t *portTable) tidyDirect() error {
 	t.untidy = false
 	for key, d := range t.direct {
 		switch {
-		case d.refs > 0 && !d.written:
+		case d.refs > 0 && (!d.written || d.marked != (d.helped > 0)):
 			t.writeDirect(key)
 		case d.refs > 0:
 		case d.written:

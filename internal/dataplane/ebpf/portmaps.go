@@ -17,6 +17,7 @@ import (
 // addEndpoints adds what is new and lets the sets name just the wanted ones. A
 // set that is to be empty stays until no address leads to it.
 func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
+	t.setHelped(have, p.Helper == intent.TFTP)
 	for _, e := range p.Endpoints {
 		old, known := have.backends[e.Addr]
 		if !known {
@@ -38,7 +39,7 @@ func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
 			}
 			have.backends[e.Addr] = backendEntry{old.id, value}
 			if !known {
-				t.refDirect(directKey(have.protocol, e.Addr))
+				t.refDirect(directKey(have.protocol, e.Addr), have.helped)
 			}
 		}
 	}
@@ -67,6 +68,9 @@ const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER | tcBackendFlagsBACKEND_
 // With keep, a set that is wanted empty stays as it is.
 func (t *portTable) writeSets(have *port, want [2][]uint32, affinity uint32, keep bool) error {
 	header := tcService{Affinity: affinity}
+	if have.helped {
+		header.Flags = uint32(tcServiceFlagsSERVICE_TFTP)
+	}
 	for set := range want {
 		if keep && len(want[set]) == 0 {
 			header.Count[set] = have.header.Count[set]
@@ -151,9 +155,13 @@ func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]t
 	frontends := make(map[tcFrontendKey]tcFrontend, len(p.Frontends))
 	ranges := map[tcRangeKey]bool{}
 	for _, f := range p.Frontends {
+		flags := frontendFlags(f)
+		if p.Helper == intent.TFTP {
+			flags |= tcFrontendFlagsFRONTEND_TFTP
+		}
 		frontends[frontendKey(p.ID, f)] = tcFrontend{
 			Service: service, Outside: uint8(f.Outside), Inside: uint8(f.Inside),
-			Flags: uint8(frontendFlags(f)),
+			Flags: uint8(flags),
 		}
 		for _, r := range f.SourceRanges {
 			ranges[rangeKey(service, r)] = true
@@ -251,7 +259,7 @@ func (t *portTable) dropBackend(have *port, addr netip.AddrPort) error {
 		return err
 	}
 	delete(have.backends, addr)
-	return t.unrefDirect(directKey(have.protocol, addr))
+	return t.unrefDirect(directKey(have.protocol, addr), have.helped)
 }
 
 // erase removes a port's entries, addresses first.

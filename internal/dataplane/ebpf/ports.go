@@ -77,6 +77,7 @@ type port struct {
 	frontends map[tcFrontendKey]tcFrontend
 	header    tcService
 	written   bool // header is in the map
+	helped    bool // its endpoints answer from other ports (TFTP)
 	backends  map[netip.AddrPort]backendEntry
 	slots     [2][]uint32
 	ranges    map[tcRangeKey]bool
@@ -194,8 +195,8 @@ func (t *portTable) claim(id intent.PortID, o *port) {
 	}
 	// The addresses that would have told its protocol are not there any more.
 	for addr := range o.backends {
-		t.countDirect(directKey(o.protocol, addr), -1)
-		t.countDirect(directKey(id.Protocol, addr), 1)
+		t.countDirect(directKey(o.protocol, addr), o.helped, -1)
+		t.countDirect(directKey(id.Protocol, addr), o.helped, 1)
 	}
 	o.protocol = id.Protocol
 }

@@ -34,13 +34,14 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	err := each(t.services, func(id uint32, v tcService) {
 		p := at(id)
 		p.header, p.written = v, true
+		p.helped = v.Flags&uint32(tcServiceFlagsSERVICE_TFTP) != 0
 	})
 	if err != nil {
 		return nil, err
 	}
 	err = each(t.frontends, func(key tcFrontendKey, v tcFrontend) {
 		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_ENDPOINT != 0 {
-			t.direct[key] = directAddr{written: true}
+			t.direct[key] = directAddr{written: true, marked: tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_TFTP != 0}
 			return
 		}
 		p := at(v.Service)
@@ -69,7 +70,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	}
 	for _, p := range t.orphans {
 		for addr := range p.backends {
-			t.countDirect(directKey(p.protocol, addr), 1)
+			t.countDirect(directKey(p.protocol, addr), p.helped, 1)
 		}
 	}
 	if err := t.readSlots(at); err != nil {
@@ -172,6 +173,9 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 		sp := &intent.ServicePort{
 			ID: id, Affinity: time.Duration(p.header.Affinity) * time.Second,
 			Frontends: p.intentFrontends(), Endpoints: p.intentEndpoints(),
+		}
+		if p.helped {
+			sp.Helper = intent.TFTP
 		}
 		if known && memory[service].source != nil {
 			sp.AppProtocol = memory[service].source.AppProtocol

@@ -59,6 +59,13 @@ const (
 	tcBackendFlagsBACKEND_OPEN    tcBackendFlags = 32
 )
 
+type tcBeen uint32
+
+const (
+	tcBeenBEEN_STACK_FLOW tcBeen = 1
+	tcBeenBEEN_HELPER     tcBeen = 2
+)
+
 type tcFlow struct {
 	_          structs.HostLayout
 	Saddr      tcAddr
@@ -75,7 +82,9 @@ type tcFlow struct {
 	WayIfindex uint32
 	WayKind    uint32
 	WayMacs    [12]uint8
-	Pad        uint32
+	HelperPort uint16
+	Helper     uint8
+	Pad        uint8
 }
 
 type tcFlowFlags uint32
@@ -89,6 +98,15 @@ const (
 	tcFlowFlagsFLOW_TO_POD      tcFlowFlags = 32
 	tcFlowFlagsFLOW_TWIN_TO_POD tcFlowFlags = 64
 	tcFlowFlagsFLOW_RESET       tcFlowFlags = 128
+)
+
+type tcFlowHelper uint32
+
+const (
+	tcFlowHelperHELPER_NONE    tcFlowHelper = 0
+	tcFlowHelperHELPER_REQUEST tcFlowHelper = 1
+	tcFlowHelperHELPER_DIRECT  tcFlowHelper = 2
+	tcFlowHelperHELPER_DATA    tcFlowHelper = 3
 )
 
 type tcFlowState uint32
@@ -136,6 +154,7 @@ const (
 	tcFrontendFlagsFRONTEND_ENDPOINT     tcFrontendFlags = 4
 	tcFrontendFlagsFRONTEND_LOADBALANCER tcFrontendFlags = 8
 	tcFrontendFlagsFRONTEND_EXTERNALIP   tcFrontendFlags = 16
+	tcFrontendFlagsFRONTEND_TFTP         tcFrontendFlags = 32
 )
 
 type tcFrontendKey struct {
@@ -190,6 +209,12 @@ type tcService struct {
 	Affinity uint32
 	Flags    uint32
 }
+
+type tcServiceFlags uint32
+
+const (
+	tcServiceFlagsSERVICE_TFTP tcServiceFlags = 1
+)
 
 type tcSettings struct {
 	_              structs.HostLayout
@@ -286,7 +311,8 @@ const (
 	tcVerdictSOCKET_REFUSED       tcVerdict = 25
 	tcVerdictSOCKET_TIMED_OUT     tcVerdict = 26
 	tcVerdictPASS_CONNTRACK       tcVerdict = 27
-	tcVerdictVERDICTS             tcVerdict = 28
+	tcVerdictHELPER_ANSWERED      tcVerdict = 28
+	tcVerdictVERDICTS             tcVerdict = 29
 )
 
 // Names of all BPF objects in the ELF.
@@ -321,12 +347,15 @@ const (
 	tcVarHashSeed            = "hash_seed"
 	tcVarHostNetnsCookie     = "host_netns_cookie"
 	tcVarUnusedBackendFlags  = "unused_backend_flags"
+	tcVarUnusedBeen          = "unused_been"
 	tcVarUnusedFlowFlags     = "unused_flow_flags"
+	tcVarUnusedFlowHelper    = "unused_flow_helper"
 	tcVarUnusedFlowState     = "unused_flow_state"
 	tcVarUnusedFrontendFlags = "unused_frontend_flags"
 	tcVarUnusedNodeAddrFlags = "unused_node_addr_flags"
 	tcVarUnusedPodFlags      = "unused_pod_flags"
 	tcVarUnusedRoute         = "unused_route"
+	tcVarUnusedServiceFlags  = "unused_service_flags"
 	tcVarUnusedSettingsFlags = "unused_settings_flags"
 	tcVarUnusedVerdict       = "unused_verdict"
 )
@@ -413,12 +442,15 @@ type tcVariableSpecs struct {
 	HashSeed            *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	UnusedBackendFlags  *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
+	UnusedBeen          *ebpf.VariableSpec `ebpf:"unused_been"`
 	UnusedFlowFlags     *ebpf.VariableSpec `ebpf:"unused_flow_flags"`
+	UnusedFlowHelper    *ebpf.VariableSpec `ebpf:"unused_flow_helper"`
 	UnusedFlowState     *ebpf.VariableSpec `ebpf:"unused_flow_state"`
 	UnusedFrontendFlags *ebpf.VariableSpec `ebpf:"unused_frontend_flags"`
 	UnusedNodeAddrFlags *ebpf.VariableSpec `ebpf:"unused_node_addr_flags"`
 	UnusedPodFlags      *ebpf.VariableSpec `ebpf:"unused_pod_flags"`
 	UnusedRoute         *ebpf.VariableSpec `ebpf:"unused_route"`
+	UnusedServiceFlags  *ebpf.VariableSpec `ebpf:"unused_service_flags"`
 	UnusedSettingsFlags *ebpf.VariableSpec `ebpf:"unused_settings_flags"`
 	UnusedVerdict       *ebpf.VariableSpec `ebpf:"unused_verdict"`
 }
@@ -496,12 +528,15 @@ type tcVariables struct {
 	HashSeed            *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.Variable `ebpf:"host_netns_cookie"`
 	UnusedBackendFlags  *ebpf.Variable `ebpf:"unused_backend_flags"`
+	UnusedBeen          *ebpf.Variable `ebpf:"unused_been"`
 	UnusedFlowFlags     *ebpf.Variable `ebpf:"unused_flow_flags"`
+	UnusedFlowHelper    *ebpf.Variable `ebpf:"unused_flow_helper"`
 	UnusedFlowState     *ebpf.Variable `ebpf:"unused_flow_state"`
 	UnusedFrontendFlags *ebpf.Variable `ebpf:"unused_frontend_flags"`
 	UnusedNodeAddrFlags *ebpf.Variable `ebpf:"unused_node_addr_flags"`
 	UnusedPodFlags      *ebpf.Variable `ebpf:"unused_pod_flags"`
 	UnusedRoute         *ebpf.Variable `ebpf:"unused_route"`
+	UnusedServiceFlags  *ebpf.Variable `ebpf:"unused_service_flags"`
 	UnusedSettingsFlags *ebpf.Variable `ebpf:"unused_settings_flags"`
 	UnusedVerdict       *ebpf.Variable `ebpf:"unused_verdict"`
 }

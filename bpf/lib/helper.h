@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * TFTP (RFC 1350): the server answers a request from a port of its own choice,
+ * and the rest of the transfer is between that port and the client's.
+ *
+ *   request  client:c  -> service:69    forward entry   becomes  client':c' -> endpoint:69
+ *   answers  endpoint:* -> client':c'   reply entry     key with port 0
+ *
+ *   the first answer from a port t makes two more:
+ *            endpoint:t -> client':c'   becomes  service:t  -> client:c
+ *            client:c -> service:t      becomes  client':c' -> endpoint:t
+ *
+ * The reply entry of the request is taken for all ports of the endpoint at once,
+ * so no other client of it can be given client':c' while the request may be
+ * answered. The client finds the server's own port t, as with the kernel's
+ * nf_nat_tftp. What the request says is the server's to judge: nothing of it is
+ * read here. A request that is never answered is two entries that age.
+ *
+ * A client may also ask the endpoint itself: a socket hook translated it, or
+ * another node. Netfilter sees neither question nor answer then, so that no
+ * other rule takes the answer, which begins a connection as far as it can tell,
+ * for one to masquerade: HELPER_DIRECT, and entries that change nothing.
+ */
+#ifndef SPILLWAY_HELPER_H
+#define SPILLWAY_HELPER_H
+
+#include "flow.h"
+
+/*
+ * The entry of a request that a datagram may be the answer to, or NULL; *key is
+ * then the entry's.
+ */
+static __always_inline struct flow *helper_request(const struct tuple *answer, struct tuple *key,
+						   const struct settings *s, __u32 time)
+{
+	struct flow *f;
+
+	*key = *answer;
+	key->sport = 0;
+	f = bpf_map_lookup_elem(&flows, key);
+	if (!f || f->helper == HELPER_NONE || flow_dead(f, key->proto, s, time))
+		return NULL;
+	return f;
+}
+
+/*
+ * A client's packet to an endpoint itself was passed by netfilter: so are the
+ * answers to it. to_pod: the client is a pod of this node, and so is the endpoint.
+ */
+static __always_inline void helper_expect_direct(const struct tuple *t, struct flow_pair *pair,
+						 __u8 to_pod)
+{
+	struct flow *f = &pair->flow;
+
+	__builtin_memset(f, 0, sizeof(*f));
+	f->saddr = t->daddr;
+	f->daddr = t->saddr;
+	f->sport = t->dport;
+	f->dport = t->sport;
+	f->helper_port = t->dport;
+	f->helper = HELPER_DIRECT;
+	f->state = FLOW_NEW;
+	f->flags = FLOW_REPLY | to_pod;
+	f->seen = now();
+	tuple_mirror(&pair->reply_key, t);
+	pair->reply_key.sport = 0;
+	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
+	been_set(BEEN_HELPER);
+}
+
+/* Fills pair->flow, the entry of the answer, and its twin, pair->reply. */
+static __always_inline void helper_fill(const struct tuple *answer, const struct flow *request,
+					struct flow_pair *pair, __u32 time, int direct)
+{
+	struct flow *f = &pair->flow;
+
+	__builtin_memset(f, 0, sizeof(*f));
+	f->saddr = request->saddr;
+	f->daddr = request->daddr;
+	f->sport = answer->sport;
+	f->dport = request->dport;
+	f->backend = request->backend;
+	f->service = request->service;
+	f->flags = request->flags & ~(direct ? FLOW_STACK : 0);
+	f->state = FLOW_NEW;
+	f->seen = time;
+	f->helper = HELPER_DATA;
+	flow_make_twin(&pair->reply, f, answer);
+	flow_twin_key(&pair->reply_key, f, answer);
+}
+
+/*
+ * Stores the pair. An entry in the client's direction that is there already is of
+ * an earlier transfer through the same ports, or of another flow that lives: the
+ * answer is nobody's then. 0, or -1.
+ */
+static __always_inline int helper_store(const struct tuple *answer, struct flow_pair *pair,
+					const struct settings *s)
+{
+	struct flow *holder;
+
+	if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST)) {
+		holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
+		if (holder && holder->helper != HELPER_DATA &&
+		    !flow_dead(holder, answer->proto, s, pair->flow.seen))
+			return -1;
+		if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_ANY))
+			return -1;
+	}
+	if (bpf_map_update_elem(&flows, answer, &pair->flow, BPF_ANY))
+		return -1;
+	count(HELPER_ANSWERED);
+	return 0;
+}
+
+#endif
