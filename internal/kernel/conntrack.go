@@ -1,7 +1,10 @@
 package kernel
 
 import (
+	"context"
 	"fmt"
+	"os/exec"
+	"time"
 
 	"github.com/cilium/ebpf/btf"
 	"github.com/vishvananda/netlink/nl"
@@ -25,6 +28,16 @@ func LoadConntrack() error {
 		return fmt.Errorf("load connection tracking: %w", err)
 	}
 	return nil
+}
+
+// LoadHelper has the kernel load one of its conntrack helpers ("ftp", "tftp") and
+// that helper's part of NAT where they are modules. The kernel loads the former by
+// itself when a rule names it, but never the latter. Where there is no modprobe, or
+// no right to use it, nothing happens: who needs the helper finds out.
+func LoadHelper(name string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_ = exec.CommandContext(ctx, "modprobe", "-q", "-a", "nf_conntrack_"+name, "nf_nat_"+name).Run()
 }
 
 // haveConntrackLookup reports whether programs can ask for a packet's connection

@@ -77,6 +77,7 @@ type Backend struct {
 	watch    *kernel.NftablesWatch
 	drifted  chan struct{}
 	heard    atomic.Bool
+	have     map[intent.Helper]bool // helpers that the kernel is known to have
 	repaired dataplane.Repair
 }
 
@@ -93,7 +94,7 @@ var _ interface {
 // lacks.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
-	b := &Backend{cfg: cfg, drifted: make(chan struct{}, 1)}
+	b := &Backend{cfg: cfg, drifted: make(chan struct{}, 1), have: map[intent.Helper]bool{}}
 	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside, counted: cfg.ServiceCounters}
 	if err := b.do(ctx, func(s *socket) error { return probe(s, cfg.Table, b.traits) }); err != nil {
@@ -128,6 +129,9 @@ func probe(s *socket, name string, tr traits) error {
 	batch := &batch{table: name + "-probe"}
 	batch.addTable()
 	for _, s := range t.layout.sets {
+		if t.layout.helps(s) {
+			continue // a kernel may lack a helper, and serve the rest
+		}
 		all[s.name] = true
 		batch.addSet(s)
 	}
@@ -165,7 +169,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 			failed[id] = err
 		}
 	}
-	for _, p := range c.Upserts {
+	for _, p := range b.withHelp(ctx, c.Upserts, failed) {
 		if err := ch.setPort(p.ID, p); err != nil {
 			failed[p.ID] = err
 		}
@@ -187,14 +191,16 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 		return b.remove(ctx)
 	}
 	b.bare, b.repaired = nil, dataplane.Repair{}
+	failed := map[intent.PortID]error{}
+	s.Ports = b.withHelp(ctx, s.Ports, failed)
 	unchanged, err := b.unchanged(ctx)
 	if err != nil {
 		return err
 	}
 	if !unchanged {
-		return b.restore(ctx, s)
+		return b.restore(ctx, s, failed)
 	}
-	ch, failed := b.table.change(), map[intent.PortID]error{}
+	ch := b.table.change()
 	wanted := make(map[intent.PortID]bool, len(s.Ports))
 	for _, p := range s.Ports {
 		wanted[p.ID] = true
@@ -260,7 +266,7 @@ func (b *Backend) readAll(s *socket) (err error) {
 
 // restore compares the whole state with what the kernel holds and writes the
 // difference, or, where the table cannot be mended, makes it anew in one batch.
-func (b *Backend) restore(ctx context.Context, s intent.State) error {
+func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent.PortID]error) error {
 	left := b.table
 	b.table, b.sure, b.owed = nil, false, false
 	if err := b.do(ctx, b.readUnlessFound); err != nil {
@@ -271,7 +277,8 @@ func (b *Backend) restore(ctx context.Context, s intent.State) error {
 	if found.owned {
 		return fmt.Errorf("table inet %s belongs to another program, which has it locked (flag owner): stop that program, and look with: nft list table inet %s", b.cfg.Table, b.cfg.Table)
 	}
-	ch, failed := wholeChange(b.traits, s)
+	ch, bad := wholeChange(b.traits, s)
+	maps.Copy(failed, bad)
 	mendable := found.there && ch.against(found)
 	if found.there && !mendable {
 		b.cfg.Log.Warn("the table has a set or chain of another type; making it anew", "table", b.cfg.Table)
@@ -291,7 +298,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State) error {
 		}
 		b.cfg.Log.Warn("the table cannot be mended; making it anew", "table", b.cfg.Table, "err", err)
 	}
-	ch, failed = wholeChange(b.traits, s)
+	ch, _ = wholeChange(b.traits, s)
 	b.table, b.sure, b.generation = ch.t, true, found.generation
 	how := madeAnew
 	if !found.there && !found.dormant {

@@ -12,13 +12,14 @@ import (
 
 // plan is what has to be written: a batch, and the table that it leaves.
 type plan struct {
-	batch  *batch
-	repair dataplane.Repair // were this the table as it was left: what is not
-	count  map[string]int
-	owners map[string]map[string]int
-	exists map[string]bool
-	chains map[string]string // sums of those that come or change
-	gone   []string          // chains
+	batch   *batch
+	repair  dataplane.Repair // were this the table as it was left: what is not
+	count   map[string]int
+	owners  map[string]map[string]int
+	exists  map[string]bool
+	helpers map[string]bool
+	chains  map[string]string // sums of those that come or change
+	gone    []string          // chains
 }
 
 // plan works out the batch. Sets and chains come first, then elements, then the
@@ -26,12 +27,16 @@ type plan struct {
 func (c *change) plan(name string) *plan {
 	p := &plan{
 		batch: &batch{table: name}, count: map[string]int{}, owners: map[string]map[string]int{},
-		exists: maps.Clone(c.t.exists), chains: map[string]string{},
+		exists: maps.Clone(c.t.exists), helpers: map[string]bool{}, chains: map[string]string{},
 	}
 	dels, adds := c.elements(p)
 	newSets, oldSets := c.setsOf(p)
 	for _, s := range newSets {
 		p.batch.addSet(s)
+	}
+	newHelpers, oldHelpers := c.helpersOf(p)
+	for _, h := range newHelpers {
+		p.batch.addHelper(h)
 	}
 	comes, goes := c.rules(p, len(newSets)+len(oldSets) > 0)
 	for _, ch := range comes {
@@ -54,6 +59,9 @@ func (c *change) plan(name string) *plan {
 	}
 	for _, n := range goes {
 		p.batch.delChain(n)
+	}
+	for _, n := range oldHelpers {
+		p.batch.delHelper(n)
 	}
 	return p
 }

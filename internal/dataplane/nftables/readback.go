@@ -3,6 +3,7 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"strings"
 
 	"github.com/mdlayher/netlink"
@@ -17,6 +18,7 @@ type image struct {
 	owned      bool // by a program that lets nobody else write
 	sets       map[string]*foundSet
 	chains     map[string]*foundChain
+	helpers    map[string]bool
 }
 
 // foundSet is a set as the kernel tells it.
@@ -63,7 +65,7 @@ func (s *socket) read(table string, elements bool) (*image, error) {
 }
 
 func (s *socket) readOnce(table string, elements bool) (*image, error) {
-	img := &image{sets: map[string]*foundSet{}, chains: map[string]*foundChain{}}
+	img := &image{sets: map[string]*foundSet{}, chains: map[string]*foundChain{}, helpers: map[string]bool{}}
 	if err := s.readFlags(table, img); err != nil || !img.there && !img.dormant {
 		return img, err
 	}
@@ -74,6 +76,9 @@ func (s *socket) readOnce(table string, elements bool) (*image, error) {
 		return nil, err
 	}
 	if err := s.dump(unix.NFT_MSG_GETRULE, table, unix.NFTA_RULE_TABLE, img.takeRule); err != nil {
+		return nil, err
+	}
+	if err := s.dump(unix.NFT_MSG_GETOBJ, table, unix.NFTA_OBJ_TABLE, img.takeObject); err != nil {
 		return nil, err
 	}
 	for name, fs := range img.sets {
@@ -296,6 +301,7 @@ func (c *change) against(img *image) bool {
 			c.elem(&elem{set: s, key: key}).had = v
 		}
 	}
+	c.t.helpers = maps.Clone(img.helpers)
 	return c.againstChains(img)
 }
 
@@ -333,5 +339,5 @@ func (img *image) shapedAs(t *table) bool {
 			return false
 		}
 	}
-	return img.there && sets == len(img.sets) && len(t.chains) == len(img.chains)
+	return img.there && sets == len(img.sets) && len(t.chains) == len(img.chains) && maps.Equal(t.helpers, img.helpers)
 }

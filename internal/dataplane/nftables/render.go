@@ -46,6 +46,7 @@ func renderPort(l *layout, p *intent.ServicePort) (*rendering, error) {
 		r.add(c.hairpin, addr+addr, value{})
 		r.add(c.localEndpoints, addr+string(appendPort(appendProto(nil, p.ID.Protocol), e.Addr.Port())), value{})
 	}
+	r.help(l, p)
 	return r, nil
 }
 

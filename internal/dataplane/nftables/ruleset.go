@@ -32,6 +32,7 @@ var hooks = map[string]*hook{
 	"postrouting":     {"nat", unix.NF_INET_POST_ROUTING, 100},
 	chainRemember:     {"nat", unix.NF_INET_POST_ROUTING, 99},
 	chainRememberHere: {"nat", unix.NF_INET_LOCAL_IN, 99},
+	chainAsItIs:       {"nat", unix.NF_INET_POST_ROUTING, 98},
 }
 
 func hooked(name string, rules []*rule) chain {
@@ -98,11 +99,13 @@ func (rs *ruleset) write() []chain {
 		rs.base(b)
 	}
 	rs.remember()
+	rs.asItIs()
 	return rs.chains
 }
 
 // dispatch finds out whether a connection's first packet is for a Service.
-func (rs *ruleset) dispatch() (out []*rule) {
+func (rs *ruleset) dispatch() []*rule {
+	out := rs.assign()
 	for i := range rs.layout.common {
 		c, addr, port := &rs.layout.common[i], &rs.layout.addresses[i], &rs.layout.nodePorts[i]
 		r := &rule{}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/intent"
 )
 
 // field is one part of a set's key or of a map's values.
@@ -225,6 +227,7 @@ type base struct {
 	sources    *set                   // frontend . source range
 	masquerade *set                   // those whose packets get the node's address
 	timeouts   map[time.Duration]*set // of affinity: frontend -> number of the Service port
+	helped     map[intent.Helper]*set // those whose connections have a helper
 	inner      pool                   // for packets of this node, and all others unless in outside
 	outer      pool                   // for packets from outside
 }
@@ -238,6 +241,8 @@ type common struct {
 	localEndpoints *set
 	localPods      *set
 	clients        *set // client . number of a Service port -> number of an endpoint
+	// helpedEndpoints are the addresses of endpoints here whose connections have a helper.
+	helpedEndpoints *set
 }
 
 // layout is every set that the table can have. Those of time-outs of affinity are
@@ -248,6 +253,7 @@ type layout struct {
 	nodePorts [2]base
 	sets      []*set
 	counting  bool // see Config.ServiceCounters
+	helpers   []*helper
 }
 
 func newLayout() *layout {
@@ -270,6 +276,7 @@ func newLayout() *layout {
 		l.nodePorts[i] = l.base(f, "nodeports"+f.suffix, "NodePorts of Services", protoField, portField)
 		l.nodePorts[i].nodePort = true
 	}
+	l.newHelpers()
 	return l
 }
 

@@ -12,12 +12,13 @@ import (
 type table struct {
 	layout *layout
 	traits
-	ports  map[intent.PortID]*intent.ServicePort
-	node   intent.Node
-	count  map[string]int            // elements of each set
-	owners map[string]map[string]int // of each element of a shared set
-	chains map[string]string         // sums of each chain
-	exists map[string]bool           // sets of the layout that are there
+	ports   map[intent.PortID]*intent.ServicePort
+	node    intent.Node
+	count   map[string]int            // elements of each set
+	owners  map[string]map[string]int // of each element of a shared set
+	chains  map[string]string         // sums of each chain
+	exists  map[string]bool           // sets of the layout that are there
+	helpers map[string]bool           // objects that are there
 }
 
 func newTable(tr traits) *table {
@@ -26,7 +27,7 @@ func newTable(tr traits) *table {
 	return &table{
 		layout: l, traits: tr,
 		ports: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{}, owners: map[string]map[string]int{},
-		chains: map[string]string{}, exists: map[string]bool{},
+		chains: map[string]string{}, exists: map[string]bool{}, helpers: map[string]bool{},
 	}
 }
 
@@ -149,7 +150,7 @@ func (c *change) done(p *plan) {
 		t.node = *c.node
 	}
 	maps.Copy(t.count, p.count)
-	t.exists = p.exists
+	t.exists, t.helpers = p.exists, p.helpers
 	for n, owners := range p.owners {
 		if t.owners[n] == nil {
 			t.owners[n] = map[string]int{}

@@ -375,6 +375,7 @@ var verbs = map[int]string{
 	unix.NFT_MSG_NEWSET: "add set", unix.NFT_MSG_DELSET: "delete set",
 	unix.NFT_MSG_NEWCHAIN: "add chain", unix.NFT_MSG_DELCHAIN: "delete chain",
 	unix.NFT_MSG_NEWRULE: "add rule to", unix.NFT_MSG_DELRULE: "flush chain",
+	unix.NFT_MSG_NEWOBJ: "add ct helper", unix.NFT_MSG_DELOBJ: "delete ct helper",
 	unix.NFT_MSG_NEWSETELEM: "add elements to", unix.NFT_MSG_DELSETELEM: "delete elements of",
 }
 
