@@ -12,7 +12,7 @@ import (
 // known, what was written is held against what is there; without, chains of an
 // earlier process are taken at their word. The order is any.
 func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error) {
-	if known && f.seen.same(takeFingerprint(f.programs.variant, f.ruleset.family)) {
+	if known && f.seen.same(takeFingerprint(f.programs.variant, f.ruleset.family, f.tables())) {
 		return slices.Collect(maps.Keys(f.ports)), nil
 	}
 	named := map[intent.PortID]bool{}
@@ -25,7 +25,7 @@ func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error
 		return nil, err
 	}
 	switch {
-	case len(have.editJumps(jumpsOf(f.ruleset.family, tableNAT))) > 0:
+	case len(have.editJumps(f.jumpsOf(tableNAT))) > 0:
 		return nil, nil // no packet finds its way into the chains
 	case known && !maps.Equal(have.chains, f.want[tableNAT]):
 		for id, p := range f.ports {

@@ -37,6 +37,10 @@ type family struct {
 	// seen is the fingerprint of tables that were found, rule by rule, to be
 	// what is wanted. A write makes it void.
 	seen fingerprint
+	have map[intent.Helper]bool // helpers that the kernel is known to have
+	// raw: table raw may hold something of ours though nothing needs it. It is
+	// known once an earlier run's have been looked for.
+	raw, looked bool
 }
 
 var _ interface {
@@ -65,7 +69,7 @@ func New(ctx context.Context, cfg Config) (dataplane.Backend, error) {
 		if f == model.IPv6 {
 			p = use.v6
 		}
-		fam := &family{programs: p, ruleset: newRuleset(newFacts(f, intent.Node{}, false))}
+		fam := &family{programs: p, ruleset: newRuleset(newFacts(f, intent.Node{}, false)), have: map[intent.Helper]bool{}}
 		if fam.lacks, err = tryFeatures(ctx, p, f); err != nil {
 			return nil, err
 		}
@@ -119,17 +123,34 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 			b.known = false
 		}
 	}
+	failed := map[intent.PortID]error{}
+	upserts := b.withHelp(ctx, c.Upserts, failed)
 	diffs := make([]difference, len(b.families))
 	for i, f := range b.families {
-		diffs[i] = f.apply(c.Upserts, c.Deletes)
+		f.raw = f.raw || len(f.helped) > 0
+		diffs[i] = f.apply(upserts, c.Deletes)
+		if f.settleHelp() {
+			b.known = false // other tables, other ways in
+		}
 	}
 	if b.variant == NFT && slices.ContainsFunc(diffs, func(d difference) bool { return d.many() }) {
 		b.known = false // the order asks for what is there
 	}
+	write := func() error { return b.writeChanged(ctx, diffs) }
 	if !b.known {
-		return b.writeAll(ctx)
+		write = func() error { return b.writeAll(ctx) }
 	}
-	return b.writeChanged(ctx, diffs)
+	if err := write(); err != nil {
+		return err
+	}
+	return portErrors(failed)
+}
+
+func portErrors(failed map[intent.PortID]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return &dataplane.PortErrors{Errors: failed}
 }
 
 // takeNode takes in what the node has become, and reports whether that changes
@@ -143,10 +164,12 @@ func (b *Backend) takeNode() bool {
 		}
 		changed = true
 		ports := f.ports
+		f.raw = f.raw || len(f.helped) > 0
 		f.ruleset = newRuleset(facts)
 		for _, p := range ports {
 			f.apply([]*intent.ServicePort{p}, nil)
 		}
+		f.settleHelp()
 	}
 	return changed
 }
@@ -162,15 +185,22 @@ func liberal() bool {
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	b.node = s.Node
 	changed := b.takeNode()
+	failed := map[intent.PortID]error{}
+	ports := b.withHelp(ctx, s.Ports, failed)
 	for _, f := range b.families {
-		if !f.holds(s.Ports) {
+		if !f.holds(ports) {
+			f.raw = f.raw || len(f.helped) > 0
 			f.ruleset = newRuleset(f.facts)
-			f.apply(s.Ports, nil)
+			f.apply(ports, nil)
+			f.settleHelp()
 			changed = true
 		}
 	}
 	b.known = b.known && !changed
-	return b.writeAll(ctx)
+	if err := b.writeAll(ctx); err != nil {
+		return err
+	}
+	return portErrors(failed)
 }
 
 // Applied reads from the kernel which Service ports are served: those that a

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
 )
 
 // ruleset is what one family's tables must hold, and what they do hold as far
@@ -18,8 +17,9 @@ type ruleset struct {
 	ports     map[intent.PortID]*intent.ServicePort
 	addresses dispatch
 	nodePorts dispatch
-	want      map[string]tableSums // by table
-	rules     map[string]int       // in all chains of ours, by table
+	help
+	want  map[string]tableSums // by table
+	rules map[string]int       // in all chains of ours, by table
 }
 
 // tableSums are the sums of a table's chains of ours.
@@ -56,7 +56,8 @@ func newRuleset(f facts) *ruleset {
 		ports:     map[intent.PortID]*intent.ServicePort{},
 		addresses: dispatch{root: chainAddresses, addrDigits: addrDigits(f.family)},
 		nodePorts: dispatch{root: chainNodePorts},
-		want:      map[string]tableSums{tableNAT: {}, tableFilter: {}},
+		help:      help{helped: map[intent.PortID]*intent.ServicePort{}},
+		want:      map[string]tableSums{tableNAT: {}, tableFilter: {}, tableRaw: {}},
 		rules:     map[string]int{},
 	}
 	for _, c := range f.filterChains() {
@@ -129,6 +130,7 @@ func (r *ruleset) forget(id intent.PortID, touched map[string][]string) {
 		r.nodePorts.remove(e.key, e.owner)
 	}
 	delete(r.ports, id)
+	r.help.forget(id)
 }
 
 func (r *ruleset) remember(p *intent.ServicePort, touched map[string][]string) {
@@ -143,6 +145,7 @@ func (r *ruleset) remember(p *intent.ServicePort, touched map[string][]string) {
 		r.nodePorts.set(e)
 	}
 	r.ports[p.ID] = p
+	r.help.remember(p)
 }
 
 // settle compares touched chains, and those of touched dispatch nodes, with
@@ -178,6 +181,12 @@ func (r *ruleset) settle(touched map[string][]string) difference {
 // chains writes out every chain of a table.
 func (r *ruleset) chains(table string) iter.Seq[chain] {
 	return func(yield func(chain) bool) {
+		if c, needed := r.helpChains()[table]; needed && !yield(c) {
+			return
+		}
+		if table == tableRaw {
+			return
+		}
 		if table == tableFilter {
 			for _, c := range r.filterChains() {
 				if !yield(c) {
@@ -241,16 +250,16 @@ func (r *ruleset) against(have *dump) difference {
 		slices.SortFunc(diff.fill, func(a, b chain) int { return compareStrings(a.name, b.name) })
 		slices.Sort(diff.gone)
 	}
-	diff.edits = have.editJumps(jumpsOf(r.family, have.table))
+	diff.edits = have.editJumps(r.jumpsOf(have.table))
 	return diff
 }
 
 // jumpsOf lists the jumps of one table.
-func jumpsOf(f model.Family, table string) []jump {
-	return slices.DeleteFunc(jumps(f), func(j jump) bool { return j.table != table })
+func (r *ruleset) jumpsOf(table string) []jump {
+	return append(r.helpJumps(table), slices.DeleteFunc(jumps(r.family), func(j jump) bool { return j.table != table })...)
 }
 
 // count is how many rules of ours a table has.
 func (r *ruleset) count(table string) int {
-	return r.rules[table] + len(jumpsOf(r.family, table))
+	return r.rules[table] + len(r.jumpsOf(table))
 }

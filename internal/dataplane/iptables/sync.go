@@ -21,7 +21,7 @@ func (b *Backend) writeChanged(ctx context.Context, diffs []difference) error {
 		}
 		// What changed is of no use where the ways into it were flushed. That
 		// is found out in passing.
-		for _, j := range jumpsOf(f.ruleset.family, tableNAT) {
+		for _, j := range f.jumpsOf(tableNAT) {
 			diffs[i].check = append(diffs[i].check, "-C "+j.from+" "+j.rule)
 		}
 		written[tableNAT] += diffs[i].rules()
@@ -101,7 +101,10 @@ func (b *Backend) repair(ctx context.Context) (all dataplane.Repair, err error) 
 
 // repairFamily does so for one family, and counts the rules that it writes.
 func (b *Backend) repairFamily(ctx context.Context, f *family, written map[string]int) (r dataplane.Repair, err error) {
-	now := takeFingerprint(b.variant, f.ruleset.family)
+	if err := f.findRaw(ctx); err != nil {
+		return r, err
+	}
+	now := takeFingerprint(b.variant, f.ruleset.family, f.tables())
 	if b.known && f.seen.same(now) {
 		return r, nil
 	}
@@ -113,11 +116,13 @@ func (b *Backend) repairFamily(ctx context.Context, f *family, written map[strin
 	for _, d := range diffs {
 		written[d.table] += d.rules()
 	}
+	f.raw = len(f.helped) > 0 // what is there of table raw and is not wanted goes now
 	if r = repairOf(f.ruleset.family, diffs); !r.Any() {
 		f.seen = now // taken first: what came between is found out next time
 		return r, nil
 	}
 	err = b.writeDifferences(ctx, f, diffs)
+	f.raw = f.raw || err != nil
 	if err != nil && ctx.Err() == nil {
 		b.metrics.failures.Inc()
 	}
@@ -127,7 +132,7 @@ func (b *Backend) repairFamily(ctx context.Context, f *family, written map[strin
 // compare reads the tables of a family and says what has to be written.
 func (f *family) compare(ctx context.Context) ([]difference, error) {
 	var diffs []difference
-	for _, table := range tables {
+	for _, table := range f.tables() {
 		have, err := f.programs.readTable(ctx, table, nil)
 		if err != nil {
 			return nil, err
