@@ -491,7 +491,7 @@ func wantLines(t *testing.T, what string, have, want []string) {
 // portText is all that the maps keep of a decision.
 func portText(p *intent.ServicePort) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s affinity %s", p.ID, p.Affinity)
+	fmt.Fprintf(&b, "%s affinity %s helper %s", p.ID, p.Affinity, p.Helper)
 	for _, f := range p.Frontends {
 		fmt.Fprintf(&b, " frontend %v", f)
 		if f.SourceRanges != nil {

@@ -59,6 +59,7 @@ type randomService struct {
 	affinity      time.Duration
 	external      bool // externalTrafficPolicy Local
 	internalLocal bool
+	tftp          bool
 }
 
 func newPortWorld(seed uint64) *portWorld {
@@ -133,6 +134,7 @@ func (w *portWorld) change(i int) {
 	case 5:
 		s.external = !s.external
 		s.internalLocal = w.rng.IntN(4) == 0
+		s.tftp = w.rng.IntN(2) == 0
 	case 6, 7:
 		for range 3 {
 			w.holders[w.rng.IntN(30)] = w.rng.IntN(len(w.services))
@@ -188,6 +190,9 @@ func (w *portWorld) endpoint(f model.Family, n int) intent.Endpoint {
 func (w *portWorld) decide(i int) *intent.ServicePort {
 	s := w.services[i]
 	p := &intent.ServicePort{ID: s.id, Affinity: s.affinity}
+	if s.tftp {
+		p.Helper = intent.TFTP
+	}
 	cluster, local := false, false
 	for _, n := range slices.Sorted(maps.Keys(s.endpoints)) {
 		e := s.endpoints[n]

@@ -53,6 +53,9 @@ func (w *randomWorld) port(of intent.PortID) *intent.ServicePort {
 	if w.IntN(4) == 0 {
 		p.Affinity = time.Duration(1+w.IntN(3)) * time.Hour
 	}
+	if w.IntN(40) == 0 {
+		p.Helper = map[model.Protocol]intent.Helper{model.TCP: intent.FTP, model.UDP: intent.TFTP}[of.Protocol]
+	}
 	any := slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.Cluster })
 	local := slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.Local })
 	cluster, external := intent.Reject, intent.Reject
@@ -146,7 +149,8 @@ func sameWants(t *testing.T, be *Backend, s intent.State) {
 	for _, f := range be.families {
 		fresh := newRuleset(f.facts)
 		fresh.apply(s.Ports, nil)
-		for _, table := range tables {
+		fresh.settleHelp()
+		for _, table := range []string{tableNAT, tableFilter, tableRaw} {
 			have, want := f.want[table], fresh.want[table]
 			for name := range have {
 				if _, ok := want[name]; !ok {

@@ -36,6 +36,10 @@ func affine(d time.Duration) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) { p.Affinity = d }
 }
 
+func helped(h intent.Helper) func(*intent.ServicePort) {
+	return func(p *intent.ServicePort) { p.Helper = h }
+}
+
 func protocol(proto model.Protocol) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) { p.ID.Protocol = proto }
 }
@@ -65,6 +69,8 @@ func shapes() map[string][]*intent.ServicePort {
 		"source-ranges": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), loadBalancer("192.0.2.1", cluster, cluster, "10.0.0.0/8", "10.1.0.0/16", "203.0.113.7/32"), endpoints("10.244.1.2:8080"))},
 		"affinity":      {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), affine(3*time.Hour), endpoints("10.244.1.2:8080"), here("10.244.0.2:8080"))},
 		"affinity-ipv6": {port("web", model.IPv6, clusterIP("fd96::1", cluster), affine(10*time.Second), endpoints("[fd44:0:0:1::2]:8080"))},
+		"tftp":          {port("boot", model.IPv4, protocol(model.UDP), helped(intent.TFTP), clusterIP("10.96.0.1", cluster), nodePort(30069, cluster, cluster), here("10.244.0.2:1069"), endpoints("10.244.1.2:1069"))},
+		"ftp":           {port("files", model.IPv6, helped(intent.FTP), clusterIP("fd96::1", cluster), nodePort(30021, cluster, cluster), here("[fd44::2]:21"))},
 		"sctp":          {port("web", model.IPv4, protocol(model.SCTP), clusterIP("10.96.0.1", cluster), nodePort(30080, cluster, cluster), endpoints("10.244.1.2:3868"))},
 	}
 }
@@ -239,6 +245,7 @@ func (w *world) port() *intent.ServicePort {
 		p.Frontends = append(p.Frontends, f)
 	}
 	p.Affinity = pick(r, 0, 0, 0, time.Hour, 2*time.Hour)
+	p.Helper = pick(r, intent.NoHelper, intent.NoHelper, intent.NoHelper, intent.FTP)
 	return p
 }
 

@@ -1,0 +1,51 @@
+package nftables
+
+import (
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+)
+
+func TestHelpersAreKeptWhileAServiceNeedsThemAndNoLonger(t *testing.T) {
+	enter(t)
+	b := open(t)
+	boot := port("boot", model.IPv4, protocol(model.UDP), helped(intent.TFTP), clusterIP("10.96.0.1", intent.ToCluster), here("10.244.0.2:69"))
+	web := port("web", model.IPv4, clusterIP("10.96.0.2", intent.ToCluster), here("10.244.0.2:8080"))
+	list := func() string { return run(t, "nft", "list", "table", "inet", "spillway") }
+	holds := func(when string, want bool) {
+		t.Helper()
+		for _, part := range []string{"ct helper tftp {", "ct helper set \"tftp\"", "services4-tftp", "chain as-it-is"} {
+			if got := strings.Contains(list(), part); got != want {
+				t.Errorf("%s: %q is there: %v, want %v\n%s", when, part, got, want, list())
+			}
+		}
+	}
+	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{web}})
+	holds("without", false)
+	apply := func(c intent.Changes) {
+		t.Helper()
+		if err := b.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply(intent.Changes{Upserts: []*intent.ServicePort{boot}})
+	holds("added", true)
+	apply(intent.Changes{Deletes: []intent.PortID{web.ID}})
+	holds("after a change of another", true)
+	if out, err := nft("flush ruleset"); err != nil {
+		t.Fatal(err, out)
+	}
+	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{boot}})
+	holds("after a flush by others", true)
+	again := open(t)
+	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{boot}})
+	holds("after a restart", true)
+	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{web}})
+	holds("gone with its Service", false)
+	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{boot}})
+	third := open(t)
+	replace(t, third, intent.State{Node: node(), Ports: []*intent.ServicePort{web}})
+	holds("gone while nobody ran", false)
+}
