@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -26,6 +27,8 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
 )
+
+var all = flag.Bool("all", false, "every client by every way, and large files")
 
 func TestMain(m *testing.M) {
 	probe.Main()
@@ -58,11 +61,14 @@ func shared(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o777); err != nil {
+	pub := filepath.Join(dir, pub) // vsftpd serves no directory that all may write
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(pub, 0o777), os.Chmod(pub, 0o777)); err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	return pub
 }
+
+const pub = "pub"
 
 // program finds a program of a Debian package; hack/deps unpacks, and does not
 // install, what conflicts with another.
