@@ -175,6 +175,7 @@ enum flow_helper {
 	HELPER_REQUEST = 1, /* asks such a server; its reply entry stands for any port: port 0 */
 	HELPER_DIRECT = 2,  /* a reply entry alone, of a client that asks the endpoint itself */
 	HELPER_DATA = 3,    /* what a server's answer began */
+	HELPER_NODE = 4,    /* a process of the node asks, and netfilter changes its port */
 };
 
 struct flow {
@@ -304,6 +305,7 @@ enum settings_flags {
 enum been {
 	BEEN_STACK_FLOW = 1 << 0,
 	BEEN_HELPER = 1 << 1,
+	BEEN_NODE_HELPER = 1 << 2, /* a process of the node has asked */
 };
 
 /*

@@ -250,7 +250,7 @@ static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struc
 	 * A datagram must not follow an endpoint that is gone, unless no other could
 	 * make anything of it.
 	 */
-	if (p->tuple.proto == IPPROTO_UDP && !(f->flags & FLOW_REPLY) && f->helper != HELPER_DATA &&
+	if (p->tuple.proto == IPPROTO_UDP && !(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
 	    !bpf_map_lookup_elem(&backends, &f->backend))
 		return NULL;
 	if (flow_yields(skb, f, p, s, time)) {

@@ -20,6 +20,13 @@
  * another node. Netfilter sees neither question nor answer then, so that no
  * other rule takes the answer, which begins a connection as far as it can tell,
  * for one to masquerade: HELPER_DIRECT, and entries that change nothing.
+ *
+ * What a process of the node asks goes through the node's netfilter, and a CNI may
+ * masquerade it, by which it gets another source port:
+ *
+ *   process N:c ── netfilter ── N:c' ── to_network ──> endpoint:69
+ *   endpoint:t -> N:c'   from_network: N:c         netfilter: a new connection, let in
+ *   N:c -> endpoint:t    to_network:   N:c'        the answer to that: not masqueraded
  */
 #ifndef SPILLWAY_HELPER_H
 #define SPILLWAY_HELPER_H
@@ -68,6 +75,40 @@ static __always_inline void helper_expect_direct(const struct tuple *t, struct f
 	been_set(BEEN_HELPER);
 }
 
+/*
+ * A process of the node asks an endpoint, and its packet has another port than its
+ * socket: the answers to it go to the socket's.
+ */
+static __always_inline void helper_expect_node(struct __sk_buff *skb, const struct tuple *t,
+					       struct flow_pair *pair)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct flow *f = &pair->flow;
+	__be16 port;
+
+	if (!sk)
+		return;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk)
+		return;
+	port = bpf_htons(sk->src_port);
+	if (port == t->sport)
+		return;
+	__builtin_memset(f, 0, sizeof(*f));
+	f->saddr = t->daddr;
+	f->daddr = t->saddr;
+	f->sport = t->dport;
+	f->dport = port;
+	f->helper_port = t->dport;
+	f->helper = HELPER_NODE;
+	f->state = FLOW_NEW;
+	f->flags = FLOW_REPLY | FLOW_STACK;
+	f->seen = now();
+	tuple_mirror(&pair->reply_key, t);
+	pair->reply_key.sport = 0;
+	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
+}
+
 /* Fills pair->flow, the entry of the answer, and its twin, pair->reply. */
 static __always_inline void helper_fill(const struct tuple *answer, const struct flow *request,
 					struct flow_pair *pair, __u32 time, int direct)
@@ -84,7 +125,7 @@ static __always_inline void helper_fill(const struct tuple *answer, const struct
 	f->flags = request->flags & ~(direct ? FLOW_STACK : 0);
 	f->state = FLOW_NEW;
 	f->seen = time;
-	f->helper = HELPER_DATA;
+	f->helper = request->helper == HELPER_NODE ? HELPER_NODE : HELPER_DATA;
 	flow_make_twin(&pair->reply, f, answer);
 	flow_twin_key(&pair->reply_key, f, answer);
 }
@@ -101,7 +142,7 @@ static __always_inline int helper_store(const struct tuple *answer, struct flow_
 
 	if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST)) {
 		holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
-		if (holder && holder->helper != HELPER_DATA &&
+		if (holder && holder->helper < HELPER_DATA &&
 		    !flow_dead(holder, answer->proto, s, pair->flow.seen))
 			return -1;
 		if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_ANY))

@@ -77,6 +77,9 @@ static __always_inline int flow_applies(const struct flow *f, enum hook hook)
 {
 	int behind_stack = (f->flags & (FLOW_REPLY | FLOW_STACK)) == (FLOW_REPLY | FLOW_STACK);
 
+	/* Of the node's own processes it is the other way round. */
+	if (f->helper == HELPER_NODE)
+		behind_stack = !(f->flags & FLOW_REPLY);
 	return hook == EGRESS ? behind_stack : !behind_stack;
 }
 
@@ -482,7 +485,7 @@ static __always_inline int answer_may_pass(struct __sk_buff *skb, struct scratch
 {
 	struct tuple *asked = &m->icmp.key;
 
-	if (hook == EGRESS || !(request->flags & FLOW_STACK))
+	if (hook == EGRESS || !(request->flags & FLOW_STACK) || request->helper == HELPER_NODE)
 		return 0;
 	tuple_mirror(asked, &m->packet.tuple);
 	asked->dport = request->helper_port;
@@ -527,6 +530,22 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 	return flow_forward(skb, m, hook, NULL);
 }
 
+/* A packet of no flow that leaves: of interest if a process of the node asks a TFTP server. */
+__noinline int serve_egress(struct __sk_buff *skb)
+{
+	struct scratch *m = get_scratch();
+	const struct tuple *t;
+	struct frontend *fe;
+
+	if (m && m->packet.tuple.proto == IPPROTO_UDP && been(BEEN_NODE_HELPER)) {
+		t = &m->packet.tuple;
+		fe = frontend_exact(&t->daddr, t->dport, t->proto, t->family);
+		if (fe && fe->flags & FRONTEND_ENDPOINT && fe->flags & FRONTEND_TFTP)
+			helper_expect_node(skb, t, &m->pair);
+	}
+	return pass(PASS_OTHER);
+}
+
 static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 {
 	struct settings *s = get_settings();
@@ -561,7 +580,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 			return ret;
 	}
 	if (hook == EGRESS)
-		return pass(PASS_OTHER);
+		return serve_egress(skb);
 	return serve(skb, s, hook, stale);
 }
 

@@ -165,7 +165,7 @@ static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
  * the Service then, and what the socket sends there goes to the endpoint's.
  */
 static __always_inline void socket_expect(__u64 cookie, const struct endpoint_addr *service,
-					  const struct backend *b, __u32 id)
+					  const struct backend *b, __u32 id, int in_pod)
 {
 	struct socket_peer peer = {
 		.addr = service->addr,
@@ -176,6 +176,8 @@ static __always_inline void socket_expect(__u64 cookie, const struct endpoint_ad
 	socket_key(&key, cookie, IPPROTO_UDP, &b->addr, 0, SOCKET_REVERSE);
 	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
 	been_set(BEEN_HELPER);
+	if (!in_pod)
+		been_set(BEEN_NODE_HELPER);
 }
 
 /* The Service that an answer from such a port is of; peer, with the port. -1: none. */
@@ -295,7 +297,7 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 		else
 			connection_remember(ctx, &dst, b);
 		if (datagram && fe->flags & FRONTEND_TFTP)
-			socket_expect(cookie, &dst, b, id);
+			socket_expect(cookie, &dst, b, id, in_pod);
 	}
 	peer_store(ctx, family, dst.mapped, &b->addr, b->port);
 	count(SOCKET_TRANSLATED);

@@ -62,8 +62,9 @@ const (
 type tcBeen uint32
 
 const (
-	tcBeenBEEN_STACK_FLOW tcBeen = 1
-	tcBeenBEEN_HELPER     tcBeen = 2
+	tcBeenBEEN_STACK_FLOW  tcBeen = 1
+	tcBeenBEEN_HELPER      tcBeen = 2
+	tcBeenBEEN_NODE_HELPER tcBeen = 4
 )
 
 type tcFlow struct {
@@ -107,6 +108,7 @@ const (
 	tcFlowHelperHELPER_REQUEST tcFlowHelper = 1
 	tcFlowHelperHELPER_DIRECT  tcFlowHelper = 2
 	tcFlowHelperHELPER_DATA    tcFlowHelper = 3
+	tcFlowHelperHELPER_NODE    tcFlowHelper = 4
 )
 
 type tcFlowState uint32
