@@ -44,11 +44,11 @@ type rig struct {
 	out    string // where clients put what they get
 }
 
-func start(t *testing.T, name string) *rig {
+func start(t *testing.T, name string, flags ...string) *rig {
 	t.Helper()
 	spec := topology.DefaultSpec(name)
 	spec.Masquerade, spec.Clients = true, 2
-	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges()})
+	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges(), Flags: map[string][]string{"": flags}})
 	r := &rig{Cluster: c, loader: suite.NewLoader(c), dir: shared(t), out: shared(t)}
 	return r
 }

@@ -1,0 +1,293 @@
+package files
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/test/flows"
+)
+
+// TestTFTPFaults has clients, servers and agents misbehave while files are read.
+func TestTFTPFaults(t *testing.T) {
+	size := fmt.Sprint("=", flowTable)
+	r := start(t, "files-faults", "--conntrack-min"+size, "--conntrack-max-per-core=1")
+	for _, on := range []string{"a0", "b0"} {
+		tftpServers[0].start(t, r, on)
+		r.listening(t, on, "udp", 69, true)
+	}
+	r.offer(t, "f5120", 5120)
+	r.offer(t, "f100000", 100_000)
+	local := service("local", corev1.ProtocolUDP, 69, "a0", "b0")
+	local.ExternalLocal = true
+	sticky := service("sticky", corev1.ProtocolUDP, 69, "a0", "b0")
+	sticky.Affinity = time.Hour
+	s := r.load(t, service("here", corev1.ProtocolUDP, 69, "a0"), service("there", corev1.ProtocolUDP, 69, "b0"),
+		service("dead", corev1.ProtocolUDP, 69, "a1"), local, sticky)
+	t.Run("Policies", func(t *testing.T) { r.policies(t, s) })
+	t.Run("BadRequests", func(t *testing.T) { r.badRequests(t, s) })
+	t.Run("ThirdHost", func(t *testing.T) { r.thirdHost(t, s) })
+	t.Run("Restart", func(t *testing.T) { r.restarts(t, s) })
+	t.Run("Flood", func(t *testing.T) { r.flood(t, s) })
+	t.Run("LeavesNothing", func(t *testing.T) { r.leavesNothing(t, s) })
+	t.Run("EndpointGoes", func(t *testing.T) { r.endpointGoes(t, s) })
+}
+
+// outside are the ways of a client outside, by the Service's name.
+var outside = map[string]flows.Target{
+	"here": flows.NodePort("a").Of("here"), "there": flows.NodePort("a").Of("there"),
+}
+
+// policies: a transfer stays with its endpoint, whatever chose it.
+func (r *rig) policies(t *testing.T, s *services) {
+	for _, node := range []string{"a", "b"} {
+		for _, name := range []string{"local", "sticky"} {
+			for _, combo := range flows.UDP {
+				for range 4 {
+					x := r.begin(t, "client0", s.at(t, flows.NodePort(node).Of(name), combo), "f5120")
+					x.finish(t, name+" at "+node, "f5120", 5120)
+				}
+			}
+		}
+	}
+}
+
+// badRequests: what makes no sense is the server's to refuse, and changes nothing
+// for others.
+func (r *rig) badRequests(t *testing.T, s *services) {
+	bad := map[string][]byte{
+		"nothing": {}, "one byte": {0}, "no NUL": []byte("\x00\x01file"), "no mode": []byte("\x00\x01file\x00"),
+		"empty name": request(""), "unknown opcode": []byte("\x00\x4dfile\x00octet\x00"), "data": []byte("\x00\x03\x00\x01abc"),
+		"an error": []byte("\x00\x05\x00\x00no\x00"), "64 KB name": request(strings.Repeat("x", 65_000)),
+		"name of blocks": request(strings.Repeat("../", 400)), "options without end": []byte("\x00\x01f5120\x00octet\x00blksize\x00"),
+	}
+	for way, to := range outside {
+		for _, combo := range flows.UDP {
+			server := s.at(t, to, combo)
+			for what, b := range bad {
+				conn := r.socket(t, "client0")
+				if err := send(conn, server, b); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+				// The same port may ask for something sensible next.
+				time.Sleep(5 * time.Millisecond)
+				_ = conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+				for buf := make([]byte, 2048); ; {
+					if _, _, err := conn.ReadFrom(buf); err != nil {
+						break // it may have been answered with an error, or several
+					}
+				}
+				x, err := begin(conn, server, "f5120")
+				if err != nil {
+					t.Errorf("%s, %s, after %s: %v", way, combo, what, err)
+					continue
+				}
+				x.finish(t, fmt.Sprintf("%s, %s, after %s", way, combo, what), "f5120", 5120)
+			}
+		}
+	}
+	for _, node := range r.Nodes() {
+		if err := r.Agent(node).Ended(); err != nil {
+			t.Error(err)
+		}
+		if d := r.drops(t, node); d != "" {
+			t.Errorf("packets were dropped on %s: %s", node, d)
+		}
+	}
+}
+
+// thirdHost: another client cannot speak to the server in a transfer of somebody
+// else's, and another pod is not taken for the server.
+func (r *rig) thirdHost(t *testing.T, s *services) {
+	for way, to := range outside {
+		for _, combo := range flows.UDP {
+			x := r.begin(t, "client0", s.at(t, to, combo), "f5120")
+			stranger := r.socket(t, "client1")
+			for _, b := range [][]byte{{0, 4, 0, 9}, {0, 5, 0, 0, 'x', 0}, request("f100000")} {
+				if err := send(stranger, x.tid, b); err != nil {
+					t.Logf("%s: %v", way, err) // refused already
+				}
+			}
+			buf := make([]byte, 2048)
+			_ = stranger.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+			if n, from, err := stranger.ReadFrom(buf); err == nil {
+				t.Errorf("%s, %s: %s answers a stranger: %q", way, combo, from, buf[:n])
+			}
+			x.finish(t, way+" with a stranger", "f5120", 5120)
+		}
+	}
+}
+
+// restarts: what runs in the kernel goes on while agents are ended and started.
+func (r *rig) restarts(t *testing.T, s *services) {
+	var open []*transfer
+	for _, to := range outside {
+		for _, combo := range flows.UDP {
+			open = append(open, r.begin(t, "client0", s.at(t, to, combo), "f100000"))
+		}
+	}
+	step := func(when string) {
+		t.Helper()
+		for _, x := range open {
+			for range 3 {
+				if err := x.step(); err != nil {
+					t.Fatalf("%s, from %s: %v", when, x.server, err)
+				}
+			}
+		}
+	}
+	step("before")
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		for _, node := range r.Nodes() {
+			if err := r.Agent(node).Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+		}
+		step(fmt.Sprintf("after %v", sig))
+		for _, node := range r.Nodes() {
+			if err := r.Agent(node).Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		step("while agents start")
+		for _, node := range r.Nodes() {
+			if err := r.Agent(node).WaitReady(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		step("after a restart")
+	}
+	for _, x := range open {
+		x.finish(t, "after all restarts", "f100000", 100_000)
+	}
+}
+
+// floodSize is how many requests one host sends to a server that is not there:
+// more than the table of flows has room for. The kernel's helpers make an
+// expectation of each, for 300 s, and drop requests when there are expect_max, a
+// thousand by default and on the whole machine: there it is far fewer.
+func (r *rig) floodSize() int {
+	if r.Mode == "ebpf" {
+		return 5 * flowTable
+	}
+	return 200
+}
+
+// flowTable is the size of the agents' table of flows, the least there is.
+const flowTable = 4096
+
+// flood: requests to a dead server are bounded in what they take, and others'
+// transfers go on, the open ones and new ones.
+func (r *rig) flood(t *testing.T, s *services) {
+	open := r.begin(t, "client0", s.at(t, outside["there"], flows.UDP4), "f100000")
+	h, err := r.Host("client1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := s.at(t, flows.NodePort("a").Of("dead"), flows.UDP4)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- h.Do(func() error { return floodFrom(dead, r.floodSize()) })
+	}()
+	for running := true; running; {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+			running = false
+		default:
+		}
+		if !open.done {
+			if err := open.step(); err != nil {
+				t.Fatalf("an open transfer under a flood: %v", err)
+			}
+		}
+		x := r.begin(t, "client0", s.at(t, outside["here"], flows.UDP4), "f5120")
+		x.finish(t, "under a flood", "f5120", 5120)
+		x.conn.Close()
+	}
+	open.finish(t, "after a flood", "f100000", 100_000)
+	if r.Mode != "ebpf" {
+		return
+	}
+	if d := r.drops(t, "a"); d != "" {
+		t.Errorf("packets were dropped: %s", d)
+	}
+}
+
+// leavesNothing: with eBPF, transfers from outside leave no trace in conntrack.
+func (r *rig) leavesNothing(t *testing.T, s *services) {
+	client := r.Addr("client0", false).String()
+	count := func(node string) (n int) {
+		for _, table := range []string{"conntrack", "expect"} {
+			out, err := r.client(t.Context(), node, "conntrack", "-L", table)
+			if err != nil {
+				t.Fatal(err, out)
+			}
+			for line := range strings.Lines(out) {
+				if strings.Contains(line, "udp") && strings.Contains(line, "src="+client+" ") || strings.HasPrefix(line, "300 proto=17") {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	for _, node := range r.Nodes() {
+		if out, err := r.client(t.Context(), node, "conntrack", "-F"); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	for range 50 {
+		for _, to := range outside {
+			x := r.begin(t, "client0", s.at(t, to, flows.UDP4), "f5120")
+			x.finish(t, "counted", "f5120", 5120)
+			x.conn.Close()
+		}
+	}
+	for _, node := range r.Nodes() {
+		n := count(node)
+		if n > 0 && r.Mode == "ebpf" {
+			t.Errorf("100 transfers have left %d entries in conntrack of node %s", n, node)
+		}
+		// The others live on conntrack: so much for what count can see.
+		if n == 0 && r.Mode != "ebpf" && node == "a" {
+			t.Error("conntrack knows no transfer")
+		}
+	}
+}
+
+// endpointGoes: a transfer whose server leaves the Service comes to its end, and
+// the same socket is served by another for its next file.
+func (r *rig) endpointGoes(t *testing.T, s *services) {
+	var open []*transfer
+	for _, combo := range flows.UDP {
+		open = append(open, r.begin(t, "client0", s.at(t, outside["here"], combo), "f5120"))
+	}
+	s.change(t, service("here", corev1.ProtocolUDP, 69, "b0"), service("there", corev1.ProtocolUDP, 69, "b0"))
+	for _, x := range open {
+		if r.Mode == "ebpf" {
+			x.finish(t, "after the endpoint went", "f5120", 5120)
+		}
+		for len(x.got) > 0 { // what is under way of the old transfer
+			_ = x.conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+			if _, _, err := x.conn.ReadFrom(make([]byte, 2048)); err != nil {
+				break
+			}
+		}
+		again, err := begin(x.conn, x.server, "f5120")
+		if err != nil {
+			t.Errorf("a new request by the same port: %v", err)
+			continue
+		}
+		again.finish(t, "a new request by the same port", "f5120", 5120)
+		if bytes.Equal(x.got, nil) {
+			t.Error("nothing had been read")
+		}
+	}
+}
