@@ -341,7 +341,8 @@ enum verdict {
 	SOCKET_REFUSED,
 	SOCKET_TIMED_OUT,
 	PASS_CONNTRACK,		/* netfilter knows its flow: left to it */
-	HELPER_ANSWERED,	/* a server's answer from another port became a flow */
+	HELPER_ASKED,		/* a request to a server that may answer from another port */
+	HELPER_ANSWERED,	/* its answer from another port became a flow */
 	VERDICTS,
 };
 

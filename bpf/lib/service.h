@@ -416,8 +416,10 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int re
 	m->pair.flow.backend = id;
 	m->pair.flow.helper = fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
 	m->pair.flow.pad = 0;
-	if (m->pair.flow.helper)
+	if (m->pair.flow.helper) {
 		been_set(BEEN_HELPER);
+		count(HELPER_ASKED);
+	}
 	verdict = flow_plan(skb, m, b, hook, s);
 	if (verdict == DROP_NO_ROUTE)
 		return refuse(skb, m);

@@ -25,7 +25,21 @@ func newBenchCommand() *cobra.Command {
 			return usageErrorf("no benchmark given: say which one, such as 'spillway bench path'")
 		},
 	}
-	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchAPICommand(), newBenchNotrackCommand())
+	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchAPICommand(), newBenchNotrackCommand())
+	return cmd
+}
+
+// newBenchTFTPCommand makes `spillway bench tftp`: bench path with files.
+func newBenchTFTPCommand() *cobra.Command {
+	cmd := newBenchPathCommand()
+	cmd.Use = "tftp"
+	cmd.Short = "Compare files read by TFTP through a Service with the same server reached without one"
+	cmd.Long = `Builds a cluster of two nodes on this machine and compares, in pairs that take
+turns (A B B A), files of 5 KB read by TFTP in blocks of 512 bytes: NodePort with
+a server on the node itself, and NodePort with a pod of another node reached by its
+own address. Needs root. With the defaults it takes about two minutes; leave the
+machine alone meanwhile.`
+	_ = cmd.Flags().Set("tftp", "true")
 	return cmd
 }
 
@@ -76,6 +90,8 @@ ten minutes; leave the machine alone meanwhile.`,
 	f.IntVar(&cfg.Connections, "connections", 32, "requests under way at once")
 	f.StringVar(&only, "only", "", "measure only comparisons whose \"NAME, LOAD\" matches this regular expression, such as 'half load'")
 	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "keep conntrack off on the nodes, for metal as well")
+	f.BoolVar(&cfg.TFTP, "tftp", false, "files read by TFTP instead of HTTP")
+	_ = f.MarkHidden("tftp")
 	f.StringSliceVar(&modes, "modes", []string{"ebpf"}, "dataplanes to measure")
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd

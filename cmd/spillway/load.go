@@ -23,6 +23,7 @@ func newLoadCommand() *cobra.Command {
 		newLoadKindCommand(load.Conn, "one TCP connection for each GET request, ended by a reset"),
 		newLoadKindCommand(load.Memcached, "one TCP connection for each get, ended by the server"),
 		newLoadKindCommand(load.UDP, "a datagram out, a datagram back"),
+		newLoadKindCommand(load.TFTP, "a file read by TFTP, each from a new port"),
 	)
 	return cmd
 }

@@ -41,6 +41,9 @@ const (
 	Memcached Kind = "memcached"
 	// UDP sends a datagram and waits for one back.
 	UDP Kind = "udp"
+	// TFTP reads a file, each time from a new socket. It is a closed loop of one
+	// thread.
+	TFTP Kind = "tftp"
 )
 
 // Config says what load to make. The zero values of Path, Timeout, Threads and
@@ -74,8 +77,10 @@ type Config struct {
 // Validate reports the first thing in the config that cannot be run.
 func (c Config) Validate() error {
 	switch {
-	case c.Kind != HTTP && c.Kind != Conn && c.Kind != UDP && c.Kind != Memcached:
-		return fmt.Errorf("unknown kind of load %q: use http, conn, memcached or udp", c.Kind)
+	case c.Kind != HTTP && c.Kind != Conn && c.Kind != UDP && c.Kind != TFTP && c.Kind != Memcached:
+		return fmt.Errorf("unknown kind of load %q: use http, conn, memcached, udp or tftp", c.Kind)
+	case c.Kind == TFTP && (c.Rate > 0 || c.Threads > 1 || c.MaxRequests > 0 || c.Source.IsValid()):
+		return errors.New("tftp is a closed loop of one thread without a source: leave out rate, threads, max-requests and source")
 	case !c.Target.IsValid() || c.Target.Port() == 0:
 		return errors.New("no target: give ADDRESS:PORT, [ADDRESS]:PORT for IPv6")
 	case c.Source.IsValid() && c.Source.Unmap().Is4() != c.Target.Addr().Unmap().Is4():
@@ -96,7 +101,7 @@ func (c Config) Validate() error {
 func (c Config) withDefaults() Config {
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
-		if c.Kind == UDP {
+		if c.Kind == UDP || c.Kind == TFTP {
 			c.Timeout = time.Second
 		}
 	}
@@ -135,6 +140,9 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
+	if cfg.Kind == TFTP {
+		return runTFTP(ctx, cfg)
+	}
 	shared := &budget{left: cfg.MaxRequests, limited: cfg.MaxRequests > 0}
 	stopWatching := context.AfterFunc(ctx, func() { shared.stop.Store(true) })
 	defer stopWatching()

@@ -23,9 +23,11 @@ const (
 	HTTP = "http" // nginx
 	UDP  = "udp"  // answers each datagram with "NAME CLIENT-ADDRESS PAYLOAD"
 	TCP  = "tcp"  // greets with "NAME CLIENT-ADDRESS\n", then echoes
+	TFTP = "tftp" // reads of any file name succeed, writes are taken and forgotten
+	// Blocks is TFTP for measurements: reads without options, without a memory.
+	Blocks = "tftp-blocks"
 	// Memcached is memcached, with one thread.
 	Memcached = "memcached"
-	TFTP      = "tftp" // reads of any file name succeed, writes are taken and forgotten
 )
 
 // Config says what a server serves.
@@ -60,9 +62,9 @@ var nameRule = regexp.MustCompile(`^[-._0-9A-Za-z]{1,100}$`)
 // Validate says what is wrong with a Config, in one line.
 func (c Config) Validate() error {
 	switch c.Kind {
-	case HTTP, UDP, TCP, TFTP, Memcached:
+	case HTTP, UDP, TCP, TFTP, Blocks, Memcached:
 	default:
-		return fmt.Errorf("serve: kind %q is none of http, udp, tcp, tftp, memcached", c.Kind)
+		return fmt.Errorf("serve: kind %q is none of http, udp, tcp, tftp, tftp-blocks, memcached", c.Kind)
 	}
 	if _, err := listenAddrs(c.Listen); err != nil {
 		return err
@@ -83,7 +85,7 @@ func Serve(ctx context.Context, c Config) error {
 		return err
 	}
 	serve := map[string]func(context.Context, Config) error{
-		HTTP: ServeHTTP, UDP: ServeUDP, TCP: ServeTCP, TFTP: ServeTFTP, Memcached: ServeMemcached,
+		HTTP: ServeHTTP, UDP: ServeUDP, TCP: ServeTCP, TFTP: ServeTFTP, Blocks: ServeBlocks, Memcached: ServeMemcached,
 	}[c.Kind]
 	err := serve(ctx, c)
 	if err == nil || ctx.Err() != nil {

@@ -258,7 +258,11 @@ func (r *rig) client(ctx context.Context, host string, argv ...string) (string, 
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	limit := patience
+	if *all {
+		limit *= 10 // for large files
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := h.Command(ctx, argv...)
 	cmd.WaitDelay = time.Second

@@ -56,7 +56,7 @@ func (n *packetNode) transfer(t *testing.T, p *plan, w where) {
 			n.forget(t)
 			client := ap(p.client, 40000)
 			r := n.datagram(t, inEth0, client, front)
-			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictHELPER_ASKED, tcVerdictTRANSLATED_DIRECT)
 			seen := r.v.src
 			r.wantPath(t, seen, ap(server, 1069))
 			if (w == here) != (seen == client) {
@@ -138,7 +138,7 @@ func (n *packetNode) oneNodeTuple(t *testing.T, p *plan) {
 		client, front := ap(p.client, uint16(40000+i)), ap(p.clusterIP, uint16(80+i%2))
 		r := n.datagram(t, inEth0, client, front)
 		if i == 4 {
-			r.want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+			r.want(t, actDrop, tcVerdictHELPER_ASKED, tcVerdictDROP_SNAT_PORTS)
 			break
 		}
 		if other, taken := seen[r.v.src]; taken {
@@ -158,7 +158,7 @@ func (n *packetNode) manyServers(t *testing.T, p *plan) {
 	seen := map[string]netip.AddrPort{}
 	for name, front := range frontends(p) {
 		r := n.datagram(t, inEth0, client, front)
-		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictHELPER_ASKED, tcVerdictTRANSLATED_DIRECT)
 		seen[name] = r.v.src
 	}
 	for name, front := range frontends(p) {
@@ -221,7 +221,7 @@ func (n *packetNode) noReply(t *testing.T, p *plan) {
 	n.ageFlows(t, seconds(n.cfg.Timeouts.UDPNew)+1)
 	n.untouched(t, "a late answer", inPod1, answer, tcVerdictPASS_OTHER)
 	// Asked again, it is waited for again.
-	n.datagram(t, inEth0, client, front).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	n.datagram(t, inEth0, client, front).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictHELPER_ASKED, tcVerdictTRANSLATED_DIRECT)
 	n.ageFlows(t, seconds(n.cfg.Timeouts.UDPNew)-2)
 	n.sendRaw(t, inPod1, answer).wantPath(t, ap(front.Addr(), tid), client)
 }
@@ -270,7 +270,7 @@ func (n *packetNode) transferOfPoliced(t *testing.T, p *plan) {
 	n.serve(t, tftp(p, e))
 	client, front := ap(p.client, 40000), ap(p.externalIP, 80)
 	r := n.datagram(t, inEth0, client, front)
-	r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+	r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictHELPER_ASKED, tcVerdictTRANSLATED_STACK)
 	answer := frame{proto: protoUDP, src: ap(p.pod1, tid), dst: client}
 	n.untouched(t, "netfilter knows no request", inPod1, answer.bytes(n, "pod1"), tcVerdictPASS_OTHER)
 	// Through the stack it is translated behind it.

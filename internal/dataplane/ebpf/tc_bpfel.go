@@ -313,8 +313,9 @@ const (
 	tcVerdictSOCKET_REFUSED       tcVerdict = 25
 	tcVerdictSOCKET_TIMED_OUT     tcVerdict = 26
 	tcVerdictPASS_CONNTRACK       tcVerdict = 27
-	tcVerdictHELPER_ANSWERED      tcVerdict = 28
-	tcVerdictVERDICTS             tcVerdict = 29
+	tcVerdictHELPER_ASKED         tcVerdict = 28
+	tcVerdictHELPER_ANSWERED      tcVerdict = 29
+	tcVerdictVERDICTS             tcVerdict = 30
 )
 
 // Names of all BPF objects in the ELF.

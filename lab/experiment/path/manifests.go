@@ -27,8 +27,8 @@ var (
 )
 
 // writeManifests writes what the agents serve and returns the directory.
-func writeManifests(r *rig.Rig) (string, error) {
-	text, err := manifests(r.Cluster)
+func writeManifests(r *rig.Rig, tftp bool) (string, error) {
+	text, err := manifests(r.Cluster, tftp)
 	if err != nil {
 		return "", err
 	}
@@ -39,7 +39,11 @@ func writeManifests(r *rig.Rig) (string, error) {
 }
 
 // manifests returns the Nodes, Services and EndpointSlices of the cluster.
-func manifests(c *topology.Cluster) ([]byte, error) {
+func manifests(c *topology.Cluster, tftp bool) ([]byte, error) {
+	port, protocol := int32(podPort), corev1.ProtocolTCP
+	if tftp {
+		port, protocol = tftpPort, corev1.ProtocolUDP
+	}
 	nodes, err := c.NodesYAML()
 	if err != nil {
 		return nil, err
@@ -47,8 +51,8 @@ func manifests(c *topology.Cluster) ([]byte, error) {
 	out := strings.Builder{}
 	out.Write(nodes)
 	objects := []any{
-		service("web-here", hereClusterIP, hereNodePort), slice("web-here", c.Pod(0, 0)),
-		service("web-there", thereClusterIP, thereNodePort), slice("web-there", c.Pod(1, 0)),
+		service("web-here", hereClusterIP, hereNodePort, port, protocol), slice("web-here", c.Pod(0, 0), port, protocol),
+		service("web-there", thereClusterIP, thereNodePort, port, protocol), slice("web-there", c.Pod(1, 0), port, protocol),
 	}
 	for _, o := range objects {
 		text, err := yaml.Marshal(o)
@@ -60,7 +64,7 @@ func manifests(c *topology.Cluster) ([]byte, error) {
 	return []byte(out.String()), nil
 }
 
-func service(name string, clusterIP netip.Addr, nodePort int32) *corev1.Service {
+func service(name string, clusterIP netip.Addr, nodePort, port int32, protocol corev1.Protocol) *corev1.Service {
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name},
@@ -69,13 +73,13 @@ func service(name string, clusterIP netip.Addr, nodePort int32) *corev1.Service 
 			ClusterIP:  clusterIP.String(),
 			ClusterIPs: []string{clusterIP.String()},
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-			Ports:      []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: podPort, NodePort: nodePort}},
+			Ports:      []corev1.ServicePort{{Protocol: protocol, Port: port, NodePort: nodePort}},
 		},
 	}
 }
 
-func slice(service string, pod *topology.Host) *discoveryv1.EndpointSlice {
-	port, protocol, unnamed, ready := int32(podPort), corev1.ProtocolTCP, "", true
+func slice(service string, pod *topology.Host, port int32, protocol corev1.Protocol) *discoveryv1.EndpointSlice {
+	unnamed, ready := "", true
 	return &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: service + "-ipv4",

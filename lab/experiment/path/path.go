@@ -34,6 +34,8 @@ type Config struct {
 	// whose conntrack is on, as flannel's masquerading leaves them: there an
 	// entry for a Service connection would show, and metal has them as well.
 	Untracked bool
+	// TFTP measures files of 5 KB, 512 bytes at a time, instead of HTTP.
+	TFTP bool
 	// Only leaves out the comparisons whose "NAME, LOAD" it does not match, but
 	// for those that find the rate of an open loop that is left. Nil: none.
 	Only     *regexp.Regexp
@@ -97,7 +99,9 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: newReport(cfg, machine)}
 	cfg.Progress.Step("building a cluster of two nodes")
 	spec := topology.DefaultSpec(cfg.Name)
-	spec.Masquerade, spec.Conntrack = !cfg.Untracked, !cfg.Untracked
+	// A server's first block would be masqueraded on its way to a client that asks
+	// a pod itself, which is what TFTP is measured against.
+	spec.Masquerade, spec.Conntrack = !cfg.Untracked && !cfg.TFTP, !cfg.Untracked
 	if b.rig, err = rig.Up(ctx, spec); err != nil {
 		return nil, err
 	}
@@ -109,7 +113,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 		err = errors.Join(err, b.rig.Down())
 		cfg.Progress.Done()
 	}()
-	todo := wanted(plans(b.rig.Cluster), cfg.Only)
+	todo := wanted(b.plans(), cfg.Only)
 	if len(todo) == 0 {
 		return nil, fmt.Errorf("only %q: no comparison has this in its \"NAME, LOAD\", such as %q",
 			cfg.Only, "NodePort, pod on this node ÷ metal, keep-alive, half load")
@@ -128,19 +132,23 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 // setUp starts servers and agents and waits until every way is open.
 func (b *bench) setUp(ctx context.Context) error {
 	c := b.rig.Cluster
-	b.cfg.Progress.Step("starting nginx on node0 and in a pod of each node")
+	kind, metalPort, podPort := workload.HTTP, uint16(metalPort), uint16(podPort)
+	if b.cfg.TFTP {
+		kind, metalPort, podPort = workload.Blocks, metalTFTPPort, tftpPort
+	}
+	b.cfg.Progress.Step("starting servers on node0 and in a pod of each node")
 	for _, s := range []struct {
 		host *topology.Host
 		port uint16
 	}{{c.Node(0), metalPort}, {c.Pod(0, 0), podPort}, {c.Pod(1, 0), podPort}} {
-		if err := b.rig.Serve(ctx, s.host, workload.HTTP, s.port); err != nil {
+		if err := b.rig.Serve(ctx, s.host, kind, s.port); err != nil {
 			return err
 		}
 	}
 	if err := b.rig.RoutePods(c.Client(0)); err != nil {
 		return err
 	}
-	dir, err := writeManifests(b.rig)
+	dir, err := writeManifests(b.rig, b.cfg.TFTP)
 	if err != nil {
 		return err
 	}
@@ -150,9 +158,9 @@ func (b *bench) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, p := range plans(c) {
+	for _, p := range b.plans() {
 		for _, way := range []way{p.base, p.service} {
-			if err := b.rig.WaitAnswer(ctx, way.from, workload.HTTP, way.to); err != nil {
+			if err := b.waitAnswer(ctx, way); err != nil {
 				return err
 			}
 		}

@@ -49,6 +49,18 @@ type Comparison struct {
 	Errors map[string]int64 `json:"errors,omitempty"`
 	// ClientLimited counts measurements in which the generator was always busy.
 	ClientLimited int `json:"client_limited"`
+	// ClientCore is how many files/s one core of the client's could ask for; 0 if
+	// there are no files.
+	ClientCore float64 `json:"client_core,omitempty"`
+}
+
+// perClientCore is the rate for each second of the client's CPU time, in which
+// much of the kernel's work for its packets is done.
+func perClientCore(s rig.Sample) float64 {
+	if s.ClientCPUSeconds == 0 {
+		return 0
+	}
+	return float64(s.Requests) / s.ClientCPUSeconds
 }
 
 func newReport(cfg Config, m experiment.Machine) *Report {
@@ -65,10 +77,7 @@ func median(side []rig.Sample, figure func(rig.Sample) float64) float64 {
 }
 
 func loadName(p plan) string {
-	name := "keep-alive"
-	if p.kind == load.Conn {
-		name = "new connections"
-	}
+	name := map[load.Kind]string{load.HTTP: "keep-alive", load.Conn: "new connections", load.TFTP: "files of 5 KB"}[p.kind]
 	if p.tail {
 		name += ", half load"
 	}
@@ -89,6 +98,11 @@ func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[rig.S
 	if p.target != nil && c.Ratio.Sure() {
 		met := p.target.Met(c.Ratio)
 		c.Met = &met
+	}
+	if p.kind == load.TFTP {
+		c.Figure = "files/s"
+		perCore := append(experiment.Figures(trial.A, perClientCore), experiment.Figures(trial.B, perClientCore)...)
+		c.ClientCore = experiment.Median(perCore)
 	}
 	for i, side := range [][]rig.Sample{trial.A, trial.B} {
 		for _, s := range side {
@@ -122,6 +136,12 @@ func (r *Report) Write(w io.Writer) error {
 	}
 	if err := r.writeCosts(w); err != nil {
 		return fmt.Errorf("write report: %w", err)
+	}
+	for _, c := range r.Comparisons {
+		if c.ClientCore > 0 {
+			fmt.Fprintf(w, "\n%s: one core of the client's could ask for %.0f files/s; the client was busy all the time in %d of %d measurements.\n",
+				c.Name, c.ClientCore, c.ClientLimited, 2*r.Rounds)
+		}
 	}
 	_, err := fmt.Fprint(w, `
 Ratios: median of the rounds (lowest–highest); 95 %: where the true median lies with that confidence.

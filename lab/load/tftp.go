@@ -1,0 +1,191 @@
+package load
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
+)
+
+// blockSize is TFTP's without options (RFC 1350).
+const blockSize = 512
+
+// tftpRequest asks for a file; the load's servers have the same under any name.
+var tftpRequest = []byte("\x00\x01file\x00octet\x00")
+
+// download is one transfer under way: a socket, and so a source port, of its own.
+type download struct {
+	fd    int
+	block uint16 // the last that has come
+	begun time.Time
+	seen  time.Time // of the last packet
+}
+
+// tftpLoop reads files, one after another on each connection.
+type tftpLoop struct {
+	cfg       Config
+	endpoint  endpoint
+	poll      *poller
+	downloads []download
+	hist      *hdrhistogram.Histogram
+	errors    map[string]int64
+	requests  int64
+	bytes     int64
+	counting  bool
+	buf       [blockSize + 4]byte
+}
+
+// runTFTP is Run for Kind TFTP, which is a closed loop of one thread.
+func runTFTP(ctx context.Context, cfg Config) (*Result, error) {
+	p, err := newPoller()
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(p.fd)
+	l := &tftpLoop{
+		cfg: cfg, endpoint: newEndpoint(cfg), poll: p, downloads: make([]download, cfg.Connections),
+		hist: newHistogram(), errors: map[string]int64{},
+	}
+	l.endpoint.typ = unix.SOCK_DGRAM
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, started := cpuSeconds(), time.Now()
+	for i := range l.downloads {
+		if err := l.begin(i); err != nil {
+			return nil, fmt.Errorf("ask %s: %w", cfg.Target, err)
+		}
+	}
+	defer l.close()
+	if err := l.run(ctx, started); err != nil {
+		return nil, err
+	}
+	wall := time.Since(started)
+	r := &Result{
+		Kind: cfg.Kind, Target: cfg.Target.String(), Connections: cfg.Connections, Requests: l.requests, Bytes: l.bytes,
+		Errors: l.errors, Seconds: (wall - cfg.Warmup).Seconds(), ClientCPUSeconds: cpuSeconds() - before,
+		Latency: summarize(l.hist), Interrupted: ctx.Err() != nil,
+	}
+	r.Rate = float64(r.Requests) / r.Seconds
+	r.ClientLimited = r.ClientCPUSeconds >= clientBusy*wall.Seconds()
+	return r, nil
+}
+
+func (l *tftpLoop) close() {
+	for _, d := range l.downloads {
+		unix.Close(d.fd)
+	}
+}
+
+// run goes on until the time is up or ctx ends.
+func (l *tftpLoop) run(ctx context.Context, started time.Time) error {
+	end, checked := started.Add(l.cfg.Warmup+l.cfg.Duration), started
+	for {
+		now := time.Now()
+		l.counting = now.Sub(started) >= l.cfg.Warmup
+		if !now.Before(end) || ctx.Err() != nil {
+			return nil
+		}
+		events, err := l.poll.wait(10 * time.Millisecond)
+		if err != nil {
+			return fmt.Errorf("wait for packets: %w", err)
+		}
+		now = time.Now()
+		for i := range events {
+			if err := l.receive(int(events[i].Fd), events[i].Pad, now); err != nil {
+				return err
+			}
+		}
+		if now.Sub(checked) > l.cfg.Timeout/10 {
+			checked = now
+			if err := l.expire(now); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// begin opens a socket and asks.
+func (l *tftpLoop) begin(slot int) error {
+	fd, err := unix.Socket(l.endpoint.family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	l.downloads[slot] = download{fd: fd, begun: now, seen: now}
+	if err := l.poll.add(fd, int32(slot), int32(fd)); err != nil {
+		return err
+	}
+	return unix.Sendto(fd, tftpRequest, 0, l.endpoint.target)
+}
+
+// again ends a transfer, well or not, and begins the next.
+func (l *tftpLoop) again(slot int, failed string) error {
+	d := &l.downloads[slot]
+	if l.counting && failed == "" {
+		l.requests++
+		_ = l.hist.RecordValue(int64(time.Since(d.begun)))
+	} else if l.counting {
+		l.errors[failed]++
+	}
+	unix.Close(d.fd)
+	return l.begin(slot)
+}
+
+func (l *tftpLoop) expire(now time.Time) error {
+	for i := range l.downloads {
+		if now.Sub(l.downloads[i].seen) > l.cfg.Timeout {
+			if err := l.again(i, "timeout"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// receive takes what a transfer's socket has, and acknowledges it.
+func (l *tftpLoop) receive(slot int, generation int32, now time.Time) error {
+	d := &l.downloads[slot]
+	for int32(d.fd) == generation {
+		n, err := l.read(d)
+		if err == unix.EAGAIN {
+			return nil
+		}
+		if err != nil {
+			return l.again(slot, "refused")
+		}
+		if n < 4 || l.buf[1] != 3 {
+			return l.again(slot, "bad response")
+		}
+		d.seen = now
+		block := binary.BigEndian.Uint16(l.buf[2:])
+		if block != d.block+1 {
+			continue // again
+		}
+		d.block = block
+		l.bytes += int64(n - 4)
+		if _, err := unix.Write(d.fd, []byte{0, 4, l.buf[2], l.buf[3]}); err != nil {
+			return l.again(slot, "refused")
+		}
+		if n < blockSize+4 {
+			return l.again(slot, "")
+		}
+	}
+	return nil
+}
+
+// read receives a packet. The first names the port of the server that the rest
+// of the transfer is with.
+func (l *tftpLoop) read(d *download) (int, error) {
+	if d.block > 0 {
+		return unix.Read(d.fd, l.buf[:])
+	}
+	n, from, err := unix.Recvfrom(d.fd, l.buf[:], 0)
+	if err != nil {
+		return n, err
+	}
+	return n, unix.Connect(d.fd, from)
+}
