@@ -52,6 +52,7 @@ test: root lint ## run everything that must pass (as root; installs what is miss
 bench: root build ## measure the way through a Service against the way without (as root)
 	hack/deps bench
 	bin/spillway bench path
+	bin/spillway bench tftp
 	bin/spillway bench sync
 	bin/spillway bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/conntrack ./internal/doctor

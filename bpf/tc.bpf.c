@@ -9,7 +9,7 @@
  *           |<------------ flow table --------------------+   redirect_neigh
  *              to_network                   from_pod      |
  */
-#include "lib/service.h"
+#include "lib/handle.h"
 
 SEC("tc")
 int from_network(struct __sk_buff *skb)

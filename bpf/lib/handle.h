@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * Which step a packet takes at a tc hook: that of a flow that is known, of one
+ * that a TFTP server's answer begins (helper.h), of a Service's (service.h).
+ */
+#ifndef SPILLWAY_HANDLE_H
+#define SPILLWAY_HANDLE_H
+
+#include "service.h"
+
+/*
+ * May the answer to a request through the stack pass by it? Netfilter takes it for
+ * the first packet of a connection of the endpoint's, to which other rules apply
+ * than to answers: it might masquerade it, or drop it for a policy that allows
+ * answers. That it let the request pass says that it would let the answer.
+ */
+static __always_inline int answer_may_pass(struct __sk_buff *skb, struct scratch *m,
+					   const struct flow *request, int hook)
+{
+	struct tuple *asked = &m->icmp.key;
+
+	if (hook == EGRESS || !(request->flags & FLOW_STACK) || request->helper == HELPER_NODE)
+		return 0;
+	tuple_mirror(asked, &m->packet.tuple);
+	asked->dport = request->helper_port;
+	return conntrack_knows(skb, asked);
+}
+
+/*
+ * A datagram of no flow: the answer to a request, from a port that the server has
+ * chosen, or -2.
+ */
+__noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
+{
+	struct scratch *m = get_scratch();
+	struct flow *request, *f;
+	struct packet *p;
+	__u32 time = now();
+	int pass_by;
+
+	if (!m || !s)
+		return -2;
+	p = &m->packet;
+	f = &m->pair.flow;
+	request = helper_request(&p->tuple, &m->pair.reply_key, s, time);
+	if (!request || !p->tuple.sport)
+		return -2;
+	if (p->tuple.sport == request->helper_port) {
+		/* From the port that was asked: no other is opened. */
+		if (request->helper != HELPER_REQUEST || !flow_applies(request, hook))
+			return -2;
+		request->seen = time;
+		flow_touch_twin(request, &m->pair.reply_key);
+		flow_advance(request, p);
+		*f = *request;
+		return flow_forward(skb, m, hook, request);
+	}
+	pass_by = answer_may_pass(skb, m, request, hook);
+	if (!pass_by && !flow_applies(request, hook))
+		return -2;
+	helper_fill(&p->tuple, request, &m->pair, time, pass_by);
+	if (helper_store(&p->tuple, &m->pair, s))
+		return drop(FLOW_CONFLICT);
+	return flow_forward(skb, m, hook, NULL);
+}
+
+/* A packet of no flow that leaves: of interest if a process of the node asks a TFTP server. */
+__noinline int serve_egress(struct __sk_buff *skb)
+{
+	struct scratch *m = get_scratch();
+	const struct tuple *t;
+	struct frontend *fe;
+
+	if (m && m->packet.tuple.proto == IPPROTO_UDP && been(BEEN_NODE_HELPER)) {
+		t = &m->packet.tuple;
+		fe = frontend_exact(&t->daddr, t->dport, t->proto, t->family);
+		if (fe && fe->flags & FRONTEND_ENDPOINT && fe->flags & FRONTEND_TFTP)
+			helper_expect_node(skb, t, &m->pair);
+	}
+	return pass(PASS_OTHER);
+}
+
+static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
+{
+	struct settings *s = get_settings();
+	struct scratch *m = get_scratch();
+	struct packet *p;
+	struct flow *f;
+	int stale, ret;
+
+	if (!m || !s)
+		return NEXT;
+	p = &m->packet;
+	__builtin_memset(p, 0, sizeof(*p));
+	p->l3_off = ETH_HLEN;
+	ret = parse(skb, p);
+	if (ret != PARSE_OK)
+		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);
+	if (p->flags & PACKET_ICMP_ERROR)
+		return relay_error(skb, s, hook);
+	if (p->flags & PACKET_NO_L4 && fragment_follow(p))
+		return pass(PASS_FRAGMENT);
+
+	f = flow_find(skb, p, s, &stale);
+	if (f) {
+		if (!flow_applies(f, hook))
+			return pass(PASS_OTHER);
+		m->pair.flow = *f;
+		return flow_forward(skb, m, hook, f);
+	}
+	if (p->tuple.proto == IPPROTO_UDP && been(BEEN_HELPER)) {
+		ret = serve_answer(skb, s, hook);
+		if (ret != -2)
+			return ret;
+	}
+	if (hook == EGRESS)
+		return serve_egress(skb);
+	return serve(skb, s, hook, stale);
+}
+
+#endif
