@@ -375,12 +375,28 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 		if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
 			return -1;
 	}
-	/* In the stack nf_nat looks after that itself. */
-	if (!(pair->flow.flags & FLOW_STACK) &&
-	    (pair->flow.flags & FLOW_SNAT || s->flags & SETTING_ASK_CONNTRACK) &&
-	    conntrack_claims(skb, &pair->reply_key))
-		return -1;
 	return reply_claim(&pair->reply_key, &pair->reply, key, s, attempt) ? -1 : 0;
+}
+
+/*
+ * Would netfilter take the answers with a reply tuple that is ours for those of a
+ * connection of its own? Then it is given back. In the stack nf_nat looks after
+ * that itself. Not a part of reply_try: before Linux 6.12 the frames of all calls
+ * under way share 512 bytes.
+ */
+__noinline int reply_contested(struct __sk_buff *skb, struct settings *s)
+{
+	struct flow_pair *pair = get_flow_pair();
+	unsigned long status = 0;
+
+	if (!pair || !s || !has_ct_lookup || pair->flow.flags & FLOW_STACK)
+		return 0;
+	if (!(pair->flow.flags & FLOW_SNAT) && !(s->flags & SETTING_ASK_CONNTRACK))
+		return 0;
+	if (conntrack_find(skb, &pair->reply_key, &status) != IP_CT_DIR_REPLY)
+		return 0;
+	bpf_map_delete_elem(&flows, &pair->reply_key);
+	return 1;
 }
 
 /* Tries until a reply tuple is ours; -1 if none seems to be free. */
@@ -390,7 +406,7 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 	int first = new_port ? 1 : 0;
 
 	for (int i = 0; i < PORT_TRIES; i++) {
-		if (!reply_try(skb, key, s, first + i))
+		if (!reply_try(skb, key, s, first + i) && !reply_contested(skb, s))
 			return 0;
 	}
 	return -1;
