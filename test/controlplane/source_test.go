@@ -291,7 +291,7 @@ func TestANodeWithoutAnObjectIsAProblem(t *testing.T) {
 	}, create))
 	w.until(t, "the Node", func() bool { return w.world.Nodes["late-node"] != nil && !w.says("late-node") })
 	w.mu.Lock()
-	if n := w.world.Nodes["late-node"]; len(n.Labels) != 1 || n.Leaving || len(n.PodCIDRs) != 1 {
+	if n := w.world.Nodes["late-node"]; len(n.Labels) != 2 || n.Leaving || len(n.PodCIDRs) != 1 {
 		t.Errorf("the Node is %+v", n)
 	}
 	w.mu.Unlock()
