@@ -24,14 +24,15 @@ const labPatience = 2 * time.Second
 func newLabCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
-		Short: "Make a cluster of network namespaces on this machine",
+		Short: "Run published experiments, or make a cluster of network namespaces, on this machine",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usageErrorf("no lab command given: use up, down, exec, status, nodes, serve or ask")
+			return usageErrorf("no lab command given: use run, list, diff, up, down, exec, status, nodes, serve or ask")
 		},
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabDownCommand(), newLabExecCommand(), newLabStatusCommand(),
-		newLabNodesCommand(), newLabServeCommand(), newLabAskCommand())
+		newLabNodesCommand(), newLabServeCommand(), newLabAskCommand(),
+		newLabRunCommand(), newLabListCommand(), newLabDiffCommand(), newLabRestoreCommand())
 	return cmd
 }
 
@@ -200,11 +201,11 @@ func newLabNodesCommand() *cobra.Command {
 func newLabServeCommand() *cobra.Command {
 	var c workload.Config
 	cmd := &cobra.Command{
-		Use:       "serve http|tcp|udp|tftp",
+		Use:       "serve http|dns|tcp|udp|tftp",
 		Short:     "Run a server that says its name and its client's address, until SIGTERM",
 		Example:   "  spillway lab exec node0-pod0 -- spillway lab serve tcp --listen :7000 --name pod0",
 		Args:      cobra.ExactArgs(1),
-		ValidArgs: []string{workload.HTTP, workload.TCP, workload.UDP, workload.TFTP},
+		ValidArgs: []string{workload.HTTP, workload.DNS, workload.TCP, workload.UDP, workload.TFTP},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.Kind = args[0]
 			if err := c.Validate(); err != nil {

@@ -1,28 +1,35 @@
 package main
 
 import (
-	"encoding/json"
+	"fmt"
+	"io"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/load"
 )
 
-// newLoadCommand makes `spillway load`, the load generator that bench and demo
-// start as a process of its own inside a client's namespace and cgroup.
+// newLoadCommand makes `spillway load`, the load generator. bench, demo and lab
+// start it as a process of its own inside a client's namespace and cgroup.
 func newLoadCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:    "load",
-		Short:  "Make load from this network namespace and print what came of it as JSON",
-		Hidden: true,
+		Use:   "load",
+		Short: "Make load from this network namespace and say what came of it",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return usageErrorf("no kind of load given: use http, conn, udp or dns")
+		},
 	}
 	cmd.AddCommand(
 		newLoadKindCommand(load.HTTP, "GET requests over connections that stay open"),
 		newLoadKindCommand(load.Conn, "one TCP connection for each GET request, ended by a reset"),
 		newLoadKindCommand(load.Memcached, "one TCP connection for each get, ended by the server"),
 		newLoadKindCommand(load.UDP, "a datagram out, a datagram back"),
+		newLoadKindCommand(load.DNS, "an A and an AAAA question from one new socket at once"),
 		newLoadKindCommand(load.TFTP, "a file read by TFTP, each from a new port"),
 	)
 	return cmd
@@ -30,31 +37,44 @@ func newLoadCommand() *cobra.Command {
 
 func newLoadKindCommand(kind load.Kind, short string) *cobra.Command {
 	cfg := load.Config{Kind: kind}
-	var source string
+	var sources []string
+	var output string
 	cmd := &cobra.Command{
 		Use:   string(kind) + " ADDRESS:PORT",
 		Short: short,
-		Args:  cobra.ExactArgs(1),
+		Long: "Sends " + short + `.
+Without --rate the next request leaves when one is answered (closed loop). With
+--rate requests leave at their times whatever the answers do, and latency counts
+from the intended time (open loop). Ctrl-C ends a run early with what there is.`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
 			var err error
 			if cfg.Target, err = netip.ParseAddrPort(args[0]); err != nil {
 				return usageErrorf("target %q: write ADDRESS:PORT, [ADDRESS]:PORT for IPv6", args[0])
 			}
-			if source != "" {
-				if cfg.Source, err = netip.ParseAddr(source); err != nil {
-					return usageErrorf("--source %q: not an address", source)
+			for _, text := range sources {
+				s, err := netip.ParseAddr(text)
+				if err != nil {
+					return usageErrorf("--source %q: not an address", text)
 				}
+				cfg.Sources = append(cfg.Sources, s)
 			}
 			if err := cfg.Validate(); err != nil {
 				return usageErrorf("%v", err)
 			}
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
+			progress, done := loadProgress(cmd.ErrOrStderr())
+			cfg.Progress = progress
 			result, err := load.Run(ctx, cfg)
+			done()
 			if err != nil {
 				return err
 			}
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(result)
+			return printResult(cmd.OutOrStdout(), output, loadResult{result})
 		},
 	}
 	f := cmd.Flags()
@@ -64,14 +84,62 @@ func newLoadKindCommand(kind load.Kind, short string) *cobra.Command {
 	f.DurationVar(&cfg.Warmup, "warmup", 200*time.Millisecond, "how long to send before that")
 	f.Int64Var(&cfg.MaxRequests, "max-requests", 0, "end after so many counted requests; 0 is no limit")
 	f.DurationVar(&cfg.Timeout, "timeout", 0, "how long a request may take (default 5s, 1s for udp)")
+	f.DurationVar(&cfg.Delay, "delay", 0, "how long each connection waits after an answer, in steps of 10ms")
 	f.IntVar(&cfg.Threads, "threads", 1, "event loops that share the connections")
-	f.StringVar(&source, "source", "", "address to send from")
-	if kind == load.UDP {
+	f.StringSliceVar(&sources, "source", nil, "addresses to send from, in turns")
+	f.StringVarP(&output, "output", "o", "table", "table or json")
+	switch kind {
+	case load.UDP:
 		f.StringVar(&cfg.Payload, "payload", "ping", "what to send")
 		f.BoolVar(&cfg.FreshPorts, "fresh-ports", false, "take a new source port for each request")
-	} else {
+	case load.DNS:
+		f.StringVar(&cfg.Payload, "name", "example.test", "name to ask for")
+	default:
 		f.StringVar(&cfg.Path, "path", "/", "path to GET")
 		f.StringVar(&cfg.Host, "host", "", "Host field (default the target)")
 	}
 	return cmd
+}
+
+// loadProgress shows on a terminal how far a load is; elsewhere it is silent.
+func loadProgress(w io.Writer) (show func(load.Progress), done func()) {
+	if !experiment.IsTerminal(w) {
+		return nil, func() {}
+	}
+	p := experiment.NewProgress(w)
+	return func(s load.Progress) {
+		left := max(s.Total-s.Elapsed, 0).Round(time.Second)
+		p.Step("%d answered, %d failed, %v left", s.Answered, s.Failed, left)
+	}, p.Done
+}
+
+// loadResult is a result with a form for people.
+type loadResult struct{ *load.Result }
+
+// Write prints the result for people.
+func (r loadResult) Write(w io.Writer) error {
+	fmt.Fprintf(w, "%s to %s: %d answered in %.1f s, %.0f/s", r.Kind, r.Target, r.Requests, r.Seconds, r.Rate)
+	if r.WantedRate > 0 {
+		fmt.Fprintf(w, " of %.0f/s wanted", r.WantedRate)
+	}
+	fmt.Fprintf(w, "\nlatency: p50 %.0f µs, p99 %.0f µs, p99.9 %.0f µs, max %.0f µs\n", r.Latency.P50, r.Latency.P99, r.Latency.P999, r.Latency.Max)
+	fmt.Fprintf(w, "over 1 s: %d, over 3 s: %d\n", r.Over1s, r.Over3s)
+	var kinds []string
+	for kind := range r.Errors {
+		kinds = append(kinds, kind)
+	}
+	slices.Sort(kinds)
+	for _, kind := range kinds {
+		fmt.Fprintf(w, "failed: %d %s\n", r.Errors[kind], kind)
+	}
+	for _, s := range r.Slow {
+		fmt.Fprintf(w, "slow: at %.3f s, %.3f s from %s %s\n", s.At, s.Seconds, s.Source, s.Error)
+	}
+	if r.ClientLimited {
+		fmt.Fprintln(w, "the generator was busy all the time: the server may be able to do more")
+	}
+	if r.Interrupted {
+		fmt.Fprintln(w, "interrupted: this is what there was until then")
+	}
+	return nil
 }

@@ -17,6 +17,8 @@ type Progress struct {
 	terminal bool
 	open     bool // the line on the terminal is not ended yet
 	step     string
+	part     string
+	bar      func() string
 }
 
 // NewProgress writes to w.
@@ -24,15 +26,23 @@ func NewProgress(w io.Writer) *Progress {
 	return &Progress{w: w, terminal: IsTerminal(w)}
 }
 
+// Bar sets what each line begins with, such as a bar with the time left; nil
+// takes it away. It is called whenever a line is written.
+func (p *Progress) Bar(bar func() string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bar = bar
+}
+
 // Step begins a new step.
 func (p *Progress) Step(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.step = fmt.Sprintf(format, args...)
+	p.step, p.part = fmt.Sprintf(format, args...), ""
 	if p.terminal {
-		p.overwrite(p.step)
+		p.overwrite()
 	} else if p.w != nil {
-		fmt.Fprintln(p.w, p.step)
+		fmt.Fprintln(p.w, p.prefix()+p.step)
 	}
 }
 
@@ -40,8 +50,18 @@ func (p *Progress) Step(format string, args ...any) {
 func (p *Progress) Part(done, total int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.part = fmt.Sprintf(" (%d of %d)", done, total)
 	if p.terminal {
-		p.overwrite(fmt.Sprintf("%s (%d of %d)", p.step, done, total))
+		p.overwrite()
+	}
+}
+
+// Refresh writes the line on a terminal again, so that its bar moves.
+func (p *Progress) Refresh() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open {
+		p.overwrite()
 	}
 }
 
@@ -55,9 +75,34 @@ func (p *Progress) Done() {
 	}
 }
 
-func (p *Progress) overwrite(line string) {
-	fmt.Fprintf(p.w, "\r\x1b[K%s", line)
+func (p *Progress) prefix() string {
+	if p.bar == nil {
+		return ""
+	}
+	return p.bar()
+}
+
+func (p *Progress) overwrite() {
+	line := []rune(p.prefix() + p.step + p.part)
+	// A line that wraps could not be written over.
+	if width := terminalWidth(p.w); width > 0 && len(line) >= width {
+		line = append(line[:max(width-2, 0)], '…')
+	}
+	fmt.Fprintf(p.w, "\r\x1b[K%s", string(line))
 	p.open = true
+}
+
+// terminalWidth is the number of columns, 0 if it is not known.
+func terminalWidth(w io.Writer) int {
+	f, ok := w.(*os.File)
+	if !ok {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
 }
 
 // IsTerminal tells whether a person may be looking at w.

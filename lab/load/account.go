@@ -17,33 +17,44 @@ const drainTime = int64(2 * time.Second)
 // finish takes a complete response.
 func (l *loop) finish(i int32, s *slot, closes bool) {
 	now := l.now()
+	failure := ""
+	if !l.cfg.datagrams() && (s.resp.status < 200 || s.resp.status > 299) {
+		failure = fmt.Sprintf("status %d", s.resp.status)
+	}
+	l.count(s, now, failure)
 	if closes {
 		l.drop(s)
 	}
-	s.state = idle
-	l.ready.push(i)
-	if l.cfg.Kind != UDP && (s.resp.status < 200 || s.resp.status > 299) {
-		l.count(s.intended, now, fmt.Sprintf("status %d", s.resp.status))
+	if l.cfg.Delay > 0 {
+		l.pause(s, now, int64(l.cfg.Delay))
 		return
 	}
-	l.count(s.intended, now, "")
+	s.state = idle
+	l.ready.push(i)
 }
 
 // fail gives a request up. Its socket is closed in any case: a late answer
 // must not be taken for that of the next request.
 func (l *loop) fail(i int32, s *slot, err error) {
 	now := l.now()
+	l.count(s, now, errorKind(err))
 	l.drop(s)
-	s.state = resting
-	s.sent = now
+	l.pause(s, now, max(restAfter, int64(l.cfg.Delay)))
+}
+
+// pause keeps a slot from its next request for a while.
+func (l *loop) pause(s *slot, now, rest int64) {
+	s.state, s.sent, s.rest = resting, now, rest
 	l.resters++
-	l.count(s.intended, now, errorKind(err))
 }
 
 // count notes one request that ended, unless it belongs to the warm-up.
-func (l *loop) count(intended, now int64, failure string) {
-	if intended < l.warm || !l.shared.take() {
+func (l *loop) count(s *slot, now int64, failure string) {
+	if s.intended < l.warm || !l.shared.take() {
 		return
+	}
+	if now-s.intended >= int64(time.Second) {
+		l.countSlow(s, now, failure)
 	}
 	if failure == "" {
 		l.answered++
@@ -54,7 +65,22 @@ func (l *loop) count(intended, now int64, failure string) {
 		}
 	}
 	// The histogram's upper end is minutes away: no error to handle.
-	_ = l.hist.RecordValue(now - intended)
+	_ = l.hist.RecordValue(now - s.intended)
+}
+
+// countSlow notes a request that a lost packet or two may have delayed: the
+// kernel sends a SYN again after 1 s and after 3 s.
+func (l *loop) countSlow(s *slot, now int64, failure string) {
+	took := time.Duration(now - s.intended)
+	l.slow[0]++
+	if took >= 3*time.Second {
+		l.slow[1]++
+	}
+	if len(l.slowList) == maxSlow {
+		return
+	}
+	l.slowList = append(l.slowList, SlowRequest{
+		At: time.Duration(s.intended - l.warm).Seconds(), Seconds: took.Seconds(), Source: localAddr(s.fd), Error: failure})
 }
 
 // sweep fails requests that took too long and wakes slots that rested.
@@ -63,6 +89,9 @@ func (l *loop) sweep(now int64) {
 		return
 	}
 	l.swept = now
+	if l.cfg.Progress != nil {
+		l.showProgress()
+	}
 	for i := range l.slots {
 		s := &l.slots[i]
 		switch s.state {
@@ -71,7 +100,7 @@ func (l *loop) sweep(now int64) {
 				l.fail(int32(i), s, errTimeout)
 			}
 		case resting:
-			if now-s.sent > restAfter {
+			if now-s.sent > s.rest {
 				s.state = idle
 				l.resters--
 				l.ready.push(int32(i))
@@ -94,7 +123,7 @@ func (l *loop) drain(end int64) {
 		l.issue(end - 1) // fell due while the loop was on its way here
 	}
 	for ; l.due() < end; l.issued++ {
-		l.count(l.due(), end, "not sent")
+		l.count(&slot{fd: -1, intended: l.due()}, end, "not sent")
 	}
 	limit := end + min(drainTime, int64(l.cfg.Timeout)+sweepEvery)
 	for now := l.now(); l.busy() > 0 && now < limit; now = l.now() {
@@ -106,6 +135,15 @@ func (l *loop) drain(end int64) {
 			l.fail(int32(i), s, errTimeout)
 		}
 	}
+}
+
+func (l *loop) showProgress() {
+	l.seenAnswered.Store(l.answered)
+	var failed int64
+	for _, n := range l.errors {
+		failed += n
+	}
+	l.seenFailed.Store(failed)
 }
 
 // ring is a queue of slot numbers of fixed capacity.

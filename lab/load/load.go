@@ -41,6 +41,10 @@ const (
 	Memcached Kind = "memcached"
 	// UDP sends a datagram and waits for one back.
 	UDP Kind = "udp"
+	// DNS asks for an A and an AAAA record from one new socket at once, as a
+	// resolver library does, and waits for both answers. Two threads send at the
+	// same moment: that is what makes them race in conntrack.
+	DNS Kind = "dns"
 	// TFTP reads a file, each time from a new socket. It is a closed loop of one
 	// thread.
 	TFTP Kind = "tftp"
@@ -51,8 +55,8 @@ const (
 type Config struct {
 	Kind   Kind
 	Target netip.AddrPort
-	// Source is the address to send from; invalid lets the kernel choose.
-	Source netip.Addr
+	// Sources are addresses to send from, in turns; none lets the kernel choose.
+	Sources []netip.Addr
 	// Connections is how many requests may be under way at once.
 	Connections int
 	// Rate is requests per second of an open loop; 0 is a closed loop.
@@ -66,33 +70,55 @@ type Config struct {
 	Timeout time.Duration
 	// Path and Host form the HTTP request. Defaults: "/" and the target.
 	Path, Host string
-	// Payload is the datagram that UDP sends. Default: "ping".
+	// Delay is how long a connection of a closed loop waits after an answer.
+	Delay time.Duration
+	// Payload is the datagram that UDP sends, or the name that DNS asks for.
+	// Default: "ping", "example.test".
 	Payload string
 	// FreshPorts makes UDP take a new socket, so a new source port, for each request.
 	FreshPorts bool
 	// Threads is how many event loops share the connections. Default: 1.
 	Threads int
+	// Progress, if set, is told about twice a second how far the run is.
+	Progress func(Progress)
 }
+
+// Progress is how far a run is.
+type Progress struct {
+	Elapsed, Total   time.Duration // with the warm-up
+	Answered, Failed int64         // after the warm-up
+}
+
+// datagrams reports whether answers are datagrams instead of HTTP responses.
+func (c Config) datagrams() bool { return c.Kind == UDP || c.Kind == DNS }
 
 // Validate reports the first thing in the config that cannot be run.
 func (c Config) Validate() error {
 	switch {
-	case c.Kind != HTTP && c.Kind != Conn && c.Kind != UDP && c.Kind != TFTP && c.Kind != Memcached:
-		return fmt.Errorf("unknown kind of load %q: use http, conn, memcached, udp or tftp", c.Kind)
-	case c.Kind == TFTP && (c.Rate > 0 || c.Threads > 1 || c.MaxRequests > 0 || c.Source.IsValid()):
+	case c.Kind != HTTP && c.Kind != Conn && c.Kind != Memcached && c.Kind != TFTP && !c.datagrams():
+		return fmt.Errorf("unknown kind of load %q: use http, conn, memcached, udp, dns or tftp", c.Kind)
+	case c.Kind == TFTP && (c.Rate > 0 || c.Threads > 1 || c.MaxRequests > 0 || len(c.Sources) > 0):
 		return errors.New("tftp is a closed loop of one thread without a source: leave out rate, threads, max-requests and source")
 	case !c.Target.IsValid() || c.Target.Port() == 0:
 		return errors.New("no target: give ADDRESS:PORT, [ADDRESS]:PORT for IPv6")
-	case c.Source.IsValid() && c.Source.Unmap().Is4() != c.Target.Addr().Unmap().Is4():
-		return fmt.Errorf("source %s and target %s are of different families", c.Source, c.Target)
 	case c.Connections < 1 || c.Connections > 60000:
 		return fmt.Errorf("connections is %d: use 1 to 60000", c.Connections)
 	case c.Rate < 0:
 		return fmt.Errorf("rate is %g: use 0 for a closed loop, else requests per second", c.Rate)
-	case c.Duration <= 0 || c.Warmup < 0 || c.Timeout < 0 || c.MaxRequests < 0:
-		return errors.New("duration must be more than 0; warmup, timeout and max-requests not less")
+	case c.Duration <= 0 || c.Warmup < 0 || c.Timeout < 0 || c.MaxRequests < 0 || c.Delay < 0:
+		return errors.New("duration must be more than 0; warmup, timeout, delay and max-requests not less")
+	case c.Delay > 0 && c.Rate > 0:
+		return errors.New("delay and rate: give one of them: at a fixed rate nothing waits for an answer")
 	case c.Threads < 0 || c.Threads > c.Connections:
 		return fmt.Errorf("threads is %d: use 1 to the number of connections (%d)", c.Threads, c.Connections)
+	}
+	for _, s := range c.Sources {
+		if s.Unmap().Is4() != c.Target.Addr().Unmap().Is4() {
+			return fmt.Errorf("source %s and target %s are of different families", s, c.Target)
+		}
+	}
+	if _, err := dnsQuestions(c.Payload); c.Kind == DNS && err != nil {
+		return err
 	}
 	return nil
 }
@@ -114,7 +140,8 @@ func (c Config) withDefaults() Config {
 	if c.Host == "" {
 		c.Host = c.Target.String()
 	}
-	if c.Payload == "" {
+	c.FreshPorts = c.FreshPorts || c.Kind == DNS
+	if c.Payload == "" && c.Kind == UDP {
 		c.Payload = "ping"
 	}
 	return c
@@ -124,8 +151,12 @@ func (c Config) withDefaults() Config {
 // connection even for Conn: the reset then finds the server's socket open, and
 // no FIN of its own puts that into TIME_WAIT.
 func (c Config) message() []byte {
-	if c.Kind == UDP {
+	switch c.Kind {
+	case UDP:
 		return []byte(c.Payload)
+	case DNS:
+		questions, _ := dnsQuestions(c.Payload) // Validate has asked
+		return questions[0]
 	}
 	if c.Kind == Memcached {
 		return []byte("get nothing\r\nquit\r\n")
@@ -156,6 +187,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		defer l.close()
 		loops[i] = l
 	}
+	defer reportProgress(cfg, loops)()
 	before := cpuSeconds()
 	started := time.Now()
 	var wg sync.WaitGroup
@@ -169,6 +201,33 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	wg.Wait()
 	cpu := cpuSeconds() - before
 	return merge(cfg, loops, cpu, time.Since(started), ctx.Err() != nil), nil
+}
+
+// reportProgress tells cfg.Progress how far the loops are until stop is called.
+func reportProgress(cfg Config, loops []*loop) (stop func()) {
+	if cfg.Progress == nil {
+		return func() {}
+	}
+	end, started := make(chan struct{}), time.Now()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(500 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-end:
+				return
+			case <-tick.C:
+			}
+			p := Progress{Elapsed: time.Since(started), Total: cfg.Warmup + cfg.Duration}
+			for _, l := range loops {
+				p.Answered += l.seenAnswered.Load()
+				p.Failed += l.seenFailed.Load()
+			}
+			cfg.Progress(p)
+		}
+	})
+	return func() { close(end); wg.Wait() }
 }
 
 // budget is what the loops of one run share.

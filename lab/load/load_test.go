@@ -124,7 +124,7 @@ func TestIPv6(t *testing.T) {
 	go http.Serve(l, http.HandlerFunc(hello))
 	defer l.Close()
 	cfg := short(Conn, netip.MustParseAddrPort(l.Addr().String()))
-	cfg.Source = netip.IPv6Loopback()
+	cfg.Sources = []netip.Addr{netip.IPv6Loopback()}
 	if r := run(t, cfg); r.Requests != 50 || r.Failed() != 0 {
 		t.Errorf("got %d requests, errors %v; want 50 and none", r.Requests, r.Errors)
 	}
@@ -137,7 +137,7 @@ func TestSourceAddress(t *testing.T) {
 		hello(w, r)
 	})
 	cfg := short(Conn, target)
-	cfg.Source = netip.MustParseAddr("127.0.0.7")
+	cfg.Sources = []netip.Addr{netip.MustParseAddr("127.0.0.7")}
 	run(t, cfg)
 	if s, _ := seen.Load().(string); !strings.HasPrefix(s, "127.0.0.7:") {
 		t.Errorf("server saw %q, want 127.0.0.7", s)
@@ -317,7 +317,7 @@ func TestValidate(t *testing.T) {
 		"kind":        {func(c *Config) { c.Kind = "ftp" }, `"ftp"`},
 		"target":      {func(c *Config) { c.Target = netip.AddrPort{} }, "no target"},
 		"port 0":      {func(c *Config) { c.Target = netip.MustParseAddrPort("127.0.0.1:0") }, "no target"},
-		"families":    {func(c *Config) { c.Source = netip.IPv6Loopback() }, "families"},
+		"families":    {func(c *Config) { c.Sources = []netip.Addr{netip.IPv6Loopback()} }, "families"},
 		"connections": {func(c *Config) { c.Connections = 0 }, "connections is 0"},
 		"rate":        {func(c *Config) { c.Rate = -1 }, "rate is -1"},
 		"duration":    {func(c *Config) { c.Duration = 0 }, "duration"},
@@ -342,9 +342,106 @@ func TestResultJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"kind":"conn","target":"10.0.0.1:80","connections":8,"requests":2,"errors":{"reset":1},` +
-		`"seconds":2,"rate":1,"latency_us":{"p50":1,"p99":2,"p99.9":3,"max":4,"mean":1.5},"bytes":9,` +
+		`"seconds":2,"rate":1,"latency_us":{"p50":1,"p99":2,"p99.9":3,"max":4,"mean":1.5},"over_1s":0,"over_3s":0,"bytes":9,` +
 		`"client_cpu_seconds":0.5,"client_limited":false}`
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("the JSON form changed (-want +got):\n%s", diff)
+	}
+}
+
+func TestDNSWaitsForBothAnswers(t *testing.T) {
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var asked [4]atomic.Int64 // by id
+	go func() {
+		buf := make([]byte, 512)
+		for {
+			n, from, err := conn.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			id := buf[1]
+			// Every tenth AAAA question is forgotten: that request has not been answered.
+			if asked[id].Add(1)%10 == 0 && id == idAAAA {
+				continue
+			}
+			buf[2] |= 0x80
+			conn.WriteTo(buf[:n], from)
+		}
+	}()
+	cfg := short(DNS, netip.MustParseAddrPort(conn.LocalAddr().String()))
+	cfg.Connections, cfg.Timeout = 1, 50*time.Millisecond
+	r := run(t, cfg)
+	if r.Requests != 45 || r.Errors["timeout"] != 5 {
+		t.Errorf("%d answered, errors %v; want 45 and 5 timeouts", r.Requests, r.Errors)
+	}
+	if a, aaaa := asked[idA].Load(), asked[idAAAA].Load(); a < 50 || aaaa < 50 {
+		t.Errorf("%d A and %d AAAA questions, want 50 of each", a, aaaa)
+	}
+}
+
+func TestSlowRequestsAreListed(t *testing.T) {
+	var n atomic.Int64
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if n.Add(1) == 3 {
+			time.Sleep(1100 * time.Millisecond)
+		}
+		hello(w, r)
+	})
+	cfg := short(Conn, target)
+	cfg.Connections, cfg.MaxRequests = 1, 5
+	r := run(t, cfg)
+	if r.Over1s != 1 || r.Over3s != 0 || len(r.Slow) != 1 {
+		t.Fatalf("over 1 s: %d, over 3 s: %d, listed: %v; want 1, 0, one", r.Over1s, r.Over3s, r.Slow)
+	}
+	if s := r.Slow[0]; s.Seconds < 1.1 || !strings.HasPrefix(s.Source, "127.0.0.1:") || s.Error != "" {
+		t.Errorf("listed as %+v", s)
+	}
+}
+
+func TestDelayAndSourcesTakeTurns(t *testing.T) {
+	var sources [3]atomic.Int64
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		var last int
+		fmt.Sscanf(r.RemoteAddr, "127.0.0.%d:", &last)
+		sources[last].Add(1)
+		hello(w, r)
+	})
+	cfg := short(Conn, target)
+	cfg.Connections, cfg.MaxRequests, cfg.Delay = 2, 8, 10*time.Millisecond
+	cfg.Sources = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")}
+	before := time.Now()
+	r := run(t, cfg)
+	if a, b := sources[1].Load(), sources[2].Load(); r.Requests != 8 || a < 3 || b < 3 {
+		t.Errorf("%d requests, from 127.0.0.1 %d and from 127.0.0.2 %d; want 4 of each", r.Requests, a, b)
+	}
+	if took := time.Since(before); took < 30*time.Millisecond {
+		t.Errorf("4 requests with delays of 10 ms between them were done after %v", took)
+	}
+	cfg.Rate = 1
+	if err := cfg.Validate(); err == nil {
+		t.Error("delay and rate: no error")
+	}
+}
+
+func TestMergeAddsUp(t *testing.T) {
+	target, _ := serve(t, hello)
+	a, b := run(t, short(HTTP, target)), run(t, short(HTTP, target))
+	m, err := Merge([]*Result{a, b})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Requests != 100 || m.Rate != a.Rate+b.Rate || m.Latency.Max != max(a.Latency.Max, b.Latency.Max) {
+		t.Errorf("merged %d requests, rate %v, max %v", m.Requests, m.Rate, m.Latency.Max)
+	}
+	d := m.Distribution()
+	if len(d) < 8 || d[len(d)-1].Percentile != 99 {
+		t.Errorf("of 100 requests the last percentile is %+v, want 99", d)
+	}
+	if _, err := Merge(nil); err == nil {
+		t.Error("of nothing: no error")
 	}
 }

@@ -3,6 +3,7 @@ package load
 import (
 	"bytes"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -31,7 +32,9 @@ type slot struct {
 	generation int32 // tells events of this socket from those of an earlier one
 	state      state
 	intended   int64 // when the request should have left
-	sent       int64 // when it was really begun
+	sent       int64 // when it was really begun, or its rest
+	rest       int64 // how long it rests
+	answers    uint8 // which of DNS's two answers are there
 	resp       response
 }
 
@@ -39,7 +42,8 @@ type slot struct {
 // nanoseconds since the run started.
 type loop struct {
 	cfg      Config
-	endpoint endpoint
+	sources  []endpoint
+	buddy    *buddy // of DNS
 	message  []byte
 	poll     *poller
 	shared   *budget
@@ -61,6 +65,10 @@ type loop struct {
 	answered int64
 	bytes    int64
 	measured int64 // length of the measured time
+	slow     [2]int64
+	slowList []SlowRequest
+
+	seenAnswered, seenFailed atomic.Int64 // for those who look on
 }
 
 func newLoop(cfg Config, index int, shared *budget) (*loop, error) {
@@ -73,7 +81,7 @@ func newLoop(cfg Config, index int, shared *budget) (*loop, error) {
 		n++
 	}
 	l := &loop{
-		cfg: cfg, endpoint: newEndpoint(cfg), message: cfg.message(), poll: p, shared: shared,
+		cfg: cfg, sources: newEndpoints(cfg), message: cfg.message(), poll: p, shared: shared,
 		slots: make([]slot, n), ready: newRing(n), buf: make([]byte, 64<<10),
 		warm: int64(cfg.Warmup), deadline: int64(cfg.Warmup + cfg.Duration),
 		hist: newHistogram(), errors: map[string]int64{},
@@ -81,6 +89,9 @@ func newLoop(cfg Config, index int, shared *budget) (*loop, error) {
 	if cfg.Rate > 0 {
 		l.interval = 1e9 / cfg.Rate * float64(cfg.Threads)
 		l.first = l.interval * float64(index) / float64(cfg.Threads)
+	}
+	if cfg.Kind == DNS {
+		l.buddy = newBuddy(cfg)
 	}
 	for i := range l.slots {
 		l.slots[i].fd = -1
@@ -93,6 +104,7 @@ func (l *loop) close() {
 	for i := range l.slots {
 		l.drop(&l.slots[i])
 	}
+	l.buddy.end()
 	unix.Close(l.poll.fd)
 }
 
@@ -148,7 +160,7 @@ func (l *loop) begin(i int32, intended int64) {
 		l.send(i, s)
 		return
 	}
-	fd, connected, err := l.endpoint.open()
+	fd, connected, err := l.sources[int(i)%len(l.sources)].open()
 	if err != nil {
 		l.fail(i, s, err)
 		return
@@ -168,7 +180,10 @@ func (l *loop) begin(i int32, intended int64) {
 
 // send writes the request. It is so small that a socket takes it whole.
 func (l *loop) send(i int32, s *slot) {
-	s.state = waiting
+	s.state, s.answers = waiting, 0
+	if l.buddy != nil {
+		l.buddy.send(s.fd)
+	}
 	if _, err := unix.Write(s.fd, l.message); err != nil {
 		l.fail(i, s, err)
 	}
@@ -221,7 +236,13 @@ func (l *loop) receive(i int32, s *slot, ended bool) {
 			return
 		}
 		l.bytes += int64(n)
-		if l.cfg.Kind == UDP {
+		if l.cfg.Kind == DNS {
+			s.answers |= dnsAnswer(l.buf[:n])
+			if s.answers != dnsBoth {
+				continue
+			}
+		}
+		if l.cfg.datagrams() {
 			l.finish(i, s, l.cfg.FreshPorts)
 			return
 		}

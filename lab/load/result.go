@@ -24,7 +24,16 @@ type Result struct {
 	Seconds float64          `json:"seconds"` // measured, without warm-up
 	Rate    float64          `json:"rate"`    // Requests per second
 	Latency Latency          `json:"latency_us"`
-	Bytes   int64            `json:"bytes"` // received, headers included
+	// Over1s and Over3s count requests, failed ones among them, that took so
+	// long: the kernel sends a lost SYN again after 1 s and after 3 s.
+	Over1s int64 `json:"over_1s"`
+	Over3s int64 `json:"over_3s"`
+	// Slow lists those over 1 s, up to 1000 a thread.
+	Slow []SlowRequest `json:"slow,omitempty"`
+	// Histogram is every latency, in nanoseconds, in HdrHistogram's compressed
+	// V2 encoding.
+	Histogram string `json:"histogram,omitempty"`
+	Bytes     int64  `json:"bytes"` // received, headers included
 	// ClientCPUSeconds is the generator's own user and system time, warm-up
 	// included. System time holds what the kernel did with its packets in its
 	// context, which between namespaces is much of their way.
@@ -45,6 +54,17 @@ type Latency struct {
 	P999 float64 `json:"p99.9"`
 	Max  float64 `json:"max"`
 	Mean float64 `json:"mean"`
+}
+
+// maxSlow bounds the list of slow requests.
+const maxSlow = 1000
+
+// SlowRequest is one that took more than a second.
+type SlowRequest struct {
+	At      float64 `json:"at"`      // seconds since the measurement began, of the intended send
+	Seconds float64 `json:"seconds"` // until the answer
+	Source  string  `json:"source,omitempty"`
+	Error   string  `json:"error,omitempty"`
 }
 
 // Failed is the number of failed requests.
@@ -85,6 +105,9 @@ func merge(cfg Config, loops []*loop, cpu float64, wall time.Duration, interrupt
 	h := newHistogram()
 	for _, l := range loops {
 		h.Merge(l.hist)
+		r.Over1s += l.slow[0]
+		r.Over3s += l.slow[1]
+		r.Slow = append(r.Slow, l.slowList...)
 		r.Requests += l.answered
 		r.Bytes += l.bytes
 		r.Seconds = max(r.Seconds, float64(l.measured)/1e9)
@@ -99,6 +122,7 @@ func merge(cfg Config, loops []*loop, cpu float64, wall time.Duration, interrupt
 		r.Rate = float64(r.Requests) / r.Seconds
 	}
 	r.Latency = summarize(h)
+	r.Histogram = encode(h)
 	r.ClientLimited = cpu >= clientBusy*wall.Seconds()*float64(cfg.Threads)
 	return r
 }

@@ -15,17 +15,29 @@ type endpoint struct {
 	reset       bool          // close with RST instead of FIN
 }
 
-func newEndpoint(cfg Config) endpoint {
+// newEndpoints returns one for each source.
+func newEndpoints(cfg Config) []endpoint {
+	if len(cfg.Sources) == 0 {
+		return []endpoint{newEndpoint(cfg, netip.Addr{})}
+	}
+	var all []endpoint
+	for _, source := range cfg.Sources {
+		all = append(all, newEndpoint(cfg, source))
+	}
+	return all
+}
+
+func newEndpoint(cfg Config, source netip.Addr) endpoint {
 	e := endpoint{typ: unix.SOCK_STREAM, family: unix.AF_INET6, reset: cfg.Kind == Conn}
-	if cfg.Kind == UDP {
+	if cfg.datagrams() {
 		e.typ = unix.SOCK_DGRAM
 	}
 	if cfg.Target.Addr().Unmap().Is4() {
 		e.family = unix.AF_INET
 	}
 	e.target = sockaddr(cfg.Target)
-	if cfg.Source.IsValid() {
-		e.source = sockaddr(netip.AddrPortFrom(cfg.Source, 0))
+	if source.IsValid() {
+		e.source = sockaddr(netip.AddrPortFrom(source, 0))
 	}
 	return e
 }
@@ -36,6 +48,24 @@ func sockaddr(ap netip.AddrPort) unix.Sockaddr {
 		return &unix.SockaddrInet4{Port: int(ap.Port()), Addr: a.As4()}
 	}
 	return &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
+}
+
+// localAddr is the address that a socket sends from, "" if it has none.
+func localAddr(fd int) string {
+	if fd < 0 {
+		return ""
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return ""
+	}
+	switch a := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)).String()
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)).String()
+	}
+	return ""
 }
 
 // open makes a non-blocking socket and starts to connect it; connected tells
@@ -99,7 +129,7 @@ func errorKind(err error) string {
 	case unix.EHOSTUNREACH, unix.ENETUNREACH:
 		return "unreachable"
 	case unix.EADDRNOTAVAIL:
-		return "out of source ports"
+		return "no such source address, or out of source ports"
 	case unix.EMFILE, unix.ENFILE:
 		return "out of file descriptors"
 	}

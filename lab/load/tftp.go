@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"time"
 
@@ -47,7 +48,7 @@ func runTFTP(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	defer unix.Close(p.fd)
 	l := &tftpLoop{
-		cfg: cfg, endpoint: newEndpoint(cfg), poll: p, downloads: make([]download, cfg.Connections),
+		cfg: cfg, endpoint: newEndpoint(cfg, netip.Addr{}), poll: p, downloads: make([]download, cfg.Connections),
 		hist: newHistogram(), errors: map[string]int64{},
 	}
 	l.endpoint.typ = unix.SOCK_DGRAM

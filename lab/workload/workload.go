@@ -21,6 +21,7 @@ import (
 // The kinds of server.
 const (
 	HTTP = "http" // nginx
+	DNS  = "dns"  // answers questions for A and AAAA records
 	UDP  = "udp"  // answers each datagram with "NAME CLIENT-ADDRESS PAYLOAD"
 	TCP  = "tcp"  // greets with "NAME CLIENT-ADDRESS\n", then echoes
 	TFTP = "tftp" // reads of any file name succeed, writes are taken and forgotten
@@ -62,9 +63,9 @@ var nameRule = regexp.MustCompile(`^[-._0-9A-Za-z]{1,100}$`)
 // Validate says what is wrong with a Config, in one line.
 func (c Config) Validate() error {
 	switch c.Kind {
-	case HTTP, UDP, TCP, TFTP, Blocks, Memcached:
+	case HTTP, DNS, UDP, TCP, TFTP, Blocks, Memcached:
 	default:
-		return fmt.Errorf("serve: kind %q is none of http, udp, tcp, tftp, tftp-blocks, memcached", c.Kind)
+		return fmt.Errorf("serve: kind %q is none of http, dns, udp, tcp, tftp, tftp-blocks, memcached", c.Kind)
 	}
 	if _, err := listenAddrs(c.Listen); err != nil {
 		return err
@@ -85,7 +86,7 @@ func Serve(ctx context.Context, c Config) error {
 		return err
 	}
 	serve := map[string]func(context.Context, Config) error{
-		HTTP: ServeHTTP, UDP: ServeUDP, TCP: ServeTCP, TFTP: ServeTFTP, Blocks: ServeBlocks, Memcached: ServeMemcached,
+		HTTP: ServeHTTP, DNS: ServeDNS, UDP: ServeUDP, TCP: ServeTCP, TFTP: ServeTFTP, Blocks: ServeBlocks, Memcached: ServeMemcached,
 	}[c.Kind]
 	err := serve(ctx, c)
 	if err == nil || ctx.Err() != nil {

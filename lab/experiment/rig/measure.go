@@ -55,7 +55,7 @@ func (r *Rig) Load(ctx context.Context, host *topology.Host, cfg load.Config) (*
 
 // loadArgs is the command line that makes `spillway load` run a config.
 func loadArgs(cfg load.Config) []string {
-	args := []string{string(cfg.Kind), cfg.Target.String(),
+	args := []string{string(cfg.Kind), cfg.Target.String(), "--output", "json",
 		"--connections", strconv.Itoa(cfg.Connections),
 		"--duration", cfg.Duration.String(),
 		"--warmup", cfg.Warmup.String(),
@@ -71,6 +71,12 @@ func loadArgs(cfg load.Config) []string {
 	}
 	if cfg.Threads > 0 {
 		args = append(args, "--threads", strconv.Itoa(cfg.Threads))
+	}
+	if cfg.Delay > 0 {
+		args = append(args, "--delay", cfg.Delay.String())
+	}
+	for _, s := range cfg.Sources {
+		args = append(args, "--source", s.String())
 	}
 	if cfg.FreshPorts {
 		args = append(args, "--fresh-ports")

@@ -127,6 +127,14 @@ func (t *tail) lastLine() string {
 	return string(bytes.TrimSpace(text[bytes.LastIndexByte(text, '\n')+1:]))
 }
 
+// lastLines returns the last n lines.
+func (t *tail) lastLines(n int) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	lines := strings.Split(strings.TrimSpace(string(t.buf)), "\n")
+	return strings.Join(lines[max(len(lines)-n, 0):], "\n")
+}
+
 // CanRun returns an error if an experiment cannot run here at all: nothing is
 // built, and nobody told that it is, before this is asked.
 func CanRun() error {

@@ -175,9 +175,11 @@ func TestAgentThatFailsIsReportedWithItsLastLine(t *testing.T) {
 
 func TestLoadArgs(t *testing.T) {
 	cfg := load.Config{Kind: load.Conn, Target: netip.MustParseAddrPort("[fd30::a]:80"), Connections: 8, Rate: 1234.5,
-		Duration: 2 * time.Second, Warmup: 200 * time.Millisecond, MaxRequests: 9, Timeout: time.Second, Threads: 2, FreshPorts: true}
-	want := strings.Fields("conn [fd30::a]:80 --connections 8 --duration 2s --warmup 200ms --rate 1234.5 " +
-		"--max-requests 9 --timeout 1s --threads 2 --fresh-ports")
+		Duration: 2 * time.Second, Warmup: 200 * time.Millisecond, MaxRequests: 9, Timeout: time.Second, Threads: 2, Delay: 3 * time.Millisecond,
+		Sources: []netip.Addr{netip.MustParseAddr("fd30::b"), netip.MustParseAddr("fd30::c")}, FreshPorts: true}
+	want := strings.Fields("conn [fd30::a]:80 --output json --connections 8 --duration 2s --warmup 200ms --rate 1234.5 " +
+		"--max-requests 9 --timeout 1s --threads 2 " +
+		"--delay 3ms --source fd30::b --source fd30::c --fresh-ports")
 	if diff := cmp.Diff(want, loadArgs(cfg)); diff != "" {
 		t.Errorf("arguments (-want +got):\n%s", diff)
 	}

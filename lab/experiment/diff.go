@@ -1,0 +1,144 @@
+package experiment
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// Difference is one figure of one row that two runs both have.
+type Difference struct {
+	Experiment string  `json:"experiment"`
+	Row        string  `json:"row"`
+	Figure     string  `json:"figure"`
+	Unit       string  `json:"unit,omitempty"`
+	A          Summary `json:"a"`
+	B          Summary `json:"b"`
+	// Verdict is "better", "worse", "changed" (neither is better), "noise"
+	// (the ranges meet), or "unknown": of a single measurement nobody knows
+	// its noise.
+	Verdict string `json:"verdict"`
+}
+
+// Comparison is what two runs have in common, and what not.
+type Comparison struct {
+	Differences []Difference `json:"differences"`
+	OnlyA       []string     `json:"only_a,omitempty"`
+	OnlyB       []string     `json:"only_b,omitempty"`
+}
+
+// Comparable says why two runs must not be compared: their figures would differ
+// even if nothing of Spillway had changed.
+func Comparable(a, b *Run) error {
+	var errs []error
+	check := func(what string, x, y any) {
+		if x != y {
+			errs = append(errs, fmt.Errorf("%s: %v, %v", what, x, y))
+		}
+	}
+	check("kernel", a.Machine.Kernel, b.Machine.Kernel)
+	check("architecture", a.Machine.Arch, b.Machine.Arch)
+	check("CPU", a.Machine.CPU, b.Machine.CPU)
+	check("cores", a.Machine.Cores, b.Machine.Cores)
+	check("quick", a.Quick, b.Quick)
+	if len(errs) > 0 {
+		return fmt.Errorf("compare results: they are not of the same machine and length: %w: use --force to compare them nevertheless", errors.Join(errs...))
+	}
+	return nil
+}
+
+// Compare says for every figure of both runs whether it changed beyond noise.
+func Compare(a, b *Run) Comparison {
+	var c Comparison
+	theirs := map[string]*RowResult{}
+	for _, res := range b.Results {
+		for i := range res.Rows {
+			theirs[res.Name+": "+res.Rows[i].Name] = &res.Rows[i]
+		}
+	}
+	for _, res := range a.Results {
+		for _, row := range res.Rows {
+			name := res.Name + ": " + row.Name
+			other := theirs[name]
+			delete(theirs, name)
+			if other == nil || row.Status != OK || other.Status != OK {
+				if row.Status == OK {
+					c.OnlyA = append(c.OnlyA, name)
+				} else if other != nil && other.Status == OK {
+					c.OnlyB = append(c.OnlyB, name)
+				}
+				continue
+			}
+			c.compareRow(res, row, other)
+		}
+	}
+	for _, res := range b.Results {
+		for _, row := range res.Rows {
+			if name := res.Name + ": " + row.Name; theirs[name] != nil && row.Status == OK {
+				c.OnlyB = append(c.OnlyB, name)
+			}
+		}
+	}
+	return c
+}
+
+func (c *Comparison) compareRow(res Result, a RowResult, b *RowResult) {
+	for _, f := range res.Figures {
+		x, inA := a.Value(f.Key)
+		y, inB := b.Value(f.Key)
+		if inA && inB {
+			c.Differences = append(c.Differences, Difference{Experiment: res.Name, Row: a.Name,
+				Figure: f.Name, Unit: f.Unit, A: x, B: y, Verdict: verdict(f, x, y)})
+		}
+	}
+}
+
+// verdict goes by the ranges in which the medians lie: if they do not meet,
+// something changed.
+func verdict(f Figure, a, b Summary) string {
+	switch {
+	case a.Median == b.Median:
+		return "noise"
+	case !f.Exact && (a.N < 2 || b.N < 2):
+		return "unknown"
+	case !f.Exact && a.Low <= b.High && b.Low <= a.High:
+		return "noise"
+	case f.Better == "":
+		return "changed"
+	case (b.Median > a.Median) == (f.Better == "higher"):
+		return "better"
+	}
+	return "worse"
+}
+
+// Write prints what changed for people.
+func (c Comparison) Write(w io.Writer) error {
+	counts := map[string]int{}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "EXPERIMENT\tROW\tFIGURE\tA\tB\tB ÷ A\tVERDICT")
+	for _, d := range c.Differences {
+		counts[d.Verdict]++
+		if d.Verdict == "noise" {
+			continue
+		}
+		ratio := "-"
+		if d.A.Median != 0 {
+			ratio = fmt.Sprintf("%.2f", d.B.Median/d.A.Median)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Experiment, d.Row, d.Figure,
+			FormatRange(d.A, d.Unit), FormatRange(d.B, d.Unit), ratio, d.Verdict)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write comparison: %w", err)
+	}
+	for _, n := range c.OnlyA {
+		fmt.Fprintf(w, "only in A: %s\n", n)
+	}
+	for _, n := range c.OnlyB {
+		fmt.Fprintf(w, "only in B: %s\n", n)
+	}
+	_, err := fmt.Fprintf(w, "%d better, %d worse, %d changed, %d within noise, %d of a single measurement each, whose noise nobody knows\n",
+		counts["better"], counts["worse"], counts["changed"], counts["noise"], counts["unknown"])
+	return err
+}

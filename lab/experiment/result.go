@@ -1,0 +1,112 @@
+package experiment
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+)
+
+// Format is the version of the JSON that a Run is written as.
+const Format = 1
+
+// Run is everything that was measured in one go. Its JSON is what `lab diff`
+// reads and what a report is drawn from.
+type Run struct {
+	Format   int               `json:"format"`
+	Machine  Machine           `json:"machine"`
+	Versions map[string]string `json:"versions"` // spillway, commit, kube-proxy, iptables ...
+	Command  []string          `json:"command"`
+	Quick    bool              `json:"quick"`
+	Started  time.Time         `json:"started"`
+	Seconds  float64           `json:"seconds"`
+	Results  []Result          `json:"results"`
+}
+
+// Result is what one experiment measured, with all that is needed to show it.
+type Result struct {
+	Name       string      `json:"name"`
+	Title      string      `json:"title"`
+	Question   string      `json:"question"`
+	Published  string      `json:"published"`
+	Sources    []Source    `json:"sources"`
+	Scale      string      `json:"scale,omitempty"`
+	Figures    []Figure    `json:"figures"`
+	Charts     []Chart     `json:"charts"`
+	Rows       []RowResult `json:"rows"`
+	Conclusion []string    `json:"conclusion,omitempty"`
+	// Error says why the experiment could not be run at all.
+	Error string `json:"error,omitempty"`
+}
+
+// The values of RowResult.Status.
+const (
+	OK          = "ok"
+	Failed      = "failed"
+	NotBuilt    = "not built"
+	Interrupted = "interrupted" // while it ran, or before
+)
+
+// RowResult is what a row measured.
+type RowResult struct {
+	Name         string               `json:"name"`
+	Group        string               `json:"group,omitempty"`
+	X            float64              `json:"x,omitempty"`
+	Status       string               `json:"status"`
+	Error        string               `json:"error,omitempty"`
+	Log          string               `json:"log,omitempty"`
+	Published    map[string]float64   `json:"published,omitempty"`
+	Values       map[string]Summary   `json:"values,omitempty"`
+	Samples      map[string][]float64 `json:"samples,omitempty"`
+	Series       map[string][]Point   `json:"series,omitempty"`
+	Distribution []Point              `json:"latency_us_by_percentile,omitempty"`
+	Notes        []string             `json:"notes,omitempty"`
+	Seconds      float64              `json:"seconds"`
+}
+
+// Value returns the summary of a figure, and whether the row has one.
+func (r *RowResult) Value(key string) (Summary, bool) {
+	s, ok := r.Values[key]
+	return s, ok && s.N > 0
+}
+
+// Row returns the row of a name, or nil.
+func (r *Result) Row(name string) *RowResult {
+	for i := range r.Rows {
+		if r.Rows[i].Name == name {
+			return &r.Rows[i]
+		}
+	}
+	return nil
+}
+
+// Unfinished counts rows and experiments that failed or were interrupted.
+func (r *Run) Unfinished() (n int) {
+	for _, res := range r.Results {
+		if res.Error != "" {
+			n++
+		}
+		for _, row := range res.Rows {
+			if row.Status == Failed || row.Status == Interrupted {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// ReadRun reads a file that a run has written.
+func ReadRun(path string) (*Run, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read results: %w", err)
+	}
+	var r Run
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("read results: %s: %w", path, err)
+	}
+	if r.Format != Format {
+		return nil, fmt.Errorf("read results: %s: format is %d, this program knows %d: is it a file that \"lab run\" wrote?", path, r.Format, Format)
+	}
+	return &r, nil
+}

@@ -1,0 +1,318 @@
+// Package snat is the experiment snat-race: connections from several machines to
+// one address, all translated to one source address on the way, so that two may
+// be given the same port at the same time.
+//
+//	client0..3 ── LAN ── node0: NodePort ─ DNAT, SNAT ── LAN ── node1 ── pod
+//
+// The rules of the first rows are made by hand, as kube-proxy and CNIs had and
+// have them. Spillway's rows are an agent with its own dataplane.
+package snat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/load"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/lab/workload"
+)
+
+const (
+	clients  = 4
+	nodePort = 30080
+	podPort  = 8080
+	// firstPort is where the small ranges of source ports begin: above those of
+	// the node's own sockets, so that every dataplane may use them.
+	firstPort = 61000
+	smallest  = 64
+	crowded   = 1024
+	occupied  = 973 // of crowded: 95 %
+)
+
+// method is how source ports are chosen.
+type method struct {
+	name  string
+	flags string // of MASQUERADE
+	mode  string // of the agent; "" for rules made by hand
+}
+
+var methods = []method{
+	{name: "MASQUERADE"},
+	{name: "MASQUERADE --random", flags: "--random"},
+	{name: "MASQUERADE --random-fully", flags: "--random-fully"},
+	{name: "Spillway, eBPF", mode: "ebpf"},
+	{name: "Spillway, nftables", mode: "nftables"},
+}
+
+// load is what is sent.
+type traffic struct {
+	name    string
+	kind    load.Kind
+	threads int
+	ports   int // how many source ports there are to choose from; 0 is the usual range
+	held    int // connections that are open all the while
+}
+
+// New returns the experiment.
+func New() experiment.Experiment {
+	return experiment.Experiment{
+		Name:  "snat-race",
+		Title: "Connections that lose a packet to a race of port numbers",
+		Question: "Two connections to one address are translated to the same source at the same time. Netfilter chooses a port for each " +
+			"before either is in its table; the second to get there is dropped (insert_failed), and its sender waits 1 s, then 3 s, to try again. " +
+			"How often does that happen with each way to choose ports?",
+		Published: "With 10 to 80 threads from several containers to one address, 2–4 % of new connections lost a packet; " +
+			"fully random ports brought that to 0. DNS over UDP meets the same race in DNAT, with A and AAAA asked from one socket at once.",
+		Sources: []experiment.Source{
+			{Title: "A reason for unexplained connection timeouts on Kubernetes/Docker", URL: "https://tech.xing.com/a-reason-for-unexplained-connection-timeouts-on-kubernetes-docker-abd041cf7e02"},
+		},
+		Packages: map[string]string{"nginx": "nginx-light", "nft": "nftables", "iptables-restore": "iptables"},
+		Figures: []experiment.Figure{
+			{Key: "lost", Name: "lost a packet", Unit: "% of connections", Better: "lower"},
+			{Key: "over1s", Name: "over 1 s", Unit: "%", Better: "lower"},
+			{Key: "over3s", Name: "over 3 s", Unit: "%", Better: "lower"},
+			{Key: "failed", Name: "failed", Unit: "%", Better: "lower"},
+			{Key: "rate", Name: "answered", Unit: "per s", Better: "higher"},
+			{Key: "insert_failed", Name: "insert_failed", Better: "lower"},
+			{Key: "drop", Name: "drop", Better: "lower"},
+			{Key: "clash_resolve", Name: "clash_resolve"},
+			{Key: "no_port", Name: "no port left (eBPF)", Better: "lower"},
+		},
+		Charts: []experiment.Chart{
+			{Kind: experiment.Bars, Title: "Connections that lost a packet", Figure: "lost"},
+			{Kind: experiment.Bars, Title: "Requests over 1 s", Figure: "over1s"},
+			{Kind: experiment.Latency, Title: "Latency, TCP, any port", Group: "TCP"},
+		},
+		Scale:    scale,
+		Rows:     rows,
+		Conclude: conclude,
+	}
+}
+
+func scale(o experiment.Options) string {
+	samples, d := length(o)
+	return fmt.Sprintf("Four client machines share the threads and ask a NodePort of one node whose endpoint is on another, so that every connection is "+
+		"translated twice. %d samples of %v for each row. Ports: the usual range; %d ports; %d ports of which %d are taken by open connections (95 %%). "+
+		"A race needs two CPUs at the same place within microseconds: what a machine with few cores shows is less than what one with many does.",
+		samples, d, smallest, crowded, occupied)
+}
+
+func length(o experiment.Options) (samples int, each time.Duration) {
+	if o.Quick {
+		return 1, 1200 * time.Millisecond
+	}
+	return 6, 3 * time.Second
+}
+
+func traffics(o experiment.Options) []traffic {
+	list := []traffic{
+		{"TCP, 80 threads", load.Conn, 80, 0, 0},
+		{"TCP, 40 threads, 64 ports", load.Conn, 40, smallest, 0},
+		{"TCP, 20 threads, 95 % of 1024 ports taken", load.Conn, 20, crowded, occupied},
+		{"DNS, 40 threads", load.DNS, 40, 0, 0},
+	}
+	if !o.Quick {
+		list = append([]traffic{
+			{"TCP, 10 threads", load.Conn, 10, 0, 0},
+			{"TCP, 20 threads", load.Conn, 20, 0, 0},
+			{"TCP, 40 threads", load.Conn, 40, 0, 0},
+		}, list...)
+	}
+	return list
+}
+
+func rows(o experiment.Options) []experiment.Row {
+	samples, each := length(o)
+	var out []experiment.Row
+	for _, t := range traffics(o) {
+		for _, m := range methods {
+			row := experiment.Row{
+				Name: t.name + ": " + m.name, Group: strings.Fields(strings.ReplaceAll(t.name, ",", " "))[0], X: float64(t.threads),
+				Takes: 1500*time.Millisecond + time.Duration(samples)*(each+300*time.Millisecond),
+				Run: func(ctx context.Context, result *experiment.Measurement) error {
+					return run(ctx, o, m, t, result)
+				},
+			}
+			if t.ports > 0 {
+				row.Group = "TCP, few ports"
+			}
+			if m.name == "MASQUERADE" && t.kind == load.Conn && t.ports == 0 && t.threads == 80 {
+				row.Published = map[string]float64{"lost": 4}
+			}
+			if m.flags == "--random-fully" && t.kind == load.Conn && t.ports == 0 && t.threads == 80 {
+				row.Published = map[string]float64{"lost": 0}
+			}
+			out = append(out, row)
+		}
+	}
+	return out
+}
+
+// run measures one row on a cluster of its own.
+func run(ctx context.Context, o experiment.Options, m method, t traffic, result *experiment.Measurement) (err error) {
+	spec := topology.DefaultSpec(o.Name + "-snat")
+	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Conntrack = 2, 1, clients, true
+	r, err := rig.Up(ctx, spec)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			result.Log = r.Logs()
+		}
+		err = errors.Join(err, r.Down())
+	}()
+	if err := setUp(ctx, r, m, t); err != nil {
+		return err
+	}
+	samples, each := length(o)
+	cfg := load.Config{Kind: t.kind, Target: target(r), Connections: t.threads, Duration: each, Warmup: 100 * time.Millisecond, Timeout: 5 * time.Second}
+	stop, err := hold(ctx, r, t, each*time.Duration(samples+2)+10*time.Second)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	var all []*load.Result
+	for i := range samples {
+		o.Progress.Part(i, samples)
+		one, err := sample(ctx, r, m, cfg, result)
+		if err != nil {
+			return err
+		}
+		all = append(all, one)
+	}
+	merged, err := load.Merge(all)
+	if err != nil {
+		return err
+	}
+	for _, p := range merged.Distribution() {
+		result.Distribution = append(result.Distribution, experiment.Point{X: p.Percentile, Y: p.Micros})
+	}
+	return nil
+}
+
+func target(r *rig.Rig) netip.AddrPort { return netip.AddrPortFrom(r.Cluster.Node(0).IPv4, nodePort) }
+
+// setUp starts the server and what translates.
+func setUp(ctx context.Context, r *rig.Rig, m method, t traffic) error {
+	kind, ask := workload.HTTP, workload.HTTP
+	if t.kind == load.DNS {
+		kind, ask = workload.DNS, ""
+	}
+	if err := r.Serve(ctx, r.Cluster.Pod(1, 0), kind, podPort); err != nil {
+		return err
+	}
+	if err := fewPorts(r.Cluster.Node(0), m, t.ports); err != nil {
+		return err
+	}
+	if m.mode == "" {
+		if err := loadRules(ctx, r, m, t); err != nil {
+			return err
+		}
+	} else if err := startAgents(ctx, r, m.mode, t.kind); err != nil {
+		return err
+	}
+	if ask == "" {
+		return nil
+	}
+	return r.WaitAnswer(ctx, r.Cluster.Client(0), ask, target(r))
+}
+
+// hold keeps connections open, so that their ports are taken.
+func hold(ctx context.Context, r *rig.Rig, t traffic, long time.Duration) (stop func() error, err error) {
+	if t.held == 0 {
+		return func() error { return nil }, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.Load(ctx, r.Cluster.Client(0), load.Config{Kind: load.HTTP, Target: target(r), Connections: t.held,
+			Rate: float64(t.held), Duration: long, Timeout: 3 * time.Second})
+		ended <- err
+	}()
+	// Each second every connection is used once: after that all are open.
+	select {
+	case <-time.After(1300 * time.Millisecond):
+	case err := <-ended:
+		cancel()
+		return nil, fmt.Errorf("hold %d connections: %w", t.held, errors.Join(err, errors.New("they ended")))
+	}
+	return func() error {
+		cancel()
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("hold %d connections: %w", t.held, err)
+		}
+		return nil
+	}, nil
+}
+
+// sample measures once.
+func sample(ctx context.Context, r *rig.Rig, m method, cfg load.Config, result *experiment.Measurement) (*load.Result, error) {
+	node := r.Cluster.Node(0)
+	before, err := r.Counters(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	noPort, err := noPort(ctx, r, m)
+	if err != nil {
+		return nil, err
+	}
+	var hosts []*topology.Host
+	for i := range clients {
+		hosts = append(hosts, r.Cluster.Client(i))
+	}
+	got, err := r.LoadFrom(ctx, hosts, cfg)
+	if err != nil {
+		return nil, err
+	}
+	after, err := r.Counters(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	counted := after.Minus(before)
+	all := float64(got.Requests + got.Failed())
+	if all == 0 {
+		return nil, errors.New("nothing was sent")
+	}
+	percent := func(n float64) float64 { return 100 * n / all }
+	lost := float64(counted.InsertFailed)
+	if m.mode == "ebpf" {
+		left, err := noPortSince(ctx, r, m, noPort)
+		if err != nil {
+			return nil, err
+		}
+		result.Add("no_port", left)
+		lost += left
+	}
+	result.Add("lost", percent(lost))
+	result.Add("over1s", percent(float64(got.Over1s)))
+	result.Add("over3s", percent(float64(got.Over3s)))
+	result.Add("failed", percent(float64(got.Failed())))
+	result.Add("rate", got.Rate)
+	result.Add("insert_failed", float64(counted.InsertFailed))
+	result.Add("drop", float64(counted.Drop))
+	result.Add("clash_resolve", float64(counted.ClashResolve))
+	if got.ClientLimited {
+		result.Note("The load generators were busy all the time: the rate is theirs.")
+	}
+	return got, nil
+}
+
+// noPort counts packets that eBPF dropped since there was no port for them.
+func noPort(ctx context.Context, r *rig.Rig, m method) (float64, error) {
+	if m.mode != "ebpf" {
+		return 0, nil
+	}
+	return r.Metric(ctx, r.Cluster.Node(0), "spillway_ebpf_drops_total", `reason="snat_ports"`)
+}
+
+func noPortSince(ctx context.Context, r *rig.Rig, m method, before float64) (float64, error) {
+	now, err := noPort(ctx, r, m)
+	return now - before, err
+}

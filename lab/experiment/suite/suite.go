@@ -1,0 +1,168 @@
+// Package suite runs experiments one after the other: what cannot run is said,
+// what fails is shown as failed, and the rest goes on.
+package suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+)
+
+// Config says how to run experiments.
+type Config struct {
+	Options experiment.Options
+	// Command and Versions go into the results.
+	Command  []string
+	Versions map[string]string
+	// Only, if set, says which rows to run.
+	Only func(experiment, row string) bool
+	// Finished, if set, is called after each row with all that there is so far.
+	Finished func(*experiment.Run)
+}
+
+// Run runs the experiments. When ctx ends, the rows that are left are marked
+// "interrupted"; the Run is never nil unless nothing can run here at all. That
+// rows failed is no error: see experiment.Run.Unfinished.
+func Run(ctx context.Context, cfg Config, list []experiment.Experiment) (*experiment.Run, error) {
+	machine, err := experiment.ReadMachine()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Options.Progress == nil {
+		cfg.Options.Progress = &experiment.Progress{}
+	}
+	s := &suite{cfg: cfg, run: &experiment.Run{Format: experiment.Format, Machine: machine,
+		Versions: cfg.Versions, Command: cfg.Command, Quick: cfg.Options.Quick, Started: time.Now().UTC().Truncate(time.Second)}}
+	rows := make([][]experiment.Row, len(list))
+	for i, e := range list {
+		rows[i] = s.wanted(e)
+		for _, row := range rows[i] {
+			s.plan.add(row.Takes)
+		}
+	}
+	if s.plan.rows == 0 {
+		return nil, errors.New("no row to run: see \"spillway lab list\"")
+	}
+	stop := s.plan.show(cfg.Options.Progress)
+	defer stop()
+	for i, e := range list {
+		if len(rows[i]) > 0 {
+			s.experiment(ctx, e, rows[i])
+		}
+	}
+	return s.run, nil
+}
+
+type suite struct {
+	cfg  Config
+	run  *experiment.Run
+	plan plan
+}
+
+func (s *suite) wanted(e experiment.Experiment) []experiment.Row {
+	var rows []experiment.Row
+	for _, row := range e.Rows(s.cfg.Options) {
+		if s.cfg.Only == nil || s.cfg.Only(e.Name, row.Name) {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// experiment runs one experiment and adds its result.
+func (s *suite) experiment(ctx context.Context, e experiment.Experiment, rows []experiment.Row) {
+	res := experiment.Result{Name: e.Name, Title: e.Title, Question: e.Question, Published: e.Published,
+		Sources: e.Sources, Figures: e.Figures, Charts: e.Charts}
+	if e.Scale != nil {
+		res.Scale = e.Scale(s.cfg.Options)
+	}
+	s.run.Results = append(s.run.Results, res)
+	at := &s.run.Results[len(s.run.Results)-1]
+	if err := rig.NeedPrograms(e.Packages); err != nil {
+		at.Error = err.Error()
+	}
+	for _, row := range rows {
+		var r experiment.RowResult
+		if at.Error != "" {
+			r = result(row, experiment.Failed)
+			r.Error = at.Error
+		} else {
+			r = s.row(ctx, e, row)
+		}
+		s.plan.finish(row.Takes, time.Duration(r.Seconds*float64(time.Second)))
+		at.Rows = append(at.Rows, r)
+		if e.Conclude != nil {
+			at.Conclusion = e.Conclude(at)
+		}
+		s.run.Seconds = time.Since(s.run.Started).Seconds()
+		if s.cfg.Finished != nil {
+			s.cfg.Finished(s.run)
+		}
+	}
+}
+
+func result(row experiment.Row, status string) experiment.RowResult {
+	return experiment.RowResult{Name: row.Name, Group: row.Group, X: row.X, Published: row.Published, Status: status}
+}
+
+// row runs one row, whatever becomes of it.
+func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment.Row) (r experiment.RowResult) {
+	if ctx.Err() != nil {
+		return result(row, experiment.Interrupted)
+	}
+	if row.Needs != nil {
+		if err := row.Needs(); err != nil {
+			r = result(row, experiment.Failed)
+			if errors.Is(err, experiment.ErrNotBuilt) {
+				r.Status = experiment.NotBuilt
+			}
+			r.Error = err.Error()
+			return r
+		}
+	}
+	s.cfg.Options.Progress.Step("%s: %s", e.Name, row.Name)
+	started := time.Now()
+	var m experiment.Measurement
+	err := row.Run(ctx, &m)
+	r = result(row, experiment.OK)
+	r.Seconds = time.Since(started).Seconds()
+	r.Samples, r.Series, r.Distribution, r.Notes = m.Samples, m.Series, m.Distribution, m.Notes
+	for key, samples := range m.Samples {
+		if r.Values == nil {
+			r.Values = map[string]experiment.Summary{}
+		}
+		r.Values[key] = experiment.Summarize(samples)
+	}
+	switch {
+	case ctx.Err() != nil:
+		r.Status, r.Error = experiment.Interrupted, rig.EndError(ctx).Error()
+		if err != nil && !errors.Is(err, ctx.Err()) && err.Error() != r.Error {
+			r.Log = err.Error() // what failed may be the clean-up
+		}
+	case err != nil:
+		r.Status, r.Error, r.Log = experiment.Failed, err.Error(), strings.TrimSpace(m.Log)
+	}
+	return r
+}
+
+// Summary says in one line how a run went.
+func Summary(r *experiment.Run) string {
+	counts := map[string]int{}
+	for _, res := range r.Results {
+		for _, row := range res.Rows {
+			counts[row.Status]++
+		}
+	}
+	var parts []string
+	for _, status := range []string{experiment.OK, experiment.Failed, experiment.NotBuilt, experiment.Interrupted} {
+		if counts[status] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", counts[status], status))
+		}
+	}
+	return "rows: " + strings.Join(parts, ", ")
+}

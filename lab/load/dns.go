@@ -1,0 +1,110 @@
+package load
+
+import (
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
+)
+
+// defaultName is what DNS asks for.
+const defaultName = "example.test"
+
+// The ids of the two questions, and the bits that stand for their answers.
+const (
+	idA, idAAAA = 1, 2
+	dnsBoth     = 1<<idA | 1<<idAAAA
+)
+
+// dnsQuestions returns the questions for a name's A and AAAA record.
+func dnsQuestions(name string) (questions [2][]byte, err error) {
+	if name == "" {
+		name = defaultName
+	}
+	fqdn, err := dnsmessage.NewName(name + ".")
+	if err != nil {
+		return questions, fmt.Errorf("name %q: %w", name, err)
+	}
+	for i, typ := range []dnsmessage.Type{dnsmessage.TypeA, dnsmessage.TypeAAAA} {
+		m := dnsmessage.Message{
+			Header:    dnsmessage.Header{ID: uint16(idA + i), RecursionDesired: true},
+			Questions: []dnsmessage.Question{{Name: fqdn, Type: typ, Class: dnsmessage.ClassINET}},
+		}
+		if questions[i], err = m.Pack(); err != nil {
+			return questions, fmt.Errorf("name %q: %w", name, err)
+		}
+	}
+	return questions, nil
+}
+
+// dnsAnswer returns the bit of the question that a datagram answers, 0 if it is
+// no answer without error to either.
+func dnsAnswer(datagram []byte) uint8 {
+	const response, rcode = 0x80, 0x0f
+	if len(datagram) < 12 || datagram[2]&response == 0 || datagram[3]&rcode != 0 {
+		return 0
+	}
+	switch id := binary.BigEndian.Uint16(datagram); id {
+	case idA, idAAAA:
+		return 1 << id
+	}
+	return 0
+}
+
+// buddy is a second thread that sends the AAAA question in the moment in which
+// the loop sends the A question. Both wait for the other, so that neither is
+// ahead by the time that it takes to wake a thread.
+type buddy struct {
+	fds         chan int
+	ready, goes atomic.Bool
+	ended       sync.WaitGroup
+}
+
+// buddyPatience bounds how long one waits for the other.
+const buddyPatience = 5 * time.Millisecond
+
+func newBuddy(cfg Config) *buddy {
+	b := &buddy{fds: make(chan int)}
+	questions, _ := dnsQuestions(cfg.Payload) // Validate has asked
+	b.ended.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		for fd := range b.fds {
+			b.ready.Store(true)
+			spin(&b.goes)
+			_, _ = unix.Write(fd, questions[1]) // a question that is not sent is not answered
+		}
+	})
+	return b
+}
+
+// send has the buddy send now; the caller sends the other question at once.
+func (b *buddy) send(fd int) {
+	b.ready.Store(false)
+	b.goes.Store(false)
+	b.fds <- fd
+	spin(&b.ready)
+	b.goes.Store(true)
+}
+
+func (b *buddy) end() {
+	if b != nil {
+		close(b.fds)
+		b.ended.Wait()
+	}
+}
+
+// spin waits for a flag.
+func spin(flag *atomic.Bool) {
+	for limit := time.Now().Add(buddyPatience); !flag.Load(); {
+		if time.Now().After(limit) {
+			return
+		}
+		runtime.Gosched()
+	}
+}
