@@ -263,12 +263,12 @@ func grid(c *canvas, x, y scale, xa, ya axis, left, right, top, bottom float64) 
 		c.line(x.at(v), top, x.at(v), bottom, "grid")
 		name := label(xa, v, names[i])
 		half := float64(len([]rune(name))) * charWidth / 2
-		// A name that would touch the one before, or stand out of the picture, is left out.
-		if x.at(v)-half < end+6 || x.at(v)+half > width {
-			continue
+		middle := min(x.at(v), width-half)
+		if middle-half < end+6 {
+			continue // it would touch the name before
 		}
-		c.text(x.at(v), bottom+18, "middle", "tick", name)
-		end = x.at(v) + half
+		c.text(middle, bottom+18, "middle", "tick", name)
+		end = middle + half
 	}
 	c.line(left, bottom, right, bottom, "axis")
 	c.line(left, top, left, bottom, "axis")

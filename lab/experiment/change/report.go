@@ -38,6 +38,9 @@ func percentile(values []float64, p float64) float64 {
 	return sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]
 }
 
+// Percentile returns percentile p (0 to 1) of the changes, in ms.
+func (b Batch) Percentile(p float64) float64 { return percentile(b.Millis, p) }
+
 // Write prints the report for people.
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, r.Machine)

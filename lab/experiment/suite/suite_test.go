@@ -1,0 +1,156 @@
+package suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"spillway.dev/spillway/lab/experiment"
+)
+
+// made is an experiment of rows that do what they are told.
+func made(name string, rows ...experiment.Row) experiment.Experiment {
+	return experiment.Experiment{Name: name, Figures: []experiment.Figure{{Key: "v", Name: "value"}},
+		Rows: func(experiment.Options) []experiment.Row { return rows }}
+}
+
+func measures(name string, values ...float64) experiment.Row {
+	return experiment.Row{Name: name, Takes: time.Second, Run: func(_ context.Context, m *experiment.Measurement) error {
+		for _, v := range values {
+			m.Add("v", v)
+		}
+		return nil
+	}}
+}
+
+func statuses(run *experiment.Run) (out []string) {
+	for _, res := range run.Results {
+		for _, row := range res.Rows {
+			out = append(out, row.Name+" "+row.Status)
+		}
+	}
+	return out
+}
+
+func TestAFailedRowIsShownAndTheRestGoesOn(t *testing.T) {
+	broken := experiment.Row{Name: "broken", Run: func(_ context.Context, m *experiment.Measurement) error {
+		m.Add("v", 1)
+		m.Log = "agent on node0:\nlast words\n"
+		return errors.New("planted fault")
+	}}
+	absent := experiment.Row{Name: "absent", Needs: func() error {
+		return fmt.Errorf("find kube-proxy: %w: run \"make peers\"", experiment.ErrNotBuilt)
+	}, Run: func(context.Context, *experiment.Measurement) error { panic("a row ran whose needs were not met") }}
+	seen := 0
+	run, err := Run(context.Background(), Config{Finished: func(*experiment.Run) { seen++ }},
+		[]experiment.Experiment{made("one", broken, absent, measures("good", 3, 1, 2)), made("two", measures("also good", 5))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"broken failed", "absent not built", "good ok", "also good ok"}, statuses(run)); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+	rows := run.Results[0].Rows
+	if rows[0].Error != "planted fault" || rows[0].Log != "agent on node0:\nlast words" || rows[0].Values["v"].N != 1 {
+		t.Errorf("the failed row is %+v", rows[0])
+	}
+	if !strings.Contains(rows[1].Error, "make peers") {
+		t.Errorf("the row that is not built says %q", rows[1].Error)
+	}
+	if v, _ := rows[2].Value("v"); v.Median != 2 || v.Min != 1 || v.Max != 3 {
+		t.Errorf("summary is %+v", v)
+	}
+	if run.Unfinished() != 1 || seen != 4 || Summary(run) != "rows: 2 ok, 1 failed, 1 not built" {
+		t.Errorf("%d unfinished, written %d times, %q", run.Unfinished(), seen, Summary(run))
+	}
+}
+
+func TestAnInterruptMarksWhatIsLeft(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stopped := experiment.Row{Name: "stopped", Run: func(ctx context.Context, m *experiment.Measurement) error {
+		m.Add("v", 7)
+		cancel()
+		return ctx.Err()
+	}}
+	run, err := Run(ctx, Config{}, []experiment.Experiment{made("one", measures("good", 1), stopped, measures("left", 1)), made("two", measures("left too", 1))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"good ok", "stopped interrupted", "left interrupted", "left too interrupted"}, statuses(run)); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+	if v, ok := run.Results[0].Rows[1].Value("v"); !ok || v.Median != 7 {
+		t.Error("what was measured before the interrupt is lost")
+	}
+}
+
+func TestMissingProgramsAreNamedWithTheirPackages(t *testing.T) {
+	e := made("one", measures("row", 1))
+	e.Packages = map[string]string{"no-such-program": "no-such-package"}
+	run, err := Run(context.Background(), Config{}, []experiment.Experiment{e, made("two", measures("other", 1))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"row failed", "other ok"}, statuses(run)); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+	if e := run.Results[0].Error; !strings.Contains(e, "apt-get install no-such-package") {
+		t.Errorf("the experiment says %q", e)
+	}
+}
+
+func TestOnlyChoosesRows(t *testing.T) {
+	only := func(e, row string) bool { return e+"/"+row == "two/b" }
+	run, err := Run(context.Background(), Config{Only: only},
+		[]experiment.Experiment{made("one", measures("a", 1)), made("two", measures("a", 1), measures("b", 1))})
+	if err != nil || len(run.Results) != 1 || len(run.Results[0].Rows) != 1 || run.Results[0].Rows[0].Name != "b" {
+		t.Errorf("ran %+v, error %v", run, err)
+	}
+	if _, err := Run(context.Background(), Config{Only: func(string, string) bool { return false }}, nil); err == nil {
+		t.Error("nothing to run: no error")
+	}
+}
+
+func TestTimeLeftCorrectsItself(t *testing.T) {
+	p := plan{since: time.Now()}
+	for range 4 {
+		p.add(10 * time.Second)
+	}
+	if got := p.left(); got != 40*time.Second {
+		t.Errorf("before: %v left, want 40s", got)
+	}
+	p.finish(10*time.Second, 20*time.Second) // twice as slow as expected
+	if got := p.left(); got != 60*time.Second {
+		t.Errorf("after the first of four took 20s: %v left, want 60s", got)
+	}
+	if got, want := p.bar(), "[####............] 2 of 4, 1m0s left  "; got != want {
+		t.Errorf("bar is %q, want %q", got, want)
+	}
+}
+
+func TestRefuseKubelet(t *testing.T) {
+	proc := t.TempDir()
+	for pid, name := range map[string]string{"12": "bash", "345": "kubelet"} {
+		if err := os.Mkdir(proc+"/"+pid, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(proc+"/"+pid+"/comm", []byte(name+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := refuseKubelet(proc)
+	if err == nil || !strings.Contains(err.Error(), "process 345") || !strings.Contains(err.Error(), "--yes-on-this-node") {
+		t.Errorf("error is %v", err)
+	}
+	os.RemoveAll(proc + "/345")
+	if err := refuseKubelet(proc); err != nil {
+		t.Errorf("no kubelet: %v", err)
+	}
+}

@@ -1,0 +1,175 @@
+package report
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/html"
+)
+
+// browser runs Debian's chromium without a window. Nothing is fetched: what it
+// is given is a file.
+func browser(t *testing.T, args ...string) string {
+	t.Helper()
+	program, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Fatalf("find a browser: %v: run \"hack/deps test\"", err)
+	}
+	// Bounds a browser that hangs; it takes about 2 s.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, append([]string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+		"--no-first-run", "--disable-extensions", "--disable-background-networking", "--hide-scrollbars", "--user-data-dir=" + t.TempDir()}, args...)...)
+	cmd.WaitDelay = 5 * time.Second
+	var messages strings.Builder
+	cmd.Stderr = &messages
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("run chromium: %v: %s", err, messages.String())
+	}
+	return string(out)
+}
+
+// inspect is run in the page: it looks for texts that cover each other or stand
+// out of their picture, and for a page that is wider than its window.
+const inspect = `<script>
+addEventListener("load", () => {
+  const bad = [];
+  for (const svg of document.querySelectorAll("svg")) {
+    const frame = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll("text")].map(t => [t.textContent, t.getBoundingClientRect()]);
+    for (const [text, r] of texts)
+      if (r.left < frame.left - 1 || r.right > frame.right + 1 || r.top < frame.top - 1 || r.bottom > frame.bottom + 1)
+        bad.push(svg.getAttribute("aria-label") + ": outside: " + text);
+    texts.forEach(([a, r], i) => texts.slice(i + 1).forEach(([b, s]) => {
+      if (r.left < s.right - 1 && s.left < r.right - 1 && r.top < s.bottom - 3 && s.top < r.bottom - 3)
+        bad.push(svg.getAttribute("aria-label") + ": " + a + " covers " + b);
+    }));
+  }
+  const wide = document.documentElement.scrollWidth;
+  if (wide > innerWidth) bad.push("the page is " + wide + " wide in a window of " + innerWidth);
+  const pre = document.createElement("pre");
+  pre.id = "inspected";
+  pre.textContent = JSON.stringify({texts: document.querySelectorAll("svg text").length, bad});
+  document.body.append(pre);
+});
+</script>`
+
+type inspected struct {
+	Texts int
+	Bad   []string
+}
+
+// look opens a page in a window of a width and says what is wrong with it.
+func look(t *testing.T, page string, width int) inspected {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "inspect.html")
+	if err := os.WriteFile(path, []byte(strings.Replace(page, "</body>", inspect+"</body>", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	// A window narrower than 500 is not given; a frame in it is.
+	frame := filepath.Join(filepath.Dir(path), "frame.html")
+	if err := os.WriteFile(frame, fmt.Appendf(nil, `<iframe id="f" src="inspect.html" width="%d" height="900" style="border:0"></iframe>
+<script>addEventListener("load", () => setTimeout(() => document.body.append(document.getElementById("f").contentDocument.getElementById("inspected").cloneNode(true)), 200));</script>`, width), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	dom := browser(t, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--window-size=1400,1000", "--dump-dom", "file://"+frame)
+	m := regexp.MustCompile(`(?s)<pre id="inspected">(.*?)</pre>`).FindStringSubmatch(dom)
+	if m == nil {
+		t.Fatalf("the page was not inspected: %.2000s", dom)
+	}
+	var got inspected
+	if err := json.Unmarshal([]byte(html.UnescapeString(m[1])), &got); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestPageInABrowser(t *testing.T) {
+	page, err := HTML(sampleRun())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, width := range []int{1200, 360} {
+		got := look(t, string(page), width)
+		if len(got.Bad) > 0 || got.Texts < 50 {
+			t.Errorf("at a width of %d, %d texts: %s", width, got.Texts, strings.Join(got.Bad, "\n"))
+		}
+	}
+	// The inspection itself must see what is wrong.
+	broken := strings.Replace(string(page), "<main>", `<main><div style="width:3000px">x</div>`, 1)
+	broken = strings.Replace(broken, "</svg>", `<text x="10" y="50">one</text><text x="12" y="52">two</text></svg>`, 1)
+	if got := look(t, broken, 1200); len(got.Bad) < 2 {
+		t.Errorf("a page that is too wide, with texts that cover each other, was found well: %v", got.Bad)
+	}
+}
+
+// TestScreenshot looks at what is painted: text and bars, in light and dark.
+func TestScreenshot(t *testing.T) {
+	dir := t.TempDir()
+	path, err := Write(dir, sampleRun())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		args []string
+		page color.RGBA // the background, --page of style.css
+		bar  color.RGBA // --bar
+	}{
+		{"light", nil, color.RGBA{0xff, 0xff, 0xff, 0xff}, color.RGBA{0x2f, 0x6f, 0xb3, 0xff}},
+		{"dark", []string{"--blink-settings=preferredColorScheme=0", "--force-dark-mode"}, color.RGBA{0x14, 0x18, 0x1d, 0xff}, color.RGBA{0x5b, 0x9d, 0xe0, 0xff}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			shot := filepath.Join(dir, tt.name+".png")
+			browser(t, append(tt.args, "--window-size=1000,2600", "--screenshot="+shot, "file://"+path)...)
+			f, err := os.Open(shot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			img, err := png.Decode(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			page, bars, others := count(img, tt.page, tt.bar)
+			total := img.Bounds().Dx() * img.Bounds().Dy()
+			if page < total/2 || bars < 5000 || others < total/100 {
+				t.Errorf("of %d pixels %d are page, %d bars and %d others", total, page, bars, others)
+			}
+		})
+	}
+	if to := os.Getenv("SPILLWAY_SCREENSHOTS"); to != "" {
+		if err := os.CopyFS(to, os.DirFS(dir)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func count(img image.Image, page, bar color.RGBA) (pages, bars, others int) {
+	b := img.Bounds()
+	for y := b.Min.Y; y < b.Max.Y; y++ {
+		for x := b.Min.X; x < b.Max.X; x++ {
+			switch color.RGBAModel.Convert(img.At(x, y)) {
+			case page:
+				pages++
+			case bar:
+				bars++
+			default:
+				others++
+			}
+		}
+	}
+	return pages, bars, others
+}

@@ -1,0 +1,176 @@
+package report
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/html"
+
+	"spillway.dev/spillway/lab/experiment"
+)
+
+// sampleRun has everything that a report can hold: all kinds of charts, long
+// names, rows of every status, texts that look like HTML.
+func sampleRun() *experiment.Run {
+	row := func(name, group string, x float64, samples ...float64) experiment.RowResult {
+		return experiment.RowResult{Name: name, Group: group, X: x, Status: experiment.OK,
+			Values:       map[string]experiment.Summary{"rate": experiment.Summarize(samples)},
+			Distribution: []experiment.Point{{X: 0, Y: 50 + x/100}, {X: 50, Y: 120 + x/50}, {X: 90, Y: 300 + x/10}, {X: 99, Y: 2400 + x}, {X: 99.9, Y: 26000 + x}},
+			Series:       map[string][]experiment.Point{"entries": {{X: 0, Y: 0}, {X: 1, Y: x / 2}, {X: 2, Y: x}, {X: 3, Y: x * 0.9}}}}
+	}
+	res := experiment.Result{Name: "sample", Title: "A sample of everything", Question: "Is <all> of it & more shown?",
+		Published: "8500, then 1000.", Sources: []experiment.Source{{Title: "Where", URL: "https://example.test/a"}},
+		Scale:   "Smaller.",
+		Figures: []experiment.Figure{{Key: "rate", Name: "transfers", Unit: "per s", Better: "higher"}, {Key: "none", Name: "never measured"}},
+		Charts: []experiment.Chart{
+			{Kind: experiment.Bars, Title: "Transfers", Figure: "rate"},
+			{Kind: experiment.Bars, Title: "Transfers, logarithmic", Figure: "rate", LogY: true},
+			{Kind: experiment.Lines, Title: "Against size", Figure: "rate", XName: "Services", LogX: true, LogY: true},
+			{Kind: experiment.Latency, Title: "Latency"},
+			{Kind: experiment.Over, Title: "Entries over time", Series: "entries"},
+			{Kind: experiment.Bars, Title: "Nothing to show", Figure: "none"},
+		},
+		Rows: []experiment.RowResult{
+			row("metal", "Spillway", 100, 8213, 8491, 8650),
+			row("a name that is much longer than any row should have, so that it must be cut somewhere & somehow", "Spillway", 1000, 912),
+			row("kube-proxy", "kube-proxy", 100, 4100, 3000, 5200),
+			row("kube-proxy, larger", "kube-proxy", 50000, 41, 30, 52),
+			{Name: "broken <b>", Status: experiment.Failed, Error: "start agent: no", Log: "last </script><b>words"},
+			{Name: "peer", Status: experiment.NotBuilt, Error: "run \"make peers\""},
+		},
+		Conclusion: []string{"It was measured."},
+	}
+	res.Rows[0].Published = map[string]float64{"rate": 8500}
+	res.Rows[1].Published = map[string]float64{"rate": 1000}
+	res.Rows[2].Notes = []string{"The generator was busy."}
+	return &experiment.Run{Format: experiment.Format, Machine: experiment.Machine{Kernel: "6.1", Arch: "x86_64", CPU: "A CPU", Cores: 2},
+		Versions: map[string]string{"spillway": "v1", "kube-proxy": "v1.36"}, Command: []string{"spillway", "lab", "run", "sample"},
+		Quick: true, Started: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 61, Results: []experiment.Result{res}}
+}
+
+func TestWriteMakesAllFiles(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "made")
+	path, err := Write(dir, sampleRun())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if path != filepath.Join(dir, "index.html") {
+		t.Errorf("path is %s", path)
+	}
+	for _, name := range []string{"results.json", "sample.json"} {
+		got, err := experiment.ReadRun(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(sampleRun(), got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if left, _ := filepath.Glob(dir + "/*.new"); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	md, err := os.ReadFile(dir + "/report.md")
+	for _, want := range []string{"| metal | 8,491 (8,213–8,650); published: 8,500 |", "**failed**", "**not built**", "last </script>", "[Where](https://example.test/a)"} {
+		if err != nil || !strings.Contains(string(md), want) {
+			t.Errorf("report.md lacks %q (%v)", want, err)
+		}
+	}
+}
+
+// The page must not need anything that is not in it, and its raw data must be
+// what was measured, whatever the texts are.
+func TestPageIsSelfContainedAndHoldsTheRawData(t *testing.T) {
+	page, err := HTML(sampleRun())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := regexp.MustCompile(`(?i)(src=|@import|url\(|<link|<iframe)[^>]{0,40}`).Find(page); m != nil {
+		t.Errorf("the page needs something else: %s", m)
+	}
+	doc, err := html.Parse(strings.NewReader(string(page)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var raw string
+	svgs, bold := 0, 0
+	for n := range doc.Descendants() {
+		switch {
+		case n.Type == html.ElementNode && n.Data == "script":
+			raw = n.FirstChild.Data
+		case n.Type == html.ElementNode && n.Data == "svg":
+			svgs++
+		case n.Type == html.ElementNode && n.Data == "b" && n.FirstChild != nil && strings.Contains(n.FirstChild.Data, "words"):
+			bold++
+		}
+	}
+	var got experiment.Run
+	if err := json.Unmarshal([]byte(raw), &got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sampleRun(), &got); diff != "" {
+		t.Errorf("raw data (-want +got):\n%s", diff)
+	}
+	if svgs != 5 {
+		t.Errorf("%d charts, want 5: what has nothing to show is left out", svgs)
+	}
+	if bold != 0 {
+		t.Error("a log became HTML")
+	}
+	for _, want := range []string{"spillway lab run sample --quick", "prefers-color-scheme: dark", "@media print", "published: 8,500", "start agent: no", "The generator was busy."} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Contains(string(page), "never measured</th>") {
+		t.Error("a figure that no row has is in the table")
+	}
+}
+
+func TestScale(t *testing.T) {
+	tests := []struct {
+		name   string
+		values []float64
+		log    bool
+		want   []string
+	}{
+		{"linear", []float64{3, 87}, false, []string{"0", "50", "100"}},
+		{"decades", []float64{100, 50000}, true, []string{"100", "1,000", "10k"}},
+		{"one decade", []float64{12, 80}, true, []string{"10", "20", "50", "100"}},
+		{"zero has no place", []float64{0, 0.03, 0.2}, true, []string{"0.02", "0.05", "0.1", "0.2"}},
+		{"nothing", nil, true, []string{"0.1", "0.2", "0.5", "1"}},
+		{"one value", []float64{5}, true, []string{"5", "10", "20", "50"}},
+		{"all zero", []float64{0}, false, []string{"0", "0.5", "1"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScale(tt.values, tt.log, 0, 100)
+			_, names := s.ticks()
+			if diff := cmp.Diff(tt.want, names); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			for _, v := range append(tt.values, -1, 1e12) {
+				if at := s.at(v); !(at >= 0 && at <= 100) {
+					t.Errorf("%v is at %v, outside of the paper", v, at)
+				}
+			}
+		})
+	}
+}
+
+func TestText(t *testing.T) {
+	var b strings.Builder
+	if err := Text(&b, sampleRun()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"WHAT", "8,491 (8,213–8,650) [8,500]", "failed: start agent: no", "not built: run \"make peers\""} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("lacks %q:\n%s", want, b.String())
+		}
+	}
+}
