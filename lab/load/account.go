@@ -112,11 +112,27 @@ func (l *loop) sweep(now int64) {
 // busy is the number of requests under way.
 func (l *loop) busy() int { return len(l.slots) - l.ready.len() - l.resters }
 
-// drain ends a run at the time end. A closed loop forgets what is under way. An
+// abandon notes what a closed loop leaves unanswered at its end: it is neither
+// answered nor failed, but if it took more than a second by then, it is slow.
+func (l *loop) abandon(end int64) {
+	for i := range l.slots {
+		s := &l.slots[i]
+		if s.state != connecting && s.state != waiting || s.intended < l.warm {
+			continue
+		}
+		l.underWay++
+		if end-s.intended >= int64(time.Second) {
+			l.countSlow(s, end, "under way at the end")
+		}
+	}
+}
+
+// drain ends a run at the time end. A closed loop leaves what is under way. An
 // open loop waits for it, because its slowest requests are among it, and counts
 // those that were due but found no free connection.
 func (l *loop) drain(end int64) {
 	if l.cfg.Rate == 0 {
+		l.abandon(end)
 		return
 	}
 	if !l.shared.stop.Load() {

@@ -445,3 +445,20 @@ func TestMergeAddsUp(t *testing.T) {
 		t.Error("of nothing: no error")
 	}
 }
+
+func TestWhatIsUnderWayAtTheEndIsCounted(t *testing.T) {
+	gone := make(chan struct{})
+	defer close(gone)
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-gone:
+		case <-r.Context().Done():
+		}
+	})
+	cfg := short(Conn, target)
+	cfg.Connections, cfg.MaxRequests, cfg.Duration, cfg.Timeout = 3, 0, 1100*time.Millisecond, 5*time.Second
+	r := run(t, cfg)
+	if r.Requests != 0 || r.Failed() != 0 || r.UnderWay != 3 || r.Over1s != 3 {
+		t.Errorf("%d answered, %d failed, %d under way, %d over 1 s; want 0, 0, 3, 3", r.Requests, r.Failed(), r.UnderWay, r.Over1s)
+	}
+}

@@ -66,6 +66,7 @@ type loop struct {
 	bytes    int64
 	measured int64 // length of the measured time
 	slow     [2]int64
+	underWay int64 // of a closed loop, at its end
 	slowList []SlowRequest
 
 	seenAnswered, seenFailed atomic.Int64 // for those who look on

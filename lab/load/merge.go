@@ -56,7 +56,7 @@ func Merge(results []*Result) (*Result, error) {
 	}
 	all := *results[0]
 	all.Errors, all.Slow = nil, nil
-	all.Requests, all.Bytes, all.Over1s, all.Over3s, all.Connections = 0, 0, 0, 0, 0
+	all.Requests, all.Bytes, all.Over1s, all.Over3s, all.UnderWay, all.Connections = 0, 0, 0, 0, 0, 0
 	all.Rate, all.WantedRate, all.ClientCPUSeconds = 0, 0, 0
 	h := newHistogram()
 	for _, r := range results {
@@ -67,6 +67,7 @@ func Merge(results []*Result) (*Result, error) {
 		h.Merge(one)
 		all.Requests += r.Requests
 		all.Bytes += r.Bytes
+		all.UnderWay += r.UnderWay
 		all.Over1s += r.Over1s
 		all.Over3s += r.Over3s
 		all.Connections += r.Connections

@@ -28,6 +28,9 @@ type Result struct {
 	// long: the kernel sends a lost SYN again after 1 s and after 3 s.
 	Over1s int64 `json:"over_1s"`
 	Over3s int64 `json:"over_3s"`
+	// UnderWay counts requests that a closed loop left unanswered at its end.
+	// They are in neither Requests nor Errors, but in Over1s if they are.
+	UnderWay int64 `json:"under_way,omitempty"`
 	// Slow lists those over 1 s, up to 1000 a thread.
 	Slow []SlowRequest `json:"slow,omitempty"`
 	// Histogram is every latency, in nanoseconds, in HdrHistogram's compressed
@@ -105,6 +108,7 @@ func merge(cfg Config, loops []*loop, cpu float64, wall time.Duration, interrupt
 	h := newHistogram()
 	for _, l := range loops {
 		h.Merge(l.hist)
+		r.UnderWay += l.underWay
 		r.Over1s += l.slow[0]
 		r.Over3s += l.slow[1]
 		r.Slow = append(r.Slow, l.slowList...)

@@ -25,15 +25,17 @@ func conclude(res *experiment.Result) []string {
 	var parts []string
 	for _, m := range methods {
 		if row := worst[m.name]; row != nil {
-			parts = append(parts, fmt.Sprintf("%s %s %%", m.name, experiment.FormatNumber(row.Values["lost"].Median)))
+			parts = append(parts, fmt.Sprintf("%s %s", m.name, experiment.FormatNumber(row.Values["lost"].Median)))
 		}
 	}
 	if len(parts) > 0 {
-		out = append(out, "Measured, the most of any row: "+strings.Join(parts, "; ")+" of connections lost a packet.")
+		out = append(out, "Measured, the most of any row: "+strings.Join(parts, "; ")+" packets lost for 100 connections.")
 	}
 	return append(out, "Why it may differ from what was published: kernels since then resolve UDP clashes instead of dropping (clash_resolve), "+
 		"MASQUERADE without flags tries other ports from a random place once its first choice is taken, and entries of closed connections give "+
 		"up their ports sooner. Spillway's eBPF dataplane takes a port by one atomic write into its table, so two connections cannot get the same: "+
-		"it has no insert_failed to count, and what it drops is counted as \"no port left\". insert_failed and drop are those of node0's conntrack. "+
+		"it has no insert_failed to count, and a packet that it drops for want of a port is counted as \"no port left\", "+
+		"each time it is sent again. A port is free again some seconds after its connection has ended; conntrack gives one up at once when "+
+		"there is no other. With few ports that decides, not a race. insert_failed and drop are those of node0's conntrack. "+
 		"In the rows of DNS a request is two questions from one socket.")
 }

@@ -74,7 +74,7 @@ func New() experiment.Experiment {
 		},
 		Packages: map[string]string{"nginx": "nginx-light", "nft": "nftables", "iptables-restore": "iptables"},
 		Figures: []experiment.Figure{
-			{Key: "lost", Name: "lost a packet", Unit: "% of connections", Better: "lower"},
+			{Key: "lost", Name: "lost packets", Unit: "per 100 connections", Better: "lower"},
 			{Key: "over1s", Name: "over 1 s", Unit: "%", Better: "lower"},
 			{Key: "over3s", Name: "over 3 s", Unit: "%", Better: "lower"},
 			{Key: "failed", Name: "failed", Unit: "%", Better: "lower"},
@@ -85,7 +85,7 @@ func New() experiment.Experiment {
 			{Key: "no_port", Name: "no port left (eBPF)", Better: "lower"},
 		},
 		Charts: []experiment.Chart{
-			{Kind: experiment.Bars, Title: "Connections that lost a packet", Figure: "lost"},
+			{Kind: experiment.Bars, Title: "Packets lost to ports, for 100 connections", Figure: "lost"},
 			{Kind: experiment.Bars, Title: "Requests over 1 s", Figure: "over1s"},
 			{Kind: experiment.Latency, Title: "Latency, TCP, any port", Group: "TCP"},
 		},
@@ -105,7 +105,7 @@ func scale(o experiment.Options) string {
 
 func length(o experiment.Options) (samples int, each time.Duration) {
 	if o.Quick {
-		return 1, 1200 * time.Millisecond
+		return 1, 2 * time.Second
 	}
 	return 6, 3 * time.Second
 }
@@ -132,6 +132,11 @@ func rows(o experiment.Options) []experiment.Row {
 	var out []experiment.Row
 	for _, t := range traffics(o) {
 		for _, m := range methods {
+			// nftables' masquerading goes by no range of ports that could be
+			// made small; the quick form has no room for all flags.
+			if m.mode == "nftables" && t.ports > 0 || m.flags == "--random" && o.Quick {
+				continue
+			}
 			row := experiment.Row{
 				Name: t.name + ": " + m.name, Group: strings.Fields(strings.ReplaceAll(t.name, ",", " "))[0], X: float64(t.threads),
 				Takes: 1500*time.Millisecond + time.Duration(samples)*(each+300*time.Millisecond),
@@ -276,7 +281,7 @@ func sample(ctx context.Context, r *rig.Rig, m method, cfg load.Config, result *
 		return nil, err
 	}
 	counted := after.Minus(before)
-	all := float64(got.Requests + got.Failed())
+	all := float64(got.Requests + got.Failed() + got.UnderWay)
 	if all == 0 {
 		return nil, errors.New("nothing was sent")
 	}

@@ -1,0 +1,49 @@
+package snat
+
+import (
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/lab/experiment"
+)
+
+func TestRules(t *testing.T) {
+	got := natRules("tcp", "172.30.0.10", "10.244.1.2", "--random-fully", 64)
+	want := `*nat
+-A PREROUTING -p tcp -d 172.30.0.10 --dport 30080 -j DNAT --to-destination 10.244.1.2:8080
+-A POSTROUTING -p tcp -d 10.244.1.2 --dport 8080 -j MASQUERADE --to-ports 61000-61063 --random-fully
+COMMIT
+`
+	if got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+func TestRowsOfOneKindAreTogetherAndEachHasAName(t *testing.T) {
+	for _, quick := range []bool{true, false} {
+		seen := map[string]bool{}
+		list := rows(experiment.Options{Name: "x", Quick: quick})
+		for _, r := range list {
+			if seen[r.Name] || r.Group == "" || r.Takes <= 0 || r.Run == nil {
+				t.Errorf("row %+v: no name of its own, or something is missing", r)
+			}
+			seen[r.Name] = true
+			if few := strings.Contains(r.Name, "ports"); few != (r.Group == "TCP, few ports") {
+				t.Errorf("%s is in group %s", r.Name, r.Group)
+			}
+		}
+		if len(list) < 10 {
+			t.Errorf("%d rows", len(list))
+		}
+	}
+}
+
+func TestConcludeSaysTheWorstOfEachMethod(t *testing.T) {
+	row := func(name string, lost float64) experiment.RowResult {
+		return experiment.RowResult{Name: name, Status: experiment.OK, Values: map[string]experiment.Summary{"lost": experiment.Summarize([]float64{lost})}}
+	}
+	res := &experiment.Result{Rows: []experiment.RowResult{row("a: MASQUERADE", 0.1), row("b: MASQUERADE", 2.5), row("a: Spillway, eBPF", 0)}}
+	if got := conclude(res)[0]; !strings.Contains(got, "MASQUERADE 2.50; Spillway, eBPF 0 packets lost") {
+		t.Errorf("concludes %q", got)
+	}
+}
