@@ -17,6 +17,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/overlay"
 	"spillway.dev/spillway/lab/experiment/scale"
 	"spillway.dev/spillway/lab/experiment/snat"
 	"spillway.dev/spillway/lab/experiment/suite"
@@ -27,7 +28,7 @@ import (
 
 // labExperiments are all that `lab run` knows, in the order in which "all" runs them.
 func labExperiments() []experiment.Experiment {
-	return []experiment.Experiment{snat.New(), scale.New()}
+	return []experiment.Experiment{snat.New(), scale.New(), overlay.New()}
 }
 
 func labExperimentNames() []string {

@@ -96,6 +96,8 @@ from the intended time (open loop). Ctrl-C ends a run early with what there is.`
 		f.StringVar(&cfg.Payload, "name", "example.test", "name to ask for")
 	default:
 		f.StringVar(&cfg.Path, "path", "/", "path to GET")
+		f.StringVar(&cfg.Body, "body", "", "send POST requests of this JSON")
+		f.BoolVar(&cfg.AnyStatus, "any-status", false, "take every HTTP status for an answer, and count each")
 		f.StringVar(&cfg.Host, "host", "", "Host field (default the target)")
 	}
 	return cmd
@@ -134,6 +136,9 @@ func (r loadResult) Write(w io.Writer) error {
 	}
 	for _, s := range r.Slow {
 		fmt.Fprintf(w, "slow: at %.3f s, %.3f s from %s %s\n", s.At, s.Seconds, s.Source, s.Error)
+	}
+	for status, n := range r.Statuses {
+		fmt.Fprintf(w, "status %d: %d\n", status, n)
 	}
 	if r.ClientLimited {
 		fmt.Fprintln(w, "the generator was busy all the time: the server may be able to do more")

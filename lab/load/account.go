@@ -18,7 +18,13 @@ const drainTime = int64(2 * time.Second)
 func (l *loop) finish(i int32, s *slot, closes bool) {
 	now := l.now()
 	failure := ""
-	if !l.cfg.datagrams() && (s.resp.status < 200 || s.resp.status > 299) {
+	switch {
+	case l.cfg.datagrams():
+	case l.cfg.AnyStatus:
+		if s.intended >= l.warm {
+			l.statuses[s.resp.status]++
+		}
+	case s.resp.status < 200 || s.resp.status > 299:
 		failure = fmt.Sprintf("status %d", s.resp.status)
 	}
 	l.count(s, now, failure)

@@ -70,6 +70,10 @@ type Config struct {
 	Timeout time.Duration
 	// Path and Host form the HTTP request. Defaults: "/" and the target.
 	Path, Host string
+	// Body makes requests POSTs of JSON.
+	Body string
+	// AnyStatus takes every status for an answer, and counts each.
+	AnyStatus bool
 	// Delay is how long a connection of a closed loop waits after an answer.
 	Delay time.Duration
 	// Payload is the datagram that UDP sends, or the name that DNS asks for.
@@ -107,6 +111,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("rate is %g: use 0 for a closed loop, else requests per second", c.Rate)
 	case c.Duration <= 0 || c.Warmup < 0 || c.Timeout < 0 || c.MaxRequests < 0 || c.Delay < 0:
 		return errors.New("duration must be more than 0; warmup, timeout, delay and max-requests not less")
+	case len(c.Body) > maxMessage:
+		return fmt.Errorf("body is %d bytes: a socket takes %d at once", len(c.Body), maxMessage)
 	case c.Delay > 0 && c.Rate > 0:
 		return errors.New("delay and rate: give one of them: at a fixed rate nothing waits for an answer")
 	case c.Threads < 0 || c.Threads > c.Connections:
@@ -147,6 +153,10 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// maxMessage bounds a body: a socket must take a request whole (tcp_wmem begins
+// with 16 KiB).
+const maxMessage = 12 << 10
+
 // message returns the bytes of one request. It asks HTTP servers to keep the
 // connection even for Conn: the reset then finds the server's socket open, and
 // no FIN of its own puts that into TIME_WAIT.
@@ -160,6 +170,10 @@ func (c Config) message() []byte {
 	}
 	if c.Kind == Memcached {
 		return []byte("get nothing\r\nquit\r\n")
+	}
+	if c.Body != "" {
+		return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+			c.Path, c.Host, len(c.Body), c.Body)
 	}
 	return fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", c.Path, c.Host)
 }

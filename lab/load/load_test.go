@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -460,5 +461,22 @@ func TestWhatIsUnderWayAtTheEndIsCounted(t *testing.T) {
 	r := run(t, cfg)
 	if r.Requests != 0 || r.Failed() != 0 || r.UnderWay != 3 || r.Over1s != 3 {
 		t.Errorf("%d answered, %d failed, %d under way, %d over 1 s; want 0, 0, 3, 3", r.Requests, r.Failed(), r.UnderWay, r.Over1s)
+	}
+}
+
+func TestPostCountsEveryStatus(t *testing.T) {
+	var n atomic.Int64
+	target, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.Method != http.MethodPost || string(body) != `{"a":1}` {
+			t.Errorf("%s %q", r.Method, body)
+		}
+		w.WriteHeader([]int{http.StatusNotFound, http.StatusNoContent}[n.Add(1)%2])
+	})
+	cfg := short(HTTP, target)
+	cfg.Body, cfg.AnyStatus, cfg.Connections = `{"a":1}`, true, 1
+	r := run(t, cfg)
+	if r.Requests != 50 || r.Failed() != 0 || r.Statuses[404] != 25 || r.Statuses[204] != 25 {
+		t.Errorf("%d answered, errors %v, statuses %v", r.Requests, r.Errors, r.Statuses)
 	}
 }

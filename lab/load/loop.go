@@ -62,6 +62,7 @@ type loop struct {
 
 	hist     *hdrhistogram.Histogram
 	errors   map[string]int64
+	statuses map[int]int64 // with AnyStatus
 	answered int64
 	bytes    int64
 	measured int64 // length of the measured time
@@ -85,7 +86,7 @@ func newLoop(cfg Config, index int, shared *budget) (*loop, error) {
 		cfg: cfg, sources: newEndpoints(cfg), message: cfg.message(), poll: p, shared: shared,
 		slots: make([]slot, n), ready: newRing(n), buf: make([]byte, 64<<10),
 		warm: int64(cfg.Warmup), deadline: int64(cfg.Warmup + cfg.Duration),
-		hist: newHistogram(), errors: map[string]int64{},
+		hist: newHistogram(), errors: map[string]int64{}, statuses: map[int]int64{},
 	}
 	if cfg.Rate > 0 {
 		l.interval = 1e9 / cfg.Rate * float64(cfg.Threads)

@@ -55,7 +55,7 @@ func Merge(results []*Result) (*Result, error) {
 		return nil, errors.New("merge results of loads: there are none")
 	}
 	all := *results[0]
-	all.Errors, all.Slow = nil, nil
+	all.Errors, all.Statuses, all.Slow = nil, nil, nil
 	all.Requests, all.Bytes, all.Over1s, all.Over3s, all.UnderWay, all.Connections = 0, 0, 0, 0, 0, 0
 	all.Rate, all.WantedRate, all.ClientCPUSeconds = 0, 0, 0
 	h := newHistogram()
@@ -78,6 +78,12 @@ func Merge(results []*Result) (*Result, error) {
 		all.ClientLimited = all.ClientLimited || r.ClientLimited
 		all.Interrupted = all.Interrupted || r.Interrupted
 		all.Slow = slices.Concat(all.Slow, r.Slow)
+		for status, n := range r.Statuses {
+			if all.Statuses == nil {
+				all.Statuses = map[int]int64{}
+			}
+			all.Statuses[status] += n
+		}
 		for kind, n := range r.Errors {
 			if all.Errors == nil {
 				all.Errors = map[string]int64{}

@@ -20,10 +20,12 @@ type Result struct {
 	// Errors counts failed requests by what went wrong: "refused", "reset",
 	// "closed", "timeout", "unreachable", "not sent" (the open loop's end came
 	// while every connection was busy), "status 502", "bad response", ...
-	Errors  map[string]int64 `json:"errors,omitempty"`
-	Seconds float64          `json:"seconds"` // measured, without warm-up
-	Rate    float64          `json:"rate"`    // Requests per second
-	Latency Latency          `json:"latency_us"`
+	Errors map[string]int64 `json:"errors,omitempty"`
+	// Statuses counts answers by HTTP status where every status is one.
+	Statuses map[int]int64 `json:"statuses,omitempty"`
+	Seconds  float64       `json:"seconds"` // measured, without warm-up
+	Rate     float64       `json:"rate"`    // Requests per second
+	Latency  Latency       `json:"latency_us"`
 	// Over1s and Over3s count requests, failed ones among them, that took so
 	// long: the kernel sends a lost SYN again after 1 s and after 3 s.
 	Over1s int64 `json:"over_1s"`
@@ -115,6 +117,12 @@ func merge(cfg Config, loops []*loop, cpu float64, wall time.Duration, interrupt
 		r.Requests += l.answered
 		r.Bytes += l.bytes
 		r.Seconds = max(r.Seconds, float64(l.measured)/1e9)
+		for status, n := range l.statuses {
+			if r.Statuses == nil {
+				r.Statuses = map[int]int64{}
+			}
+			r.Statuses[status] += n
+		}
 		for kind, n := range l.errors {
 			if r.Errors == nil {
 				r.Errors = map[string]int64{}

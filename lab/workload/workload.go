@@ -29,6 +29,9 @@ const (
 	Blocks = "tftp-blocks"
 	// Memcached is memcached, with one thread.
 	Memcached = "memcached"
+	// The programs of examples/rtb.
+	Exchange = "exchange"
+	DSP      = "dsp"
 )
 
 // Config says what a server serves.
@@ -48,6 +51,9 @@ type Config struct {
 	// Dir is where nginx's files go, in a directory of their own; "" is the
 	// directory that the lab names, or the system's.
 	Dir string `json:"dir,omitempty"`
+	// Exchange is where a DSP registers; Self where it is asked for bids.
+	Exchange string `json:"exchange,omitempty"`
+	Self     string `json:"self,omitempty"`
 	// Ready is called once when the server listens.
 	Ready func() `json:"-"`
 }
@@ -63,9 +69,13 @@ var nameRule = regexp.MustCompile(`^[-._0-9A-Za-z]{1,100}$`)
 // Validate says what is wrong with a Config, in one line.
 func (c Config) Validate() error {
 	switch c.Kind {
-	case HTTP, DNS, UDP, TCP, TFTP, Blocks, Memcached:
+	case HTTP, DNS, UDP, TCP, TFTP, Blocks, Memcached, Exchange:
+	case DSP:
+		if c.Exchange == "" || c.Self == "" {
+			return errors.New("serve: a dsp needs the URL of an exchange's /register and its own for bids")
+		}
 	default:
-		return fmt.Errorf("serve: kind %q is none of http, dns, udp, tcp, tftp, tftp-blocks, memcached", c.Kind)
+		return fmt.Errorf("serve: kind %q is none of http, dns, udp, tcp, tftp, tftp-blocks, memcached, exchange, dsp", c.Kind)
 	}
 	if _, err := listenAddrs(c.Listen); err != nil {
 		return err
@@ -86,7 +96,8 @@ func Serve(ctx context.Context, c Config) error {
 		return err
 	}
 	serve := map[string]func(context.Context, Config) error{
-		HTTP: ServeHTTP, DNS: ServeDNS, UDP: ServeUDP, TCP: ServeTCP, TFTP: ServeTFTP, Blocks: ServeBlocks, Memcached: ServeMemcached,
+		HTTP: ServeHTTP, DNS: ServeDNS, Exchange: ServeExchange, DSP: ServeDSP, UDP: ServeUDP, TCP: ServeTCP, TFTP: ServeTFTP,
+		Blocks: ServeBlocks, Memcached: ServeMemcached,
 	}[c.Kind]
 	err := serve(ctx, c)
 	if err == nil || ctx.Err() != nil {

@@ -72,6 +72,15 @@ func loadArgs(cfg load.Config) []string {
 	if cfg.Threads > 0 {
 		args = append(args, "--threads", strconv.Itoa(cfg.Threads))
 	}
+	if cfg.Path != "" {
+		args = append(args, "--path", cfg.Path)
+	}
+	if cfg.Body != "" {
+		args = append(args, "--body", cfg.Body)
+	}
+	if cfg.AnyStatus {
+		args = append(args, "--any-status")
+	}
 	if cfg.Delay > 0 {
 		args = append(args, "--delay", cfg.Delay.String())
 	}

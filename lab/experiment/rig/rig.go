@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -33,7 +34,8 @@ type Rig struct {
 
 	dir     string
 	lock    *os.File
-	agents  []*process
+	agents  []*process // kube-proxies too
+	plane   *controlplane.ControlPlane
 	life    context.Context // of the servers
 	end     context.CancelFunc
 	servers []chan struct{} // each closed when the server has ended
@@ -112,6 +114,9 @@ func (r *Rig) Down() error {
 	}
 	for _, p := range r.agents {
 		p.wait(2 * time.Second)
+	}
+	if r.plane != nil {
+		r.plane.Down()
 	}
 	r.end()
 	r.waitServers()

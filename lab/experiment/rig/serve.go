@@ -25,6 +25,12 @@ func (r *Rig) Serve(ctx context.Context, host *topology.Host, kind string, port 
 	if kind == workload.HTTP {
 		cfg.Size = BodySize
 	}
+	return r.Start(ctx, host, cfg)
+}
+
+// Start starts any server on a host and returns when it listens. It runs until
+// the rig goes down.
+func (r *Rig) Start(ctx context.Context, host *topology.Host, cfg workload.Config) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -1,0 +1,87 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/topology"
+)
+
+// Plane starts an API server on a host of the cluster and gives it the cluster's
+// Nodes and some Services with their EndpointSlices. It returns a kubeconfig.
+func (r *Rig) Plane(ctx context.Context, host *topology.Host, services []*corev1.Service, slices []*discoveryv1.EndpointSlice) (kubeconfig string, err error) {
+	dir := r.Path("plane")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make directory for the control plane: %w", err)
+	}
+	if r.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: host}); err != nil {
+		return "", err
+	}
+	client, err := kubernetes.NewForConfig(r.plane.REST())
+	if err != nil {
+		return "", fmt.Errorf("open client: %w", err)
+	}
+	for _, n := range r.Cluster.NodeObjects() {
+		created, err := client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
+		if err != nil {
+			return "", fmt.Errorf("create Node: %w", err)
+		}
+		created.Status = n.Status
+		if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, created, metav1.UpdateOptions{}); err != nil {
+			return "", fmt.Errorf("write Node's addresses: %w", err)
+		}
+	}
+	for _, s := range services {
+		if err := controlplane.EnsureNamespace(ctx, client, s.Namespace); err != nil {
+			return "", err
+		}
+		if _, err := client.CoreV1().Services(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			return "", fmt.Errorf("create Service: %w", err)
+		}
+	}
+	for _, s := range slices {
+		if _, err := client.DiscoveryV1().EndpointSlices(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			return "", fmt.Errorf("create EndpointSlice: %w", err)
+		}
+	}
+	return r.plane.AdminKubeconfig()
+}
+
+// KubeProxy starts kube-proxy on a node and waits for its first sync. What
+// belongs to the whole machine it leaves as it is.
+func (r *Rig) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mode string) error {
+	programs, err := controlplane.Programs()
+	if err != nil {
+		return err
+	}
+	p, err := start(node, "kube-proxy on "+node.Name, []string{filepath.Join(programs, "kube-proxy"),
+		"--proxy-mode", mode, "--kubeconfig", kubeconfig, "--hostname-override", node.Name,
+		"--cluster-cidr", r.Cluster.Spec.ClusterCIDR4.String(),
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
+		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0"})
+	if err != nil {
+		return err
+	}
+	r.agents = append(r.agents, p)
+	return p.until(ctx, "does not serve", 20*time.Second, func(ctx context.Context) error {
+		metrics, err := ask(ctx, node, metricsPort, "/metrics")
+		if err != nil {
+			return err
+		}
+		at, err := sumMetric(metrics, "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "")
+		if err == nil && at == 0 {
+			err = errors.New("first sync is not done")
+		}
+		return err
+	})
+}
