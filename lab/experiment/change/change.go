@@ -50,7 +50,9 @@ type Config struct {
 	Services []int
 	Changes  int // single ones, for the percentiles
 	Rounds   int // of the comparison of first packets
-	Progress *experiment.Progress
+	// ChangesOnly leaves that comparison out, and with it the small node.
+	ChangesOnly bool
+	Progress    *experiment.Progress
 }
 
 // Validate says what is wrong with a Config, in one line.
@@ -166,12 +168,14 @@ func connect(s side) experiment.Arm[float64] {
 }
 
 func measureMode(ctx context.Context, cfg Config, mode string, report *Report) (err error) {
-	cfg.Progress.Step("%s: a node of %d Services", mode, small)
-	base, err := newSide(ctx, cfg, mode, cfg.Name+"-small", small)
-	if err != nil {
-		return fmt.Errorf("measure %s: %w", mode, err)
+	var base side
+	if !cfg.ChangesOnly {
+		cfg.Progress.Step("%s: a node of %d Services", mode, small)
+		if base, err = newSide(ctx, cfg, mode, cfg.Name+"-small", small); err != nil {
+			return fmt.Errorf("measure %s: %w", mode, err)
+		}
+		defer func() { err = errors.Join(err, base.down()) }()
 	}
-	defer func() { err = errors.Join(err, base.down()) }()
 	for _, n := range cfg.Services {
 		row, err := measureSize(ctx, cfg, mode, n, base)
 		if err != nil {
@@ -193,6 +197,9 @@ func measureSize(ctx context.Context, cfg Config, mode string, n int, base side)
 	cfg.Progress.Step("%s: %d Services: %d changes", mode, n, cfg.Changes)
 	if row.Batch, err = s.change(ctx); err != nil {
 		return row, err
+	}
+	if base == nil {
+		return row, nil
 	}
 	cfg.Progress.Step("%s: %d Services: first packets", mode, n)
 	pair := experiment.Pair[float64]{Name: mode, A: connect(base), B: connect(s), Rounds: cfg.Rounds, Progress: cfg.Progress.Part}

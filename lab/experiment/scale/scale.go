@@ -85,7 +85,7 @@ func rows(o experiment.Options) []experiment.Row {
 				continue
 			}
 			row := experiment.Row{Name: fmt.Sprintf("%s: %d Services", s.name, n), Group: s.name, X: float64(n),
-				Takes: takes(peer, n),
+				Takes: takes(o, peer, n),
 				Run:   func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, s.mode, n, m) },
 			}
 			if peer {
@@ -98,11 +98,16 @@ func rows(o experiment.Options) []experiment.Row {
 }
 
 // takes is about what rows took on two cores.
-func takes(peer bool, n int) time.Duration {
-	if peer {
-		return 25*time.Second + time.Duration(n)*20*time.Millisecond
+func takes(o experiment.Options, peer bool, n int) time.Duration {
+	switch {
+	case peer && o.Quick:
+		return 13*time.Second + time.Duration(n)*3*time.Millisecond
+	case peer:
+		return 35*time.Second + time.Duration(n)*20*time.Millisecond
+	case o.Quick:
+		return time.Second + time.Duration(n)*time.Millisecond/2
 	}
-	return 4*time.Second + time.Duration(n)*2*time.Millisecond
+	return 8*time.Second + time.Duration(n)*2*time.Millisecond
 }
 
 // needPeer says how to get kube-proxy.
@@ -116,7 +121,7 @@ func needPeer() error {
 func run(ctx context.Context, o experiment.Options, mode string, n int, m *experiment.Measurement) error {
 	cfg := change.Config{Name: o.Name + "-sync", Modes: []string{mode}, Services: []int{n}, Changes: 100, Rounds: 8, Progress: o.Progress}
 	if o.Quick {
-		cfg.Changes, cfg.Rounds = 30, 2
+		cfg.Changes, cfg.ChangesOnly = 30, true // a second cluster for first packets takes as long again
 	}
 	report, err := change.Run(ctx, cfg)
 	if err != nil {
@@ -132,7 +137,9 @@ func run(ctx context.Context, o experiment.Options, mode string, n int, m *exper
 	if row.Batch.Full > 0 {
 		m.Add("full", row.Batch.Full)
 	}
-	m.Add("first", row.FirstPacket.Median)
+	if row.FirstPacket.N > 0 {
+		m.Add("first", row.FirstPacket.Median)
+	}
 	m.Add("rss", row.Batch.RSS)
 	m.Add("kernel", row.Cold.KernelMiB)
 	return nil

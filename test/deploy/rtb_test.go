@@ -1,0 +1,59 @@
+package deploy
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+)
+
+// The chart of examples/rtb, with the values that it has, is its manifest.
+func TestTheExchangesChartIsItsManifest(t *testing.T) {
+	c, err := loader.LoadDir(filepath.Join(root, "examples", "rtb", "chart"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	renderRTB := func(values map[string]any) (string, error) {
+		all, err := util.ToRenderValues(c, values, common.ReleaseOptions{Name: "rtb", Namespace: "default"}, common.DefaultCapabilities)
+		if err != nil {
+			return "", err
+		}
+		files, err := engine.Render(c, all)
+		if err != nil {
+			return "", err
+		}
+		var out strings.Builder
+		for _, name := range slices.Sorted(maps.Keys(files)) {
+			out.WriteString("---\n" + strings.TrimPrefix(strings.TrimSpace(files[name]), "---\n") + "\n")
+		}
+		return out.String(), nil
+	}
+	got, err := renderRTB(map[string]any{"image": "REGISTRY/rtb:TAG"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(root, "examples", "rtb", "rtb.yaml")
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(want, []byte(got)) {
+		t.Errorf("examples/rtb/rtb.yaml is not what the chart makes (-update writes it anew): %v\n%s", err, got)
+	}
+	if _, err := renderRTB(nil); err == nil || !strings.Contains(err.Error(), "image: give") {
+		t.Errorf("without an image: error %v", err)
+	}
+	if n := strings.Count(got, "topologySpreadConstraints"); n != 3 {
+		t.Errorf("%d bidders, want 3", n)
+	}
+}
