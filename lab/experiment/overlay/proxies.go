@@ -48,7 +48,7 @@ func startProxies(ctx context.Context, r *rig.Rig, p proxy) error {
 			return err
 		}
 		for _, node := range nodes {
-			if err := r.KubeProxy(ctx, node, kubeconfig, p.mode); err != nil {
+			if err := r.KubeProxy(ctx, node, kubeconfig, p.mode, 0); err != nil {
 				return err
 			}
 		}

@@ -23,10 +23,9 @@ const (
 )
 
 // agentArgs is the command line of the agent of one node.
-func (r *Rig) agentArgs(node *topology.Host, manifests, mode string) []string {
+func (r *Rig) agentArgs(node *topology.Host, mode string) []string {
 	return []string{r.Program, "agent",
 		"--hostname-override", node.Name,
-		"--manifests", manifests,
 		"--proxy-mode", mode,
 		"--cgroup-root", node.CgroupRoot,
 		"--bpffs", r.Path("bpf/" + node.Name),
@@ -37,11 +36,21 @@ func (r *Rig) agentArgs(node *topology.Host, manifests, mode string) []string {
 
 // Agent starts a Spillway agent on a node and waits until it serves: it is
 // healthy from its start, as kube-proxy is, and serves after its first sync.
-func (r *Rig) Agent(ctx context.Context, node *topology.Host, manifests, mode string) error {
+// Other flags come last.
+func (r *Rig) Agent(ctx context.Context, node *topology.Host, manifests, mode string, flags ...string) error {
+	return r.agent(ctx, node, mode, append([]string{"--manifests", manifests}, flags...))
+}
+
+// APIAgent is Agent with the objects of an API server.
+func (r *Rig) APIAgent(ctx context.Context, node *topology.Host, kubeconfig, mode string, flags ...string) error {
+	return r.agent(ctx, node, mode, append([]string{"--kubeconfig", kubeconfig}, flags...))
+}
+
+func (r *Rig) agent(ctx context.Context, node *topology.Host, mode string, flags []string) error {
 	if err := os.MkdirAll(r.Path("bpf/"+node.Name), 0o700); err != nil {
 		return fmt.Errorf("make directory for pinned objects: %w", err)
 	}
-	p, err := start(node, "spillway agent on "+node.Name, r.agentArgs(node, manifests, mode))
+	p, err := start(node, "spillway agent on "+node.Name, append(r.agentArgs(node, mode), flags...))
 	if err != nil {
 		return err
 	}

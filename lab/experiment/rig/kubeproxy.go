@@ -27,9 +27,9 @@ func (r *Rig) Plane(ctx context.Context, host *topology.Host, services []*corev1
 	if r.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: host}); err != nil {
 		return "", err
 	}
-	client, err := kubernetes.NewForConfig(r.plane.REST())
+	client, err := r.Client()
 	if err != nil {
-		return "", fmt.Errorf("open client: %w", err)
+		return "", err
 	}
 	for _, n := range r.Cluster.NodeObjects() {
 		created, err := client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
@@ -57,23 +57,49 @@ func (r *Rig) Plane(ctx context.Context, host *topology.Host, services []*corev1
 	return r.plane.AdminKubeconfig()
 }
 
-// KubeProxy starts kube-proxy on a node and waits for its first sync. What
-// belongs to the whole machine it leaves as it is.
-func (r *Rig) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mode string) error {
+// Client talks to the API server that Plane has started.
+func (r *Rig) Client() (kubernetes.Interface, error) {
+	if r.plane == nil {
+		return nil, errors.New("open client: there is no API server")
+	}
+	client, err := kubernetes.NewForConfig(r.plane.REST())
+	if err != nil {
+		return nil, fmt.Errorf("open client: %w", err)
+	}
+	return client, nil
+}
+
+// KubeProxy starts kube-proxy on a node and waits for its first sync. It syncs no
+// more often than once a period; 0 is its default of 1 s. What belongs to the
+// whole machine it leaves as it is.
+func (r *Rig) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mode string, period time.Duration) error {
 	programs, err := controlplane.Programs()
 	if err != nil {
 		return err
 	}
+	if period == 0 {
+		period = time.Second
+	}
+	// A file, since there is no flag for the period of nftables.
+	config, err := r.WriteFile("kube-proxy-"+node.Name+".yaml", fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: %s
+clientConnection: {kubeconfig: %s}
+clusterCIDR: %s
+conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+iptables: {minSyncPeriod: %v}
+nftables: {minSyncPeriod: %[4]v}
+`, mode, kubeconfig, r.Cluster.Spec.ClusterCIDR4, period))
+	if err != nil {
+		return err
+	}
 	p, err := start(node, "kube-proxy on "+node.Name, []string{filepath.Join(programs, "kube-proxy"),
-		"--proxy-mode", mode, "--kubeconfig", kubeconfig, "--hostname-override", node.Name,
-		"--cluster-cidr", r.Cluster.Spec.ClusterCIDR4.String(),
-		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
-		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0"})
+		"--config", config, "--hostname-override", node.Name})
 	if err != nil {
 		return err
 	}
 	r.agents = append(r.agents, p)
-	return p.until(ctx, "does not serve", 20*time.Second, func(ctx context.Context) error {
+	return p.until(ctx, "does not serve", 2*time.Minute, func(ctx context.Context) error {
 		metrics, err := ask(ctx, node, metricsPort, "/metrics")
 		if err != nil {
 			return err

@@ -1,0 +1,201 @@
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/lab/workload"
+)
+
+const (
+	probePort     = 80
+	probeNodePort = 30080
+)
+
+// arrival is a row that measures the whole way of a change: written to an API
+// server, until a new connection gets its answer from the new endpoint.
+type arrival struct {
+	side   side
+	crowd  int // Services besides the probe
+	period time.Duration
+}
+
+func (a arrival) name() string {
+	return fmt.Sprintf("%s: %d Services, API to packet, at most one sync in %v", a.side.name, a.crowd, a.period)
+}
+
+// arrivals are the sides whose whole way is measured.
+func arrivals(o experiment.Options) []arrival {
+	crowd, periods := 1000, []time.Duration{time.Second, 10 * time.Second}
+	if o.Quick {
+		crowd, periods = 200, periods[:1]
+	}
+	var out []arrival
+	for _, period := range periods {
+		for _, s := range []side{{"ebpf", "Spillway, eBPF"}, {"nftables", "Spillway, nftables"}, {"iptables", "Spillway, iptables"},
+			{"kube-proxy-nftables", "kube-proxy, nftables"}, {"kube-proxy-iptables", "kube-proxy, iptables"}} {
+			if o.Quick && s.mode == "iptables" {
+				continue
+			}
+			out = append(out, arrival{s, crowd, period})
+		}
+	}
+	return out
+}
+
+// changes is how often the endpoint is changed.
+func (a arrival) changes(o experiment.Options) int {
+	switch {
+	case o.Quick:
+		return 3
+	case a.period > time.Second:
+		return 4
+	}
+	return 10
+}
+
+func (a arrival) row(o experiment.Options) experiment.Row {
+	return experiment.Row{
+		Name: a.name(), Group: "API to packet", Needs: needPeer,
+		Takes: 8*time.Second + time.Duration(a.crowd)*3*time.Millisecond + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
+		Run:   func(ctx context.Context, m *experiment.Measurement) error { return a.run(ctx, o, m) },
+	}
+}
+
+// run measures on a cluster of its own with an API server.
+func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Measurement) (err error) {
+	spec := topology.DefaultSpec(o.Name + "-api")
+	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Masquerade, spec.Conntrack = 1, 2, 2, true, true
+	r, err := rig.Up(ctx, spec)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			m.Log = r.Logs()
+		}
+		err = errors.Join(err, r.Down())
+	}()
+	if err := a.setUp(ctx, r); err != nil {
+		return err
+	}
+	client, err := r.Client()
+	if err != nil {
+		return err
+	}
+	slices := client.DiscoveryV1().EndpointSlices("probe")
+	now, err := slices.Get(ctx, "probe", metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read EndpointSlice: %w", err)
+	}
+	n := a.changes(o)
+	for i := range n {
+		o.Progress.Part(i, n)
+		pod := r.Cluster.Pod(0, (i+1)%2)
+		now.Endpoints[0].Addresses = []string{pod.IPv4.String()}
+		began := time.Now()
+		if now, err = slices.Update(ctx, now, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("change EndpointSlice: %w", err)
+		}
+		if err := waitFor(ctx, r, pod.Name, a.period*3+30*time.Second); err != nil {
+			return err
+		}
+		m.Add("arrives", time.Since(began).Seconds()*1000)
+		// The next change must find the period over, or not, as chance has it:
+		// in a cluster changes come at any time.
+		pause := a.period/2 + a.period*time.Duration(i)/time.Duration(n)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+	return nil
+}
+
+// setUp starts servers, the API server with everything in it, and the proxy.
+func (a arrival) setUp(ctx context.Context, r *rig.Rig) error {
+	c := r.Cluster
+	for i := range 2 {
+		if err := r.Serve(ctx, c.Pod(0, i), workload.HTTP, probePort); err != nil {
+			return err
+		}
+	}
+	service, slice := probe(c.Pod(0, 0))
+	kubeconfig, err := r.Plane(ctx, c.Client(1), []*corev1.Service{service}, []*discoveryv1.EndpointSlice{slice})
+	if err != nil {
+		return err
+	}
+	client, err := r.Client()
+	if err != nil {
+		return err
+	}
+	if err := (controlplane.Crowd{Namespace: "crowd", Services: a.crowd, Endpoints: 10}).Create(ctx, client); err != nil {
+		return err
+	}
+	if mode, isPeer := strings.CutPrefix(a.side.mode, "kube-proxy-"); isPeer {
+		err = r.KubeProxy(ctx, c.Node(0), kubeconfig, mode, a.period)
+	} else {
+		err = r.APIAgent(ctx, c.Node(0), kubeconfig, mode, "--iptables-min-sync-period", a.period.String())
+	}
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, r, c.Pod(0, 0).Name, 30*time.Second)
+}
+
+func probe(pod *topology.Host) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	name, port, ready := "http", int32(probePort), true
+	meta := metav1.ObjectMeta{Namespace: "probe", Name: "probe"}
+	service := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort,
+		Ports: []corev1.ServicePort{{Name: name, Port: port, NodePort: probeNodePort}}}}
+	meta.Labels = map[string]string{discoveryv1.LabelServiceName: "probe"}
+	return service, &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
+		Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{pod.IPv4.String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready}, NodeName: &pod.Node}}}
+}
+
+// waitFor asks the NodePort, each time on a new connection, until a pod answers.
+func waitFor(ctx context.Context, r *rig.Rig, pod string, limit time.Duration) error {
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: r.Cluster.Client(0).Dial, DisableKeepAlives: true}}
+	url := "http://" + net.JoinHostPort(r.Cluster.Node(0).IPv4.String(), fmt.Sprint(probeNodePort)) + "/"
+	var last string
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			last = err.Error()
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		body, _ := io.ReadAll(resp.Body) // what came of it is what counts
+		resp.Body.Close()
+		last, _, _ = strings.Cut(string(body), "\n")
+		if last == pod {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return fmt.Errorf("wait for %s to answer: not within %v, but: %s", pod, limit, last)
+}
