@@ -79,7 +79,13 @@ func TestAnInterruptMarksWhatIsLeft(t *testing.T) {
 		cancel()
 		return ctx.Err()
 	}}
-	run, err := Run(ctx, Config{}, []experiment.Experiment{made("one", measures("good", 1), stopped, measures("left", 1)), made("two", measures("left too", 1))})
+	left := func(name string) experiment.Row {
+		return experiment.Row{Name: name, Run: func(context.Context, *experiment.Measurement) error {
+			t.Errorf("row %q ran after the interrupt", name)
+			return nil
+		}}
+	}
+	run, err := Run(ctx, Config{}, []experiment.Experiment{made("one", measures("good", 1), stopped, left("left")), made("two", left("left too"))})
 	if err != nil {
 		t.Fatal(err)
 	}

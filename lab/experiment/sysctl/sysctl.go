@@ -169,7 +169,7 @@ func (g *Guard) writeJournal() error {
 	return nil
 }
 
-// restore writes what the journal holds, the last change first, and removes it.
+// restore writes what the journal holds, each value once, and removes it.
 func restore(dir, root string) error {
 	path := filepath.Join(dir, "journal")
 	text, err := os.ReadFile(path)
@@ -184,7 +184,7 @@ func restore(dir, root string) error {
 		return fmt.Errorf("restore values of the machine: %w", err)
 	}
 	failed := map[string]error{}
-	for _, e := range slices.Backward(all) {
+	for _, e := range all {
 		if err := os.WriteFile(file(root, e.Key), []byte(e.Old), 0o644); err != nil {
 			failed[e.Key] = fmt.Errorf("restore %s to %s: %w", e.Key, e.Old, err)
 		}
