@@ -48,7 +48,7 @@ func arrivals(o experiment.Options) []arrival {
 	for _, period := range periods {
 		for _, s := range []side{{"ebpf", "Spillway, eBPF"}, {"nftables", "Spillway, nftables"}, {"iptables", "Spillway, iptables"},
 			{"kube-proxy-nftables", "kube-proxy, nftables"}, {"kube-proxy-iptables", "kube-proxy, iptables"}} {
-			if o.Quick && s.mode == "iptables" {
+			if o.Quick && (s.mode == "iptables" || s.mode == "nftables") {
 				continue
 			}
 			out = append(out, arrival{s, crowd, period})
@@ -63,7 +63,7 @@ func (a arrival) changes(o experiment.Options) int {
 	case o.Quick:
 		return 3
 	case a.period > time.Second:
-		return 4
+		return 2
 	}
 	return 10
 }
@@ -71,7 +71,7 @@ func (a arrival) changes(o experiment.Options) int {
 func (a arrival) row(o experiment.Options) experiment.Row {
 	return experiment.Row{
 		Name: a.name(), Group: "API to packet", Needs: needPeer,
-		Takes: 8*time.Second + time.Duration(a.crowd)*3*time.Millisecond + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
+		Takes: 6*time.Second + time.Duration(a.crowd)*3*time.Millisecond + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
 		Run:   func(ctx context.Context, m *experiment.Measurement) error { return a.run(ctx, o, m) },
 	}
 }

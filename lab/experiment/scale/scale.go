@@ -83,7 +83,7 @@ func rows(o experiment.Options) []experiment.Row {
 	for _, s := range sides {
 		for _, n := range sizes(o) {
 			peer := strings.HasPrefix(s.mode, "kube-proxy")
-			if peer && n > peerLimit {
+			if peer && (n > peerLimit || o.Quick && n < 1000) {
 				continue
 			}
 			row := experiment.Row{Name: fmt.Sprintf("%s: %d Services", s.name, n), Group: s.name, X: float64(n),
@@ -106,13 +106,13 @@ func rows(o experiment.Options) []experiment.Row {
 func takes(o experiment.Options, peer bool, n int) time.Duration {
 	switch {
 	case peer && o.Quick:
-		return 13*time.Second + time.Duration(n)*3*time.Millisecond
+		return 9*time.Second + time.Duration(n)*3*time.Millisecond
 	case peer:
 		return 35*time.Second + time.Duration(n)*20*time.Millisecond
 	case o.Quick:
 		return time.Second + time.Duration(n)*time.Millisecond/2
 	}
-	return 8*time.Second + time.Duration(n)*2*time.Millisecond
+	return 8*time.Second + time.Duration(n)*time.Millisecond
 }
 
 // needPeer says how to get kube-proxy.

@@ -107,7 +107,7 @@ func length(o experiment.Options) (samples int, each time.Duration) {
 	if o.Quick {
 		return 1, 2 * time.Second
 	}
-	return 6, 3 * time.Second
+	return 6, 2 * time.Second
 }
 
 func traffics(o experiment.Options) []traffic {
@@ -120,7 +120,6 @@ func traffics(o experiment.Options) []traffic {
 	if !o.Quick {
 		list = append([]traffic{
 			{"TCP, 10 threads", load.Conn, 10, 0, 0},
-			{"TCP, 20 threads", load.Conn, 20, 0, 0},
 			{"TCP, 40 threads", load.Conn, 40, 0, 0},
 		}, list...)
 	}
