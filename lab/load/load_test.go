@@ -480,3 +480,13 @@ func TestPostCountsEveryStatus(t *testing.T) {
 		t.Errorf("%d answered, errors %v, statuses %v", r.Requests, r.Errors, r.Statuses)
 	}
 }
+
+func TestASourceThatIsNotHereIsNamed(t *testing.T) {
+	target, _ := serve(t, hello)
+	cfg := short(Conn, target)
+	cfg.Sources, cfg.MaxRequests = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, 4
+	r := run(t, cfg)
+	if n := r.Errors["no such source address, or out of source ports"]; n != 4 {
+		t.Errorf("errors %v, want 4 about the source", r.Errors)
+	}
+}
