@@ -17,6 +17,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/notrack"
 	"spillway.dev/spillway/lab/experiment/overlay"
 	"spillway.dev/spillway/lab/experiment/scale"
 	"spillway.dev/spillway/lab/experiment/snat"
@@ -28,7 +29,7 @@ import (
 
 // labExperiments are all that `lab run` knows, in the order in which "all" runs them.
 func labExperiments() []experiment.Experiment {
-	return []experiment.Experiment{snat.New(), scale.New(), overlay.New()}
+	return []experiment.Experiment{snat.New(), scale.New(), overlay.New(), notrack.New()}
 }
 
 func labExperimentNames() []string {
