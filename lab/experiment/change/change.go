@@ -132,7 +132,7 @@ func newSide(ctx context.Context, cfg Config, mode, name string, services int) (
 		return nil, errors.Join(err, r.Down())
 	}
 	if isPeer {
-		s, err = newPeer(ctx, r, proxyMode, variant, services)
+		s, err = newPeer(ctx, cfg, r, proxyMode, variant, services)
 	} else {
 		s, err = newOwn(ctx, cfg, r, proxyMode, services)
 	}

@@ -27,7 +27,7 @@ import (
 
 const (
 	crowd = "crowd" // namespace of the many
-	// peerChanges is how many changes kube-proxy is given: each takes a second
+	// peerChanges is how many changes kube-proxy is given at most: each takes a second
 	// and more in a large cluster.
 	peerChanges  = 15
 	syncPatience = 5 * time.Minute
@@ -42,10 +42,11 @@ type peer struct {
 	cmd    *topology.Cmd
 	log    strings.Builder
 	first  Cold
+	todo   int // changes to make
 }
 
-func newPeer(ctx context.Context, r *rig.Rig, mode, variant string, services int) (*peer, error) {
-	p := &peer{rig: r}
+func newPeer(ctx context.Context, cfg Config, r *rig.Rig, mode, variant string, services int) (*peer, error) {
+	p := &peer{rig: r, todo: min(cfg.Changes, peerChanges)}
 	if err := p.start(ctx, mode, variant, services); err != nil {
 		return nil, errors.Join(err, p.down())
 	}
@@ -152,7 +153,7 @@ func (p *peer) change(ctx context.Context) (b Batch, err error) {
 	if err != nil {
 		return b, err
 	}
-	list, err := p.client.DiscoveryV1().EndpointSlices(crowd).List(ctx, metav1.ListOptions{Limit: peerChanges})
+	list, err := p.client.DiscoveryV1().EndpointSlices(crowd).List(ctx, metav1.ListOptions{Limit: int64(p.todo)})
 	if err != nil {
 		return b, fmt.Errorf("list EndpointSlices: %w", err)
 	}

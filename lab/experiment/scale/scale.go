@@ -127,6 +127,9 @@ func run(ctx context.Context, o experiment.Options, mode string, n int, m *exper
 	cfg := change.Config{Name: o.Name + "-sync", Modes: []string{mode}, Services: []int{n}, Changes: 100, Rounds: 8, Progress: o.Progress}
 	if o.Quick {
 		cfg.Changes, cfg.ChangesOnly = 30, true // a second cluster for first packets takes as long again
+		if strings.HasPrefix(mode, "kube-proxy") {
+			cfg.Changes = 6 // each is waited for with patience
+		}
 	}
 	report, err := change.Run(ctx, cfg)
 	if err != nil {
