@@ -95,8 +95,8 @@ func length(o experiment.Options) (samples int, each time.Duration) {
 func scale(o experiment.Options) string {
 	samples, each := length(o)
 	return fmt.Sprintf("Client, four nodes and all pods share the CPUs of one machine, over veth devices instead of cables: what a packet costs shows, "+
-		"what a network card does for it (checksums and segmentation of VXLAN) does not. %d connections in a closed loop; each sample lasts %v; there are %d of each row, "+
-		"in the order of the rows. Metal is host networking too: the exchange on the node's own address.", connections, each, samples)
+		"what a network card does for it (checksums and segmentation of VXLAN) does not. %d connections in a closed loop. Samples of each row: %d, of %v, "+
+		"in the order of the rows. Metal is host networking too: the exchange on the node's own address.", connections, samples, each)
 }
 
 func rows(o experiment.Options) []experiment.Row {

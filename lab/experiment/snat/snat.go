@@ -98,7 +98,7 @@ func New() experiment.Experiment {
 func scale(o experiment.Options) string {
 	samples, d := length(o)
 	return fmt.Sprintf("Four client machines share the threads and ask a NodePort of one node whose endpoint is on another, so that every connection is "+
-		"translated twice. Each sample lasts %[2]v; there are %[1]d of each row. Ports: the usual range; %[3]d ports; %[4]d ports of which %[5]d are taken by open connections (95 %%). "+
+		"translated twice. Samples of each row: %[1]d, of %[2]v. Ports: the usual range; %[3]d ports; %[4]d ports of which %[5]d are taken by open connections (95 %%). "+
 		"A race needs two CPUs at the same place within microseconds: what a machine with few cores shows is less than what one with many does.",
 		samples, d, smallest, crowded, occupied)
 }
