@@ -56,7 +56,7 @@ func TestLoadPrintsJSON(t *testing.T) {
 	defer server.Close()
 	var out, errs strings.Builder
 	target := server.Listener.Addr().String()
-	args := []string{"load", "http", target, "--connections", "2", "--warmup", "0s", "--max-requests", "10", "--path", "/x"}
+	args := []string{"load", "http", target, "-o", "json", "--connections", "2", "--warmup", "0s", "--max-requests", "10", "--path", "/x"}
 	if code := run(args, &out, &errs); code != exitDone {
 		t.Fatalf("exit code %d: %s", code, errs.String())
 	}
@@ -66,6 +66,11 @@ func TestLoadPrintsJSON(t *testing.T) {
 	}
 	if r.Requests != 10 || r.Failed() != 0 || r.Target != target || r.Kind != load.HTTP {
 		t.Errorf("result is %+v", r)
+	}
+	out.Reset()
+	args[4] = "table"
+	if code := run(args, &out, &errs); code != exitDone || !strings.Contains(out.String(), "10 answered in ") || !strings.Contains(out.String(), "p99.9") {
+		t.Errorf("exit code %d: %s%s", code, out.String(), errs.String())
 	}
 }
 
