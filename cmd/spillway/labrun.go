@@ -23,13 +23,19 @@ import (
 	"spillway.dev/spillway/lab/experiment/snat"
 	"spillway.dev/spillway/lab/experiment/suite"
 	"spillway.dev/spillway/lab/experiment/sysctl"
+	"spillway.dev/spillway/lab/experiment/tftp"
 	"spillway.dev/spillway/lab/report"
 	"spillway.dev/spillway/lab/topology"
 )
 
 // labExperiments are all that `lab run` knows, in the order in which "all" runs them.
 func labExperiments() []experiment.Experiment {
-	return []experiment.Experiment{snat.New(), scale.New(), overlay.New(), notrack.New()}
+	// The process that puts the machine's values back is this program again.
+	program, err := os.Executable()
+	if err != nil {
+		program = os.Args[0]
+	}
+	return []experiment.Experiment{tftp.New([]string{program, "lab", "restore-sysctls"}), snat.New(), overlay.New(), scale.New(), notrack.New()}
 }
 
 func labExperimentNames() []string {

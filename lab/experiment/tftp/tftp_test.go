@@ -1,0 +1,66 @@
+package tftp
+
+import (
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/lab/experiment"
+)
+
+// What a table allows, entries ÷ time-out, must stay what was published.
+func TestScalingKeepsTheRate(t *testing.T) {
+	for _, isQuick := range []bool{true, false} {
+		divisor, each := shape(experiment.Options{Quick: isQuick})
+		for _, k := range []kernel{then, larger, twice, onNode, onBoth} {
+			published := float64(k.max) / float64(k.timeout)
+			scaled := float64(k.max/divisor) / float64(seconds(k.timeout, divisor))
+			// Whole seconds are all that the kernel takes.
+			if r := scaled / published; r < 0.6 || r > 1.6 {
+				t.Errorf("divided by %d, %+v allows %.0f/s instead of %.0f/s", divisor, k, scaled, published)
+			}
+			if seconds(k.stream, divisor) < seconds(k.timeout, divisor) || seconds(k.timeout, divisor) < 1 {
+				t.Errorf("divided by %d, %+v has time-outs of %d and %d s", divisor, k, seconds(k.timeout, divisor), seconds(k.stream, divisor))
+			}
+		}
+		if fill := seconds(then.timeout, divisor); each.Seconds() < 2*float64(fill) {
+			t.Errorf("a row lasts %v, too short for a time-out of %d s to matter", each, fill)
+		}
+	}
+}
+
+func TestRowsHaveNamesOfTheirOwn(t *testing.T) {
+	seen := map[string]bool{}
+	for _, r := range rows(experiment.Options{Name: "x"}, nil) {
+		if seen[r.Name] || r.Takes <= 0 {
+			t.Errorf("row %+v", r)
+		}
+		seen[r.Name] = true
+		if peer := strings.HasPrefix(r.Name, "kube-proxy"); peer != (r.Needs != nil) {
+			t.Errorf("%s needs kube-proxy: %v", r.Name, r.Needs != nil)
+		}
+	}
+	if len(rows(experiment.Options{Quick: true}, nil)) != len(quick) || len(seen) != len(steps) {
+		t.Errorf("%d rows, %d in quick form", len(seen), len(quick))
+	}
+}
+
+func TestMetalLeavesTheMachineAlone(t *testing.T) {
+	guard, err := setKernel(nil, nil, steps[0], 16)
+	if guard != nil || err != nil {
+		t.Errorf("guard %v, error %v", guard, err)
+	}
+	if err := guard.End(); err != nil {
+		t.Errorf("the end of no guard: %v", err)
+	}
+}
+
+func TestConcludeNamesShares(t *testing.T) {
+	row := func(name string, rate, published float64) experiment.RowResult {
+		return experiment.RowResult{Name: name, Status: experiment.OK, Published: map[string]float64{"rate": published},
+			Values: map[string]experiment.Summary{"rate": experiment.Summarize([]float64{rate})}}
+	}
+	res := &experiment.Result{Rows: []experiment.RowResult{row("metal", 4000, 8500), row("kube-proxy", 1000, 1000)}}
+	if got := conclude(res)[0]; !strings.Contains(got, "kube-proxy 0.25 (published: 0.12)") {
+		t.Errorf("concludes %q", got)
+	}
+}
