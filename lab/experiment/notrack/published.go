@@ -58,7 +58,7 @@ var subjects = []subject{
 func shape(o experiment.Options) Config {
 	c := Config{Name: o.Name + "-dnt", Mode: "ebpf", Rounds: 6, Duration: 2 * time.Second, Connections: 32, Rate: 4000, Progress: o.Progress}
 	if o.Quick {
-		c.Rounds, c.Duration = 3, time.Second
+		c.Rounds, c.Duration = 2, time.Second
 	}
 	return c
 }
@@ -89,7 +89,10 @@ func (s subject) lasts() time.Duration {
 func rows(o experiment.Options) []experiment.Row {
 	c := shape(o)
 	var out []experiment.Row
-	for _, s := range subjects {
+	for i, s := range subjects {
+		if o.Quick && i == 5 { // nothing at all gets through: the row before shows it
+			continue
+		}
 		row := experiment.Row{Name: s.name, Group: "memcached", Takes: 4*time.Second + 3*time.Duration(c.Rounds)*c.Duration,
 			Run: func(ctx context.Context, m *experiment.Measurement) error { return runSubject(ctx, c, s, m) }}
 		if s.full {

@@ -109,7 +109,7 @@ func rows(o experiment.Options) []experiment.Row {
 	for _, n := range networks {
 		for _, p := range proxies {
 			// The quick form has no room for every pair.
-			if o.Quick && (p.mode == "iptables" && !p.peer || p.mode == "nftables" && n.spec == topology.Routed) {
+			if o.Quick && (p.mode == "iptables" && !p.peer || p.mode == "nftables" && (!p.peer || n.spec == topology.Routed)) {
 				continue
 			}
 			row := experiment.Row{Name: n.name + ": " + p.name, Group: n.name, Takes: takes,
