@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/capacity"
+	machine "spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
@@ -94,8 +95,14 @@ func readNumber(name string) (int, error) {
 
 var sizeNames = [3]string{"nf_conntrack_max", "nf_conntrack_buckets", "nf_conntrack_expect_max"}
 
+// machineSizes reads sizes that no experiment of the lab changes until the test ends.
 func machineSizes(t *testing.T) (sizes [3]int) {
 	t.Helper()
+	release, err := machine.Exclude()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(release)
 	for i, name := range sizeNames {
 		var err error
 		if sizes[i], err = readNumber(name); err != nil {

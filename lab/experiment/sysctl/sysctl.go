@@ -52,7 +52,7 @@ func begin(dir, root string, keeper []string) (*Guard, error) {
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
-		return nil, fmt.Errorf("lock values of the machine: another experiment changes them now (%s): wait for its end", dir)
+		return nil, fmt.Errorf("lock values of the machine: another experiment changes them now, or a test goes by them (%s): wait for its end", dir)
 	}
 	g := &Guard{dir: dir, root: root, lock: lock, old: map[string]string{}}
 	if err := restore(dir, root); err != nil {
@@ -66,6 +66,26 @@ func begin(dir, root string, keeper []string) (*Guard, error) {
 		}
 	}
 	return g, nil
+}
+
+// Exclude waits for the end of an experiment, and keeps any from beginning until
+// release is called: for tests that go by the machine's values. Any number of
+// tests may do so at a time.
+func Exclude() (release func(), err error) { return exclude(Dir) }
+
+func exclude(dir string) (release func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("exclude experiments: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("exclude experiments: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_SH); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("exclude experiments: %w", err)
+	}
+	return func() { lock.Close() }, nil
 }
 
 // startKeeper starts a process that outlives this one for as long as it takes

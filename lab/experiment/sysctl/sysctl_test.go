@@ -139,6 +139,30 @@ func until(t *testing.T, what string, is func() bool) {
 	t.Fatalf("not within 5 s: %s", what)
 }
 
+func TestTestsExcludeExperimentsAndNotEachOther(t *testing.T) {
+	dir, root := machine(t)
+	first, err := exclude(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := exclude(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first()
+	if _, err := begin(dir, root, nil); err == nil || !strings.Contains(err.Error(), "a test goes by them") {
+		t.Errorf("an experiment begins while a test goes by the values: %v", err)
+	}
+	second()
+	g, err := begin(dir, root, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.End(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTheNextRunRestoresWhatAKilledKeeperDidNot(t *testing.T) {
 	dir, root := machine(t)
 	g, err := begin(dir, root, nil)
