@@ -57,6 +57,6 @@ bench: root build ## measure the way through a Service against the way without (
 	bin/spillway bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/conntrack ./internal/doctor
 
-demo: root build ## real traffic through real Services on two nodes in this machine (as root)
+demo: root build ## five published experiments in quick form, with a report (as root; 5 minutes)
 	hack/deps demo
-	bin/spillway demo
+	bin/spillway lab run all --quick

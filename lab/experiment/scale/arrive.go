@@ -48,7 +48,7 @@ func arrivals(o experiment.Options) []arrival {
 	for _, period := range periods {
 		for _, s := range []side{{"ebpf", "Spillway, eBPF"}, {"nftables", "Spillway, nftables"}, {"iptables", "Spillway, iptables"},
 			{"kube-proxy-nftables", "kube-proxy, nftables"}, {"kube-proxy-iptables", "kube-proxy, iptables"}} {
-			if o.Quick && (s.mode == "iptables" || s.mode == "nftables") {
+			if o.Quick && (s.mode == "iptables" || s.mode == "nftables" || s.mode == "kube-proxy-iptables") {
 				continue
 			}
 			out = append(out, arrival{s, crowd, period})

@@ -133,7 +133,7 @@ func rows(o experiment.Options) []experiment.Row {
 		for _, m := range methods {
 			// nftables' masquerading goes by no range of ports that could be
 			// made small; the quick form has no room for all flags.
-			if m.mode == "nftables" && t.ports > 0 || m.flags == "--random" && o.Quick {
+			if m.mode == "nftables" && (t.ports > 0 || o.Quick) || m.flags == "--random" && o.Quick {
 				continue
 			}
 			row := experiment.Row{
