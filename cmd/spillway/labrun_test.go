@@ -73,7 +73,7 @@ func TestAnInterruptedLabRunLeavesNothing(t *testing.T) {
 	for _, after := range []time.Duration{150 * time.Millisecond, 700 * time.Millisecond, 1500 * time.Millisecond, 2600 * time.Millisecond} {
 		dir := t.TempDir()
 		cmd := program("lab", "run", "snat-race", "--quick", "--yes-on-this-node", "--name", name, "-d", dir,
-			"--only", "80 threads: (Spillway, eBPF|Spillway, nftables)")
+			"--only", "80 threads: (Spillway, eBPF|MASQUERADE)$")
 		var messages strings.Builder
 		cmd.Stderr = &messages
 		if err := cmd.Start(); err != nil {
@@ -140,7 +140,7 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 		says string
 	}{
 		{[]string{"lab", "run"}, exitUsage, "requires at least 1 arg"},
-		{[]string{"lab", "run", "nothing"}, exitUsage, `experiment "nothing": not one: use all, or some of snat-race`},
+		{[]string{"lab", "run", "nothing"}, exitUsage, `experiment "nothing": not one: use all, or some of tftp-nodeport`},
 		{[]string{"lab", "run", "all", "--only", "("}, exitUsage, "--only"},
 		{[]string{"lab", "run", "all", "--name", "much-too-long"}, exitUsage, `--name "much-too-long"`},
 		{[]string{"lab", "run", "all", "-o", "yaml"}, exitUsage, `--output "yaml"`},
