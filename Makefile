@@ -10,7 +10,7 @@ COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # Tests that make network namespaces take turns by package; two at a time leave
 # them the CPU that they need to be in time. What they test is the kernel as much
 # as the code: a cached result says nothing.
-TESTFLAGS ?= -p 2 -count=1 -timeout 10m
+TESTFLAGS ?= -p 2 -count=1 -timeout 20m
 
 # The flow suite and that of files run with eBPF like any test, and once more with
 # each of these.
