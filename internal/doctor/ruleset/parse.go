@@ -2,20 +2,27 @@ package ruleset
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// parseSave reads what iptables-save prints and returns the names of the tables
-// in it.
-func (rs *Ruleset) parseSave(command, family string, out []byte) (tables []string) {
-	table := ""
+// anyTable takes all tables.
+func anyTable(string) bool { return true }
+
+// parseSave reads what iptables-save prints of the tables that take wants, and
+// returns the names of those that it printed.
+func (rs *Ruleset) parseSave(command, family string, out []byte, take func(table string) bool) (tables []string) {
+	table, wanted := "", false
 	for line := range strings.Lines(string(out)) {
 		line = strings.TrimRight(line, "\n")
 		switch {
 		case strings.HasPrefix(line, "*"):
 			table = line[1:]
-			tables = append(tables, table)
+			if wanted = take(table); wanted {
+				tables = append(tables, table)
+			}
+		case !wanted:
 		case strings.HasPrefix(line, ":"):
 			name, policy, _ := strings.Cut(line[1:], " ")
 			rs.chain(command, family, table, name).Base = !strings.HasPrefix(policy, "-")
@@ -28,14 +35,42 @@ func (rs *Ruleset) parseSave(command, family string, out []byte) (tables []strin
 	return tables
 }
 
+// foreignTable is what iptables-nft-save says of a table in which it does not
+// understand everything, before it prints nothing of it or a part, and succeeds:
+//
+//	# Table `filter' is incompatible, use 'nft' tool.
+//	# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.
+//
+// Words and quotes differ with the version; older ones say it of tables that are
+// not of iptables, too.
+var foreignTable = regexp.MustCompile("(?im)^# table(?:\\s+[`'\"]([^`'\"\n]+)[`'\"])?.*incompatible")
+
+// incompatible tells the tables that iptables-nft-save has not printed whole: all
+// if a remark names none.
+func incompatible(out []byte) func(table string) bool {
+	named := map[string]bool{}
+	for _, m := range foreignTable.FindAllSubmatch(out, -1) {
+		if len(m[1]) == 0 {
+			return anyTable
+		}
+		named[string(m[1])] = true
+	}
+	return func(table string) bool { return named[table] }
+}
+
 // parseNFT reads what "nft -a list ruleset" prints, without the tables that are
-// known already ("FAMILY NAME").
-func (rs *Ruleset) parseNFT(out []byte, known map[string]bool) {
+// known already ("FAMILY NAME"). It returns the tables in which nft does not
+// show what rules do, since extensions of iptables do it.
+func (rs *Ruleset) parseNFT(out []byte, known map[string]bool) (hidden []string) {
 	p := nftParser{rs: rs, known: known}
 	for line := range strings.Lines(string(out)) {
 		p.line(strings.TrimSpace(line))
 	}
+	return p.hidden
 }
+
+// extension is how nft shows one that it was built without words for.
+var extension = regexp.MustCompile(`(^| )xt (target|match) `)
 
 // nftParser goes through a listing, in which each thing has a line of its own
 // but for elements.
@@ -47,6 +82,7 @@ type nftParser struct {
 	chain         *Chain // that the line is in, or the map
 	isMap         bool
 	elements      bool // in the list of elements of a map
+	hidden        []string
 }
 
 func (p *nftParser) line(line string) {
@@ -69,6 +105,10 @@ func (p *nftParser) line(line string) {
 		p.chain.Base = true
 	case handle != 0:
 		p.rs.add(p.chain, handle, named(text))
+		r := p.chain.Rules[len(p.chain.Rules)-1]
+		if table := p.family + " " + p.table; extension.MatchString(r.bare()) && !slices.Contains(p.hidden, table) {
+			p.hidden = append(p.hidden, table)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -52,7 +53,7 @@ func (rs *Ruleset) readLegacy(ctx context.Context, family string) error {
 		if err != nil {
 			return fmt.Errorf("rules of legacy %s were not looked at: %w", iptables(family), err)
 		}
-		rs.parseSave(command, family, out)
+		rs.parseSave(command, family, out, anyTable)
 	}
 	return nil
 }
@@ -75,26 +76,36 @@ func (rs *Ruleset) readTables(ctx context.Context) error {
 		return err
 	}
 	done := map[string]bool{}
+	var partly []func() // take what iptables-nft-save has of tables that it does not understand whole
 	for _, family := range []string{"ip", "ip6"} {
 		if !slices.ContainsFunc(standard, func(name string) bool { return tables[family+" "+name] }) {
 			continue
 		}
 		command := iptables(family) + "-nft"
 		// Without this program nft lists those tables, if in other words.
-		if out, err := list(ctx, []string{command + "-save", iptables(family) + "-save"}, "(nf_tables)"); err == nil {
-			for _, table := range rs.parseSave(command, family, out) {
-				done[family+" "+table] = true
-			}
+		out, err := list(ctx, []string{command + "-save", iptables(family) + "-save"}, "(nf_tables)")
+		if err != nil {
+			continue
 		}
+		foreign := incompatible(out)
+		for _, table := range rs.parseSave(command, family, out, func(table string) bool { return !foreign(table) }) {
+			done[family+" "+table] = true
+		}
+		partly = append(partly, func() { rs.parseSave(command, family, out, foreign) })
 	}
-	if len(done) == len(tables) {
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(tables)), func(name string) bool { return !done[name] }) {
 		return nil
 	}
 	out, err := list(ctx, []string{"nft"}, "", "-a", "list", "ruleset")
 	if err != nil {
+		for _, take := range partly {
+			take()
+		}
 		return fmt.Errorf("rules of nftables were not looked at: %w", err)
 	}
-	rs.parseNFT(out, done)
+	if hidden := rs.parseNFT(out, done); len(hidden) > 0 {
+		return fmt.Errorf("rules of nftables were not looked at whole: extensions of iptables, which nft does not show, in %s", strings.Join(hidden, ", "))
+	}
 	return nil
 }
 
@@ -168,11 +179,12 @@ func list(ctx context.Context, programs []string, variant string, args ...string
 		if ctx.Err() != nil {
 			err = fmt.Errorf("took longer than %v", toolTimeout)
 		}
-		if err != nil {
-			said, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
-			return nil, fmt.Errorf("%s: %w: %s", program, err, said)
+		if err == nil {
+			// Remarks on tables may come by either way.
+			return append(append(out, '\n'), stderr.Bytes()...), nil
 		}
-		return out, nil
+		said, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
+		return nil, fmt.Errorf("%s: %w: %s", program, err, said)
 	}
 	return nil, fmt.Errorf("%s is not installed", programs[0])
 }
