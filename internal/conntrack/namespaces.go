@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/kernel"
 )
 
@@ -197,12 +198,12 @@ func Here() Namespace {
 const ownNamespace = "/proc/thread-self/ns/net"
 
 // EnterCommand is what a command is written behind to run in the namespace:
-// "nsenter --net=PATH ", and nothing for the caller's own.
+// "nsenter --net=PATH ", quoted for a shell, and nothing for the caller's own.
 func (n Namespace) EnterCommand() string {
 	if n.Own {
 		return ""
 	}
-	return "nsenter --net=" + n.path + " "
+	return "nsenter " + escape.Shell("--net="+n.path) + " "
 }
 
 // Enter runs f in the namespace, on a thread of its own unless it is the

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 
+	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/kernel"
 )
 
@@ -42,7 +43,7 @@ func (checksumCheck) Find(n *Node) []Finding {
 				Numbers:  map[string]float64{"tcp_checksum_errors": float64(tcp), "udp_checksum_errors": float64(udp)},
 				Packets:  "A receiver throws them away without a word: connections between nodes stall or take 63 s to begin, while ping works.",
 				Mend:     "Have the kernel make them. It costs CPU time; look at the speed before and after, and at whether the errors stop. To keep it: a .link file with TransmitChecksumOffload=no; Calico: featureDetectOverride ChecksumOffloadBroken=true.",
-				Commands: []string{fmt.Sprintf("%sethtool -K %s tx-checksum-ip-generic off", ns.Namespace.EnterCommand(), l.Name)},
+				Commands: []string{fmt.Sprintf("%sethtool -K %s tx-checksum-ip-generic off", ns.Namespace.EnterCommand(), escape.Shell(l.Name))},
 			}
 			if len(where) > 0 {
 				f.Evidence = append(f.Evidence, fmt.Sprintf("received with a wrong checksum: %d of TCP, %d of UDP, in %s", tcp, udp, names(where)))

@@ -55,7 +55,9 @@ func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Findi
 	f.Evidence = append(f.Evidence, fmt.Sprintf("insert_failed %d, found %d in this namespace", ns.Counters.InsertFailed, ns.Counters.Found))
 	for _, r := range rules {
 		f.Evidence = append(f.Evidence, r.Where()+": "+r.Text)
-		f.Commands = append(f.Commands, ns.Namespace.EnterCommand()+r.MakeRandom())
+		if command := r.MakeRandom(); command != "" {
+			f.Commands = append(f.Commands, ns.Namespace.EnterCommand()+command)
+		}
 	}
 	return f
 }

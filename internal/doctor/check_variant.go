@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"spillway.dev/spillway/internal/escape"
 )
 
 // variantCheck looks for rules in both variants of iptables.
@@ -39,6 +41,7 @@ func (variantCheck) Find(n *Node) []Finding {
 			enter := ns.Namespace.EnterCommand()
 			f.Commands = append(f.Commands, fmt.Sprintf("%s%s-save > /root/%s.rules", enter, less, less))
 			for _, table := range tablesOf(ns, less) {
+				table = escape.Shell(table)
 				f.Commands = append(f.Commands, fmt.Sprintf("%s%s -t %s -F", enter, less, table), fmt.Sprintf("%s%s -t %s -X", enter, less, table))
 			}
 			out = append(out, f)

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"spillway.dev/spillway/internal/escape"
 )
 
 // Report is the result of a visit.
@@ -52,8 +54,8 @@ func (r *Report) count(s Severity) int {
 	return n
 }
 
-// columns is the width of a page. Commands may be wider: they go on behind a
-// backslash.
+// columns is the width of a page. Commands go on behind a backslash; what
+// stands in quotes is not broken and may be wider.
 const columns = 80
 
 // How much of one finding, and of one kind of finding, is shown; -o json has all.
@@ -192,7 +194,7 @@ func (f *Finding) write(w *bufio.Writer) {
 	if f.Namespace != "" {
 		head += " in " + f.Namespace
 	}
-	fmt.Fprintf(w, "  %s\n", head)
+	fmt.Fprintf(w, "  %s\n", escape.Text(head))
 	wrap(w, "    ", "    ", f.Title)
 	few(f.Evidence, func(line string) { wrap(w, "    - ", "      ", line) })
 	wrap(w, "    Packets: ", "      ", f.Packets)
@@ -219,15 +221,24 @@ func few(lines []string, show func(string)) {
 }
 
 // wrap writes text that begins with first, and its other lines with next.
-func wrap(w io.Writer, first, next, text string) { fold(w, first, next, text, "") }
+func wrap(w io.Writer, first, next, text string) {
+	fold(w, first, next, strings.Fields(escape.Text(text)), "")
+}
 
-// command writes a line for a shell, broken where the shell allows it.
-func command(w io.Writer, line string) { fold(w, "      ", "        ", line, ` \`) }
+// command writes a line for a shell, broken where the shell allows it: between
+// words, and never inside quotes.
+func command(w io.Writer, line string) {
+	if !escape.Shown(line) {
+		wrap(w, "      ", "      # ", "# a command with characters that cannot be shown: -o json has it")
+		return
+	}
+	fold(w, "      ", "        ", escape.ShellWords(line), ` \`)
+}
 
-func fold(w io.Writer, first, next, text, end string) {
+func fold(w io.Writer, first, next string, words []string, end string) {
 	line := first
 	empty := true
-	for word := range strings.FieldsSeq(text) {
+	for _, word := range words {
 		if !empty && len([]rune(line))+1+len([]rune(word))+len(end) > columns {
 			fmt.Fprintln(w, line+end)
 			line, empty = next, true

@@ -40,11 +40,12 @@ var rules = []rule{
 	{room: "internal/intent", may: []string{"internal/model"}, stdlib: true, tests: []string{"internal/source/manifest"}},
 	{room: "internal/policy", may: []string{"internal/model"}, stdlib: true, tests: []string{"internal/source/manifest"}},
 	{room: "internal/capacity", stdlib: true},
+	{room: "internal/escape", stdlib: true},
 	// Which entries are stale is decided from what intent says of Service ports;
 	// reading them is not, so that doctor and top stay free of Services.
 	{room: "internal/conntrack/stale", may: []string{"internal/model", "internal/intent", "internal/conntrack="}, tests: []string{"internal/kernel"}},
 	{room: "internal/conntrack/autopilot", may: []string{"internal/kernel", "internal/capacity", "internal/conntrack="}},
-	{room: "internal/conntrack", may: []string{"internal/kernel", "internal/capacity"}},
+	{room: "internal/conntrack", may: []string{"internal/kernel", "internal/capacity", "internal/escape"}},
 	{room: "internal/dataplane/ebpf", may: backend},
 	{room: "internal/dataplane/nftables", may: backend},
 	{room: "internal/dataplane/iptables", may: backend},
@@ -53,9 +54,9 @@ var rules = []rule{
 	{room: "internal/kubeproxy", tests: []string{"internal/kernel"}},
 	{room: "internal/telemetry", may: []string{"internal/model", "internal/intent"}},
 	{room: "internal/reconcile", may: []string{"internal/model", "internal/intent", "internal/policy", "internal/dataplane=", "internal/telemetry"}},
-	{room: "internal/doctor", may: []string{"internal/kernel", "internal/conntrack", "internal/capacity", "internal/model"}},
+	{room: "internal/doctor", may: []string{"internal/kernel", "internal/conntrack", "internal/capacity", "internal/escape", "internal/model"}},
 	{room: "internal/drops", may: []string{"internal/kernel", "internal/conntrack="}},
-	{room: "internal/top", may: []string{"internal/conntrack=", "internal/drops"}},
+	{room: "internal/top", may: []string{"internal/conntrack=", "internal/drops", "internal/escape"}},
 	{room: "internal", may: nil}, // a new room has to be entered above
 	{room: "api"},
 	{room: "lab", may: []string{"..."}},

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"spillway.dev/spillway/internal/escape"
 )
 
 // SourceNAT reports whether the rule gives packets another source address, and
@@ -21,11 +23,24 @@ func (r *Rule) SourceNAT() (translates, random bool) {
 	return slices.Contains(ws, "masquerade") || slices.Contains(ws, "snat"), slices.Contains(ws, "fully-random")
 }
 
-// MakeRandom is the command that puts the same rule with random ports into its
-// place.
+// MakeRandom is the command, for a shell, that puts the same rule with random
+// ports into its place; "" for a rule with names that the tools cannot be given.
 func (r *Rule) MakeRandom() string {
 	if r.Command != "nft" {
-		return r.Command + " -t " + r.Table + " -R " + r.Chain + " " + strconv.Itoa(r.Place) + " " + r.Text + " --random-fully"
+		args, ok := r.arguments()
+		if !ok {
+			return ""
+		}
+		line := []string{r.Command, "-t", escape.Shell(r.Table), "-R", escape.Shell(r.Chain), strconv.Itoa(r.Place)}
+		for _, arg := range args {
+			line = append(line, escape.Shell(arg))
+		}
+		return strings.Join(append(line, "--random-fully"), " ")
+	}
+	// nft reads its arguments as a script: what is not a name would be another
+	// command of it.
+	if !identifier.MatchString(r.Table) || !identifier.MatchString(r.Chain) || strings.ContainsAny(r.bare(), ";#") {
+		return ""
 	}
 	text, comment := r.Text, ""
 	if loc := quoted.FindStringIndex(text); loc != nil {
@@ -35,8 +50,43 @@ func (r *Rule) MakeRandom() string {
 	if ws := words(text); len(ws) > 0 && (ws[len(ws)-1] == "random" || ws[len(ws)-1] == "persistent") {
 		separator = ","
 	}
-	text = strings.ReplaceAll(text+separator+"fully-random"+comment, "'", `'\''`)
-	return "nft replace rule " + r.Family + " " + r.Table + " " + r.Chain + " handle " + strconv.Itoa(r.Place) + " '" + text + "'"
+	return "nft replace rule " + r.Family + " " + r.Table + " " + r.Chain + " handle " + strconv.Itoa(r.Place) + " " + escape.Shell(text+separator+"fully-random"+comment)
+}
+
+// identifier is a name that nft's language can say.
+var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
+
+// arguments are those that iptables takes for the rule, out of what iptables-save
+// printed: in double quotes, and backslashes before quotes. ok is false for what
+// iptables-save broke off, as it does at a line break.
+func (r *Rule) arguments() (args []string, ok bool) {
+	var arg strings.Builder
+	quotes, escaped, begun := false, false, false
+	end := func() {
+		if begun {
+			args = append(args, arg.String())
+		}
+		arg.Reset()
+		begun = false
+	}
+	for _, c := range []byte(r.Text) {
+		switch {
+		case escaped:
+			arg.WriteByte(c)
+			escaped = false
+		case c == '\\':
+			escaped, begun = true, true
+		case c == '"':
+			quotes, begun = !quotes, true
+		case !quotes && (c == ' ' || c == '\t'):
+			end()
+		default:
+			arg.WriteByte(c)
+			begun = true
+		}
+	}
+	end()
+	return args, !quotes && !escaped
 }
 
 // DestNAT reports whether the rule gives packets another destination.

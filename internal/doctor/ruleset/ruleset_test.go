@@ -131,7 +131,12 @@ func TestARandomRuleIsTheSameRuleOtherwise(t *testing.T) {
 		want string
 	}{
 		{Rule{Command: "iptables-nft", Table: "nat", Chain: "POSTROUTING", Place: 3, Text: `-m comment --comment "x y" -j MASQUERADE`},
-			`iptables-nft -t nat -R POSTROUTING 3 -m comment --comment "x y" -j MASQUERADE --random-fully`},
+			`iptables-nft -t nat -R POSTROUTING 3 -m comment --comment 'x y' -j MASQUERADE --random-fully`},
+		{Rule{Command: "iptables-nft", Table: "nat", Chain: "a;b", Place: 1, Text: "! -o eth0 -m comment --comment \"$(touch /x) `touch /x` it\\'s \\\"so\\\" \" -j MASQUERADE"},
+			"iptables-nft -t nat -R 'a;b' 1 ! -o eth0 -m comment --comment '$(touch /x) `touch /x` it'\\''s \"so\" ' -j MASQUERADE --random-fully"},
+		{Rule{Command: "iptables-nft", Table: "nat", Chain: "c", Place: 1, Text: `-m comment --comment "broken`}, ""},
+		{Rule{Command: "nft", Family: "ip", Table: "t", Chain: "c; flush ruleset", Place: 1, Text: "masquerade"}, ""},
+		{Rule{Command: "nft", Family: "ip", Table: "t", Chain: "c", Place: 1, Text: `masquerade comment "x"; flush ruleset; #"`}, ""},
 		{Rule{Command: "nft", Family: "ip", Table: "t", Chain: "c", Place: 7, Text: `ip saddr 10.0.0.0/8 masquerade comment "it's"`},
 			`nft replace rule ip t c handle 7 'ip saddr 10.0.0.0/8 masquerade fully-random comment "it'\''s"'`},
 		{Rule{Command: "nft", Family: "ip", Table: "t", Chain: "c", Place: 7, Text: `masquerade random,persistent`},
