@@ -232,6 +232,12 @@ static __noinline int copy_table(struct drop *d, __u64 rules)
 	return 0;
 }
 
+static __always_inline void set_netns(struct drop *d, const struct net *net)
+{
+	d->netns = BPF_CORE_READ(net, ns.inum);
+	d->cookie = BPF_CORE_READ(net, net_cookie);
+}
+
 static __always_inline void copy_names(struct drop *d, const struct running *r)
 {
 	const struct nf_hook_state *state = (const void *)r->state;
@@ -240,7 +246,7 @@ static __always_inline void copy_names(struct drop *d, const struct running *r)
 	d->path = r->path;
 	d->hook = BPF_CORE_READ(state, hook);
 	d->hook_family = BPF_CORE_READ(state, pf);
-	d->netns = BPF_CORE_READ(state, net, ns.inum);
+	set_netns(d, BPF_CORE_READ(state, net));
 	if (in)
 		bpf_probe_read_kernel_str(d->in, sizeof(d->in), in->name);
 	if (out)
@@ -263,15 +269,15 @@ static __always_inline void find_place(struct drop *d, struct sk_buff *skb)
 	struct sock *sk = BPF_CORE_READ(skb, sk);
 
 	d->iif = BPF_CORE_READ(skb, skb_iif);
-	d->netns = BPF_CORE_READ(dev, nd_net.net, ns.inum);
+	set_netns(d, BPF_CORE_READ(dev, nd_net.net));
 	if (d->netns) {
 		bpf_probe_read_kernel_str(d->in, sizeof(d->in), dev->name);
 		return;
 	}
 	if (sk)
-		d->netns = BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum);
+		set_netns(d, BPF_CORE_READ(sk, __sk_common.skc_net.net));
 	if (!d->netns && dst)
-		d->netns = BPF_CORE_READ(dst, dev, nd_net.net, ns.inum);
+		set_netns(d, BPF_CORE_READ(dst, dev, nd_net.net));
 }
 
 static __always_inline void report(void *ctx, struct sk_buff *skb, __u64 location, __u32 reason,

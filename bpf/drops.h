@@ -40,6 +40,7 @@ enum drop_counter {
 struct drop {
 	__u64 time;     /* CLOCK_MONOTONIC, ns */
 	__u64 location; /* an address in the kernel's code */
+	__u64 cookie;   /* of the network namespace: never used again, as an inode is */
 	__u32 netns;    /* inode */
 	__u32 reason;   /* enum skb_drop_reason */
 	__u32 length;

@@ -29,7 +29,7 @@ volatile const __u32 listen_reason = 0;
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
-	__type(key, __u32); /* inode of a network namespace */
+	__type(key, __u64); /* cookie of a network namespace */
 	__type(value, __u32); /* enum place_flags */
 } places SEC(".maps");
 
@@ -191,8 +191,8 @@ static __always_inline bool to_group(const struct drop *d)
 /* wanted: every filter that is set has to let the drop through. */
 static __always_inline bool wanted(const struct drop *d)
 {
-	__u32 netns = d->netns;
-	__u32 *place = bpf_map_lookup_elem(&places, &netns);
+	__u64 cookie = d->cookie;
+	__u32 *place = bpf_map_lookup_elem(&places, &cookie);
 
 	if (no_groups && to_group(d))
 		return false;

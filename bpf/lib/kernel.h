@@ -22,6 +22,7 @@ struct ns_common {
 
 struct net {
 	struct ns_common ns;
+	__u64 net_cookie; /* 5.14 */
 };
 
 typedef struct {

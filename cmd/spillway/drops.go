@@ -18,6 +18,7 @@ import (
 	"spillway.dev/spillway/internal/conntrack"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/drops"
+	"spillway.dev/spillway/internal/escape"
 )
 
 // dropsConfig is the command line of `spillway drops`.
@@ -166,17 +167,27 @@ func (c *dropsConfig) run(ctx context.Context, out, stderr io.Writer) error {
 		ctx, stop = context.WithTimeout(ctx, c.duration)
 		defer stop()
 	}
-	return c.follow(ctx, follower, out, stderr)
+	return c.follow(ctx, follower, c.soughtBy(&config), out, stderr)
 }
 
 // follow prints drops until ctx ends or there were enough of them, and then what
 // was not shown.
-func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, out, stderr io.Writer) error {
+func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, all []*sought, out, stderr io.Writer) error {
 	shown, own := 0, newOwnVerdicts(c.bpffs)
+	looked := time.Now()
 	for c.count == 0 || shown < c.count {
-		d, err := follower.Next(ctx)
+		if len(all) > 0 && time.Since(looked) > lookAfter {
+			if err := lookAgain(all, follower, stderr); err != nil {
+				return err
+			}
+			looked = time.Now()
+		}
+		d, err := nextWithin(ctx, follower, lookAfter)
 		if ctx.Err() != nil {
 			break
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			continue
 		}
 		if err != nil {
 			return err
@@ -203,6 +214,34 @@ func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, out,
 	}
 	_, err = fmt.Fprintln(stderr, line)
 	return err
+}
+
+// nextWithin waits for the next drop, and not for longer than it is given.
+func nextWithin(ctx context.Context, follower *drops.Follower, d time.Duration) (drops.Drop, error) {
+	ctx, stop := context.WithTimeout(ctx, d)
+	defer stop()
+	return follower.Next(ctx)
+}
+
+// lookAgain looks after what is sought, and says what has become of it.
+func lookAgain(all []*sought, follower *drops.Follower, stderr io.Writer) error {
+	var list []conntrack.Namespace
+	for _, s := range all {
+		if s.there() {
+			continue
+		}
+		if list == nil {
+			list, _ = conntrack.Namespaces() // what cannot be seen is not there
+		}
+		line, err := s.again(list, follower.Watch)
+		if err != nil {
+			return err
+		}
+		if line != "" {
+			fmt.Fprintf(stderr, "spillway: %s\n", escape.Text(line))
+		}
+	}
+	return nil
 }
 
 // ownVerdicts tells by name what Spillway's own tc programs did, from which of

@@ -50,7 +50,7 @@ func (f *Follower) decode(raw *dropsDrop) Drop {
 	if path == dropsDropPathPATH_NFT {
 		d.Table = nftFamily(raw.HookFamily) + d.Table
 	}
-	f.places.fill(&d.Place, uint64(raw.Netns), raw.Iif)
+	f.places.fill(&d.Place, raw.Cookie, uint64(raw.Netns), raw.Iif)
 	d.Stack = f.stack(raw)
 	d.Meaning = explain(&d, path)
 	if path == dropsDropPathPATH_NONE && d.Reason == netfilterDrop {

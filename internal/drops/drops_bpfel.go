@@ -17,6 +17,7 @@ type dropsDrop struct {
 	_          structs.HostLayout
 	Time       uint64
 	Location   uint64
+	Cookie     uint64
 	Netns      uint32
 	Reason     uint32
 	Length     uint32

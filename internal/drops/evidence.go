@@ -44,7 +44,7 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 			break
 		}
 	}
-	grown := e.grown(uint64(raw.Netns))
+	grown := e.grown(raw.Cookie)
 	d.Invalid = d.Invalid || raw.Flags&uint8(dropsDropFlagsDROP_NO_ENTRY) != 0 && grown.Invalid > 0
 	switch {
 	case nft:
@@ -76,17 +76,17 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 
 // grown is by how much conntrack's counters of a namespace grew since they were
 // read last.
-func (e *evidence) grown(inode uint64) (by conntrack.Counters) {
-	n, known := e.places.known[inode]
+func (e *evidence) grown(cookie uint64) (by conntrack.Counters) {
+	n, known := e.places.known[cookie]
 	if e.counters == nil || !known {
 		return by
 	}
-	now, err := readCounters(n.Namespace)
-	before, had := e.counters[inode]
+	now, err := readCounters(n)
+	before, had := e.counters[cookie]
 	if err != nil {
 		return by
 	}
-	if e.counters[inode] = now; !had {
+	if e.counters[cookie] = now; !had {
 		return by
 	}
 	return conntrack.Counters{
@@ -100,15 +100,20 @@ func (e *evidence) grown(inode uint64) (by conntrack.Counters) {
 // compared. Those that cannot be read have no evidence to give.
 func (e *evidence) begin() {
 	e.counters = map[uint64]conntrack.Counters{}
-	for inode, n := range e.places.known {
-		if c, err := readCounters(n.Namespace); err == nil {
-			e.counters[inode] = c
+	for cookie, n := range e.places.known {
+		if c, err := readCounters(n); err == nil {
+			e.counters[cookie] = c
 		}
 	}
 }
 
-func readCounters(n conntrack.Namespace) (c conntrack.Counters, err error) {
-	err = n.Do(func(conn *conntrack.Conn) error {
+func readCounters(n place) (c conntrack.Counters, err error) {
+	err = n.enter(func() error {
+		conn, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
 		c, err = conn.Stats(context.Background())
 		return err
 	})
@@ -117,11 +122,11 @@ func readCounters(n conntrack.Namespace) (c conntrack.Counters, err error) {
 
 // overflowed reports whether the listener that a SYN was for has dropped it: its
 // queue is full, and there is no connection.
-func (e *evidence) overflowed(inode uint64, from, to netip.AddrPort) bool {
-	n, known := e.places.at(inode)
+func (e *evidence) overflowed(cookie uint64, from, to netip.AddrPort) bool {
+	n, known := e.places.at(cookie)
 	if !known {
 		return false
 	}
-	s, err := findSocket(n.Namespace, from, to)
+	s, err := findSocket(n, from, to)
 	return err == nil && s.listens && s.queue > s.most
 }

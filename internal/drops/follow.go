@@ -264,21 +264,33 @@ func (f *Follower) fillFilters(c *Config) error {
 			return fmt.Errorf("write filter of reasons: %w", err)
 		}
 	}
+	_, err = f.Watch(c.Namespaces, c.Pods)
+	return err
+}
+
+// Watch adds network namespaces, and those of pods, to what Config asked for:
+// others may have come into their place. It returns their cookies; one that has
+// gone has none.
+func (f *Follower) Watch(namespaces []conntrack.Namespace, pods []Pod) (cookies []uint64, err error) {
 	flags := map[uint64]uint32{}
-	for _, n := range c.Namespaces {
-		flags[n.Inode] |= uint32(dropsPlaceFlagsPLACE_NETNS)
+	for _, n := range namespaces {
+		flags[Cookie(n)] |= uint32(dropsPlaceFlagsPLACE_NETNS)
 	}
-	for _, p := range c.Pods {
-		for _, inode := range p.Namespaces {
-			flags[inode] |= uint32(dropsPlaceFlagsPLACE_POD)
+	for _, p := range pods {
+		for _, n := range p.Namespaces {
+			flags[Cookie(n)] |= uint32(dropsPlaceFlagsPLACE_POD)
 		}
 	}
-	for inode, flag := range flags {
-		if err := f.objects.Maps[dropsMapPlaces].Put(uint32(inode), flag); err != nil {
-			return fmt.Errorf("write filter of network namespaces: %w", err)
+	delete(flags, 0)
+	for cookie, flag := range flags {
+		var before uint32
+		_ = f.objects.Maps[dropsMapPlaces].Lookup(cookie, &before) // none: 0
+		if err := f.objects.Maps[dropsMapPlaces].Put(cookie, before|flag); err != nil {
+			return nil, fmt.Errorf("write filter of network namespaces: %w", err)
 		}
+		cookies = append(cookies, cookie)
 	}
-	return nil
+	return cookies, nil
 }
 
 // attach attaches the one that follows drops last, so that the others know of
@@ -351,7 +363,7 @@ func (f *Follower) tell(raw *dropsDrop) (Drop, bool) {
 	if dropsDropPath(raw.Path) == dropsDropPathPATH_SYN {
 		from := netip.AddrPortFrom(address(raw.Family, raw.Saddr), port(raw.Sport))
 		to := netip.AddrPortFrom(address(raw.Family, raw.Daddr), port(raw.Dport))
-		if !f.evidence.overflowed(uint64(raw.Netns), from, to) {
+		if !f.evidence.overflowed(raw.Cookie, from, to) {
 			return Drop{}, false
 		}
 	}

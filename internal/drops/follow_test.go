@@ -143,7 +143,7 @@ ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
 	t.Run("a pod by its address", func(t *testing.T) {
 		list, _ := conntrack.Namespaces()
 		pod, err := FindPod("10.77.0.2", list)
-		if err != nil || len(pod.Namespaces) != 1 || pod.Namespaces[0] != client.Inode {
+		if err != nil || len(pod.Namespaces) != 1 || pod.Namespaces[0].Inode != client.Inode {
 			t.Fatalf("%+v, %v", pod, err)
 		}
 		f := follow(t, Config{Pods: []Pod{pod}})
@@ -332,7 +332,7 @@ func TestAPodIsFoundByItsName(t *testing.T) {
 	defer stop()
 	list, _ := conntrack.Namespaces()
 	pod, err := FindPod(name, list)
-	if err != nil || len(pod.Namespaces) != 1 || pod.Namespaces[0] != n.Inode {
+	if err != nil || len(pod.Namespaces) != 1 || pod.Namespaces[0].Inode != n.Inode {
 		t.Fatalf("%+v, %v", pod, err)
 	}
 	f := follow(t, Config{Pods: []Pod{pod}})

@@ -8,8 +8,6 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"spillway.dev/spillway/internal/conntrack"
 )
 
 // Of sock_diag, from include/uapi/linux/inet_diag.h and sock_diag.h.
@@ -33,7 +31,7 @@ func (d *diagRequest) Serialize() []byte { return d[:] }
 
 // findSocket finds the socket of a namespace that a packet is for: the
 // connection's or, if there is none, the listener.
-func findSocket(n conntrack.Namespace, from, to netip.AddrPort) (s socket, err error) {
+func findSocket(n place, from, to netip.AddrPort) (s socket, err error) {
 	family := uint8(unix.AF_INET)
 	if to.Addr().Is6() {
 		family = unix.AF_INET6
@@ -45,7 +43,7 @@ func findSocket(n conntrack.Namespace, from, to netip.AddrPort) (s socket, err e
 	copy(body[12:28], to.Addr().AsSlice())
 	copy(body[28:44], from.Addr().AsSlice())
 	binary.NativeEndian.PutUint64(body[48:], ^uint64(0)) // no cookie
-	err = n.Enter(func() error {
+	err = n.enter(func() error {
 		req := nl.NewNetlinkRequest(sockDiagByFamily, unix.NLM_F_ACK)
 		req.AddData(body)
 		answers, err := req.Execute(unix.NETLINK_INET_DIAG, 0)

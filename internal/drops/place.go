@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/kernel"
 )
 
 // Pod is a pod as the kernel knows it.
 type Pod struct {
 	Name string
-	// Namespaces are the inodes of its network namespaces: one, or none if it is
-	// on another node.
-	Namespaces []uint64
+	// Namespaces are its network namespaces: one, or none if it is on another node.
+	Namespaces []conntrack.Namespace
 	Addresses  []netip.Addr
 }
 
@@ -43,7 +43,7 @@ func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
 		case byAddr && !slices.Contains(addrs, addr.Unmap()):
 		case !byAddr && want != hostName(n.PID) && !n.Is(want):
 		default:
-			p.Namespaces = append(p.Namespaces, n.Inode)
+			p.Namespaces = append(p.Namespaces, n)
 			if !byAddr {
 				p.Addresses = append(p.Addresses, addrs...)
 			}
@@ -109,7 +109,18 @@ func hostNameBehind(path string) string {
 	return name
 }
 
-// places names network namespaces and interfaces as they come and go.
+// Cookie is the number that the kernel gave a network namespace and gives to no
+// other while the machine runs, as it does with inodes; 0 if it has gone.
+func Cookie(n conntrack.Namespace) (cookie uint64) {
+	_ = n.Enter(func() (err error) {
+		cookie, err = kernel.NetnsCookie()
+		return err
+	})
+	return cookie
+}
+
+// places names network namespaces, by their cookies, and interfaces as they come
+// and go.
 type places struct {
 	list   func() ([]conntrack.Namespace, error)
 	known  map[uint64]place
@@ -119,12 +130,24 @@ type places struct {
 
 type place struct {
 	conntrack.Namespace
-	pod string
+	cookie uint64
+	pod    string
+}
+
+// enter is Namespace.Enter, but for another namespace that has the path and the
+// inode of this one by now.
+func (p place) enter(f func() error) error {
+	return p.Enter(func() error {
+		if cookie, err := kernel.NetnsCookie(); err != nil || cookie != p.cookie {
+			return fmt.Errorf("enter network namespace %s: %w", p, os.ErrNotExist)
+		}
+		return f()
+	})
 }
 
 type deviceKey struct {
-	inode uint64
-	index uint32
+	cookie uint64
+	index  uint32
 }
 
 // lookAgain is how often unknown namespaces are looked for.
@@ -141,25 +164,26 @@ func (p *places) look() {
 	p.looked = time.Now()
 	found, _ := p.list() // what may not be looked at goes by its number
 	for _, n := range found {
-		if _, ok := p.known[n.Inode]; !ok || n.String() != p.known[n.Inode].String() {
-			p.known[n.Inode] = place{Namespace: n, pod: hostName(n.PID)}
+		cookie := Cookie(n)
+		if old, ok := p.known[cookie]; cookie != 0 && (!ok || n.String() != old.String()) {
+			p.known[cookie] = place{n, cookie, hostName(n.PID)}
 		}
 	}
 }
 
-// at finds a namespace by its inode, also one that is new.
-func (p *places) at(inode uint64) (place, bool) {
-	n, ok := p.known[inode]
-	if !ok && inode != 0 && time.Since(p.looked) > lookAgain {
+// at finds a namespace by its cookie, also one that is new.
+func (p *places) at(cookie uint64) (place, bool) {
+	n, ok := p.known[cookie]
+	if !ok && cookie != 0 && time.Since(p.looked) > lookAgain {
 		p.look()
-		n, ok = p.known[inode]
+		n, ok = p.known[cookie]
 	}
 	return n, ok
 }
 
 // fill writes into a Drop's place what its numbers stand for.
-func (p *places) fill(to *Place, inode uint64, index uint32) {
-	n, ok := p.at(inode)
+func (p *places) fill(to *Place, cookie, inode uint64, index uint32) {
+	n, ok := p.at(cookie)
 	to.Inode = inode
 	switch {
 	case ok:
@@ -170,18 +194,18 @@ func (p *places) fill(to *Place, inode uint64, index uint32) {
 		to.Namespace = fmt.Sprintf("net:[%d]", inode)
 	}
 	if to.Interface == "" && to.Out == "" && index != 0 && ok {
-		to.Interface = p.device(n.Namespace, index)
+		to.Interface = p.device(n, index)
 	}
 }
 
 // device is the name of an interface by its index.
-func (p *places) device(n conntrack.Namespace, index uint32) string {
-	key := deviceKey{n.Inode, index}
+func (p *places) device(n place, index uint32) string {
+	key := deviceKey{n.cookie, index}
 	if name, ok := p.devs[key]; ok {
 		return name
 	}
 	name := fmt.Sprintf("if%d", index)
-	_ = n.Enter(func() error {
+	_ = n.enter(func() error {
 		dev, err := net.InterfaceByIndex(int(index))
 		if err == nil {
 			name = dev.Name
@@ -200,7 +224,7 @@ func Pods(list []conntrack.Namespace) (pods []Pod) {
 			continue
 		}
 		if name := hostName(n.PID); name != "" {
-			pods = append(pods, Pod{Name: name, Namespaces: []uint64{n.Inode}, Addresses: addressesOf(n)})
+			pods = append(pods, Pod{Name: name, Namespaces: []conntrack.Namespace{n}, Addresses: addressesOf(n)})
 		}
 	}
 	return pods
