@@ -37,7 +37,13 @@ limits and deletes stale UDP entries, and nothing else. It needs root, and no
 agent. Findings are no failure: the exit code is 0 unless --fail-on is given.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := notEmpty(cmd.Flags(), "netns", "fail-on"); err != nil {
+				return err
+			}
 			if err := c.validate(); err != nil {
+				return err
+			}
+			if err := needRoot("look at this node"); err != nil {
 				return err
 			}
 			ctx, stop := untilSignal(cmd.Context())

@@ -49,6 +49,9 @@ of one, any. They are applied in the kernel. Needs root, BTF and Linux 5.17.`,
 			if err := checkOutput(c.output); err != nil {
 				return err
 			}
+			if err := notEmpty(cmd.Flags(), "address", "port", "protocol", "pod", "netns", "reason"); err != nil {
+				return err
+			}
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			return c.run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -284,7 +287,7 @@ func printDrop(w io.Writer, output string, d *drops.Drop) error {
 	if output == "json" {
 		return json.NewEncoder(w).Encode(d)
 	}
-	_, err := fmt.Fprintf(w, "%s %s\n  %s\n  %s\n", d.Time.Format("15:04:05.000"), packetText(&d.Packet), hopText(d), d.Meaning)
+	_, err := fmt.Fprintf(w, "%s %s\n  %s\n  %s\n", d.Time.Format("15:04:05.000"), packetText(&d.Packet), escape.Text(hopText(d)), escape.Text(d.Meaning))
 	return err
 }
 

@@ -51,6 +51,14 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 			t.Errorf("%q is not in %q", want, table.String())
 		}
 	}
+	d.Pod, d.Interface, d.Table = "web\x1b[2J", "a\nb", "t\x07"
+	table.Reset()
+	if err := printDrop(&table, "table", &d); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(table.String(), "\x1b\x07") || strings.Count(table.String(), "\n") != 3 || !strings.Contains(table.String(), `web\x1b[2J`) {
+		t.Errorf("a terminal acts on %q", table.String())
+	}
 	if err := printDrop(&json, "json", &d); err != nil {
 		t.Fatal(err)
 	}

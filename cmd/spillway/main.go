@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/lab/workload"
 )
 
@@ -127,5 +129,36 @@ func usageErrorf(format string, args ...any) error {
 
 // oneLine puts an error on one line; joined errors have several.
 func oneLine(err error) string {
-	return strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	return escape.Text(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; "))
+}
+
+// euid is another's in a test.
+var euid = os.Geteuid
+
+// needRoot is the error of a command that could only look at a part without root;
+// does says in two words what it does.
+func needRoot(does string) error {
+	if euid() == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: not root: run it as root", does)
+}
+
+// notEmpty refuses flags that are given without a value: a filter that a script
+// meant to set would let everything through.
+func notEmpty(flags *pflag.FlagSet, names ...string) error {
+	for _, name := range names {
+		f := flags.Lookup(name)
+		if !f.Changed {
+			continue
+		}
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		if len(values) == 0 || slices.Contains(values, "") {
+			return usageErrorf("--%s: a value is empty", name)
+		}
+	}
+	return nil
 }

@@ -4,16 +4,19 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/top"
 	"spillway.dev/spillway/lab/experiment"
 )
@@ -38,12 +41,15 @@ array a line. Needs root.`,
 			if interval < 100*time.Millisecond {
 				return usageErrorf("--interval %v: must be 100ms or longer", interval)
 			}
+			if err := needRoot("read conntrack"); err != nil {
+				return err
+			}
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			if !once && output == "table" && experiment.IsTerminal(cmd.OutOrStdout()) {
 				return watchTop(ctx, interval)
 			}
-			t := topPages{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), json: output == "json", once: once, read: conntrack.ReadAll}
+			t := topPages{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), json: output == "json", once: once, terminal: experiment.IsTerminal(cmd.OutOrStdout()), read: conntrack.ReadAll}
 			return t.run(ctx, interval)
 		},
 	}
@@ -73,6 +79,7 @@ func watchTop(ctx context.Context, interval time.Duration) error {
 type topPages struct {
 	out, warn  io.Writer
 	json, once bool
+	terminal   bool // out is one: pages are 80 columns wide, and each clears the one before
 	read       func(context.Context) ([]conntrack.Report, error)
 
 	before map[uint64]conntrack.Report
@@ -86,6 +93,8 @@ type topRow struct {
 	conntrack.Report
 	PerSecond   float64 `json:"entries_per_second"` // by how much the table grew
 	DropsPerSec float64 `json:"drops_per_second"`
+
+	compared bool // with the page before
 }
 
 func (t *topPages) run(ctx context.Context, interval time.Duration) error {
@@ -110,7 +119,7 @@ func (t *topPages) page(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	if err != nil && len(reports) == 0 {
+	if errors.Is(err, conntrack.ErrUnsupported) || errors.Is(err, conntrack.ErrNothingRead) {
 		return err
 	}
 	rows := t.rows(reports, time.Now())
@@ -136,6 +145,7 @@ func (t *topPages) rows(reports []conntrack.Report, now time.Time) []topRow {
 		row := topRow{Name: r.Namespace.String(), Report: r}
 		if old, known := t.before[r.Namespace.Inode]; known {
 			took := now.Sub(t.at).Seconds()
+			row.compared = true
 			row.PerSecond = float64(r.Entries-old.Entries) / took
 			row.DropsPerSec = (float64(r.Counters.Drop) - float64(old.Counters.Drop)) / took
 		}
@@ -147,24 +157,35 @@ func (t *topPages) rows(reports []conntrack.Report, now time.Time) []topRow {
 	return rows
 }
 
-// print writes a page of 80 columns. Counters are those since the namespace
-// was made.
+// shortName is how much of a name fits on a page of 80 columns.
+const shortName = 22
+
+// print writes a page. Counters are those since the namespace was made.
 func (t *topPages) print(rows []topRow) error {
-	if !t.once {
+	if !t.once && t.terminal {
 		fmt.Fprint(t.out, "\x1b[H\x1b[2J")
 	}
-	const format = "%-22.22s %8v %6v %7v %8v %7v %7v %6v\n"
-	_, err := fmt.Fprintf(t.out, format, "NAMESPACE", "ENTRIES", "USE", "+/s", "DROPPED", "INSFAIL", "INVALID", "EXPECT")
+	width := shortName
+	for i := range rows {
+		if n := utf8.RuneCountInString(escape.Text(rows[i].Name)); !t.terminal {
+			width = max(width, n)
+		}
+	}
+	const format = "%-*.*s %8v %6v %7v %8v %7v %7v %6v\n"
+	_, err := fmt.Fprintf(t.out, format, width, width, "NAMESPACE", "ENTRIES", "USE", "+/s", "DROPPED", "INSFAIL", "INVALID", "EXPECT")
 	for _, r := range rows {
 		use := "-"
 		if r.Limits.Max > 0 {
 			use = fmt.Sprintf("%.1f%%", 100*float64(r.Entries)/float64(r.Limits.Max))
 		}
-		expect := 0
+		growth, expect := "-", 0
+		if r.compared {
+			growth = fmt.Sprintf("%+.0f", r.PerSecond)
+		}
 		for _, n := range r.Expectations {
 			expect += n
 		}
-		_, err = fmt.Fprintf(t.out, format, r.Name, r.Entries, use, fmt.Sprintf("%+.0f", r.PerSecond),
+		_, err = fmt.Fprintf(t.out, format, width, width, escape.Text(r.Name), r.Entries, use, growth,
 			r.Counters.Drop, r.Counters.InsertFailed, r.Counters.Invalid, expect)
 	}
 	if len(rows) == 0 {

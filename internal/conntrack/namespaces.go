@@ -297,12 +297,17 @@ func (c *Conn) counts(ctx context.Context, n Namespace) (Report, error) {
 	return r, err
 }
 
+// ErrNothingRead says that conntrack could be read in no network namespace.
+var ErrNothingRead = errors.New("conntrack could be read in no network namespace")
+
 // ReadAll reads the namespaces in which conntrack is in use. One that vanishes
-// meanwhile is left out; one that cannot be read is in err.
+// meanwhile is left out; one that cannot be read is in err, and if none can,
+// ErrNothingRead.
 func ReadAll(ctx context.Context) ([]Report, error) {
 	list, err := Namespaces()
 	errs := []error{err}
 	var out []Report
+	denied := 0
 	for _, n := range list {
 		r, err := Read(ctx, n)
 		switch {
@@ -311,9 +316,13 @@ func ReadAll(ctx context.Context) ([]Report, error) {
 		case errors.Is(err, os.ErrNotExist):
 		case err != nil:
 			errs = append(errs, err)
+			denied++
 		case r.InUse():
 			out = append(out, r)
 		}
+	}
+	if denied == len(list) {
+		errs = slices.Insert(errs, 0, ErrNothingRead)
 	}
 	return out, errors.Join(errs...)
 }

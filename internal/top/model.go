@@ -8,6 +8,8 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+
+	"spillway.dev/spillway/internal/escape"
 )
 
 // What a page needs at least, in columns and lines.
@@ -193,7 +195,7 @@ func (m Model) lines() []string {
 	}
 	lines = append(lines, m.problem(), m.foot())
 	for i := range lines {
-		lines[i] = cut(lines[i], m.width)
+		lines[i] = cut(escape.Text(lines[i]), m.width)
 	}
 	return lines
 }
@@ -229,8 +231,11 @@ func (m Model) line(r *Row, chosen bool) string {
 	if r.Max > 0 {
 		use = fmt.Sprintf("%.1f%%", 100*float64(r.Entries)/float64(r.Max))
 	}
-	w := m.nameWidth()
-	return fmt.Sprintf("%s %-*s %9d %7s %+8.0f %8d %5.0f", mark, w, cut(r.Name, w), r.Entries, use, r.Rate, r.Drops, r.PerSec)
+	w, growth, drops := m.nameWidth(), "-", "-"
+	if r.Compared {
+		growth, drops = fmt.Sprintf("%+.0f", r.Rate), fmt.Sprintf("%.0f", r.PerSec)
+	}
+	return fmt.Sprintf("%s %-*s %9d %7s %8s %8d %5s", mark, w, cut(escape.Text(r.Name), w), r.Entries, use, growth, r.Drops, drops)
 }
 
 func (m Model) empty() string {
@@ -270,10 +275,11 @@ func (m Model) foot() string {
 	return "tab/1-4 view  e/d/r sort  / filter  enter namespace  esc back  p pause  q quit"
 }
 
-// cut makes s no longer than n columns; names of the kernel's are ASCII.
+// cut makes s no longer than n characters.
 func cut(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return s[:n]
+	chars := []rune(s)
+	return string(chars[:min(n, len(chars))])
 }

@@ -204,3 +204,15 @@ func TestTheProgramRunsAndEnds(t *testing.T) {
 		t.Errorf("screen: %q", screen.String())
 	}
 }
+
+// Names are anybody's, and the first Sample has nothing to compare with.
+func TestNamesAndFirstSamplesAreShownAsTheyAre(t *testing.T) {
+	m := page(t, Sample{Rows: []Row{{Name: "a\x1b[2J\nb", Entries: 10}, {Name: "c", Entries: 1, Compared: true, Rate: 4}}, Problems: []string{"in a\x1b[2J: locked"}})
+	lines := m.lines()
+	if text := strings.Join(lines, "|"); strings.ContainsAny(text, "\x1b\n") || !strings.Contains(text, `a\x1b[2J\nb`) {
+		t.Errorf("%q", text)
+	}
+	if first, second := strings.Fields(lines[2]), strings.Fields(lines[3]); first[4] != "-" || second[3] != "+4" {
+		t.Errorf("%q, %q", first, second)
+	}
+}

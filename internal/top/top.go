@@ -45,6 +45,9 @@ type Row struct {
 	Rate    float64 // entries a second by which it grew
 	Drops   uint64  // packets dropped since the Collector began; of a namespace: conntrack's own
 	PerSec  float64 // drops a second
+	// Compared says that there was a Sample before, so that Rate and PerSec are
+	// known.
+	Compared bool
 }
 
 // Sample is what was read at one time.
@@ -245,6 +248,7 @@ func (c *Collector) compare(s *Sample, only uint64) {
 	for i := range s.Rows {
 		r := &s.Rows[i]
 		key := fmt.Sprint(r.Inode, " ", r.Name)
+		r.Compared = same
 		if old, known := c.before[key]; same && known {
 			r.Rate = float64(r.Entries-old.Entries) / took
 			r.PerSec = max(0, float64(r.Drops)-float64(old.Drops)) / took
