@@ -300,6 +300,7 @@ static __always_inline void report(void *ctx, struct sk_buff *skb, __u64 locatio
 	if (!wanted(d))
 		return;
 	count(DROPS_MATCHED);
+	count_reason(reason);
 	if (limited(d))
 		return;
 	if (was_invalid(skb))

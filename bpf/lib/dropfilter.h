@@ -48,6 +48,14 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
+/* Drops that the filters let through, told or not. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32); /* reason */
+	__type(value, __u64);
+} by_reason SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -71,6 +79,16 @@ static __always_inline void count(__u32 which)
 
 	if (n)
 		(*n)++;
+}
+
+static __always_inline void count_reason(__u32 reason)
+{
+	__u64 one = 1, *n = bpf_map_lookup_elem(&by_reason, &reason);
+
+	if (n)
+		(*n)++;
+	else
+		bpf_map_update_elem(&by_reason, &reason, &one, BPF_NOEXIST);
 }
 
 static __always_inline bool reason_wanted(__u32 reason)

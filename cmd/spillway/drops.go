@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,8 +41,9 @@ func newDropsCommand() *cobra.Command {
 and says of each at which hop that was (namespace or pod, interface, netfilter hook
 and table, the kernel's function), the kernel's reason, and what that means. It
 changes nothing and needs no agent. Several filters must all fit; of several values
-of one, any. They are applied in the kernel. Needs root, BTF and Linux 5.17.`,
-		Example: `  spillway drops --address 10.96.0.10 --port 53
+of one, any. They see the packet as it is at the hop: behind a Service's address
+and port it has the endpoint's. They are applied in the kernel. Needs root, BTF and Linux 5.17.`,
+		Example: `  spillway drops --address 10.244.1.7 --port 80
   spillway drops --pod web-7d4b9 --for 10s
   spillway drops --reason NETFILTER_DROP --count 1 -o json`,
 		Args: cobra.NoArgs,
@@ -59,7 +61,7 @@ of one, any. They are applied in the kernel. Needs root, BTF and Linux 5.17.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&c.addresses, "address", nil, "from or to this `address` or prefix, such as 10.96.0.10 or 10.244.0.0/16")
+	f.StringSliceVar(&c.addresses, "address", nil, "from or to this `address` or prefix, such as 10.244.1.7 or 10.244.0.0/16, as the packet has it where it is dropped: behind DNAT an endpoint's")
 	f.UintSliceVar(&c.ports, "port", nil, "from or to this `port`")
 	f.StringVar(&c.protocol, "protocol", "", "tcp, udp, sctp, icmp, icmpv6 or a number")
 	f.StringSliceVar(&c.pods, "pod", nil, "in this `pod`, or from or to it: its address, or of a pod of this node its name")
@@ -177,6 +179,7 @@ func (c *dropsConfig) run(ctx context.Context, out, stderr io.Writer) error {
 // was not shown.
 func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, all []*sought, out, stderr io.Writer) error {
 	shown, own := 0, newOwnVerdicts(c.bpffs)
+	byReason := map[string]uint64{}
 	looked := time.Now()
 	for c.count == 0 || shown < c.count {
 		if len(all) > 0 && time.Since(looked) > lookAfter {
@@ -200,6 +203,7 @@ func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, all 
 			return fmt.Errorf("write drop: %w", err)
 		}
 		shown++
+		byReason[d.Reason]++
 	}
 	counts, err := follower.Counts()
 	if err != nil {
@@ -215,8 +219,35 @@ func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, all 
 	if other := counts.Seen - counts.Matched; other > 0 {
 		line += fmt.Sprintf("; %d others did not fit the filters", other)
 	}
+	dropped, err := follower.Reasons()
+	if err != nil {
+		return err
+	}
+	if reasons := reasonsText(dropped, byReason); reasons != "" {
+		line += "\nspillway: by reason: " + reasons
+	}
 	_, err = fmt.Fprintln(stderr, line)
 	return err
+}
+
+// reasonsText is such as "NETFILTER_DROP 4981 (98 shown), NO_SOCKET 2", the most
+// first; shown is said where it is not all.
+func reasonsText(all, shown map[string]uint64) string {
+	for reason, n := range shown {
+		all[reason] = max(all[reason], n)
+	}
+	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
+		return cmp.Or(cmp.Compare(all[b], all[a]), cmp.Compare(a, b))
+	})
+	var parts []string
+	for _, name := range names {
+		part := fmt.Sprintf("%s %d", name, all[name])
+		if all[name] != shown[name] {
+			part += fmt.Sprintf(" (%d shown)", shown[name])
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ", ")
 }
 
 // nextWithin waits for the next drop, and not for longer than it is given.

@@ -66,3 +66,10 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 		t.Errorf("%s", json.String())
 	}
 }
+
+func TestTheSummaryNamesWhatWasNotShown(t *testing.T) {
+	got := reasonsText(map[string]uint64{"NETFILTER_DROP": 4981, "NO_SOCKET": 2, "TCP_CSUM": 1}, map[string]uint64{"NETFILTER_DROP": 98, "NO_SOCKET": 2, "TCP_LISTEN_OVERFLOW": 3})
+	if want := "NETFILTER_DROP 4981 (98 shown), TCP_LISTEN_OVERFLOW 3, NO_SOCKET 2, TCP_CSUM 1 (0 shown)"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}

@@ -62,6 +62,9 @@ func TestDropsFollowsANamespaceThatIsMadeAnew(t *testing.T) {
 	if code := <-done; code != exitDone || !strings.Contains(out.String(), "NO_SOCKET in "+name) {
 		t.Errorf("exit code %d: %s%s", code, &out, &errs)
 	}
+	if !strings.Contains(errs.String(), "spillway: by reason: NO_SOCKET 1\n") {
+		t.Errorf("summary: %s", &errs)
+	}
 	if strings.Count(errs.String(), "is gone") != 1 {
 		t.Errorf("said more than once: %s", &errs)
 	}

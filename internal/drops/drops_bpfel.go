@@ -91,6 +91,7 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	dropsMapByReason          = "by_reason"
 	dropsMapCounters          = "counters"
 	dropsMapInvalid           = "invalid"
 	dropsMapNow               = "now"
@@ -196,6 +197,7 @@ type dropsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropsMapSpecs struct {
+	ByReason *ebpf.MapSpec `ebpf:"by_reason"`
 	Counters *ebpf.MapSpec `ebpf:"counters"`
 	Invalid  *ebpf.MapSpec `ebpf:"invalid"`
 	Now      *ebpf.MapSpec `ebpf:"now"`
@@ -251,6 +253,7 @@ func (o *dropsObjects) Close() error {
 //
 // It can be passed to loadDropsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropsMaps struct {
+	ByReason *ebpf.Map `ebpf:"by_reason"`
 	Counters *ebpf.Map `ebpf:"counters"`
 	Invalid  *ebpf.Map `ebpf:"invalid"`
 	Now      *ebpf.Map `ebpf:"now"`
@@ -263,6 +266,7 @@ type dropsMaps struct {
 
 func (m *dropsMaps) Close() error {
 	return _DropsClose(
+		m.ByReason,
 		m.Counters,
 		m.Invalid,
 		m.Now,

@@ -152,6 +152,19 @@ func specOf(t *testing.T, params int) *btf.Spec {
 	return spec
 }
 
+// The kernel has one reason for a malformed header and for one without hops left.
+func TestAnExpiredHopLimitIsNotCalledMalformed(t *testing.T) {
+	for location, want := range map[string]string{
+		"ip_forward+0x1b2": hopsOver, "ip6_forward+0x99": hopsOver, "ip_forward.cold+0x3": hopsOver,
+		"ip_rcv_core+0x1": meanings["IP_INHDR"], "": meanings["IP_INHDR"],
+	} {
+		d := Drop{Reason: "IP_INHDR", Place: Place{Location: location}}
+		if got := explain(&d, dropsDropPathPATH_NONE); got != want {
+			t.Errorf("%s: %s", location, got)
+		}
+	}
+}
+
 // NAT drops redirects of what it translates; ports have nothing to do with it.
 func TestADroppedRedirectIsNotCalledAWantOfPorts(t *testing.T) {
 	d := Drop{Reason: netfilterDrop, Packet: Packet{Protocol: "icmp", ICMP: "5/1"}}

@@ -26,6 +26,9 @@ func explain(d *Drop, path dropsDropPath) string {
 	case dropsDropPathPATH_LISTEN, dropsDropPathPATH_SYN:
 		return meanings[listenOverflow]
 	}
+	if d.Reason == "IP_INHDR" && d.forwarded() {
+		return hopsOver
+	}
 	meaning, known := meanings[d.Reason]
 	if !known {
 		meaning = "the kernel says no more than this; the function tells where"
@@ -35,6 +38,16 @@ func explain(d *Drop, path dropsDropPath) string {
 
 // redirected is of nf_nat's icmp_reply_translation, which lets no such one pass.
 const redirected = "an ICMP redirect of a connection that is translated: NAT drops those, and nothing is lost by it"
+
+// hopsOver is what the kernel calls a malformed header when it is to forward.
+const hopsOver = "its TTL (hop limit) ran out: it has gone through too many routers, as in a routing loop, or was sent to find them (traceroute); the sender is told by ICMP"
+
+// forwarded reports whether it was dropped when it was to go on to another hop.
+func (d *Drop) forwarded() bool {
+	name, _, _ := strings.Cut(d.Location, "+")
+	name, _, _ = strings.Cut(name, ".") // of functions that the compiler split
+	return name == "ip_forward" || name == "ip6_forward"
+}
 
 // redirect reports whether it is an ICMP redirect.
 func (p *Packet) redirect() bool {

@@ -392,6 +392,25 @@ func (f *Follower) Counts() (Counts, error) {
 	return c, nil
 }
 
+// Reasons counts the drops that the filters let through by the kernel's reason,
+// told or not, since the Follower began. SYNs to full listeners are among them
+// only where fentry is to be had.
+func (f *Follower) Reasons() (map[string]uint64, error) {
+	counts := map[string]uint64{}
+	var number uint32
+	var perCPU []uint64
+	entries := f.objects.Maps[dropsMapByReason].Iterate()
+	for entries.Next(&number, &perCPU) {
+		for _, n := range perCPU {
+			counts[f.reasons.name(number)] += n
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read counters of reasons: %w", err)
+	}
+	return counts, nil
+}
+
 // Close takes the programs off.
 func (f *Follower) Close() {
 	for _, l := range f.links {

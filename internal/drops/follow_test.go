@@ -117,6 +117,7 @@ ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
 		meaning        string
 	}{
 		{"reverse path", "192.0.2.9:0", "10.77.0.1:85", []string{"IP_RPFILTER"}, "rp_filter"},
+		{"TTL", "10.77.0.2:0", "192.0.2.77:90", []string{"IP_INHDR"}, "TTL (hop limit) ran out"},
 		{"no route", "10.77.0.2:0", "203.0.113.1:86", []string{"IP_INNOROUTES", "IP_OUTNOROUTES", "NOT_SPECIFIED"}, ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -127,6 +128,13 @@ ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
 					t.Fatal(err)
 				}
 				defer c.Close()
+				if row.name == "TTL" {
+					raw, _ := c.(*net.UDPConn).SyscallConn()
+					_ = raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TTL, 1) })
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
 				if _, err := c.WriteTo([]byte("lost"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(row.to))); err != nil {
 					t.Fatal(err)
 				}

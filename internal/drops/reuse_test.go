@@ -61,3 +61,20 @@ func TestAFilterIsOfOneNamespace(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 }
+
+// What is rare is counted too, when a flood has used up the rate.
+func TestReasonsAreCountedBeyondTheRate(t *testing.T) {
+	n := newNamespace(t, "flood", `nft "add table inet filter; add chain inet filter in { type filter hook input priority 0; }; add rule inet filter in udp dport 91 drop"`)
+	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}, Rate: 1})
+	const flood = 50
+	within(t, n, func() {
+		for range flood {
+			sendUDP("127.0.0.1:91")
+		}
+		sendUDP("127.0.0.1:92")
+	})
+	got, err := f.Reasons()
+	if err != nil || got["NETFILTER_DROP"] != flood || got["NO_SOCKET"] != 1 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
