@@ -305,6 +305,11 @@ var ErrNothingRead = errors.New("conntrack could be read in no network namespace
 // ErrNothingRead.
 func ReadAll(ctx context.Context) ([]Report, error) {
 	list, err := Namespaces()
+	return readAll(ctx, list, err)
+}
+
+// readAll is ReadAll of these namespaces; err is what kept others from the list.
+func readAll(ctx context.Context, list []Namespace, err error) ([]Report, error) {
 	errs := []error{err}
 	var out []Report
 	denied := 0

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -121,4 +122,19 @@ func cpuTime(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// A page without namespaces is right where nothing uses conntrack, and wrong
+// where nobody could look.
+func TestThatNothingCouldBeReadIsSaid(t *testing.T) {
+	locked := Namespace{Inode: 1, path: "/proc/self/ns/mnt"} // which no thread can take for its network
+	if list, err := readAll(t.Context(), []Namespace{locked, locked}, nil); !errors.Is(err, ErrNothingRead) || len(list) > 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: reads conntrack")
+	}
+	if _, err := readAll(t.Context(), []Namespace{locked, Here()}, nil); err == nil || errors.Is(err, ErrNothingRead) {
+		t.Errorf("%v", err)
+	}
 }
