@@ -83,6 +83,11 @@ func (r *rig) badRequests(t *testing.T, s *services) {
 					}
 				}
 				x, err := begin(conn, server, "f5120")
+				for range 2 { // a busy machine's answer to what was bad may come only now
+					if err != nil {
+						x, err = begin(conn, server, "f5120")
+					}
+				}
 				if err != nil {
 					t.Errorf("%s, %s, after %s: %v", way, combo, what, err)
 					continue
