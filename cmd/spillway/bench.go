@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,17 +70,8 @@ ten minutes; leave the machine alone meanwhile.`,
 					return usageErrorf("--only: %v", err)
 				}
 			}
-			if err := cfg.Validate(); err != nil {
-				return usageErrorf("%v", err)
-			}
 			cfg.Progress = experiment.NewProgress(cmd.ErrOrStderr())
-			ctx, stop := untilSignal(cmd.Context())
-			defer stop()
-			report, err := path.Run(ctx, cfg)
-			if report == nil || len(report.Comparisons) == 0 {
-				return err
-			}
-			return errors.Join(err, printResult(cmd.OutOrStdout(), output, report))
+			return measure(cmd, output, cfg, path.Run, func(r *path.Report) int { return len(r.Comparisons) })
 		},
 	}
 	f := cmd.Flags()
@@ -95,6 +87,24 @@ ten minutes; leave the machine alone meanwhile.`,
 	f.StringSliceVar(&modes, "modes", []string{"ebpf"}, "dataplanes to measure")
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
+}
+
+// measure runs a benchmark until a signal ends it, and prints what has been measured
+// by then, of which rows tells how much there is.
+func measure[C interface{ Validate() error }, R interface {
+	comparable
+	Write(io.Writer) error
+}](cmd *cobra.Command, output string, cfg C, run func(context.Context, C) (R, error), rows func(R) int) error {
+	if err := cfg.Validate(); err != nil {
+		return usageErrorf("%v", err)
+	}
+	ctx, stop := untilSignal(cmd.Context())
+	defer stop()
+	report, err := run(ctx, cfg)
+	if none := *new(R); report == none || rows(report) == 0 {
+		return err
+	}
+	return errors.Join(err, printResult(cmd.OutOrStdout(), output, report))
 }
 
 // checkOutput refuses an output format that there is not.

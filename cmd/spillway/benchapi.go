@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,17 +25,8 @@ builds; leave the machine alone meanwhile.`,
 			if err := checkOutput(output); err != nil {
 				return err
 			}
-			if err := cfg.Validate(); err != nil {
-				return usageErrorf("%v", err)
-			}
 			cfg.Progress = experiment.NewProgress(cmd.ErrOrStderr())
-			ctx, stop := untilSignal(cmd.Context())
-			defer stop()
-			report, err := stream.Run(ctx, cfg)
-			if report == nil || len(report.Rows) == 0 {
-				return err
-			}
-			return errors.Join(err, printResult(cmd.OutOrStdout(), output, report))
+			return measure(cmd, output, cfg, stream.Run, func(r *stream.Report) int { return len(r.Rows) })
 		},
 	}
 	f := cmd.Flags()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"regexp"
 	"slices"
 	"strings"
@@ -38,17 +37,8 @@ Needs root, memcached, nft and conntrack. Leave the machine alone meanwhile.`,
 					return usageErrorf("--only: %v", err)
 				}
 			}
-			if err := cfg.Validate(); err != nil {
-				return usageErrorf("%v", err)
-			}
 			cfg.Progress = experiment.NewProgress(cmd.ErrOrStderr())
-			ctx, stop := untilSignal(cmd.Context())
-			defer stop()
-			report, err := notrack.Run(ctx, cfg)
-			if report == nil || len(report.Comparisons)+len(report.Ceilings) == 0 {
-				return err
-			}
-			return errors.Join(err, printResult(cmd.OutOrStdout(), output, report))
+			return measure(cmd, output, cfg, notrack.Run, func(r *notrack.Report) int { return len(r.Comparisons) + len(r.Ceilings) })
 		},
 	}
 	f := cmd.Flags()

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/netip"
 
@@ -31,17 +30,8 @@ nginx; leave the machine alone meanwhile.`,
 			if err := checkOutput(output); err != nil {
 				return err
 			}
-			if err := cfg.Validate(); err != nil {
-				return usageErrorf("%v", err)
-			}
 			cfg.Progress = experiment.NewProgress(cmd.ErrOrStderr())
-			ctx, stop := untilSignal(cmd.Context())
-			defer stop()
-			report, err := change.Run(ctx, cfg)
-			if report == nil || len(report.Rows) == 0 {
-				return err
-			}
-			return errors.Join(err, printResult(cmd.OutOrStdout(), output, report))
+			return measure(cmd, output, cfg, change.Run, func(r *change.Report) int { return len(r.Rows) })
 		},
 	}
 	f := cmd.Flags()
