@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"strings"
+	"time"
 
 	"spillway.dev/spillway/internal/conntrack"
 )
@@ -14,7 +15,7 @@ import (
 type evidence struct {
 	// counters are conntrack's of each namespace as they stood last; nil where they
 	// are not needed.
-	counters map[uint64]conntrack.Counters
+	counters map[uint64]*tally
 	places   *places
 }
 
@@ -44,7 +45,7 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 			break
 		}
 	}
-	grown := e.grown(raw.Cookie)
+	grown := e.grown(raw.Cookie, d.Time)
 	d.Invalid = d.Invalid || raw.Flags&uint8(dropsDropFlagsDROP_NO_ENTRY) != 0 && grown.Invalid > 0
 	switch {
 	case nft:
@@ -52,8 +53,10 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 	case xtables:
 		d.By = dropper[dropsDropPathPATH_XTABLES]
 	case grown.InsertFailed > 0:
+		grown.InsertFailed--
 		d.By, d.Meaning = dropper[dropsDropPathPATH_CONNTRACK_INSERT], explain(d, dropsDropPathPATH_CONNTRACK_INSERT)
 	case grown.Drop > 0:
+		grown.Drop--
 		d.By, d.Meaning = dropper[dropsDropPathPATH_CONNTRACK_FULL], explain(d, dropsDropPathPATH_CONNTRACK_FULL)
 	}
 	if d.By == "conntrack" {
@@ -74,35 +77,49 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 	d.Meaning += ofInvalid(d)
 }
 
-// grown is by how much conntrack's counters of a namespace grew since they were
-// read last.
-func (e *evidence) grown(cookie uint64) (by conntrack.Counters) {
+// tally is what conntrack's counters of a namespace were when they were read last,
+// and by how much they had grown.
+type tally struct {
+	conntrack.Counters
+	grown conntrack.Counters
+	at    time.Time
+}
+
+// grown is by how much conntrack's counters of a namespace grew before a drop. Of
+// drops that came faster than the counters could be read, all that happened before
+// a reading share what had grown by then; the caller takes its own share.
+func (e *evidence) grown(cookie uint64, drop time.Time) *conntrack.Counters {
 	n, known := e.places.known[cookie]
 	if e.counters == nil || !known {
-		return by
+		return &conntrack.Counters{}
+	}
+	last := e.counters[cookie]
+	if last != nil && drop.Before(last.at) {
+		return &last.grown
 	}
 	now, err := readCounters(n)
-	before, had := e.counters[cookie]
 	if err != nil {
-		return by
+		return &conntrack.Counters{}
 	}
-	if e.counters[cookie] = now; !had {
-		return by
+	t := &tally{Counters: now, at: time.Now()}
+	if last != nil {
+		t.grown = conntrack.Counters{
+			Drop:         now.Drop - last.Drop,
+			InsertFailed: now.InsertFailed - last.InsertFailed,
+			Invalid:      now.Invalid - last.Invalid,
+		}
 	}
-	return conntrack.Counters{
-		Drop:         now.Drop - before.Drop,
-		InsertFailed: now.InsertFailed - before.InsertFailed,
-		Invalid:      now.Invalid - before.Invalid,
-	}
+	e.counters[cookie] = t
+	return &t.grown
 }
 
 // begin reads the counters of all namespaces, so that the first drop can be
 // compared. Those that cannot be read have no evidence to give.
 func (e *evidence) begin() {
-	e.counters = map[uint64]conntrack.Counters{}
+	e.counters = map[uint64]*tally{}
 	for cookie, n := range e.places.known {
 		if c, err := readCounters(n); err == nil {
-			e.counters[cookie] = c
+			e.counters[cookie] = &tally{Counters: c, at: time.Now()}
 		}
 	}
 }
