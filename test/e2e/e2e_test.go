@@ -25,6 +25,7 @@ type env struct {
 	*cluster.Cluster
 	loader  *suite.Loader
 	streams []stream
+	story   *story // nil: none is told
 }
 
 // start builds a cluster of two nodes with an agent on each.
@@ -181,9 +182,9 @@ func (e *env) endStreamsBut(t *testing.T, allowed int) {
 		}
 		sent += resp.Report.Sent
 		if r := resp.Report; r.Sent > r.Answered {
-			report := t.Logf
+			report := func(format string, args ...any) { t.Helper(); t.Logf(format, args...) }
 			if r.Sent-r.Answered > allowed {
-				report = t.Errorf
+				report = func(format string, args ...any) { t.Helper(); e.story.errorf(t, format, args...) }
 			}
 			report("%s: %d of %d questions were lost: %v", st.name, r.Sent-r.Answered, r.Sent, r.Lost)
 		}

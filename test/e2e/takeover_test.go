@@ -75,6 +75,7 @@ func (e *env) newKubeProxy(t *testing.T, node string, setup proxySetup) *kubePro
 
 func (p *kubeProxy) start(t *testing.T) {
 	t.Helper()
+	p.log.Reset()
 	p.cmd = p.host.Command(context.Background(), p.argv...)
 	for i, v := range p.cmd.Env {
 		if strings.HasPrefix(v, "PATH=") {
@@ -96,7 +97,7 @@ func (p *kubeProxy) stop(t *testing.T) {
 	_ = p.cmd.Wait()
 	p.cmd = nil
 	if t.Failed() {
-		t.Logf("kube-proxy on %s says:\n%s", p.host.Name, p.log.String())
+		t.Logf("the log of kube-proxy on %s ends with:\n%s", p.host.Name, tail(p.log.String(), 20))
 	}
 }
 
@@ -166,11 +167,13 @@ func logged(a *cluster.Agent, text string) func() bool {
 // connections translated can only be Spillway.
 func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kubeProxy) {
 	t.Helper()
+	story := tellStory(t)
 	c := cluster.Start(t, cluster.Config{
 		Spec: topology.DefaultSpec("e2e-takeover"), Routes: flows.ServiceRanges(), FromAPI: true, NoAgents: true,
 		Flags: map[string][]string{"": {"--takeover=kube-proxy"}},
 	})
-	e := &env{Cluster: c, loader: suite.NewLoader(c)}
+	e := &env{Cluster: c, loader: suite.NewLoader(c), story: story}
+	story.step("start kube-proxy")
 	var proxies []*kubeProxy
 	s := &served{file: e.loader.NewFile()}
 	s.write(t, nodePort("a0", "b0"))
@@ -191,6 +194,7 @@ func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kub
 	for _, p := range proxies {
 		p.waitSynced(t)
 	}
+	story.step("ask kube-proxy")
 	for _, f := range askers {
 		for _, combo := range flows.AllCombos {
 			probe, dst := e.probe(t, f.From), s.address(t, f.To, combo)
@@ -214,6 +218,7 @@ func (e *env) takeOver(t *testing.T, s *served, proxies []*kubeProxy) {
 	e.startNewConnections(t, s)
 	inFlight := len(e.streams)
 	e.startConnections(t, s, askers, 4)
+	e.story.step("start the agents")
 	for _, node := range e.Nodes() {
 		if err := e.Agent(node).Start(t.Context()); err != nil {
 			t.Fatal(err)
@@ -222,30 +227,29 @@ func (e *env) takeOver(t *testing.T, s *served, proxies []*kubeProxy) {
 	for i, node := range e.Nodes() {
 		until(t, "the refusal while kube-proxy runs", logged(e.Agent(node), "kube-proxy still runs here"))
 		if own, _ := e.proxyRules(t, node); len(own) == 0 {
-			t.Errorf("the rules of a running kube-proxy are gone from %s", node)
+			e.story.errorf(t, "the rules of a running kube-proxy are gone from %s", node)
 		}
+		e.story.step("stop kube-proxy on %s", node)
 		proxies[i].stop(t)
+		e.story.step("wait for the take-over on %s", node)
 		until(t, "the take-over", logged(e.Agent(node), "took over from kube-proxy"))
 		own, others := e.proxyRules(t, node)
 		if len(own) > 0 {
-			t.Errorf("left of kube-proxy on %s: %q", node, own)
+			e.story.errorf(t, "left of kube-proxy on %s: %q", node, own)
 		}
 		if askedSetup().variant != "" && len(others) < 4 {
-			t.Errorf("of kubelet's chains only these are left on %s: %q", node, others)
+			e.story.errorf(t, "of kubelet's chains only these are left on %s: %q", node, others)
 		}
 	}
+	e.story.step("wait for /healthz")
 	e.waitReady(t) // the health port is its own now
 	time.Sleep(time.Second)
-	fresh, running := e.streams[:inFlight], e.streams[inFlight:]
-	e.streams = running
-	e.endStreams(t)
-	e.streams = fresh
-	e.endStreams(t)
+	e.endRunningFirst(t, inFlight)
 	e.expectRelease(t)
 	for _, node := range e.Nodes() {
 		log, _ := os.ReadFile(e.Agent(node).Log)
 		if n := strings.Count(string(log), "kube-proxy still runs here"); n != 1 {
-			t.Errorf("%s says %d times that kube-proxy runs, want once", node, n)
+			e.story.errorf(t, "%s says %d times that kube-proxy runs, want once", node, n)
 		}
 	}
 }
@@ -258,8 +262,9 @@ func (e *env) expectRelease(t *testing.T) {
 	for _, node := range e.Nodes() {
 		host, _ := e.Host(node)
 		if !strings.Contains(run(t, host, "nft", "list", "tables"), keeper) {
-			t.Errorf("nothing keeps the connections of kube-proxy translated on %s", node)
+			e.story.errorf(t, "nothing keeps the connections of kube-proxy translated on %s", node)
 		}
+		e.story.step("flush conntrack on %s", node)
 		run(t, host, "conntrack", "-F")
 		until(t, "the end of what kept them translated", func() bool { return !strings.Contains(run(t, host, "nft", "list", "tables"), keeper) })
 	}
@@ -274,25 +279,36 @@ func (e *env) goBack(t *testing.T, s *served, proxies []*kubeProxy) {
 	inFlight := len(e.streams)
 	e.startConnections(t, s, []flows.Flow{{From: "a1", To: flows.ClusterIP}, {From: "b", To: flows.ClusterIP}}, 4)
 	for i, node := range e.Nodes() {
+		e.story.step("end the agent on %s", node)
 		if err := e.Agent(node).Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
+		e.story.step("start kube-proxy on %s", node)
 		proxies[i].start(t)
 		proxies[i].waitSynced(t)
+		e.story.step("clean up on %s", node)
 		if err := e.Agent(node).Cleanup(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if left := e.residue(t, node); len(left) > 0 {
-			t.Errorf("clean-up left on %s: %v", node, left)
+			e.story.errorf(t, "clean-up left on %s: %v", node, left)
 		}
 		if own, _ := e.proxyRules(t, node); len(own) == 0 {
-			t.Errorf("clean-up took kube-proxy's rules away on %s", node)
+			e.story.errorf(t, "clean-up took kube-proxy's rules away on %s", node)
 		}
 	}
 	time.Sleep(500 * time.Millisecond)
-	fresh, running := e.streams[:inFlight], e.streams[inFlight:]
-	e.streams = running
-	e.endStreams(t)
-	e.streams = fresh
-	e.endStreams(t)
+	e.endRunningFirst(t, inFlight)
+}
+
+// endRunningFirst ends the streams that keep a socket, which come behind the fresh
+// ones, and then these.
+func (e *env) endRunningFirst(t *testing.T, fresh int) {
+	t.Helper()
+	e.story.step("end the streams")
+	all := e.streams
+	for _, part := range [][]stream{all[fresh:], all[:fresh]} {
+		e.streams = part
+		e.endStreams(t)
+	}
 }
