@@ -174,13 +174,13 @@ func (e *env) endStreams(t *testing.T) {
 // endStreamsBut allows each stream to have lost a few.
 func (e *env) endStreamsBut(t *testing.T, allowed int) {
 	t.Helper()
-	sent := 0
+	sent, late, slowest := 0, 0, 0
 	for _, st := range e.streams {
 		resp, err := st.probe.Do(t.Context(), probe.Request{Op: probe.Stop, Name: st.name})
 		if err != nil {
 			t.Fatal(err)
 		}
-		sent += resp.Report.Sent
+		sent, late, slowest = sent+resp.Report.Sent, late+resp.Report.Late, max(slowest, resp.Report.SlowestMS)
 		if r := resp.Report; r.Sent > r.Answered {
 			report := func(format string, args ...any) { t.Helper(); t.Logf(format, args...) }
 			if r.Sent-r.Answered > allowed {
@@ -189,6 +189,6 @@ func (e *env) endStreamsBut(t *testing.T, allowed int) {
 			report("%s: %d of %d questions were lost: %v", st.name, r.Sent-r.Answered, r.Sent, r.Lost)
 		}
 	}
-	t.Logf("%d questions in %d streams", sent, len(e.streams))
+	t.Logf("%d questions in %d streams, %d answers late, the last one after %d ms", sent, len(e.streams), late, slowest)
 	e.streams = nil
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestMain(m *testing.M) {
@@ -166,5 +167,38 @@ func TestStreamCountsWhatIsLost(t *testing.T) {
 	}
 	if _, err := p.Do(context.Background(), Request{Op: Stream, Proto: "tcp", Dst: dst, Name: "t"}); err == nil {
 		t.Error("a stream started although its first question failed")
+	}
+}
+
+// A datagram is not sent again: that its answer came at last says that none was lost.
+func TestLateAnswersToDatagramsAreNotLost(t *testing.T) {
+	server, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { // answers the second question late, and ends before the third
+		defer close(ended)
+		defer server.Close()
+		buf := make([]byte, 100)
+		for i := range 2 {
+			n, client, err := server.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
+			_, _ = server.WriteTo(marshalReply("a0", "x", strings.TrimSpace(string(buf[:n]))), client)
+		}
+	}()
+	p := start(t)
+	do(t, p, Request{Op: Stream, Proto: "udp", Dst: server.LocalAddr().String(), Name: "s", TimeoutMS: 200, PauseMS: 100})
+	<-ended
+	time.Sleep(400 * time.Millisecond) // for the third
+	r := do(t, p, Request{Op: Stop, Name: "s"}).Report
+	if r.Answered != 2 || r.Late != 1 || r.SlowestMS < 300 {
+		t.Errorf("report %+v, want 2 answers, 1 of them late", r)
+	}
+	if len(r.Lost) == 0 || !strings.Contains(r.Lost[0], "refused") || !strings.Contains(r.Lost[0], "from 127.0.0.1:") {
+		t.Errorf("lost: %v, want the question that nobody was there for, and where it came from", r.Lost)
 	}
 }

@@ -10,6 +10,10 @@ import (
 // maxLost bounds the losses a report names one by one.
 const maxLost = 10
 
+// patience is how long a stream waits behind the time-out of a question, to tell an
+// answer that is late from one that never comes.
+const patience = 10 * time.Second
+
 // stream is a running sequence of numbered questions.
 type stream struct {
 	stop   chan struct{}
@@ -25,7 +29,10 @@ type stream struct {
 //
 // A question that is not answered in time is lost; a connection that breaks is
 // lost with everything it would have carried, so it is opened again only to
-// count on. The first question has been answered when startStream returns.
+// count on. A datagram is sent once, so that a late answer to it says of a slow
+// machine, not of a loss: it counts as answered, and as late. TCP sends again what
+// was lost, and is given no more than its time. The first question has been answered
+// when startStream returns.
 func (p *process) startStream(req Request) error {
 	dst, err := netip.ParseAddrPort(req.Dst)
 	if err != nil {
@@ -59,9 +66,15 @@ func (s *stream) run(req Request, dst netip.AddrPort, single bool, first chan<- 
 		}
 		s.report <- report
 	}()
+	inTime := req.timeout()
+	if req.Proto == "udp" {
+		req.TimeoutMS = int((inTime + patience) / time.Millisecond)
+	}
 	for i := 0; ; i++ {
+		asked := time.Now()
 		answer, used := askOnce(req, dst, sock, strconv.Itoa(i))
 		report.count(i, answer)
+		report.measure(time.Since(asked), inTime, answer)
 		sock = used
 		if sock != nil && (!single || answer.Err != OK && sock.stream) {
 			sock.close()
@@ -92,6 +105,17 @@ func (r *Report) count(i int, a Answer) {
 	if len(r.Lost) < maxLost {
 		r.Lost = append(r.Lost, fmt.Sprintf("question %d: %s (%s)", i, a.Err, a.Detail))
 	}
+}
+
+// measure notes how long a question took.
+func (r *Report) measure(took, inTime time.Duration, a Answer) {
+	if a.Err != OK {
+		return
+	}
+	if took > inTime {
+		r.Late++
+	}
+	r.SlowestMS = max(r.SlowestMS, int(took/time.Millisecond))
 }
 
 // stopStream ends a stream and returns its report.

@@ -65,7 +65,8 @@ func (p *process) try(req Request) ([]Answer, error) {
 // askOnce asks one question over s, or over a new socket when s is nil. The
 // socket it used comes back for more; nil when there is none to go on with.
 func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *socket) {
-	deadline := time.Now().Add(req.timeout())
+	asked := time.Now()
+	deadline := asked.Add(req.timeout())
 	if s == nil {
 		var err error
 		if s, err = openSocket(req, dst); err != nil {
@@ -73,20 +74,26 @@ func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *
 		}
 		if !req.Unconnected {
 			if err := s.connect(dst, deadline); err != nil {
+				a := failed(s.traced(err, asked))
 				s.close()
-				return failed(err), nil
+				return a, nil
 			}
 		}
 	}
 	answer, err := s.ask(dst, text, req.Size, deadline)
 	if err != nil {
-		asked := deadline.Add(-req.timeout()).Format("15:04:05.000000")
-		answer.Err, answer.Detail = kindOf(err), fmt.Sprintf("%v; from %s at %s", err, s.local(), asked)
+		err = s.traced(err, asked)
+		answer.Err, answer.Detail = kindOf(err), err.Error()
 	}
 	return answer, s
 }
 
 func failed(err error) Answer { return Answer{Err: kindOf(err), Detail: err.Error()} }
+
+// traced says with an error by what a trace of packets shows the question.
+func (s *socket) traced(err error, asked time.Time) error {
+	return fmt.Errorf("%w; from %s at %s", err, s.local(), asked.Format("15:04:05.000000"))
+}
 
 // ask sends text, in size bytes if it is shorter, and waits for the answer to
 // exactly that text.
