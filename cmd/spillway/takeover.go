@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -27,9 +28,12 @@ type takeover struct {
 	removed bool // by this run
 	failed  bool // at the last look
 	said    string
+	running func() (sign string, err error) // kubeproxy.Running, but for tests
 	// kept is told when connections of a --proxy-mode before are kept translated.
 	kept chan struct{}
 }
+
+const stillRuns = "kube-proxy still runs here and would write its rules again: they are left, and this is tried again; stop it"
 
 const (
 	takeoverInterval = 2 * time.Second
@@ -42,7 +46,7 @@ const (
 )
 
 func newTakeover(c agentConfig, log *slog.Logger) *takeover {
-	t := &takeover{wanted: c.Takeover != "", netfilter: modeUsesNetfilter(c.ProxyMode), log: log, kept: make(chan struct{}, 1)}
+	t := &takeover{wanted: c.Takeover != "", netfilter: modeUsesNetfilter(c.ProxyMode), log: log, running: kubeproxy.Running, kept: make(chan struct{}, 1)}
 	t.pending.Store(t.wanted)
 	return t
 }
@@ -113,7 +117,7 @@ func (t *takeover) run(ctx context.Context) {
 func (t *takeover) look(ctx context.Context) {
 	wasClean := t.clean
 	t.clean, t.failed = false, false
-	sign, err := kubeproxy.Running()
+	sign, err := t.running()
 	switch {
 	case err != nil:
 		t.say(slog.LevelWarn, "kube-proxy is not taken over", "err", err)
@@ -121,7 +125,10 @@ func (t *takeover) look(ctx context.Context) {
 	case sign != "":
 		t.pending.Store(true)
 		t.removed = false
-		t.say(slog.LevelWarn, "kube-proxy still runs here and would write its rules again: they are left, and this is tried again; stop it", "sign", sign)
+		// Signs come and go while it ends, or is started again: once is enough.
+		if !strings.HasPrefix(t.said, stillRuns) {
+			t.say(slog.LevelWarn, stillRuns, "sign", sign)
+		}
 		return
 	}
 	left, err := kubeproxy.Look(ctx)
