@@ -65,7 +65,7 @@ type agent struct {
 	backends func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error)
 	policies func(context.Context, agentConfig, *slog.Logger) dataplane.Policies
 	cleanup  func(context.Context, agentConfig, *slog.Logger) error
-	unused   func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger)
+	unused   func(context.Context, agentConfig, []dataplane.Backend, retirement)
 	takeOver func(context.Context, *takeover)
 	entries  func(agentConfig, *slog.Logger, func(prometheus.Collector) error) (reconcile.StaleEntries, func(), error)
 	pilot    func(c agentConfig, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (func(context.Context) error, error)
@@ -156,7 +156,8 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,
 		OnFirstSync: func(ctx context.Context) {
-			background.Go(func() { a.unused(ctx, a.cfg, backends, log); a.takeOver(ctx, a.cfg.takeover) })
+			retire := retirement{log, metrics.CleanupFailed, background.Go, 5 * time.Second}
+			background.Go(func() { a.unused(ctx, a.cfg, backends, retire); a.takeOver(ctx, a.cfg.takeover) })
 		},
 		Policies:      policies,
 		PolicyTracker: policy.New(policyConfig(a.cfg)),

@@ -197,7 +197,7 @@ func testAgent(t *testing.T, m *memory) *agent {
 	a.backends = func(context.Context, agentConfig, *slog.Logger, func(prometheus.Collector) error) ([]dataplane.Backend, error) {
 		return []dataplane.Backend{m}, nil
 	}
-	a.unused = func(context.Context, agentConfig, []dataplane.Backend, *slog.Logger) {}
+	a.unused = func(context.Context, agentConfig, []dataplane.Backend, retirement) {}
 	a.takeOver = func(context.Context, *takeover) {}
 	// The table of the machine's own network is not a test's to change.
 	a.entries = func(agentConfig, *slog.Logger, func(prometheus.Collector) error) (reconcile.StaleEntries, func(), error) {

@@ -40,7 +40,7 @@ var proxyModes = []proxyMode{
 	{"ebpf", openEBPF, func(_ context.Context, c agentConfig, log *slog.Logger) error {
 		return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Linger: reconcile.Linger, Log: log})
 	}, false, func(c agentConfig) error {
-		_, err := ebpf.Drain(ebpf.Config{BPFFS: c.BPFFS})
+		_, err := ebpf.Drain(ebpf.Config{BPFFS: c.BPFFS, Linger: reconcile.Linger})
 		return err
 	}, func(ctx context.Context, c agentConfig, log *slog.Logger) error {
 		return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Conntrack.timeouts(), Log: log})
@@ -105,12 +105,23 @@ func newBackend(ctx context.Context, name string, c agentConfig, log *slog.Logge
 	return b, nil
 }
 
+// retirement is how dataplanes go that are not in use.
+type retirement struct {
+	log    *slog.Logger
+	failed func(dataplane string) // counts what could not be cleaned up
+	later  func(func())           // has something run beside the agent's other work
+	pause  time.Duration          // before the second attempt
+}
+
+// maxCleanupPause bounds the time between two attempts at a clean-up.
+const maxCleanupPause = 5 * time.Minute
+
 // cleanUnused takes away what dataplanes that this agent does not use left in
 // the kernel when another --proxy-mode was in force. It runs when the new one
 // serves, so that new connections always find one of them, and waits until the
 // last answers are through, or, where a dataplane's own connections would end with
 // it, the last of these.
-func cleanUnused(ctx context.Context, c agentConfig, used []dataplane.Backend, log *slog.Logger) {
+func cleanUnused(ctx context.Context, c agentConfig, used []dataplane.Backend, r retirement) {
 	unused := slices.DeleteFunc(slices.Clone(proxyModes), func(m proxyMode) bool {
 		return slices.ContainsFunc(used, func(b dataplane.Backend) bool { return b.Name() == m.name })
 	})
@@ -119,7 +130,7 @@ func cleanUnused(ctx context.Context, c agentConfig, used []dataplane.Backend, l
 			continue
 		}
 		if err := m.drain(c); err != nil {
-			log.Warn("Drain a dataplane that is not in use", "dataplane", m.name, "err", err)
+			r.log.Warn("Drain a dataplane that is not in use", "dataplane", m.name, "err", err)
 		}
 	}
 	select {
@@ -129,23 +140,47 @@ func cleanUnused(ctx context.Context, c agentConfig, used []dataplane.Backend, l
 	}
 	var wg sync.WaitGroup
 	for _, m := range unused {
-		wg.Go(func() { m.retire(ctx, c, log) })
+		wg.Go(func() { m.retire(ctx, c, r) })
 	}
 	wg.Wait()
 }
 
 // retire cleans up a dataplane that is not in use when its connections have ended.
-func (m *proxyMode) retire(ctx context.Context, c agentConfig, log *slog.Logger) {
+// What fails is tried again, while the agent goes on.
+func (m *proxyMode) retire(ctx context.Context, c agentConfig, r retirement) {
 	if m.drained != nil {
-		if err := m.drained(ctx, c, log); ctx.Err() != nil {
+		if err := m.drained(ctx, c, r.log); ctx.Err() != nil {
 			return // the next start does it
 		} else if err != nil {
-			log.Warn("Wait for connections of a dataplane that is not in use", "dataplane", m.name, "err", err)
+			r.log.Warn("Wait for connections of a dataplane that is not in use", "dataplane", m.name, "err", err)
 		}
 	}
-	if err := m.cleanup(ctx, c, log); err != nil && ctx.Err() == nil { // else the next start does it
-		log.Warn("Clean up a dataplane that is not in use", "dataplane", m.name, "err", err)
+	if m.cleanedUp(ctx, c, r, r.pause) {
+		return
 	}
+	r.later(func() {
+		for pause := r.pause; ; pause = min(2*pause, maxCleanupPause) {
+			select {
+			case <-ctx.Done():
+				return // the next start does it
+			case <-time.After(pause):
+			}
+			if m.cleanedUp(ctx, c, r, min(2*pause, maxCleanupPause)) {
+				return
+			}
+		}
+	})
+}
+
+// cleanedUp reports whether no further attempt is needed, and else says when it comes.
+func (m *proxyMode) cleanedUp(ctx context.Context, c agentConfig, r retirement, next time.Duration) bool {
+	err := m.cleanup(ctx, c, r.log)
+	if err == nil || ctx.Err() != nil {
+		return true
+	}
+	r.failed(m.name)
+	r.log.Warn("Clean up a dataplane that is not in use", "dataplane", m.name, "again", next, "err", err)
+	return false
 }
 
 // cleanBackends takes everything of this instance out of the kernel.

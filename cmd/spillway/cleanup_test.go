@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
@@ -67,4 +71,35 @@ func TestCleanupWithoutProgramsOfNetfilter(t *testing.T) {
 	if err := withPath(path); err != nil {
 		t.Errorf("there is nothing to clean up, but: %v", err)
 	}
+}
+
+// What a change of --proxy-mode could not take away is counted and tried again.
+func TestAFailedCleanupIsCountedAndTriedAgain(t *testing.T) {
+	var background sync.WaitGroup
+	attempts, failed := 0, 0
+	m := proxyMode{name: "nftables", cleanup: func(context.Context, agentConfig, *slog.Logger) error {
+		if attempts++; attempts < 4 {
+			return errors.New("device or resource busy")
+		}
+		return nil
+	}}
+	m.retire(t.Context(), agentConfig{}, retirement{
+		log: slog.New(slog.NewTextHandler(io.Discard, nil)), later: background.Go, pause: time.Millisecond,
+		failed: func(dataplane string) {
+			if failed++; dataplane != "nftables" {
+				t.Errorf("counted for %q", dataplane)
+			}
+		},
+	})
+	background.Wait()
+	if attempts != 4 || failed != 3 {
+		t.Errorf("%d attempts, %d counted as failed, want 4 and 3", attempts, failed)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	attempts = -1000
+	m.retire(ctx, agentConfig{}, retirement{
+		log: slog.New(slog.NewTextHandler(io.Discard, nil)), later: background.Go, pause: time.Hour, failed: func(string) {},
+	})
+	cancel()
+	background.Wait() // the agent ends although it still wants to clean up
 }

@@ -38,6 +38,7 @@ type Metrics struct {
 	policies, policyTargets prometheus.Gauge
 	problems                prometheus.Gauge
 	syncErrors              *prometheus.CounterVec
+	cleanupErrors           *prometheus.CounterVec
 	auditDiffs              *prometheus.CounterVec
 }
 
@@ -137,6 +138,9 @@ func (m *Metrics) addOwn(b Build) {
 	m.syncErrors = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "spillway_sync_errors_total", Help: "Syncs that failed as a whole and were repeated in full.",
 	}, []string{"dataplane"}))
+	m.cleanupErrors = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "spillway_cleanup_errors_total", Help: "Attempts to clean up a dataplane that is not in use any more which failed and are repeated.",
+	}, []string{"dataplane"}))
 	m.auditDiffs = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "spillway_audit_differences_total", Help: "Service ports (nftables, iptables: elements, chains and other objects) that the kernel did not hold as they were written.",
 	}, []string{"dataplane"}))
@@ -170,6 +174,9 @@ func (m *Metrics) SyncSucceeded(at time.Time) { m.lastSynced.Set(seconds(at)) }
 
 // SyncFailed counts a sync that failed as a whole.
 func (m *Metrics) SyncFailed(dataplane string) { m.syncErrors.WithLabelValues(dataplane).Inc() }
+
+// CleanupFailed counts a clean-up of a dataplane that is not in use.
+func (m *Metrics) CleanupFailed(dataplane string) { m.cleanupErrors.WithLabelValues(dataplane).Inc() }
 
 // NetworkProgrammed observes the time from a change in the cluster to the kernel.
 func (m *Metrics) NetworkProgrammed(d time.Duration) { m.programming.Observe(d.Seconds()) }
