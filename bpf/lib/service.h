@@ -318,6 +318,13 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 				return pass(PASS_CONNTRACK);
 			flow_make_room(t, &m->pair.reply_key, &m->icmp.key, to_helped);
 		}
+		/*
+		 * Of a connection that has passed by netfilter the first packet that comes
+		 * there must not be an answer: it would be taken for the first one of a
+		 * connection of the endpoint's, and masqueraded where a CNI does that to pods.
+		 */
+		if (to_endpoint && has_ct_lookup && s->flags & SETTING_DRAINS)
+			return pass(PASS_OTHER);
 		ret = pass_direct(skb, m, s, hook, to_endpoint);
 		if (ret != -2 && to_helped)
 			helper_expect_direct(t, &m->pair,

@@ -20,7 +20,9 @@ import (
 func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-mode")
 	spec.Masquerade = true // netfilter goes on translating what it knows
+	story := tellStory(t)
 	e := startSpec(t, spec)
+	e.story = story
 	// A handshake that the change of the other node broke is an open connection here
 	// until somebody gives it up, which may take longer than anybody waits.
 	e.Flags = map[string][]string{"": {"--conntrack-tcp-timeout-established", "5s"}}
@@ -30,8 +32,10 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	for _, mode := range modes {
 		e.Mode = mode
 		for _, node := range e.Nodes() {
+			story.step("restart the agent on %s in mode %s", node, mode)
 			e.restart(t, node, syscall.SIGTERM, 100*time.Millisecond)
 			e.waitReady(t)
+			story.step("wait for the end of other dataplanes on %s", node)
 			e.waitOnly(t, node, mode)
 		}
 	}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -11,6 +12,7 @@ import (
 // record of CI often keeps no more than the end of a failed test's output, so that
 // this comes behind the logs of whoever took part. A nil story keeps nothing.
 type story struct {
+	mu     sync.Mutex
 	steps  []string
 	faults []string
 }
@@ -18,8 +20,8 @@ type story struct {
 // maxFaults and maxTold bound what a story ends with, in lines and in bytes of
 // one: together they fit into the few hundred characters that a record keeps.
 const (
-	maxFaults = 6
-	maxTold   = 160
+	maxFaults = 4
+	maxTold   = 200
 )
 
 // tellStory begins a story. It is told after all that is cleaned up later, so a
@@ -37,6 +39,8 @@ func tellStory(t *testing.T) *story {
 // step says what the test does now.
 func (s *story) step(format string, args ...any) {
 	if s != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.steps = append(s.steps, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 	}
 }
@@ -46,6 +50,8 @@ func (s *story) errorf(t *testing.T, format string, args ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, args...)
 	if s != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.faults = append(s.faults, text)
 	}
 	t.Error(text)
@@ -53,6 +59,8 @@ func (s *story) errorf(t *testing.T, format string, args ...any) {
 
 // text is the story: all its steps, then the first faults, cut to what counts.
 func (s *story) text() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var b strings.Builder
 	fmt.Fprintf(&b, "steps:\n%s\n", strings.Join(s.steps, "\n"))
 	last := "the start"

@@ -4,20 +4,26 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
 )
 
@@ -278,6 +284,7 @@ func (e *env) goBack(t *testing.T, s *served, proxies []*kubeProxy) {
 	e.startNewConnections(t, s)
 	inFlight := len(e.streams)
 	e.startConnections(t, s, []flows.Flow{{From: "a1", To: flows.ClusterIP}, {From: "b", To: flows.ClusterIP}}, 4)
+	e.startFromUsedPorts(t, s)
 	for i, node := range e.Nodes() {
 		e.story.step("end the agent on %s", node)
 		if err := e.Agent(node).Signal(syscall.SIGTERM); err != nil {
@@ -287,7 +294,9 @@ func (e *env) goBack(t *testing.T, s *served, proxies []*kubeProxy) {
 		proxies[i].start(t)
 		proxies[i].waitSynced(t)
 		e.story.step("clean up on %s", node)
-		if err := e.Agent(node).Cleanup(t.Context()); err != nil {
+		var err error
+		e.askFromUsedPorts(t, s, func() { err = e.Agent(node).Cleanup(t.Context()) })
+		if err != nil {
 			t.Fatal(err)
 		}
 		if left := e.residue(t, node); len(left) > 0 {
@@ -311,4 +320,62 @@ func (e *env) endRunningFirst(t *testing.T, fresh int) {
 		e.streams = part
 		e.endStreams(t)
 	}
+}
+
+// usedPorts are local ports of connections whose sockets Spillway has translated.
+var usedPorts = []int{41000, 41001, 41002, 41003}
+
+// startFromUsedPorts starts a stream of TCP over one connection from each of them.
+func (e *env) startFromUsedPorts(t *testing.T, s *served) {
+	t.Helper()
+	p := e.probe(t, "a1")
+	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
+		for _, port := range usedPorts {
+			st := stream{fmt.Sprintf("%s from a1, port %d", combo, port), p}
+			_, err := p.Do(t.Context(), probe.Request{
+				Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.address(t, flows.ClusterIP, combo), PauseMS: 20, TimeoutMS: 10_000, LocalPort: port,
+			})
+			if err != nil {
+				t.Fatalf("start %s: %v", st.name, err)
+			}
+			e.streams = append(e.streams, st)
+		}
+	}
+}
+
+// askFromUsedPorts asks the Service from ports that connections to its endpoints
+// have, until done ends: the kernel gives a port twice where the addresses differ, as
+// those of a Service and of its endpoint do, and kube-proxy may choose that endpoint.
+// Sockets that Spillway still translates are refused a pair of addresses in use.
+func (e *env) askFromUsedPorts(t *testing.T, s *served, done func()) {
+	t.Helper()
+	var asking sync.WaitGroup
+	var ended atomic.Bool
+	var asked atomic.Int64
+	p := e.probe(t, "a1")
+	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
+		dst := s.address(t, flows.ClusterIP, combo)
+		asking.Go(func() {
+			for i := 0; !ended.Load(); i++ {
+				port := usedPorts[i%len(usedPorts)]
+				resp, err := p.Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", Dst: dst, TimeoutMS: 4000, LocalPort: port})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				a := resp.Answers[0]
+				if strings.Contains(a.Detail, unix.EADDRNOTAVAIL.Error()) {
+					continue
+				}
+				asked.Add(1)
+				if a.Server == "" {
+					e.story.errorf(t, "%s from a1 by port %d, which a connection to an endpoint has: %s (%s)", combo, port, a.Err, a.Detail)
+				}
+			}
+		})
+	}
+	done()
+	ended.Store(true)
+	asking.Wait()
+	t.Logf("%d questions from ports in use", asked.Load())
 }

@@ -36,7 +36,8 @@ type Config struct {
 	Timeouts Timeouts
 	// SweepInterval is the time between two sweeps of the flow table.
 	SweepInterval time.Duration
-	// Linger is how long Cleanup lets flows go on when nobody begins one any more.
+	// Linger is how long Cleanup lets flows go on when nobody begins one any more, and
+	// half of it is how long Drain lets netfilter see those that passed by it.
 	Linger time.Duration
 	// Translated reports whether netfilter translates the destination of any
 	// connection now: those of a proxy that was here before. Their answers must

@@ -18,21 +18,48 @@ import (
 // no address is a Service's any more, and answers that netfilter translates go
 // through it. TCP flows go on until Cleanup. Datagrams are the other's at once, for
 // want of a last one to wait for; answers under way are still translated. What is
-// not there is no error; any says that some Service was served.
+// not there is no error; any says that some Service was served, and then half of
+// cfg.Linger is spent on letting netfilter see what runs.
 func Drain(cfg Config) (any bool, err error) {
+	var dirs []string
 	for _, dir := range layouts(cfg.BPFFS) {
 		// First: the answer to the very next question may be netfilter's.
 		err := askConntrack(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		n, e := deleteFrontends(dir, func(f *tcFrontend) bool { return f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 })
-		any = any || n > 0
+		serves, e := serves(dir)
+		if err := errors.Join(err, e); err != nil {
+			return any, err
+		}
+		dirs, any = append(dirs, dir), any || serves
+	}
+	if any {
+		// A client may have one port for a connection to an endpoint, which its socket
+		// knows and netfilter never saw, and for one to the Service. Whoever translates
+		// the second one must know of the first.
+		time.Sleep(cfg.Linger / 2)
+	}
+	for _, dir := range dirs {
+		_, e := deleteFrontends(dir, isService)
 		if err = errors.Join(err, e, deleteBackends(dir)); err != nil {
 			return any, err
 		}
 	}
 	return any, nil
+}
+
+func isService(f *tcFrontend) bool { return f.Flags&uint8(tcFrontendFlagsFRONTEND_ENDPOINT) == 0 }
+
+// serves reports whether the programs of a layout know any Service.
+func serves(dir string) (any bool, err error) {
+	frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
+	if err != nil {
+		return false, fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
+	}
+	defer frontends.Close()
+	err = each(frontends, func(_ tcFrontendKey, f tcFrontend) { any = any || isService(&f) })
+	return any, err
 }
 
 // drainInterval is the least time between two looks at the flow table.
@@ -105,19 +132,26 @@ func deleteUDP(ctx context.Context, flows *ebpf.Map) error {
 	})
 }
 
-// askConntrack sets SETTING_ASK_CONNTRACK.
+// askConntrack is startDraining of a layout, whose maps may not be there.
 func askConntrack(dir string) error {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapNodeSettings), nil)
 	if err != nil {
 		return fmt.Errorf("open eBPF map %s: %w", tcMapNodeSettings, err)
 	}
 	defer m.Close()
+	return startDraining(m)
+}
+
+// startDraining sets SETTING_ASK_CONNTRACK, and SETTING_DRAINS: what passes by
+// netfilter to an endpoint goes through it from its next question on, and its answers
+// once netfilter has seen one. Settings that an agent writes have neither.
+func startDraining(settings *ebpf.Map) error {
 	var s tcSettings
-	if err := m.Lookup(uint32(0), &s); err != nil {
+	if err := settings.Lookup(uint32(0), &s); err != nil {
 		return fmt.Errorf("read settings: %w", err)
 	}
-	s.Flags |= uint32(tcSettingsFlagsSETTING_ASK_CONNTRACK)
-	if err := m.Put(uint32(0), s); err != nil {
+	s.Flags |= uint32(tcSettingsFlagsSETTING_ASK_CONNTRACK | tcSettingsFlagsSETTING_DRAINS)
+	if err := settings.Put(uint32(0), s); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}
 	return nil

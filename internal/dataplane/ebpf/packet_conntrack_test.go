@@ -17,6 +17,7 @@ func TestPacketConntrack(t *testing.T) {
 	t.Run("Claims", func(t *testing.T) { eachTransport(t, n, n.conntrackClaims) })
 	t.Run("PortInUse", func(t *testing.T) { eachTransport(t, n, n.conntrackHasPort) })
 	t.Run("TupleTaken", func(t *testing.T) { eachFamily(t, n, n.connectionElsewhere) })
+	t.Run("Drains", func(t *testing.T) { eachTransport(t, n, n.conntrackMeetsWhatRuns) })
 	t.Run("PortTaken", func(t *testing.T) { eachTransport(t, n, n.conntrackTakesPort) })
 }
 
@@ -79,6 +80,23 @@ func (n *packetNode) conntrackClaims(t *testing.T, p *plan, proto uint8) {
 	n.untouched(t, "a port in use", inPod1, first.bytes(n, "pod1"), tcVerdictPASS_CONNTRACK)
 	first.src = other
 	n.send(t, inPod1, first).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+}
+
+// conntrackMeetsWhatRuns: before the programs go, netfilter sees a question of each
+// connection that passed by it. An answer that it saw first would be masqueraded by a
+// CNI, as the first packet of a pod.
+func (n *packetNode) conntrackMeetsWhatRuns(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.pod2, 8080, here)))
+	client, server := ap(p.pod1, 40000), ap(p.pod2, 8080)
+	ask := frame{proto: proto, src: client, dst: server, flags: ".", payload: []byte("question")}
+	answer := frame{proto: proto, src: server, dst: client, flags: ".", payload: []byte("answer")}
+	n.send(t, inPod1, ask).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+	t.Cleanup(func() { n.setNode(t, func(*intent.Node) {}) })
+	ok(t, startDraining(n.m(tcMapNodeSettings)))
+	n.send(t, inPod2, answer).want(t, actRedirect, tcVerdictPASSED_DIRECT) // to the question before
+	n.untouched(t, "the next question", inPod1, ask.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	n.track(t, p, proto, client, server, server, client)
+	n.untouched(t, "the answer to it", inPod2, answer.bytes(n, "pod2"), tcVerdictPASS_CONNTRACK)
 }
 
 // conntrackHasPort: a port that MASQUERADE has given to a connection with the same

@@ -239,6 +239,7 @@ const (
 	tcSettingsFlagsSETTING_BYPASS_NEVER   tcSettingsFlags = 2
 	tcSettingsFlagsSETTING_BYPASS_ALWAYS  tcSettingsFlags = 4
 	tcSettingsFlagsSETTING_ASK_CONNTRACK  tcSettingsFlags = 8
+	tcSettingsFlagsSETTING_DRAINS         tcSettingsFlags = 16
 )
 
 type tcSlotKey struct {
