@@ -368,6 +368,7 @@ func (e *env) askFromUsedPorts(t *testing.T, s *served, done func()) {
 					continue
 				}
 				asked.Add(1)
+				time.Sleep(5 * time.Millisecond)
 				if a.Server == "" {
 					e.story.errorf(t, "%s from a1 by port %d, which a connection to an endpoint has: %s (%s)", combo, port, a.Err, a.Detail)
 				}
