@@ -173,7 +173,7 @@ func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) 
 				e.restart(t, node, syscall.SIGTERM, 0)
 			}
 			e.waitReady(t)
-			time.Sleep(reconcile.Linger + time.Second)
+			time.Sleep(2 * reconcile.Linger) // half of one before, and one after new ones were left to others
 			e.expectNew(t, s)
 		}
 		for _, node := range e.Nodes() {
