@@ -169,6 +169,14 @@ enum flow_flags {
 	FLOW_RESET = 1 << 7,	/* closed by an RST */
 };
 
+/* What an endpoint still knows of a connection that is closed. */
+enum flow_end {
+	END_UNKNOWN = 0,
+	END_LAST_ACK = 1,  /* it is over once this direction acknowledges the last FIN */
+	END_FORGOTTEN = 2, /* nothing: the client closed first */
+	END_TIME_WAIT = 3, /* that it was there: it takes a SYN beyond seq_end (RFC 6191) */
+};
+
 /* What a flow has to do with answers from ports of the server's choice: helper.h. */
 enum flow_helper {
 	HELPER_NONE = 0,
@@ -191,12 +199,12 @@ struct flow {
 	/* The way that its packets took last, with the frame's addresses; good for one second. */
 	__u16 way_mtu;
 	__u32 way_seen;
-	__u32 way_ifindex;
-	__u32 way_kind; /* WAY_POD or WAY_LINK */
+	__u32 way_ifindex; /* from END_LAST_ACK on no way is kept: here is seq_end */
+	__u32 way_kind;	   /* WAY_POD or WAY_LINK */
 	__u8 way_macs[12];
 	__be16 helper_port; /* the endpoint's port that was asked */
 	__u8 helper;	    /* enum flow_helper */
-	__u8 pad;
+	__u8 end;	    /* enum flow_end */
 };
 
 /* fragments: the ports of a datagram whose first fragment passed. */

@@ -60,6 +60,7 @@ const enum frontend_flags *unused_frontend_flags __attribute__((unused));
 const enum backend_flags *unused_backend_flags __attribute__((unused));
 const enum flow_flags *unused_flow_flags __attribute__((unused));
 const enum flow_state *unused_flow_state __attribute__((unused));
+const enum flow_end *unused_flow_end __attribute__((unused));
 const enum pod_flags *unused_pod_flags __attribute__((unused));
 const enum node_addr_flags *unused_node_addr_flags __attribute__((unused));
 const enum settings_flags *unused_settings_flags __attribute__((unused));

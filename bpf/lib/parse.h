@@ -27,6 +27,7 @@ struct packet {
 	__u8 ttl;
 	__u8 pad;
 	__u16 check; /* IPv4's header checksum */
+	__u32 seq;   /* TCP: of a SYN; of a FIN, the number behind it */
 };
 
 enum parse_result {
@@ -78,10 +79,13 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 	if (LOAD(skb, p->l4_off, tcp) || tcp.doff < 5 ||
 	    p->l4_off + tcp.doff * 4 > p->l3_off + p->l3_len)
 		return PARSE_MALFORMED;
+	p->seq = bpf_ntohl(tcp.seq);
 	if (tcp.syn)
 		p->flags |= PACKET_SYN;
-	if (tcp.fin)
+	if (tcp.fin) {
 		p->flags |= PACKET_FIN;
+		p->seq += p->l3_off + p->l3_len - p->l4_off - tcp.doff * 4 + 1;
+	}
 	if (tcp.rst)
 		p->flags |= PACKET_RST;
 	if (tcp.ack)

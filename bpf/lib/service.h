@@ -116,7 +116,8 @@ static __always_inline void flow_way(struct __sk_buff *skb, struct scratch *m, s
 	}
 	if (!(f->flags & FLOW_TO_POD) || !way_pod(&f->daddr, p->tuple.family, way))
 		way_route(skb, p, &f->saddr, &f->daddr, way);
-	if (!entry || !(way->kind == WAY_POD || (way->kind == WAY_OUT && way->neighbour_known)))
+	if (!entry || entry->end ||
+	    !(way->kind == WAY_POD || (way->kind == WAY_OUT && way->neighbour_known)))
 		return;
 	entry->way_mtu = way->mtu;
 	entry->way_ifindex = way->ifindex;
@@ -422,7 +423,8 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int re
 		return drop(DROP_NO_BACKEND);
 	m->pair.flow.backend = id;
 	m->pair.flow.helper = fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
-	m->pair.flow.pad = 0;
+	m->pair.flow.end = END_UNKNOWN;
+	m->pair.seq = p->seq;
 	if (m->pair.flow.helper) {
 		been_set(BEEN_HELPER);
 		count(HELPER_ASKED);

@@ -16,12 +16,12 @@ func TestPacketFlows(t *testing.T) {
 	t.Run("HalfEvicted", func(t *testing.T) { eachTransport(t, n, n.halfEvicted) })
 	t.Run("HalfTaken", func(t *testing.T) { eachTransport(t, n, n.halfTaken) })
 	t.Run("SNATPorts", func(t *testing.T) { eachTransport(t, n, n.snatUnique) })
-	t.Run("ResetFlowYields", func(t *testing.T) {
-		eachFamily(t, n, func(t *testing.T, p *plan) { n.snatYields(t, p, frame{flags: "R"}) })
-	})
-	t.Run("ClosedFlowYields", func(t *testing.T) {
-		eachFamily(t, n, func(t *testing.T, p *plan) { n.snatYields(t, p, frame{flags: "F."}, frame{flags: "<F."}) })
-	})
+	for _, c := range endings {
+		t.Run("Yields/"+c.name, func(t *testing.T) {
+			eachFamily(t, n, func(t *testing.T, p *plan) { n.snatYields(t, p, c) })
+		})
+	}
+	t.Run("StrayPacketOfAFlowThatYielded", func(t *testing.T) { eachFamily(t, n, n.strayOfYielded) })
 	t.Run("DirectSYNForgets", func(t *testing.T) { eachFamily(t, n, n.directSYN) })
 	t.Run("DirectDatagramForgets", func(t *testing.T) { eachFamily(t, n, n.directDatagram) })
 }
@@ -316,35 +316,119 @@ func (n *packetNode) snatUnique(t *testing.T, p *plan, proto uint8) {
 		want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
 }
 
-// snatYields: where ports are short, a closed flow gives its own back before
-// its time-out, and an open one never does.
-func (n *packetNode) snatYields(t *testing.T, p *plan, closing ...frame) {
+// ending is how a connection closes, and when its port may be given to another.
+// A dialogue's packets are the client's, or begin with < and are the endpoint's.
+type ending struct {
+	name     string
+	dialogue []frame
+	syn      uint32 // sequence number of the new connection's SYN
+	at       when
+}
+
+type when int
+
+const (
+	atOnce when = iota
+	nextSecond
+	never
+)
+
+// The client's sequence numbers; its FIN has three bytes with it.
+const (
+	finSeq = 0xfffffffe
+	seqEnd = 2 // finSeq + 3 + 1
+)
+
+var (
+	clientFIN = frame{flags: "F.", seq: finSeq, payload: []byte("end")}
+	endings   = []ending{
+		{"open", []frame{{flags: "."}, {flags: "<."}}, 9, never},
+		{"half closed by the client", []frame{clientFIN, {flags: "<."}}, 9, never},
+		{"half closed by the endpoint", []frame{{flags: "<F."}, {flags: "."}}, 9, never},
+		{"reset by the client", []frame{{flags: "R"}}, 9, atOnce},
+		{"reset by the endpoint", []frame{{flags: "<R."}}, 9, atOnce},
+		{"reset, and nobody minds", []frame{{flags: "R"}, {flags: "<."}}, 9, nextSecond},
+		{"reset after TIME-WAIT", []frame{{flags: "<F."}, clientFIN, {flags: "<."}, {flags: "R"}}, 1<<32 + seqEnd - 9, atOnce},
+		{"client first, last ACK under way", []frame{clientFIN, {flags: "<F."}}, 9, nextSecond},
+		{"client first, an ACK of the endpoint's", []frame{clientFIN, {flags: "<F."}, {flags: "<."}}, 9, nextSecond},
+		{"client first", []frame{clientFIN, {flags: "<F."}, {flags: "."}}, 1<<32 + seqEnd - 9, atOnce},
+		{"client first, last ACK lost", []frame{clientFIN, {flags: "<F."}, {flags: "."}, {flags: "<F."}}, 9, nextSecond},
+		{"endpoint first, last ACK under way", []frame{{flags: "<F."}, clientFIN}, 9, nextSecond},
+		{"endpoint first, a SYN beyond", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd + 1, atOnce},
+		{"endpoint first, a SYN far beyond", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd + 1<<31 - 1, atOnce},
+		{"endpoint first, a SYN at the end", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd, nextSecond},
+		{"endpoint first, a SYN before", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, finSeq, nextSecond},
+	}
+)
+
+// snatYields: where ports are short, a closed flow gives its own back before its
+// time-out, as soon as the endpoint can do with a new connection; an open one
+// never does.
+func (n *packetNode) snatYields(t *testing.T, p *plan, c ending) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	n.setSNATPorts(t, 50000, 50001)
-	front, far := ap(p.clusterIP, 80), ap(p.far, 8080)
+	front := ap(p.clusterIP, 80)
 	syn := func(port uint16) result {
-		return n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: front, flags: "S"})
+		return n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: front, flags: "S", seq: c.syn})
 	}
-	closed, open := syn(40000).v.src, syn(40001).v.src
-	for _, src := range []netip.AddrPort{closed, open} {
-		n.send(t, inTun0, frame{proto: protoTCP, src: far, dst: src, flags: "S."})
+	closed := n.connect(t, p, 40000)
+	open := n.connect(t, p, 40001)
+	n.talk(t, p, 40000, closed, c.dialogue)
+	given := func(port uint16, when string) {
+		t.Helper()
+		r := syn(port)
+		if r.verdicts[tcVerdictFLOW_CREATED] != 1 || r.v.src != closed {
+			t.Fatalf("%s: the new flow goes out as %s, verdicts %v; want %s: %s is in use", when, r.v.src, r.verdicts, closed, open)
+		}
 	}
-	for _, f := range closing {
+	if c.at == atOnce {
+		given(40002, "at once")
+	} else {
+		syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+		n.ageFlows(t, 2)
+		if c.at == nextSecond {
+			given(40003, "later")
+		}
+	}
+	syn(40004).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+}
+
+// connect opens a connection of a client's port, and gives the source that the
+// endpoint sees.
+func (n *packetNode) connect(t *testing.T, p *plan, port uint16) netip.AddrPort {
+	t.Helper()
+	src := n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: ap(p.clusterIP, 80), flags: "S"}).v.src
+	n.send(t, inTun0, frame{proto: protoTCP, src: ap(p.far, 8080), dst: src, flags: "S."})
+	return src
+}
+
+// talk sends the packets of a connection.
+func (n *packetNode) talk(t *testing.T, p *plan, port uint16, seen netip.AddrPort, dialogue []frame) {
+	t.Helper()
+	for _, f := range dialogue {
 		hook := inEth0
-		f.proto, f.src, f.dst = protoTCP, ap(p.client, 40000), front
+		f.proto, f.src, f.dst = protoTCP, ap(p.client, port), ap(p.clusterIP, 80)
 		if f.flags[0] == '<' {
-			f.flags, hook, f.src, f.dst = f.flags[1:], inTun0, far, closed
+			f.flags, hook, f.src, f.dst = f.flags[1:], inTun0, ap(p.far, 8080), seen
 		}
 		n.send(t, hook, f)
 	}
-	syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
-	n.ageFlows(t, 2)
-	r := syn(40003)
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
-	if r.v.src != closed {
-		t.Errorf("the new flow goes out as %s, want %s: %s is in use", r.v.src, closed, open)
+}
+
+// strayOfYielded: a late packet of a flow whose port another has got, in the same
+// second, must not take part in the other's connection.
+func (n *packetNode) strayOfYielded(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	n.setSNATPorts(t, 50000)
+	front := ap(p.clusterIP, 80)
+	seen := n.connect(t, p, 40000)
+	n.talk(t, p, 40000, seen, []frame{{flags: "R"}})
+	if got := n.connect(t, p, 40001); got != seen {
+		t.Fatalf("the new connection goes out as %s, want %s", got, seen)
 	}
-	syn(40004).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	stray := n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, 40000), dst: front, flags: "P.", payload: []byte("old")})
+	stray.want(t, actDrop, tcVerdictFLOW_CONFLICT, tcVerdictDROP_SNAT_PORTS)
+	n.send(t, inTun0, frame{proto: protoTCP, src: ap(p.far, 8080), dst: seen, flags: "."}).wantPath(t, front, ap(p.client, 40001))
 }
 
 // directSYN: a client that spoke to a Service now connects to the endpoint by

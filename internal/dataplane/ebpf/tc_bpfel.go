@@ -85,8 +85,17 @@ type tcFlow struct {
 	WayMacs    [12]uint8
 	HelperPort uint16
 	Helper     uint8
-	Pad        uint8
+	End        uint8
 }
+
+type tcFlowEnd uint32
+
+const (
+	tcFlowEndEND_UNKNOWN   tcFlowEnd = 0
+	tcFlowEndEND_LAST_ACK  tcFlowEnd = 1
+	tcFlowEndEND_FORGOTTEN tcFlowEnd = 2
+	tcFlowEndEND_TIME_WAIT tcFlowEnd = 3
+)
 
 type tcFlowFlags uint32
 
@@ -352,6 +361,7 @@ const (
 	tcVarHostNetnsCookie     = "host_netns_cookie"
 	tcVarUnusedBackendFlags  = "unused_backend_flags"
 	tcVarUnusedBeen          = "unused_been"
+	tcVarUnusedFlowEnd       = "unused_flow_end"
 	tcVarUnusedFlowFlags     = "unused_flow_flags"
 	tcVarUnusedFlowHelper    = "unused_flow_helper"
 	tcVarUnusedFlowState     = "unused_flow_state"
@@ -447,6 +457,7 @@ type tcVariableSpecs struct {
 	HostNetnsCookie     *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	UnusedBackendFlags  *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
 	UnusedBeen          *ebpf.VariableSpec `ebpf:"unused_been"`
+	UnusedFlowEnd       *ebpf.VariableSpec `ebpf:"unused_flow_end"`
 	UnusedFlowFlags     *ebpf.VariableSpec `ebpf:"unused_flow_flags"`
 	UnusedFlowHelper    *ebpf.VariableSpec `ebpf:"unused_flow_helper"`
 	UnusedFlowState     *ebpf.VariableSpec `ebpf:"unused_flow_state"`
@@ -533,6 +544,7 @@ type tcVariables struct {
 	HostNetnsCookie     *ebpf.Variable `ebpf:"host_netns_cookie"`
 	UnusedBackendFlags  *ebpf.Variable `ebpf:"unused_backend_flags"`
 	UnusedBeen          *ebpf.Variable `ebpf:"unused_been"`
+	UnusedFlowEnd       *ebpf.Variable `ebpf:"unused_flow_end"`
 	UnusedFlowFlags     *ebpf.Variable `ebpf:"unused_flow_flags"`
 	UnusedFlowHelper    *ebpf.Variable `ebpf:"unused_flow_helper"`
 	UnusedFlowState     *ebpf.Variable `ebpf:"unused_flow_state"`
