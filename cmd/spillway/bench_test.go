@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -71,6 +72,33 @@ func TestLoadPrintsJSON(t *testing.T) {
 	args[4] = "table"
 	if code := run(args, &out, &errs); code != exitDone || !strings.Contains(out.String(), "10 answered in ") || !strings.Contains(out.String(), "p99.9") {
 		t.Errorf("exit code %d: %s%s", code, out.String(), errs.String())
+	}
+}
+
+func TestLoadWithoutAnAnswerFails(t *testing.T) {
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	target := silent.LocalAddr().String()
+	for _, kind := range []string{"http", "udp", "dns", "tftp"} {
+		var out, errs strings.Builder
+		// Nobody listens by TCP; by UDP somebody does, and says nothing.
+		code := run([]string{"load", kind, target, "--duration", "100ms", "--warmup", "0s", "--connections", "3"}, &out, &errs)
+		if code != exitFailed || !strings.Contains(errs.String(), "not one request was answered") {
+			t.Errorf("%s: exit code %d: %s", kind, code, errs.String())
+		}
+		if !strings.Contains(out.String(), "latency: none measured") ||
+			kind != "http" && !strings.Contains(out.String(), "unanswered at the end: 3") {
+			t.Errorf("%s prints:\n%s", kind, out.String())
+		}
+	}
+	for _, args := range []string{"http --rate NaN", "udp --rate 1e9", "tftp --delay 1s", "tftp --path /x", "udp --any-status", "memcached --body x"} {
+		var out, errs strings.Builder
+		if code := run(append([]string{"load", strings.Fields(args)[0], target}, strings.Fields(args)[1:]...), &out, &errs); code != exitUsage {
+			t.Errorf("%s: exit code %d: %s", args, code, errs.String())
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ func newLoadCommand() *cobra.Command {
 		Short: "Make load from this network namespace and say what came of it",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usageErrorf("no kind of load given: use http, conn, udp or dns")
+			return usageErrorf("no kind of load given: use http, conn, memcached, udp, dns or tftp")
 		},
 	}
 	cmd.AddCommand(
@@ -42,10 +42,9 @@ func newLoadKindCommand(kind load.Kind, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   string(kind) + " ADDRESS:PORT",
 		Short: short,
-		Long: "Sends " + short + `.
-Without --rate the next request leaves when one is answered (closed loop). With
---rate requests leave at their times whatever the answers do, and latency counts
-from the intended time (open loop). Ctrl-C ends a run early with what there is.`,
+		Long: "Sends " + short + ".\n" + loops(kind) + `
+Ctrl-C ends a run early with what there is. The exit code is 1 if not one request
+was answered.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkOutput(output); err != nil {
@@ -74,33 +73,52 @@ from the intended time (open loop). Ctrl-C ends a run early with what there is.`
 			if err != nil {
 				return err
 			}
-			return printResult(cmd.OutOrStdout(), output, loadResult{result})
+			if err := printResult(cmd.OutOrStdout(), output, loadResult{result}); err != nil {
+				return err
+			}
+			if result.Requests == 0 && !result.Interrupted {
+				return fmt.Errorf("load %s: not one request was answered: is a server there?", cfg.Target)
+			}
+			return nil
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&cfg.Connections, "connections", 16, "requests under way at once")
-	f.Float64Var(&cfg.Rate, "rate", 0, "requests per second, whatever the answers do; 0 sends the next when one is answered")
 	f.DurationVar(&cfg.Duration, "duration", 2*time.Second, "how long to measure")
 	f.DurationVar(&cfg.Warmup, "warmup", 200*time.Millisecond, "how long to send before that")
+	f.DurationVar(&cfg.Timeout, "timeout", 0, "how long a request may take (default 5s, 1s for udp and tftp)")
+	f.StringVarP(&output, "output", "o", "table", "table or json")
+	if kind == load.TFTP {
+		return cmd
+	}
+	f.Float64Var(&cfg.Rate, "rate", 0, "requests per second, whatever the answers do; 0 sends the next when one is answered")
 	f.Int64Var(&cfg.MaxRequests, "max-requests", 0, "end after so many counted requests; 0 is no limit")
-	f.DurationVar(&cfg.Timeout, "timeout", 0, "how long a request may take (default 5s, 1s for udp)")
 	f.DurationVar(&cfg.Delay, "delay", 0, "how long each connection waits after an answer, in steps of 10ms")
 	f.IntVar(&cfg.Threads, "threads", 1, "event loops that share the connections")
 	f.StringSliceVar(&sources, "source", nil, "addresses to send from, in turns")
-	f.StringVarP(&output, "output", "o", "table", "table or json")
 	switch kind {
 	case load.UDP:
 		f.StringVar(&cfg.Payload, "payload", "ping", "what to send")
 		f.BoolVar(&cfg.FreshPorts, "fresh-ports", false, "take a new source port for each request")
 	case load.DNS:
 		f.StringVar(&cfg.Payload, "name", "example.test", "name to ask for")
-	default:
+	case load.HTTP, load.Conn:
 		f.StringVar(&cfg.Path, "path", "/", "path to GET")
 		f.StringVar(&cfg.Body, "body", "", "send POST requests of this JSON")
 		f.BoolVar(&cfg.AnyStatus, "any-status", false, "take every HTTP status for an answer, and count each")
 		f.StringVar(&cfg.Host, "host", "", "Host field (default the target)")
 	}
 	return cmd
+}
+
+// loops says when requests of a kind leave.
+func loops(kind load.Kind) string {
+	if kind == load.TFTP {
+		return "The next request leaves when one is answered (closed loop)."
+	}
+	return `Without --rate the next request leaves when one is answered (closed loop). With
+--rate requests leave at their times whatever the answers do, and latency counts
+from the intended time (open loop).`
 }
 
 // loadProgress shows on a terminal how far a load is; elsewhere it is silent.
@@ -124,7 +142,11 @@ func (r loadResult) Write(w io.Writer) error {
 	if r.WantedRate > 0 {
 		fmt.Fprintf(w, " of %.0f/s wanted", r.WantedRate)
 	}
-	fmt.Fprintf(w, "\nlatency: p50 %.0f µs, p99 %.0f µs, p99.9 %.0f µs, max %.0f µs\n", r.Latency.P50, r.Latency.P99, r.Latency.P999, r.Latency.Max)
+	if r.Latency == (load.Latency{}) {
+		fmt.Fprintf(w, "\nlatency: none measured\n")
+	} else {
+		fmt.Fprintf(w, "\nlatency: p50 %.0f µs, p99 %.0f µs, p99.9 %.0f µs, max %.0f µs\n", r.Latency.P50, r.Latency.P99, r.Latency.P999, r.Latency.Max)
+	}
 	fmt.Fprintf(w, "over 1 s: %d, over 3 s: %d\n", r.Over1s, r.Over3s)
 	var kinds []string
 	for kind := range r.Errors {
@@ -133,6 +155,12 @@ func (r loadResult) Write(w io.Writer) error {
 	slices.Sort(kinds)
 	for _, kind := range kinds {
 		fmt.Fprintf(w, "failed: %d %s\n", r.Errors[kind], kind)
+	}
+	if r.Errors["not sent"] > 0 {
+		fmt.Fprintln(w, "not sent: they fell due while every connection was busy; the latency holds how long they waited until the end")
+	}
+	if r.UnderWay > 0 {
+		fmt.Fprintf(w, "unanswered at the end: %d\n", r.UnderWay)
 	}
 	for _, s := range r.Slow {
 		fmt.Fprintf(w, "slow: at %.3f s, %.3f s from %s %s\n", s.At, s.Seconds, s.Source, s.Error)

@@ -96,19 +96,26 @@ type Progress struct {
 // datagrams reports whether answers are datagrams instead of HTTP responses.
 func (c Config) datagrams() bool { return c.Kind == UDP || c.Kind == DNS }
 
+// The rates of an open loop: its schedule is in whole nanoseconds of an int64,
+// and what fell due unsent is counted one by one at the end.
+const (
+	minRate = 0.001
+	maxRate = 1e6
+)
+
 // Validate reports the first thing in the config that cannot be run.
 func (c Config) Validate() error {
 	switch {
 	case c.Kind != HTTP && c.Kind != Conn && c.Kind != Memcached && c.Kind != TFTP && !c.datagrams():
 		return fmt.Errorf("unknown kind of load %q: use http, conn, memcached, udp, dns or tftp", c.Kind)
-	case c.Kind == TFTP && (c.Rate > 0 || c.Threads > 1 || c.MaxRequests > 0 || len(c.Sources) > 0):
-		return errors.New("tftp is a closed loop of one thread without a source: leave out rate, threads, max-requests and source")
+	case c.Kind == TFTP && (c.Rate != 0 || c.Threads > 1 || c.MaxRequests != 0 || c.Delay != 0 || len(c.Sources) > 0):
+		return errors.New("tftp is a closed loop of one thread without a source: leave out rate, threads, max-requests, delay and source")
 	case !c.Target.IsValid() || c.Target.Port() == 0:
 		return errors.New("no target: give ADDRESS:PORT, [ADDRESS]:PORT for IPv6")
 	case c.Connections < 1 || c.Connections > 60000:
 		return fmt.Errorf("connections is %d: use 1 to 60000", c.Connections)
-	case c.Rate < 0:
-		return fmt.Errorf("rate is %g: use 0 for a closed loop, else requests per second", c.Rate)
+	case !(c.Rate == 0 || c.Rate >= minRate && c.Rate <= maxRate): // NaN is neither
+		return fmt.Errorf("rate is %g: use 0 for a closed loop, else %g to %.0f requests per second", c.Rate, minRate, maxRate)
 	case c.Duration <= 0 || c.Warmup < 0 || c.Timeout < 0 || c.MaxRequests < 0 || c.Delay < 0:
 		return errors.New("duration must be more than 0; warmup, timeout, delay and max-requests not less")
 	case len(c.Body) > maxMessage:

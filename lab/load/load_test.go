@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -321,6 +322,11 @@ func TestValidate(t *testing.T) {
 		"families":    {func(c *Config) { c.Sources = []netip.Addr{netip.IPv6Loopback()} }, "families"},
 		"connections": {func(c *Config) { c.Connections = 0 }, "connections is 0"},
 		"rate":        {func(c *Config) { c.Rate = -1 }, "rate is -1"},
+		"no rate":     {func(c *Config) { c.Rate = math.NaN() }, "rate is NaN"},
+		"any rate":    {func(c *Config) { c.Rate = math.Inf(1) }, "rate is +Inf"},
+		"high rate":   {func(c *Config) { c.Rate = 1e9 }, "rate is 1e+09"},
+		"low rate":    {func(c *Config) { c.Rate = 1e-300 }, "rate is 1e-300"},
+		"tftp, delay": {func(c *Config) { c.Kind, c.MaxRequests, c.Delay = TFTP, 0, 1 }, "leave out"},
 		"duration":    {func(c *Config) { c.Duration = 0 }, "duration"},
 		"threads":     {func(c *Config) { c.Threads = 5 }, "threads is 5"},
 	}
@@ -461,6 +467,66 @@ func TestWhatIsUnderWayAtTheEndIsCounted(t *testing.T) {
 	r := run(t, cfg)
 	if r.Requests != 0 || r.Failed() != 0 || r.UnderWay != 3 || r.Over1s != 3 {
 		t.Errorf("%d answered, %d failed, %d under way, %d over 1 s; want 0, 0, 3, 3", r.Requests, r.Failed(), r.UnderWay, r.Over1s)
+	}
+}
+
+// A warm-up at a rate that cannot be had must not use up the time that counts.
+func TestARateBeyondTheServerStillCountsAnswers(t *testing.T) {
+	target, _ := serve(t, hello)
+	cfg := short(HTTP, target)
+	cfg.MaxRequests, cfg.Rate, cfg.Warmup, cfg.Duration = 0, maxRate, 300*time.Millisecond, 200*time.Millisecond
+	r := run(t, cfg)
+	if r.Requests == 0 || r.Errors["not sent"] == 0 {
+		t.Errorf("%d answered, errors %v: want answers, and that others were not sent", r.Requests, r.Errors)
+	}
+}
+
+// tftpServer sends a file of one short block, from another port, after a while.
+func tftpServer(t *testing.T, after time.Duration) netip.AddrPort {
+	t.Helper()
+	listen := func() net.PacketConn {
+		conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	ask, data := listen(), listen()
+	go func() {
+		buf := make([]byte, 512)
+		for {
+			_, from, err := ask.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			time.AfterFunc(after, func() { _, _ = data.WriteTo([]byte("\x00\x03\x00\x01file"), from) })
+		}
+	}()
+	return netip.MustParseAddrPort(ask.LocalAddr().String())
+}
+
+func TestTFTPHasAHistogramAndCountsSlowTransfers(t *testing.T) {
+	cfg := Config{Kind: TFTP, Target: tftpServer(t, 1100*time.Millisecond), Connections: 3, Duration: 1500 * time.Millisecond, Timeout: 3 * time.Second}
+	var told atomic.Int64
+	cfg.Progress = func(Progress) { told.Add(1) }
+	r := run(t, cfg)
+	if r.Requests != 3 || r.Over1s != 3 || r.Over3s != 0 || len(r.Slow) != 3 || r.UnderWay != 3 {
+		t.Fatalf("%d answered, %d over 1 s, %d over 3 s, %d listed, %d under way; want 3, 3, 0, 3, 3", r.Requests, r.Over1s, r.Over3s, len(r.Slow), r.UnderWay)
+	}
+	if s := r.Slow[0]; s.Seconds < 1.1 || s.Source == "" || s.Error != "" {
+		t.Errorf("listed as %+v", s)
+	}
+	if d := r.Distribution(); len(d) == 0 || d[0].Micros < 1.1e6 {
+		t.Errorf("distribution %v", d)
+	}
+	if told.Load() == 0 {
+		t.Error("nobody was told how far it was")
+	}
+	cfg.Target, cfg.Timeout = tftpServer(t, time.Hour), 1200*time.Millisecond
+	r = run(t, cfg)
+	if r.Requests != 0 || r.Errors["timeout"] != 3 || r.Over1s != 3 || r.UnderWay != 3 || r.Slow[0].Error != "timeout" {
+		t.Errorf("of a server that is silent: %+v", r)
 	}
 }
 

@@ -139,6 +139,11 @@ func (l *loop) issue(now int64) (next int64) {
 		}
 		return farAway
 	}
+	// What is left of a warm-up that asked for too much must not stand in the way
+	// of what counts.
+	if first := int64(math.Ceil((float64(l.warm) - l.first) / l.interval)); now >= l.warm && l.issued < first {
+		l.issued = first
+	}
 	for l.ready.len() > 0 {
 		due := l.due()
 		if due > now {

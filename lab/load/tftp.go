@@ -35,8 +35,11 @@ type tftpLoop struct {
 	hist      *hdrhistogram.Histogram
 	errors    map[string]int64
 	requests  int64
+	slow      [2]int64 // over 1 s, over 3 s
+	slowList  []SlowRequest
 	bytes     int64
-	counting  bool
+	started   time.Time
+	shown     time.Time // when Progress was told last
 	buf       [blockSize + 4]byte
 }
 
@@ -55,6 +58,7 @@ func runTFTP(ctx context.Context, cfg Config) (*Result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before, started := cpuSeconds(), time.Now()
+	l.started = started
 	for i := range l.downloads {
 		if err := l.begin(i); err != nil {
 			return nil, fmt.Errorf("ask %s: %w", cfg.Target, err)
@@ -64,11 +68,14 @@ func runTFTP(ctx context.Context, cfg Config) (*Result, error) {
 	if err := l.run(ctx, started); err != nil {
 		return nil, err
 	}
-	wall := time.Since(started)
+	ended := time.Now()
+	wall := ended.Sub(started)
+	underWay := l.abandon(ended)
 	r := &Result{
 		Kind: cfg.Kind, Target: cfg.Target.String(), Connections: cfg.Connections, Requests: l.requests, Bytes: l.bytes,
 		Errors: l.errors, Seconds: (wall - cfg.Warmup).Seconds(), ClientCPUSeconds: cpuSeconds() - before,
-		Latency: summarize(l.hist), Interrupted: ctx.Err() != nil,
+		Latency: summarize(l.hist), Histogram: encode(l.hist), Over1s: l.slow[0], Over3s: l.slow[1], Slow: l.slowList,
+		UnderWay: underWay, Interrupted: ctx.Err() != nil,
 	}
 	r.Rate = float64(r.Requests) / r.Seconds
 	r.ClientLimited = r.ClientCPUSeconds >= clientBusy*wall.Seconds()
@@ -86,7 +93,6 @@ func (l *tftpLoop) run(ctx context.Context, started time.Time) error {
 	end, checked := started.Add(l.cfg.Warmup+l.cfg.Duration), started
 	for {
 		now := time.Now()
-		l.counting = now.Sub(started) >= l.cfg.Warmup
 		if !now.Before(end) || ctx.Err() != nil {
 			return nil
 		}
@@ -106,6 +112,53 @@ func (l *tftpLoop) run(ctx context.Context, started time.Time) error {
 				return err
 			}
 		}
+		l.progress(now)
+	}
+}
+
+// progress tells Progress about twice a second.
+func (l *tftpLoop) progress(now time.Time) {
+	if l.cfg.Progress == nil || now.Sub(l.shown) < 500*time.Millisecond {
+		return
+	}
+	l.shown = now
+	p := Progress{Elapsed: now.Sub(l.started), Total: l.cfg.Warmup + l.cfg.Duration, Answered: l.requests}
+	for _, n := range l.errors {
+		p.Failed += n
+	}
+	l.cfg.Progress(p)
+}
+
+// abandon counts the transfers that the end finds under way, and those among them
+// that took more than a second by then.
+func (l *tftpLoop) abandon(end time.Time) (underWay int64) {
+	for i := range l.downloads {
+		if d := &l.downloads[i]; l.counts(d) {
+			underWay++
+			l.countSlow(d, end, "under way at the end")
+		}
+	}
+	return underWay
+}
+
+// counts reports whether a transfer began after the warm-up.
+func (l *tftpLoop) counts(d *download) bool {
+	return d.begun.Sub(l.started) >= l.cfg.Warmup
+}
+
+// countSlow notes a transfer that ended now, if it took more than a second.
+func (l *tftpLoop) countSlow(d *download, now time.Time, failure string) {
+	took := now.Sub(d.begun)
+	if took < time.Second {
+		return
+	}
+	l.slow[0]++
+	if took >= 3*time.Second {
+		l.slow[1]++
+	}
+	if len(l.slowList) < maxSlow {
+		l.slowList = append(l.slowList, SlowRequest{At: (d.begun.Sub(l.started) - l.cfg.Warmup).Seconds(), Seconds: took.Seconds(),
+			Source: localAddr(d.fd), Error: failure})
 	}
 }
 
@@ -125,11 +178,14 @@ func (l *tftpLoop) begin(slot int) error {
 
 // again ends a transfer, well or not, and begins the next.
 func (l *tftpLoop) again(slot int, failed string) error {
-	d := &l.downloads[slot]
-	if l.counting && failed == "" {
+	d, now := &l.downloads[slot], time.Now()
+	if l.counts(d) {
+		l.countSlow(d, now, failed)
+	}
+	if l.counts(d) && failed == "" {
 		l.requests++
-		_ = l.hist.RecordValue(int64(time.Since(d.begun)))
-	} else if l.counting {
+		_ = l.hist.RecordValue(int64(now.Sub(d.begun)))
+	} else if l.counts(d) {
 		l.errors[failed]++
 	}
 	unix.Close(d.fd)
