@@ -89,7 +89,7 @@ func length(o experiment.Options) (samples int, each time.Duration) {
 	if o.Quick {
 		return 1, time.Second
 	}
-	return 6, 2 * time.Second
+	return 6, 1500 * time.Millisecond
 }
 
 func scale(o experiment.Options) string {

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -59,6 +61,39 @@ func (p *process) exited() error {
 	default:
 		return nil
 	}
+}
+
+// cpu is the time, in seconds, that the process and its children that ended have
+// used (proc(5): utime, stime, cutime, cstime in hundredths of a second).
+func (p *process) cpu() (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time of %s: %w", p.name, err)
+	}
+	// The name, in parentheses, may hold blanks.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	total := 0.0
+	for _, f := range fields[11:15] {
+		n, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time of %s: %w", p.name, err)
+		}
+		total += n / 100
+	}
+	return total, nil
+}
+
+// AgentsCPU is the time, in seconds, that all agents and kube-proxies have used,
+// programs that they ran included.
+func (r *Rig) AgentsCPU() (total float64, err error) {
+	for _, p := range r.agents {
+		one, err := p.cpu()
+		if err != nil {
+			return 0, err
+		}
+		total += one
+	}
+	return total, nil
 }
 
 // signal asks the process to end.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,20 +41,23 @@ func (a arrival) name() string {
 
 // arrivals are the sides whose whole way is measured.
 func arrivals(o experiment.Options) []arrival {
-	crowd, periods := 1000, []time.Duration{time.Second, 10 * time.Second}
-	if o.Quick {
-		crowd, periods = 200, periods[:1]
-	}
+	all := []side{{"ebpf", "Spillway, eBPF"}, {"nftables", "Spillway, nftables"}, {"iptables", "Spillway, iptables"},
+		{"kube-proxy-nftables", "kube-proxy, nftables"}, {"kube-proxy-iptables", "kube-proxy, iptables"}}
 	var out []arrival
-	for _, period := range periods {
-		for _, s := range []side{{"ebpf", "Spillway, eBPF"}, {"nftables", "Spillway, nftables"}, {"iptables", "Spillway, iptables"},
-			{"kube-proxy-nftables", "kube-proxy, nftables"}, {"kube-proxy-iptables", "kube-proxy, iptables"}} {
-			if o.Quick && (s.mode == "iptables" || s.mode == "nftables" || s.mode == "kube-proxy-iptables") {
-				continue
+	add := func(crowd int, period time.Duration, modes ...string) {
+		for _, s := range all {
+			if len(modes) == 0 || slices.Contains(modes, s.mode) {
+				out = append(out, arrival{s, crowd, period})
 			}
-			out = append(out, arrival{s, crowd, period})
 		}
 	}
+	if o.Quick {
+		add(200, time.Second, "ebpf", "kube-proxy-nftables")
+		return out
+	}
+	add(1000, time.Second)
+	add(peerLimit, time.Second, "ebpf", "nftables", "kube-proxy-nftables", "kube-proxy-iptables")
+	add(1000, 10*time.Second, "ebpf", "nftables", "kube-proxy-nftables", "kube-proxy-iptables")
 	return out
 }
 
@@ -71,7 +75,7 @@ func (a arrival) changes(o experiment.Options) int {
 func (a arrival) row(o experiment.Options) experiment.Row {
 	return experiment.Row{
 		Name: a.name(), Group: "API to packet", Needs: needPeer,
-		Takes: 6*time.Second + time.Duration(a.crowd)*3*time.Millisecond + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
+		Takes: 8*time.Second + time.Duration(a.crowd)*4*time.Millisecond + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
 		Run:   func(ctx context.Context, m *experiment.Measurement) error { return a.run(ctx, o, m) },
 	}
 }
@@ -102,6 +106,10 @@ func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Me
 	if err != nil {
 		return fmt.Errorf("read EndpointSlice: %w", err)
 	}
+	cpu, err := r.AgentsCPU()
+	if err != nil {
+		return err
+	}
 	n := a.changes(o)
 	for i := range n {
 		o.Progress.Part(i, n)
@@ -124,7 +132,9 @@ func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Me
 		case <-time.After(pause):
 		}
 	}
-	return nil
+	after, err := r.AgentsCPU()
+	m.Add("cpu_api", (after-cpu)*1000/float64(n))
+	return err
 }
 
 // setUp starts servers, the API server with everything in it, and the proxy.

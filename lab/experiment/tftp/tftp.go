@@ -104,6 +104,7 @@ func New(keeper []string) experiment.Experiment {
 		Figures: []experiment.Figure{
 			{Key: "rate", Name: "transfers", Unit: "per s", Better: "higher"},
 			{Key: "failed", Name: "failed", Unit: "%", Better: "lower"},
+			{Key: "over1s", Name: "over 1 s", Unit: "%", Better: "lower"},
 			{Key: "p50", Name: "p50", Unit: "ms", Better: "lower"},
 			{Key: "p99", Name: "p99", Unit: "ms", Better: "lower"},
 			{Key: "entries", Name: "most entries", Better: "lower"},
@@ -116,6 +117,7 @@ func New(keeper []string) experiment.Experiment {
 		},
 		Charts: []experiment.Chart{
 			{Kind: experiment.Bars, Title: "Transfers/s", Figure: "rate"},
+			{Kind: experiment.Latency, Title: "How long a transfer takes"},
 			{Kind: experiment.Over, Title: "Conntrack entries on the node", Series: "entries"},
 			{Kind: experiment.Over, Title: "Expectations on the node", Series: "expectations"},
 		},
@@ -131,7 +133,7 @@ func shape(o experiment.Options) (divisor int, each time.Duration) {
 	if o.Quick {
 		return 16, 4 * time.Second // twice as long as the shortest time-out
 	}
-	return 8, 30 * time.Second
+	return 12, 15 * time.Second
 }
 
 func describe(o experiment.Options) string {
@@ -208,9 +210,15 @@ func run(ctx context.Context, o experiment.Options, keeper []string, s step, m *
 	m.Add("rate", got.Rate)
 	if all := got.Requests + got.Failed(); all > 0 {
 		m.Add("failed", 100*float64(got.Failed())/float64(all))
+		m.Add("over1s", 100*float64(got.Over1s)/float64(all+got.UnderWay))
 	}
-	m.Add("p50", got.Latency.P50/1000)
-	m.Add("p99", got.Latency.P99/1000)
+	if got.Requests > 0 {
+		m.Add("p50", got.Latency.P50/1000)
+		m.Add("p99", got.Latency.P99/1000)
+	}
+	for _, p := range got.Distribution() {
+		m.Distribution = append(m.Distribution, experiment.Point{X: p.Percentile, Y: p.Micros})
+	}
 	if got.ClientLimited {
 		m.Note("The client was busy all the time: the server may be able to do more.")
 	}
