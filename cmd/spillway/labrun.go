@@ -54,6 +54,9 @@ func chooseExperiments(names []string) ([]experiment.Experiment, error) {
 	}
 	var out []experiment.Experiment
 	for _, name := range names {
+		if name == "all" {
+			return nil, usageErrorf("all: every experiment, so give no other beside it")
+		}
 		i := slices.IndexFunc(all, func(e experiment.Experiment) bool { return e.Name == name })
 		if i < 0 {
 			return nil, usageErrorf("experiment %q: not one: use all, or some of %s", name, strings.Join(labExperimentNames(), ", "))
@@ -122,8 +125,8 @@ func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
 		}
 	}
 	// Said before an hour is spent, not after it.
-	if err := os.MkdirAll(c.dir, 0o755); err != nil {
-		return fmt.Errorf("make directory for the report: %w", err)
+	if err := writable(c.dir); err != nil {
+		return err
 	}
 	ctx, stop := untilSignal(cmd.Context())
 	defer stop()
@@ -132,19 +135,48 @@ func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
 	var writeErr error
 	run, err := suite.Run(ctx, suite.Config{
 		Options: c.opts, Command: append([]string{"spillway"}, os.Args[1:]...), Versions: labVersions(ctx),
-		Only:     func(e, row string) bool { return only.MatchString(e + ": " + row) },
-		Finished: func(r *experiment.Run) { path, writeErr = report.Write(c.dir, r) },
+		Disturbed: experiment.Disturbed,
+		Only:      func(e, row string) bool { return only.MatchString(e + ": " + row) },
+		Finished: func(r *experiment.Run) {
+			// What was interrupted before anything was measured is no report.
+			if path != "" || r.Begun() {
+				path, writeErr = report.Write(c.dir, r)
+			}
+		},
 	}, list)
-	if err = errors.Join(err, writeErr); err != nil {
+	if err != nil {
 		return err
 	}
-	return labRunEnd(cmd.OutOrStdout(), c, run, path)
+	// What was measured is shown, whatever became of the files.
+	return errors.Join(writeErr, labRunEnd(cmd.OutOrStdout(), c, run, path))
+}
+
+// writable makes the directory of a report and asks whether it takes files.
+func writable(dir string) error {
+	if dir == "" {
+		return usageErrorf("--directory: empty: give a directory for the report")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make directory for the report: %w", err)
+	}
+	f, err := os.CreateTemp(dir, ".spillway-*")
+	if err != nil {
+		return fmt.Errorf("write into the directory for the report: %w", err)
+	}
+	_, err = f.Write(make([]byte, 4096))
+	if err = errors.Join(err, f.Close(), os.Remove(f.Name())); err != nil {
+		return fmt.Errorf("write into the directory for the report: %w", err)
+	}
+	return nil
 }
 
 // labRunEnd prints what there is, and fails if something is missing.
 func labRunEnd(w io.Writer, c labRunConfig, run *experiment.Run, path string) error {
 	if err := printResult(w, c.output, runTable{run}); err != nil {
 		return err
+	}
+	if !run.Begun() {
+		return fmt.Errorf("run experiments: interrupted before anything was measured: no report is written")
 	}
 	if c.output != "json" {
 		fmt.Fprintf(w, "%s\nreport: %s\n", suite.Summary(run), path)

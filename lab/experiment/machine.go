@@ -3,6 +3,7 @@ package experiment
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -76,6 +77,36 @@ func BusyCPU() (float64, error) {
 		return 0, fmt.Errorf("read CPU time: %w", err)
 	}
 	return parseBusy(stat)
+}
+
+// stillBelow is the share of one CPU that a machine uses which is left alone.
+const stillBelow = 0.3
+
+// Disturbed waits, for a second at most, until nobody uses the CPUs: a row's own
+// namespaces take a moment to go. If somebody does so all the while, it says how
+// much.
+func Disturbed(ctx context.Context) (note string) {
+	const look = 100 * time.Millisecond
+	share := 0.0
+	for range 10 {
+		before, err := BusyCPU()
+		if err != nil {
+			return ""
+		}
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-time.After(look):
+		}
+		after, err := BusyCPU()
+		if err != nil {
+			return ""
+		}
+		if share = (after - before) / look.Seconds(); share < stillBelow {
+			return ""
+		}
+	}
+	return fmt.Sprintf("The machine was not left alone: before this row began others used %.0f %% of a CPU.", 100*share)
 }
 
 // parseBusy reads the first line of /proc/stat: "cpu" user nice system idle

@@ -80,6 +80,19 @@ func (r *Result) Row(name string) *RowResult {
 	return nil
 }
 
+// Begun reports whether anything was measured, or came to an end that is not an
+// interruption.
+func (r *Run) Begun() bool {
+	for _, res := range r.Results {
+		for _, row := range res.Rows {
+			if row.Status != Interrupted || len(row.Samples) > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Unfinished counts rows and experiments that failed or were interrupted.
 func (r *Run) Unfinished() (n int) {
 	for _, res := range r.Results {

@@ -60,51 +60,85 @@ func dnsAnswer(datagram []byte) uint8 {
 // the loop sends the A question. Both wait for the other, so that neither is
 // ahead by the time that it takes to wake a thread.
 type buddy struct {
-	fds         chan int
+	question    []byte
+	bell        int          // an eventfd: the runtime's own ways to wake a thread took milliseconds
+	fd          atomic.Int64 // of whoever wants a question sent, and takes it away
 	ready, goes atomic.Bool
 	ended       sync.WaitGroup
 }
 
 // buddyPatience bounds how long one waits for the other.
-const buddyPatience = 5 * time.Millisecond
+const buddyPatience = time.Millisecond
 
-func newBuddy(cfg Config) *buddy {
-	b := &buddy{fds: make(chan int)}
+// In place of a socket: there is none, or the buddy ends.
+const (
+	noSocket  = -1
+	buddyEnds = -2
+)
+
+func newBuddy(cfg Config) (*buddy, error) {
+	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make eventfd: %w", err)
+	}
 	questions, _ := dnsQuestions(cfg.Payload) // Validate has asked
+	b := &buddy{bell: bell, question: questions[1]}
 	b.ended.Go(func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		for fd := range b.fds {
+		var rings [8]byte
+		for {
+			if _, err := unix.Read(bell, rings[:]); err != nil {
+				continue // interrupted by a signal
+			}
+			fd := b.fd.Swap(noSocket)
+			if fd == buddyEnds {
+				return
+			}
+			if fd == noSocket {
+				continue // it took too long
+			}
 			b.ready.Store(true)
 			spin(&b.goes)
-			_, _ = unix.Write(fd, questions[1]) // a question that is not sent is not answered
+			_, _ = unix.Write(int(fd), b.question) // a question that is not sent is not answered
 		}
 	})
-	return b
+	return b, nil
 }
 
 // send has the buddy send now; the caller sends the other question at once.
 func (b *buddy) send(fd int) {
 	b.ready.Store(false)
 	b.goes.Store(false)
-	b.fds <- fd
+	b.ring(int64(fd))
 	spin(&b.ready)
+	if b.fd.CompareAndSwap(int64(fd), noSocket) {
+		_, _ = unix.Write(fd, b.question) // the buddy has not come: one after the other then
+	}
 	b.goes.Store(true)
+}
+
+func (b *buddy) ring(fd int64) {
+	b.fd.Store(fd)
+	_, _ = unix.Write(b.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // a counter that is read again and again is never full
 }
 
 func (b *buddy) end() {
 	if b != nil {
-		close(b.fds)
+		b.ring(buddyEnds)
+		b.goes.Store(true)
 		b.ended.Wait()
+		unix.Close(b.bell)
 	}
 }
 
-// spin waits for a flag.
+// spin waits for a flag, and gives the CPU to whoever else wants it: there may be
+// more threads than CPUs.
 func spin(flag *atomic.Bool) {
 	for limit := time.Now().Add(buddyPatience); !flag.Load(); {
 		if time.Now().After(limit) {
 			return
 		}
-		runtime.Gosched()
+		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 }

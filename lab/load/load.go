@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -118,6 +119,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("rate is %g: use 0 for a closed loop, else %g to %.0f requests per second", c.Rate, minRate, maxRate)
 	case c.Duration <= 0 || c.Warmup < 0 || c.Timeout < 0 || c.MaxRequests < 0 || c.Delay < 0:
 		return errors.New("duration must be more than 0; warmup, timeout, delay and max-requests not less")
+	case c.Path != "" && (c.Path[0] != '/' || strings.ContainsFunc(c.Path+c.Host, func(r rune) bool { return r <= ' ' || r == 0x7f })):
+		return fmt.Errorf("path %q: begin it with /, and leave blanks and control characters out of it and of the host", c.Path)
 	case len(c.Body) > maxMessage:
 		return fmt.Errorf("body is %d bytes: a socket takes %d at once", len(c.Body), maxMessage)
 	case c.Delay > 0 && c.Rate > 0:

@@ -93,7 +93,10 @@ func newLoop(cfg Config, index int, shared *budget) (*loop, error) {
 		l.first = l.interval * float64(index) / float64(cfg.Threads)
 	}
 	if cfg.Kind == DNS {
-		l.buddy = newBuddy(cfg)
+		if l.buddy, err = newBuddy(cfg); err != nil {
+			unix.Close(p.fd)
+			return nil, err
+		}
 	}
 	for i := range l.slots {
 		l.slots[i].fd = -1

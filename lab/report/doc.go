@@ -17,11 +17,19 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
+// Previous is the folder, in that of a report, into which another run's report
+// goes that was there.
+const Previous = "previous"
+
 // Write writes all files of a report into a directory, which is made if it is
-// missing, and returns the path of index.html.
+// missing, and returns the path of index.html. The report of another run, which is
+// there, is kept in Previous, in place of what that holds.
 func Write(dir string, run *experiment.Run) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("write report: %w", err)
+	}
+	if err := keepPrevious(dir, run); err != nil {
+		return "", fmt.Errorf("keep the report that is there: %w", err)
 	}
 	files := map[string][]byte{}
 	var err error
@@ -47,6 +55,32 @@ func Write(dir string, run *experiment.Run) (string, error) {
 	return filepath.Join(dir, "index.html"), nil
 }
 
+// keepPrevious moves the files of a report by another run away.
+func keepPrevious(dir string, run *experiment.Run) error {
+	was, err := experiment.ReadRun(filepath.Join(dir, "results.json"))
+	if err != nil || was.Started.Equal(run.Started) {
+		return nil // no report, of no other run, or one that nobody could read
+	}
+	to := filepath.Join(dir, Previous)
+	if err := os.RemoveAll(to); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	names := []string{"index.html", "report.md"}
+	for _, res := range was.Results {
+		names = append(names, filepath.Base(res.Name)+".json")
+	}
+	// results.json goes last: after a kill the rest is found by it.
+	for _, name := range append(names, "results.json") {
+		if err := os.Rename(filepath.Join(dir, name), filepath.Join(to, name)); err != nil && !os.IsNotExist(err) {
+			return err
+		}
+	}
+	return nil
+}
+
 func encode(run *experiment.Run) ([]byte, error) {
 	text, err := json.MarshalIndent(run, "", " ")
 	if err != nil {
@@ -58,8 +92,12 @@ func encode(run *experiment.Run) ([]byte, error) {
 // write replaces a file as a whole: a report is written anew after each row, and
 // a browser may be reading it.
 func write(path string, text []byte) error {
-	if err := os.WriteFile(path+".new", text, 0o644); err != nil {
-		return err
+	err := os.WriteFile(path+".new", text, 0o644)
+	if err == nil {
+		err = os.Rename(path+".new", path)
 	}
-	return os.Rename(path+".new", path)
+	if err != nil {
+		_ = os.Remove(path + ".new") // half of a file is nobody's
+	}
+	return err
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -83,6 +84,55 @@ func TestWriteMakesAllFiles(t *testing.T) {
 	}
 }
 
+// Another run must not destroy what a finished one has measured.
+func TestTheReportOfAnotherRunIsKept(t *testing.T) {
+	dir := t.TempDir()
+	first, second := sampleRun(), sampleRun()
+	second.Started = second.Started.Add(time.Hour)
+	second.Results[0].Name = "other"
+	foreign := filepath.Join(dir, "mine.json")
+	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, run := range []*experiment.Run{first, first, second, second} {
+		if _, err := Write(dir, run); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]*experiment.Run{"results.json": second, "other.json": second,
+		Previous + "/results.json": first, Previous + "/sample.json": first} {
+		got, err := experiment.ReadRun(filepath.Join(dir, path))
+		if err != nil || !got.Started.Equal(want.Started) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "sample.json")); err == nil {
+		t.Error("a file of the run before stands beside those of this one")
+	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Error("a file of somebody else is gone")
+	}
+}
+
+func TestMoreCurvesThanColoursDiffer(t *testing.T) {
+	run := sampleRun()
+	res := &run.Results[0]
+	for len(res.Rows) < 20 {
+		res.Rows = append(res.Rows, res.Rows[0])
+	}
+	seen := map[LegendEntry]bool{}
+	for _, e := range draw(experiment.Chart{Kind: experiment.Latency}, res).Legend {
+		e.Name = ""
+		if seen[e] {
+			t.Errorf("two curves have colour %d and dashes %d", e.Colour, e.Dash)
+		}
+		seen[e] = true
+	}
+	if len(seen) < 17 {
+		t.Errorf("%d curves", len(seen))
+	}
+}
+
 // The page must not need anything that is not in it, and its raw data must be
 // what was measured, whatever the texts are.
 func TestPageIsSelfContainedAndHoldsTheRawData(t *testing.T) {
@@ -103,7 +153,7 @@ func TestPageIsSelfContainedAndHoldsTheRawData(t *testing.T) {
 		switch {
 		case n.Type == html.ElementNode && n.Data == "script":
 			raw = n.FirstChild.Data
-		case n.Type == html.ElementNode && n.Data == "svg":
+		case n.Type == html.ElementNode && n.Data == "svg" && slices.Contains(n.Attr, html.Attribute{Key: "role", Val: "img"}):
 			svgs++
 		case n.Type == html.ElementNode && n.Data == "b" && n.FirstChild != nil && strings.Contains(n.FirstChild.Data, "words"):
 			bold++
@@ -140,7 +190,7 @@ func TestScale(t *testing.T) {
 		want   []string
 	}{
 		{"linear", []float64{3, 87}, false, []string{"0", "50", "100"}},
-		{"decades", []float64{100, 50000}, true, []string{"100", "1,000", "10k"}},
+		{"decades", []float64{100, 50000}, true, []string{"100", "1,000", "10k", "100k"}},
 		{"one decade", []float64{12, 80}, true, []string{"10", "20", "50", "100"}},
 		{"zero has no place", []float64{0, 0.03, 0.2}, true, []string{"0.02", "0.05", "0.1", "0.2"}},
 		{"nothing", nil, true, []string{"0.1", "0.2", "0.5", "1"}},

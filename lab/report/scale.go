@@ -13,6 +13,10 @@ type scale struct {
 	log       bool
 }
 
+// manyDecades is the span of a logarithmic scale above which only powers of ten
+// are named.
+const manyDecades = 200
+
 // newScale makes a scale that holds all values. A logarithmic one has no room
 // for what is not positive.
 func newScale(values []float64, log bool, from, to float64) scale {
@@ -33,6 +37,10 @@ func newScale(values []float64, log bool, from, to float64) scale {
 		s.low, s.high = lower125(s.low), upper125(s.high)
 		if s.low == s.high {
 			s.high *= 10
+		}
+		if s.high/s.low > manyDecades { // their ends must be among what is named
+			s.low = math.Pow(10, math.Floor(math.Log10(s.low)+1e-9))
+			s.high = math.Pow(10, math.Ceil(math.Log10(s.high)-1e-9))
 		}
 		return s
 	}
@@ -62,14 +70,14 @@ func (s scale) ticks() (values []float64, names []string) {
 		step := niceStep(s.high - s.low)
 		for i := 0; ; i++ {
 			v := s.low + float64(i)*step
-			if v > s.high+step/2 {
+			if v > s.high+step*1e-6 {
 				break
 			}
 			values = append(values, v)
 		}
 	} else {
 		factors := []float64{1}
-		if s.high/s.low <= 200 {
+		if s.high/s.low <= manyDecades {
 			factors = []float64{1, 2, 5}
 		}
 		for d := math.Pow(10, math.Floor(math.Log10(s.low)+1e-9)); d <= s.high*1.0001; d *= 10 {

@@ -18,6 +18,7 @@ const (
 	lineHeight = 18.0
 	charWidth  = 7.4 // of the widest usual letters, so that estimates are no less than what is drawn
 	colours    = 8   // classes c0 ... in style.css
+	dashes     = 5   // d0 ...
 )
 
 // canvas collects the elements of one SVG.
@@ -59,10 +60,10 @@ type Picture struct {
 	Legend []LegendEntry
 }
 
-// LegendEntry names one colour.
+// LegendEntry names one colour and way to dash a line.
 type LegendEntry struct {
-	Colour int
-	Name   string
+	Colour, Dash int
+	Name         string
 }
 
 // draw draws a chart, or returns nil if its rows have nothing to show.
@@ -86,10 +87,10 @@ func draw(chart experiment.Chart, res *experiment.Result) *Picture {
 		return lines(chart, figure, rows)
 	case experiment.Latency:
 		return curves(chart, rows, func(r *experiment.RowResult) []experiment.Point { return tail(r.Distribution) },
-			axis{name: "percentile", log: true, label: percentile}, axis{name: "latency, µs", log: true})
+			axis{name: "percentile", log: true, label: percentile}, axis{name: "latency, ms", log: true})
 	case experiment.Over:
 		return curves(chart, rows, func(r *experiment.RowResult) []experiment.Point { return r.Series[chart.Series] },
-			axis{name: "seconds"}, axis{name: chart.Title, log: chart.LogY})
+			axis{name: "seconds", tight: true}, axis{name: chart.Title, log: chart.LogY})
 	}
 	return nil
 }
@@ -209,6 +210,7 @@ func unitOf(f experiment.Figure) string {
 type axis struct {
 	name  string
 	log   bool
+	tight bool                 // ends with the last value
 	label func(float64) string // of a tick; nil is a number
 }
 
@@ -226,6 +228,9 @@ func curves(chart experiment.Chart, rows []*experiment.RowResult, points func(*e
 	const left, right, top, bottom = 62.0, 16.0, 26.0, 42.0
 	c := canvas{height: 330}
 	x := newScale(xs, xa.log, left, width-right)
+	if xa.tight {
+		x.high = max(slices.Max(xs), x.low+1)
+	}
 	y := newScale(ys, ya.log, c.height-bottom, top)
 	grid(&c, x, y, xa, ya, left, width-right, top, c.height-bottom)
 	p := &Picture{Title: chart.Title}
@@ -237,8 +242,9 @@ func curves(chart experiment.Chart, rows []*experiment.RowResult, points func(*e
 		if len(all) == 0 {
 			continue
 		}
-		curve(&c, all, x, y, shown%colours)
-		p.Legend = append(p.Legend, LegendEntry{shown % colours, r.Name})
+		key := LegendEntry{shown % colours, shown / 4 % dashes, r.Name}
+		curve(&c, all, x, y, key)
+		p.Legend = append(p.Legend, key)
 		shown++
 	}
 	p.SVG = c.svg(chart.Title)
@@ -277,7 +283,7 @@ func grid(c *canvas, x, y scale, xa, ya axis, left, right, top, bottom float64) 
 }
 
 // curve draws points as a line, and as marks too while they are few.
-func curve(c *canvas, points []experiment.Point, x, y scale, colour int) {
+func curve(c *canvas, points []experiment.Point, x, y scale, key LegendEntry) {
 	var d strings.Builder
 	for i, p := range points {
 		letter := "L"
@@ -286,22 +292,22 @@ func curve(c *canvas, points []experiment.Point, x, y scale, colour int) {
 		}
 		fmt.Fprintf(&d, "%s%.1f %.1f", letter, x.at(p.X), y.at(p.Y))
 	}
-	c.add(`<path d="%s" class="curve c%d"/>`, d.String(), colour)
+	c.add(`<path d="%s" class="curve c%d d%d"/>`, d.String(), key.Colour, key.Dash)
 	if len(points) > 12 {
 		return
 	}
 	for _, p := range points {
-		c.add(`<circle cx="%.1f" cy="%.1f" r="3.5" class="mark c%d"/>`, x.at(p.X), y.at(p.Y), colour)
+		c.add(`<circle cx="%.1f" cy="%.1f" r="3.5" class="mark c%d"/>`, x.at(p.X), y.at(p.Y), key.Colour)
 	}
 }
 
 // tail turns percentiles into what stands behind them, 1/(1-p): 90, 99 and 99.9
-// then are as far from each other as they matter.
+// then are as far from each other as they matter. Latency is in ms, as in tables.
 func tail(distribution []experiment.Point) []experiment.Point {
 	var out []experiment.Point
 	for _, p := range distribution {
 		if p.X < 100 {
-			out = append(out, experiment.Point{X: 100 / (100 - p.X), Y: p.Y})
+			out = append(out, experiment.Point{X: 100 / (100 - p.X), Y: p.Y / 1000})
 		}
 	}
 	return out

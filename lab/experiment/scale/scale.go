@@ -48,7 +48,6 @@ func New() experiment.Experiment {
 			{Key: "full", Name: "full sync again", Unit: "s", Better: "lower"},
 			{Key: "first", Name: "first packet ÷ 10 Services", Better: "lower"},
 			{Key: "rss", Name: "memory", Unit: "MiB", Better: "lower"},
-			{Key: "kernel", Name: "kernel's", Unit: "MiB", Better: "lower"},
 		},
 		Charts: []experiment.Chart{
 			{Kind: experiment.Bars, Title: "From the API to the first packet", Figure: "arrives", Group: "API to packet"},
@@ -167,7 +166,6 @@ func run(ctx context.Context, o experiment.Options, mode string, n int, m *exper
 		m.Add("first", row.FirstPacket.Median)
 	}
 	m.Add("rss", row.Batch.RSS)
-	m.Add("kernel", row.Cold.KernelMiB)
 	return nil
 }
 

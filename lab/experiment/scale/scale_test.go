@@ -2,12 +2,18 @@ package scale
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/change"
+	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/rig"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -49,6 +55,32 @@ func TestConcludeComparesTheSmallestWithTheLargest(t *testing.T) {
 	res := &experiment.Result{Rows: []experiment.RowResult{row(1000, 2), row(100, 1), row(5000, 3)}}
 	if got := conclude(res)[0]; !strings.Contains(got, "Spillway, eBPF 1 ms at 100 and 3 ms at 5000 Services") {
 		t.Errorf("concludes %q", got)
+	}
+}
+
+// An agent must find nothing to complain about in the probe, as the API server
+// completes it.
+func TestProbeIsWhatAnAgentReads(t *testing.T) {
+	_, delta := fixture.Manifests(t, "scaletest", func(r *rig.Rig) (string, error) {
+		service, slice := probe(r.Cluster.Pod(0, 0))
+		service.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
+		slice.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
+		service.Spec.ClusterIP, service.Spec.ClusterIPs = "10.96.0.9", []string{"10.96.0.9"}
+		service.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+		text, err := r.Cluster.NodesYAML()
+		for _, o := range []any{service, slice} {
+			one, e := yaml.Marshal(o)
+			err = errors.Join(err, e)
+			text = append(append(text, "---\n"...), one...)
+		}
+		if err != nil {
+			return "", err
+		}
+		_, err = r.WriteFile("manifests/probe.yaml", text)
+		return r.Path("manifests"), err
+	})
+	if len(delta.Services) != 1 || len(delta.Slices) != 1 {
+		t.Errorf("%d Services, %d EndpointSlices", len(delta.Services), len(delta.Slices))
 	}
 }
 

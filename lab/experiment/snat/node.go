@@ -68,13 +68,26 @@ func fewPorts(node *topology.Host, m method, ports int) error {
 	})
 }
 
-// startAgents starts an agent on each node with a Service whose endpoint is the
-// pod of node1.
+// startAgents starts an agent on each node.
 func startAgents(ctx context.Context, r *rig.Rig, mode string, kind load.Kind) error {
+	dir, err := writeManifests(r, kind)
+	if err != nil {
+		return err
+	}
+	for i := range r.Cluster.Spec.Nodes {
+		if err := r.Agent(ctx, r.Cluster.Node(i), dir, mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeManifests writes a Service whose endpoint is the pod of node1.
+func writeManifests(r *rig.Rig, kind load.Kind) (dir string, err error) {
 	c := r.Cluster
 	nodes, err := c.NodesYAML()
 	if err != nil {
-		return err
+		return "", err
 	}
 	proto, port, unnamed, ready := protocol(kind), int32(podPort), "", true
 	meta := metav1.ObjectMeta{Namespace: "lab", Name: "snat"}
@@ -98,17 +111,10 @@ func startAgents(ctx context.Context, r *rig.Rig, mode string, kind load.Kind) e
 	for _, o := range []any{service, slice} {
 		one, err := yaml.Marshal(o)
 		if err != nil {
-			return fmt.Errorf("write manifest: %w", err)
+			return "", fmt.Errorf("write manifest: %w", err)
 		}
 		text += "---\n" + string(one)
 	}
-	if _, err := r.WriteFile("manifests/snat.yaml", []byte(text)); err != nil {
-		return err
-	}
-	for i := range c.Spec.Nodes {
-		if err := r.Agent(ctx, c.Node(i), r.Path("manifests"), mode); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err = r.WriteFile("manifests/snat.yaml", []byte(text))
+	return r.Path("manifests"), err
 }

@@ -5,6 +5,9 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/fixture"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/load"
 )
 
 func TestRules(t *testing.T) {
@@ -35,6 +38,18 @@ func TestRowsOfOneKindAreTogetherAndEachHasAName(t *testing.T) {
 		if len(list) < 10 {
 			t.Errorf("%d rows", len(list))
 		}
+	}
+}
+
+// An agent must find nothing to complain about in the Services.
+func TestServicesAreWhatAnAgentReads(t *testing.T) {
+	for _, kind := range []load.Kind{load.Conn, load.DNS} {
+		t.Run(string(kind), func(t *testing.T) { // each with a cluster that goes with it
+			_, delta := fixture.Manifests(t, "snattest", func(r *rig.Rig) (string, error) { return writeManifests(r, kind) })
+			if len(delta.Services) != 1 || len(delta.Slices) != 1 {
+				t.Errorf("%d Services, %d EndpointSlices", len(delta.Services), len(delta.Slices))
+			}
+		})
 	}
 }
 

@@ -21,6 +21,8 @@ type Config struct {
 	Versions map[string]string
 	// Only, if set, says which rows to run.
 	Only func(experiment, row string) bool
+	// Disturbed, if set, is asked before each row what else goes on on the machine.
+	Disturbed func(context.Context) (note string)
 	// Finished, if set, is called after each row with all that there is so far.
 	Finished func(*experiment.Run)
 }
@@ -113,7 +115,9 @@ func result(row experiment.Row, status string) experiment.RowResult {
 // row runs one row, whatever becomes of it.
 func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment.Row) (r experiment.RowResult) {
 	if ctx.Err() != nil {
-		return result(row, experiment.Interrupted)
+		r = result(row, experiment.Interrupted)
+		r.Error = "before it began"
+		return r
 	}
 	if row.Needs != nil {
 		if err := row.Needs(); err != nil {
@@ -126,8 +130,13 @@ func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment
 		}
 	}
 	s.cfg.Options.Progress.Step("%s: %s", e.Name, row.Name)
-	started := time.Now()
 	var m experiment.Measurement
+	if s.cfg.Disturbed != nil {
+		if note := s.cfg.Disturbed(ctx); note != "" {
+			m.Note(note)
+		}
+	}
+	started := time.Now()
 	err := row.Run(ctx, &m)
 	r = result(row, experiment.OK)
 	r.Seconds = time.Since(started).Seconds()
@@ -153,9 +162,13 @@ func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment
 // Summary says in one line how a run went.
 func Summary(r *experiment.Run) string {
 	counts := map[string]int{}
+	noted := 0
 	for _, res := range r.Results {
 		for _, row := range res.Rows {
 			counts[row.Status]++
+			if len(row.Notes) > 0 {
+				noted++
+			}
 		}
 	}
 	var parts []string
@@ -164,5 +177,9 @@ func Summary(r *experiment.Run) string {
 			parts = append(parts, fmt.Sprintf("%d %s", counts[status], status))
 		}
 	}
-	return "rows: " + strings.Join(parts, ", ")
+	text := "rows: " + strings.Join(parts, ", ")
+	if noted > 0 {
+		text += fmt.Sprintf("; %d with remarks: see the report", noted)
+	}
+	return text
 }

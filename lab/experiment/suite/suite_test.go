@@ -38,6 +38,27 @@ func statuses(run *experiment.Run) (out []string) {
 	return out
 }
 
+func TestADisturbedRowSaysSo(t *testing.T) {
+	asked := 0
+	busy := func(context.Context) string {
+		if asked++; asked == 2 {
+			return "somebody else was busy"
+		}
+		return ""
+	}
+	run, err := Run(context.Background(), Config{Disturbed: busy}, []experiment.Experiment{made("one", measures("a", 1), measures("b", 2))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := run.Results[0].Rows
+	if len(rows[0].Notes) != 0 || len(rows[1].Notes) != 1 || rows[1].Notes[0] != "somebody else was busy" {
+		t.Errorf("remarks %v and %v", rows[0].Notes, rows[1].Notes)
+	}
+	if got := Summary(run); got != "rows: 2 ok; 1 with remarks: see the report" {
+		t.Errorf("summary %q", got)
+	}
+}
+
 func TestAFailedRowIsShownAndTheRestGoesOn(t *testing.T) {
 	broken := experiment.Row{Name: "broken", Run: func(_ context.Context, m *experiment.Measurement) error {
 		m.Add("v", 1)

@@ -67,30 +67,38 @@ func serveNodePort(ctx context.Context, r *rig.Rig, s step) error {
 		}
 		return nil
 	}
-	text, err := c.NodesYAML()
+	dir, err := writeManifests(r, service, slice)
 	if err != nil {
-		return err
-	}
-	for _, o := range []any{service, slice} {
-		one, err := yaml.Marshal(o)
-		if err != nil {
-			return fmt.Errorf("write manifest: %w", err)
-		}
-		text = append(append(text, "---\n"...), one...)
-	}
-	if _, err := r.WriteFile("manifests/tftp.yaml", text); err != nil {
 		return err
 	}
 	autopilot := "off"
 	if s.autopilot {
 		autopilot = "on"
 	}
-	return r.Agent(ctx, c.Node(0), r.Path("manifests"), s.mode, "--conntrack-autopilot", autopilot)
+	return r.Agent(ctx, c.Node(0), dir, s.mode, "--conntrack-autopilot", autopilot)
+}
+
+// writeManifests writes the Nodes and these objects.
+func writeManifests(r *rig.Rig, objects ...any) (dir string, err error) {
+	text, err := r.Cluster.NodesYAML()
+	if err != nil {
+		return "", err
+	}
+	for _, o := range objects {
+		one, err := yaml.Marshal(o)
+		if err != nil {
+			return "", fmt.Errorf("write manifest: %w", err)
+		}
+		text = append(append(text, "---\n"...), one...)
+	}
+	_, err = r.WriteFile("manifests/tftp.yaml", text)
+	return r.Path("manifests"), err
 }
 
 // conclude says what was left of metal in each row.
 func conclude(res *experiment.Result) []string {
 	var out, parts []string
+	disturbed := false
 	if metal := res.Row("metal"); metal != nil {
 		base, ok := metal.Value("rate")
 		for _, row := range res.Rows {
@@ -102,11 +110,15 @@ func conclude(res *experiment.Result) []string {
 			if p := row.Published["rate"]; p > 0 {
 				text += fmt.Sprintf(" (published: %.2f)", p/metal.Published["rate"])
 			}
+			disturbed = disturbed || v.Median > 1.15*base.Median
 			parts = append(parts, text)
 		}
 	}
 	if len(parts) > 0 {
 		out = append(out, "Measured, transfers/s as a share of metal: "+strings.Join(parts, "; ")+".")
+	}
+	if disturbed {
+		out = append(out, "More than metal is not to be had: metal's row, at least, was disturbed by something else on this machine, so these shares are not worth much. Run it again, alone.")
 	}
 	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer time-out, only after 2 s; a full table evicts entries that nobody has "+
 		"confirmed (early_drop) before it drops packets, and short transfers are such entries; a server that answers at once frees the client's port sooner. "+

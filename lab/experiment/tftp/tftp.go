@@ -99,6 +99,9 @@ func New(keeper []string) experiment.Experiment {
 			"How many files a second are left, and what does it take to get them back?",
 		Published: "8,500 transfers/s of 5 KB from the host; 1,000 from a NodePort, with three replicas still 1,000; nine rounds of tuning tables and time-outs, " +
 			"on the node and in the pods, ended at 5,800.",
+		Sources: []experiment.Source{
+			{Title: "Exposing TFTP Server as Kubernetes Service, Part 6", URL: "https://medium.com/@darpanmalhotra/exposing-tftp-server-as-kubernetes-service-part-6-ccee20610eaf"},
+		},
 		Packages:    map[string]string{"iptables": "iptables", "nft": "nftables"},
 		MachineWide: true,
 		Figures: []experiment.Figure{

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/fixture"
+	"spillway.dev/spillway/lab/experiment/rig"
 )
 
 // What a table allows, entries ÷ time-out, must stay what was published.
@@ -54,13 +56,29 @@ func TestMetalLeavesTheMachineAlone(t *testing.T) {
 	}
 }
 
+// An agent must find nothing to complain about in the Service.
+func TestServiceIsWhatAnAgentReads(t *testing.T) {
+	_, delta := fixture.Manifests(t, "tftptest", func(r *rig.Rig) (string, error) {
+		service, slice := objects(r, 1)
+		return writeManifests(r, service, slice)
+	})
+	if len(delta.Services) != 1 || len(delta.Slices) != 1 {
+		t.Errorf("%d Services, %d EndpointSlices", len(delta.Services), len(delta.Slices))
+	}
+}
+
 func TestConcludeNamesShares(t *testing.T) {
 	row := func(name string, rate, published float64) experiment.RowResult {
 		return experiment.RowResult{Name: name, Status: experiment.OK, Published: map[string]float64{"rate": published},
 			Values: map[string]experiment.Summary{"rate": experiment.Summarize([]float64{rate})}}
 	}
 	res := &experiment.Result{Rows: []experiment.RowResult{row("metal", 4000, 8500), row("kube-proxy", 1000, 1000)}}
-	if got := conclude(res)[0]; !strings.Contains(got, "kube-proxy 0.25 (published: 0.12)") {
+	got := conclude(res)
+	if !strings.Contains(got[0], "kube-proxy 0.25 (published: 0.12)") || strings.Contains(strings.Join(got, " "), "disturbed") {
 		t.Errorf("concludes %q", got)
+	}
+	res.Rows[1] = row("kube-proxy", 8000, 1000)
+	if got := conclude(res); !strings.Contains(got[1], "disturbed") {
+		t.Errorf("of twice as much as metal it concludes %q", got)
 	}
 }
