@@ -115,8 +115,8 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 // populate writes the Services, and the probe.
 func (p *peer) populate(ctx context.Context, services int) error {
 	node := p.rig.Cluster.Node(0)
-	if _, err := p.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create Node: %w", err)
+	if err := rig.CreateNodes(ctx, p.client, p.rig.Cluster); err != nil {
+		return err
 	}
 	many := controlplane.Crowd{Namespace: crowd, Services: services, Endpoints: Endpoints, First: address(10, 1)}
 	if err := many.Create(ctx, p.client); err != nil {

@@ -31,15 +31,8 @@ func (r *Rig) Plane(ctx context.Context, host *topology.Host, services []*corev1
 	if err != nil {
 		return "", err
 	}
-	for _, n := range r.Cluster.NodeObjects() {
-		created, err := client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
-		if err != nil {
-			return "", fmt.Errorf("create Node: %w", err)
-		}
-		created.Status = n.Status
-		if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, created, metav1.UpdateOptions{}); err != nil {
-			return "", fmt.Errorf("write Node's addresses: %w", err)
-		}
+	if err := CreateNodes(ctx, client, r.Cluster); err != nil {
+		return "", err
 	}
 	for _, s := range services {
 		if err := controlplane.EnsureNamespace(ctx, client, s.Namespace); err != nil {
@@ -55,6 +48,22 @@ func (r *Rig) Plane(ctx context.Context, host *topology.Host, services []*corev1
 		}
 	}
 	return r.plane.AdminKubeconfig()
+}
+
+// CreateNodes writes a cluster's Nodes, with their addresses: kube-proxy looks for
+// those of its own, and waits for half a minute where there are none.
+func CreateNodes(ctx context.Context, client kubernetes.Interface, c *topology.Cluster) error {
+	for _, n := range c.NodeObjects() {
+		created, err := client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("create Node: %w", err)
+		}
+		created.Status = n.Status
+		if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, created, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("write Node's addresses: %w", err)
+		}
+	}
+	return nil
 }
 
 // Client talks to the API server that Plane has started.

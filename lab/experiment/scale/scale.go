@@ -125,9 +125,9 @@ func takes(o experiment.Options, mode string, n int) time.Duration {
 	services := func(each time.Duration) time.Duration { return time.Duration(n) * each }
 	switch {
 	case strings.HasPrefix(mode, "kube-proxy") && o.Quick:
-		return 9*time.Second + services(3*time.Millisecond)
+		return 8*time.Second + services(4*time.Millisecond)
 	case strings.HasPrefix(mode, "kube-proxy"):
-		return 25*time.Second + services(14*time.Millisecond)
+		return 18*time.Second + services(12*time.Millisecond)
 	case o.Quick:
 		return time.Second + services(time.Millisecond/2)
 	case strings.HasPrefix(mode, "iptables"):
