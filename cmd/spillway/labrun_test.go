@@ -105,6 +105,22 @@ func TestAnInterruptedLabRunLeavesNothing(t *testing.T) {
 	}
 }
 
+// What the rows say that they take must have a place in what is promised of a run:
+// 40 minutes in full, 5 in quick form.
+func TestAllExperimentsFitInTheirTime(t *testing.T) {
+	for quick, limit := range map[bool]time.Duration{false: 38 * time.Minute, true: 5 * time.Minute} {
+		var all time.Duration
+		for _, e := range labExperiments() {
+			for _, row := range e.Rows(experiment.Options{Name: "x", Quick: quick}) {
+				all += row.Takes
+			}
+		}
+		if all > limit || all < limit/2 {
+			t.Errorf("quick: %v: all rows take %v, the limit is %v", quick, all, limit)
+		}
+	}
+}
+
 // The check for what is left must be able to find something.
 func TestLeftFindsAProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "60")

@@ -92,7 +92,9 @@ const peerLimit = 5000
 
 func describe(o experiment.Options) string {
 	return fmt.Sprintf("%d endpoints a Service, one node. Spillway is given the change by its own source's next step; kube-proxy by a real API server "+
-		"(up to %d Services), its times being those of its own metrics, with a minimum sync period of 0 in iptables mode. One sample is one change.",
+		"(up to %d Services: the time to fill one grows with the square of their number), its times being those of its own metrics, with a minimum sync period "+
+		"of 0 in iptables mode. One sample is one change. Rows \"API to packet\" hold the API server, the proxy's informers, its sync and a connection; their CPU is the "+
+		"proxy's, for as long as the row lasts.",
 		change.Endpoints, peerLimit)
 }
 
