@@ -128,7 +128,7 @@ func newSide(ctx context.Context, cfg Config, mode, name string, services int) (
 	}
 	var s side
 	proxyMode, variant, isPeer := dataplaneOf(mode)
-	if err := useIptables(ctx, r, variant); err != nil {
+	if err := rig.UseIptables(ctx, r.Cluster.Node(0), variant); err != nil {
 		return nil, errors.Join(err, r.Down())
 	}
 	if isPeer {

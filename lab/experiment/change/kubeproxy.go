@@ -86,7 +86,7 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")
 	if variant != "" {
-		path, err := iptablesPath(p.rig, variant)
+		path, err := p.rig.IptablesPath(variant)
 		if err != nil {
 			return err
 		}

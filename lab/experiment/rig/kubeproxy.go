@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -78,8 +79,8 @@ func (r *Rig) Client() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// KubeProxy starts kube-proxy on a node and waits for its first sync. It syncs no
-// more often than once a period; 0 is its default of 1 s. What belongs to the
+// KubeProxy starts kube-proxy on a node and waits for its first sync. The mode may
+// name a variant of iptables: "iptables-legacy". It syncs no more often than once a period; 0 is its default of 1 s. What belongs to the
 // whole machine it leaves as it is.
 func (r *Rig) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mode string, period time.Duration) error {
 	programs, err := controlplane.Programs()
@@ -88,6 +89,15 @@ func (r *Rig) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mo
 	}
 	if period == 0 {
 		period = time.Second
+	}
+	mode, variant, _ := strings.Cut(mode, "-")
+	var env []string
+	if variant != "" {
+		path, err := r.IptablesPath(variant)
+		if err != nil {
+			return err
+		}
+		env = append(env, "PATH="+path)
 	}
 	// A file, since there is no flag for the period of nftables.
 	config, err := r.WriteFile("kube-proxy-"+node.Name+".yaml", fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -103,7 +113,7 @@ nftables: {minSyncPeriod: %[4]v}
 		return err
 	}
 	p, err := start(node, "kube-proxy on "+node.Name, []string{filepath.Join(programs, "kube-proxy"),
-		"--config", config, "--hostname-override", node.Name})
+		"--config", config, "--hostname-override", node.Name}, env...)
 	if err != nil {
 		return err
 	}

@@ -25,13 +25,16 @@ type process struct {
 	done chan struct{}
 }
 
-// start starts a program on a host. What it prints is kept for error messages.
-func start(host *topology.Host, name string, argv []string) (*process, error) {
+// start starts a program on a host, with more in its environment. What it prints is kept for error messages.
+func start(host *topology.Host, name string, argv []string, env ...string) (*process, error) {
 	// Not bound to a context: the rig's Down ends it, in the right order.
 	p := &process{
 		name: name,
 		cmd:  host.Command(context.Background(), argv...),
 		done: make(chan struct{}),
+	}
+	if len(env) > 0 {
+		p.cmd.Env = append(p.cmd.Environ(), env...)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	// Children that hold the output open must not keep Wait waiting.

@@ -41,8 +41,8 @@ func (a arrival) name() string {
 
 // arrivals are the sides whose whole way is measured.
 func arrivals(o experiment.Options) []arrival {
-	all := []side{{"ebpf", "Spillway, eBPF"}, {"nftables", "Spillway, nftables"}, {"iptables", "Spillway, iptables"},
-		{"kube-proxy-nftables", "kube-proxy, nftables"}, {"kube-proxy-iptables", "kube-proxy, iptables"}}
+	all := []side{{"ebpf", "Spillway, eBPF"}, {"nftables", "Spillway, nftables"}, {"iptables-legacy", "Spillway, iptables (legacy)"},
+		{"kube-proxy-nftables", "kube-proxy, nftables"}, {"kube-proxy-iptables-legacy", "kube-proxy, iptables (legacy)"}}
 	var out []arrival
 	add := func(crowd int, period time.Duration, modes ...string) {
 		for _, s := range all {
@@ -56,8 +56,8 @@ func arrivals(o experiment.Options) []arrival {
 		return out
 	}
 	add(1000, time.Second)
-	add(peerLimit, time.Second, "ebpf", "nftables", "kube-proxy-nftables", "kube-proxy-iptables")
-	add(1000, 10*time.Second, "ebpf", "nftables", "kube-proxy-nftables", "kube-proxy-iptables")
+	add(peerLimit, time.Second, "ebpf", "nftables", "kube-proxy-nftables", "kube-proxy-iptables-legacy")
+	add(1000, 10*time.Second, "ebpf", "nftables", "kube-proxy-nftables", "kube-proxy-iptables-legacy")
 	return out
 }
 
@@ -157,10 +157,15 @@ func (a arrival) setUp(ctx context.Context, r *rig.Rig) error {
 	if err := (controlplane.Crowd{Namespace: "crowd", Services: a.crowd, Endpoints: 10}).Create(ctx, client); err != nil {
 		return err
 	}
-	if mode, isPeer := strings.CutPrefix(a.side.mode, "kube-proxy-"); isPeer {
+	mode, isPeer := strings.CutPrefix(a.side.mode, "kube-proxy-")
+	proxyMode, variant, _ := strings.Cut(mode, "-")
+	if err := rig.UseIptables(ctx, c.Node(0), variant); err != nil {
+		return err
+	}
+	if isPeer {
 		err = r.KubeProxy(ctx, c.Node(0), kubeconfig, mode, a.period)
 	} else {
-		err = r.APIAgent(ctx, c.Node(0), kubeconfig, mode, "--iptables-min-sync-period", a.period.String())
+		err = r.APIAgent(ctx, c.Node(0), kubeconfig, proxyMode, "--iptables-min-sync-period", a.period.String())
 	}
 	if err != nil {
 		return err

@@ -129,11 +129,11 @@ func takes(o experiment.Options, mode string, n int) time.Duration {
 	case strings.HasPrefix(mode, "kube-proxy") && o.Quick:
 		return 8*time.Second + services(4*time.Millisecond)
 	case strings.HasPrefix(mode, "kube-proxy"):
-		return 18*time.Second + services(12*time.Millisecond)
+		return 16*time.Second + services(15*time.Millisecond)
 	case o.Quick:
 		return time.Second + services(time.Millisecond/2)
 	case strings.HasPrefix(mode, "iptables"):
-		return 6*time.Second + services(1500*time.Microsecond)
+		return 6*time.Second + services(1200*time.Microsecond)
 	}
 	return 6*time.Second + services(500*time.Microsecond)
 }

@@ -1,4 +1,4 @@
-package change
+package rig
 
 import (
 	"context"
@@ -7,16 +7,16 @@ import (
 	"os/exec"
 	"strings"
 
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/topology"
 )
 
-// useIptables leaves on the node what kubelet leaves in the variant of iptables
-// that it uses: Spillway's dataplane goes by that.
-func useIptables(ctx context.Context, r *rig.Rig, variant string) error {
+// UseIptables leaves on a node what kubelet leaves in the variant of iptables that
+// it uses, "legacy" or "nft": Spillway's dataplane goes by that. "" leaves nothing.
+func UseIptables(ctx context.Context, node *topology.Host, variant string) error {
 	if variant == "" {
 		return nil
 	}
-	cmd := r.Cluster.Node(0).Command(ctx, "iptables-"+variant+"-restore", "--noflush", "--wait")
+	cmd := node.Command(ctx, "iptables-"+variant+"-restore", "--noflush", "--wait")
 	cmd.Stdin = strings.NewReader("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("use iptables-%s: %w: %s", variant, err, strings.TrimSpace(string(out)))
@@ -24,9 +24,9 @@ func useIptables(ctx context.Context, r *rig.Rig, variant string) error {
 	return nil
 }
 
-// iptablesPath is a PATH in which "iptables" is that variant: kube-proxy does not
+// IptablesPath is a PATH in which "iptables" is that variant: kube-proxy does not
 // choose, its image does.
-func iptablesPath(r *rig.Rig, variant string) (string, error) {
+func (r *Rig) IptablesPath(variant string) (string, error) {
 	dir := r.Path("iptables")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", fmt.Errorf("make directory for iptables-%s: %w", variant, err)
