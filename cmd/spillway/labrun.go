@@ -135,8 +135,8 @@ func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
 	var writeErr error
 	run, err := suite.Run(ctx, suite.Config{
 		Options: c.opts, Command: append([]string{"spillway"}, os.Args[1:]...), Versions: labVersions(ctx),
-		Disturbed: experiment.Disturbed,
-		Only:      func(e, row string) bool { return only.MatchString(e + ": " + row) },
+		Disturbed: experiment.Disturbed, Share: sysctl.Share,
+		Only: func(e, row string) bool { return only.MatchString(e + ": " + row) },
 		Finished: func(r *experiment.Run) {
 			// What was interrupted before anything was measured is no report.
 			if path != "" || r.Begun() {

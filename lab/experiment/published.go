@@ -85,6 +85,9 @@ type Row struct {
 	Published map[string]float64
 	// Needs says what is missing to run the row, and how to get it.
 	Needs func() error
+	// MachineWide says that it changes values of the whole machine, and takes the
+	// lock on them itself.
+	MachineWide bool
 	// Takes is about how long it runs.
 	Takes time.Duration
 	// Run fills in what it measures. What it has filled in counts even after an

@@ -21,6 +21,9 @@ type Config struct {
 	Versions map[string]string
 	// Only, if set, says which rows to run.
 	Only func(experiment, row string) bool
+	// Share, if set, is called before each row that does not change values of the
+	// whole machine, and keeps those who do away until release.
+	Share func(ctx context.Context, waiting func()) (release func(), err error)
 	// Disturbed, if set, is asked before each row what else goes on on the machine.
 	Disturbed func(context.Context) (note string)
 	// Finished, if set, is called after each row with all that there is so far.
@@ -130,6 +133,19 @@ func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment
 		}
 	}
 	s.cfg.Options.Progress.Step("%s: %s", e.Name, row.Name)
+	if s.cfg.Share != nil && !row.MachineWide {
+		release, err := s.cfg.Share(ctx, func() {
+			s.cfg.Options.Progress.Step("waiting for the end of an experiment that changes values of the machine")
+		})
+		if err != nil {
+			r = result(row, experiment.Failed)
+			if r.Error = err.Error(); ctx.Err() != nil {
+				r.Status, r.Error = experiment.Interrupted, "before it began"
+			}
+			return r
+		}
+		defer release()
+	}
 	var m experiment.Measurement
 	if s.cfg.Disturbed != nil {
 		if note := s.cfg.Disturbed(ctx); note != "" {

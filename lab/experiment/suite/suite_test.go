@@ -59,6 +59,30 @@ func TestADisturbedRowSaysSo(t *testing.T) {
 	}
 }
 
+func TestRowsThatChangeNothingKeepThoseAwayWhoDo(t *testing.T) {
+	held, log := false, []string{}
+	row := func(name string, machineWide bool) experiment.Row {
+		r := measures(name, 1)
+		r.MachineWide = machineWide
+		run := r.Run
+		r.Run = func(ctx context.Context, m *experiment.Measurement) error {
+			log = append(log, fmt.Sprint(name, " ", held))
+			return run(ctx, m)
+		}
+		return r
+	}
+	share := func(context.Context, func()) (func(), error) {
+		held = true
+		return func() { held = false }, nil
+	}
+	if _, err := Run(context.Background(), Config{Share: share}, []experiment.Experiment{made("one", row("a", false), row("b", true), row("c", false))}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"a true", "b false", "c true"}, log); diff != "" || held {
+		t.Errorf("lock while rows ran (-want +got), held at the end: %v:\n%s", held, diff)
+	}
+}
+
 func TestAFailedRowIsShownAndTheRestGoesOn(t *testing.T) {
 	broken := experiment.Row{Name: "broken", Run: func(_ context.Context, m *experiment.Measurement) error {
 		m.Add("v", 1)

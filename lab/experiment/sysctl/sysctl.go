@@ -10,6 +10,7 @@
 package sysctl
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -86,6 +88,41 @@ func exclude(dir string) (release func(), err error) {
 		return nil, fmt.Errorf("exclude experiments: %w", err)
 	}
 	return func() { lock.Close() }, nil
+}
+
+// Share is Exclude for an experiment that changes nothing itself: what it measures
+// must not be measured under another's values. It waits until ctx ends, and tells
+// waiting once if it has to.
+func Share(ctx context.Context, waiting func()) (release func(), err error) {
+	return share(ctx, Dir, waiting)
+}
+
+func share(ctx context.Context, dir string, waiting func()) (release func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("lock values of the machine: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock values of the machine: %w", err)
+	}
+	for told := false; ; told = true {
+		if err = unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
+			return func() { lock.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			lock.Close()
+			return nil, fmt.Errorf("lock values of the machine: %w", err)
+		}
+		if !told {
+			waiting()
+		}
+		select {
+		case <-ctx.Done():
+			lock.Close()
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // startKeeper starts a process that outlives this one for as long as it takes

@@ -2,6 +2,8 @@ package sysctl
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -159,6 +161,37 @@ func TestTestsExcludeExperimentsAndNotEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := g.End(); err != nil {
+		t.Error(err)
+	}
+}
+
+// An experiment that changes nothing waits for the end of one that does.
+func TestShareWaitsAndEndsWithItsContext(t *testing.T) {
+	dir, root := t.TempDir(), t.TempDir()
+	guard, err := begin(dir, root, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	if _, err := share(ctx, dir, cancel); !errors.Is(err, context.Canceled) { // told that it waits, it gives up
+		t.Errorf("beside an experiment that changes values: %v", err)
+	}
+	release, err := share(context.Background(), dir, func() {
+		if err := guard.End(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := begin(dir, root, nil); err == nil {
+		t.Error("values may be changed while somebody goes by them")
+	}
+	release()
+	if guard, err = begin(dir, root, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.End(); err != nil {
 		t.Error(err)
 	}
 }

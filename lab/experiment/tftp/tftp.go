@@ -155,7 +155,7 @@ func rows(o experiment.Options, keeper []string) []experiment.Row {
 		if o.Quick && !quick[i] {
 			continue
 		}
-		row := experiment.Row{Name: s.name, Takes: each + 3*time.Second,
+		row := experiment.Row{Name: s.name, Takes: each + 3*time.Second, MachineWide: s.kernel.max > 0,
 			Run: func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, keeper, s, m) }}
 		if s.peer != "" {
 			row.Needs = needPeer
