@@ -263,7 +263,11 @@ func newLabDiffCommand() *cobra.Command {
 			if err := experiment.Comparable(a, b); err != nil && !force {
 				return err
 			}
-			return printResult(cmd.OutOrStdout(), output, experiment.Compare(a, b))
+			c := experiment.Compare(a, b)
+			if len(c.Differences) == 0 && len(c.OnlyA)+len(c.OnlyB) > 0 {
+				return fmt.Errorf("compare results: no row was measured in both %s and %s", args[0], args[1])
+			}
+			return printResult(cmd.OutOrStdout(), output, c)
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "compare runs of different machines, kernels or lengths")

@@ -151,6 +151,18 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 		}
 		return path
 	}
+	of := func(experimentName string) string {
+		path := filepath.Join(dir, experimentName+".json")
+		text, err := json.Marshal(experiment.Run{Format: experiment.Format, Results: []experiment.Result{
+			{Name: experimentName, Rows: []experiment.RowResult{{Name: "r", Status: experiment.OK}}}}})
+		if err == nil {
+			err = os.WriteFile(path, text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
 	a, b := write("a.json", "6.1"), write("b.json", "6.18")
 	file := write("file", "6.1")
 	tests := []struct {
@@ -172,6 +184,7 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 		{[]string{"lab", "diff", a, dir + "/none"}, exitFailed, "read results"},
 		{[]string{"lab", "diff", a, b, "--force"}, exitDone, ""},
 		{[]string{"lab", "diff", a, a}, exitDone, ""},
+		{[]string{"lab", "diff", of("one"), of("two")}, exitFailed, "no row was measured in both"},
 	}
 	for _, tt := range tests {
 		if slices.Contains(tt.args, "--yes-on-this-node") && os.Geteuid() != 0 {

@@ -1,9 +1,12 @@
 package experiment
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -112,6 +115,34 @@ func verdict(f Figure, a, b Summary) string {
 	return "worse"
 }
 
+// unknownBelow is the ratio under which two single measurements are not shown to
+// people: rows of a still machine differ by as much.
+const unknownBelow = 1.25
+
+// far is how far a ratio is from 1, in either direction; infinite if one is 0.
+func (d Difference) far() float64 {
+	if d.A.Median <= 0 || d.B.Median <= 0 {
+		return math.Inf(1)
+	}
+	return max(d.A.Median/d.B.Median, d.B.Median/d.A.Median)
+}
+
+// shown are the differences for people: those beyond noise, then those of which
+// nobody knows, the largest first.
+func (c Comparison) shown() (out []Difference) {
+	var unknown []Difference
+	for _, d := range c.Differences {
+		switch {
+		case d.Verdict == "unknown" && d.far() >= unknownBelow:
+			unknown = append(unknown, d)
+		case d.Verdict != "unknown" && d.Verdict != "noise":
+			out = append(out, d)
+		}
+	}
+	slices.SortStableFunc(unknown, func(a, b Difference) int { return cmp.Compare(b.far(), a.far()) })
+	return append(out, unknown...)
+}
+
 // Write prints what changed for people.
 func (c Comparison) Write(w io.Writer) error {
 	counts := map[string]int{}
@@ -119,9 +150,8 @@ func (c Comparison) Write(w io.Writer) error {
 	fmt.Fprintln(t, "EXPERIMENT\tROW\tFIGURE\tA\tB\tB ÷ A\tVERDICT")
 	for _, d := range c.Differences {
 		counts[d.Verdict]++
-		if d.Verdict == "noise" {
-			continue
-		}
+	}
+	for _, d := range c.shown() {
 		ratio := "-"
 		if d.A.Median != 0 {
 			ratio = fmt.Sprintf("%.2f", d.B.Median/d.A.Median)
@@ -138,7 +168,7 @@ func (c Comparison) Write(w io.Writer) error {
 	for _, n := range c.OnlyB {
 		fmt.Fprintf(w, "only in B: %s\n", n)
 	}
-	_, err := fmt.Fprintf(w, "%d better, %d worse, %d changed, %d within noise, %d of a single measurement each, whose noise nobody knows\n",
-		counts["better"], counts["worse"], counts["changed"], counts["noise"], counts["unknown"])
+	_, err := fmt.Fprintf(w, "%d better, %d worse, %d changed, %d within noise, %d of a single measurement each, whose noise nobody knows (shown from %.2f-fold on)\n",
+		counts["better"], counts["worse"], counts["changed"], counts["noise"], counts["unknown"], unknownBelow)
 	return err
 }

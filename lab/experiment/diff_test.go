@@ -44,6 +44,30 @@ func TestCompareSeesBeyondNoise(t *testing.T) {
 	}
 }
 
+// People are shown the largest of what nobody knows first, and not what is as small
+// as a still machine's own differences.
+func TestSingleMeasurementsAreShownBySize(t *testing.T) {
+	figures := func(values ...float64) *Run {
+		run := oneRow(OK, 1)
+		row := RowResult{Name: "r", Status: OK, Values: map[string]Summary{}}
+		run.Results[0].Figures = nil
+		for i, v := range values {
+			key := string(rune('a' + i))
+			run.Results[0].Figures = append(run.Results[0].Figures, Figure{Key: key, Name: key})
+			row.Values[key] = Summarize([]float64{v})
+		}
+		run.Results[0].Rows = []RowResult{row}
+		return run
+	}
+	var order []string
+	for _, d := range Compare(figures(10, 10, 10, 0), figures(11, 20, 1, 5)).shown() {
+		order = append(order, d.Figure)
+	}
+	if diff := cmp.Diff([]string{"d", "c", "b"}, order); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestCompareNamesRowsOfOneRunOnly(t *testing.T) {
 	c := Compare(oneRow(OK, 1), oneRow(Failed))
 	if diff := cmp.Diff(Comparison{OnlyA: []string{"e: r"}}, c); diff != "" {

@@ -96,8 +96,8 @@ func (r *Run) Begun() bool {
 // Unfinished counts rows and experiments that failed or were interrupted.
 func (r *Run) Unfinished() (n int) {
 	for _, res := range r.Results {
-		if res.Error != "" {
-			n++
+		if res.Error != "" && len(res.Rows) == 0 {
+			n++ // otherwise its rows failed for that
 		}
 		for _, row := range res.Rows {
 			if row.Status == Failed || row.Status == Interrupted {

@@ -128,7 +128,7 @@ func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment
 			if errors.Is(err, experiment.ErrNotBuilt) {
 				r.Status = experiment.NotBuilt
 			}
-			r.Error = err.Error()
+			r.Error = strings.TrimPrefix(err.Error(), experiment.ErrNotBuilt.Error()+": ") // the status says that
 			return r
 		}
 	}
