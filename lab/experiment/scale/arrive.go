@@ -68,6 +68,8 @@ func (a arrival) changes(o experiment.Options) int {
 		return 3
 	case a.period > time.Second:
 		return 2
+	case a.crowd > 1000:
+		return 6
 	}
 	return 10
 }
@@ -75,9 +77,16 @@ func (a arrival) changes(o experiment.Options) int {
 func (a arrival) row(o experiment.Options) experiment.Row {
 	return experiment.Row{
 		Name: a.name(), Group: "API to packet", Needs: needPeer,
-		Takes: 8*time.Second + time.Duration(a.crowd)*4*time.Millisecond + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
+		Takes: 8*time.Second + a.fills() + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
 		Run:   func(ctx context.Context, m *experiment.Measurement) error { return a.run(ctx, o, m) },
 	}
+}
+
+// fills is about how long it takes to fill the API server: each Service longer than
+// the one before.
+func (a arrival) fills() time.Duration {
+	n := time.Duration(a.crowd)
+	return n*2*time.Millisecond + n*n*1300*time.Nanosecond
 }
 
 // run measures on a cluster of its own with an API server.
