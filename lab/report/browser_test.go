@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/net/html"
+
+	"spillway.dev/spillway/lab/experiment"
 )
 
 // browser runs Debian's chromium without a window. Nothing is fetched: what it
@@ -61,14 +63,16 @@ addEventListener("load", () => {
   if (wide > innerWidth) bad.push("the page is " + wide + " wide in a window of " + innerWidth);
   const pre = document.createElement("pre");
   pre.id = "inspected";
-  pre.textContent = JSON.stringify({texts: document.querySelectorAll("svg text").length, bad});
+  const scrolled = [...document.querySelectorAll(".table")].filter(t => t.scrollWidth > t.clientWidth + 1).length;
+  pre.textContent = JSON.stringify({texts: document.querySelectorAll("svg text").length, bad, scrolled});
   document.body.append(pre);
 });
 </script>`
 
 type inspected struct {
-	Texts int
-	Bad   []string
+	Texts    int
+	Bad      []string
+	Scrolled int // tables of which not all is seen
 }
 
 // look opens a page in a window of a width and says what is wrong with it.
@@ -112,6 +116,32 @@ func TestPageInABrowser(t *testing.T) {
 	broken = strings.Replace(broken, "</svg>", `<text x="10" y="50">one</text><text x="12" y="52">two</text></svg>`, 1)
 	if got := look(t, broken, 1200); len(got.Bad) < 2 {
 		t.Errorf("a page that is too wide, with texts that cover each other, was found well: %v", got.Bad)
+	}
+}
+
+// Paper does not scroll: a table of twelve columns must have room on it. The rules
+// for paper are applied to a window as wide as a page.
+func TestAWideTableFitsOnPaper(t *testing.T) {
+	run := sampleRun()
+	res := &run.Results[0]
+	for _, name := range []string{"failed", "over 1 s", "p50", "p99", "most entries", "in a pod", "most expectations", "insert_failed", "drop", "early_drop", "kernel log lines"} {
+		res.Figures = append(res.Figures, experiment.Figure{Key: name, Name: name, Unit: "%"})
+		for i := range res.Rows {
+			if res.Rows[i].Values != nil {
+				res.Rows[i].Values[name] = experiment.Summarize([]float64{123456})
+			}
+		}
+	}
+	page, err := HTML(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := look(t, string(page), 360); got.Scrolled != 1 || len(got.Bad) > 0 {
+		t.Errorf("on a telephone %d tables are scrolled, want 1: %s", got.Scrolled, strings.Join(got.Bad, "\n"))
+	}
+	const paper = 700 // CSS pixels between the margins of A4
+	if got := look(t, strings.ReplaceAll(string(page), "@media print", "@media all"), paper); got.Scrolled != 0 || len(got.Bad) > 0 {
+		t.Errorf("on paper not all of %d tables is seen: %s", got.Scrolled, strings.Join(got.Bad, "\n"))
 	}
 }
 
