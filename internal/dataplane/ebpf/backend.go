@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -16,10 +15,6 @@ import (
 	"spillway.dev/spillway/internal/kernel"
 	"spillway.dev/spillway/internal/model"
 )
-
-// rereadInterval is how long memory is trusted; reading 5,000 Services of 10
-// endpoints takes some 0.1 s.
-const rereadInterval = 10 * time.Minute
 
 // Backend is the eBPF dataplane of one instance.
 type Backend struct {
@@ -32,8 +27,13 @@ type Backend struct {
 	foreign  bool // see Config.Translated; false for good once it is
 	flows    flowCounts
 
-	ports *portTable // written by Apply and Replace only
-	read  time.Time  // when ports was last read from the maps
+	portsMu  sync.Mutex // for what is below up to the next: the maps are checked beside writes
+	ports    *portTable // written by Apply and Replace only
+	known    bool       // ports was read from the maps, and no check has found it wrong since
+	doubt    dataplane.Repair
+	repaired dataplane.Repair
+	checks   chan struct{}
+	drifted  chan struct{}
 
 	mu            sync.Mutex // for all below: interfaces change on their own
 	node          *intent.Node
@@ -60,7 +60,10 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if err := claimPins(cfg.BPFFS); err != nil {
 		return nil, err
 	}
-	b := &Backend{cfg: cfg, foreign: cfg.Translated != nil, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{}}
+	b := &Backend{
+		cfg: cfg, foreign: cfg.Translated != nil, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{},
+		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1),
+	}
 	if b.objects, err = load(&cfg, features); err != nil {
 		return nil, err
 	}
@@ -134,6 +137,8 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 			return err
 		}
 	}
+	b.portsMu.Lock()
+	defer b.portsMu.Unlock()
 	if b.ports.byID == nil { // the first call, and no Replace
 		if err := b.reread(); err != nil {
 			return err
@@ -160,6 +165,9 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if err := b.writeNode(&s.Node); err != nil {
 		return err
 	}
+	defer b.askCheck()
+	b.portsMu.Lock()
+	defer b.portsMu.Unlock()
 	if err := b.reread(); err != nil {
 		return err
 	}
@@ -187,10 +195,11 @@ func (b *Backend) begins() bool {
 	return !b.attached && len(b.ports.byID) == 0 && b.attacher.Mechanism() == "tcx" && !attach.Attached(b.cfg.BPFFS)
 }
 
-// reread looks at the maps anew from time to time: nobody else writes to them,
-// but a whole state is asked for so that nothing need be believed.
+// reread looks at the maps where what is known of them is nothing, or was found
+// wrong. Nobody else writes to them, but a whole state is asked for so that nothing
+// need be believed; hence the checks. The caller holds portsMu.
 func (b *Backend) reread() error {
-	if time.Since(b.read) < rereadInterval {
+	if b.known {
 		return nil
 	}
 	fresh, err := readPorts(b.objects.maps)
@@ -198,7 +207,9 @@ func (b *Backend) reread() error {
 		return err
 	}
 	fresh.inherit(b.ports)
-	b.ports, b.read = fresh, time.Now()
+	b.ports, b.known = fresh, true
+	b.repaired.Add(b.doubt)
+	b.doubt = dataplane.Repair{}
 	return nil
 }
 
@@ -233,6 +244,7 @@ func (b *Backend) attach(ctx context.Context) error {
 		}
 	})
 	b.done.Go(func() { b.sweepLoop(run) })
+	b.done.Go(func() { b.checkLoop(run) })
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
 		"cgroup", b.cfg.CgroupRoot, "bpffs", b.cfg.BPFFS)
 	return nil

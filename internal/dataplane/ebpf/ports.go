@@ -24,7 +24,8 @@ import (
 type portTable struct {
 	frontends, services, slots, backends, ranges, ids kernelMap
 
-	byID map[intent.PortID]*port
+	notes *journal // of what is written to the first five
+	byID  map[intent.PortID]*port
 	// orphans are Services found in the maps at start that no PortID claims yet.
 	orphans map[uint32]*port
 	// direct are the endpoints' own addresses, see direct.go.
@@ -45,6 +46,7 @@ type kernelMap interface {
 	Put(key, value any) error
 	Delete(key any) error
 	Iterate() *ebpf.MapIterator
+	BatchLookup(cursor *ebpf.MapBatchCursor, keysOut, valuesOut any, opts *ebpf.BatchOptions) (int, error)
 	String() string
 }
 

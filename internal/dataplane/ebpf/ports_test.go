@@ -47,6 +47,7 @@ func TestPortsFollowIntent(t *testing.T) {
 					noError(t, b.Apply(t.Context(), c))
 				}
 				wantApplied(t, b, w.state())
+				wantAgreement(t, b.ports, m)
 				if t.Failed() {
 					t.FailNow()
 				}
@@ -268,6 +269,7 @@ func TestPortsWithTooLittleRoom(t *testing.T) {
 				}
 			}
 			failures += len(failed)
+			wantAgreement(t, table, m)
 			b := &Backend{objects: &objects{maps: m}, ports: table}
 			have, err := b.Applied(t.Context())
 			noError(t, err)
@@ -285,33 +287,6 @@ func TestPortsWithTooLittleRoom(t *testing.T) {
 	}
 	if failures == 0 {
 		t.Error("everything fitted")
-	}
-}
-
-// Somebody else's hand in the maps is seen by the audit, and the Replace that
-// follows repairs it.
-func TestReplaceRepairsWhatAnAuditFound(t *testing.T) {
-	m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
-	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}}
-	ports := []*intent.ServicePort{simplePort(1, 3), simplePort(2, 3)}
-	replace := func() {
-		noError(t, b.reread())
-		failed, err := b.ports.replace(t.Context(), ports)
-		noError(t, errors.Join(err, portErrors(failed)))
-	}
-	replace()
-	writeFresh(t, fresh, ports)
-	read := b.read
-	wantApplied(t, b, ports)
-	if b.read != read {
-		t.Error("an audit without a finding costs the next Replace a reading")
-	}
-	for _, name := range []string{tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends} {
-		deleteAny(t, m[name])
-		_, err := b.Applied(t.Context())
-		noError(t, err)
-		replace()
-		wantSameContents(t, m, fresh)
 	}
 }
 

@@ -2,8 +2,8 @@ package ebpf
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -18,9 +18,11 @@ import (
 // readPorts reads what an earlier run has left in the maps. All of it is an
 // orphan until a Service port claims it.
 func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
+	n := &journal{}
+	noted := func(name string) kernelMap { return notedMap{m[name], name, n} }
 	t := &portTable{
-		frontends: m[tcMapFrontends], services: m[tcMapServices], slots: m[tcMapSlots],
-		backends: m[tcMapBackends], ranges: m[tcMapSourceRanges], ids: m[idsMap],
+		frontends: noted(tcMapFrontends), services: noted(tcMapServices), slots: noted(tcMapSlots),
+		backends: noted(tcMapBackends), ranges: noted(tcMapSourceRanges), ids: m[idsMap], notes: n,
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
 		owners: map[tcFrontendKey]uint32{}, direct: map[tcFrontendKey]directAddr{},
 	}
@@ -118,25 +120,33 @@ func (t *portTable) inherit(earlier *portTable) {
 	}
 }
 
-// agrees reports whether the maps, as read, hold what t believes.
-func (t *portTable) agrees(read *portTable) bool {
-	if len(read.orphans) != len(t.byID)+len(t.orphans) || !maps.Equal(t.direct, read.direct) {
-		return false
-	}
-	for _, p := range t.byID {
-		r := read.orphans[p.service]
-		if r == nil || r.header != p.header || !maps.Equal(r.frontends, p.frontends) ||
-			!maps.Equal(r.backends, p.backends) || !maps.Equal(r.ranges, p.ranges) ||
-			!slices.Equal(r.slots[clusterSet], p.slots[clusterSet]) ||
-			!slices.Equal(r.slots[localSet], p.slots[localSet]) {
-			return false
-		}
-	}
-	return true
-}
+// readBatch is how many entries one system call reads. The kernel gives whole
+// buckets of a hash map; none has nearly so many.
+const readBatch = 1024
 
 // each calls f for every entry of a map that only we write.
 func each[K, V any](m kernelMap, f func(K, V)) error {
+	var cursor ebpf.MapBatchCursor
+	keys, values := make([]K, readBatch), make([]V, readBatch)
+	for first := true; ; first = false {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		if err != nil && first && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return eachByOne(m, f) // a kernel without batches of this kind of map
+		}
+		for i := range n {
+			f(keys[i], values[i])
+		}
+		switch {
+		case errors.Is(err, ebpf.ErrKeyNotExist):
+			return nil // that was all
+		case err != nil:
+			return fmt.Errorf("read eBPF map %s: %w", m, err)
+		}
+	}
+}
+
+// eachByOne is each with two system calls an entry.
+func eachByOne[K, V any](m kernelMap, f func(K, V)) error {
 	var key K
 	var value V
 	it := m.Iterate()
@@ -156,9 +166,8 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 	if err != nil {
 		return intent.State{}, err
 	}
-	if !b.ports.agrees(read) {
-		b.read = time.Time{} // the next Replace looks for itself
-	}
+	b.portsMu.Lock()
+	defer b.portsMu.Unlock()
 	names := map[uint32]intent.PortID{}
 	memory := map[uint32]*port{}
 	for id, p := range b.ports.byID {

@@ -1,0 +1,114 @@
+package ebpf
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+func atOnce(step func()) bool { step(); return true }
+
+// wantAgreement wants the maps to hold what the table has written, no more and no less.
+func wantAgreement(t *testing.T, table *portTable, m map[string]*ebpf.Map) {
+	t.Helper()
+	read, err := readMaps(m)
+	noError(t, err)
+	if d, _ := table.compare(read, atOnce); d.Any() {
+		t.Errorf("the maps are not what the table has written: %+v", d)
+	}
+}
+
+// Somebody else's hand in the maps is found by a check, told, and the Replace that
+// follows puts it right.
+func TestReplaceRepairsWhatACheckFound(t *testing.T) {
+	m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
+	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}, drifted: make(chan struct{}, 1)}
+	ports := []*intent.ServicePort{simplePort(1, 3), simplePort(2, 3)}
+	replace := func() {
+		t.Helper()
+		noError(t, b.reread())
+		failed, err := b.ports.replace(t.Context(), ports)
+		noError(t, errors.Join(err, portErrors(failed)))
+	}
+	replace()
+	writeFresh(t, fresh, ports)
+	noError(t, b.check())
+	if !b.known || len(b.drifted) > 0 || b.Repaired().Any() {
+		t.Error("a check without a finding costs the next Replace a reading")
+	}
+	for _, c := range []struct {
+		what   string
+		change func()
+		found  string
+	}{
+		{"an address gone", func() { deleteAny(t, m[tcMapFrontends]) }, "frontends: entry"},
+		{"a Service gone", func() { deleteAny(t, m[tcMapServices]) }, "services: entry"},
+		{"a slot gone", func() { deleteAny(t, m[tcMapSlots]) }, "slots: entry"},
+		{"an endpoint gone", func() { deleteAny(t, m[tcMapBackends]) }, "backends: entry"},
+		{"another endpoint in a slot", func() { noError(t, m[tcMapSlots].Put(slotKey(1, clusterSet, 0), uint32(99))) }, "was changed"},
+		{"an endpoint of nobody's", func() { noError(t, m[tcMapBackends].Put(uint32(4711), tcBackend{Service: 77})) }, "is nobody's"},
+		{"a range of nobody's", func() {
+			noError(t, m[tcMapSourceRanges].Put(tcRangeKey{Prefixlen: 64, Service: 77}, uint8(1)))
+		}, "is nobody's"},
+	} {
+		c.change()
+		noError(t, b.check())
+		if b.known || len(b.drifted) != 1 {
+			t.Fatalf("%s: not found", c.what)
+		}
+		<-b.drifted
+		if b.Repaired().Any() {
+			t.Errorf("%s: told before it was put right", c.what)
+		}
+		replace()
+		if r := b.Repaired(); r.Missing+r.Foreign != 1 || !strings.Contains(r.Found, c.found) {
+			t.Errorf("%s: told is %+v", c.what, r)
+		}
+		wantSameContents(t, m, fresh)
+		noError(t, b.check())
+		if !b.known {
+			t.Errorf("%s: found again after it was put right", c.what)
+		}
+	}
+}
+
+// What is written while the maps are read is in the reading or not, and is no
+// difference either way.
+func TestWritesBesideACheckAreNoDifference(t *testing.T) {
+	for seed := range uint64(3) {
+		m := newPortMaps(t, 1<<10, 1<<10)
+		w := newPortWorld(seed)
+		b := &Backend{objects: &objects{maps: m}, ports: openPorts(t, m)}
+		writeAll(t, b.ports, w.state())
+		seen := 0
+		for range 40 {
+			b.ports.notes.begin()
+			read, err := readMaps(m)
+			noError(t, err)
+			again, err := readMaps(m)
+			noError(t, err)
+			steps := 0
+			d, done := b.ports.compare(read, func(step func()) bool {
+				if steps++; steps == 1 || steps == 3 {
+					noError(t, b.Apply(t.Context(), w.step()))
+				}
+				step()
+				return true
+			})
+			if d.Any() || !done || steps < 3 {
+				t.Fatalf("a change of ours counts as one of somebody else's: %+v", d)
+			}
+			b.ports.notes.end()
+			if d, _ := b.ports.compare(again, atOnce); d.Any() {
+				seen++
+			}
+		}
+		if seen == 0 {
+			t.Error("no change was written beside a reading: the test is blind")
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package ebpf
+
+import (
+	"maps"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// Maps of several batches are read whole, each entry once, as one by one.
+func TestBatchesGiveEveryEntryOnce(t *testing.T) {
+	m := newPortMaps(t, 1<<13, 1<<14)
+	ports := manyPorts(2*readBatch+readBatch/2, 3)
+	writeAll(t, openPorts(t, m), ports)
+	sameBothWays[uint32, tcService](t, m[tcMapServices], len(ports))
+	sameBothWays[uint32, tcBackend](t, m[tcMapBackends], 3*len(ports))
+	sameBothWays[tcSlotKey, uint32](t, m[tcMapSlots], 3*len(ports))
+	sameBothWays[tcFrontendKey, tcFrontend](t, m[tcMapFrontends], 4*len(ports)) // with the endpoints' own
+	sameBothWays[tcRangeKey, uint8](t, m[tcMapSourceRanges], 0)
+}
+
+func sameBothWays[K, V comparable](t *testing.T, m *ebpf.Map, want int) {
+	t.Helper()
+	batches, single, calls := map[K]V{}, map[K]V{}, 0
+	noError(t, each(m, func(k K, v V) { batches[k], calls = v, calls+1 }))
+	noError(t, eachByOne(m, func(k K, v V) { single[k] = v }))
+	if calls != want || !maps.Equal(batches, single) {
+		t.Errorf("%s: %d entries in %d calls by batches, %d one by one, want %d", m, len(batches), calls, len(single), want)
+	}
+}
+
+// BenchmarkCheck reads 5,000 Services of 10 endpoints back and compares them.
+func BenchmarkCheck(b *testing.B) {
+	m := newPortMaps(b, DefaultMaxFrontends, DefaultMaxEndpoints)
+	back := &Backend{objects: &objects{maps: m}, ports: openPorts(b, m)}
+	writeAll(b, back.ports, manyPorts(5000, 10))
+	b.Run("read beside changes", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := readMaps(m); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("Applied", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := back.Applied(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("compared, in steps of which a change waits for one", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			read, err := readMaps(m)
+			noError(b, err)
+			b.StartTimer()
+			if d, _ := back.ports.compare(read, atOnce); d.Any() {
+				b.Fatal(d)
+			}
+		}
+	})
+}
