@@ -58,9 +58,9 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 	if err != nil {
 		return err
 	}
-	dir := p.rig.Path("plane")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return fmt.Errorf("make directory for the control plane: %w", err)
+	dir, err := p.rig.PlaneDir()
+	if err != nil {
+		return err
 	}
 	if p.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: p.rig.Cluster.Client(1)}); err != nil {
 		return err

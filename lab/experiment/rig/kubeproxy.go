@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,12 +19,27 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
+const planeDir = "plane"
+
+// PlaneDir makes the directory of a control plane, in memory: etcd waits for every
+// write, and a disk that is slow would be measured with whoever waits for etcd.
+func (r *Rig) PlaneDir() (string, error) {
+	dir := r.Path(planeDir)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make directory for the control plane: %w", err)
+	}
+	if err := unix.Mount("plane", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700"); err != nil {
+		return "", fmt.Errorf("mount tmpfs on %s: %w", dir, err)
+	}
+	return dir, nil
+}
+
 // Plane starts an API server on a host of the cluster and gives it the cluster's
 // Nodes and some Services with their EndpointSlices. It returns a kubeconfig.
 func (r *Rig) Plane(ctx context.Context, host *topology.Host, services []*corev1.Service, slices []*discoveryv1.EndpointSlice) (kubeconfig string, err error) {
-	dir := r.Path("plane")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return "", fmt.Errorf("make directory for the control plane: %w", err)
+	dir, err := r.PlaneDir()
+	if err != nil {
+		return "", err
 	}
 	if r.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: host}); err != nil {
 		return "", err

@@ -165,10 +165,12 @@ func lockDir(dir string) (*os.File, error) {
 
 // emptyDir removes everything in a directory, a mounted bpf file system included.
 func emptyDir(dir string) error {
-	for {
-		err := unix.Unmount(filepath.Join(dir, "bpf"), unix.MNT_DETACH)
-		if err != nil {
-			break // EINVAL or ENOENT: nothing is mounted there any more
+	for _, mounted := range []string{"bpf", planeDir} {
+		for {
+			err := unix.Unmount(filepath.Join(dir, mounted), unix.MNT_DETACH)
+			if err != nil {
+				break // EINVAL or ENOENT: nothing is mounted there any more
+			}
 		}
 	}
 	entries, err := os.ReadDir(dir)

@@ -79,7 +79,7 @@ func (b *bench) prepareProbes(ctx context.Context, node int) ([]*probe, error) {
 			from: b.rig.Cluster.Pod(node, 0), addr: net.JoinHostPort(svc.Spec.ClusterIP, strconv.Itoa(int(svc.Spec.Ports[0].Port))),
 			busy: make(chan struct{}, 1),
 		}
-		if err := b.update(ctx, p.set(true)); err != nil {
+		if _, err := b.update(ctx, p.set(true)); err != nil {
 			return nil, err
 		}
 		probes = append(probes, p)
@@ -95,12 +95,13 @@ func (p *probe) set(ready bool) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// update writes a slice, whatever version there is.
-func (b *bench) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
-	if _, err := b.client.DiscoveryV1().EndpointSlices(s.Namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("change EndpointSlice: %w", err)
+// update writes a slice, whatever version there is, and returns the one it made.
+func (b *bench) update(ctx context.Context, s *discoveryv1.EndpointSlice) (version string, err error) {
+	s, err = b.client.DiscoveryV1().EndpointSlices(s.Namespace).Update(ctx, s, metav1.UpdateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("change EndpointSlice: %w", err)
 	}
-	return nil
+	return s.ResourceVersion, nil
 }
 
 var errLost = errors.New("the change has not reached the kernel")

@@ -25,7 +25,12 @@ type Row struct {
 	Changes int    `json:"changes"` // that the API server has taken
 	// Millis is how long each probe took, from the moment of writing to the first
 	// connection that met it; API how long the API server took to answer.
-	Millis  []float64 `json:"ms"`
+	Millis []float64 `json:"ms"`
+	// Told is the part of Millis until a watch like the proxy's had the change, Rest
+	// what came behind that; so Told and Rest of one probe add up to its Millis. A
+	// proxy that is told sooner than we are makes a Rest below zero possible.
+	Told    []float64 `json:"told_ms"`
+	Rest    []float64 `json:"rest_ms"`
 	API     []float64 `json:"api_ms"`
 	Lost    int       `json:"lost"`    // probes that did not arrive
 	Skipped int       `json:"skipped"` // probes that were not written, since the one before had not arrived
@@ -49,23 +54,25 @@ func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, r.Machine)
 	fmt.Fprintf(w, "%d Services of %d endpoints, %d changes a second for %.0f s\n\n", r.Services, r.Endpoints, r.Rate, r.Seconds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "PROXY\tCHANGES\tPROBES\tp50 ms\tp99 ms\tMAX ms\tLOST\tSKIPPED\tIN THE END\tAPI p50 ms\tp99 ms\tCPU s\tRSS MiB\tPEAK MiB\t")
+	fmt.Fprintln(t, "PROXY\tCHANGES\tPROBES\tp50 ms\tp99 ms\tMAX ms\tLOST\tSKIPPED\tIN THE END\tAPI p50 ms\tp99 ms\tTOLD p50 ms\tp99 ms\tREST p50 ms\tp99 ms\tCPU s\tRSS MiB\tPEAK MiB\t")
 	for _, row := range r.Rows {
 		end := "differs"
 		if row.Settled {
 			end = "the same"
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%.1f\t%.1f\t%.1f\t%d\t%d\t%s\t%.1f\t%.1f\t%.1f\t%.0f\t%.0f\t\n", row.Mode, row.Changes, len(row.Millis),
+		fmt.Fprintf(t, "%s\t%d\t%d\t%.1f\t%.1f\t%.1f\t%d\t%d\t%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.0f\t%.0f\t\n", row.Mode, row.Changes, len(row.Millis),
 			percentile(row.Millis, 0.5), percentile(row.Millis, 0.99), percentile(row.Millis, 1), row.Lost, row.Skipped, end,
-			percentile(row.API, 0.5), percentile(row.API, 0.99), row.CPU, row.RSS, row.Peak)
+			percentile(row.API, 0.5), percentile(row.API, 0.99), percentile(row.Told, 0.5), percentile(row.Told, 0.99),
+			percentile(row.Rest, 0.5), percentile(row.Rest, 0.99), row.CPU, row.RSS, row.Peak)
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
 	_, err := fmt.Fprint(w, `
 PROBES: changes that a pod has waited for, connecting again and again; p50, p99, MAX from the moment before
-the request to the API server to the first connection that meets the change. API: the API server's own time,
-which is part of it. SKIPPED: probes not written because the one before had not arrived. IN THE END: the
+the request to the API server to the first connection that meets the change. API: until the API server has
+answered. TOLD: until a watch like the proxy's has the change; REST: from there to that connection, which is
+the proxy's part. SKIPPED: probes not written because the one before had not arrived. IN THE END: the
 endpoints that the kernel holds against those written last. CPU, RSS: of the proxy; kube-proxy's nft with it.
 `)
 	return err

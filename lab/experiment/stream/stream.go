@@ -6,14 +6,15 @@
 //	      Service again and again, until what the kernel does is what was written
 //
 // Each proxy has a minute and a node of its own, one after the other, with one API
-// server. What is measured is seen from outside, so it is the same for all.
+// server. What is measured is seen from outside, so it is the same for all. Of each
+// probe there are three moments more than the beginning: the API server has answered,
+// a watch of our own has the change (so the proxy's has it too), a connection meets it.
 package stream
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -133,9 +134,9 @@ func (b *bench) up(ctx context.Context) error {
 			return err
 		}
 	}
-	dir := b.rig.Path("plane")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return fmt.Errorf("make directory for the control plane: %w", err)
+	dir, err := b.rig.PlaneDir()
+	if err != nil {
+		return err
 	}
 	if b.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: b.rig.Cluster.Client(0)}); err != nil {
 		return err
@@ -179,7 +180,15 @@ func (b *bench) measure(ctx context.Context, node int, proxy string) (row Row, e
 	}
 	b.cfg.Progress.Step("%s: %d changes a second for %v", proxy, b.cfg.Rate, b.cfg.Duration)
 	row = Row{Mode: proxy}
-	if err := b.write(ctx, probes, &row); err != nil {
+	w, err := b.watchProbes(ctx)
+	if err != nil {
+		return row, err
+	}
+	err = b.write(ctx, probes, w, &row)
+	if lost := w.stop(); err == nil {
+		err = lost
+	}
+	if err != nil {
 		return row, err
 	}
 	if err := b.settle(ctx, node, p, &row); err != nil {

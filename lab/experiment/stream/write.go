@@ -37,7 +37,7 @@ func (r *results) add(add func(*Row)) {
 }
 
 // write makes the changes, at even intervals, and waits for the probes among them.
-func (b *bench) write(ctx context.Context, probes []*probe, row *Row) error {
+func (b *bench) write(ctx context.Context, probes []*probe, w *watcher, row *Row) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r := &results{row: row}
@@ -47,7 +47,7 @@ func (b *bench) write(ctx context.Context, probes []*probe, row *Row) error {
 		queues[i] = make(chan change, b.cfg.Rate) // a second of an API server that is slow
 		all.Go(func() {
 			for c := range queues[i] {
-				if err := b.writeOne(ctx, c, r, &all); err != nil {
+				if err := b.writeOne(ctx, c, w, r, &all); err != nil {
 					cancel(err)
 				}
 			}
@@ -86,34 +86,49 @@ func (b *bench) schedule(ctx context.Context, probes []*probe, queues []chan cha
 	}
 }
 
-func (b *bench) writeOne(ctx context.Context, c change, r *results, all *sync.WaitGroup) error {
+func (b *bench) writeOne(ctx context.Context, c change, w *watcher, r *results, all *sync.WaitGroup) error {
 	if ctx.Err() != nil {
 		return nil
 	}
 	start := time.Now()
+	version := make(chan string, 1) // that the API server gave the change; closed if it gave none
+	defer close(version)
 	if c.probe != nil {
 		all.Go(func() {
 			err := c.probe.await(ctx, c.ready, patience)
-			took := time.Since(start)
+			seen := time.Now()
 			<-c.probe.busy
-			r.add(func(row *Row) {
-				if errors.Is(err, errLost) {
-					row.Lost++
-				} else if err == nil {
-					row.Millis = append(row.Millis, took.Seconds()*1e3)
+			if errors.Is(err, errLost) {
+				r.add(func(row *Row) { row.Lost++ })
+			}
+			if v, ok := <-version; ok && err == nil {
+				told, err := w.at(ctx, v)
+				if err == nil {
+					r.add(func(row *Row) { row.note(start, told, seen) })
 				}
-			})
+			}
 		})
 	}
-	if err := b.update(ctx, c.slice); err != nil {
+	v, err := b.update(ctx, c.slice)
+	if err != nil {
 		return err
 	}
+	version <- v
 	r.add(func(row *Row) {
 		row.Changes++
-		row.API = append(row.API, time.Since(start).Seconds()*1e3)
+		row.API = append(row.API, millis(time.Since(start)))
 	})
 	return nil
 }
+
+// note takes in the moments of one probe.
+func (row *Row) note(start, told, seen time.Time) {
+	row.Millis = append(row.Millis, millis(seen.Sub(start)))
+	row.Told = append(row.Told, millis(told.Sub(start)))
+	row.Rest = append(row.Rest, millis(seen.Sub(told)))
+}
+
+func millis(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 // settle waits until the kernel holds exactly the endpoints that were written
 // last.
