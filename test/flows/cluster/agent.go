@@ -140,7 +140,7 @@ func (c *Cluster) StartAgents(ctx context.Context) error {
 func (a *Agent) Args() []string {
 	args := []string{
 		"agent",
-		"--proxy-mode", a.cluster.Mode,
+		"--proxy-mode", a.cluster.ModeOf(a.Node),
 		"--hostname-override", a.host.Name,
 		"--cgroup-root", a.host.CgroupRoot,
 		"--bpffs", a.BPFFS,

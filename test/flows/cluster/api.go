@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,11 +52,17 @@ var resources = []struct {
 	{"Service", schema.GroupVersionResource{Version: "v1", Resource: "services"}, true},
 }
 
-// startAPI starts the control plane and writes the Nodes.
+func (c *Cluster) apiDir() string { return filepath.Join(c.Dir, "api") }
+
+// startAPI starts the control plane, in memory since etcd waits for every write, and
+// writes the Nodes.
 func (c *Cluster) startAPI(ctx context.Context) error {
-	dir := filepath.Join(c.Dir, "api")
+	dir := c.apiDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("start API server: %w", err)
+	}
+	if err := unix.Mount("api", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700"); err != nil {
+		return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
 	}
 	cp, err := controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: c.Lab.Client(c.Spec.Clients - 1)})
 	if err != nil {

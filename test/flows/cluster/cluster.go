@@ -5,6 +5,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,8 @@ type Config struct {
 	Spec   topology.Spec
 	Binary string // the spillway binary; "" starts no agents
 	Mode   string // --proxy-mode
+	// Modes are the nodes that have another one, by node.
+	Modes map[string]string
 	// IptablesVariant is the variant of iptables, legacy or nft, that the nodes'
 	// other programs use; "" is neither.
 	IptablesVariant string
@@ -60,6 +63,9 @@ type Cluster struct {
 	mu     sync.Mutex
 	probes map[string]*probe.Process
 }
+
+// ModeOf is the --proxy-mode of a node's agent.
+func (c *Cluster) ModeOf(node string) string { return cmp.Or(c.Modes[node], c.Mode) }
 
 // Up builds a cluster with servers on all hosts. Agents are not started yet.
 // One cluster of a name exists on a machine; Up waits for another test to be
@@ -134,14 +140,14 @@ func (c *Cluster) removeLeftovers() error {
 	return c.removeDir()
 }
 
-// removeDir unmounts every bpffs below the cluster's directory and removes it.
+// removeDir unmounts what is mounted below the cluster's directory and removes it.
 func (c *Cluster) removeDir() error {
 	mounts, err := filepath.Glob(filepath.Join(c.Dir, "*", "bpffs"))
 	if err != nil {
 		return err
 	}
-	for _, m := range mounts {
-		if err := unix.Unmount(m, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+	for _, m := range append(mounts, c.apiDir()) {
+		if err := unix.Unmount(m, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("unmount %s: %w", m, err)
 		}
 	}

@@ -33,7 +33,6 @@ func (s stickyServers) keep(key, server string, allowed []string) string {
 
 // judge says what is wrong with answers.
 type judge struct {
-	mode   string
 	c      addressBook
 	f      flows.Flow
 	dst    string
@@ -46,12 +45,13 @@ type judge struct {
 type addressBook interface {
 	Owns(host string, addr netip.Addr) bool
 	NodeOf(host string) string
+	ModeOf(node string) string
 	Nodes() []string
 }
 
 func (s *Suite) judge(q question) judge {
 	return judge{
-		mode: s.Cluster.Mode, c: s.Cluster, f: q.f, dst: q.dst, sticky: q.r.sticky, masq: s.Cluster.Spec.Masquerade,
+		c: s.Cluster, f: q.f, dst: q.dst, sticky: q.r.sticky, masq: s.Cluster.Spec.Masquerade,
 		key: fmt.Sprintf("%s %s %s", q.f.From, q.f.To, q.combo),
 	}
 }
@@ -148,15 +148,18 @@ func (j judge) one(a probe.Answer) string {
 	return j.source(a)
 }
 
-// netfilter reports whether the dataplane's rules are netfilter's.
-func (j judge) netfilter() bool { return j.mode == "nftables" || j.mode == "iptables" }
+// netfilter reports whether the rules of a node's dataplane are netfilter's.
+func (j judge) netfilter(node string) bool {
+	mode := j.c.ModeOf(node)
+	return mode == "nftables" || mode == "iptables"
+}
 
 // denied reports whether netfilter dropped a datagram in the sender's own
 // system call: what the output hook takes out, refused or not, sendmsg reports
 // as EPERM to a process of the node.
 func (j judge) denied(a probe.Answer) bool {
 	from := cluster.ParseName(j.f.From)
-	return a.Err == probe.Denied && j.netfilter() && !from.IsPod() && !from.IsClient()
+	return a.Err == probe.Denied && j.netfilter(j.c.NodeOf(j.f.From)) && !from.IsPod() && !from.IsClient()
 }
 
 // peer checks that the client sees the address it asked, never the server's.
@@ -222,7 +225,7 @@ func (j judge) sourceKind(server string) flows.Source {
 	}
 	name, _, _ := strings.Cut(server, ":")
 	here := j.c.NodeOf(name) == receiver
-	if here && (!j.netfilter() || !cluster.ParseName(name).IsPod()) {
+	if here && (!j.netfilter(receiver) || !cluster.ParseName(name).IsPod()) {
 		// What a node's own process gets leaves by no device, and netfilter
 		// masquerades only what does.
 		return flows.Kept

@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"cmp"
 	"net/netip"
 	"strings"
 	"testing"
@@ -12,7 +13,7 @@ import (
 
 // book is an address book of nodes 10.0.0.1 (a) and 10.0.0.2 (b), pods a0
 // 10.1.0.2 and b0 10.2.0.2, and client0 10.0.0.9.
-type book struct{}
+type book struct{ mode string } // of all nodes
 
 var addrs = map[string]string{
 	"a": "10.0.0.1", "b": "10.0.0.2", "a0": "10.1.0.2", "b0": "10.2.0.2", "client0": "10.0.0.9",
@@ -28,6 +29,8 @@ func (book) NodeOf(host string) string {
 	}
 	return host[:1]
 }
+
+func (b book) ModeOf(string) string { return cmp.Or(b.mode, "ebpf") }
 
 func (book) Nodes() []string { return []string{"a", "b"} }
 
@@ -94,11 +97,8 @@ func TestJudge(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dst := vip
 			j := judge{
-				mode: test.mode, c: book{}, dst: dst, sticky: stickyServers{},
+				c: book{test.mode}, dst: dst, sticky: stickyServers{},
 				f: flows.Flow{From: test.from, To: test.to, Want: test.want},
-			}
-			if j.mode == "" {
-				j.mode = "ebpf"
 			}
 			if j.f.From == "" {
 				j.f.From = "a0"

@@ -35,7 +35,7 @@ func (s *Suite) Run(t *testing.T, cases []flows.Case) {
 		if c.FilesOnly != "" && s.Cluster.API != nil {
 			continue // it says why
 		}
-		if c.Modes != nil && !slices.Contains(c.Modes, s.Cluster.Mode) {
+		if c.Modes != nil && slices.ContainsFunc(s.Cluster.Nodes(), func(n string) bool { return !slices.Contains(c.Modes, s.Cluster.ModeOf(n)) }) {
 			continue // not a skip: the case says nothing about this dataplane
 		}
 		r := s.start(c)
@@ -118,14 +118,12 @@ func (r *running) runFlows(ctx context.Context, t *testing.T, list []flows.Flow)
 // hook sees. The other dataplanes have no socket hooks, so there the second run
 // would be the first.
 func (r *running) withVMs(list []flows.Flow) []flows.Flow {
-	if r.s.Cluster.Mode != "ebpf" {
-		return list
-	}
 	var all []flows.Flow
 	for _, f := range list {
 		all = append(all, f)
 		from := cluster.ParseName(f.From)
-		if from.IsPod() && from.Extra == "" && !f.NoVM && f.To.Kind != flows.ToAddress {
+		ebpf := r.s.Cluster.ModeOf(r.s.Cluster.NodeOf(f.From)) == "ebpf"
+		if ebpf && from.IsPod() && from.Extra == "" && !f.NoVM && f.To.Kind != flows.ToAddress {
 			f.From += "/vm"
 			all = append(all, f)
 		}
