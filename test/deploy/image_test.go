@@ -8,27 +8,32 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
 // instruction is one of a Dockerfile, on one line.
 type instruction struct{ name, args string }
 
-// dockerfile reads deploy/Dockerfile. No engine runs here; this knows as much of
-// the format as that file uses.
+// dockerfile reads deploy/Dockerfile as an engine does, up to where it would begin to
+// build: no engine runs here.
 func dockerfile(t *testing.T) (list []instruction) {
 	t.Helper()
-	text := read(t, "deploy/Dockerfile")
-	text = regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(text, "")
-	text = strings.ReplaceAll(text, "\\\n", " ")
-	for line := range strings.Lines(text) {
-		name, args, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if name == "" {
-			continue
-		}
-		if !slices.Contains([]string{"FROM", "WORKDIR", "COPY", "RUN", "ARG", "ENTRYPOINT"}, name) {
-			t.Fatalf("%s: no instruction that this test knows", name)
-		}
-		list = append(list, instruction{name, strings.Join(strings.Fields(args), " ")})
+	result, err := parser.Parse(strings.NewReader(read(t, "deploy/Dockerfile")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range result.Warnings {
+		t.Errorf("deploy/Dockerfile: %s", w.Short)
+	}
+	// This checks each instruction's flags and arguments, and the stages' names.
+	if _, _, err := instructions.Parse(result.AST, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range result.AST.Children {
+		name, args, _ := strings.Cut(node.Original, " ")
+		list = append(list, instruction{strings.ToUpper(name), strings.Join(strings.Fields(args), " ")})
 	}
 	return list
 }
