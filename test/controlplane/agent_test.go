@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -173,6 +174,10 @@ func TestAnAgentServesWhatTheAPIServerSays(t *testing.T) {
 	n := startNode(t)
 	web := n.service
 	n.until("the Service", n.answered(web, "web"))
+	// Health for load balancers, metrics for this node alone, and nothing else.
+	if got := n.listens(); !slices.Equal(got, []string{"*:10256", "127.0.0.1:10249"}) {
+		t.Errorf("the agent listens on %q", got)
+	}
 
 	// The server away, the agent killed and back: what was written serves on.
 	n.cp.StopAPIServer()
@@ -202,6 +207,20 @@ func TestAnAgentServesWhatTheAPIServerSays(t *testing.T) {
 	}
 
 	n.drain()
+}
+
+// listens lists where processes of the node's network, of which the agent is the only
+// one, accept connections or datagrams.
+func (n *node) listens() (all []string) {
+	n.t.Helper()
+	out := must[[]byte](n.t)(n.host.Command(n.t.Context(), "ss", "-Hlntu").Output())
+	for line := range strings.Lines(string(out)) {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			all = append(all, fields[4])
+		}
+	}
+	slices.Sort(all)
+	return all
 }
 
 // drain taints the node for removal and takes the taint back (KEP-3836).

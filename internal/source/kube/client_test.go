@@ -1,0 +1,65 @@
+package kube
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What is wrong with a kubeconfig is said in one line that names the file, or the
+// flag to give, and tells nothing that is secret.
+func TestAKubeconfigThatCannotBeUsedSaysWhatToMend(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	dir := t.TempDir()
+	const secret = "top-secret"
+	cluster := "clusters: [{name: c, cluster: {server: 'https://192.0.2.1:6443'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+	head := "apiVersion: v1\nkind: Config\n"
+	for _, c := range []struct {
+		name, text string // text "": there is no file
+		says       []string
+	}{
+		{"no file", "", []string{"no file.yaml", "no such file"}},
+		{"no YAML", head + "users: {{" + secret, []string{"no YAML.yaml"}},
+		{"another kind", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n", []string{"another kind.yaml"}},
+		{"no cluster", head, []string{"no cluster.yaml"}},
+		{"a context of no name", head + cluster + "current-context: other\n", []string{"a context of no name.yaml", "other"}},
+		{"a certificate without a key", head + cluster + "current-context: x\nusers: [{name: u, user: {client-certificate: /nonexistent/crt, token: " + secret + "}}]\n",
+			[]string{"a certificate without a key.yaml", "/nonexistent/crt"}},
+		{"no authority", strings.Replace(head+cluster, "6443'", "6443', certificate-authority: /nonexistent/ca", 1) + "current-context: x\nusers: [{name: u, user: {token: " + secret + "}}]\n",
+			[]string{"no authority.yaml", "/nonexistent/ca"}},
+		{"an address that is none", strings.Replace(head+cluster, "https://192.0.2.1:6443", "https://192.0.2.1:x", 1) + "current-context: x\nusers: [{name: u, user: {token: " + secret + "}}]\n",
+			[]string{"an address that is none.yaml", "192.0.2.1:x"}},
+	} {
+		file := filepath.Join(dir, c.name+".yaml")
+		if c.text != "" {
+			if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, _, err := Connect(Access{Kubeconfig: file})
+		if err == nil {
+			t.Errorf("%s: is taken", c.name)
+			continue
+		}
+		for _, word := range append(c.says, "mend --kubeconfig "+file) {
+			if !strings.Contains(err.Error(), word) {
+				t.Errorf("%s: %q does not say %q", c.name, err, word)
+			}
+		}
+		if strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %q tells a secret, or is more than a line", c.name, err)
+		}
+	}
+	for _, c := range []struct {
+		access Access
+		says   string
+	}{
+		{Access{}, "give --kubeconfig, or --manifests DIR"},
+		{Access{Master: "https://192.0.2.1:x"}, "mend --master https://192.0.2.1:x"},
+	} {
+		if _, _, err := Connect(c.access); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v does not say %q", c.access, err, c.says)
+		}
+	}
+}
