@@ -102,6 +102,7 @@ func (n *node) serve(pod *topology.Host, name string) {
 	must[*topology.Cmd](n.t)(workload.Start(context.Background(), pod, workload.Config{Kind: "tcp", Listen: ":8080", Name: name}))
 	n.service = createService(n.t, n.k, "default", service(name, nil)).Spec.ClusterIP + ":80"
 	s := slice(name, name, pod.IPv4.String())
+	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
 	s.Endpoints[0].NodeName = &n.host.Name
 	createSlice(n.t, n.k, "default", s)
 }
@@ -202,6 +203,14 @@ func TestAnAgentServesWhatTheAPIServerSays(t *testing.T) {
 	}
 	n.serve(n.lab.Pod(0, 1), "late")
 	n.until("a Service made after the server came back", n.answered(n.service, "late"))
+	n.until("its way from the cluster's clock to the kernel among the metrics", func() bool {
+		_, text := n.fetch("10249", "/metrics")
+		// The first Service is older than this agent, and says nothing of its speed.
+		return strings.Contains(text, "\nkubeproxy_network_programming_duration_seconds_count 1\n")
+	})
+	if code, mode := n.fetch("10249", "/proxyMode"); code != http.StatusOK || mode != "ebpf" {
+		t.Errorf("/proxyMode: %d %q", code, mode)
+	}
 	if !n.answered(web, "web")() {
 		t.Error("the first Service does not answer any more")
 	}
