@@ -72,6 +72,9 @@ func TestExitCodes(t *testing.T) {
 		{"a bridge without a name", []string{"agent", "--detect-local-mode", "BridgeInterface"}, 2, "set --pod-bridge-interface"},
 		{"a take-over from another proxy", []string{"agent", "--takeover", "cilium"}, 2, `--takeover "cilium": not a proxy that can be taken over from: use kube-proxy`},
 		{"a take-over of some Services only", []string{"agent", "--takeover", "kube-proxy", "--service-proxy-name", "x"}, 2, "--takeover and --service-proxy-name: "},
+		{"two flags that exclude each other", []string{"agent", "--masquerade-all", "--bypass", "never"}, 2, "--masquerade-all and --bypass never: "},
+		{"a prefix without a name", []string{"agent", "--detect-local-mode", "InterfaceNamePrefix"}, 2, "set --pod-interface-name-prefix"},
+		{"a least wait beyond the most", []string{"agent", "--iptables-min-sync-period", "1m"}, 2, "--iptables-min-sync-period"},
 		{"a bad format", []string{"version", "-o", "yaml"}, 2, `--output "yaml": not a format`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
