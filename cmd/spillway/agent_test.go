@@ -288,6 +288,7 @@ func TestAFileThatComesLaterTakesNothing(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
+	serves := "z" // who has the addresses that both claim
 	for i, step := range []struct {
 		name string
 		do   func()
@@ -309,6 +310,13 @@ func TestAFileThatComesLaterTakesNothing(t *testing.T) {
 		marker := fmt.Sprintf("10.96.1.%d", i)
 		writeService(t, a.cfg.Manifests, fmt.Sprintf("marker%d", i), marker)
 		eventually(t, step.name+": the step is taken", func() bool { return m.serves(marker) != "" })
+		if step.want != serves {
+			// A file that goes is waited for before it counts as gone.
+			eventually(t, step.name+": the other takes over", func() bool {
+				return m.serves("30080") == step.want && m.serves("198.51.100.1") == step.want
+			})
+			serves = step.want
+		}
 		for _, frontend := range []string{"30080", "198.51.100.1"} {
 			if got := m.serves(frontend); got != step.want {
 				t.Errorf("%s: %s is served to %q, want %q", step.name, frontend, got, step.want)
