@@ -127,36 +127,42 @@ func (q question) explain(ctx context.Context) (*explanation, error) {
 			e.Problems = append(e.Problems, p.String())
 		}
 	}
-	pairs := 0
 	for _, f := range from {
 		for _, t := range to {
-			if f.Is4() == t.Is4() {
-				pairs++
-				q.decide(world, e, f, t, proto)
+			if f.Is4() != t.Is4() {
+				continue
 			}
+			outcome := q.decide(world, e, f, t, proto)
+			if e.Outcome != "" && e.Outcome != outcome {
+				outcome = differs
+			}
+			e.Outcome = outcome
 		}
 	}
-	if pairs == 0 {
+	if e.Outcome == "" {
 		return nil, usageErrorf("--from %s and --to %s have no address of one family", q.from, q.to)
 	}
-	all := make([]policy.Decision, 0, len(e.Decisions))
-	for _, d := range e.Decisions {
-		all = append(all, d.Decision)
-	}
-	e.Outcome = policy.Outcome(all)
 	return e, nil
 }
 
-// decide asks each node what it makes of a flow between two addresses.
-func (q question) decide(world model.Delta, e *explanation, from, to netip.Addr, proto model.Protocol) {
+// differs is the outcome where it is not the same for all addresses of who asks and
+// who is asked.
+const differs = "differs by address"
+
+// decide asks each node what it makes of a flow between two addresses, and says what
+// becomes of it.
+func (q question) decide(world model.Delta, e *explanation, from, to netip.Addr, proto model.Protocol) string {
+	var all []policy.Decision
 	for _, name := range slices.Sorted(maps.Keys(world.Nodes)) {
 		t := policy.New(policy.Config{NodeName: name, ProxyName: q.proxyName, Netfilter: modeUsesNetfilter(q.proxyMode)})
 		t.SetNodeAddrs(world.Nodes[name].Addresses)
 		t.Apply(world)
 		for _, d := range t.Explain(from, to, proto, uint16(q.port)) {
 			e.Decisions = append(e.Decisions, nodeDecision{name, d.Side.String(), d})
+			all = append(all, d)
 		}
 	}
+	return policy.Outcome(all)
 }
 
 func (q question) world(ctx context.Context) (model.Delta, []model.Problem, error) {
@@ -178,6 +184,9 @@ func (q question) world(ctx context.Context) (model.Delta, []model.Problem, erro
 // addressesOf finds the addresses of who is meant.
 func addressesOf(world model.Delta, flag, who string) ([]netip.Addr, error) {
 	if a, err := netip.ParseAddr(who); err == nil {
+		if s := serviceAt(world, a.Unmap()); s != nil {
+			return nil, usageErrorf("%s %s: that is an address of Service %s, and policies are about what is behind it: ask for a pod of it", flag, who, s.Name)
+		}
 		return []netip.Addr{a.Unmap()}, nil
 	}
 	namespace, name, ok := strings.Cut(who, "/")
@@ -192,6 +201,20 @@ func addressesOf(world model.Delta, flag, who string) ([]netip.Addr, error) {
 		return nil, fmt.Errorf("%s %s: there is no such pod with an address of its own", flag, who)
 	}
 	return p.IPs, nil
+}
+
+// serviceAt finds the Service that has an address, nil if none has.
+func serviceAt(world model.Delta, a netip.Addr) *model.Service {
+	for _, s := range world.Services {
+		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs} {
+			for _, of := range list {
+				if of.Unmap() == a {
+					return s
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // Write prints the explanation for people.

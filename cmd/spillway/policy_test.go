@@ -43,6 +43,63 @@ spec:
     from: [{podSelector: {matchLabels: {app: web}}}, {ipBlock: {cidr: 198.51.100.0/24}}]
 `
 
+// serving puts a Service over one address of a pod that has two.
+const serving = `
+apiVersion: v1
+kind: Pod
+metadata: {name: dual, namespace: shop, labels: {app: cache}}
+spec: {nodeName: a}
+status: {podIP: 10.244.0.3, podIPs: [{ip: 10.244.0.3}, {ip: fd44::3}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: evil, namespace: other}
+spec: {nodeName: b}
+status: {podIP: 10.244.1.9, podIPs: [{ip: 10.244.1.9}, {ip: fd44:1::9}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: dual, namespace: shop}
+spec: {clusterIP: 10.96.0.7, clusterIPs: [10.96.0.7], ports: [{port: 80, targetPort: 11211}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dual-1, namespace: shop, labels: {kubernetes.io/service-name: dual}}
+addressType: IPv4
+ports: [{port: 11211}]
+endpoints: [{addresses: [10.244.0.3]}]
+`
+
+// TestPolicyExplainSaysWhatDiffersByAddress asks about a pod that a Service needs NAT
+// for at one of its addresses, about that Service, and as the pod's own node.
+func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
+	dir := t.TempDir()
+	open := strings.Replace(explained, "deny: others", "deny: \"\"", 1)
+	open = strings.Replace(open, "{podSelector: {matchLabels: {app: web}}}, ", "{podSelector: {}}, ", 1)
+	for _, test := range []struct{ policy, args, want string }{
+		{open, "--from other/evil --to shop/dual --proxy-mode nftables", differs},
+		{open, "--from other/evil --to shop/dual --proxy-mode ebpf", "allowed, not tracked"},
+		{explained, "--from other/evil --to shop/dual --proxy-mode nftables", "denied"}, // although IPv4 needs NAT
+		{explained, "--from shop/web --to shop/dual --proxy-mode nftables", "allowed, tracked"},
+		{explained, "--from node/a --to shop/dual --proxy-mode ebpf", "tracked as usual"},
+		{explained, "--from node/b --to shop/dual --proxy-mode ebpf", "denied"},
+		{explained, "--from other/evil --to 10.96.0.7 --proxy-mode ebpf", "Service shop/dual"},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(test.policy+"---"+serving), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var out, problems bytes.Buffer
+		code := run(append([]string{"policy", "explain", "--port", "11211", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...), &out, &problems)
+		var e explanation
+		if code == 2 && strings.Contains(problems.String(), test.want) {
+			continue
+		}
+		if err := json.Unmarshal(out.Bytes(), &e); code != 0 || err != nil || e.Outcome != test.want {
+			t.Errorf("%s: exit code %d, outcome %q, want %q (%v)\n%s%s", test.args, code, e.Outcome, test.want, err, &out, &problems)
+		}
+	}
+}
+
 func TestPolicyExplain(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(explained), 0o644); err != nil {

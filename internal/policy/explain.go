@@ -70,7 +70,9 @@ func (t *Tracker) decide(side Side, here, peer netip.Addr, proto model.Protocol,
 		}
 	}
 	d.Why = fmt.Sprintf("%s is none of the peers, and others are left alone", peer)
-	if v.Deny {
+	if v.Deny && t.isOwn(peer) {
+		d.Why = fmt.Sprintf("%s is none of the peers, and the node of the selected pods itself is never denied", peer)
+	} else if v.Deny {
 		d.Outcome, d.Why = Denied, fmt.Sprintf("%s is none of the peers, and the policy says deny: others", peer)
 	}
 	return d

@@ -100,12 +100,12 @@ func (t *Tracker) addPeers(r *rule, name podName, by int) {
 }
 
 // retarget has the targets of an address be those of these rules.
-func (t *Tracker) retarget(a netip.Addr, rules []*rule) {
+func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	old := t.targetsOf[a]
 	var now []Target
 	guarded := false
 	for _, s := range segments(rules) {
-		v, target := verdictOf(s.rules), Target{s.side, a, s.proto, s.first, s.last}
+		v, target := s.verdict(), Target{s.side, a, s.proto, s.first, s.last}
 		now = append(now, target)
 		anybody := slices.ContainsFunc(s.rules, func(r *rule) bool { return r.Anybody })
 		guarded = guarded || v.Deny && !anybody

@@ -127,8 +127,9 @@ func (c Changes) Empty() bool {
 
 // The reasons of a Refusal.
 const (
-	Contradiction = "Contradiction"   // an older policy says otherwise
+	Contradiction = "Contradiction"   // another policy, which holds, says otherwise
 	NeedsNAT      = "ServiceNeedsNAT" // netfilter could not translate the packets of a Service
+	NotSeen       = "ServiceNotSeen"  // eBPF translates the packets of a Service before
 )
 
 // Refusal is what a policy asks for and does not hold on this node.

@@ -134,14 +134,15 @@ func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 	out := cache("out", 80, 80, "")
 	out.Ingress, out.Egress = nil, out.Ingress
 	node := &model.DoNotTrackPolicy{Name: "node", Nodes: labelled("a", "b"), Ingress: []model.PolicyRule{{Ports: []model.PortRange{tcp(30000, 30000)}}}}
+	all := []string{"in spec.ingress[0] " + NeedsNAT, "node spec.ingress[0] " + NeedsNAT, "out spec.egress[0] " + NeedsNAT}
 	for _, test := range []struct {
 		name    string
 		cfg     Config
 		refused []string
 	}{
-		{"ebpf", Config{}, nil},
-		{"netfilter", Config{Netfilter: true}, []string{"in spec.ingress[0]", "node spec.ingress[0]", "out spec.egress[0]"}},
-		{"beside another proxy", Config{ProxyName: "spillway"}, []string{"in spec.ingress[0]", "node spec.ingress[0]", "out spec.egress[0]"}},
+		{"ebpf", Config{}, []string{"node spec.ingress[0] " + NotSeen}},
+		{"netfilter", Config{Netfilter: true}, all},
+		{"beside another proxy", Config{ProxyName: "spillway"}, all},
 	} {
 		test.cfg.NodeName = "here"
 		tr := New(test.cfg)
@@ -155,10 +156,10 @@ func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 			t.Helper()
 			var got []string
 			for _, r := range tr.Refusals() {
-				if r.Reason != NeedsNAT || !strings.Contains(r.Message, "Service n/web") {
+				if !strings.Contains(r.Message, "Service n/web") {
 					t.Errorf("%s, %s: refusal %+v", test.name, when, r)
 				}
-				got = append(got, r.Policy+" "+r.Field)
+				got = append(got, r.Policy+" "+r.Field+" "+r.Reason)
 			}
 			if !slices.Equal(got, want) {
 				t.Errorf("%s, %s: refused %q, want %q", test.name, when, got, want)
@@ -170,6 +171,79 @@ func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 		tr.Apply(model.Delta{Slices: world.Slices})
 		tr.Apply(model.Delta{Services: world.Services})
 		check("the Service back", test.refused)
+	}
+}
+
+// TestAServiceDoesNotOpenWhatAPolicyDenies puts a Service, of whichever namespace, over
+// a pod of which others are denied: they still are, with conntrack.
+func TestAServiceDoesNotOpenWhatAPolicyDenies(t *testing.T) {
+	name := model.Name{Namespace: "elsewhere", Name: "mine"}
+	slice := &model.EndpointSlice{Name: name, Service: name, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
+		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}
+	deny := cache("c", 11211, 11211, "client")
+	deny.DenyOthers = true
+	tr := New(Config{NodeName: "here", Netfilter: true})
+	tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(deny), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"), pod("n", "q", "here", "cache", "10.0.0.2"))})
+	c := tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: {Name: name}}, Slices: map[model.Name]*model.EndpointSlice{name: slice}})
+	if got, want := targets(tr.State()), "ingress 10.0.0.1 TCP 11211-11211 in-c-0-tracked\ningress 10.0.0.2 TCP 11211-11211 in-c-0"; got != want {
+		t.Errorf("targets\n%s\nwant\n%s", got, want)
+	}
+	if v := tr.State().Verdicts["in-c-0-tracked"]; v == nil || !v.Track || !v.Deny || !slices.Equal(v.Rules, []string{"in-c-0"}) {
+		t.Errorf("verdict %+v", v)
+	}
+	if len(c.Refusals) != 1 || c.Refusals[0].Reason != NeedsNAT || !strings.Contains(c.Refusals[0].Message, "others are denied there") {
+		t.Errorf("refusals %+v", c.Refusals)
+	}
+}
+
+// TestPortsThatPodsAskFrom has policies be about ports that the pods' own connections
+// to Services may come from: those answers would not be translated back.
+func TestPortsThatPodsAskFrom(t *testing.T) {
+	name := model.Name{Namespace: "n", Name: "web"}
+	svc := &model.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}
+	for _, test := range []struct {
+		first, last uint16
+		block       string // "": anybody
+		netfilter   bool
+		refused     int
+	}{
+		{30000, 65535, "", true, 1}, {40000, 40000, "", true, 1}, {30000, 65535, "10.0.0.0/8", true, 1}, {60999, 60999, "", true, 1},
+		{30000, 65535, "10.0.0.0/16", true, 0}, {30000, 32767, "", true, 0}, {61000, 65535, "", true, 0}, {30000, 65535, "", false, 0},
+	} {
+		p := cache("c", test.first, test.last, "")
+		if test.block != "" {
+			p.Ingress[0].Peers = []model.PolicyPeer{{Block: netip.MustParsePrefix(test.block)}}
+		}
+		tr := New(Config{NodeName: "here", Netfilter: test.netfilter})
+		tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(p), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"))})
+		if len(tr.Refusals()) > 0 || len(tr.State().Targets) != 1 {
+			t.Errorf("%+v: without a Service %v", test, tr.Refusals())
+		}
+		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: svc}})
+		if len(tr.Refusals()) != test.refused || len(tr.State().Targets) != 1-test.refused {
+			t.Errorf("%+v: refusals %v", test, tr.Refusals())
+		}
+		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: nil}})
+		if len(tr.Refusals()) > 0 || len(tr.State().Targets) != 1 {
+			t.Errorf("%+v: the Service gone: %v", test, tr.Refusals())
+		}
+	}
+}
+
+// TestOfPoliciesOfOneAgeTheOneThatDeniesHolds: files have no time, and another one that
+// comes must not open what was closed.
+func TestOfPoliciesOfOneAgeTheOneThatDeniesHolds(t *testing.T) {
+	for _, denies := range []string{"a", "b"} {
+		a, b := cache("a", 1, 1, "x"), cache("b", 1, 1, "y")
+		a.DenyOthers, b.DenyOthers = denies == "a", denies == "b"
+		tr := New(Config{NodeName: "here"})
+		tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(a, b), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"))})
+		if got, want := targets(tr.State()), "ingress 10.0.0.1 TCP 1-1 in-"+denies+"-0"; got != want {
+			t.Errorf("targets %s, want %s", got, want)
+		}
+		if r := tr.Refusals(); len(r) != 1 || !strings.Contains(r[0].Message, "which is as old and denies") {
+			t.Errorf("refusals %v", r)
+		}
 	}
 }
 

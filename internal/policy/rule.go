@@ -16,8 +16,8 @@ type rule struct {
 	// and the kernel told of them, while there are any.
 	wanted int
 	peers  map[netip.Addr]int // how many pods have the address
-	// nat is a Service whose packets the rule would take, "" if there is none;
-	// of Egress only. It is looked for again when natStale is set.
+	// nat is a Service whose packets the rule would take, "" if there is none; of
+	// outward rules only. It is looked for again when natStale is set.
 	nat      string
 	natStale bool
 }
@@ -54,15 +54,33 @@ func newPolicy(spec *model.DoNotTrackPolicy) *policy {
 }
 
 // before says which of two policies that contradict holds: the older one, or, of
-// one second, the first by name. One without a time, as in a file, is older.
+// one second, the one that denies, or the first by name. One without a time, as in a
+// file, is older.
 func (p *policy) before(o *policy) int {
 	if c := p.spec.Created.Compare(o.spec.Created); c != 0 {
 		return c
+	}
+	if p.spec.DenyOthers != o.spec.DenyOthers {
+		if p.spec.DenyOthers {
+			return -1
+		}
+		return 1
 	}
 	if p.spec.Name < o.spec.Name {
 		return -1
 	}
 	return 1
+}
+
+// whyAfter says why another policy comes before this one.
+func (p *policy) whyAfter(o *policy) string {
+	switch {
+	case !p.spec.Created.Equal(o.spec.Created):
+		return "is older"
+	case p.spec.DenyOthers != o.spec.DenyOthers:
+		return "is as old and denies"
+	}
+	return "is as old and comes first by name"
 }
 
 // covers reports whether an address is among the peers of a rule.

@@ -18,7 +18,7 @@ func (t *Tracker) takePolicy(name string, spec *model.DoNotTrackPolicy) {
 	t.touchPolicy(name)
 	if old != nil {
 		delete(t.policies, name)
-		t.egress = slices.DeleteFunc(t.egress, func(r *rule) bool { return r.Policy == name })
+		t.outward = slices.DeleteFunc(t.outward, func(r *rule) bool { return r.Policy == name })
 	}
 	if spec != nil {
 		p := newPolicy(spec)
@@ -28,8 +28,8 @@ func (t *Tracker) takePolicy(name string, spec *model.DoNotTrackPolicy) {
 			t.countAll()
 		}
 		for _, r := range p.rules {
-			if r.Side == Egress {
-				t.egress = append(t.egress, r)
+			if r.outward() {
+				t.outward = append(t.outward, r)
 				t.natStale = append(t.natStale, r)
 			}
 		}

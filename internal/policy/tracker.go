@@ -29,7 +29,7 @@ type Tracker struct {
 	used      map[string]int // Verdicts and Rules, by the targets that lead there
 	holding   map[string]*rule
 	nat       natIndex
-	egress    []*rule // of all policies
+	outward   []*rule // of all policies
 
 	dirty    map[netip.Addr]struct{} // addresses to be judged again
 	natStale []*rule
@@ -168,7 +168,7 @@ func (t *Tracker) settle() Changes {
 	return c
 }
 
-// renewNAT looks again for Services in egress rules, and has their policies judged
+// renewNAT looks again for Services in outward rules, and has their policies judged
 // again where that is news.
 func (t *Tracker) renewNAT() {
 	stale := t.natStale
@@ -183,7 +183,7 @@ func (t *Tracker) renewNAT() {
 
 func (t *Tracker) natOf(r *rule) string {
 	r.nat = ""
-	if !r.Track && r.Side == Egress && t.policies[r.Policy] != nil {
+	if !r.Track && r.outward() && t.policies[r.Policy] != nil {
 		r.nat = t.lookForNAT(r)
 	}
 	return r.nat

@@ -15,11 +15,18 @@ type segment struct {
 	proto       model.Protocol
 	first, last uint16
 	rules       []*rule
+	tracked     bool // for one of the rules it must be
+}
+
+// heldRule is a rule as it holds at an address.
+type heldRule struct {
+	*rule
+	tracked bool // although it does not ask for that: only what it denies holds
 }
 
 // segments cuts the ports of rules into ranges, so that each range has one list
 // of rules.
-func segments(rules []*rule) (out []segment) {
+func segments(rules []heldRule) (out []segment) {
 	for _, side := range []Side{Ingress, Egress} {
 		for _, proto := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 			var cuts []int
@@ -36,7 +43,7 @@ func segments(rules []*rule) (out []segment) {
 				s := segment{side: side, proto: proto, first: uint16(cuts[i]), last: uint16(cuts[i+1] - 1)}
 				for _, r := range rules {
 					if r.Side == side && r.about(proto, s.first) {
-						s.rules = append(s.rules, r)
+						s.rules, s.tracked = append(s.rules, r.rule), s.tracked || r.tracked
 					}
 				}
 				if n := len(out); n > 0 && len(s.rules) > 0 && out[n-1].continues(&s) {
@@ -52,17 +59,20 @@ func segments(rules []*rule) (out []segment) {
 
 // continues reports whether a segment is the next of the same rules.
 func (s *segment) continues(next *segment) bool {
-	return s.side == next.side && s.proto == next.proto && int(s.last)+1 == int(next.first) && slices.Equal(s.rules, next.rules)
+	return s.side == next.side && s.proto == next.proto && int(s.last)+1 == int(next.first) && s.tracked == next.tracked && slices.Equal(s.rules, next.rules)
 }
 
-// verdictOf is what rules say together.
-func verdictOf(rules []*rule) *Verdict {
-	v := &Verdict{Track: rules[0].Track, Deny: rules[0].Deny}
-	for _, r := range rules {
+// verdict is what the rules of a segment say together.
+func (s *segment) verdict() *Verdict {
+	v := &Verdict{Track: s.tracked || s.rules[0].Track, Deny: s.rules[0].Deny}
+	for _, r := range s.rules {
 		v.Rules = append(v.Rules, r.Name)
 	}
 	slices.Sort(v.Rules)
-	v.Name = bounded(strings.Join(v.Rules, "/"), 200)
+	v.Name = bounded(strings.Join(v.Rules, "/"), 190)
+	if s.tracked {
+		v.Name += "-tracked"
+	}
 	return v
 }
 
@@ -76,7 +86,7 @@ func sameRule(a, b *Rule) bool {
 }
 
 // hold sorts out which rules hold for an address, and why others do not.
-func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []*rule, refused []Refusal) {
+func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []heldRule, refused []Refusal) {
 	slices.SortFunc(wanted, (*policy).before)
 	var held []*policy
 	for _, p := range wanted {
@@ -86,18 +96,37 @@ func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []*rule, refuse
 		}
 		held = append(held, p)
 		for _, r := range p.rules {
-			if service := t.natAt(addr, r); service != "" {
-				refused = append(refused, Refusal{
-					Policy: p.spec.Name, Field: fmt.Sprintf("spec.%s[%d]", r.Side, r.Index), Reason: NeedsNAT,
-					Message: fmt.Sprintf("is not applied to %s: %s, and netfilter cannot translate packets that are not tracked; "+
-						"leave the port out, use a headless Service, or --proxy-mode ebpf", addr, service),
-				})
-				continue
+			in := t.natAt(addr, r)
+			deniesYet := in.what != "" && !in.early && r.Deny && r.Side == Ingress
+			if in.what != "" {
+				refused = append(refused, in.refusal(addr, r, deniesYet))
 			}
-			rules = append(rules, r)
+			if in.what == "" || deniesYet {
+				rules = append(rules, heldRule{r, deniesYet})
+			}
 		}
 	}
 	return rules, refused
+}
+
+// refusal says what does not hold at an address, and what to do.
+func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
+	out := Refusal{Policy: r.Policy, Field: fmt.Sprintf("spec.%s[%d]", r.Side, r.Index), Reason: NeedsNAT}
+	what, open := "is not applied to", ""
+	if r.Deny {
+		open = " (others are not denied there)"
+	}
+	if deniesYet {
+		what, open = "is applied with conntrack to", " (others are denied there)"
+	}
+	if in.early {
+		out.Reason = NotSeen
+		out.Message = fmt.Sprintf("%s %s: %s, which eBPF translates before a policy sees the packet%s; select the pods behind it", what, addr, in.what, open)
+		return out
+	}
+	out.Message = fmt.Sprintf("%s %s: %s, and netfilter cannot translate packets that are not tracked%s; "+
+		"leave the port out, use a headless Service, or --proxy-mode ebpf", what, addr, in.what, open)
+	return out
 }
 
 // contradiction finds a policy that holds and says otherwise of the same ports.
@@ -115,8 +144,8 @@ func contradiction(addr netip.Addr, p *policy, held []*policy) (Refusal, bool) {
 				}
 				return Refusal{
 					Policy: p.spec.Name, Field: field, Reason: Contradiction,
-					Message: fmt.Sprintf("is not applied to %s: DoNotTrackPolicy %s, which is older, says otherwise of %s port %s (%s); "+
-						"make the two alike, or have them select different pods or ports", addr, o.spec.Name, a.Side, portsText(ports), ports.Protocol),
+					Message: fmt.Sprintf("is not applied to %s: DoNotTrackPolicy %s, which %s, says otherwise of %s port %s (%s); "+
+						"make the two alike, or have them select different pods or ports", addr, o.spec.Name, p.whyAfter(o), a.Side, portsText(ports), ports.Protocol),
 				}, true
 			}
 		}

@@ -62,14 +62,14 @@ table %[1]s %[2]s {
 `, family, masqueradeTable, cluster, own, multicast)
 }
 
-// writeConntrack writes a rule that reads the conntrack state and decides
-// nothing: that one such rule exists makes the kernel track everything.
+// writeConntrack writes a rule that reads the conntrack state: that one such rule
+// exists makes the kernel track everything. No packet meets it, so that what is
+// measured is conntrack alone.
 func writeConntrack(w *strings.Builder) {
 	fmt.Fprintf(w, `table inet %[1]s
 delete table inet %[1]s
 table inet %[1]s {
-	chain prerouting {
-		type filter hook prerouting priority filter; policy accept;
+	chain unused {
 		ct state invalid accept
 	}
 }

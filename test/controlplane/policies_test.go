@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -209,4 +210,66 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 		}
 	}
 	w.until(t, "nothing without a policy", counted(0, 0, 0))
+}
+
+// TestAPolicyWaitsForItsPeers withholds what a policy needs: who is not known yet would
+// be denied.
+func TestAPolicyWaitsForItsPeers(t *testing.T) {
+	api, k := policies(t, shared), client(t, shared)
+	namespace(t, k, "dnt-wait")
+	must[*corev1.Pod](t)(k.CoreV1().Pods("dnt-wait").Create(t.Context(), pod("peer", "there", map[string]string{"app": "waited-for"}), create))
+	const user = "waiting"
+	grant(t, k, user, "", "services", "nodes")
+	grant(t, k, user, "discovery.k8s.io", "endpointslices")
+	grant(t, k, user, v1alpha1.SchemeGroupVersion.Group, "donottrackpolicies")
+	kubeconfig := must[string](t)(shared.Kubeconfig(controlplane.User{Name: user}))
+	w := watch(t, kubeconfig, func(c *kube.Config) {
+		c.Policies = false
+		c.DoNotTrack = must[dynamic.Interface](t)(kube.ConnectDynamic(kube.Access{Kubeconfig: kubeconfig}))
+	})
+	w.until(t, "a full delta", w.full)
+	spec := "{" + cachePods + ", deny: others, ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: waited-for}}, namespaceSelector: {matchLabels: {team: web}}}]}]}"
+	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "waits", spec), create))
+	t.Cleanup(func() { _ = api.Delete(context.Background(), "waits", remove) })
+	for _, resource := range []string{"namespaces", "pods"} {
+		w.until(t, "a problem of "+resource, func() bool { return w.says(resource + ": RBAC forbids") })
+		time.Sleep(200 * time.Millisecond) // for what must not come
+		w.mu.Lock()
+		if len(w.world.DoNotTrackPolicies) > 0 {
+			t.Errorf("the policy is there before %s are", resource)
+		}
+		w.mu.Unlock()
+		grant(t, k, user, "", resource)
+	}
+	w.until(t, "the policy", func() bool {
+		there := w.world.DoNotTrackPolicies["waits"] != nil
+		if there && (w.world.Pods[model.Name{Namespace: "dnt-wait", Name: "peer"}] == nil || w.world.Namespaces["dnt-wait"] == nil) {
+			t.Error("the policy came before its peers")
+		}
+		return there
+	})
+}
+
+// TestExplainAsksAnAPIServer runs the program as people do.
+func TestExplainAsksAnAPIServer(t *testing.T) {
+	api, k := policies(t, shared), client(t, shared)
+	namespace(t, k, "dnt-why")
+	must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dnt-why-node"}}, create))
+	t.Cleanup(func() { _ = k.CoreV1().Nodes().Delete(context.Background(), "dnt-why-node", remove) })
+	for name, ip := range map[string]string{"cache": "10.99.0.1", "web": "10.99.0.2", "evil": "10.99.0.3"} {
+		p := must[*corev1.Pod](t)(k.CoreV1().Pods("dnt-why").Create(t.Context(), pod(name, "dnt-why-node", map[string]string{"why": name}), create))
+		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
+		must[*corev1.Pod](t)(k.CoreV1().Pods("dnt-why").UpdateStatus(t.Context(), p, update))
+	}
+	spec := "{podSelector: {matchLabels: {why: cache}}, deny: others, ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {why: web}}}]}]}"
+	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "why", spec), create))
+	t.Cleanup(func() { _ = api.Delete(context.Background(), "why", remove) })
+	for from, want := range map[string]string{"web": "allowed, not tracked", "evil": "denied"} {
+		out, err := exec.CommandContext(t.Context(), must[string](t)(binary()), "policy", "explain", "--kubeconfig", adminKubeconfig(t),
+			"--from", "dnt-why/"+from, "--to", "dnt-why/cache", "--port", "11211").CombinedOutput()
+		text := string(out)
+		if err != nil || !strings.HasPrefix(text, "dnt-why/"+from+" to dnt-why/cache, TCP port 11211: "+want+"\n") || !strings.Contains(text, "ingress of 10.99.0.1  why ") {
+			t.Errorf("from %s: %v\n%s", from, err, text)
+		}
+	}
 }

@@ -211,7 +211,8 @@ func TestDoNotTrackPolicies(t *testing.T) {
 
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
 		e.expectCaching(t, mode+", deny", caching{from: "b0"}, caching{from: "b0", v6: true},
-			caching{from: "b1", denied: true}, caching{from: "b1", v6: true, denied: true}, caching{from: "a", denied: true})
+			caching{from: "b1", denied: true}, caching{from: "b1", v6: true, denied: true}, caching{from: "b", denied: true},
+			caching{from: "a", tracked: true}, caching{from: "a", v6: true, tracked: true}) // as kubelet's probes
 
 		if mode == "iptables" {
 			e.writeAll(t, "policy.yaml", "")
@@ -267,6 +268,11 @@ func (e *env) testKindsOfPolicy(t *testing.T) {
 	if conn, err := e.dial(t, "client0", to, 0); err == nil {
 		conn.Close()
 		t.Error("a node's port is reached by who is denied")
+	}
+	if conn, err := e.dial(t, "a", to, 0); err != nil {
+		t.Errorf("a node is denied its own port: %v", err)
+	} else {
+		conn.Close()
 	}
 }
 
@@ -402,7 +408,10 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 		t.Error("the Service does not answer a peer")
 	}
 	if got := ask("client0", node, cacheNodePort); got == ebpf {
-		t.Errorf("who is denied is answered through the Service: %v", got)
+		t.Errorf("who is denied is answered through the Service: %v", got) // by netfilter, as the node
+	}
+	if ask("b1", cacheClusterIP, cachePort) || e.get(t, "b1", e.cache("a0", false), 0) == nil {
+		t.Error("a Service opens what a policy denies")
 	}
 	if ebpf {
 		e.testOpenPolicy(t, func() bool { return ask("client0", node, cacheNodePort) })
@@ -411,9 +420,11 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := strings.Contains(string(log), `where="DoNotTrackPolicy cache" field=spec.ingress[0] what="is not applied to `+e.Addr("a0", false).String()+": it is an endpoint of Service caches/cache")
-	if !ebpf && !told {
-		t.Error("it is not told that the policy is not applied")
+	for _, what := range []string{"is not applied to ", "is applied with conntrack to "} {
+		told := strings.Contains(string(log), `where="DoNotTrackPolicy cache" field=spec.ingress[0] what="`+what+e.Addr("a0", false).String()+": it is an endpoint of Service caches/cache")
+		if !ebpf && !told {
+			t.Errorf("it is not told that the policy %s the pod", what)
+		}
 	}
 }
 

@@ -192,11 +192,14 @@ const dynsetDelete = 2 // NFT_DYNSET_OP_DELETE; Linux 5.4
 
 // fromLocal goes on if the packet's source is, or is not, an address of the
 // node's own.
-func (r *rule) fromLocal(op uint32) *rule {
+func (r *rule) fromLocal(op uint32) *rule { return r.local(0, op) }
+
+// local is fromLocal for the source (0) or the destination (1).
+func (r *rule) local(which int, op uint32) *rule {
 	r.add("fib", func(a *attrs) {
 		a.u32(unix.NFTA_FIB_DREG, firstReg)
 		a.u32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
-		a.u32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR)
+		a.u32(unix.NFTA_FIB_FLAGS, [2]uint32{unix.NFTA_FIB_F_SADDR, unix.NFTA_FIB_F_DADDR}[which])
 	})
 	return r.cmp(op, firstReg, hostU32(rtnLocal))
 }
@@ -232,6 +235,7 @@ func (a *attrs) verdict(code int32, chain string) {
 func (r *rule) jumpTo(chain string) *rule { return r.verdict(unix.NFT_GOTO, chain) }
 func (r *rule) call(chain string) *rule   { return r.verdict(unix.NFT_JUMP, chain) } // and come back
 func (r *rule) drop() *rule               { return r.verdict(0, "") }
+func (r *rule) accept() *rule             { return r.verdict(1, "") } // of this hook; those after it still see the packet
 func (r *rule) ret() *rule                { return r.verdict(unix.NFT_RETURN, "") }
 
 // dnat translates to the address at firstReg and the port behind it.

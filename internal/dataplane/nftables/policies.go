@@ -27,14 +27,15 @@ const PolicyTable = "spillway-policy"
 //	  destination . protocol . source port in answered4? ──> chain out-db-0-from
 //
 //	in-cache-0-from:
-//	  source in in-cache-0-pods4      notrack, go back
-//	  source in in-cache-0-ranges4    notrack, go back
+//	  source in in-cache-0-pods4      notrack, accept (with egress rules: go back)
+//	  source in in-cache-0-ranges4    notrack, accept
+//	  source is the node's own        go back
 //	  deny: others                    drop
 //
-// Ranges of ports are in asked-ranges4 and so on. So what a packet costs is a look-up for each way that there is, and one for each
-// set of the rules that are about it; a set or a way that holds nothing is not
-// there. A drop is final, and notrack stays: in which order the ways come makes no
-// difference.
+// Ranges of ports are in asked-ranges4 and so on. So what a packet costs is a look-up
+// for each way that there is up to its own, and one for each set of the rules that are
+// about it; a set or a way that holds nothing is not there. A drop is final, and
+// notrack stays: in which order the ways come makes no difference to what is allowed.
 type Policies struct {
 	link *Backend // socket, watch and table
 	now  *policyTable
@@ -65,7 +66,7 @@ func NewPolicies(ctx context.Context, table string, log *slog.Logger) (*Policies
 
 // probe has the kernel judge a table with one of everything, and undo it.
 func (p *Policies) probe(s *socket) error {
-	t := &policyTable{rules: map[string]*policy.Rule{"r": {Name: "r", Pods: true}}, targets: map[string]int{},
+	t := &policyTable{rules: map[string]*policy.Rule{"r": {Name: "r", Pods: true, Side: policy.Egress}}, targets: map[string]int{},
 		verdicts: map[string]*policy.Verdict{"r": {Name: "r", Rules: []string{"r"}, Deny: true}}}
 	for _, w := range ways {
 		for _, ranges := range []bool{false, true} {

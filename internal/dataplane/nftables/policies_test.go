@@ -176,8 +176,9 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 		"type filter hook prerouting priority raw; policy accept;", "type filter hook output priority raw; policy accept;",
 		`ip daddr . meta l4proto . th dport vmap @asked4 comment "requests to ports of addresses here"`,
 		"elements = { 10.244.0.2 . tcp . 11211 : jump in-cache-0-from }",
-		"ip saddr @in-cache-0-pods4 notrack return", "ip daddr @in-cache-0-pods4 notrack return", "ip saddr @in-cache-0-ranges4 notrack return",
-		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }", `drop comment "deny: others"`,
+		"ip saddr @in-cache-0-pods4 notrack accept", "ip daddr @in-cache-0-pods4 notrack return", "ip saddr @in-cache-0-ranges4 notrack accept",
+		`fib saddr type local return comment "the node itself"`, `fib daddr type local return comment "the node itself"`,
+		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }", `counter packets 0 bytes 0 drop comment "deny: others"`,
 	} {
 		if !strings.Contains(text, line) {
 			t.Errorf("nft does not show %s", line)

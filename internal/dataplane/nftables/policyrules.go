@@ -126,15 +126,43 @@ func (r *rule) address(f *family, which int, reg uint32) *rule {
 	return r.destination(f, reg)
 }
 
+// counter counts packets, for who looks at the table.
+func (r *rule) counter() *rule { return r.add("counter", func(*attrs) {}) }
+
 func (r *rule) notrack() *rule { return r.add("notrack", func(*attrs) {}) }
 
-// verdictRules look for the peer. Who is none of any rule is denied, or goes on.
+// done ends the way of an allowed packet through the table, if it can. What the
+// addressed pod allows as a request need not be looked for among answers; who asks
+// may still be denied it, by an egress rule of its own.
+func (t *policyTable) done(v *policy.Verdict, peer int) func(*rule) *rule {
+	asked := peer == 0 && t.side(v) == policy.Ingress
+	if !asked || v.Track || t.hasEgress() {
+		return (*rule).ret
+	}
+	return (*rule).accept
+}
+
+func (t *policyTable) side(v *policy.Verdict) policy.Side { return t.rules[v.Rules[0]].Side }
+
+func (t *policyTable) hasEgress() bool {
+	for _, v := range t.verdicts {
+		if t.side(v) == policy.Egress {
+			return true
+		}
+	}
+	return false
+}
+
+// verdictRules look for the peer. Who is none of any rule is denied, or goes on. The
+// node itself is never denied, as with NetworkPolicies: kubelet's probes come from
+// it, with whichever of its addresses is nearest to the pod.
 func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
+	end := t.done(v, peer)
 	match := func(r *rule) {
 		if !v.Track {
 			r.notrack()
 		}
-		out = append(out, r.ret())
+		out = append(out, end(r))
 	}
 	for _, name := range v.Rules {
 		r := t.rules[name]
@@ -151,7 +179,7 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 		}
 	}
 	if v.Deny {
-		out = append(out, (&rule{comment: "deny: others"}).drop())
+		out = append(out, (&rule{comment: "the node itself"}).local(peer, unix.NFT_CMP_EQ).ret(), (&rule{comment: "deny: others"}).counter().drop())
 	}
 	return out
 }

@@ -115,7 +115,8 @@ func (r *Report) Write(w io.Writer) error {
 		return fmt.Errorf("write report: %w", err)
 	}
 	_, err := fmt.Fprint(w, `
-CPU: µs that clients, node and server ran for each connection. Ratios: median of
+CPU: µs that clients, node, server and kernel threads ran for each connection, the table
+holding all but 100,000 of what it can. Ratios: median of
 the rounds (lowest–highest); 95 %: where the true median lies with that confidence. FAILED, CONNTRACK: of
 side A and B; entries that one measurement left on the node at most.
 `)

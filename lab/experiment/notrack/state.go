@@ -124,8 +124,8 @@ type table struct {
 // fill empties the table, or fills it with established flows, which are not given
 // up, but for so many entries. Those that are given up are after a few seconds.
 func (t *table) fill(ctx context.Context, full bool, free int) error {
-	if full && t.filled && t.free == free && free == 0 {
-		return nil // as it was left
+	if full && t.filled && t.free == free && free != slots {
+		return nil // as it was left; of slots, what was measured before has taken its part
 	}
 	if err := t.empty(ctx); err != nil {
 		return err
@@ -199,9 +199,19 @@ func writeFlows(w io.Writer, n int) {
 	}
 }
 
-// clusterCPU is how long processes of a cluster have run so far, in seconds: what
-// the kernel does for a packet is done in the context of whoever sent it. Others on
-// the machine do not count.
+// ranFor is how long processes of a cluster and threads of the kernel have run so far,
+// in seconds. What the kernel does for a packet is done in the context of whoever sent
+// it, or, where there is much, of ksoftirqd; entries are given up by workers. Others on
+// the machine do not count, but for what they have the kernel's threads do.
+func ranFor(c *topology.Cluster) (float64, error) {
+	cluster, err := clusterCPU(c)
+	if err != nil {
+		return 0, err
+	}
+	threads, err := kernelThreads()
+	return cluster + threads, err
+}
+
 func clusterCPU(c *topology.Cluster) (float64, error) {
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(c.Node(0).CgroupRoot), "cpu.stat"))
 	if err != nil {
@@ -212,4 +222,41 @@ func clusterCPU(c *topology.Cluster) (float64, error) {
 		return 0, fmt.Errorf("read CPU time of the cluster: %w", err)
 	}
 	return float64(us) / 1e6, nil
+}
+
+// kernelThread is the flag of /proc/PID/stat (PF_KTHREAD).
+const kernelThread = 0x0020_0000
+
+// kernelThreads is how long the threads of the kernel that there are have run, in
+// seconds.
+func kernelThreads() (float64, error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return 0, err
+	}
+	var ns int64
+	for _, dir := range dirs {
+		stat, err := os.ReadFile(dir + "/stat")
+		if err != nil || !isKernelThread(string(stat)) {
+			continue // or gone
+		}
+		if text, err := os.ReadFile(dir + "/schedstat"); err == nil {
+			var ran int64
+			if _, err := fmt.Sscan(string(text), &ran); err != nil {
+				return 0, fmt.Errorf("read CPU time of %s: %w", dir, err)
+			}
+			ns += ran
+		}
+	}
+	return float64(ns) / 1e9, nil
+}
+
+// isKernelThread reads /proc/PID/stat: "PID (NAME) STATE PPID PGRP SESSION TTY TPGID FLAGS ...".
+func isKernelThread(stat string) bool {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 7 {
+		return false
+	}
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	return err == nil && flags&kernelThread != 0
 }
