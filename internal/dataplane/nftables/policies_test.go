@@ -187,6 +187,19 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	if t.Failed() || testing.Verbose() {
 		t.Log(text)
 	}
+	// Who asks may be denied it by an egress rule: requests must go on to these then.
+	asking := oneCache(true)
+	asking.DoNotTrackPolicies["asking"] = &model.DoNotTrackPolicy{Name: "asking", Pods: asking.DoNotTrackPolicies["cache"].Pods, DenyOthers: true,
+		Egress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 53, Last: 53}}}}}
+	if err := p.Apply(t.Context(), tr.Apply(asking)); err != nil {
+		t.Fatal(err)
+	}
+	if text := listed(t); strings.Contains(text, "notrack accept") || !strings.Contains(text, "ip saddr @in-cache-0-pods4 notrack return") {
+		t.Errorf("beside a policy with egress rules:\n%s", text)
+	}
+	if err := p.Apply(t.Context(), tr.Apply(oneCache(true))); err != nil || !strings.Contains(listed(t), "notrack accept") {
+		t.Errorf("without egress rules again: %v\n%s", err, listed(t))
+	}
 	tracked := oneCache(true)
 	tracked.DoNotTrackPolicies["cache"].Track = true
 	if err := p.Apply(t.Context(), tr.Apply(tracked)); err != nil {

@@ -45,6 +45,15 @@ metadata: {name: cache, namespace: bench, labels: {app: cache}}
 spec: {nodeName: %s}
 status: {podIP: %s, podIPs: [{ip: %[2]s}]}
 `, c.Node(0).Name, c.Pod(0, 0).IPv4)
+	for i := range clients { // to the policy they are pods of another node
+		pod += fmt.Sprintf(`---
+apiVersion: v1
+kind: Pod
+metadata: {name: client%d, namespace: bench, labels: {app: client}}
+spec: {nodeName: elsewhere}
+status: {podIP: %s, podIPs: [{ip: %[2]s}]}
+`, i, c.Client(i).IPv4)
+	}
 	if _, err := b.tracked.WriteFile("manifests/nodes.yaml", nodes); err != nil {
 		return err
 	}
@@ -57,10 +66,6 @@ status: {podIP: %s, podIPs: [{ip: %[2]s}]}
 
 // policyText is a policy whose peers are the clients.
 func (b *bench) policyText(c Case) string {
-	var peers []string
-	for i := range clients {
-		peers = append(peers, fmt.Sprintf("{ipBlock: {cidr: %s/32}}", b.tracked.Cluster.Client(i).IPv4))
-	}
 	subject, port := "podSelector: {matchLabels: {app: cache}}", podPort
 	if c == NodePolicy {
 		subject, port = "nodeSelector: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: Exists}]}", nodePort
@@ -73,8 +78,8 @@ spec:
   %s
   deny: others
   track: %v
-  ingress: [{ports: [{port: %d}], from: [%s]}]
-`, c, subject, c == TrackPolicy, port, strings.Join(peers, ", "))
+  ingress: [{ports: [{port: %d}], from: [{podSelector: {matchLabels: {app: client}}}]}]
+`, c, subject, c == TrackPolicy, port)
 }
 
 // setPolicy writes a policy and waits until the kernel has it and no other.
