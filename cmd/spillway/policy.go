@@ -86,6 +86,7 @@ type explanation struct {
 	Protocol  string         `json:"protocol"`
 	Outcome   string         `json:"outcome"`
 	Decisions []nodeDecision `json:"decisions"`
+	Notes     []string       `json:"notes,omitempty"`    // where it depends on the port that is asked from
 	Problems  []string       `json:"problems,omitempty"` // of policies
 }
 
@@ -157,6 +158,7 @@ func (q question) decide(world model.Delta, e *explanation, from, to netip.Addr,
 		t := policy.New(policy.Config{NodeName: name, ProxyName: q.proxyName, Netfilter: modeUsesNetfilter(q.proxyMode)})
 		t.SetNodeAddrs(world.Nodes[name].Addresses)
 		t.Apply(world)
+		e.Notes = append(e.Notes, t.Sources(from, to, proto)...)
 		for _, d := range t.Explain(from, to, proto, uint16(q.port)) {
 			e.Decisions = append(e.Decisions, nodeDecision{name, d.Side.String(), d})
 			all = append(all, d)
@@ -231,6 +233,9 @@ func (e *explanation) Write(w io.Writer) error {
 	}
 	if err := tw.Flush(); err != nil {
 		return fmt.Errorf("write result: %w", err)
+	}
+	for _, n := range e.Notes {
+		fmt.Fprintln(w, "but", n)
 	}
 	for _, p := range e.Problems {
 		fmt.Fprintln(w, "problem:", p)

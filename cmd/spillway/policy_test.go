@@ -100,6 +100,29 @@ func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 	}
 }
 
+func TestPolicyExplainTellsOfPortsThatPodsAskFrom(t *testing.T) {
+	dir := t.TempDir()
+	ranged := strings.Replace(explained, "{port: 11211}", "{port: 30000, endPort: 65535}", 1)
+	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(ranged), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for to, want := range map[string]string{
+		"198.51.100.9": "but from port 32768-60999 of 10.244.0.2 it is allowed, not tracked, as an answer: DoNotTrackPolicy cache, spec.ingress[0]\n",
+		"203.0.113.1":  "but from port 32768-60999 of 10.244.0.2 it is denied, as an answer: DoNotTrackPolicy cache, spec.ingress[0]\n",
+		"192.0.2.1":    "", // the node itself
+	} {
+		var out, problems bytes.Buffer
+		code := run([]string{"policy", "explain", "--manifests", dir, "--from", "shop/cache", "--to", to, "--port", "80"}, &out, &problems)
+		_, notes, _ := strings.Cut(out.String(), "\nbut ")
+		if notes != "" {
+			notes = "but " + notes
+		}
+		if code != 0 || notes != want {
+			t.Errorf("to %s: exit code %d, %q, want %q\n%s%s", to, code, notes, want, &out, &problems)
+		}
+	}
+}
+
 func TestPolicyExplain(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(explained), 0o644); err != nil {

@@ -42,6 +42,23 @@ func (t *Tracker) Explain(from, to netip.Addr, proto model.Protocol, port uint16
 	return out
 }
 
+// Sources says what becomes of a flow if who asks has one of the ports that ingress
+// rules of its own are about as the source: it is taken for an answer. Only ports that
+// Linux gives to connections by itself count.
+func (t *Tracker) Sources(from, to netip.Addr, proto model.Protocol) (notes []string) {
+	for _, target := range t.targetsOf[from] {
+		first, last := max(target.First, firstEphemeral), min(target.Last, lastEphemeral)
+		if target.Side != Ingress || target.Protocol != proto || first > last {
+			continue
+		}
+		if d := t.decide(Ingress, from, to, proto, first); d.Outcome == Denied || d.Outcome == Untracked {
+			notes = append(notes, fmt.Sprintf("from port %s of %s it is %s, as an answer: DoNotTrackPolicy %s, %s",
+				portsText(model.PortRange{First: first, Last: last}), from, d.Outcome, d.Policy, d.Field))
+		}
+	}
+	return notes
+}
+
 func (t *Tracker) decide(side Side, here, peer netip.Addr, proto model.Protocol, port uint16) Decision {
 	d := Decision{Side: side, Addr: here, Outcome: AsUsual}
 	verdict := ""
