@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -34,7 +33,7 @@ func newPolicyCommand() *cobra.Command {
 // question is what explain is asked.
 type question struct {
 	from, to             string
-	port                 int
+	port, sourcePort     int
 	protocol             string
 	manifests            string
 	kubeconfig, master   string
@@ -48,8 +47,12 @@ func newPolicyExplainCommand() *cobra.Command {
 		Use:   "explain --from WHO --to WHO --port PORT",
 		Short: "Say which do-not-track policy decides about a flow, and why",
 		Long: `Says which DoNotTrackPolicy decides about a flow, whether it is tracked, and why.
-WHO is a pod as NAMESPACE/NAME, a node as node/NAME, or an address. It is worked out
-from the objects, as every node's agent does; no agent is asked.`,
+WHO is a pod as NAMESPACE/NAME, a node as node/NAME, or an address; a Service's
+cluster IP stands for its endpoints. It is worked out from the objects, as every
+node's agent does; no agent is asked.
+
+Where the addresses of both fare differently the outcome is "differs by address";
+where it takes what comes from some ports for answers, "differs by source port".`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(q.output); err != nil {
@@ -68,6 +71,7 @@ from the objects, as every node's agent does; no agent is asked.`,
 	f.StringVar(&q.from, "from", "", "who asks: NAMESPACE/POD, node/NAME or an address")
 	f.StringVar(&q.to, "to", "", "who is asked: NAMESPACE/POD, node/NAME or an address")
 	f.IntVar(&q.port, "port", 0, "the port that is asked")
+	f.IntVar(&q.sourcePort, "source-port", 0, "the port that it is asked from (default: any of 32768 to 60999)")
 	f.StringVar(&q.protocol, "protocol", "TCP", "TCP, UDP or SCTP")
 	f.StringVar(&q.manifests, "manifests", "", "directory of Kubernetes YAML, instead of an API server")
 	f.StringVar(&q.kubeconfig, "kubeconfig", "", "how the API server is reached")
@@ -84,10 +88,18 @@ type explanation struct {
 	To        string         `json:"to"`
 	Port      uint16         `json:"port"`
 	Protocol  string         `json:"protocol"`
-	Outcome   string         `json:"outcome"`
+	Outcome   string         `json:"outcome"` // of all flows, or differs
+	Flows     []flowOutcome  `json:"flows"`   // one for each pair of addresses
 	Decisions []nodeDecision `json:"decisions"`
-	Notes     []string       `json:"notes,omitempty"`    // where it depends on the port that is asked from
-	Problems  []string       `json:"problems,omitempty"` // of policies
+	Notes     []string       `json:"notes,omitempty"`    // what was assumed
+	Problems  []string       `json:"problems,omitempty"` // of what it was worked out from
+}
+
+// flowOutcome is what becomes of connections between two addresses.
+type flowOutcome struct {
+	From    netip.Addr     `json:"from"`
+	To      netip.AddrPort `json:"to"`
+	Outcome string         `json:"outcome"`
 }
 
 // nodeDecision is what one node decides.
@@ -97,74 +109,60 @@ type nodeDecision struct {
 	policy.Decision
 }
 
-func (q question) explain(ctx context.Context) (*explanation, error) {
-	protocols := map[string]model.Protocol{"TCP": model.TCP, "UDP": model.UDP, "SCTP": model.SCTP}
-	proto, known := protocols[strings.ToUpper(q.protocol)]
+// differs is the outcome where it is not the same for all addresses of who asks and
+// who is asked.
+const differs = "differs by address"
+
+var flowProtocols = map[string]model.Protocol{"TCP": model.TCP, "UDP": model.UDP, "SCTP": model.SCTP}
+
+func (q question) check() error {
+	_, known := flowProtocols[strings.ToUpper(q.protocol)]
 	switch {
 	case q.from == "" || q.to == "":
-		return nil, usageErrorf("--from and --to are needed: a pod as NAMESPACE/NAME, node/NAME, or an address")
+		return usageErrorf("--from and --to are needed: a pod as NAMESPACE/NAME, node/NAME, or an address")
 	case q.port < 1 || q.port > 65535:
-		return nil, usageErrorf("--port %d: give a port from 1 to 65535", q.port)
+		return usageErrorf("--port %d: give a port from 1 to 65535", q.port)
+	case q.sourcePort < 0 || q.sourcePort > 65535:
+		return usageErrorf("--source-port %d: give a port from 1 to 65535", q.sourcePort)
 	case !known:
-		return nil, usageErrorf("--protocol %q: use TCP, UDP or SCTP", q.protocol)
+		return usageErrorf("--protocol %q: use TCP, UDP or SCTP", q.protocol)
 	case !slices.Contains(proxyModeNames(), q.proxyMode):
-		return nil, usageErrorf("--proxy-mode %q: use one of %s", q.proxyMode, strings.Join(proxyModeNames(), ", "))
+		return usageErrorf("--proxy-mode %q: use one of %s", q.proxyMode, strings.Join(proxyModeNames(), ", "))
+	case q.manifests != "" && (q.kubeconfig != "" || q.master != ""):
+		return usageErrorf("--manifests takes the place of an API server: leave --kubeconfig and --master out")
+	}
+	return nil
+}
+
+func (q question) explain(ctx context.Context) (*explanation, error) {
+	if err := q.check(); err != nil {
+		return nil, err
 	}
 	world, problems, err := q.world(ctx)
 	if err != nil {
 		return nil, err
 	}
-	from, err := addressesOf(world, "--from", q.from)
+	w := newFlowWorld(q, world, problems)
+	flows, err := w.flows()
 	if err != nil {
 		return nil, err
 	}
-	to, err := addressesOf(world, "--to", q.to)
-	if err != nil {
-		return nil, err
+	e := &explanation{
+		From: q.from, To: q.to, Port: uint16(q.port), Protocol: w.proto.String(),
+		Decisions: []nodeDecision{}, Problems: w.problems,
 	}
-	e := &explanation{From: q.from, To: q.to, Port: uint16(q.port), Protocol: proto.String(), Decisions: []nodeDecision{}}
-	for _, p := range problems {
-		if strings.Contains(p.Where, "DoNotTrackPolicy") {
-			e.Problems = append(e.Problems, p.String())
+	for _, f := range flows {
+		one := flowOutcome{f.From, netip.AddrPortFrom(f.To, f.Port), w.decide(e, f)}
+		e.Flows = append(e.Flows, one)
+		if e.Outcome != "" && e.Outcome != one.Outcome {
+			e.Outcome = differs
+		} else {
+			e.Outcome = one.Outcome
 		}
 	}
-	for _, f := range from {
-		for _, t := range to {
-			if f.Is4() != t.Is4() {
-				continue
-			}
-			outcome := q.decide(world, e, f, t, proto)
-			if e.Outcome != "" && e.Outcome != outcome {
-				outcome = differs
-			}
-			e.Outcome = outcome
-		}
-	}
-	if e.Outcome == "" {
-		return nil, usageErrorf("--from %s and --to %s have no address of one family", q.from, q.to)
-	}
+	w.note(e)
+	e.Notes = w.notes
 	return e, nil
-}
-
-// differs is the outcome where it is not the same for all addresses of who asks and
-// who is asked.
-const differs = "differs by address"
-
-// decide asks each node what it makes of a flow between two addresses, and says what
-// becomes of it.
-func (q question) decide(world model.Delta, e *explanation, from, to netip.Addr, proto model.Protocol) string {
-	var all []policy.Decision
-	for _, name := range slices.Sorted(maps.Keys(world.Nodes)) {
-		t := policy.New(policy.Config{NodeName: name, ProxyName: q.proxyName, Netfilter: modeUsesNetfilter(q.proxyMode)})
-		t.SetNodeAddrs(world.Nodes[name].Addresses)
-		t.Apply(world)
-		e.Notes = append(e.Notes, t.Sources(from, to, proto)...)
-		for _, d := range t.Explain(from, to, proto, uint16(q.port)) {
-			e.Decisions = append(e.Decisions, nodeDecision{name, d.Side.String(), d})
-			all = append(all, d)
-		}
-	}
-	return policy.Outcome(all)
 }
 
 func (q question) world(ctx context.Context) (model.Delta, []model.Problem, error) {
@@ -183,61 +181,41 @@ func (q question) world(ctx context.Context) (model.Delta, []model.Problem, erro
 	return kube.Snapshot(ctx, client, policies)
 }
 
-// addressesOf finds the addresses of who is meant.
-func addressesOf(world model.Delta, flag, who string) ([]netip.Addr, error) {
-	if a, err := netip.ParseAddr(who); err == nil {
-		if s := serviceAt(world, a.Unmap()); s != nil {
-			return nil, usageErrorf("%s %s: that is an address of Service %s, and policies are about what is behind it: ask for a pod of it", flag, who, s.Name)
-		}
-		return []netip.Addr{a.Unmap()}, nil
-	}
-	namespace, name, ok := strings.Cut(who, "/")
-	if !ok {
-		return nil, usageErrorf("%s %s: neither an address nor NAMESPACE/POD nor node/NAME", flag, who)
-	}
-	if namespace == "node" && world.Nodes[name] != nil {
-		return world.Nodes[name].Addresses, nil
-	}
-	p := world.Pods[model.Name{Namespace: namespace, Name: name}]
-	if p == nil || len(p.IPs) == 0 {
-		return nil, fmt.Errorf("%s %s: there is no such pod with an address of its own", flag, who)
-	}
-	return p.IPs, nil
-}
-
-// serviceAt finds the Service that has an address, nil if none has.
-func serviceAt(world model.Delta, a netip.Addr) *model.Service {
-	for _, s := range world.Services {
-		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs} {
-			for _, of := range list {
-				if of.Unmap() == a {
-					return s
-				}
-			}
-		}
-	}
-	return nil
-}
+// shownProblems is how many problems are printed; JSON has all.
+const shownProblems = 20
 
 // Write prints the explanation for people.
 func (e *explanation) Write(w io.Writer) error {
 	fmt.Fprintf(w, "%s to %s, %s port %d: %s\n", e.From, e.To, e.Protocol, e.Port, e.Outcome)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if e.Outcome == differs {
+		fmt.Fprintln(tw, "FROM\tTO\tOUTCOME")
+		for _, f := range e.Flows {
+			fmt.Fprintf(tw, "%s\t%s\t%s\n", f.From, f.To, f.Outcome)
+		}
+		tw.Flush()
+	}
 	if len(e.Decisions) > 0 {
 		fmt.Fprintln(tw, "NODE\tSIDE\tPOLICY\tRULE\tDECISION\tWHY")
-	} else {
-		fmt.Fprintln(tw, "no policy selects either")
 	}
 	for _, d := range e.Decisions {
-		fmt.Fprintf(tw, "%s\t%s of %s\t%s\t%s\t%s\t%s\n", d.Node, d.Side, d.Addr, d.Policy, d.Field, d.Outcome, d.Why)
+		side := fmt.Sprintf("%s of %s", d.Side, d.Addr)
+		if d.SourcePorts != "" {
+			side += ", from port " + d.SourcePorts
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Node, side, d.Policy, d.Field, d.Outcome, d.Why)
 	}
 	if err := tw.Flush(); err != nil {
 		return fmt.Errorf("write result: %w", err)
 	}
 	for _, n := range e.Notes {
-		fmt.Fprintln(w, "but", n)
+		fmt.Fprintln(w, n)
 	}
-	for _, p := range e.Problems {
+	for i, p := range e.Problems {
+		if i == shownProblems {
+			fmt.Fprintf(w, "and %d more problems (-o json)\n", len(e.Problems)-i)
+			break
+		}
 		fmt.Fprintln(w, "problem:", p)
 	}
 	return nil

@@ -1,0 +1,320 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+// flowWorld is what a question is answered from.
+type flowWorld struct {
+	q        question
+	world    model.Delta
+	proto    model.Protocol
+	problems []string // that bear on the answer
+	notes    []string
+	assumed  string   // of who asks
+	nodes    []string // sorted: those that have an object, or pods
+	trackers map[string]*policy.Tracker
+	// alsoTo is an address of a Service that the client's node judges too, before
+	// netfilter translates.
+	alsoTo netip.AddrPort
+}
+
+func newFlowWorld(q question, world model.Delta, problems []model.Problem) *flowWorld {
+	w := &flowWorld{q: q, world: world, proto: flowProtocols[strings.ToUpper(q.protocol)], trackers: map[string]*policy.Tracker{}}
+	for _, p := range problems {
+		// Nothing is decided by these; all else that could not be read may be what decides.
+		if !strings.HasPrefix(p.Where, "NetworkPolicy ") && !strings.Contains(p.Where, " (NetworkPolicy ") {
+			w.problems = append(w.problems, p.String())
+		}
+	}
+	names := maps.Clone(world.Nodes)
+	if names == nil {
+		names = map[string]*model.Node{}
+	}
+	for _, p := range world.Pods {
+		if p.Node != "" && names[p.Node] == nil {
+			names[p.Node] = &model.Node{Name: p.Node}
+		}
+	}
+	w.nodes = slices.Sorted(maps.Keys(names))
+	return w
+}
+
+// who is one that asks or is asked.
+type who struct {
+	text  string
+	addrs []netip.Addr
+	node  string // where it is, "" if that is not known
+	is    string // "pod", "node" or "" for an address that neither has
+}
+
+// flows lists what the question is about, a flow for each pair of addresses.
+func (w *flowWorld) flows() ([]policy.Flow, error) {
+	from, err := w.find("--from", w.q.from)
+	if err != nil {
+		return nil, err
+	}
+	if s := serviceAt(w.world, from.addrs[0]); s != nil && from.is == "" {
+		return nil, usageErrorf("--from %s: that is an address of Service %s, and nobody asks from it", from.text, s.Name)
+	}
+	to, err := w.find("--to", w.q.to)
+	if err != nil {
+		return nil, err
+	}
+	if s := serviceAt(w.world, to.addrs[0]); s != nil && to.is == "" {
+		return w.through(s, to.addrs[0], from)
+	}
+	var out []policy.Flow
+	for _, f := range from.addrs {
+		for _, t := range to.addrs {
+			if f.Is4() == t.Is4() {
+				out = append(out, w.flow(f, netip.AddrPortFrom(t, uint16(w.q.port))))
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, usageErrorf("--from %s and --to %s have no address of one family", from.text, to.text)
+	}
+	w.assume(from)
+	if to.is == "node" {
+		w.noteNodePorts(to.addrs)
+	}
+	return out, nil
+}
+
+func (w *flowWorld) flow(from netip.Addr, to netip.AddrPort) policy.Flow {
+	p := uint16(w.q.sourcePort)
+	return policy.Flow{From: from, To: to.Addr(), Protocol: w.proto, Port: to.Port(), Source: policy.PortSpan{First: p, Last: p}}
+}
+
+// assume says which address a node is taken to ask with: its kernel chooses, and not
+// the Node object.
+func (w *flowWorld) assume(from who) {
+	if from.is == "node" {
+		w.assumed = fmt.Sprintf("assumed: node %s asks with %s, which its Node object has; towards its own pods "+
+			"the kernel may take another address, of a bridge or tunnel: ask with that one, too", from.node, addrTexts(from.addrs))
+	}
+}
+
+// noteNodePorts tells of Services that a node's port leads to.
+func (w *flowWorld) noteNodePorts(addrs []netip.Addr) {
+	var names []string
+	for name, s := range w.world.Services {
+		has := slices.ContainsFunc(slices.Concat(s.ExternalIPs, s.LoadBalancerIPs), func(a netip.Addr) bool { return slices.Contains(addrs, a.Unmap()) })
+		if slices.ContainsFunc(s.Ports, func(p model.ServicePort) bool {
+			return p.Protocol == w.proto && (p.NodePort == uint16(w.q.port) || has && p.Port == uint16(w.q.port))
+		}) {
+			names = append(names, name.String())
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		w.notes = append(w.notes, fmt.Sprintf("port %d of that node is one of Service %s: what policies make of its endpoints is not in here; "+
+			"ask for an endpoint, from who asks and from the node, which may masquerade", w.q.port, name))
+	}
+}
+
+func addrTexts(addrs []netip.Addr) string {
+	var out []string
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// find says who is meant.
+func (w *flowWorld) find(flag, text string) (who, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		a = a.Unmap()
+		is, node := w.at(a)
+		return who{text, []netip.Addr{a}, node, is}, nil
+	}
+	namespace, name, ok := strings.Cut(text, "/")
+	if !ok {
+		return who{}, usageErrorf("%s %s: neither an address nor NAMESPACE/POD nor node/NAME", flag, text)
+	}
+	if n := w.world.Nodes[name]; namespace == "node" && n != nil {
+		if len(n.Addresses) == 0 {
+			return who{}, fmt.Errorf("%s %s: no address of that node is known", flag, text)
+		}
+		return who{text, n.Addresses, name, "node"}, nil
+	}
+	p := w.world.Pods[model.Name{Namespace: namespace, Name: name}]
+	if p != nil && len(p.IPs) > 0 {
+		return who{text, p.IPs, p.Node, "pod"}, nil
+	}
+	return who{}, w.nobody(flag, text, namespace, name)
+}
+
+// at says who has an address.
+func (w *flowWorld) at(a netip.Addr) (is, node string) {
+	for _, p := range w.world.Pods {
+		if slices.Contains(p.IPs, a) {
+			return "pod", p.Node
+		}
+	}
+	for name, n := range w.world.Nodes {
+		if slices.Contains(n.Addresses, a) {
+			return "node", name
+		}
+	}
+	return "", ""
+}
+
+// nobody says what to ask for instead of what is not there.
+func (w *flowWorld) nobody(flag, text, namespace, name string) error {
+	if namespace == "node" {
+		known := "no Node is known"
+		if all := slices.Sorted(maps.Keys(w.world.Nodes)); len(all) > 0 {
+			known = "there are " + strings.Join(all[:min(len(all), 5)], ", ")
+			if len(all) > 5 {
+				known += fmt.Sprintf(" and %d more", len(all)-5)
+			}
+		}
+		return fmt.Errorf("%s %s: there is no such node (%s)", flag, text, known)
+	}
+	for _, p := range w.problems {
+		if strings.Contains(p, "Pod "+namespace+"/"+name) {
+			return fmt.Errorf("%s %s: that pod could not be read: %s", flag, text, p)
+		}
+	}
+	return fmt.Errorf("%s %s: there is no such pod with an address of its own; for one on the host's network ask for its node, as node/NAME", flag, text)
+}
+
+// decide asks each node that has one of the addresses what it makes of a flow, and says
+// what becomes of it.
+func (w *flowWorld) decide(e *explanation, f policy.Flow) string {
+	var all []policy.Decision
+	for _, name := range w.nodes {
+		if !w.has(name, f.From) && !w.has(name, f.To) {
+			continue
+		}
+		t := w.tracker(name)
+		found := t.Explain(f)
+		if w.alsoTo.IsValid() && w.has(name, f.From) {
+			before := f
+			before.To, before.Port = w.alsoTo.Addr(), w.alsoTo.Port()
+			found = append(found, t.Explain(before)...)
+		}
+		for _, d := range found {
+			if one := (nodeDecision{name, d.Side.String(), d}); !slices.Contains(e.Decisions, one) {
+				e.Decisions = append(e.Decisions, one)
+			}
+		}
+		all = append(all, found...)
+	}
+	return policy.Outcome(f, all)
+}
+
+// has reports whether an address is on a node.
+func (w *flowWorld) has(node string, a netip.Addr) bool {
+	if n := w.world.Nodes[node]; n != nil && slices.Contains(n.Addresses, a) {
+		return true
+	}
+	for _, p := range w.world.Pods {
+		if p.Node == node && slices.Contains(p.IPs, a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *flowWorld) tracker(node string) *policy.Tracker {
+	if t := w.trackers[node]; t != nil {
+		return t
+	}
+	t := policy.New(policy.Config{NodeName: node, ProxyName: w.q.proxyName, Netfilter: modeUsesNetfilter(w.q.proxyMode)})
+	if n := w.world.Nodes[node]; n != nil {
+		t.SetNodeAddrs(n.Addresses)
+	}
+	t.Apply(w.world)
+	w.trackers[node] = t
+	return t
+}
+
+// through follows a Service to its endpoints, as the node of who asks does.
+func (w *flowWorld) through(s *model.Service, addr netip.Addr, from who) ([]policy.Flow, error) {
+	is := fmt.Sprintf("--to %s: that is an address of Service %s", w.q.to, s.Name)
+	switch {
+	case !slices.Contains(s.ClusterIPs, addr):
+		return nil, usageErrorf("%s and not its cluster IP, so that who asks may be masqueraded: ask for an endpoint, from who asks and from the node", is)
+	case from.node == "":
+		return nil, usageErrorf("%s, and who is neither pod nor node may be masqueraded on the way there: ask for an endpoint, from who asks and from the node", is)
+	}
+	t := intent.New(intent.Config{NodeName: from.node, ProxyName: w.q.proxyName})
+	t.Apply(w.world)
+	var out []policy.Flow
+	for _, p := range t.State().Ports {
+		for _, fe := range p.Frontends {
+			if p.ID.Protocol != w.proto || fe.Addr != addr || fe.Port != uint16(w.q.port) {
+				continue
+			}
+			if modeUsesNetfilter(w.q.proxyMode) || w.proto == model.SCTP || p.Helper != 0 {
+				w.alsoTo = netip.AddrPortFrom(addr, fe.Port)
+			}
+			out = w.toEndpoints(p, fe.Inside, from)
+		}
+	}
+	if len(out) == 0 {
+		return nil, usageErrorf("%s, which leads from node %s to nobody at %s port %d: policies are about what is behind it, ask for a pod",
+			is, from.node, w.proto, w.q.port)
+	}
+	w.notes = append(w.notes, fmt.Sprintf("%s is an address of Service %s: its endpoints are judged, as node %s knows them", addr, s.Name, from.node))
+	w.assume(from)
+	return out, nil
+}
+
+func (w *flowWorld) toEndpoints(p *intent.ServicePort, route intent.Route, from who) (out []policy.Flow) {
+	for _, ep := range p.Endpoints {
+		if !(route == intent.ToCluster && ep.Cluster || route == intent.ToLocal && ep.Local) {
+			continue
+		}
+		for _, f := range from.addrs {
+			if f == ep.Addr.Addr() {
+				w.notes = append(w.notes, fmt.Sprintf("%s is an endpoint itself: when it reaches itself, it does as its node", f))
+			} else if f.Is4() == ep.Addr.Addr().Is4() {
+				out = append(out, w.flow(f, ep.Addr))
+			}
+		}
+	}
+	return out
+}
+
+// serviceAt finds the Service that has an address, nil if none has.
+func serviceAt(world model.Delta, a netip.Addr) *model.Service {
+	var found *model.Service
+	for _, s := range world.Services {
+		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs} {
+			if slices.ContainsFunc(list, func(of netip.Addr) bool { return of.Unmap() == a }) &&
+				(found == nil || s.Name.String() < found.Name.String()) { // the same one each time
+				found = s
+			}
+		}
+	}
+	return found
+}
+
+// note says what was assumed, or why no policy has a say.
+func (w *flowWorld) note(e *explanation) {
+	switch {
+	case len(e.Decisions) > 0:
+		if w.assumed != "" {
+			w.notes = append(w.notes, w.assumed)
+		}
+	case len(w.world.DoNotTrackPolicies) == 0:
+		w.notes = append(w.notes, "there is no DoNotTrackPolicy")
+	default:
+		w.notes = append(w.notes, "no policy selects either")
+		for _, name := range policy.SelectNobody(w.world) {
+			w.notes = append(w.notes, fmt.Sprintf("DoNotTrackPolicy %s selects nobody at all: no pod with an address of its own, and no node", name))
+		}
+	}
+}
