@@ -36,6 +36,8 @@ type ownPolicies struct {
 	needs  map[need]*needed
 	kind   watched
 	wake   chan struct{} // holds one token when a status may have to be written
+	// missing says that the server does not have the kind, and that this was told.
+	missing bool
 }
 
 // policyObject is what a status is written to.
@@ -103,7 +105,7 @@ func policySample() *unstructured.Unstructured {
 func (s *Source) convertPolicy(u *unstructured.Unstructured) (*model.DoNotTrackPolicy, []model.Problem) {
 	var o v1alpha1.DoNotTrackPolicy
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
-		return nil, []model.Problem{{Where: policyKind + " " + u.GetName(), What: fmt.Sprintf("cannot be read: %v", err)}}
+		return nil, []model.Problem{unreadable(u.GetName(), err)}
 	}
 	s.own.status[o.Name] = policyObject{o.ResourceVersion, o.Generation, o.Status.Conditions}
 	s.own.changed()
@@ -112,6 +114,10 @@ func (s *Source) convertPolicy(u *unstructured.Unstructured) (*model.DoNotTrackP
 		m.Generation = 0 // it does not change what the policy means
 	}
 	return m, problems
+}
+
+func unreadable(name string, err error) model.Problem {
+	return model.Problem{Where: policyKind + " " + name, What: fmt.Sprintf("cannot be read: %v", err)}
 }
 
 // putPolicy takes in a policy and has watched what it needs. One that goes is
@@ -128,8 +134,21 @@ func (s *Source) putPolicy(d *model.Delta, name string, m *model.DoNotTrackPolic
 	s.meetNeeds(d)
 }
 
-// withoutPolicies notes that the server does not have the kind. The caller holds mu.
+// noCRD says what to do where the server does not have the kind: Helm installs CRDs
+// with a chart, and never when it upgrades one.
+const noCRD = "the CRD donottrackpolicies.policy.spillway.dev is not installed; kubectl apply -f deploy/helm/spillway/crds"
+
+// withoutPolicies notes that the server does not have the kind, and tells it once. The
+// caller holds mu.
 func (s *Source) withoutPolicies(k watched) {
+	switch {
+	case s.own.missing:
+	case len(s.own.known) > 0:
+		s.cfg.Logger.Warn("DoNotTrackPolicies are gone, and none holds any more", "why", noCRD)
+	default:
+		s.cfg.Logger.Info("There can be no DoNotTrackPolicies", "why", noCRD)
+	}
+	s.own.missing = true
 	var d model.Delta
 	k.dropAll(&d)
 	k.refused(true)

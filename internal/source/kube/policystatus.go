@@ -125,8 +125,11 @@ func (p *PolicyStatus) wanted() map[string]policyObject {
 	p.eachNode(func(name string) { nodes[name] = true })
 	for name, have := range maps.All(s.own.status) {
 		now := slices.Clone(have.conditions)
-		changed := meta.SetStatusCondition(&now, accepted(have.generation, s.faults[object{policyKind, model.Name{Name: name}}]))
-		if c, ok := p.applied(name, have, nodes); ok {
+		a := accepted(have.generation, s.faults[object{policyKind, model.Name{Name: name}}])
+		changed := meta.SetStatusCondition(&now, a)
+		if a.Status == metav1.ConditionFalse {
+			changed = meta.SetStatusCondition(&now, notAccepted(have.generation)) || changed
+		} else if c, ok := p.applied(name, have, nodes); ok {
 			changed = meta.SetStatusCondition(&now, c) || changed
 		}
 		if changed {
@@ -150,6 +153,15 @@ func accepted(generation int64, problems []model.Problem) metav1.Condition {
 		c.Message = strings.Join(texts, "; ")
 	}
 	return c
+}
+
+// notAccepted is Applied of a policy that is not accepted: whatever holds is not what it
+// says now. Every node says the same, and any takes it back.
+func notAccepted(generation int64) metav1.Condition {
+	return metav1.Condition{
+		Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: "NotAccepted", ObservedGeneration: generation,
+		Message: "The policy as it stands is not accepted, see Accepted; where a version was before, that one goes on holding.",
+	}
 }
 
 // applied is what this node says of a policy, if it is this node's turn to.

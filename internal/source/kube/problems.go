@@ -102,6 +102,9 @@ func (s *Source) heard(ctx context.Context, k watched, verb string, err error, o
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, forbidden, _ := k.state()
+	if err == nil && k.title() == policyKind {
+		s.own.missing = false
+	}
 	switch {
 	case err == nil && opened != nil:
 		opened()
@@ -201,9 +204,12 @@ func (h debugOnly) Enabled(ctx context.Context, _ slog.Level) bool {
 	return h.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
-// Handle implements slog.Handler.
+// Handle implements slog.Handler. Who logs an error by way of logr does not ask Enabled
+// before.
 func (h debugOnly) Handle(ctx context.Context, r slog.Record) error {
-	r.Level = slog.LevelDebug
+	if r.Level = slog.LevelDebug; !h.Enabled(ctx, r.Level) {
+		return nil
+	}
 	return h.Handler.Handle(ctx, r)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
@@ -47,13 +48,17 @@ func Snapshot(ctx context.Context, client kubernetes.Interface, policies dynamic
 	}
 	convertAll(pods.Items, kubeobject.Pod, func(m *model.Pod) { enter(&d.Pods, m.Name, m) }, &problems)
 	list, err := policies.Resource(v1alpha1.DoNotTrackPolicies).List(ctx, all)
+	if apierrors.IsNotFound(err) {
+		return d, nil, fmt.Errorf("the API server does not know DoNotTrackPolicies: %s", noCRD)
+	}
 	if err != nil {
 		return d, nil, fmt.Errorf("list donottrackpolicies: %w", err)
 	}
 	for i := range list.Items {
 		var o v1alpha1.DoNotTrackPolicy
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(list.Items[i].Object, &o); err != nil {
-			return d, nil, fmt.Errorf("read DoNotTrackPolicy %s: %w", list.Items[i].GetName(), err)
+			problems = append(problems, unreadable(list.Items[i].GetName(), err))
+			continue
 		}
 		convertAll([]v1alpha1.DoNotTrackPolicy{o}, kubeobject.DoNotTrackPolicy, func(m *model.DoNotTrackPolicy) { enter(&d.DoNotTrackPolicies, m.Name, m) }, &problems)
 	}

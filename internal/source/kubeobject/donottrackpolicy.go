@@ -16,6 +16,10 @@ import (
 func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []model.Problem) {
 	c := &checker{where: "DoNotTrackPolicy " + o.Name}
 	c.checkName(o.Name)
+	if o.Namespace != "" {
+		c.invalidf(field.NewPath("metadata", "namespace"), "is %s, and a DoNotTrackPolicy is for the whole cluster; "+
+			"select namespaces by spec.namespaceSelector", o.Namespace)
+	}
 	spec := field.NewPath("spec")
 	p := &model.DoNotTrackPolicy{
 		Name: o.Name, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
@@ -26,6 +30,8 @@ func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []
 		p.DenyOthers = true
 	}
 	c.policySubject(spec, &o.Spec, p)
+	c.atMost(spec.Child("ingress"), len(o.Spec.Ingress), maxRules)
+	c.atMost(spec.Child("egress"), len(o.Spec.Egress), maxRules)
 	for i, r := range o.Spec.Ingress {
 		at := spec.Child("ingress").Index(i)
 		p.Ingress = append(p.Ingress, c.policyRule(at, r.Ports, at.Child("from"), r.From))
@@ -88,21 +94,25 @@ func (c *checker) podSelection(at *field.Path, namespaces, pods *metav1.LabelSel
 
 // The longest lists, as the CRD has them.
 const (
+	maxRules       = 16 // of each side
 	maxPortsOfRule = 64
 	maxPeersOfRule = 128
+	maxExcepts     = 32
 )
+
+func (c *checker) atMost(at *field.Path, n, most int) {
+	if n > most {
+		c.invalidf(at, "has %d entries; %d are the most", n, most)
+	}
+}
 
 func (c *checker) policyRule(at *field.Path, ports []v1alpha1.Port, atPeers *field.Path, peers []v1alpha1.Peer) model.PolicyRule {
 	var r model.PolicyRule
 	if len(ports) == 0 {
 		c.invalidf(at.Child("ports"), "is empty; name the ports that are meant")
 	}
-	if len(ports) > maxPortsOfRule {
-		c.invalidf(at.Child("ports"), "has %d entries; %d are the most", len(ports), maxPortsOfRule)
-	}
-	if len(peers) > maxPeersOfRule {
-		c.invalidf(atPeers, "has %d entries; %d are the most", len(peers), maxPeersOfRule)
-	}
+	c.atMost(at.Child("ports"), len(ports), maxPortsOfRule)
+	c.atMost(atPeers, len(peers), maxPeersOfRule)
 	for i, p := range ports {
 		r.Ports = append(r.Ports, c.portRange(at.Child("ports").Index(i), p))
 	}
@@ -140,6 +150,7 @@ func (c *checker) policyPeer(at *field.Path, p v1alpha1.Peer) model.PolicyPeer {
 func (c *checker) ipBlock(at *field.Path, b *v1alpha1.IPBlock) model.PolicyPeer {
 	cidr, ok := c.prefix(at.Child("cidr"), b.CIDR)
 	out := model.PolicyPeer{Block: cidr}
+	c.atMost(at.Child("except"), len(b.Except), maxExcepts)
 	for i, s := range b.Except {
 		e, good := c.prefix(at.Child("except").Index(i), s)
 		if !good || !ok {
