@@ -93,8 +93,39 @@ var policySpecs = map[string]string{
 	"{" + cachePods + ", egress: [{ports: [{port: 7}], to: [{ipBlock: {cidr: '10.0.0.0/33'}}]}], ingress: []}":                "spec.egress[0].to[0].ipBlock.cidr",
 }
 
+func init() {
+	one := "{ports: [{port: 1}]}"
+	many := func(text string, n int) string { return strings.TrimSuffix(strings.Repeat(text+", ", n), ", ") }
+	for n, field := range map[int]string{16: "", 17: "spec.ingress"} {
+		policySpecs["{"+cachePods+", ingress: ["+many(one, n)+"]}"] = field
+	}
+	for n, field := range map[int]string{32: "", 33: "spec.egress[0].to[0].ipBlock.except"} {
+		policySpecs["{"+cachePods+", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 10.0.0.0/8, except: ["+many("10.1.0.0/16", n)+"]}}]}]}"] = field
+	}
+	for n, field := range map[int]string{64: "", 65: "spec.ingress[0].ports"} {
+		policySpecs["{"+cachePods+", ingress: [{ports: ["+many("{port: 1}", n)+"]}]}"] = field
+	}
+	for n, field := range map[int]string{128: "", 129: "spec.ingress[0].from"} {
+		policySpecs["{"+cachePods+", ingress: [{ports: [{port: 1}], from: ["+many("{podSelector: {}}", n)+"]}]}"] = field
+	}
+}
+
 func TestTheServerAcceptsAndRefusesPolicies(t *testing.T) {
 	api := policies(t, shared)
+	// One that says nothing of tracking shows that it does not ask for it; and what the
+	// server makes of a namespace, which a policy has none of.
+	u := doNotTrack(t, "untold", "{"+cachePods+", ingress: [{ports: [{port: 1}]}]}")
+	u.SetNamespace("shop")
+	made, err := api.Create(t.Context(), u, create)
+	t.Logf("with a namespace: %v", err)
+	if err != nil {
+		u.SetNamespace("")
+		made = must[*unstructured.Unstructured](t)(api.Create(t.Context(), u, create))
+	}
+	if track, found, _ := unstructured.NestedBool(made.Object, "spec", "track"); !found || track {
+		t.Errorf("track is %v (%v) of a policy that says nothing of it", track, found)
+	}
+	t.Cleanup(func() { _ = api.Delete(context.Background(), "untold", remove) })
 	for spec, field := range policySpecs {
 		u := doNotTrack(t, "one", spec)
 		_, err := api.Create(t.Context(), u, strictly)
@@ -203,6 +234,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	bad := "{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{podSelector: {matchLabels: {'a b': c}}}]}]}"
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "bad", bad), create))
 	until(t, "a policy that cannot be read", conditionIs(t, api, "bad", v1alpha1.Accepted, "False", "Invalid"))
+	until(t, "it is not applied", conditionIs(t, api, "bad", v1alpha1.Applied, "False", "NotAccepted"))
 
 	for _, name := range []string{"needs", "bad"} {
 		if err := api.Delete(t.Context(), name, remove); err != nil {
