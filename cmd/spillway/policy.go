@@ -51,8 +51,8 @@ WHO is a pod as NAMESPACE/NAME, a node as node/NAME, or an address; a Service's
 cluster IP stands for its endpoints. It is worked out from the objects, as every
 node's agent does; no agent is asked.
 
-Where the addresses of both fare differently the outcome is "differs by address";
-where it takes what comes from some ports for answers, "differs by source port".`,
+Where addresses fare differently the outcome is "differs by address"; where requests
+from some source ports count as answers, it is "differs by source port".`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(q.output); err != nil {
@@ -76,7 +76,7 @@ where it takes what comes from some ports for answers, "differs by source port".
 	f.StringVar(&q.manifests, "manifests", "", "directory of Kubernetes YAML, instead of an API server")
 	f.StringVar(&q.kubeconfig, "kubeconfig", "", "how the API server is reached")
 	f.StringVar(&q.master, "master", "", "address of the API server")
-	f.StringVar(&q.proxyMode, "proxy-mode", "ebpf", "that of the agents: where netfilter translates, Services refuse policies")
+	f.StringVar(&q.proxyMode, "proxy-mode", "ebpf", "that of the agents: what netfilter translates is tracked")
 	f.StringVar(&q.proxyName, "service-proxy-name", "", "that of the agents")
 	f.StringVarP(&q.output, "output", "o", "table", "table or json")
 	return cmd

@@ -112,16 +112,8 @@ func init() {
 
 func TestTheServerAcceptsAndRefusesPolicies(t *testing.T) {
 	api := policies(t, shared)
-	// One that says nothing of tracking shows that it does not ask for it; and what the
-	// server makes of a namespace, which a policy has none of.
-	u := doNotTrack(t, "untold", "{"+cachePods+", ingress: [{ports: [{port: 1}]}]}")
-	u.SetNamespace("shop")
-	made, err := api.Create(t.Context(), u, create)
-	t.Logf("with a namespace: %v", err)
-	if err != nil {
-		u.SetNamespace("")
-		made = must[*unstructured.Unstructured](t)(api.Create(t.Context(), u, create))
-	}
+	// One that says nothing of tracking shows that it does not ask for it.
+	made := must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "untold", "{"+cachePods+", ingress: [{ports: [{port: 1}]}]}"), create))
 	if track, found, _ := unstructured.NestedBool(made.Object, "spec", "track"); !found || track {
 		t.Errorf("track is %v (%v) of a policy that says nothing of it", track, found)
 	}

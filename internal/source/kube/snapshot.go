@@ -47,22 +47,27 @@ func Snapshot(ctx context.Context, client kubernetes.Interface, policies dynamic
 		return d, nil, fmt.Errorf("list pods: %w", err)
 	}
 	convertAll(pods.Items, kubeobject.Pod, func(m *model.Pod) { enter(&d.Pods, m.Name, m) }, &problems)
-	list, err := policies.Resource(v1alpha1.DoNotTrackPolicies).List(ctx, all)
+	err = snapshotPolicies(ctx, policies, &d, &problems)
+	return d, problems, err
+}
+
+func snapshotPolicies(ctx context.Context, policies dynamic.Interface, d *model.Delta, problems *[]model.Problem) error {
+	list, err := policies.Resource(v1alpha1.DoNotTrackPolicies).List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
-		return d, nil, fmt.Errorf("the API server does not know DoNotTrackPolicies: %s", noCRD)
+		return fmt.Errorf("the API server does not know DoNotTrackPolicies: %s", noCRD)
 	}
 	if err != nil {
-		return d, nil, fmt.Errorf("list donottrackpolicies: %w", err)
+		return fmt.Errorf("list donottrackpolicies: %w", err)
 	}
 	for i := range list.Items {
 		var o v1alpha1.DoNotTrackPolicy
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(list.Items[i].Object, &o); err != nil {
-			problems = append(problems, unreadable(list.Items[i].GetName(), err))
+			*problems = append(*problems, unreadable(list.Items[i].GetName(), err))
 			continue
 		}
-		convertAll([]v1alpha1.DoNotTrackPolicy{o}, kubeobject.DoNotTrackPolicy, func(m *model.DoNotTrackPolicy) { enter(&d.DoNotTrackPolicies, m.Name, m) }, &problems)
+		convertAll([]v1alpha1.DoNotTrackPolicy{o}, kubeobject.DoNotTrackPolicy, func(m *model.DoNotTrackPolicy) { enter(&d.DoNotTrackPolicies, m.Name, m) }, problems)
 	}
-	return d, problems, nil
+	return nil
 }
 
 // convertAll hands every object that there is something in to put.

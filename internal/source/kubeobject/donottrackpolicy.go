@@ -16,10 +16,6 @@ import (
 func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []model.Problem) {
 	c := &checker{where: "DoNotTrackPolicy " + o.Name}
 	c.checkName(o.Name)
-	if o.Namespace != "" {
-		c.invalidf(field.NewPath("metadata", "namespace"), "is %s, and a DoNotTrackPolicy is for the whole cluster; "+
-			"select namespaces by spec.namespaceSelector", o.Namespace)
-	}
 	spec := field.NewPath("spec")
 	p := &model.DoNotTrackPolicy{
 		Name: o.Name, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
