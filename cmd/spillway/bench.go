@@ -8,6 +8,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,38 +33,55 @@ func newBenchCommand() *cobra.Command {
 
 // newBenchTFTPCommand makes `spillway bench tftp`: bench path with files.
 func newBenchTFTPCommand() *cobra.Command {
-	cmd := newBenchPathCommand()
+	var cfg path.Config
+	cmd := pathCommand(&cfg, func() error { return nil })
 	cmd.Use = "tftp"
 	cmd.Short = "Compare files read by TFTP through a Service with the same server reached without one"
 	cmd.Long = `Builds a cluster of two nodes on this machine and compares, in pairs that take
 turns (A B B A), files of 5 KB read by TFTP in blocks of 512 bytes: NodePort with
-a server on the node itself, and NodePort with a pod of another node reached by its
-own address. Needs root. With the defaults it takes about two minutes; leave the
-machine alone meanwhile.`
-	_ = cmd.Flags().Set("tftp", "true")
+a server on the node itself, with room in the node's conntrack table and with a table
+that flows of others have filled up to this machine's nf_conntrack_max (which stays as
+it is), and NodePort with a pod of another node reached by its own address. Beside
+Spillway's dataplanes, on clusters of their own: kube-proxy (which "make peers" builds)
+with a helper rule made by hand. Needs root, nft, iptables and conntrack. With the
+defaults it takes about six minutes; leave the machine alone meanwhile.`
+	cmd.Flags().StringSliceVar(&cfg.Files, "modes", []string{"ebpf", "nftables", path.KubeProxy}, "what to measure, of "+strings.Join(path.Proxies, ", "))
 	return cmd
 }
 
 func newBenchPathCommand() *cobra.Command {
 	var cfg path.Config
 	var modes []string
-	var only, output string
-	cmd := &cobra.Command{
-		Use:   "path",
-		Short: "Compare the way through a Service with the same server reached without one",
-		Long: `Builds a cluster of two nodes on this machine and compares, in pairs that take
+	cmd := pathCommand(&cfg, func() error {
+		if len(modes) != 1 {
+			return usageErrorf("--modes %v: one mode at a time for now: use ebpf", modes)
+		}
+		cfg.Mode = modes[0]
+		return nil
+	})
+	cmd.Use = "path"
+	cmd.Short = "Compare the way through a Service with the same server reached without one"
+	cmd.Long = `Builds a cluster of two nodes on this machine and compares, in pairs that take
 turns (A B B A), NodePort with a server on the node itself, and ClusterIP with
 the pod's own address. Needs root and nginx. With the defaults it takes about
-ten minutes; leave the machine alone meanwhile.`,
+ten minutes; leave the machine alone meanwhile.`
+	cmd.Flags().StringSliceVar(&modes, "modes", []string{"ebpf"}, "dataplanes to measure")
+	return cmd
+}
+
+// pathCommand makes either command, but for what it says of itself. complete ends
+// the reading of flags.
+func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
+	var only, output string
+	cmd := &cobra.Command{
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err
 			}
-			if len(modes) != 1 {
-				return usageErrorf("--modes %v: one mode at a time for now: use ebpf", modes)
+			if err := complete(); err != nil {
+				return err
 			}
-			cfg.Mode = modes[0]
 			if only != "" {
 				var err error
 				if cfg.Only, err = regexp.Compile(only); err != nil {
@@ -71,7 +89,7 @@ ten minutes; leave the machine alone meanwhile.`,
 				}
 			}
 			cfg.Progress = experiment.NewProgress(cmd.ErrOrStderr())
-			return measure(cmd, output, cfg, path.Run, func(r *path.Report) int { return len(r.Comparisons) })
+			return measure(cmd, output, *cfg, path.Run, func(r *path.Report) int { return len(r.Comparisons) })
 		},
 	}
 	f := cmd.Flags()
@@ -82,9 +100,6 @@ ten minutes; leave the machine alone meanwhile.`,
 	f.IntVar(&cfg.Connections, "connections", 32, "requests under way at once")
 	f.StringVar(&only, "only", "", "measure only comparisons whose \"NAME, LOAD\" matches this regular expression, such as 'half load'")
 	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "keep conntrack off on the nodes, for metal as well")
-	f.BoolVar(&cfg.TFTP, "tftp", false, "files read by TFTP instead of HTTP")
-	_ = f.MarkHidden("tftp")
-	f.StringSliceVar(&modes, "modes", []string{"ebpf"}, "dataplanes to measure")
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }

@@ -13,23 +13,51 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// blockPorts is how many ports the server of Kind Blocks answers from.
-const blockPorts = 64
+const (
+	// blockPorts is how many ports the server of Kind Blocks answers from.
+	blockPorts = 64
+	// blockTurn is how many transfers in a row one of them has: those that are under
+	// way at once share few sockets, and go by few system calls.
+	blockTurn = 32
+	// blockBatch is how many packets one system call takes or sends.
+	blockBatch = 32
 
-const blockSize = 512
+	blockSize = 512
+)
 
 // blockServer is a TFTP server for measurements: it answers each request from
-// another port than it was sent to, in turn, and each acknowledgement with the
-// next block, and keeps no transfer in mind. One thread does it all with as few
-// system calls as there can be, so that it is not what is measured.
+// another port than it was sent to, and each acknowledgement with the next block,
+// and keeps no transfer in mind. One thread does it all with as few system calls as
+// there can be, out of packets that are made beforehand, so that it is not what is
+// measured. (Two threads have half of the packets for each call, and answered no more
+// on two cores.)
 type blockServer struct {
 	listen, poll int
 	ports        []int
-	next         int // of ports
-	content      []byte
-	in, out      [blockSize + 4]byte
-	from         unix.RawSockaddrAny
-	fromLen      uint32
+	asked        int      // requests so far
+	blocks       [][]byte // the packets of all blocks, from number 1
+	in, out      batch
+	buf          [blockBatch][blockSize + 4]byte
+	from         [blockBatch]unix.RawSockaddrAny
+}
+
+// batch is the packets of one system call, as recvmmsg(2) and sendmmsg(2) have them.
+type batch struct {
+	msgs [blockBatch]struct {
+		hdr unix.Msghdr
+		len uint32
+	}
+	iovs [blockBatch]unix.Iovec
+}
+
+// call runs a system call for the packets from first up to end, and returns for how
+// many it did its work.
+func (b *batch) call(trap uintptr, fd, first, end int) int {
+	done, _, errno := unix.RawSyscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&b.msgs[first])), uintptr(end-first), unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0
+	}
+	return int(done)
 }
 
 // Close closes all sockets.
@@ -56,7 +84,16 @@ func ServeBlocks(ctx context.Context, c Config) error {
 }
 
 func newBlockServer(addr netip.AddrPort, content []byte) (*blockServer, error) {
-	s := &blockServer{content: content, listen: -1}
+	s := &blockServer{blocks: dataPackets(content), listen: -1}
+	for i := range blockBatch {
+		in, out := &s.in.msgs[i].hdr, &s.out.msgs[i].hdr
+		in.Iov, out.Iov = &s.in.iovs[i], &s.out.iovs[i]
+		in.SetIovlen(1)
+		out.SetIovlen(1)
+		in.Name = (*byte)(unsafe.Pointer(&s.from[i]))
+		s.in.iovs[i].Base = &s.buf[i][0]
+		s.in.iovs[i].SetLen(len(s.buf[i]))
+	}
 	var err error
 	if s.poll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("make epoll: %w", err)
@@ -72,6 +109,19 @@ func newBlockServer(addr netip.AddrPort, content []byte) (*blockServer, error) {
 		s.ports = append(s.ports, fd)
 	}
 	return s, nil
+}
+
+// dataPackets are the packets of a file's blocks. The last is shorter than the
+// others, and may be empty.
+func dataPackets(content []byte) (out [][]byte) {
+	for number := 1; ; number++ {
+		size := min(len(content), blockSize)
+		packet := binary.BigEndian.AppendUint16([]byte{0, 3}, uint16(number))
+		out = append(out, append(packet, content[:size]...))
+		if content = content[size:]; size < blockSize {
+			return out
+		}
+	}
 }
 
 // open opens a socket and watches it.
@@ -112,43 +162,60 @@ func (s *blockServer) serve(ctx context.Context) error {
 			return fmt.Errorf("wait for requests: %w", err)
 		}
 		for i := range max(n, 0) {
-			for fd := int(events[i].Fd); s.answer(fd); {
-			}
+			s.answer(int(events[i].Fd))
 		}
 	}
 	return nil
 }
 
-// answer answers one packet of a socket; false: it has none.
-func (s *blockServer) answer(fd int) bool {
-	s.fromLen = unix.SizeofSockaddrAny
-	n, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&s.in[0])), uintptr(len(s.in)), 0,
-		uintptr(unsafe.Pointer(&s.from)), uintptr(unsafe.Pointer(&s.fromLen)))
-	if errno != 0 {
-		return errno == unix.ECONNREFUSED || errno == unix.EINTR
+// answer answers the packets that a socket has, up to a batch of them: what is left
+// is an event again.
+func (s *blockServer) answer(fd int) {
+	for i := range s.in.msgs {
+		s.in.msgs[i].hdr.Namelen = unix.SizeofSockaddrAny
 	}
-	number := 0
-	switch {
-	case fd == s.listen && n > 4 && s.in[1] == 1:
-		fd, number = s.ports[s.next], 1
-		s.next = (s.next + 1) % len(s.ports)
-	case fd != s.listen && n == 4 && s.in[1] == 4:
-		number = int(binary.BigEndian.Uint16(s.in[2:])) + 1
+	n := s.in.call(unix.SYS_RECVMMSG, fd, 0, blockBatch)
+	by, queued := fd, 0
+	for i := range n {
+		packet := s.reply(fd, s.buf[i][:s.in.msgs[i].len])
+		if packet == nil {
+			continue
+		}
+		if fd == s.listen {
+			port := s.ports[s.asked/blockTurn%len(s.ports)]
+			s.asked++
+			if port != by {
+				s.send(by, queued)
+				by, queued = port, 0
+			}
+		}
+		to := &s.out.msgs[queued].hdr
+		to.Name, to.Namelen = s.in.msgs[i].hdr.Name, s.in.msgs[i].hdr.Namelen
+		s.out.iovs[queued].Base = &packet[0]
+		s.out.iovs[queued].SetLen(len(packet))
+		queued++
 	}
-	if number == 0 || (number-1)*blockSize > len(s.content) {
-		return true
-	}
-	size := s.block(number)
-	_, _, _ = unix.Syscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&s.out[0])), uintptr(size), 0,
-		uintptr(unsafe.Pointer(&s.from)), uintptr(s.fromLen))
-	return true
+	s.send(by, queued)
 }
 
-// block makes the n-th block, and returns its length. The last is shorter than
-// the others.
-func (s *blockServer) block(n int) int {
-	binary.BigEndian.PutUint16(s.out[:], 3)
-	binary.BigEndian.PutUint16(s.out[2:], uint16(n))
-	rest := s.content[(n-1)*blockSize:]
-	return 4 + copy(s.out[4:], rest[:min(len(rest), blockSize)])
+// send sends the first n packets of the batch, without those that the kernel refuses.
+func (s *blockServer) send(fd, n int) {
+	for first := 0; first < n; {
+		first += max(s.out.call(unix.SYS_SENDMMSG, fd, first, n), 1)
+	}
+}
+
+// reply is the packet that answers one which a socket has got; nil: none does.
+func (s *blockServer) reply(fd int, got []byte) []byte {
+	number := 0
+	switch {
+	case fd == s.listen && len(got) > 4 && got[1] == 1:
+		number = 1
+	case fd != s.listen && len(got) == 4 && got[1] == 4:
+		number = int(binary.BigEndian.Uint16(got[2:])) + 1
+	}
+	if number == 0 || number > len(s.blocks) {
+		return nil
+	}
+	return s.blocks[number-1]
 }

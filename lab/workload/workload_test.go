@@ -223,6 +223,49 @@ func TestTCPEchoes(t *testing.T) {
 	}
 }
 
+// Those that are asked at once get a file each, from ports in turn.
+func TestBlocksServesManyAtOnce(t *testing.T) {
+	server, client := pair(t)
+	start(t, server, workload.Config{Kind: workload.Blocks, Listen: ":69", Size: 5120})
+	conns := make([]net.PacketConn, 70) // more than one batch
+	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(server.Addrs()[0], 69))
+	for i := range conns {
+		var err error
+		if conns[i], err = client.ListenPacket(t.Context(), "udp", ":0"); err != nil {
+			t.Fatal(err)
+		}
+		defer conns[i].Close()
+		if _, err := conns[i].WriteTo([]byte("\x00\x01file\x00octet\x00"), to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ports := map[string]bool{}
+	for i, conn := range conns {
+		got, buf := 0, make([]byte, 1000)
+		for block := byte(1); ; block++ {
+			_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+			n, from, err := conn.ReadFrom(buf)
+			if err != nil || n < 4 || buf[1] != 3 || buf[3] != block {
+				t.Fatalf("transfer %d, block %d: %q, %v", i, block, buf[:n], err)
+			}
+			ports[from.String()] = true
+			got += n - 4
+			if _, err := conn.WriteTo([]byte{0, 4, 0, block}, from); err != nil {
+				t.Fatal(err)
+			}
+			if n < 516 {
+				break
+			}
+		}
+		if got != 5120 {
+			t.Errorf("transfer %d: %d bytes", i, got)
+		}
+	}
+	if len(ports) < 2 || ports[to.String()] {
+		t.Errorf("%d files came from the ports %v", len(conns), ports)
+	}
+}
+
 func TestTFTPServesAnyName(t *testing.T) {
 	server, client := pair(t)
 	start(t, server, workload.Config{Kind: workload.TFTP, Listen: ":69", Size: 3000})

@@ -2,18 +2,14 @@ package notrack
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
+	"spillway.dev/spillway/lab/experiment/rig"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -132,7 +128,7 @@ func (t *table) fill(ctx context.Context, full bool, free int) error {
 	if full && t.filled && t.free == free && free != slots {
 		return nil // as it was left; of slots, what was measured before has taken its part
 	}
-	if err := t.empty(ctx); err != nil {
+	if err := rig.EmptyConntrack(ctx, t.node); err != nil {
 		return err
 	}
 	t.filled, t.free = full, free
@@ -144,64 +140,7 @@ func (t *table) fill(ctx context.Context, full bool, free int) error {
 	}); err != nil {
 		return fmt.Errorf("set time-out: %w", err)
 	}
-	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
-	if err != nil {
-		return fmt.Errorf("read size of conntrack table: %w", err)
-	}
-	limit, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return fmt.Errorf("read size of conntrack table: %w", err)
-	}
-	cmd := t.node.Command(ctx, "conntrack", "--load-file", "-")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	go func() {
-		defer in.Close()
-		writeFlows(in, limit-free)
-	}()
-	out, _ := cmd.CombinedOutput() // it ends with an error when the table is full
-	count, err := t.node.ConntrackCount()
-	if err != nil {
-		return err
-	}
-	if count < limit-free-100 {
-		return fmt.Errorf("fill conntrack table: it has %d entries, not %d: %.200s", count, limit-free, out)
-	}
-	return nil
-}
-
-// empty flushes the table and waits until its entries are gone, and not only marked.
-func (t *table) empty(ctx context.Context) error {
-	for range 100 {
-		if err := t.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-			return fmt.Errorf("empty conntrack table: %w", err)
-		}
-		if n, err := t.node.ConntrackCount(); err != nil || n < 100 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-	return errors.New("empty conntrack table: entries stay")
-}
-
-// writeFlows writes so many flows that nobody has.
-func writeFlows(w io.Writer, n int) {
-	addr := netip.MustParseAddr("198.18.0.1")
-	for i := range n {
-		if i%1000 == 0 {
-			addr = addr.Next()
-		}
-		_, err := fmt.Fprintf(w, "-A -p tcp -s %s -d 198.19.0.1 --sport %d --dport 5001 --state ESTABLISHED -u ASSURED -t 86400\n", addr, 1024+i%1000)
-		if err != nil {
-			return
-		}
-	}
+	return rig.FillConntrack(ctx, t.node, free)
 }
 
 // ranFor is how long processes of a cluster and threads of the kernel have run so far,

@@ -24,6 +24,9 @@ func TestManifestsAreWhatAnAgentReads(t *testing.T) {
 	}
 	checkPlans(t, plans(cluster))
 	checkOnly(t, cluster)
+	for _, proxy := range Proxies {
+		checkPlans(t, filePlans(cluster, proxy, true))
+	}
 }
 
 // checkOnly makes sure that what is asked for is measured, with the closed loop

@@ -26,6 +26,21 @@ var (
 	thereClusterIP = netip.MustParseAddr("10.96.0.11")
 )
 
+// benchService is one of them.
+type benchService struct {
+	name      string
+	clusterIP netip.Addr
+	nodePort  int32
+	pod       *topology.Host
+}
+
+func benchServices(c *topology.Cluster) []benchService {
+	return []benchService{
+		{"web-here", hereClusterIP, hereNodePort, c.Pod(0, 0)},
+		{"web-there", thereClusterIP, thereNodePort, c.Pod(1, 0)},
+	}
+}
+
 // writeManifests writes what the agents serve and returns the directory.
 func writeManifests(r *rig.Rig, tftp bool) (string, error) {
 	text, err := manifests(r.Cluster, tftp)
@@ -50,9 +65,9 @@ func manifests(c *topology.Cluster, tftp bool) ([]byte, error) {
 	}
 	out := strings.Builder{}
 	out.Write(nodes)
-	objects := []any{
-		service("web-here", hereClusterIP, hereNodePort, port, protocol), slice("web-here", c.Pod(0, 0), port, protocol),
-		service("web-there", thereClusterIP, thereNodePort, port, protocol), slice("web-there", c.Pod(1, 0), port, protocol),
+	var objects []any
+	for _, s := range benchServices(c) {
+		objects = append(objects, service(s.name, s.clusterIP, s.nodePort, port, protocol), slice(s.name, s.pod, port, protocol))
 	}
 	for _, o := range objects {
 		text, err := yaml.Marshal(o)

@@ -34,8 +34,9 @@ type Config struct {
 	// whose conntrack is on, as flannel's masquerading leaves them: there an
 	// entry for a Service connection would show, and metal has them as well.
 	Untracked bool
-	// TFTP measures files of 5 KB, 512 bytes at a time, instead of HTTP.
-	TFTP bool
+	// Files measures files of 5 KB, read by TFTP 512 bytes at a time, instead of
+	// HTTP, through each of these, which are Proxies, instead of Mode.
+	Files []string
 	// Only leaves out the comparisons whose "NAME, LOAD" it does not match, but
 	// for those that find the rate of an open loop that is left. Nil: none.
 	Only     *regexp.Regexp
@@ -48,7 +49,7 @@ var Modes = []string{"ebpf", "nftables", "iptables"}
 // Validate says what is wrong with a Config, in one line.
 func (c Config) Validate() error {
 	switch {
-	case !slices.Contains(Modes, c.Mode):
+	case c.Files == nil && !slices.Contains(Modes, c.Mode):
 		return fmt.Errorf("mode %q: not a mode: use %s", c.Mode, strings.Join(Modes, ", "))
 	case c.Rounds < 1:
 		return fmt.Errorf("rounds is %d: use 1 or more", c.Rounds)
@@ -57,7 +58,7 @@ func (c Config) Validate() error {
 	case c.Connections < 1 || c.Connections > 10000:
 		return fmt.Errorf("connections is %d: use 1 to 10000", c.Connections)
 	}
-	return nil
+	return c.validateFiles()
 }
 
 // tailFactor is how much longer a measurement of the latency's tail takes, and
@@ -96,44 +97,56 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if cfg.Progress == nil {
 		cfg.Progress = &experiment.Progress{}
 	}
-	b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: newReport(cfg, machine)}
-	cfg.Progress.Step("building a cluster of two nodes")
+	report = newReport(cfg, machine)
+	if cfg.Files != nil {
+		return report, runFiles(ctx, cfg, report)
+	}
+	b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: report}
 	spec := topology.DefaultSpec(cfg.Name)
-	// A server's first block would be masqueraded on its way to a client that asks
-	// a pod itself, which is what TFTP is measured against.
-	spec.Masquerade, spec.Conntrack = !cfg.Untracked && !cfg.TFTP, !cfg.Untracked
+	spec.Masquerade, spec.Conntrack = !cfg.Untracked, !cfg.Untracked
+	return report, b.run(ctx, spec, plans)
+}
+
+// noneError says that there is nothing to measure.
+type noneError struct{ error }
+
+// run measures what there is to measure on a cluster of its own.
+func (b *bench) run(ctx context.Context, spec topology.Spec, plans func(*topology.Cluster) []plan) (err error) {
+	b.cfg.Progress.Step("building a cluster of two nodes")
 	if b.rig, err = rig.Up(ctx, spec); err != nil {
-		return nil, err
+		return err
 	}
 	defer func() {
 		if ctx.Err() != nil {
 			err = rig.EndError(ctx)
 		}
-		cfg.Progress.Step("taking the cluster down")
+		b.cfg.Progress.Step("taking the cluster down")
 		err = errors.Join(err, b.rig.Down())
-		cfg.Progress.Done()
+		b.cfg.Progress.Done()
 	}()
-	todo := wanted(b.plans(), cfg.Only)
+	all := plans(b.rig.Cluster)
+	todo := wanted(all, b.cfg.Only)
 	if len(todo) == 0 {
-		return nil, fmt.Errorf("only %q: no comparison has this in its \"NAME, LOAD\", such as %q",
-			cfg.Only, "NodePort, pod on this node ÷ metal, keep-alive, half load")
+		return noneError{fmt.Errorf("only %q: no comparison has this in its \"NAME, LOAD\", such as %q",
+			b.cfg.Only, all[0].name+", "+loadName(all[0]))}
 	}
-	if err := b.setUp(ctx); err != nil {
-		return nil, err
+	if err := b.setUp(ctx, all); err != nil {
+		return err
 	}
 	for _, p := range todo {
 		if err := b.compare(ctx, p); err != nil {
-			return b.report, err
+			return err
 		}
 	}
-	return b.report, nil
+	return nil
 }
 
-// setUp starts servers and agents and waits until every way is open.
-func (b *bench) setUp(ctx context.Context) error {
+// setUp starts servers and whoever serves the Services, and waits until every way
+// is open.
+func (b *bench) setUp(ctx context.Context, plans []plan) error {
 	c := b.rig.Cluster
 	kind, metalPort, podPort := workload.HTTP, uint16(metalPort), uint16(podPort)
-	if b.cfg.TFTP {
+	if b.cfg.Files != nil {
 		kind, metalPort, podPort = workload.Blocks, metalTFTPPort, tftpPort
 	}
 	b.cfg.Progress.Step("starting servers on node0 and in a pod of each node")
@@ -148,21 +161,33 @@ func (b *bench) setUp(ctx context.Context) error {
 	if err := b.rig.RoutePods(c.Client(0)); err != nil {
 		return err
 	}
-	dir, err := writeManifests(b.rig, b.cfg.TFTP)
-	if err != nil {
+	if err := b.serveServices(ctx); err != nil {
 		return err
 	}
-	b.cfg.Progress.Step("starting an agent on each node")
-	for i := range c.Spec.Nodes {
-		if err := b.rig.Agent(ctx, c.Node(i), dir, b.cfg.Mode); err != nil {
-			return err
-		}
-	}
-	for _, p := range b.plans() {
+	for _, p := range plans {
 		for _, way := range []way{p.base, p.service} {
 			if err := b.waitAnswer(ctx, way); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// serveServices starts an agent on each node.
+func (b *bench) serveServices(ctx context.Context) error {
+	if b.cfg.Mode == KubeProxy {
+		return b.serveByKubeProxy(ctx)
+	}
+	dir, err := writeManifests(b.rig, b.cfg.Files != nil)
+	if err != nil {
+		return err
+	}
+	b.cfg.Progress.Step("starting an agent on each node")
+	c := b.rig.Cluster
+	for i := range c.Spec.Nodes {
+		if err := b.rig.Agent(ctx, c.Node(i), dir, b.cfg.Mode); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -183,6 +208,10 @@ type plan struct {
 	saturates     bool // the rate is what "half of saturation" refers to
 	control       bool
 	target        *experiment.Target
+	// The servers of files, and whether the node's conntrack table is full while
+	// they go through the Service.
+	baseServer, server *topology.Host
+	full               bool
 }
 
 // plans lists the comparisons. Those of an open loop come after the closed
@@ -226,7 +255,7 @@ func wanted(all []plan, only *regexp.Regexp) []plan {
 	for _, p := range all {
 		rates[p.kind] = rates[p.kind] || p.tail && matches(p)
 	}
-	return slices.DeleteFunc(all, func(p plan) bool { return !matches(p) && !(p.saturates && rates[p.kind]) })
+	return slices.DeleteFunc(slices.Clone(all), func(p plan) bool { return !matches(p) && !(p.saturates && rates[p.kind]) })
 }
 
 // compare makes one comparison, and its control, and adds it to the report.
@@ -243,6 +272,9 @@ func (b *bench) compare(ctx context.Context, p plan) error {
 		duration, rounds = duration*tailFactor, rounds*tailFactor
 	}
 	arm := func(w way) experiment.Arm[rig.Sample] {
+		if p.kind == load.TFTP {
+			return b.filesArm(p, w)
+		}
 		return func(ctx context.Context) (rig.Sample, error) {
 			return b.rig.Measure(ctx, w.from, load.Config{Kind: p.kind, Target: w.to, Rate: rate,
 				Connections: b.cfg.Connections, Duration: duration, Warmup: b.cfg.Warmup})

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/rig"
@@ -21,7 +22,8 @@ type Report struct {
 	Seconds     float64            `json:"seconds_per_measurement"`
 	Connections int                `json:"connections"`
 	Conntrack   bool               `json:"conntrack_on_nodes"`
-	Comparisons []Comparison       `json:"comparisons"`
+	warmup      time.Duration
+	Comparisons []Comparison `json:"comparisons"`
 }
 
 // Comparison is one pair: a way through a Service against one without.
@@ -49,23 +51,69 @@ type Comparison struct {
 	Errors map[string]int64 `json:"errors,omitempty"`
 	// ClientLimited counts measurements in which the generator was always busy.
 	ClientLimited int `json:"client_limited"`
-	// ClientCore is how many files/s one core of the client's could ask for; 0 if
-	// there are no files.
-	ClientCore float64 `json:"client_core,omitempty"`
+	// Files is what only files have.
+	Files *Files `json:"files,omitempty"`
 }
 
-// perClientCore is the rate for each second of the client's CPU time, in which
-// much of the kernel's work for its packets is done.
-func perClientCore(s rig.Sample) float64 {
-	if s.ClientCPUSeconds == 0 {
-		return 0
+// Files says of a comparison of files what the way through the Service left on the
+// nodes, and what one core could do.
+type Files struct {
+	// Failed counts files through the Service that did not arrive.
+	Failed int64 `json:"failed"`
+	// Expectations are the most that one load left; Dropped all packets that
+	// conntrack dropped and entries that it gave up.
+	Expectations int   `json:"expectations"`
+	Dropped      int64 `json:"conntrack_dropped"`
+	// ClientCore and ServerCore are how many files/s a core of the client's could
+	// ask for, and one of the server's answer: files for each second of their own
+	// CPU time, in which much of the kernel's work for their packets is done.
+	ClientCore float64 `json:"client_core"`
+	ServerCore float64 `json:"server_core"`
+	// ClientBusy and ServerBusy are the shares of one core that they took.
+	ClientBusy float64 `json:"client_busy"`
+	ServerBusy float64 `json:"server_busy"`
+}
+
+func clientCPU(s rig.Sample) float64 { return s.ClientCPUSeconds }
+func serverCPU(s rig.Sample) float64 { return s.ServerCPUSeconds }
+
+// busy is the share of a core that somebody took. CPU time was taken during the
+// warm-up, too.
+func busy(cpu func(rig.Sample) float64, warmup time.Duration) func(rig.Sample) float64 {
+	return func(s rig.Sample) float64 { return cpu(s) / (s.Seconds + warmup.Seconds()) }
+}
+
+// perCore is the rate for each second of somebody's CPU time.
+func perCore(cpu func(rig.Sample) float64, warmup time.Duration) func(rig.Sample) float64 {
+	return func(s rig.Sample) float64 {
+		if cpu(s) == 0 {
+			return 0
+		}
+		return s.Rate / busy(cpu, warmup)(s)
 	}
-	return float64(s.Requests) / s.ClientCPUSeconds
+}
+
+// addFiles works out what only files have. Cores are those of the base: with
+// a Service that loses files they have nothing to do.
+func (c *Comparison) addFiles(trial experiment.Trial[rig.Sample], warmup time.Duration) {
+	c.Figure, c.Files = "files/s", &Files{}
+	f := c.Files
+	f.ClientCore, f.ClientBusy = median(trial.A, perCore(clientCPU, warmup)), median(trial.A, busy(clientCPU, warmup))
+	f.ServerCore, f.ServerBusy = median(trial.A, perCore(serverCPU, warmup)), median(trial.A, busy(serverCPU, warmup))
+	for _, s := range trial.B {
+		f.Failed += s.Failed()
+		f.Expectations = max(f.Expectations, s.Expectations)
+		f.Dropped += s.Dropped
+	}
 }
 
 func newReport(cfg Config, m experiment.Machine) *Report {
-	return &Report{Machine: m, Mode: cfg.Mode, Rounds: cfg.Rounds, Seconds: cfg.Duration.Seconds(),
-		Connections: cfg.Connections, Conntrack: !cfg.Untracked}
+	r := &Report{Machine: m, Mode: cfg.Mode, Rounds: cfg.Rounds, Seconds: cfg.Duration.Seconds(),
+		Connections: cfg.Connections, Conntrack: !cfg.Untracked, warmup: cfg.Warmup}
+	if cfg.Files != nil {
+		r.Mode = strings.Join(cfg.Files, ", ")
+	}
+	return r
 }
 
 func rateOf(s rig.Sample) float64 { return s.Rate }
@@ -80,6 +128,9 @@ func loadName(p plan) string {
 	name := map[load.Kind]string{load.HTTP: "keep-alive", load.Conn: "new connections", load.TFTP: "files of 5 KB"}[p.kind]
 	if p.tail {
 		name += ", half load"
+	}
+	if p.full {
+		name += ", full table"
 	}
 	return name
 }
@@ -100,9 +151,7 @@ func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[rig.S
 		c.Met = &met
 	}
 	if p.kind == load.TFTP {
-		c.Figure = "files/s"
-		perCore := append(experiment.Figures(trial.A, perClientCore), experiment.Figures(trial.B, perClientCore)...)
-		c.ClientCore = experiment.Median(perCore)
+		c.addFiles(trial, r.warmup)
 	}
 	for i, side := range [][]rig.Sample{trial.A, trial.B} {
 		for _, s := range side {
@@ -137,11 +186,8 @@ func (r *Report) Write(w io.Writer) error {
 	if err := r.writeCosts(w); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
-	for _, c := range r.Comparisons {
-		if c.ClientCore > 0 {
-			fmt.Fprintf(w, "\n%s: one core of the client's could ask for %.0f files/s; the client was busy all the time in %d of %d measurements.\n",
-				c.Name, c.ClientCore, c.ClientLimited, 2*r.Rounds)
-		}
+	if err := r.writeFiles(w); err != nil {
+		return fmt.Errorf("write report: %w", err)
 	}
 	_, err := fmt.Fprint(w, `
 Ratios: median of the rounds (lowest–highest); 95 %: where the true median lies with that confidence.
@@ -189,6 +235,35 @@ func (r *Report) writeCosts(w io.Writer) error {
 			c.Name, c.Load, c.Control, c.CPU, c.Conntrack, c.BaseConntrack, errorList(c.Errors))
 	}
 	return t.Flush()
+}
+
+// writeFiles prints what only files have.
+func (r *Report) writeFiles(w io.Writer) error {
+	if !slices.ContainsFunc(r.Comparisons, func(c Comparison) bool { return c.Files != nil }) {
+		return nil
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "COMPARISON\tLOAD\tFAILED\tEXPECTATIONS\tDROPPED\tCLIENT: BUSY, A CORE\tSERVER: BUSY, A CORE\tSERVER ÷ CLIENT")
+	for _, c := range r.Comparisons {
+		f := c.Files
+		if f == nil {
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.0f %%, %.0f files/s\t%.0f %%, %.0f files/s\t%.2f\n", c.Name, c.Load, f.Failed, f.Expectations, f.Dropped,
+			100*f.ClientBusy, f.ClientCore, 100*f.ServerBusy, f.ServerCore, f.ServerCore/max(f.ClientCore, 1))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprint(w, `
+FAILED: files through the Service that did not arrive. EXPECTATIONS: the most that one load left on the nodes. DROPPED:
+packets that conntrack of the node that is asked has dropped, and entries that it gave up, while files went through the
+Service. BUSY, A CORE: the share of one core, and the files for each second of CPU time, of the client and of the server
+without a Service; each holds the kernel's way of what it sends. Full table: the node's conntrack table
+holds as many flows of others as it may while files go through the Service, and is empty for the side without.
+`)
+	return err
 }
 
 // errorList is "none" or "2 reset, 1 timeout".

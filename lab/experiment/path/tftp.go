@@ -2,50 +2,152 @@ package path
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
 	"spillway.dev/spillway/lab/load"
+	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
 
 const (
 	metalTFTPPort = 8069
 	tftpPort      = 69
+	// fileTimeout is how long a client waits for a packet before a file has failed:
+	// the load asks for nothing twice.
+	fileTimeout = 200 * time.Millisecond
 )
 
-// plans lists the comparisons of a run.
-func (b *bench) plans() []plan {
-	if b.cfg.TFTP {
-		return b.tftpPlans()
+// KubeProxy is one of Proxies: kube-proxy, and a rule made by hand that gives the
+// Service's connections the kernel's helper.
+const KubeProxy = "kube-proxy"
+
+// Proxies are those through which files can be measured.
+var Proxies = append(slices.Clone(Modes), KubeProxy)
+
+func (c Config) validateFiles() error {
+	if c.Files != nil && len(c.Files) == 0 {
+		return fmt.Errorf("no mode: use some of %s", strings.Join(Proxies, ", "))
 	}
-	return plans(b.rig.Cluster)
+	for i, p := range c.Files {
+		if !slices.Contains(Proxies, p) || slices.Contains(c.Files[:i], p) {
+			return fmt.Errorf("mode %q: not one, or twice: use some of %s", p, strings.Join(Proxies, ", "))
+		}
+	}
+	if slices.Contains(c.Files, KubeProxy) {
+		if _, err := controlplane.Programs(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// tftpPlans lists those of files.
-func (b *bench) tftpPlans() []plan {
-	c := b.rig.Cluster
-	client, node := c.Client(0), c.Node(0)
-	return []plan{
-		{name: "NodePort, pod on this node ÷ metal", kind: load.TFTP, control: true, target: &experiment.Target{Limit: 0.95},
-			base:    way{client, netip.AddrPortFrom(node.IPv4, metalTFTPPort)},
-			service: way{client, netip.AddrPortFrom(node.IPv4, hereNodePort)}},
-		{name: "NodePort, pod on other node ÷ pod address", kind: load.TFTP, target: &experiment.Target{Limit: 0.85},
-			base:    way{client, netip.AddrPortFrom(c.Pod(1, 0).IPv4, tftpPort)},
-			service: way{client, netip.AddrPortFrom(node.IPv4, thereNodePort)}},
+// runFiles measures one proxy after another, each on a cluster of its own and
+// beside metal there.
+func runFiles(ctx context.Context, cfg Config, report *Report) error {
+	if err := rig.NeedPrograms(map[string]string{"conntrack": "conntrack", "iptables": "iptables"}); err != nil {
+		return err
 	}
+	for _, proxy := range cfg.Files {
+		cfg.Mode = proxy
+		b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: report}
+		spec := topology.DefaultSpec(cfg.Name)
+		// Without masquerading: it would take a server's first block on its way to a
+		// client that asks a pod itself, which is what a Service is measured against.
+		spec.Conntrack, spec.Clients = !cfg.Untracked, 2
+		err := b.run(ctx, spec, func(c *topology.Cluster) []plan { return filePlans(c, proxy, !cfg.Untracked) })
+		if none := (noneError{}); errors.As(err, &none) && (proxy != cfg.Files[len(cfg.Files)-1] || len(report.Comparisons) > 0) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// filePlans lists the comparisons for one proxy. Targets are those of Spillway's
+// own dataplane.
+func filePlans(c *topology.Cluster, proxy string, tracked bool) []plan {
+	client, node := c.Client(0), c.Node(0)
+	here := plan{name: proxy + ": NodePort, pod on this node ÷ metal", kind: load.TFTP,
+		base: way{client, netip.AddrPortFrom(node.IPv4, metalTFTPPort)}, baseServer: node,
+		service: way{client, netip.AddrPortFrom(node.IPv4, hereNodePort)}, server: c.Pod(0, 0)}
+	full := here
+	full.full = true
+	there := plan{name: proxy + ": NodePort, pod on other node ÷ pod address", kind: load.TFTP,
+		base: way{client, netip.AddrPortFrom(c.Pod(1, 0).IPv4, tftpPort)}, baseServer: c.Pod(1, 0),
+		service: way{client, netip.AddrPortFrom(node.IPv4, thereNodePort)}, server: c.Pod(1, 0)}
+	out := []plan{here}
+	if tracked {
+		out = append(out, full)
+	}
+	if proxy != "ebpf" {
+		return out
+	}
+	for i := range out {
+		out[i].target = &experiment.Target{Limit: 0.95}
+	}
+	out[0].control = true
+	there.target = &experiment.Target{Limit: 0.85}
+	return append(out, there)
+}
+
+// filesArm measures one side of a comparison.
+func (b *bench) filesArm(p plan, w way) experiment.Arm[rig.Sample] {
+	server, full := p.baseServer, false
+	if w == p.service {
+		server, full = p.server, p.full
+	}
+	cfg := load.Config{Kind: load.TFTP, Target: w.to, Connections: b.cfg.Connections, Duration: b.cfg.Duration, Warmup: b.cfg.Warmup, Timeout: fileTimeout}
+	return func(ctx context.Context) (rig.Sample, error) {
+		return b.rig.MeasureFiles(ctx, w.from, server, cfg, full)
+	}
+}
+
+// serveByKubeProxy starts kube-proxy on node0, and assigns the helper there as its
+// users have to.
+func (b *bench) serveByKubeProxy(ctx context.Context) error {
+	c := b.rig.Cluster
+	b.cfg.Progress.Step("starting an API server, and kube-proxy on node0")
+	var services []*corev1.Service
+	var slices []*discoveryv1.EndpointSlice
+	for _, s := range benchServices(c) {
+		services = append(services, service(s.name, s.clusterIP, s.nodePort, tftpPort, corev1.ProtocolUDP))
+		slices = append(slices, slice(s.name, s.pod, tftpPort, corev1.ProtocolUDP))
+	}
+	kubeconfig, err := b.rig.Plane(ctx, c.Client(1), services, slices)
+	if err != nil {
+		return err
+	}
+	if err := b.rig.KubeProxy(ctx, c.Node(0), kubeconfig, "iptables", 0); err != nil {
+		return err
+	}
+	cmd := c.Node(0).Command(ctx, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "udp", "--dport", fmt.Sprint(hereNodePort), "-j", "CT", "--helper", "tftp")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("assign helper on %s: %w: %s: is the module nf_conntrack_tftp there?", c.Node(0).Name, err, strings.TrimSpace(string(out)))
+	}
+	return nil
 }
 
 // waitAnswer waits until a way is open.
 func (b *bench) waitAnswer(ctx context.Context, w way) error {
-	if !b.cfg.TFTP {
+	if b.cfg.Files == nil {
 		return b.rig.WaitAnswer(ctx, w.from, workload.HTTP, w.to)
 	}
 	const tries = 20
 	for range tries {
-		r, err := b.rig.Load(ctx, w.from, load.Config{Kind: load.TFTP, Target: w.to, Connections: 1, Duration: 100 * time.Millisecond})
+		r, err := b.rig.Load(ctx, w.from, load.Config{Kind: load.TFTP, Target: w.to, Connections: 1, Duration: 100 * time.Millisecond, Timeout: fileTimeout / 4})
 		if err != nil {
 			return err
 		}

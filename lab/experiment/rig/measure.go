@@ -27,6 +27,14 @@ type Sample struct {
 	// Conntrack is the number of entries that the load left in the conntrack
 	// tables of all nodes.
 	Conntrack int `json:"conntrack_entries"`
+	// Expectations are those that were there at the end on all nodes, and Dropped
+	// the packets that conntrack dropped and the entries that it gave up; only of
+	// MeasureFiles.
+	Expectations int   `json:"expectations,omitempty"`
+	Dropped      int64 `json:"conntrack_dropped,omitempty"`
+	// ServerCPUSeconds is the server's own user and system time, warm-up included;
+	// only of MeasureFiles.
+	ServerCPUSeconds float64 `json:"server_cpu_seconds,omitempty"`
 }
 
 // Load runs a load generator as a process of its own on a host. When ctx ends
@@ -103,6 +111,11 @@ func (r *Rig) Measure(ctx context.Context, host *topology.Host, cfg load.Config)
 	if err := r.flushConntrack(); err != nil {
 		return Sample{}, err
 	}
+	return r.measure(ctx, host, cfg)
+}
+
+// measure is Measure with the tables as they are.
+func (r *Rig) measure(ctx context.Context, host *topology.Host, cfg load.Config) (Sample, error) {
 	entries, err := r.conntrack()
 	if err != nil {
 		return Sample{}, err

@@ -39,6 +39,7 @@ type Rig struct {
 	life    context.Context // of the servers
 	end     context.CancelFunc
 	servers []chan struct{} // each closed when the server has ended
+	pids    map[string]int  // of the last server of each host
 }
 
 // Up builds the cluster. What an earlier rig of that name left behind, if it

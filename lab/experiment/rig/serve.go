@@ -44,6 +44,10 @@ func (r *Rig) Start(ctx context.Context, host *topology.Host, cfg workload.Confi
 		close(done)
 	}()
 	r.servers = append(r.servers, done)
+	if r.pids == nil {
+		r.pids = map[string]int{}
+	}
+	r.pids[host.Name] = cmd.Process.Pid
 	return nil
 }
 

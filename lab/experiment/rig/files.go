@@ -1,0 +1,107 @@
+package rig
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/lab/load"
+	"spillway.dev/spillway/lab/topology"
+)
+
+// MeasureFiles is Measure for files that a server on a host sends. With full, the
+// conntrack table of node0 has no room while it runs: it is filled with flows of
+// others.
+func (r *Rig) MeasureFiles(ctx context.Context, host, server *topology.Host, cfg load.Config, full bool) (Sample, error) {
+	if err := r.prepareTable(ctx, full); err != nil {
+		return Sample{}, err
+	}
+	before, err := r.Counters(ctx, r.Cluster.Node(0))
+	if err != nil {
+		return Sample{}, err
+	}
+	busy, err := r.serverCPU(server)
+	if err != nil {
+		return Sample{}, err
+	}
+	s, err := r.measure(ctx, host, cfg)
+	if err != nil {
+		return Sample{}, err
+	}
+	after, err := r.serverCPU(server)
+	if err != nil {
+		return Sample{}, err
+	}
+	s.ServerCPUSeconds = after - busy
+	counted, err := r.Counters(ctx, r.Cluster.Node(0))
+	if err != nil {
+		return Sample{}, err
+	}
+	counted = counted.Minus(before)
+	s.Dropped = int64(counted.Drop + counted.EarlyDrop)
+	s.Expectations, err = r.expectations(ctx)
+	return s, err
+}
+
+// prepareTable empties the nodes' tables, or has node0's be full.
+func (r *Rig) prepareTable(ctx context.Context, full bool) error {
+	node := r.Cluster.Node(0)
+	if !full {
+		for i := range r.Cluster.Spec.Nodes {
+			if err := EmptyConntrack(ctx, r.Cluster.Node(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	limit, err := ConntrackLimit(node)
+	if err != nil {
+		return err
+	}
+	if n, err := node.ConntrackCount(); err != nil || n >= limit {
+		return err
+	}
+	if err := EmptyConntrack(ctx, node); err != nil {
+		return err
+	}
+	return FillConntrack(ctx, node, 0)
+}
+
+// expectations counts those of all nodes.
+func (r *Rig) expectations(ctx context.Context) (sum int, err error) {
+	for i := range r.Cluster.Spec.Nodes {
+		err := r.Cluster.Node(i).Do(func() error {
+			conn, err := conntrack.Open()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			byHelper, err := conn.Expectations(ctx)
+			for _, n := range byHelper {
+				sum += n
+			}
+			return err
+		})
+		if err != nil {
+			return 0, fmt.Errorf("count expectations: %w", err)
+		}
+	}
+	return sum, nil
+}
+
+// serverCPU is how long the server of a host has run so far, in seconds.
+func (r *Rig) serverCPU(host *topology.Host) (float64, error) {
+	pid, ok := r.pids[host.Name]
+	if !ok {
+		return 0, fmt.Errorf("read CPU time of the server on %s: none was started", host.Name)
+	}
+	// The kernel's number of a process's CPU clock: clock_getcpuclockid(3).
+	const processClock = 2
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|processClock), &ts); err != nil {
+		return 0, fmt.Errorf("read CPU time of the server on %s: %w", host.Name, err)
+	}
+	return float64(ts.Nano()) / 1e9, nil
+}
