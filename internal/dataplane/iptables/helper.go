@@ -32,6 +32,9 @@ const (
 	chainExpected = chainPrefix + "EXPECTED"
 )
 
+// kernelName is what the kernel calls a helper. Tests name one that it lacks.
+var kernelName = intent.Helper.String
+
 // help is what a family's Services with a helper need.
 type help struct {
 	helped  map[intent.PortID]*intent.ServicePort
@@ -75,7 +78,7 @@ func (r *ruleset) helpPort(p *intent.ServicePort, assign, stay *chain) {
 	proto := protocolName(p.ID.Protocol)
 	to := func(addr string, port uint16) {
 		assign.add(newRule("-d "+addr+" -p "+proto+" -m "+proto).add("--dport", fmt.Sprint(port)).
-			jump("CT --helper " + p.Helper.String()))
+			jump("CT --helper " + kernelName(p.Helper)))
 	}
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
@@ -162,7 +165,7 @@ func (f *family) lacksHelper(ctx context.Context, h intent.Helper, protocol stri
 		return nil
 	}
 	kernel.LoadHelper(h.String())
-	err := tryRules(ctx, f.programs, []feature{{h.String(), tableRaw, "-p " + protocol + " -j CT --helper " + h.String(), false}})
+	err := tryRules(ctx, f.programs, []feature{{h.String(), tableRaw, "-p " + protocol + " -j CT --helper " + kernelName(h), false}})
 	if err == nil {
 		f.have[h] = true
 		return nil

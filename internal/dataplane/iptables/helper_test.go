@@ -1,9 +1,11 @@
 package iptables
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/model"
 )
@@ -82,6 +84,23 @@ func TestHelpersAreGivenToTheirServicesOnlyAndGoWithThem(t *testing.T) {
 		apply(intent.Changes{Upserts: []*intent.ServicePort{plain}})
 		if strings.Contains(b.raw(), chainPrefix) || strings.Contains(b.dump(), chainExpected) {
 			t.Errorf("left over when it is no TFTP any more:\n%s\n%s", b.raw(), b.dump())
+		}
+	})
+}
+
+// The kernel is asked for a helper of a name that it has not, which is as near to
+// a kernel without TFTP's as there is here.
+func TestAKernelWithoutAHelperServesThePortAndSaysSo(t *testing.T) {
+	kernelName = func(intent.Helper) string { return "none-such" }
+	t.Cleanup(func() { kernelName = intent.Helper.String })
+	eachVariant(t, func(b *bench) {
+		err := b.open().Replace(t.Context(), intent.State{Node: testNode(), Ports: []*intent.ServicePort{tftp()}})
+		var failed *dataplane.PortErrors
+		if !errors.As(err, &failed) || failed.Errors[tftp().ID] == nil || !strings.Contains(failed.Errors[tftp().ID].Error(), "load nf_conntrack_tftp, nf_nat_tftp") {
+			t.Errorf("error %v, want one of the port that names the modules", err)
+		}
+		if !strings.Contains(b.dump(), "10.96.0.69/32") || strings.Contains(b.raw(), chainPrefix) {
+			t.Errorf("the port is not served, or with a helper:\n%s\n%s", b.dump(), b.raw())
 		}
 	})
 }

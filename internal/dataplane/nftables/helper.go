@@ -40,6 +40,9 @@ type helper struct {
 	sets     []*set
 }
 
+// kernelName is what the kernel calls a helper. Tests name one that it lacks.
+var kernelName = intent.Helper.String
+
 // newHelpers adds the sets of all helpers to a layout whose bases are there.
 func (l *layout) newHelpers() {
 	for i := range l.common {
@@ -47,8 +50,8 @@ func (l *layout) newHelpers() {
 		c.helpedEndpoints = l.add(&set{name: "helped-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints here whose connections have a helper"})
 	}
 	for _, h := range []*helper{
-		{kind: intent.TFTP, name: "tftp", protocol: model.UDP},
-		{kind: intent.FTP, name: "ftp", protocol: model.TCP},
+		{kind: intent.TFTP, name: kernelName(intent.TFTP), protocol: model.UDP},
+		{kind: intent.FTP, name: kernelName(intent.FTP), protocol: model.TCP},
 	} {
 		for _, b := range l.bases() {
 			s := l.add(&set{name: b.name + "-" + h.name, key: b.frontends.key, shared: true, comment: "whose connections have the helper " + h.name})

@@ -1,9 +1,11 @@
 package nftables
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/model"
 )
@@ -48,4 +50,22 @@ func TestHelpersAreKeptWhileAServiceNeedsThemAndNoLonger(t *testing.T) {
 	third := open(t)
 	replace(t, third, intent.State{Node: node(), Ports: []*intent.ServicePort{web}})
 	holds("gone while nobody ran", false)
+}
+
+// The kernel is asked for a helper of a name that it has not, which is as near to
+// a kernel without TFTP's as there is here.
+func TestAKernelWithoutAHelperServesThePortAndSaysSo(t *testing.T) {
+	enter(t)
+	kernelName = func(intent.Helper) string { return "none-such" }
+	t.Cleanup(func() { kernelName = intent.Helper.String })
+	b := open(t)
+	boot := port("boot", model.IPv4, protocol(model.UDP), helped(intent.TFTP), clusterIP("10.96.0.1", intent.ToCluster), here("10.244.0.2:69"))
+	err := b.Replace(t.Context(), intent.State{Node: node(), Ports: []*intent.ServicePort{boot}})
+	var failed *dataplane.PortErrors
+	if !errors.As(err, &failed) || failed.Errors[boot.ID] == nil || !strings.Contains(failed.Errors[boot.ID].Error(), "load nf_conntrack_tftp and nf_nat_tftp") {
+		t.Errorf("error %v, want one of the port that names the modules", err)
+	}
+	if list := run(t, "nft", "list", "table", "inet", "spillway"); !strings.Contains(list, "10.96.0.1 . udp . ") || strings.Contains(list, "ct helper") {
+		t.Errorf("the port is not served, or with a helper:\n%s", list)
+	}
 }
