@@ -51,7 +51,7 @@ func (r *Reconciler) place(p *intent.ServicePort) {
 		r.lanes[old.lane].want(p.ID, nil)
 	}
 	if pl.lane > 0 && (!known || old.lane != pl.lane) {
-		r.log.Info("Service port given to another dataplane", "port", p.ID.String(),
+		r.log.Info("Service port is served by another dataplane", "port", p.ID.String(),
 			"dataplane", r.lanes[pl.lane].backend.Name(), "reason", pl.reason)
 	}
 	if pl.lane != nowhere {

@@ -120,12 +120,12 @@ func (b *Backend) Name() string { return "ebpf" }
 // CanCarry refuses what the programs do not parse.
 func (b *Backend) CanCarry(p *intent.ServicePort) error {
 	if p.ID.Protocol != model.TCP && p.ID.Protocol != model.UDP {
-		return fmt.Errorf("%s is not served by the eBPF dataplane: use --proxy-mode nftables or iptables", p.ID.Protocol)
+		return fmt.Errorf("%s is for nftables or iptables to serve, not for the eBPF programs", p.ID.Protocol)
 	}
 	if p.Helper == intent.FTP {
 		// Addresses stand in the stream as text: what is translated has another length.
-		return errors.New("FTP is not served by the eBPF dataplane: use --proxy-mode nftables or iptables, or annotate the Service with " +
-			intent.HelperAnnotation + "=none if it is not FTP")
+		return errors.New("FTP takes the kernel's helper, which is for nftables or iptables to assign, not for the eBPF programs (if it is not FTP, annotate the Service with " +
+			intent.HelperAnnotation + "=none)")
 	}
 	return nil
 }

@@ -309,6 +309,11 @@ func TestCanCarry(t *testing.T) {
 	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") {
 		t.Errorf("SCTP: error %v, want one that names another dataplane", err)
 	}
+	p = simplePort(1, 1)
+	p.Helper = intent.FTP
+	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") || !strings.Contains(err.Error(), intent.HelperAnnotation+"=none") {
+		t.Errorf("FTP: error %v, want one that names another dataplane and a way out", err)
+	}
 }
 
 // kernelIDs are the kernel's numbers of what one run works with.
