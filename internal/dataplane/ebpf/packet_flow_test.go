@@ -328,7 +328,7 @@ type ending struct {
 type when int
 
 const (
-	atOnce when = iota
+	noWait when = iota
 	nextSecond
 	never
 )
@@ -345,17 +345,17 @@ var (
 		{"open", []frame{{flags: "."}, {flags: "<."}}, 9, never},
 		{"half closed by the client", []frame{clientFIN, {flags: "<."}}, 9, never},
 		{"half closed by the endpoint", []frame{{flags: "<F."}, {flags: "."}}, 9, never},
-		{"reset by the client", []frame{{flags: "R"}}, 9, atOnce},
-		{"reset by the endpoint", []frame{{flags: "<R."}}, 9, atOnce},
+		{"reset by the client", []frame{{flags: "R"}}, 9, noWait},
+		{"reset by the endpoint", []frame{{flags: "<R."}}, 9, noWait},
 		{"reset, and nobody minds", []frame{{flags: "R"}, {flags: "<."}}, 9, nextSecond},
-		{"reset after TIME-WAIT", []frame{{flags: "<F."}, clientFIN, {flags: "<."}, {flags: "R"}}, 1<<32 + seqEnd - 9, atOnce},
+		{"reset after TIME-WAIT", []frame{{flags: "<F."}, clientFIN, {flags: "<."}, {flags: "R"}}, 1<<32 + seqEnd - 9, noWait},
 		{"client first, last ACK under way", []frame{clientFIN, {flags: "<F."}}, 9, nextSecond},
 		{"client first, an ACK of the endpoint's", []frame{clientFIN, {flags: "<F."}, {flags: "<."}}, 9, nextSecond},
-		{"client first", []frame{clientFIN, {flags: "<F."}, {flags: "."}}, 1<<32 + seqEnd - 9, atOnce},
+		{"client first", []frame{clientFIN, {flags: "<F."}, {flags: "."}}, 1<<32 + seqEnd - 9, noWait},
 		{"client first, last ACK lost", []frame{clientFIN, {flags: "<F."}, {flags: "."}, {flags: "<F."}}, 9, nextSecond},
 		{"endpoint first, last ACK under way", []frame{{flags: "<F."}, clientFIN}, 9, nextSecond},
-		{"endpoint first, a SYN beyond", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd + 1, atOnce},
-		{"endpoint first, a SYN far beyond", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd + 1<<31 - 1, atOnce},
+		{"endpoint first, a SYN beyond", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd + 1, noWait},
+		{"endpoint first, a SYN far beyond", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd + 1<<31 - 1, noWait},
 		{"endpoint first, a SYN at the end", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd, nextSecond},
 		{"endpoint first, a SYN before", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, finSeq, nextSecond},
 	}
@@ -381,7 +381,7 @@ func (n *packetNode) snatYields(t *testing.T, p *plan, c ending) {
 			t.Fatalf("%s: the new flow goes out as %s, verdicts %v; want %s: %s is in use", when, r.v.src, r.verdicts, closed, open)
 		}
 	}
-	if c.at == atOnce {
+	if c.at == noWait {
 		given(40002, "at once")
 	} else {
 		syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
