@@ -175,6 +175,7 @@ enum flow_end {
 	END_LAST_ACK = 1,  /* it is over once this direction acknowledges the last FIN */
 	END_FORGOTTEN = 2, /* nothing: the client closed first */
 	END_TIME_WAIT = 3, /* that it was there: it takes a SYN beyond seq_end (RFC 6191) */
+	END_ANSWERED = 4,  /* of a TFTP request: a port of the server's choice has answered */
 };
 
 /* What a flow has to do with answers from ports of the server's choice: helper.h. */
@@ -350,8 +351,8 @@ enum verdict {
 	SOCKET_REFUSED,
 	SOCKET_TIMED_OUT,
 	PASS_CONNTRACK,		/* netfilter knows its flow: left to it */
-	HELPER_ASKED,		/* a request to a server that may answer from another port */
-	HELPER_ANSWERED,	/* its answer from another port became a flow */
+	HELPER_ASKED,		/* a request to a server that may answer from another port, translated here */
+	HELPER_ANSWERED,	/* its first answer from another port */
 	VERDICTS,
 };
 

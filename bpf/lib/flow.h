@@ -25,6 +25,11 @@ struct flow_pair {
 	__u32 seq;		 /* of the first packet, if it is a SYN */
 };
 
+/* Seconds after which nobody repeats a request that was answered. */
+#define HELPER_REST 5
+
+#define SUPERSEDED 2
+
 /* The one that the program is at work on: service.h keeps it. */
 static __always_inline struct flow_pair *get_flow_pair(void);
 
@@ -113,7 +118,7 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
 									   : key->sport;
 	twin->helper_port = f->helper_port;
 	twin->helper = f->helper;
-	twin->end = END_UNKNOWN;
+	twin->end = f->helper == HELPER_REQUEST ? f->end : END_UNKNOWN;
 	twin->backend = f->backend;
 	twin->service = f->service;
 	twin->seen = f->seen;
@@ -270,8 +275,30 @@ static __always_inline int flow_yields(struct __sk_buff *skb, const struct flow 
 }
 
 /*
+ * Has the node's port of a transfer been given to another request meanwhile (see
+ * flow_may_yield)? What comes after a rest may then be the answer to that, by
+ * a server that has ended the transfer and uses its port again: it is nobody's.
+ * A client that goes on with the transfer makes its entries be fresh.
+ */
+static __always_inline int flow_superseded(const struct flow *f, const struct tuple *key,
+					   __u32 time)
+{
+	struct flow *request;
+	struct tuple asked;
+
+	if (f->helper != HELPER_DATA ||
+	    (f->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
+	    (__s32)(time - f->seen) < HELPER_REST)
+		return 0;
+	asked = *key;
+	asked.sport = 0;
+	request = bpf_map_lookup_elem(&flows, &asked);
+	return request && !(addr_equal(&request->daddr, &f->daddr) && request->dport == f->dport);
+}
+
+/*
  * The live entry of a packet's flow, or NULL: a packet of no flow, or the first
- * one of a new flow with an old tuple, and then *stale is set.
+ * one of a new flow with an old tuple, and then *stale is set; SUPERSEDED: one to drop.
  */
 static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struct packet *p,
 					      const struct settings *s, int *stale)
@@ -284,6 +311,10 @@ static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struc
 		return NULL;
 	if (flow_dead(f, p->tuple.proto, s, time))
 		return NULL;
+	if (flow_superseded(f, &p->tuple, time)) {
+		*stale = SUPERSEDED;
+		return NULL;
+	}
 	/* RFC 9293, 3.6.1: a SYN may reopen a connection in TIME-WAIT. */
 	if (f->state >= FLOW_CLOSING && (p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
 		return NULL;
@@ -341,10 +372,14 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
  * May a closed flow lose its tuple before its time? Else short connections to one
  * endpoint had a ceiling: ports / time-out. At once, if the endpoint has forgotten
  * the tuple or takes the SYN of the new connection in TIME-WAIT; where nobody knows
- * whether the last ACK has come, after a second.
+ * whether the last ACK has come, after a second. A TFTP request that has been
+ * answered needs it only to be asked again: the transfer has entries of its own.
  */
 static __always_inline int flow_may_yield(const struct flow *f, __u32 time, int attempt, __u32 seq)
 {
+	if (f->helper == HELPER_REQUEST)
+		return f->end == END_ANSWERED && attempt >= YIELD_RESET &&
+		       (__s32)(time - f->seen) >= HELPER_REST;
 	if (f->state != FLOW_CLOSED || attempt < YIELD_RESET)
 		return 0;
 	if (f->flags & FLOW_RESET || f->end == END_FORGOTTEN)

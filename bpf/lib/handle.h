@@ -58,6 +58,16 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 	pass_by = answer_may_pass(skb, m, request, hook);
 	if (!pass_by && !flow_applies(request, hook))
 		return -2;
+	/* Counted once, and where the request was: not if only passed on here. */
+	if (request->helper == HELPER_REQUEST && request->end != END_ANSWERED) {
+		request->end = END_ANSWERED;
+		count(HELPER_ANSWERED);
+		/*
+		 * The client's entry has never been looked up: a full table would evict it
+		 * long before this one, which would keep the node's port for nobody.
+		 */
+		flow_touch_twin(request, &m->pair.reply_key);
+	}
 	helper_fill(&p->tuple, request, &m->pair, time, pass_by);
 	if (helper_store(&p->tuple, &m->pair, s))
 		return drop(FLOW_CONFLICT);
@@ -108,6 +118,8 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 		m->pair.flow = *f;
 		return flow_forward(skb, m, hook, f);
 	}
+	if (stale == SUPERSEDED)
+		return drop(FLOW_CONFLICT);
 	if (p->tuple.proto == IPPROTO_UDP && been(BEEN_HELPER)) {
 		ret = serve_answer(skb, s, hook);
 		if (ret != -2)

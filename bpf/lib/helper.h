@@ -150,7 +150,6 @@ static __always_inline int helper_store(const struct tuple *answer, struct flow_
 	}
 	if (bpf_map_update_elem(&flows, answer, &pair->flow, BPF_ANY))
 		return -1;
-	count(HELPER_ANSWERED);
 	return 0;
 }
 

@@ -178,6 +178,7 @@ static __always_inline void socket_expect(__u64 cookie, const struct endpoint_ad
 	been_set(BEEN_HELPER);
 	if (!in_pod)
 		been_set(BEEN_NODE_HELPER);
+	count(HELPER_ASKED);
 }
 
 /* The Service that an answer from such a port is of; peer, with the port. -1: none. */
@@ -195,6 +196,10 @@ static __always_inline int socket_answered(__u64 cookie, const struct endpoint_a
 	/* What is an endpoint by itself was asked by itself. */
 	if (!asked || frontend_exact(&src->addr, src->port, IPPROTO_UDP, src->family))
 		return -1;
+	if (!asked->port) {
+		asked->port = src->port; /* from now on, it has been answered */
+		count(HELPER_ANSWERED);
+	}
 	__builtin_memset(peer, 0, sizeof(*peer));
 	peer->addr = asked->addr;
 	peer->port = src->port;

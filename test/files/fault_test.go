@@ -3,6 +3,8 @@ package files
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/test/flows"
 )
 
@@ -33,9 +36,12 @@ func TestTFTPFaults(t *testing.T) {
 	t.Run("BadRequests", func(t *testing.T) { r.badRequests(t, s) })
 	t.Run("ThirdHost", func(t *testing.T) { r.thirdHost(t, s) })
 	t.Run("Restart", func(t *testing.T) { r.restarts(t, s) })
+	t.Run("Counted", func(t *testing.T) { r.counted(t, s) })
 	t.Run("Flood", func(t *testing.T) { r.flood(t, s) })
+	t.Run("FloodOfExpectations", func(t *testing.T) { r.floodOfExpectations(t, s) })
 	t.Run("LeavesNothing", func(t *testing.T) { r.leavesNothing(t, s) })
 	t.Run("EndpointGoes", func(t *testing.T) { r.endpointGoes(t, s) })
+	t.Run("EndpointDies", func(t *testing.T) { r.endpointDies(t, s) })
 }
 
 // outside are the ways of a client outside, by the Service's name.
@@ -173,9 +179,8 @@ func (r *rig) restarts(t *testing.T, s *services) {
 }
 
 // floodSize is how many requests one host sends to a server that is not there:
-// more than the table of flows has room for. The kernel's helpers make an
-// expectation of each, for 300 s, and drop requests when there are expect_max, a
-// thousand by default and on the whole machine: there it is far fewer.
+// more than the table of flows has room for. For the kernel's helpers it is far
+// fewer: floodOfExpectations is about more.
 func (r *rig) floodSize() int {
 	if r.Mode == "ebpf" {
 		return 5 * flowTable
@@ -223,6 +228,118 @@ func (r *rig) flood(t *testing.T, s *services) {
 	}
 	if d := r.drops(t, "a"); d != "" {
 		t.Errorf("packets were dropped: %s", d)
+	}
+}
+
+// floodOfExpectations: the kernel's helpers make an expectation of each request, in
+// one table for all. A flood fills it and no more: it is counted, transfers that have
+// begun go on, and when there is room again, others are served at once.
+func (r *rig) floodOfExpectations(t *testing.T, s *services) {
+	if r.Mode == "ebpf" {
+		return // there are none
+	}
+	release, err := sysctl.Exclude()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	text, err := r.client(t.Context(), "a", "cat", "/proc/sys/net/netfilter/nf_conntrack_expect_max")
+	if err != nil {
+		t.Fatal(err, text)
+	}
+	limit, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flush := func() {
+		for _, table := range []string{"conntrack", "expect"} {
+			if out, err := r.client(t.Context(), "a", "conntrack", "-F", table); err != nil {
+				t.Fatal(err, out)
+			}
+		}
+	}
+	open := r.begin(t, "client0", s.at(t, outside["there"], flows.UDP4), "f100000")
+	h, err := r.Host("client1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := s.at(t, flows.NodePort("a").Of("dead"), flows.UDP4)
+	if err := h.Do(func() error { return floodFrom(dead, limit+limit/4) }); err != nil {
+		t.Fatal(err)
+	}
+	metrics, err := r.Agent("a").Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	expected := 0
+	for line := range strings.Lines(metrics) {
+		_, _ = fmt.Sscanf(line, `spillway_conntrack_expectations{helper="tftp"} %d`, &expected)
+	}
+	if expected < limit*9/10 || expected > limit {
+		t.Errorf("%d expectations are counted after %d requests; the kernel has room for %d", expected, limit+limit/4, limit)
+	}
+	open.finish(t, "with a full table of expectations", "f100000", 100_000)
+	flush()
+	x := r.begin(t, "client0", s.at(t, outside["here"], flows.UDP4), "f5120")
+	x.finish(t, "after a flood of expectations", "f5120", 5120)
+}
+
+// counted: with eBPF, a request counts once, where it is translated, and so does its
+// first answer, by whatever way both go.
+func (r *rig) counted(t *testing.T, s *services) {
+	if r.Mode != "ebpf" {
+		return // the kernel's helpers count nothing
+	}
+	read := func(node string) (asked, answered int) {
+		text, err := r.Agent(node).Metrics(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(text) {
+			_, _ = fmt.Sscanf(line, `spillway_ebpf_verdicts_total{verdict="helper_asked"} %d`, &asked)
+			_, _ = fmt.Sscanf(line, `spillway_ebpf_verdicts_total{verdict="helper_answered"} %d`, &answered)
+		}
+		return asked, answered
+	}
+	for _, way := range []struct {
+		flows.Flow
+		at       string // the node that translates
+		answered int
+	}{
+		{flows.Flow{From: "client0", To: flows.NodePort("a").Of("here")}, "a", 1},
+		{flows.Flow{From: "client0", To: flows.NodePort("a").Of("there")}, "a", 1},
+		{flows.Flow{From: "a2", To: flows.ClusterIP.Of("there")}, "a", 1},
+		{flows.Flow{From: "a2", To: flows.ClusterIP.Of("here")}, "a", 1},
+		{flows.Flow{From: "a", To: flows.ClusterIP.Of("there")}, "a", 1},
+		{flows.Flow{From: "b2", To: flows.ClusterIP.Of("here")}, "b", 1},
+		{flows.Flow{From: "client0", To: flows.NodePort("a").Of("dead")}, "a", 0},
+	} {
+		for _, combo := range flows.UDP {
+			before := map[string][2]int{}
+			for _, node := range r.Nodes() {
+				asked, answered := read(node)
+				before[node] = [2]int{asked, answered}
+			}
+			addr := s.at(t, way.To, combo)
+			if way.answered == 0 {
+				if err := send(r.socket(t, way.From), addr, request("f5120")); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(50 * time.Millisecond) // the packet's way through the node
+			} else {
+				r.get(t, way.From, "tftpd-hpa", tftpClients[2], addr, 5120)
+			}
+			for _, node := range r.Nodes() {
+				asked, answered := read(node)
+				got, want := [2]int{asked - before[node][0], answered - before[node][1]}, [2]int{}
+				if node == way.at {
+					want = [2]int{1, way.answered}
+				}
+				if got != want {
+					t.Errorf("%s asks %s (%s): node %s counts %d requests and %d answers, want %d and %d", way.From, addr, way.To, node, got[0], got[1], want[0], want[1])
+				}
+			}
+		}
 	}
 }
 
@@ -294,5 +411,44 @@ func (r *rig) endpointGoes(t *testing.T, s *services) {
 		if bytes.Equal(x.got, nil) {
 			t.Error("nothing had been read")
 		}
+	}
+}
+
+// endpointDies: a server is killed while it sends; when the Service has another, the
+// same sockets are served by that, and hear nothing of the transfers that have ended.
+func (r *rig) endpointDies(t *testing.T, s *services) {
+	var open []*transfer
+	for _, combo := range flows.UDP {
+		open = append(open, r.begin(t, "client0", s.at(t, outside["here"], combo), "f100000"))
+	}
+	b0, err := r.Host("b0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids, err := b0.Processes()
+	if err != nil || len(pids) == 0 {
+		t.Fatalf("servers of b0: %v, %v", pids, err)
+	}
+	killed := 0
+	for _, pid := range pids { // the probe, which asks from there, stays
+		if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); strings.HasPrefix(string(comm), "in.tftpd") {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			killed++
+		}
+	}
+	if killed == 0 {
+		t.Fatalf("none of %v is a server", pids)
+	}
+	for _, x := range open {
+		_ = x.ack() // to nobody
+	}
+	s.change(t, service("here", corev1.ProtocolUDP, 69, "a0"), service("there", corev1.ProtocolUDP, 69, "a0"))
+	for _, x := range open {
+		again, err := begin(x.conn, x.server, "f5120")
+		if err != nil {
+			t.Errorf("a request after the server's death: %v", err)
+			continue
+		}
+		again.finish(t, "after the server's death", "f5120", 5120)
 	}
 }

@@ -17,6 +17,7 @@ func TestPacketTFTP(t *testing.T) {
 	t.Run("Elsewhere", func(t *testing.T) { eachFamily(t, n, func(t *testing.T, p *plan) { n.transfer(t, p, elsewhere) }) })
 	t.Run("ThirdHost", func(t *testing.T) { eachFamily(t, n, n.thirdHost) })
 	t.Run("NodeTupleIsOneClients", func(t *testing.T) { eachFamily(t, n, n.oneNodeTuple) })
+	t.Run("AnsweredRequestsMakeRoom", func(t *testing.T) { eachFamily(t, n, n.answeredMakeRoom) })
 	t.Run("ManyServersOneClientPort", func(t *testing.T) { eachFamily(t, n, n.manyServers) })
 	t.Run("FromPod", func(t *testing.T) { eachFamily(t, n, n.transferFromPod) })
 	t.Run("RequestRefused", func(t *testing.T) { eachFamily(t, n, n.requestRefused) })
@@ -67,7 +68,11 @@ func (n *packetNode) transfer(t *testing.T, p *plan, w where) {
 			r.wantPath(t, seen, ap(server, 1069))
 			for _, port := range []uint16{tid, tid + 1} {
 				r = n.datagram(t, back, ap(server, port), seen)
-				r.want(t, actRedirect, tcVerdictHELPER_ANSWERED, tcVerdictTRANSLATED_DIRECT)
+				if port == tid {
+					r.want(t, actRedirect, tcVerdictHELPER_ANSWERED, tcVerdictTRANSLATED_DIRECT)
+				} else { // one request is answered once
+					r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+				}
 				r.wantPath(t, ap(front.Addr(), port), client)
 				r = n.datagram(t, inEth0, client, ap(front.Addr(), port))
 				r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
@@ -148,6 +153,42 @@ func (n *packetNode) oneNodeTuple(t *testing.T, p *plan) {
 	}
 	for src, who := range seen {
 		n.datagram(t, inTun0, ap(p.far, tid), src).wantPath(t, ap(who[1].Addr(), tid), who[0])
+	}
+}
+
+// answeredMakeRoom: when all of the node's ports are taken towards an endpoint, a
+// request that was answered some seconds ago gives up its own; its transfer goes on.
+func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
+	const rest = 5 // HELPER_REST
+	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
+	n.setSNATPorts(t, 50000, 50001)
+	front, first := ap(p.clusterIP, 80), ap(p.client, 40000)
+	seen := n.datagram(t, inEth0, first, front).v.src
+	n.datagram(t, inTun0, ap(p.far, tid), seen).wantPath(t, ap(front.Addr(), tid), first)
+	dead := n.datagram(t, inEth0, ap(p.client, 40001), front).v.src // nobody answers it
+	full := func(when string) {
+		t.Helper()
+		t.Log(when)
+		n.datagram(t, inEth0, ap(p.client, 40002), front).want(t, actDrop, tcVerdictHELPER_ASKED, tcVerdictDROP_SNAT_PORTS)
+	}
+	n.ageFlows(t, rest-1)
+	full("the answer is fresh")
+	n.ageFlows(t, 1)
+	second := ap(p.client, 40003)
+	if got := n.datagram(t, inEth0, second, front).v.src; got != seen {
+		t.Fatalf("the port of the request that was answered is %s, of the new one %s, of one that was not answered %s", seen, got, dead)
+	}
+	// Of the first transfer, or has the server ended that and uses its port again?
+	n.datagram(t, inTun0, ap(p.far, tid), seen).want(t, actDrop, tcVerdictFLOW_CONFLICT)
+	n.datagram(t, inTun0, ap(p.far, tid+1), seen).wantPath(t, ap(front.Addr(), tid+1), second)
+	// The first transfer goes on, if its client does.
+	n.datagram(t, inEth0, first, ap(front.Addr(), tid)).wantPath(t, seen, ap(p.far, tid))
+	n.datagram(t, inTun0, ap(p.far, tid), seen).wantPath(t, ap(front.Addr(), tid), first)
+	// Its client asks anew, by the same port, and gets another of the node's.
+	n.ageFlows(t, rest)
+	r := n.datagram(t, inEth0, first, front)
+	if got := r.v.src; got == dead {
+		t.Errorf("asked again, it goes out as %s, which waits for an answer", got)
 	}
 }
 
@@ -290,7 +331,7 @@ func (n *packetNode) transferOfPoliced(t *testing.T, p *plan) {
 	}
 	answer.src = ap(p.pod1, tid+1)
 	r = n.send(t, inPod1, answer)
-	r.want(t, actRedirect, tcVerdictHELPER_ANSWERED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, ap(front.Addr(), tid+1), client)
 	r = n.datagram(t, inEth0, client, ap(front.Addr(), tid+1))
 	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
@@ -319,7 +360,7 @@ func (n *packetNode) transferDirect(t *testing.T, p *plan) {
 			n.datagram(t, tt.from, client, ap(tt.server, 1069)).want(t, actRedirect, tcVerdictPASSED_DIRECT)
 		}
 		r := n.datagram(t, tt.back, ap(tt.server, tid), client)
-		r.want(t, actRedirect, tcVerdictHELPER_ANSWERED, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT) // counted where it was asked
 		r.wantPath(t, ap(tt.server, tid), client)
 		if w := n.lastWay(t); w.kind != tt.again {
 			t.Errorf("%s -> %s goes %+v", tt.server, client, w)

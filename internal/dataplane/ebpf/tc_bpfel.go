@@ -95,6 +95,7 @@ const (
 	tcFlowEndEND_LAST_ACK  tcFlowEnd = 1
 	tcFlowEndEND_FORGOTTEN tcFlowEnd = 2
 	tcFlowEndEND_TIME_WAIT tcFlowEnd = 3
+	tcFlowEndEND_ANSWERED  tcFlowEnd = 4
 )
 
 type tcFlowFlags uint32

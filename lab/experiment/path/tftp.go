@@ -100,7 +100,7 @@ func filePlans(c *topology.Cluster, proxy string, tracked bool) []plan {
 	}
 	out[0].control = true
 	there.target = &experiment.Target{Limit: 0.85}
-	return append(out, there)
+	return slices.Insert(out, 1, there)
 }
 
 // filesArm measures one side of a comparison.
