@@ -187,6 +187,11 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 
 // beside makes what runs beside the way of a change and is no part of it.
 func (a *agent) beside(in *input, m *telemetry.Metrics, log *slog.Logger) (parts []func(context.Context) error, err error) {
+	for _, one := range in.metrics {
+		if err := m.Register(one); err != nil {
+			return nil, fmt.Errorf("serve metrics: %w", err)
+		}
+	}
 	pilot, err := a.pilot(a.cfg, autopilotState(a.lockDir, a.cfg), log, m.Register, in.event)
 	if err != nil {
 		return nil, err

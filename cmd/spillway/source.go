@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"spillway.dev/spillway/internal/model"
@@ -26,6 +27,7 @@ type input struct {
 	// policies is told which policies do not hold here; nil: nobody hears it.
 	policies func([]model.PolicyRefusal, error)
 	parts    []func(context.Context) error
+	metrics  []prometheus.Collector
 }
 
 // openSource opens the source that the command line asks for.
@@ -38,7 +40,9 @@ func openSource(c agentConfig, log *slog.Logger) (*input, error) {
 		return &input{source: s, name: c.Manifests}, nil
 	}
 	klog.SetSlogLogger(log) // what client-go has to say
+	contact := kube.NewContact()
 	access := kube.Access{
+		Contact:    contact,
 		Kubeconfig: c.Kubeconfig, Master: c.Master, ContentType: c.client.ContentType,
 		QPS: c.client.QPS, Burst: c.client.Burst, UserAgent: "spillway/" + version,
 	}
@@ -52,7 +56,7 @@ func openSource(c agentConfig, log *slog.Logger) (*input, error) {
 	}
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
-		Policies: c.Bypass == "auto", DoNotTrack: policies, Logger: log,
+		Policies: c.Bypass == "auto", DoNotTrack: policies, Contact: contact, Logger: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("run agent: %w", err)
@@ -61,6 +65,6 @@ func openSource(c agentConfig, log *slog.Logger) (*input, error) {
 	status := kube.NewPolicyStatus(s)
 	return &input{
 		source: s, name: server, tell: events.Tell, event: events.TellNode, policies: status.Tell,
-		parts: []func(context.Context) error{events.Run, status.Run},
+		parts: []func(context.Context) error{events.Run, status.Run}, metrics: contact.Collectors(),
 	}, nil
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 
@@ -21,11 +22,13 @@ type Access struct {
 	// ContentType is "" for protobuf.
 	ContentType string
 	UserAgent   string
+	// Contact hears of every answer; nil: nobody does.
+	Contact *Contact
 }
 
 // Connect makes a client. It asks the server nothing yet.
 func Connect(a Access) (client kubernetes.Interface, server string, err error) {
-	cfg, err := a.config()
+	cfg, err := a.watchedConfig()
 	if err != nil {
 		return nil, "", err
 	}
@@ -38,13 +41,19 @@ func Connect(a Access) (client kubernetes.Interface, server string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("connect to API server: %w: %s", err, a.advice())
 	}
+	if a.Contact != nil {
+		asked := c.Discovery().RESTClient()
+		a.Contact.ask = func(ctx context.Context) error {
+			return asked.Get().AbsPath("/version").MaxRetries(0).Do(ctx).Error()
+		}
+	}
 	return c, host(cfg.Host), nil
 }
 
 // ConnectDynamic makes a client for the policies, which are not built in. It asks
 // the server nothing yet.
 func ConnectDynamic(a Access) (dynamic.Interface, error) {
-	cfg, err := a.config()
+	cfg, err := a.watchedConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -54,6 +63,15 @@ func ConnectDynamic(a Access) (dynamic.Interface, error) {
 		return nil, fmt.Errorf("connect to API server: %w: %s", err, a.advice())
 	}
 	return c, nil
+}
+
+// watchedConfig is config with a.Contact in the way of each request.
+func (a Access) watchedConfig() (*rest.Config, error) {
+	cfg, err := a.config()
+	if err == nil && a.Contact != nil {
+		cfg.Wrap(a.Contact.wrap)
+	}
+	return cfg, err
 }
 
 func (a Access) config() (*rest.Config, error) {

@@ -46,6 +46,10 @@ type Config struct {
 	// Namespaces that they ask for; nil: there are none.
 	DoNotTrack dynamic.Interface
 
+	// Contact knows whether the server answers, and is that of the Access that
+	// Client was made with; nil: silence is no problem.
+	Contact *Contact
+
 	Logger *slog.Logger // nil: nothing is logged
 }
 
@@ -143,6 +147,7 @@ func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem))
 		s.reflect(s.ctx, k, backoff)
 	}
 	s.watchOwnPolicies()
+	s.watchContact()
 	s.mu.Unlock()
 	<-ctx.Done()
 	s.wg.Wait()
@@ -155,6 +160,20 @@ func (s *Source) reflect(ctx context.Context, k watched, spaced wait.Backoff) {
 		Name: "spillway", TypeDescription: k.title(), Backoff: &spaced,
 	})
 	s.wg.Go(func() { r.RunWithContext(ctx) })
+}
+
+// watchContact has it told when the server falls silent, and when it is back.
+func (s *Source) watchContact() {
+	if s.cfg.Contact == nil {
+		return
+	}
+	s.wg.Go(func() {
+		s.cfg.Contact.run(s.ctx, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.emit(model.Delta{})
+		})
+	})
 }
 
 // ready sends the Full Delta as soon as there is one. The caller holds mu.

@@ -40,6 +40,9 @@ func (s *Source) problems() []model.Problem {
 		out = append(out, ps...)
 	}
 	out = append(out, slices.Collect(maps.Values(s.lost))...)
+	if p, ok := s.silence(); ok {
+		out = append(out, p)
+	}
 	if p, ok := s.missingNode(); ok {
 		out = append(out, p)
 	}
@@ -49,10 +52,24 @@ func (s *Source) problems() []model.Problem {
 	return slices.Compact(out)
 }
 
-// missingNode tells that this node has no Node object.
+// silence tells that the server does not answer, unless a request has told why.
+func (s *Source) silence() (model.Problem, bool) {
+	if s.cfg.Contact == nil {
+		return model.Problem{}, false
+	}
+	for _, p := range s.lost {
+		if p.Field == "" {
+			return model.Problem{}, false
+		}
+	}
+	return s.cfg.Contact.problem(s.cfg.Server)
+}
+
+// missingNode tells that this node has no Node object. One that is missing among
+// others is found out where all Nodes are looked at (intent).
 func (s *Source) missingNode() (model.Problem, bool) {
 	for _, k := range s.kinds {
-		if nodes, ok := k.(*nodeKind); ok && nodes.listed {
+		if nodes, ok := k.(*nodeKind); ok && nodes.listed && len(nodes.known) == 0 {
 			_, there := nodes.known[model.Name{Name: s.cfg.NodeName}]
 			_, bad := s.faults[object{nodes.name, model.Name{Name: s.cfg.NodeName}}]
 			return model.Problem{
@@ -87,6 +104,11 @@ func (s *Source) observe(k watched) cache.ListerWatcher {
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			w, err := lw.WatchWithContext(ctx, o)
+			if apierrors.IsInvalid(err) && o.SendInitialEvents != nil {
+				// Not a watch that this server knows (WatchList); the Reflector lists.
+				s.cfg.Logger.Debug("Watch does not begin with a list", "kind", k.title())
+				return w, err
+			}
 			s.heard(ctx, k, "watch", err, func() { k.watching(o.SendInitialEvents != nil) })
 			return w, err
 		},
