@@ -227,7 +227,8 @@ func (a *agent) listen(ctx context.Context, health telemetry.Health, m *telemetr
 }
 
 // lateStatus lets health be asked before the loop exists; loading a dataplane
-// takes a while, and a starting proxy is a healthy one.
+// takes a while, and a starting proxy is a healthy one, as long as it takes for the
+// source to say all there is.
 type lateStatus struct {
 	mu   sync.Mutex
 	loop *reconcile.Reconciler
@@ -246,6 +247,9 @@ func (s *lateStatus) pending() (since, lastSynced time.Time) {
 		return time.Time{}, time.Time{}
 	}
 	st := s.loop.Status()
+	if !st.Listed {
+		return time.Time{}, time.Time{} // it waits for the source, which a restart does not mend
+	}
 	return st.PendingSince, st.LastSynced
 }
 

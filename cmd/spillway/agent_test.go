@@ -498,3 +498,51 @@ func TestTheMachinesSocketsAreServedOnlyFromItsOwnNetwork(t *testing.T) {
 		}
 	}
 }
+
+// TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady: a kubelet that restarts it
+// would only have it wait longer, and nobody is to rely on it.
+func TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	a := testAgent(t, &memory{ports: map[intent.PortID]*intent.ServicePort{}})
+	a.cfg.Manifests, a.cfg.Master = "", "http://"+silent.Addr().String()
+	a.cfg.SyncPeriod, a.cfg.MinSyncPeriod = time.Millisecond, 0
+	addrs := make(chan [2]string, 1)
+	a.serving = func(healthz, metrics string) { addrs <- [2]string{healthz, metrics} }
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.run(ctx) }()
+	at := <-addrs
+	ask := func(url string) (int, string) {
+		r, err := http.Get("http://" + url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(body)
+	}
+	eventually(t, "the metric of an API server that has not answered", func() bool {
+		_, body := ask(at[1] + "/metrics")
+		return strings.Contains(body, "\nspillway_api_server_reachable 0\n") && strings.Contains(body, "\nspillway_api_server_silent_seconds ")
+	})
+	for range 20 {
+		if code, body := ask(at[0] + "/livez"); code != http.StatusOK {
+			t.Fatalf("/livez: %d %s", code, body)
+		}
+		if code, body := ask(at[0] + "/healthz"); code != http.StatusServiceUnavailable {
+			t.Fatalf("/healthz: %d %s", code, body)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -306,7 +306,12 @@ func (r *Reconciler) intake() {
 		}
 	}
 	if m.delta != nil {
-		r.haveFull = r.haveFull || m.delta.Full
+		if m.delta.Full && !r.haveFull {
+			r.haveFull, r.pendingSince = true, m.since // what waited before waited for this
+			r.mu.Lock()
+			r.status.Listed, r.status.PendingSince = true, m.since
+			r.mu.Unlock()
+		}
 		r.pendingSvcs += len(m.delta.Services)
 		r.pendingEps += len(m.delta.Slices)
 		r.absorb(r.cfg.Tracker.Apply(*m.delta))

@@ -395,6 +395,30 @@ func TestMemoryIsBoundedWhenTheBackendIsSlow(t *testing.T) {
 	})
 }
 
+// TestTheWaitForTheSourceIsNoLateWrite: what waits counts from when all was heard.
+func TestTheWaitForTheSourceIsNoLateWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBackend("ebpf")
+		g := start(t, nil, b)
+		g.Deliver(model.Delta{}, []model.Problem{{Where: "API server", What: "is away"}})
+		g.after(time.Hour)
+		if s := g.Status(); s.Listed || !s.LastSynced.IsZero() {
+			t.Errorf("before all was heard: %+v", s)
+		}
+		b.set(func() { b.delay = 10 * time.Second })
+		begin := time.Now()
+		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
+		g.after(time.Second)
+		if s := g.Status(); !s.Listed || !s.PendingSince.Equal(begin) {
+			t.Errorf("while it is written: %+v, want pending since %v", s, begin)
+		}
+		g.after(time.Minute)
+		if s := g.Status(); !s.PendingSince.IsZero() || s.LastSynced.IsZero() {
+			t.Errorf("afterwards: %+v", s)
+		}
+	})
+}
+
 func TestPendingTimeIsThatOfTheOldestChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend("ebpf")

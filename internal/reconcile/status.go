@@ -25,6 +25,9 @@ type Status struct {
 	Unsupported int
 	// Problems are all that are known now, sorted.
 	Problems []model.Problem
+	// Listed says that the source has told all there is once. Until then nothing can
+	// be written, however long PendingSince is past.
+	Listed bool
 	// NodeLeaving says that this node is to go, or has gone.
 	NodeLeaving bool
 }
@@ -62,6 +65,7 @@ func (r *Reconciler) publish() {
 	r.status.Ports = ports
 	r.status.Unsupported = unsupported
 	r.status.Problems = r.problems.known
+	r.status.Listed = r.haveFull
 	r.status.NodeLeaving = r.haveFull && r.node.Leaving
 	r.mu.Unlock()
 

@@ -21,8 +21,9 @@ type Health struct {
 	// Timeout is how long a change may wait for the kernel before the proxy
 	// counts as unhealthy; kube-proxy uses twice the sync period.
 	Timeout time.Duration
-	// Pending returns since when a change has waited, zero when none does, and
-	// when the kernel last held everything.
+	// Pending returns since when a change has waited, zero when none does or nothing
+	// has been heard of the source yet, and when the kernel last held everything, zero
+	// before the first time.
 	Pending func() (since, lastSynced time.Time)
 	// Leaving reports whether the node is to go, or has gone; nil: it never is.
 	Leaving func() bool
@@ -46,7 +47,10 @@ func HealthHandler(h Health, m *Metrics) http.Handler {
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		// A node that is about to go takes no new connections from load
 		// balancers; /livez stays, since the proxy itself is well (KEP-3836).
-		eligible := h.Leaving == nil || !h.Leaving()
+		// Nor does one whose proxy has written nothing yet; kube-proxy does not
+		// serve /healthz before it has seen its Node.
+		_, synced := h.Pending()
+		eligible := !synced.IsZero() && (h.Leaving == nil || !h.Leaving())
 		code, last, now := h.answer(eligible)
 		m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
 		jsonHeader(w, code)

@@ -107,6 +107,26 @@ func TestANodeThatLeavesIsUnhealthyButAlive(t *testing.T) {
 	}
 }
 
+// TestAProxyThatHasWrittenNothingIsAliveAndNotEligible: a restart does not help one
+// that waits for the API server, and a load balancer has nothing from it.
+func TestAProxyThatHasWrittenNothingIsAliveAndNotEligible(t *testing.T) {
+	synced := time.Time{}
+	url := serve(t, HealthHandler(Health{
+		Timeout: time.Hour,
+		Pending: func() (time.Time, time.Time) { return time.Time{}, synced },
+	}, NewMetrics(Build{})))
+	if code, _, body := get(t, url+"/healthz"); code != 503 || !strings.Contains(body, `"nodeEligible": false`) {
+		t.Errorf("before the first sync /healthz says %d %s", code, body)
+	}
+	if code, _, body := get(t, url+"/livez"); code != 200 {
+		t.Errorf("before the first sync /livez says %d %s", code, body)
+	}
+	synced = time.Now()
+	if code, _, body := get(t, url+"/healthz"); code != 200 {
+		t.Errorf("after the first sync /healthz says %d %s", code, body)
+	}
+}
+
 func TestMetricsKeepKubeProxysNames(t *testing.T) {
 	m := NewMetrics(Build{Version: "v1", Commit: "abc", GoVersion: "go1"})
 	m.SyncDone(true, time.Second)

@@ -122,9 +122,12 @@ func TestFaultsAreSaidOnceAndTheRestGoesOn(t *testing.T) {
 	n.startWith("--master", "https://172.30.0.254:6443", "--iptables-sync-period", "1s") // nobody has this address
 	n.saysOnce("level=WARN", "API server 172.30.0.254:6443")
 	n.until("an unhealthy agent", func() bool { code, _ := n.get("/healthz"); return code == 503 })
+	if code, body := n.get("/livez"); code != 200 {
+		t.Errorf("/livez of an agent that waits for the API server: %d %s", code, body)
+	}
 
 	n.startWith("--hostname-override", "nobody")
-	n.saysOnce("level=WARN", "Node nobody", "does not exist")
+	n.saysOnce("level=WARN", "Node nobody", "is not among the Nodes known")
 	n.until("a node that is gone", func() bool {
 		code, body := n.get("/healthz")
 		return code == 503 && strings.Contains(body, `"nodeEligible": false`)
