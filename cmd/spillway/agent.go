@@ -107,6 +107,7 @@ func (a *agent) run(ctx context.Context) error {
 		return errors.Join(a.cleanup(ctx, a.cfg, log), autopilot.GoBack(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
 	a.cfg.warnOfIdleFlags(log)
+	a.cfg.warnOfRemarks(log)
 	return a.serve(ctx, log)
 }
 
@@ -119,12 +120,6 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	build := buildInfo()
 	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
 		"proxyMode", a.cfg.ProxyMode, "source", in.name, "bpffs", a.cfg.BPFFS)
-	for _, r := range a.cfg.remarks {
-		log.Warn("configuration", "file", a.cfg.ConfigFile, "what", r)
-	}
-	if what := a.cfg.Conntrack.remark(); what != "" && a.cfg.ProxyMode == "ebpf" {
-		log.Warn("configuration", "what", what)
-	}
 	a.cfg.takeover = newTakeover(a.cfg, log)
 	metrics := telemetry.NewMetrics(build)
 	status := &lateStatus{}

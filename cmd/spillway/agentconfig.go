@@ -52,13 +52,14 @@ type agentConfig struct {
 	ServiceCounters    bool
 	Verbosity          int
 	LogFormat          string
+	FeatureGates       []string
 
 	// Filled by Validate.
 	clusterCIDRs    []netip.Prefix
 	nodePortCIDRs   []netip.Prefix
 	nodePortPrimary bool
 	client          kube.Access
-	remarks         []string // about --config, for the log
+	remarks         []string // about --config and kube-proxy's flags, for the log
 
 	takeover *takeover // set by the agent
 }
@@ -97,6 +98,7 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of the API server to watch (default, without --manifests: as a Pod of the cluster)")
 	f.StringVar(&c.Master, "master", "", "address of the API server, instead of the kubeconfig's")
 	f.StringVar(&c.ConfigFile, "config", "", "KubeProxyConfiguration file (kubeproxy.config.k8s.io/v1alpha1); flags that it has fields for do not count beside it, but for --proxy-mode, --hostname-override and --v")
+	c.addKubeProxyFlags(f)
 }
 
 // warnOfIdleFlags names flags that have no meaning with this --proxy-mode. Those of
@@ -107,6 +109,20 @@ func (c *agentConfig) warnOfIdleFlags(log *slog.Logger) {
 	}
 	if c.VerifyPartialSync != iptables.VerifyOff && c.ProxyMode != "iptables" {
 		log.Warn("--verify-partial-sync has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+}
+
+// warnOfRemarks logs what was found about the configuration.
+func (c *agentConfig) warnOfRemarks(log *slog.Logger) {
+	for _, r := range c.remarks {
+		log := log
+		if c.ConfigFile != "" {
+			log = log.With("file", c.ConfigFile)
+		}
+		log.Warn("configuration", "what", r)
+	}
+	if what := c.Conntrack.remark(); what != "" && c.ProxyMode == "ebpf" {
+		log.Warn("configuration", "what", what)
 	}
 }
 

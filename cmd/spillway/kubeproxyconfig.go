@@ -1,15 +1,17 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"os"
-	"reflect"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/kube-proxy/config/v1alpha1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -24,6 +26,7 @@ var configFlags = []string{
 	"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established",
 	"conntrack-tcp-timeout-close-wait", "conntrack-udp-timeout", "conntrack-udp-timeout-stream",
 	"iptables-sync-period", "iptables-min-sync-period",
+	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "feature-gates",
 }
 
 // gateExternalIPs is the feature gate by which kube-proxy serves externalIPs: on
@@ -42,7 +45,7 @@ func (c *agentConfig) readConfig(f *pflag.FlagSet) error {
 		if least := f.Lookup("iptables-min-sync-period"); least == nil || !least.Changed {
 			c.hurry()
 		}
-		return nil
+		return c.takeKubeProxyFlags(f)
 	}
 	text, err := os.ReadFile(c.ConfigFile)
 	if err != nil {
@@ -50,7 +53,12 @@ func (c *agentConfig) readConfig(f *pflag.FlagSet) error {
 	}
 	file, unknown, err := decodeConfig(text)
 	if err != nil {
-		return fmt.Errorf("read --config %s: %w", c.ConfigFile, err)
+		return usageErrorf("read --config %s: %v", c.ConfigFile, err)
+	}
+	if more, err := documents(text); err != nil {
+		return usageErrorf("read --config %s: %v", c.ConfigFile, err)
+	} else if more > 1 {
+		c.remark("the file has %d documents; only the first counts", more)
 	}
 	for _, u := range unknown {
 		c.remark("%s; it is ignored", u)
@@ -62,6 +70,9 @@ func (c *agentConfig) readConfig(f *pflag.FlagSet) error {
 				return fmt.Errorf("read --config: reset --%s: %w", name, err)
 			}
 		}
+	}
+	if err := c.takeKubeProxyFlags(f); err != nil {
+		return err
 	}
 	return c.takeConfig(f, file)
 }
@@ -88,6 +99,9 @@ func decodeConfig(text []byte) (*v1alpha1.KubeProxyConfiguration, []string, erro
 	var file v1alpha1.KubeProxyConfiguration
 	strict, err := kjson.UnmarshalStrict(raw, &file)
 	if err != nil {
+		if strings.Contains(err.Error(), "cannot unmarshal number") && strings.HasSuffix(err.Error(), "of type string") {
+			err = fmt.Errorf("%w: write text there, with its unit for a duration, such as 10s", err)
+		}
 		return nil, nil, fmt.Errorf("cannot be decoded: %w", err)
 	}
 	if want := v1alpha1.SchemeGroupVersion.String(); file.APIVersion != want || file.Kind != "KubeProxyConfiguration" {
@@ -98,6 +112,23 @@ func decodeConfig(text []byte) (*v1alpha1.KubeProxyConfiguration, []string, erro
 		unknown = append(unknown, e.Error())
 	}
 	return &file, unknown, nil
+}
+
+// documents counts the documents of a YAML file that hold something.
+func documents(text []byte) (n int, err error) {
+	r := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for {
+		doc, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return n, fmt.Errorf("is not YAML: %w", err)
+		}
+		if raw, err := yaml.YAMLToJSON(doc); err != nil || !bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
+			n++
+		}
+	}
 }
 
 // takeConfig sets what the file says; a zero value is kube-proxy's default.
@@ -126,7 +157,7 @@ func (c *agentConfig) takeConfig(f *pflag.FlagSet, file *v1alpha1.KubeProxyConfi
 	if v := int(file.Logging.Verbosity); v != 0 && !f.Changed("v") {
 		c.Verbosity = v
 	}
-	if !f.Changed("log-format") && (file.Logging.Format == "json" || file.Logging.Format == "text") {
+	if !f.Changed("log-format") && !f.Changed("logging-format") && (file.Logging.Format == "json" || file.Logging.Format == "text") {
 		c.LogFormat = file.Logging.Format
 	}
 	if allow, ok := file.FeatureGates[gateExternalIPs]; ok && !f.Changed("allow-external-ips") {
@@ -190,59 +221,6 @@ func set[T comparable](to *T, v T) {
 	if v != zero {
 		*to = v
 	}
-}
-
-// notServed are the fields that ask for something that this proxy does not do,
-// or does not have to do. Each says how to see that it is set.
-var notServed = []struct {
-	field string
-	set   func(*v1alpha1.KubeProxyConfiguration) bool
-}{
-	{"featureGates", func(f *v1alpha1.KubeProxyConfiguration) bool {
-		_, served := f.FeatureGates[gateExternalIPs]
-		return len(f.FeatureGates) > 1 || len(f.FeatureGates) == 1 && !served
-	}},
-	{"bindAddress", func(f *v1alpha1.KubeProxyConfiguration) bool {
-		return !slices.Contains([]string{"", "0.0.0.0", "::"}, f.BindAddress)
-	}},
-	{"showHiddenMetricsForVersion", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ShowHiddenMetricsForVersion != "" }},
-	{"iptables.localhostNodePorts", func(f *v1alpha1.KubeProxyConfiguration) bool {
-		return f.IPTables.LocalhostNodePorts != nil && *f.IPTables.LocalhostNodePorts
-	}},
-	{"iptables.masqueradeBit", func(f *v1alpha1.KubeProxyConfiguration) bool {
-		return f.IPTables.MasqueradeBit != nil && *f.IPTables.MasqueradeBit != 14
-	}},
-	{"nftables.masqueradeBit", func(f *v1alpha1.KubeProxyConfiguration) bool {
-		return f.NFTables.MasqueradeBit != nil && *f.NFTables.MasqueradeBit != 14
-	}},
-	{"ipvs", func(f *v1alpha1.KubeProxyConfiguration) bool { return ipvsAsked(f.IPVS) }},
-	{"winkernel", func(f *v1alpha1.KubeProxyConfiguration) bool {
-		return f.Winkernel != (v1alpha1.KubeProxyWinkernelConfiguration{})
-	}},
-	{"windowsRunAsService", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.WindowsRunAsService }},
-	{"oomScoreAdj", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.OOMScoreAdj != nil }},
-	{"conntrack.tcpBeLiberal", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.Conntrack.TCPBeLiberal }},
-	{"portRange", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.PortRange != "" }},
-	{"clientConnection.acceptContentTypes", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ClientConnection.AcceptContentTypes != "" }},
-}
-
-// ipvsAsked reports whether the section says more than kubeadm writes into it.
-func ipvsAsked(i v1alpha1.KubeProxyIPVSConfiguration) bool {
-	i.SyncPeriod.Duration, i.MinSyncPeriod.Duration = 0, 0
-	if len(i.ExcludeCIDRs) == 0 {
-		i.ExcludeCIDRs = nil
-	}
-	return !reflect.DeepEqual(i, v1alpha1.KubeProxyIPVSConfiguration{})
-}
-
-func unsupported(file *v1alpha1.KubeProxyConfiguration) []string {
-	var out []string
-	for _, n := range notServed {
-		if n.set(file) {
-			out = append(out, n.field)
-		}
-	}
-	return out
 }
 
 // remark notes something about the configuration for the log.

@@ -252,3 +252,84 @@ func TestTheGateOfExternalIPsIsFollowed(t *testing.T) {
 		})
 	}
 }
+
+// TestKubeProxysCommandLineIsTaken with flags that mean nothing here; each is named.
+func TestKubeProxysCommandLineIsTaken(t *testing.T) {
+	parse := func(args ...string) (agentConfig, error) {
+		var c agentConfig
+		f := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+		c.addFlags(f)
+		err := f.Parse(args)
+		if err == nil {
+			err = c.readConfig(f)
+		}
+		if err == nil {
+			err = c.Validate()
+		}
+		return c, err
+	}
+	given := []string{
+		"--bind-address=0.0.0.0", "--bind-address-hard-fail", "--config-sync-period=15m", "--conntrack-tcp-be-liberal", "--log-flush-frequency=5s",
+		"--vmodule=x=3", "--oom-score-adj=-999", "--show-hidden-metrics-for-version=1.35", "--iptables-localhost-nodeports=false",
+		"--iptables-masquerade-bit=14", "--ipvs-scheduler=rr", "--ipvs-strict-arp", "--ipvs-exclude-cidrs=10.0.0.0/8", "--ipvs-sync-period=30s",
+	}
+	c, err := parse(append(given, "--kube-api-qps=7.5", "--kube-api-burst=15", "--kube-api-content-type=application/json", "--logging-format=json",
+		"--feature-gates=AllowServiceExternalIPs=false")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.client.QPS != 7.5 || c.client.Burst != 15 || c.client.ContentType != "application/json" || c.LogFormat != "json" || c.AllowExternalIPs {
+		t.Errorf("flags that mean something do not count: %+v", c)
+	}
+	for _, arg := range given {
+		name, _, _ := strings.Cut(arg, "=")
+		if !slices.Contains(c.remarks, name+" is not served here and is ignored") {
+			t.Errorf("nothing is said about %s: %q", name, c.remarks)
+		}
+	}
+	if len(c.remarks) != len(given) {
+		t.Errorf("%d remarks, want %d: %q", len(c.remarks), len(given), c.remarks)
+	}
+	c, err = parse("--feature-gates=Other=true,AllowServiceExternalIPs=false", "--allow-external-ips")
+	if err != nil || !c.AllowExternalIPs || len(c.remarks) != 1 || !strings.Contains(c.remarks[0], "Other") {
+		t.Errorf("another gate: %v, %q, allowed %v", err, c.remarks, c.AllowExternalIPs)
+	}
+	var usage *usageError
+	if _, err = parse("--feature-gates=Other"); !errors.As(err, &usage) {
+		t.Errorf("a gate without a value: %v", err)
+	}
+}
+
+func TestAFileOfTwoDocumentsIsRemarked(t *testing.T) {
+	for text, remarks := range map[string]int{
+		"---\n" + configHead + "---\n# nothing\n":        0,
+		configHead + "---\n" + configHead + "mode: ipvs": 1,
+	} {
+		if c, err := configured(t, text); err != nil || len(c.remarks) != remarks {
+			t.Errorf("%q: %v, remarks %q", text, err, c.remarks)
+		}
+	}
+}
+
+func TestAFileThatIsWrongIsWrongUsage(t *testing.T) {
+	for text, want := range map[string]string{
+		"apiVersion: kubeproxy.config.k8s.io/v1beta4\nkind: KubeProxyConfiguration\n": "write kind",
+		configHead + "iptables: {syncPeriod: 10}\n":                                   "such as 10s",
+	} {
+		var usage *usageError
+		if _, err := configured(t, text); !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestRemarksDoNotWaitForTheAPIServer: whoever mends a kubeconfig sees them too.
+func TestRemarksDoNotWaitForTheAPIServer(t *testing.T) {
+	var said strings.Builder
+	a := testAgent(t, &memory{})
+	a.stderr = &said
+	a.cfg.Manifests, a.cfg.Kubeconfig, a.cfg.remarks = "", "/nonexistent/kubeconfig", []string{"a remark"}
+	if err := a.run(t.Context()); err == nil || !strings.Contains(said.String(), "a remark") {
+		t.Errorf("error %v, log %q", err, &said)
+	}
+}
