@@ -246,6 +246,7 @@ func (c *agentConfig) intent() intent.Config {
 		DetectLocal:       intent.LocalMode(c.DetectLocalMode),
 		LocalInterface:    c.localInterface(),
 		ExpectNode:        c.Manifests == "",
+		LocalBySource:     c.Manifests == "" && c.ProxyMode != "ebpf",
 	}
 }
 

@@ -202,6 +202,9 @@ type Config struct {
 	DetectLocal LocalMode
 	// LocalInterface is the name or the prefix that DetectLocal asks for.
 	LocalInterface string
+	// LocalBySource says that the dataplane knows this node's pods by DetectLocal
+	// alone, so that a Node without podCIDRs is a Problem where they are needed.
+	LocalBySource bool
 	// ExpectNode says that the source knows this node's Node object if there is
 	// one: without it the node counts as gone.
 	ExpectNode bool

@@ -95,9 +95,9 @@ func (t *Tracker) checkNode() bool {
 	before := t.own.problem
 	t.own.problem = nil
 	own := t.world.nodes[t.cfg.NodeName]
-	if t.cfg.DetectLocal == LocalNodeCIDR && own != nil && len(own.PodCIDRs) == 0 {
+	if mode := t.localByNode(); mode != "" && own != nil && len(own.PodCIDRs) == 0 {
 		t.own.problem = &model.Problem{Where: "Node " + t.cfg.NodeName, Field: "spec.podCIDRs",
-			What: "has none, so --detect-local-mode NodeCIDR cannot tell this node's pods from other clients; give another mode, or have the Node get its range (kube-controller-manager --allocate-node-cidrs)"}
+			What: "has none, so --detect-local-mode " + mode + " cannot tell this node's pods from other clients; give another mode, " + t.orRanges() + "or have the Node get its range (kube-controller-manager --allocate-node-cidrs)"}
 	}
 	if len(t.world.nodes) > 0 && own == nil {
 		names := slices.Sorted(maps.Keys(t.world.nodes))
@@ -109,6 +109,26 @@ func (t *Tracker) checkNode() bool {
 			What: "is not among the Nodes known (" + known + "), so that no endpoint is taken for one of this node; give --hostname-override"}
 	}
 	return (before == nil) != (t.own.problem == nil) || before != nil && *before != *t.own.problem
+}
+
+// localByNode is the mode by which pods are told by what the Node says of them, as a
+// person would name it; "" if they are not.
+func (t *Tracker) localByNode() string {
+	switch {
+	case t.cfg.DetectLocal == LocalNodeCIDR:
+		return string(LocalNodeCIDR)
+	case t.cfg.LocalBySource && len(t.cfg.ClusterCIDRs) == 0 && (t.cfg.DetectLocal == "" || t.cfg.DetectLocal == LocalClusterCIDR):
+		return string(LocalClusterCIDR) + " without --cluster-cidr"
+	}
+	return ""
+}
+
+// orRanges is what else helps the user of localByNode's mode.
+func (t *Tracker) orRanges() string {
+	if t.cfg.DetectLocal == LocalNodeCIDR {
+		return ""
+	}
+	return "--cluster-cidr, "
 }
 
 // leaving reports whether load balancers should leave this node out.

@@ -167,6 +167,21 @@ func TestANodeThatNobodyKnowsIsReportedWithThoseThatAreKnown(t *testing.T) {
 	}
 }
 
+// TestANodeWithoutPodCIDRsIsReportedToADataplaneThatSeesPacketsOnly, unless the user gave
+// the cluster's ranges.
+func TestANodeWithoutPodCIDRsIsReportedToADataplaneThatSeesPacketsOnly(t *testing.T) {
+	for _, c := range []struct {
+		cidrs []netip.Prefix
+		want  int
+	}{{nil, 1}, {prefixes("10.0.0.0/8"), 0}} {
+		tr := New(Config{NodeName: here, DetectLocal: LocalClusterCIDR, LocalBySource: true, ClusterCIDRs: c.cidrs})
+		tr.Apply(delta(&model.Node{Name: here}))
+		if got := tr.Problems(); len(got) != c.want || c.want > 0 && !strings.Contains(got[0].What, "give another mode, --cluster-cidr, or") {
+			t.Errorf("--cluster-cidr %v: %v", c.cidrs, got)
+		}
+	}
+}
+
 func TestANodeWithoutPodCIDRsIsReportedWhereTheyAreNeeded(t *testing.T) {
 	bare, whole := &model.Node{Name: here}, &model.Node{Name: here, PodCIDRs: prefixes("10.1.0.0/24")}
 	for mode, want := range map[LocalMode]int{LocalNodeCIDR: 1, LocalClusterCIDR: 0} {
