@@ -78,7 +78,7 @@ type Pilot struct {
 	meter  meter
 	write  func(conntrack.Namespace, Step) (int, error)
 	fixed  map[Setting]time.Time // values that could not be written, and until when they are left alone
-	told   map[Setting]int       // advice given
+	told   map[Setting]advice    // advice given
 	failed string                // the last measurement's error, said once
 	*metrics
 }
@@ -103,7 +103,7 @@ func New(c Config) (*Pilot, error) {
 	}
 	p := &Pilot{
 		Config: c, mem: NewMemory(records), meter: newMeter(), write: writeStep,
-		fixed: map[Setting]time.Time{}, told: map[Setting]int{}, metrics: newMetrics(),
+		fixed: map[Setting]time.Time{}, told: map[Setting]advice{}, metrics: newMetrics(),
 	}
 	p.within.Set(float64(capacity.TableWithin(c.Memory)))
 	return p, nil
@@ -145,7 +145,7 @@ func (p *Pilot) round(ctx context.Context, now time.Time) {
 		if p.Mode == On {
 			p.apply(spaces[s.Netns], s, now)
 		} else {
-			p.advise(s)
+			p.advise(s, now)
 		}
 	}
 	p.changed.Set(float64(len(p.mem.Records)))
@@ -174,13 +174,25 @@ func (p *Pilot) bounds(now time.Time) Bounds {
 	return b
 }
 
-// advise says what would be done, and says it again only when it is something
-// else.
-func (p *Pilot) advise(s Step) {
-	if to, said := p.told[s.Setting]; said && to == s.To {
+// advice is what was advised last, and when it would have been again.
+type advice struct {
+	to int
+	at time.Time
+}
+
+// advise says what would be done, and says it again only when it is something else: at
+// once if it is more than before, after Calm if it is less, lest noise be told.
+func (p *Pilot) advise(s Step, now time.Time) {
+	last, said := p.told[s.Setting]
+	less := said && (s.To > s.From) == (s.To < last.to)
+	switch {
+	case said && s.To == last.to:
+		p.told[s.Setting] = advice{s.To, now}
+		return
+	case less && now.Sub(last.at) < Calm:
 		return
 	}
-	p.told[s.Setting] = s.To
+	p.told[s.Setting] = advice{s.To, now}
 	p.count(s, "advised")
 	p.Log.Info("conntrack autopilot advises", "step", s.String(), "why", s.Why)
 	p.event("advises %s: %s", s, s.Why)

@@ -1,0 +1,36 @@
+package autopilot
+
+import (
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestAdviceDoesNotFlap: more is advised at once, less when it stayed less for a while.
+func TestAdviceDoesNotFlap(t *testing.T) {
+	var told []string
+	p := &Pilot{
+		Config: Config{Log: slog.New(slog.DiscardHandler), Event: func(note string) { told = append(told, note) }},
+		told:   map[Setting]advice{}, metrics: newMetrics(),
+	}
+	at := time.Now()
+	say := func(after time.Duration, sysctl string, from, to, want int) {
+		t.Helper()
+		told, at = nil, at.Add(after)
+		p.advise(Step{Setting: Setting{Sysctl: sysctl}, From: from, To: to, Why: "full"}, at)
+		if len(told) != want {
+			t.Errorf("%s %d -> %d told %q, want %d", sysctl, from, to, slices.Clone(told), want)
+		}
+	}
+	say(0, sizeMax, 1000, 2000, 1)
+	say(time.Second, sizeMax, 1000, 2000, 0)
+	say(time.Second, sizeMax, 1000, 4000, 1)
+	say(time.Second, sizeMax, 1000, 2000, 0)
+	say(time.Second, sizeMax, 1000, 4000, 0)
+	say(Calm-time.Second, sizeMax, 1000, 2000, 0)
+	say(time.Second, sizeMax, 1000, 2000, 1)
+	say(0, timeoutUDP, 30, 20, 1)
+	say(time.Second, timeoutUDP, 30, 25, 0)
+	say(time.Second, timeoutUDP, 30, 10, 1)
+}
