@@ -10,14 +10,14 @@ import (
 	"spillway.dev/spillway/internal/intent"
 )
 
-func atOnce(step func()) bool { step(); return true }
+func inOneStep(step func()) bool { step(); return true }
 
 // wantAgreement wants the maps to hold what the table has written, no more and no less.
 func wantAgreement(t *testing.T, table *portTable, m map[string]*ebpf.Map) {
 	t.Helper()
 	read, err := readMaps(m)
 	noError(t, err)
-	if d, _ := table.compare(read, atOnce); d.Any() {
+	if d, _ := table.compare(read, inOneStep); d.Any() {
 		t.Errorf("the maps are not what the table has written: %+v", d)
 	}
 }
@@ -103,7 +103,7 @@ func TestWritesBesideACheckAreNoDifference(t *testing.T) {
 				t.Fatalf("a change of ours counts as one of somebody else's: %+v", d)
 			}
 			b.ports.notes.end()
-			if d, _ := b.ports.compare(again, atOnce); d.Any() {
+			if d, _ := b.ports.compare(again, inOneStep); d.Any() {
 				seen++
 			}
 		}

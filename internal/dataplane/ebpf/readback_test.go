@@ -54,7 +54,7 @@ func BenchmarkCheck(b *testing.B) {
 			read, err := readMaps(m)
 			noError(b, err)
 			b.StartTimer()
-			if d, _ := back.ports.compare(read, atOnce); d.Any() {
+			if d, _ := back.ports.compare(read, inOneStep); d.Any() {
 				b.Fatal(d)
 			}
 		}
