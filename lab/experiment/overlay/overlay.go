@@ -10,7 +10,6 @@ package overlay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -144,12 +143,7 @@ func run(ctx context.Context, o experiment.Options, n network, p *proxy, m *expe
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			m.Log = r.Logs()
-		}
-		err = errors.Join(err, r.Down())
-	}()
+	defer r.EndRow(m, &err)
 	target, err := setUp(ctx, r, p)
 	if err != nil {
 		return err

@@ -72,21 +72,31 @@ func (r *Rig) prepareTable(ctx context.Context, full bool) error {
 // expectations counts those of all nodes.
 func (r *Rig) expectations(ctx context.Context) (sum int, err error) {
 	for i := range r.Cluster.Spec.Nodes {
-		err := r.Cluster.Node(i).Do(func() error {
-			conn, err := conntrack.Open()
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			byHelper, err := conn.Expectations(ctx)
-			for _, n := range byHelper {
-				sum += n
-			}
-			return err
-		})
+		n, err := Expectations(ctx, r.Cluster.Node(i))
 		if err != nil {
-			return 0, fmt.Errorf("count expectations: %w", err)
+			return 0, err
 		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// Expectations counts those of all helpers in a node's conntrack.
+func Expectations(ctx context.Context, node *topology.Host) (sum int, err error) {
+	err = node.Do(func() error {
+		conn, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		byHelper, err := conn.Expectations(ctx)
+		for _, n := range byHelper {
+			sum += n
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count expectations: %w", err)
 	}
 	return sum, nil
 }

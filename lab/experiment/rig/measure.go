@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -199,4 +200,14 @@ func (r *Rig) RoutePods(host *topology.Host) error {
 		}
 		return nil
 	})
+}
+
+// EndRow takes the cluster of one row down. If measuring ended with an error, which
+// *err is, the row keeps the last lines of what ran there; an error of Down is added
+// to *err.
+func (r *Rig) EndRow(m *experiment.Measurement, err *error) {
+	if *err != nil {
+		m.Log = r.Logs()
+	}
+	*err = errors.Join(*err, r.Down())
 }

@@ -2,7 +2,6 @@ package scale
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -97,12 +96,7 @@ func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Me
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			m.Log = r.Logs()
-		}
-		err = errors.Join(err, r.Down())
-	}()
+	defer r.EndRow(m, &err)
 	if err := a.setUp(ctx, r); err != nil {
 		return err
 	}

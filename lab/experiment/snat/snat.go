@@ -171,12 +171,7 @@ func run(ctx context.Context, o experiment.Options, m method, t traffic, result 
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			result.Log = r.Logs()
-		}
-		err = errors.Join(err, r.Down())
-	}()
+	defer r.EndRow(result, &err)
 	if err := setUp(ctx, r, m, t); err != nil {
 		return err
 	}

@@ -186,12 +186,7 @@ func run(ctx context.Context, o experiment.Options, keeper []string, s step, m *
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			m.Log = r.Logs()
-		}
-		err = errors.Join(err, r.Down())
-	}()
+	defer r.EndRow(m, &err)
 	target, err := setUp(ctx, r, s)
 	if err != nil {
 		return err

@@ -59,19 +59,8 @@ func (w *watch) look(ctx context.Context) {
 			w.inPod = max(w.inPod, n)
 		}
 	}
-	expected := 0
-	err = errors.Join(err, node.Do(func() error {
-		conn, err := conntrack.Open()
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		byHelper, err := conn.Expectations(ctx)
-		for _, n := range byHelper {
-			expected += n
-		}
-		return err
-	}))
+	expected, e := rig.Expectations(ctx, node)
+	err = errors.Join(err, e)
 	if err != nil {
 		if ctx.Err() == nil {
 			w.err = errors.Join(w.err, err)
