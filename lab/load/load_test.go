@@ -486,15 +486,21 @@ func TestARateBeyondTheServerStillCountsAnswers(t *testing.T) {
 // tftpServer sends a file of one short block, from another port, after a while.
 func tftpServer(t *testing.T, after time.Duration) netip.AddrPort {
 	t.Helper()
-	listen := func() net.PacketConn {
-		conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	return tftpServerFrom(t, "127.0.0.1", after)
+}
+
+// tftpServerFrom is tftpServer, but sends the file from an address.
+func tftpServerFrom(t *testing.T, source string, after time.Duration) netip.AddrPort {
+	t.Helper()
+	listen := func(addr string) net.PacketConn {
+		conn, err := net.ListenPacket("udp", net.JoinHostPort(addr, "0"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
-	ask, data := listen(), listen()
+	ask, data := listen("127.0.0.1"), listen(source)
 	go func() {
 		buf := make([]byte, 512)
 		for {
@@ -529,6 +535,16 @@ func TestTFTPHasAHistogramAndCountsSlowTransfers(t *testing.T) {
 	r = run(t, cfg)
 	if r.Requests != 0 || r.Errors["timeout"] != 3 || r.Over1s != 3 || r.UnderWay != 3 || r.Slow[0].Error != "timeout" {
 		t.Errorf("of a server that is silent: %+v", r)
+	}
+}
+
+// TestTFTPTakesAnswersOfWhoWasAsked: an answer that nobody has translated back comes
+// from a pod's address. It is no file.
+func TestTFTPTakesAnswersOfWhoWasAsked(t *testing.T) {
+	cfg := Config{Kind: TFTP, Target: tftpServerFrom(t, "127.0.0.2", 10*time.Millisecond), Connections: 2, Duration: 300 * time.Millisecond, Timeout: time.Second}
+	r := run(t, cfg)
+	if r.Requests != 0 || r.Errors[errOtherAddress.Error()] == 0 {
+		t.Errorf("answered from another address than was asked: %d files, errors %v", r.Requests, r.Errors)
 	}
 }
 

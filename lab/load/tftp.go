@@ -3,6 +3,7 @@ package load
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -211,6 +212,9 @@ func (l *tftpLoop) receive(slot int, generation int32, now time.Time) error {
 		if err == unix.EAGAIN {
 			return nil
 		}
+		if err == errOtherAddress {
+			return l.again(slot, err.Error())
+		}
 		if err != nil {
 			return l.again(slot, "refused")
 		}
@@ -234,8 +238,13 @@ func (l *tftpLoop) receive(slot int, generation int32, now time.Time) error {
 	return nil
 }
 
+// errOtherAddress: somebody answers whom nobody asked. A Service whose answers are
+// not translated back looks like this, where nothing else loses them: a client that
+// took them would measure a way that no real one has.
+var errOtherAddress = errors.New("answer from another address")
+
 // read receives a packet. The first names the port of the server that the rest
-// of the transfer is with.
+// of the transfer is with; its address is the one that was asked.
 func (l *tftpLoop) read(d *download) (int, error) {
 	if d.block > 0 {
 		return unix.Read(d.fd, l.buf[:])
@@ -244,5 +253,19 @@ func (l *tftpLoop) read(d *download) (int, error) {
 	if err != nil {
 		return n, err
 	}
+	if !l.asked(from) {
+		return n, errOtherAddress
+	}
 	return n, unix.Connect(d.fd, from)
+}
+
+// asked reports whether an answer's address is the one that was asked.
+func (l *tftpLoop) asked(from unix.Sockaddr) bool {
+	switch a := from.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrFrom4(a.Addr) == l.cfg.Target.Addr().Unmap()
+	case *unix.SockaddrInet6:
+		return netip.AddrFrom16(a.Addr) == l.cfg.Target.Addr().WithZone("")
+	}
+	return false
 }
