@@ -166,7 +166,8 @@ enum flow_flags {
 	FLOW_TWIN_FIN = 1 << 4, /* FIN seen in the other direction */
 	FLOW_TO_POD = 1 << 5,	/* leads to a pod of this node */
 	FLOW_TWIN_TO_POD = 1 << 6,
-	FLOW_RESET = 1 << 7,	/* closed by an RST */
+	FLOW_RESET = 1 << 7,	/* TCP: closed by an RST */
+	FLOW_STREAM = 1 << 7,	/* UDP: went on in another second than the one of its answer */
 };
 
 /* What an endpoint still knows of a connection that is closed. */
@@ -200,7 +201,8 @@ struct flow {
 	/* The way that its packets took last, with the frame's addresses; good for one second. */
 	__u16 way_mtu;
 	__u32 way_seen;
-	__u32 way_ifindex; /* from END_LAST_ACK on no way is kept: here is seq_end */
+	/* From END_LAST_ACK on no way is kept: here is seq_end, or how many ports have answered. */
+	__u32 way_ifindex;
 	__u32 way_kind;	   /* WAY_POD or WAY_LINK */
 	__u8 way_macs[12];
 	__be16 helper_port; /* the endpoint's port that was asked */
@@ -353,6 +355,7 @@ enum verdict {
 	PASS_CONNTRACK,		/* netfilter knows its flow: left to it */
 	HELPER_ASKED,		/* a request to a server that may answer from another port, translated here */
 	HELPER_ANSWERED,	/* its first answer from another port */
+	DROP_HELPER_ANSWERS,	/* too many ports of the server answer one request */
 	VERDICTS,
 };
 

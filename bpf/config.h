@@ -21,4 +21,7 @@ volatile const __u8 has_ct_lookup = 0;
 /* Seed of the hash that spreads flows over endpoints; the same for all programs. */
 volatile const __u32 hash_seed = 0;
 
+/* Flows without an answer that a full table takes in a second and keeps: lib/lru.h. */
+volatile const __u32 newcomers_max = 1024;
+
 #endif

@@ -11,6 +11,7 @@
 #define SPILLWAY_FLOW_H
 
 #include "conntrack.h"
+#include "lru.h"
 #include "nat.h"
 
 /* Source ports tried before a packet is given up: with 97 of 100 taken, 0.04 %. */
@@ -27,6 +28,9 @@ struct flow_pair {
 
 /* Seconds after which nobody repeats a request that was answered. */
 #define HELPER_REST 5
+
+/* Seconds, at least one whole one, after which a question is taken to be over that was answered. */
+#define ANSWER_REST 2
 
 #define SUPERSEDED 2
 
@@ -154,6 +158,7 @@ static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *k
 			return -1;
 		}
 		twin->seen = f->seen;
+		twin->flags |= f->flags & FLOW_STREAM;
 		return 0;
 	}
 	room = get_flow_pair();
@@ -164,6 +169,7 @@ static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *k
 		count(FLOW_CONFLICT);
 		return -1;
 	}
+	flow_keep(&twin_key);
 	count(FLOW_REVIVED);
 	return 0;
 }
@@ -224,8 +230,10 @@ static __always_inline void flow_advance(struct flow *f, const struct packet *p)
 {
 	int closed;
 
-	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY)
+	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY) {
 		flow_set_state(f, &p->tuple, FLOW_ESTABLISHED, 0, 0);
+		newcomer_answered(f->seen);
+	}
 	closed = f->state == FLOW_CLOSED;
 	if (p->flags & PACKET_RST) {
 		flow_set_state(f, &p->tuple, FLOW_CLOSED, FLOW_RESET, FLOW_RESET);
@@ -330,6 +338,8 @@ static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struc
 		return NULL;
 	}
 	if (f->seen != time) {
+		if (p->tuple.proto == IPPROTO_UDP && f->state == FLOW_ESTABLISHED)
+			f->flags |= FLOW_STREAM;
 		f->seen = time;
 		if (flow_touch_twin(f, &p->tuple))
 			return NULL;
@@ -374,13 +384,22 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
  * the tuple or takes the SYN of the new connection in TIME-WAIT; where nobody knows
  * whether the last ACK has come, after a second. A TFTP request that has been
  * answered needs it only to be asked again: the transfer has entries of its own.
+ * Datagrams do not say when they end; but a question that has its answer, as DNS
+ * has them, is over when nothing follows. What has gone on for longer keeps its
+ * port for its whole time (RFC 4787, REQ-5).
  */
-static __always_inline int flow_may_yield(const struct flow *f, __u32 time, int attempt, __u32 seq)
+static __always_inline int flow_may_yield(const struct flow *f, __u8 proto, __u32 time, int attempt,
+					  __u32 seq)
 {
 	if (f->helper == HELPER_REQUEST)
 		return f->end == END_ANSWERED && attempt >= YIELD_RESET &&
 		       (__s32)(time - f->seen) >= HELPER_REST;
-	if (f->state != FLOW_CLOSED || attempt < YIELD_RESET)
+	if (attempt < YIELD_RESET)
+		return 0;
+	if (proto == IPPROTO_UDP)
+		return f->state == FLOW_ESTABLISHED && f->helper == HELPER_NONE &&
+		       !(f->flags & FLOW_STREAM) && (__s32)(time - f->seen) >= ANSWER_REST;
+	if (f->state != FLOW_CLOSED)
 		return 0;
 	if (f->flags & FLOW_RESET || f->end == END_FORGOTTEN)
 		return 1;
@@ -425,7 +444,7 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
 	if (flow_is_twin(holder, key))
 		return bpf_map_update_elem(&flows, reply_key, reply, BPF_ANY);
 	if (!flow_dead(holder, reply_key->proto, s, reply->seen)) {
-		if (!flow_may_yield(holder, reply->seen, attempt, pair->seq))
+		if (!flow_may_yield(holder, reply_key->proto, reply->seen, attempt, pair->seq))
 			return -1;
 		flow_alert_twin(holder, reply_key, &pair->holder_key);
 	}
@@ -520,13 +539,20 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 						struct settings *s)
 {
 	struct flow *f = &pair->flow, *other;
+	int keep;
 
 	flow_make_twin(&pair->reply, f, key);
 	flow_twin_key(&pair->reply_key, f, key);
 	if (reply_search(skb, key, s, new_port))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;
+	/* At once: room for the other entry could be made at the cost of this one. */
+	keep = newcomer(f->seen);
+	if (keep)
+		flow_keep(&pair->reply_key);
 	if (!bpf_map_update_elem(&flows, key, f, renew ? BPF_ANY : BPF_NOEXIST)) {
+		if (keep)
+			flow_keep(key);
 		count(FLOW_CREATED);
 		if (f->flags & FLOW_STACK)
 			been_set(BEEN_STACK_FLOW);

@@ -58,9 +58,10 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 	pass_by = answer_may_pass(skb, m, request, hook);
 	if (!pass_by && !flow_applies(request, hook))
 		return -2;
+	if (request->end != END_ANSWERED)
+		newcomer_answered(time);
 	/* Counted once, and where the request was: not if only passed on here. */
 	if (request->helper == HELPER_REQUEST && request->end != END_ANSWERED) {
-		request->end = END_ANSWERED;
 		count(HELPER_ANSWERED);
 		/*
 		 * The client's entry has never been looked up: a full table would evict it
@@ -68,6 +69,8 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 		 */
 		flow_touch_twin(request, &m->pair.reply_key);
 	}
+	if (!helper_answer_counts(request))
+		return drop(DROP_HELPER_ANSWERS);
 	helper_fill(&p->tuple, request, &m->pair, time, pass_by);
 	if (helper_store(&p->tuple, &m->pair, s))
 		return drop(FLOW_CONFLICT);
@@ -115,6 +118,8 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	if (f) {
 		if (!flow_applies(f, hook))
 			return pass(PASS_OTHER);
+		if (flow_asks(f))
+			helper_asked_again(f, &p->tuple, &m->pair.reply_key);
 		m->pair.flow = *f;
 		return flow_forward(skb, m, hook, f);
 	}

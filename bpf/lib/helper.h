@@ -34,6 +34,12 @@
 #include "flow.h"
 
 /*
+ * Ports of a server that may answer one packet of a request. RFC 1350 has one; a
+ * request that was sent again while it was being answered may get two.
+ */
+#define HELPER_ANSWERS 16
+
+/*
  * The entry of a request that a datagram may be the answer to, or NULL; *key is
  * then the entry's.
  */
@@ -48,6 +54,34 @@ static __always_inline struct flow *helper_request(const struct tuple *answer, s
 	if (!f || f->helper == HELPER_NONE || flow_dead(f, key->proto, s, time))
 		return NULL;
 	return f;
+}
+
+/*
+ * Another port of the server answers: may it? Else one request could fill the table.
+ * The first one takes the memory of the way for the count.
+ */
+static __always_inline int helper_answer_counts(struct flow *request)
+{
+	if (request->end != END_ANSWERED) {
+		flow_forget_way(request);
+		request->end = END_ANSWERED;
+	}
+	if (request->way_ifindex >= HELPER_ANSWERS)
+		return 0;
+	request->way_ifindex++;
+	return 1;
+}
+
+/* The client asks again, or next, by the same port: as many ports may answer that. */
+static __always_inline void helper_asked_again(const struct flow *f, const struct tuple *key,
+					       struct tuple *request_key)
+{
+	struct flow *request;
+
+	flow_twin_key(request_key, f, key);
+	request = bpf_map_lookup_elem(&flows, request_key);
+	if (request && request->end == END_ANSWERED && flow_is_twin(request, key))
+		request->way_ifindex = 0;
 }
 
 /*
@@ -72,6 +106,8 @@ static __always_inline void helper_expect_direct(const struct tuple *t, struct f
 	tuple_mirror(&pair->reply_key, t);
 	pair->reply_key.sport = 0;
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
+	if (newcomer(f->seen))
+		flow_keep(&pair->reply_key);
 	been_set(BEEN_HELPER);
 }
 
@@ -107,6 +143,8 @@ static __always_inline void helper_expect_node(struct __sk_buff *skb, const stru
 	tuple_mirror(&pair->reply_key, t);
 	pair->reply_key.sport = 0;
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
+	if (newcomer(f->seen))
+		flow_keep(&pair->reply_key);
 }
 
 /* Fills pair->flow, the entry of the answer, and its twin, pair->reply. */
@@ -148,8 +186,10 @@ static __always_inline int helper_store(const struct tuple *answer, struct flow_
 		if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_ANY))
 			return -1;
 	}
+	flow_keep(&pair->reply_key);
 	if (bpf_map_update_elem(&flows, answer, &pair->flow, BPF_ANY))
 		return -1;
+	flow_keep(answer);
 	return 0;
 }
 

@@ -128,7 +128,7 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 	if sock, err = loadSock(); err != nil {
 		return nil, nil, fmt.Errorf("read eBPF objects: %w", err)
 	}
-	constants, err := constants(features)
+	constants, err := constants(cfg, features)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -160,12 +160,15 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 }
 
 // constants are what bpf/config.h leaves to the agent.
-func constants(f kernel.Features) (map[string]any, error) {
+func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	cookie, err := kernel.NetnsCookie()
 	if err != nil {
 		return nil, fmt.Errorf("find out network namespace: %w", err)
 	}
-	c := map[string]any{tcVarHostNetnsCookie: cookie, tcVarHashSeed: uint32(hashSeed)}
+	c := map[string]any{
+		tcVarHostNetnsCookie: cookie, tcVarHashSeed: uint32(hashSeed),
+		tcVarNewcomersMax: max(cfg.FlowTableSize/newcomersShare, 1),
+	}
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)
 	}
@@ -177,6 +180,10 @@ func constants(f kernel.Features) (map[string]any, error) {
 	}
 	return c, nil
 }
+
+// newcomersShare is the part of the flow table that flows without an answer can take
+// in a second at the cost of older ones that are not in use (bpf/lib/lru.h).
+const newcomersShare = 128
 
 // hashSeed spreads flows over endpoints. It is the same on every node and in
 // every run: a flow that the table forgot finds its endpoint again.

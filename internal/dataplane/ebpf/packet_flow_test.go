@@ -21,6 +21,7 @@ func TestPacketFlows(t *testing.T) {
 			eachFamily(t, n, func(t *testing.T, p *plan) { n.snatYields(t, p, c) })
 		})
 	}
+	t.Run("AnsweredQuestionYields", func(t *testing.T) { eachFamily(t, n, n.questionYields) })
 	t.Run("StrayPacketOfAFlowThatYielded", func(t *testing.T) { eachFamily(t, n, n.strayOfYielded) })
 	t.Run("DirectSYNForgets", func(t *testing.T) { eachFamily(t, n, n.directSYN) })
 	t.Run("DirectDatagramForgets", func(t *testing.T) { eachFamily(t, n, n.directDatagram) })
@@ -216,6 +217,9 @@ func (n *packetNode) halfEvicted(t *testing.T, p *plan, proto uint8) {
 	r.wantPath(t, seen, far)
 	now, found := n.flow(reply)
 	now.Seen = was.Seen
+	if proto == protoUDP { // it goes on after more than a second
+		was.Flags |= uint8(tcFlowFlagsFLOW_STREAM)
+	}
 	if !found || withoutWay(now) != withoutWay(was) {
 		t.Errorf("reply entry was %+v, is %+v", was, now)
 	}
@@ -391,6 +395,38 @@ func (n *packetNode) snatYields(t *testing.T, p *plan, c ending) {
 		}
 	}
 	syn(40004).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+}
+
+// questionYields: where ports are short, a question by UDP that was answered, and
+// that nothing has followed, gives its own back; one without an answer, and what
+// goes on for longer, does not.
+func (n *packetNode) questionYields(t *testing.T, p *plan) {
+	const rest = 2 // ANSWER_REST
+	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
+	n.setSNATPorts(t, 50000, 50001, 50002)
+	front, server := ap(p.clusterIP, 80), ap(p.far, 8080)
+	ask := func(port uint16) result { return n.datagram(t, inEth0, ap(p.client, port), front) }
+	answer := func(to netip.AddrPort) result { return n.datagram(t, inTun0, server, to) }
+	silent, question, stream := ask(40000).v.src, ask(40001).v.src, ask(40002).v.src
+	answer(question)
+	answer(stream)
+	n.ageFlows(t, 1)
+	if got := ask(40002).v.src; got != stream {
+		t.Fatalf("what goes on goes out as %s, then as %s", stream, got)
+	}
+	ask(40003).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	n.ageFlows(t, rest-1)
+	if got := ask(40004).v.src; got != question {
+		t.Fatalf("a new question goes out as %s, want %s; %s waits, %s goes on", got, question, silent, stream)
+	}
+	answer(question).wantPath(t, front, ap(p.client, 40004))
+	answer(stream).wantPath(t, front, ap(p.client, 40002))
+	answer(silent).wantPath(t, front, ap(p.client, 40000))
+	// Who comes back gets another port, and not the other's answers.
+	n.ageFlows(t, rest)
+	if got := ask(40001).v.src; got == stream {
+		t.Errorf("the next question goes out as %s, which is in use", got)
+	}
 }
 
 // connect opens a connection of a client's port, and gives the source that the

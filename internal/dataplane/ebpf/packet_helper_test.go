@@ -18,6 +18,7 @@ func TestPacketTFTP(t *testing.T) {
 	t.Run("ThirdHost", func(t *testing.T) { eachFamily(t, n, n.thirdHost) })
 	t.Run("NodeTupleIsOneClients", func(t *testing.T) { eachFamily(t, n, n.oneNodeTuple) })
 	t.Run("AnsweredRequestsMakeRoom", func(t *testing.T) { eachFamily(t, n, n.answeredMakeRoom) })
+	t.Run("ManyAnswers", func(t *testing.T) { eachFamily(t, n, n.manyAnswers) })
 	t.Run("ManyServersOneClientPort", func(t *testing.T) { eachFamily(t, n, n.manyServers) })
 	t.Run("FromPod", func(t *testing.T) { eachFamily(t, n, n.transferFromPod) })
 	t.Run("RequestRefused", func(t *testing.T) { eachFamily(t, n, n.requestRefused) })
@@ -189,6 +190,34 @@ func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
 	r := n.datagram(t, inEth0, first, front)
 	if got := r.v.src; got == dead {
 		t.Errorf("asked again, it goes out as %s, which waits for an answer", got)
+	}
+}
+
+// manyAnswers: a request is not answered from any number of ports, whoever asked, and
+// each time that the client asks again from as many.
+func (n *packetNode) manyAnswers(t *testing.T, p *plan) {
+	const most = 16 // HELPER_ANSWERS
+	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
+	front := ap(p.clusterIP, 80)
+	for name, asked := range map[string]netip.AddrPort{"the Service": front, "the endpoint": ap(p.far, 1069)} {
+		t.Run(name, func(t *testing.T) {
+			n.forget(t)
+			client, hook := ap(p.pod1, 40000), inPod1
+			var seen netip.AddrPort
+			ask := func() { seen = n.datagram(t, hook, client, asked).v.src }
+			answer := func(port uint16) result { return n.datagram(t, inTun0, ap(p.far, port), seen) }
+			for round := range uint16(3) {
+				ask()
+				for i := range uint16(most) {
+					port := tid + round*100 + i
+					answer(port).wantPath(t, ap(asked.Addr(), port), client)
+				}
+				for range 2 {
+					answer(tid+99+round*100).want(t, actDrop, tcVerdictDROP_HELPER_ANSWERS)
+				}
+				answer(tid+round*100).wantPath(t, ap(asked.Addr(), tid+round*100), client) // goes on
+			}
+		})
 	}
 }
 

@@ -46,6 +46,7 @@ const (
 	sockVarHasSetRetval    = "has_set_retval"
 	sockVarHashSeed        = "hash_seed"
 	sockVarHostNetnsCookie = "host_netns_cookie"
+	sockVarNewcomersMax    = "newcomers_max"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -132,6 +133,7 @@ type sockVariableSpecs struct {
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	NewcomersMax    *ebpf.VariableSpec `ebpf:"newcomers_max"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -204,6 +206,7 @@ type sockVariables struct {
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`
+	NewcomersMax    *ebpf.Variable `ebpf:"newcomers_max"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.

@@ -109,6 +109,7 @@ const (
 	tcFlowFlagsFLOW_TO_POD      tcFlowFlags = 32
 	tcFlowFlagsFLOW_TWIN_TO_POD tcFlowFlags = 64
 	tcFlowFlagsFLOW_RESET       tcFlowFlags = 128
+	tcFlowFlagsFLOW_STREAM      tcFlowFlags = 128
 )
 
 type tcFlowHelper uint32
@@ -326,7 +327,8 @@ const (
 	tcVerdictPASS_CONNTRACK       tcVerdict = 27
 	tcVerdictHELPER_ASKED         tcVerdict = 28
 	tcVerdictHELPER_ANSWERED      tcVerdict = 29
-	tcVerdictVERDICTS             tcVerdict = 30
+	tcVerdictDROP_HELPER_ANSWERS  tcVerdict = 30
+	tcVerdictVERDICTS             tcVerdict = 31
 )
 
 // Names of all BPF objects in the ELF.
@@ -339,6 +341,7 @@ const (
 	tcMapFlows               = "flows"
 	tcMapFragments           = "fragments"
 	tcMapFrontends           = "frontends"
+	tcMapNewcomers           = "newcomers"
 	tcMapNodeAddrs           = "node_addrs"
 	tcMapNodeSettings        = "node_settings"
 	tcMapPods                = "pods"
@@ -360,6 +363,7 @@ const (
 	tcVarHasSetRetval        = "has_set_retval"
 	tcVarHashSeed            = "hash_seed"
 	tcVarHostNetnsCookie     = "host_netns_cookie"
+	tcVarNewcomersMax        = "newcomers_max"
 	tcVarUnusedBackendFlags  = "unused_backend_flags"
 	tcVarUnusedBeen          = "unused_been"
 	tcVarUnusedFlowEnd       = "unused_flow_end"
@@ -433,6 +437,7 @@ type tcMapSpecs struct {
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
+	Newcomers    *ebpf.MapSpec `ebpf:"newcomers"`
 	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings *ebpf.MapSpec `ebpf:"node_settings"`
 	Pods         *ebpf.MapSpec `ebpf:"pods"`
@@ -456,6 +461,7 @@ type tcVariableSpecs struct {
 	HasSetRetval        *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed            *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	NewcomersMax        *ebpf.VariableSpec `ebpf:"newcomers_max"`
 	UnusedBackendFlags  *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
 	UnusedBeen          *ebpf.VariableSpec `ebpf:"unused_been"`
 	UnusedFlowEnd       *ebpf.VariableSpec `ebpf:"unused_flow_end"`
@@ -497,6 +503,7 @@ type tcMaps struct {
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
+	Newcomers    *ebpf.Map `ebpf:"newcomers"`
 	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings *ebpf.Map `ebpf:"node_settings"`
 	Pods         *ebpf.Map `ebpf:"pods"`
@@ -519,6 +526,7 @@ func (m *tcMaps) Close() error {
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
+		m.Newcomers,
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Pods,
@@ -543,6 +551,7 @@ type tcVariables struct {
 	HasSetRetval        *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed            *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie     *ebpf.Variable `ebpf:"host_netns_cookie"`
+	NewcomersMax        *ebpf.Variable `ebpf:"newcomers_max"`
 	UnusedBackendFlags  *ebpf.Variable `ebpf:"unused_backend_flags"`
 	UnusedBeen          *ebpf.Variable `ebpf:"unused_been"`
 	UnusedFlowEnd       *ebpf.Variable `ebpf:"unused_flow_end"`

@@ -1,0 +1,88 @@
+package ebpf
+
+import (
+	"net/netip"
+	"testing"
+)
+
+// A full table: who goes, and who must not (bpf/lib/lru.h).
+
+// TestPacketFlowTableBusy: where every flow of a full table is in use, requests that
+// come at once are all answered, and the transfers that this begins go on.
+func TestPacketFlowTableBusy(t *testing.T) {
+	const size, burst = 8192, 32
+	n := newPacketNode(t, func(c *Config) { c.FlowTableSize = size })
+	p := plans["IPv4"]
+	n.serve(t, tftp(p, endpoint(p.pod1, 1069, here)))
+	n.enter(t)
+	front, server := ap(p.clusterIP, 80), p.pod1
+	data := ap(front.Addr(), tid)
+	const first = 2000
+	next := uint16(first)
+	for ; n.flowCount(t) < 2*size-1024 || next%500 != 0; next++ {
+		client := ap(p.client, next)
+		n.datagram(t, inEth0, client, front)
+		for range 2 {
+			n.datagram(t, inPod1, ap(server, tid), client)
+			n.datagram(t, inEth0, client, data)
+		}
+	}
+	n.useAll(t, p, front, netip.AddrPortFrom(server, 1069))
+	n.useAll(t, p, data, netip.AddrPortFrom(server, tid))
+	for range 12 {
+		begin := next
+		for ; next < begin+burst; next++ {
+			n.datagram(t, inEth0, ap(p.client, next), front)
+		}
+		for port := begin; port < next; port++ {
+			n.datagram(t, inPod1, ap(server, tid), ap(p.client, port)).wantPath(t, data, ap(p.client, port))
+		}
+		for port := begin; port < next; port++ {
+			n.datagram(t, inEth0, ap(p.client, port), data).wantPath(t, ap(p.client, port), ap(server, tid))
+		}
+	}
+}
+
+// useAll sends a packet each way of every flow of the table between the client and
+// one address of the Service.
+func (n *packetNode) useAll(t *testing.T, p *plan, front, server netip.AddrPort) {
+	t.Helper()
+	var ports []uint16
+	ok(t, each(n.m(tcMapFlows), func(k tcTuple, _ tcFlow) {
+		if k == tupleOf(protoUDP, ap(p.client, toPort(k.Sport)), front) {
+			ports = append(ports, toPort(k.Sport))
+		}
+	}))
+	for _, port := range ports {
+		n.datagram(t, inEth0, ap(p.client, port), front)
+		n.datagram(t, inPod1, server, ap(p.client, port))
+	}
+}
+
+// TestPacketFlowTableFlood: connections that are idle outlive more first packets than
+// the table has room for.
+func TestPacketFlowTableFlood(t *testing.T) {
+	const size, idle = 8192, 1000
+	n := newPacketNode(t, func(c *Config) { c.FlowTableSize = size })
+	p := plans["IPv4"]
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	n.enter(t)
+	for i := range idle {
+		seen := n.connect(t, p, uint16(1024+i))
+		n.talk(t, p, uint16(1024+i), seen, []frame{{flags: "."}})
+	}
+	front := ap(p.clusterIP, 80)
+	for i := range 2 * size {
+		n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client2, uint16(1024+i)), dst: front, flags: "S"})
+	}
+	left := 0
+	for i := range idle {
+		if _, found := n.flow(tupleOf(protoTCP, ap(p.client, uint16(1024+i)), front)); found {
+			left++
+		}
+	}
+	// What the active list had of them.
+	if left < idle/4 {
+		t.Errorf("%d of %d idle connections are left after %d SYNs to a table of %d flows", left, idle, 2*size, size)
+	}
+}
