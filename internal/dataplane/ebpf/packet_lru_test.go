@@ -17,15 +17,15 @@ func TestPacketFlowTableBusy(t *testing.T) {
 	n.enter(t)
 	front, server := ap(p.clusterIP, 80), p.pod1
 	data := ap(front.Addr(), tid)
-	const first = 2000
-	next := uint16(first)
-	for ; n.flowCount(t) < 2*size-1024 || next%500 != 0; next++ {
+	next := uint16(2000)
+	for range size { // twice what there is room for
 		client := ap(p.client, next)
 		n.datagram(t, inEth0, client, front)
 		for range 2 {
 			n.datagram(t, inPod1, ap(server, tid), client)
 			n.datagram(t, inEth0, client, data)
 		}
+		next++
 	}
 	n.useAll(t, p, front, netip.AddrPortFrom(server, 1069))
 	n.useAll(t, p, data, netip.AddrPortFrom(server, tid))
