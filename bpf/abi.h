@@ -167,7 +167,7 @@ enum flow_flags {
 	FLOW_TO_POD = 1 << 5,	/* leads to a pod of this node */
 	FLOW_TWIN_TO_POD = 1 << 6,
 	FLOW_RESET = 1 << 7,	/* TCP: closed by an RST */
-	FLOW_STREAM = 1 << 7,	/* UDP: went on in another second than the one of its answer */
+	FLOW_STREAM = 1 << 7,	/* UDP: went on soon after its answer, in another second */
 };
 
 /* What an endpoint still knows of a connection that is closed. */

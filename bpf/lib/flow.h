@@ -144,7 +144,7 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
  * Keeps the twin fresh in the LRU while only one direction is busy, and makes it
  * again if it was evicted. -1: meanwhile another flow was given its tuple.
  */
-static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *key)
+static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *key, __u32 time)
 {
 	struct flow_pair *room;
 	struct tuple twin_key;
@@ -157,7 +157,7 @@ static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *k
 			count(FLOW_CONFLICT);
 			return -1;
 		}
-		twin->seen = f->seen;
+		twin->seen = time;
 		twin->flags |= f->flags & FLOW_STREAM;
 		return 0;
 	}
@@ -165,6 +165,7 @@ static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *k
 	if (!room)
 		return -1;
 	flow_make_twin(&room->reply, f, key);
+	room->reply.seen = time;
 	if (bpf_map_update_elem(&flows, &twin_key, &room->reply, BPF_NOEXIST)) {
 		count(FLOW_CONFLICT);
 		return -1;
@@ -338,11 +339,13 @@ static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struc
 		return NULL;
 	}
 	if (f->seen != time) {
-		if (p->tuple.proto == IPPROTO_UDP && f->state == FLOW_ESTABLISHED)
+		if (p->tuple.proto == IPPROTO_UDP && f->state == FLOW_ESTABLISHED &&
+		    (__s32)(time - f->seen) <= ANSWER_REST)
 			f->flags |= FLOW_STREAM;
-		f->seen = time;
-		if (flow_touch_twin(f, &p->tuple))
+		if (flow_touch_twin(f, &p->tuple, time))
 			return NULL;
+		/* Only now: else the next packet of this second would not look for the twin. */
+		f->seen = time;
 	}
 	flow_advance(f, p);
 	return f;

@@ -50,7 +50,7 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 		if (request->helper != HELPER_REQUEST || !flow_applies(request, hook))
 			return -2;
 		request->seen = time;
-		flow_touch_twin(request, &m->pair.reply_key);
+		flow_touch_twin(request, &m->pair.reply_key, time);
 		flow_advance(request, p);
 		*f = *request;
 		return flow_forward(skb, m, hook, request);
@@ -67,7 +67,7 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 		 * The client's entry has never been looked up: a full table would evict it
 		 * long before this one, which would keep the node's port for nobody.
 		 */
-		flow_touch_twin(request, &m->pair.reply_key);
+		flow_touch_twin(request, &m->pair.reply_key, request->seen);
 	}
 	if (!helper_answer_counts(request))
 		return drop(DROP_HELPER_ANSWERS);
