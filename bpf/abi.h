@@ -185,7 +185,8 @@ enum flow_helper {
 	HELPER_REQUEST = 1, /* asks such a server; its reply entry stands for any port: port 0 */
 	HELPER_DIRECT = 2,  /* a reply entry alone, of a client that asks the endpoint itself */
 	HELPER_DATA = 3,    /* what a server's answer began */
-	HELPER_NODE = 4,    /* a process of the node asks, and netfilter changes its port */
+	HELPER_NODE = 4,    /* the stack sends, and netfilter chose its port: another than the
+			     * socket's, or one that a flow has */
 };
 
 struct flow {
@@ -318,6 +319,7 @@ enum been {
 	BEEN_STACK_FLOW = 1 << 0,
 	BEEN_HELPER = 1 << 1,
 	BEEN_NODE_HELPER = 1 << 2, /* a process of the node has asked */
+	BEEN_SNAT = 1 << 3,	   /* a flow has a port of the node */
 };
 
 /*
@@ -356,6 +358,7 @@ enum verdict {
 	HELPER_ASKED,		/* a request to a server that may answer from another port, translated here */
 	HELPER_ANSWERED,	/* its first answer from another port */
 	DROP_HELPER_ANSWERS,	/* too many ports of the server answer one request */
+	PORT_CHANGED,		/* what the stack sends has a flow's port: it gets another */
 	VERDICTS,
 };
 

@@ -38,7 +38,7 @@ static __always_inline int egress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	mark = been_mark();
-	if (!mark || !(*mark & (BEEN_STACK_FLOW | BEEN_NODE_HELPER)))
+	if (!mark || !(*mark & (BEEN_STACK_FLOW | BEEN_NODE_HELPER | BEEN_SNAT)))
 		return pass(PASS_OTHER);
 	return handle(skb, EGRESS);
 }

@@ -275,6 +275,11 @@ static __always_inline int flow_yields(struct __sk_buff *skb, const struct flow 
 		return 0;
 	if (!conntrack_claims(skb, &p->tuple))
 		return 0;
+	/* What netfilter sent from here has got another port on its way: serve_taken. */
+	tuple_mirror(&twin_key, &p->tuple);
+	twin = bpf_map_lookup_elem(&flows, &twin_key);
+	if (twin && twin->helper == HELPER_NODE)
+		return 0;
 	flow_twin_key(&twin_key, f, &p->tuple);
 	twin = bpf_map_lookup_elem(&flows, &twin_key);
 	if (twin && flow_is_twin(twin, &p->tuple))
@@ -478,6 +483,16 @@ static __always_inline void flow_make_room(const struct tuple *direct, struct tu
 	bpf_map_delete_elem(&flows, reply_key);
 }
 
+/* The reply entry of a request that the sender of an answer may answer from any port. */
+static __always_inline struct flow *request_at(const struct tuple *answer, struct tuple *key)
+{
+	if (answer->proto != IPPROTO_UDP || !been(BEEN_HELPER))
+		return NULL;
+	*key = *answer;
+	key->sport = 0;
+	return bpf_map_lookup_elem(&flows, key);
+}
+
 /*
  * One try at a reply tuple: attempt 0 is by the client's port, the others by
  * random ones. Not static: the verifier looks at it once, not once for each turn
@@ -492,6 +507,8 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 	if (attempt) {
 		pair->reply_key.dport = random_port(s);
 		if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
+			return -1;
+		if (pair->flow.helper == HELPER_NODE && request_at(&pair->reply_key, &pair->holder_key))
 			return -1;
 	}
 	return reply_claim(pair, key, s, attempt) ? -1 : 0;
@@ -508,7 +525,9 @@ __noinline int reply_contested(struct __sk_buff *skb, struct settings *s)
 	struct flow_pair *pair = get_flow_pair();
 	unsigned long status = 0;
 
-	if (!pair || !s || !has_ct_lookup || pair->flow.flags & FLOW_STACK)
+	if (!pair || !s || !has_ct_lookup)
+		return 0;
+	if (pair->flow.flags & FLOW_STACK && pair->flow.helper != HELPER_NODE)
 		return 0;
 	if (!(pair->flow.flags & FLOW_SNAT) && !(s->flags & SETTING_ASK_CONNTRACK))
 		return 0;
@@ -559,6 +578,8 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 		count(FLOW_CREATED);
 		if (f->flags & FLOW_STACK)
 			been_set(BEEN_STACK_FLOW);
+		if (f->flags & FLOW_SNAT)
+			been_set(BEEN_SNAT);
 		return FLOW_CREATED;
 	}
 	/* Another CPU was faster with the same first packet: its flow is the one. */

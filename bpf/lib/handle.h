@@ -77,15 +77,74 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 	return flow_forward(skb, m, hook, NULL);
 }
 
-/* A packet of no flow that leaves: of interest if a process of the node asks a TFTP server. */
-__noinline int serve_egress(struct __sk_buff *skb)
+/* May this be the first packet of a connection? */
+static __always_inline int packet_begins(const struct packet *p)
+{
+	return p->tuple.proto == IPPROTO_UDP ||
+	       (p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN;
+}
+
+/*
+ * What the stack sends may have a source port that is a flow's: MASQUERADE chooses
+ * ports without asking here, and so do sockets. The answers would be the flow's, so
+ * the packet gets another port on its way out, and its answers this one on theirs.
+ * -2: nobody has its port.
+ */
+__noinline int serve_taken(struct __sk_buff *skb, struct settings *s, int renew)
+{
+	struct scratch *m = get_scratch();
+	struct flow *f, *holder;
+	struct tuple *t;
+	__u32 time = now();
+
+	if (!m || !s)
+		return -2;
+	t = &m->packet.tuple;
+	if (renew)
+		bpf_map_delete_elem(&flows, t);
+	tuple_mirror(&m->pair.reply_key, t);
+	holder = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
+	if (!holder)
+		holder = request_at(&m->pair.reply_key, &m->pair.holder_key);
+	if (!holder || (holder->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
+	    flow_dead(holder, t->proto, s, time))
+		return -2;
+	f = &m->pair.flow;
+	__builtin_memset(f, 0, sizeof(*f));
+	f->saddr = t->saddr;
+	f->daddr = t->daddr;
+	f->sport = t->sport;
+	f->dport = t->dport;
+	f->helper_port = t->dport;
+	f->helper = HELPER_NODE;
+	f->state = FLOW_NEW;
+	f->flags = FLOW_SNAT | FLOW_STACK;
+	f->seen = time;
+	m->pair.seq = m->packet.seq;
+	been_set(BEEN_NODE_HELPER);
+	if (flow_create(skb, t, &m->pair, 1, 0, s) != FLOW_CREATED)
+		return drop(DROP_SNAT_PORTS);
+	count(PORT_CHANGED);
+	return flow_forward(skb, m, EGRESS, NULL);
+}
+
+/* A packet of no flow that leaves: its port may be a flow's, or it asks a TFTP server. */
+__noinline int serve_egress(struct __sk_buff *skb, struct settings *s, int renew)
 {
 	struct scratch *m = get_scratch();
 	const struct tuple *t;
 	struct frontend *fe;
+	int ret;
 
-	if (m && m->packet.tuple.proto == IPPROTO_UDP && been(BEEN_NODE_HELPER)) {
-		t = &m->packet.tuple;
+	if (!m)
+		return NEXT;
+	t = &m->packet.tuple;
+	if (been(BEEN_SNAT) && packet_begins(&m->packet)) {
+		ret = serve_taken(skb, s, renew);
+		if (ret != -2)
+			return ret;
+	}
+	if (t->proto == IPPROTO_UDP && been(BEEN_NODE_HELPER)) {
 		fe = frontend_exact(&t->daddr, t->dport, t->proto, t->family);
 		if (fe && fe->flags & FRONTEND_ENDPOINT && fe->flags & FRONTEND_TFTP)
 			helper_expect_node(skb, t, &m->pair);
@@ -113,6 +172,8 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 		return relay_error(skb, s, hook);
 	if (p->flags & PACKET_NO_L4 && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
+	if (hook == EGRESS && !packet_begins(p) && !been(BEEN_STACK_FLOW | BEEN_NODE_HELPER))
+		return pass(PASS_OTHER);
 
 	f = flow_find(skb, p, s, &stale);
 	if (f) {
@@ -131,7 +192,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 			return ret;
 	}
 	if (hook == EGRESS)
-		return serve_egress(skb);
+		return serve_egress(skb, s, stale);
 	return serve(skb, s, hook, stale);
 }
 

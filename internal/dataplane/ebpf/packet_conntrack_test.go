@@ -19,6 +19,8 @@ func TestPacketConntrack(t *testing.T) {
 	t.Run("TupleTaken", func(t *testing.T) { eachFamily(t, n, n.connectionElsewhere) })
 	t.Run("Drains", func(t *testing.T) { eachTransport(t, n, n.conntrackMeetsWhatRuns) })
 	t.Run("PortTaken", func(t *testing.T) { eachTransport(t, n, n.conntrackTakesPort) })
+	t.Run("PortTakenOnTheWayOut", func(t *testing.T) { eachTransport(t, n, n.stackTakesPort) })
+	t.Run("PortOfARequestTaken", func(t *testing.T) { eachFamily(t, n, n.stackTakesRequestsPort) })
 }
 
 // track makes the entry of a connection that netfilter has translated: from src to
@@ -140,6 +142,56 @@ func (n *packetNode) conntrackTakesPort(t *testing.T, p *plan, proto uint8) {
 	if r.v.src == seen {
 		t.Errorf("goes out as %s again, which netfilter has", seen)
 	}
+}
+
+// stackTakesPort: what the node itself sends has a port that a flow to the same
+// endpoint has, because MASQUERADE chose it, or a socket. Both are answered.
+func (n *packetNode) stackTakesPort(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
+	n.setSNATPorts(t, 50000, 50001)
+	client, front, far := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080)
+	seen := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "S"}).v.src
+	free := ap(seen.Addr(), seen.Port()^1)
+	ask := frame{proto: proto, src: seen, dst: far, flags: "S", payload: []byte("node's")}
+	r := n.send(t, outTun0, ask)
+	r.want(t, actNext, tcVerdictPORT_CHANGED, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_EGRESS)
+	r.wantPath(t, free, far)
+	answered := func(to, from, at netip.AddrPort, code int, verdict tcVerdict) {
+		t.Helper()
+		r := n.send(t, inTun0, frame{proto: proto, src: far, dst: to, flags: "S.", payload: []byte("answer")})
+		r.want(t, code, verdict)
+		r.wantPath(t, from, at)
+	}
+	answered(free, far, seen, actNext, tcVerdictTRANSLATED_STACK)
+	answered(seen, front, client, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	ask.flags = "."
+	r = n.send(t, outTun0, ask)
+	r.want(t, actNext, tcVerdictTRANSLATED_EGRESS)
+	r.wantPath(t, free, far)
+	// That netfilter expects answers at its port is no reason to give them up to it.
+	n.track(t, p, proto, ap(p.client2, 5555), far, far, seen)
+	n.asking(t)
+	n.ageFlows(t, 2)
+	answered(seen, front, client, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	answered(free, far, seen, actNext, tcVerdictTRANSLATED_STACK)
+	// A port that no flow has stays.
+	ask.src, ask.flags = ap(seen.Addr(), 50002), "S"
+	n.untouched(t, "a port of nobody", outTun0, ask.bytes(n, "tun0"), tcVerdictPASS_OTHER)
+}
+
+// stackTakesRequestsPort: the same of a TFTP request, which any port may answer.
+func (n *packetNode) stackTakesRequestsPort(t *testing.T, p *plan) {
+	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
+	n.setSNATPorts(t, 50000, 50001)
+	seen := n.datagram(t, inEth0, ap(p.client, 40000), ap(p.clusterIP, 80)).v.src
+	other := ap(p.far, 5353)
+	r := n.send(t, outTun0, frame{proto: protoUDP, src: seen, dst: other})
+	r.want(t, actNext, tcVerdictPORT_CHANGED, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_EGRESS)
+	free := ap(seen.Addr(), seen.Port()^1)
+	r.wantPath(t, free, other)
+	r = n.send(t, inTun0, frame{proto: protoUDP, src: other, dst: free})
+	r.want(t, actNext, tcVerdictTRANSLATED_STACK)
+	r.wantPath(t, other, seen)
 }
 
 // connectionElsewhere: a client uses a port again, and the Service has been left to

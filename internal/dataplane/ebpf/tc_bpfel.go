@@ -65,6 +65,7 @@ const (
 	tcBeenBEEN_STACK_FLOW  tcBeen = 1
 	tcBeenBEEN_HELPER      tcBeen = 2
 	tcBeenBEEN_NODE_HELPER tcBeen = 4
+	tcBeenBEEN_SNAT        tcBeen = 8
 )
 
 type tcFlow struct {
@@ -328,7 +329,8 @@ const (
 	tcVerdictHELPER_ASKED         tcVerdict = 28
 	tcVerdictHELPER_ANSWERED      tcVerdict = 29
 	tcVerdictDROP_HELPER_ANSWERS  tcVerdict = 30
-	tcVerdictVERDICTS             tcVerdict = 31
+	tcVerdictPORT_CHANGED         tcVerdict = 31
+	tcVerdictVERDICTS             tcVerdict = 32
 )
 
 // Names of all BPF objects in the ELF.
