@@ -2,6 +2,7 @@ package files
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -30,31 +31,16 @@ func TestFTPNamesNobodyElse(t *testing.T) {
 	for _, node := range []string{"a", "b"} {
 		t.Run("at "+node, func(t *testing.T) {
 			conn, their := r.control(t, server, s.at(t, flows.NodePort(node), flows.TCP4))
-			say := func(from, to net.Conn, text string) string {
-				t.Helper()
-				if _, err := io.WriteString(from, text+"\r\n"); err != nil {
-					t.Fatal(err)
-				}
-				_ = to.SetReadDeadline(time.Now().Add(2 * time.Second))
-				line, err := bufio.NewReader(to).ReadString('\n')
-				if err != nil {
-					t.Fatalf("%q does not come: %v", text, err)
-				}
-				return strings.TrimSpace(line)
-			}
-			port := func(a netip.Addr, port int) string {
-				return fmt.Sprintf("%s,%d,%d", strings.ReplaceAll(a.String(), ".", ","), port>>8, port&255)
-			}
 			// Somebody else first: an expectation that is there hides another.
 			for _, said := range []struct {
 				from, to net.Conn
 				text     string
 			}{
-				{conn, their, "PORT " + port(victim, bouncePort)},
+				{conn, their, "PORT " + ftpPort(victim, bouncePort)},
 				{conn, their, "EPRT |1|" + victim.String() + "|5001|"},
-				{their, conn, "227 Entering Passive Mode (" + port(victim, bouncePort) + ")"},
+				{their, conn, "227 Entering Passive Mode (" + ftpPort(victim, bouncePort) + ")"},
 			} {
-				if got := say(said.from, said.to, said.text); got != said.text {
+				if got := r.say(t, said.from, said.to, said.text); got != said.text {
 					t.Errorf("%q arrives as %q", said.text, got)
 				}
 				if e := r.expectations(t, node); e != "" {
@@ -62,16 +48,154 @@ func TestFTPNamesNobodyElse(t *testing.T) {
 				}
 			}
 			// The speaker's own: so much for what this test can see.
-			say(conn, their, "PORT "+port(client, bouncePort))
+			r.say(t, conn, their, "PORT "+ftpPort(client, bouncePort))
 			if e := r.expectations(t, node); !strings.Contains(e, fmt.Sprintf("dport=%d", bouncePort)) {
 				t.Errorf("a client names itself, and is not expected: %q", e)
 			}
-			text := "227 Entering Passive Mode (" + port(pod, bouncePort+1) + ")"
-			if got := say(their, conn, text); got == text || !strings.HasPrefix(got, "227 ") {
+			text := "227 Entering Passive Mode (" + ftpPort(pod, bouncePort+1) + ")"
+			if got := r.say(t, their, conn, text); got == text || !strings.HasPrefix(got, "227 ") {
 				t.Errorf("a server names itself: %q arrives as %q, not translated", text, got)
 			}
 		})
 	}
+}
+
+// hostsOwnPort is one that nobody has heard of, on which the nodes listen.
+const hostsOwnPort = 9999
+
+// TestFTPTakesNobodysPort has a server, and a client, announce ports that are others'
+// at the address that the announcement is translated to: privileged ones, one that the
+// node listens on, and another Service's NodePort. The kernel expects connections to
+// there before any rule is asked, and before the node's own sockets.
+func TestFTPTakesNobodysPort(t *testing.T) {
+	r := start(t, "files-ports")
+	s := r.load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"), service("web", corev1.ProtocolTCP, 8000, "b1"))
+	server := r.ftpByHand(t, "a0")
+	for _, node := range []string{"a", "b"} {
+		t.Run("at "+node, func(t *testing.T) { r.ports(t, s, server, node) })
+	}
+}
+
+func (r *rig) ports(t *testing.T, s *services, server net.Listener, node string) {
+	web := s.at(t, flows.NodePort(node).Of("web"), flows.TCP4)
+	r.names(t, "b1", 8000)
+	r.names(t, node, 22, 10250, hostsOwnPort)
+	r.names(t, "a0", 22, 10250, hostsOwnPort, web.Port(), bouncePort)
+	r.names(t, "client0", 22, web.Port(), bouncePort)
+	conn, their := r.control(t, server, s.at(t, flows.NodePort(node).Of("ftp"), flows.TCP4))
+	r.say(t, their, conn, "220 A line") // the helper begins behind the first line of each side
+	r.say(t, conn, their, "USER a")
+	for _, c := range []struct {
+		port uint16
+		want string
+	}{
+		{bouncePort, "a0"}, // so much for what this test can see
+		{22, node}, {10250, node}, {hostsOwnPort, node}, {web.Port(), "b1"},
+	} {
+		text := r.say(t, their, conn, "227 Entering Passive Mode ("+ftpPort(r.Addr("a0", false), c.port)+")")
+		if got := r.named(t, "client0", parseFTPPort(t, text)); got != c.want {
+			t.Errorf("the server announces port %d, which comes as %q: %q answers there, want %q", c.port, text, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		port uint16
+		want bool
+	}{{bouncePort, true}, {22, false}, {web.Port(), false}} {
+		text := r.say(t, conn, their, "PORT "+ftpPort(r.Addr("client0", false), c.port))
+		at := parseFTPPort(t, text)
+		if at.Addr() == r.Addr("client0", false) {
+			t.Errorf("the client announces port %d, and %q is not translated", c.port, text)
+		}
+		if node == "b" {
+			continue // what a pod asks of another node comes from its own, which nobody expects
+		}
+		if got := r.named(t, "a0", at); (got == "client0") != c.want {
+			t.Errorf("the client announces port %d, which comes as %q: %q answers there", c.port, text, got)
+		}
+	}
+}
+
+// names has a host tell its name to whoever connects to its ports.
+func (r *rig) names(t *testing.T, host string, ports ...uint16) {
+	t.Helper()
+	h, err := r.Host(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range ports {
+		l, err := h.Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(c, host+"\n")
+				c.Close()
+			}
+		}()
+	}
+}
+
+// named connects and returns who is there. A first packet that is dropped is sent
+// again after a second.
+func (r *rig) named(t *testing.T, from string, to netip.AddrPort) string {
+	t.Helper()
+	h, err := r.Host(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	c, err := h.Dial(ctx, "tcp", to.String())
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(line)
+}
+
+// say has one end of a control connection say a line, and returns what the other hears.
+func (r *rig) say(t *testing.T, from, to net.Conn, text string) string {
+	t.Helper()
+	if _, err := io.WriteString(from, text+"\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	_ = to.SetReadDeadline(time.Now().Add(2 * time.Second))
+	line, err := bufio.NewReader(to).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%q does not come: %v", text, err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// ftpPort writes an address as FTP does.
+func ftpPort(a netip.Addr, port uint16) string {
+	return fmt.Sprintf("%s,%d,%d", strings.ReplaceAll(a.String(), ".", ","), port>>8, port&255)
+}
+
+// parseFTPPort reads it back.
+func parseFTPPort(t *testing.T, text string) netip.AddrPort {
+	t.Helper()
+	var a [4]byte
+	var high, low uint16
+	from := strings.IndexAny(text, "( ")
+	if i := strings.IndexByte(text, '('); i >= 0 {
+		from = i
+	}
+	if _, err := fmt.Sscanf(text[from+1:], "%d,%d,%d,%d,%d,%d", &a[0], &a[1], &a[2], &a[3], &high, &low); err != nil {
+		t.Fatalf("%q: %v", text, err)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4(a), high<<8|low)
 }
 
 // expectations are those of a node, as text.
