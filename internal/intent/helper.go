@@ -97,3 +97,23 @@ func helpersOf(svc *model.Service, complain func(field, what string)) []Helper {
 	}
 	return out
 }
+
+// PortRange is a range of ports, both ends included.
+type PortRange struct{ First, Last uint16 }
+
+// An announcement of FTP's (PORT, EPRT, PASV, EPSV) opens a way to the announced port at
+// an address that others use, too. So that nobody takes what is others', no connection is
+// led after it to these ports, nor to an address and port that a Service has, nor to one
+// that the node listens on as far as the dataplane can tell. Such a connection gets to
+// where it would have got without the announcement.
+var (
+	// NeverAnnounced are ports that no announcement may take, whatever their address.
+	NeverAnnounced = PortRange{1, 1023}
+	// KeptByNodes are ports that none may take at an address of the node: those of
+	// Kubernetes' own programs, which even a process of the node is not led away from.
+	KeptByNodes = []PortRange{
+		{2379, 2380},   // etcd
+		{6443, 6443},   // the API server
+		{10248, 10259}, // kubelet, kube-proxy or Spillway, controller manager, scheduler
+	}
+)

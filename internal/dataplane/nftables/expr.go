@@ -20,6 +20,9 @@ const (
 	ctStatusDNAT                         = 1 << 5
 	natRangeFullyRandom                  = 1 << 4
 	rtnLocal                             = 2
+
+	socketKey, socketDreg = 1, 2 // NFTA_SOCKET_*
+	socketWildcard        = 2    // NFT_SOCKET_WILDCARD; Linux 5.9
 )
 
 // rule is one rule of a chain: its expressions as the kernel takes them.
@@ -86,12 +89,15 @@ func (r *rule) ct(key, reg uint32) *rule {
 }
 
 // ctOriginal loads a field of the connection's original direction: what the
-// client sent, before any translation.
-func (r *rule) ctOriginal(key, reg uint32) *rule {
+// client sent, before any translation. ctReply loads what an answer has.
+func (r *rule) ctOriginal(key, reg uint32) *rule { return r.ctOf(key, 0, reg) }
+func (r *rule) ctReply(key, reg uint32) *rule    { return r.ctOf(key, 1, reg) }
+
+func (r *rule) ctOf(key uint32, direction byte, reg uint32) *rule {
 	return r.add("ct", func(a *attrs) {
 		a.u32(unix.NFTA_CT_KEY, key)
 		a.u32(unix.NFTA_CT_DREG, reg)
-		a.bytes(unix.NFTA_CT_DIRECTION, []byte{0})
+		a.bytes(unix.NFTA_CT_DIRECTION, []byte{direction})
 	})
 }
 
@@ -107,7 +113,12 @@ func (r *rule) cmp(op, reg uint32, value []byte) *rule {
 
 // anyBit goes on if one of the bits is set.
 func (r *rule) anyBit(reg uint32, bits uint32) *rule {
-	r.add("bitwise", func(a *attrs) {
+	return r.mask(reg, bits).cmp(unix.NFT_CMP_NEQ, reg, hostU32(0))
+}
+
+// mask leaves only these bits.
+func (r *rule) mask(reg uint32, bits uint32) *rule {
+	return r.add("bitwise", func(a *attrs) {
 		a.u32(unix.NFTA_BITWISE_SREG, reg)
 		a.u32(unix.NFTA_BITWISE_DREG, reg)
 		a.u32(unix.NFTA_BITWISE_LEN, 4)
@@ -118,7 +129,16 @@ func (r *rule) anyBit(reg uint32, bits uint32) *rule {
 		a.bytes(unix.NFTA_DATA_VALUE, hostU32(0))
 		a.close(at)
 	})
-	return r.cmp(unix.NFT_CMP_NEQ, reg, hostU32(0))
+}
+
+// socket goes on if the node has a socket for the packet as it is, one that listens on
+// all addresses included. It asks before the destination is translated, and not in the
+// output hook, where it would find the sender's.
+func (r *rule) socket(reg uint32) *rule {
+	return r.add("socket", func(a *attrs) {
+		a.u32(socketKey, socketWildcard)
+		a.u32(socketDreg, reg)
+	}).cmp(unix.NFT_CMP_LTE, reg, []byte{1}) // whichever: without a socket the rule ends before
 }
 
 func (r *rule) random(modulus, reg uint32) *rule {

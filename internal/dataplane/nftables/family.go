@@ -15,15 +15,15 @@ type family struct {
 	proto        uint32 // NFPROTO_*
 	size         uint32 // bytes of an address
 	saddr, daddr uint32 // offsets in the IP header
-	ctDst        uint32
+	ctSrc, ctDst uint32
 	addrType     uint32 // nft's number for the type
 	header       uint32 // nft's number for the header's description
 	daddrField   uint32 // of the destination address in it
 }
 
 var (
-	ipv4 = family{"4", unix.NFPROTO_IPV4, 4, 12, 16, ctDstIP, 7, 12, 12}
-	ipv6 = family{"6", unix.NFPROTO_IPV6, 16, 8, 24, ctDstIP6, 8, 13, 9}
+	ipv4 = family{"4", unix.NFPROTO_IPV4, 4, 12, 16, ctSrcIP, ctDstIP, 7, 12, 12}
+	ipv6 = family{"6", unix.NFPROTO_IPV6, 16, 8, 24, ctSrcIP6, ctDstIP6, 8, 13, 9}
 )
 
 func familyOf(f model.Family) *family {

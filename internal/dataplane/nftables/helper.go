@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -31,6 +32,20 @@ import (
 // comes before those rules and says that its source stays.
 const chainAsItIs = "as-it-is"
 
+// What a helper of FTP expects has its translation from the announcement, before any
+// rule is asked: a server could have a client's next connection to the node's SSH, or
+// to another Service. These chains come behind conntrack (-200) and before that
+// translation (-100), and drop the first packet of a connection to a port that may not
+// be announced (see intent.NeverAnnounced). Conntrack forgets it and what was
+// expected, and the client's next attempt gets to where it belongs.
+//
+//	ftp-endpoints4       addresses of endpoints of Services that speak FTP
+const (
+	chainAnnounced     = "announced"      // connections that were expected, of others
+	chainAnnouncedHere = "announced-here" // of processes of the node
+	chainTaken         = "taken"          // drops those to ports that are not the announcer's
+)
+
 // helper is one of the kernel's, as an object of the table. It is there while one
 // of its sets is.
 type helper struct {
@@ -48,6 +63,7 @@ func (l *layout) newHelpers() {
 	for i := range l.common {
 		c := &l.common[i]
 		c.helpedEndpoints = l.add(&set{name: "helped-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints here whose connections have a helper"})
+		c.ftpEndpoints = l.add(&set{name: "ftp-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints of Services that speak FTP"})
 	}
 	for _, h := range []*helper{
 		{kind: intent.TFTP, name: kernelName(intent.TFTP), protocol: model.UDP},
@@ -87,6 +103,9 @@ func (r *rendering) help(l *layout, p *intent.ServicePort) {
 		r.add(l.addresses[i].helped[p.Helper], string(append(appendAddr(nil, f.Addr), key...)), value{})
 	}
 	for _, e := range p.Endpoints {
+		if p.Helper == intent.FTP {
+			r.add(l.common[i].ftpEndpoints, string(appendAddr(nil, e.Addr.Addr())), value{})
+		}
 		if !e.Here {
 			continue
 		}
@@ -132,7 +151,75 @@ func (rs *ruleset) asItIs() {
 	}
 }
 
-const ctStatusExpected = 1 << 0 // IPS_EXPECTED
+// announced keeps connections that were announced by FTP away from ports that are not
+// the announcer's: those from a client to an endpoint (passive), and those of an
+// endpoint to a client whose address was masqueraded (active).
+func (rs *ruleset) announced() {
+	var taken []*rule
+	for _, name := range []string{chainAnnounced, chainAnnouncedHere} {
+		var rules []*rule
+		for i := range rs.layout.common {
+			c := &rs.layout.common[i]
+			if !rs.exists(c.ftpEndpoints) {
+				continue
+			}
+			passive := expected(c.family).ctReply(c.family.ctSrc, firstReg).in(c.ftpEndpoints, firstReg)
+			active := expected(c.family).source(c.family, firstReg).in(c.ftpEndpoints, firstReg)
+			if rules = append(rules, passive.call(chainTaken), active.call(chainTaken)); name == chainAnnounced && rs.sockets {
+				// A process of the node that is a client itself listens for its data: no
+				// such question about what endpoints open.
+				r := expected(c.family).ctReply(c.family.ctSrc, firstReg).in(c.ftpEndpoints, firstReg)
+				r.comment = "the node listens there"
+				rules = append(rules, r.socket(firstReg).counter().drop())
+			}
+		}
+		if rules != nil {
+			rs.chains = append(rs.chains, hooked(name, rules))
+			taken = rs.taken()
+		}
+	}
+	if taken != nil {
+		rs.chains = append(rs.chains, chain{name: chainTaken, rules: taken})
+	}
+}
+
+// expected goes on with TCP connections of the family that a helper expected and has
+// led elsewhere, until they are answered.
+func expected(f *family) *rule {
+	const led = ctStatusExpected | ctStatusDNAT
+	r := (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).mask(firstReg, led).cmp(unix.NFT_CMP_EQ, firstReg, hostU32(led))
+	r.ct(unix.NFT_CT_STATE, firstReg).anyBit(firstReg, ctStateRelated).only(f)
+	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
+}
+
+// taken drops what is for a port that nobody may announce.
+func (rs *ruleset) taken() []*rule {
+	to := func(r *rule, ports intent.PortRange) *rule {
+		r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, firstReg)
+		first, last := binary.BigEndian.AppendUint16(nil, ports.First), binary.BigEndian.AppendUint16(nil, ports.Last)
+		if ports.First == ports.Last {
+			return r.cmp(unix.NFT_CMP_EQ, firstReg, first).counter().drop()
+		}
+		return r.cmp(unix.NFT_CMP_GTE, firstReg, first).cmp(unix.NFT_CMP_LTE, firstReg, last).counter().drop()
+	}
+	out := []*rule{to(&rule{comment: "privileged"}, intent.NeverAnnounced)}
+	for _, ports := range intent.KeptByNodes {
+		out = append(out, to((&rule{comment: "of the node's programs"}).local(1, unix.NFT_CMP_EQ), ports))
+	}
+	for _, b := range rs.layout.bases() {
+		r := (&rule{comment: "a Service's"}).only(b.family)
+		if b.nodePort {
+			r.destination(b.family, firstReg).in(rs.layout.commonOf(b.family).nodePortAddrs, firstReg)
+		}
+		out = append(out, b.key(r).in(b.frontends, firstReg).counter().drop())
+	}
+	return out
+}
+
+const (
+	ctStatusExpected = 1 << 0 // IPS_EXPECTED
+	ctStateRelated   = 1 << 2 // NF_CT_STATE_RELATED_BIT
+)
 
 // object refers to an object of the table.
 func (r *rule) object(typ uint32, name string) *rule {

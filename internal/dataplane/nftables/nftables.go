@@ -96,8 +96,13 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
 	b := &Backend{cfg: cfg, drifted: make(chan struct{}, 1), have: map[intent.Helper]bool{}}
 	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
-	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside, counted: cfg.ServiceCounters}
-	if err := b.do(ctx, func(s *socket) error { return probe(s, cfg.Table, b.traits) }); err != nil {
+	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside, counted: cfg.ServiceCounters, sockets: true}
+	ask := func(s *socket) error { return probe(s, cfg.Table, b.traits) }
+	if err = b.do(ctx, ask); err != nil {
+		b.traits.sockets = false
+		err = b.do(ctx, ask)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and root; or use another --proxy-mode")
 	}
 	if err := b.listen(); err != nil {

@@ -33,6 +33,9 @@ var hooks = map[string]*hook{
 	chainRemember:     {"nat", unix.NF_INET_POST_ROUTING, 99},
 	chainRememberHere: {"nat", unix.NF_INET_LOCAL_IN, 99},
 	chainAsItIs:       {"nat", unix.NF_INET_POST_ROUTING, 98},
+
+	chainAnnounced:     {"filter", unix.NF_INET_PRE_ROUTING, -150},
+	chainAnnouncedHere: {"filter", unix.NF_INET_LOCAL_OUT, -150},
 }
 
 func hooked(name string, rules []*rule) chain {
@@ -70,6 +73,7 @@ type traits struct {
 	liberal bool // nf_conntrack_tcp_be_liberal
 	beside  bool // see Config.Beside
 	counted bool // see Config.ServiceCounters
+	sockets bool // the kernel can tell whether the node listens on a port (nft_socket)
 }
 
 // ruleset writes the chains. Which there are depends on
@@ -100,6 +104,7 @@ func (rs *ruleset) write() []chain {
 	}
 	rs.remember()
 	rs.asItIs()
+	rs.announced()
 	return rs.chains
 }
 

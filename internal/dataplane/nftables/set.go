@@ -243,6 +243,8 @@ type common struct {
 	clients        *set // client . number of a Service port -> number of an endpoint
 	// helpedEndpoints are the addresses of endpoints here whose connections have a helper.
 	helpedEndpoints *set
+	// ftpEndpoints are those of endpoints of FTP, wherever they are.
+	ftpEndpoints *set
 }
 
 // layout is every set that the table can have. Those of time-outs of affinity are
