@@ -38,8 +38,8 @@ type family struct {
 	// what is wanted. A write makes it void.
 	seen fingerprint
 	have map[intent.Helper]bool // helpers that the kernel is known to have
-	// raw: table raw may hold something of ours though nothing needs it. It is
-	// known once an earlier run's have been looked for.
+	// raw: tables raw and mangle may hold something of ours though nothing needs it.
+	// It is known once an earlier run's have been looked for.
 	raw, looked bool
 }
 
@@ -125,16 +125,15 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	}
 	failed := map[intent.PortID]error{}
 	upserts := b.withHelp(ctx, c.Upserts, failed)
-	diffs := make([]difference, len(b.families))
+	diffs := make([][]difference, len(b.families))
 	for i, f := range b.families {
 		f.raw = f.raw || len(f.helped) > 0
-		diffs[i] = f.apply(upserts, c.Deletes)
-		if f.settleHelp() {
-			b.known = false // other tables, other ways in
+		services := f.apply(upserts, c.Deletes)
+		help, full := f.settleHelp()
+		diffs[i] = append(help, services)
+		if full || b.variant == NFT && slices.ContainsFunc(diffs[i], func(d difference) bool { return d.many() }) {
+			b.known = false // other ways in; or the order asks for what is there
 		}
-	}
-	if b.variant == NFT && slices.ContainsFunc(diffs, func(d difference) bool { return d.many() }) {
-		b.known = false // the order asks for what is there
 	}
 	write := func() error { return b.writeChanged(ctx, diffs) }
 	if !b.known {
@@ -159,6 +158,7 @@ func (b *Backend) takeNode() bool {
 	changed := false
 	for _, f := range b.families {
 		facts := newFacts(f.ruleset.family, b.node, liberal())
+		facts.sockets = f.sockets
 		if facts.equal(&f.facts) {
 			continue
 		}

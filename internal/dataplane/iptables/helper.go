@@ -3,11 +3,14 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/model"
 )
 
 // Service ports of a protocol that opens a second port have the kernel's helper
@@ -23,14 +26,37 @@ import (
 // server's answer, which begins a connection, and the other node would not know
 // it. SPW-EXPECTED says that its source stays.
 //
-// Both chains, and the ways to them, are there while a Service needs them: a node
-// without such Services has no table raw from here. There are few of them, so a
-// change of theirs is a full sync.
+// What a helper of FTP expects has its translation from the announcement, before
+// any rule of table nat is asked: a server could have a client's next connection to the
+// node's SSH, or to another Service. Table mangle comes between, and drops the first
+// packet of a connection to a port that may not be announced (intent.NeverAnnounced).
+// Conntrack forgets it and what was expected, and the client's next attempt gets to
+// where it belongs.
+//
+//	mangle PREROUTING, OUTPUT ─ expected, TCP ─> SPW-ANNOUNCED   from or to endpoints of FTP ─> SPW-TAKEN
+//	mangle PREROUTING ─ the node listens there ─> SPW-LISTENING  to such an endpoint ─> DROP
+//
+// All these chains, and the ways to them, are there while a Service needs them: a node
+// without such Services has no tables raw and mangle from here. Chains that come or go,
+// with their ways in, are a full sync.
 const (
-	tableRaw      = "raw"
-	chainHelpers  = chainPrefix + "HELPERS"
-	chainExpected = chainPrefix + "EXPECTED"
+	tableRaw       = "raw"
+	tableMangle    = "mangle"
+	chainHelpers   = chainPrefix + "HELPERS"
+	chainExpected  = chainPrefix + "EXPECTED"
+	chainAnnounced = chainPrefix + "ANNOUNCED"
+	chainListening = chainPrefix + "LISTENING"
+	chainTaken     = chainPrefix + "TAKEN"
 )
+
+// helpTables are the tables that only a helper needs.
+var helpTables = []string{tableRaw, tableMangle}
+
+// helpChainNames are the chains that only a helper needs.
+var helpChainNames = []string{chainHelpers, chainExpected, chainAnnounced, chainListening, chainTaken}
+
+// allTables are those that may hold rules of ours.
+var allTables = slices.Concat(tables, helpTables)
 
 // kernelName is what the kernel calls a helper. Tests name one that it lacks.
 var kernelName = intent.Helper.String
@@ -39,6 +65,15 @@ var kernelName = intent.Helper.String
 type help struct {
 	helped  map[intent.PortID]*intent.ServicePort
 	changed bool // since somebody took it in
+}
+
+// fronts notes that a port's frontends come, go or change: they are nobody else's to
+// announce. Endpoints are no matter.
+func (h *help) fronts(old, now *intent.ServicePort) {
+	same := func(a, b intent.Frontend) bool { return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port }
+	if len(h.helped) > 0 && !(old != nil && now != nil && slices.EqualFunc(old.Frontends, now.Frontends, same)) {
+		h.changed = true
+	}
 }
 
 func (h *help) forget(id intent.PortID) {
@@ -56,7 +91,7 @@ func (h *help) remember(p *intent.ServicePort) {
 }
 
 // helpChains writes out the chains that are needed, by table.
-func (r *ruleset) helpChains() map[string]chain {
+func (r *ruleset) helpChains() map[string][]chain {
 	if len(r.helped) == 0 {
 		return nil
 	}
@@ -64,11 +99,11 @@ func (r *ruleset) helpChains() map[string]chain {
 	for _, p := range r.helped {
 		r.helpPort(p, &assign, &stay)
 	}
-	out := map[string]chain{}
+	out := map[string][]chain{tableMangle: r.announcedChains()}
 	for table, c := range map[string]*chain{tableRaw: &assign, tableNAT: &stay} {
 		slices.Sort(c.rules)
 		if c.rules = slices.Compact(c.rules); len(c.rules) > 0 {
-			out[table] = *c
+			out[table] = []chain{*c}
 		}
 	}
 	return out
@@ -98,52 +133,180 @@ func (r *ruleset) helpPort(p *intent.ServicePort, assign, stay *chain) {
 	}
 }
 
-// helpJumps are the ways into the chains that are there.
-func (r *ruleset) helpJumps(table string) []jump {
-	c, needed := r.helpChains()[table]
-	switch {
-	case !needed:
-		return nil
-	case table == tableRaw:
-		rule := newRule(`-m comment --comment "spillway: helpers"`).jump(c.name)
-		return []jump{{tableRaw, "PREROUTING", rule}, {tableRaw, "OUTPUT", rule}}
-	}
-	rule := newRule(`-m conntrack --ctstatus EXPECTED -m comment --comment "spillway: expected by a helper"`)
-	return []jump{{tableNAT, "POSTROUTING", rule.jump(c.name)}}
-}
-
-// settleHelp notes what the chains must hold. It reports whether that changed.
-func (r *ruleset) settleHelp() bool {
-	if !r.changed {
-		return false
-	}
-	r.changed = false
-	chains, any := r.helpChains(), false
-	for table, name := range map[string]string{tableRaw: chainHelpers, tableNAT: chainExpected} {
-		before, was := r.want[table][name]
-		c, is := chains[table]
-		switch {
-		case is && (!was || sumOf(c.rules) != before):
-			r.wants(table, name, sumOf(c.rules))
-			any = true
-		case !is && was:
-			r.rules[table] -= before.rules
-			delete(r.want[table], name)
-			any = true
+// helpJumps are the ways into the chains that are wanted.
+func (r *ruleset) helpJumps(table string) (out []jump) {
+	for _, name := range helpChainNames {
+		if _, wanted := r.want[table][name]; wanted {
+			out = append(out, waysInto(name)...)
 		}
 	}
-	return any
+	return out
+}
+
+// waysInto are the rules in the kernel's chains that lead to one of a helper's.
+func waysInto(name string) []jump {
+	comment := func(r *rule, what string) *rule { return r.add(`-m comment --comment "spillway: ` + what + `"`) }
+	switch name {
+	case chainHelpers:
+		rule := comment(newRule(""), "helpers").jump(name)
+		return []jump{{tableRaw, "PREROUTING", rule}, {tableRaw, "OUTPUT", rule}}
+	case chainExpected:
+		rule := newRule("-m conntrack --ctstatus EXPECTED")
+		return []jump{{tableNAT, "POSTROUTING", comment(rule, "expected by a helper").jump(name)}}
+	case chainAnnounced:
+		rule := comment(newRule(announcedMatch), "announced by FTP").jump(name)
+		return []jump{{tableMangle, "PREROUTING", rule}, {tableMangle, "OUTPUT", rule}}
+	case chainListening:
+		rule := newRule(announcedMatch).add("-m socket --nowildcard")
+		return []jump{{tableMangle, "PREROUTING", comment(rule, "the node listens there").jump(name)}}
+	}
+	return nil
+}
+
+// announcedMatch is of connections that a helper expected, until they are answered.
+const announcedMatch = "-p tcp -m conntrack --ctstate RELATED --ctstatus EXPECTED"
+
+// announcedChains keep connections that were announced by FTP away from ports that are
+// not the announcer's: those from a client to an endpoint (passive), and those of an
+// endpoint to a client whose address was masqueraded (active). A process of the node
+// that is a client itself listens for its data, so the node's sockets say nothing of
+// the latter.
+func (r *ruleset) announcedChains() []chain {
+	announced, listening := chain{name: chainAnnounced}, chain{name: chainListening}
+	const led = "-m conntrack --ctstate DNAT"
+	for _, p := range r.helped {
+		if p.Helper != intent.FTP {
+			continue
+		}
+		for _, e := range p.Endpoints {
+			addr := e.Addr.Addr()
+			announced.add(from(host(addr)).add(led).jump(chainTaken))
+			announced.add(newRule(led).add("--ctreplsrc " + addr.String()).jump(chainTaken))
+			listening.add(newRule(led).add("--ctreplsrc " + addr.String()).jump("DROP"))
+		}
+	}
+	if len(announced.rules) == 0 {
+		return nil
+	}
+	out := []chain{announced, r.takenChain()}
+	if r.sockets {
+		out = append(out, listening)
+	}
+	for i := range out {
+		if out[i].name != chainTaken {
+			slices.Sort(out[i].rules)
+			out[i].rules = slices.Compact(out[i].rules)
+		}
+	}
+	return out
+}
+
+// takenChain drops what is for a port that nobody may announce. Of Services it names
+// the NodePorts, and the ports of those addresses that FTP is served at.
+func (r *ruleset) takenChain() chain {
+	c := chain{name: chainTaken}
+	drop := func(match string, ports intent.PortRange) {
+		text := fmt.Sprint(ports.First)
+		if ports.Last != ports.First {
+			text += fmt.Sprintf(":%d", ports.Last)
+		}
+		c.add(newRule(match).add("--dport " + text).jump("DROP"))
+	}
+	drop("-p tcp -m tcp", intent.NeverAnnounced)
+	const local = "-p tcp -m addrtype --dst-type LOCAL -m tcp"
+	for _, ports := range intent.KeptByNodes {
+		drop(local, ports)
+	}
+	shared := map[netip.Addr][]uint16{}
+	for _, p := range r.helped {
+		for i := range p.Frontends {
+			if f := &p.Frontends[i]; p.Helper == intent.FTP && f.Kind != intent.NodePort {
+				shared[f.Addr] = nil
+			}
+		}
+	}
+	var nodePorts []uint16
+	for _, p := range r.ports {
+		for i := range p.Frontends {
+			f := &p.Frontends[i]
+			at, is := shared[f.Addr]
+			switch {
+			case p.ID.Protocol != model.TCP:
+			case f.Kind == intent.NodePort:
+				nodePorts = append(nodePorts, f.Port)
+			case is:
+				shared[f.Addr] = append(at, f.Port)
+			}
+		}
+	}
+	for _, ports := range rangesOfPorts(nodePorts) {
+		drop(local, ports)
+	}
+	for _, addr := range slices.SortedFunc(maps.Keys(shared), netip.Addr.Compare) {
+		for _, ports := range rangesOfPorts(shared[addr]) {
+			drop("-d "+host(addr).String()+" -p tcp -m tcp", ports)
+		}
+	}
+	return c
+}
+
+// rangesOfPorts joins ports that follow each other.
+func rangesOfPorts(ports []uint16) (out []intent.PortRange) {
+	slices.Sort(ports)
+	for _, p := range slices.Compact(ports) {
+		if n := len(out); n > 0 && p > 0 && out[n-1].Last == p-1 {
+			out[n-1].Last = p
+			continue
+		}
+		out = append(out, intent.PortRange{First: p, Last: p})
+	}
+	return out
+}
+
+// settleHelp notes what the chains must hold, and returns what that changes in them.
+// full says that one of them comes or goes, and with it the ways in.
+func (r *ruleset) settleHelp() (diffs []difference, full bool) {
+	if !r.changed {
+		return nil, false
+	}
+	r.changed = false
+	chains := r.helpChains()
+	for _, table := range slices.Concat([]string{tableNAT}, helpTables) {
+		diff, wanted := difference{table: table}, map[string]bool{}
+		for _, c := range chains[table] {
+			wanted[c.name] = true
+			before, was := r.want[table][c.name]
+			if was && sumOf(c.rules) == before {
+				continue
+			}
+			full = full || !was
+			r.wants(table, c.name, sumOf(c.rules))
+			diff.fill = append(diff.fill, c)
+		}
+		for _, name := range helpChainNames {
+			if before, was := r.want[table][name]; was && !wanted[name] {
+				r.rules[table] -= before.rules
+				delete(r.want[table], name)
+				full = true
+			}
+		}
+		if !diff.empty() {
+			diffs = append(diffs, diff)
+		}
+	}
+	return diffs, full
 }
 
 // tables are those of the family that hold rules of ours, or may.
 func (f *family) tables() []string {
 	if f.raw || len(f.helped) > 0 {
-		return []string{tableNAT, tableFilter, tableRaw}
+		return allTables
 	}
 	return tables
 }
 
-// findRaw finds out, once, whether an earlier run has left something in table raw.
+// findRaw finds out, once, whether an earlier run has left something in the tables that
+// only helpers need.
 func (f *family) findRaw(ctx context.Context) error {
 	if f.looked {
 		return nil
@@ -153,7 +316,7 @@ func (f *family) findRaw(ctx context.Context) error {
 		return err
 	}
 	for _, d := range dumps {
-		f.raw = f.raw || d.table == tableRaw && (len(d.chains) > 0 || len(d.jumps) > 0)
+		f.raw = f.raw || slices.Contains(helpTables, d.table) && (len(d.chains) > 0 || len(d.jumps) > 0)
 	}
 	f.looked = true
 	return nil
@@ -166,6 +329,9 @@ func (f *family) lacksHelper(ctx context.Context, h intent.Helper, protocol stri
 	}
 	kernel.LoadHelper(h.String())
 	err := tryRules(ctx, f.programs, []feature{{h.String(), tableRaw, "-p " + protocol + " -j CT --helper " + kernelName(h), false}})
+	if err == nil && h == intent.FTP {
+		f.sockets = tryRules(ctx, f.programs, []feature{{"socket", tableMangle, announcedMatch + " -m socket --nowildcard", false}}) == nil
+	}
 	if err == nil {
 		f.have[h] = true
 		return nil

@@ -26,7 +26,7 @@ func newMetrics() *metrics {
 		differences: counter("spillway_iptables_differences_total",
 			"Chains and rules that the kernel did not hold as they were written, found by audits and by --verify-partial-sync."),
 	}
-	for _, table := range []string{tableNAT, tableFilter, tableRaw} {
+	for _, table := range allTables {
 		m.total.WithLabelValues(table).Set(0)
 		m.last.WithLabelValues(table).Set(0)
 	}
@@ -35,7 +35,7 @@ func newMetrics() *metrics {
 
 // synced notes what the kernel holds now, and what was written for it.
 func (m *metrics) synced(families []*family, written map[string]int) {
-	for _, table := range []string{tableNAT, tableFilter, tableRaw} {
+	for _, table := range allTables {
 		n := 0
 		for _, f := range families {
 			n += f.count(table)

@@ -89,7 +89,7 @@ func (one feature) err(ctx context.Context, p *programs) error {
 // tryRules writes rules into a chain that nothing leads to, and removes it.
 func tryRules(ctx context.Context, p *programs, features []feature) error {
 	var write, clear []difference
-	for _, table := range []string{tableNAT, tableFilter, tableRaw} {
+	for _, table := range allTables {
 		c := chain{name: chainTry}
 		for _, one := range features {
 			if one.table == table {

@@ -150,7 +150,7 @@ func sameWants(t *testing.T, be *Backend, s intent.State) {
 		fresh := newRuleset(f.facts)
 		fresh.apply(s.Ports, nil)
 		fresh.settleHelp()
-		for _, table := range []string{tableNAT, tableFilter, tableRaw} {
+		for _, table := range allTables {
 			have, want := f.want[table], fresh.want[table]
 			for name := range have {
 				if _, ok := want[name]; !ok {

@@ -57,7 +57,7 @@ func newRuleset(f facts) *ruleset {
 		addresses: dispatch{root: chainAddresses, addrDigits: addrDigits(f.family)},
 		nodePorts: dispatch{root: chainNodePorts},
 		help:      help{helped: map[intent.PortID]*intent.ServicePort{}},
-		want:      map[string]tableSums{tableNAT: {}, tableFilter: {}, tableRaw: {}},
+		want:      map[string]tableSums{tableNAT: {}, tableFilter: {}, tableRaw: {}, tableMangle: {}},
 		rules:     map[string]int{},
 	}
 	for _, c := range f.filterChains() {
@@ -98,11 +98,15 @@ func (d *difference) empty() bool {
 func (r *ruleset) apply(upserts []*intent.ServicePort, deletes []intent.PortID) difference {
 	touched := map[string][]string{} // nil: gone
 	for _, id := range deletes {
+		if old := r.ports[id]; old != nil {
+			r.fronts(old, nil)
+		}
 		r.forget(id, touched)
 	}
 	// All old claims first: an address may move from one port to another.
 	for _, p := range upserts {
 		if p.ID.Family == r.family {
+			r.fronts(r.ports[p.ID], p)
 			r.forget(p.ID, touched)
 		}
 	}
@@ -181,10 +185,12 @@ func (r *ruleset) settle(touched map[string][]string) difference {
 // chains writes out every chain of a table.
 func (r *ruleset) chains(table string) iter.Seq[chain] {
 	return func(yield func(chain) bool) {
-		if c, needed := r.helpChains()[table]; needed && !yield(c) {
-			return
+		for _, c := range r.helpChains()[table] {
+			if !yield(c) {
+				return
+			}
 		}
-		if table == tableRaw {
+		if slices.Contains(helpTables, table) {
 			return
 		}
 		if table == tableFilter {

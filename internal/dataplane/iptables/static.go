@@ -73,6 +73,7 @@ type facts struct {
 	nodePortAddrs []netip.Addr
 	masqueradeAll bool
 	liberal       bool // nf_conntrack_tcp_be_liberal
+	sockets       bool // xt_socket is there; asked when FTP is first served
 }
 
 func newFacts(f model.Family, n intent.Node, liberal bool) facts {

@@ -13,20 +13,27 @@ import (
 
 // writeChanged is a partial sync: one restore a family, of the chains that
 // changed. Where it fails, all is compared and written.
-func (b *Backend) writeChanged(ctx context.Context, diffs []difference) error {
+func (b *Backend) writeChanged(ctx context.Context, diffs [][]difference) error {
 	written := map[string]int{}
 	for i, f := range b.families {
-		if diffs[i].empty() {
+		diffs[i] = slices.DeleteFunc(diffs[i], func(d difference) bool { return d.empty() })
+		if len(diffs[i]) == 0 {
 			continue
 		}
-		// What changed is of no use where the ways into it were flushed. That
-		// is found out in passing.
-		for _, j := range f.jumpsOf(tableNAT) {
-			diffs[i].check = append(diffs[i].check, "-C "+j.from+" "+j.rule)
+		for n := range diffs[i] {
+			d := &diffs[i][n]
+			written[d.table] += d.rules()
+			if d.table == tableFilter {
+				continue
+			}
+			// What changed is of no use where the ways into it were flushed. That
+			// is found out in passing.
+			for _, j := range f.jumpsOf(d.table) {
+				d.check = append(d.check, "-C "+j.from+" "+j.rule)
+			}
 		}
-		written[tableNAT] += diffs[i].rules()
 		f.seen = fingerprint{}
-		if err := f.programs.write(ctx, diffs[i]); err != nil {
+		if err := f.programs.write(ctx, diffs[i]...); err != nil {
 			return b.partialFailed(ctx, err)
 		}
 	}
@@ -116,7 +123,7 @@ func (b *Backend) repairFamily(ctx context.Context, f *family, written map[strin
 	for _, d := range diffs {
 		written[d.table] += d.rules()
 	}
-	f.raw = len(f.helped) > 0 // what is there of table raw and is not wanted goes now
+	f.raw = len(f.helped) > 0 // what is there of tables raw and mangle and is not wanted goes now
 	if r = repairOf(f.ruleset.family, diffs); !r.Any() {
 		f.seen = now // taken first: what came between is found out next time
 		return r, nil
