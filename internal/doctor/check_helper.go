@@ -30,7 +30,7 @@ func (helperCheck) Find(n *Node) []Finding {
 		for _, h := range helped {
 			var missing []ruleset.Frontend
 			for _, f := range ns.Rules.Frontends(h.protocol, h.port) {
-				if !(ns.AutoHelper && f.Port == h.port) && !assigned(ns, h.helper, f) {
+				if !(ns.AutoHelper && f.Port == h.port) && !ns.Rules.Assigned(h.helper, f.Port) {
 					missing = append(missing, f)
 				}
 			}
@@ -57,12 +57,6 @@ func (helperCheck) Find(n *Node) []Finding {
 		}
 	}
 	return out
-}
-
-func assigned(ns *Namespace, helper string, f ruleset.Frontend) bool {
-	return slices.ContainsFunc(ns.Rules.Rules, func(r *ruleset.Rule) bool {
-		return r.AssignsHelper(helper) && (r.ForPort(f.Port) || !r.ForAnyPort())
-	})
 }
 
 // assign are the commands that give a helper to connections to a frontend, in

@@ -1,9 +1,13 @@
 package doctor
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -166,6 +170,44 @@ func TestTimeoutsOfPodsThatAreNotTheNodesAreFound(t *testing.T) {
 	}
 	shell(t, strings.Join(f.Commands, "\n"))
 	gone(t, "timeouts-differ", node, one, two, idle)
+}
+
+// The tables that the dataplane nftables writes, as its own tests have them, give helpers
+// by sets, and keep the source of what a helper expects: nothing is to be mended there.
+func TestSpillwaysOwnHelpersAreInOrder(t *testing.T) {
+	for _, row := range []struct {
+		name, protocol, set string
+		port                int
+	}{{"tftp", "udp", "nodeports4-tftp", 69}, {"ftp", "tcp", "nodeports6-ftp", 21}} {
+		ns := place(t, "own-"+row.name)
+		for _, file := range []string{"empty", row.name} {
+			text, err := os.ReadFile(filepath.Join("../dataplane/nftables/testdata", file+".nft"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// nft shows these lines and does not take them.
+			text = regexp.MustCompile(`(?m)^.*(ct original proto-dst|@clients6).*$`).ReplaceAll(text, nil)
+			text = bytes.ReplaceAll(text, []byte("1069"), []byte("69"))
+			path := filepath.Join(t.TempDir(), file)
+			if err := os.WriteFile(path, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			inside(t, ns, "nft -f "+path)
+		}
+		n, findings := visit(t, ns)
+		if len(n.Namespaces[0].Rules.Frontends(row.protocol, row.port)) == 0 {
+			t.Errorf("%s: nothing is seen that needs the helper", row.name)
+		}
+		for _, id := range []string{"helper-missing", "masquerade-not-random"} {
+			for _, f := range withID(findings, id) {
+				t.Errorf("%s: %+v", row.name, f)
+			}
+		}
+		// A port that the sets do not hold has none.
+		inside(t, ns, "nft flush set inet spillway "+row.set)
+		_, findings = visit(t, ns)
+		the(t, findings, "helper-missing")
+	}
 }
 
 func TestServicesThatNeedAHelperAreFound(t *testing.T) {

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -84,6 +85,82 @@ func TestHelpersAreGivenToTheirServicesOnlyAndGoWithThem(t *testing.T) {
 		apply(intent.Changes{Upserts: []*intent.ServicePort{plain}})
 		if strings.Contains(b.raw(), chainPrefix) || strings.Contains(b.dump(), chainExpected) {
 			t.Errorf("left over when it is no TFTP any more:\n%s\n%s", b.raw(), b.dump())
+		}
+	})
+}
+
+func ftp() *intent.ServicePort {
+	return &intent.ServicePort{
+		ID: id("files", "", 21, model.TCP, model.IPv4), Helper: intent.FTP,
+		Frontends: []intent.Frontend{
+			clusterIP("10.96.0.21", 21, intent.ToCluster), nodePort(30021, intent.ToCluster, intent.ToCluster),
+			{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.21"), Port: 21, Outside: intent.ToCluster, Inside: intent.ToCluster},
+		},
+		Endpoints: []intent.Endpoint{near("10.244.1.2:21"), far("10.244.2.2:21")},
+	}
+}
+
+// mangle is what table mangle holds of ours, without counters.
+func (b *bench) mangle() string {
+	b.t.Helper()
+	text, err := b.command("iptables-save").Output()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "*mangle")
+	table, _, _ = strings.Cut(table, "COMMIT")
+	return table
+}
+
+// Of the ports that FTP may not announce, those of Services follow the Services, and
+// only the chain that names them is written.
+func TestPortsThatFTPMayNotAnnounceFollowTheServices(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		be := b.open()
+		web := service(1)
+		b.replace(be, web, tftp())
+		if m := b.mangle(); strings.Contains(m, chainPrefix) {
+			t.Errorf("without FTP, table mangle holds\n%s", m)
+		}
+		b.apply(be, upserts(ftp()))
+		has := func(when, rule string, want bool) {
+			t.Helper()
+			if got := strings.Contains(b.mangle(), rule+"\n"); got != want {
+				t.Errorf("%s: %q is there: %v, want %v\n%s", when, rule, got, want, b.mangle())
+			}
+			b.inSync(be)
+		}
+		const local = "-A SPW-TAKEN -p tcp -m addrtype --dst-type LOCAL -m tcp --dport "
+		for _, rule := range []string{
+			"-A SPW-TAKEN -p tcp -m tcp --dport 1:1023 -j DROP", local + "10248:10259 -j DROP", local + "30021 -j DROP",
+			"-A SPW-TAKEN -d 192.0.2.21/32 -p tcp -m tcp --dport 21 -j DROP",
+			"-A SPW-ANNOUNCED -s 10.244.2.2/32 -m conntrack --ctstate DNAT -j SPW-TAKEN",
+			"-A SPW-LISTENING -m conntrack --ctstate DNAT --ctreplsrc 10.244.1.2 -j DROP",
+		} {
+			has("FTP", rule, true)
+		}
+		partly := func(when string, c intent.Changes) {
+			t.Helper()
+			before := be.verified
+			if b.apply(be, c); be.verified != before {
+				t.Errorf("%s: a full sync", when)
+			}
+		}
+		web = service(1)
+		web.Frontends = append(web.Frontends, nodePort(30022, intent.ToCluster, intent.ToCluster))
+		partly("a NodePort comes", upserts(web))
+		has("a NodePort comes", local+"30021:30022 -j DROP", true)
+		more := ftp()
+		more.Endpoints = append(more.Endpoints, near("10.244.1.3:21"))
+		partly("an endpoint comes", upserts(more))
+		has("an endpoint comes", "-A SPW-ANNOUNCED -m conntrack --ctstate DNAT --ctreplsrc 10.244.1.3 -j SPW-TAKEN", true)
+		partly("the NodePort goes", intent.Changes{Deletes: []intent.PortID{web.ID}})
+		has("the NodePort goes", local+"30021 -j DROP", true)
+		wantMetric(t, be, partialFailures, 0)
+		b.asFromScratch(intent.State{Node: testNode(), Ports: []*intent.ServicePort{tftp(), more}})
+		b.apply(be, intent.Changes{Deletes: []intent.PortID{more.ID}})
+		if m := b.mangle(); strings.Contains(m, chainPrefix) {
+			t.Errorf("left over:\n%s", m)
 		}
 	})
 }

@@ -16,11 +16,26 @@ import (
 // whether it chooses their ports at random among all.
 func (r *Rule) SourceNAT() (translates, random bool) {
 	ws := words(r.bare())
+	if r.keepsSource(ws) {
+		return false, false
+	}
 	if r.Command != "nft" {
 		t := target(ws)
 		return t == "MASQUERADE" || t == "SNAT", slices.Contains(ws, "--random-fully")
 	}
 	return slices.Contains(ws, "masquerade") || slices.Contains(ws, "snat"), slices.Contains(ws, "fully-random")
+}
+
+// keepsSource reports whether the rule translates a source to itself, which is how
+// rules say that nobody after them shall translate it.
+func (r *Rule) keepsSource(ws []string) bool {
+	if r.Command != "nft" {
+		to := after(ws, "--to-source")
+		from, length, _ := strings.Cut(after(ws, "-s"), "/")
+		return to != "" && to == from && (length == "32" || length == "128")
+	}
+	return after(ws, "snat", "to", "ip") == "saddr" || after(ws, "snat", "ip", "to", "ip") == "saddr" ||
+		after(ws, "snat", "to", "ip6") == "saddr" || after(ws, "snat", "ip6", "to", "ip6") == "saddr"
 }
 
 // MakeRandom is the command, for a shell, that puts the same rule with random
@@ -122,14 +137,27 @@ func (r *Rule) AssignsHelper(helper string) bool {
 	return strings.Contains(after(ws, "ct", "helper", "set"), helper)
 }
 
-// ForPort reports whether the rule names the destination port.
-func (r *Rule) ForPort(port int) bool {
-	p, _ := r.destPort(words(r.bare()))
-	return p == port
+// Assigned reports whether some rule gives the helper to connections to the port:
+// one that names the port, one that names none, and one that names a set that has it.
+func (rs *Ruleset) Assigned(helper string, port int) bool {
+	return slices.ContainsFunc(rs.Rules, func(r *Rule) bool {
+		if !r.AssignsHelper(helper) {
+			return false
+		}
+		ws := words(r.bare())
+		if !strings.Contains(r.bare(), "dport") {
+			return true
+		}
+		if p, _ := r.destPort(ws); p == port {
+			return true
+		}
+		set := rs.chains[chainKey{r.Command, r.Family, r.Table, after(ws, "dport")}]
+		return set != nil && slices.ContainsFunc(set.Rules, func(e *Rule) bool {
+			p, ok := e.destPort(nil)
+			return e.Element() && ok && p == port
+		})
+	})
 }
-
-// ForAnyPort reports whether the rule asks for some destination port at all.
-func (r *Rule) ForAnyPort() bool { return strings.Contains(r.bare(), "dport") }
 
 // destPort is the destination port that the rule asks for. ok is false for one
 // that asks for none, or for several.
@@ -138,10 +166,14 @@ func (r *Rule) destPort(ws []string) (port int, ok bool) {
 	if r.Command == "nft" {
 		s = after(ws, "dport")
 	}
-	if r.Element() { // 10.96.0.1 . udp . 69 : goto ...
+	if r.Element() { // 10.96.0.1 . udp . 69 : goto ..., or with more behind the port
 		key, _, _ := strings.Cut(r.Text, " : ")
 		parts := strings.Split(key, " . ")
-		s = strings.TrimSpace(parts[len(parts)-1])
+		last := len(parts) - 1
+		if i := slices.IndexFunc(parts, func(part string) bool { return part == "udp" || part == "tcp" }); i >= 0 {
+			last = min(i+1, last)
+		}
+		s = strings.TrimSpace(parts[last])
 		if len(parts) < 2 {
 			return 0, false
 		}

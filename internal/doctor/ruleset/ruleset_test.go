@@ -91,6 +91,28 @@ func TestCommentsAreNoPartOfARule(t *testing.T) {
 	}
 }
 
+// To translate a source to itself is to keep it from the rules that follow.
+func TestARuleThatKeepsTheSourceTranslatesNothing(t *testing.T) {
+	for _, row := range []struct {
+		command, text string
+		translates    bool
+	}{
+		{"iptables-nft", "-s 10.0.0.1/32 -j SNAT --to-source 10.0.0.1", false},
+		{"iptables-nft", "-s 10.0.0.0/24 -j SNAT --to-source 10.0.0.0", true},
+		{"iptables-nft", "-s 10.0.0.1/32 -j SNAT --to-source 10.0.0.2", true},
+		{"ip6tables-nft", "-s fd00::1/128 -j SNAT --to-source fd00::1", false},
+		{"nft", "ct status expected ip saddr @helped snat ip to ip saddr", false},
+		{"nft", "ct status expected ip6 saddr @helped snat ip6 to ip6 saddr", false},
+		{"nft", "ip saddr 10.0.0.1 snat to 10.0.0.2", true},
+		{"nft", "ip saddr 10.0.0.1 masquerade", true},
+	} {
+		r := Rule{Command: row.command, Text: row.text}
+		if got, _ := r.SourceNAT(); got != row.translates {
+			t.Errorf("%s %s: translates %v", row.command, row.text, got)
+		}
+	}
+}
+
 func TestFrontendsAreFollowedBackFromTheEndpoint(t *testing.T) {
 	rs := parsed(t)
 	if got := rs.Frontends("udp", 69); !slices.Equal(got, []Frontend{{"nft", "inet", 53}, {"nft", "inet", 69}}) {
