@@ -30,7 +30,7 @@ func TestFTPNamesNobodyElse(t *testing.T) {
 	client, pod, victim := r.Addr("client0", false), r.Addr("a0", false), r.Addr("client1", false)
 	for _, node := range []string{"a", "b"} {
 		t.Run("at "+node, func(t *testing.T) {
-			conn, their := r.control(t, server, s.at(t, flows.NodePort(node), flows.TCP4))
+			conn, their := r.control(t, server, "client0", s.at(t, flows.NodePort(node), flows.TCP4))
 			// Somebody else first: an expectation that is there hides another.
 			for _, said := range []struct {
 				from, to net.Conn
@@ -71,47 +71,70 @@ func TestFTPTakesNobodysPort(t *testing.T) {
 	r := start(t, "files-ports")
 	s := r.load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"), service("web", corev1.ProtocolTCP, 8000, "b1"))
 	server := r.ftpByHand(t, "a0")
-	for _, node := range []string{"a", "b"} {
-		t.Run("at "+node, func(t *testing.T) { r.ports(t, s, server, node) })
+	web := s.at(t, flows.NodePort("a").Of("web"), flows.TCP4).Port()
+	r.names(t, "b1", 8000)
+	for _, node := range r.Nodes() {
+		r.names(t, node, 22, hostsOwnPort, 10250)
+	}
+	r.names(t, "a0", 22, hostsOwnPort, 10250, web, bouncePort)
+	r.names(t, "client0", 22, web, bouncePort)
+	for _, c := range []struct {
+		node, from string
+		combo      flows.Combo
+		taken      map[uint16]string // and who answers there
+	}{
+		{"a", "client0", flows.TCP4, map[uint16]string{22: "a", web: "b1"}},
+		{"b", "client0", flows.TCP4, map[uint16]string{hostsOwnPort: "b", web: "b1"}},
+		{"b", "client0", flows.TCP6, map[uint16]string{22: "b"}},
+		{"b", "b", flows.TCP4, map[uint16]string{10250: "b"}},
+	} {
+		t.Run(fmt.Sprintf("%s at %s, %s", c.from, c.node, c.combo), func(t *testing.T) {
+			at := s.at(t, flows.NodePort(c.node).Of("ftp"), c.combo)
+			conn, their := r.control(t, server, c.from, at)
+			r.say(t, their, conn, "220 A line") // the helper begins behind the first line of each side
+			r.say(t, conn, their, "USER a")
+			r.passive(t, conn, their, c.from, at.Addr(), bouncePort, "a0") // so much for what this test can see
+			for port, want := range c.taken {
+				r.passive(t, conn, their, c.from, at.Addr(), port, want)
+			}
+			if c.node == "a" { // what a pod asks of another node comes from its own, and is not expected
+				for port, want := range map[uint16]bool{bouncePort: true, 22: false, web: false} {
+					r.active(t, conn, their, port, want)
+				}
+			}
+		})
 	}
 }
 
-func (r *rig) ports(t *testing.T, s *services, server net.Listener, node string) {
-	web := s.at(t, flows.NodePort(node).Of("web"), flows.TCP4)
-	r.names(t, "b1", 8000)
-	r.names(t, node, 22, 10250, hostsOwnPort)
-	r.names(t, "a0", 22, 10250, hostsOwnPort, web.Port(), bouncePort)
-	r.names(t, "client0", 22, web.Port(), bouncePort)
-	conn, their := r.control(t, server, s.at(t, flows.NodePort(node).Of("ftp"), flows.TCP4))
-	r.say(t, their, conn, "220 A line") // the helper begins behind the first line of each side
-	r.say(t, conn, their, "USER a")
-	for _, c := range []struct {
-		port uint16
-		want string
-	}{
-		{bouncePort, "a0"}, // so much for what this test can see
-		{22, node}, {10250, node}, {hostsOwnPort, node}, {web.Port(), "b1"},
-	} {
-		text := r.say(t, their, conn, "227 Entering Passive Mode ("+ftpPort(r.Addr("a0", false), c.port)+")")
-		if got := r.named(t, "client0", parseFTPPort(t, text)); got != c.want {
-			t.Errorf("the server announces port %d, which comes as %q: %q answers there, want %q", c.port, text, got, c.want)
-		}
+// passive has the server in pod a0 announce a port, and the client connect to there.
+func (r *rig) passive(t *testing.T, conn, their net.Conn, from string, at netip.Addr, port uint16, want string) {
+	t.Helper()
+	line := fmt.Sprintf("229 Entering Extended Passive Mode (|||%d|)", port)
+	if at.Is4() {
+		line = "227 Entering Passive Mode (" + ftpPort(r.Addr("a0", false), port) + ")"
 	}
-	for _, c := range []struct {
-		port uint16
-		want bool
-	}{{bouncePort, true}, {22, false}, {web.Port(), false}} {
-		text := r.say(t, conn, their, "PORT "+ftpPort(r.Addr("client0", false), c.port))
-		at := parseFTPPort(t, text)
-		if at.Addr() == r.Addr("client0", false) {
-			t.Errorf("the client announces port %d, and %q is not translated", c.port, text)
-		}
-		if node == "b" {
-			continue // what a pod asks of another node comes from its own, which nobody expects
-		}
-		if got := r.named(t, "a0", at); (got == "client0") != c.want {
-			t.Errorf("the client announces port %d, which comes as %q: %q answers there", c.port, text, got)
-		}
+	text, to := r.say(t, their, conn, line), netip.AddrPortFrom(at, port)
+	if at.Is4() {
+		to = parseFTPPort(t, text)
+	}
+	if to.Addr() != at {
+		t.Errorf("the server announces %q, and %q is not translated", line, text)
+	}
+	if got := r.named(t, from, to); got != want {
+		t.Errorf("the server announces port %d, which comes as %q: %q answers there, want %q", port, text, got, want)
+	}
+}
+
+// active has the client announce a port, and the server in pod a0 connect to there.
+func (r *rig) active(t *testing.T, conn, their net.Conn, port uint16, want bool) {
+	t.Helper()
+	text := r.say(t, conn, their, "PORT "+ftpPort(r.Addr("client0", false), port))
+	to := parseFTPPort(t, text)
+	if to.Addr() == r.Addr("client0", false) {
+		t.Errorf("the client announces port %d, and %q is not translated", port, text)
+	}
+	if got := r.named(t, "a0", to); (got == "client0") != want {
+		t.Errorf("the client announces port %d, which comes as %q: %q answers there", port, text, got)
 	}
 }
 
@@ -229,10 +252,10 @@ func (r *rig) ftpByHand(t *testing.T, on string) net.Listener {
 	return l
 }
 
-// control opens a control connection from a client outside: its end and the server's.
-func (r *rig) control(t *testing.T, server net.Listener, at netip.AddrPort) (conn, their net.Conn) {
+// control opens a control connection: the client's end and the server's.
+func (r *rig) control(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
 	t.Helper()
-	h, err := r.Host("client0")
+	h, err := r.Host(from)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,9 @@
 //	  in services4-drop        drop
 //	  else                     refuse: RST, or ICMP port unreachable
 //
+//	announced (prerouting, mangle; announced-here in output), while FTP is served:
+//	  a helper expected it, but its port is not the announcer's   drop; see helper.go
+//
 //	forward: what endpoints here answer and conntrack does not know   drop
 //
 //	remember (srcnat - 1; remember-here for what is for the node itself):
