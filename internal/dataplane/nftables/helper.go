@@ -173,7 +173,8 @@ func (rs *ruleset) announced() {
 				rules = append(rules, r.socket(firstReg).counter().drop())
 			}
 		}
-		if rules != nil {
+		if rules != nil { // one rule for all other packets
+			rules = append([]*rule{notLed().ret()}, rules...)
 			rs.chains = append(rs.chains, hooked(name, rules))
 			taken = rs.taken()
 		}
@@ -183,12 +184,16 @@ func (rs *ruleset) announced() {
 	}
 }
 
-// expected goes on with TCP connections of the family that a helper expected and has
-// led elsewhere, until they are answered.
-func expected(f *family) *rule {
+// notLed goes on with packets of all connections but those that a helper expected and
+// has led elsewhere.
+func notLed() *rule {
 	const led = ctStatusExpected | ctStatusDNAT
-	r := (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).mask(firstReg, led).cmp(unix.NFT_CMP_EQ, firstReg, hostU32(led))
-	r.ct(unix.NFT_CT_STATE, firstReg).anyBit(firstReg, ctStateRelated).only(f)
+	return (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).mask(firstReg, led).cmp(unix.NFT_CMP_NEQ, firstReg, hostU32(led))
+}
+
+// expected goes on with TCP connections of the family that are not answered yet.
+func expected(f *family) *rule {
+	r := (&rule{}).ct(unix.NFT_CT_STATE, firstReg).anyBit(firstReg, ctStateRelated).only(f)
 	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
 }
 
