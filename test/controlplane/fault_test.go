@@ -194,11 +194,20 @@ func (w *alone) CanCarry(p *intent.ServicePort) error {
 	return nil
 }
 
+// Apply serves a port that needs a helper without, as the dataplanes of netfilter do
+// where the kernel has none.
 func (w *alone) Apply(_ context.Context, c intent.Changes) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	failed := map[intent.PortID]error{}
 	for _, p := range c.Upserts {
 		w.ports[p.ID.Service.Name+"/"+p.ID.Port] = true
+		if p.Helper != intent.NoHelper {
+			failed[p.ID] = errors.New("served without help: load nf_conntrack_" + p.Helper.String())
+		}
+	}
+	if len(failed) > 0 {
+		return &dataplane.PortErrors{Errors: failed}
 	}
 	return nil
 }
@@ -222,7 +231,8 @@ func TestAPortThatNobodyCanServeIsAnEventAndCountedAndTheOthersAreServed(t *test
 	k := client(t, shared)
 	namespace(t, k, "sctp")
 	s := createService(t, k, "sctp", service("mixed", func(s *corev1.Service) {
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "sctp", Port: 81, Protocol: corev1.ProtocolSCTP})
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "sctp", Port: 81, Protocol: corev1.ProtocolSCTP},
+			corev1.ServicePort{Name: "boot", Port: 69, Protocol: corev1.ProtocolUDP})
 	}))
 	c, server, err := kube.Connect(kube.Access{Kubeconfig: adminKubeconfig(t)})
 	if err != nil {
@@ -250,15 +260,20 @@ func TestAPortThatNobodyCanServeIsAnEventAndCountedAndTheOthersAreServed(t *test
 	for _, part := range []func(context.Context) error{loop.Run, events.Run, func(ctx context.Context) error { return source.Run(ctx, loop.Deliver) }} {
 		parts.Go(func() { _ = part(ctx) })
 	}
-	until(t, "the other port, an Event and the metric", func() bool {
+	until(t, "the other ports, their Events and the metric", func() bool {
 		list := must[*corev1.EventList](t)(k.CoreV1().Events("sctp").List(t.Context(), metav1.ListOptions{}))
-		told := false
-		for _, e := range list.Items {
-			told = told || e.InvolvedObject.UID == s.UID && strings.Contains(e.Message, "port sctp/SCTP/IPv4: not served on this node: SCTP")
+		told := map[string]bool{}
+		for _, want := range []string{"port sctp/SCTP/IPv4: not served on this node: SCTP", "served without help: load nf_conntrack_tftp"} {
+			for _, e := range list.Items {
+				told[want] = told[want] || e.InvolvedObject.UID == s.UID && strings.Contains(e.Message, want)
+			}
+			if !told[want] {
+				return false
+			}
 		}
 		r := httptest.NewRecorder()
 		telemetry.MetricsHandler(metrics, "ebpf", false).ServeHTTP(r, httptest.NewRequest("GET", "/metrics", nil))
-		return told && backend.has("mixed/http") && !backend.has("mixed/sctp") &&
+		return backend.has("mixed/http") && backend.has("mixed/boot") && !backend.has("mixed/sctp") &&
 			strings.Contains(r.Body.String(), "\nspillway_unsupported_service_ports 1\n")
 	})
 }
