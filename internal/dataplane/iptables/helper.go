@@ -328,7 +328,11 @@ func (f *family) lacksHelper(ctx context.Context, h intent.Helper, protocol stri
 		return nil
 	}
 	kernel.LoadHelper(h.String())
-	err := tryRules(ctx, f.programs, []feature{{h.String(), tableRaw, "-p " + protocol + " -j CT --helper " + kernelName(h), false}})
+	need := []feature{{h.String(), tableRaw, "-p " + protocol + " -j CT --helper " + kernelName(h), false}}
+	if h == intent.FTP {
+		need = append(need, feature{"announced", tableMangle, announcedMatch, false})
+	}
+	err := tryRules(ctx, f.programs, need)
 	if err == nil && h == intent.FTP {
 		f.sockets = tryRules(ctx, f.programs, []feature{{"socket", tableMangle, announcedMatch + " -m socket --nowildcard", false}}) == nil
 	}
