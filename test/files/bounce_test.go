@@ -79,32 +79,36 @@ func TestFTPTakesNobodysPort(t *testing.T) {
 	}
 	r.names(t, "a0", 22, hostsOwnPort, 10250, web, bouncePort)
 	r.names(t, "client0", 22, web, bouncePort)
-	for _, c := range []struct {
-		node, from string
-		combo      flows.Combo
-		taken      map[uint16]string // and who answers there
-	}{
-		{"a", "client0", flows.TCP4, map[uint16]string{22: "a", web: "b1"}},
-		{"b", "client0", flows.TCP4, map[uint16]string{hostsOwnPort: "b", web: "b1"}},
-		{"b", "client0", flows.TCP6, map[uint16]string{22: "b"}},
-		{"b", "b", flows.TCP4, map[uint16]string{10250: "b"}},
-	} {
-		t.Run(fmt.Sprintf("%s at %s, %s", c.from, c.node, c.combo), func(t *testing.T) {
+	// At once: each attempt whose first packet is dropped takes a second.
+	t.Run("At", func(t *testing.T) {
+		for _, c := range []struct {
+			node, from string
+			combo      flows.Combo
+			taken      map[uint16]string // and who answers there
+		}{
+			{"a", "client0", flows.TCP4, map[uint16]string{22: "a", web: "b1"}},
+			{"b", "client0", flows.TCP4, map[uint16]string{hostsOwnPort: "b", web: "b1"}},
+			{"b", "client0", flows.TCP6, map[uint16]string{22: "b"}},
+			{"b", "b", flows.TCP4, map[uint16]string{10250: "b"}},
+		} {
 			at := s.at(t, flows.NodePort(c.node).Of("ftp"), c.combo)
 			conn, their := r.control(t, server, c.from, at)
 			r.say(t, their, conn, "220 A line") // the helper begins behind the first line of each side
 			r.say(t, conn, their, "USER a")
-			r.passive(t, conn, their, c.from, at.Addr(), bouncePort, "a0") // so much for what this test can see
-			for port, want := range c.taken {
-				r.passive(t, conn, their, c.from, at.Addr(), port, want)
-			}
-			if c.node == "a" { // what a pod asks of another node comes from its own, and is not expected
-				for port, want := range map[uint16]bool{bouncePort: true, 22: false, web: false} {
-					r.active(t, conn, their, port, want)
+			t.Run(fmt.Sprintf("%s, asked by %s, %s", c.node, c.from, c.combo), func(t *testing.T) {
+				t.Parallel()
+				r.passive(t, conn, their, c.from, at.Addr(), bouncePort, "a0") // so much for what this test can see
+				for port, want := range c.taken {
+					r.passive(t, conn, their, c.from, at.Addr(), port, want)
 				}
-			}
-		})
-	}
+				if c.node == "a" { // what a pod asks of another node comes from its own, and is not expected
+					for port, want := range map[uint16]bool{bouncePort: true, 22: false, web: false} {
+						r.active(t, conn, their, port, want)
+					}
+				}
+			})
+		}
+	})
 	if r.Mode == "iptables" {
 		return // which variant has the counters is the agent's choice
 	}
