@@ -21,17 +21,23 @@ import (
 // bouncePort is on the hosts that commands name.
 const bouncePort = 5001
 
-// TestFTPNamesNobodyElse has client and server name addresses by hand. What is the
+// TestFTPByHand speaks FTP as no server and client should.
+func TestFTPByHand(t *testing.T) {
+	r := start(t, "files-bounce")
+	s := r.load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"), service("web", corev1.ProtocolTCP, 8000, "b1"))
+	server := r.ftpByHand(t, "a0")
+	t.Run("NamesNobodyElse", func(t *testing.T) { r.namesNobodyElse(t, s, server) })
+	t.Run("TakesNobodysPort", func(t *testing.T) { r.takesNobodysPort(t, s, server) })
+}
+
+// namesNobodyElse has client and server name addresses by hand. What is the
 // speaker's own is expected; what is another host's goes through as it was said, and
 // nothing is opened or translated for it (bounce attack, CERT CA-1997-27).
-func TestFTPNamesNobodyElse(t *testing.T) {
-	r := start(t, "files-bounce")
-	s := r.load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"))
-	server := r.ftpByHand(t, "a0")
+func (r *rig) namesNobodyElse(t *testing.T, s *services, server net.Listener) {
 	client, pod, victim := r.Addr("client0", false), r.Addr("a0", false), r.Addr("client1", false)
 	for _, node := range []string{"a", "b"} {
 		t.Run("at "+node, func(t *testing.T) {
-			conn, their := r.control(t, server, "client0", s.at(t, flows.NodePort(node), flows.TCP4))
+			conn, their := r.control(t, server, "client0", s.at(t, flows.NodePort(node).Of("ftp"), flows.TCP4))
 			// Somebody else first: an expectation that is there hides another.
 			for _, said := range []struct {
 				from, to net.Conn
@@ -64,14 +70,11 @@ func TestFTPNamesNobodyElse(t *testing.T) {
 // hostsOwnPort is one that nobody has heard of, on which the nodes listen.
 const hostsOwnPort = 9999
 
-// TestFTPTakesNobodysPort has a server, and a client, announce ports that are others'
+// takesNobodysPort has a server, and a client, announce ports that are others'
 // at the address that the announcement is translated to: privileged ones, one that the
 // node listens on, and another Service's NodePort. The kernel expects connections to
 // there before any rule is asked, and before the node's own sockets.
-func TestFTPTakesNobodysPort(t *testing.T) {
-	r := start(t, "files-ports")
-	s := r.load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"), service("web", corev1.ProtocolTCP, 8000, "b1"))
-	server := r.ftpByHand(t, "a0")
+func (r *rig) takesNobodysPort(t *testing.T, s *services, server net.Listener) {
 	web := s.at(t, flows.NodePort("a").Of("web"), flows.TCP4).Port()
 	r.names(t, "b1", 8000)
 	for _, node := range r.Nodes() {
