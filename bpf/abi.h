@@ -309,7 +309,6 @@ struct settings {
 enum settings_flags {
 	SETTING_MASQUERADE_ALL = 1 << 0,
 	SETTING_BYPASS_NEVER = 1 << 1,	/* endpoints here are reached through the stack */
-	SETTING_BYPASS_ALWAYS = 1 << 2, /* even policed ones are not */
 	SETTING_ASK_CONNTRACK = 1 << 3, /* netfilter translates connections of its own */
 	SETTING_DRAINS = 1 << 4,	/* the programs go soon: netfilter is to know what runs */
 };

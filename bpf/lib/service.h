@@ -192,8 +192,6 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
 	if (hook == FROM_POD && !(b->flags & BACKEND_HERE) &&
 	    !range_allows(RANGE_PODS, &b->addr, p->tuple.family))
 		return 1;
-	if (s->flags & SETTING_BYPASS_ALWAYS)
-		return 0;
 	if (hook == FROM_POD && (s->flags & SETTING_BYPASS_NEVER ||
 				 pod_policed(&p->tuple.saddr, p->tuple.family)))
 		return 1;
@@ -251,14 +249,13 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 }
 
 /* Is this a pod's address, and may the pod's packets pass by netfilter? */
-static __always_inline int pod_may_pass(const struct addr *addr, __u8 family,
-					const struct settings *s)
+static __always_inline int pod_may_pass(const struct addr *addr, __u8 family)
 {
 	struct pod *pod = pod_lookup(addr, family);
 
 	if (!pod)
 		return range_allows(RANGE_PODS, addr, family);
-	return !(pod->flags & POD_POLICED) || s->flags & SETTING_BYPASS_ALWAYS;
+	return !(pod->flags & POD_POLICED);
 }
 
 static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u8 proto,
@@ -286,8 +283,8 @@ static __always_inline int pass_direct(struct __sk_buff *skb, struct scratch *m,
 	const struct addr *endpoint = to_endpoint ? &t->daddr : &t->saddr;
 	const struct addr *peer = to_endpoint ? &t->saddr : &t->daddr;
 
-	if (s->flags & SETTING_BYPASS_NEVER || !pod_may_pass(endpoint, t->family, s) ||
-	    (!pod_may_pass(peer, t->family, s) && !range_allows(RANGE_PEERS, peer, t->family)))
+	if (s->flags & SETTING_BYPASS_NEVER || !pod_may_pass(endpoint, t->family) ||
+	    (!pod_may_pass(peer, t->family) && !range_allows(RANGE_PEERS, peer, t->family)))
 		return -2;
 	way_find(skb, p, &t->saddr, &t->daddr, &m->way);
 	if (m->way.kind != WAY_POD && (hook == FROM_NETWORK || m->way.kind != WAY_OUT))

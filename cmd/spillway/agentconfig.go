@@ -247,6 +247,8 @@ func (c *agentConfig) intent() intent.Config {
 		LocalInterface:    c.localInterface(),
 		ExpectNode:        c.Manifests == "",
 		LocalBySource:     c.Manifests == "" && c.ProxyMode != "ebpf",
+
+		IgnoreNetworkPolicies: c.Bypass == "always",
 	}
 }
 

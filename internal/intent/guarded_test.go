@@ -43,3 +43,33 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 	check("guarded no more", tr.SetGuarded([]netip.Addr{}), 2, false, true)
 	check("opened no more", tr.SetOpened(nil), 1, false, false)
 }
+
+// With --bypass always whoever enforces NetworkPolicies is passed by. What Spillway's
+// own policies deny holds all the same.
+func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
+	guarded, other := netip.MustParseAddr("10.244.0.2"), netip.MustParseAddr("10.244.0.3")
+	name := model.Name{Namespace: "n", Name: "cache"}
+	unknown := true
+	tr := New(Config{NodeName: "here", IgnoreNetworkPolicies: true})
+	tr.Apply(model.Delta{Full: true, PoliciesUnknown: &unknown,
+		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}},
+		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
+			Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
+			Endpoints: []model.Endpoint{{Addresses: []netip.Addr{guarded}, Ready: true, Serving: true, Node: "here"},
+				{Addresses: []netip.Addr{other}, Ready: true, Serving: true, Node: "here"}}}},
+		NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: {Name: name, Ingress: true}},
+	})
+	tr.SetGuarded([]netip.Addr{guarded})
+	s := tr.State()
+	if !slices.Equal(s.Node.PolicedPods, []netip.Addr{guarded}) || s.Node.PoliciesUnknown {
+		t.Errorf("policed pods %v, policies unknown %v", s.Node.PolicedPods, s.Node.PoliciesUnknown)
+	}
+	for _, p := range s.Ports {
+		for _, e := range p.Endpoints {
+			if e.Policed != (e.Addr.Addr() == guarded) {
+				t.Errorf("endpoint %+v", e)
+			}
+		}
+	}
+}

@@ -71,7 +71,7 @@ type Endpoint struct {
 	// Unplaced says that no slice tells which node it is on: it may be this one.
 	Unplaced bool
 	Host     bool // Here, and the address is the node's own (a hostNetwork pod)
-	Policed  bool // a NetworkPolicy selects it (or may): its packets go through the stack
+	Policed  bool // a NetworkPolicy selects it (or may), or it is guarded: its packets go through the stack
 	Open     bool // a do-not-track policy opens it to anybody: they need not, in spite of that
 }
 
@@ -115,7 +115,7 @@ type Node struct {
 	// Peers are the addresses of the cluster's other nodes, sorted.
 	Peers []netip.Addr
 	// PolicedPods are addresses of pods on this node that a NetworkPolicy
-	// selects, in either direction, sorted.
+	// selects, in either direction, or that are guarded, sorted.
 	PolicedPods []netip.Addr
 	// PoliciesUnknown says that any pod of this node may be policed.
 	PoliciesUnknown bool
@@ -198,6 +198,9 @@ type Config struct {
 	// RefuseExternalIPs leaves externalIPs unserved, each Service with a Problem:
 	// anybody who may write a Service can name any address (CVE-2020-8554).
 	RefuseExternalIPs bool
+	// IgnoreNetworkPolicies has packets pass by whoever enforces NetworkPolicies. What
+	// Spillway's own policies deny stays guarded: see SetGuarded.
+	IgnoreNetworkPolicies bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode
 	// LocalInterface is the name or the prefix that DetectLocal asks for.

@@ -68,6 +68,9 @@ func (t *Tracker) Apply(d model.Delta) Changes {
 		t.forget(d)
 		t.takePoliciesUnknown(false)
 	}
+	if t.cfg.IgnoreNetworkPolicies {
+		d.NetworkPolicies, d.PoliciesUnknown = nil, nil
+	}
 	if d.PoliciesUnknown != nil {
 		t.takePoliciesUnknown(*d.PoliciesUnknown)
 	}

@@ -161,7 +161,7 @@ func TestUnknownPoliciesKeepEverythingInTheStack(t *testing.T) {
 	for bypass, want := range map[string]tcSettingsFlags{
 		BypassAuto:   tcSettingsFlagsSETTING_BYPASS_NEVER,
 		BypassNever:  tcSettingsFlagsSETTING_BYPASS_NEVER,
-		BypassAlways: tcSettingsFlagsSETTING_BYPASS_ALWAYS,
+		BypassAlways: tcSettingsFlagsSETTING_BYPASS_NEVER, // whose are not known, is for intent to say
 	} {
 		b := newMapsBackend(t, Config{Bypass: bypass, Timeouts: testTimeouts})
 		noError(t, b.writeNode(&intent.Node{PoliciesUnknown: true}))

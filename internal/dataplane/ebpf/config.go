@@ -12,8 +12,8 @@ import (
 
 // The values of Config.Bypass, after --bypass.
 const (
-	BypassAuto   = "auto"   // through the stack where a NetworkPolicy selects the pod
-	BypassAlways = "always" // never through the stack
+	BypassAuto   = "auto"   // through the stack where intent says that a pod is policed
+	BypassAlways = "always" // the same: intent, told of it, says so of fewer pods
 	BypassNever  = "never"  // endpoints of this node always through the stack
 )
 

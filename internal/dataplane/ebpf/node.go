@@ -81,10 +81,7 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	if n.MasqueradeAll {
 		flags |= tcSettingsFlagsSETTING_MASQUERADE_ALL
 	}
-	switch {
-	case b.cfg.Bypass == BypassAlways:
-		flags |= tcSettingsFlagsSETTING_BYPASS_ALWAYS
-	case b.cfg.Bypass == BypassNever || n.PoliciesUnknown:
+	if b.cfg.Bypass == BypassNever || n.PoliciesUnknown {
 		flags |= tcSettingsFlagsSETTING_BYPASS_NEVER
 	}
 	if b.foreign {

@@ -249,7 +249,6 @@ type tcSettingsFlags uint32
 const (
 	tcSettingsFlagsSETTING_MASQUERADE_ALL tcSettingsFlags = 1
 	tcSettingsFlagsSETTING_BYPASS_NEVER   tcSettingsFlags = 2
-	tcSettingsFlagsSETTING_BYPASS_ALWAYS  tcSettingsFlags = 4
 	tcSettingsFlagsSETTING_ASK_CONNTRACK  tcSettingsFlags = 8
 	tcSettingsFlagsSETTING_DRAINS         tcSettingsFlags = 16
 )
