@@ -5,13 +5,29 @@ import (
 	"log/slog"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/nftables"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
 	"spillway.dev/spillway/internal/policy"
 )
 
 // policyConfig is how this node reads do-not-track policies.
 func policyConfig(c agentConfig) policy.Config {
-	return policy.Config{NodeName: c.NodeName, ProxyName: c.ProxyName, Netfilter: modeUsesNetfilter(c.ProxyMode)}
+	return policyConfigOf(c.NodeName, c.ProxyName, c.ProxyMode)
+}
+
+func policyConfigOf(node, proxyName, proxyMode string) policy.Config {
+	return policy.Config{NodeName: node, ProxyName: proxyName, Netfilter: modeUsesNetfilter(proxyMode), GivenAway: givenToNetfilter}
+}
+
+// givenToNetfilter says which ports of a Service the eBPF dataplane gives to netfilter's.
+func givenToNetfilter(s *model.Service) []bool {
+	out := make([]bool, len(s.Ports))
+	for i, h := range intent.HelperOf(s) {
+		out[i] = ebpf.GivesAway(s.Ports[i].Protocol, h) != nil
+	}
+	return out
 }
 
 // newPolicies opens the table of do-not-track policies, which is one of nf_tables

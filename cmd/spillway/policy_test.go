@@ -76,7 +76,10 @@ func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 	dir := t.TempDir()
 	open := strings.Replace(explained, "deny: others", "deny: \"\"", 1)
 	open = strings.Replace(open, "{podSelector: {matchLabels: {app: web}}}, ", "{podSelector: {}}, ", 1)
+	ftp := strings.Replace(serving, "targetPort: 11211", "targetPort: 11211, appProtocol: ftp", 1)
 	for _, test := range []struct{ policy, args, want string }{
+		{explained + "---" + ftp + "---", "--from shop/web --to shop/dual --proxy-mode ebpf", "allowed, tracked"}, // which eBPF gives to netfilter
+		{explained, "--from shop/web --to shop/dual --proxy-mode ebpf", "allowed, not tracked"},
 		{open, "--from other/evil --to shop/dual --proxy-mode nftables", differs},
 		{open, "--from other/evil --to shop/dual --proxy-mode ebpf", "allowed, not tracked"},
 		{explained, "--from other/evil --to shop/dual --proxy-mode nftables", "denied"}, // although IPv4 needs NAT

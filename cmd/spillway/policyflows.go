@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/intent"
 	"spillway.dev/spillway/internal/model"
 	"spillway.dev/spillway/internal/policy"
@@ -231,7 +232,7 @@ func (w *flowWorld) tracker(node string) *policy.Tracker {
 	if t := w.trackers[node]; t != nil {
 		return t
 	}
-	t := policy.New(policy.Config{NodeName: node, ProxyName: w.q.proxyName, Netfilter: modeUsesNetfilter(w.q.proxyMode)})
+	t := policy.New(policyConfigOf(node, w.q.proxyName, w.q.proxyMode))
 	if n := w.world.Nodes[node]; n != nil {
 		t.SetNodeAddrs(n.Addresses)
 	}
@@ -257,7 +258,7 @@ func (w *flowWorld) through(s *model.Service, addr netip.Addr, from who) ([]poli
 			if p.ID.Protocol != w.proto || fe.Addr != addr || fe.Port != uint16(w.q.port) {
 				continue
 			}
-			if modeUsesNetfilter(w.q.proxyMode) || w.proto == model.SCTP || p.Helper != 0 {
+			if modeUsesNetfilter(w.q.proxyMode) || ebpf.GivesAway(w.proto, p.Helper) != nil {
 				w.alsoTo = netip.AddrPortFrom(addr, fe.Port)
 			}
 			out = w.toEndpoints(p, fe.Inside, from)

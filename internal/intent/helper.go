@@ -57,6 +57,9 @@ func helperNamed(text string) (Helper, bool) {
 	return NoHelper, false
 }
 
+// HelperOf says which helper each port of a Service has; see HelperAnnotation.
+func HelperOf(svc *model.Service) []Helper { return helpersOf(svc, func(string, string) {}) }
+
 // helpersOf says which helper each port of a Service has: what the annotation
 // says, else its appProtocol, else IANA's list of ports.
 func helpersOf(svc *model.Service, complain func(field, what string)) []Helper {

@@ -19,6 +19,8 @@ type natKey struct {
 	// that very address would decide about nothing. Else netfilter translates, after.
 	early bool
 	what  string // "it is an endpoint of Service a/b"
+	// instead is what to do about it, beside leaving the port out.
+	instead string
 }
 
 // natIndex knows the addresses at which a policy must keep its hands off: packets
@@ -48,22 +50,42 @@ func (x *natIndex) add(a netip.Addr, k natKey, by int) {
 	}
 }
 
-// translated reports whether netfilter translates packets of a Service's port.
-func (t *Tracker) translated(service model.Name, proto model.Protocol) bool {
-	s := t.services[service]
-	if s == nil || s.ProxyName != t.cfg.ProxyName {
-		return t.cfg.ProxyName != "" // beside another proxy
+// translated says of each port of a Service whether netfilter translates its packets.
+func (t *Tracker) translated(s *model.Service) []bool {
+	out := make([]bool, len(s.Ports))
+	others := s.ProxyName != t.cfg.ProxyName
+	if !others && !t.cfg.Netfilter {
+		if t.cfg.GivenAway != nil {
+			return t.cfg.GivenAway(s)
+		}
+		return out
 	}
-	return t.cfg.Netfilter || proto == model.SCTP
+	for i := range out {
+		out[i] = !others || t.cfg.ProxyName != "" // beside another proxy
+	}
+	return out
+}
+
+// instead says what to do where a policy and a Service's port do not go together.
+func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
+	const headless = "use a headless Service"
+	switch {
+	case s == nil || s.ProxyName != t.cfg.ProxyName || port.Protocol == model.SCTP:
+		return headless
+	case t.cfg.Netfilter:
+		return headless + ", or --proxy-mode ebpf"
+	}
+	return headless + ", or annotate the Service with spillway.dev/helper=none if it is not FTP"
 }
 
 // countSlice enters the endpoints of a slice, or takes them out.
 func (t *Tracker) countSlice(s *model.EndpointSlice, by int) {
 	for _, port := range s.Ports {
-		if !t.translated(s.Service, port.Protocol) {
+		translated, instead := t.endpointPort(s.Service, &port)
+		if !translated {
 			continue
 		}
-		k := natKey{proto: port.Protocol, port: port.Port, what: fmt.Sprintf("it is an endpoint of Service %s", s.Service)}
+		k := natKey{proto: port.Protocol, port: port.Port, what: fmt.Sprintf("it is an endpoint of Service %s", s.Service), instead: instead}
 		for i := range s.Endpoints {
 			if as := s.Endpoints[i].Addresses; len(as) > 0 {
 				t.countNAT(as[0].Unmap(), k, by)
@@ -72,18 +94,37 @@ func (t *Tracker) countSlice(s *model.EndpointSlice, by int) {
 	}
 }
 
+// endpointPort says whether netfilter translates to a port of a slice, and what to do
+// if a policy is about it.
+func (t *Tracker) endpointPort(service model.Name, port *model.EndpointPort) (translated bool, instead string) {
+	s := t.services[service]
+	if s == nil {
+		return t.cfg.ProxyName != "", t.instead(nil, nil)
+	}
+	ports := t.translated(s)
+	for i := range s.Ports {
+		if p := &s.Ports[i]; p.Name == port.Name && p.Protocol == port.Protocol {
+			return ports[i], t.instead(s, p)
+		}
+	}
+	// No port of the Service is served there; whoever translates may see it otherwise.
+	return t.cfg.Netfilter || s.ProxyName != t.cfg.ProxyName && t.cfg.ProxyName != "", t.instead(nil, nil)
+}
+
 // countService enters the addresses of a Service, or takes them out.
 func (t *Tracker) countService(s *model.Service, by int) {
-	for _, port := range s.Ports {
-		early := !t.translated(s.Name, port.Protocol)
-		k := natKey{port.Protocol, port.Port, true, early, fmt.Sprintf("Service %s has that address", s.Name)}
+	translated := t.translated(s)
+	for i := range s.Ports {
+		port := &s.Ports[i]
+		early, instead := !translated[i], t.instead(s, port)
+		k := natKey{port.Protocol, port.Port, true, early, fmt.Sprintf("Service %s has that address", s.Name), instead}
 		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs} {
 			for _, a := range list {
 				t.countNAT(a.Unmap(), k, by)
 			}
 		}
 		if port.NodePort != 0 {
-			k = natKey{port.Protocol, port.NodePort, true, early, fmt.Sprintf("it is a NodePort of Service %s", s.Name)}
+			k = natKey{port.Protocol, port.NodePort, true, early, fmt.Sprintf("it is a NodePort of Service %s", s.Name), instead}
 			if t.nat.nodePorts[k] += by; t.nat.nodePorts[k] <= 0 {
 				delete(t.nat.nodePorts, k)
 			}
@@ -116,8 +157,9 @@ func (t *Tracker) staleNAT(r *rule) {
 
 // obstacle is why a rule does not hold at an address as it is asked for.
 type obstacle struct {
-	what  string // the Service
-	early bool   // as in natKey: the rule decides about nothing there
+	what    string // the Service, or the pod's hostPort
+	early   bool   // as in natKey: the rule decides about nothing there
+	instead string // as in natKey
 }
 
 // natAt says which Service's packets are in the way of a rule, if there is any.
@@ -129,7 +171,7 @@ func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
 				continue // conntrack sees all of what is tracked
 			}
 			if found.what == "" || k.what < found.what { // the same one each time
-				found = obstacle{k.what, k.early}
+				found = obstacle{k.what, k.early, k.instead}
 			}
 		}
 	}
@@ -140,7 +182,7 @@ func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
 		}
 	}
 	if found.what == "" && !r.Track {
-		found.what = r.nat
+		return r.nat
 	}
 	return found
 }
@@ -176,8 +218,7 @@ func (r *rule) takesFrom(k natKey) bool {
 }
 
 // lookForNAT finds a Service that an outward rule takes in.
-func (t *Tracker) lookForNAT(r *rule) string {
-	found := ""
+func (t *Tracker) lookForNAT(r *rule) (found obstacle) {
 	for a, keys := range t.nat.at {
 		if !r.covers(a) {
 			continue
@@ -190,8 +231,8 @@ func (t *Tracker) lookForNAT(r *rule) string {
 			if r.Side == Ingress {
 				what = fmt.Sprintf("its ports are also those that pods ask %s from, and %s", netip.AddrPortFrom(a, k.port), k.what)
 			}
-			if found == "" || what < found { // the same one each time, or every look would be news
-				found = what
+			if found.what == "" || what < found.what { // the same one each time, or every look would be news
+				found = obstacle{what: what, instead: k.instead}
 			}
 		}
 	}

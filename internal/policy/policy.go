@@ -143,6 +143,9 @@ type Config struct {
 	ProxyName string
 	// Netfilter says that Services are translated in netfilter.
 	Netfilter bool
+	// GivenAway says of each port of a Service whether netfilter translates for it
+	// although Netfilter is false; nil: for none.
+	GivenAway func(*model.Service) []bool
 }
 
 // ruleName makes the name of a rule, which is that of sets and chains too.

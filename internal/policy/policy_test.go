@@ -174,6 +174,50 @@ func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 	}
 }
 
+// TestWhatInsteadOfAServiceThatNetfilterTranslates has each kind of port that netfilter
+// translates, and the advice that helps there: --proxy-mode ebpf where it is not.
+func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
+	const headless, mode, helper = "leave the port out, or use a headless Service", ", or --proxy-mode ebpf", ", or annotate the Service with spillway.dev/helper=none if it is not FTP"
+	name := model.Name{Namespace: "n", Name: "web"}
+	ftp := func(s *model.Service) (out []bool) {
+		for _, p := range s.Ports {
+			out = append(out, p.Port == 21 || p.Protocol == model.SCTP)
+		}
+		return out
+	}
+	for _, test := range []struct {
+		cfg   Config
+		proto model.Protocol
+		port  uint16 // of the Service; its endpoint has 2121
+		what  string // "": nothing is refused
+	}{
+		{Config{Netfilter: true}, model.TCP, 21, headless + mode}, {Config{Netfilter: true}, model.SCTP, 80, headless},
+		{Config{ProxyName: "spillway"}, model.TCP, 21, headless}, {Config{}, model.TCP, 21, ""},
+		{Config{GivenAway: ftp}, model.TCP, 21, headless + helper}, {Config{GivenAway: ftp}, model.TCP, 80, ""}, {Config{GivenAway: ftp}, model.SCTP, 80, headless},
+	} {
+		test.cfg.NodeName = "here"
+		p := cache("p", 2121, 2121, "client")
+		p.Ingress[0].Ports[0].Protocol = test.proto
+		tr := New(test.cfg)
+		tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(p), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
+			Services: map[model.Name]*model.Service{name: {Name: name, Ports: []model.ServicePort{{Name: "other", Protocol: test.proto, Port: 9}, {Name: "a", Protocol: test.proto, Port: test.port}}}},
+			Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Ports: []model.EndpointPort{{Name: "a", Protocol: test.proto, Port: 2121}},
+				Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}}})
+		r := tr.Refusals()
+		if test.what == "" {
+			if len(r) > 0 || len(tr.State().Targets) != 1 {
+				t.Errorf("%+v: refused %v", test, r)
+			}
+		} else if len(r) != 1 || r[0].Reason != NeedsNAT || !strings.HasSuffix(r[0].Message, "; "+test.what) || len(tr.State().Targets) > 0 {
+			t.Errorf("%+v: refused %+v", test, r)
+		}
+		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: nil}, Slices: map[model.Name]*model.EndpointSlice{name: nil}})
+		if len(tr.nat.at) > 0 || len(tr.State().Targets) != 1 {
+			t.Errorf("%+v: of the Service is left %v", test, tr.nat.at)
+		}
+	}
+}
+
 // TestAServiceDoesNotOpenWhatAPolicyDenies puts a Service, of whichever namespace, over
 // a pod of which others are denied: they still are, with conntrack.
 func TestAServiceDoesNotOpenWhatAPolicyDenies(t *testing.T) {

@@ -16,9 +16,9 @@ type rule struct {
 	// and the kernel told of them, while there are any.
 	wanted int
 	peers  map[netip.Addr]int // how many pods have the address
-	// nat is a Service whose packets the rule would take, "" if there is none; of
+	// nat is a Service whose packets the rule would take, zero if there is none; of
 	// outward rules only. It is looked for again when natStale is set.
-	nat      string
+	nat      obstacle
 	natStale bool
 }
 

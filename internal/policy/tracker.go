@@ -181,8 +181,8 @@ func (t *Tracker) renewNAT() {
 	}
 }
 
-func (t *Tracker) natOf(r *rule) string {
-	r.nat = ""
+func (t *Tracker) natOf(r *rule) obstacle {
+	r.nat = obstacle{}
 	if !r.Track && r.outward() && t.policies[r.Policy] != nil {
 		r.nat = t.lookForNAT(r)
 	}

@@ -125,7 +125,7 @@ func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
 		return out
 	}
 	out.Message = fmt.Sprintf("%s %s: %s, and netfilter cannot translate packets that are not tracked%s; "+
-		"leave the port out, use a headless Service, or --proxy-mode ebpf", what, addr, in.what, open)
+		"leave the port out, or %s", what, addr, in.what, open, in.instead)
 	return out
 }
 

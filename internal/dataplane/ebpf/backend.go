@@ -118,11 +118,15 @@ func (b *Backend) m(name string) *ebpf.Map { return b.objects.maps[name] }
 func (b *Backend) Name() string { return "ebpf" }
 
 // CanCarry refuses what the programs do not parse.
-func (b *Backend) CanCarry(p *intent.ServicePort) error {
-	if p.ID.Protocol != model.TCP && p.ID.Protocol != model.UDP {
-		return fmt.Errorf("%s is for nftables or iptables to serve, not for the eBPF programs", p.ID.Protocol)
+func (b *Backend) CanCarry(p *intent.ServicePort) error { return GivesAway(p.ID.Protocol, p.Helper) }
+
+// GivesAway says why a port of this protocol, with this helper, is for another dataplane
+// to serve; nil: it is not.
+func GivesAway(proto model.Protocol, helper intent.Helper) error {
+	if proto != model.TCP && proto != model.UDP {
+		return fmt.Errorf("%s is for nftables or iptables to serve, not for the eBPF programs", proto)
 	}
-	if p.Helper == intent.FTP {
+	if helper == intent.FTP {
 		// Addresses stand in the stream as text: what is translated has another length.
 		return errors.New("FTP takes the kernel's helper, which is for nftables or iptables to assign, not for the eBPF programs (if it is not FTP, annotate the Service with " +
 			intent.HelperAnnotation + "=none)")
