@@ -17,6 +17,9 @@ type Policies interface {
 	// Of a state without targets nothing is left that a packet would meet.
 	Replace(context.Context, policy.State) error
 
+	// Holds reports whether the kernel has policies, of whichever agent.
+	Holds(context.Context) (bool, error)
+
 	// Close lets go of resources; what was applied stays.
 	Close() error
 

@@ -33,6 +33,14 @@ func (t *Tracker) SetGuarded(addrs []netip.Addr) Changes {
 	return t.settle()
 }
 
+// SetGuardsUnknown tells whether it is not known which pods are guarded, so that any may
+// be.
+func (t *Tracker) SetGuardsUnknown(unknown bool) Changes {
+	t.own.stale = t.own.stale || unknown != t.world.guardsUnknown
+	t.world.guardsUnknown = unknown
+	return t.settle()
+}
+
 // OpenPorts are ports of an address that anybody may reach without tracking.
 type OpenPorts struct {
 	Addr        netip.Addr

@@ -40,6 +40,12 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 	ports := []OpenPorts{{pod, model.TCP, 11200, 11220}, {pod, model.UDP, 80, 80}}
 	check("opened too", tr.SetOpened(ports), 1, true, true)
 	check("opened again", tr.SetOpened(ports), 0, true, true)
+	if c := tr.SetGuardsUnknown(true); c.Node == nil || !c.Node.PoliciesUnknown {
+		t.Errorf("guards unknown: node %+v", c.Node)
+	}
+	if c := tr.SetGuardsUnknown(false); c.Node == nil || c.Node.PoliciesUnknown {
+		t.Errorf("guards known: node %+v", c.Node)
+	}
 	check("guarded no more", tr.SetGuarded([]netip.Addr{}), 2, false, true)
 	check("opened no more", tr.SetOpened(nil), 1, false, false)
 }

@@ -273,7 +273,7 @@ func (t *Tracker) describeNode() Node {
 		Peers:         t.own.peers,
 		MasqueradeAll: t.cfg.MasqueradeAll,
 
-		PoliciesUnknown: t.world.policiesUnknown,
+		PoliciesUnknown: t.world.policiesUnknown || t.world.guardsUnknown,
 		Local:           t.localTraffic(),
 		Leaving:         t.leaving(),
 	}

@@ -26,6 +26,7 @@ type world struct {
 	opened  map[netip.Addr][]OpenPorts // see SetOpened
 
 	policiesUnknown bool
+	guardsUnknown   bool // see SetGuardsUnknown
 }
 
 // slice is an EndpointSlice and what depends on it.

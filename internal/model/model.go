@@ -206,6 +206,10 @@ type Delta struct {
 	// Pods of this node, so that any pod may be selected; nil says that this is
 	// as it was, and in a Full Delta that they are known.
 	PoliciesUnknown *bool
+	// Unread names what the source could not read and do-not-track policies may depend
+	// on: what an earlier agent knew of it is not known; "" is nothing, nil as it was,
+	// and in a Full Delta nothing.
+	Unread *string
 	// Full says that the Delta is the whole world: what it does not name does
 	// not exist. A source sends one first, and again after it lost track.
 	Full bool

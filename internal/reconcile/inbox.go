@@ -108,6 +108,9 @@ func mergeDelta(dst *model.Delta, src model.Delta) {
 	if src.PoliciesUnknown != nil {
 		dst.PoliciesUnknown = src.PoliciesUnknown
 	}
+	if src.Unread != nil {
+		dst.Unread = src.Unread
+	}
 	mergeMap(&dst.Services, src.Services, dst.Full)
 	mergeMap(&dst.Slices, src.Slices, dst.Full)
 	mergeMap(&dst.Nodes, src.Nodes, dst.Full)

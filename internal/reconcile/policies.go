@@ -17,6 +17,7 @@ import (
 // which of their ports may, whoever asks.
 type Guard interface {
 	SetGuarded([]netip.Addr) intent.Changes
+	SetGuardsUnknown(bool) intent.Changes
 	SetOpened([]intent.OpenPorts) intent.Changes
 }
 
@@ -32,6 +33,11 @@ type policyLane struct {
 	retryAt time.Time
 
 	told bool // OnPolicies knows how things stand
+
+	// unread is what could not be read; see model.Delta. Until something was written,
+	// that may be what the kernel holds.
+	unread  string
+	written bool
 
 	drifted  atomic.Bool
 	repairAt time.Time
@@ -80,6 +86,46 @@ func (r *Reconciler) takePolicies(c policy.Changes) {
 	}
 }
 
+// takeUnread notes what could not be read. What an earlier agent denied may be in it,
+// and nothing may pass by that until more is known.
+func (r *Reconciler) takeUnread(d *model.Delta) {
+	l := r.policies
+	switch {
+	case d.Unread != nil:
+		l.unread = *d.Unread
+	case d.Full:
+		l.unread = ""
+	default:
+		return
+	}
+	if !l.written {
+		l.full, l.retryAt = true, time.Time{} // it may have been mended
+		r.setGuardsUnknown(l.unread != "")
+	}
+}
+
+func (r *Reconciler) setGuardsUnknown(unknown bool) {
+	if g, guards := r.cfg.Tracker.(Guard); guards {
+		r.absorb(g.SetGuardsUnknown(unknown))
+	}
+}
+
+// leave reports, as an error, that what the kernel holds is left alone: what could not
+// be read may be some of it. A kernel that holds nothing gets what is known.
+func (l *policyLane) leave(ctx context.Context) error {
+	if l.written || l.unread == "" {
+		return nil
+	}
+	holds, err := l.table.Holds(ctx)
+	if err == nil && holds {
+		err = fmt.Errorf("%s cannot be read, and may be what the kernel holds of them", l.unread)
+	}
+	if err != nil {
+		return fmt.Errorf("write policies: %w", err)
+	}
+	return nil
+}
+
 // due says when there is something to write, and whether at all.
 func (l *policyLane) due() (time.Time, bool) {
 	if l == nil {
@@ -109,9 +155,9 @@ func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 func (r *Reconciler) writePolicies(ctx context.Context) {
 	l, before := r.policies, r.policies.err
 	start := time.Now()
-	if l.full {
+	if l.err = l.leave(ctx); l.err == nil && l.full {
 		l.err = l.table.Replace(ctx, l.tracker.State())
-	} else {
+	} else if l.err == nil {
 		l.err = l.table.Apply(ctx, l.pending)
 	}
 	if ctx.Err() != nil {
@@ -125,6 +171,10 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 	} else {
 		whole := l.full
 		l.full, l.tries, l.retryAt = false, 0, time.Time{}
+		if !l.written && l.unread != "" {
+			r.setGuardsUnknown(false)
+		}
+		l.written = true
 		r.metrics.SetPolicies(len(l.tracker.Policies()), len(l.tracker.State().Targets))
 		r.log.Debug("policies written", "whole", whole, "took", time.Since(start))
 	}

@@ -316,6 +316,7 @@ func (r *Reconciler) intake() {
 		r.pendingEps += len(m.delta.Slices)
 		r.absorb(r.cfg.Tracker.Apply(*m.delta))
 		if r.policies != nil {
+			r.takeUnread(m.delta)
 			r.takePolicies(r.policies.tracker.Apply(*m.delta))
 		}
 		r.metrics.SetPending(r.pendingSvcs, r.pendingEps) // known while the sync is under way

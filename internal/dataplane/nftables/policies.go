@@ -95,6 +95,16 @@ func (p *Policies) Repaired() dataplane.Repair {
 	return r
 }
 
+// Holds reports whether the kernel has a table with targets.
+func (p *Policies) Holds(ctx context.Context) (holds bool, err error) {
+	err = p.link.do(ctx, func(s *socket) error {
+		found, err := s.read(p.link.cfg.Table, false)
+		holds = err == nil && found.there && !found.dormant && found.chains["prerouting"] != nil
+		return err
+	})
+	return holds, err
+}
+
 // Close lets go of the sockets; the table stays.
 func (p *Policies) Close() error { return p.link.Close() }
 

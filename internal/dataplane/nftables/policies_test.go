@@ -210,6 +210,29 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	}
 }
 
+// TestHoldsTellsWhatAnEarlierAgentLeft asks of a table as it comes and goes.
+func TestHoldsTellsWhatAnEarlierAgentLeft(t *testing.T) {
+	enter(t)
+	p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
+	check := func(when string, p *Policies, want bool) {
+		t.Helper()
+		if got, err := p.Holds(t.Context()); err != nil || got != want {
+			t.Errorf("%s: holds %v, %v", when, got, err)
+		}
+	}
+	check("nothing", p, false)
+	tr.Apply(oneCache(true))
+	if err := p.Replace(t.Context(), tr.State()); err != nil {
+		t.Fatal(err)
+	}
+	check("a table", p, true)
+	check("another agent", openPolicies(t), true)
+	if err := p.Apply(t.Context(), tr.Apply(model.Delta{Full: true})); err != nil {
+		t.Fatal(err)
+	}
+	check("emptied", p, false)
+}
+
 func TestPoliciesThatOthersChangeAreRestored(t *testing.T) {
 	enter(t)
 	p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})

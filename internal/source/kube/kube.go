@@ -73,6 +73,7 @@ type Source struct {
 	deliver   func(model.Delta, []model.Problem)
 	started   bool              // the Full Delta is out
 	unknown   bool              // as last delivered in PoliciesUnknown
+	unread    string            // as last delivered in Unread
 	uids      map[object]string // of objects with problems
 	faults    map[object][]model.Problem
 	lost      map[string]model.Problem // by kind: why it cannot be watched now
@@ -198,6 +199,10 @@ func (s *Source) ready() bool {
 	if s.unknown = s.policiesUnknown(); s.unknown {
 		d.PoliciesUnknown = &s.unknown
 	}
+	if s.unread = s.unreadPolicies(); s.unread != "" {
+		unread := s.unread
+		d.Unread = &unread
+	}
 	s.send(d)
 	return false // all is said
 }
@@ -213,6 +218,10 @@ func (s *Source) emit(d model.Delta) {
 	if unknown := s.policiesUnknown(); unknown != s.unknown {
 		s.unknown = unknown
 		d.PoliciesUnknown = &unknown
+	}
+	if unread := s.unreadPolicies(); unread != s.unread {
+		s.unread = unread
+		d.Unread = &unread
 	}
 	s.send(d)
 }

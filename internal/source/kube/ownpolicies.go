@@ -156,6 +156,28 @@ func (s *Source) withoutPolicies(k watched) {
 	s.emit(d)
 }
 
+// unreadPolicies names, for model.Delta, what of the policies is not known although the
+// server has it: all, or one that was not accepted and of which no version before is
+// known; "" if nothing.
+func (s *Source) unreadPolicies() string {
+	if s.own.kind == nil {
+		return ""
+	}
+	if _, forbidden, _ := s.own.kind.state(); forbidden && !s.own.missing {
+		return "DoNotTrackPolicies, which RBAC forbids,"
+	}
+	names := []string{}
+	for o := range s.faults {
+		if o.kind == policyKind && s.own.known[o.name.Name] == nil {
+			names = append(names, policyKind+" "+o.name.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return slices.Min(names)
+}
+
 // ownPoliciesReady reports whether policies and all that they need have been
 // listed, or cannot be.
 func (s *Source) ownPoliciesReady() bool {

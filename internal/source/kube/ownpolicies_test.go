@@ -110,6 +110,14 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	which := object{policyKind, model.Name{Name: "cache"}}
 	s.own.status["cache"] = policyObject{generation: 1}
 	s.faults[which] = []model.Problem{{Field: "spec", What: "is wrong"}}
+	s.own.kind = s.kinds[0]
+	if got := s.unreadPolicies(); got != "DoNotTrackPolicy cache" {
+		t.Errorf("%q is told as unread", got)
+	}
+	s.own.known["cache"] = &model.DoNotTrackPolicy{}
+	if got := s.unreadPolicies(); got != "" {
+		t.Errorf("%q is told as unread, of which a version before holds", got)
+	}
 	bad := p.wanted()["cache"]
 	if got := conditionsText(bad.conditions); got != "Accepted=False/Invalid Applied=False/NotAccepted" {
 		t.Errorf("one that cannot be read: %s", got)
@@ -121,6 +129,14 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	delete(s.faults, which)
 	if got := conditionsText(p.wanted()["cache"].conditions); got != "Accepted=True/Valid Applied=True/Applied" {
 		t.Errorf("mended: %s", got)
+	}
+	s.own.kind.refused(true)
+	if got := s.unreadPolicies(); !strings.Contains(got, "RBAC") {
+		t.Errorf("%q is told as unread where all is forbidden", got)
+	}
+	s.own.missing = true
+	if got := s.unreadPolicies(); got != "" {
+		t.Errorf("%q is told as unread where there can be none", got)
 	}
 }
 

@@ -52,11 +52,15 @@ type file struct {
 	claims   map[key]claim
 	broken   map[key]bool // objects that it names and cannot be used
 	problems []model.Problem
+	// unread is set as long as the file could never be read as a whole: what it said
+	// to an earlier agent is not known. Of kinds that policies do not depend on, it does
+	// not matter.
+	unread bool
 }
 
 // as is what a file renamed to name said: it has to be read again there.
 func (f *file) as(name string) *file {
-	return &file{name: name, inode: f.inode, docs: f.docs, claims: f.claims}
+	return &file{name: name, inode: f.inode, docs: f.docs, claims: f.claims, unread: f.unread}
 }
 
 // claim is a file's word on an object.
@@ -153,7 +157,7 @@ func cause(err error) string {
 
 // failed is a file of which nothing can be used: what it said last stands.
 func failed(name string, prev *file, what string) *file {
-	f := &file{name: name, claims: map[key]claim{}}
+	f := &file{name: name, claims: map[key]claim{}, unread: prev == nil || prev.unread}
 	if prev != nil {
 		f.docs = prev.docs
 	}
@@ -186,6 +190,7 @@ func parse(name string, data []byte, prev *file) *file {
 		}
 	}
 	f.broken = lost.keys
+	f.unread = lost.tellsOfPolicies() && (prev == nil || prev.unread)
 	f.hold(prev, lost)
 	return f
 }
@@ -249,6 +254,18 @@ func (u *unusable) add(k key) {
 
 func (u *unusable) holds(k key) bool {
 	return u.all || u.names[k.name.Name] || u.keys[k]
+}
+
+// tellsOfPolicies reports whether one of the entries may be a do-not-track policy, or
+// something that decides what it selects.
+func (u *unusable) tellsOfPolicies() bool {
+	for k := range u.keys {
+		switch k.kind {
+		case "DoNotTrackPolicy", "Pod", "Namespace", "Node":
+			return true
+		}
+	}
+	return u.all || len(u.names) > 0
 }
 
 func (f *file) report(e *entry, document, line int) {

@@ -376,3 +376,43 @@ func TestFileThatGoesWhileTheDirectoryIsReadIsLeftForLater(t *testing.T) {
 }
 
 func defaultName(name string) model.Name { return model.Name{Namespace: "default", Name: name} }
+
+// TestWhatCouldNeverBeReadIsTold: an earlier agent may have known what such a file said,
+// and do-not-track policies may depend on it.
+func TestWhatCouldNeverBeReadIsTold(t *testing.T) {
+	l := newLive(t)
+	told := ""
+	look := func(when, want string) {
+		t.Helper()
+		_ = l.scan(nil)
+		if d := l.delta(); d.Unread != nil {
+			told = *d.Unread
+		}
+		if told != want {
+			t.Errorf("%s: %q is told as unread, want %q", when, told, want)
+		}
+	}
+	policy := "apiVersion: policy.spillway.dev/v1alpha1\nkind: DoNotTrackPolicy\nmetadata: {name: p}\nspec: {denny: others}\n"
+	l.write("a.yaml", service("a", "10.0.0.02"))
+	l.write("b.yaml", service("b", "10.0.0.2"))
+	look("a Service", "")
+	l.write("c.yaml", service("c", "10.0.0.3"), policy)
+	look("a policy", "c.yaml")
+	l.write("b.yaml", badYAML)
+	look("a file that was read once, and holds what it said", "c.yaml")
+	l.write("c.yaml", badYAML)
+	look("not even a document", "c.yaml")
+	_ = os.Rename(filepath.Join(l.dir, "c.yaml"), filepath.Join(l.dir, "d.yaml"))
+	look("another name", "d.yaml")
+	l.write("d.yaml", service("c", "10.0.0.3"))
+	look("mended", "")
+	l.write("d.yaml", badYAML)
+	look("bad again", "")
+
+	l = newLive(t)
+	told = ""
+	l.write("a.yaml")
+	look("an empty file", "a.yaml")
+	l.write("a.yaml", "# nothing any more\n")
+	look("a file without objects", "")
+}

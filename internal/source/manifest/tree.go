@@ -43,6 +43,7 @@ type tree struct {
 	patience  time.Duration    // how long a file is missing before it is gone
 	missing   map[string]time.Time
 	links     []string // files that are symbolic links, sorted
+	unread    string   // as last told in a Delta
 }
 
 func newTree(dir string, log *slog.Logger) *tree {
@@ -304,7 +305,21 @@ func (t *tree) delta() model.Delta {
 		put(&d, k, object)
 	}
 	clear(t.touched)
+	if unread := t.unreadFile(); unread != t.unread {
+		t.unread, d.Unread = unread, &unread
+	}
 	return d
+}
+
+// unreadFile is the first file that could never be read as a whole, "" if there is none.
+func (t *tree) unreadFile() string {
+	out := ""
+	for name, f := range t.files {
+		if f.unread && (out == "" || name < out) {
+			out = name
+		}
+	}
+	return oneLine(out)
 }
 
 // put enters an object into a Delta; nil says that it is gone.

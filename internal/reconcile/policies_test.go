@@ -1,0 +1,161 @@
+package reconcile
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+// fakeTable keeps how many targets it was given, as a kernel would.
+type fakeTable struct {
+	mu      sync.Mutex
+	targets int
+	writes  int
+}
+
+func (f *fakeTable) Apply(_ context.Context, c policy.Changes) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.writes++
+	for _, ch := range c.Targets {
+		if ch.Had != "" {
+			f.targets--
+		}
+		if ch.Want != "" {
+			f.targets++
+		}
+	}
+	return nil
+}
+
+func (f *fakeTable) Replace(_ context.Context, s policy.State) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.writes++
+	f.targets = len(s.Targets)
+	return nil
+}
+
+func (f *fakeTable) Holds(context.Context) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.targets > 0, nil
+}
+
+func (f *fakeTable) Drifted() <-chan struct{}       { return nil }
+func (f *fakeTable) Repaired() (r dataplane.Repair) { return r }
+func (f *fakeTable) Close() error                   { return nil }
+
+func (f *fakeTable) state() (targets, writes int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.targets, f.writes
+}
+
+// guardTracker notes what it is told of guards.
+type guardTracker struct {
+	fakeTracker
+	mu      sync.Mutex
+	unknown bool
+}
+
+func (g *guardTracker) SetGuarded([]netip.Addr) intent.Changes      { return intent.Changes{} }
+func (g *guardTracker) SetOpened([]intent.OpenPorts) intent.Changes { return intent.Changes{} }
+func (g *guardTracker) SetGuardsUnknown(unknown bool) intent.Changes {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.unknown = unknown
+	return intent.Changes{}
+}
+
+func (g *guardTracker) guardsUnknown() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.unknown
+}
+
+// policyDelta has one policy that selects one pod of node n1.
+func policyDelta() model.Delta {
+	pod := model.Name{Namespace: "n", Name: "p"}
+	return model.Delta{Full: true,
+		DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"p": {Name: "p", Pods: &model.PodSelection{}, DenyOthers: true,
+			Ingress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}}}}},
+		Pods: map[model.Name]*model.Pod{pod: {Name: pod, Node: "n1", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
+	}
+}
+
+// TestWhatTheKernelDeniesStaysWhileItIsNotKnown starts an agent whose source cannot read
+// something: what an earlier agent wrote must not go, and is given up for what is known
+// only where there is nothing of it.
+func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
+	unread, mended := "m.yaml", ""
+	for _, test := range []struct {
+		name    string
+		holds   int // targets of the earlier agent
+		delta   model.Delta
+		left    bool
+		targets int // at last
+	}{
+		{"a bad file and an earlier agent's table", 3, model.Delta{Full: true, Unread: &unread}, true, 0},
+		{"another policy beside a bad file", 3, func() model.Delta { d := policyDelta(); d.Unread = &unread; return d }(), true, 1},
+		{"nothing is held", 0, func() model.Delta { d := policyDelta(); d.Unread = &unread; return d }(), false, 1},
+		{"all was read", 3, policyDelta(), false, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			table, guard := &fakeTable{targets: test.holds}, &guardTracker{fakeTracker: fakeTracker{services: map[model.Name]*model.Service{}}}
+			g := start(t, func(c *Config) {
+				c.Tracker, c.Policies, c.PolicyTracker = guard, table, policy.New(policy.Config{NodeName: "n1"})
+			}, newFakeBackend("ebpf"))
+			g.Deliver(test.delta, nil)
+			g.after(2 * time.Minute) // over resyncs
+			if targets, writes := table.state(); (writes == 0) != test.left || test.left && targets != test.holds {
+				t.Errorf("%s: the kernel has %d targets after %d writes", test.name, targets, writes)
+			}
+			if guard.guardsUnknown() != test.left {
+				t.Errorf("%s: guards unknown: %v", test.name, guard.guardsUnknown())
+			}
+			told := slices.ContainsFunc(g.policies.problem(), func(p model.Problem) bool { return strings.Contains(p.What, "m.yaml cannot be read") })
+			if told != test.left {
+				t.Errorf("%s: problems %v", test.name, g.policies.problem())
+			}
+			g.Deliver(model.Delta{Unread: &mended}, nil)
+			g.after(time.Second)
+			if targets, _ := table.state(); targets != test.targets || guard.guardsUnknown() || len(g.policies.problem()) > 0 {
+				t.Errorf("%s: mended: %d targets, guards unknown %v, problems %v", test.name, targets, guard.guardsUnknown(), g.policies.problem())
+			}
+			g.Deliver(model.Delta{Unread: &unread}, nil) // what it said before goes on holding
+			g.after(time.Second)
+			if guard.guardsUnknown() || len(g.policies.problem()) > 0 {
+				t.Errorf("%s: later: guards unknown %v, problems %v", test.name, guard.guardsUnknown(), g.policies.problem())
+			}
+		})
+	}
+}
+
+// TestATableThatGoesWhileItIsLeftIsWritten: others may take away what was left alone.
+func TestATableThatGoesWhileItIsLeftIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		unread := "m.yaml"
+		table := &fakeTable{targets: 3}
+		g := start(t, func(c *Config) { c.Policies, c.PolicyTracker = table, policy.New(policy.Config{NodeName: "n1"}) }, newFakeBackend("ebpf"))
+		d := policyDelta()
+		d.Unread = &unread
+		g.Deliver(d, nil)
+		g.after(time.Second)
+		_ = table.Replace(t.Context(), policy.State{}) // somebody else
+		g.after(time.Minute)
+		if targets, writes := table.state(); targets != 1 || writes < 2 {
+			t.Errorf("%d targets after %d writes", targets, writes)
+		}
+	})
+}
