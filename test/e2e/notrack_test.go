@@ -214,6 +214,9 @@ func TestDoNotTrackPolicies(t *testing.T) {
 			caching{from: "b1", denied: true}, caching{from: "b1", v6: true, denied: true}, caching{from: "b", denied: true},
 			caching{from: "a", tracked: true}, caching{from: "a", v6: true, tracked: true}) // as kubelet's probes
 
+		if mode != "nftables" { // where the agent translates, and where it does not
+			t.Run(mode+", a policy goes beside a masquerade", func(t *testing.T) { e.testPolicyGoesBesideMasquerade(t) })
+		}
 		if mode == "iptables" {
 			e.writeAll(t, "policy.yaml", "")
 			continue
@@ -351,6 +354,83 @@ func (e *env) testPoliciesUnderLoad(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	t.Logf("%d questions, %d without an answer", asked.Load(), failed.Load())
+}
+
+// testPolicyGoesBesideMasquerade has a pod send data over connections while their policy
+// goes: what conntrack sees first is what pods send, and a CNI masquerades that.
+func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
+	const port = 11300
+	defer run(t, e.host(t, "a"), "nft", "delete table ip cni")
+	run(t, e.host(t, "a"), "nft", "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; "+
+		fmt.Sprintf("add rule ip cni post ip saddr %s ip daddr %s masquerade", e.Addr("a0", false), e.Addr("b", false)))
+	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("stream", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1))
+	e.forgetEntries(t)
+	e.startTalker(t, "a0", port)
+	heard := make([]atomic.Int64, 3)
+	for i := range heard {
+		conn, err := e.dial(t, "b", netip.AddrPortFrom(e.Addr("a0", false), port), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		go func() {
+			b := make([]byte, 1)
+			for {
+				if _, err := conn.Read(b); err != nil {
+					return
+				}
+				heard[i].Add(1)
+			}
+		}()
+	}
+	for _, when := range []string{"untracked", "their policy gone"} {
+		for i := range heard {
+			want := heard[i].Load() + 100
+			for deadline := time.Now().Add(5 * time.Second); heard[i].Load() < want; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("a connection stands still, %s", when)
+				}
+			}
+		}
+		if n := e.entries(t, "a", port); (n > 0) != (when != "untracked") {
+			t.Errorf("%s: %d entries", when, n)
+		}
+		if when == "untracked" {
+			e.writeAll(t, "policy.yaml", "")
+		}
+	}
+	e.writeAll(t, "policy.yaml", policyYAML("cache", "", clientPods))
+}
+
+// startTalker has a host send to whoever connects, who need not ask.
+func (e *env) startTalker(t *testing.T, short string, port int) {
+	t.Helper()
+	var l net.Listener
+	err := e.host(t, short).Do(func() (err error) {
+		l, err = net.Listen("tcp", fmt.Sprint(":", port))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				for {
+					if _, err := conn.Write([]byte{0}); err != nil {
+						return
+					}
+					time.Sleep(2 * time.Millisecond)
+				}
+			}()
+		}
+	}()
 }
 
 // testAnotherPod gives the cache's address to a pod that no policy selects.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -43,6 +44,9 @@ type Policies struct {
 	generation uint32
 	sure       bool
 	repaired   dataplane.Repair
+	leftUntil  time.Time // see forgetLeft
+	leftMade   bool      // the table of what is left is there
+	nat        bool      // somebody translates
 }
 
 var _ dataplane.Policies = (*Policies)(nil)
@@ -114,7 +118,7 @@ func CleanupPolicies(ctx context.Context, table string) error {
 	if table == "" {
 		table = PolicyTable
 	}
-	return Cleanup(ctx, Config{Table: table})
+	return errors.Join(Cleanup(ctx, Config{Table: table}), Cleanup(ctx, Config{Table: table + leftPolicies}))
 }
 
 // Apply writes changes in one batch.
@@ -128,19 +132,17 @@ func (p *Policies) Apply(ctx context.Context, c policy.Changes) error {
 	next, edit := p.now.clone(), newPolicyEdit()
 	edit.take(next, c)
 	next.shape()
-	if len(next.sets)+len(next.chains) == 0 {
-		p.now = nil
-		if err := p.link.remove(ctx); err != nil {
-			return err
-		}
-		p.now = next
-		return nil
-	}
 	b := p.batch()
-	if len(p.now.sets)+len(p.now.chains) == 0 {
-		b.addTable()
+	switch had := len(p.now.sets)+len(p.now.chains) > 0; {
+	case len(next.sets)+len(next.chains) > 0:
+		if !had {
+			b.addTable()
+		}
+		edit.write(b, p.now, next)
+	case had:
+		b.delTable()
 	}
-	edit.write(b, p.now, next)
+	p.leave(ctx, b, edit, next)
 	return p.commit(ctx, b, next)
 }
 
@@ -159,6 +161,7 @@ func (p *Policies) commit(ctx context.Context, b *batch, next *policyTable) erro
 		return nil
 	})
 	if err != nil {
+		p.leftMade = false
 		return fmt.Errorf("write policies: %w", err)
 	}
 	p.now = next
@@ -169,6 +172,9 @@ func (p *Policies) commit(ctx context.Context, b *batch, next *policyTable) erro
 // that costs nothing; else the table is read and compared.
 func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	p.repaired = dataplane.Repair{}
+	if err := p.forgetLeft(ctx); err != nil {
+		return err
+	}
 	var found *image
 	same := false
 	err := p.link.do(ctx, func(sock *socket) (err error) {
@@ -189,17 +195,18 @@ func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	left := p.now
 	want, edit := wholePolicies(s)
 	p.now, p.generation = nil, found.generation
+	b := p.batch()
 	if len(want.sets)+len(want.chains) == 0 {
-		if err := p.link.remove(ctx); err != nil {
-			return err
+		if found.there || found.dormant {
+			b.delTable()
 		}
-		p.now, p.sure = want, false
 		if found.there && left != nil {
 			p.repaired.Note(0, 1, "table")
 		}
-		return nil
+		edit.found(found, want)
+		p.leave(ctx, b, edit, want)
+		return p.commit(ctx, b, want)
 	}
-	b := p.batch()
 	rep, mendable := edit.against(b, found, want)
 	if !mendable {
 		b = p.batch()
@@ -210,6 +217,9 @@ func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	}
 	if left != nil {
 		p.repaired = rep
+	} else {
+		edit.found(found, want)
+		p.leave(ctx, b, edit, want) // of an earlier agent's; else somebody else put it there
 	}
 	return p.commit(ctx, b, want)
 }

@@ -268,3 +268,96 @@ func TestPoliciesThatOthersChangeAreRestored(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatAPolicyLeavesIsKeptForRunningConnections looks at the table of what is left: of
+// targets that go or are tracked, by changes and by a whole state, where somebody
+// translates; and that it goes with the policies' own.
+func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
+	left := func() string {
+		out, err := nft("list table inet " + PolicyTable + leftPolicies)
+		if err != nil {
+			return ""
+		}
+		return string(out)
+	}
+	world := func() model.Delta {
+		d := oneCache(true)
+		p := d.DoNotTrackPolicies["cache"]
+		p.Ingress[0].Ports = append(p.Ingress[0].Ports, model.PortRange{Protocol: model.UDP, First: 5000, Last: 5000},
+			model.PortRange{Protocol: model.TCP, First: 7000, Last: 7009}, model.PortRange{Protocol: model.UDP, First: 6000, Last: 6009})
+		return d
+	}
+	for _, test := range []struct {
+		name   string
+		change func(t *testing.T, p *Policies, tr *policy.Tracker) error
+	}{
+		{"a change", func(t *testing.T, p *Policies, tr *policy.Tracker) error {
+			return p.Apply(t.Context(), tr.Apply(model.Delta{Full: true}))
+		}},
+		{"a whole state", func(t *testing.T, p *Policies, tr *policy.Tracker) error {
+			tr.Apply(model.Delta{Full: true})
+			return openPolicies(t).Replace(t.Context(), tr.State())
+		}},
+		{"a whole state of something else", func(t *testing.T, p *Policies, tr *policy.Tracker) error {
+			d := world()
+			d.DoNotTrackPolicies["cache"].Ingress[0].Ports = []model.PortRange{{Protocol: model.TCP, First: 1, Last: 1}}
+			tr.Apply(d)
+			return openPolicies(t).Replace(t.Context(), tr.State())
+		}},
+		{"tracked now", func(t *testing.T, p *Policies, tr *policy.Tracker) error {
+			web := model.Name{Namespace: "n", Name: "web"}
+			slice := &model.EndpointSlice{Name: web, Service: web, Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.244.0.2")}}}}
+			for _, r := range world().DoNotTrackPolicies["cache"].Ingress[0].Ports {
+				slice.Ports = append(slice.Ports, model.EndpointPort{Protocol: r.Protocol, Port: r.First})
+			}
+			return p.Apply(t.Context(), tr.Apply(model.Delta{Services: map[model.Name]*model.Service{web: {Name: web}}, Slices: map[model.Name]*model.EndpointSlice{web: slice}}))
+		}},
+	} {
+		for _, nat := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, nat %v", test.name, nat), func(t *testing.T) {
+				enter(t)
+				if nat {
+					if out, err := nft("add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }"); err != nil {
+						t.Fatalf("%v %s", err, out)
+					}
+				}
+				p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here", Netfilter: true})
+				tr.Apply(world())
+				if err := p.Replace(t.Context(), tr.State()); err != nil || left() != "" {
+					t.Fatalf("%v\n%s", err, left())
+				}
+				for range 2 { // the second time all is there
+					if err := test.change(t, p, tr); err != nil {
+						t.Fatal(err)
+					}
+					text := left()
+					for _, want := range []string{"type nat hook postrouting priority srcnat - 3", "10.244.0.2 . tcp . 11211 timeout 1d expires", "10.244.0.2 . udp . 5000 timeout 5m",
+						"10.244.0.2 . tcp timeout 1d", "ip saddr . meta l4proto . tcp sport @left4 snat ip to ip saddr"} {
+						if strings.Contains(text, want) != nat {
+							t.Errorf("nft shows %q, or not:\n%s", want, text)
+						}
+					}
+					if strings.Contains(text, "10.244.0.2 . udp timeout") {
+						t.Errorf("all that a pod sends over UDP keeps its source:\n%s", text)
+					}
+					tr = policy.New(policy.Config{NodeName: "here", Netfilter: true})
+					tr.Apply(world())
+					p = openPolicies(t)
+					if err := p.Replace(t.Context(), tr.State()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				p.leftUntil = time.Now().Add(-time.Second)
+				if err := p.Replace(t.Context(), tr.State()); err != nil || left() != "" {
+					t.Errorf("when its time is up: %v\n%s", err, left())
+				}
+				if err := test.change(t, p, tr); err != nil {
+					t.Fatal(err)
+				}
+				if err := CleanupPolicies(t.Context(), ""); err != nil || left() != "" {
+					t.Errorf("cleaned up: %v\n%s", err, left())
+				}
+			})
+		}
+	}
+}

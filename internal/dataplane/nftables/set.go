@@ -69,6 +69,7 @@ type set struct {
 	shared   bool   // several owners may add one element; it stays till the last is gone
 	typeof   bool   // the key has a field that no "type" can name
 	counted  bool   // each element counts the packets that found it
+	expires  bool   // each element goes when its time is up
 }
 
 func (s *set) isMap() bool   { return len(s.data) > 0 || s.verdict }
@@ -89,6 +90,9 @@ func (s *set) flags() uint32 {
 	}
 	if s.interval && len(s.key) > 1 {
 		f |= nftSetConcat
+	}
+	if s.expires {
+		f |= unix.NFT_SET_TIMEOUT
 	}
 	if s.dynamic() {
 		f |= unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
@@ -175,6 +179,7 @@ type value struct {
 	data    string // a map's
 	jump    string // a verdict map's: the chain
 	comment string
+	timeout time.Duration // in sets whose elements expire
 }
 
 // elem is an element and the set it is in.

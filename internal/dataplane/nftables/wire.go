@@ -227,6 +227,9 @@ func (a *attrs) element(key string, v *value, whole bool) {
 	if !whole {
 		return
 	}
+	if v.timeout > 0 {
+		a.u64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(v.timeout.Milliseconds()))
+	}
 	if v.data != "" {
 		a.data(unix.NFTA_SET_ELEM_DATA, v.data)
 	}

@@ -1,0 +1,214 @@
+package nftables
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// leftPolicies is the table of what policies were about and are not any more:
+//
+//	postrouting (nat, before all who masquerade)
+//	  TCP without SYN, source . protocol . source port in left4       snat to the source
+//	  TCP without SYN, destination . protocol . port in left4         snat to the source
+//	  others, source . protocol . source port in left4                snat to the source
+//
+// Of a connection that ran untracked when its policy went, conntrack takes whichever
+// packet comes first for the first of a connection: an answer, or data. A CNI that
+// masquerades what pods begin would give it another source, which its receiver knows
+// nothing of. Chains of nat see the first packet alone, and who is first to decide
+// decides: here, that the source stays. Elements go by the kernel's clock.
+//
+// It is a table of its own: nobody has to know what is in it, neither the next agent
+// nor an audit, and that of policies stays what it is.
+const leftPolicies = "-left"
+
+const (
+	// leftFor is how long connections over TCP may be silent after their policy went.
+	leftFor = 24 * time.Hour
+	// leftForOthers is shorter: without SYN nobody can tell an answer from what a pod
+	// begins from its port.
+	leftForOthers = 5 * time.Minute
+	tcpSYN        = 0x02
+)
+
+// leftHook comes before every masquerade, and before the nat chains of Services.
+var leftHook = &hook{"nat", unix.NF_INET_POST_ROUTING, 97}
+
+// leftSets are the set of single ports, and that of addresses with ranges of ports,
+// which are not told apart there.
+func leftSets(f *family) (ports, hosts *set) {
+	return &set{name: "left" + f.suffix, comment: "ports that were not tracked", key: []field{addrField(f), protoField, portField}, expires: true},
+		&set{name: "left-hosts" + f.suffix, comment: "with ranges of such ports", key: []field{addrField(f), protoField}, expires: true}
+}
+
+// leftElems are the targets that go, as elements of leftSets: of those that what is in
+// edit takes out of the sets of requests, or gives to a verdict that tracks.
+func (e *policyEdit) leftElems(next *policyTable) map[string]*elemList {
+	out := map[string]*elemList{}
+	for _, f := range []*family{&ipv4, &ipv6} {
+		ports, hosts := leftSets(f)
+		add := func(s *set, key string) {
+			if out[s.name] == nil {
+				out[s.name] = &elemList{set: s}
+			}
+			v := &value{timeout: leftForOthers}
+			if model.Protocol(key[f.size]) == model.TCP {
+				v.timeout = leftFor
+			}
+			out[s.name].add(key, v)
+		}
+		for _, ranges := range []bool{false, true} {
+			for key, c := range e.elems[ways[0].set(f, ranges)] {
+				switch tcp := model.Protocol(key[f.size]) == model.TCP; {
+				case c.had == nil || c.want != nil && !next.tracks(c.want.jump):
+				case !ranges:
+					add(ports, key)
+				case tcp: // of others whatever comes from the address would be meant
+					if host := key[:f.size+4]; out[hosts.name] == nil || !slices.Contains(out[hosts.name].keys, host) {
+						add(hosts, host)
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// found enters what was found of the sets of requests that are not to be there any
+// more, as what goes.
+func (e *policyEdit) found(img *image, want *policyTable) {
+	for _, f := range []*family{&ipv4, &ipv6} {
+		for _, ranges := range []bool{false, true} {
+			name := ways[0].set(f, ranges)
+			if fs := img.sets[name]; fs != nil && want.sets[name] == nil {
+				for key, v := range fs.elems {
+					e.set(name, key, v, nil)
+				}
+			}
+		}
+	}
+}
+
+// tracks reports whether what comes to a chain of requests is tracked, if there is one.
+func (t *policyTable) tracks(chain string) bool {
+	v := t.verdicts[strings.TrimSuffix(chain, "-from")]
+	return v != nil && v.Track
+}
+
+// leave writes what goes into the table of what is left, in the same batch, so that no
+// packet comes in between.
+func (p *Policies) leave(ctx context.Context, b *batch, e *policyEdit, next *policyTable) {
+	elems := e.leftElems(next)
+	p.nat = p.nat || len(elems) > 0 && p.link.translated(ctx)
+	if len(elems) == 0 || !p.nat {
+		return // where nobody masquerades, a chain of nat would have conntrack see all traffic
+	}
+	table, about := b.table, b.about
+	b.table, b.about = table+leftPolicies, "connections whose DoNotTrackPolicy is gone, kept by spillway: goes by itself"
+	if !p.leftMade {
+		b.addLeft()
+	}
+	for _, name := range slices.Sorted(maps.Keys(elems)) {
+		elems[name].write(b, unix.NFT_MSG_NEWSETELEM)
+	}
+	b.table, b.about = table, about
+	p.leftMade, p.leftUntil = true, time.Now().Add(leftFor)
+}
+
+// addLeft makes the table of what is left, or leaves it as it is.
+func (b *batch) addLeft() {
+	b.addTable()
+	c := &chain{name: "postrouting", hook: leftHook}
+	for _, f := range []*family{&ipv4, &ipv6} {
+		ports, hosts := leftSets(f)
+		b.addSet(ports)
+		b.addSet(hosts)
+		c.rules = append(c.rules, leftRules(f, ports, hosts)...)
+	}
+	b.addChain(c)
+	b.flushChain(c.name) // of the same rules, if they were there
+	b.addRules(c)
+}
+
+func leftRules(f *family, ports, hosts *set) (out []*rule) {
+	key := func(r *rule, which int, s *set) *rule {
+		r.address(f, which, firstReg).meta(unix.NFT_META_L4PROTO, firstReg+f.regs())
+		if s == ports {
+			r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*which), 2, firstReg+f.regs()+1)
+		}
+		return r.in(s, firstReg).source(f, firstReg).snat(f)
+	}
+	for _, s := range []*set{ports, hosts} {
+		for which, comment := range []string{"answers that run", "data that comes"} {
+			out = append(out, key((&rule{comment: comment}).only(f).tcp(unix.NFT_CMP_EQ).noTCPFlag(tcpSYN), which, s))
+		}
+	}
+	return append(out, key((&rule{comment: "answers that run"}).only(f).tcp(unix.NFT_CMP_NEQ), 0, ports))
+}
+
+// tcp goes on with TCP, or with all else.
+func (r *rule) tcp(op uint32) *rule {
+	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(op, firstReg, []byte{unix.IPPROTO_TCP})
+}
+
+// noTCPFlag goes on if none of the flags is set.
+func (r *rule) noTCPFlag(flags byte) *rule {
+	r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1, firstReg).add("bitwise", func(a *attrs) {
+		a.u32(unix.NFTA_BITWISE_SREG, firstReg)
+		a.u32(unix.NFTA_BITWISE_DREG, firstReg)
+		a.u32(unix.NFTA_BITWISE_LEN, 1)
+		for _, v := range []struct {
+			typ  uint16
+			bits byte
+		}{{unix.NFTA_BITWISE_MASK, flags}, {unix.NFTA_BITWISE_XOR, 0}} {
+			at := a.nest(v.typ)
+			a.bytes(unix.NFTA_DATA_VALUE, []byte{v.bits})
+			a.close(at)
+		}
+	})
+	return r.cmp(unix.NFT_CMP_EQ, firstReg, []byte{0})
+}
+
+// translated reports whether anybody translates addresses in this network namespace.
+func (b *Backend) translated(ctx context.Context) (yes bool) {
+	for _, names := range []string{"ip_tables_names", "ip6_tables_names"} {
+		text, _ := os.ReadFile("/proc/thread-self/net/" + names) // none: no legacy iptables
+		yes = yes || slices.Contains(strings.Fields(string(text)), "nat")
+	}
+	if yes {
+		return true
+	}
+	_ = b.do(ctx, func(s *socket) error {
+		return s.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, attrs{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, func(m netlink.Message) {
+			nat, left := false, false
+			for typ, v := range attributes(m) {
+				nat = nat || typ == unix.NFTA_CHAIN_TYPE && cString(v) == "nat"
+				left = left || typ == unix.NFTA_CHAIN_TABLE && strings.HasSuffix(cString(v), leftPolicies)
+			}
+			yes = yes || nat && !left
+		})
+	})
+	return yes
+}
+
+// forgetLeft takes the table of what is left away when all in it has gone. An agent
+// that begins does not know since when that is there.
+func (p *Policies) forgetLeft(ctx context.Context) error {
+	switch now := time.Now(); {
+	case p.leftUntil.IsZero():
+		p.leftUntil = now.Add(leftFor)
+	case now.After(p.leftUntil):
+		p.leftUntil, p.leftMade = now.Add(leftFor), false
+		return Cleanup(ctx, Config{Table: p.link.cfg.Table + leftPolicies})
+	}
+	return nil
+}
