@@ -379,3 +379,33 @@ func same(t *testing.T, a, b *Tracker) {
 		t.Fatalf("guarded differ: %v, %v", a.guarded, b.guarded)
 	}
 }
+
+// TestUnseenIsWhatNoPacketOfReachesConntrack asks of both ends, and of both directions.
+func TestUnseenIsWhatNoPacketOfReachesConntrack(t *testing.T) {
+	p, denying, tracked := cache("p", 80, 80, "client"), cache("q", 90, 99, "client"), cache("r", 70, 70, "client")
+	denying.DenyOthers, tracked.Track, tracked.DenyOthers = true, true, true
+	out := cache("s", 60, 60, "client")
+	out.Ingress, out.Egress = nil, out.Ingress
+	tr := New(Config{NodeName: "here"})
+	tr.SetNodeAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.1")})
+	tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(p, denying, tracked, out),
+		Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"), pod("n", "c", "there", "client", "10.0.1.1"))})
+	for _, test := range []struct {
+		from, to string
+		want     bool
+	}{
+		{"10.0.1.1:4000", "10.0.0.1:80", true}, {"10.0.0.1:80", "10.0.1.1:4000", true}, {"10.0.1.2:4000", "10.0.0.1:80", false},
+		{"10.0.1.1:80", "10.0.0.1:4000", false}, {"10.0.1.1:4000", "10.0.0.1:81", false}, {"10.0.1.1:4000", "10.0.0.2:80", false},
+		{"10.0.1.2:4000", "10.0.0.1:95", true}, {"192.0.2.1:4000", "10.0.0.1:95", false}, // denied; the node itself is not
+		{"10.0.1.1:4000", "10.0.0.1:70", false}, {"10.0.1.2:4000", "10.0.0.1:70", true},
+		{"10.0.0.1:4000", "10.0.1.1:60", true}, {"10.0.1.1:60", "10.0.0.1:4000", true}, {"10.0.0.1:60", "10.0.1.1:4000", false}, {"10.0.0.1:4000", "10.0.1.2:60", false},
+	} {
+		from, to := netip.MustParseAddrPort(test.from), netip.MustParseAddrPort(test.to)
+		if got := tr.Unseen(model.TCP, from, to); got != test.want {
+			t.Errorf("%s to %s: unseen %v", from, to, got)
+		}
+		if tr.Unseen(model.UDP, from, to) {
+			t.Errorf("%s to %s: UDP is unseen", from, to)
+		}
+	}
+}

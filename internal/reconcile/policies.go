@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,14 @@ type Guard interface {
 	SetGuarded([]netip.Addr) intent.Changes
 	SetGuardsUnknown(bool) intent.Changes
 	SetOpened([]intent.OpenPorts) intent.Changes
+}
+
+// UntrackedEntries is a StaleEntries that can also take away what conntrack remembers of
+// connections that it sees no more, and so never sees end.
+type UntrackedEntries interface {
+	// Forget deletes the entries of which unseen says so by their two ends. It returns
+	// how many it deleted, and whether there may be more.
+	Forget(ctx context.Context, unseen func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error)
 }
 
 // policyLane writes do-not-track policies. It stands beside the lanes of Services:
@@ -38,6 +47,9 @@ type policyLane struct {
 	// that may be what the kernel holds.
 	unread  string
 	written bool
+
+	fresh    bool      // rules came since entries were looked for
+	forgetAt time.Time // when to look for entries of what is not tracked any more; zero: not
 
 	drifted  atomic.Bool
 	repairAt time.Time
@@ -134,7 +146,11 @@ func (l *policyLane) due() (time.Time, bool) {
 	if l.full || !l.pending.Empty() {
 		return l.retryAt, true
 	}
-	return l.repairAt, !l.repairAt.IsZero()
+	at, any := l.repairAt, !l.repairAt.IsZero()
+	if !l.forgetAt.IsZero() && (!any || l.forgetAt.Before(at)) {
+		at, any = l.forgetAt, true
+	}
+	return at, any
 }
 
 // syncPolicies writes what is due.
@@ -145,6 +161,9 @@ func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 	}
 	if l.full || !l.pending.Empty() {
 		r.writePolicies(ctx)
+	}
+	if !l.forgetAt.IsZero() && !now.Before(l.forgetAt) && l.err == nil {
+		r.forgetUntracked(ctx, now)
 	}
 	if !l.told && r.cfg.OnPolicies != nil && ctx.Err() == nil {
 		l.told = true
@@ -163,6 +182,9 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
+	// New rules are about connections that run. A pod that comes has none yet.
+	l.fresh = l.fresh || slices.ContainsFunc(l.pending.Verdicts, func(c policy.Change[string, *policy.Verdict]) bool { return c.Want != nil }) ||
+		slices.ContainsFunc(l.pending.Rules, func(c policy.Change[string, *policy.Rule]) bool { return c.Want != nil })
 	l.pending = policy.Changes{}
 	if l.err != nil {
 		l.full = true
@@ -170,6 +192,9 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 		l.tries++
 	} else {
 		whole := l.full
+		if !l.written || l.fresh {
+			l.fresh, l.forgetAt = false, start
+		}
 		l.full, l.tries, l.retryAt = false, 0, time.Time{}
 		if !l.written && l.unread != "" {
 			r.setGuardsUnknown(false)
@@ -184,6 +209,31 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 		r.metrics.AuditDifferences("policies", rep.Missing+rep.Foreign)
 		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", "policies",
 			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
+	}
+}
+
+// forgetRetry is when entries that could not be deleted are looked for again.
+const forgetRetry = 30 * time.Second
+
+// forgetUntracked has conntrack forget connections that it sees no more.
+func (r *Reconciler) forgetUntracked(ctx context.Context, now time.Time) {
+	l := r.policies
+	l.forgetAt = time.Time{}
+	entries, can := r.cfg.StaleEntries.(UntrackedEntries)
+	if !can || len(l.tracker.State().Targets) == 0 {
+		return
+	}
+	deleted, more, err := entries.Forget(ctx, l.tracker.Unseen)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		r.log.Warn("Forget connections that are not tracked any more", "err", err)
+		l.forgetAt = now.Add(forgetRetry)
+	case more:
+		l.forgetAt = now // after what else is due
+	}
+	if deleted > 0 {
+		r.log.Info("conntrack forgets connections that policies leave untracked now", "entries", deleted)
 	}
 }
 

@@ -142,6 +142,59 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 	}
 }
 
+// forgetting is asked for entries, and has more than it deletes at once.
+type forgetting struct {
+	fakeEntries
+	mu    sync.Mutex
+	asked []bool // whether the policy's traffic was unseen
+	more  int
+}
+
+func (f *forgetting) Forget(_ context.Context, unseen func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) (int, bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, unseen(model.TCP, netip.MustParseAddrPort("192.0.2.9:4000"), netip.MustParseAddrPort("10.0.0.1:80")))
+	f.more--
+	return 1, f.more > 0, nil
+}
+
+func (f *forgetting) times() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.asked)
+}
+
+// TestConnectionsThatRunAreForgottenOnceARuleIsWritten counts how often the table of
+// conntrack is looked at: when rules come, not when pods do.
+func TestConnectionsThatRunAreForgottenOnceARuleIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBackend("ebpf")
+		f := &forgetting{fakeEntries: fakeEntries{kernel: b.holds}}
+		g := start(t, func(c *Config) {
+			c.StaleEntries, c.Policies, c.PolicyTracker = f, &fakeTable{}, policy.New(policy.Config{NodeName: "n1"})
+		}, b)
+		g.Deliver(model.Delta{Full: true}, nil)
+		g.after(time.Minute)
+		if n := f.times(); n != 0 {
+			t.Errorf("looked %d times without a policy", n)
+		}
+		f.mu.Lock()
+		f.more = 3
+		f.mu.Unlock()
+		g.Deliver(policyDelta(), nil)
+		g.after(time.Minute)
+		if n := f.times(); n != 3 || slices.Contains(f.asked, false) {
+			t.Errorf("a policy came: looked %d times, %v", n, f.asked)
+		}
+		pod := model.Name{Namespace: "n", Name: "another"}
+		g.Deliver(model.Delta{Pods: map[model.Name]*model.Pod{pod: {Name: pod, Node: "n1", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}}}, nil)
+		g.after(time.Minute)
+		if n := f.times(); n != 3 {
+			t.Errorf("a pod came: looked %d times in all", n)
+		}
+	})
+}
+
 // TestATableThatGoesWhileItIsLeftIsWritten: others may take away what was left alone.
 func TestATableThatGoesWhileItIsLeftIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

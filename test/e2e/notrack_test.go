@@ -362,7 +362,7 @@ func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
 	const port = 11300
 	defer run(t, e.host(t, "a"), "nft", "delete table ip cni")
 	run(t, e.host(t, "a"), "nft", "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; "+
-		fmt.Sprintf("add rule ip cni post ip saddr %s ip daddr %s masquerade", e.Addr("a0", false), e.Addr("b", false)))
+		fmt.Sprintf("add rule ip cni post ip saddr %s masquerade", e.Addr("a0", false)))
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("stream", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1))
 	e.forgetEntries(t)
 	e.startTalker(t, "a0", port)
@@ -399,7 +399,7 @@ func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
 			e.writeAll(t, "policy.yaml", "")
 		}
 	}
-	e.writeAll(t, "policy.yaml", policyYAML("cache", "", clientPods))
+	e.writeAll(t, "policy.yaml", policyYAML("another", "", clientPods))
 }
 
 // startTalker has a host send to whoever connects, who need not ask.

@@ -1,0 +1,56 @@
+package stale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/model"
+)
+
+// mostForgotten bounds what one Forget deletes: a full table takes seconds.
+const mostForgotten = 50_000
+
+// Forget deletes entries of connections whose packets conntrack sees no more, as unseen
+// says of their two ends: an entry of TCP would stay for five days, since nobody sees
+// the connection end. What is translated is left alone, and what is in another zone. It
+// returns how many it deleted, and whether there may be more.
+func (r *Reconciler) Forget(ctx context.Context, unseen func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error) {
+	var failed error
+	err = r.cfg.Table.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
+		if deleted == mostForgotten {
+			more = true
+			return false
+		}
+		if !asIs(e) || !unseen(model.Protocol(e.Protocol), e.Orig.Src, e.Orig.Dst) {
+			return true
+		}
+		if failed = r.cfg.Table.Delete(e); failed != nil {
+			return false
+		}
+		deleted++
+		return true
+	})
+	if err = errors.Join(err, failed); errors.Is(err, conntrack.ErrUnsupported) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return deleted, false, fmt.Errorf("delete conntrack entries of untracked connections: %w", err)
+	}
+	return deleted, more, nil
+}
+
+// asIs reports whether nobody translates the packets of an entry, of a protocol with ports.
+func asIs(e *conntrack.Entry) bool {
+	switch e.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+	default:
+		return false
+	}
+	return e.Zone == 0 && e.Orig.Zone == 0 && e.Reply.Zone == 0 && e.Status&(conntrack.SrcNAT|conntrack.DstNAT) == 0 &&
+		e.Orig.Src == e.Reply.Dst && e.Orig.Dst == e.Reply.Src
+}
