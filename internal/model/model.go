@@ -166,6 +166,15 @@ type Pod struct {
 	Labels map[string]string
 	Node   string
 	IPs    []netip.Addr
+	// HostPorts are the ports of its containers that the CNI lets a port of the node
+	// lead to.
+	HostPorts []HostPort
+}
+
+// HostPort is a container's port, and the port of the node that leads there.
+type HostPort struct {
+	Protocol   Protocol
+	Port, Host uint16
 }
 
 // NetworkPolicy is what Spillway needs of a networking.k8s.io/v1 NetworkPolicy:

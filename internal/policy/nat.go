@@ -21,6 +21,7 @@ type natKey struct {
 	what  string // "it is an endpoint of Service a/b"
 	// instead is what to do about it, beside leaving the port out.
 	instead string
+	reason  string // of the Refusal, if it is not NeedsNAT
 }
 
 // natIndex knows the addresses at which a policy must keep its hands off: packets
@@ -117,20 +118,35 @@ func (t *Tracker) countService(s *model.Service, by int) {
 	for i := range s.Ports {
 		port := &s.Ports[i]
 		early, instead := !translated[i], t.instead(s, port)
-		k := natKey{port.Protocol, port.Port, true, early, fmt.Sprintf("Service %s has that address", s.Name), instead}
+		k := natKey{port.Protocol, port.Port, true, early, fmt.Sprintf("Service %s has that address", s.Name), instead, ""}
 		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs} {
 			for _, a := range list {
 				t.countNAT(a.Unmap(), k, by)
 			}
 		}
 		if port.NodePort != 0 {
-			k = natKey{port.Protocol, port.NodePort, true, early, fmt.Sprintf("it is a NodePort of Service %s", s.Name), instead}
+			k = natKey{port.Protocol, port.NodePort, true, early, fmt.Sprintf("it is a NodePort of Service %s", s.Name), instead, ""}
 			if t.nat.nodePorts[k] += by; t.nat.nodePorts[k] <= 0 {
 				delete(t.nat.nodePorts, k)
 			}
 			for _, a := range t.own {
 				t.dirty[a] = struct{}{}
 			}
+		}
+	}
+}
+
+// countHostPorts enters the ports of a pod here that ports of the node lead to, or takes
+// them out. The CNI has netfilter translate there, whoever serves Services.
+func (t *Tracker) countHostPorts(p *model.Pod, by int) {
+	if p.Node != t.cfg.NodeName {
+		return
+	}
+	for _, h := range p.HostPorts {
+		k := natKey{proto: h.Protocol, port: h.Port, reason: HostPort, instead: "take the hostPort out of the pod",
+			what: fmt.Sprintf("hostPort %d of pod %s leads there", h.Host, p.Name)}
+		for _, a := range p.IPs {
+			t.countNAT(a.Unmap(), k, by)
 		}
 	}
 }
@@ -160,6 +176,7 @@ type obstacle struct {
 	what    string // the Service, or the pod's hostPort
 	early   bool   // as in natKey: the rule decides about nothing there
 	instead string // as in natKey
+	reason  string
 }
 
 // natAt says which Service's packets are in the way of a rule, if there is any.
@@ -171,7 +188,7 @@ func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
 				continue // conntrack sees all of what is tracked
 			}
 			if found.what == "" || k.what < found.what { // the same one each time
-				found = obstacle{k.what, k.early, k.instead}
+				found = obstacle{k.what, k.early, k.instead, k.reason}
 			}
 		}
 	}
@@ -232,7 +249,7 @@ func (t *Tracker) lookForNAT(r *rule) (found obstacle) {
 				what = fmt.Sprintf("its ports are also those that pods ask %s from, and %s", netip.AddrPortFrom(a, k.port), k.what)
 			}
 			if found.what == "" || what < found.what { // the same one each time, or every look would be news
-				found = obstacle{what: what, instead: k.instead}
+				found = obstacle{what: what, instead: k.instead, reason: k.reason}
 			}
 		}
 	}

@@ -127,9 +127,10 @@ func (c Changes) Empty() bool {
 
 // The reasons of a Refusal.
 const (
-	Contradiction = "Contradiction"   // another policy, which holds, says otherwise
-	NeedsNAT      = "ServiceNeedsNAT" // netfilter could not translate the packets of a Service
-	NotSeen       = "ServiceNotSeen"  // eBPF translates the packets of a Service before
+	Contradiction = "Contradiction"    // another policy, which holds, says otherwise
+	NeedsNAT      = "ServiceNeedsNAT"  // netfilter could not translate the packets of a Service
+	HostPort      = "HostPortNeedsNAT" // nor those that come by a port of the node
+	NotSeen       = "ServiceNotSeen"   // eBPF translates the packets of a Service before
 )
 
 // Refusal is what a policy asks for and does not hold on this node.

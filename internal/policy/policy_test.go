@@ -218,6 +218,47 @@ func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
 	}
 }
 
+// TestAPortOfTheNodeThatLeadsToAPodRefusesPolicies has a hostPort come and go, of a pod
+// here and of one elsewhere, with eBPF, which has no part in it.
+func TestAPortOfTheNodeThatLeadsToAPodRefusesPolicies(t *testing.T) {
+	deny := cache("deny", 90, 90, "client")
+	deny.DenyOthers = true
+	with := func(p *model.Pod, ports ...model.HostPort) map[model.Name]*model.Pod {
+		p.HostPorts = ports
+		return podsOf(p)
+	}
+	here := func() *model.Pod { return pod("n", "p", "here", "cache", "10.0.0.1") }
+	for _, after := range []bool{false, true} { // the policy
+		tr := New(Config{NodeName: "here"})
+		tr.Apply(model.Delta{Full: true, Pods: with(here(), model.HostPort{Protocol: model.TCP, Port: 80, Host: 8080})})
+		if !after {
+			tr = New(Config{NodeName: "here"})
+		}
+		tr.Apply(model.Delta{DoNotTrackPolicies: policiesOf(cache("c", 80, 80, "client"), deny)})
+		tr.Apply(model.Delta{Pods: with(here(), model.HostPort{Protocol: model.TCP, Port: 80, Host: 8080}, model.HostPort{Protocol: model.TCP, Port: 90, Host: 9090})})
+		r := tr.Refusals()
+		if len(r) != 2 || r[0].Reason != HostPort || !strings.Contains(r[0].Message, "is not applied to 10.0.0.1: hostPort 8080 of pod n/p leads there") ||
+			!strings.Contains(r[1].Message, "is applied with conntrack to 10.0.0.1: hostPort 9090 of pod n/p leads there") || !strings.HasSuffix(r[0].Message, "leave the port out, or take the hostPort out of the pod") {
+			t.Errorf("refusals %+v", r)
+		}
+		if got, want := targets(tr.State()), "ingress 10.0.0.1 TCP 90-90 in-deny-0-tracked"; got != want {
+			t.Errorf("targets %s, want %s", got, want)
+		}
+		tr.Apply(model.Delta{Pods: with(here(), model.HostPort{Protocol: model.UDP, Port: 80, Host: 8080})})
+		if len(tr.Refusals()) > 0 || len(tr.State().Targets) != 2 {
+			t.Errorf("another protocol: %+v", tr.Refusals())
+		}
+		tr.Apply(model.Delta{Pods: with(pod("n", "q", "there", "cache", "10.0.1.1"), model.HostPort{Protocol: model.TCP, Port: 80, Host: 8080})})
+		if len(tr.Refusals()) > 0 {
+			t.Errorf("another node's pod: %+v", tr.Refusals())
+		}
+		tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{here().Name: nil}})
+		if len(tr.nat.at) > 0 {
+			t.Errorf("of the pod is left %v", tr.nat.at)
+		}
+	}
+}
+
 // TestAServiceDoesNotOpenWhatAPolicyDenies puts a Service, of whichever namespace, over
 // a pod of which others are denied: they still are, with conntrack.
 func TestAServiceDoesNotOpenWhatAPolicyDenies(t *testing.T) {

@@ -49,6 +49,9 @@ func (t *Tracker) countAll() {
 	for _, s := range t.slices {
 		t.countSlice(s, 1)
 	}
+	for _, p := range t.pods {
+		t.countHostPorts(p, 1)
+	}
 }
 
 // touchPolicy has every address judged again that a policy selects, or did.
@@ -138,7 +141,8 @@ func (t *Tracker) eachWantedRule(do func(*rule)) {
 // takePod takes in a Pod, nil for one that is gone.
 func (t *Tracker) takePod(name model.Name, p *model.Pod) {
 	old := t.pods[name]
-	if old == nil && p == nil || old != nil && p != nil && old.Node == p.Node && maps.Equal(old.Labels, p.Labels) && slices.Equal(old.IPs, p.IPs) {
+	if old == nil && p == nil || old != nil && p != nil && old.Node == p.Node && maps.Equal(old.Labels, p.Labels) &&
+		slices.Equal(old.IPs, p.IPs) && slices.Equal(old.HostPorts, p.HostPorts) {
 		return
 	}
 	if old != nil {
@@ -159,6 +163,9 @@ func (t *Tracker) place(p *model.Pod, in bool) {
 		return
 	}
 	t.touchPod(p)
+	if len(t.policies) > 0 {
+		t.countHostPorts(p, map[bool]int{true: 1, false: -1}[in])
+	}
 	for _, a := range p.IPs {
 		a = a.Unmap()
 		names := slices.DeleteFunc(t.podsHere[a], func(n podName) bool { return n == p.Name })

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -111,7 +112,7 @@ func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []heldRule, ref
 
 // refusal says what does not hold at an address, and what to do.
 func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
-	out := Refusal{Policy: r.Policy, Field: fmt.Sprintf("spec.%s[%d]", r.Side, r.Index), Reason: NeedsNAT}
+	out := Refusal{Policy: r.Policy, Field: fmt.Sprintf("spec.%s[%d]", r.Side, r.Index), Reason: cmp.Or(in.reason, NeedsNAT)}
 	what, open := "is not applied to", ""
 	if r.Deny {
 		open = " (others are not denied there)"

@@ -117,6 +117,21 @@ func (s *Source) slimNode(n *corev1.Node) {
 // slimPod keeps what says whether a policy selects the Pod.
 func slimPod(p *corev1.Pod) {
 	p.Annotations = nil
-	p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork}
+	p.Spec = corev1.PodSpec{
+		NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork,
+		Containers: slimContainers(p.Spec.Containers), InitContainers: slimContainers(p.Spec.InitContainers),
+	}
 	p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
+}
+
+// slimContainers keeps ports of containers that have one of the host's: few have any.
+func slimContainers(containers []corev1.Container) (out []corev1.Container) {
+	for i := range containers {
+		for _, p := range containers[i].Ports {
+			if p.HostPort != 0 {
+				out = append(out, corev1.Container{Ports: []corev1.ContainerPort{p}})
+			}
+		}
+	}
+	return out
 }

@@ -1,6 +1,7 @@
 package kubeobject
 
 import (
+	"cmp"
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,8 +31,27 @@ func Pod(o *corev1.Pod) (*model.Pod, []model.Problem) {
 			}
 		}
 	}
+	p.HostPorts = hostPorts(o.Spec.InitContainers, hostPorts(o.Spec.Containers, nil))
 	if c.invalid {
 		return nil, c.problems
 	}
 	return p, c.problems
 }
+
+var podProtocols = map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP}
+
+// hostPorts adds the host ports of containers. One that cannot be is no reason to know
+// nothing of the Pod: the API server takes none.
+func hostPorts(containers []corev1.Container, out []model.HostPort) []model.HostPort {
+	for i := range containers {
+		for _, p := range containers[i].Ports {
+			proto, known := podProtocols[cmp.Or(p.Protocol, corev1.ProtocolTCP)]
+			if known && isPort(p.HostPort) && isPort(p.ContainerPort) {
+				out = append(out, model.HostPort{Protocol: proto, Port: uint16(p.ContainerPort), Host: uint16(p.HostPort)})
+			}
+		}
+	}
+	return out
+}
+
+func isPort(n int32) bool { return n > 0 && n <= 65535 }
