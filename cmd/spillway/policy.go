@@ -161,6 +161,7 @@ func (q question) explain(ctx context.Context) (*explanation, error) {
 		}
 	}
 	w.note(e)
+	w.hint(e)
 	e.Notes = w.notes
 	return e, nil
 }

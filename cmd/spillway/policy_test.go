@@ -103,6 +103,32 @@ func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 	}
 }
 
+// TestPolicyExplainTellsOfNetworkPoliciesInTheWayOfAnswers has NetworkPolicies that isolate
+// either pod, in either direction: the client's ingress and the server's egress matter.
+func TestPolicyExplainTellsOfNetworkPoliciesInTheWayOfAnswers(t *testing.T) {
+	np := func(app, direction string) string {
+		return "\n---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: np, namespace: shop}\n" +
+			"spec: {podSelector: {matchLabels: {app: " + app + "}}, policyTypes: [" + direction + "]}\n"
+	}
+	tracked := strings.Replace(explained, "deny: others", "track: true", 1)
+	out := strings.NewReplacer("app: cache}}\n  deny", "app: web}}\n  deny", "ingress:", "egress:", "from:", "to:", "{app: web}}}, {ip", "{app: cache}}}, {ip").Replace(explained)
+	for _, test := range []struct{ world, want string }{
+		{explained + np("web", "Ingress"), "NetworkPolicy shop/np isolates 10.244.1.2 for ingress"}, {explained + np("cache", "Egress"), "NetworkPolicy shop/np isolates 10.244.0.2 for egress"},
+		{explained + np("web", "Egress"), ""}, {explained + np("cache", "Ingress"), ""}, {explained, ""}, {tracked + np("web", "Ingress"), ""},
+		{out + np("web", "Ingress"), "NetworkPolicy shop/np isolates 10.244.1.2 for ingress"}, {out + np("cache", "Ingress"), ""},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(test.world), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var out, problems bytes.Buffer
+		code := run([]string{"policy", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out, &problems)
+		if code != 0 || strings.Contains(out.String(), "NetworkPolicy") != (test.want != "") || !strings.Contains(out.String(), test.want) {
+			t.Errorf("code %d, want %q:\n%s%s\n%s", code, test.want, &out, &problems, test.world)
+		}
+	}
+}
+
 func TestPolicyExplain(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(explained), 0o644); err != nil {

@@ -67,6 +67,9 @@ func (t *Tracker) want(r *rule) {
 		return
 	}
 	r.peers = map[netip.Addr]int{}
+	if r.outward() {
+		t.staleNAT(r) // Services came and went while it had no peers
+	}
 	if len(r.pods) == 0 {
 		return
 	}

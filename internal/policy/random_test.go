@@ -111,6 +111,9 @@ func (d dice) change() (out model.Delta) {
 		var p *model.Pod
 		if !gone {
 			p = &model.Pod{Name: name, Node: []string{"here", "there"}[d.IntN(2)], Labels: map[string]string{"role": d.role()}, IPs: []netip.Addr{d.addr(), d.addr()}}
+			if d.IntN(4) == 0 {
+				p.HostPorts = []model.HostPort{{Protocol: model.TCP, Port: uint16(1 + d.IntN(5)), Host: 8080}}
+			}
 		}
 		out.Pods = map[model.Name]*model.Pod{name: p}
 	}
