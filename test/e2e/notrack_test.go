@@ -217,13 +217,13 @@ func TestDoNotTrackPolicies(t *testing.T) {
 		if mode != "nftables" { // where the agent translates, and where it does not
 			t.Run(mode+", a policy goes beside a masquerade", func(t *testing.T) { e.testPolicyGoesBesideMasquerade(t) })
 		}
+		t.Run(mode+", kinds", func(t *testing.T) { e.testKindsOfPolicy(t) })
 		if mode == "iptables" {
 			e.writeAll(t, "policy.yaml", "")
 			continue
 		}
 		t.Run(mode+" with a Service", func(t *testing.T) { e.testPolicyAndService(t) })
 		if mode == "nftables" {
-			t.Run("kinds", func(t *testing.T) { e.testKindsOfPolicy(t) })
 			t.Run("ports as sources", func(t *testing.T) { e.testPortsAsSources(t) })
 			t.Run("under load", func(t *testing.T) { e.testPoliciesUnderLoad(t) })
 			t.Run("another pod", func(t *testing.T) { e.testAnotherPod(t) })
@@ -255,27 +255,25 @@ func (e *env) testKindsOfPolicy(t *testing.T) {
 		t.Error("egress: the caches' node has no entry, and no policy for it")
 	}
 
-	node := strings.Replace(policyYAML("node", "  deny: others\n", fmt.Sprintf("{ipBlock: {cidr: %s/32}}", e.Addr("b", false))),
+	node := strings.Replace(policyYAML("node", "  deny: others\n", fmt.Sprintf("{ipBlock: {cidr: %s/32}}, {ipBlock: {cidr: %s/128}}", e.Addr("b", false), e.Addr("b", true))),
 		"podSelector: {matchLabels: {role: cache}}", "nodeSelector: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: Exists}]}", 1)
 	e.writeAll(t, "policy.yaml", strings.Replace(node, fmt.Sprint(cachePort), "8080", 1))
 	e.forgetEntries(t)
-	to := netip.AddrPortFrom(e.Addr("a", false), 8080)
-	if conn, err := e.dial(t, "b", to, 0); err != nil {
-		t.Errorf("a node's port: %v", err)
-	} else {
-		conn.Close()
-	}
-	if n := e.entries(t, "a", 8080); n > 0 {
-		t.Errorf("a node's port: %d entries", n)
-	}
-	if conn, err := e.dial(t, "client0", to, 0); err == nil {
-		conn.Close()
-		t.Error("a node's port is reached by who is denied")
-	}
-	if conn, err := e.dial(t, "a", to, 0); err != nil {
-		t.Errorf("a node is denied its own port: %v", err)
-	} else {
-		conn.Close()
+	for _, v6 := range []bool{false, true} {
+		to := netip.AddrPortFrom(e.Addr("a", v6), 8080)
+		for from, allowed := range map[string]bool{"b": true, "client0": false, "a": true} { // itself too
+			e.forgetEntries(t)
+			conn, err := e.dial(t, from, to, 0)
+			if err == nil {
+				conn.Close()
+			}
+			if (err == nil) != allowed {
+				t.Errorf("a node's port, from %s: %v, want allowed %v", from, err, allowed)
+			}
+			if n := e.entries(t, "a", 8080); n > 0 && from != "a" {
+				t.Errorf("a node's port, from %s: %d entries", from, n)
+			}
+		}
 	}
 }
 
@@ -350,6 +348,13 @@ func (e *env) testPoliciesUnderLoad(t *testing.T) {
 		e.writeAll(t, "policy.yaml", "")
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "", clientPods))
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
+	}
+	// Those that are open were tracked for a while: nobody would see them end.
+	for deadline := time.Now().Add(5 * time.Second); e.entries(t, "a", cachePort) > 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("node a has %d conntrack entries of what a policy leaves untracked", e.entries(t, "a", cachePort))
+			break
+		}
 	}
 	close(stop)
 	wg.Wait()
@@ -494,6 +499,7 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 		t.Error("a Service opens what a policy denies")
 	}
 	if ebpf {
+		e.testDenialStays(t, func(from string) bool { return ask(from, cacheClusterIP, cachePort) })
 		e.testOpenPolicy(t, func() bool { return ask("client0", node, cacheNodePort) })
 	}
 	log, err := os.ReadFile(e.Agent("a").Log)
@@ -505,6 +511,38 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 		if !ebpf && !told {
 			t.Errorf("it is not told that the policy %s the pod", what)
 		}
+	}
+}
+
+// testDenialStays restarts agents under a policy that denies: with --bypass always, and
+// after a slip of the pen in its file.
+func (e *env) testDenialStays(t *testing.T, ask func(from string) bool) {
+	defer func() { e.Flags = nil }()
+	restart := func(when string) {
+		for _, node := range e.Nodes() {
+			e.restart(t, node, syscall.SIGTERM, 0)
+		}
+		e.waitReady(t)
+		if !ask("b0") || e.get(t, "b0", e.cache("a0", false), 0) != nil {
+			t.Errorf("%s: a peer is not answered", when)
+		}
+		if ask("b1") || e.get(t, "b1", e.cache("a0", false), 0) == nil {
+			t.Errorf("%s: who is denied is answered", when)
+		}
+	}
+	for _, bypass := range []string{"always", "auto"} {
+		e.Flags = map[string][]string{"": {"--bypass", bypass}}
+		restart("bypass " + bypass)
+	}
+	policy := policyYAML("cache", "  deny: others\n", clientPods)
+	e.writeAll(t, "policy.yaml", strings.Replace(policy, "deny:", "denny:", 1))
+	restart("a bad file")
+	if !strings.Contains(e.Agent("a").Tail(), "policy.yaml cannot be read, and may be what the kernel holds") {
+		t.Errorf("it is not told that the kernel's policies are left alone:\n%s", e.Agent("a").Tail())
+	}
+	e.writeAll(t, "policy.yaml", strings.Replace(policy, "deny: others", "track: false", 1))
+	if !ask("b1") {
+		t.Error("when the file is mended, it is not applied")
 	}
 }
 
