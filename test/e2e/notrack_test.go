@@ -456,7 +456,7 @@ const cacheClusterIP, cacheNodePort = "10.96.7.7", 31211
 // the policy steps back and says so; with eBPF it holds, for the Service too.
 func (e *env) testPolicyAndService(t *testing.T) {
 	ebpf := e.Mode == "ebpf"
-	e.writeAll(t, "service.yaml", fmt.Sprintf(`
+	service := fmt.Sprintf(`
 apiVersion: v1
 kind: Service
 metadata: {name: cache, namespace: caches}
@@ -468,7 +468,8 @@ metadata: {name: cache-1, namespace: caches, labels: {kubernetes.io/service-name
 addressType: IPv4
 ports: [{port: %[2]d}]
 endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
-`, cacheClusterIP, cachePort, cacheNodePort, e.Addr("a0", false), e.NodeName("a0")))
+`, cacheClusterIP, cachePort, cacheNodePort, e.Addr("a0", false), e.NodeName("a0"))
+	e.writeAll(t, "service.yaml", service)
 	defer e.writeAll(t, "service.yaml", "")
 	ask := func(from string, to string, port int) bool {
 		script := fmt.Sprintf(`exec 3<>/dev/tcp/%s/%d && printf 'get nothing\r\n' >&3 && head -1 <&3`, to, port)
@@ -501,6 +502,12 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	if ebpf {
 		e.testDenialStays(t, func(from string) bool { return ask(from, cacheClusterIP, cachePort) })
 		e.testOpenPolicy(t, func() bool { return ask("client0", node, cacheNodePort) })
+		// What eBPF gives to nftables is translated by netfilter with eBPF too.
+		e.writeAll(t, "service.yaml", strings.Replace(service, ", nodePort:", ", appProtocol: ftp, nodePort:", 1))
+		e.writeAll(t, "policy.yaml", policyYAML("given", "", ""))
+		if !ask("a1", cacheClusterIP, cachePort) {
+			t.Error("a port that eBPF gives away does not answer beside a policy")
+		}
 	}
 	log, err := os.ReadFile(e.Agent("a").Log)
 	if err != nil {
