@@ -111,6 +111,20 @@ func (r *rule) cmp(op, reg uint32, value []byte) *rule {
 	})
 }
 
+// within goes on if what is at reg lies between two values, both included.
+func (r *rule) within(reg uint32, from, to []byte) *rule {
+	return r.add("range", func(a *attrs) {
+		a.u32(unix.NFTA_RANGE_SREG, reg)
+		a.u32(unix.NFTA_RANGE_OP, unix.NFT_RANGE_EQ)
+		at := a.nest(unix.NFTA_RANGE_FROM_DATA)
+		a.bytes(unix.NFTA_DATA_VALUE, from)
+		a.close(at)
+		at = a.nest(unix.NFTA_RANGE_TO_DATA)
+		a.bytes(unix.NFTA_DATA_VALUE, to)
+		a.close(at)
+	})
+}
+
 // anyBit goes on if one of the bits is set.
 func (r *rule) anyBit(reg uint32, bits uint32) *rule {
 	return r.mask(reg, bits).cmp(unix.NFT_CMP_NEQ, reg, hostU32(0))

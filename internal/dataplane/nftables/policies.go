@@ -22,10 +22,10 @@ const PolicyTable = "spillway-policy"
 // dataplane serves Services:
 //
 //	prerouting, output (raw: before conntrack and all NAT)
-//	  destination . protocol . port in asked4? ────────────> chain in-cache-0-from
-//	  source . protocol . source port in answering4? ──────> chain in-cache-0-to
-//	  source . protocol . port in asking4? ────────────────> chain out-db-0-to
-//	  destination . protocol . source port in answered4? ──> chain out-db-0-from
+//	  port, then destination . protocol . port in asked4? ────────> chain in-cache-0-from
+//	  source port, then source . protocol . it in answering4? ────> chain in-cache-0-to
+//	  port, then source . protocol . port in asking4? ────────────> chain out-db-0-to
+//	  source port, then destination . protocol . it in answered4? > chain out-db-0-from
 //
 //	in-cache-0-from:
 //	  source in in-cache-0-pods4      notrack, accept (with egress rules: go back)
@@ -33,9 +33,10 @@ const PolicyTable = "spillway-policy"
 //	  source is the node's own        go back
 //	  deny: others                    drop
 //
-// Ranges of ports are in asked-ranges4 and so on. So what a packet costs is a look-up
-// for each way that there is up to its own, and one for each set of the rules that are
-// about it; a set or a way that holds nothing is not there. A drop is final, and
+// Ranges of ports are in asked-ranges4 and so on. A port that lies before or behind all
+// of a way's costs a comparison; else a packet costs a look-up for each way up to its
+// own, and one for each set of the rules that are about it. A set or a way that holds
+// nothing is not there. A drop is final, and
 // notrack stays: in which order the ways come makes no difference to what is allowed.
 type Policies struct {
 	link *Backend // socket, watch and table
@@ -70,11 +71,14 @@ func NewPolicies(ctx context.Context, table string, log *slog.Logger) (*Policies
 
 // probe has the kernel judge a table with one of everything, and undo it.
 func (p *Policies) probe(s *socket) error {
-	t := &policyTable{rules: map[string]*policy.Rule{"r": {Name: "r", Pods: true, Side: policy.Egress}}, targets: map[string]int{},
-		verdicts: map[string]*policy.Verdict{"r": {Name: "r", Rules: []string{"r"}, Deny: true}}}
+	t := newPolicyTable()
+	t.rules["r"] = &policy.Rule{Name: "r", Pods: true, Side: policy.Egress}
+	t.verdicts["r"] = &policy.Verdict{Name: "r", Rules: []string{"r"}, Deny: true}
 	for _, w := range ways {
 		for _, ranges := range []bool{false, true} {
-			t.targets[w.set(&ipv4, ranges)], t.targets[w.set(&ipv6, ranges)] = 1, 1
+			for _, f := range []*family{&ipv4, &ipv6} {
+				t.count(w.set(f, ranges), ports{1, 2}, 1)
+			}
 		}
 	}
 	t.shape()
@@ -226,11 +230,13 @@ func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 
 // wholePolicies renders a state.
 func wholePolicies(s policy.State) (*policyTable, *policyEdit) {
-	t := &policyTable{rules: maps.Clone(s.Rules), verdicts: maps.Clone(s.Verdicts), targets: map[string]int{}}
+	t := newPolicyTable()
+	maps.Copy(t.rules, s.Rules)
+	maps.Copy(t.verdicts, s.Verdicts)
 	e := newPolicyEdit()
 	for target, verdict := range s.Targets {
 		targetElems(target, verdict, func(set, key string, v *value) {
-			t.targets[set]++
+			t.count(set, ports{target.First, target.Last}, 1)
 			e.set(set, key, nil, v)
 		})
 	}
@@ -306,11 +312,12 @@ func (e *policyEdit) take(next *policyTable, c policy.Changes) {
 		}
 	}
 	for _, ch := range c.Targets {
+		about := ports{ch.Key.First, ch.Key.Last}
 		if ch.Had != "" {
-			targetElems(ch.Key, ch.Had, func(set, key string, v *value) { next.targets[set]--; e.set(set, key, v, nil) })
+			targetElems(ch.Key, ch.Had, func(set, key string, v *value) { next.count(set, about, -1); e.set(set, key, v, nil) })
 		}
 		if ch.Want != "" {
-			targetElems(ch.Key, ch.Want, func(set, key string, v *value) { next.targets[set]++; e.set(set, key, nil, v) })
+			targetElems(ch.Key, ch.Want, func(set, key string, v *value) { next.count(set, about, 1); e.set(set, key, nil, v) })
 		}
 	}
 	for _, ch := range c.Members {

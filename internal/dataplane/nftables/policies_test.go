@@ -174,7 +174,7 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	text := listed(t)
 	for _, line := range []string{
 		"type filter hook prerouting priority raw; policy accept;", "type filter hook output priority raw; policy accept;",
-		`ip daddr . meta l4proto . th dport vmap @asked4 comment "requests to ports of addresses here"`,
+		`th dport 11211 ip daddr . meta l4proto . th dport vmap @asked4 comment "requests to ports of addresses here"`,
 		"elements = { 10.244.0.2 . tcp . 11211 : jump in-cache-0-from }",
 		"ip saddr @in-cache-0-pods4 notrack accept", "ip daddr @in-cache-0-pods4 notrack return", "ip saddr @in-cache-0-ranges4 notrack accept",
 		`fib saddr type local return comment "the node itself"`, `fib daddr type local return comment "the node itself"`,
@@ -199,6 +199,13 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	}
 	if err := p.Apply(t.Context(), tr.Apply(oneCache(true))); err != nil || !strings.Contains(listed(t), "notrack accept") {
 		t.Errorf("without egress rules again: %v\n%s", err, listed(t))
+	}
+	// The ports of all targets bound what is looked for.
+	wider := oneCache(true)
+	ingress := &wider.DoNotTrackPolicies["cache"].Ingress[0]
+	ingress.Ports = append(ingress.Ports, model.PortRange{Protocol: model.UDP, First: 80, Last: 80})
+	if err := p.Apply(t.Context(), tr.Apply(wider)); err != nil || !strings.Contains(listed(t), "th dport 80-11211 ip daddr . meta l4proto . th dport vmap @asked4") {
+		t.Errorf("with a second port: %v\n%s", err, listed(t))
 	}
 	tracked := oneCache(true)
 	tracked.DoNotTrackPolicies["cache"].Track = true

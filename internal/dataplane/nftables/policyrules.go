@@ -67,13 +67,45 @@ func (w way) newSet(f *family, ranges bool) *set {
 type policyTable struct {
 	rules    map[string]*policy.Rule
 	verdicts map[string]*policy.Verdict
-	targets  map[string]int // in each set of ways
+	targets  map[string]map[ports]int // how many in each set of ways, by their ports
 	sets     map[string]*set
 	chains   map[string]*chain
 }
 
+// ports are those of a target, both ends included.
+type ports struct{ first, last uint16 }
+
+func newPolicyTable() *policyTable {
+	return &policyTable{rules: map[string]*policy.Rule{}, verdicts: map[string]*policy.Verdict{}, targets: map[string]map[ports]int{}}
+}
+
 func (t *policyTable) clone() *policyTable {
-	return &policyTable{rules: maps.Clone(t.rules), verdicts: maps.Clone(t.verdicts), targets: maps.Clone(t.targets)}
+	out := &policyTable{rules: maps.Clone(t.rules), verdicts: maps.Clone(t.verdicts), targets: maps.Clone(t.targets)}
+	for name, m := range out.targets {
+		out.targets[name] = maps.Clone(m)
+	}
+	return out
+}
+
+// count enters a target into a set of ways, or takes it out, by 1 or -1.
+func (t *policyTable) count(set string, p ports, by int) {
+	m := t.targets[set]
+	if m == nil {
+		m = map[ports]int{}
+		t.targets[set] = m
+	}
+	if m[p] += by; m[p] == 0 {
+		delete(m, p)
+	}
+}
+
+// span are the ports between which all targets of a set are.
+func (t *policyTable) span(set string) ports {
+	out := ports{first: 0xffff}
+	for p := range t.targets[set] {
+		out.first, out.last = min(out.first, p.first), max(out.last, p.last)
+	}
+	return out
 }
 
 // shape works out sets and chains from the rest.
@@ -83,12 +115,12 @@ func (t *policyTable) shape() {
 	for _, f := range []*family{&ipv4, &ipv6} {
 		for _, w := range ways {
 			for _, ranges := range []bool{false, true} {
-				if t.targets[w.set(f, ranges)] == 0 {
+				if len(t.targets[w.set(f, ranges)]) == 0 {
 					continue
 				}
 				s := w.newSet(f, ranges)
 				t.sets[s.name] = s
-				base = append(base, w.rule(f, s))
+				base = append(base, w.rule(f, s, t.span(s.name)))
 			}
 		}
 	}
@@ -110,12 +142,24 @@ func (t *policyTable) shape() {
 	}
 }
 
-// rule has what is about a target go to the chain of its verdict, and come back.
-func (w way) rule(f *family, s *set) *rule {
-	r := (&rule{comment: w.comment}).only(f).address(f, w.here, firstReg)
+// rule has what is about a target go to the chain of its verdict, and come back. It
+// reads the port first: what is not about any target costs a comparison, and not a
+// look-up.
+func (w way) rule(f *family, s *set, span ports) *rule {
+	r := (&rule{comment: w.comment}).only(f)
 	reg := firstReg + f.regs()
-	r.meta(unix.NFT_META_L4PROTO, reg).payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*w.port), 2, reg+1)
+	r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*w.port), 2, reg+1).between(span, reg+1)
+	r.address(f, w.here, firstReg).meta(unix.NFT_META_L4PROTO, reg)
 	return r.lookup(s, firstReg, unix.NFT_REG_VERDICT, 0)
+}
+
+// between goes on if the port at reg is one of these.
+func (r *rule) between(p ports, reg uint32) *rule {
+	first, last := appendPort(nil, p.first), appendPort(nil, p.last)
+	if p.first == p.last {
+		return r.cmp(unix.NFT_CMP_EQ, reg, first[:2])
+	}
+	return r.within(reg, first[:2], last[:2])
 }
 
 // address loads a packet's source (0) or destination (1).
