@@ -136,6 +136,11 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	defer closeBackends(backends, log)
 	policies := a.policies(ctx, a.cfg, log)
 	defer policies.Close()
+	if counts, ok := policies.(prometheus.Collector); ok {
+		if err := metrics.Register(counts); err != nil {
+			return fmt.Errorf("serve metrics: %w", err)
+		}
+	}
 	entries, closeEntries, err := a.entries(a.cfg, log, metrics.Register)
 	if err != nil {
 		return err

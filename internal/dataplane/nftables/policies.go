@@ -28,10 +28,10 @@ const PolicyTable = "spillway-policy"
 //	  source port, then destination . protocol . it in answered4? > chain out-db-0-from
 //
 //	in-cache-0-from:
-//	  source in in-cache-0-pods4      notrack, accept (with egress rules: go back)
-//	  source in in-cache-0-ranges4    notrack, accept
+//	  source in in-cache-0-pods4      count, notrack, accept (with egress rules: go back)
+//	  source in in-cache-0-ranges4    count, notrack, accept
 //	  source is the node's own        go back
-//	  deny: others                    drop
+//	  deny: others                    count, drop
 //
 // Ranges of ports are in asked-ranges4 and so on. A port that lies before or behind all
 // of a way's costs a comparison; else a packet costs a look-up for each way up to its
@@ -48,6 +48,7 @@ type Policies struct {
 	leftUntil  time.Time // see forgetLeft
 	leftMade   bool      // the table of what is left is there
 	nat        bool      // somebody translates
+	counts     policyCounts
 }
 
 var _ dataplane.Policies = (*Policies)(nil)
@@ -169,6 +170,7 @@ func (p *Policies) commit(ctx context.Context, b *batch, next *policyTable) erro
 		return fmt.Errorf("write policies: %w", err)
 	}
 	p.now = next
+	p.counts.follow(next)
 	return nil
 }
 

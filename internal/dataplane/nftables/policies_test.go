@@ -176,7 +176,7 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 		"type filter hook prerouting priority raw; policy accept;", "type filter hook output priority raw; policy accept;",
 		`th dport 11211 ip daddr . meta l4proto . th dport vmap @asked4 comment "requests to ports of addresses here"`,
 		"elements = { 10.244.0.2 . tcp . 11211 : jump in-cache-0-from }",
-		"ip saddr @in-cache-0-pods4 notrack accept", "ip daddr @in-cache-0-pods4 notrack return", "ip saddr @in-cache-0-ranges4 notrack accept",
+		"ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack accept", "ip daddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack return", "ip saddr @in-cache-0-ranges4 counter packets 0 bytes 0 notrack accept",
 		`fib saddr type local return comment "the node itself"`, `fib daddr type local return comment "the node itself"`,
 		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }", `counter packets 0 bytes 0 drop comment "deny: others"`,
 	} {
@@ -194,7 +194,7 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	if err := p.Apply(t.Context(), tr.Apply(asking)); err != nil {
 		t.Fatal(err)
 	}
-	if text := listed(t); strings.Contains(text, "notrack accept") || !strings.Contains(text, "ip saddr @in-cache-0-pods4 notrack return") {
+	if text := listed(t); strings.Contains(text, "notrack accept") || !strings.Contains(text, "ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack return") {
 		t.Errorf("beside a policy with egress rules:\n%s", text)
 	}
 	if err := p.Apply(t.Context(), tr.Apply(oneCache(true))); err != nil || !strings.Contains(listed(t), "notrack accept") {
@@ -212,7 +212,7 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	if err := p.Apply(t.Context(), tr.Apply(tracked)); err != nil {
 		t.Fatal(err)
 	}
-	if text := listed(t); strings.Contains(text, " notrack ") || !strings.Contains(text, "ip saddr @in-cache-0-pods4 return") {
+	if text := listed(t); strings.Contains(text, " notrack ") || !strings.Contains(text, "ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 return") {
 		t.Errorf("track: true is\n%s", text)
 	}
 }

@@ -170,8 +170,12 @@ func (r *rule) address(f *family, which int, reg uint32) *rule {
 	return r.destination(f, reg)
 }
 
-// counter counts packets, for who looks at the table.
-func (r *rule) counter() *rule { return r.add("counter", func(*attrs) {}) }
+// counter counts packets, for who looks at the table and for metrics. Allowed ones
+// cost a few ns for it, each.
+func (r *rule) counter(policy, verdict string) *rule {
+	r.counts = tally{policy, verdict}
+	return r.add("counter", func(*attrs) {})
+}
 
 func (r *rule) notrack() *rule { return r.add("notrack", func(*attrs) {}) }
 
@@ -202,16 +206,18 @@ func (t *policyTable) hasEgress() bool {
 // it, with whichever of its addresses is nearest to the pod.
 func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	end := t.done(v, peer)
-	match := func(r *rule) {
-		if !v.Track {
-			r.notrack()
+	match := func(policy string, r *rule) {
+		if v.Track {
+			r.counter(policy, "tracked")
+		} else {
+			r.counter(policy, "untracked").notrack()
 		}
 		out = append(out, end(r))
 	}
 	for _, name := range v.Rules {
 		r := t.rules[name]
 		if r.Anybody {
-			match(&rule{})
+			match(r.Policy, &rule{})
 			continue
 		}
 		for _, s := range peerSets(r) {
@@ -219,11 +225,11 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 			if s.key[0].size == ipv6.size {
 				f = &ipv6
 			}
-			match((&rule{}).only(f).address(f, peer, firstReg).in(s, firstReg))
+			match(r.Policy, (&rule{}).only(f).address(f, peer, firstReg).in(s, firstReg))
 		}
 	}
 	if v.Deny {
-		out = append(out, (&rule{comment: "the node itself"}).local(peer, unix.NFT_CMP_EQ).ret(), (&rule{comment: "deny: others"}).counter().drop())
+		out = append(out, (&rule{comment: "the node itself"}).local(peer, unix.NFT_CMP_EQ).ret(), (&rule{comment: "deny: others"}).counter(t.rules[v.Rules[0]].Policy, "denied").drop())
 	}
 	return out
 }
