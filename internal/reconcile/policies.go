@@ -89,10 +89,12 @@ func (r *Reconciler) takePolicies(c policy.Changes) {
 		r.absorb(g.SetOpened(ports))
 	}
 	if c.Refusals != nil {
-		ps := make([]model.Problem, 0, len(c.Refusals))
+		ps, reasons := make([]model.Problem, 0, len(c.Refusals)), map[string]int{}
 		for _, ref := range c.Refusals {
 			ps = append(ps, ref.Problem())
+			reasons[ref.Reason]++
 		}
+		r.metrics.SetRefused(reasons)
 		r.problems.set(fromPolicies, ps)
 		l.told = false
 	}

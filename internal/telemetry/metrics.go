@@ -36,6 +36,7 @@ type Metrics struct {
 	ports                   *prometheus.GaugeVec
 	unsupported             prometheus.Gauge
 	policies, policyTargets prometheus.Gauge
+	policiesRefused         *prometheus.GaugeVec
 	problems                prometheus.Gauge
 	syncErrors              *prometheus.CounterVec
 	cleanupErrors           *prometheus.CounterVec
@@ -129,6 +130,9 @@ func (m *Metrics) addOwn(b Build) {
 	m.policyTargets = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_do_not_track_targets", Help: "Ranges of ports of addresses on this node that a DoNotTrackPolicy is applied to.",
 	}))
+	m.policiesRefused = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "spillway_do_not_track_refused", Help: "What DoNotTrackPolicies ask for and does not hold on this node, by reason; the log and the policies' condition Applied name each.",
+	}, []string{"reason"}))
 	m.unsupported = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_unsupported_service_ports", Help: "Service ports that no dataplane of this node can serve.",
 	}))
@@ -200,6 +204,15 @@ func (m *Metrics) SetPorts(byDataplane map[string]int, unsupported int) {
 func (m *Metrics) SetPolicies(policies, targets int) {
 	m.policies.Set(float64(policies))
 	m.policyTargets.Set(float64(targets))
+}
+
+// SetRefused counts what policies ask for and does not hold, by reason. A reason that
+// is not there any more has no series.
+func (m *Metrics) SetRefused(byReason map[string]int) {
+	m.policiesRefused.Reset()
+	for reason, n := range byReason {
+		m.policiesRefused.WithLabelValues(reason).Set(float64(n))
+	}
 }
 
 // SetProblems counts the problems known now.

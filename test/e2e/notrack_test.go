@@ -240,6 +240,8 @@ func (e *env) testKindsOfPolicy(t *testing.T) {
 	block := fmt.Sprintf("{ipBlock: {cidr: 10.0.0.0/8, except: [%s/32]}}", e.Addr("b1", false))
 	e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", block))
 	e.expectCaching(t, "ranges", caching{from: "b0"}, caching{from: "b1", denied: true}, caching{from: "b0", v6: true, denied: true})
+	e.expectMetric(t, "a", `spillway_do_not_track_packets_total{policy="cache",verdict="untracked"}`)
+	e.expectMetric(t, "a", `spillway_do_not_track_packets_total{policy="cache",verdict="denied"}`)
 
 	// The other side of the same traffic, for what leaves the node of the clients.
 	e.writeAll(t, "policy.yaml", strings.NewReplacer("role: cache", "role: client", "ingress:", "egress:", "from:", "to:", "PEER", "cache").
@@ -274,6 +276,19 @@ func (e *env) testKindsOfPolicy(t *testing.T) {
 				t.Errorf("a node's port, from %s: %d entries", from, n)
 			}
 		}
+	}
+}
+
+// expectMetric wants a series of a node's agent that is more than 0.
+func (e *env) expectMetric(t *testing.T, node, series string) {
+	t.Helper()
+	page, err := e.Agent(node).Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, value, there := strings.Cut(page, series+" ")
+	if value, _, _ = strings.Cut(value, "\n"); !there || value == "0" {
+		t.Errorf("%s is %q", series, value)
 	}
 }
 
@@ -518,6 +533,9 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 		if !ebpf && !told {
 			t.Errorf("it is not told that the policy %s the pod", what)
 		}
+	}
+	if !ebpf {
+		e.expectMetric(t, "a", `spillway_do_not_track_refused{reason="ServiceNeedsNAT"}`)
 	}
 }
 

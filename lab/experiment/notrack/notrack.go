@@ -66,7 +66,8 @@ type bench struct {
 	tracked, bare *rig.Rig
 	manifests     string
 	table         *table
-	policy        Case // as last written
+	policy        Case   // as last written
+	rules         string // of the node without an agent
 	report        *Report
 }
 
@@ -142,9 +143,10 @@ func (b *bench) setUp(ctx context.Context) (err error) {
 type side struct {
 	rig    *rig.Rig
 	policy Case
-	node   bool // the server on the node, not that in the pod
-	full   bool // the table is full of flows that are not given up
-	lived  bool // the table is as large as that of a node that has tracked for a while
+	node   bool   // the server on the node, not that in the pod
+	full   bool   // the table is full of flows that are not given up
+	lived  bool   // the table is as large as that of a node that has tracked for a while
+	rules  string // of nft, on the node without an agent
 }
 
 // room is how many entries are free in a table that is lived in: what is measured
@@ -176,6 +178,8 @@ func (b *bench) arm(s side, rate float64) experiment.Arm[Sample] {
 			if err := b.table.fill(ctx, s.full || s.lived, s.free()); err != nil {
 				return Sample{}, err
 			}
+		} else if err := b.setRules(ctx, s.rules); err != nil {
+			return Sample{}, err
 		}
 		return b.measure(ctx, s, rate, b.cfg.Duration)
 	}

@@ -107,6 +107,44 @@ func (b *bench) setPolicy(ctx context.Context, c Case) error {
 	}
 }
 
+// untrackAll turns conntrack and NAT on, without a rule that a packet would meet, and
+// keeps conntrack away from every packet: the least that a policy of nftables can cost.
+const untrackAll = `
+table inet floor {
+	chain unused {
+		ct state invalid accept
+	}
+	chain dstnat {
+		type nat hook prerouting priority dstnat;
+	}
+	chain srcnat {
+		type nat hook postrouting priority srcnat;
+	}
+	chain prerouting {
+		type filter hook prerouting priority raw;
+		notrack
+	}
+	chain output {
+		type filter hook output priority raw;
+		notrack
+	}
+}
+`
+
+// setRules writes the only rules of the node without an agent.
+func (b *bench) setRules(ctx context.Context, rules string) error {
+	if rules == b.rules {
+		return nil
+	}
+	cmd := b.bare.Cluster.Node(0).Command(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader("table inet floor\ndelete table inet floor\n" + rules)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("write rules of the node without an agent: %w: %s", err, out)
+	}
+	b.rules = rules
+	return nil
+}
+
 // writeAtOnce replaces a file.
 func writeAtOnce(path, text string) error {
 	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
