@@ -268,7 +268,8 @@ func (a *attrs) verdict(code int32, chain string) {
 }
 
 func (r *rule) jumpTo(chain string) *rule { return r.verdict(unix.NFT_GOTO, chain) }
-func (r *rule) call(chain string) *rule   { return r.verdict(unix.NFT_JUMP, chain) } // and come back
+func (r *rule) call(chain string) *rule   { return r.verdict(unix.NFT_JUMP, chain) }   // and come back
+func (r *rule) counter() *rule            { return r.add("counter", func(*attrs) {}) } // of packets and bytes
 func (r *rule) drop() *rule               { return r.verdict(0, "") }
 func (r *rule) accept() *rule             { return r.verdict(1, "") } // of this hook; those after it still see the packet
 func (r *rule) ret() *rule                { return r.verdict(unix.NFT_RETURN, "") }

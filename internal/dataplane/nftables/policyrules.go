@@ -170,11 +170,10 @@ func (r *rule) address(f *family, which int, reg uint32) *rule {
 	return r.destination(f, reg)
 }
 
-// counter counts packets, for who looks at the table and for metrics. Allowed ones
-// cost a few ns for it, each.
-func (r *rule) counter(policy, verdict string) *rule {
+// counted counts packets, for who looks at the table and for metrics.
+func (r *rule) counted(policy, verdict string) *rule {
 	r.counts = tally{policy, verdict}
-	return r.add("counter", func(*attrs) {})
+	return r.counter()
 }
 
 func (r *rule) notrack() *rule { return r.add("notrack", func(*attrs) {}) }
@@ -208,9 +207,9 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	end := t.done(v, peer)
 	match := func(policy string, r *rule) {
 		if v.Track {
-			r.counter(policy, "tracked")
+			r.counted(policy, "tracked")
 		} else {
-			r.counter(policy, "untracked").notrack()
+			r.counted(policy, "untracked").notrack()
 		}
 		out = append(out, end(r))
 	}
@@ -229,7 +228,7 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 		}
 	}
 	if v.Deny {
-		out = append(out, (&rule{comment: "the node itself"}).local(peer, unix.NFT_CMP_EQ).ret(), (&rule{comment: "deny: others"}).counter(t.rules[v.Rules[0]].Policy, "denied").drop())
+		out = append(out, (&rule{comment: "the node itself"}).local(peer, unix.NFT_CMP_EQ).ret(), (&rule{comment: "deny: others"}).counted(t.rules[v.Rules[0]].Policy, "denied").drop())
 	}
 	return out
 }
