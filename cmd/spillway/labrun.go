@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -222,23 +223,61 @@ var versionRule = regexp.MustCompile(`v?[0-9]+\.[0-9]+(\.[0-9]+)?( \((legacy|nf_
 
 func newLabListCommand() *cobra.Command {
 	var quick bool
+	var output string
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the experiments, their rows and how long they take",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			for _, e := range labExperiments() {
-				fmt.Fprintf(t, "%s\t%s\n", e.Name, e.Title)
-				for _, row := range e.Rows(experiment.Options{Name: "lab", Quick: quick}) {
-					fmt.Fprintf(t, "\t%s\t%v\n", row.Name, row.Takes)
-				}
+			if err := checkOutput(output); err != nil {
+				return err
 			}
-			return t.Flush()
+			return printResult(cmd.OutOrStdout(), output, listExperiments(quick))
 		},
 	}
 	cmd.Flags().BoolVar(&quick, "quick", false, "as lab run --quick runs them")
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
+}
+
+// labList is what `lab list` tells.
+type labList struct {
+	Experiments []labListed `json:"experiments"`
+}
+
+type labListed struct {
+	Name  string         `json:"name"`
+	Title string         `json:"title"`
+	Rows  []labListedRow `json:"rows"`
+}
+
+type labListedRow struct {
+	Name         string  `json:"name"`
+	TakesSeconds float64 `json:"takes_seconds"`
+}
+
+func listExperiments(quick bool) labList {
+	var list labList
+	for _, e := range labExperiments() {
+		listed := labListed{Name: e.Name, Title: e.Title}
+		for _, row := range e.Rows(experiment.Options{Name: "lab", Quick: quick}) {
+			listed.Rows = append(listed.Rows, labListedRow{row.Name, row.Takes.Seconds()})
+		}
+		list.Experiments = append(list.Experiments, listed)
+	}
+	return list
+}
+
+// Write prints the list for people.
+func (l labList) Write(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, e := range l.Experiments {
+		fmt.Fprintf(t, "%s\t%s\n", e.Name, e.Title)
+		for _, row := range e.Rows {
+			fmt.Fprintf(t, "\t%s\t%v\n", row.Name, time.Duration(row.TakesSeconds*float64(time.Second)))
+		}
+	}
+	return t.Flush()
 }
 
 func newLabDiffCommand() *cobra.Command {
