@@ -65,6 +65,6 @@ func openSource(c agentConfig, log *slog.Logger) (*input, error) {
 	status := kube.NewPolicyStatus(s)
 	return &input{
 		source: s, name: server, tell: events.Tell, event: events.TellNode, policies: status.Tell,
-		parts: []func(context.Context) error{events.Run, status.Run}, metrics: contact.Collectors(),
+		parts: []func(context.Context) error{events.Run, status.Run}, metrics: append(contact.Collectors(), kube.RequestCollectors()...),
 	}, nil
 }
