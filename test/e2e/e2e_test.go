@@ -168,12 +168,6 @@ func (e *env) startStreams(t *testing.T, s *served) {
 // endStreams ends all streams, none of which may have lost anything.
 func (e *env) endStreams(t *testing.T) {
 	t.Helper()
-	e.endStreamsBut(t, 0)
-}
-
-// endStreamsBut allows each stream to have lost a few, and says what it was.
-func (e *env) endStreamsBut(t *testing.T, allowed int) {
-	t.Helper()
 	sent, late, slowest := 0, 0, 0
 	for _, st := range e.streams {
 		resp, err := st.probe.Do(t.Context(), probe.Request{Op: probe.Stop, Name: st.name})
@@ -182,12 +176,7 @@ func (e *env) endStreamsBut(t *testing.T, allowed int) {
 		}
 		sent, late, slowest = sent+resp.Report.Sent, late+resp.Report.Late, max(slowest, resp.Report.SlowestMS)
 		if r := resp.Report; r.Sent > r.Answered {
-			text := fmt.Sprintf("%s: %d of %d questions were lost: %v", st.name, r.Sent-r.Answered, r.Sent, r.Lost)
-			if r.Sent-r.Answered > allowed {
-				e.story.errorf(t, "%s", text)
-			} else {
-				t.Log(text)
-			}
+			e.story.errorf(t, "%s: %d of %d questions were lost: %v", st.name, r.Sent-r.Answered, r.Sent, r.Lost)
 		}
 	}
 	t.Logf("%d questions in %d streams, %d answers late, the last one after %d ms", sent, len(e.streams), late, slowest)

@@ -14,11 +14,7 @@ import (
 )
 
 // TestANewProxyModeTakesOverWithoutAGap changes the dataplane of running nodes
-// under a stream of new connections, and looks for what the one before left. Each
-// stream may lose one question for each time that the eBPF programs leave a node: it
-// was seen of datagrams that a process of the other node sends, in the moment the
-// programs go, and what becomes of these is not known. A gap would cost each stream
-// many.
+// under a stream of new connections, and looks for what the one before left.
 func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-mode")
 	spec.Masquerade = true // netfilter goes on translating what it knows
@@ -42,7 +38,7 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 		}
 	}
 	story.step("end the streams")
-	e.endStreamsBut(t, 2*len(e.Nodes())) // of modes, two come after ebpf
+	e.endStreams(t)
 }
 
 // startNewConnections starts streams that take a new socket for each question.
