@@ -86,3 +86,29 @@ func TestPacketFlowTableFlood(t *testing.T) {
 		t.Errorf("%d of %d idle connections are left after %d SYNs to a table of %d flows", left, idle, 2*size, size)
 	}
 }
+
+// TestPacketManyRequests: hundreds of thousands of requests that nobody has answered
+// are what the table has room for, none is refused, and each is answered when its
+// turn comes.
+func TestPacketManyRequests(t *testing.T) {
+	const open, every = 200_000, 997
+	n := newPacketNode(t, func(c *Config) { c.FlowTableSize = 2 * open })
+	p := plans["IPv4"]
+	n.serve(t, tftp(p, endpoint(p.pod1, 1069, here)))
+	n.enter(t)
+	front := ap(p.clusterIP, 80)
+	client := func(i int) netip.AddrPort { // 50,000 of each address
+		a := p.client.As4()
+		a[3] += byte(i / 50_000)
+		return ap(netip.AddrFrom4(a), uint16(10_000+i%50_000))
+	}
+	for i := range open {
+		if r := n.datagram(t, inEth0, client(i), front); r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+			t.Fatalf("request %d: code %d, %s", i, r.code, verdictList(r.verdicts))
+		}
+	}
+	for i := 0; i < open; i += every {
+		n.datagram(t, inPod1, ap(p.pod1, tid), client(i)).wantPath(t, ap(front.Addr(), tid), client(i))
+		n.datagram(t, inEth0, client(i), ap(front.Addr(), tid)).wantPath(t, client(i), ap(p.pod1, tid))
+	}
+}
