@@ -22,6 +22,13 @@ var policyHooks = map[string]*hook{
 	"output":     {"filter", unix.NF_INET_LOCAL_OUT, rawPriority},
 }
 
+// translatedHooks are of base chains for what netfilter has translated since: a
+// Service's client asks another address, and only now is it known which pod.
+var translatedHooks = map[string]*hook{
+	"translated-on":   {"filter", unix.NF_INET_FORWARD, rawPriority},
+	"translated-here": {"filter", unix.NF_INET_LOCAL_IN, rawPriority},
+}
+
 // way is one of the four ways in which a packet can be about a target: which side
 // has the ports, and whether it is a request or an answer.
 type way struct {
@@ -33,8 +40,10 @@ type way struct {
 	here, port int
 }
 
+const asked = "asked"
+
 var ways = []way{
-	{"asked", "requests to ports of addresses here", policy.Ingress, 1, 1},
+	{asked, "requests to ports of addresses here", policy.Ingress, 1, 1},
 	{"answering", "what these answer", policy.Ingress, 0, 0},
 	{"asking", "requests of addresses here to ports of others", policy.Egress, 0, 1},
 	{"answered", "what is answered to these", policy.Egress, 1, 0},
@@ -111,7 +120,7 @@ func (t *policyTable) span(set string) ports {
 // shape works out sets and chains from the rest.
 func (t *policyTable) shape() {
 	t.sets, t.chains = map[string]*set{}, map[string]*chain{}
-	base := []*rule{}
+	var base, translated []*rule
 	for _, f := range []*family{&ipv4, &ipv6} {
 		for _, w := range ways {
 			for _, ranges := range []bool{false, true} {
@@ -120,7 +129,10 @@ func (t *policyTable) shape() {
 				}
 				s := w.newSet(f, ranges)
 				t.sets[s.name] = s
-				base = append(base, w.rule(f, s, t.span(s.name)))
+				base = append(base, w.rule(&rule{}, f, s, t.span(s.name)))
+				if w.name == asked && t.denies() {
+					translated = append(translated, w.rule((&rule{}).translated(), f, s, t.span(s.name)))
+				}
 			}
 		}
 	}
@@ -135,18 +147,42 @@ func (t *policyTable) shape() {
 			t.chains[name] = &chain{name: name, rules: t.verdictRules(v, peer)}
 		}
 	}
-	if len(base) > 0 {
-		for name, h := range policyHooks {
-			t.chains[name] = &chain{name: name, hook: h, rules: base}
+	t.hook(policyHooks, base)
+	t.hook(translatedHooks, translated)
+}
+
+// hook makes base chains of rules, if there are any.
+func (t *policyTable) hook(hooks map[string]*hook, rules []*rule) {
+	if len(rules) == 0 {
+		return
+	}
+	for name, h := range hooks {
+		t.chains[name] = &chain{name: name, hook: h, rules: rules}
+	}
+}
+
+// denies reports whether requests may have to be denied.
+func (t *policyTable) denies() bool {
+	for _, v := range t.verdicts {
+		if v.Deny && t.side(v) == policy.Ingress {
+			return true
 		}
 	}
+	return false
+}
+
+// translated goes on with what asks, and has another destination than it was sent to.
+func (r *rule) translated() *rule {
+	r.ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusDNAT)
+	return r.ct(unix.NFT_CT_DIRECTION, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{0})
 }
 
 // rule has what is about a target go to the chain of its verdict, and come back. It
 // reads the port first: what is not about any target costs a comparison, and not a
 // look-up.
-func (w way) rule(f *family, s *set, span ports) *rule {
-	r := (&rule{comment: w.comment}).only(f)
+func (w way) rule(r *rule, f *family, s *set, span ports) *rule {
+	r.comment = w.comment
+	r.only(f)
 	reg := firstReg + f.regs()
 	r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*w.port), 2, reg+1).between(span, reg+1)
 	r.address(f, w.here, firstReg).meta(unix.NFT_META_L4PROTO, reg)
