@@ -177,7 +177,7 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 		`th dport 11211 ip daddr . meta l4proto . th dport vmap @asked4 comment "requests to ports of addresses here"`,
 		"elements = { 10.244.0.2 . tcp . 11211 : jump in-cache-0-from }",
 		"ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack accept", "ip daddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack return", "ip saddr @in-cache-0-ranges4 counter packets 0 bytes 0 notrack accept",
-		`fib saddr type local return comment "the node itself"`, `fib daddr type local return comment "the node itself"`,
+		`iif 0 fib saddr type local return comment "the node itself"`, `iif "lo" fib saddr type local return comment "the node itself"`, `fib daddr type local return comment "the node itself"`,
 		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }", `counter packets 0 bytes 0 drop comment "deny: others"`,
 	} {
 		if !strings.Contains(text, line) {

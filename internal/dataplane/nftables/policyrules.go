@@ -35,18 +35,17 @@ type way struct {
 	name    string
 	comment string
 	side    policy.Side
+	asks    bool // a request
 	// here and port are where the packet has the target's address and port: 0 is
 	// the source, 1 the destination. The peer is where here is not.
 	here, port int
 }
 
-const asked = "asked"
-
 var ways = []way{
-	{asked, "requests to ports of addresses here", policy.Ingress, 1, 1},
-	{"answering", "what these answer", policy.Ingress, 0, 0},
-	{"asking", "requests of addresses here to ports of others", policy.Egress, 0, 1},
-	{"answered", "what is answered to these", policy.Egress, 1, 0},
+	{"asked", "requests to ports of addresses here", policy.Ingress, true, 1, 1},
+	{"answering", "what these answer", policy.Ingress, false, 0, 0},
+	{"asking", "requests of addresses here to ports of others", policy.Egress, true, 0, 1},
+	{"answered", "what is answered to these", policy.Egress, false, 1, 0},
 }
 
 // chainOf is the chain of a verdict that looks for the peer in the packet's source
@@ -130,7 +129,7 @@ func (t *policyTable) shape() {
 				s := w.newSet(f, ranges)
 				t.sets[s.name] = s
 				base = append(base, w.rule(&rule{}, f, s, t.span(s.name)))
-				if w.name == asked && t.denies() {
+				if w.asks && t.denies() {
 					translated = append(translated, w.rule((&rule{}).translated(), f, s, t.span(s.name)))
 				}
 			}
@@ -164,7 +163,7 @@ func (t *policyTable) hook(hooks map[string]*hook, rules []*rule) {
 // denies reports whether requests may have to be denied.
 func (t *policyTable) denies() bool {
 	for _, v := range t.verdicts {
-		if v.Deny && t.side(v) == policy.Ingress {
+		if v.Deny {
 			return true
 		}
 	}
@@ -264,7 +263,22 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 		}
 	}
 	if v.Deny {
-		out = append(out, (&rule{comment: "the node itself"}).local(peer, unix.NFT_CMP_EQ).ret(), (&rule{comment: "deny: others"}).counted(t.rules[v.Rules[0]].Policy, "denied").drop())
+		out = append(append(out, itself(peer)...), (&rule{comment: "deny: others"}).counted(t.rules[v.Rules[0]].Policy, "denied").drop())
+	}
+	return out
+}
+
+// itself lets the node be the peer. It sends by the hook output, where a packet has come
+// by no device (0), or by lo, which is device 1 of any namespace: what says by another
+// that it is from the node does not come from there.
+func itself(peer int) (out []*rule) {
+	const comment = "the node itself"
+	if peer == 1 {
+		return []*rule{(&rule{comment: comment}).local(peer, unix.NFT_CMP_EQ).ret()}
+	}
+	for iif := range uint32(2) {
+		r := (&rule{comment: comment}).meta(unix.NFT_META_IIF, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, hostU32(iif))
+		out = append(out, r.local(peer, unix.NFT_CMP_EQ).ret())
 	}
 	return out
 }

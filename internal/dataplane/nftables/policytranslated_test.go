@@ -11,7 +11,8 @@ import (
 )
 
 // TestWhatIsDeniedIsDeniedThroughServicesToo asks for a pod by addresses that
-// somebody translates, and masquerades who asks: a Service of netfilter's.
+// somebody translates, and masquerades who asks: a Service of netfilter's. It is also
+// denied to who only says that he is the node.
 func TestWhatIsDeniedIsDeniedThroughServicesToo(t *testing.T) {
 	m := newMachines(t)
 	if out, err := nft(`table ip service {
@@ -30,19 +31,29 @@ func TestWhatIsDeniedIsDeniedThroughServicesToo(t *testing.T) {
 	if err := p.Replace(t.Context(), tr.State()); err != nil {
 		t.Fatal(err)
 	}
+	m.in("lan", func() { run(t, "ip", "addr", "add", "10.244.0.1/32", "dev", "lo") }) // an address of the node
+	service, pod := net.UDPAddr{IP: net.IPv4(10, 96, 0, 50), Port: 80}, net.UDPAddr{IP: net.IPv4(10, 244, 0, 2), Port: 9}
 	for _, c := range []struct {
-		from    string
-		to      net.UDPAddr
-		verdict string
+		from, as string
+		to       net.UDPAddr
+		verdict  string
 	}{
-		{"pod2", net.UDPAddr{IP: net.IPv4(10, 96, 0, 50), Port: 80}, "untracked"},
-		{"lan", net.UDPAddr{IP: net.IPv4(10, 96, 0, 50), Port: 80}, "denied"},
-		{"lan", net.UDPAddr{IP: net.IPv4(172, 30, 0, 10), Port: 30211}, "denied"},
+		{"pod2", "", service, "untracked"},
+		{"lan", "", service, "denied"},
+		{"lan", "", net.UDPAddr{IP: net.IPv4(172, 30, 0, 10), Port: 30211}, "denied"},
+		{"lan", "10.244.0.1", pod, "denied"},
+		{"", "10.244.0.1", pod, ""},
 	} {
 		want := counted(t, p)
-		want["cache "+c.verdict]++
-		m.in(c.from, func() {
-			sock, err := net.ListenPacket("udp4", ":0") // not connected: it hears of no refusal
+		if c.verdict != "" {
+			want["cache "+c.verdict]++
+		}
+		in := func(f func()) { m.in(c.from, f) }
+		if c.from == "" { // the node itself
+			in = func(f func()) { f() }
+		}
+		in(func() {
+			sock, err := net.ListenPacket("udp4", c.as+":0") // not connected: it hears of no refusal
 			if err != nil {
 				t.Error(err)
 				return
@@ -53,7 +64,7 @@ func TestWhatIsDeniedIsDeniedThroughServicesToo(t *testing.T) {
 			}
 		})
 		if got := counted(t, p); !maps.Equal(got, want) {
-			t.Errorf("%s asks %v: %v, want %v\n%s", c.from, &c.to, got, want, listed(t))
+			t.Errorf("%s asks %v as %q: %v, want %v\n%s", c.from, &c.to, c.as, got, want, listed(t))
 		}
 	}
 	if err := p.Apply(t.Context(), tr.Apply(model.Delta{Full: true})); err != nil || listed(t) != "" {
