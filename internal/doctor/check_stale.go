@@ -21,9 +21,10 @@ func (staleCheck) Name() string  { return "stale UDP entries" }
 func (staleCheck) About() string { return "entries to addresses that no rule or route has" }
 
 // judged tells the entries that the check is about: in zone 0 (others are a
-// CNI's own), of UDP, translated to another destination.
+// CNI's own), of UDP, translated to another destination by a rule. What a helper
+// expected, as a transfer by TFTP, is translated by what it belongs to.
 func judged(e *conntrack.Entry) bool {
-	return e.Protocol == unix.IPPROTO_UDP && e.Status&conntrack.DstNAT != 0 && e.Status&conntrack.Dying == 0 &&
+	return e.Protocol == unix.IPPROTO_UDP && e.Status&conntrack.DstNAT != 0 && e.Status&(conntrack.Dying|conntrack.Expected) == 0 &&
 		e.Zone == 0 && e.Orig.Zone == 0 && e.Reply.Zone == 0
 }
 

@@ -422,7 +422,18 @@ func TestEveryNameOfATimeoutIsASysctl(t *testing.T) {
 			t.Errorf("the kernel has no time-out %s", name)
 		}
 	}
-	if !judged(&conntrack.Entry{Protocol: unix.IPPROTO_UDP, Status: conntrack.DstNAT, Reply: conntrack.Tuple{Src: netip.MustParseAddrPort("10.0.0.1:1")}}) {
-		t.Error("an entry of UDP that is translated is not judged")
+}
+
+// TestStaleIsAskedOfWhatRulesTranslate: what a helper expected is translated by what it
+// belongs to, a TFTP transfer to the client itself; no rule mentions that.
+func TestStaleIsAskedOfWhatRulesTranslate(t *testing.T) {
+	for status, want := range map[conntrack.Status]bool{
+		conntrack.DstNAT: true, conntrack.DstNAT | conntrack.Assured: true, 0: false,
+		conntrack.DstNAT | conntrack.Expected: false, conntrack.DstNAT | conntrack.Dying: false,
+	} {
+		e := conntrack.Entry{Protocol: unix.IPPROTO_UDP, Status: status, Reply: conntrack.Tuple{Src: netip.MustParseAddrPort("10.0.0.1:1")}}
+		if judged(&e) != want {
+			t.Errorf("status %#x is judged: %v", status, !want)
+		}
 	}
 }
