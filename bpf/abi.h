@@ -233,8 +233,9 @@ struct fragment {
 
 /* pods: how to reach a pod of this node without the stack. */
 enum pod_flags {
-	POD_POLICED = 1 << 0, /* a NetworkPolicy selects it */
+	POD_POLICED = 1 << 0, /* netfilter is to judge its packets */
 	POD_REACHABLE = 1 << 1, /* ifindex and mac are valid */
+	POD_GUARDED = 1 << 2, /* policed for what do-not-track policies deny, and nothing else */
 };
 
 struct pod {
@@ -242,6 +243,36 @@ struct pod {
 	__u8 mac[6];
 	__u8 gateway_mac[6];
 	__u32 flags;
+};
+
+/*
+ * untracked_ports: ports of pods here that do-not-track policies leave untracked for
+ * some peers, by the rules that say for whom: those in untracked_pods, or in a prefix
+ * in untracked_blocks, whose range_key.service is the rule. Nothing here denies: what
+ * is not found goes through the stack, where netfilter decides. Its key is a
+ * frontend_key.
+ */
+#define UNTRACKED_RULES 4
+
+enum untracked_peers {
+	UNTRACKED_ANYBODY = 1 << 0,
+	UNTRACKED_PODS = 1 << 1,
+	UNTRACKED_BLOCKS = 1 << 2,
+};
+
+struct untracked_rule {
+	__u32 id;
+	__u32 peers; /* enum untracked_peers; 0: no more rules */
+};
+
+struct untracked_port {
+	struct untracked_rule rules[UNTRACKED_RULES];
+};
+
+struct untracked_pod_key {
+	struct addr addr;
+	__u32 family;
+	__u32 rule;
 };
 
 /* node_addrs: the node's own addresses. */
@@ -311,6 +342,7 @@ enum settings_flags {
 	SETTING_BYPASS_NEVER = 1 << 1,	/* endpoints here are reached through the stack */
 	SETTING_ASK_CONNTRACK = 1 << 3, /* netfilter translates connections of its own */
 	SETTING_DRAINS = 1 << 4,	/* the programs go soon: netfilter is to know what runs */
+	SETTING_UNTRACKED = 1 << 5,	/* there are untracked_ports */
 };
 
 /* stack_flows: what there has ever been, so that packets are spared looking for it. */
@@ -358,6 +390,7 @@ enum verdict {
 	HELPER_ANSWERED,	/* its first answer from another port */
 	DROP_HELPER_ANSWERS,	/* too many ports of the server answer one request */
 	PORT_CHANGED,		/* what the stack sends has a flow's port: it gets another */
+	PASSED_UNTRACKED,	/* a do-not-track policy allows it: redirected unchanged */
 	VERDICTS,
 };
 

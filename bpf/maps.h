@@ -42,6 +42,8 @@ HASH(backends, __u32, struct backend, 1 << 20);
 HASH(pods, struct addr_key, struct pod, 1 << 14);
 HASH(node_addrs, struct addr_key, __u32, 1 << 12);
 HASH(uplinks, __u32, struct uplink, 1 << 10);
+HASH(untracked_ports, struct frontend_key, struct untracked_port, 1 << 14);
+HASH(untracked_pods, struct untracked_pod_key, __u8, 1 << 16);
 ARRAY(node_settings, BPF_MAP_TYPE_ARRAY, struct settings, 1);
 ARRAY(snat_ports, BPF_MAP_TYPE_ARRAY, __u16, 1 << 16);
 
@@ -53,6 +55,15 @@ struct {
 	__type(value, __u8);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } source_ranges SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct range_key);
+	__type(value, __u8);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} untracked_blocks SEC(".maps");
 
 /* What the programs write. */
 LRU(flows, struct tuple, struct flow, 1 << 19);

@@ -66,6 +66,7 @@ const enum node_addr_flags *unused_node_addr_flags __attribute__((unused));
 const enum settings_flags *unused_settings_flags __attribute__((unused));
 const enum service_flags *unused_service_flags __attribute__((unused));
 const enum flow_helper *unused_flow_helper __attribute__((unused));
+const enum untracked_peers *unused_untracked_peers __attribute__((unused));
 const enum been *unused_been __attribute__((unused));
 const enum route *unused_route __attribute__((unused));
 const enum verdict *unused_verdict __attribute__((unused));

@@ -16,6 +16,7 @@
 #include "helper.h"
 #include "icmp.h"
 #include "redirect.h"
+#include "untracked.h"
 
 enum hook {
 	FROM_NETWORK,
@@ -267,25 +268,61 @@ static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u
 }
 
 /*
- * A packet between a pod that is an endpoint and another pod or node: Service
- * traffic that a socket or another node has translated, or that might as well
- * have been. Nothing is rewritten and nothing remembered, and netfilter need not
- * see it; where it must, or where the stack knows better, -2.
+ * May a packet between a pod that is an endpoint and another pod or node pass by
+ * netfilter? It is Service traffic that a socket or another node has translated, or
+ * that might as well have been.
  *
  * What a pod sends to an endpoint at a node's own address is not meant here: a
  * CNI that masquerades would replace its source.
  */
-static __always_inline int pass_direct(struct __sk_buff *skb, struct scratch *m,
-				       const struct settings *s, int hook, int to_endpoint)
+static __always_inline int may_pass_direct(const struct settings *s, const struct tuple *t,
+					   int to_endpoint)
 {
-	struct packet *p = &m->packet;
-	const struct tuple *t = &p->tuple;
 	const struct addr *endpoint = to_endpoint ? &t->daddr : &t->saddr;
 	const struct addr *peer = to_endpoint ? &t->saddr : &t->daddr;
 
-	if (s->flags & SETTING_BYPASS_NEVER || !pod_may_pass(endpoint, t->family) ||
-	    (!pod_may_pass(peer, t->family) && !range_allows(RANGE_PEERS, peer, t->family)))
-		return -2;
+	return !(s->flags & SETTING_BYPASS_NEVER) && pod_may_pass(endpoint, t->family) &&
+	       (pod_may_pass(peer, t->family) || range_allows(RANGE_PEERS, peer, t->family));
+}
+
+/*
+ * Does a do-not-track policy allow this packet? Netfilter would neither track nor
+ * translate it. What the stack itself looks at, it is to see: whether a source is
+ * where it belongs. Answers come from pods here alone.
+ */
+__noinline int may_pass_untracked(struct __sk_buff *skb, int hook)
+{
+	struct scratch *m = get_scratch();
+	struct addr_key own = {};
+	const struct tuple *t;
+	struct pod *from;
+
+	if (!m)
+		return 0;
+	t = &m->packet.tuple;
+	from = pod_lookup(&t->saddr, t->family);
+	if (hook == FROM_POD ? !from || from->ifindex != skb->ifindex : from != NULL)
+		return 0;
+	if (pod_leaves_untracked(&t->daddr, t->dport, t, &t->saddr)) {
+		own.addr = t->saddr;
+		own.family = t->family;
+		return !(from && from->flags & POD_POLICED) &&
+		       !bpf_map_lookup_elem(&node_addrs, &own);
+	}
+	return hook == FROM_POD && pod_leaves_untracked(&t->saddr, t->sport, t, &t->daddr) &&
+	       !pod_policed(&t->daddr, t->family);
+}
+
+/*
+ * Sends a packet on: nothing is rewritten and nothing remembered. Where the stack
+ * knows better, -2.
+ */
+static __always_inline int pass_by(struct __sk_buff *skb, struct scratch *m, int hook,
+				   enum verdict verdict)
+{
+	struct packet *p = &m->packet;
+	const struct tuple *t = &p->tuple;
+
 	way_find(skb, p, &t->saddr, &t->daddr, &m->way);
 	if (m->way.kind != WAY_POD && (hook == FROM_NETWORK || m->way.kind != WAY_OUT))
 		return -2;
@@ -293,7 +330,7 @@ static __always_inline int pass_direct(struct __sk_buff *skb, struct scratch *m,
 		fragment_remember(p);
 	if (m->way.kind == WAY_OUT && nat_decrement_ttl(skb, p))
 		return drop(DROP_REWRITE);
-	return way_take(skb, p, &m->way, PASSED_DIRECT);
+	return way_take(skb, p, &m->way, verdict);
 }
 
 /* A packet for no Service's address. */
@@ -302,6 +339,7 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 				       int to_helped)
 {
 	const struct tuple *t = &m->packet.tuple;
+	enum verdict verdict = PASS_OTHER;
 	__u32 flags = m->packet.flags;
 	int ret;
 
@@ -323,15 +361,21 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 		 */
 		if (to_endpoint && has_ct_lookup && s->flags & SETTING_DRAINS)
 			return pass(PASS_OTHER);
-		ret = pass_direct(skb, m, s, hook, to_endpoint);
-		if (ret != -2 && to_helped)
-			helper_expect_direct(t, &m->pair,
-					     (hook == FROM_POD ? FLOW_TO_POD : 0) |
-					     (m->way.kind == WAY_POD ? FLOW_TWIN_TO_POD : 0));
-		if (ret != -2)
-			return ret;
+		if (may_pass_direct(s, t, to_endpoint))
+			verdict = PASSED_DIRECT;
 	}
-	return pass(PASS_OTHER);
+	if (verdict == PASS_OTHER && s->flags & SETTING_UNTRACKED &&
+	    !(s->flags & (SETTING_BYPASS_NEVER | SETTING_DRAINS)) && may_pass_untracked(skb, hook))
+		verdict = PASSED_UNTRACKED;
+	if (verdict == PASS_OTHER)
+		return pass(PASS_OTHER);
+	ret = pass_by(skb, m, hook, verdict);
+	if (ret == -2)
+		return pass(PASS_OTHER);
+	if (to_helped && verdict == PASSED_DIRECT)
+		helper_expect_direct(t, &m->pair, (hook == FROM_POD ? FLOW_TO_POD : 0) |
+				     (m->way.kind == WAY_POD ? FLOW_TWIN_TO_POD : 0));
+	return ret;
 }
 
 /*

@@ -161,6 +161,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		},
 		Policies:      policies,
 		PolicyTracker: policy.New(policyConfig(a.cfg)),
+		Bypass:        bypass(backends),
 		OnPolicies:    in.policies,
 
 		StaleEntries: entries,

@@ -42,6 +42,13 @@ func newPolicies(ctx context.Context, _ agentConfig, log *slog.Logger) dataplane
 	return p
 }
 
+// bypass is the dataplane that passes by netfilter what policies leave untracked, if
+// the chosen one does.
+func bypass(backends []dataplane.Backend) dataplane.Bypass {
+	b, _ := backends[0].(dataplane.Bypass)
+	return b
+}
+
 // noPolicies applies none, and says why.
 type noPolicies struct{ err error }
 

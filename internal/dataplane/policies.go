@@ -25,3 +25,16 @@ type Policies interface {
 
 	Watcher
 }
+
+// Bypass is a Backend that can pass packets by netfilter which policies allow and leave
+// untracked, so that nobody need look at them there. It denies nothing. Its methods are
+// called by one goroutine at a time, around each write of Policies; what is allowed
+// but not passed goes through the stack.
+type Bypass interface {
+	// Narrow has nothing pass that State does not allow. It comes before Policies is
+	// written, with the same changes; nil: State may be anything.
+	Narrow(policy.State, *policy.Changes) error
+
+	// Widen has pass what State allows. It comes when Policies is written.
+	Widen(policy.State, *policy.Changes) error
+}

@@ -117,6 +117,8 @@ type Node struct {
 	// PolicedPods are addresses of pods on this node that a NetworkPolicy
 	// selects, in either direction, or that are guarded, sorted.
 	PolicedPods []netip.Addr
+	// GuardedPods are those of PolicedPods that no NetworkPolicy selects, sorted.
+	GuardedPods []netip.Addr
 	// PoliciesUnknown says that any pod of this node may be policed.
 	PoliciesUnknown bool
 	// MasqueradeAll asks that every Service packet get the node's address.

@@ -29,7 +29,7 @@ type ownNode struct {
 	peers   []netip.Addr
 
 	// policed counts for each address how many pods and slices say that it is
-	// a policed pod's; podsPoliced is what each pod says.
+	// a policed pod's, and the guard; podsPoliced is what each pod says.
 	policed     map[netip.Addr]int
 	podsPoliced map[model.Name][]netip.Addr
 	guarded     []netip.Addr            // see SetGuarded
@@ -198,7 +198,7 @@ func (t *Tracker) pollSlice(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
 		addr := endpointAddr(ep)
-		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && t.world.policed(s.object.Service.Namespace, ep, addr) {
+		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && t.world.selected(s.object.Service.Namespace, ep, addr) {
 			now = append(now, addr)
 		}
 	}
@@ -232,12 +232,13 @@ func (t *Tracker) setPoliced(said *[]netip.Addr, now []netip.Addr) {
 	}
 	for _, a := range now {
 		t.own.policed[a]++
-		t.own.stale = t.own.stale || t.own.policed[a] == 1
+		t.own.stale = t.own.stale || t.own.policed[a] <= 2 // the second may be one beside a guard
 	}
 	for _, a := range *said {
-		if t.own.policed[a]--; t.own.policed[a] == 0 {
+		t.own.policed[a]--
+		t.own.stale = t.own.stale || t.own.policed[a] < 2
+		if t.own.policed[a] == 0 {
 			delete(t.own.policed, a)
-			t.own.stale = true
 		}
 	}
 	*said = now
@@ -287,6 +288,9 @@ func (t *Tracker) describeNode() Node {
 		// policing the node's own address would take in all its traffic.
 		if !t.own.has(a) {
 			n.PolicedPods = append(n.PolicedPods, a)
+			if _, guarded := t.world.guarded[a]; guarded && t.own.policed[a] == 1 {
+				n.GuardedPods = append(n.GuardedPods, a)
+			}
 		}
 	}
 	return n
@@ -352,7 +356,7 @@ func sameNode(a, b Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
-		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) &&
+		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) && slices.Equal(a.GuardedPods, b.GuardedPods) &&
 		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.Leaving == b.Leaving &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

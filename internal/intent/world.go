@@ -138,13 +138,17 @@ func (w *world) removePod(p *model.Pod) {
 	}
 }
 
-// policed reports whether a NetworkPolicy selects the endpoint's pod, or may.
+// policed reports whether packets of an endpoint must pass by netfilter: because it is
+// guarded, or a NetworkPolicy selects it.
+func (w *world) policed(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
+	_, guarded := w.guarded[addr]
+	return guarded || w.selected(namespace, ep, addr)
+}
+
+// selected reports whether a NetworkPolicy selects the endpoint's pod, or may.
 // The namespace is the slice's. An endpoint that names no pod is looked up by
 // its address; on a cluster node it may still be a pod, elsewhere it is none.
-func (w *world) policed(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
-	if _, ok := w.guarded[addr]; ok {
-		return true
-	}
+func (w *world) selected(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
 	if len(w.policies) == 0 {
 		return false
 	}

@@ -160,6 +160,22 @@ func joined(ranges []Range) (out []Range) {
 	return out
 }
 
+// Prefixes are the fewest prefixes that make up a range.
+func (r Range) Prefixes() (out []netip.Prefix) {
+	for first := r.First; first.IsValid() && first.Compare(r.Last) <= 0; {
+		p := netip.PrefixFrom(first, first.BitLen())
+		for p.Bits() > 0 {
+			wider := netip.PrefixFrom(first, p.Bits()-1)
+			if wider.Masked().Addr() != first || r.Last.Less(lastOf(wider)) {
+				break
+			}
+			p = wider
+		}
+		out, first = append(out, p), lastOf(p).Next()
+	}
+	return out
+}
+
 // lastOf is the last address of a block.
 func lastOf(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()

@@ -35,8 +35,9 @@ type UntrackedEntries interface {
 type policyLane struct {
 	tracker *policy.Tracker
 	table   dataplane.Policies
-	full    bool           // the whole state is to be written
-	pending policy.Changes // of one turn
+	bypass  dataplane.Bypass // nil: there is none
+	full    bool             // the whole state is to be written
+	pending policy.Changes   // of one turn
 	err     error
 	tries   int
 	retryAt time.Time
@@ -176,11 +177,7 @@ func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 func (r *Reconciler) writePolicies(ctx context.Context) {
 	l, before := r.policies, r.policies.err
 	start := time.Now()
-	if l.err = l.leave(ctx); l.err == nil && l.full {
-		l.err = l.table.Replace(ctx, l.tracker.State())
-	} else if l.err == nil {
-		l.err = l.table.Apply(ctx, l.pending)
-	}
+	l.err = l.write(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -212,6 +209,33 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", "policies",
 			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
 	}
+}
+
+// write has nothing pass by the table that it is about to deny, and what it allows
+// only when it does.
+func (l *policyLane) write(ctx context.Context) error {
+	if err := l.leave(ctx); err != nil {
+		return err
+	}
+	state, changes := l.tracker.State(), &l.pending
+	if l.full {
+		changes = nil
+	}
+	if l.bypass != nil {
+		if err := l.bypass.Narrow(state, changes); err != nil {
+			return err
+		}
+	}
+	var err error
+	if l.full {
+		err = l.table.Replace(ctx, state)
+	} else {
+		err = l.table.Apply(ctx, l.pending)
+	}
+	if err != nil || l.bypass == nil {
+		return err
+	}
+	return l.bypass.Widen(state, changes)
 }
 
 // forgetRetry is when entries that could not be deleted are looked for again.

@@ -64,6 +64,8 @@ type Config struct {
 	// are none.
 	Policies      dataplane.Policies
 	PolicyTracker *policy.Tracker
+	// Bypass passes what policies leave untracked by netfilter; nil: nobody does.
+	Bypass dataplane.Bypass
 	// OnPolicies is told what of the policies does not hold here, and why nothing
 	// could be written, when that changed and at the start. It must not wait. Nil:
 	// nobody wants to know.
@@ -154,7 +156,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	r.problems.log, r.problems.told = r.log, cfg.OnProblems
 	if cfg.Policies != nil {
-		r.policies = &policyLane{tracker: cfg.PolicyTracker, table: cfg.Policies, full: true}
+		r.policies = &policyLane{tracker: cfg.PolicyTracker, table: cfg.Policies, bypass: cfg.Bypass, full: true}
 	}
 	for _, b := range cfg.Backends {
 		// What an earlier run left in the kernel is not known: all lanes

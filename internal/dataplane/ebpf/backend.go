@@ -26,6 +26,7 @@ type Backend struct {
 	attached bool
 	foreign  bool // see Config.Translated; false for good once it is
 	flows    flowCounts
+	policies *untracked // used by who writes policies alone
 
 	portsMu  sync.Mutex // for what is below up to the next: the maps are checked beside writes
 	ports    *portTable // written by Apply and Replace only
@@ -39,7 +40,8 @@ type Backend struct {
 	node          *intent.Node
 	uplinks       map[int]attach.Uplink
 	pods          map[netip.Addr]attach.Pod
-	policed       map[netip.Addr]bool
+	policed       map[netip.Addr]policing
+	untracking    bool // there are untracked ports
 	snatPorts     []uint16
 	clusterRanges map[tcRangeKey]bool
 }
@@ -61,7 +63,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		cfg: cfg, foreign: cfg.Translated != nil, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{},
+		cfg: cfg, foreign: cfg.Translated != nil, policed: map[netip.Addr]policing{}, pods: map[netip.Addr]attach.Pod{},
 		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1),
 	}
 	if b.objects, err = load(&cfg, features); err != nil {
@@ -72,6 +74,11 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		b.objects.close()
 		return nil, err
 	}
+	if b.policies, err = openUntracked(b.objects.maps); err != nil {
+		b.objects.close()
+		return nil, err
+	}
+	b.untracking = len(b.policies.have.ports) > 0
 	b.attacher, err = attach.New(attach.Config{
 		PinDir:      cfg.BPFFS,
 		Programs:    b.objects.tcPrograms(),

@@ -529,7 +529,7 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 		noError(t, err)
 	}
 	t.Cleanup(o.close)
-	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, policed: map[netip.Addr]bool{}}
+	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, policed: map[netip.Addr]policing{}}
 	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS})
 	noError(t, err)
 	t.Cleanup(func() { b.attacher.Close() })

@@ -87,6 +87,9 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	if b.foreign {
 		flags |= tcSettingsFlagsSETTING_ASK_CONNTRACK
 	}
+	if b.untracking {
+		flags |= tcSettingsFlagsSETTING_UNTRACKED
+	}
 	s.Flags = uint32(flags)
 	v4, v6 := b.primaryAddrs(n)
 	if v4.IsValid() {
@@ -97,6 +100,15 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	}
 	return s
 }
+
+// policing is who has a pod's packets pass by netfilter.
+type policing uint8
+
+const (
+	notPoliced      policing = iota
+	policedByOthers          // whoever enforces NetworkPolicies
+	policedByGuard           // the table of do-not-track policies alone
+)
 
 func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 
@@ -142,9 +154,12 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	if err := b.writeClusterRanges(n); err != nil {
 		return err
 	}
-	policed := map[netip.Addr]bool{}
+	policed := map[netip.Addr]policing{}
 	for _, a := range n.PolicedPods {
-		policed[a] = true
+		policed[a] = policedByOthers
+	}
+	for _, a := range n.GuardedPods {
+		policed[a] = policedByGuard
 	}
 	changed := maps.Clone(b.policed)
 	maps.Copy(changed, policed)
@@ -244,7 +259,7 @@ func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
 	it := b.m(tcMapPods).Iterate()
 	for it.Next(&key, &pod) {
 		a := fromAddr(key.Addr, uint8(key.Family))
-		if _, ok := known[a]; !ok && !b.policed[a] {
+		if _, ok := known[a]; !ok && b.policed[a] == notPoliced {
 			gone = append(gone, key)
 		}
 	}
@@ -268,8 +283,11 @@ func (b *Backend) writePod(a netip.Addr) error {
 		copy(pod.Mac[:], p.PodMAC)
 		copy(pod.GatewayMac[:], p.HostMAC)
 	}
-	if b.policed[a] {
+	switch b.policed[a] {
+	case policedByOthers:
 		flags |= tcPodFlagsPOD_POLICED
+	case policedByGuard:
+		flags |= tcPodFlagsPOD_POLICED | tcPodFlagsPOD_GUARDED
 	}
 	pod.Flags = uint32(flags)
 	var err error

@@ -211,12 +211,15 @@ func (n *packetNode) load(t testing.TB, change []func(*Config)) error {
 		return err
 	}
 	n.Backend = &Backend{
-		cfg: cfg, ports: &portTable{}, policed: map[netip.Addr]bool{}, pods: map[netip.Addr]attach.Pod{},
+		cfg: cfg, ports: &portTable{}, policed: map[netip.Addr]policing{}, pods: map[netip.Addr]attach.Pod{},
 	}
 	if n.objects, err = load(&n.cfg, features); err != nil {
 		return err
 	}
 	t.Cleanup(n.objects.close)
+	if n.policies, err = openUntracked(n.objects.maps); err != nil {
+		return err
+	}
 	return n.reread()
 }
 

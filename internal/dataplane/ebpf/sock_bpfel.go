@@ -31,6 +31,9 @@ const (
 	sockMapSockets         = "sockets"
 	sockMapSourceRanges    = "source_ranges"
 	sockMapStackFlows      = "stack_flows"
+	sockMapUntrackedBlocks = "untracked_blocks"
+	sockMapUntrackedPods   = "untracked_pods"
+	sockMapUntrackedPorts  = "untracked_ports"
 	sockMapUplinks         = "uplinks"
 	sockMapVerdicts        = "verdicts"
 	sockProgConnect4       = "connect4"
@@ -105,23 +108,26 @@ type sockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockMapSpecs struct {
-	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
-	Backends     *ebpf.MapSpec `ebpf:"backends"`
-	Connections  *ebpf.MapSpec `ebpf:"connections"`
-	Flows        *ebpf.MapSpec `ebpf:"flows"`
-	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
-	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
-	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
-	NodeSettings *ebpf.MapSpec `ebpf:"node_settings"`
-	Pods         *ebpf.MapSpec `ebpf:"pods"`
-	Services     *ebpf.MapSpec `ebpf:"services"`
-	Slots        *ebpf.MapSpec `ebpf:"slots"`
-	SnatPorts    *ebpf.MapSpec `ebpf:"snat_ports"`
-	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
-	SourceRanges *ebpf.MapSpec `ebpf:"source_ranges"`
-	StackFlows   *ebpf.MapSpec `ebpf:"stack_flows"`
-	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
-	Verdicts     *ebpf.MapSpec `ebpf:"verdicts"`
+	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
+	Backends        *ebpf.MapSpec `ebpf:"backends"`
+	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	Flows           *ebpf.MapSpec `ebpf:"flows"`
+	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
+	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
+	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
+	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
+	Pods            *ebpf.MapSpec `ebpf:"pods"`
+	Services        *ebpf.MapSpec `ebpf:"services"`
+	Slots           *ebpf.MapSpec `ebpf:"slots"`
+	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
+	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
+	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
+	StackFlows      *ebpf.MapSpec `ebpf:"stack_flows"`
+	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
+	UntrackedPods   *ebpf.MapSpec `ebpf:"untracked_pods"`
+	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
+	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
+	Verdicts        *ebpf.MapSpec `ebpf:"verdicts"`
 }
 
 // sockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -156,23 +162,26 @@ func (o *sockObjects) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockMaps struct {
-	Affinities   *ebpf.Map `ebpf:"affinities"`
-	Backends     *ebpf.Map `ebpf:"backends"`
-	Connections  *ebpf.Map `ebpf:"connections"`
-	Flows        *ebpf.Map `ebpf:"flows"`
-	Fragments    *ebpf.Map `ebpf:"fragments"`
-	Frontends    *ebpf.Map `ebpf:"frontends"`
-	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
-	NodeSettings *ebpf.Map `ebpf:"node_settings"`
-	Pods         *ebpf.Map `ebpf:"pods"`
-	Services     *ebpf.Map `ebpf:"services"`
-	Slots        *ebpf.Map `ebpf:"slots"`
-	SnatPorts    *ebpf.Map `ebpf:"snat_ports"`
-	Sockets      *ebpf.Map `ebpf:"sockets"`
-	SourceRanges *ebpf.Map `ebpf:"source_ranges"`
-	StackFlows   *ebpf.Map `ebpf:"stack_flows"`
-	Uplinks      *ebpf.Map `ebpf:"uplinks"`
-	Verdicts     *ebpf.Map `ebpf:"verdicts"`
+	Affinities      *ebpf.Map `ebpf:"affinities"`
+	Backends        *ebpf.Map `ebpf:"backends"`
+	Connections     *ebpf.Map `ebpf:"connections"`
+	Flows           *ebpf.Map `ebpf:"flows"`
+	Fragments       *ebpf.Map `ebpf:"fragments"`
+	Frontends       *ebpf.Map `ebpf:"frontends"`
+	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
+	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
+	Pods            *ebpf.Map `ebpf:"pods"`
+	Services        *ebpf.Map `ebpf:"services"`
+	Slots           *ebpf.Map `ebpf:"slots"`
+	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
+	Sockets         *ebpf.Map `ebpf:"sockets"`
+	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
+	StackFlows      *ebpf.Map `ebpf:"stack_flows"`
+	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
+	UntrackedPods   *ebpf.Map `ebpf:"untracked_pods"`
+	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
+	Uplinks         *ebpf.Map `ebpf:"uplinks"`
+	Verdicts        *ebpf.Map `ebpf:"verdicts"`
 }
 
 func (m *sockMaps) Close() error {
@@ -192,6 +201,9 @@ func (m *sockMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.StackFlows,
+		m.UntrackedBlocks,
+		m.UntrackedPods,
+		m.UntrackedPorts,
 		m.Uplinks,
 		m.Verdicts,
 	)

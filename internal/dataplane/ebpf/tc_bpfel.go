@@ -198,6 +198,7 @@ type tcPodFlags uint32
 const (
 	tcPodFlagsPOD_POLICED   tcPodFlags = 1
 	tcPodFlagsPOD_REACHABLE tcPodFlags = 2
+	tcPodFlagsPOD_GUARDED   tcPodFlags = 4
 )
 
 type tcRangeKey struct {
@@ -251,6 +252,7 @@ const (
 	tcSettingsFlagsSETTING_BYPASS_NEVER   tcSettingsFlags = 2
 	tcSettingsFlagsSETTING_ASK_CONNTRACK  tcSettingsFlags = 8
 	tcSettingsFlagsSETTING_DRAINS         tcSettingsFlags = 16
+	tcSettingsFlagsSETTING_UNTRACKED      tcSettingsFlags = 32
 )
 
 type tcSlotKey struct {
@@ -286,6 +288,32 @@ type tcTuple struct {
 	Proto  uint8
 	Family uint8
 	Pad    uint16
+}
+
+type tcUntrackedPeers uint32
+
+const (
+	tcUntrackedPeersUNTRACKED_ANYBODY tcUntrackedPeers = 1
+	tcUntrackedPeersUNTRACKED_PODS    tcUntrackedPeers = 2
+	tcUntrackedPeersUNTRACKED_BLOCKS  tcUntrackedPeers = 4
+)
+
+type tcUntrackedPodKey struct {
+	_      structs.HostLayout
+	Addr   tcAddr
+	Family uint32
+	Rule   uint32
+}
+
+type tcUntrackedPort struct {
+	_     structs.HostLayout
+	Rules [4]tcUntrackedRule
+}
+
+type tcUntrackedRule struct {
+	_     structs.HostLayout
+	Id    uint32
+	Peers uint32
 }
 
 type tcUplink struct {
@@ -329,55 +357,60 @@ const (
 	tcVerdictHELPER_ANSWERED      tcVerdict = 29
 	tcVerdictDROP_HELPER_ANSWERS  tcVerdict = 30
 	tcVerdictPORT_CHANGED         tcVerdict = 31
-	tcVerdictVERDICTS             tcVerdict = 32
+	tcVerdictPASSED_UNTRACKED     tcVerdict = 32
+	tcVerdictVERDICTS             tcVerdict = 33
 )
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	tcMapAffinities          = "affinities"
-	tcMapBackends            = "backends"
-	tcMapConnections         = "connections"
-	tcMapFlows               = "flows"
-	tcMapFragments           = "fragments"
-	tcMapFrontends           = "frontends"
-	tcMapNewcomers           = "newcomers"
-	tcMapNodeAddrs           = "node_addrs"
-	tcMapNodeSettings        = "node_settings"
-	tcMapPods                = "pods"
-	tcMapScratches           = "scratches"
-	tcMapServices            = "services"
-	tcMapSlots               = "slots"
-	tcMapSnatPorts           = "snat_ports"
-	tcMapSockets             = "sockets"
-	tcMapSourceRanges        = "source_ranges"
-	tcMapStackFlows          = "stack_flows"
-	tcMapUplinks             = "uplinks"
-	tcMapVerdicts            = "verdicts"
-	tcProgFromNetwork        = "from_network"
-	tcProgFromPod            = "from_pod"
-	tcProgToNetwork          = "to_network"
-	tcProgToPod              = "to_pod"
-	tcVarHasCsumIpv6         = "has_csum_ipv6"
-	tcVarHasCtLookup         = "has_ct_lookup"
-	tcVarHasSetRetval        = "has_set_retval"
-	tcVarHashSeed            = "hash_seed"
-	tcVarHostNetnsCookie     = "host_netns_cookie"
-	tcVarNewcomersMax        = "newcomers_max"
-	tcVarUnusedBackendFlags  = "unused_backend_flags"
-	tcVarUnusedBeen          = "unused_been"
-	tcVarUnusedFlowEnd       = "unused_flow_end"
-	tcVarUnusedFlowFlags     = "unused_flow_flags"
-	tcVarUnusedFlowHelper    = "unused_flow_helper"
-	tcVarUnusedFlowState     = "unused_flow_state"
-	tcVarUnusedFrontendFlags = "unused_frontend_flags"
-	tcVarUnusedNodeAddrFlags = "unused_node_addr_flags"
-	tcVarUnusedPodFlags      = "unused_pod_flags"
-	tcVarUnusedRoute         = "unused_route"
-	tcVarUnusedServiceFlags  = "unused_service_flags"
-	tcVarUnusedSettingsFlags = "unused_settings_flags"
-	tcVarUnusedVerdict       = "unused_verdict"
+	tcMapAffinities           = "affinities"
+	tcMapBackends             = "backends"
+	tcMapConnections          = "connections"
+	tcMapFlows                = "flows"
+	tcMapFragments            = "fragments"
+	tcMapFrontends            = "frontends"
+	tcMapNewcomers            = "newcomers"
+	tcMapNodeAddrs            = "node_addrs"
+	tcMapNodeSettings         = "node_settings"
+	tcMapPods                 = "pods"
+	tcMapScratches            = "scratches"
+	tcMapServices             = "services"
+	tcMapSlots                = "slots"
+	tcMapSnatPorts            = "snat_ports"
+	tcMapSockets              = "sockets"
+	tcMapSourceRanges         = "source_ranges"
+	tcMapStackFlows           = "stack_flows"
+	tcMapUntrackedBlocks      = "untracked_blocks"
+	tcMapUntrackedPods        = "untracked_pods"
+	tcMapUntrackedPorts       = "untracked_ports"
+	tcMapUplinks              = "uplinks"
+	tcMapVerdicts             = "verdicts"
+	tcProgFromNetwork         = "from_network"
+	tcProgFromPod             = "from_pod"
+	tcProgToNetwork           = "to_network"
+	tcProgToPod               = "to_pod"
+	tcVarHasCsumIpv6          = "has_csum_ipv6"
+	tcVarHasCtLookup          = "has_ct_lookup"
+	tcVarHasSetRetval         = "has_set_retval"
+	tcVarHashSeed             = "hash_seed"
+	tcVarHostNetnsCookie      = "host_netns_cookie"
+	tcVarNewcomersMax         = "newcomers_max"
+	tcVarUnusedBackendFlags   = "unused_backend_flags"
+	tcVarUnusedBeen           = "unused_been"
+	tcVarUnusedFlowEnd        = "unused_flow_end"
+	tcVarUnusedFlowFlags      = "unused_flow_flags"
+	tcVarUnusedFlowHelper     = "unused_flow_helper"
+	tcVarUnusedFlowState      = "unused_flow_state"
+	tcVarUnusedFrontendFlags  = "unused_frontend_flags"
+	tcVarUnusedNodeAddrFlags  = "unused_node_addr_flags"
+	tcVarUnusedPodFlags       = "unused_pod_flags"
+	tcVarUnusedRoute          = "unused_route"
+	tcVarUnusedServiceFlags   = "unused_service_flags"
+	tcVarUnusedSettingsFlags  = "unused_settings_flags"
+	tcVarUnusedUntrackedPeers = "unused_untracked_peers"
+	tcVarUnusedVerdict        = "unused_verdict"
 )
 
 // loadTc returns the embedded CollectionSpec for tc.
@@ -432,50 +465,54 @@ type tcProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcMapSpecs struct {
-	Affinities   *ebpf.MapSpec `ebpf:"affinities"`
-	Backends     *ebpf.MapSpec `ebpf:"backends"`
-	Connections  *ebpf.MapSpec `ebpf:"connections"`
-	Flows        *ebpf.MapSpec `ebpf:"flows"`
-	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
-	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
-	Newcomers    *ebpf.MapSpec `ebpf:"newcomers"`
-	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
-	NodeSettings *ebpf.MapSpec `ebpf:"node_settings"`
-	Pods         *ebpf.MapSpec `ebpf:"pods"`
-	Scratches    *ebpf.MapSpec `ebpf:"scratches"`
-	Services     *ebpf.MapSpec `ebpf:"services"`
-	Slots        *ebpf.MapSpec `ebpf:"slots"`
-	SnatPorts    *ebpf.MapSpec `ebpf:"snat_ports"`
-	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
-	SourceRanges *ebpf.MapSpec `ebpf:"source_ranges"`
-	StackFlows   *ebpf.MapSpec `ebpf:"stack_flows"`
-	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
-	Verdicts     *ebpf.MapSpec `ebpf:"verdicts"`
+	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
+	Backends        *ebpf.MapSpec `ebpf:"backends"`
+	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	Flows           *ebpf.MapSpec `ebpf:"flows"`
+	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
+	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
+	Newcomers       *ebpf.MapSpec `ebpf:"newcomers"`
+	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
+	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
+	Pods            *ebpf.MapSpec `ebpf:"pods"`
+	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
+	Services        *ebpf.MapSpec `ebpf:"services"`
+	Slots           *ebpf.MapSpec `ebpf:"slots"`
+	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
+	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
+	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
+	StackFlows      *ebpf.MapSpec `ebpf:"stack_flows"`
+	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
+	UntrackedPods   *ebpf.MapSpec `ebpf:"untracked_pods"`
+	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
+	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
+	Verdicts        *ebpf.MapSpec `ebpf:"verdicts"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
-	HasCsumIpv6         *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
-	HasCtLookup         *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
-	HasSetRetval        *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	HashSeed            *ebpf.VariableSpec `ebpf:"hash_seed"`
-	HostNetnsCookie     *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
-	NewcomersMax        *ebpf.VariableSpec `ebpf:"newcomers_max"`
-	UnusedBackendFlags  *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
-	UnusedBeen          *ebpf.VariableSpec `ebpf:"unused_been"`
-	UnusedFlowEnd       *ebpf.VariableSpec `ebpf:"unused_flow_end"`
-	UnusedFlowFlags     *ebpf.VariableSpec `ebpf:"unused_flow_flags"`
-	UnusedFlowHelper    *ebpf.VariableSpec `ebpf:"unused_flow_helper"`
-	UnusedFlowState     *ebpf.VariableSpec `ebpf:"unused_flow_state"`
-	UnusedFrontendFlags *ebpf.VariableSpec `ebpf:"unused_frontend_flags"`
-	UnusedNodeAddrFlags *ebpf.VariableSpec `ebpf:"unused_node_addr_flags"`
-	UnusedPodFlags      *ebpf.VariableSpec `ebpf:"unused_pod_flags"`
-	UnusedRoute         *ebpf.VariableSpec `ebpf:"unused_route"`
-	UnusedServiceFlags  *ebpf.VariableSpec `ebpf:"unused_service_flags"`
-	UnusedSettingsFlags *ebpf.VariableSpec `ebpf:"unused_settings_flags"`
-	UnusedVerdict       *ebpf.VariableSpec `ebpf:"unused_verdict"`
+	HasCsumIpv6          *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
+	HasCtLookup          *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
+	HasSetRetval         *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	HashSeed             *ebpf.VariableSpec `ebpf:"hash_seed"`
+	HostNetnsCookie      *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	NewcomersMax         *ebpf.VariableSpec `ebpf:"newcomers_max"`
+	UnusedBackendFlags   *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
+	UnusedBeen           *ebpf.VariableSpec `ebpf:"unused_been"`
+	UnusedFlowEnd        *ebpf.VariableSpec `ebpf:"unused_flow_end"`
+	UnusedFlowFlags      *ebpf.VariableSpec `ebpf:"unused_flow_flags"`
+	UnusedFlowHelper     *ebpf.VariableSpec `ebpf:"unused_flow_helper"`
+	UnusedFlowState      *ebpf.VariableSpec `ebpf:"unused_flow_state"`
+	UnusedFrontendFlags  *ebpf.VariableSpec `ebpf:"unused_frontend_flags"`
+	UnusedNodeAddrFlags  *ebpf.VariableSpec `ebpf:"unused_node_addr_flags"`
+	UnusedPodFlags       *ebpf.VariableSpec `ebpf:"unused_pod_flags"`
+	UnusedRoute          *ebpf.VariableSpec `ebpf:"unused_route"`
+	UnusedServiceFlags   *ebpf.VariableSpec `ebpf:"unused_service_flags"`
+	UnusedSettingsFlags  *ebpf.VariableSpec `ebpf:"unused_settings_flags"`
+	UnusedUntrackedPeers *ebpf.VariableSpec `ebpf:"unused_untracked_peers"`
+	UnusedVerdict        *ebpf.VariableSpec `ebpf:"unused_verdict"`
 }
 
 // tcObjects contains all objects after they have been loaded into the kernel.
@@ -498,25 +535,28 @@ func (o *tcObjects) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcMaps struct {
-	Affinities   *ebpf.Map `ebpf:"affinities"`
-	Backends     *ebpf.Map `ebpf:"backends"`
-	Connections  *ebpf.Map `ebpf:"connections"`
-	Flows        *ebpf.Map `ebpf:"flows"`
-	Fragments    *ebpf.Map `ebpf:"fragments"`
-	Frontends    *ebpf.Map `ebpf:"frontends"`
-	Newcomers    *ebpf.Map `ebpf:"newcomers"`
-	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
-	NodeSettings *ebpf.Map `ebpf:"node_settings"`
-	Pods         *ebpf.Map `ebpf:"pods"`
-	Scratches    *ebpf.Map `ebpf:"scratches"`
-	Services     *ebpf.Map `ebpf:"services"`
-	Slots        *ebpf.Map `ebpf:"slots"`
-	SnatPorts    *ebpf.Map `ebpf:"snat_ports"`
-	Sockets      *ebpf.Map `ebpf:"sockets"`
-	SourceRanges *ebpf.Map `ebpf:"source_ranges"`
-	StackFlows   *ebpf.Map `ebpf:"stack_flows"`
-	Uplinks      *ebpf.Map `ebpf:"uplinks"`
-	Verdicts     *ebpf.Map `ebpf:"verdicts"`
+	Affinities      *ebpf.Map `ebpf:"affinities"`
+	Backends        *ebpf.Map `ebpf:"backends"`
+	Connections     *ebpf.Map `ebpf:"connections"`
+	Flows           *ebpf.Map `ebpf:"flows"`
+	Fragments       *ebpf.Map `ebpf:"fragments"`
+	Frontends       *ebpf.Map `ebpf:"frontends"`
+	Newcomers       *ebpf.Map `ebpf:"newcomers"`
+	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
+	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
+	Pods            *ebpf.Map `ebpf:"pods"`
+	Scratches       *ebpf.Map `ebpf:"scratches"`
+	Services        *ebpf.Map `ebpf:"services"`
+	Slots           *ebpf.Map `ebpf:"slots"`
+	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
+	Sockets         *ebpf.Map `ebpf:"sockets"`
+	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
+	StackFlows      *ebpf.Map `ebpf:"stack_flows"`
+	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
+	UntrackedPods   *ebpf.Map `ebpf:"untracked_pods"`
+	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
+	Uplinks         *ebpf.Map `ebpf:"uplinks"`
+	Verdicts        *ebpf.Map `ebpf:"verdicts"`
 }
 
 func (m *tcMaps) Close() error {
@@ -538,6 +578,9 @@ func (m *tcMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.StackFlows,
+		m.UntrackedBlocks,
+		m.UntrackedPods,
+		m.UntrackedPorts,
 		m.Uplinks,
 		m.Verdicts,
 	)
@@ -547,25 +590,26 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
-	HasCsumIpv6         *ebpf.Variable `ebpf:"has_csum_ipv6"`
-	HasCtLookup         *ebpf.Variable `ebpf:"has_ct_lookup"`
-	HasSetRetval        *ebpf.Variable `ebpf:"has_set_retval"`
-	HashSeed            *ebpf.Variable `ebpf:"hash_seed"`
-	HostNetnsCookie     *ebpf.Variable `ebpf:"host_netns_cookie"`
-	NewcomersMax        *ebpf.Variable `ebpf:"newcomers_max"`
-	UnusedBackendFlags  *ebpf.Variable `ebpf:"unused_backend_flags"`
-	UnusedBeen          *ebpf.Variable `ebpf:"unused_been"`
-	UnusedFlowEnd       *ebpf.Variable `ebpf:"unused_flow_end"`
-	UnusedFlowFlags     *ebpf.Variable `ebpf:"unused_flow_flags"`
-	UnusedFlowHelper    *ebpf.Variable `ebpf:"unused_flow_helper"`
-	UnusedFlowState     *ebpf.Variable `ebpf:"unused_flow_state"`
-	UnusedFrontendFlags *ebpf.Variable `ebpf:"unused_frontend_flags"`
-	UnusedNodeAddrFlags *ebpf.Variable `ebpf:"unused_node_addr_flags"`
-	UnusedPodFlags      *ebpf.Variable `ebpf:"unused_pod_flags"`
-	UnusedRoute         *ebpf.Variable `ebpf:"unused_route"`
-	UnusedServiceFlags  *ebpf.Variable `ebpf:"unused_service_flags"`
-	UnusedSettingsFlags *ebpf.Variable `ebpf:"unused_settings_flags"`
-	UnusedVerdict       *ebpf.Variable `ebpf:"unused_verdict"`
+	HasCsumIpv6          *ebpf.Variable `ebpf:"has_csum_ipv6"`
+	HasCtLookup          *ebpf.Variable `ebpf:"has_ct_lookup"`
+	HasSetRetval         *ebpf.Variable `ebpf:"has_set_retval"`
+	HashSeed             *ebpf.Variable `ebpf:"hash_seed"`
+	HostNetnsCookie      *ebpf.Variable `ebpf:"host_netns_cookie"`
+	NewcomersMax         *ebpf.Variable `ebpf:"newcomers_max"`
+	UnusedBackendFlags   *ebpf.Variable `ebpf:"unused_backend_flags"`
+	UnusedBeen           *ebpf.Variable `ebpf:"unused_been"`
+	UnusedFlowEnd        *ebpf.Variable `ebpf:"unused_flow_end"`
+	UnusedFlowFlags      *ebpf.Variable `ebpf:"unused_flow_flags"`
+	UnusedFlowHelper     *ebpf.Variable `ebpf:"unused_flow_helper"`
+	UnusedFlowState      *ebpf.Variable `ebpf:"unused_flow_state"`
+	UnusedFrontendFlags  *ebpf.Variable `ebpf:"unused_frontend_flags"`
+	UnusedNodeAddrFlags  *ebpf.Variable `ebpf:"unused_node_addr_flags"`
+	UnusedPodFlags       *ebpf.Variable `ebpf:"unused_pod_flags"`
+	UnusedRoute          *ebpf.Variable `ebpf:"unused_route"`
+	UnusedServiceFlags   *ebpf.Variable `ebpf:"unused_service_flags"`
+	UnusedSettingsFlags  *ebpf.Variable `ebpf:"unused_settings_flags"`
+	UnusedUntrackedPeers *ebpf.Variable `ebpf:"unused_untracked_peers"`
+	UnusedVerdict        *ebpf.Variable `ebpf:"unused_verdict"`
 }
 
 // tcPrograms contains all programs after they have been loaded into the kernel.

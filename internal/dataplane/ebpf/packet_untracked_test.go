@@ -1,0 +1,323 @@
+package ebpf
+
+import (
+	"net/netip"
+	"testing"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+func TestPacketUntracked(t *testing.T) {
+	n := newPacketNode(t)
+	t.Run("Peers", func(t *testing.T) { eachTransport(t, n, n.untrackedPeers) })
+	t.Run("Spoofed", func(t *testing.T) { eachTransport(t, n, n.untrackedSpoofed) })
+	t.Run("Policed", func(t *testing.T) { eachTransport(t, n, n.untrackedPoliced) })
+	t.Run("Changes", func(t *testing.T) { eachTransport(t, n, n.untrackedChanges) })
+	t.Run("StackOnly", func(t *testing.T) { eachTransport(t, n, n.untrackedStackOnly) })
+	t.Run("Maps", func(t *testing.T) { n.untrackedMaps(t) })
+}
+
+const cachePort = 11211
+
+// policyWorld has a tracker's changes written as reconcile does, but for netfilter's.
+type policyWorld struct {
+	n  *packetNode
+	tr *policy.Tracker
+}
+
+// newPolicyWorld has a cache in pod1, and clients in pod2 and in far.
+func newPolicyWorld(t *testing.T, n *packetNode, p *plan) *policyWorld {
+	w := &policyWorld{n, policy.New(policy.Config{NodeName: "node"})}
+	n.serve(t)
+	w.tr.Apply(model.Delta{Full: true, Pods: policyPods(policyPod("cache", "cache", "node", p.pod1),
+		policyPod("near", "client", "node", p.pod2), policyPod("far", "client", "far", p.far), policyPod("far2", "other", "far", p.far2))})
+	w.write(t, nil)
+	t.Cleanup(func() { w.tr = policy.New(policy.Config{}); w.write(t, nil) })
+	return w
+}
+
+func policyPods(list ...*model.Pod) map[model.Name]*model.Pod {
+	out := map[model.Name]*model.Pod{}
+	for _, p := range list {
+		out[p.Name] = p
+	}
+	return out
+}
+
+func policyPod(name, role, node string, a netip.Addr) *model.Pod {
+	return &model.Pod{Name: model.Name{Name: name}, Labels: map[string]string{"role": role}, Node: node, IPs: []netip.Addr{a}}
+}
+
+func (w *policyWorld) write(t *testing.T, c *policy.Changes) {
+	t.Helper()
+	w.n.onThread(t, func() error { return w.n.Narrow(w.tr.State(), c) })
+	w.n.onThread(t, func() error { return w.n.Widen(w.tr.State(), c) })
+}
+
+func (w *policyWorld) apply(t *testing.T, d model.Delta) {
+	t.Helper()
+	c := w.tr.Apply(d)
+	w.write(t, &c)
+}
+
+func (w *policyWorld) set(t *testing.T, policies ...*model.DoNotTrackPolicy) {
+	t.Helper()
+	d := model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{}}
+	for name := range w.tr.Policies() {
+		d.DoNotTrackPolicies[name] = nil
+	}
+	for _, p := range policies {
+		d.DoNotTrackPolicies[p.Name] = p
+	}
+	w.apply(t, d)
+}
+
+func ofRole(role string) *model.PodSelection {
+	return &model.PodSelection{Pods: &model.Selector{MatchLabels: map[string]string{"role": role}}}
+}
+
+// cachePolicy is about the cache's port, with both protocols.
+func cachePolicy(name string, peers ...model.PolicyPeer) *model.DoNotTrackPolicy {
+	ports := []model.PortRange{{Protocol: model.TCP, First: cachePort, Last: cachePort}, {Protocol: model.UDP, First: cachePort, Last: cachePort}}
+	return &model.DoNotTrackPolicy{Name: name, Pods: ofRole("cache"), Ingress: []model.PolicyRule{{Ports: ports, Peers: peers}}}
+}
+
+func clientsOnly() model.PolicyPeer { return model.PolicyPeer{Pods: ofRole("client")} }
+
+// passes and stays say what becomes of a packet.
+func (n *packetNode) passes(t *testing.T, what string, hook at, proto uint8, src, dst netip.AddrPort, way uint32, hops uint8) {
+	t.Helper()
+	in := frame{proto: proto, src: src, dst: dst, flags: "S", payload: []byte("abc")}
+	r := n.send(t, hook, in)
+	if r.code != actRedirect || r.verdicts[tcVerdictPASSED_UNTRACKED] != 1 {
+		t.Errorf("%s: %s to %s: code %d, verdicts %s, want it passed", what, src, dst, r.code, verdictList(r.verdicts))
+		return
+	}
+	sameBut(t, in.bytes(n, hook.iface), r.out, hops)
+	if w := n.lastWay(t); w.kind != way {
+		t.Errorf("%s: %s to %s goes %+v", what, src, dst, w)
+	}
+}
+
+func (n *packetNode) stays(t *testing.T, what string, hook at, proto uint8, src, dst netip.AddrPort) {
+	t.Helper()
+	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), tcVerdictPASS_OTHER)
+}
+
+// untrackedPeers: what a policy allows passes both ways, all else is netfilter's.
+func (n *packetNode) untrackedPeers(t *testing.T, p *plan, proto uint8) {
+	w := newPolicyWorld(t, n, p)
+	cache := ap(p.pod1, cachePort)
+	n.stays(t, "no policy", inTun0, proto, ap(p.far, 4000), cache)
+	block, err := p.client.Prefix(p.client.BitLen() - 1) // both
+	ok(t, err)
+	except := netip.PrefixFrom(p.client2, p.client2.BitLen())
+	w.set(t, cachePolicy("a", clientsOnly()), cachePolicy("b", model.PolicyPeer{Block: block, Except: []netip.Prefix{except}}))
+	for _, peer := range []struct {
+		addr netip.Addr
+		from at
+		way  uint32
+		hops uint8
+	}{{p.far, inTun0, wayOut, 1}, {p.pod2, inPod2, wayPod, 0}, {p.client, inEth0, wayOut, 1}} {
+		n.passes(t, "question", peer.from, proto, ap(peer.addr, 4000), cache, wayPod, 0)
+		n.passes(t, "answer", inPod1, proto, cache, ap(peer.addr, 4000), peer.way, peer.hops)
+		n.stays(t, "another port", peer.from, proto, ap(peer.addr, 4000), ap(p.pod1, cachePort+1))
+		n.stays(t, "from another port", inPod1, proto, ap(p.pod1, cachePort+1), ap(peer.addr, 4000))
+		n.stays(t, "the port as a source", peer.from, proto, ap(peer.addr, cachePort), ap(p.pod1, 4000))
+	}
+	for _, stranger := range []struct {
+		addr netip.Addr
+		from at
+	}{{p.far2, inTun0}, {p.client2, inEth0}, {p.router, inEth0}} {
+		n.stays(t, "stranger", stranger.from, proto, ap(stranger.addr, 4000), cache)
+		n.stays(t, "answer to a stranger", inPod1, proto, cache, ap(stranger.addr, 4000))
+	}
+	n.stays(t, "last hop", inPod1, proto, cache, ap(p.eth0, 4000)) // the node itself
+}
+
+// untrackedSpoofed: the stack looks where a source belongs, and so do the programs.
+func (n *packetNode) untrackedSpoofed(t *testing.T, p *plan, proto uint8) {
+	w := newPolicyWorld(t, n, p)
+	w.set(t, cachePolicy("a")) // anybody
+	cache := ap(p.pod1, cachePort)
+	n.passes(t, "anybody", inEth0, proto, ap(p.router, 4000), cache, wayPod, 0)
+	n.stays(t, "a pod's address from the network", inTun0, proto, ap(p.pod2, 4000), cache)
+	n.stays(t, "the node's from the network", inEth0, proto, ap(p.eth0, 4000), cache)
+	n.stays(t, "another pod's address", inPod2, proto, ap(p.pod1, 4000), cache)
+	n.stays(t, "an address from elsewhere", inPod2, proto, ap(p.far, 4000), cache)
+	n.stays(t, "another pod's answer", inPod2, proto, cache, ap(p.far, 4000))
+	n.stays(t, "an answer from the network", inTun0, proto, cache, ap(p.pod2, 4000))
+}
+
+// untrackedPoliced: who else judges packets of a pod goes on doing so.
+func (n *packetNode) untrackedPoliced(t *testing.T, p *plan, proto uint8) {
+	w := newPolicyWorld(t, n, p)
+	w.set(t, cachePolicy("a", clientsOnly()))
+	cache, near, far := ap(p.pod1, cachePort), ap(p.pod2, 4000), ap(p.far, 4000)
+	for _, c := range []struct {
+		what               string
+		policed, guarded   netip.Addr
+		unknown, far, near bool
+	}{
+		{what: "nobody", far: true, near: true},
+		{what: "the cache by a NetworkPolicy", policed: p.pod1},
+		{what: "the cache by a guard", policed: p.pod1, guarded: p.pod1, far: true, near: true},
+		{what: "the client by a NetworkPolicy", policed: p.pod2, far: true},
+		{what: "the client by a guard", policed: p.pod2, guarded: p.pod2, far: true},
+		{what: "not known", unknown: true},
+	} {
+		n.setNode(t, func(node *intent.Node) {
+			node.PoliciesUnknown = c.unknown
+			if c.policed.IsValid() {
+				node.PolicedPods = []netip.Addr{c.policed}
+			}
+			if c.guarded.IsValid() {
+				node.GuardedPods = []netip.Addr{c.guarded}
+			}
+		})
+		for _, peer := range []struct {
+			addr   netip.AddrPort
+			from   at
+			passes bool
+			way    uint32
+			hops   uint8
+		}{{far, inTun0, c.far, wayOut, 1}, {near, inPod2, c.near, wayPod, 0}} {
+			if peer.passes {
+				n.passes(t, c.what, peer.from, proto, peer.addr, cache, wayPod, 0)
+				n.passes(t, c.what, inPod1, proto, cache, peer.addr, peer.way, peer.hops)
+			} else {
+				n.stays(t, c.what, peer.from, proto, peer.addr, cache)
+				n.stays(t, c.what, inPod1, proto, cache, peer.addr)
+			}
+		}
+	}
+}
+
+// untrackedChanges: peers, pods and policies come and go.
+func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
+	w := newPolicyWorld(t, n, p)
+	w.set(t, cachePolicy("a", clientsOnly()))
+	cache, far, far2 := ap(p.pod1, cachePort), ap(p.far, 4000), ap(p.far2, 4000)
+	come := func(pods ...*model.Pod) { w.apply(t, model.Delta{Pods: policyPods(pods...)}) }
+	n.stays(t, "no client yet", inTun0, proto, far2, cache)
+	come(policyPod("far2", "client", "far", p.far2))
+	n.passes(t, "a client that came", inTun0, proto, far2, cache, wayPod, 0)
+	come(policyPod("far2", "other", "far", p.far2))
+	n.stays(t, "a client no more", inTun0, proto, far2, cache)
+	w.apply(t, model.Delta{Pods: map[model.Name]*model.Pod{{Name: "cache"}: nil}})
+	n.stays(t, "a pod that is gone", inTun0, proto, far, cache)
+	n.stays(t, "a pod that is gone", inPod1, proto, cache, far)
+	come(policyPod("cache", "cache", "node", p.pod1))
+	n.passes(t, "a pod that is back", inTun0, proto, far, cache, wayPod, 0)
+
+	// Of the same name, with other peers: no packet may pass by what it allowed before.
+	w.set(t, cachePolicy("a", model.PolicyPeer{Pods: ofRole("other")}))
+	n.stays(t, "other peers", inTun0, proto, far, cache)
+	n.passes(t, "other peers", inTun0, proto, far2, cache, wayPod, 0)
+	w.set(t)
+	n.stays(t, "no policy", inTun0, proto, far2, cache)
+	if n.untracking || len(n.policies.have.ports)+len(n.policies.have.pods)+len(n.policies.have.blocks) > 0 {
+		t.Errorf("without a policy there is left: %+v", n.policies.have)
+	}
+
+	// What a change takes away goes before netfilter's table is written, and what it
+	// brings comes after.
+	w.set(t, cachePolicy("a", clientsOnly()))
+	c := w.tr.Apply(model.Delta{Pods: policyPods(policyPod("far", "other", "far", p.far), policyPod("far2", "client", "far", p.far2))})
+	n.onThread(t, func() error { return n.Narrow(w.tr.State(), &c) })
+	n.stays(t, "between", inTun0, proto, far, cache)
+	n.stays(t, "between", inTun0, proto, far2, cache)
+	n.onThread(t, func() error { return n.Widen(w.tr.State(), &c) })
+	n.passes(t, "after", inTun0, proto, far2, cache, wayPod, 0)
+	n.stays(t, "after", inTun0, proto, far, cache)
+}
+
+// untrackedStackOnly: what is never passed by.
+func (n *packetNode) untrackedStackOnly(t *testing.T, p *plan, proto uint8) {
+	w := newPolicyWorld(t, n, p)
+	cache, far := ap(p.pod1, cachePort), ap(p.far, 4000)
+	tracked, ranges, several := cachePolicy("a", clientsOnly()), cachePolicy("a", clientsOnly()), []*model.DoNotTrackPolicy{}
+	tracked.Track = true
+	for i := range ranges.Ingress[0].Ports {
+		ranges.Ingress[0].Ports[i].Last++
+	}
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		several = append(several, cachePolicy(name, clientsOnly()))
+	}
+	egress := &model.DoNotTrackPolicy{Name: "egress", Pods: ofRole("cache"), Egress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}}}}
+	for _, c := range []struct {
+		what     string
+		policies []*model.DoNotTrackPolicy
+		passes   bool
+	}{
+		{"tracked", []*model.DoNotTrackPolicy{tracked}, false},
+		{"untracked", []*model.DoNotTrackPolicy{cachePolicy("a", clientsOnly())}, true},
+		{"beside a rule of egress", []*model.DoNotTrackPolicy{cachePolicy("a", clientsOnly()), egress}, false},
+		{"without it", []*model.DoNotTrackPolicy{cachePolicy("a", clientsOnly())}, true},
+		{"ranges", []*model.DoNotTrackPolicy{ranges}, false},
+		{"four rules", several[:4], true},
+		{"five rules", several, false},
+	} {
+		w.set(t, c.policies...)
+		if c.passes {
+			n.passes(t, c.what, inTun0, proto, far, cache, wayPod, 0)
+		} else {
+			n.stays(t, c.what, inTun0, proto, far, cache)
+			n.stays(t, c.what, inPod1, proto, cache, far)
+		}
+	}
+	w.set(t, cachePolicy("a", clientsOnly()))
+	n.onThread(t, func() error { return startDraining(n.m(tcMapNodeSettings)) })
+	n.stays(t, "draining", inTun0, proto, far, cache)
+	n.setNode(t, func(*intent.Node) {})
+	n.passes(t, "draining no more", inTun0, proto, far, cache, wayPod, 0)
+}
+
+// untrackedMaps: what a whole state finds in the maps, and what an earlier run left.
+func (n *packetNode) untrackedMaps(t *testing.T) {
+	p := plans["IPv4"]
+	w := newPolicyWorld(t, n, p)
+	block := netip.MustParsePrefix("203.0.113.0/24")
+	w.set(t, cachePolicy("a", clientsOnly(), model.PolicyPeer{Block: block, Except: []netip.Prefix{netip.MustParsePrefix("203.0.113.11/32")}}))
+	if len(n.policies.have.blocks) != 8 { // a /24 without one address
+		t.Errorf("a block without an address is %d prefixes", len(n.policies.have.blocks))
+	}
+	cache, far, far2 := ap(p.pod1, cachePort), ap(p.far, 4000), ap(p.far2, 4000)
+	rule := n.policies.ids["in-a-0"]
+	foreign := tcUntrackedPodKey{Addr: toAddr(p.far2), Family: 4, Rule: rule}
+	ok(t, n.m(tcMapUntrackedPods).Put(foreign, uint8(1)))
+	ok(t, n.m(tcMapUntrackedPods).Delete(tcUntrackedPodKey{Addr: toAddr(p.far), Family: 4, Rule: rule}))
+	n.stays(t, "taken away", inTun0, protoTCP, far, cache)
+	w.write(t, nil)
+	n.passes(t, "restored", inTun0, protoTCP, far, cache, wayPod, 0)
+	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
+
+	// The next run takes it over, and numbers rules anew.
+	next, err := openUntracked(n.objects.maps)
+	ok(t, err)
+	if len(next.have.ports) == 0 {
+		t.Error("the next run finds nothing")
+	}
+	n.policies = next
+	n.passes(t, "taken over", inTun0, protoTCP, far, cache, wayPod, 0)
+	w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"0": cachePolicy("0", model.PolicyPeer{Pods: ofRole("other")})}})
+	w.write(t, nil)
+	n.passes(t, "another rule", inTun0, protoTCP, far2, cache, wayPod, 0)
+	n.passes(t, "the same rule", inTun0, protoTCP, far, cache, wayPod, 0)
+
+	// After a run that knew nothing of it nothing holds.
+	var s tcSettings
+	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	s.Flags &^= uint32(tcSettingsFlagsSETTING_UNTRACKED)
+	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
+	if n.policies, err = openUntracked(n.objects.maps); err != nil {
+		t.Fatal(err)
+	}
+	entries := 0
+	ok(t, each(n.m(tcMapUntrackedPorts), func(tcFrontendKey, tcUntrackedPort) { entries++ }))
+	if entries > 0 {
+		t.Errorf("%d entries that nobody vouches for", entries)
+	}
+}

@@ -1,0 +1,290 @@
+package ebpf
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+// What do-not-track policies allow to ports of pods here passes by netfilter, which
+// would neither track nor translate it, and has nothing else to decide:
+//
+//	Narrow ──> entries go ──> netfilter's table is written ──> Widen ──> entries come
+//
+// So there never is an entry of what netfilter's table does not allow as well. What
+// has none, for want of room too, goes through the stack: ranges of ports, and
+// everything while there are rules of egress, which may deny what others allow.
+
+// untracked is what the maps of policies hold.
+type untracked struct {
+	ports, pods, blocks kernelMap
+	have                untrackedEntries
+	next                *untrackedEntries // of a whole state, between Narrow and Widen
+	ids                 map[string]uint32 // of rules, by name
+	lastID              uint32
+	egress              bool // there are rules of egress
+	unwritten           bool // for want of room, and told
+}
+
+type untrackedEntries struct {
+	ports  map[tcFrontendKey]tcUntrackedPort
+	pods   map[tcUntrackedPodKey]uint8
+	blocks map[tcRangeKey]uint8
+}
+
+func newUntrackedEntries() untrackedEntries {
+	return untrackedEntries{map[tcFrontendKey]tcUntrackedPort{}, map[tcUntrackedPodKey]uint8{}, map[tcRangeKey]uint8{}}
+}
+
+// openUntracked takes over what an earlier run has left. If its programs did not look
+// at it, an agent in between knew nothing of it, and it may not be true any more.
+func openUntracked(m map[string]*ebpf.Map) (*untracked, error) {
+	u := &untracked{
+		ports: m[tcMapUntrackedPorts], pods: m[tcMapUntrackedPods], blocks: m[tcMapUntrackedBlocks],
+		ids: map[string]uint32{},
+	}
+	var s tcSettings
+	if err := m[tcMapNodeSettings].Lookup(uint32(0), &s); err != nil {
+		return nil, fmt.Errorf("read settings: %w", err)
+	}
+	if err := u.read(); err != nil {
+		return nil, err
+	}
+	if s.Flags&uint32(tcSettingsFlagsSETTING_UNTRACKED) == 0 {
+		return u, u.narrow(newUntrackedEntries())
+	}
+	return u, nil
+}
+
+func (u *untracked) read() error {
+	u.have = newUntrackedEntries()
+	if err := each(u.ports, func(k tcFrontendKey, v tcUntrackedPort) { u.have.ports[k] = v }); err != nil {
+		return err
+	}
+	if err := each(u.pods, func(k tcUntrackedPodKey, v uint8) { u.have.pods[k] = v }); err != nil {
+		return err
+	}
+	return each(u.blocks, func(k tcRangeKey, v uint8) { u.have.blocks[k] = v })
+}
+
+// id is the number of a rule, which is never another's.
+func (u *untracked) id(rule string) uint32 {
+	if u.ids[rule] == 0 {
+		u.lastID++
+		u.ids[rule] = u.lastID
+	}
+	return u.ids[rule]
+}
+
+// port is the entry of a target, if there is one.
+func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tcUntrackedPort, ok bool) {
+	k = tcFrontendKey{Addr: toAddr(t.Addr), Port: toPort(t.First), Proto: uint8(t.Protocol), Family: familyOf(t.Addr)}
+	v := s.Verdicts[s.Targets[t]]
+	if v == nil || v.Track || t.Side != policy.Ingress || t.First != t.Last || t.Protocol != model.TCP && t.Protocol != model.UDP {
+		return k, p, false
+	}
+	if len(v.Rules) > len(p.Rules) {
+		return k, p, false
+	}
+	for i, name := range v.Rules {
+		r := s.Rules[name]
+		var peers tcUntrackedPeers
+		if r.Anybody {
+			peers |= tcUntrackedPeersUNTRACKED_ANYBODY
+		}
+		if r.Pods {
+			peers |= tcUntrackedPeersUNTRACKED_PODS
+		}
+		if len(r.Blocks) > 0 {
+			peers |= tcUntrackedPeersUNTRACKED_BLOCKS
+		}
+		p.Rules[i] = tcUntrackedRule{Id: u.id(name), Peers: uint32(peers)}
+	}
+	return k, p, true
+}
+
+func (u *untracked) pod(m policy.Member) tcUntrackedPodKey {
+	return tcUntrackedPodKey{Addr: toAddr(m.Addr), Family: uint32(familyOf(m.Addr)), Rule: u.id(m.Rule)}
+}
+
+// entries are those of a whole state.
+func (u *untracked) entries(s policy.State) untrackedEntries {
+	out := newUntrackedEntries()
+	maps.DeleteFunc(u.ids, func(rule string, _ uint32) bool { return s.Rules[rule] == nil })
+	u.egress = false
+	for _, r := range s.Rules {
+		u.egress = u.egress || r.Side == policy.Egress
+	}
+	if u.egress {
+		return out
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Rules)) { // the next run gives the same numbers
+		id := u.id(name)
+		for _, b := range s.Rules[name].Blocks {
+			for _, p := range b.Prefixes() {
+				out.blocks[rangeKey(id, p)] = 1
+			}
+		}
+	}
+	for m := range s.Members {
+		out.pods[u.pod(m)] = 1
+	}
+	for t := range s.Targets {
+		if k, p, ok := u.port(s, t); ok {
+			out.ports[k] = p
+		}
+	}
+	return out
+}
+
+// narrow removes what is not wanted, ports first.
+func (u *untracked) narrow(want untrackedEntries) error {
+	if err := keepOnly(u.ports, u.have.ports, want.ports); err != nil {
+		return err
+	}
+	if err := keepOnly(u.pods, u.have.pods, want.pods); err != nil {
+		return err
+	}
+	return keepOnly(u.blocks, u.have.blocks, want.blocks)
+}
+
+func keepOnly[K, V comparable](m kernelMap, have, want map[K]V) error {
+	for k, v := range have {
+		if w, ok := want[k]; ok && w == v {
+			continue
+		}
+		if err := remove(m, k); err != nil {
+			return err
+		}
+		delete(have, k)
+	}
+	return nil
+}
+
+// widen adds what is wanted, ports last. It counts what there is no room for.
+func (u *untracked) widen(want untrackedEntries) (unwritten int) {
+	return addTo(u.blocks, u.have.blocks, want.blocks) + addTo(u.pods, u.have.pods, want.pods) + addTo(u.ports, u.have.ports, want.ports)
+}
+
+func addTo[K, V comparable](m kernelMap, have, want map[K]V) (unwritten int) {
+	for k, v := range want {
+		if have[k] == v {
+			continue
+		}
+		if err := m.Put(k, v); err != nil {
+			unwritten++
+			continue
+		}
+		have[k] = v
+	}
+	return unwritten
+}
+
+// Narrow has nothing pass by netfilter that is not allowed in this state.
+func (b *Backend) Narrow(s policy.State, c *policy.Changes) error {
+	u := b.policies
+	u.next = nil
+	if c != nil && len(c.Rules)+len(c.Verdicts) == 0 {
+		return u.narrowBy(s, c)
+	}
+	before := u.have
+	if c == nil {
+		if err := u.read(); err != nil {
+			return err
+		}
+		if n := differences(before.ports, u.have.ports) + differences(before.pods, u.have.pods) + differences(before.blocks, u.have.blocks); n > 0 {
+			b.cfg.Log.Warn("somebody else had changed what passes by netfilter for policies; it is restored", "entries", n)
+		}
+	}
+	next := u.entries(s)
+	if err := u.narrow(next); err != nil {
+		return err
+	}
+	u.next = &next
+	return b.setUntracking()
+}
+
+// narrowBy removes what changes of pods, ours and peers, take away.
+func (u *untracked) narrowBy(s policy.State, c *policy.Changes) error {
+	for _, t := range c.Targets {
+		if k, _, _ := u.port(s, t.Key); t.Had != "" && t.Key.Side == policy.Ingress && t.Key.First == t.Key.Last {
+			if err := remove(u.ports, k); err != nil {
+				return err
+			}
+			delete(u.have.ports, k)
+		}
+	}
+	for _, m := range c.Members {
+		if !m.Want {
+			if err := remove(u.pods, u.pod(m.Key)); err != nil {
+				return err
+			}
+			delete(u.have.pods, u.pod(m.Key))
+		}
+	}
+	return nil
+}
+
+// Widen has pass by netfilter what this state allows.
+func (b *Backend) Widen(s policy.State, c *policy.Changes) error {
+	u := b.policies
+	want := newUntrackedEntries()
+	switch {
+	case u.next != nil:
+		want = *u.next
+	case c != nil && !u.egress:
+		for _, m := range c.Members {
+			if m.Want {
+				want.pods[u.pod(m.Key)] = 1
+			}
+		}
+		for _, t := range c.Targets {
+			if k, p, ok := u.port(s, t.Key); ok && t.Want != "" {
+				want.ports[k] = p
+			}
+		}
+	}
+	unwritten := u.widen(want)
+	if unwritten > 0 && !u.unwritten {
+		b.cfg.Log.Warn("What policies leave untracked goes through netfilter in part: an eBPF map is full", "entries", unwritten)
+	}
+	u.next, u.unwritten = nil, unwritten > 0
+	return b.setUntracking()
+}
+
+// setUntracking tells the programs whether there is anything to look for.
+func (b *Backend) setUntracking() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	is := len(b.policies.have.ports) > 0
+	if is == b.untracking {
+		return nil
+	}
+	b.untracking = is
+	if b.node == nil {
+		return nil // the first Replace writes settings
+	}
+	return b.writeSettings(b.node)
+}
+
+func differences[K, V comparable](a, b map[K]V) (n int) {
+	for k, v := range a {
+		if w, ok := b[k]; !ok || w != v {
+			n++
+		}
+	}
+	for k := range b {
+		if _, ok := a[k]; !ok {
+			n++
+		}
+	}
+	return n
+}
+
+var _ dataplane.Bypass = (*Backend)(nil)
