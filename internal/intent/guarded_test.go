@@ -79,3 +79,43 @@ func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
 		}
 	}
 }
+
+// A guarded pod is policed by the guard alone until a NetworkPolicy selects it as well,
+// whether it is an endpoint or not.
+func TestGuardedPodsThatANetworkPolicySelects(t *testing.T) {
+	pod := netip.MustParseAddr("10.244.0.2")
+	name := model.Name{Namespace: "n", Name: "cache"}
+	for _, endpoint := range []bool{false, true} {
+		tr := New(Config{NodeName: "here"})
+		d := model.Delta{Full: true, Pods: map[model.Name]*model.Pod{name: {Name: name, Node: "here", IPs: []netip.Addr{pod}}}}
+		if endpoint {
+			d.Services = map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}}
+			d.Slices = map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+				Endpoints: []model.Endpoint{{Addresses: []netip.Addr{pod}, Ready: true, Serving: true, Node: "here"}}}}
+		}
+		tr.Apply(d)
+		check := func(when string, policed, guarded bool) {
+			t.Helper()
+			n := tr.State().Node
+			if slices.Contains(n.PolicedPods, pod) != policed || slices.Contains(n.GuardedPods, pod) != guarded {
+				t.Errorf("endpoint %v, %s: policed %v, guarded %v", endpoint, when, n.PolicedPods, n.GuardedPods)
+			}
+		}
+		network := func(p *model.NetworkPolicy) {
+			tr.Apply(model.Delta{NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: p}})
+		}
+		check("at first", false, false)
+		tr.SetGuarded([]netip.Addr{pod})
+		check("guarded", true, true)
+		network(&model.NetworkPolicy{Name: name, Ingress: true})
+		check("selected too", true, false)
+		network(nil)
+		check("selected no more", true, true)
+		network(&model.NetworkPolicy{Name: name, Egress: true})
+		tr.SetGuarded([]netip.Addr{})
+		check("guarded no more", true, false)
+		network(nil)
+		check("at last", false, false)
+	}
+}

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -211,4 +212,58 @@ func TestATableThatGoesWhileItIsLeftIsWritten(t *testing.T) {
 			t.Errorf("%d targets after %d writes", targets, writes)
 		}
 	})
+}
+
+// steps notes who is called, in which order.
+type steps struct {
+	fakeTable
+	fail bool
+	list []string
+}
+
+func (s *steps) note(what string, c *policy.Changes) error {
+	if c == nil {
+		what += " all"
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, what)
+	return nil
+}
+
+func (s *steps) Apply(_ context.Context, c policy.Changes) error {
+	if s.fail {
+		_ = s.note("fail", &c)
+		return errors.New("no")
+	}
+	return s.note("table", &c)
+}
+func (s *steps) Replace(context.Context, policy.State) error    { return s.note("table", nil) }
+func (s *steps) Narrow(_ policy.State, c *policy.Changes) error { return s.note("narrow", c) }
+func (s *steps) Widen(_ policy.State, c *policy.Changes) error  { return s.note("widen", c) }
+
+// TestNothingPassesByWhatIsNotWritten: what passes by netfilter goes before netfilter's
+// table is written, and comes after, if it could be written.
+func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
+	s := &steps{}
+	l := &policyLane{tracker: policy.New(policy.Config{NodeName: "n1"}), table: s, bypass: s, full: true}
+	for _, fail := range []bool{false, true} {
+		if err := l.write(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l.full, s.fail, l.pending = false, fail, l.tracker.Apply(policyDelta())
+		if err := l.write(t.Context()); (err != nil) != fail {
+			t.Error(err)
+		}
+		l.full = true
+	}
+	unread := "m.yaml"
+	s.targets, l.unread = 1, unread // what the kernel holds is not known, and left alone
+	if err := l.write(t.Context()); err == nil {
+		t.Error("what could not be read is written over")
+	}
+	want := "narrow all, table all, widen all, narrow, table, widen, narrow all, table all, widen all, narrow, fail"
+	if got := strings.Join(s.list, ", "); got != want {
+		t.Errorf("order of writes:\n%s\nwant\n%s", got, want)
+	}
 }

@@ -223,10 +223,13 @@ func TestDoNotTrackPolicies(t *testing.T) {
 			continue
 		}
 		t.Run(mode+" with a Service", func(t *testing.T) { e.testPolicyAndService(t) })
-		if mode == "nftables" {
-			t.Run("ports as sources", func(t *testing.T) { e.testPortsAsSources(t) })
-			t.Run("under load", func(t *testing.T) { e.testPoliciesUnderLoad(t) })
-			t.Run("another pod", func(t *testing.T) { e.testAnotherPod(t) })
+		if mode == "ebpf" {
+			t.Run("past netfilter", func(t *testing.T) { e.testPastNetfilter(t) })
+		}
+		if mode != "iptables" {
+			t.Run(mode+", ports as sources", func(t *testing.T) { e.testPortsAsSources(t) })
+			t.Run(mode+", under load", func(t *testing.T) { e.testPoliciesUnderLoad(t) })
+			t.Run(mode+", another pod", func(t *testing.T) { e.testAnotherPod(t) })
 		}
 		e.writeAll(t, "policy.yaml", "")
 		e.expectCaching(t, mode+", policy gone", caching{from: "b0", tracked: true}, caching{from: "b1", tracked: true})
@@ -240,7 +243,11 @@ func (e *env) testKindsOfPolicy(t *testing.T) {
 	block := fmt.Sprintf("{ipBlock: {cidr: 10.0.0.0/8, except: [%s/32]}}", e.Addr("b1", false))
 	e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", block))
 	e.expectCaching(t, "ranges", caching{from: "b0"}, caching{from: "b1", denied: true}, caching{from: "b0", v6: true, denied: true})
-	e.expectMetric(t, "a", `spillway_do_not_track_packets_total{policy="cache",verdict="untracked"}`)
+	if e.Mode == "ebpf" { // such packets never come to the table that counts
+		e.expectMetric(t, "a", `spillway_ebpf_verdicts_total{verdict="passed_untracked"}`)
+	} else {
+		e.expectMetric(t, "a", `spillway_do_not_track_packets_total{policy="cache",verdict="untracked"}`)
+	}
 	e.expectMetric(t, "a", `spillway_do_not_track_packets_total{policy="cache",verdict="denied"}`)
 
 	// The other side of the same traffic, for what leaves the node of the clients.
@@ -463,6 +470,32 @@ func (e *env) testAnotherPod(t *testing.T) {
 	e.writePods(t, policyPods{"a0": "cache", "b0": "other", "b1": "client"})
 	e.expectCaching(t, "other peers", caching{from: "b1"}, caching{from: "b0", denied: true})
 	e.writePods(t, policyPods{"a0": "cache", "b0": "client", "b1": "other"})
+}
+
+// testPastNetfilter counts what netfilter sees of questions and answers: with eBPF
+// nothing of what a policy allows, from either node, and all of the rest.
+func (e *env) testPastNetfilter(t *testing.T) {
+	e.writePods(t, policyPods{"a0": "cache", "a1": "client", "b0": "client", "b1": "other"})
+	defer e.writePods(t, policyPods{"a0": "cache", "b0": "client", "b1": "other"})
+	run(t, e.host(t, "a"), "nft", "add table inet seen; add counter inet seen cache; add chain inet seen pre { type filter hook prerouting priority -400; }; "+
+		fmt.Sprintf("add rule inet seen pre tcp dport %d counter name cache; add rule inet seen pre tcp sport %[1]d counter name cache", cachePort))
+	defer run(t, e.host(t, "a"), "nft", "delete table inet seen")
+	for _, c := range []struct {
+		deny, from       string
+		v6, denied, seen bool
+	}{
+		{from: "b0"}, {from: "b0", v6: true}, {from: "a1"}, {from: "a1", v6: true}, {from: "b1", seen: true},
+		{deny: "  deny: others\n", from: "b0"}, {deny: "  deny: others\n", from: "b0", v6: true}, {deny: "  deny: others\n", from: "a1"},
+		{deny: "  deny: others\n", from: "b1", denied: true, seen: true},
+	} {
+		e.writeAll(t, "policy.yaml", policyYAML("past", c.deny, clientPods))
+		run(t, e.host(t, "a"), "nft", "reset counters")
+		e.expectCaching(t, "past netfilter", caching{from: c.from, v6: c.v6, denied: c.denied, tracked: c.seen && !c.denied})
+		counted := run(t, e.host(t, "a"), "nft", "list counters")
+		if seen := !strings.Contains(counted, "packets 0 "); seen != c.seen {
+			t.Errorf("%+v: netfilter sees packets: %v\n%s", c, seen, counted)
+		}
+	}
 }
 
 const cacheClusterIP, cacheNodePort = "10.96.7.7", 31211
