@@ -480,20 +480,16 @@ func (e *env) testPastNetfilter(t *testing.T) {
 	run(t, e.host(t, "a"), "nft", "add table inet seen; add counter inet seen cache; add chain inet seen pre { type filter hook prerouting priority -400; }; "+
 		fmt.Sprintf("add rule inet seen pre tcp dport %d counter name cache; add rule inet seen pre tcp sport %[1]d counter name cache", cachePort))
 	defer run(t, e.host(t, "a"), "nft", "delete table inet seen")
-	for _, c := range []struct {
-		deny, from       string
-		v6, denied, seen bool
-	}{
-		{from: "b0"}, {from: "b0", v6: true}, {from: "a1"}, {from: "a1", v6: true}, {from: "b1", seen: true},
-		{deny: "  deny: others\n", from: "b0"}, {deny: "  deny: others\n", from: "b0", v6: true}, {deny: "  deny: others\n", from: "a1"},
-		{deny: "  deny: others\n", from: "b1", denied: true, seen: true},
-	} {
-		e.writeAll(t, "policy.yaml", policyYAML("past", c.deny, clientPods))
-		run(t, e.host(t, "a"), "nft", "reset counters")
-		e.expectCaching(t, "past netfilter", caching{from: c.from, v6: c.v6, denied: c.denied, tracked: c.seen && !c.denied})
-		counted := run(t, e.host(t, "a"), "nft", "list counters")
-		if seen := !strings.Contains(counted, "packets 0 "); seen != c.seen {
-			t.Errorf("%+v: netfilter sees packets: %v\n%s", c, seen, counted)
+	for _, deny := range []string{"", "  deny: others\n"} {
+		e.writeAll(t, "policy.yaml", policyYAML("past", deny, clientPods))
+		stranger := caching{from: "b1", denied: deny != "", tracked: deny == ""}
+		for _, c := range []caching{{from: "b0"}, {from: "b0", v6: true}, {from: "a1"}, {from: "a1", v6: true}, stranger} {
+			run(t, e.host(t, "a"), "nft", "reset counters")
+			e.expectCaching(t, "past netfilter", c)
+			counted := run(t, e.host(t, "a"), "nft", "list counters")
+			if seen := !strings.Contains(counted, "packets 0 "); seen != (c == stranger) {
+				t.Errorf("%+v: netfilter sees packets: %v\n%s", c, seen, counted)
+			}
 		}
 	}
 }

@@ -232,6 +232,13 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.onThread(t, func() error { return n.Widen(w.tr.State(), &c) })
 	n.passes(t, "after", inTun0, proto, far2, cache, wayPod, 0)
 	n.stays(t, "after", inTun0, proto, far, cache)
+	c = w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{
+		"a": nil, "b": cachePolicy("b", model.PolicyPeer{Pods: ofRole("other")})}})
+	n.onThread(t, func() error { return n.Narrow(w.tr.State(), &c) })
+	n.stays(t, "between policies", inTun0, proto, far2, cache)
+	n.stays(t, "between policies", inTun0, proto, far, cache)
+	n.onThread(t, func() error { return n.Widen(w.tr.State(), &c) })
+	n.passes(t, "after policies", inTun0, proto, far, cache, wayPod, 0)
 }
 
 // untrackedStackOnly: what is never passed by.
