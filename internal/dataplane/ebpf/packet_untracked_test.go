@@ -239,6 +239,11 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.stays(t, "between policies", inTun0, proto, far, cache)
 	n.onThread(t, func() error { return n.Widen(w.tr.State(), &c) })
 	n.passes(t, "after policies", inTun0, proto, far, cache, wayPod, 0)
+	w.set(t, cachePolicy("b"))
+	n.passes(t, "anybody", inTun0, proto, far2, cache, wayPod, 0)
+	c = w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"b": cachePolicy("b", clientsOnly())}})
+	n.onThread(t, func() error { return n.Narrow(w.tr.State(), &c) })
+	n.stays(t, "anybody no more", inTun0, proto, far, cache)
 }
 
 // untrackedStackOnly: what is never passed by.
