@@ -9,6 +9,8 @@
 #include "lookup.h"
 #include "parse.h"
 
+_Static_assert(UNTRACKED_RULES == 4, "pod_leaves_untracked looks at each");
+
 /* Is this one of a rule's peers? */
 static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 					 const struct addr *peer, __u8 family)
@@ -25,6 +27,8 @@ static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 		.addr = *peer,
 	};
 
+	if (!rule->peers)
+		return 0;
 	if (rule->peers & UNTRACKED_ANYBODY)
 		return 1;
 	if (rule->peers & UNTRACKED_PODS && bpf_map_lookup_elem(&untracked_pods, &pod))
@@ -46,8 +50,8 @@ static __always_inline int pod_leaves_untracked(const struct addr *addr, __be16 
 		.family = t->family,
 	};
 	struct untracked_port *ports = bpf_map_lookup_elem(&untracked_ports, &key);
+	const struct untracked_rule *rules;
 	struct pod *pod;
-	int found = 0;
 
 	if (!ports)
 		return 0;
@@ -55,9 +59,12 @@ static __always_inline int pod_leaves_untracked(const struct addr *addr, __be16 
 	if (!pod || !(pod->flags & POD_REACHABLE) ||
 	    (pod->flags & (POD_POLICED | POD_GUARDED)) == POD_POLICED)
 		return 0;
-	for (int i = 0; i < UNTRACKED_RULES && !found; i++)
-		found = ports->rules[i].peers && rule_has_peer(&ports->rules[i], peer, t->family);
-	return found;
+	/* One after the other: Linux 6.1 refuses the loop that the compiler makes of this. */
+	rules = ports->rules;
+	return rule_has_peer(&rules[0], peer, t->family) ||
+	       rule_has_peer(&rules[1], peer, t->family) ||
+	       rule_has_peer(&rules[2], peer, t->family) ||
+	       rule_has_peer(&rules[3], peer, t->family);
 }
 
 #endif
