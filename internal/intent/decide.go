@@ -68,6 +68,7 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from
 		Affinity:    svc.Affinity,
 		AppProtocol: p.spec.AppProtocol,
 		Helper:      p.helper,
+		OfFTP:       p.ofFTP,
 		Triggered:   newestTrigger(from, p.id.Family),
 	}
 }

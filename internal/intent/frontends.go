@@ -23,6 +23,7 @@ type portPlan struct {
 	ranges []netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
 	claims []claim        // one a frontend, in the order of frontends
 	helper Helper
+	ofFTP  bool // see ServicePort.OfFTP
 }
 
 // claim is one address or port that a Service asks for.
@@ -63,6 +64,7 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 			}
 			port := planPort(svc, id, spec, i, addrs)
 			port.helper = helpers[i]
+			port.ofFTP = spec.Protocol == model.TCP && slices.Contains(helpers, FTP)
 			p.ports = append(p.ports, port)
 		}
 	}

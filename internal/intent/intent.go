@@ -93,6 +93,9 @@ type ServicePort struct {
 	// Helper is what connections of this port need so that those they announce
 	// get through too.
 	Helper Helper
+	// OfFTP says that this Service speaks FTP, on this TCP port or another: the port
+	// may be one that its own servers announce.
+	OfFTP bool
 	// Triggered is the newest last-change-trigger-time behind this state, for
 	// network programming latency. It does not count when states are compared.
 	Triggered time.Time

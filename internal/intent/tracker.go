@@ -228,7 +228,7 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 
 // samePort compares two decisions. The time that caused them does not count.
 func samePort(a, b *ServicePort) bool {
-	return a.ID == b.ID && a.Affinity == b.Affinity && a.AppProtocol == b.AppProtocol && a.Helper == b.Helper &&
+	return a.ID == b.ID && a.Affinity == b.Affinity && a.AppProtocol == b.AppProtocol && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Retained, b.Retained) &&
 		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
 }

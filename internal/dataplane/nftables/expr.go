@@ -208,13 +208,15 @@ func (r *rule) setPriority(reg uint32) *rule {
 	})
 }
 
-// dynset changes a map that packets fill. To add leaves an element alone that is
+// dynset changes a map, or set, that packets fill. To add leaves an element alone that is
 // there, to update too, but its time-out, which begins again: neither overwrites
 // what it holds (net/netfilter/nft_dynset.c). timeout 0 is none.
 func (r *rule) dynset(op uint32, s *set, key, data uint32, timeout time.Duration) *rule {
 	return r.add("dynset", func(a *attrs) {
 		a.u32(unix.NFTA_DYNSET_SREG_KEY, key)
-		a.u32(unix.NFTA_DYNSET_SREG_DATA, data)
+		if s.isMap() {
+			a.u32(unix.NFTA_DYNSET_SREG_DATA, data)
+		}
 		a.u32(unix.NFTA_DYNSET_OP, op)
 		if timeout > 0 {
 			a.u64(unix.NFTA_DYNSET_TIMEOUT, uint64(timeout.Milliseconds()))

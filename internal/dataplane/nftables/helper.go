@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -40,11 +41,29 @@ const chainAsItIs = "as-it-is"
 // expected, and the client's next attempt gets to where it belongs.
 //
 //	ftp-endpoints4       addresses of endpoints of Services that speak FTP
+//
+// Who announces such a port again and again would have each attempt dropped. So the
+// first one also cuts the two off from FTP between them, for a while: the announcer's
+// lines are dropped before the kernel's helper, which is behind all chains, reads them.
+// A port that the announcer's own Service has at the same number is left out.
+//
+//	cut-off4             who asked . who had announced
+//	services4-own        frontends of Services that speak FTP . their endpoints
 const (
 	chainAnnounced     = "announced"      // connections that were expected, of others
 	chainAnnouncedHere = "announced-here" // of processes of the node
-	chainTaken         = "taken"          // drops those to ports that are not the announcer's
+	chainControl       = "control"        // of FTP: drops what those say who were cut off
+	chainTaken         = "taken"          // finds those to ports that are not the announcer's
+	chainCutOff        = "cut-off"        // drops them, and cuts the announcer off
 )
+
+// cutOffFor is how long FTP is cut off between two addresses. Each of them may cost
+// the other one attempt in that time.
+const cutOffFor = 5 * time.Minute
+
+// cutOffLimit bounds the pairs of a family that are cut off. The kernel takes 16 bytes
+// for each in advance. Further ones are dropped, and not cut off.
+const cutOffLimit = 1 << 14
 
 // helper is one of the kernel's, as an object of the table. It is there while one
 // of its sets is.
@@ -64,6 +83,14 @@ func (l *layout) newHelpers() {
 		c := &l.common[i]
 		c.helpedEndpoints = l.add(&set{name: "helped-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints here whose connections have a helper"})
 		c.ftpEndpoints = l.add(&set{name: "ftp-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints of Services that speak FTP"})
+		c.cutOff = l.add(&set{
+			name: "cut-off" + c.family.suffix, key: []field{addrField(c.family), addrField(c.family)}, size: cutOffLimit,
+			with: []*set{c.ftpEndpoints}, comment: "who asked, and who had announced what is not his",
+		})
+	}
+	for _, b := range l.bases() {
+		key := append(slices.Clone(b.frontends.key), addrField(b.family))
+		b.own = l.add(&set{name: b.name + "-own", key: key, shared: true, comment: "ports that endpoints of FTP may announce as their Service's"})
 	}
 	for _, h := range []*helper{
 		{kind: intent.TFTP, name: kernelName(intent.TFTP), protocol: model.UDP},
@@ -89,10 +116,13 @@ func (l *layout) helps(s *set) bool {
 // help renders what a port with a helper adds: its frontends, and its endpoints
 // here.
 func (r *rendering) help(l *layout, p *intent.ServicePort) {
+	i := familyIndex(p.ID.Family)
+	if p.OfFTP {
+		r.own(l, p)
+	}
 	if p.Helper == intent.NoHelper {
 		return
 	}
-	i := familyIndex(p.ID.Family)
 	for j := range p.Frontends {
 		f := &p.Frontends[j]
 		key := appendPort(appendProto(nil, p.ID.Protocol), f.Port)
@@ -112,6 +142,24 @@ func (r *rendering) help(l *layout, p *intent.ServicePort) {
 		addr := appendAddr(nil, e.Addr.Addr())
 		r.add(l.common[i].helpedEndpoints, string(addr), value{})
 		r.add(l.addresses[i].helped[p.Helper], string(appendPort(appendProto(addr, p.ID.Protocol), e.Addr.Port())), value{})
+	}
+}
+
+// own renders the ports of a Service that speaks FTP, which its endpoints may announce.
+func (r *rendering) own(l *layout, p *intent.ServicePort) {
+	i := familyIndex(p.ID.Family)
+	for j := range p.Frontends {
+		f := &p.Frontends[j]
+		b, key := &l.addresses[i], []byte(nil)
+		if f.Kind == intent.NodePort {
+			b = &l.nodePorts[i]
+		} else {
+			key = appendAddr(key, f.Addr)
+		}
+		key = appendPort(appendProto(key, p.ID.Protocol), f.Port)
+		for _, e := range p.Endpoints {
+			r.add(b.own, string(appendAddr(slices.Clone(key), e.Addr.Addr())), value{})
+		}
 	}
 }
 
@@ -155,7 +203,7 @@ func (rs *ruleset) asItIs() {
 // the announcer's: those from a client to an endpoint (passive), and those of an
 // endpoint to a client whose address was masqueraded (active).
 func (rs *ruleset) announced() {
-	var taken []*rule
+	served := false
 	for _, name := range []string{chainAnnounced, chainAnnouncedHere} {
 		var rules []*rule
 		for i := range rs.layout.common {
@@ -170,25 +218,51 @@ func (rs *ruleset) announced() {
 				// such question about what endpoints open.
 				r := expected(c.family).ctReply(c.family.ctSrc, firstReg).in(c.ftpEndpoints, firstReg)
 				r.comment = "the node listens there"
-				rules = append(rules, r.socket(firstReg).counter().drop())
+				rules = append(rules, r.socket(firstReg).counter().jumpTo(chainCutOff))
 			}
 		}
 		if rules != nil { // one rule for all other packets
-			rules = append([]*rule{notLed().ret()}, rules...)
+			rules = append([]*rule{lacksStatus(ctStatusExpected | ctStatusHelper).ret(), speaksFTP().call(chainControl), lacksStatus(ctStatusDNAT).ret()}, rules...)
 			rs.chains = append(rs.chains, hooked(name, rules))
-			taken = rs.taken()
+			served = true
 		}
 	}
-	if taken != nil {
-		rs.chains = append(rs.chains, chain{name: chainTaken, rules: taken})
+	if served {
+		rs.chains = append(rs.chains, chain{name: chainTaken, rules: rs.taken()})
+		rs.cutOff()
 	}
 }
 
-// notLed goes on with packets of all connections but those that a helper expected and
-// has led elsewhere.
-func notLed() *rule {
-	const led = ctStatusExpected | ctStatusDNAT
-	return (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).mask(firstReg, led).cmp(unix.NFT_CMP_NEQ, firstReg, hostU32(led))
+// cutOff writes what drops a connection and cuts off who announced it, and what that
+// means for those who are: nothing of their control connections gets to the helper.
+func (rs *ruleset) cutOff() {
+	cut, control := chain{name: chainCutOff}, chain{name: chainControl}
+	for i := range rs.layout.common {
+		c := &rs.layout.common[i]
+		if !rs.exists(c.cutOff) {
+			continue
+		}
+		f, second := c.family, firstReg+c.family.regs()
+		pair := (&rule{}).only(f).ctOriginal(f.ctSrc, firstReg).ctReply(f.ctSrc, second)
+		cut.rules = append(cut.rules, pair.dynset(unix.NFT_DYNSET_OP_ADD, c.cutOff, firstReg, 0, cutOffFor))
+		passive := (&rule{comment: "the server announced what is not its"}).only(f).ctOriginal(f.ctSrc, firstReg).ctReply(f.ctSrc, second)
+		active := (&rule{comment: "the client did"}).only(f).ctReply(f.ctSrc, firstReg).ctOriginal(f.ctSrc, second)
+		control.rules = append(control.rules, passive.in(c.cutOff, firstReg).counter().drop(), active.in(c.cutOff, firstReg).counter().drop())
+	}
+	cut.rules = append(cut.rules, (&rule{}).drop()) // where the set is full, too
+	rs.chains = append(rs.chains, cut, control)
+}
+
+// lacksStatus goes on with packets of connections that have none of these bits.
+func lacksStatus(bits uint32) *rule {
+	return (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).mask(firstReg, bits).cmp(unix.NFT_CMP_EQ, firstReg, hostU32(0))
+}
+
+// speaksFTP goes on with packets of control connections.
+func speaksFTP() *rule {
+	name := make([]byte, 16) // NF_CT_HELPER_NAME_LEN
+	copy(name, kernelName(intent.FTP))
+	return (&rule{}).ct(unix.NFT_CT_HELPER, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, name)
 }
 
 // expected goes on with TCP connections of the family that are not answered yet.
@@ -197,33 +271,40 @@ func expected(f *family) *rule {
 	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
 }
 
-// taken drops what is for a port that nobody may announce.
+// taken drops, and cuts off, what is for a port that nobody may announce.
 func (rs *ruleset) taken() []*rule {
 	to := func(r *rule, ports intent.PortRange) *rule {
 		r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, firstReg)
 		first, last := binary.BigEndian.AppendUint16(nil, ports.First), binary.BigEndian.AppendUint16(nil, ports.Last)
 		if ports.First == ports.Last {
-			return r.cmp(unix.NFT_CMP_EQ, firstReg, first).counter().drop()
+			return r.cmp(unix.NFT_CMP_EQ, firstReg, first).counter().jumpTo(chainCutOff)
 		}
-		return r.cmp(unix.NFT_CMP_GTE, firstReg, first).cmp(unix.NFT_CMP_LTE, firstReg, last).counter().drop()
+		return r.cmp(unix.NFT_CMP_GTE, firstReg, first).cmp(unix.NFT_CMP_LTE, firstReg, last).counter().jumpTo(chainCutOff)
 	}
 	out := []*rule{to(&rule{comment: "privileged"}, intent.NeverAnnounced)}
 	for _, ports := range intent.KeptByNodes {
 		out = append(out, to((&rule{comment: "of the node's programs"}).local(1, unix.NFT_CMP_EQ), ports))
 	}
 	for _, b := range rs.layout.bases() {
-		r := (&rule{comment: "a Service's"}).only(b.family)
-		if b.nodePort {
-			r.destination(b.family, firstReg).in(rs.layout.commonOf(b.family).nodePortAddrs, firstReg)
+		at := func(comment string) *rule {
+			r := (&rule{comment: comment}).only(b.family)
+			if b.nodePort {
+				r.destination(b.family, firstReg).in(rs.layout.commonOf(b.family).nodePortAddrs, firstReg)
+			}
+			return b.key(r)
 		}
-		out = append(out, b.key(r).in(b.frontends, firstReg).counter().drop())
+		if rs.exists(b.own) {
+			out = append(out, at("the announcer's own Service's").ctReply(b.family.ctSrc, b.behind()).in(b.own, firstReg).counter().drop())
+		}
+		out = append(out, at("a Service's").in(b.frontends, firstReg).counter().jumpTo(chainCutOff))
 	}
 	return out
 }
 
 const (
-	ctStatusExpected = 1 << 0 // IPS_EXPECTED
-	ctStateRelated   = 1 << 2 // NF_CT_STATE_RELATED_BIT
+	ctStatusExpected = 1 << 0  // IPS_EXPECTED
+	ctStatusHelper   = 1 << 13 // IPS_HELPER: a rule gave it one
+	ctStateRelated   = 1 << 2  // NF_CT_STATE_RELATED_BIT
 )
 
 // object refers to an object of the table.

@@ -233,6 +233,7 @@ type base struct {
 	masquerade *set                   // those whose packets get the node's address
 	timeouts   map[time.Duration]*set // of affinity: frontend -> number of the Service port
 	helped     map[intent.Helper]*set // those whose connections have a helper
+	own        *set                   // frontend . endpoint, of Services that speak FTP
 	inner      pool                   // for packets of this node, and all others unless in outside
 	outer      pool                   // for packets from outside
 }
@@ -250,6 +251,7 @@ type common struct {
 	helpedEndpoints *set
 	// ftpEndpoints are those of endpoints of FTP, wherever they are.
 	ftpEndpoints *set
+	cutOff       *set // client . endpoint, or endpoint . client: who announced what is not the second one's
 }
 
 // layout is every set that the table can have. Those of time-outs of affinity are
