@@ -222,7 +222,7 @@ func (rs *ruleset) announced() {
 			}
 		}
 		if rules != nil { // one rule for all other packets
-			rules = append([]*rule{lacksStatus(ctStatusExpected | ctStatusHelper).ret(), speaksFTP().call(chainControl), lacksStatus(ctStatusDNAT).ret()}, rules...)
+			rules = append([]*rule{lacksStatus(ctStatusExpected | ctStatusHelper).ret(), helpedTCP().call(chainControl), lacksStatus(ctStatusDNAT).ret()}, rules...)
 			rs.chains = append(rs.chains, hooked(name, rules))
 			served = true
 		}
@@ -258,11 +258,11 @@ func lacksStatus(bits uint32) *rule {
 	return (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).mask(firstReg, bits).cmp(unix.NFT_CMP_EQ, firstReg, hostU32(0))
 }
 
-// speaksFTP goes on with packets of control connections.
-func speaksFTP() *rule {
-	name := make([]byte, 16) // NF_CT_HELPER_NAME_LEN
-	copy(name, kernelName(intent.FTP))
-	return (&rule{}).ct(unix.NFT_CT_HELPER, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, name)
+// helpedTCP goes on with packets of control connections. (ct helper tells what the
+// connection has that this one was expected by.)
+func helpedTCP() *rule {
+	r := (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusHelper)
+	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
 }
 
 // expected goes on with TCP connections of the family that are not answered yet.
