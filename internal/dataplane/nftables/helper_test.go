@@ -52,6 +52,39 @@ func TestHelpersAreKeptWhileAServiceNeedsThemAndNoLonger(t *testing.T) {
 	holds("gone while nobody ran", false)
 }
 
+// Packets fill the sets of those who are cut off: who comes and goes there is no
+// change that anybody has to mend, and lasts over a restart.
+func TestWhoIsCutOffFromFTPStaysSoOverARestart(t *testing.T) {
+	enter(t)
+	b := open(t)
+	files := port("files", model.IPv4, helped(intent.FTP), clusterIP("10.96.0.1", intent.ToCluster), here("10.244.0.2:21"))
+	passive := port("passive", model.IPv4, clusterIP("10.96.0.2", intent.ToCluster), here("10.244.0.2:5000"))
+	files.OfFTP, passive.OfFTP = true, true
+	list := func() string { return run(t, "nft", "list", "table", "inet", "spillway") }
+	holds := func(when string, want bool, parts ...string) {
+		t.Helper()
+		for _, part := range parts {
+			if got := strings.Contains(list(), part); got != want {
+				t.Errorf("%s: %q is there: %v, want %v\n%s", when, part, got, want, list())
+			}
+		}
+	}
+	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{files, passive}})
+	holds("added", true, "set cut-off4", "chain control", "set services4-own", "goto cut-off")
+	if out, err := nft("add element inet spillway cut-off4 { 192.0.2.1 . 10.244.0.2 timeout 5m }"); err != nil {
+		t.Fatal(err, out)
+	}
+	again := open(t)
+	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{files, passive}})
+	holds("after a restart", true, "192.0.2.1 . 10.244.0.2 timeout 5m", "services4-own")
+	if r := again.Repaired(); r.Any() {
+		t.Errorf("repaired: %v", r)
+	}
+	passive.OfFTP = false
+	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{passive}})
+	holds("gone with its Service", false, "cut-off", "chain control", "services4-own")
+}
+
 // The kernel is asked for a helper of a name that it has not, which is as near to
 // a kernel without TFTP's as there is here.
 func TestAKernelWithoutAHelperServesThePortAndSaysSo(t *testing.T) {
