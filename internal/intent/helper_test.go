@@ -51,6 +51,9 @@ func TestHelpers(t *testing.T) {
 				for _, planned := range p.ports {
 					if planned.spec == &svc.Ports[i] {
 						n++
+						if want := spec.Protocol == model.TCP && slices.Contains(c.want, FTP); planned.ofFTP != want {
+							t.Errorf("port %d/%s is of a Service that speaks FTP: %v, want %v", spec.Port, spec.Protocol, planned.ofFTP, want)
+						}
 						if planned.helper != c.want[i] {
 							t.Errorf("port %d/%s of %s: %v, want %v", spec.Port, spec.Protocol, planned.id.Family, planned.helper, c.want[i])
 						}

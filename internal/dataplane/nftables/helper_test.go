@@ -80,8 +80,9 @@ func TestWhoIsCutOffFromFTPStaysSoOverARestart(t *testing.T) {
 	if r := again.Repaired(); r.Any() {
 		t.Errorf("repaired: %v", r)
 	}
-	passive.OfFTP = false
-	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{passive}})
+	alone := *passive
+	alone.OfFTP = false
+	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{&alone}})
 	holds("gone with its Service", false, "cut-off", "chain control", "services4-own")
 }
 

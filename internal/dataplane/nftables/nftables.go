@@ -402,7 +402,7 @@ func portErrors(failed map[intent.PortID]error) error {
 
 // samePort compares all that is rendered.
 func samePort(a, b *intent.ServicePort) bool {
-	return a == b || a != nil && b != nil && a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper &&
+	return a == b || a != nil && b != nil && a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.EqualFunc(a.Frontends, b.Frontends, func(x, y intent.Frontend) bool {
 		return x.Kind == y.Kind && x.Addr == y.Addr && x.Port == y.Port && x.Outside == y.Outside && x.Inside == y.Inside &&
 			(x.SourceRanges == nil) == (y.SourceRanges == nil) && slices.Equal(x.SourceRanges, y.SourceRanges)
