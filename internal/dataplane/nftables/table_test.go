@@ -37,7 +37,7 @@ func affine(d time.Duration) func(*intent.ServicePort) {
 }
 
 func helped(h intent.Helper) func(*intent.ServicePort) {
-	return func(p *intent.ServicePort) { p.Helper = h }
+	return func(p *intent.ServicePort) { p.Helper, p.OfFTP = h, h == intent.FTP }
 }
 
 func protocol(proto model.Protocol) func(*intent.ServicePort) {
