@@ -25,7 +25,8 @@ const bouncePort = 5001
 func TestFTPByHand(t *testing.T) {
 	r := start(t, "files-bounce")
 	s := r.load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"), service("web", corev1.ProtocolTCP, 8000, "b1"),
-		service("other", corev1.ProtocolTCP, 21, "a1"), passivePorts("own", "b0"))
+		service("other", corev1.ProtocolTCP, 21, "a1"), passivePorts("own", "b0"),
+		service("host", corev1.ProtocolTCP, 21, "a"))
 	server := r.ftpByHand(t, "a0")
 	t.Run("NamesNobodyElse", func(t *testing.T) { r.namesNobodyElse(t, s, server) })
 	t.Run("TakesNobodysPort", func(t *testing.T) { r.takesNobodysPort(t, s, server) })
@@ -33,6 +34,7 @@ func TestFTPByHand(t *testing.T) {
 		t.Run("IsCutOffIfItAnnouncesTakenPorts", func(t *testing.T) { r.cutsOff(t, s, server) })
 	}
 	t.Run("MayAnnouncePortsOfItsService", func(t *testing.T) { r.announcesItsOwn(t, s) })
+	t.Run("MayBeTheNodesOwn", func(t *testing.T) { r.opensOnTheNode(t, s) })
 }
 
 // namesNobodyElse has client and server name addresses by hand. What is the
@@ -218,6 +220,18 @@ func (r *rig) announcesItsOwn(t *testing.T, s *services) {
 	conn, their := r.begun(t, server, "a1", netip.AddrPortFrom(at.Addr(), 21))
 	for range 2 {
 		r.passive(t, conn, their, "a1", at.Addr(), passivePort, "b0", "b0")
+	}
+}
+
+// opensOnTheNode has a server on the host's network open its passive port at every
+// address: that the node listens there is what is wanted.
+func (r *rig) opensOnTheNode(t *testing.T, s *services) {
+	server := r.ftpByHand(t, "a")
+	r.names(t, "a", bouncePort+7)
+	at := s.at(t, flows.ClusterIP.Of("host"), flows.TCP4)
+	for _, from := range []string{"a1", "a", "b"} {
+		conn, their := r.begun(t, server, from, at)
+		r.passive(t, conn, their, from, at.Addr(), bouncePort+7, "a", "a")
 	}
 }
 

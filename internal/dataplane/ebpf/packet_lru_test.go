@@ -3,6 +3,7 @@ package ebpf
 import (
 	"net/netip"
 	"testing"
+	"time"
 )
 
 // A full table: who goes, and who must not (bpf/lib/lru.h).
@@ -92,7 +93,10 @@ func TestPacketFlowTableFlood(t *testing.T) {
 // turn comes.
 func TestPacketManyRequests(t *testing.T) {
 	const open, every = 200_000, 997
-	n := newPacketNode(t, func(c *Config) { c.FlowTableSize = 2 * open })
+	n := newPacketNode(t, func(c *Config) {
+		c.FlowTableSize, c.Timeouts = 2*open, DefaultTimeouts
+		c.Timeouts.UDPNew = time.Hour // slow machines ask for longer than the default
+	})
 	p := plans["IPv4"]
 	n.serve(t, tftp(p, endpoint(p.pod1, 1069, here)))
 	n.enter(t)

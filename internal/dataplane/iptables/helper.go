@@ -157,7 +157,8 @@ func waysInto(name string) []jump {
 		rule := comment(newRule(announcedMatch), "announced by FTP").jump(name)
 		return []jump{{tableMangle, "PREROUTING", rule}, {tableMangle, "OUTPUT", rule}}
 	case chainListening:
-		rule := newRule(announcedMatch).add("-m socket --nowildcard")
+		// What comes by lo a process of the node has asked, and was let through.
+		rule := newRule("! -i lo " + announcedMatch).add("-m addrtype --dst-type LOCAL").add("-m socket --nowildcard")
 		return []jump{{tableMangle, "PREROUTING", comment(rule, "the node listens there").jump(name)}}
 	}
 	return nil
