@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -93,11 +94,18 @@ func (c *Cluster) prepareNode(node string) error {
 }
 
 // unlimitICMP lets the namespace's kernel send as many ICMP errors as there are
-// reasons for. Otherwise it answers one client a few times and then is silent
-// for a second, which looks like a drop.
+// reasons for. Otherwise it answers one client a few times, or 50 questions at once,
+// and then is silent for a while, which looks like a drop.
 func unlimitICMP() error {
-	for _, file := range []string{"/proc/sys/net/ipv4/icmp_ratelimit", "/proc/sys/net/ipv6/icmp/ratelimit"} {
-		if err := os.WriteFile(file, []byte("0"), 0); err != nil {
+	for file, value := range map[string]string{
+		"ipv4/icmp_ratelimit": "0", "ipv6/icmp/ratelimit": "0",
+		"ipv4/icmp_msgs_per_sec": "1000000", "ipv4/icmp_msgs_burst": "1000000", // both families
+	} {
+		err := os.WriteFile("/proc/sys/net/"+file, []byte(value), 0)
+		if errors.Is(err, fs.ErrNotExist) && strings.Contains(file, "icmp_msgs") {
+			continue // an older kernel has these for the whole machine
+		}
+		if err != nil {
 			return fmt.Errorf("lift ICMP limit: %w", err)
 		}
 	}
