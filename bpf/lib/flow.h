@@ -54,6 +54,30 @@ static __always_inline int flow_asks(const struct flow *f)
 	return f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
 }
 
+/* The reply entry of a request that an answer from any port may belong to; *key is its key. */
+static __always_inline struct flow *request_at(const struct tuple *answer, struct tuple *key)
+{
+	*key = *answer;
+	key->sport = 0;
+	return bpf_map_lookup_elem(&flows, key);
+}
+
+/* Fills an entry that leaves packets with this tuple as they are. */
+static __always_inline void flow_as_is(struct flow *f, const struct tuple *t, __u8 flags, __u8 helper,
+				       __be16 helper_port)
+{
+	__builtin_memset(f, 0, sizeof(*f));
+	f->saddr = t->saddr;
+	f->daddr = t->daddr;
+	f->sport = t->sport;
+	f->dport = t->dport;
+	f->flags = flags;
+	f->helper = helper;
+	f->helper_port = helper_port;
+	f->state = FLOW_NEW;
+	f->seen = now();
+}
+
 /*
  * The key of a flow entry's twin: the mirror image of what packets become, but
  * for answers from any port.
@@ -304,9 +328,7 @@ static __always_inline int flow_superseded(const struct flow *f, const struct tu
 	    (f->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
 	    (__s32)(time - f->seen) < HELPER_REST)
 		return 0;
-	asked = *key;
-	asked.sport = 0;
-	request = bpf_map_lookup_elem(&flows, &asked);
+	request = request_at(key, &asked);
 	return request && !(addr_equal(&request->daddr, &f->daddr) && request->dport == f->dport);
 }
 
@@ -483,16 +505,6 @@ static __always_inline void flow_make_room(const struct tuple *direct, struct tu
 	bpf_map_delete_elem(&flows, reply_key);
 }
 
-/* The reply entry of a request that the sender of an answer may answer from any port. */
-static __always_inline struct flow *request_at(const struct tuple *answer, struct tuple *key)
-{
-	if (answer->proto != IPPROTO_UDP || !been(BEEN_HELPER))
-		return NULL;
-	*key = *answer;
-	key->sport = 0;
-	return bpf_map_lookup_elem(&flows, key);
-}
-
 /*
  * One try at a reply tuple: attempt 0 is by the client's port, the others by
  * random ones. Not static: the verifier looks at it once, not once for each turn
@@ -508,7 +520,8 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 		pair->reply_key.dport = random_port(s);
 		if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
 			return -1;
-		if (pair->flow.helper == HELPER_NODE && request_at(&pair->reply_key, &pair->holder_key))
+		if (pair->flow.helper == HELPER_NODE && key->proto == IPPROTO_UDP &&
+		    been(BEEN_HELPER) && request_at(&pair->reply_key, &pair->holder_key))
 			return -1;
 	}
 	return reply_claim(pair, key, s, attempt) ? -1 : 0;

@@ -93,9 +93,8 @@ static __always_inline int packet_begins(const struct packet *p)
 __noinline int serve_taken(struct __sk_buff *skb, struct settings *s, int renew)
 {
 	struct scratch *m = get_scratch();
-	struct flow *f, *holder;
+	struct flow *holder;
 	struct tuple *t;
-	__u32 time = now();
 
 	if (!m || !s)
 		return -2;
@@ -104,22 +103,12 @@ __noinline int serve_taken(struct __sk_buff *skb, struct settings *s, int renew)
 		bpf_map_delete_elem(&flows, t);
 	tuple_mirror(&m->pair.reply_key, t);
 	holder = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
-	if (!holder)
+	if (!holder && t->proto == IPPROTO_UDP && been(BEEN_HELPER))
 		holder = request_at(&m->pair.reply_key, &m->pair.holder_key);
 	if (!holder || (holder->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
-	    flow_dead(holder, t->proto, s, time))
+	    flow_dead(holder, t->proto, s, now()))
 		return -2;
-	f = &m->pair.flow;
-	__builtin_memset(f, 0, sizeof(*f));
-	f->saddr = t->saddr;
-	f->daddr = t->daddr;
-	f->sport = t->sport;
-	f->dport = t->dport;
-	f->helper_port = t->dport;
-	f->helper = HELPER_NODE;
-	f->state = FLOW_NEW;
-	f->flags = FLOW_SNAT | FLOW_STACK;
-	f->seen = time;
+	flow_as_is(&m->pair.flow, t, FLOW_SNAT | FLOW_STACK, HELPER_NODE, t->dport);
 	m->pair.seq = m->packet.seq;
 	been_set(BEEN_NODE_HELPER);
 	if (flow_create(skb, t, &m->pair, 1, 0, s) != FLOW_CREATED)

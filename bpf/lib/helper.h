@@ -46,11 +46,8 @@
 static __always_inline struct flow *helper_request(const struct tuple *answer, struct tuple *key,
 						   const struct settings *s, __u32 time)
 {
-	struct flow *f;
+	struct flow *f = request_at(answer, key);
 
-	*key = *answer;
-	key->sport = 0;
-	f = bpf_map_lookup_elem(&flows, key);
 	if (!f || f->helper == HELPER_NONE || flow_dead(f, key->proto, s, time))
 		return NULL;
 	return f;
@@ -93,17 +90,8 @@ static __always_inline void helper_expect_direct(const struct tuple *t, struct f
 {
 	struct flow *f = &pair->flow;
 
-	__builtin_memset(f, 0, sizeof(*f));
-	f->saddr = t->daddr;
-	f->daddr = t->saddr;
-	f->sport = t->dport;
-	f->dport = t->sport;
-	f->helper_port = t->dport;
-	f->helper = HELPER_DIRECT;
-	f->state = FLOW_NEW;
-	f->flags = FLOW_REPLY | to_pod;
-	f->seen = now();
 	tuple_mirror(&pair->reply_key, t);
+	flow_as_is(f, &pair->reply_key, FLOW_REPLY | to_pod, HELPER_DIRECT, t->dport);
 	pair->reply_key.sport = 0;
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
 	if (newcomer(f->seen))
@@ -130,17 +118,9 @@ static __always_inline void helper_expect_node(struct __sk_buff *skb, const stru
 	port = bpf_htons(sk->src_port);
 	if (port == t->sport)
 		return;
-	__builtin_memset(f, 0, sizeof(*f));
-	f->saddr = t->daddr;
-	f->daddr = t->saddr;
-	f->sport = t->dport;
-	f->dport = port;
-	f->helper_port = t->dport;
-	f->helper = HELPER_NODE;
-	f->state = FLOW_NEW;
-	f->flags = FLOW_REPLY | FLOW_STACK;
-	f->seen = now();
 	tuple_mirror(&pair->reply_key, t);
+	flow_as_is(f, &pair->reply_key, FLOW_REPLY | FLOW_STACK, HELPER_NODE, t->dport);
+	f->dport = port;
 	pair->reply_key.sport = 0;
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
 	if (newcomer(f->seen))
