@@ -130,7 +130,7 @@ func (t *Tracker) countService(s *model.Service, by int) {
 				delete(t.nat.nodePorts, k)
 			}
 			for _, a := range t.own {
-				t.dirty[a] = struct{}{}
+				t.touchNAT(a, by)
 			}
 		}
 	}
@@ -154,12 +154,20 @@ func (t *Tracker) countHostPorts(p *model.Pod, by int) {
 func (t *Tracker) countNAT(a netip.Addr, k natKey, by int) {
 	t.nat.add(a, k, by)
 	if _, here := t.targetsOf[a]; here {
-		t.dirty[a] = struct{}{}
+		t.touchNAT(a, by)
 	}
 	for _, r := range t.outward {
 		if r.takesFrom(k) && r.covers(a) {
 			t.staleNAT(r)
 		}
+	}
+}
+
+// touchNAT has an address judged again at which netfilter translates more, or less.
+func (t *Tracker) touchNAT(a netip.Addr, by int) {
+	t.dirty[a] = struct{}{}
+	if by < 0 {
+		t.lifted[a] = struct{}{}
 	}
 }
 

@@ -86,6 +86,13 @@ type Member struct {
 	Addr netip.Addr
 }
 
+// Translated is one direction of a connection that somebody translates, as its packets
+// come: before that.
+type Translated struct {
+	Protocol model.Protocol
+	Src, Dst netip.AddrPort
+}
+
 // State is all that holds on this node. It is the Tracker's own: to be read before
 // the next Apply, and never written.
 type State struct {
@@ -93,6 +100,7 @@ type State struct {
 	Verdicts map[string]*Verdict
 	Targets  map[Target]string // to the Verdict's name
 	Members  map[Member]bool
+	Kept     map[Translated]bool // stay tracked, whatever a Verdict says: see Tracker.Keep
 }
 
 // Change is what became of one entry of a State. Had and Want differ; zero values
@@ -109,6 +117,10 @@ type Changes struct {
 	Verdicts []Change[string, *Verdict]
 	Targets  []Change[Target, string]
 	Members  []Change[Member, bool]
+	Kept     []Change[Translated, bool]
+	// Running says that this may be about connections that run, which those of a
+	// pod that comes or goes are not.
+	Running bool
 	// Guarded are the addresses here of which something is denied, sorted, if that
 	// changed; nil if not. Their packets must not pass by who denies.
 	Guarded []netip.Addr
@@ -122,7 +134,7 @@ type Changes struct {
 
 // Empty reports whether there is nothing to write.
 func (c Changes) Empty() bool {
-	return len(c.Rules)+len(c.Verdicts)+len(c.Targets)+len(c.Members) == 0
+	return len(c.Rules)+len(c.Verdicts)+len(c.Targets)+len(c.Members)+len(c.Kept) == 0
 }
 
 // The reasons of a Refusal.

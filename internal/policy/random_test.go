@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -111,6 +112,9 @@ func (d dice) change() (out model.Delta) {
 		var p *model.Pod
 		if !gone {
 			p = &model.Pod{Name: name, Node: []string{"here", "there"}[d.IntN(2)], Labels: map[string]string{"role": d.role()}, IPs: []netip.Addr{d.addr(), d.addr()}}
+			if d.IntN(2) == 0 { // it may stay where it is, and have another role
+				p.Node, p.IPs = "here", []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, name.Name[0] - '0' + 1})}
+			}
 			if d.IntN(4) == 0 {
 				p.HostPorts = []model.HostPort{{Protocol: model.TCP, Port: uint16(1 + d.IntN(5)), Host: 8080}}
 			}
@@ -155,6 +159,9 @@ func (a *applied) take(t *testing.T, c Changes) {
 	for _, ch := range c.Members {
 		set(t, a.Members, ch, func(x, y bool) bool { return x == y })
 	}
+	for _, ch := range c.Kept {
+		set(t, a.Kept, ch, func(x, y bool) bool { return x == y })
+	}
 	for m := range a.Members {
 		if a.Rules[m.Rule] == nil {
 			t.Fatalf("member %v is of no rule", m)
@@ -187,16 +194,33 @@ func TestChangesLeadWhereTheWholeWorldDoes(t *testing.T) {
 		own := []netip.Addr{netip.MustParseAddr("10.0.0.6"), netip.MustParseAddr("fd00::6")}
 		tr := New(cfg)
 		tr.SetNodeAddrs(own)
-		kept := applied{map[string]*Rule{}, map[string]*Verdict{}, map[Target]string{}, map[Member]bool{}}
+		kept := applied{map[string]*Rule{}, map[string]*Verdict{}, map[Target]string{}, map[Member]bool{}, map[Translated]bool{}}
 		var world model.Delta
+		run := d.connections()
 		for range 60 {
 			change := d.change()
 			for d.IntN(3) == 0 {
 				more := d.change()
 				merge2(&change, more)
 			}
+			old, before := maps.Clone(world.Pods), fates(tr, run)
 			merge(&world, change)
-			kept.take(t, tr.Apply(change))
+			c := tr.Apply(change)
+			kept.take(t, c)
+			for i, now := range fates(tr, run) {
+				if now == untracked && before[i] != untracked && !c.Running && !comes(old, change, run[i]) {
+					t.Fatalf("seed %d: %v may run, and is tracked no more; nobody is told that", seed, run[i])
+				}
+			}
+			more, n := tr.Keep(run)
+			if kept.take(t, more); n != len(kept.Kept) || !maps.Equal(kept.Kept, tr.State().Kept) {
+				t.Fatalf("seed %d: %d are to be kept, changes lead to %v", seed, n, kept.Kept)
+			}
+			for i, now := range fates(tr, run) {
+				if kept.Kept[run[i]] != (now == untracked) {
+					t.Fatalf("seed %d: %v: fate %d, kept: %v", seed, run[i], now, kept.Kept[run[i]])
+				}
+			}
 			fresh := New(cfg)
 			fresh.SetNodeAddrs(own)
 			whole := world
@@ -213,6 +237,35 @@ func TestChangesLeadWhereTheWholeWorldDoes(t *testing.T) {
 			t.Fatalf("seed %d: of nothing is left %+v, %v", seed, s, tr.used)
 		}
 	}
+}
+
+// connections are some that somebody translates, at any port of any address.
+func (d dice) connections() (out []Translated) {
+	for range 300 {
+		proto := []model.Protocol{model.TCP, model.UDP}[d.IntN(2)]
+		out = append(out, Translated{proto, netip.AddrPortFrom(d.addr(), uint16(1+d.IntN(7))), netip.AddrPortFrom(d.addr(), uint16(1+d.IntN(7)))})
+	}
+	return out
+}
+
+func fates(t *Tracker, run []Translated) (out []fate) {
+	for _, c := range run {
+		out = append(out, t.fate(c.Protocol, c.Src, c.Dst))
+	}
+	return out
+}
+
+// comes reports whether an end of a connection is another pod's than before.
+func comes(old map[model.Name]*model.Pod, change model.Delta, c Translated) bool {
+	for name, p := range change.Pods {
+		for _, p := range []*model.Pod{p, old[name]} {
+			same := p != nil && old[name] != nil && change.Pods[name] != nil && old[name].Node == change.Pods[name].Node && slices.Equal(old[name].IPs, change.Pods[name].IPs)
+			if p != nil && !same && (slices.Contains(p.IPs, c.Src.Addr()) || slices.Contains(p.IPs, c.Dst.Addr())) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // merge2 puts a change over another, with what is gone.

@@ -97,6 +97,7 @@ func (t *Tracker) takeNamespace(name string, n *model.Namespace) {
 	if old != nil && n != nil && maps.Equal(old.Labels, n.Labels) {
 		return
 	}
+	t.running = true
 	t.eachWantedRule(func(r *rule) { t.countNamespace(r, name, -1) })
 	if n != nil {
 		t.namespaces[name] = n
@@ -145,6 +146,7 @@ func (t *Tracker) takePod(name model.Name, p *model.Pod) {
 		slices.Equal(old.IPs, p.IPs) && slices.Equal(old.HostPorts, p.HostPorts) {
 		return
 	}
+	t.running = t.running || old != nil && p != nil && !maps.Equal(old.Labels, p.Labels)
 	if old != nil {
 		t.eachWantedRule(func(r *rule) { t.addPeers(r, name, -1) })
 		t.place(old, false)

@@ -38,11 +38,16 @@ type Tracker struct {
 	opened   map[Target]struct{}
 	guarding bool // guarded changed
 	opening  bool // opened did
+	// What may be about connections that run: pods have other labels, or netfilter
+	// translates less at an address.
+	running bool
+	lifted  map[netip.Addr]struct{}
 
 	rules    ledger[string, *Rule]
 	verdicts ledger[string, *Verdict]
 	targets  ledger[Target, string]
 	members  ledger[Member, bool]
+	kept     ledger[Translated, bool]
 }
 
 // New returns a Tracker of an empty world.
@@ -53,16 +58,17 @@ func New(cfg Config) *Tracker {
 		slices: map[model.Name]*model.EndpointSlice{}, slicesOf: map[model.Name]map[model.Name]struct{}{},
 		podsHere: map[netip.Addr][]model.Name{}, targetsOf: map[netip.Addr][]Target{},
 		wantedOf: map[netip.Addr][]*policy{}, refusedOf: map[netip.Addr][]Refusal{}, used: map[string]int{}, holding: map[string]*rule{},
-		nat: newNATIndex(), dirty: map[netip.Addr]struct{}{}, guarded: map[netip.Addr]struct{}{}, opened: map[Target]struct{}{},
+		nat: newNATIndex(), dirty: map[netip.Addr]struct{}{}, guarded: map[netip.Addr]struct{}{}, opened: map[Target]struct{}{}, lifted: map[netip.Addr]struct{}{},
 		rules: newLedger[string](sameRule), verdicts: newLedger[string](sameVerdict),
 		targets: newLedger[Target](func(a, b string) bool { return a == b }),
 		members: newLedger[Member](func(a, b bool) bool { return a == b }),
+		kept:    newLedger[Translated](func(a, b bool) bool { return a == b }),
 	}
 }
 
 // State is all that holds now.
 func (t *Tracker) State() State {
-	return State{Rules: t.rules.now, Verdicts: t.verdicts.now, Targets: t.targets.now, Members: t.members.now}
+	return State{Rules: t.rules.now, Verdicts: t.verdicts.now, Targets: t.targets.now, Members: t.members.now, Kept: t.kept.now}
 }
 
 // Refusals are what policies ask for and does not hold here, sorted.
@@ -150,6 +156,13 @@ func (t *Tracker) settle() Changes {
 		clear(t.dirty)
 	}
 	c := Changes{Rules: t.rules.changes(), Verdicts: t.verdicts.changes(), Targets: t.targets.changes(), Members: t.members.changes()}
+	c.Running = len(c.Rules)+len(c.Verdicts) > 0 || t.running && !c.Empty() ||
+		slices.ContainsFunc(c.Targets, func(ch Change[Target, string]) bool {
+			_, lifted := t.lifted[ch.Key.Addr]
+			return lifted && ch.Want != "" && !t.verdicts.now[ch.Want].Track
+		})
+	t.running = false
+	clear(t.lifted)
 	if t.guarding {
 		t.guarding = false
 		c.Guarded = slices.AppendSeq([]netip.Addr{}, maps.Keys(t.guarded))

@@ -6,31 +6,68 @@ import (
 	"spillway.dev/spillway/internal/model"
 )
 
-// Unseen reports whether conntrack sees no packet between two ends, whichever of them
-// asked: because a policy leaves them untracked, or denies them.
+// fate is what becomes of packets between two ends, whichever of them asked.
+type fate uint8
+
+const (
+	seen      fate = iota // by conntrack
+	untracked             // allowed
+	denied
+)
+
+// Unseen reports whether conntrack sees no packet between two ends: because a policy
+// leaves them untracked, or denies them.
 func (t *Tracker) Unseen(proto model.Protocol, a, b netip.AddrPort) bool {
-	for range 2 {
-		if t.unseenAt(Ingress, a, b.Addr(), proto) || t.unseenAt(Egress, netip.AddrPortFrom(a.Addr(), b.Port()), b.Addr(), proto) {
-			return true
-		}
-		a, b = b, a
-	}
-	return false
+	return t.fate(proto, a, b) != seen
 }
 
-// unseenAt asks of one side: what holds for an address here, at a port, towards a peer.
-func (t *Tracker) unseenAt(side Side, here netip.AddrPort, peer netip.Addr, proto model.Protocol) bool {
+// Keep has those of these stay tracked that would not be, and nobody else: translated
+// back is only what conntrack sees. It reports how many that are.
+//
+// Nobody but conntrack knows such connections. They run when the reason ends for which
+// a policy did not hold: with another --proxy-mode, or when a Service goes.
+func (t *Tracker) Keep(list []Translated) (Changes, int) {
+	want := map[Translated]bool{}
+	for _, f := range list {
+		if t.fate(f.Protocol, f.Src, f.Dst) == untracked {
+			want[f] = true
+			t.kept.set(f, true)
+		}
+	}
+	for f := range t.kept.now {
+		if !want[f] {
+			t.kept.drop(f)
+		}
+	}
+	return Changes{Kept: t.kept.changes()}, len(want)
+}
+
+func (t *Tracker) fate(proto model.Protocol, a, b netip.AddrPort) (f fate) {
+	for range 2 {
+		f = max(f, t.fateAt(Ingress, a, b.Addr(), proto), t.fateAt(Egress, netip.AddrPortFrom(a.Addr(), b.Port()), b.Addr(), proto))
+		a, b = b, a
+	}
+	return f
+}
+
+// fateAt asks of one side: what holds for an address here, at a port, towards a peer.
+func (t *Tracker) fateAt(side Side, here netip.AddrPort, peer netip.Addr, proto model.Protocol) fate {
 	for _, target := range t.targetsOf[here.Addr()] {
 		if target.Side != side || target.Protocol != proto || here.Port() < target.First || target.Last < here.Port() {
 			continue
 		}
 		v := t.verdicts.now[t.targets.now[target]]
 		for _, name := range v.Rules {
-			if t.holding[name].covers(peer) {
-				return !v.Track
+			switch covers := t.holding[name].covers(peer); {
+			case covers && v.Track:
+				return seen
+			case covers:
+				return untracked
 			}
 		}
-		return v.Deny && !t.isOwn(peer)
+		if v.Deny && !t.isOwn(peer) {
+			return denied
+		}
 	}
-	return false
+	return seen
 }
