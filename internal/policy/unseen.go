@@ -21,25 +21,27 @@ func (t *Tracker) Unseen(proto model.Protocol, a, b netip.AddrPort) bool {
 	return t.fate(proto, a, b) != seen
 }
 
-// Keep has those of these stay tracked that would not be, and nobody else: translated
-// back is only what conntrack sees. It reports how many that are.
-//
-// Nobody but conntrack knows such connections. They run when the reason ends for which
-// a policy did not hold: with another --proxy-mode, or when a Service goes.
-func (t *Tracker) Keep(list []Translated) (Changes, int) {
-	want := map[Translated]bool{}
-	for _, f := range list {
-		if t.fate(f.Protocol, f.Src, f.Dst) == untracked {
-			want[f] = true
-			t.kept.set(f, true)
+// Untracks reports whether a policy leaves what somebody translates untracked, so that
+// nobody would translate it any more.
+func (t *Tracker) Untracks(c Translated) bool { return t.fate(c.Protocol, c.Src, c.Dst) == untracked }
+
+// Keep has those stay tracked, of those that Untracks, and none but them. Nobody but
+// conntrack knows such connections: they run when the reason ends for which a policy did
+// not hold, with another --proxy-mode or when a Service goes.
+func (t *Tracker) Keep(list map[Translated]bool) []Change[Translated, bool] {
+	for c := range list {
+		if t.Untracks(c) {
+			t.kept.set(c, true)
+		} else {
+			t.kept.drop(c)
 		}
 	}
-	for f := range t.kept.now {
-		if !want[f] {
-			t.kept.drop(f)
+	for c := range t.kept.now {
+		if !list[c] {
+			t.kept.drop(c)
 		}
 	}
-	return Changes{Kept: t.kept.changes()}, len(want)
+	return t.kept.changes()
 }
 
 func (t *Tracker) fate(proto model.Protocol, a, b netip.AddrPort) (f fate) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +27,10 @@ type UntrackedEntries interface {
 	// Forget deletes the entries of which unseen says so by their two ends. It returns
 	// how many it deleted, and whether there may be more.
 	Forget(ctx context.Context, unseen func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error)
+
+	// Translated gives both directions of each connection that somebody translates, as
+	// its packets come. One may come twice.
+	Translated(ctx context.Context, each func(p model.Protocol, from, to netip.AddrPort)) error
 }
 
 // policyLane writes do-not-track policies. It stands beside the lanes of Services:
@@ -49,8 +52,10 @@ type policyLane struct {
 	unread  string
 	written bool
 
-	fresh    bool      // rules came since entries were looked for
+	running  bool      // what is to be written may be about connections that run
 	forgetAt time.Time // when to look for entries of what is not tracked any more; zero: not
+	keepAt   time.Time // when to look for what must stay tracked; zero: not
+	keepNext time.Duration
 
 	drifted  atomic.Bool
 	repairAt time.Time
@@ -77,6 +82,7 @@ func (r *Reconciler) takePolicies(c policy.Changes) {
 	if !c.Empty() {
 		l.full = l.full || !l.pending.Empty() // two changes of one turn: rare, and not added up
 		l.pending = c
+		l.running = l.running || c.Running
 	}
 	g, guards := r.cfg.Tracker.(Guard)
 	if c.Guarded != nil && guards {
@@ -149,9 +155,11 @@ func (l *policyLane) due() (time.Time, bool) {
 	if l.full || !l.pending.Empty() {
 		return l.retryAt, true
 	}
-	at, any := l.repairAt, !l.repairAt.IsZero()
-	if !l.forgetAt.IsZero() && (!any || l.forgetAt.Before(at)) {
-		at, any = l.forgetAt, true
+	at, any := time.Time{}, false
+	for _, due := range []time.Time{l.repairAt, l.forgetAt, l.keepAt} {
+		if !due.IsZero() && (!any || due.Before(at)) {
+			at, any = due, true
+		}
 	}
 	return at, any
 }
@@ -161,6 +169,9 @@ func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 	l := r.policies
 	if l == nil || now.Before(l.retryAt) {
 		return
+	}
+	if l.running || !l.written || !l.keepAt.IsZero() && !now.Before(l.keepAt) {
+		r.keepTranslated(ctx, now)
 	}
 	if l.full || !l.pending.Empty() {
 		r.writePolicies(ctx)
@@ -181,9 +192,6 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	// New rules are about connections that run. A pod that comes has none yet.
-	l.fresh = l.fresh || slices.ContainsFunc(l.pending.Verdicts, func(c policy.Change[string, *policy.Verdict]) bool { return c.Want != nil }) ||
-		slices.ContainsFunc(l.pending.Rules, func(c policy.Change[string, *policy.Rule]) bool { return c.Want != nil })
 	l.pending = policy.Changes{}
 	if l.err != nil {
 		l.full = true
@@ -191,8 +199,8 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 		l.tries++
 	} else {
 		whole := l.full
-		if !l.written || l.fresh {
-			l.fresh, l.forgetAt = false, start
+		if !l.written || l.running {
+			l.running, l.forgetAt = false, start
 		}
 		l.full, l.tries, l.retryAt = false, 0, time.Time{}
 		if !l.written && l.unread != "" {
@@ -236,6 +244,56 @@ func (l *policyLane) write(ctx context.Context) error {
 		return err
 	}
 	return l.bypass.Widen(state, changes)
+}
+
+const (
+	// keepSoon is when to look again for connections that must stay tracked: some may
+	// have begun before all was written, with the Services too.
+	keepSoon = time.Second
+	// keepLast is how often to look while there are any, so that they go when they end.
+	keepLast = time.Minute
+	// mostKept bounds what stays tracked.
+	mostKept = 65536
+)
+
+// keepTranslated has the connections that somebody translates stay tracked, before
+// policies are written of which they would know nothing.
+func (r *Reconciler) keepTranslated(ctx context.Context, now time.Time) {
+	l := r.policies
+	entries, can := r.cfg.StaleEntries.(UntrackedEntries)
+	if !can {
+		return
+	}
+	if l.keepNext = min(2*l.keepNext, keepLast); l.running || !l.written {
+		l.keepNext = keepSoon
+	}
+	l.keepAt = now.Add(l.keepNext)
+	run := map[policy.Translated]bool{}
+	var err error
+	if len(l.tracker.State().Targets) > 0 {
+		err = entries.Translated(ctx, func(p model.Protocol, from, to netip.AddrPort) {
+			if c := (policy.Translated{Protocol: p, Src: from, Dst: to}); len(run) < mostKept && l.tracker.Untracks(c) {
+				run[c] = true
+			}
+		})
+	}
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		r.log.Warn("Connections that somebody translates may end: policies leave them untracked", "err", err)
+		l.keepNext = keepSoon
+		return
+	case len(run) == mostKept:
+		r.log.Warn("Connections that somebody translates may end: policies leave them untracked, and there are too many", "kept", mostKept)
+	}
+	if len(run) > 0 && len(l.tracker.State().Kept) == 0 {
+		r.log.Info("connections that somebody translates stay tracked until they end, although a policy would leave them untracked", "directions", len(run))
+	}
+	l.pending.Kept = l.tracker.Keep(run)
+	if len(run) == 0 && l.keepNext == keepLast {
+		l.keepAt = time.Time{}
+	}
 }
 
 // forgetRetry is when entries that could not be deleted are looked for again.

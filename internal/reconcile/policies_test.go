@@ -21,6 +21,7 @@ import (
 type fakeTable struct {
 	mu      sync.Mutex
 	targets int
+	kept    int
 	writes  int
 }
 
@@ -36,6 +37,9 @@ func (f *fakeTable) Apply(_ context.Context, c policy.Changes) error {
 			f.targets++
 		}
 	}
+	for _, ch := range c.Kept {
+		f.kept += map[bool]int{true: 1, false: -1}[ch.Want]
+	}
 	return nil
 }
 
@@ -43,7 +47,7 @@ func (f *fakeTable) Replace(_ context.Context, s policy.State) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.writes++
-	f.targets = len(s.Targets)
+	f.targets, f.kept = len(s.Targets), len(s.Kept)
 	return nil
 }
 
@@ -61,6 +65,12 @@ func (f *fakeTable) state() (targets, writes int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.targets, f.writes
+}
+
+func (f *fakeTable) keeps() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.kept
 }
 
 // guardTracker notes what it is told of guards.
@@ -149,6 +159,10 @@ type forgetting struct {
 	mu    sync.Mutex
 	asked []bool // whether the policy's traffic was unseen
 	more  int
+
+	looked     int // for what is translated
+	translated []policy.Translated
+	err        error
 }
 
 func (f *forgetting) Forget(_ context.Context, unseen func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) (int, bool, error) {
@@ -157,6 +171,29 @@ func (f *forgetting) Forget(_ context.Context, unseen func(model.Protocol, netip
 	f.asked = append(f.asked, unseen(model.TCP, netip.MustParseAddrPort("192.0.2.9:4000"), netip.MustParseAddrPort("10.0.0.1:80")))
 	f.more--
 	return 1, f.more > 0, nil
+}
+
+func (f *forgetting) Translated(_ context.Context, each func(model.Protocol, netip.AddrPort, netip.AddrPort)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looked++
+	for _, c := range f.translated {
+		each(c.Protocol, c.Src, c.Dst)
+	}
+	return f.err
+}
+
+func (f *forgetting) looks() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.looked
+}
+
+// runs says what somebody translates.
+func (f *forgetting) runs(list ...policy.Translated) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.translated = list
 }
 
 func (f *forgetting) times() int {
@@ -192,6 +229,60 @@ func TestConnectionsThatRunAreForgottenOnceARuleIsWritten(t *testing.T) {
 		g.after(time.Minute)
 		if n := f.times(); n != 3 {
 			t.Errorf("a pod came: looked %d times in all", n)
+		}
+	})
+}
+
+// TestWhatIsTranslatedIsKeptWithThePolicy: in the same write, and until it has ended. It
+// is looked for when connections that run may be concerned, and again soon after.
+func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBackend("ebpf")
+		client, pod := netip.MustParseAddrPort("192.0.2.9:4000"), netip.MustParseAddrPort("10.0.0.1:80")
+		answers := policy.Translated{Protocol: model.TCP, Src: pod, Dst: client}
+		f := &forgetting{fakeEntries: fakeEntries{kernel: b.holds}}
+		f.runs(answers, answers, policy.Translated{Protocol: model.TCP, Src: client, Dst: netip.MustParseAddrPort("10.96.0.1:80")},
+			policy.Translated{Protocol: model.UDP, Src: pod, Dst: client}, policy.Translated{Protocol: model.TCP, Src: netip.MustParseAddrPort("10.0.0.1:81"), Dst: client})
+		table := &fakeTable{}
+		g := start(t, func(c *Config) {
+			c.StaleEntries, c.Policies, c.PolicyTracker = f, table, policy.New(policy.Config{NodeName: "n1"})
+		}, b)
+		f.err = errors.New("try again")
+		g.Deliver(policyDelta(), nil)
+		g.after(time.Millisecond)
+		f.err = nil
+		if n := table.keeps(); n != 0 {
+			t.Errorf("conntrack could not be read: %d are kept", n)
+		}
+		g.after(3 * time.Second)
+		if n := table.keeps(); n != 1 {
+			t.Errorf("%d are kept", n)
+		}
+		g.after(5 * time.Minute)
+		if n := f.looks(); n < 7 || n > 14 {
+			t.Errorf("looked %d times", n)
+		}
+		f.runs()
+		g.after(2 * keepLast)
+		looks := f.looks()
+		g.after(10 * time.Minute)
+		if n := table.keeps(); n != 0 || f.looks() != looks {
+			t.Errorf("they have ended: %d are kept, looked %d times", n, f.looks()-looks)
+		}
+		pod2 := model.Name{Namespace: "n", Name: "another"}
+		g.Deliver(model.Delta{Pods: map[model.Name]*model.Pod{pod2: {Name: pod2, Node: "n1", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}}}, nil)
+		g.after(time.Minute)
+		if f.looks() != looks {
+			t.Errorf("a pod came: looked %d times", f.looks()-looks)
+		}
+		f.runs(answers)
+		p := policyDelta().DoNotTrackPolicies["p"]
+		p.DenyOthers = false
+		_, writes := table.state()
+		g.Deliver(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"p": p}}, nil)
+		g.after(time.Millisecond)
+		if _, now := table.state(); table.keeps() != 1 || now != writes+1 {
+			t.Errorf("another rule: %d are kept, %d writes", table.keeps(), now-writes)
 		}
 	})
 }

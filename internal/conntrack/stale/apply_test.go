@@ -27,7 +27,7 @@ func (f *fakeTable) Dump(_ context.Context, filter conntrack.Filter, each func(*
 		return f.dumpErr
 	}
 	for _, e := range slices.Clone(f.entries) {
-		if filter.OrigDst.IsValid() && filter.OrigDst != e.Orig.Dst {
+		if filter.OrigDst.IsValid() && filter.OrigDst != e.Orig.Dst || e.Status&filter.Status != filter.Status {
 			continue
 		}
 		if !each(&e) {

@@ -54,3 +54,28 @@ func asIs(e *conntrack.Entry) bool {
 	return e.Zone == 0 && e.Orig.Zone == 0 && e.Reply.Zone == 0 && e.Status&(conntrack.SrcNAT|conntrack.DstNAT) == 0 &&
 		e.Orig.Src == e.Reply.Dst && e.Orig.Dst == e.Reply.Src
 }
+
+// Translated gives both directions of each connection that somebody translates to each,
+// as its packets come: before that. What has ended, and waits for its port to be free
+// again, is left out. One may come twice.
+func (r *Reconciler) Translated(ctx context.Context, each func(p model.Protocol, from, to netip.AddrPort)) error {
+	for _, status := range []conntrack.Status{conntrack.DstNAT, conntrack.SrcNAT} {
+		err := r.cfg.Table.Dump(ctx, conntrack.Filter{Status: status}, func(e *conntrack.Entry) bool {
+			if e.Protocol != unix.IPPROTO_TCP || e.TCPState != tcpTimeWait && e.TCPState != tcpClose {
+				each(model.Protocol(e.Protocol), e.Orig.Src, e.Orig.Dst)
+				each(model.Protocol(e.Protocol), e.Reply.Src, e.Reply.Dst)
+			}
+			return true
+		})
+		if errors.Is(err, conntrack.ErrUnsupported) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("look for connections that somebody translates: %w", err)
+		}
+	}
+	return nil
+}
+
+// enum tcp_conntrack of include/uapi/linux/netfilter/nf_conntrack_tcp.h.
+const tcpTimeWait, tcpClose = 7, 8

@@ -2,6 +2,8 @@ package stale
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -40,5 +42,37 @@ func TestOnlyWhatIsNeitherSeenNorTranslatedIsForgotten(t *testing.T) {
 	f = &fakeTable{dumpErr: conntrack.ErrUnsupported}
 	if _, _, err := onFake(t, f).Forget(t.Context(), unseen); err != nil {
 		t.Errorf("without conntrack: %v", err)
+	}
+}
+
+// TestBothDirectionsOfWhatIsTranslatedAreGiven as packets come, before that.
+func TestBothDirectionsOfWhatIsTranslatedAreGiven(t *testing.T) {
+	client, service, pod, node := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.0.2:11211"), netip.MustParseAddrPort("10.0.0.9:1024")
+	entry := func(status conntrack.Status, orig, reply conntrack.Tuple, state uint8) conntrack.Entry {
+		return conntrack.Entry{Protocol: unix.IPPROTO_TCP, Status: status, Orig: orig, Reply: reply, TCPState: state}
+	}
+	asked, answered := conntrack.Tuple{Src: client, Dst: service}, conntrack.Tuple{Src: pod, Dst: client}
+	left, back := conntrack.Tuple{Src: client, Dst: pod}, conntrack.Tuple{Src: pod, Dst: node}
+	ended := conntrack.Tuple{Src: node, Dst: service}
+	f := &fakeTable{entries: []conntrack.Entry{
+		entry(conntrack.DstNAT, asked, answered, 3), entry(conntrack.SrcNAT, left, back, 3), entry(0, ended, ended, 3),
+		entry(conntrack.DstNAT, ended, ended, tcpTimeWait), entry(conntrack.SrcNAT, ended, ended, tcpClose),
+	}}
+	given := map[string]bool{}
+	each := func(p model.Protocol, from, to netip.AddrPort) { given[fmt.Sprint(p, from, to)] = true }
+	if err := onFake(t, f).Translated(t.Context(), each); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{}
+	for _, tuple := range []conntrack.Tuple{asked, answered, left, back} {
+		want[fmt.Sprint(model.TCP, tuple.Src, tuple.Dst)] = true
+	}
+	if !maps.Equal(given, want) {
+		t.Errorf("given %v, want %v", given, want)
+	}
+	for err, bad := range map[error]bool{conntrack.ErrUnsupported: false, errors.New("no"): true} {
+		if got := onFake(t, &fakeTable{dumpErr: err}).Translated(t.Context(), each); (got != nil) != bad {
+			t.Errorf("%v: %v", err, got)
+		}
 	}
 }

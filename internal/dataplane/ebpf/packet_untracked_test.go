@@ -216,6 +216,21 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	w.set(t, cachePolicy("a", model.PolicyPeer{Pods: ofRole("other")}))
 	n.stays(t, "other peers", inTun0, proto, far, cache)
 	n.passes(t, "other peers", inTun0, proto, far2, cache, wayPod, 0)
+	kept := map[policy.Translated]bool{
+		{Protocol: model.Protocol(proto), Src: cache, Dst: ap(p.far2, 4001)}: true,
+		{Protocol: model.Protocol(proto), Src: cache, Dst: ap(p.far, 4001)}:  true,
+	}
+	keep := func() { w.write(t, &policy.Changes{Kept: w.tr.Keep(kept)}) }
+	keep()
+	n.stays(t, "netfilter translates a connection of the port", inTun0, proto, far2, cache)
+	n.stays(t, "netfilter translates a connection of the port", inPod1, proto, cache, far2)
+	come(policyPod("far", "client", "far", p.far), policyPod("near", "other", "node", p.pod2)) // other changes meanwhile
+	n.stays(t, "netfilter still translates it", inPod1, proto, cache, far2)
+	w.write(t, nil)
+	n.stays(t, "netfilter still translates it, all anew", inPod1, proto, cache, far2)
+	clear(kept)
+	keep()
+	n.passes(t, "netfilter translates none any more", inTun0, proto, far2, cache, wayPod, 0)
 	w.set(t)
 	n.stays(t, "no policy", inTun0, proto, far2, cache)
 	if n.untracking || len(n.policies.have.ports)+len(n.policies.have.pods)+len(n.policies.have.blocks) > 0 {

@@ -3,6 +3,7 @@ package ebpf
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -18,8 +19,9 @@ import (
 //	Narrow ──> entries go ──> netfilter's table is written ──> Widen ──> entries come
 //
 // So there never is an entry of what netfilter's table does not allow as well. What
-// has none, for want of room too, goes through the stack: ranges of ports, and
-// everything while there are rules of egress, which may deny what others allow.
+// has none, for want of room too, goes through the stack: ranges of ports, ports of
+// connections that netfilter translates, and everything while there are rules of egress,
+// which may deny what others allow.
 
 // untracked is what the maps of policies hold.
 type untracked struct {
@@ -29,6 +31,7 @@ type untracked struct {
 	ids                 map[string]uint32 // of rules, by name
 	lastID              uint32
 	egress              bool // there are rules of egress
+	kept                map[tcFrontendKey]bool
 	unwritten           bool // for want of room, and told
 }
 
@@ -84,9 +87,9 @@ func (u *untracked) id(rule string) uint32 {
 
 // port is the entry of a target, if there is one.
 func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tcUntrackedPort, ok bool) {
-	k = tcFrontendKey{Addr: toAddr(t.Addr), Port: toPort(t.First), Proto: uint8(t.Protocol), Family: familyOf(t.Addr)}
+	k = portKey(t.Addr, t.Protocol, t.First)
 	v := s.Verdicts[s.Targets[t]]
-	if v == nil || v.Track || t.Side != policy.Ingress || t.First != t.Last || t.Protocol != model.TCP && t.Protocol != model.UDP {
+	if v == nil || v.Track || u.kept[k] || t.Side != policy.Ingress || t.First != t.Last || t.Protocol != model.TCP && t.Protocol != model.UDP {
 		return k, p, false
 	}
 	if len(v.Rules) > len(p.Rules) {
@@ -109,6 +112,10 @@ func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tc
 	return k, p, true
 }
 
+func portKey(a netip.Addr, proto model.Protocol, port uint16) tcFrontendKey {
+	return tcFrontendKey{Addr: toAddr(a), Port: toPort(port), Proto: uint8(proto), Family: familyOf(a)}
+}
+
 func (u *untracked) pod(m policy.Member) tcUntrackedPodKey {
 	return tcUntrackedPodKey{Addr: toAddr(m.Addr), Family: uint32(familyOf(m.Addr)), Rule: u.id(m.Rule)}
 }
@@ -120,6 +127,12 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 	u.egress = false
 	for _, r := range s.Rules {
 		u.egress = u.egress || r.Side == policy.Egress
+	}
+	u.kept = map[tcFrontendKey]bool{}
+	for c := range s.Kept {
+		for _, end := range []netip.AddrPort{c.Src, c.Dst} {
+			u.kept[portKey(end.Addr(), c.Protocol, end.Port())] = true
+		}
 	}
 	if u.egress {
 		return out
@@ -190,7 +203,7 @@ func addTo[K, V comparable](m kernelMap, have, want map[K]V) (unwritten int) {
 func (b *Backend) Narrow(s policy.State, c *policy.Changes) error {
 	u := b.policies
 	u.next = nil
-	if c != nil && len(c.Rules)+len(c.Verdicts) == 0 {
+	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Kept) == 0 {
 		return u.narrowBy(s, c)
 	}
 	before := u.have

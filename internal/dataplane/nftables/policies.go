@@ -28,6 +28,7 @@ const PolicyTable = "spillway-policy"
 //	  source port, then destination . protocol . it in answered4? > chain out-db-0-from
 //
 //	in-cache-0-from:
+//	  all of it in kept4                stay tracked, accept: somebody translates it
 //	  source in in-cache-0-pods4      count, notrack, accept (with egress rules: go back)
 //	  source in in-cache-0-ranges4    count, notrack, accept
 //	  source is the node's own        go back
@@ -75,6 +76,9 @@ func (p *Policies) probe(s *socket) error {
 	t := newPolicyTable()
 	t.rules["r"] = &policy.Rule{Name: "r", Pods: true, Side: policy.Egress}
 	t.verdicts["r"] = &policy.Verdict{Name: "r", Rules: []string{"r"}, Deny: true}
+	for _, f := range []*family{&ipv4, &ipv6} {
+		t.kept[keptSet(f).name] = 1
+	}
 	for _, w := range ways {
 		for _, ranges := range []bool{false, true} {
 			for _, f := range []*family{&ipv4, &ipv6} {
@@ -246,6 +250,9 @@ func wholePolicies(s policy.State) (*policyTable, *policyEdit) {
 		set, key := memberElem(m)
 		e.set(set, key, nil, &value{})
 	}
+	for c := range s.Kept {
+		e.keep(t, c, true)
+	}
 	for _, r := range s.Rules {
 		e.blocks(r)
 	}
@@ -329,6 +336,21 @@ func (e *policyEdit) take(next *policyTable, c policy.Changes) {
 		} else {
 			e.set(set, key, &value{}, nil)
 		}
+	}
+	for _, ch := range c.Kept {
+		e.keep(next, ch.Key, ch.Want)
+	}
+}
+
+// keep enters what stays tracked from now on, or no more.
+func (e *policyEdit) keep(next *policyTable, c policy.Translated, want bool) {
+	set, key := keptElem(c)
+	if want {
+		next.kept[set]++
+		e.set(set, key, nil, &value{})
+	} else {
+		next.kept[set]--
+		e.set(set, key, &value{}, nil)
 	}
 }
 

@@ -76,6 +76,7 @@ type policyTable struct {
 	rules    map[string]*policy.Rule
 	verdicts map[string]*policy.Verdict
 	targets  map[string]map[ports]int // how many in each set of ways, by their ports
+	kept     map[string]int           // how many in each set of them
 	sets     map[string]*set
 	chains   map[string]*chain
 }
@@ -84,11 +85,11 @@ type policyTable struct {
 type ports struct{ first, last uint16 }
 
 func newPolicyTable() *policyTable {
-	return &policyTable{rules: map[string]*policy.Rule{}, verdicts: map[string]*policy.Verdict{}, targets: map[string]map[ports]int{}}
+	return &policyTable{rules: map[string]*policy.Rule{}, verdicts: map[string]*policy.Verdict{}, targets: map[string]map[ports]int{}, kept: map[string]int{}}
 }
 
 func (t *policyTable) clone() *policyTable {
-	out := &policyTable{rules: maps.Clone(t.rules), verdicts: maps.Clone(t.verdicts), targets: maps.Clone(t.targets)}
+	out := &policyTable{rules: maps.Clone(t.rules), verdicts: maps.Clone(t.verdicts), targets: maps.Clone(t.targets), kept: maps.Clone(t.kept)}
 	for name, m := range out.targets {
 		out.targets[name] = maps.Clone(m)
 	}
@@ -137,6 +138,11 @@ func (t *policyTable) shape() {
 	}
 	for _, r := range t.rules {
 		for _, s := range peerSets(r) {
+			t.sets[s.name] = s
+		}
+	}
+	for _, f := range []*family{&ipv4, &ipv6} {
+		if s := keptSet(f); t.kept[s.name] > 0 {
 			t.sets[s.name] = s
 		}
 	}
@@ -240,6 +246,9 @@ func (t *policyTable) hasEgress() bool {
 // it, with whichever of its addresses is nearest to the pod.
 func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	end := t.done(v, peer)
+	if !v.Track {
+		out = t.keptRules()
+	}
 	match := func(policy string, r *rule) {
 		if v.Track {
 			r.counted(policy, "tracked")
@@ -264,6 +273,40 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	}
 	if v.Deny {
 		out = append(append(out, itself(peer)...), (&rule{comment: "deny: others"}).counted(t.rules[v.Rules[0]].Policy, "denied").drop())
+	}
+	return out
+}
+
+// keptSet holds the packets that stay tracked although they match; see
+// policy.Tracker.Keep.
+func keptSet(f *family) *set {
+	addr := addrField(f)
+	return &set{name: "kept" + f.suffix, comment: "what somebody translates, and stays tracked", key: []field{addr, addr, protoField, portField, portField}}
+}
+
+func keptElem(c policy.Translated) (set, key string) {
+	f := familyOfAddr(c.Src.Addr())
+	raw := appendProto(appendAddr(appendAddr(nil, c.Src.Addr()), c.Dst.Addr()), c.Protocol)
+	return keptSet(f).name, string(appendPort(appendPort(raw, c.Src.Port()), c.Dst.Port()))
+}
+
+func (t *policyTable) keptRules() (out []*rule) {
+	for _, f := range []*family{&ipv4, &ipv6} {
+		s := keptSet(f)
+		if t.kept[s.name] == 0 {
+			continue
+		}
+		r := (&rule{comment: "somebody translates it"}).only(f)
+		reg := uint32(firstReg)
+		for which := range 2 {
+			r.address(f, which, reg)
+			reg += f.regs()
+		}
+		r.meta(unix.NFT_META_L4PROTO, reg)
+		for which := range uint32(2) {
+			r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2*which, 2, reg+1+which)
+		}
+		out = append(out, r.in(s, firstReg).accept())
 	}
 	return out
 }
