@@ -28,7 +28,7 @@ const PolicyTable = "spillway-policy"
 //	  source port, then destination . protocol . it in answered4? > chain out-db-0-from
 //
 //	in-cache-0-from:
-//	  all of it in kept4                stay tracked, accept: somebody translates it
+//	  all of it in kept4              stays tracked, accept: somebody translates it
 //	  source in in-cache-0-pods4      count, notrack, accept (with egress rules: go back)
 //	  source in in-cache-0-ranges4    count, notrack, accept
 //	  source is the node's own        go back
