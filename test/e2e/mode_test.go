@@ -112,7 +112,8 @@ func run(t *testing.T, host *topology.Host, argv ...string) string {
 
 // TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF keeps connections
 // open that were made through netfilter, as those of a kube-proxy would be. Their
-// answers must go on being translated back.
+// answers must go on being translated back, also from a pod that a do-not-track policy
+// selects: it holds from the switch on.
 func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-adopt")
 	spec.Masquerade = true
@@ -123,7 +124,10 @@ func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) 
 		e.waitReady(t)
 		e.waitOnly(t, node, e.Mode)
 	}
-	e.startTCP(t, e.load(t, nodePort("a0", "b0")))
+	s := e.load(t, nodePort("a0", "b0"))
+	e.writePods(t, policyPods{"a0": "cache", "b0": "client"})
+	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("web", "", ""), fmt.Sprint(cachePort), "8080", 1))
+	e.startTCP(t, s)
 	time.Sleep(200 * time.Millisecond)
 	e.Mode = "ebpf"
 	for _, node := range e.Nodes() {
@@ -132,6 +136,9 @@ func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) 
 		e.waitOnly(t, node, e.Mode)
 	}
 	time.Sleep(500 * time.Millisecond)
+	if run(t, e.host(t, "a"), "nft", "list", "set", "inet", "spillway-policy", "kept4") == "" {
+		t.Error("nothing is kept tracked")
+	}
 	e.endStreams(t)
 }
 

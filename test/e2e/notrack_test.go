@@ -393,32 +393,10 @@ func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("stream", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1))
 	e.forgetEntries(t)
 	e.startTalker(t, "a0", port)
-	heard := make([]atomic.Int64, 3)
-	for i := range heard {
-		conn, err := e.dial(t, "b", netip.AddrPortFrom(e.Addr("a0", false), port), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		go func() {
-			b := make([]byte, 1)
-			for {
-				if _, err := conn.Read(b); err != nil {
-					return
-				}
-				heard[i].Add(1)
-			}
-		}()
-	}
+	pod := netip.AddrPortFrom(e.Addr("a0", false), port)
+	heard := e.hear(t, hearing{"b", pod}, hearing{"b", pod}, hearing{"b", pod})
 	for _, when := range []string{"untracked", "their policy gone"} {
-		for i := range heard {
-			want := heard[i].Load() + 100
-			for deadline := time.Now().Add(5 * time.Second); heard[i].Load() < want; time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatalf("a connection stands still, %s", when)
-				}
-			}
-		}
+		heard.goOn(t, when)
 		if n := e.entries(t, "a", port); (n > 0) != (when != "untracked") {
 			t.Errorf("%s: %d entries", when, n)
 		}
@@ -427,6 +405,55 @@ func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
 		}
 	}
 	e.writeAll(t, "policy.yaml", policyYAML("another", "", clientPods))
+}
+
+// hearing is a connection to who talks: from where, and by which address.
+type hearing struct {
+	from string
+	to   netip.AddrPort
+}
+
+// heard counts what comes over connections.
+type heard struct {
+	by     []hearing
+	counts []atomic.Int64
+}
+
+// hear opens connections to who talks, and has them read from.
+func (e *env) hear(t *testing.T, by ...hearing) *heard {
+	t.Helper()
+	h := &heard{by, make([]atomic.Int64, len(by))}
+	for i, c := range by {
+		conn, err := e.dial(t, c.from, c.to, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		go func() {
+			b := make([]byte, 1)
+			for {
+				if _, err := conn.Read(b); err != nil {
+					return
+				}
+				h.counts[i].Add(1)
+			}
+		}()
+	}
+	return h
+}
+
+// goOn wants more to come over every connection.
+func (h *heard) goOn(t *testing.T, when string) {
+	t.Helper()
+	for i := range h.counts {
+		want := h.counts[i].Load() + 100
+		for deadline := time.Now().Add(5 * time.Second); h.counts[i].Load() < want; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Errorf("%s: the connection from %s to %s stands still", when, h.by[i].from, h.by[i].to)
+				break
+			}
+		}
+	}
 }
 
 // startTalker has a host send to whoever connects, who need not ask.
@@ -565,6 +592,27 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	}
 	if !ebpf {
 		e.expectMetric(t, "a", `spillway_do_not_track_refused{reason="ServiceNeedsNAT"}`)
+		e.testTranslatedGoesOn(t, service)
+	}
+}
+
+// testTranslatedGoesOn has a Service go, and with it the reason for which a policy did
+// not hold at its endpoint: what netfilter translates goes on, and what is new is not
+// tracked. When the last has ended, nothing is kept for them.
+func (e *env) testTranslatedGoesOn(t *testing.T, service string) {
+	const port = 11301
+	e.startTalker(t, "a0", port)
+	e.writeAll(t, "service.yaml", strings.NewReplacer(fmt.Sprintf("port: %d", cachePort), fmt.Sprintf("port: %d", port)).Replace(service))
+	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("stream", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1))
+	cluster, node := netip.AddrPortFrom(netip.MustParseAddr(cacheClusterIP), port), netip.AddrPortFrom(e.Addr("a", false), cacheNodePort)
+	heard := e.hear(t, hearing{"a1", cluster}, hearing{"a", cluster}, hearing{"client0", node}, hearing{"b", node})
+	heard.goOn(t, "beside a Service")
+	e.writeAll(t, "service.yaml", "")
+	heard.goOn(t, "without it")
+	tracked := e.entries(t, "a", port)
+	e.hear(t, hearing{"b0", netip.AddrPortFrom(e.Addr("a0", false), port)}).goOn(t, "straight to the pod")
+	if n := e.entries(t, "a", port); n != tracked || n == 0 {
+		t.Errorf("%d entries, were %d before a new connection", n, tracked)
 	}
 }
 
