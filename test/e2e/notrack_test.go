@@ -614,6 +614,7 @@ func (e *env) testTranslatedGoesOn(t *testing.T, service string) {
 	if n := e.entries(t, "a", port); n != tracked || n == 0 {
 		t.Errorf("%d entries, were %d before a new connection", n, tracked)
 	}
+	e.writeAll(t, "service.yaml", service)
 }
 
 // testDenialStays restarts agents under a policy that denies: with --bypass always, and

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/kubernetes"
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
@@ -215,8 +216,50 @@ func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kub
 // that were made before and stay.
 func TestTakingOverFromKubeProxyKeepsRunningConnections(t *testing.T) {
 	e, s, proxies := startBesideKubeProxy(t, askedSetup())
+	forget := e.leaveUntracked(t, "a0", 8080)
 	e.takeOver(t, s, proxies)
+	forget()
 	e.goBack(t, s, proxies)
+}
+
+// leaveUntracked gives the API server a do-not-track policy for a port of a pod, until
+// the function that it returns is called.
+func (e *env) leaveUntracked(t *testing.T, short string, port int) (forget func()) {
+	t.Helper()
+	crd, err := os.ReadFile("../../deploy/helm/spillway/crds/donottrackpolicies.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(e.API.REST())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := func(verb, path, text string) error {
+		return client.RESTClient().Verb(verb).AbsPath(path).SetHeader("Content-Type", "application/yaml").Body([]byte(text)).Do(t.Context()).Error()
+	}
+	const pods, policies = "/api/v1/namespaces/default/pods", "/apis/policy.spillway.dev/v1alpha1/donottrackpolicies"
+	pod := fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: cache, namespace: default, labels: {role: cache}}
+spec: {nodeName: %s, containers: [{name: cache, image: cache}]}
+status: {podIP: %s, podIPs: [{ip: %[2]s}, {ip: %s}]}
+`, e.NodeName(short), e.Addr(short, false), e.Addr(short, true))
+	policy := strings.Replace(policyYAML("web", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1)
+	for _, err := range []error{
+		send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", string(crd)), send("POST", pods, pod), send("PUT", pods+"/cache/status", pod),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "the policy", func() bool { return send("POST", policies, policy) == nil })
+	return func() {
+		if err := send("DELETE", policies+"/web", ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 func (e *env) takeOver(t *testing.T, s *served, proxies []*kubeProxy) {
@@ -250,6 +293,9 @@ func (e *env) takeOver(t *testing.T, s *served, proxies []*kubeProxy) {
 	e.story.step("wait for /healthz")
 	e.waitReady(t) // the health port is its own now
 	time.Sleep(time.Second)
+	if err := e.host(t, "a").Command(t.Context(), "nft", "list", "set", "inet", "spillway-policy", "kept4").Run(); err != nil {
+		e.story.errorf(t, "what stays tracked beside the policy: %v", err)
+	}
 	e.endRunningFirst(t, inFlight)
 	e.expectRelease(t)
 	for _, node := range e.Nodes() {
