@@ -282,7 +282,6 @@ func (r *Reconciler) keepTranslated(ctx context.Context, now time.Time) {
 		return
 	case err != nil:
 		r.log.Warn("Connections that somebody translates may end: policies leave them untracked", "err", err)
-		l.keepNext = keepSoon
 		return
 	case len(run) == mostKept:
 		r.log.Warn("Connections that somebody translates may end: policies leave them untracked, and there are too many", "kept", mostKept)
