@@ -31,7 +31,7 @@
 #ifndef SPILLWAY_HELPER_H
 #define SPILLWAY_HELPER_H
 
-#include "flow.h"
+#include "reply.h"
 
 /*
  * Ports of a server that may answer one packet of a request. RFC 1350 has one; a

@@ -11,11 +11,11 @@
 #ifndef SPILLWAY_SERVICE_H
 #define SPILLWAY_SERVICE_H
 
-#include "flow.h"
 #include "fragment.h"
 #include "helper.h"
 #include "icmp.h"
 #include "redirect.h"
+#include "reply.h"
 #include "untracked.h"
 
 enum hook {
