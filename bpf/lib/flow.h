@@ -12,16 +12,7 @@
 
 #include "conntrack.h"
 #include "lru.h"
-#include "nat.h"
-
-/* Room for what does not fit on a program's stack. */
-struct flow_pair {
-	struct flow flow;
-	struct flow reply;
-	struct tuple reply_key;
-	struct tuple holder_key; /* of another flow that has the reply tuple */
-	__u32 seq;		 /* of the first packet, if it is a SYN */
-};
+#include "scratch.h"
 
 /* Seconds after which nobody repeats a request that was answered. */
 #define HELPER_REST 5
@@ -30,9 +21,6 @@ struct flow_pair {
 #define ANSWER_REST 2
 
 #define SUPERSEDED 2
-
-/* The one that the program is at work on: service.h keeps it. */
-static __always_inline struct flow_pair *get_flow_pair(void);
 
 static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
 {

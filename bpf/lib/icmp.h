@@ -10,23 +10,9 @@
 #ifndef SPILLWAY_ICMP_H
 #define SPILLWAY_ICMP_H
 
-#include "answer.h"
 #include "flow.h"
 
 #define ICMP_HEADER 8
-#define QUOTED_L4 8
-
-/* The quoted IP header and 8 bytes behind it: as it came, as it leaves. */
-struct quoted {
-	__u8 ip[sizeof(struct ipv6hdr)];
-	__u8 l4[QUOTED_L4];
-};
-
-struct icmp_scratch {
-	struct quoted old;
-	struct quoted new;
-	struct tuple key;
-};
 
 /* Loads the quoted packet; fills the key of the flow. 0, or -1: not for us. */
 static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packet *p,

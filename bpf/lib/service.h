@@ -14,7 +14,6 @@
 #include "fragment.h"
 #include "helper.h"
 #include "icmp.h"
-#include "redirect.h"
 #include "reply.h"
 #include "untracked.h"
 
@@ -23,43 +22,6 @@ enum hook {
 	FROM_POD,
 	EGRESS,
 };
-
-/* What a program needs beside its stack; tc programs of one CPU never nest. */
-struct scratch {
-	struct packet packet;
-	struct flow_pair pair;
-	struct way way;
-	union {
-		struct icmp_answer answer;
-		struct tcp_answer rst;
-		struct icmp_scratch icmp;
-	};
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct scratch);
-} scratches SEC(".maps");
-
-/*
- * Functions that the verifier looks at by themselves ask anew, where they give
- * parts of it to maps: before 6.2 keys and values must not be a caller's memory.
- */
-static __always_inline struct scratch *get_scratch(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&scratches, &zero);
-}
-
-static __always_inline struct flow_pair *get_flow_pair(void)
-{
-	struct scratch *m = get_scratch();
-
-	return m ? &m->pair : NULL;
-}
 
 static __always_inline int drop(enum verdict verdict)
 {
