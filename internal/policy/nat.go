@@ -29,7 +29,7 @@ type natKey struct {
 // kept while there are policies.
 type natIndex struct {
 	at        map[netip.Addr]map[natKey]int
-	nodePorts map[natKey]int
+	nodePorts map[natKey]int // at all addresses of the node
 }
 
 func newNATIndex() natIndex {
@@ -51,11 +51,17 @@ func (x *natIndex) add(a netip.Addr, k natKey, by int) {
 	}
 }
 
+func (x *natIndex) addNodePort(k natKey, by int) {
+	if x.nodePorts[k] += by; x.nodePorts[k] <= 0 {
+		delete(x.nodePorts, k)
+	}
+}
+
 // translated says of each port of a Service whether netfilter translates its packets.
 func (t *Tracker) translated(s *model.Service) []bool {
 	out := make([]bool, len(s.Ports))
 	others := s.ProxyName != t.cfg.ProxyName
-	if !others && !t.cfg.Netfilter {
+	if !others && !t.cfg.Netfilter && !t.takingOver {
 		if t.cfg.GivenAway != nil {
 			return t.cfg.GivenAway(s)
 		}
@@ -126,12 +132,11 @@ func (t *Tracker) countService(s *model.Service, by int) {
 		}
 		if port.NodePort != 0 {
 			k = natKey{port.Protocol, port.NodePort, true, early, fmt.Sprintf("it is a NodePort of Service %s", s.Name), instead, ""}
-			if t.nat.nodePorts[k] += by; t.nat.nodePorts[k] <= 0 {
-				delete(t.nat.nodePorts, k)
+			t.nat.addNodePort(k, by)
+			if !early {
+				t.fading.addNodePort(k, -by)
 			}
-			for _, a := range t.own {
-				t.touchNAT(a, by)
-			}
+			t.touchNodePorts(by)
 		}
 	}
 }
@@ -153,6 +158,15 @@ func (t *Tracker) countHostPorts(p *model.Pod, by int) {
 
 func (t *Tracker) countNAT(a netip.Addr, k natKey, by int) {
 	t.nat.add(a, k, by)
+	if !k.early && k.reason != HostPort {
+		t.fading.add(a, k, -by)
+	}
+	t.touchNATs(a, k, by)
+}
+
+// touchNATs has all judged again that a Service, or a pod's hostPort, at an address may
+// be in the way of.
+func (t *Tracker) touchNATs(a netip.Addr, k natKey, by int) {
 	if _, here := t.targetsOf[a]; here {
 		t.touchNAT(a, by)
 	}
@@ -160,6 +174,59 @@ func (t *Tracker) countNAT(a netip.Addr, k natKey, by int) {
 		if r.takesFrom(k) && r.covers(a) {
 			t.staleNAT(r)
 		}
+	}
+}
+
+func (t *Tracker) touchNodePorts(by int) {
+	for _, a := range t.own {
+		t.touchNAT(a, by)
+	}
+}
+
+// TakeOver says, before all else, that somebody else may translate for Services in
+// netfilter until ServicesWritten is called.
+func (t *Tracker) TakeOver() { t.takingOver = true }
+
+// ServicesWritten says that the kernel serves Services as they are known, and so that
+// netfilter translates for none that is gone: what is in the way of a policy stays
+// there till then, or connections that begin meanwhile would be cut.
+func (t *Tracker) ServicesWritten() Changes {
+	first := t.takingOver
+	if !first && len(t.fading.at)+len(t.fading.nodePorts) == 0 {
+		return Changes{}
+	}
+	if first {
+		t.countServices(-1)
+		t.takingOver = false
+		t.countServices(1)
+	}
+	gone := t.fading
+	t.fading = newNATIndex()
+	for a, keys := range gone.at {
+		for k := range keys {
+			t.touchNATs(a, k, -1)
+		}
+	}
+	if len(gone.nodePorts) > 0 {
+		t.touchNodePorts(-1)
+	}
+	c := t.settle()
+	if first {
+		t.refusals = t.collectRefusals()
+		c.Refusals = t.refusals
+	}
+	return c
+}
+
+func (t *Tracker) countServices(by int) {
+	if len(t.policies) == 0 {
+		return
+	}
+	for _, s := range t.services {
+		t.countService(s, by)
+	}
+	for _, s := range t.slices {
+		t.countSlice(s, by)
 	}
 }
 
@@ -200,10 +267,12 @@ func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
 			}
 		}
 	}
-	if r.Side == Ingress {
-		look(t.nat.at[addr])
-		if own {
-			look(t.nat.nodePorts)
+	for _, x := range []*natIndex{&t.nat, &t.fading} {
+		if r.Side == Ingress {
+			look(x.at[addr])
+			if own {
+				look(x.nodePorts)
+			}
 		}
 	}
 	if found.what == "" && !r.Track {
@@ -244,7 +313,14 @@ func (r *rule) takesFrom(k natKey) bool {
 
 // lookForNAT finds a Service that an outward rule takes in.
 func (t *Tracker) lookForNAT(r *rule) (found obstacle) {
-	for a, keys := range t.nat.at {
+	for _, x := range []*natIndex{&t.nat, &t.fading} {
+		x.lookFor(r, &found)
+	}
+	return found
+}
+
+func (x *natIndex) lookFor(r *rule, found *obstacle) {
+	for a, keys := range x.at {
 		if !r.covers(a) {
 			continue
 		}
@@ -257,9 +333,8 @@ func (t *Tracker) lookForNAT(r *rule) (found obstacle) {
 				what = fmt.Sprintf("its ports are also those that pods ask %s from, and %s", netip.AddrPortFrom(a, k.port), k.what)
 			}
 			if found.what == "" || what < found.what { // the same one each time, or every look would be news
-				found = obstacle{what: what, instead: k.instead, reason: k.reason}
+				*found = obstacle{what: what, instead: k.instead, reason: k.reason}
 			}
 		}
 	}
-	return found
 }

@@ -167,6 +167,7 @@ func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 		}
 		check("all at once", test.refused)
 		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: nil}, Slices: map[model.Name]*model.EndpointSlice{slice.Name: nil}})
+		tr.ServicesWritten()
 		check("the Service gone", nil)
 		tr.Apply(model.Delta{Slices: world.Slices})
 		tr.Apply(model.Delta{Services: world.Services})
@@ -212,7 +213,8 @@ func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
 			t.Errorf("%+v: refused %+v", test, r)
 		}
 		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: nil}, Slices: map[model.Name]*model.EndpointSlice{name: nil}})
-		if len(tr.nat.at) > 0 || len(tr.State().Targets) != 1 {
+		tr.ServicesWritten()
+		if len(tr.nat.at)+len(tr.fading.at) > 0 || len(tr.State().Targets) != 1 {
 			t.Errorf("%+v: of the Service is left %v", test, tr.nat.at)
 		}
 	}
@@ -309,6 +311,7 @@ func TestPortsThatPodsAskFrom(t *testing.T) {
 			t.Errorf("%+v: refusals %v", test, tr.Refusals())
 		}
 		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: nil}})
+		tr.ServicesWritten()
 		if len(tr.Refusals()) > 0 || len(tr.State().Targets) != 1 {
 			t.Errorf("%+v: the Service gone: %v", test, tr.Refusals())
 		}
@@ -448,5 +451,58 @@ func TestUnseenIsWhatNoPacketOfReachesConntrack(t *testing.T) {
 		if tr.Unseen(model.UDP, from, to) {
 			t.Errorf("%s to %s: UDP is unseen", from, to)
 		}
+	}
+}
+
+// TestAPolicyWaitsUntilNothingTranslates: what a Service was in the way of is left
+// untracked only when the kernel serves it no more. What a Service gets in the way of
+// is tracked at once.
+func TestAPolicyWaitsUntilNothingTranslates(t *testing.T) {
+	const addr = "10.0.0.1"
+	web := model.Name{Namespace: "n", Name: "web"}
+	service := &model.Service{Name: web, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}
+	slice := &model.EndpointSlice{Name: web, Service: web, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr(addr)}}}}
+	world := func() model.Delta {
+		return model.Delta{Full: true, Pods: podsOf(pod("n", "a", "here", "cache", addr)), DoNotTrackPolicies: policiesOf(cache("p", 80, 80, "")),
+			Services: map[model.Name]*model.Service{web: service}, Slices: map[model.Name]*model.EndpointSlice{web: slice}}
+	}
+	without := []struct {
+		what string
+		d    model.Delta
+	}{
+		{"the Service goes", model.Delta{Services: map[model.Name]*model.Service{web: nil}, Slices: map[model.Name]*model.EndpointSlice{web: nil}}},
+		{"its slice goes", model.Delta{Slices: map[model.Name]*model.EndpointSlice{web: nil}}},
+		{"an endpoint goes", model.Delta{Slices: map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: slice.Ports}}}},
+		{"the next state is without", model.Delta{Full: true, Pods: world().Pods, DoNotTrackPolicies: world().DoNotTrackPolicies}},
+	}
+	holds := func(tr *Tracker) bool {
+		return tr.Untracks(Translated{model.TCP, netip.MustParseAddrPort(addr + ":80"), netip.MustParseAddrPort("10.0.0.9:4000")})
+	}
+	for _, c := range without {
+		tr := New(Config{NodeName: "here", Netfilter: true})
+		tr.Apply(world())
+		tr.ServicesWritten()
+		tr.Apply(c.d)
+		if holds(tr) {
+			t.Errorf("%s: the policy holds while rules translate", c.what)
+		}
+		if ch := tr.ServicesWritten(); !holds(tr) || !ch.Running || len(ch.Refusals) != 0 || ch.Refusals == nil {
+			t.Errorf("%s, and its rules: holds %v, changes %+v", c.what, holds(tr), ch)
+		}
+		if tr.Apply(world()); holds(tr) {
+			t.Errorf("%s and comes back: the policy holds", c.what)
+		}
+	}
+	tr := New(Config{NodeName: "here"})
+	tr.TakeOver()
+	if c := tr.Apply(world()); holds(tr) || c.Refusals != nil {
+		t.Errorf("kube-proxy's rules translate: the policy holds: %v, refused: %v", holds(tr), c.Refusals)
+	}
+	if c := tr.ServicesWritten(); !holds(tr) || !c.Running || c.Refusals == nil {
+		t.Errorf("eBPF serves: the policy holds: %v, changes %+v", holds(tr), c)
+	}
+	if c := tr.ServicesWritten(); !c.Empty() || c.Refusals != nil {
+		t.Errorf("told twice: %+v", c)
 	}
 }

@@ -36,19 +36,14 @@ func (t *Tracker) takePolicy(name string, spec *model.DoNotTrackPolicy) {
 		t.touchPolicy(name)
 	}
 	if len(t.policies) == 0 {
-		t.nat = newNATIndex()
+		t.nat, t.fading = newNATIndex(), newNATIndex()
 	}
 }
 
 // countAll begins to know where netfilter translates.
 func (t *Tracker) countAll() {
-	t.nat = newNATIndex()
-	for _, s := range t.services {
-		t.countService(s, 1)
-	}
-	for _, s := range t.slices {
-		t.countSlice(s, 1)
-	}
+	t.nat, t.fading = newNATIndex(), newNATIndex()
+	t.countServices(1)
 	for _, p := range t.pods {
 		t.countHostPorts(p, 1)
 	}

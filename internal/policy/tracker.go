@@ -29,13 +29,16 @@ type Tracker struct {
 	used      map[string]int // Verdicts and Rules, by the targets that lead there
 	holding   map[string]*rule
 	nat       natIndex
-	outward   []*rule // of all policies
+	fading    natIndex // what is gone from nat, and may be written still
+	outward   []*rule  // of all policies
 
-	dirty    map[netip.Addr]struct{} // addresses to be judged again
-	natStale []*rule
-	refusals []Refusal
-	guarded  map[netip.Addr]struct{}
-	opened   map[Target]struct{}
+	dirty      map[netip.Addr]struct{} // addresses to be judged again
+	natStale   []*rule
+	refusals   []Refusal
+	guarded    map[netip.Addr]struct{}
+	opened     map[Target]struct{}
+	takingOver bool // see TakeOver
+
 	guarding bool // guarded changed
 	opening  bool // opened did
 	// What may be about connections that run: pods have other labels, or netfilter
@@ -58,7 +61,7 @@ func New(cfg Config) *Tracker {
 		slices: map[model.Name]*model.EndpointSlice{}, slicesOf: map[model.Name]map[model.Name]struct{}{},
 		podsHere: map[netip.Addr][]model.Name{}, targetsOf: map[netip.Addr][]Target{},
 		wantedOf: map[netip.Addr][]*policy{}, refusedOf: map[netip.Addr][]Refusal{}, used: map[string]int{}, holding: map[string]*rule{},
-		nat: newNATIndex(), dirty: map[netip.Addr]struct{}{}, guarded: map[netip.Addr]struct{}{}, opened: map[Target]struct{}{}, lifted: map[netip.Addr]struct{}{},
+		nat: newNATIndex(), fading: newNATIndex(), dirty: map[netip.Addr]struct{}{}, guarded: map[netip.Addr]struct{}{}, opened: map[Target]struct{}{}, lifted: map[netip.Addr]struct{}{},
 		rules: newLedger[string](sameRule), verdicts: newLedger[string](sameVerdict),
 		targets: newLedger[Target](func(a, b string) bool { return a == b }),
 		members: newLedger[Member](func(a, b bool) bool { return a == b }),
@@ -173,7 +176,7 @@ func (t *Tracker) settle() Changes {
 		c.Opened = slices.AppendSeq([]Target{}, maps.Keys(t.opened))
 		slices.SortFunc(c.Opened, Target.Compare)
 	}
-	if refused {
+	if refused && !t.takingOver {
 		if now := t.collectRefusals(); !slices.Equal(now, t.refusals) {
 			t.refusals, c.Refusals = now, now
 		}

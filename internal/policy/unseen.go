@@ -28,21 +28,29 @@ func (t *Tracker) Untracks(c Translated) bool { return t.fate(c.Protocol, c.Src,
 // Keep has those stay tracked, of those that Untracks, and none but them. Nobody but
 // conntrack knows such connections: they run when the reason ends for which a policy did
 // not hold, with another --proxy-mode or when a Service goes.
+//
+// Packets the other way between the same ends stay tracked too: who asks the port itself,
+// from the port that he has asked the Service from, must get another port from conntrack,
+// or would get answers of the connection that is kept.
 func (t *Tracker) Keep(list map[Translated]bool) []Change[Translated, bool] {
+	want := map[Translated]bool{}
 	for c := range list {
 		if t.Untracks(c) {
-			t.kept.set(c, true)
-		} else {
-			t.kept.drop(c)
+			want[c], want[c.back()] = true, true
 		}
 	}
+	for c := range want {
+		t.kept.set(c, true)
+	}
 	for c := range t.kept.now {
-		if !list[c] {
+		if !want[c] {
 			t.kept.drop(c)
 		}
 	}
 	return t.kept.changes()
 }
+
+func (c Translated) back() Translated { return Translated{c.Protocol, c.Dst, c.Src} }
 
 func (t *Tracker) fate(proto model.Protocol, a, b netip.AddrPort) (f fate) {
 	for range 2 {

@@ -185,6 +185,16 @@ func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 	}
 }
 
+// releasePolicies has policies hold where netfilter has ceased to translate: after
+// Services are written, as what a new Service is in the way of comes before.
+func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
+	if r.policies == nil || ctx.Err() != nil || !r.lanesWritten() {
+		return
+	}
+	r.takePolicies(r.policies.tracker.ServicesWritten())
+	r.syncPolicies(ctx, now)
+}
+
 func (r *Reconciler) writePolicies(ctx context.Context) {
 	l, before := r.policies, r.policies.err
 	start := time.Now()

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -255,7 +256,7 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 			t.Errorf("conntrack could not be read: %d are kept", n)
 		}
 		g.after(3 * time.Second)
-		if n := table.keeps(); n != 1 {
+		if n := table.keeps(); n != 2 { // and what comes back
 			t.Errorf("%d are kept", n)
 		}
 		g.after(5 * time.Minute)
@@ -281,10 +282,87 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 		_, writes := table.state()
 		g.Deliver(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"p": p}}, nil)
 		g.after(time.Millisecond)
-		if _, now := table.state(); table.keeps() != 1 || now != writes+1 {
+		if _, now := table.state(); table.keeps() != 2 || now != writes+1 {
 			t.Errorf("another rule: %d are kept, %d writes", table.keeps(), now-writes)
 		}
 	})
+}
+
+// besides notes at each write how many targets there are, and what Services the kernel
+// has at that time.
+type besides struct {
+	fakeTable
+	b    *fakeBackend
+	list []string
+}
+
+func (s *besides) note(t *fakeTable) {
+	targets, _ := t.state()
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.list = append(s.list, fmt.Sprintf("%d beside %d", targets, len(s.b.kernel)))
+}
+
+func (s *besides) Apply(ctx context.Context, c policy.Changes) error {
+	defer s.note(&s.fakeTable)
+	return s.fakeTable.Apply(ctx, c)
+}
+
+func (s *besides) Replace(ctx context.Context, state policy.State) error {
+	defer s.note(&s.fakeTable)
+	return s.fakeTable.Replace(ctx, state)
+}
+
+// takingOver is a Bypass of a Backend that nobody has served Services with before.
+type takingOver struct{ steps }
+
+func (*takingOver) Serves() bool { return false }
+
+// TestAPolicyHoldsWhenItsServiceIsWritten: where netfilter translates, a policy is not
+// to hold before it has ceased to, nor after it has begun.
+func TestAPolicyHoldsWhenItsServiceIsWritten(t *testing.T) {
+	web := model.Name{Namespace: "n", Name: "web"}
+	world := policyDelta()
+	world.Services = map[model.Name]*model.Service{web: {Name: web, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}}
+	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}}
+	world.DoNotTrackPolicies["p"].DenyOthers = false
+	bare := world
+	bare.Services, bare.Slices = nil, nil
+	gone := model.Delta{Services: map[model.Name]*model.Service{web: nil}, Slices: map[model.Name]*model.EndpointSlice{web: nil}}
+	for _, c := range []struct {
+		what   string
+		cfg    policy.Config
+		bypass dataplane.Bypass
+		deltas []model.Delta
+		want   string
+	}{
+		{"netfilter translates", policy.Config{Netfilter: true}, nil, []model.Delta{bare, world, gone}, "1 beside 0, 0 beside 0, 1 beside 0"},
+		{"eBPF takes over", policy.Config{}, &takingOver{}, []model.Delta{world}, "0 beside 0, 1 beside 1"},
+		{"eBPF served before", policy.Config{}, &steps{}, []model.Delta{world}, "1 beside 0"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newFakeBackend("a")
+			table := &besides{b: b}
+			b.fail = func(n int) error {
+				if n == 0 {
+					return errors.New("once")
+				}
+				return nil
+			}
+			c.cfg.NodeName = "n1"
+			g := start(t, func(cfg *Config) {
+				cfg.Policies, cfg.PolicyTracker, cfg.Bypass, cfg.SyncPeriod = table, policy.New(c.cfg), c.bypass, time.Hour
+			}, b)
+			for _, d := range c.deltas {
+				g.Deliver(d, nil)
+				g.after(5 * time.Second)
+			}
+			if got := strings.Join(table.list, ", "); got != c.want {
+				t.Errorf("%s: targets beside Services in the kernel: %s; want %s", c.what, got, c.want)
+			}
+		})
+	}
 }
 
 // TestATableThatGoesWhileItIsLeftIsWritten: others may take away what was left alone.
@@ -330,6 +408,7 @@ func (s *steps) Apply(_ context.Context, c policy.Changes) error {
 	return s.note("table", &c)
 }
 func (s *steps) Replace(context.Context, policy.State) error    { return s.note("table", nil) }
+func (s *steps) Serves() bool                                   { return true }
 func (s *steps) Narrow(_ policy.State, c *policy.Changes) error { return s.note("narrow", c) }
 func (s *steps) Widen(_ policy.State, c *policy.Changes) error  { return s.note("widen", c) }
 

@@ -157,6 +157,9 @@ func New(cfg Config) (*Reconciler, error) {
 	r.problems.log, r.problems.told = r.log, cfg.OnProblems
 	if cfg.Policies != nil {
 		r.policies = &policyLane{tracker: cfg.PolicyTracker, table: cfg.Policies, bypass: cfg.Bypass, full: true}
+		if cfg.Bypass != nil && !cfg.Bypass.Serves() {
+			cfg.PolicyTracker.TakeOver()
+		}
 	}
 	for _, b := range cfg.Backends {
 		// What an earlier run left in the kernel is not known: all lanes
@@ -237,6 +240,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 		}
 		r.syncPolicies(ctx, now)
 		r.syncLanes(ctx, now)
+		r.releasePolicies(ctx, now)
 		r.updateHealthChecks(now)
 	}
 	if ctx.Err() == nil {

@@ -72,13 +72,8 @@ func (r *Reconciler) lingers(l *lane, now time.Time) bool {
 // ports that a backend could not write do not count: they are problems of
 // their own, and a node is not unhealthy for one Service that does not fit.
 func (r *Reconciler) settle(ctx context.Context) {
-	for i, l := range r.lanes {
-		if r.helpsNobody(i) {
-			continue
-		}
-		if l.full || l.err != nil || len(l.pending) > 0 || l.node != nil {
-			return
-		}
+	if !r.lanesWritten() {
+		return
 	}
 	if r.pendingSince.IsZero() && r.synced {
 		return
@@ -96,6 +91,15 @@ func (r *Reconciler) settle(ctx context.Context) {
 	r.status.LastSynced = now
 	r.mu.Unlock()
 	r.metrics.SyncSucceeded(now)
+}
+
+func (r *Reconciler) lanesWritten() bool {
+	for i, l := range r.lanes {
+		if !r.helpsNobody(i) && (l.full || l.err != nil || len(l.pending) > 0 || l.node != nil) {
+			return false
+		}
+	}
+	return true
 }
 
 // planResync makes every lane write its whole state, after an audit of what

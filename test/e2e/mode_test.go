@@ -25,6 +25,8 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	// until somebody gives it up, which may take longer than anybody waits.
 	e.Flags = map[string][]string{"": {"--conntrack-tcp-timeout-established", "5s"}}
 	s := e.load(t, nodePort("a0", "b0"))
+	e.writePods(t, policyPods{"a0": "cache", "b0": "client"})
+	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("web", "", ""), fmt.Sprint(cachePort), "8080", 1))
 	e.startNewConnections(t, s)
 	modes := []string{"nftables", "iptables", "ebpf", "iptables", "nftables", "ebpf"}
 	for _, mode := range modes {

@@ -33,6 +33,7 @@ type untracked struct {
 	egress              bool // there are rules of egress
 	kept                map[tcFrontendKey]bool
 	unwritten           bool // for want of room, and told
+	served              bool // see Serves
 }
 
 type untrackedEntries struct {
@@ -59,6 +60,7 @@ func openUntracked(m map[string]*ebpf.Map) (*untracked, error) {
 	if err := u.read(); err != nil {
 		return nil, err
 	}
+	u.served = s.TimeoutTcp != 0 && s.Flags&uint32(tcSettingsFlagsSETTING_DRAINS) == 0
 	if s.Flags&uint32(tcSettingsFlagsSETTING_UNTRACKED) == 0 {
 		return u, u.narrow(newUntrackedEntries())
 	}
@@ -198,6 +200,9 @@ func addTo[K, V comparable](m kernelMap, have, want map[K]V) (unwritten int) {
 	}
 	return unwritten
 }
+
+// Serves reports whether programs of an earlier run served Services when this one began.
+func (b *Backend) Serves() bool { return b.policies.served }
 
 // Narrow has nothing pass by netfilter that is not allowed in this state.
 func (b *Backend) Narrow(s policy.State, c *policy.Changes) error {
