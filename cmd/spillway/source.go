@@ -62,7 +62,7 @@ func openSource(c agentConfig, log *slog.Logger) (*input, error) {
 		return nil, fmt.Errorf("run agent: %w", err)
 	}
 	events := kube.NewEvents(client, c.NodeName, s.ServiceUID, log)
-	status := kube.NewPolicyStatus(s)
+	status := kube.NewPolicyStatus(s, events)
 	return &input{
 		source: s, name: server, tell: events.Tell, event: events.TellNode, policies: status.Tell,
 		parts: []func(context.Context) error{events.Run, status.Run}, metrics: append(contact.Collectors(), kube.RequestCollectors()...),

@@ -173,6 +173,7 @@ func TestTheAgentServesWithWhatTheChartGrants(t *testing.T) {
 		n.scrape(seen)
 		n.stopWithoutComplaints()
 	}
+	n.contradict()
 	n.start()
 	n.hearOfAProblem()
 	t.Run("the dashboard and the alerts ask for metrics that it has", func(t *testing.T) { checkNames(t, seen) })
@@ -214,15 +215,26 @@ func (n *node) hearOfAProblem() {
 		createService(n.t, n.k, "default", service(name, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.77"} }))
 		createSlice(n.t, n.k, "default", slice(name, name, "10.244.9.9"))
 	}
-	n.until("an Event of a Service that is not served as asked", func() bool {
+	n.until("Events of a Service that is not served as asked, and of a policy", func() bool {
 		events := must[*corev1.EventList](n.t)(n.k.CoreV1().Events("default").List(n.t.Context(), metav1.ListOptions{}))
+		told := map[string]bool{}
 		for _, e := range events.Items {
-			if e.ReportingController == "spillway.dev/agent" && e.InvolvedObject.Kind == "Service" {
-				return true
+			if e.ReportingController == "spillway.dev/agent" {
+				told[e.InvolvedObject.Kind+" "+e.Reason] = true
 			}
 		}
-		return false
+		return told["Service NotServedAsAsked"] && told["DoNotTrackPolicy Contradiction"]
 	})
+}
+
+// contradict makes two policies for the node that cannot both hold.
+func (n *node) contradict() {
+	n.t.Helper()
+	api := policies(n.t, n.cp)
+	for name, more := range map[string]string{"closed": "deny: others, ", "open": ""} {
+		spec := "{nodeSelector: {matchExpressions: [{key: absent, operator: DoesNotExist}]}, " + more + "ingress: [{ports: [{port: 9}]}]}"
+		must[*unstructured.Unstructured](n.t)(api.Create(n.t.Context(), doNotTrack(n.t, name, spec), create))
+	}
 }
 
 // TestTheAgentSaysWhichRightItLacks takes the right to watch one kind after the

@@ -168,7 +168,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 		c.Policies = false
 		c.DoNotTrack = must[dynamic.Interface](t)(kube.ConnectDynamic(kube.Access{Kubeconfig: adminKubeconfig(t)}))
 	})
-	status := kube.NewPolicyStatus(w.source)
+	status := kube.NewPolicyStatus(w.source, nil)
 	ctx, stop := context.WithCancel(context.Background())
 	t.Cleanup(stop)
 	go func() { _ = status.Run(ctx) }()

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -15,9 +16,10 @@ import (
 	"spillway.dev/spillway/internal/model"
 )
 
-// Events tells the owners of Services, by Events, what is wrong with them, and
-// the owner of the node what was done to it. One message is one Event, and all
-// together are limited: every node has the same to say about a bad Service.
+// Events tells the owners of Services and of DoNotTrackPolicies, by Events, what is
+// wrong with them, and the owner of the node what was done to it. One message is one
+// Event, and all together are limited: every node has the same to say about a bad
+// Service.
 type Events struct {
 	client   kubernetes.Interface
 	node     string
@@ -28,10 +30,17 @@ type Events struct {
 	told     map[message]time.Time
 }
 
-// message is what one Event says.
+// message is what one Event says, and of what.
 type message struct {
-	service model.Name // the zero value: it is about the node
-	note    string
+	about             corev1.ObjectReference
+	typ, action, what string // of the Event; what is its reason
+	note              string
+	// name is that of the Event, "" for one that the server makes up. What has a name
+	// is told once, however the note words it.
+	name string
+	// standing says that it was so when this agent started: the one before has told it,
+	// by the same name.
+	standing bool
 }
 
 const (
@@ -66,12 +75,21 @@ func (e *Events) Tell(problems []model.Problem) {
 		if p.Field != "" {
 			note = p.Field + ": " + note
 		}
-		e.pass(message{name, note})
+		e.pass(message{
+			about: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: name.Namespace, Name: name.Name},
+			typ:   corev1.EventTypeWarning, action: "Serve", what: "NotServedAsAsked", note: note,
+		})
 	}
 }
 
 // TellNode passes on what was done to the node itself. It does not wait.
-func (e *Events) TellNode(note string) { e.pass(message{note: note}) }
+func (e *Events) TellNode(note string) {
+	e.pass(message{
+		// As the kubelet writes its own: with the name for a UID.
+		about: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)},
+		typ:   corev1.EventTypeNormal, action: "Tune", what: "ConntrackAutopilot", note: note,
+	})
+}
 
 func (e *Events) pass(m message) {
 	select {
@@ -107,6 +125,9 @@ func (e *Events) isNew(m message, now time.Time) bool {
 			delete(e.told, q)
 		}
 	}
+	if m.name != "" {
+		m = message{name: m.name}
+	}
 	if _, ok := e.told[m]; ok {
 		return false
 	}
@@ -118,25 +139,33 @@ func (e *Events) write(ctx context.Context, m message) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	event := &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{GenerateName: m.service.Name + "-"},
+		ObjectMeta:          metav1.ObjectMeta{Name: m.name},
 		EventTime:           metav1.NowMicro(),
 		ReportingController: reporter,
 		ReportingInstance:   e.node,
-		Action:              "Serve",
-		Reason:              "NotServedAsAsked",
-		Type:                corev1.EventTypeWarning,
-		Note:                m.note[:min(len(m.note), maxNote)],
-		Regarding: corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Service", Namespace: m.service.Namespace, Name: m.service.Name, UID: types.UID(e.uid(m.service)),
-		},
+		Action:              m.action,
+		Reason:              m.what,
+		Type:                m.typ,
+		Note:                shortened(m.note, maxNote),
+		Regarding:           m.about,
 	}
-	namespace := m.service.Namespace
-	if m.service == (model.Name{}) {
-		// As the kubelet writes its own: in "default", with the name for a UID.
-		namespace = metav1.NamespaceDefault
-		event.GenerateName, event.Action, event.Reason, event.Type = e.node+"-", "Tune", "ConntrackAutopilot", corev1.EventTypeNormal
-		event.Regarding = corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)}
+	namespace := m.about.Namespace
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault // where those of what has no namespace are
+	} else {
+		event.Regarding.UID = types.UID(e.uid(model.Name{Namespace: namespace, Name: m.about.Name}))
 	}
-	_, err := e.client.EventsV1().Events(namespace).Create(ctx, event, metav1.CreateOptions{})
+	events := e.client.EventsV1().Events(namespace)
+	if m.name != "" {
+		_, err := events.Create(ctx, event, metav1.CreateOptions{})
+		if m.standing && apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	event.Name, event.GenerateName = "", m.about.Name+"-"
+	_, err := events.Create(ctx, event, metav1.CreateOptions{})
 	return err
 }

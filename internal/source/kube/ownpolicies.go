@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"spillway.dev/spillway/api/policy/v1alpha1"
@@ -42,6 +43,7 @@ type ownPolicies struct {
 
 // policyObject is what a status is written to.
 type policyObject struct {
+	uid        types.UID
 	version    string // resourceVersion
 	generation int64
 	conditions []metav1.Condition
@@ -107,7 +109,7 @@ func (s *Source) convertPolicy(u *unstructured.Unstructured) (*model.DoNotTrackP
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
 		return nil, []model.Problem{unreadable(u.GetName(), err)}
 	}
-	s.own.status[o.Name] = policyObject{o.ResourceVersion, o.Generation, o.Status.Conditions}
+	s.own.status[o.Name] = policyObject{o.UID, o.ResourceVersion, o.Generation, o.Status.Conditions}
 	s.own.changed()
 	m, problems := kubeobject.DoNotTrackPolicy(&o)
 	if m != nil {

@@ -105,7 +105,7 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := NewPolicyStatus(s)
+	p := NewPolicyStatus(s, nil)
 	p.Tell(nil, nil)
 	which := object{policyKind, model.Name{Name: "cache"}}
 	s.own.status["cache"] = policyObject{generation: 1}
@@ -122,7 +122,7 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	if got := conditionsText(bad.conditions); got != "Accepted=False/Invalid Applied=False/NotAccepted" {
 		t.Errorf("one that cannot be read: %s", got)
 	}
-	s.own.status["cache"] = bad
+	s.own.status["cache"] = bad.policyObject
 	if again := p.wanted(); len(again) > 0 {
 		t.Errorf("the same is written again: %v", again)
 	}

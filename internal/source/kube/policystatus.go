@@ -30,24 +30,31 @@ type PolicyStatus struct {
 	node   string
 	log    *slog.Logger
 
-	mu       sync.Mutex
-	synced   bool
-	refusals map[string]model.PolicyRefusal // the first of each policy
-	failed   error
+	events *Events // nil: nobody is told by Events
+
+	mu      sync.Mutex
+	synced  bool
+	refused map[string][]model.PolicyRefusal // by policy
+	failed  error
+
+	// Run's.
+	told     map[told]bool // by Events, and as it was then
+	toldOnce bool
 }
 
-// NewPolicyStatus prepares the status of what a Source watches.
-func NewPolicyStatus(s *Source) *PolicyStatus {
-	return &PolicyStatus{source: s, node: s.cfg.NodeName, log: s.cfg.Logger}
+// NewPolicyStatus prepares the status of what a Source watches. What does not hold is
+// told by Events too, if they are not nil.
+func NewPolicyStatus(s *Source, e *Events) *PolicyStatus {
+	return &PolicyStatus{source: s, node: s.cfg.NodeName, log: s.cfg.Logger, events: e}
 }
 
 // Tell takes in what does not hold on this node, and why nothing could be written.
 // It does not wait.
 func (p *PolicyStatus) Tell(refused []model.PolicyRefusal, failed error) {
 	p.mu.Lock()
-	p.synced, p.failed, p.refusals = true, failed, map[string]model.PolicyRefusal{}
-	for _, r := range slices.Backward(refused) {
-		p.refusals[r.Policy] = r
+	p.synced, p.failed, p.refused = true, failed, map[string][]model.PolicyRefusal{}
+	for _, r := range refused {
+		p.refused[r.Policy] = append(p.refused[r.Policy], r)
 	}
 	p.mu.Unlock()
 	p.source.own.changed()
@@ -74,6 +81,7 @@ func (p *PolicyStatus) Run(ctx context.Context) error {
 			return nil
 		case <-time.After(rand.N(spread + time.Millisecond)):
 		}
+		p.tellRefusals()
 		again.Reset(p.writeAll(ctx))
 	}
 }
@@ -102,22 +110,32 @@ func (p *PolicyStatus) writeAll(ctx context.Context) (again time.Duration) {
 		if ctx.Err() != nil {
 			return again
 		}
-		if err := p.write(ctx, name, w); err != nil {
+		done, err := p.write(ctx, name, w)
+		if err != nil {
 			again = 5 * time.Second
 			p.log.Debug("Write status of a policy", "policy", name, "err", err)
+		}
+		if m := w.message; done && m != nil && p.events != nil {
+			p.events.pass(*m)
 		}
 	}
 	return again
 }
 
+// policyChange is a status to write, and what to tell when it was.
+type policyChange struct {
+	policyObject
+	message *message
+}
+
 // wanted lists the policies whose conditions are to change.
-func (p *PolicyStatus) wanted() map[string]policyObject {
+func (p *PolicyStatus) wanted() map[string]policyChange {
 	s := p.source
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := map[string]policyObject{}
+	out := map[string]policyChange{}
 	if !p.synced {
 		return out
 	}
@@ -133,7 +151,7 @@ func (p *PolicyStatus) wanted() map[string]policyObject {
 			changed = meta.SetStatusCondition(&now, c) || changed
 		}
 		if changed {
-			out[name] = policyObject{have.version, have.generation, now}
+			out[name] = policyChange{policyObject{have.uid, have.version, have.generation, now}, changeOf(name, have.uid, have.conditions, now)}
 		}
 	}
 	return out
@@ -155,11 +173,17 @@ func accepted(generation int64, problems []model.Problem) metav1.Condition {
 	return c
 }
 
+// Reasons of Applied that are no PolicyRefusal's.
+const (
+	notWritten        = "NotWritten"
+	notAcceptedReason = "NotAccepted"
+)
+
 // notAccepted is Applied of a policy that is not accepted: whatever holds is not what it
 // says now. Every node says the same, and any takes it back.
 func notAccepted(generation int64) metav1.Condition {
 	return metav1.Condition{
-		Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: "NotAccepted", ObservedGeneration: generation,
+		Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: notAcceptedReason, ObservedGeneration: generation,
 		Message: "The policy as it stands is not accepted, see Accepted; where a version was before, that one goes on holding.",
 	}
 }
@@ -168,10 +192,10 @@ func notAccepted(generation int64) metav1.Condition {
 func (p *PolicyStatus) applied(name string, have policyObject, nodes map[string]bool) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1alpha1.Applied, Status: metav1.ConditionTrue, Reason: "Applied", ObservedGeneration: have.generation,
 		Message: "No node holds less than the policy asks for."}
-	if r, refused := p.refusals[name]; refused {
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, r.Reason, "node "+p.node+": "+r.Field+": "+r.Message
+	if refused := p.refused[name]; len(refused) > 0 {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, refused[0].Reason, refusalText(p.node, refused[0])
 	} else if p.failed != nil {
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "NotWritten", fmt.Sprintf("node %s: %v", p.node, p.failed)
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, notWritten, fmt.Sprintf("node %s: %v", p.node, p.failed)
 	}
 	said := meta.FindStatusCondition(have.conditions, v1alpha1.Applied)
 	if said == nil || said.Status != metav1.ConditionFalse {
@@ -182,7 +206,7 @@ func (p *PolicyStatus) applied(name string, have policyObject, nodes map[string]
 }
 
 // write replaces the conditions, unless somebody else has changed the object.
-func (p *PolicyStatus) write(ctx context.Context, name string, w policyObject) error {
+func (p *PolicyStatus) write(ctx context.Context, name string, w policyChange) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	patch, err := json.Marshal(map[string]any{
@@ -190,18 +214,18 @@ func (p *PolicyStatus) write(ctx context.Context, name string, w policyObject) e
 		"status":   map[string]any{"conditions": w.conditions},
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	_, err = p.source.cfg.DoNotTrack.Resource(v1alpha1.DoNotTrackPolicies).
 		Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "spillway"}, "status")
 	switch {
 	case apierrors.IsConflict(err):
-		return nil // the change is on its way here, and wakes us
+		return false, nil // the change is on its way here, and wakes us
 	case apierrors.IsNotFound(err):
 		p.source.mu.Lock()
 		delete(p.source.own.status, name)
 		p.source.mu.Unlock()
-		return nil
+		return false, nil
 	}
-	return err
+	return err == nil, err
 }
