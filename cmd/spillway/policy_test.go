@@ -74,7 +74,7 @@ endpoints: [{addresses: [10.244.0.3]}]
 // for at one of its addresses, about that Service, and as the pod's own node.
 func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 	dir := t.TempDir()
-	open := strings.Replace(explained, "deny: others", "deny: \"\"", 1)
+	open := strings.Replace(explained, "deny: others", "track: false", 1)
 	open = strings.Replace(open, "{podSelector: {matchLabels: {app: web}}}, ", "{podSelector: {}}, ", 1)
 	ftp := strings.Replace(serving, "targetPort: 11211", "targetPort: 11211, appProtocol: ftp", 1)
 	for _, test := range []struct{ policy, args, want string }{
@@ -243,7 +243,7 @@ func TestPolicyExplainFollowsServices(t *testing.T) {
 		}
 	}
 	// Where netfilter translates, the client's node sees the Service's address.
-	open := strings.Replace(with("{port: 80}", "cache"), "deny: others", "deny: \"\"", 1)
+	open := strings.Replace(with("{port: 80}", "cache"), "deny: others", "track: false", 1)
 	for mode, want := range map[string]string{"ebpf": "tracked as usual", "nftables": "denied"} {
 		if e, said, _ := explains(t, open, "--from other/evil --to 10.96.0.8 --port 80 --proxy-mode "+mode); e.Outcome != want {
 			t.Errorf("%s: outcome %q, want %q\n%s", mode, e.Outcome, want, said)

@@ -91,6 +91,22 @@ var policySpecs = map[string]string{
 	"{" + cachePods + ", egress: [{ports: [{port: 70000}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::1/128']}}]}]}":   "spec.egress[0].ports[0].port",
 	"{" + cachePods + ", egress: [{ports: [{port: 7, endPort: 70000}], to: [{ipBlock: {cidr: 'fd00::/8'}}]}], ingress: []}":   "spec.egress[0].ports[0].endPort",
 	"{" + cachePods + ", egress: [{ports: [{port: 7}], to: [{ipBlock: {cidr: '10.0.0.0/33'}}]}], ingress: []}":                "spec.egress[0].to[0].ipBlock.cidr",
+
+	// Bits behind the length: a slip of the pen in the length would open the whole range.
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.1/32}}, {ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: '::/0'}}, {ipBlock: {cidr: 'fd00::1/128'}}]}]}": "",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.1/8}}]}]}":                                                                                             "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{podSelector: {}}, {ipBlock: {cidr: 'fd00::1/8'}}]}]}":                                                                            "spec.egress[0].to[1].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.1/16]}}]}]}":                                                                      "spec.ingress[0].from[0].ipBlock.except[0]",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::', 'fd00::1/64']}}]}]}":                                                           "spec.ingress[0].from[0].ipBlock.except[0]",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: '::ffff:10.0.0.0/104'}}]}]}":                                                                                  "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 010.0.0.0/8}}]}]}":                                                                                            "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/08}}]}]}":                                                                                            "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: ''}}]}]}":                                                                                                     "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 'fe80::%eth0/64'}}]}]}":                                                                                       "spec.ingress[0].from[0].ipBlock.cidr",
+
+	"{" + cachePods + ", deny: '', ingress: [{ports: [{port: 1}]}]}":    "spec.deny",
+	"{" + cachePods + ", deny: null, ingress: [{ports: [{port: 1}]}]}":  "",
+	"{" + cachePods + ", track: null, ingress: [{ports: [{port: 1}]}]}": "",
 }
 
 func init() {

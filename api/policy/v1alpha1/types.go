@@ -40,8 +40,9 @@ type DoNotTrackPolicySpec struct {
 	NodeSelector      *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 	// Track has matching traffic tracked as usual: the same policy with conntrack.
 	Track bool `json:"track,omitempty"`
-	// Deny is "others" to deny what goes to the same ports and does not match.
-	Deny    string        `json:"deny,omitempty"`
+	// Deny is "others" to deny what goes to the same ports and does not match; nil
+	// denies nothing. It is never empty.
+	Deny    *string       `json:"deny,omitempty"`
 	Ingress []IngressRule `json:"ingress,omitempty"`
 	Egress  []EgressRule  `json:"egress,omitempty"`
 }

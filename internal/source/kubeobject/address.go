@@ -30,6 +30,23 @@ func (c *checker) addr(p *field.Path, s string) (netip.Addr, bool) {
 // prefix parses a CIDR. Bits beyond the prefix length are cleared, as
 // Kubernetes does.
 func (c *checker) prefix(p *field.Path, s string) (netip.Prefix, bool) {
+	n, ok := c.parsePrefix(p, s)
+	return n.Masked(), ok
+}
+
+// exactPrefix parses a CIDR. Bits beyond the prefix length are refused: 10.0.0.1/8 may
+// be one address, or a range with 16 million, and whoever wrote it meant one of them.
+func (c *checker) exactPrefix(p *field.Path, s string) (netip.Prefix, bool) {
+	n, ok := c.parsePrefix(p, s)
+	if exact := n.Masked(); ok && n != exact {
+		one := netip.PrefixFrom(n.Addr(), n.Addr().BitLen())
+		c.invalidf(p, "%q has bits set behind the length; write %s for the range, or %s for one address", s, exact, one)
+		return netip.Prefix{}, false
+	}
+	return n, ok
+}
+
+func (c *checker) parsePrefix(p *field.Path, s string) (netip.Prefix, bool) {
 	n, err := netip.ParsePrefix(s)
 	switch {
 	case err != nil && leadingZero(s):
@@ -39,7 +56,7 @@ func (c *checker) prefix(p *field.Path, s string) (netip.Prefix, bool) {
 	case n.Addr().Is4In6():
 		c.invalidf(p, "%q is an IPv4 range in IPv6 clothes; write it as IPv4", s)
 	default:
-		return n.Masked(), true
+		return n, true
 	}
 	return netip.Prefix{}, false
 }

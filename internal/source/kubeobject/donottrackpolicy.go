@@ -21,8 +21,10 @@ func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []
 		Name: o.Name, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
 		Track: o.Spec.Track,
 	}
-	if o.Spec.Deny != "" {
-		c.oneOf(spec.Child("deny"), o.Spec.Deny, v1alpha1.DenyOthers)
+	if deny := o.Spec.Deny; deny != nil && *deny == "" {
+		c.invalidf(spec.Child("deny"), "is empty; write %q, or leave it out to deny nothing", v1alpha1.DenyOthers)
+	} else if deny != nil {
+		c.oneOf(spec.Child("deny"), *deny, v1alpha1.DenyOthers)
 		p.DenyOthers = true
 	}
 	c.policySubject(spec, &o.Spec, p)
@@ -144,11 +146,11 @@ func (c *checker) policyPeer(at *field.Path, p v1alpha1.Peer) model.PolicyPeer {
 }
 
 func (c *checker) ipBlock(at *field.Path, b *v1alpha1.IPBlock) model.PolicyPeer {
-	cidr, ok := c.prefix(at.Child("cidr"), b.CIDR)
+	cidr, ok := c.exactPrefix(at.Child("cidr"), b.CIDR)
 	out := model.PolicyPeer{Block: cidr}
 	c.atMost(at.Child("except"), len(b.Except), maxExcepts)
 	for i, s := range b.Except {
-		e, good := c.prefix(at.Child("except").Index(i), s)
+		e, good := c.exactPrefix(at.Child("except").Index(i), s)
 		if !good || !ok {
 			continue
 		}
