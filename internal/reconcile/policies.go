@@ -3,7 +3,10 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -51,6 +54,7 @@ type policyLane struct {
 	// that may be what the kernel holds.
 	unread  string
 	written bool
+	lacks   bool // what was written first, without what could not be read
 
 	running  bool      // what is to be written may be about connections that run
 	forgetAt time.Time // when to look for entries of what is not tracked any more; zero: not
@@ -119,6 +123,8 @@ func (r *Reconciler) takeUnread(d *model.Delta) {
 	default:
 		return
 	}
+	l.lacks = l.lacks && l.unread != ""
+	r.problems.set(fromPolicyLane, l.problem())
 	if !l.written {
 		l.full, l.retryAt = true, time.Time{} // it may have been mended
 		r.setGuardsUnknown(l.unread != "")
@@ -139,7 +145,7 @@ func (l *policyLane) leave(ctx context.Context) error {
 	}
 	holds, err := l.table.Holds(ctx)
 	if err == nil && holds {
-		err = fmt.Errorf("%s cannot be read, and may be what the kernel holds of them", l.unread)
+		err = fmt.Errorf("the kernel holds what an earlier agent wrote, and %s cannot be read, which may be some of it", l.unread)
 	}
 	if err != nil {
 		return fmt.Errorf("write policies: %w", err)
@@ -207,6 +213,9 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 		l.full = true
 		l.retryAt = time.Now().Add(backoff(l.tries))
 		l.tries++
+		if !l.written && l.unread != "" {
+			r.metrics.SetPoliciesHeld(len(l.tracker.Policies()))
+		}
 	} else {
 		whole := l.full
 		if !l.written || l.running {
@@ -215,6 +224,7 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 		l.full, l.tries, l.retryAt = false, 0, time.Time{}
 		if !l.written && l.unread != "" {
 			r.setGuardsUnknown(false)
+			l.lacks = !strings.HasPrefix(l.unread, "DoNotTrackPolic") // of which others lack nothing
 		}
 		l.written = true
 		r.metrics.SetPolicies(len(l.tracker.Policies()), len(l.tracker.State().Targets))
@@ -331,8 +341,28 @@ func (r *Reconciler) forgetUntracked(ctx context.Context, now time.Time) {
 }
 
 func (l *policyLane) problem() []model.Problem {
-	if l.err == nil {
+	what := ""
+	switch {
+	case l.err != nil:
+		what = fmt.Sprintf("%v; what was written before holds, and this is tried again", l.err)
+	case l.lacks:
+		what = fmt.Sprintf("%s cannot be read, and the kernel had nothing of an earlier agent: what can be read is applied, "+
+			"without what is said there of policies, pods, namespaces and nodes%s", l.unread, l.known())
+	default:
 		return nil
 	}
-	return []model.Problem{{Where: "do-not-track policies", What: fmt.Sprintf("%v; what was written before holds, and this is tried again", l.err)}}
+	return []model.Problem{{Where: "do-not-track policies", What: what}}
+}
+
+// known names the policies that may lack something, as far as a line has room.
+func (l *policyLane) known() string {
+	const most = 10
+	names := slices.Sorted(maps.Keys(l.tracker.Policies()))
+	if len(names) > most {
+		names = append(names[:most], fmt.Sprintf("%d more", len(names)-most))
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "; so may lack something: " + strings.Join(names, ", ")
 }

@@ -136,7 +136,7 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 			if guard.guardsUnknown() != test.left {
 				t.Errorf("%s: guards unknown: %v", test.name, guard.guardsUnknown())
 			}
-			told := slices.ContainsFunc(g.policies.problem(), func(p model.Problem) bool { return strings.Contains(p.What, "m.yaml cannot be read") })
+			told := slices.ContainsFunc(g.policies.problem(), func(p model.Problem) bool { return strings.Contains(p.What, "wrote, and m.yaml cannot be read") })
 			if told != test.left {
 				t.Errorf("%s: problems %v", test.name, g.policies.problem())
 			}

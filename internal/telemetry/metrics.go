@@ -33,14 +33,15 @@ type Metrics struct {
 	noLocal                        *prometheus.GaugeVec
 	healthz, livez                 *prometheus.CounterVec
 
-	ports                   *prometheus.GaugeVec
-	unsupported             prometheus.Gauge
-	policies, policyTargets prometheus.Gauge
-	policiesRefused         *prometheus.GaugeVec
-	problems                prometheus.Gauge
-	syncErrors              *prometheus.CounterVec
-	cleanupErrors           *prometheus.CounterVec
-	auditDiffs              *prometheus.CounterVec
+	ports                  *prometheus.GaugeVec
+	unsupported            prometheus.Gauge
+	policies, policiesHeld prometheus.Gauge
+	policyTargets          *prometheus.GaugeVec // without a label: it may have no series
+	policiesRefused        *prometheus.GaugeVec
+	problems               prometheus.Gauge
+	syncErrors             *prometheus.CounterVec
+	cleanupErrors          *prometheus.CounterVec
+	auditDiffs             *prometheus.CounterVec
 }
 
 // NewMetrics makes a registry that holds all metrics of this package and those
@@ -127,8 +128,12 @@ func (m *Metrics) addOwn(b Build) {
 	m.policies = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_do_not_track_policies", Help: "DoNotTrackPolicies known.",
 	}))
-	m.policyTargets = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_targets", Help: "Ranges of ports of addresses on this node that a DoNotTrackPolicy is applied to.",
+	m.policyTargets = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "spillway_do_not_track_targets", Help: "Ranges of ports of addresses on this node that a DoNotTrackPolicy is applied to; no series while that is not known (spillway_do_not_track_held).",
+	}, nil))
+	m.policyTargets.WithLabelValues().Set(0)
+	m.policiesHeld = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "spillway_do_not_track_held", Help: "1 while what an earlier agent wrote of DoNotTrackPolicies is left as it is, because something of them cannot be read.",
 	}))
 	m.policiesRefused = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "spillway_do_not_track_refused", Help: "What DoNotTrackPolicies ask for and does not hold on this node, by reason; the log and the policies' condition Applied name each.",
@@ -203,7 +208,16 @@ func (m *Metrics) SetPorts(byDataplane map[string]int, unsupported int) {
 // ports of addresses on this node they are applied to.
 func (m *Metrics) SetPolicies(policies, targets int) {
 	m.policies.Set(float64(policies))
-	m.policyTargets.Set(float64(targets))
+	m.policyTargets.WithLabelValues().Set(float64(targets))
+	m.policiesHeld.Set(0)
+}
+
+// SetPoliciesHeld tells that an earlier agent's do-not-track policies are left as they
+// are, and how many are known, of which none is applied.
+func (m *Metrics) SetPoliciesHeld(policies int) {
+	m.policies.Set(float64(policies))
+	m.policyTargets.Reset()
+	m.policiesHeld.Set(1)
 }
 
 // SetRefused counts what policies ask for and does not hold, by reason. A reason that

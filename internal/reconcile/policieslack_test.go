@@ -1,0 +1,72 @@
+package reconcile
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+// TestMetricsAndProblemsSayWhatIsNotKnown goes from an earlier agent's table that is left
+// as it is, over one that somebody deletes, to a file that is mended.
+func TestMetricsAndProblemsSayWhatIsNotKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		unread, mended := "m.yaml", ""
+		table := &fakeTable{targets: 3}
+		g := start(t, func(c *Config) { c.Policies, c.PolicyTracker = table, policy.New(policy.Config{NodeName: "n1"}) }, newFakeBackend("ebpf"))
+		look := func(when string, held, known float64, targets int, problem string) {
+			t.Helper()
+			if got := g.metric("spillway_do_not_track_held"); got != held {
+				t.Errorf("%s: held %v, want %v", when, got, held)
+			}
+			if got := g.metric("spillway_do_not_track_policies"); got != known {
+				t.Errorf("%s: %v policies, want %v", when, got, known)
+			}
+			if got := g.series("spillway_do_not_track_targets"); len(got) == 0 != (targets < 0) || len(got) > 0 && got[0] != float64(targets) {
+				t.Errorf("%s: targets %v, want %d", when, got, targets)
+			}
+			var all []string
+			for _, p := range g.Status().Problems {
+				all = append(all, p.String())
+			}
+			if got := strings.Join(all, "; "); (problem == "") != (got == "") || !strings.Contains(got, problem) {
+				t.Errorf("%s: problems %q, want %q", when, got, problem)
+			}
+		}
+		d := policyDelta()
+		d.Unread = &unread
+		g.Deliver(d, nil)
+		g.after(time.Second)
+		look("an earlier agent's table", 1, 1, -1, "the kernel holds what an earlier agent wrote, and m.yaml cannot be read")
+		_ = table.Replace(t.Context(), policy.State{}) // somebody deletes it
+		g.after(time.Minute)
+		look("somebody deleted it", 0, 1, 1, "m.yaml cannot be read, and the kernel had nothing of an earlier agent: what can be read is applied, "+
+			"without what is said there of policies, pods, namespaces and nodes; so may lack something: p")
+		g.Deliver(model.Delta{Unread: &mended}, nil)
+		g.after(time.Second)
+		look("mended", 0, 1, 1, "")
+		g.Deliver(model.Delta{Unread: &unread}, nil)
+		g.after(time.Second)
+		look("another file, while this agent knows what was", 0, 1, 1, "")
+	})
+}
+
+// series are the values of a gauge, whatever its labels.
+func (g *rig) series(name string) (values []float64) {
+	g.t.Helper()
+	families, err := g.metrics.Gatherer().Gather()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			for _, m := range f.GetMetric() {
+				values = append(values, m.GetGauge().GetValue())
+			}
+		}
+	}
+	return values
+}
