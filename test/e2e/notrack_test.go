@@ -640,9 +640,10 @@ func (e *env) testDenialStays(t *testing.T, ask func(from string) bool) {
 	policy := policyYAML("cache", "  deny: others\n", clientPods)
 	e.writeAll(t, "policy.yaml", strings.Replace(policy, "deny:", "denny:", 1))
 	restart("a bad file")
-	if !strings.Contains(e.Agent("a").Tail(), "policy.yaml cannot be read, and may be what the kernel holds") {
+	if !strings.Contains(e.Agent("a").Tail(), "policy.yaml cannot be read, which may be some of it") {
 		t.Errorf("it is not told that the kernel's policies are left alone:\n%s", e.Agent("a").Tail())
 	}
+	e.expectMetric(t, "a", "\nspillway_do_not_track_held")
 	e.writeAll(t, "policy.yaml", strings.Replace(policy, "deny: others", "track: false", 1))
 	if !ask("b1") {
 		t.Error("when the file is mended, it is not applied")

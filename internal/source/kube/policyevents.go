@@ -109,7 +109,7 @@ func aboutPolicy(name string, uid types.UID, reason, note, origin string) messag
 	return message{
 		about: corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: policyKind, Name: name, UID: uid},
 		typ:   corev1.EventTypeWarning, action: "Apply", what: reason, note: note,
-		name: fmt.Sprintf("%s.%x", name[:min(len(name), 200)], sum[:8]),
+		name: fmt.Sprintf("%s.%x", strings.TrimRight(name[:min(len(name), 200)], ".-"), sum[:8]),
 	}
 }
 
