@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"spillway.dev/spillway/internal/model"
 )
@@ -58,6 +59,19 @@ func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
 		p.Tell(c.refused, nil)
 		if got := heard(); got != c.want {
 			t.Errorf("%d: told %q, want %q", i, got, c.want)
+		}
+	}
+}
+
+// TestTheNameOfAnEventIsOne: that of a policy may be as long as a name can be.
+func TestTheNameOfAnEventIsOne(t *testing.T) {
+	for _, name := range []string{"a", strings.Repeat("a", 253), strings.Repeat("a", 199) + "-b", strings.Repeat("a.b-c", 50)} {
+		m := aboutPolicy(name, "1", "Contradiction", "x", "n")
+		if faults := validation.IsDNS1123Subdomain(m.name); len(faults) > 0 {
+			t.Errorf("%s: %v", m.name, faults)
+		}
+		if other := aboutPolicy(name, "1", "ServiceNeedsNAT", "x", "n"); other.name == m.name {
+			t.Errorf("two reasons have one name: %s", m.name)
 		}
 	}
 }
