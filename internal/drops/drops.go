@@ -134,6 +134,8 @@ type Place struct {
 	Location string `json:"location,omitempty"`
 	// Stack is who called whom, the function that dropped first.
 	Stack []string `json:"stack,omitempty"`
+
+	cookie uint64 // of the namespace
 }
 
 // Counts are the drops since the Follower began.

@@ -26,6 +26,9 @@ var hookOf = map[string]string{
 	"ip_forward": "FORWARD", "ip6_forward": "FORWARD",
 	"__ip_local_out": "OUTPUT", "__ip6_local_out": "OUTPUT", "ip6_xmit": "OUTPUT", "ip6_send_skb": "OUTPUT", "raw_sendmsg": "OUTPUT",
 	"ip_output": "POSTROUTING", "ip6_output": "POSTROUTING", "ip_mc_output": "POSTROUTING",
+	// By br_netfilter, which has IP's hooks see what a bridge hands on.
+	"br_nf_pre_routing": "PREROUTING", "br_nf_pre_routing_ipv6": "PREROUTING",
+	"br_nf_forward_ip": "FORWARD", "br_nf_forward": "FORWARD", "br_nf_post_routing": "POSTROUTING",
 	"br_handle_frame": "bridge PREROUTING", "br_pass_frame_up": "bridge INPUT", "__br_forward": "bridge FORWARD",
 	"__netif_receive_skb_core": "netdev ingress", "__dev_queue_xmit": "netdev egress",
 }

@@ -354,6 +354,16 @@ func (f *Follower) Next(ctx context.Context) (Drop, error) {
 	return Drop{}, ctx.Err()
 }
 
+// Enter runs do in the network namespace in which a packet was dropped, on a thread
+// of its own. It is os.ErrNotExist if that has gone, or was never found.
+func (f *Follower) Enter(d *Drop, do func() error) error {
+	n, known := f.places.at(d.cookie)
+	if !known {
+		return fmt.Errorf("enter network namespace %s: %w", d.Namespace, os.ErrNotExist)
+	}
+	return n.enter(do)
+}
+
 // lookUp is how often a Follower that waits looks whether it is to end.
 const lookUp = 100 * time.Millisecond
 

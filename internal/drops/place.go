@@ -184,7 +184,7 @@ func (p *places) at(cookie uint64) (place, bool) {
 // fill writes into a Drop's place what its numbers stand for.
 func (p *places) fill(to *Place, cookie, inode uint64, index uint32) {
 	n, ok := p.at(cookie)
-	to.Inode = inode
+	to.Inode, to.cookie = inode, cookie
 	switch {
 	case ok:
 		to.Namespace, to.Pod = n.String(), n.pod

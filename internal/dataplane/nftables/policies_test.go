@@ -194,7 +194,7 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 		"elements = { 10.244.0.2 . tcp . 11211 : jump in-cache-0-from }",
 		"ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack accept", "ip daddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack return", "ip saddr @in-cache-0-ranges4 counter packets 0 bytes 0 notrack accept",
 		`iif 0 fib saddr type local return comment "the node itself"`, `iif "lo" fib saddr type local return comment "the node itself"`, `fib daddr type local return comment "the node itself"`,
-		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }", `counter packets 0 bytes 0 drop comment "deny: others"`,
+		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }", `counter packets 0 bytes 0 drop comment "DoNotTrackPolicy cache, deny: others"`,
 	} {
 		if !strings.Contains(text, line) {
 			t.Errorf("nft does not show %s", line)

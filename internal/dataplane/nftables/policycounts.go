@@ -86,16 +86,7 @@ func (c *policyCounts) add(seen map[countedRule]uint64) {
 
 // countedPackets is what a rule's counter says.
 func countedPackets(exprs []byte) (packets uint64) {
-	for _, e := range nested(exprs) {
-		name, data := "", []byte(nil)
-		for typ, v := range nested(e) {
-			switch typ {
-			case unix.NFTA_EXPR_NAME:
-				name = cString(v)
-			case unix.NFTA_EXPR_DATA:
-				data = v
-			}
-		}
+	for name, data := range expressions(exprs) {
 		if name != "counter" {
 			continue
 		}

@@ -272,7 +272,8 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 		}
 	}
 	if v.Deny {
-		out = append(append(out, itself(peer)...), (&rule{comment: "deny: others"}).counted(t.rules[v.Rules[0]].Policy, "denied").drop())
+		by := t.rules[v.Rules[0]].Policy
+		out = append(append(out, itself(peer)...), (&rule{comment: aboutPolicy(by) + deniesOthers}).counted(by, "denied").drop())
 	}
 	return out
 }
@@ -340,12 +341,19 @@ func peerSets(r *policy.Rule) (out []*set) {
 	return out
 }
 
-func aboutRule(r *policy.Rule) string {
-	name := r.Policy
+func aboutRule(r *policy.Rule) string { return aboutPolicy(r.Policy) + ", " + r.Side.String() }
+
+// A rule that denies says whose it is: who looks at a dropped packet reads it back.
+const (
+	policyKind   = "DoNotTrackPolicy "
+	deniesOthers = ", deny: others"
+)
+
+func aboutPolicy(name string) string {
 	if len(name) > 150 {
 		name = name[:150] // user data has one byte for the length
 	}
-	return "DoNotTrackPolicy " + name + ", " + r.Side.String()
+	return policyKind + name
 }
 
 func blocksOf(rule string, f *family) string { return rule + "-ranges" + f.suffix }

@@ -1,0 +1,273 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// Dropped is a packet that nf_tables has dropped, as it was at the hook.
+type Dropped struct {
+	Source, Destination netip.AddrPort
+	Protocol            model.Protocol
+	Hook                string // PREROUTING, INPUT, FORWARD or OUTPUT; what is at others, no policy denies
+	FromHere            bool   // it came in by no device, or by lo
+}
+
+// Denial is what the policies' table says of a packet.
+type Denial struct {
+	// Policy is the DoNotTrackPolicy whose "deny: others" denies it, the first by
+	// name if several do; "" if none does. A name of more than 150 bytes is cut short.
+	Policy string
+	Chain  string // the base chain that sees to it
+	// Before are the chains of others, as TABLE/CHAIN, that see the packet before, or
+	// that may: the kernel does not tell which of two of one priority it asks first.
+	Before []string
+}
+
+// denyingHooks are the base chains that deny, by netfilter's hooks.
+var denyingHooks = map[string]string{
+	"PREROUTING": "prerouting", "OUTPUT": "output",
+	"INPUT": "translated-here", "FORWARD": "translated-on",
+}
+
+// Denied looks in the policies' table of this network namespace for who denies a
+// packet. It reads what the kernel holds now, and changes nothing; without the table,
+// nobody denies. Errors are those of netlink.
+func Denied(ctx context.Context, d Dropped) (Denial, error) {
+	out := Denial{Chain: denyingHooks[d.Hook]}
+	switch d.Protocol {
+	case model.TCP, model.UDP, model.SCTP:
+	default:
+		return Denial{}, nil
+	}
+	if out.Chain == "" || ctx.Err() != nil {
+		return Denial{}, ctx.Err()
+	}
+	s, err := dial()
+	if err != nil {
+		return Denial{}, err
+	}
+	defer s.close()
+	if out.Policy, err = s.denies(&d); err == nil && out.Policy != "" {
+		out.Before, err = s.chainsBefore(&d, out.Chain)
+	}
+	if err != nil {
+		return Denial{}, fmt.Errorf("read table %s: %w", PolicyTable, err)
+	}
+	if out.Policy == "" {
+		return Denial{}, nil
+	}
+	return out, nil
+}
+
+// denies goes the packet's way through the table, as its base chains do. A drop is
+// final, and so is it when a chain accepts.
+func (s *socket) denies(d *Dropped) (policy string, err error) {
+	f, ends := familyOfAddr(d.Source.Addr()), [2]netip.AddrPort{d.Source, d.Destination}
+	_, asksOnly := translatedHooks[denyingHooks[d.Hook]]
+	for _, w := range ways {
+		if asksOnly && !w.asks {
+			continue
+		}
+		key := string(appendPort(appendProto(appendAddr(nil, ends[w.here].Addr()), d.Protocol), ends[w.port].Port()))
+		for _, ranges := range []bool{false, true} {
+			v, err := s.element(w.set(f, ranges), key)
+			if err != nil {
+				return "", err
+			}
+			if v == nil {
+				continue
+			}
+			policy, done, err := s.judge(v.jump, ends[1-w.here].Addr(), 1-w.here, d)
+			if policy != "" || done || err != nil {
+				return policy, err
+			}
+		}
+	}
+	return "", nil
+}
+
+// element is the element of a set that a key is in, nil if there is none, or no such
+// set, or no table.
+func (s *socket) element(set, key string) (found *value, err error) {
+	a := attrs{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, PolicyTable)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	list := a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	at := a.nest(unix.NFTA_LIST_ELEM)
+	a.element(key, &value{}, false)
+	a.close(at)
+	a.close(list)
+	err = s.each(unix.NFT_MSG_GETSETELEM, 0, a, func(m netlink.Message) {
+		for typ, list := range attributes(m) {
+			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				continue
+			}
+			for _, e := range nested(list) {
+				_, found = readElement(e)
+			}
+		}
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return found, err
+}
+
+// judge goes through the chain of a verdict with a peer, which is the packet's source
+// (0) or destination (1): who denies it, or whether the packet's way through the table
+// ends there.
+func (s *socket) judge(chain string, peer netip.Addr, which int, d *Dropped) (policy string, done bool, err error) {
+	rules, err := s.verdictRules(chain)
+	if err != nil {
+		return "", false, err
+	}
+	f := familyOfAddr(peer)
+	for _, r := range rules {
+		switch name, denies := strings.CutSuffix(r.comment, deniesOthers); {
+		case denies:
+			return strings.TrimPrefix(name, policyKind), true, nil
+		case r.itself:
+			if (which == 1 || d.FromHere) && isLocal(peer) {
+				return "", false, nil
+			}
+			continue
+		case r.set != "" && !strings.HasSuffix(r.set, f.suffix):
+			continue
+		case r.set != "":
+			if in, err := s.element(r.set, string(peer.AsSlice())); in == nil || err != nil {
+				if err != nil {
+					return "", false, err
+				}
+				continue
+			}
+		}
+		return "", r.accepts, nil
+	}
+	return "", false, nil
+}
+
+// readRule is what a rule of a verdict's chain does.
+type readRule struct {
+	comment string
+	set     string // that the peer has to be in
+	itself  bool   // it asks whether the peer is an address of this node
+	accepts bool   // it ends the packet's way through the table
+}
+
+func (s *socket) verdictRules(chain string) (out []readRule, err error) {
+	err = s.dump(unix.NFT_MSG_GETRULE, PolicyTable, unix.NFTA_RULE_TABLE, func(m netlink.Message) {
+		r, of := readRule{}, ""
+		for typ, v := range attributes(m) {
+			switch typ {
+			case unix.NFTA_RULE_CHAIN:
+				of = cString(v)
+			case unix.NFTA_RULE_USERDATA:
+				r.comment = udata(v).getString(udataRuleComment)
+			case unix.NFTA_RULE_EXPRESSIONS:
+				r.read(v)
+			}
+		}
+		if of == chain {
+			out = append(out, r)
+		}
+	})
+	return out, err
+}
+
+func (r *readRule) read(exprs []byte) {
+	for name, data := range expressions(exprs) {
+		for typ, v := range nested(data) {
+			switch {
+			case name == "fib":
+				r.itself = true
+			case name == "lookup" && typ == unix.NFTA_LOOKUP_SET:
+				r.set = cString(v)
+			case name == "immediate" && typ == unix.NFTA_IMMEDIATE_DATA:
+				for typ, v := range nested(v) {
+					r.accepts = r.accepts || typ == unix.NFTA_DATA_VERDICT && verdictOf(v) == nfAccept
+				}
+			}
+		}
+	}
+}
+
+// expressions are those of a rule, by their kinds.
+func expressions(list []byte) func(yield func(string, []byte) bool) {
+	return func(yield func(string, []byte) bool) {
+		for _, e := range nested(list) {
+			name, data := "", []byte(nil)
+			for typ, v := range nested(e) {
+				switch typ {
+				case unix.NFTA_EXPR_NAME:
+					name = cString(v)
+				case unix.NFTA_EXPR_DATA:
+					data = v
+				}
+			}
+			if !yield(name, data) {
+				return
+			}
+		}
+	}
+}
+
+func verdictOf(b []byte) int32 {
+	for typ, v := range nested(b) {
+		if typ == unix.NFTA_VERDICT_CODE {
+			return int32(number(v))
+		}
+	}
+	return unix.NFT_CONTINUE
+}
+
+// isLocal reports whether an address is one of this network namespace's own.
+func isLocal(a netip.Addr) bool {
+	addrs, err := net.InterfaceAddrs()
+	return a.IsLoopback() || err == nil && slices.ContainsFunc(addrs, func(have net.Addr) bool {
+		p, err := netip.ParsePrefix(have.String())
+		return err == nil && p.Addr().Unmap() == a
+	})
+}
+
+// chainsBefore are the base chains of others that may have seen a packet at the hook
+// before the policies' chain did: those of no later priority that have rules, or drop
+// whatever comes.
+func (s *socket) chainsBefore(d *Dropped, ours string) (before []string, err error) {
+	own, known := policyHooks[ours]
+	if !known {
+		own = translatedHooks[ours]
+	}
+	all := attrs{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
+	err = s.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, all, func(m netlink.Message) {
+		img, table, used := &image{chains: map[string]*foundChain{}}, "", uint32(0)
+		img.takeChain(m)
+		for typ, v := range attributes(m) {
+			switch typ {
+			case unix.NFTA_CHAIN_TABLE:
+				table = cString(v)
+			case unix.NFTA_CHAIN_USE:
+				used = number(v)
+			}
+		}
+		sees := m.Data[0] == unix.NFPROTO_INET || uint32(m.Data[0]) == familyOfAddr(d.Source.Addr()).proto
+		for name, c := range img.chains {
+			mayDrop := used > 0 || c.policy != nfAccept
+			if sees && mayDrop && table != PolicyTable && c.hook.typ != "" && c.hook.num == own.num && c.hook.priority <= own.priority {
+				before = append(before, table+"/"+name)
+			}
+		}
+	})
+	slices.Sort(before)
+	return before, err
+}
