@@ -24,8 +24,9 @@ func deniedBy(before, after map[string]float64) (policy string) {
 	return policy
 }
 
-// randomPolicies are two policies about ports from 1 to 4 of pods or the node.
-func randomPolicies(r *rand.Rand) model.Delta {
+// randomPolicies are two policies about ports from 1 to 4 of pods or the node, or one
+// for what either pod is asked.
+func randomPolicies(r *rand.Rand, each bool) model.Delta {
 	d := oneCache(true)
 	d.DoNotTrackPolicies = map[string]*model.DoNotTrackPolicy{}
 	client := &model.Pod{Name: model.Name{Namespace: "n", Name: "pod2"}, Node: "here", Labels: map[string]string{"role": "client"},
@@ -47,12 +48,14 @@ func randomPolicies(r *rand.Rand) model.Delta {
 			rule.Peers = append(rule.Peers, model.PolicyPeer{Pods: sel("client")})
 		}
 		p := &model.DoNotTrackPolicy{Name: fmt.Sprint("policy", i), Track: r.IntN(4) == 0, DenyOthers: r.IntN(4) > 0}
-		if r.IntN(3) == 0 {
+		if each {
+			p.Pods = sel([]string{"cache", "client"}[i])
+		} else if r.IntN(3) == 0 {
 			p.Nodes = &model.Selector{MatchLabels: map[string]string{"is": "node"}}
 		} else {
 			p.Pods = sel([]string{"cache", "client"}[r.IntN(2)])
 		}
-		if r.IntN(2) > 0 {
+		if each || r.IntN(2) > 0 {
 			p.Ingress = []model.PolicyRule{rule}
 		} else {
 			p.Egress = []model.PolicyRule{rule}
@@ -70,7 +73,7 @@ func TestWhoDeniedAPacketIsReadBack(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
-		d := randomPolicies(r)
+		d := randomPolicies(r, seed%3 == 0)
 		tr.SetNodeAddrs(d.Nodes["here"].Addresses)
 		tr.Apply(d)
 		if err := p.Replace(t.Context(), tr.State()); err != nil {
