@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -173,6 +174,25 @@ func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 			}
 		})
 	}
+	t.Run("printed", func(t *testing.T) {
+		var out, errs bytes.Buffer
+		done := make(chan int, 1)
+		go func() {
+			done <- run([]string{"drops", "--netns", ns["NODE"], "--port", "11211", "--count", "1", "--for", "20s"}, &out, &errs)
+		}()
+		for code := -1; code < 0; { // until it follows
+			inNamespace(t, ns["LAN"], func() { send("tcp4", "10.244.0.2:11211") })
+			select {
+			case code = <-done:
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+		for _, want := range []string{"at PREROUTING, nft spillway-policy/prerouting, ", "\n  DoNotTrackPolicy cache (deny: others) denied it\n"} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%q is not in %s%s", want, out.String(), errs.String())
+			}
+		}
+	})
 }
 
 func nftIn(t *testing.T, name, text string) {
