@@ -51,8 +51,10 @@ WHO is a pod as NAMESPACE/NAME, a node as node/NAME, or an address; a Service's
 cluster IP stands for its endpoints. It is worked out from the objects, as every
 node's agent does; no agent is asked.
 
-Where addresses fare differently the outcome is "differs by address"; where requests
-from some source ports count as answers, it is "differs by source port".`,
+Another address of a Service, or a node's port that leads to others, is "not judged"
+if a policy may have a say: ask for an endpoint. Where addresses fare differently the
+outcome is "differs by address"; where requests from some source ports count as
+answers, it is "differs by source port".`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(q.output); err != nil {
@@ -112,6 +114,10 @@ type nodeDecision struct {
 // differs is the outcome where it is not the same for all addresses of who asks and
 // who is asked.
 const differs = "differs by address"
+
+// notJudged is the outcome where a Service or a CNI leads from who is asked to others,
+// of whom policies may say something.
+const notJudged = "not judged"
 
 var flowProtocols = map[string]model.Protocol{"TCP": model.TCP, "UDP": model.UDP, "SCTP": model.SCTP}
 

@@ -26,7 +26,19 @@ type flowWorld struct {
 	// alsoTo is an address of a Service that the client's node judges too, before
 	// netfilter translates.
 	alsoTo netip.AddrPort
+	// elsewhere says that who is asked is not who gets it, and when that is decided.
+	elsewhere translation
 }
+
+// translation says when another destination is put in, which an answer about the first
+// one knows nothing of.
+type translation int
+
+const (
+	notTranslated    translation = iota
+	translatedBefore             // by eBPF: policies never see the first one
+	translatedAfter              // by netfilter: what is denied before goes no further
+)
 
 func newFlowWorld(q question, world model.Delta, problems []model.Problem) *flowWorld {
 	w := &flowWorld{q: q, world: world, proto: flowProtocols[strings.ToUpper(q.protocol)], trackers: map[string]*policy.Tracker{}}
@@ -71,7 +83,13 @@ func (w *flowWorld) flows() ([]policy.Flow, error) {
 		return nil, err
 	}
 	if s := serviceAt(w.world, to.addrs[0]); s != nil && to.is == "" {
-		return w.through(s, to.addrs[0], from)
+		if slices.Contains(s.ClusterIPs, to.addrs[0]) && from.node != "" {
+			return w.through(s, to.addrs[0], from)
+		}
+		w.lead(fmt.Sprintf("%s is an address of Service %s", to.text, s.Name))
+	}
+	if to.is == "node" {
+		w.leadByPort(to)
 	}
 	var out []policy.Flow
 	for _, f := range from.addrs {
@@ -85,9 +103,6 @@ func (w *flowWorld) flows() ([]policy.Flow, error) {
 		return nil, usageErrorf("--from %s and --to %s have no address of one family", from.text, to.text)
 	}
 	w.assume(from)
-	if to.is == "node" {
-		w.noteNodePorts(to.addrs)
-	}
 	return out, nil
 }
 
@@ -105,21 +120,44 @@ func (w *flowWorld) assume(from who) {
 	}
 }
 
-// noteNodePorts tells of Services that a node's port leads to.
-func (w *flowWorld) noteNodePorts(addrs []netip.Addr) {
-	var names []string
+// lead says that a Service leads from there to its endpoints, which are not followed: on
+// the way, who asks may be masqueraded.
+func (w *flowWorld) lead(how string) {
+	w.elsewhere = translatedBefore
+	if modeUsesNetfilter(w.q.proxyMode) {
+		w.elsewhere = translatedAfter
+	}
+	w.notes = append(w.notes, how+": what policies make of its endpoints is not in here; "+
+		"ask for an endpoint, from who asks and from the node, which may masquerade")
+}
+
+// leadByPort looks where a port of a node leads to.
+func (w *flowWorld) leadByPort(to who) {
+	port := uint16(w.q.port)
+	var services, pods []string
 	for name, s := range w.world.Services {
-		has := slices.ContainsFunc(slices.Concat(s.ExternalIPs, s.LoadBalancerIPs), func(a netip.Addr) bool { return slices.Contains(addrs, a.Unmap()) })
+		has := slices.ContainsFunc(slices.Concat(s.ExternalIPs, s.LoadBalancerIPs), func(a netip.Addr) bool { return slices.Contains(to.addrs, a.Unmap()) })
 		if slices.ContainsFunc(s.Ports, func(p model.ServicePort) bool {
-			return p.Protocol == w.proto && (p.NodePort == uint16(w.q.port) || has && p.Port == uint16(w.q.port))
+			return p.Protocol == w.proto && (p.NodePort == port || has && p.Port == port)
 		}) {
-			names = append(names, name.String())
+			services = append(services, name.String())
 		}
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		w.notes = append(w.notes, fmt.Sprintf("port %d of that node is one of Service %s: what policies make of its endpoints is not in here; "+
-			"ask for an endpoint, from who asks and from the node, which may masquerade", w.q.port, name))
+	for name, p := range w.world.Pods {
+		for _, h := range p.HostPorts {
+			if p.Node == to.node && h.Protocol == w.proto && h.Host == port {
+				pods = append(pods, fmt.Sprintf("the hostPort of pod %s: what policies make of that is not in here; ask for the pod, at port %d", name, h.Port))
+			}
+		}
+	}
+	slices.Sort(pods)
+	for _, text := range pods {
+		w.elsewhere = translatedAfter // by the CNI
+		w.notes = append(w.notes, fmt.Sprintf("port %d of that node is %s", port, text))
+	}
+	slices.Sort(services)
+	for _, name := range services {
+		w.lead(fmt.Sprintf("port %d of that node is one of Service %s", port, name))
 	}
 }
 
@@ -193,6 +231,13 @@ func (w *flowWorld) nobody(flag, text, namespace, name string) error {
 // decide asks each node that has one of the addresses what it makes of a flow, and says
 // what becomes of it.
 func (w *flowWorld) decide(e *explanation, f policy.Flow) string {
+	elsewhere := w.elsewhere
+	if len(w.world.DoNotTrackPolicies) == 0 {
+		elsewhere = notTranslated // wherever it goes
+	}
+	if elsewhere == translatedBefore {
+		return notJudged
+	}
 	var all []policy.Decision
 	for _, name := range w.nodes {
 		if !w.has(name, f.From) && !w.has(name, f.To) {
@@ -212,7 +257,11 @@ func (w *flowWorld) decide(e *explanation, f policy.Flow) string {
 		}
 		all = append(all, found...)
 	}
-	return policy.Outcome(f, all)
+	outcome := policy.Outcome(f, all)
+	if elsewhere == translatedAfter && outcome != policy.Denied {
+		return notJudged
+	}
+	return outcome
 }
 
 // has reports whether an address is on a node.
@@ -241,15 +290,10 @@ func (w *flowWorld) tracker(node string) *policy.Tracker {
 	return t
 }
 
-// through follows a Service to its endpoints, as the node of who asks does.
+// through follows a Service from its cluster IP to its endpoints, as the node of who
+// asks does.
 func (w *flowWorld) through(s *model.Service, addr netip.Addr, from who) ([]policy.Flow, error) {
 	is := fmt.Sprintf("--to %s: that is an address of Service %s", w.q.to, s.Name)
-	switch {
-	case !slices.Contains(s.ClusterIPs, addr):
-		return nil, usageErrorf("%s and not its cluster IP, so that who asks may be masqueraded: ask for an endpoint, from who asks and from the node", is)
-	case from.node == "":
-		return nil, usageErrorf("%s, and who is neither pod nor node may be masqueraded on the way there: ask for an endpoint, from who asks and from the node", is)
-	}
 	t := intent.New(intent.Config{NodeName: from.node, ProxyName: w.q.proxyName})
 	t.Apply(w.world)
 	var out []policy.Flow
@@ -312,6 +356,7 @@ func (w *flowWorld) note(e *explanation) {
 		}
 	case len(w.world.DoNotTrackPolicies) == 0:
 		w.notes = append(w.notes, "there is no DoNotTrackPolicy")
+	case w.elsewhere != notTranslated:
 	default:
 		w.notes = append(w.notes, "no policy selects either")
 		for _, name := range policy.SelectNobody(w.world) {
