@@ -25,6 +25,10 @@ type policyPods map[string]string
 
 func (e *env) writePods(t *testing.T, roles policyPods) {
 	t.Helper()
+	e.writeAll(t, "pods.yaml", e.podsYAML(roles))
+}
+
+func (e *env) podsYAML(roles policyPods) string {
 	var b strings.Builder
 	for short, role := range roles {
 		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: %s, labels: {role: %s}}\nspec: {nodeName: %s}\n",
@@ -34,7 +38,7 @@ func (e *env) writePods(t *testing.T, roles policyPods) {
 	for _, ns := range []string{"caches", "clients", "others"} {
 		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s, labels: {team: %s}}\n", ns, ns)
 	}
-	e.writeAll(t, "pods.yaml", b.String())
+	return b.String()
 }
 
 // writeAll writes a manifest for every node and waits until all have it applied.
@@ -227,6 +231,7 @@ func TestDoNotTrackPolicies(t *testing.T) {
 			t.Run("past netfilter", func(t *testing.T) { e.testPastNetfilter(t) })
 		}
 		if mode != "iptables" {
+			t.Run(mode+", a hostPort", func(t *testing.T) { e.testHostPort(t) })
 			t.Run(mode+", ports as sources", func(t *testing.T) { e.testPortsAsSources(t) })
 			t.Run(mode+", under load", func(t *testing.T) { e.testPoliciesUnderLoad(t) })
 			t.Run(mode+", another pod", func(t *testing.T) { e.testAnotherPod(t) })
