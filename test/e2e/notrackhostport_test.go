@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -41,7 +42,7 @@ func (e *env) testHostPort(t *testing.T) {
 	run(t, e.host(t, "a"), "nft", strings.NewReplacer("HOST", fmt.Sprint(hostPort), "PORT", fmt.Sprint(cachePort),
 		"V4", e.Addr("a0", false).String(), "V6", e.Addr("a0", true).String()).Replace(portmap))
 	defer run(t, e.host(t, "a"), "nft", "delete table inet cni_hostport")
-	e.startEcho(t, "a0", cachePort)
+	heard := e.startEcho(t, "a0", cachePort)
 	policy := func(deny string) string {
 		return strings.Replace(policyYAML("host", deny, clientPods), "ports: [", fmt.Sprintf("ports: [{protocol: UDP, port: %d}, ", cachePort), 1)
 	}
@@ -56,10 +57,13 @@ func (e *env) testHostPort(t *testing.T) {
 			{"b1", "tcp", false, false}, {"client0", "tcp", true, false}, {"client0", "udp", false, false}, {"b1", "udp", true, false},
 		} {
 			e.forgetEntries(t)
-			answers := c.peer || deny == ""
+			answers, before := c.peer || deny == "", heard.Load()
 			err := e.askEither(t, c.from, c.network, netip.AddrPortFrom(e.Addr("a", c.v6), hostPort), answers)
 			if (err == nil) != answers {
 				t.Errorf("%q: %s asks by the hostPort, %s (IPv6 %v): %v, want an answer %v", deny, c.from, c.network, c.v6, err, answers)
+			}
+			if heard.Load() > before && !answers { // that answers are denied too is not enough
+				t.Errorf("%s asks by the hostPort, %s (IPv6 %v), and the pod hears of it", c.from, c.network, c.v6)
 			}
 		}
 	}
@@ -67,8 +71,8 @@ func (e *env) testHostPort(t *testing.T) {
 	e.expectMetric(t, "a", `spillway_do_not_track_refused{reason="HostPortNeedsNAT"}`)
 }
 
-// startEcho has a host send back what comes to a UDP port.
-func (e *env) startEcho(t *testing.T, short string, port int) {
+// startEcho has a host send back what comes to a UDP port, and counts that.
+func (e *env) startEcho(t *testing.T, short string, port int) (heard *atomic.Int64) {
 	t.Helper()
 	var c net.PacketConn
 	err := e.host(t, short).Do(func() (err error) {
@@ -79,6 +83,7 @@ func (e *env) startEcho(t *testing.T, short string, port int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
+	heard = &atomic.Int64{}
 	go func() {
 		b := make([]byte, 64)
 		for {
@@ -86,9 +91,11 @@ func (e *env) startEcho(t *testing.T, short string, port int) {
 			if err != nil {
 				return
 			}
+			heard.Add(1)
 			_, _ = c.WriteTo(b[:n], from)
 		}
 	}()
+	return heard
 }
 
 // askEither asks memcached, or the echo, and waits long for an answer if it is to come.

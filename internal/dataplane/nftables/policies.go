@@ -46,9 +46,9 @@ type Policies struct {
 	generation uint32
 	sure       bool
 	repaired   dataplane.Repair
-	leftUntil  time.Time // see forgetLeft
+	leftLook   time.Time // when forgetLeft looks next
 	leftMade   bool      // the table of what is left is there
-	nat        bool      // somebody translates
+	nat        bool      // somebody translated when it was last asked
 	counts     policyCounts
 }
 

@@ -370,7 +370,10 @@ func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				p.leftUntil = time.Now().Add(-time.Second)
+				if nat {
+					emptyLeft(t)
+				}
+				p.leftLook = time.Now()
 				if err := p.Replace(t.Context(), tr.State()); err != nil || left() != "" {
 					t.Errorf("when its time is up: %v\n%s", err, left())
 				}
@@ -382,5 +385,91 @@ func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// emptyLeft has all that is in the table of what is left expire.
+func emptyLeft(t *testing.T) {
+	t.Helper()
+	left := PolicyTable + leftPolicies
+	if out, err := nft(fmt.Sprintf("flush set inet %s left4; flush set inet %[1]s left-hosts4; add element inet %[1]s left4 { 10.244.0.2 . tcp . 11211 timeout 10ms }", left)); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		out, err := nft("list set inet " + left + " left4")
+		if err == nil && !strings.Contains(string(out), "11211") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not expire: %v %s", err, out)
+		}
+	}
+}
+
+// TestWhatAPolicyLeftGoesWhoeverMadeIt has agents begin anew all the time: none is there
+// long enough to see the end of what it has left.
+func TestWhatAPolicyLeftGoesWhoeverMadeIt(t *testing.T) {
+	left := func() bool { _, err := nft("list table inet " + PolicyTable + leftPolicies); return err == nil }
+	nat := func(verb string) {
+		if out, err := nft(verb + " table ip cni; " + map[string]string{"add": "add chain ip cni post { type nat hook postrouting priority 100; }"}[verb]); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+	}
+	begin := func() *Policies {
+		p := openPolicies(t)
+		if err := p.Replace(t.Context(), policy.New(policy.Config{NodeName: "here"}).State()); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	look := func(p *Policies) {
+		p.leftLook = time.Now()
+		if err := p.Replace(t.Context(), policy.New(policy.Config{NodeName: "here"}).State()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, how := range []string{"emptied", "nobody translates"} {
+		t.Run(how, func(t *testing.T) {
+			enter(t)
+			nat("add")
+			p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
+			tr.Apply(oneCache(true))
+			if err := p.Replace(t.Context(), tr.State()); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Apply(t.Context(), tr.Apply(model.Delta{Full: true})); err != nil || !left() {
+				t.Fatalf("nothing is left: %v", err)
+			}
+			p = begin()
+			if look(p); !left() {
+				t.Fatal("it goes while it holds something")
+			}
+			if how == "emptied" {
+				emptyLeft(t)
+				if begin(); left() {
+					t.Error("the next agent leaves it although it is empty")
+				}
+				return
+			}
+			nat("delete")
+			if look(p); !left() {
+				t.Error("it goes although somebody translated just now")
+			}
+			if begin(); !left() {
+				t.Error("it goes although it is not known who translated before")
+			}
+			if look(p); left() {
+				t.Error("nobody translates any more, and it stays")
+			}
+			nat("add")
+			tr = policy.New(policy.Config{NodeName: "here"})
+			tr.Apply(oneCache(true))
+			if err := p.Replace(t.Context(), tr.State()); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Apply(t.Context(), tr.Apply(model.Delta{Full: true})); err != nil || !left() {
+				t.Errorf("it is not made again when it is needed: %v", err)
+			}
+		})
 	}
 }

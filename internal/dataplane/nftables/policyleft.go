@@ -2,6 +2,8 @@ package nftables
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -37,7 +39,9 @@ const (
 	// leftForOthers is shorter: without SYN nobody can tell an answer from what a pod
 	// begins from its port.
 	leftForOthers = 5 * time.Minute
-	tcpSYN        = 0x02
+	// leftLooks is how often it is looked whether all has gone.
+	leftLooks = 5 * time.Minute
+	tcpSYN    = 0x02
 )
 
 // leftHook comes before every masquerade, and before the nat chains of Services.
@@ -121,7 +125,7 @@ func (p *Policies) leave(ctx context.Context, b *batch, e *policyEdit, next *pol
 		elems[name].write(b, unix.NFT_MSG_NEWSETELEM)
 	}
 	b.table, b.about = table, about
-	p.leftMade, p.leftUntil = true, time.Now().Add(leftFor)
+	p.leftMade = true
 }
 
 // addLeft makes the table of what is left, or leaves it as it is.
@@ -200,15 +204,47 @@ func (b *Backend) translated(ctx context.Context) (yes bool) {
 	return yes
 }
 
-// forgetLeft takes the table of what is left away when all in it has gone. An agent
-// that begins does not know since when that is there.
+// forgetLeft takes the table of what is left away when nothing is in it any more, or
+// nobody translates: its chain has conntrack see all traffic. The kernel is asked, since
+// who made it may have been an earlier agent.
 func (p *Policies) forgetLeft(ctx context.Context) error {
-	switch now := time.Now(); {
-	case p.leftUntil.IsZero():
-		p.leftUntil = now.Add(leftFor)
-	case now.After(p.leftUntil):
-		p.leftUntil, p.leftMade = now.Add(leftFor), false
-		return Cleanup(ctx, Config{Table: p.link.cfg.Table + leftPolicies})
+	now := time.Now()
+	if now.Before(p.leftLook) {
+		return nil
 	}
-	return nil
+	there, holds, err := p.readLeft(ctx)
+	if err != nil {
+		return fmt.Errorf("read table %s: %w", p.link.cfg.Table+leftPolicies, err)
+	}
+	// Who translates may be writing rules anew, or be about to go: that is asked twice.
+	before := p.nat || p.leftLook.IsZero()
+	p.leftLook, p.leftMade, p.nat = now.Add(leftLooks), there, there && p.link.translated(ctx)
+	if !there || holds && (p.nat || before) {
+		return nil
+	}
+	p.leftMade = false
+	return Cleanup(ctx, Config{Table: p.link.cfg.Table + leftPolicies})
+}
+
+// readLeft reports whether the table of what is left is there, and holds anything that
+// has not expired.
+func (p *Policies) readLeft(ctx context.Context) (there, holds bool, err error) {
+	err = p.link.do(ctx, func(s *socket) error {
+		for _, f := range []*family{&ipv4, &ipv6} {
+			ports, hosts := leftSets(f)
+			for _, set := range []*set{ports, hosts} {
+				fs := &foundSet{elems: map[string]*value{}}
+				err := s.dumpElements(p.link.cfg.Table+leftPolicies, set.name, fs)
+				if errors.Is(err, unix.ENOENT) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				there, holds = true, holds || len(fs.elems) > 0
+			}
+		}
+		return nil
+	})
+	return there, holds, err
 }
