@@ -199,7 +199,7 @@ func (c *dropsConfig) follow(ctx context.Context, follower *drops.Follower, all 
 			return err
 		}
 		own.explain(&d)
-		explainDenial(ctx, follower, &d)
+		explainDenial(follower, &d)
 		if err := printDrop(out, c.output, &d); err != nil {
 			return fmt.Errorf("write drop: %w", err)
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"net/netip"
 	"strings"
 
@@ -15,20 +14,17 @@ import (
 // one did: the table of policies is looked at in the namespace of the drop, as it is by
 // now. Where the kernel does not tell which table dropped, chains that see packets
 // before it does are named too.
-func explainDenial(ctx context.Context, follower *drops.Follower, d *drops.Drop) {
+func explainDenial(follower *drops.Follower, d *drops.Drop) {
 	if d.By != "nft" || d.Table != "" && d.Table != nftables.PolicyTable || d.Fragment {
 		return
 	}
-	var found nftables.Denial
-	err := follower.Enter(d, func() (err error) {
-		found, err = nftables.Denied(ctx, nftables.Dropped{
-			Source:      netip.AddrPortFrom(d.Source, d.SourcePort),
-			Destination: netip.AddrPortFrom(d.Destination, d.DestinationPort),
-			Protocol:    protocolNamed(d.Protocol),
-			Hook:        d.Hook,
-			FromHere:    d.Interface == "" || d.Interface == "lo",
-		})
-		return err
+	enter := func(do func() error) error { return follower.Enter(d, do) }
+	found, err := nftables.Denied(enter, nftables.Dropped{
+		Source:      netip.AddrPortFrom(d.Source, d.SourcePort),
+		Destination: netip.AddrPortFrom(d.Destination, d.DestinationPort),
+		Protocol:    protocolNamed(d.Protocol),
+		Hook:        d.Hook,
+		FromHere:    d.Interface == "" || d.Interface == "lo",
 	})
 	if err == nil { // else what is known of it stands
 		tellDenial(d, found)

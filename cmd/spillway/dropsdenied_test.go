@@ -256,7 +256,7 @@ func dropOf(t *testing.T, name, hook string, what func()) (d drops.Drop, told bo
 		if err != nil {
 			t.Fatal(err)
 		}
-		explainDenial(ctx, f, &d)
+		explainDenial(f, &d)
 		if d.Hook == hook {
 			return d, told
 		}

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -40,26 +39,27 @@ var denyingHooks = map[string]string{
 	"INPUT": "translated-here", "FORWARD": "translated-on",
 }
 
-// Denied looks in the policies' table of this network namespace for who denies a
-// packet. It reads what the kernel holds now, and changes nothing; without the table,
-// nobody denies. Errors are those of netlink.
-func Denied(ctx context.Context, d Dropped) (Denial, error) {
+// Enter runs a function in the network namespace that is meant.
+type Enter func(func() error) error
+
+// Denied looks in the policies' table of a network namespace for who denies a packet.
+// It reads what the kernel holds now, and changes nothing; without the table, nobody
+// denies. Errors are those of netlink, and enter's.
+func Denied(enter Enter, d Dropped) (Denial, error) {
 	out := Denial{Chain: denyingHooks[d.Hook]}
-	switch d.Protocol {
-	case model.TCP, model.UDP, model.SCTP:
-	default:
+	if _, carried := carries[d.Protocol]; !carried || out.Chain == "" {
 		return Denial{}, nil
 	}
-	if out.Chain == "" || ctx.Err() != nil {
-		return Denial{}, ctx.Err()
-	}
-	s, err := dial()
+	q := denialQuestion{Dropped: d, enter: enter}
+	// A socket stays in the namespace it was opened in. What waits for answers need not
+	// keep a thread there, which takes three times as long.
+	err := enter(func() (err error) { q.socket, err = dial(); return err })
 	if err != nil {
 		return Denial{}, err
 	}
-	defer s.close()
-	if out.Policy, err = s.denies(&d); err == nil && out.Policy != "" {
-		out.Before, err = s.chainsBefore(&d, out.Chain)
+	defer q.close()
+	if out.Policy, err = q.denies(); err == nil && out.Policy != "" {
+		out.Before, err = q.chainsBefore(out.Chain)
 	}
 	if err != nil {
 		return Denial{}, fmt.Errorf("read table %s: %w", PolicyTable, err)
@@ -70,25 +70,35 @@ func Denied(ctx context.Context, d Dropped) (Denial, error) {
 	return out, nil
 }
 
+// carries are the protocols that policies are about.
+var carries = map[model.Protocol]struct{}{model.TCP: {}, model.UDP: {}, model.SCTP: {}}
+
+// denialQuestion is about one packet.
+type denialQuestion struct {
+	*socket
+	Dropped
+	enter Enter
+}
+
 // denies goes the packet's way through the table, as its base chains do. A drop is
 // final, and so is it when a chain accepts.
-func (s *socket) denies(d *Dropped) (policy string, err error) {
-	f, ends := familyOfAddr(d.Source.Addr()), [2]netip.AddrPort{d.Source, d.Destination}
-	_, asksOnly := translatedHooks[denyingHooks[d.Hook]]
+func (q *denialQuestion) denies() (policy string, err error) {
+	f, ends := familyOfAddr(q.Source.Addr()), [2]netip.AddrPort{q.Source, q.Destination}
+	_, asksOnly := translatedHooks[denyingHooks[q.Hook]]
 	for _, w := range ways {
 		if asksOnly && !w.asks {
 			continue
 		}
-		key := string(appendPort(appendProto(appendAddr(nil, ends[w.here].Addr()), d.Protocol), ends[w.port].Port()))
+		key := string(appendPort(appendProto(appendAddr(nil, ends[w.here].Addr()), q.Protocol), ends[w.port].Port()))
 		for _, ranges := range []bool{false, true} {
-			v, err := s.element(w.set(f, ranges), key)
+			v, err := q.element(w.set(f, ranges), key)
 			if err != nil {
 				return "", err
 			}
 			if v == nil {
 				continue
 			}
-			policy, done, err := s.judge(v.jump, ends[1-w.here].Addr(), 1-w.here, d)
+			policy, done, err := q.judge(v.jump, ends[1-w.here].Addr(), 1-w.here)
 			if policy != "" || done || err != nil {
 				return policy, err
 			}
@@ -127,8 +137,8 @@ func (s *socket) element(set, key string) (found *value, err error) {
 // judge goes through the chain of a verdict with a peer, which is the packet's source
 // (0) or destination (1): who denies it, or whether the packet's way through the table
 // ends there.
-func (s *socket) judge(chain string, peer netip.Addr, which int, d *Dropped) (policy string, done bool, err error) {
-	rules, err := s.verdictRules(chain)
+func (q *denialQuestion) judge(chain string, peer netip.Addr, which int) (policy string, done bool, err error) {
+	rules, err := q.verdictRules(chain)
 	if err != nil {
 		return "", false, err
 	}
@@ -138,14 +148,17 @@ func (s *socket) judge(chain string, peer netip.Addr, which int, d *Dropped) (po
 		case denies:
 			return strings.TrimPrefix(name, policyKind), true, nil
 		case r.itself:
-			if (which == 1 || d.FromHere) && isLocal(peer) {
-				return "", false, nil
+			if which == 0 && !q.FromHere {
+				continue
+			}
+			if is, err := q.isLocal(peer); is || err != nil {
+				return "", false, err
 			}
 			continue
 		case r.set != "" && !strings.HasSuffix(r.set, f.suffix):
 			continue
 		case r.set != "":
-			if in, err := s.element(r.set, string(peer.AsSlice())); in == nil || err != nil {
+			if in, err := q.element(r.set, string(peer.AsSlice())); in == nil || err != nil {
 				if err != nil {
 					return "", false, err
 				}
@@ -231,25 +244,32 @@ func verdictOf(b []byte) int32 {
 	return unix.NFT_CONTINUE
 }
 
-// isLocal reports whether an address is one of this network namespace's own.
-func isLocal(a netip.Addr) bool {
-	addrs, err := net.InterfaceAddrs()
-	return a.IsLoopback() || err == nil && slices.ContainsFunc(addrs, func(have net.Addr) bool {
-		p, err := netip.ParsePrefix(have.String())
-		return err == nil && p.Addr().Unmap() == a
+// isLocal reports whether an address is one of the network namespace's own.
+func (q *denialQuestion) isLocal(a netip.Addr) (is bool, err error) {
+	if a.IsLoopback() {
+		return true, nil
+	}
+	err = q.enter(func() error {
+		addrs, err := net.InterfaceAddrs()
+		is = slices.ContainsFunc(addrs, func(have net.Addr) bool {
+			p, err := netip.ParsePrefix(have.String())
+			return err == nil && p.Addr().Unmap() == a
+		})
+		return err
 	})
+	return is, err
 }
 
 // chainsBefore are the base chains of others that may have seen a packet at the hook
 // before the policies' chain did: those of no later priority that have rules, or drop
 // whatever comes.
-func (s *socket) chainsBefore(d *Dropped, ours string) (before []string, err error) {
+func (q *denialQuestion) chainsBefore(ours string) (before []string, err error) {
 	own, known := policyHooks[ours]
 	if !known {
 		own = translatedHooks[ours]
 	}
 	all := attrs{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
-	err = s.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, all, func(m netlink.Message) {
+	err = q.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, all, func(m netlink.Message) {
 		img, table, used := &image{chains: map[string]*foundChain{}}, "", uint32(0)
 		img.takeChain(m)
 		for typ, v := range attributes(m) {
@@ -260,7 +280,7 @@ func (s *socket) chainsBefore(d *Dropped, ours string) (before []string, err err
 				used = number(v)
 			}
 		}
-		sees := m.Data[0] == unix.NFPROTO_INET || uint32(m.Data[0]) == familyOfAddr(d.Source.Addr()).proto
+		sees := m.Data[0] == unix.NFPROTO_INET || uint32(m.Data[0]) == familyOfAddr(q.Source.Addr()).proto
 		for name, c := range img.chains {
 			mayDrop := used > 0 || c.policy != nfAccept
 			if sees && mayDrop && table != PolicyTable && c.hook.typ != "" && c.hook.num == own.num && c.hook.priority <= own.priority {
