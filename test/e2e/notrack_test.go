@@ -342,6 +342,7 @@ func (e *env) testPortsAsSources(t *testing.T) {
 // testPoliciesUnderLoad has policies come and go while connections are open and
 // new ones are made. None may notice.
 func (e *env) testPoliciesUnderLoad(t *testing.T) {
+	e.forgetEntries(t) // of who is no peer
 	stop := make(chan struct{})
 	var asked, failed atomic.Int64
 	var wg sync.WaitGroup

@@ -158,7 +158,11 @@ func (q *denialQuestion) judge(chain string, peer netip.Addr, which int) (policy
 		case r.set != "" && !strings.HasSuffix(r.set, f.suffix):
 			continue
 		case r.set != "":
-			if in, err := q.element(r.set, string(peer.AsSlice())); in == nil || err != nil {
+			key := string(peer.AsSlice())
+			if r.set == keptSet(f).name {
+				key = keptKey(q.Protocol, q.Source, q.Destination)
+			}
+			if in, err := q.element(r.set, key); in == nil || err != nil {
 				if err != nil {
 					return "", false, err
 				}

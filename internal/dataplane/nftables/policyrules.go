@@ -286,9 +286,12 @@ func keptSet(f *family) *set {
 }
 
 func keptElem(c policy.Translated) (set, key string) {
-	f := familyOfAddr(c.Src.Addr())
-	raw := appendProto(appendAddr(appendAddr(nil, c.Src.Addr()), c.Dst.Addr()), c.Protocol)
-	return keptSet(f).name, string(appendPort(appendPort(raw, c.Src.Port()), c.Dst.Port()))
+	return keptSet(familyOfAddr(c.Src.Addr())).name, keptKey(c.Protocol, c.Src, c.Dst)
+}
+
+func keptKey(p model.Protocol, src, dst netip.AddrPort) string {
+	raw := appendProto(appendAddr(appendAddr(nil, src.Addr()), dst.Addr()), p)
+	return string(appendPort(appendPort(raw, src.Port()), dst.Port()))
 }
 
 func (t *policyTable) keptRules() (out []*rule) {
