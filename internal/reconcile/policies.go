@@ -227,7 +227,8 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 			l.lacks = !strings.HasPrefix(l.unread, "DoNotTrackPolic") // of which others lack nothing
 		}
 		l.written = true
-		r.metrics.SetPolicies(len(l.tracker.Policies()), len(l.tracker.State().Targets))
+		state := l.tracker.State()
+		r.metrics.SetPolicies(len(l.tracker.Policies()), len(state.Targets), len(state.Kept))
 		r.log.Debug("policies written", "whole", whole, "took", time.Since(start))
 	}
 	r.problems.set(fromPolicyLane, l.problem())

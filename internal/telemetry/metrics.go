@@ -33,15 +33,15 @@ type Metrics struct {
 	noLocal                        *prometheus.GaugeVec
 	healthz, livez                 *prometheus.CounterVec
 
-	ports                  *prometheus.GaugeVec
-	unsupported            prometheus.Gauge
-	policies, policiesHeld prometheus.Gauge
-	policyTargets          *prometheus.GaugeVec // without a label: it may have no series
-	policiesRefused        *prometheus.GaugeVec
-	problems               prometheus.Gauge
-	syncErrors             *prometheus.CounterVec
-	cleanupErrors          *prometheus.CounterVec
-	auditDiffs             *prometheus.CounterVec
+	ports                              *prometheus.GaugeVec
+	unsupported                        prometheus.Gauge
+	policies, policyKept, policiesHeld prometheus.Gauge
+	policyTargets                      *prometheus.GaugeVec // without a label: it may have no series
+	policiesRefused                    *prometheus.GaugeVec
+	problems                           prometheus.Gauge
+	syncErrors                         *prometheus.CounterVec
+	cleanupErrors                      *prometheus.CounterVec
+	auditDiffs                         *prometheus.CounterVec
 }
 
 // NewMetrics makes a registry that holds all metrics of this package and those
@@ -132,6 +132,9 @@ func (m *Metrics) addOwn(b Build) {
 		Name: "spillway_do_not_track_targets", Help: "Ranges of ports of addresses on this node that a DoNotTrackPolicy is applied to; no series while that is not known (spillway_do_not_track_held).",
 	}, nil))
 	m.policyTargets.WithLabelValues().Set(0)
+	m.policyKept = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "spillway_do_not_track_kept", Help: "Directions of connections that stay tracked although a DoNotTrackPolicy would leave them untracked, because somebody translates them.",
+	}))
 	m.policiesHeld = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_do_not_track_held", Help: "1 while what an earlier agent wrote of DoNotTrackPolicies is left as it is, because something of them cannot be read.",
 	}))
@@ -205,9 +208,11 @@ func (m *Metrics) SetPorts(byDataplane map[string]int, unsupported int) {
 }
 
 // SetPolicies tells how many do-not-track policies are known, and how many ranges of
-// ports of addresses on this node they are applied to.
-func (m *Metrics) SetPolicies(policies, targets int) {
+// ports of addresses on this node they are applied to, and of how many directions of
+// connections nothing is left untracked.
+func (m *Metrics) SetPolicies(policies, targets, kept int) {
 	m.policies.Set(float64(policies))
+	m.policyKept.Set(float64(kept))
 	m.policyTargets.WithLabelValues().Set(float64(targets))
 	m.policiesHeld.Set(0)
 }

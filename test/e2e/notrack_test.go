@@ -400,7 +400,7 @@ func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
 	e.forgetEntries(t)
 	e.startTalker(t, "a0", port)
 	pod := netip.AddrPortFrom(e.Addr("a0", false), port)
-	heard := e.hear(t, hearing{"b", pod}, hearing{"b", pod}, hearing{"b", pod})
+	heard := e.hear(t, hearing{from: "b", to: pod}, hearing{from: "b", to: pod}, hearing{from: "b", to: pod})
 	for _, when := range []string{"untracked", "their policy gone"} {
 		heard.goOn(t, when)
 		if n := e.entries(t, "a", port); (n > 0) != (when != "untracked") {
@@ -413,10 +413,12 @@ func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
 	e.writeAll(t, "policy.yaml", policyYAML("another", "", clientPods))
 }
 
-// hearing is a connection to who talks: from where, and by which address.
+// hearing is a connection to who talks: from where, by which address, and from which
+// port, 0 for any.
 type hearing struct {
 	from string
 	to   netip.AddrPort
+	port int
 }
 
 // heard counts what comes over connections.
@@ -430,11 +432,12 @@ func (e *env) hear(t *testing.T, by ...hearing) *heard {
 	t.Helper()
 	h := &heard{by, make([]atomic.Int64, len(by))}
 	for i, c := range by {
-		conn, err := e.dial(t, c.from, c.to, 0)
+		conn, err := e.dial(t, c.from, c.to, c.port)
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("%+v: %v", c, err)
 		}
 		t.Cleanup(func() { conn.Close() })
+		h.by[i].port = conn.LocalAddr().(*net.TCPAddr).Port
 		go func() {
 			b := make([]byte, 1)
 			for {
@@ -611,15 +614,17 @@ func (e *env) testTranslatedGoesOn(t *testing.T, service string) {
 	e.writeAll(t, "service.yaml", strings.NewReplacer(fmt.Sprintf("port: %d", cachePort), fmt.Sprintf("port: %d", port)).Replace(service))
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("stream", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1))
 	cluster, node := netip.AddrPortFrom(netip.MustParseAddr(cacheClusterIP), port), netip.AddrPortFrom(e.Addr("a", false), cacheNodePort)
-	heard := e.hear(t, hearing{"a1", cluster}, hearing{"a", cluster}, hearing{"client0", node}, hearing{"b", node})
+	heard := e.hear(t, hearing{from: "a1", to: cluster}, hearing{from: "a", to: cluster}, hearing{from: "client0", to: node}, hearing{from: "b", to: node})
 	heard.goOn(t, "beside a Service")
 	e.writeAll(t, "service.yaml", "")
 	heard.goOn(t, "without it")
 	tracked := e.entries(t, "a", port)
-	e.hear(t, hearing{"b0", netip.AddrPortFrom(e.Addr("a0", false), port)}).goOn(t, "straight to the pod")
+	pod := netip.AddrPortFrom(e.Addr("a0", false), port)
+	e.hear(t, hearing{from: "b0", to: pod}).goOn(t, "straight to the pod")
 	if n := e.entries(t, "a", port); n != tracked || n == 0 {
 		t.Errorf("%d entries, were %d before a new connection", n, tracked)
 	}
+	e.hear(t, hearing{from: "a1", to: pod, port: heard.by[0].port}).goOn(t, "straight to the pod, from the port of a connection that is kept")
 	e.writeAll(t, "service.yaml", service)
 }
 

@@ -334,9 +334,19 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.passes(t, "another rule", inTun0, protoTCP, far2, cache, wayPod, 0)
 	n.passes(t, "the same rule", inTun0, protoTCP, far, cache, wayPod, 0)
 
-	// After a run that knew nothing of it nothing holds.
+	// Only programs that a run has set up, and that are not about to go, serve.
 	var s tcSettings
 	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	drains := s
+	drains.Flags |= uint32(tcSettingsFlagsSETTING_DRAINS)
+	for settings, serves := range map[tcSettings]bool{s: true, drains: false, {}: false} {
+		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), settings))
+		if n.policies, err = openUntracked(n.objects.maps); err != nil || n.Serves() != serves {
+			t.Errorf("settings %+v: serves %v, %v", settings, n.Serves(), err)
+		}
+	}
+
+	// After a run that knew nothing of it nothing holds.
 	s.Flags &^= uint32(tcSettingsFlagsSETTING_UNTRACKED)
 	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
 	if n.policies, err = openUntracked(n.objects.maps); err != nil {
