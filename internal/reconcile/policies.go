@@ -267,55 +267,6 @@ func (l *policyLane) write(ctx context.Context) error {
 	return l.bypass.Widen(state, changes)
 }
 
-const (
-	// keepSoon is when to look again for connections that must stay tracked: some may
-	// have begun before all was written, with the Services too.
-	keepSoon = time.Second
-	// keepLast is how often to look while there are any, so that they go when they end.
-	keepLast = time.Minute
-	// mostKept bounds what stays tracked.
-	mostKept = 65536
-)
-
-// keepTranslated has the connections that somebody translates stay tracked, before
-// policies are written of which they would know nothing.
-func (r *Reconciler) keepTranslated(ctx context.Context, now time.Time) {
-	l := r.policies
-	entries, can := r.cfg.StaleEntries.(UntrackedEntries)
-	if !can {
-		return
-	}
-	if l.keepNext = min(2*l.keepNext, keepLast); l.running || !l.written {
-		l.keepNext = keepSoon
-	}
-	l.keepAt = now.Add(l.keepNext)
-	run := map[policy.Translated]bool{}
-	var err error
-	if len(l.tracker.State().Targets) > 0 {
-		err = entries.Translated(ctx, func(p model.Protocol, from, to netip.AddrPort) {
-			if c := (policy.Translated{Protocol: p, Src: from, Dst: to}); len(run) < mostKept && l.tracker.Untracks(c) {
-				run[c] = true
-			}
-		})
-	}
-	switch {
-	case ctx.Err() != nil:
-		return
-	case err != nil:
-		r.log.Warn("Connections that somebody translates may end: policies leave them untracked", "err", err)
-		return
-	case len(run) == mostKept:
-		r.log.Warn("Connections that somebody translates may end: policies leave them untracked, and there are too many", "kept", mostKept)
-	}
-	if len(run) > 0 && len(l.tracker.State().Kept) == 0 {
-		r.log.Info("connections that somebody translates stay tracked until they end, although a policy would leave them untracked", "directions", len(run))
-	}
-	l.pending.Kept = l.tracker.Keep(run)
-	if len(run) == 0 && l.keepNext == keepLast {
-		l.keepAt = time.Time{}
-	}
-}
-
 // forgetRetry is when entries that could not be deleted are looked for again.
 const forgetRetry = 30 * time.Second
 

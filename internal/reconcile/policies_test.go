@@ -288,6 +288,30 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 	})
 }
 
+// TestOfTooManyTheDatagramsAreLeftOut: who makes many entries by UDP does not crowd out
+// the connections of others.
+func TestOfTooManyTheDatagramsAreLeftOut(t *testing.T) {
+	tr := policy.New(policy.Config{NodeName: "n1"})
+	d := policyDelta()
+	r := &d.DoNotTrackPolicies["p"].Ingress[0]
+	r.Ports = append(r.Ports, model.PortRange{Protocol: model.UDP, First: 80, Last: 80})
+	tr.Apply(d)
+	f, pod := &forgetting{}, netip.MustParseAddrPort("10.0.0.1:80")
+	client := netip.MustParseAddr("192.0.2.1")
+	for n := range 2 * mostKept {
+		if n%1024 == 0 {
+			client = client.Next()
+		}
+		f.translated = append(f.translated, policy.Translated{Protocol: model.UDP, Src: pod, Dst: netip.AddrPortFrom(client, uint16(n%1024+1))})
+	}
+	last := policy.Translated{Protocol: model.TCP, Src: pod, Dst: netip.AddrPortFrom(client, 2000)}
+	f.translated = append(f.translated, last)
+	run, err := (&policyLane{tracker: tr}).translated(t.Context(), f)
+	if err != nil || len(run) != mostKept || !run[last] {
+		t.Errorf("%d, with TCP: %v; %v", len(run), run[last], err)
+	}
+}
+
 // besides notes at each write how many targets there are, and what Services the kernel
 // has at that time.
 type besides struct {

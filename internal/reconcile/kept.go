@@ -1,0 +1,75 @@
+package reconcile
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
+)
+
+const (
+	// keepSoon is when to look again for connections that must stay tracked: rules of
+	// somebody else's may translate for some time yet.
+	keepSoon = time.Second
+	// keepLast is how often to look while there are any, so that they go when they end.
+	keepLast = time.Minute
+	// mostKept bounds of how many connections both directions stay tracked.
+	mostKept = 65536
+)
+
+// keepTranslated has the connections that somebody translates stay tracked, before
+// policies are written of which they would know nothing.
+func (r *Reconciler) keepTranslated(ctx context.Context, now time.Time) {
+	l := r.policies
+	entries, can := r.cfg.StaleEntries.(UntrackedEntries)
+	if !can {
+		return
+	}
+	if l.keepNext = min(2*l.keepNext, keepLast); l.running || !l.written {
+		l.keepNext = keepSoon
+	}
+	l.keepAt = now.Add(l.keepNext)
+	run, err := l.translated(ctx, entries)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		r.log.Warn("Connections that somebody translates may end: policies leave them untracked", "err", err)
+		return
+	case len(run) == mostKept:
+		r.log.Warn("Connections that somebody translates may end: policies leave them untracked, and there are too many", "kept", mostKept)
+	case len(run) > 0 && len(l.tracker.State().Kept) == 0:
+		r.log.Info("connections that somebody translates stay tracked until they end, although a policy would leave them untracked", "connections", len(run))
+	case len(run) == 0 && l.keepNext == keepLast:
+		l.keepAt = time.Time{}
+	}
+	l.pending.Kept = l.tracker.Keep(run)
+}
+
+// translated are the connections that somebody translates and that policies would leave
+// untracked, by one direction each. Where there are too many, UDP is left out first:
+// it makes less of what is lost.
+func (l *policyLane) translated(ctx context.Context, entries UntrackedEntries) (run map[policy.Translated]bool, err error) {
+	run, datagrams := map[policy.Translated]bool{}, map[policy.Translated]bool{}
+	if len(l.tracker.State().Targets) == 0 {
+		return run, nil
+	}
+	err = entries.Translated(ctx, func(p model.Protocol, from, to netip.AddrPort) {
+		list, c := run, policy.Translated{Protocol: p, Src: from, Dst: to}
+		if p == model.UDP {
+			list = datagrams
+		}
+		if len(list) < mostKept && l.tracker.Untracks(c) {
+			list[c] = true
+		}
+	})
+	for c := range datagrams {
+		if len(run) == mostKept {
+			break
+		}
+		run[c] = true
+	}
+	return run, err
+}
