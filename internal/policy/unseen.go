@@ -21,6 +21,11 @@ func (t *Tracker) Unseen(proto model.Protocol, a, b netip.AddrPort) bool {
 	return t.fate(proto, a, b) != seen
 }
 
+// Denies reports whether all packets between two ends are denied.
+func (t *Tracker) Denies(proto model.Protocol, a, b netip.AddrPort) bool {
+	return t.fate(proto, a, b) == denied
+}
+
 // Untracks reports whether a policy leaves what somebody translates untracked, so that
 // nobody would translate it any more.
 func (t *Tracker) Untracks(c Translated) bool { return t.fate(c.Protocol, c.Src, c.Dst) == untracked }

@@ -27,9 +27,10 @@ type Guard interface {
 // UntrackedEntries is a StaleEntries that can also take away what conntrack remembers of
 // connections that it sees no more, and so never sees end.
 type UntrackedEntries interface {
-	// Forget deletes the entries of which unseen says so by their two ends. It returns
-	// how many it deleted, and whether there may be more.
-	Forget(ctx context.Context, unseen func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error)
+	// Forget deletes the entries of which unseen says so by their two ends, and of those
+	// that somebody translates the ones of which denied says so by who answers whom. It
+	// returns how many it deleted, and whether there may be more.
+	Forget(ctx context.Context, unseen, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error)
 
 	// Translated gives both directions of each connection that somebody translates, as
 	// its packets come. One may come twice.
@@ -278,7 +279,7 @@ func (r *Reconciler) forgetUntracked(ctx context.Context, now time.Time) {
 	if !can || len(l.tracker.State().Targets) == 0 {
 		return
 	}
-	deleted, more, err := entries.Forget(ctx, l.tracker.Unseen)
+	deleted, more, err := entries.Forget(ctx, l.tracker.Unseen, l.tracker.Denies)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:

@@ -166,7 +166,7 @@ type forgetting struct {
 	err        error
 }
 
-func (f *forgetting) Forget(_ context.Context, unseen func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) (int, bool, error) {
+func (f *forgetting) Forget(_ context.Context, unseen, _ func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) (int, bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.asked = append(f.asked, unseen(model.TCP, netip.MustParseAddrPort("192.0.2.9:4000"), netip.MustParseAddrPort("10.0.0.1:80")))

@@ -17,16 +17,21 @@ const mostForgotten = 50_000
 
 // Forget deletes entries of connections whose packets conntrack sees no more, as unseen
 // says of their two ends: an entry of TCP would stay for five days, since nobody sees
-// the connection end. What is translated is left alone, and what is in another zone. It
-// returns how many it deleted, and whether there may be more.
-func (r *Reconciler) Forget(ctx context.Context, unseen func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error) {
+// the connection end. Of what is translated go those of which denied says so, by who
+// answers whom: they were cut. What is in another zone is left alone. It returns how
+// many it deleted, and whether there may be more.
+func (r *Reconciler) Forget(ctx context.Context, unseen, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error) {
 	var failed error
 	err = r.cfg.Table.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
 		if deleted == mostForgotten {
 			more = true
 			return false
 		}
-		if !asIs(e) || !unseen(model.Protocol(e.Protocol), e.Orig.Src, e.Orig.Dst) {
+		if !ours(e) {
+			return true
+		}
+		p := model.Protocol(e.Protocol)
+		if translated(e) && !denied(p, e.Reply.Src, e.Reply.Dst) || !translated(e) && !unseen(p, e.Orig.Src, e.Orig.Dst) {
 			return true
 		}
 		if failed = r.cfg.Table.Delete(e); failed != nil {
@@ -44,15 +49,18 @@ func (r *Reconciler) Forget(ctx context.Context, unseen func(p model.Protocol, f
 	return deleted, more, nil
 }
 
-// asIs reports whether nobody translates the packets of an entry, of a protocol with ports.
-func asIs(e *conntrack.Entry) bool {
+// ours reports whether policies may be about an entry: of a protocol with ports, in no zone.
+func ours(e *conntrack.Entry) bool {
 	switch e.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
 	default:
 		return false
 	}
-	return e.Zone == 0 && e.Orig.Zone == 0 && e.Reply.Zone == 0 && e.Status&(conntrack.SrcNAT|conntrack.DstNAT) == 0 &&
-		e.Orig.Src == e.Reply.Dst && e.Orig.Dst == e.Reply.Src
+	return e.Zone == 0 && e.Orig.Zone == 0 && e.Reply.Zone == 0
+}
+
+func translated(e *conntrack.Entry) bool {
+	return e.Status&(conntrack.SrcNAT|conntrack.DstNAT) != 0 || e.Orig.Src != e.Reply.Dst || e.Orig.Dst != e.Reply.Src
 }
 
 // Translated gives both directions of each connection that somebody translates to each,

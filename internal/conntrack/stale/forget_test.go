@@ -31,16 +31,20 @@ func TestOnlyWhatIsNeitherSeenNorTranslatedIsForgotten(t *testing.T) {
 	}
 	f := &fakeTable{entries: append([]conntrack.Entry{plain}, stay...)}
 	unseen := func(p model.Protocol, from, to netip.AddrPort) bool { return from == a && to == b }
-	n, more, err := onFake(t, f).Forget(t.Context(), unseen)
-	if n != 1 || more || err != nil || len(f.entries) != len(stay) {
+	cut := with(func(e *conntrack.Entry) { e.Status, e.Orig.Dst = conntrack.DstNAT, other })
+	cut.Reply.Dst = netip.MustParseAddrPort("10.0.0.4:40000")
+	denied := func(p model.Protocol, from, to netip.AddrPort) bool { return from == b && to == cut.Reply.Dst }
+	f.entries = append(f.entries, cut)
+	n, more, err := onFake(t, f).Forget(t.Context(), unseen, denied)
+	if n != 2 || more || err != nil || len(f.entries) != len(stay) {
 		t.Errorf("deleted %d, more %v, %v; left %v", n, more, err, f.entries)
 	}
 	f = &fakeTable{entries: []conntrack.Entry{plain}, delErr: errors.New("no")}
-	if _, _, err := onFake(t, f).Forget(t.Context(), unseen); err == nil {
+	if _, _, err := onFake(t, f).Forget(t.Context(), unseen, denied); err == nil {
 		t.Error("an entry that cannot be deleted is no error")
 	}
 	f = &fakeTable{dumpErr: conntrack.ErrUnsupported}
-	if _, _, err := onFake(t, f).Forget(t.Context(), unseen); err != nil {
+	if _, _, err := onFake(t, f).Forget(t.Context(), unseen, denied); err != nil {
 		t.Errorf("without conntrack: %v", err)
 	}
 }
