@@ -569,7 +569,19 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	if n := e.entries(t, "a", cachePort); (n > 0) == ebpf {
 		t.Errorf("%d entries of a question to the Service", n)
 	}
+	e.forgetEntries(t)
+	cut, err := e.dial(t, "a1", netip.AddrPortFrom(netip.MustParseAddr(cacheClusterIP), cachePort), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cut.Close()
 	e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
+	for deadline := time.Now().Add(5 * time.Second); e.entries(t, "a", cachePort) > 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Error("of a connection through the Service that is cut there still is an entry")
+			break
+		}
+	}
 	if !ask("b0", cacheClusterIP, cachePort) {
 		t.Error("the Service does not answer a peer")
 	}
