@@ -86,11 +86,12 @@ type Member struct {
 	Addr netip.Addr
 }
 
-// Translated is one direction of a connection that somebody translates, as its packets
-// come: before that.
-type Translated struct {
-	Protocol model.Protocol
-	Src, Dst netip.AddrPort
+// Pair is an address here and a peer, and the port of a target: what goes between them
+// from or to that port.
+type Pair struct {
+	Here, Peer netip.Addr
+	Protocol   model.Protocol
+	Port       uint16
 }
 
 // State is all that holds on this node. It is the Tracker's own: to be read before
@@ -100,7 +101,7 @@ type State struct {
 	Verdicts map[string]*Verdict
 	Targets  map[Target]string // to the Verdict's name
 	Members  map[Member]bool
-	Kept     map[Translated]bool // stay tracked, whatever a Verdict says: see Tracker.Keep
+	Kept     map[Pair]bool // stay tracked, whatever a Verdict says: see Tracker.Keep
 }
 
 // Change is what became of one entry of a State. Had and Want differ; zero values
@@ -117,7 +118,7 @@ type Changes struct {
 	Verdicts []Change[string, *Verdict]
 	Targets  []Change[Target, string]
 	Members  []Change[Member, bool]
-	Kept     []Change[Translated, bool]
+	Kept     []Change[Pair, bool]
 	// Running says that this may be about connections that run, which those of a
 	// pod that comes or goes are not.
 	Running bool

@@ -50,7 +50,7 @@ type Tracker struct {
 	verdicts ledger[string, *Verdict]
 	targets  ledger[Target, string]
 	members  ledger[Member, bool]
-	kept     ledger[Translated, bool]
+	kept     ledger[Pair, bool]
 }
 
 // New returns a Tracker of an empty world.
@@ -65,7 +65,7 @@ func New(cfg Config) *Tracker {
 		rules: newLedger[string](sameRule), verdicts: newLedger[string](sameVerdict),
 		targets: newLedger[Target](func(a, b string) bool { return a == b }),
 		members: newLedger[Member](func(a, b bool) bool { return a == b }),
-		kept:    newLedger[Translated](func(a, b bool) bool { return a == b }),
+		kept:    newLedger[Pair](func(a, b bool) bool { return a == b }),
 	}
 }
 

@@ -26,41 +26,57 @@ func (t *Tracker) Denies(proto model.Protocol, a, b netip.AddrPort) bool {
 	return t.fate(proto, a, b) == denied
 }
 
-// Untracks reports whether a policy leaves what somebody translates untracked, so that
-// nobody would translate it any more.
-func (t *Tracker) Untracks(c Translated) bool { return t.fate(c.Protocol, c.Src, c.Dst) == untracked }
-
-// Keep has those stay tracked, of those that Untracks, and none but them. Nobody but
-// conntrack knows such connections: they run when the reason ends for which a policy did
-// not hold, with another --proxy-mode or when a Service goes.
-//
-// Packets the other way between the same ends stay tracked too: who asks the port itself,
-// from the port that he has asked the Service from, must get another port from conntrack,
-// or would get answers of the connection that is kept.
-func (t *Tracker) Keep(list map[Translated]bool) []Change[Translated, bool] {
-	want := map[Translated]bool{}
-	for c := range list {
-		if t.Untracks(c) {
-			want[c], want[c.back()] = true, true
+// Untracks returns by which pairs a policy leaves packets between two ends untracked:
+// none if it does not.
+func (t *Tracker) Untracks(proto model.Protocol, a, b netip.AddrPort) (pairs []Pair) {
+	if t.fate(proto, a, b) != untracked {
+		return nil
+	}
+	for _, q := range questions(a, b) {
+		if t.fateAt(q.side, q.here, q.peer, proto) == untracked {
+			pairs = append(pairs, Pair{q.here.Addr(), q.peer, proto, q.here.Port()})
 		}
 	}
-	for c := range want {
-		t.kept.set(c, true)
+	return pairs
+}
+
+// Keep has what goes between these pairs stay tracked, and nothing else. They are those of
+// connections that somebody translates, whom only conntrack knows: these run when the
+// reason ends for which a policy did not hold, with another --proxy-mode or when a
+// Service goes.
+//
+// All that the peer asks of the port is meant: where he asks the port itself from the
+// port that he has asked the Service from, conntrack gives him another one.
+func (t *Tracker) Keep(pairs map[Pair]bool) []Change[Pair, bool] {
+	for p := range pairs {
+		t.kept.set(p, true)
 	}
-	for c := range t.kept.now {
-		if !want[c] {
-			t.kept.drop(c)
+	for p := range t.kept.now {
+		if !pairs[p] {
+			t.kept.drop(p)
 		}
 	}
 	return t.kept.changes()
 }
 
-func (c Translated) back() Translated { return Translated{c.Protocol, c.Dst, c.Src} }
+// question is what a policy is asked about packets between two ends: of which side the
+// address here is, at which port of the target's.
+type question struct {
+	side Side
+	here netip.AddrPort
+	peer netip.Addr
+}
+
+func questions(a, b netip.AddrPort) [4]question {
+	return [4]question{
+		{Ingress, a, b.Addr()}, {Egress, netip.AddrPortFrom(a.Addr(), b.Port()), b.Addr()},
+		{Ingress, b, a.Addr()}, {Egress, netip.AddrPortFrom(b.Addr(), a.Port()), a.Addr()},
+	}
+}
 
 func (t *Tracker) fate(proto model.Protocol, a, b netip.AddrPort) (f fate) {
-	for range 2 {
-		f = max(f, t.fateAt(Ingress, a, b.Addr(), proto), t.fateAt(Egress, netip.AddrPortFrom(a.Addr(), b.Port()), b.Addr(), proto))
-		a, b = b, a
+	for _, q := range questions(a, b) {
+		f = max(f, t.fateAt(q.side, q.here, q.peer, proto))
 	}
 	return f
 }

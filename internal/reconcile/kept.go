@@ -15,7 +15,7 @@ const (
 	keepSoon = time.Second
 	// keepLast is how often to look while there are any, so that they go when they end.
 	keepLast = time.Minute
-	// mostKept bounds of how many connections both directions stay tracked.
+	// mostKept bounds how many pairs stay tracked.
 	mostKept = 65536
 )
 
@@ -41,35 +41,37 @@ func (r *Reconciler) keepTranslated(ctx context.Context, now time.Time) {
 	case len(run) == mostKept:
 		r.log.Warn("Connections that somebody translates may end: policies leave them untracked, and there are too many", "kept", mostKept)
 	case len(run) > 0 && len(l.tracker.State().Kept) == 0:
-		r.log.Info("connections that somebody translates stay tracked until they end, although a policy would leave them untracked", "connections", len(run))
+		r.log.Info("connections that somebody translates stay tracked until they end, although a policy would leave them untracked", "pairs", len(run))
 	case len(run) == 0 && l.keepNext == keepLast:
 		l.keepAt = time.Time{}
 	}
 	l.pending.Kept = l.tracker.Keep(run)
 }
 
-// translated are the connections that somebody translates and that policies would leave
-// untracked, by one direction each. Where there are too many, UDP is left out first:
-// it makes less of what is lost.
-func (l *policyLane) translated(ctx context.Context, entries UntrackedEntries) (run map[policy.Translated]bool, err error) {
-	run, datagrams := map[policy.Translated]bool{}, map[policy.Translated]bool{}
+// translated are the pairs between which somebody translates connections that policies
+// would leave untracked. Where there are too many, those that have UDP alone are left out
+// first: they make less of what is lost.
+func (l *policyLane) translated(ctx context.Context, entries UntrackedEntries) (run map[policy.Pair]bool, err error) {
+	run, datagrams := map[policy.Pair]bool{}, map[policy.Pair]bool{}
 	if len(l.tracker.State().Targets) == 0 {
 		return run, nil
 	}
 	err = entries.Translated(ctx, func(p model.Protocol, from, to netip.AddrPort) {
-		list, c := run, policy.Translated{Protocol: p, Src: from, Dst: to}
+		list := run
 		if p == model.UDP {
 			list = datagrams
 		}
-		if len(list) < mostKept && l.tracker.Untracks(c) {
-			list[c] = true
+		for _, pair := range l.tracker.Untracks(p, from, to) {
+			if len(list) < mostKept {
+				list[pair] = true
+			}
 		}
 	})
-	for c := range datagrams {
+	for pair := range datagrams {
 		if len(run) == mostKept {
 			break
 		}
-		run[c] = true
+		run[pair] = true
 	}
 	return run, err
 }

@@ -154,6 +154,12 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 	}
 }
 
+// translated is one direction of a connection that somebody translates.
+type translated struct {
+	proto    model.Protocol
+	from, to netip.AddrPort
+}
+
 // forgetting is asked for entries, and has more than it deletes at once.
 type forgetting struct {
 	fakeEntries
@@ -162,7 +168,7 @@ type forgetting struct {
 	more  int
 
 	looked     int // for what is translated
-	translated []policy.Translated
+	translated []translated
 	err        error
 }
 
@@ -179,7 +185,7 @@ func (f *forgetting) Translated(_ context.Context, each func(model.Protocol, net
 	defer f.mu.Unlock()
 	f.looked++
 	for _, c := range f.translated {
-		each(c.Protocol, c.Src, c.Dst)
+		each(c.proto, c.from, c.to)
 	}
 	return f.err
 }
@@ -191,7 +197,7 @@ func (f *forgetting) looks() int {
 }
 
 // runs says what somebody translates.
-func (f *forgetting) runs(list ...policy.Translated) {
+func (f *forgetting) runs(list ...translated) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.translated = list
@@ -240,10 +246,10 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend("ebpf")
 		client, pod := netip.MustParseAddrPort("192.0.2.9:4000"), netip.MustParseAddrPort("10.0.0.1:80")
-		answers := policy.Translated{Protocol: model.TCP, Src: pod, Dst: client}
+		answers := translated{model.TCP, pod, client}
 		f := &forgetting{fakeEntries: fakeEntries{kernel: b.holds}}
-		f.runs(answers, answers, policy.Translated{Protocol: model.TCP, Src: client, Dst: netip.MustParseAddrPort("10.96.0.1:80")},
-			policy.Translated{Protocol: model.UDP, Src: pod, Dst: client}, policy.Translated{Protocol: model.TCP, Src: netip.MustParseAddrPort("10.0.0.1:81"), Dst: client})
+		f.runs(answers, answers, translated{model.TCP, client, netip.MustParseAddrPort("10.96.0.1:80")},
+			translated{model.UDP, pod, client}, translated{model.TCP, netip.MustParseAddrPort("10.0.0.1:81"), client})
 		table := &fakeTable{}
 		g := start(t, func(c *Config) {
 			c.StaleEntries, c.Policies, c.PolicyTracker = f, table, policy.New(policy.Config{NodeName: "n1"})
@@ -256,7 +262,7 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 			t.Errorf("conntrack could not be read: %d are kept", n)
 		}
 		g.after(3 * time.Second)
-		if n := table.keeps(); n != 2 { // and what comes back
+		if n := table.keeps(); n != 1 {
 			t.Errorf("%d are kept", n)
 		}
 		g.after(5 * time.Minute)
@@ -282,7 +288,7 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 		_, writes := table.state()
 		g.Deliver(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"p": p}}, nil)
 		g.after(time.Millisecond)
-		if _, now := table.state(); table.keeps() != 2 || now != writes+1 {
+		if _, now := table.state(); table.keeps() != 1 || now != writes+1 {
 			t.Errorf("another rule: %d are kept, %d writes", table.keeps(), now-writes)
 		}
 	})
@@ -298,14 +304,12 @@ func TestOfTooManyTheDatagramsAreLeftOut(t *testing.T) {
 	tr.Apply(d)
 	f, pod := &forgetting{}, netip.MustParseAddrPort("10.0.0.1:80")
 	client := netip.MustParseAddr("192.0.2.1")
-	for n := range 2 * mostKept {
-		if n%1024 == 0 {
-			client = client.Next()
-		}
-		f.translated = append(f.translated, policy.Translated{Protocol: model.UDP, Src: pod, Dst: netip.AddrPortFrom(client, uint16(n%1024+1))})
+	for range 2 * mostKept {
+		client = client.Next()
+		f.translated = append(f.translated, translated{model.UDP, pod, netip.AddrPortFrom(client, 4000)})
 	}
-	last := policy.Translated{Protocol: model.TCP, Src: pod, Dst: netip.AddrPortFrom(client, 2000)}
-	f.translated = append(f.translated, last)
+	f.translated = append(f.translated, translated{model.TCP, pod, netip.AddrPortFrom(client.Next(), 4000)})
+	last := policy.Pair{Here: pod.Addr(), Peer: client.Next(), Protocol: model.TCP, Port: pod.Port()}
 	run, err := (&policyLane{tracker: tr}).translated(t.Context(), f)
 	if err != nil || len(run) != mostKept || !run[last] {
 		t.Errorf("%d, with TCP: %v; %v", len(run), run[last], err)

@@ -133,7 +133,7 @@ func (m *Metrics) addOwn(b Build) {
 	}, nil))
 	m.policyTargets.WithLabelValues().Set(0)
 	m.policyKept = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_kept", Help: "Directions of connections that stay tracked although a DoNotTrackPolicy would leave them untracked, because somebody translates them.",
+		Name: "spillway_do_not_track_kept", Help: "Pairs of addresses, and ports, that stay tracked although a DoNotTrackPolicy would leave them untracked, because somebody translates connections there.",
 	}))
 	m.policiesHeld = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_do_not_track_held", Help: "1 while what an earlier agent wrote of DoNotTrackPolicies is left as it is, because something of them cannot be read.",
@@ -208,8 +208,8 @@ func (m *Metrics) SetPorts(byDataplane map[string]int, unsupported int) {
 }
 
 // SetPolicies tells how many do-not-track policies are known, and how many ranges of
-// ports of addresses on this node they are applied to, and of how many directions of
-// connections nothing is left untracked.
+// ports of addresses on this node they are applied to, and for how many pairs of addresses
+// nothing is left untracked.
 func (m *Metrics) SetPolicies(policies, targets, kept int) {
 	m.policies.Set(float64(policies))
 	m.policyKept.Set(float64(kept))

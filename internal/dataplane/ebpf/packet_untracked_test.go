@@ -216,10 +216,7 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	w.set(t, cachePolicy("a", model.PolicyPeer{Pods: ofRole("other")}))
 	n.stays(t, "other peers", inTun0, proto, far, cache)
 	n.passes(t, "other peers", inTun0, proto, far2, cache, wayPod, 0)
-	kept := map[policy.Translated]bool{
-		{Protocol: model.Protocol(proto), Src: cache, Dst: ap(p.far2, 4001)}: true,
-		{Protocol: model.Protocol(proto), Src: cache, Dst: ap(p.far, 4001)}:  true,
-	}
+	kept := map[policy.Pair]bool{{Here: p.pod1, Peer: p.far2, Protocol: model.Protocol(proto), Port: cachePort}: true}
 	keep := func() { w.write(t, &policy.Changes{Kept: w.tr.Keep(kept)}) }
 	keep()
 	n.stays(t, "netfilter translates a connection of the port", inTun0, proto, far2, cache)

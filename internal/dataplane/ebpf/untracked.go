@@ -131,10 +131,8 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 		u.egress = u.egress || r.Side == policy.Egress
 	}
 	u.kept = map[tcFrontendKey]bool{}
-	for c := range s.Kept {
-		for _, end := range []netip.AddrPort{c.Src, c.Dst} {
-			u.kept[portKey(end.Addr(), c.Protocol, end.Port())] = true
-		}
+	for p := range s.Kept {
+		u.kept[portKey(p.Here, p.Protocol, p.Port)] = true
 	}
 	if u.egress {
 		return out

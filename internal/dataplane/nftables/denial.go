@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/policy"
 )
 
 // Dropped is a packet that nf_tables has dropped, as it was at the hook.
@@ -98,7 +99,7 @@ func (q *denialQuestion) denies() (policy string, err error) {
 			if v == nil {
 				continue
 			}
-			policy, done, err := q.judge(v.jump, ends[1-w.here].Addr(), 1-w.here)
+			policy, done, err := q.judge(v.jump, w)
 			if policy != "" || done || err != nil {
 				return policy, err
 			}
@@ -134,21 +135,22 @@ func (s *socket) element(set, key string) (found *value, err error) {
 	return found, err
 }
 
-// judge goes through the chain of a verdict with a peer, which is the packet's source
-// (0) or destination (1): who denies it, or whether the packet's way through the table
-// ends there.
-func (q *denialQuestion) judge(chain string, peer netip.Addr, which int) (policy string, done bool, err error) {
+// judge goes through the chain of a verdict, to which a packet came by a way: who denies
+// it, or whether the packet's way through the table ends there.
+func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err error) {
 	rules, err := q.verdictRules(chain)
 	if err != nil {
 		return "", false, err
 	}
-	f := familyOfAddr(peer)
+	ends := [2]netip.AddrPort{q.Source, q.Destination}
+	peer, f := ends[1-w.here].Addr(), familyOfAddr(q.Source.Addr())
+	_, kept := keptElem(policy.Pair{Here: ends[w.here].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[w.port].Port()})
 	for _, r := range rules {
 		switch name, denies := strings.CutSuffix(r.comment, deniesOthers); {
 		case denies:
 			return strings.TrimPrefix(name, policyKind), true, nil
 		case r.itself:
-			if which == 0 && !q.FromHere {
+			if w.here == 1 && !q.FromHere {
 				continue
 			}
 			if is, err := q.isLocal(peer); is || err != nil {
@@ -160,7 +162,7 @@ func (q *denialQuestion) judge(chain string, peer netip.Addr, which int) (policy
 		case r.set != "":
 			key := string(peer.AsSlice())
 			if r.set == keptSet(f).name {
-				key = keptKey(q.Protocol, q.Source, q.Destination)
+				key = kept
 			}
 			if in, err := q.element(r.set, key); in == nil || err != nil {
 				if err != nil {

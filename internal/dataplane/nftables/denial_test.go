@@ -79,12 +79,12 @@ func TestWhoDeniedAPacketIsReadBack(t *testing.T) {
 		d := randomPolicies(r, seed%3 == 0)
 		tr.SetNodeAddrs(d.Nodes["here"].Addresses)
 		tr.Apply(d)
-		run := map[policy.Translated]bool{}
-		end := func() netip.AddrPort {
-			return netip.AddrPortFrom(netip.MustParseAddr([]string{"10.244.0.2", "10.244.0.3", "172.30.0.99"}[r.IntN(3)]), uint16(1+r.IntN(5)))
+		run := map[policy.Pair]bool{}
+		end := func() netip.Addr {
+			return netip.MustParseAddr([]string{"10.244.0.2", "10.244.0.3", "172.30.0.99"}[r.IntN(3)])
 		}
-		for range r.IntN(2) * 60 { // what somebody translates
-			run[policy.Translated{Protocol: model.UDP, Src: end(), Dst: end()}] = true
+		for range r.IntN(2) * 8 { // what somebody translates; that he is denied too, a tracker would see
+			run[policy.Pair{Here: end(), Peer: end(), Protocol: model.UDP, Port: uint16(1 + r.IntN(5))}] = true
 		}
 		tr.Keep(run)
 		if err := p.Replace(t.Context(), tr.State()); err != nil {

@@ -28,7 +28,7 @@ const PolicyTable = "spillway-policy"
 //	  source port, then destination . protocol . it in answered4? > chain out-db-0-from
 //
 //	in-cache-0-from:
-//	  all of it in kept4              stays tracked, accept: somebody translates it
+//	  destination . source . protocol . port in kept4   go back: somebody translates it
 //	  source in in-cache-0-pods4      count, notrack, accept (with egress rules: go back)
 //	  source in in-cache-0-ranges4    count, notrack, accept
 //	  source is the node's own        go back
@@ -250,8 +250,8 @@ func wholePolicies(s policy.State) (*policyTable, *policyEdit) {
 		set, key := memberElem(m)
 		e.set(set, key, nil, &value{})
 	}
-	for c := range s.Kept {
-		e.keep(t, c, true)
+	for p := range s.Kept {
+		e.keep(t, p, true)
 	}
 	for _, r := range s.Rules {
 		e.blocks(r)
@@ -343,8 +343,8 @@ func (e *policyEdit) take(next *policyTable, c policy.Changes) {
 }
 
 // keep enters what stays tracked from now on, or no more.
-func (e *policyEdit) keep(next *policyTable, c policy.Translated, want bool) {
-	set, key := keptElem(c)
+func (e *policyEdit) keep(next *policyTable, p policy.Pair, want bool) {
+	set, key := keptElem(p)
 	if want {
 		next.kept[set]++
 		e.set(set, key, nil, &value{})

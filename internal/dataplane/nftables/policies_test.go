@@ -77,14 +77,12 @@ func (w *policyWorld) change() model.Delta {
 }
 
 // translated are connections that somebody translates: now and then none.
-func (w *policyWorld) translated() map[policy.Translated]bool {
-	out := map[policy.Translated]bool{}
-	end := func(format string) netip.AddrPort {
-		return netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(format, w.IntN(5))), uint16(1+w.IntN(9)))
-	}
+func (w *policyWorld) translated() map[policy.Pair]bool {
+	out := map[policy.Pair]bool{}
+	end := func(format string) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, w.IntN(5))) }
 	for range w.IntN(2) * 40 {
 		format := []string{"10.0.0.%d", "fd00::%d"}[w.IntN(2)]
-		out[policy.Translated{Protocol: model.TCP, Src: end(format), Dst: end(format)}] = true
+		out[policy.Pair{Here: end(format), Peer: end(format), Protocol: model.TCP, Port: uint16(1 + w.IntN(9))}] = true
 	}
 	return out
 }

@@ -247,7 +247,11 @@ func (t *policyTable) hasEgress() bool {
 func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	end := t.done(v, peer)
 	if !v.Track {
-		out = t.keptRules()
+		for _, w := range ways {
+			if w.side == t.side(v) && 1-w.here == peer {
+				out = t.keptRules(peer, w.port)
+			}
+		}
 	}
 	match := func(policy string, r *rule) {
 		if v.Track {
@@ -278,39 +282,31 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	return out
 }
 
-// keptSet holds the packets that stay tracked although they match; see
+// keptSet holds the pairs between which packets stay tracked although they match; see
 // policy.Tracker.Keep.
 func keptSet(f *family) *set {
 	addr := addrField(f)
-	return &set{name: "kept" + f.suffix, comment: "what somebody translates, and stays tracked", key: []field{addr, addr, protoField, portField, portField}}
+	return &set{name: "kept" + f.suffix, comment: "here, peer and port of what somebody translates: stays tracked", key: []field{addr, addr, protoField, portField}}
 }
 
-func keptElem(c policy.Translated) (set, key string) {
-	return keptSet(familyOfAddr(c.Src.Addr())).name, keptKey(c.Protocol, c.Src, c.Dst)
+func keptElem(p policy.Pair) (set, key string) {
+	f := familyOfAddr(p.Here)
+	raw := appendProto(appendAddr(appendAddr(nil, p.Here), p.Peer), p.Protocol)
+	return keptSet(f).name, string(appendPort(raw, p.Port))
 }
 
-func keptKey(p model.Protocol, src, dst netip.AddrPort) string {
-	raw := appendProto(appendAddr(appendAddr(nil, src.Addr()), dst.Addr()), p)
-	return string(appendPort(appendPort(raw, src.Port()), dst.Port()))
-}
-
-func (t *policyTable) keptRules() (out []*rule) {
+// keptRules let what is kept go back, as if the verdict were not about it. port is where
+// the packet has the target's.
+func (t *policyTable) keptRules(peer, port int) (out []*rule) {
 	for _, f := range []*family{&ipv4, &ipv6} {
 		s := keptSet(f)
 		if t.kept[s.name] == 0 {
 			continue
 		}
-		r := (&rule{comment: "somebody translates it"}).only(f)
-		reg := uint32(firstReg)
-		for which := range 2 {
-			r.address(f, which, reg)
-			reg += f.regs()
-		}
-		r.meta(unix.NFT_META_L4PROTO, reg)
-		for which := range uint32(2) {
-			r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2*which, 2, reg+1+which)
-		}
-		out = append(out, r.in(s, firstReg).accept())
+		r, last := (&rule{comment: "somebody translates it"}).only(f), firstReg+2*f.regs()
+		r.address(f, 1-peer, firstReg).address(f, peer, firstReg+f.regs()).meta(unix.NFT_META_L4PROTO, last)
+		r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*port), 2, last+1)
+		out = append(out, r.in(s, firstReg).ret())
 	}
 	return out
 }
