@@ -77,6 +77,8 @@ func (t *Tracker) translated(s *model.Service) []bool {
 func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
 	const headless = "use a headless Service"
 	switch {
+	case t.takingOver && s != nil && s.ProxyName == t.cfg.ProxyName && port.Protocol != model.SCTP:
+		return "wait until eBPF serves it"
 	case s == nil || s.ProxyName != t.cfg.ProxyName || port.Protocol == model.SCTP:
 		return headless
 	case t.cfg.Netfilter:
@@ -185,7 +187,17 @@ func (t *Tracker) touchNodePorts(by int) {
 
 // TakeOver says, before all else, that somebody else may translate for Services in
 // netfilter until ServicesWritten is called.
-func (t *Tracker) TakeOver() { t.takingOver = true }
+func (t *Tracker) TakeOver() { t.takingOver, t.silent = true, true }
+
+// Tell has refusals told that TakeOver holds back, since it may be over soon.
+func (t *Tracker) Tell() Changes {
+	if !t.silent {
+		return Changes{}
+	}
+	t.silent = false
+	t.refusals = t.collectRefusals()
+	return Changes{Refusals: t.refusals}
+}
 
 // ServicesWritten says that the kernel serves Services as they are known, and so that
 // netfilter translates for none that is gone: what is in the way of a policy stays
@@ -211,9 +223,8 @@ func (t *Tracker) ServicesWritten() Changes {
 		t.touchNodePorts(-1)
 	}
 	c := t.settle()
-	if first {
-		t.refusals = t.collectRefusals()
-		c.Refusals = t.refusals
+	if told := t.Tell(); told.Refusals != nil {
+		c.Refusals = told.Refusals
 	}
 	return c
 }

@@ -499,7 +499,10 @@ func TestAPolicyWaitsUntilNothingTranslates(t *testing.T) {
 	if c := tr.Apply(world()); holds(tr) || c.Refusals != nil {
 		t.Errorf("kube-proxy's rules translate: the policy holds: %v, refused: %v", holds(tr), c.Refusals)
 	}
-	if c := tr.ServicesWritten(); !holds(tr) || !c.Running || c.Refusals == nil {
+	if c := tr.Tell(); len(c.Refusals) != 1 || !strings.HasSuffix(c.Refusals[0].Message, "; leave the port out, or wait until eBPF serves it") {
+		t.Errorf("it takes long: told %+v", c.Refusals)
+	}
+	if c := tr.ServicesWritten(); !holds(tr) || !c.Running || c.Refusals == nil || len(c.Refusals) > 0 {
 		t.Errorf("eBPF serves: the policy holds: %v, changes %+v", holds(tr), c)
 	}
 	if c := tr.ServicesWritten(); !c.Empty() || c.Refusals != nil {

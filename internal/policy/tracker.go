@@ -38,6 +38,7 @@ type Tracker struct {
 	guarded    map[netip.Addr]struct{}
 	opened     map[Target]struct{}
 	takingOver bool // see TakeOver
+	silent     bool // of refusals, until Tell
 
 	guarding bool // guarded changed
 	opening  bool // opened did
@@ -176,7 +177,7 @@ func (t *Tracker) settle() Changes {
 		c.Opened = slices.AppendSeq([]Target{}, maps.Keys(t.opened))
 		slices.SortFunc(c.Opened, Target.Compare)
 	}
-	if refused && !t.takingOver {
+	if refused && !t.silent {
 		if now := t.collectRefusals(); !slices.Equal(now, t.refusals) {
 			t.refusals, c.Refusals = now, now
 		}

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"spillway.dev/spillway/internal/model"
@@ -46,6 +47,9 @@ func (r *Reconciler) keepTranslated(ctx context.Context, now time.Time) {
 		l.keepAt = time.Time{}
 	}
 	l.pending.Kept = l.tracker.Keep(run)
+	if slices.ContainsFunc(l.pending.Kept, func(c policy.Change[policy.Pair, bool]) bool { return !c.Want }) {
+		l.forgetAt = now // what was not translated there was tracked too
+	}
 }
 
 // translated are the pairs between which somebody translates connections that policies

@@ -195,10 +195,16 @@ func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 // releasePolicies has policies hold where netfilter has ceased to translate: after
 // Services are written, as what a new Service is in the way of comes before.
 func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
-	if r.policies == nil || ctx.Err() != nil || !r.lanesWritten() {
+	l := r.policies
+	if l == nil || ctx.Err() != nil {
 		return
 	}
-	r.takePolicies(r.policies.tracker.ServicesWritten())
+	switch {
+	case r.lanesWritten():
+		r.takePolicies(l.tracker.ServicesWritten())
+	case slices.ContainsFunc(r.lanes, func(l *lane) bool { return l.err != nil }):
+		r.takePolicies(l.tracker.Tell()) // it may take long
+	}
 	r.syncPolicies(ctx, now)
 }
 

@@ -270,7 +270,11 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 			t.Errorf("looked %d times", n)
 		}
 		f.runs()
+		forgot := f.times()
 		g.after(2 * keepLast)
+		if f.times() == forgot {
+			t.Error("what was tracked beside them is not forgotten")
+		}
 		looks := f.looks()
 		g.after(10 * time.Minute)
 		if n := table.keeps(); n != 0 || f.looks() != looks {

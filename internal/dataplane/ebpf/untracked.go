@@ -60,7 +60,11 @@ func openUntracked(m map[string]*ebpf.Map) (*untracked, error) {
 	if err := u.read(); err != nil {
 		return nil, err
 	}
-	u.served = s.TimeoutTcp != 0 && s.Flags&uint32(tcSettingsFlagsSETTING_DRAINS) == 0
+	if s.TimeoutTcp != 0 && s.Flags&uint32(tcSettingsFlagsSETTING_DRAINS) == 0 {
+		if err := each(m[tcMapFrontends], func(tcFrontendKey, tcFrontend) { u.served = true }); err != nil {
+			return nil, err
+		}
+	}
 	if s.Flags&uint32(tcSettingsFlagsSETTING_UNTRACKED) == 0 {
 		return u, u.narrow(newUntrackedEntries())
 	}
