@@ -636,9 +636,7 @@ func (e *env) testTranslatedGoesOn(t *testing.T, service string) {
 	if n := e.entries(t, "a", port); n != tracked || n == 0 {
 		t.Errorf("%d entries, were %d before a new connection", n, tracked)
 	}
-	e.hear(t, hearing{from: "a", to: pod}).goOn(t, "straight to the pod, from where one is kept")
-	// As a pod of the same node would: but a bridge may keep that from netfilter.
-	e.hear(t, hearing{from: "a", to: pod, port: heard.by[1].port}).goOn(t, "straight to the pod, from the port of a connection that is kept")
+	e.hear(t, hearing{from: "a1", to: pod}, hearing{from: "a1", to: pod, port: heard.by[0].port}).goOn(t, "straight to the pod, from where one is kept, from its port too")
 	e.writeAll(t, "service.yaml", service)
 }
 

@@ -331,9 +331,14 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.passes(t, "another rule", inTun0, protoTCP, far2, cache, wayPod, 0)
 	n.passes(t, "the same rule", inTun0, protoTCP, far, cache, wayPod, 0)
 
-	// Only programs that a run has set up, and that are not about to go, serve.
+	// Only programs that a run has set up, with Services, and that are not about to go, serve.
 	var s tcSettings
 	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	if next.served {
+		t.Error("it serves no Service, and says that it does")
+	}
+	frontend := portKey(p.clusterIP, model.TCP, 80)
+	ok(t, n.m(tcMapFrontends).Put(frontend, tcFrontend{}))
 	drains := s
 	drains.Flags |= uint32(tcSettingsFlagsSETTING_DRAINS)
 	for settings, serves := range map[tcSettings]bool{s: true, drains: false, {}: false} {
@@ -342,6 +347,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 			t.Errorf("settings %+v: serves %v, %v", settings, n.Serves(), err)
 		}
 	}
+	ok(t, n.m(tcMapFrontends).Delete(frontend))
 
 	// After a run that knew nothing of it nothing holds.
 	s.Flags &^= uint32(tcSettingsFlagsSETTING_UNTRACKED)
