@@ -60,16 +60,18 @@ func (l *policyLane) translated(ctx context.Context, entries UntrackedEntries) (
 	if len(l.tracker.State().Targets) == 0 {
 		return run, nil
 	}
-	err = entries.Translated(ctx, func(p model.Protocol, from, to netip.AddrPort) {
+	err = entries.Translated(ctx, func(p model.Protocol, from, to netip.AddrPort) bool {
 		list := run
 		if p == model.UDP {
 			list = datagrams
 		}
-		for _, pair := range l.tracker.Untracks(p, from, to) {
+		pairs := l.tracker.Untracks(p, from, to)
+		for _, pair := range pairs {
 			if len(list) < mostKept {
 				list[pair] = true
 			}
 		}
+		return len(pairs) > 0
 	})
 	for pair := range datagrams {
 		if len(run) == mostKept {

@@ -33,8 +33,9 @@ type UntrackedEntries interface {
 	Forget(ctx context.Context, unseen, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error)
 
 	// Translated gives both directions of each connection that somebody translates, as
-	// its packets come. One may come twice.
-	Translated(ctx context.Context, each func(p model.Protocol, from, to netip.AddrPort)) error
+	// its packets come; one may come twice. Of those of which keeps says so it deletes
+	// the entries of what has ended.
+	Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error
 }
 
 // policyLane writes do-not-track policies. It stands beside the lanes of Services:

@@ -180,7 +180,7 @@ func (f *forgetting) Forget(_ context.Context, unseen, _ func(model.Protocol, ne
 	return 1, f.more > 0, nil
 }
 
-func (f *forgetting) Translated(_ context.Context, each func(model.Protocol, netip.AddrPort, netip.AddrPort)) error {
+func (f *forgetting) Translated(_ context.Context, each func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.looked++

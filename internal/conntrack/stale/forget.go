@@ -63,22 +63,25 @@ func translated(e *conntrack.Entry) bool {
 	return e.Status&(conntrack.SrcNAT|conntrack.DstNAT) != 0 || e.Orig.Src != e.Reply.Dst || e.Orig.Dst != e.Reply.Src
 }
 
-// Translated gives both directions of each connection that somebody translates to each,
-// as its packets come: before that. What has ended, and waits for its port to be free
-// again, is left out. One may come twice.
-func (r *Reconciler) Translated(ctx context.Context, each func(p model.Protocol, from, to netip.AddrPort)) error {
+// Translated gives both directions of each connection that somebody translates to keeps,
+// as its packets come: before that. One may come twice. Of those of which it says so, what
+// has ended and waits for its ports to be free again is deleted: a new connection of the
+// same ports would be translated because of it.
+func (r *Reconciler) Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error {
+	var failed error
 	for _, status := range []conntrack.Status{conntrack.DstNAT, conntrack.SrcNAT} {
 		err := r.cfg.Table.Dump(ctx, conntrack.Filter{Status: status}, func(e *conntrack.Entry) bool {
-			if e.Protocol != unix.IPPROTO_TCP || e.TCPState != tcpTimeWait && e.TCPState != tcpClose {
-				each(model.Protocol(e.Protocol), e.Orig.Src, e.Orig.Dst)
-				each(model.Protocol(e.Protocol), e.Reply.Src, e.Reply.Dst)
+			asks := keeps(model.Protocol(e.Protocol), e.Orig.Src, e.Orig.Dst)
+			answers := keeps(model.Protocol(e.Protocol), e.Reply.Src, e.Reply.Dst)
+			if ended := e.Protocol == unix.IPPROTO_TCP && (e.TCPState == tcpTimeWait || e.TCPState == tcpClose); ended && (asks || answers) {
+				failed = r.cfg.Table.Delete(e)
 			}
-			return true
+			return failed == nil
 		})
 		if errors.Is(err, conntrack.ErrUnsupported) {
 			return nil
 		}
-		if err != nil {
+		if err = errors.Join(err, failed); err != nil {
 			return fmt.Errorf("look for connections that somebody translates: %w", err)
 		}
 	}

@@ -56,23 +56,30 @@ func TestBothDirectionsOfWhatIsTranslatedAreGiven(t *testing.T) {
 		return conntrack.Entry{Protocol: unix.IPPROTO_TCP, Status: status, Orig: orig, Reply: reply, TCPState: state}
 	}
 	asked, answered := conntrack.Tuple{Src: client, Dst: service}, conntrack.Tuple{Src: pod, Dst: client}
+	node2pod := conntrack.Tuple{Src: node, Dst: pod}
 	left, back := conntrack.Tuple{Src: client, Dst: pod}, conntrack.Tuple{Src: pod, Dst: node}
 	ended := conntrack.Tuple{Src: node, Dst: service}
 	f := &fakeTable{entries: []conntrack.Entry{
-		entry(conntrack.DstNAT, asked, answered, 3), entry(conntrack.SrcNAT, left, back, 3), entry(0, ended, ended, 3),
-		entry(conntrack.DstNAT, ended, ended, tcpTimeWait), entry(conntrack.SrcNAT, ended, ended, tcpClose),
+		entry(conntrack.DstNAT, asked, answered, 3), entry(conntrack.SrcNAT, left, back, 3), entry(0, node2pod, node2pod, 3),
+		entry(conntrack.DstNAT, ended, ended, tcpTimeWait), entry(conntrack.SrcNAT, ended, ended, tcpClose), entry(conntrack.DstNAT, asked, left, tcpTimeWait),
 	}}
 	given := map[string]bool{}
-	each := func(p model.Protocol, from, to netip.AddrPort) { given[fmt.Sprint(p, from, to)] = true }
+	each := func(p model.Protocol, from, to netip.AddrPort) bool {
+		given[fmt.Sprint(p, from, to)] = true
+		return from == node && to == service
+	}
 	if err := onFake(t, f).Translated(t.Context(), each); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]bool{}
-	for _, tuple := range []conntrack.Tuple{asked, answered, left, back} {
+	for _, tuple := range []conntrack.Tuple{asked, answered, left, back, ended} {
 		want[fmt.Sprint(model.TCP, tuple.Src, tuple.Dst)] = true
 	}
 	if !maps.Equal(given, want) {
 		t.Errorf("given %v, want %v", given, want)
+	}
+	if len(f.entries) != 4 {
+		t.Errorf("left are %v", f.entries)
 	}
 	for err, bad := range map[error]bool{conntrack.ErrUnsupported: false, errors.New("no"): true} {
 		if got := onFake(t, &fakeTable{dumpErr: err}).Translated(t.Context(), each); (got != nil) != bad {
