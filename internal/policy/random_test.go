@@ -229,6 +229,11 @@ func TestChangesLeadWhereTheWholeWorldDoes(t *testing.T) {
 				}
 			}
 			kept.take(t, Changes{Kept: tr.Keep(all)})
+			for i, fate := range fates(tr, run) {
+				if unseen := tr.Unseen(run[i].proto, run[i].from, run[i].to); unseen != (fate == denied) {
+					t.Fatalf("seed %d: %v: fate %d, and all is kept: unseen %v", seed, run[i], fate, unseen)
+				}
+			}
 			if !maps.Equal(kept.Kept, tr.State().Kept) || !maps.Equal(kept.Kept, all) {
 				t.Fatalf("seed %d: changes lead to %v", seed, kept.Kept)
 			}

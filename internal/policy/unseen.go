@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 
 	"spillway.dev/spillway/internal/model"
 )
@@ -16,9 +17,10 @@ const (
 )
 
 // Unseen reports whether conntrack sees no packet between two ends: because a policy
-// leaves them untracked, or denies them.
+// leaves them untracked, and they are not kept, or denies them.
 func (t *Tracker) Unseen(proto model.Protocol, a, b netip.AddrPort) bool {
-	return t.fate(proto, a, b) != seen
+	kept := func(p Pair) bool { return t.kept.now[p] }
+	return t.fate(proto, a, b) != seen && !slices.ContainsFunc(t.Untracks(proto, a, b), kept)
 }
 
 // Denies reports whether all packets between two ends are denied.
