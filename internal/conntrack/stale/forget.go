@@ -66,14 +66,15 @@ func translated(e *conntrack.Entry) bool {
 // Translated gives both directions of each connection that somebody translates to keeps,
 // as its packets come: before that. One may come twice. Of those of which it says so, what
 // has ended and waits for its ports to be free again is deleted: a new connection of the
-// same ports would be translated because of it.
+// same ports would be translated because of it. In another zone nothing is.
 func (r *Reconciler) Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error {
 	var failed error
 	for _, status := range []conntrack.Status{conntrack.DstNAT, conntrack.SrcNAT} {
 		err := r.cfg.Table.Dump(ctx, conntrack.Filter{Status: status}, func(e *conntrack.Entry) bool {
 			asks := keeps(model.Protocol(e.Protocol), e.Orig.Src, e.Orig.Dst)
 			answers := keeps(model.Protocol(e.Protocol), e.Reply.Src, e.Reply.Dst)
-			if ended := e.Protocol == unix.IPPROTO_TCP && (e.TCPState == tcpTimeWait || e.TCPState == tcpClose); ended && (asks || answers) {
+			ended := e.Protocol == unix.IPPROTO_TCP && (e.TCPState == tcpTimeWait || e.TCPState == tcpClose)
+			if ended && ours(e) && (asks || answers) {
 				failed = r.cfg.Table.Delete(e)
 			}
 			return failed == nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -63,6 +64,9 @@ func TestBothDirectionsOfWhatIsTranslatedAreGiven(t *testing.T) {
 		entry(conntrack.DstNAT, asked, answered, 3), entry(conntrack.SrcNAT, left, back, 3), entry(0, node2pod, node2pod, 3),
 		entry(conntrack.DstNAT, ended, ended, tcpTimeWait), entry(conntrack.SrcNAT, ended, ended, tcpClose), entry(conntrack.DstNAT, asked, left, tcpTimeWait),
 	}}
+	elsewhere := entry(conntrack.DstNAT, ended, ended, tcpTimeWait)
+	elsewhere.Zone = 1
+	f.entries = append(f.entries, elsewhere)
 	given := map[string]bool{}
 	each := func(p model.Protocol, from, to netip.AddrPort) bool {
 		given[fmt.Sprint(p, from, to)] = true
@@ -78,7 +82,7 @@ func TestBothDirectionsOfWhatIsTranslatedAreGiven(t *testing.T) {
 	if !maps.Equal(given, want) {
 		t.Errorf("given %v, want %v", given, want)
 	}
-	if len(f.entries) != 4 {
+	if len(f.entries) != 5 || !slices.Contains(f.entries, elsewhere) {
 		t.Errorf("left are %v", f.entries)
 	}
 	for err, bad := range map[error]bool{conntrack.ErrUnsupported: false, errors.New("no"): true} {
