@@ -35,10 +35,10 @@ type Bypass interface {
 	// written, with the same changes; nil: State may be anything.
 	Narrow(policy.State, *policy.Changes) error
 
+	// Widen has pass what State allows. It comes when Policies is written.
+	Widen(policy.State, *policy.Changes) error
+
 	// Serves reports whether Services were served already when this Backend was opened,
 	// by what an earlier one left. If not, netfilter may translate for them.
 	Serves() bool
-
-	// Widen has pass what State allows. It comes when Policies is written.
-	Widen(policy.State, *policy.Changes) error
 }
