@@ -108,11 +108,14 @@ struct backend {
 };
 
 /*
- * source_ranges: prefixes of clients that a Service lets in. Two that are no
- * Services hold what the cluster is made of: ranges of pods, and other nodes.
+ * source_ranges: prefixes of clients that a Service allows. Four ids are not
+ * Services: ranges of pods, other nodes, and what IPsec policies select.
  */
 #define RANGE_PODS 0
 #define RANGE_PEERS 0xffffffff
+/* Sources and destinations that IPsec (xfrm) policies select; see SETTING_XFRM. */
+#define RANGE_XFRM_SRC 0xfffffffe
+#define RANGE_XFRM_DST 0xfffffffd
 
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */
@@ -343,6 +346,8 @@ enum settings_flags {
 	SETTING_ASK_CONNTRACK = 1 << 3, /* netfilter translates connections of its own */
 	SETTING_DRAINS = 1 << 4,	/* the programs go soon: netfilter is to know what runs */
 	SETTING_UNTRACKED = 1 << 5,	/* there are untracked_ports */
+	SETTING_XFRM = 1 << 6,		/* there are IPsec policies: RANGE_XFRM_SRC and _DST */
+	SETTING_TCP_LIBERAL = 1 << 7,	/* only RSTs are compared with the TCP window */
 };
 
 /* stack_flows: what there has ever been, so that packets are spared looking for it. */

@@ -253,6 +253,8 @@ const (
 	tcSettingsFlagsSETTING_ASK_CONNTRACK  tcSettingsFlags = 8
 	tcSettingsFlagsSETTING_DRAINS         tcSettingsFlags = 16
 	tcSettingsFlagsSETTING_UNTRACKED      tcSettingsFlags = 32
+	tcSettingsFlagsSETTING_XFRM           tcSettingsFlags = 64
+	tcSettingsFlagsSETTING_TCP_LIBERAL    tcSettingsFlags = 128
 )
 
 type tcSlotKey struct {
