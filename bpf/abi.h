@@ -10,7 +10,7 @@
 #ifndef SPILLWAY_ABI_H
 #define SPILLWAY_ABI_H
 
-#define ABI_VERSION 1
+#define ABI_VERSION 2
 
 enum family {
 	FAMILY_V4 = 4,
@@ -152,13 +152,15 @@ enum way_kind {
 /*
  * flows: two entries a flow, one for each direction. The key is a packet as it
  * arrives, the value what becomes of it; the key of the other direction is the
- * mirror image of the value, so that each entry names its twin.
+ * mirror image of the value, so that each entry names its reverse entry.
  */
 enum flow_state {
-	FLOW_NEW = 1,	      /* no answer seen yet */
-	FLOW_ESTABLISHED = 2, /* both directions seen */
-	FLOW_CLOSING = 3,     /* one FIN */
-	FLOW_CLOSED = 4,      /* both FINs or an RST */
+	FLOW_NEW = 1,	      /* TCP: a SYN. UDP: no answer yet */
+	FLOW_SYN_RECV = 2,    /* TCP: the endpoint has answered with SYN-ACK */
+	FLOW_ESTABLISHED = 3, /* TCP: the client has acknowledged that. UDP: answered */
+	FLOW_CLOSING = 4,     /* one FIN */
+	FLOW_LAST_ACK = 5,    /* both FINs, not both acknowledged */
+	FLOW_CLOSED = 6,      /* both FINs acknowledged, or a valid RST */
 };
 
 enum flow_flags {
@@ -170,16 +172,19 @@ enum flow_flags {
 	FLOW_TO_POD = 1 << 5,	/* leads to a pod of this node */
 	FLOW_TWIN_TO_POD = 1 << 6,
 	FLOW_RESET = 1 << 7,	/* TCP: closed by an RST */
-	FLOW_STREAM = 1 << 7,	/* UDP: went on soon after its answer, in another second */
+	FLOW_STREAM = 1 << 8,	/* UDP: went on soon after its answer, in another second */
+	FLOW_CONFIRMED = 1 << 9, /* TCP: the client is known to exist: see unconfirmed */
+	FLOW_TRACKED = 1 << 10, /* TCP: sequence numbers are known since the SYN */
+	FLOW_FIN_ACKED = 1 << 11, /* the other side has acknowledged this direction's FIN */
+	FLOW_PROBED = 1 << 12,	/* a SYN came to a connection whose endpoint is gone */
 };
 
-/* What an endpoint still knows of a connection that is closed. */
+/* Which side closed first, and so waits in TIME-WAIT; what a TFTP request has had. */
 enum flow_end {
 	END_UNKNOWN = 0,
-	END_LAST_ACK = 1,  /* it is over once this direction acknowledges the last FIN */
-	END_FORGOTTEN = 2, /* nothing: the client closed first */
-	END_TIME_WAIT = 3, /* that it was there: it takes a SYN beyond seq_end (RFC 6191) */
-	END_ANSWERED = 4,  /* of a TFTP request: a port of the server's choice has answered */
+	END_CLIENT_FIRST = 1,	/* the endpoint has forgotten the connection */
+	END_ENDPOINT_FIRST = 2, /* it takes a SYN beyond what it has acknowledged (RFC 6191) */
+	END_ANSWERED = 3,	/* of a TFTP request: a port of the server's choice has answered */
 };
 
 /* What a flow has to do with answers from ports of the server's choice: helper.h. */
@@ -192,6 +197,24 @@ enum flow_helper {
 			     * socket's, or one that a flow has */
 };
 
+/*
+ * What one direction of a TCP connection shows of its sender (lib/tcp.h). An entry
+ * has that of its own direction; of the other it copies what bounds this one.
+ */
+struct tcp_side {
+	__u32 end;	   /* sequence number behind the last byte sent */
+	__u32 ack;	   /* the last byte acknowledged, plus one */
+	__u32 window;	   /* the largest window offered, in bytes */
+	__u32 peer_window; /* the other side's, at most one second old */
+	union {
+		__u32 isn; /* of the first SYN, until the flow is confirmed */
+		__u32 fin; /* sequence number behind the FIN, with FLOW_FIN */
+	};
+	__u8 scale;	   /* of the offered windows (RFC 7323) */
+	__u8 peer_scale;
+	__u16 pad;
+};
+
 struct flow {
 	struct addr saddr;
 	struct addr daddr;
@@ -200,18 +223,37 @@ struct flow {
 	__u32 backend;
 	__u32 service;
 	__u32 seen; /* seconds since boot of the last packet, at most one second late */
+	__u16 flags;
 	__u8 state;
-	__u8 flags;
+	__u8 end;    /* enum flow_end */
+	__u8 helper; /* enum flow_helper */
 	/* The way that its packets took last, with the frame's addresses; good for one second. */
+	__u8 way_kind; /* WAY_POD or WAY_LINK */
 	__u16 way_mtu;
 	__u32 way_seen;
-	/* From END_LAST_ACK on no way is kept: here is seq_end, or how many ports have answered. */
 	__u32 way_ifindex;
-	__u32 way_kind;	   /* WAY_POD or WAY_LINK */
 	__u8 way_macs[12];
 	__be16 helper_port; /* the endpoint's port that was asked */
-	__u8 helper;	    /* enum flow_helper */
-	__u8 end;	    /* enum flow_end */
+	__u16 answers;	    /* of a TFTP request: ports of the server that have answered */
+	__u32 in_ifindex;   /* the device of the pod that sends these packets; 0: the network */
+	__u32 slot;	    /* the flow's number, see unconfirmed; SLOT_CLAIMED: being replaced */
+	__u32 probed;	    /* second of the SYN that FLOW_PROBED tells of */
+	struct tcp_side tcp;
+};
+
+/*
+ * unconfirmed: the keys of the flows made last, in a ring (lib/unconfirmed.h). A flow
+ * is unconfirmed until the client's ACK ends the TCP handshake; one of UDP stays so.
+ */
+#define SLOT_CLAIMED 0xffffffff
+
+/* sources: confirmed flows by client, hashed; the agent counts them again and again. */
+#define SOURCES (1 << 16)
+
+/* icmp_rates: by destination, what ICMP errors may be sent to it now. */
+struct icmp_rate {
+	__u64 time;   /* nanoseconds since boot; when credit was counted */
+	__u64 credit; /* nanoseconds */
 };
 
 /* fragments: the ports of a datagram whose first fragment passed. */
@@ -338,6 +380,10 @@ struct settings {
 	__u32 flags;
 	struct addr node_v4; /* the node's primary addresses */
 	struct addr node_v6;
+	/* ICMP errors: nanoseconds between two to one address, net.ipv4.icmp_ratelimit; 0: any. */
+	__u64 icmp_interval_v4;
+	__u64 icmp_interval_v6;
+	__u64 icmp_interval_all; /* between two to any address, net.ipv4.icmp_msgs_per_sec */
 };
 
 enum settings_flags {
@@ -396,6 +442,14 @@ enum verdict {
 	DROP_HELPER_ANSWERS,	/* too many ports of the server answer one request */
 	PORT_CHANGED,		/* what the stack sends has a flow's port: it gets another */
 	PASSED_UNTRACKED,	/* a do-not-track policy allows it: redirected unchanged */
+	PASS_SOURCE,		/* its source does not belong to the device: left to the stack */
+	PASS_VLAN,		/* tagged: left to the VLAN's own device */
+	FLOW_REPLACED,		/* an unconfirmed flow gave its place or port to a newer one */
+	DROP_NO_FLOW,		/* TCP, no SYN, and no connection that it may be of */
+	REJECTED_NO_FLOW,	/* the same, answered with RST */
+	DROP_SOURCE_SHARE,	/* the client has half of the flow table */
+	DROP_XFRM,		/* an IPsec policy selects it, which a redirect would bypass */
+	DROP_ICMP_RATE,		/* the answer would be one ICMP error too many */
 	VERDICTS,
 };
 

@@ -18,10 +18,13 @@ volatile const __u8 has_csum_ipv6 = 0;
 /* bpf_skb_ct_lookup (5.18), of the kernel or of its nf_conntrack module. */
 volatile const __u8 has_ct_lookup = 0;
 
-/* Seed of the hash that spreads flows over endpoints; the same for all programs. */
+/* Seed of all hashes of packets. The agent draws it once for a node: no packet can aim. */
 volatile const __u32 hash_seed = 0;
 
-/* Flows without an answer that a full table takes in a second and keeps: lib/lru.h. */
-volatile const __u32 newcomers_max = 1024;
+/* Length of the ring of unconfirmed flows. */
+volatile const __u32 unconfirmed_max = 1024;
+
+/* Confirmed flows that one client may have. */
+volatile const __u32 source_max = 1024;
 
 #endif

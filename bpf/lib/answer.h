@@ -138,7 +138,7 @@ static __always_inline void answer_rst_header(struct tcphdr *out, const struct t
 }
 
 static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet *p,
-				      struct tcp_answer *a)
+				      struct tcp_answer *a, enum verdict verdict)
 {
 	__u32 ip_len;
 	__u16 sum;
@@ -166,7 +166,7 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 		count(DROP_REWRITE);
 		return TC_ACT_SHOT;
 	}
-	count(REJECTED_RST);
+	count(verdict);
 	return answer_send(skb);
 }
 
@@ -226,6 +226,47 @@ static __always_inline int answer_allowed(const struct packet *p)
 	return p->l4_off - p->l3_off <= sizeof(struct ipv6hdr) + ICMP_EXTENSIONS;
 }
 
+/* ICMP errors that may be sent to one address at once (XRLIM_BURST_FACTOR), and to all. */
+#define ICMP_BURST 6
+#define ICMP_BURST_ALL 50
+
+/* Takes from the bucket of a key, which gains one error an interval, in nanoseconds. */
+static __always_inline int rate_allows(const struct addr_key *key, __u64 interval, __u32 burst)
+{
+	struct icmp_rate *rate, first = { .time = bpf_ktime_get_coarse_ns() };
+
+	if (!interval)
+		return 1;
+	rate = bpf_map_lookup_elem(&icmp_rates, key);
+	if (!rate) {
+		first.credit = (burst - 1) * interval;
+		bpf_map_update_elem(&icmp_rates, key, &first, BPF_ANY);
+		return 1;
+	}
+	rate->credit += first.time - rate->time;
+	rate->time = first.time;
+	if (rate->credit > burst * interval)
+		rate->credit = burst * interval;
+	if (rate->credit < interval)
+		return 0;
+	rate->credit -= interval;
+	return 1;
+}
+
+/*
+ * May one more ICMP error be sent to this address? As inet_peer_xrlim_allow and
+ * icmp_global_allow have it (net/ipv4/inetpeer.c, icmp.c), by the node's own sysctls.
+ * An error that says that a packet is too big is not limited, there as here.
+ */
+static __always_inline int answer_in_time(const struct packet *p, const struct settings *s)
+{
+	struct addr_key key = { .addr = p->tuple.saddr, .family = p->tuple.family }, all = {};
+
+	return rate_allows(&key, p->tuple.family == FAMILY_V4 ? s->icmp_interval_v4 :
+								s->icmp_interval_v6, ICMP_BURST) &&
+	       rate_allows(&all, s->icmp_interval_all, ICMP_BURST_ALL);
+}
+
 /* Answers with an ICMP error; type and code are those of the packet's family. */
 static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packet *p,
 				       struct icmp_answer *a, __u8 type, __u8 code, __u32 rest,
@@ -249,9 +290,17 @@ static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packe
 	return answer_send(skb);
 }
 
-static __always_inline int answer_unreachable(struct __sk_buff *skb, const struct packet *p,
-					      struct icmp_answer *a)
+static __always_inline int answer_late(void)
 {
+	count(DROP_ICMP_RATE);
+	return TC_ACT_SHOT;
+}
+
+static __always_inline int answer_unreachable(struct __sk_buff *skb, const struct packet *p,
+					      struct icmp_answer *a, const struct settings *s)
+{
+	if (!answer_in_time(p, s))
+		return answer_late();
 	if (p->tuple.family == FAMILY_V4)
 		return answer_icmp(skb, p, a, ICMP_DEST_UNREACH, ICMP_PORT_UNREACH, 0,
 				   REJECTED_ICMP);
@@ -268,8 +317,10 @@ static __always_inline int answer_too_big(struct __sk_buff *skb, const struct pa
 }
 
 static __always_inline int answer_ttl(struct __sk_buff *skb, const struct packet *p,
-				      struct icmp_answer *a)
+				      struct icmp_answer *a, const struct settings *s)
 {
+	if (!answer_in_time(p, s))
+		return answer_late();
 	if (p->tuple.family == FAMILY_V4)
 		return answer_icmp(skb, p, a, ICMP_TIME_EXCEEDED, ICMP_EXC_TTL, 0, ANSWERED_TTL);
 	return answer_icmp(skb, p, a, ICMPV6_TIME_EXCEED, ICMPV6_EXC_HOPLIMIT, 0, ANSWERED_TTL);

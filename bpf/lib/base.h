@@ -120,6 +120,15 @@ static __always_inline __u32 mix(__u32 h, __u32 v)
 	return h;
 }
 
+static __always_inline __u32 addr_hash(const struct addr *a)
+{
+	__u32 h = hash_seed;
+
+	for (int i = 0; i < 4; i++)
+		h = mix(h, a->w[i]);
+	return h;
+}
+
 static __always_inline __u32 tuple_hash(const struct tuple *t)
 {
 	__u32 h = hash_seed;

@@ -11,16 +11,21 @@
 #define SPILLWAY_FLOW_H
 
 #include "conntrack.h"
-#include "lru.h"
-#include "scratch.h"
+#include "tcp.h"
 
 /* Seconds after which nobody repeats a request that was answered. */
 #define HELPER_REST 5
 
-/* Seconds, at least one whole one, after which a question is taken to be over that was answered. */
-#define ANSWER_REST 2
+/* A datagram within so many seconds, of another second, shows that a flow goes on. */
+#define STREAM_BEGINS 2
 
-#define SUPERSEDED 2
+/* Why flow_find gives no flow. */
+enum flow_miss {
+	MISS_NONE = 0,	     /* there is none */
+	MISS_STALE = 1,	     /* the entry is of a flow that is over: it is to be replaced */
+	MISS_SUPERSEDED = 2, /* the packet is to be dropped */
+	MISS_SOURCE = 3,     /* the source does not belong to the device */
+};
 
 static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
 {
@@ -47,9 +52,26 @@ static __always_inline struct flow *request_at(const struct tuple *answer, struc
 	return bpf_map_lookup_elem(&flows, key);
 }
 
+/*
+ * The device by which packets of this source come: that of the pod of this node that
+ * has the address, or 0, the network. A pod may be at an address without being
+ * reachable without the stack.
+ */
+static __always_inline __u32 addr_device(const struct addr *addr, __u8 family)
+{
+	struct pod *pod = pod_lookup(addr, family);
+
+	return pod ? pod->ifindex : 0;
+}
+
+static __always_inline __u32 source_device(const struct tuple *t)
+{
+	return addr_device(&t->saddr, t->family);
+}
+
 /* Fills an entry that leaves packets with this tuple as they are. */
-static __always_inline void flow_as_is(struct flow *f, const struct tuple *t, __u8 flags, __u8 helper,
-				       __be16 helper_port)
+static __always_inline void flow_as_is(struct flow *f, const struct tuple *t, __u16 flags,
+				       __u8 helper, __be16 helper_port)
 {
 	__builtin_memset(f, 0, sizeof(*f));
 	f->saddr = t->saddr;
@@ -61,22 +83,7 @@ static __always_inline void flow_as_is(struct flow *f, const struct tuple *t, __
 	f->helper_port = helper_port;
 	f->state = FLOW_NEW;
 	f->seen = now();
-}
-
-/*
- * The key of a flow entry's twin: the mirror image of what packets become, but
- * for answers from any port.
- */
-static __always_inline void flow_twin_key(struct tuple *out, const struct flow *f,
-					  const struct tuple *key)
-{
-	out->saddr = f->daddr;
-	out->daddr = f->saddr;
-	out->sport = flow_asks(f) ? 0 : f->dport;
-	out->dport = f->sport;
-	out->proto = key->proto;
-	out->family = key->family;
-	out->pad = 0;
+	f->in_ifindex = source_device(t);
 }
 
 static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
@@ -86,6 +93,8 @@ static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
 		return f->state == FLOW_NEW ? s->timeout_udp_new : s->timeout_udp;
 	switch (f->state) {
 	case FLOW_NEW:
+	case FLOW_SYN_RECV:
+	case FLOW_LAST_ACK:
 		return s->timeout_new;
 	case FLOW_ESTABLISHED:
 		return s->timeout_tcp;
@@ -119,7 +128,19 @@ static __always_inline void flow_forget_way(struct flow *f)
 	__builtin_memset(f->way_macs, 0, sizeof(f->way_macs));
 }
 
-/* The twin's entry, from the point of view of that direction. */
+/* What is known of the other side, from the point of view of this one. */
+static __always_inline void tcp_make_twin(struct tcp_side *twin, const struct tcp_side *s)
+{
+	__builtin_memset(twin, 0, sizeof(*twin));
+	twin->end = s->ack;
+	twin->ack = s->end;
+	twin->window = s->peer_window;
+	twin->peer_window = s->window;
+	twin->scale = s->peer_scale;
+	twin->peer_scale = s->scale;
+}
+
+/* The reverse entry, from the point of view of that direction. */
 static __always_inline void flow_make_twin(struct flow *twin, const struct flow *f,
 					   const struct tuple *key)
 {
@@ -131,12 +152,17 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
 									   : key->sport;
 	twin->helper_port = f->helper_port;
 	twin->helper = f->helper;
-	twin->end = f->helper == HELPER_REQUEST ? f->end : END_UNKNOWN;
+	twin->end = f->end;
+	twin->answers = 0;
 	twin->backend = f->backend;
 	twin->service = f->service;
 	twin->seen = f->seen;
+	twin->slot = f->slot;
+	twin->probed = 0;
+	twin->in_ifindex = addr_device(&f->daddr, key->family);
 	twin->state = f->state;
-	twin->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET)) |
+	twin->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
+				   FLOW_CONFIRMED | FLOW_TRACKED)) |
 		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
 	if (f->flags & FLOW_TO_POD)
 		twin->flags |= FLOW_TWIN_TO_POD;
@@ -146,12 +172,13 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
 		twin->flags |= FLOW_TWIN_FIN;
 	if (f->flags & FLOW_TWIN_FIN)
 		twin->flags |= FLOW_FIN;
+	tcp_make_twin(&twin->tcp, &f->tcp);
 	flow_forget_way(twin);
 }
 
 /*
- * Keeps the twin fresh in the LRU while only one direction is busy, and makes it
- * again if it was evicted. -1: meanwhile another flow was given its tuple.
+ * Keeps the reverse entry fresh in the LRU while only one direction is busy, and makes
+ * it again if it was evicted. -1: meanwhile another flow was given its tuple.
  */
 static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *key, __u32 time)
 {
@@ -168,6 +195,7 @@ static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *k
 		}
 		twin->seen = time;
 		twin->flags |= f->flags & FLOW_STREAM;
+		tcp_share(f, twin);
 		return 0;
 	}
 	room = get_flow_pair();
@@ -184,85 +212,51 @@ static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *k
 	return 0;
 }
 
-/* Writes a change of state to both directions. */
-static __always_inline void flow_set_state(struct flow *f, const struct tuple *key, __u8 state,
-					   __u8 own, __u8 others)
+/* What a packet of TCP does to its flow, where the flow's own entry does not tell. */
+__noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct packet *p,
+			struct settings *s)
 {
 	struct tuple twin_key;
 	struct flow *twin;
 
-	f->state = state;
-	f->flags |= own;
-	flow_twin_key(&twin_key, f, key);
-	twin = bpf_map_lookup_elem(&flows, &twin_key);
-	if (twin && flow_is_twin(twin, key)) {
-		twin->state = state;
-		twin->flags |= others;
-	}
-}
-
-/*
- * A packet of a closed connection, or the one that closes it: what does the
- * endpoint still know of it? The reply entry says so, since who looks for a free
- * tuple finds that one. Who closes first waits (TIME-WAIT), and the other forgets.
- */
-__noinline int flow_ending(struct flow *f, const struct packet *p)
-{
-	struct tuple twin_key;
-	struct flow *twin;
-
-	if (!f || !p)
-		return 0;
+	if (!f || !p || !s)
+		return TCP_IGNORED;
 	flow_twin_key(&twin_key, f, &p->tuple);
 	twin = bpf_map_lookup_elem(&flows, &twin_key);
 	if (!twin || !flow_is_twin(twin, &p->tuple))
+		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
+	return tcp_advance(skb, f, twin, p, s);
+}
+
+/* The endpoint's first answer by UDP. */
+__noinline int flow_answered(struct flow *f, const struct tuple *key)
+{
+	struct tuple twin_key;
+	struct flow *twin;
+
+	if (!f || !key)
 		return 0;
-	if (f->flags & FLOW_RESET) {
-		/* Somebody goes on: the RST may not have been believed (RFC 5961). */
-		f->flags &= ~FLOW_RESET;
-		twin->flags &= ~FLOW_RESET;
-	} else if (p->flags & PACKET_FIN) {
-		f->end = END_UNKNOWN;
-		twin->end = END_LAST_ACK;
-		twin->way_seen = 0;
-		twin->way_ifindex = p->seq;
-	} else if (f->end == END_LAST_ACK && p->flags & PACKET_ACK) {
-		if (f->flags & FLOW_REPLY)
-			f->end = END_TIME_WAIT;
-		else
-			twin->end = END_FORGOTTEN;
-	}
+	flow_twin_key(&twin_key, f, key);
+	twin = bpf_map_lookup_elem(&flows, &twin_key);
+	if (twin && flow_is_twin(twin, key))
+		flow_set_state(f, twin, FLOW_ESTABLISHED);
 	return 0;
 }
 
-/* What a packet of a known flow does to its state. */
-static __always_inline void flow_advance(struct flow *f, const struct packet *p)
+/* A datagram of a known flow. */
+static __always_inline void flow_udp(struct flow *f, const struct packet *p)
 {
-	int closed;
-
-	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY) {
-		flow_set_state(f, &p->tuple, FLOW_ESTABLISHED, 0, 0);
-		newcomer_answered(f->seen);
-	}
-	closed = f->state == FLOW_CLOSED;
-	if (p->flags & PACKET_RST) {
-		flow_set_state(f, &p->tuple, FLOW_CLOSED, FLOW_RESET, FLOW_RESET);
-		return;
-	}
-	if (p->flags & PACKET_FIN && !(f->flags & FLOW_FIN)) {
-		/* After an RST it stays closed. */
-		closed |= f->flags & FLOW_TWIN_FIN;
-		flow_set_state(f, &p->tuple, closed ? FLOW_CLOSED : FLOW_CLOSING, FLOW_FIN,
-			       FLOW_TWIN_FIN);
-	}
-	if (closed)
-		flow_ending(f, p);
+	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY)
+		flow_answered(f, &p->tuple);
+	else if (f->state == FLOW_ESTABLISHED && f->seen != p->time &&
+		 (__s32)(p->time - f->seen) <= STREAM_BEGINS)
+		f->flags |= FLOW_STREAM;
 }
 
 /* Is a flow over, or might it be? Datagrams do not say when they end. */
 static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
 {
-	return f->state >= FLOW_CLOSING || proto == IPPROTO_UDP;
+	return f->state == FLOW_CLOSED || proto == IPPROTO_UDP;
 }
 
 /*
@@ -272,36 +266,33 @@ static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
  * first one in a second. A client that goes on gets a new flow, by another port.
  */
 static __always_inline int flow_yields(struct __sk_buff *skb, const struct flow *f,
-				       const struct packet *p, const struct settings *s, __u32 time)
+				       const struct packet *p, const struct settings *s)
 {
-	struct tuple twin_key;
-	struct flow *twin;
+	struct flow_pair *room = get_flow_pair();
+	struct flow *node;
 
-	if ((f->flags & (FLOW_REPLY | FLOW_STACK)) != FLOW_REPLY ||
+	if (!room || (f->flags & (FLOW_REPLY | FLOW_STACK)) != FLOW_REPLY ||
 	    !flow_may_be_over(f, p->tuple.proto))
 		return 0;
-	if (!(s->flags & SETTING_ASK_CONNTRACK) && (f->seen == time || !(f->flags & FLOW_SNAT)))
+	if (!(s->flags & SETTING_ASK_CONNTRACK) &&
+	    (f->seen == p->time || !(f->flags & FLOW_SNAT)))
 		return 0;
 	if (!conntrack_claims(skb, &p->tuple))
 		return 0;
 	/* What netfilter sent from here has got another port on its way: serve_taken. */
-	tuple_mirror(&twin_key, &p->tuple);
-	twin = bpf_map_lookup_elem(&flows, &twin_key);
-	if (twin && twin->helper == HELPER_NODE)
+	tuple_mirror(&room->holder_key, &p->tuple);
+	node = bpf_map_lookup_elem(&flows, &room->holder_key);
+	if (node && node->helper == HELPER_NODE)
 		return 0;
-	flow_twin_key(&twin_key, f, &p->tuple);
-	twin = bpf_map_lookup_elem(&flows, &twin_key);
-	if (twin && flow_is_twin(twin, &p->tuple))
-		bpf_map_delete_elem(&flows, &twin_key);
-	bpf_map_delete_elem(&flows, &p->tuple);
-	return 1;
+	room->holder_key = p->tuple;
+	return !flow_delete(&room->holder_key, f->slot, &room->twin_key);
 }
 
 /*
- * Has the node's port of a transfer been given to another request meanwhile (see
- * flow_may_yield)? What comes after a rest may then be the answer to that, by
- * a server that has ended the transfer and uses its port again: it is nobody's.
- * A client that goes on with the transfer makes its entries be fresh.
+ * Has the node's port of a transfer been given to another request meanwhile? What
+ * comes after a rest may then be the answer to that, by a server that has ended the
+ * transfer and uses its port again: it is nobody's. A client that goes on with the
+ * transfer makes its entries be fresh.
  */
 static __always_inline int flow_superseded(const struct flow *f, const struct tuple *key,
 					   __u32 time)
@@ -318,48 +309,68 @@ static __always_inline int flow_superseded(const struct flow *f, const struct tu
 }
 
 /*
- * The live entry of a packet's flow, or NULL: a packet of no flow, or the first
- * one of a new flow with an old tuple, and then *stale is set; SUPERSEDED: one to drop.
+ * A packet comes by another device than its flow's packets have until now. It counts
+ * if its source has moved there: else it is forged. Not at egress, where the stack
+ * has judged it.
+ */
+static __always_inline int source_moved(struct flow *f, const struct tuple *t, __u32 device)
+{
+	if (source_device(t) != device)
+		return 0;
+	f->in_ifindex = device;
+	return 1;
+}
+
+/*
+ * The live entry of a packet's flow, or NULL and why. device is that of the pod which
+ * has sent the packet, or 0, the network.
  */
 static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struct packet *p,
-					      const struct settings *s, int *stale)
+					      struct settings *s, int egress, __u32 device,
+					      enum flow_miss *miss)
 {
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->tuple);
-	__u32 time = now();
+	int counts = TCP_COUNTS;
 
-	*stale = f != NULL;
+	*miss = f ? MISS_STALE : MISS_NONE;
 	if (!f)
 		return NULL;
-	if (flow_dead(f, p->tuple.proto, s, time))
-		return NULL;
-	if (flow_superseded(f, &p->tuple, time)) {
-		*stale = SUPERSEDED;
+	if (!egress && f->in_ifindex != device && !source_moved(f, &p->tuple, device)) {
+		*miss = MISS_SOURCE;
 		return NULL;
 	}
-	/* RFC 9293, 3.6.1: a SYN may reopen a connection in TIME-WAIT. */
-	if (f->state >= FLOW_CLOSING && (p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
+	if (flow_dead(f, p->tuple.proto, s, p->time))
 		return NULL;
-	/*
-	 * A datagram must not follow an endpoint that is gone, unless no other could
-	 * make anything of it.
-	 */
-	if (p->tuple.proto == IPPROTO_UDP && !(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
-	    !bpf_map_lookup_elem(&backends, &f->backend))
-		return NULL;
-	if (flow_yields(skb, f, p, s, time)) {
-		*stale = 0;
+	if (flow_superseded(f, &p->tuple, p->time)) {
+		*miss = MISS_SUPERSEDED;
 		return NULL;
 	}
-	if (f->seen != time) {
-		if (p->tuple.proto == IPPROTO_UDP && f->state == FLOW_ESTABLISHED &&
-		    (__s32)(time - f->seen) <= ANSWER_REST)
-			f->flags |= FLOW_STREAM;
-		if (flow_touch_twin(f, &p->tuple, time))
+	if (flow_yields(skb, f, p, s)) {
+		*miss = MISS_NONE;
+		return NULL;
+	}
+	if (p->tuple.proto == IPPROTO_UDP) {
+		/*
+		 * A datagram must not follow an endpoint that is gone, unless no other could
+		 * make anything of it.
+		 */
+		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
+		    !bpf_map_lookup_elem(&backends, &f->backend))
 			return NULL;
-		/* Only now: else the next packet of this second would not look for the twin. */
-		f->seen = time;
+		flow_udp(f, p);
+	} else if (!tcp_plain(f, p)) {
+		if (flow_reopens(f, p))
+			return NULL;
+		counts = flow_tcp(skb, f, p, s);
+		if (counts == TCP_RENEWS)
+			return NULL;
 	}
-	flow_advance(f, p);
+	if (counts == TCP_COUNTS && f->seen != p->time) {
+		if (flow_touch_twin(f, &p->tuple, p->time))
+			return NULL;
+		/* Only now: else the next packet of this second would not look for the other entry. */
+		f->seen = p->time;
+	}
 	return f;
 }
 

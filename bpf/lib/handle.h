@@ -42,6 +42,8 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 		return -2;
 	p = &m->packet;
 	f = &m->pair.flow;
+	if (hook != EGRESS && source_device(&p->tuple) != hook_device(skb, hook))
+		return pass(PASS_SOURCE);
 	request = helper_request(&p->tuple, &m->pair.reply_key, s, time);
 	if (!request || !p->tuple.sport)
 		return -2;
@@ -51,15 +53,14 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 			return -2;
 		request->seen = time;
 		flow_touch_twin(request, &m->pair.reply_key, time);
-		flow_advance(request, p);
+		if (request->state == FLOW_NEW)
+			flow_answered(request, &m->pair.reply_key);
 		*f = *request;
 		return flow_forward(skb, m, hook, request);
 	}
 	pass_by = answer_may_pass(skb, m, request, hook);
 	if (!pass_by && !flow_applies(request, hook))
 		return -2;
-	if (request->end != END_ANSWERED)
-		newcomer_answered(time);
 	/* Counted once, and where the request was: not if only passed on here. */
 	if (request->helper == HELPER_REQUEST && request->end != END_ANSWERED) {
 		count(HELPER_ANSWERED);
@@ -77,20 +78,13 @@ __noinline int serve_answer(struct __sk_buff *skb, struct settings *s, int hook)
 	return flow_forward(skb, m, hook, NULL);
 }
 
-/* May this be the first packet of a connection? */
-static __always_inline int packet_begins(const struct packet *p)
-{
-	return p->tuple.proto == IPPROTO_UDP ||
-	       (p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN;
-}
-
 /*
  * What the stack sends may have a source port that is a flow's: MASQUERADE chooses
  * ports without asking here, and so do sockets. The answers would be the flow's, so
  * the packet gets another port on its way out, and its answers this one on theirs.
  * -2: nobody has its port.
  */
-__noinline int serve_taken(struct __sk_buff *skb, struct settings *s, int renew)
+__noinline int serve_taken(struct __sk_buff *skb, struct settings *s)
 {
 	struct scratch *m = get_scratch();
 	struct flow *holder;
@@ -99,8 +93,6 @@ __noinline int serve_taken(struct __sk_buff *skb, struct settings *s, int renew)
 	if (!m || !s)
 		return -2;
 	t = &m->packet.tuple;
-	if (renew)
-		bpf_map_delete_elem(&flows, t);
 	tuple_mirror(&m->pair.reply_key, t);
 	holder = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
 	if (!holder && t->proto == IPPROTO_UDP && been(BEEN_HELPER))
@@ -109,16 +101,16 @@ __noinline int serve_taken(struct __sk_buff *skb, struct settings *s, int renew)
 	    flow_dead(holder, t->proto, s, now()))
 		return -2;
 	flow_as_is(&m->pair.flow, t, FLOW_SNAT | FLOW_STACK, HELPER_NODE, t->dport);
-	m->pair.seq = m->packet.seq;
+	flow_begin(skb, m);
 	been_set(BEEN_NODE_HELPER);
-	if (flow_create(skb, t, &m->pair, 1, 0, s) != FLOW_CREATED)
+	if (flow_create(skb, t, &m->pair, 1, s) != FLOW_CREATED)
 		return drop(DROP_SNAT_PORTS);
 	count(PORT_CHANGED);
 	return flow_forward(skb, m, EGRESS, NULL);
 }
 
 /* A packet of no flow that leaves: its port may be a flow's, or it asks a TFTP server. */
-__noinline int serve_egress(struct __sk_buff *skb, struct settings *s, int renew)
+__noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
 {
 	struct scratch *m = get_scratch();
 	const struct tuple *t;
@@ -129,7 +121,7 @@ __noinline int serve_egress(struct __sk_buff *skb, struct settings *s, int renew
 		return NEXT;
 	t = &m->packet.tuple;
 	if (been(BEEN_SNAT) && packet_begins(&m->packet)) {
-		ret = serve_taken(skb, s, renew);
+		ret = serve_taken(skb, s);
 		if (ret != -2)
 			return ret;
 	}
@@ -141,19 +133,39 @@ __noinline int serve_egress(struct __sk_buff *skb, struct settings *s, int renew
 	return pass(PASS_OTHER);
 }
 
+/* Deletes the flow of the packet, which is over. */
+__noinline int flow_forget(const struct packet *p)
+{
+	struct flow_pair *room = get_flow_pair();
+	struct flow *f;
+
+	if (!room || !p)
+		return 0;
+	room->holder_key = p->tuple;
+	f = bpf_map_lookup_elem(&flows, &room->holder_key);
+	if (f)
+		flow_delete(&room->holder_key, f->slot, &room->twin_key);
+	return 0;
+}
+
 static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 {
 	struct settings *s = get_settings();
 	struct scratch *m = get_scratch();
+	enum flow_miss miss;
 	struct packet *p;
 	struct flow *f;
-	int stale, ret;
+	int ret;
 
 	if (!m || !s)
 		return NEXT;
+	/* The device of the VLAN has hooks of its own, if the node is a member of it. */
+	if (skb->vlan_present)
+		return pass(PASS_VLAN);
 	p = &m->packet;
 	__builtin_memset(p, 0, sizeof(*p));
 	p->l3_off = ETH_HLEN;
+	p->time = now();
 	ret = parse(skb, p);
 	if (ret != PARSE_OK)
 		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);
@@ -164,7 +176,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	if (hook == EGRESS && !packet_begins(p) && !been(BEEN_STACK_FLOW | BEEN_NODE_HELPER))
 		return pass(PASS_OTHER);
 
-	f = flow_find(skb, p, s, &stale);
+	f = flow_find(skb, p, s, hook == EGRESS, hook_device(skb, hook), &miss);
 	if (f) {
 		if (!flow_applies(f, hook))
 			return pass(PASS_OTHER);
@@ -173,16 +185,21 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 		m->pair.flow = *f;
 		return flow_forward(skb, m, hook, f);
 	}
-	if (stale == SUPERSEDED)
+	if (miss == MISS_SUPERSEDED)
 		return drop(FLOW_CONFLICT);
+	if (miss == MISS_SOURCE)
+		return pass(PASS_SOURCE);
+	if (miss == MISS_STALE)
+		flow_forget(p);
 	if (p->tuple.proto == IPPROTO_UDP && been(BEEN_HELPER)) {
 		ret = serve_answer(skb, s, hook);
 		if (ret != -2)
 			return ret;
 	}
 	if (hook == EGRESS)
-		return serve_egress(skb, s, stale);
-	return serve(skb, s, hook, stale);
+		return serve_egress(skb, s);
+	ret = serve(skb, s, hook);
+	return ret == STRAY ? serve_stray(skb, hook) : ret;
 }
 
 #endif

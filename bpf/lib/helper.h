@@ -55,17 +55,13 @@ static __always_inline struct flow *helper_request(const struct tuple *answer, s
 
 /*
  * Another port of the server answers: may it? Else one request could fill the table.
- * The first one takes the memory of the way for the count.
  */
 static __always_inline int helper_answer_counts(struct flow *request)
 {
-	if (request->end != END_ANSWERED) {
-		flow_forget_way(request);
-		request->end = END_ANSWERED;
-	}
-	if (request->way_ifindex >= HELPER_ANSWERS)
+	request->end = END_ANSWERED;
+	if (request->answers >= HELPER_ANSWERS)
 		return 0;
-	request->way_ifindex++;
+	request->answers++;
 	return 1;
 }
 
@@ -78,7 +74,17 @@ static __always_inline void helper_asked_again(const struct flow *f, const struc
 	flow_twin_key(request_key, f, key);
 	request = bpf_map_lookup_elem(&flows, request_key);
 	if (request && request->end == END_ANSWERED && flow_is_twin(request, key))
-		request->way_ifindex = 0;
+		request->answers = 0;
+}
+
+/* Stores pair->flow at pair->reply_key, an entry without a reverse entry. */
+static __always_inline void helper_store_alone(struct flow_pair *pair)
+{
+	struct flow *f = &pair->flow;
+
+	f->slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->twin_key, f->seen);
+	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
+	flow_keep(&pair->reply_key);
 }
 
 /*
@@ -93,9 +99,7 @@ static __always_inline void helper_expect_direct(const struct tuple *t, struct f
 	tuple_mirror(&pair->reply_key, t);
 	flow_as_is(f, &pair->reply_key, FLOW_REPLY | to_pod, HELPER_DIRECT, t->dport);
 	pair->reply_key.sport = 0;
-	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
-	if (newcomer(f->seen))
-		flow_keep(&pair->reply_key);
+	helper_store_alone(pair);
 	been_set(BEEN_HELPER);
 }
 
@@ -122,9 +126,7 @@ static __always_inline void helper_expect_node(struct __sk_buff *skb, const stru
 	flow_as_is(f, &pair->reply_key, FLOW_REPLY | FLOW_STACK, HELPER_NODE, t->dport);
 	f->dport = port;
 	pair->reply_key.sport = 0;
-	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
-	if (newcomer(f->seen))
-		flow_keep(&pair->reply_key);
+	helper_store_alone(pair);
 }
 
 /* Fills pair->flow, the entry of the answer, and its twin, pair->reply. */
@@ -140,9 +142,11 @@ static __always_inline void helper_fill(const struct tuple *answer, const struct
 	f->dport = request->dport;
 	f->backend = request->backend;
 	f->service = request->service;
-	f->flags = request->flags & ~(direct ? FLOW_STACK : 0);
+	f->flags = request->flags & ~(FLOW_STREAM | (direct ? FLOW_STACK : 0));
 	f->state = FLOW_NEW;
 	f->seen = time;
+	f->in_ifindex = source_device(answer);
+	f->slot = unconfirmed_admit(answer, &pair->holder_key, &pair->twin_key, time);
 	f->helper = request->helper == HELPER_NODE ? HELPER_NODE : HELPER_DATA;
 	flow_make_twin(&pair->reply, f, answer);
 	flow_twin_key(&pair->reply_key, f, answer);

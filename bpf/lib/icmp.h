@@ -51,7 +51,8 @@ static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packe
 		return -1;
 	key->sport = *(__be16 *)&m->old.l4[2];
 	key->dport = *(__be16 *)&m->old.l4[0];
-	return 0;
+	/* An error goes to the sender of what it quotes. */
+	return addr_equal(&p->tuple.daddr, &key->daddr) ? 0 : -1;
 }
 
 /*

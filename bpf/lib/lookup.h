@@ -118,20 +118,60 @@ static __always_inline void affinity_key(struct affinity_key *key, __u32 service
 	}
 }
 
-/*
- * Chooses an endpoint; *id is set with it. client is the client's address, or
- * cookie (not 0) tells clients apart where no address is known yet: a socket
- * that connects has none.
- */
-static __always_inline struct backend *backend_select(__u32 service, __u8 route, __u32 hash,
-						      const struct addr *client, __u8 family,
-						      __u64 cookie, __u32 *id)
+/* The endpoint that a client was given last, if its time is not over; *id is set with it. */
+static __always_inline struct backend *affinity_recall(const struct affinity_key *key, __u32 timeout,
+						       __u8 route, __u32 time, __u32 *id)
+{
+	struct affinity *last = bpf_map_lookup_elem(&affinities, key);
+	struct backend *b;
+
+	/* Whole seconds: rather up to one too long than too short. */
+	if (!last || (__s32)(time - last->seen) > (__s32)timeout)
+		return NULL;
+	b = backend_valid(last->backend, key->service, route_member(route));
+	if (b) {
+		*id = last->backend;
+		last->seen = time;
+	}
+	return b;
+}
+
+static __always_inline void affinity_remember(const struct affinity_key *key, __u32 backend,
+					      __u32 time)
+{
+	struct affinity next = { .backend = backend, .seen = time };
+
+	bpf_map_update_elem(&affinities, key, &next, BPF_ANY);
+}
+
+/* Remembers the endpoint of a client that is known to exist: TCP. */
+static __always_inline void affinity_confirm(__u32 service, __u32 backend,
+					     const struct addr *client, __u8 family, __u32 time)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
 	struct affinity_key key;
-	struct affinity *last, next;
+
+	if (!s || !s->affinity)
+		return;
+	affinity_key(&key, service, client, family, 0);
+	affinity_remember(&key, backend, time);
+}
+
+/*
+ * Chooses an endpoint; *id is set with it. client is the client's address, or
+ * cookie (not 0) tells clients apart where no address is known yet: a socket
+ * that connects has none. sure says that the client is who it claims to be, so that
+ * what it is given may be remembered at once: else forged packets would push
+ * out what other clients were given. Until then the client's hash stands in for that.
+ */
+static __always_inline struct backend *backend_select(__u32 service, __u8 route, __u32 hash,
+						      const struct addr *client, __u8 family,
+						      __u64 cookie, int sure, __u32 *id)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &service);
+	struct affinity_key key;
 	struct backend *b;
-	__u32 n;
+	__u32 n, time;
 
 	if (!s)
 		return NULL;
@@ -141,23 +181,16 @@ static __always_inline struct backend *backend_select(__u32 service, __u8 route,
 	if (!s->affinity)
 		return backend_at(service, route, n, hash, id);
 
+	time = now();
 	affinity_key(&key, service, client, family, cookie);
-	next.seen = now();
-	last = bpf_map_lookup_elem(&affinities, &key);
-	/* Whole seconds: rather up to one too long than too short. */
-	if (last && (__s32)(next.seen - last->seen) <= (__s32)s->affinity) {
-		b = backend_valid(last->backend, service, route_member(route));
-		if (b) {
-			*id = last->backend;
-			last->seen = next.seen;
-			return b;
-		}
-	}
+	b = affinity_recall(&key, s->affinity, route, time, id);
+	if (b)
+		return b;
+	if (!cookie)
+		hash = addr_hash(client);
 	b = backend_at(service, route, n, hash, id);
-	if (b) {
-		next.backend = *id;
-		bpf_map_update_elem(&affinities, &key, &next, BPF_ANY);
-	}
+	if (b && sure)
+		affinity_remember(&key, *id, time);
 	return b;
 }
 

@@ -27,7 +27,13 @@ struct packet {
 	__u8 ttl;
 	__u8 pad;
 	__u16 check; /* IPv4's header checksum */
-	__u32 seq;   /* TCP: of a SYN; of a FIN, the number behind it */
+	__u32 time;  /* seconds since boot */
+	/* TCP: */
+	__u32 seq;
+	__u32 seq_end; /* the number behind the segment; a SYN and a FIN count one each */
+	__u32 ack;
+	__u16 window; /* not scaled */
+	__u16 header; /* bytes of the TCP header */
 };
 
 enum parse_result {
@@ -79,13 +85,15 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 	if (LOAD(skb, p->l4_off, tcp) || tcp.doff < 5 ||
 	    p->l4_off + tcp.doff * 4 > p->l3_off + p->l3_len)
 		return PARSE_MALFORMED;
+	p->header = tcp.doff * 4;
 	p->seq = bpf_ntohl(tcp.seq);
+	p->seq_end = p->seq + p->l3_off + p->l3_len - p->l4_off - p->header + tcp.syn + tcp.fin;
+	p->ack = bpf_ntohl(tcp.ack_seq);
+	p->window = bpf_ntohs(tcp.window);
 	if (tcp.syn)
 		p->flags |= PACKET_SYN;
-	if (tcp.fin) {
+	if (tcp.fin)
 		p->flags |= PACKET_FIN;
-		p->seq += p->l3_off + p->l3_len - p->l4_off - tcp.doff * 4 + 1;
-	}
 	if (tcp.rst)
 		p->flags |= PACKET_RST;
 	if (tcp.ack)
@@ -269,6 +277,24 @@ __noinline int parse(struct __sk_buff *skb, struct packet *p)
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
 		return parse_v6(skb, p);
 	return PARSE_OTHER;
+}
+
+/* May this be the first packet of a connection? */
+static __always_inline int packet_begins(const struct packet *p)
+{
+	return p->tuple.proto == IPPROTO_UDP ||
+	       (p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN;
+}
+
+/*
+ * The length of the datagram on the wire, in bytes, with its IP header. A GSO packet
+ * leaves as segments, each with all headers.
+ */
+static __always_inline __u32 packet_size(const struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 header = p->tuple.proto == IPPROTO_TCP ? p->header : sizeof(struct udphdr);
+
+	return skb->gso_size ? p->l4_off - p->l3_off + header + skb->gso_size : p->l3_len;
 }
 
 #endif

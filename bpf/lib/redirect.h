@@ -36,8 +36,7 @@ static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buf
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = skb->ifindex;
 	fib->l4_protocol = p->tuple.proto;
-	/* A GSO packet is larger than any MTU; its segments are not. */
-	fib->tot_len = skb->gso_size ? 0 : p->l3_len;
+	fib->tot_len = packet_size(skb, p);
 	if (p->tuple.family == FAMILY_V4) {
 		fib->family = AF_INET;
 		fib->ipv4_src = saddr->w[0];
@@ -116,7 +115,7 @@ __noinline int way_route(struct __sk_buff *skb, const struct packet *p, const st
 		int known = ret == BPF_FIB_LKUP_RET_SUCCESS;
 
 		/* What was asked with a length is answered with the MTU. */
-		way->mtu = skb->gso_size || !known ? 0 : fib->mtu_result;
+		way->mtu = known ? fib->mtu_result : 0;
 		way_out(way, fib, known);
 	} else if (ret == BPF_FIB_LKUP_RET_NOT_FWDED || ret == BPF_FIB_LKUP_RET_FWD_DISABLED) {
 		way->kind = WAY_STACK;

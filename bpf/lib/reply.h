@@ -11,11 +11,24 @@
 /* Source ports tried before a packet is given up: with 97 of 100 taken, 0.04 %. */
 #define PORT_TRIES 256
 
-static __always_inline __be16 random_port(const struct settings *s)
-{
-	__u32 key = s->snat_ports ? bpf_get_prandom_u32() % s->snat_ports : 0;
-	__u16 *port = bpf_map_lookup_elem(&snat_ports, &key);
+/* Ports that are tried before a flow has to make room: the best one of those met. */
+#define SPARE_TRIES 16
 
+/* With fewer ports than this, one client may use them all. */
+#define PORTS_SHARED 1024
+
+/*
+ * A random one of the client's ports. Each client may use three quarters of all, by a
+ * hash, so that none can take those of the others: 0 is a port that it may not use.
+ */
+static __always_inline __be16 random_port(const struct settings *s, const struct tuple *key)
+{
+	__u32 n = s->snat_ports, index = n ? bpf_get_prandom_u32() % n : 0;
+	__u16 *port;
+
+	if (n >= PORTS_SHARED && !(mix(source_hash(&key->saddr, key->family), index) & 3))
+		return 0;
+	port = bpf_map_lookup_elem(&snat_ports, &index);
 	return port ? bpf_htons(*port) : 0;
 }
 
@@ -37,111 +50,123 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 	return 1;
 }
 
-/* Attempts at a port before a closed flow has to make room. */
-#define YIELD_RESET 16
-#define YIELD_CLOSED 32
-
 /*
- * May a closed flow lose its tuple before its time? Else short connections to one
- * endpoint had a ceiling: ports / time-out. At once, if the endpoint has forgotten
- * the tuple or takes the SYN of the new connection in TIME-WAIT; where nobody knows
- * whether the last ACK has come, after a second. A TFTP request that has been
- * answered needs it only to be asked again: the transfer has entries of its own.
- * Datagrams do not say when they end; but a question that has its answer, as DNS
- * has them, is over when nothing follows. What has gone on for longer keeps its
- * port for its whole time (RFC 4787, REQ-5).
+ * May a TCP connection that is over lose its port before its time-out? Else short
+ * connections to one endpoint had a ceiling: ports / time-out. At once, if the
+ * endpoint has forgotten the connection, or takes the SYN of the new one in TIME-WAIT;
+ * after a second, when nothing of it is under way, if it ended in another way.
  */
-static __always_inline int flow_may_yield(const struct flow *f, __u8 proto, __u32 time, int attempt,
-					  __u32 seq)
+static __always_inline int flow_is_over(const struct flow *f, __u32 time, __u32 seq)
 {
-	if (f->helper == HELPER_REQUEST)
-		return f->end == END_ANSWERED && attempt >= YIELD_RESET &&
-		       (__s32)(time - f->seen) >= HELPER_REST;
-	if (attempt < YIELD_RESET)
-		return 0;
-	if (proto == IPPROTO_UDP)
-		return f->state == FLOW_ESTABLISHED && f->helper == HELPER_NONE &&
-		       !(f->flags & FLOW_STREAM) && (__s32)(time - f->seen) >= ANSWER_REST;
 	if (f->state != FLOW_CLOSED)
 		return 0;
-	if (f->flags & FLOW_RESET || f->end == END_FORGOTTEN)
+	if (!(f->flags & FLOW_RESET) &&
+	    (f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq)))
 		return 1;
-	if (attempt < YIELD_CLOSED)
-		return 0;
-	if (f->end == END_TIME_WAIT && (__s32)(seq - f->way_ifindex) > 0)
-		return 1;
-	return (__s32)(time - f->seen) >= 1;
+	return (__s32)(time - f->seen) >= 2;
 }
 
 /*
- * Lets the flow whose reply entry is deleted look for it: its own packets must not
- * take part in a connection that now has the tuple. Of an entry that was not seen
- * in this second the next packet does.
+ * How well may the flow of a reply entry be replaced where ports are short? 0: not at
+ * all. Best is one that is over. Then comes the oldest of the unconfirmed ones: a
+ * handshake, or a question and its answer, takes a moment. What has gone on by UDP
+ * keeps its port (RFC 4787, REQ-5) until it rests and there is nothing else. A TFTP
+ * request that has been answered needs it only to be asked again.
  */
-static __always_inline void flow_alert_twin(const struct flow *f, const struct tuple *key,
-					    struct tuple *twin_key)
+static __always_inline __u32 flow_spare(const struct flow *f, __u8 proto, __u32 time, __u32 seq)
 {
-	struct flow *twin;
+	__u32 age;
 
-	flow_twin_key(twin_key, f, key);
-	twin = bpf_map_lookup_elem(&flows, twin_key);
-	if (twin && flow_is_twin(twin, key))
-		twin->seen--;
+	if (f->slot == SLOT_CLAIMED)
+		return 0;
+	if (proto == IPPROTO_TCP && flow_is_over(f, time, seq))
+		return 0xffffffff;
+	if (flow_confirmed(f) || flow_streams(f, time))
+		return 0;
+	if (f->helper == HELPER_REQUEST &&
+	    !(f->end == END_ANSWERED && (__s32)(time - f->seen) >= HELPER_REST))
+		return 0;
+	if (f->helper >= HELPER_DATA || f->flags & FLOW_STREAM)
+		return 1;
+	age = unconfirmed_age(f->slot);
+	return age > 1 ? age : 1;
 }
 
 /*
- * Takes pair's reply tuple if nobody alive has it, or if it is this flow's own: its
+ * Takes the reply tuple from the flow that has it, whose packets must not take part in
+ * a connection that has the tuple now. 0: it is ours.
+ */
+static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
+{
+	pair->holder_key = pair->reply_key;
+	if (flow_delete(&pair->holder_key, slot, &pair->twin_key))
+		return -1;
+	/* Another CPU may have been faster. */
+	return bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST);
+}
+
+/*
+ * Takes pair's reply tuple if no live flow has it, or if it is this flow's own: its
  * forward half was evicted, or a SYN reopens the connection. 0: it is ours.
  */
 static __always_inline int reply_claim(struct flow_pair *pair, const struct tuple *key,
-				       const struct settings *s, int attempt)
+				       const struct settings *s)
 {
 	struct tuple *reply_key = &pair->reply_key;
 	struct flow *holder, *reply = &pair->reply;
+	__u32 spare;
 
 	if (!bpf_map_update_elem(&flows, reply_key, reply, BPF_NOEXIST))
 		return 0;
 	holder = bpf_map_lookup_elem(&flows, reply_key);
 	if (!holder)
 		return -1;
-	if (flow_is_twin(holder, key))
-		return bpf_map_update_elem(&flows, reply_key, reply, BPF_ANY);
-	if (!flow_dead(holder, reply_key->proto, s, reply->seen)) {
-		if (!flow_may_yield(holder, reply_key->proto, reply->seen, attempt, pair->seq))
-			return -1;
-		flow_alert_twin(holder, reply_key, &pair->holder_key);
+	if (flow_is_twin(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
+		return reply_replace(pair, holder->slot);
+	spare = flow_spare(holder, reply_key->proto, reply->seen, pair->seq);
+	if (spare > pair->spare_age) {
+		pair->spare_age = spare;
+		pair->spare_slot = holder->slot;
+		pair->spare_port = reply_key->dport;
 	}
-	bpf_map_delete_elem(&flows, reply_key);
-	/* Atomic again: of two that find the same corpse only one gets its place. */
-	return bpf_map_update_elem(&flows, reply_key, reply, BPF_NOEXIST);
+	return -1;
 }
 
 /*
  * A packet to an endpoint itself, not to a Service: the answer must not be taken
  * for that of a Service's flow which has left its tuple behind. A flow of
  * datagrams does not say when it ends: who asked last gets the answer, and if the
- * flow was not over, its next packet makes its reply entry again. The two tuples
- * are room for keys.
+ * flow was not over, its next packet makes it again.
  */
-static __always_inline void flow_make_room(const struct tuple *direct, struct tuple *reply_key,
-					   struct tuple *key, int any_port)
+static __always_inline void flow_make_room(const struct tuple *direct, struct flow_pair *room,
+					   int any_port)
 {
+	struct tuple *reply_key = &room->reply_key;
 	struct flow *f;
 
 	tuple_mirror(reply_key, direct);
 	if (any_port)
 		reply_key->sport = 0;
 	f = bpf_map_lookup_elem(&flows, reply_key);
-	if (!f || !(f->flags & FLOW_REPLY) || !flow_may_be_over(f, direct->proto))
-		return;
-	flow_alert_twin(f, reply_key, key);
-	bpf_map_delete_elem(&flows, reply_key);
+	if (f && f->flags & FLOW_REPLY && flow_may_be_over(f, direct->proto))
+		flow_delete(reply_key, f->slot, &room->twin_key);
+}
+
+/* May a random port be the source of the flow to be made? */
+static __always_inline int port_usable(struct __sk_buff *skb, struct flow_pair *pair, __u8 proto)
+{
+	if (!pair->reply_key.dport)
+		return 0;
+	if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
+		return 0;
+	return !(pair->flow.helper == HELPER_NODE && proto == IPPROTO_UDP && been(BEEN_HELPER) &&
+		 request_at(&pair->reply_key, &pair->holder_key));
 }
 
 /*
- * One try at a reply tuple: attempt 0 is by the client's port, the others by
- * random ones. Not static: the verifier looks at it once, not once for each turn
- * of the loop around it. 0: it is ours.
+ * One try at a reply tuple: attempt 0 is by the client's port, the others by random
+ * ones, or by that of a flow that may be replaced. Not static: the verifier looks at it
+ * once, not once for each turn of the loop around it. 0: it is ours.
  */
 __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settings *s, int attempt)
 {
@@ -149,15 +174,21 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 
 	if (!pair || !key || !s)
 		return -1;
-	if (attempt) {
-		pair->reply_key.dport = random_port(s);
-		if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
+	if (attempt >= SPARE_TRIES && pair->spare_port) {
+		pair->reply_key.dport = pair->spare_port;
+		pair->spare_port = 0;
+		pair->spare_age = 0;
+		if (reply_replace(pair, pair->spare_slot))
 			return -1;
-		if (pair->flow.helper == HELPER_NODE && key->proto == IPPROTO_UDP &&
-		    been(BEEN_HELPER) && request_at(&pair->reply_key, &pair->holder_key))
+		count(FLOW_REPLACED);
+		return 0;
+	}
+	if (attempt) {
+		pair->reply_key.dport = random_port(s, key);
+		if (!port_usable(skb, pair, key->proto))
 			return -1;
 	}
-	return reply_claim(pair, key, s, attempt) ? -1 : 0;
+	return reply_claim(pair, key, s) ? -1 : 0;
 }
 
 /*
@@ -199,28 +230,27 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 /*
  * Stores the flow pair->flow, whose packets have the key; its sport is still the
  * client's. It stays unless another flow to the same endpoint has it, or with
- * new_port: then it is random among the free ones. renew: the key's old entry is
- * to be replaced. On success pair->flow is what the table holds.
+ * new_port: then it is random among the free ones. On success pair->flow is what the
+ * table holds.
  */
 static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tuple *key,
-						struct flow_pair *pair, int new_port, int renew,
+						struct flow_pair *pair, int new_port,
 						struct settings *s)
 {
 	struct flow *f = &pair->flow, *other;
-	int keep;
 
+	f->slot = unconfirmed_admit(key, &pair->holder_key, &pair->twin_key, f->seen);
 	flow_make_twin(&pair->reply, f, key);
 	flow_twin_key(&pair->reply_key, f, key);
+	pair->spare_port = 0;
+	pair->spare_age = 0;
 	if (reply_search(skb, key, s, new_port))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;
 	/* At once: room for the other entry could be made at the cost of this one. */
-	keep = newcomer(f->seen);
-	if (keep)
-		flow_keep(&pair->reply_key);
-	if (!bpf_map_update_elem(&flows, key, f, renew ? BPF_ANY : BPF_NOEXIST)) {
-		if (keep)
-			flow_keep(key);
+	flow_keep(&pair->reply_key);
+	if (!bpf_map_update_elem(&flows, key, f, BPF_NOEXIST)) {
+		flow_keep(key);
 		count(FLOW_CREATED);
 		if (f->flags & FLOW_STACK)
 			been_set(BEEN_STACK_FLOW);

@@ -13,7 +13,12 @@ struct flow_pair {
 	struct flow reply;
 	struct tuple reply_key;
 	struct tuple holder_key; /* of another flow that has the reply tuple */
+	struct tuple twin_key;	 /* of that flow's other entry */
 	__u32 seq;		 /* of the first packet, if it is a SYN */
+	/* The best of the flows met in the search for a port that may be replaced. */
+	__u32 spare_slot;
+	__u32 spare_age;
+	__be16 spare_port; /* 0: none was met */
 };
 
 #define QUOTED_L4 8

@@ -35,6 +35,12 @@ static __always_inline int pass(enum verdict verdict)
 	return NEXT;
 }
 
+/* The device of the pod that has sent the packet, or 0, the network: see source_device. */
+static __always_inline __u32 hook_device(const struct __sk_buff *skb, enum hook hook)
+{
+	return hook == FROM_POD ? skb->ifindex : 0;
+}
+
 /* May an entry be applied at this hook? */
 static __always_inline int flow_applies(const struct flow *f, enum hook hook)
 {
@@ -49,12 +55,14 @@ static __always_inline int flow_applies(const struct flow *f, enum hook hook)
 /* What becomes of a packet that its way does not take. */
 __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 {
-	if (!m)
+	struct settings *s = get_settings();
+
+	if (!m || !s)
 		return TC_ACT_SHOT;
 	if (m->way.kind == WAY_TOO_BIG)
 		return answer_too_big(skb, &m->packet, &m->answer, m->way.mtu);
 	if (m->way.kind == WAY_TTL)
-		return answer_ttl(skb, &m->packet, &m->answer);
+		return answer_ttl(skb, &m->packet, &m->answer, s);
 	return drop(DROP_NO_ROUTE);
 }
 
@@ -69,9 +77,8 @@ static __always_inline void flow_way(struct __sk_buff *skb, struct scratch *m, s
 	struct packet *p = &m->packet;
 	struct way *way = &m->way;
 
-	if (f->way_seen == f->seen &&
-	    (f->way_kind == WAY_POD ||
-	     (p->ttl > 1 && (skb->gso_size || p->l3_len <= f->way_mtu)))) {
+	if (f->way_seen == p->time &&
+	    (f->way_kind == WAY_POD || (p->ttl > 1 && packet_size(skb, p) <= f->way_mtu))) {
 		way->kind = f->way_kind;
 		way->ifindex = f->way_ifindex;
 		__builtin_memcpy(way->macs, f->way_macs, sizeof(way->macs));
@@ -79,14 +86,14 @@ static __always_inline void flow_way(struct __sk_buff *skb, struct scratch *m, s
 	}
 	if (!(f->flags & FLOW_TO_POD) || !way_pod(&f->daddr, p->tuple.family, way))
 		way_route(skb, p, &f->saddr, &f->daddr, way);
-	if (!entry || entry->end ||
+	if (!entry ||
 	    !(way->kind == WAY_POD || (way->kind == WAY_OUT && way->neighbour_known)))
 		return;
 	entry->way_mtu = way->mtu;
 	entry->way_ifindex = way->ifindex;
 	entry->way_kind = way->kind == WAY_POD ? WAY_POD : WAY_LINK;
 	__builtin_memcpy(entry->way_macs, way->macs, sizeof(way->macs));
-	entry->way_seen = f->seen;
+	entry->way_seen = p->time;
 }
 
 /*
@@ -138,32 +145,75 @@ static __always_inline int pod_policed(const struct addr *addr, __u8 family)
 	return pod && pod->flags & POD_POLICED;
 }
 
-/* Must netfilter see the packets of this flow? Its source stays as it is then. */
-static __always_inline int needs_stack(const struct packet *p, const struct backend *b,
+/*
+ * Must netfilter see the packets of this flow? Its source stays as it is then. Which
+ * pod it is about is told by the address: an EndpointSlice may name another node.
+ */
+static __always_inline int needs_stack(const struct packet *p, const struct backend *b, int here,
 				       enum hook hook, const struct settings *s)
 {
 	struct pod *pod;
 
 	if (b->flags & BACKEND_HOST)
 		return 1;
-	if (b->flags & BACKEND_HERE) {
-		pod = pod_lookup(&b->addr, p->tuple.family);
-		if (!pod || !(pod->flags & POD_REACHABLE))
-			return 1;
-	}
+	pod = pod_lookup(&b->addr, p->tuple.family);
+	if (here && (!pod || !(pod->flags & POD_REACHABLE)))
+		return 1;
 	/* Leaving the pod network: the CNI may masquerade the pod. */
-	if (hook == FROM_POD && !(b->flags & BACKEND_HERE) &&
-	    !range_allows(RANGE_PODS, &b->addr, p->tuple.family))
+	if (hook == FROM_POD && !here && !range_allows(RANGE_PODS, &b->addr, p->tuple.family))
 		return 1;
 	if (hook == FROM_POD && (s->flags & SETTING_BYPASS_NEVER ||
 				 pod_policed(&p->tuple.saddr, p->tuple.family)))
 		return 1;
-	if (!(b->flags & BACKEND_HERE))
+	if (!here)
 		return 0;
 	if (s->flags & SETTING_BYPASS_NEVER)
 		return 1;
 	return !(b->flags & BACKEND_OPEN) &&
-	       (b->flags & BACKEND_POLICED || pod_policed(&b->addr, p->tuple.family));
+	       (b->flags & BACKEND_POLICED || pod->flags & POD_POLICED);
+}
+
+/* Do IPsec policies (xfrm) select packets between the two, or may they? */
+static __always_inline int xfrm_selects(const struct settings *s, const struct addr *a,
+					const struct addr *b, __u8 family)
+{
+	if (!(s->flags & SETTING_XFRM))
+		return 0;
+	return (range_allows(RANGE_XFRM_SRC, a, family) && range_allows(RANGE_XFRM_DST, b, family)) ||
+	       (range_allows(RANGE_XFRM_SRC, b, family) && range_allows(RANGE_XFRM_DST, a, family));
+}
+
+/*
+ * The stack encrypts by the addresses that it sees. The client's packets and the
+ * answers have the Service's there, which a flow through the stack has not; and a
+ * source that is the node's own cannot be sent through the stack.
+ */
+static __always_inline enum verdict xfrm_plan(const struct settings *s, const struct packet *p,
+					      struct flow *f)
+{
+	__u8 family = p->tuple.family;
+
+	if (xfrm_selects(s, &p->tuple.saddr, &p->tuple.daddr, family))
+		return DROP_XFRM;
+	if (!xfrm_selects(s, &f->saddr, &f->daddr, family))
+		return FLOW_CREATED;
+	if (f->flags & FLOW_SNAT)
+		return DROP_XFRM;
+	f->flags |= FLOW_STACK;
+	return FLOW_CREATED;
+}
+
+/* What a new flow remembers of its first packet. */
+static __always_inline void flow_begin(struct __sk_buff *skb, struct scratch *m)
+{
+	struct flow *f = &m->pair.flow;
+
+	m->pair.seq = m->packet.seq;
+	__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
+	if (m->packet.tuple.proto != IPPROTO_TCP)
+		return;
+	f->flags |= FLOW_TRACKED;
+	tcp_begin(skb, &f->tcp, &m->packet);
 }
 
 /*
@@ -178,35 +228,37 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
 	int hairpin = addr_equal(&p->tuple.saddr, &b->addr);
-	int here = b->flags & BACKEND_HERE;
-	__u32 ifindex = 0;
+	int here = b->flags & BACKEND_HERE || addr_device(&b->addr, p->tuple.family);
 
 	f->saddr = p->tuple.saddr;
 	f->daddr = b->addr;
 	f->sport = p->tuple.sport;
 	f->dport = b->port;
 	f->service = b->service;
-	f->seen = now();
+	f->seen = p->time;
 	f->state = FLOW_NEW;
 	f->helper_port = b->port;
-	f->flags = (here ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_TWIN_TO_POD : 0);
+	f->answers = 0;
+	f->probed = 0;
+	f->in_ifindex = hook_device(skb, hook);
 	flow_forget_way(f);
-	if (!hairpin && needs_stack(p, b, hook, s)) {
-		f->flags |= FLOW_STACK;
-		return FLOW_CREATED;
-	}
-	if (!hairpin && !(s->flags & SETTING_MASQUERADE_ALL) && (here || hook == FROM_POD))
-		return FLOW_CREATED;
-
-	f->flags |= FLOW_SNAT;
 	if (!here) {
 		way_route(skb, p, &p->tuple.saddr, &b->addr, &m->way);
 		/* No flow then: which address it should have is not known. */
 		if (way_refuses(&m->way))
 			return DROP_NO_ROUTE;
-		ifindex = m->way.ifindex;
+		/* Not towards the network: a pod of this node that is not known yet. */
+		here = way_is_out(&m->way) && !bpf_map_lookup_elem(&uplinks, &m->way.ifindex);
 	}
-	if (snat_addr(&f->saddr, ifindex, p->tuple.family, s))
+	f->flags = (here ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_TWIN_TO_POD : 0);
+	if (!hairpin && needs_stack(p, b, here, hook, s)) {
+		f->flags |= FLOW_STACK;
+		return FLOW_CREATED;
+	}
+	if (!hairpin && !(s->flags & SETTING_MASQUERADE_ALL) && (here || hook == FROM_POD))
+		return FLOW_CREATED;
+	f->flags |= FLOW_SNAT;
+	if (snat_addr(&f->saddr, here ? 0 : m->way.ifindex, p->tuple.family, s))
 		return DROP_NO_SNAT_ADDR;
 	return FLOW_CREATED;
 }
@@ -288,6 +340,9 @@ static __always_inline int pass_by(struct __sk_buff *skb, struct scratch *m, int
 	way_find(skb, p, &t->saddr, &t->daddr, &m->way);
 	if (m->way.kind != WAY_POD && (hook == FROM_NETWORK || m->way.kind != WAY_OUT))
 		return -2;
+	/* Out is to the network: a pod of this node that is not known yet may be policed. */
+	if (m->way.kind == WAY_OUT && !bpf_map_lookup_elem(&uplinks, &m->way.ifindex))
+		return -2;
 	if (p->flags & PACKET_FIRST_FRAGMENT)
 		fragment_remember(p);
 	if (m->way.kind == WAY_OUT && nat_decrement_ttl(skb, p))
@@ -314,7 +369,7 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 			if (s->flags & SETTING_ASK_CONNTRACK &&
 			    conntrack_claims(skb, &m->pair.reply_key))
 				return pass(PASS_CONNTRACK);
-			flow_make_room(t, &m->pair.reply_key, &m->icmp.key, to_helped);
+			flow_make_room(t, &m->pair, to_helped);
 		}
 		/*
 		 * Of a connection that has passed by netfilter the first packet that comes
@@ -330,6 +385,8 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 	    !(s->flags & (SETTING_BYPASS_NEVER | SETTING_DRAINS)) && may_pass_untracked(skb, hook))
 		verdict = PASSED_UNTRACKED;
 	if (verdict == PASS_OTHER)
+		return pass(PASS_OTHER);
+	if (xfrm_selects(s, &t->saddr, &t->daddr, t->family))
 		return pass(PASS_OTHER);
 	ret = pass_by(skb, m, hook, verdict);
 	if (ret == -2)
@@ -374,35 +431,110 @@ static __always_inline int needs_port(const struct packet *p, const struct flow 
 	return f->flags & FLOW_SNAT || (hook == FROM_POD && bpf_ntohs(p->tuple.sport) >= 1024);
 }
 
+/* Is the source one that packets of this hook may have? Else the stack judges it. */
+static __always_inline int source_belongs(struct __sk_buff *skb, const struct tuple *t, int hook)
+{
+	struct addr_key own = {
+		.addr = t->saddr,
+		.family = t->family,
+	};
+
+	return !martian_source(t) && source_device(t) == hook_device(skb, hook) &&
+	       !bpf_map_lookup_elem(&node_addrs, &own);
+}
+
+/* The frontend of a packet, or NULL. */
+static __always_inline struct frontend *serve_frontend(struct __sk_buff *skb, const struct tuple *t,
+						       int hook, int *own)
+{
+	struct frontend *fe = frontend_lookup(&t->daddr, t->dport, t->proto, t->family, own);
+	struct frontend *asked;
+
+	if ((fe && !(fe->flags & FRONTEND_ENDPOINT)) || hook != FROM_POD || t->proto != IPPROTO_UDP)
+		return fe;
+	asked = frontend_of_socket(skb, t);
+	return asked ?: fe;
+}
+
+/*
+ * A packet of TCP to a Service that is of no connection and begins none. Its flow may
+ * have lost this half while it was idle: where nothing but the endpoint's address
+ * differs between the halves, the other one is found. Else it is answered as a host
+ * answers that knows nothing of the connection (RFC 9293, 3.10.7.1).
+ */
+__noinline int serve_stray(struct __sk_buff *skb, int hook)
+{
+	struct scratch *m = get_scratch();
+	struct backend *b;
+	struct flow *reply;
+	struct tuple *key;
+
+	if (!m)
+		return NEXT;
+	b = bpf_map_lookup_elem(&backends, &m->pair.flow.backend);
+	if (!b)
+		return drop(DROP_NO_BACKEND);
+	key = &m->pair.reply_key;
+	tuple_mirror(key, &m->packet.tuple);
+	key->saddr = b->addr;
+	key->sport = b->port;
+	reply = bpf_map_lookup_elem(&flows, key);
+	if (reply && flow_confirmed(reply) && flow_is_twin(reply, &m->packet.tuple)) {
+		flow_touch_twin(reply, key, m->packet.time);
+		m->pair.flow = *reply;
+		flow_make_twin(&m->pair.reply, reply, key);
+		m->pair.flow = m->pair.reply;
+		return flow_forward(skb, m, hook, NULL);
+	}
+	if (m->packet.flags & PACKET_RST)
+		return drop(DROP_NO_FLOW);
+	return answer_rst(skb, &m->packet, &m->rst, REJECTED_NO_FLOW);
+}
+
+/* Makes the flow of a Service's first packet to an endpoint, and sends the packet there. */
+static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
+				     const struct backend *b, int hook, struct settings *s)
+{
+	struct packet *p = &m->packet;
+	__u32 *flows_of_client = source_count(&p->tuple.saddr, p->tuple.family);
+	enum verdict verdict;
+
+	if (flows_of_client && *flows_of_client >= source_max)
+		return drop(DROP_SOURCE_SHARE);
+	verdict = flow_plan(skb, m, b, hook, s);
+	if (verdict == FLOW_CREATED)
+		verdict = xfrm_plan(s, p, &m->pair.flow);
+	if (verdict == DROP_NO_ROUTE)
+		return refuse(skb, m);
+	if (verdict != FLOW_CREATED)
+		return drop(verdict);
+	flow_begin(skb, m);
+	verdict = flow_create(skb, &p->tuple, &m->pair, needs_port(p, &m->pair.flow, hook), s);
+	if (verdict != FLOW_CREATED)
+		return drop(verdict);
+	return flow_forward(skb, m, hook, NULL);
+}
+
+/* What serve gives for a packet that serve_stray is to look at. */
+#define STRAY (-3)
+
 /* The first packet of a flow, or one of no flow at all. */
-__noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int renew)
+__noinline int serve(struct __sk_buff *skb, struct settings *s, int hook)
 {
 	struct scratch *m = get_scratch();
 	struct packet *p;
 	struct frontend *fe;
 	struct backend *b;
-	enum verdict verdict;
 	__u32 id = 0;
 	__u8 route;
-	int own;
+	int own, udp;
 
 	if (!m || !s)
 		return NEXT;
 	p = &m->packet;
-	if (martian_source(&p->tuple))
-		return pass(PASS_OTHER);
-	fe = frontend_lookup(&p->tuple.daddr, p->tuple.dport, p->tuple.proto, p->tuple.family,
-			     &own);
-	if ((!fe || fe->flags & FRONTEND_ENDPOINT) && hook == FROM_POD &&
-	    p->tuple.proto == IPPROTO_UDP) {
-		struct frontend *asked = frontend_of_socket(skb, &p->tuple);
-
-		if (asked)
-			fe = asked;
-	}
-	/* A new connection that is somebody else's ends the flow that had its tuple. */
-	if (renew && (!fe || fe->flags & FRONTEND_ENDPOINT))
-		bpf_map_delete_elem(&flows, &p->tuple);
+	if (!source_belongs(skb, &p->tuple, hook))
+		return pass(PASS_SOURCE);
+	fe = serve_frontend(skb, &p->tuple, hook, &own);
 	if (!fe && own)
 		return pass(PASS_OTHER);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
@@ -412,36 +544,29 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook, int re
 	if (fe->flags & FRONTEND_RANGES &&
 	    !range_allows(fe->service, &p->tuple.saddr, p->tuple.family))
 		return drop(DROP_SOURCE_RANGE);
+	udp = p->tuple.proto == IPPROTO_UDP;
 	route = hook == FROM_POD ? fe->inside : fe->outside;
 	if (route == ROUTE_DROP)
 		return drop(DROP_POLICY_LOCAL);
 	if (route == ROUTE_REJECT) {
-		if (p->tuple.proto == IPPROTO_TCP)
-			return answer_rst(skb, p, &m->rst);
-		return answer_unreachable(skb, p, &m->answer);
+		if (!udp)
+			return answer_rst(skb, p, &m->rst, REJECTED_RST);
+		return answer_unreachable(skb, p, &m->answer, s);
 	}
 	b = backend_select(fe->service, route, tuple_hash(&p->tuple), &p->tuple.saddr,
-			   p->tuple.family, 0, &id);
+			   p->tuple.family, 0, udp, &id);
 	if (!b)
 		return drop(DROP_NO_BACKEND);
 	m->pair.flow.backend = id;
+	if (!packet_begins(p))
+		return STRAY;
 	m->pair.flow.helper = fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
 	m->pair.flow.end = END_UNKNOWN;
-	m->pair.seq = p->seq;
 	if (m->pair.flow.helper) {
 		been_set(BEEN_HELPER);
 		count(HELPER_ASKED);
 	}
-	verdict = flow_plan(skb, m, b, hook, s);
-	if (verdict == DROP_NO_ROUTE)
-		return refuse(skb, m);
-	if (verdict != FLOW_CREATED)
-		return drop(verdict);
-	verdict = flow_create(skb, &p->tuple, &m->pair, needs_port(p, &m->pair.flow, hook),
-			      renew, s);
-	if (verdict != FLOW_CREATED)
-		return drop(verdict);
-	return flow_forward(skb, m, hook, NULL);
+	return serve_new(skb, m, b, hook, s);
 }
 
 /* The reply entry of a request that a server has been asked, by what it asked. */

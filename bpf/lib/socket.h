@@ -292,7 +292,7 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 		b = socket_recall(cookie, proto, &dst, fe);
 	if (!b) {
 		b = backend_select(fe->service, fe->inside, bpf_get_prandom_u32(), &dst.addr,
-				   dst.family, netns, &id);
+				   dst.family, netns, 1, &id);
 		if (!b)
 			return refuse(ECONNREFUSED, SOCKET_REFUSED);
 		if (in_pod && datagram && socket_ambiguous(cookie, proto, &dst, b))

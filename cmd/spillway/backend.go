@@ -249,6 +249,7 @@ func ebpfConfig(c agentConfig, log *slog.Logger) (ebpf.Config, error) {
 	return ebpf.Config{
 		BPFFS: c.BPFFS, CgroupRoot: root, Bypass: c.Bypass, Log: log,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(),
+		TCPLiberal: c.Conntrack.TCPBeLiberal,
 		Translated: c.takeover.translated,
 	}, nil
 }

@@ -32,6 +32,7 @@ type conntrackConfig struct {
 	TCPCloseWait   time.Duration
 	UDP            time.Duration
 	UDPStream      time.Duration
+	TCPBeLiberal   bool
 
 	Autopilot       string
 	AutopilotMemory string
@@ -49,6 +50,7 @@ func (c *conntrackConfig) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "how long a TCP connection is that one side has closed")
 	f.DurationVar(&c.UDP, "conntrack-udp-timeout", d.UDPNew, "how long a UDP flow without an answer is")
 	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", d.UDP, "how long an answered UDP flow is")
+	f.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "compare only RSTs with the window of their TCP connection, not all segments (--proxy-mode ebpf)")
 	f.StringVar(&c.Autopilot, "conntrack-autopilot", autopilot.Advise, "sizes and time-outs of the kernel's conntrack: off, advise (say what should be changed) or on (change it)")
 	f.StringVar(&c.AutopilotMemory, "conntrack-autopilot-memory", "5%", "memory that full conntrack tables may take: a part of the machine's, as 5%, or bytes, as 512Mi")
 }

@@ -209,6 +209,7 @@ func (c *agentConfig) takeConntrackConfig(file *v1alpha1.KubeProxyConntrackConfi
 	}
 	set(&c.Conntrack.UDP, file.UDPTimeout.Duration)
 	set(&c.Conntrack.UDPStream, file.UDPStreamTimeout.Duration)
+	set(&c.Conntrack.TCPBeLiberal, file.TCPBeLiberal)
 	c.Conntrack.given["conntrack-max-per-core"] = file.MaxPerCore != nil
 	c.Conntrack.given["conntrack-min"] = file.Min != nil
 	c.Conntrack.given["conntrack-udp-timeout"] = file.UDPTimeout.Duration != 0

@@ -269,7 +269,7 @@ func TestKubeProxysCommandLineIsTaken(t *testing.T) {
 		return c, err
 	}
 	given := []string{
-		"--bind-address=0.0.0.0", "--bind-address-hard-fail", "--config-sync-period=15m", "--conntrack-tcp-be-liberal", "--log-flush-frequency=5s",
+		"--bind-address=0.0.0.0", "--bind-address-hard-fail", "--config-sync-period=15m", "--log-flush-frequency=5s",
 		"--vmodule=x=3", "--oom-score-adj=-999", "--show-hidden-metrics-for-version=1.35", "--iptables-localhost-nodeports=false",
 		"--iptables-masquerade-bit=14", "--ipvs-scheduler=rr", "--ipvs-strict-arp", "--ipvs-exclude-cidrs=10.0.0.0/8", "--ipvs-sync-period=30s",
 	}

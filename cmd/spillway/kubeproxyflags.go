@@ -41,7 +41,6 @@ var notServed = []struct {
 	}, nil},
 	{"windowsRunAsService", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.WindowsRunAsService }, nil},
 	{"oomScoreAdj", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.OOMScoreAdj != nil }, []string{"oom-score-adj"}},
-	{"conntrack.tcpBeLiberal", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.Conntrack.TCPBeLiberal }, []string{"conntrack-tcp-be-liberal"}},
 	{"portRange", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.PortRange != "" }, nil},
 	{"clientConnection.acceptContentTypes", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ClientConnection.AcceptContentTypes != "" }, nil},
 	{"bindAddressHardFail", nil, []string{"bind-address-hard-fail"}},
@@ -72,7 +71,7 @@ func unsupported(file *v1alpha1.KubeProxyConfiguration) []string {
 
 // switches are the flags of notServed that can be given without a value.
 var switches = []string{
-	"iptables-localhost-nodeports", "ipvs-strict-arp", "conntrack-tcp-be-liberal", "bind-address-hard-fail", "log-text-split-stream", "log-json-split-stream",
+	"iptables-localhost-nodeports", "ipvs-strict-arp", "bind-address-hard-fail", "log-text-split-stream", "log-json-split-stream",
 }
 
 // addKubeProxyFlags adds flags of kube-proxy that this agent takes so that its command

@@ -9,10 +9,13 @@ import (
 )
 
 // abiVersion is ABI_VERSION of bpf/abi.h.
-const abiVersion = 1
+const abiVersion = 2
 
 // slotLocal is SLOT_LOCAL of bpf/abi.h.
 const slotLocal = 1 << 31
+
+// sources is SOURCES of bpf/abi.h.
+const sources = 1 << 16
 
 // rangePods and rangePeers are RANGE_PODS and RANGE_PEERS of bpf/abi.h.
 const (

@@ -26,6 +26,7 @@ type Backend struct {
 	attached bool
 	foreign  bool // see Config.Translated; false for good once it is
 	flows    flowCounts
+	seed     uint32     // of the programs' hashes
 	policies *untracked // used by who writes policies alone
 
 	portsMu  sync.Mutex // for what is below up to the next: the maps are checked beside writes
@@ -69,7 +70,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if b.objects, err = load(&cfg, features); err != nil {
 		return nil, err
 	}
-	b.ports = &portTable{}
+	b.ports, b.seed = &portTable{}, b.objects.seed
 	if b.clusterRanges, err = readClusterRanges(b.m(tcMapSourceRanges)); err != nil {
 		b.objects.close()
 		return nil, err

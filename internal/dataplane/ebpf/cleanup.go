@@ -97,7 +97,7 @@ func removePins(bpffs string) error {
 	for _, dir := range layouts(bpffs) {
 		errs = append(errs, removeMaps(dir))
 	}
-	errs = append(errs, os.RemoveAll(ownerPath(bpffs)))
+	errs = append(errs, os.RemoveAll(ownerPath(bpffs)), os.RemoveAll(filepath.Join(bpffs, seedPin)))
 	// A mount point stays here, and what others have in it.
 	err := os.Remove(bpffs)
 	ours := errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) && kernel.IsOwnBPFFS(bpffs)

@@ -26,7 +26,8 @@ type Config struct {
 	Bypass     string
 	Log        *slog.Logger
 
-	// FlowTableSize is how many flows are kept; the oldest go first. 0 is
+	// FlowTableSize is how many confirmed flows are kept; the oldest go first. A
+	// quarter as many unconfirmed ones are kept besides (bpf/lib/unconfirmed.h). 0 is
 	// DefaultFlowTableSize, the most is MaxFlowTableSize. A flow takes FlowBytes
 	// of kernel memory, which the kernel allocates at once.
 	FlowTableSize uint32
@@ -43,6 +44,9 @@ type Config struct {
 	// connection now: those of a proxy that was here before. Their answers must
 	// not pass by it. Nil says that it does not.
 	Translated func(context.Context) (bool, error)
+	// TCPLiberal believes what a TCP segment says that does not fit the window, unless
+	// it is an RST: for networks in which not every packet of a connection comes here.
+	TCPLiberal bool
 	// ForceClsact attaches as on kernels before 6.6.
 	ForceClsact bool
 }
@@ -57,12 +61,13 @@ const (
 
 // Bounds of the flow table.
 const (
-	// FlowBytes is what both entries of a flow take, in bytes.
-	FlowBytes = 368
+	// FlowBytes is what a flow of FlowTableSize takes, in bytes: two entries of 224,
+	// a quarter of an unconfirmed flow, and its place in the ring.
+	FlowBytes = 448 + (448+40)/4
 	// MaxFlowTableSize in flows is what the kernel allows: a hash table of at
 	// most 2^27 buckets of 16 bytes, which must count in 32 bits
 	// (kernel/bpf/hashtab.c), and two entries a flow.
-	MaxFlowTableSize = 1 << 26
+	MaxFlowTableSize = 1 << 26 / 5 * 4
 )
 
 // Timeouts say how long a flow is remembered after its last packet, by state;

@@ -21,6 +21,8 @@ type objects struct {
 	programs map[string]*ebpf.Program
 	// verdicts are the names of the counters, by index.
 	verdicts []string
+	// seed is hash_seed of bpf/config.h.
+	seed uint32
 	// carrier is nil unless there is something to be carried over.
 	carrier *carrier
 }
@@ -86,6 +88,16 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	if o.verdicts, err = verdictNames(tc); err != nil {
 		return nil, err
 	}
+	if o.seed, err = hashSeed(cfg.BPFFS); err != nil {
+		return nil, err
+	}
+	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
+		if v := spec.Variables[tcVarHashSeed]; v != nil {
+			if err := v.Set(o.seed); err != nil {
+				return nil, fmt.Errorf("set hash seed: %w", err)
+			}
+		}
+	}
 	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}
 	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
 		coll, err := ebpf.NewCollectionWithOptions(spec, opts)
@@ -145,11 +157,12 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 			}
 		}
 		for name, size := range map[string]uint32{
-			tcMapFlows:     2 * cfg.FlowTableSize,
-			tcMapFrontends: cfg.MaxFrontends + cfg.MaxEndpoints,
-			tcMapServices:  cfg.MaxFrontends,
-			tcMapBackends:  cfg.MaxEndpoints,
-			tcMapSlots:     2 * cfg.MaxEndpoints,
+			tcMapFlows:       2 * (cfg.FlowTableSize + cfg.unconfirmed()),
+			tcMapUnconfirmed: cfg.unconfirmed(),
+			tcMapFrontends:   cfg.MaxFrontends + cfg.MaxEndpoints,
+			tcMapServices:    cfg.MaxFrontends,
+			tcMapBackends:    cfg.MaxEndpoints,
+			tcMapSlots:       2 * cfg.MaxEndpoints,
 		} {
 			if m := spec.Maps[name]; m != nil {
 				m.MaxEntries = size
@@ -166,8 +179,8 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 		return nil, fmt.Errorf("find out network namespace: %w", err)
 	}
 	c := map[string]any{
-		tcVarHostNetnsCookie: cookie, tcVarHashSeed: uint32(hashSeed),
-		tcVarNewcomersMax: max(cfg.FlowTableSize/newcomersShare, 1),
+		tcVarHostNetnsCookie: cookie,
+		tcVarUnconfirmedMax: cfg.unconfirmed(), tcVarSourceMax: cfg.sourceMax(),
 	}
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)
@@ -181,13 +194,14 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	return c, nil
 }
 
-// newcomersShare is the part of the flow table that flows without an answer can take
-// in a second at the cost of older ones that are not in use (bpf/lib/lru.h).
-const newcomersShare = 128
+// unconfirmedShare is the number of confirmed flows for each unconfirmed one.
+const unconfirmedShare = 4
 
-// hashSeed spreads flows over endpoints. It is the same on every node and in
-// every run: a flow that the table forgot finds its endpoint again.
-const hashSeed = 0x5be0cd19
+// unconfirmed is how many flows the ring of unconfirmed ones holds.
+func (c *Config) unconfirmed() uint32 { return max(c.FlowTableSize/unconfirmedShare, 1) }
+
+// sourceMax is how many confirmed flows one client may have: half of them all.
+func (c *Config) sourceMax() uint32 { return max(c.FlowTableSize/2, 1) }
 
 // idsMap holds what no program needs: which numbers have been given away, see
 // portTable.newID.

@@ -16,7 +16,9 @@ import (
 // changes the layout of a map adds one, and raises ABI_VERSION and abiVersion; an
 // agent goes through as many of them as it needs. Where a step is missing, the
 // maps begin empty.
-var migrations = map[int]migration{}
+var migrations = map[int]migration{
+	1: {tcMapFlows: entries(flowFromV1), tcMapNodeSettings: settingsFromV1},
+}
 
 // migration has a function for each map whose layout changes, by the map's name.
 // A map that it does not name is the same in both versions: old and new programs

@@ -44,7 +44,7 @@ func flowFromV0(k tupleV0, f flowV0) (tcTuple, tcFlow, bool) {
 			Sport: k.Sport, Dport: k.Dport, Proto: k.Proto, Family: uint8(model.IPv4),
 		}, tcFlow{
 			Saddr: tcAddr{W: [4]uint32{f.Saddr}}, Daddr: tcAddr{W: [4]uint32{f.Daddr}},
-			Sport: f.Sport, Dport: f.Dport, State: f.State, Flags: f.Flags,
+			Sport: f.Sport, Dport: f.Dport, State: f.State, Flags: uint16(f.Flags),
 			Seen: f.Seen, Backend: f.Backend, Service: f.Service,
 		}, tcFlowState(f.State) != tcFlowStateFLOW_CLOSED
 }
@@ -52,7 +52,7 @@ func flowFromV0(k tupleV0, f flowV0) (tcTuple, tcFlow, bool) {
 func flowToV0(k tcTuple, f tcFlow) (tupleV0, flowV0) {
 	return tupleV0{Saddr: k.Saddr.W[0], Daddr: k.Daddr.W[0], Sport: k.Sport, Dport: k.Dport, Proto: k.Proto},
 		flowV0{
-			Saddr: f.Saddr.W[0], Daddr: f.Daddr.W[0], Sport: f.Sport, Dport: f.Dport, State: f.State, Flags: f.Flags,
+			Saddr: f.Saddr.W[0], Daddr: f.Daddr.W[0], Sport: f.Sport, Dport: f.Dport, State: f.State, Flags: uint8(f.Flags),
 			Seen: f.Seen, Backend: f.Backend, Service: f.Service,
 		}
 }
@@ -65,7 +65,7 @@ func setMigrations(t *testing.T, m map[int]migration) {
 	t.Cleanup(func() { migrations = was })
 }
 
-var fromV0 = map[int]migration{0: {tcMapFlows: entries(flowFromV0)}}
+var fromV0 = map[int]migration{0: {tcMapFlows: entries(flowFromV0)}, 1: {}}
 
 // makeV0 turns the pinned maps into those of version 0, with these flows; the
 // rest are the same in both. It gives the map of flows.
@@ -235,9 +235,9 @@ func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
 		want    string
 	}{
 		{"no migration", nil, "maps-v0", "no migration from version 0 to 1 is known"},
-		{"a migration of other types", map[int]migration{0: {tcMapFlows: misfit}}, "maps-v0", "do not fit uint64"},
-		{"a migration that fails", map[int]migration{0: {tcMapFlows: refused}}, "maps-v0", "no such thing"},
-		{"a downgrade", fromV0, "maps-v2", "version 2 is newer"},
+		{"a migration of other types", map[int]migration{0: {tcMapFlows: misfit}, 1: {}}, "maps-v0", "do not fit uint64"},
+		{"a migration that fails", map[int]migration{0: {tcMapFlows: refused}, 1: {}}, "maps-v0", "no such thing"},
+		{"a downgrade", fromV0, "maps-v3", "version 3 is newer"},
 	} {
 		setMigrations(t, tt.known)
 		_ = runBackend(t, cfg, upgradeState(), nil)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -90,7 +91,15 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	if b.untracking {
 		flags |= tcSettingsFlagsSETTING_UNTRACKED
 	}
+	if b.cfg.TCPLiberal {
+		flags |= tcSettingsFlagsSETTING_TCP_LIBERAL
+	}
 	s.Flags = uint32(flags)
+	s.IcmpIntervalV4 = icmpInterval("net.ipv4.icmp_ratelimit", time.Millisecond)
+	s.IcmpIntervalV6 = icmpInterval("net.ipv6.icmp.ratelimit", time.Millisecond)
+	if perSecond := icmpInterval("net.ipv4.icmp_msgs_per_sec", 1); perSecond > 0 {
+		s.IcmpIntervalAll = uint64(time.Second) / perSecond
+	}
 	v4, v6 := b.primaryAddrs(n)
 	if v4.IsValid() {
 		s.NodeV4 = toAddr(v4)
@@ -99,6 +108,20 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 		s.NodeV6 = toAddr(v6)
 	}
 	return s
+}
+
+// icmpInterval reads a sysctl of so many units; 0, which is no limit, if the kernel has
+// none of the name: icmp_msgs_per_sec is a namespace's own since 6.12.
+func icmpInterval(sysctl string, unit time.Duration) uint64 {
+	text, err := kernel.ReadSysctl(sysctl)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return 0
+	}
+	return n * uint64(unit)
 }
 
 // policing is who has a pod's packets pass by netfilter.

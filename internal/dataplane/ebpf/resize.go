@@ -109,7 +109,7 @@ func (t *transfer) rank(e entry, now uint32) uint64 {
 	}
 	worth := uint64(1)
 	switch tcFlowState(f.State) {
-	case tcFlowStateFLOW_ESTABLISHED:
+	case tcFlowStateFLOW_ESTABLISHED, tcFlowStateFLOW_CLOSING:
 		worth = 3
 	case tcFlowStateFLOW_CLOSED:
 	default:

@@ -22,6 +22,7 @@ const (
 	sockMapFlows           = "flows"
 	sockMapFragments       = "fragments"
 	sockMapFrontends       = "frontends"
+	sockMapIcmpRates       = "icmp_rates"
 	sockMapNodeAddrs       = "node_addrs"
 	sockMapNodeSettings    = "node_settings"
 	sockMapPods            = "pods"
@@ -30,7 +31,10 @@ const (
 	sockMapSnatPorts       = "snat_ports"
 	sockMapSockets         = "sockets"
 	sockMapSourceRanges    = "source_ranges"
+	sockMapSources         = "sources"
 	sockMapStackFlows      = "stack_flows"
+	sockMapUnconfirmed     = "unconfirmed"
+	sockMapUnconfirmedNext = "unconfirmed_next"
 	sockMapUntrackedBlocks = "untracked_blocks"
 	sockMapUntrackedPods   = "untracked_pods"
 	sockMapUntrackedPorts  = "untracked_ports"
@@ -49,7 +53,8 @@ const (
 	sockVarHasSetRetval    = "has_set_retval"
 	sockVarHashSeed        = "hash_seed"
 	sockVarHostNetnsCookie = "host_netns_cookie"
-	sockVarNewcomersMax    = "newcomers_max"
+	sockVarSourceMax       = "source_max"
+	sockVarUnconfirmedMax  = "unconfirmed_max"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -114,6 +119,7 @@ type sockMapSpecs struct {
 	Flows           *ebpf.MapSpec `ebpf:"flows"`
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
+	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
@@ -122,7 +128,10 @@ type sockMapSpecs struct {
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
+	Sources         *ebpf.MapSpec `ebpf:"sources"`
 	StackFlows      *ebpf.MapSpec `ebpf:"stack_flows"`
+	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
+	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
 	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
 	UntrackedPods   *ebpf.MapSpec `ebpf:"untracked_pods"`
 	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
@@ -139,7 +148,8 @@ type sockVariableSpecs struct {
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
-	NewcomersMax    *ebpf.VariableSpec `ebpf:"newcomers_max"`
+	SourceMax       *ebpf.VariableSpec `ebpf:"source_max"`
+	UnconfirmedMax  *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -168,6 +178,7 @@ type sockMaps struct {
 	Flows           *ebpf.Map `ebpf:"flows"`
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
+	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Pods            *ebpf.Map `ebpf:"pods"`
@@ -176,7 +187,10 @@ type sockMaps struct {
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
+	Sources         *ebpf.Map `ebpf:"sources"`
 	StackFlows      *ebpf.Map `ebpf:"stack_flows"`
+	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
+	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
 	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
 	UntrackedPods   *ebpf.Map `ebpf:"untracked_pods"`
 	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
@@ -192,6 +206,7 @@ func (m *sockMaps) Close() error {
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
+		m.IcmpRates,
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Pods,
@@ -200,7 +215,10 @@ func (m *sockMaps) Close() error {
 		m.SnatPorts,
 		m.Sockets,
 		m.SourceRanges,
+		m.Sources,
 		m.StackFlows,
+		m.Unconfirmed,
+		m.UnconfirmedNext,
 		m.UntrackedBlocks,
 		m.UntrackedPods,
 		m.UntrackedPorts,
@@ -218,7 +236,8 @@ type sockVariables struct {
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`
-	NewcomersMax    *ebpf.Variable `ebpf:"newcomers_max"`
+	SourceMax       *ebpf.Variable `ebpf:"source_max"`
+	UnconfirmedMax  *ebpf.Variable `ebpf:"unconfirmed_max"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.

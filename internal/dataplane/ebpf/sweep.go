@@ -46,6 +46,7 @@ func (b *Backend) sweepLoop(ctx context.Context) {
 // sweep walks through the table once.
 func (b *Backend) sweep(ctx context.Context) error {
 	var tcp, udp uint64
+	clients := newSourceCounts(b.seed)
 	err := eachFlow(ctx, b.m(tcMapFlows), func(k *tcTuple, f *tcFlow, now uint32) error {
 		if b.cfg.Timeouts.dead(k, f, now) {
 			return b.sweepOne(*k, now)
@@ -53,6 +54,7 @@ func (b *Backend) sweep(ctx context.Context) error {
 		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
 			if model.Protocol(k.Proto) == model.TCP {
 				tcp++
+				clients.count(k, f)
 			} else {
 				udp++
 			}
@@ -60,6 +62,9 @@ func (b *Backend) sweep(ctx context.Context) error {
 		return nil
 	})
 	if err != nil {
+		return err
+	}
+	if err := clients.write(b.m(tcMapSources)); err != nil {
 		return err
 	}
 	b.flows.tcp.Store(tcp)
@@ -137,7 +142,7 @@ func (t *Timeouts) dead(key *tcTuple, f *tcFlow, now uint32) bool {
 		limit = t.UDPNew
 	case model.Protocol(key.Proto) == model.UDP:
 		limit = t.UDP
-	case state == tcFlowStateFLOW_NEW:
+	case state == tcFlowStateFLOW_NEW, state == tcFlowStateFLOW_SYN_RECV, state == tcFlowStateFLOW_LAST_ACK:
 		limit = t.TCPNew
 	case state == tcFlowStateFLOW_ESTABLISHED:
 		limit = t.TCPEstablished

@@ -19,10 +19,10 @@ var testTimeouts = Timeouts{
 func testFlow(n uint32, proto model.Protocol, state tcFlowState, seen uint32) (keys [2]tcTuple, flows [2]tcFlow) {
 	client, service, node, endpoint := tcAddr{W: [4]uint32{n}}, tcAddr{W: [4]uint32{1}}, tcAddr{W: [4]uint32{2}}, tcAddr{W: [4]uint32{3, n}}
 	keys[0] = tcTuple{Saddr: client, Daddr: service, Sport: 1, Dport: 2, Proto: uint8(proto), Family: uint8(model.IPv6)}
-	flows[0] = tcFlow{Saddr: node, Daddr: endpoint, Sport: 3, Dport: 4, State: uint8(state), Seen: seen, Flags: uint8(tcFlowFlagsFLOW_SNAT)}
+	flows[0] = tcFlow{Saddr: node, Daddr: endpoint, Sport: 3, Dport: 4, State: uint8(state), Seen: seen, Flags: uint16(tcFlowFlagsFLOW_SNAT)}
 	keys[1] = tcTuple{Saddr: endpoint, Daddr: node, Sport: 4, Dport: 3, Proto: uint8(proto), Family: uint8(model.IPv6)}
 	flows[1] = tcFlow{Saddr: service, Daddr: client, Sport: 2, Dport: 1, State: uint8(state), Seen: seen,
-		Flags: uint8(tcFlowFlagsFLOW_SNAT | tcFlowFlagsFLOW_REPLY)}
+		Flags: uint16(tcFlowFlagsFLOW_SNAT | tcFlowFlagsFLOW_REPLY)}
 	return keys, flows
 }
 

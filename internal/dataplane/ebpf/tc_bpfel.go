@@ -77,26 +77,30 @@ type tcFlow struct {
 	Backend    uint32
 	Service    uint32
 	Seen       uint32
+	Flags      uint16
 	State      uint8
-	Flags      uint8
+	End        uint8
+	Helper     uint8
+	WayKind    uint8
 	WayMtu     uint16
 	WaySeen    uint32
 	WayIfindex uint32
-	WayKind    uint32
 	WayMacs    [12]uint8
 	HelperPort uint16
-	Helper     uint8
-	End        uint8
+	Answers    uint16
+	InIfindex  uint32
+	Slot       uint32
+	Probed     uint32
+	Tcp        tcTcpSide
 }
 
 type tcFlowEnd uint32
 
 const (
-	tcFlowEndEND_UNKNOWN   tcFlowEnd = 0
-	tcFlowEndEND_LAST_ACK  tcFlowEnd = 1
-	tcFlowEndEND_FORGOTTEN tcFlowEnd = 2
-	tcFlowEndEND_TIME_WAIT tcFlowEnd = 3
-	tcFlowEndEND_ANSWERED  tcFlowEnd = 4
+	tcFlowEndEND_UNKNOWN        tcFlowEnd = 0
+	tcFlowEndEND_CLIENT_FIRST   tcFlowEnd = 1
+	tcFlowEndEND_ENDPOINT_FIRST tcFlowEnd = 2
+	tcFlowEndEND_ANSWERED       tcFlowEnd = 3
 )
 
 type tcFlowFlags uint32
@@ -110,7 +114,11 @@ const (
 	tcFlowFlagsFLOW_TO_POD      tcFlowFlags = 32
 	tcFlowFlagsFLOW_TWIN_TO_POD tcFlowFlags = 64
 	tcFlowFlagsFLOW_RESET       tcFlowFlags = 128
-	tcFlowFlagsFLOW_STREAM      tcFlowFlags = 128
+	tcFlowFlagsFLOW_STREAM      tcFlowFlags = 256
+	tcFlowFlagsFLOW_CONFIRMED   tcFlowFlags = 512
+	tcFlowFlagsFLOW_TRACKED     tcFlowFlags = 1024
+	tcFlowFlagsFLOW_FIN_ACKED   tcFlowFlags = 2048
+	tcFlowFlagsFLOW_PROBED      tcFlowFlags = 4096
 )
 
 type tcFlowHelper uint32
@@ -127,9 +135,11 @@ type tcFlowState uint32
 
 const (
 	tcFlowStateFLOW_NEW         tcFlowState = 1
-	tcFlowStateFLOW_ESTABLISHED tcFlowState = 2
-	tcFlowStateFLOW_CLOSING     tcFlowState = 3
-	tcFlowStateFLOW_CLOSED      tcFlowState = 4
+	tcFlowStateFLOW_SYN_RECV    tcFlowState = 2
+	tcFlowStateFLOW_ESTABLISHED tcFlowState = 3
+	tcFlowStateFLOW_CLOSING     tcFlowState = 4
+	tcFlowStateFLOW_LAST_ACK    tcFlowState = 5
+	tcFlowStateFLOW_CLOSED      tcFlowState = 6
 )
 
 type tcFragment struct {
@@ -177,6 +187,12 @@ type tcFrontendKey struct {
 	Port   uint16
 	Proto  uint8
 	Family uint8
+}
+
+type tcIcmpRate struct {
+	_      structs.HostLayout
+	Time   uint64
+	Credit uint64
 }
 
 type tcNodeAddrFlags uint32
@@ -232,17 +248,20 @@ const (
 )
 
 type tcSettings struct {
-	_              structs.HostLayout
-	SnatPorts      uint32
-	TimeoutNew     uint32
-	TimeoutTcp     uint32
-	TimeoutClosing uint32
-	TimeoutClosed  uint32
-	TimeoutUdpNew  uint32
-	TimeoutUdp     uint32
-	Flags          uint32
-	NodeV4         tcAddr
-	NodeV6         tcAddr
+	_               structs.HostLayout
+	SnatPorts       uint32
+	TimeoutNew      uint32
+	TimeoutTcp      uint32
+	TimeoutClosing  uint32
+	TimeoutClosed   uint32
+	TimeoutUdpNew   uint32
+	TimeoutUdp      uint32
+	Flags           uint32
+	NodeV4          tcAddr
+	NodeV6          tcAddr
+	IcmpIntervalV4  uint64
+	IcmpIntervalV6  uint64
+	IcmpIntervalAll uint64
 }
 
 type tcSettingsFlags uint32
@@ -279,6 +298,18 @@ type tcSocketPeer struct {
 	Port    uint16
 	Pad     uint16
 	Backend uint32
+}
+
+type tcTcpSide struct {
+	_          structs.HostLayout
+	End        uint32
+	Ack        uint32
+	Window     uint32
+	PeerWindow uint32
+	Isn        uint32
+	Scale      uint8
+	PeerScale  uint8
+	Pad        uint16
 }
 
 type tcTuple struct {
@@ -360,7 +391,15 @@ const (
 	tcVerdictDROP_HELPER_ANSWERS  tcVerdict = 30
 	tcVerdictPORT_CHANGED         tcVerdict = 31
 	tcVerdictPASSED_UNTRACKED     tcVerdict = 32
-	tcVerdictVERDICTS             tcVerdict = 33
+	tcVerdictPASS_SOURCE          tcVerdict = 33
+	tcVerdictPASS_VLAN            tcVerdict = 34
+	tcVerdictFLOW_REPLACED        tcVerdict = 35
+	tcVerdictDROP_NO_FLOW         tcVerdict = 36
+	tcVerdictREJECTED_NO_FLOW     tcVerdict = 37
+	tcVerdictDROP_SOURCE_SHARE    tcVerdict = 38
+	tcVerdictDROP_XFRM            tcVerdict = 39
+	tcVerdictDROP_ICMP_RATE       tcVerdict = 40
+	tcVerdictVERDICTS             tcVerdict = 41
 )
 
 // Names of all BPF objects in the ELF.
@@ -373,7 +412,7 @@ const (
 	tcMapFlows                = "flows"
 	tcMapFragments            = "fragments"
 	tcMapFrontends            = "frontends"
-	tcMapNewcomers            = "newcomers"
+	tcMapIcmpRates            = "icmp_rates"
 	tcMapNodeAddrs            = "node_addrs"
 	tcMapNodeSettings         = "node_settings"
 	tcMapPods                 = "pods"
@@ -383,7 +422,10 @@ const (
 	tcMapSnatPorts            = "snat_ports"
 	tcMapSockets              = "sockets"
 	tcMapSourceRanges         = "source_ranges"
+	tcMapSources              = "sources"
 	tcMapStackFlows           = "stack_flows"
+	tcMapUnconfirmed          = "unconfirmed"
+	tcMapUnconfirmedNext      = "unconfirmed_next"
 	tcMapUntrackedBlocks      = "untracked_blocks"
 	tcMapUntrackedPods        = "untracked_pods"
 	tcMapUntrackedPorts       = "untracked_ports"
@@ -398,7 +440,8 @@ const (
 	tcVarHasSetRetval         = "has_set_retval"
 	tcVarHashSeed             = "hash_seed"
 	tcVarHostNetnsCookie      = "host_netns_cookie"
-	tcVarNewcomersMax         = "newcomers_max"
+	tcVarSourceMax            = "source_max"
+	tcVarUnconfirmedMax       = "unconfirmed_max"
 	tcVarUnusedBackendFlags   = "unused_backend_flags"
 	tcVarUnusedBeen           = "unused_been"
 	tcVarUnusedFlowEnd        = "unused_flow_end"
@@ -473,7 +516,7 @@ type tcMapSpecs struct {
 	Flows           *ebpf.MapSpec `ebpf:"flows"`
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
-	Newcomers       *ebpf.MapSpec `ebpf:"newcomers"`
+	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
@@ -483,7 +526,10 @@ type tcMapSpecs struct {
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
+	Sources         *ebpf.MapSpec `ebpf:"sources"`
 	StackFlows      *ebpf.MapSpec `ebpf:"stack_flows"`
+	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
+	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
 	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
 	UntrackedPods   *ebpf.MapSpec `ebpf:"untracked_pods"`
 	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
@@ -500,7 +546,8 @@ type tcVariableSpecs struct {
 	HasSetRetval         *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed             *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie      *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
-	NewcomersMax         *ebpf.VariableSpec `ebpf:"newcomers_max"`
+	SourceMax            *ebpf.VariableSpec `ebpf:"source_max"`
+	UnconfirmedMax       *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags   *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
 	UnusedBeen           *ebpf.VariableSpec `ebpf:"unused_been"`
 	UnusedFlowEnd        *ebpf.VariableSpec `ebpf:"unused_flow_end"`
@@ -543,7 +590,7 @@ type tcMaps struct {
 	Flows           *ebpf.Map `ebpf:"flows"`
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
-	Newcomers       *ebpf.Map `ebpf:"newcomers"`
+	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Pods            *ebpf.Map `ebpf:"pods"`
@@ -553,7 +600,10 @@ type tcMaps struct {
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
+	Sources         *ebpf.Map `ebpf:"sources"`
 	StackFlows      *ebpf.Map `ebpf:"stack_flows"`
+	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
+	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
 	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
 	UntrackedPods   *ebpf.Map `ebpf:"untracked_pods"`
 	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
@@ -569,7 +619,7 @@ func (m *tcMaps) Close() error {
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
-		m.Newcomers,
+		m.IcmpRates,
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Pods,
@@ -579,7 +629,10 @@ func (m *tcMaps) Close() error {
 		m.SnatPorts,
 		m.Sockets,
 		m.SourceRanges,
+		m.Sources,
 		m.StackFlows,
+		m.Unconfirmed,
+		m.UnconfirmedNext,
 		m.UntrackedBlocks,
 		m.UntrackedPods,
 		m.UntrackedPorts,
@@ -597,7 +650,8 @@ type tcVariables struct {
 	HasSetRetval         *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed             *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie      *ebpf.Variable `ebpf:"host_netns_cookie"`
-	NewcomersMax         *ebpf.Variable `ebpf:"newcomers_max"`
+	SourceMax            *ebpf.Variable `ebpf:"source_max"`
+	UnconfirmedMax       *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags   *ebpf.Variable `ebpf:"unused_backend_flags"`
 	UnusedBeen           *ebpf.Variable `ebpf:"unused_been"`
 	UnusedFlowEnd        *ebpf.Variable `ebpf:"unused_flow_end"`

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * The state of a TCP connection, as its packets show it. A packet changes the state
+ * only if its numbers fit the connection; others are forwarded, for the endpoints
+ * judge them too, and change nothing. The rules are those of the endpoints:
+ *
+ *   SYN-ACK  acknowledges a SYN that was seen
+ *   ACK      of the client acknowledges the SYN-ACK: now the client is known to exist
+ *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
+ *   RST      is at the byte that the other side expects, or behind the sender's last
+ *            one (RFC 5961, 3.2); a segment that fits and comes later undoes it
+ *   FIN      counts when the other side has acknowledged it; data beyond it undo it
+ *   SYN      reopens a connection that is over, see flow_reopens
+ *
+ * One entry's lookup has to do for a packet in the middle of a connection. What bounds
+ * it is therefore copied between the two entries, once a second and when a segment
+ * does not fit. So the window counts from the sender's last byte, not from what
+ * the other side has acknowledged: at most one window more than conntrack allows.
+ */
+#ifndef SPILLWAY_TCP_H
+#define SPILLWAY_TCP_H
+
+#include "lookup.h"
+#include "scratch.h"
+#include "unconfirmed.h"
+
+#define TCP_NO_SCALE 0xff
+#define TCP_MAX_SCALE 14 /* RFC 7323, 2.3 */
+#define TCP_OPTIONS_MAX 40
+#define TCPOPT_EOL 0
+#define TCPOPT_NOP 1
+#define TCPOPT_WINDOW 3
+
+/* Seconds in which an endpoint would have answered a SYN that came to a connection. */
+#define PROBE_REST 2
+
+/* What a packet does to the memory of its flow. */
+enum tcp_verdict {
+	TCP_IGNORED = 0, /* forwarded, and the flow is as idle as before */
+	TCP_COUNTS = 1,	 /* of this connection */
+	TCP_RENEWS = 2,	 /* the SYN of another one */
+};
+
+static __always_inline int seq_before(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) < 0;
+}
+
+/* Does the segment end within the window? A keepalive repeats a byte (RFC 9293, 3.8.4). */
+static __always_inline int tcp_fits(const struct tcp_side *s, const struct packet *p)
+{
+	__u32 span = s->peer_window + 1;
+
+	return p->seq_end - (s->end - span) <= 2 * span;
+}
+
+/* Takes in a segment that fits. */
+static __always_inline void tcp_learn(struct tcp_side *s, const struct packet *p)
+{
+	__u32 window = (__u32)p->window << (s->scale & 15);
+
+	if (seq_before(s->end, p->seq_end))
+		s->end = p->seq_end;
+	if (p->flags & PACKET_ACK && p->ack - s->ack <= s->window)
+		s->ack = p->ack;
+	if (s->window < window)
+		s->window = window;
+}
+
+/* A segment in the middle of a connection needs no other entry than its own. */
+static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
+{
+	if (f->state != FLOW_ESTABLISHED || p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST) ||
+	    (f->flags & (FLOW_FIN | FLOW_TWIN_FIN | FLOW_PROBED | FLOW_TRACKED)) != FLOW_TRACKED ||
+	    !tcp_fits(&f->tcp, p))
+		return 0;
+	tcp_learn(&f->tcp, p);
+	return 1;
+}
+
+/* The window scale of a SYN, or TCP_NO_SCALE. */
+__noinline int tcp_scale(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 off, end;
+	__u8 opt[3];
+
+	if (!p)
+		return TCP_NO_SCALE;
+	off = p->l4_off + sizeof(struct tcphdr);
+	end = p->l4_off + p->header;
+	for (int i = 0; i < TCP_OPTIONS_MAX && off < end; i++) {
+		if (load(skb, off, opt, 1) || opt[0] == TCPOPT_EOL)
+			break;
+		if (opt[0] == TCPOPT_NOP) {
+			off++;
+			continue;
+		}
+		if (off + 2 > end || load(skb, off, opt, 2) || opt[1] < 2)
+			break;
+		if (opt[0] == TCPOPT_WINDOW) {
+			if (opt[1] != 3 || off + 3 > end || load(skb, off, opt, 3))
+				break;
+			return opt[2] < TCP_MAX_SCALE ? opt[2] : TCP_MAX_SCALE;
+		}
+		off += opt[1];
+	}
+	return TCP_NO_SCALE;
+}
+
+/* The side that sends a first SYN. */
+static __always_inline void tcp_begin(struct __sk_buff *skb, struct tcp_side *s,
+				      const struct packet *p)
+{
+	__builtin_memset(s, 0, sizeof(*s));
+	s->end = p->seq_end;
+	s->isn = p->seq;
+	s->window = p->window;
+	s->scale = tcp_scale(skb, p);
+}
+
+/* The client repeats its SYN, or another one has come: the endpoint chooses one. */
+static __always_inline void tcp_begin_again(struct __sk_buff *skb, struct tcp_side *s,
+					    const struct packet *p)
+{
+	struct tcp_side first = *s;
+
+	if (p->seq_end == first.end)
+		return;
+	tcp_begin(skb, s, p);
+	s->isn = first.isn;
+	if (s->window < first.window)
+		s->window = first.window;
+	/* The larger one: with a window that is too small no FIN would count. */
+	if (s->scale == TCP_NO_SCALE || (first.scale != TCP_NO_SCALE && s->scale < first.scale))
+		s->scale = first.scale;
+}
+
+/* Shares between both directions what bounds the other. */
+static __always_inline void tcp_share(struct flow *f, struct flow *twin)
+{
+	f->tcp.peer_window = twin->tcp.window;
+	twin->tcp.peer_window = f->tcp.window;
+}
+
+static __always_inline void flow_set_state(struct flow *f, struct flow *twin, __u8 state)
+{
+	f->state = state;
+	twin->state = state;
+}
+
+/* The endpoint accepts: f is its entry, twin the client's. */
+static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, struct flow *twin,
+				       const struct packet *p)
+{
+	/* A client that gave up, or a forger, may have sent another SYN: the endpoint chooses. */
+	if (p->ack != twin->tcp.isn + 1 && p->ack != twin->tcp.end)
+		return;
+	if (f->state == FLOW_SYN_RECV && p->seq == f->tcp.isn)
+		return; /* repeated */
+	tcp_begin(skb, &f->tcp, p);
+	f->tcp.ack = p->ack;
+	twin->tcp.isn = p->ack - 1;
+	twin->tcp.end = p->ack;
+	twin->tcp.ack = p->seq + 1;
+	/* Both offer the option, or neither scales (RFC 7323, 2.2). */
+	if (f->tcp.scale == TCP_NO_SCALE || twin->tcp.scale == TCP_NO_SCALE) {
+		f->tcp.scale = 0;
+		twin->tcp.scale = 0;
+	}
+	f->tcp.peer_scale = twin->tcp.scale;
+	twin->tcp.peer_scale = f->tcp.scale;
+	tcp_share(f, twin);
+	flow_set_state(f, twin, FLOW_SYN_RECV);
+}
+
+/* By which the client counts: its address, or the network that IPv6 gives a host. */
+static __always_inline __u32 source_hash(const struct addr *client, __u8 family)
+{
+	__u32 h = mix(hash_seed, client->w[0]);
+
+	return family == FAMILY_V4 ? h : mix(h, client->w[1]);
+}
+
+static __always_inline __u32 *source_count(const struct addr *client, __u8 family)
+{
+	__u32 index = source_hash(client, family) % SOURCES;
+
+	return bpf_map_lookup_elem(&sources, &index);
+}
+
+/* The client is known to exist: from now on no flood replaces its flow. */
+static __always_inline void flow_confirm(struct flow *f, struct flow *twin, const struct addr *client,
+					 __u8 family)
+{
+	__u32 *flows_of_client = source_count(client, family);
+
+	if (flow_confirmed(f))
+		return;
+	f->flags |= FLOW_CONFIRMED;
+	twin->flags |= FLOW_CONFIRMED;
+	if (flows_of_client)
+		__sync_fetch_and_add(flows_of_client, 1);
+}
+
+/* Does the client acknowledge the SYN-ACK? f is its entry, twin the endpoint's. */
+static __always_inline int tcp_confirms(const struct flow *f, const struct flow *twin,
+					const struct packet *p)
+{
+	__u32 first = twin->tcp.isn + 1;
+
+	return !(f->flags & FLOW_REPLY) && p->flags & PACKET_ACK &&
+	       p->ack - first <= twin->tcp.end - first && tcp_fits(&f->tcp, p);
+}
+
+/* A packet before the client has acknowledged the SYN-ACK. */
+static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f, struct flow *twin,
+					 const struct packet *p)
+{
+	int reply = f->flags & FLOW_REPLY, ack = p->flags & PACKET_ACK;
+
+	if (p->flags & PACKET_SYN) {
+		if (reply && ack)
+			tcp_accept(skb, f, twin, p);
+		else if (!reply && !ack && f->state == FLOW_NEW)
+			tcp_begin_again(skb, &f->tcp, p);
+		return TCP_IGNORED;
+	}
+	if (f->state != FLOW_SYN_RECV || !tcp_confirms(f, twin, p))
+		return TCP_IGNORED;
+	f->tcp.ack = p->ack;
+	flow_set_state(f, twin, FLOW_ESTABLISHED);
+	flow_confirm(f, twin, &p->tuple.saddr, p->tuple.family);
+	affinity_confirm(f->service, f->backend, &p->tuple.saddr, p->tuple.family, p->time);
+	return TCP_COUNTS;
+}
+
+/* RFC 5961, 3.2; of a connection that is being opened RFC 9293, 3.10.7.3. */
+static __always_inline int tcp_resets(const struct flow *f, const struct flow *twin,
+				      const struct packet *p)
+{
+	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY)
+		return p->flags & PACKET_ACK &&
+		       (p->ack == twin->tcp.isn + 1 || p->ack == twin->tcp.end);
+	if (!(f->flags & FLOW_TRACKED) && !p->seq)
+		return 0; /* nothing is known yet */
+	return p->seq == f->tcp.end || (f->state != FLOW_NEW && p->seq == twin->tcp.ack);
+}
+
+/*
+ * A SYN in the middle of a connection: the endpoint answers it with an ACK, and the
+ * client, if it knows nothing of the connection, that with an RST (RFC 5961, 4.2). An
+ * endpoint that is gone does not, so the SYN of a client that insists begins another.
+ */
+static __always_inline int tcp_probe(struct flow *f, struct flow *twin, const struct packet *p)
+{
+	if ((p->flags & PACKET_ACK) || f->flags & FLOW_REPLY ||
+	    bpf_map_lookup_elem(&backends, &f->backend))
+		return TCP_IGNORED;
+	if (f->flags & FLOW_PROBED)
+		return (__s32)(p->time - f->probed) >= PROBE_REST ? TCP_RENEWS : TCP_IGNORED;
+	f->probed = p->time;
+	f->flags |= FLOW_PROBED;
+	twin->flags |= FLOW_PROBED;
+	return TCP_IGNORED;
+}
+
+/* A FIN, what acknowledges one, and data that show that there was none. */
+static __always_inline void tcp_finish(struct flow *f, struct flow *twin, const struct packet *p)
+{
+	if (f->flags & FLOW_FIN && seq_before(f->tcp.fin, p->seq_end)) {
+		f->flags &= ~(FLOW_FIN | FLOW_FIN_ACKED);
+		twin->flags &= ~FLOW_TWIN_FIN;
+		flow_set_state(f, twin, f->flags & FLOW_TWIN_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED);
+	}
+	if (p->flags & PACKET_FIN && !(f->flags & FLOW_FIN)) {
+		f->tcp.fin = p->seq_end;
+		f->flags |= FLOW_FIN;
+		twin->flags |= FLOW_TWIN_FIN;
+		flow_set_state(f, twin, f->flags & FLOW_TWIN_FIN ? FLOW_LAST_ACK : FLOW_CLOSING);
+		f->end = f->flags & FLOW_REPLY ? END_CLIENT_FIRST : END_ENDPOINT_FIRST;
+		twin->end = f->end;
+	}
+	if (f->flags & FLOW_TWIN_FIN && p->flags & PACKET_ACK && p->ack == twin->tcp.fin)
+		twin->flags |= FLOW_FIN_ACKED;
+	if (f->state == FLOW_LAST_ACK && f->flags & twin->flags & FLOW_FIN_ACKED)
+		flow_set_state(f, twin, FLOW_CLOSED);
+}
+
+/* Does the segment fit, by what the other direction has shown up to now? */
+static __always_inline int tcp_belongs(struct flow *f, struct flow *twin, const struct packet *p,
+				       const struct settings *s)
+{
+	if (f->flags & FLOW_TRACKED) {
+		tcp_share(f, twin);
+		if (tcp_fits(&f->tcp, p)) {
+			tcp_learn(&f->tcp, p);
+			return 1;
+		}
+		if (!(s->flags & SETTING_TCP_LIBERAL))
+			return 0;
+	}
+	f->tcp.end = p->seq_end;
+	if (p->flags & PACKET_ACK)
+		f->tcp.ack = p->ack;
+	return 1;
+}
+
+/* What a packet of a connection, with both its entries, does to its state. */
+static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, struct flow *twin,
+				       const struct packet *p, const struct settings *s)
+{
+	if (p->flags & PACKET_RST) {
+		if (!tcp_resets(f, twin, p))
+			return TCP_IGNORED;
+		flow_set_state(f, twin, FLOW_CLOSED);
+		f->flags |= FLOW_RESET;
+		twin->flags |= FLOW_RESET;
+		return TCP_COUNTS;
+	}
+	if (f->state <= FLOW_SYN_RECV) {
+		if (tcp_handshake(skb, f, twin, p) == TCP_IGNORED)
+			return TCP_IGNORED;
+	} else if (p->flags & PACKET_SYN) {
+		return tcp_probe(f, twin, p);
+	}
+	if (!tcp_belongs(f, twin, p, s))
+		return f->state == FLOW_CLOSED ? TCP_IGNORED : TCP_COUNTS;
+	if (f->flags & FLOW_REPLY) {
+		f->flags &= ~FLOW_PROBED;
+		twin->flags &= ~FLOW_PROBED;
+	}
+	if (f->flags & FLOW_RESET && flow_confirmed(f)) {
+		/* The RST was not believed: the connection goes on. */
+		f->flags &= ~FLOW_RESET;
+		twin->flags &= ~FLOW_RESET;
+		flow_set_state(f, twin, f->flags & (FLOW_FIN | FLOW_TWIN_FIN) ? FLOW_CLOSING
+									       : FLOW_ESTABLISHED);
+	}
+	tcp_finish(f, twin, p);
+	return TCP_COUNTS;
+}
+
+/* May a client's SYN make a new connection of one that is over? */
+static __always_inline int flow_reopens(const struct flow *f, const struct packet *p)
+{
+	if (f->state != FLOW_CLOSED || (p->flags & (PACKET_SYN | PACKET_ACK)) != PACKET_SYN)
+		return 0;
+	/* RFC 6191: one in TIME-WAIT, by numbers beyond those that it has used. */
+	return f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST || seq_before(f->tcp.end, p->seq);
+}
+
+#endif

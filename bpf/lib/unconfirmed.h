@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * Flows whose client is not known to exist. Anyone can send a first packet with any
+ * source address, and the endpoint answers it; so neither that packet nor the answer
+ * says that there is a client. What does is the ACK that ends a TCP handshake. UDP has
+ * nothing like it: its flows stay unconfirmed.
+ *
+ * Unconfirmed flows may be as many as the ring `unconfirmed` is long. Each new one
+ * takes the next slot, and the flow that had the slot is deleted if it is still
+ * unconfirmed. A flood therefore ends flows of its own kind, the oldest first, and
+ * never a confirmed one: the LRU of the table evicts nothing until confirmed flows
+ * alone fill it. A flow of UDP that goes on takes the new slot itself.
+ *
+ * A flow's slot is a number that counts up, taken modulo the length of the ring. It
+ * identifies the flow, and the difference of two slots tells which flow is older.
+ */
+#ifndef SPILLWAY_UNCONFIRMED_H
+#define SPILLWAY_UNCONFIRMED_H
+
+#include "base.h"
+
+/* Seconds for which a UDP flow that went on is taken to go on. */
+#define STREAM_REST 10
+
+/* Slots looked at for one whose flow does not go on. */
+#define ADMIT_TRIES 4
+
+static __always_inline int flow_confirmed(const struct flow *f)
+{
+	return f->flags & FLOW_CONFIRMED;
+}
+
+/*
+ * Keeps an entry from being the next that the kernel evicts. Its LRU
+ * (kernel/bpf/bpf_lru_list.c) gives up first what was never looked up, so that of a
+ * table in full use the newest flow would go, before its answer has come.
+ */
+static __always_inline void flow_keep(const struct tuple *key)
+{
+	bpf_map_lookup_elem(&flows, key);
+}
+
+static __always_inline __u32 *unconfirmed_counter(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&unconfirmed_next, &zero);
+}
+
+/* How many flows were made after the one with this slot. */
+static __always_inline __u32 unconfirmed_age(__u32 slot)
+{
+	__u32 *next = unconfirmed_counter();
+
+	return next ? *next - slot : 0;
+}
+
+/*
+ * The key of the reverse entry: the mirror image of what packets become, but for
+ * answers from any port.
+ */
+static __always_inline void flow_twin_key(struct tuple *out, const struct flow *f,
+					  const struct tuple *key)
+{
+	int asks = f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
+
+	out->saddr = f->daddr;
+	out->daddr = f->saddr;
+	out->sport = asks ? 0 : f->dport;
+	out->dport = f->sport;
+	out->proto = key->proto;
+	out->family = key->family;
+	out->pad = 0;
+}
+
+/*
+ * Deletes both entries of the flow with this slot, unless the entry at the key is of
+ * another flow by now, or another CPU is deleting it. 0: this call has deleted it.
+ */
+static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tuple *twin_key)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, key), *twin;
+
+	/* One CPU wins: slots are unique, also in memory that is another entry's by now. */
+	if (!f || slot == SLOT_CLAIMED ||
+	    __sync_val_compare_and_swap(&f->slot, slot, SLOT_CLAIMED) != slot)
+		return -1;
+	flow_twin_key(twin_key, f, key);
+	twin = bpf_map_lookup_elem(&flows, twin_key);
+	if (twin && twin->slot == slot)
+		bpf_map_delete_elem(&flows, twin_key);
+	return bpf_map_delete_elem(&flows, key);
+}
+
+/* Does a flow of UDP go on? */
+static __always_inline int flow_streams(const struct flow *f, __u32 time)
+{
+	return f->flags & FLOW_STREAM && (__s32)(time - f->seen) <= STREAM_REST;
+}
+
+/* Moves a flow that goes on to a new slot of the ring, at the same place. 0: it has moved. */
+static __always_inline int flow_move(struct flow *f, const struct tuple *key, __u32 from, __u32 to,
+				     struct tuple *twin_key)
+{
+	struct flow *twin;
+
+	if (__sync_val_compare_and_swap(&f->slot, from, to) != from)
+		return -1;
+	flow_twin_key(twin_key, f, key);
+	twin = bpf_map_lookup_elem(&flows, twin_key);
+	if (twin && twin->slot == from)
+		twin->slot = to;
+	return 0;
+}
+
+/*
+ * Gives a new flow, which will have this key, its slot, and deletes the unconfirmed
+ * flow that had it. The two tuples are room for keys.
+ */
+static __always_inline __u32 unconfirmed_admit(const struct tuple *key, struct tuple *old_key,
+					       struct tuple *twin_key, __u32 time)
+{
+	__u32 *next = unconfirmed_counter(), slot = SLOT_CLAIMED, before, index;
+	struct tuple *place;
+	struct flow *old;
+
+	if (!next || !unconfirmed_max)
+		return SLOT_CLAIMED;
+	for (int i = 0; i < ADMIT_TRIES; i++) {
+		slot = __sync_fetch_and_add(next, 1);
+		before = slot - unconfirmed_max;
+		index = slot % unconfirmed_max;
+		place = bpf_map_lookup_elem(&unconfirmed, &index);
+		if (!place)
+			return SLOT_CLAIMED;
+		*old_key = *place;
+		old = bpf_map_lookup_elem(&flows, old_key);
+		if (!old || old->slot != before || flow_confirmed(old))
+			break;
+		if (i + 1 < ADMIT_TRIES && flow_streams(old, time) &&
+		    !flow_move(old, old_key, before, slot, twin_key))
+			continue;
+		if (!flow_delete(old_key, before, twin_key))
+			count(FLOW_REPLACED);
+		break;
+	}
+	*place = *key;
+	return slot;
+}
+
+#endif

@@ -1,0 +1,50 @@
+package ebpf
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+)
+
+// seedPin is the pin of the map that holds the seed of the programs' hashes. It
+// belongs to no ABI version.
+const seedPin = "seed"
+
+// hashSeed is the seed of all hashes of packets: which endpoint a client gets, which
+// ports it may use, by which counter it counts. It is drawn at random, so that
+// a client cannot choose, and kept while the pins are: a client whose connection the
+// flow table has lost is still led to the same endpoint.
+func hashSeed(bpffs string) (uint32, error) {
+	pin := filepath.Join(bpffs, seedPin)
+	var seed uint32
+	m, err := ebpf.LoadPinnedMap(pin, nil)
+	if err == nil {
+		defer m.Close()
+		if err := m.Lookup(uint32(0), &seed); err == nil && seed != 0 {
+			return seed, nil
+		}
+		if err := os.Remove(pin); err != nil {
+			return 0, fmt.Errorf("remove unreadable hash seed: %w", err)
+		}
+	}
+	m, err = ebpf.NewMap(&ebpf.MapSpec{Name: "spillway_seed", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return 0, fmt.Errorf("make map for the hash seed: %w", err)
+	}
+	defer m.Close()
+	var random [4]byte
+	_, _ = rand.Read(random[:]) // it never fails
+	seed = binary.NativeEndian.Uint32(random[:]) | 1
+	if err := m.Put(uint32(0), seed); err != nil {
+		return 0, fmt.Errorf("write hash seed: %w", err)
+	}
+	// Written before it is pinned: a later run finds it whole or not at all.
+	if err := m.Pin(pin); err != nil {
+		return 0, fmt.Errorf("pin hash seed: %w", err)
+	}
+	return seed, nil
+}

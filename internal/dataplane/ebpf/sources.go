@@ -1,0 +1,58 @@
+package ebpf
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// sourceCounts are the confirmed flows by client, as the map sources has them. The
+// programs only add to it; what has ended is subtracted when the table is swept.
+type sourceCounts struct {
+	seed   uint32
+	counts []uint32
+}
+
+func newSourceCounts(seed uint32) *sourceCounts {
+	return &sourceCounts{seed: seed, counts: make([]uint32, sources)}
+}
+
+// count counts a flow, given by its forward entry.
+func (c *sourceCounts) count(k *tcTuple, f *tcFlow) {
+	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED != 0 {
+		c.counts[sourceHash(c.seed, k)%sources]++
+	}
+}
+
+// write replaces what the map holds.
+func (c *sourceCounts) write(m *ebpf.Map) error {
+	keys := make([]uint32, sources)
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	if _, err := m.BatchUpdate(keys, c.counts, nil); err != nil {
+		return fmt.Errorf("write flows by client: %w", err)
+	}
+	return nil
+}
+
+// sourceHash mirrors source_hash of bpf/lib/tcp.h.
+func sourceHash(seed uint32, k *tcTuple) uint32 {
+	h := mix(seed, k.Saddr.W[0])
+	if k.Family == uint8(model.IPv4) {
+		return h
+	}
+	return mix(h, k.Saddr.W[1])
+}
+
+// mix mirrors mix of bpf/lib/base.h.
+func mix(h, v uint32) uint32 {
+	h ^= v
+	h *= 0x85ebca6b
+	h ^= h >> 13
+	h *= 0xc2b2ae35
+	h ^= h >> 16
+	return h
+}
