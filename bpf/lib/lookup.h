@@ -118,13 +118,19 @@ static __always_inline void affinity_key(struct affinity_key *key, __u32 service
 	}
 }
 
-/* The endpoint that a client was given last, if its time is not over; *id is set with it. */
+/*
+ * The endpoint that a client was given last, if its time is not over; *id is set with
+ * it. Else *hash stands in for it until another is remembered, so that all
+ * connections which a client opens at once get the same one.
+ */
 static __always_inline struct backend *affinity_recall(const struct affinity_key *key, __u32 timeout,
-						       __u8 route, __u32 time, __u32 *id)
+						       __u8 route, __u32 time, __u32 *hash, __u32 *id)
 {
 	struct affinity *last = bpf_map_lookup_elem(&affinities, key);
 	struct backend *b;
 
+	if (!key->by_cookie)
+		*hash = mix(addr_hash(&key->client), last ? last->seen : 0);
 	/* Whole seconds: rather up to one too long than too short. */
 	if (!last || (__s32)(time - last->seen) > (__s32)timeout)
 		return NULL;
@@ -162,7 +168,7 @@ static __always_inline void affinity_confirm(__u32 service, __u32 backend,
  * cookie (not 0) tells clients apart where no address is known yet: a socket
  * that connects has none. sure says that the client is who it claims to be, so that
  * what it is given may be remembered at once: else forged packets would push
- * out what other clients were given. Until then the client's hash stands in for that.
+ * out what other clients were given.
  */
 static __always_inline struct backend *backend_select(__u32 service, __u8 route, __u32 hash,
 						      const struct addr *client, __u8 family,
@@ -183,11 +189,9 @@ static __always_inline struct backend *backend_select(__u32 service, __u8 route,
 
 	time = now();
 	affinity_key(&key, service, client, family, cookie);
-	b = affinity_recall(&key, s->affinity, route, time, id);
+	b = affinity_recall(&key, s->affinity, route, time, &hash, id);
 	if (b)
 		return b;
-	if (!cookie)
-		hash = addr_hash(client);
 	b = backend_at(service, route, n, hash, id);
 	if (b && sure)
 		affinity_remember(&key, *id, time);

@@ -280,6 +280,11 @@ static __always_inline void tcp_finish(struct flow *f, struct flow *twin, const 
 		f->end = f->flags & FLOW_REPLY ? END_CLIENT_FIRST : END_ENDPOINT_FIRST;
 		twin->end = f->end;
 	}
+	/* Repeated: the last ACK was lost. */
+	if (p->flags & PACKET_FIN && f->state == FLOW_CLOSED && !(f->flags & FLOW_RESET)) {
+		f->flags &= ~FLOW_FIN_ACKED;
+		flow_set_state(f, twin, FLOW_LAST_ACK);
+	}
 	if (f->flags & FLOW_TWIN_FIN && p->flags & PACKET_ACK && p->ack == twin->tcp.fin)
 		twin->flags |= FLOW_FIN_ACKED;
 	if (f->state == FLOW_LAST_ACK && f->flags & twin->flags & FLOW_FIN_ACKED)

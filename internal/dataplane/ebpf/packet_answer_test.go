@@ -3,6 +3,7 @@ package ebpf
 import (
 	"bytes"
 	"encoding/binary"
+	"net/netip"
 	"testing"
 
 	"spillway.dev/spillway/internal/model"
@@ -61,10 +62,11 @@ func (n *packetNode) answersRST(t *testing.T, p *plan) {
 		{"F.", nil, "R", 2000, 0},
 		{"S.", nil, "R", 2000, 0},
 	}
-	for _, hook := range []at{inEth0, inPod1} {
+	sources := map[at]netip.Addr{inEth0: p.client, inPod1: p.pod1}
+	for hook, src := range sources {
 		for _, tt := range tests {
 			for _, front := range frontends(p) {
-				in := frame{proto: protoTCP, src: ap(p.client, 40000), dst: front, flags: tt.flags, seq: 1000, ack: 2000, payload: tt.payload, pad: 3}
+				in := frame{proto: protoTCP, src: ap(src, 40000), dst: front, flags: tt.flags, seq: 1000, ack: 2000, payload: tt.payload, pad: 3}
 				r := n.send(t, hook, in)
 				n.wantAnswer(t, hook, in, r, tcVerdictREJECTED_RST)
 				r.wantPath(t, front, in.src)
@@ -214,7 +216,7 @@ func (n *packetNode) answersTooBig(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
 	k := errorKind{"TooBig", 3, 2, 4, 0, mtuTun0}
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
-	in := frame{proto: proto, src: client, dst: front, flags: ".", df: true, payload: make([]byte, bigEnough)}
+	in := frame{proto: proto, src: client, dst: front, flags: first(proto), df: true, payload: make([]byte, bigEnough)}
 	r := n.send(t, inEth0, in)
 	r.want(t, actRedirect, tcVerdictANSWERED_TOO_BIG)
 	n.wantAnswer(t, inEth0, in, r, tcVerdictANSWERED_TOO_BIG)
@@ -247,6 +249,7 @@ func (n *packetNode) bigWithoutDF(t *testing.T, p *plan) {
 // bigGSO: the segments of a large packet are small.
 func (n *packetNode) bigGSO(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	n.open(t, p, 40000)
 	b := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: ".", df: true, payload: make([]byte, 2800)}.bytes(n, "eth0")
 	code, out, err := n.run(inEth0, b, 1300, 0)
 	ok(t, err)

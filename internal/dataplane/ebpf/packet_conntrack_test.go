@@ -67,7 +67,7 @@ func (n *packetNode) conntrackOwns(t *testing.T, p *plan, proto uint8) {
 	if r.verdicts[tcVerdictPASS_CONNTRACK] != 1 || r.code != actNext || !bytes.Equal(r.out, in.bytes(n, "eth0")) {
 		t.Errorf("answer to a masqueraded connection: code %d, %s", r.code, verdictList(r.verdicts))
 	}
-	in.src = ap(p.client, 81)
+	in.src, in.flags = ap(p.client, 81), "S"
 	n.send(t, inEth0, in).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
 }
 
@@ -113,8 +113,12 @@ func (n *packetNode) conntrackHasPort(t *testing.T, p *plan, proto uint8) {
 	if want := ap(p.tun0, 50001); r.v.src != want {
 		t.Errorf("goes out as %s, want %s: netfilter has the other port", r.v.src, want)
 	}
+	// The other one is the first client's, which is being served: the second takes its place.
 	r = n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40001), dst: front, flags: "S"})
-	r.want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	r.want(t, actRedirect, tcVerdictFLOW_REPLACED, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	if want := ap(p.tun0, 50001); r.v.src != want {
+		t.Errorf("goes out as %s, want %s: netfilter has the other port", r.v.src, want)
+	}
 }
 
 // conntrackTakesPort: MASQUERADE knows nothing of the flow table and may choose
@@ -125,16 +129,20 @@ func (n *packetNode) conntrackTakesPort(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
 	client, front, far := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080)
 	ask := frame{proto: proto, src: client, dst: front, flags: "S"}
-	seen := n.send(t, inEth0, ask).v.src
-	answer := frame{proto: proto, src: far, dst: seen, flags: "S."}
-	n.track(t, p, proto, ap(p.client2, 5555), front, far, seen)
+	var seen netip.AddrPort
 	if proto == protoTCP {
-		n.send(t, inTun0, answer).wantPath(t, front, client)
+		c := n.open(t, p, 40000)
+		seen = c.seen
+		n.track(t, p, proto, ap(p.client2, 5555), front, far, seen)
+		c.say(t, "<.").wantPath(t, front, client)
 		n.ageFlows(t, 2)
-		n.send(t, inTun0, answer).wantPath(t, front, client)
-		n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "R"})
+		c.say(t, "<.").wantPath(t, front, client)
+		c.say(t, "R")
+	} else {
+		seen = n.send(t, inEth0, ask).v.src
+		n.track(t, p, proto, ap(p.client2, 5555), front, far, seen)
 	}
-	answer.flags = "."
+	answer := frame{proto: proto, src: far, dst: seen, flags: "."}
 	n.ageFlows(t, 2)
 	n.untouched(t, "an answer in a later second", inTun0, answer.bytes(n, "tun0"), tcVerdictPASS_OTHER)
 	r := n.send(t, inEth0, ask)
@@ -199,11 +207,9 @@ func (n *packetNode) stackTakesRequestsPort(t *testing.T, p *plan) {
 func (n *packetNode) connectionElsewhere(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod2, 8080, here)))
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
-	packet := frame{proto: protoTCP, src: client, dst: front}
-	for _, flags := range []string{"S", "R"} {
-		packet.flags = flags
-		n.send(t, inEth0, packet)
-	}
+	c := n.openTo(t, client, front, ap(p.pod2, 8080), inPod2)
+	c.say(t, "R")
+	packet := frame{proto: protoTCP, src: client, dst: front, seq: c.sent + 1000}
 	n.serve(t)
 	for _, flags := range []string{"S", "."} {
 		packet.flags = flags

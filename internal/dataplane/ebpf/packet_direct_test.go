@@ -43,12 +43,10 @@ func (n *packetNode) podToEndpoint(t *testing.T, p *plan, proto uint8) {
 		{src: client, dst: ap(p.pod2, 8081)},              // no endpoint
 		{src: ap(p.pod2, 8080), dst: ap(p.client, 40000)},
 	}
+	hooks := map[netip.Addr]at{p.client: inEth0, p.pod1: inPod1, p.pod2: inPod2}
 	for _, f := range strangers {
 		f.proto, f.flags = proto, "S"
-		hook := inPod1
-		if f.src.Addr() == p.client {
-			hook = inEth0
-		}
+		hook := hooks[f.src.Addr()]
 		n.untouched(t, f.src.String()+" to "+f.dst.String(), hook, f.bytes(n, hook.iface), tcVerdictPASS_OTHER)
 	}
 	// A NetworkPolicy is enforced by netfilter, and the last hop answered by it.

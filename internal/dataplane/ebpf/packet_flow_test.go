@@ -21,7 +21,8 @@ func TestPacketFlows(t *testing.T) {
 			eachFamily(t, n, func(t *testing.T, p *plan) { n.snatYields(t, p, c) })
 		})
 	}
-	t.Run("AnsweredQuestionYields", func(t *testing.T) { eachFamily(t, n, n.questionYields) })
+	t.Run("OldestYields", func(t *testing.T) { eachFamily(t, n, n.oldestYields) })
+	t.Run("QuestionYields", func(t *testing.T) { eachFamily(t, n, n.questionYields) })
 	t.Run("StrayPacketOfAFlowThatYielded", func(t *testing.T) { eachFamily(t, n, n.strayOfYielded) })
 	t.Run("DirectSYNForgets", func(t *testing.T) { eachFamily(t, n, n.directSYN) })
 	t.Run("DirectDatagramForgets", func(t *testing.T) { eachFamily(t, n, n.directDatagram) })
@@ -62,74 +63,83 @@ func (n *packetNode) wantState(t *testing.T, state tcFlowState, keys ...tcTuple)
 	}
 }
 
-// a dialogue says who sends which flags, and the state it leads to.
+// a step says which packet comes, as conn.say takes it, and the state it leads to.
 type step struct {
-	fromClient bool
-	flags      string
-	state      tcFlowState
+	flags string
+	state tcFlowState
 }
 
 func (n *packetNode) tcpStates(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	dialogues := map[string][]step{
 		"client closes": {
-			{true, "S", tcFlowStateFLOW_NEW}, {true, "S", tcFlowStateFLOW_NEW}, {false, "S.", tcFlowStateFLOW_ESTABLISHED},
-			{true, ".", tcFlowStateFLOW_ESTABLISHED}, {true, "F.", tcFlowStateFLOW_CLOSING}, {true, "F.", tcFlowStateFLOW_CLOSING},
-			{false, ".", tcFlowStateFLOW_CLOSING}, {false, "F.", tcFlowStateFLOW_CLOSED}, {true, ".", tcFlowStateFLOW_CLOSED},
+			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},
+			{"P.", tcFlowStateFLOW_ESTABLISHED}, {"F.", tcFlowStateFLOW_CLOSING}, {"<.", tcFlowStateFLOW_CLOSING},
+			{"<F.", tcFlowStateFLOW_LAST_ACK}, {".", tcFlowStateFLOW_CLOSED},
 		},
 		"endpoint closes": {
-			{true, "S", tcFlowStateFLOW_NEW}, {false, "S.", tcFlowStateFLOW_ESTABLISHED}, {false, "F.", tcFlowStateFLOW_CLOSING},
-			{true, "P.", tcFlowStateFLOW_CLOSING}, {true, "F.", tcFlowStateFLOW_CLOSED},
+			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},
+			{"<F.", tcFlowStateFLOW_CLOSING}, {"P.", tcFlowStateFLOW_CLOSING}, {"F.", tcFlowStateFLOW_LAST_ACK},
+			{"<.", tcFlowStateFLOW_CLOSED},
 		},
-		"refused": {{true, "S", tcFlowStateFLOW_NEW}, {false, "R.", tcFlowStateFLOW_CLOSED}},
-		"reset, then a late FIN": {
-			{true, "S", tcFlowStateFLOW_NEW}, {false, "S.", tcFlowStateFLOW_ESTABLISHED}, {true, "R", tcFlowStateFLOW_CLOSED},
-			{false, "F.", tcFlowStateFLOW_CLOSED}, {true, ".", tcFlowStateFLOW_CLOSED},
+		"FIN with the last ACK of the handshake": {
+			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {"F.", tcFlowStateFLOW_CLOSING},
 		},
-		"found in the middle": {{true, ".", tcFlowStateFLOW_NEW}, {false, ".", tcFlowStateFLOW_ESTABLISHED}},
+		"refused":        {{"S", tcFlowStateFLOW_NEW}, {"<R.", tcFlowStateFLOW_CLOSED}},
+		"client gives up": {{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {"R", tcFlowStateFLOW_CLOSED}},
+		"reset": {
+			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},
+			{"R", tcFlowStateFLOW_CLOSED},
+		},
+		"reset by the endpoint": {
+			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},
+			{"<R.", tcFlowStateFLOW_CLOSED},
+		},
 	}
 	for name, steps := range dialogues {
 		t.Run(name, func(t *testing.T) {
 			n.forget(t)
-			client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
-			var seen netip.AddrPort
+			c := n.newConn(ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
 			for i, s := range steps {
-				if s.fromClient {
-					r := n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: front, flags: s.flags})
-					r.wantPath(t, r.v.src, ap(p.far, 8080))
-					if i > 0 && r.v.src != seen {
-						t.Fatalf("step %d: source changed from %s to %s", i, seen, r.v.src)
-					}
-					seen = r.v.src
+				var r result
+				if i == 0 {
+					r = c.syn(t)
 				} else {
-					r := n.send(t, inTun0, frame{proto: protoTCP, src: ap(p.far, 8080), dst: seen, flags: s.flags})
-					r.wantPath(t, front, client)
+					r = c.say(t, s.flags)
 				}
-				n.wantState(t, s.state, tupleOf(protoTCP, client, front), tupleOf(protoTCP, ap(p.far, 8080), seen))
+				if s.flags[0] == '<' {
+					r.wantPath(t, c.front, c.client)
+				} else {
+					r.wantPath(t, c.seen, c.server)
+				}
+				c.wantState(t, s.state)
 			}
 		})
 	}
 }
 
-// synReopens: a client that uses a port again soon is a new connection.
+// synReopens: a client that uses a port again soon is a new connection, if the former
+// one is over and the SYN is beyond its numbers.
 func (n *packetNode) synReopens(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
-	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
-	send := func(flags string) result {
-		return n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: front, flags: flags})
+	c := n.openHere(t, p, 40000)
+	again := func(seq uint32, verdicts ...tcVerdict) {
+		t.Helper()
+		c.forge(t, "S", seq, 0).want(t, actRedirect, append(verdicts, tcVerdictTRANSLATED_DIRECT)...)
 	}
-	keys := []tcTuple{tupleOf(protoTCP, client, front), tupleOf(protoTCP, ap(p.pod1, 8080), client)}
-	send("S").want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
-	for _, end := range []string{"F.", "R"} {
-		send(end)
-		send("S").want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
-		n.wantState(t, tcFlowStateFLOW_NEW, keys...)
-	}
-	// A SYN repeated, or with an ACK, reopens nothing.
-	send("S").want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
-	send("R")
-	send("S.").want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
-	n.wantState(t, tcFlowStateFLOW_CLOSED, keys...)
+	again(c.sent + 1000) // while it is open: the endpoint says what of it
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.talk(t, "<F.", ".", "F.", "<.")
+	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	again(c.sent - 1) // an old duplicate
+	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	again(c.sent+1, tcVerdictFLOW_CREATED)
+	c.wantState(t, tcFlowStateFLOW_NEW)
+	again(c.sent + 1) // repeated
+	c.forge(t, "<R.", 0, c.sent+2)
+	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	again(7, tcVerdictFLOW_CREATED)
+	c.wantState(t, tcFlowStateFLOW_NEW)
 }
 
 // timeouts: a flow that is too old is none, by the time-out of its state.
@@ -139,31 +149,41 @@ func (n *packetNode) timeouts(t *testing.T, p *plan) {
 	limits := n.cfg.Timeouts
 	tests := []struct {
 		proto uint8
-		do    func(frame)
+		do    func(*conn)
 		limit uint32
 	}{
-		{protoTCP, func(frame) {}, seconds(limits.TCPNew)},
-		{protoTCP, func(a frame) { n.send(t, inPod1, a) }, seconds(limits.TCPEstablished)},
-		{protoTCP, func(a frame) { a.flags = "F."; n.send(t, inPod1, a) }, seconds(limits.TCPClosing)},
-		{protoTCP, func(a frame) { a.flags = "R"; n.send(t, inPod1, a) }, seconds(limits.TCPClosed)},
-		{protoUDP, func(frame) {}, seconds(limits.UDPNew)},
-		{protoUDP, func(a frame) { n.send(t, inPod1, a) }, seconds(limits.UDP)},
+		{protoTCP, func(*conn) {}, seconds(limits.TCPNew)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.") }, seconds(limits.TCPNew)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".") }, seconds(limits.TCPEstablished)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<F.") }, seconds(limits.TCPClosing)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<F.", "F.") }, seconds(limits.TCPNew)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<R.") }, seconds(limits.TCPClosed)},
+		{protoUDP, func(*conn) {}, seconds(limits.UDPNew)},
+		{protoUDP, func(c *conn) { n.datagram(t, inPod1, c.server, client) }, seconds(limits.UDP)},
 	}
 	for i, tt := range tests {
 		// A second of margin: the clock goes on.
 		for _, late := range []bool{false, true} {
 			n.forget(t)
-			in := frame{proto: tt.proto, src: client, dst: front, flags: "S"}
-			r := n.send(t, inEth0, in)
-			tt.do(back(r.v, "S.", nil))
-			in.flags = "."
+			c := n.newConn(client, front, ap(p.pod1, 8080), inPod1)
+			again := func() result { return c.forge(t, "S", c.sent+1000, 0) }
+			if tt.proto == protoUDP {
+				again = func() result { return n.datagram(t, inEth0, client, front) }
+				again()
+			} else {
+				c.syn(t)
+			}
+			tt.do(c)
 			if late {
 				n.ageFlows(t, tt.limit+2)
-				n.send(t, inEth0, in).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+				again().want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
 				continue
 			}
 			n.ageFlows(t, tt.limit-2)
-			if r := n.send(t, inEth0, in); r.verdicts[tcVerdictFLOW_CREATED] > 0 {
+			if f, found := n.flow(tupleOf(tt.proto, client, front)); !found || n.cfg.Timeouts.dead(&tcTuple{Proto: tt.proto}, &f, bootSeconds()) {
+				t.Errorf("case %d: flow is dead before its time", i)
+			}
+			if tt.limit != seconds(limits.TCPClosed) && again().verdicts[tcVerdictFLOW_CREATED] > 0 {
 				t.Errorf("case %d: flow was forgotten before its time", i)
 			}
 		}
@@ -176,10 +196,21 @@ func (n *packetNode) endpointGone(t *testing.T, p *plan, proto uint8) {
 	both := []intent.Endpoint{endpoint(p.pod1, 8080, here), endpoint(p.pod2, 8080, here)}
 	n.serve(t, service(p, proto, both...))
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
+	hooks := map[netip.Addr]at{p.pod1: inPod1, p.pod2: inPod2}
+	c := n.newConn(client, front, netip.AddrPort{}, at{})
 	send := func() result {
-		return n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "."})
+		if proto == protoTCP {
+			return c.say(t, ".")
+		}
+		return n.datagram(t, inEth0, client, front)
 	}
-	gone := send().v.dst
+	gone := c.syn(t).v.dst
+	if proto == protoUDP {
+		gone = send().v.dst
+	} else {
+		c.server, c.out = gone, hooks[gone.Addr()]
+		c.talk(t, "<S.", ".")
+	}
 	for i, e := range both {
 		if e.Addr == gone {
 			both = []intent.Endpoint{both[1-i]}
@@ -203,35 +234,50 @@ func (n *packetNode) endpointGone(t *testing.T, p *plan, proto uint8) {
 // halfEvicted: the map is an LRU and may lose one half of a flow.
 func (n *packetNode) halfEvicted(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
-	client, front, far := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080)
-	r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "S"})
-	seen := r.v.src
+	c := n.running(t, p, proto)
+	seen, front, far, client := c.seen, c.front, c.server, c.client
 	forward, reply := tupleOf(proto, client, front), tupleOf(proto, far, seen)
-	n.send(t, inTun0, frame{proto: proto, src: far, dst: seen, flags: "S."})
 
 	was, _ := n.flow(reply)
 	ok(t, n.m(tcMapFlows).Delete(reply))
 	n.ageFlows(t, 3)
-	r = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "."})
+	r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: ".", seq: c.sent, ack: c.answered})
 	r.want(t, actRedirect, tcVerdictFLOW_REVIVED, tcVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, seen, far)
 	now, found := n.flow(reply)
-	now.Seen = was.Seen
-	if !found || withoutWay(now) != withoutWay(was) {
+	if !found || lasting(now) != lasting(was) {
 		t.Errorf("reply entry was %+v, is %+v", was, now)
 	}
 
 	was, _ = n.flow(forward)
 	ok(t, n.m(tcMapFlows).Delete(forward))
 	n.ageFlows(t, 3)
-	r = n.send(t, inTun0, frame{proto: proto, src: far, dst: seen, flags: "."})
+	r = n.send(t, inTun0, frame{proto: proto, src: far, dst: seen, flags: ".", seq: c.answered, ack: c.sent})
 	r.want(t, actRedirect, tcVerdictFLOW_REVIVED, tcVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, front, client)
 	now, found = n.flow(forward)
-	now.Seen = was.Seen
-	if !found || withoutWay(now) != withoutWay(was) {
+	if !found || lasting(now) != lasting(was) {
 		t.Errorf("forward entry was %+v, is %+v", was, now)
 	}
+}
+
+// running makes a flow that has been answered, of TCP one that is established.
+func (n *packetNode) running(t *testing.T, p *plan, proto uint8) *conn {
+	t.Helper()
+	if proto == protoTCP {
+		return n.open(t, p, 40000)
+	}
+	c := n.newConn(ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+	c.seen = n.datagram(t, inEth0, c.client, c.front).v.src
+	n.datagram(t, inTun0, c.server, c.seen)
+	return c
+}
+
+// lasting takes out of a flow what is learned from packets.
+func lasting(f tcFlow) tcFlow {
+	f = withoutWay(f)
+	f.Seen, f.Tcp.Isn = 0, 0
+	return f
 }
 
 // withoutWay takes out of a flow what it remembers of its way.
@@ -243,22 +289,31 @@ func withoutWay(f tcFlow) tcFlow {
 // halfTaken: the lost half's tuple was given to another flow meanwhile.
 func (n *packetNode) halfTaken(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
-	client, front, far := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080)
+	c := n.running(t, p, proto)
 	other := ap(p.client2, 40000)
-	seen := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "S"}).v.src
-	reply := tupleOf(proto, far, seen)
+	reply := tupleOf(proto, c.server, c.seen)
 	foreign, _ := n.flow(reply)
-	foreign.Daddr = toAddr(other.Addr())
+	foreign.Daddr, foreign.Slot = toAddr(other.Addr()), foreign.Slot+1
 	ok(t, n.m(tcMapFlows).Put(reply, foreign))
 	n.ageFlows(t, 3)
-	r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "."})
-	r.want(t, actRedirect, tcVerdictFLOW_CONFLICT, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
-	if r.v.src == seen {
-		t.Errorf("packet shares the tuple %s with another flow", seen)
+	ask := frame{proto: proto, src: c.client, dst: c.front, flags: ".", seq: c.sent, ack: c.answered}
+	answer := frame{proto: proto, src: c.server, dst: c.seen, flags: ".", seq: c.answered, ack: c.sent}
+	if proto == protoTCP {
+		// A connection cannot go on by another port.
+		defer func(was bool) { n.checksComplete = was }(n.checksComplete)
+		n.checksComplete = false // see TestPacketAnswers
+		n.send(t, inEth0, ask).want(t, actRedirect, tcVerdictFLOW_CONFLICT, tcVerdictREJECTED_NO_FLOW)
+		n.send(t, inTun0, answer).wantPath(t, c.front, other)
+		return
 	}
-	second := r.v.src
-	n.send(t, inTun0, frame{proto: proto, src: far, dst: seen, flags: "."}).wantPath(t, front, other)
-	n.send(t, inTun0, frame{proto: proto, src: far, dst: second, flags: "."}).wantPath(t, front, client)
+	r := n.send(t, inEth0, ask)
+	r.want(t, actRedirect, tcVerdictFLOW_CONFLICT, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	if r.v.src == c.seen {
+		t.Errorf("packet shares the tuple %s with another flow", c.seen)
+	}
+	n.send(t, inTun0, answer).wantPath(t, c.front, other)
+	answer.dst = r.v.src
+	n.send(t, inTun0, answer).wantPath(t, c.front, c.client)
 }
 
 // setSNATPorts leaves just these ports for SNAT, until the test ends.
@@ -284,32 +339,29 @@ func (n *packetNode) setSNATPorts(t *testing.T, ports ...uint16) {
 // without one.
 func (n *packetNode) snatUnique(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
-	n.setSNATPorts(t, 50000, 50001, 50002, 50003, 50004, 50005, 50006, 50007, 50008, 50009, 50010, 50011)
-	front := ap(p.clusterIP, 80)
-	seen := map[netip.AddrPort]netip.AddrPort{}
-	refused := 0
-	for port := uint16(40000); port < 40100; port++ {
-		client := ap(p.client, port)
-		r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "S"})
-		if r.verdicts[tcVerdictDROP_SNAT_PORTS] > 0 {
-			r.want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
-			refused++
-			continue
-		}
-		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
-		if other, taken := seen[r.v.src]; taken {
-			t.Fatalf("%s and %s both go out as %s", other, client, r.v.src)
-		}
-		if r.v.src.Port() < 50000 || r.v.src.Port() > 50011 {
-			t.Errorf("port %d is not of the list", r.v.src.Port())
-		}
-		seen[r.v.src] = client
+	const ports = 12
+	var list []uint16
+	for i := range uint16(ports) {
+		list = append(list, 50000+i)
 	}
-	if len(seen) != 12 || refused != 88 {
-		t.Errorf("12 ports served %d flows, and %d were refused", len(seen), refused)
+	n.setSNATPorts(t, list...)
+	front, far := ap(p.clusterIP, 80), ap(p.far, 8080)
+	seen := map[netip.AddrPort]netip.AddrPort{}
+	for port := uint16(40000); port < 40000+ports; port++ {
+		from := n.goOn(t, p, proto, port)
+		if other, taken := seen[from]; taken {
+			t.Fatalf("%s and %d both go out as %s", other, port, from)
+		}
+		if from.Port() < 50000 || from.Port() >= 50000+ports {
+			t.Errorf("port %d is not of the list", from.Port())
+		}
+		seen[from] = ap(p.client, port)
+	}
+	for port := uint16(40000 + ports); port < 40100; port++ {
+		n.send(t, inEth0, frame{proto: proto, src: ap(p.client, port), dst: front, flags: "S"}).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
 	}
 	for src, client := range seen {
-		n.send(t, inTun0, frame{proto: proto, src: ap(p.far, 8080), dst: src, flags: "."}).wantPath(t, front, client)
+		n.send(t, inTun0, frame{proto: proto, src: far, dst: src, flags: ".", seq: serverISN + 1, ack: clientISN + 1}).wantPath(t, front, client)
 	}
 	// A dead flow's port is free again.
 	n.ageFlows(t, seconds(n.cfg.Timeouts.TCPEstablished)+5)
@@ -317,11 +369,28 @@ func (n *packetNode) snatUnique(t *testing.T, p *plan, proto uint8) {
 		want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
 }
 
-// ending is how a connection closes, and when its port may be given to another.
-// A dialogue's packets are the client's, or begin with < and are the endpoint's.
+// goOn makes a flow that keeps its port: a connection, or datagrams that go on.
+func (n *packetNode) goOn(t *testing.T, p *plan, proto uint8, port uint16) netip.AddrPort {
+	t.Helper()
+	if proto == protoTCP {
+		return n.open(t, p, port).seen
+	}
+	client, front := ap(p.client, port), ap(p.clusterIP, 80)
+	from := n.datagram(t, inEth0, client, front).v.src
+	n.datagram(t, inTun0, ap(p.far, 8080), from)
+	key := tupleOf(protoUDP, client, front)
+	f, _ := n.flow(key)
+	f.Seen--
+	ok(t, n.m(tcMapFlows).Put(key, f))
+	n.datagram(t, inEth0, client, front)
+	return from
+}
+
+// ending is how a connection closes, as conn.talk takes it, and when its port may be
+// given to another. A FIN of the client's has three bytes with it.
 type ending struct {
 	name     string
-	dialogue []frame
+	dialogue []string
 	syn      uint32 // sequence number of the new connection's SYN
 	at       when
 }
@@ -334,120 +403,137 @@ const (
 	never
 )
 
-// The client's sequence numbers; its FIN has three bytes with it.
-const (
-	finSeq = 0xfffffffe
-	seqEnd = 2 // finSeq + 3 + 1
-)
+// seqEnd is the number behind the client's FIN.
+const seqEnd = clientISN + 1 + 3 + 1 - 1<<32
 
-var (
-	clientFIN = frame{flags: "F.", seq: finSeq, payload: []byte("end")}
-	endings   = []ending{
-		{"open", []frame{{flags: "."}, {flags: "<."}}, 9, never},
-		{"half closed by the client", []frame{clientFIN, {flags: "<."}}, 9, never},
-		{"half closed by the endpoint", []frame{{flags: "<F."}, {flags: "."}}, 9, never},
-		{"reset by the client", []frame{{flags: "R"}}, 9, noWait},
-		{"reset by the endpoint", []frame{{flags: "<R."}}, 9, noWait},
-		{"reset, and nobody minds", []frame{{flags: "R"}, {flags: "<."}}, 9, nextSecond},
-		{"reset after TIME-WAIT", []frame{{flags: "<F."}, clientFIN, {flags: "<."}, {flags: "R"}}, 1<<32 + seqEnd - 9, noWait},
-		{"client first, last ACK under way", []frame{clientFIN, {flags: "<F."}}, 9, nextSecond},
-		{"client first, an ACK of the endpoint's", []frame{clientFIN, {flags: "<F."}, {flags: "<."}}, 9, nextSecond},
-		{"client first", []frame{clientFIN, {flags: "<F."}, {flags: "."}}, 1<<32 + seqEnd - 9, noWait},
-		{"client first, last ACK lost", []frame{clientFIN, {flags: "<F."}, {flags: "."}, {flags: "<F."}}, 9, nextSecond},
-		{"endpoint first, last ACK under way", []frame{{flags: "<F."}, clientFIN}, 9, nextSecond},
-		{"endpoint first, a SYN beyond", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd + 1, noWait},
-		{"endpoint first, a SYN far beyond", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd + 1<<31 - 1, noWait},
-		{"endpoint first, a SYN at the end", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, seqEnd, nextSecond},
-		{"endpoint first, a SYN before", []frame{{flags: "<F."}, clientFIN, {flags: "<."}}, finSeq, nextSecond},
+var endings = []ending{
+	{"open", []string{".", "<."}, 9, never},
+	{"half closed by the client", []string{"F.", "<."}, 9, never},
+	{"half closed by the endpoint", []string{"<F.", "."}, 9, never},
+	{"reset by the client", []string{"R"}, 9, nextSecond},
+	{"reset by the endpoint", []string{"<R."}, 9, nextSecond},
+	{"reset, and it goes on", []string{"R", "<."}, 9, never},
+	{"reset after TIME-WAIT", []string{"<F.", "F.", "<.", "R"}, 1<<32 + seqEnd - 9, nextSecond},
+	{"client first, last ACK under way", []string{"F.", "<F."}, 9, never},
+	{"client first, an ACK of the endpoint's", []string{"F.", "<F.", "<."}, 9, never},
+	{"client first", []string{"F.", "<F.", "."}, 1<<32 + seqEnd - 9, noWait},
+	{"client first, last ACK lost", []string{"F.", "<F.", ".", "<F again."}, 9, never},
+	{"client first, last ACK repeated", []string{"F.", "<F.", ".", "<F again.", "."}, 9, noWait},
+	{"endpoint first, last ACK under way", []string{"<F.", "F."}, 9, never},
+	{"endpoint first, a SYN beyond", []string{"<F.", "F.", "<."}, seqEnd + 1, noWait},
+	{"endpoint first, a SYN far beyond", []string{"<F.", "F.", "<."}, seqEnd + 1<<31 - 1, noWait},
+	{"endpoint first, a SYN at the end", []string{"<F.", "F.", "<."}, seqEnd, nextSecond},
+	{"endpoint first, a SYN before", []string{"<F.", "F.", "<."}, clientISN + 1, nextSecond},
+}
+
+// end closes a connection in this way.
+func (c *conn) end(t *testing.T, e ending) {
+	t.Helper()
+	for _, flags := range e.dialogue {
+		switch flags {
+		case "F.":
+			c.say(t, flags, []byte("end")...)
+		case "<F again.":
+			c.answered--
+			c.say(t, "<F.")
+		default:
+			c.say(t, flags)
+		}
 	}
-)
+}
 
 // snatYields: where ports are short, a closed flow gives its own back before its
 // time-out, as soon as the endpoint can do with a new connection; an open one
 // never does.
-func (n *packetNode) snatYields(t *testing.T, p *plan, c ending) {
+func (n *packetNode) snatYields(t *testing.T, p *plan, e ending) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	n.setSNATPorts(t, 50000, 50001)
 	front := ap(p.clusterIP, 80)
 	syn := func(port uint16) result {
-		return n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: front, flags: "S", seq: c.syn})
+		return n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: front, flags: "S", seq: e.syn})
 	}
-	closed := n.connect(t, p, 40000)
-	open := n.connect(t, p, 40001)
-	n.talk(t, p, 40000, closed, c.dialogue)
+	closed, open := n.open(t, p, 40000), n.open(t, p, 40001)
+	closed.end(t, e)
 	given := func(port uint16, when string) {
 		t.Helper()
 		r := syn(port)
-		if r.verdicts[tcVerdictFLOW_CREATED] != 1 || r.v.src != closed {
-			t.Fatalf("%s: the new flow goes out as %s, verdicts %v; want %s: %s is in use", when, r.v.src, r.verdicts, closed, open)
+		if r.verdicts[tcVerdictFLOW_CREATED] != 1 || r.v.src != closed.seen {
+			t.Fatalf("%s: the new flow goes out as %s, verdicts %v; want %s: %s is in use", when, r.v.src, r.verdicts, closed.seen, open.seen)
 		}
 	}
-	if c.at == noWait {
+	if e.at == noWait {
 		given(40002, "at once")
 	} else {
 		syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
 		n.ageFlows(t, 2)
-		if c.at == nextSecond {
+		if e.at == nextSecond {
 			given(40003, "later")
 		}
 	}
-	syn(40004).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	if e.at == never {
+		syn(40004).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	} else {
+		given(40004, "in place of one that is still being opened")
+	}
+	open.lives(t)
 }
 
-// questionYields: where ports are short, a question by UDP that was answered, and
-// that nothing has followed, gives its own back; one without an answer, and what
-// goes on for longer, does not.
+// questionYields: where ports are short, what is not known to go on gives its own
+// back, the oldest first: a question that waits for its answer, or has it. What goes on
+// does not.
 func (n *packetNode) questionYields(t *testing.T, p *plan) {
-	const rest = 2 // ANSWER_REST
 	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
 	n.setSNATPorts(t, 50000, 50001, 50002)
 	front, server := ap(p.clusterIP, 80), ap(p.far, 8080)
 	ask := func(port uint16) result { return n.datagram(t, inEth0, ap(p.client, port), front) }
 	answer := func(to netip.AddrPort) result { return n.datagram(t, inTun0, server, to) }
-	silent, question, stream := ask(40000).v.src, ask(40001).v.src, ask(40002).v.src
+	stream := n.goOn(t, p, protoUDP, 40002)
+	silent, question := ask(40000).v.src, ask(40001).v.src
 	answer(question)
-	answer(stream)
-	n.ageFlows(t, 1)
-	if got := ask(40002).v.src; got != stream {
-		t.Fatalf("what goes on goes out as %s, then as %s", stream, got)
+	first := ask(40003)
+	first.want(t, actRedirect, tcVerdictFLOW_REPLACED, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	if got := first.v.src; got == stream {
+		t.Fatalf("a new question goes out as %s, which is in use", got)
 	}
-	ask(40003).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
-	n.ageFlows(t, rest-1)
-	if got := ask(40004).v.src; got != question {
-		t.Fatalf("a new question goes out as %s, want %s; %s waits, %s goes on", got, question, silent, stream)
-	}
-	for range 2 { // who had it before does not speak by it
-		ask(40001).want(t, actDrop, tcVerdictFLOW_CONFLICT, tcVerdictDROP_SNAT_PORTS)
-	}
-	answer(question).wantPath(t, front, ap(p.client, 40004))
+	answer(first.v.src).wantPath(t, front, ap(p.client, 40003))
 	answer(stream).wantPath(t, front, ap(p.client, 40002))
-	answer(silent).wantPath(t, front, ap(p.client, 40000))
-	// Who comes back gets another port, and not the other's answers.
-	n.ageFlows(t, rest)
-	if got := ask(40001).v.src; got == stream {
-		t.Errorf("the next question goes out as %s, which is in use", got)
+	// Who had the port comes back, with another one or in place of another.
+	for _, port := range []uint16{40000, 40001, 40000, 40001} {
+		r := ask(port)
+		if r.v.src == stream {
+			t.Fatalf("goes out as %s, which is in use", stream)
+		}
+		answer(r.v.src).wantPath(t, front, ap(p.client, port))
+	}
+	if silent == question {
+		t.Errorf("two questions went out as %s", silent)
+	}
+	// What has gone on is the last to go, and only when it rests.
+	n.setSNATPorts(t, stream.Port())
+	ask(40010).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	n.ageFlows(t, streamRest+2)
+	if got := ask(40011).v.src; got != stream {
+		t.Errorf("goes out as %s, want %s, which rests", got, stream)
 	}
 }
 
-// connect opens a connection of a client's port, and gives the source that the
-// endpoint sees.
-func (n *packetNode) connect(t *testing.T, p *plan, port uint16) netip.AddrPort {
-	t.Helper()
-	src := n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: ap(p.clusterIP, 80), flags: "S"}).v.src
-	n.send(t, inTun0, frame{proto: protoTCP, src: ap(p.far, 8080), dst: src, flags: "S."})
-	return src
-}
+// streamRest is STREAM_REST of bpf/lib/unconfirmed.h.
+const streamRest = 10
 
-// talk sends the packets of a connection.
-func (n *packetNode) talk(t *testing.T, p *plan, port uint16, seen netip.AddrPort, dialogue []frame) {
-	t.Helper()
-	for _, f := range dialogue {
-		hook := inEth0
-		f.proto, f.src, f.dst = protoTCP, ap(p.client, port), ap(p.clusterIP, 80)
-		if f.flags[0] == '<' {
-			f.flags, hook, f.src, f.dst = f.flags[1:], inTun0, ap(p.far, 8080), seen
+// oldestYields: of two connections that are being opened the older one gives its port.
+func (n *packetNode) oldestYields(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	n.setSNATPorts(t, 50000, 50001)
+	conns := map[uint16]*conn{}
+	for port := uint16(40000); port < 40010; port++ {
+		c := n.newConn(ap(p.client, port), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+		c.syn(t)
+		if conns[port] = c; port < 40002 {
+			continue
 		}
-		n.send(t, hook, f)
+		if old := conns[port-2]; old.seen != c.seen {
+			t.Fatalf("connection %d goes out as %s, want %s, of the oldest that is being opened", port, c.seen, old.seen)
+		}
 	}
 }
 
@@ -456,17 +542,21 @@ func (n *packetNode) talk(t *testing.T, p *plan, port uint16, seen netip.AddrPor
 func (n *packetNode) strayOfYielded(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	n.setSNATPorts(t, 50000)
-	front := ap(p.clusterIP, 80)
-	seen := n.connect(t, p, 40000)
-	n.talk(t, p, 40000, seen, []frame{{flags: "R"}})
-	if got := n.connect(t, p, 40001); got != seen {
-		t.Fatalf("the new connection goes out as %s, want %s", got, seen)
+	old := n.open(t, p, 40000)
+	old.talk(t, "F.", "<F.", ".")
+	c := n.open(t, p, 40001)
+	if c.seen != old.seen {
+		t.Fatalf("the new connection goes out as %s, want %s", c.seen, old.seen)
 	}
+	defer func(was bool) { n.checksComplete = was }(n.checksComplete)
+	n.checksComplete = false // see TestPacketAnswers
 	for range 2 {
-		stray := n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, 40000), dst: front, flags: "P.", payload: []byte("old")})
-		stray.want(t, actDrop, tcVerdictFLOW_CONFLICT, tcVerdictDROP_SNAT_PORTS)
+		r := old.say(t, "P.", []byte("old")...)
+		r.want(t, actRedirect, tcVerdictREJECTED_NO_FLOW)
+		r.wantPath(t, old.front, old.client)
 	}
-	n.send(t, inTun0, frame{proto: protoTCP, src: ap(p.far, 8080), dst: seen, flags: "."}).wantPath(t, front, ap(p.client, 40001))
+	old.say(t, "R").want(t, actDrop, tcVerdictDROP_NO_FLOW)
+	c.lives(t)
 }
 
 // directSYN: a client that spoke to a Service now connects to the endpoint by
@@ -474,11 +564,20 @@ func (n *packetNode) strayOfYielded(t *testing.T, p *plan) {
 func (n *packetNode) directSYN(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
 	client, front, pod := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.pod1, 8080)
-	n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: front, flags: "S"})
-	n.send(t, inPod1, frame{proto: protoTCP, src: pod, dst: client, flags: "R."})
+	c := n.newConn(client, front, pod, inPod1)
+	c.syn(t)
+	c.say(t, "<R.")
 	n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: pod, flags: "S"})
 	r := n.send(t, inPod1, frame{proto: protoTCP, src: pod, dst: client, flags: "S."})
 	r.wantPath(t, pod, client)
+	// But not of a connection that lives.
+	n.forget(t)
+	c = n.openHere(t, p, 40000)
+	n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: pod, flags: "S"})
+	c.lives(t)
+	c.talk(t, "F.")
+	n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: pod, flags: "S"})
+	c.say(t, "<P.", 'a').wantPath(t, front, client)
 }
 
 // directDatagram: the same by UDP, whose flows do not say when they end. The
@@ -514,7 +613,9 @@ func TestPacketFlowTableFull(t *testing.T) {
 			proto = protoTCP
 		}
 		r := n.send(t, inEth0, frame{proto: proto, src: client, dst: ap(p.clusterIP, 80), flags: "S"})
-		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+		if r.code != actRedirect || r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+			t.Fatalf("packet %d: code %d, %s", i, r.code, verdictList(r.verdicts))
+		}
 		// The newest is there still, both ways.
 		if from := r.v.src; proto == protoUDP {
 			n.send(t, inTun0, frame{proto: proto, src: ap(p.far, 8080), dst: from}).wantPath(t, ap(p.clusterIP, 80), client)
@@ -524,7 +625,7 @@ func TestPacketFlowTableFull(t *testing.T) {
 	}
 	count := 0
 	ok(t, each(n.m(tcMapFlows), func(tcTuple, tcFlow) { count++ }))
-	if count > 2*2048 {
+	if count > 2*2048*5/4 {
 		t.Errorf("%d entries in a table of 2048 flows", count)
 	}
 }

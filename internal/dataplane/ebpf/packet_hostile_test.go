@@ -196,6 +196,9 @@ func (n *packetNode) groups(t *testing.T, p *plan, proto uint8) {
 		for _, port := range []uint16{80, 30080, 0} {
 			for _, hook := range []at{inEth0, inPod1, outEth0, outPod1} {
 				f := frame{proto: proto, src: ap(p.client, 40000), dst: ap(addr(dst), port), flags: "S"}
+				if hook == inPod1 {
+					f.src = ap(p.pod1, 40000)
+				}
 				n.untouched(t, dst, hook, f.bytes(n, hook.iface), tcVerdictPASS_OTHER)
 			}
 		}
@@ -212,6 +215,7 @@ func (n *packetNode) framesForOthers(t *testing.T, p *plan, proto uint8) {
 		f.ethDst = mac
 		r := n.send(t, inEth0, f)
 		r.want(t, actNext)
+		f.src = ap(p.pod1, 40000)
 		if r = n.send(t, inPod1, f); i < 2 {
 			r.want(t, actNext)
 		} else {

@@ -233,11 +233,15 @@ func (n *packetNode) makeInterfaces() error {
 			return fmt.Errorf("make %s: %w", link.name, err)
 		}
 	}
-	for _, s := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-		if err := kernel.WriteSysctl(s, "1"); err != nil {
+	for name, value := range map[string]string{
+		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1",
+		"net.ipv4.icmp_ratelimit": "0", "net.ipv6.icmp.ratelimit": "0", // but see TestPacketAnswers
+	} {
+		if err := kernel.WriteSysctl(name, value); err != nil {
 			return err
 		}
 	}
+	_ = kernel.WriteSysctl("net.ipv4.icmp_msgs_per_sec", "0") // since 6.12
 	for _, p := range plans {
 		if err := n.makeRoutes(p); err != nil {
 			return fmt.Errorf("%s: %w", p.family, err)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/intent"
 )
 
@@ -113,9 +114,19 @@ func (n *packetNode) affinity(t *testing.T, p *plan, proto uint8) {
 	port := uint16(40000)
 	send := func() netip.Addr {
 		port++
-		r := n.send(t, inEth0, frame{proto: proto, src: ap(p.client, port), dst: ap(p.clusterIP, 80), flags: first(proto)})
-		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
-		return r.v.dst.Addr()
+		if proto == protoUDP {
+			return n.datagram(t, inEth0, ap(p.client, port), ap(p.clusterIP, 80)).v.dst.Addr()
+		}
+		// Only a client that is known to exist sticks.
+		c := n.newConn(ap(p.client, port), ap(p.clusterIP, 80), netip.AddrPort{}, inTun0)
+		c.server = c.syn(t).v.dst
+		if c.server.Addr() == p.pod1 {
+			c.out = inPod1
+		} else if c.server.Addr() == p.pod2 {
+			c.out = inPod2
+		}
+		c.talk(t, "<S.", ".")
+		return c.server.Addr()
 	}
 	many := func(f func()) map[netip.Addr]bool {
 		used := map[netip.Addr]bool{}
@@ -131,7 +142,8 @@ func (n *packetNode) affinity(t *testing.T, p *plan, proto uint8) {
 	if used := many(func() { n.age(t, 99) }); len(used) != 1 {
 		t.Errorf("one client was given %d endpoints within the time-out", len(used))
 	}
-	if used := many(func() { n.age(t, 101) }); len(used) < 3 {
+	late := uint32(101)
+	if used := many(func() { late++; n.age(t, late) }); len(used) < 3 {
 		t.Errorf("one client was given %d endpoints of 4 after the time-out", len(used))
 	}
 	// An endpoint that is gone is no longer stuck to.
@@ -182,7 +194,10 @@ func (n *packetNode) spread(t *testing.T, p *plan, proto uint8) {
 
 // noSNATAddress: better no packet than one from nowhere.
 func (n *packetNode) noSNATAddress(t *testing.T, p *plan, proto uint8) {
-	n.onThread(t, func() error { n.onUplinks(nil); return nil })
+	n.onThread(t, func() error {
+		n.onUplinks(map[int]attach.Uplink{n.ifindex["eth0"]: {Name: "eth0"}, n.ifindex["tun0"]: {Name: "tun0"}})
+		return nil
+	})
 	t.Cleanup(func() { n.onThread(t, n.describe) })
 	n.setNode(t, func(node *intent.Node) { node.Addrs = nil })
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))

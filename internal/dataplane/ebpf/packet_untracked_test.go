@@ -106,6 +106,12 @@ func (n *packetNode) stays(t *testing.T, what string, hook at, proto uint8, src,
 	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), tcVerdictPASS_OTHER)
 }
 
+// forged is stays for a source that the device does not have.
+func (n *packetNode) forged(t *testing.T, what string, hook at, proto uint8, src, dst netip.AddrPort) {
+	t.Helper()
+	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), tcVerdictPASS_SOURCE)
+}
+
 // untrackedPeers: what a policy allows passes both ways, all else is netfilter's.
 func (n *packetNode) untrackedPeers(t *testing.T, p *plan, proto uint8) {
 	w := newPolicyWorld(t, n, p)
@@ -143,12 +149,12 @@ func (n *packetNode) untrackedSpoofed(t *testing.T, p *plan, proto uint8) {
 	w.set(t, cachePolicy("a")) // anybody
 	cache := ap(p.pod1, cachePort)
 	n.passes(t, "anybody", inEth0, proto, ap(p.router, 4000), cache, wayPod, 0)
-	n.stays(t, "a pod's address from the network", inTun0, proto, ap(p.pod2, 4000), cache)
-	n.stays(t, "the node's from the network", inEth0, proto, ap(p.eth0, 4000), cache)
-	n.stays(t, "another pod's address", inPod2, proto, ap(p.pod1, 4000), cache)
-	n.stays(t, "an address from elsewhere", inPod2, proto, ap(p.far, 4000), cache)
-	n.stays(t, "another pod's answer", inPod2, proto, cache, ap(p.far, 4000))
-	n.stays(t, "an answer from the network", inTun0, proto, cache, ap(p.pod2, 4000))
+	n.forged(t, "a pod's address from the network", inTun0, proto, ap(p.pod2, 4000), cache)
+	n.forged(t, "the node's from the network", inEth0, proto, ap(p.eth0, 4000), cache)
+	n.forged(t, "another pod's address", inPod2, proto, ap(p.pod1, 4000), cache)
+	n.forged(t, "an address from elsewhere", inPod2, proto, ap(p.far, 4000), cache)
+	n.forged(t, "another pod's answer", inPod2, proto, cache, ap(p.far, 4000))
+	n.forged(t, "an answer from the network", inTun0, proto, cache, ap(p.pod2, 4000))
 }
 
 // untrackedPoliced: who else judges packets of a pod goes on doing so.
