@@ -85,7 +85,7 @@ __noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p, int
 	if (!p || !has_ct_lookup)
 		return 0;
 	/* A SYN begins a connection: nobody knows it yet. */
-	if ((p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN)
+	if (packet_syn(p))
 		return 0;
 	dir = conntrack_find(skb, &p->tuple, &status);
 	return dir >= 0 && (any || dir == IP_CT_DIR_REPLY || status & IPS_DST_NAT);

@@ -174,7 +174,12 @@ static __always_inline int helper_store(const struct tuple *answer, struct flow_
 	if (bpf_map_update_elem(&flows, answer, &pair->flow, BPF_ANY))
 		return -1;
 	flow_keep(answer);
-	return 0;
+	holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
+	if (holder && holder->slot == pair->flow.slot)
+		return 0;
+	/* Another CPU has replaced the flow when it had but one entry. */
+	bpf_map_delete_elem(&flows, answer);
+	return -1;
 }
 
 #endif

@@ -279,11 +279,16 @@ __noinline int parse(struct __sk_buff *skb, struct packet *p)
 	return PARSE_OTHER;
 }
 
+/* The first packet of a TCP connection; with an RST or a FIN Linux listens to no SYN. */
+static __always_inline int packet_syn(const struct packet *p)
+{
+	return (p->flags & (PACKET_SYN | PACKET_ACK | PACKET_RST | PACKET_FIN)) == PACKET_SYN;
+}
+
 /* May this be the first packet of a connection? */
 static __always_inline int packet_begins(const struct packet *p)
 {
-	return p->tuple.proto == IPPROTO_UDP ||
-	       (p->flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN;
+	return p->tuple.proto == IPPROTO_UDP || packet_syn(p);
 }
 
 /*

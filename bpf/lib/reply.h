@@ -251,6 +251,12 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	flow_keep(&pair->reply_key);
 	if (!bpf_map_update_elem(&flows, key, f, BPF_NOEXIST)) {
 		flow_keep(key);
+		/* Another CPU may have replaced the flow when it had but one entry. */
+		other = bpf_map_lookup_elem(&flows, &pair->reply_key);
+		if (!other || other->slot != f->slot) {
+			bpf_map_delete_elem(&flows, key);
+			return DROP_SNAT_PORTS;
+		}
 		count(FLOW_CREATED);
 		if (f->flags & FLOW_STACK)
 			been_set(BEEN_STACK_FLOW);

@@ -357,14 +357,13 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 {
 	const struct tuple *t = &m->packet.tuple;
 	enum verdict verdict = PASS_OTHER;
-	__u32 flags = m->packet.flags;
 	int ret;
 
 	if (to_endpoint || is_endpoint(&t->saddr, t->sport, t->proto, t->family)) {
 		/* What an endpoint answers, netfilter may have to translate back. */
 		if (s->flags & SETTING_ASK_CONNTRACK && conntrack_owns(skb, &m->packet, 1))
 			return pass(PASS_CONNTRACK);
-		if (t->proto == IPPROTO_UDP || (flags & (PACKET_SYN | PACKET_ACK)) == PACKET_SYN) {
+		if (packet_begins(&m->packet)) {
 			tuple_mirror(&m->pair.reply_key, t);
 			if (s->flags & SETTING_ASK_CONNTRACK &&
 			    conntrack_claims(skb, &m->pair.reply_key))

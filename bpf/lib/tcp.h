@@ -253,7 +253,7 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *t
  */
 static __always_inline int tcp_probe(struct flow *f, struct flow *twin, const struct packet *p)
 {
-	if ((p->flags & PACKET_ACK) || f->flags & FLOW_REPLY ||
+	if (!packet_syn(p) || f->flags & FLOW_REPLY ||
 	    bpf_map_lookup_elem(&backends, &f->backend))
 		return TCP_IGNORED;
 	if (f->flags & FLOW_PROBED)
@@ -348,7 +348,7 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 /* May a client's SYN make a new connection of one that is over? */
 static __always_inline int flow_reopens(const struct flow *f, const struct packet *p)
 {
-	if (f->state != FLOW_CLOSED || (p->flags & (PACKET_SYN | PACKET_ACK)) != PACKET_SYN)
+	if (f->state != FLOW_CLOSED || !packet_syn(p))
 		return 0;
 	/* RFC 6191: one in TIME-WAIT, by numbers beyond those that it has used. */
 	return f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST || seq_before(f->tcp.end, p->seq);

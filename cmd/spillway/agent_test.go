@@ -57,7 +57,7 @@ func TestExitCodes(t *testing.T) {
 		{"a node name in upper case", []string{"agent", "--hostname-override", "Node1"}, 2, `--hostname-override "Node1": no Node can have this name`},
 		{"flows beyond the kernel's limit", []string{"agent", "--conntrack-max-per-core", "2000000000"}, 2, "--conntrack-max-per-core 2000000000 on "},
 		{"too many flows at least", []string{"agent", "--conntrack-min", "2000000000"}, 2,
-			"--conntrack-min 2000000000: a table of 2000000000 flows, which takes 685.5 GiB of kernel memory; the kernel allows 67108864 flows: give less"},
+			"--conntrack-min 2000000000: a table of 2000000000 flows, which takes 1061.7 GiB of kernel memory; the kernel allows 53687088 flows: give less"},
 		{"a bad autopilot", []string{"agent", "--conntrack-autopilot", "yes"}, 2, `--conntrack-autopilot "yes": not a choice: use off, advise, on`},
 		{"more memory than there is", []string{"agent", "--conntrack-autopilot-memory", "120%"}, 2, `--conntrack-autopilot-memory "120%": must be more than nothing and no more than the machine's`},
 		{"memory that is no number", []string{"agent", "--conntrack-autopilot-memory", "much"}, 2, `--conntrack-autopilot-memory "much": not a quantity`},
@@ -471,11 +471,11 @@ func TestANetworkNamespaceHasOneAgent(t *testing.T) {
 }
 
 func TestAFlowTableMustFitIntoMemory(t *testing.T) {
-	c := conntrackConfig{MaxPerCore: 1, Min: 1 << 20} // 368 MiB
-	if err := c.validateFlows(1<<26, 368<<20); err != nil {
+	c := conntrackConfig{MaxPerCore: 1, Min: 1 << 20} // 570 MiB
+	if err := c.validateFlows(1<<26, 570<<20); err != nil {
 		t.Errorf("a table that just fits: %v", err)
 	}
-	want := "--conntrack-min 1048576: a table of 1048576 flows, which takes 0.4 GiB of kernel memory; this machine has 0.2 GiB: give less"
+	want := "--conntrack-min 1048576: a table of 1048576 flows, which takes 0.6 GiB of kernel memory; this machine has 0.2 GiB: give less"
 	if err := c.validateFlows(1<<26, 256<<20); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}

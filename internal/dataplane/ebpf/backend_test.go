@@ -56,7 +56,7 @@ func TestBackendLife(t *testing.T) {
 
 	cfg.FlowTableSize *= 2
 	third := runBackend(t, cfg, state, nil)
-	wantChanged(t, third.maps, second.maps, tcMapFlows)
+	wantChanged(t, third.maps, second.maps, tcMapFlows, tcMapUnconfirmed)
 	wantSame(t, "larger flow table: links", third.links, first.links)
 	wantSame(t, "larger flow table: endpoints", third.endpoints, first.endpoints)
 	wantUses(t, cfg, third.maps)

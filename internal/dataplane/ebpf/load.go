@@ -236,6 +236,8 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 			cfg.Log.Info("Pinned map is made again in another size, and its entries are carried over",
 				"map", name, "from", m.MaxEntries(), "to", want.MaxEntries)
 			aside = append(aside, name)
+		} else if errors.Is(err, ebpf.ErrMapIncompatible) && name == tcMapUnconfirmed {
+			drop[name] = true // flows of before end by their time-outs
 		} else if errors.Is(err, ebpf.ErrMapIncompatible) {
 			cfg.Log.Warn("Pinned map is made again", "map", name, "reason", err)
 			drop[name] = true

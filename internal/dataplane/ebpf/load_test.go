@@ -41,8 +41,8 @@ func TestSharedMapsAgree(t *testing.T) {
 			t.Errorf("no map %s", name)
 		}
 	}
-	if got := tc.Maps[tcMapFlows].MaxEntries; got != 2000 {
-		t.Errorf("%d entries for 1000 flows", got)
+	if got := tc.Maps[tcMapFlows].MaxEntries; got != 2500 {
+		t.Errorf("%d entries for 1000 confirmed flows and 250 others", got)
 	}
 }
 
@@ -129,13 +129,13 @@ func TestTheKernelRefusesMoreThanTheLargestFlowTable(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes eBPF maps")
 	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: 4, ValueSize: 4, MaxEntries: 2*MaxFlowTableSize + 1})
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: 4, ValueSize: 4, MaxEntries: 1<<27 + 1})
 	if !errors.Is(err, unix.E2BIG) {
 		m.Close()
 		t.Errorf("error %v, want E2BIG", err)
 	}
 	cfg := Config{BPFFS: "/b", CgroupRoot: "/c", Log: quietLog(), FlowTableSize: MaxFlowTableSize + 1}
-	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "the kernel allows 67108864") {
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "the kernel allows 53687088") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -304,6 +304,15 @@ func (n *packetNode) makeRoutes(p *plan) error {
 	return errors.Join(errs...)
 }
 
+// routeTo leads to one address by a device.
+func (n *packetNode) routeTo(a netip.Addr, dev string) error {
+	_, dst, err := net.ParseCIDR(netip.PrefixFrom(a, a.BitLen()).String())
+	if err != nil {
+		return err
+	}
+	return netlink.RouteReplace(&netlink.Route{Dst: dst, LinkIndex: n.ifindex[dev]})
+}
+
 func podMAC(name string) net.HardwareAddr {
 	return net.HardwareAddr{2, 0, 0, 0, 5, name[len(name)-1]}
 }

@@ -1,0 +1,652 @@
+package ebpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/internal/intent"
+)
+
+// Packets that claim to be of an honest client's connection, or of any. Whoever sends
+// them may know all addresses and ports, but not the sequence numbers.
+func TestPacketForged(t *testing.T) {
+	n := newPacketNode(t)
+	n.checksComplete = false // see TestPacketAnswers
+	for _, c := range []struct {
+		name string
+		test func(t *testing.T, c *conn)
+	}{
+		{"RST", forgedRST},
+		{"RSTThenRest", forgedRSTThenRest},
+		{"RSTInWindow", forgedRSTInWindow},
+		{"RSTIsUndone", exactRSTIsUndone},
+		{"FIN", forgedFIN},
+		{"FINInWindow", forgedFINInWindow},
+		{"SYN", forgedSYN},
+		{"SYNACK", forgedSYNACK},
+		{"Data", forgedData},
+		{"ACKMovesNothing", forgedACK},
+		{"KeepsNothingAlive", forgedKeepsNothingAlive},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			eachFamily(t, n, func(t *testing.T, p *plan) {
+				for _, where := range []string{"Here", "Elsewhere"} {
+					t.Run(where, func(t *testing.T) {
+						n.forget(t)
+						c.test(t, n.established(t, p, where))
+					})
+				}
+			})
+		})
+	}
+	t.Run("NoFlow", func(t *testing.T) { eachFamily(t, n, n.strayPackets) })
+	t.Run("HalfOpen", func(t *testing.T) { eachFamily(t, n, n.halfOpen) })
+	t.Run("SYNFirst", func(t *testing.T) { eachFamily(t, n, n.synFirst) })
+	t.Run("OtherISN", func(t *testing.T) { eachFamily(t, n, n.otherISN) })
+	t.Run("EndpointGone", func(t *testing.T) { eachFamily(t, n, n.synToGoneEndpoint) })
+	t.Run("OwnAddress", func(t *testing.T) { eachTransport(t, n, n.ownAddress) })
+	t.Run("OtherDevice", func(t *testing.T) { eachTransport(t, n, n.otherDevice) })
+	t.Run("OuterDestination", func(t *testing.T) { eachFamily(t, n, n.outerDestination) })
+	t.Run("ICMPRate", func(t *testing.T) { eachFamily(t, n, n.icmpRate) })
+	t.Run("GSOTooBig", func(t *testing.T) { eachFamily(t, n, n.gsoTooBig) })
+	t.Run("SourceShare", func(t *testing.T) { eachFamily(t, n, n.sourceShare) })
+	t.Run("PortShare", func(t *testing.T) { eachFamily(t, n, n.portShare) })
+	t.Run("WrongNode", func(t *testing.T) { eachTransport(t, n, n.wrongNode) })
+	t.Run("UnknownPod", func(t *testing.T) { eachTransport(t, n, n.unknownPod) })
+	t.Run("IPsec", func(t *testing.T) { eachTransport(t, n, n.ipsec) })
+	t.Run("AffinityChurn", func(t *testing.T) { eachFamily(t, n, n.affinityChurn) })
+}
+
+// established makes an honest connection to an endpoint on this node or on another.
+func (n *packetNode) established(t *testing.T, p *plan, where string) *conn {
+	t.Helper()
+	if where == "Here" {
+		n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
+		return n.openHere(t, p, 40000)
+	}
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	return n.open(t, p, 40000)
+}
+
+// guesses are sequence numbers that a blind attacker may try; off by more than any
+// window that the connection has had.
+func guesses(right uint32) []uint32 {
+	return []uint32{right + 1<<16, right - 1<<16, right + 1<<20, right - 1<<20, right + 1<<31, right + 3<<30}
+}
+
+func forgedRST(t *testing.T, c *conn) {
+	for _, seq := range guesses(c.sent) {
+		c.forge(t, "R", seq, 0)
+		c.forge(t, "R.", seq, c.answered)
+	}
+	for _, seq := range guesses(c.answered) {
+		c.forge(t, "<R", seq, 0)
+		c.forge(t, "<R.", seq, c.sent)
+	}
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
+}
+
+func forgedRSTThenRest(t *testing.T, c *conn) {
+	c.forge(t, "R", c.sent+1<<20, 0)
+	c.n.ageFlows(t, 13)
+	c.lives(t)
+	c.forge(t, "<R", c.answered+1<<20, 0)
+	c.n.ageFlows(t, seconds(c.n.cfg.Timeouts.TCPEstablished)-10)
+	c.lives(t)
+}
+
+// forgedRSTInWindow: in the window is not enough (RFC 5961, 3.2).
+func forgedRSTInWindow(t *testing.T, c *conn) {
+	for _, off := range []uint32{1, 10, 500, 0xffffffff, 0xffffff00} {
+		c.forge(t, "R", c.sent+off, 0)
+		c.forge(t, "<R", c.answered+off, 0)
+	}
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
+}
+
+// exactRSTIsUndone: an RST that fits may still be forged; what goes on lives on.
+func exactRSTIsUndone(t *testing.T, c *conn) {
+	for range 2 {
+		c.say(t, "R")
+		c.wantState(t, tcFlowStateFLOW_CLOSED)
+		c.say(t, "<.") // the endpoint challenges it
+		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+		c.say(t, "<R.")
+		c.say(t, "P.", 'd')
+		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	}
+	c.n.ageFlows(t, 100)
+	c.lives(t)
+}
+
+func forgedFIN(t *testing.T, c *conn) {
+	for i, seq := range guesses(c.sent) {
+		c.forge(t, "F.", seq, c.answered)
+		c.forge(t, "<F.", guesses(c.answered)[i], c.sent)
+	}
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.forge(t, "S", 77, 0)
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
+}
+
+// forgedFINInWindow: both FINs may fit, but neither end acknowledges one that it has
+// not got, and neither is silent after one that it has not sent.
+func forgedFINInWindow(t *testing.T, c *conn) {
+	c.forge(t, "F.", c.sent+100, c.answered)
+	c.forge(t, "<F.", c.answered+100, c.sent)
+	c.wantState(t, tcFlowStateFLOW_LAST_ACK)
+	c.forge(t, "S", c.sent+5000, 0).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	c.say(t, "P.", make([]byte, 200)...).wantPath(t, c.seen, c.server)
+	c.say(t, "<P.", make([]byte, 200)...).wantPath(t, c.front, c.client)
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
+}
+
+// forgedSYN: it goes to the endpoint, which challenges it; the connection stays.
+func forgedSYN(t *testing.T, c *conn) {
+	for _, seq := range append(guesses(c.sent), c.sent, c.sent+1) {
+		c.forge(t, "S", seq, 0).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	}
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
+}
+
+func forgedSYNACK(t *testing.T, c *conn) {
+	for _, seq := range guesses(c.answered) {
+		c.forge(t, "<S.", seq, c.sent)
+		c.forge(t, "<S.", seq, clientISN+1)
+	}
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
+	c.talk(t, "F.", "<F.", ".")
+	c.wantState(t, tcFlowStateFLOW_CLOSED)
+}
+
+// forgedData does not move the window: the honest FINs still count.
+func forgedData(t *testing.T, c *conn) {
+	for i, seq := range guesses(c.sent) {
+		c.forge(t, "P.", seq, guesses(c.answered)[i], 'x')
+		c.forge(t, "<P.", guesses(c.answered)[i], seq, 'x')
+	}
+	c.lives(t)
+	c.talk(t, "F.", "<F.", ".")
+	c.wantState(t, tcFlowStateFLOW_CLOSED)
+}
+
+// forgedACK with the right sequence number and a wrong acknowledgment, then an RST
+// there in the other direction.
+func forgedACK(t *testing.T, c *conn) {
+	c.forge(t, ".", c.sent, c.answered+1<<20)
+	c.forge(t, "<R", c.answered+1<<20, 0)
+	c.forge(t, "<.", c.answered, c.sent+1<<20)
+	c.forge(t, "R", c.sent+1<<20, 0)
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
+}
+
+// forgedKeepsNothingAlive: of what has ended no packet makes the memory last.
+func forgedKeepsNothingAlive(t *testing.T, c *conn) {
+	c.talk(t, "F.", "<F.", ".")
+	for range 4 {
+		c.n.ageFlows(t, seconds(c.n.cfg.Timeouts.TCPClosed)/2)
+		c.forge(t, ".", c.sent+1<<20, c.answered)
+		c.forge(t, "<.", c.answered+1<<20, c.sent)
+	}
+	c.say(t, ".").want(t, actRedirect, tcVerdictREJECTED_NO_FLOW)
+}
+
+// strayPackets: what is not a SYN makes no flow, and takes no port.
+func (n *packetNode) strayPackets(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	for i, flags := range []string{"R", "R.", ".", "P.", "F.", "S.", "", "SR", "FS."} {
+		f := frame{proto: protoTCP, src: ap(p.client, uint16(1000+i)), dst: ap(p.clusterIP, 80), flags: flags, seq: 5, ack: 6}
+		r := n.send(t, inEth0, f)
+		if slices.Contains([]string{"R", "R.", "SR"}, flags) {
+			r.want(t, actDrop, tcVerdictDROP_NO_FLOW)
+		} else {
+			r.want(t, actRedirect, tcVerdictREJECTED_NO_FLOW)
+			r.wantPath(t, f.dst, f.src)
+		}
+	}
+	ok(t, each(n.m(tcMapFlows), func(k tcTuple, f tcFlow) { t.Errorf("an entry is left: %+v %+v", k, f) }))
+}
+
+// halfOpen: whatever a forger sends as client, it cannot acknowledge a SYN-ACK that it
+// has not seen.
+func (n *packetNode) halfOpen(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	c := n.newConn(ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+	c.syn(t)
+	c.say(t, "<S.")
+	for _, ack := range guesses(c.answered) {
+		c.forge(t, ".", c.sent, ack)
+		c.forge(t, "P.", c.sent, ack, 'x')
+		c.forge(t, "F.", c.sent, ack)
+	}
+	c.wantState(t, tcFlowStateFLOW_SYN_RECV)
+	// It lasts a minute, whatever comes.
+	for range 3 {
+		n.ageFlows(t, 25)
+		c.forge(t, ".", c.sent, 12345)
+	}
+	c.say(t, ".").want(t, actRedirect, tcVerdictREJECTED_NO_FLOW)
+}
+
+// synFirst: a forger has sent a SYN from the client's port before the client does. The
+// endpoint takes one of the two, and the client gets its connection either way.
+func (n *packetNode) synFirst(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	for _, order := range []string{"forger first", "client first"} {
+		n.forget(t)
+		c := n.newConn(ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+		forge := func() { c.forge(t, "S", 0x12345678, 0) }
+		if order == "forger first" {
+			forge()
+		}
+		c.syn(t)
+		forge2 := order == "client first"
+		if forge2 {
+			forge()
+		}
+		c.talk(t, "<S.", ".")
+		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+		c.lives(t)
+	}
+}
+
+// otherISN: the endpoint took the forger's SYN. It challenges the client's, whose RST
+// clears that, and the client's next SYN is served.
+func (n *packetNode) otherISN(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	const forged = 0x12345678
+	c := n.newConn(ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+	c.seen = c.forge(t, "S", forged, 0).v.src
+	c.forge(t, "<S.", serverISN, forged+1)
+	c.forge(t, "S", clientISN, 0)
+	c.forge(t, "<.", serverISN+1, forged+1)
+	c.forge(t, "R", forged+1, 0)
+	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	c.handshake(t)
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
+}
+
+// synToGoneEndpoint: a client that uses the port of a connection again, whose endpoint
+// is gone, gets another endpoint when it insists. An endpoint that drains answers.
+func (n *packetNode) synToGoneEndpoint(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	again := func(c *conn) result { return c.forge(t, "S", c.sent+1000, 0) }
+	age := func(c *conn) {
+		for _, k := range c.keys() {
+			f, _ := n.flow(k)
+			f.Probed -= 2
+			ok(t, n.m(tcMapFlows).Put(k, f))
+		}
+	}
+	for _, alive := range []bool{false, true} {
+		n.forget(t)
+		n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+		c := n.open(t, p, 40000)
+		n.serve(t, service(p, protoTCP, endpoint(p.far2, 8080, elsewhere)))
+		was, _ := n.flow(c.keys()[0])
+		again(c).wantPath(t, c.seen, c.server)
+		if alive {
+			c.say(t, "<.") // challenge
+		}
+		again(c).wantPath(t, c.seen, c.server) // at once
+		if now, _ := n.flow(c.keys()[0]); now.Seen != was.Seen {
+			t.Errorf("the SYN keeps the flow alive: seen %d, then %d", was.Seen, now.Seen)
+		}
+		if alive {
+			c.say(t, "<.")
+			age(c)
+			again(c).wantPath(t, c.seen, c.server)
+			c.lives(t)
+			continue
+		}
+		age(c)
+		if r := again(c); r.v.dst != ap(p.far2, 8080) {
+			t.Errorf("the SYN goes to %s, want the endpoint that there is", r.v.dst)
+		}
+	}
+}
+
+// ownAddress: no packet from outside has an address of the node as its source.
+func (n *packetNode) ownAddress(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
+	f := frame{proto: proto, src: ap(p.eth0, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
+	n.untouched(t, "to a Service", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_SOURCE)
+	f.dst = ap(p.pod1, 8080)
+	n.untouched(t, "to an endpoint", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_SOURCE)
+}
+
+// otherDevice: an address is that of the device behind which it is, for first packets
+// and for those of a connection.
+func (n *packetNode) otherDevice(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here), endpoint(p.far, 8080, elsewhere)))
+	for _, tt := range []struct {
+		what string
+		hook at
+		src  netip.Addr
+	}{
+		{"another pod's", inPod2, p.pod1}, {"a client's, by a pod", inPod1, p.client}, {"a far pod's, by a pod", inPod1, p.far},
+		{"the node's, by a pod", inPod1, p.eth0}, {"a pod's, from the network", inEth0, p.pod1},
+	} {
+		for _, dst := range []netip.AddrPort{ap(p.clusterIP, 80), ap(p.far, 8080), ap(p.pod1, 8080)} {
+			f := frame{proto: proto, src: ap(tt.src, 40000), dst: dst, flags: "S"}
+			n.untouched(t, tt.what+" to "+dst.String(), tt.hook, f.bytes(n, tt.hook.iface), tcVerdictPASS_SOURCE)
+		}
+	}
+	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
+	client, front, pod := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.pod1, 8080)
+	n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "S", seq: 10}).wantPath(t, client, pod)
+	answer := frame{proto: proto, src: pod, dst: client, flags: "S.", seq: 20, ack: 11}
+	for _, hook := range []at{inPod2, inEth0, inTun0} {
+		n.untouched(t, "an answer by "+hook.iface, hook, answer.bytes(n, hook.iface), tcVerdictPASS_SOURCE)
+	}
+	ask := frame{proto: proto, src: client, dst: front, flags: ".", seq: 11, ack: 21}
+	n.untouched(t, "the client's, by a pod", inPod2, ask.bytes(n, "pod2"), tcVerdictPASS_SOURCE)
+	n.send(t, inPod1, answer).wantPath(t, front, client)
+	n.send(t, inTun0, ask).wantPath(t, client, pod) // another device of the network
+}
+
+// outerDestination: an error is about a packet of who gets it.
+func (n *packetNode) outerDestination(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
+	sent := n.datagram(t, inEth0, ap(p.client, 40000), ap(p.clusterIP, 80))
+	good := errorKinds[0].about(p, p.router, sent.out[14:], 0)
+	bad := good
+	bad.dst = ap(p.eth0, 0)
+	if bad.dst == good.dst {
+		bad.dst = ap(p.tun0, 0)
+	}
+	n.untouched(t, "an error to another address", inTun0, bad.bytes(n, "tun0"), tcVerdictPASS_OTHER)
+	n.send(t, inTun0, good).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+}
+
+// setICMPRate sets the least time between two ICMP errors to one address, and to all.
+func (n *packetNode) setICMPRate(t *testing.T, one, all time.Duration) {
+	t.Helper()
+	var s tcSettings
+	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	was := s
+	s.IcmpIntervalV4, s.IcmpIntervalV6, s.IcmpIntervalAll = uint64(one), uint64(one), uint64(all)
+	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
+	t.Cleanup(func() {
+		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), was))
+		empty[tcAddrKey, tcIcmpRate](t, n.m(tcMapIcmpRates))
+	})
+}
+
+// icmpRate: of many questions few are refused with an ICMP error, as in the kernel.
+func (n *packetNode) icmpRate(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoUDP))
+	count := func(from func(i int) netip.Addr) (answers int) {
+		for i := range 300 {
+			r := n.send(t, inEth0, frame{proto: protoUDP, src: ap(from(i), 40000), dst: ap(p.clusterIP, 80)})
+			if r.verdicts[tcVerdictREJECTED_ICMP] > 0 {
+				answers++
+			} else {
+				r.want(t, actDrop, tcVerdictDROP_ICMP_RATE)
+			}
+		}
+		return answers
+	}
+	n.setICMPRate(t, time.Hour, 0)
+	if got := count(func(int) netip.Addr { return p.client }); got != 6 {
+		t.Errorf("%d answers to one address, want 6", got)
+	}
+	n.setICMPRate(t, 0, time.Hour)
+	if got := count(func(i int) netip.Addr { return other(p.client, i) }); got != 50 {
+		t.Errorf("%d answers to all, want 50", got)
+	}
+}
+
+// other gives one of 65,536 addresses of a family.
+func other(a netip.Addr, i int) netip.Addr {
+	b := a.AsSlice()
+	binary.BigEndian.PutUint16(b[len(b)-3:], uint16(i))
+	o, _ := netip.AddrFromSlice(b)
+	return o
+}
+
+// gsoTooBig: the segments of a large packet are what must fit.
+func (n *packetNode) gsoTooBig(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	c := n.open(t, p, 40000)
+	headers := uint32(40)
+	if p.eth0.Is6() {
+		headers = 60
+	}
+	for _, tt := range []struct {
+		gso    uint32
+		tooBig bool
+	}{{mtuTun0 - headers, false}, {mtuTun0 - headers + 1, true}, {1460, true}} {
+		for range 2 { // by the routing table, and by the flow's memory
+			hook, f := c.frame("P.", make([]byte, 2900))
+			f.df = true
+			before := n.counters(t)
+			_, _, err := n.run(hook, f.bytes(n, hook.iface), tt.gso, 0)
+			ok(t, err)
+			if got := n.counters(t)[tcVerdictANSWERED_TOO_BIG] > before[tcVerdictANSWERED_TOO_BIG]; got != tt.tooBig {
+				t.Errorf("segments of %d bytes: answered too big: %v", tt.gso+headers, got)
+			}
+		}
+	}
+}
+
+// sourceShare: a client that has its share of the table gets no more; others do.
+func (n *packetNode) sourceShare(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
+	key := tupleOf(protoTCP, ap(p.client, 1), ap(p.clusterIP, 80))
+	index := sourceHash(n.objects.seed, &key) % sources
+	ok(t, n.m(tcMapSources).Put(index, uint32(0)))
+	n.openHere(t, p, 40000)
+	var count uint32
+	ok(t, n.m(tcMapSources).Lookup(index, &count))
+	if count != 1 {
+		t.Errorf("one connection counts %d", count)
+	}
+	ok(t, n.m(tcMapSources).Put(index, n.cfg.sourceMax()))
+	syn := frame{proto: protoTCP, src: ap(p.client, 40001), dst: ap(p.clusterIP, 80), flags: "S"}
+	n.send(t, inEth0, syn).want(t, actDrop, tcVerdictDROP_SOURCE_SHARE)
+	syn.src = ap(p.router, 40001)
+	n.send(t, inEth0, syn).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	// The sweep counts anew.
+	n.seed = n.objects.seed
+	ok(t, n.sweep(t.Context()))
+	ok(t, n.m(tcMapSources).Lookup(index, &count))
+	if count != 1 {
+		t.Errorf("after the sweep one connection counts %d", count)
+	}
+	syn.src = ap(p.client, 40002)
+	n.send(t, inEth0, syn).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+}
+
+// portShare: one client cannot use all ports towards an endpoint.
+func (n *packetNode) portShare(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	var list []uint16
+	for i := range uint16(portsShared) {
+		list = append(list, 40000+i)
+	}
+	n.setSNATPorts(t, list...)
+	used := 0
+	for i := range uint16(2 * portsShared) {
+		c := n.newConn(ap(p.client, 1024+i), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+		if r := c.syn(t); r.code == actRedirect {
+			c.talk(t, "<S.", ".")
+			used++
+		}
+	}
+	if used < portsShared*6/10 || used > portsShared*9/10 {
+		t.Errorf("one client has %d of %d ports, want three quarters", used, portsShared)
+	}
+	for i := range uint16(20) {
+		c := n.newConn(ap(p.router, 1024+i), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+		if r := c.syn(t); r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+			t.Errorf("another client: code %d, %s", r.code, verdictList(r.verdicts))
+		}
+		c.talk(t, "<S.", ".")
+	}
+}
+
+// portsShared is PORTS_SHARED of bpf/lib/reply.h.
+const portsShared = 1024
+
+// wrongNode: an EndpointSlice may name any node, or none; what counts is the address.
+func (n *packetNode) wrongNode(t *testing.T, p *plan, proto uint8) {
+	n.setNode(t, func(node *intent.Node) { node.PolicedPods = []netip.Addr{p.pod1} })
+	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, elsewhere)))
+	r := n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S"})
+	r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+	r.wantPath(t, ap(p.client, 40000), ap(p.pod1, 8080))
+}
+
+// unknownPod: behind a pod's device is a pod that no entry is known of yet. A policy may
+// select it.
+func (n *packetNode) unknownPod(t *testing.T, p *plan, proto uint8) {
+	fresh := addr("10.244.0.99")
+	if p.eth0.Is6() {
+		fresh = addr("fd00:10:244::99")
+	}
+	n.onThread(t, func() error { return n.routeTo(fresh, "pod2") })
+	n.setNode(t, func(node *intent.Node) {
+		node.ClusterCIDRs = append(node.ClusterCIDRs, netip.PrefixFrom(fresh, fresh.BitLen()))
+	})
+	n.serve(t, service(p, proto, endpoint(fresh, 8080, elsewhere)))
+	for hook, src := range map[at]netip.Addr{inEth0: p.client, inPod1: p.pod1} {
+		n.forget(t)
+		r := n.send(t, hook, frame{proto: proto, src: ap(src, 40000), dst: ap(p.clusterIP, 80), flags: "S"})
+		r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+	}
+	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(fresh, 8080), flags: "S"}
+	n.untouched(t, "to the endpoint itself", inPod1, f.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	f = frame{proto: proto, src: ap(fresh, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
+	n.untouched(t, "from the pod", inPod2, f.bytes(n, "pod2"), tcVerdictPASS_SOURCE)
+}
+
+// ipsec: what an IPsec policy selects goes through the stack, or not at all.
+func (n *packetNode) ipsec(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
+	direct := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.far, 8080), flags: "S"}
+	outside := frame{proto: proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
+	inside := frame{proto: proto, src: ap(p.pod1, 40001), dst: ap(p.clusterIP, 80), flags: "S"}
+	n.send(t, inPod1, direct).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+	n.selectIPsec(t, p.all, p.farNet)
+	n.untouched(t, "direct", inPod1, direct.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	back := frame{proto: proto, src: direct.dst, dst: direct.src, flags: "S."}
+	n.untouched(t, "direct, back", inTun0, back.bytes(n, "tun0"), tcVerdictPASS_OTHER)
+	n.send(t, inPod1, inside).want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+	n.send(t, inEth0, outside).want(t, actDrop, tcVerdictDROP_XFRM)
+}
+
+// selectIPsec has an IPsec policy for these prefixes until the test ends.
+func (n *packetNode) selectIPsec(t *testing.T, src, dst string) {
+	t.Helper()
+	keys := []tcRangeKey{rangeKey(0xfffffffe, netip.MustParsePrefix(src)), rangeKey(0xfffffffd, netip.MustParsePrefix(dst))}
+	var s tcSettings
+	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	was := s
+	s.Flags |= uint32(tcSettingsFlagsSETTING_XFRM)
+	for _, k := range keys {
+		ok(t, n.m(tcMapSourceRanges).Put(k, uint8(1)))
+	}
+	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
+	t.Cleanup(func() {
+		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), was))
+		for _, k := range keys {
+			ok(t, n.m(tcMapSourceRanges).Delete(k))
+		}
+	})
+}
+
+// affinityChurn: SYNs of clients that are not known to exist push nobody out.
+func (n *packetNode) affinityChurn(t *testing.T, p *plan) {
+	sp := service(p, protoTCP, endpoint(p.pod1, 8080, here))
+	sp.Affinity = time.Hour
+	n.serve(t, sp)
+	n.openHere(t, p, 40000)
+	for i := range 100 {
+		n.send(t, inEth0, frame{proto: protoTCP, src: ap(other(p.client, 1000+i), 40000), dst: ap(p.clusterIP, 80), flags: "S"})
+	}
+	count := 0
+	ok(t, each(n.m(tcMapAffinities), func(tcAffinityKey, tcAffinity) { count++ }))
+	if count != 1 {
+		t.Errorf("%d clients are remembered, want the one that exists", count)
+	}
+}
+
+// TestPacketFlood: half-open connections of any number leave idle ones alone, and the
+// ports of the node to clients that exist.
+func TestPacketFlood(t *testing.T) {
+	const size, idle, flood = 4096, 500, 16_000
+	for _, where := range []string{"Here", "Elsewhere"} {
+		t.Run(where, func(t *testing.T) {
+			n := newPacketNode(t, func(c *Config) { c.FlowTableSize = size })
+			n.enter(t)
+			for _, p := range plans {
+				n.forget(t)
+				n.flood(t, p, where, idle, flood)
+			}
+		})
+	}
+}
+
+func (n *packetNode) flood(t *testing.T, p *plan, where string, idle, flood int) {
+	var conns []*conn
+	for i := range idle {
+		if i == 0 {
+			conns = append(conns, n.established(t, p, where))
+		} else {
+			conns = append(conns, n.another(t, p, where, uint16(1024+i)))
+		}
+	}
+	for i := range flood {
+		c := n.newConn(ap(other(p.client, i), uint16(1024+i)), ap(p.clusterIP, 80), conns[0].server, conns[0].out)
+		if r := c.syn(t); r.code != actRedirect {
+			t.Fatalf("SYN %d: code %d, %s", i, r.code, verdictList(r.verdicts))
+		}
+		c.say(t, "<S.")
+		if i%100 == 0 { // while it goes on an honest client connects
+			n.another(t, p, where, uint16(20000+i/100)).lives(t)
+		}
+	}
+	for _, c := range conns {
+		c.lives(t)
+	}
+}
+
+// another makes one more connection like that of established.
+func (n *packetNode) another(t *testing.T, p *plan, where string, port uint16) *conn {
+	t.Helper()
+	if where == "Here" {
+		return n.openHere(t, p, port)
+	}
+	return n.open(t, p, port)
+}
+
+// TestPacketSeed: which endpoint a client gets is not the same on every node.
+func TestPacketSeed(t *testing.T) {
+	var spreads []string
+	for range 2 {
+		n := newPacketNode(t)
+		p := plans["IPv4"]
+		n.serve(t, service(p, protoUDP, endpoint(p.pod1, 8080, here), endpoint(p.pod2, 8080, here)))
+		var spread string
+		for i := range uint16(64) {
+			spread += fmt.Sprint(n.datagram(t, inEth0, ap(p.client, 1024+i), ap(p.clusterIP, 80)).v.dst.Addr(), " ")
+		}
+		spreads = append(spreads, spread)
+	}
+	if spreads[0] == spreads[1] {
+		t.Errorf("two nodes spread clients alike: %s", spreads[0])
+	}
+}
