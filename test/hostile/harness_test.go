@@ -1,6 +1,7 @@
 package hostile
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -79,7 +81,7 @@ var nodeSysctls = map[string]string{
 func start(t *testing.T) *env {
 	t.Helper()
 	spec := topology.DefaultSpec("hostile")
-	spec.Clients, spec.Conntrack = 2, true
+	spec.Clients, spec.PodsPerNode, spec.Conntrack = 2, 6, true
 	c := cluster.Start(t, cluster.Config{
 		Spec: spec, Routes: flows.ServiceRanges(), NoAgents: true,
 		Flags: map[string][]string{"": {"--conntrack-max-per-core=1", fmt.Sprintf("--conntrack-min=%d", flowEntries)}},
@@ -132,6 +134,7 @@ func services() []flows.Object {
 		service("here", endpointUp, "a0"), service("elsewhere", endpointUp, "b0"),
 		service("late-here", latePort, "a0"), service("late-elsewhere", latePort, "b0"),
 		service("none", endpointUp), service("two", endpointUp, "a0", "a2"),
+		service("beside", endpointUp, "a2"),
 	}
 }
 
@@ -168,8 +171,9 @@ func (v variant) combo(proto string) flows.Combo {
 // scenario is one attack.
 type scenario struct {
 	name string
-	// modes are the dataplanes that promise to withstand it; nil is all.
-	modes []string
+	// unless tells of what dataplane and variant the scenario says nothing; nil is
+	// none.
+	unless func(mode string, v variant) bool
 	// places restricts the scenario to these; nil is both.
 	places []string
 	// together has the scenario run at once with others of its kind, in one flow
@@ -180,7 +184,7 @@ type scenario struct {
 
 // scenarios are all attacks, by file.
 func scenarios() []scenario {
-	return slices.Concat(sequenceScenarios, takeoverScenarios, floodScenarios)
+	return slices.Concat(sequenceScenarios, takeoverScenarios, floodScenarios, linkScenarios, icmpScenarios, policyScenarios)
 }
 
 func TestHostile(t *testing.T) {
@@ -198,18 +202,17 @@ func TestHostile(t *testing.T) {
 			e.play(t, s)
 		}
 	}
+	e.playCases(t, "Objects", policyCases())
+	e.spread(t)
 }
 
 // play runs a scenario for its variants, each from an empty flow table unless
 // they run at once.
 func (e *env) play(t *testing.T, s scenario) {
-	if s.modes != nil && !slices.Contains(s.modes, e.Mode) {
-		return // not a skip: the dataplane promises nothing
-	}
 	t.Run(s.name, func(t *testing.T) {
 		for _, v := range variants {
-			if s.places != nil && !slices.Contains(s.places, v.place) {
-				continue
+			if s.places != nil && !slices.Contains(s.places, v.place) || s.unless != nil && s.unless(e.Mode, v) {
+				continue // not a skip: there is nothing to ask
 			}
 			t.Run(v.String(), func(t *testing.T) {
 				if s.together {
@@ -286,7 +289,9 @@ func (e *env) command(t *testing.T, host string, argv ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := h.Command(t.Context(), argv...).CombinedOutput(); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // cleanups need it too
+	defer cancel()
+	if out, err := h.Command(ctx, argv...).CombinedOutput(); err != nil {
 		t.Fatalf("run %s on %s: %v: %s", argv[0], host, err, out)
 	}
 }

@@ -68,7 +68,10 @@ func (e *env) mustConnect(t *testing.T, v variant, dst netip.AddrPort) *connecti
 
 // ask sends a line and fails unless exactly its echo comes back in time.
 func (c *connection) ask() error {
-	text := fmt.Sprintf("%016x%s", rand.Uint64(), strings.Repeat("x", rand.IntN(200)))
+	return c.askText(fmt.Sprintf("%016x%s", rand.Uint64(), strings.Repeat("x", rand.IntN(200))))
+}
+
+func (c *connection) askText(text string) error {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return fmt.Errorf("%s: %w", c.name, err)
 	}
