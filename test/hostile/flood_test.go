@@ -13,7 +13,7 @@ import (
 var floodScenarios = []scenario{
 	{name: "SYNs from many forged sources", run: flooded(1, func(i int) (string, uint32) { return "S", uint32(i) })},
 	{name: "Stray RSTs from many forged sources", run: flooded(2, func(i int) (string, uint32) { return "R", uint32(i) })},
-	{name: "Stray ACKs from many forged sources", run: flooded(2, func(i int) (string, uint32) { return "A", uint32(i) })},
+	{name: "Stray ACKs from many forged sources", long: true, run: flooded(2, func(i int) (string, uint32) { return "A", uint32(i) })},
 	{name: "Idle connections in a flood of half-open ones", run: idleInFlood, places: []string{"here"}},
 	{name: "One source with many whole connections", run: oneSource},
 	{name: "Closed connections give their ports back", run: closing},
@@ -25,7 +25,7 @@ func flooded(factor int, kind func(i int) (flags string, seq uint32)) func(*test
 	return func(t *testing.T, e *env, v variant) {
 		dst := e.nodePort(t, v.place, "tcp", v)
 		e.beside(t, v)
-		e.sender(t, outsider).flood(t, factor*halfOpen, func(i int) packet {
+		e.sender(t, outsider).flood(t, factor*halfOpen*longer(), func(i int) packet {
 			flags, seq := kind(i)
 			return packet{src: stranger(v, i), dst: dst, proto: "tcp", flags: flags, seq: seq, ack: 1}
 		})
@@ -52,7 +52,7 @@ func idleInFlood(t *testing.T, e *env, v variant) {
 	}
 	for _, place := range places {
 		dst := e.nodePort(t, place.place, "tcp", place)
-		attacker.flood(t, 2*flowEntries, func(i int) packet {
+		attacker.flood(t, 2*flowEntries*longer(), func(i int) packet {
 			return packet{src: stranger(v, i), dst: dst, proto: "tcp", flags: "S", seq: uint32(i)}
 		})
 	}
@@ -138,7 +138,7 @@ func (e *env) hoard(t *testing.T, dst netip.AddrPort, count int) int {
 func closing(t *testing.T, e *env, v variant) {
 	dst := e.nodePort(t, v.place, "tcp", v)
 	for _, reset := range []bool{false, true} {
-		if err := e.visitMany(v, dst, 2*snatPorts, reset); err != nil {
+		if err := e.visitMany(v, dst, 2*snatPorts*longer(), reset); err != nil {
 			t.Errorf("connections that end with an RST (%v): %v", reset, err)
 		}
 	}

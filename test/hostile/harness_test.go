@@ -25,7 +25,15 @@ import (
 	"spillway.dev/spillway/test/flows/suite"
 )
 
-var all = flag.Bool("all", false, "run the long form of each scenario")
+var all = flag.Bool("all", false, "floods and waits four times as long, and scenarios that are left out otherwise")
+
+// longer is by how much -all makes floods and waits longer.
+func longer() int {
+	if *all {
+		return 4
+	}
+	return 1
+}
 
 // together is how many scenarios run at once unless -parallel says otherwise: most
 // of them wait.
@@ -179,7 +187,9 @@ type scenario struct {
 	// together has the scenario run at once with others of its kind, in one flow
 	// table.
 	together bool
-	run      func(t *testing.T, e *env, v variant)
+	// long scenarios run with -all only.
+	long bool
+	run  func(t *testing.T, e *env, v variant)
 }
 
 // scenarios are all attacks, by file.
@@ -203,12 +213,16 @@ func TestHostile(t *testing.T) {
 		}
 	}
 	e.playCases(t, "Objects", policyCases())
+	e.fuzz(t)
 	e.spread(t)
 }
 
 // play runs a scenario for its variants, each from an empty flow table unless
 // they run at once.
 func (e *env) play(t *testing.T, s scenario) {
+	if s.long && !*all {
+		return
+	}
 	t.Run(s.name, func(t *testing.T) {
 		for _, v := range variants {
 			if s.places != nil && !slices.Contains(s.places, v.place) || s.unless != nil && s.unless(e.Mode, v) {

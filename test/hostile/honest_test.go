@@ -20,6 +20,9 @@ import (
 // patience is how long a new honest client, or an answer, may take.
 const patience = 5 * time.Second
 
+// honestMark begins each line that an honest client sends.
+const honestMark = "honest-"
+
 // connection is an honest client's TCP connection. Every answer is compared with
 // the only bytes that its server may send.
 type connection struct {
@@ -68,7 +71,7 @@ func (e *env) mustConnect(t *testing.T, v variant, dst netip.AddrPort) *connecti
 
 // ask sends a line and fails unless exactly its echo comes back in time.
 func (c *connection) ask() error {
-	return c.askText(fmt.Sprintf("%016x%s", rand.Uint64(), strings.Repeat("x", rand.IntN(200))))
+	return c.askText(fmt.Sprintf(honestMark+"%016x%s", rand.Uint64(), strings.Repeat("x", rand.IntN(200))))
 }
 
 func (c *connection) askText(text string) error {
@@ -96,6 +99,9 @@ func (c *connection) askText(text string) error {
 
 // local is the client's end.
 func (c *connection) local() netip.AddrPort { return netip.MustParseAddrPort(c.LocalAddr().String()) }
+
+// remote is the Service's address.
+func (c *connection) remote() netip.AddrPort { return netip.MustParseAddrPort(c.RemoteAddr().String()) }
 
 // seenAs is the client's end as the server sees it.
 func (c *connection) seenAs() netip.AddrPort {
@@ -125,13 +131,25 @@ func (e *env) beside(t *testing.T, v variant) *crowd {
 	c.repeat(50*time.Millisecond, first.ask)
 	c.repeat(500*time.Millisecond, func() error { return e.visit(v, dst) })
 	t.Cleanup(func() {
-		close(c.stop)
-		c.wg.Wait()
-		if c.err != nil {
-			t.Error(c.err)
+		c.end()
+		if err := c.failed(); err != nil {
+			t.Error(err)
 		}
 	})
 	return c
+}
+
+// end ends the crowd and waits until it has.
+func (c *crowd) end() {
+	close(c.stop)
+	c.wg.Wait()
+}
+
+// failed returns which invariants did not hold.
+func (c *crowd) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
 }
 
 // visit is a new honest client: it connects, asks twice and closes.

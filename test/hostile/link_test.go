@@ -201,7 +201,7 @@ func removeAddresses() error {
 func (e *env) visitFor(t *testing.T, v variant, d time.Duration) {
 	t.Helper()
 	dst := e.nodePort(t, v.place, "tcp", v)
-	for end := time.Now().Add(d); time.Now().Before(end); {
+	for end := time.Now().Add(d * time.Duration(longer())); time.Now().Before(end); {
 		if err := e.visit(v, dst); err != nil {
 			t.Fatal(err)
 		}

@@ -83,8 +83,7 @@ func (e *env) device(host, name string) (mac net.HardwareAddr, ifindex int, err 
 	return mac, ifindex, err
 }
 
-// send sends packets, at most paced frames in a millisecond: a burst would
-// overflow the queue of the receiving CPU, which is not what a test is about.
+// send sends packets.
 func (s *sender) send(t testing.TB, packets ...packet) {
 	t.Helper()
 	for _, p := range packets {
@@ -109,7 +108,8 @@ func (s *sender) sendFrame(frame []byte) error {
 	}
 }
 
-// paced is how many frames of a flood are sent in a millisecond.
+// paced is how many frames of a flood are sent in a millisecond: a burst would
+// overflow the queue of the receiving CPU, which is not what a test is about.
 const paced = 32
 
 // flood sends count packets of a series.
@@ -249,7 +249,7 @@ func (c *capture) read(keep func(packet) bool) {
 		}
 		n, nc, _, from, err := unix.Recvmsg(c.fd, frame, control, 0)
 		link, ok := from.(*unix.SockaddrLinklayer)
-		if err != nil || !ok || link.Pkttype == unix.PACKET_OUTGOING {
+		if err != nil || !ok || link.Pkttype == unix.PACKET_OUTGOING || link.Pkttype == unix.PACKET_OTHERHOST {
 			continue
 		}
 		p := decode(frame[:n])

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -132,22 +133,30 @@ func startingPod(t *testing.T, e *env, v variant) {
 	e.loadPolicy(t, flows.StartingPods{starting})
 	e.enforce(t, fmt.Sprintf("%s saddr %s meta l4proto { tcp, udp } th dport %d drop", family(v), e.addr(starting, v), endpointUp))
 	service := map[string]string{"here": "beside", "elsewhere": "elsewhere"}[v.place]
+	var wg sync.WaitGroup
 	for _, from := range []string{starting, starting + "/vm"} {
-		p, err := e.Probe(from)
-		if err != nil {
-			t.Fatal(err)
-		}
 		for _, proto := range []string{"tcp", "udp"} {
-			resp, err := p.Do(t.Context(), probe.Request{
-				Op: probe.Try, Proto: proto, Dst: e.target(t, flows.ClusterIP.Of(service), proto, v).String(), TimeoutMS: 600,
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if a := resp.Answers[0]; a.Err != probe.Timeout {
-				t.Errorf("%s from %s: answer %+v, want silence", proto, from, a)
-			}
+			dst := e.target(t, flows.ClusterIP.Of(service), proto, v)
+			wg.Go(func() { e.wantSilence(t, from, proto, dst) })
 		}
+	}
+	wg.Wait()
+}
+
+// wantSilence asks from a host and fails unless no answer comes.
+func (e *env) wantSilence(t *testing.T, from, proto string, dst netip.AddrPort) {
+	p, err := e.Probe(from)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	resp, err := p.Do(t.Context(), probe.Request{Op: probe.Try, Proto: proto, Dst: dst.String(), TimeoutMS: 600})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if a := resp.Answers[0]; a.Err != probe.Timeout {
+		t.Errorf("%s from %s: answer %+v, want silence", proto, from, a)
 	}
 }
 
