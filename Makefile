@@ -12,8 +12,8 @@ COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # as the code: a cached result says nothing.
 TESTFLAGS ?= -p 2 -count=1 -timeout 20m
 
-# The flow suite and that of files run with eBPF like any test, and once more with
-# each of these, but for the test that has all dataplanes in one cluster.
+# The flow suite, that of files and the hostile one run with eBPF like any test, and
+# once more with each of these, but for the test that has all dataplanes in one cluster.
 OTHER_DATAPLANES := -proxy-mode,nftables \
 	-proxy-mode,iptables,-iptables-variant,legacy -proxy-mode,iptables,-iptables-variant,nft
 
@@ -45,7 +45,7 @@ test: root lint ## run everything that must pass (as root; installs what is miss
 	hack/peers
 	hack/generated
 	{ go test -json $(TESTFLAGS) ./... && go -C test/deploy test -json -count=1 ./... && for flags in $(OTHER_DATAPLANES); do \
-		go test -json $(TESTFLAGS) -skip TestFlowsFromAPI ./test/flows ./test/files $${flags//,/ } || exit; done; } | \
+		go test -json $(TESTFLAGS) -skip TestFlowsFromAPI ./test/flows ./test/files ./test/hostile $${flags//,/ } || exit; done; } | \
 		go run ./test/skips -allow test/skips/allow.txt
 	@echo "make test: all passed"
 

@@ -27,7 +27,7 @@ func newBenchCommand() *cobra.Command {
 			return usageErrorf("no benchmark given: say which one, such as 'spillway bench path'")
 		},
 	}
-	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchAPICommand(), newBenchNotrackCommand())
+	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchAPICommand(), newBenchNotrackCommand(), newBenchFloodCommand())
 	return cmd
 }
 

@@ -77,6 +77,7 @@ type Endpoint struct {
 	Zones       []string // hints.forZones
 	Nodes       []string // hints.forNodes, short names
 	NoNode      bool     // leave nodeName and targetRef out, as in a manual slice
+	ClaimNode   string   // nodeName is that of this node, not of the host's own
 }
 
 // On lists ready endpoints.
@@ -162,6 +163,24 @@ func (p Pods) manifests(s *Scope) []runtime.Object {
 	var objects []runtime.Object
 	for _, pod := range p {
 		objects = append(objects, s.pod(pod))
+	}
+	return objects
+}
+
+// StartingPods are Pods that have no podIPs yet, in a namespace whose NetworkPolicy
+// selects every Pod.
+type StartingPods []string
+
+func (p StartingPods) manifests(s *Scope) []runtime.Object {
+	objects := []runtime.Object{&networkingv1.NetworkPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: "select-all"},
+		Spec:       networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}},
+	}}
+	for _, host := range p {
+		pod := s.pod(host)
+		pod.Status = corev1.PodStatus{Phase: corev1.PodPending}
+		objects = append(objects, pod)
 	}
 	return objects
 }

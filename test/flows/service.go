@@ -187,7 +187,11 @@ func (e Endpoint) endpoint(sc *Scope, v6 bool) discoveryv1.Endpoint {
 		Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
 	}
 	if !e.NoNode {
-		node, zone := sc.plan.NodeName(e.On), sc.plan.Zone(e.On)
+		at := e.On
+		if e.ClaimNode != "" {
+			at = e.ClaimNode
+		}
+		node, zone := sc.plan.NodeName(at), sc.plan.Zone(at)
 		o.NodeName, o.Zone = &node, &zone
 		o.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: sc.Namespace, Name: e.On}
 	}

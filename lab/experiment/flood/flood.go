@@ -1,0 +1,202 @@
+// Package flood measures how new honest connections fare while a host on the LAN
+// sends SYNs from forged sources to the same NodePort: with Spillway's dataplanes
+// and with kube-proxy, endpoint on the receiving node and on the other one.
+package flood
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/lab/workload"
+)
+
+// kubeProxy begins the name of a mode in which kube-proxy serves node0.
+const kubeProxy = "kube-proxy-"
+
+// Modes are what can be measured.
+var Modes = []string{"ebpf", "nftables", "iptables", kubeProxy + "nftables", kubeProxy + "iptables"}
+
+// Config says what to measure.
+type Config struct {
+	Name     string // of the lab clusters that are made
+	Modes    []string
+	Rate     int           // SYNs a second; 0 is as many as the machine sends
+	Duration time.Duration // of each flood, and of the time without one before it
+	Clients  int           // honest clients that connect at once
+	Progress *experiment.Progress
+}
+
+// Validate says what is wrong with a Config.
+func (c Config) Validate() error {
+	for i, m := range c.Modes {
+		if !slices.Contains(Modes, m) || slices.Contains(c.Modes[:i], m) {
+			return fmt.Errorf("--modes %q: not one, or twice: use some of %s", m, strings.Join(Modes, ", "))
+		}
+	}
+	switch {
+	case len(c.Modes) == 0:
+		return fmt.Errorf("--modes: use some of %s", strings.Join(Modes, ", "))
+	case c.Rate < 0:
+		return fmt.Errorf("--rate %d: must not be negative", c.Rate)
+	case c.Duration < time.Second:
+		return errors.New("--duration: at least 1s")
+	case c.Clients < 1:
+		return fmt.Errorf("--clients %d: at least 1", c.Clients)
+	}
+	return nil
+}
+
+// The Services: one with its endpoint on node0, one with it on node1.
+const (
+	herePort      = 30080
+	elsewherePort = 30081
+	podPort       = 80
+)
+
+// Run measures one mode after another, each on a cluster of its own. When ctx ends
+// or something fails, the report holds what was complete, beside the error.
+func Run(ctx context.Context, cfg Config) (*Report, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := rig.CanRun(); err != nil {
+		return nil, err
+	}
+	machine, err := experiment.ReadMachine()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Progress == nil {
+		cfg.Progress = &experiment.Progress{}
+	}
+	report := &Report{Machine: machine, Seconds: cfg.Duration.Seconds(), Clients: cfg.Clients, Rate: cfg.Rate}
+	for _, mode := range cfg.Modes {
+		b := &bench{cfg: cfg, mode: mode, report: report}
+		if err := b.run(ctx); err != nil {
+			return report, err
+		}
+	}
+	return report, nil
+}
+
+// bench measures one mode.
+type bench struct {
+	cfg    Config
+	mode   string
+	rig    *rig.Rig
+	report *Report
+}
+
+func (b *bench) run(ctx context.Context) (err error) {
+	b.cfg.Progress.Step("%s: building a cluster of two nodes", b.mode)
+	spec := topology.DefaultSpec(b.cfg.Name)
+	spec.Clients, spec.Conntrack = 3, true // honest, attacker, API server
+	if b.rig, err = rig.Up(ctx, spec); err != nil {
+		return err
+	}
+	defer func() {
+		if ctx.Err() != nil {
+			err = rig.EndError(ctx)
+		}
+		b.cfg.Progress.Step("%s: removing the cluster", b.mode)
+		err = errors.Join(err, b.rig.Down())
+		b.cfg.Progress.Done()
+	}()
+	if err := b.setUp(ctx); err != nil {
+		return err
+	}
+	for _, place := range []struct {
+		name string
+		port uint16
+	}{{"here", herePort}, {"elsewhere", elsewherePort}} {
+		if err := b.measure(ctx, place.name, netip.AddrPortFrom(b.rig.Cluster.Node(0).IPv4, place.port)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) setUp(ctx context.Context) error {
+	c := b.rig.Cluster
+	b.cfg.Progress.Step("%s: starting servers and the proxy", b.mode)
+	for node := range 2 {
+		if err := b.rig.Serve(ctx, c.Pod(node, 0), workload.HTTP, podPort); err != nil {
+			return err
+		}
+	}
+	if err := b.serve(ctx); err != nil {
+		return err
+	}
+	for _, port := range []uint16{herePort, elsewherePort} {
+		if err := b.rig.WaitAnswer(ctx, c.Client(0), workload.HTTP, netip.AddrPortFrom(c.Node(0).IPv4, port)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// serve starts kube-proxy on the receiving node, or an agent on each.
+func (b *bench) serve(ctx context.Context) error {
+	c := b.rig.Cluster
+	if mode, ok := strings.CutPrefix(b.mode, kubeProxy); ok {
+		if _, err := controlplane.Programs(); err != nil {
+			return err
+		}
+		services, endpointSlices := objects(c)
+		kubeconfig, err := b.rig.Plane(ctx, c.Client(2), services, endpointSlices)
+		if err != nil {
+			return err
+		}
+		return b.rig.KubeProxy(ctx, c.Node(0), kubeconfig, mode, 0)
+	}
+	text, err := manifests(c)
+	if err != nil {
+		return err
+	}
+	if _, err := b.rig.WriteFile("manifests/flood.yaml", text); err != nil {
+		return err
+	}
+	for i := range c.Spec.Nodes {
+		if err := b.rig.Agent(ctx, c.Node(i), b.rig.Path("manifests"), b.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure connects without a flood and with one.
+func (b *bench) measure(ctx context.Context, place string, target netip.AddrPort) error {
+	c := b.rig.Cluster
+	b.cfg.Progress.Step("%s: new connections without a flood, endpoint %s", b.mode, place)
+	quiet := visit(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
+	b.cfg.Progress.Step("%s: new connections in a flood, endpoint %s", b.mode, place)
+	attacker, err := newAttacker(c.Client(1), c.Node(0), target)
+	if err != nil {
+		return err
+	}
+	defer attacker.close()
+	floodCtx, stop := context.WithCancel(ctx)
+	sent := make(chan float64, 1)
+	go func() { sent <- attacker.flood(floodCtx, b.cfg.Rate) }()
+	flooded := visit(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
+	stop()
+	rate := <-sent
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	entries, err := c.Node(0).ConntrackCount()
+	if err != nil {
+		return err
+	}
+	b.report.Rows = append(b.report.Rows, newRow(b.mode, place, rate, quiet, flooded, entries))
+	return nil
+}

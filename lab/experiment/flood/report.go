@@ -1,0 +1,82 @@
+package flood
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"spillway.dev/spillway/lab/experiment"
+)
+
+// Report is what a run measured.
+type Report struct {
+	Machine experiment.Machine `json:"machine"`
+	Seconds float64            `json:"seconds_per_measurement"`
+	Clients int                `json:"honest_clients"`
+	Rate    int                `json:"wanted_syns_per_second,omitempty"`
+	Rows    []Row              `json:"rows"`
+}
+
+// Row is one mode with its endpoint in one place.
+type Row struct {
+	Mode     string  `json:"mode"`
+	Endpoint string  `json:"endpoint"`
+	SYNs     float64 `json:"syns_per_second"`
+	// Quiet is without a flood, Flooded with one.
+	Quiet   Visits `json:"quiet"`
+	Flooded Visits `json:"flooded"`
+	// Conntrack is how many entries the receiving node has after the flood.
+	Conntrack int `json:"conntrack_entries"`
+}
+
+// Visits are new connections of honest clients.
+type Visits struct {
+	Tried int `json:"tried"`
+	// InTime is the percentage that was answered within a second.
+	InTime float64 `json:"in_time_percent"`
+	// Median and P99 are of those, in milliseconds.
+	Median float64 `json:"median_ms"`
+	P99    float64 `json:"p99_ms"`
+}
+
+func newRow(mode, place string, rate float64, quiet, flooded visits, entries int) Row {
+	return Row{Mode: mode, Endpoint: place, SYNs: rate, Quiet: summarize(quiet), Flooded: summarize(flooded), Conntrack: entries}
+}
+
+func summarize(v visits) Visits {
+	out := Visits{Tried: v.tried}
+	if v.tried == 0 || len(v.took) == 0 {
+		return out
+	}
+	slices.Sort(v.took)
+	at := func(q float64) float64 {
+		return float64(v.took[int(q*float64(len(v.took)-1))]) / float64(time.Millisecond)
+	}
+	out.InTime, out.Median, out.P99 = 100*float64(len(v.took))/float64(v.tried), at(0.5), at(0.99)
+	return out
+}
+
+// Write prints the report for people, in 80 columns.
+func (r *Report) Write(w io.Writer) error {
+	fmt.Fprintln(w, r.Machine)
+	fmt.Fprintf(w, "%d honest clients, %gs without a flood and %gs with one\n\n", r.Clients, r.Seconds, r.Seconds)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "MODE\tENDPOINT\tSYN/s\tCONNS\tIN 1 s\tP99 ms\tQUIET\tENTRIES")
+	for _, row := range r.Rows {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s%%\t%s\t%s%%\t%s\n", row.Mode, row.Endpoint,
+			experiment.FormatNumber(row.SYNs), row.Flooded.Tried, experiment.FormatNumber(row.Flooded.InTime),
+			experiment.FormatNumber(row.Flooded.P99), experiment.FormatNumber(row.Quiet.InTime),
+			experiment.FormatNumber(float64(row.Conntrack)))
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	_, err := fmt.Fprint(w, `
+CONNS: new connections that honest clients began in the flood. IN 1 s: part of
+them that had its first answer within a second, 99 % of these in P99; QUIET: the
+same part without a flood. ENTRIES: of the receiving node's conntrack, after it.
+`)
+	return err
+}
