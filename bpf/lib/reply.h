@@ -58,8 +58,6 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
  */
 static __always_inline int flow_is_over(const struct flow *f, __u32 time, __u32 seq)
 {
-	if (f->state != FLOW_CLOSED)
-		return 0;
 	if (!(f->flags & FLOW_RESET) &&
 	    (f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq)))
 		return 1;
@@ -79,8 +77,8 @@ static __always_inline __u32 flow_spare(const struct flow *f, __u8 proto, __u32 
 
 	if (f->slot == SLOT_CLAIMED)
 		return 0;
-	if (proto == IPPROTO_TCP && flow_is_over(f, time, seq))
-		return 0xffffffff;
+	if (f->state == FLOW_CLOSED)
+		return flow_is_over(f, time, seq) ? 0xffffffff : 0;
 	if (flow_confirmed(f) || flow_streams(f, time))
 		return 0;
 	if (f->helper == HELPER_REQUEST &&

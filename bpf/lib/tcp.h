@@ -142,10 +142,72 @@ static __always_inline void tcp_share(struct flow *f, struct flow *twin)
 	twin->tcp.peer_window = f->tcp.window;
 }
 
+/* By which the client counts: its address, or the network that IPv6 gives a host. */
+static __always_inline __u32 source_hash(const struct addr *client, __u8 family)
+{
+	__u32 h = mix(hash_seed, client->w[0]);
+
+	return family == FAMILY_V4 ? h : mix(h, client->w[1]);
+}
+
+static __always_inline __u32 *source_count(const struct addr *client, __u8 family)
+{
+	__u32 index = source_hash(client, family) % SOURCES;
+
+	return bpf_map_lookup_elem(&sources, &index);
+}
+
+static __always_inline const struct addr *flow_client(const struct flow *f, const struct packet *p)
+{
+	return f->flags & FLOW_REPLY ? &f->daddr : &p->tuple.saddr;
+}
+
+static __always_inline void source_add(const struct flow *f, const struct packet *p, __s32 n)
+{
+	__u32 *flows_of_client = source_count(flow_client(f, p), p->tuple.family);
+
+	if (flows_of_client && (n > 0 || *flows_of_client))
+		__sync_fetch_and_add(flows_of_client, n);
+}
+
 static __always_inline void flow_set_state(struct flow *f, struct flow *twin, __u8 state)
 {
 	f->state = state;
 	twin->state = state;
+}
+
+/* The client is known to exist: from now on no flood replaces its flow. */
+static __always_inline void flow_confirm(struct flow *f, struct flow *twin, const struct packet *p)
+{
+	f->flags |= FLOW_CONFIRMED;
+	twin->flags |= FLOW_CONFIRMED;
+	source_add(f, p, 1);
+}
+
+/* A connection is over: it takes its place among the unconfirmed flows. */
+static __always_inline void flow_close(struct flow *f, struct flow *twin, const struct packet *p)
+{
+	struct flow_pair *room = get_flow_pair();
+	int counted = flow_confirmed(f);
+	__u32 old = f->slot, slot;
+
+	flow_set_state(f, twin, FLOW_CLOSED);
+	if (!room || !counted)
+		return;
+	source_add(f, p, -1);
+	room->reply_key = p->tuple;
+	slot = unconfirmed_admit(&room->reply_key, &room->holder_key, &room->twin_key, p->time);
+	if (old != SLOT_CLAIMED && __sync_val_compare_and_swap(&f->slot, old, slot) == old)
+		twin->slot = slot;
+}
+
+/* A connection goes on that seemed to be closed, or to be closing. */
+static __always_inline void flow_go_on(struct flow *f, struct flow *twin, const struct packet *p)
+{
+	if (f->state == FLOW_CLOSED)
+		source_add(f, p, 1);
+	flow_set_state(f, twin, f->flags & (FLOW_FIN | FLOW_TWIN_FIN) ? FLOW_CLOSING
+								       : FLOW_ESTABLISHED);
 }
 
 /* The endpoint accepts: f is its entry, twin the client's. */
@@ -171,35 +233,6 @@ static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, st
 	twin->tcp.peer_scale = f->tcp.scale;
 	tcp_share(f, twin);
 	flow_set_state(f, twin, FLOW_SYN_RECV);
-}
-
-/* By which the client counts: its address, or the network that IPv6 gives a host. */
-static __always_inline __u32 source_hash(const struct addr *client, __u8 family)
-{
-	__u32 h = mix(hash_seed, client->w[0]);
-
-	return family == FAMILY_V4 ? h : mix(h, client->w[1]);
-}
-
-static __always_inline __u32 *source_count(const struct addr *client, __u8 family)
-{
-	__u32 index = source_hash(client, family) % SOURCES;
-
-	return bpf_map_lookup_elem(&sources, &index);
-}
-
-/* The client is known to exist: from now on no flood replaces its flow. */
-static __always_inline void flow_confirm(struct flow *f, struct flow *twin, const struct addr *client,
-					 __u8 family)
-{
-	__u32 *flows_of_client = source_count(client, family);
-
-	if (flow_confirmed(f))
-		return;
-	f->flags |= FLOW_CONFIRMED;
-	twin->flags |= FLOW_CONFIRMED;
-	if (flows_of_client)
-		__sync_fetch_and_add(flows_of_client, 1);
 }
 
 /* Does the client acknowledge the SYN-ACK? f is its entry, twin the endpoint's. */
@@ -229,7 +262,7 @@ static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f, 
 		return TCP_IGNORED;
 	f->tcp.ack = p->ack;
 	flow_set_state(f, twin, FLOW_ESTABLISHED);
-	flow_confirm(f, twin, &p->tuple.saddr, p->tuple.family);
+	flow_confirm(f, twin, p);
 	affinity_confirm(f->service, f->backend, &p->tuple.saddr, p->tuple.family, p->time);
 	return TCP_COUNTS;
 }
@@ -253,8 +286,9 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *t
  */
 static __always_inline int tcp_probe(struct flow *f, struct flow *twin, const struct packet *p)
 {
-	if (!packet_syn(p) || f->flags & FLOW_REPLY ||
-	    bpf_map_lookup_elem(&backends, &f->backend))
+	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
+
+	if (!packet_syn(p) || f->flags & FLOW_REPLY || bpf_map_lookup_elem(&backends, &backend))
 		return TCP_IGNORED;
 	if (f->flags & FLOW_PROBED)
 		return (__s32)(p->time - f->probed) >= PROBE_REST ? TCP_RENEWS : TCP_IGNORED;
@@ -270,7 +304,7 @@ static __always_inline void tcp_finish(struct flow *f, struct flow *twin, const 
 	if (f->flags & FLOW_FIN && seq_before(f->tcp.fin, p->seq_end)) {
 		f->flags &= ~(FLOW_FIN | FLOW_FIN_ACKED);
 		twin->flags &= ~FLOW_TWIN_FIN;
-		flow_set_state(f, twin, f->flags & FLOW_TWIN_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED);
+		flow_go_on(f, twin, p);
 	}
 	if (p->flags & PACKET_FIN && !(f->flags & FLOW_FIN)) {
 		f->tcp.fin = p->seq_end;
@@ -288,7 +322,7 @@ static __always_inline void tcp_finish(struct flow *f, struct flow *twin, const 
 	if (f->flags & FLOW_TWIN_FIN && p->flags & PACKET_ACK && p->ack == twin->tcp.fin)
 		twin->flags |= FLOW_FIN_ACKED;
 	if (f->state == FLOW_LAST_ACK && f->flags & twin->flags & FLOW_FIN_ACKED)
-		flow_set_state(f, twin, FLOW_CLOSED);
+		flow_close(f, twin, p);
 }
 
 /* Does the segment fit, by what the other direction has shown up to now? */
@@ -317,7 +351,7 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	if (p->flags & PACKET_RST) {
 		if (!tcp_resets(f, twin, p))
 			return TCP_IGNORED;
-		flow_set_state(f, twin, FLOW_CLOSED);
+		flow_close(f, twin, p);
 		f->flags |= FLOW_RESET;
 		twin->flags |= FLOW_RESET;
 		return TCP_COUNTS;
@@ -334,12 +368,13 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 		f->flags &= ~FLOW_PROBED;
 		twin->flags &= ~FLOW_PROBED;
 	}
-	if (f->flags & FLOW_RESET && flow_confirmed(f)) {
-		/* The RST was not believed: the connection goes on. */
+	if (f->flags & FLOW_RESET) {
+		if (!(f->flags & FLOW_CONFIRMED))
+			return TCP_IGNORED;
+		/* The RST was not believed. */
 		f->flags &= ~FLOW_RESET;
 		twin->flags &= ~FLOW_RESET;
-		flow_set_state(f, twin, f->flags & (FLOW_FIN | FLOW_TWIN_FIN) ? FLOW_CLOSING
-									       : FLOW_ESTABLISHED);
+		flow_go_on(f, twin, p);
 	}
 	tcp_finish(f, twin, p);
 	return TCP_COUNTS;

@@ -3,7 +3,7 @@
  * Flows whose client is not known to exist. Anyone can send a first packet with any
  * source address, and the endpoint answers it; so neither that packet nor the answer
  * says that there is a client. What does is the ACK that ends a TCP handshake. UDP has
- * nothing like it: its flows stay unconfirmed.
+ * nothing like it: its flows stay unconfirmed. So does a connection that is over.
  *
  * Unconfirmed flows may be as many as the ring `unconfirmed` is long. Each new one
  * takes the next slot, and the flow that had the slot is deleted if it is still
@@ -27,7 +27,7 @@
 
 static __always_inline int flow_confirmed(const struct flow *f)
 {
-	return f->flags & FLOW_CONFIRMED;
+	return f->flags & FLOW_CONFIRMED && f->state != FLOW_CLOSED;
 }
 
 /*

@@ -231,6 +231,14 @@ func (n *packetNode) halfOpen(t *testing.T, p *plan) {
 		c.forge(t, "F.", c.sent, ack)
 	}
 	c.wantState(t, tcFlowStateFLOW_SYN_RECV)
+	// It can end what it began, and that is all.
+	c.forge(t, "R", c.sent, 0)
+	c.forge(t, ".", c.sent, 12345)
+	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	n.forget(t)
+	c.answered, c.sent = serverISN, clientISN
+	c.syn(t)
+	c.say(t, "<S.")
 	// It lasts a minute, whatever comes.
 	for range 3 {
 		n.ageFlows(t, 25)
@@ -453,6 +461,13 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 	ok(t, n.m(tcMapSources).Lookup(index, &count))
 	if count != 1 {
 		t.Errorf("one connection counts %d", count)
+	}
+	for i, ending := range [][]string{{"R"}, {"F.", "<F.", "."}, {"R", "<.", "<R."}} {
+		n.openHere(t, p, uint16(41000+i)).talk(t, ending...)
+	}
+	ok(t, n.m(tcMapSources).Lookup(index, &count))
+	if count != 1 {
+		t.Errorf("one connection, and three that are over, count %d", count)
 	}
 	ok(t, n.m(tcMapSources).Put(index, n.cfg.sourceMax()))
 	syn := frame{proto: protoTCP, src: ap(p.client, 40001), dst: ap(p.clusterIP, 80), flags: "S"}

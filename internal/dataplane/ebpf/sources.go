@@ -9,7 +9,8 @@ import (
 )
 
 // sourceCounts are the confirmed flows by client, as the map sources has them. The
-// programs only add to it; what has ended is subtracted when the table is swept.
+// programs count them as they open and close; the sweep corrects that, by flows that
+// have timed out or were evicted.
 type sourceCounts struct {
 	seed   uint32
 	counts []uint32
@@ -21,7 +22,7 @@ func newSourceCounts(seed uint32) *sourceCounts {
 
 // count counts a flow, given by its forward entry.
 func (c *sourceCounts) count(k *tcTuple, f *tcFlow) {
-	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED != 0 {
+	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED != 0 && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
 		c.counts[sourceHash(c.seed, k)%sources]++
 	}
 }
