@@ -43,6 +43,9 @@ type Config struct {
 	// connection now: those of a proxy that was here before. Their answers must
 	// not pass by it. Nil says that it does not.
 	Translated func(context.Context) (bool, error)
+	// Refused gets a text about each address that a pod claims and that is not
+	// believed; nil: only the log has it. It must not wait.
+	Refused func(note string)
 	// ForceClsact attaches as on kernels before 6.6.
 	ForceClsact bool
 }

@@ -23,8 +23,9 @@ import (
 // Fact is what the cluster says about an address.
 type Fact uint8
 
-// The facts. The first one that applies, in this order of precedence:
-// NodeAddress, ServiceAddress, OtherNode, PodHere, PodElsewhere, OtherNodeRange.
+// The facts. Where several apply, the first of NodeAddress, OtherNode, PodHere,
+// ServiceAddress, PodElsewhere and OtherNodeRange counts: any user who may write a
+// Service can give it a pod's address as an externalIP.
 const (
 	Unknown        Fact = iota
 	PodHere             // a Pod object of this node names it
