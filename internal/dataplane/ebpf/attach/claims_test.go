@@ -245,6 +245,32 @@ func TestAddressTakenInAdvance(t *testing.T) {
 	eventually(t, func() error { return n.want("10.244.1.5 veth2", "10.244.1.5 veth1 other_pod") })
 }
 
+// The cluster's facts are news of their own.
+func TestNewFactsAreEnough(t *testing.T) {
+	n := newNode(t, Config{})
+	n.bridged(t, "veth1", "10.244.1.2/24")
+	n.sync(t)
+	must(t, n.want("10.244.1.2 veth1", ""))
+	n.a.news.take()
+	n.set(ServiceAddress, "10.244.1.2")
+	n.a.NoteFacts()
+	n.a.pass(false)
+	n.a.podPass()
+	must(t, n.want("", "10.244.1.2 veth1 service_address"))
+}
+
+// The address that a pod has first is its own, whatever is added later and however
+// late the Pod objects are known.
+func TestFirstAddressIsThePods(t *testing.T) {
+	n := newNode(t, Config{})
+	n.bridged(t, "veth1", "10.244.1.7/24", "10.244.1.5/32")
+	n.sync(t)
+	must(t, n.want("10.244.1.5 veth1, 10.244.1.7 veth1", ""))
+	n.set(PodHere, "10.244.1.5", "10.244.1.7")
+	n.sync(t)
+	must(t, n.want("10.244.1.7 veth1", "10.244.1.5 veth1 other_pod"))
+}
+
 // Without a Pod object nothing says which of two ports of a bridge is right.
 func TestContestedAddressIsNobodys(t *testing.T) {
 	n := newNode(t, Config{})
@@ -466,10 +492,22 @@ func TestPathsAreCached(t *testing.T) {
 	if got := asked() - before; got != 10 {
 		t.Errorf("%d questions for 10 new addresses", got)
 	}
+	for i := range 10 {
+		delLink(t, fmt.Sprintf("late%d", i))
+		eventually(t, func() error {
+			if len(n.a.Pods()) != 19-i {
+				return fmt.Errorf("%d pods", len(n.a.Pods()))
+			}
+			return nil
+		})
+	}
+	if got := asked() - before; got != 10 {
+		t.Errorf("%d questions when pods went", got-10)
+	}
 }
 
 func TestRefusalsAreReportedOnce(t *testing.T) {
-	n := newNode(t, Config{ReportAfter: 100 * time.Millisecond})
+	n := newNode(t, Config{ReportAfter: 400 * time.Millisecond})
 	n.set(ServiceAddress, "10.244.1.78")
 	p := n.bridged(t, "veth1", "10.244.1.2/24", "10.244.1.78/32")
 	n.sync(t)
@@ -479,6 +517,7 @@ func TestRefusalsAreReportedOnce(t *testing.T) {
 		defer n.mu.Unlock()
 		return slices.Clone(n.reported)
 	}
+	time.Sleep(100 * time.Millisecond)
 	if got := reported(); len(got) > 0 {
 		t.Errorf("reported at once: %v", got)
 	}
@@ -498,7 +537,7 @@ func TestRefusalsAreReportedOnce(t *testing.T) {
 	eventually(t, func() error {
 		return n.want("10.244.1.2 veth1", "10.244.1.78 veth1 service_address, 2001:db8:99::7 veth1 no_route")
 	})
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(600 * time.Millisecond)
 	if got := reported(); len(got) != 1 {
 		t.Errorf("reported %v", got)
 	}
@@ -512,7 +551,7 @@ func TestRefusalsAreReportedOnce(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(600 * time.Millisecond)
 	if got := reported(); len(got) != maxReports {
 		t.Errorf("reported %d, want %d", len(got), maxReports)
 	}

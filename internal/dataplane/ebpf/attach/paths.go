@@ -27,15 +27,9 @@ type pathKey struct {
 type pathTable struct {
 	h     *netlink.Handle
 	known map[pathKey]path
-	up    map[int]bool // whether each device is up
-	addrs map[nodeAddr]bool
-	asked int // questions to the kernel, for tests
-}
-
-// nodeAddr is an address of the node on one of its devices.
-type nodeAddr struct {
-	ifindex int
-	addr    netip.Addr
+	up    map[int]bool        // whether each device is up
+	addrs map[netip.Addr]bool // of the node, that can be a route's preferred source
+	asked int                 // questions to the kernel, for tests
 }
 
 func newPathTable(h *netlink.Handle) *pathTable {
@@ -124,11 +118,14 @@ func (t *pathTable) follow(devices []device, addrs map[int][]netlink.Addr) {
 	}
 	t.up = up
 
-	now := make(map[nodeAddr]bool)
-	for i, list := range addrs {
+	now := make(map[netip.Addr]bool)
+	for _, list := range addrs {
 		for _, a := range list {
-			ip, _ := netip.AddrFromSlice(a.IP)
-			now[nodeAddr{i, ip.Unmap()}] = true
+			// Each pod's device has a link-local address, and many have the same
+			// global one. Neither matters when the pod goes.
+			if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.IsGlobalUnicast() {
+				now[ip.Unmap()] = true
+			}
 		}
 	}
 	for a := range t.addrs {
