@@ -121,6 +121,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
 		"proxyMode", a.cfg.ProxyMode, "source", in.name, "bpffs", a.cfg.BPFFS)
 	a.cfg.takeover = newTakeover(a.cfg, log)
+	a.cfg.refused = in.refused
 	metrics := telemetry.NewMetrics(build)
 	status := &lateStatus{}
 	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending, Leaving: status.leaving}

@@ -61,7 +61,8 @@ type agentConfig struct {
 	client          kube.Access
 	remarks         []string // about --config and kube-proxy's flags, for the log
 
-	takeover *takeover // set by the agent
+	takeover *takeover         // set by the agent
+	refused  func(note string) // set by the agent; nil: refused addresses of pods are only logged
 }
 
 // addFlags binds the flags; those that kube-proxy has keep its names and

@@ -250,6 +250,6 @@ func ebpfConfig(c agentConfig, log *slog.Logger) (ebpf.Config, error) {
 		BPFFS: c.BPFFS, CgroupRoot: root, Bypass: c.Bypass, Log: log,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(),
 		TCPLiberal: c.Conntrack.TCPBeLiberal,
-		Translated: c.takeover.translated,
+		Translated: c.takeover.translated, Refused: c.refused,
 	}, nil
 }

@@ -24,6 +24,9 @@ type input struct {
 	name  string // for the log
 	tell  func([]model.Problem)
 	event func(note string) // about the node; nil: nobody hears it
+	// refused gets a text about each address that a pod claims and does not get; nil:
+	// only the log has it.
+	refused func(note string)
 	// policies is told which policies do not hold here; nil: nobody hears it.
 	policies func([]model.PolicyRefusal, error)
 	parts    []func(context.Context) error
@@ -64,7 +67,7 @@ func openSource(c agentConfig, log *slog.Logger) (*input, error) {
 	events := kube.NewEvents(client, c.NodeName, s.ServiceUID, log)
 	status := kube.NewPolicyStatus(s, events)
 	return &input{
-		source: s, name: server, tell: events.Tell, event: events.TellNode, policies: status.Tell,
+		source: s, name: server, tell: events.Tell, event: events.TellNode, refused: events.TellRefused, policies: status.Tell,
 		parts: []func(context.Context) error{events.Run, status.Run}, metrics: append(contact.Collectors(), kube.RequestCollectors()...),
 	}, nil
 }

@@ -122,6 +122,20 @@ type Node struct {
 	PolicedPods []netip.Addr
 	// GuardedPods are those of PolicedPods that no NetworkPolicy selects, sorted.
 	GuardedPods []netip.Addr
+	// ClaimedPods are the addresses of this node's pods that a Pod object names,
+	// sorted, without the node's own. While PoliciesExist, an address of a pod
+	// that is not among them belongs to a pod whose labels are not known: one that
+	// starts, or one whose object is gone.
+	ClaimedPods []netip.Addr
+	// PoliciesExist says that there is a NetworkPolicy of any namespace, or may be
+	// one: a pod of its namespace may start on this node at any time, and its
+	// first packets leave it before its Pod object names an address.
+	PoliciesExist bool
+	// OtherPods are the addresses that a Pod object of another node names, sorted.
+	// The source decides which Pods of other nodes it delivers: it may be none.
+	OtherPods []netip.Addr
+	// OtherPodCIDRs are the ranges of the other nodes' pods, sorted.
+	OtherPodCIDRs []netip.Prefix
 	// PoliciesUnknown says that any pod of this node may be policed.
 	PoliciesUnknown bool
 	// MasqueradeAll asks that every Service packet get the node's address.

@@ -27,18 +27,25 @@ type ownNode struct {
 	addrs   []netip.Addr   // all its addresses, sorted
 	cidrs   []netip.Prefix // of the cluster; nil: to be collected again, and peers
 	peers   []netip.Addr
+	others  []netip.Prefix // ranges of the other nodes' pods; collected with cidrs
 
 	// policed counts for each address how many pods and slices say that it is
 	// a policed pod's, and the guard; podsPoliced is what each pod says.
 	policed     map[netip.Addr]int
+	claimed     map[netip.Addr]int // how many Pods of this node have the address
 	podsPoliced map[model.Name][]netip.Addr
 	guarded     []netip.Addr            // see SetGuarded
 	pods        map[model.Name]struct{} // pods whose say must be heard again
+
+	elsewhere map[netip.Addr]int // how many Pods of other nodes have the address
+	otherPods []netip.Addr       // the keys of elsewhere, sorted; nil: to be collected again
 }
 
 func newOwnNode() ownNode {
 	return ownNode{
 		policed:     map[netip.Addr]int{},
+		claimed:     map[netip.Addr]int{},
+		elsewhere:   map[netip.Addr]int{},
 		podsPoliced: map[model.Name][]netip.Addr{},
 		pods:        map[model.Name]struct{}{},
 	}
@@ -189,6 +196,40 @@ func reachable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }
 
+// claim counts a Pod among those of this node that have its addresses, by 1 or -1.
+func (o *ownNode) claim(name string, p *model.Pod, by int) {
+	if p.Node != name {
+		o.claimElsewhere(p, by)
+		return
+	}
+	for _, a := range p.IPs {
+		a = a.Unmap()
+		before := o.claimed[a]
+		if o.claimed[a] = before + by; o.claimed[a] == 0 {
+			delete(o.claimed, a)
+		}
+		o.stale = o.stale || before == 0 || before+by == 0
+	}
+}
+
+// claimElsewhere counts a Pod among those of other nodes. A Pod without a node runs
+// nowhere yet.
+func (o *ownNode) claimElsewhere(p *model.Pod, by int) {
+	if p.Node == "" {
+		return
+	}
+	for _, a := range p.IPs {
+		a = a.Unmap()
+		before := o.elsewhere[a]
+		if o.elsewhere[a] = before + by; o.elsewhere[a] == 0 {
+			delete(o.elsewhere, a)
+		}
+		if before == 0 || before+by == 0 {
+			o.otherPods, o.stale = nil, true
+		}
+	}
+}
+
 // pollSlice renews what a slice says about policed pods on this node.
 func (t *Tracker) pollSlice(s *slice) {
 	if !s.near && len(s.policed) == 0 {
@@ -264,7 +305,11 @@ func (t *Tracker) changedNode() *Node {
 
 func (t *Tracker) describeNode() Node {
 	if t.own.cidrs == nil {
-		t.own.cidrs, t.own.peers = t.clusterCIDRs(), t.peers()
+		t.own.cidrs, t.own.peers, t.own.others = t.clusterCIDRs(), t.peers(), t.otherPodCIDRs()
+	}
+	if t.own.otherPods == nil {
+		t.own.otherPods = slices.AppendSeq(make([]netip.Addr, 0, len(t.own.elsewhere)), maps.Keys(t.own.elsewhere))
+		slices.SortFunc(t.own.otherPods, netip.Addr.Compare)
 	}
 	n := Node{
 		Name:          t.cfg.NodeName,
@@ -272,15 +317,23 @@ func (t *Tracker) describeNode() Node {
 		PodCIDRs:      canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName])),
 		ClusterCIDRs:  t.own.cidrs,
 		Peers:         t.own.peers,
+		OtherPods:     t.own.otherPods,
+		OtherPodCIDRs: t.own.others,
 		MasqueradeAll: t.cfg.MasqueradeAll,
 
 		PoliciesUnknown: t.world.policiesUnknown || t.world.guardsUnknown,
+		PoliciesExist:   len(t.world.policies) > 0 || t.world.policiesUnknown || t.world.guardsUnknown,
 		Local:           t.localTraffic(),
 		Leaving:         t.leaving(),
 	}
 	for _, a := range t.own.addrs {
 		if t.servesNodePorts(a) {
 			n.NodePortAddrs = append(n.NodePortAddrs, a)
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(t.own.claimed), netip.Addr.Compare) {
+		if !t.own.has(a) {
+			n.ClaimedPods = append(n.ClaimedPods, a)
 		}
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(t.own.policed), netip.Addr.Compare) {
@@ -337,6 +390,17 @@ func (t *Tracker) clusterCIDRs() []netip.Prefix {
 	return canonicalPrefixes(all)
 }
 
+// otherPodCIDRs collects the address ranges of the other nodes' pods.
+func (t *Tracker) otherPodCIDRs() []netip.Prefix {
+	var all []netip.Prefix
+	for _, n := range t.world.nodes {
+		if n.Name != t.cfg.NodeName {
+			all = append(all, n.PodCIDRs...)
+		}
+	}
+	return canonicalPrefixes(all)
+}
+
 // peers collects the addresses of the other nodes.
 func (t *Tracker) peers() []netip.Addr {
 	var all []netip.Addr
@@ -357,6 +421,7 @@ func sameNode(a, b Node) bool {
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
 		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) && slices.Equal(a.GuardedPods, b.GuardedPods) &&
-		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.Leaving == b.Leaving &&
+		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.ClaimedPods, b.ClaimedPods) && a.Leaving == b.Leaving &&
+		slices.Equal(a.OtherPods, b.OtherPods) && slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

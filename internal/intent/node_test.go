@@ -198,3 +198,27 @@ func TestANodeWithoutPodCIDRsIsReportedWhereTheyAreNeeded(t *testing.T) {
 		}
 	}
 }
+
+func TestAddressesOfPodsByNode(t *testing.T) {
+	tr := New(Config{NodeName: here})
+	want := func(what string, claimed, others, cidrs string) {
+		t.Helper()
+		n := tr.State().Node
+		same(t, what+": claimed pods", strings.Join(stringsOf(n.ClaimedPods), " "), claimed)
+		same(t, what+": other pods", strings.Join(stringsOf(n.OtherPods), " "), others)
+		same(t, what+": other podCIDRs", strings.Join(stringsOf(n.OtherPodCIDRs), " "), cidrs)
+	}
+	tr.Apply(delta(
+		&model.Node{Name: here, PodCIDRs: prefixes("10.1.0.0/24")}, &model.Node{Name: there, PodCIDRs: prefixes("10.1.1.7/24", "fd00:2::/64")},
+		podObject("p", here, nil, "10.1.0.2", "::ffff:10.1.0.3"), podObject("q", there, nil, "10.1.1.2"), podObject("r", "", nil, "10.1.9.9")))
+	want("at first", "10.1.0.2 10.1.0.3", "10.1.1.2", "10.1.1.0/24 fd00:2::/64")
+	if c := tr.Apply(delta(podObject("p", there, nil, "10.1.0.2"), podObject("s", there, nil, "10.1.1.2"))); c.Node == nil {
+		t.Error("the node did not change")
+	}
+	want("after a move", "", "10.1.0.2 10.1.1.2", "10.1.1.0/24 fd00:2::/64")
+	if c := tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{name("q"): nil}}); c.Node != nil {
+		t.Errorf("a Pod went whose address another has: node changed to %+v", c.Node)
+	}
+	tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{name("p"): nil, name("s"): nil}, Nodes: map[string]*model.Node{there: nil}})
+	want("at last", "", "", "")
+}

@@ -159,6 +159,7 @@ func (t *Tracker) takePolicy(name model.Name, p *model.NetworkPolicy) {
 	if p == old || p != nil && old != nil && reflect.DeepEqual(p.Selector, old.Selector) {
 		return
 	}
+	had := len(t.world.policies) > 0
 	switch {
 	case p != nil && set == nil:
 		t.world.policies[name.Namespace] = policySet{name: p}
@@ -169,6 +170,9 @@ func (t *Tracker) takePolicy(name model.Name, p *model.NetworkPolicy) {
 		if len(set) == 0 {
 			delete(t.world.policies, name.Namespace)
 		}
+	}
+	if has := len(t.world.policies) > 0; has != had {
+		t.own.stale = true
 	}
 	for s := range t.world.slicesOfNS[name.Namespace] {
 		t.touch(s.service)
@@ -198,10 +202,12 @@ func (t *Tracker) takePod(name model.Name, p *model.Pod) {
 	if old != nil {
 		t.touchPod(old)
 		t.world.removePod(old)
+		t.own.claim(t.cfg.NodeName, old, -1)
 	}
 	if p != nil {
 		t.world.addPod(p)
 		t.touchPod(p)
+		t.own.claim(t.cfg.NodeName, p, 1)
 	}
 	for _, s := range t.world.slicesOfPod[name] {
 		t.touch(s.service)

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -84,6 +85,40 @@ func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 	slices.Sort(notes)
 	if !slices.Equal(notes, []string{"set it", "took it back"}) {
 		t.Errorf("notes %q", notes)
+	}
+}
+
+// A pod can claim any number of addresses, and none of it may crowd out other Events.
+func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
+	k := client(t, shared)
+	e := kube.NewEvents(k, "forged-node", func(model.Name) string { return "" }, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	for i := range 100 {
+		e.TellRefused(fmt.Sprintf("refused %03d", i))
+	}
+	e.TellNode("tuned")
+	var notes []string
+	for deadline := time.Now().Add(patience); !slices.Contains(notes, "tuned") && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		notes = nil
+		for _, ev := range must[*eventsv1.EventList](t)(k.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{})).Items {
+			if ev.Regarding.Name != "forged-node" {
+				continue
+			}
+			notes = append(notes, ev.Note)
+			if ev.Note != "tuned" && (ev.Regarding.Kind != "Node" || ev.Type != corev1.EventTypeWarning || ev.Reason != "PodAddressRefused") {
+				t.Errorf("event %+v", ev)
+			}
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	slices.Sort(notes)
+	if len(notes) != 11 || notes[0] != "refused 000" || notes[9] != "refused 009" {
+		t.Errorf("notes %q, want the first ten and the last", notes)
 	}
 }
 

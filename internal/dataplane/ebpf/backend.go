@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -28,6 +30,9 @@ type Backend struct {
 	flows    flowCounts
 	seed     uint32     // of the programs' hashes
 	policies *untracked // used by who writes policies alone
+
+	facts        atomic.Pointer[podFacts] // nil before the first node
+	serviceAddrs serviceAddrs
 
 	portsMu  sync.Mutex // for what is below up to the next: the maps are checked beside writes
 	ports    *portTable // written by Apply and Replace only
@@ -64,13 +69,18 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		cfg: cfg, foreign: cfg.Translated != nil, policed: map[netip.Addr]policing{}, pods: map[netip.Addr]attach.Pod{},
+		cfg: cfg, foreign: cfg.Translated != nil, policed: map[netip.Addr]policing{},
 		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1),
 	}
 	if b.objects, err = load(&cfg, features); err != nil {
 		return nil, err
 	}
 	b.ports, b.seed = &portTable{}, b.objects.seed
+	b.serviceAddrs.changed = b.noteFacts
+	if b.pods, err = readPods(b.m(tcMapPods)); err != nil {
+		b.objects.close()
+		return nil, err
+	}
 	if b.clusterRanges, err = readClusterRanges(b.m(tcMapSourceRanges)); err != nil {
 		b.objects.close()
 		return nil, err
@@ -86,6 +96,9 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		ForceClsact: cfg.ForceClsact,
 		OnUplinks:   b.onUplinks,
 		OnPods:      b.onPods,
+		Facts:       b.fact,
+		Owners:      maps.Clone(b.pods),
+		OnRefused:   b.onRefused,
 		OnError:     b.onInterfaceError,
 	})
 	if err != nil {
@@ -219,6 +232,8 @@ func (b *Backend) reread() error {
 		return err
 	}
 	fresh.inherit(b.ports)
+	fresh.addrs = &b.serviceAddrs
+	b.serviceAddrs.reset(fresh.owners)
 	b.ports, b.known = fresh, true
 	b.repaired.Add(b.doubt)
 	b.doubt = dataplane.Repair{}

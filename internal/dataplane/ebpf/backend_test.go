@@ -283,16 +283,21 @@ func TestPodsMap(t *testing.T) {
 	b.onPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{
 		a(2): pod(16), a(3): pod(17), a(5): {Ifindex: 18}, a(6): {Ifindex: 19, PodMAC: mac},
 	}})
-	want("after the first news", map[int]tcPod{2: entry(16, reachable|policed), 3: entry(17, reachable), 4: entry(0, policed)})
+	bare := func(ifindex uint32, flags tcPodFlags) tcPod { return tcPod{Ifindex: ifindex, Flags: uint32(flags)} }
+	five, six := bare(18, 0), bare(19, 0) // without MACs the device is known all the same
+	want("after the first news", map[int]tcPod{2: entry(16, reachable|policed), 3: entry(17, reachable), 4: entry(0, policed), 5: five, 6: six})
 
 	police(3)
-	want("after other policies", map[int]tcPod{2: entry(16, reachable), 3: entry(17, reachable|policed)})
+	want("after other policies", map[int]tcPod{2: entry(16, reachable), 3: entry(17, reachable|policed), 5: five, 6: six})
 
-	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(2): pod(26)}, Deletes: []netip.Addr{a(3)}})
+	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(2): pod(26)}, Deletes: []netip.Addr{a(3), a(5), a(6)}})
 	want("after changes", map[int]tcPod{2: entry(26, reachable), 3: entry(0, policed)})
 
 	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(3): pod(27), a(2): {Ifindex: 26}}})
-	want("after a MAC was lost", map[int]tcPod{3: entry(27, reachable|policed)})
+	want("after a MAC was lost", map[int]tcPod{2: bare(26, 0), 3: entry(27, reachable|policed)})
+	police(2, 3)
+	want("policed without a MAC", map[int]tcPod{2: bare(26, policed), 3: entry(27, reachable|policed)})
+	police(3)
 
 	b.onPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{a(2): pod(36)}})
 	want("after all anew", map[int]tcPod{2: entry(36, reachable), 3: entry(0, policed)})
@@ -533,6 +538,7 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS})
 	noError(t, err)
 	t.Cleanup(func() { b.attacher.Close() })
+	b.serviceAddrs.changed = b.noteFacts
 	return b
 }
 

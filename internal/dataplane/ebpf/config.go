@@ -47,6 +47,9 @@ type Config struct {
 	// TCPLiberal believes what a TCP segment says that does not fit the window, unless
 	// it is an RST: for networks in which not every packet of a connection comes here.
 	TCPLiberal bool
+	// Refused gets a text about each address that a pod claims and that is not
+	// believed; nil: only the log has it. It must not wait.
+	Refused func(note string)
 	// ForceClsact attaches as on kernels before 6.6.
 	ForceClsact bool
 }

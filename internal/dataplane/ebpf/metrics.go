@@ -7,6 +7,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 )
 
 var (
@@ -22,11 +24,13 @@ var (
 		"Flows removed after their time-out.", nil, nil)
 	interfacesDesc = prometheus.NewDesc("spillway_ebpf_interfaces",
 		"Interfaces by role and by whether all programs are attached.", []string{"role", "attached"}, nil)
+	refusedDesc = prometheus.NewDesc("spillway_ebpf_refused_pod_addresses",
+		"Addresses that pods of this node claim and that are not believed, so that no packet is sent there; by reason. The log names address and interface.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, flowsDesc, flowsMaxDesc, sweptDesc, interfacesDesc} {
+	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, flowsDesc, flowsMaxDesc, sweptDesc, interfacesDesc, refusedDesc} {
 		ch <- d
 	}
 }
@@ -45,6 +49,13 @@ func (b *Backend) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(flowsMaxDesc, prometheus.GaugeValue, float64(b.cfg.FlowTableSize))
 	ch <- prometheus.MustNewConstMetric(sweptDesc, prometheus.CounterValue, float64(b.flows.swept.Load()))
 	b.collectInterfaces(ch)
+	refused := map[attach.Reason]int{}
+	for _, r := range b.attacher.Refused() {
+		refused[r.Reason]++
+	}
+	for _, r := range attach.Reasons() {
+		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.GaugeValue, float64(refused[r]), string(r))
+	}
 }
 
 func (b *Backend) collectInterfaces(ch chan<- prometheus.Metric) {

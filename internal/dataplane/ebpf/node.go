@@ -163,7 +163,9 @@ func (b *Backend) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
 func (b *Backend) writeNode(n *intent.Node) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	before := b.node
 	b.node = n
+	b.setFacts(n)
 	want := map[tcAddrKey]uint32{}
 	for _, a := range n.Addrs {
 		want[addrKey(a)] = 0
@@ -187,12 +189,24 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	changed := maps.Clone(b.policed)
 	maps.Copy(changed, policed)
 	b.policed = policed
+	for a := range b.pods {
+		if unclaimed(before, a) != unclaimed(n, a) {
+			changed[a] = policed[a]
+		}
+	}
 	for a := range changed {
 		if err := b.writePod(a); err != nil {
 			return err
 		}
 	}
 	return b.writeSettings(n)
+}
+
+// unclaimed reports whether a pod's address may belong to a pod that a NetworkPolicy
+// selects and whose Pod object is not known: one that starts, or one whose object is
+// gone. Without any Pod objects, as with manifests that have none, that is every pod.
+func unclaimed(n *intent.Node, a netip.Addr) bool {
+	return n != nil && n.PoliciesExist && !hasAddr(n.ClaimedPods, a)
 }
 
 // writeClusterRanges writes what the cluster is made of, among the ranges of
@@ -294,15 +308,17 @@ func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
 	return it.Err()
 }
 
-// writePod writes what is known about one address of a pod: how to reach it,
-// and whether a policy selects it.
+// writePod writes what is known about one address of a pod: behind which device it is,
+// how to reach it, and whether its packets must traverse netfilter. The entry has the
+// device even without the MACs: the programs check where a source address comes from.
 func (b *Backend) writePod(a netip.Addr) error {
 	var pod tcPod
 	var flags tcPodFlags
-	p, reachable := b.pods[a]
-	if reachable && len(p.PodMAC) == 6 && len(p.HostMAC) == 6 {
+	p, known := b.pods[a]
+	contested := known && p.Ifindex == 0
+	pod.Ifindex = uint32(p.Ifindex)
+	if p.Ifindex != 0 && len(p.PodMAC) == 6 && len(p.HostMAC) == 6 {
 		flags |= tcPodFlagsPOD_REACHABLE
-		pod.Ifindex = uint32(p.Ifindex)
 		copy(pod.Mac[:], p.PodMAC)
 		copy(pod.GatewayMac[:], p.HostMAC)
 	}
@@ -312,9 +328,13 @@ func (b *Backend) writePod(a netip.Addr) error {
 	case policedByGuard:
 		flags |= tcPodFlagsPOD_POLICED | tcPodFlagsPOD_GUARDED
 	}
+	if contested || known && unclaimed(b.node, a) {
+		flags |= tcPodFlagsPOD_POLICED
+		flags &^= tcPodFlagsPOD_GUARDED
+	}
 	pod.Flags = uint32(flags)
 	var err error
-	if flags == 0 {
+	if flags == 0 && pod.Ifindex == 0 {
 		err = b.m(tcMapPods).Delete(addrKey(a))
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			err = nil

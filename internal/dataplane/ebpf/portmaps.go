@@ -189,6 +189,9 @@ func (t *portTable) addFrontends(have *port, p *intent.ServicePort) error {
 			return full("address", fromAddr(key.Addr, key.Family), err)
 		}
 		have.frontends[key] = value
+		if _, owned := t.owners[key]; !owned {
+			t.addrs.count(key, 1)
+		}
 		t.owners[key] = have.service
 		t.overwroteDirect(key)
 	}
@@ -223,6 +226,7 @@ func (t *portTable) dropFrontend(have *port, key tcFrontendKey) error {
 			return err
 		}
 		delete(t.owners, key)
+		t.addrs.count(key, -1)
 		t.writeDirect(key)
 	}
 	delete(have.frontends, key)

@@ -34,6 +34,7 @@ type portTable struct {
 	// owners says which Service has a frontend, so that one that moves is not
 	// taken away from its new owner.
 	owners map[tcFrontendKey]uint32
+	addrs  *serviceAddrs // of the keys of owners; nil: not counted
 	// The last number given to a Service and to an endpoint. None is given
 	// twice, not even by a later run: flows and sockets remember them.
 	last [2]uint32

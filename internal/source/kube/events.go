@@ -27,6 +27,7 @@ type Events struct {
 	log      *slog.Logger
 	messages chan message
 	limit    *rate.Limiter
+	refused  *rate.Limiter // of TellRefused, so that a pod cannot crowd out other Events
 	told     map[message]time.Time
 }
 
@@ -60,6 +61,7 @@ func NewEvents(client kubernetes.Interface, node string, uid func(model.Name) st
 		client: client, node: node, uid: uid, log: log,
 		messages: make(chan message, maxWaiting),
 		limit:    rate.NewLimiter(rate.Every(5*time.Second), 20),
+		refused:  rate.NewLimiter(rate.Every(time.Minute), 10),
 		told:     map[message]time.Time{},
 	}
 }
@@ -88,6 +90,19 @@ func (e *Events) TellNode(note string) {
 		// As the kubelet writes its own: with the name for a UID.
 		about: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)},
 		typ:   corev1.EventTypeNormal, action: "Tune", what: "ConntrackAutopilot", note: note,
+	})
+}
+
+// TellRefused passes on that an address which a pod of the node claims is not believed.
+// It does not wait. A pod can claim any number of addresses, so Events of this kind are
+// limited on their own; the log has the others.
+func (e *Events) TellRefused(note string) {
+	if !e.refused.Allow() {
+		return
+	}
+	e.pass(message{
+		about: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)},
+		typ:   corev1.EventTypeWarning, action: "Route", what: "PodAddressRefused", note: note,
 	})
 }
 

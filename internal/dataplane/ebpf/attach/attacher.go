@@ -74,6 +74,16 @@ type Config struct {
 	// OnPods, if set, gets the pods of the node: all at the first Sync, then
 	// the differences.
 	OnPods func(PodChanges)
+	// Facts, if set, returns what the cluster says about an address that a pod
+	// claims. NoteFacts has it called again.
+	Facts func(netip.Addr) Fact
+	// Owners are the pods of an earlier run. An interface that had an address then
+	// keeps it while the interface is there and claims the address.
+	Owners map[netip.Addr]Pod
+	// OnRefused, if set, gets each claim that has been refused for ReportAfter, once.
+	OnRefused func(Refusal)
+	// ReportAfter is how long a claim is refused before OnRefused gets it; 0: 5 s.
+	ReportAfter time.Duration
 	// OnError, if set, hears of each interface that could not be served, when
 	// its error is a new one, and with nil when it is served again. Errors
 	// that concern no interface have the name "".
@@ -161,7 +171,7 @@ func (a *Attacher) open() error {
 		return err
 	}
 	_ = a.h.SetSocketTimeout(requestTimeout)
-	if a.pods, err = newPodTable(a.h); err != nil {
+	if a.pods, err = newPodTable(a.h, a.cfg.Facts, a.cfg.Owners); err != nil {
 		return err
 	}
 	if a.news, err = newNews(); err != nil {
@@ -252,6 +262,21 @@ func (a *Attacher) Pods() map[netip.Addr]Pod {
 	defer a.mu.Unlock()
 	return maps.Clone(a.pods.told)
 }
+
+// Refused returns the claims that are refused now, sorted by interface and address.
+func (a *Attacher) Refused() []Refusal {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var res []Refusal
+	for _, e := range a.pods.sortedRefusals() {
+		res = append(res, e.Refusal)
+	}
+	return res
+}
+
+// NoteFacts says that Facts may return something else now. It does not wait, and Run
+// decides the claims again. It may be called from a callback.
+func (a *Attacher) NoteFacts() { a.news.noteFacts() }
 
 // Uplinks gives the outward interfaces as last told.
 func (a *Attacher) Uplinks() map[int]Uplink {
@@ -349,6 +374,8 @@ func (a *Attacher) Run(ctx context.Context) error {
 	resync := time.NewTimer(resyncInterval)
 	defer resync.Stop()
 	var interfaces, pods <-chan time.Time
+	reports := time.NewTimer(0)
+	defer reports.Stop()
 	for {
 		again := false
 		select {
@@ -368,9 +395,15 @@ func (a *Attacher) Run(ctx context.Context) error {
 		case <-pods:
 			pods = nil
 			a.podPass()
+			reports.Reset(0)
+		case <-reports.C:
+			if next := a.reportRefusals(); next > 0 {
+				reports.Reset(next)
+			}
 		case <-resync.C:
 			again = a.pass(true)
 			a.podPass()
+			reports.Reset(0)
 			resync.Reset(resyncInterval)
 		}
 		if again {

@@ -119,6 +119,24 @@ func addAddr(t *testing.T, name, cidr string) {
 	must(t, netlink.AddrAdd(l, parseCIDR(t, cidr)))
 }
 
+// addRoute makes the node route a prefix by a device.
+func addRoute(t *testing.T, cidr, name string) {
+	t.Helper()
+	must(t, netlink.RouteReplace(route(t, cidr, name)))
+}
+
+func delRoute(t *testing.T, cidr, name string) {
+	t.Helper()
+	must(t, netlink.RouteDel(route(t, cidr, name)))
+}
+
+func route(t *testing.T, cidr, name string) *netlink.Route {
+	t.Helper()
+	_, dst, err := net.ParseCIDR(cidr)
+	must(t, err)
+	return &netlink.Route{LinkIndex: ifindex(t, name), Scope: netlink.SCOPE_LINK, Dst: dst}
+}
+
 func setUp(t *testing.T, name string) int {
 	t.Helper()
 	l, err := netlink.LinkByName(name)

@@ -47,7 +47,7 @@ type device struct {
 	index, master int
 	name, kind    string
 	encap         string // "ether", "none", "ipip", ...
-	loopback      bool
+	loopback, up  bool
 	peer, nsid    int // the other end of a veth; nsid is -1 when it is here
 	mac           net.HardwareAddr
 	mtu           int
@@ -191,7 +191,7 @@ func listDevices(links []netlink.Link, addrs map[int][]netlink.Addr, routes rout
 		at := l.Attrs()
 		d := device{
 			index: at.Index, master: at.MasterIndex, name: at.Name, kind: l.Type(),
-			encap: at.EncapType, loopback: at.Flags&net.FlagLoopback != 0,
+			encap: at.EncapType, loopback: at.Flags&net.FlagLoopback != 0, up: at.Flags&net.FlagUp != 0,
 			peer: at.ParentIndex, nsid: at.NetNsID, mac: at.HardwareAddr, mtu: at.MTU,
 			route: routes.wide[at.Index],
 		}

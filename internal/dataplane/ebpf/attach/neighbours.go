@@ -1,19 +1,27 @@
 package attach
 
 import (
+	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
+// neighbour is an address that a neighbor table has behind a pod-side interface.
+type neighbour struct {
+	addr    netip.Addr
+	ifindex int
+	mac     net.HardwareAddr
+}
+
 // neighbours finds pods whose own side tells no address: virtual machines,
 // sandboxes with a network stack of their own (gVisor takes the address off
 // the interface), and all pods where the kernel does not let us look. The
 // neighbour table of the interface or of its bridge gives address and MAC, the
 // bridge's forwarding table the port. A pod is seen once it has talked.
-func (t *podTable) neighbours() map[netip.Addr]Pod {
-	res := make(map[netip.Addr]Pod)
+func (t *podTable) neighbours() []neighbour {
+	res := []neighbour{}
 	bridges := make(map[int]bool)
 	for _, p := range t.ports {
 		if len(p.addrs) > 0 {
@@ -24,7 +32,7 @@ func (t *podTable) neighbours() map[netip.Addr]Pod {
 			continue
 		}
 		for a, n := range t.neighbourTable(p.ifindex) {
-			res[a] = Pod{Ifindex: p.ifindex, PodMAC: n.HardwareAddr, HostMAC: p.hostMAC}
+			res = append(res, neighbour{a, p.ifindex, n.HardwareAddr})
 		}
 	}
 	for bridge := range bridges {
@@ -32,7 +40,7 @@ func (t *podTable) neighbours() map[netip.Addr]Pod {
 		for a, n := range t.neighbourTable(bridge) {
 			p := t.ports[portOf[n.HardwareAddr.String()]]
 			if p != nil && len(p.addrs) == 0 {
-				res[a] = Pod{Ifindex: p.ifindex, PodMAC: n.HardwareAddr, HostMAC: p.hostMAC}
+				res = append(res, neighbour{a, p.ifindex, n.HardwareAddr})
 			}
 		}
 	}

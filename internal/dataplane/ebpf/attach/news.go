@@ -3,7 +3,9 @@ package attach
 import (
 	"encoding/binary"
 	"errors"
+	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +23,10 @@ type dirty struct {
 	gone   map[int]bool // interfaces that were deleted; one of the same index may be new
 	nsids  map[int]bool // namespaces of pods with news
 	all    bool         // news were lost
+
+	facts bool                // what the cluster says about addresses
+	paths map[netip.Addr]bool // addresses that a route covers which came, went or changed
+	rules bool                // routing rules
 }
 
 // news collects what rtnetlink tells until somebody has time for it.
@@ -33,6 +39,7 @@ type news struct {
 	dirty      dirty
 	decided    map[int]bool // interfaces whose role no route changes
 	watchNeigh map[int]bool // interfaces whose neighbours matter
+	watchAddrs []netip.Addr // addresses whose routes matter, sorted
 	neighs     bool         // own hears neighbours
 
 	wake chan struct{}
@@ -40,7 +47,7 @@ type news struct {
 
 func newNews() (*news, error) {
 	own, err := kernel.Subscribe(false, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 	if err != nil {
 		return nil, err
 	}
@@ -113,10 +120,14 @@ func (n *news) addOwn(m kernel.News) bool {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		n.dirty.links = true
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if !n.routeMatters(m.Data) {
+		covers := n.noteRoute(m.Data)
+		if n.routeMatters(m.Data) {
+			n.dirty.routes = true
+		} else if !covers {
 			return false
 		}
-		n.dirty.routes = true
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		n.dirty.rules = true
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		if len(m.Data) < 8 || !n.watchNeigh[int(int32(binary.NativeEndian.Uint32(m.Data[4:])))] {
 			return false
@@ -156,6 +167,57 @@ func (n *news) routeMatters(data []byte) bool {
 		}
 	}
 	return wide && !n.decided[oif]
+}
+
+// noteRoute notes the addresses that a route covers, and reports whether there are any.
+func (n *news) noteRoute(data []byte) (any bool) {
+	if len(n.watchAddrs) == 0 || len(data) < unix.SizeofRtMsg {
+		return false
+	}
+	prefix, ok := routePrefix(data)
+	if !ok {
+		return false
+	}
+	first, _ := slices.BinarySearchFunc(n.watchAddrs, prefix.Addr(), netip.Addr.Compare)
+	for _, a := range n.watchAddrs[first:] {
+		if !prefix.Contains(a) {
+			break
+		}
+		if n.dirty.paths == nil {
+			n.dirty.paths = make(map[netip.Addr]bool)
+		}
+		n.dirty.paths[a] = true
+		any = true
+	}
+	return any
+}
+
+// routePrefix returns the destination of a route message.
+func routePrefix(data []byte) (netip.Prefix, bool) {
+	msg := nl.DeserializeRtMsg(data)
+	if msg.Flags&unix.RTM_F_CLONED != 0 {
+		return netip.Prefix{}, false
+	}
+	var dst netip.Addr
+	switch msg.Family {
+	case unix.AF_INET:
+		dst = netip.IPv4Unspecified()
+	case unix.AF_INET6:
+		dst = netip.IPv6Unspecified()
+	default:
+		return netip.Prefix{}, false
+	}
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
+	if err != nil {
+		return netip.Prefix{}, false
+	}
+	for _, at := range attrs {
+		if at.Attr.Type == unix.RTA_DST {
+			dst, _ = netip.AddrFromSlice(at.Value)
+		}
+	}
+	p, err := dst.Prefix(int(msg.Dst_len))
+	return p, err == nil
 }
 
 // addOther notes a message of another namespace. n.mu is held.
@@ -206,6 +268,21 @@ func (n *news) watchNeighbours(neigh map[int]bool) {
 		n.dirty.neighs = true
 		n.wakeUp()
 	}
+}
+
+// watchRoutes sets the addresses, sorted, whose routes are news.
+func (n *news) watchRoutes(addrs []netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.watchAddrs = addrs
+}
+
+// noteFacts notes that the cluster says something else about addresses.
+func (n *news) noteFacts() {
+	n.mu.Lock()
+	n.dirty.facts = true
+	n.mu.Unlock()
+	n.wakeUp()
 }
 
 // dump reads a kernel table, again when it changed meanwhile.

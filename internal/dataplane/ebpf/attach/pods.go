@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -17,7 +17,8 @@ import (
 
 // Pod is what a packet needs to reach an address of a pod on this node.
 type Pod struct {
-	// Ifindex is the host end's, in the agent's namespace.
+	// Ifindex is the host end's, in the agent's namespace. 0 says that several
+	// interfaces claim the address and none of them is believed.
 	Ifindex int
 	// PodMAC is the pod's own interface's; nil if that has none.
 	PodMAC net.HardwareAddr
@@ -41,10 +42,21 @@ type PodChanges struct {
 
 // podPort is what is known of one pod-side interface.
 type podPort struct {
+	name                        string
 	ifindex, peer, nsid, master int
+	ovs                         bool // master is of Open vSwitch
+	vrf                         int  // that the interface or its bridge is a member of, or 0
 	hostMAC, podMAC             net.HardwareAddr
-	addrs                       []netip.Addr
-	stale                       bool // the pod's own side must be read (again)
+	addrs                       []podAddr
+	stale                       bool          // the pod's own side must be read (again)
+	named                       [2]netip.Addr // by family, the address of the Pod that the interface belongs to
+	reports                     int           // refused claims that were reported
+}
+
+// podAddr is an address of a pod's own interface.
+type podAddr struct {
+	addr    netip.Addr
+	dynamic bool // IPv6 autoconfiguration; the CNI did not assign it
 }
 
 // podTable finds the pods behind pod-side interfaces, without entering their
@@ -56,9 +68,20 @@ type podTable struct {
 	ports map[int]*podPort
 	told  map[netip.Addr]Pod
 	first bool
+
+	facts   func(netip.Addr) Fact // nil: all addresses are Unknown
+	paths   *pathTable
+	vlans   map[int]int  // VLAN devices of bridges, and their bridge
+	ovs     map[int]bool // devices of Open vSwitch
+	learned []neighbour  // nil: not read yet
+	claims  claims
+	owners  map[netip.Addr]owner
+	refused map[refusalKey]*refusal
 }
 
-func newPodTable(h *netlink.Handle) (*podTable, error) {
+// newPodTable makes a table in which owners, from an earlier run, have their
+// addresses.
+func newPodTable(h *netlink.Handle, facts func(netip.Addr) Fact, owners map[netip.Addr]Pod) (*podTable, error) {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open rtnetlink socket: %w", err)
@@ -67,10 +90,15 @@ func newPodTable(h *netlink.Handle) (*podTable, error) {
 	_ = s.SetReceiveTimeout(&timeout)
 	// Since Linux 5.0. Without it every lookup fails and neighbours are used.
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-	return &podTable{
+	t := &podTable{
 		sock: &nl.SocketHandle{Socket: s}, h: h, first: true,
 		ports: make(map[int]*podPort), told: make(map[netip.Addr]Pod),
-	}, nil
+		facts: facts, paths: newPathTable(h), owners: make(map[netip.Addr]owner),
+	}
+	for a, p := range owners {
+		t.owners[a] = owner{ifindex: p.Ifindex, mac: p.PodMAC, earlier: true}
+	}
+	return t, nil
 }
 
 func (t *podTable) close() { t.sock.Close() }
@@ -84,6 +112,22 @@ func (t *podTable) setPorts(devices []device, ifaces []Interface) {
 		macs[devices[i].index] = devices[i].mac
 		byIndex[devices[i].index] = &devices[i]
 	}
+	t.vlans, t.ovs = make(map[int]int), make(map[int]bool)
+	for i := range devices {
+		d := &devices[i]
+		switch {
+		case d.kind == "openvswitch":
+			t.ovs[d.index] = true
+		case d.kind == "vlan" && byIndex[d.peer] != nil && byIndex[d.peer].isSwitch():
+			t.vlans[d.index] = d.peer
+		}
+	}
+	vrf := func(d *device) int {
+		if m := byIndex[d.master]; m != nil && m.kind == "vrf" {
+			return m.index
+		}
+		return 0
+	}
 	ports := make(map[int]*podPort)
 	for _, iface := range ifaces {
 		if iface.Role != PodSide {
@@ -92,15 +136,27 @@ func (t *podTable) setPorts(devices []device, ifaces []Interface) {
 		d := byIndex[iface.Ifindex]
 		p := t.ports[d.index]
 		if p == nil || p.nsid != d.nsid || p.peer != d.peer {
+			if p != nil {
+				t.disown(d.index)
+			}
 			p = &podPort{ifindex: d.index, nsid: d.nsid, peer: d.peer, stale: true}
 		}
-		p.master, p.hostMAC = 0, d.mac
+		p.name, p.master, p.ovs, p.hostMAC, p.vrf = d.name, 0, false, d.mac, vrf(d)
 		if m := byIndex[d.master]; m != nil && m.isSwitch() {
-			p.master, p.hostMAC = d.master, m.mac
+			p.master, p.ovs, p.hostMAC, p.vrf = d.master, m.kind == "openvswitch", m.mac, vrf(m)
 		}
 		ports[d.index] = p
 	}
 	t.ports = ports
+}
+
+// disown forgets that an interface had addresses: another one has its index now.
+func (t *podTable) disown(ifindex int) {
+	for a, o := range t.owners {
+		if o.ifindex == ifindex {
+			delete(t.owners, a)
+		}
+	}
 }
 
 // read reads the pods in the namespaces named and those never read, or all. It
@@ -163,7 +219,7 @@ func (t *podTable) peerMAC(nsid, ifindex int) (net.HardwareAddr, error) {
 }
 
 // peerAddrs asks for the global addresses of an interface of another namespace.
-func (t *podTable) peerAddrs(nsid, ifindex int) ([]netip.Addr, error) {
+func (t *podTable) peerAddrs(nsid, ifindex int) ([]podAddr, error) {
 	msgs, err := dump(func() ([][]byte, error) {
 		req := t.request(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 		msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
@@ -175,9 +231,9 @@ func (t *podTable) peerAddrs(nsid, ifindex int) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
-	var addrs []netip.Addr
+	var addrs []podAddr
 	for _, m := range msgs {
-		if a, ok := parseAddr(m, nsid, ifindex); ok {
+		if a, ok := parseAddr(m, nsid, ifindex); ok && len(addrs) < maxAddrs {
 			addrs = append(addrs, a)
 		}
 	}
@@ -186,14 +242,14 @@ func (t *podTable) peerAddrs(nsid, ifindex int) ([]netip.Addr, error) {
 
 // parseAddr gives the address of an RTM_NEWADDR if it is the one asked for and
 // usable.
-func parseAddr(m []byte, nsid, ifindex int) (netip.Addr, bool) {
+func parseAddr(m []byte, nsid, ifindex int) (podAddr, bool) {
 	if len(m) < unix.SizeofIfAddrmsg {
-		return netip.Addr{}, false
+		return podAddr{}, false
 	}
 	msg := nl.DeserializeIfAddrmsg(m)
 	attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfAddrmsg:])
 	if err != nil || int(msg.Index) != ifindex {
-		return netip.Addr{}, false
+		return podAddr{}, false
 	}
 	addr := netlink.Addr{IPNet: &net.IPNet{}, Scope: int(msg.Scope), Flags: int(msg.Flags)}
 	answered := false
@@ -212,9 +268,10 @@ func parseAddr(m []byte, nsid, ifindex int) (netip.Addr, bool) {
 		}
 	}
 	if !answered {
-		return netip.Addr{}, false
+		return podAddr{}, false
 	}
-	return globalAddr(&addr)
+	a, ok := globalAddr(&addr)
+	return podAddr{a, a.Is6() && addr.Flags&unix.IFA_F_PERMANENT == 0}, ok
 }
 
 func (t *podTable) request(typ, flags int) *nl.NetlinkRequest {
@@ -223,22 +280,9 @@ func (t *podTable) request(typ, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// changes compares what is known with what was told.
+// changes decides which claims are believed and compares the result with the last one.
 func (t *podTable) changes() PodChanges {
-	now := make(map[netip.Addr]Pod, len(t.told))
-	// Two interfaces can claim an address while a pod is replaced: the newer
-	// one has it.
-	for _, i := range slices.Sorted(maps.Keys(t.ports)) {
-		p := t.ports[i]
-		for _, a := range p.addrs {
-			now[a] = Pod{Ifindex: p.ifindex, PodMAC: p.podMAC, HostMAC: p.hostMAC}
-		}
-	}
-	for a, pod := range t.neighbours() {
-		if _, known := now[a]; !known {
-			now[a] = pod
-		}
-	}
+	now := t.decide(time.Now())
 	c := PodChanges{Full: t.first, Upserts: make(map[netip.Addr]Pod)}
 	for a, pod := range now {
 		if old, ok := t.told[a]; !ok || !old.equal(pod) {

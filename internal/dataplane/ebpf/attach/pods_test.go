@@ -50,12 +50,15 @@ func TestPods(t *testing.T) {
 	dir := mountBPF(t)
 	addLink(t, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0", HardwareAddr: []byte{2, 0, 0, 0, 0, 1}}})
 	addAddr(t, "cni0", "10.244.1.1/24")
+	addAddr(t, "cni0", "2001:db8:1::1/64")
 	bridged := newPod(t, "veth1")
 	setMaster(t, "veth1", "cni0")
 	bridged.addAddr(t, "10.244.1.2/24")
 	bridged.addAddr(t, "2001:db8:1::2/64")
 	routed := newPod(t, "cali1")
 	routed.addAddr(t, "10.244.2.2/32")
+	addRoute(t, "10.244.2.2/32", "cali1")
+	addRoute(t, "10.244.2.3/32", "cali1")
 
 	var l listener
 	a := newAttacher(t, Config{PinDir: dir, OnPods: l.told})
@@ -105,13 +108,14 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// A pod's new interface may be there before the old one is gone.
+// A pod's new interface may be there before the old one is gone. The CNI moves the route.
 func TestPodAddressMovesToNewerInterface(t *testing.T) {
 	enterNetns(t)
 	dir := mountBPF(t)
 	old, young := newPod(t, "cali1"), newPod(t, "cali2")
 	old.addAddr(t, "10.244.1.2/32")
 	young.addAddr(t, "10.244.1.2/32")
+	addRoute(t, "10.244.1.2/32", "cali2")
 	var l listener
 	a := newAttacher(t, Config{PinDir: dir, OnPods: l.told})
 	must(t, a.Sync(context.Background()))
@@ -134,6 +138,7 @@ func TestPodsByNeighbours(t *testing.T) {
 	newPod(t, "veth1")
 	setMaster(t, "veth1", "cni0")
 	newPod(t, "cali1")
+	addRoute(t, "10.244.2.2/32", "cali1")
 	var l listener
 	a := newAttacher(t, Config{PinDir: dir, OnPods: l.told})
 	must(t, a.Sync(context.Background()))

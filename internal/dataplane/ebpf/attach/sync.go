@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,6 +74,17 @@ func (a *Attacher) podPass() {
 	a.tellPods()
 }
 
+// reportRefusals tells OnRefused of claims, and returns when to call it again; 0 is
+// after the next change.
+func (a *Attacher) reportRefusals() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.cfg.OnRefused == nil {
+		return 0
+	}
+	return a.pods.report(time.Now(), cmp.Or(a.cfg.ReportAfter, defaultReportAfter), a.cfg.OnRefused)
+}
+
 func (a *Attacher) interfaceWait() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -84,6 +96,13 @@ func (d *dirty) merge(other dirty) {
 	d.links = d.links || other.links
 	d.neighs = d.neighs || other.neighs
 	d.all = d.all || other.all
+	d.facts = d.facts || other.facts
+	d.rules = d.rules || other.rules
+	if d.paths == nil {
+		d.paths = other.paths
+	} else {
+		maps.Copy(d.paths, other.paths)
+	}
 	if d.nsids == nil {
 		d.nsids = other.nsids
 	} else {
@@ -108,6 +127,7 @@ func (a *Attacher) look(d dirty) ([]Interface, error) {
 	}
 	ifaces := classify(devices)
 	a.pods.setPorts(devices, ifaces)
+	a.pods.paths.follow(devices, addrs)
 
 	ups := uplinks(ifaces, addrs, a.routes)
 	if a.uplinks == nil || !maps.Equal(ups, a.uplinks) {
@@ -149,12 +169,18 @@ func (a *Attacher) tellPods() {
 	a.podsTold = time.Now()
 	d := a.pending
 	a.pending = dirty{}
-	if !d.all && !d.links && !d.neighs && len(d.nsids) == 0 {
+	routing := d.rules || len(d.paths) > 0
+	if !d.all && !d.links && !d.neighs && len(d.nsids) == 0 && !d.facts && !routing {
 		return
 	}
-	if !a.pods.read(d.nsids, d.all) && !d.all && !d.links && !d.neighs {
+	a.pods.paths.forget(d.paths, d.all || d.rules)
+	claims := a.pods.read(d.nsids, d.all) || d.all || d.links || d.neighs
+	if !claims && !d.facts && !routing {
 		return // News of namespaces without pods of ours.
 	}
+	a.pods.collect(claims)
+	// Before the kernel is asked: a route that changes in between is news.
+	a.news.watchRoutes(a.pods.claimed())
 	c := a.pods.changes()
 	a.news.watchNeighbours(a.pods.neighbourWatch())
 	if a.cfg.OnPods != nil && (c.Full || len(c.Upserts)+len(c.Deletes) > 0) {

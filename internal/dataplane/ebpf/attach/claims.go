@@ -1,0 +1,434 @@
+package attach
+
+import (
+	"cmp"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// A pod can give its interface any address, and a virtual machine can send any
+// neighbor message. An address behind a pod-side interface is therefore only a claim.
+// It is believed if
+//
+//   - the node's own routing leads to the address by that interface, or by the bridge
+//     that the interface is a port of;
+//   - the address is not the node's own, a Service's, another node's, or that of a pod
+//     on another node;
+//   - the interface does not already have the address that another Pod object names;
+//   - no other interface had the address before and still claims it.
+
+// Fact is what the cluster says about an address.
+type Fact uint8
+
+// The facts. Where several apply, the first of NodeAddress, OtherNode, PodHere,
+// ServiceAddress, PodElsewhere and OtherNodeRange counts: any user who may write a
+// Service can give it a pod's address as an externalIP.
+const (
+	Unknown        Fact = iota
+	PodHere             // a Pod object of this node names it
+	NodeAddress         // this node has it
+	ServiceAddress      // clusterIP, externalIP or load balancer IP of a Service
+	OtherNode           // another node has it
+	PodElsewhere        // a Pod object of another node names it
+	OtherNodeRange      // it is in the podCIDR of another node
+)
+
+// Reason says why a claim is refused. It is a label of a metric.
+type Reason string
+
+// The reasons.
+const (
+	ReasonNodeAddress    Reason = "node_address"
+	ReasonServiceAddress Reason = "service_address"
+	ReasonOtherNode      Reason = "other_node"
+	ReasonPodElsewhere   Reason = "pod_of_other_node"
+	ReasonOtherNodeRange Reason = "range_of_other_node"
+	ReasonNoRoute        Reason = "no_route"
+	ReasonOtherPod       Reason = "other_pod"
+	ReasonInUse          Reason = "in_use"
+	ReasonContested      Reason = "contested"
+	ReasonTooMany        Reason = "too_many"
+)
+
+// Reasons returns all reasons.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonNodeAddress, ReasonServiceAddress, ReasonOtherNode, ReasonPodElsewhere, ReasonOtherNodeRange,
+		ReasonNoRoute, ReasonOtherPod, ReasonInUse, ReasonContested, ReasonTooMany,
+	}
+}
+
+// String explains the reason in words that complete "the address is refused: ".
+func (r Reason) String() string {
+	switch r {
+	case ReasonNodeAddress:
+		return "it is an address of this node"
+	case ReasonServiceAddress:
+		return "it is the address of a Service"
+	case ReasonOtherNode:
+		return "it is an address of another node"
+	case ReasonPodElsewhere:
+		return "a pod of another node has it"
+	case ReasonOtherNodeRange:
+		return "it is in the podCIDR of another node, and no Pod of this node names it"
+	case ReasonNoRoute:
+		return "this node's routes do not lead to it by that interface"
+	case ReasonOtherPod:
+		return "the interface belongs to a Pod with another address"
+	case ReasonInUse:
+		return "another interface had it before"
+	case ReasonContested:
+		return "several interfaces claim it"
+	case ReasonTooMany:
+		return "the interface has too many addresses that no Pod names"
+	}
+	return string(r)
+}
+
+var reasonOf = map[Fact]Reason{
+	NodeAddress: ReasonNodeAddress, ServiceAddress: ReasonServiceAddress, OtherNode: ReasonOtherNode, PodElsewhere: ReasonPodElsewhere,
+}
+
+// Refusal is an address that a pod-side interface claims and does not get.
+type Refusal struct {
+	Addr      netip.Addr
+	Ifindex   int
+	Interface string
+	Reason    Reason
+	// Last says that OnRefused will not hear of further claims of this interface.
+	Last bool
+}
+
+const (
+	// maxUnnamed is how many addresses an interface can have that no Pod object
+	// names. It keeps one pod from filling the maps.
+	maxUnnamed = 256
+	// maxAddrs is how many addresses of a pod's interface are looked at.
+	maxAddrs = 1024
+	// maxReports is how many refused claims of one interface are reported.
+	maxReports = 16
+	// defaultReportAfter is how long a claim is refused before it is reported. A CNI
+	// gives the pod its address before the node gets the route, and the kubelet
+	// writes the Pod's address some seconds later.
+	defaultReportAfter = 5 * time.Second
+)
+
+// claim is an address behind one interface.
+type claim struct {
+	port *podPort
+	mac  net.HardwareAddr
+	// learned says that the address is from a neighbor table, not from the
+	// pod's own interface.
+	learned bool
+	// quiet says that it is normal that the node has no route to the address.
+	quiet bool
+	order int // position among the addresses of the interface
+}
+
+// claims are all claims of each address.
+type claims map[netip.Addr][]claim
+
+// has reports whether an interface claims the address.
+func (cs claims) has(a netip.Addr, ifindex int) bool {
+	return slices.ContainsFunc(cs[a], func(c claim) bool { return c.port.ifindex == ifindex })
+}
+
+// owner is the interface that an address was last believed behind.
+type owner struct {
+	ifindex int
+	mac     net.HardwareAddr
+	learned bool // from a neighbor table
+	earlier bool // in an earlier run, which did not record whether it was learned
+}
+
+type refusalKey struct {
+	addr    netip.Addr
+	ifindex int
+}
+
+// refusal is the state of a refused claim.
+type refusal struct {
+	Refusal
+	since    time.Time
+	quiet    bool
+	reported bool
+}
+
+// collect lists who claims what. Neighbor tables are read again only if reread is set.
+func (t *podTable) collect(reread bool) {
+	t.claims = make(claims, len(t.told))
+	for _, i := range slices.Sorted(maps.Keys(t.ports)) {
+		p := t.ports[i]
+		for n, a := range p.addrs {
+			t.claims[a.addr] = append(t.claims[a.addr], claim{port: p, mac: p.podMAC, quiet: a.dynamic, order: n})
+		}
+	}
+	if reread || t.learned == nil {
+		t.learned = t.neighbours()
+	}
+	learned := make(map[netip.Addr]bool)
+	for _, n := range t.learned {
+		if p := t.ports[n.ifindex]; p != nil && len(p.addrs) == 0 {
+			t.claims[n.addr] = append(t.claims[n.addr], claim{port: p, mac: n.mac, learned: true, quiet: n.addr.Is6()})
+			learned[n.addr] = true
+		}
+	}
+	for a, o := range t.owners {
+		p := t.ports[o.ifindex]
+		if p == nil || len(p.addrs) > 0 {
+			continue
+		}
+		o.learned = o.learned || o.earlier
+		t.owners[a] = o
+		// One forged message is enough to overwrite a neighbor entry, so that does
+		// not mean that the owner has given up the address.
+		believed := o.earlier || t.told[a].Ifindex == o.ifindex
+		if o.learned && believed && learned[a] && !t.claims.has(a, o.ifindex) {
+			t.claims[a] = append(t.claims[a], claim{port: p, mac: o.mac, learned: true})
+		}
+	}
+}
+
+// claimed returns the addresses that have a claim, sorted.
+func (t *podTable) claimed() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(t.claims), netip.Addr.Compare)
+}
+
+// decide returns the claims that are believed. An entry without interface says that
+// an address is contested and that no claim is believed.
+func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
+	pods := make(map[netip.Addr]Pod, len(t.claims))
+	owners := make(map[netip.Addr]owner, len(t.claims))
+	refused := make(map[refusalKey]*refusal)
+	unnamed := make(map[int]int)
+	for _, a := range t.byPrecedence() {
+		fact := t.fact(a)
+		var left []claim
+		refuse := func(c claim, r Reason) {
+			key := refusalKey{a, c.port.ifindex}
+			e := &refusal{since: now}
+			if old := t.refused[key]; old != nil {
+				e.since, e.reported = old.since, old.reported
+			}
+			e.Refusal = Refusal{Addr: a, Ifindex: c.port.ifindex, Interface: c.port.name, Reason: r}
+			e.quiet = c.quiet && r == ReasonNoRoute
+			refused[key] = e
+		}
+		for _, c := range t.claims[a] {
+			if r := t.objection(a, c.port, fact); r != "" {
+				refuse(c, r)
+			} else {
+				left = append(left, c)
+			}
+		}
+		winner, lost := t.choose(a, left, fact)
+		if winner != nil && fact != PodHere {
+			if unnamed[winner.port.ifindex]++; unnamed[winner.port.ifindex] > maxUnnamed {
+				winner, lost = nil, ReasonTooMany
+			}
+		}
+		for i := range left {
+			if winner == nil || left[i].port != winner.port {
+				refuse(left[i], lost)
+			}
+		}
+		if winner == nil {
+			if lost == ReasonContested {
+				pods[a] = Pod{}
+			}
+			continue
+		}
+		pods[a] = Pod{Ifindex: winner.port.ifindex, PodMAC: winner.mac, HostMAC: winner.port.hostMAC}
+		owners[a] = owner{ifindex: winner.port.ifindex, mac: winner.mac, learned: winner.learned}
+		if fact == PodHere {
+			winner.port.named[familyIndex(a)] = a
+		}
+	}
+	for a, o := range t.owners {
+		if _, replaced := owners[a]; !replaced && t.remembers(a, o) {
+			o.earlier = false
+			owners[a] = o
+		}
+	}
+	t.owners, t.refused = owners, refused
+	return pods
+}
+
+// byPrecedence sorts claimed addresses: those with an owner come first, and then each
+// interface's in the kernel's order, in which the CNI's address is first. An interface
+// belongs to the Pod whose address comes first.
+func (t *podTable) byPrecedence() []netip.Addr {
+	type rank struct{ unowned, ifindex, order int }
+	ranks := make(map[netip.Addr]rank, len(t.claims))
+	for a, claims := range t.claims {
+		r := rank{1, claims[0].port.ifindex, claims[0].order}
+		if o, ok := t.owners[a]; ok {
+			r.unowned, r.ifindex, r.order = 0, o.ifindex, 0
+			for _, c := range claims {
+				if c.port.ifindex == o.ifindex {
+					r.order = c.order
+				}
+			}
+		}
+		ranks[a] = r
+	}
+	return slices.SortedFunc(maps.Keys(t.claims), func(a, b netip.Addr) int {
+		x, y := ranks[a], ranks[b]
+		return cmp.Or(x.unowned-y.unowned, x.ifindex-y.ifindex, x.order-y.order, a.Compare(b))
+	})
+}
+
+func (t *podTable) fact(a netip.Addr) Fact {
+	if t.facts == nil {
+		return Unknown
+	}
+	return t.facts(a)
+}
+
+// objection says why an interface cannot have the address, whoever else claims it; ""
+// if it can.
+func (t *podTable) objection(a netip.Addr, p *podPort, fact Fact) Reason {
+	if r, ok := reasonOf[fact]; ok {
+		return r
+	}
+	where := t.paths.lookup(pathKey{a, p.vrf})
+	leads, host := t.leads(where, p)
+	switch {
+	case where.local:
+		return ReasonNodeAddress
+	case fact == OtherNodeRange && !host:
+		// Some CNIs assign addresses regardless of podCIDRs. They write a route
+		// to each pod, which a pod cannot.
+		return ReasonOtherNodeRange
+	case !leads:
+		return ReasonNoRoute
+	case fact == PodHere && t.belongsToOther(p, a):
+		return ReasonOtherPod
+	}
+	return ""
+}
+
+// leads reports whether a path leads to an interface, and whether its route is for
+// this address and this interface alone.
+func (t *podTable) leads(where path, p *podPort) (leads, host bool) {
+	for _, i := range where.devices {
+		if i != p.ifindex && (p.master == 0 || t.switchOf(i) != p.master && (!p.ovs || !t.ovs[i])) {
+			return false, false
+		}
+		host = where.host && i == p.ifindex
+	}
+	return len(where.devices) > 0, host
+}
+
+// switchOf returns the bridge that a device is, or that it is a VLAN of; else the
+// device itself.
+func (t *podTable) switchOf(ifindex int) int {
+	if bridge := t.vlans[ifindex]; bridge != 0 {
+		return bridge
+	}
+	return ifindex
+}
+
+// belongsToOther reports whether the interface has the address of another Pod. A Pod
+// has one address of each family, and an interface belongs to one Pod.
+func (t *podTable) belongsToOther(p *podPort, a netip.Addr) bool {
+	named := p.named[familyIndex(a)]
+	return named.IsValid() && named != a && t.fact(named) == PodHere
+}
+
+// choose picks the claim to believe, nil for none, and the reason to refuse the others.
+func (t *podTable) choose(a netip.Addr, claims []claim, fact Fact) (*claim, Reason) {
+	if len(claims) == 0 {
+		return nil, ""
+	}
+	if o, ok := t.owners[a]; ok {
+		for i := range claims {
+			if claims[i].port.ifindex == o.ifindex {
+				return &claims[i], ReasonInUse
+			}
+		}
+		if t.remembers(a, o) {
+			return nil, ReasonContested
+		}
+	}
+	if len(claims) == 1 {
+		return &claims[0], ""
+	}
+	where := t.paths.lookup(pathKey{a, claims[0].port.vrf})
+	for i := range claims {
+		if _, host := t.leads(where, claims[i].port); host {
+			return &claims[i], ReasonInUse
+		}
+	}
+	if fact != PodHere {
+		return nil, ReasonContested
+	}
+	best := &claims[0]
+	for i := range claims[1:] {
+		c := &claims[1+i]
+		if cmp.Or(boolCompare(best.learned, c.learned), best.port.ifindex-c.port.ifindex) > 0 {
+			best = c
+		}
+	}
+	return best, ReasonInUse
+}
+
+// remembers reports whether an owner still counts that claims nothing at the moment: a
+// virtual machine whose neighbor entry the kernel has dropped. Else a pod that fills
+// the neighbor table could take over its address.
+func (t *podTable) remembers(a netip.Addr, o owner) bool {
+	p := t.ports[o.ifindex]
+	return p != nil && o.learned && len(p.addrs) == 0 && t.objection(a, p, t.fact(a)) == ""
+}
+
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+func familyIndex(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+// report calls tell once for each claim that has been refused for that long, and
+// returns when to call report again, 0 for not until the next change.
+func (t *podTable) report(now time.Time, after time.Duration, tell func(Refusal)) (next time.Duration) {
+	for _, e := range t.sortedRefusals() {
+		if e.reported || e.quiet {
+			continue
+		}
+		if left := after - now.Sub(e.since); left > 0 {
+			if next == 0 || left < next {
+				next = left
+			}
+			continue
+		}
+		e.reported = true
+		p := t.ports[e.Ifindex]
+		if p == nil || p.reports >= maxReports {
+			continue
+		}
+		p.reports++
+		r := e.Refusal
+		r.Last = p.reports == maxReports
+		tell(r)
+	}
+	return next
+}
+
+func (t *podTable) sortedRefusals() []*refusal {
+	return slices.SortedFunc(maps.Values(t.refused), func(x, y *refusal) int {
+		return cmp.Or(x.Ifindex-y.Ifindex, x.Addr.Compare(y.Addr))
+	})
+}

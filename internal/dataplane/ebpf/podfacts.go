@@ -1,0 +1,183 @@
+package ebpf
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/intent"
+)
+
+// podFacts is what the cluster says about addresses that pods claim.
+type podFacts struct {
+	node        *intent.Node
+	otherRanges prefixSet
+}
+
+// fact returns what the cluster says about an address; see attach.Config.Facts.
+func (b *Backend) fact(a netip.Addr) attach.Fact {
+	f := b.facts.Load()
+	if f == nil {
+		return attach.Unknown
+	}
+	n := f.node
+	switch {
+	case hasAddr(n.Addrs, a):
+		return attach.NodeAddress
+	case hasAddr(n.Peers, a):
+		return attach.OtherNode
+	case hasAddr(n.ClaimedPods, a):
+		return attach.PodHere
+	case b.serviceAddrs.has(a):
+		return attach.ServiceAddress
+	case hasAddr(n.OtherPods, a):
+		return attach.PodElsewhere
+	case f.otherRanges.contains(a) && !slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }):
+		return attach.OtherNodeRange
+	}
+	return attach.Unknown
+}
+
+// setFacts makes fact answer by this node, and has claims decided again if that makes
+// a difference.
+func (b *Backend) setFacts(n *intent.Node) {
+	f := &podFacts{node: n}
+	old := b.facts.Load()
+	if old != nil && slices.Equal(old.node.OtherPodCIDRs, n.OtherPodCIDRs) {
+		f.otherRanges = old.otherRanges
+	} else {
+		f.otherRanges = newPrefixSet(n.OtherPodCIDRs)
+	}
+	b.facts.Store(f)
+	if old == nil || !slices.Equal(old.node.Addrs, n.Addrs) || !slices.Equal(old.node.Peers, n.Peers) ||
+		!slices.Equal(old.node.ClaimedPods, n.ClaimedPods) || !slices.Equal(old.node.OtherPods, n.OtherPods) ||
+		!slices.Equal(old.node.OtherPodCIDRs, n.OtherPodCIDRs) || !slices.Equal(old.node.PodCIDRs, n.PodCIDRs) {
+		b.noteFacts()
+	}
+}
+
+func (b *Backend) noteFacts() {
+	if b.attacher != nil {
+		b.attacher.NoteFacts()
+	}
+}
+
+// onRefused reports a claim in the log and to Config.Refused.
+func (b *Backend) onRefused(r attach.Refusal) {
+	b.cfg.Log.Warn("pod address refused: packets for it do not use this interface",
+		"address", r.Addr, "interface", r.Interface, "reason", r.Reason.String(), "moreIgnored", r.Last)
+	if b.cfg.Refused != nil {
+		b.cfg.Refused(fmt.Sprintf("No packets for %s are sent past netfilter to interface %s: a pod or virtual machine there claims the address, but %s. "+
+			"If the address is right, check the node's routes (ip route get %s); if not, check the pod behind the interface (ip -d link show %s)",
+			r.Addr, r.Interface, r.Reason, r.Addr, r.Interface))
+	}
+}
+
+// hasAddr reports whether a sorted list has the address.
+func hasAddr(list []netip.Addr, a netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(list, a, netip.Addr.Compare)
+	return found
+}
+
+// prefixSet answers in which of thousands of prefixes an address is. They have few
+// lengths.
+type prefixSet struct {
+	prefixes map[netip.Prefix]struct{}
+	lengths  []int
+}
+
+func newPrefixSet(list []netip.Prefix) prefixSet {
+	s := prefixSet{prefixes: make(map[netip.Prefix]struct{}, len(list))}
+	for _, p := range list {
+		s.prefixes[p.Masked()] = struct{}{}
+		if !slices.Contains(s.lengths, p.Bits()) {
+			s.lengths = append(s.lengths, p.Bits())
+		}
+	}
+	return s
+}
+
+func (s prefixSet) contains(a netip.Addr) bool {
+	for _, bits := range s.lengths {
+		if p, err := a.Prefix(bits); err == nil {
+			if _, ok := s.prefixes[p]; ok {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// serviceAddrs counts the frontends of each address. Interfaces change on their own, so
+// it has a lock of its own. A nil *serviceAddrs counts nothing.
+type serviceAddrs struct {
+	mu      sync.RWMutex
+	refs    map[netip.Addr]int
+	changed func() // an address came or went; nil: it does not matter
+}
+
+func (s *serviceAddrs) has(a netip.Addr) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.refs[a] > 0
+}
+
+// reset counts these frontends and no others.
+func (s *serviceAddrs) reset(owners map[tcFrontendKey]uint32) {
+	refs := make(map[netip.Addr]int, len(owners))
+	for key := range owners {
+		if a := fromAddr(key.Addr, key.Family); !a.IsUnspecified() {
+			refs[a]++
+		}
+	}
+	s.mu.Lock()
+	s.refs = refs
+	s.mu.Unlock()
+	s.notify()
+}
+
+// count adds 1 or -1 frontend of an address. NodePorts have none.
+func (s *serviceAddrs) count(key tcFrontendKey, by int) {
+	a := fromAddr(key.Addr, key.Family)
+	if s == nil || a.IsUnspecified() {
+		return
+	}
+	s.mu.Lock()
+	before := s.refs[a]
+	if s.refs[a] = before + by; s.refs[a] == 0 {
+		delete(s.refs, a)
+	}
+	s.mu.Unlock()
+	if before == 0 || before+by == 0 {
+		s.notify()
+	}
+}
+
+func (s *serviceAddrs) notify() {
+	if s.changed != nil {
+		s.changed()
+	}
+}
+
+// readPods reads the pods that an earlier run has believed.
+func readPods(m *ebpf.Map) (map[netip.Addr]attach.Pod, error) {
+	pods := map[netip.Addr]attach.Pod{}
+	err := each(m, func(key tcAddrKey, v tcPod) {
+		if v.Ifindex == 0 {
+			return
+		}
+		p := attach.Pod{Ifindex: int(v.Ifindex)}
+		if v.Flags&uint32(tcPodFlagsPOD_REACHABLE) != 0 {
+			p.PodMAC, p.HostMAC = slices.Clone(v.Mac[:]), slices.Clone(v.GatewayMac[:])
+		}
+		pods[fromAddr(key.Addr, uint8(key.Family))] = p
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read pods of an earlier run: %w", err)
+	}
+	return pods, nil
+}

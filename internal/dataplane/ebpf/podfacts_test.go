@@ -1,0 +1,247 @@
+package ebpf
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/intent"
+)
+
+func addrList(list ...string) (out []netip.Addr) {
+	for _, a := range list {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+func TestFactsAboutAddresses(t *testing.T) {
+	ownPlace(t)
+	b := newMapsBackend(t, Config{})
+	b.objects.maps[idsMap] = newPortMaps(t, 1, 1)[idsMap]
+	want := func(what string, facts map[string]attach.Fact) {
+		t.Helper()
+		for a, f := range facts {
+			if got := b.fact(netip.MustParseAddr(a)); got != f {
+				t.Errorf("%s: %s: fact %d, want %d", what, a, got, f)
+			}
+		}
+	}
+	want("before the first node", map[string]attach.Fact{"192.0.2.1": attach.Unknown})
+	node := intent.Node{
+		Addrs: addrList("192.0.2.1"), Peers: addrList("192.0.2.2", "192.0.2.3"), ClaimedPods: addrList("10.96.0.3", "10.244.1.2", "10.244.2.9"),
+		OtherPods: addrList("10.244.1.9", "10.244.2.9"), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
+		OtherPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/20"), netip.MustParsePrefix("2001:db8:2::/64")},
+	}
+	// A NodePort is at no address, and an endpoint's is no Service's.
+	first, second := simplePort(1, 1), simplePort(2, 1)
+	first.Frontends = append(first.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30080, Outside: intent.ToCluster, Inside: intent.ToCluster})
+	third := simplePort(3, 1)
+	noError(t, b.Apply(t.Context(), intent.Changes{Node: &node, Upserts: []*intent.ServicePort{first, second, third}}))
+	want("all", map[string]attach.Fact{
+		"192.0.2.1": attach.NodeAddress, "192.0.2.3": attach.OtherNode, "10.244.1.2": attach.PodHere, "10.244.2.9": attach.PodHere,
+		"10.244.1.9": attach.PodElsewhere, "10.244.2.7": attach.OtherNodeRange, "10.244.1.7": attach.Unknown, "2001:db8:2::1": attach.OtherNodeRange,
+		"2001:db8:3::1": attach.Unknown, "10.96.0.1": attach.ServiceAddress, "10.96.0.2": attach.ServiceAddress, "10.16.0.1": attach.Unknown, "0.0.0.0": attach.Unknown,
+		"10.96.0.3": attach.PodHere, // a user can give a Service any externalIP
+	})
+	// An address moves to another Service, which has it twice; a Service goes.
+	moved := simplePort(2, 1)
+	moved.Frontends = append(moved.Frontends, simplePort(1, 0).Frontends[0])
+	other := moved.Frontends[1]
+	other.Port = 81
+	moved.Frontends = append(moved.Frontends, other)
+	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{moved}, Deletes: []intent.PortID{first.ID}}))
+	want("moved", map[string]attach.Fact{"10.96.0.1": attach.ServiceAddress, "10.96.0.2": attach.ServiceAddress})
+	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{second}}))
+	want("gone", map[string]attach.Fact{"10.96.0.1": attach.Unknown, "10.96.0.2": attach.ServiceAddress})
+	b.known = false
+	noError(t, b.reread())
+	want("read from the maps", map[string]attach.Fact{"10.96.0.1": attach.Unknown, "10.96.0.2": attach.ServiceAddress})
+}
+
+// A pod that no Pod object claims may be one that a NetworkPolicy selects.
+func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
+	ownPlace(t)
+	b := newMapsBackend(t, Config{})
+	const policed, guarded = uint32(tcPodFlagsPOD_POLICED), uint32(tcPodFlagsPOD_GUARDED)
+	mac := []byte{2, 0, 0, 0, 0, 1}
+	addrs := addrList("10.244.1.2", "10.244.1.3", "10.244.1.4")
+	want := func(what string, flags ...uint32) {
+		t.Helper()
+		have := readAll[tcAddrKey, tcPod](t, b.m(tcMapPods))
+		if len(have) != len(flags) {
+			t.Errorf("%s: %d entries: %v", what, len(have), have)
+		}
+		for i, f := range flags {
+			p := have[addrKey(addrs[i])]
+			if got := p.Flags &^ uint32(tcPodFlagsPOD_REACHABLE); got != f || p.Ifindex != uint32(10+i) {
+				t.Errorf("%s: %s has flags %d and interface %d, want %d and %d", what, addrs[i], got, p.Ifindex, f, 10+i)
+			}
+		}
+	}
+	pods := map[netip.Addr]attach.Pod{}
+	for i, a := range addrs {
+		pods[a] = attach.Pod{Ifindex: 10 + i, PodMAC: mac, HostMAC: mac}
+	}
+	write := func(n intent.Node) { t.Helper(); noError(t, b.writeNode(&n)) }
+	write(intent.Node{PoliciesExist: true, ClaimedPods: addrs[:1]})
+	b.onPods(attach.PodChanges{Full: true, Upserts: pods})
+	want("policies first", 0, policed, policed)
+	write(intent.Node{PoliciesExist: true, ClaimedPods: addrs[:2], GuardedPods: addrs[:1], PolicedPods: addrs[:1]})
+	want("a Pod object comes", policed|guarded, 0, policed)
+	write(intent.Node{PoliciesExist: true, ClaimedPods: addrs[1:], GuardedPods: addrs[:1], PolicedPods: addrs[:1]})
+	want("another one goes", policed, 0, 0)
+	write(intent.Node{ClaimedPods: addrs[1:]})
+	want("no policies", 0, 0, 0)
+	write(intent.Node{PoliciesExist: true})
+	want("no Pod objects at all", policed, policed, policed)
+
+	// Several interfaces claim an address.
+	write(intent.Node{})
+	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{addrs[2]: {}}, Deletes: addrs[:2]})
+	wantSame(t, "contested", readAll[tcAddrKey, tcPod](t, b.m(tcMapPods)), map[tcAddrKey]tcPod{addrKey(addrs[2]): {Flags: policed}})
+}
+
+// addPod makes a pod at a port of the bridge cni0.
+func addPod(t *testing.T, name string, addrs ...string) (ifindex int) {
+	t.Helper()
+	here, err := netns.Get()
+	noError(t, err)
+	defer here.Close()
+	there, err := netns.New()
+	noError(t, err)
+	t.Cleanup(func() { there.Close() })
+	noError(t, netns.Set(here))
+	bridge, err := netlink.LinkByName("cni0")
+	noError(t, err)
+	noError(t, netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index}, PeerName: "eth0", PeerNamespace: netlink.NsFd(there),
+	}))
+	l, err := netlink.LinkByName(name)
+	noError(t, err)
+	noError(t, netlink.LinkSetUp(l))
+	h, err := netlink.NewHandleAt(there, unix.NETLINK_ROUTE)
+	noError(t, err)
+	defer h.Close()
+	eth0, err := h.LinkByName("eth0")
+	noError(t, err)
+	for _, a := range addrs {
+		parsed, err := netlink.ParseAddr(a)
+		noError(t, err)
+		noError(t, h.AddrAdd(eth0, parsed))
+	}
+	noError(t, h.LinkSetUp(eth0))
+	return l.Attrs().Index
+}
+
+// A whole agent: a pod forges addresses while no agent runs, and while one does.
+func TestForgedPodAddresses(t *testing.T) {
+	cfg := ownPlace(t)
+	var notes []string
+	cfg.Refused = func(note string) { notes = append(notes, note) }
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	noError(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}))
+	cni0, err := netlink.LinkByName("cni0")
+	noError(t, err)
+	noError(t, netlink.LinkSetUp(cni0))
+	gateway, err := netlink.ParseAddr("10.244.1.1/24")
+	noError(t, err)
+	noError(t, netlink.AddrAdd(cni0, gateway))
+	state := intent.State{
+		Ports: []*intent.ServicePort{simplePort(1, 1)},
+		Node: intent.Node{
+			Name: "node", Addrs: addrList("192.0.2.10"), ClaimedPods: addrList("10.244.1.2"),
+			OtherPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.128/25")},
+		},
+	}
+	victim := addPod(t, "veth1", "10.244.1.2/24")
+	want := func(b *Backend, what string, ifindexes map[string]int) {
+		t.Helper()
+		var err error
+		for range 300 {
+			have := readAll[tcAddrKey, tcPod](t, b.m(tcMapPods))
+			err = nil
+			if len(have) != len(ifindexes) {
+				err = fmt.Errorf("%s: %d entries, want %d: %v", what, len(have), len(ifindexes), have)
+			}
+			for a, i := range ifindexes {
+				if got := have[addrKey(netip.MustParseAddr(a))]; int(got.Ifindex) != i {
+					err = fmt.Errorf("%s: %s is behind interface %d, want %d", what, a, got.Ifindex, i)
+				}
+			}
+			if err == nil {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Fatal(err)
+	}
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, b.Replace(t.Context(), state))
+	want(b, "at first", map[string]int{"10.244.1.2": victim})
+	noError(t, b.Close())
+
+	forger := addPod(t, "veth2", "10.244.1.3/24", "10.244.1.2/32", "10.244.1.1/32", "10.244.1.200/32", "10.244.1.78/32")
+	// An earlier run's entry is all that tells who had the address without an object.
+	state.Node.ClaimedPods = nil
+	b, err = New(t.Context(), cfg)
+	noError(t, err)
+	defer b.Close()
+	noError(t, b.Replace(t.Context(), state))
+	want(b, "after a restart", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger, "10.244.1.78": forger})
+	// A Service gets the address that the pod has taken.
+	service := simplePort(2, 1)
+	service.Frontends[0].Addr = netip.MustParseAddr("10.244.1.78")
+	service.Frontends[0].Kind = intent.ExternalIP
+	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{service}}))
+	want(b, "with a Service", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger})
+	// The Pod objects of both.
+	state.Node.ClaimedPods = addrList("10.244.1.2", "10.244.1.3")
+	noError(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
+	want(b, "with Pod objects", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger})
+
+	wantGauge(t, b, map[string]float64{"node_address": 1, "range_of_other_node": 1, "service_address": 1, "other_pod": 1, "in_use": 0})
+	b.onRefused(b.attacher.Refused()[0])
+	if len(notes) != 1 || !strings.Contains(notes[0], "10.244.1.1 ") || !strings.Contains(notes[0], "veth2") || !strings.Contains(notes[0], "address of this node") {
+		t.Errorf("notes %q", notes)
+	}
+}
+
+// wantGauge checks how many addresses are refused, by reason.
+func wantGauge(t *testing.T, b *Backend, want map[string]float64) {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	noError(t, registry.Register(b))
+	var have map[string]float64
+	for range 300 {
+		families, err := registry.Gather()
+		noError(t, err)
+		have = map[string]float64{}
+		for _, f := range families {
+			if f.GetName() == "spillway_ebpf_refused_pod_addresses" {
+				for _, m := range f.GetMetric() {
+					have[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
+				}
+			}
+		}
+		same := true
+		for reason, n := range want {
+			got, ok := have[reason]
+			same = same && ok && got == n
+		}
+		if same {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("refused addresses %v, want %v", have, want)
+}
