@@ -84,7 +84,7 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	if b.cfg.Bypass == BypassNever || n.PoliciesUnknown {
 		flags |= tcSettingsFlagsSETTING_BYPASS_NEVER
 	}
-	if b.foreign {
+	if b.askConntrack {
 		flags |= tcSettingsFlagsSETTING_ASK_CONNTRACK
 	}
 	if b.untracking {
