@@ -119,10 +119,8 @@ func TestWatchXfrmLosesNews(t *testing.T) {
 		commands = append(commands, "policy add src 10.1.0.0/16 dst 10.2."+strconv.Itoa(i)+".0/24 dir out action block")
 	}
 	xfrm(t, commands...)
-	if _, err := sub.Receive(); err != ErrOverrun {
-		t.Fatalf("no news were lost (%v)", err)
-	}
 	xfrm(t, "policy flush")
+	// The first that the watch hears is that news were lost.
 	lists := make(policyLists, 100)
 	w, err := followXfrm(sub, func(p []XfrmPolicy) { lists <- p }, func(err error) { t.Error(err) })
 	must(t, err)

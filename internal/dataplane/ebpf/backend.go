@@ -24,7 +24,8 @@ type Backend struct {
 	stop     context.CancelFunc
 	done     sync.WaitGroup
 	attached bool
-	stopNAT  func() // ends Config.WatchNAT
+	stopNAT  func()            // ends Config.WatchNAT
+	ipsec    *kernel.XfrmWatch // follows IPsec policies
 	flows    flowCounts
 	policies *untracked // used by who writes policies alone
 
@@ -44,7 +45,8 @@ type Backend struct {
 	untracking    bool // there are untracked ports
 	snatPorts     []uint16
 	clusterRanges map[tcRangeKey]bool
-	askConntrack  bool // netfilter may translate destinations: see Config.WatchNAT
+	xfrm          []kernel.XfrmPolicy // IPsec policies of this network namespace
+	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
 }
 
 var _ dataplane.Backend = (*Backend)(nil)
@@ -89,6 +91,12 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		OnError:     b.onInterfaceError,
 	})
 	if err != nil {
+		b.objects.close()
+		return nil, err
+	}
+	b.ipsec, err = kernel.WatchXfrm(b.onXfrm, func(err error) { cfg.Log.Error("Read IPsec policies", "err", err) })
+	if err != nil {
+		_ = b.attacher.Close()
 		b.objects.close()
 		return nil, err
 	}
@@ -304,6 +312,7 @@ func (b *Backend) carry(switched bool) {
 // Close lets go of maps, programs and links; what is pinned serves on.
 func (b *Backend) Close() error {
 	b.stopNAT()
+	_ = b.ipsec.Close()
 	if b.stop != nil {
 		b.stop()
 	}
