@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
+	"spillway.dev/spillway/internal/dnat"
 	"spillway.dev/spillway/internal/kernel"
 	"spillway.dev/spillway/internal/kubeproxy"
 	"spillway.dev/spillway/internal/reconcile"
@@ -249,7 +250,13 @@ func ebpfConfig(c agentConfig, log *slog.Logger) (ebpf.Config, error) {
 	return ebpf.Config{
 		BPFFS: c.BPFFS, CgroupRoot: root, Bypass: c.Bypass, Log: log,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(),
-		TCPLiberal: c.Conntrack.TCPBeLiberal,
-		Translated: c.takeover.translated, Refused: c.refused,
+		TCPLiberal: c.Conntrack.TCPBeLiberal, Refused: c.refused,
+		WatchNAT: func(changed func(bool, string)) (func(), error) {
+			w, err := dnat.Watch(dnat.Config{Translated: c.takeover.translated}, changed)
+			if err != nil {
+				return nil, err
+			}
+			return func() { _ = w.Close() }, nil
+		},
 	}, nil
 }

@@ -121,6 +121,7 @@ func (l *looker) namespace(ctx context.Context, n conntrack.Namespace) {
 			l.trouble(name, err)
 		}
 		l.trouble(name, ns.readLinks())
+		l.trouble(name, ns.readIPsec())
 		ns.readSysctls()
 		ns.readProc()
 		ns.findRoutes()
@@ -237,6 +238,33 @@ func (ns *Namespace) readLinks() error {
 	}
 	return nil
 }
+
+// readIPsec reads the IPsec policies and, where there are any, looks for the programs of
+// the eBPF dataplane.
+func (ns *Namespace) readIPsec() (err error) {
+	if ns.IPsec, err = kernel.XfrmPolicies(); err != nil || len(ns.IPsec) == 0 {
+		return err
+	}
+	list, err := kernel.Dump(netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, d := range list {
+		names, err := kernel.IngressPrograms(d)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(names, func(name string) bool { return slices.Contains(spillwayPrograms, name) }) {
+			ns.EBPF = true
+			return nil
+		}
+	}
+	return nil
+}
+
+// spillwayPrograms are the names by which the eBPF dataplane's programs show at ingress:
+// those of tcx links, and that of its filters.
+var spillwayPrograms = []string{"from_network", "from_pod", "spillway"}
 
 // readProc reads what of /proc/net there is.
 func (ns *Namespace) readProc() {

@@ -56,6 +56,9 @@ type Namespace struct {
 	Links      []Link
 	IPVS       bool // IPVS has services here, which no rule shows
 
+	IPsec []kernel.XfrmPolicy
+	EBPF  bool // programs of Spillway's eBPF dataplane are attached; read only where there is IPsec
+
 	BeLiberal  bool            // nf_conntrack_tcp_be_liberal
 	AutoHelper bool            // nf_conntrack_helper, until Linux 5.19
 	Bridged    map[string]bool // bridge-nf-call-iptables by "ip", "ip6"; nil without br_netfilter

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,23 +22,8 @@ type NftablesWatch struct {
 // goroutine of the watch's own, after changes; several may make one call. What was
 // lost because it came too fast counts as a change.
 func WatchNftables(ours func(family uint8, table string) bool, changed func()) (*NftablesWatch, error) {
-	sub, err := subscribe(unix.NETLINK_NETFILTER, "nfnetlink", false, unix.NFNLGRP_NFTABLES)
-	if err != nil {
-		return nil, err
-	}
-	w := &NftablesWatch{sub: sub, done: make(chan struct{})}
-	go w.run(ours, changed)
-	return w, nil
-}
-
-func (w *NftablesWatch) run(ours func(uint8, string) bool, changed func()) {
-	defer close(w.done)
-	for {
-		news, err := w.sub.Receive()
-		if err != nil && !errors.Is(err, ErrOverrun) {
-			return // closed
-		}
-		touched := err != nil
+	return FollowNftables(func(news []News, lost bool) {
+		touched := lost
 		for _, n := range news {
 			family, table := nftablesObject(n)
 			touched = touched || table != "" && ours(family, table)
@@ -45,6 +31,92 @@ func (w *NftablesWatch) run(ours func(uint8, string) bool, changed func()) {
 		if touched {
 			changed()
 		}
+	})
+}
+
+// FollowNftables calls heard with each change of nf_tables in the calling thread's
+// network namespace, from a goroutine of the watch's own. The kernel sends it after the
+// commit. With lost, changes were lost because they came too fast. The news are valid
+// until heard returns.
+func FollowNftables(heard func(news []News, lost bool)) (*NftablesWatch, error) {
+	sub, err := subscribe(unix.NETLINK_NETFILTER, "nfnetlink", false, unix.NFNLGRP_NFTABLES)
+	if err != nil {
+		return nil, err
+	}
+	w := &NftablesWatch{sub: sub, done: make(chan struct{})}
+	go w.run(heard)
+	return w, nil
+}
+
+func (w *NftablesWatch) run(heard func([]News, bool)) {
+	defer close(w.done)
+	for {
+		news, err := w.sub.Receive()
+		if err != nil && !errors.Is(err, ErrOverrun) {
+			return // closed
+		}
+		heard(news, err != nil)
+	}
+}
+
+// IsNftables reports whether the message is about nf_tables, and which one it is
+// (unix.NFT_MSG_*).
+func (n News) IsNftables() (message uint16, ok bool) {
+	return n.Type & 0xff, n.Type>>8 == unix.NFNL_SUBSYS_NFTABLES
+}
+
+// EachNftRule calls f with each rule of nf_tables in the calling thread's network
+// namespace, of all families, until f returns false. What f gets is the payload of an
+// NFT_MSG_NEWRULE message, as in the news of FollowNftables. A kernel without nf_tables
+// has no rules. After nl.ErrDumpInterrupted, which says that rules changed meanwhile,
+// some may have been left out.
+func EachNftRule(f func(rule []byte) bool) error {
+	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list rules of nf_tables: %w", err)
+	}
+	defer s.Close() // ends a dump that f did not want to the end
+	if err := s.SetReceiveTimeout(&unix.Timeval{Sec: 10}); err != nil {
+		return fmt.Errorf("list rules of nf_tables: %w", err)
+	}
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	if err := s.Send(req); err != nil {
+		return fmt.Errorf("list rules of nf_tables: %w", err)
+	}
+	for interrupted := false; ; {
+		msgs, _, err := s.Receive()
+		if err != nil {
+			return fmt.Errorf("list rules of nf_tables: %w", err)
+		}
+		for _, m := range msgs {
+			interrupted = interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
+			switch {
+			case m.Header.Type == unix.NLMSG_ERROR || m.Header.Type == unix.NLMSG_DONE:
+				if err := nftDumpError(m.Data); err != nil || !interrupted {
+					return err
+				}
+				return nl.ErrDumpInterrupted
+			case m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE && !f(m.Data):
+				return nil
+			}
+		}
+	}
+}
+
+// nftDumpError reads how the kernel ended a dump.
+func nftDumpError(data []byte) error {
+	if len(data) < 4 {
+		return nil
+	}
+	switch errno := unix.Errno(-int32(binary.NativeEndian.Uint32(data))); errno {
+	case 0, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EINVAL: // the last three: no nf_tables
+		return nil
+	default:
+		return fmt.Errorf("list rules of nf_tables: %w", errno)
 	}
 }
 

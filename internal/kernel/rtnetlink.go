@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -28,8 +29,9 @@ type News struct {
 // Subscription receives netlink's multicast messages. Package netlink's
 // subscriptions end at the first overrun and cannot hear other namespaces.
 type Subscription struct {
-	file *os.File
-	buf  []byte
+	file   *os.File
+	buf    []byte
+	closed atomic.Bool
 }
 
 // Subscribe joins groups (unix.RTNLGRP_*) in the calling thread's network
@@ -89,10 +91,10 @@ func (s *Subscription) Join(group int) error {
 func (s *Subscription) Receive() ([]News, error) {
 	n, nsid, from, err := s.recvmsg()
 	switch {
+	case s.closed.Load():
+		return nil, os.ErrClosed // a raw connection's own error for it is another
 	case errors.Is(err, unix.ENOBUFS):
 		return nil, ErrOverrun
-	case errors.Is(err, os.ErrClosed):
-		return nil, os.ErrClosed
 	case err != nil:
 		return nil, fmt.Errorf("receive from %s: %w", s.file.Name(), err)
 	}
@@ -147,7 +149,10 @@ func parseNSID(oob []byte) int {
 }
 
 // Close ends the subscription and wakes a waiting Receive.
-func (s *Subscription) Close() error { return s.file.Close() }
+func (s *Subscription) Close() error {
+	s.closed.Store(true)
+	return s.file.Close()
+}
 
 // Dump repeats list while the kernel says that the table changed under the
 // dump, a few times at most.

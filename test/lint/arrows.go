@@ -52,6 +52,7 @@ var rules = []rule{
 	{room: "internal/dataplane", may: []string{"internal/model", "internal/intent", "internal/policy"}},
 	// What another proxy has left is no Service of ours.
 	{room: "internal/kubeproxy", tests: []string{"internal/kernel"}},
+	{room: "internal/dnat", may: []string{"internal/kernel"}},
 	{room: "internal/telemetry", may: []string{"internal/model", "internal/intent"}},
 	{room: "internal/reconcile", may: []string{"internal/model", "internal/intent", "internal/policy", "internal/dataplane=", "internal/telemetry"}},
 	{room: "internal/doctor", may: []string{"internal/kernel", "internal/conntrack", "internal/capacity", "internal/escape", "internal/model"}},

@@ -17,15 +17,18 @@ const slotLocal = 1 << 31
 // sources is SOURCES of bpf/abi.h.
 const sources = 1 << 16
 
-// rangePods and rangePeers are RANGE_PODS and RANGE_PEERS of bpf/abi.h.
+// Ids of source_ranges that are no Service's: RANGE_PODS and others of bpf/abi.h.
 const (
-	rangePods  = 0
-	rangePeers = 0xffffffff
+	rangePods    = 0
+	rangePeers   = 0xffffffff
+	rangeXfrmSrc = 0xfffffffe
+	rangeXfrmDst = 0xfffffffd
 )
 
-// isClusterRange tells ranges of the cluster from those of Services.
+// isClusterRange tells ranges of the cluster, and of IPsec policies, from those of
+// Services.
 func isClusterRange(key tcRangeKey) bool {
-	return key.Service == rangePods || key.Service == rangePeers
+	return key.Service == rangePods || key.Service >= rangeXfrmDst
 }
 
 // The two sets of endpoints, as indices of tcService.Count.

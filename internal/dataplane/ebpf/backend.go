@@ -26,7 +26,8 @@ type Backend struct {
 	stop     context.CancelFunc
 	done     sync.WaitGroup
 	attached bool
-	foreign  bool // see Config.Translated; false for good once it is
+	stopNAT  func()            // ends Config.WatchNAT
+	ipsec    *kernel.XfrmWatch // follows IPsec policies
 	flows    flowCounts
 	seed     uint32     // of the programs' hashes
 	policies *untracked // used by who writes policies alone
@@ -50,6 +51,8 @@ type Backend struct {
 	untracking    bool // there are untracked ports
 	snatPorts     []uint16
 	clusterRanges map[tcRangeKey]bool
+	xfrm          []kernel.XfrmPolicy // IPsec policies of this network namespace
+	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
 }
 
 var _ dataplane.Backend = (*Backend)(nil)
@@ -69,7 +72,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		cfg: cfg, foreign: cfg.Translated != nil, policed: map[netip.Addr]policing{},
+		cfg: cfg, policed: map[netip.Addr]policing{},
 		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1),
 	}
 	if b.objects, err = load(&cfg, features); err != nil {
@@ -105,7 +108,53 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		b.objects.close()
 		return nil, err
 	}
+	b.ipsec, err = kernel.WatchXfrm(b.onXfrm, func(err error) { cfg.Log.Error("Read IPsec policies", "err", err) })
+	if err != nil {
+		_ = b.attacher.Close()
+		b.objects.close()
+		return nil, err
+	}
+	b.followNAT()
 	return b, nil
+}
+
+// followNAT has the programs ask conntrack about packets of endpoints as long as
+// netfilter may translate destinations here. Netfilter must see both directions of a
+// connection that it translates: the answer of an endpoint that is also a pod with a
+// hostPort is for netfilter to translate back.
+func (b *Backend) followNAT() {
+	b.stopNAT = func() {}
+	if b.cfg.WatchNAT == nil {
+		return
+	}
+	stop, err := b.cfg.WatchNAT(b.onNAT)
+	if err != nil {
+		// To ask about each packet is slower, but right.
+		b.cfg.Log.Error("Follow netfilter's rules", "err", err)
+		b.onNAT(true, "rules are not followed")
+		return
+	}
+	b.stopNAT = stop
+}
+
+// onNAT is called when netfilter begins or ceases to translate destinations.
+func (b *Backend) onNAT(may bool, reason string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if may != b.askConntrack {
+		if may {
+			b.cfg.Log.Info("netfilter may translate destinations: packets of endpoints are looked up in conntrack", "reason", reason)
+		} else {
+			b.cfg.Log.Info("netfilter translates no destinations: packets of endpoints are not looked up in conntrack")
+		}
+	}
+	b.askConntrack = may
+	if b.node == nil {
+		return // the first Replace writes settings
+	}
+	if err := b.writeSettings(b.node); err != nil {
+		b.cfg.Log.Error("Write settings", "err", err)
+	}
 }
 
 func probe(cfg *Config) (kernel.Features, error) {
@@ -179,14 +228,6 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // Replace makes the maps hold this state; at its first call the hooks follow, or,
 // where nothing has been served yet, come first.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
-	if b.foreign {
-		var err error
-		// In doubt it is asked for each packet, which is slower but right.
-		if b.foreign, err = b.cfg.Translated(ctx); err != nil {
-			b.foreign = true
-			b.cfg.Log.Warn("Look for connections that netfilter translates", "err", err)
-		}
-	}
 	if err := b.writeNode(&s.Node); err != nil {
 		return err
 	}
@@ -286,6 +327,8 @@ func (b *Backend) carry(switched bool) {
 
 // Close lets go of maps, programs and links; what is pinned serves on.
 func (b *Backend) Close() error {
+	b.stopNAT()
+	_ = b.ipsec.Close()
 	if b.stop != nil {
 		b.stop()
 	}

@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -40,10 +39,12 @@ type Config struct {
 	// Linger is how long Cleanup lets flows go on when nobody begins one any more, and
 	// half of it is how long Drain lets netfilter see those that passed by it.
 	Linger time.Duration
-	// Translated reports whether netfilter translates the destination of any
-	// connection now: those of a proxy that was here before. Their answers must
-	// not pass by it. Nil says that it does not.
-	Translated func(context.Context) (bool, error)
+	// WatchNAT follows whether netfilter may translate destinations in this network
+	// namespace. It calls changed with the present answer before it returns, then each
+	// time the answer changes, until stop returns; reason says why netfilter may. While
+	// it may, packets of endpoints are looked up in conntrack, and connections that
+	// netfilter knows go through it. Nil: netfilter never translates.
+	WatchNAT func(changed func(may bool, reason string)) (stop func(), err error)
 	// TCPLiberal believes what a TCP segment says that does not fit the window, unless
 	// it is an RST: for networks in which not every packet of a connection comes here.
 	TCPLiberal bool

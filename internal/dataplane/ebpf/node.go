@@ -85,8 +85,11 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	if b.cfg.Bypass == BypassNever || n.PoliciesUnknown {
 		flags |= tcSettingsFlagsSETTING_BYPASS_NEVER
 	}
-	if b.foreign {
+	if b.askConntrack {
 		flags |= tcSettingsFlagsSETTING_ASK_CONNTRACK
+	}
+	if len(b.xfrm) > 0 {
+		flags |= tcSettingsFlagsSETTING_XFRM
 	}
 	if b.untracking {
 		flags |= tcSettingsFlagsSETTING_UNTRACKED
@@ -176,7 +179,7 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	if err := replaceMap(b.m(tcMapNodeAddrs), want); err != nil {
 		return fmt.Errorf("write node addresses: %w", err)
 	}
-	if err := b.writeClusterRanges(n); err != nil {
+	if err := b.addClusterRanges(n); err != nil {
 		return err
 	}
 	policed := map[netip.Addr]policing{}
@@ -199,7 +202,10 @@ func (b *Backend) writeNode(n *intent.Node) error {
 			return err
 		}
 	}
-	return b.writeSettings(n)
+	if err := b.writeSettings(n); err != nil {
+		return err
+	}
+	return b.removeClusterRanges(n)
 }
 
 // unclaimed reports whether a pod's address may belong to a pod that a NetworkPolicy
@@ -209,9 +215,9 @@ func unclaimed(n *intent.Node, a netip.Addr) bool {
 	return n != nil && n.PoliciesExist && !hasAddr(n.ClaimedPods, a)
 }
 
-// writeClusterRanges writes what the cluster is made of, among the ranges of
-// Services: ranges of pods, and addresses of other nodes.
-func (b *Backend) writeClusterRanges(n *intent.Node) error {
+// clusterRangesOf are the entries of source_ranges that are no Service's: ranges of
+// pods, addresses of other nodes, and what IPsec policies select.
+func (b *Backend) clusterRangesOf(n *intent.Node) map[tcRangeKey]bool {
 	want := map[tcRangeKey]bool{}
 	for _, c := range n.ClusterCIDRs {
 		want[rangeKey(rangePods, c)] = true
@@ -219,22 +225,66 @@ func (b *Backend) writeClusterRanges(n *intent.Node) error {
 	for _, a := range n.Peers {
 		want[rangeKey(rangePeers, netip.PrefixFrom(a, a.BitLen()))] = true
 	}
-	for key := range want {
-		if !b.clusterRanges[key] {
-			if err := b.m(tcMapSourceRanges).Put(key, uint8(1)); err != nil {
-				return fmt.Errorf("write cluster's addresses: %w", err)
-			}
+	for _, p := range b.xfrm {
+		want[rangeKey(rangeXfrmSrc, p.Src)], want[rangeKey(rangeXfrmDst, p.Dst)] = true, true
+		if p.Dir == kernel.XfrmIn { // answers to what it selects have the mirror image
+			want[rangeKey(rangeXfrmSrc, p.Dst)], want[rangeKey(rangeXfrmDst, p.Src)] = true, true
 		}
 	}
-	for key := range b.clusterRanges {
-		if !want[key] {
-			if err := remove(b.m(tcMapSourceRanges), key); err != nil {
-				return fmt.Errorf("remove cluster's addresses: %w", err)
-			}
-		}
+	return want
+}
+
+// addClusterRanges writes new entries. It runs before writeSettings, so that no
+// setting refers to entries that are not there yet.
+func (b *Backend) addClusterRanges(n *intent.Node) error {
+	if b.clusterRanges == nil {
+		b.clusterRanges = map[tcRangeKey]bool{}
 	}
-	b.clusterRanges = want
+	for key := range b.clusterRangesOf(n) {
+		if b.clusterRanges[key] {
+			continue
+		}
+		if err := b.m(tcMapSourceRanges).Put(key, uint8(1)); err != nil {
+			return fmt.Errorf("write cluster's addresses: %w", err)
+		}
+		b.clusterRanges[key] = true
+	}
 	return nil
+}
+
+// removeClusterRanges removes old entries. It runs after writeSettings.
+func (b *Backend) removeClusterRanges(n *intent.Node) error {
+	want := b.clusterRangesOf(n)
+	for key := range b.clusterRanges {
+		if want[key] {
+			continue
+		}
+		if err := remove(b.m(tcMapSourceRanges), key); err != nil {
+			return fmt.Errorf("remove cluster's addresses: %w", err)
+		}
+		delete(b.clusterRanges, key)
+	}
+	return nil
+}
+
+// onXfrm is called with the IPsec policies of this network namespace. The programs
+// leave packets that a policy may select to the stack: from a source of any policy to a
+// destination of any policy, whatever the ports.
+func (b *Backend) onXfrm(policies []kernel.XfrmPolicy) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(policies) > 0 && len(b.xfrm) == 0 {
+		b.cfg.Log.Warn("IPsec policies exist: packets that they select are left to the stack, "+
+			"and connections to Services that are forwarded to endpoints on other nodes are dropped where a policy selects them; "+
+			"use --proxy-mode nftables if that is not wanted", "policies", len(policies))
+	}
+	b.xfrm = policies
+	if b.node == nil {
+		return // the first Replace writes them
+	}
+	if err := errors.Join(b.addClusterRanges(b.node), b.writeSettings(b.node), b.removeClusterRanges(b.node)); err != nil {
+		b.cfg.Log.Error("Write what IPsec policies select", "err", err)
+	}
 }
 
 // onUplinks is told the outward interfaces.

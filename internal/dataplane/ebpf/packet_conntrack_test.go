@@ -49,7 +49,7 @@ func (n *packetNode) track(t *testing.T, p *plan, proto uint8, src, dst, server,
 // netfilter translates connections of its own.
 func (n *packetNode) asking(t *testing.T) {
 	set := func(asking bool) {
-		n.foreign = asking
+		n.askConntrack = asking
 		n.setNode(t, func(*intent.Node) {})
 	}
 	set(true)

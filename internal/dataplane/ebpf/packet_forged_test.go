@@ -566,7 +566,7 @@ func (n *packetNode) ipsec(t *testing.T, p *plan, proto uint8) {
 // selectIPsec has an IPsec policy for these prefixes until the test ends.
 func (n *packetNode) selectIPsec(t *testing.T, src, dst string) {
 	t.Helper()
-	keys := []tcRangeKey{rangeKey(0xfffffffe, netip.MustParsePrefix(src)), rangeKey(0xfffffffd, netip.MustParsePrefix(dst))}
+	keys := []tcRangeKey{rangeKey(rangeXfrmSrc, netip.MustParsePrefix(src)), rangeKey(rangeXfrmDst, netip.MustParsePrefix(dst))}
 	var s tcSettings
 	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
 	was := s

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"unsafe"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/kernel"
 	"spillway.dev/spillway/internal/model"
 )
 
@@ -77,25 +77,6 @@ func nftGeneration() (uint32, error) {
 	return 0, fmt.Errorf("read generation of nf_tables: the kernel does not say")
 }
 
-// From linux/netfilter_ipv4/ip_tables.h, and the same for IPv6.
-const (
-	soGetInfo    = 64
-	soGetEntries = 65
-)
-
-// tableName is char name[XT_TABLE_MAXNAMELEN].
-type tableName [32]byte
-
-// tableInfo is struct ipt_getinfo.
-type tableInfo struct {
-	name       tableName
-	validHooks uint32
-	hookEntry  [5]uint32
-	underflow  [5]uint32
-	entries    uint32
-	size       uint32
-}
-
 // entryHeader says where struct ipt_entry (or ip6t_entry) keeps what: the size
 // of the header, which ends with the packet counters, and the offset of the
 // entry's own length.
@@ -118,35 +99,7 @@ func legacySum(table string, f model.Family) (sum uint64, err error) {
 // withEntries gives use a table of ip_tables as the kernel hands it out. The
 // kernel makes a table that is not there.
 func withEntries(table string, f model.Family, use func(entries []byte)) error {
-	domain, level := unix.AF_INET, unix.SOL_IP
-	if f == model.IPv6 {
-		domain, level = unix.AF_INET6, unix.SOL_IPV6
-	}
-	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-	if err != nil {
-		return fmt.Errorf("read table %s: %w", table, err)
-	}
-	defer unix.Close(fd)
-	var info tableInfo
-	copy(info.name[:], table)
-	if err := getsockopt(fd, level, soGetInfo, unsafe.Slice((*byte)(unsafe.Pointer(&info)), int(unsafe.Sizeof(info)))); err != nil {
-		return fmt.Errorf("read table %s: %w", table, err)
-	}
-	// struct ipt_get_entries: the name, the size, padding to 8, the entries.
-	const head = 40
-	buf, err := unix.Mmap(-1, 0, head+int(info.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		return fmt.Errorf("read table %s: %w", table, err)
-	}
-	// Megabytes, once in half a minute: not the garbage collector's.
-	defer unix.Munmap(buf)
-	copy(buf, table)
-	binary.NativeEndian.PutUint32(buf[32:], info.size)
-	if err := getsockopt(fd, level, soGetEntries, buf); err != nil {
-		return fmt.Errorf("read table %s: %w", table, err)
-	}
-	use(buf[head:])
-	return nil
+	return kernel.LegacyTable{Name: table, V6: f == model.IPv6}.Read(use)
 }
 
 func sumEntries(entries []byte, h entryHeader) (uint64, error) {
@@ -165,14 +118,4 @@ func sumEntries(entries []byte, h entryHeader) (uint64, error) {
 		entries = entries[next:]
 	}
 	return sum.Sum64(), nil
-}
-
-func getsockopt(fd, level, option int, buf []byte) error {
-	size := uint32(len(buf))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
-		uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }

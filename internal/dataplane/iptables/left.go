@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/kernel"
 	"spillway.dev/spillway/internal/model"
 )
 
@@ -32,18 +30,11 @@ func kernelHoldsOwn(v Variant) (bool, error) {
 // legacyHoldsOwn looks through the tables that there are; asking for another
 // one would make it. A chain begins with an entry that holds its name.
 func legacyHoldsOwn(f model.Family) (held bool, err error) {
-	path := "/proc/thread-self/net/ip_tables_names"
-	if f == model.IPv6 {
-		path = "/proc/thread-self/net/ip6_tables_names"
-	}
-	names, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // a kernel without ip_tables
-	}
+	names, err := kernel.LegacyTables(f == model.IPv6)
 	if err != nil {
 		return false, err
 	}
-	for _, table := range strings.Fields(string(names)) {
+	for _, table := range names {
 		err := withEntries(table, f, func(entries []byte) {
 			held = held || bytes.Contains(entries, []byte(chainPrefix))
 		})

@@ -1,0 +1,151 @@
+package ebpf
+
+import (
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/kernel"
+)
+
+// ipXfrm runs commands of "ip xfrm" in the test's network namespace.
+func ipXfrm(t *testing.T, commands ...string) {
+	t.Helper()
+	for _, c := range commands {
+		if out, err := exec.Command("ip", append([]string{"xfrm"}, strings.Fields(c)...)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip xfrm %s: %v: %s", c, err, out)
+		}
+	}
+}
+
+// xfrmState is what the programs know of IPsec policies.
+type xfrmState struct {
+	flag     bool
+	src, dst string
+}
+
+func readXfrm(t *testing.T, b *Backend) xfrmState {
+	t.Helper()
+	var src, dst []string
+	ranges, err := readClusterRanges(b.m(tcMapSourceRanges))
+	noError(t, err)
+	for key := range maps.Keys(ranges) {
+		switch key.Service {
+		case rangeXfrmSrc:
+			src = append(src, rangePrefix(key).String())
+		case rangeXfrmDst:
+			dst = append(dst, rangePrefix(key).String())
+		}
+	}
+	return xfrmState{readSettings(t, b).Flags&uint32(tcSettingsFlagsSETTING_XFRM) != 0, sortedWords(src), sortedWords(dst)}
+}
+
+func waitXfrm(t *testing.T, when string, b *Backend, flag bool, src, dst string) {
+	t.Helper()
+	want := xfrmState{flag, sortedWords(strings.Fields(src)), sortedWords(strings.Fields(dst))}
+	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		got := readXfrm(t, b)
+		if got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+}
+
+// The programs know what IPsec policies select, whenever those come and go, and over
+// restarts of the agent.
+func TestProgramsKnowIPsecPolicies(t *testing.T) {
+	cfg := ownPlace(t)
+	state := intent.State{Node: intent.Node{
+		Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")},
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Peers: []netip.Addr{netip.MustParseAddr("192.0.2.11")},
+	}}
+	open := func() *Backend {
+		t.Helper()
+		b, err := New(t.Context(), cfg)
+		noError(t, err)
+		return b
+	}
+	b := open()
+	noError(t, b.Replace(t.Context(), state))
+	waitXfrm(t, "no policy", b, false, "", "")
+	ipXfrm(t, "policy add src 10.1.0.0/16 dst 10.2.0.0/16 dir out action block", "policy add src fd01::/64 dst ::/0 dir fwd action block")
+	waitXfrm(t, "out and forward", b, true, "10.1.0.0/16 fd01::/64", "10.2.0.0/16 ::/0")
+	ipXfrm(t, "policy add src 10.4.0.0/16 dst 10.3.0.0/16 dir in action block")
+	waitXfrm(t, "in, and its answers", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16", "10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
+	noError(t, b.Replace(t.Context(), state))
+	noError(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
+	waitXfrm(t, "after a full sync", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16", "10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
+	noError(t, b.check())
+	select {
+	case <-b.Drifted():
+		t.Error("what policies select counts as changed by somebody else")
+	default:
+	}
+	noError(t, b.Close())
+
+	ipXfrm(t, "policy flush", "policy add src 10.5.0.0/16 dst 10.6.0.0/16 dir out action block")
+	b = open()
+	waitXfrm(t, "before the first Replace", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16", "10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
+	noError(t, b.Replace(t.Context(), state))
+	waitXfrm(t, "others after a restart", b, true, "10.5.0.0/16", "10.6.0.0/16")
+	ipXfrm(t, "policy flush")
+	waitXfrm(t, "flushed", b, false, "", "")
+	if ranges, err := readClusterRanges(b.m(tcMapSourceRanges)); err != nil || len(ranges) != 2 {
+		t.Errorf("ranges of the cluster: %v, %v", ranges, err)
+	}
+	noError(t, b.Close())
+}
+
+// The setting never stands without the ranges.
+func TestIPsecRangesCoverTheSetting(t *testing.T) {
+	cfg := ownPlace(t)
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	defer b.Close()
+	noError(t, b.Replace(t.Context(), intent.State{Node: intent.Node{Name: "node"}}))
+	p := kernel.XfrmPolicy{Dir: kernel.XfrmOut, Src: netip.MustParsePrefix("10.1.0.0/16"), Dst: netip.MustParsePrefix("10.2.0.0/16")}
+	var changes, looks atomic.Uint64
+	var stop atomic.Bool
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		flag := func() bool {
+			var s tcSettings
+			return b.m(tcMapNodeSettings).Lookup(uint32(0), &s) == nil && s.Flags&uint32(tcSettingsFlagsSETTING_XFRM) != 0
+		}
+		for !stop.Load() {
+			var one uint8
+			before, first := changes.Load(), flag()
+			missing := b.m(tcMapSourceRanges).Lookup(rangeKey(rangeXfrmSrc, p.Src), &one) != nil
+			if first && missing && flag() && changes.Load() == before {
+				t.Error("the setting is there without the range")
+				return
+			}
+			looks.Add(1)
+		}
+	})
+	for range 300 {
+		changes.Add(1)
+		b.onXfrm([]kernel.XfrmPolicy{p})
+		changes.Add(1)
+		b.onXfrm(nil)
+	}
+	stop.Store(true)
+	reader.Wait()
+	if looks.Load() == 0 {
+		t.Error("nothing was looked at")
+	}
+}
+
+func sortedWords(words []string) string {
+	return strings.Join(slices.Sorted(slices.Values(words)), " ")
+}

@@ -1,0 +1,128 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+)
+
+// webPort is the port of every host's server, and hostPort leads there too.
+const webPort = 8080
+
+// hostPortChains is a hostPort as the CNI plugin portmap writes it for each family.
+const hostPortChains = `*nat
+:CNI-HOSTPORT-DNAT - [0:0]
+:CNI-DN-4d0e0f1e7ac3b5ae0a1b2 - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"cbr0\" id: \"4d0e\"" -m multiport --dports HOST -j CNI-DN-4d0e0f1e7ac3b5ae0a1b2
+-A CNI-HOSTPORT-DNAT -p udp -m comment --comment "dnat name: \"cbr0\" id: \"4d0e\"" -m multiport --dports HOST -j CNI-DN-4d0e0f1e7ac3b5ae0a1b2
+-A CNI-DN-4d0e0f1e7ac3b5ae0a1b2 -p tcp -m tcp --dport HOST -j DNAT --to-destination ADDR
+-A CNI-DN-4d0e0f1e7ac3b5ae0a1b2 -p udp -m udp --dport HOST -j DNAT --to-destination ADDR
+COMMIT
+`
+
+// TestAnEndpointThatIsAlsoAHostPort asks a pod by a port of its node, to which netfilter
+// translates, while the same port of the pod is an endpoint of a Service. The answers
+// must go through netfilter, whenever the rules appeared.
+func TestAnEndpointThatIsAlsoAHostPort(t *testing.T) {
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			spec := topology.DefaultSpec("e2e-hostport-" + variant)
+			spec.Masquerade = true
+			e := startSpec(t, spec)
+			e.Flags = map[string][]string{"": {"--iptables-sync-period", "1s"}}
+			e.restartAll(t)
+			s := e.load(t, nodePort("a0"))
+			e.expect(t, "no hostPort yet", s, "a0")
+			e.expectHostPort(t, "no hostPort yet", false)
+
+			e.restoreRules(t, variant, hostPortChains)
+			time.Sleep(3 * time.Second) // legacy rules are polled
+			e.expectHostPort(t, "at once", true)
+			e.expect(t, "at once", s, "a0")
+			for range 2 {
+				e.waitFullSync(t)
+			}
+			e.expectHostPort(t, "two full syncs later", true)
+			e.expect(t, "two full syncs later", s, "a0")
+
+			e.restartAll(t)
+			e.expectHostPort(t, "after a restart", true)
+			e.expect(t, "after a restart", s, "a0")
+		})
+	}
+}
+
+func (e *env) restartAll(t *testing.T) {
+	t.Helper()
+	for _, node := range e.Nodes() {
+		e.restart(t, node, syscall.SIGTERM, 0)
+	}
+	e.waitReady(t)
+}
+
+// restoreRules writes rules of iptables on node a, for both families.
+func (e *env) restoreRules(t *testing.T, variant, rules string) {
+	t.Helper()
+	for _, v6 := range []bool{false, true} {
+		program := "iptables-" + variant + "-restore"
+		if v6 {
+			program = "ip6tables-" + variant + "-restore"
+		}
+		addr := net.JoinHostPort(e.Addr("a0", v6).String(), fmt.Sprint(webPort))
+		cmd := e.host(t, "a").Command(t.Context(), program, "--noflush", "--wait")
+		cmd.Stdin = strings.NewReader(strings.NewReplacer("HOST", fmt.Sprint(hostPort), "ADDR", addr).Replace(rules))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", program, err, out)
+		}
+	}
+}
+
+// expectHostPort asks from the other node, its pods, pods of the same node, the node
+// itself and a machine outside.
+func (e *env) expectHostPort(t *testing.T, when string, answers bool) {
+	t.Helper()
+	want, tries := "a0", 4
+	if !answers {
+		want, tries = "", 1
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, from := range []string{"b", "b0", "b1/vm", "a1", "a2/vm", "a", "client0"} {
+		p := e.probe(t, from)
+		for _, combo := range flows.AllCombos {
+			dst := net.JoinHostPort(e.Addr("a", combo.IPv6()).String(), fmt.Sprint(hostPort))
+			wg.Go(func() {
+				for _, a := range ask(t, p, dst, combo, tries) {
+					if a.Server != want {
+						t.Errorf("%s: %s by the hostPort, %s: answer %+v, want server %q", when, from, combo, a, want)
+						return
+					}
+				}
+			})
+		}
+	}
+}
+
+// waitFullSync waits until every agent has written its state once more.
+func (e *env) waitFullSync(t *testing.T) {
+	t.Helper()
+	for _, node := range e.Nodes() {
+		before, err := e.Agent(node).LastSync(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "a full sync on "+node, func() bool {
+			now, err := e.Agent(node).LastSync(t.Context())
+			return err == nil && now.After(before)
+		})
+	}
+}
