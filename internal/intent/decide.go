@@ -82,16 +82,17 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 			continue
 		}
 		addr := c.addr.Addr()
-		// An endpoint without a nodeName (the API server's own, or a manual
-		// slice's) is no endpoint of this node to a Local policy. But packets
-		// to this node's own address get here all the same.
-		host := (c.here || c.ep.Node == "") && t.own.has(addr)
+		// An endpoint without a nodeName, or with another node's, is no endpoint
+		// of this node to a Local policy. But packets to the node's own address
+		// and to a pod of this node get here whatever the slice says.
+		host := t.own.has(addr)
+		here := c.here || host || t.world.podHere(addr)
 		out = append(out, Endpoint{
 			Addr:     c.addr,
 			Cluster:  c.cluster,
 			Local:    c.local,
-			Here:     c.here || host,
-			Unplaced: c.ep.Node == "" && !host,
+			Here:     here,
+			Unplaced: c.ep.Node == "" && !here,
 			Host:     host,
 			Policed:  t.world.policed(c.slice.Service.Namespace, c.ep, addr),
 			Open:     t.world.open(proto, c.addr),

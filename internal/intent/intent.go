@@ -67,7 +67,11 @@ type Endpoint struct {
 	Addr    netip.AddrPort
 	Cluster bool // used by ToCluster
 	Local   bool // used by ToLocal
-	Here    bool // on this node
+	// Here says that the endpoint is on this node: a slice says so, or the address
+	// is the node's own or that of a Pod of this node. Anybody who may write a
+	// slice can name any node, so the address counts whatever the slice says.
+	// Local does not follow from it: kube-proxy goes by nodeName alone.
+	Here bool
 	// Unplaced says that no slice tells which node it is on: it may be this one.
 	Unplaced bool
 	Host     bool // Here, and the address is the node's own (a hostNetwork pod)
@@ -122,6 +126,15 @@ type Node struct {
 	PolicedPods []netip.Addr
 	// GuardedPods are those of PolicedPods that no NetworkPolicy selects, sorted.
 	GuardedPods []netip.Addr
+	// ClaimedPods are the addresses of this node's pods that a Pod object names,
+	// sorted, without the node's own. While PoliciesExist, an address of a pod
+	// that is not among them belongs to a pod whose labels are not known: one that
+	// starts, or one whose object is gone.
+	ClaimedPods []netip.Addr
+	// PoliciesExist says that there is a NetworkPolicy of any namespace, or may be
+	// one: a pod of its namespace may start on this node at any time, and its
+	// first packets leave it before its Pod object names an address.
+	PoliciesExist bool
 	// PoliciesUnknown says that any pod of this node may be policed.
 	PoliciesUnknown bool
 	// MasqueradeAll asks that every Service packet get the node's address.

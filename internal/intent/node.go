@@ -31,6 +31,7 @@ type ownNode struct {
 	// policed counts for each address how many pods and slices say that it is
 	// a policed pod's, and the guard; podsPoliced is what each pod says.
 	policed     map[netip.Addr]int
+	claimed     map[netip.Addr]int // how many Pods of this node have the address
 	podsPoliced map[model.Name][]netip.Addr
 	guarded     []netip.Addr            // see SetGuarded
 	pods        map[model.Name]struct{} // pods whose say must be heard again
@@ -39,6 +40,7 @@ type ownNode struct {
 func newOwnNode() ownNode {
 	return ownNode{
 		policed:     map[netip.Addr]int{},
+		claimed:     map[netip.Addr]int{},
 		podsPoliced: map[model.Name][]netip.Addr{},
 		pods:        map[model.Name]struct{}{},
 	}
@@ -175,12 +177,12 @@ func (t *Tracker) readdress() {
 	}
 	for _, a := range slices.Concat(addrs, t.own.addrs) {
 		t.touchClaiming(a)
+		for _, s := range t.world.slicesOfAddr[a] {
+			t.touch(s.service)
+		}
 	}
 	t.own.addrs = addrs
 	t.own.stale = true
-	for s := range t.world.slicesNear {
-		t.touch(s.service)
-	}
 }
 
 // reachable reports whether other machines can address the node so. Loopback
@@ -189,7 +191,23 @@ func reachable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }
 
-// pollSlice renews what a slice says about policed pods on this node.
+// claim counts a Pod among those of this node that have its addresses, by 1 or -1.
+func (o *ownNode) claim(name string, p *model.Pod, by int) {
+	if p.Node != name {
+		return
+	}
+	for _, a := range p.IPs {
+		a = a.Unmap()
+		before := o.claimed[a]
+		if o.claimed[a] = before + by; o.claimed[a] == 0 {
+			delete(o.claimed, a)
+		}
+		o.stale = o.stale || before == 0 || before+by == 0
+	}
+}
+
+// pollSlice renews what a slice says about policed pods on this node. A Pod of this
+// node that has the address says it better.
 func (t *Tracker) pollSlice(s *slice) {
 	if !s.near && len(s.policed) == 0 {
 		return
@@ -198,7 +216,7 @@ func (t *Tracker) pollSlice(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
 		addr := endpointAddr(ep)
-		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && t.world.selected(s.object.Service.Namespace, ep, addr) {
+		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && !t.world.podHere(addr) && t.world.selected(s.object.Service.Namespace, ep, addr) {
 			now = append(now, addr)
 		}
 	}
@@ -275,12 +293,18 @@ func (t *Tracker) describeNode() Node {
 		MasqueradeAll: t.cfg.MasqueradeAll,
 
 		PoliciesUnknown: t.world.policiesUnknown || t.world.guardsUnknown,
+		PoliciesExist:   len(t.world.policies) > 0 || t.world.policiesUnknown || t.world.guardsUnknown,
 		Local:           t.localTraffic(),
 		Leaving:         t.leaving(),
 	}
 	for _, a := range t.own.addrs {
 		if t.servesNodePorts(a) {
 			n.NodePortAddrs = append(n.NodePortAddrs, a)
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(t.own.claimed), netip.Addr.Compare) {
+		if !t.own.has(a) {
+			n.ClaimedPods = append(n.ClaimedPods, a)
 		}
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(t.own.policed), netip.Addr.Compare) {
@@ -357,6 +381,6 @@ func sameNode(a, b Node) bool {
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
 		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) && slices.Equal(a.GuardedPods, b.GuardedPods) &&
-		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.Leaving == b.Leaving &&
+		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.ClaimedPods, b.ClaimedPods) && a.Leaving == b.Leaving &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

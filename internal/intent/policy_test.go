@@ -94,7 +94,7 @@ func TestPolicyChangesUpdateJustThePortsConcerned(t *testing.T) {
 		{"the pod's labels change", delta(podObject("p", here, nil, "10.1.0.1")), []string{"bare", "web"}, []string{}},
 		{"and change back", delta(podObject("p", here, isWeb, "10.1.0.1")), []string{"bare", "web"}, []string{"10.1.0.1"}},
 		{"the policy selects all", delta(policy("np", nil)), []string{"db"}, []string{"10.1.0.1", "10.1.0.2"}},
-		{"the other pod goes, but may be there unseen", model.Delta{Pods: map[model.Name]*model.Pod{name("q"): nil}}, nil, nil},
+		{"the other pod goes, but may be there unseen", model.Delta{Pods: map[model.Name]*model.Pod{name("q"): nil}}, nil, []string{"10.1.0.1", "10.1.0.2"}},
 		{"the policy goes", noPolicy, []string{"bare", "db", "web"}, []string{}},
 		{"it is gone", noPolicy, nil, nil},
 	} {

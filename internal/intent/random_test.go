@@ -446,7 +446,7 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		w := &tr.world
 		left := len(tr.services) + len(tr.claims.claimants) + len(tr.claims.before) + len(tr.claiming) + len(tr.troubled) + len(tr.problems) + len(w.slices) + len(w.nodes) + len(w.pods) +
 			len(w.policies) + len(w.slicesOfPod) + len(w.slicesOfAddr) + len(w.slicesOfNS) + len(w.slicesNear) + len(w.podsOfAddr) +
-			len(w.podsOfNS) + len(tr.own.policed) + len(tr.own.podsPoliced) + len(tr.own.addrs)
+			len(w.podsOfNS) + len(tr.own.policed) + len(tr.own.claimed) + len(tr.own.podsPoliced) + len(tr.own.addrs)
 		if left > 0 {
 			t.Errorf("seed %d: %d entries are left: %+v %+v", seed, left, tr.world, tr.own)
 		}

@@ -140,7 +140,7 @@ func (t *Tracker) takeSlice(name model.Name, object *model.EndpointSlice) {
 	}
 	s = &slice{object: object, service: t.serviceNamed(object.Service)}
 	t.world.slices[name] = s
-	t.world.attach(s, t.cfg.NodeName)
+	t.world.attach(s)
 	t.touchHidingEndpoints(object)
 	at, _ := slices.BinarySearchFunc(s.service.slices, name, func(o *slice, n model.Name) int {
 		return compareNames(o.object.Name, n)
@@ -159,6 +159,7 @@ func (t *Tracker) takePolicy(name model.Name, p *model.NetworkPolicy) {
 	if p == old || p != nil && old != nil && reflect.DeepEqual(p.Selector, old.Selector) {
 		return
 	}
+	had := len(t.world.policies) > 0
 	switch {
 	case p != nil && set == nil:
 		t.world.policies[name.Namespace] = policySet{name: p}
@@ -168,6 +169,13 @@ func (t *Tracker) takePolicy(name model.Name, p *model.NetworkPolicy) {
 		delete(set, name)
 		if len(set) == 0 {
 			delete(t.world.policies, name.Namespace)
+		}
+	}
+	if has := len(t.world.policies) > 0; has != had {
+		// Endpoints here whose pods are not known depend on any policy.
+		t.own.stale = true
+		for s := range t.world.slicesNear {
+			t.touch(s.service)
 		}
 	}
 	for s := range t.world.slicesOfNS[name.Namespace] {
@@ -198,10 +206,12 @@ func (t *Tracker) takePod(name model.Name, p *model.Pod) {
 	if old != nil {
 		t.touchPod(old)
 		t.world.removePod(old)
+		t.own.claim(t.cfg.NodeName, old, -1)
 	}
 	if p != nil {
 		t.world.addPod(p)
 		t.touchPod(p)
+		t.own.claim(t.cfg.NodeName, p, 1)
 	}
 	for _, s := range t.world.slicesOfPod[name] {
 		t.touch(s.service)
