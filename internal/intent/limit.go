@@ -11,6 +11,10 @@ const (
 	// port. Two objects of 1 MB, a Service with thousands of ports and a slice with
 	// thousands of ports and endpoints, would else make hundreds of millions.
 	maxEndpoints = 1 << 19
+	// maxUnverified bounds the policed pods that only slices name. Whoever may write
+	// slices can name any number of addresses, and a dataplane has room for so many
+	// pods. Those of pods that start are policed without a slice; see PoliciesExist.
+	maxUnverified = 1024
 	// maxProblems bounds the reports about one Service.
 	maxProblems = 16
 )

@@ -2,6 +2,8 @@ package intent
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,5 +99,20 @@ func TestTheProblemsOfOneServiceAreBounded(t *testing.T) {
 	}
 	if p := planService(web(externalIPs(many...)), false); len(p.problems) > maxProblems+1 {
 		t.Errorf("a plan has %d problems", len(p.problems))
+	}
+}
+
+// TestSlicesCannotFillTheListOfPolicedPods by naming addresses that no pod here has.
+func TestSlicesCannotFillTheListOfPolicedPods(t *testing.T) {
+	eps := manyEndpoints(3 * maxUnverified)
+	for i := range eps {
+		eps[i].Node = here
+	}
+	tr := newTracker(sliceOf("s", eps...), podObject("p", here, nil, "10.200.0.1"), policy("np", nil))
+	guarded := addr("10.200.0.2")
+	tr.SetGuarded([]netip.Addr{guarded})
+	got := tr.State().Node.PolicedPods
+	if len(got) != maxUnverified+2 || !slices.Contains(got, addr("10.200.0.1")) || !slices.Contains(got, guarded) {
+		t.Errorf("%d policed pods, the last %v", len(got), got[len(got)-2:])
 	}
 }

@@ -307,12 +307,19 @@ func (t *Tracker) describeNode() Node {
 			n.ClaimedPods = append(n.ClaimedPods, a)
 		}
 	}
+	unverified := 0
 	for _, a := range slices.SortedFunc(maps.Keys(t.own.policed), netip.Addr.Compare) {
+		_, guarded := t.world.guarded[a]
+		if !guarded && !t.world.podHere(a) {
+			if unverified++; unverified > maxUnverified {
+				continue
+			}
+		}
 		// Whether a policy holds for a hostNetwork pod is undefined, and
 		// policing the node's own address would take in all its traffic.
 		if !t.own.has(a) {
 			n.PolicedPods = append(n.PolicedPods, a)
-			if _, guarded := t.world.guarded[a]; guarded && t.own.policed[a] == 1 {
+			if guarded && t.own.policed[a] == 1 {
 				n.GuardedPods = append(n.GuardedPods, a)
 			}
 		}
