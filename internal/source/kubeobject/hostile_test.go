@@ -163,6 +163,20 @@ status: {addresses: [{type: InternalIP, address: 127.0.0.1}, {type: InternalIP, 
 		"status.addresses[2].address: 169.254.0.1 is a link-local address")
 	n, problems = Node(object[corev1.Node](t, `{metadata: {name: a}, spec: {podCIDRs: [10.0.0.0/8, "fd00::/16"]}}`))
 	verify(t, n, problems, &model.Node{Name: "a", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}})
+	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	for i := range 1000 {
+		o.Status.Addresses = append(o.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: fmt.Sprintf("192.0.%d.%d", i/250, i%250)})
+	}
+	n, problems = Node(o)
+	if n == nil || len(n.Addresses) != maxNodeAddresses || len(problems) != 1 || problems[0].Field != "status.addresses[64]" {
+		t.Errorf("%v, problems %v", n, problems)
+	}
+	for range 1000 {
+		o.Spec.PodCIDRs = append(o.Spec.PodCIDRs, "10.0.0.0/24")
+	}
+	if n, problems = Node(o); n != nil || problems[0].String() != "Node a: spec.podCIDRs: has 1000 entries; 64 are the most" {
+		t.Errorf("%v, problems %v", n, problems)
+	}
 	n, problems = Node(object[corev1.Node](t, `{metadata: {name: a}, spec: {podCIDR: 127.0.0.0/8}}`))
 	verify(t, n, problems, &model.Node{Name: "a"}, "spec.podCIDR: 127.0.0.0/8 is left out: it begins with a loopback address")
 }

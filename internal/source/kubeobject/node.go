@@ -32,15 +32,27 @@ func Node(o *corev1.Node) (*model.Node, []model.Problem) {
 					c.notef(addresses.Index(i).Child("address"), "%s is %s and is left out: no node can be reached there", a, why)
 					continue
 				}
+				if len(n.Addresses) == maxNodeAddresses {
+					c.notef(addresses.Index(i), "and those after it are left out: %d addresses are the most of one node", maxNodeAddresses)
+					return c.node(n)
+				}
 				n.Addresses = append(n.Addresses, a)
 			}
 		}
 	}
+	return c.node(n)
+}
+
+func (c *checker) node(n *model.Node) (*model.Node, []model.Problem) {
 	if c.invalid {
 		return nil, c.problems
 	}
 	return n, c.problems
 }
+
+// maxNodeAddresses bounds what one Node says about itself: a kubelet writes it, and
+// every other node keeps it.
+const maxNodeAddresses = 64
 
 // toBeDeleted is cluster-autoscaler's taint on a node that it is going to remove.
 const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
@@ -64,7 +76,8 @@ func (c *checker) podCIDRs(spec *field.Path, s *corev1.NodeSpec) []netip.Prefix 
 		c.invalidf(p.Index(0), "%q differs from spec.podCIDR %q; make them equal, or leave one out", s.PodCIDRs[0], s.PodCIDR)
 	}
 	var out []netip.Prefix
-	for i, s := range s.PodCIDRs {
+	c.atMost(p, len(s.PodCIDRs), maxNodeAddresses)
+	for i, s := range s.PodCIDRs[:min(len(s.PodCIDRs), maxNodeAddresses)] {
 		if n, ok := c.podCIDR(p.Index(i), s); ok {
 			out = append(out, n)
 		}
