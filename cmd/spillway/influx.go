@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/pflag"
 
@@ -15,13 +17,15 @@ import (
 
 // influxConfig says where metrics are pushed, if anywhere.
 type influxConfig struct {
-	URL       string
-	TokenFile string
-	Interval  time.Duration
+	URL          string
+	PasswordFile string
+	TokenFile    string
+	Interval     time.Duration
 }
 
 func (c *influxConfig) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.URL, "influx-url", "", "push metrics to this InfluxDB: http://HOST:8086/write?db=NAME (1.x), http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET (2.x)")
+	f.StringVar(&c.URL, "influx-url", "", "push metrics to this InfluxDB: http://[USER@]HOST:8086/write?db=NAME (1.x), http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET (2.x)")
+	f.StringVar(&c.PasswordFile, "influx-password-file", "", "file with the password of the InfluxDB 1.x user that --influx-url names")
 	f.StringVar(&c.TokenFile, "influx-token-file", "", "file with the token that InfluxDB 2.x asks for")
 	f.DurationVar(&c.Interval, "influx-interval", 15*time.Second, "time between two pushes")
 }
@@ -31,13 +35,24 @@ func (c *influxConfig) validate() error {
 		if c.TokenFile != "" {
 			return usageErrorf("--influx-token-file without --influx-url: give both or none")
 		}
+		if c.PasswordFile != "" {
+			return usageErrorf("--influx-password-file without --influx-url: give both or none")
+		}
 		return nil
 	}
 	if c.Interval < time.Second {
 		return usageErrorf("--influx-interval %v: must be a second or longer", c.Interval)
 	}
-	if err := telemetry.CheckInfluxURL(c.URL); err != nil {
+	hasUser, err := telemetry.CheckInfluxURL(c.URL)
+	switch {
+	case err != nil:
 		return usageErrorf("--influx-url: %v", err)
+	case hasUser && c.PasswordFile == "":
+		return usageErrorf("--influx-url names a user: give --influx-password-file too")
+	case !hasUser && c.PasswordFile != "":
+		return usageErrorf("--influx-password-file: --influx-url names no user: write http://USER@HOST")
+	case c.PasswordFile != "" && c.TokenFile != "":
+		return usageErrorf("--influx-password-file and --influx-token-file: give one of the two")
 	}
 	return nil
 }
@@ -47,16 +62,16 @@ func newInflux(c influxConfig, node string, m *telemetry.Metrics, log *slog.Logg
 	if c.URL == "" {
 		return nil, nil
 	}
-	token := ""
-	if c.TokenFile != "" {
-		text, err := os.ReadFile(c.TokenFile)
-		if err != nil {
-			return nil, fmt.Errorf("read --influx-token-file: %w", err)
-		}
-		token = strings.TrimSpace(string(text))
+	token, err := readSecret("--influx-token-file", c.TokenFile)
+	if err != nil {
+		return nil, err
+	}
+	password, err := readSecret("--influx-password-file", c.PasswordFile)
+	if err != nil {
+		return nil, err
 	}
 	i, err := telemetry.NewInflux(telemetry.InfluxConfig{
-		URL: c.URL, Token: token, Node: node, Interval: c.Interval, Gatherer: m.Gatherer(), Log: log,
+		URL: c.URL, Password: password, Token: token, Node: node, Interval: c.Interval, Gatherer: m.Gatherer(), Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -65,4 +80,31 @@ func newInflux(c influxConfig, node string, m *telemetry.Metrics, log *slog.Logg
 		return nil, fmt.Errorf("register metrics of InfluxDB: %w", err)
 	}
 	return i.Run, nil
+}
+
+// maxSecret bounds a password or token: a file of another kind was given by mistake.
+const maxSecret = 4 << 10
+
+// readSecret reads a file that holds one line; "" for no file. The error never quotes it.
+func readSecret(flag, path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", flag, err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", flag, err)
+	}
+	secret := strings.TrimSpace(string(text))
+	switch {
+	case secret == "":
+		return "", fmt.Errorf("read %s: %s is empty: write the secret to it", flag, path)
+	case len(text) > maxSecret || strings.ContainsFunc(secret, unicode.IsControl):
+		return "", fmt.Errorf("read %s: %s is not one line of text: write the secret to it, and nothing else", flag, path)
+	}
+	return secret, nil
 }

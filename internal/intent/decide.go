@@ -16,10 +16,8 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 	}
 	problems := slices.Clone(e.plan.problems)
 	t.healthy = t.healthy[:0]
-	objects := make([]*model.EndpointSlice, len(e.slices))
-	for i, s := range e.slices {
-		objects[i] = s.object
-	}
+	from := newSource(e.slices, len(e.plan.ports))
+	left := maxEndpoints
 	ports := make([]*ServicePort, 0, len(e.plan.ports))
 	for i := range e.plan.ports {
 		p := &e.plan.ports[i]
@@ -32,9 +30,15 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 			held = append(held, c)
 			problems = append(problems, t.hidden(e, p.id, c)...)
 		}
-		if sp := t.decidePort(e.spec, p, held, objects); sp != nil {
-			ports = append(ports, sp)
+		sp := t.decidePort(e.spec, p, held, from)
+		if sp == nil {
+			continue
 		}
+		if left -= len(t.candidates); left < 0 {
+			problems = append(problems, tooManyEndpoints(e.name, len(ports)))
+			break
+		}
+		ports = append(ports, sp)
 	}
 	if c := e.plan.health; c != nil {
 		if holder := t.claims.holder(c.key); holder != healthID(e.name) {
@@ -44,11 +48,11 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 			health.Endpoints = countHealthy(t.healthy)
 		}
 	}
-	return ports, health, problems
+	return ports, health, capProblems(e.name, problems)
 }
 
 // decidePort decides one Service port; nil if it has no frontend left.
-func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from []*model.EndpointSlice) *ServicePort {
+func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from *source) *ServicePort {
 	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
 	t.candidates = cs
 	for i := range cs {
@@ -69,7 +73,7 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from
 		AppProtocol: p.spec.AppProtocol,
 		Helper:      p.helper,
 		OfFTP:       p.ofFTP,
-		Triggered:   newestTrigger(from, p.id.Family),
+		Triggered:   newestTrigger(from.slices, p.id.Family),
 	}
 }
 
@@ -82,16 +86,17 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 			continue
 		}
 		addr := c.addr.Addr()
-		// An endpoint without a nodeName (the API server's own, or a manual
-		// slice's) is no endpoint of this node to a Local policy. But packets
-		// to this node's own address get here all the same.
-		host := (c.here || c.ep.Node == "") && t.own.has(addr)
+		// An endpoint without a nodeName, or with another node's, is no endpoint
+		// of this node to a Local policy. But packets to the node's own address
+		// and to a pod of this node get here whatever the slice says.
+		host := t.own.has(addr)
+		here := c.here || host || t.world.podHere(addr)
 		out = append(out, Endpoint{
 			Addr:     c.addr,
 			Cluster:  c.cluster,
 			Local:    c.local,
-			Here:     c.here || host,
-			Unplaced: c.ep.Node == "" && !host,
+			Here:     here,
+			Unplaced: c.ep.Node == "" && !here,
 			Host:     host,
 			Policed:  t.world.policed(c.slice.Service.Namespace, c.ep, addr),
 			Open:     t.world.open(proto, c.addr),
@@ -116,11 +121,11 @@ func retained(protocol model.Protocol, cs []candidate) []netip.AddrPort {
 
 // newestTrigger finds the newest trigger time of one family's slices. A slice
 // without endpoints counts too: it may be the one that just lost its last.
-func newestTrigger(from []*model.EndpointSlice, f model.Family) time.Time {
+func newestTrigger(from []*slice, f model.Family) time.Time {
 	var newest time.Time
 	for _, s := range from {
-		if s.Family == f && s.Triggered.After(newest) {
-			newest = s.Triggered
+		if o := s.object; o.Family == f && o.Triggered.After(newest) {
+			newest = o.Triggered
 		}
 	}
 	return newest

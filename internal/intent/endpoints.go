@@ -25,22 +25,65 @@ func (c *candidate) lastResort() bool {
 	return !c.ep.Ready && c.ep.Serving && c.ep.Terminating
 }
 
+// source is the slices of one Service, sorted by name so that equal worlds give
+// equal results, and the ports of each by what Service ports find them by.
+type source struct {
+	slices []*slice
+	ports  []map[portKey][]uint16 // nil: there are few, and they are looked through
+}
+
+// portKey is what a slice's port and a Service's have in common; the numbers differ
+// by targetPort.
+type portKey struct {
+	name     string
+	protocol model.Protocol
+}
+
+// manyPorts is how many ports of a Service are worth an index of each slice. Without
+// one, each of thousands of ports looks through thousands.
+const manyPorts = 32
+
+func newSource(from []*slice, ports int) *source {
+	s := &source{slices: from}
+	if ports < manyPorts {
+		return s
+	}
+	for _, one := range from {
+		index := make(map[portKey][]uint16, len(one.object.Ports))
+		for _, p := range one.object.Ports {
+			key := portKey{p.Name, p.Protocol}
+			index[key] = append(index[key], p.Port)
+		}
+		s.ports = append(s.ports, index)
+	}
+	return s
+}
+
+// numbers appends to dst the ports of slice i that a Service port leads to.
+func (s *source) numbers(dst []uint16, i int, key portKey) []uint16 {
+	if s.ports != nil {
+		return append(dst, s.ports[i][key]...)
+	}
+	for _, p := range s.slices[i].object.Ports {
+		if p.Name == key.name && p.Protocol == key.protocol {
+			dst = append(dst, p.Port)
+		}
+	}
+	return dst
+}
+
 // gather appends to dst the endpoints of a Service port from the slices of its
-// Service, sorted by address, one entry an address. The slices must come in a
-// fixed order (by name), so that equal worlds give equal results.
-func gather(dst []candidate, from []*model.EndpointSlice, id PortID, node string) []candidate {
-	for _, s := range from {
-		if s.Family != id.Family {
+// Service, sorted by address, one entry an address.
+func gather(dst []candidate, from *source, id PortID, node string) []candidate {
+	var few [4]uint16
+	for i, s := range from.slices {
+		if s.object.Family != id.Family {
 			continue
 		}
-		for _, p := range s.Ports {
-			// A slice's port belongs to the Service port of the same name and
-			// protocol; the numbers differ by targetPort. Port 0 stands for
-			// "all ports", which no Service can ask for.
-			if p.Name != id.Port || p.Protocol != id.Protocol || p.Port == 0 {
-				continue
+		for _, port := range from.numbers(few[:0], i, portKey{id.Port, id.Protocol}) {
+			if port != 0 { // "all ports", which no Service can ask for
+				dst = appendSlice(dst, s.object, port, id.Family, node)
 			}
-			dst = appendSlice(dst, s, p.Port, id.Family, node)
 		}
 	}
 	slices.SortStableFunc(dst, compareCandidates)

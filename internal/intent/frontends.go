@@ -38,6 +38,9 @@ type claim struct {
 func planService(svc *model.Service, refuseExternalIPs bool) plan {
 	var p plan
 	complain := func(field, what string) {
+		if len(p.problems) > maxProblems {
+			return // the rest is left out when the Service is decided
+		}
 		p.problems = append(p.problems, model.Problem{Where: "Service " + svc.Name.String(), Field: field, What: what})
 	}
 	families := make([]model.Family, 0, 2)
@@ -54,15 +57,22 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 	}
 	addrs := frontendAddrs(svc, external, families, complain)
 	helpers := helpersOf(svc, complain)
+	ranges := map[model.Family][]netip.Prefix{}
+	for _, f := range families {
+		ranges[f] = rangesOf(svc.SourceRanges, f)
+	}
+	known := make(map[PortID]bool, len(svc.Ports)*len(families))
 	for i := range svc.Ports {
 		spec := &svc.Ports[i]
 		for _, f := range families {
 			id := PortID{Service: svc.Name, Port: spec.Name, Number: spec.Port, Protocol: spec.Protocol, Family: f}
-			if slices.ContainsFunc(p.ports, func(o portPlan) bool { return o.id == id }) {
+			if known[id] {
 				complain(fmt.Sprintf("spec.ports[%d]", i), "repeats an earlier port; remove one of the two")
 				break
 			}
-			port := planPort(svc, id, spec, i, addrs)
+			known[id] = true
+			port := planPort(id, spec, i, addrs)
+			port.ranges = ranges[f]
 			port.helper = helpers[i]
 			port.ofFTP = spec.Protocol == model.TCP && slices.Contains(helpers, FTP)
 			p.ports = append(p.ports, port)
@@ -89,6 +99,7 @@ type frontendAddr struct {
 // LoadBalancer's rather than as an externalIP, so that its source ranges hold.
 func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.Family, complain func(field, what string)) []frontendAddr {
 	var out []frontendAddr
+	known := make(map[netip.Addr]bool, len(external))
 	add := func(kind FrontendKind, addr netip.Addr, field string) {
 		addr = addr.Unmap()
 		if why := unfit(kind, addr); why != "" {
@@ -102,7 +113,8 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 			}
 			return // load balancers may well translate between the families
 		}
-		if !slices.ContainsFunc(out, func(f frontendAddr) bool { return f.addr == addr }) {
+		if !known[addr] {
+			known[addr] = true
 			out = append(out, frontendAddr{kind, addr, field})
 		}
 	}
@@ -140,8 +152,8 @@ func unfit(kind FrontendKind, a netip.Addr) string {
 	return ""
 }
 
-func planPort(svc *model.Service, id PortID, spec *model.ServicePort, index int, addrs []frontendAddr) portPlan {
-	p := portPlan{id: id, spec: spec, ranges: rangesOf(svc.SourceRanges, id.Family)}
+func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAddr) portPlan {
+	p := portPlan{id: id, spec: spec}
 	for _, a := range addrs {
 		if model.FamilyOf(a.addr) == id.Family {
 			p.claims = append(p.claims, claim{

@@ -71,9 +71,10 @@ func (t *Tracker) SetOpened(ports []OpenPorts) Changes {
 	return t.settle()
 }
 
-// open reports whether a policy opens an endpoint to anybody.
+// open reports whether a policy opens an endpoint to anybody. An address that two
+// Pods have is never open: one of them is gone, and the policy may select that one.
 func (w *world) open(proto model.Protocol, addr netip.AddrPort) bool {
-	return slices.ContainsFunc(w.opened[addr.Addr()], func(p OpenPorts) bool {
+	return len(w.podsOfAddr[addr.Addr()]) <= 1 && slices.ContainsFunc(w.opened[addr.Addr()], func(p OpenPorts) bool {
 		return p.Protocol == proto && p.First <= addr.Port() && addr.Port() <= p.Last
 	})
 }

@@ -67,7 +67,11 @@ type Endpoint struct {
 	Addr    netip.AddrPort
 	Cluster bool // used by ToCluster
 	Local   bool // used by ToLocal
-	Here    bool // on this node
+	// Here says that the endpoint is on this node: a slice says so, or the address
+	// is the node's own or that of a Pod of this node. Anybody who may write a
+	// slice can name any node, so the address counts whatever the slice says.
+	// Local does not follow from it: kube-proxy goes by nodeName alone.
+	Here bool
 	// Unplaced says that no slice tells which node it is on: it may be this one.
 	Unplaced bool
 	Host     bool // Here, and the address is the node's own (a hostNetwork pod)

@@ -182,12 +182,12 @@ func (t *Tracker) readdress() {
 	}
 	for _, a := range slices.Concat(addrs, t.own.addrs) {
 		t.touchClaiming(a)
+		for _, s := range t.world.slicesOfAddr[a] {
+			t.touch(s.service)
+		}
 	}
 	t.own.addrs = addrs
 	t.own.stale = true
-	for s := range t.world.slicesNear {
-		t.touch(s.service)
-	}
 }
 
 // reachable reports whether other machines can address the node so. Loopback
@@ -230,7 +230,8 @@ func (o *ownNode) claimElsewhere(p *model.Pod, by int) {
 	}
 }
 
-// pollSlice renews what a slice says about policed pods on this node.
+// pollSlice renews what a slice says about policed pods on this node. A Pod of this
+// node that has the address says it better.
 func (t *Tracker) pollSlice(s *slice) {
 	if !s.near && len(s.policed) == 0 {
 		return
@@ -239,7 +240,7 @@ func (t *Tracker) pollSlice(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
 		addr := endpointAddr(ep)
-		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && t.world.selected(s.object.Service.Namespace, ep, addr) {
+		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && !t.world.podHere(addr) && t.world.selected(s.object.Service.Namespace, ep, addr) {
 			now = append(now, addr)
 		}
 	}
@@ -336,12 +337,19 @@ func (t *Tracker) describeNode() Node {
 			n.ClaimedPods = append(n.ClaimedPods, a)
 		}
 	}
+	unverified := 0
 	for _, a := range slices.SortedFunc(maps.Keys(t.own.policed), netip.Addr.Compare) {
+		_, guarded := t.world.guarded[a]
+		if !guarded && !t.world.podHere(a) {
+			if unverified++; unverified > maxUnverified {
+				continue
+			}
+		}
 		// Whether a policy holds for a hostNetwork pod is undefined, and
 		// policing the node's own address would take in all its traffic.
 		if !t.own.has(a) {
 			n.PolicedPods = append(n.PolicedPods, a)
-			if _, guarded := t.world.guarded[a]; guarded && t.own.policed[a] == 1 {
+			if guarded && t.own.policed[a] == 1 {
 				n.GuardedPods = append(n.GuardedPods, a)
 			}
 		}

@@ -140,7 +140,7 @@ func (t *Tracker) takeSlice(name model.Name, object *model.EndpointSlice) {
 	}
 	s = &slice{object: object, service: t.serviceNamed(object.Service)}
 	t.world.slices[name] = s
-	t.world.attach(s, t.cfg.NodeName)
+	t.world.attach(s)
 	t.touchHidingEndpoints(object)
 	at, _ := slices.BinarySearchFunc(s.service.slices, name, func(o *slice, n model.Name) int {
 		return compareNames(o.object.Name, n)
@@ -172,7 +172,11 @@ func (t *Tracker) takePolicy(name model.Name, p *model.NetworkPolicy) {
 		}
 	}
 	if has := len(t.world.policies) > 0; has != had {
+		// Endpoints here whose pods are not known depend on any policy.
 		t.own.stale = true
+		for s := range t.world.slicesNear {
+			t.touch(s.service)
+		}
 	}
 	for s := range t.world.slicesOfNS[name.Namespace] {
 		t.touch(s.service)

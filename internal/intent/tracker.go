@@ -50,7 +50,7 @@ func New(cfg Config) *Tracker {
 	cfg.ClusterCIDRs = canonicalPrefixes(cfg.ClusterCIDRs)
 	t := &Tracker{
 		cfg:      cfg,
-		world:    newWorld(),
+		world:    newWorld(cfg.NodeName),
 		own:      newOwnNode(),
 		claims:   newClaimTable(),
 		claiming: map[netip.Addr]map[*service]struct{}{},

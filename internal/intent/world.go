@@ -10,6 +10,7 @@ import (
 // world holds the facts, and the indexes that lead from a pod, an address or a
 // namespace to the slices that depend on it.
 type world struct {
+	node     string // the node decided for
 	slices   map[model.Name]*slice
 	nodes    map[string]*model.Node
 	pods     map[model.Name]*model.Pod
@@ -37,8 +38,9 @@ type slice struct {
 	policed []netip.Addr // what it adds to the node's policed pods
 }
 
-func newWorld() world {
+func newWorld(node string) world {
 	return world{
+		node:         node,
 		slices:       map[model.Name]*slice{},
 		nodes:        map[string]*model.Node{},
 		pods:         map[model.Name]*model.Pod{},
@@ -71,10 +73,10 @@ func (x index[K]) remove(key K, s *slice) {
 }
 
 // attach enters a slice into the indexes.
-func (w *world) attach(s *slice, node string) {
+func (w *world) attach(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
-		s.near = s.near || isHere(ep, node) || ep.Node == ""
+		s.near = s.near || isHere(ep, w.node) || ep.Node == ""
 		w.slicesOfAddr.add(endpointAddr(ep), s)
 		if ep.Pod.Name == "" {
 			continue
@@ -138,28 +140,45 @@ func (w *world) removePod(p *model.Pod) {
 	}
 }
 
-// policed reports whether packets of an endpoint must pass by netfilter: because it is
-// guarded, or a NetworkPolicy selects it.
+// podHere reports whether a Pod of this node has the address.
+func (w *world) podHere(addr netip.Addr) bool {
+	return slices.ContainsFunc(w.podsOfAddr[addr], w.onThisNode)
+}
+
+func (w *world) onThisNode(name model.Name) bool {
+	p := w.pods[name]
+	return p != nil && w.node != "" && p.Node == w.node
+}
+
+// policed reports whether packets of an endpoint must traverse netfilter: because it
+// is guarded, or a NetworkPolicy selects it.
 func (w *world) policed(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
 	_, guarded := w.guarded[addr]
 	return guarded || w.selected(namespace, ep, addr)
 }
 
-// selected reports whether a NetworkPolicy selects the endpoint's pod, or may.
-// The namespace is the slice's. An endpoint that names no pod is looked up by
-// its address; on a cluster node it may still be a pod, elsewhere it is none.
+// selected reports whether a NetworkPolicy selects the pod that has the endpoint's
+// address, or may. Anybody who may write a slice can name any pod, node and Service
+// in it, so what a slice says can make an endpoint selected, and never unselected.
+// The namespace is the slice's.
 func (w *world) selected(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
 	if len(w.policies) == 0 {
 		return false
 	}
-	if ep.Pod.Name != "" {
-		return w.podPoliced(ep.Pod)
-	}
 	known := w.podsOfAddr[addr]
-	if len(known) == 0 {
-		return ep.Node != "" && w.policies[namespace].selectsUnknown()
+	switch {
+	case slices.ContainsFunc(known, w.podPoliced):
+		return true
+	case ep.Pod.Name != "" && w.podPoliced(ep.Pod):
+		return true
+	case w.podHere(addr):
+		return false
+	case isHere(ep, w.node):
+		// A pod of this node that is not known (yet), of any namespace.
+		return true
 	}
-	return slices.ContainsFunc(known, w.podPoliced)
+	// An endpoint without a node is most often outside the cluster.
+	return ep.Pod.Name == "" && len(known) == 0 && ep.Node != "" && w.policies[namespace].selectsUnknown()
 }
 
 func (w *world) podPoliced(name model.Name) bool {

@@ -96,12 +96,12 @@ type Service struct {
 	SourceRanges []netip.Prefix
 	// Affinity is the time-out of sessionAffinity ClientIP; 0 is no affinity.
 	Affinity            time.Duration
-	ExternalLocal       bool   // externalTrafficPolicy: Local
-	InternalLocal       bool   // internalTrafficPolicy: Local
-	HealthCheckNodePort uint16 // 0: none
-	PublishNotReady     bool   // publishNotReadyAddresses
-	TrafficDistribution string // PreferClose, PreferSameZone, PreferSameNode or ""
-	Annotations         map[string]string
+	ExternalLocal       bool              // externalTrafficPolicy: Local
+	InternalLocal       bool              // internalTrafficPolicy: Local
+	HealthCheckNodePort uint16            // 0: none
+	PublishNotReady     bool              // publishNotReadyAddresses
+	TrafficDistribution string            // PreferClose, PreferSameZone, PreferSameNode or ""
+	Annotations         map[string]string // those of spillway.dev/ alone
 	Ports               []ServicePort
 }
 

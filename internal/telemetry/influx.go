@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -24,9 +25,12 @@ import (
 type InfluxConfig struct {
 	// URL is InfluxDB's write address: http://HOST:8086/write?db=NAME of 1.x,
 	// http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET of 2.x. Without a path
-	// it is that of 1.x, and without a name the database is "spillway". A user and
-	// password in it are sent as such.
+	// it is that of 1.x, and without a name the database is "spillway". It may name
+	// the user of Password (http://USER@HOST or u=USER), and no secret: every user of
+	// the machine can read a program's arguments.
 	URL string
+	// Password of the user that URL names, as 1.x wants it; "": none.
+	Password string
 	// Token is sent as 2.x wants it; "": none.
 	Token    string
 	Node     string // the tag "node" of every line
@@ -50,13 +54,43 @@ const (
 // of the Go runtime.
 var pushed = []string{"spillway_", "node_nf_conntrack_", "kubeproxy_"}
 
-// writeURL completes URL.
-func (c InfluxConfig) writeURL() (string, error) {
+// withoutSecrets cuts out of an address that need not be one what may be a password.
+func withoutSecrets(address string) string {
+	if i := strings.IndexAny(address, "?#"); i >= 0 {
+		address = address[:i]
+	}
+	if i := strings.LastIndexByte(address, '@'); i >= 0 {
+		address = "..." + address[i:]
+	}
+	return address
+}
+
+// harmless are the parameters of writes to InfluxDB that are no secret. Others are
+// neither logged nor taken: a slip of the pen may make any name of p.
+var harmless = []string{"db", "rp", "precision", "consistency", "org", "orgID", "bucket", "u"}
+
+// writeURL completes URL, and takes the user out of it.
+func (c InfluxConfig) writeURL() (address, user string, err error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return "", fmt.Errorf("%q: not an address: write http://HOST:8086/write?db=NAME", c.URL)
+		return "", "", fmt.Errorf("%q: not an address: write http://HOST:8086/write?db=NAME", withoutSecrets(c.URL))
 	}
-	q := u.Query()
+	q, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return "", "", fmt.Errorf("%q: what stands behind the question mark cannot be read: write db=NAME", withoutSecrets(c.URL))
+	}
+	if _, set := u.User.Password(); set {
+		return "", "", fmt.Errorf("%q: has a password, which every user of the machine could read: write it to a file and give --influx-password-file", withoutSecrets(c.URL))
+	}
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		if !slices.Contains(harmless, name) {
+			return "", "", fmt.Errorf("%q: has a parameter beside %s: give a password by --influx-password-file and a token by --influx-token-file",
+				withoutSecrets(c.URL), strings.Join(harmless, ", "))
+		}
+	}
+	user = cmp.Or(u.User.Username(), q.Get("u"))
+	u.User, u.Fragment, u.RawFragment = nil, "", ""
+	q.Del("u")
 	if u.Path == "" || u.Path == "/" {
 		u.Path = "/write"
 	}
@@ -65,18 +99,19 @@ func (c InfluxConfig) writeURL() (string, error) {
 	}
 	q.Set("precision", "ns")
 	u.RawQuery = q.Encode()
-	return u.String(), nil
+	return u.String(), user, nil
 }
 
-// CheckInfluxURL says whether an address could be an InfluxDB's.
-func CheckInfluxURL(address string) error {
-	_, err := InfluxConfig{URL: address}.writeURL()
-	return err
+// CheckInfluxURL says whether an address could be an InfluxDB's, and whether it names a
+// user. Its error quotes no secret.
+func CheckInfluxURL(address string) (hasUser bool, err error) {
+	_, user, err := InfluxConfig{URL: address}.writeURL()
+	return user != "", err
 }
 
 // Validate says what is missing or not an address.
 func (c InfluxConfig) Validate() error {
-	if _, err := c.writeURL(); err != nil {
+	if _, _, err := c.writeURL(); err != nil {
 		return err
 	}
 	if c.Interval <= 0 || c.Buffer < 0 || c.Gatherer == nil || c.Log == nil {
@@ -89,8 +124,8 @@ func (c InfluxConfig) Validate() error {
 // metric. While InfluxDB is away it keeps what fits into its buffer.
 type Influx struct {
 	cfg     InfluxConfig
-	url     string
-	shown   string // the URL without a password
+	url     string // without user and password, and so fit for a log
+	user    string
 	client  *http.Client
 	waiting [][]byte // readings that are not delivered yet, oldest first
 	bytes   int
@@ -107,13 +142,12 @@ func NewInflux(c InfluxConfig) (*Influx, error) {
 		return nil, err
 	}
 	c.Buffer = cmp.Or(c.Buffer, defaultInfluxBuffer)
-	address, err := c.writeURL()
+	address, user, err := c.writeURL()
 	if err != nil {
 		return nil, err
 	}
-	shown, _ := url.Parse(address)
 	return &Influx{
-		cfg: c, url: address, shown: shown.Redacted(), client: &http.Client{Timeout: writeTimeout},
+		cfg: c, url: address, user: user, client: &http.Client{Timeout: writeTimeout},
 		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "spillway_influx_readings_total", Help: "Readings of all metrics by what became of them: delivered, refused by InfluxDB, or given up because it was away too long.",
 		}, []string{"outcome"}),
@@ -202,11 +236,11 @@ func (i *Influx) deliver(ctx context.Context) {
 func (i *Influx) note(err error) {
 	switch {
 	case err != nil && !i.failing:
-		i.cfg.Log.Warn("InfluxDB does not take metrics; they are kept for a while and tried again", "url", i.shown, "err", err)
+		i.cfg.Log.Warn("InfluxDB does not take metrics; they are kept for a while and tried again", "url", i.url, "err", err)
 	case err != nil:
-		i.cfg.Log.Debug("InfluxDB does not take metrics", "url", i.shown, "err", err)
+		i.cfg.Log.Debug("InfluxDB does not take metrics", "url", i.url, "err", err)
 	case i.failing:
-		i.cfg.Log.Info("InfluxDB takes metrics again", "url", i.shown, "readingsLost", i.lost)
+		i.cfg.Log.Info("InfluxDB takes metrics again", "url", i.url, "readingsLost", i.lost)
 		i.lost = 0
 	}
 	i.failing = err != nil
@@ -219,6 +253,9 @@ func (i *Influx) send(ctx context.Context, lines []byte) (refused bool, err erro
 		return false, err
 	}
 	req.Header.Set("Content-Type", "text/plain; charset=utf-8")
+	if i.user != "" {
+		req.SetBasicAuth(i.user, i.cfg.Password)
+	}
 	if i.cfg.Token != "" {
 		req.Header.Set("Authorization", "Token "+i.cfg.Token)
 	}

@@ -68,9 +68,65 @@ func TestTheWriteAddressIsCompleted(t *testing.T) {
 		"http://h:8086/write?db=x&precision=s&rp=week": "http://h:8086/write?db=x&precision=ns&rp=week",
 		"h:8086": "", "ftp://h": "", "": "",
 	} {
-		if got, err := (InfluxConfig{URL: in}).writeURL(); got != want || (err == nil) != (want != "") {
+		if got, _, err := (InfluxConfig{URL: in}).writeURL(); got != want || (err == nil) != (want != "") {
 			t.Errorf("%q gives %q, want %q: %v", in, got, want, err)
 		}
+	}
+}
+
+// TestNoSecretOfAnAddressIsShown, neither where it is refused nor where it is used.
+func TestNoSecretOfAnAddressIsShown(t *testing.T) {
+	const secret = "hunter2"
+	for _, address := range []string{
+		"http://user:hunter2@h:8086/write?db=x", "http://:hunter2@h", "http://h:8086/write?db=x&u=user&p=hunter2", "http://h/write?P=hunter2", "http://h/write?token=hunter2",
+		"http://h/api/v2/write?org=o&bucket=b&Authorization=Token+hunter2", "http://h/write?hunter2", "http://h/write?db=x;p=hunter2", "http://h/write?p=hunter2%zz",
+		"htp://user:hunter2@h", "user:hunter2@h:8086", "http://user:hunter2@", "http://user:hunter2@h:port/", "http://h ost/?p=hunter2", "http://user:hunter2%@h", "//u:hunter2@h", "http://h/#hunter2?x=1\n:",
+	} {
+		c := InfluxConfig{URL: address}
+		_, err := CheckInfluxURL(address)
+		if err == nil {
+			if u, _, _ := c.writeURL(); strings.Contains(u, secret) || !strings.Contains(address, "#") {
+				t.Errorf("%s is taken as %s", address, u)
+			}
+			continue
+		}
+		if text := err.Error(); strings.Contains(text, secret) || strings.ContainsAny(text, "\n") {
+			t.Errorf("%s: %s", address, text)
+		}
+		if _, err := NewInflux(c); err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+	for _, address := range []string{"http://user@h/write?db=x", "http://h/write?db=x&u=user"} {
+		if hasUser, err := CheckInfluxURL(address); err != nil || !hasUser {
+			t.Errorf("%s: user %v, %v", address, hasUser, err)
+		}
+		if got, user, _ := (InfluxConfig{URL: address}).writeURL(); got != "http://h/write?db=x&precision=ns" || user != "user" {
+			t.Errorf("%s: %s of user %q", address, got, user)
+		}
+	}
+}
+
+func TestAPasswordIsSentAndNotLogged(t *testing.T) {
+	var status atomic.Int32
+	status.Store(401)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if user, password, ok := r.BasicAuth(); !ok || user != "me" || password != "hunter2" || strings.Contains(r.URL.String(), "me") {
+			t.Errorf("%s by %q with %q", r.URL, user, password)
+		}
+		w.WriteHeader(int(status.Load()))
+	}))
+	i, log := influxOf(t, InfluxConfig{URL: strings.Replace(s.URL, "http://", "http://me@", 1), Password: "hunter2"})
+	i.cfg.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	push := func() { i.read(time.Unix(1, 0)); i.deliver(t.Context()) }
+	push()
+	push()
+	status.Store(204)
+	push()
+	s.Close() // nobody answers
+	push()
+	if text := log.String(); strings.Count(text, "\n") != 4 || strings.Contains(text, "hunter2") || strings.Contains(text, "me@") {
+		t.Errorf("log:\n%s", text)
 	}
 }
 

@@ -108,12 +108,12 @@ func TestWhatIsNotUsedIsNotKept(t *testing.T) {
 	k := client(t, shared)
 	namespace(t, k, "slim")
 	createService(t, k, "slim", service("applied", func(s *corev1.Service) {
-		s.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "kept": "yes"}
+		s.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "other": "no", "spillway.dev/kept": "yes"}
 	}))
 	w := watch(t, adminKubeconfig(t), nil)
 	w.until(t, "the Service", func() bool { return w.service("slim", "applied") != nil })
 	w.mu.Lock()
-	if got := w.service("slim", "applied").Annotations; len(got) != 1 || got["kept"] != "yes" {
+	if got := w.service("slim", "applied").Annotations; len(got) != 1 || got["spillway.dev/kept"] != "yes" {
 		t.Errorf("annotations %v", got)
 	}
 	w.mu.Unlock()

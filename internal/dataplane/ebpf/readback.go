@@ -84,6 +84,10 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	})
 }
 
+// maxSlots is how many slots the map of bpf/maps.h has room for. A set has no higher
+// number, and a key that has one says nothing but that the map is damaged.
+const maxSlots = 1 << 21
+
 // readSlots fills in the sets. A hole, from a run that was killed while it
 // wrote, is an endpoint that does not exist, and will be filled.
 func (t *portTable) readSlots(at func(uint32) *port) error {
@@ -91,6 +95,9 @@ func (t *portTable) readSlots(at func(uint32) *port) error {
 		p, set, i := at(key.Service), clusterSet, int(key.Slot&^slotLocal)
 		if key.Slot&slotLocal != 0 {
 			set = localSet
+		}
+		if i >= maxSlots {
+			return
 		}
 		for len(p.slots[set]) <= i {
 			p.slots[set] = append(p.slots[set], 0)

@@ -35,6 +35,9 @@ func readDump(out io.Reader, seen func(chain, rule string)) ([]*dump, error) {
 	var d *dump
 	sums := map[string]*summer{}
 	lines := bufio.NewScanner(out)
+	// Of a line that is longer nothing could be read, and no sync would succeed. A
+	// rule of 64 KiB takes no more than a few hundred matches.
+	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
 		line := lines.Text()
 		if table, ok := strings.CutPrefix(line, "*"); ok {
@@ -76,9 +79,13 @@ func readDump(out io.Reader, seen func(chain, rule string)) ([]*dump, error) {
 	return all, nil
 }
 
-// foreign notes a rule in a chain that is not ours.
+// maxLine bounds one line of iptables-save, far above what the kernel takes as a rule.
+const maxLine = 1 << 26
+
+// foreign notes a rule in a chain that is not ours. A comment may hold what looks like
+// a jump.
 func (d *dump) foreign(chain, rule string) {
-	if _, target, ok := cutLast(rule, "-j "+chainPrefix); ok && !strings.Contains(target, " ") && builtin(chain) {
+	if _, target, ok := cutLast(rule, "-j "+chainPrefix); ok && !strings.ContainsAny(target, ` "`) && builtin(chain) {
 		d.jumps = append(d.jumps, jump{d.table, chain, rule})
 		return
 	}

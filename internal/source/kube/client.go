@@ -2,8 +2,10 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
+	"strings"
 
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -75,6 +77,10 @@ func (a Access) watchedConfig() (*rest.Config, error) {
 }
 
 func (a Access) config() (*rest.Config, error) {
+	if strings.ContainsAny(a.Master, "@?#") {
+		// Not quoted: it may be a password.
+		return nil, errors.New("connect to API server: --master has more than a host, a port and a path: write credentials to a kubeconfig and give --kubeconfig")
+	}
 	if a.Kubeconfig == "" && a.Master == "" {
 		cfg, err := rest.InClusterConfig()
 		if err != nil {

@@ -57,8 +57,10 @@ func TestAKubeconfigThatCannotBeUsedSaysWhatToMend(t *testing.T) {
 	}{
 		{Access{}, "give --kubeconfig, or --manifests DIR"},
 		{Access{Master: "https://192.0.2.1:x"}, "mend --master https://192.0.2.1:x"},
+		{Access{Master: "https://me:" + secret + "@192.0.2.1:x"}, "write credentials to a kubeconfig"},
+		{Access{Master: "https://192.0.2.1:x?token=" + secret}, "write credentials to a kubeconfig"},
 	} {
-		if _, _, err := Connect(c.access); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, _, err := Connect(c.access); err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), secret) {
 			t.Errorf("%+v: %v does not say %q", c.access, err, c.says)
 		}
 	}

@@ -81,23 +81,29 @@ var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 // refuse reports an address that no Service may claim: taking one of these
 // over would cut a node off from itself or its neighbours.
 func (c *checker) refuse(p *field.Path, a netip.Addr, linkLocal bool) bool {
-	what := ""
+	why := unusable(a, linkLocal)
+	if why != "" {
+		c.invalidf(p, "%s is %s; use one that a packet from another machine can carry", a, why)
+	}
+	return why != ""
+}
+
+// unusable says what kind of address a is, if packets between machines cannot carry
+// it; "" if they can. linkLocal counts link-local addresses too.
+func unusable(a netip.Addr, linkLocal bool) string {
 	switch {
 	case a.IsUnspecified():
-		what = "the unspecified address"
+		return "the unspecified address"
 	case a.IsLoopback():
-		what = "a loopback address"
+		return "a loopback address"
 	case a.IsMulticast():
-		what = "a multicast address"
+		return "a multicast address"
 	case a == broadcast:
-		what = "the broadcast address"
+		return "the broadcast address"
 	case linkLocal && a.IsLinkLocalUnicast():
-		what = "a link-local address"
-	default:
-		return false
+		return "a link-local address"
 	}
-	c.invalidf(p, "%s is %s; use one that a packet from another machine can carry", a, what)
-	return true
+	return ""
 }
 
 // addrs parses a list of addresses, each of which must be fit to be claimed.

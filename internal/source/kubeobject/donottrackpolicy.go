@@ -98,12 +98,6 @@ const (
 	maxExcepts     = 32
 )
 
-func (c *checker) atMost(at *field.Path, n, most int) {
-	if n > most {
-		c.invalidf(at, "has %d entries; %d are the most", n, most)
-	}
-}
-
 func (c *checker) policyRule(at *field.Path, ports []v1alpha1.Port, atPeers *field.Path, peers []v1alpha1.Peer) model.PolicyRule {
 	var r model.PolicyRule
 	if len(ports) == 0 {

@@ -10,6 +10,14 @@ import (
 	"spillway.dev/spillway/internal/model"
 )
 
+// The most of one slice. The API server takes 1000 endpoints and 20,000 ports; a file
+// may have more endpoints.
+const (
+	maxEndpoints     = 1 << 14
+	maxEndpointPorts = 20000
+	maxAddresses     = 100 // of an endpoint, as in the API server
+)
+
 // EndpointSlice converts an EndpointSlice. One that belongs to no Service, or
 // to a headless one, or that holds host names, is nil.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.Problem) {
@@ -28,6 +36,11 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.
 	}
 	if kind == "IPv6" {
 		s.Family = model.IPv6
+	}
+	c.atMost(field.NewPath("endpoints"), len(o.Endpoints), maxEndpoints)
+	c.atMost(field.NewPath("ports"), len(o.Ports), maxEndpointPorts)
+	if c.invalid {
+		return nil, c.problems
 	}
 	for i := range o.Endpoints {
 		s.Endpoints = append(s.Endpoints, c.endpoint(field.NewPath("endpoints").Index(i), &o.Endpoints[i], s))
@@ -80,6 +93,7 @@ func (c *checker) endpoint(p *field.Path, ep *discoveryv1.Endpoint, s *model.End
 	if len(ep.Addresses) == 0 {
 		c.invalidf(addresses, "is empty; give the endpoint an address or remove it")
 	}
+	c.atMost(addresses, len(ep.Addresses), maxAddresses)
 	out := model.Endpoint{
 		Addresses:   c.addrs(addresses, ep.Addresses, true),
 		Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,

@@ -18,6 +18,7 @@ package kubeobject
 import (
 	"fmt"
 	"strings"
+	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -45,11 +46,42 @@ func (c *checker) invalidf(p *field.Path, format string, args ...any) {
 
 // notef reports a field that is left out; the rest of the object stands.
 func (c *checker) notef(p *field.Path, format string, args ...any) {
+	c.report(p.String(), fmt.Sprintf(format, args...))
+}
+
+// maxProblems bounds the reports about one object. An object may have tens of
+// thousands of fields, and the first few say as much as all of them.
+const maxProblems = 16
+
+// report adds a problem as one line, whatever the object's names and values hold.
+func (c *checker) report(at, what string) {
+	switch n := len(c.problems); {
+	case n > maxProblems:
+		return
+	case n == maxProblems:
+		at, what = "", fmt.Sprintf("has more problems than these %d; fix these first", maxProblems)
+	}
 	c.problems = append(c.problems, model.Problem{
-		Where: c.where,
-		Field: p.String(),
-		What:  clip(fmt.Sprintf(format, args...)),
+		Where: clip(Printable(c.where)), Field: clip(Printable(at)), What: clip(Printable(what)),
 	})
+}
+
+// atMost refuses a list of n entries if that is more than most.
+func (c *checker) atMost(at *field.Path, n, most int) {
+	if n > most {
+		c.invalidf(at, "has %d entries; %d are the most", n, most)
+	}
+}
+
+// Printable replaces what would break a line or steer a terminal. Names and values
+// are whatever their author wrote.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
 }
 
 // clip keeps a report to one readable line, however long the value that it

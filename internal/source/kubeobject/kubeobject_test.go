@@ -86,7 +86,7 @@ metadata:
   uid: u1
   creationTimestamp: "2024-05-01T10:00:00Z"
   labels: {service.kubernetes.io/service-proxy-name: spillway}
-  annotations: {a: b}
+  annotations: {a: b, spillway.dev/helper: none}
 spec:
   type: LoadBalancer
   clusterIP: fd00::1
@@ -130,7 +130,7 @@ status:
 		HealthCheckNodePort: 32000,
 		PublishNotReady:     true,
 		TrafficDistribution: "PreferSameNode",
-		Annotations:         map[string]string{"a": "b"},
+		Annotations:         map[string]string{"spillway.dev/helper": "none"},
 		Ports: []model.ServicePort{
 			{Name: "dns", Protocol: model.UDP, Port: 53, NodePort: 30053},
 			{Name: "dns-tcp", Protocol: model.TCP, Port: 53, NodePort: 30053, AppProtocol: "kubernetes.io/h2c"},
@@ -394,6 +394,9 @@ func TestNetworkPolicy(t *testing.T) {
 		`{podSelector: {matchLabels: {"a b": c}}}`:                      `spec.podSelector.matchLabels: Invalid value: "a b"`,
 	} {
 		n, problems := NetworkPolicy(object[networkingv1.NetworkPolicy](t, `{metadata: {name: p}, spec: `+text+`}`))
-		verify(t, n, problems, nil, want)
+		verify(t, n, problems, &model.NetworkPolicy{Name: name, Ingress: true, Egress: true}, want,
+			"spec: is taken to select every pod of namespace default, in both directions, until it can be read")
 	}
+	n, problems := NetworkPolicy(object[networkingv1.NetworkPolicy](t, `{metadata: {name: P}, spec: {podSelector: {}}}`))
+	verify(t, n, problems, nil, `metadata.name: "P" is not an object name`)
 }

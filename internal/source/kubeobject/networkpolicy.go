@@ -12,10 +12,11 @@ import (
 	"spillway.dev/spillway/internal/model"
 )
 
-// NetworkPolicy converts a NetworkPolicy. Its rules are not read: whoever
-// enforces them judges them.
+// NetworkPolicy converts a NetworkPolicy. Its rules are not read: the CNI judges
+// them. A policy that cannot be read becomes UnreadNetworkPolicy, with problems.
 func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.NetworkPolicy, []model.Problem) {
 	c, name := newChecker("NetworkPolicy", &o.ObjectMeta)
+	named := !c.invalid
 	spec := field.NewPath("spec")
 	n := &model.NetworkPolicy{
 		Name:     name,
@@ -34,16 +35,29 @@ func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.NetworkPolicy, []model
 			c.invalidf(spec.Child("policyTypes").Index(i), "%q is unknown; use Ingress, Egress", t)
 		}
 	}
+	if c.invalid && named {
+		n, what := UnreadNetworkPolicy(name)
+		c.report(spec.String(), what)
+		return n, c.problems
+	}
 	if c.invalid {
 		return nil, c.problems
 	}
 	return n, c.problems
 }
 
+// UnreadNetworkPolicy stands for a policy that cannot be read, and says so. It selects
+// every pod of its namespace: the CNI may well be able to read the policy, and a pod
+// that is taken for unselected would bypass it.
+func UnreadNetworkPolicy(name model.Name) (n *model.NetworkPolicy, what string) {
+	return &model.NetworkPolicy{Name: name, Ingress: true, Egress: true},
+		"is taken to select every pod of namespace " + name.Namespace + ", in both directions, until it can be read"
+}
+
 func (c *checker) selector(p *field.Path, s *metav1.LabelSelector) model.Selector {
 	for _, err := range metav1validation.ValidateLabelSelector(s, metav1validation.LabelSelectorValidationOptions{}, p) {
 		c.invalid = true
-		c.problems = append(c.problems, model.Problem{Where: c.where, Field: err.Field, What: clip(err.ErrorBody())})
+		c.report(err.Field, err.ErrorBody())
 	}
 	out := model.Selector{MatchLabels: maps.Clone(s.MatchLabels)}
 	for _, e := range s.MatchExpressions {

@@ -1,7 +1,6 @@
 package kubeobject
 
 import (
-	"maps"
 	"net/netip"
 	"strings"
 	"time"
@@ -46,14 +45,52 @@ func Service(o *corev1.Service) (*model.Service, []model.Problem) {
 		InternalLocal:       c.oneOf(spec.Child("internalTrafficPolicy"), string(deref(o.Spec.InternalTrafficPolicy)), "Cluster", "Local") == "Local",
 		PublishNotReady:     o.Spec.PublishNotReadyAddresses,
 		TrafficDistribution: c.trafficDistribution(spec.Child("trafficDistribution"), o.Spec.TrafficDistribution),
-		Annotations:         maps.Clone(o.Annotations),
+		Annotations:         ownAnnotations(o.Annotations),
 		Ports:               c.servicePorts(spec.Child("ports"), &o.Spec),
 	}
+	c.bounded(spec, s)
 	s.HealthCheckNodePort = c.healthCheckNodePort(spec.Child("healthCheckNodePort"), s, o.Spec.HealthCheckNodePort)
 	if c.invalid {
 		return nil, c.problems
 	}
 	return s, c.problems
+}
+
+// The most of one Service. Each port is served on each address, and checked against
+// each range, so a Service of 1 MB could ask for hundreds of millions of each.
+const (
+	maxFrontends   = 1 << 16 // ports times addresses, NodePorts included
+	maxPortsRanges = 1 << 16 // ports times loadBalancerSourceRanges
+)
+
+// bounded refuses a Service that would take what all others of the node need.
+func (c *checker) bounded(spec *field.Path, s *model.Service) {
+	addrs := len(s.ClusterIPs) * 2 // each family has its NodePorts
+	addrs += len(s.ExternalIPs) + len(s.LoadBalancerIPs)
+	if n := len(s.Ports) * addrs; n > maxFrontends {
+		c.invalidf(spec, "asks for %d frontends (%d ports on %d addresses); %d are the most; make it several Services", n, len(s.Ports), addrs, maxFrontends)
+	}
+	if n := len(s.Ports) * len(s.SourceRanges); n > maxPortsRanges {
+		c.invalidf(spec.Child("loadBalancerSourceRanges"), "has %d entries; %d are the most for %d ports; make it several Services",
+			len(s.SourceRanges), maxPortsRanges/len(s.Ports), len(s.Ports))
+	}
+}
+
+// ownPrefix begins the annotations that are read.
+const ownPrefix = "spillway.dev/"
+
+// ownAnnotations keeps the annotations that are read; nil if there is none. The
+// others may be 256 KiB long, in each of thousands of Services.
+func ownAnnotations(all map[string]string) (out map[string]string) {
+	for key, value := range all {
+		if strings.HasPrefix(key, ownPrefix) {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[key] = clip(value)
+		}
+	}
+	return out
 }
 
 func headless(o *corev1.Service) bool {

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/source/kubeobject"
 )
 
 // key names one object of a kind in kinds.
@@ -137,6 +138,11 @@ func decodeObject(raw []byte, h header) entry {
 		var ok bool
 		if e.object, ok, e.problems = k.read(raw); !ok {
 			e.state = bad
+		}
+		if !ok && h.Kind == "NetworkPolicy" && h.Metadata.Name != "" {
+			n, what := kubeobject.UnreadNetworkPolicy(e.key.name)
+			e.object, e.state = n, good
+			e.problems = append(e.problems, problem{field: "spec", what: what})
 		}
 	case known:
 		e.fail(bad, "apiVersion", "%q is not read for kind %s; write %s", h.APIVersion, h.Kind, k.apiVersion)

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
 
 	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/source/kubeobject"
 )
 
 // fresh is how long after its last change a file is not trusted to look changed
@@ -283,12 +283,7 @@ func (f *file) report(e *entry, document, line int) {
 // oneLine keeps a field's name, which is whatever somebody wrote, from breaking
 // the report's line or steering a terminal.
 func oneLine(s string) string {
-	return clip(strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, s))
+	return clip(kubeobject.Printable(s))
 }
 
 // where says which document a person should open, and which object it is.

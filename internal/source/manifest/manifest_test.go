@@ -269,3 +269,24 @@ func TestScanEqualsLoad(t *testing.T) {
 		}
 	}
 }
+
+// TestANetworkPolicyThatCannotBeReadSelectsItsNamespace: a CNI may be able to read it.
+func TestANetworkPolicyThatCannotBeReadSelectsItsNamespace(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "np.yaml", "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: np, namespace: shop}\nspec: {podSelector: {matchLabels: {a: b}}, mode: [new]}\n")
+	write(t, dir, "xx.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: i, resources: {requests: {cpu: NaN}}}]}\n")
+	d, problems := load(t, dir)
+	n := d.NetworkPolicies[model.Name{Namespace: "shop", Name: "np"}]
+	if n == nil || !n.Selector.Everything() || !n.Ingress || !n.Egress {
+		t.Errorf("policy: %+v", n)
+	}
+	for _, want := range []string{
+		"np.yaml, document 1 (NetworkPolicy shop/np): spec.mode: is unknown",
+		"np.yaml, document 1 (NetworkPolicy shop/np): spec: is taken to select every pod of namespace shop",
+		"xx.yaml, document 1 (Pod default/p): quantities must match",
+	} {
+		if !strings.Contains(lines(problems), want) {
+			t.Errorf("problems:\n%s\nwant %s", lines(problems), want)
+		}
+	}
+}

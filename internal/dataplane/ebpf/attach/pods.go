@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -197,7 +198,10 @@ func (t *podTable) peerMAC(nsid, ifindex int) (net.HardwareAddr, error) {
 		return nil, err
 	}
 	for _, m := range msgs {
-		attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
+		if len(m) < unix.SizeofIfInfomsg {
+			continue
+		}
+		attrs, err := routeAttrs(m[unix.SizeofIfInfomsg:])
 		if err != nil {
 			return nil, err
 		}
@@ -247,13 +251,16 @@ func parseAddr(m []byte, nsid, ifindex int) (podAddr, bool) {
 		return podAddr{}, false
 	}
 	msg := nl.DeserializeIfAddrmsg(m)
-	attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfAddrmsg:])
+	attrs, err := routeAttrs(m[unix.SizeofIfAddrmsg:])
 	if err != nil || int(msg.Index) != ifindex {
 		return podAddr{}, false
 	}
 	addr := netlink.Addr{IPNet: &net.IPNet{}, Scope: int(msg.Scope), Flags: int(msg.Flags)}
 	answered := false
 	for _, at := range attrs {
+		if len(at.Value) < 4 {
+			continue // none of these is shorter
+		}
 		switch at.Attr.Type {
 		case unix.IFA_LOCAL:
 			addr.IP = at.Value
@@ -272,6 +279,15 @@ func parseAddr(m []byte, nsid, ifindex int) (podAddr, bool) {
 	}
 	a, ok := globalAddr(&addr)
 	return podAddr{a, a.Is6() && addr.Flags&unix.IFA_F_PERMANENT == 0}, ok
+}
+
+// routeAttrs is nl.ParseRouteAttr for messages whose last attribute lacks its padding,
+// on which that panics.
+func routeAttrs(b []byte) ([]syscall.NetlinkRouteAttr, error) {
+	if over := len(b) % unix.NLMSG_ALIGNTO; over != 0 {
+		b = append(slices.Clip(b), make([]byte, unix.NLMSG_ALIGNTO-over)...)
+	}
+	return nl.ParseRouteAttr(b)
 }
 
 func (t *podTable) request(typ, flags int) *nl.NetlinkRequest {

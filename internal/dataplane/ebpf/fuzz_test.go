@@ -1,0 +1,99 @@
+package ebpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"reflect"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/model"
+)
+
+// dumpedMap gives entries that a fuzzer made, as a map of the kernel does.
+type dumpedMap struct {
+	kernelMap
+	data *bytes.Reader
+}
+
+// BatchLookup implements kernelMap.
+func (m dumpedMap) BatchLookup(_ *ebpf.MapBatchCursor, keys, values any, _ *ebpf.BatchOptions) (int, error) {
+	k, v := reflect.ValueOf(keys), reflect.ValueOf(values)
+	for n := range k.Len() {
+		if binary.Read(m.data, binary.NativeEndian, k.Index(n).Addr().Interface()) != nil ||
+			binary.Read(m.data, binary.NativeEndian, v.Index(n).Addr().Interface()) != nil {
+			return n, ebpf.ErrKeyNotExist
+		}
+	}
+	return k.Len(), nil
+}
+
+// FuzzReadBack reads entries of maps that hold anything: those of slots, and of one
+// port's frontends, backends and ranges. Memory follows the entries, not the numbers
+// in them, and what is read makes a Service port that can be compared.
+func FuzzReadBack(f *testing.F) {
+	slot := func(service, slot, id uint32) []byte {
+		var b []byte
+		for _, n := range []uint32{service, slot, id} {
+			b = binary.NativeEndian.AppendUint32(b, n)
+		}
+		return b
+	}
+	f.Add(append(slot(1, 0, 7), slot(1, 1|slotLocal, 8)...))
+	f.Add(slot(1, 0x7fffffff, 1))
+	f.Add(slot(0xffffffff, 0xffffffff, 0xffffffff))
+	f.Add(bytes.Repeat([]byte{0xff}, 200))
+	f.Add(append(make([]byte, 100), 1, 2, 3, 4, 5, 6, 7, 8, 9))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p, sum := newPort(1), 0
+		table := &portTable{slots: dumpedMap{data: bytes.NewReader(data)}}
+		if err := table.readSlots(func(uint32) *port { return p }); err != nil {
+			t.Fatal(err)
+		}
+		for _, ids := range p.slots {
+			sum += len(ids)
+		}
+		if sum > 2*maxSlots {
+			t.Fatalf("%d bytes of a map become %d slots", len(data), sum)
+		}
+		r := bytes.NewReader(data)
+		var header tcService
+		var key tcFrontendKey
+		var value tcFrontend
+		var backend tcBackend
+		var ranges tcRangeKey
+		for _, v := range []any{&header, &key, &value, &backend, &ranges} {
+			if n := binary.Size(v); n < 0 || binary.Read(r, binary.NativeEndian, v) != nil {
+				break
+			}
+		}
+		p.header, p.protocol = header, model.Protocol(key.Proto)
+		p.frontends[key], p.ranges[ranges] = value, true
+		if isClusterRange(ranges) {
+			delete(p.ranges, ranges)
+		}
+		p.intentFrontends()
+		for _, e := range p.intentEndpoints() {
+			directKey(p.protocol, e.Addr)
+		}
+	})
+}
+
+// FuzzConvert takes entries of an older layout through a step of a migration. One of
+// another size is refused, and none reaches beyond its own bytes.
+func FuzzConvert(f *testing.F) {
+	f.Add(make([]byte, 4), make([]byte, 8))
+	f.Add([]byte{}, []byte{})
+	f.Add(bytes.Repeat([]byte{0xff}, 4), bytes.Repeat([]byte{0xff}, 9))
+	step := entries(func(k uint32, v uint64) (uint64, uint32, bool) { return uint64(k), uint32(v), v != 0 })
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		e, keep, err := walk([]convert{step}, entry{key, value})
+		if fits := len(key) == 4 && len(value) == 8; fits != (err == nil) {
+			t.Fatalf("sizes %d and %d: %v", len(key), len(value), err)
+		}
+		if err == nil && keep && (len(e.key) != 8 || len(e.value) != 4 || !bytes.Equal(e.value, value[:4])) {
+			t.Errorf("%x, %x becomes %x, %x", key, value, e.key, e.value)
+		}
+	})
+}
