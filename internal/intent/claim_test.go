@@ -99,7 +99,7 @@ func TestClaimedPods(t *testing.T) {
 		{"a pod that starts has no address", delta(podObject("p", here, nil)), nil},
 		{"it gets two", delta(podObject("p", here, nil, "fd00::1", "10.1.0.2")), []string{"10.1.0.2", "fd00::1"}},
 		{"its labels change nothing", delta(podObject("p", here, labels{"a": "b"}, "fd00::1", "10.1.0.2")), nil},
-		{"a pod of another node", delta(podObject("q", there, nil, "10.1.0.3")), nil},
+		{"a pod of another node", delta(podObject("q", there, nil, "10.1.0.3")), []string{"10.1.0.2", "fd00::1"}},
 		{"a pod with the node's address", delta(podObject("h", here, nil, "192.168.0.1"), &model.Node{Name: here, Addresses: addrs("192.168.0.1")}), []string{"10.1.0.2", "fd00::1"}},
 		{"another gets the address of one that is not gone yet", delta(podObject("r", here, nil, "10.1.0.2")), nil},
 		{"the first is gone", gone("p"), []string{"10.1.0.2"}},

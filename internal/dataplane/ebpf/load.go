@@ -180,7 +180,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	}
 	c := map[string]any{
 		tcVarHostNetnsCookie: cookie,
-		tcVarUnconfirmedMax: cfg.unconfirmed(), tcVarSourceMax: cfg.sourceMax(),
+		tcVarUnconfirmedMax:  cfg.unconfirmed(), tcVarSourceMax: cfg.sourceMax(),
 	}
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)

@@ -85,7 +85,7 @@ func (n *packetNode) tcpStates(t *testing.T, p *plan) {
 		"FIN with the last ACK of the handshake": {
 			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {"F.", tcFlowStateFLOW_CLOSING},
 		},
-		"refused":        {{"S", tcFlowStateFLOW_NEW}, {"<R.", tcFlowStateFLOW_CLOSED}},
+		"refused":         {{"S", tcFlowStateFLOW_NEW}, {"<R.", tcFlowStateFLOW_CLOSED}},
 		"client gives up": {{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {"R", tcFlowStateFLOW_CLOSED}},
 		"reset": {
 			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},

@@ -37,11 +37,11 @@ func FuzzParseAddr(f *testing.F) {
 	} {
 		f.Add(m)
 	}
-	if a, ok := parseAddr(whole, nsid, ifindex); !ok || a != netip.MustParseAddr("10.0.0.1") {
+	if a, ok := parseAddr(whole, nsid, ifindex); !ok || a.addr != netip.MustParseAddr("10.0.0.1") {
 		f.Errorf("%v, %v", a, ok)
 	}
 	f.Fuzz(func(t *testing.T, m []byte) {
-		if a, ok := parseAddr(m, nsid, ifindex); ok && (!a.IsGlobalUnicast() || a.Is4In6()) {
+		if a, ok := parseAddr(m, nsid, ifindex); ok && (!a.addr.IsGlobalUnicast() || a.addr.Is4In6()) {
 			t.Errorf("%v", a)
 		}
 		if a, ok := parseAddr(m, nsid, ifindex+1); ok && binary.NativeEndian.Uint32(m[4:]) == ifindex {
