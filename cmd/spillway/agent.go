@@ -108,6 +108,7 @@ func (a *agent) run(ctx context.Context) error {
 		return errors.Join(a.cleanup(ctx, a.cfg, log), autopilot.GoBack(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
 	a.cfg.warnOfIdleFlags(log)
+	a.cfg.warnOfExposure(log)
 	a.cfg.warnOfRemarks(log)
 	return a.serve(ctx, log)
 }

@@ -114,6 +114,15 @@ func (c *agentConfig) warnOfIdleFlags(log *slog.Logger) {
 	}
 }
 
+// warnOfExposure logs that profiles are served to other machines. They hold addresses of
+// memory and the command line, and the server asks for no credentials.
+func (c *agentConfig) warnOfExposure(log *slog.Logger) {
+	addr, err := netip.ParseAddrPort(c.MetricsAddr)
+	if c.Profiling && err == nil && !addr.Addr().IsLoopback() {
+		log.Warn("--profiling serves /debug/pprof/ to every host that reaches --metrics-bind-address: give a loopback address", "address", c.MetricsAddr)
+	}
+}
+
 // warnOfRemarks logs what was found about the configuration.
 func (c *agentConfig) warnOfRemarks(log *slog.Logger) {
 	for _, r := range c.remarks {
