@@ -35,7 +35,7 @@ func TestFlowsWithTheChartsCapabilities(t *testing.T) {
 		t.Run(m.String(), func(t *testing.T) {
 			n := newNode(t, "privilege", m, 3)
 			list := granted(t, m.name)
-			n.confine(t, confinement{Capabilities: list})
+			n.confine(confinement{Capabilities: list})
 			if err := n.StartAgents(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -94,11 +94,11 @@ func without(list []string, name string) []string {
 }
 
 // TestTheChartsCapabilitiesAreEnough goes through everything that an agent needs
-// capabilities for.
+// capabilities for, below the profile that RuntimeDefault means.
 func TestTheChartsCapabilitiesAreEnough(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.String(), func(t *testing.T) {
-			for use, err := range try(t, m, confinement{Capabilities: granted(t, m.name)}) {
+			for use, err := range try(t, m, confinement{Capabilities: granted(t, m.name), Seccomp: runtimeDefault(t, granted(t, m.name))}) {
 				t.Errorf("%s: %v", use, err)
 			}
 		})
@@ -116,19 +116,22 @@ var lost = []struct {
 	{mode{"ebpf", ""}, "PERFMON", start},
 	{mode{"ebpf", ""}, "NET_BROADCAST", findPodAddress},
 	{mode{"ebpf", ""}, "NET_RAW", removeLeftovers},
+	{mode{"nftables", ""}, "BPF", removeLeftovers},
 	{mode{"nftables", ""}, "NET_ADMIN", start},
 	{mode{"nftables", ""}, "NET_RAW", removeLeftovers},
+	{mode{"iptables", "legacy"}, "BPF", removeLeftovers},
 	{mode{"iptables", "legacy"}, "NET_ADMIN", start},
 	{mode{"iptables", "legacy"}, "NET_RAW", useLegacy},
 }
 
 // TestEveryCapabilityOfTheChartIsNeeded leaves out one after the other. SYS_ADMIN,
-// which includes others, is left out as well: see below.
+// which includes others, is left out as well: see below. What RuntimeDefault allows
+// depends on the capabilities.
 func TestEveryCapabilityOfTheChartIsNeeded(t *testing.T) {
 	for _, l := range lost {
 		t.Run(l.mode.String()+" without "+l.capability, func(t *testing.T) {
 			list := without(without(granted(t, l.mode.name), "SYS_ADMIN"), l.capability)
-			failed := try(t, l.mode, confinement{Capabilities: list}, start, l.use)
+			failed := try(t, l.mode, confinement{Capabilities: list, Seccomp: runtimeDefault(t, list)}, start, l.use)
 			if failed[l.use] == nil {
 				t.Errorf("%q works without %s: does the chart have to grant it?", l.use, l.capability)
 			}
@@ -151,7 +154,7 @@ func TestEveryCapabilityOfTheChartIsNeeded(t *testing.T) {
 // conntrack is a module the agent serves all the same, but its programs cannot ask
 // conntrack for a connection.
 func TestSysAdminIsNeededOnlyWhereConntrackIsAModule(t *testing.T) {
-	for use, err := range try(t, mode{"ebpf", ""}, confinement{Capabilities: without(granted(t, "ebpf"), "SYS_ADMIN")}) {
+	for use, err := range try(t, mode{"ebpf", ""}, confinement{Capabilities: without(granted(t, "ebpf"), "SYS_ADMIN")}, start, "serve Services", "restart after SIGKILL", "repair removed pins", "log no complaint") {
 		t.Errorf("%s: %v", use, err)
 	}
 }

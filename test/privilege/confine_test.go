@@ -125,6 +125,8 @@ type wrapper struct {
 	path   string // what to start instead of the agent
 	file   string // holds the confinement
 	binary string
+	t      *testing.T
+	kept   confinement
 }
 
 // newWrapper makes a wrapper around a program. It confines nothing yet.
@@ -135,25 +137,35 @@ func newWrapper(t *testing.T, binary string) *wrapper {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wrapper{path: filepath.Join(dir, "spillway"), file: filepath.Join(dir, "confinement.json"), binary: binary}
+	w := &wrapper{path: filepath.Join(dir, "spillway"), file: filepath.Join(dir, "confinement.json"), binary: binary, t: t}
 	script := fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s' \"$@\"\n", confineVariable, w.file, self)
 	if err := os.WriteFile(w.path, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w.confine(t, confinement{})
+	w.confine(confinement{})
 	return w
 }
 
 // confine is for all later starts.
-func (w *wrapper) confine(t *testing.T, c confinement) {
-	t.Helper()
+func (w *wrapper) confine(c confinement) {
+	w.kept = c
+	w.write(c)
+}
+
+// release gives all rights to later starts, until restore.
+func (w *wrapper) release() { w.write(confinement{}) }
+
+func (w *wrapper) restore() { w.write(w.kept) }
+
+func (w *wrapper) write(c confinement) {
+	w.t.Helper()
 	c.Program = w.binary
 	text, err := json.Marshal(c)
 	if err == nil {
 		err = os.WriteFile(w.file, text, 0o644)
 	}
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
 }
 

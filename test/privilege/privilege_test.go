@@ -46,7 +46,7 @@ var modes = []mode{{"ebpf", ""}, {"nftables", ""}, {"iptables", "legacy"}, {"ipt
 type node struct {
 	*cluster.Cluster
 	*wrapper
-	t *testing.T
+	loader *suite.Loader
 }
 
 // binary builds the agent once.
@@ -73,7 +73,7 @@ func newNode(t *testing.T, name string, m mode, nodes int) *node {
 	if spec.Nodes = nodes; nodes > 1 { // what the cases of test/flows name
 		spec.PodsPerNode, spec.Clients, spec.Zones = 4, 2, []string{"east", "west"}
 	}
-	n := &node{wrapper: newWrapper(t, binary(t)), t: t}
+	n := &node{wrapper: newWrapper(t, binary(t))}
 	c, err := cluster.Up(t.Context(), cluster.Config{
 		Spec: spec, Binary: n.wrapper.path, Mode: m.name, IptablesVariant: m.variant, Routes: flows.ServiceRanges(),
 		Flags: flagsOf(t, m.name),
@@ -82,12 +82,12 @@ func newNode(t *testing.T, name string, m mode, nodes int) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		n.confine(t, confinement{})
+		n.confine(confinement{})
 		if err := c.Down(); err != nil {
 			t.Error(err)
 		}
 	})
-	n.Cluster = c
+	n.Cluster, n.loader = c, suite.NewLoader(c)
 	return n
 }
 
@@ -145,7 +145,7 @@ var uses = []struct {
 func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 	t.Helper()
 	n := newNode(t, "privilege", m, 1)
-	n.confine(t, c)
+	n.confine(c)
 	failed := map[string]error{}
 	for _, use := range uses {
 		if use.only != nil && !slices.Contains(use.only, m.name) || len(only) > 0 && !slices.Contains(only, use.name) {
@@ -166,8 +166,7 @@ func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 }
 
 func serve(n *node, _ mode) error {
-	l := suite.NewLoader(n.Cluster)
-	file, objects := l.NewFile(), []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}
+	file, objects := n.loader.NewFile(), []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}
 	if err := file.Write(objects); err != nil {
 		return err
 	}
@@ -277,7 +276,7 @@ func repairPins(n *node, m mode) error {
 	links := filepath.Join(n.Agent("a").BPFFS, "links")
 	before, err := os.ReadDir(links)
 	if err != nil || len(before) == 0 {
-		return fmt.Errorf("no programs are pinned (%w)", err)
+		return errors.Join(errors.New("no programs are pinned"), err)
 	}
 	for _, pin := range before[:len(before)/2] {
 		if err := os.Remove(filepath.Join(links, pin.Name())); err != nil {
@@ -310,16 +309,12 @@ func legacyRules(n *node, m mode) error {
 // takeOverFlows keeps connections open that the eBPF dataplane translates while the
 // agent is started in this mode.
 func takeOverFlows(n *node, m mode) error {
-	confined, err := os.ReadFile(n.file)
-	if err != nil {
-		return err
-	}
-	n.confine(n.t, confinement{})
+	n.release()
+	defer n.restore()
 	if err := n.restart("ebpf", syscall.SIGTERM); err != nil {
 		return err
 	}
-	l := suite.NewLoader(n.Cluster)
-	file, objects := l.NewFile(), []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}
+	file, objects := n.loader.NewFile(), []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}
 	if err := file.Write(objects); err != nil {
 		return err
 	}
@@ -339,9 +334,7 @@ func takeOverFlows(n *node, m mode) error {
 	if _, err := p.Do(ctx, probe.Request{Op: probe.Stream, Name: "kept", Proto: "tcp", Dst: dst, PauseMS: 10}); err != nil {
 		return err
 	}
-	if err := os.WriteFile(n.file, confined, 0o644); err != nil {
-		return err
-	}
+	n.restore()
 	if err := n.restart(m.name, syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -355,21 +348,16 @@ func takeOverFlows(n *node, m mode) error {
 
 // removeOthers runs an agent of each other mode, with all rights, and this one after it.
 func removeOthers(n *node, m mode) error {
-	confined, err := os.ReadFile(n.file)
-	if err != nil {
-		return err
-	}
+	defer n.restore()
 	for _, other := range modes {
 		if other.name == m.name {
 			continue
 		}
-		n.confine(n.t, confinement{})
+		n.release()
 		if err := n.plant(other); err != nil {
 			return fmt.Errorf("run in mode %s with all rights: %w", other, err)
 		}
-		if err := os.WriteFile(n.file, confined, 0o644); err != nil {
-			return err
-		}
+		n.restore()
 		if err := n.restart(m.name, syscall.SIGTERM); err != nil {
 			return err
 		}
@@ -410,16 +398,16 @@ func (n *node) nothingOf(mode string) error {
 	switch mode {
 	case "ebpf":
 		if _, err := os.Stat(n.Agent("a").BPFFS); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("pins are left (%w)", err)
+			return errors.Join(errors.New("pins are left"), err)
 		}
 	case "nftables":
 		if tables, err := n.run("nft", "list", "tables"); err != nil || strings.Contains(tables, "table inet spillway\n") {
-			return fmt.Errorf("table inet spillway is left (%w)", err)
+			return errors.Join(errors.New("table inet spillway is left"), err)
 		}
 	case "iptables":
 		for _, save := range []string{"iptables-legacy-save", "iptables-nft-save", "ip6tables-legacy-save", "ip6tables-nft-save"} {
 			if rules, err := n.run(save); err != nil || strings.Contains(rules, ":SPW") {
-				return fmt.Errorf("%s shows chains of Spillway (%w)", save, err)
+				return errors.Join(fmt.Errorf("%s shows chains of Spillway", save), err)
 			}
 		}
 	}
@@ -453,7 +441,7 @@ func cleanUp(n *node, _ mode) error {
 		}
 	}
 	if tables, err := n.run("nft", "list", "tables"); err != nil || strings.Contains(tables, "spillway") {
-		return fmt.Errorf("tables are left: %s (%w)", tables, err)
+		return errors.Join(fmt.Errorf("tables are left: %s", tables), err)
 	}
 	return nil
 }

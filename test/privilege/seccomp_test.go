@@ -4,6 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
 	"github.com/elastic/go-seccomp-bpf/arch"
@@ -113,4 +118,81 @@ func conditions(args []profileArg) (list seccomp.ArgumentConditions, err error) 
 		list = append(list, c)
 	}
 	return list, nil
+}
+
+// ownProfile is the profile for the kubelet's seccomp directory.
+const ownProfile = "../../deploy/seccomp/spillway.json"
+
+// runtimeDefault is the profile that containerd makes for the capabilities of a
+// container: DefaultProfile of its package contrib/seccomp, version 2.0.5.
+func runtimeDefault(t *testing.T, list []string) string {
+	t.Helper()
+	name := "netfilter"
+	switch {
+	case slices.Contains(list, "SYS_ADMIN"):
+		name = "sysadmin"
+	case slices.Contains(list, "BPF") && slices.Contains(list, "PERFMON"):
+		name = "perfmon"
+	case slices.Contains(list, "BPF"):
+		name = "bpf"
+	}
+	return absolute(t, "testdata/containerd-"+name+".json")
+}
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestTheAgentRunsBelowItsOwnProfile goes through everything that an agent does.
+func TestTheAgentRunsBelowItsOwnProfile(t *testing.T) {
+	for _, m := range modes {
+		t.Run(m.String(), func(t *testing.T) {
+			c := confinement{Capabilities: granted(t, m.name), Seccomp: absolute(t, ownProfile)}
+			for use, err := range try(t, m, c) {
+				t.Errorf("%s: %v", use, err)
+			}
+		})
+	}
+}
+
+// TestTheOwnProfileIsBounded looks for system calls that the agent has no use for and
+// an attacker has, and sees one of them denied.
+func TestTheOwnProfileIsBounded(t *testing.T) {
+	p, err := readProfile(ownProfile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.DefaultAction != "SCMP_ACT_ERRNO" {
+		t.Errorf("the default action is %s", p.DefaultAction)
+	}
+	allowed := map[string]bool{}
+	for _, rule := range p.Syscalls {
+		for _, name := range rule.Names {
+			allowed[name] = true
+		}
+	}
+	if len(allowed) > 150 {
+		t.Errorf("%d system calls are allowed", len(allowed))
+	}
+	for _, name := range []string{
+		"mount", "umount2", "move_mount", "open_tree", "fsopen", "pivot_root", "chroot", "unshare", "ptrace", "process_vm_readv", "process_vm_writev",
+		"pidfd_getfd", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon",
+		"add_key", "keyctl", "request_key", "userfaultfd", "io_uring_setup", "io_uring_enter", "open_by_handle_at", "name_to_handle_at",
+		"setuid", "setgid", "setresuid", "setgroups", "chown", "fchownat", "mknod", "mknodat", "iopl", "ioperm", "personality", "acct", "settimeofday", "clock_settime",
+	} {
+		if allowed[name] {
+			t.Errorf("%s is allowed", name)
+		}
+	}
+	w := newWrapper(t, "/usr/bin/unshare")
+	w.confine(confinement{Seccomp: absolute(t, ownProfile)})
+	out, err := exec.Command(w.path, "--mount", "true").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "Operation not permitted") {
+		t.Errorf("unshare below the profile: %v: %s", err, out)
+	}
 }

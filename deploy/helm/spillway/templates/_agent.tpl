@@ -65,10 +65,11 @@ Capabilities of the agent, as measured by test/privilege. In every mode:
   NET_ADMIN      devices and their hooks, routes, nf_tables, iptables, conntrack
   NET_RAW        iptables-legacy talks to the kernel through a raw socket: to write
                  its rules, and in the other modes to remove those of an earlier mode
+  BPF            maps and programs; in the other modes to remove those of an earlier
+                 mode, for which seccomp's RuntimeDefault and kernels before 5.19 want it
 
 In addition for proxyMode ebpf:
 
-  BPF            maps and programs
   NET_BROADCAST  rtnetlink events of pods' network namespaces (NETLINK_LISTEN_ALL_NSID);
                  without it the agent notices a pod's new address up to 30 s late
   PERFMON        the verifier accepts loops and pointer arithmetic
@@ -76,8 +77,6 @@ In addition for proxyMode ebpf:
                  gives its BTF to no other process (BPF_BTF_GET_FD_BY_ID)
 
 The agent drops the last two as soon as its programs are loaded (--drop-capabilities).
-The other modes remove what the eBPF dataplane left without BPF since Linux 5.19; before,
-give them extraCapabilities: [BPF] when they come after it.
 
 Not needed: SYS_RESOURCE (maps are not locked memory since Linux 5.11), SYS_PTRACE (a
 running kube-proxy is found without it), SYS_MODULE (the kernel loads modules by itself,
@@ -93,10 +92,10 @@ allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
   add:
+    - BPF
     - NET_ADMIN
     - NET_RAW
     {{- if eq .Values.proxyMode "ebpf" }}
-    - BPF
     - NET_BROADCAST
     - PERFMON
     {{- if .Values.sysAdmin }}
