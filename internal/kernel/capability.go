@@ -22,7 +22,7 @@ func HaveCapability(capability int) (bool, error) {
 // inheritable sets of every thread of this process, for good. Dropping one that the
 // process does not have is no error. Programs that the process starts regain them only
 // if they run as root without no_new_privs, and a container sets that for
-// allowPrivilegeEscalation: false.
+// allowPrivilegeEscalation: false. A binary with cgo gets ENOTSUP.
 func DropCapabilities(list ...int) error {
 	hdr, data, err := capabilities()
 	if err != nil {

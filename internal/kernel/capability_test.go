@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,7 +41,11 @@ func TestCapabilitiesAreDroppedFromAllThreads(t *testing.T) {
 		t.Fatalf("root has SYS_ADMIN: %v, %v", have, err)
 	}
 	for range 2 {
-		if err := DropCapabilities(unix.CAP_SYS_ADMIN, unix.CAP_PERFMON); err != nil {
+		err := DropCapabilities(unix.CAP_SYS_ADMIN, unix.CAP_PERFMON)
+		if errors.Is(err, unix.ENOTSUP) {
+			t.Skip("needs CGO_ENABLED=0, which the Makefile sets: a binary with cgo cannot reach all its threads")
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
