@@ -76,7 +76,7 @@ type Check interface {
 var Checks = []Check{
 	tableCheck{}, expectationCheck{}, insertCheck{}, chainCheck{}, masqueradeCheck{},
 	silentCheck{}, differCheck{}, helperCheck{}, bridgeCheck{}, variantCheck{},
-	rulesCheck{}, staleCheck{}, invalidCheck{}, checksumCheck{},
+	rulesCheck{}, staleCheck{}, invalidCheck{}, checksumCheck{}, hooksCheck{},
 }
 
 // Examine has every check look at the node. The worst findings come first.

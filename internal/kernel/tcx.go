@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -14,4 +15,41 @@ func HaveTCX() bool {
 	const loopback = 1 // lo's index in every network namespace
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	return err == nil || errors.Is(err, unix.ENOENT)
+}
+
+// TCXPrograms lists the names of the programs at a tcx hook of an interface in the
+// calling thread's network namespace, in the order in which packets meet them. A
+// kernel without tcx has none. It takes CAP_NET_ADMIN, and CAP_SYS_ADMIN for names.
+func TCXPrograms(ifindex int, hook ebpf.AttachType) (names []string, err error) {
+	res, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: hook})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, nil // nothing is attached; before 6.6; the interface is gone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list tcx programs of interface %d: %w", ifindex, err)
+	}
+	for _, p := range res.Programs {
+		name, err := programName(p.ID)
+		if errors.Is(err, unix.ENOENT) {
+			continue // detached meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read program %d at interface %d: %w", p.ID, ifindex, err)
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+func programName(id ebpf.ProgramID) (string, error) {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return "", err
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return "", err
+	}
+	return info.Name, nil
 }
