@@ -57,7 +57,7 @@ const dropCapabilities = "--drop-capabilities"
 
 // TestTheChartGrantsNothingElse checks what no capability covers.
 func TestTheChartGrantsNothingElse(t *testing.T) {
-	for _, name := range []string{"ebpf", "nftables", "iptables", "beside", "replace", "cleanup", "monitoring"} {
+	for _, name := range []string{"ebpf", "nftables", "iptables", "beside", "replace", "cleanup", "monitoring", "confined"} {
 		pod := podSpec(t, name)
 		if pod.HostPID != (name == "replace") { // which takes over from a kube-proxy
 			t.Errorf("%s: hostPID is %v", name, pod.HostPID)
@@ -70,6 +70,21 @@ func TestTheChartGrantsNothingElse(t *testing.T) {
 				t.Errorf("%s: container %s: %v", name, c.Name, err)
 			}
 		}
+	}
+}
+
+// TestTheChartCanDoWithoutSysAdminAndPrivilegedContainers looks at the values for as few
+// rights as there are.
+func TestTheChartCanDoWithoutSysAdminAndPrivilegedContainers(t *testing.T) {
+	if list := granted(t, "confined"); slices.Contains(list, "SYS_ADMIN") {
+		t.Errorf("capabilities %v", list)
+	}
+	pod := podSpec(t, "confined")
+	if len(pod.InitContainers) > 0 {
+		t.Errorf("%d init containers", len(pod.InitContainers))
+	}
+	if s := pod.Containers[0].SecurityContext.SeccompProfile; s.Type != corev1.SeccompProfileTypeLocalhost || s.LocalhostProfile == nil {
+		t.Errorf("seccomp profile %+v", s)
 	}
 }
 
