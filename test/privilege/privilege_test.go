@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -32,8 +33,22 @@ var measure = flag.String("measure", "", "comma-separated capabilities: log what
 func TestMain(m *testing.M) {
 	confineIfAsked()
 	probe.Main()
-	os.Exit(m.Run())
+	os.Exit(runTests(m))
 }
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "spillway-privilege-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	buildDir = dir
+	return m.Run()
+}
+
+// buildDir is there as long as the tests are.
+var buildDir string
 
 // mode is a dataplane with the variant of iptables that the node's other programs use.
 type mode struct{ name, variant string }
@@ -49,23 +64,8 @@ type node struct {
 	loader *suite.Loader
 }
 
-// binary builds the agent once.
-var binary = func() func(t *testing.T) string {
-	var path string
-	return func(t *testing.T) string {
-		t.Helper()
-		if path == "" {
-			dir, err := os.MkdirTemp("", "spillway-privilege-")
-			if err == nil {
-				path, err = cluster.Build(context.Background(), dir, "")
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		return path
-	}
-}()
+// binary builds the agent, once.
+var binary = sync.OnceValues(func() (string, error) { return cluster.Build(context.Background(), buildDir, "") })
 
 func newNode(t *testing.T, name string, m mode, nodes int) *node {
 	t.Helper()
@@ -73,7 +73,11 @@ func newNode(t *testing.T, name string, m mode, nodes int) *node {
 	if spec.Nodes = nodes; nodes > 1 { // what the cases of test/flows name
 		spec.PodsPerNode, spec.Clients, spec.Zones = 4, 2, []string{"east", "west"}
 	}
-	n := &node{wrapper: newWrapper(t, binary(t))}
+	agent, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{wrapper: newWrapper(t, agent)}
 	c, err := cluster.Up(t.Context(), cluster.Config{
 		Spec: spec, Binary: n.wrapper.path, Mode: m.name, IptablesVariant: m.variant, Routes: flows.ServiceRanges(),
 		Flags: flagsOf(t, m.name),
