@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/conntrack/autopilot"
 	"spillway.dev/spillway/internal/dataplane"
@@ -107,6 +108,7 @@ func (a *agent) run(ctx context.Context) error {
 		return errors.Join(a.cleanup(ctx, a.cfg, log), autopilot.GoBack(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
 	a.cfg.warnOfIdleFlags(log)
+	a.cfg.warnOfExposure(log)
 	a.cfg.warnOfRemarks(log)
 	return a.serve(ctx, log)
 }
@@ -135,6 +137,13 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer closeBackends(backends, log)
+	if a.cfg.DropCapabilities {
+		// Only loading the programs needs them: no input that is read later from the network
+		// or the API server meets a process that has them.
+		if err := kernel.DropCapabilities(unix.CAP_SYS_ADMIN, unix.CAP_PERFMON); err != nil {
+			return err
+		}
+	}
 	policies := a.policies(ctx, a.cfg, log)
 	defer policies.Close()
 	if counts, ok := policies.(prometheus.Collector); ok {

@@ -42,6 +42,7 @@ type agentConfig struct {
 	Takeover           string
 	CgroupRoot         string
 	BPFFS              string
+	DropCapabilities   bool
 	ProxyName          string
 	Bypass             string
 	Conntrack          conntrackConfig
@@ -86,6 +87,7 @@ func (c *agentConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: when this agent serves and no kube-proxy runs here, take kube-proxy's rules out of the kernel")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted)")
 	f.StringVar(&c.BPFFS, "bpffs", "/sys/fs/bpf/spillway", "directory of this instance in a bpf file system")
+	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "drop CAP_SYS_ADMIN and CAP_PERFMON once the dataplane is loaded; conntrack of other network namespaces is neither measured nor tuned then")
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name is this (default: those without the label)")
 	f.StringVar(&c.Bypass, "bypass", "auto", "pass by netfilter on the way to a pod: auto (unless a NetworkPolicy selects the pod), always or never")
 	c.Conntrack.addFlags(f)
@@ -110,6 +112,15 @@ func (c *agentConfig) warnOfIdleFlags(log *slog.Logger) {
 	}
 	if c.VerifyPartialSync != iptables.VerifyOff && c.ProxyMode != "iptables" {
 		log.Warn("--verify-partial-sync has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+}
+
+// warnOfExposure logs that profiles are served to other machines. They hold addresses of
+// memory and the command line, and the server asks for no credentials.
+func (c *agentConfig) warnOfExposure(log *slog.Logger) {
+	addr, err := netip.ParseAddrPort(c.MetricsAddr)
+	if c.Profiling && err == nil && !addr.Addr().IsLoopback() {
+		log.Warn("--profiling serves /debug/pprof/ to every host that reaches --metrics-bind-address: give a loopback address", "address", c.MetricsAddr)
 	}
 }
 

@@ -8,10 +8,12 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/conntrack"
 	"spillway.dev/spillway/internal/conntrack/autopilot"
 	"spillway.dev/spillway/internal/conntrack/stale"
+	"spillway.dev/spillway/internal/kernel"
 	"spillway.dev/spillway/internal/reconcile"
 )
 
@@ -69,8 +71,12 @@ func openConntrack(c agentConfig, log *slog.Logger, register func(prometheus.Col
 
 // namespaces lists the network namespaces that belong to the agent's node: all
 // of the machine, if the agent runs in the machine's own; else those of processes
-// below --cgroup-root, and its own, since there are other nodes on the machine.
+// below --cgroup-root, and its own, since there are other nodes on the machine. An
+// agent that can enter no other lists its own alone.
 func namespaces(c agentConfig) func() ([]conntrack.Namespace, error) {
+	if enters, err := kernel.HaveCapability(unix.CAP_SYS_ADMIN); err == nil && (!enters || c.DropCapabilities) {
+		return func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{conntrack.Here()}, nil }
+	}
 	if own, first := netnsOf("/proc/self"), netnsOf("/proc/1"); own == first || own == "" || first == "" {
 		return conntrack.Namespaces
 	}

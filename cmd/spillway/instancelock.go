@@ -62,10 +62,13 @@ func instanceFile(dir, bpffs, suffix string) (path, name string) {
 // lock on it would keep nobody away, and the next one of the name is tried.
 func lockFile(name, of, hint string) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+		// Whoever can open the file for reading can lock it, and so keep the agent from
+		// starting: only root may.
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
 			return nil, err
 		}
+		_ = f.Chmod(0o600) // one of an older agent
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			defer f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {

@@ -76,7 +76,7 @@ type Check interface {
 var Checks = []Check{
 	tableCheck{}, expectationCheck{}, insertCheck{}, chainCheck{}, masqueradeCheck{},
 	silentCheck{}, differCheck{}, helperCheck{}, bridgeCheck{}, variantCheck{},
-	rulesCheck{}, staleCheck{}, invalidCheck{}, checksumCheck{}, ipsecCheck{},
+	rulesCheck{}, staleCheck{}, invalidCheck{}, checksumCheck{}, ipsecCheck{}, hooksCheck{},
 }
 
 // Examine has every check look at the node. The worst findings come first.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -213,7 +214,7 @@ func (ns *Namespace) readSysctls() {
 	}
 }
 
-// readLinks reads the bridges and the VXLAN devices.
+// readLinks reads the bridges, the VXLAN devices and those with several programs.
 func (ns *Namespace) readLinks() error {
 	list, err := kernel.Dump(netlink.LinkList)
 	if err != nil {
@@ -223,8 +224,12 @@ func (ns *Namespace) readLinks() error {
 	for _, d := range list {
 		ports[d.Attrs().MasterIndex]++
 	}
+	var refused error // the first; the others would say the same
 	for _, d := range list {
 		l := Link{Name: d.Attrs().Name, Kind: d.Type()}
+		if refused == nil {
+			l.Programs, refused = programs(d.Attrs().Index)
+		}
 		switch l.Kind {
 		case "bridge":
 			l.Ports = ports[d.Attrs().Index]
@@ -232,11 +237,32 @@ func (ns *Namespace) readLinks() error {
 			// A device that is gone by now has no offload.
 			l.TxChecksum, _ = kernel.TxChecksumOffload(l.Name)
 		default:
-			continue
+			if l.Programs == nil {
+				continue
+			}
 		}
 		ns.Links = append(ns.Links, l)
 	}
-	return nil
+	return refused
+}
+
+// programs lists the tcx programs of a device if there are several at a hook: only
+// then their order matters.
+func programs(ifindex int) (map[string][]string, error) {
+	found := map[string][]string{}
+	for name, hook := range map[string]ebpf.AttachType{"ingress": ebpf.AttachTCXIngress, "egress": ebpf.AttachTCXEgress} {
+		list, err := kernel.TCXPrograms(ifindex, hook)
+		if err != nil {
+			return nil, err
+		}
+		if len(list) > 1 {
+			found[name] = list
+		}
+	}
+	if len(found) == 0 {
+		return nil, nil
+	}
+	return found, nil
 }
 
 // readIPsec reads the IPsec policies and, where there are any, looks for the programs of

@@ -41,14 +41,22 @@ func LoadHelper(name string) {
 }
 
 // haveConntrackLookup reports whether programs can ask for a packet's connection
-// (bpf_skb_ct_lookup, 5.18), from the kernel itself or from its loaded module.
+// (bpf_skb_ct_lookup, 5.18), from the kernel itself or from its loaded module. A
+// function of a module takes a handle of the module's types, which the kernel gives
+// only with CAP_SYS_ADMIN (BPF_BTF_GET_FD_BY_ID).
 func haveConntrackLookup() bool {
 	spec, err := btf.LoadKernelModuleSpec("nf_conntrack")
-	if err != nil {
-		if spec, err = btf.LoadKernelSpec(); err != nil {
-			return false
-		}
+	if err == nil {
+		admin, err := HaveCapability(unix.CAP_SYS_ADMIN)
+		return err == nil && admin && hasLookup(spec)
 	}
+	if spec, err = btf.LoadKernelSpec(); err != nil {
+		return false
+	}
+	return hasLookup(spec)
+}
+
+func hasLookup(spec *btf.Spec) bool {
 	var fn *btf.Func
 	return spec.TypeByName("bpf_skb_ct_lookup", &fn) == nil
 }

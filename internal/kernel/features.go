@@ -167,10 +167,9 @@ func (f *Features) Err() error {
 
 // privileged reads the calling thread's effective capabilities.
 func privileged() (bool, error) {
-	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&hdr, &data[0]); err != nil {
-		return false, fmt.Errorf("read capabilities: %w", err)
+	_, data, err := capabilities()
+	if err != nil {
+		return false, err
 	}
 	has := func(c int) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
 	return (has(unix.CAP_BPF) || has(unix.CAP_SYS_ADMIN)) && has(unix.CAP_NET_ADMIN), nil

@@ -22,18 +22,8 @@ func HaveTCX() bool {
 // thread's network namespace: those of tcx links by the programs' names, those of
 // filters (before Linux 6.6) by the filters' names.
 func IngressPrograms(device netlink.Link) (names []string, err error) {
-	attached, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: ebpf.AttachTCXIngress})
-	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // nothing attached, or no tcx
-		return nil, fmt.Errorf("list programs of %s: %w", device.Attrs().Name, err)
-	}
-	if attached != nil {
-		for _, p := range attached.Programs {
-			name, err := programName(p.ID)
-			if err != nil {
-				return nil, fmt.Errorf("list programs of %s: %w", device.Attrs().Name, err)
-			}
-			names = append(names, name)
-		}
+	if names, err = TCXPrograms(device.Attrs().Index, ebpf.AttachTCXIngress); err != nil {
+		return nil, err
 	}
 	filters, err := Dump(func() ([]netlink.Filter, error) { return netlink.FilterList(device, netlink.HANDLE_MIN_INGRESS) })
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // no clsact
@@ -47,12 +37,32 @@ func IngressPrograms(device netlink.Link) (names []string, err error) {
 	return names, nil
 }
 
-// programName is "" for a program that is gone by now.
+// TCXPrograms lists the names of the programs at a tcx hook of an interface in the
+// calling thread's network namespace, in the order in which packets meet them. A
+// kernel without tcx has none. It takes CAP_NET_ADMIN, and CAP_SYS_ADMIN for names.
+func TCXPrograms(ifindex int, hook ebpf.AttachType) (names []string, err error) {
+	res, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: hook})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, nil // nothing is attached; before 6.6; the interface is gone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list tcx programs of interface %d: %w", ifindex, err)
+	}
+	for _, p := range res.Programs {
+		name, err := programName(p.ID)
+		if errors.Is(err, unix.ENOENT) {
+			continue // detached meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read program %d at interface %d: %w", p.ID, ifindex, err)
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
 func programName(id ebpf.ProgramID) (string, error) {
 	p, err := ebpf.NewProgramFromID(id)
-	if errors.Is(err, unix.ENOENT) {
-		return "", nil
-	}
 	if err != nil {
 		return "", err
 	}

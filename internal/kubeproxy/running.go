@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // HealthPort is where a kube-proxy tells of its health, unless it was told
@@ -31,7 +33,7 @@ func Running() (sign string, err error) {
 // process finds a process named kube-proxy in the calling thread's network
 // namespace; 0 if there is none.
 func process(proc string) (pid int, err error) {
-	own, err := os.Readlink("/proc/thread-self/ns/net")
+	own, err := networkOf("/proc/thread-self")
 	if err != nil {
 		return 0, fmt.Errorf("look for kube-proxy: %w", err)
 	}
@@ -46,11 +48,23 @@ func process(proc string) (pid int, err error) {
 			continue
 		}
 		dir := filepath.Dir(name)
-		if ns, _ := os.Readlink(dir + "/ns/net"); ns == own {
+		if network, err := networkOf(dir); err == nil && network == own {
 			return strconv.Atoi(filepath.Base(dir))
 		}
 	}
 	return 0, nil
+}
+
+// networkOf gives a number that the processes of one network namespace share: the
+// inode of a file that every namespace has once, whatever process shows it. The
+// link /proc/PID/ns/net would say the same, but takes CAP_SYS_PTRACE where the other
+// process has more capabilities, as kube-proxy has.
+func networkOf(dir string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir+"/net/dev", &st); err != nil {
+		return 0, fmt.Errorf("look at network of %s: %w", dir, err)
+	}
+	return st.Ino, nil
 }
 
 // portTaken reports whether a TCP socket that is not this process's listens on

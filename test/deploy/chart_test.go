@@ -130,6 +130,9 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"image: {repository: ''}", "image/repository"},
 		{"extraCapabilities: [net_raw]", "extraCapabilities/0"},
 		{"cgroupRoot: sys/fs/cgroup", "cgroupRoot"},
+		{"seccompProfile: {type: Default}", "seccompProfile/type"},
+		{"seccompProfile: {type: Localhost, localhostProfile: /etc/spillway.json}", "seccompProfile/localhostProfile"},
+		{"sysAdmin: 'no'", "sysAdmin"},
 		// What no single value is to blame for.
 		{"{mode: beside, takeover: true}", "beside kube-proxy nothing is taken over"},
 		{"{masqueradeAll: true, bypass: never}", "choose one"},

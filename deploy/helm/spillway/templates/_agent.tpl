@@ -19,6 +19,9 @@
 {{- if .takeover }}
 - --takeover=kube-proxy
 {{- end }}
+{{- if and (eq .proxyMode "ebpf") (not .privileged) }}
+- --drop-capabilities
+{{- end }}
 {{- with .clusterCIDR }}
 - --cluster-cidr={{ join "," . }}
 {{- end }}
@@ -57,33 +60,28 @@
 {{- end }}
 
 {{- /*
-What the agent may do. Every mode also takes away what another mode left
-(after a change of proxyMode), hence some of these in each.
+Capabilities of the agent, as measured by test/privilege. In every mode:
 
-  NET_ADMIN      routes, devices and their hooks, nf_tables, conntrack entries
-  NET_RAW        iptables-legacy speaks with the kernel through a raw socket
-  BPF            maps and programs, also those to take away
+  NET_ADMIN      devices and their hooks, routes, nf_tables, iptables, conntrack
+  NET_RAW        iptables-legacy talks to the kernel through a raw socket: to write
+                 its rules, and in the other modes to remove those of an earlier mode
+  BPF            maps and programs; in the other modes to remove those of an earlier
+                 mode, for which seccomp's RuntimeDefault and kernels before 5.19 want it
 
-and for proxyMode ebpf:
+In addition for proxyMode ebpf:
 
-  SYS_ADMIN      the types of nf_conntrack where that is a module: programs ask for
-                 connections by its function (BPF_BTF_GET_FD_BY_ID), so that what
-                 netfilter translates is left to it; and hooks whose pin somebody has
-                 removed (BPF_LINK_GET_FD_BY_ID)
-  NET_BROADCAST  news of devices in pods' namespaces (NETLINK_LISTEN_ALL_NSID);
-                 without it pods are found late
-  PERFMON        the verifier lets programs with loops and pointer arithmetic pass
+  NET_BROADCAST  rtnetlink events of pods' network namespaces (NETLINK_LISTEN_ALL_NSID);
+                 without it the agent notices a pod's new address up to 30 s late
+  PERFMON        the verifier accepts loops and pointer arithmetic
+  SYS_ADMIN      only with sysAdmin: true: where nf_conntrack is a module, the kernel
+                 gives its BTF to no other process (BPF_BTF_GET_FD_BY_ID)
 
-with takeover:
+The agent drops the last two as soon as its programs are loaded (--drop-capabilities).
 
-  SYS_PTRACE     which network namespace a process with more capabilities is in, as
-                 kube-proxy has them (/proc/PID/ns/net)
-  SYS_ADMIN      setns(2), into the namespaces of pods, which hostPID shows: the metrics
-                 of their conntrack
-
-SYS_RESOURCE is not among them: since Linux 5.11 maps are not locked memory, and 5.15
-is needed anyway. Nor is SYS_MODULE: what nf_tables and a legacy iptables that is in
-use lack, the kernel loads by itself.
+Not needed: SYS_RESOURCE (maps are not locked memory since Linux 5.11), SYS_PTRACE (a
+running kube-proxy is found without it), SYS_MODULE (the kernel loads modules by itself,
+but for loadModules). The user is root, since bpffs, /run/xtables.lock and the
+cgroup file system belong to root and there is no DAC_OVERRIDE.
 */ -}}
 {{- define "spillway.securityContext" -}}
 {{- if .Values.privileged -}}
@@ -97,15 +95,12 @@ capabilities:
     - BPF
     - NET_ADMIN
     - NET_RAW
-    {{- if or (eq .Values.proxyMode "ebpf") .Values.takeover }}
-    - SYS_ADMIN
-    {{- end }}
     {{- if eq .Values.proxyMode "ebpf" }}
     - NET_BROADCAST
     - PERFMON
+    {{- if .Values.sysAdmin }}
+    - SYS_ADMIN
     {{- end }}
-    {{- if .Values.takeover }}
-    - SYS_PTRACE
     {{- end }}
     {{- if .Values.loadModules }}
     - SYS_MODULE
@@ -113,12 +108,14 @@ capabilities:
     {{- range .Values.extraCapabilities }}
     - {{ . }}
     {{- end }}
-{{- /* The usual AppArmor profile forbids to write below /sys/fs/bpf, and Docker's
-seccomp profile forbids bpf(2) without SYS_ADMIN, whatever the capabilities. */}}
+{{- /* The usual AppArmor profile denies writes below /sys/fs/bpf. */}}
 appArmorProfile:
   type: Unconfined
 seccompProfile:
-  type: Unconfined
+  type: {{ .Values.seccompProfile.type }}
+  {{- if eq .Values.seccompProfile.type "Localhost" }}
+  localhostProfile: {{ .Values.seccompProfile.localhostProfile }}
+  {{- end }}
 {{- with .Values.seLinuxOptions }}
 seLinuxOptions:
   {{- toYaml . | nindent 2 }}

@@ -1,0 +1,480 @@
+package privilege
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
+)
+
+var measure = flag.String("measure", "", "comma-separated capabilities: log what each mode lacks with these and no others, and test nothing else")
+
+func TestMain(m *testing.M) {
+	confineIfAsked()
+	probe.Main()
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "spillway-privilege-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	buildDir = dir
+	return m.Run()
+}
+
+// buildDir is there as long as the tests are.
+var buildDir string
+
+// mode is a dataplane with the variant of iptables that the node's other programs use.
+type mode struct{ name, variant string }
+
+func (m mode) String() string { return strings.TrimSuffix(m.name+"-"+m.variant, "-") }
+
+var modes = []mode{{"ebpf", ""}, {"nftables", ""}, {"iptables", "legacy"}, {"iptables", "nft"}}
+
+// node is a cluster of one node whose agent runs below a wrapper.
+type node struct {
+	*cluster.Cluster
+	*wrapper
+	loader *suite.Loader
+}
+
+// binary builds the agent, once.
+var binary = sync.OnceValues(func() (string, error) { return cluster.Build(context.Background(), buildDir, "") })
+
+func newNode(t *testing.T, name string, m mode, nodes int) *node {
+	t.Helper()
+	spec := topology.DefaultSpec(name)
+	if spec.Nodes = nodes; nodes > 1 { // what the cases of test/flows name
+		spec.PodsPerNode, spec.Clients, spec.Zones = 4, 2, []string{"east", "west"}
+	}
+	agent, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{wrapper: newWrapper(t, agent)}
+	c, err := cluster.Up(t.Context(), cluster.Config{
+		Spec: spec, Binary: n.wrapper.path, Mode: m.name, IptablesVariant: m.variant, Routes: flows.ServiceRanges(),
+		Flags: flagsOf(t, m.name),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.confine(confinement{})
+		if err := c.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	n.Cluster, n.loader = c, suite.NewLoader(c)
+	return n
+}
+
+// restart ends the agent of node a, if it runs, and starts it in a mode.
+func (n *node) restart(mode string, end syscall.Signal) error {
+	a := n.Agent("a")
+	if err := a.Signal(end); err != nil {
+		return err
+	}
+	n.Mode = mode
+	if err := a.Start(n.t.Context()); err != nil {
+		return err
+	}
+	return n.ready()
+}
+
+// ready waits for the agent less long than a busy machine may need: what a missing
+// capability stops is stopped at once.
+func (n *node) ready() error {
+	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
+	defer cancel()
+	return n.Agent("a").WaitReady(ctx)
+}
+
+// Names of uses.
+const (
+	start           = "start"
+	findPodAddress  = "find a new address of a pod"
+	removeLeftovers = "remove what the other modes left"
+	useLegacy       = "use iptables-legacy where the node does"
+	takeFlows       = "take over the flows of the eBPF dataplane"
+)
+
+// uses are what an agent has capabilities for. Each runs when those before it have
+// passed or failed, on one node; an error says what did not work.
+var uses = []struct {
+	name string
+	only []string // modes; nil is all
+	do   func(*node, mode) error
+}{
+	{start, nil, func(n *node, m mode) error { return n.restart(m.name, syscall.SIGTERM) }},
+	{"serve Services", nil, serve},
+	{"apply a do-not-track policy", nil, applyPolicy},
+	{findPodAddress, []string{"ebpf"}, findAddress},
+	{"restart after SIGKILL", nil, func(n *node, m mode) error { return n.restart(m.name, syscall.SIGKILL) }},
+	{"repair removed pins", []string{"ebpf"}, repairPins},
+	{useLegacy, []string{"iptables"}, legacyRules},
+	{takeFlows, []string{"nftables", "iptables"}, takeOverFlows},
+	{removeLeftovers, nil, removeOthers},
+	{"log no complaint", nil, noComplaint},
+	{"clean up", nil, cleanUp},
+}
+
+// try goes through uses, all or those that are named, and returns what failed, by name.
+func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
+	t.Helper()
+	n := newNode(t, "privilege", m, 1)
+	n.confine(c)
+	failed := map[string]error{}
+	for _, use := range uses {
+		if use.only != nil && !slices.Contains(use.only, m.name) || len(only) > 0 && !slices.Contains(only, use.name) {
+			continue
+		}
+		begin := time.Now()
+		err := use.do(n, m)
+		t.Logf("%s: %v", use.name, time.Since(begin).Round(time.Millisecond))
+		if err != nil {
+			failed[use.name] = err
+		}
+		if err != nil && use.name == start {
+			_ = n.Agent("a").Signal(syscall.SIGKILL) // that it has failed is told
+			break
+		}
+	}
+	return failed
+}
+
+func serve(n *node, _ mode) error {
+	file, objects := n.loader.NewFile(), []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}
+	if err := file.Write(objects); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
+	defer cancel()
+	if err := file.Wait(ctx); err != nil {
+		return err
+	}
+	for _, f := range []flows.Flow{
+		{From: "a1", To: flows.ClusterIP}, {From: "a1/vm", To: flows.ClusterIP}, {From: "client0", To: flows.NodePort("a")},
+	} {
+		p, err := n.Probe(f.From)
+		if err != nil {
+			return err
+		}
+		for _, combo := range flows.AllCombos {
+			dst, err := file.Address(f.To, objects, combo)
+			if err != nil {
+				return err
+			}
+			resp, err := p.Do(ctx, probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: 2, TimeoutMS: 1000})
+			if err != nil {
+				return err
+			}
+			for _, answer := range resp.Answers {
+				if answer.Server != "a0" {
+					return fmt.Errorf("%s to %s, %s: %+v", f.From, f.To, combo, answer)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+const policy = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: default}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: cache, namespace: default, labels: {role: cache}}
+spec: {nodeName: %s}
+status: {podIP: %s, podIPs: [{ip: %[2]s}]}
+---
+apiVersion: policy.spillway.dev/v1alpha1
+kind: DoNotTrackPolicy
+metadata: {name: cache}
+spec:
+  podSelector: {matchLabels: {role: cache}}
+  ingress: [{ports: [{port: 11211}]}]
+`
+
+func applyPolicy(n *node, _ mode) error {
+	if err := n.Agent("a").Write("policy.yaml", fmt.Appendf(nil, policy, n.NodeName("a"), n.Addr("a0", false))); err != nil {
+		return err
+	}
+	return within(10*time.Second, func() error {
+		rules, err := n.run("nft", "list", "table", "inet", "spillway-policy")
+		if err == nil && !strings.Contains(rules, "11211") {
+			err = errors.New("the table of do-not-track policies lacks the port")
+		}
+		return err
+	})
+}
+
+// findAddress gives a pod one more address. An agent that hears the pod's namespace
+// knows it within milliseconds, another at the next look at everything, after 30 s.
+func findAddress(n *node, _ mode) error {
+	pod, err := n.Host("a1")
+	if err != nil {
+		return err
+	}
+	ip := net.ParseIP("10.244.0.200").To4()
+	if err := pod.Do(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.AddrReplace(eth0, &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(32, 32)}})
+	}); err != nil {
+		return err
+	}
+	return within(5*time.Second, func() error {
+		pins, err := filepath.Glob(filepath.Join(n.Agent("a").BPFFS, "*", "pods"))
+		if err != nil || len(pins) != 1 {
+			return fmt.Errorf("find the map of pods: %v %w", pins, err)
+		}
+		pods, err := ebpf.LoadPinnedMap(pins[0], nil)
+		if err != nil {
+			return err
+		}
+		defer pods.Close()
+		var key, value []byte
+		for entries := pods.Iterate(); entries.Next(&key, &value); {
+			if strings.Contains(string(key), string(ip)) {
+				return nil
+			}
+		}
+		return errors.New("the agent does not know it after 5 s")
+	})
+}
+
+// repairPins removes the pins of programs on devices. The next agent takes over
+// what is pinned and attaches the rest; none may be missing then.
+func repairPins(n *node, m mode) error {
+	links := filepath.Join(n.Agent("a").BPFFS, "links")
+	before, err := os.ReadDir(links)
+	if err != nil || len(before) == 0 {
+		return errors.Join(errors.New("no programs are pinned"), err)
+	}
+	for _, pin := range before[:len(before)/2] {
+		if err := os.Remove(filepath.Join(links, pin.Name())); err != nil {
+			return err
+		}
+	}
+	if err := n.restart(m.name, syscall.SIGTERM); err != nil {
+		return err
+	}
+	after, err := os.ReadDir(links)
+	if err == nil && len(after) != len(before) {
+		err = fmt.Errorf("%d programs are pinned, before there were %d", len(after), len(before))
+	}
+	return err
+}
+
+// legacyRules looks where the rules are: the agent uses the node's variant of iptables,
+// and the other one if it cannot.
+func legacyRules(n *node, m mode) error {
+	if m.variant != "legacy" {
+		return nil
+	}
+	rules, err := n.run("iptables-legacy-save")
+	if err == nil && !strings.Contains(rules, ":SPW") {
+		err = errors.New("iptables-legacy-save shows no chain of Spillway")
+	}
+	return err
+}
+
+// takeOverFlows keeps connections open that the eBPF dataplane translates while the
+// agent is started in this mode.
+func takeOverFlows(n *node, m mode) error {
+	n.release()
+	defer n.restore()
+	if err := n.restart("ebpf", syscall.SIGTERM); err != nil {
+		return err
+	}
+	file, objects := n.loader.NewFile(), []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}
+	if err := file.Write(objects); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(n.t.Context(), 30*time.Second)
+	defer cancel()
+	if err := file.Wait(ctx); err != nil {
+		return err
+	}
+	p, err := n.Probe("client0")
+	if err != nil {
+		return err
+	}
+	dst, err := file.Address(flows.NodePort("a"), objects, flows.AllCombos[0])
+	if err != nil {
+		return err
+	}
+	if _, err := p.Do(ctx, probe.Request{Op: probe.Stream, Name: "kept", Proto: "tcp", Dst: dst, PauseMS: 10}); err != nil {
+		return err
+	}
+	n.restore()
+	if err := n.restart(m.name, syscall.SIGTERM); err != nil {
+		return err
+	}
+	time.Sleep(4 * time.Second) // the old dataplane is cleaned up after the first sync
+	resp, err := p.Do(ctx, probe.Request{Op: probe.Stop, Name: "kept"})
+	if err == nil && (resp.Report.Sent > resp.Report.Answered || resp.Report.Sent == 0) {
+		err = fmt.Errorf("%d of %d questions were lost: %v", resp.Report.Sent-resp.Report.Answered, resp.Report.Sent, resp.Report.Lost)
+	}
+	return err
+}
+
+// removeOthers runs an agent of each other mode, with all rights, and this one after it.
+func removeOthers(n *node, m mode) error {
+	defer n.restore()
+	for _, other := range modes {
+		if other.name == m.name {
+			continue
+		}
+		n.release()
+		if err := n.plant(other); err != nil {
+			return fmt.Errorf("run in mode %s with all rights: %w", other, err)
+		}
+		n.restore()
+		if err := n.restart(m.name, syscall.SIGTERM); err != nil {
+			return err
+		}
+		if err := within(8*time.Second, func() error { return n.nothingOf(other.name) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// plant runs an agent of a mode until it serves.
+func (n *node) plant(m mode) error {
+	if m.variant != "" {
+		n.IptablesVariant = m.variant
+		rules := "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"
+		for _, other := range []string{"legacy", "nft"} {
+			for _, family := range []string{"iptables-", "ip6tables-"} {
+				if _, err := n.run("sh", "-c", family+other+" -w -t mangle -X KUBE-KUBELET-CANARY || true"); err != nil {
+					return err
+				}
+			}
+		}
+		if _, err := n.run("sh", "-c", "printf '"+strings.ReplaceAll(rules, "\n", `\n`)+"' | iptables-"+m.variant+"-restore --noflush --wait"); err != nil {
+			return err
+		}
+	}
+	if err := n.restart(m.name, syscall.SIGTERM); err != nil {
+		return err
+	}
+	if n.nothingOf(m.name) == nil {
+		return fmt.Errorf("nothing of it is in the kernel: the test is blind")
+	}
+	return nil
+}
+
+// nothingOf says what of a mode is in the kernel.
+func (n *node) nothingOf(mode string) error {
+	switch mode {
+	case "ebpf":
+		if _, err := os.Stat(n.Agent("a").BPFFS); !errors.Is(err, fs.ErrNotExist) {
+			return errors.Join(errors.New("pins are left"), err)
+		}
+	case "nftables":
+		if tables, err := n.run("nft", "list", "tables"); err != nil || strings.Contains(tables, "table inet spillway\n") {
+			return errors.Join(errors.New("table inet spillway is left"), err)
+		}
+	case "iptables":
+		for _, save := range []string{"iptables-legacy-save", "iptables-nft-save", "ip6tables-legacy-save", "ip6tables-nft-save"} {
+			if rules, err := n.run(save); err != nil || strings.Contains(rules, ":SPW") {
+				return errors.Join(fmt.Errorf("%s shows chains of Spillway", save), err)
+			}
+		}
+	}
+	return nil
+}
+
+// noComplaint looks through the agent's log.
+func noComplaint(n *node, _ mode) error {
+	log, err := os.ReadFile(n.Agent("a").Log)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") || strings.HasPrefix(line, "spillway: ") {
+			return errors.New(strings.TrimSpace(line))
+		}
+	}
+	return nil
+}
+
+func cleanUp(n *node, _ mode) error {
+	if err := n.Agent("a").Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	if err := n.Agent("a").Cleanup(n.t.Context()); err != nil {
+		return err
+	}
+	for _, m := range modes {
+		if err := n.nothingOf(m.name); err != nil {
+			return err
+		}
+	}
+	if tables, err := n.run("nft", "list", "tables"); err != nil || strings.Contains(tables, "spillway") {
+		return errors.Join(fmt.Errorf("tables are left: %s", tables), err)
+	}
+	return nil
+}
+
+// run runs a command on the node with all rights.
+func (n *node) run(argv ...string) (string, error) {
+	host, err := n.Host("a")
+	if err != nil {
+		return "", err
+	}
+	out, err := host.Command(n.t.Context(), argv...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%v: %w: %s", argv, err, out)
+	}
+	return string(out), nil
+}
+
+// within repeats a check until it passes or time is up.
+func within(limit time.Duration, check func() error) error {
+	deadline := time.Now().Add(limit)
+	for {
+		err := check()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func names(failed map[string]error) string {
+	return strings.Join(slices.Sorted(maps.Keys(failed)), ", ")
+}
