@@ -89,7 +89,7 @@ var nodeSysctls = map[string]string{
 func start(t *testing.T) *env {
 	t.Helper()
 	spec := topology.DefaultSpec("hostile")
-	spec.Clients, spec.PodsPerNode, spec.Conntrack = 2, 6, true
+	spec.Clients, spec.PodsPerNode, spec.Conntrack = 3, 6, true
 	c := cluster.Start(t, cluster.Config{
 		Spec: spec, Routes: flows.ServiceRanges(), NoAgents: true,
 		Flags: map[string][]string{"": {"--conntrack-max-per-core=1", fmt.Sprintf("--conntrack-min=%d", flowEntries)}},
@@ -106,6 +106,7 @@ func start(t *testing.T) *env {
 	if err := errors.Join(e.file.Write(e.objects), e.file.Wait(t.Context())); err != nil {
 		t.Fatal(err)
 	}
+	e.startLateServers(t)
 	return e
 }
 
@@ -194,7 +195,7 @@ type scenario struct {
 
 // scenarios are all attacks, by file.
 func scenarios() []scenario {
-	return slices.Concat(sequenceScenarios, takeoverScenarios, floodScenarios, linkScenarios, icmpScenarios, policyScenarios)
+	return slices.Concat(controlScenarios, sequenceScenarios, takeoverScenarios, floodScenarios, linkScenarios, icmpScenarios, policyScenarios)
 }
 
 func TestHostile(t *testing.T) {

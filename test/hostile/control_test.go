@@ -1,0 +1,287 @@
+package hostile
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/test/flows"
+)
+
+// controlScenarios have no attacker: what checks segments must not break what
+// TCP allows.
+var controlScenarios = []scenario{
+	{name: "A large transfer with loss", together: true, run: lossy},
+	{name: "A connection with nothing but keepalive probes", together: true, run: keepalive},
+	{name: "A half-closed connection goes on", together: true, run: halfClosed},
+	{name: "A server that does not read for a while", together: true, run: stalled},
+	// Conntrack, too, keeps the translation of a connection whose end it has not seen.
+	{name: "A client's port comes again after its endpoint is gone", run: endpointGone, unless: func(mode string, _ variant) bool { return mode != "ebpf" }},
+}
+
+// unreliable is the client whose packets are lost.
+const unreliable = "client2"
+
+// losePackets has the LAN lose 2 % of what the unreliable client sends and gets.
+func (e *env) losePackets(t *testing.T) {
+	t.Helper()
+	const table = `table bridge lossy
+delete table bridge lossy
+table bridge lossy {
+	chain forward {
+		type filter hook forward priority 0; policy accept;
+		iifname "client2" numgen random mod 50 == 0 drop
+		oifname "client2" numgen random mod 50 == 0 drop
+	}
+}
+`
+	h, err := e.Host(unreliable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lan := *h
+	lan.Namespace = "spw-" + e.Spec.Name + "-lan"
+	cmd := lan.Command(t.Context(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(table)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("lose packets on the LAN: %v: %s", err, out)
+	}
+}
+
+// What a late server does is the first line that it reads.
+const (
+	echoing  = "echo\n"
+	stalling = "stall\n" // reads nothing for a while, then tells how much came
+	trailing = "trail\n" // sends for a while after the client has closed its half
+)
+
+// silence is longer than a closed flow is kept.
+const silence = 13 * time.Second
+
+// startLateServers serves TCP on latePort of the endpoints until the test ends.
+func (e *env) startLateServers(t *testing.T) {
+	t.Helper()
+	for _, v := range []variant{{false, "here"}, {false, "elsewhere"}} {
+		pod, err := e.Host(v.endpoint())
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := pod.Listen(t.Context(), "tcp", fmt.Sprintf("[::]:%d", latePort))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go serveLate(conn)
+			}
+		}()
+	}
+}
+
+func serveLate(conn net.Conn) {
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	what, err := in.ReadString('\n')
+	if err != nil {
+		return
+	}
+	switch what {
+	case echoing:
+		_, _ = io.Copy(conn, in)
+	case stalling:
+		time.Sleep(silence)
+		n, _ := io.Copy(io.Discard, in)
+		_, _ = fmt.Fprintln(conn, n)
+	case trailing:
+		_, _ = io.Copy(io.Discard, in)
+		for i := range int(silence/time.Second) + 1 {
+			time.Sleep(time.Second)
+			if _, err := fmt.Fprintln(conn, i); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// dialLate connects to a late server.
+func (e *env) dialLate(t *testing.T, from, what string, v variant) *net.TCPConn {
+	t.Helper()
+	host, err := e.Host(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	conn, err := host.Dial(ctx, "tcp", e.nodePort(t, "late-"+v.place, "tcp", v).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(conn, what); err != nil {
+		t.Fatal(err)
+	}
+	return conn.(*net.TCPConn)
+}
+
+// lossy: megabytes come back as they were sent, with windows that grow and
+// segments that are sent again.
+func lossy(t *testing.T, e *env, v variant) {
+	e.losePackets(t)
+	conn := e.dialLate(t, unreliable, echoing, v)
+	sent, got := make([]byte, 4<<20), make([]byte, 4<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(sent)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := conn.Write(sent); err != nil {
+			t.Errorf("send: %v", err)
+		}
+	})
+	n, err := io.ReadFull(conn, got)
+	wg.Wait()
+	if err != nil || !bytes.Equal(sent, got) {
+		t.Errorf("%d of %d bytes came back, as they were: %v, %v", n, len(sent), bytes.Equal(sent[:n], got[:n]), err)
+	}
+}
+
+// keepalive: a connection carries nothing but probes, whose sequence number lies
+// before the window.
+func keepalive(t *testing.T, e *env, v variant) {
+	conn := e.dialLate(t, honest, echoing, v)
+	if err := conn.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(silence)
+	if _, err := io.WriteString(conn, "again\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || line != "again\n" {
+		t.Errorf("the echo is %q, %v", line, err)
+	}
+}
+
+// halfClosed: the server goes on for longer than a closed flow is kept.
+func halfClosed(t *testing.T, e *env, v variant) {
+	conn := e.dialLate(t, honest, trailing, v)
+	if err := conn.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(conn)
+	if lines := bytes.Count(text, []byte("\n")); err != nil || lines != int(silence/time.Second)+1 {
+		t.Errorf("the client received %d lines, %v", lines, err)
+	}
+}
+
+// stalled: the client fills the server's window and probes it.
+func stalled(t *testing.T, e *env, v variant) {
+	conn := e.dialLate(t, honest, stalling, v)
+	const size = 16 << 20
+	if _, err := conn.Write(make([]byte, size)); err != nil {
+		t.Fatalf("send: %v", err)
+	}
+	if err := conn.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(conn)
+	if want := fmt.Sprintln(size); err != nil || string(text) != want {
+		t.Errorf("the server counted %q bytes, %v, want %q", text, err, want)
+	}
+}
+
+// endpointGone: an endpoint disappears without a word, and so does its client's
+// connection. A new connection from the same port goes to the new endpoint.
+func endpointGone(t *testing.T, e *env, v variant) {
+	before, after := "a2", "a0"
+	if v.place == "elsewhere" {
+		before, after = "b1", "b0"
+	}
+	moving := func(endpoint string) []flows.Object {
+		return []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(endpoint)}}
+	}
+	file := e.loader.NewFile()
+	t.Cleanup(func() { _ = file.Remove() })
+	if err := errors.Join(file.Write(moving(before)), file.Wait(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	text, err := file.Address(flows.NodePort(receiver), moving(before), v.combo("tcp"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst := netip.MustParseAddrPort(text)
+	const port = 22000
+	old := e.dialFrom(t, port, before, dst)
+	if err := abandon(old); err != nil {
+		t.Fatal(err)
+	}
+	e.isolate(t, before)
+	if err := errors.Join(file.Write(moving(after)), file.Wait(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	e.dialFrom(t, port, after, dst)
+}
+
+// dialFrom connects from a port and asks once; server must answer.
+func (e *env) dialFrom(t *testing.T, port int, server string, dst netip.AddrPort) *connection {
+	t.Helper()
+	host, err := e.Host(honest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &connection{server: server, name: fmt.Sprintf("connection from port %d to %s", port, dst)}
+	err = host.Do(func() (err error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: patience}
+		c.Conn, err = d.Dial("tcp", dst.String())
+		return err
+	})
+	if err != nil {
+		t.Fatalf("a new honest client cannot connect: %v", err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.answer = bufio.NewReader(c.Conn)
+	if err := c.ask(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// abandon closes a connection without a segment, as a machine does that loses its
+// power.
+func abandon(c *connection) error {
+	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) }); err != nil {
+		return err
+	}
+	return errors.Join(failed, c.Close())
+}
+
+// isolate has a host send and receive nothing until the test ends.
+func (e *env) isolate(t *testing.T, host string) {
+	t.Helper()
+	e.command(t, host, "nft", "add table inet gone; add chain inet gone input { type filter hook input priority 0; policy drop; }; "+
+		"add chain inet gone output { type filter hook output priority 0; policy drop; }")
+	t.Cleanup(func() { e.command(t, host, "nft", "delete", "table", "inet", "gone") })
+}
