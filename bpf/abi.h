@@ -247,7 +247,7 @@ struct flow {
  */
 #define SLOT_CLAIMED 0xffffffff
 
-/* sources: confirmed flows by client, hashed; the agent counts them anew at each sweep. */
+/* sources: confirmed flows by client and by /64, hashed; each sweep counts them anew. */
 #define SOURCES (1 << 16)
 
 /* icmp_rates: by destination, what ICMP errors may be sent to it now. */

@@ -18,15 +18,23 @@
 #define PORTS_SHARED 1024
 
 /*
- * A random one of the client's ports. Each client may use three quarters of all, by a
- * hash, so that none can take those of the others: 0 is a port that it may not use.
+ * May the client use this port of the list? Three quarters of all, by its hash, and of
+ * those of IPv6 seven eighths, by its network's, so that none can take those of the others.
  */
+static __always_inline int port_allowed(const struct tuple *key, __u32 index)
+{
+	if (!(mix(source_hash(&key->saddr), index) & 3))
+		return 0;
+	return key->family == FAMILY_V4 || mix(network_hash(&key->saddr), index) & 7;
+}
+
+/* A random port; 0 is one that the client may not use. */
 static __always_inline __be16 random_port(const struct settings *s, const struct tuple *key)
 {
 	__u32 n = s->snat_ports, index = n ? bpf_get_prandom_u32() % n : 0;
 	__u16 *port;
 
-	if (n >= PORTS_SHARED && !(mix(source_hash(&key->saddr, key->family), index) & 3))
+	if (n >= PORTS_SHARED && !port_allowed(key, index))
 		return 0;
 	port = bpf_map_lookup_elem(&snat_ports, &index);
 	return port ? bpf_htons(*port) : 0;

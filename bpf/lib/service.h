@@ -495,10 +495,9 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 				     const struct backend *b, int hook, struct settings *s)
 {
 	struct packet *p = &m->packet;
-	__u32 *flows_of_client = source_count(&p->tuple.saddr, p->tuple.family);
 	enum verdict verdict;
 
-	if (flows_of_client && *flows_of_client >= source_max)
+	if (source_full(&p->tuple.saddr, p->tuple.family))
 		return drop(DROP_SOURCE_SHARE);
 	verdict = flow_plan(skb, m, b, hook, s);
 	if (verdict == FLOW_CREATED)

@@ -142,19 +142,44 @@ static __always_inline void tcp_share(struct flow *f, struct flow *twin)
 	twin->tcp.peer_window = f->tcp.window;
 }
 
-/* By which the client counts: its address, or the network that IPv6 gives a host. */
-static __always_inline __u32 source_hash(const struct addr *client, __u8 family)
+/* A client's hash. */
+static __always_inline __u32 source_hash(const struct addr *client)
 {
-	__u32 h = mix(hash_seed, client->w[0]);
-
-	return family == FAMILY_V4 ? h : mix(h, client->w[1]);
+	return addr_hash(client);
 }
 
-static __always_inline __u32 *source_count(const struct addr *client, __u8 family)
+/* That of its network, which a host with IPv6 may have all addresses of: a /64. */
+static __always_inline __u32 network_hash(const struct addr *client)
 {
-	__u32 index = source_hash(client, family) % SOURCES;
+	return mix(mix(~hash_seed, client->w[0]), client->w[1]);
+}
+
+static __always_inline __u32 *source_count(__u32 hash)
+{
+	__u32 index = hash % SOURCES;
 
 	return bpf_map_lookup_elem(&sources, &index);
+}
+
+/* Has a client, or its network, as many confirmed flows as it may have? */
+static __always_inline int source_full(const struct addr *client, __u8 family)
+{
+	__u32 *n = source_count(source_hash(client));
+
+	if (n && *n >= source_max)
+		return 1;
+	if (family == FAMILY_V4)
+		return 0;
+	n = source_count(network_hash(client));
+	return n && *n >= source_max + source_max / 2;
+}
+
+static __always_inline void source_count_add(__u32 hash, __s32 n)
+{
+	__u32 *count = source_count(hash);
+
+	if (count && (n > 0 || *count))
+		__sync_fetch_and_add(count, n);
 }
 
 static __always_inline const struct addr *flow_client(const struct flow *f, const struct packet *p)
@@ -164,10 +189,11 @@ static __always_inline const struct addr *flow_client(const struct flow *f, cons
 
 static __always_inline void source_add(const struct flow *f, const struct packet *p, __s32 n)
 {
-	__u32 *flows_of_client = source_count(flow_client(f, p), p->tuple.family);
+	const struct addr *client = flow_client(f, p);
 
-	if (flows_of_client && (n > 0 || *flows_of_client))
-		__sync_fetch_and_add(flows_of_client, n);
+	source_count_add(source_hash(client), n);
+	if (p->tuple.family == FAMILY_V6)
+		source_count_add(network_hash(client), n);
 }
 
 static __always_inline void flow_set_state(struct flow *f, struct flow *twin, __u8 state)

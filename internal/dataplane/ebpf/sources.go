@@ -8,7 +8,7 @@ import (
 	"spillway.dev/spillway/internal/model"
 )
 
-// sourceCounts are the confirmed flows by client, as the map sources has them. The
+// sourceCounts are the confirmed flows by client and by its network, as the map sources has them. The
 // programs count them as they open and close; the sweep corrects that, by flows that
 // have timed out or were evicted.
 type sourceCounts struct {
@@ -24,6 +24,9 @@ func newSourceCounts(seed uint32) *sourceCounts {
 func (c *sourceCounts) count(k *tcTuple, f *tcFlow) {
 	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED != 0 && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
 		c.counts[sourceHash(c.seed, k)%sources]++
+		if k.Family == uint8(model.IPv6) {
+			c.counts[networkHash(c.seed, k)%sources]++
+		}
 	}
 }
 
@@ -41,11 +44,16 @@ func (c *sourceCounts) write(m *ebpf.Map) error {
 
 // sourceHash mirrors source_hash of bpf/lib/tcp.h.
 func sourceHash(seed uint32, k *tcTuple) uint32 {
-	h := mix(seed, k.Saddr.W[0])
-	if k.Family == uint8(model.IPv4) {
-		return h
+	h := seed
+	for _, w := range k.Saddr.W {
+		h = mix(h, w)
 	}
-	return mix(h, k.Saddr.W[1])
+	return h
+}
+
+// networkHash mirrors network_hash there.
+func networkHash(seed uint32, k *tcTuple) uint32 {
+	return mix(mix(^seed, k.Saddr.W[0]), k.Saddr.W[1])
 }
 
 // mix mirrors mix of bpf/lib/base.h.
