@@ -77,7 +77,9 @@ func (t *tcxHooks) load() error {
 		path := filepath.Join(t.dir, e.Name())
 		h, ok := parseHook(e.Name())
 		if ok {
-			ok = t.takeOver(h, path)
+			if ok, err = t.takeOver(h, path); err != nil {
+				return err
+			}
 		}
 		if ok {
 			continue
@@ -89,18 +91,25 @@ func (t *tcxHooks) load() error {
 	return nil
 }
 
-func (t *tcxHooks) takeOver(h hook, path string) bool {
+// takeOver reports whether the pin is of a link that is attached to the hook. A pin that
+// cannot be opened now may be of one: removing it would detach the program that serves.
+func (t *tcxHooks) takeOver(h hook, path string) (ok bool, err error) {
 	l, err := link.LoadPinnedLink(path, nil)
+	for _, passing := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EPERM, unix.EACCES, unix.EINTR} {
+		if errors.Is(err, passing) {
+			return false, fmt.Errorf("open pinned link %s: %w", path, err)
+		}
+	}
 	if err != nil {
-		return false
+		return false, nil
 	}
 	info, err := l.Info()
 	if err != nil || !attachedHere(h, info) {
 		l.Close()
-		return false
+		return false, nil
 	}
 	t.links[h] = &tcxLink{Link: l, id: info.ID, prog: info.Program}
-	return true
+	return true, nil
 }
 
 // attachedHere reports whether the link is at the hook's interface in this
@@ -165,14 +174,12 @@ func (t *tcxHooks) refresh(h hook, held *tcxLink, p program, verify bool) error 
 	return nil
 }
 
-// pinAgain works on a second handle, because the first believes in its pin.
+// pinAgain pins a link whose pin is gone, which the handle is told first.
 func (t *tcxHooks) pinAgain(h hook, held *tcxLink) error {
-	l, err := link.NewFromID(held.id)
-	if err != nil {
+	if err := held.Unpin(); err != nil {
 		return err
 	}
-	defer l.Close()
-	return l.Pin(t.path(h))
+	return held.Pin(t.path(h))
 }
 
 func (t *tcxHooks) attach(h hook, p program) error {
