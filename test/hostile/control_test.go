@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -228,7 +229,7 @@ func endpointGone(t *testing.T, e *env, v variant) {
 		t.Fatal(err)
 	}
 	dst := netip.MustParseAddrPort(text)
-	const port = 22000
+	port := 22000 + slices.Index(variants, v) // that of another variant may be in TIME-WAIT
 	old := e.dialFrom(t, port, before, dst)
 	if err := abandon(old); err != nil {
 		t.Fatal(err)

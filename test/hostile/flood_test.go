@@ -8,6 +8,10 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"spillway.dev/spillway/lab/topology"
 )
 
 var floodScenarios = []scenario{
@@ -15,7 +19,8 @@ var floodScenarios = []scenario{
 	{name: "Stray RSTs from many forged sources", run: flooded(2, func(i int) (string, uint32) { return "R", uint32(i) })},
 	{name: "Stray ACKs from many forged sources", long: true, run: flooded(2, func(i int) (string, uint32) { return "A", uint32(i) })},
 	{name: "Idle connections in a flood of half-open ones", run: idleInFlood, places: []string{"here"}},
-	{name: "One source with many whole connections", run: oneSource},
+	{name: "One source with many whole connections", run: oneSource(distant)},
+	{name: "One source in the honest client's network with many whole connections", run: oneSource(outsiderAddr)},
 	{name: "Closed connections give their ports back", run: closing},
 }
 
@@ -27,7 +32,7 @@ func flooded(factor int, kind func(i int) (flags string, seq uint32)) func(*test
 		e.beside(t, v)
 		e.sender(t, outsider).flood(t, factor*halfOpen*longer(), func(i int) packet {
 			flags, seq := kind(i)
-			return packet{src: stranger(v, i), dst: dst, proto: "tcp", flags: flags, seq: seq, ack: 1}
+			return packet{src: stranger(v, i), dst: dst, proto: "tcp", flags: flags, seq: attackerISN + seq, ack: 1}
 		})
 		for range 3 {
 			if err := e.visit(v, dst); err != nil {
@@ -80,25 +85,50 @@ func askAll(connections []*connection) (broken int, first error) {
 
 // oneSource: one address opens as many real connections as there is room for,
 // and leaves room for others.
-func oneSource(t *testing.T, e *env, v variant) {
-	dst := e.nodePort(t, v.place, "tcp", v)
-	idle := []*connection{e.mustConnect(t, v, dst), e.mustConnect(t, v, dst)}
-	held := e.hoard(t, dst, flowEntries/2)
-	t.Logf("the attacker holds %d connections", held)
-	for range 3 {
-		if err := e.visit(v, dst); err != nil {
-			t.Error(err)
-			break
+func oneSource(source func(*env, variant) netip.Addr) func(*testing.T, *env, variant) {
+	return func(t *testing.T, e *env, v variant) {
+		dst := e.nodePort(t, v.place, "tcp", v)
+		idle := []*connection{e.mustConnect(t, v, dst), e.mustConnect(t, v, dst)}
+		held := e.hoard(t, source(e, v), dst, flowEntries/2)
+		t.Logf("the attacker holds %d connections", held)
+		for range 3 {
+			if err := e.visit(v, dst); err != nil {
+				t.Error(err)
+				break
+			}
 		}
-	}
-	if broken, err := askAll(idle); broken > 0 {
-		t.Error(err)
+		if broken, err := askAll(idle); broken > 0 {
+			t.Error(err)
+		}
 	}
 }
 
-// hoard opens up to count connections from the attacker's own address and
-// holds them until the test ends. Each of its workers ends after a failure.
-func (e *env) hoard(t *testing.T, dst netip.AddrPort, count int) int {
+func outsiderAddr(e *env, v variant) netip.Addr { return e.addr(outsider, v) }
+
+// distant is an address of the outsider in a network that no honest client is in.
+func distant(_ *env, v variant) netip.Addr {
+	if v.v6 {
+		return netip.MustParseAddr("2001:db8:7::7")
+	}
+	return netip.MustParseAddr("192.0.2.7")
+}
+
+// addDistantAddresses gives the outsider its distant addresses, and the nodes the
+// routes to them.
+func (e *env) addDistantAddresses(t *testing.T) {
+	t.Helper()
+	for _, v := range []variant{{v6: false}, {v6: true}} {
+		addr := distant(e, v)
+		e.do(t, outsider, func() error { return changeAddress(addr, netlink.AddrAdd) })
+		for _, node := range e.Nodes() {
+			e.command(t, node, "ip", "route", "replace", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "eth0")
+		}
+	}
+}
+
+// hoard opens up to count connections from one address of the outsider and holds
+// them until the test ends. Each of its workers ends after a failure.
+func (e *env) hoard(t *testing.T, from netip.Addr, dst netip.AddrPort, count int) int {
 	t.Helper()
 	host, err := e.Host(outsider)
 	if err != nil {
@@ -112,7 +142,7 @@ func (e *env) hoard(t *testing.T, dst netip.AddrPort, count int) int {
 		wg.Go(func() {
 			for range count / workers {
 				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-				conn, err := host.Dial(ctx, "tcp", dst.String())
+				conn, err := dialBound(ctx, host, from, dst)
 				cancel()
 				if err != nil {
 					return
@@ -131,6 +161,16 @@ func (e *env) hoard(t *testing.T, dst netip.AddrPort, count int) int {
 		}
 	})
 	return len(held)
+}
+
+// dialBound connects from an address of a host.
+func dialBound(ctx context.Context, host *topology.Host, from netip.Addr, dst netip.AddrPort) (conn net.Conn, err error) {
+	err = host.Do(func() error {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+		conn, err = d.DialContext(ctx, "tcp", dst.String())
+		return err
+	})
+	return conn, err
 }
 
 // closing is the control: connections that end by FIN or by RST soon leave

@@ -144,11 +144,14 @@ func (f *fuzzer) flags() string {
 	return []string{"S", "SA", "A", "PA", "R", "RA", "F", "FA", "SR", "SF", "", "SFRPA"}[f.r.IntN(12)]
 }
 
+// isn is a sequence number by which what answers it is known.
+func (f *fuzzer) isn() uint32 { return attackerISN + f.r.Uint32N(attackerISNs) }
+
 func (f *fuzzer) floodOfSYNs() string {
 	v, count, base := f.variant(), 1+f.r.IntN(500), f.r.IntN(60000)
 	dst := f.e.nodePort(f.t, v.place, "tcp", v)
 	f.senders[outsider].flood(f.t, count, func(i int) packet {
-		return packet{src: stranger(v, (base+i)%65000), dst: dst, proto: "tcp", flags: "S", seq: f.r.Uint32()}
+		return packet{src: stranger(v, (base+i)%65000), dst: dst, proto: "tcp", flags: "S", seq: f.isn()}
 	})
 	return fmt.Sprintf("%d SYNs to %s", count, v)
 }
@@ -157,18 +160,18 @@ func (f *fuzzer) straySegments() string {
 	v, flags, count, base := f.variant(), f.flags(), 1+f.r.IntN(200), f.r.IntN(60000)
 	dst := f.e.nodePort(f.t, v.place, "tcp", v)
 	f.senders[outsider].flood(f.t, count, func(i int) packet {
-		return packet{src: stranger(v, (base+i)%65000), dst: dst, proto: "tcp", flags: flags, seq: f.r.Uint32(), ack: f.r.Uint32()}
+		return packet{src: stranger(v, (base+i)%65000), dst: dst, proto: "tcp", flags: flags, seq: f.isn(), ack: f.r.Uint32()}
 	})
 	return fmt.Sprintf("%d stray segments %q to %s", count, flags, v)
 }
 
-// segmentOfClient forges a segment of a victim. Its numbers are random: those
-// that a victim must accept are found once in 2^32.
+// segmentOfClient forges a segment of a victim. Its numbers are random: an
+// attacker who sees no packet of the victim finds the right ones by chance only.
 func (f *fuzzer) segmentOfClient() string {
 	c, v := f.victim()
 	host, s := f.attacker()
 	p := packet{
-		src: c.local(), dst: c.remote(), proto: "tcp", flags: f.flags(), seq: f.r.Uint32(), ack: f.r.Uint32(),
+		src: c.local(), dst: c.remote(), proto: "tcp", flags: f.flags(), seq: f.isn(), ack: f.r.Uint32(),
 		payload: make([]byte, f.r.IntN(100)), vlan: f.r.IntN(8) == 0,
 	}
 	s.send(f.t, p)
@@ -189,7 +192,7 @@ func (f *fuzzer) segmentOfServer() string {
 func (f *fuzzer) resetThenSYN() string {
 	c, v := f.victim()
 	for _, flags := range []string{"R", "S"} {
-		f.senders[outsider].send(f.t, packet{src: c.local(), dst: c.remote(), proto: "tcp", flags: flags, seq: f.r.Uint32()})
+		f.senders[outsider].send(f.t, packet{src: c.local(), dst: c.remote(), proto: "tcp", flags: flags, seq: f.isn()})
 	}
 	f.senders[outsider].flood(f.t, 20, func(int) packet {
 		own := netip.AddrPortFrom(f.e.addr(outsider, v), uint16(20000+f.r.IntN(1000)))

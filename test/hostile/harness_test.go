@@ -107,6 +107,7 @@ func start(t *testing.T) *env {
 		t.Fatal(err)
 	}
 	e.startLateServers(t)
+	e.addDistantAddresses(t)
 	return e
 }
 
