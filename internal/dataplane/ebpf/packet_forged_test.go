@@ -46,6 +46,7 @@ func TestPacketForged(t *testing.T) {
 	t.Run("NoFlow", func(t *testing.T) { eachFamily(t, n, n.strayPackets) })
 	t.Run("HalfOpen", func(t *testing.T) { eachFamily(t, n, n.halfOpen) })
 	t.Run("SYNFirst", func(t *testing.T) { eachFamily(t, n, n.synFirst) })
+	t.Run("SYNACKOfNoSYN", func(t *testing.T) { eachFamily(t, n, n.forgedAccept) })
 	t.Run("OtherISN", func(t *testing.T) { eachFamily(t, n, n.otherISN) })
 	t.Run("EndpointGone", func(t *testing.T) { eachFamily(t, n, n.synToGoneEndpoint) })
 	t.Run("OwnAddress", func(t *testing.T) { eachTransport(t, n, n.ownAddress) })
@@ -267,6 +268,25 @@ func (n *packetNode) synFirst(t *testing.T, p *plan) {
 		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
 		c.lives(t)
 	}
+}
+
+// forgedAccept: a SYN-ACK that acknowledges no SYN of the client is no answer to it.
+func (n *packetNode) forgedAccept(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	c := n.newConn(ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+	c.syn(t)
+	forge := func() {
+		for _, ack := range guesses(c.sent) {
+			c.forge(t, "<S.", 0x11111111, ack)
+		}
+	}
+	forge()
+	c.wantState(t, tcFlowStateFLOW_NEW)
+	c.say(t, "<S.")
+	forge()
+	c.say(t, ".")
+	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.lives(t)
 }
 
 // otherISN: the endpoint took the forger's SYN. It challenges the client's, whose RST

@@ -14,7 +14,7 @@ import (
 // TestPacketRace: programs on two CPUs draw from the same few ports, all of which flows
 // have that are over or that may be replaced. No port is ever that of two flows.
 func TestPacketRace(t *testing.T) {
-	const ports, rounds, each = 8, 40, 64
+	const ports, rounds, each = 3, 150, 64
 	n := newPacketNode(t)
 	p := plans["IPv4"]
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
