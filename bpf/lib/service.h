@@ -228,7 +228,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
 	int hairpin = addr_equal(&p->tuple.saddr, &b->addr);
-	int here = b->flags & BACKEND_HERE || addr_device(&b->addr, p->tuple.family);
+	int here = b->flags & BACKEND_HERE;
 
 	f->saddr = p->tuple.saddr;
 	f->daddr = b->addr;
@@ -247,7 +247,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 		/* No flow then: which address it should have is not known. */
 		if (way_refuses(&m->way))
 			return DROP_NO_ROUTE;
-		/* Not towards the network: a pod of this node that is not known yet. */
+		/* Not towards the network: a pod of this node, whatever its EndpointSlice says. */
 		here = way_is_out(&m->way) && !bpf_map_lookup_elem(&uplinks, &m->way.ifindex);
 	}
 	f->flags = (here ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_TWIN_TO_POD : 0);
@@ -301,28 +301,17 @@ static __always_inline int may_pass_direct(const struct settings *s, const struc
 
 /*
  * Does a do-not-track policy allow this packet? Netfilter would neither track nor
- * translate it. What the stack itself looks at, it is to see: whether a source is
- * where it belongs. Answers come from pods here alone.
+ * translate it. Answers come from pods here alone.
  */
-__noinline int may_pass_untracked(struct __sk_buff *skb, int hook)
+__noinline int may_pass_untracked(const struct packet *p, int hook)
 {
-	struct scratch *m = get_scratch();
-	struct addr_key own = {};
 	const struct tuple *t;
-	struct pod *from;
 
-	if (!m)
+	if (!p)
 		return 0;
-	t = &m->packet.tuple;
-	from = pod_lookup(&t->saddr, t->family);
-	if (hook == FROM_POD ? !from || from->ifindex != skb->ifindex : from != NULL)
-		return 0;
-	if (pod_leaves_untracked(&t->daddr, t->dport, t, &t->saddr)) {
-		own.addr = t->saddr;
-		own.family = t->family;
-		return !(from && from->flags & POD_POLICED) &&
-		       !bpf_map_lookup_elem(&node_addrs, &own);
-	}
+	t = &p->tuple;
+	if (pod_leaves_untracked(&t->daddr, t->dport, t, &t->saddr))
+		return !pod_policed(&t->saddr, t->family);
 	return hook == FROM_POD && pod_leaves_untracked(&t->saddr, t->sport, t, &t->daddr) &&
 	       !pod_policed(&t->daddr, t->family);
 }
@@ -381,7 +370,7 @@ static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 			verdict = PASSED_DIRECT;
 	}
 	if (verdict == PASS_OTHER && s->flags & SETTING_UNTRACKED &&
-	    !(s->flags & (SETTING_BYPASS_NEVER | SETTING_DRAINS)) && may_pass_untracked(skb, hook))
+	    !(s->flags & (SETTING_BYPASS_NEVER | SETTING_DRAINS)) && may_pass_untracked(&m->packet, hook))
 		verdict = PASSED_UNTRACKED;
 	if (verdict == PASS_OTHER)
 		return pass(PASS_OTHER);
