@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build generate lint peers test bench demo
+.PHONY: help root build generate lint peers test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -18,7 +18,7 @@ OTHER_DATAPLANES := -proxy-mode,nftables \
 	-proxy-mode,iptables,-iptables-variant,legacy -proxy-mode,iptables,-iptables-variant,nft
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): not root: run it as root" >&2; exit 1; }
@@ -48,6 +48,12 @@ test: root lint ## run everything that must pass (as root; installs what is miss
 		go test -json $(TESTFLAGS) -skip TestFlowsFromAPI ./test/flows ./test/files ./test/hostile $${flags//,/ } || exit; done; } | \
 		go run ./test/skips -allow test/skips/allow.txt
 	@echo "make test: all passed"
+
+test-all: test ## run that, and the hostile suite in full on every dataplane
+	{ go test -json $(TESTFLAGS) ./test/hostile -args -all && for flags in $(OTHER_DATAPLANES); do \
+		go test -json $(TESTFLAGS) ./test/hostile $${flags//,/ } -args -all || exit; done; } | \
+		go run ./test/skips -allow test/skips/allow.txt
+	@echo "make test-all: all passed"
 
 bench: root build ## measure the way through a Service against the way without (as root)
 	hack/deps bench
