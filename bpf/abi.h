@@ -173,7 +173,7 @@ enum flow_flags {
 	FLOW_TWIN_TO_POD = 1 << 6,
 	FLOW_RESET = 1 << 7,	/* TCP: closed by an RST */
 	FLOW_STREAM = 1 << 8,	/* UDP: went on soon after its answer, in another second */
-	FLOW_CONFIRMED = 1 << 9, /* TCP: the client is known to exist: see unconfirmed */
+	FLOW_CONFIRMED = 1 << 9, /* TCP: the client is known to exist, and within its share */
 	FLOW_TRACKED = 1 << 10, /* TCP: sequence numbers are known since the SYN */
 	FLOW_FIN_ACKED = 1 << 11, /* the other side has acknowledged this direction's FIN */
 	FLOW_PROBED = 1 << 12,	/* a SYN came to a connection whose endpoint is gone */
@@ -370,7 +370,7 @@ struct connection {
 
 /* node_settings: what may change while the programs run. */
 struct settings {
-	__u32 snat_ports;      /* length of the list in snat_ports */
+	__u32 snat_ports;      /* length of the list in snat_ports, for SNAT */
 	__u32 timeout_new;     /* seconds, TCP without an answer */
 	__u32 timeout_tcp;     /* established */
 	__u32 timeout_closing; /* one FIN */
@@ -384,6 +384,9 @@ struct settings {
 	__u64 icmp_interval_v4;
 	__u64 icmp_interval_v6;
 	__u64 icmp_interval_all; /* between two to any address, net.ipv4.icmp_msgs_per_sec */
+	/* Behind the ports for SNAT: lengths of the lists for flows that keep the client's address. */
+	__u32 pod_ports;     /* of a pod of this node */
+	__u32 network_ports; /* of a pod of another node, or that node */
 };
 
 enum settings_flags {
@@ -447,7 +450,7 @@ enum verdict {
 	FLOW_REPLACED,		/* an unconfirmed flow gave its place or port to a newer one */
 	DROP_NO_FLOW,		/* TCP, no SYN, and no connection that it may be of */
 	REJECTED_NO_FLOW,	/* the same, answered with RST */
-	DROP_SOURCE_SHARE,	/* the client has half of the flow table */
+	FLOW_OVER_SHARE,	/* the client has half of the flow table: its flow stays unconfirmed */
 	DROP_XFRM,		/* an IPsec policy selects it, which a redirect would bypass */
 	DROP_ICMP_RATE,		/* the answer would be one ICMP error too many */
 	VERDICTS,

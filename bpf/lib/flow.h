@@ -51,19 +51,7 @@ static __always_inline struct flow *request_at(const struct tuple *answer, struc
 	key->sport = 0;
 	return bpf_map_lookup_elem(&flows, key);
 }
-
-/*
- * The device by which packets of this source come: that of the pod of this node that
- * has the address, or 0, the network. A pod may be at an address without being
- * reachable without the stack.
- */
-static __always_inline __u32 addr_device(const struct addr *addr, __u8 family)
-{
-	struct pod *pod = pod_lookup(addr, family);
-
-	return pod ? pod->ifindex : 0;
-}
-
+/* That of a packet's source. */
 static __always_inline __u32 source_device(const struct tuple *t)
 {
 	return addr_device(&t->saddr, t->family);

@@ -219,4 +219,16 @@ static __always_inline struct pod *pod_lookup(const struct addr *addr, __u8 fami
 	return bpf_map_lookup_elem(&pods, &key);
 }
 
+/*
+ * The device by which packets from this address come: that of the pod of this node that
+ * has it, or 0, the network. A pod may have an address without being reachable without
+ * the stack.
+ */
+static __always_inline __u32 addr_device(const struct addr *addr, __u8 family)
+{
+	struct pod *pod = pod_lookup(addr, family);
+
+	return pod ? pod->ifindex : 0;
+}
+
 #endif

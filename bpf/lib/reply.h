@@ -28,13 +28,26 @@ static __always_inline int port_allowed(const struct tuple *key, __u32 index)
 	return key->family == FAMILY_V4 || mix(network_hash(&key->saddr), index) & 7;
 }
 
-/* A random port; 0 is one that the client may not use. */
-static __always_inline __be16 random_port(const struct settings *s, const struct tuple *key)
+/*
+ * A random port of a list; 0 is one that the client may not use. The lists have no port in
+ * common: where an address is kept, the same address may come by a port of another node's
+ * choice, or of its own socket, to the same endpoint, and nothing here knows of it.
+ */
+static __always_inline __be16 random_port(const struct settings *s, const struct tuple *key,
+					  enum port_list list)
 {
-	__u32 n = s->snat_ports, index = n ? bpf_get_prandom_u32() % n : 0;
+	__u32 first = 0, n = s->snat_ports, index;
 	__u16 *port;
 
-	if (n >= PORTS_SHARED && !port_allowed(key, index))
+	if (list == PORTS_POD && s->pod_ports) {
+		first = s->snat_ports;
+		n = s->pod_ports;
+	} else if (list == PORTS_NETWORK && s->network_ports) {
+		first = s->snat_ports + s->pod_ports;
+		n = s->network_ports;
+	}
+	index = first + (n ? bpf_get_prandom_u32() % n : 0);
+	if (list == PORTS_SNAT && n >= PORTS_SHARED && !port_allowed(key, index))
 		return 0;
 	port = bpf_map_lookup_elem(&snat_ports, &index);
 	return port ? bpf_htons(*port) : 0;
@@ -190,7 +203,7 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 		return 0;
 	}
 	if (attempt) {
-		pair->reply_key.dport = random_port(s, key);
+		pair->reply_key.dport = random_port(s, key, pair->ports);
 		if (!port_usable(skb, pair, key->proto))
 			return -1;
 	}
@@ -199,20 +212,16 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 
 /*
  * Would netfilter take the answers with a reply tuple that is ours for those of a
- * connection of its own? Then it is given back. In the stack nf_nat looks after
- * that itself. Not a part of reply_try: before Linux 6.12 the frames of all calls
- * under way share 512 bytes.
+ * connection of its own? Then it is given back: a client that speaks to the endpoint
+ * itself would get them as the Service's. Not a part of reply_try: before Linux 6.12
+ * the frames of all calls under way share 512 bytes.
  */
-__noinline int reply_contested(struct __sk_buff *skb, struct settings *s)
+__noinline int reply_contested(struct __sk_buff *skb)
 {
 	struct flow_pair *pair = get_flow_pair();
 	unsigned long status = 0;
 
-	if (!pair || !s || !has_ct_lookup)
-		return 0;
-	if (pair->flow.flags & FLOW_STACK && pair->flow.helper != HELPER_NODE)
-		return 0;
-	if (!(pair->flow.flags & FLOW_SNAT) && !(s->flags & SETTING_ASK_CONNTRACK))
+	if (!pair || !has_ct_lookup)
 		return 0;
 	if (conntrack_find(skb, &pair->reply_key, &status) != IP_CT_DIR_REPLY)
 		return 0;
@@ -227,7 +236,7 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 	int first = new_port ? 1 : 0;
 
 	for (int i = 0; i < PORT_TRIES; i++) {
-		if (!reply_try(skb, key, s, first + i) && !reply_contested(skb, s))
+		if (!reply_try(skb, key, s, first + i) && !reply_contested(skb))
 			return 0;
 	}
 	return -1;

@@ -7,6 +7,13 @@
 
 #include "redirect.h"
 
+/* From which ports a flow gets another than the client's. */
+enum port_list {
+	PORTS_SNAT,    /* the address is the node's */
+	PORTS_POD,     /* the address is kept, of a pod of this node */
+	PORTS_NETWORK, /* the address is kept, of another node's pod, or of that node */
+};
+
 /* The flow that a program is at work on, in both directions. */
 struct flow_pair {
 	struct flow flow;
@@ -15,6 +22,7 @@ struct flow_pair {
 	struct tuple holder_key; /* of another flow that has the reply tuple */
 	struct tuple twin_key;	 /* of that flow's other entry */
 	__u32 seq;		 /* of the first packet, if it is a SYN */
+	enum port_list ports;
 	/* The best of the flows met in the search for a port that may be replaced. */
 	__u32 spare_slot;
 	__u32 spare_age;

@@ -66,6 +66,43 @@ __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 	return drop(DROP_NO_ROUTE);
 }
 
+static __always_inline int pod_policed(const struct addr *addr, __u8 family)
+{
+	struct pod *pod = pod_lookup(addr, family);
+
+	return pod && pod->flags & POD_POLICED;
+}
+
+/*
+ * Does the pod that a flow leads to have to be reached through netfilter by now? A policy
+ * may select it since, or another pod has its address. From here on the flow goes
+ * through the stack. Not its answers before a packet of the client's: netfilter would take
+ * the first of them for a new connection of the pod's.
+ */
+static __always_inline int flow_meets_policy(struct flow *f, struct flow *entry,
+					     const struct packet *p)
+{
+	struct tuple twin_key;
+	struct backend *b;
+	struct flow *twin;
+	__u32 id;
+
+	if (!entry || (f->flags & (FLOW_REPLY | FLOW_SNAT)) || !pod_policed(&f->daddr, p->tuple.family))
+		return 0;
+	id = f->backend;
+	b = bpf_map_lookup_elem(&backends, &id);
+	if (b && b->flags & BACKEND_OPEN)
+		return 0;
+	flow_twin_key(&twin_key, f, &p->tuple);
+	twin = bpf_map_lookup_elem(&flows, &twin_key);
+	if (!twin || !flow_is_twin(twin, &p->tuple))
+		return 0;
+	entry->flags |= FLOW_STACK;
+	twin->flags |= FLOW_STACK;
+	been_set(BEEN_STACK_FLOW);
+	return 1;
+}
+
 /*
  * The way of a flow's packets, from the flow's own memory while that is fresh.
  * Once a second it is asked for again, and the packet that asks goes by the
@@ -77,11 +114,15 @@ static __always_inline void flow_way(struct __sk_buff *skb, struct scratch *m, s
 	struct packet *p = &m->packet;
 	struct way *way = &m->way;
 
-	if (f->way_seen == p->time &&
+	if (f->way_seen == p->time && !(p->flags & PACKET_SYN) &&
 	    (f->way_kind == WAY_POD || (p->ttl > 1 && packet_size(skb, p) <= f->way_mtu))) {
 		way->kind = f->way_kind;
 		way->ifindex = f->way_ifindex;
 		__builtin_memcpy(way->macs, f->way_macs, sizeof(way->macs));
+		return;
+	}
+	if (flow_meets_policy(f, entry, p)) {
+		way->kind = WAY_STACK;
 		return;
 	}
 	if (!(f->flags & FLOW_TO_POD) || !way_pod(&f->daddr, p->tuple.family, way))
@@ -136,13 +177,6 @@ static __always_inline int snat_addr(struct addr *out, __u32 ifindex, __u8 famil
 	if (!own || addr_zero(out))
 		*out = family == FAMILY_V4 ? s->node_v4 : s->node_v6;
 	return addr_zero(out) ? -1 : 0;
-}
-
-static __always_inline int pod_policed(const struct addr *addr, __u8 family)
-{
-	struct pod *pod = pod_lookup(addr, family);
-
-	return pod && pod->flags & POD_POLICED;
 }
 
 /*
@@ -409,14 +443,30 @@ static __always_inline struct frontend *frontend_of_socket(struct __sk_buff *skb
 	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family, &own);
 }
 
-/*
- * Must the source port change? A pod's own sockets connect to endpoints directly
- * (see socket.h), from its ephemeral ports; a flow made here for the same pod
- * keeps off these. Ports below 1024 stay: servers look at them.
- */
-static __always_inline int needs_port(const struct packet *p, const struct flow *f, enum hook hook)
+/* Is this an address of the cluster: a pod's, or another node's? */
+static __always_inline int in_cluster(const struct addr *addr, __u8 family)
 {
-	return f->flags & FLOW_SNAT || (hook == FROM_POD && bpf_ntohs(p->tuple.sport) >= 1024);
+	return range_allows(RANGE_PODS, addr, family) || range_allows(RANGE_PEERS, addr, family);
+}
+
+/*
+ * Must the source port change, and from which list? Sockets of pods and nodes connect to
+ * endpoints directly (see socket.h), and other nodes send from their own lists. Of
+ * that nothing is known here: a flow for the same address keeps off these ports, or the
+ * answers of such a connection would be its own. Ports of pods below 1024 stay: servers
+ * look at them.
+ */
+static __always_inline int needs_port(const struct packet *p, const struct flow *f, enum hook hook,
+				      enum port_list *list)
+{
+	*list = hook == FROM_POD ? PORTS_POD : PORTS_NETWORK;
+	if (f->flags & FLOW_SNAT) {
+		*list = PORTS_SNAT;
+		return 1;
+	}
+	if (hook == FROM_POD)
+		return bpf_ntohs(p->tuple.sport) >= 1024;
+	return in_cluster(&p->tuple.saddr, p->tuple.family);
 }
 
 /* Is the source one that packets of this hook may have? Else the stack judges it. */
@@ -486,8 +536,6 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	struct packet *p = &m->packet;
 	enum verdict verdict;
 
-	if (source_full(&p->tuple.saddr, p->tuple.family))
-		return drop(DROP_SOURCE_SHARE);
 	verdict = flow_plan(skb, m, b, hook, s);
 	if (verdict == FLOW_CREATED)
 		verdict = xfrm_plan(s, p, &m->pair.flow);
@@ -496,7 +544,8 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	if (verdict != FLOW_CREATED)
 		return drop(verdict);
 	flow_begin(skb, m);
-	verdict = flow_create(skb, &p->tuple, &m->pair, needs_port(p, &m->pair.flow, hook), s);
+	verdict = flow_create(skb, &p->tuple, &m->pair,
+			      needs_port(p, &m->pair.flow, hook, &m->pair.ports), s);
 	if (verdict != FLOW_CREATED)
 		return drop(verdict);
 	return flow_forward(skb, m, hook, NULL);

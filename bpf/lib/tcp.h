@@ -202,9 +202,17 @@ static __always_inline void flow_set_state(struct flow *f, struct flow *twin, __
 	twin->state = state;
 }
 
-/* The client is known to exist: from now on no flood replaces its flow. */
+/*
+ * The client is known to exist: from now on no flood replaces its flow. Not if it has its
+ * share of them. It still gets its connection: an endpoint that helps a forger can make
+ * another's share seem full.
+ */
 static __always_inline void flow_confirm(struct flow *f, struct flow *twin, const struct packet *p)
 {
+	if (source_full(flow_client(f, p), p->tuple.family)) {
+		count(FLOW_OVER_SHARE);
+		return;
+	}
 	f->flags |= FLOW_CONFIRMED;
 	twin->flags |= FLOW_CONFIRMED;
 	source_add(f, p, 1);
@@ -230,7 +238,7 @@ static __always_inline void flow_close(struct flow *f, struct flow *twin, const 
 /* A connection goes on that seemed to be closed, or to be closing. */
 static __always_inline void flow_go_on(struct flow *f, struct flow *twin, const struct packet *p)
 {
-	if (f->state == FLOW_CLOSED)
+	if (f->state == FLOW_CLOSED && f->flags & FLOW_CONFIRMED)
 		source_add(f, p, 1);
 	flow_set_state(f, twin, f->flags & (FLOW_FIN | FLOW_TWIN_FIN) ? FLOW_CLOSING
 								       : FLOW_ESTABLISHED);
@@ -316,6 +324,9 @@ static __always_inline int tcp_probe(struct flow *f, struct flow *twin, const st
 
 	if (!packet_syn(p) || f->flags & FLOW_REPLY || bpf_map_lookup_elem(&backends, &backend))
 		return TCP_IGNORED;
+	/* Another pod has the address, or none. */
+	if (f->flags & FLOW_TO_POD && addr_device(&f->daddr, p->tuple.family) != twin->in_ifindex)
+		return TCP_RENEWS;
 	if (f->flags & FLOW_PROBED)
 		return (__s32)(p->time - f->probed) >= PROBE_REST ? TCP_RENEWS : TCP_IGNORED;
 	f->probed = p->time;

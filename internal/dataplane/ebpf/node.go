@@ -20,6 +20,42 @@ import (
 // of it must never be a source port: an answer to it would look like a request.
 var nodePortRange = kernel.PortRange{First: 30000, Last: 32767}
 
+// portLists are the ports that may replace a client's, one list behind the other, and
+// where each ends.
+type portLists struct {
+	ports              []uint16
+	snat, pod, network uint32
+}
+
+// Every eighth port is for flows of this node's pods that keep their address, another
+// eighth for those of other nodes and their pods. All nodes agree on that, whatever else
+// their lists lack: a port that a node gives its pod is none that another node gives.
+const (
+	podPortOf8     = 7
+	networkPortOf8 = 6
+)
+
+func listPorts() (l portLists, err error) {
+	all, err := snatPortList()
+	if err != nil {
+		return l, err
+	}
+	var pod, network []uint16
+	for _, p := range all {
+		switch p % 8 {
+		case podPortOf8:
+			pod = append(pod, p)
+		case networkPortOf8:
+			network = append(network, p)
+		default:
+			l.ports = append(l.ports, p)
+		}
+	}
+	l.snat, l.pod, l.network = uint32(len(l.ports)), uint32(len(pod)), uint32(len(network))
+	l.ports = slices.Concat(l.ports, pod, network)
+	return l, nil
+}
+
 // snatPortList is every port that may replace a client's: not one that the
 // node's own sockets are given, nor one that the administrator has reserved.
 func snatPortList() ([]uint16, error) {
@@ -48,20 +84,20 @@ func snatPortList() ([]uint16, error) {
 
 // writeSettings writes what all programs go by.
 func (b *Backend) writeSettings(n *intent.Node) error {
-	ports, err := snatPortList()
+	lists, err := listPorts()
 	if err != nil {
 		return fmt.Errorf("list ports for SNAT: %w", err)
 	}
-	if !slices.Equal(ports, b.snatPorts) {
-		for i, p := range ports {
+	if !slices.Equal(lists.ports, b.snatPorts) {
+		for i, p := range lists.ports {
 			if err := b.m(tcMapSnatPorts).Put(uint32(i), p); err != nil {
 				return fmt.Errorf("write SNAT ports: %w", err)
 			}
 		}
-		b.snatPorts = ports
+		b.snatPorts = lists.ports
 	}
 	s := b.settings(n)
-	s.SnatPorts = uint32(len(ports))
+	s.SnatPorts, s.PodPorts, s.NetworkPorts = lists.snat, lists.pod, lists.network
 	if err := b.m(tcMapNodeSettings).Put(uint32(0), s); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}

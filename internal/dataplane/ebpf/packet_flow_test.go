@@ -325,7 +325,7 @@ func (n *packetNode) setSNATPorts(t *testing.T, ports ...uint16) {
 	for i, p := range ports {
 		ok(t, n.m(tcMapSnatPorts).Put(uint32(i), p))
 	}
-	s.SnatPorts = uint32(len(ports))
+	s.SnatPorts, s.PodPorts, s.NetworkPorts = uint32(len(ports)), 0, 0
 	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
 		for i := range ports {

@@ -262,6 +262,8 @@ type tcSettings struct {
 	IcmpIntervalV4  uint64
 	IcmpIntervalV6  uint64
 	IcmpIntervalAll uint64
+	PodPorts        uint32
+	NetworkPorts    uint32
 }
 
 type tcSettingsFlags uint32
@@ -396,7 +398,7 @@ const (
 	tcVerdictFLOW_REPLACED        tcVerdict = 35
 	tcVerdictDROP_NO_FLOW         tcVerdict = 36
 	tcVerdictREJECTED_NO_FLOW     tcVerdict = 37
-	tcVerdictDROP_SOURCE_SHARE    tcVerdict = 38
+	tcVerdictFLOW_OVER_SHARE      tcVerdict = 38
 	tcVerdictDROP_XFRM            tcVerdict = 39
 	tcVerdictDROP_ICMP_RATE       tcVerdict = 40
 	tcVerdictVERDICTS             tcVerdict = 41
