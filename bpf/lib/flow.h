@@ -234,10 +234,12 @@ __noinline int flow_answered(struct flow *f, const struct tuple *key)
 /* A datagram of a known flow. */
 static __always_inline void flow_udp(struct flow *f, const struct packet *p)
 {
-	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY)
-		flow_answered(f, &p->tuple);
-	else if (f->state == FLOW_ESTABLISHED && f->seen != p->time &&
-		 (__s32)(p->time - f->seen) <= STREAM_BEGINS)
+	if (f->state == FLOW_NEW) {
+		if (f->flags & FLOW_REPLY)
+			flow_answered(f, &p->tuple);
+		return;
+	}
+	if (f->seen != p->time && (__s32)(p->time - f->seen) <= STREAM_BEGINS)
 		f->flags |= FLOW_STREAM;
 }
 

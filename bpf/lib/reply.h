@@ -15,7 +15,7 @@
 #define SPARE_TRIES 16
 
 /* With fewer ports than this, one client may use them all. */
-#define PORTS_SHARED 1024
+#define PORTS_SHARED 256
 
 /*
  * May the client use this port of the list? Three quarters of all, by its hash, and of

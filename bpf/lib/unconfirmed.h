@@ -9,7 +9,8 @@
  * takes the next slot, and the flow that had the slot is deleted if it is still
  * unconfirmed. A flood therefore ends flows of its own kind, the oldest first, and
  * never a confirmed one: the LRU of the table evicts nothing until confirmed flows
- * alone fill it. A flow of UDP that goes on takes the new slot itself.
+ * alone fill it. A flow that was answered and in use just now takes the new slot itself:
+ * of floods that no endpoint answers it sees nothing.
  *
  * A flow's slot is a number that counts up, taken modulo the length of the ring. It
  * identifies the flow, and the difference of two slots tells which flow is older.
@@ -22,7 +23,10 @@
 /* Seconds for which a UDP flow that went on is taken to go on. */
 #define STREAM_REST 10
 
-/* Slots looked at for one whose flow does not go on. */
+/* Seconds for which an answered flow is taken to be in use. */
+#define USE_REST 2
+
+/* Slots looked at for one whose flow may be replaced. */
 #define ADMIT_TRIES 4
 
 static __always_inline int flow_confirmed(const struct flow *f)
@@ -98,6 +102,14 @@ static __always_inline int flow_streams(const struct flow *f, __u32 time)
 	return f->flags & FLOW_STREAM && (__s32)(time - f->seen) <= STREAM_REST;
 }
 
+/* Is a flow in use that has been answered? */
+static __always_inline int flow_in_use(const struct flow *f, __u32 time)
+{
+	if (f->state == FLOW_ESTABLISHED || f->helper >= HELPER_DATA)
+		return (__s32)(time - f->seen) <= USE_REST || flow_streams(f, time);
+	return 0;
+}
+
 /* Moves a flow that goes on to a new slot of the ring, at the same place. 0: it has moved. */
 static __always_inline int flow_move(struct flow *f, const struct tuple *key, __u32 from, __u32 to,
 				     struct tuple *twin_key)
@@ -137,7 +149,7 @@ static __always_inline __u32 unconfirmed_admit(const struct tuple *key, struct t
 		old = bpf_map_lookup_elem(&flows, old_key);
 		if (!old || old->slot != before || flow_confirmed(old))
 			break;
-		if (i + 1 < ADMIT_TRIES && flow_streams(old, time) &&
+		if (i + 1 < ADMIT_TRIES && flow_in_use(old, time) &&
 		    !flow_move(old, old_key, before, slot, twin_key))
 			continue;
 		if (!flow_delete(old_key, before, twin_key))

@@ -98,6 +98,7 @@ func (r *rig) badRequests(t *testing.T, s *services) {
 					t.Errorf("%s, %s, after %s: %v", way, combo, what, err)
 					continue
 				}
+				x.late = true
 				x.finish(t, fmt.Sprintf("%s, %s, after %s", way, combo, what), "f5120", 5120)
 			}
 		}

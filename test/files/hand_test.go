@@ -21,6 +21,7 @@ type transfer struct {
 	got    []byte
 	next   uint16 // the block that is to come
 	done   bool
+	late   bool // an answer to an earlier request from this port may come
 }
 
 // socket opens a UDP socket on a host that no hook sees.
@@ -73,6 +74,9 @@ func (x *transfer) receive() error {
 		}
 		a := from.(*net.UDPAddr).AddrPort()
 		a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+		if x.tid.IsValid() && a.Addr() == x.tid.Addr() && a != x.tid && x.late {
+			continue // RFC 1350, 4: discarded
+		}
 		if x.tid.IsValid() && a != x.tid {
 			return fmt.Errorf("a datagram from %s in a transfer with %s", a, x.tid)
 		}

@@ -233,8 +233,19 @@ func wantSNATPorts(t *testing.T, b *Backend, s tcSettings) {
 	t.Helper()
 	listed := map[uint16]bool{}
 	ports := readAll[uint32, uint16](t, b.m(tcMapSnatPorts))
-	for i := range s.SnatPorts {
-		listed[ports[i]] = true
+	of := map[bool]uint32{}
+	for i := range s.SnatPorts + s.PodPorts + s.NetworkPorts {
+		p := ports[i]
+		listed[p] = true
+		switch list := map[uint16]bool{podPortOf8: i >= s.SnatPorts && i < s.SnatPorts+s.PodPorts, networkPortOf8: i >= s.SnatPorts+s.PodPorts}; p % 8 {
+		case podPortOf8, networkPortOf8:
+			of[list[p%8]]++
+		default:
+			of[i < s.SnatPorts]++
+		}
+	}
+	if of[false] > 0 {
+		t.Errorf("%d ports stand in a list of others", of[false])
 	}
 	for p := range 1 << 16 {
 		banned := p < 1024 || p == 5000 || p >= 20000 && p <= 32767 || p >= 40000 && p <= 40009
@@ -242,8 +253,8 @@ func wantSNATPorts(t *testing.T, b *Backend, s tcSettings) {
 			t.Fatalf("port %d: listed %t, banned %t", p, listed[uint16(p)], banned)
 		}
 	}
-	if len(listed) != int(s.SnatPorts) {
-		t.Errorf("%d ports listed %d times", len(listed), s.SnatPorts)
+	if n := s.SnatPorts + s.PodPorts + s.NetworkPorts; len(listed) != int(n) {
+		t.Errorf("%d ports listed %d times", len(listed), n)
 	}
 }
 

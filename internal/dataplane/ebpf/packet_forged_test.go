@@ -555,7 +555,7 @@ func (n *packetNode) portShare(t *testing.T, p *plan) {
 }
 
 // portsShared is PORTS_SHARED of bpf/lib/reply.h.
-const portsShared = 1024
+const portsShared = 256
 
 // wrongNode: an EndpointSlice may name any node, or none; what counts is the address.
 func (n *packetNode) wrongNode(t *testing.T, p *plan, proto uint8) {
