@@ -212,7 +212,8 @@ struct tcp_side {
 	};
 	__u8 scale;	   /* of the offered windows (RFC 7323) */
 	__u8 peer_scale;
-	__u16 pad;
+	__u8 first_scale;  /* of the first SYN, where another one followed */
+	__u8 pad;
 };
 
 struct flow {

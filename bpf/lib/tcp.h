@@ -116,23 +116,21 @@ static __always_inline void tcp_begin(struct __sk_buff *skb, struct tcp_side *s,
 	s->isn = p->seq;
 	s->window = p->window;
 	s->scale = tcp_scale(skb, p);
+	s->first_scale = s->scale;
 }
 
 /* The client repeats its SYN, or another one has come: the endpoint chooses one. */
 static __always_inline void tcp_begin_again(struct __sk_buff *skb, struct tcp_side *s,
 					    const struct packet *p)
 {
-	struct tcp_side first = *s;
+	__u32 isn = s->isn;
+	__u8 scale = s->first_scale;
 
-	if (p->seq_end == first.end)
+	if (p->seq_end == s->end)
 		return;
 	tcp_begin(skb, s, p);
-	s->isn = first.isn;
-	if (s->window < first.window)
-		s->window = first.window;
-	/* The larger one: with a window that is too small no FIN would count. */
-	if (s->scale == TCP_NO_SCALE || (first.scale != TCP_NO_SCALE && s->scale < first.scale))
-		s->scale = first.scale;
+	s->isn = isn;
+	s->first_scale = scale;
 }
 
 /* Shares between both directions what bounds the other. */
@@ -253,6 +251,8 @@ static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, st
 		return;
 	if (f->state == FLOW_SYN_RECV && p->seq == f->tcp.isn)
 		return; /* repeated */
+	if (p->ack != twin->tcp.end)
+		twin->tcp.scale = twin->tcp.first_scale;
 	tcp_begin(skb, &f->tcp, p);
 	f->tcp.ack = p->ack;
 	twin->tcp.isn = p->ack - 1;

@@ -48,6 +48,7 @@ func TestPacketForged(t *testing.T) {
 	t.Run("HalfOpen", func(t *testing.T) { eachFamily(t, n, n.halfOpen) })
 	t.Run("SYNFirst", func(t *testing.T) { eachFamily(t, n, n.synFirst) })
 	t.Run("SYNACKOfNoSYN", func(t *testing.T) { eachFamily(t, n, n.forgedAccept) })
+	t.Run("WindowScale", func(t *testing.T) { eachFamily(t, n, n.windowScale) })
 	t.Run("OtherISN", func(t *testing.T) { eachFamily(t, n, n.otherISN) })
 	t.Run("EndpointGone", func(t *testing.T) { eachFamily(t, n, n.synToGoneEndpoint) })
 	t.Run("OwnAddress", func(t *testing.T) { eachTransport(t, n, n.ownAddress) })
@@ -291,6 +292,44 @@ func (n *packetNode) forgedAccept(t *testing.T, p *plan) {
 	c.say(t, ".")
 	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
+}
+
+// windowScale: windows are scaled if both ends offer it, by what the SYN said that the
+// endpoint has taken. The window in test packets is 1,000.
+func (n *packetNode) windowScale(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	for _, tt := range []struct {
+		forged, client, server int // scales, plus one
+		serverMay              uint32
+	}{
+		{0, 8, 8, 1000 << 7}, {0, 8, 0, 1000}, {0, 0, 8, 1000}, {0, 1, 1, 1000}, {15, 8, 8, 1000 << 7}, {1, 8, 8, 1000 << 7},
+	} {
+		n.forget(t)
+		c := n.newConn(ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+		scaled := func(flags string, scale int, seq uint32) {
+			hook, f := c.frame(flags, nil)
+			if f.scale = scale; seq != 0 {
+				f.seq = seq
+			} else {
+				c.count(f, hook == c.out)
+			}
+			if r := n.send(t, hook, f); flags == "S" {
+				c.seen = r.v.src
+			}
+		}
+		if tt.forged > 0 {
+			scaled("S", tt.forged, 0x12345678)
+		}
+		scaled("S", tt.client, 0)
+		scaled("<S.", tt.server, 0)
+		c.talk(t, ".", ".") // the first window that is scaled is that of the second
+		n.ageFlows(t, 2)
+		c.talk(t, ".")
+		c.forge(t, "<F.", c.answered+tt.serverMay+1, c.sent)
+		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+		c.forge(t, "<F.", c.answered+tt.serverMay-1, c.sent)
+		c.wantState(t, tcFlowStateFLOW_CLOSING)
+	}
 }
 
 // otherISN: the endpoint took the forger's SYN. It challenges the client's, whose RST

@@ -31,6 +31,7 @@ type frame struct {
 	ttl      uint8  // 0: 64
 	flags    string // of TCP, as tcpdump writes them: S, F, R, P, .
 	seq, ack uint32
+	scale    int // of a SYN's window, plus one; 0: without the option
 	payload  []byte
 	noSum    bool // UDP checksum 0
 	df       bool
@@ -76,6 +77,13 @@ func (f frame) transport() []byte {
 			SYN: strings.Contains(f.flags, "S"), FIN: strings.Contains(f.flags, "F"),
 			RST: strings.Contains(f.flags, "R"), PSH: strings.Contains(f.flags, "P"),
 			ACK: strings.Contains(f.flags, "."),
+		}
+		if f.scale > 0 {
+			tcp.Options = []layers.TCPOption{
+				{OptionType: layers.TCPOptionKindMSS, OptionLength: 4, OptionData: []byte{5, 180}},
+				{OptionType: layers.TCPOptionKindNop},
+				{OptionType: layers.TCPOptionKindWindowScale, OptionLength: 3, OptionData: []byte{byte(f.scale - 1)}},
+			}
 		}
 		_ = tcp.SetNetworkLayerForChecksum(pseudo)
 		return serialize(tcp, gopacket.Payload(f.payload))

@@ -311,7 +311,8 @@ type tcTcpSide struct {
 	Isn        uint32
 	Scale      uint8
 	PeerScale  uint8
-	Pad        uint16
+	FirstScale uint8
+	Pad        uint8
 }
 
 type tcTuple struct {
