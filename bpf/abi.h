@@ -176,7 +176,6 @@ enum flow_flags {
 	FLOW_CONFIRMED = 1 << 9, /* TCP: the client is known to exist, and within its share */
 	FLOW_TRACKED = 1 << 10, /* TCP: sequence numbers are known since the SYN */
 	FLOW_FIN_ACKED = 1 << 11, /* the other side has acknowledged this direction's FIN */
-	FLOW_PROBED = 1 << 12,	/* a SYN came to a connection whose endpoint is gone */
 };
 
 /* Which side closed first, and so waits in TIME-WAIT; what a TFTP request has had. */
@@ -238,7 +237,6 @@ struct flow {
 	__u16 answers;	    /* of a TFTP request: ports of the server that have answered */
 	__u32 in_ifindex;   /* the device of the pod that sends these packets; 0: the network */
 	__u32 slot;	    /* the flow's number, see unconfirmed; SLOT_CLAIMED: being replaced */
-	__u32 probed;	    /* second of the SYN that FLOW_PROBED tells of */
 	struct tcp_side tcp;
 };
 
@@ -371,7 +369,7 @@ struct connection {
 
 /* node_settings: what may change while the programs run. */
 struct settings {
-	__u32 snat_ports;      /* length of the list in snat_ports, for SNAT */
+	__u32 snat_ports;      /* length of the first list in snat_ports */
 	__u32 timeout_new;     /* seconds, TCP without an answer */
 	__u32 timeout_tcp;     /* established */
 	__u32 timeout_closing; /* one FIN */
@@ -385,9 +383,8 @@ struct settings {
 	__u64 icmp_interval_v4;
 	__u64 icmp_interval_v6;
 	__u64 icmp_interval_all; /* between two to any address, net.ipv4.icmp_msgs_per_sec */
-	/* Behind the ports for SNAT: lengths of the lists for flows that keep the client's address. */
-	__u32 pod_ports;     /* of a pod of this node */
-	__u32 network_ports; /* of a pod of another node, or that node */
+	__u32 network_ports; /* length of the list behind snat_ports: see enum port_list */
+	__u32 pad;
 };
 
 enum settings_flags {

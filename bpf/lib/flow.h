@@ -146,7 +146,6 @@ static __always_inline void flow_make_twin(struct flow *twin, const struct flow 
 	twin->service = f->service;
 	twin->seen = f->seen;
 	twin->slot = f->slot;
-	twin->probed = 0;
 	twin->in_ifindex = addr_device(&f->daddr, key->family);
 	twin->state = f->state;
 	twin->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |

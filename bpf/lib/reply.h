@@ -34,20 +34,17 @@ static __always_inline int port_allowed(const struct tuple *key, __u32 index)
  * choice, or of its own socket, to the same endpoint, and nothing here knows of it.
  */
 static __always_inline __be16 random_port(const struct settings *s, const struct tuple *key,
-					  enum port_list list)
+					  enum port_list list, int snat)
 {
 	__u32 first = 0, n = s->snat_ports, index;
 	__u16 *port;
 
-	if (list == PORTS_POD && s->pod_ports) {
+	if (list == PORTS_NETWORK && s->network_ports) {
 		first = s->snat_ports;
-		n = s->pod_ports;
-	} else if (list == PORTS_NETWORK && s->network_ports) {
-		first = s->snat_ports + s->pod_ports;
 		n = s->network_ports;
 	}
 	index = first + (n ? bpf_get_prandom_u32() % n : 0);
-	if (list == PORTS_SNAT && n >= PORTS_SHARED && !port_allowed(key, index))
+	if (snat && n >= PORTS_SHARED && !port_allowed(key, index))
 		return 0;
 	port = bpf_map_lookup_elem(&snat_ports, &index);
 	return port ? bpf_htons(*port) : 0;
@@ -203,7 +200,8 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 		return 0;
 	}
 	if (attempt) {
-		pair->reply_key.dport = random_port(s, key, pair->ports);
+		pair->reply_key.dport = random_port(s, key, pair->ports,
+						     pair->flow.flags & FLOW_SNAT);
 		if (!port_usable(skb, pair, key->proto))
 			return -1;
 	}

@@ -9,9 +9,8 @@
 
 /* From which ports a flow gets another than the client's. */
 enum port_list {
-	PORTS_SNAT,    /* the address is the node's */
-	PORTS_POD,     /* the address is kept, of a pod of this node */
-	PORTS_NETWORK, /* the address is kept, of another node's pod, or of that node */
+	PORTS_SNAT,    /* the address is the node's, or that of a pod of this node */
+	PORTS_NETWORK, /* it is that of another node's pod, or of that node */
 };
 
 /* The flow that a program is at work on, in both directions. */

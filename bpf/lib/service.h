@@ -273,7 +273,6 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	f->state = FLOW_NEW;
 	f->helper_port = b->port;
 	f->answers = 0;
-	f->probed = 0;
 	f->in_ifindex = hook_device(skb, hook);
 	flow_forget_way(f);
 	if (!here) {
@@ -459,11 +458,9 @@ static __always_inline int in_cluster(const struct addr *addr, __u8 family)
 static __always_inline int needs_port(const struct packet *p, const struct flow *f, enum hook hook,
 				      enum port_list *list)
 {
-	*list = hook == FROM_POD ? PORTS_POD : PORTS_NETWORK;
-	if (f->flags & FLOW_SNAT) {
-		*list = PORTS_SNAT;
+	*list = f->flags & FLOW_SNAT || hook == FROM_POD ? PORTS_SNAT : PORTS_NETWORK;
+	if (f->flags & FLOW_SNAT)
 		return 1;
-	}
 	if (hook == FROM_POD)
 		return bpf_ntohs(p->tuple.sport) >= 1024;
 	return in_cluster(&p->tuple.saddr, p->tuple.family);

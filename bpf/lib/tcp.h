@@ -4,8 +4,8 @@
  * only if its numbers fit the connection; others are forwarded, for the endpoints
  * judge them too, and change nothing. The rules are those of the endpoints:
  *
- *   SYN-ACK  acknowledges a SYN that was seen
- *   ACK      of the client acknowledges the SYN-ACK: now the client is known to exist
+ *   ACK      of the client acknowledges the SYN-ACK, whose number only a client that
+ *            exists has seen
  *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
  *   RST      is at the byte that the other side expects, or behind the sender's last
  *            one (RFC 5961, 3.2); a segment that fits and comes later undoes it
@@ -30,9 +30,6 @@
 #define TCPOPT_EOL 0
 #define TCPOPT_NOP 1
 #define TCPOPT_WINDOW 3
-
-/* Seconds in which an endpoint would have answered a SYN that came to a connection. */
-#define PROBE_REST 2
 
 /* What a packet does to the memory of its flow. */
 enum tcp_verdict {
@@ -71,7 +68,7 @@ static __always_inline void tcp_learn(struct tcp_side *s, const struct packet *p
 static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
 {
 	if (f->state != FLOW_ESTABLISHED || p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST) ||
-	    (f->flags & (FLOW_FIN | FLOW_TWIN_FIN | FLOW_PROBED | FLOW_TRACKED)) != FLOW_TRACKED ||
+	    (f->flags & (FLOW_FIN | FLOW_TWIN_FIN | FLOW_TRACKED)) != FLOW_TRACKED ||
 	    !tcp_fits(&f->tcp, p))
 		return 0;
 	tcp_learn(&f->tcp, p);
@@ -242,59 +239,68 @@ static __always_inline void flow_go_on(struct flow *f, struct flow *twin, const 
 								       : FLOW_ESTABLISHED);
 }
 
-/* The endpoint accepts: f is its entry, twin the client's. */
+/*
+ * A packet of the endpoint's before the client has confirmed: the last one counts. Which SYN
+ * the endpoint has taken, and whether this is its packet at all, shows when the client agrees.
+ */
 static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, struct flow *twin,
 				       const struct packet *p)
 {
-	/* A client that gave up, or a forger, may have sent another SYN: the endpoint chooses. */
-	if (p->ack != twin->tcp.isn + 1 && p->ack != twin->tcp.end)
-		return;
-	if (f->state == FLOW_SYN_RECV && p->seq == f->tcp.isn)
-		return; /* repeated */
-	if (p->ack != twin->tcp.end)
-		twin->tcp.scale = twin->tcp.first_scale;
-	tcp_begin(skb, &f->tcp, p);
-	f->tcp.ack = p->ack;
-	twin->tcp.isn = p->ack - 1;
-	twin->tcp.end = p->ack;
-	twin->tcp.ack = p->seq + 1;
-	/* Both offer the option, or neither scales (RFC 7323, 2.2). */
-	if (f->tcp.scale == TCP_NO_SCALE || twin->tcp.scale == TCP_NO_SCALE) {
-		f->tcp.scale = 0;
-		twin->tcp.scale = 0;
+	struct tcp_side *client = &twin->tcp, *endpoint = &f->tcp;
+
+	if (p->flags & PACKET_SYN) {
+		tcp_begin(skb, endpoint, p);
+		/* Both offer the option, or neither scales (RFC 7323, 2.2). */
+		if (p->ack != client->end && p->ack == client->isn + 1)
+			client->scale = client->first_scale;
+		if (endpoint->scale == TCP_NO_SCALE || client->scale == TCP_NO_SCALE) {
+			endpoint->scale = 0;
+			client->scale = 0;
+		}
+		endpoint->peer_scale = client->scale;
+		client->peer_scale = endpoint->scale;
+	} else {
+		endpoint->isn = p->seq - 1;
+		endpoint->end = p->seq_end;
 	}
-	f->tcp.peer_scale = twin->tcp.scale;
-	twin->tcp.peer_scale = f->tcp.scale;
-	tcp_share(f, twin);
+	endpoint->ack = p->ack;
 	flow_set_state(f, twin, FLOW_SYN_RECV);
 }
 
-/* Does the client acknowledge the SYN-ACK? f is its entry, twin the endpoint's. */
+/*
+ * Does the client agree with the endpoint's last packet? It acknowledges what that has sent,
+ * and goes on where that waits for it. f is the client's entry, twin the endpoint's.
+ */
 static __always_inline int tcp_confirms(const struct flow *f, const struct flow *twin,
 					const struct packet *p)
 {
 	__u32 first = twin->tcp.isn + 1;
 
 	return !(f->flags & FLOW_REPLY) && p->flags & PACKET_ACK &&
-	       p->ack - first <= twin->tcp.end - first && tcp_fits(&f->tcp, p);
+	       p->ack - first <= twin->tcp.end - first && p->seq - twin->tcp.ack <= twin->tcp.window;
 }
 
 /* A packet before the client has acknowledged the SYN-ACK. */
 static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f, struct flow *twin,
 					 const struct packet *p)
 {
-	int reply = f->flags & FLOW_REPLY, ack = p->flags & PACKET_ACK;
-
-	if (p->flags & PACKET_SYN) {
-		if (reply && ack)
+	if (f->flags & FLOW_REPLY) {
+		if (p->flags & PACKET_ACK)
 			tcp_accept(skb, f, twin, p);
-		else if (!reply && !ack && f->state == FLOW_NEW)
+		return TCP_IGNORED;
+	}
+	if (packet_syn(p)) {
+		if (f->state == FLOW_NEW)
 			tcp_begin_again(skb, &f->tcp, p);
 		return TCP_IGNORED;
 	}
-	if (f->state != FLOW_SYN_RECV || !tcp_confirms(f, twin, p))
+	if (f->state == FLOW_NEW || p->flags & PACKET_SYN || !tcp_confirms(f, twin, p))
 		return TCP_IGNORED;
+	f->flags &= ~FLOW_RESET;
+	twin->flags &= ~FLOW_RESET;
+	f->tcp.end = twin->tcp.ack;
 	f->tcp.ack = p->ack;
+	tcp_share(f, twin);
 	flow_set_state(f, twin, FLOW_ESTABLISHED);
 	flow_confirm(f, twin, p);
 	affinity_confirm(f->service, f->backend, &p->tuple.saddr, p->tuple.family, p->time);
@@ -305,34 +311,37 @@ static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f, 
 static __always_inline int tcp_resets(const struct flow *f, const struct flow *twin,
 				      const struct packet *p)
 {
-	if (f->state == FLOW_NEW && f->flags & FLOW_REPLY)
+	int reply = f->flags & FLOW_REPLY;
+
+	if (f->state == FLOW_NEW && reply)
 		return p->flags & PACKET_ACK &&
 		       (p->ack == twin->tcp.isn + 1 || p->ack == twin->tcp.end);
+	/* Of the client's SYNs one may be forged: what counts is which the endpoint took. */
+	if (f->state == FLOW_NEW)
+		return p->seq == f->tcp.end && p->seq == f->tcp.isn + 1;
+	if (f->state == FLOW_SYN_RECV)
+		return p->seq == (reply ? f->tcp.end : twin->tcp.ack);
 	if (!(f->flags & FLOW_TRACKED) && !p->seq)
 		return 0; /* nothing is known yet */
-	return p->seq == f->tcp.end || (f->state != FLOW_NEW && p->seq == twin->tcp.ack);
+	return p->seq == f->tcp.end || p->seq == twin->tcp.ack;
 }
 
 /*
  * A SYN in the middle of a connection: the endpoint answers it with an ACK, and the
- * client, if it knows nothing of the connection, that with an RST (RFC 5961, 4.2). An
- * endpoint that is gone does not, so the SYN of a client that insists begins another.
+ * client, if it knows nothing of the connection, that with an RST (RFC 5961, 4.2). Silence
+ * says nothing: a forger sees to it that its SYN does not arrive. But an endpoint that was
+ * a pod of this node is gone when another device has its address, or none.
  */
-static __always_inline int tcp_probe(struct flow *f, struct flow *twin, const struct packet *p)
+static __always_inline int tcp_again(const struct flow *f, const struct flow *twin,
+				     const struct packet *p)
 {
 	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
 
-	if (!packet_syn(p) || f->flags & FLOW_REPLY || bpf_map_lookup_elem(&backends, &backend))
+	if (!packet_syn(p) || f->flags & FLOW_REPLY || !(f->flags & FLOW_TO_POD) ||
+	    bpf_map_lookup_elem(&backends, &backend))
 		return TCP_IGNORED;
-	/* Another pod has the address, or none. */
-	if (f->flags & FLOW_TO_POD && addr_device(&f->daddr, p->tuple.family) != twin->in_ifindex)
-		return TCP_RENEWS;
-	if (f->flags & FLOW_PROBED)
-		return (__s32)(p->time - f->probed) >= PROBE_REST ? TCP_RENEWS : TCP_IGNORED;
-	f->probed = p->time;
-	f->flags |= FLOW_PROBED;
-	twin->flags |= FLOW_PROBED;
-	return TCP_IGNORED;
+	return addr_device(&f->daddr, p->tuple.family) == twin->in_ifindex ? TCP_IGNORED
+									   : TCP_RENEWS;
 }
 
 /* A FIN, what acknowledges one, and data that show that there was none. */
@@ -381,6 +390,13 @@ static __always_inline int tcp_belongs(struct flow *f, struct flow *twin, const 
 	return 1;
 }
 
+/* Was a connection that an RST closed still being opened? Then a forged one may have fit. */
+static __always_inline int tcp_was_opening(const struct flow *f)
+{
+	return f->state == FLOW_CLOSED &&
+	       (f->flags & (FLOW_RESET | FLOW_CONFIRMED)) == FLOW_RESET;
+}
+
 /* What a packet of a connection, with both its entries, does to its state. */
 static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, struct flow *twin,
 				       const struct packet *p, const struct settings *s)
@@ -393,21 +409,15 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 		twin->flags |= FLOW_RESET;
 		return TCP_COUNTS;
 	}
-	if (f->state <= FLOW_SYN_RECV) {
+	if (f->state <= FLOW_SYN_RECV || tcp_was_opening(f)) {
 		if (tcp_handshake(skb, f, twin, p) == TCP_IGNORED)
 			return TCP_IGNORED;
 	} else if (p->flags & PACKET_SYN) {
-		return tcp_probe(f, twin, p);
+		return tcp_again(f, twin, p);
 	}
 	if (!tcp_belongs(f, twin, p, s))
 		return f->state == FLOW_CLOSED ? TCP_IGNORED : TCP_COUNTS;
-	if (f->flags & FLOW_REPLY) {
-		f->flags &= ~FLOW_PROBED;
-		twin->flags &= ~FLOW_PROBED;
-	}
 	if (f->flags & FLOW_RESET) {
-		if (!(f->flags & FLOW_CONFIRMED))
-			return TCP_IGNORED;
 		/* The RST was not believed. */
 		f->flags &= ~FLOW_RESET;
 		twin->flags &= ~FLOW_RESET;

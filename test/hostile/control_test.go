@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,8 +28,6 @@ var controlScenarios = []scenario{
 	{name: "A connection with nothing but keepalive probes", together: true, run: keepalive},
 	{name: "A half-closed connection goes on", together: true, run: halfClosed},
 	{name: "A server that does not read for a while", together: true, run: stalled},
-	// Conntrack, too, keeps the translation of a connection whose end it has not seen.
-	{name: "A client's port comes again after its endpoint is gone", run: endpointGone, unless: func(mode string, _ variant) bool { return mode != "ebpf" }},
 }
 
 // unreliable is the client whose packets are lost.
@@ -207,38 +204,6 @@ func stalled(t *testing.T, e *env, v variant) {
 	if want := fmt.Sprintln(size); err != nil || string(text) != want {
 		t.Errorf("the server counted %q bytes, %v, want %q", text, err, want)
 	}
-}
-
-// endpointGone: an endpoint disappears without a word, and so does its client's
-// connection. A new connection from the same port goes to the new endpoint.
-func endpointGone(t *testing.T, e *env, v variant) {
-	before, after := "a2", "a0"
-	if v.place == "elsewhere" {
-		before, after = "b1", "b0"
-	}
-	moving := func(endpoint string) []flows.Object {
-		return []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(endpoint)}}
-	}
-	file := e.loader.NewFile()
-	t.Cleanup(func() { _ = file.Remove() })
-	if err := errors.Join(file.Write(moving(before)), file.Wait(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	text, err := file.Address(flows.NodePort(receiver), moving(before), v.combo("tcp"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dst := netip.MustParseAddrPort(text)
-	port := 22000 + slices.Index(variants, v) // that of another variant may be in TIME-WAIT
-	old := e.dialFrom(t, port, before, dst)
-	if err := abandon(old); err != nil {
-		t.Fatal(err)
-	}
-	e.isolate(t, before)
-	if err := errors.Join(file.Write(moving(after)), file.Wait(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	e.dialFrom(t, port, after, dst)
 }
 
 // dialFrom connects from a port and asks once; server must answer.

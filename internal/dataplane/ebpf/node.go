@@ -20,39 +20,33 @@ import (
 // of it must never be a source port: an answer to it would look like a request.
 var nodePortRange = kernel.PortRange{First: 30000, Last: 32767}
 
-// portLists are the ports that may replace a client's, one list behind the other, and
-// where each ends.
+// portLists are the ports that may replace a client's, one list behind the other, and how
+// long each is.
 type portLists struct {
-	ports              []uint16
-	snat, pod, network uint32
+	ports         []uint16
+	snat, network uint32
 }
 
-// Every eighth port is for flows of this node's pods that keep their address, another
-// eighth for those of other nodes and their pods. All nodes agree on that, whatever else
-// their lists lack: a port that a node gives its pod is none that another node gives.
-const (
-	podPortOf8     = 7
-	networkPortOf8 = 6
-)
+// networkPortOf8 tells the ports for flows that keep the address of another node, or of its
+// pod: every eighth. All nodes agree on that, whatever else their lists lack: a port that
+// a node gives itself or its pod is none that another node gives them.
+const networkPortOf8 = 6
 
 func listPorts() (l portLists, err error) {
 	all, err := snatPortList()
 	if err != nil {
 		return l, err
 	}
-	var pod, network []uint16
+	var network []uint16
 	for _, p := range all {
-		switch p % 8 {
-		case podPortOf8:
-			pod = append(pod, p)
-		case networkPortOf8:
+		if p%8 == networkPortOf8 {
 			network = append(network, p)
-		default:
+		} else {
 			l.ports = append(l.ports, p)
 		}
 	}
-	l.snat, l.pod, l.network = uint32(len(l.ports)), uint32(len(pod)), uint32(len(network))
-	l.ports = slices.Concat(l.ports, pod, network)
+	l.snat, l.network = uint32(len(l.ports)), uint32(len(network))
+	l.ports = append(l.ports, network...)
 	return l, nil
 }
 
@@ -97,7 +91,7 @@ func (b *Backend) writeSettings(n *intent.Node) error {
 		b.snatPorts = lists.ports
 	}
 	s := b.settings(n)
-	s.SnatPorts, s.PodPorts, s.NetworkPorts = lists.snat, lists.pod, lists.network
+	s.SnatPorts, s.NetworkPorts = lists.snat, lists.network
 	if err := b.m(tcMapNodeSettings).Put(uint32(0), s); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}

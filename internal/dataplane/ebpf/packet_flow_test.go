@@ -276,7 +276,7 @@ func (n *packetNode) running(t *testing.T, p *plan, proto uint8) *conn {
 // lasting takes out of a flow what is learned from packets.
 func lasting(f tcFlow) tcFlow {
 	f = withoutWay(f)
-	f.Seen, f.Tcp.Isn = 0, 0
+	f.Seen, f.Tcp.Isn, f.Tcp.FirstScale = 0, 0, 0
 	return f
 }
 
@@ -325,7 +325,7 @@ func (n *packetNode) setSNATPorts(t *testing.T, ports ...uint16) {
 	for i, p := range ports {
 		ok(t, n.m(tcMapSnatPorts).Put(uint32(i), p))
 	}
-	s.SnatPorts, s.PodPorts, s.NetworkPorts = uint32(len(ports)), 0, 0
+	s.SnatPorts, s.NetworkPorts = uint32(len(ports)), 0
 	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
 		for i := range ports {

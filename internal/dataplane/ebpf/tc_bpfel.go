@@ -90,7 +90,6 @@ type tcFlow struct {
 	Answers    uint16
 	InIfindex  uint32
 	Slot       uint32
-	Probed     uint32
 	Tcp        tcTcpSide
 }
 
@@ -118,7 +117,6 @@ const (
 	tcFlowFlagsFLOW_CONFIRMED   tcFlowFlags = 512
 	tcFlowFlagsFLOW_TRACKED     tcFlowFlags = 1024
 	tcFlowFlagsFLOW_FIN_ACKED   tcFlowFlags = 2048
-	tcFlowFlagsFLOW_PROBED      tcFlowFlags = 4096
 )
 
 type tcFlowHelper uint32
@@ -262,8 +260,8 @@ type tcSettings struct {
 	IcmpIntervalV4  uint64
 	IcmpIntervalV6  uint64
 	IcmpIntervalAll uint64
-	PodPorts        uint32
 	NetworkPorts    uint32
+	Pad             uint32
 }
 
 type tcSettingsFlags uint32
