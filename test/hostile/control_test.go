@@ -16,9 +16,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	corev1 "k8s.io/api/core/v1"
-
-	"spillway.dev/spillway/test/flows"
 )
 
 // controlScenarios have no attacker: what checks segments must not break what
@@ -204,50 +201,4 @@ func stalled(t *testing.T, e *env, v variant) {
 	if want := fmt.Sprintln(size); err != nil || string(text) != want {
 		t.Errorf("the server counted %q bytes, %v, want %q", text, err, want)
 	}
-}
-
-// dialFrom connects from a port and asks once; server must answer.
-func (e *env) dialFrom(t *testing.T, port int, server string, dst netip.AddrPort) *connection {
-	t.Helper()
-	host, err := e.Host(honest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &connection{server: server, name: fmt.Sprintf("connection from port %d to %s", port, dst)}
-	err = host.Do(func() (err error) {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: patience}
-		c.Conn, err = d.Dial("tcp", dst.String())
-		return err
-	})
-	if err != nil {
-		t.Fatalf("a new honest client cannot connect: %v", err)
-	}
-	t.Cleanup(func() { c.Close() })
-	c.answer = bufio.NewReader(c.Conn)
-	if err := c.ask(); err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-// abandon closes a connection without a segment, as a machine does that loses its
-// power.
-func abandon(c *connection) error {
-	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failed error
-	if err := raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) }); err != nil {
-		return err
-	}
-	return errors.Join(failed, c.Close())
-}
-
-// isolate has a host send and receive nothing until the test ends.
-func (e *env) isolate(t *testing.T, host string) {
-	t.Helper()
-	e.command(t, host, "nft", "add table inet gone; add chain inet gone input { type filter hook input priority 0; policy drop; }; "+
-		"add chain inet gone output { type filter hook output priority 0; policy drop; }")
-	t.Cleanup(func() { e.command(t, host, "nft", "delete", "table", "inet", "gone") })
 }
