@@ -257,16 +257,19 @@ static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
 static __always_inline int flow_yields(struct __sk_buff *skb, const struct flow *f,
 				       const struct packet *p, const struct settings *s)
 {
-	struct flow_pair *room = get_flow_pair();
+	struct flow_pair *room;
 	struct flow *node;
 
-	if (!room || (f->flags & (FLOW_REPLY | FLOW_STACK)) != FLOW_REPLY ||
-	    !flow_may_be_over(f, p->tuple.proto))
+	if (!flow_may_be_over(f, p->tuple.proto) ||
+	    (f->flags & (FLOW_REPLY | FLOW_STACK)) != FLOW_REPLY)
 		return 0;
 	if (!(s->flags & SETTING_ASK_CONNTRACK) &&
 	    (f->seen == p->time || !(f->flags & FLOW_SNAT)))
 		return 0;
 	if (!conntrack_claims(skb, &p->tuple))
+		return 0;
+	room = get_flow_pair();
+	if (!room)
 		return 0;
 	/* What netfilter sent from here has got another port on its way: serve_taken. */
 	tuple_mirror(&room->holder_key, &p->tuple);

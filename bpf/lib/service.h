@@ -375,13 +375,13 @@ static __always_inline int pass_by(struct __sk_buff *skb, struct scratch *m, int
 /* A packet for no Service's address. */
 static __always_inline int serve_other(struct __sk_buff *skb, struct scratch *m,
 				       const struct settings *s, int hook, int to_endpoint,
-				       int to_helped)
+				       int from_endpoint, int to_helped)
 {
 	const struct tuple *t = &m->packet.tuple;
 	enum verdict verdict = PASS_OTHER;
 	int ret;
 
-	if (to_endpoint || is_endpoint(&t->saddr, t->sport, t->proto, t->family)) {
+	if (to_endpoint || from_endpoint) {
 		/* What an endpoint answers, netfilter may have to translate back. */
 		if (s->flags & SETTING_ASK_CONNTRACK && conntrack_owns(skb, &m->packet, 1))
 			return pass(PASS_CONNTRACK);
@@ -560,18 +560,24 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, int hook)
 	struct backend *b;
 	__u32 id = 0;
 	__u8 route;
-	int own, udp;
+	int own, udp, from_endpoint;
 
 	if (!m || !s)
 		return NEXT;
 	p = &m->packet;
-	if (!source_belongs(skb, &p->tuple, hook))
-		return pass(PASS_SOURCE);
 	fe = serve_frontend(skb, &p->tuple, hook, &own);
 	if (!fe && own)
 		return pass(PASS_OTHER);
+	from_endpoint = !fe && is_endpoint(&p->tuple.saddr, p->tuple.sport, p->tuple.proto,
+					   p->tuple.family);
+	/* Most packets that are no Service's business leave here. */
+	if (!fe && !from_endpoint && !(s->flags & SETTING_UNTRACKED))
+		return pass(PASS_OTHER);
+	if (!source_belongs(skb, &p->tuple, hook))
+		return pass(PASS_SOURCE);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
-		return serve_other(skb, m, s, hook, fe != NULL, fe && fe->flags & FRONTEND_TFTP);
+		return serve_other(skb, m, s, hook, fe != NULL, from_endpoint,
+				   fe && fe->flags & FRONTEND_TFTP);
 	if (conntrack_owns(skb, p, 0))
 		return pass(PASS_CONNTRACK);
 	if (fe->flags & FRONTEND_RANGES &&

@@ -8,13 +8,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // controlScenarios have no attacker: what checks segments must not break what
