@@ -1,6 +1,8 @@
 package ebpf
 
 import (
+	"time"
+
 	"spillway.dev/spillway/internal/model"
 )
 
@@ -57,7 +59,7 @@ func flowFromV1(k tcTuple, f flowV1) (tcTuple, tcFlow, bool) {
 	}
 	newer := tcFlow{
 		Saddr: f.Saddr, Daddr: f.Daddr, Sport: f.Sport, Dport: f.Dport,
-		Backend: f.Backend, Service: f.Service, Seen: f.Seen,
+		Backend: f.Backend, Service: f.Service, Seen: seenFromV1(f.Seen),
 		Flags: uint16(flags), State: uint8(state), Helper: f.Helper, HelperPort: f.HelperPort,
 	}
 	if f.Ended == v1Answered {
@@ -65,6 +67,11 @@ func flowFromV1(k tcTuple, f flowV1) (tcTuple, tcFlow, bool) {
 		newer.Answers = uint16(f.WayIfindex)
 	}
 	return k, newer, true
+}
+
+// seenFromV1 turns whole seconds since boot into the programs' clock.
+func seenFromV1(seen uint32) uint32 {
+	return bootSeconds() - (uint32(monotonic()/int64(time.Second)) - seen)
 }
 
 // settingsFromV1 leaves the settings out: the agent writes them before the programs

@@ -154,12 +154,17 @@ func (t *Timeouts) dead(key *tcTuple, f *tcFlow, now uint32) bool {
 	return int32(now-f.Seen) > int32(seconds(limit)+sweepMargin)
 }
 
-// bootSeconds is the programs' clock: bpf_ktime_get_coarse_ns is
+// bootSeconds is the programs' clock, now of bpf/lib/base.h: bpf_ktime_get_coarse_ns is
 // CLOCK_MONOTONIC.
 func bootSeconds() uint32 {
+	return uint32(uint64(monotonic()) >> 20 * 1099 >> 20)
+}
+
+// monotonic is in nanoseconds since boot; 0 if the kernel does not tell.
+func monotonic() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
 		return 0
 	}
-	return uint32(ts.Sec)
+	return ts.Nano()
 }
