@@ -215,13 +215,12 @@ struct tcp_side {
 	__u8 pad;
 };
 
+/* What each packet needs comes first: it fits into two cache lines. */
 struct flow {
 	struct addr saddr;
 	struct addr daddr;
 	__be16 sport;
 	__be16 dport;
-	__u32 backend;
-	__u32 service;
 	__u32 seen; /* seconds since boot of the last packet, at most one second late */
 	__u16 flags;
 	__u8 state;
@@ -233,11 +232,13 @@ struct flow {
 	__u32 way_seen;
 	__u32 way_ifindex;
 	__u8 way_macs[12];
+	__u32 in_ifindex; /* the device of the pod that sends these packets; 0: the network */
+	struct tcp_side tcp;
+	__u32 backend;
+	__u32 service;
+	__u32 slot;	    /* the flow's number, see unconfirmed; SLOT_CLAIMED: being replaced */
 	__be16 helper_port; /* the endpoint's port that was asked */
 	__u16 answers;	    /* of a TFTP request: ports of the server that have answered */
-	__u32 in_ifindex;   /* the device of the pod that sends these packets; 0: the network */
-	__u32 slot;	    /* the flow's number, see unconfirmed; SLOT_CLAIMED: being replaced */
-	struct tcp_side tcp;
 };
 
 /*

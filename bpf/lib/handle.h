@@ -182,7 +182,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 			return pass(PASS_OTHER);
 		if (flow_asks(f))
 			helper_asked_again(f, &p->tuple, &m->pair.reply_key);
-		/* Without the TCP state, which nothing behind this looks at. */
+		/* What is behind it, nothing from here on looks at. */
 		__builtin_memcpy(&m->pair.flow, f, offsetof(struct flow, tcp));
 		return flow_forward(skb, m, hook, f);
 	}

@@ -89,7 +89,7 @@ static __always_inline int flow_meets_policy(struct flow *f, struct flow *entry,
 
 	if (!entry || (f->flags & (FLOW_REPLY | FLOW_SNAT)) || !pod_policed(&f->daddr, p->tuple.family))
 		return 0;
-	id = f->backend;
+	id = entry->backend;
 	b = bpf_map_lookup_elem(&backends, &id);
 	if (b && b->flags & BACKEND_OPEN)
 		return 0;

@@ -74,8 +74,6 @@ type tcFlow struct {
 	Daddr      tcAddr
 	Sport      uint16
 	Dport      uint16
-	Backend    uint32
-	Service    uint32
 	Seen       uint32
 	Flags      uint16
 	State      uint8
@@ -86,11 +84,13 @@ type tcFlow struct {
 	WaySeen    uint32
 	WayIfindex uint32
 	WayMacs    [12]uint8
+	InIfindex  uint32
+	Tcp        tcTcpSide
+	Backend    uint32
+	Service    uint32
+	Slot       uint32
 	HelperPort uint16
 	Answers    uint16
-	InIfindex  uint32
-	Slot       uint32
-	Tcp        tcTcpSide
 }
 
 type tcFlowEnd uint32
