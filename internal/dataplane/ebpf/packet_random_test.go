@@ -184,7 +184,7 @@ func repairTransport(src, dst netip.Addr, proto uint8, b []byte) {
 }
 
 // notes are counted beside the verdict on a packet.
-var notes = []tcVerdict{tcVerdictFLOW_CREATED, tcVerdictFLOW_REVIVED, tcVerdictFLOW_CONFLICT}
+var notes = []tcVerdict{tcVerdictFLOW_CREATED, tcVerdictFLOW_REVIVED, tcVerdictFLOW_CONFLICT, tcVerdictFLOW_REPLACED, tcVerdictFLOW_OVER_SHARE}
 
 // invariants gives a packet to a program and checks what must hold for any. It
 // returns what came out and the verdict.
