@@ -283,7 +283,7 @@ static __always_inline int flow_yields(struct __sk_buff *skb, const struct flow 
 /*
  * Has the node's port of a transfer been given to another request meanwhile? What
  * comes after a rest may then be the answer to that, by a server that has ended the
- * transfer and uses its port again: it is nobody's. A client that goes on with the
+ * transfer and uses its port again: it is dropped. A client that goes on with the
  * transfer makes its entries be fresh.
  */
 static __always_inline int flow_superseded(const struct flow *f, const struct tuple *key,

@@ -101,6 +101,7 @@ __noinline int serve_taken(struct __sk_buff *skb, struct settings *s)
 	    flow_dead(holder, t->proto, s, now()))
 		return -2;
 	flow_as_is(&m->pair.flow, t, FLOW_SNAT | FLOW_STACK, HELPER_NODE, t->dport);
+	m->pair.ports = PORTS_SNAT;
 	flow_begin(skb, m);
 	been_set(BEEN_NODE_HELPER);
 	if (flow_create(skb, t, &m->pair, 1, s) != FLOW_CREATED)
