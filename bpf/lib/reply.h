@@ -69,22 +69,27 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 }
 
 /*
- * May a TCP connection that is over lose its port before its time-out? Else short
- * connections to one endpoint had a ceiling: ports / time-out. At once, if the
- * endpoint has forgotten the connection, or takes the SYN of the new one in TIME-WAIT;
- * after a second, when nothing of it is under way, if it ended in another way.
+ * Can a closed TCP connection's port serve a new connection at once? Yes if the endpoint
+ * has forgotten the old one, or takes the SYN of the new one in TIME-WAIT. An RST counts
+ * only if the endpoint sent it or accepts it. After a second no packet is in flight.
  */
-static __always_inline int flow_is_over(const struct flow *f, __u32 time, __u32 seq)
+static __always_inline int port_rested(const struct flow *f, __u32 time, __u32 seq)
 {
-	if (!(f->flags & FLOW_RESET) &&
-	    (f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq)))
+	if (f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq))
 		return 1;
 	return (__s32)(time - f->seen) >= 2;
 }
 
+/* Values of flow_spare above every age. */
+#define SPARE_CLOSED 0xfffffffe
+#define SPARE_RESTED 0xffffffff
+
 /*
  * How well may the flow of a reply entry be replaced where ports are short? 0: not at
- * all. Best is one that is over. Then comes the oldest of the unconfirmed ones: a
+ * all. Best is a closed connection, rested if there is one: at worst the new client repeats
+ * its SYN (RFC 5961, 4.2), while a handshake that is replaced fails. If the ports had to wait
+ * for a timeout, short connections to one endpoint would have a ceiling: ports / timeout.
+ * Then comes the oldest of the unconfirmed ones, among them those that an RST ended: a
  * handshake, or a question and its answer, takes a moment. What has gone on by UDP
  * keeps its port (RFC 4787, REQ-5) until it rests and there is nothing else. A TFTP
  * request that has been answered needs it only to be asked again.
@@ -95,8 +100,8 @@ static __always_inline __u32 flow_spare(const struct flow *f, __u8 proto, __u32 
 
 	if (f->slot == SLOT_CLAIMED)
 		return 0;
-	if (f->state == FLOW_CLOSED)
-		return flow_is_over(f, time, seq) ? 0xffffffff : 0;
+	if (f->state == FLOW_CLOSED && !tcp_was_opening(f))
+		return port_rested(f, time, seq) ? SPARE_RESTED : SPARE_CLOSED;
 	if (flow_confirmed(f) || flow_streams(f, time))
 		return 0;
 	if (f->helper == HELPER_REQUEST &&

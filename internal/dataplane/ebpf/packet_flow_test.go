@@ -386,44 +386,45 @@ func (n *packetNode) goOn(t *testing.T, p *plan, proto uint8, port uint16) netip
 	return from
 }
 
-// ending is how a connection closes, as conn.talk takes it, and when its port may be
-// given to another. A FIN of the client's has three bytes with it.
+// ending is how a connection closes, as conn.talk takes it, and whether its port may be
+// given to another connection, and is preferred to one that has not rested. A FIN of the
+// client's has three bytes with it.
 type ending struct {
 	name     string
 	dialogue []string
 	syn      uint32 // sequence number of the new connection's SYN
-	at       when
+	port     portState
 }
 
-type when int
+type portState int
 
 const (
-	noWait when = iota
-	nextSecond
-	never
+	portRested portState = iota
+	portClosed           // it rests for a second
+	portHeld
 )
 
 // seqEnd is the number behind the client's FIN.
 const seqEnd = clientISN + 1 + 3 + 1 - 1<<32
 
 var endings = []ending{
-	{"open", []string{".", "<."}, 9, never},
-	{"half closed by the client", []string{"F.", "<."}, 9, never},
-	{"half closed by the endpoint", []string{"<F.", "."}, 9, never},
-	{"reset by the client", []string{"R"}, 9, nextSecond},
-	{"reset by the endpoint", []string{"<R."}, 9, nextSecond},
-	{"reset, and it goes on", []string{"R", "<."}, 9, never},
-	{"reset after TIME-WAIT", []string{"<F.", "F.", "<.", "R"}, 1<<32 + seqEnd - 9, nextSecond},
-	{"client first, last ACK under way", []string{"F.", "<F."}, 9, never},
-	{"client first, an ACK of the endpoint's", []string{"F.", "<F.", "<."}, 9, never},
-	{"client first", []string{"F.", "<F.", "."}, 1<<32 + seqEnd - 9, noWait},
-	{"client first, last ACK lost", []string{"F.", "<F.", ".", "<F again."}, 9, never},
-	{"client first, last ACK repeated", []string{"F.", "<F.", ".", "<F again.", "."}, 9, noWait},
-	{"endpoint first, last ACK under way", []string{"<F.", "F."}, 9, never},
-	{"endpoint first, a SYN beyond", []string{"<F.", "F.", "<."}, seqEnd + 1, noWait},
-	{"endpoint first, a SYN far beyond", []string{"<F.", "F.", "<."}, seqEnd + 1<<31 - 1, noWait},
-	{"endpoint first, a SYN at the end", []string{"<F.", "F.", "<."}, seqEnd, nextSecond},
-	{"endpoint first, a SYN before", []string{"<F.", "F.", "<."}, clientISN + 1, nextSecond},
+	{"open", []string{".", "<."}, 9, portHeld},
+	{"half closed by the client", []string{"F.", "<."}, 9, portHeld},
+	{"half closed by the endpoint", []string{"<F.", "."}, 9, portHeld},
+	{"reset by the client", []string{"R"}, 9, portRested},
+	{"reset by the endpoint", []string{"<R."}, 9, portRested},
+	{"reset, and it goes on", []string{"R", "<."}, 9, portHeld},
+	{"reset after TIME-WAIT", []string{"<F.", "F.", "<.", "R"}, 1<<32 + seqEnd - 9, portRested},
+	{"client first, last ACK under way", []string{"F.", "<F."}, 9, portHeld},
+	{"client first, an ACK of the endpoint's", []string{"F.", "<F.", "<."}, 9, portHeld},
+	{"client first", []string{"F.", "<F.", "."}, 1<<32 + seqEnd - 9, portRested},
+	{"client first, last ACK lost", []string{"F.", "<F.", ".", "<F again."}, 9, portHeld},
+	{"client first, last ACK repeated", []string{"F.", "<F.", ".", "<F again.", "."}, 9, portRested},
+	{"endpoint first, last ACK under way", []string{"<F.", "F."}, 9, portHeld},
+	{"endpoint first, a SYN beyond", []string{"<F.", "F.", "<."}, seqEnd + 1, portRested},
+	{"endpoint first, a SYN far beyond", []string{"<F.", "F.", "<."}, seqEnd + 1<<31 - 1, portRested},
+	{"endpoint first, a SYN at the end", []string{"<F.", "F.", "<."}, seqEnd, portClosed},
+	{"endpoint first, a SYN before", []string{"<F.", "F.", "<."}, clientISN + 1, portClosed},
 }
 
 // end closes a connection in this way.
@@ -442,40 +443,48 @@ func (c *conn) end(t *testing.T, e ending) {
 	}
 }
 
-// snatYields: where ports are short, a closed flow gives its own back before its
-// time-out, as soon as the endpoint can do with a new connection; an open one
-// never does.
+// snatYields: where ports are short, a closed flow gives its port back before its
+// timeout and before one that is being opened, a rested one first; an open one never does.
 func (n *packetNode) snatYields(t *testing.T, p *plan, e ending) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
-	n.setSNATPorts(t, 50000, 50001)
 	front := ap(p.clusterIP, 80)
 	syn := func(port uint16) result {
 		return n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: front, flags: "S", seq: e.syn})
 	}
-	closed, open := n.open(t, p, 40000), n.open(t, p, 40001)
-	closed.end(t, e)
-	given := func(port uint16, when string) {
+	given := func(port uint16, want netip.AddrPort, when string) {
 		t.Helper()
 		r := syn(port)
-		if r.verdicts[tcVerdictFLOW_CREATED] != 1 || r.v.src != closed.seen {
-			t.Fatalf("%s: the new flow goes out as %s, verdicts %v; want %s: %s is in use", when, r.v.src, r.verdicts, closed.seen, open.seen)
+		if r.verdicts[tcVerdictFLOW_CREATED] != 1 || r.v.src != want {
+			t.Fatalf("%s: the new flow goes out as %s, verdicts %v; want %s", when, r.v.src, r.verdicts, want)
 		}
 	}
-	if e.at == noWait {
-		given(40002, "at once")
-	} else {
+	n.setSNATPorts(t, 50000, 50001)
+	closed, open := n.open(t, p, 40000), n.open(t, p, 40001)
+	closed.end(t, e)
+	if e.port == portHeld {
 		syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
 		n.ageFlows(t, 2)
-		if e.at == nextSecond {
-			given(40003, "later")
-		}
+		syn(40003).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+		open.lives(t)
+		return
 	}
-	if e.at == never {
-		syn(40004).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
-	} else {
-		given(40004, "in place of one that is still being opened")
-	}
+	given(40002, closed.seen, "at once")
+	given(40004, closed.seen, "in place of one that is being opened")
 	open.lives(t)
+
+	n.setSNATPorts(t, 50010, 50011)
+	closed = n.open(t, p, 40010)
+	n.newConn(ap(p.client, 40011), front, ap(p.far, 8080), inTun0).syn(t)
+	closed.end(t, e)
+	given(40012, closed.seen, "rather than one that is being opened")
+	if e.port == portRested {
+		return
+	}
+	n.setSNATPorts(t, 50020, 50021)
+	rested, closed := n.open(t, p, 40020), n.open(t, p, 40021)
+	rested.talk(t, "F.", "<F.", ".")
+	closed.end(t, e)
+	given(40022, rested.seen, "rather than one that has not rested")
 }
 
 // questionYields: where ports are short, what is not known to go on gives its own
