@@ -30,7 +30,7 @@ struct tuple {
 	__u8 proto;
 	__u8 family;
 	__u16 pad;
-};
+} __attribute__((aligned(8)));
 
 /* Where a packet for a Service goes; the order is intent.Route's. */
 enum route {
@@ -239,7 +239,7 @@ struct flow {
 	__u32 slot;	    /* the flow's number, see unconfirmed; SLOT_CLAIMED: being replaced */
 	__be16 helper_port; /* the endpoint's port that was asked */
 	__u16 answers;	    /* of a TFTP request: ports of the server that have answered */
-};
+} __attribute__((aligned(8)));
 
 /*
  * unconfirmed: the keys of the flows made last, in a ring (lib/unconfirmed.h). A flow

@@ -28,6 +28,9 @@
  */
 #define NEXT (-1)
 
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
 #define AF_INET 2
 #define AF_INET6 10
 

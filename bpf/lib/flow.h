@@ -19,12 +19,13 @@
 /* A datagram within so many seconds, of another second, shows that a flow goes on. */
 #define STREAM_BEGINS 2
 
-/* Why flow_find gives no flow. */
+/* Whether a packet has a flow, and why not. */
 enum flow_miss {
-	MISS_NONE = 0,	     /* there is none */
-	MISS_STALE = 1,	     /* the entry is of a flow that is over: it is to be replaced */
-	MISS_SUPERSEDED = 2, /* the packet is to be dropped */
-	MISS_SOURCE = 3,     /* the source does not belong to the device */
+	FLOW_FOUND,
+	MISS_NONE,	 /* there is none */
+	MISS_STALE,	 /* the entry is of a flow that is over: it is to be replaced */
+	MISS_SUPERSEDED, /* the packet is to be dropped */
+	MISS_SOURCE,	 /* the source does not belong to the device */
 };
 
 static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
@@ -300,10 +301,12 @@ static __always_inline int flow_superseded(const struct flow *f, const struct tu
 	return request && !(addr_equal(&request->daddr, &f->daddr) && request->dport == f->dport);
 }
 
+/* Stands for every device, where the stack has already judged the source: at egress. */
+#define ANY_DEVICE 0xffffffff
+
 /*
  * A packet comes by another device than its flow's packets have until now. It counts
- * if its source has moved there: else it is forged. Not at egress, where the stack
- * has judged it.
+ * if its source has moved there: else it is forged.
  */
 static __always_inline int source_moved(struct flow *f, const struct tuple *t, __u32 device)
 {
@@ -313,34 +316,29 @@ static __always_inline int source_moved(struct flow *f, const struct tuple *t, _
 	return 1;
 }
 
-/*
- * The live entry of a packet's flow, or NULL and why. device is that of the pod which
- * has sent the packet, or 0, the network.
- */
-static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struct packet *p,
-					      struct settings *s, int egress, __u32 device,
-					      enum flow_miss *miss)
+/* Is the packet in the middle of a TCP connection, and in a second that has seen one? */
+static __always_inline int flow_is_busy(struct flow *f, const struct packet *p, __u32 device)
 {
-	struct flow *f = bpf_map_lookup_elem(&flows, &p->tuple);
+	return f->seen == p->time && (device == ANY_DEVICE || f->in_ifindex == device) &&
+	       p->tuple.proto == IPPROTO_TCP && tcp_plain(f, p);
+}
+
+/* What a packet does to the state of its flow; a flow that is over gives way to a new one. */
+static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow *f,
+					      const struct packet *p, struct settings *s,
+					      __u32 device)
+{
 	int counts = TCP_COUNTS;
 
-	*miss = f ? MISS_STALE : MISS_NONE;
-	if (!f)
-		return NULL;
-	if (!egress && f->in_ifindex != device && !source_moved(f, &p->tuple, device)) {
-		*miss = MISS_SOURCE;
-		return NULL;
-	}
+	if (device != ANY_DEVICE && f->in_ifindex != device &&
+	    !source_moved(f, &p->tuple, device))
+		return MISS_SOURCE;
 	if (flow_dead(f, p->tuple.proto, s, p->time))
-		return NULL;
-	if (flow_superseded(f, &p->tuple, p->time)) {
-		*miss = MISS_SUPERSEDED;
-		return NULL;
-	}
-	if (flow_yields(skb, f, p, s)) {
-		*miss = MISS_NONE;
-		return NULL;
-	}
+		return MISS_STALE;
+	if (flow_superseded(f, &p->tuple, p->time))
+		return MISS_SUPERSEDED;
+	if (flow_yields(skb, f, p, s))
+		return MISS_NONE;
 	if (p->tuple.proto == IPPROTO_UDP) {
 		/*
 		 * A datagram must not follow an endpoint that is gone, unless no other could
@@ -348,22 +346,43 @@ static __always_inline struct flow *flow_find(struct __sk_buff *skb, const struc
 		 */
 		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
 		    !bpf_map_lookup_elem(&backends, &f->backend))
-			return NULL;
+			return MISS_STALE;
 		flow_udp(f, p);
+	} else if (p->flags & PACKET_NO_L4) {
+		/* A later fragment shows no numbers. */
+		counts = TCP_IGNORED;
 	} else if (!tcp_plain(f, p)) {
 		if (flow_reopens(f, p))
-			return NULL;
+			return MISS_STALE;
 		counts = flow_tcp(skb, f, p, s);
 		if (counts == TCP_RENEWS)
-			return NULL;
+			return MISS_STALE;
 	}
 	if (counts == TCP_COUNTS && f->seen != p->time) {
 		if (flow_touch_twin(f, &p->tuple, p->time))
-			return NULL;
+			return MISS_STALE;
 		/* Only now: else the next packet of this second would not look for the other entry. */
 		f->seen = p->time;
 	}
-	return f;
+	return FLOW_FOUND;
+}
+
+/*
+ * Finds the live entry of a packet's flow in *found. device is that of the pod which
+ * has sent the packet, 0, the network, or ANY_DEVICE.
+ */
+static __always_inline enum flow_miss flow_find(struct __sk_buff *skb, const struct packet *p,
+						struct settings *s, __u32 device,
+						struct flow **found)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, &p->tuple);
+
+	*found = f;
+	if (!f)
+		return MISS_NONE;
+	if (likely(flow_is_busy(f, p, device)))
+		return FLOW_FOUND;
+	return flow_advance(skb, f, p, s, device);
 }
 
 #endif

@@ -161,27 +161,28 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	if (!m || !s)
 		return NEXT;
 	/* The device of the VLAN has hooks of its own, if the node is a member of it. */
-	if (skb->vlan_present)
+	if (unlikely(skb->vlan_present))
 		return pass(PASS_VLAN);
 	p = &m->packet;
-	__builtin_memset(p, 0, sizeof(*p));
+	__builtin_memset(&p->tuple, 0, sizeof(p->tuple));
+	p->flags = 0;
 	p->l3_off = ETH_HLEN;
 	p->time = now();
 	ret = parse(skb, p);
-	if (ret != PARSE_OK)
+	if (unlikely(ret != PARSE_OK))
 		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);
-	if (p->flags & PACKET_ICMP_ERROR)
+	if (unlikely(p->flags & PACKET_ICMP_ERROR))
 		return relay_error(skb, s, hook);
-	if (p->flags & PACKET_NO_L4 && fragment_follow(p))
+	if (unlikely(p->flags & PACKET_NO_L4) && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
 	if (hook == EGRESS && !packet_begins(p) && !been(BEEN_STACK_FLOW | BEEN_NODE_HELPER))
 		return pass(PASS_OTHER);
 
-	f = flow_find(skb, p, s, hook == EGRESS, hook_device(skb, hook), &miss);
-	if (f) {
-		if (!flow_applies(f, hook))
+	miss = flow_find(skb, p, s, hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook), &f);
+	if (miss == FLOW_FOUND && f) {
+		if (unlikely(!flow_applies(f, hook)))
 			return pass(PASS_OTHER);
-		if (flow_asks(f))
+		if (unlikely(flow_asks(f)))
 			helper_asked_again(f, &p->tuple, &m->pair.reply_key);
 		/* What is behind it, nothing from here on looks at. */
 		__builtin_memcpy(&m->pair.flow, f, offsetof(struct flow, tcp));

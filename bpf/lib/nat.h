@@ -142,7 +142,7 @@ __noinline int nat_rewrite_direct(struct __sk_buff *skb, const struct packet *p,
 	if (!p || !f)
 		return -1;
 	l4_off = p->l4_off;
-	if (!bpf_cast_to_kern_ctx || p->flags & PACKET_NO_L4 || l4_off >= DIRECT_MAX)
+	if (!bpf_cast_to_kern_ctx || p->flags & PACKET_NO_L4 || l4_off > HEADERS_MAX)
 		return -1;
 	summed = ip_summed(skb);
 	if (summed == CHECKSUM_COMPLETE)
@@ -159,11 +159,12 @@ __noinline int nat_rewrite_direct(struct __sk_buff *skb, const struct packet *p,
 	}
 	if ((void *)(ports + 1) > end)
 		return -1;
-	addrs = addrs_change(&p->tuple.saddr, &p->tuple.daddr, &f->saddr, &f->daddr);
 	if (p->tuple.family == FAMILY_V4) {
 		ip = data + ETH_HLEN;
 		if ((void *)(ip + 1) > end)
 			return -1;
+		addrs = csum_fold32((__u64)csum_change(p->tuple.saddr.w, f->saddr.w, 1) +
+			csum_change(p->tuple.daddr.w, f->daddr.w, 1));
 		ip->saddr = f->saddr.w[0];
 		ip->daddr = f->daddr.w[0];
 		ip->ttl = p->ttl - hops;
@@ -172,6 +173,7 @@ __noinline int nat_rewrite_direct(struct __sk_buff *skb, const struct packet *p,
 		ip6 = data + ETH_HLEN;
 		if ((void *)(ip6 + 1) > end)
 			return -1;
+		addrs = addrs_change(&p->tuple.saddr, &p->tuple.daddr, &f->saddr, &f->daddr);
 		__builtin_memcpy(&ip6->saddr, &f->saddr, sizeof(f->saddr));
 		__builtin_memcpy(&ip6->daddr, &f->daddr, sizeof(f->daddr));
 		ip6->hop_limit = p->ttl - hops;

@@ -5,17 +5,21 @@
 
 #include "base.h"
 
+/* The flags of TCP stand where its header has them (RFC 9293, 3.1). */
 enum packet_flags {
-	PACKET_NO_L4 = 1 << 0,	     /* later fragment: ports are known, but not in it */
-	PACKET_FIRST_FRAGMENT = 1 << 1,
-	PACKET_SYN = 1 << 2,
-	PACKET_FIN = 1 << 3,
-	PACKET_RST = 1 << 4,
-	PACKET_ACK = 1 << 5,
-	PACKET_ICMP_ERROR = 1 << 6,
-	PACKET_OPTIONS = 1 << 7,     /* IPv4 options or IPv6 extension headers */
-	PACKET_DF = 1 << 8,	     /* may not be fragmented; always so for IPv6 */
+	PACKET_FIN = 1 << 0,
+	PACKET_SYN = 1 << 1,
+	PACKET_RST = 1 << 2,
+	PACKET_ACK = 1 << 4,
+	PACKET_NO_L4 = 1 << 8,	     /* later fragment: ports are known, but not in it */
+	PACKET_FIRST_FRAGMENT = 1 << 9,
+	PACKET_ICMP_ERROR = 1 << 10,
+	PACKET_OPTIONS = 1 << 11,    /* IPv4 options or IPv6 extension headers */
+	PACKET_DF = 1 << 12,	     /* may not be fragmented; always so for IPv6 */
 };
+
+#define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)
+#define TCP_FLAGS_OFF 13
 
 struct packet {
 	struct tuple tuple;
@@ -28,7 +32,7 @@ struct packet {
 	__u8 pad;
 	__u16 check; /* IPv4's header checksum */
 	__u32 time;  /* seconds since boot */
-	/* TCP: */
+	/* Of TCP, and valid only without PACKET_NO_L4: */
 	__u32 seq;
 	__u32 seq_end; /* the number behind the segment; a SYN and a FIN count one each */
 	__u32 ack;
@@ -49,25 +53,27 @@ static __always_inline int load(struct __sk_buff *skb, __u32 off, void *to, __u3
 	return bpf_skb_load_bytes(skb, off, to, len);
 }
 
-/* Beyond these bytes headers are not read directly; the verifier wants a bound. */
-#define DIRECT_MAX 256
+/* Beyond these bytes no headers are looked for; the verifier wants a bound. */
+#define HEADERS_MAX 0x4000
 
 /*
- * Loads a header into var: from the linear part of the packet where it nearly
- * always is, else by the helper. 0, or not 0: the packet is too short.
+ * Returns the len bytes at off, which nearly always lie in the linear part of the packet, or
+ * NULL if the packet is too short. Other pointers into the packet become invalid.
  */
-#define LOAD(skb, off, var)                                                          \
-	({                                                                           \
-		void *data_ = (void *)(long)(skb)->data;                             \
-		void *end_ = (void *)(long)(skb)->data_end;                          \
-		__u32 off_ = (off);                                                  \
-		int ret_ = 0;                                                        \
-		if (off_ < DIRECT_MAX && data_ + off_ + sizeof(var) <= end_)         \
-			var = *(typeof(var) *)(data_ + off_);                        \
-		else                                                                 \
-			ret_ = bpf_skb_load_bytes(skb, off_, &(var), sizeof(var));   \
-		ret_;                                                                \
-	})
+static __always_inline void *header(struct __sk_buff *skb, __u32 off, __u32 len)
+{
+	void *h;
+
+	if (off > HEADERS_MAX)
+		return NULL;
+	h = (void *)(long)skb->data + off;
+	if (h + len <= (void *)(long)skb->data_end)
+		return h;
+	if (bpf_skb_pull_data(skb, off + len))
+		return NULL;
+	h = (void *)(long)skb->data + off;
+	return h + len <= (void *)(long)skb->data_end ? h : NULL;
+}
 
 static __always_inline int icmp_is_error(__u8 family, __u8 type)
 {
@@ -77,29 +83,23 @@ static __always_inline int icmp_is_error(__u8 family, __u8 type)
 	return type < ICMPV6_INFOMSG_MASK; /* RFC 4443: errors have the high bit clear */
 }
 
-/* RFC 9293: header length in 32-bit words, and flags, in the 4th word. */
 static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 {
-	struct tcphdr tcp;
+	struct tcphdr *tcp = header(skb, p->l4_off, sizeof(*tcp));
+	__u32 flags;
 
-	if (LOAD(skb, p->l4_off, tcp) || tcp.doff < 5 ||
-	    p->l4_off + tcp.doff * 4 > p->l3_off + p->l3_len)
+	if (!tcp || tcp->doff < 5 || p->l4_off + tcp->doff * 4 > p->l3_off + p->l3_len)
 		return PARSE_MALFORMED;
-	p->header = tcp.doff * 4;
-	p->seq = bpf_ntohl(tcp.seq);
-	p->seq_end = p->seq + p->l3_off + p->l3_len - p->l4_off - p->header + tcp.syn + tcp.fin;
-	p->ack = bpf_ntohl(tcp.ack_seq);
-	p->window = bpf_ntohs(tcp.window);
-	if (tcp.syn)
-		p->flags |= PACKET_SYN;
-	if (tcp.fin)
-		p->flags |= PACKET_FIN;
-	if (tcp.rst)
-		p->flags |= PACKET_RST;
-	if (tcp.ack)
-		p->flags |= PACKET_ACK;
-	p->tuple.sport = tcp.source;
-	p->tuple.dport = tcp.dest;
+	flags = ((__u8 *)tcp)[TCP_FLAGS_OFF] & PACKET_TCP_FLAGS;
+	p->flags |= flags;
+	p->header = tcp->doff * 4;
+	p->seq = bpf_ntohl(tcp->seq);
+	p->seq_end = p->seq + p->l3_off + p->l3_len - p->l4_off - p->header +
+		     !!(flags & PACKET_SYN) + (flags & PACKET_FIN);
+	p->ack = bpf_ntohl(tcp->ack_seq);
+	p->window = bpf_ntohs(tcp->window);
+	p->tuple.sport = tcp->source;
+	p->tuple.dport = tcp->dest;
 	return PARSE_OK;
 }
 
@@ -120,22 +120,24 @@ static __always_inline int martian_source(const struct tuple *t)
 /* Ports, TCP flags or the ICMP type, from the header at l4_off. */
 static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 {
-	struct icmphdr icmp;
-	struct udphdr udp;
+	struct icmphdr *icmp;
+	struct udphdr *udp;
 
 	if (p->tuple.proto == IPPROTO_TCP)
 		return parse_tcp(skb, p);
 	if (p->tuple.proto == IPPROTO_UDP) {
 		/* RFC 768: the length counts the header. */
-		if (LOAD(skb, p->l4_off, udp) || bpf_ntohs(udp.len) < sizeof(udp))
+		udp = header(skb, p->l4_off, sizeof(*udp));
+		if (!udp || bpf_ntohs(udp->len) < sizeof(*udp))
 			return PARSE_MALFORMED;
-		p->tuple.sport = udp.source;
-		p->tuple.dport = udp.dest;
+		p->tuple.sport = udp->source;
+		p->tuple.dport = udp->dest;
 		return PARSE_OK;
 	}
-	if (LOAD(skb, p->l4_off, icmp))
+	icmp = header(skb, p->l4_off, sizeof(*icmp));
+	if (!icmp)
 		return PARSE_MALFORMED;
-	if (!icmp_is_error(p->tuple.family, icmp.type))
+	if (!icmp_is_error(p->tuple.family, icmp->type))
 		return PARSE_OTHER;
 	p->flags |= PACKET_ICMP_ERROR;
 	return PARSE_OK;
@@ -143,34 +145,34 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 
 static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 {
-	struct iphdr ip;
+	struct iphdr *ip = header(skb, p->l3_off, sizeof(*ip));
 	__u32 hdr_len;
 	__u16 frag;
 
-	if (LOAD(skb, p->l3_off, ip))
+	if (!ip)
 		return PARSE_MALFORMED;
-	hdr_len = ip.ihl * 4;
-	p->l3_len = bpf_ntohs(ip.tot_len);
+	hdr_len = ip->ihl * 4;
+	p->l3_len = bpf_ntohs(ip->tot_len);
 	/* BIG TCP (6.3): a GSO packet beyond 64 KiB says 0. */
-	if (!ip.tot_len && skb->gso_size)
+	if (!ip->tot_len && skb->gso_size)
 		p->l3_len = skb->len - p->l3_off;
-	if (ip.version != 4 || hdr_len < sizeof(ip) || p->l3_len < hdr_len ||
+	if (ip->version != 4 || hdr_len < sizeof(*ip) || p->l3_len < hdr_len ||
 	    p->l3_off + p->l3_len > skb->len)
 		return PARSE_MALFORMED;
-	if (hdr_len > sizeof(ip))
+	if (hdr_len > sizeof(*ip))
 		p->flags |= PACKET_OPTIONS;
 	p->l4_off = p->l3_off + hdr_len;
-	p->ttl = ip.ttl;
-	p->check = ip.check;
+	p->ttl = ip->ttl;
+	p->check = ip->check;
 	p->tuple.family = FAMILY_V4;
-	p->tuple.proto = ip.protocol;
-	p->tuple.saddr.w[0] = ip.saddr;
-	p->tuple.daddr.w[0] = ip.daddr;
-	if (ip.protocol != IPPROTO_TCP && ip.protocol != IPPROTO_UDP &&
-	    ip.protocol != IPPROTO_ICMP)
+	p->tuple.proto = ip->protocol;
+	p->tuple.saddr.w[0] = ip->saddr;
+	p->tuple.daddr.w[0] = ip->daddr;
+	if (ip->protocol != IPPROTO_TCP && ip->protocol != IPPROTO_UDP &&
+	    ip->protocol != IPPROTO_ICMP)
 		return PARSE_OTHER;
-	frag = bpf_ntohs(ip.frag_off);
-	p->fragment_id = ip.id;
+	frag = bpf_ntohs(ip->frag_off);
+	p->fragment_id = ip->id;
 	if (frag & 0x4000)
 		p->flags |= PACKET_DF;
 	if (frag & 0x1fff) {
@@ -180,7 +182,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 	if (frag & 0x2000)
 		p->flags |= PACKET_FIRST_FRAGMENT;
 	/* A header that the datagram's own length cuts off (RFC 1858). */
-	if (p->l3_len < hdr_len + (ip.protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : 8))
+	if (p->l3_len < hdr_len + (ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : 8))
 		return PARSE_MALFORMED;
 	return parse_l4(skb, p);
 }
@@ -235,26 +237,26 @@ static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet
 
 static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
 {
-	struct ipv6hdr ip;
+	struct ipv6hdr *ip = header(skb, p->l3_off, sizeof(*ip));
 	__u32 end, l4_min;
 	int ret;
 
-	if (LOAD(skb, p->l3_off, ip))
+	if (!ip)
 		return PARSE_MALFORMED;
-	p->l3_len = bpf_ntohs(ip.payload_len) + sizeof(ip);
+	p->l3_len = bpf_ntohs(ip->payload_len) + sizeof(*ip);
 	/* BIG TCP (5.19), as above. */
-	if (!ip.payload_len && skb->gso_size)
+	if (!ip->payload_len && skb->gso_size)
 		p->l3_len = skb->len - p->l3_off;
 	end = p->l3_off + p->l3_len;
-	if (ip.version != 6 || end > skb->len)
+	if (ip->version != 6 || end > skb->len)
 		return PARSE_MALFORMED;
-	p->l4_off = p->l3_off + sizeof(ip);
-	p->ttl = ip.hop_limit;
+	p->l4_off = p->l3_off + sizeof(*ip);
+	p->ttl = ip->hop_limit;
 	p->flags |= PACKET_DF;
 	p->tuple.family = FAMILY_V6;
-	__builtin_memcpy(&p->tuple.saddr, &ip.saddr, sizeof(struct addr));
-	__builtin_memcpy(&p->tuple.daddr, &ip.daddr, sizeof(struct addr));
-	ret = parse_v6_headers(skb, p, ip.nexthdr);
+	__builtin_memcpy(&p->tuple.saddr, &ip->saddr, sizeof(struct addr));
+	__builtin_memcpy(&p->tuple.daddr, &ip->daddr, sizeof(struct addr));
+	ret = parse_v6_headers(skb, p, ip->nexthdr);
 	if (ret != PARSE_OK || p->flags & PACKET_NO_L4)
 		return ret;
 	l4_min = p->tuple.proto == IPPROTO_TCP ? sizeof(struct tcphdr) : 8;
@@ -264,7 +266,7 @@ static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
 }
 
 /*
- * Fills *p, which the caller has zeroed but for l3_off. Not static, like the
+ * Fills *p, whose tuple and flags are zero, and whose l3_off is set. Not static, like the
  * other larger steps of a packet's way: the verifier then checks each of them
  * once, and not once for every path that leads to it.
  */

@@ -19,11 +19,6 @@ struct way {
 	struct bpf_redir_neigh next_hop; /* WAY_OUT */
 };
 
-static __always_inline int way_is_out(const struct way *way)
-{
-	return way->kind == WAY_OUT || way->kind == WAY_LINK;
-}
-
 static __always_inline int way_refuses(const struct way *way)
 {
 	return way->kind == WAY_TOO_BIG || way->kind == WAY_TTL || way->kind == WAY_NONE;
@@ -143,26 +138,33 @@ static __always_inline int macs_store(struct __sk_buff *skb, const __u8 *macs)
 	return 0;
 }
 
-/* Sends the packet, already rewritten, on its way. */
-static __always_inline int way_take(struct __sk_buff *skb, const struct packet *p,
-				    struct way *way, enum verdict verdict)
+/*
+ * Sends the packet, already rewritten, to a pod (WAY_POD) or to a neighbour (WAY_LINK) whose
+ * device and addresses are known.
+ */
+static __always_inline int way_send(struct __sk_buff *skb, __u32 kind, __u32 ifindex,
+				    const __u8 *macs, enum verdict verdict)
 {
-	if (way->kind == WAY_POD) {
-		if (macs_store(skb, way->macs))
-			goto drop;
-		/* On a bridge's port the frame was for the bridge, not for the port. */
-		if (skb->pkt_type != PACKET_HOST)
-			bpf_skb_change_type(skb, PACKET_HOST);
-		count(verdict);
-		return bpf_redirect_peer(way->ifindex, 0);
+	if (macs_store(skb, macs)) {
+		count(DROP_REWRITE);
+		return TC_ACT_SHOT;
 	}
-	if (way->kind == WAY_LINK) {
-		if (macs_store(skb, way->macs))
-			goto drop;
+	count(verdict);
+	if (kind == WAY_LINK) {
 		skb->tc_index = DONE_TC_INDEX;
-		count(verdict);
-		return bpf_redirect(way->ifindex, 0);
+		return bpf_redirect(ifindex, 0);
 	}
+	/* On a bridge's port the frame was for the bridge, not for the port. */
+	if (skb->pkt_type != PACKET_HOST)
+		bpf_skb_change_type(skb, PACKET_HOST);
+	return bpf_redirect_peer(ifindex, 0);
+}
+
+/* Sends the packet, already rewritten, on its way. */
+static __always_inline int way_take(struct __sk_buff *skb, struct way *way, enum verdict verdict)
+{
+	if (way->kind == WAY_POD)
+		return way_send(skb, WAY_POD, way->ifindex, way->macs, verdict);
 	if (way->kind == WAY_OUT) {
 		skb->tc_index = DONE_TC_INDEX;
 		count(verdict);
@@ -170,9 +172,6 @@ static __always_inline int way_take(struct __sk_buff *skb, const struct packet *
 	}
 	count(TRANSLATED_STACK);
 	return NEXT;
-drop:
-	count(DROP_REWRITE);
-	return TC_ACT_SHOT;
 }
 
 #endif

@@ -104,23 +104,24 @@ static __always_inline int flow_meets_policy(struct flow *f, struct flow *entry,
 }
 
 /*
- * The way of a flow's packets, from the flow's own memory while that is fresh.
- * Once a second it is asked for again, and the packet that asks goes by the
- * kernel's neighbour table, which so learns that the neighbour is in use.
+ * Is the way that the flow's packets took last good for this one? Once a second it is
+ * asked for again, and the packet that asks goes by the kernel's neighbour table, which
+ * so learns that the neighbour is in use.
  */
-static __always_inline void flow_way(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
+static __always_inline int flow_way_known(const struct __sk_buff *skb, const struct packet *p,
+					  const struct flow *f)
+{
+	return f->way_seen == p->time && !(p->flags & PACKET_SYN) &&
+	       (f->way_kind == WAY_POD || (p->ttl > 1 && packet_size(skb, p) <= f->way_mtu));
+}
+
+/* Finds the way of a flow's packets, and leaves it in the flow's entry for a second. */
+static __noinline void flow_way(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
 {
 	struct flow *f = &m->pair.flow;
 	struct packet *p = &m->packet;
 	struct way *way = &m->way;
 
-	if (f->way_seen == p->time && !(p->flags & PACKET_SYN) &&
-	    (f->way_kind == WAY_POD || (p->ttl > 1 && packet_size(skb, p) <= f->way_mtu))) {
-		way->kind = f->way_kind;
-		way->ifindex = f->way_ifindex;
-		__builtin_memcpy(way->macs, f->way_macs, sizeof(way->macs));
-		return;
-	}
 	if (flow_meets_policy(f, entry, p)) {
 		way->kind = WAY_STACK;
 		return;
@@ -148,22 +149,27 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	struct packet *p = &m->packet;
 	struct way *way = &m->way;
 
-	if (p->flags & PACKET_FIRST_FRAGMENT)
+	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT))
 		fragment_remember(p);
-	if (hook == EGRESS || f->flags & FLOW_STACK)
-		way->kind = WAY_STACK;
-	else
-		flow_way(skb, m, entry);
-	if (way_refuses(way))
-		return refuse(skb, m);
 	if (hook == EGRESS) {
 		if (nat_rewrite_by_helpers(skb, p, f, 0))
 			return drop(DROP_REWRITE);
 		return pass(TRANSLATED_EGRESS);
 	}
-	if (nat_rewrite(skb, p, f, way_is_out(way)))
+	if (f->flags & FLOW_STACK) {
+		way->kind = WAY_STACK;
+	} else if (likely(flow_way_known(skb, p, f))) {
+		if (nat_rewrite(skb, p, f, f->way_kind == WAY_LINK))
+			return drop(DROP_REWRITE);
+		return way_send(skb, f->way_kind, f->way_ifindex, f->way_macs, TRANSLATED_DIRECT);
+	} else {
+		flow_way(skb, m, entry);
+	}
+	if (way_refuses(way))
+		return refuse(skb, m);
+	if (nat_rewrite(skb, p, f, way->kind == WAY_OUT))
 		return drop(DROP_REWRITE);
-	return way_take(skb, p, way, TRANSLATED_DIRECT);
+	return way_take(skb, way, TRANSLATED_DIRECT);
 }
 
 /* The node's address as seen by whatever lies beyond an interface. */
@@ -281,7 +287,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 		if (way_refuses(&m->way))
 			return DROP_NO_ROUTE;
 		/* Not towards the network: a pod of this node, whatever its EndpointSlice says. */
-		here = way_is_out(&m->way) && !bpf_map_lookup_elem(&uplinks, &m->way.ifindex);
+		here = m->way.kind == WAY_OUT && !bpf_map_lookup_elem(&uplinks, &m->way.ifindex);
 	}
 	f->flags = (here ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_TWIN_TO_POD : 0);
 	if (!hairpin && needs_stack(p, b, here, hook, s)) {
@@ -365,11 +371,11 @@ static __always_inline int pass_by(struct __sk_buff *skb, struct scratch *m, int
 	/* Out is to the network: a pod of this node that is not known yet may be policed. */
 	if (m->way.kind == WAY_OUT && !bpf_map_lookup_elem(&uplinks, &m->way.ifindex))
 		return -2;
-	if (p->flags & PACKET_FIRST_FRAGMENT)
+	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT))
 		fragment_remember(p);
 	if (m->way.kind == WAY_OUT && nat_decrement_ttl(skb, p))
 		return drop(DROP_REWRITE);
-	return way_take(skb, p, &m->way, verdict);
+	return way_take(skb, &m->way, verdict);
 }
 
 /* A packet for no Service's address. */
@@ -649,7 +655,7 @@ __noinline int relay_error(struct __sk_buff *skb, struct settings *s, int hook)
 		return drop(DROP_REWRITE);
 	if (m->way.kind == WAY_STACK)
 		return pass(TRANSLATED_ICMP);
-	return way_take(skb, p, &m->way, TRANSLATED_ICMP);
+	return way_take(skb, &m->way, TRANSLATED_ICMP);
 }
 
 #endif

@@ -67,7 +67,8 @@ static __always_inline void tcp_learn(struct tcp_side *s, const struct packet *p
 /* A segment in the middle of a connection needs no other entry than its own. */
 static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
 {
-	if (f->state != FLOW_ESTABLISHED || p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST) ||
+	if (f->state != FLOW_ESTABLISHED ||
+	    p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4) ||
 	    (f->flags & (FLOW_FIN | FLOW_TWIN_FIN | FLOW_TRACKED)) != FLOW_TRACKED ||
 	    !tcp_fits(&f->tcp, p))
 		return 0;

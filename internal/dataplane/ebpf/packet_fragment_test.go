@@ -12,6 +12,7 @@ func TestPacketFragments(t *testing.T) {
 	t.Run("FirstIsLate", func(t *testing.T) { eachFamily(t, n, n.fragmentsOvertake) })
 	t.Run("Strangers", func(t *testing.T) { eachFamily(t, n, n.fragmentsOfOthers) })
 	t.Run("LongAgo", func(t *testing.T) { eachFamily(t, n, n.fragmentsLongAgo) })
+	t.Run("WithoutNumbers", func(t *testing.T) { eachFamily(t, n, n.fragmentsWithoutNumbers) })
 	t.Run("Tiny", func(t *testing.T) { eachTransport(t, n, n.fragmentsTiny) })
 	t.Run("DestOptsInFragments", func(t *testing.T) { n.forget(t); n.fragmentsOfOptions(t, plans["IPv6"]) })
 }
@@ -61,6 +62,23 @@ func (n *packetNode) sendFragments(t *testing.T, hook at, frags [][]byte, firstV
 		t.Errorf("datagram put together: %v", err)
 	}
 	return path
+}
+
+// fragmentsWithoutNumbers: a later fragment changes nothing of a connection's state, least
+// of all by the sequence numbers of the packet before it.
+func (n *packetNode) fragmentsWithoutNumbers(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
+	c, other := n.openHere(t, p, 40000), n.openHere(t, p, 40001)
+	hook, f := c.frame(".", bytes.Repeat([]byte("x"), 1000))
+	f.id = 78
+	frags := f.fragments(n, "eth0", 512)
+	n.sendRaw(t, hook, frags[0]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	before, _ := n.flow(c.keys()[0])
+	other.forge(t, ".", c.sent+900, c.answered)
+	n.sendRaw(t, hook, frags[1]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	if after, _ := n.flow(c.keys()[0]); after.Tcp != before.Tcp {
+		t.Errorf("TCP state after a later fragment %+v, want %+v", after.Tcp, before.Tcp)
+	}
 }
 
 func (n *packetNode) fragmentsInOrder(t *testing.T, p *plan, proto uint8) {
