@@ -61,7 +61,7 @@ bench: root build ## measure the way through a Service against the way without (
 	bin/spillway bench tftp
 	bin/spillway bench sync
 	bin/spillway bench notrack
-	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/conntrack ./internal/doctor
+	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/node/conntrack ./internal/diagnosis/doctor
 
 demo: root build ## five published experiments in quick form, with a report (as root; 5 minutes)
 	hack/deps demo

@@ -16,11 +16,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/conntrack/autopilot"
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/node/conntrack/autopilot"
+	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/internal/telemetry"
 )

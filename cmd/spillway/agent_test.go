@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/reconcile"
 )
 

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"spillway.dev/spillway/internal/dataplane/iptables"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/source/kube"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/kube"
 )
 
 // agentConfig is the agent's command line.

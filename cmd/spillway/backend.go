@@ -16,9 +16,9 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
-	"spillway.dev/spillway/internal/dnat"
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/kubeproxy"
+	"spillway.dev/spillway/internal/node/dnat"
+	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/kubeproxy"
 	"spillway.dev/spillway/internal/reconcile"
 )
 

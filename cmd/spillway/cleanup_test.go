@@ -14,8 +14,8 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel/netnstest"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // A node, or the image of another release, need not have the programs that put

@@ -10,10 +10,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/conntrack"
-	"spillway.dev/spillway/internal/conntrack/autopilot"
-	"spillway.dev/spillway/internal/conntrack/stale"
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/conntrack/autopilot"
+	"spillway.dev/spillway/internal/node/conntrack/stale"
+	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/reconcile"
 )
 

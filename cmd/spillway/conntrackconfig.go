@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"spillway.dev/spillway/internal/conntrack/autopilot"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/node/conntrack/autopilot"
 )
 
 // minFlows is the smallest flow table. An LRU map evicts in batches of each CPU:

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"spillway.dev/spillway/internal/conntrack"
-	"spillway.dev/spillway/internal/doctor"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/experiment"
 )
 

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/doctor"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
 )
 
 // sickNamespace is one with a rule that doctor finds.

@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"spillway.dev/spillway/internal/conntrack"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
-	"spillway.dev/spillway/internal/drops"
+	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
 // dropsConfig is the command line of `spillway drops`.

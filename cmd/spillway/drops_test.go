@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/drops"
+	"spillway.dev/spillway/internal/diagnosis/drops"
 )
 
 func TestDropsRefusesWhatItCannotFilterBy(t *testing.T) {

@@ -4,10 +4,10 @@ import (
 	"net/netip"
 	"strings"
 
-	"spillway.dev/spillway/internal/conntrack"
 	"spillway.dev/spillway/internal/dataplane/nftables"
-	"spillway.dev/spillway/internal/drops"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/diagnosis/drops"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
 // explainDenial says of a packet that nft dropped which DoNotTrackPolicy denied it, if

@@ -17,11 +17,11 @@ import (
 
 	"github.com/vishvananda/netns"
 
-	"spillway.dev/spillway/internal/conntrack"
 	"spillway.dev/spillway/internal/dataplane/nftables"
-	"spillway.dev/spillway/internal/drops"
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/diagnosis/drops"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
 // deniedWorld is a node with two pods at a bridge, and a machine outside; of one pod,

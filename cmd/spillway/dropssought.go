@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"time"
 
-	"spillway.dev/spillway/internal/conntrack"
-	"spillway.dev/spillway/internal/drops"
+	"spillway.dev/spillway/internal/diagnosis/drops"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
 // sought is what --netns or --pod named: another network namespace may come into

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"spillway.dev/spillway/internal/capacity"
-	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/node/capacity"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
 // planConfig is the command line of `spillway plan`.

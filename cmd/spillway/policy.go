@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
-	"spillway.dev/spillway/internal/source/kube"
-	"spillway.dev/spillway/internal/source/manifest"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/manifest"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func newPolicyCommand() *cobra.Command {

@@ -8,9 +8,9 @@ import (
 	"strings"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // flowWorld is what a question is answered from.

@@ -5,8 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // hint tells of NetworkPolicies that an untracked flow and whoever enforces them do not

@@ -8,9 +8,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/source/kube"
-	"spillway.dev/spillway/internal/source/manifest"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/manifest"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // source is where Services come from.

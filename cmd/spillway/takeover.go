@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"spillway.dev/spillway/internal/kubeproxy"
+	"spillway.dev/spillway/internal/node/kubeproxy"
 )
 
 // takeover puts this agent in the place of a kube-proxy: when the agent serves

@@ -15,9 +15,9 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 
-	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/diagnosis/top"
 	"spillway.dev/spillway/internal/escape"
-	"spillway.dev/spillway/internal/top"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/experiment"
 )
 

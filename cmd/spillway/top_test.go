@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
 // once prints the first page of what is read.

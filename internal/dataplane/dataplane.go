@@ -8,7 +8,7 @@ import (
 	"maps"
 	"slices"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // Backend writes intent into the kernel. Its methods are called by one

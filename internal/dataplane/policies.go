@@ -3,7 +3,7 @@ package dataplane
 import (
 	"context"
 
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
 )
 
 // Policies writes do-not-track policies into the kernel, beside whichever Backend

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // StaleEntries takes away what the kernel's connection tracking remembers of

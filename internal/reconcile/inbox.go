@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // inbox holds what arrived and was not taken in yet. It is bounded by the

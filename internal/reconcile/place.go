@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // nowhere is the lane of a port that no backend can carry.

@@ -6,8 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // TestMetricsAndProblemsSayWhatIsNotKnown goes from an earlier agent's table that is left

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // Whatever changes come and whatever fails on the way: when it is quiet again,

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestFirstSyncWaitsForTheWholeWorld(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // Status is how things stand.

@@ -14,8 +14,8 @@ import (
 	"strconv"
 	"sync/atomic"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // HealthChecks answers load balancers on the healthCheckNodePorts of Services:

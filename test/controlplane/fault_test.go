@@ -22,10 +22,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/reconcile"
-	"spillway.dev/spillway/internal/source/kube"
 	"spillway.dev/spillway/internal/telemetry"
 	"spillway.dev/spillway/lab/controlplane"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/telemetry"
 )
 

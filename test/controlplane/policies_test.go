@@ -19,9 +19,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/api/policy/v1alpha1"
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/source/kube"
-	"spillway.dev/spillway/internal/source/kubeobject"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/kubeobject"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/controlplane"
 )
 

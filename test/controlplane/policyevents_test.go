@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"spillway.dev/spillway/api/policy/v1alpha1"
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/source/kube"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // speaker is what of an agent speaks of policies.

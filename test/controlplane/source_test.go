@@ -9,8 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/source/kube"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/controlplane"
 )
 

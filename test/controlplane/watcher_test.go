@@ -13,8 +13,8 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/source/kube"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // patience bounds every wait; a test that has to wait so long has failed.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/capacity"
+	"spillway.dev/spillway/internal/node/capacity"
 	machine "spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"testing"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/source/manifest"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/manifest"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 )

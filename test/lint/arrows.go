@@ -34,30 +34,30 @@ type rule struct {
 // rules has one line for each room; the first that fits a package counts. Data
 // runs from model to the dataplanes, and nothing imports what is to its right.
 var rules = []rule{
-	{room: "internal/model", stdlib: true},
-	{room: "internal/kernel"},
-	{room: "internal/source", may: []string{"internal/model", "api"}},
-	{room: "internal/intent", may: []string{"internal/model"}, stdlib: true, tests: []string{"internal/source/manifest"}},
-	{room: "internal/policy", may: []string{"internal/model"}, stdlib: true, tests: []string{"internal/source/manifest"}},
-	{room: "internal/capacity", stdlib: true},
+	{room: "internal/facts/model", stdlib: true},
+	{room: "internal/node/kernel"},
+	{room: "internal/facts", may: []string{"internal/facts/model", "api"}},
+	{room: "internal/decisions/intent", may: []string{"internal/facts/model"}, stdlib: true, tests: []string{"internal/facts/manifest"}},
+	{room: "internal/decisions/policy", may: []string{"internal/facts/model"}, stdlib: true, tests: []string{"internal/facts/manifest"}},
+	{room: "internal/node/capacity", stdlib: true},
 	{room: "internal/escape", stdlib: true},
 	// Which entries are stale is decided from what intent says of Service ports;
 	// reading them is not, so that doctor and top stay free of Services.
-	{room: "internal/conntrack/stale", may: []string{"internal/model", "internal/intent", "internal/conntrack="}, tests: []string{"internal/kernel"}},
-	{room: "internal/conntrack/autopilot", may: []string{"internal/kernel", "internal/capacity", "internal/conntrack="}},
-	{room: "internal/conntrack", may: []string{"internal/kernel", "internal/capacity", "internal/escape"}},
+	{room: "internal/node/conntrack/stale", may: []string{"internal/facts/model", "internal/decisions/intent", "internal/node/conntrack="}, tests: []string{"internal/node/kernel"}},
+	{room: "internal/node/conntrack/autopilot", may: []string{"internal/node/kernel", "internal/node/capacity", "internal/node/conntrack="}},
+	{room: "internal/node/conntrack", may: []string{"internal/node/kernel", "internal/node/capacity", "internal/escape"}},
 	{room: "internal/dataplane/ebpf", may: backend},
 	{room: "internal/dataplane/nftables", may: backend},
 	{room: "internal/dataplane/iptables", may: backend},
-	{room: "internal/dataplane", may: []string{"internal/model", "internal/intent", "internal/policy"}},
+	{room: "internal/dataplane", may: []string{"internal/facts/model", "internal/decisions/intent", "internal/decisions/policy"}},
 	// What another proxy has left is no Service of ours.
-	{room: "internal/kubeproxy", tests: []string{"internal/kernel"}},
-	{room: "internal/dnat", may: []string{"internal/kernel"}},
-	{room: "internal/telemetry", may: []string{"internal/model", "internal/intent"}},
-	{room: "internal/reconcile", may: []string{"internal/model", "internal/intent", "internal/policy", "internal/dataplane=", "internal/telemetry"}},
-	{room: "internal/doctor", may: []string{"internal/kernel", "internal/conntrack", "internal/capacity", "internal/escape", "internal/model"}},
-	{room: "internal/drops", may: []string{"internal/kernel", "internal/conntrack="}},
-	{room: "internal/top", may: []string{"internal/conntrack=", "internal/drops", "internal/escape"}},
+	{room: "internal/node/kubeproxy", tests: []string{"internal/node/kernel"}},
+	{room: "internal/node/dnat", may: []string{"internal/node/kernel"}},
+	{room: "internal/telemetry", may: []string{"internal/facts/model", "internal/decisions/intent"}},
+	{room: "internal/reconcile", may: []string{"internal/facts/model", "internal/decisions/intent", "internal/decisions/policy", "internal/dataplane=", "internal/telemetry"}},
+	{room: "internal/diagnosis/doctor", may: []string{"internal/node/kernel", "internal/node/conntrack", "internal/node/capacity", "internal/escape", "internal/facts/model"}},
+	{room: "internal/diagnosis/drops", may: []string{"internal/node/kernel", "internal/node/conntrack="}},
+	{room: "internal/diagnosis/top", may: []string{"internal/node/conntrack=", "internal/diagnosis/drops", "internal/escape"}},
 	{room: "internal", may: nil}, // a new room has to be entered above
 	{room: "api"},
 	{room: "lab", may: []string{"..."}},
@@ -68,7 +68,7 @@ var rules = []rule{
 }
 
 // backend is what a dataplane may import; another dataplane is not in it.
-var backend = []string{"internal/model", "internal/intent", "internal/policy", "internal/dataplane=", "internal/kernel"}
+var backend = []string{"internal/facts/model", "internal/decisions/intent", "internal/decisions/policy", "internal/dataplane=", "internal/node/kernel"}
 
 // List asks go about the packages below dir. Packages that do not compile are
 // listed too.

@@ -28,11 +28,11 @@ func TestBackwardImportsAreFound(t *testing.T) {
 	got := Check(list)
 	want := []string{
 		module + "/internal/dataplane/ebpf may not import " + module + "/internal/dataplane/nftables",
-		module + "/internal/intent may not import " + module + "/internal/reconcile",
-		module + "/internal/model may not import example.org/clock",
-		module + "/internal/newroom may not import " + module + "/internal/model",
+		module + "/internal/decisions/intent may not import " + module + "/internal/reconcile",
+		module + "/internal/facts/model may not import example.org/clock",
+		module + "/internal/newroom may not import " + module + "/internal/facts/model",
 		module + "/somewhere is in no room of test/lint/arrows.go",
-		"the tests of " + module + "/internal/model may not import " + module + "/lab",
+		"the tests of " + module + "/internal/facts/model may not import " + module + "/lab",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -44,26 +44,26 @@ func TestRules(t *testing.T) {
 		from, to string
 		ok       bool
 	}{
-		{"internal/source/manifest", "internal/model", true},
-		{"internal/source/manifest", "internal/intent", false},
-		{"internal/intent", "internal/model", true},
-		{"internal/intent", "internal/dataplane", false},
+		{"internal/facts/manifest", "internal/facts/model", true},
+		{"internal/facts/manifest", "internal/decisions/intent", false},
+		{"internal/decisions/intent", "internal/facts/model", true},
+		{"internal/decisions/intent", "internal/dataplane", false},
 		{"internal/dataplane/ebpf", "internal/dataplane", true},
 		{"internal/dataplane/ebpf", "internal/dataplane/ebpf/attach", true},
 		{"internal/dataplane/ebpf/attach", "internal/dataplane/iptables", false},
 		{"internal/dataplane/ebpf", "internal/reconcile", false},
-		{"internal/dataplane/ebpf", "internal/source/manifest", false},
+		{"internal/dataplane/ebpf", "internal/facts/manifest", false},
 		{"internal/reconcile", "internal/dataplane", true},
 		{"internal/reconcile", "internal/dataplane/ebpf", false},
-		{"internal/reconcile", "internal/source/manifest", false},
-		{"internal/conntrack", "internal/capacity", true},
-		{"internal/conntrack", "internal/intent", false},
-		{"internal/conntrack/stale", "internal/intent", true},
-		{"internal/conntrack/stale", "internal/dataplane", false},
-		{"internal/dataplane/nftables", "internal/conntrack/stale", false},
-		{"internal/reconcile", "internal/conntrack/stale", false},
+		{"internal/reconcile", "internal/facts/manifest", false},
+		{"internal/node/conntrack", "internal/node/capacity", true},
+		{"internal/node/conntrack", "internal/decisions/intent", false},
+		{"internal/node/conntrack/stale", "internal/decisions/intent", true},
+		{"internal/node/conntrack/stale", "internal/dataplane", false},
+		{"internal/dataplane/nftables", "internal/node/conntrack/stale", false},
+		{"internal/reconcile", "internal/node/conntrack/stale", false},
 		{"internal/telemetry", "lab/topology", false},
-		{"lab/experiment", "internal/kernel", true},
+		{"lab/experiment", "internal/node/kernel", true},
 		{"cmd/spillway", "internal/dataplane/ebpf", true},
 		{"cmd/spillway", "lab/topology", true},
 	} {

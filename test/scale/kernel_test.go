@@ -19,8 +19,8 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
-	spwkernel "spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/kernel/netnstest"
+	spwkernel "spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }

@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/kernel/netnstest"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // A whole life: start, restart, restarts with other sizes, clean-up.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 func inOneStep(step func()) bool { step(); return true }

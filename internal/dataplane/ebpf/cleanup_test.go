@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 func wantError(t *testing.T, what string, err error, parts ...string) {

@@ -3,7 +3,7 @@ package ebpf
 import (
 	"net/netip"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // An endpoint's own address and port stand among the frontends too, marked

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // Drain has what an earlier run left leave new connections to another dataplane:

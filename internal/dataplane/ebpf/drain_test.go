@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {

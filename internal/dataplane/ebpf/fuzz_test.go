@@ -8,7 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // dumpedMap gives entries that a fuzzer made, as a map of the kernel does.

@@ -3,7 +3,7 @@ package ebpf
 import (
 	"time"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // Version 1 knew no sequence numbers, and took a connection for established when the

@@ -5,7 +5,7 @@ import (
 	"time"
 	"unsafe"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestFlowsOfVersion1(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // objects are the loaded programs and maps.

@@ -14,9 +14,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // There has been no version 0. In this one flows are of IPv4 alone, and remember

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // fakeNAT reports what a test says.

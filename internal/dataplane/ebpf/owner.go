@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // ownerMap is the pin, beside the directories of an instance, that says which

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestPacketAnswers(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 func TestPacketFlows(t *testing.T) {

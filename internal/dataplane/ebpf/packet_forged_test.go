@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // Packets that claim to be of an honest client's connection, or of any. Whoever sends

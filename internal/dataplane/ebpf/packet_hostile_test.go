@@ -7,7 +7,7 @@ import (
 	"net"
 	"testing"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestPacketHostile(t *testing.T) {

@@ -22,9 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // The tests in packet_*_test.go give single packets to the tc programs by

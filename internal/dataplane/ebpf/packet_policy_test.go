@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 func TestPacketPolicy(t *testing.T) {

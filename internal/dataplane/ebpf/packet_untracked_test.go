@@ -4,9 +4,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestPacketUntracked(t *testing.T) {

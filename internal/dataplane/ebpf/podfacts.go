@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // podFacts is what the cluster says about addresses that pods claim.

@@ -16,8 +16,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // A long random walk through states of intent: after every step the maps hold

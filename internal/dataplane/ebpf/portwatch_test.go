@@ -10,7 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 var errKilled = errors.New("killed by the test")

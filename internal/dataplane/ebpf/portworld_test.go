@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // simplePort is a Service with one clusterIP and n endpoints.

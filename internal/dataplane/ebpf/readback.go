@@ -11,8 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // readPorts reads what an earlier run has left in the maps. All of it is an

@@ -5,7 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // sourceCounts are the confirmed flows by client and by its network, as the map sources has them. The

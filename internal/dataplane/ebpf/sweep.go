@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // sweepBatch is how many entries one system call reads.

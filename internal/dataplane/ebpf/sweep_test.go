@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 var testTimeouts = Timeouts{

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // ipXfrm runs commands of "ip xfrm" in the test's network namespace.

@@ -5,7 +5,7 @@ import (
 	"maps"
 	"slices"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // served lists the Service ports of one family that the kernel serves. With

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // BenchmarkSync measures a cold full sync, an endpoint that goes or comes back,

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 func quiet() Config { return Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))} }

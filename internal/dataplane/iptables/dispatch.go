@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"strings"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // dispatch leads from a destination to the chain that serves it. A key of its

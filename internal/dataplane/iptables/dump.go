@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // dump is what iptables-save says of one table, as far as it concerns us.

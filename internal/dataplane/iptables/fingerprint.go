@@ -9,8 +9,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // A fingerprint stands for the state of a family's tables. As long as it stays

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // namesFound bounds how many chains of one kind are named.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // FuzzReadDump reads what iptables-save may print, of rules that any program may have

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // Service ports of a protocol that opens a second port have the kernel's helper

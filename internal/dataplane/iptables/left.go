@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // kernelHoldsOwn asks the kernel itself whether a variant has chains of ours in

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 func TestPodsAreToldAsTheNodeSays(t *testing.T) {

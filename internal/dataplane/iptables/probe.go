@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // chainTry holds the rules that features are tried out with, for a moment.

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // programs are the binaries of one variant and one family.

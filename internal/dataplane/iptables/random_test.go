@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // randomWorld makes up Service ports that change. As in intent, no two have one

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // ruleset is what one family's tables must hold, and what they do hold as far

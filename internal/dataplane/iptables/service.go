@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // The kinds of chain that a Service port has, the middle of their names.

@@ -4,8 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // The marks of packets on their way through the node. The first is kube-proxy's

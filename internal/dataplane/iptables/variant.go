@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // found is what there is of one variant.

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // Service ports with sessionAffinity ClientIP have elements besides those that

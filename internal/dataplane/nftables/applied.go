@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // state tells which Service ports the table serves, as far as its elements say:

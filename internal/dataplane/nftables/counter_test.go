@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestCountersTellWhatIsAskedForAndOutliveChanges(t *testing.T) {

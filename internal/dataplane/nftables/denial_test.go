@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // inPlace runs it where the test is.

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // listen has the kernel tell what others change in the table.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // heard waits for the backend to hear of a change.

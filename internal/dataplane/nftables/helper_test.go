@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestHelpersAreKeptWhileAServiceNeedsThemAndNoLonger(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // remembered reads what packets wrote into a map of clients.

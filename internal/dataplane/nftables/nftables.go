@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // DefaultTable is the name of the table, of family inet, in the agent's network

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // plan is what has to be written: a batch, and the table that it leaves.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
 )
 
 // PolicyTable is the name of the table of do-not-track policies, of family inet.

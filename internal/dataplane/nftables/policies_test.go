@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func openPolicies(t *testing.T) *Policies {

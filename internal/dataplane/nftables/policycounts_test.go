@@ -10,8 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // counted is what the metric of packets says, by policy and verdict. A registry would

@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // rawPriority is before conntrack (-200), and so before all NAT, and after

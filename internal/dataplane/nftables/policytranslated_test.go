@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
-	"spillway.dev/spillway/internal/model"
-	"spillway.dev/spillway/internal/policy"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // TestWhatIsDeniedIsDeniedThroughServicesToo asks for a pod by addresses that

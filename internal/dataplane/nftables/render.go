@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // rendering is what one Service port, or the node, puts into the table.

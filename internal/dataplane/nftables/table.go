@@ -3,7 +3,7 @@ package nftables
 import (
 	"maps"
 
-	"spillway.dev/spillway/internal/intent"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // table is what the agent believes the kernel holds: enough to work out what a

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/intent"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 var update = flag.Bool("update", false, "write the golden dumps anew")

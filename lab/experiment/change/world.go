@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // Endpoints is how many endpoints each Service of the world has.

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/examples/rtb"
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/rig"

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"spillway.dev/spillway/internal/model"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/rig"
 	"spillway.dev/spillway/lab/load"

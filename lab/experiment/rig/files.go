@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 )

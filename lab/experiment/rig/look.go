@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 
-	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 )

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"spillway.dev/spillway/internal/conntrack"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/rig"
 )

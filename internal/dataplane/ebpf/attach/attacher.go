@@ -32,7 +32,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 const (

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 func TestSyncAttachesByRole(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/kernel"
-	"spillway.dev/spillway/internal/kernel/netnstest"
+	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // enterNetns moves the test into a new network namespace until it ends.

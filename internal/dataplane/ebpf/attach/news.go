@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/kernel"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // dirty says what has to be looked at again.

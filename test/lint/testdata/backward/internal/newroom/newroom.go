@@ -1,3 +1,3 @@
 package newroom
 
-import _ "spillway.dev/spillway/internal/model"
+import _ "spillway.dev/spillway/internal/facts/model"

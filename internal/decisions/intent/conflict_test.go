@@ -1,0 +1,215 @@
+package intent
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
+	hc := func(s *model.Service) {
+		s.Type, s.ExternalLocal, s.HealthCheckNodePort = model.LoadBalancer, true, 31000
+	}
+	rows := []struct {
+		name  string
+		claim func(*model.Service)
+		taken string // the frontend both want, as lines names it
+		field string
+		what  string
+	}{
+		{"a clusterIP and port", clusterIPs("10.96.0.1"), "ClusterIP 10.96.0.1:80", "spec.clusterIPs[0]", "10.96.0.1:80/TCP"},
+		{"a NodePort", nodePort(30080), "NodePort *:30080", "spec.ports[0].nodePort", "NodePort 30080/TCP (IPv4)"},
+		{"an externalIP and port", externalIPs("198.51.100.1"), "ExternalIP 198.51.100.1:80", "spec.externalIPs[0]", "198.51.100.1:80/TCP"},
+		{"a LoadBalancer IP and port", loadBalancer("192.0.2.1"), "LoadBalancerIP 192.0.2.1:80", "status.loadBalancer.ingress", "192.0.2.1:80/TCP"},
+		{"a healthCheckNodePort", hc, "", "spec.healthCheckNodePort", "healthCheckNodePort 31000"},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			older := web(called("older"), born(1), clusterIPs("10.96.0.7"), row.claim)
+			younger := web(called("a-younger"), born(2), clusterIPs("10.96.0.8"), row.claim)
+			if row.taken == "ClusterIP 10.96.0.1:80" {
+				nodePort(30001)(older) // so that something is left to both
+				nodePort(30002)(younger)
+			}
+			holders := func(tr *Tracker) string {
+				var out []string
+				for _, sp := range tr.State().Ports {
+					if row.taken != "" && strings.Contains(describe([]*ServicePort{sp}), "\n"+row.taken+" ") {
+						out = append(out, sp.ID.Service.Name)
+					}
+				}
+				for _, h := range tr.HealthChecks() {
+					out = append(out, h.Service.Name)
+				}
+				return strings.Join(out, " ")
+			}
+			problem := model.Problem{Where: "Service ns/a-younger", Field: row.field,
+				What: row.what + " is already taken by Service ns/older; change one of the two"}
+
+			tr := newTracker(younger)
+			same(t, "holder while alone", holders(tr), "a-younger")
+			c := tr.Apply(delta(older))
+			same(t, "holder after the older came", holders(tr), "older")
+			if len(c.Problems) != 1 || c.Problems[0] != problem {
+				t.Errorf("problems %v, want %v", c.Problems, problem)
+			}
+			if len(tr.State().Ports) != 2 {
+				t.Errorf("what is not contested is not served: %s", describe(tr.State().Ports))
+			}
+			if again := tr.Apply(delta(older)); !again.Empty() {
+				t.Errorf("the same Service again changes %+v", again)
+			}
+			c = tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name("older"): nil}})
+			same(t, "holder after the older went", holders(tr), "a-younger")
+			if c.Problems == nil || len(c.Problems) != 0 {
+				t.Errorf("problems %#v after the conflict, want an empty list", c.Problems)
+			}
+			if len(c.Deletes) != 1 || len(c.Upserts)+len(c.HealthChecks) == 0 {
+				t.Errorf("not taken over in the same Changes: %+v", c)
+			}
+		})
+	}
+}
+
+// TestWhatIsServedStays has the address of z claimed by a, which comes later
+// though its name is first.
+func TestWhatIsServedStays(t *testing.T) {
+	type opts []func(*model.Service)
+	const address = "198.51.100.1"
+	rows := []struct {
+		name    string
+		z, a    opts
+		atOnce  string // who has the address if both come at once
+		after   string // and if a comes later
+		another string // and after who had it went and came back
+	}{
+		{"neither has a timestamp", opts{undated}, opts{undated}, "a", "z", "a"},
+		{"the later one alone has a timestamp", opts{undated}, opts{born(1)}, "a", "z", "a"},
+		{"the one that serves alone has a timestamp", opts{born(2)}, opts{undated}, "z", "z", "a"},
+		{"the later one is younger", opts{born(1)}, opts{born(2)}, "z", "z", "z"},
+		{"the later one is older", opts{born(2)}, opts{born(1)}, "a", "a", "a"},
+		{"both are of one second", opts{born(1)}, opts{born(1)}, "a", "a", "a"},
+		{"it is the clusterIP of the later one", opts{undated}, opts{undated, clusterIPs(address)}, "a", "a", "a"},
+		{"it is the clusterIP of the one that serves", opts{undated, clusterIPs(address)}, opts{born(1)}, "z", "z", "z"},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			objects := map[string]*model.Service{
+				"z": web(append(opts{called("z"), clusterIPs("10.96.0.1"), externalIPs(address)}, row.z...)...),
+				"a": web(append(opts{called("a"), clusterIPs("10.96.0.2"), externalIPs(address)}, row.a...)...),
+			}
+			z, a := objects["z"], objects["a"]
+			same(t, "holder if both come at once", holderOf(newTracker(z, a), address), row.atOnce)
+			tr := newTracker(z)
+			tr.Apply(delta(a))
+			same(t, "holder", holderOf(tr, address), row.after)
+			tr.Apply(whole(delta(z, a)))
+			same(t, "holder after a whole world", holderOf(tr, address), row.after)
+			for _, s := range objects {
+				edited := *s
+				edited.Affinity, edited.Ports = time.Hour, []model.ServicePort{{Name: "new", Protocol: model.TCP, Port: 80}}
+				tr.Apply(delta(&edited))
+				same(t, "holder after an edit of "+s.Name.Name, holderOf(tr, address), row.after)
+			}
+			tr.Apply(withoutService(row.after))
+			same(t, "holder after the holder went", holderOf(tr, address), map[string]string{"a": "z", "z": "a"}[row.after])
+			tr.Apply(delta(objects[row.after]))
+			same(t, "holder after it came back", holderOf(tr, address), row.another)
+		})
+	}
+}
+
+// holderOf names the Services that are served on an address.
+func holderOf(tr *Tracker, address string) string {
+	var out []string
+	for _, sp := range tr.State().Ports {
+		if slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.Addr == addrs(address)[0] }) {
+			out = append(out, sp.ID.Service.Name)
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func TestAnOldServiceThatClaimsAnewComesLater(t *testing.T) {
+	tr := newTracker(web(called("a"), undated))
+	tr.Apply(delta(web(called("z"), undated, clusterIPs("10.96.0.2"), externalIPs("198.51.100.1"))))
+	tr.Apply(delta(web(called("a"), undated, externalIPs("198.51.100.1"))))
+	same(t, "holder", holderOf(tr, "198.51.100.1"), "z")
+}
+
+func TestConflicts(t *testing.T) {
+	twoPorts := ports(model.ServicePort{Name: "a", Protocol: model.TCP, Port: 80, NodePort: 30080}, model.ServicePort{Name: "b", Protocol: model.TCP, Port: 81, NodePort: 30080})
+	rows := []struct {
+		name    string
+		objects []any
+		loser   string // "Service field", "" for no conflict
+		by      string
+	}{
+		{"of one age, the first by name wins", []any{web(called("b")), web(called("a"))}, "Service ns/b spec.clusterIPs[0]", "ns/a"},
+		{"another port of the address is no conflict", []any{web(called("a")), web(called("b"), ports(model.ServicePort{Protocol: model.TCP, Port: 81}))}, "", ""},
+		{"another protocol is no conflict", []any{web(called("a")), web(called("b"), ports(model.ServicePort{Protocol: model.UDP, Port: 80}))}, "", ""},
+		{"a NodePort of another protocol is no conflict", []any{web(called("a"), nodePort(30080)),
+			web(called("b"), clusterIPs("10.96.0.2"), ports(model.ServicePort{Protocol: model.UDP, Port: 80, NodePort: 30080}))}, "", ""},
+		{"a NodePort of another family is no conflict", []any{web(called("a"), nodePort(30080)), web(called("b"), clusterIPs("fd00::1"), nodePort(30080))}, "", ""},
+		{"an externalIP never takes a clusterIP, however old", []any{web(called("a"), born(2)), web(called("b"), born(1), clusterIPs("10.96.0.2"), externalIPs("10.96.0.1"))},
+			"Service ns/b spec.externalIPs[0]", "ns/a"},
+		{"an externalIP and a LoadBalancer IP are one address", []any{web(called("a"), born(1), externalIPs("192.0.2.1")), web(called("b"), born(2), clusterIPs("10.96.0.2"), loadBalancer("192.0.2.1"))},
+			"Service ns/b status.loadBalancer.ingress", "ns/a"},
+		{"two ports of one Service may conflict", []any{web(called("a"), twoPorts)}, "Service ns/a spec.ports[1].nodePort", `port "a" of the same Service`},
+		{"a Service of another proxy claims nothing", []any{web(called("b")), web(called("a"), func(s *model.Service) { s.ProxyName = "other" })}, "", ""},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			got := newTracker(row.objects...).Problems()
+			if row.loser == "" {
+				if len(got) > 0 {
+					t.Errorf("problems %v, want none", got)
+				}
+				return
+			}
+			if len(got) != 1 || got[0].Where+" "+got[0].Field != row.loser || !strings.Contains(got[0].What, row.by) {
+				t.Errorf("problems %v, want %s to lose to %s", got, row.loser, row.by)
+			}
+		})
+	}
+}
+
+func TestAServiceThatLostEverythingVanishes(t *testing.T) {
+	tr := newTracker(web())
+	c := tr.Apply(delta(web(called("older"), born(1))))
+	if len(c.Deletes) != 1 || c.Deletes[0].Service != name("web") || len(c.Upserts) != 1 {
+		t.Errorf("got %+v", c)
+	}
+}
+
+func TestTheThirdClaimantHearsOfTheNewHolder(t *testing.T) {
+	tr := newTracker(web(called("a"), born(1)), web(called("b"), born(2)), web(called("c"), born(3)))
+	c := tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name("a"): nil}})
+	if len(c.Problems) != 1 || c.Problems[0].Where != "Service ns/c" || !strings.Contains(c.Problems[0].What, "ns/b") {
+		t.Errorf("problems are %v", c.Problems)
+	}
+}
+
+func TestExternalIPsThatAreRefusedTakeNoAddressAndAreReported(t *testing.T) {
+	tr := New(Config{NodeName: here, RefuseExternalIPs: true})
+	tr.Apply(delta(
+		web(called("taker"), born(1), clusterIPs("10.96.0.9"), externalIPs("192.0.2.1", "8.8.8.8"), nodePort(30080)),
+		web(born(2), loadBalancer("192.0.2.1")), sliceOf("s", at("10.1.0.1", here)),
+	))
+	same(t, "state", describe(tr.State().Ports), text(`
+		ns/taker:80/TCP/IPv4
+		ClusterIP 10.96.0.9:80 outside reject inside reject
+		NodePort *:30080 outside reject inside reject
+		ns/web:80/TCP/IPv4
+		ClusterIP 10.96.0.1:80 outside cluster inside cluster
+		LoadBalancerIP 192.0.2.1:80 outside cluster inside cluster
+		-> 10.1.0.1:8080 cluster here`))
+	got := tr.Problems()
+	if len(got) != 1 || got[0].Where != "Service ns/taker" || got[0].Field != "spec.externalIPs" ||
+		!strings.Contains(got[0].What, "--allow-external-ips=false") || !strings.Contains(got[0].What, "CVE-2020-8554") {
+		t.Errorf("problems %v, want one that names the field, the flag and the reason", got)
+	}
+}

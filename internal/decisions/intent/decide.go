@@ -1,0 +1,135 @@
+package intent
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// decide works out everything about one Service from the world as it stands.
+func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Problem) {
+	health := HealthCheck{Service: e.name}
+	if e.spec == nil {
+		return nil, HealthCheck{Service: e.name}, nil
+	}
+	problems := slices.Clone(e.plan.problems)
+	t.healthy = t.healthy[:0]
+	from := newSource(e.slices, len(e.plan.ports))
+	left := maxEndpoints
+	ports := make([]*ServicePort, 0, len(e.plan.ports))
+	for i := range e.plan.ports {
+		p := &e.plan.ports[i]
+		held := make([]claim, 0, len(p.claims))
+		for _, c := range p.claims {
+			if holder := t.claims.holder(c.key); holder != p.id {
+				problems = append(problems, conflict(e.name, c, holder))
+				continue
+			}
+			held = append(held, c)
+			problems = append(problems, t.hidden(e, p.id, c)...)
+		}
+		sp := t.decidePort(e.spec, p, held, from)
+		if sp == nil {
+			continue
+		}
+		if left -= len(t.candidates); left < 0 {
+			problems = append(problems, tooManyEndpoints(e.name, len(ports)))
+			break
+		}
+		ports = append(ports, sp)
+	}
+	if c := e.plan.health; c != nil {
+		if holder := t.claims.holder(c.key); holder != healthID(e.name) {
+			problems = append(problems, conflict(e.name, *c, holder))
+		} else {
+			health.Port = c.key.Port
+			health.Endpoints = countHealthy(t.healthy)
+		}
+	}
+	return ports, health, capProblems(e.name, problems)
+}
+
+// decidePort decides one Service port; nil if it has no frontend left.
+func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from *source) *ServicePort {
+	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
+	t.candidates = cs
+	for i := range cs {
+		if c := &cs[i]; c.here && c.ep.Ready && !c.ep.Terminating {
+			t.healthy = append(t.healthy, c.addr.Addr())
+		}
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	r := categorize(cs, needOf(svc, held), t.cfg.NodeName, t.own.zone)
+	return &ServicePort{
+		ID:          p.id,
+		Frontends:   frontends(svc, p, held, r),
+		Endpoints:   t.endpoints(p.id.Protocol, cs),
+		Retained:    retained(p.id.Protocol, cs),
+		Affinity:    svc.Affinity,
+		AppProtocol: p.spec.AppProtocol,
+		Helper:      p.helper,
+		OfFTP:       p.ofFTP,
+		Triggered:   newestTrigger(from.slices, p.id.Family),
+	}
+}
+
+// endpoints turns the candidates that some policy uses into Endpoints.
+func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
+	out := make([]Endpoint, 0, len(cs))
+	for i := range cs {
+		c := &cs[i]
+		if !c.cluster && !c.local {
+			continue
+		}
+		addr := c.addr.Addr()
+		// An endpoint without a nodeName, or with another node's, is no endpoint
+		// of this node to a Local policy. But packets to the node's own address
+		// and to a pod of this node get here whatever the slice says.
+		host := t.own.has(addr)
+		here := c.here || host || t.world.podHere(addr)
+		out = append(out, Endpoint{
+			Addr:     c.addr,
+			Cluster:  c.cluster,
+			Local:    c.local,
+			Here:     here,
+			Unplaced: c.ep.Node == "" && !here,
+			Host:     host,
+			Policed:  t.world.policed(c.slice.Service.Namespace, c.ep, addr),
+			Open:     t.world.open(proto, c.addr),
+		})
+	}
+	return out
+}
+
+// retained lists the candidates that serve without being used.
+func retained(protocol model.Protocol, cs []candidate) []netip.AddrPort {
+	if protocol != model.UDP {
+		return nil
+	}
+	var out []netip.AddrPort
+	for _, c := range cs {
+		if !c.cluster && !c.local && (c.ep.Ready || c.ep.Serving) {
+			out = append(out, c.addr)
+		}
+	}
+	return out
+}
+
+// newestTrigger finds the newest trigger time of one family's slices. A slice
+// without endpoints counts too: it may be the one that just lost its last.
+func newestTrigger(from []*slice, f model.Family) time.Time {
+	var newest time.Time
+	for _, s := range from {
+		if o := s.object; o.Family == f && o.Triggered.After(newest) {
+			newest = o.Triggered
+		}
+	}
+	return newest
+}
+
+// healthID is the claimant's name of a Service's healthCheckNodePort.
+func healthID(service model.Name) PortID { return PortID{Service: service} }

@@ -1,0 +1,242 @@
+package intent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// plan is what a Service asks for, before other Services and endpoints count.
+type plan struct {
+	ports    []portPlan // sorted by ID
+	health   *claim     // the healthCheckNodePort; nil for none
+	problems []model.Problem
+}
+
+// portPlan is what one Service port asks for in one family.
+type portPlan struct {
+	id     PortID
+	spec   *model.ServicePort
+	ranges []netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
+	claims []claim        // one a frontend, in the order of frontends
+	helper Helper
+	ofFTP  bool // see ServicePort.OfFTP
+}
+
+// claim is one address or port that a Service asks for.
+type claim struct {
+	key   claimKey
+	kind  FrontendKind
+	field string // where the object says so
+}
+
+// planService lists what a Service asks for. A Service is served in the
+// families of its clusterIPs and in no other.
+func planService(svc *model.Service, refuseExternalIPs bool) plan {
+	var p plan
+	complain := func(field, what string) {
+		if len(p.problems) > maxProblems {
+			return // the rest is left out when the Service is decided
+		}
+		p.problems = append(p.problems, model.Problem{Where: "Service " + svc.Name.String(), Field: field, What: what})
+	}
+	families := make([]model.Family, 0, 2)
+	for _, a := range svc.ClusterIPs {
+		if a.IsValid() && !slices.Contains(families, model.FamilyOf(a)) {
+			families = append(families, model.FamilyOf(a))
+		}
+	}
+	external := svc.ExternalIPs
+	if refuseExternalIPs && len(external) > 0 {
+		complain("spec.externalIPs", "is not served: --allow-external-ips=false, since whoever may write a Service could take any address with it "+
+			"(CVE-2020-8554); use a Service of type LoadBalancer, or allow them")
+		external = nil
+	}
+	addrs := frontendAddrs(svc, external, families, complain)
+	helpers := helpersOf(svc, complain)
+	ranges := map[model.Family][]netip.Prefix{}
+	for _, f := range families {
+		ranges[f] = rangesOf(svc.SourceRanges, f)
+	}
+	known := make(map[PortID]bool, len(svc.Ports)*len(families))
+	for i := range svc.Ports {
+		spec := &svc.Ports[i]
+		for _, f := range families {
+			id := PortID{Service: svc.Name, Port: spec.Name, Number: spec.Port, Protocol: spec.Protocol, Family: f}
+			if known[id] {
+				complain(fmt.Sprintf("spec.ports[%d]", i), "repeats an earlier port; remove one of the two")
+				break
+			}
+			known[id] = true
+			port := planPort(id, spec, i, addrs)
+			port.ranges = ranges[f]
+			port.helper = helpers[i]
+			port.ofFTP = spec.Protocol == model.TCP && slices.Contains(helpers, FTP)
+			p.ports = append(p.ports, port)
+		}
+	}
+	slices.SortFunc(p.ports, func(a, b portPlan) int { return a.id.Compare(b.id) })
+	// As in the API server, only a load balancer that must tell nodes apart
+	// has a use for health checks.
+	if svc.HealthCheckNodePort != 0 && svc.Type == model.LoadBalancer && svc.ExternalLocal {
+		p.health = &claim{key: claimKey{Port: svc.HealthCheckNodePort}, field: "spec.healthCheckNodePort"}
+	}
+	return p
+}
+
+// frontendAddr is an address of a Service that all its ports are served on.
+type frontendAddr struct {
+	kind  FrontendKind
+	addr  netip.Addr
+	field string
+}
+
+// frontendAddrs lists the addresses of a Service, complaining of those that
+// cannot be one. An address that is listed as two kinds comes up once: as the
+// LoadBalancer's rather than as an externalIP, so that its source ranges hold.
+func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.Family, complain func(field, what string)) []frontendAddr {
+	var out []frontendAddr
+	known := make(map[netip.Addr]bool, len(external))
+	add := func(kind FrontendKind, addr netip.Addr, field string) {
+		addr = addr.Unmap()
+		if why := unfit(kind, addr); why != "" {
+			complain(field, fmt.Sprintf("%s %s; remove it", addr, why))
+			return
+		}
+		if !slices.Contains(families, model.FamilyOf(addr)) {
+			if kind == ExternalIP {
+				complain(field, fmt.Sprintf("%s is %s, but the Service has no clusterIP of that family; remove it or make the Service dual-stack",
+					addr, model.FamilyOf(addr)))
+			}
+			return // load balancers may well translate between the families
+		}
+		if !known[addr] {
+			known[addr] = true
+			out = append(out, frontendAddr{kind, addr, field})
+		}
+	}
+	taken := make([]model.Family, 0, 2)
+	for i, a := range svc.ClusterIPs {
+		if f := model.FamilyOf(a); a.IsValid() && !slices.Contains(taken, f) {
+			taken = append(taken, f) // one clusterIP a family: the first
+			add(ClusterIP, a, fmt.Sprintf("spec.clusterIPs[%d]", i))
+		}
+	}
+	for _, a := range svc.LoadBalancerIPs {
+		add(LoadBalancerIP, a, "status.loadBalancer.ingress")
+	}
+	for i, a := range external {
+		add(ExternalIP, a, fmt.Sprintf("spec.externalIPs[%d]", i))
+	}
+	return out
+}
+
+// unfit says why an address cannot be a frontend; "" if it can. externalIPs are
+// written by users, so the rules of the API server's validation apply.
+func unfit(kind FrontendKind, a netip.Addr) string {
+	switch {
+	case !a.IsValid():
+		return "is not an address"
+	case a.IsUnspecified():
+		return "is the unspecified address"
+	case a.IsLoopback():
+		return "is a loopback address"
+	case a.IsMulticast():
+		return "is a multicast address"
+	case kind == ExternalIP && a.IsLinkLocalUnicast():
+		return "is a link-local address"
+	}
+	return ""
+}
+
+func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAddr) portPlan {
+	p := portPlan{id: id, spec: spec}
+	for _, a := range addrs {
+		if model.FamilyOf(a.addr) == id.Family {
+			p.claims = append(p.claims, claim{
+				key:   claimKey{Addr: a.addr, Port: spec.Port, Protocol: spec.Protocol},
+				kind:  a.kind,
+				field: a.field,
+			})
+		}
+	}
+	if spec.NodePort != 0 {
+		p.claims = append(p.claims, claim{
+			key:   claimKey{Family: id.Family, Port: spec.NodePort, Protocol: spec.Protocol},
+			kind:  NodePort,
+			field: fmt.Sprintf("spec.ports[%d].nodePort", index),
+		})
+	}
+	slices.SortFunc(p.claims, func(a, b claim) int {
+		return cmp.Or(cmp.Compare(a.kind, b.kind), a.key.Addr.Compare(b.key.Addr))
+	})
+	return p
+}
+
+// rangesOf returns the source ranges of one family. Ranges of the other family
+// alone let nobody of this one in: the Service asked for a restriction.
+func rangesOf(ranges []netip.Prefix, f model.Family) []netip.Prefix {
+	if ranges == nil {
+		return nil
+	}
+	out := make([]netip.Prefix, 0, len(ranges))
+	for _, r := range ranges {
+		if model.FamilyOf(r.Addr()) == f {
+			out = append(out, r)
+		}
+	}
+	return canonicalPrefixes(out)
+}
+
+// needOf says which traffic policies these frontends use. Even with
+// externalTrafficPolicy Local the clients inside use all endpoints.
+func needOf(svc *model.Service, held []claim) need {
+	var n need
+	for _, c := range held {
+		if c.kind == ClusterIP {
+			n.cluster = n.cluster || !svc.InternalLocal
+			n.local = n.local || svc.InternalLocal
+			continue
+		}
+		n.cluster = true
+		n.local = n.local || svc.ExternalLocal
+	}
+	return n
+}
+
+// frontends turns the claims that a Service port holds into frontends.
+func frontends(svc *model.Service, p *portPlan, held []claim, r reach) []Frontend {
+	out := make([]Frontend, 0, len(held))
+	for _, c := range held {
+		f := Frontend{Kind: c.kind, Addr: c.key.Addr, Port: c.key.Port}
+		if c.kind == ClusterIP {
+			f.Outside = routeOf(svc.InternalLocal, r)
+			f.Inside = f.Outside
+		} else {
+			f.Outside = routeOf(svc.ExternalLocal, r)
+			f.Inside = routeOf(false, r)
+		}
+		if c.kind == LoadBalancerIP {
+			f.SourceRanges = p.ranges
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// routeOf applies a traffic policy: to an endpoint if the policy has one; else
+// silence if others may serve the client, and a refusal if nobody can.
+func routeOf(local bool, r reach) Route {
+	switch {
+	case local && r.local:
+		return ToLocal
+	case !local && r.cluster:
+		return ToCluster
+	case r.any:
+		return Drop
+	}
+	return Reject
+}

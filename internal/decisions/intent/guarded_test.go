@@ -1,0 +1,121 @@
+package intent
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
+	pod := netip.MustParseAddr("10.244.0.2")
+	name := model.Name{Namespace: "n", Name: "cache"}
+	tr := New(Config{NodeName: "here"})
+	tr.Apply(model.Delta{Full: true,
+		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports: []model.ServicePort{{Name: "a", Protocol: model.TCP, Port: 1}, {Name: "b", Protocol: model.TCP, Port: 2}}}},
+		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
+			Ports:     []model.EndpointPort{{Name: "a", Protocol: model.TCP, Port: 11211}, {Name: "b", Protocol: model.TCP, Port: 80}},
+			Endpoints: []model.Endpoint{{Addresses: []netip.Addr{pod}, Ready: true, Serving: true, Node: "here"}}}},
+	})
+	check := func(when string, c Changes, upserts int, policed, open bool) {
+		t.Helper()
+		if len(c.Upserts) != upserts {
+			t.Errorf("%s: %d ports changed, want %d", when, len(c.Upserts), upserts)
+		}
+		s := tr.State()
+		if slices.Contains(s.Node.PolicedPods, pod) != policed {
+			t.Errorf("%s: policed pods %v", when, s.Node.PolicedPods)
+		}
+		for _, p := range s.Ports {
+			e := p.Endpoints[0]
+			if e.Policed != policed || e.Open != (open && e.Addr.Port() == 11211) {
+				t.Errorf("%s: endpoint %+v", when, e)
+			}
+		}
+	}
+	check("guarded", tr.SetGuarded([]netip.Addr{pod}), 2, true, false)
+	check("guarded again", tr.SetGuarded([]netip.Addr{pod}), 0, true, false)
+	ports := []OpenPorts{{pod, model.TCP, 11200, 11220}, {pod, model.UDP, 80, 80}}
+	check("opened too", tr.SetOpened(ports), 1, true, true)
+	check("opened again", tr.SetOpened(ports), 0, true, true)
+	if c := tr.SetGuardsUnknown(true); c.Node == nil || !c.Node.PoliciesUnknown {
+		t.Errorf("guards unknown: node %+v", c.Node)
+	}
+	if c := tr.SetGuardsUnknown(false); c.Node == nil || c.Node.PoliciesUnknown {
+		t.Errorf("guards known: node %+v", c.Node)
+	}
+	check("guarded no more", tr.SetGuarded([]netip.Addr{}), 2, false, true)
+	check("opened no more", tr.SetOpened(nil), 1, false, false)
+}
+
+// With --bypass always whoever enforces NetworkPolicies is passed by. What Spillway's
+// own policies deny holds all the same.
+func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
+	guarded, other := netip.MustParseAddr("10.244.0.2"), netip.MustParseAddr("10.244.0.3")
+	name := model.Name{Namespace: "n", Name: "cache"}
+	unknown := true
+	tr := New(Config{NodeName: "here", IgnoreNetworkPolicies: true})
+	tr.Apply(model.Delta{Full: true, PoliciesUnknown: &unknown,
+		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}},
+		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
+			Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
+			Endpoints: []model.Endpoint{{Addresses: []netip.Addr{guarded}, Ready: true, Serving: true, Node: "here"},
+				{Addresses: []netip.Addr{other}, Ready: true, Serving: true, Node: "here"}}}},
+		NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: {Name: name, Ingress: true}},
+	})
+	tr.SetGuarded([]netip.Addr{guarded})
+	s := tr.State()
+	if !slices.Equal(s.Node.PolicedPods, []netip.Addr{guarded}) || s.Node.PoliciesUnknown {
+		t.Errorf("policed pods %v, policies unknown %v", s.Node.PolicedPods, s.Node.PoliciesUnknown)
+	}
+	for _, p := range s.Ports {
+		for _, e := range p.Endpoints {
+			if e.Policed != (e.Addr.Addr() == guarded) {
+				t.Errorf("endpoint %+v", e)
+			}
+		}
+	}
+}
+
+// A guarded pod is policed by the guard alone until a NetworkPolicy selects it as well,
+// whether it is an endpoint or not.
+func TestGuardedPodsThatANetworkPolicySelects(t *testing.T) {
+	pod := netip.MustParseAddr("10.244.0.2")
+	name := model.Name{Namespace: "n", Name: "cache"}
+	for _, endpoint := range []bool{false, true} {
+		tr := New(Config{NodeName: "here"})
+		d := model.Delta{Full: true, Pods: map[model.Name]*model.Pod{name: {Name: name, Node: "here", IPs: []netip.Addr{pod}}}}
+		if endpoint {
+			d.Services = map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}}
+			d.Slices = map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+				Endpoints: []model.Endpoint{{Addresses: []netip.Addr{pod}, Ready: true, Serving: true, Node: "here"}}}}
+		}
+		tr.Apply(d)
+		check := func(when string, policed, guarded bool) {
+			t.Helper()
+			n := tr.State().Node
+			if slices.Contains(n.PolicedPods, pod) != policed || slices.Contains(n.GuardedPods, pod) != guarded {
+				t.Errorf("endpoint %v, %s: policed %v, guarded %v", endpoint, when, n.PolicedPods, n.GuardedPods)
+			}
+		}
+		network := func(p *model.NetworkPolicy) {
+			tr.Apply(model.Delta{NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: p}})
+		}
+		check("at first", false, false)
+		tr.SetGuarded([]netip.Addr{pod})
+		check("guarded", true, true)
+		network(&model.NetworkPolicy{Name: name, Ingress: true})
+		check("selected too", true, false)
+		network(nil)
+		check("selected no more", true, true)
+		network(&model.NetworkPolicy{Name: name, Egress: true})
+		tr.SetGuarded([]netip.Addr{})
+		check("guarded no more", true, false)
+		network(nil)
+		check("at last", false, false)
+	}
+}

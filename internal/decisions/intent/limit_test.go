@@ -1,0 +1,118 @@
+package intent
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// manyPortsOf returns n named ports of a Service and of a slice.
+func manyPortsOf(n int) (svc []model.ServicePort, slice []model.EndpointPort) {
+	for i := range n {
+		name := fmt.Sprint("p", i)
+		svc = append(svc, model.ServicePort{Name: name, Protocol: model.TCP, Port: uint16(1 + i)})
+		slice = append(slice, model.EndpointPort{Name: name, Protocol: model.TCP, Port: uint16(20000 + i)})
+	}
+	return svc, slice
+}
+
+func manyEndpoints(n int) (out []model.Endpoint) {
+	for i := range n {
+		out = append(out, at(fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250), there))
+	}
+	return out
+}
+
+func TestAServiceOfManyPortsFindsEachOfASlice(t *testing.T) {
+	svcPorts, slicePorts := manyPortsOf(manyPorts + 8)
+	s := withPorts(sliceOf("s", at("10.1.0.1", there)), slicePorts...)
+	s.Ports = append(s.Ports, model.EndpointPort{Name: "p3", Protocol: model.UDP, Port: 9}, model.EndpointPort{Name: "p4", Protocol: model.TCP})
+	tr := newTracker(web(ports(svcPorts...)), s)
+	got := tr.State().Ports
+	if len(got) != len(svcPorts) {
+		t.Fatalf("%d ports, want %d", len(got), len(svcPorts))
+	}
+	for _, sp := range got {
+		if len(sp.Endpoints) != 1 || sp.Endpoints[0].Addr.Port() != 20000+sp.ID.Number-1 {
+			t.Errorf("%v leads to %v", sp.ID, sp.Endpoints)
+		}
+	}
+}
+
+// TestTheEndpointsOfOneServiceAreBounded: two objects that an API server takes must not
+// make the hundreds of millions of endpoints that they could.
+func TestTheEndpointsOfOneServiceAreBounded(t *testing.T) {
+	const each = 1000
+	svcPorts, slicePorts := manyPortsOf(maxEndpoints/each + 100)
+	tr := newTracker(web(ports(svcPorts...)), withPorts(sliceOf("s", manyEndpoints(each)...), slicePorts...),
+		web(called("other"), clusterIPs("10.96.0.2")), ofService(sliceOf("o", at("10.1.0.1", there)), "other"))
+	sum, other := 0, 0
+	for _, sp := range tr.State().Ports {
+		if sp.ID.Service == name("other") {
+			other += len(sp.Endpoints)
+		} else {
+			sum += len(sp.Endpoints)
+		}
+	}
+	if sum != maxEndpoints/each*each || other != 1 {
+		t.Errorf("%d endpoints of one Service, %d of the other", sum, other)
+	}
+	want := fmt.Sprintf("Service ns/web: spec.ports: only the first %d are served", maxEndpoints/each)
+	if ps := tr.Problems(); len(ps) != 1 || !strings.HasPrefix(ps[0].String(), want) {
+		t.Errorf("problems %v, want %s", ps, want)
+	}
+}
+
+// TestPortsShareTheirSourceRanges: a copy for each port would be gigabytes.
+func TestPortsShareTheirSourceRanges(t *testing.T) {
+	svcPorts, _ := manyPortsOf(2)
+	tr := newTracker(web(loadBalancer("192.0.2.1"), from("10.0.0.0/8"), ports(svcPorts...)))
+	var first *Frontend
+	for _, sp := range tr.State().Ports {
+		for i := range sp.Frontends {
+			f := &sp.Frontends[i]
+			switch {
+			case f.Kind != LoadBalancerIP:
+			case first == nil:
+				first = f
+			case &f.SourceRanges[0] != &first.SourceRanges[0]:
+				t.Error("each port has source ranges of its own")
+			}
+		}
+	}
+}
+
+func TestTheProblemsOfOneServiceAreBounded(t *testing.T) {
+	svcPorts, _ := manyPortsOf(100)
+	tr := newTracker(web(ports(svcPorts...)), web(called("younger"), born(2000), clusterIPs("10.96.0.9"), externalIPs("10.96.0.1", "fd00::1"), ports(svcPorts...)))
+	ps := tr.Problems()
+	if len(ps) != maxProblems+1 || !strings.Contains(fmt.Sprint(ps), "ns/younger: has more problems than these 16") {
+		t.Errorf("%d problems: %v", len(ps), ps)
+	}
+	var many []string
+	for i := range 1000 {
+		many = append(many, fmt.Sprintf("fd00::%x", i+1))
+	}
+	if p := planService(web(externalIPs(many...)), false); len(p.problems) > maxProblems+1 {
+		t.Errorf("a plan has %d problems", len(p.problems))
+	}
+}
+
+// TestSlicesCannotFillTheListOfPolicedPods by naming addresses that no pod here has.
+func TestSlicesCannotFillTheListOfPolicedPods(t *testing.T) {
+	eps := manyEndpoints(3 * maxUnverified)
+	for i := range eps {
+		eps[i].Node = here
+	}
+	tr := newTracker(sliceOf("s", eps...), podObject("p", here, nil, "10.200.0.1"), policy("np", nil))
+	guarded := addr("10.200.0.2")
+	tr.SetGuarded([]netip.Addr{guarded})
+	got := tr.State().Node.PolicedPods
+	if len(got) != maxUnverified+2 || !slices.Contains(got, addr("10.200.0.1")) || !slices.Contains(got, guarded) {
+		t.Errorf("%d policed pods, the last %v", len(got), got[len(got)-2:])
+	}
+}

@@ -1,0 +1,471 @@
+package intent
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// dice draws choices, from a random source or from a fuzzer's bytes.
+type dice interface {
+	upTo(n int) int // 0 to n-1
+}
+
+type random struct{ *rand.Rand }
+
+func (r random) upTo(n int) int { return r.IntN(n) }
+
+type script struct{ r *bytes.Reader }
+
+func (s script) upTo(n int) int {
+	b, _ := s.r.ReadByte() // all zeros at the end
+	return int(b) % n
+}
+
+func pick[T any](d dice, list ...T) T { return list[d.upTo(len(list))] }
+
+// some picks each of the list with even chance.
+func some[T any](d dice, list ...T) []T {
+	var out []T
+	for _, v := range list {
+		if d.upTo(2) == 0 {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// The names and addresses are few, so that random objects meet each other.
+var (
+	someNames  = []model.Name{{Namespace: "ns", Name: "a"}, {Namespace: "ns", Name: "b"}, {Namespace: "ns", Name: "c"}, {Namespace: "om", Name: "a"}}
+	someNodes  = []string{here, there, ""}
+	someZones  = []string{"zone-1", "zone-2", ""}
+	podIPs     = addrs("10.1.0.1", "10.1.0.2", "192.168.0.1", "fd00:1::1", "fd00:1::2")
+	nodeIPs    = addrs("192.168.0.1", "10.1.0.2", "fd00:1::2", "127.0.0.1")
+	vips       = addrs("10.96.0.1", "10.96.0.2", "192.0.2.1", "fd00::1", "fd00::2", "127.0.0.9")
+	someLabels = []labels{nil, {"app": "web"}, {"app": "db"}}
+)
+
+func randomService(d dice, n model.Name) *model.Service {
+	s := &model.Service{
+		Name:          n,
+		Created:       pick(d, time.Time{}, time.Unix(0, 0), time.Unix(1, 0), time.Unix(2, 0)),
+		Type:          pick(d, model.ClusterIP, model.NodePort, model.LoadBalancer),
+		ProxyName:     pick(d, "", "", "", "other"),
+		ClusterIPs:    some(d, vips...),
+		ExternalIPs:   some(d, pick(d, vips[1:], nodeIPs, podIPs)...),
+		Affinity:      time.Duration(d.upTo(2)) * time.Second,
+		ExternalLocal: d.upTo(2) == 0, InternalLocal: d.upTo(2) == 0,
+		HealthCheckNodePort: uint16(pick(d, 0, 31000, 31001)),
+	}
+	if d.upTo(3) == 0 {
+		s.LoadBalancerIPs = some(d, vips...)
+	}
+	if d.upTo(3) == 0 {
+		s.SourceRanges = some(d, prefixes("10.0.0.0/8", "fd00::/8")...)
+	}
+	for _, p := range []model.ServicePort{
+		{Name: "x", Protocol: model.TCP, Port: 80}, {Name: "y", Protocol: model.UDP, Port: 80}, {Name: "x", Protocol: model.TCP, Port: 81},
+		// These numbers meet NodePorts, healthCheckNodePorts and endpoints.
+		{Name: "n", Protocol: model.TCP, Port: 30000}, {Name: "h", Protocol: model.TCP, Port: 31000}, {Name: "e", Protocol: model.UDP, Port: 8080},
+	} {
+		if d.upTo(4) > 0 {
+			p.NodePort = uint16(pick(d, 0, 30000, 30001))
+			s.Ports = append(s.Ports, p)
+		}
+	}
+	return s
+}
+
+func randomSlice(d dice, n model.Name) *model.EndpointSlice {
+	s := &model.EndpointSlice{
+		Name: n, Service: pick(d, someNames...), Family: pick(d, model.IPv4, model.IPv4, model.IPv6),
+		Ports: []model.EndpointPort{{Name: "x", Protocol: model.TCP, Port: 8080}, {Name: "y", Protocol: model.UDP, Port: 8080}},
+	}
+	for range d.upTo(4) {
+		s.Endpoints = append(s.Endpoints, randomEndpoint(d))
+	}
+	return s
+}
+
+func randomEndpoint(d dice) model.Endpoint {
+	ep := model.Endpoint{
+		Addresses: []netip.Addr{pick(d, podIPs...)},
+		Node:      pick(d, someNodes...),
+		Ready:     d.upTo(3) > 0, Serving: d.upTo(3) > 0, Terminating: d.upTo(3) == 0,
+	}
+	if d.upTo(3) == 0 {
+		ep.HintZones = []string{pick(d, someZones...)}
+	}
+	if d.upTo(3) == 0 {
+		ep.HintNodes = []string{pick(d, here, there)}
+	}
+	if d.upTo(2) == 0 {
+		ep.Pod = pick(d, someNames...)
+	}
+	return ep
+}
+
+// nudge puts a copy of a slice that differs in one field of one endpoint, which
+// is how most slices change.
+func nudge(d dice, known map[model.Name]*model.EndpointSlice, out *model.Delta) {
+	old := known[pick(d, someNames...)]
+	if old == nil || len(old.Endpoints) == 0 {
+		return
+	}
+	s := *old
+	s.Endpoints = slices.Clone(old.Endpoints)
+	ep := &s.Endpoints[d.upTo(len(s.Endpoints))]
+	switch other := randomEndpoint(d); d.upTo(6) {
+	case 0:
+		ep.Addresses = other.Addresses
+	case 1:
+		ep.Node = other.Node
+	case 2:
+		ep.Pod = other.Pod
+	case 3:
+		ep.Ready = !ep.Ready
+	case 4:
+		s.Service = pick(d, someNames...)
+	case 5:
+		s.Ports = s.Ports[:d.upTo(len(s.Ports)+1)]
+	}
+	out.Slices = map[model.Name]*model.EndpointSlice{s.Name: &s}
+}
+
+func randomNode(d dice, n string) *model.Node {
+	return &model.Node{
+		Name: n, Addresses: some(d, nodeIPs...), PodCIDRs: some(d, prefixes("10.1.0.0/24", "10.2.0.0/24")...),
+		Labels: map[string]string{zoneLabel: pick(d, someZones...)},
+	}
+}
+
+func randomPod(d dice, n model.Name) *model.Pod {
+	return &model.Pod{Name: n, Labels: pick(d, someLabels...), Node: pick(d, someNodes...), IPs: some(d, podIPs...)}
+}
+
+func randomPolicy(d dice, n model.Name) *model.NetworkPolicy {
+	return &model.NetworkPolicy{
+		Name: n, Ingress: d.upTo(3) > 0, Egress: d.upTo(3) == 0,
+		Selector: model.Selector{MatchLabels: pick(d, someLabels...)},
+	}
+}
+
+// put sets a random object, or takes it away, in a map that may be nil.
+func put[K comparable, V any](d dice, m *map[K]*V, key K, draw func(dice, K) *V) {
+	if *m == nil {
+		*m = map[K]*V{}
+	}
+	(*m)[key] = nil
+	if d.upTo(4) > 0 {
+		(*m)[key] = draw(d, key)
+	}
+}
+
+func randomDelta(d dice) model.Delta {
+	var out model.Delta
+	for range 1 + d.upTo(3) {
+		switch d.upTo(6) {
+		case 0:
+			put(d, &out.Services, pick(d, someNames...), randomService)
+		case 1, 2:
+			put(d, &out.Slices, pick(d, someNames...), randomSlice)
+		case 3:
+			put(d, &out.Nodes, pick(d, here, there), randomNode)
+		case 4:
+			put(d, &out.Pods, pick(d, someNames...), randomPod)
+		case 5:
+			put(d, &out.NetworkPolicies, pick(d, someNames...), randomPolicy)
+		}
+	}
+	return out
+}
+
+// replica is a world and the state that the Changes add up to.
+type replica struct {
+	world    model.Delta
+	addrs    []netip.Addr
+	ports    map[PortID]*ServicePort
+	node     Node
+	health   map[model.Name]HealthCheck
+	problems []model.Problem
+}
+
+func merge[K comparable, V any](into map[K]*V, from map[K]*V) {
+	for key, v := range from {
+		if v == nil {
+			delete(into, key)
+		} else {
+			into[key] = v
+		}
+	}
+}
+
+func (r *replica) takeDelta(d model.Delta) {
+	if d.Full {
+		r.world = whole(delta())
+	}
+	merge(r.world.Services, d.Services)
+	merge(r.world.Slices, d.Slices)
+	merge(r.world.Nodes, d.Nodes)
+	merge(r.world.Pods, d.Pods)
+	merge(r.world.NetworkPolicies, d.NetworkPolicies)
+}
+
+// takeChanges applies Changes, and complains of any that change nothing.
+func (r *replica) takeChanges(t *testing.T, c Changes) {
+	t.Helper()
+	for _, sp := range c.Upserts {
+		if old := r.ports[sp.ID]; old != nil && samePort(old, sp) {
+			t.Errorf("upsert of %v changes nothing", sp.ID)
+		}
+		r.ports[sp.ID] = sp
+	}
+	for _, id := range c.Deletes {
+		if r.ports[id] == nil {
+			t.Errorf("delete of %v, which is not there", id)
+		}
+		delete(r.ports, id)
+	}
+	if c.Node != nil {
+		r.node = *c.Node
+	}
+	for _, h := range c.HealthChecks {
+		if r.health[h.Service] == h {
+			t.Errorf("health check of %v changes nothing", h.Service)
+		}
+		if r.health[h.Service] = h; h.Port == 0 {
+			delete(r.health, h.Service)
+		}
+	}
+	if c.Problems != nil {
+		if slices.Equal(r.problems, c.Problems) {
+			t.Errorf("problems change to the same: %v", c.Problems)
+		}
+		r.problems = c.Problems
+	}
+}
+
+func summary(ports []*ServicePort, n Node, health []HealthCheck, problems []model.Problem) string {
+	return fmt.Sprintf("%s\nnode %+v\nhealth %v\nproblems %v", describe(ports), n, health, problems)
+}
+
+func (r *replica) String() string {
+	ports := slices.SortedFunc(maps.Values(r.ports), comparePorts)
+	health := slices.SortedFunc(maps.Values(r.health), compareHealthChecks)
+	return summary(ports, r.node, health, r.problems)
+}
+
+func (t *Tracker) summary() string {
+	s := t.State()
+	return summary(s.Ports, s.Node, t.HealthChecks(), t.Problems())
+}
+
+// checkSound wants what intent promises of every Service port.
+func checkSound(t *testing.T, s State) {
+	t.Helper()
+	for _, sp := range s.Ports {
+		cluster := slices.ContainsFunc(sp.Endpoints, func(e Endpoint) bool { return e.Cluster })
+		local := slices.ContainsFunc(sp.Endpoints, func(e Endpoint) bool { return e.Local })
+		for _, f := range sp.Frontends {
+			for _, r := range []Route{f.Outside, f.Inside} {
+				if r == ToCluster && !cluster || r == ToLocal && !local {
+					t.Errorf("%v: a route leads nowhere:\n%s", sp.ID, describe([]*ServicePort{sp}))
+				}
+			}
+		}
+		for _, e := range sp.Endpoints {
+			if !e.Cluster && !e.Local || e.Host && !e.Here || e.Local && !e.Here {
+				t.Errorf("%v: an endpoint that makes no sense: %+v", sp.ID, e)
+			}
+		}
+		if len(sp.Frontends) == 0 || !slices.IsSortedFunc(sp.Endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }) {
+			t.Errorf("%v: not canonical:\n%s", sp.ID, describe([]*ServicePort{sp}))
+		}
+	}
+}
+
+func (t *Tracker) holders() map[claimKey]PortID {
+	out := map[claimKey]PortID{}
+	for key := range t.claims.claimants {
+		out[key] = t.claims.holder(key)
+	}
+	return out
+}
+
+// checkHolders wants what the README promises of Services that claim the same.
+func checkHolders(t *testing.T, world model.Delta, before, after map[claimKey]PortID) {
+	t.Helper()
+	type rival struct {
+		kind    FrontendKind
+		created time.Time
+	}
+	claims := map[claimKey]map[model.Name]rival{}
+	for _, svc := range world.Services {
+		if svc.ProxyName != "" {
+			continue
+		}
+		p := planService(svc, false)
+		all := []claim{}
+		for _, port := range p.ports {
+			all = append(all, port.claims...)
+		}
+		if p.health != nil {
+			all = append(all, *p.health)
+		}
+		for _, c := range all {
+			if claims[c.key] == nil {
+				claims[c.key] = map[model.Name]rival{}
+			}
+			if r, ok := claims[c.key][svc.Name]; !ok || r.kind > c.kind {
+				claims[c.key][svc.Name] = rival{c.kind, svc.Created}
+			}
+		}
+	}
+	if len(after) != len(claims) {
+		t.Errorf("%d claims are held, want %d", len(after), len(claims))
+	}
+	for key, rivals := range claims {
+		now := after[key].Service
+		holder, ok := rivals[now]
+		if !ok {
+			t.Errorf("%v is held by %v, which does not claim it", key, now)
+		}
+		for name, r := range rivals {
+			dated := !r.created.IsZero() && !holder.created.IsZero()
+			switch {
+			case (r.kind == ClusterIP) != (holder.kind == ClusterIP):
+				if r.kind == ClusterIP {
+					t.Errorf("%v: the clusterIP of %v waits for %v", key, name, now)
+				}
+			case dated && r.created.Before(holder.created):
+				t.Errorf("%v: %v waits for %v, which is younger", key, name, now)
+			case !dated && name == before[key].Service && name != now:
+				t.Errorf("%v: %v was served, and lost it to %v, which is not known to be older", key, name, now)
+			}
+		}
+	}
+}
+
+// live lets a Tracker live through random changes and compares it at every step
+// with one that is shown the whole world at once, and with what its Changes add
+// up to.
+func live(t *testing.T, d dice, steps int) {
+	t.Helper()
+	cfg := Config{NodeName: here, NodePortAddresses: some(d, prefixes("192.168.0.0/16", "fd00::/8")...)}
+	tr := New(cfg)
+	r := &replica{world: whole(delta()), ports: map[PortID]*ServicePort{}, health: map[model.Name]HealthCheck{}}
+	for step := range steps {
+		held := tr.holders()
+		switch d.upTo(10) {
+		case 0:
+			r.addrs = some(d, nodeIPs...)
+			r.takeChanges(t, tr.SetNodeAddrs(r.addrs))
+		case 1:
+			again := randomDelta(d)
+			again.Full = true
+			r.takeDelta(again)
+			r.takeChanges(t, tr.Apply(again))
+		case 2, 3:
+			var change model.Delta
+			nudge(d, r.world.Slices, &change)
+			r.takeDelta(change)
+			r.takeChanges(t, tr.Apply(change))
+		default:
+			change := randomDelta(d)
+			r.takeDelta(change)
+			r.takeChanges(t, tr.Apply(change))
+		}
+		checkHolders(t, r.world, held, tr.holders())
+		fresh := New(cfg)
+		fresh.SetNodeAddrs(r.addrs)
+		maps.Copy(fresh.claims.before, held) // who was served is the one thing that the world does not say
+		fresh.Apply(r.world)
+		want := fresh.summary()
+		if got := tr.summary(); got != want {
+			t.Fatalf("step %d: tracked state:\n%s\nwant that of the whole world:\n%s\n%s", step, got, want, diff(got, want))
+		}
+		if step > 0 || r.node.Name != "" {
+			if got := r.String(); got != want {
+				t.Fatalf("step %d: changes add up to:\n%s\nwant:\n%s\n%s", step, got, want, diff(got, want))
+			}
+		}
+		checkSound(t, tr.State())
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+}
+
+// diff names the lines that only one of two texts has.
+func diff(got, want string) string {
+	a, b := strings.Split(got, "\n"), strings.Split(want, "\n")
+	var out []string
+	for _, l := range a {
+		if !slices.Contains(b, l) {
+			out = append(out, "only got:    "+l)
+		}
+	}
+	for _, l := range b {
+		if !slices.Contains(a, l) {
+			out = append(out, "only wanted: "+l)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+func TestAnyHistoryEndsInTheStateOfTheWholeWorld(t *testing.T) {
+	histories := 300
+	if testing.Short() {
+		histories = 50
+	}
+	for seed := range histories {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			live(t, random{rand.New(rand.NewPCG(uint64(seed), 1))}, 40)
+		})
+	}
+}
+
+func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
+	for seed := range 20 {
+		d := random{rand.New(rand.NewPCG(uint64(seed), 2))}
+		tr := New(Config{NodeName: here})
+		for range 100 {
+			tr.Apply(randomDelta(d))
+		}
+		tr.Apply(whole(model.Delta{}))
+		tr.SetNodeAddrs(nil)
+		w := &tr.world
+		left := len(tr.services) + len(tr.claims.claimants) + len(tr.claims.before) + len(tr.claiming) + len(tr.troubled) + len(tr.problems) + len(w.slices) + len(w.nodes) + len(w.pods) +
+			len(w.policies) + len(w.slicesOfPod) + len(w.slicesOfAddr) + len(w.slicesOfNS) + len(w.slicesNear) + len(w.podsOfAddr) +
+			len(w.podsOfNS) + len(tr.own.policed) + len(tr.own.claimed) + len(tr.own.elsewhere) + len(tr.own.podsPoliced) + len(tr.own.addrs)
+		if left > 0 {
+			t.Errorf("seed %d: %d entries are left: %+v %+v", seed, left, tr.world, tr.own)
+		}
+	}
+}
+
+// FuzzTracker wants -fuzzminimizetime 10x: the order of Go's maps changes from
+// run to run and with it the coverage, which the fuzzer's minimizer would chase
+// for a minute an input.
+func FuzzTracker(f *testing.F) {
+	for seed := range 8 {
+		history := make([]byte, 400)
+		r := rand.New(rand.NewPCG(uint64(seed), 3))
+		for i := range history {
+			history[i] = byte(r.Uint32())
+		}
+		f.Add(history)
+	}
+	f.Fuzz(func(t *testing.T, history []byte) {
+		live(t, script{bytes.NewReader(history)}, min(30, 1+len(history)/8))
+	})
+}

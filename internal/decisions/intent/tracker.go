@@ -1,0 +1,253 @@
+package intent
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// Tracker knows the world as the Deltas told it and keeps the decisions for it
+// up to date. Its work for a change follows what the change touches: indexes
+// lead from each object to the Services whose decision depends on it.
+//
+//	Delta ──> world (facts, indexes) ──> touched Services ──> decide ──> compare ──> Changes
+//
+// One goroutine at a time uses a Tracker.
+type Tracker struct {
+	cfg   Config
+	world world
+	own   ownNode
+
+	claims   claimTable
+	claiming map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
+	services map[model.Name]*service
+	troubled map[model.Name]struct{} // Services with problems
+	problems []model.Problem         // of all Services and the node, sorted
+
+	touched    []*service // to be decided again
+	candidates []candidate
+	healthy    []netip.Addr
+}
+
+// service is a Service, or the place kept for one whose slices came first.
+type service struct {
+	name   model.Name
+	spec   *model.Service // nil while there is none
+	slices []*slice       // sorted by name
+	plan   plan
+
+	ports    []*ServicePort // as decided, sorted by ID
+	health   HealthCheck    // Port 0: none
+	problems []model.Problem
+	touched  bool
+}
+
+// New returns a Tracker of an empty world. The Config must be valid.
+func New(cfg Config) *Tracker {
+	cfg.NodePortAddresses = canonicalPrefixes(cfg.NodePortAddresses)
+	cfg.ClusterCIDRs = canonicalPrefixes(cfg.ClusterCIDRs)
+	t := &Tracker{
+		cfg:      cfg,
+		world:    newWorld(cfg.NodeName),
+		own:      newOwnNode(),
+		claims:   newClaimTable(),
+		claiming: map[netip.Addr]map[*service]struct{}{},
+		services: map[model.Name]*service{},
+		troubled: map[model.Name]struct{}{},
+	}
+	t.own.node = t.describeNode()
+	return t
+}
+
+// Apply takes in a Delta and returns what it changes. The first call always
+// reports the Node.
+func (t *Tracker) Apply(d model.Delta) Changes {
+	if d.Full {
+		t.forget(d)
+		t.takePoliciesUnknown(false)
+	}
+	if t.cfg.IgnoreNetworkPolicies {
+		d.NetworkPolicies, d.PoliciesUnknown = nil, nil
+	}
+	if d.PoliciesUnknown != nil {
+		t.takePoliciesUnknown(*d.PoliciesUnknown)
+	}
+	// Nodes, policies and pods come first only because the Services that they
+	// touch are then decided once; the result does not depend on the order.
+	for name, n := range d.Nodes {
+		t.takeNode(name, n)
+	}
+	for name, p := range d.NetworkPolicies {
+		t.takePolicy(name, p)
+	}
+	for name, p := range d.Pods {
+		t.takePod(name, p)
+	}
+	for name, s := range d.Services {
+		t.takeService(name, s)
+	}
+	for name, s := range d.Slices {
+		t.takeSlice(name, s)
+	}
+	return t.settle()
+}
+
+// SetNodeAddrs tells the node's own addresses as the kernel has them, all of
+// them each time. Loopback and link-local ones are ignored.
+func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
+	t.own.kernel = slices.Clone(addrs)
+	t.readdress()
+	return t.settle()
+}
+
+// State returns the whole state, sorted.
+func (t *Tracker) State() State {
+	s := State{Node: t.own.node}
+	for _, e := range t.services {
+		s.Ports = append(s.Ports, e.ports...)
+	}
+	slices.SortFunc(s.Ports, comparePorts)
+	return s
+}
+
+// HealthChecks returns every healthCheckNodePort to serve, sorted by Service.
+func (t *Tracker) HealthChecks() []HealthCheck {
+	var out []HealthCheck
+	for _, e := range t.services {
+		if e.health.Port != 0 {
+			out = append(out, e.health)
+		}
+	}
+	slices.SortFunc(out, compareHealthChecks)
+	return out
+}
+
+// Problems returns what somebody should mend, sorted.
+func (t *Tracker) Problems() []model.Problem { return slices.Clone(t.problems) }
+
+// touch has a Service decided again at the end of the call.
+func (t *Tracker) touch(e *service) {
+	if !e.touched {
+		e.touched = true
+		t.touched = append(t.touched, e)
+	}
+}
+
+// settle decides everything that was touched and returns what became different.
+func (t *Tracker) settle() Changes {
+	var c Changes
+	complained := t.checkNode()
+	t.claims.settle()
+	for _, e := range t.touched {
+		for _, s := range e.slices {
+			t.pollSlice(s)
+		}
+		ports, health, problems := t.decide(e)
+		e.ports = comparedWith(e.ports, ports, &c)
+		if health != e.health {
+			e.health = health
+			c.HealthChecks = append(c.HealthChecks, health)
+		}
+		if !slices.Equal(problems, e.problems) {
+			e.problems = problems
+			t.setTroubled(e)
+			complained = true
+		}
+		e.touched = false
+		if e.spec == nil && len(e.slices) == 0 {
+			delete(t.services, e.name)
+		}
+	}
+	clear(t.touched)
+	t.touched = t.touched[:0]
+
+	slices.SortFunc(c.Upserts, comparePorts)
+	slices.SortFunc(c.Deletes, PortID.Compare)
+	slices.SortFunc(c.HealthChecks, compareHealthChecks)
+	if complained {
+		c.Problems = t.collectProblems()
+	}
+	c.Node = t.changedNode()
+	return c
+}
+
+func (t *Tracker) setTroubled(e *service) {
+	if len(e.problems) > 0 {
+		t.troubled[e.name] = struct{}{}
+	} else {
+		delete(t.troubled, e.name)
+	}
+}
+
+// collectProblems renews the list of all problems. It returns nil if that made
+// no difference, and an empty list when the last problem went.
+func (t *Tracker) collectProblems() []model.Problem {
+	all := []model.Problem{}
+	if p := t.own.problem; p != nil {
+		all = append(all, *p)
+	}
+	for name := range t.troubled {
+		all = append(all, t.services[name].problems...)
+	}
+	slices.SortFunc(all, compareProblems)
+	all = slices.Compact(all)
+	if slices.Equal(all, t.problems) {
+		return nil
+	}
+	t.problems = all
+	return slices.Clone(all)
+}
+
+// comparedWith adds to c what makes the old ports of a Service into the new
+// ones, both sorted, and returns the ports to keep: an old one where nothing
+// changed, so that equal decisions stay the same value.
+func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
+	i := 0
+	for n, sp := range after {
+		for i < len(before) && before[i].ID.Compare(sp.ID) < 0 {
+			c.Deletes = append(c.Deletes, before[i].ID)
+			i++
+		}
+		if i < len(before) && before[i].ID == sp.ID {
+			if samePort(before[i], sp) {
+				after[n] = before[i]
+				i++
+				continue
+			}
+			i++
+		}
+		c.Upserts = append(c.Upserts, sp)
+	}
+	for ; i < len(before); i++ {
+		c.Deletes = append(c.Deletes, before[i].ID)
+	}
+	return after
+}
+
+// samePort compares two decisions. The time that caused them does not count.
+func samePort(a, b *ServicePort) bool {
+	return a.ID == b.ID && a.Affinity == b.Affinity && a.AppProtocol == b.AppProtocol && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Retained, b.Retained) &&
+		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
+}
+
+func sameFrontend(a, b Frontend) bool {
+	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
+		a.Outside == b.Outside && a.Inside == b.Inside &&
+		(a.SourceRanges == nil) == (b.SourceRanges == nil) &&
+		slices.Equal(a.SourceRanges, b.SourceRanges)
+}
+
+func comparePorts(a, b *ServicePort) int { return a.ID.Compare(b.ID) }
+
+func compareHealthChecks(a, b HealthCheck) int { return compareNames(a.Service, b.Service) }
+
+func compareNames(a, b model.Name) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+func compareProblems(a, b model.Problem) int {
+	return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))
+}

@@ -1,0 +1,242 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// The outcomes of a Decision.
+const (
+	Untracked = "allowed, not tracked"
+	Tracked   = "allowed, tracked"
+	Denied    = "denied"
+	AsUsual   = "tracked as usual" // no policy has a say
+)
+
+// DiffersBySource is the Outcome of a flow that fares differently by the port that it
+// comes from.
+const DiffersBySource = "differs by source port"
+
+// Flow is what is asked about: connections, or the packets that begin them.
+type Flow struct {
+	From, To netip.Addr
+	Protocol model.Protocol
+	Port     uint16 // of To
+	// Source are the ports that it may come from; the zero value is those that Linux
+	// gives to who asks for none.
+	Source PortSpan
+}
+
+// PortSpan is a range of ports, both ends included.
+type PortSpan struct{ First, Last uint16 }
+
+// String returns "80" or "80-89".
+func (s PortSpan) String() string { return portsText(model.PortRange{First: s.First, Last: s.Last}) }
+
+func (f Flow) source() PortSpan {
+	if f.Source == (PortSpan{}) {
+		return PortSpan{firstEphemeral, lastEphemeral}
+	}
+	return f.Source
+}
+
+// Decision is what one side's policies say of a flow.
+type Decision struct {
+	Side    Side       `json:"-"`
+	Addr    netip.Addr `json:"address"` // here, whose policies they are
+	Peer    netip.Addr `json:"peer"`
+	Outcome string     `json:"outcome"`
+	// SourcePorts are those that a flow must come from for this to be decided about it,
+	// "" if it is about each: a rule's ports may be those that a flow comes from, and
+	// nobody can tell it from an answer then.
+	SourcePorts string   `json:"sourcePorts,omitempty"`
+	Policy      string   `json:"policy,omitempty"`
+	Field       string   `json:"field,omitempty"` // of the policy
+	Why         string   `json:"why"`
+	sources     PortSpan // as in SourcePorts
+}
+
+// Explain says what this node's policies make of a flow: those of the address that
+// is asked, and those of the address that asks. One that is not here has none.
+func (t *Tracker) Explain(f Flow) []Decision {
+	var out []Decision
+	if t.wantedOf[f.To] != nil {
+		d := t.decide(Ingress, f.To, f.From, f.Protocol, f.Port)
+		out = append(out, d)
+		if d.Outcome == Untracked && !t.hasEgress() {
+			return out // the packet looks no further
+		}
+	}
+	if t.wantedOf[f.From] != nil {
+		out = append(out, t.decide(Egress, f.From, f.To, f.Protocol, f.Port))
+	}
+	return append(out, t.asAnswer(f)...)
+}
+
+// hasEgress reports whether anything of ports of peers holds on this node.
+func (t *Tracker) hasEgress() bool {
+	for target := range t.targets.now {
+		if target.Side == Egress {
+			return true
+		}
+	}
+	return false
+}
+
+// asAnswer says what is decided about a flow as if it were an answer, by the port that
+// it comes from.
+func (t *Tracker) asAnswer(f Flow) (out []Decision) {
+	span := f.source()
+	for _, side := range []Side{Ingress, Egress} {
+		here, peer := f.From, f.To
+		if side == Egress {
+			here, peer = f.To, f.From
+		}
+		for _, target := range t.targetsOf[here] {
+			first, last := max(target.First, span.First), min(target.Last, span.Last)
+			if target.Side != side || target.Protocol != f.Protocol || first > last {
+				continue
+			}
+			d := t.decide(side, here, peer, f.Protocol, first)
+			d.sources = PortSpan{first, last}
+			d.SourcePorts = d.sources.String()
+			d.Why = fmt.Sprintf("what comes from port %s cannot be told from an answer, and %s", d.SourcePorts, d.Why)
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+func (t *Tracker) decide(side Side, here, peer netip.Addr, proto model.Protocol, port uint16) Decision {
+	d := Decision{Side: side, Addr: here, Peer: peer, Outcome: AsUsual}
+	verdict := ""
+	for _, target := range t.targetsOf[here] {
+		if target.Side == side && target.Protocol == proto && target.First <= port && port <= target.Last {
+			verdict = t.targets.now[target]
+		}
+	}
+	if verdict == "" {
+		d.Why = fmt.Sprintf("no policy that is applied to %s is about %s of %s port %d", here, side, proto, port)
+		for _, r := range t.refusedOf[here] {
+			d.Policy, d.Field, d.Why = r.Policy, r.Field, r.Message
+		}
+		return d
+	}
+	v := t.verdicts.now[verdict]
+	for _, name := range v.Rules {
+		r := t.holding[name]
+		d.Policy, d.Field = r.Policy, fmt.Sprintf("spec.%s[%d]", r.Side, r.Index)
+		if why, matches := r.why(peer); matches {
+			d.Outcome, d.Why = Untracked, why
+			switch {
+			case v.Track && !r.Track:
+				d.Outcome, d.Why = Tracked, why+", and netfilter translates for a Service at that port"
+			case v.Track:
+				d.Outcome, d.Why = Tracked, why+", and the policy says track: true"
+			}
+			return d
+		}
+	}
+	d.Why = fmt.Sprintf("%s is none of the peers, and others are left alone", peer)
+	if v.Deny && t.isOwn(peer) {
+		d.Why = fmt.Sprintf("%s is none of the peers, and the node of the selected pods itself is never denied", peer)
+	} else if v.Deny {
+		d.Outcome, d.Why = Denied, fmt.Sprintf("%s is none of the peers, and the policy says deny: others", peer)
+		if t.mayBeOwn(peer) {
+			d.Why += "; if the node itself has that address, on a bridge or tunnel, it is not denied"
+		}
+	}
+	return d
+}
+
+// mayBeOwn reports whether an address that no object names lies where the node has
+// one for its pods.
+func (t *Tracker) mayBeOwn(a netip.Addr) bool {
+	if t.node == nil || !slices.ContainsFunc(t.node.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return false
+	}
+	for _, p := range t.pods {
+		if slices.Contains(p.IPs, a) {
+			return false
+		}
+	}
+	return true
+}
+
+// why says how an address is among the peers of a rule.
+func (r *rule) why(a netip.Addr) (string, bool) {
+	switch {
+	case r.Anybody:
+		return "the rule is about anybody", true
+	case r.peers[a] > 0:
+		return fmt.Sprintf("%s is a pod that the rule selects", a), true
+	case r.inBlocks(a):
+		i := slices.IndexFunc(r.Blocks, func(b Range) bool { return b.First.Compare(a) <= 0 && a.Compare(b.Last) <= 0 })
+		return fmt.Sprintf("%s is in a range of the rule, %s to %s", a, r.Blocks[i].First, r.Blocks[i].Last), true
+	}
+	return "", false
+}
+
+// Outcome is what becomes of a flow by all that was decided on its way, on one node or
+// several: denied by any is denied, and what one leaves untracked is untracked there.
+func Outcome(f Flow, decisions []Decision) string {
+	span := f.source()
+	cuts := []int{int(span.First)} // where another list of decisions may begin
+	for _, d := range decisions {
+		if d.SourcePorts == "" {
+			continue
+		}
+		for _, c := range []int{int(d.sources.First), int(d.sources.Last) + 1} {
+			if c > int(span.First) && c <= int(span.Last) {
+				cuts = append(cuts, c)
+			}
+		}
+	}
+	out := ""
+	for _, from := range cuts {
+		now := AsUsual
+		for _, d := range decisions {
+			if d.SourcePorts == "" || int(d.sources.First) <= from && from <= int(d.sources.Last) {
+				now = together(now, d.Outcome)
+			}
+		}
+		if out != "" && out != now {
+			return DiffersBySource
+		}
+		out = now
+	}
+	return out
+}
+
+func together(a, b string) string {
+	for _, strongest := range []string{Denied, Untracked, Tracked} {
+		if a == strongest || b == strongest {
+			return strongest
+		}
+	}
+	return AsUsual
+}
+
+// SelectNobody lists the policies that select no pod with an address of its own and no
+// node of a world, sorted: most likely by a slip of the pen.
+func SelectNobody(world model.Delta) (out []string) {
+	t := New(Config{})
+	t.Apply(model.Delta{Full: true, Namespaces: world.Namespaces})
+	for name, p := range world.DoNotTrackPolicies {
+		found := false
+		for _, n := range world.Nodes {
+			found = found || p.Nodes != nil && p.Nodes.Matches(n.Labels)
+		}
+		for _, pod := range world.Pods {
+			found = found || p.Pods != nil && selects(p.Pods, pod.Labels, t.namespaceLabels(pod.Namespace))
+		}
+		if !found {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

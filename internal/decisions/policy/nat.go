@@ -1,0 +1,351 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// natKey is a port from which, or to which, packets of a Service are translated: that
+// of an endpoint or of a frontend.
+type natKey struct {
+	proto model.Protocol
+	port  uint16
+	// frontend says that a Service has the address, and not an endpoint.
+	frontend bool
+	// early says that eBPF translates, before a policy sees the packet: a policy for
+	// that very address would decide about nothing. Else netfilter translates, after.
+	early bool
+	what  string // "it is an endpoint of Service a/b"
+	// instead is what to do about it, beside leaving the port out.
+	instead string
+	reason  string // of the Refusal, if it is not NeedsNAT
+}
+
+// natIndex knows the addresses at which a policy must keep its hands off: packets
+// there carry another address before or after, and conntrack must know which. It is
+// kept while there are policies.
+type natIndex struct {
+	at        map[netip.Addr]map[natKey]int
+	nodePorts map[natKey]int // at all addresses of the node
+}
+
+func newNATIndex() natIndex {
+	return natIndex{at: map[netip.Addr]map[natKey]int{}, nodePorts: map[natKey]int{}}
+}
+
+// add counts an entry, by 1 or -1.
+func (x *natIndex) add(a netip.Addr, k natKey, by int) {
+	m := x.at[a]
+	if m == nil {
+		m = map[natKey]int{}
+		x.at[a] = m
+	}
+	if m[k] += by; m[k] <= 0 {
+		delete(m, k)
+	}
+	if len(m) == 0 {
+		delete(x.at, a)
+	}
+}
+
+func (x *natIndex) addNodePort(k natKey, by int) {
+	if x.nodePorts[k] += by; x.nodePorts[k] <= 0 {
+		delete(x.nodePorts, k)
+	}
+}
+
+// translated says of each port of a Service whether netfilter translates its packets.
+func (t *Tracker) translated(s *model.Service) []bool {
+	out := make([]bool, len(s.Ports))
+	others := s.ProxyName != t.cfg.ProxyName
+	if !others && !t.cfg.Netfilter && !t.takingOver {
+		if t.cfg.GivenAway != nil {
+			return t.cfg.GivenAway(s)
+		}
+		return out
+	}
+	for i := range out {
+		out[i] = !others || t.cfg.ProxyName != "" // beside another proxy
+	}
+	return out
+}
+
+// instead says what to do where a policy and a Service's port do not go together.
+func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
+	const headless = "use a headless Service"
+	switch {
+	case t.takingOver && s != nil && s.ProxyName == t.cfg.ProxyName && port.Protocol != model.SCTP:
+		return "wait until eBPF serves it"
+	case s == nil || s.ProxyName != t.cfg.ProxyName || port.Protocol == model.SCTP:
+		return headless
+	case t.cfg.Netfilter:
+		return headless + ", or --proxy-mode ebpf"
+	}
+	return headless + ", or annotate the Service with spillway.dev/helper=none if it is not FTP"
+}
+
+// countSlice enters the endpoints of a slice, or takes them out.
+func (t *Tracker) countSlice(s *model.EndpointSlice, by int) {
+	for _, port := range s.Ports {
+		translated, instead := t.endpointPort(s.Service, &port)
+		if !translated {
+			continue
+		}
+		k := natKey{proto: port.Protocol, port: port.Port, what: fmt.Sprintf("it is an endpoint of Service %s", s.Service), instead: instead}
+		for i := range s.Endpoints {
+			if as := s.Endpoints[i].Addresses; len(as) > 0 {
+				t.countNAT(as[0].Unmap(), k, by)
+			}
+		}
+	}
+}
+
+// endpointPort says whether netfilter translates to a port of a slice, and what to do
+// if a policy is about it.
+func (t *Tracker) endpointPort(service model.Name, port *model.EndpointPort) (translated bool, instead string) {
+	s := t.services[service]
+	if s == nil {
+		return t.cfg.ProxyName != "", t.instead(nil, nil)
+	}
+	ports := t.translated(s)
+	for i := range s.Ports {
+		if p := &s.Ports[i]; p.Name == port.Name && p.Protocol == port.Protocol {
+			return ports[i], t.instead(s, p)
+		}
+	}
+	// No port of the Service is served there; whoever translates may see it otherwise.
+	return t.cfg.Netfilter || s.ProxyName != t.cfg.ProxyName && t.cfg.ProxyName != "", t.instead(nil, nil)
+}
+
+// countService enters the addresses of a Service, or takes them out.
+func (t *Tracker) countService(s *model.Service, by int) {
+	translated := t.translated(s)
+	for i := range s.Ports {
+		port := &s.Ports[i]
+		early, instead := !translated[i], t.instead(s, port)
+		k := natKey{port.Protocol, port.Port, true, early, fmt.Sprintf("Service %s has that address", s.Name), instead, ""}
+		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs} {
+			for _, a := range list {
+				t.countNAT(a.Unmap(), k, by)
+			}
+		}
+		if port.NodePort != 0 {
+			k = natKey{port.Protocol, port.NodePort, true, early, fmt.Sprintf("it is a NodePort of Service %s", s.Name), instead, ""}
+			t.nat.addNodePort(k, by)
+			if !early {
+				t.fading.addNodePort(k, -by)
+			}
+			t.touchNodePorts(by)
+		}
+	}
+}
+
+// countHostPorts enters the ports of a pod here that ports of the node lead to, or takes
+// them out. The CNI has netfilter translate there, whoever serves Services.
+func (t *Tracker) countHostPorts(p *model.Pod, by int) {
+	if p.Node != t.cfg.NodeName {
+		return
+	}
+	for _, h := range p.HostPorts {
+		k := natKey{proto: h.Protocol, port: h.Port, reason: HostPort, instead: "take the hostPort out of the pod",
+			what: fmt.Sprintf("hostPort %d of pod %s leads there", h.Host, p.Name)}
+		for _, a := range p.IPs {
+			t.countNAT(a.Unmap(), k, by)
+		}
+	}
+}
+
+func (t *Tracker) countNAT(a netip.Addr, k natKey, by int) {
+	t.nat.add(a, k, by)
+	if !k.early && k.reason != HostPort {
+		t.fading.add(a, k, -by)
+	}
+	t.touchNATs(a, k, by)
+}
+
+// touchNATs has all judged again that a Service, or a pod's hostPort, at an address may
+// be in the way of.
+func (t *Tracker) touchNATs(a netip.Addr, k natKey, by int) {
+	if _, here := t.targetsOf[a]; here {
+		t.touchNAT(a, by)
+	}
+	for _, r := range t.outward {
+		if r.takesFrom(k) && r.covers(a) {
+			t.staleNAT(r)
+		}
+	}
+}
+
+func (t *Tracker) touchNodePorts(by int) {
+	for _, a := range t.own {
+		t.touchNAT(a, by)
+	}
+}
+
+// TakeOver says, before all else, that somebody else may translate for Services in
+// netfilter until ServicesWritten is called.
+func (t *Tracker) TakeOver() { t.takingOver, t.silent = true, true }
+
+// Tell has refusals told that TakeOver holds back, since it may be over soon.
+func (t *Tracker) Tell() Changes {
+	if !t.silent {
+		return Changes{}
+	}
+	t.silent = false
+	t.refusals = t.collectRefusals()
+	return Changes{Refusals: t.refusals}
+}
+
+// ServicesWritten says that the kernel serves Services as they are known, and so that
+// netfilter translates for none that is gone: what is in the way of a policy stays
+// there till then, or connections that begin meanwhile would be cut.
+func (t *Tracker) ServicesWritten() Changes {
+	first := t.takingOver
+	if !first && len(t.fading.at)+len(t.fading.nodePorts) == 0 {
+		return Changes{}
+	}
+	if first {
+		t.countServices(-1)
+		t.takingOver = false
+		t.countServices(1)
+	}
+	gone := t.fading
+	t.fading = newNATIndex()
+	for a, keys := range gone.at {
+		for k := range keys {
+			t.touchNATs(a, k, -1)
+		}
+	}
+	if len(gone.nodePorts) > 0 {
+		t.touchNodePorts(-1)
+	}
+	c := t.settle()
+	if told := t.Tell(); told.Refusals != nil {
+		c.Refusals = told.Refusals
+	}
+	return c
+}
+
+func (t *Tracker) countServices(by int) {
+	if len(t.policies) == 0 {
+		return
+	}
+	for _, s := range t.services {
+		t.countService(s, by)
+	}
+	for _, s := range t.slices {
+		t.countSlice(s, by)
+	}
+}
+
+// touchNAT has an address judged again at which netfilter translates more, or less.
+func (t *Tracker) touchNAT(a netip.Addr, by int) {
+	t.dirty[a] = struct{}{}
+	if by < 0 {
+		t.lifted[a] = struct{}{}
+	}
+}
+
+// staleNAT has the Services that an outward rule takes in looked for again.
+func (t *Tracker) staleNAT(r *rule) {
+	if !r.natStale {
+		r.natStale = true
+		t.natStale = append(t.natStale, r)
+	}
+}
+
+// obstacle is why a rule does not hold at an address as it is asked for.
+type obstacle struct {
+	what    string // the Service, or the pod's hostPort
+	early   bool   // as in natKey: the rule decides about nothing there
+	instead string // as in natKey
+	reason  string
+}
+
+// natAt says which Service's packets are in the way of a rule, if there is any.
+func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
+	own := t.isOwn(addr)
+	look := func(keys map[natKey]int) {
+		for k := range keys {
+			if !r.about(k.proto, k.port) || k.early && !own || r.Track && !k.early {
+				continue // conntrack sees all of what is tracked
+			}
+			if found.what == "" || k.what < found.what { // the same one each time
+				found = obstacle{k.what, k.early, k.instead, k.reason}
+			}
+		}
+	}
+	for _, x := range []*natIndex{&t.nat, &t.fading} {
+		if r.Side == Ingress {
+			look(x.at[addr])
+			if own {
+				look(x.nodePorts)
+			}
+		}
+	}
+	if found.what == "" && !r.Track {
+		return r.nat
+	}
+	return found
+}
+
+// The ports that Linux gives to sockets which ask for none (ip_local_port_range, unless
+// somebody changed it in the pod).
+const firstEphemeral, lastEphemeral = 32768, 60999
+
+// outward reports whether a rule may take packets to Services: those that pods here
+// send to the ports that it names, or, from ports that it names, as if they answered.
+func (r *rule) outward() bool {
+	return r.Side == Egress || r.ephemeral(model.TCP) || r.ephemeral(model.UDP) || r.ephemeral(model.SCTP)
+}
+
+// ephemeral reports whether connections of the pods themselves may have a port of a
+// rule as their source, by nobody's choice.
+func (r *rule) ephemeral(proto model.Protocol) bool {
+	return slices.ContainsFunc(r.ports, func(p model.PortRange) bool {
+		return p.Protocol == proto && p.First <= lastEphemeral && firstEphemeral <= p.Last
+	})
+}
+
+// takesFrom reports whether a rule takes packets from netfilter's translation at a key,
+// if its address is among the rule's peers.
+func (r *rule) takesFrom(k natKey) bool {
+	switch {
+	case k.early:
+		return false
+	case r.Side == Egress:
+		return r.about(k.proto, k.port)
+	}
+	return k.frontend && r.ephemeral(k.proto)
+}
+
+// lookForNAT finds a Service that an outward rule takes in.
+func (t *Tracker) lookForNAT(r *rule) (found obstacle) {
+	for _, x := range []*natIndex{&t.nat, &t.fading} {
+		x.lookFor(r, &found)
+	}
+	return found
+}
+
+func (x *natIndex) lookFor(r *rule, found *obstacle) {
+	for a, keys := range x.at {
+		if !r.covers(a) {
+			continue
+		}
+		for k := range keys {
+			if !r.takesFrom(k) {
+				continue
+			}
+			what := fmt.Sprintf("it is about %s, and %s", netip.AddrPortFrom(a, k.port), k.what)
+			if r.Side == Ingress {
+				what = fmt.Sprintf("its ports are also those that pods ask %s from, and %s", netip.AddrPortFrom(a, k.port), k.what)
+			}
+			if found.what == "" || what < found.what { // the same one each time, or every look would be news
+				*found = obstacle{what: what, instead: k.instead, reason: k.reason}
+			}
+		}
+	}
+}

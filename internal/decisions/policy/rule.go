@@ -1,0 +1,187 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// rule is a Rule with what it was made of, and how it stands.
+type rule struct {
+	Rule
+	ports []model.PortRange
+	pods  []*model.PodSelection // of its peers
+	// wanted counts the addresses here that the rule is about. Peers are known,
+	// and the kernel told of them, while there are any.
+	wanted int
+	peers  map[netip.Addr]int // how many pods have the address
+	// nat is a Service whose packets the rule would take, zero if there is none; of
+	// outward rules only. It is looked for again when natStale is set.
+	nat      obstacle
+	natStale bool
+}
+
+// policy is one DoNotTrackPolicy.
+type policy struct {
+	spec  *model.DoNotTrackPolicy
+	rules []*rule
+}
+
+func newPolicy(spec *model.DoNotTrackPolicy) *policy {
+	p := &policy{spec: spec}
+	add := func(side Side, entries []model.PolicyRule) {
+		for i := range entries {
+			e := &entries[i]
+			r := &rule{Rule: Rule{
+				Name: ruleName(spec.Name, side, i), Policy: spec.Name, Side: side, Index: i,
+				Track: spec.Track, Deny: spec.DenyOthers, Anybody: len(e.Peers) == 0,
+			}, ports: e.Ports, natStale: true}
+			for j := range e.Peers {
+				if peer := &e.Peers[j]; peer.Pods != nil {
+					r.pods = append(r.pods, peer.Pods)
+				} else {
+					r.Blocks = append(r.Blocks, without(peer.Block, peer.Except)...)
+				}
+			}
+			r.Pods, r.Blocks = len(r.pods) > 0, joined(r.Blocks)
+			p.rules = append(p.rules, r)
+		}
+	}
+	add(Ingress, spec.Ingress)
+	add(Egress, spec.Egress)
+	return p
+}
+
+// before says which of two policies that contradict holds: the older one, or, of
+// one second, the one that denies, or the first by name. One without a time, as in a
+// file, is older.
+func (p *policy) before(o *policy) int {
+	if c := p.spec.Created.Compare(o.spec.Created); c != 0 {
+		return c
+	}
+	if p.spec.DenyOthers != o.spec.DenyOthers {
+		if p.spec.DenyOthers {
+			return -1
+		}
+		return 1
+	}
+	if p.spec.Name < o.spec.Name {
+		return -1
+	}
+	return 1
+}
+
+// whyAfter says why another policy comes before this one.
+func (p *policy) whyAfter(o *policy) string {
+	switch {
+	case !p.spec.Created.Equal(o.spec.Created):
+		return "is older"
+	case p.spec.DenyOthers != o.spec.DenyOthers:
+		return "is as old and denies"
+	}
+	return "is as old and comes first by name"
+}
+
+// covers reports whether an address is among the peers of a rule.
+func (r *rule) covers(a netip.Addr) bool {
+	if r.Anybody || r.peers[a] > 0 {
+		return true
+	}
+	return r.inBlocks(a)
+}
+
+func (r *rule) inBlocks(a netip.Addr) bool {
+	i, found := slices.BinarySearchFunc(r.Blocks, a, func(b Range, a netip.Addr) int { return b.First.Compare(a) })
+	return found || i > 0 && r.Blocks[i-1].Last.Compare(a) >= 0 && r.Blocks[i-1].Last.Is4() == a.Is4()
+}
+
+// about reports whether a rule is about a port.
+func (r *rule) about(proto model.Protocol, port uint16) bool {
+	return slices.ContainsFunc(r.ports, func(p model.PortRange) bool {
+		return p.Protocol == proto && p.First <= port && port <= p.Last
+	})
+}
+
+// meets reports whether two rules are about the same ports.
+func (r *rule) meets(o *rule) (model.PortRange, bool) {
+	for _, a := range r.ports {
+		for _, b := range o.ports {
+			if r.Side == o.Side && a.Protocol == b.Protocol && a.First <= b.Last && b.First <= a.Last {
+				return model.PortRange{Protocol: a.Protocol, First: max(a.First, b.First), Last: min(a.Last, b.Last)}, true
+			}
+		}
+	}
+	return model.PortRange{}, false
+}
+
+// takes reports whether a pod is among a rule's peers by its labels.
+func (r *rule) takes(pod, namespace map[string]string) bool {
+	return slices.ContainsFunc(r.pods, func(s *model.PodSelection) bool { return selects(s, pod, namespace) })
+}
+
+func selects(s *model.PodSelection, pod, namespace map[string]string) bool {
+	return (s.Namespaces == nil || s.Namespaces.Matches(namespace)) && (s.Pods == nil || s.Pods.Matches(pod))
+}
+
+// without is a block without the blocks in except, which lie within it and are
+// sorted.
+func without(block netip.Prefix, except []netip.Prefix) (out []Range) {
+	next, last := block.Addr(), lastOf(block)
+	for _, e := range except {
+		if first := e.Addr(); next.IsValid() && next.Less(first) {
+			out = append(out, Range{next, first.Prev()})
+		}
+		if after := lastOf(e).Next(); next.IsValid() && (!after.IsValid() || next.Less(after)) {
+			next = after
+		}
+	}
+	if next.IsValid() && next.Compare(last) <= 0 {
+		out = append(out, Range{next, last})
+	}
+	return out
+}
+
+// joined sorts ranges and makes one of those that touch.
+func joined(ranges []Range) (out []Range) {
+	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
+	for _, r := range ranges {
+		if n := len(out); n > 0 && out[n-1].Last.Is4() == r.First.Is4() {
+			end := &out[n-1].Last
+			if after := end.Next(); !after.IsValid() || after.Compare(r.First) >= 0 {
+				if end.Less(r.Last) {
+					*end = r.Last
+				}
+				continue
+			}
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// Prefixes are the fewest prefixes that make up a range.
+func (r Range) Prefixes() (out []netip.Prefix) {
+	for first := r.First; first.IsValid() && first.Compare(r.Last) <= 0; {
+		p := netip.PrefixFrom(first, first.BitLen())
+		for p.Bits() > 0 {
+			wider := netip.PrefixFrom(first, p.Bits()-1)
+			if wider.Masked().Addr() != first || r.Last.Less(lastOf(wider)) {
+				break
+			}
+			p = wider
+		}
+		out, first = append(out, p), lastOf(p).Next()
+	}
+	return out
+}
+
+// lastOf is the last address of a block.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}

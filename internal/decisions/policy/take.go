@@ -1,0 +1,256 @@
+package policy
+
+import (
+	"maps"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+type podName = model.Name
+
+// takePolicy takes in a policy, nil for one that is gone.
+func (t *Tracker) takePolicy(name string, spec *model.DoNotTrackPolicy) {
+	old := t.policies[name]
+	if old == nil && spec == nil {
+		return
+	}
+	t.touchPolicy(name)
+	if old != nil {
+		delete(t.policies, name)
+		t.outward = slices.DeleteFunc(t.outward, func(r *rule) bool { return r.Policy == name })
+	}
+	if spec != nil {
+		p := newPolicy(spec)
+		first := len(t.policies) == 0
+		t.policies[name] = p
+		if first && old == nil {
+			t.countAll()
+		}
+		for _, r := range p.rules {
+			if r.outward() {
+				t.outward = append(t.outward, r)
+				t.natStale = append(t.natStale, r)
+			}
+		}
+		t.touchPolicy(name)
+	}
+	if len(t.policies) == 0 {
+		t.nat, t.fading = newNATIndex(), newNATIndex()
+	}
+}
+
+// countAll begins to know where netfilter translates.
+func (t *Tracker) countAll() {
+	t.nat, t.fading = newNATIndex(), newNATIndex()
+	t.countServices(1)
+	for _, p := range t.pods {
+		t.countHostPorts(p, 1)
+	}
+}
+
+// touchPolicy has every address judged again that a policy selects, or did.
+func (t *Tracker) touchPolicy(name string) {
+	for a, ps := range t.wantedOf {
+		if slices.ContainsFunc(ps, func(p *policy) bool { return p.spec.Name == name }) {
+			t.dirty[a] = struct{}{}
+		}
+	}
+	p := t.policies[name]
+	switch {
+	case p == nil:
+	case p.spec.Nodes != nil:
+		t.touchOwn()
+	default:
+		for a, names := range t.podsHere {
+			if slices.ContainsFunc(names, func(n podName) bool {
+				return selects(p.spec.Pods, t.pods[n].Labels, t.namespaceLabels(n.Namespace))
+			}) {
+				t.dirty[a] = struct{}{}
+			}
+		}
+	}
+}
+
+func (t *Tracker) touchOwn() {
+	for _, a := range t.own {
+		t.dirty[a] = struct{}{}
+	}
+}
+
+func (t *Tracker) namespaceLabels(name string) map[string]string {
+	if n := t.namespaces[name]; n != nil {
+		return n.Labels
+	}
+	// Every namespace has this label; the rest is not known (yet).
+	return map[string]string{"kubernetes.io/metadata.name": name}
+}
+
+// takeNamespace takes in a Namespace, nil for one that is gone.
+func (t *Tracker) takeNamespace(name string, n *model.Namespace) {
+	old := t.namespaces[name]
+	if old != nil && n != nil && maps.Equal(old.Labels, n.Labels) {
+		return
+	}
+	t.running = true
+	t.eachWantedRule(func(r *rule) { t.countNamespace(r, name, -1) })
+	if n != nil {
+		t.namespaces[name] = n
+	} else {
+		delete(t.namespaces, name)
+	}
+	t.eachWantedRule(func(r *rule) { t.countNamespace(r, name, 1) })
+	for _, names := range t.podsHere {
+		for _, pod := range names {
+			if pod.Namespace == name {
+				t.touchPod(t.pods[pod])
+			}
+		}
+	}
+}
+
+func (t *Tracker) countNamespace(r *rule, namespace string, by int) {
+	if !slices.ContainsFunc(r.pods, func(s *model.PodSelection) bool { return s.Namespaces != nil }) {
+		return
+	}
+	for name := range t.pods {
+		if name.Namespace == namespace {
+			t.addPeers(r, name, by)
+		}
+	}
+}
+
+func (t *Tracker) eachWantedRule(do func(*rule)) {
+	seen := map[*rule]bool{}
+	for _, ps := range t.wantedOf {
+		for _, p := range ps {
+			for _, r := range p.rules {
+				if !seen[r] && len(r.pods) > 0 {
+					seen[r] = true
+					do(r)
+				}
+			}
+		}
+	}
+}
+
+// takePod takes in a Pod, nil for one that is gone.
+func (t *Tracker) takePod(name model.Name, p *model.Pod) {
+	old := t.pods[name]
+	if old == nil && p == nil || old != nil && p != nil && old.Node == p.Node && maps.Equal(old.Labels, p.Labels) &&
+		slices.Equal(old.IPs, p.IPs) && slices.Equal(old.HostPorts, p.HostPorts) {
+		return
+	}
+	t.running = t.running || old != nil && p != nil && !maps.Equal(old.Labels, p.Labels)
+	if old != nil {
+		t.eachWantedRule(func(r *rule) { t.addPeers(r, name, -1) })
+		t.place(old, false)
+		delete(t.pods, name)
+	}
+	if p != nil {
+		t.pods[name] = p
+		t.place(p, true)
+		t.eachWantedRule(func(r *rule) { t.addPeers(r, name, 1) })
+	}
+}
+
+// place enters a pod of this node by its addresses, or takes it out.
+func (t *Tracker) place(p *model.Pod, in bool) {
+	if p.Node != t.cfg.NodeName {
+		return
+	}
+	t.touchPod(p)
+	if len(t.policies) > 0 {
+		t.countHostPorts(p, map[bool]int{true: 1, false: -1}[in])
+	}
+	for _, a := range p.IPs {
+		a = a.Unmap()
+		names := slices.DeleteFunc(t.podsHere[a], func(n podName) bool { return n == p.Name })
+		if in {
+			names = append(names, p.Name)
+		}
+		if len(names) > 0 {
+			t.podsHere[a] = names
+		} else {
+			delete(t.podsHere, a)
+		}
+	}
+}
+
+// touchPod has the addresses of a pod here judged again, if there is a policy.
+func (t *Tracker) touchPod(p *model.Pod) {
+	if len(t.policies) == 0 || p.Node != t.cfg.NodeName {
+		return
+	}
+	for _, a := range p.IPs {
+		t.dirty[a.Unmap()] = struct{}{}
+	}
+}
+
+// takeNode takes in this node, nil if it is gone.
+func (t *Tracker) takeNode(n *model.Node) {
+	if t.node != nil && n != nil && maps.Equal(t.node.Labels, n.Labels) {
+		t.node = n
+		return
+	}
+	t.node = n
+	t.touchOwn()
+}
+
+// takeService takes in a Service, nil for one that is gone. Whether it is ours
+// decides who translates for its endpoints.
+func (t *Tracker) takeService(name model.Name, s *model.Service) {
+	old := t.services[name]
+	if old == nil && s == nil {
+		return
+	}
+	counted := len(t.policies) > 0
+	if counted {
+		if old != nil {
+			t.countService(old, -1)
+		}
+		t.countSlicesOf(name, -1)
+	}
+	if s != nil {
+		t.services[name] = s
+	} else {
+		delete(t.services, name)
+	}
+	if counted {
+		if s != nil {
+			t.countService(s, 1)
+		}
+		t.countSlicesOf(name, 1)
+	}
+}
+
+func (t *Tracker) countSlicesOf(service model.Name, by int) {
+	for name := range t.slicesOf[service] {
+		t.countSlice(t.slices[name], by)
+	}
+}
+
+// takeSlice takes in an EndpointSlice, nil for one that is gone.
+func (t *Tracker) takeSlice(name model.Name, s *model.EndpointSlice) {
+	if old := t.slices[name]; old != nil {
+		if len(t.policies) > 0 {
+			t.countSlice(old, -1)
+		}
+		delete(t.slices, name)
+		delete(t.slicesOf[old.Service], name)
+		if len(t.slicesOf[old.Service]) == 0 {
+			delete(t.slicesOf, old.Service)
+		}
+	}
+	if s == nil {
+		return
+	}
+	t.slices[name] = s
+	if t.slicesOf[s.Service] == nil {
+		t.slicesOf[s.Service] = map[model.Name]struct{}{}
+	}
+	t.slicesOf[s.Service][name] = struct{}{}
+	if len(t.policies) > 0 {
+		t.countSlice(s, 1)
+	}
+}

@@ -1,0 +1,7 @@
+// Package diagnosis holds the tools that explain a node to its operator. None of them
+// changes it:
+//
+//	doctor  findings about a node's configuration and counters
+//	drops   the packets that the kernel drops, and why
+//	top     the flows that use conntrack most
+package diagnosis

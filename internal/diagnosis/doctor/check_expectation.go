@@ -1,0 +1,48 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"spillway.dev/spillway/internal/node/conntrack"
+)
+
+// expectationCheck compares expectations with nf_conntrack_expect_max.
+type expectationCheck struct{}
+
+func (expectationCheck) Name() string  { return "expectation table" }
+func (expectationCheck) About() string { return "connections that helpers (TFTP, FTP) wait for" }
+
+func (expectationCheck) Find(n *Node) []Finding {
+	var out []Finding
+	for i := range n.Namespaces {
+		ns := &n.Namespaces[i]
+		total := 0
+		var by []string
+		for _, helper := range slices.Sorted(maps.Keys(ns.Expectations)) {
+			total += ns.Expectations[helper]
+			by = append(by, fmt.Sprintf("%d of %s", ns.Expectations[helper], helper))
+		}
+		severity := fullness(total, ns.Limits.ExpectMax)
+		if severity == "" {
+			continue
+		}
+		want := 2 * ns.Limits.ExpectMax
+		out = append(out, Finding{
+			ID: "expectation-table-full", Severity: severity, Namespace: ns.Namespace.String(),
+			Title:    fmt.Sprintf("the table of expected connections is %s full", percent(total, ns.Limits.ExpectMax)),
+			Evidence: []string{fmt.Sprintf("%d expectations of %d (nf_conntrack_expect_max): %s", total, ns.Limits.ExpectMax, strings.Join(by, ", "))},
+			Numbers:  map[string]float64{"expectations": float64(total), "max": float64(ns.Limits.ExpectMax)},
+			Packets:  "When it is full, the packet that asks for a second connection is dropped: a TFTP request, FTP's PORT or PASV. A TFTP expectation that nothing fulfils waits 300 s.",
+			Mend:     "Raise the limit; put it into /etc/sysctl.d to keep it. Many that nothing fulfils mean that the answers go another way, or that requests are repeated.",
+			Commands: []string{shared(expectMax, want)},
+		}.with(raiseShared(expectMax, want)))
+	}
+	if len(out) == 0 {
+		out = wasFull(n, conntrack.ExpectTableFull, "expectation-table-was-full", "the table of expected connections was full",
+			"Requests for a second connection (TFTP, FTP) were dropped then.", "Raise nf_conntrack_expect_max before the next peak.")
+	}
+	return out
+}

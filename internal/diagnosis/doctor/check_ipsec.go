@@ -1,0 +1,47 @@
+package doctor
+
+import (
+	"fmt"
+
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// ipsecCheck looks for IPsec policies where the eBPF dataplane forwards packets.
+type ipsecCheck struct{}
+
+func (ipsecCheck) Name() string  { return "IPsec and eBPF" }
+func (ipsecCheck) About() string { return "IPsec policies where the eBPF dataplane runs" }
+
+// shownPolicies is how many policies a finding lists.
+const shownPolicies = 5
+
+func (ipsecCheck) Find(n *Node) []Finding {
+	var out []Finding
+	for i := range n.Namespaces {
+		ns := &n.Namespaces[i]
+		if len(ns.IPsec) == 0 || !ns.EBPF {
+			continue
+		}
+		f := Finding{
+			ID: "ipsec-with-ebpf", Severity: Warning, Namespace: ns.Namespace.String(),
+			Title:    fmt.Sprintf("connections that this node forwards to other nodes are dropped where one of %d IPsec policies selects them", len(ns.IPsec)),
+			Evidence: []string{"programs of Spillway's eBPF dataplane are attached here"},
+			Numbers:  map[string]float64{"policies": float64(len(ns.IPsec))},
+			Packets: "NodePort, LoadBalancer and externalIP connections to an endpoint on another node are dropped if a policy selects them: eBPF programs would send them in clear. " +
+				"Packets between pods that a policy selects go through the stack, which encrypts or blocks them, and lose the speed of the direct way.",
+			Mend: "Run the agent with --proxy-mode nftables on nodes with IPsec, or keep the addresses of nodes and pods out of the policies (ip xfrm policy lists them).",
+		}
+		for i, p := range ns.IPsec {
+			if i == shownPolicies {
+				f.Evidence = append(f.Evidence, fmt.Sprintf("and %d more policies", len(ns.IPsec)-i))
+				break
+			}
+			f.Evidence = append(f.Evidence, fmt.Sprintf("policy %s: from %s to %s", xfrmDirections[p.Dir], p.Src, p.Dst))
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// xfrmDirections are the words of ip xfrm policy.
+var xfrmDirections = map[kernel.XfrmDir]string{kernel.XfrmIn: "in", kernel.XfrmOut: "out", kernel.XfrmForward: "fwd"}

@@ -1,0 +1,338 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
+	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// Config is what to look at.
+type Config struct {
+	// Namespaces finds the network namespaces to look at, the caller's own first.
+	Namespaces func() ([]conntrack.Namespace, error)
+	Sample     time.Duration       // between two readings of the counters; 0: read them once
+	Part       func(done, all int) // told how far Look is; may be nil
+}
+
+// Validate says what is missing.
+func (c Config) Validate() error {
+	if c.Namespaces == nil {
+		return errors.New("doctor: no network namespaces to look at")
+	}
+	if c.Sample < 0 {
+		return fmt.Errorf("doctor: sample %v: must not be negative", c.Sample)
+	}
+	return nil
+}
+
+// Look reads the node. What cannot be read is a Problem of it; the error is for
+// what leaves nothing to look at.
+func Look(ctx context.Context, c Config) (*Node, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	l := looker{node: &Node{}}
+	list, err := c.Namespaces()
+	l.trouble("", err)
+	if len(list) == 0 {
+		return nil, cmp.Or(err, errors.New("no network namespace to look at"))
+	}
+	l.machine(ctx)
+	for i, n := range list {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if c.Part != nil {
+			c.Part(i, len(list))
+		}
+		l.namespace(ctx, n)
+	}
+	if c.Sample > 0 {
+		l.again(ctx, c.Sample)
+	}
+	return l.node, ctx.Err()
+}
+
+// looker fills a Node.
+type looker struct {
+	node  *Node
+	began time.Time // of reading the first counters
+}
+
+// trouble notes what could not be read. The same in several namespaces is one
+// Problem.
+func (l *looker) trouble(namespace string, err error) {
+	if err == nil {
+		return
+	}
+	what := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if namespace != "" {
+		what = strings.ReplaceAll(what, "network namespace "+namespace, "network namespace")
+	}
+	i := slices.IndexFunc(l.node.Problems, func(p Problem) bool { return p.What == what })
+	if i < 0 {
+		i = len(l.node.Problems)
+		l.node.Problems = append(l.node.Problems, Problem{What: what})
+	}
+	if namespace != "" {
+		l.node.Problems[i].Namespaces = append(l.node.Problems[i].Namespaces, namespace)
+	}
+}
+
+// machine reads what all namespaces share.
+func (l *looker) machine(ctx context.Context) {
+	var err error
+	l.node.Kernel, err = kernel.RunningVersion()
+	l.trouble("", err)
+	l.node.Log, err = conntrack.KernelLog(ctx)
+	l.trouble("", err)
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
+		l.node.Up = time.Duration(now.Nano())
+	}
+	l.began = time.Now()
+}
+
+// namespace reads one network namespace, each part by itself.
+func (l *looker) namespace(ctx context.Context, n conntrack.Namespace) {
+	ns := Namespace{Report: conntrack.Report{Namespace: n}, Rules: &ruleset.Ruleset{}}
+	entered := false
+	err := n.Enter(func() error {
+		entered = true
+		name := n.String()
+		l.trouble(name, ns.readConntrack(ctx))
+		rules, errs := ruleset.Read(ctx)
+		ns.Rules, ns.RulesWhole = rules, len(errs) == 0
+		for _, err := range errs {
+			l.trouble(name, err)
+		}
+		l.trouble(name, ns.readLinks())
+		l.trouble(name, ns.readIPsec())
+		ns.readSysctls()
+		ns.readProc()
+		ns.findRoutes()
+		return nil
+	})
+	if errors.Is(err, os.ErrNotExist) && !entered {
+		err = errors.New("the network namespace vanished while the node was read")
+	}
+	l.trouble(n.String(), err)
+	if entered {
+		l.node.Namespaces = append(l.node.Namespaces, ns)
+	}
+}
+
+// again reads the counters once more, so that what grows now is told from what
+// grew once.
+func (l *looker) again(ctx context.Context, after time.Duration) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(time.Until(l.began.Add(after))):
+	}
+	l.node.Sampled = time.Since(l.began)
+	for i := range l.node.Namespaces {
+		ns := &l.node.Namespaces[i]
+		if !ns.InUse() {
+			continue
+		}
+		// What cannot be read now could not before, and is said.
+		_ = ns.Namespace.Do(func(c *conntrack.Conn) error {
+			now, err := c.Stats(ctx)
+			if err == nil {
+				ns.Grown, ns.Counters = now.Minus(ns.Counters), now
+			}
+			return err
+		})
+	}
+}
+
+func (ns *Namespace) readConntrack(ctx context.Context) error {
+	c, err := conntrack.Open()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	r, err := c.Report(ctx, ns.Namespace)
+	if err != nil {
+		return err
+	}
+	ns.Report = r
+	if r.Entries == 0 {
+		return nil
+	}
+	ns.States, ns.Endpoints = map[string]State{}, map[netip.Addr]*Endpoint{}
+	return c.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
+		ns.count(e)
+		return true
+	})
+}
+
+// count takes in one entry. The table may be large: entries are not kept.
+func (ns *Namespace) count(e *conntrack.Entry) {
+	if name := e.TimeoutName(); name != "" {
+		s := ns.States[name]
+		s.Entries++
+		if silent := ns.Limits.Timeouts[name] - e.Timeout; silent > pauses[name] && pauses[name] > 0 {
+			s.Silent++
+		}
+		ns.States[name] = s
+	}
+	if !judged(e) {
+		return
+	}
+	addr := e.Reply.Src.Addr()
+	p := ns.Endpoints[addr]
+	if p == nil {
+		p = &Endpoint{Example: *e}
+		ns.Endpoints[addr] = p
+	}
+	p.Entries++
+}
+
+func (ns *Namespace) readSysctls() {
+	is := func(name string) bool { s, _ := kernel.ReadSysctl(name); return s == "1" }
+	ns.BeLiberal = is(beLiberal)
+	ns.AutoHelper = is("net.netfilter.nf_conntrack_helper")
+	if _, err := kernel.ReadSysctl(bridgeCall["ip"]); err == nil {
+		ns.Bridged = map[string]bool{"ip": is(bridgeCall["ip"]), "ip6": is(bridgeCall["ip6"])}
+	}
+}
+
+// readLinks reads the bridges, the VXLAN devices and those with several programs.
+func (ns *Namespace) readLinks() error {
+	list, err := kernel.Dump(netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	ports := map[int]int{}
+	for _, d := range list {
+		ports[d.Attrs().MasterIndex]++
+	}
+	var refused error // the first; the others would say the same
+	for _, d := range list {
+		l := Link{Name: d.Attrs().Name, Kind: d.Type()}
+		if refused == nil {
+			l.Programs, refused = programs(d.Attrs().Index)
+		}
+		switch l.Kind {
+		case "bridge":
+			l.Ports = ports[d.Attrs().Index]
+		case "vxlan", "geneve":
+			// A device that is gone by now has no offload.
+			l.TxChecksum, _ = kernel.TxChecksumOffload(l.Name)
+		default:
+			if l.Programs == nil {
+				continue
+			}
+		}
+		ns.Links = append(ns.Links, l)
+	}
+	return refused
+}
+
+// programs lists the tcx programs of a device if there are several at a hook: only
+// then their order matters.
+func programs(ifindex int) (map[string][]string, error) {
+	found := map[string][]string{}
+	for name, hook := range map[string]ebpf.AttachType{"ingress": ebpf.AttachTCXIngress, "egress": ebpf.AttachTCXEgress} {
+		list, err := kernel.TCXPrograms(ifindex, hook)
+		if err != nil {
+			return nil, err
+		}
+		if len(list) > 1 {
+			found[name] = list
+		}
+	}
+	if len(found) == 0 {
+		return nil, nil
+	}
+	return found, nil
+}
+
+// readIPsec reads the IPsec policies and, where there are any, looks for the programs of
+// the eBPF dataplane.
+func (ns *Namespace) readIPsec() (err error) {
+	if ns.IPsec, err = kernel.XfrmPolicies(); err != nil || len(ns.IPsec) == 0 {
+		return err
+	}
+	list, err := kernel.Dump(netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, d := range list {
+		names, err := kernel.IngressPrograms(d)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(names, func(name string) bool { return slices.Contains(spillwayPrograms, name) }) {
+			ns.EBPF = true
+			return nil
+		}
+	}
+	return nil
+}
+
+// spillwayPrograms are the names by which the eBPF dataplane's programs show at ingress:
+// those of tcx links, and that of its filters.
+var spillwayPrograms = []string{"from_network", "from_pod", "spillway"}
+
+// readProc reads what of /proc/net there is.
+func (ns *Namespace) readProc() {
+	ns.ChecksumErrors = map[string]uint64{}
+	snmp, _ := os.ReadFile("/proc/thread-self/net/snmp")
+	var header []string
+	for line := range strings.Lines(string(snmp)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		if i := slices.Index(header, "InCsumErrors"); i > 0 && i < len(fields) && header[0] == fields[0] {
+			n, _ := strconv.ParseUint(fields[i], 10, 64)
+			ns.ChecksumErrors[strings.ToLower(strings.TrimSuffix(fields[0], ":"))] = n
+		}
+		header = fields
+	}
+	ipvs, _ := os.ReadFile("/proc/thread-self/net/ip_vs")
+	ns.IPVS = strings.Count(string(ipvs), "\n") > 3 // three lines are headings
+}
+
+// findRoutes asks the kernel how each endpoint would be reached.
+func (ns *Namespace) findRoutes() {
+	failed := map[string]bool{}
+	if len(ns.Endpoints) > 0 {
+		list, _ := kernel.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, 0) })
+		for _, n := range list {
+			if n.State&unix.NUD_FAILED != 0 {
+				failed[n.IP.String()] = true
+			}
+		}
+	}
+	for addr, p := range ns.Endpoints {
+		routes, err := netlink.RouteGet(addr.AsSlice())
+		switch {
+		case errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL):
+			p.Trouble = "no route"
+		case err != nil || len(routes) == 0:
+		case routes[0].Type == unix.RTN_LOCAL:
+			p.Local = true
+		case routes[0].Gw == nil && failed[addr.String()]:
+			p.Trouble = "no neighbour answers for it"
+		}
+	}
+}

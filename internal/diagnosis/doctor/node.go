@@ -1,0 +1,91 @@
+package doctor
+
+import (
+	"net/netip"
+	"time"
+
+	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
+	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// Node is a machine as Look found it, read once.
+type Node struct {
+	Kernel     kernel.Version
+	Namespaces []Namespace // the caller's own first
+	Log        map[conntrack.LogKind]conntrack.LogCount
+	Up         time.Duration // since the machine started
+	Sampled    time.Duration // between two readings of the counters; 0: read once
+	Problems   []Problem
+}
+
+// Own is the caller's own network namespace, nil if it was not read.
+func (n *Node) Own() *Namespace {
+	if len(n.Namespaces) > 0 && n.Namespaces[0].Report.Namespace.Own {
+		return &n.Namespaces[0]
+	}
+	return nil
+}
+
+// InUse counts the namespaces in which conntrack does anything.
+func (n *Node) InUse() int {
+	used := 0
+	for i := range n.Namespaces {
+		if n.Namespaces[i].InUse() {
+			used++
+		}
+	}
+	return used
+}
+
+// Problem is something that could not be looked at, in one line, and where.
+type Problem struct {
+	What       string   `json:"what"`
+	Namespaces []string `json:"namespaces,omitempty"`
+}
+
+// Namespace is what was read in one network namespace. What could not be read
+// is zero, and a Problem of the Node.
+type Namespace struct {
+	conntrack.Report
+	Grown      conntrack.Counters // during Node.Sampled
+	Rules      *ruleset.Ruleset   // never nil
+	RulesWhole bool               // all of them could be read
+	States     map[string]State   // entries by the time-out that they wait for (conntrack.Limits)
+	Endpoints  map[netip.Addr]*Endpoint
+	Links      []Link
+	IPVS       bool // IPVS has services here, which no rule shows
+
+	IPsec []kernel.XfrmPolicy
+	EBPF  bool // programs of Spillway's eBPF dataplane are attached; read only where there is IPsec
+
+	BeLiberal  bool            // nf_conntrack_tcp_be_liberal
+	AutoHelper bool            // nf_conntrack_helper, until Linux 5.19
+	Bridged    map[string]bool // bridge-nf-call-iptables by "ip", "ip6"; nil without br_netfilter
+
+	ChecksumErrors map[string]uint64 // received and thrown away, by "tcp", "udp"
+}
+
+// State counts entries that wait for the same time-out.
+type State struct {
+	Entries int
+	Silent  int // of them, longer without a packet than flows of the kind pause
+}
+
+// Endpoint is an address that UDP entries are translated to.
+type Endpoint struct {
+	Entries int
+	Example conntrack.Entry
+	Trouble string // "no route", "no neighbour"; "" if it can be reached as far as is known
+	Local   bool   // an address of the namespace itself
+}
+
+// Link is a device.
+type Link struct {
+	Name, Kind string
+	Ports      int  // devices that are in this bridge
+	TxChecksum bool // of VXLAN devices only: leaves checksums to what is below
+	// Programs are the names of tcx programs by "ingress", "egress", in their order;
+	// nil if there is at most one at each.
+	Programs map[string][]string
+}

@@ -1,0 +1,121 @@
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func page(t *testing.T, r *Report) string {
+	t.Helper()
+	var b strings.Builder
+	if err := r.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(b.String()) {
+		if len([]rune(line)) > columns+1 {
+			t.Errorf("%d columns: %q", len([]rune(line))-1, line)
+		}
+	}
+	return b.String()
+}
+
+func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
+	n := &Node{Problems: []Problem{{What: "cannot " + strings.Repeat("see ", 40), Namespaces: []string{"a", "b", "c", "d", "e", "f"}}}}
+	long := "nsenter --net=/run/netns/x sysctl -w " + strings.Repeat("net.netfilter.nf_conntrack_udp_timeout=10 ", 5)
+	r := NewReport(n, []Finding{
+		{ID: "bad", Severity: Critical, Title: strings.Repeat("word ", 40), Evidence: []string{strings.Repeat("1 of 2 ", 30)}, Packets: "p", Mend: "m", Commands: []string{long}, Fixable: true},
+		{ID: "odd", Severity: Info, Settings: "# Pod\nspec:\n"},
+		{ID: "odd", Severity: Info, Namespace: "n2"}, {ID: "odd", Severity: Info, Namespace: "n3"}, {ID: "odd", Severity: Info, Namespace: "n4"}, {ID: "odd", Severity: Info, Namespace: "n5"},
+	})
+	got := page(t, r)
+	critical, info := strings.Index(got, "CRITICAL"), strings.Index(got, "INFO")
+	if critical < 0 || info < critical || strings.Contains(got, "All is well") {
+		t.Errorf("order:\n%s", got)
+	}
+	for _, want := range []string{"odd: 2 more, in n4, n5", "(in a, b, c, d and 2 more)", " \\\n", "      # Pod\n      spec:\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if !strings.HasSuffix(got, "\n6 findings: 1 critical, 5 info; --fix mends 1; 1 thing not looked at\n") {
+		t.Errorf("summary:\n%s", got)
+	}
+	// What is broken over lines is still one command.
+	begin := strings.Index(got, "nsenter")
+	joined := strings.Join(strings.Fields(strings.ReplaceAll(got[begin:strings.Index(got, "    --fix does")], "\\\n", " ")), " ")
+	if joined != strings.TrimSpace(long) {
+		t.Errorf("the command reads %q", joined)
+	}
+}
+
+func TestAPageWithoutFindingsSaysWhatWasLookedAt(t *testing.T) {
+	got := page(t, NewReport(&Node{}, Examine(&Node{})))
+	if !strings.HasPrefix(got, "All is well") || !strings.HasSuffix(got, "\n0 findings\n") {
+		t.Errorf("page:\n%s", got)
+	}
+	for _, c := range Checks {
+		if !strings.Contains(got, c.Name()) || !strings.Contains(got, c.About()) {
+			t.Errorf("%s is not on the page", c.Name())
+		}
+	}
+	got = page(t, NewReport(&Node{Problems: []Problem{{What: "x"}}}, nil))
+	if strings.Contains(got, "All is well") || !strings.Contains(got, "Nothing is wrong with what could be looked at") {
+		t.Errorf("page:\n%s", got)
+	}
+}
+
+func TestFixesAreOnThePage(t *testing.T) {
+	r := NewReport(&Node{}, []Finding{{ID: "a", Severity: Warning, Fixable: true}})
+	r.Fixed = []Fixed{{Does: "raise x", Done: true, Note: "left alone"}, {Does: "raise y", Error: "refused"}}
+	got := page(t, r)
+	if !strings.Contains(got, "done: raise x (left alone)") || !strings.Contains(got, "failed: raise y: refused") || !strings.Contains(got, "1 of 2 fixes applied") {
+		t.Errorf("page:\n%s", got)
+	}
+}
+
+func TestSeveritiesAreOrdered(t *testing.T) {
+	if !Critical.AtLeast(Warning) || Info.AtLeast(Warning) || !Info.AtLeast(Info) {
+		t.Error("order of severities")
+	}
+	if s := NewReport(&Node{}, []Finding{{Severity: Info}, {Severity: Warning}}).Worst(); s != Warning {
+		t.Errorf("worst is %s", s)
+	}
+	if s := names(strings.Fields("a b c d e f")); s != "a, b, c, d and 2 more" {
+		t.Error(s)
+	}
+	if fmt.Sprint(percent(1, 0), percent(1, 8)) != "-12.5 %" {
+		t.Error(percent(1, 0), percent(1, 8))
+	}
+}
+
+func TestEveryIDIsInTheDocument(t *testing.T) {
+	idOf := func(pattern, text string) (ids []string) {
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+			ids = append(ids, m[1])
+		}
+		slices.Sort(ids)
+		return slices.Compact(ids)
+	}
+	doc, err := os.ReadFile("../../../docs/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, _ := filepath.Glob("check_*.go")
+	var code strings.Builder
+	for _, file := range files {
+		if !strings.HasSuffix(file, "_test.go") {
+			text, _ := os.ReadFile(file)
+			code.Write(text)
+		}
+	}
+	documented := idOf("(?m)^\\| `([a-z]+-[-a-z]+)` \\| (?:critical|warning|info)", string(doc))
+	used := idOf(`"((?:conntrack|expectation|insert|masquerade|timeouts|helper|bridge|iptables|rules|stale|tcp|tcx|vxlan|ipsec)-[-a-z]+)"`, code.String())
+	if len(used) < 15 || !slices.Equal(documented, used) {
+		t.Errorf("documented %q\nin the code %q", documented, used)
+	}
+}

@@ -1,0 +1,259 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// place makes a network namespace of the test's own, with loopback up and
+// conntrack at work, and finds it.
+func place(t testing.TB, role string) conntrack.Namespace {
+	t.Helper()
+	name := fmt.Sprintf("spw-doctor-%d-%s", os.Getpid(), role)
+	shell(t, "ip netns add "+name)
+	t.Cleanup(func() { exec.Command("ip", "netns", "del", name).Run() })
+	list, err := conntrack.Namespaces()
+	if err != nil && !errors.Is(err, os.ErrPermission) {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(list, func(n conntrack.Namespace) bool { return n.Is(name) })
+	if i < 0 {
+		t.Fatalf("%s is not among %v", name, list)
+	}
+	inside(t, list[i], `
+ip link set lo up
+nft 'add table inet track; add chain inet track c { type filter hook output priority 300; }; add rule inet track c ct state new'`)
+	return list[i]
+}
+
+// outward gives a namespace a way out, to a neighbour that never answers.
+const outward = `ip link add d0 type veth peer name d1; ip link set d1 up; ip link set d0 up; ip addr add 192.0.2.1/24 dev d0
+ip neigh add 192.0.2.254 lladdr 02:00:00:00:00:01 dev d0; ip route add default via 192.0.2.254
+`
+
+// shell runs a script as people paste commands.
+func shell(t testing.TB, script string) string {
+	t.Helper()
+	out, err := exec.Command("bash", "-ec", script).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", script, err, out)
+	}
+	return string(out)
+}
+
+func inside(t testing.TB, n conntrack.Namespace, script string) string {
+	t.Helper()
+	cmd := exec.Command("bash", "-ec", n.EnterCommand()+"bash -es")
+	cmd.Stdin = strings.NewReader(script)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", script, err, out)
+	}
+	return string(out)
+}
+
+// enter runs f in a namespace of place's, on the test's goroutine, so that f may
+// end the test.
+func enter(t testing.TB, n conntrack.Namespace, f func()) {
+	t.Helper()
+	there, err := netns.GetFromName(n.Names[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer home.Close()
+	if err := netns.Set(there); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := netns.Set(home); err != nil {
+			t.Fatal(err) // with the thread locked, so that it ends with the test
+		}
+		runtime.UnlockOSThread()
+	}()
+	f()
+}
+
+// visit looks at these namespaces and no others.
+func visit(t testing.TB, list ...conntrack.Namespace) (*Node, []Finding) {
+	t.Helper()
+	n, err := Look(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return list, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range n.Problems {
+		t.Errorf("not looked at: %+v", p)
+	}
+	return n, Examine(n)
+}
+
+func withID(findings []Finding, id string) []Finding {
+	return slices.DeleteFunc(slices.Clone(findings), func(f Finding) bool { return f.ID != id })
+}
+
+// the one finding with that id; others are no matter.
+func the(t testing.TB, findings []Finding, id string) Finding {
+	t.Helper()
+	got := withID(findings, id)
+	if len(got) != 1 {
+		t.Fatalf("%d findings %s, want one, among %s", len(got), id, ids(findings))
+	}
+	f := got[0]
+	if f.Title == "" || f.Packets == "" || f.Mend == "" || len(f.Evidence) == 0 || len(f.Numbers) == 0 {
+		t.Errorf("incomplete: %+v", f)
+	}
+	return f
+}
+
+// gone fails if there is such a finding.
+func gone(t testing.TB, id string, list ...conntrack.Namespace) {
+	t.Helper()
+	if _, findings := visit(t, list...); len(withID(findings, id)) > 0 {
+		t.Errorf("after mending there is still %+v", withID(findings, id))
+	}
+}
+
+func ids(findings []Finding) string {
+	var out []string
+	for _, f := range findings {
+		out = append(out, f.ID)
+	}
+	return strings.Join(out, ", ")
+}
+
+// mend applies --fix to one finding; every fix must work.
+func mend(t testing.TB, f Finding) []Fixed {
+	t.Helper()
+	done := Mend(t.Context(), []Finding{f})
+	if len(done) == 0 {
+		t.Fatalf("--fix does nothing for %s", f.ID)
+	}
+	for _, d := range done {
+		if !d.Done {
+			t.Errorf("fix failed: %+v", d)
+		}
+	}
+	return done
+}
+
+// restore puts machine-wide sysctls back when the test ends, however it does.
+// Tests that use it change them upwards only: others run beside them.
+func restore(t testing.TB, sysctls ...string) {
+	t.Helper()
+	for _, name := range sysctls {
+		before, err := kernel.ReadSysctl(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := kernel.WriteSysctl(name, before); err != nil {
+				t.Errorf("restore: %v", err)
+			}
+		})
+	}
+}
+
+func sysctlNow(t testing.TB, name string) string {
+	t.Helper()
+	s, err := kernel.ReadSysctl(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// fill makes entries by sending datagrams on loopback, until there are so many.
+func fill(t testing.TB, n conntrack.Namespace, entries int) {
+	t.Helper()
+	enter(t, n, func() {
+		c, err := conntrack.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for a := 1; a < 250; a++ {
+			fd := socket(t, unix.SOCK_DGRAM)
+			for port := 1; port < 1<<16; port++ {
+				_ = unix.Sendto(fd, nil, 0, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 1, byte(a)}})
+				if port%1000 != 0 {
+					continue
+				}
+				if got, _, err := c.Size(); err != nil || int(got) >= entries {
+					unix.Close(fd)
+					return
+				}
+			}
+			unix.Close(fd)
+		}
+		t.Fatal("the table does not fill")
+	})
+}
+
+func socket(t testing.TB, kind int) int {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// plant puts a UDP entry into the table of the calling thread's namespace.
+func plant(t testing.TB, src, dst string, timeout uint32) {
+	t.Helper()
+	s, d := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)
+	flow := &netlink.ConntrackFlow{
+		FamilyType: unix.AF_INET, TimeOut: timeout,
+		Forward: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.IP(s.Addr().AsSlice()), SrcPort: s.Port(), DstIP: net.IP(d.Addr().AsSlice()), DstPort: d.Port()},
+		Reverse: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.IP(d.Addr().AsSlice()), SrcPort: d.Port(), DstIP: net.IP(s.Addr().AsSlice()), DstPort: s.Port()},
+	}
+	if err := netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, flow); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// send sends a datagram from the namespace.
+func send(t testing.TB, n conntrack.Namespace, to string) {
+	t.Helper()
+	enter(t, n, func() {
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_, _ = c.Write([]byte("\x00\x01boot\x00octet\x00")) // refused is fine; it reads as a TFTP request
+	})
+}
+
+// sendNothing sends a TCP header with no flags at all, which no connection has.
+func sendNothing(t testing.TB) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	segment := make([]byte, 20)
+	segment[1], segment[3], segment[12] = 9, 9, 5<<4
+	_ = unix.Sendto(fd, segment, 0, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}) // dropped is fine
+}

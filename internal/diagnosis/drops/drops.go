@@ -1,0 +1,147 @@
+// Package drops follows packets to where the kernel drops them, and says where
+// that was and why, in the kernel's words and in plain ones. It needs no agent
+// and changes nothing: its programs are gone with the process.
+//
+//	kernel: kfree_skb ──> filters ──> rate ──> ring buffer      bpf/drops.bpf.c
+//	                                                │
+//	Follow ──> Follower.Next ──> Drop  <── names of reasons (BTF), of places
+//	                                       (conntrack.Namespaces), of code (kallsyms)
+package drops
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"spillway.dev/spillway/internal/node/conntrack"
+)
+
+// Config says which drops are wanted. Each field that is set must let a drop
+// through; within a field any of its values does. Addresses and ports count for
+// source and destination.
+type Config struct {
+	Addresses []netip.Prefix
+	Ports     []uint16
+	// Protocol is an IP protocol's number, 0 for all.
+	Protocol uint8
+	// Namespaces are those a packet has to be dropped in.
+	Namespaces []conntrack.Namespace
+	// Pods are those in whose namespace, or from or to whose addresses.
+	Pods []Pod
+	// Reasons are names of the kernel's, with or without SKB_DROP_REASON_; those
+	// that begin with "!" are left out. Without names, all are wanted but Quiet.
+	Reasons []string
+	// All wants the reasons of Quiet too, and packets to multicast addresses, which
+	// most hosts that hear them drop.
+	All bool
+	// Rate is how many drops a second are told at most, 0 for any number. The
+	// rest is counted.
+	Rate int
+}
+
+// Quiet are reasons of packets that nobody misses: frames that were for
+// somebody else, TCP segments that did their work, and what a program left
+// unread when it closed its socket.
+var Quiet = []string{"OTHERHOST", "IPV6_NDISC_NS_OTHERHOST", "TCP_RESET", "TCP_OFOMERGE", "QUEUE_PURGE"}
+
+// Limits of the kernel's side, which looks through lists for each packet.
+const (
+	maxPrefixes = 16
+	maxPorts    = 16
+)
+
+// Validate reports what no Follower could be made of.
+func (c *Config) Validate() error {
+	switch {
+	case len(c.Addresses) > maxPrefixes:
+		return fmt.Errorf("%d addresses: no more than %d are looked for at once", len(c.Addresses), maxPrefixes)
+	case len(c.podAddresses()) > maxPrefixes:
+		return fmt.Errorf("the pods have %d addresses: no more than %d are looked for at once", len(c.podAddresses()), maxPrefixes)
+	case len(c.Ports) > maxPorts:
+		return fmt.Errorf("%d ports: no more than %d are looked for at once", len(c.Ports), maxPorts)
+	case slices.Contains(c.Ports, 0):
+		return errors.New("port 0: use 1 to 65535")
+	case c.Rate < 0:
+		return fmt.Errorf("rate %d: must not be negative", c.Rate)
+	}
+	not := slices.ContainsFunc(c.Reasons, func(r string) bool { return strings.HasPrefix(r, "!") })
+	if not && slices.ContainsFunc(c.Reasons, func(r string) bool { return !strings.HasPrefix(r, "!") }) {
+		return errors.New("reasons: name those that are wanted, or with '!' those that are not, but not both")
+	}
+	return nil
+}
+
+func (c *Config) podAddresses() (list []netip.Prefix) {
+	for _, p := range c.Pods {
+		for _, a := range p.Addresses {
+			list = append(list, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return list
+}
+
+// Drop is one packet that was dropped.
+type Drop struct {
+	Time time.Time `json:"time"`
+	// Reason is the kernel's, without SKB_DROP_REASON_.
+	Reason string `json:"reason"`
+	// By tells who dropped where the reason does not: nft, iptables, nat,
+	// conntrack, or tcp of a listener; else "".
+	By string `json:"by,omitempty"`
+	// Meaning is the reason in plain words.
+	Meaning string `json:"meaning"`
+	Packet
+	Place
+}
+
+// Packet is what was dropped, by its outermost headers.
+type Packet struct {
+	Protocol string     `json:"protocol"`
+	Source   netip.Addr `json:"source"`
+	// SourcePort and DestinationPort are 0 for protocols without ports and for
+	// fragments but the first.
+	SourcePort      uint16     `json:"source_port,omitempty"`
+	Destination     netip.Addr `json:"destination"`
+	DestinationPort uint16     `json:"destination_port,omitempty"`
+	// TCPFlags are as tcpdump writes them: "S", "S.", "P.".
+	TCPFlags string `json:"tcp_flags,omitempty"`
+	// ICMP is "type/code".
+	ICMP     string `json:"icmp,omitempty"`
+	Fragment bool   `json:"fragment,omitempty"`
+	Length   int    `json:"length"` // bytes, as the kernel counted them there
+	// Invalid: conntrack had called it INVALID just before.
+	Invalid bool `json:"conntrack_invalid,omitempty"`
+}
+
+// Place is the hop at which a packet was dropped.
+type Place struct {
+	// Namespace is the network namespace by name or by its first process.
+	Namespace string `json:"namespace"`
+	Inode     uint64 `json:"namespace_inode"`
+	// Pod is the host name of that process, if it has one of its own, as pods do.
+	Pod string `json:"pod,omitempty"`
+	// Interface is the one by which the packet came in, Out the one by which it
+	// was to leave.
+	Interface string `json:"interface,omitempty"`
+	Out       string `json:"out_interface,omitempty"`
+	Hook      string `json:"hook,omitempty"`  // of netfilter: PREROUTING, INPUT, ...
+	Table     string `json:"table,omitempty"` // of nft or iptables
+	Chain     string `json:"chain,omitempty"` // the base chain of nft
+	// Location is the kernel's function with the offset.
+	Location string `json:"location,omitempty"`
+	// Stack is who called whom, the function that dropped first.
+	Stack []string `json:"stack,omitempty"`
+
+	cookie uint64 // of the namespace
+}
+
+// Counts are the drops since the Follower began.
+type Counts struct {
+	Seen    uint64 `json:"seen"`    // of IP packets, with a reason that is wanted
+	Matched uint64 `json:"matched"` // of those, what the filters let through
+	Limited uint64 `json:"limited"` // of those, not told because of Rate
+	Lost    uint64 `json:"lost"`    // of those, not told for want of room in the buffer
+}

@@ -1,0 +1,152 @@
+package drops
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"time"
+
+	"spillway.dev/spillway/internal/node/conntrack"
+)
+
+// evidence finds out what the kernel's side cannot tell where it may not attach
+// to netfilter's functions: from who called whom, from conntrack's counters, and
+// from the listeners' queues.
+type evidence struct {
+	// counters are conntrack's of each namespace as they stood last; nil where they
+	// are not needed.
+	counters map[uint64]*tally
+	places   *places
+}
+
+// hookOf tells netfilter's hook from the function that called it.
+var hookOf = map[string]string{
+	"ip_rcv": "PREROUTING", "ip_sublist_rcv": "PREROUTING", "ipv6_rcv": "PREROUTING", "ip6_sublist_rcv": "PREROUTING",
+	"ip_local_deliver": "INPUT", "ip6_input": "INPUT",
+	"ip_forward": "FORWARD", "ip6_forward": "FORWARD",
+	"__ip_local_out": "OUTPUT", "__ip6_local_out": "OUTPUT", "ip6_xmit": "OUTPUT", "ip6_send_skb": "OUTPUT", "raw_sendmsg": "OUTPUT",
+	"ip_output": "POSTROUTING", "ip6_output": "POSTROUTING", "ip_mc_output": "POSTROUTING",
+	// By br_netfilter, which has IP's hooks see what a bridge hands on.
+	"br_nf_pre_routing": "PREROUTING", "br_nf_pre_routing_ipv6": "PREROUTING",
+	"br_nf_forward_ip": "FORWARD", "br_nf_forward": "FORWARD", "br_nf_post_routing": "POSTROUTING",
+	"br_handle_frame": "bridge PREROUTING", "br_pass_frame_up": "bridge INPUT", "__br_forward": "bridge FORWARD",
+	"__netif_receive_skb_core": "netdev ingress", "__dev_queue_xmit": "netdev egress",
+}
+
+// netfilter fills in what of netfilter dropped, if only its hooks are known to
+// have been at it.
+func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
+	passed, nft, xtables := false, false, false
+	for _, f := range d.Stack {
+		name, _, _ := strings.Cut(f, "+")
+		name, _, _ = strings.Cut(name, ".") // of functions that the compiler split
+		nft, xtables = nft || name == "nft_do_chain", xtables || strings.HasSuffix(name, "t_do_table")
+		if name == "nf_hook_slow" || name == "nf_hook_slow_list" {
+			passed = true
+		} else if hook, known := hookOf[name]; known && passed && d.Hook == "" {
+			d.Hook = hook
+			break
+		}
+	}
+	grown := e.grown(raw.Cookie, d.Time)
+	d.Invalid = d.Invalid || raw.Flags&uint8(dropsDropFlagsDROP_NO_ENTRY) != 0 && grown.Invalid > 0
+	switch {
+	case nft:
+		d.By = dropper[dropsDropPathPATH_NFT]
+	case xtables:
+		d.By = dropper[dropsDropPathPATH_XTABLES]
+	case grown.InsertFailed > 0:
+		grown.InsertFailed--
+		d.By, d.Meaning = dropper[dropsDropPathPATH_CONNTRACK_INSERT], explain(d, dropsDropPathPATH_CONNTRACK_INSERT)
+	case grown.Drop > 0:
+		grown.Drop--
+		d.By, d.Meaning = dropper[dropsDropPathPATH_CONNTRACK_FULL], explain(d, dropsDropPathPATH_CONNTRACK_FULL)
+	}
+	if d.By == "conntrack" {
+		return
+	}
+	switch d.By {
+	case "nft":
+		d.Meaning = "a rule of nftables, or of iptables' nft variant, dropped or rejected it"
+	case "iptables":
+		d.Meaning = "a rule or policy of iptables' legacy variant dropped or rejected it"
+	default:
+		if d.redirect() {
+			d.Meaning = redirected
+			break
+		}
+		d.Meaning = "a netfilter hook dropped it, and conntrack's counters did not grow: a rule or policy of iptables, or NAT without a free port"
+	}
+	d.Meaning += ofInvalid(d)
+}
+
+// tally is what conntrack's counters of a namespace were when they were read last,
+// and by how much they had grown.
+type tally struct {
+	conntrack.Counters
+	grown conntrack.Counters
+	at    time.Time
+}
+
+// grown is by how much conntrack's counters of a namespace grew before a drop. Of
+// drops that came faster than the counters could be read, all that happened before
+// a reading share what had grown by then; the caller takes its own share.
+func (e *evidence) grown(cookie uint64, drop time.Time) *conntrack.Counters {
+	n, known := e.places.known[cookie]
+	if e.counters == nil || !known {
+		return &conntrack.Counters{}
+	}
+	last := e.counters[cookie]
+	if last != nil && drop.Before(last.at) {
+		return &last.grown
+	}
+	now, err := readCounters(n)
+	if err != nil {
+		return &conntrack.Counters{}
+	}
+	t := &tally{Counters: now, at: time.Now()}
+	if last != nil {
+		t.grown = conntrack.Counters{
+			Drop:         now.Drop - last.Drop,
+			InsertFailed: now.InsertFailed - last.InsertFailed,
+			Invalid:      now.Invalid - last.Invalid,
+		}
+	}
+	e.counters[cookie] = t
+	return &t.grown
+}
+
+// begin reads the counters of all namespaces, so that the first drop can be
+// compared. Those that cannot be read have no evidence to give.
+func (e *evidence) begin() {
+	e.counters = map[uint64]*tally{}
+	for cookie, n := range e.places.known {
+		if c, err := readCounters(n); err == nil {
+			e.counters[cookie] = &tally{Counters: c, at: time.Now()}
+		}
+	}
+}
+
+func readCounters(n place) (c conntrack.Counters, err error) {
+	err = n.enter(func() error {
+		conn, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		c, err = conn.Stats(context.Background())
+		return err
+	})
+	return c, err
+}
+
+// overflowed reports whether the listener that a SYN was for has dropped it: its
+// queue is full, and there is no connection.
+func (e *evidence) overflowed(cookie uint64, from, to netip.AddrPort) bool {
+	n, known := e.places.at(cookie)
+	if !known {
+		return false
+	}
+	s, err := findSocket(n, from, to)
+	return err == nil && s.listens && s.queue > s.most
+}

@@ -1,0 +1,231 @@
+package drops
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// Pod is a pod as the kernel knows it.
+type Pod struct {
+	Name string
+	// Namespaces are its network namespaces: one, or none if it is on another node.
+	Namespaces []conntrack.Namespace
+	Addresses  []netip.Addr
+}
+
+// FindPod finds a pod by its address, or on this node by its name, which its
+// processes have as their host name, or by the name or a process of its network
+// namespace. An address may be anybody's.
+func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
+	p := Pod{Name: want}
+	addr, err := netip.ParseAddr(want)
+	byAddr := err == nil
+	if byAddr {
+		p.Addresses = []netip.Addr{addr.Unmap()}
+	}
+	for _, n := range list {
+		if n.Own {
+			continue // a node's own is no pod's
+		}
+		addrs := addressesOf(n)
+		switch {
+		case byAddr && !slices.Contains(addrs, addr.Unmap()):
+		case !byAddr && want != hostName(n.PID) && !n.Is(want):
+		default:
+			p.Namespaces = append(p.Namespaces, n)
+			if !byAddr {
+				p.Addresses = append(p.Addresses, addrs...)
+			}
+		}
+	}
+	if !byAddr && len(p.Namespaces) == 0 {
+		return p, fmt.Errorf("%s: no pod of this node has that name: give its address", want)
+	}
+	return p, nil
+}
+
+// addressesOf are the addresses of a namespace that others may send to.
+func addressesOf(n conntrack.Namespace) (list []netip.Addr) {
+	_ = n.Enter(func() error {
+		addrs, err := net.InterfaceAddrs()
+		for _, a := range addrs {
+			prefix, err := netip.ParsePrefix(a.String())
+			if err == nil && !prefix.Addr().IsLoopback() && !prefix.Addr().IsLinkLocalUnicast() {
+				list = append(list, prefix.Addr().Unmap())
+			}
+		}
+		return err
+	})
+	return list
+}
+
+// hostName is the host name of a process if it is not this one's: of a pod's
+// process it is the pod's name. Else it is "".
+func hostName(pid int) string {
+	path := fmt.Sprintf("/proc/%d/ns/uts", pid)
+	theirs, err := os.Readlink(path)
+	own, ownErr := os.Readlink(ownUTS)
+	if err != nil || ownErr != nil || theirs == own {
+		return ""
+	}
+	name := make(chan string, 1)
+	go func() { name <- hostNameBehind(path) }()
+	return <-name
+}
+
+const ownUTS = "/proc/thread-self/ns/uts"
+
+// hostNameBehind leaves the thread locked, so that it ends with the goroutine,
+// when the way back fails: nobody may inherit the host name.
+func hostNameBehind(path string) string {
+	runtime.LockOSThread()
+	home, err := unix.Open(ownUTS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(home)
+	there, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(there)
+	var u unix.Utsname
+	if unix.Setns(there, unix.CLONE_NEWUTS) != nil || unix.Uname(&u) != nil || unix.Setns(home, unix.CLONE_NEWUTS) != nil {
+		return ""
+	}
+	runtime.UnlockOSThread()
+	name, _, _ := strings.Cut(string(u.Nodename[:]), "\x00")
+	return name
+}
+
+// Cookie is the number that the kernel gave a network namespace and gives to no
+// other while the machine runs, as it does with inodes; 0 if it has gone.
+func Cookie(n conntrack.Namespace) (cookie uint64) {
+	_ = n.Enter(func() (err error) {
+		cookie, err = kernel.NetnsCookie()
+		return err
+	})
+	return cookie
+}
+
+// places names network namespaces, by their cookies, and interfaces as they come
+// and go.
+type places struct {
+	list   func() ([]conntrack.Namespace, error)
+	known  map[uint64]place
+	devs   map[deviceKey]string
+	looked time.Time
+}
+
+type place struct {
+	conntrack.Namespace
+	cookie uint64
+	pod    string
+}
+
+// enter is Namespace.Enter, but for another namespace that has the path and the
+// inode of this one by now.
+func (p place) enter(f func() error) error {
+	return p.Enter(func() error {
+		if cookie, err := kernel.NetnsCookie(); err != nil || cookie != p.cookie {
+			return fmt.Errorf("enter network namespace %s: %w", p, os.ErrNotExist)
+		}
+		return f()
+	})
+}
+
+type deviceKey struct {
+	cookie uint64
+	index  uint32
+}
+
+// lookAgain is how often unknown namespaces are looked for.
+const lookAgain = time.Second
+
+func newPlaces(list func() ([]conntrack.Namespace, error)) *places {
+	p := &places{list: list, known: map[uint64]place{}, devs: map[deviceKey]string{}}
+	p.look()
+	return p
+}
+
+// look keeps namespaces that have gone: their last drops may still come.
+func (p *places) look() {
+	p.looked = time.Now()
+	found, _ := p.list() // what may not be looked at goes by its number
+	for _, n := range found {
+		cookie := Cookie(n)
+		if old, ok := p.known[cookie]; cookie != 0 && (!ok || n.String() != old.String()) {
+			p.known[cookie] = place{n, cookie, hostName(n.PID)}
+		}
+	}
+}
+
+// at finds a namespace by its cookie, also one that is new.
+func (p *places) at(cookie uint64) (place, bool) {
+	n, ok := p.known[cookie]
+	if !ok && cookie != 0 && time.Since(p.looked) > lookAgain {
+		p.look()
+		n, ok = p.known[cookie]
+	}
+	return n, ok
+}
+
+// fill writes into a Drop's place what its numbers stand for.
+func (p *places) fill(to *Place, cookie, inode uint64, index uint32) {
+	n, ok := p.at(cookie)
+	to.Inode, to.cookie = inode, cookie
+	switch {
+	case ok:
+		to.Namespace, to.Pod = n.String(), n.pod
+	case inode == 0:
+		to.Namespace = "(unknown)"
+	default:
+		to.Namespace = fmt.Sprintf("net:[%d]", inode)
+	}
+	if to.Interface == "" && to.Out == "" && index != 0 && ok {
+		to.Interface = p.device(n, index)
+	}
+}
+
+// device is the name of an interface by its index.
+func (p *places) device(n place, index uint32) string {
+	key := deviceKey{n.cookie, index}
+	if name, ok := p.devs[key]; ok {
+		return name
+	}
+	name := fmt.Sprintf("if%d", index)
+	_ = n.enter(func() error {
+		dev, err := net.InterfaceByIndex(int(index))
+		if err == nil {
+			name = dev.Name
+		}
+		return err
+	})
+	p.devs[key] = name
+	return name
+}
+
+// Pods are those of this machine: the network namespaces whose first process has
+// a host name of its own.
+func Pods(list []conntrack.Namespace) (pods []Pod) {
+	for _, n := range list {
+		if n.Own {
+			continue
+		}
+		if name := hostName(n.PID); name != "" {
+			pods = append(pods, Pod{Name: name, Namespaces: []conntrack.Namespace{n}, Addresses: addressesOf(n)})
+		}
+	}
+	return pods
+}

@@ -1,0 +1,286 @@
+// Package top shows how conntrack is used on this machine: how full it is, by
+// whom, and what is dropped, by network namespace, Service, endpoint and source.
+//
+//	conntrack.ReadAll, Conn.Dump ──┐
+//	drops.Follower ────────────────┴─> Collector ──> Sample ──> Model (a terminal)
+package top
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"spillway.dev/spillway/internal/diagnosis/drops"
+	"spillway.dev/spillway/internal/node/conntrack"
+)
+
+// View is what the rows of a page are.
+type View int
+
+// The views, in the order of their keys.
+const (
+	Namespaces View = iota
+	Services        // destinations that are translated
+	Endpoints       // what they are translated to
+	Sources         // who began the flow
+	views
+)
+
+var viewNames = [views]string{"namespaces", "services", "endpoints", "sources"}
+
+func (v View) String() string { return viewNames[v] }
+
+// Row is one line of a page.
+type Row struct {
+	Name    string
+	Inode   uint64 // of a namespace
+	Entries int
+	Max     int     // of a namespace: what its table holds
+	Rate    float64 // entries a second by which it grew
+	Drops   uint64  // packets dropped since the Collector began; of a namespace: conntrack's own
+	PerSec  float64 // drops a second
+	// Compared says that there was a Sample before, so that Rate and PerSec are
+	// known.
+	Compared bool
+}
+
+// Sample is what was read at one time.
+type Sample struct {
+	At   time.Time
+	View View
+	Rows []Row
+	// Problems are what could not be read, a line each; the rest is there.
+	Problems []string
+}
+
+// Collector reads Samples one after another and compares them.
+type Collector struct {
+	// ReadAll and Dump are conntrack's, or a test's.
+	ReadAll func(context.Context) ([]conntrack.Report, error)
+	Dump    func(context.Context, conntrack.Namespace, func(*conntrack.Entry) bool) error
+	Pods    func() map[netip.Addr]string
+
+	before map[string]Row
+	at     time.Time
+	view   View
+	only   uint64
+
+	mu      sync.Mutex
+	dropped map[string]uint64 // by destination and by source, see Watch
+	blind   string            // why no drops are seen
+}
+
+// NewCollector makes a Collector of this machine.
+func NewCollector() *Collector {
+	return &Collector{ReadAll: conntrack.ReadAll, Dump: dump, Pods: podNames, dropped: map[string]uint64{}}
+}
+
+func dump(ctx context.Context, n conntrack.Namespace, each func(*conntrack.Entry) bool) error {
+	return n.Do(func(c *conntrack.Conn) error { return c.Dump(ctx, conntrack.Filter{}, each) })
+}
+
+func podNames() map[netip.Addr]string {
+	list, _ := conntrack.Namespaces()
+	names := map[netip.Addr]string{}
+	for _, p := range drops.Pods(list) {
+		for _, a := range p.Addresses {
+			names[a] = p.Name
+		}
+	}
+	return names
+}
+
+// Watch counts drops by address until ctx ends.
+func (c *Collector) Watch(ctx context.Context) {
+	f, err := drops.Follow(drops.Config{Rate: 5000})
+	if err != nil {
+		c.mu.Lock()
+		c.blind = fmt.Sprintf("drops by address are not seen: %v", err)
+		c.mu.Unlock()
+		return
+	}
+	defer f.Close()
+	for {
+		d, err := f.Next(ctx)
+		if err != nil {
+			return
+		}
+		c.count(&d)
+	}
+}
+
+// maxCounted bounds what is remembered of addresses.
+const maxCounted = 50_000
+
+func (c *Collector) count(d *drops.Drop) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range []string{
+		serviceKey(d.Protocol, netip.AddrPortFrom(d.Destination, d.DestinationPort)),
+		d.Source.String(),
+	} {
+		if _, known := c.dropped[key]; known || len(c.dropped) < maxCounted {
+			c.dropped[key]++
+		}
+	}
+}
+
+func serviceKey(protocol string, a netip.AddrPort) string { return protocol + " " + a.String() }
+
+// Read reads a Sample of one view; only, if it is not 0, is the namespace whose
+// entries count. What some namespaces refuse is in Problems; an error is what all do.
+func (c *Collector) Read(ctx context.Context, view View, only uint64) (Sample, error) {
+	s := Sample{At: time.Now(), View: view}
+	reports, err := c.ReadAll(ctx)
+	if errors.Is(err, conntrack.ErrUnsupported) || ctx.Err() != nil {
+		return s, errors.Join(err, ctx.Err())
+	}
+	s.problem(err) // also without reports: maybe conntrack is not in use
+	if view == Namespaces {
+		for _, r := range reports {
+			s.Rows = append(s.Rows, Row{
+				Name: r.Namespace.String(), Inode: r.Namespace.Inode, Entries: r.Entries, Max: r.Limits.Max, Drops: r.Counters.Drop,
+			})
+		}
+	} else {
+		s.Rows = c.addresses(ctx, &s, reports, only)
+	}
+	c.compare(&s, only)
+	return s, nil
+}
+
+// problem adds the parts of err to Problems.
+func (s *Sample) problem(err error) {
+	var many interface{ Unwrap() []error }
+	if errors.As(err, &many) {
+		for _, e := range many.Unwrap() {
+			s.problem(e)
+		}
+	} else if err != nil {
+		s.Problems = append(s.Problems, err.Error())
+	}
+}
+
+// addresses counts the entries by what the view shows.
+func (c *Collector) addresses(ctx context.Context, s *Sample, reports []conntrack.Report, only uint64) []Row {
+	counts := map[string]int{}
+	pods := c.Pods()
+	for _, r := range reports {
+		if only != 0 && r.Namespace.Inode != only {
+			continue
+		}
+		err := c.Dump(ctx, r.Namespace, func(e *conntrack.Entry) bool {
+			if key, ok := keyOf(s.View, e); ok {
+				counts[key]++
+			}
+			return true
+		})
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			s.problem(fmt.Errorf("read conntrack of %s: %w", r.Namespace, err))
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.blind != "" {
+		s.Problems = append(s.Problems, c.blind)
+	}
+	rows := make([]Row, 0, len(counts))
+	for key, n := range counts {
+		rows = append(rows, Row{Name: named(key, pods), Entries: n, Drops: c.dropped[key]})
+	}
+	if s.View != Sources {
+		return rows
+	}
+	// Who is dropped before conntrack sees it has no entries, and is looked for.
+	for key, n := range c.dropped {
+		if _, err := netip.ParseAddr(key); err == nil && counts[key] == 0 && only == 0 {
+			rows = append(rows, Row{Name: named(key, pods), Drops: n})
+		}
+	}
+	return rows
+}
+
+func keyOf(v View, e *conntrack.Entry) (string, bool) {
+	switch v {
+	case Sources:
+		return e.Orig.Src.Addr().String(), true
+	case Services:
+		return serviceKey(conntrack.ProtocolName(e.Protocol), e.Orig.Dst), e.Orig.Dst != e.Reply.Src
+	default:
+		return serviceKey(conntrack.ProtocolName(e.Protocol), e.Reply.Src), e.Orig.Dst != e.Reply.Src
+	}
+}
+
+// named adds the name of the pod that has the address.
+func named(key string, pods map[netip.Addr]string) string {
+	for _, field := range []string{key, key[max(0, len(key)-len(afterSpace(key))):]} {
+		addr, err := netip.ParseAddr(field)
+		if ap, perr := netip.ParseAddrPort(field); perr == nil {
+			addr, err = ap.Addr(), nil
+		}
+		if err == nil && pods[addr] != "" {
+			return key + " " + pods[addr]
+		}
+	}
+	return key
+}
+
+func afterSpace(s string) string {
+	for i := range s {
+		if s[i] == ' ' {
+			return s[i+1:]
+		}
+	}
+	return s
+}
+
+// compare works out the rates since the Sample before of the same view.
+func (c *Collector) compare(s *Sample, only uint64) {
+	took := s.At.Sub(c.at).Seconds()
+	same := c.before != nil && c.view == s.View && c.only == only && took > 0
+	now := make(map[string]Row, len(s.Rows))
+	for i := range s.Rows {
+		r := &s.Rows[i]
+		key := fmt.Sprint(r.Inode, " ", r.Name)
+		r.Compared = same
+		if old, known := c.before[key]; same && known {
+			r.Rate = float64(r.Entries-old.Entries) / took
+			r.PerSec = max(0, float64(r.Drops)-float64(old.Drops)) / took
+		} else if same {
+			r.Rate = float64(r.Entries) / took
+		}
+		now[key] = *r
+	}
+	c.before, c.at, c.view, c.only = now, s.At, s.View, only
+}
+
+// Order is what rows are sorted by, the most first.
+type Order int
+
+// The orders.
+const (
+	ByEntries Order = iota
+	ByDrops
+	ByRate
+)
+
+func (o Order) String() string { return [...]string{"entries", "drops", "rate"}[o] }
+
+func sortRows(rows []Row, by Order) {
+	slices.SortStableFunc(rows, func(a, b Row) int {
+		first := 0
+		switch by {
+		case ByDrops:
+			first = cmp.Or(cmp.Compare(b.PerSec, a.PerSec), cmp.Compare(b.Drops, a.Drops))
+		case ByRate:
+			first = cmp.Compare(b.Rate, a.Rate)
+		}
+		return cmp.Or(first, cmp.Compare(b.Entries, a.Entries), cmp.Compare(a.Name, b.Name))
+	})
+}

@@ -1,0 +1,145 @@
+package top
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"spillway.dev/spillway/internal/diagnosis/drops"
+	"spillway.dev/spillway/internal/node/conntrack"
+)
+
+// flow is an entry; a Service's if to and endpoint differ.
+func flow(from, to, endpoint string) *conntrack.Entry {
+	e := &conntrack.Entry{Protocol: 6}
+	e.Orig.Src, e.Orig.Dst = netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
+	e.Reply.Src, e.Reply.Dst = netip.MustParseAddrPort(endpoint), e.Orig.Src
+	return e
+}
+
+func collector(entries map[uint64][]*conntrack.Entry, failing error) *Collector {
+	return &Collector{
+		dropped: map[string]uint64{},
+		ReadAll: func(context.Context) (list []conntrack.Report, err error) {
+			for inode := range entries {
+				list = append(list, conntrack.Report{Namespace: conntrack.Namespace{Inode: inode, Names: []string{"ns" + string(rune('0'+inode))}}, Entries: len(entries[inode])})
+			}
+			return list, nil
+		},
+		Dump: func(_ context.Context, n conntrack.Namespace, each func(*conntrack.Entry) bool) error {
+			if n.Inode == 9 {
+				return failing
+			}
+			for _, e := range entries[n.Inode] {
+				each(e)
+			}
+			return nil
+		},
+		Pods: func() map[netip.Addr]string { return map[netip.Addr]string{netip.MustParseAddr("10.1.0.7"): "web-0"} },
+	}
+}
+
+func TestEntriesAreCountedByServiceEndpointAndSource(t *testing.T) {
+	entries := map[uint64][]*conntrack.Entry{
+		1: {
+			flow("10.1.0.2:4000", "10.96.0.1:80", "10.1.0.7:8080"),
+			flow("10.1.0.2:4001", "10.96.0.1:80", "10.1.0.8:8080"),
+			flow("10.1.0.3:4000", "10.1.0.9:22", "10.1.0.9:22"),
+		},
+		2: {flow("10.1.0.2:4000", "10.96.0.1:80", "10.1.0.7:8080")},
+		9: nil,
+	}
+	c := collector(entries, errors.New("no permission"))
+	c.count(&drops.Drop{Packet: drops.Packet{Protocol: "tcp", Source: netip.MustParseAddr("10.1.0.3"), Destination: netip.MustParseAddr("10.96.0.1"), DestinationPort: 80}})
+	for _, row := range []struct {
+		view View
+		only uint64
+		want string
+	}{
+		{Services, 0, "tcp 10.96.0.1:80=3/1"},
+		{Services, 2, "tcp 10.96.0.1:80=1/1"},
+		{Endpoints, 0, "tcp 10.1.0.7:8080 web-0=2/0, tcp 10.1.0.8:8080=1/0"},
+		{Sources, 0, "10.1.0.2=3/0, 10.1.0.3=1/1"},
+		{Sources, 2, "10.1.0.2=1/0"},
+	} {
+		s, err := c.Read(t.Context(), row.view, row.only)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sortRows(s.Rows, ByEntries)
+		var got []string
+		for _, r := range s.Rows {
+			got = append(got, r.Name+"="+itoa(r.Entries)+"/"+itoa(int(r.Drops)))
+		}
+		if strings.Join(got, ", ") != row.want {
+			t.Errorf("%s of %d: %s, want %s", row.view, row.only, got, row.want)
+		}
+		// A namespace that cannot be read is said, once, and the rest is there.
+		if want := row.only == 0; (len(s.Problems) == 1) != want {
+			t.Errorf("%s of %d: problems %q", row.view, row.only, s.Problems)
+		}
+	}
+}
+
+func itoa(n int) string { return strings.TrimSpace(string(rune('0' + n))) }
+
+func TestANamespaceThatVanishesIsLeftOut(t *testing.T) {
+	c := collector(map[uint64][]*conntrack.Entry{1: {flow("10.1.0.3:4000", "10.1.0.9:22", "10.1.0.9:22")}, 9: nil}, os.ErrNotExist)
+	s, err := c.Read(t.Context(), Sources, 0)
+	if err != nil || len(s.Rows) != 1 || len(s.Problems) != 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestRatesAreBetweenSamplesOfOneView(t *testing.T) {
+	c := &Collector{}
+	at := time.Now()
+	first := Sample{At: at, View: Sources, Rows: []Row{{Name: "a", Entries: 10, Drops: 4}}}
+	c.compare(&first, 0)
+	second := Sample{At: at.Add(2 * time.Second), View: Sources, Rows: []Row{{Name: "a", Entries: 30, Drops: 10}, {Name: "b", Entries: 4}}}
+	c.compare(&second, 0)
+	if r := second.Rows; r[0].Rate != 10 || r[0].PerSec != 3 || r[1].Rate != 2 {
+		t.Errorf("%+v", r)
+	}
+	other := Sample{At: at.Add(4 * time.Second), View: Services, Rows: []Row{{Name: "a", Entries: 50}}}
+	c.compare(&other, 0)
+	if other.Rows[0].Rate != 0 {
+		t.Errorf("another view is compared: %+v", other.Rows)
+	}
+}
+
+// The machine's own drops are counted by who sent what was dropped.
+func TestDropsAreCountedByAddress(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: follows dropped packets")
+	}
+	c := NewCollector()
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer stop()
+	watching.Go(func() { c.Watch(ctx) })
+	for ctx.Err() == nil {
+		if conn, err := net.Dial("udp", "127.0.0.1:9"); err == nil {
+			_, _ = conn.Write([]byte("nobody listens"))
+			conn.Close()
+		}
+		s, err := c.Read(ctx, Sources, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range s.Rows {
+			if r.Name == "127.0.0.1" && r.Drops > 0 {
+				return
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Error("no drop was counted")
+}

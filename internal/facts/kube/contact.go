@@ -1,0 +1,180 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// Contact knows when the API server last said anything. client-go does not tell: of
+// a watch that times out or is cut off at once it makes one that ended without an
+// event, and a server that went away without a word looks like one that has nothing
+// to say. Make one with NewContact, and give it to Access and Config.
+type Contact struct {
+	// quiet is how long the server may say nothing before it is asked, patience how
+	// long it may take to answer then.
+	quiet, patience time.Duration
+	ask             func(context.Context) error // set by Connect
+
+	mu    sync.Mutex
+	since time.Time // of the last answer; before the first, when it was first waited for
+	heard bool      // there was an answer
+	why   error     // why the last request without an answer has none
+	away  string    // why there has been none for too long; "": there was
+}
+
+// NewContact is one for an API server that has not been asked yet.
+func NewContact() *Contact {
+	return &Contact{quiet: 15 * time.Second, patience: 10 * time.Second}
+}
+
+// answered notes that the server said something.
+func (c *Contact) answered() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.since, c.heard, c.why = time.Now(), true, nil
+}
+
+func (c *Contact) unanswered(err error) {
+	if errors.Is(err, context.Canceled) {
+		return // by whoever asked
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.why = err
+}
+
+// wrap has a transport tell of every answer, a refusal too, and of all that comes of
+// one.
+func (c *Contact) wrap(rt http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		resp, err := rt.RoundTrip(r)
+		if err != nil {
+			c.unanswered(err)
+			return resp, err
+		}
+		c.answered()
+		resp.Body = &answer{resp.Body, c}
+		return resp, nil
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// answer is a body whose every piece is an answer: a watch has one body for ever.
+type answer struct {
+	io.ReadCloser
+	contact *Contact
+}
+
+// Read implements io.Reader.
+func (a *answer) Read(p []byte) (int, error) {
+	n, err := a.ReadCloser.Read(p)
+	if n > 0 {
+		a.contact.answered()
+	}
+	return n, err
+}
+
+// run asks the server when it has been quiet, and tells when it is away or back,
+// until ctx ends.
+func (c *Contact) run(ctx context.Context, changed func()) {
+	c.mu.Lock()
+	c.since = time.Now()
+	c.mu.Unlock()
+	tick := time.NewTicker(c.quiet / 5)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if c.isQuiet() {
+			asked, done := context.WithTimeout(ctx, c.patience)
+			err := c.ask(asked)
+			done()
+			if ctx.Err() == nil && err != nil && c.isQuiet() {
+				c.unanswered(err)
+			}
+		}
+		if ctx.Err() == nil && c.judge() {
+			changed()
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+func (c *Contact) isQuiet() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Since(c.since) >= c.quiet
+}
+
+// judge decides whether the server is away, and reports whether that is news. Why
+// stays as it was told first: how a request fails changes from one to the next.
+func (c *Contact) judge() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.away
+	switch {
+	case time.Since(c.since) < c.quiet:
+		c.away = ""
+	case c.away == "" && c.why != nil:
+		c.away = reason(c.why)
+	case c.away == "":
+		c.away = "does not answer in time"
+	}
+	return (before == "") != (c.away == "")
+}
+
+// problem tells that the server is away.
+func (c *Contact) problem(server string) (model.Problem, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return model.Problem{
+		Where: "API server " + server,
+		What: fmt.Sprintf("%s: not one answer for %v or longer; see whether this node can reach it, and what is between them; "+
+			"the last state keeps serving, and this is tried again", c.away, c.quiet),
+	}, c.away != ""
+}
+
+// Collectors are metrics of the contact.
+func (c *Contact) Collectors() []prometheus.Collector {
+	locked := func(f func() float64) func() float64 {
+		return func() float64 {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return f()
+		}
+	}
+	return []prometheus.Collector{
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "spillway_api_server_reachable",
+			Help: "1 while the API server answers, 0 before its first answer and when it has given none for 15 seconds or more though asked.",
+		}, locked(func() float64 {
+			if c.heard && c.away == "" {
+				return 1
+			}
+			return 0
+		})),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "spillway_api_server_silent_seconds",
+			Help: "Seconds since anything came from the API server, or since the agent began to wait for it.",
+		}, locked(func() float64 {
+			if c.since.IsZero() {
+				return 0
+			}
+			return time.Since(c.since).Seconds()
+		})),
+	}
+}

@@ -1,0 +1,177 @@
+package kube
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// following runs a Source against a server, and returns the problems it delivers,
+// and its Contact, which is one of little patience.
+func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
+	t.Helper()
+	contact := NewContact()
+	contact.quiet, contact.patience = 200*time.Millisecond, 300*time.Millisecond
+	client, name, err := Connect(Access{Master: server, Contact: contact})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(Config{Client: client, Server: name, NodeName: "a", Contact: contact, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan []model.Problem, 1000)
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		ended <- s.Run(ctx, func(_ model.Delta, ps []model.Problem) {
+			if ps != nil {
+				told <- ps
+			}
+		})
+	}()
+	t.Cleanup(func() { end(); <-ended })
+	return told, contact
+}
+
+// await waits for problems of which one says a text, or for none that does.
+func await(t *testing.T, told chan []model.Problem, text string, want bool) {
+	t.Helper()
+	for {
+		select {
+		case ps := <-told:
+			found := false
+			for _, p := range ps {
+				found = found || strings.HasPrefix(p.Where, "API server 127.0.0.1:") && strings.Contains(p.What, text)
+			}
+			if found == want {
+				return
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%q among the problems: never %v", text, want)
+		}
+	}
+}
+
+const noAnswer = "not one answer for"
+
+func reachable(c *Contact) float64 {
+	var m dto.Metric
+	if err := c.Collectors()[0].(prometheus.Metric).Write(&m); err != nil {
+		return -1
+	}
+	return m.GetGauge().GetValue()
+}
+
+// TestAServerThatIsSilentIsAProblem has one that takes connections and says nothing,
+// and one that closes them. client-go calls neither an error of a watch.
+func TestAServerThatIsSilentIsAProblem(t *testing.T) {
+	for name, take := range map[string]func(net.Conn){
+		"hangs":  func(net.Conn) {},
+		"closes": func(c net.Conn) { c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					take(c)
+				}
+			}()
+			told, contact := following(t, "http://"+l.Addr().String())
+			await(t, told, noAnswer, true)
+			if reachable(contact) != 0 {
+				t.Error("the metric says that it is reachable")
+			}
+		})
+	}
+}
+
+// TestAServerThatFallsSilentIsAProblemUntilItIsBack: what it answers then is a refusal,
+// which is an answer.
+func TestAServerThatFallsSilentIsAProblemUntilItIsBack(t *testing.T) {
+	var silent atomic.Bool
+	free := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if silent.Load() {
+			select {
+			case <-free:
+			case <-r.Context().Done():
+			}
+		}
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	t.Cleanup(server.Close)
+	told, contact := following(t, server.URL)
+	select {
+	case <-told: // that it forbids, and so that it answers
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing is forbidden")
+	}
+	if got := reachable(contact); got != 1 {
+		t.Errorf("one that answers: reachable %v", got)
+	}
+	silent.Store(true)
+	await(t, told, noAnswer, true)
+	if got := reachable(contact); got != 0 {
+		t.Errorf("one that is silent: reachable %v", got)
+	}
+	silent.Store(false)
+	close(free)
+	await(t, told, noAnswer, false)
+}
+
+// TestAServerWithoutWatchListIsNoProblem: an older one refuses to begin a watch with a
+// list; another watch that it calls invalid is one.
+func TestAServerWithoutWatchListIsNoProblem(t *testing.T) {
+	client, _, err := Connect(without(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(Config{Client: client, Server: "x", NodeName: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.deliver = func(model.Delta, []model.Problem) {}
+	k := s.kinds[0].(*kind[*corev1.Service, model.Service])
+	k.lw = &cache.ListWatch{
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, nil },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+			return nil, apierrors.NewInvalid(policySample().GroupVersionKind().GroupKind(), "", nil)
+		},
+	}
+	watches := cache.ToListerWatcherWithContext(s.observe(k))
+	for _, c := range []struct {
+		initial  *bool
+		problems int
+	}{{new(bool), 0}, {nil, 1}} {
+		_, err := watches.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: c.initial})
+		if !apierrors.IsInvalid(err) || len(s.problems()) != c.problems {
+			t.Errorf("%v: error %v, problems %v, want %d", c, err, s.problems(), c.problems)
+		}
+	}
+}

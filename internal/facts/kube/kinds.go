@@ -1,0 +1,137 @@
+package kube
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"spillway.dev/spillway/internal/facts/kubeobject"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+const (
+	proxyNameLabel = "service.kubernetes.io/service-proxy-name"
+	zoneLabel      = corev1.LabelTopologyZone
+)
+
+type nodeKind = kind[*corev1.Node, model.Node]
+
+// allKinds are the kinds to watch.
+func (s *Source) allKinds() []watched {
+	c := s.cfg.Client
+	proxyName := "!" + proxyNameLabel
+	if s.cfg.ProxyName != "" {
+		proxyName = proxyNameLabel + "=" + s.cfg.ProxyName
+	}
+	kinds := []watched{
+		&kind[*corev1.Service, model.Service]{
+			source: s, name: "Service", known: map[model.Name]*model.Service{}, convert: kubeobject.Service, slim: slimService,
+			// Both selections are kube-proxy's.
+			lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
+				metav1.ListOptions{LabelSelector: proxyName, FieldSelector: "spec.clusterIP!=None"}),
+			put:   func(d *model.Delta, n model.Name, m *model.Service) { enter(&d.Services, n, m) },
+			uidOf: func(m *model.Service) string { return m.UID },
+		},
+		&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{
+			source: s, name: "EndpointSlice", known: map[model.Name]*model.EndpointSlice{}, convert: kubeobject.EndpointSlice,
+			// Not by the proxy's name: slices written by hand do not have it.
+			lw: listWatch(c.DiscoveryV1().EndpointSlices("").List, c.DiscoveryV1().EndpointSlices("").Watch,
+				metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService + "," + discoveryv1.LabelServiceName}),
+			put: func(d *model.Delta, n model.Name, m *model.EndpointSlice) { enter(&d.Slices, n, m) },
+		},
+		&nodeKind{
+			source: s, name: "Node", known: map[model.Name]*model.Node{}, convert: kubeobject.Node, slim: s.slimNode,
+			lw:  listWatch(c.CoreV1().Nodes().List, c.CoreV1().Nodes().Watch, metav1.ListOptions{}),
+			put: func(d *model.Delta, n model.Name, m *model.Node) { enter(&d.Nodes, n.Name, m) },
+		},
+	}
+	if !s.cfg.Policies {
+		return kinds
+	}
+	return append(kinds,
+		&kind[*networkingv1.NetworkPolicy, model.NetworkPolicy]{
+			source: s, name: "NetworkPolicy", known: map[model.Name]*model.NetworkPolicy{}, convert: kubeobject.NetworkPolicy, optional: true,
+			lw:  listWatch(c.NetworkingV1().NetworkPolicies("").List, c.NetworkingV1().NetworkPolicies("").Watch, metav1.ListOptions{}),
+			put: func(d *model.Delta, n model.Name, m *model.NetworkPolicy) { enter(&d.NetworkPolicies, n, m) },
+		},
+		&kind[*corev1.Pod, model.Pod]{
+			source: s, name: "Pod", known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, optional: true, slim: slimPod,
+			lw: listWatch(c.CoreV1().Pods("").List, c.CoreV1().Pods("").Watch,
+				metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}),
+			put: s.putPod,
+		},
+	)
+}
+
+// listWatch binds a client's methods to a selection.
+func listWatch[L runtime.Object](
+	list func(context.Context, metav1.ListOptions) (L, error),
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error),
+	which metav1.ListOptions,
+) cache.ListerWatcher {
+	selected := func(o metav1.ListOptions) metav1.ListOptions {
+		o.LabelSelector, o.FieldSelector = which.LabelSelector, which.FieldSelector
+		return o
+	}
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return list(ctx, selected(o))
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return follow(ctx, selected(o))
+		},
+	}
+}
+
+// enter puts a model into a Delta; nil says that it is gone.
+func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
+	if *m == nil {
+		*m = map[K]*M{}
+	}
+	(*m)[name] = v
+}
+
+// slimService drops the copy of the whole object that kubectl apply leaves in an
+// annotation.
+func slimService(s *corev1.Service) { delete(s.Annotations, corev1.LastAppliedConfigAnnotation) }
+
+// slimNode keeps of a Node's labels the one that is read: there are thousands
+// of Nodes with dozens of labels each. Those of this node may be selected.
+func (s *Source) slimNode(n *corev1.Node) {
+	n.Annotations = nil
+	if zone, ok := n.Labels[zoneLabel]; n.Name != s.cfg.NodeName {
+		n.Labels = nil
+		if ok {
+			n.Labels = map[string]string{zoneLabel: zone}
+		}
+	}
+	n.Status = corev1.NodeStatus{Addresses: n.Status.Addresses}
+}
+
+// slimPod keeps what says whether a policy selects the Pod.
+func slimPod(p *corev1.Pod) {
+	p.Annotations = nil
+	p.Spec = corev1.PodSpec{
+		NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork,
+		Containers: slimContainers(p.Spec.Containers), InitContainers: slimContainers(p.Spec.InitContainers),
+	}
+	p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
+}
+
+// slimContainers keeps ports of containers that have one of the host's: few have any.
+func slimContainers(containers []corev1.Container) (out []corev1.Container) {
+	for i := range containers {
+		for _, p := range containers[i].Ports {
+			if p.HostPort != 0 {
+				out = append(out, corev1.Container{Ports: []corev1.ContainerPort{p}})
+			}
+		}
+	}
+	return out
+}

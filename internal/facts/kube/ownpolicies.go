@@ -1,0 +1,353 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"spillway.dev/spillway/api/policy/v1alpha1"
+	"spillway.dev/spillway/internal/facts/kubeobject"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+const policyKind = "DoNotTrackPolicy"
+
+// policyBackoff is how a server that may not have the CRD is asked for it: every
+// node of the cluster does.
+var policyBackoff = wait.Backoff{Duration: time.Second, Cap: 2 * time.Minute, Steps: 30, Factor: 2, Jitter: 1}
+
+// ownPolicies are the DoNotTrackPolicies, and what is watched because of them: pods
+// of this node, namespaces, and for each selection of peers the pods that it
+// selects, of one namespace where it says which. A policy is delivered when all
+// that it asks for has been listed: a peer that is not known yet would be denied.
+type ownPolicies struct {
+	known  map[string]*model.DoNotTrackPolicy
+	held   map[string]*model.DoNotTrackPolicy // not delivered yet
+	status map[string]policyObject
+	needs  map[need]*needed
+	kind   watched
+	wake   chan struct{} // holds one token when a status may have to be written
+	// missing says that the server does not have the kind, and that this was told.
+	missing bool
+}
+
+// policyObject is what a status is written to.
+type policyObject struct {
+	uid        types.UID
+	version    string // resourceVersion
+	generation int64
+	conditions []metav1.Condition
+}
+
+// need is one selection of objects that policies ask for.
+type need struct {
+	namespaces bool
+	here       bool   // pods of this node
+	namespace  string // pods of one namespace, or of all
+	selector   string // pods so labelled
+}
+
+type needed struct {
+	kind watched
+	stop context.CancelFunc
+}
+
+func newOwnPolicies() ownPolicies {
+	return ownPolicies{
+		known: map[string]*model.DoNotTrackPolicy{}, held: map[string]*model.DoNotTrackPolicy{},
+		status: map[string]policyObject{}, needs: map[need]*needed{}, wake: make(chan struct{}, 1),
+	}
+}
+
+func (o *ownPolicies) fill(d *model.Delta) {
+	clear(o.held)
+	for name, p := range o.known {
+		enter(&d.DoNotTrackPolicies, name, p)
+	}
+	for _, n := range o.needs {
+		n.kind.fill(d)
+	}
+}
+
+// watchOwnPolicies starts to watch policies. The caller holds mu.
+func (s *Source) watchOwnPolicies() {
+	if s.cfg.DoNotTrack == nil {
+		return
+	}
+	r := s.cfg.DoNotTrack.Resource(v1alpha1.DoNotTrackPolicies)
+	k := &kind[*unstructured.Unstructured, model.DoNotTrackPolicy]{
+		source: s, name: policyKind, known: map[model.Name]*model.DoNotTrackPolicy{}, ours: true, optional: true,
+		resource: v1alpha1.DoNotTrackPolicies.GroupResource().String(),
+		lw:       listWatch(r.List, r.Watch, metav1.ListOptions{}),
+		convert:  s.convertPolicy,
+		sample:   policySample(),
+		put:      func(d *model.Delta, n model.Name, m *model.DoNotTrackPolicy) { s.putPolicy(d, n.Name, m) },
+	}
+	s.own.kind = k
+	s.reflect(s.ctx, k, policyBackoff)
+}
+
+// policySample tells a Reflector what is expected.
+func policySample() *unstructured.Unstructured {
+	u := &unstructured.Unstructured{}
+	u.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(policyKind))
+	return u
+}
+
+func (s *Source) convertPolicy(u *unstructured.Unstructured) (*model.DoNotTrackPolicy, []model.Problem) {
+	var o v1alpha1.DoNotTrackPolicy
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
+		return nil, []model.Problem{unreadable(u.GetName(), err)}
+	}
+	s.own.status[o.Name] = policyObject{o.UID, o.ResourceVersion, o.Generation, o.Status.Conditions}
+	s.own.changed()
+	m, problems := kubeobject.DoNotTrackPolicy(&o)
+	if m != nil {
+		m.Generation = 0 // it does not change what the policy means
+	}
+	return m, problems
+}
+
+func unreadable(name string, err error) model.Problem {
+	return model.Problem{Where: policyKind + " " + name, What: fmt.Sprintf("cannot be read: %v", err)}
+}
+
+// putPolicy takes in a policy and has watched what it needs. One that goes is
+// delivered at once.
+func (s *Source) putPolicy(d *model.Delta, name string, m *model.DoNotTrackPolicy) {
+	if m == nil {
+		delete(s.own.known, name)
+		delete(s.own.held, name)
+		delete(s.own.status, name)
+		enter(&d.DoNotTrackPolicies, name, nil)
+	} else {
+		s.own.known[name], s.own.held[name] = m, m
+	}
+	s.meetNeeds(d)
+}
+
+// noCRD says what to do where the server does not have the kind: Helm installs CRDs
+// with a chart, and never when it upgrades one.
+const noCRD = "the CRD donottrackpolicies.policy.spillway.dev is not installed; kubectl apply -f deploy/helm/spillway/crds"
+
+// withoutPolicies notes that the server does not have the kind, and tells it once. The
+// caller holds mu.
+func (s *Source) withoutPolicies(k watched) {
+	switch {
+	case s.own.missing:
+	case len(s.own.known) > 0:
+		s.cfg.Logger.Warn("DoNotTrackPolicies are gone, and none holds any more", "why", noCRD)
+	default:
+		s.cfg.Logger.Info("There can be no DoNotTrackPolicies", "why", noCRD)
+	}
+	s.own.missing = true
+	var d model.Delta
+	k.dropAll(&d)
+	k.refused(true)
+	delete(s.lost, k.title())
+	s.emit(d)
+}
+
+// unreadPolicies names, for model.Delta, what of the policies is not known although the
+// server has it: all, or one that was not accepted and of which no version before is
+// known; "" if nothing.
+func (s *Source) unreadPolicies() string {
+	if s.own.kind == nil {
+		return ""
+	}
+	if _, forbidden, _ := s.own.kind.state(); forbidden && !s.own.missing {
+		return "DoNotTrackPolicies, which RBAC forbids,"
+	}
+	names := []string{}
+	for o := range s.faults {
+		if o.kind == policyKind && s.own.known[o.name.Name] == nil {
+			names = append(names, policyKind+" "+o.name.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return slices.Min(names)
+}
+
+// ownPoliciesReady reports whether policies and all that they need have been
+// listed, or cannot be.
+func (s *Source) ownPoliciesReady() bool {
+	if s.own.kind == nil {
+		return s.cfg.DoNotTrack == nil
+	}
+	if listed, forbidden, _ := s.own.kind.state(); !listed && !forbidden {
+		return false
+	}
+	for _, n := range s.own.needs {
+		if listed, forbidden, _ := n.kind.state(); !listed && !forbidden {
+			return false
+		}
+	}
+	return true
+}
+
+// releasePolicies delivers policies that waited. One that needs what the server
+// forbids goes on waiting.
+func (s *Source) releasePolicies(d *model.Delta) {
+	for name, p := range s.own.held {
+		ready := true
+		for n := range s.needsOf(p) {
+			listed, _, _ := s.own.needs[n].kind.state()
+			ready = ready && listed
+		}
+		if ready {
+			delete(s.own.held, name)
+			enter(&d.DoNotTrackPolicies, name, p)
+		}
+	}
+}
+
+// needsOf lists what must be known for a policy to be applied.
+func (s *Source) needsOf(p *model.DoNotTrackPolicy) map[need]bool {
+	out := map[need]bool{}
+	selection := func(sel *model.PodSelection, peer bool) {
+		if sel == nil {
+			return
+		}
+		one := onlyNamespace(sel.Namespaces)
+		if sel.Namespaces != nil && one == "" {
+			out[need{namespaces: true}] = true
+		}
+		if peer {
+			out[need{namespace: one, selector: selectorText(sel.Pods)}] = true
+		} else {
+			out[need{here: true}] = true
+		}
+	}
+	selection(p.Pods, false)
+	for _, r := range slices.Concat(p.Ingress, p.Egress) {
+		for _, peer := range r.Peers {
+			selection(peer.Pods, true)
+		}
+	}
+	return out
+}
+
+// onlyNamespace is the namespace that a selector asks for by its name, and by
+// nothing else; "" if it does otherwise.
+func onlyNamespace(s *model.Selector) string {
+	if s == nil || len(s.MatchLabels) != 1 || len(s.Expressions) > 0 {
+		return ""
+	}
+	return s.MatchLabels[corev1.LabelMetadataName]
+}
+
+// selectorText writes a selector as the API's query has it.
+func selectorText(s *model.Selector) string {
+	if s == nil {
+		return ""
+	}
+	sel := &metav1.LabelSelector{MatchLabels: s.MatchLabels}
+	for _, r := range s.Expressions {
+		sel.MatchExpressions = append(sel.MatchExpressions, metav1.LabelSelectorRequirement{
+			Key: r.Key, Operator: metav1.LabelSelectorOperator(r.Operator), Values: r.Values,
+		})
+	}
+	query, err := metav1.LabelSelectorAsSelector(sel)
+	if err != nil {
+		return "" // checked when it was read; all pods hold those that are meant
+	}
+	return query.String()
+}
+
+// meetNeeds starts and ends watches, so that just what policies need is watched.
+// The caller holds mu.
+func (s *Source) meetNeeds(d *model.Delta) {
+	want := map[need]bool{}
+	for _, p := range s.own.known {
+		maps.Copy(want, s.needsOf(p))
+	}
+	for n := range want {
+		if s.own.needs[n] != nil {
+			continue
+		}
+		ctx, stop := context.WithCancel(s.ctx)
+		one := &needed{kind: s.kindFor(n), stop: stop}
+		s.own.needs[n] = one
+		s.reflect(ctx, one.kind, backoff)
+	}
+	for n, one := range s.own.needs {
+		if want[n] {
+			continue
+		}
+		one.stop()
+		delete(s.own.needs, n)
+		delete(s.lost, one.kind.title())
+		one.kind.dropAll(d)
+	}
+}
+
+// kindFor makes the kind that watches what is needed.
+func (s *Source) kindFor(n need) watched {
+	c := s.cfg.Client.CoreV1()
+	if n.namespaces {
+		return &kind[*corev1.Namespace, model.Namespace]{
+			source: s, name: "Namespace", known: map[model.Name]*model.Namespace{}, convert: kubeobject.Namespace,
+			ours: true, optional: true, resource: "namespaces",
+			slim: func(o *corev1.Namespace) { o.Annotations = nil },
+			lw:   listWatch(c.Namespaces().List, c.Namespaces().Watch, metav1.ListOptions{}),
+			put:  func(d *model.Delta, n model.Name, m *model.Namespace) { enter(&d.Namespaces, n.Name, m) },
+		}
+	}
+	name, which := "Pod of policies, "+strings.TrimSpace(n.namespace+" "+n.selector), metav1.ListOptions{LabelSelector: n.selector}
+	if n.here {
+		name, which = "Pod of policies, here", metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}
+	}
+	pods := c.Pods(n.namespace)
+	return &kind[*corev1.Pod, model.Pod]{
+		source: s, name: name, known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, slim: slimPod,
+		ours: true, optional: true, resource: "pods",
+		lw: listWatch(pods.List, pods.Watch, which), put: s.putPod,
+	}
+}
+
+// putPod enters a pod. One that one watch does not see any more may still be seen
+// by another.
+func (s *Source) putPod(d *model.Delta, n model.Name, m *model.Pod) {
+	if m == nil {
+		for _, k := range s.podKinds() {
+			if other := k.known[n]; other != nil {
+				m = other
+			}
+		}
+	}
+	enter(&d.Pods, n, m)
+}
+
+func (s *Source) podKinds() (out []*kind[*corev1.Pod, model.Pod]) {
+	for _, k := range s.kinds {
+		if p, ok := k.(*kind[*corev1.Pod, model.Pod]); ok {
+			out = append(out, p)
+		}
+	}
+	for _, n := range s.own.needs {
+		if p, ok := n.kind.(*kind[*corev1.Pod, model.Pod]); ok {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// changed wakes whoever writes the status.
+func (o *ownPolicies) changed() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}

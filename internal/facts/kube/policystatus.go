@@ -1,0 +1,231 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"spillway.dev/spillway/api/policy/v1alpha1"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// PolicyStatus writes the conditions of DoNotTrackPolicies. Every node would write
+// the same of Accepted, so the first does, and the others see it. Applied is true
+// until a node finds that it cannot hold all of a policy; that node makes it true
+// again. What a node that is gone has said, any other takes back.
+type PolicyStatus struct {
+	source *Source
+	node   string
+	log    *slog.Logger
+
+	events *Events // nil: nobody is told by Events
+
+	mu      sync.Mutex
+	synced  bool
+	refused map[string][]model.PolicyRefusal // by policy
+	failed  error
+
+	// Run's.
+	told     map[told]bool // by Events, and as it was then
+	toldOnce bool
+}
+
+// NewPolicyStatus prepares the status of what a Source watches. What does not hold is
+// told by Events too, if they are not nil.
+func NewPolicyStatus(s *Source, e *Events) *PolicyStatus {
+	return &PolicyStatus{source: s, node: s.cfg.NodeName, log: s.cfg.Logger, events: e}
+}
+
+// Tell takes in what does not hold on this node, and why nothing could be written.
+// It does not wait.
+func (p *PolicyStatus) Tell(refused []model.PolicyRefusal, failed error) {
+	p.mu.Lock()
+	p.synced, p.failed, p.refused = true, failed, map[string][]model.PolicyRefusal{}
+	for _, r := range refused {
+		p.refused[r.Policy] = append(p.refused[r.Policy], r)
+	}
+	p.mu.Unlock()
+	p.source.own.changed()
+}
+
+// spreadPerNode times the number of nodes is how long a node may wait before it
+// writes, so that one is first.
+const spreadPerNode = 10 * time.Millisecond
+
+// Run writes until ctx ends, and returns nil then.
+func (p *PolicyStatus) Run(ctx context.Context) error {
+	again := time.NewTimer(time.Hour)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-again.C:
+		case <-p.source.own.wake:
+		}
+		spread := min(spreadPerNode*time.Duration(p.nodes()), 30*time.Second)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(rand.N(spread + time.Millisecond)):
+		}
+		p.tellRefusals()
+		again.Reset(p.writeAll(ctx))
+	}
+}
+
+func (p *PolicyStatus) nodes() (n int) {
+	p.source.mu.Lock()
+	defer p.source.mu.Unlock()
+	p.eachNode(func(string) { n++ })
+	return n
+}
+
+func (p *PolicyStatus) eachNode(do func(string)) {
+	for _, k := range p.source.kinds {
+		if nodes, ok := k.(*nodeKind); ok {
+			for name := range nodes.known {
+				do(name.Name)
+			}
+		}
+	}
+}
+
+// writeAll writes what differs, and says when to look again.
+func (p *PolicyStatus) writeAll(ctx context.Context) (again time.Duration) {
+	again = 5 * time.Minute
+	for name, w := range p.wanted() {
+		if ctx.Err() != nil {
+			return again
+		}
+		done, err := p.write(ctx, name, w)
+		if err != nil {
+			again = 5 * time.Second
+			p.log.Debug("Write status of a policy", "policy", name, "err", err)
+		}
+		if m := w.message; done && m != nil && p.events != nil {
+			p.events.pass(*m)
+		}
+	}
+	return again
+}
+
+// policyChange is a status to write, and what to tell when it was.
+type policyChange struct {
+	policyObject
+	message *message
+}
+
+// wanted lists the policies whose conditions are to change.
+func (p *PolicyStatus) wanted() map[string]policyChange {
+	s := p.source
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := map[string]policyChange{}
+	if !p.synced {
+		return out
+	}
+	nodes := map[string]bool{}
+	p.eachNode(func(name string) { nodes[name] = true })
+	for name, have := range maps.All(s.own.status) {
+		now := slices.Clone(have.conditions)
+		a := accepted(have.generation, s.faults[object{policyKind, model.Name{Name: name}}])
+		changed := meta.SetStatusCondition(&now, a)
+		if a.Status == metav1.ConditionFalse {
+			changed = meta.SetStatusCondition(&now, notAccepted(have.generation)) || changed
+		} else if c, ok := p.applied(name, have, nodes); ok {
+			changed = meta.SetStatusCondition(&now, c) || changed
+		}
+		if changed {
+			out[name] = policyChange{policyObject{have.uid, have.version, have.generation, now}, changeOf(name, have.uid, have.conditions, now)}
+		}
+	}
+	return out
+}
+
+func accepted(generation int64, problems []model.Problem) metav1.Condition {
+	c := metav1.Condition{
+		Type: v1alpha1.Accepted, Status: metav1.ConditionTrue, Reason: "Valid", ObservedGeneration: generation,
+		Message: "The policy can be read.",
+	}
+	if len(problems) > 0 {
+		c.Status, c.Reason = metav1.ConditionFalse, "Invalid"
+		var texts []string
+		for _, p := range problems {
+			texts = append(texts, strings.TrimPrefix(p.Field+": "+p.What, ": "))
+		}
+		c.Message = strings.Join(texts, "; ")
+	}
+	return c
+}
+
+// Reasons of Applied that are no PolicyRefusal's.
+const (
+	notWritten        = "NotWritten"
+	notAcceptedReason = "NotAccepted"
+)
+
+// notAccepted is Applied of a policy that is not accepted: whatever holds is not what it
+// says now. Every node says the same, and any takes it back.
+func notAccepted(generation int64) metav1.Condition {
+	return metav1.Condition{
+		Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: notAcceptedReason, ObservedGeneration: generation,
+		Message: "The policy as it stands is not accepted, see Accepted; where a version was before, that one goes on holding.",
+	}
+}
+
+// applied is what this node says of a policy, if it is this node's turn to.
+func (p *PolicyStatus) applied(name string, have policyObject, nodes map[string]bool) (metav1.Condition, bool) {
+	c := metav1.Condition{Type: v1alpha1.Applied, Status: metav1.ConditionTrue, Reason: "Applied", ObservedGeneration: have.generation,
+		Message: "No node holds less than the policy asks for."}
+	if refused := p.refused[name]; len(refused) > 0 {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, refused[0].Reason, refusalText(p.node, refused[0])
+	} else if p.failed != nil {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, notWritten, fmt.Sprintf("node %s: %v", p.node, p.failed)
+	}
+	said := meta.FindStatusCondition(have.conditions, v1alpha1.Applied)
+	if said == nil || said.Status != metav1.ConditionFalse {
+		return c, true
+	}
+	by, _, _ := strings.Cut(strings.TrimPrefix(said.Message, "node "), ": ")
+	return c, by == p.node || !nodes[by]
+}
+
+// write replaces the conditions, unless somebody else has changed the object.
+func (p *PolicyStatus) write(ctx context.Context, name string, w policyChange) (done bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": w.version},
+		"status":   map[string]any{"conditions": w.conditions},
+	})
+	if err != nil {
+		return false, err
+	}
+	_, err = p.source.cfg.DoNotTrack.Resource(v1alpha1.DoNotTrackPolicies).
+		Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "spillway"}, "status")
+	switch {
+	case apierrors.IsConflict(err):
+		return false, nil // the change is on its way here, and wakes us
+	case apierrors.IsNotFound(err):
+		p.source.mu.Lock()
+		delete(p.source.own.status, name)
+		p.source.mu.Unlock()
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -1,0 +1,244 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// setFaults replaces what is wrong with an object.
+func (s *Source) setFaults(o object, uid string, problems []model.Problem) {
+	if len(problems) == 0 {
+		delete(s.faults, o)
+		delete(s.uids, o)
+		return
+	}
+	s.faults[o], s.uids[o] = problems, uid
+}
+
+// problems returns all there are now, sorted, never nil.
+func (s *Source) problems() []model.Problem {
+	out := []model.Problem{}
+	for _, ps := range s.faults {
+		out = append(out, ps...)
+	}
+	out = append(out, slices.Collect(maps.Values(s.lost))...)
+	if p, ok := s.silence(); ok {
+		out = append(out, p)
+	}
+	if p, ok := s.missingNode(); ok {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b model.Problem) int {
+		return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))
+	})
+	return slices.Compact(out)
+}
+
+// silence tells that the server does not answer, unless a request has told why.
+func (s *Source) silence() (model.Problem, bool) {
+	if s.cfg.Contact == nil {
+		return model.Problem{}, false
+	}
+	for _, p := range s.lost {
+		if p.Field == "" {
+			return model.Problem{}, false
+		}
+	}
+	return s.cfg.Contact.problem(s.cfg.Server)
+}
+
+// missingNode tells that this node has no Node object. One that is missing among
+// others is found out where all Nodes are looked at (intent).
+func (s *Source) missingNode() (model.Problem, bool) {
+	for _, k := range s.kinds {
+		if nodes, ok := k.(*nodeKind); ok && nodes.listed && len(nodes.known) == 0 {
+			_, there := nodes.known[model.Name{Name: s.cfg.NodeName}]
+			_, bad := s.faults[object{nodes.name, model.Name{Name: s.cfg.NodeName}}]
+			return model.Problem{
+				Where: "Node " + s.cfg.NodeName,
+				What:  "does not exist; no endpoint counts as being here, and /healthz says that the node is gone; give its name with --hostname-override",
+			}, !there && !bad
+		}
+	}
+	return model.Problem{}, false
+}
+
+// ServiceUID returns the UID of a Service that was seen, "" if it is not known.
+func (s *Source) ServiceUID(name model.Name) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.kinds {
+		if k.title() == "Service" {
+			return cmp.Or(s.uids[object{"Service", name}], k.uid(name))
+		}
+	}
+	return ""
+}
+
+// observe hears how the server takes each list and watch of a kind.
+func (s *Source) observe(k watched) cache.ListerWatcher {
+	lw := cache.ToListerWatcherWithContext(k.listWatch())
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := lw.ListWithContext(ctx, o)
+			s.heard(ctx, k, "list", err, nil)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := lw.WatchWithContext(ctx, o)
+			if apierrors.IsInvalid(err) && o.SendInitialEvents != nil {
+				// Not a watch that this server knows (WatchList); the Reflector lists.
+				s.cfg.Logger.Debug("Watch does not begin with a list", "kind", k.title())
+				return w, err
+			}
+			s.heard(ctx, k, "watch", err, func() { k.watching(o.SendInitialEvents != nil) })
+			return w, err
+		},
+	}
+}
+
+// heard notes whether the server lets a kind be watched now; opened, if there is
+// one, is told when it does.
+func (s *Source) heard(ctx context.Context, k watched, verb string, err error, opened func()) {
+	if ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, forbidden, _ := k.state()
+	if err == nil && k.title() == policyKind {
+		s.own.missing = false
+	}
+	switch {
+	case err == nil && opened != nil:
+		opened()
+		delete(s.lost, k.title())
+	case err == nil && !forbidden:
+		delete(s.lost, k.title())
+	case err == nil: // a list alone does not lift what forbids the watch
+	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
+		// What happened meanwhile is forgotten there, and is listed anew.
+		s.cfg.Logger.Debug("Watch expired", "kind", k.title())
+	case k.isOurs() && apierrors.IsNotFound(err) && k.title() == policyKind:
+		s.withoutPolicies(k)
+		return
+	default:
+		k.refused(apierrors.IsForbidden(err) || apierrors.IsNotFound(err))
+		s.lost[k.title()] = s.describe(k, verb, err)
+	}
+	s.emit(model.Delta{})
+}
+
+// describe turns an error of the API server into the line that a person needs.
+func (s *Source) describe(k watched, verb string, err error) model.Problem {
+	p := model.Problem{Where: "API server " + s.cfg.Server}
+	resource := k.rbac()
+	_, _, optional := k.state()
+	switch {
+	case apierrors.IsForbidden(err) && k.isOurs():
+		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, and DoNotTrackPolicies that need them are not applied; "+
+			"grant list and watch", verb)
+	case apierrors.IsForbidden(err) && optional:
+		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, so any pod may be under a NetworkPolicy and nothing is passed by netfilter; "+
+			"grant list and watch, or choose with --bypass", verb)
+	case apierrors.IsForbidden(err):
+		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them; grant list and watch in the ClusterRole of this agent", verb)
+	case apierrors.IsNotFound(err):
+		p.Field, p.What = resource, "the server does not have this API; Kubernetes 1.21 or newer is needed"
+	case apierrors.IsUnauthorized(err):
+		p.What = "does not accept the credentials; renew the token or the client certificate that the kubeconfig names"
+	default:
+		p.What = reason(err) + "; the last state keeps serving, and this is tried again"
+	}
+	return p
+}
+
+var resources = map[string]string{
+	"Service": "services", "EndpointSlice": "endpointslices.discovery.k8s.io", "Node": "nodes",
+	"NetworkPolicy": "networkpolicies.networking.k8s.io", "Pod": "pods",
+}
+
+// reason is why the server did not answer, without the request, which holds the
+// address again, options that change from one attempt to the next, and so on: a
+// problem is told once.
+func reason(err error) string {
+	var (
+		unknown  x509.UnknownAuthorityError
+		hostname x509.HostnameError
+		invalid  x509.CertificateInvalidError
+		alert    tls.AlertError
+		dns      *net.DNSError
+		no       syscall.Errno
+	)
+	switch {
+	case errors.As(err, &unknown):
+		return "has a certificate of an unknown authority; give the right certificate-authority in the kubeconfig"
+	case errors.As(err, &hostname):
+		return "has a certificate for other names; give the server by one of them, or tls-server-name in the kubeconfig"
+	case errors.As(err, &invalid):
+		return "has a certificate that is not valid: " + invalid.Error()
+	case errors.As(err, &alert):
+		return "refuses TLS: " + alert.Error()
+	case errors.As(err, &dns):
+		return "has a name that cannot be resolved: " + dns.Err
+	case errors.As(err, &no):
+		return "cannot be reached: " + no.Error()
+	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
+		return "does not answer in time"
+	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
+		return "answers " + string(apierrors.ReasonForError(err))
+	}
+	text := err.Error()
+	if i := strings.LastIndex(text, ": "); i >= 0 {
+		text = text[i+2:]
+	}
+	return "fails: " + text
+}
+
+func isTimeout(err error) bool {
+	var n net.Error
+	return errors.As(err, &n) && n.Timeout()
+}
+
+// debugOnly makes every record one for debugging.
+type debugOnly struct{ slog.Handler }
+
+// Enabled implements slog.Handler.
+func (h debugOnly) Enabled(ctx context.Context, _ slog.Level) bool {
+	return h.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+// Handle implements slog.Handler. Who logs an error by way of logr does not ask Enabled
+// before.
+func (h debugOnly) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level = slog.LevelDebug; !h.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (h debugOnly) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return debugOnly{h.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements slog.Handler.
+func (h debugOnly) WithGroup(name string) slog.Handler { return debugOnly{h.Handler.WithGroup(name)} }

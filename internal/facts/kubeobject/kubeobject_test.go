@@ -1,0 +1,402 @@
+package kubeobject
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"sigs.k8s.io/yaml"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+var exactly = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmpopts.EquateEmpty(),
+}
+
+// object decodes a YAML object, which is how a person would write the case.
+func object[T any](t *testing.T, text string) *T {
+	t.Helper()
+	o := new(T)
+	if err := yaml.UnmarshalStrict([]byte(text), o); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// verify compares what came out of a conversion: a model object, or the report.
+func verify[M any](t *testing.T, got *M, problems []model.Problem, want *M, report ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, exactly); diff != "" {
+		t.Errorf("object: %s", diff)
+	}
+	var lines []string
+	for _, p := range problems {
+		lines = append(lines, p.Field+": "+p.What)
+	}
+	if len(lines) != len(report) {
+		t.Fatalf("problems: %q\nwant %q", lines, report)
+	}
+	for i := range lines {
+		if !strings.HasPrefix(lines[i], report[i]) {
+			t.Errorf("problem %q\n  want %q", lines[i], report[i])
+		}
+	}
+}
+
+func addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+func TestServiceDefaults(t *testing.T) {
+	s, problems := Service(object[corev1.Service](t, `{metadata: {name: web}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}`))
+	verify(t, s, problems, &model.Service{
+		Name:       model.Name{Namespace: "default", Name: "web"},
+		Type:       model.ClusterIP,
+		ClusterIPs: addrs("10.96.0.1"),
+		Ports:      []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+	})
+}
+
+func TestServiceWithEverything(t *testing.T) {
+	s, problems := Service(object[corev1.Service](t, `
+metadata:
+  name: web
+  namespace: shop
+  uid: u1
+  creationTimestamp: "2024-05-01T10:00:00Z"
+  labels: {service.kubernetes.io/service-proxy-name: spillway}
+  annotations: {a: b, spillway.dev/helper: none}
+spec:
+  type: LoadBalancer
+  clusterIP: fd00::1
+  clusterIPs: ["fd00::1", 10.96.0.1]
+  ipFamilies: [IPv6, IPv4]
+  ipFamilyPolicy: RequireDualStack
+  externalIPs: [198.51.100.7]
+  externalTrafficPolicy: Local
+  internalTrafficPolicy: Local
+  healthCheckNodePort: 32000
+  loadBalancerSourceRanges: [203.0.113.9/24, " 2001:db8::/32"]
+  publishNotReadyAddresses: true
+  sessionAffinity: ClientIP
+  sessionAffinityConfig: {clientIP: {timeoutSeconds: 30}}
+  trafficDistribution: PreferSameNode
+  ports:
+  - {name: dns, port: 53, protocol: UDP, nodePort: 30053, targetPort: dns}
+  - {name: dns-tcp, port: 53, nodePort: 30053, appProtocol: kubernetes.io/h2c}
+  - {name: sctp, port: 53, protocol: SCTP}
+status:
+  loadBalancer:
+    ingress:
+    - {ip: 192.0.2.1}
+    - {ip: 192.0.2.2, ipMode: VIP}
+    - {ip: 192.0.2.3, ipMode: Proxy}
+    - {hostname: lb.example}
+`))
+	verify(t, s, problems, &model.Service{
+		Name:                model.Name{Namespace: "shop", Name: "web"},
+		UID:                 "u1",
+		Created:             time.Date(2024, 5, 1, 10, 0, 0, 0, time.UTC),
+		Type:                model.LoadBalancer,
+		ProxyName:           "spillway",
+		ClusterIPs:          addrs("fd00::1", "10.96.0.1"),
+		ExternalIPs:         addrs("198.51.100.7"),
+		LoadBalancerIPs:     addrs("192.0.2.1", "192.0.2.2"),
+		SourceRanges:        prefixes("203.0.113.0/24", "2001:db8::/32"),
+		Affinity:            30 * time.Second,
+		ExternalLocal:       true,
+		InternalLocal:       true,
+		HealthCheckNodePort: 32000,
+		PublishNotReady:     true,
+		TrafficDistribution: "PreferSameNode",
+		Annotations:         map[string]string{"spillway.dev/helper": "none"},
+		Ports: []model.ServicePort{
+			{Name: "dns", Protocol: model.UDP, Port: 53, NodePort: 30053},
+			{Name: "dns-tcp", Protocol: model.TCP, Port: 53, NodePort: 30053, AppProtocol: "kubernetes.io/h2c"},
+			{Name: "sctp", Protocol: model.SCTP, Port: 53},
+		},
+	})
+}
+
+func TestServiceVariants(t *testing.T) {
+	convert := func(spec string) *model.Service {
+		t.Helper()
+		s, problems := Service(object[corev1.Service](t, spec))
+		if s == nil || len(problems) > 0 {
+			t.Fatalf("%s: %v, %q", spec, s, problems)
+		}
+		return s
+	}
+	s := convert(`{metadata: {name: a}, spec: {clusterIPs: [10.0.0.1, "fd00::1"], sessionAffinity: ClientIP, ports: [{port: 1}]}}`)
+	if s.Affinity != 3*time.Hour || !cmp.Equal(s.ClusterIPs, addrs("10.0.0.1", "fd00::1"), exactly) {
+		t.Errorf("clusterIPs alone: %+v", s)
+	}
+	s = convert(`{metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8, 192.0.2.1/32"}}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 1}]}}`)
+	if !cmp.Equal(s.SourceRanges, prefixes("10.0.0.0/8", "192.0.2.1/32"), exactly) {
+		t.Errorf("annotation: %v", s.SourceRanges)
+	}
+	s = convert(`{metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: " "}}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 1}]}}`)
+	if s.SourceRanges != nil {
+		t.Errorf("blank annotation: %v", s.SourceRanges)
+	}
+}
+
+func TestServiceWithoutProxy(t *testing.T) {
+	for _, text := range []string{
+		`{metadata: {name: a}, spec: {clusterIP: None, ports: [{port: 80}]}}`,
+		`{metadata: {name: a}, spec: {clusterIPs: [None], ports: [{port: 80}]}}`,
+		`{metadata: {name: a}, spec: {type: ExternalName, externalName: example.org}}`,
+		`{metadata: {name: a}, spec: {clusterIP: 10.0.0.1}}`,
+		`{metadata: {name: a, labels: {service.kubernetes.io/headless: ""}}, spec: {clusterIP: 10.0.0.1, ports: [{port: 80}]}}`,
+	} {
+		s, problems := Service(object[corev1.Service](t, text))
+		verify(t, s, problems, nil)
+	}
+}
+
+func TestServiceProblems(t *testing.T) {
+	const ports = `ports: [{port: 80}]`
+	tests := []struct{ meta, spec, want string }{
+		{``, ports + `, clusterIP: 10.0.0.1`, `metadata.name: is missing`},
+		{`name: A/B`, ports + `, clusterIP: 10.0.0.1`, `metadata.name: "A/B" is not an object name`},
+		{`name: a, namespace: b.c`, ports + `, clusterIP: 10.0.0.1`, `metadata.namespace: "b.c" is not a namespace name`},
+		{`name: a`, ports, `spec.clusterIP: is missing, and nothing here hands one out`},
+		{`name: a`, ports + `, clusterIP: 10.96.0`, `spec.clusterIP: "10.96.0" is not an IP address`},
+		{`name: a`, ports + `, clusterIP: 10.096.0.1`, `spec.clusterIP: "10.096.0.1" has a leading zero`},
+		{`name: a`, ports + `, clusterIP: "::ffff:10.0.0.1"`, `spec.clusterIP: "::ffff:10.0.0.1" is an IPv4 address in IPv6 clothes; write "10.0.0.1"`},
+		{`name: a`, ports + `, clusterIP: fe80::1%eth0`, `spec.clusterIP: "fe80::1%eth0" has a zone`},
+		{`name: a`, ports + `, clusterIP: 0.0.0.0`, `spec.clusterIP: 0.0.0.0 is the unspecified address`},
+		{`name: a`, ports + `, clusterIP: 127.0.0.1`, `spec.clusterIP: 127.0.0.1 is a loopback address`},
+		{`name: a`, ports + `, clusterIPs: [10.0.0.1, x]`, `spec.clusterIPs[1]: "x" is not an IP address`},
+		{`name: a`, ports + `, clusterIPs: [10.0.0.1, 10.0.0.2]`, `spec.clusterIPs: has 2 addresses; use one, or one of each family`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.2, clusterIPs: [10.0.0.1]`, `spec.clusterIPs[0]: "10.0.0.1" differs from spec.clusterIP "10.0.0.2"`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, ipFamilies: [IPv6]`, `spec.ipFamilies[0]: is IPv6, but cluster IP 10.0.0.1 is not`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, ipFamilies: [IPv4, IPv6]`, `spec.ipFamilies[1]: IPv6 has no address in spec.clusterIPs`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, ipFamilies: [IPv5]`, `spec.ipFamilies[0]: "IPv5" is unknown; use IPv4, IPv6`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: Nodeport`, `spec.type: "Nodeport" is unknown; use ClusterIP, NodePort, LoadBalancer, ExternalName`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalIPs: [224.0.0.1]`, `spec.externalIPs[0]: 224.0.0.1 is a multicast address`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalIPs: [169.254.0.1]`, `spec.externalIPs[0]: 169.254.0.1 is a link-local address`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalIPs: [255.255.255.255]`, `spec.externalIPs[0]: 255.255.255.255 is the broadcast address`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, sessionAffinity: Cookie`, `spec.sessionAffinity: "Cookie" is unknown; use None, ClientIP`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}`, `spec.sessionAffinityConfig.clientIP.timeoutSeconds: is 86401`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalTrafficPolicy: Here`, `spec.externalTrafficPolicy: "Here" is unknown`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, internalTrafficPolicy: Here`, `spec.internalTrafficPolicy: "Here" is unknown`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, healthCheckNodePort: 3000`, `spec.healthCheckNodePort: is for type LoadBalancer with`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 70000`, `spec.healthCheckNodePort: 70000 is not a port`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0]`, `spec.loadBalancerSourceRanges[0]: "10.0.0.0" is not a CIDR`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0/08]`, `spec.loadBalancerSourceRanges[0]: "10.0.0.0/08" has a leading zero`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: ["::ffff:1.2.3.4/128"]`, `spec.loadBalancerSourceRanges[0]: "::ffff:1.2.3.4/128" is an IPv4 range in IPv6 clothes`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, loadBalancerSourceRanges: [10.0.0.0/8]`, `spec.loadBalancerSourceRanges: is for Services of type LoadBalancer alone`},
+		{`name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8,x"}`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer`, `metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges][1]: "x" is not a CIDR`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 0}]`, `spec.ports[0].port: 0 is not a port; use 1 to 65535`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 65536}]`, `spec.ports[0].port: 65536 is not a port`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, protocol: tcp}]`, `spec.ports[0].protocol: "tcp" is unknown; use TCP, UDP, SCTP`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, name: a}, {port: 81, name: a}]`, `spec.ports[1].name: "a" stands here twice`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, name: a}, {port: 80, name: b}]`, `spec.ports[1].port: TCP port 80 stands here twice`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, name: a}, {port: 81}]`, `spec.ports[1].name: is missing`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, name: A_B}]`, `spec.ports[0].name: "A_B" is not a port name`},
+		{`name: a`, `clusterIP: 10.0.0.1, type: NodePort, ports: [{port: 80}]`, `spec.ports[0].nodePort: is missing`},
+		{`name: a`, `clusterIP: 10.0.0.1, type: NodePort, ports: [{port: 80, nodePort: -1}]`, `spec.ports[0].nodePort: -1 is not a port`},
+		{`name: a`, `clusterIP: 10.0.0.1, type: NodePort, ports: [{name: a, port: 80, nodePort: 3000}, {name: b, port: 81, nodePort: 3000}]`, `spec.ports[1].nodePort: TCP node port 3000 stands here twice`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, nodePort: 3000}]`, `spec.ports[0].nodePort: is for types NodePort and LoadBalancer alone`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.want, func(t *testing.T) {
+			s, problems := Service(object[corev1.Service](t, `{metadata: {`+tt.meta+`}, spec: {`+tt.spec+`}}`))
+			verify(t, s, problems, nil, tt.want)
+		})
+	}
+}
+
+func TestServiceIngressProblems(t *testing.T) {
+	const spec = `metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 80}]}`
+	s, problems := Service(object[corev1.Service](t, `{`+spec+`, status: {loadBalancer: {ingress: [{ip: 1.2.3.04}, {ip: 1.2.3.4, ipMode: Vip}, {ip: "::"}]}}}`))
+	verify(t, s, problems, nil,
+		`status.loadBalancer.ingress[0].ip: "1.2.3.04" has a leading zero`,
+		`status.loadBalancer.ingress[1].ipMode: "Vip" is unknown; use VIP, Proxy`,
+		`status.loadBalancer.ingress[2].ip: :: is the unspecified address`)
+}
+
+// Some fields are not worth a Service: it serves without them.
+func TestServiceLeavesOut(t *testing.T) {
+	s, problems := Service(object[corev1.Service](t, `{metadata: {name: a}, spec: {clusterIP: 10.0.0.1, trafficDistribution: PreferMoon, ports: [{port: 80}]}, status: {loadBalancer: {ingress: [{ip: 1.2.3.4}]}}}`))
+	verify(t, s, problems, &model.Service{
+		Name: model.Name{Namespace: "default", Name: "a"}, Type: model.ClusterIP,
+		ClusterIPs: addrs("10.0.0.1"), Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+	}, `status.loadBalancer.ingress: is not used`, `spec.trafficDistribution: "PreferMoon" is unknown and left out`)
+}
+
+func TestEndpointSlice(t *testing.T) {
+	s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, `
+metadata:
+  name: web-1
+  namespace: shop
+  labels: {kubernetes.io/service-name: web}
+  annotations: {endpoints.kubernetes.io/last-change-trigger-time: "2024-05-01T10:00:00.5Z"}
+addressType: IPv6
+ports:
+- {port: 8080}
+- {name: dns, port: 53, protocol: UDP, appProtocol: dns}
+- {name: any}
+endpoints:
+- addresses: ["fd00::1", "fd00::2"]
+- {addresses: ["fd00::3"], conditions: {ready: false}}
+- {addresses: ["fd00::4"], conditions: {ready: false, serving: true, terminating: true}, nodeName: n1, zone: z1}
+- {addresses: ["fd00::5"], hints: {forZones: [{name: z2}], forNodes: [{name: n2}]}, targetRef: {kind: Pod, name: p}}
+- {addresses: ["fd00::6"], targetRef: {kind: Pod, namespace: o, name: p}}
+- {addresses: ["fd00::7"], targetRef: {kind: VM, name: p}}
+`))
+	verify(t, s, problems, &model.EndpointSlice{
+		Name:      model.Name{Namespace: "shop", Name: "web-1"},
+		Service:   model.Name{Namespace: "shop", Name: "web"},
+		Family:    model.IPv6,
+		Triggered: time.Date(2024, 5, 1, 10, 0, 0, 5e8, time.UTC),
+		Ports: []model.EndpointPort{
+			{Protocol: model.TCP, Port: 8080},
+			{Name: "dns", Protocol: model.UDP, Port: 53, AppProtocol: "dns"},
+		},
+		Endpoints: []model.Endpoint{
+			{Addresses: addrs("fd00::1", "fd00::2"), Ready: true, Serving: true},
+			{Addresses: addrs("fd00::3")},
+			{Addresses: addrs("fd00::4"), Serving: true, Terminating: true, Node: "n1", Zone: "z1"},
+			{Addresses: addrs("fd00::5"), Ready: true, Serving: true, HintZones: []string{"z2"}, HintNodes: []string{"n2"}, Pod: model.Name{Namespace: "shop", Name: "p"}},
+			{Addresses: addrs("fd00::6"), Ready: true, Serving: true, Pod: model.Name{Namespace: "o", Name: "p"}},
+			{Addresses: addrs("fd00::7"), Ready: true, Serving: true},
+		},
+	}, `ports[2].port: is missing, and the port is left out`)
+}
+
+func TestEndpointSliceWithoutUse(t *testing.T) {
+	for _, text := range []string{
+		`{metadata: {name: a}, addressType: IPv4, endpoints: []}`,
+		`{metadata: {name: a, labels: {kubernetes.io/service-name: w}}, addressType: FQDN, endpoints: [{addresses: [example.org]}]}`,
+		`{metadata: {name: a, labels: {kubernetes.io/service-name: w, service.kubernetes.io/headless: ""}}, addressType: IPv4, endpoints: []}`,
+	} {
+		s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, text))
+		verify(t, s, problems, nil)
+	}
+}
+
+func TestEndpointSliceProblems(t *testing.T) {
+	const meta = `metadata: {name: a, labels: {kubernetes.io/service-name: w}}, `
+	for text, want := range map[string]string{
+		`endpoints: []`:                                   `addressType: is missing`,
+		`addressType: ipv4, endpoints: []`:                `addressType: "ipv4" is unknown; use IPv4, IPv6, FQDN`,
+		`addressType: IPv4, endpoints: [{addresses: []}]`: `endpoints[0].addresses: is empty`,
+		`addressType: IPv4, endpoints: [{addresses: [1.2.3.4]}, {addresses: [01.2.3.4]}]`:                `endpoints[1].addresses[0]: "01.2.3.4" has a leading zero`,
+		`addressType: IPv4, endpoints: [{addresses: ["fd00::1"]}]`:                                       `endpoints[0].addresses[0]: fd00::1 is not IPv4`,
+		`addressType: IPv4, endpoints: [{addresses: [127.0.0.1]}]`:                                       `endpoints[0].addresses[0]: 127.0.0.1 is a loopback address`,
+		`addressType: IPv4, ports: [{port: 0}], endpoints: []`:                                           `ports[0].port: 0 is not a port`,
+		`addressType: IPv4, ports: [{port: 1, protocol: ICMP}], endpoints: []`:                           `ports[0].protocol: "ICMP" is unknown`,
+		`addressType: IPv4, ports: [{port: 1}, {port: 2}], endpoints: []`:                                `ports[1].name: "" stands here twice`,
+		`addressType: IPv4, ports: [{port: 1, name: "` + strings.Repeat("x", 999) + `"}], endpoints: []`: `ports[0].name: "xxx`,
+	} {
+		s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, `{`+meta+text+`}`))
+		verify(t, s, problems, nil, want)
+		if len(problems) > 0 && len(problems[0].What) > 420 {
+			t.Errorf("%d bytes in one line", len(problems[0].What))
+		}
+	}
+	s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, `{metadata: {name: a, labels: {kubernetes.io/service-name: w}, annotations: {endpoints.kubernetes.io/last-change-trigger-time: noon}}, addressType: IPv4, endpoints: []}`))
+	verify(t, s, problems, &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"}, Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4},
+		`metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]: "noon" is not an RFC 3339 time`)
+}
+
+func TestNode(t *testing.T) {
+	n, problems := Node(object[corev1.Node](t, `
+metadata: {name: n1, labels: {topology.kubernetes.io/zone: z1}}
+spec: {podCIDR: 10.244.1.0/24, podCIDRs: [10.244.1.0/24, "fd00:1::/64"]}
+status: {addresses: [{type: Hostname, address: n1}, {type: ExternalIP, address: 203.0.113.1}, {type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: "fd01::1"}]}
+`))
+	verify(t, n, problems, &model.Node{
+		Name: "n1", Labels: map[string]string{"topology.kubernetes.io/zone": "z1"},
+		Addresses: addrs("192.0.2.1", "fd01::1", "203.0.113.1"),
+		PodCIDRs:  prefixes("10.244.1.0/24", "fd00:1::/64"),
+	})
+	n, problems = Node(object[corev1.Node](t, `{metadata: {name: n1}, spec: {podCIDR: 10.244.1.0/24}}`))
+	verify(t, n, problems, &model.Node{Name: "n1", PodCIDRs: prefixes("10.244.1.0/24")})
+	for text, want := range map[string]string{
+		`{metadata: {}}`: `metadata.name: is missing`,
+		`{metadata: {name: n}, spec: {podCIDR: 10.0.0.0}}`:                                                           `spec.podCIDR: "10.0.0.0" is not a CIDR`,
+		`{metadata: {name: n}, spec: {podCIDRs: [10.0.0.0/24, x]}}`:                                                  `spec.podCIDRs[1]: "x" is not a CIDR`,
+		`{metadata: {name: n}, spec: {podCIDR: 10.0.1.0/24, podCIDRs: [10.0.0.0/24]}}`:                               `spec.podCIDRs[0]: "10.0.0.0/24" differs`,
+		`{metadata: {name: n}, status: {addresses: [{type: Hostname, address: x}, {type: InternalIP, address: x}]}}`: `status.addresses[1].address: "x" is not an IP address`,
+	} {
+		n, problems := Node(object[corev1.Node](t, text))
+		verify(t, n, problems, nil, want)
+	}
+}
+
+func TestPod(t *testing.T) {
+	p, problems := Pod(object[corev1.Pod](t, `{metadata: {name: p, labels: {a: b}}, spec: {nodeName: n1, containers: []}, status: {podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}, {ip: "fd00::1"}]}}`))
+	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, Labels: map[string]string{"a": "b"}, Node: "n1", IPs: addrs("10.0.0.1", "fd00::1")})
+	p, problems = Pod(object[corev1.Pod](t, `{metadata: {name: p}, status: {podIP: 10.0.0.1}}`))
+	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, IPs: addrs("10.0.0.1")})
+	p, problems = Pod(object[corev1.Pod](t, `{metadata: {name: p}, status: {podIP: 10.0.0.1}, spec: {
+		initContainers: [{name: s, ports: [{containerPort: 7, hostPort: 8, protocol: UDP}]}],
+		containers: [{name: a, ports: [{containerPort: 80}, {containerPort: 81, hostPort: 8081}]}, {name: b, ports: [{containerPort: 9, hostPort: 99999}]}]}}`))
+	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, IPs: addrs("10.0.0.1"),
+		HostPorts: []model.HostPort{{Protocol: model.TCP, Port: 81, Host: 8081}, {Protocol: model.UDP, Port: 7, Host: 8}}})
+	for _, text := range []string{
+		`{metadata: {name: p}, spec: {hostNetwork: true, containers: []}, status: {podIP: 10.0.0.1}}`,
+		`{metadata: {name: p}, status: {phase: Succeeded, podIP: 10.0.0.1}}`,
+		`{metadata: {name: p}, status: {phase: Failed, podIP: 10.0.0.1}}`,
+	} {
+		p, problems := Pod(object[corev1.Pod](t, text))
+		verify(t, p, problems, nil)
+	}
+	p, problems = Pod(object[corev1.Pod](t, `{metadata: {name: p}, status: {podIPs: [{ip: 10.0.0.1}, {ip: x}]}}`))
+	verify(t, p, problems, nil, `status.podIPs[1].ip: "x" is not an IP address`)
+	p, problems = Pod(object[corev1.Pod](t, `{metadata: {name: p}, status: {podIP: x}}`))
+	verify(t, p, problems, nil, `status.podIP: "x" is not an IP address`)
+}
+
+func TestNetworkPolicy(t *testing.T) {
+	name := model.Name{Namespace: "default", Name: "p"}
+	for text, want := range map[string]*model.NetworkPolicy{
+		`{podSelector: {}}`:                                       {Name: name, Ingress: true},
+		`{podSelector: {}, egress: [{}]}`:                         {Name: name, Ingress: true, Egress: true},
+		`{podSelector: {}, policyTypes: [Egress]}`:                {Name: name, Egress: true},
+		`{podSelector: {}, policyTypes: [Ingress], egress: [{}]}`: {Name: name, Ingress: true},
+		`{podSelector: {matchLabels: {a: b}, matchExpressions: [{key: c, operator: In, values: [d]}]}}`: {Name: name, Ingress: true, Selector: model.Selector{
+			MatchLabels: map[string]string{"a": "b"},
+			Expressions: []model.Requirement{{Key: "c", Operator: "In", Values: []string{"d"}}},
+		}},
+	} {
+		n, problems := NetworkPolicy(object[networkingv1.NetworkPolicy](t, `{metadata: {name: p}, spec: `+text+`}`))
+		verify(t, n, problems, want)
+	}
+	for text, want := range map[string]string{
+		`{podSelector: {}, policyTypes: [Both]}`:                        `spec.policyTypes[0]: "Both" is unknown; use Ingress, Egress`,
+		`{podSelector: {matchExpressions: [{key: c, operator: Like}]}}`: `spec.podSelector.matchExpressions[0].operator: Invalid value: "Like": not a valid selector operator`,
+		`{podSelector: {matchExpressions: [{key: c, operator: In}]}}`:   `spec.podSelector.matchExpressions[0].values: Required value`,
+		`{podSelector: {matchLabels: {"a b": c}}}`:                      `spec.podSelector.matchLabels: Invalid value: "a b"`,
+	} {
+		n, problems := NetworkPolicy(object[networkingv1.NetworkPolicy](t, `{metadata: {name: p}, spec: `+text+`}`))
+		verify(t, n, problems, &model.NetworkPolicy{Name: name, Ingress: true, Egress: true}, want,
+			"spec: is taken to select every pod of namespace default, in both directions, until it can be read")
+	}
+	n, problems := NetworkPolicy(object[networkingv1.NetworkPolicy](t, `{metadata: {name: P}, spec: {podSelector: {}}}`))
+	verify(t, n, problems, nil, `metadata.name: "P" is not an object name`)
+}

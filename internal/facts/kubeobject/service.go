@@ -1,0 +1,284 @@
+package kubeobject
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+const (
+	proxyNameLabel         = "service.kubernetes.io/service-proxy-name"
+	sourceRangesAnnotation = "service.beta.kubernetes.io/load-balancer-source-ranges"
+
+	// The bounds and the default of sessionAffinityConfig.clientIP.timeoutSeconds.
+	defaultAffinitySeconds = 10800
+	maxAffinitySeconds     = 86400
+)
+
+// Service converts a Service. A headless or ExternalName Service, or one
+// without ports, is nil: there is nothing to proxy.
+func Service(o *corev1.Service) (*model.Service, []model.Problem) {
+	c, name := newChecker("Service", &o.ObjectMeta)
+	spec := field.NewPath("spec")
+	kind := c.oneOf(spec.Child("type"), string(o.Spec.Type), "ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+	if kind == "ExternalName" || headless(o) || len(o.Spec.Ports) == 0 {
+		return nil, c.problems
+	}
+	s := &model.Service{
+		Name:                name,
+		UID:                 string(o.UID),
+		Created:             o.CreationTimestamp.Time,
+		Type:                model.ServiceType(kind),
+		ProxyName:           o.Labels[proxyNameLabel],
+		ClusterIPs:          c.clusterIPs(spec, &o.Spec),
+		ExternalIPs:         c.addrs(spec.Child("externalIPs"), o.Spec.ExternalIPs, true),
+		LoadBalancerIPs:     c.ingressIPs(o),
+		SourceRanges:        c.sourceRanges(spec.Child("loadBalancerSourceRanges"), o),
+		Affinity:            c.affinity(spec, &o.Spec),
+		ExternalLocal:       c.oneOf(spec.Child("externalTrafficPolicy"), string(o.Spec.ExternalTrafficPolicy), "Cluster", "Local") == "Local",
+		InternalLocal:       c.oneOf(spec.Child("internalTrafficPolicy"), string(deref(o.Spec.InternalTrafficPolicy)), "Cluster", "Local") == "Local",
+		PublishNotReady:     o.Spec.PublishNotReadyAddresses,
+		TrafficDistribution: c.trafficDistribution(spec.Child("trafficDistribution"), o.Spec.TrafficDistribution),
+		Annotations:         ownAnnotations(o.Annotations),
+		Ports:               c.servicePorts(spec.Child("ports"), &o.Spec),
+	}
+	c.bounded(spec, s)
+	s.HealthCheckNodePort = c.healthCheckNodePort(spec.Child("healthCheckNodePort"), s, o.Spec.HealthCheckNodePort)
+	if c.invalid {
+		return nil, c.problems
+	}
+	return s, c.problems
+}
+
+// The most of one Service. Each port is served on each address, and checked against
+// each range, so a Service of 1 MB could ask for hundreds of millions of each.
+const (
+	maxFrontends   = 1 << 16 // ports times addresses, NodePorts included
+	maxPortsRanges = 1 << 16 // ports times loadBalancerSourceRanges
+)
+
+// bounded refuses a Service that would take what all others of the node need.
+func (c *checker) bounded(spec *field.Path, s *model.Service) {
+	addrs := len(s.ClusterIPs) * 2 // each family has its NodePorts
+	addrs += len(s.ExternalIPs) + len(s.LoadBalancerIPs)
+	if n := len(s.Ports) * addrs; n > maxFrontends {
+		c.invalidf(spec, "asks for %d frontends (%d ports on %d addresses); %d are the most; make it several Services", n, len(s.Ports), addrs, maxFrontends)
+	}
+	if n := len(s.Ports) * len(s.SourceRanges); n > maxPortsRanges {
+		c.invalidf(spec.Child("loadBalancerSourceRanges"), "has %d entries; %d are the most for %d ports; make it several Services",
+			len(s.SourceRanges), maxPortsRanges/len(s.Ports), len(s.Ports))
+	}
+}
+
+// ownPrefix begins the annotations that are read.
+const ownPrefix = "spillway.dev/"
+
+// ownAnnotations keeps the annotations that are read; nil if there is none. The
+// others may be 256 KiB long, in each of thousands of Services.
+func ownAnnotations(all map[string]string) (out map[string]string) {
+	for key, value := range all {
+		if strings.HasPrefix(key, ownPrefix) {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[key] = clip(value)
+		}
+	}
+	return out
+}
+
+func headless(o *corev1.Service) bool {
+	if _, ok := o.Labels[headlessLabel]; ok {
+		return true
+	}
+	return o.Spec.ClusterIP == corev1.ClusterIPNone ||
+		len(o.Spec.ClusterIPs) > 0 && o.Spec.ClusterIPs[0] == corev1.ClusterIPNone
+}
+
+// clusterIPs reads clusterIP and clusterIPs. clusterIP is the older field and
+// repeats the first of clusterIPs; a file may give either.
+func (c *checker) clusterIPs(spec *field.Path, s *corev1.ServiceSpec) []netip.Addr {
+	p, list := spec.Child("clusterIPs"), s.ClusterIPs
+	switch {
+	case len(list) == 0 && s.ClusterIP == "":
+		c.invalidf(spec.Child("clusterIP"), "is missing, and nothing here hands one out; give the Service an address, or None")
+		return nil
+	case len(list) == 0:
+		a, ok := c.addr(spec.Child("clusterIP"), s.ClusterIP)
+		if !ok || c.refuse(spec.Child("clusterIP"), a, false) {
+			return nil
+		}
+		c.families(spec.Child("ipFamilies"), s.IPFamilies, []netip.Addr{a})
+		return []netip.Addr{a}
+	case s.ClusterIP != "" && s.ClusterIP != list[0]:
+		c.invalidf(p.Index(0), "%q differs from spec.clusterIP %q; make them equal, or leave one out", list[0], s.ClusterIP)
+	}
+	out := c.addrs(p, list, false)
+	if len(out) < len(list) {
+		return nil
+	}
+	if len(out) > 2 || len(out) == 2 && model.FamilyOf(out[0]) == model.FamilyOf(out[1]) {
+		c.invalidf(p, "has %d addresses; use one, or one of each family", len(out))
+	}
+	c.families(spec.Child("ipFamilies"), s.IPFamilies, out)
+	return out
+}
+
+// families checks that ipFamilies, when given, agrees with the addresses and
+// their order: the first one is the Service's primary family.
+func (c *checker) families(p *field.Path, list []corev1.IPFamily, addrs []netip.Addr) {
+	for i, f := range list {
+		fam := c.oneOf(p.Index(i), string(f), "IPv4", "IPv6")
+		switch {
+		case i >= len(addrs):
+			c.invalidf(p.Index(i), "%s has no address in spec.clusterIPs, and nothing here hands one out; add it there", fam)
+		case fam != model.FamilyOf(addrs[i]).String():
+			c.invalidf(p.Index(i), "is %s, but cluster IP %s is not; give both in one order", fam, addrs[i])
+		}
+	}
+}
+
+// ingressIPs reads the addresses in status.loadBalancer that reach the node
+// with the destination still in them.
+func (c *checker) ingressIPs(o *corev1.Service) []netip.Addr {
+	p := field.NewPath("status", "loadBalancer", "ingress")
+	ingress := o.Status.LoadBalancer.Ingress
+	if len(ingress) > 0 && o.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		c.notef(p, "is not used: spec.type is not LoadBalancer")
+		return nil
+	}
+	var out []netip.Addr
+	for i, in := range ingress {
+		mode := c.oneOf(p.Index(i).Child("ipMode"), string(deref(in.IPMode)), "VIP", "Proxy")
+		if in.IP == "" { // a host name: the balancer sends to node ports
+			continue
+		}
+		ip := p.Index(i).Child("ip")
+		if a, ok := c.addr(ip, in.IP); ok && mode == "VIP" && !c.refuse(ip, a, false) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// sourceRanges reads loadBalancerSourceRanges, or the annotation that was there
+// before it.
+func (c *checker) sourceRanges(p *field.Path, o *corev1.Service) []netip.Prefix {
+	list := o.Spec.LoadBalancerSourceRanges
+	if v := strings.TrimSpace(o.Annotations[sourceRangesAnnotation]); len(list) == 0 && v != "" {
+		p, list = field.NewPath("metadata", "annotations").Key(sourceRangesAnnotation), strings.Split(v, ",")
+	}
+	if len(list) > 0 && o.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		c.invalidf(p, "is for Services of type LoadBalancer alone; this one would let everybody in")
+		return nil
+	}
+	var out []netip.Prefix
+	for i, s := range list {
+		if n, ok := c.prefix(p.Index(i), strings.TrimSpace(s)); ok {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+func (c *checker) affinity(spec *field.Path, s *corev1.ServiceSpec) time.Duration {
+	if c.oneOf(spec.Child("sessionAffinity"), string(s.SessionAffinity), "None", "ClientIP") == "None" {
+		return 0
+	}
+	seconds := int32(defaultAffinitySeconds)
+	if cfg := s.SessionAffinityConfig; cfg != nil && cfg.ClientIP != nil && cfg.ClientIP.TimeoutSeconds != nil {
+		seconds = *cfg.ClientIP.TimeoutSeconds
+	}
+	if seconds < 1 || seconds > maxAffinitySeconds {
+		c.invalidf(spec.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), "is %d; use 1 to %d seconds", seconds, maxAffinitySeconds)
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// trafficDistribution passes on the preferences known here. A preference is not
+// an order: one from the future costs locality, not the Service.
+func (c *checker) trafficDistribution(p *field.Path, v *string) string {
+	switch s := deref(v); s {
+	case "", corev1.ServiceTrafficDistributionPreferClose,
+		corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
+		return s
+	default:
+		c.notef(p, "%q is unknown and left out; use PreferSameZone or PreferSameNode", s)
+		return ""
+	}
+}
+
+func (c *checker) healthCheckNodePort(p *field.Path, s *model.Service, port int32) uint16 {
+	if port != 0 && (s.Type != model.LoadBalancer || !s.ExternalLocal) {
+		c.invalidf(p, "is for type LoadBalancer with externalTrafficPolicy Local alone; remove it")
+		return 0
+	}
+	return c.optionalPort(p, port)
+}
+
+// servicePorts reads spec.ports, within which names and numbers must be unique.
+func (c *checker) servicePorts(ports *field.Path, s *corev1.ServiceSpec) []model.ServicePort {
+	type number struct {
+		protocol model.Protocol
+		port     uint16
+	}
+	names, numbers, nodePorts := map[string]bool{}, map[number]bool{}, map[number]bool{}
+	out := make([]model.ServicePort, 0, len(s.Ports))
+	for i := range s.Ports {
+		p := ports.Index(i)
+		sp := c.servicePort(p, &s.Ports[i], s.Type, len(s.Ports) > 1)
+		if n := (number{sp.Protocol, sp.Port}); numbers[n] {
+			c.invalidf(p.Child("port"), "%s port %d stands here twice; every port of a Service is its own", n.protocol, n.port)
+		} else if sp.Port != 0 {
+			numbers[n] = true
+		}
+		if n := (number{sp.Protocol, sp.NodePort}); nodePorts[n] {
+			c.invalidf(p.Child("nodePort"), "%s node port %d stands here twice; give each port its own", n.protocol, n.port)
+		} else if sp.NodePort != 0 {
+			nodePorts[n] = true
+		}
+		if sp.Name != "" && names[sp.Name] {
+			c.invalidf(p.Child("name"), "%q stands here twice; endpoints are found by this name", sp.Name)
+		}
+		names[sp.Name] = true
+		out = append(out, sp)
+	}
+	return out
+}
+
+func (c *checker) servicePort(p *field.Path, sp *corev1.ServicePort, kind corev1.ServiceType, several bool) model.ServicePort {
+	if sp.Name == "" && several {
+		c.invalidf(p.Child("name"), "is missing; a Service of several ports names each")
+	}
+	c.portName(p.Child("name"), sp.Name)
+	nodePort := p.Child("nodePort")
+	switch {
+	case sp.NodePort == 0 && kind == corev1.ServiceTypeNodePort:
+		c.invalidf(nodePort, "is missing, and nothing here hands one out; choose one, usually from 30000 to 32767")
+	case sp.NodePort != 0 && (kind == "" || kind == corev1.ServiceTypeClusterIP):
+		c.invalidf(nodePort, "is for types NodePort and LoadBalancer alone; set spec.type or remove it")
+	}
+	return model.ServicePort{
+		Name:        sp.Name,
+		Protocol:    c.protocol(p.Child("protocol"), string(sp.Protocol)),
+		Port:        c.port(p.Child("port"), sp.Port),
+		NodePort:    c.optionalPort(nodePort, sp.NodePort),
+		AppProtocol: deref(sp.AppProtocol),
+	}
+}
+
+// portName checks the name of a port; "" is for the caller to judge.
+func (c *checker) portName(p *field.Path, name string) {
+	if name == "" {
+		return
+	}
+	if errs := validation.IsDNS1123Label(name); len(errs) > 0 {
+		c.invalidf(p, "%q is not a port name: %s", name, strings.Join(errs, "; "))
+	}
+}

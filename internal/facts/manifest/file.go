@@ -1,0 +1,296 @@
+package manifest
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"spillway.dev/spillway/internal/facts/kubeobject"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// fresh is how long after its last change a file is not trusted to look changed
+// when it changes again: some file systems count time in steps of 2 s.
+const fresh = 2 * time.Second
+
+type sum = [sha256.Size]byte
+
+// inode tells one file or directory from another at the same path, and knows it
+// again at another.
+type inode struct{ dev, ino uint64 }
+
+// stamp tells whether a file may have changed, without reading it.
+type stamp struct {
+	inode
+	size         int64
+	mtime, ctime int64 // ns since 1970
+}
+
+func stampOf(info fs.FileInfo) stamp {
+	s := stamp{size: info.Size(), mtime: info.ModTime().UnixNano()}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		s.inode, s.ctime = inode{uint64(st.Dev), st.Ino}, st.Ctim.Nano()
+	}
+	return s
+}
+
+// file is what one file says, and said.
+type file struct {
+	name     string
+	inode    inode // what was last seen at its path, read or not
+	stamp    stamp // zero if it could not be read, so that it is tried again
+	read     time.Time
+	sum      sum
+	docs     map[sum][]entry // by text: only documents that changed are decoded again
+	claims   map[key]claim
+	broken   map[key]bool // objects that it names and cannot be used
+	problems []model.Problem
+	// unread is set as long as the file could never be read as a whole: what it said
+	// to an earlier agent is not known. Of kinds that policies do not depend on, it does
+	// not matter.
+	unread bool
+}
+
+// as is what a file renamed to name said: it has to be read again there.
+func (f *file) as(name string) *file {
+	return &file{name: name, inode: f.inode, docs: f.docs, claims: f.claims, unread: f.unread}
+}
+
+// claim is a file's word on an object.
+type claim struct {
+	object   any // nil: there is nothing to serve
+	document int
+	held     bool // the last good state; what the file says now is unusable
+}
+
+// isManifest reports whether a file of this name is read.
+func isManifest(name string) bool {
+	if strings.HasPrefix(name, ".") {
+		return false
+	}
+	switch filepath.Ext(name) {
+	case ".yaml", ".yml", ".json":
+		return true
+	}
+	return false
+}
+
+var errUnsettled = errors.New("file is being written")
+
+// readFile reads one file of dir again, unless it looks as it did. It returns
+// nil for what is no file at all, and prev itself if nothing changed.
+// errUnsettled says that somebody wrote to it meanwhile, or that it went since
+// the directory was listed, perhaps to another name, and to come back.
+func readFile(dir, name string, prev *file, force bool) (*file, error) {
+	path := filepath.Join(dir, name)
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Lstat(path); err != nil {
+			return prev, errUnsettled
+		}
+		return failed(name, prev, "is a symbolic link to a file that does not exist"), nil
+	case err != nil:
+		return failed(name, prev, "cannot be read: "+cause(err)), nil
+	case info.IsDir():
+		return nil, nil
+	case !info.Mode().IsRegular():
+		return failed(name, prev, "is not a regular file; remove it"), nil
+	case prev != nil && !force && prev.stamp == stampOf(info) && prev.read.Sub(info.ModTime()) > fresh:
+		return prev, nil
+	}
+	f, err := readContent(path, name, prev)
+	f.inode = stampOf(info).inode
+	return f, err
+}
+
+func readContent(path, name string, prev *file) (*file, error) {
+	now := time.Now()
+	// Not blocking: a FIFO may have taken the file's place since it was looked at.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return failed(name, prev, "cannot be read: "+cause(err)), nil
+	}
+	defer f.Close()
+	before, err := f.Stat()
+	if err != nil {
+		return failed(name, prev, "cannot be read: "+cause(err)), nil
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
+	switch {
+	case err != nil:
+		return failed(name, prev, "cannot be read: "+cause(err)), nil
+	case len(data) > maxFileSize:
+		return failed(name, prev, fmt.Sprintf("is larger than %d MiB; split it", maxFileSize>>20)), nil
+	case len(data) == 0:
+		return failed(name, prev, "is empty; remove the file if its objects are to go"), nil
+	}
+	after, err := f.Stat()
+	if prev != nil && (err != nil || stampOf(before) != stampOf(after)) {
+		return prev, errUnsettled
+	}
+	h := sha256.Sum256(data)
+	if prev != nil && prev.stamp != (stamp{}) && prev.sum == h {
+		prev.stamp, prev.read = stampOf(before), now
+		return prev, nil
+	}
+	next := parse(name, data, prev)
+	next.stamp, next.read, next.sum = stampOf(before), now, h
+	return next, nil
+}
+
+// cause returns the reason in err without the path, which is in Where already.
+func cause(err error) string {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err.Error()
+	}
+	return err.Error()
+}
+
+// failed is a file of which nothing can be used: what it said last stands.
+func failed(name string, prev *file, what string) *file {
+	f := &file{name: name, claims: map[key]claim{}, unread: prev == nil || prev.unread}
+	if prev != nil {
+		f.docs = prev.docs
+	}
+	f.problems = []model.Problem{{Where: name, What: what}}
+	f.hold(prev, unusable{all: true})
+	return f
+}
+
+// parse decodes a file. prev, which may be nil, has the documents that were
+// decoded before and the objects that were good.
+func parse(name string, data []byte, prev *file) *file {
+	f := &file{name: name, docs: map[sum][]entry{}, claims: map[key]claim{}}
+	isJSON := filepath.Ext(name) == ".json"
+	chunks := []chunk{{text: data}}
+	if !isJSON {
+		chunks = split(data)
+	}
+	lost := unusable{names: map[string]bool{}, keys: map[key]bool{}}
+	for i, c := range chunks {
+		entries := f.entries(c.text, isJSON, prev)
+		for j := range entries {
+			e := &entries[j]
+			f.report(e, i+1, c.line)
+			switch e.state {
+			case good:
+				f.claim(e, i+1)
+			case bad:
+				lost.add(e.key)
+			}
+		}
+	}
+	f.broken = lost.keys
+	f.unread = lost.tellsOfPolicies() && (prev == nil || prev.unread)
+	f.hold(prev, lost)
+	return f
+}
+
+// entries decodes a document, or finds it among those decoded already.
+func (f *file) entries(text []byte, isJSON bool, prev *file) []entry {
+	h := sha256.Sum256(text)
+	entries, ok := f.docs[h]
+	if !ok && prev != nil {
+		entries, ok = prev.docs[h]
+	}
+	if !ok {
+		entries = decode(text, isJSON)
+	}
+	f.docs[h] = entries
+	return entries
+}
+
+func (f *file) claim(e *entry, document int) {
+	if first, ok := f.claims[e.key]; ok {
+		f.problems = append(f.problems, model.Problem{
+			Where: where(f.name, document, e.key),
+			Field: "metadata.name",
+			What:  fmt.Sprintf("is in document %d as well, which serves; remove one", first.document),
+		})
+		return
+	}
+	f.claims[e.key] = claim{object: e.object, document: document}
+}
+
+// hold keeps the objects that may have become one of the unusable entries.
+func (f *file) hold(prev *file, lost unusable) {
+	if prev == nil {
+		return
+	}
+	for k, c := range prev.claims {
+		if _, ok := f.claims[k]; !ok && lost.holds(k) {
+			f.claims[k] = claim{object: c.object, document: c.document, held: true}
+		}
+	}
+}
+
+// unusable is what is known of the entries that cannot be used. The less one
+// tells of itself, the more objects it may be.
+type unusable struct {
+	all   bool            // not even a name
+	names map[string]bool // a name, but no kind
+	keys  map[key]bool
+}
+
+func (u *unusable) add(k key) {
+	switch {
+	case k.name.Name == "":
+		u.all = true
+	case k.kind == "":
+		u.names[k.name.Name] = true
+	default:
+		u.keys[k] = true
+	}
+}
+
+func (u *unusable) holds(k key) bool {
+	return u.all || u.names[k.name.Name] || u.keys[k]
+}
+
+// tellsOfPolicies reports whether one of the entries may be a do-not-track policy, or
+// something that decides what it selects.
+func (u *unusable) tellsOfPolicies() bool {
+	for k := range u.keys {
+		switch k.kind {
+		case "DoNotTrackPolicy", "Pod", "Namespace", "Node":
+			return true
+		}
+	}
+	return u.all || len(u.names) > 0
+}
+
+func (f *file) report(e *entry, document, line int) {
+	for _, p := range e.problems {
+		what := p.what
+		if p.line > 0 {
+			what = fmt.Sprintf("line %d %s", line+p.line, what)
+		}
+		f.problems = append(f.problems, model.Problem{
+			Where: where(f.name, document, e.key), Field: oneLine(p.field), What: oneLine(what),
+		})
+	}
+}
+
+// oneLine keeps a field's name, which is whatever somebody wrote, from breaking
+// the report's line or steering a terminal.
+func oneLine(s string) string {
+	return clip(kubeobject.Printable(s))
+}
+
+// where says which document a person should open, and which object it is.
+func where(file string, document int, k key) string {
+	s := fmt.Sprintf("%s, document %d", file, document)
+	if k.kind != "" && k.name.Name != "" {
+		s += " (" + k.String() + ")"
+	}
+	return oneLine(s)
+}

@@ -1,0 +1,206 @@
+package manifest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+
+	"spillway.dev/spillway/api/policy/v1alpha1"
+	"spillway.dev/spillway/internal/facts/kubeobject"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// A reader decodes one object strictly and converts it. ok is false if the
+// object cannot be used; a nil object that is ok asks for nothing.
+type reader func(raw []byte) (object any, ok bool, problems []problem)
+
+// kind says how the objects of one kind are read.
+type kind struct {
+	apiVersion string
+	read       reader
+}
+
+// kinds are those that are read.
+var kinds = map[string]kind{
+	"Service":       {"v1", typed(kubeobject.Service)},
+	"Node":          {"v1", typed(kubeobject.Node)},
+	"Pod":           {"v1", typed(kubeobject.Pod)},
+	"EndpointSlice": {"discovery.k8s.io/v1", typed(endpointSlice)},
+	"NetworkPolicy": {"networking.k8s.io/v1", typed(kubeobject.NetworkPolicy)},
+	"Namespace":     {"v1", typed(kubeobject.Namespace)},
+
+	"DoNotTrackPolicy": {v1alpha1.SchemeGroupVersion.String(), typed(kubeobject.DoNotTrackPolicy)},
+}
+
+// readVersions are the apiVersions of kinds: an unknown kind in one of them is
+// more likely a slip of the pen than somebody else's object.
+var readVersions = map[string]bool{
+	corev1.SchemeGroupVersion.String():       true,
+	discoveryv1.SchemeGroupVersion.String():  true,
+	networkingv1.SchemeGroupVersion.String(): true,
+	v1alpha1.SchemeGroupVersion.String():     true,
+}
+
+// passedOver are Kubernetes' own groups, of which everything is left to others
+// without a word: a directory may hold a whole application.
+var passedOver = set("apps", "batch", "autoscaling", "policy",
+	"admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io",
+	"authentication.k8s.io", "authorization.k8s.io", "certificates.k8s.io",
+	"coordination.k8s.io", "events.k8s.io", "flowcontrol.apiserver.k8s.io",
+	"node.k8s.io", "rbac.authorization.k8s.io", "resource.k8s.io",
+	"scheduling.k8s.io", "storage.k8s.io")
+
+// passedOverKinds are the same in groups of which something is read. There they
+// are listed one by one, so that a misspelled Service does not go unnoticed.
+var passedOverKinds = set("v1/ConfigMap", "v1/Event", "v1/LimitRange",
+	"v1/PersistentVolume", "v1/PersistentVolumeClaim", "v1/PodTemplate",
+	"v1/ReplicationController", "v1/ResourceQuota", "v1/Secret", "v1/ServiceAccount",
+	"networking.k8s.io/v1/Ingress", "networking.k8s.io/v1/IngressClass",
+	"networking.k8s.io/v1/IPAddress", "networking.k8s.io/v1/ServiceCIDR")
+
+// clusterScoped are the kinds without a namespace.
+var clusterScoped = set("Node", "Namespace", "DoNotTrackPolicy")
+
+// ownGroup is where this project's own policies are.
+var ownGroup = v1alpha1.SchemeGroupVersion.Group
+
+func set(members ...string) map[string]bool {
+	m := make(map[string]bool, len(members))
+	for _, s := range members {
+		m[s] = true
+	}
+	return m
+}
+
+func ignored(apiVersion, kind string) bool {
+	group, _, grouped := strings.Cut(apiVersion, "/")
+	return grouped && passedOver[group] || passedOverKinds[apiVersion+"/"+kind]
+}
+
+// endpointSlice converts a slice and speaks up about one that no Service will
+// ever find. With an API server that is somebody else's object; in a file it is
+// a forgotten label.
+func endpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.Problem) {
+	s, problems := kubeobject.EndpointSlice(o)
+	if s == nil && len(problems) == 0 && o.Labels[discoveryv1.LabelServiceName] == "" {
+		problems = []model.Problem{{
+			Field: "metadata.labels[" + discoveryv1.LabelServiceName + "]",
+			What:  "is missing; it names the Service that the endpoints belong to",
+		}}
+	}
+	return s, problems
+}
+
+// typed builds a reader from a conversion.
+func typed[T, M any](convert func(*T) (*M, []model.Problem)) reader {
+	return func(raw []byte) (any, bool, []problem) {
+		o := new(T)
+		if problems := strict(raw, o); len(problems) > 0 {
+			return nil, false, problems
+		}
+		m, found := convert(o)
+		var problems []problem
+		for _, p := range found {
+			problems = append(problems, problem{field: p.Field, what: p.What})
+		}
+		if m == nil {
+			return nil, len(problems) == 0, problems
+		}
+		return m, true, problems
+	}
+}
+
+// strict decodes JSON as an API server with fieldValidation=Strict does: names
+// are case-sensitive, and unknown or repeated fields are errors with their path.
+func strict(raw []byte, into any) []problem {
+	unknown, err := kjson.UnmarshalStrict(raw, into)
+	if err != nil {
+		p := decodeProblem(err)
+		if p.field == "" { // a time reads itself, and does not know where it is
+			if at, value := badTime("", raw); at != "" {
+				p = problem{field: at, what: clip(string(value)) + ` is not a time; write one like "2026-01-31T12:00:00Z"`}
+			}
+		}
+		return []problem{p}
+	}
+	var problems []problem
+	for _, err := range unknown {
+		p := problem{what: err.Error()}
+		var at kjson.FieldError
+		if errors.As(err, &at) {
+			p.field, p.what = at.FieldPath(), "is unknown; check its spelling and its place"
+			if strings.HasPrefix(err.Error(), "duplicate") {
+				p.what = "stands here twice; remove one"
+			}
+		}
+		problems = append(problems, p)
+	}
+	return problems
+}
+
+// named are mappings whose keys are whatever somebody wrote.
+var named = set("labels", "annotations", "selector", "matchLabels", "nodeSelector")
+
+// badTime finds the first time, by its field's name as all of Kubernetes' have
+// it, that cannot be read: its path and its value.
+func badTime(at string, raw json.RawMessage) (string, json.RawMessage) {
+	var fields map[string]json.RawMessage
+	var items []json.RawMessage
+	if json.Unmarshal(raw, &fields) == nil {
+		for _, name := range slices.Sorted(maps.Keys(fields)) {
+			path := strings.TrimPrefix(at+"."+name, ".")
+			if name == "time" || strings.HasSuffix(name, "Time") || strings.HasSuffix(name, "Timestamp") {
+				if new(metav1.Time).UnmarshalJSON(fields[name]) != nil {
+					return path, fields[name]
+				}
+			} else if !named[name] {
+				if path, value := badTime(path, fields[name]); path != "" {
+					return path, value
+				}
+			}
+		}
+	} else if json.Unmarshal(raw, &items) == nil {
+		for i, item := range items {
+			if path, value := badTime(fmt.Sprintf("%s[%d]", at, i), item); path != "" {
+				return path, value
+			}
+		}
+	}
+	return "", nil
+}
+
+func decodeProblem(err error) problem {
+	var mismatch *json.UnmarshalTypeError
+	if errors.As(err, &mismatch) {
+		got, _, _ := strings.Cut(mismatch.Value, " ")
+		return problem{field: mismatch.Field, what: fmt.Sprintf("is of type %s; %s is expected", got, want(mismatch.Type))}
+	}
+	return problem{what: clip(strings.TrimPrefix(err.Error(), "json: "))}
+}
+
+// want names a Go type in YAML's terms.
+func want(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string (quote it)"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "a mapping"
+	case reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Int:
+		return fmt.Sprintf("a whole number of %d bits", t.Bits())
+	}
+	return t.String()
+}

@@ -1,0 +1,396 @@
+package manifest
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"time"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+var errNotDir = errors.New("is not a directory")
+
+func statDir(dir string) (inode, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return inode{}, err
+	}
+	if !info.IsDir() {
+		return inode{}, errNotDir
+	}
+	return stampOf(info).inode, nil
+}
+
+// tree is the directory as it was read last, and what is served from it.
+type tree struct {
+	dir       string
+	log       *slog.Logger
+	id        inode
+	files     map[string]*file
+	claimants map[key][]string // files that claim an object, sorted
+	contested map[key]bool     // those with several
+	server    map[key]string   // the file that an object is served from
+	served    map[key]any      // never nil
+	touched   map[key]bool     // since the last delta
+	lost      *model.Problem   // the directory cannot be read now
+	unsettled map[string]bool  // files to come back to
+	patience  time.Duration    // how long a file is missing before it is gone
+	missing   map[string]time.Time
+	links     []string // files that are symbolic links, sorted
+	unread    string   // as last told in a Delta
+}
+
+func newTree(dir string, log *slog.Logger) *tree {
+	return &tree{
+		dir: dir, log: log,
+		files: map[string]*file{}, claimants: map[key][]string{}, contested: map[key]bool{},
+		server: map[key]string{}, served: map[key]any{}, touched: map[key]bool{}, unsettled: map[string]bool{},
+		missing: map[string]time.Time{},
+	}
+}
+
+// scan reads what changed. Files in force are read even if they look unchanged.
+// An error says that the directory cannot be read; the tree stays as it was.
+func (t *tree) scan(force map[string]bool) error {
+	id, err := statDir(t.dir)
+	if err != nil {
+		return t.lose(err, cause(err))
+	}
+	list, err := os.ReadDir(t.dir)
+	if err != nil {
+		return t.lose(err, cause(err))
+	}
+	next, unsettled := map[string]*file{}, map[string]bool{}
+	absent, renamed := t.absent(list), map[string]string{}
+	t.links = nil
+	for _, d := range list {
+		if !isManifest(d.Name()) {
+			continue
+		}
+		if d.Type() == fs.ModeSymlink {
+			t.links = append(t.links, d.Name())
+		}
+		prev := t.files[d.Name()]
+		if old := absent.at(filepath.Join(t.dir, d.Name())); prev == nil && old != nil {
+			prev, renamed[old.name] = old.as(d.Name()), d.Name()
+		}
+		f, err := readFile(t.dir, d.Name(), prev, force[d.Name()])
+		if errors.Is(err, errUnsettled) {
+			unsettled[d.Name()] = true
+		}
+		if f != nil {
+			next[f.name] = f
+		}
+	}
+	// Files that vanished one by one vanished; files that vanished with their
+	// directory did not.
+	if again, err := statDir(t.dir); err != nil || again != id {
+		return t.lose(fs.ErrNotExist, "was replaced while it was read")
+	}
+	// A directory that comes back without a single file is a volume not mounted
+	// yet, or a copy that has not begun.
+	if len(next) == 0 && len(t.files) > 0 && id != t.id {
+		return t.lose(fs.ErrNotExist, "is another one now, and empty")
+	}
+	t.id, t.lost, t.unsettled = id, nil, unsettled
+	t.await(absent, renamed, next)
+	t.follow(renamed)
+	t.replace(next)
+	return nil
+}
+
+// absent are the files, by name, that were read once and are not in the
+// directory now.
+type absent map[string]*file
+
+func (t *tree) absent(list []fs.DirEntry) absent {
+	a := maps.Clone(absent(t.files))
+	for _, d := range list {
+		delete(a, d.Name())
+	}
+	return a
+}
+
+// at returns the absent file that is at path now: it was renamed. An inode that
+// was freed and used again looks the same; then a new file that cannot be read
+// holds what one removed just before it had.
+func (a absent) at(path string) *file {
+	if len(a) == 0 {
+		return nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil
+	}
+	id := stampOf(info).inode
+	for _, f := range a {
+		if f.inode == id && id != (inode{}) {
+			return f
+		}
+	}
+	return nil
+}
+
+// await keeps absent files for a while: an editor may have renamed one away to
+// write it anew. One that got another name is not waited for.
+func (t *tree) await(a absent, renamed map[string]string, next map[string]*file) {
+	now, missing := time.Now(), map[string]time.Time{}
+	for name, f := range a {
+		since, ok := t.missing[name]
+		if !ok {
+			since = now
+		}
+		if renamed[name] == "" && now.Sub(since) < t.patience {
+			missing[name], next[name] = since, f
+		}
+	}
+	t.missing = missing
+}
+
+// follow makes the new name of a file serve what the old one did, before others
+// that claim it.
+func (t *tree) follow(renamed map[string]string) {
+	for old, name := range renamed {
+		for k := range t.files[old].claims {
+			if t.server[k] == old {
+				t.server[k] = name
+			}
+		}
+	}
+}
+
+// due is how long to wait until the next missing file is gone; false if none is
+// missing.
+func (t *tree) due() (time.Duration, bool) {
+	if len(t.missing) == 0 {
+		return 0, false
+	}
+	first := slices.MinFunc(slices.Collect(maps.Values(t.missing)), time.Time.Compare)
+	return max(0, time.Until(first.Add(t.patience))), true
+}
+
+func (t *tree) lose(err error, why string) error {
+	t.lost = &model.Problem{
+		Where: t.dir,
+		What:  why + "; the last state keeps serving until the directory and its files are back",
+	}
+	return err
+}
+
+// replace takes over the files just read and notes the objects they touch.
+func (t *tree) replace(next map[string]*file) {
+	for name, old := range t.files {
+		if next[name] == old {
+			continue
+		}
+		for k := range old.claims {
+			if next[name] == nil || !sameClaim(next[name].claims, k, old.claims[k]) {
+				t.unclaim(k, name)
+			}
+		}
+	}
+	for name, f := range next {
+		if t.files[name] == f {
+			continue
+		}
+		t.log.Debug("Read manifest", "file", name, "objects", len(f.claims), "problems", len(f.problems))
+		for k, c := range f.claims {
+			if old := t.files[name]; old == nil || !sameClaim(old.claims, k, c) {
+				t.claim(k, name)
+			}
+		}
+	}
+	t.files = next
+	t.adopt()
+	for k := range t.touched {
+		t.elect(k)
+	}
+}
+
+// adopt gives the last good state of an object that no file has any more to one
+// that names it and cannot be used: it was copied or moved, not taken away.
+func (t *tree) adopt() {
+	for _, name := range slices.Sorted(maps.Keys(t.files)) {
+		f := t.files[name]
+		for k := range f.broken {
+			object, served := t.served[k]
+			if served && t.touched[k] && len(t.claimants[k]) == 0 {
+				f.claims[k] = claim{object: object, held: true}
+				t.claim(k, name)
+			}
+		}
+	}
+}
+
+func sameClaim(claims map[key]claim, k key, c claim) bool {
+	other, ok := claims[k]
+	return ok && other.held == c.held && sameObject(other.object, c.object)
+}
+
+func sameObject(a, b any) bool {
+	return a == b || reflect.DeepEqual(a, b)
+}
+
+func (t *tree) claim(k key, name string) {
+	t.touched[k] = true
+	names := t.claimants[k]
+	if i, ok := slices.BinarySearch(names, name); !ok {
+		names = slices.Insert(names, i, name)
+	}
+	t.setClaimants(k, names)
+}
+
+func (t *tree) unclaim(k key, name string) {
+	t.touched[k] = true
+	names := t.claimants[k]
+	if i, ok := slices.BinarySearch(names, name); ok {
+		names = slices.Delete(names, i, i+1)
+	}
+	t.setClaimants(k, names)
+}
+
+func (t *tree) setClaimants(k key, names []string) {
+	delete(t.contested, k)
+	switch len(names) {
+	case 0:
+		delete(t.claimants, k)
+		return
+	case 1:
+	default:
+		t.contested[k] = true
+	}
+	t.claimants[k] = names
+}
+
+// elect decides which file an object is served from. The one that it is served
+// from already stays: a copy or a second thought must not displace what runs,
+// whatever it is called, and a slip of the pen in what runs must not hand it to
+// one. Otherwise the first by name serves, as at the start, and one that says
+// something usable before one that merely did so once.
+func (t *tree) elect(k key) {
+	names := t.claimants[k]
+	if len(names) == 0 {
+		delete(t.server, k)
+		return
+	}
+	if slices.Contains(names, t.server[k]) {
+		return
+	}
+	usable := func(name string) bool { return !t.files[name].claims[k].held }
+	t.server[k] = names[max(0, slices.IndexFunc(names, usable))]
+}
+
+// delta returns what is served differently since the last call.
+func (t *tree) delta() model.Delta {
+	var d model.Delta
+	for k := range t.touched {
+		var object any
+		if name, ok := t.server[k]; ok {
+			object = t.files[name].claims[k].object
+		}
+		if sameObject(t.served[k], object) {
+			continue
+		}
+		if object == nil {
+			delete(t.served, k)
+		} else {
+			t.served[k] = object
+		}
+		put(&d, k, object)
+	}
+	clear(t.touched)
+	if unread := t.unreadFile(); unread != t.unread {
+		t.unread, d.Unread = unread, &unread
+	}
+	return d
+}
+
+// unreadFile is the first file that could never be read as a whole, "" if there is none.
+func (t *tree) unreadFile() string {
+	out := ""
+	for name, f := range t.files {
+		if f.unread && (out == "" || name < out) {
+			out = name
+		}
+	}
+	return oneLine(out)
+}
+
+// put enters an object into a Delta; nil says that it is gone.
+func put(d *model.Delta, k key, object any) {
+	switch k.kind {
+	case "Service":
+		enter(&d.Services, k.name, object)
+	case "EndpointSlice":
+		enter(&d.Slices, k.name, object)
+	case "Node":
+		enter(&d.Nodes, k.name.Name, object)
+	case "Pod":
+		enter(&d.Pods, k.name, object)
+	case "NetworkPolicy":
+		enter(&d.NetworkPolicies, k.name, object)
+	case "Namespace":
+		enter(&d.Namespaces, k.name.Name, object)
+	case "DoNotTrackPolicy":
+		enter(&d.DoNotTrackPolicies, k.name.Name, object)
+	}
+}
+
+func enter[K comparable, V any](m *map[K]*V, name K, object any) {
+	if *m == nil {
+		*m = map[K]*V{}
+	}
+	v, _ := object.(*V)
+	(*m)[name] = v
+}
+
+// problems returns all there are now, by file and document; nil if none.
+func (t *tree) problems() []model.Problem {
+	var out []model.Problem
+	if t.lost != nil {
+		out = append(out, *t.lost)
+	}
+	rivals := t.rivals()
+	for _, name := range slices.Sorted(maps.Keys(t.files)) {
+		out = append(out, t.files[name].problems...)
+		out = append(out, rivals[name]...)
+	}
+	return out
+}
+
+// rivals reports, for each file, objects that another file has as well and that
+// are served from there.
+func (t *tree) rivals() map[string][]model.Problem {
+	out := map[string][]model.Problem{}
+	keys := slices.SortedFunc(maps.Keys(t.contested), func(a, b key) int {
+		return slices.Compare([]string{a.kind, a.name.Namespace, a.name.Name}, []string{b.kind, b.name.Namespace, b.name.Name})
+	})
+	for _, k := range keys {
+		server := t.server[k]
+		if _, ok := t.missing[server]; ok {
+			continue // most likely somebody is moving it
+		}
+		what := "is in " + server + " as well, which serves; remove one"
+		if t.files[server].claims[k].held {
+			what = "was in " + server + ", whose last good state serves; mend or remove that file"
+		}
+		for _, name := range t.claimants[k] {
+			c := t.files[name].claims[k]
+			if name == server || c.held { // what is wrong with a held one is reported
+				continue
+			}
+			out[name] = append(out[name], model.Problem{
+				Where: where(name, c.document, k),
+				Field: "metadata.name",
+				What:  what,
+			})
+		}
+	}
+	return out
+}

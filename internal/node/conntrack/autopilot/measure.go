@@ -1,0 +1,212 @@
+package autopilot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/capacity"
+	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+const (
+	// sampleEntries bounds the entries that one measurement looks at, in all
+	// namespaces together. The table is ordered by a hash, so that the first
+	// entries of a dump are a sample of all; of so many, a share is known within a
+	// hundredth or two, and four times as many are 1 % of a busy node's CPU.
+	sampleEntries, leastSample = 5_000, 1_000
+	// lookAbove is the part of a table above which the ages of its entries are
+	// looked at.
+	lookAbove = 1.0 / 16
+)
+
+// States of TCP entries whose time-outs are looked after, enum tcp_conntrack.
+const tcpFinWait, tcpTimeWait = 4, 7
+
+// meter remembers the last measurement, for growth.
+type meter struct {
+	at      time.Time
+	entries map[uint64]int
+}
+
+func newMeter() meter { return meter{entries: map[uint64]int{}} }
+
+// measure looks at every namespace, and at the ages of the entries of those that
+// fill. A namespace that vanishes meanwhile is left out.
+func (p *Pilot) measure(ctx context.Context, now time.Time) (Measured, map[uint64]conntrack.Namespace, error) {
+	m := Measured{At: now}
+	list, err := p.Namespaces()
+	if errors.Is(err, os.ErrPermission) {
+		err = nil // some process of a sandbox; top says so
+	}
+	errs := []error{err}
+	found := map[uint64]conntrack.Namespace{}
+	for _, n := range list {
+		var s Space
+		err := n.Enter(func() (err error) {
+			s, err = p.glance(ctx, n)
+			if n.Own && err == nil {
+				err = m.readSizes()
+			}
+			return err
+		})
+		switch {
+		case err == nil:
+			m.Spaces, found[s.Netns] = append(m.Spaces, s), n
+			if n.Own {
+				found[0] = n
+			}
+		case !errors.Is(err, os.ErrNotExist):
+			errs = append(errs, fmt.Errorf("measure conntrack of %s: %w", n, err))
+		}
+	}
+	if m.Max == 0 { // nothing is known without the own namespace
+		m.Spaces = nil
+	}
+	p.grow(&m)
+	errs = append(errs, p.look(ctx, &m, found))
+	return m, found, errors.Join(errs...)
+}
+
+func (m *Measured) readSizes() error {
+	l, err := conntrack.ReadLimits()
+	m.Max, m.Buckets, m.ExpectMax = l.Max, l.Buckets, l.ExpectMax
+	return err
+}
+
+// glance reads what is cheap to read, in the namespace.
+func (p *Pilot) glance(ctx context.Context, n conntrack.Namespace) (s Space, err error) {
+	s.Name = n.String()
+	if s.Netns, err = kernel.NetnsCookie(); err != nil {
+		return s, err
+	}
+	if s.Entries, err = conntrack.ReadCount(); err != nil || s.Entries == 0 {
+		return s, err
+	}
+	c, err := conntrack.Open()
+	if err != nil {
+		return s, err
+	}
+	defer c.Close()
+	helpers, err := c.Expectations(ctx)
+	for _, waiting := range helpers {
+		s.Expectations += waiting
+	}
+	return s, err
+}
+
+// grow compares with the measurement before.
+func (p *Pilot) grow(m *Measured) {
+	now := make(map[uint64]int, len(m.Spaces))
+	for i := range m.Spaces {
+		s := &m.Spaces[i]
+		now[s.Netns] = s.Entries
+		if before, known := p.meter.entries[s.Netns]; known && m.At.After(p.meter.at) {
+			s.Growth = float64(s.Entries-before) / m.At.Sub(p.meter.at).Seconds()
+		}
+	}
+	p.meter = meter{at: m.At, entries: now}
+}
+
+// look reads time-outs and ages where they matter: in namespaces that fill, and
+// in those where something was changed.
+func (p *Pilot) look(ctx context.Context, m *Measured, found map[uint64]conntrack.Namespace) error {
+	above := lookAbove * float64(min(m.Max, capacity.TableWithin(p.Memory)))
+	var matter []*Space
+	for i := range m.Spaces {
+		s := &m.Spaces[i]
+		if float64(s.Entries) > above || p.touched(s.Netns) {
+			matter = append(matter, s)
+		}
+	}
+	var errs []error
+	for _, s := range matter {
+		most := max(sampleEntries/len(matter), leastSample)
+		err := found[s.Netns].Do(func(c *conntrack.Conn) error { return s.sample(ctx, c, most) })
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("measure conntrack of %s: %w", s.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// touched reports whether a time-out of the namespace was changed.
+func (p *Pilot) touched(netns uint64) bool {
+	for s := range p.mem.Records {
+		if s.Netns == netns {
+			return true
+		}
+	}
+	return false
+}
+
+// sample reads the namespace's time-outs, and the ages of so many entries.
+func (s *Space) sample(ctx context.Context, c *conntrack.Conn, most int) error {
+	limits, err := conntrack.ReadLimits()
+	if err != nil {
+		return err
+	}
+	ages := map[string]*capacity.Ages{}
+	s.Timeouts = map[string]int{}
+	for sysctl := range shortest {
+		t := limits.Timeout(sysctl)
+		s.Timeouts[sysctl], ages[sysctl] = int(t/time.Second), &capacity.Ages{Timeout: t}
+	}
+	seen := 0
+	err = c.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
+		if a := ages[timeoutOf(e)]; a != nil {
+			a.Add(e.Timeout)
+		}
+		seen++
+		return seen < most
+	})
+	scale := 1.0
+	if seen >= most {
+		scale = max(1, float64(s.Entries)/float64(seen))
+	}
+	s.Ages = make(map[string]capacity.Ages, len(ages))
+	for sysctl, a := range ages {
+		s.Ages[sysctl] = a.Scaled(scale)
+	}
+	return err
+}
+
+// timeoutOf is the time-out that an entry's last packet set, of those that the
+// autopilot looks after. A UDP flow becomes assured as it gets the longer one
+// (nf_conntrack_udp_packet).
+func timeoutOf(e *conntrack.Entry) string {
+	switch {
+	case e.Protocol == unix.IPPROTO_UDP && e.Status&conntrack.Assured == 0:
+		return timeoutUDP
+	case e.Protocol == unix.IPPROTO_UDP:
+		return timeoutUDPStream
+	case e.Protocol == unix.IPPROTO_TCP && e.TCPState == tcpTimeWait:
+		return timeoutTimeWait
+	case e.Protocol == unix.IPPROTO_TCP && e.TCPState == tcpFinWait:
+		return timeoutFinWait
+	}
+	return ""
+}
+
+// named finds a namespace by its cookie.
+func named(list []conntrack.Namespace, cookie uint64) (conntrack.Namespace, bool) {
+	i := slices.IndexFunc(list, func(n conntrack.Namespace) bool {
+		same := cookie == 0 && n.Own
+		_ = n.Enter(func() error {
+			own, err := kernel.NetnsCookie()
+			same = same || err == nil && own == cookie
+			return err
+		})
+		return same
+	})
+	if i < 0 {
+		return conntrack.Namespace{}, false
+	}
+	return list[i], true
+}
