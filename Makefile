@@ -23,8 +23,9 @@ help: ## show this
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): not root: run it as root" >&2; exit 1; }
 
-build: ## build bin/spillway, a static binary
-	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)' -o bin/spillway ./cmd/spillway
+build: ## build bin/spillway and bin/spillway-lab, static binaries
+	go build -trimpath -ldflags '-s -w -X spillway.dev/spillway/internal/cli.version=$(VERSION) -X spillway.dev/spillway/internal/cli.commit=$(COMMIT)' -o bin/spillway ./cmd/spillway
+	go build -trimpath -ldflags '-s -w -X spillway.dev/spillway/internal/cli.version=$(VERSION) -X spillway.dev/spillway/internal/cli.commit=$(COMMIT)' -o bin/spillway-lab ./cmd/spillway-lab
 
 generate: ## compile bpf/ with clang-19 and make the Go code around it
 	hack/deps generate
@@ -57,12 +58,12 @@ test-all: test ## run that, and the hostile suite in full on every dataplane
 
 bench: root build ## measure the way through a Service against the way without (as root)
 	hack/deps bench
-	bin/spillway bench path
-	bin/spillway bench tftp
-	bin/spillway bench sync
-	bin/spillway bench notrack
+	bin/spillway-lab bench path
+	bin/spillway-lab bench tftp
+	bin/spillway-lab bench sync
+	bin/spillway-lab bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/node/conntrack ./internal/diagnosis/doctor
 
 demo: root build ## five published experiments in quick form, with a report (as root; 5 minutes)
 	hack/deps demo
-	bin/spillway lab run all --quick
+	bin/spillway-lab lab run all --quick

@@ -4,7 +4,7 @@ package examples
 
 import "embed"
 
-// Demo is the directory demo with the manifests of `spillway demo`.
+// Demo is the directory demo with the manifests of `spillway-lab demo`.
 //
 //go:embed demo/*.yaml
 var Demo embed.FS

@@ -1,116 +1,13 @@
 package experiment
 
 import (
-	"fmt"
 	"io"
-	"os"
-	"sync"
 
-	"golang.org/x/sys/unix"
+	"spillway.dev/spillway/internal/cli/progress"
 )
 
-// Progress tells a person what is being done: on a terminal in one line that
-// is written over, elsewhere in a line for each step. The zero value is silent.
-type Progress struct {
-	mu       sync.Mutex
-	w        io.Writer
-	terminal bool
-	open     bool // the line on the terminal is not ended yet
-	step     string
-	part     string
-	bar      func() string
-}
+// Progress is how experiments report their steps.
+type Progress = progress.Progress
 
 // NewProgress writes to w.
-func NewProgress(w io.Writer) *Progress {
-	return &Progress{w: w, terminal: IsTerminal(w)}
-}
-
-// Bar sets what each line begins with, such as a bar with the time left; nil
-// takes it away. It is called whenever a line is written.
-func (p *Progress) Bar(bar func() string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.bar = bar
-}
-
-// Step begins a new step.
-func (p *Progress) Step(format string, args ...any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.step, p.part = fmt.Sprintf(format, args...), ""
-	if p.terminal {
-		p.overwrite()
-	} else if p.w != nil {
-		fmt.Fprintln(p.w, p.prefix()+p.step)
-	}
-}
-
-// Part says how far the step is. It shows on a terminal only.
-func (p *Progress) Part(done, total int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.part = fmt.Sprintf(" (%d of %d)", done, total)
-	if p.terminal {
-		p.overwrite()
-	}
-}
-
-// Refresh writes the line on a terminal again, so that its bar moves.
-func (p *Progress) Refresh() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.open {
-		p.overwrite()
-	}
-}
-
-// Done takes the line away, so that the result begins on a clean one.
-func (p *Progress) Done() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.open {
-		fmt.Fprint(p.w, "\r\x1b[K")
-		p.open = false
-	}
-}
-
-func (p *Progress) prefix() string {
-	if p.bar == nil {
-		return ""
-	}
-	return p.bar()
-}
-
-func (p *Progress) overwrite() {
-	line := []rune(p.prefix() + p.step + p.part)
-	// A line that wraps could not be written over.
-	if width := terminalWidth(p.w); width > 0 && len(line) >= width {
-		line = append(line[:max(width-2, 0)], '…')
-	}
-	fmt.Fprintf(p.w, "\r\x1b[K%s", string(line))
-	p.open = true
-}
-
-// terminalWidth is the number of columns, 0 if it is not known.
-func terminalWidth(w io.Writer) int {
-	f, ok := w.(*os.File)
-	if !ok {
-		return 0
-	}
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0
-	}
-	return int(size.Col)
-}
-
-// IsTerminal tells whether a person may be looking at w.
-func IsTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
-}
+func NewProgress(w io.Writer) *Progress { return progress.New(w) }

@@ -10,7 +10,7 @@ import (
 // itself is taken to be what limits the rate.
 const clientBusy = 0.95
 
-// Result is what one run measured. Its JSON form is what `spillway load` prints.
+// Result is what one run measured. Its JSON form is what `spillway-lab load` prints.
 type Result struct {
 	Kind        Kind    `json:"kind"`
 	Target      string  `json:"target"`

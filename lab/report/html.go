@@ -79,7 +79,7 @@ func versions(run *experiment.Run) []string {
 
 // commandOf is the command that makes one experiment again.
 func commandOf(run *experiment.Run, res *experiment.Result) string {
-	text := "spillway lab run " + res.Name
+	text := "spillway-lab lab run " + res.Name
 	if run.Quick {
 		text += " --quick"
 	}

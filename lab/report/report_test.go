@@ -51,7 +51,7 @@ func sampleRun() *experiment.Run {
 	res.Rows[1].Published = map[string]float64{"rate": 1000}
 	res.Rows[2].Notes = []string{"The generator was busy."}
 	return &experiment.Run{Format: experiment.Format, Machine: experiment.Machine{Kernel: "6.1", Arch: "x86_64", CPU: "A CPU", Cores: 2},
-		Versions: map[string]string{"spillway": "v1", "kube-proxy": "v1.36"}, Command: []string{"spillway", "lab", "run", "sample"},
+		Versions: map[string]string{"spillway": "v1", "kube-proxy": "v1.36"}, Command: []string{"spillway-lab", "lab", "run", "sample"},
 		Quick: true, Started: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 61, Results: []experiment.Result{res}}
 }
 
@@ -172,7 +172,7 @@ func TestPageIsSelfContainedAndHoldsTheRawData(t *testing.T) {
 	if bold != 0 {
 		t.Error("a log became HTML")
 	}
-	for _, want := range []string{"spillway lab run sample --quick", "prefers-color-scheme: dark", "@media print", "published: 8,500", "start agent: no", "The generator was busy."} {
+	for _, want := range []string{"spillway-lab lab run sample --quick", "prefers-color-scheme: dark", "@media print", "published: 8,500", "start agent: no", "The generator was busy."} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page lacks %q", want)
 		}

@@ -74,17 +74,17 @@ func Load(name string) (*Cluster, error) {
 	}
 	text, err := os.ReadFile(stateFile(name))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("load lab cluster %q: %w: \"spillway lab status\" lists what there is", name, ErrNoCluster)
+		return nil, fmt.Errorf("load lab cluster %q: %w: \"spillway-lab lab status\" lists what there is", name, ErrNoCluster)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("load lab cluster %q: %w", name, err)
 	}
 	var s state
 	if err := json.Unmarshal(text, &s); err != nil {
-		return nil, fmt.Errorf("load lab cluster %q: read %s: %w: run \"spillway lab down --name %s\"", name, stateFile(name), err, name)
+		return nil, fmt.Errorf("load lab cluster %q: read %s: %w: run \"spillway-lab lab down --name %s\"", name, stateFile(name), err, name)
 	}
 	if s.Version != stateVersion {
-		return nil, fmt.Errorf("load lab cluster %q: its state has version %d, not %d: run \"spillway lab down --name %s\"",
+		return nil, fmt.Errorf("load lab cluster %q: its state has version %d, not %d: run \"spillway-lab lab down --name %s\"",
 			name, s.Version, stateVersion, name)
 	}
 	c := newCluster(s.Spec, s.CgroupRoot)

@@ -142,7 +142,7 @@ func TestUpTwiceKeepsWhatRuns(t *testing.T) {
 	wantAnswer(t, again.Pod(1, 0), again.Pod(0, 0), c.Pod(0, 0).IPv6, c.Pod(1, 0).IPv6)
 	spec.Nodes = 3
 	_, err = topology.Up(t.Context(), spec)
-	if err == nil || !strings.Contains(err.Error(), "spillway lab down --name "+spec.Name) {
+	if err == nil || !strings.Contains(err.Error(), "spillway-lab lab down --name "+spec.Name) {
 		t.Errorf("Up with another spec: got error %v, want one that says to run down first", err)
 	}
 }

@@ -73,7 +73,7 @@ func prepare(spec Spec) (c *Cluster, existed bool, err error) {
 	have, err := Load(spec.Name)
 	if err == nil {
 		if diff := difference(have.Spec, spec); diff != "" {
-			return nil, true, fmt.Errorf("bring up lab cluster %q: it exists with another spec (%s): run \"spillway lab down --name %s\" first",
+			return nil, true, fmt.Errorf("bring up lab cluster %q: it exists with another spec (%s): run \"spillway-lab lab down --name %s\" first",
 				spec.Name, diff, spec.Name)
 		}
 		return have, true, nil

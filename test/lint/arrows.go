@@ -53,15 +53,24 @@ var rules = []rule{
 	// What another proxy has left is no Service of ours.
 	{room: "internal/node/kubeproxy", tests: []string{"internal/node/kernel"}},
 	{room: "internal/node/dnat", may: []string{"internal/node/kernel"}},
+	{room: "internal/node/instance", tests: []string{"internal/node/kernel"}},
+	{room: "internal/node/takeover", may: []string{"internal/node/kubeproxy", "internal/node/conntrack=", "internal/escape"}},
 	{room: "internal/telemetry", may: []string{"internal/facts/model", "internal/decisions/intent"}},
 	{room: "internal/reconcile", may: []string{"internal/facts/model", "internal/decisions/intent", "internal/decisions/policy", "internal/dataplane=", "internal/telemetry"}},
 	{room: "internal/diagnosis/doctor", may: []string{"internal/node/kernel", "internal/node/conntrack", "internal/node/capacity", "internal/escape", "internal/facts/model"}},
+	{room: "internal/diagnosis/drops/cause", may: []string{"internal/diagnosis/drops=", "internal/node/conntrack=", "internal/facts/model", "internal/dataplane/ebpf=", "internal/dataplane/nftables="}},
 	{room: "internal/diagnosis/drops", may: []string{"internal/node/kernel", "internal/node/conntrack="}},
 	{room: "internal/diagnosis/top", may: []string{"internal/node/conntrack=", "internal/diagnosis/drops", "internal/escape"}},
+	{room: "internal/diagnosis/policyflow", may: []string{"internal/facts/model", "internal/decisions", "internal/dataplane/ebpf=", "internal/proxymode"}},
+	// proxymode chooses dataplanes; it is the one package that imports all of them.
+	{room: "internal/proxymode", may: []string{"internal/facts/model", "internal/decisions", "internal/dataplane", "internal/node", "internal/reconcile"}},
+	{room: "internal/cli/progress"},
+	{room: "internal/cli", may: []string{"internal"}},
 	{room: "internal", may: nil}, // a new room has to be entered above
 	{room: "api"},
 	{room: "lab", may: []string{"..."}},
-	{room: "cmd", may: []string{"..."}},
+	{room: "cmd/spillway", may: []string{"internal"}}, // nothing of lab runs on a node
+	{room: "cmd/spillway-lab", may: []string{"..."}},
 	{room: "test", may: []string{"..."}},
 	{room: "bpf", may: nil},
 	{room: "examples", stdlib: true},

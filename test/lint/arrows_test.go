@@ -64,8 +64,17 @@ func TestRules(t *testing.T) {
 		{"internal/reconcile", "internal/node/conntrack/stale", false},
 		{"internal/telemetry", "lab/topology", false},
 		{"lab/experiment", "internal/node/kernel", true},
-		{"cmd/spillway", "internal/dataplane/ebpf", true},
-		{"cmd/spillway", "lab/topology", true},
+		{"internal/proxymode", "internal/dataplane/iptables", true},
+		{"internal/proxymode", "internal/facts/kube", false},
+		{"internal/diagnosis/drops", "internal/dataplane/ebpf", false},
+		{"internal/cli/agent", "internal/proxymode", true},
+		{"internal/cli/agent", "lab/topology", false},
+		{"internal/cli/doctor", "internal/cli/progress", true},
+		{"internal/cli/progress", "internal/cli", false},
+		{"cmd/spillway", "internal/cli/agent", true},
+		{"cmd/spillway", "lab/topology", false},
+		{"cmd/spillway", "examples", false},
+		{"cmd/spillway-lab", "lab/cli/lab", true},
 	} {
 		bad := Check([]Package{{ImportPath: module + "/" + c.from, Imports: []string{module + "/" + c.to, "fmt"}}})
 		if (len(bad) == 0) != c.ok {

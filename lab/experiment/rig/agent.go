@@ -23,8 +23,8 @@ const (
 )
 
 // agentArgs is the command line of the agent of one node.
-func (r *Rig) agentArgs(node *topology.Host, mode string) []string {
-	return []string{r.Program, "agent",
+func (r *Rig) agentArgs(spillway string, node *topology.Host, mode string) []string {
+	return []string{spillway, "agent",
 		"--hostname-override", node.Name,
 		"--proxy-mode", mode,
 		"--cgroup-root", node.CgroupRoot,
@@ -47,10 +47,14 @@ func (r *Rig) APIAgent(ctx context.Context, node *topology.Host, kubeconfig, mod
 }
 
 func (r *Rig) agent(ctx context.Context, node *topology.Host, mode string, flags []string) error {
+	program, err := Spillway()
+	if err != nil {
+		return err
+	}
 	if err := os.MkdirAll(r.Path("bpf/"+node.Name), 0o700); err != nil {
 		return fmt.Errorf("make directory for pinned objects: %w", err)
 	}
-	p, err := start(node, "spillway agent on "+node.Name, append(r.agentArgs(node, mode), flags...))
+	p, err := start(node, "spillway agent on "+node.Name, append(r.agentArgs(program, node, mode), flags...))
 	if err != nil {
 		return err
 	}

@@ -66,7 +66,7 @@ func (r *Rig) Load(ctx context.Context, host *topology.Host, cfg load.Config) (*
 	return &result, nil
 }
 
-// loadArgs is the command line that makes `spillway load` run a config.
+// loadArgs is the command line that makes `spillway-lab load` run a config.
 func loadArgs(cfg load.Config) []string {
 	args := []string{string(cfg.Kind), cfg.Target.String(), "--output", "json",
 		"--connections", strconv.Itoa(cfg.Connections),

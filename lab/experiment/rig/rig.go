@@ -29,7 +29,7 @@ const root = "/run/spillway-rig"
 // Rig is a running cluster and what was started in it.
 type Rig struct {
 	Cluster *topology.Cluster
-	// Program is the spillway binary that is started for agents and load.
+	// Program is the running program, which is started again to generate load.
 	Program string
 
 	dir     string

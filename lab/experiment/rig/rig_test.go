@@ -20,10 +20,11 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// The test binary stands in for the spillway binary: the rig starts it again
+// The test binary stands in for the lab's program and for spillway: the rig starts it
 // for servers, load generators and agents.
 func TestMain(m *testing.M) {
 	workload.RunIfAsked()
+	spillway = os.Args[0]
 	if len(os.Args) > 1 && os.Args[1] == "load" {
 		os.Exit(standInLoad(os.Args[2:]))
 	}

@@ -15,6 +15,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/experiment/rig"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -47,6 +48,10 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 		argv = append([]string{filepath.Join(programs, "kube-proxy")}, append(argv, "--conntrack-max-per-core", "0", "--conntrack-min", "0",
 			"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")...)
 	} else {
+		program, err := rig.Spillway()
+		if err != nil {
+			return nil, err
+		}
 		dir := b.rig.Path("bpf/" + p.node.Name)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("make directory for pinned objects: %w", err)
@@ -55,7 +60,7 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 		if mode == "ebpf" {
 			p.bpffs = dir
 		}
-		argv = append([]string{b.rig.Program, "agent"}, append(argv, "--cgroup-root", p.node.CgroupRoot, "--bpffs", dir)...)
+		argv = append([]string{program, "agent"}, append(argv, "--cgroup-root", p.node.CgroupRoot, "--bpffs", dir)...)
 	}
 	p.cmd = p.node.Command(context.Background(), argv...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log

@@ -51,7 +51,7 @@ func Run(ctx context.Context, cfg Config, list []experiment.Experiment) (*experi
 		}
 	}
 	if s.plan.rows == 0 {
-		return nil, errors.New("no row to run: see \"spillway lab list\"")
+		return nil, errors.New("no row to run: see \"spillway-lab lab list\"")
 	}
 	stop := s.plan.show(cfg.Options.Progress)
 	defer stop()

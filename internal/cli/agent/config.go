@@ -1,0 +1,333 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/dataplane/iptables"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/proxymode"
+)
+
+// Config is the agent's command line. Call Validate after its fields are set.
+type Config struct {
+	NodeName           string
+	ProxyMode          string
+	Manifests          string
+	Kubeconfig         string
+	Master             string
+	ConfigFile         string
+	ClusterCIDR        []string
+	DetectLocalMode    string
+	PodBridge          string
+	PodInterfacePrefix string
+	NodePortAddresses  []string
+	MasqueradeAll      bool
+	AllowExternalIPs   bool
+	HealthzAddr        string
+	MetricsAddr        string
+	Profiling          bool
+	Cleanup            bool
+	Takeover           string
+	CgroupRoot         string
+	BPFFS              string
+	DropCapabilities   bool
+	ProxyName          string
+	Bypass             string
+	Conntrack          ConntrackConfig
+	Influx             InfluxConfig
+	SyncPeriod         time.Duration
+	MinSyncPeriod      time.Duration
+	VerifyPartialSync  string
+	ServiceCounters    bool
+	Verbosity          int
+	LogFormat          string
+	FeatureGates       []string
+
+	// Filled by Validate.
+	clusterCIDRs    []netip.Prefix
+	nodePortCIDRs   []netip.Prefix
+	nodePortPrimary bool
+	client          kube.Access
+	remarks         []string // about --config and kube-proxy's flags, for the log
+}
+
+// AddFlags binds the flags. Flags that kube-proxy has keep its names and defaults.
+func (c *Config) AddFlags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&c.NodeName, "hostname-override", "", "name of this node's Node object (default: the host name)")
+	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "dataplane: ebpf, nftables or iptables")
+	f.StringVar(&c.Manifests, "manifests", "", "directory of Kubernetes YAML to serve instead of an API server; it is watched")
+	f.StringSliceVar(&c.ClusterCIDR, "cluster-cidr", nil, "address ranges of pods, separated by commas")
+	f.StringVar(&c.DetectLocalMode, "detect-local-mode", "ClusterCIDR", "how packets of this node's pods are told, where a dataplane cannot: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&c.PodBridge, "pod-bridge-interface", "", "the bridge that --detect-local-mode BridgeInterface asks for")
+	f.StringVar(&c.PodInterfacePrefix, "pod-interface-name-prefix", "", "what names of devices begin with that --detect-local-mode InterfaceNamePrefix asks for")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "serve NodePorts only on addresses in these ranges, or 'primary' for those of the Node object (default: all of the node's)")
+	f.BoolVar(&c.MasqueradeAll, "masquerade-all", false, "give every Service packet the node's address")
+	f.BoolVar(&c.AllowExternalIPs, "allow-external-ips", true, "serve the externalIPs of Services; whoever may write a Service can name any address there (CVE-2020-8554)")
+	f.StringVar(&c.HealthzAddr, "healthz-bind-address", "0.0.0.0:10256", "IP:port of /healthz and /livez; empty: not served")
+	f.StringVar(&c.MetricsAddr, "metrics-bind-address", "127.0.0.1:10249", "IP:port of /metrics and /proxyMode; empty: not served")
+	f.BoolVar(&c.Profiling, "profiling", false, "serve /debug/pprof/ beside /metrics")
+	f.BoolVar(&c.Cleanup, "cleanup", false, "take everything of this instance out of the kernel, and exit")
+	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: when this agent serves and no kube-proxy runs here, take kube-proxy's rules out of the kernel")
+	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted)")
+	f.StringVar(&c.BPFFS, "bpffs", "/sys/fs/bpf/spillway", "directory of this instance in a bpf file system")
+	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "drop CAP_SYS_ADMIN and CAP_PERFMON once the dataplane is loaded; conntrack of other network namespaces is neither measured nor tuned then")
+	f.StringVar(&c.ProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name is this (default: those without the label)")
+	f.StringVar(&c.Bypass, "bypass", "auto", "pass by netfilter on the way to a pod: auto (unless a NetworkPolicy selects the pod), always or never")
+	c.Conntrack.addFlags(f)
+	c.Influx.addFlags(f)
+	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "time between full syncs, on every dataplane")
+	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "least time between syncs, on every dataplane; 10ms for ebpf unless it is given")
+	f.BoolVar(&c.ServiceCounters, "nftables-service-counters", false, "with nftables, count the connections that ask for each address and port of a Service: nft list set inet spillway services4-counters shows them")
+	f.StringVar(&c.VerifyPartialSync, "verify-partial-sync", iptables.VerifyOff, "with iptables, compare the kernel's rules with the wanted ones after partial syncs: off, sampled (taking 1% of the time at most) or always")
+	f.IntVarP(&c.Verbosity, "v", "v", 0, "log level: 0 is info, 4 and more is debug")
+	f.StringVar(&c.LogFormat, "log-format", "text", "text or json")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of the API server to watch (default, without --manifests: as a Pod of the cluster)")
+	f.StringVar(&c.Master, "master", "", "address of the API server, instead of the kubeconfig's")
+	f.StringVar(&c.ConfigFile, "config", "", "KubeProxyConfiguration file (kubeproxy.config.k8s.io/v1alpha1); flags that it has fields for do not count beside it, but for --proxy-mode, --hostname-override and --v")
+	c.addKubeProxyFlags(f)
+}
+
+// warnOfIdleFlags names flags that have no meaning with this --proxy-mode. Those of
+// kube-proxy's for another mode are no reason for a line: people keep them.
+func (c *Config) warnOfIdleFlags(log *slog.Logger) {
+	if c.ServiceCounters && c.ProxyMode != "nftables" {
+		log.Warn("--nftables-service-counters has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+	if c.VerifyPartialSync != iptables.VerifyOff && c.ProxyMode != "iptables" {
+		log.Warn("--verify-partial-sync has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+}
+
+// warnOfExposure logs that profiles are served to other machines. They hold addresses of
+// memory and the command line, and the server asks for no credentials.
+func (c *Config) warnOfExposure(log *slog.Logger) {
+	addr, err := netip.ParseAddrPort(c.MetricsAddr)
+	if c.Profiling && err == nil && !addr.Addr().IsLoopback() {
+		log.Warn("--profiling serves /debug/pprof/ to every host that reaches --metrics-bind-address: give a loopback address", "address", c.MetricsAddr)
+	}
+}
+
+// warnOfRemarks logs what was found about the configuration.
+func (c *Config) warnOfRemarks(log *slog.Logger) {
+	for _, r := range c.remarks {
+		log := log
+		if c.ConfigFile != "" {
+			log = log.With("file", c.ConfigFile)
+		}
+		log.Warn("configuration", "what", r)
+	}
+	if what := c.Conntrack.remark(); what != "" && c.ProxyMode == "ebpf" {
+		log.Warn("configuration", "what", what)
+	}
+}
+
+// Validate checks the command line and sets defaults that depend on the machine. Its
+// errors are UsageErrors.
+func (c *Config) Validate() error {
+	if modes := proxymode.Names(); !slices.Contains(modes, c.ProxyMode) {
+		return cli.UsageErrorf("--proxy-mode %q: not a proxy mode: use %s", c.ProxyMode, strings.Join(modes, ", "))
+	}
+	if !slices.Contains([]string{"auto", "always", "never"}, c.Bypass) {
+		return cli.UsageErrorf("--bypass %q: not a choice: use auto, always or never", c.Bypass)
+	}
+	if err := c.validateTakeover(); err != nil {
+		return err
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		return cli.UsageErrorf("--log-format %q: not a format: use text or json", c.LogFormat)
+	}
+	if c.SyncPeriod <= 0 {
+		return cli.UsageErrorf("--iptables-sync-period %v: must be longer than 0", c.SyncPeriod)
+	}
+	if c.MinSyncPeriod < 0 || c.MinSyncPeriod > c.SyncPeriod {
+		return cli.UsageErrorf("--iptables-min-sync-period %v: must be between 0 and --iptables-sync-period %v", c.MinSyncPeriod, c.SyncPeriod)
+	}
+	if !slices.Contains(iptables.VerifyChoices, c.VerifyPartialSync) {
+		return cli.UsageErrorf("--verify-partial-sync %q: not a choice: use %s", c.VerifyPartialSync, strings.Join(iptables.VerifyChoices, ", "))
+	}
+	if bad := validation.IsValidLabelValue(c.ProxyName); len(bad) > 0 {
+		return cli.UsageErrorf("--service-proxy-name %q: no label can have this value: %s", c.ProxyName, bad[0])
+	}
+	if err := c.Conntrack.validate(); err != nil {
+		return err
+	}
+	if err := c.Influx.validate(); err != nil {
+		return err
+	}
+	if c.MasqueradeAll && c.Bypass == "never" {
+		return cli.UsageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through the stack: give one of them")
+	}
+	var err error
+	if c.clusterCIDRs, err = parsePrefixes("--cluster-cidr", c.ClusterCIDR); err != nil {
+		return err
+	}
+	if c.nodePortPrimary = len(c.NodePortAddresses) == 1 && c.NodePortAddresses[0] == "primary"; !c.nodePortPrimary {
+		if c.nodePortCIDRs, err = parsePrefixes("--nodeport-addresses", c.NodePortAddresses); err != nil {
+			return err
+		}
+	}
+	if c.HealthzAddr, err = bindAddress("--healthz-bind-address", c.HealthzAddr, 10256); err != nil {
+		return err
+	}
+	if c.MetricsAddr, err = bindAddress("--metrics-bind-address", c.MetricsAddr, 10249); err != nil {
+		return err
+	}
+	if err := c.validateNodeName(); err != nil {
+		return err
+	}
+	if err := c.validatePaths(); err != nil {
+		return err
+	}
+	if err := c.intent().Validate(); err != nil {
+		return cli.UsageErrorf("%v", err)
+	}
+	return nil
+}
+
+func (c *Config) validateTakeover() error {
+	switch {
+	case c.Takeover == "":
+	case c.Takeover != "kube-proxy":
+		return cli.UsageErrorf("--takeover %q: not a proxy that can be taken over from: use kube-proxy", c.Takeover)
+	case c.ProxyName != "":
+		return cli.UsageErrorf("--takeover and --service-proxy-name: Services without that label would be served by nobody: give one of them")
+	}
+	return nil
+}
+
+// validateNodeName holds the name against the rule for Node objects.
+func (c *Config) validateNodeName() error {
+	what := fmt.Sprintf("--hostname-override %q", c.NodeName)
+	if c.NodeName == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return cli.UsageErrorf("find the host name: %v: give --hostname-override", err)
+		}
+		c.NodeName = strings.ToLower(host) // as Kubernetes does with Node names
+		what = fmt.Sprintf("host name %q", c.NodeName)
+	}
+	if len(validation.IsDNS1123Subdomain(c.NodeName)) > 0 {
+		return cli.UsageErrorf("%s: no Node can have this name: give --hostname-override as 'kubectl get nodes' shows it: "+
+			"lower-case letters, digits, '-' and '.', at most %d", what, validation.DNS1123SubdomainMaxLength)
+	}
+	return nil
+}
+
+func (c *Config) validatePaths() error {
+	if !filepath.IsAbs(c.BPFFS) {
+		return cli.UsageErrorf("--bpffs %q: must be an absolute path", c.BPFFS)
+	}
+	if c.CgroupRoot != "" && !filepath.IsAbs(c.CgroupRoot) {
+		return cli.UsageErrorf("--cgroup-root %q: must be an absolute path", c.CgroupRoot)
+	}
+	for flag, value := range map[string]string{"--kubeconfig": c.Kubeconfig, "--master": c.Master} {
+		if value != "" && c.Manifests != "" {
+			return cli.UsageErrorf("%s and --manifests: two sources: give one of them", flag)
+		}
+	}
+	return nil
+}
+
+// intent is the part of the command line that intent needs.
+func (c *Config) intent() intent.Config {
+	return intent.Config{
+		NodeName:          c.NodeName,
+		ProxyName:         c.ProxyName,
+		NodePortAddresses: c.nodePortCIDRs,
+		ClusterCIDRs:      c.clusterCIDRs,
+		MasqueradeAll:     c.MasqueradeAll,
+		RefuseExternalIPs: !c.AllowExternalIPs,
+		NodePortPrimary:   c.nodePortPrimary,
+		DetectLocal:       intent.LocalMode(c.DetectLocalMode),
+		LocalInterface:    c.localInterface(),
+		ExpectNode:        c.Manifests == "",
+		LocalBySource:     c.Manifests == "" && c.ProxyMode != "ebpf",
+
+		IgnoreNetworkPolicies: c.Bypass == "always",
+	}
+}
+
+// Dataplanes is the part of the command line that the dataplanes need. The caller may
+// set Refused and Takeover.
+func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
+	return proxymode.Config{
+		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, Bypass: c.Bypass,
+		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
+		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
+		Log: log,
+	}
+}
+
+// localInterface is the name or the prefix that --detect-local-mode asks for.
+func (c *Config) localInterface() string {
+	switch intent.LocalMode(c.DetectLocalMode) {
+	case intent.LocalBridgeInterface:
+		return c.PodBridge
+	case intent.LocalInterfaceNamePrefix:
+		return c.PodInterfacePrefix
+	}
+	return ""
+}
+
+// parsePrefixes takes ranges that are written as such. kube-proxy takes
+// 10.244.1.5/16 for 10.244.0.0/16, of which its documentation says nothing; who
+// writes that may as well mean 10.244.1.5/32.
+func parsePrefixes(flag string, values []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, v := range values {
+		p, err := netip.ParsePrefix(strings.TrimSpace(v))
+		if err != nil {
+			return nil, cli.UsageErrorf("%s %q: not an address range: write one like 10.0.0.0/8 or fd00::/8", flag, v)
+		}
+		if exact := unmapped(p).Masked(); p != exact {
+			return nil, cli.UsageErrorf("%s %q: not how this address range is written: write %s", flag, v, exact)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// unmapped turns a range of IPv4-mapped addresses, ::ffff:10.0.0.0/104, into the
+// IPv4 one that is meant: no packet has an address of the former.
+func unmapped(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p
+}
+
+// bindAddress completes "IP" to "IP:port", as kube-proxy does.
+func bindAddress(flag, v string, port uint16) (string, error) {
+	if v == "" {
+		return "", nil
+	}
+	if a, err := netip.ParseAddr(v); err == nil {
+		return netip.AddrPortFrom(a, port).String(), nil
+	}
+	host, p, err := net.SplitHostPort(v)
+	if err == nil {
+		_, err = strconv.ParseUint(p, 10, 16)
+	}
+	if err == nil && host != "" {
+		_, err = netip.ParseAddr(host)
+	}
+	if err != nil {
+		return "", cli.UsageErrorf("%s %q: not an address: write IP:port, or leave it empty to serve nothing", flag, v)
+	}
+	return v, nil
+}

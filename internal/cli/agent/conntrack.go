@@ -1,0 +1,97 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/conntrack/autopilot"
+	"spillway.dev/spillway/internal/node/conntrack/stale"
+	"spillway.dev/spillway/internal/node/instance"
+	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/proxymode"
+	"spillway.dev/spillway/internal/reconcile"
+)
+
+// openConntrack opens the conntrack of the agent's network namespace: its
+// figures for register, its stale entries for reconcile. A kernel without it is
+// no error: it then holds no entries that could be stale, and a dataplane that
+// needs it says so itself.
+func openConntrack(c Config, log *slog.Logger, register func(prometheus.Collector) error) (entries reconcile.StaleEntries, closeAll func(), err error) {
+	table, err := conntrack.Open()
+	if errors.Is(err, conntrack.ErrUnsupported) {
+		log.Info("conntrack entries are left alone", "reason", err)
+		return nil, func() {}, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("open conntrack: %w", err)
+	}
+	r, err := stale.New(stale.Config{Table: table, TranslatedOnly: !proxymode.UsesNetfilter(c.ProxyMode)})
+	if err == nil {
+		err = errors.Join(register(r), register(conntrack.NewCollector()),
+			register(conntrack.NewNamespaceCollector(namespaces(c))))
+	}
+	if err != nil {
+		table.Close()
+		return nil, nil, fmt.Errorf("register metrics of conntrack: %w", err)
+	}
+	return r, table.Close, nil
+}
+
+// namespaces lists the network namespaces that belong to the agent's node: all
+// of the machine, if the agent runs in the machine's own; else those of processes
+// below --cgroup-root, and its own, since there are other nodes on the machine. An
+// agent that can enter no other lists its own alone.
+func namespaces(c Config) func() ([]conntrack.Namespace, error) {
+	if enters, err := kernel.HaveCapability(unix.CAP_SYS_ADMIN); err == nil && (!enters || c.DropCapabilities) {
+		return func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{conntrack.Here()}, nil }
+	}
+	if own, first := kernel.NetnsName("/proc/self"), kernel.NetnsName("/proc/1"); own == first || own == "" || first == "" {
+		return conntrack.Namespaces
+	}
+	return func() ([]conntrack.Namespace, error) {
+		if c.CgroupRoot != "" {
+			return conntrack.NamespacesOf(c.CgroupRoot)
+		}
+		list, err := conntrack.Namespaces()
+		return slices.DeleteFunc(list, func(n conntrack.Namespace) bool { return !n.Own }), err
+	}
+}
+
+// autopilotState is the file of the values that an instance's autopilot found.
+func autopilotState(lockDir string, c Config) string {
+	return instance.File(lockDir, c.BPFFS, ".conntrack")
+}
+
+// newAutopilot prepares the care of conntrack's sizes and time-outs. Off is nil:
+// what an agent before had changed is taken back, and that is all. So it is where
+// the kernel has no conntrack.
+func newAutopilot(c Config, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (run func(context.Context) error, err error) {
+	if c.Conntrack.Autopilot == autopilot.Off {
+		if err := autopilot.GoBack(state, namespaces(c), log); err != nil {
+			log.Warn("conntrack autopilot: not all could be taken back", "err", err)
+		}
+		return nil, nil
+	}
+	if _, err := conntrack.ReadLimits(); errors.Is(err, conntrack.ErrUnsupported) {
+		return nil, nil
+	}
+	entries, timeouts := c.Conntrack.bounds()
+	p, err := autopilot.New(autopilot.Config{
+		Mode: c.Conntrack.Autopilot, Memory: c.Conntrack.memory, Entries: entries, Timeouts: timeouts,
+		Namespaces: namespaces(c), State: state, Event: event, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := register(p); err != nil {
+		return nil, fmt.Errorf("register metrics of the conntrack autopilot: %w", err)
+	}
+	return p.Run, nil
+}

@@ -1,0 +1,171 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/agent/kubeproxyconfig"
+	"spillway.dev/spillway/internal/proxymode"
+)
+
+// configFlags are the flags that KubeProxyConfiguration has a field for. As with
+// kube-proxy they have no effect beside --config. --proxy-mode is not among them:
+// the file of kube-proxy cannot name every dataplane here.
+var configFlags = []string{
+	"kubeconfig", "cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
+	"nodeport-addresses", "masquerade-all", "healthz-bind-address", "metrics-bind-address", "profiling",
+	"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established",
+	"conntrack-tcp-timeout-close-wait", "conntrack-udp-timeout", "conntrack-udp-timeout-stream",
+	"iptables-sync-period", "iptables-min-sync-period",
+	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "feature-gates",
+}
+
+// readConfig applies the file of --config, if there is one. Settings that are
+// unknown or not served here become remarks.
+func (c *Config) readConfig(f *pflag.FlagSet) error {
+	c.Conntrack.given = map[string]bool{}
+	if c.ConfigFile == "" {
+		for _, name := range configFlags {
+			fl := f.Lookup(name)
+			c.Conntrack.given[name] = fl != nil && fl.Changed
+		}
+		if least := f.Lookup("iptables-min-sync-period"); least == nil || !least.Changed {
+			c.defaultMinSyncPeriod()
+		}
+		return c.applyKubeProxyFlags(f)
+	}
+	text, err := os.ReadFile(c.ConfigFile)
+	if err != nil {
+		return fmt.Errorf("read --config: %w", err)
+	}
+	file, remarks, err := kubeproxyconfig.Decode(text)
+	if err != nil {
+		return cli.UsageErrorf("read --config %s: %v", c.ConfigFile, err)
+	}
+	c.remarks = append(c.remarks, remarks...)
+	for _, name := range configFlags {
+		if fl := f.Lookup(name); fl != nil && fl.Changed {
+			c.remark("--%s does not count beside --config; set it in the file", name)
+			if err := reset(fl); err != nil {
+				return fmt.Errorf("read --config: reset --%s: %w", name, err)
+			}
+		}
+	}
+	if err := c.applyKubeProxyFlags(f); err != nil {
+		return err
+	}
+	return c.applyConfig(f, file)
+}
+
+// reset gives a flag its default value again. The default of a list is empty, which
+// a list cannot parse.
+func reset(f *pflag.Flag) error {
+	if list, ok := f.Value.(pflag.SliceValue); ok {
+		return list.Replace(nil)
+	}
+	return f.Value.Set(f.DefValue)
+}
+
+// applyConfig applies the file; a zero value means kube-proxy's default.
+func (c *Config) applyConfig(f *pflag.FlagSet, file *v1alpha1.KubeProxyConfiguration) error {
+	if c.NodeName == "" { // --hostname-override wins, as with kube-proxy
+		c.NodeName = strings.ToLower(strings.TrimSpace(file.HostnameOverride))
+	}
+	if !f.Changed("proxy-mode") && file.Mode != "" {
+		c.ProxyMode = string(file.Mode)
+	}
+	if c.ProxyMode == "ipvs" {
+		return cli.UsageErrorf("--config %s: mode \"ipvs\" is not served: write one of %s", c.ConfigFile, strings.Join(proxymode.Names(), ", "))
+	}
+	c.Kubeconfig = file.ClientConnection.Kubeconfig
+	c.client.QPS, c.client.Burst = file.ClientConnection.QPS, int(file.ClientConnection.Burst)
+	c.client.ContentType = file.ClientConnection.ContentType
+	if file.ClusterCIDR != "" {
+		c.ClusterCIDR = strings.Split(file.ClusterCIDR, ",")
+	}
+	set(&c.DetectLocalMode, string(file.DetectLocalMode))
+	c.PodBridge, c.PodInterfacePrefix = file.DetectLocal.BridgeInterface, file.DetectLocal.InterfaceNamePrefix
+	c.NodePortAddresses = file.NodePortAddresses
+	set(&c.HealthzAddr, file.HealthzBindAddress)
+	set(&c.MetricsAddr, file.MetricsBindAddress)
+	c.Profiling = file.EnableProfiling
+	if v := int(file.Logging.Verbosity); v != 0 && !f.Changed("v") {
+		c.Verbosity = v
+	}
+	if !f.Changed("log-format") && !f.Changed("logging-format") && (file.Logging.Format == "json" || file.Logging.Format == "text") {
+		c.LogFormat = file.Logging.Format
+	}
+	if allow, ok := file.FeatureGates[kubeproxyconfig.GateExternalIPs]; ok && !f.Changed("allow-external-ips") {
+		c.AllowExternalIPs = allow
+	}
+	c.applyModeConfig(file)
+	c.applyConntrackConfig(&file.Conntrack)
+	for _, field := range kubeproxyconfig.NotServed(file) {
+		c.remark("%s is not served here and is ignored", field)
+	}
+	return nil
+}
+
+// applyModeConfig applies the section of the proxy mode. The file has none for
+// ebpf, which uses that of iptables, as the names of the flags do.
+func (c *Config) applyModeConfig(file *v1alpha1.KubeProxyConfiguration) {
+	period, least := file.IPTables.SyncPeriod.Duration, file.IPTables.MinSyncPeriod.Duration
+	c.MasqueradeAll = file.IPTables.MasqueradeAll
+	if c.ProxyMode == "nftables" {
+		period, least = file.NFTables.SyncPeriod.Duration, file.NFTables.MinSyncPeriod.Duration
+		c.MasqueradeAll = file.NFTables.MasqueradeAll
+	}
+	set(&c.SyncPeriod, period)
+	c.defaultMinSyncPeriod()
+	set(&c.MinSyncPeriod, least)
+}
+
+// defaultMinSyncPeriod sets the time between syncs for a configuration that has none.
+// A sync of a few changes takes the eBPF dataplane a few hundred microseconds, in a
+// cluster of any size, so it need not wait for more changes.
+func (c *Config) defaultMinSyncPeriod() {
+	if c.ProxyMode == "ebpf" {
+		c.MinSyncPeriod = 10 * time.Millisecond
+	}
+}
+
+func (c *Config) applyConntrackConfig(file *v1alpha1.KubeProxyConntrackConfiguration) {
+	if file.MaxPerCore != nil {
+		c.Conntrack.MaxPerCore = *file.MaxPerCore
+	}
+	if file.Min != nil {
+		c.Conntrack.Min = *file.Min
+	}
+	if d := file.TCPEstablishedTimeout; d != nil {
+		c.Conntrack.TCPEstablished = d.Duration
+	}
+	if d := file.TCPCloseWaitTimeout; d != nil {
+		c.Conntrack.TCPCloseWait = d.Duration
+	}
+	set(&c.Conntrack.UDP, file.UDPTimeout.Duration)
+	set(&c.Conntrack.UDPStream, file.UDPStreamTimeout.Duration)
+	set(&c.Conntrack.TCPBeLiberal, file.TCPBeLiberal)
+	c.Conntrack.given["conntrack-max-per-core"] = file.MaxPerCore != nil
+	c.Conntrack.given["conntrack-min"] = file.Min != nil
+	c.Conntrack.given["conntrack-udp-timeout"] = file.UDPTimeout.Duration != 0
+	c.Conntrack.given["conntrack-udp-timeout-stream"] = file.UDPStreamTimeout.Duration != 0
+}
+
+// set sets *to unless v is the zero value.
+func set[T comparable](to *T, v T) {
+	var zero T
+	if v != zero {
+		*to = v
+	}
+}
+
+// remark notes something about the configuration for the log.
+func (c *Config) remark(format string, args ...any) {
+	c.remarks = append(c.remarks, fmt.Sprintf(format, args...))
+}

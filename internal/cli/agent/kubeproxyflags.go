@@ -1,0 +1,52 @@
+package agent
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/agent/kubeproxyconfig"
+)
+
+// addKubeProxyFlags adds flags of kube-proxy, so that its command line can be used
+// unchanged. --help shows only flags that have an effect.
+func (c *Config) addKubeProxyFlags(f *pflag.FlagSet) {
+	f.Float32Var(&c.client.QPS, "kube-api-qps", 0, "requests to the API server in a second (default: 5)")
+	f.IntVar(&c.client.Burst, "kube-api-burst", 0, "requests to the API server at once (default: 10)")
+	f.StringVar(&c.client.ContentType, "kube-api-content-type", "", "how the API server is to write objects (default: application/vnd.kubernetes.protobuf)")
+	f.StringSliceVar(&c.FeatureGates, "feature-gates", nil, kubeproxyconfig.GateExternalIPs+"=false is --allow-external-ips=false; other gates of kube-proxy are named in the log and ignored")
+	f.StringVar(&c.LogFormat, "logging-format", "text", "the same as --log-format")
+	for _, flag := range kubeproxyconfig.FlagsNotServed() {
+		if flag.Switch {
+			f.Bool(flag.Name, false, "")
+		} else {
+			f.String(flag.Name, "", "")
+		}
+		f.Lookup(flag.Name).Hidden = true
+	}
+}
+
+// applyKubeProxyFlags adds remarks for flags that have no effect, and applies the
+// feature gate that has one.
+func (c *Config) applyKubeProxyFlags(f *pflag.FlagSet) error {
+	for _, flag := range kubeproxyconfig.FlagsNotServed() {
+		if f.Changed(flag.Name) {
+			c.remark("--%s is not served here and is ignored", flag.Name)
+		}
+	}
+	for _, gate := range c.FeatureGates {
+		name, text, _ := strings.Cut(gate, "=")
+		on, err := strconv.ParseBool(text)
+		switch {
+		case err != nil:
+			return cli.UsageErrorf("--feature-gates %q: not a gate: write NAME=true or NAME=false", gate)
+		case name != kubeproxyconfig.GateExternalIPs:
+			c.remark("--feature-gates %s is not served here and is ignored", name)
+		case !f.Changed("allow-external-ips"):
+			c.AllowExternalIPs = on
+		}
+	}
+	return nil
+}

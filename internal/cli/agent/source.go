@@ -1,0 +1,74 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/manifest"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// source is where Services come from.
+type source interface {
+	Run(context.Context, func(model.Delta, []model.Problem)) error
+}
+
+// input is a source and what belongs to it.
+type input struct {
+	source
+	name  string // for the log
+	tell  func([]model.Problem)
+	event func(note string) // about the node; nil: nobody hears it
+	// refused gets a text about each address that a pod claims and does not get; nil:
+	// only the log has it.
+	refused func(note string)
+	// policies is told which policies do not hold here; nil: nobody hears it.
+	policies func([]model.PolicyRefusal, error)
+	parts    []func(context.Context) error
+	metrics  []prometheus.Collector
+}
+
+// openSource opens the source that the command line asks for.
+func openSource(c Config, log *slog.Logger) (*input, error) {
+	if c.Manifests != "" {
+		s, err := manifest.New(manifest.Config{Dir: c.Manifests, Logger: log})
+		if err != nil {
+			return nil, err
+		}
+		return &input{source: s, name: c.Manifests}, nil
+	}
+	klog.SetSlogLogger(log) // what client-go has to say
+	contact := kube.NewContact()
+	access := kube.Access{
+		Contact:    contact,
+		Kubeconfig: c.Kubeconfig, Master: c.Master, ContentType: c.client.ContentType,
+		QPS: c.client.QPS, Burst: c.client.Burst, UserAgent: cli.UserAgent(),
+	}
+	client, server, err := kube.Connect(access)
+	if err != nil {
+		return nil, fmt.Errorf("run agent: %w", err)
+	}
+	policies, err := kube.ConnectDynamic(access)
+	if err != nil {
+		return nil, fmt.Errorf("run agent: %w", err)
+	}
+	s, err := kube.New(kube.Config{
+		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
+		Policies: c.Bypass == "auto", DoNotTrack: policies, Contact: contact, Logger: log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("run agent: %w", err)
+	}
+	events := kube.NewEvents(client, c.NodeName, s.ServiceUID, log)
+	status := kube.NewPolicyStatus(s, events)
+	return &input{
+		source: s, name: server, tell: events.Tell, event: events.TellNode, refused: events.TellRefused, policies: status.Tell,
+		parts: []func(context.Context) error{events.Run, status.Run}, metrics: append(contact.Collectors(), kube.RequestCollectors()...),
+	}, nil
+}

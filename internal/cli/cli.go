@@ -1,0 +1,118 @@
+// Package cli is what the programs share: exit codes, errors on one line,
+// checks of flags, forms of output, and the version.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"spillway.dev/spillway/internal/escape"
+)
+
+// Exit codes of every command.
+const (
+	ExitDone   = 0
+	ExitFailed = 1
+	ExitUsage  = 2
+)
+
+// Program is a command line program of several commands.
+type Program struct {
+	Name     string
+	Short    string // what the program is, in one line
+	Example  string // a command line that works
+	Commands []*cobra.Command
+}
+
+// Run executes a command line and returns its exit code. An error is one line
+// on stderr.
+func (p Program) Run(args []string, stdout, stderr io.Writer) int {
+	started := false
+	root := p.root(&started)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteC()
+	if err == nil {
+		return ExitDone
+	}
+	line := escape.OneLine(err)
+	var usage *UsageError
+	switch {
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "%s: %s\n", p.Name, line)
+	case !started || strings.HasPrefix(err.Error(), "required flag(s)"):
+		fmt.Fprintf(stderr, "%s: %s: see '%s --help'\n", p.Name, line, cmd.CommandPath())
+	default:
+		fmt.Fprintf(stderr, "%s: %s\n", p.Name, line)
+		return ExitFailed
+	}
+	return ExitUsage
+}
+
+// root makes the command tree. started becomes true when flags and arguments
+// were understood: an error before that is wrong usage.
+func (p Program) root(started *bool) *cobra.Command {
+	root := &cobra.Command{
+		Use:           p.Name,
+		Short:         p.Short,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return UsageErrorf("no command given: say which one, such as '%s'", p.Example)
+		},
+		PersistentPreRun: func(*cobra.Command, []string) { *started = true },
+	}
+	// A subcommand may have a PersistentPreRun of its own.
+	cobra.EnableTraverseRunHooks = true
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.AddCommand(p.Commands...)
+	root.AddCommand(newVersionCommand(p.Name))
+	return root
+}
+
+// flagError reports what value a flag expects, instead of the text of the
+// function that parsed the value.
+func flagError(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	f, want := invalid.GetFlag(), ""
+	switch f.Value.Type() {
+	case "int", "int8", "int16", "int32", "int64":
+		want = "a whole number"
+	case "uint", "uint8", "uint16", "uint32", "uint64":
+		want = "a whole number, not negative,"
+	case "float64", "float32":
+		want = "a number"
+	case "bool":
+		want = "true or false"
+	case "duration":
+		want = "a duration such as 30s or 2m"
+	default:
+		return err
+	}
+	if errors.Is(err, strconv.ErrRange) {
+		want += " in range"
+	}
+	return fmt.Errorf("--%s %q: %s is expected", f.Name, invalid.GetValue(), want)
+}
+
+// NeedRoot returns an error unless the process runs as root. does names what
+// needs root, such as "read conntrack".
+func NeedRoot(does string) error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: not root: run it as root", does)
+}

@@ -1,0 +1,76 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/cli"
+)
+
+func TestPlanSaysThePublishedCeiling(t *testing.T) {
+	var out, errs bytes.Buffer
+	if code := run([]string{"plan", "--load", "tcp=4000", "--table", "524288", "-o", "json"}, &out, &errs); code != cli.ExitDone {
+		t.Fatalf("exit code %d: %s", code, &errs)
+	}
+	var p planReport
+	if err := json.Unmarshal(out.Bytes(), &p); err != nil {
+		t.Fatal(err)
+	}
+	if p.Entries != 480000 || p.Table != 640000 || int(p.Ceilings[0]) != 4369 {
+		t.Errorf("%+v", p)
+	}
+	out.Reset()
+	if code := run([]string{"plan", "--table", "131072", "--timeout", "tcp_time_wait=2m"}, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), "1092/s") {
+		t.Errorf("exit code %d: %s%s", code, &out, &errs)
+	}
+}
+
+func TestPlanRefusesWhatItCannotRead(t *testing.T) {
+	for _, args := range [][]string{{}, {"--load", "tcp"}, {"--load", "pigeon=3"}, {"--load", "tcp=1,soon"}, {"--load", "tcp=-1"},
+		{"--load", "tcp=1", "--timeout", "udp"}, {"--load", "tcp=1", "--timeout", "udp=-1s"}, {"--load", "tcp=1", "--timeout", "pigeon=3s"}, {"--load", "tcp=1", "--head-room", "1"},
+		{"--load", "tcp=1", "--head-room", "nan"}, {"--load", "tcp=1", "--head-room", "inf"}, {"--load", "tftp=1", "--lost", "nan"}, {"--load", "tcp=nan"}, {"--load", "tcp=inf"}, {"--load", "tcp=1", "-o", "xml"}} {
+		var out, errs bytes.Buffer
+		if code := run(append([]string{"plan"}, args...), &out, &errs); code != cli.ExitUsage || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("%v: exit code %d: %q", args, code, errs.String())
+		}
+	}
+}
+
+// No number that does not exist, and none that wrapped around, is printed.
+func TestPlanRefusesWhatHasNoNumber(t *testing.T) {
+	for _, args := range [][]string{
+		{"--load", "tcp=1000000", "--head-room", "0.999999999999999"},
+		{"--load", "tftp=1e300", "--timeout", "udp=0s"},
+		{"--load", "udp=1", "--timeout", "udp=0s", "--table", "1000"},
+	} {
+		for _, format := range []string{"table", "json"} {
+			var out, errs bytes.Buffer
+			code := run(append([]string{"plan", "-o", format}, args...), &out, &errs)
+			if code != cli.ExitFailed || out.Len() > 0 || strings.Count(errs.String(), "\n") != 1 || !strings.HasPrefix(errs.String(), "spillway: plan: ") {
+				t.Errorf("%v: exit code %d: %s%s", args, code, &out, &errs)
+			}
+		}
+	}
+}
+
+func TestPlanSaysThatExpectationsDoNotFit(t *testing.T) {
+	for lost, want := range map[string]bool{"1": false, "0": true} {
+		args := []string{"plan", "--lost", lost, "--load", "tftp=10"}
+		var out, errs bytes.Buffer
+		run(args, &out, &errs)
+		said := strings.Contains(out.String(), "3000 of 12: they do not fit; set nf_conntrack_expect_max to 3000 or more\n")
+		if said == want {
+			t.Errorf("lost %s: said %v: %s%s", lost, said, &out, &errs)
+		}
+		out.Reset()
+		run(append(args, "-o", "json"), &out, &errs)
+		var got struct {
+			Fit *bool `json:"expect_fit"`
+		}
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Fit == nil || *got.Fit != want {
+			t.Errorf("lost %s: %v: %s%s", lost, err, &out, &errs)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+// Package policy is the command that explains decisions of do-not-track policies.
+package policy
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/diagnosis/policyflow"
+	"spillway.dev/spillway/internal/facts/kube"
+	"spillway.dev/spillway/internal/facts/manifest"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// NewCommand makes the command policy.
+func NewCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Look at do-not-track policies",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return cli.UsageErrorf("nothing to do: say what, such as 'spillway policy explain'")
+		},
+	}
+	cmd.AddCommand(newExplainCommand())
+	return cmd
+}
+
+// config is the command line of `spillway policy explain`.
+type config struct {
+	policyflow.Question
+	manifests          string
+	kubeconfig, master string
+	output             string
+}
+
+func newExplainCommand() *cobra.Command {
+	var c config
+	cmd := &cobra.Command{
+		Use:   "explain --from WHO --to WHO --port PORT",
+		Short: "Say which do-not-track policy decides about a flow, and why",
+		Long: `Says which DoNotTrackPolicy decides about a flow, whether it is tracked, and why.
+WHO is a pod as NAMESPACE/NAME, a node as node/NAME, or an address; a Service's
+cluster IP stands for its endpoints. It is worked out from the objects, as every
+node's agent does; no agent is asked.
+
+Another address of a Service, or a node's port that leads to others, is "not judged"
+if a policy may have a say: ask for an endpoint. Where addresses fare differently the
+outcome is "differs by address"; where requests from some source ports count as
+answers, it is "differs by source port".`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.CheckOutput(c.output); err != nil {
+				return err
+			}
+			ctx, stop := cli.UntilSignal(cmd.Context())
+			defer stop()
+			e, err := c.explain(ctx)
+			if err != nil {
+				return err
+			}
+			return cli.PrintResult(cmd.OutOrStdout(), c.output, e)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.From, "from", "", "who asks: NAMESPACE/POD, node/NAME or an address")
+	f.StringVar(&c.To, "to", "", "who is asked: NAMESPACE/POD, node/NAME or an address")
+	f.IntVar(&c.Port, "port", 0, "the port that is asked")
+	f.IntVar(&c.SourcePort, "source-port", 0, "the port that it is asked from (default: any of 32768 to 60999)")
+	f.StringVar(&c.Protocol, "protocol", "TCP", "TCP, UDP or SCTP")
+	f.StringVar(&c.manifests, "manifests", "", "directory of Kubernetes YAML, instead of an API server")
+	f.StringVar(&c.kubeconfig, "kubeconfig", "", "how the API server is reached")
+	f.StringVar(&c.master, "master", "", "address of the API server")
+	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "that of the agents: what netfilter translates is tracked")
+	f.StringVar(&c.ProxyName, "service-proxy-name", "", "that of the agents")
+	f.StringVarP(&c.output, "output", "o", "table", "table or json")
+	return cmd
+}
+
+func (c *config) explain(ctx context.Context) (*policyflow.Explanation, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	store, problems, err := c.load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e, err := policyflow.Explain(c.Question, store, problems)
+	var wrong *policyflow.QuestionError
+	if errors.As(err, &wrong) {
+		return nil, cli.UsageErrorf("%v", err)
+	}
+	return e, err
+}
+
+func (c *config) check() error {
+	if err := c.Question.Validate(); err != nil {
+		return cli.UsageErrorf("%v", err)
+	}
+	if c.manifests != "" && (c.kubeconfig != "" || c.master != "") {
+		return cli.UsageErrorf("--manifests takes the place of an API server: leave --kubeconfig and --master out")
+	}
+	return nil
+}
+
+// load reads the objects that decisions depend on.
+func (c *config) load(ctx context.Context) (model.Delta, []model.Problem, error) {
+	if c.manifests != "" {
+		return manifest.Load(c.manifests)
+	}
+	access := kube.Access{Kubeconfig: c.kubeconfig, Master: c.master, UserAgent: cli.UserAgent()}
+	client, _, err := kube.Connect(access)
+	if err != nil {
+		return model.Delta{}, nil, err
+	}
+	policies, err := kube.ConnectDynamic(access)
+	if err != nil {
+		return model.Delta{}, nil, err
+	}
+	return kube.Snapshot(ctx, client, policies)
+}

@@ -1,0 +1,103 @@
+package top
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/node/conntrack"
+)
+
+// once prints the first page of what is read.
+func once(t *testing.T, terminal bool, list []conntrack.Report, err error) (page, warned string, failed error) {
+	t.Helper()
+	var out, warn bytes.Buffer
+	tp := topPages{out: &out, warn: &warn, once: true, terminal: terminal, read: func(context.Context) ([]conntrack.Report, error) { return list, err }}
+	failed = tp.page(t.Context())
+	return out.String(), warn.String(), failed
+}
+
+func TestAPageForAProgramHasWholeNamesAndNoEscapes(t *testing.T) {
+	long := "cni-5b2c1d7e-0c3f-4a4e-9d8a-1f2e3d4c5b6a"
+	list := []conntrack.Report{{Namespace: conntrack.Namespace{Inode: 1, Names: []string{long}}, Entries: 3}, {Namespace: conntrack.Namespace{Inode: 2, PID: 7, Command: "a\x1b[2J\nb"}}}
+	page, _, _ := once(t, false, list, nil)
+	if !strings.Contains(page, long+" ") || strings.Contains(page, "\x1b") || strings.Count(page, "\n") != 3 || !strings.Contains(page, `a\x1b[2J\nb[7]`) {
+		t.Errorf("%q", page)
+	}
+	fields := strings.Fields(strings.Split(page, "\n")[1])
+	if fields[3] != "-" { // nothing to compare with
+		t.Errorf("growth without a second reading: %q", fields)
+	}
+	page, _, _ = once(t, true, list, nil)
+	for line := range strings.Lines(page) {
+		if len(line) > 81 {
+			t.Errorf("%d columns: %q", len(line)-1, line)
+		}
+	}
+	// Pages after one another are no screen either.
+	var out bytes.Buffer
+	tp := topPages{out: &out, warn: &out, read: func(context.Context) ([]conntrack.Report, error) { return list, nil }}
+	for range 2 {
+		if err := tp.page(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), " +0 ") {
+		t.Errorf("%q", out.String())
+	}
+}
+
+// That some processes may not be looked at is no failure where nothing uses
+// conntrack; that nothing could be read is.
+func TestAPageIsPrintedWhereConntrackIsNotInUse(t *testing.T) {
+	page, warned, err := once(t, false, nil, os.ErrPermission)
+	if err != nil || !strings.Contains(page, "conntrack is in use in no network namespace") || !strings.Contains(warned, "permission") {
+		t.Errorf("%q, %q, %v", page, warned, err)
+	}
+	for _, failed := range []error{conntrack.ErrUnsupported, errors.Join(conntrack.ErrNothingRead, os.ErrPermission)} {
+		if page, _, err := once(t, false, nil, failed); err == nil || page != "" {
+			t.Errorf("%v: %q, %v", failed, page, err)
+		}
+	}
+}
+
+func TestTopShowsTheFullestFirstAndSaysOnceWhatItCannotRead(t *testing.T) {
+	reports := []conntrack.Report{
+		{Namespace: conntrack.Namespace{Inode: 1, Own: true}, Entries: 5, Limits: conntrack.Limits{Max: 1000}},
+		{Namespace: conntrack.Namespace{Inode: 2, Names: []string{"pod"}}, Entries: 700, Limits: conntrack.Limits{Max: 1000},
+			Counters: conntrack.Counters{Drop: 42}, Expectations: map[string]int{"tftp": 2, "ftp": 1}},
+	}
+	var out, warn bytes.Buffer
+	tp := topPages{out: &out, warn: &warn, once: true, read: func(context.Context) ([]conntrack.Report, error) {
+		return reports, errors.New("one namespace is locked")
+	}}
+	for range 2 {
+		if err := tp.page(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines := strings.Split(out.String(), "\n")
+	if !strings.HasPrefix(lines[1], "pod ") || !strings.Contains(lines[1], "70.0%") || !strings.Contains(lines[1], " 42 ") || !strings.HasSuffix(lines[1], " 3") || !strings.HasPrefix(lines[2], "(here) ") {
+		t.Errorf("page:\n%s", &out)
+	}
+	for _, l := range lines {
+		if len(l) > 80 {
+			t.Errorf("%d columns: %q", len(l), l)
+		}
+	}
+	if n := strings.Count(warn.String(), "locked"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+	reports[1].Entries, reports[1].Counters.Drop = 800, 52
+	rows := tp.rows(reports, tp.at.Add(2e9))
+	if rows[0].PerSecond != 50 || rows[0].DropsPerSec != 5 {
+		t.Errorf("rates %v and %v, want 50 and 5", rows[0].PerSecond, rows[0].DropsPerSec)
+	}
+	tp.read = func(context.Context) ([]conntrack.Report, error) { return nil, conntrack.ErrUnsupported }
+	if err := tp.page(t.Context()); !errors.Is(err, conntrack.ErrUnsupported) {
+		t.Errorf("nothing could be read: %v", err)
+	}
+}

@@ -1,0 +1,46 @@
+package cause
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/diagnosis/drops"
+)
+
+// Verdicts names what Spillway's own tc programs did, by their counters that grew.
+type Verdicts struct {
+	bpffs string
+	last  map[string]uint64
+}
+
+// ReadVerdicts reads the counters of the instance with pins below bpffs. Without such
+// an instance, Explain does nothing.
+func ReadVerdicts(bpffs string) *Verdicts {
+	last, _ := ebpf.PinnedVerdicts(bpffs)
+	return &Verdicts{bpffs, last}
+}
+
+// Explain sets the cause of a drop in a tc program if counters of Spillway grew since
+// the drop before.
+func (v *Verdicts) Explain(d *drops.Drop) {
+	if v.last == nil || !strings.HasPrefix(d.Reason, "TC_") {
+		return
+	}
+	now, err := ebpf.PinnedVerdicts(v.bpffs)
+	if err != nil {
+		return
+	}
+	var grown []string
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		drops := strings.HasPrefix(name, "drop_") || strings.HasPrefix(name, "rejected_") || strings.HasPrefix(name, "answered_")
+		if drops && now[name] > v.last[name] {
+			grown = append(grown, name)
+		}
+	}
+	v.last = now
+	if len(grown) > 0 {
+		d.By, d.Meaning = "spillway", "Spillway's eBPF dataplane did it; its counters that grew: "+strings.Join(grown, ", ")
+	}
+}

@@ -1,0 +1,123 @@
+// Package instance tells instances of the agent apart: it keeps a second agent
+// away from what an agent holds in the kernel, and names the files of an instance.
+package instance
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Lock is held by a running agent. The kernel releases it when the process ends,
+// in whatever way.
+type Lock struct{ files []*os.File }
+
+// Acquire locks the pins below bpffs, and the network namespace of the calling
+// thread, since tables and chains of every agent have the same names there. A bpf
+// file system cannot hold ordinary files, so the lock files are in dir, under names
+// made from the path and from the number of the namespace. The error names the
+// process that holds a lock. The caller must call Release.
+func Acquire(dir, bpffs string) (*Lock, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("lock instance: %w", err)
+	}
+	var netns unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &netns); err != nil {
+		return nil, fmt.Errorf("lock instance: find the network namespace: %w", err)
+	}
+	path := resolve(bpffs)
+	l := &Lock{}
+	for _, what := range []struct{ name, of, hint string }{
+		{File(dir, bpffs, ".lock"), bpffs, "stop it, or give another --bpffs and another network namespace"},
+		{filepath.Join(dir, fmt.Sprintf("netns-%d.lock", netns.Ino)), "this network namespace", "stop it; its rules and those of a second one would have the same names"},
+	} {
+		f, err := lockFile(what.name, what.of, what.hint)
+		if err != nil {
+			l.Release()
+			return nil, fmt.Errorf("lock instance: %w", err)
+		}
+		// For operators, and for the error of a second agent; the kernel holds the lock itself.
+		_ = f.Truncate(0)
+		_, _ = fmt.Fprintf(f, "%d %s\n", os.Getpid(), path)
+		l.files = append(l.files, f)
+	}
+	return l, nil
+}
+
+// File names a file in dir that belongs to the instance with pins below bpffs.
+func File(dir, bpffs, suffix string) string {
+	sum := sha256.Sum256([]byte(resolve(bpffs)))
+	return filepath.Join(dir, hex.EncodeToString(sum[:8])+suffix)
+}
+
+// resolve returns the same path for every way to write it.
+func resolve(bpffs string) string {
+	path := filepath.Clean(bpffs)
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	return path
+}
+
+// lockFile creates the file and locks it. Release removes the file, so a file that
+// was opened may have lost its name before it was locked. A lock on such a file
+// keeps no other agent away, so lockFile opens the next file of that name. flock
+// libraries do not check this.
+func lockFile(name, of, hint string) (*os.File, error) {
+	for {
+		// A process that can open the file for reading can lock it, and so keep the
+		// agent from starting: only root may.
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		_ = f.Chmod(0o600) // a file of an older agent
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			defer f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("%s: an agent runs already%s: %s", of, holder(f), hint)
+			}
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if isNamed(f, name) {
+			return f, nil
+		}
+		f.Close()
+	}
+}
+
+// isNamed reports whether name still leads to the open file.
+func isNamed(f *os.File, name string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	named, err := os.Stat(name)
+	return err == nil && os.SameFile(opened, named)
+}
+
+// holder names the process that wrote its number into the lock file.
+func holder(f *os.File) string {
+	buf := make([]byte, 32)
+	n, _ := f.ReadAt(buf, 0)
+	pid, _, ok := strings.Cut(string(buf[:n]), " ")
+	if !ok {
+		return ""
+	}
+	return " (process " + pid + ")"
+}
+
+// Release removes the files and then releases the locks: while a file is locked no
+// other process can have a lock on a file of its name.
+func (l *Lock) Release() {
+	for _, f := range l.files {
+		_ = os.Remove(f.Name())
+		f.Close()
+	}
+}

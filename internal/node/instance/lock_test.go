@@ -1,0 +1,131 @@
+package instance
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestAReleasedLockLeavesNoFile(t *testing.T) {
+	dir := t.TempDir()
+	for _, bpffs := range []string{"/a", "/b", "/a"} {
+		l, err := Acquire(dir, bpffs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Release()
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// Many take and release the lock as fast as they can: files appear and vanish
+// under each other's hands, and yet there is one holder at a time.
+func TestOneHolderAtATimeWhileTheLockFileComesAndGoes(t *testing.T) {
+	dir := t.TempDir()
+	var holders, held atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 4000 {
+				l, err := Acquire(dir, "/a")
+				if err != nil {
+					continue
+				}
+				if n := holders.Add(1); n != 1 {
+					t.Errorf("%d holders at once", n)
+				}
+				held.Add(1)
+				time.Sleep(10 * time.Microsecond) // for somebody else to come in
+				holders.Add(-1)
+				l.Release()
+			}
+		})
+	}
+	wg.Wait()
+	if held.Load() == 0 {
+		t.Error("nobody ever had the lock: the test is blind")
+	}
+}
+
+// A process may have opened the file just before its holder removed it.
+func TestALockOnARemovedFileDoesNotCount(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "x.lock")
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if !isNamed(f, name) {
+		t.Error("a file is not known by its own name")
+	}
+	_ = os.Remove(name)
+	if isNamed(f, name) {
+		t.Error("a removed file counts")
+	}
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if isNamed(f, name) {
+		t.Error("a removed file counts, now that another has its name")
+	}
+}
+
+// A user without root who could open the lock could hold it, and no agent would start.
+func TestOnlyRootCanOpenTheLocks(t *testing.T) {
+	dir := t.TempDir()
+	old := File(dir, filepath.Join(dir, "bpffs"), ".lock")
+	if err := os.WriteFile(old, nil, 0o644); err != nil { // of an older agent
+		t.Fatal(err)
+	}
+	lock, err := Acquire(dir, filepath.Join(dir, "bpffs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Release()
+	if len(lock.files) != 2 {
+		t.Fatalf("%d locks", len(lock.files))
+	}
+	for _, f := range lock.files {
+		if info, err := f.Stat(); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: mode %v (%v)", f.Name(), info.Mode(), err)
+		}
+	}
+}
+
+func TestANetworkNamespaceHasOneAgent(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := Acquire(dir, "/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Release()
+	if _, err := Acquire(dir, "/b"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+		t.Errorf("a second one, with pins of its own: %v", err)
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		other, err := Acquire(dir, "/b")
+		if err == nil {
+			other.Release()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Errorf("one in another network namespace: %v", err)
+	}
+}

@@ -1,0 +1,58 @@
+package bench
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/internal/proxymode"
+	"spillway.dev/spillway/lab/experiment/notrack"
+	"spillway.dev/spillway/lab/experiment/rig"
+)
+
+func newBenchNotrackCommand() *cobra.Command {
+	var cfg notrack.Config
+	var only, output string
+	cmd := &cobra.Command{
+		Use:   "notrack",
+		Short: "Compare short connections without a policy, with a tracked and with a do-not-track policy",
+		Long: `Builds two small clusters on this machine, one with conntrack and an agent, one with
+neither, and compares short connections to a real memcached in pairs that take turns:
+CPU at a fixed rate, connections/s with room in the conntrack table and without. The
+table is filled with flows up to this machine's nf_conntrack_max, which stays as it is.
+Needs root, memcached, nft and conntrack. Leave the machine alone meanwhile.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.CheckOutput(output); err != nil {
+				return err
+			}
+			if !slices.Contains(proxymode.Names(), cfg.Mode) {
+				return cli.UsageErrorf("--proxy-mode %q: use one of %s", cfg.Mode, strings.Join(proxymode.Names(), ", "))
+			}
+			if only != "" {
+				var err error
+				if cfg.Only, err = regexp.Compile(only); err != nil {
+					return cli.UsageErrorf("--only: %v", err)
+				}
+			}
+			cfg.Progress = progress.New(cmd.ErrOrStderr())
+			return measure(cmd, output, cfg, notrack.Run, func(r *notrack.Report) int { return len(r.Comparisons) + len(r.Ceilings) })
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Name, "name", "dnt", "name of the lab clusters that are made")
+	f.StringVar(&cfg.Mode, "proxy-mode", "nftables", "that of the agent")
+	f.IntVar(&cfg.Rounds, "rounds", 10, "measurements of each side of a pair")
+	f.DurationVar(&cfg.Duration, "duration", time.Second, "length of one measurement; it begins after half as long")
+	f.IntVar(&cfg.Connections, "connections", 64, "connections under way at once")
+	f.Float64Var(&cfg.Rate, "rate", 4000, "connections/s at which CPU is compared")
+	f.StringVar(&only, "only", "", "measure only what matches this regular expression by \"NAME, FIGURE\", such as 'CPU' or 'ceiling'")
+	rig.SpillwayFlag(f)
+	f.StringVarP(&output, "output", "o", "table", "table or json")
+	return cmd
+}

@@ -1,0 +1,84 @@
+package bench
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/agent"
+	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/proxymode"
+	"spillway.dev/spillway/lab/experiment/change"
+)
+
+func newBenchSyncCommand() *cobra.Command {
+	var cfg change.Config
+	var output string
+	cmd := &cobra.Command{
+		Use:   "sync",
+		Short: "Measure what a change of one endpoint costs in clusters of different sizes",
+		Long: `Gives each dataplane nodes of more and more Services of ten endpoints each, and
+measures the first full sync, single changes, and the first packet of a
+connection. kube-proxy-nftables and kube-proxy-iptables among the modes put
+kube-proxy beside them, fed by a real API server (run hack/peers first). With
+iptables, -legacy or -nft at the end of a mode says which variant. Needs root and
+nginx; leave the machine alone meanwhile.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.CheckOutput(output); err != nil {
+				return err
+			}
+			cfg.Progress = progress.New(cmd.ErrOrStderr())
+			return measure(cmd, output, cfg, change.Run, func(r *change.Report) int { return len(r.Rows) })
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Name, "name", "sync", "name of the lab clusters that are made")
+	f.StringSliceVar(&cfg.Modes, "modes", []string{"ebpf", "nftables", "iptables"}, "dataplanes to measure, kube-proxy's too")
+	f.IntSliceVar(&cfg.Services, "services", []int{100, 1000, 5000, 10000, 50000}, "numbers of Services")
+	f.IntVar(&cfg.Changes, "changes", 100, "single changes for the percentiles")
+	f.IntVar(&cfg.Rounds, "rounds", 20, "comparisons of first packets")
+	f.StringVarP(&output, "output", "o", "table", "table or json")
+	return cmd
+}
+
+// newBenchSideCommand makes the process that `bench sync` starts on each node.
+func newBenchSideCommand() *cobra.Command {
+	var side change.Side
+	var c agent.Config
+	var pod string
+	cmd := &cobra.Command{
+		Use:    "sync-side",
+		Short:  "Write a made-up cluster to this node's kernel, and change it, for 'bench sync'",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if side.Pod, err = netip.ParseAddr(pod); err != nil {
+				return cli.UsageErrorf("--pod %q: not an address", pod)
+			}
+			if err := c.Validate(); err != nil {
+				return err
+			}
+			agent.SaveMemory() // as the agent does
+			side.Node = c.NodeName
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			unregistered := func(prometheus.Collector) error { return nil }
+			side.Open = func(ctx context.Context) (dataplane.Backend, error) {
+				return proxymode.OpenOne(ctx, c.ProxyMode, c.Dataplanes(log), unregistered)
+			}
+			return side.Run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	f := cmd.Flags()
+	c.AddFlags(f)
+	f.StringVar(&pod, "pod", "", "address of the pod that answers")
+	f.IntVar(&side.Services, "services", 10, "number of Services")
+	f.IntVar(&side.Changes, "changes", 1, "changes in each batch")
+	return cmd
+}

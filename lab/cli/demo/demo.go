@@ -1,0 +1,64 @@
+// Package demo is the command that shows Spillway on a cluster of two nodes.
+package demo
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/examples"
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/lab/experiment/demo"
+	"spillway.dev/spillway/lab/experiment/rig"
+)
+
+// NewCommand makes the command demo.
+func NewCommand() *cobra.Command {
+	cfg := demo.Config{Mode: "ebpf"}
+	var manifests, output string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show Spillway at work on a cluster of two nodes on this machine",
+		Long: `Builds a cluster of two nodes and an outside client from network namespaces,
+starts an agent on each node with the manifests of examples/demo, asks every
+Service address, and measures the way through a Service beside the same server
+reached without one. It takes about a minute, needs root and nginx, and leaves
+nothing behind.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.CheckOutput(output); err != nil {
+				return err
+			}
+			if err := cfg.Validate(); err != nil {
+				return cli.UsageErrorf("%v", err)
+			}
+			var err error
+			if cfg.Manifests, err = fs.Sub(examples.Demo, "demo"); err != nil {
+				return err
+			}
+			if manifests != "" {
+				cfg.Manifests = os.DirFS(manifests)
+			}
+			cfg.Progress = progress.New(cmd.ErrOrStderr())
+			ctx, stop := cli.UntilSignal(cmd.Context())
+			defer stop()
+			report, err := demo.Run(ctx, cfg)
+			if report == nil || len(report.Visits) == 0 {
+				return err
+			}
+			return errors.Join(err, cli.PrintResult(cmd.OutOrStdout(), output, report))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Name, "name", "demo", "name of the lab cluster that is made")
+	f.StringVar(&manifests, "manifests", "", "directory to serve instead of the manifests that the program carries")
+	f.IntVar(&cfg.Rounds, "rounds", 4, "measurements of each path")
+	f.DurationVar(&cfg.Duration, "duration", time.Second, "length of one measurement")
+	rig.SpillwayFlag(f)
+	f.StringVarP(&output, "output", "o", "table", "table or json")
+	return cmd
+}
