@@ -1,8 +1,9 @@
 // Package docs holds the test that the documents do not promise what is not
-// there: files, flags of the agent, make's verbs.
+// there: files, flags of the agent, commands of both programs, make's verbs.
 package docs
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -20,8 +21,10 @@ var (
 	// named are paths in backquotes whose first part is a folder of the tree.
 	named    = regexp.MustCompile("`((?:bpf|cmd|deploy|docs|examples|hack|internal|lab|test)/[-\\w./]+)`")
 	makeVerb = regexp.MustCompile("(?m)(?:^|`)make ([a-z]+)")
-	flag     = regexp.MustCompile(`--[a-z][-a-z0-9]+`)
-	dflt     = regexp.MustCompile(`\(default "?([^"()]+?)"?\)$`)
+	// commandLine is a program and its command.
+	commandLine = regexp.MustCompile("(?m)(?:^|`)(?:sudo )?(?:bin/)?(spillway(?:-lab)?) ([a-z]+)")
+	flag        = regexp.MustCompile(`--[a-z][-a-z0-9]+`)
+	dflt        = regexp.MustCompile(`\(default "?([^"()]+?)"?\)$`)
 )
 
 // documents gives README.md and everything below docs, by path from the root.
@@ -104,28 +107,78 @@ func TestMakeVerbsExist(t *testing.T) {
 	}
 }
 
-// askHelp builds the agent, which takes a while, so once.
-var askHelp = sync.OnceValues(func() (string, error) {
-	cmd := exec.Command("go", "run", "./cmd/spillway", "agent", "--help")
+// programs are the programs that cmd builds.
+var programs = []string{"spillway", "spillway-lab"}
+
+// build builds the programs once, into a directory that TestMain removes.
+var build = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "spillway-docs"); err != nil {
+		return "", err
+	}
+	built = dir
+	cmd := exec.Command("go", "build", "-o", dir+"/", "./cmd/...")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	help, err := cmd.Output()
-	return string(help), err
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build: %w: %s", err, out)
+	}
+	return dir, nil
 })
 
-func agentHelp(t *testing.T) string {
+var built string
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built != "" {
+		os.RemoveAll(built)
+	}
+	os.Exit(code)
+}
+
+// help returns what a program prints for --help.
+func help(t *testing.T, program string, command ...string) string {
 	t.Helper()
-	help, err := askHelp()
+	dir, err := build()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return help
+	text, err := exec.Command(filepath.Join(dir, program), append(command, "--help")...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestCommandsExist looks at command lines in code: at the start of a line, or in
+// backquotes.
+func TestCommandsExist(t *testing.T) {
+	verbs := map[string]string{}
+	for _, program := range programs {
+		_, list, _ := strings.Cut(help(t, program), "Available Commands:")
+		list, _, _ = strings.Cut(list, "Flags:")
+		for _, m := range regexp.MustCompile(`(?m)^ +([a-z]+) `).FindAllStringSubmatch(list, -1) {
+			verbs[program+" "+m[1]] = program
+		}
+	}
+	if verbs["spillway agent"] == "" || verbs["spillway-lab lab"] == "" {
+		t.Fatalf("the commands are %v: is the help still understood?", verbs)
+	}
+	for doc, text := range documents(t) {
+		if strings.HasPrefix(doc, "docs/adr/") {
+			continue // a decision names the commands of its time
+		}
+		for _, m := range commandLine.FindAllStringSubmatch(text, -1) {
+			if verbs[m[1]+" "+m[2]] == "" {
+				t.Errorf("%s names %s %s, which is no command", doc, m[1], m[2])
+			}
+		}
+	}
 }
 
 // TestFlagTableIsTheAgents compares the README's table with the agent's help,
 // both ways, and the defaults that the help tells.
 func TestFlagTableIsTheAgents(t *testing.T) {
-	help := agentHelp(t)
+	help := help(t, "spillway", "agent")
 	rows := map[string]string{}
 	for line := range strings.Lines(documents(t)["README.md"]) {
 		if first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|"); strings.HasPrefix(line, "| `-") {
@@ -159,7 +212,7 @@ func TestFlagTableIsTheAgents(t *testing.T) {
 
 // TestTheChartGivesFlagsThatTheAgentHas reads what the chart renders.
 func TestTheChartGivesFlagsThatTheAgentHas(t *testing.T) {
-	help := agentHelp(t)
+	help := help(t, "spillway", "agent")
 	rendered, err := filepath.Glob(filepath.Join(root, "test/deploy/testdata/*.yaml"))
 	if err != nil || len(rendered) == 0 {
 		t.Fatalf("no manifests: %v", err)
