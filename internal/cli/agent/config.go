@@ -139,6 +139,35 @@ func (c *Config) warnOfRemarks(log *slog.Logger) {
 // Validate checks the command line and sets defaults that depend on the machine. Its
 // errors are UsageErrors.
 func (c *Config) Validate() error {
+	if err := c.validateChoices(); err != nil {
+		return err
+	}
+	if err := c.Conntrack.validate(); err != nil {
+		return err
+	}
+	if err := c.Influx.validate(); err != nil {
+		return err
+	}
+	if c.MasqueradeAll && c.Bypass == "never" {
+		return cli.UsageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through the stack: give one of them")
+	}
+	if err := c.validateAddresses(); err != nil {
+		return err
+	}
+	if err := c.validateNodeName(); err != nil {
+		return err
+	}
+	if err := c.validatePaths(); err != nil {
+		return err
+	}
+	if err := c.intent().Validate(); err != nil {
+		return cli.UsageErrorf("%v", err)
+	}
+	return nil
+}
+
+// validateChoices checks the flags that have a set or a range of values.
+func (c *Config) validateChoices() error {
 	if modes := proxymode.Names(); !slices.Contains(modes, c.ProxyMode) {
 		return cli.UsageErrorf("--proxy-mode %q: not a proxy mode: use %s", c.ProxyMode, strings.Join(modes, ", "))
 	}
@@ -163,16 +192,11 @@ func (c *Config) Validate() error {
 	if bad := validation.IsValidLabelValue(c.ProxyName); len(bad) > 0 {
 		return cli.UsageErrorf("--service-proxy-name %q: no label can have this value: %s", c.ProxyName, bad[0])
 	}
-	if err := c.Conntrack.validate(); err != nil {
-		return err
-	}
-	if err := c.Influx.validate(); err != nil {
-		return err
-	}
-	if c.MasqueradeAll && c.Bypass == "never" {
-		return cli.UsageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through the stack: give one of them")
-	}
-	var err error
+	return nil
+}
+
+// validateAddresses parses address ranges, and completes the addresses of the servers.
+func (c *Config) validateAddresses() (err error) {
 	if c.clusterCIDRs, err = parsePrefixes("--cluster-cidr", c.ClusterCIDR); err != nil {
 		return err
 	}
@@ -186,15 +210,6 @@ func (c *Config) Validate() error {
 	}
 	if c.MetricsAddr, err = bindAddress("--metrics-bind-address", c.MetricsAddr, 10249); err != nil {
 		return err
-	}
-	if err := c.validateNodeName(); err != nil {
-		return err
-	}
-	if err := c.validatePaths(); err != nil {
-		return err
-	}
-	if err := c.intent().Validate(); err != nil {
-		return cli.UsageErrorf("%v", err)
 	}
 	return nil
 }

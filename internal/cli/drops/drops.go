@@ -208,6 +208,11 @@ func (c *config) follow(ctx context.Context, follower *drops.Follower, targets [
 		shown++
 		byReason[d.Reason]++
 	}
+	return c.summarize(follower, shown, byReason, stderr)
+}
+
+// summarize prints how many drops were shown, how many were not, and why.
+func (c *config) summarize(follower *drops.Follower, shown int, byReason map[string]uint64, stderr io.Writer) error {
 	counts, err := follower.Counts()
 	if err != nil {
 		return err

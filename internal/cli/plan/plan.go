@@ -105,27 +105,8 @@ func (c *config) plan(ctx context.Context) (*planReport, error) {
 			return nil, err
 		}
 	}
-	for _, s := range c.timeouts {
-		name, value, _ := strings.Cut(s, "=")
-		d, err := time.ParseDuration(value)
-		if err != nil || d < 0 || !setTimeout(&cfg.Timeouts, name, d) {
-			return nil, cli.UsageErrorf("--timeout %q: write one like udp=10s; the names are in --help", s)
-		}
-	}
-	for _, s := range c.loads {
-		l, err := parseLoad(s)
-		if err != nil {
-			return nil, err
-		}
-		cfg.Loads = append(cfg.Loads, l)
-	}
-	if len(cfg.Loads) == 0 {
-		if !c.live && c.table == 0 {
-			return nil, cli.UsageErrorf("nothing to plan: give --load KIND=RATE, --table ENTRIES or --live")
-		}
-		for _, k := range capacity.Kinds { // what each kind could have of the table
-			cfg.Loads = append(cfg.Loads, capacity.Load{Kind: k})
-		}
+	if err := c.apply(&cfg); err != nil {
+		return nil, err
 	}
 	if err := cfg.Validate(); err != nil {
 		return nil, cli.UsageErrorf("%v", err)
@@ -136,6 +117,33 @@ func (c *config) plan(ctx context.Context) (*planReport, error) {
 	}
 	report.Plan, report.Limit = p, cfg.Limit
 	return report, nil
+}
+
+// apply sets the timeouts and loads of the command line.
+func (c *config) apply(cfg *capacity.Config) error {
+	for _, s := range c.timeouts {
+		name, value, _ := strings.Cut(s, "=")
+		d, err := time.ParseDuration(value)
+		if err != nil || d < 0 || !setTimeout(&cfg.Timeouts, name, d) {
+			return cli.UsageErrorf("--timeout %q: write one like udp=10s; the names are in --help", s)
+		}
+	}
+	for _, s := range c.loads {
+		l, err := parseLoad(s)
+		if err != nil {
+			return err
+		}
+		cfg.Loads = append(cfg.Loads, l)
+	}
+	if len(cfg.Loads) == 0 {
+		if !c.live && c.table == 0 {
+			return cli.UsageErrorf("nothing to plan: give --load KIND=RATE, --table ENTRIES or --live")
+		}
+		for _, k := range capacity.Kinds { // what each kind could have of the table
+			cfg.Loads = append(cfg.Loads, capacity.Load{Kind: k})
+		}
+	}
+	return nil
 }
 
 // watchTable sees how fast the table of this namespace fills.

@@ -121,19 +121,7 @@ func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
 	if err != nil {
 		return cli.UsageErrorf("--only: %v", err)
 	}
-	if err := topology.RequireRoot(); err != nil {
-		return err
-	}
-	if _, err := rig.Spillway(); err != nil {
-		return err
-	}
-	if !c.node {
-		if err := suite.RefuseKubelet(); err != nil {
-			return err
-		}
-	}
-	// Said before an hour is spent, not after it.
-	if err := writable(c.dir); err != nil {
+	if err := c.canRun(); err != nil {
 		return err
 	}
 	ctx, stop := cli.UntilSignal(cmd.Context())
@@ -157,6 +145,23 @@ func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
 	}
 	// What was measured is shown, whatever became of the files.
 	return errors.Join(writeErr, labRunEnd(cmd.OutOrStdout(), c, run, path))
+}
+
+// canRun returns an error if a run would fail for a reason that can be checked before it
+// takes an hour.
+func (c *labRunConfig) canRun() error {
+	if err := topology.RequireRoot(); err != nil {
+		return err
+	}
+	if _, err := rig.Spillway(); err != nil {
+		return err
+	}
+	if !c.node {
+		if err := suite.RefuseKubelet(); err != nil {
+			return err
+		}
+	}
+	return writable(c.dir)
 }
 
 // writable makes the directory of a report and asks whether it takes files.

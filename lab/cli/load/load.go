@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
@@ -49,56 +50,29 @@ Ctrl-C ends a run early with what there is. The exit code is 1 if not one reques
 was answered.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := cli.CheckOutput(output); err != nil {
-				return err
-			}
-			var err error
-			if cfg.Target, err = netip.ParseAddrPort(args[0]); err != nil {
-				return cli.UsageErrorf("target %q: write ADDRESS:PORT, [ADDRESS]:PORT for IPv6", args[0])
-			}
-			for _, text := range sources {
-				s, err := netip.ParseAddr(text)
-				if err != nil {
-					return cli.UsageErrorf("--source %q: not an address", text)
-				}
-				cfg.Sources = append(cfg.Sources, s)
-			}
-			if err := cfg.Validate(); err != nil {
-				return cli.UsageErrorf("%v", err)
-			}
-			ctx, stop := cli.UntilSignal(cmd.Context())
-			defer stop()
-			show, done := showProgress(cmd.ErrOrStderr())
-			cfg.Progress = show
-			result, err := load.Run(ctx, cfg)
-			done()
-			if err != nil {
-				return err
-			}
-			if err := cli.PrintResult(cmd.OutOrStdout(), output, loadResult{result}); err != nil {
-				return err
-			}
-			if result.Requests == 0 && !result.Interrupted {
-				return fmt.Errorf("load %s: not one request was answered: is a server there?", cfg.Target)
-			}
-			return nil
+			return run(cmd, cfg, args[0], sources, output)
 		},
 	}
-	f := cmd.Flags()
+	addFlags(cmd.Flags(), &cfg, &sources, &output)
+	return cmd
+}
+
+// addFlags binds the flags that loads of a kind have.
+func addFlags(f *pflag.FlagSet, cfg *load.Config, sources *[]string, output *string) {
 	f.IntVar(&cfg.Connections, "connections", 16, "requests under way at once")
 	f.DurationVar(&cfg.Duration, "duration", 2*time.Second, "how long to measure")
 	f.DurationVar(&cfg.Warmup, "warmup", 200*time.Millisecond, "how long to send before that")
 	f.DurationVar(&cfg.Timeout, "timeout", 0, "how long a request may take (default 5s, 1s for udp and tftp)")
-	f.StringVarP(&output, "output", "o", "table", "table or json")
-	if kind == load.TFTP {
-		return cmd
+	f.StringVarP(output, "output", "o", "table", "table or json")
+	if cfg.Kind == load.TFTP {
+		return
 	}
 	f.Float64Var(&cfg.Rate, "rate", 0, "requests per second, whatever the answers do; 0 sends the next when one is answered")
 	f.Int64Var(&cfg.MaxRequests, "max-requests", 0, "end after so many counted requests; 0 is no limit")
 	f.DurationVar(&cfg.Delay, "delay", 0, "how long each connection waits after an answer, in steps of 10ms")
 	f.IntVar(&cfg.Threads, "threads", 1, "event loops that share the connections")
-	f.StringSliceVar(&sources, "source", nil, "addresses to send from, in turns")
-	switch kind {
+	f.StringSliceVar(sources, "source", nil, "addresses to send from, in turns")
+	switch cfg.Kind {
 	case load.UDP:
 		f.StringVar(&cfg.Payload, "payload", "ping", "what to send")
 		f.BoolVar(&cfg.FreshPorts, "fresh-ports", false, "take a new source port for each request")
@@ -110,7 +84,43 @@ was answered.`,
 		f.BoolVar(&cfg.AnyStatus, "any-status", false, "take every HTTP status for an answer, and count each")
 		f.StringVar(&cfg.Host, "host", "", "Host field (default the target)")
 	}
-	return cmd
+}
+
+// run generates a load and prints what came of it.
+func run(cmd *cobra.Command, cfg load.Config, target string, sources []string, output string) error {
+	if err := cli.CheckOutput(output); err != nil {
+		return err
+	}
+	var err error
+	if cfg.Target, err = netip.ParseAddrPort(target); err != nil {
+		return cli.UsageErrorf("target %q: write ADDRESS:PORT, [ADDRESS]:PORT for IPv6", target)
+	}
+	for _, text := range sources {
+		s, err := netip.ParseAddr(text)
+		if err != nil {
+			return cli.UsageErrorf("--source %q: not an address", text)
+		}
+		cfg.Sources = append(cfg.Sources, s)
+	}
+	if err := cfg.Validate(); err != nil {
+		return cli.UsageErrorf("%v", err)
+	}
+	ctx, stop := cli.UntilSignal(cmd.Context())
+	defer stop()
+	show, done := showProgress(cmd.ErrOrStderr())
+	cfg.Progress = show
+	result, err := load.Run(ctx, cfg)
+	done()
+	if err != nil {
+		return err
+	}
+	if err := cli.PrintResult(cmd.OutOrStdout(), output, loadResult{result}); err != nil {
+		return err
+	}
+	if result.Requests == 0 && !result.Interrupted {
+		return fmt.Errorf("load %s: not one request was answered: is a server there?", cfg.Target)
+	}
+	return nil
 }
 
 // loops says when requests of a kind leave.
