@@ -30,7 +30,7 @@ func TestFTPByHand(t *testing.T) {
 	server := r.ftpByHand(t, "a0")
 	t.Run("NamesNobodyElse", func(t *testing.T) { r.namesNobodyElse(t, s, server) })
 	t.Run("TakesNobodysPort", func(t *testing.T) { r.takesNobodysPort(t, s, server) })
-	if r.Mode != "iptables" { // which has no match for control connections: docs/adr/0033
+	if r.Mode != "iptables" { // which has no match for control connections: docs/protocols.md
 		t.Run("IsCutOffIfItAnnouncesTakenPorts", func(t *testing.T) { r.cutsOff(t, s, server) })
 	}
 	t.Run("MayAnnouncePortsOfItsService", func(t *testing.T) { r.announcesItsOwn(t, s) })
