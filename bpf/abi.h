@@ -64,8 +64,8 @@ enum frontend_flags {
 
 struct frontend {
 	__u32 service;
-	__u8 outside; /* enum route, for packets from other machines */
-	__u8 inside;  /* enum route, for this node's processes and pods */
+	__u8 external_route; /* enum route, for packets from other machines */
+	__u8 internal_route; /* enum route, for this node's processes and pods */
 	__u8 flags;
 	__u8 pad;
 };
@@ -91,12 +91,12 @@ struct slot_key {
 
 /* backends: an endpoint of a Service port, by an id that is never used twice. */
 enum backend_flags {
-	BACKEND_CLUSTER = 1 << 0, /* member of the cluster set */
-	BACKEND_LOCAL = 1 << 1,	  /* member of the local set */
-	BACKEND_HERE = 1 << 2,	  /* on this node */
-	BACKEND_HOST = 1 << 3,	  /* the node's own address */
-	BACKEND_POLICED = 1 << 4, /* through the stack: a NetworkPolicy selects it */
-	BACKEND_OPEN = 1 << 5,	  /* not, in spite of that: open to anybody, untracked */
+	BACKEND_CLUSTER_POLICY = 1 << 0, /* member of the cluster set */
+	BACKEND_LOCAL_POLICY = 1 << 1,	  /* member of the local set */
+	BACKEND_ON_THIS_NODE = 1 << 2,	  /* on this node */
+	BACKEND_HOST_NETWORK = 1 << 3,	  /* the node's own address */
+	BACKEND_TRAVERSES_NETFILTER = 1 << 4, /* through the stack: a NetworkPolicy selects it */
+	BACKEND_ALLOWS_ANY = 1 << 5,	  /* not, in spite of that: open to anybody, untracked */
 };
 
 struct backend {
@@ -119,14 +119,17 @@ struct backend {
 
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */
-	__u32 service;
+	__u32 scope;	 /* source_ranges: a Service, or RANGE_*. untracked_blocks: a rule */
 	__u32 family;
 	struct addr addr;
 };
 
 /* affinity: the endpoint that a client was given last. */
 struct affinity_key {
-	struct addr client; /* address, or w[0..1] = cookie of the client's namespace */
+	union {
+		struct addr client;
+		__u32 cookie[2]; /* of the client's network namespace, with by_cookie */
+	};
 	__u32 service;
 	__u8 family;
 	__u8 by_cookie;
@@ -139,14 +142,14 @@ struct affinity {
 };
 
 /* How a packet leaves. Flows remember it, so the values stay. */
-enum way_kind {
-	WAY_STACK = 0,	 /* no short way: the stack knows */
-	WAY_POD = 1,
-	WAY_OUT = 2,	 /* by the kernel's neighbour table */
-	WAY_LINK = 3,	 /* out, to a neighbour that is known */
-	WAY_TOO_BIG = 4,
-	WAY_TTL = 5,
-	WAY_NONE = 6,	 /* no route */
+enum next_hop_kind {
+	NEXT_HOP_STACK = 0,	 /* no short way: the stack knows */
+	NEXT_HOP_POD = 1,
+	NEXT_HOP_NEIGH = 2,	 /* by the kernel's neighbour table */
+	NEXT_HOP_LINK = 3,	 /* out, to a neighbour that is known */
+	NEXT_HOP_TOO_BIG = 4,
+	NEXT_HOP_TTL_EXCEEDED = 5,
+	NEXT_HOP_NO_ROUTE = 6,	 /* no route */
 };
 
 /*
@@ -168,9 +171,9 @@ enum flow_flags {
 	FLOW_STACK = 1 << 1,	/* goes through the stack; replies are translated at egress */
 	FLOW_SNAT = 1 << 2,	/* the client's address was replaced */
 	FLOW_FIN = 1 << 3,	/* FIN seen in this direction */
-	FLOW_TWIN_FIN = 1 << 4, /* FIN seen in the other direction */
+	FLOW_REVERSE_FIN = 1 << 4, /* FIN seen in the other direction */
 	FLOW_TO_POD = 1 << 5,	/* leads to a pod of this node */
-	FLOW_TWIN_TO_POD = 1 << 6,
+	FLOW_REVERSE_TO_POD = 1 << 6,
 	FLOW_RESET = 1 << 7,	/* TCP: closed by an RST */
 	FLOW_STREAM = 1 << 8,	/* UDP: went on soon after its answer, in another second */
 	FLOW_CONFIRMED = 1 << 9, /* TCP: the client is known to exist, and within its share */
@@ -183,7 +186,12 @@ enum flow_end {
 	END_UNKNOWN = 0,
 	END_CLIENT_FIRST = 1,	/* the endpoint has forgotten the connection */
 	END_ENDPOINT_FIRST = 2, /* it takes a SYN beyond what it has acknowledged (RFC 6191) */
-	END_ANSWERED = 3,	/* of a TFTP request: a port of the server's choice has answered */
+};
+
+/* The progress of a TFTP request. */
+enum request_progress {
+	REQUEST_SENT = 0,
+	REQUEST_ANSWERED = 3, /* a port of the server's choice has answered */
 };
 
 /* What a flow has to do with answers from ports of the server's choice: helper.h. */
@@ -224,14 +232,17 @@ struct flow {
 	__u32 seen; /* seconds since boot of the last packet, at most one second late */
 	__u16 flags;
 	__u8 state;
-	__u8 end;    /* enum flow_end */
+	union {
+		__u8 end;      /* TCP: enum flow_end */
+		__u8 progress; /* HELPER_REQUEST: enum request_progress */
+	};
 	__u8 helper; /* enum flow_helper */
 	/* The way that its packets took last, with the frame's addresses; good for one second. */
-	__u8 way_kind; /* WAY_POD or WAY_LINK */
-	__u16 way_mtu;
-	__u32 way_seen;
-	__u32 way_ifindex;
-	__u8 way_macs[12];
+	__u8 next_hop_kind; /* NEXT_HOP_POD or NEXT_HOP_LINK */
+	__u16 next_hop_mtu;
+	__u32 next_hop_seen;
+	__u32 next_hop_ifindex;
+	__u8 next_hop_macs[12];
 	__u32 in_ifindex; /* the device of the pod that sends these packets; 0: the network */
 	struct tcp_side tcp;
 	__u32 backend;
@@ -278,9 +289,9 @@ struct fragment {
 
 /* pods: how to reach a pod of this node without the stack. */
 enum pod_flags {
-	POD_POLICED = 1 << 0, /* netfilter is to judge its packets */
+	POD_TRAVERSES_NETFILTER = 1 << 0, /* netfilter is to judge its packets */
 	POD_REACHABLE = 1 << 1, /* ifindex and mac are valid */
-	POD_GUARDED = 1 << 2, /* policed for what do-not-track policies deny, and nothing else */
+	POD_DENY_RULE_ONLY = 1 << 2, /* policed for what do-not-track policies deny, and nothing else */
 };
 
 struct pod {
@@ -300,7 +311,7 @@ struct pod {
 #define UNTRACKED_RULES 4
 
 enum untracked_peers {
-	UNTRACKED_ANYBODY = 1 << 0,
+	UNTRACKED_ANY = 1 << 0,
 	UNTRACKED_PODS = 1 << 1,
 	UNTRACKED_BLOCKS = 1 << 2,
 };
@@ -398,12 +409,12 @@ enum settings_flags {
 	SETTING_TCP_LIBERAL = 1 << 7,	/* only RSTs are compared with the TCP window */
 };
 
-/* stack_flows: what there has ever been, so that packets are spared looking for it. */
-enum been {
-	BEEN_STACK_FLOW = 1 << 0,
-	BEEN_HELPER = 1 << 1,
-	BEEN_NODE_HELPER = 1 << 2, /* a process of the node has asked */
-	BEEN_SNAT = 1 << 3,	   /* a flow has a port of the node */
+/* features_seen: what there has ever been, so that packets are spared looking for it. */
+enum feature {
+	FEATURE_STACK_FLOW = 1 << 0,
+	FEATURE_HELPER = 1 << 1,
+	FEATURE_NODE_HELPER = 1 << 2, /* a process of the node has asked */
+	FEATURE_SNAT = 1 << 3,	   /* a flow has a port of the node */
 };
 
 /*

@@ -14,9 +14,9 @@
  * The kernel says NETFILTER_DROP for all of netfilter. Which table or chain it
  * was is told from which of their functions ran last for the packet on this CPU.
  */
-#include "lib/kernel.h"
+#include "lib/drops/kernel.h"
 #include "drops.h"
-#include "lib/dropfilter.h"
+#include "lib/drops/filter.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

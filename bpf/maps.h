@@ -81,7 +81,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } connections SEC(".maps"); /* lives and dies with the socket */
 LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
-ARRAY(stack_flows, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum been */
+ARRAY(features_seen, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum feature */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
 
 #endif

@@ -12,49 +12,49 @@
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	return socket_translate(ctx, FAMILY_V4, 0);
+	return socket_translate(ctx, FAMILY_V4, SOCKET_CONNECTED);
 }
 
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	return socket_translate(ctx, FAMILY_V6, 0);
+	return socket_translate(ctx, FAMILY_V6, SOCKET_CONNECTED);
 }
 
 SEC("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
-	return socket_translate(ctx, FAMILY_V4, 1);
+	return socket_translate(ctx, FAMILY_V4, SOCKET_PER_DATAGRAM);
 }
 
 SEC("cgroup/sendmsg6")
 int sendmsg6(struct bpf_sock_addr *ctx)
 {
-	return socket_translate(ctx, FAMILY_V6, 1);
+	return socket_translate(ctx, FAMILY_V6, SOCKET_PER_DATAGRAM);
 }
 
 SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V4, 1);
+	return socket_restore(ctx, FAMILY_V4, SOCKET_PER_DATAGRAM);
 }
 
 SEC("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V6, 1);
+	return socket_restore(ctx, FAMILY_V6, SOCKET_PER_DATAGRAM);
 }
 
 SEC("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V4, 0);
+	return socket_restore(ctx, FAMILY_V4, SOCKET_CONNECTED);
 }
 
 SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V6, 0);
+	return socket_restore(ctx, FAMILY_V6, SOCKET_CONNECTED);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -33,12 +33,12 @@ static __always_inline int egress(struct __sk_buff *skb)
 {
 	__u32 *mark;
 
-	if (skb->tc_index == DONE_TC_INDEX) {
+	if (skb->tc_index == TC_INDEX_DONE) {
 		skb->tc_index = 0;
 		return NEXT;
 	}
-	mark = been_mark();
-	if (!mark || !(*mark & (BEEN_STACK_FLOW | BEEN_NODE_HELPER | BEEN_SNAT)))
+	mark = features_get();
+	if (!mark || !(*mark & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT)))
 		return pass(PASS_OTHER);
 	return handle(skb, EGRESS);
 }
@@ -61,13 +61,14 @@ const enum backend_flags *unused_backend_flags __attribute__((unused));
 const enum flow_flags *unused_flow_flags __attribute__((unused));
 const enum flow_state *unused_flow_state __attribute__((unused));
 const enum flow_end *unused_flow_end __attribute__((unused));
+const enum request_progress *unused_request_progress __attribute__((unused));
 const enum pod_flags *unused_pod_flags __attribute__((unused));
 const enum node_addr_flags *unused_node_addr_flags __attribute__((unused));
 const enum settings_flags *unused_settings_flags __attribute__((unused));
 const enum service_flags *unused_service_flags __attribute__((unused));
 const enum flow_helper *unused_flow_helper __attribute__((unused));
 const enum untracked_peers *unused_untracked_peers __attribute__((unused));
-const enum been *unused_been __attribute__((unused));
+const enum feature *unused_feature __attribute__((unused));
 const enum route *unused_route __attribute__((unused));
 const enum verdict *unused_verdict __attribute__((unused));
 

@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_BASE_H
 #define SPILLWAY_BASE_H
 
+#include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/icmpv6.h>
 #include <linux/if_ether.h>
@@ -81,24 +82,24 @@ static __always_inline struct settings *get_settings(void)
 	return bpf_map_lookup_elem(&node_settings, &zero);
 }
 
-/* What has there been? (enum been) */
-static __always_inline __u32 *been_mark(void)
+/* What has there been? (enum feature) */
+static __always_inline __u32 *features_get(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&stack_flows, &zero);
+	return bpf_map_lookup_elem(&features_seen, &zero);
 }
 
-static __always_inline int been(enum been what)
+static __always_inline int feature_seen(enum feature what)
 {
-	__u32 *mark = been_mark();
+	__u32 *mark = features_get();
 
 	return mark && *mark & what;
 }
 
-static __always_inline void been_set(enum been what)
+static __always_inline void feature_mark(enum feature what)
 {
-	__u32 *mark = been_mark();
+	__u32 *mark = features_get();
 
 	if (mark && !(*mark & what))
 		__sync_fetch_and_or(mark, what);

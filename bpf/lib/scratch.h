@@ -5,7 +5,8 @@
 #ifndef SPILLWAY_SCRATCH_H
 #define SPILLWAY_SCRATCH_H
 
-#include "redirect.h"
+#include "act/answer.h"
+#include "lookup/next_hop.h"
 
 /* From which ports a flow gets another than the client's. */
 enum port_list {
@@ -19,13 +20,13 @@ struct flow_pair {
 	struct flow reply;
 	struct tuple reply_key;
 	struct tuple holder_key; /* of another flow that has the reply tuple */
-	struct tuple twin_key;	 /* of that flow's other entry */
+	struct tuple reverse_key;	 /* of that flow's other entry */
 	__u32 seq;		 /* of the first packet, if it is a SYN */
 	enum port_list ports;
 	/* The best of the flows met in the search for a port that may be replaced. */
-	__u32 spare_slot;
-	__u32 spare_age;
-	__be16 spare_port; /* 0: none was met */
+	__u32 victim_slot;
+	__u32 victim_rank;
+	__be16 victim_port; /* 0: none was met */
 };
 
 #define QUOTED_L4 8
@@ -46,7 +47,7 @@ struct icmp_scratch {
 struct scratch {
 	struct packet packet;
 	struct flow_pair pair;
-	struct way way;
+	struct next_hop next_hop;
 	union {
 		struct icmp_answer answer;
 		struct tcp_answer rst;

@@ -11,7 +11,8 @@
 #ifndef SPILLWAY_SOCKET_H
 #define SPILLWAY_SOCKET_H
 
-#include "lookup.h"
+#include "lookup/endpoint.h"
+#include "lookup/service.h"
 
 #define ALLOW 1
 #define REFUSE 0
@@ -152,7 +153,7 @@ static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
 	last = bpf_map_lookup_elem(&sockets, &key);
 	if (!last)
 		return NULL;
-	b = backend_valid(last->backend, fe->service, route_member(fe->inside));
+	b = backend_valid(last->backend, fe->service, route_member(fe->internal_route));
 	/* Of several Services with one endpoint the last that was asked answers. */
 	if (b && socket_ambiguous(cookie, proto, service, b))
 		socket_remember(cookie, proto, service, b, last->backend);
@@ -165,7 +166,7 @@ static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
  * the Service then, and what the socket sends there goes to the endpoint's.
  */
 static __always_inline void socket_expect(__u64 cookie, const struct endpoint_addr *service,
-					  const struct backend *b, __u32 id, int in_pod)
+					  const struct backend *b, __u32 id, bool in_pod)
 {
 	struct socket_peer peer = {
 		.addr = service->addr,
@@ -175,9 +176,9 @@ static __always_inline void socket_expect(__u64 cookie, const struct endpoint_ad
 
 	socket_key(&key, cookie, IPPROTO_UDP, &b->addr, 0, SOCKET_REVERSE);
 	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
-	been_set(BEEN_HELPER);
+	feature_mark(FEATURE_HELPER);
 	if (!in_pod)
-		been_set(BEEN_NODE_HELPER);
+		feature_mark(FEATURE_NODE_HELPER);
 	count(HELPER_ASKED);
 }
 
@@ -235,74 +236,87 @@ static __always_inline int refuse(int err, enum verdict verdict)
 	return REFUSE;
 }
 
-/*
- * Is the choice to be made here? 1: yes. 0: leave the address alone, the tc
- * programs will see the packet. Otherwise -errno.
- */
-static __always_inline int socket_decides(const struct frontend *fe, __u8 family, int in_pod)
+/* The calls of a process that the hooks see. */
+enum socket_call {
+	SOCKET_CONNECTED,	 /* connect(), getpeername() */
+	SOCKET_PER_DATAGRAM, /* sendmsg(), recvmsg() */
+};
+
+/* What the hooks do with an address of a Service. */
+enum socket_decision {
+	SOCKET_LEAVE,	  /* nothing: the tc programs decide about the packet */
+	SOCKET_TRANSLATE,
+	SOCKET_REFUSE,	  /* ECONNREFUSED */
+	SOCKET_TIME_OUT,  /* ETIMEDOUT */
+};
+
+static __always_inline enum socket_decision socket_decide(const struct frontend *fe, __u8 family, bool in_pod)
 {
 	struct settings *s = get_settings();
 
 	if (!s)
-		return 0;
+		return SOCKET_LEAVE;
 	if (fe->flags & FRONTEND_RANGES) {
 		if (in_pod)
-			return 0;
+			return SOCKET_LEAVE;
 		if (!range_allows(fe->service, family == FAMILY_V4 ? &s->node_v4 : &s->node_v6,
 				  family))
-			return -ETIMEDOUT;
+			return SOCKET_TIME_OUT;
 	}
-	if (fe->inside == ROUTE_DROP)
-		return in_pod ? 0 : -ETIMEDOUT;
-	if (fe->inside == ROUTE_REJECT)
-		return in_pod && !has_set_retval ? 0 : -ECONNREFUSED;
-	return 1;
+	if (fe->internal_route == ROUTE_DROP)
+		return in_pod ? SOCKET_LEAVE : SOCKET_TIME_OUT;
+	if (fe->internal_route == ROUTE_REJECT)
+		return in_pod && !has_set_retval ? SOCKET_LEAVE : SOCKET_REFUSE;
+	return SOCKET_TRANSLATE;
 }
 
 /* connect() and sendmsg(): the Service's address becomes an endpoint's. */
-static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 family, int datagram)
+static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 family, enum socket_call call)
 {
 	__u8 proto = ctx->protocol;
 	struct endpoint_addr dst;
 	struct backend *b = NULL;
 	struct frontend *fe;
+	struct backend_choice choice;
+	enum socket_decision decision;
 	__u64 cookie, netns;
-	int decides, in_pod, own;
-	__u32 id = 0;
+	bool in_pod;
 
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return ALLOW;
 	peer_load(ctx, family, &dst);
-	if (proto == IPPROTO_UDP && been(BEEN_HELPER) && socket_follow(ctx, family, &dst))
+	if (proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER) && socket_follow(ctx, family, &dst))
 		return ALLOW;
-	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family, &own);
+	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family).fe;
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return ALLOW;
 	netns = bpf_get_netns_cookie(ctx);
 	in_pod = netns != host_netns_cookie;
-	decides = socket_decides(fe, dst.family, in_pod);
-	if (!decides)
+	decision = socket_decide(fe, dst.family, in_pod);
+	if (decision == SOCKET_LEAVE)
 		return ALLOW;
-	if (decides < 0)
-		return refuse(-decides,
-			      decides == -ETIMEDOUT ? SOCKET_TIMED_OUT : SOCKET_REFUSED);
+	if (decision == SOCKET_TIME_OUT)
+		return refuse(ETIMEDOUT, SOCKET_TIMED_OUT);
+	if (decision == SOCKET_REFUSE)
+		return refuse(ECONNREFUSED, SOCKET_REFUSED);
 
 	cookie = proto == IPPROTO_UDP ? bpf_get_socket_cookie(ctx) : 0;
-	if (datagram)
+	if (call == SOCKET_PER_DATAGRAM)
 		b = socket_recall(cookie, proto, &dst, fe);
 	if (!b) {
-		b = backend_select(fe->service, fe->inside, bpf_get_prandom_u32(), &dst.addr,
-				   dst.family, netns, 1, &id);
+		choice = backend_select(fe->service, fe->internal_route, bpf_get_prandom_u32(),
+					&dst.addr, dst.family, netns, AFFINITY_AT_ONCE);
+		b = choice.backend;
 		if (!b)
 			return refuse(ECONNREFUSED, SOCKET_REFUSED);
-		if (in_pod && datagram && socket_ambiguous(cookie, proto, &dst, b))
+		if (in_pod && call == SOCKET_PER_DATAGRAM && socket_ambiguous(cookie, proto, &dst, b))
 			return ALLOW;
 		if (proto == IPPROTO_UDP)
-			socket_remember(cookie, proto, &dst, b, id);
+			socket_remember(cookie, proto, &dst, b, choice.id);
 		else
 			connection_remember(ctx, &dst, b);
-		if (datagram && fe->flags & FRONTEND_TFTP)
-			socket_expect(cookie, &dst, b, id, in_pod);
+		if (call == SOCKET_PER_DATAGRAM && fe->flags & FRONTEND_TFTP)
+			socket_expect(cookie, &dst, b, choice.id, in_pod);
 	}
 	peer_store(ctx, family, dst.mapped, &b->addr, b->port);
 	count(SOCKET_TRANSLATED);
@@ -310,7 +324,7 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 }
 
 /* recvmsg() and getpeername(): the endpoint's address becomes the Service's. */
-static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family, int datagram)
+static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family, enum socket_call call)
 {
 	struct socket_peer *peer, answered;
 	struct endpoint_addr src;
@@ -324,7 +338,7 @@ static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family
 	socket_key(&key, bpf_get_socket_cookie(ctx), ctx->protocol, &src.addr, src.port,
 		   SOCKET_REVERSE);
 	peer = bpf_map_lookup_elem(&sockets, &key);
-	if (!peer && datagram && been(BEEN_HELPER) &&
+	if (!peer && call == SOCKET_PER_DATAGRAM && feature_seen(FEATURE_HELPER) &&
 	    !socket_answered(key.cookie, &src, &answered))
 		peer = &answered;
 	if (peer)

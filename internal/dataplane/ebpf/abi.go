@@ -28,7 +28,7 @@ const (
 // isClusterRange tells ranges of the cluster, and of IPsec policies, from those of
 // Services.
 func isClusterRange(key tcRangeKey) bool {
-	return key.Service == rangePods || key.Service >= rangeXfrmDst
+	return key.Scope == rangePods || key.Scope >= rangeXfrmDst
 }
 
 // The two sets of endpoints, as indices of tcService.Count.
@@ -114,12 +114,12 @@ func backendFlags(e intent.Endpoint) tcBackendFlags {
 		set  bool
 		flag tcBackendFlags
 	}{
-		{e.Cluster, tcBackendFlagsBACKEND_CLUSTER},
-		{e.Local, tcBackendFlagsBACKEND_LOCAL},
-		{e.Here, tcBackendFlagsBACKEND_HERE},
-		{e.Host, tcBackendFlagsBACKEND_HOST},
-		{e.Policed, tcBackendFlagsBACKEND_POLICED},
-		{e.Open, tcBackendFlagsBACKEND_OPEN},
+		{e.Cluster, tcBackendFlagsBACKEND_CLUSTER_POLICY},
+		{e.Local, tcBackendFlagsBACKEND_LOCAL_POLICY},
+		{e.Here, tcBackendFlagsBACKEND_ON_THIS_NODE},
+		{e.Host, tcBackendFlagsBACKEND_HOST_NETWORK},
+		{e.Policed, tcBackendFlagsBACKEND_TRAVERSES_NETFILTER},
+		{e.Open, tcBackendFlagsBACKEND_ALLOWS_ANY},
 	} {
 		if b.set {
 			flags |= b.flag
@@ -134,10 +134,10 @@ var _ = [1]struct{}{}[int(intent.Reject)-int(tcRouteROUTE_REJECT)+
 	int(intent.ToCluster)-int(tcRouteROUTE_CLUSTER)+
 	int(intent.ToLocal)-int(tcRouteROUTE_LOCAL)]
 
-func rangeKey(service uint32, p netip.Prefix) tcRangeKey {
+func rangeKey(scope uint32, p netip.Prefix) tcRangeKey {
 	return tcRangeKey{
 		Prefixlen: 64 + uint32(p.Bits()),
-		Service:   service,
+		Scope:     scope,
 		Family:    uint32(familyOf(p.Addr())),
 		Addr:      toAddr(p.Masked().Addr()),
 	}

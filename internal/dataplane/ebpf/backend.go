@@ -47,7 +47,7 @@ type Backend struct {
 	node          *intent.Node
 	uplinks       map[int]attach.Uplink
 	pods          map[netip.Addr]attach.Pod
-	policed       map[netip.Addr]policing
+	policed       map[netip.Addr]traversal
 	untracking    bool // there are untracked ports
 	snatPorts     []uint16
 	clusterRanges map[tcRangeKey]bool
@@ -72,7 +72,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		cfg: cfg, policed: map[netip.Addr]policing{},
+		cfg: cfg, policed: map[netip.Addr]traversal{},
 		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1),
 	}
 	if b.objects, err = load(&cfg, features); err != nil {
@@ -293,7 +293,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	if b.attached {
 		return nil
 	}
-	b.carry(false)
+	b.migrate(false)
 	if err := b.attacher.Sync(ctx); err != nil {
 		// Single interfaces have been reported; the others are served.
 		b.cfg.Log.Error("Attach to interfaces", "err", err)
@@ -301,7 +301,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	if err := attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms()); err != nil {
 		return fmt.Errorf("attach socket hooks: %w", err)
 	}
-	b.carry(true)
+	b.migrate(true)
 	retireLayouts(b.cfg.BPFFS)
 	b.attached = true
 	run, stop := context.WithCancel(context.Background())
@@ -319,8 +319,8 @@ func (b *Backend) attach(ctx context.Context) error {
 }
 
 // carry brings over what the programs of the earlier run have written lately.
-func (b *Backend) carry(switched bool) {
-	if err := b.objects.carrier.carry(b.objects.maps, switched); err != nil {
+func (b *Backend) migrate(switched bool) {
+	if err := b.objects.migrator.migrate(b.objects.maps, switched); err != nil {
 		b.cfg.Log.Warn("Flows of the last moments are forgotten", "reason", err)
 	}
 }

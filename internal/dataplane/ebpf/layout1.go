@@ -63,7 +63,7 @@ func flowFromV1(k tcTuple, f flowV1) (tcTuple, tcFlow, bool) {
 		Flags: uint16(flags), State: uint8(state), Helper: f.Helper, HelperPort: f.HelperPort,
 	}
 	if f.Ended == v1Answered {
-		newer.End = uint8(tcFlowEndEND_ANSWERED)
+		newer.End = uint8(tcRequestProgressREQUEST_ANSWERED)
 		newer.Answers = uint16(f.WayIfindex)
 	}
 	return k, newer, true

@@ -24,7 +24,7 @@ type objects struct {
 	// seed is hash_seed of bpf/config.h.
 	seed uint32
 	// carrier is nil unless there is something to be carried over.
-	carrier *carrier
+	migrator *migrator
 }
 
 func (o *objects) close() {
@@ -121,14 +121,14 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 
 // startCarrying makes the first pass over the maps of earlier runs, which is the
 // longest: the later ones come shortly before and after the links change hands.
-func (o *objects) startCarrying(older []former, made map[string]bool, cfg *Config) {
+func (o *objects) startCarrying(older []previousLayout, made map[string]bool, cfg *Config) {
 	if len(older) == 0 {
 		return
 	}
-	o.carrier = &carrier{formers: older, made: made, timeouts: cfg.Timeouts, log: cfg.Log}
-	if err := o.carrier.carry(o.maps, false); err != nil {
+	o.migrator = &migrator{previous: older, made: made, timeouts: cfg.Timeouts, log: cfg.Log}
+	if err := o.migrator.migrate(o.maps, false); err != nil {
 		cfg.Log.Warn("Running flows are forgotten", "reason", err)
-		o.carrier = nil
+		o.migrator = nil
 	}
 }
 

@@ -20,6 +20,12 @@ var migrations = map[int]migration{
 	1: {tcMapFlows: entries(flowFromV1), tcMapNodeSettings: settingsFromV1},
 }
 
+// renamedMaps[n] has, by their present names, the names that maps had in ABI
+// version n. An agent looks for a map under all of them.
+var renamedMaps = map[int]map[string]string{
+	1: {tcMapFeaturesSeen: "stack_flows"},
+}
+
 // migration has a function for each map whose layout changes, by the map's name.
 // A map that it does not name is the same in both versions: old and new programs
 // then share it. Per-CPU maps and socket storage can only be shared.
@@ -114,17 +120,17 @@ func steps(from, to int) (map[string][]convert, error) {
 // migrate makes this version's maps out of an older one's, unless there are some
 // (an agent was ended between this and the last carry). The older maps stay:
 // programs work with them until the links change hands, so they are returned as
-// formers; made says that this process has made the maps, and no program has
+// previous; made says that this process has made the maps, and no program has
 // worked with them yet. What cannot be carried over is said in one line, and the
 // agent serves without it.
-func migrate(specs []*ebpf.CollectionSpec, cfg *Config) (older []former, made bool) {
+func migrate(specs []*ebpf.CollectionSpec, cfg *Config) (older []previousLayout, made bool) {
 	from, dir := predecessor(cfg.BPFFS)
 	if from < 0 {
 		return nil, false
 	}
 	changed, err := steps(from, abiVersion)
 	if err == nil {
-		older = append(setAside(dir, changed), former{dir, changed})
+		older = append(setAside(dir, changed), previousLayout{dir, changed})
 		if pins, _ := os.ReadDir(mapsDir(cfg.BPFFS)); len(pins) > 0 {
 			return older, false
 		}
@@ -141,7 +147,7 @@ func migrate(specs []*ebpf.CollectionSpec, cfg *Config) (older []former, made bo
 
 // take makes the maps, all or none, also for somebody who is killed here: they
 // get their place by a rename.
-func take(specs []*ebpf.CollectionSpec, older former, cfg *Config) error {
+func take(specs []*ebpf.CollectionSpec, older previousLayout, cfg *Config) error {
 	stage := mapsDir(cfg.BPFFS) + "-new"
 	_ = os.RemoveAll(stage)
 	err := takeInto(stage, specs, older, cfg)
@@ -154,7 +160,7 @@ func take(specs []*ebpf.CollectionSpec, older former, cfg *Config) error {
 	return err
 }
 
-func takeInto(stage string, specs []*ebpf.CollectionSpec, older former, cfg *Config) error {
+func takeInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout, cfg *Config) error {
 	if err := os.Mkdir(stage, 0o700); err != nil {
 		return err
 	}
@@ -173,8 +179,8 @@ func takeInto(stage string, specs []*ebpf.CollectionSpec, older former, cfg *Con
 
 // takeMap pins what an older map becomes. One that is new in this version is left
 // to whoever loads the programs.
-func (f *former) takeMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
-	from, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, want.Name), nil)
+func (f *previousLayout) takeMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
+	from, err := f.open(want.Name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -192,6 +198,20 @@ func (f *former) takeMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
 	defer to.Close()
 	c := transfer{from: from, to: to, path: path, timeouts: cfg.Timeouts}
 	return c.run()
+}
+
+// open opens a map of this layout by its present name.
+func (f *previousLayout) open(name string) (*ebpf.Map, error) {
+	for _, old := range renamedMaps {
+		if old[name] == "" {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, old[name]), nil)
+		if !errors.Is(err, os.ErrNotExist) {
+			return m, err
+		}
+	}
+	return ebpf.LoadPinnedMap(filepath.Join(f.dir, name), nil)
 }
 
 // pinAgain gives a map a second pin; Map.Pin alone would move the first.

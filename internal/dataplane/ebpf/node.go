@@ -157,13 +157,13 @@ func icmpInterval(sysctl string, unit time.Duration) uint64 {
 	return n * uint64(unit)
 }
 
-// policing is who has a pod's packets pass by netfilter.
-type policing uint8
+// traversal is who has a pod's packets pass by netfilter.
+type traversal uint8
 
 const (
-	notPoliced      policing = iota
-	policedByOthers          // whoever enforces NetworkPolicies
-	policedByGuard           // the table of do-not-track policies alone
+	mayBypass            traversal = iota
+	traversesForPolicy             // whoever enforces NetworkPolicies
+	traversesForDenyRule           // the table of do-not-track policies alone
 )
 
 func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
@@ -212,12 +212,12 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	if err := b.addClusterRanges(n); err != nil {
 		return err
 	}
-	policed := map[netip.Addr]policing{}
+	policed := map[netip.Addr]traversal{}
 	for _, a := range n.PolicedPods {
-		policed[a] = policedByOthers
+		policed[a] = traversesForPolicy
 	}
 	for _, a := range n.GuardedPods {
-		policed[a] = policedByGuard
+		policed[a] = traversesForDenyRule
 	}
 	changed := maps.Clone(b.policed)
 	maps.Copy(changed, policed)
@@ -376,7 +376,7 @@ func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
 	it := b.m(tcMapPods).Iterate()
 	for it.Next(&key, &pod) {
 		a := fromAddr(key.Addr, uint8(key.Family))
-		if _, ok := known[a]; !ok && b.policed[a] == notPoliced {
+		if _, ok := known[a]; !ok && b.policed[a] == mayBypass {
 			gone = append(gone, key)
 		}
 	}
@@ -403,14 +403,14 @@ func (b *Backend) writePod(a netip.Addr) error {
 		copy(pod.GatewayMac[:], p.HostMAC)
 	}
 	switch b.policed[a] {
-	case policedByOthers:
-		flags |= tcPodFlagsPOD_POLICED
-	case policedByGuard:
-		flags |= tcPodFlagsPOD_POLICED | tcPodFlagsPOD_GUARDED
+	case traversesForPolicy:
+		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER
+	case traversesForDenyRule:
+		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER | tcPodFlagsPOD_DENY_RULE_ONLY
 	}
 	if contested || known && unclaimed(b.node, a) {
-		flags |= tcPodFlagsPOD_POLICED
-		flags &^= tcPodFlagsPOD_GUARDED
+		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER
+		flags &^= tcPodFlagsPOD_DENY_RULE_ONLY
 	}
 	pod.Flags = uint32(flags)
 	var err error

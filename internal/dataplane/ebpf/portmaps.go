@@ -61,7 +61,7 @@ func (have *port) sets(p *intent.ServicePort) [2][]uint32 {
 	return sets
 }
 
-const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER | tcBackendFlagsBACKEND_LOCAL)
+const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER_POLICY | tcBackendFlagsBACKEND_LOCAL_POLICY)
 
 // writeSets writes both sets: first the slots that every reader, by the old
 // size or the new, finds filled; then the sizes; then the rest is taken away.
@@ -160,7 +160,7 @@ func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]t
 			flags |= tcFrontendFlagsFRONTEND_TFTP
 		}
 		frontends[frontendKey(p.ID, f)] = tcFrontend{
-			Service: service, Outside: uint8(f.Outside), Inside: uint8(f.Inside),
+			Service: service, ExternalRoute: uint8(f.Outside), InternalRoute: uint8(f.Inside),
 			Flags: uint8(flags),
 		}
 		for _, r := range f.SourceRanges {

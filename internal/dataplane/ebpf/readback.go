@@ -64,7 +64,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	}
 	err = each(t.ranges, func(key tcRangeKey, _ uint8) {
 		if !isClusterRange(key) {
-			at(key.Service).ranges[key] = true
+			at(key.Scope).ranges[key] = true
 		}
 	})
 	if err != nil {
@@ -223,7 +223,7 @@ func (p *port) intentFrontends() []intent.Frontend {
 	for key, v := range p.frontends {
 		f := intent.Frontend{
 			Kind: frontendKind(v.Flags), Port: toPort(key.Port),
-			Outside: intent.Route(v.Outside), Inside: intent.Route(v.Inside),
+			Outside: intent.Route(v.ExternalRoute), Inside: intent.Route(v.InternalRoute),
 		}
 		if f.Kind != intent.NodePort {
 			f.Addr = fromAddr(key.Addr, key.Family)
@@ -261,10 +261,10 @@ func (p *port) intentEndpoints() []intent.Endpoint {
 			Addr:    addr,
 			Cluster: in[clusterSet][entry.id],
 			Local:   in[localSet][entry.id],
-			Here:    flags&tcBackendFlagsBACKEND_HERE != 0,
-			Host:    flags&tcBackendFlagsBACKEND_HOST != 0,
-			Policed: flags&tcBackendFlagsBACKEND_POLICED != 0,
-			Open:    flags&tcBackendFlagsBACKEND_OPEN != 0,
+			Here:    flags&tcBackendFlagsBACKEND_ON_THIS_NODE != 0,
+			Host:    flags&tcBackendFlagsBACKEND_HOST_NETWORK != 0,
+			Policed: flags&tcBackendFlagsBACKEND_TRAVERSES_NETFILTER != 0,
+			Open:    flags&tcBackendFlagsBACKEND_ALLOWS_ANY != 0,
 		})
 	}
 	slices.SortFunc(out, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })

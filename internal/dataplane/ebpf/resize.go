@@ -18,11 +18,11 @@ const setAsideSuffix = "-size-"
 // setAside are the directories of maps that were made again in another size, and
 // what becomes of their entries. There is more than one when agents were killed
 // before they had carried them over.
-func setAside(dir string, paths map[string][]convert) []former {
-	var out []former
+func setAside(dir string, paths map[string][]convert) []previousLayout {
+	var out []previousLayout
 	dirs, _ := filepath.Glob(dir + setAsideSuffix + "*")
 	for _, d := range dirs {
-		f := former{d, map[string][]convert{}}
+		f := previousLayout{d, map[string][]convert{}}
 		pins, _ := os.ReadDir(d)
 		for _, pin := range pins {
 			f.maps[pin.Name()] = paths[pin.Name()]

@@ -120,8 +120,8 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 func wantPairs(t *testing.T, flows map[tcTuple]tcFlow) {
 	t.Helper()
 	for key, f := range flows {
-		twin := tcTuple{Saddr: f.Daddr, Daddr: f.Saddr, Sport: f.Dport, Dport: f.Sport, Proto: key.Proto, Family: key.Family}
-		if _, ok := flows[twin]; !ok {
+		reverse := tcTuple{Saddr: f.Daddr, Daddr: f.Saddr, Sport: f.Dport, Dport: f.Sport, Proto: key.Proto, Family: key.Family}
+		if _, ok := flows[reverse]; !ok {
 			t.Fatalf("%v has lost its other direction", key)
 		}
 	}

@@ -105,7 +105,7 @@ func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tc
 		r := s.Rules[name]
 		var peers tcUntrackedPeers
 		if r.Anybody {
-			peers |= tcUntrackedPeersUNTRACKED_ANYBODY
+			peers |= tcUntrackedPeersUNTRACKED_ANY
 		}
 		if r.Pods {
 			peers |= tcUntrackedPeersUNTRACKED_PODS

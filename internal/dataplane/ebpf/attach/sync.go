@@ -271,7 +271,7 @@ func (a *Attacher) attachTo(i Interface, wanted map[hook]bool, verify bool) Stat
 // mechanism.
 func (a *Attacher) load() error {
 	if err := dropAll(a.newHooks(!a.tcx)); err != nil {
-		return fmt.Errorf("detach former hooks: %w", err)
+		return fmt.Errorf("detach previousLayout hooks: %w", err)
 	}
 	return a.hooks.load()
 }

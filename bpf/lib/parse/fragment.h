@@ -7,7 +7,7 @@
 #ifndef SPILLWAY_FRAGMENT_H
 #define SPILLWAY_FRAGMENT_H
 
-#include "parse.h"
+#include "packet.h"
 
 /*
  * For how long after the first fragment the others may come. Stacks wait longer

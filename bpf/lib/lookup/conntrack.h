@@ -11,7 +11,7 @@
 #ifndef SPILLWAY_CONNTRACK_H
 #define SPILLWAY_CONNTRACK_H
 
-#include "parse.h"
+#include "../parse/packet.h"
 
 #define IPS_DST_NAT (1 << 5) /* enum ip_conntrack_status */
 #define IP_CT_DIR_REPLY 1
@@ -72,12 +72,18 @@ static __always_inline int conntrack_find(struct __sk_buff *skb, const struct tu
 	return opts.dir;
 }
 
+/* The entries that conntrack_owns looks for. */
+enum conntrack_scope {
+	CONNTRACK_TRANSLATED, /* destination NAT, or the packet is a reply */
+	CONNTRACK_ANY_ENTRY,
+};
+
 /*
  * Does netfilter translate this packet, or expect it as an answer? With any: does
  * it know the connection at all? It must then see both directions, or it takes one
  * for invalid.
  */
-__noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p, int any)
+__noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p, enum conntrack_scope scope)
 {
 	unsigned long status = 0;
 	int dir;
@@ -88,7 +94,7 @@ __noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p, int
 	if (packet_syn(p))
 		return 0;
 	dir = conntrack_find(skb, &p->tuple, &status);
-	return dir >= 0 && (any || dir == IP_CT_DIR_REPLY || status & IPS_DST_NAT);
+	return dir >= 0 && (scope == CONNTRACK_ANY_ENTRY || dir == IP_CT_DIR_REPLY || status & IPS_DST_NAT);
 }
 
 /*

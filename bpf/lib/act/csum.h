@@ -3,7 +3,7 @@
 #ifndef SPILLWAY_CSUM_H
 #define SPILLWAY_CSUM_H
 
-#include "base.h"
+#include "../base.h"
 
 static __always_inline __u32 csum_fold32(__u64 sum)
 {

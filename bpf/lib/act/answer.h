@@ -15,11 +15,11 @@
 #ifndef SPILLWAY_ANSWER_H
 #define SPILLWAY_ANSWER_H
 
+#include "../parse/packet.h"
 #include "csum.h"
-#include "parse.h"
 
 /* What tells our egress programs that a packet has been dealt with. */
-#define DONE_TC_INDEX 0x5357
+#define TC_INDEX_DONE 0x5357
 
 /* Bytes cut off: more than lie before any transport header that may be summed. */
 #define ANSWER_CUT 256
@@ -94,7 +94,7 @@ static __always_inline void answer_ipv6(struct ipv6hdr *ip, const struct packet 
  * Makes the packet one of len bytes behind its Ethernet header, all of them to be
  * written, whose checksums nobody fills in. 0, or -1: no room.
  */
-static __always_inline int answer_room(struct __sk_buff *skb, const struct packet *p, __u32 len)
+static __always_inline int answer_resize(struct __sk_buff *skb, const struct packet *p, __u32 len)
 {
 	/* In this order: the tail is not cut before where the kernel would sum. */
 	if (bpf_skb_change_tail(skb, p->l3_off + ANSWER_CUT + len, 0) ||
@@ -114,7 +114,7 @@ static __always_inline int answer_send(struct __sk_buff *skb)
 	__builtin_memcpy(swapped + ETH_ALEN, mac, ETH_ALEN);
 	if (bpf_skb_store_bytes(skb, 0, swapped, sizeof(swapped), 0))
 		return TC_ACT_SHOT;
-	skb->tc_index = DONE_TC_INDEX;
+	skb->tc_index = TC_INDEX_DONE;
 	return bpf_redirect(skb->ifindex, 0);
 }
 
@@ -160,7 +160,7 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 		ip_len = sizeof(a->ip.v6);
 		answer_ipv6(&a->ip.v6, p, IPPROTO_TCP, sizeof(a->tcp));
 	}
-	if (answer_room(skb, p, ip_len + sizeof(a->tcp)) ||
+	if (answer_resize(skb, p, ip_len + sizeof(a->tcp)) ||
 	    bpf_skb_store_bytes(skb, p->l3_off, &a->ip, ip_len, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, p->l4_off, &a->tcp, sizeof(a->tcp), BPF_F_RECOMPUTE_CSUM)) {
 		count(DROP_REWRITE);
@@ -183,7 +183,7 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	a->v4.icmp.checksum = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v4.icmp,
 						  sizeof(a->v4) - sizeof(a->v4.ip), 0));
 	answer_ipv4(&a->v4.ip, p, IPPROTO_ICMP, sizeof(a->v4));
-	if (answer_room(skb, p, sizeof(a->v4)))
+	if (answer_resize(skb, p, sizeof(a->v4)))
 		return -1;
 	return bpf_skb_store_bytes(skb, p->l3_off, &a->v4, sizeof(a->v4), BPF_F_RECOMPUTE_CSUM);
 }
@@ -210,7 +210,7 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 		(__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v6.icmp, len, pseudo_sum(&t, len)));
 	answer_ipv6(&a->v6.ip, p, IPPROTO_ICMPV6, len);
 	len += sizeof(a->v6.ip);
-	if (answer_room(skb, p, len))
+	if (answer_resize(skb, p, len))
 		return -1;
 	return bpf_skb_store_bytes(skb, p->l3_off, &a->v6, len, BPF_F_RECOMPUTE_CSUM);
 }
@@ -258,7 +258,7 @@ static __always_inline int rate_allows(const struct addr_key *key, __u64 interva
  * icmp_global_allow have it (net/ipv4/inetpeer.c, icmp.c), by the node's own sysctls.
  * An error that says that a packet is too big is not limited, there as here.
  */
-static __always_inline int answer_in_time(const struct packet *p, const struct settings *s)
+static __always_inline int answer_within_rate(const struct packet *p, const struct settings *s)
 {
 	struct addr_key key = { .addr = p->tuple.saddr, .family = p->tuple.family }, all = {};
 
@@ -290,7 +290,7 @@ static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packe
 	return answer_send(skb);
 }
 
-static __always_inline int answer_late(void)
+static __always_inline int answer_over_rate(void)
 {
 	count(DROP_ICMP_RATE);
 	return TC_ACT_SHOT;
@@ -299,8 +299,8 @@ static __always_inline int answer_late(void)
 static __always_inline int answer_unreachable(struct __sk_buff *skb, const struct packet *p,
 					      struct icmp_answer *a, const struct settings *s)
 {
-	if (!answer_in_time(p, s))
-		return answer_late();
+	if (!answer_within_rate(p, s))
+		return answer_over_rate();
 	if (p->tuple.family == FAMILY_V4)
 		return answer_icmp(skb, p, a, ICMP_DEST_UNREACH, ICMP_PORT_UNREACH, 0,
 				   REJECTED_ICMP);
@@ -319,8 +319,8 @@ static __always_inline int answer_too_big(struct __sk_buff *skb, const struct pa
 static __always_inline int answer_ttl(struct __sk_buff *skb, const struct packet *p,
 				      struct icmp_answer *a, const struct settings *s)
 {
-	if (!answer_in_time(p, s))
-		return answer_late();
+	if (!answer_within_rate(p, s))
+		return answer_over_rate();
 	if (p->tuple.family == FAMILY_V4)
 		return answer_icmp(skb, p, a, ICMP_TIME_EXCEEDED, ICMP_EXC_TTL, 0, ANSWERED_TTL);
 	return answer_icmp(skb, p, a, ICMPV6_TIME_EXCEED, ICMPV6_EXC_HOPLIMIT, 0, ANSWERED_TTL);

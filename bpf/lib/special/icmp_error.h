@@ -7,10 +7,10 @@
  *   error to client'  { quoted: client' -> endpoint }   reply entry
  *   error to service  { quoted: service -> client }     forward entry
  */
-#ifndef SPILLWAY_ICMP_H
-#define SPILLWAY_ICMP_H
+#ifndef SPILLWAY_SPECIAL_ICMP_ERROR_H
+#define SPILLWAY_SPECIAL_ICMP_ERROR_H
 
-#include "flow.h"
+#include "../act/forward.h"
 
 #define ICMP_HEADER 8
 
@@ -135,6 +135,50 @@ static __always_inline int icmp_rewrite(struct __sk_buff *skb, const struct pack
 	    icmp_requote_tcp(skb, p, off + ip_len + TCP_CHECK_OFF, transport))
 		return -1;
 	return bpf_l4_csum_replace(skb, p->l4_off + ICMP_CHECK_OFF, 0, inner, flags & ~BPF_F_IPV6);
+}
+
+/* The reply entry of a request that a server has been asked, by what it asked. */
+static __always_inline struct flow *request_of_error(const struct tuple *quoted, struct tuple *key)
+{
+	struct flow *f;
+
+	*key = *quoted;
+	key->sport = 0;
+	f = bpf_map_lookup_elem(&flows, key);
+	return f && f->helper == HELPER_REQUEST && f->helper_port == quoted->sport ? f : NULL;
+}
+
+/* An ICMP error: about one of our flows, or none of our business. */
+__noinline int relay_error(struct __sk_buff *skb, struct settings *s, enum hook hook)
+{
+	struct scratch *m = get_scratch();
+	struct packet *p;
+	struct flow *f;
+
+	if (!m || !s)
+		return NEXT;
+	p = &m->packet;
+	if (icmp_quoted(skb, p, &m->icmp))
+		return pass(PASS_OTHER);
+	f = bpf_map_lookup_elem(&flows, &m->icmp.key);
+	if (!f && m->icmp.key.proto == IPPROTO_UDP)
+		f = request_of_error(&m->icmp.key, &m->pair.reply_key);
+	if (!f || flow_dead(f, m->icmp.key.proto, s, now()) || !flow_applies(f, hook))
+		return pass(PASS_OTHER);
+	m->pair.flow = *f;
+	f = &m->pair.flow;
+	if (hook == EGRESS || f->flags & FLOW_STACK)
+		m->next_hop.kind = NEXT_HOP_STACK;
+	else
+		next_hop_find(skb, p, &p->tuple.saddr, &f->daddr, &m->next_hop);
+	/* Nothing is said about an error that cannot be forwarded (RFC 1122). */
+	if (next_hop_unusable(&m->next_hop))
+		return drop(DROP_NO_ROUTE);
+	if (icmp_rewrite(skb, p, &m->icmp, f, m->next_hop.kind == NEXT_HOP_NEIGH))
+		return drop(DROP_REWRITE);
+	if (m->next_hop.kind == NEXT_HOP_STACK)
+		return pass(TRANSLATED_ICMP);
+	return redirect_packet(skb, &m->next_hop, TRANSLATED_ICMP);
 }
 
 #endif

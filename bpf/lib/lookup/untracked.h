@@ -6,8 +6,8 @@
 #ifndef SPILLWAY_UNTRACKED_H
 #define SPILLWAY_UNTRACKED_H
 
-#include "lookup.h"
-#include "parse.h"
+#include "../parse/packet.h"
+#include "pod.h"
 
 _Static_assert(UNTRACKED_RULES == 4, "pod_leaves_untracked looks at each");
 
@@ -22,14 +22,14 @@ static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 	};
 	struct range_key range = {
 		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
-		.service = rule->id,
+		.scope = rule->id,
 		.family = family,
 		.addr = *peer,
 	};
 
 	if (!rule->peers)
 		return 0;
-	if (rule->peers & UNTRACKED_ANYBODY)
+	if (rule->peers & UNTRACKED_ANY)
 		return 1;
 	if (rule->peers & UNTRACKED_PODS && bpf_map_lookup_elem(&untracked_pods, &pod))
 		return 1;
@@ -57,7 +57,7 @@ static __always_inline int pod_leaves_untracked(const struct addr *addr, __be16 
 		return 0;
 	pod = pod_lookup(addr, t->family);
 	if (!pod || !(pod->flags & POD_REACHABLE) ||
-	    (pod->flags & (POD_POLICED | POD_GUARDED)) == POD_POLICED)
+	    (pod->flags & (POD_TRAVERSES_NETFILTER | POD_DENY_RULE_ONLY)) == POD_TRAVERSES_NETFILTER)
 		return 0;
 	/* One after the other: Linux 6.1 refuses the loop that the compiler makes of this. */
 	rules = ports->rules;

@@ -17,11 +17,13 @@
  * does not fit. So the window counts from the sender's last byte, not from what
  * the other side has acknowledged: at most one window more than conntrack allows.
  */
-#ifndef SPILLWAY_TCP_H
-#define SPILLWAY_TCP_H
+#ifndef SPILLWAY_FLOW_TCP_H
+#define SPILLWAY_FLOW_TCP_H
 
-#include "lookup.h"
-#include "scratch.h"
+#include "../lookup/endpoint.h"
+#include "../lookup/pod.h"
+#include "../scratch.h"
+#include "source.h"
 #include "unconfirmed.h"
 
 #define TCP_NO_SCALE 0xff
@@ -69,7 +71,7 @@ static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
 {
 	if (f->state != FLOW_ESTABLISHED ||
 	    p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4) ||
-	    (f->flags & (FLOW_FIN | FLOW_TWIN_FIN | FLOW_TRACKED)) != FLOW_TRACKED ||
+	    (f->flags & (FLOW_FIN | FLOW_REVERSE_FIN | FLOW_TRACKED)) != FLOW_TRACKED ||
 	    !tcp_fits(&f->tcp, p))
 		return 0;
 	tcp_learn(&f->tcp, p);
@@ -118,7 +120,7 @@ static __always_inline void tcp_begin(struct __sk_buff *skb, struct tcp_side *s,
 }
 
 /* The client repeats its SYN, or another one has come: the endpoint chooses one. */
-static __always_inline void tcp_begin_again(struct __sk_buff *skb, struct tcp_side *s,
+static __always_inline void tcp_begin_retry(struct __sk_buff *skb, struct tcp_side *s,
 					    const struct packet *p)
 {
 	__u32 isn = s->isn;
@@ -132,70 +134,16 @@ static __always_inline void tcp_begin_again(struct __sk_buff *skb, struct tcp_si
 }
 
 /* Shares between both directions what bounds the other. */
-static __always_inline void tcp_share(struct flow *f, struct flow *twin)
+static __always_inline void tcp_share(struct flow *f, struct flow *reverse)
 {
-	f->tcp.peer_window = twin->tcp.window;
-	twin->tcp.peer_window = f->tcp.window;
+	f->tcp.peer_window = reverse->tcp.window;
+	reverse->tcp.peer_window = f->tcp.window;
 }
 
-/* A client's hash. */
-static __always_inline __u32 source_hash(const struct addr *client)
-{
-	return addr_hash(client);
-}
-
-/* That of its network, which a host with IPv6 may have all addresses of: a /64. */
-static __always_inline __u32 network_hash(const struct addr *client)
-{
-	return mix(mix(~hash_seed, client->w[0]), client->w[1]);
-}
-
-static __always_inline __u32 *source_count(__u32 hash)
-{
-	__u32 index = hash % SOURCES;
-
-	return bpf_map_lookup_elem(&sources, &index);
-}
-
-/* Has a client, or its network, as many confirmed flows as it may have? */
-static __always_inline int source_full(const struct addr *client, __u8 family)
-{
-	__u32 *n = source_count(source_hash(client));
-
-	if (n && *n >= source_max)
-		return 1;
-	if (family == FAMILY_V4)
-		return 0;
-	n = source_count(network_hash(client));
-	return n && *n >= source_max + source_max / 2;
-}
-
-static __always_inline void source_count_add(__u32 hash, __s32 n)
-{
-	__u32 *count = source_count(hash);
-
-	if (count && (n > 0 || *count))
-		__sync_fetch_and_add(count, n);
-}
-
-static __always_inline const struct addr *flow_client(const struct flow *f, const struct packet *p)
-{
-	return f->flags & FLOW_REPLY ? &f->daddr : &p->tuple.saddr;
-}
-
-static __always_inline void source_add(const struct flow *f, const struct packet *p, __s32 n)
-{
-	const struct addr *client = flow_client(f, p);
-
-	source_count_add(source_hash(client), n);
-	if (p->tuple.family == FAMILY_V6)
-		source_count_add(network_hash(client), n);
-}
-
-static __always_inline void flow_set_state(struct flow *f, struct flow *twin, __u8 state)
+static __always_inline void flow_set_state(struct flow *f, struct flow *reverse, __u8 state)
 {
 	f->state = state;
-	twin->state = state;
+	reverse->state = state;
 }
 
 /*
@@ -203,40 +151,40 @@ static __always_inline void flow_set_state(struct flow *f, struct flow *twin, __
  * share of them. It still gets its connection: an endpoint that helps a forger can make
  * another's share seem full.
  */
-static __always_inline void flow_confirm(struct flow *f, struct flow *twin, const struct packet *p)
+static __always_inline void flow_confirm(struct flow *f, struct flow *reverse, const struct packet *p)
 {
 	if (source_full(flow_client(f, p), p->tuple.family)) {
 		count(FLOW_OVER_SHARE);
 		return;
 	}
 	f->flags |= FLOW_CONFIRMED;
-	twin->flags |= FLOW_CONFIRMED;
+	reverse->flags |= FLOW_CONFIRMED;
 	source_add(f, p, 1);
 }
 
 /* A connection is over: it takes its place among the unconfirmed flows. */
-static __always_inline void flow_close(struct flow *f, struct flow *twin, const struct packet *p)
+static __always_inline void flow_close(struct flow *f, struct flow *reverse, const struct packet *p)
 {
-	struct flow_pair *room = get_flow_pair();
+	struct flow_pair *pair = get_flow_pair();
 	int counted = flow_confirmed(f);
 	__u32 old = f->slot, slot;
 
-	flow_set_state(f, twin, FLOW_CLOSED);
-	if (!room || !counted)
+	flow_set_state(f, reverse, FLOW_CLOSED);
+	if (!pair || !counted)
 		return;
 	source_add(f, p, -1);
-	room->reply_key = p->tuple;
-	slot = unconfirmed_admit(&room->reply_key, &room->holder_key, &room->twin_key, p->time);
+	pair->reply_key = p->tuple;
+	slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, p->time);
 	if (old != SLOT_CLAIMED && __sync_val_compare_and_swap(&f->slot, old, slot) == old)
-		twin->slot = slot;
+		reverse->slot = slot;
 }
 
 /* A connection goes on that seemed to be closed, or to be closing. */
-static __always_inline void flow_go_on(struct flow *f, struct flow *twin, const struct packet *p)
+static __always_inline void flow_resume(struct flow *f, struct flow *reverse, const struct packet *p)
 {
 	if (f->state == FLOW_CLOSED && f->flags & FLOW_CONFIRMED)
 		source_add(f, p, 1);
-	flow_set_state(f, twin, f->flags & (FLOW_FIN | FLOW_TWIN_FIN) ? FLOW_CLOSING
+	flow_set_state(f, reverse, f->flags & (FLOW_FIN | FLOW_REVERSE_FIN) ? FLOW_CLOSING
 								       : FLOW_ESTABLISHED);
 }
 
@@ -244,10 +192,10 @@ static __always_inline void flow_go_on(struct flow *f, struct flow *twin, const 
  * A packet of the endpoint's before the client has confirmed: the last one counts. Which SYN
  * the endpoint has taken, and whether this is its packet at all, shows when the client agrees.
  */
-static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, struct flow *twin,
+static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
 				       const struct packet *p)
 {
-	struct tcp_side *client = &twin->tcp, *endpoint = &f->tcp;
+	struct tcp_side *client = &reverse->tcp, *endpoint = &f->tcp;
 
 	if (p->flags & PACKET_SYN) {
 		tcp_begin(skb, endpoint, p);
@@ -265,66 +213,66 @@ static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, st
 		endpoint->end = p->seq_end;
 	}
 	endpoint->ack = p->ack;
-	flow_set_state(f, twin, FLOW_SYN_RECV);
+	flow_set_state(f, reverse, FLOW_SYN_RECV);
 }
 
 /*
  * Does the client agree with the endpoint's last packet? It acknowledges what that has sent,
- * and goes on where that waits for it. f is the client's entry, twin the endpoint's.
+ * and goes on where that waits for it. f is the client's entry, reverse the endpoint's.
  */
-static __always_inline int tcp_confirms(const struct flow *f, const struct flow *twin,
+static __always_inline int tcp_confirms(const struct flow *f, const struct flow *reverse,
 					const struct packet *p)
 {
-	__u32 first = twin->tcp.isn + 1;
+	__u32 first = reverse->tcp.isn + 1;
 
 	return !(f->flags & FLOW_REPLY) && p->flags & PACKET_ACK &&
-	       p->ack - first <= twin->tcp.end - first && p->seq - twin->tcp.ack <= twin->tcp.window;
+	       p->ack - first <= reverse->tcp.end - first && p->seq - reverse->tcp.ack <= reverse->tcp.window;
 }
 
 /* A packet before the client has acknowledged the SYN-ACK. */
-static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f, struct flow *twin,
+static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
 					 const struct packet *p)
 {
 	if (f->flags & FLOW_REPLY) {
 		if (p->flags & PACKET_ACK)
-			tcp_accept(skb, f, twin, p);
+			tcp_accept(skb, f, reverse, p);
 		return TCP_IGNORED;
 	}
 	if (packet_syn(p)) {
 		if (f->state == FLOW_NEW)
-			tcp_begin_again(skb, &f->tcp, p);
+			tcp_begin_retry(skb, &f->tcp, p);
 		return TCP_IGNORED;
 	}
-	if (f->state == FLOW_NEW || p->flags & PACKET_SYN || !tcp_confirms(f, twin, p))
+	if (f->state == FLOW_NEW || p->flags & PACKET_SYN || !tcp_confirms(f, reverse, p))
 		return TCP_IGNORED;
 	f->flags &= ~FLOW_RESET;
-	twin->flags &= ~FLOW_RESET;
-	f->tcp.end = twin->tcp.ack;
+	reverse->flags &= ~FLOW_RESET;
+	f->tcp.end = reverse->tcp.ack;
 	f->tcp.ack = p->ack;
-	tcp_share(f, twin);
-	flow_set_state(f, twin, FLOW_ESTABLISHED);
-	flow_confirm(f, twin, p);
+	tcp_share(f, reverse);
+	flow_set_state(f, reverse, FLOW_ESTABLISHED);
+	flow_confirm(f, reverse, p);
 	affinity_confirm(f->service, f->backend, &p->tuple.saddr, p->tuple.family, p->time);
 	return TCP_COUNTS;
 }
 
 /* RFC 5961, 3.2; of a connection that is being opened RFC 9293, 3.10.7.3. */
-static __always_inline int tcp_resets(const struct flow *f, const struct flow *twin,
+static __always_inline int tcp_resets(const struct flow *f, const struct flow *reverse,
 				      const struct packet *p)
 {
 	int reply = f->flags & FLOW_REPLY;
 
 	if (f->state == FLOW_NEW && reply)
 		return p->flags & PACKET_ACK &&
-		       (p->ack == twin->tcp.isn + 1 || p->ack == twin->tcp.end);
+		       (p->ack == reverse->tcp.isn + 1 || p->ack == reverse->tcp.end);
 	/* Of the client's SYNs one may be forged: what counts is which the endpoint took. */
 	if (f->state == FLOW_NEW)
 		return p->seq == f->tcp.end && p->seq == f->tcp.isn + 1;
 	if (f->state == FLOW_SYN_RECV)
-		return p->seq == (reply ? f->tcp.end : twin->tcp.ack);
+		return p->seq == (reply ? f->tcp.end : reverse->tcp.ack);
 	if (!(f->flags & FLOW_TRACKED) && !p->seq)
 		return 0; /* nothing is known yet */
-	return p->seq == f->tcp.end || p->seq == twin->tcp.ack;
+	return p->seq == f->tcp.end || p->seq == reverse->tcp.ack;
 }
 
 /*
@@ -333,7 +281,7 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *t
  * says nothing: a forger sees to it that its SYN does not arrive. But an endpoint that was
  * a pod of this node is gone when another device has its address, or none.
  */
-static __always_inline int tcp_again(const struct flow *f, const struct flow *twin,
+static __always_inline int tcp_syn_in_connection(const struct flow *f, const struct flow *reverse,
 				     const struct packet *p)
 {
 	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
@@ -341,43 +289,43 @@ static __always_inline int tcp_again(const struct flow *f, const struct flow *tw
 	if (!packet_syn(p) || f->flags & FLOW_REPLY || !(f->flags & FLOW_TO_POD) ||
 	    bpf_map_lookup_elem(&backends, &backend))
 		return TCP_IGNORED;
-	return addr_device(&f->daddr, p->tuple.family) == twin->in_ifindex ? TCP_IGNORED
+	return addr_device(&f->daddr, p->tuple.family) == reverse->in_ifindex ? TCP_IGNORED
 									   : TCP_RENEWS;
 }
 
 /* A FIN, what acknowledges one, and data that show that there was none. */
-static __always_inline void tcp_finish(struct flow *f, struct flow *twin, const struct packet *p)
+static __always_inline void tcp_finish(struct flow *f, struct flow *reverse, const struct packet *p)
 {
 	if (f->flags & FLOW_FIN && seq_before(f->tcp.fin, p->seq_end)) {
 		f->flags &= ~(FLOW_FIN | FLOW_FIN_ACKED);
-		twin->flags &= ~FLOW_TWIN_FIN;
-		flow_go_on(f, twin, p);
+		reverse->flags &= ~FLOW_REVERSE_FIN;
+		flow_resume(f, reverse, p);
 	}
 	if (p->flags & PACKET_FIN && !(f->flags & FLOW_FIN)) {
 		f->tcp.fin = p->seq_end;
 		f->flags |= FLOW_FIN;
-		twin->flags |= FLOW_TWIN_FIN;
-		flow_set_state(f, twin, f->flags & FLOW_TWIN_FIN ? FLOW_LAST_ACK : FLOW_CLOSING);
+		reverse->flags |= FLOW_REVERSE_FIN;
+		flow_set_state(f, reverse, f->flags & FLOW_REVERSE_FIN ? FLOW_LAST_ACK : FLOW_CLOSING);
 		f->end = f->flags & FLOW_REPLY ? END_CLIENT_FIRST : END_ENDPOINT_FIRST;
-		twin->end = f->end;
+		reverse->end = f->end;
 	}
 	/* Repeated: the last ACK was lost. */
 	if (p->flags & PACKET_FIN && f->state == FLOW_CLOSED && !(f->flags & FLOW_RESET)) {
 		f->flags &= ~FLOW_FIN_ACKED;
-		flow_set_state(f, twin, FLOW_LAST_ACK);
+		flow_set_state(f, reverse, FLOW_LAST_ACK);
 	}
-	if (f->flags & FLOW_TWIN_FIN && p->flags & PACKET_ACK && p->ack == twin->tcp.fin)
-		twin->flags |= FLOW_FIN_ACKED;
-	if (f->state == FLOW_LAST_ACK && f->flags & twin->flags & FLOW_FIN_ACKED)
-		flow_close(f, twin, p);
+	if (f->flags & FLOW_REVERSE_FIN && p->flags & PACKET_ACK && p->ack == reverse->tcp.fin)
+		reverse->flags |= FLOW_FIN_ACKED;
+	if (f->state == FLOW_LAST_ACK && f->flags & reverse->flags & FLOW_FIN_ACKED)
+		flow_close(f, reverse, p);
 }
 
 /* Does the segment fit, by what the other direction has shown up to now? */
-static __always_inline int tcp_belongs(struct flow *f, struct flow *twin, const struct packet *p,
+static __always_inline int tcp_belongs(struct flow *f, struct flow *reverse, const struct packet *p,
 				       const struct settings *s)
 {
 	if (f->flags & FLOW_TRACKED) {
-		tcp_share(f, twin);
+		tcp_share(f, reverse);
 		if (tcp_fits(&f->tcp, p)) {
 			tcp_learn(&f->tcp, p);
 			return 1;
@@ -399,32 +347,32 @@ static __always_inline int tcp_was_opening(const struct flow *f)
 }
 
 /* What a packet of a connection, with both its entries, does to its state. */
-static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, struct flow *twin,
+static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
 				       const struct packet *p, const struct settings *s)
 {
 	if (p->flags & PACKET_RST) {
-		if (!tcp_resets(f, twin, p))
+		if (!tcp_resets(f, reverse, p))
 			return TCP_IGNORED;
-		flow_close(f, twin, p);
+		flow_close(f, reverse, p);
 		f->flags |= FLOW_RESET;
-		twin->flags |= FLOW_RESET;
+		reverse->flags |= FLOW_RESET;
 		return TCP_COUNTS;
 	}
 	if (f->state <= FLOW_SYN_RECV || tcp_was_opening(f)) {
-		if (tcp_handshake(skb, f, twin, p) == TCP_IGNORED)
+		if (tcp_handshake(skb, f, reverse, p) == TCP_IGNORED)
 			return TCP_IGNORED;
 	} else if (p->flags & PACKET_SYN) {
-		return tcp_again(f, twin, p);
+		return tcp_syn_in_connection(f, reverse, p);
 	}
-	if (!tcp_belongs(f, twin, p, s))
+	if (!tcp_belongs(f, reverse, p, s))
 		return f->state == FLOW_CLOSED ? TCP_IGNORED : TCP_COUNTS;
 	if (f->flags & FLOW_RESET) {
 		/* The RST was not believed. */
 		f->flags &= ~FLOW_RESET;
-		twin->flags &= ~FLOW_RESET;
-		flow_go_on(f, twin, p);
+		reverse->flags &= ~FLOW_RESET;
+		flow_resume(f, reverse, p);
 	}
-	tcp_finish(f, twin, p);
+	tcp_finish(f, reverse, p);
 	return TCP_COUNTS;
 }
 

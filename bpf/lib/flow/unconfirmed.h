@@ -18,13 +18,13 @@
 #ifndef SPILLWAY_UNCONFIRMED_H
 #define SPILLWAY_UNCONFIRMED_H
 
-#include "base.h"
+#include "../base.h"
 
 /* Seconds for which a UDP flow that went on is taken to go on. */
-#define STREAM_REST 10
+#define STREAM_IDLE_SECONDS 10
 
 /* Seconds for which an answered flow is taken to be in use. */
-#define USE_REST 2
+#define USE_IDLE_SECONDS 2
 
 /* Slots looked at for one whose flow may be replaced. */
 #define ADMIT_TRIES 4
@@ -39,7 +39,7 @@ static __always_inline int flow_confirmed(const struct flow *f)
  * (kernel/bpf/bpf_lru_list.c) gives up first what was never looked up, so that of a
  * table in full use the newest flow would go, before its answer has come.
  */
-static __always_inline void flow_keep(const struct tuple *key)
+static __always_inline void flow_protect(const struct tuple *key)
 {
 	bpf_map_lookup_elem(&flows, key);
 }
@@ -63,7 +63,7 @@ static __always_inline __u32 unconfirmed_age(__u32 slot)
  * The key of the reverse entry: the mirror image of what packets become, but for
  * answers from any port.
  */
-static __always_inline void flow_twin_key(struct tuple *out, const struct flow *f,
+static __always_inline void flow_reverse_key(struct tuple *out, const struct flow *f,
 					  const struct tuple *key)
 {
 	int asks = f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
@@ -81,47 +81,47 @@ static __always_inline void flow_twin_key(struct tuple *out, const struct flow *
  * Deletes both entries of the flow with this slot, unless the entry at the key is of
  * another flow by now, or another CPU is deleting it. 0: this call has deleted it.
  */
-static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tuple *twin_key)
+static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tuple *reverse_key)
 {
-	struct flow *f = bpf_map_lookup_elem(&flows, key), *twin;
+	struct flow *f = bpf_map_lookup_elem(&flows, key), *reverse;
 
 	/* One CPU wins: slots are unique, also in memory that is another entry's by now. */
 	if (!f || slot == SLOT_CLAIMED ||
 	    __sync_val_compare_and_swap(&f->slot, slot, SLOT_CLAIMED) != slot)
 		return -1;
-	flow_twin_key(twin_key, f, key);
-	twin = bpf_map_lookup_elem(&flows, twin_key);
-	if (twin && twin->slot == slot)
-		bpf_map_delete_elem(&flows, twin_key);
+	flow_reverse_key(reverse_key, f, key);
+	reverse = bpf_map_lookup_elem(&flows, reverse_key);
+	if (reverse && reverse->slot == slot)
+		bpf_map_delete_elem(&flows, reverse_key);
 	return bpf_map_delete_elem(&flows, key);
 }
 
 /* Does a flow of UDP go on? */
 static __always_inline int flow_streams(const struct flow *f, __u32 time)
 {
-	return f->flags & FLOW_STREAM && (__s32)(time - f->seen) <= STREAM_REST;
+	return f->flags & FLOW_STREAM && (__s32)(time - f->seen) <= STREAM_IDLE_SECONDS;
 }
 
 /* Is a flow in use that has been answered? */
 static __always_inline int flow_in_use(const struct flow *f, __u32 time)
 {
 	if (f->state == FLOW_ESTABLISHED || f->helper >= HELPER_DATA)
-		return (__s32)(time - f->seen) <= USE_REST || flow_streams(f, time);
+		return (__s32)(time - f->seen) <= USE_IDLE_SECONDS || flow_streams(f, time);
 	return 0;
 }
 
 /* Moves a flow that goes on to a new slot of the ring, at the same place. 0: it has moved. */
 static __always_inline int flow_move(struct flow *f, const struct tuple *key, __u32 from, __u32 to,
-				     struct tuple *twin_key)
+				     struct tuple *reverse_key)
 {
-	struct flow *twin;
+	struct flow *reverse;
 
 	if (__sync_val_compare_and_swap(&f->slot, from, to) != from)
 		return -1;
-	flow_twin_key(twin_key, f, key);
-	twin = bpf_map_lookup_elem(&flows, twin_key);
-	if (twin && twin->slot == from)
-		twin->slot = to;
+	flow_reverse_key(reverse_key, f, key);
+	reverse = bpf_map_lookup_elem(&flows, reverse_key);
+	if (reverse && reverse->slot == from)
+		reverse->slot = to;
 	return 0;
 }
 
@@ -130,7 +130,7 @@ static __always_inline int flow_move(struct flow *f, const struct tuple *key, __
  * flow that had it. The two tuples are room for keys.
  */
 static __always_inline __u32 unconfirmed_admit(const struct tuple *key, struct tuple *old_key,
-					       struct tuple *twin_key, __u32 time)
+					       struct tuple *reverse_key, __u32 time)
 {
 	__u32 *next = unconfirmed_counter(), slot = SLOT_CLAIMED, before, index;
 	struct tuple *place;
@@ -150,9 +150,9 @@ static __always_inline __u32 unconfirmed_admit(const struct tuple *key, struct t
 		if (!old || old->slot != before || flow_confirmed(old))
 			break;
 		if (i + 1 < ADMIT_TRIES && flow_in_use(old, time) &&
-		    !flow_move(old, old_key, before, slot, twin_key))
+		    !flow_move(old, old_key, before, slot, reverse_key))
 			continue;
-		if (!flow_delete(old_key, before, twin_key))
+		if (!flow_delete(old_key, before, reverse_key))
 			count(FLOW_REPLACED);
 		break;
 	}

@@ -7,8 +7,8 @@
 #ifndef SPILLWAY_NAT_H
 #define SPILLWAY_NAT_H
 
+#include "../parse/packet.h"
 #include "csum.h"
-#include "parse.h"
 
 #define IPV4_TTL_OFF 8
 #define IPV6_HOPS_OFF 7

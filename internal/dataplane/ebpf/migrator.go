@@ -14,7 +14,7 @@ import (
 
 // former is a directory of pinned maps whose entries are wanted in the maps of
 // now, and which programs may still be working with.
-type former struct {
+type previousLayout struct {
 	dir string
 	// maps are those to be carried over, by name, with what makes an entry one of
 	// now; that may be nothing.
@@ -23,8 +23,8 @@ type former struct {
 
 // carrier brings over what the programs of earlier runs have written: into maps
 // of another layout (migrate.go) or another size (resize.go).
-type carrier struct {
-	formers []former // oldest first
+type migrator struct {
+	previous []previousLayout // oldest first
 	// made are maps of this process, with which no program has worked before the
 	// links change hands.
 	made     map[string]bool
@@ -41,11 +41,11 @@ type carrier struct {
 // known to the new programs until the third has. Each of its packets in that time,
 // some microseconds for every thousand entries of the table, may be given another
 // SNAT port, or, being an answer, is left to the stack.
-func (c *carrier) carry(maps map[string]*ebpf.Map, switched bool) error {
+func (c *migrator) migrate(maps map[string]*ebpf.Map, switched bool) error {
 	if c == nil {
 		return nil
 	}
-	for _, f := range c.formers {
+	for _, f := range c.previous {
 		for name, path := range f.maps {
 			to := maps[name]
 			if to == nil || to.Type() != ebpf.LRUHash {

@@ -3,7 +3,7 @@
 #ifndef SPILLWAY_PARSE_H
 #define SPILLWAY_PARSE_H
 
-#include "base.h"
+#include "../base.h"
 
 /* The flags of TCP stand where its header has them (RFC 9293, 3.1). */
 enum packet_flags {

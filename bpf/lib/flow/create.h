@@ -6,13 +6,13 @@
 #ifndef SPILLWAY_REPLY_H
 #define SPILLWAY_REPLY_H
 
-#include "flow.h"
+#include "table.h"
 
 /* Source ports tried before a packet is given up: with 97 of 100 taken, 0.04 %. */
 #define PORT_TRIES 256
 
 /* Ports that are tried before a flow has to make room: the best one of those met. */
-#define SPARE_TRIES 16
+#define VICTIM_TRIES 16
 
 /* With fewer ports than this, one client may use them all. */
 #define PORTS_SHARED 256
@@ -34,7 +34,7 @@ static __always_inline int port_allowed(const struct tuple *key, __u32 index)
  * choice, or of its own socket, to the same endpoint, and nothing here knows of it.
  */
 static __always_inline __be16 random_port(const struct settings *s, const struct tuple *key,
-					  enum port_list list, int snat)
+					  enum port_list list, bool snat)
 {
 	__u32 first = 0, n = s->snat_ports, index;
 	__u16 *port;
@@ -73,16 +73,16 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
  * has forgotten the old one, or takes the SYN of the new one in TIME-WAIT. An RST counts
  * only if the endpoint sent it or accepts it. After a second no packet is in flight.
  */
-static __always_inline int port_rested(const struct flow *f, __u32 time, __u32 seq)
+static __always_inline int port_reusable(const struct flow *f, __u32 time, __u32 seq)
 {
 	if (f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq))
 		return 1;
 	return (__s32)(time - f->seen) >= 2;
 }
 
-/* Values of flow_spare above every age. */
-#define SPARE_CLOSED 0xfffffffe
-#define SPARE_RESTED 0xffffffff
+/* Values of flow_victim_rank above every age. */
+#define VICTIM_CLOSED 0xfffffffe
+#define VICTIM_REUSABLE 0xffffffff
 
 /*
  * How well may the flow of a reply entry be replaced where ports are short? 0: not at
@@ -94,18 +94,18 @@ static __always_inline int port_rested(const struct flow *f, __u32 time, __u32 s
  * keeps its port (RFC 4787, REQ-5) until it rests and there is nothing else. A TFTP
  * request that has been answered needs it only to be asked again.
  */
-static __always_inline __u32 flow_spare(const struct flow *f, __u8 proto, __u32 time, __u32 seq)
+static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, __u32 time, __u32 seq)
 {
 	__u32 age;
 
 	if (f->slot == SLOT_CLAIMED)
 		return 0;
 	if (f->state == FLOW_CLOSED && !tcp_was_opening(f))
-		return port_rested(f, time, seq) ? SPARE_RESTED : SPARE_CLOSED;
+		return port_reusable(f, time, seq) ? VICTIM_REUSABLE : VICTIM_CLOSED;
 	if (flow_confirmed(f) || flow_streams(f, time))
 		return 0;
 	if (f->helper == HELPER_REQUEST &&
-	    !(f->end == END_ANSWERED && (__s32)(time - f->seen) >= HELPER_REST))
+	    !(f->progress == REQUEST_ANSWERED && (__s32)(time - f->seen) >= HELPER_IDLE_SECONDS))
 		return 0;
 	if (f->helper >= HELPER_DATA || f->flags & FLOW_STREAM)
 		return 1;
@@ -120,7 +120,7 @@ static __always_inline __u32 flow_spare(const struct flow *f, __u8 proto, __u32 
 static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
 {
 	pair->holder_key = pair->reply_key;
-	if (flow_delete(&pair->holder_key, slot, &pair->twin_key))
+	if (flow_delete(&pair->holder_key, slot, &pair->reverse_key))
 		return -1;
 	/* Another CPU may have been faster. */
 	return bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST);
@@ -142,13 +142,13 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
 	holder = bpf_map_lookup_elem(&flows, reply_key);
 	if (!holder)
 		return -1;
-	if (flow_is_twin(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
+	if (flow_is_reverse(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
 		return reply_replace(pair, holder->slot);
-	spare = flow_spare(holder, reply_key->proto, reply->seen, pair->seq);
-	if (spare > pair->spare_age) {
-		pair->spare_age = spare;
-		pair->spare_slot = holder->slot;
-		pair->spare_port = reply_key->dport;
+	spare = flow_victim_rank(holder, reply_key->proto, reply->seen, pair->seq);
+	if (spare > pair->victim_rank) {
+		pair->victim_rank = spare;
+		pair->victim_slot = holder->slot;
+		pair->victim_port = reply_key->dport;
 	}
 	return -1;
 }
@@ -159,10 +159,10 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
  * datagrams does not say when it ends: who asked last gets the answer, and if the
  * flow was not over, its next packet makes it again.
  */
-static __always_inline void flow_make_room(const struct tuple *direct, struct flow_pair *room,
-					   int any_port)
+static __always_inline void flow_release_reply_tuple(const struct tuple *direct, struct flow_pair *pair,
+					   bool any_port)
 {
-	struct tuple *reply_key = &room->reply_key;
+	struct tuple *reply_key = &pair->reply_key;
 	struct flow *f;
 
 	tuple_mirror(reply_key, direct);
@@ -170,7 +170,7 @@ static __always_inline void flow_make_room(const struct tuple *direct, struct fl
 		reply_key->sport = 0;
 	f = bpf_map_lookup_elem(&flows, reply_key);
 	if (f && f->flags & FLOW_REPLY && flow_may_be_over(f, direct->proto))
-		flow_delete(reply_key, f->slot, &room->twin_key);
+		flow_delete(reply_key, f->slot, &pair->reverse_key);
 }
 
 /* May a random port be the source of the flow to be made? */
@@ -180,7 +180,7 @@ static __always_inline int port_usable(struct __sk_buff *skb, struct flow_pair *
 		return 0;
 	if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
 		return 0;
-	return !(pair->flow.helper == HELPER_NODE && proto == IPPROTO_UDP && been(BEEN_HELPER) &&
+	return !(pair->flow.helper == HELPER_NODE && proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER) &&
 		 request_at(&pair->reply_key, &pair->holder_key));
 }
 
@@ -195,11 +195,11 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 
 	if (!pair || !key || !s)
 		return -1;
-	if (attempt >= SPARE_TRIES && pair->spare_port) {
-		pair->reply_key.dport = pair->spare_port;
-		pair->spare_port = 0;
-		pair->spare_age = 0;
-		if (reply_replace(pair, pair->spare_slot))
+	if (attempt >= VICTIM_TRIES && pair->victim_port) {
+		pair->reply_key.dport = pair->victim_port;
+		pair->victim_port = 0;
+		pair->victim_rank = 0;
+		if (reply_replace(pair, pair->victim_slot))
 			return -1;
 		count(FLOW_REPLACED);
 		return 0;
@@ -232,11 +232,17 @@ __noinline int reply_contested(struct __sk_buff *skb)
 	return 1;
 }
 
+/* The source port that a new flow gets towards its endpoint. */
+enum source_port {
+	SOURCE_PORT_KEEP, /* the client's, unless another flow to the endpoint has it */
+	SOURCE_PORT_RANDOM,
+};
+
 /* Tries until a reply tuple is ours; -1 if none seems to be free. */
 __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct settings *s,
-			    int new_port)
+			    enum source_port source)
 {
-	int first = new_port ? 1 : 0;
+	int first = source == SOURCE_PORT_RANDOM ? 1 : 0;
 
 	for (int i = 0; i < PORT_TRIES; i++) {
 		if (!reply_try(skb, key, s, first + i) && !reply_contested(skb))
@@ -252,23 +258,23 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
  * table holds.
  */
 static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tuple *key,
-						struct flow_pair *pair, int new_port,
+						struct flow_pair *pair, enum source_port source,
 						struct settings *s)
 {
 	struct flow *f = &pair->flow, *other;
 
-	f->slot = unconfirmed_admit(key, &pair->holder_key, &pair->twin_key, f->seen);
-	flow_make_twin(&pair->reply, f, key);
-	flow_twin_key(&pair->reply_key, f, key);
-	pair->spare_port = 0;
-	pair->spare_age = 0;
-	if (reply_search(skb, key, s, new_port))
+	f->slot = unconfirmed_admit(key, &pair->holder_key, &pair->reverse_key, f->seen);
+	flow_make_reverse(&pair->reply, f, key);
+	flow_reverse_key(&pair->reply_key, f, key);
+	pair->victim_port = 0;
+	pair->victim_rank = 0;
+	if (reply_search(skb, key, s, source))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;
 	/* At once: room for the other entry could be made at the cost of this one. */
-	flow_keep(&pair->reply_key);
+	flow_protect(&pair->reply_key);
 	if (!bpf_map_update_elem(&flows, key, f, BPF_NOEXIST)) {
-		flow_keep(key);
+		flow_protect(key);
 		/* Another CPU may have replaced the flow when it had but one entry. */
 		other = bpf_map_lookup_elem(&flows, &pair->reply_key);
 		if (!other || other->slot != f->slot) {
@@ -277,9 +283,9 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 		}
 		count(FLOW_CREATED);
 		if (f->flags & FLOW_STACK)
-			been_set(BEEN_STACK_FLOW);
+			feature_mark(FEATURE_STACK_FLOW);
 		if (f->flags & FLOW_SNAT)
-			been_set(BEEN_SNAT);
+			feature_mark(FEATURE_SNAT);
 		return FLOW_CREATED;
 	}
 	/* Another CPU was faster with the same first packet: its flow is the one. */

@@ -28,10 +28,10 @@
  *   endpoint:t -> N:c'   from_network: N:c         netfilter: a new connection, let in
  *   N:c -> endpoint:t    to_network:   N:c'        the answer to that: not masqueraded
  */
-#ifndef SPILLWAY_HELPER_H
-#define SPILLWAY_HELPER_H
+#ifndef SPILLWAY_SPECIAL_TFTP_H
+#define SPILLWAY_SPECIAL_TFTP_H
 
-#include "reply.h"
+#include "../act/forward.h"
 
 /*
  * Ports of a server that may answer one packet of a request. RFC 1350 has one; a
@@ -58,7 +58,7 @@ static __always_inline struct flow *helper_request(const struct tuple *answer, s
  */
 static __always_inline int helper_answer_counts(struct flow *request)
 {
-	request->end = END_ANSWERED;
+	request->progress = REQUEST_ANSWERED;
 	if (request->answers >= HELPER_ANSWERS)
 		return 0;
 	request->answers++;
@@ -66,14 +66,14 @@ static __always_inline int helper_answer_counts(struct flow *request)
 }
 
 /* The client asks again, or next, by the same port: as many ports may answer that. */
-static __always_inline void helper_asked_again(const struct flow *f, const struct tuple *key,
+static __always_inline void helper_request_repeated(const struct flow *f, const struct tuple *key,
 					       struct tuple *request_key)
 {
 	struct flow *request;
 
-	flow_twin_key(request_key, f, key);
+	flow_reverse_key(request_key, f, key);
 	request = bpf_map_lookup_elem(&flows, request_key);
-	if (request && request->end == END_ANSWERED && flow_is_twin(request, key))
+	if (request && request->progress == REQUEST_ANSWERED && flow_is_reverse(request, key))
 		request->answers = 0;
 }
 
@@ -82,9 +82,9 @@ static __always_inline void helper_store_alone(struct flow_pair *pair)
 {
 	struct flow *f = &pair->flow;
 
-	f->slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->twin_key, f->seen);
+	f->slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, f->seen);
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
-	flow_keep(&pair->reply_key);
+	flow_protect(&pair->reply_key);
 }
 
 /*
@@ -97,10 +97,10 @@ static __always_inline void helper_expect_direct(const struct tuple *t, struct f
 	struct flow *f = &pair->flow;
 
 	tuple_mirror(&pair->reply_key, t);
-	flow_as_is(f, &pair->reply_key, FLOW_REPLY | to_pod, HELPER_DIRECT, t->dport);
+	flow_identity(f, &pair->reply_key, FLOW_REPLY | to_pod, HELPER_DIRECT, t->dport);
 	pair->reply_key.sport = 0;
 	helper_store_alone(pair);
-	been_set(BEEN_HELPER);
+	feature_mark(FEATURE_HELPER);
 }
 
 /*
@@ -123,15 +123,15 @@ static __always_inline void helper_expect_node(struct __sk_buff *skb, const stru
 	if (port == t->sport)
 		return;
 	tuple_mirror(&pair->reply_key, t);
-	flow_as_is(f, &pair->reply_key, FLOW_REPLY | FLOW_STACK, HELPER_NODE, t->dport);
+	flow_identity(f, &pair->reply_key, FLOW_REPLY | FLOW_STACK, HELPER_NODE, t->dport);
 	f->dport = port;
 	pair->reply_key.sport = 0;
 	helper_store_alone(pair);
 }
 
-/* Fills pair->flow, the entry of the answer, and its twin, pair->reply. */
+/* Fills pair->flow, the entry of the answer, and its reverse, pair->reply. */
 static __always_inline void helper_fill(const struct tuple *answer, const struct flow *request,
-					struct flow_pair *pair, __u32 time, int direct)
+					struct flow_pair *pair, __u32 time, bool direct)
 {
 	struct flow *f = &pair->flow;
 
@@ -146,10 +146,10 @@ static __always_inline void helper_fill(const struct tuple *answer, const struct
 	f->state = FLOW_NEW;
 	f->seen = time;
 	f->in_ifindex = source_device(answer);
-	f->slot = unconfirmed_admit(answer, &pair->holder_key, &pair->twin_key, time);
+	f->slot = unconfirmed_admit(answer, &pair->holder_key, &pair->reverse_key, time);
 	f->helper = request->helper == HELPER_NODE ? HELPER_NODE : HELPER_DATA;
-	flow_make_twin(&pair->reply, f, answer);
-	flow_twin_key(&pair->reply_key, f, answer);
+	flow_make_reverse(&pair->reply, f, answer);
+	flow_reverse_key(&pair->reply_key, f, answer);
 }
 
 /*
@@ -170,16 +170,86 @@ static __always_inline int helper_store(const struct tuple *answer, struct flow_
 		if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_ANY))
 			return -1;
 	}
-	flow_keep(&pair->reply_key);
+	flow_protect(&pair->reply_key);
 	if (bpf_map_update_elem(&flows, answer, &pair->flow, BPF_ANY))
 		return -1;
-	flow_keep(answer);
+	flow_protect(answer);
 	holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
 	if (holder && holder->slot == pair->flow.slot)
 		return 0;
 	/* Another CPU has replaced the flow when it had but one entry. */
 	bpf_map_delete_elem(&flows, answer);
 	return -1;
+}
+
+/*
+ * May the answer to a request through the stack pass by it? Netfilter takes it for
+ * the first packet of a connection of the endpoint's, to which other rules apply
+ * than to answers: it might masquerade it, or drop it for a policy that allows
+ * answers. That it let the request pass says that it would let the answer.
+ */
+static __always_inline int answer_may_bypass(struct __sk_buff *skb, struct scratch *m,
+					   const struct flow *request, enum hook hook)
+{
+	struct tuple *asked = &m->icmp.key;
+
+	if (hook == EGRESS || !(request->flags & FLOW_STACK) || request->helper == HELPER_NODE)
+		return 0;
+	tuple_mirror(asked, &m->packet.tuple);
+	asked->dport = request->helper_port;
+	return conntrack_knows(skb, asked);
+}
+
+/*
+ * A datagram of no flow: the answer to a request, from a port that the server has
+ * chosen, or -2.
+ */
+__noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, enum hook hook)
+{
+	struct scratch *m = get_scratch();
+	struct flow *request, *f;
+	struct packet *p;
+	__u32 time = now();
+	bool bypass;
+
+	if (!m || !s)
+		return SERVE_NOT_MINE;
+	p = &m->packet;
+	f = &m->pair.flow;
+	if (hook != EGRESS && source_device(&p->tuple) != hook_device(skb, hook))
+		return pass(PASS_SOURCE);
+	request = helper_request(&p->tuple, &m->pair.reply_key, s, time);
+	if (!request || !p->tuple.sport)
+		return SERVE_NOT_MINE;
+	if (p->tuple.sport == request->helper_port) {
+		/* From the port that was asked: no other is opened. */
+		if (request->helper != HELPER_REQUEST || !flow_applies(request, hook))
+			return SERVE_NOT_MINE;
+		request->seen = time;
+		flow_refresh_reverse(request, &m->pair.reply_key, time);
+		if (request->state == FLOW_NEW)
+			flow_answered(request, &m->pair.reply_key);
+		*f = *request;
+		return flow_forward(skb, m, hook, request);
+	}
+	bypass = answer_may_bypass(skb, m, request, hook);
+	if (!bypass && !flow_applies(request, hook))
+		return SERVE_NOT_MINE;
+	/* Counted once, and where the request was: not if only passed on here. */
+	if (request->helper == HELPER_REQUEST && request->progress != REQUEST_ANSWERED) {
+		count(HELPER_ANSWERED);
+		/*
+		 * The client's entry has never been looked up: a full table would evict it
+		 * long before this one, which would keep the node's port for nobody.
+		 */
+		flow_refresh_reverse(request, &m->pair.reply_key, request->seen);
+	}
+	if (!helper_answer_counts(request))
+		return drop(DROP_HELPER_ANSWERS);
+	helper_fill(&p->tuple, request, &m->pair, time, bypass);
+	if (helper_store(&p->tuple, &m->pair, s))
+		return drop(FLOW_CONFLICT);
+	return flow_forward(skb, m, hook, NULL);
 }
 
 #endif

@@ -7,17 +7,17 @@
  *   client:c -> service:s   forward entry   becomes  client':c' -> endpoint:e
  *   endpoint:e -> client':c' reply entry    becomes  service:s  -> client:c
  */
-#ifndef SPILLWAY_FLOW_H
-#define SPILLWAY_FLOW_H
+#ifndef SPILLWAY_FLOW_TABLE_H
+#define SPILLWAY_FLOW_TABLE_H
 
-#include "conntrack.h"
+#include "../lookup/conntrack.h"
 #include "tcp.h"
 
 /* Seconds after which nobody repeats a request that was answered. */
-#define HELPER_REST 5
+#define HELPER_IDLE_SECONDS 5
 
 /* A datagram within so many seconds, of another second, shows that a flow goes on. */
-#define STREAM_BEGINS 2
+#define STREAM_START_SECONDS 2
 
 /* Whether a packet has a flow, and why not. */
 enum flow_miss {
@@ -40,7 +40,7 @@ static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *
 }
 
 /* Is this the entry of requests whose answers come from any port? */
-static __always_inline int flow_asks(const struct flow *f)
+static __always_inline int flow_is_request(const struct flow *f)
 {
 	return f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
 }
@@ -52,14 +52,9 @@ static __always_inline struct flow *request_at(const struct tuple *answer, struc
 	key->sport = 0;
 	return bpf_map_lookup_elem(&flows, key);
 }
-/* That of a packet's source. */
-static __always_inline __u32 source_device(const struct tuple *t)
-{
-	return addr_device(&t->saddr, t->family);
-}
 
 /* Fills an entry that leaves packets with this tuple as they are. */
-static __always_inline void flow_as_is(struct flow *f, const struct tuple *t, __u16 flags,
+static __always_inline void flow_identity(struct flow *f, const struct tuple *t, __u16 flags,
 				       __u8 helper, __be16 helper_port)
 {
 	__builtin_memset(f, 0, sizeof(*f));
@@ -100,102 +95,102 @@ static __always_inline int flow_dead(const struct flow *f, __u8 proto, const str
 	return (__s32)(time - f->seen) > (__s32)flow_timeout(f, proto, s);
 }
 
-/* Is the entry at this key the twin of the flow that becomes *mine? */
-static __always_inline int flow_is_twin(const struct flow *twin, const struct tuple *mine)
+/* Is the entry at this key the reverse of the flow that becomes *mine? */
+static __always_inline int flow_is_reverse(const struct flow *reverse, const struct tuple *mine)
 {
-	return addr_equal(&twin->saddr, &mine->daddr) && addr_equal(&twin->daddr, &mine->saddr) &&
-	       twin->sport == mine->dport &&
-	       (twin->dport == mine->sport || (flow_asks(twin) && !mine->sport));
+	return addr_equal(&reverse->saddr, &mine->daddr) && addr_equal(&reverse->daddr, &mine->saddr) &&
+	       reverse->sport == mine->dport &&
+	       (reverse->dport == mine->sport || (flow_is_request(reverse) && !mine->sport));
 }
 
-static __always_inline void flow_forget_way(struct flow *f)
+static __always_inline void flow_forget_next_hop(struct flow *f)
 {
-	f->way_mtu = 0;
-	f->way_seen = 0;
-	f->way_ifindex = 0;
-	f->way_kind = 0;
-	__builtin_memset(f->way_macs, 0, sizeof(f->way_macs));
+	f->next_hop_mtu = 0;
+	f->next_hop_seen = 0;
+	f->next_hop_ifindex = 0;
+	f->next_hop_kind = 0;
+	__builtin_memset(f->next_hop_macs, 0, sizeof(f->next_hop_macs));
 }
 
 /* What is known of the other side, from the point of view of this one. */
-static __always_inline void tcp_make_twin(struct tcp_side *twin, const struct tcp_side *s)
+static __always_inline void tcp_make_reverse(struct tcp_side *reverse, const struct tcp_side *s)
 {
-	__builtin_memset(twin, 0, sizeof(*twin));
-	twin->end = s->ack;
-	twin->ack = s->end;
-	twin->window = s->peer_window;
-	twin->peer_window = s->window;
-	twin->scale = s->peer_scale;
-	twin->peer_scale = s->scale;
+	__builtin_memset(reverse, 0, sizeof(*reverse));
+	reverse->end = s->ack;
+	reverse->ack = s->end;
+	reverse->window = s->peer_window;
+	reverse->peer_window = s->window;
+	reverse->scale = s->peer_scale;
+	reverse->peer_scale = s->scale;
 }
 
 /* The reverse entry, from the point of view of that direction. */
-static __always_inline void flow_make_twin(struct flow *twin, const struct flow *f,
+static __always_inline void flow_make_reverse(struct flow *reverse, const struct flow *f,
 					   const struct tuple *key)
 {
-	twin->saddr = key->daddr;
-	twin->daddr = key->saddr;
-	twin->sport = key->dport;
+	reverse->saddr = key->daddr;
+	reverse->daddr = key->saddr;
+	reverse->sport = key->dport;
 	/* The entry of answers from any port has port 0 in its key. */
-	twin->dport = f->helper == HELPER_REQUEST && f->flags & FLOW_REPLY ? f->helper_port
+	reverse->dport = f->helper == HELPER_REQUEST && f->flags & FLOW_REPLY ? f->helper_port
 									   : key->sport;
-	twin->helper_port = f->helper_port;
-	twin->helper = f->helper;
-	twin->end = f->end;
-	twin->answers = 0;
-	twin->backend = f->backend;
-	twin->service = f->service;
-	twin->seen = f->seen;
-	twin->slot = f->slot;
-	twin->in_ifindex = addr_device(&f->daddr, key->family);
-	twin->state = f->state;
-	twin->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
+	reverse->helper_port = f->helper_port;
+	reverse->helper = f->helper;
+	reverse->end = f->end;
+	reverse->answers = 0;
+	reverse->backend = f->backend;
+	reverse->service = f->service;
+	reverse->seen = f->seen;
+	reverse->slot = f->slot;
+	reverse->in_ifindex = addr_device(&f->daddr, key->family);
+	reverse->state = f->state;
+	reverse->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
 				   FLOW_CONFIRMED | FLOW_TRACKED)) |
 		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
 	if (f->flags & FLOW_TO_POD)
-		twin->flags |= FLOW_TWIN_TO_POD;
-	if (f->flags & FLOW_TWIN_TO_POD)
-		twin->flags |= FLOW_TO_POD;
+		reverse->flags |= FLOW_REVERSE_TO_POD;
+	if (f->flags & FLOW_REVERSE_TO_POD)
+		reverse->flags |= FLOW_TO_POD;
 	if (f->flags & FLOW_FIN)
-		twin->flags |= FLOW_TWIN_FIN;
-	if (f->flags & FLOW_TWIN_FIN)
-		twin->flags |= FLOW_FIN;
-	tcp_make_twin(&twin->tcp, &f->tcp);
-	flow_forget_way(twin);
+		reverse->flags |= FLOW_REVERSE_FIN;
+	if (f->flags & FLOW_REVERSE_FIN)
+		reverse->flags |= FLOW_FIN;
+	tcp_make_reverse(&reverse->tcp, &f->tcp);
+	flow_forget_next_hop(reverse);
 }
 
 /*
  * Keeps the reverse entry fresh in the LRU while only one direction is busy, and makes
  * it again if it was evicted. -1: meanwhile another flow was given its tuple.
  */
-static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *key, __u32 time)
+static __always_inline int flow_refresh_reverse(struct flow *f, const struct tuple *key, __u32 time)
 {
-	struct flow_pair *room;
-	struct tuple twin_key;
-	struct flow *twin;
+	struct flow_pair *pair;
+	struct tuple reverse_key;
+	struct flow *reverse;
 
-	flow_twin_key(&twin_key, f, key);
-	twin = bpf_map_lookup_elem(&flows, &twin_key);
-	if (twin) {
-		if (!flow_is_twin(twin, key)) {
+	flow_reverse_key(&reverse_key, f, key);
+	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
+	if (reverse) {
+		if (!flow_is_reverse(reverse, key)) {
 			count(FLOW_CONFLICT);
 			return -1;
 		}
-		twin->seen = time;
-		twin->flags |= f->flags & FLOW_STREAM;
-		tcp_share(f, twin);
+		reverse->seen = time;
+		reverse->flags |= f->flags & FLOW_STREAM;
+		tcp_share(f, reverse);
 		return 0;
 	}
-	room = get_flow_pair();
-	if (!room)
+	pair = get_flow_pair();
+	if (!pair)
 		return -1;
-	flow_make_twin(&room->reply, f, key);
-	room->reply.seen = time;
-	if (bpf_map_update_elem(&flows, &twin_key, &room->reply, BPF_NOEXIST)) {
+	flow_make_reverse(&pair->reply, f, key);
+	pair->reply.seen = time;
+	if (bpf_map_update_elem(&flows, &reverse_key, &pair->reply, BPF_NOEXIST)) {
 		count(FLOW_CONFLICT);
 		return -1;
 	}
-	flow_keep(&twin_key);
+	flow_protect(&reverse_key);
 	count(FLOW_REVIVED);
 	return 0;
 }
@@ -204,30 +199,30 @@ static __always_inline int flow_touch_twin(struct flow *f, const struct tuple *k
 __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct packet *p,
 			struct settings *s)
 {
-	struct tuple twin_key;
-	struct flow *twin;
+	struct tuple reverse_key;
+	struct flow *reverse;
 
 	if (!f || !p || !s)
 		return TCP_IGNORED;
-	flow_twin_key(&twin_key, f, &p->tuple);
-	twin = bpf_map_lookup_elem(&flows, &twin_key);
-	if (!twin || !flow_is_twin(twin, &p->tuple))
+	flow_reverse_key(&reverse_key, f, &p->tuple);
+	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
+	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
 		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
-	return tcp_advance(skb, f, twin, p, s);
+	return tcp_advance(skb, f, reverse, p, s);
 }
 
 /* The endpoint's first answer by UDP. */
 __noinline int flow_answered(struct flow *f, const struct tuple *key)
 {
-	struct tuple twin_key;
-	struct flow *twin;
+	struct tuple reverse_key;
+	struct flow *reverse;
 
 	if (!f || !key)
 		return 0;
-	flow_twin_key(&twin_key, f, key);
-	twin = bpf_map_lookup_elem(&flows, &twin_key);
-	if (twin && flow_is_twin(twin, key))
-		flow_set_state(f, twin, FLOW_ESTABLISHED);
+	flow_reverse_key(&reverse_key, f, key);
+	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
+	if (reverse && flow_is_reverse(reverse, key))
+		flow_set_state(f, reverse, FLOW_ESTABLISHED);
 	return 0;
 }
 
@@ -239,7 +234,7 @@ static __always_inline void flow_udp(struct flow *f, const struct packet *p)
 			flow_answered(f, &p->tuple);
 		return;
 	}
-	if (f->seen != p->time && (__s32)(p->time - f->seen) <= STREAM_BEGINS)
+	if (f->seen != p->time && (__s32)(p->time - f->seen) <= STREAM_START_SECONDS)
 		f->flags |= FLOW_STREAM;
 }
 
@@ -255,10 +250,10 @@ static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
  * netfilter may translate for Services too every answer is looked at, else the
  * first one in a second. A client that goes on gets a new flow, by another port.
  */
-static __always_inline int flow_yields(struct __sk_buff *skb, const struct flow *f,
+static __always_inline int flow_yields_to_conntrack(struct __sk_buff *skb, const struct flow *f,
 				       const struct packet *p, const struct settings *s)
 {
-	struct flow_pair *room;
+	struct flow_pair *pair;
 	struct flow *node;
 
 	if (!flow_may_be_over(f, p->tuple.proto) ||
@@ -269,16 +264,16 @@ static __always_inline int flow_yields(struct __sk_buff *skb, const struct flow 
 		return 0;
 	if (!conntrack_claims(skb, &p->tuple))
 		return 0;
-	room = get_flow_pair();
-	if (!room)
+	pair = get_flow_pair();
+	if (!pair)
 		return 0;
-	/* What netfilter sent from here has got another port on its way: serve_taken. */
-	tuple_mirror(&room->holder_key, &p->tuple);
-	node = bpf_map_lookup_elem(&flows, &room->holder_key);
+	/* What netfilter sent from here has got another port on its way: serve_port_conflict. */
+	tuple_mirror(&pair->holder_key, &p->tuple);
+	node = bpf_map_lookup_elem(&flows, &pair->holder_key);
 	if (node && node->helper == HELPER_NODE)
 		return 0;
-	room->holder_key = p->tuple;
-	return !flow_delete(&room->holder_key, f->slot, &room->twin_key);
+	pair->holder_key = p->tuple;
+	return !flow_delete(&pair->holder_key, f->slot, &pair->reverse_key);
 }
 
 /*
@@ -295,7 +290,7 @@ static __always_inline int flow_superseded(const struct flow *f, const struct tu
 
 	if (f->helper != HELPER_DATA ||
 	    (f->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
-	    (__s32)(time - f->seen) < HELPER_REST)
+	    (__s32)(time - f->seen) < HELPER_IDLE_SECONDS)
 		return 0;
 	request = request_at(key, &asked);
 	return request && !(addr_equal(&request->daddr, &f->daddr) && request->dport == f->dport);
@@ -337,7 +332,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		return MISS_STALE;
 	if (flow_superseded(f, &p->tuple, p->time))
 		return MISS_SUPERSEDED;
-	if (flow_yields(skb, f, p, s))
+	if (flow_yields_to_conntrack(skb, f, p, s))
 		return MISS_NONE;
 	if (p->tuple.proto == IPPROTO_UDP) {
 		/*
@@ -359,7 +354,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 			return MISS_STALE;
 	}
 	if (counts == TCP_COUNTS && f->seen != p->time) {
-		if (flow_touch_twin(f, &p->tuple, p->time))
+		if (flow_refresh_reverse(f, &p->tuple, p->time))
 			return MISS_STALE;
 		/* Only now: else the next packet of this second would not look for the other entry. */
 		f->seen = p->time;
