@@ -4,8 +4,8 @@
  *
  *   process -- connect(service) --> endpoint      connect4/6: TCP, connected UDP
  *           -- sendto(service)  --> endpoint      sendmsg4/6: unconnected UDP
- *           <- recvfrom() says service            recvmsg4/6
- *           <- getpeername() says service         getpeername4/6
+ *           <- recvfrom() shows service           recvmsg4/6
+ *           <- getpeername() shows service        getpeername4/6
  */
 #include "lib/socket.h"
 

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/*
- * Takes a packet through the steps of a tc hook; see tc.bpf.c for the map of the files.
- */
+/* Takes a packet through the steps of a tc hook. See tc.bpf.c for the map of the files. */
 #ifndef SPILLWAY_HANDLE_H
 #define SPILLWAY_HANDLE_H
 
@@ -35,7 +33,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 
 	if (!m || !s)
 		return NEXT;
-	/* The device of the VLAN has hooks of its own, if the node is a member of it. */
+	/* The VLAN's device has its own hooks, if the node is a member of the VLAN. */
 	if (unlikely(skb->vlan_present))
 		return pass(PASS_VLAN);
 	p = &m->packet;
@@ -50,7 +48,8 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 		return relay_error(skb, s, hook);
 	if (unlikely(p->flags & PACKET_NO_L4) && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
-	if (hook == EGRESS && !packet_begins(p) && !feature_seen(FEATURE_STACK_FLOW | FEATURE_NODE_HELPER))
+	if (hook == EGRESS && !packet_begins(p) &&
+	    !feature_seen(FEATURE_STACK_FLOW | FEATURE_NODE_HELPER))
 		return pass(PASS_OTHER);
 
 	miss = flow_find(skb, p, s, hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook), &f);
@@ -59,7 +58,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 			return pass(PASS_OTHER);
 		if (unlikely(flow_is_request(f)))
 			helper_request_repeated(f, &p->tuple, &m->pair.reply_key);
-		/* What is behind it, nothing from here on looks at. */
+		/* The code from here on uses no field after these. */
 		__builtin_memcpy(&m->pair.flow, f, offsetof(struct flow, tcp));
 		return flow_forward(skb, m, hook, f);
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* The first packet of a flow: finds the Service, chooses an endpoint, makes the flow. */
+/* The first packet of a flow: looks up the Service, chooses an endpoint, creates the flow. */
 #ifndef SPILLWAY_SERVE_H
 #define SPILLWAY_SERVE_H
 
@@ -9,9 +9,9 @@
 #include "special/stray.h"
 
 /*
- * A datagram of a pod's connected socket to an endpoint that is gone: the
- * frontend that the socket had asked for, if the endpoint was chosen for it. The
- * socket cannot be told of another endpoint, but its packets can go there.
+ * Returns the frontend that a pod's connected UDP socket asked for, if its endpoint is
+ * gone. The socket keeps the old endpoint's address, but its packets can go to another
+ * endpoint.
  */
 static __always_inline struct frontend *frontend_of_socket(struct __sk_buff *skb,
 							   const struct tuple *t)
@@ -20,7 +20,7 @@ static __always_inline struct frontend *frontend_of_socket(struct __sk_buff *skb
 	struct socket_key key;
 	__u64 cookie;
 
-	/* The socket stays with the packet on its way out of the pod (4.19). */
+	/* The packet keeps its socket on the path out of the pod (4.19). */
 	cookie = bpf_get_socket_cookie(skb);
 	if (!cookie)
 		return NULL;
@@ -31,8 +31,9 @@ static __always_inline struct frontend *frontend_of_socket(struct __sk_buff *skb
 	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family).fe;
 }
 
-/* Is the source one that packets of this hook may have? Else the stack judges it. */
-static __always_inline int source_belongs(struct __sk_buff *skb, const struct tuple *t, enum hook hook)
+/* May packets of this hook have this source? If not, the stack decides. */
+static __always_inline int source_belongs(struct __sk_buff *skb, const struct tuple *t,
+					  enum hook hook)
 {
 	struct addr_key own = {
 		.addr = t->saddr,
@@ -50,7 +51,8 @@ serve_frontend(struct __sk_buff *skb, const struct tuple *t, enum hook hook)
 	struct frontend_match match = frontend_lookup(&t->daddr, t->dport, t->proto, t->family);
 	struct frontend *asked;
 
-	if ((match.fe && !(match.fe->flags & FRONTEND_ENDPOINT)) || hook != FROM_POD || t->proto != IPPROTO_UDP)
+	if ((match.fe && !(match.fe->flags & FRONTEND_ENDPOINT)) || hook != FROM_POD ||
+	    t->proto != IPPROTO_UDP)
 		return match;
 	asked = frontend_of_socket(skb, t);
 	if (asked)
@@ -58,7 +60,7 @@ serve_frontend(struct __sk_buff *skb, const struct tuple *t, enum hook hook)
 	return match;
 }
 
-/* Makes the flow of a Service's first packet to an endpoint, and sends the packet there. */
+/* Creates the flow of a Service's first packet to an endpoint, and forwards the packet. */
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 				     const struct backend *b, enum hook hook, struct settings *s)
 {
@@ -82,7 +84,7 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	return flow_forward(skb, m, hook, NULL);
 }
 
-/* The first packet of a flow, or one of no flow at all. */
+/* Handles the first packet of a flow, or a packet of no flow. */
 __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 {
 	struct scratch *m = get_scratch();
@@ -102,14 +104,14 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		return pass(PASS_OTHER);
 	from_endpoint = !fe && is_endpoint(&p->tuple.saddr, p->tuple.sport, p->tuple.proto,
 					   p->tuple.family);
-	/* Most packets that are no Service's business leave here. */
+	/* Most packets that have nothing to do with a Service leave here. */
 	if (!fe && !from_endpoint && !(s->flags & SETTING_UNTRACKED))
 		return pass(PASS_OTHER);
 	if (!source_belongs(skb, &p->tuple, hook))
 		return pass(PASS_SOURCE);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return serve_direct(skb, m, s, hook, fe != NULL, from_endpoint,
-				   fe && fe->flags & FRONTEND_TFTP);
+				    fe && fe->flags & FRONTEND_TFTP);
 	if (conntrack_owns(skb, p, CONNTRACK_TRANSLATED))
 		return pass(PASS_CONNTRACK);
 	if (fe->flags & FRONTEND_RANGES &&
@@ -132,7 +134,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 	if (!packet_begins(p))
 		return SERVE_STRAY;
 	m->pair.flow.helper = fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
-	m->pair.flow.end = END_UNKNOWN; /* or REQUEST_SENT */
+	m->pair.flow.end = END_UNKNOWN; /* and REQUEST_SENT */
 	if (m->pair.flow.helper) {
 		feature_mark(FEATURE_HELPER);
 		count(HELPER_ASKED);

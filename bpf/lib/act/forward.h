@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Rewrites a packet as its flow entry says, and sends it on. */
+/* Rewrites a packet as its flow entry says, and sends it to its next hop. */
 #ifndef SPILLWAY_ACT_FORWARD_H
 #define SPILLWAY_ACT_FORWARD_H
 
@@ -9,7 +9,7 @@
 #include "nat.h"
 #include "redirect.h"
 
-/* What becomes of a packet that its way does not take. */
+/* Answers or drops a packet whose next hop is unusable. */
 __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 {
 	struct settings *s = get_settings();
@@ -24,20 +24,21 @@ __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 }
 
 /*
- * Does the pod that a flow leads to have to be reached through netfilter by now? A policy
- * may select it since, or another pod has its address. From here on the flow goes
- * through the stack. Not its answers before a packet of the client's: netfilter would take
- * the first of them for a new connection of the pod's.
+ * Must this flow, which has bypassed netfilter, traverse it from now on? A policy may
+ * select the pod since, or another pod may have its address. This marks both entries of the
+ * flow. Replies go on bypassing netfilter until the client sends a packet: netfilter would
+ * take the first reply for a new connection of the pod.
  */
 static __always_inline int flow_must_traverse(struct flow *f, struct flow *entry,
-					     const struct packet *p)
+					      const struct packet *p)
 {
 	struct tuple reverse_key;
 	struct backend *b;
 	struct flow *reverse;
 	__u32 id;
 
-	if (!entry || (f->flags & (FLOW_REPLY | FLOW_SNAT)) || !pod_traverses_netfilter(&f->daddr, p->tuple.family))
+	if (!entry || (f->flags & (FLOW_REPLY | FLOW_SNAT)) ||
+	    !pod_traverses_netfilter(&f->daddr, p->tuple.family))
 		return 0;
 	id = entry->backend;
 	b = bpf_map_lookup_elem(&backends, &id);
@@ -54,18 +55,19 @@ static __always_inline int flow_must_traverse(struct flow *f, struct flow *entry
 }
 
 /*
- * Is the way that the flow's packets took last good for this one? Once a second it is
- * asked for again, and the packet that asks goes by the kernel's neighbour table, which
- * so learns that the neighbour is in use.
+ * Is the flow's last next hop valid for this packet? Once a second the programs look it up
+ * again, and that packet uses the kernel's neighbor table. So the kernel learns that the
+ * neighbor is in use.
  */
 static __always_inline int flow_next_hop_fresh(const struct __sk_buff *skb, const struct packet *p,
-					  const struct flow *f)
+					       const struct flow *f)
 {
 	return f->next_hop_seen == p->time && !(p->flags & PACKET_SYN) &&
-	       (f->next_hop_kind == NEXT_HOP_POD || (p->ttl > 1 && packet_size(skb, p) <= f->next_hop_mtu));
+	       (f->next_hop_kind == NEXT_HOP_POD ||
+		(p->ttl > 1 && packet_size(skb, p) <= f->next_hop_mtu));
 }
 
-/* Finds the way of a flow's packets, and leaves it in the flow's entry for a second. */
+/* Finds the next hop of a flow's packets, and stores it in the flow's entry for a second. */
 static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
 {
 	struct flow *f = &m->pair.flow;
@@ -79,7 +81,7 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 	if (!(f->flags & FLOW_TO_POD) || !next_hop_pod(&f->daddr, p->tuple.family, hop))
 		next_hop_route(skb, p, &f->saddr, &f->daddr, hop);
 	if (!entry ||
-	    !(hop->kind == NEXT_HOP_POD || (hop->kind == NEXT_HOP_NEIGH && hop->neighbour_known)))
+	    !(hop->kind == NEXT_HOP_POD || (hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known)))
 		return;
 	entry->next_hop_mtu = hop->mtu;
 	entry->next_hop_ifindex = hop->ifindex;
@@ -89,8 +91,8 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 }
 
 /*
- * Rewrites a packet as pair->flow says and sends it on. entry is where the flow
- * is kept, NULL if it was made just now.
+ * Rewrites a packet as pair->flow says, and forwards it. entry is the flow's entry in the
+ * map, or NULL for a new flow.
  */
 static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m, enum hook hook,
 					struct flow *entry)
@@ -111,7 +113,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	} else if (likely(flow_next_hop_fresh(skb, p, f))) {
 		if (nat_rewrite(skb, p, f, f->next_hop_kind == NEXT_HOP_LINK))
 			return drop(DROP_REWRITE);
-		return redirect_frame(skb, f->next_hop_kind, f->next_hop_ifindex, f->next_hop_macs, TRANSLATED_DIRECT);
+		return redirect_frame(skb, f->next_hop_kind, f->next_hop_ifindex, f->next_hop_macs,
+				      TRANSLATED_DIRECT);
 	} else {
 		flow_next_hop(skb, m, entry);
 	}

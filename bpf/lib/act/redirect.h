@@ -16,12 +16,9 @@ static __always_inline int macs_store(struct __sk_buff *skb, const __u8 *macs)
 	return 0;
 }
 
-/*
- * Sends the packet, already rewritten, to a pod (NEXT_HOP_POD) or to a neighbour (NEXT_HOP_LINK) whose
- * device and addresses are known.
- */
+/* Sends a rewritten packet to a pod (NEXT_HOP_POD) or a known neighbor (NEXT_HOP_LINK). */
 static __always_inline int redirect_frame(struct __sk_buff *skb, __u32 kind, __u32 ifindex,
-				    const __u8 *macs, enum verdict verdict)
+					  const __u8 *macs, enum verdict verdict)
 {
 	if (macs_store(skb, macs)) {
 		count(DROP_REWRITE);
@@ -32,14 +29,15 @@ static __always_inline int redirect_frame(struct __sk_buff *skb, __u32 kind, __u
 		skb->tc_index = TC_INDEX_DONE;
 		return bpf_redirect(ifindex, 0);
 	}
-	/* On a bridge's port the frame was for the bridge, not for the port. */
+	/* On a port of a bridge, the frame was for the bridge and not for the port. */
 	if (skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(skb, PACKET_HOST);
 	return bpf_redirect_peer(ifindex, 0);
 }
 
-/* Sends the packet, already rewritten, on its way. */
-static __always_inline int redirect_packet(struct __sk_buff *skb, struct next_hop *hop, enum verdict verdict)
+/* Sends a rewritten packet to its next hop. */
+static __always_inline int redirect_packet(struct __sk_buff *skb, struct next_hop *hop,
+					   enum verdict verdict)
 {
 	if (hop->kind == NEXT_HOP_POD)
 		return redirect_frame(skb, NEXT_HOP_POD, hop->ifindex, hop->macs, verdict);

@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Which tuple the answers of a new flow have, and so from which port its packets go:
- * the client's, unless another flow, a socket of this node or netfilter has that one.
+ * Creates a flow: reserves the tuple of its replies, and thereby its source port, and
+ * stores both entries. The source port is the client's, unless another flow, a socket of
+ * this node or netfilter uses the reply tuple.
  */
-#ifndef SPILLWAY_REPLY_H
-#define SPILLWAY_REPLY_H
+#ifndef SPILLWAY_FLOW_CREATE_H
+#define SPILLWAY_FLOW_CREATE_H
 
 #include "table.h"
 
-/* Source ports tried before a packet is given up: with 97 of 100 taken, 0.04 %. */
+/* Source ports to try before the packet is dropped: 0.04 % fail if 97 of 100 are in use. */
 #define PORT_TRIES 256
 
-/* Ports that are tried before a flow has to make room: the best one of those met. */
+/* Ports to try before the best flow that they belong to is replaced. */
 #define VICTIM_TRIES 16
 
-/* With fewer ports than this, one client may use them all. */
+/* With fewer ports than this, one client may use all of them. */
 #define PORTS_SHARED 256
 
 /*
- * May the client use this port of the list? Three quarters of all, by its hash, and of
- * those of IPv6 seven eighths, by its network's, so that none can take those of the others.
+ * May the client use this port of the list? A client may use three quarters of the ports,
+ * by its hash. A network of IPv6 may use seven eighths of those, by its hash. So no client
+ * can take all ports of the others.
  */
 static __always_inline int port_allowed(const struct tuple *key, __u32 index)
 {
@@ -29,9 +31,10 @@ static __always_inline int port_allowed(const struct tuple *key, __u32 index)
 }
 
 /*
- * A random port of a list; 0 is one that the client may not use. The lists have no port in
- * common: where an address is kept, the same address may come by a port of another node's
- * choice, or of its own socket, to the same endpoint, and nothing here knows of it.
+ * Returns a random port of a list, or 0 for a port that the client may not use. The lists
+ * have no port in common. Packets that keep their address may arrive from the same address
+ * on a port that another node or the client's socket chose, towards the same endpoint, and
+ * this node has no entry for them.
  */
 static __always_inline __be16 random_port(const struct settings *s, const struct tuple *key,
 					  enum port_list list, bool snat)
@@ -50,7 +53,7 @@ static __always_inline __be16 random_port(const struct settings *s, const struct
 	return port ? bpf_htons(*port) : 0;
 }
 
-/* Does a socket of this node own the tuple that an endpoint's answer would have? */
+/* Does a socket of this node own the tuple of the endpoint's replies? */
 static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple *answer)
 {
 	struct bpf_sock_tuple t = {};
@@ -69,9 +72,9 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 }
 
 /*
- * Can a closed TCP connection's port serve a new connection at once? Yes if the endpoint
- * has forgotten the old one, or takes the SYN of the new one in TIME-WAIT. An RST counts
- * only if the endpoint sent it or accepts it. After a second no packet is in flight.
+ * Can a new connection use a closed TCP connection's port at once? It can if the endpoint
+ * has no state of the old one, or accepts the new SYN in TIME-WAIT. An RST counts only if
+ * the endpoint sent or accepts it. After a second no packet is in flight.
  */
 static __always_inline int port_reusable(const struct flow *f, __u32 time, __u32 seq)
 {
@@ -80,21 +83,24 @@ static __always_inline int port_reusable(const struct flow *f, __u32 time, __u32
 	return (__s32)(time - f->seen) >= 2;
 }
 
-/* Values of flow_victim_rank above every age. */
+/* Ranks of flow_victim_rank above every age. */
 #define VICTIM_CLOSED 0xfffffffe
 #define VICTIM_REUSABLE 0xffffffff
 
 /*
- * How well may the flow of a reply entry be replaced where ports are short? 0: not at
- * all. Best is a closed connection, rested if there is one: at worst the new client repeats
- * its SYN (RFC 5961, 4.2), while a handshake that is replaced fails. If the ports had to wait
- * for a timeout, short connections to one endpoint would have a ceiling: ports / timeout.
- * Then comes the oldest of the unconfirmed ones, among them those that an RST ended: a
- * handshake, or a question and its answer, takes a moment. What has gone on by UDP
- * keeps its port (RFC 4787, REQ-5) until it rests and there is nothing else. A TFTP
- * request that has been answered needs it only to be asked again.
+ * Ranks the flow of a reply entry for replacement when ports are short. 0: it must stay.
+ *
+ *   1. Closed connections, the reusable ones first. At worst the new client repeats its SYN
+ *      (RFC 5961, 4.2), while a replaced handshake fails. If ports waited for a timeout,
+ *      short connections to one endpoint would have a ceiling: ports / timeout.
+ *   2. The oldest unconfirmed flow, also after an RST: a handshake, or a request and its
+ *      reply, takes a moment.
+ *   3. UDP flows that continued after the reply, when they are idle (RFC 4787, REQ-5).
+ *
+ * An answered TFTP request needs its port only for a repetition of the request.
  */
-static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, __u32 time, __u32 seq)
+static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, __u32 time,
+					      __u32 seq)
 {
 	__u32 age;
 
@@ -114,21 +120,21 @@ static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, 
 }
 
 /*
- * Takes the reply tuple from the flow that has it, whose packets must not take part in
- * a connection that has the tuple now. 0: it is ours.
+ * Replaces the flow that has the reply tuple, with both its entries: its packets must not
+ * join the connection that gets the tuple. Returns 0 if the tuple is ours.
  */
 static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
 {
 	pair->holder_key = pair->reply_key;
 	if (flow_delete(&pair->holder_key, slot, &pair->reverse_key))
 		return -1;
-	/* Another CPU may have been faster. */
+	/* Another CPU may have stored a flow there since. */
 	return bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST);
 }
 
 /*
- * Takes pair's reply tuple if no live flow has it, or if it is this flow's own: its
- * forward half was evicted, or a SYN reopens the connection. 0: it is ours.
+ * Reserves pair's reply tuple. Succeeds if no live flow has it, or if this flow has it: its
+ * forward entry was evicted, or a SYN reopens the connection. Returns 0 if it is ours.
  */
 static __always_inline int reply_claim(struct flow_pair *pair, const struct tuple *key,
 				       const struct settings *s)
@@ -154,13 +160,13 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
 }
 
 /*
- * A packet to an endpoint itself, not to a Service: the answer must not be taken
- * for that of a Service's flow which has left its tuple behind. A flow of
- * datagrams does not say when it ends: who asked last gets the answer, and if the
- * flow was not over, its next packet makes it again.
+ * Releases the reply tuple that a Service's flow has left behind, for a packet to the
+ * endpoint's own address: its reply must not be translated. A UDP flow has no end, so the
+ * last sender gets the reply. If the flow was not over, its next packet creates it again.
  */
-static __always_inline void flow_release_reply_tuple(const struct tuple *direct, struct flow_pair *pair,
-					   bool any_port)
+static __always_inline void flow_release_reply_tuple(const struct tuple *direct,
+						     struct flow_pair *pair,
+						     bool any_port)
 {
 	struct tuple *reply_key = &pair->reply_key;
 	struct flow *f;
@@ -173,21 +179,22 @@ static __always_inline void flow_release_reply_tuple(const struct tuple *direct,
 		flow_delete(reply_key, f->slot, &pair->reverse_key);
 }
 
-/* May a random port be the source of the flow to be made? */
+/* May a random port be the source port of the new flow? */
 static __always_inline int port_usable(struct __sk_buff *skb, struct flow_pair *pair, __u8 proto)
 {
 	if (!pair->reply_key.dport)
 		return 0;
 	if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
 		return 0;
-	return !(pair->flow.helper == HELPER_NODE && proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER) &&
+	return !(pair->flow.helper == HELPER_NODE && proto == IPPROTO_UDP &&
+		 feature_seen(FEATURE_HELPER) &&
 		 request_at(&pair->reply_key, &pair->holder_key));
 }
 
 /*
- * One try at a reply tuple: attempt 0 is by the client's port, the others by random
- * ones, or by that of a flow that may be replaced. Not static: the verifier looks at it
- * once, not once for each turn of the loop around it. 0: it is ours.
+ * Tries one reply tuple: the client's port for attempt 0, then random ports or the port of
+ * a flow that may be replaced. A global function: the verifier checks it once, and not once
+ * for each iteration of the caller's loop. Returns 0 if the tuple is ours.
  */
 __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settings *s, int attempt)
 {
@@ -206,7 +213,7 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 	}
 	if (attempt) {
 		pair->reply_key.dport = random_port(s, key, pair->ports,
-						     pair->flow.flags & FLOW_SNAT);
+						    pair->flow.flags & FLOW_SNAT);
 		if (!port_usable(skb, pair, key->proto))
 			return -1;
 	}
@@ -214,10 +221,10 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 }
 
 /*
- * Would netfilter take the answers with a reply tuple that is ours for those of a
- * connection of its own? Then it is given back: a client that speaks to the endpoint
- * itself would get them as the Service's. Not a part of reply_try: before Linux 6.12
- * the frames of all calls under way share 512 bytes.
+ * Releases a reserved reply tuple if netfilter would take the replies for those of its own
+ * connection: that client speaks to the endpoint itself, and would get replies from the
+ * Service. Not a part of reply_try: before Linux 6.12 the frames of all active calls share
+ * 512 bytes.
  */
 __noinline int reply_contested(struct __sk_buff *skb)
 {
@@ -232,13 +239,13 @@ __noinline int reply_contested(struct __sk_buff *skb)
 	return 1;
 }
 
-/* The source port that a new flow gets towards its endpoint. */
+/* The source port of a new flow towards its endpoint. */
 enum source_port {
 	SOURCE_PORT_KEEP, /* the client's, unless another flow to the endpoint has it */
 	SOURCE_PORT_RANDOM,
 };
 
-/* Tries until a reply tuple is ours; -1 if none seems to be free. */
+/* Tries reply tuples until one is ours. Returns -1 if none is. */
 __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct settings *s,
 			    enum source_port source)
 {
@@ -252,10 +259,9 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 }
 
 /*
- * Stores the flow pair->flow, whose packets have the key; its sport is still the
- * client's. It stays unless another flow to the same endpoint has it, or with
- * new_port: then it is random among the free ones. On success pair->flow is what the
- * table holds.
+ * Stores the flow pair->flow under key. Its sport is the client's, and changes if source is
+ * SOURCE_PORT_RANDOM or another flow to the endpoint has it. On success, returns
+ * FLOW_CREATED, and pair->flow is the entry in the map.
  */
 static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tuple *key,
 						struct flow_pair *pair, enum source_port source,
@@ -271,11 +277,14 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	if (reply_search(skb, key, s, source))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;
-	/* At once: room for the other entry could be made at the cost of this one. */
+	/* At once: the kernel could evict this entry to store the other one. */
 	flow_protect(&pair->reply_key);
 	if (!bpf_map_update_elem(&flows, key, f, BPF_NOEXIST)) {
 		flow_protect(key);
-		/* Another CPU may have replaced the flow when it had but one entry. */
+		/*
+		 * Another CPU may have replaced the flow when only one of its entries was
+		 * stored.
+		 */
 		other = bpf_map_lookup_elem(&flows, &pair->reply_key);
 		if (!other || other->slot != f->slot) {
 			bpf_map_delete_elem(&flows, key);
@@ -288,7 +297,7 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 			feature_mark(FEATURE_SNAT);
 		return FLOW_CREATED;
 	}
-	/* Another CPU was faster with the same first packet: its flow is the one. */
+	/* Another CPU has stored the flow of the same first packet. That flow counts. */
 	bpf_map_delete_elem(&flows, &pair->reply_key);
 	other = bpf_map_lookup_elem(&flows, key);
 	if (!other)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Plans a new flow: its endpoint, its source address and port, and whether netfilter must see it. */
+/* Plans a new flow: its endpoint, its source address and port, and the need for netfilter. */
 #ifndef SPILLWAY_FLOW_PLAN_H
 #define SPILLWAY_FLOW_PLAN_H
 
@@ -8,7 +8,7 @@
 #include "../lookup/xfrm.h"
 #include "create.h"
 
-/* The node's address as seen by whatever lies beyond an interface. */
+/* Returns in *out the node's source address towards an interface. -1: there is none. */
 static __always_inline int snat_addr(struct addr *out, __u32 ifindex, __u8 family,
 				     const struct settings *s)
 {
@@ -22,10 +22,11 @@ static __always_inline int snat_addr(struct addr *out, __u32 ifindex, __u8 famil
 }
 
 /*
- * Must netfilter see the packets of this flow? Its source stays as it is then. Which
- * pod it is about is told by the address: an EndpointSlice may name another node.
+ * Must netfilter see the packets of this flow? Then their source address stays. The pod is
+ * found by the address, because an EndpointSlice may name another node.
  */
-static __always_inline int needs_stack(const struct packet *p, const struct backend *b, bool on_this_node,
+static __always_inline int needs_stack(const struct packet *p, const struct backend *b,
+				       bool on_this_node,
 				       enum hook hook, const struct settings *s)
 {
 	struct pod *pod;
@@ -35,8 +36,9 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
 	pod = pod_lookup(&b->addr, p->tuple.family);
 	if (on_this_node && (!pod || !(pod->flags & POD_REACHABLE)))
 		return 1;
-	/* Leaving the pod network: the CNI may masquerade the pod. */
-	if (hook == FROM_POD && !on_this_node && !range_allows(RANGE_PODS, &b->addr, p->tuple.family))
+	/* The packet leaves the pod network: the CNI may masquerade the pod. */
+	if (hook == FROM_POD && !on_this_node &&
+	    !range_allows(RANGE_PODS, &b->addr, p->tuple.family))
 		return 1;
 	if (hook == FROM_POD && (s->flags & SETTING_BYPASS_NEVER ||
 				 pod_traverses_netfilter(&p->tuple.saddr, p->tuple.family)))
@@ -50,9 +52,10 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
 }
 
 /*
- * The stack encrypts by the addresses that it sees. The client's packets and the
- * answers have the Service's there, which a flow through the stack has not; and a
- * source that is the node's own cannot be sent through the stack.
+ * Decides about a flow that an IPsec policy selects. The stack encrypts by the addresses
+ * that it sees. It cannot encrypt the client's packets and the replies of a flow through
+ * the stack, because they have the Service's address. It cannot forward a packet with the
+ * node's own source address.
  */
 static __always_inline enum verdict xfrm_plan(const struct settings *s, const struct packet *p,
 					      struct flow *f)
@@ -69,7 +72,7 @@ static __always_inline enum verdict xfrm_plan(const struct settings *s, const st
 	return FLOW_CREATED;
 }
 
-/* What a new flow remembers of its first packet. */
+/* Stores the first packet's sequence number and TCP state in the new flow. */
 static __always_inline void flow_record_first(struct __sk_buff *skb, struct scratch *m)
 {
 	struct flow *f = &m->pair.flow;
@@ -83,9 +86,9 @@ static __always_inline void flow_record_first(struct __sk_buff *skb, struct scra
 }
 
 /*
- * Fills the flow towards an endpoint. The source is replaced where the answer
- * would not come back through here: the endpoint is on another machine and the
- * client too, or the endpoint is the client.
+ * Fills the flow towards an endpoint. Replaces the source address where the replies would
+ * not come back through this node: the endpoint and the client are on other machines, or
+ * the endpoint is the client.
  */
 static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scratch *m,
 					      const struct backend *b, enum hook hook,
@@ -109,11 +112,15 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	flow_forget_next_hop(f);
 	if (!on_this_node) {
 		next_hop_route(skb, p, &p->tuple.saddr, &b->addr, &m->next_hop);
-		/* No flow then: which address it should have is not known. */
+		/* There is no flow without a next hop: its source address is unknown. */
 		if (next_hop_unusable(&m->next_hop))
 			return DROP_NO_ROUTE;
-		/* Not towards the network: a pod of this node, whatever its EndpointSlice says. */
-		on_this_node = m->next_hop.kind == NEXT_HOP_NEIGH && !bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
+		/*
+		 * A device that is not external: the endpoint is a pod of this node,
+		 * although its EndpointSlice names another.
+		 */
+		on_this_node = m->next_hop.kind == NEXT_HOP_NEIGH &&
+			!bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
 	}
 	f->flags = (on_this_node ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_REVERSE_TO_POD : 0);
 	if (!hairpin && needs_stack(p, b, on_this_node, hook, s)) {
@@ -130,15 +137,14 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 
 struct port_plan {
 	enum source_port source;
-	enum port_list list; /* of the random ports */
+	enum port_list list; /* the list of random ports */
 };
 
 /*
- * Must the source port change, and from which list? Sockets of pods and nodes connect to
- * endpoints directly (see socket.h), and other nodes send from their own lists. Of
- * that nothing is known here: a flow for the same address keeps off these ports, or the
- * answers of such a connection would be its own. Ports of pods below 1024 stay: servers
- * look at them.
+ * Decides about the source port. Sockets of pods and nodes connect directly to endpoints
+ * (see socket.h), and other nodes use the ports of their own lists. This node has no entry
+ * for such connections. A flow with the same address must not use their ports, or it would
+ * get their replies. Ports of pods below 1024 stay, because servers check them.
  */
 static __always_inline struct port_plan plan_port(const struct packet *p, const struct flow *f,
 						  enum hook hook)

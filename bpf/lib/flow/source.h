@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Counts the confirmed flows of each client, and of each /64 of IPv6. */
+/* Counts the confirmed flows of each client, and of each /64 network of IPv6. */
 #ifndef SPILLWAY_FLOW_SOURCE_H
 #define SPILLWAY_FLOW_SOURCE_H
 
 #include "../parse/packet.h"
 
-/* A client's hash. */
+/* Returns the hash of a client's address. */
 static __always_inline __u32 source_hash(const struct addr *client)
 {
 	return addr_hash(client);
 }
 
-/* That of its network, which a host with IPv6 may have all addresses of: a /64. */
+/* Returns the hash of a client's /64: one IPv6 host may have all addresses of it. */
 static __always_inline __u32 network_hash(const struct addr *client)
 {
 	return mix(mix(~hash_seed, client->w[0]), client->w[1]);
@@ -24,7 +24,7 @@ static __always_inline __u32 *source_count(__u32 hash)
 	return bpf_map_lookup_elem(&sources, &index);
 }
 
-/* Has a client, or its network, as many confirmed flows as it may have? */
+/* Has the client, or its network, its share of confirmed flows? */
 static __always_inline int source_full(const struct addr *client, __u8 family)
 {
 	__u32 *n = source_count(source_hash(client));

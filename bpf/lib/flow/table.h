@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * The flow table. A flow is made on its first packet, ages by its state, and is
- * found again by either direction. The map is an LRU: when it is full, the
- * oldest flows go, and no packet is refused.
+ * The flow table. The first packet creates a flow, which times out by its state. Each
+ * direction has an entry. The map is an LRU: when it is full, the kernel evicts the oldest
+ * flows and no packet is refused.
  *
  *   client:c -> service:s   forward entry   becomes  client':c' -> endpoint:e
  *   endpoint:e -> client':c' reply entry    becomes  service:s  -> client:c
@@ -13,18 +13,18 @@
 #include "../lookup/conntrack.h"
 #include "tcp.h"
 
-/* Seconds after which nobody repeats a request that was answered. */
+/* Seconds after which no client repeats an answered request. */
 #define HELPER_IDLE_SECONDS 5
 
-/* A datagram within so many seconds, of another second, shows that a flow goes on. */
+/* A datagram in a later second, within so many seconds, shows that a flow continues. */
 #define STREAM_START_SECONDS 2
 
-/* Whether a packet has a flow, and why not. */
+/* The result of a flow lookup. */
 enum flow_miss {
 	FLOW_FOUND,
-	MISS_NONE,	 /* there is none */
-	MISS_STALE,	 /* the entry is of a flow that is over: it is to be replaced */
-	MISS_SUPERSEDED, /* the packet is to be dropped */
+	MISS_NONE,	 /* no entry */
+	MISS_STALE,	 /* the flow is over: replace it */
+	MISS_SUPERSEDED, /* drop the packet */
 	MISS_SOURCE,	 /* the source does not belong to the device */
 };
 
@@ -39,13 +39,16 @@ static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *
 	out->pad = 0;
 }
 
-/* Is this the entry of requests whose answers come from any port? */
+/* Is this the forward entry of a request, whose answers may come from any port? */
 static __always_inline int flow_is_request(const struct flow *f)
 {
 	return f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
 }
 
-/* The reply entry of a request that an answer from any port may belong to; *key is its key. */
+/*
+ * Returns the reply entry of a request that an answer from any port may belong to. Sets
+ * *key to its key.
+ */
 static __always_inline struct flow *request_at(const struct tuple *answer, struct tuple *key)
 {
 	*key = *answer;
@@ -53,9 +56,9 @@ static __always_inline struct flow *request_at(const struct tuple *answer, struc
 	return bpf_map_lookup_elem(&flows, key);
 }
 
-/* Fills an entry that leaves packets with this tuple as they are. */
+/* Fills an entry that does not change packets with this tuple. */
 static __always_inline void flow_identity(struct flow *f, const struct tuple *t, __u16 flags,
-				       __u8 helper, __be16 helper_port)
+					  __u8 helper, __be16 helper_port)
 {
 	__builtin_memset(f, 0, sizeof(*f));
 	f->saddr = t->saddr;
@@ -91,14 +94,15 @@ static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
 static __always_inline int flow_dead(const struct flow *f, __u8 proto, const struct settings *s,
 				     __u32 time)
 {
-	/* seen may be ahead of time: another CPU wrote it a moment ago. */
+	/* seen may be ahead of time, if another CPU has just written it. */
 	return (__s32)(time - f->seen) > (__s32)flow_timeout(f, proto, s);
 }
 
-/* Is the entry at this key the reverse of the flow that becomes *mine? */
+/* Is the entry at this key the reverse entry of the flow with the key *mine? */
 static __always_inline int flow_is_reverse(const struct flow *reverse, const struct tuple *mine)
 {
-	return addr_equal(&reverse->saddr, &mine->daddr) && addr_equal(&reverse->daddr, &mine->saddr) &&
+	return addr_equal(&reverse->saddr, &mine->daddr) &&
+		addr_equal(&reverse->daddr, &mine->saddr) &&
 	       reverse->sport == mine->dport &&
 	       (reverse->dport == mine->sport || (flow_is_request(reverse) && !mine->sport));
 }
@@ -112,7 +116,7 @@ static __always_inline void flow_forget_next_hop(struct flow *f)
 	__builtin_memset(f->next_hop_macs, 0, sizeof(f->next_hop_macs));
 }
 
-/* What is known of the other side, from the point of view of this one. */
+/* Fills the TCP state of the other side with the copies that s has of it. */
 static __always_inline void tcp_make_reverse(struct tcp_side *reverse, const struct tcp_side *s)
 {
 	__builtin_memset(reverse, 0, sizeof(*reverse));
@@ -124,9 +128,9 @@ static __always_inline void tcp_make_reverse(struct tcp_side *reverse, const str
 	reverse->peer_scale = s->scale;
 }
 
-/* The reverse entry, from the point of view of that direction. */
+/* Fills the reverse entry of f, which has this key. */
 static __always_inline void flow_make_reverse(struct flow *reverse, const struct flow *f,
-					   const struct tuple *key)
+					      const struct tuple *key)
 {
 	reverse->saddr = key->daddr;
 	reverse->daddr = key->saddr;
@@ -145,7 +149,7 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 	reverse->in_ifindex = addr_device(&f->daddr, key->family);
 	reverse->state = f->state;
 	reverse->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
-				   FLOW_CONFIRMED | FLOW_TRACKED)) |
+				      FLOW_CONFIRMED | FLOW_TRACKED)) |
 		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
 	if (f->flags & FLOW_TO_POD)
 		reverse->flags |= FLOW_REVERSE_TO_POD;
@@ -160,8 +164,8 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 }
 
 /*
- * Keeps the reverse entry fresh in the LRU while only one direction is busy, and makes
- * it again if it was evicted. -1: meanwhile another flow was given its tuple.
+ * Keeps the reverse entry fresh in the LRU while only one direction has packets, and
+ * restores it if it was evicted. Returns -1 if another flow has its tuple by now.
  */
 static __always_inline int flow_refresh_reverse(struct flow *f, const struct tuple *key, __u32 time)
 {
@@ -195,7 +199,7 @@ static __always_inline int flow_refresh_reverse(struct flow *f, const struct tup
 	return 0;
 }
 
-/* What a packet of TCP does to its flow, where the flow's own entry does not tell. */
+/* Applies a TCP packet that concerns both entries of its flow. */
 __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct packet *p,
 			struct settings *s)
 {
@@ -211,7 +215,7 @@ __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct pack
 	return tcp_advance(skb, f, reverse, p, s);
 }
 
-/* The endpoint's first answer by UDP. */
+/* Marks a UDP flow as answered. */
 __noinline int flow_answered(struct flow *f, const struct tuple *key)
 {
 	struct tuple reverse_key;
@@ -226,7 +230,7 @@ __noinline int flow_answered(struct flow *f, const struct tuple *key)
 	return 0;
 }
 
-/* A datagram of a known flow. */
+/* Applies a datagram of a known flow. */
 static __always_inline void flow_udp(struct flow *f, const struct packet *p)
 {
 	if (f->state == FLOW_NEW) {
@@ -238,20 +242,21 @@ static __always_inline void flow_udp(struct flow *f, const struct packet *p)
 		f->flags |= FLOW_STREAM;
 }
 
-/* Is a flow over, or might it be? Datagrams do not say when they end. */
+/* May the flow be over? A UDP flow does not say when it ends. */
 static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
 {
 	return f->state == FLOW_CLOSED || proto == IPPROTO_UDP;
 }
 
 /*
- * Gives the tuple of an answer up if netfilter has meanwhile taken it for a
- * connection of its own: MASQUERADE chooses ports without asking here. While
- * netfilter may translate for Services too every answer is looked at, else the
- * first one in a second. A client that goes on gets a new flow, by another port.
+ * Releases the tuple of a reply if netfilter uses it for a connection of its own by now:
+ * MASQUERADE chooses ports without looking up flows. While netfilter may also translate for
+ * Services, every reply is checked, otherwise the first one of each second. A client that
+ * continues gets a new flow with another port.
  */
 static __always_inline int flow_yields_to_conntrack(struct __sk_buff *skb, const struct flow *f,
-				       const struct packet *p, const struct settings *s)
+						    const struct packet *p,
+						    const struct settings *s)
 {
 	struct flow_pair *pair;
 	struct flow *node;
@@ -267,7 +272,7 @@ static __always_inline int flow_yields_to_conntrack(struct __sk_buff *skb, const
 	pair = get_flow_pair();
 	if (!pair)
 		return 0;
-	/* What netfilter sent from here has got another port on its way: serve_port_conflict. */
+	/* The stack's packet got another port when it left the node: serve_port_conflict. */
 	tuple_mirror(&pair->holder_key, &p->tuple);
 	node = bpf_map_lookup_elem(&flows, &pair->holder_key);
 	if (node && node->helper == HELPER_NODE)
@@ -277,10 +282,9 @@ static __always_inline int flow_yields_to_conntrack(struct __sk_buff *skb, const
 }
 
 /*
- * Has the node's port of a transfer been given to another request meanwhile? What
- * comes after a rest may then be the answer to that, by a server that has ended the
- * transfer and uses its port again: it is dropped. A client that goes on with the
- * transfer makes its entries be fresh.
+ * Has another request got the node's port of this transfer? After a pause, a packet may be
+ * the answer to that request, from a server that has finished the transfer and reuses its
+ * port: it is dropped. A client that continues the transfer keeps its entries fresh.
  */
 static __always_inline int flow_superseded(const struct flow *f, const struct tuple *key,
 					   __u32 time)
@@ -296,13 +300,10 @@ static __always_inline int flow_superseded(const struct flow *f, const struct tu
 	return request && !(addr_equal(&request->daddr, &f->daddr) && request->dport == f->dport);
 }
 
-/* Stands for every device, where the stack has already judged the source: at egress. */
+/* Any device: at egress the stack has already checked the source. */
 #define ANY_DEVICE 0xffffffff
 
-/*
- * A packet comes by another device than its flow's packets have until now. It counts
- * if its source has moved there: else it is forged.
- */
+/* Has the source of the flow moved to this device? If not, the packet is forged. */
 static __always_inline int source_moved(struct flow *f, const struct tuple *t, __u32 device)
 {
 	if (source_device(t) != device)
@@ -311,14 +312,14 @@ static __always_inline int source_moved(struct flow *f, const struct tuple *t, _
 	return 1;
 }
 
-/* Is the packet in the middle of a TCP connection, and in a second that has seen one? */
+/* Is the packet in the middle of a TCP connection that had a packet in the same second? */
 static __always_inline int flow_is_busy(struct flow *f, const struct packet *p, __u32 device)
 {
 	return f->seen == p->time && (device == ANY_DEVICE || f->in_ifindex == device) &&
 	       p->tuple.proto == IPPROTO_TCP && tcp_plain(f, p);
 }
 
-/* What a packet does to the state of its flow; a flow that is over gives way to a new one. */
+/* Applies a packet to the state of its flow. A flow that is over gives way to a new one. */
 static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow *f,
 					      const struct packet *p, struct settings *s,
 					      __u32 device)
@@ -336,15 +337,15 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		return MISS_NONE;
 	if (p->tuple.proto == IPPROTO_UDP) {
 		/*
-		 * A datagram must not follow an endpoint that is gone, unless no other could
-		 * make anything of it.
+		 * A datagram must not follow an endpoint that was deleted, except in a
+		 * transfer, which no other endpoint knows.
 		 */
 		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
 		    !bpf_map_lookup_elem(&backends, &f->backend))
 			return MISS_STALE;
 		flow_udp(f, p);
 	} else if (p->flags & PACKET_NO_L4) {
-		/* A later fragment shows no numbers. */
+		/* A later fragment has no sequence numbers. */
 		counts = TCP_IGNORED;
 	} else if (!tcp_plain(f, p)) {
 		if (flow_reopens(f, p))
@@ -356,15 +357,18 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 	if (counts == TCP_COUNTS && f->seen != p->time) {
 		if (flow_refresh_reverse(f, &p->tuple, p->time))
 			return MISS_STALE;
-		/* Only now: else the next packet of this second would not look for the other entry. */
+		/*
+		 * Not before: the next packet of this second would not look up the other
+		 * entry.
+		 */
 		f->seen = p->time;
 	}
 	return FLOW_FOUND;
 }
 
 /*
- * Finds the live entry of a packet's flow in *found. device is that of the pod which
- * has sent the packet, 0, the network, or ANY_DEVICE.
+ * Finds the live entry of a packet's flow and sets *found. device is the device of the pod
+ * that has sent the packet, 0 for the network, or ANY_DEVICE.
  */
 static __always_inline enum flow_miss flow_find(struct __sk_buff *skb, const struct packet *p,
 						struct settings *s, __u32 device,

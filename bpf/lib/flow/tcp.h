@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * The state of a TCP connection, as its packets show it. A packet changes the state
- * only if its numbers fit the connection; others are forwarded, for the endpoints
- * judge them too, and change nothing. The rules are those of the endpoints:
+ * The state of a TCP connection, as its packets show it. A packet changes the state only if
+ * its numbers fit the connection. Others are forwarded without effect, because the
+ * endpoints check them too. The rules are those of the endpoints:
  *
- *   ACK      of the client acknowledges the SYN-ACK, whose number only a client that
- *            exists has seen
+ *   ACK      the client's ACK acknowledges the SYN-ACK, whose number only a client that
+ *            exists has received
  *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
- *   RST      is at the byte that the other side expects, or behind the sender's last
- *            one (RFC 5961, 3.2); a segment that fits and comes later undoes it
- *   FIN      counts when the other side has acknowledged it; data beyond it undo it
+ *   RST      has the number that the other side expects, or the one after the sender's last
+ *            byte (RFC 5961, 3.2); a later segment that fits undoes it
+ *   FIN      counts after the other side has acknowledged it; data beyond it undo it
  *   SYN      reopens a connection that is over, see flow_reopens
  *
- * One entry's lookup has to do for a packet in the middle of a connection. What bounds
- * it is therefore copied between the two entries, once a second and when a segment
- * does not fit. So the window counts from the sender's last byte, not from what
- * the other side has acknowledged: at most one window more than conntrack allows.
+ * A packet in the middle of a connection may cost only one lookup. So the two entries copy
+ * their bounds to each other, once a second and when a segment does not fit. The window
+ * therefore starts at the sender's last byte, and not at the last acknowledged byte: at
+ * most one window more than conntrack allows.
  */
 #ifndef SPILLWAY_FLOW_TCP_H
 #define SPILLWAY_FLOW_TCP_H
@@ -33,11 +33,11 @@
 #define TCPOPT_NOP 1
 #define TCPOPT_WINDOW 3
 
-/* What a packet does to the memory of its flow. */
+/* The effect of a packet on its flow. */
 enum tcp_verdict {
-	TCP_IGNORED = 0, /* forwarded, and the flow is as idle as before */
-	TCP_COUNTS = 1,	 /* of this connection */
-	TCP_RENEWS = 2,	 /* the SYN of another one */
+	TCP_IGNORED = 0, /* forwarded; the flow stays as idle as before */
+	TCP_COUNTS = 1,	 /* belongs to this connection */
+	TCP_RENEWS = 2,	 /* the SYN of a new connection */
 };
 
 static __always_inline int seq_before(__u32 a, __u32 b)
@@ -53,7 +53,7 @@ static __always_inline int tcp_fits(const struct tcp_side *s, const struct packe
 	return p->seq_end - (s->end - span) <= 2 * span;
 }
 
-/* Takes in a segment that fits. */
+/* Updates the state with a segment that fits. */
 static __always_inline void tcp_learn(struct tcp_side *s, const struct packet *p)
 {
 	__u32 window = (__u32)p->window << (s->scale & 15);
@@ -66,7 +66,7 @@ static __always_inline void tcp_learn(struct tcp_side *s, const struct packet *p
 		s->window = window;
 }
 
-/* A segment in the middle of a connection needs no other entry than its own. */
+/* Applies a segment in the middle of a connection, which needs only its own entry. */
 static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
 {
 	if (f->state != FLOW_ESTABLISHED ||
@@ -78,7 +78,7 @@ static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
 	return 1;
 }
 
-/* The window scale of a SYN, or TCP_NO_SCALE. */
+/* Returns the window scale of a SYN, or TCP_NO_SCALE. */
 __noinline int tcp_scale(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 off, end;
@@ -107,7 +107,7 @@ __noinline int tcp_scale(struct __sk_buff *skb, const struct packet *p)
 	return TCP_NO_SCALE;
 }
 
-/* The side that sends a first SYN. */
+/* Starts the state of a side with its first SYN. */
 static __always_inline void tcp_begin(struct __sk_buff *skb, struct tcp_side *s,
 				      const struct packet *p)
 {
@@ -119,7 +119,7 @@ static __always_inline void tcp_begin(struct __sk_buff *skb, struct tcp_side *s,
 	s->first_scale = s->scale;
 }
 
-/* The client repeats its SYN, or another one has come: the endpoint chooses one. */
+/* Applies another SYN of the client, repeated or new: the endpoint chooses one of them. */
 static __always_inline void tcp_begin_retry(struct __sk_buff *skb, struct tcp_side *s,
 					    const struct packet *p)
 {
@@ -133,7 +133,7 @@ static __always_inline void tcp_begin_retry(struct __sk_buff *skb, struct tcp_si
 	s->first_scale = scale;
 }
 
-/* Shares between both directions what bounds the other. */
+/* Copies between both entries the windows that bound the other direction. */
 static __always_inline void tcp_share(struct flow *f, struct flow *reverse)
 {
 	f->tcp.peer_window = reverse->tcp.window;
@@ -147,11 +147,12 @@ static __always_inline void flow_set_state(struct flow *f, struct flow *reverse,
 }
 
 /*
- * The client is known to exist: from now on no flood replaces its flow. Not if it has its
- * share of them. It still gets its connection: an endpoint that helps a forger can make
- * another's share seem full.
+ * Confirms the flow of a client that exists: no flood replaces it from now on. A client
+ * beyond its share of flows stays unconfirmed, but gets its connection: an endpoint that
+ * helps a forger could make another client's share look full.
  */
-static __always_inline void flow_confirm(struct flow *f, struct flow *reverse, const struct packet *p)
+static __always_inline void flow_confirm(struct flow *f, struct flow *reverse,
+					 const struct packet *p)
 {
 	if (source_full(flow_client(f, p), p->tuple.family)) {
 		count(FLOW_OVER_SHARE);
@@ -162,7 +163,7 @@ static __always_inline void flow_confirm(struct flow *f, struct flow *reverse, c
 	source_add(f, p, 1);
 }
 
-/* A connection is over: it takes its place among the unconfirmed flows. */
+/* Marks a connection as over: it joins the unconfirmed flows. */
 static __always_inline void flow_close(struct flow *f, struct flow *reverse, const struct packet *p)
 {
 	struct flow_pair *pair = get_flow_pair();
@@ -179,18 +180,20 @@ static __always_inline void flow_close(struct flow *f, struct flow *reverse, con
 		reverse->slot = slot;
 }
 
-/* A connection goes on that seemed to be closed, or to be closing. */
-static __always_inline void flow_resume(struct flow *f, struct flow *reverse, const struct packet *p)
+/* Resumes a connection that looked closed or closing. */
+static __always_inline void flow_resume(struct flow *f, struct flow *reverse,
+					const struct packet *p)
 {
 	if (f->state == FLOW_CLOSED && f->flags & FLOW_CONFIRMED)
 		source_add(f, p, 1);
 	flow_set_state(f, reverse, f->flags & (FLOW_FIN | FLOW_REVERSE_FIN) ? FLOW_CLOSING
-								       : FLOW_ESTABLISHED);
+		       : FLOW_ESTABLISHED);
 }
 
 /*
- * A packet of the endpoint's before the client has confirmed: the last one counts. Which SYN
- * the endpoint has taken, and whether this is its packet at all, shows when the client agrees.
+ * Applies an endpoint's packet before the client has confirmed. The last one counts. The
+ * client's ACK later shows which SYN the endpoint accepted, and whether the packet was
+ * genuine.
  */
 static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
 				       const struct packet *p)
@@ -199,7 +202,7 @@ static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, st
 
 	if (p->flags & PACKET_SYN) {
 		tcp_begin(skb, endpoint, p);
-		/* Both offer the option, or neither scales (RFC 7323, 2.2). */
+		/* Window scaling needs the option from both sides (RFC 7323, 2.2). */
 		if (p->ack != client->end && p->ack == client->isn + 1)
 			client->scale = client->first_scale;
 		if (endpoint->scale == TCP_NO_SCALE || client->scale == TCP_NO_SCALE) {
@@ -217,8 +220,8 @@ static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, st
 }
 
 /*
- * Does the client agree with the endpoint's last packet? It acknowledges what that has sent,
- * and goes on where that waits for it. f is the client's entry, reverse the endpoint's.
+ * Does the client's packet acknowledge the endpoint's last packet, and continue where the
+ * endpoint expects it? f is the client's entry, reverse the endpoint's.
  */
 static __always_inline int tcp_confirms(const struct flow *f, const struct flow *reverse,
 					const struct packet *p)
@@ -226,11 +229,13 @@ static __always_inline int tcp_confirms(const struct flow *f, const struct flow 
 	__u32 first = reverse->tcp.isn + 1;
 
 	return !(f->flags & FLOW_REPLY) && p->flags & PACKET_ACK &&
-	       p->ack - first <= reverse->tcp.end - first && p->seq - reverse->tcp.ack <= reverse->tcp.window;
+	       p->ack - first <= reverse->tcp.end - first &&
+		       p->seq - reverse->tcp.ack <= reverse->tcp.window;
 }
 
-/* A packet before the client has acknowledged the SYN-ACK. */
-static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
+/* Applies a packet before the client has acknowledged the SYN-ACK. */
+static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f,
+					 struct flow *reverse,
 					 const struct packet *p)
 {
 	if (f->flags & FLOW_REPLY) {
@@ -256,7 +261,7 @@ static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f, 
 	return TCP_COUNTS;
 }
 
-/* RFC 5961, 3.2; of a connection that is being opened RFC 9293, 3.10.7.3. */
+/* Is an RST valid? RFC 5961, 3.2, and RFC 9293, 3.10.7.3 for a connection in its handshake. */
 static __always_inline int tcp_resets(const struct flow *f, const struct flow *reverse,
 				      const struct packet *p)
 {
@@ -265,24 +270,28 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *r
 	if (f->state == FLOW_NEW && reply)
 		return p->flags & PACKET_ACK &&
 		       (p->ack == reverse->tcp.isn + 1 || p->ack == reverse->tcp.end);
-	/* Of the client's SYNs one may be forged: what counts is which the endpoint took. */
+	/*
+	 * One of the client's SYNs may be forged. It counts only if the endpoint accepted
+	 * it.
+	 */
 	if (f->state == FLOW_NEW)
 		return p->seq == f->tcp.end && p->seq == f->tcp.isn + 1;
 	if (f->state == FLOW_SYN_RECV)
 		return p->seq == (reply ? f->tcp.end : reverse->tcp.ack);
 	if (!(f->flags & FLOW_TRACKED) && !p->seq)
-		return 0; /* nothing is known yet */
+		return 0; /* no number is known yet */
 	return p->seq == f->tcp.end || p->seq == reverse->tcp.ack;
 }
 
 /*
- * A SYN in the middle of a connection: the endpoint answers it with an ACK, and the
- * client, if it knows nothing of the connection, that with an RST (RFC 5961, 4.2). Silence
- * says nothing: a forger sees to it that its SYN does not arrive. But an endpoint that was
- * a pod of this node is gone when another device has its address, or none.
+ * A SYN in the middle of a connection: the endpoint answers with an ACK, and a client
+ * without the connection answers that with an RST (RFC 5961, 4.2). Silence proves nothing:
+ * a forger can prevent its SYN from arriving. But if the endpoint was a pod of this node
+ * and another device, or none, has its address, the endpoint is gone and the SYN starts a
+ * new connection.
  */
 static __always_inline int tcp_syn_in_connection(const struct flow *f, const struct flow *reverse,
-				     const struct packet *p)
+						 const struct packet *p)
 {
 	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
 
@@ -293,7 +302,7 @@ static __always_inline int tcp_syn_in_connection(const struct flow *f, const str
 									   : TCP_RENEWS;
 }
 
-/* A FIN, what acknowledges one, and data that show that there was none. */
+/* Applies a FIN, the ACK of a FIN, and data that contradict a FIN. */
 static __always_inline void tcp_finish(struct flow *f, struct flow *reverse, const struct packet *p)
 {
 	if (f->flags & FLOW_FIN && seq_before(f->tcp.fin, p->seq_end)) {
@@ -305,7 +314,8 @@ static __always_inline void tcp_finish(struct flow *f, struct flow *reverse, con
 		f->tcp.fin = p->seq_end;
 		f->flags |= FLOW_FIN;
 		reverse->flags |= FLOW_REVERSE_FIN;
-		flow_set_state(f, reverse, f->flags & FLOW_REVERSE_FIN ? FLOW_LAST_ACK : FLOW_CLOSING);
+		flow_set_state(f, reverse, f->flags & FLOW_REVERSE_FIN ? FLOW_LAST_ACK :
+			       FLOW_CLOSING);
 		f->end = f->flags & FLOW_REPLY ? END_CLIENT_FIRST : END_ENDPOINT_FIRST;
 		reverse->end = f->end;
 	}
@@ -320,7 +330,7 @@ static __always_inline void tcp_finish(struct flow *f, struct flow *reverse, con
 		flow_close(f, reverse, p);
 }
 
-/* Does the segment fit, by what the other direction has shown up to now? */
+/* Does the segment fit the state that the other direction has shown so far? */
 static __always_inline int tcp_belongs(struct flow *f, struct flow *reverse, const struct packet *p,
 				       const struct settings *s)
 {
@@ -339,14 +349,14 @@ static __always_inline int tcp_belongs(struct flow *f, struct flow *reverse, con
 	return 1;
 }
 
-/* Was a connection that an RST closed still being opened? Then a forged one may have fit. */
+/* Did an RST close a connection in its handshake? A forged one may have fit. */
 static __always_inline int tcp_was_opening(const struct flow *f)
 {
 	return f->state == FLOW_CLOSED &&
 	       (f->flags & (FLOW_RESET | FLOW_CONFIRMED)) == FLOW_RESET;
 }
 
-/* What a packet of a connection, with both its entries, does to its state. */
+/* Applies a packet to both entries of its connection. */
 static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
 				       const struct packet *p, const struct settings *s)
 {
@@ -367,7 +377,7 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	if (!tcp_belongs(f, reverse, p, s))
 		return f->state == FLOW_CLOSED ? TCP_IGNORED : TCP_COUNTS;
 	if (f->flags & FLOW_RESET) {
-		/* The RST was not believed. */
+		/* The RST was not valid: the connection continues. */
 		f->flags &= ~FLOW_RESET;
 		reverse->flags &= ~FLOW_RESET;
 		flow_resume(f, reverse, p);
@@ -376,13 +386,14 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	return TCP_COUNTS;
 }
 
-/* May a client's SYN make a new connection of one that is over? */
+/* May a client's SYN start a new connection in place of one that is over? */
 static __always_inline int flow_reopens(const struct flow *f, const struct packet *p)
 {
 	if (f->state != FLOW_CLOSED || !packet_syn(p))
 		return 0;
-	/* RFC 6191: one in TIME-WAIT, by numbers beyond those that it has used. */
-	return f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST || seq_before(f->tcp.end, p->seq);
+	/* RFC 6191: in TIME-WAIT, if its number is beyond those already used. */
+	return f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST ||
+		seq_before(f->tcp.end, p->seq);
 }
 
 #endif

@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Flows whose client is not known to exist. Anyone can send a first packet with any
- * source address, and the endpoint answers it; so neither that packet nor the answer
- * says that there is a client. What does is the ACK that ends a TCP handshake. UDP has
- * nothing like it: its flows stay unconfirmed. So does a connection that is over.
+ * Flows of clients that may not exist. Any host can send a first packet with any source
+ * address, and the endpoint answers it. So neither packet proves that the client exists.
+ * The ACK that completes a TCP handshake does. UDP has no such packet: its flows stay
+ * unconfirmed. So does a connection that is over.
  *
- * Unconfirmed flows may be as many as the ring `unconfirmed` is long. Each new one
- * takes the next slot, and the flow that had the slot is deleted if it is still
- * unconfirmed. A flood therefore ends flows of its own kind, the oldest first, and
- * never a confirmed one: the LRU of the table evicts nothing until confirmed flows
- * alone fill it. A flow that was answered and in use just now takes the new slot itself:
- * of floods that no endpoint answers it sees nothing.
+ * The length of the ring `unconfirmed` limits the number of these flows. Each new one takes
+ * the next slot. The flow that had the slot is deleted if it is still unconfirmed. So a
+ * flood ends unconfirmed flows, the oldest first, and never a confirmed one: the LRU of the
+ * table evicts nothing until confirmed flows alone fill it. A flow that was answered and
+ * used a moment ago moves to the new slot instead. So a flood that no endpoint answers does
+ * not end it.
  *
- * A flow's slot is a number that counts up, taken modulo the length of the ring. It
- * identifies the flow, and the difference of two slots tells which flow is older.
+ * A flow's slot is a number that counts up, modulo the length of the ring. It identifies
+ * the flow, and the difference of two slots shows the older flow.
  */
-#ifndef SPILLWAY_UNCONFIRMED_H
-#define SPILLWAY_UNCONFIRMED_H
+#ifndef SPILLWAY_FLOW_UNCONFIRMED_H
+#define SPILLWAY_FLOW_UNCONFIRMED_H
 
 #include "../base.h"
 
-/* Seconds for which a UDP flow that went on is taken to go on. */
+/* Idle seconds after which a continuing UDP flow is taken to be over. */
 #define STREAM_IDLE_SECONDS 10
 
-/* Seconds for which an answered flow is taken to be in use. */
+/* Idle seconds after which an answered flow is taken to be unused. */
 #define USE_IDLE_SECONDS 2
 
-/* Slots looked at for one whose flow may be replaced. */
+/* Slots to try for one whose flow may be replaced. */
 #define ADMIT_TRIES 4
 
 static __always_inline int flow_confirmed(const struct flow *f)
@@ -35,9 +35,9 @@ static __always_inline int flow_confirmed(const struct flow *f)
 }
 
 /*
- * Keeps an entry from being the next that the kernel evicts. Its LRU
- * (kernel/bpf/bpf_lru_list.c) gives up first what was never looked up, so that of a
- * table in full use the newest flow would go, before its answer has come.
+ * Keeps an entry from being the next that the kernel evicts. The LRU
+ * (kernel/bpf/bpf_lru_list.c) first evicts entries that were never looked up. In a full
+ * table that would be the newest flow, before its reply arrives.
  */
 static __always_inline void flow_protect(const struct tuple *key)
 {
@@ -51,7 +51,7 @@ static __always_inline __u32 *unconfirmed_counter(void)
 	return bpf_map_lookup_elem(&unconfirmed_next, &zero);
 }
 
-/* How many flows were made after the one with this slot. */
+/* Returns the number of flows created after the one with this slot. */
 static __always_inline __u32 unconfirmed_age(__u32 slot)
 {
 	__u32 *next = unconfirmed_counter();
@@ -60,11 +60,11 @@ static __always_inline __u32 unconfirmed_age(__u32 slot)
 }
 
 /*
- * The key of the reverse entry: the mirror image of what packets become, but for
- * answers from any port.
+ * Fills the key of the reverse entry: the mirror image of the tuple after translation, or
+ * with port 0 for answers from any port.
  */
 static __always_inline void flow_reverse_key(struct tuple *out, const struct flow *f,
-					  const struct tuple *key)
+					     const struct tuple *key)
 {
 	int asks = f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
 
@@ -78,14 +78,14 @@ static __always_inline void flow_reverse_key(struct tuple *out, const struct flo
 }
 
 /*
- * Deletes both entries of the flow with this slot, unless the entry at the key is of
- * another flow by now, or another CPU is deleting it. 0: this call has deleted it.
+ * Deletes both entries of the flow with this slot. Returns 0, or -1 if the key has another
+ * flow by now, or another CPU deletes it.
  */
 static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tuple *reverse_key)
 {
 	struct flow *f = bpf_map_lookup_elem(&flows, key), *reverse;
 
-	/* One CPU wins: slots are unique, also in memory that is another entry's by now. */
+	/* One CPU wins: slots are unique, even if the memory is another entry's by now. */
 	if (!f || slot == SLOT_CLAIMED ||
 	    __sync_val_compare_and_swap(&f->slot, slot, SLOT_CLAIMED) != slot)
 		return -1;
@@ -96,13 +96,13 @@ static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tup
 	return bpf_map_delete_elem(&flows, key);
 }
 
-/* Does a flow of UDP go on? */
+/* Does a UDP flow continue? */
 static __always_inline int flow_streams(const struct flow *f, __u32 time)
 {
 	return f->flags & FLOW_STREAM && (__s32)(time - f->seen) <= STREAM_IDLE_SECONDS;
 }
 
-/* Is a flow in use that has been answered? */
+/* Is an answered flow in use? */
 static __always_inline int flow_in_use(const struct flow *f, __u32 time)
 {
 	if (f->state == FLOW_ESTABLISHED || f->helper >= HELPER_DATA)
@@ -110,7 +110,7 @@ static __always_inline int flow_in_use(const struct flow *f, __u32 time)
 	return 0;
 }
 
-/* Moves a flow that goes on to a new slot of the ring, at the same place. 0: it has moved. */
+/* Moves a flow to a new slot of the ring. The map entry stays. Returns 0 if it has moved. */
 static __always_inline int flow_move(struct flow *f, const struct tuple *key, __u32 from, __u32 to,
 				     struct tuple *reverse_key)
 {
@@ -126,8 +126,8 @@ static __always_inline int flow_move(struct flow *f, const struct tuple *key, __
 }
 
 /*
- * Gives a new flow, which will have this key, its slot, and deletes the unconfirmed
- * flow that had it. The two tuples are room for keys.
+ * Returns the slot of a new flow with this key, and deletes the unconfirmed flow that had
+ * the slot. old_key and reverse_key are memory for keys.
  */
 static __always_inline __u32 unconfirmed_admit(const struct tuple *key, struct tuple *old_key,
 					       struct tuple *reverse_key, __u32 time)

@@ -5,7 +5,7 @@
 
 #include "../base.h"
 
-/* How often to try another slot while the agent is rearranging a set. */
+/* Slots to try while the agent rearranges a set. */
 #define SLOT_TRIES 4
 
 static __always_inline __u8 route_member(__u8 route)
@@ -13,7 +13,7 @@ static __always_inline __u8 route_member(__u8 route)
 	return route == ROUTE_LOCAL ? BACKEND_LOCAL_POLICY : BACKEND_CLUSTER_POLICY;
 }
 
-/* A backend that is still what it was when it was chosen. */
+/* Returns the backend with this id, unless it has left the Service or the set. */
 static __always_inline struct backend *backend_valid(__u32 id, __u32 service, __u8 member)
 {
 	struct backend *b = bpf_map_lookup_elem(&backends, &id);
@@ -94,7 +94,7 @@ static __always_inline void affinity_remember(const struct affinity_key *key, __
 	bpf_map_update_elem(&affinities, key, &next, BPF_ANY);
 }
 
-/* Remembers the endpoint of a client that is known to exist: TCP. */
+/* Stores the endpoint of a TCP client after its handshake. */
 static __always_inline void affinity_confirm(__u32 service, __u32 backend,
 					     const struct addr *client, __u8 family, __u32 time)
 {
@@ -141,7 +141,10 @@ backend_select(__u32 service, __u8 route, __u32 hash, const struct addr *client,
 	time = now();
 	affinity_key(&key, service, client, family, cookie);
 	last = bpf_map_lookup_elem(&affinities, &key);
-	/* Connections that a client opens at once get one endpoint, before any is stored. */
+	/*
+	 * Connections that a client opens at the same time get one endpoint, before it is
+	 * stored.
+	 */
 	if (!cookie)
 		hash = mix(addr_hash(client), last ? last->seen : 0);
 	choice = affinity_recall(&key, last, s->affinity, route, time);

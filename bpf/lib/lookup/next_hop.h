@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Finds the next hop of a packet: a pod of this node, or the FIB's result. */
+/* Finds the next hop of a packet: a pod of this node, or the result of the FIB lookup. */
 #ifndef SPILLWAY_LOOKUP_NEXT_HOP_H
 #define SPILLWAY_LOOKUP_NEXT_HOP_H
 
@@ -10,14 +10,15 @@ struct next_hop {
 	enum next_hop_kind kind;
 	__u32 ifindex;
 	__u32 mtu;
-	__u32 neighbour_known; /* NEXT_HOP_NEIGH: macs are the next hop's and the interface's */
+	__u32 neighbor_known; /* NEXT_HOP_NEIGH: macs is valid */
 	__u8 macs[ETH_ALEN * 2]; /* destination, source */
 	struct bpf_redir_neigh neigh; /* NEXT_HOP_NEIGH */
 };
 
 static __always_inline int next_hop_unusable(const struct next_hop *hop)
 {
-	return hop->kind == NEXT_HOP_TOO_BIG || hop->kind == NEXT_HOP_TTL_EXCEEDED || hop->kind == NEXT_HOP_NO_ROUTE;
+	return hop->kind == NEXT_HOP_TOO_BIG || hop->kind == NEXT_HOP_TTL_EXCEEDED ||
+		hop->kind == NEXT_HOP_NO_ROUTE;
 }
 
 static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buff *skb,
@@ -39,16 +40,17 @@ static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buf
 	}
 }
 
-static __always_inline void next_hop_neigh(struct next_hop *hop, const struct bpf_fib_lookup *fib, bool known)
+static __always_inline void next_hop_neigh(struct next_hop *hop, const struct bpf_fib_lookup *fib,
+					   bool known)
 {
 	hop->kind = NEXT_HOP_NEIGH;
 	hop->ifindex = fib->ifindex;
-	hop->neighbour_known = known;
+	hop->neighbor_known = known;
 	if (known) {
 		__builtin_memcpy(hop->macs, fib->dmac, ETH_ALEN);
 		__builtin_memcpy(hop->macs + ETH_ALEN, fib->smac, ETH_ALEN);
 	}
-	/* The gateway, or the destination itself; family may differ (RFC 5549). */
+	/* The gateway, or the destination itself. Its family may differ (RFC 5549). */
 	hop->neigh.nh_family = fib->family;
 	if (fib->family == AF_INET)
 		hop->neigh.ipv4_nh = fib->ipv4_dst;
@@ -57,7 +59,10 @@ static __always_inline void next_hop_neigh(struct next_hop *hop, const struct bp
 				 sizeof(hop->neigh.ipv6_nh));
 }
 
-/* The way into a pod of this node. 0: daddr is none, or it cannot be reached so. */
+/*
+ * Finds a pod of this node. Returns 0 if daddr is not a pod's, or the pod is not reachable
+ * without the stack.
+ */
 static __always_inline int next_hop_pod(const struct addr *daddr, __u8 family, struct next_hop *hop)
 {
 	struct pod *pod = pod_lookup(daddr, family);
@@ -71,9 +76,10 @@ static __always_inline int next_hop_pod(const struct addr *daddr, __u8 family, s
 	return 1;
 }
 
-/* The way out by the routing table. The packet is not touched. */
-__noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p, const struct addr *saddr,
-			 const struct addr *daddr, struct next_hop *hop)
+/* Looks up the route in the FIB. Does not change the packet. */
+__noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
+			      const struct addr *saddr,
+			      const struct addr *daddr, struct next_hop *hop)
 {
 	struct bpf_fib_lookup params, *fib = &params;
 	long ret;
@@ -94,18 +100,21 @@ __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p, con
 			hop->mtu = fib->mtu_result;
 			return 0;
 		}
-		/* A tunnel fragments outside; elsewhere the stack would have to. */
+		/*
+		 * A tunnel fragments the outer packet. Without a tunnel, the stack would
+		 * fragment.
+		 */
 		fib_fill(fib, skb, p, saddr, daddr);
 		fib->tot_len = 0;
 		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
-		/* Now it is the device's MTU that is said to be less; the way is there. */
+		/* This result is about the device's MTU. The route itself is valid. */
 		if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 			ret = BPF_FIB_LKUP_RET_SUCCESS;
 	}
 	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH) {
 		bool known = ret == BPF_FIB_LKUP_RET_SUCCESS;
 
-		/* What was asked with a length is answered with the MTU. */
+		/* The FIB returns the MTU only for a lookup with a length. */
 		hop->mtu = known ? fib->mtu_result : 0;
 		next_hop_neigh(hop, fib, known);
 	} else if (ret == BPF_FIB_LKUP_RET_NOT_FWDED || ret == BPF_FIB_LKUP_RET_FWD_DISABLED) {
@@ -117,8 +126,8 @@ __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p, con
 }
 
 static __always_inline void next_hop_find(struct __sk_buff *skb, const struct packet *p,
-				     const struct addr *saddr, const struct addr *daddr,
-				     struct next_hop *hop)
+					  const struct addr *saddr, const struct addr *daddr,
+					  struct next_hop *hop)
 {
 	if (!next_hop_pod(daddr, p->tuple.family, hop))
 		next_hop_route(skb, p, saddr, daddr, hop);

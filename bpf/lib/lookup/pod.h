@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Looks up the pods of this node: their devices, and their need for netfilter. */
+/* Looks up the pods of this node: their devices, and whether they must traverse netfilter. */
 #ifndef SPILLWAY_LOOKUP_POD_H
 #define SPILLWAY_LOOKUP_POD_H
 
@@ -16,9 +16,9 @@ static __always_inline struct pod *pod_lookup(const struct addr *addr, __u8 fami
 }
 
 /*
- * The device by which packets from this address come: that of the pod of this node that
- * has it, or 0, the network. A pod may have an address without being reachable without
- * the stack.
+ * Returns the device that packets from this address must arrive on: the device of the pod
+ * of this node with the address, or 0 for the network. A pod may have a device without
+ * being reachable without the stack.
  */
 static __always_inline __u32 addr_device(const struct addr *addr, __u8 family)
 {
@@ -27,7 +27,7 @@ static __always_inline __u32 addr_device(const struct addr *addr, __u8 family)
 	return pod ? pod->ifindex : 0;
 }
 
-/* That of a packet's source. */
+/* Returns the device that the packet's source belongs to; see addr_device. */
 static __always_inline __u32 source_device(const struct tuple *t)
 {
 	return addr_device(&t->saddr, t->family);
@@ -40,7 +40,7 @@ static __always_inline int pod_traverses_netfilter(const struct addr *addr, __u8
 	return pod && pod->flags & POD_TRAVERSES_NETFILTER;
 }
 
-/* Is this a pod's address, and may the pod's packets pass by netfilter? */
+/* Is this a pod's address whose packets may bypass netfilter? */
 static __always_inline int pod_may_bypass(const struct addr *addr, __u8 family)
 {
 	struct pod *pod = pod_lookup(addr, family);

@@ -15,7 +15,7 @@ static __always_inline struct frontend *frontend_exact(const struct addr *addr, 
 		.family = family,
 	};
 
-	/* At the zero address are the NodePorts; nobody connects to it. */
+	/* NodePorts have the zero address. No client connects to it. */
 	if (addr_zero(addr))
 		return NULL;
 	return bpf_map_lookup_elem(&frontends, &key);
@@ -23,11 +23,11 @@ static __always_inline struct frontend *frontend_exact(const struct addr *addr, 
 
 /* The result of frontend_lookup. */
 struct frontend_match {
-	struct frontend *fe; /* NULL: the address and port are no Service's */
+	struct frontend *fe; /* NULL: not an address and port of a Service or an endpoint */
 	bool node_addr;	     /* the address is the node's own */
 };
 
-/* Looks up a frontend. NodePorts are found by any address of the node. */
+/* Looks up a frontend. Finds NodePorts by any address of the node. */
 static __always_inline struct frontend_match frontend_lookup(const struct addr *addr, __be16 port,
 							     __u8 proto, __u8 family)
 {
@@ -63,7 +63,10 @@ static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u
 	return fe && fe->flags & FRONTEND_ENDPOINT;
 }
 
-/* Does loadBalancerSourceRanges let this client in? */
+/*
+ * Is the address in a prefix of this scope, a Service's loadBalancerSourceRanges or
+ * RANGE_*?
+ */
 static __always_inline int range_allows(__u32 scope, const struct addr *client, __u8 family)
 {
 	struct range_key key = {
@@ -76,7 +79,7 @@ static __always_inline int range_allows(__u32 scope, const struct addr *client, 
 	return bpf_map_lookup_elem(&source_ranges, &key) != NULL;
 }
 
-/* Is this an address of the cluster: a pod's, or another node's? */
+/* Is this the address of a pod or of another node? */
 static __always_inline int in_cluster(const struct addr *addr, __u8 family)
 {
 	return range_allows(RANGE_PODS, addr, family) || range_allows(RANGE_PEERS, addr, family);

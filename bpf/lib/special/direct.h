@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Packets for no Service's address that may bypass netfilter. */
+/*
+ * Packets to and from addresses of endpoints themselves, and packets that a do-not-track
+ * policy allows: they may bypass netfilter.
+ */
 #ifndef SPILLWAY_SPECIAL_DIRECT_H
 #define SPILLWAY_SPECIAL_DIRECT_H
 
@@ -9,15 +12,14 @@
 #include "tftp.h"
 
 /*
- * May a packet between a pod that is an endpoint and another pod or node pass by
- * netfilter? It is Service traffic that a socket or another node has translated, or
- * that might as well have been.
+ * May a packet between an endpoint's pod and another pod or node bypass netfilter? It is
+ * Service traffic that a socket hook or another node has translated, or equivalent to it.
  *
- * What a pod sends to an endpoint at a node's own address is not meant here: a
- * CNI that masquerades would replace its source.
+ * A pod's packet to an endpoint with a node's own address is excluded: a CNI that
+ * masquerades would replace its source.
  */
 static __always_inline int may_bypass_direct(const struct settings *s, const struct tuple *t,
-					   bool to_endpoint)
+					     bool to_endpoint)
 {
 	const struct addr *endpoint = to_endpoint ? &t->daddr : &t->saddr;
 	const struct addr *peer = to_endpoint ? &t->saddr : &t->daddr;
@@ -27,8 +29,8 @@ static __always_inline int may_bypass_direct(const struct settings *s, const str
 }
 
 /*
- * Does a do-not-track policy allow this packet? Netfilter would neither track nor
- * translate it. Answers come from pods here alone.
+ * Does a do-not-track policy allow this packet? Netfilter would neither track nor translate
+ * it. Only replies from pods of this node qualify.
  */
 __noinline int may_bypass_untracked(const struct packet *p, enum hook hook)
 {
@@ -44,20 +46,26 @@ __noinline int may_bypass_untracked(const struct packet *p, enum hook hook)
 }
 
 /*
- * Sends a packet on: nothing is rewritten and nothing remembered. Where the stack
- * knows better, -2.
+ * Forwards a packet unchanged, past netfilter, and stores nothing. Returns SERVE_NOT_MINE
+ * where the stack must handle it.
  */
-static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratch *m, enum hook hook,
-				   enum verdict verdict)
+static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratch *m,
+					    enum hook hook,
+					    enum verdict verdict)
 {
 	struct packet *p = &m->packet;
 	const struct tuple *t = &p->tuple;
 
 	next_hop_find(skb, p, &t->saddr, &t->daddr, &m->next_hop);
-	if (m->next_hop.kind != NEXT_HOP_POD && (hook == FROM_NETWORK || m->next_hop.kind != NEXT_HOP_NEIGH))
+	if (m->next_hop.kind != NEXT_HOP_POD &&
+	    (hook == FROM_NETWORK || m->next_hop.kind != NEXT_HOP_NEIGH))
 		return SERVE_NOT_MINE;
-	/* Out is to the network: a pod of this node that is not known yet may be policed. */
-	if (m->next_hop.kind == NEXT_HOP_NEIGH && !bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex))
+	/*
+	 * This must lead to the network. A pod of this node that the agent does not know
+	 * yet may need netfilter.
+	 */
+	if (m->next_hop.kind == NEXT_HOP_NEIGH &&
+	    !bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex))
 		return SERVE_NOT_MINE;
 	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT))
 		fragment_remember(p);
@@ -66,18 +74,19 @@ static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratc
 	return redirect_packet(skb, &m->next_hop, verdict);
 }
 
-/* A packet for no Service's address. */
+/* Handles a packet that is not for a Service's address. */
 static __always_inline int serve_direct(struct __sk_buff *skb, struct scratch *m,
-				       const struct settings *s, enum hook hook, bool to_endpoint,
-				       bool from_endpoint, bool to_tftp)
+					const struct settings *s, enum hook hook, bool to_endpoint,
+					bool from_endpoint, bool to_tftp)
 {
 	const struct tuple *t = &m->packet.tuple;
 	enum verdict verdict = PASS_OTHER;
 	int ret;
 
 	if (to_endpoint || from_endpoint) {
-		/* What an endpoint answers, netfilter may have to translate back. */
-		if (s->flags & SETTING_ASK_CONNTRACK && conntrack_owns(skb, &m->packet, CONNTRACK_ANY_ENTRY))
+		/* Netfilter may have to translate an endpoint's reply back. */
+		if (s->flags & SETTING_ASK_CONNTRACK &&
+		    conntrack_owns(skb, &m->packet, CONNTRACK_ANY_ENTRY))
 			return pass(PASS_CONNTRACK);
 		if (packet_begins(&m->packet)) {
 			tuple_mirror(&m->pair.reply_key, t);
@@ -87,9 +96,9 @@ static __always_inline int serve_direct(struct __sk_buff *skb, struct scratch *m
 			flow_release_reply_tuple(t, &m->pair, to_tftp);
 		}
 		/*
-		 * Of a connection that has passed by netfilter the first packet that comes
-		 * there must not be an answer: it would be taken for the first one of a
-		 * connection of the endpoint's, and masqueraded where a CNI does that to pods.
+		 * The first packet of a connection that netfilter sees must not be a reply.
+		 * Netfilter would take it for the first packet of a connection of the
+		 * endpoint, and a CNI that masquerades pods would translate it.
 		 */
 		if (to_endpoint && has_ct_lookup && s->flags & SETTING_DRAINS)
 			return pass(PASS_OTHER);
@@ -97,7 +106,8 @@ static __always_inline int serve_direct(struct __sk_buff *skb, struct scratch *m
 			verdict = PASSED_DIRECT;
 	}
 	if (verdict == PASS_OTHER && s->flags & SETTING_UNTRACKED &&
-	    !(s->flags & (SETTING_BYPASS_NEVER | SETTING_DRAINS)) && may_bypass_untracked(&m->packet, hook))
+	    !(s->flags & (SETTING_BYPASS_NEVER | SETTING_DRAINS)) &&
+	    may_bypass_untracked(&m->packet, hook))
 		verdict = PASSED_UNTRACKED;
 	if (verdict == PASS_OTHER)
 		return pass(PASS_OTHER);

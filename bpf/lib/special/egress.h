@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Packets of no flow that leave the node's stack. */
+/* Packets of no flow that leave the node's own stack. */
 #ifndef SPILLWAY_SPECIAL_EGRESS_H
 #define SPILLWAY_SPECIAL_EGRESS_H
 
@@ -8,10 +8,10 @@
 #include "tftp.h"
 
 /*
- * What the stack sends may have a source port that is a flow's: MASQUERADE chooses
- * ports without asking here, and so do sockets. The answers would be the flow's, so
- * the packet gets another port on its way out, and its answers this one on theirs.
- * -2: nobody has its port.
+ * Changes the source port of a packet of the stack if a flow uses its tuple. MASQUERADE and
+ * the sockets of the node choose ports without looking up flows, and the flow would get the
+ * replies. Replies are translated back to the old port. Returns SERVE_NOT_MINE if no flow
+ * uses the tuple.
  */
 __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 {
@@ -39,7 +39,7 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 	return flow_forward(skb, m, EGRESS, NULL);
 }
 
-/* A packet of no flow that leaves: its port may be a flow's, or it asks a TFTP server. */
+/* Handles a packet of no flow at egress: a flow may use its port, or it is a TFTP request. */
 __noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
 {
 	struct scratch *m = get_scratch();

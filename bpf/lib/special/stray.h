@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* TCP packets to a Service that belong to no flow. */
+/* TCP packets to a Service that belong to no flow and start none. */
 #ifndef SPILLWAY_SPECIAL_STRAY_H
 #define SPILLWAY_SPECIAL_STRAY_H
 
 #include "../act/forward.h"
 
 /*
- * A packet of TCP to a Service that is of no connection and begins none. Its flow may
- * have lost this half while it was idle: where nothing but the endpoint's address
- * differs between the halves, the other one is found. Else it is answered as a host
- * answers that knows nothing of the connection (RFC 9293, 3.10.7.1).
+ * Handles a TCP packet to a Service that has no forward entry and is no SYN. The kernel may
+ * have evicted the forward entry of an idle flow. If only the endpoint's address differs
+ * between the two entries, the reply entry is found here and the forward entry restored.
+ * Otherwise the client gets the answer of a host without the connection (RFC 9293,
+ * 3.10.7.1).
  */
 __noinline int serve_stray(struct __sk_buff *skb, enum hook hook)
 {

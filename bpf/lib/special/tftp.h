@@ -1,32 +1,31 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * TFTP (RFC 1350): the server answers a request from a port of its own choice,
- * and the rest of the transfer is between that port and the client's.
+ * TFTP (RFC 1350): the server answers a request from a port of its own choice. The rest of
+ * the transfer uses that port and the client's.
  *
  *   request  client:c  -> service:69    forward entry   becomes  client':c' -> endpoint:69
  *   answers  endpoint:* -> client':c'   reply entry     key with port 0
  *
- *   the first answer from a port t makes two more:
+ *   the first answer from a port t adds two more:
  *            endpoint:t -> client':c'   becomes  service:t  -> client:c
  *            client:c -> service:t      becomes  client':c' -> endpoint:t
  *
- * The reply entry of the request is taken for all ports of the endpoint at once,
- * so no other client of it can be given client':c' while the request may be
- * answered. The client finds the server's own port t, as with the kernel's
- * nf_nat_tftp. What the request says is the server's to judge: nothing of it is
- * read here. A request that is never answered is two entries that age.
+ * The reply entry of a request reserves all ports of the endpoint at once. So no other
+ * client of the endpoint gets client':c' while the request may be answered. The client sees
+ * the server's own port t, as with the kernel's nf_nat_tftp. The programs do not read the
+ * content of a request. A request without an answer is two entries that time out.
  *
- * A client may also ask the endpoint itself: a socket hook translated it, or
- * another node. Netfilter sees neither question nor answer then, so that no
- * other rule takes the answer, which begins a connection as far as it can tell,
- * for one to masquerade: HELPER_DIRECT, and entries that change nothing.
+ * A client may also ask the endpoint's own address, after translation by a socket hook or
+ * by another node. Netfilter must then see neither the request nor the answer: to netfilter
+ * the answer starts a connection, and a rule might masquerade it. HELPER_DIRECT is the
+ * entry for that. It changes nothing in the packets.
  *
- * What a process of the node asks goes through the node's netfilter, and a CNI may
- * masquerade it, by which it gets another source port:
+ * A request of the node's own processes traverses the node's netfilter. If the CNI
+ * masquerades it, it gets another source port:
  *
  *   process N:c ── netfilter ── N:c' ── to_network ──> endpoint:69
- *   endpoint:t -> N:c'   from_network: N:c         netfilter: a new connection, let in
- *   N:c -> endpoint:t    to_network:   N:c'        the answer to that: not masqueraded
+ *   endpoint:t -> N:c'   from_network: N:c    netfilter: a new connection, allowed
+ *   N:c -> endpoint:t    to_network:   N:c'   its reply: not masqueraded
  */
 #ifndef SPILLWAY_SPECIAL_TFTP_H
 #define SPILLWAY_SPECIAL_TFTP_H
@@ -34,14 +33,14 @@
 #include "../act/forward.h"
 
 /*
- * Ports of a server that may answer one packet of a request. RFC 1350 has one; a
- * request that was sent again while it was being answered may get two.
+ * Maximum number of server ports that may answer one packet of a request. RFC 1350 allows
+ * one. A request that is repeated while the server answers it may get two.
  */
 #define HELPER_ANSWERS 16
 
 /*
- * The entry of a request that a datagram may be the answer to, or NULL; *key is
- * then the entry's.
+ * Returns the live entry of the request that a datagram may answer, or NULL. Sets *key to
+ * the entry's key.
  */
 static __always_inline struct flow *helper_request(const struct tuple *answer, struct tuple *key,
 						   const struct settings *s, __u32 time)
@@ -54,7 +53,8 @@ static __always_inline struct flow *helper_request(const struct tuple *answer, s
 }
 
 /*
- * Another port of the server answers: may it? Else one request could fill the table.
+ * Counts another server port that answers a request. Returns 0 beyond the maximum, because
+ * one request could otherwise fill the table.
  */
 static __always_inline int helper_answer_counts(struct flow *request)
 {
@@ -65,9 +65,9 @@ static __always_inline int helper_answer_counts(struct flow *request)
 	return 1;
 }
 
-/* The client asks again, or next, by the same port: as many ports may answer that. */
+/* Resets the count of answers when the client sends a request again from the same port. */
 static __always_inline void helper_request_repeated(const struct flow *f, const struct tuple *key,
-					       struct tuple *request_key)
+						    struct tuple *request_key)
 {
 	struct flow *request;
 
@@ -77,19 +77,21 @@ static __always_inline void helper_request_repeated(const struct flow *f, const 
 		request->answers = 0;
 }
 
-/* Stores pair->flow at pair->reply_key, an entry without a reverse entry. */
+/* Stores pair->flow at pair->reply_key, without a reverse entry. */
 static __always_inline void helper_store_alone(struct flow_pair *pair)
 {
 	struct flow *f = &pair->flow;
 
-	f->slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, f->seen);
+	f->slot =
+		unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, f->seen);
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
 	flow_protect(&pair->reply_key);
 }
 
 /*
- * A client's packet to an endpoint itself was passed by netfilter: so are the
- * answers to it. to_pod: the client is a pod of this node, and so is the endpoint.
+ * Stores the entry for answers to a request that went directly to the endpoint and bypassed
+ * netfilter, so that the answers bypass it too. to_pod has FLOW_TO_POD and
+ * FLOW_REVERSE_TO_POD if the client or the endpoint is a pod of this node.
  */
 static __always_inline void helper_expect_direct(const struct tuple *t, struct flow_pair *pair,
 						 __u8 to_pod)
@@ -104,8 +106,8 @@ static __always_inline void helper_expect_direct(const struct tuple *t, struct f
 }
 
 /*
- * A process of the node asks an endpoint, and its packet has another port than its
- * socket: the answers to it go to the socket's.
+ * Stores the entry for answers to a request of the node, if its packet has another source
+ * port than its socket. The entry leads answers to the socket's port.
  */
 static __always_inline void helper_expect_node(struct __sk_buff *skb, const struct tuple *t,
 					       struct flow_pair *pair)
@@ -129,7 +131,7 @@ static __always_inline void helper_expect_node(struct __sk_buff *skb, const stru
 	helper_store_alone(pair);
 }
 
-/* Fills pair->flow, the entry of the answer, and its reverse, pair->reply. */
+/* Fills pair->flow, the entry of the answer, and pair->reply, its reverse entry. */
 static __always_inline void helper_fill(const struct tuple *answer, const struct flow *request,
 					struct flow_pair *pair, __u32 time, bool direct)
 {
@@ -153,9 +155,8 @@ static __always_inline void helper_fill(const struct tuple *answer, const struct
 }
 
 /*
- * Stores the pair. An entry in the client's direction that is there already is of
- * an earlier transfer through the same ports, or of another flow that lives: the
- * answer is nobody's then. 0, or -1.
+ * Stores the pair. Returns 0, or -1 if a live flow has the client's direction. An entry of
+ * an earlier transfer through the same ports is replaced.
  */
 static __always_inline int helper_store(const struct tuple *answer, struct flow_pair *pair,
 					const struct settings *s)
@@ -177,19 +178,19 @@ static __always_inline int helper_store(const struct tuple *answer, struct flow_
 	holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
 	if (holder && holder->slot == pair->flow.slot)
 		return 0;
-	/* Another CPU has replaced the flow when it had but one entry. */
+	/* Another CPU replaced the flow when only one of its entries was stored. */
 	bpf_map_delete_elem(&flows, answer);
 	return -1;
 }
 
 /*
- * May the answer to a request through the stack pass by it? Netfilter takes it for
- * the first packet of a connection of the endpoint's, to which other rules apply
- * than to answers: it might masquerade it, or drop it for a policy that allows
- * answers. That it let the request pass says that it would let the answer.
+ * May the answer to a request through the stack bypass netfilter? Netfilter would take it
+ * for the first packet of a connection of the endpoint, and apply the rules of new
+ * connections: masquerade it, or drop it although a policy allows replies. If netfilter
+ * accepted the request, it would accept a reply.
  */
 static __always_inline int answer_may_bypass(struct __sk_buff *skb, struct scratch *m,
-					   const struct flow *request, enum hook hook)
+					     const struct flow *request, enum hook hook)
 {
 	struct tuple *asked = &m->icmp.key;
 
@@ -201,8 +202,8 @@ static __always_inline int answer_may_bypass(struct __sk_buff *skb, struct scrat
 }
 
 /*
- * A datagram of no flow: the answer to a request, from a port that the server has
- * chosen, or -2.
+ * Handles a datagram of no flow if it answers a request, from the requested port or from a
+ * port of the server's choice. Returns SERVE_NOT_MINE if it answers none.
  */
 __noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, enum hook hook)
 {
@@ -222,7 +223,7 @@ __noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, en
 	if (!request || !p->tuple.sport)
 		return SERVE_NOT_MINE;
 	if (p->tuple.sport == request->helper_port) {
-		/* From the port that was asked: no other is opened. */
+		/* An answer from the requested port adds no entries. */
 		if (request->helper != HELPER_REQUEST || !flow_applies(request, hook))
 			return SERVE_NOT_MINE;
 		request->seen = time;
@@ -235,12 +236,16 @@ __noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, en
 	bypass = answer_may_bypass(skb, m, request, hook);
 	if (!bypass && !flow_applies(request, hook))
 		return SERVE_NOT_MINE;
-	/* Counted once, and where the request was: not if only passed on here. */
+	/*
+	 * Count once, on the node that translates the request, and not where it is only
+	 * forwarded.
+	 */
 	if (request->helper == HELPER_REQUEST && request->progress != REQUEST_ANSWERED) {
 		count(HELPER_ANSWERED);
 		/*
-		 * The client's entry has never been looked up: a full table would evict it
-		 * long before this one, which would keep the node's port for nobody.
+		 * The programs have never looked up the client's entry. A full table would
+		 * evict it long before this one, which would then reserve the node's port
+		 * for no flow.
 		 */
 		flow_refresh_reverse(request, &m->pair.reply_key, request->seen);
 	}
