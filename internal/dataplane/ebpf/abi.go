@@ -17,7 +17,7 @@ const slotLocal = 1 << 31
 // sources is SOURCES of bpf/abi.h.
 const sources = 1 << 16
 
-// Ids of source_ranges that are no Service's: RANGE_PODS and others of bpf/abi.h.
+// Reserved scopes of source_ranges: RANGE_PODS and the others of bpf/abi.h.
 const (
 	rangePods    = 0
 	rangePeers   = 0xffffffff
@@ -25,8 +25,8 @@ const (
 	rangeXfrmDst = 0xfffffffd
 )
 
-// isClusterRange tells ranges of the cluster, and of IPsec policies, from those of
-// Services.
+// isClusterRange reports whether a prefix is of the cluster or of an IPsec policy, and
+// not of a Service.
 func isClusterRange(key tcRangeKey) bool {
 	return key.Scope == rangePods || key.Scope >= rangeXfrmDst
 }
@@ -37,7 +37,7 @@ const (
 	localSet   = 1
 )
 
-// toAddr lays an address out as struct addr: network order, IPv4 in word 0.
+// toAddr converts an address to struct addr: network order, IPv4 in word 0.
 func toAddr(a netip.Addr) tcAddr {
 	var out tcAddr
 	b := a.Unmap().AsSlice()
@@ -59,7 +59,7 @@ func fromAddr(a tcAddr, family uint8) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// toPort turns a port into network order, and back.
+// toPort converts a port to network order, or back.
 func toPort(p uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], p)

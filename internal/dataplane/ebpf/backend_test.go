@@ -537,7 +537,7 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 		noError(t, err)
 	}
 	t.Cleanup(o.close)
-	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, policed: map[netip.Addr]traversal{}}
+	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, traversing: map[netip.Addr]traversal{}}
 	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS})
 	noError(t, err)
 	t.Cleanup(func() { b.attacher.Close() })

@@ -211,7 +211,7 @@ func (n *packetNode) load(t testing.TB, change []func(*Config)) error {
 		return err
 	}
 	n.Backend = &Backend{
-		cfg: cfg, ports: &portTable{}, policed: map[netip.Addr]traversal{}, pods: map[netip.Addr]attach.Pod{},
+		cfg: cfg, ports: &portTable{}, traversing: map[netip.Addr]traversal{}, pods: map[netip.Addr]attach.Pod{},
 	}
 	if n.objects, err = load(&n.cfg, features); err != nil {
 		return err
