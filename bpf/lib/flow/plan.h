@@ -52,10 +52,10 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
 }
 
 /*
- * Decides about a flow that an IPsec policy selects. The stack encrypts by the addresses
- * that it sees. It cannot encrypt the client's packets and the replies of a flow through
- * the stack, because they have the Service's address. It cannot forward a packet with the
- * node's own source address.
+ * Decides about a flow that an IPsec policy may select. The stack encrypts by the addresses
+ * that it sees. A policy for the client and the Service's address cannot apply, because the
+ * stack sees the endpoint's address. And the stack cannot forward a packet whose source is
+ * the node's own address.
  */
 static __always_inline enum verdict xfrm_plan(const struct settings *s, const struct packet *p,
 					      struct flow *f)
@@ -135,6 +135,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	return FLOW_CREATED;
 }
 
+/* The source port of a new flow. */
 struct port_plan {
 	enum source_port source;
 	enum port_list list; /* the list of random ports */

@@ -525,7 +525,7 @@ func (n *packetNode) questionYields(t *testing.T, p *plan) {
 	}
 }
 
-// streamRest is STREAM_REST of bpf/lib/unconfirmed.h.
+// streamRest is STREAM_IDLE_SECONDS of bpf/lib/flow/unconfirmed.h.
 const streamRest = 10
 
 // oldestYields: of two connections that are being opened the older one gives its port.

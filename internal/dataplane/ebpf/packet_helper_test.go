@@ -160,7 +160,7 @@ func (n *packetNode) oneNodeTuple(t *testing.T, p *plan) {
 // answeredMakeRoom: when all of the node's ports are taken towards an endpoint, a
 // request that was answered some seconds ago gives up its own; its transfer goes on.
 func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
-	const rest = 5 // HELPER_REST
+	const rest = 5 // HELPER_IDLE_SECONDS
 	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
 	n.setSNATPorts(t, 50000, 50001)
 	front, first := ap(p.clusterIP, 80), ap(p.client, 40000)

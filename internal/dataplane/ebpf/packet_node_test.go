@@ -474,7 +474,7 @@ func (n *packetNode) findNextHop() error {
 	return nil
 }
 
-// way is struct way of bpf/lib/redirect.h: where the last packet was sent.
+// nextHop is struct next_hop of bpf/lib/lookup/next_hop.h: where the last packet was sent.
 type nextHop struct {
 	kind    uint32
 	ifindex int
