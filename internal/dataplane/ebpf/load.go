@@ -72,7 +72,7 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	older, migrated := migrate([]*ebpf.CollectionSpec{tc, sock}, cfg)
 	dir := mapsDir(cfg.BPFFS)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make directory for pinned maps: %w", err)
+		return nil, fmt.Errorf("create directory for pinned maps: %w", err)
 	}
 	if err := dropMisfits(tc, dir, cfg); err != nil {
 		return nil, err

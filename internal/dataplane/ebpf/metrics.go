@@ -13,19 +13,19 @@ import (
 
 var (
 	verdictsDesc = prometheus.NewDesc("spillway_ebpf_verdicts_total",
-		"Packets and socket calls by what the eBPF programs did with them.", []string{"verdict"}, nil)
+		"Packets and socket calls, by verdict of the eBPF programs.", []string{"verdict"}, nil)
 	dropsDesc = prometheus.NewDesc("spillway_ebpf_drops_total",
 		"Packets dropped by the eBPF programs, by reason.", []string{"reason"}, nil)
 	flowsDesc = prometheus.NewDesc("spillway_ebpf_flows",
 		"Flows in the flow table at the last sweep.", []string{"protocol"}, nil)
 	flowsMaxDesc = prometheus.NewDesc("spillway_ebpf_flows_max",
-		"Flows that the flow table holds; beyond that the oldest go.", nil, nil)
+		"Capacity of the flow table, in confirmed flows; beyond it the kernel evicts the oldest.", nil, nil)
 	sweptDesc = prometheus.NewDesc("spillway_ebpf_flows_swept_total",
 		"Flows removed after their timeout.", nil, nil)
 	interfacesDesc = prometheus.NewDesc("spillway_ebpf_interfaces",
 		"Interfaces by role and by whether all programs are attached.", []string{"role", "attached"}, nil)
 	refusedDesc = prometheus.NewDesc("spillway_ebpf_refused_pod_addresses",
-		"Addresses that pods of this node claim and that are not believed, so that no packet is sent there; by reason. The log names address and interface.", []string{"reason"}, nil)
+		"Addresses that pods of this node claim without success, by reason. No packets are sent to them. The log names the address and the interface.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -315,7 +315,7 @@ func (b *Backend) onXfrm(policies []kernel.XfrmPolicy) {
 		return // the first Replace writes them
 	}
 	if err := errors.Join(b.addClusterRanges(b.node), b.writeSettings(b.node), b.removeClusterRanges(b.node)); err != nil {
-		b.cfg.Log.Error("Write what IPsec policies select", "err", err)
+		b.cfg.Log.Error("Write IPsec policies", "err", err)
 	}
 }
 

@@ -63,7 +63,7 @@ func ownerOf(bpffs string) (id kernel.NetnsID, known bool, err error) {
 		err = m.Lookup(uint32(0), &id)
 	}
 	if err != nil {
-		return id, false, fmt.Errorf("read whose pins these are: %s: %w", ownerPath(bpffs), err)
+		return id, false, fmt.Errorf("read network namespace of pins: %s: %w", ownerPath(bpffs), err)
 	}
 	return id, true, nil
 }
@@ -84,7 +84,7 @@ func setOwner(bpffs string, id kernel.NetnsID) error {
 		err = m.Pin(path)
 	}
 	if err != nil {
-		return fmt.Errorf("note whose pins these are: %s: %w", path, err)
+		return fmt.Errorf("write network namespace of pins: %s: %w", path, err)
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ func hashSeed(bpffs string) (uint32, error) {
 	}
 	m, err = ebpf.NewMap(&ebpf.MapSpec{Name: "spillway_seed", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
-		return 0, fmt.Errorf("make map for the hash seed: %w", err)
+		return 0, fmt.Errorf("create map for the hash seed: %w", err)
 	}
 	defer m.Close()
 	var random [4]byte

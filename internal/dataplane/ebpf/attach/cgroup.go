@@ -27,7 +27,7 @@ func AttachCgroup(pinDir, cgroup string, progs map[ebpf.AttachType]*ebpf.Program
 	}
 	dir := cgroupPins(pinDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make directory for pinned links: %w", err)
+		return fmt.Errorf("create directory for pinned links: %w", err)
 	}
 	wanted := make(map[string]bool, len(progs))
 	var errs []error

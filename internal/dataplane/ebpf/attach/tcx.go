@@ -184,7 +184,7 @@ func (t *tcxHooks) pinAgain(h hook, held *tcxLink) error {
 
 func (t *tcxHooks) attach(h hook, p program) error {
 	if err := os.MkdirAll(t.dir, 0o700); err != nil {
-		return fmt.Errorf("make directory for pinned links: %w", err)
+		return fmt.Errorf("create directory for pinned links: %w", err)
 	}
 	// First in line: a program in front that returns TC_ACT_OK would end the chain.
 	l, err := link.AttachTCX(link.TCXOptions{
