@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Follows packets to where the kernel frees them without delivering them.
+ * Follows packets to the point where the kernel frees them without delivery.
  *
- *   nf_hook_slow ──> conntrack, NAT, nft, iptables     what runs now: map now
+ *   nf_hook_slow ──> conntrack, NAT, nft, iptables     active function: map now
  *        |                    |
  *        |              NF_DROP | freed inside
  *        v                    v
  *   sk_skb_reason_drop ──> tracepoint kfree_skb ──> filters ──> rate ──> ring buffer
  *
- *   tcp_conn_request, accept queue full              ──> the same; it frees the SYN
- *                                                        as if it were delivered
+ *   tcp_conn_request, accept queue full              ──> the same; the kernel frees the
+ *                                                        SYN as if it were delivered
  *
- * The kernel says NETFILTER_DROP for all of netfilter. Which table or chain it
- * was is told from which of their functions ran last for the packet on this CPU.
+ * The kernel's reason for all of netfilter is NETFILTER_DROP. The table or chain is the
+ * last of their functions that ran for the packet on this CPU.
  */
-#include "lib/kernel.h"
+#include "lib/drops/kernel.h"
 #include "drops.h"
-#include "lib/dropfilter.h"
+#include "lib/drops/filter.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* What runs for a packet: netfilter's functions for one follow one another. */
+/* The function that handles a packet. Netfilter's functions for one packet run in sequence. */
 struct running {
 	__u64 skb;
 	__u64 state; /* struct nf_hook_state */
@@ -42,7 +42,7 @@ struct {
 	__type(value, struct running);
 } now SEC(".maps");
 
-/* When conntrack last failed to make an entry, in ns. */
+/* Time of conntrack's last failed allocation, in ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -50,7 +50,7 @@ struct {
 	__type(value, __u64);
 } refused SEC(".maps");
 
-/* Packets that conntrack called INVALID, by address, and when. */
+/* Packets that conntrack found INVALID: address and time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -82,7 +82,10 @@ static __always_inline void enter(struct sk_buff *skb, const void *state, const 
 	r->verdict = NO_VERDICT;
 }
 
-/* leave keeps the innermost that said drop: NAT runs the chains of its table. */
+/*
+ * leave keeps the innermost function with the verdict drop: NAT runs the chains of its
+ * table.
+ */
 static __always_inline void leave(struct sk_buff *skb, const void *state, const void *rules,
 				  __u32 path, __u32 verdict)
 {
@@ -115,7 +118,7 @@ int BPF_PROG(nft_leave, struct nft_pktinfo *pkt, void *chain, unsigned int verdi
 {
 	struct running *r = running();
 
-	/* A chain that frees the packet itself has been seen; pkt is not to be trusted. */
+	/* A chain that frees the packet itself is already recorded, and pkt may be invalid. */
 	if (r && (verdict & VERDICT_MASK) == NF_DROP)
 		leave((struct sk_buff *)BPF_CORE_READ(pkt, skb), BPF_CORE_READ(pkt, state), chain,
 		      PATH_NFT, verdict);
@@ -177,7 +180,7 @@ int BPF_PROG(conntrack_leave, struct sk_buff *skb, const struct nf_hook_state *s
 	__u64 *when;
 
 	if ((verdict & VERDICT_MASK) != NF_DROP) {
-		/* Untracked packets have a state; only INVALID ones have none. */
+		/* Untracked packets have a state. Only INVALID ones have none. */
 		if (!BPF_CORE_READ(skb, _nfct)) {
 			time = bpf_ktime_get_ns();
 			bpf_map_update_elem(&invalid, &key, &time, BPF_ANY);
@@ -198,7 +201,7 @@ int BPF_PROG(confirm_leave, struct sk_buff *skb, int verdict)
 	return 0;
 }
 
-/* was_invalid: skb still has no state, and had none when conntrack saw it just now. */
+/* was_invalid: skb has no state, and had none when conntrack saw it just now. */
 static __always_inline bool was_invalid(struct sk_buff *skb)
 {
 	__u64 key = (__u64)skb;
@@ -211,9 +214,8 @@ static __always_inline bool was_invalid(struct sk_buff *skb)
 }
 
 /*
- * Modules have these structures, and where a module is not loaded an access to
- * them does not load. Functions of their own keep the compiler from doing part
- * of it before the look whether they are there.
+ * Modules define these structures, and an access does not load if the module is absent.
+ * Separate functions keep the compiler from moving an access before the existence check.
  */
 static __noinline int copy_chain(struct drop *d, __u64 rules)
 {
@@ -259,8 +261,8 @@ static __always_inline void copy_names(struct drop *d, const struct running *r)
 }
 
 /*
- * find_place fills in where skb was. A listening socket takes the device away,
- * and UDP's queue writes a number over it: the route still has one.
+ * find_place fills in the location of skb. A listening socket clears the device, and UDP's
+ * queue overwrites it. The route still has one.
  */
 static __always_inline void find_place(struct drop *d, struct sk_buff *skb)
 {
@@ -294,7 +296,7 @@ static __always_inline void report(void *ctx, struct sk_buff *skb, __u64 locatio
 	d->reason = reason;
 	d->path = path;
 	find_place(d, skb);
-	/* Nothing that ran let the packet pass and is to blame for what came later. */
+	/* If no function runs, netfilter accepted the packet and is not the cause. */
 	if (!path && netfilter_reason && reason == netfilter_reason && r && r->skb == (__u64)skb)
 		copy_names(d, r);
 	if (!wanted(d))
@@ -321,8 +323,8 @@ int BPF_PROG(kfree_skb, struct sk_buff *skb, void *location, int reason)
 }
 
 /*
- * tcp_conn_request counts a SYN that finds the accept queue full (ListenDrops)
- * and frees it as consumed: no tracepoint tells.
+ * tcp_conn_request counts a SYN that meets a full accept queue (ListenDrops), and frees it
+ * as consumed. No tracepoint reports it.
  */
 SEC("fentry/tcp_conn_request")
 int BPF_PROG(listen_enter, void *ops, void *af_ops, struct sock *sk, struct sk_buff *skb)
@@ -334,15 +336,15 @@ int BPF_PROG(listen_enter, void *ops, void *af_ops, struct sock *sk, struct sk_b
 }
 
 /*
- * Where fentry is not to be had: a SYN that a listener is done with. Whoever
- * reads it looks whether that listener's queue is full.
+ * Without fentry: a SYN that a listener has finished with. The reader checks whether the
+ * listener's queue is full.
  */
 SEC("tp_btf/consume_skb")
 int BPF_PROG(consume_skb, struct sk_buff *skb)
 {
 	struct drop drop = {}, *d = &drop;
 
-	/* A listener takes the device and the socket away from what it looks at. */
+	/* A listener clears the device and the socket of a packet. */
 	if (BPF_CORE_READ(skb, dev) || BPF_CORE_READ(skb, sk) || !parse_packet(d, skb) ||
 	    d->proto != IPPROTO_TCP || (d->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 		return 0;
@@ -357,7 +359,7 @@ int BPF_PROG(consume_skb, struct sk_buff *skb)
 	return 0;
 }
 
-/* What no map holds would be missing from BTF, and so from Go. */
+/* BTF, and so Go, would lack types that no map contains. */
 const enum drop_path *unused_drop_path __attribute__((unused));
 const enum drop_flags *unused_drop_flags __attribute__((unused));
 const enum drop_counter *unused_drop_counter __attribute__((unused));

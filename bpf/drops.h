@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * What the programs that follow drops share with the program that prints them;
- * the Go types are generated from it. Nothing of it outlives the command.
+ * The data that the programs of `spillway drops` share with the command. bpf2go generates
+ * the Go types from this file. Nothing of it outlives the command.
  *
- * Addresses and ports are in network order, everything else in the host's.
+ * Addresses and ports are in network order, all other numbers in host order.
  */
 #ifndef SPILLWAY_DROPS_H
 #define SPILLWAY_DROPS_H
 
-/* Who dropped, where the kernel's reason does not tell. */
+/* The part of the kernel that dropped the packet, where the kernel's reason does not tell. */
 enum drop_path {
 	PATH_NONE = 0,
 	PATH_NFT = 1,
@@ -18,20 +18,20 @@ enum drop_path {
 	PATH_CONNTRACK_FULL = 5,
 	PATH_CONNTRACK_INSERT = 6,
 	PATH_LISTEN = 7,
-	PATH_SYN = 8, /* a SYN is done with; whether it was answered is not known */
+	PATH_SYN = 8, /* a listener has finished with a SYN, perhaps without an answer */
 };
 
 enum drop_flags {
 	DROP_INVALID = 1 << 0, /* conntrack called it INVALID */
-	DROP_FRAGMENT = 1 << 1, /* not the first: it has no ports */
+	DROP_FRAGMENT = 1 << 1, /* not the first fragment: no ports */
 	DROP_NO_ENTRY = 1 << 2, /* conntrack has no entry for it */
 };
 
 enum drop_counter {
-	DROPS_SEEN = 0,    /* IP packets dropped, of the reasons asked for */
-	DROPS_MATCHED = 1, /* of those, what the filters let through */
-	DROPS_LIMITED = 2, /* of those, beyond the rate */
-	DROPS_LOST = 3,    /* of those, for want of room in the buffer */
+	DROPS_SEEN = 0,    /* dropped IP packets with a requested reason */
+	DROPS_MATCHED = 1, /* of those: matched by the filters */
+	DROPS_LIMITED = 2, /* of those: beyond the rate */
+	DROPS_LOST = 3,    /* of those: no room in the buffer */
 	DROPS_COUNTERS = 4,
 };
 
@@ -39,15 +39,15 @@ enum drop_counter {
 
 struct drop {
 	__u64 time;     /* CLOCK_MONOTONIC, ns */
-	__u64 location; /* an address in the kernel's code */
-	__u64 cookie;   /* of the network namespace: never used again, as an inode is */
+	__u64 location; /* address in the kernel's code */
+	__u64 cookie;   /* of the network namespace; never reused, unlike an inode */
 	__u32 netns;    /* inode */
 	__u32 reason;   /* enum skb_drop_reason */
 	__u32 length;
-	__u32 iif; /* index of the interface it came in by, 0: made here */
+	__u32 iif; /* index of the ingress interface; 0: sent by this host */
 	__be32 saddr[4];
 	__be32 daddr[4];
-	__be16 sport; /* of ICMP: type and code */
+	__be16 sport; /* ICMP: type and code */
 	__be16 dport;
 	__u8 family; /* 4 or 6 */
 	__u8 proto;
@@ -61,10 +61,10 @@ struct drop {
 	char out[16];
 	char table[32];
 	char chain[48];
-	__u64 stack[DROP_STACK]; /* who called whom, the innermost first */
+	__u64 stack[DROP_STACK]; /* call stack, the innermost function first */
 };
 
-/* filter_prefix: an address with the bits that count; an IPv4 one is in addr[0]. */
+/* An address with its significant bits. IPv4 is in addr[0]. */
 struct filter_prefix {
 	__be32 addr[4];
 	__be32 mask[4];
@@ -74,7 +74,7 @@ struct filter_prefix {
 #define FILTER_PREFIXES 16
 #define FILTER_PORTS 16
 
-/* place_flags say which filters a network namespace passes. */
+/* The filters that a network namespace matches. */
 enum place_flags {
 	PLACE_NETNS = 1 << 0,
 	PLACE_POD = 1 << 1,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * The maps. All are pinned by name in the instance's own folder; the agent sets
- * max_entries of those that grow with the cluster or the traffic.
+ * The maps. Each is pinned by name in the instance's own directory. The agent sets
+ * max_entries of the maps that grow with the cluster or the traffic.
  */
 #ifndef SPILLWAY_MAPS_H
 #define SPILLWAY_MAPS_H
@@ -34,7 +34,7 @@
 		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
 	} name SEC(".maps")
 
-/* What the agent writes. */
+/* Maps that the agent writes. */
 HASH(frontends, struct frontend_key, struct frontend, 1 << 20);
 HASH(services, __u32, struct service, 1 << 18);
 HASH(slots, struct slot_key, __u32, 1 << 21);
@@ -65,7 +65,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } untracked_blocks SEC(".maps");
 
-/* What the programs write. */
+/* Maps that the programs write. */
 LRU(flows, struct tuple, struct flow, 1 << 19);
 ARRAY(unconfirmed, BPF_MAP_TYPE_ARRAY, struct tuple, 1 << 16);
 ARRAY(unconfirmed_next, BPF_MAP_TYPE_ARRAY, __u32, 1);
@@ -79,9 +79,9 @@ struct {
 	__type(key, int);
 	__type(value, struct connection);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} connections SEC(".maps"); /* lives and dies with the socket */
+} connections SEC(".maps"); /* the kernel deletes the entry with the socket */
 LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
-ARRAY(stack_flows, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum been */
+ARRAY(features_seen, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum feature */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
 
 #endif

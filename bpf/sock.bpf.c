@@ -4,57 +4,57 @@
  *
  *   process -- connect(service) --> endpoint      connect4/6: TCP, connected UDP
  *           -- sendto(service)  --> endpoint      sendmsg4/6: unconnected UDP
- *           <- recvfrom() says service            recvmsg4/6
- *           <- getpeername() says service         getpeername4/6
+ *           <- recvfrom() shows service           recvmsg4/6
+ *           <- getpeername() shows service        getpeername4/6
  */
 #include "lib/socket.h"
 
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	return socket_translate(ctx, FAMILY_V4, 0);
+	return socket_translate(ctx, FAMILY_V4, SOCKET_CONNECTED);
 }
 
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	return socket_translate(ctx, FAMILY_V6, 0);
+	return socket_translate(ctx, FAMILY_V6, SOCKET_CONNECTED);
 }
 
 SEC("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
-	return socket_translate(ctx, FAMILY_V4, 1);
+	return socket_translate(ctx, FAMILY_V4, SOCKET_PER_DATAGRAM);
 }
 
 SEC("cgroup/sendmsg6")
 int sendmsg6(struct bpf_sock_addr *ctx)
 {
-	return socket_translate(ctx, FAMILY_V6, 1);
+	return socket_translate(ctx, FAMILY_V6, SOCKET_PER_DATAGRAM);
 }
 
 SEC("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V4, 1);
+	return socket_restore(ctx, FAMILY_V4, SOCKET_PER_DATAGRAM);
 }
 
 SEC("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V6, 1);
+	return socket_restore(ctx, FAMILY_V6, SOCKET_PER_DATAGRAM);
 }
 
 SEC("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V4, 0);
+	return socket_restore(ctx, FAMILY_V4, SOCKET_CONNECTED);
 }
 
 SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	return socket_restore(ctx, FAMILY_V6, 0);
+	return socket_restore(ctx, FAMILY_V6, SOCKET_CONNECTED);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -1,20 +1,42 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * The tc programs of a node (tcx, or a clsact filter before 6.6): one for each
- * direction of the interfaces towards the network and towards the pods.
+ * The tc programs of a node (tcx, or a clsact filter before 6.6): one for each direction of
+ * the external devices and of the pod-side devices.
  *
  *        network                                         pod
  *           |  from_network                    to_pod     ^
  *           +------------> flow table ------------------->|   redirect_peer
  *           |<------------ flow table --------------------+   redirect_neigh
  *              to_network                   from_pod      |
+ *
+ * The path of a packet through lib/:
+ *
+ *    handle.h    parse/packet.h -> parse/fragment.h    headers -> struct packet
+ *                flow/table.h   a known flow           flow/tcp.h: the TCP state
+ *                act/forward.h  rewrite and send it    act/nat.h, act/redirect.h
+ *    serve.h     the first packet of a flow:
+ *                lookup/service.h, endpoint.h          Service -> endpoint
+ *                flow/plan.h, flow/create.h            source address and port, two entries
+ *                act/forward.h, or act/answer.h        RST and ICMP errors
+ *
+ *    lookup/     pure lookups: pods, next hop, conntrack, IPsec and do-not-track policies
+ *    flow/       the flow table, unconfirmed.h: floods, source.h: flows of each client
+ *    special/    tftp.h        answers from a port of the server's choice
+ *                icmp_error.h  ICMP errors about translated packets
+ *                direct.h      packets between pods that bypass netfilter
+ *                egress.h      packets of the node's own stack
+ *                stray.h       TCP packets to a Service without a flow
+ *
+ * Replies of flows through the stack are rewritten at egress, after the stack. All other
+ * packets are rewritten at ingress. sock.bpf.c has the socket hooks (lib/socket.h), and
+ * drops.bpf.c the programs of `spillway drops` (lib/drops/).
  */
 #include "lib/handle.h"
 
 SEC("tc")
 int from_network(struct __sk_buff *skb)
 {
-	/* A promiscuous port sees frames for others; groups are no Service's. */
+	/* A promiscuous port sees frames for other hosts. No Service has a group address. */
 	if (skb->pkt_type != PACKET_HOST)
 		return NEXT;
 	return handle(skb, FROM_NETWORK);
@@ -23,7 +45,7 @@ int from_network(struct __sk_buff *skb)
 SEC("tc")
 int from_pod(struct __sk_buff *skb)
 {
-	/* On a bridge's port a frame for the bridge looks like one for others. */
+	/* On a port of a bridge, a frame for the bridge has PACKET_OTHERHOST. */
 	if (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
 		return NEXT;
 	return handle(skb, FROM_POD);
@@ -33,12 +55,12 @@ static __always_inline int egress(struct __sk_buff *skb)
 {
 	__u32 *mark;
 
-	if (skb->tc_index == DONE_TC_INDEX) {
+	if (skb->tc_index == TC_INDEX_DONE) {
 		skb->tc_index = 0;
 		return NEXT;
 	}
-	mark = been_mark();
-	if (!mark || !(*mark & (BEEN_STACK_FLOW | BEEN_NODE_HELPER | BEEN_SNAT)))
+	mark = features_get();
+	if (!mark || !(*mark & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT)))
 		return pass(PASS_OTHER);
 	return handle(skb, EGRESS);
 }
@@ -55,19 +77,20 @@ int to_pod(struct __sk_buff *skb)
 	return egress(skb);
 }
 
-/* Enumerations that only name bits would be missing from BTF, and so from Go. */
+/* BTF, and so Go, would lack enumerations that no map or function uses as a type. */
 const enum frontend_flags *unused_frontend_flags __attribute__((unused));
 const enum backend_flags *unused_backend_flags __attribute__((unused));
 const enum flow_flags *unused_flow_flags __attribute__((unused));
 const enum flow_state *unused_flow_state __attribute__((unused));
 const enum flow_end *unused_flow_end __attribute__((unused));
+const enum request_progress *unused_request_progress __attribute__((unused));
 const enum pod_flags *unused_pod_flags __attribute__((unused));
 const enum node_addr_flags *unused_node_addr_flags __attribute__((unused));
 const enum settings_flags *unused_settings_flags __attribute__((unused));
 const enum service_flags *unused_service_flags __attribute__((unused));
 const enum flow_helper *unused_flow_helper __attribute__((unused));
 const enum untracked_peers *unused_untracked_peers __attribute__((unused));
-const enum been *unused_been __attribute__((unused));
+const enum feature *unused_feature __attribute__((unused));
 const enum route *unused_route __attribute__((unused));
 const enum verdict *unused_verdict __attribute__((unused));
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* What every program includes: kernel headers, the ABI, the maps. */
+/* Included by every program: kernel headers, the ABI, the maps. */
 #ifndef SPILLWAY_BASE_H
 #define SPILLWAY_BASE_H
 
+#include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/icmpv6.h>
 #include <linux/if_ether.h>
@@ -23,8 +24,8 @@
 #include "../maps.h"
 
 /*
- * "Not mine": the next program of the hook goes on, as does the stack. The value
- * is TCX_NEXT (6.6) and TC_ACT_UNSPEC of a clsact filter alike.
+ * The result for a packet that is not ours: the next program of the hook and then the stack
+ * handle it. The value is both TCX_NEXT (6.6) and TC_ACT_UNSPEC of a clsact filter.
  */
 #define NEXT (-1)
 
@@ -34,7 +35,7 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-/* linux/icmp.h drags in the C library; this is what it is needed for (RFC 792). */
+/* linux/icmp.h includes the C library, so its few definitions are repeated here (RFC 792). */
 #define ICMP_DEST_UNREACH 3
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETERPROB 12
@@ -51,7 +52,7 @@ struct icmphdr {
 
 #define NSEC_PER_SEC 1000000000ULL
 
-/* Not in the headers of older distributions. */
+/* The headers of older distributions lack it. */
 #ifndef BPF_F_IPV6
 #define BPF_F_IPV6 (1ULL << 7) /* bpf_l4_csum_replace, 6.16 */
 #endif
@@ -66,8 +67,9 @@ static __always_inline void count(enum verdict verdict)
 }
 
 /*
- * Seconds since boot; coarse (one jiffy), which is cheap (5.11). Without a division, and
- * so each is half a millisecond too long. The agent has the same clock: bootSeconds.
+ * Returns seconds since boot, from the coarse clock (one jiffy), which is cheap (5.11).
+ * Without a division, each second is half a millisecond too long. The agent computes the
+ * same clock in bootSeconds.
  */
 static __always_inline __u32 now(void)
 {
@@ -81,24 +83,24 @@ static __always_inline struct settings *get_settings(void)
 	return bpf_map_lookup_elem(&node_settings, &zero);
 }
 
-/* What has there been? (enum been) */
-static __always_inline __u32 *been_mark(void)
+/* Returns the bits of enum feature. */
+static __always_inline __u32 *features_get(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&stack_flows, &zero);
+	return bpf_map_lookup_elem(&features_seen, &zero);
 }
 
-static __always_inline int been(enum been what)
+static __always_inline int feature_seen(enum feature what)
 {
-	__u32 *mark = been_mark();
+	__u32 *mark = features_get();
 
 	return mark && *mark & what;
 }
 
-static __always_inline void been_set(enum been what)
+static __always_inline void feature_mark(enum feature what)
 {
-	__u32 *mark = been_mark();
+	__u32 *mark = features_get();
 
 	if (mark && !(*mark & what))
 		__sync_fetch_and_or(mark, what);
@@ -115,7 +117,7 @@ static __always_inline int addr_zero(const struct addr *a)
 	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
 }
 
-/* A 32-bit mix (Murmur3's finalizer) of a flow's words; good enough to spread. */
+/* Mixes a word into a 32-bit hash (Murmur3's finalizer). */
 static __always_inline __u32 mix(__u32 h, __u32 v)
 {
 	h ^= v;

@@ -1,36 +1,35 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/*
- * What a program needs beside its stack, of which all calls under way share 512 bytes.
- */
+/* Memory of a program beside its stack: all active calls share 512 bytes of stack. */
 #ifndef SPILLWAY_SCRATCH_H
 #define SPILLWAY_SCRATCH_H
 
-#include "redirect.h"
+#include "act/answer.h"
+#include "lookup/next_hop.h"
 
-/* From which ports a flow gets another than the client's. */
+/* The lists of source ports that may replace a client's port. */
 enum port_list {
-	PORTS_SNAT,    /* the address is the node's, or that of a pod of this node */
-	PORTS_NETWORK, /* it is that of another node's pod, or of that node */
+	PORTS_SNAT,    /* for the node's address, or that of a pod of this node */
+	PORTS_NETWORK, /* for the address of another node or of its pods */
 };
 
-/* The flow that a program is at work on, in both directions. */
+/* The flow that a program works on, in both directions. */
 struct flow_pair {
 	struct flow flow;
 	struct flow reply;
 	struct tuple reply_key;
-	struct tuple holder_key; /* of another flow that has the reply tuple */
-	struct tuple twin_key;	 /* of that flow's other entry */
+	struct tuple holder_key; /* key of another flow that has the reply tuple */
+	struct tuple reverse_key;	 /* key of that flow's reverse entry */
 	__u32 seq;		 /* of the first packet, if it is a SYN */
 	enum port_list ports;
-	/* The best of the flows met in the search for a port that may be replaced. */
-	__u32 spare_slot;
-	__u32 spare_age;
-	__be16 spare_port; /* 0: none was met */
+	/* The best flow to replace that the search for a port has found. */
+	__u32 victim_slot;
+	__u32 victim_rank;
+	__be16 victim_port; /* 0: none was found */
 };
 
 #define QUOTED_L4 8
 
-/* The quoted IP header and 8 bytes behind it: as it came, as it leaves. */
+/* A quoted IP header and the 8 bytes after it, before and after translation. */
 struct quoted {
 	__u8 ip[sizeof(struct ipv6hdr)];
 	__u8 l4[QUOTED_L4];
@@ -42,11 +41,11 @@ struct icmp_scratch {
 	struct tuple key;
 };
 
-/* tc programs of one CPU never nest. */
+/* One per CPU: tc programs of one CPU never nest. */
 struct scratch {
 	struct packet packet;
 	struct flow_pair pair;
-	struct way way;
+	struct next_hop next_hop;
 	union {
 		struct icmp_answer answer;
 		struct tcp_answer rst;
@@ -62,8 +61,9 @@ struct {
 } scratches SEC(".maps");
 
 /*
- * Functions that the verifier looks at by themselves ask anew, where they give
- * parts of it to maps: before 6.2 keys and values must not be a caller's memory.
+ * The verifier checks global functions separately. Those that pass parts of the scratch
+ * memory to maps look it up again: before 6.2, keys and values must not be memory that a
+ * caller has passed.
  */
 static __always_inline struct scratch *get_scratch(void)
 {

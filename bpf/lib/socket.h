@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Translation at the socket: a Service's address becomes an endpoint's when a
- * process connects or sends, once, and no packet is ever rewritten. What the
- * process sees (recvmsg, getpeername) stays the Service.
+ * Translation at the socket: when a process connects or sends, the hooks replace the
+ * Service's address by an endpoint's, and no packet is ever rewritten. recvmsg and
+ * getpeername still show the Service to the process.
  *
- * A program runs for the cgroup of a process, whatever its network namespace;
- * what only packets can decide (a source range, silence) is left to the tc
- * programs where the process is in a pod.
+ * A program runs for the cgroup of a process, in any network namespace. Decisions that need
+ * packets (source ranges, silent drops) are left to the tc programs, if the process is in a
+ * pod.
  */
 #ifndef SPILLWAY_SOCKET_H
 #define SPILLWAY_SOCKET_H
 
-#include "lookup.h"
+#include "lookup/endpoint.h"
+#include "lookup/service.h"
 
 #define ALLOW 1
 #define REFUSE 0
@@ -26,7 +27,7 @@ struct endpoint_addr {
 	__u8 mapped; /* ::ffff:a.b.c.d */
 };
 
-/* The address in the program's context; IPv4 inside IPv6 counts as IPv4. */
+/* Loads the address of the program's context. An IPv4-mapped address counts as IPv4. */
 static __always_inline void peer_load(struct bpf_sock_addr *ctx, __u8 family,
 				      struct endpoint_addr *e)
 {
@@ -67,8 +68,8 @@ static __always_inline void peer_store(struct bpf_sock_addr *ctx, __u8 family, _
 }
 
 /*
- * The same for TCP, on the socket itself: a connection may last for months. A
- * socket that is refused the memory tells its process of the endpoint.
+ * Stores the Service of a TCP connection on the socket itself, because a connection may
+ * last for months. If the kernel has no memory, the process sees the endpoint.
  */
 static __always_inline void connection_remember(struct bpf_sock_addr *ctx,
 						const struct endpoint_addr *service,
@@ -87,7 +88,7 @@ static __always_inline void connection_remember(struct bpf_sock_addr *ctx,
 	c->endpoint_port = b->port;
 }
 
-/* peer becomes the Service if it is the endpoint that was chosen for it. */
+/* Replaces peer by the Service if peer is the endpoint chosen for it. */
 static __always_inline void connection_restore(struct bpf_sock_addr *ctx, __u8 family,
 					       const struct endpoint_addr *peer)
 {
@@ -96,12 +97,12 @@ static __always_inline void connection_restore(struct bpf_sock_addr *ctx, __u8 f
 	if (!ctx->sk)
 		return;
 	c = bpf_sk_storage_get(&connections, ctx->sk, NULL, 0);
-	/* The socket may have connected to somebody else since. */
+	/* The socket may have connected to another peer since. */
 	if (c && addr_equal(&c->endpoint, &peer->addr) && c->endpoint_port == peer->port)
 		peer_store(ctx, family, peer->mapped, &c->service, c->service_port);
 }
 
-/* What a process must find when it asks whom it talks to. */
+/* Stores the Service that a process must see as its peer. */
 static __always_inline void socket_remember(__u64 cookie, __u8 proto,
 					    const struct endpoint_addr *service,
 					    const struct backend *b, __u32 id)
@@ -115,7 +116,7 @@ static __always_inline void socket_remember(__u64 cookie, __u8 proto,
 
 	socket_key(&key, cookie, proto, &b->addr, b->port, SOCKET_REVERSE);
 	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
-	/* Each datagram of an unconnected socket asks again: it gets the same answer. */
+	/* Each datagram of an unconnected socket looks up the same endpoint. */
 	socket_key(&key, cookie, proto, &service->addr, service->port, SOCKET_FORWARD);
 	peer.addr = b->addr;
 	peer.port = b->port;
@@ -123,9 +124,9 @@ static __always_inline void socket_remember(__u64 cookie, __u8 proto,
 }
 
 /*
- * Has this socket sent to the endpoint for another Service? Its answers could not
- * be told apart: this Service is then left to the tc programs, whose answers
- * come from the Service's address.
+ * Has this socket sent to the endpoint for another Service? Replies could not be told
+ * apart. The tc programs then translate for this Service, and their replies have its
+ * address.
  */
 static __always_inline int socket_ambiguous(__u64 cookie, __u8 proto,
 					    const struct endpoint_addr *service,
@@ -139,7 +140,7 @@ static __always_inline int socket_ambiguous(__u64 cookie, __u8 proto,
 	return peer && !(addr_equal(&peer->addr, &service->addr) && peer->port == service->port);
 }
 
-/* The endpoint that this socket's last datagram to the Service went to. */
+/* Returns the endpoint of this socket's last datagram to the Service. */
 static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
 						     const struct endpoint_addr *service,
 						     const struct frontend *fe)
@@ -152,20 +153,20 @@ static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
 	last = bpf_map_lookup_elem(&sockets, &key);
 	if (!last)
 		return NULL;
-	b = backend_valid(last->backend, fe->service, route_member(fe->inside));
-	/* Of several Services with one endpoint the last that was asked answers. */
+	b = backend_valid(last->backend, fe->service, route_member(fe->internal_route));
+	/* If several Services share an endpoint, replies come from the last one asked. */
 	if (b && socket_ambiguous(cookie, proto, service, b))
 		socket_remember(cookie, proto, service, b, last->backend);
 	return b;
 }
 
 /*
- * A TFTP server answers from a port of its own choice (helper.h). A datagram from
- * any port of the endpoint that a socket has asked comes from the same port of
- * the Service then, and what the socket sends there goes to the endpoint's.
+ * Stores that any port of the endpoint may answer the socket: a TFTP server answers from a
+ * port of its own choice (special/tftp.h). The process sees the answer from the same port
+ * of the Service. What it sends to that port goes to the endpoint's port.
  */
 static __always_inline void socket_expect(__u64 cookie, const struct endpoint_addr *service,
-					  const struct backend *b, __u32 id, int in_pod)
+					  const struct backend *b, __u32 id, bool in_pod)
 {
 	struct socket_peer peer = {
 		.addr = service->addr,
@@ -175,13 +176,13 @@ static __always_inline void socket_expect(__u64 cookie, const struct endpoint_ad
 
 	socket_key(&key, cookie, IPPROTO_UDP, &b->addr, 0, SOCKET_REVERSE);
 	bpf_map_update_elem(&sockets, &key, &peer, BPF_ANY);
-	been_set(BEEN_HELPER);
+	feature_mark(FEATURE_HELPER);
 	if (!in_pod)
-		been_set(BEEN_NODE_HELPER);
+		feature_mark(FEATURE_NODE_HELPER);
 	count(HELPER_ASKED);
 }
 
-/* The Service that an answer from such a port is of; peer, with the port. -1: none. */
+/* Fills peer with the Service and port of such an answer. Returns -1 if there is none. */
 static __always_inline int socket_answered(__u64 cookie, const struct endpoint_addr *src,
 					   struct socket_peer *peer)
 {
@@ -193,11 +194,11 @@ static __always_inline int socket_answered(__u64 cookie, const struct endpoint_a
 
 	socket_key(&key, cookie, IPPROTO_UDP, &src->addr, 0, SOCKET_REVERSE);
 	asked = bpf_map_lookup_elem(&sockets, &key);
-	/* What is an endpoint by itself was asked by itself. */
+	/* The process asked an endpoint's own address directly. */
 	if (!asked || frontend_exact(&src->addr, src->port, IPPROTO_UDP, src->family))
 		return -1;
 	if (!asked->port) {
-		asked->port = src->port; /* from now on, it has been answered */
+		asked->port = src->port; /* marks the request as answered */
 		count(HELPER_ANSWERED);
 	}
 	__builtin_memset(peer, 0, sizeof(*peer));
@@ -210,7 +211,7 @@ static __always_inline int socket_answered(__u64 cookie, const struct endpoint_a
 	return 0;
 }
 
-/* Sends to where such an answer has come from; 0: there was none. */
+/* Sends a datagram to the port that such an answer came from. Returns 0 if there was none. */
 static __always_inline int socket_follow(struct bpf_sock_addr *ctx, __u8 family,
 					 const struct endpoint_addr *dst)
 {
@@ -235,82 +236,100 @@ static __always_inline int refuse(int err, enum verdict verdict)
 	return REFUSE;
 }
 
-/*
- * Is the choice to be made here? 1: yes. 0: leave the address alone, the tc
- * programs will see the packet. Otherwise -errno.
- */
-static __always_inline int socket_decides(const struct frontend *fe, __u8 family, int in_pod)
+/* The calls of a process that run the hooks. */
+enum socket_call {
+	SOCKET_CONNECTED,	 /* connect(), getpeername() */
+	SOCKET_PER_DATAGRAM, /* sendmsg(), recvmsg() */
+};
+
+/* The action for an address of a Service. */
+enum socket_decision {
+	SOCKET_LEAVE,	  /* leave the address: the tc programs decide about the packet */
+	SOCKET_TRANSLATE,
+	SOCKET_REFUSE,	  /* ECONNREFUSED */
+	SOCKET_TIME_OUT,  /* ETIMEDOUT */
+};
+
+static __always_inline enum socket_decision socket_decide(const struct frontend *fe, __u8 family,
+							  bool in_pod)
 {
 	struct settings *s = get_settings();
 
 	if (!s)
-		return 0;
+		return SOCKET_LEAVE;
 	if (fe->flags & FRONTEND_RANGES) {
 		if (in_pod)
-			return 0;
+			return SOCKET_LEAVE;
 		if (!range_allows(fe->service, family == FAMILY_V4 ? &s->node_v4 : &s->node_v6,
 				  family))
-			return -ETIMEDOUT;
+			return SOCKET_TIME_OUT;
 	}
-	if (fe->inside == ROUTE_DROP)
-		return in_pod ? 0 : -ETIMEDOUT;
-	if (fe->inside == ROUTE_REJECT)
-		return in_pod && !has_set_retval ? 0 : -ECONNREFUSED;
-	return 1;
+	if (fe->internal_route == ROUTE_DROP)
+		return in_pod ? SOCKET_LEAVE : SOCKET_TIME_OUT;
+	if (fe->internal_route == ROUTE_REJECT)
+		return in_pod && !has_set_retval ? SOCKET_LEAVE : SOCKET_REFUSE;
+	return SOCKET_TRANSLATE;
 }
 
-/* connect() and sendmsg(): the Service's address becomes an endpoint's. */
-static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 family, int datagram)
+/* Handles connect() and sendmsg(): replaces the Service's address by an endpoint's. */
+static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 family,
+					    enum socket_call call)
 {
 	__u8 proto = ctx->protocol;
 	struct endpoint_addr dst;
 	struct backend *b = NULL;
 	struct frontend *fe;
+	struct backend_choice choice;
+	enum socket_decision decision;
 	__u64 cookie, netns;
-	int decides, in_pod, own;
-	__u32 id = 0;
+	bool in_pod;
 
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return ALLOW;
 	peer_load(ctx, family, &dst);
-	if (proto == IPPROTO_UDP && been(BEEN_HELPER) && socket_follow(ctx, family, &dst))
+	if (proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER) &&
+	    socket_follow(ctx, family, &dst))
 		return ALLOW;
-	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family, &own);
+	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family).fe;
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return ALLOW;
 	netns = bpf_get_netns_cookie(ctx);
 	in_pod = netns != host_netns_cookie;
-	decides = socket_decides(fe, dst.family, in_pod);
-	if (!decides)
+	decision = socket_decide(fe, dst.family, in_pod);
+	if (decision == SOCKET_LEAVE)
 		return ALLOW;
-	if (decides < 0)
-		return refuse(-decides,
-			      decides == -ETIMEDOUT ? SOCKET_TIMED_OUT : SOCKET_REFUSED);
+	if (decision == SOCKET_TIME_OUT)
+		return refuse(ETIMEDOUT, SOCKET_TIMED_OUT);
+	if (decision == SOCKET_REFUSE)
+		return refuse(ECONNREFUSED, SOCKET_REFUSED);
 
 	cookie = proto == IPPROTO_UDP ? bpf_get_socket_cookie(ctx) : 0;
-	if (datagram)
+	if (call == SOCKET_PER_DATAGRAM)
 		b = socket_recall(cookie, proto, &dst, fe);
 	if (!b) {
-		b = backend_select(fe->service, fe->inside, bpf_get_prandom_u32(), &dst.addr,
-				   dst.family, netns, 1, &id);
+		choice = backend_select(fe->service, fe->internal_route, bpf_get_prandom_u32(),
+					&dst.addr, dst.family, netns, AFFINITY_AT_ONCE);
+		b = choice.backend;
 		if (!b)
 			return refuse(ECONNREFUSED, SOCKET_REFUSED);
-		if (in_pod && datagram && socket_ambiguous(cookie, proto, &dst, b))
+		if (in_pod && call == SOCKET_PER_DATAGRAM &&
+		    socket_ambiguous(cookie, proto, &dst, b))
 			return ALLOW;
 		if (proto == IPPROTO_UDP)
-			socket_remember(cookie, proto, &dst, b, id);
+			socket_remember(cookie, proto, &dst, b, choice.id);
 		else
 			connection_remember(ctx, &dst, b);
-		if (datagram && fe->flags & FRONTEND_TFTP)
-			socket_expect(cookie, &dst, b, id, in_pod);
+		if (call == SOCKET_PER_DATAGRAM && fe->flags & FRONTEND_TFTP)
+			socket_expect(cookie, &dst, b, choice.id, in_pod);
 	}
 	peer_store(ctx, family, dst.mapped, &b->addr, b->port);
 	count(SOCKET_TRANSLATED);
 	return ALLOW;
 }
 
-/* recvmsg() and getpeername(): the endpoint's address becomes the Service's. */
-static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family, int datagram)
+/* Handles recvmsg() and getpeername(): replaces the endpoint's address by the Service's. */
+static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family,
+					  enum socket_call call)
 {
 	struct socket_peer *peer, answered;
 	struct endpoint_addr src;
@@ -324,7 +343,7 @@ static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family
 	socket_key(&key, bpf_get_socket_cookie(ctx), ctx->protocol, &src.addr, src.port,
 		   SOCKET_REVERSE);
 	peer = bpf_map_lookup_elem(&sockets, &key);
-	if (!peer && datagram && been(BEEN_HELPER) &&
+	if (!peer && call == SOCKET_PER_DATAGRAM && feature_seen(FEATURE_HELPER) &&
 	    !socket_answered(key.cookie, &src, &answered))
 		peer = &answered;
 	if (peer)

@@ -17,7 +17,7 @@ const slotLocal = 1 << 31
 // sources is SOURCES of bpf/abi.h.
 const sources = 1 << 16
 
-// Ids of source_ranges that are no Service's: RANGE_PODS and others of bpf/abi.h.
+// Reserved scopes of source_ranges: RANGE_PODS and the others of bpf/abi.h.
 const (
 	rangePods    = 0
 	rangePeers   = 0xffffffff
@@ -25,10 +25,10 @@ const (
 	rangeXfrmDst = 0xfffffffd
 )
 
-// isClusterRange tells ranges of the cluster, and of IPsec policies, from those of
-// Services.
+// isClusterRange reports whether a prefix is of the cluster or of an IPsec policy, and
+// not of a Service.
 func isClusterRange(key tcRangeKey) bool {
-	return key.Service == rangePods || key.Service >= rangeXfrmDst
+	return key.Scope == rangePods || key.Scope >= rangeXfrmDst
 }
 
 // The two sets of endpoints, as indices of tcService.Count.
@@ -37,7 +37,7 @@ const (
 	localSet   = 1
 )
 
-// toAddr lays an address out as struct addr: network order, IPv4 in word 0.
+// toAddr converts an address to struct addr: network order, IPv4 in word 0.
 func toAddr(a netip.Addr) tcAddr {
 	var out tcAddr
 	b := a.Unmap().AsSlice()
@@ -59,7 +59,7 @@ func fromAddr(a tcAddr, family uint8) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// toPort turns a port into network order, and back.
+// toPort converts a port to network order, or back.
 func toPort(p uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], p)
@@ -114,12 +114,12 @@ func backendFlags(e intent.Endpoint) tcBackendFlags {
 		set  bool
 		flag tcBackendFlags
 	}{
-		{e.Cluster, tcBackendFlagsBACKEND_CLUSTER},
-		{e.Local, tcBackendFlagsBACKEND_LOCAL},
-		{e.Here, tcBackendFlagsBACKEND_HERE},
-		{e.Host, tcBackendFlagsBACKEND_HOST},
-		{e.Policed, tcBackendFlagsBACKEND_POLICED},
-		{e.Open, tcBackendFlagsBACKEND_OPEN},
+		{e.Cluster, tcBackendFlagsBACKEND_CLUSTER_POLICY},
+		{e.Local, tcBackendFlagsBACKEND_LOCAL_POLICY},
+		{e.Here, tcBackendFlagsBACKEND_ON_THIS_NODE},
+		{e.Host, tcBackendFlagsBACKEND_HOST_NETWORK},
+		{e.Policed, tcBackendFlagsBACKEND_TRAVERSES_NETFILTER},
+		{e.Open, tcBackendFlagsBACKEND_ALLOWS_ANY},
 	} {
 		if b.set {
 			flags |= b.flag
@@ -134,10 +134,10 @@ var _ = [1]struct{}{}[int(intent.Reject)-int(tcRouteROUTE_REJECT)+
 	int(intent.ToCluster)-int(tcRouteROUTE_CLUSTER)+
 	int(intent.ToLocal)-int(tcRouteROUTE_LOCAL)]
 
-func rangeKey(service uint32, p netip.Prefix) tcRangeKey {
+func rangeKey(scope uint32, p netip.Prefix) tcRangeKey {
 	return tcRangeKey{
 		Prefixlen: 64 + uint32(p.Bits()),
-		Service:   service,
+		Scope:     scope,
 		Family:    uint32(familyOf(p.Addr())),
 		Addr:      toAddr(p.Masked().Addr()),
 	}

@@ -26,29 +26,29 @@ type Backend struct {
 	stop     context.CancelFunc
 	done     sync.WaitGroup
 	attached bool
-	stopNAT  func()            // ends Config.WatchNAT
-	ipsec    *kernel.XfrmWatch // follows IPsec policies
+	stopNAT  func()            // stops Config.WatchNAT
+	ipsec    *kernel.XfrmWatch // watches IPsec policies
 	flows    flowCounts
 	seed     uint32     // of the programs' hashes
-	policies *untracked // used by who writes policies alone
+	policies *untracked // used only by the goroutine that writes policies
 
 	facts        atomic.Pointer[podFacts] // nil before the first node
 	serviceAddrs serviceAddrs
 
-	portsMu  sync.Mutex // for what is below up to the next: the maps are checked beside writes
-	ports    *portTable // written by Apply and Replace only
-	known    bool       // ports was read from the maps, and no check has found it wrong since
+	portsMu  sync.Mutex // for the fields up to mu: the check loop runs beside writes
+	ports    *portTable // only Apply and Replace write it
+	known    bool       // ports was read from the maps, and no check has found a difference since
 	doubt    dataplane.Repair
 	repaired dataplane.Repair
 	checks   chan struct{}
 	drifted  chan struct{}
 
-	mu            sync.Mutex // for all below: interfaces change on their own
+	mu            sync.Mutex // for the fields below: interfaces change on their own
 	node          *intent.Node
 	uplinks       map[int]attach.Uplink
 	pods          map[netip.Addr]attach.Pod
-	policed       map[netip.Addr]policing
-	untracking    bool // there are untracked ports
+	traversing    map[netip.Addr]traversal
+	untracking    bool // untracked_ports has entries
 	snatPorts     []uint16
 	clusterRanges map[tcRangeKey]bool
 	xfrm          []kernel.XfrmPolicy // IPsec policies of this network namespace
@@ -57,9 +57,9 @@ type Backend struct {
 
 var _ dataplane.Backend = (*Backend)(nil)
 
-// New loads the programs, taking over the maps of an earlier run. Hooks change
-// hands at the first Replace, when the maps hold what the new programs need.
-// Its error is one line that says what the machine lacks.
+// New loads the programs and takes over the maps of an earlier run. The hooks switch to
+// the new programs at the first Replace, when the maps have the data of the new
+// programs. An error is one line that names what the machine lacks.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure dataplane ebpf: %w", err)
@@ -72,7 +72,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		cfg: cfg, policed: map[netip.Addr]policing{},
+		cfg: cfg, traversing: map[netip.Addr]traversal{},
 		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1),
 	}
 	if b.objects, err = load(&cfg, features); err != nil {
@@ -118,10 +118,10 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// followNAT has the programs ask conntrack about packets of endpoints as long as
+// followNAT makes the programs look up packets of endpoints in conntrack while
 // netfilter may translate destinations here. Netfilter must see both directions of a
-// connection that it translates: the answer of an endpoint that is also a pod with a
-// hostPort is for netfilter to translate back.
+// connection that it translates: if an endpoint is also a pod with a hostPort,
+// netfilter must translate its replies back.
 func (b *Backend) followNAT() {
 	b.stopNAT = func() {}
 	if b.cfg.WatchNAT == nil {
@@ -129,7 +129,7 @@ func (b *Backend) followNAT() {
 	}
 	stop, err := b.cfg.WatchNAT(b.onNAT)
 	if err != nil {
-		// To ask about each packet is slower, but right.
+		// A lookup for each packet is slower, but correct.
 		b.cfg.Log.Error("Follow netfilter's rules", "err", err)
 		b.onNAT(true, "rules are not followed")
 		return
@@ -137,7 +137,7 @@ func (b *Backend) followNAT() {
 	b.stopNAT = stop
 }
 
-// onNAT is called when netfilter begins or ceases to translate destinations.
+// onNAT is called when netfilter starts or stops translating destinations.
 func (b *Backend) onNAT(may bool, reason string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -150,7 +150,7 @@ func (b *Backend) onNAT(may bool, reason string) {
 	}
 	b.askConntrack = may
 	if b.node == nil {
-		return // the first Replace writes settings
+		return // the first Replace writes the settings
 	}
 	if err := b.writeSettings(b.node); err != nil {
 		b.cfg.Log.Error("Write settings", "err", err)
@@ -161,7 +161,7 @@ func probe(cfg *Config) (kernel.Features, error) {
 	if err := kernel.EnsureBPFFS(cfg.BPFFS); err != nil {
 		return kernel.Features{}, err
 	}
-	// Where there is none, there are no connections to ask for.
+	// Without conntrack there are no connections to look up.
 	_ = kernel.LoadConntrack()
 	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
 	if err != nil {
@@ -181,30 +181,31 @@ func (b *Backend) onInterfaceError(iface string, err error) {
 	}
 }
 
-// m gives a map by its name in bpf/maps.h.
+// m returns a map by its name in bpf/maps.h.
 func (b *Backend) m(name string) *ebpf.Map { return b.objects.maps[name] }
 
-// Name is the value of --proxy-mode.
+// Name returns the value of --proxy-mode.
 func (b *Backend) Name() string { return "ebpf" }
 
-// CanCarry refuses what the programs do not parse.
+// CanCarry returns an error for a port that the programs do not parse.
 func (b *Backend) CanCarry(p *intent.ServicePort) error { return GivesAway(p.ID.Protocol, p.Helper) }
 
-// GivesAway says why a port of this protocol, with this helper, is for another dataplane
-// to serve; nil: it is not.
+// GivesAway returns why another dataplane must serve a port with this protocol and
+// helper, or nil if the programs can.
 func GivesAway(proto model.Protocol, helper intent.Helper) error {
 	if proto != model.TCP && proto != model.UDP {
 		return fmt.Errorf("%s is for nftables or iptables to serve, not for the eBPF programs", proto)
 	}
 	if helper == intent.FTP {
-		// Addresses stand in the stream as text: what is translated has another length.
+		// The stream contains addresses as text, so a translation would change its
+		// length.
 		return errors.New("FTP takes the kernel's helper, which is for nftables or iptables to assign, not for the eBPF programs (if it is not FTP, annotate the Service with " +
 			intent.HelperAnnotation + "=none)")
 	}
 	return nil
 }
 
-// Apply writes the changes.
+// Apply writes the changes to the maps.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		if err := b.writeNode(c.Node); err != nil {
@@ -213,7 +214,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	}
 	b.portsMu.Lock()
 	defer b.portsMu.Unlock()
-	if b.ports.byID == nil { // the first call, and no Replace
+	if b.ports.byID == nil { // the first call, without a Replace before it
 		if err := b.reread(); err != nil {
 			return err
 		}
@@ -225,8 +226,9 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	return portErrors(failed)
 }
 
-// Replace makes the maps hold this state; at its first call the hooks follow, or,
-// where nothing has been served yet, come first.
+// Replace writes this state to the maps and removes everything else. The first call
+// also attaches the programs: after the maps are written, or before that if no program
+// of an earlier run serves a Service.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if err := b.writeNode(&s.Node); err != nil {
 		return err
@@ -252,18 +254,18 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	return portErrors(failed)
 }
 
-// begins reports whether nothing has been served here by an earlier run. The
-// programs are attached one by one; while they know no Service they leave all to
-// whoever serves now, so that no question is translated at one interface whose
-// answer comes by another that has no program yet. Filters (before 6.6) do not
-// tell whose they are.
+// begins reports whether no earlier run has served Services here. The kernel attaches
+// the programs one by one. Programs that know no Service leave all packets to the
+// current proxy, so no request is translated at one interface while its reply arrives
+// at another that has no program yet. Filters (before 6.6) do not show which instance
+// they belong to.
 func (b *Backend) begins() bool {
 	return !b.attached && len(b.ports.byID) == 0 && b.attacher.Mechanism() == "tcx" && !attach.Attached(b.cfg.BPFFS)
 }
 
-// reread looks at the maps where what is known of them is nothing, or was found
-// wrong. Nobody else writes to them, but a whole state is asked for so that nothing
-// need be believed; hence the checks. The caller holds portsMu.
+// reread reads the maps if their content is unknown, or a check found a difference.
+// Only this agent writes them, but Replace must not depend on that: hence the checks.
+// The caller holds portsMu.
 func (b *Backend) reread() error {
 	if b.known {
 		return nil
@@ -288,20 +290,21 @@ func portErrors(failed map[intent.PortID]error) error {
 	return &dataplane.PortErrors{Errors: failed}
 }
 
-// attach puts the programs at their hooks and keeps them there.
+// attach attaches the programs to their hooks, and starts the goroutines that keep them
+// there.
 func (b *Backend) attach(ctx context.Context) error {
 	if b.attached {
 		return nil
 	}
-	b.carry(false)
+	b.migrate(false)
 	if err := b.attacher.Sync(ctx); err != nil {
-		// Single interfaces have been reported; the others are served.
+		// OnError has reported each failed interface; the others are served.
 		b.cfg.Log.Error("Attach to interfaces", "err", err)
 	}
 	if err := attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms()); err != nil {
 		return fmt.Errorf("attach socket hooks: %w", err)
 	}
-	b.carry(true)
+	b.migrate(true)
 	retireLayouts(b.cfg.BPFFS)
 	b.attached = true
 	run, stop := context.WithCancel(context.Background())
@@ -318,14 +321,14 @@ func (b *Backend) attach(ctx context.Context) error {
 	return nil
 }
 
-// carry brings over what the programs of the earlier run have written lately.
-func (b *Backend) carry(switched bool) {
-	if err := b.objects.carrier.carry(b.objects.maps, switched); err != nil {
-		b.cfg.Log.Warn("Flows of the last moments are forgotten", "reason", err)
+// migrate copies the recent entries of the earlier run's programs.
+func (b *Backend) migrate(switched bool) {
+	if err := b.objects.migrator.migrate(b.objects.maps, switched); err != nil {
+		b.cfg.Log.Warn("Flows of the last moments are lost", "reason", err)
 	}
 }
 
-// Close lets go of maps, programs and links; what is pinned serves on.
+// Close closes maps, programs and links. The pinned ones go on serving.
 func (b *Backend) Close() error {
 	b.stopNAT()
 	_ = b.ipsec.Close()

@@ -262,7 +262,7 @@ func TestPodsMap(t *testing.T) {
 		}
 		return tcPod{Ifindex: ifindex, Mac: [6]uint8(mac), GatewayMac: [6]uint8(mac), Flags: uint32(flags)}
 	}
-	const reachable, policed = tcPodFlagsPOD_REACHABLE, tcPodFlagsPOD_POLICED
+	const reachable, policed = tcPodFlagsPOD_REACHABLE, tcPodFlagsPOD_TRAVERSES_NETFILTER
 	want := func(what string, pods map[int]tcPod) {
 		t.Helper()
 		byKey := map[tcAddrKey]tcPod{}
@@ -537,7 +537,7 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 		noError(t, err)
 	}
 	t.Cleanup(o.close)
-	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, policed: map[netip.Addr]policing{}}
+	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, traversing: map[netip.Addr]traversal{}}
 	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS})
 	noError(t, err)
 	t.Cleanup(func() { b.attacher.Close() })

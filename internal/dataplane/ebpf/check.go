@@ -12,17 +12,17 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 )
 
-// Behind every Replace the maps are compared with what was written. Reading 5,000
-// Services of 10 endpoints takes 0.1 s of a CPU and more, so it goes on beside other
-// writes, which no change has to wait for:
+// After every Replace the maps are compared with the entries written. Reading 5,000
+// Services of 10 endpoints takes 0.1 s of CPU time and more, so it runs beside other
+// writes:
 //
 //	Replace ──> read all maps ──────────────> compare ──> Drifted ──> Replace, which
 //	Apply   ──────> noted ─> noted ──────> noted ─┘                   reads and repairs
 //
-// What is written meanwhile may be in the reading or not, and is left for the next
-// comparison.
+// An entry that is written during the reading may be in it or not. The next comparison
+// checks it.
 
-// reading is what the maps of Services hold.
+// reading is the content of the maps of Services.
 type reading struct {
 	services  map[uint32]tcService
 	frontends map[tcFrontendKey]tcFrontend
@@ -55,10 +55,10 @@ func readMaps(m map[string]*ebpf.Map) (*reading, error) {
 	})
 }
 
-// journal has the entries that were written since the maps began to be read.
+// journal lists the entries written since the start of a reading.
 type journal struct {
 	mu   sync.Mutex
-	keys map[note]struct{} // nil: nobody reads
+	keys map[note]struct{} // nil: no reading is in progress
 }
 
 type note struct {
@@ -93,7 +93,7 @@ func (n *journal) add(m string, key any) {
 	}
 }
 
-// notedMap notes what is written.
+// notedMap adds each write to the journal.
 type notedMap struct {
 	kernelMap
 	name  string
@@ -110,7 +110,7 @@ func (m notedMap) Delete(key any) error {
 	return m.kernelMap.Delete(key)
 }
 
-// check reads the maps and compares them. The writes of others may go on meanwhile.
+// check reads the maps and compares them. Other writes continue meanwhile.
 func (b *Backend) check() error {
 	b.portsMu.Lock()
 	table, known := b.ports, b.known
@@ -119,7 +119,7 @@ func (b *Backend) check() error {
 	}
 	b.portsMu.Unlock()
 	if !known {
-		return nil // the next Replace reads for itself
+		return nil // the next Replace reads the maps
 	}
 	defer table.notes.end()
 	read, err := readMaps(b.objects.maps)
@@ -129,7 +129,7 @@ func (b *Backend) check() error {
 	found, done := table.compare(read, func(step func()) bool {
 		b.portsMu.Lock()
 		defer b.portsMu.Unlock()
-		if b.ports == table { // else read anew meanwhile
+		if b.ports == table { // else Replace has read the maps since
 			step()
 		}
 		return b.ports == table
@@ -139,7 +139,7 @@ func (b *Backend) check() error {
 	}
 	b.portsMu.Lock()
 	defer b.portsMu.Unlock()
-	b.doubt, b.known = found, false // the next Replace reads for itself, and repairs
+	b.doubt, b.known = found, false // the next Replace reads the maps and repairs them
 	select {
 	case b.drifted <- struct{}{}:
 	default:
@@ -147,7 +147,7 @@ func (b *Backend) check() error {
 	return nil
 }
 
-// checkLoop checks when it is asked to.
+// checkLoop runs check on request.
 func (b *Backend) checkLoop(ctx context.Context) {
 	for {
 		select {
@@ -161,18 +161,18 @@ func (b *Backend) checkLoop(ctx context.Context) {
 	}
 }
 
-// askCheck has the maps compared; it does not wait for it.
+// askCheck requests a check and does not wait for it.
 func (b *Backend) askCheck() {
 	select {
 	case b.checks <- struct{}{}:
-	default: // is asked for already
+	default: // already requested
 	}
 }
 
-// Drifted receives when the maps do not hold what was written.
+// Drifted returns a channel that receives when the maps differ from what was written.
 func (b *Backend) Drifted() <-chan struct{} { return b.drifted }
 
-// Repaired tells, in entries of maps, what Replace found changed and put right.
+// Repaired returns and resets the number of map entries that Replace has repaired.
 func (b *Backend) Repaired() dataplane.Repair {
 	b.portsMu.Lock()
 	defer b.portsMu.Unlock()
@@ -183,23 +183,22 @@ func (b *Backend) Repaired() dataplane.Repair {
 
 var _ dataplane.Watcher = (*Backend)(nil)
 
-// comparison takes out of a reading what was written, and notes what is otherwise.
+// comparison removes the expected entries from a reading, and records the differences.
 type comparison struct {
 	table *portTable
 	read  *reading
 	found dataplane.Repair
 }
 
-// portsAtOnce and entriesAtOnce are how much is compared while writes wait: some
-// milliseconds' worth.
+// portsAtOnce and entriesAtOnce limit the work under the lock to some milliseconds.
 const (
 	portsAtOnce   = 64
 	entriesAtOnce = 1024
 )
 
-// compare compares a reading, which it uses up, with what t has written. It does so
-// step by step, each of which it gives to hold, which lets nobody write meanwhile, or
-// returns false to end it all.
+// compare compares a reading, which it consumes, with the entries that t has written.
+// It passes each step to hold, which runs it without concurrent writes, or returns
+// false to stop.
 func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane.Repair, done bool) {
 	c := &comparison{table: t, read: r}
 	var ports []*port
@@ -215,7 +214,7 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 			return found, false
 		}
 	}
-	// What is left is nobody's, but for the endpoints' own addresses.
+	// Only the endpoints' own addresses may remain.
 	for some := range slices.Chunk(slices.Collect(maps.Keys(r.frontends)), entriesAtOnce) {
 		if !hold(func() {
 			for _, key := range some {
@@ -237,7 +236,7 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 	return c.found, done
 }
 
-// value is the entry of an endpoint's own address, if there is one.
+// value returns the entry of an endpoint's own address, if there is one.
 func (d directAddr) value() (tcFrontend, bool) {
 	flags := tcFrontendFlagsFRONTEND_ENDPOINT
 	if d.marked {
@@ -246,7 +245,7 @@ func (d directAddr) value() (tcFrontend, bool) {
 	return tcFrontend{Flags: uint8(flags)}, d.written
 }
 
-// port expects the entries of one Service port.
+// port checks the entries of one Service port.
 func (c *comparison) port(p *port) {
 	if p.written {
 		expect(c, tcMapServices, c.read.services, p.service, p.header)

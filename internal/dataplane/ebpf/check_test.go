@@ -52,7 +52,7 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 		{"another endpoint in a slot", func() { noError(t, m[tcMapSlots].Put(slotKey(1, clusterSet, 0), uint32(99))) }, "was changed"},
 		{"an endpoint of nobody's", func() { noError(t, m[tcMapBackends].Put(uint32(4711), tcBackend{Service: 77})) }, "is nobody's"},
 		{"a range of nobody's", func() {
-			noError(t, m[tcMapSourceRanges].Put(tcRangeKey{Prefixlen: 64, Service: 77}, uint8(1)))
+			noError(t, m[tcMapSourceRanges].Put(tcRangeKey{Prefixlen: 64, Scope: 77}, uint8(1)))
 		}, "is nobody's"},
 	} {
 		c.change()

@@ -17,17 +17,17 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Cleanup takes everything of this instance out of the kernel, the last of
-// several also the file system that one of them has mounted. What is not there is
-// no error; what somebody else has put among the pins stays, and is one. Pins of
-// another network namespace are refused while there is a way to clean up there, and
-// go when there is none any more. Where Services were served, new connections are
-// left to others first, and cfg.Linger later the rest goes.
+// Cleanup removes everything of this instance from the kernel. The last instance also
+// unmounts the file system that one of them has mounted. Missing objects are no error.
+// Foreign objects among the pins stay, and are an error. Pins of another network
+// namespace are refused while that namespace can be entered, and removed otherwise. If
+// Services were served, Cleanup first leaves new connections to other proxies, waits
+// for cfg.Linger, and then removes the rest.
 func Cleanup(cfg Config) error {
 	info, err := os.Stat(cfg.BPFFS)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		// Without pins there are no links. Filters of clsact need none.
+		// Without pins there are no links. Filters of clsact need no pins.
 		return errors.Join(attach.DetachFilters(), kernel.ReleaseBPFFS(cfg.BPFFS))
 	case err != nil:
 		return fmt.Errorf("look for pins: %w", err)
@@ -47,7 +47,7 @@ func Cleanup(cfg Config) error {
 		return err
 	}
 	if !abandoned {
-		// What cannot be drained goes all the same.
+		// A failed drain does not stop the cleanup.
 		if drained, _ := Drain(cfg); drained {
 			time.Sleep(cfg.Linger)
 		}
@@ -58,8 +58,8 @@ func Cleanup(cfg Config) error {
 	return kernel.ReleaseBPFFS(cfg.BPFFS)
 }
 
-// ownedElsewhere reports whether the pins are of another network namespace. It
-// is an error if that can be entered.
+// ownedElsewhere reports whether the pins belong to another network namespace. It
+// returns an error if that namespace can be entered.
 func ownedElsewhere(bpffs string) (bool, error) {
 	owner, known, err := ownerOf(bpffs)
 	if err != nil || !known {
@@ -79,9 +79,9 @@ func ownedElsewhere(bpffs string) (bool, error) {
 	return true, nil
 }
 
-// detach takes the programs from the hooks of devices.
+// detach detaches the programs from devices.
 func detach(cfg Config, abandoned bool) error {
-	if abandoned { // the filters of this namespace are another instance's
+	if abandoned { // the filters of this namespace belong to another instance
 		return attach.Unpin(cfg.BPFFS)
 	}
 	a, err := attach.New(attach.Config{PinDir: cfg.BPFFS, ForceClsact: cfg.ForceClsact})
@@ -98,7 +98,7 @@ func removePins(bpffs string) error {
 		errs = append(errs, removeMaps(dir))
 	}
 	errs = append(errs, os.RemoveAll(ownerPath(bpffs)), os.RemoveAll(filepath.Join(bpffs, seedPin)))
-	// A mount point stays here, and what others have in it.
+	// A mount point stays, and so does a directory with foreign objects.
 	err := os.Remove(bpffs)
 	ours := errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) && kernel.IsOwnBPFFS(bpffs)
 	strangers := strangersIn(bpffs, ours)
@@ -112,8 +112,8 @@ func removePins(bpffs string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// removeMaps removes a directory of pinned maps, but for what is not Spillway's. Of
-// this ABI version the names of its maps are known; no version has directories.
+// removeMaps removes a directory of pinned maps, but keeps foreign objects. Of this ABI
+// version it removes only the known map names. No version has directories.
 func removeMaps(dir string) error {
 	known, err := mapNames()
 	if err != nil {
@@ -139,7 +139,7 @@ func removeMaps(dir string) error {
 	return nil
 }
 
-// mapNames are the names of the maps that an agent of this version pins.
+// mapNames returns the names of the maps that an agent of this version pins.
 func mapNames() (map[string]bool, error) {
 	names := map[string]bool{idsMap: true}
 	for _, load := range []func() (*ebpf.CollectionSpec, error){loadTc, loadSock} {
@@ -156,9 +156,9 @@ func mapNames() (map[string]bool, error) {
 	return names, nil
 }
 
-// strangersIn lists what clean-up has left: in the directories of links and maps,
-// and in the instance's own if that is to go. A directory of another instance,
-// which has maps in it, is none.
+// strangersIn lists what the cleanup has left in the directories of links and maps, and
+// with all in the instance's own directory. A directory of another instance, which
+// contains maps, does not count.
 func strangersIn(bpffs string, all bool) (found []string) {
 	inside := append([]string{filepath.Join(bpffs, "links"), filepath.Join(bpffs, "cgroup")}, layouts(bpffs)...)
 	dirs := inside
@@ -169,7 +169,7 @@ func strangersIn(bpffs string, all bool) (found []string) {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			path := filepath.Join(dir, e.Name())
-			// Of ours a directory is there only because of what it holds.
+			// A directory of ours is still there only because of its content.
 			if slices.Contains(inside, path) || dir == bpffs && (len(layouts(path)) > 0 || kernel.IsPreload(e.Name())) {
 				continue
 			}

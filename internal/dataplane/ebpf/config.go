@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// The values of Config.Bypass, after --bypass.
+// The values of Config.Bypass, from --bypass.
 const (
-	BypassAuto   = "auto"   // through the stack where intent says that a pod is policed
-	BypassAlways = "always" // the same: intent, told of it, says so of fewer pods
+	BypassAuto   = "auto"   // through the stack if intent marks a pod as traversing netfilter
+	BypassAlways = "always" // the same; intent, which knows the setting, marks fewer pods
 	BypassNever  = "never"  // endpoints of this node always through the stack
 )
 
-// Config is how the dataplane is set up.
+// Config configures the dataplane.
 type Config struct {
 	// BPFFS is this instance's own directory in a bpf file system.
 	BPFFS string
@@ -25,31 +25,33 @@ type Config struct {
 	Bypass     string
 	Log        *slog.Logger
 
-	// FlowTableSize is how many confirmed flows are kept; the oldest go first. A
-	// quarter as many unconfirmed ones are kept besides (bpf/lib/unconfirmed.h). 0 is
-	// DefaultFlowTableSize, the most is MaxFlowTableSize. A flow takes FlowBytes
-	// of kernel memory, which the kernel allocates at once.
+	// FlowTableSize is the maximum number of confirmed flows; the kernel evicts the
+	// oldest first. The table has room for a quarter as many unconfirmed flows in
+	// addition (bpf/lib/flow/unconfirmed.h). 0 means DefaultFlowTableSize, and the
+	// maximum is MaxFlowTableSize. A flow takes FlowBytes of kernel memory, allocated
+	// at start.
 	FlowTableSize uint32
-	// MaxFrontends, MaxEndpoints bound the maps of Services; 0 is the default.
+	// MaxFrontends and MaxEndpoints are the sizes of the maps of Services; 0 means the
+	// default.
 	MaxFrontends, MaxEndpoints uint32
-	// Timeouts of flows; the zero value is DefaultTimeouts.
+	// Timeouts are the timeouts of flows; the zero value means DefaultTimeouts.
 	Timeouts Timeouts
 	// SweepInterval is the time between two sweeps of the flow table.
 	SweepInterval time.Duration
-	// Linger is how long Cleanup lets flows go on when nobody begins one any more, and
-	// half of it is how long Drain lets netfilter see those that passed by it.
+	// Linger is how long Cleanup lets existing flows continue after new connections
+	// stop. Half of it is how long Drain lets netfilter see flows that bypassed it.
 	Linger time.Duration
-	// WatchNAT follows whether netfilter may translate destinations in this network
-	// namespace. It calls changed with the present answer before it returns, then each
-	// time the answer changes, until stop returns; reason says why netfilter may. While
-	// it may, packets of endpoints are looked up in conntrack, and connections that
-	// netfilter knows go through it. Nil: netfilter never translates.
+	// WatchNAT reports whether netfilter may translate destinations in this network
+	// namespace. It calls changed with the present state before it returns, and after
+	// every change until stop returns. reason says why netfilter may translate. While
+	// it may, the programs look up packets of endpoints in conntrack, and leave
+	// connections of netfilter to it. Nil: netfilter never translates.
 	WatchNAT func(changed func(may bool, reason string)) (stop func(), err error)
-	// TCPLiberal believes what a TCP segment says that does not fit the window, unless
-	// it is an RST: for networks in which not every packet of a connection comes here.
+	// TCPLiberal accepts TCP segments outside the window, except RSTs. It is for
+	// networks in which some packets of a connection take another path.
 	TCPLiberal bool
-	// Refused gets a text about each address that a pod claims and that is not
-	// believed; nil: only the log has it. It must not wait.
+	// Refused receives a text about each refused address of a pod; nil: only the log
+	// has it. It must not block.
 	Refused func(note string)
 	// ForceClsact attaches as on kernels before 6.6.
 	ForceClsact bool
@@ -65,24 +67,24 @@ const (
 
 // Bounds of the flow table.
 const (
-	// FlowBytes is what a flow of FlowTableSize takes, in bytes: two entries of 224,
-	// a quarter of an unconfirmed flow, and its place in the ring.
+	// FlowBytes is the kernel memory of a flow of FlowTableSize, in bytes: two entries
+	// of 224, a quarter of an unconfirmed flow, and its slot in the ring.
 	FlowBytes = 448 + (448+40)/4
-	// MaxFlowTableSize in flows is what the kernel allows: a hash table of at
-	// most 2^27 buckets of 16 bytes, which must count in 32 bits
-	// (kernel/bpf/hashtab.c), and two entries a flow.
+	// MaxFlowTableSize is the kernel's limit in flows: a hash table has at most 2^27
+	// buckets of 16 bytes, whose size must fit into 32 bits (kernel/bpf/hashtab.c), and
+	// two entries for each flow.
 	MaxFlowTableSize = 1 << 26 / 5 * 4
 )
 
-// Timeouts say how long a flow is remembered after its last packet, by state;
-// whole seconds. The values are kube-proxy's where it sets one for conntrack.
+// Timeouts are the idle times after which a flow is deleted, by state, in whole
+// seconds. Where kube-proxy sets a timeout of conntrack, the value is the same.
 type Timeouts struct {
-	TCPNew         time.Duration // no answer yet
+	TCPNew         time.Duration // before the handshake completes
 	TCPEstablished time.Duration
-	TCPClosing     time.Duration // one side has sent FIN
+	TCPClosing     time.Duration // one side has sent a FIN
 	TCPClosed      time.Duration
 	UDPNew         time.Duration
-	UDP            time.Duration // answered
+	UDP            time.Duration // after a reply
 }
 
 // DefaultTimeouts follow nf_conntrack_proto_tcp.c and nf_conntrack_proto_udp.c,
@@ -96,7 +98,7 @@ var DefaultTimeouts = Timeouts{
 	UDP:            120 * time.Second,
 }
 
-// Validate checks the configuration and fills in defaults.
+// Validate checks the configuration and sets defaults.
 func (c *Config) Validate() error {
 	if !filepath.IsAbs(c.BPFFS) {
 		return fmt.Errorf("bpffs %q: must be an absolute path", c.BPFFS)

@@ -6,15 +6,15 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// An endpoint's own address and port stand among the frontends too, marked
-// FRONTEND_ENDPOINT: packets between pods that go to or come from there pass by
-// netfilter. Several Services may share one; a Service's address comes first.
+// The frontends also contain the endpoints' own addresses and ports, with
+// FRONTEND_ENDPOINT: packets between pods to and from these addresses bypass netfilter.
+// Several Services may share such an entry. A Service's own address has precedence.
 
 type directAddr struct {
-	refs    int // endpoints that have this address
+	refs    int // endpoints with this address
 	helped  int // those of them that answer from other ports (TFTP)
 	written bool
-	marked  bool // what is written says so
+	marked  bool // the written entry has FRONTEND_TFTP
 }
 
 func directKey(proto model.Protocol, addr netip.AddrPort) tcFrontendKey {
@@ -36,7 +36,7 @@ func (t *portTable) refDirect(key tcFrontendKey, helped bool) {
 	}
 }
 
-// unrefDirect takes the entry away with its last endpoint.
+// unrefDirect removes the entry with its last endpoint.
 func (t *portTable) unrefDirect(key tcFrontendKey, helped bool) error {
 	d := t.direct[key]
 	if helped {
@@ -59,8 +59,8 @@ func (t *portTable) unrefDirect(key tcFrontendKey, helped bool) error {
 	return nil
 }
 
-// writeDirect writes the entry if there is an endpoint and no Service has the
-// address. A map without room for it costs speed and nothing else.
+// writeDirect writes the entry if an endpoint has the address and no Service does. A
+// full map costs only speed.
 func (t *portTable) writeDirect(key tcFrontendKey) {
 	d, ok := t.direct[key]
 	if _, owned := t.owners[key]; !ok || owned || d.refs == 0 {
@@ -75,7 +75,7 @@ func (t *portTable) writeDirect(key tcFrontendKey) {
 	t.untidy = t.untidy || !d.written
 }
 
-// overwroteDirect notes that a Service has the address now.
+// overwroteDirect records that a Service has the address now.
 func (t *portTable) overwroteDirect(key tcFrontendKey) {
 	if d, ok := t.direct[key]; ok {
 		d.written, d.marked = false, false
@@ -83,8 +83,8 @@ func (t *portTable) overwroteDirect(key tcFrontendKey) {
 	}
 }
 
-// setHelped has a port's endpoints marked, or not any more, as those that answer
-// from other ports.
+// setHelped sets or clears the mark of a port's endpoints that they answer from other
+// ports.
 func (t *portTable) setHelped(have *port, helped bool) {
 	if have.helped == helped {
 		return
@@ -119,8 +119,8 @@ func (t *portTable) countDirect(key tcFrontendKey, helped bool, by int) {
 	t.direct[key] = d
 }
 
-// tidyDirect mends what a write that failed, or a run that was killed, has left:
-// entries without an endpoint, endpoints without an entry.
+// tidyDirect repairs the result of a failed write or a killed run: entries without an
+// endpoint, and endpoints without an entry.
 func (t *portTable) tidyDirect() error {
 	t.untidy = false
 	for key, d := range t.direct {

@@ -1,6 +1,6 @@
-// Package ebpf is the dataplane that keeps Service packets away from netfilter:
-// sockets are translated when they connect, packets by programs at the tc hooks
-// of the node's interfaces, with a flow table of their own.
+// Package ebpf is the dataplane that keeps Service packets away from netfilter. The
+// socket hooks translate when a process connects, and the programs at the tc hooks of
+// the node's interfaces translate packets, with their own flow table.
 //
 //	client on another machine                        pod on this node
 //	       │                                                │
@@ -12,14 +12,14 @@
 //
 //	process ── connect(Service) ── cgroup/connect4 ──► endpoint
 //
-// The programs are in the folder bpf at the top of the repository; abi.h there
-// is the layout that both sides share. This package loads them, writes the maps
-// and sweeps the flow table; package attach puts the programs at their hooks.
+// The programs are in the folder bpf at the top of the repository. Its abi.h is the
+// layout that both sides share. This package loads the programs, writes the maps and
+// sweeps the flow table. Package attach attaches the programs to their hooks.
 //
-// Everything the kernel needs is pinned under Config.BPFFS, so that it serves on
-// while no agent runs:
+// The agent pins all kernel objects under Config.BPFFS, so that they serve while no
+// agent runs:
 //
-//	BPFFS/maps-v1/NAME    maps of ABI version 1
-//	BPFFS/links/…         tcx links, one an interface and direction
+//	BPFFS/maps-v2/NAME    maps of ABI version 2
+//	BPFFS/links/…         tcx links, one for each interface and direction
 //	BPFFS/cgroup/…        links of the socket hooks
 package ebpf

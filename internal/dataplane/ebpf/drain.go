@@ -14,16 +14,16 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Drain has what an earlier run left leave new connections to another dataplane:
-// no address is a Service's any more, and answers that netfilter translates go
-// through it. TCP flows go on until Cleanup. Datagrams are the other's at once, for
-// want of a last one to wait for; answers under way are still translated. What is
-// not there is no error; any says that some Service was served, and then half of
-// cfg.Linger is spent on letting netfilter see what runs.
+// Drain stops a previous instance's programs from accepting new connections: it deletes
+// all Service addresses, and replies that netfilter translates traverse netfilter. TCP
+// flows continue until Cleanup. New UDP packets belong to the other dataplane at once,
+// because a UDP flow has no end. Pending UDP replies are still translated. Missing
+// objects are no error. any reports whether a Service was served; then Drain waits for
+// half of cfg.Linger, so that netfilter sees the running flows.
 func Drain(cfg Config) (any bool, err error) {
 	var dirs []string
 	for _, dir := range layouts(cfg.BPFFS) {
-		// First: the answer to the very next question may be netfilter's.
+		// First: netfilter may have to translate the reply to the very next request.
 		err := askConntrack(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -35,9 +35,9 @@ func Drain(cfg Config) (any bool, err error) {
 		dirs, any = append(dirs, dir), any || serves
 	}
 	if any {
-		// A client may have one port for a connection to an endpoint, which its socket
-		// knows and netfilter never saw, and for one to the Service. Whoever translates
-		// the second one must know of the first.
+		// A client may use one port both for a connection to an endpoint, which
+		// bypassed netfilter, and for one to the Service. The dataplane that translates
+		// the second must know of the first.
 		time.Sleep(cfg.Linger / 2)
 	}
 	for _, dir := range dirs {
@@ -62,14 +62,14 @@ func serves(dir string) (any bool, err error) {
 	return any, err
 }
 
-// drainInterval is the least time between two looks at the flow table.
+// drainInterval is the minimum time between two reads of the flow table.
 const drainInterval = 2 * time.Second
 
-// Drained waits until the TCP connections have ended that the programs translate,
-// at most as long as an idle one is remembered, or until ctx ends. Meanwhile the
-// programs do nothing else: nobody keeps the maps up to date any more, so packets
-// of endpoints are netfilter's to judge, and UDP, which has no connections, is the
-// new dataplane's at once. It is for after Drain, when the last answers are through.
+// Drained waits until the TCP connections that the programs translate have ended, at
+// most for the timeout of an idle one, or until ctx ends. The programs do nothing else
+// by then, because no agent updates the maps: packets of endpoints are left to
+// netfilter, and UDP belongs to the new dataplane at once. Call it after Drain, when
+// the last replies are through.
 func Drained(ctx context.Context, cfg Config) error {
 	dir := mapsDir(cfg.BPFFS)
 	flows, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFlows), nil)
@@ -119,7 +119,7 @@ func countOpen(ctx context.Context, flows *ebpf.Map, t *Timeouts) (open int, err
 	return open, err
 }
 
-// deleteUDP forgets all UDP flows.
+// deleteUDP deletes all UDP flows.
 func deleteUDP(ctx context.Context, flows *ebpf.Map) error {
 	return eachFlow(ctx, flows, func(k *tcTuple, _ *tcFlow, _ uint32) error {
 		if model.Protocol(k.Proto) != model.UDP {
@@ -132,7 +132,7 @@ func deleteUDP(ctx context.Context, flows *ebpf.Map) error {
 	})
 }
 
-// askConntrack is startDraining of a layout, whose maps may not be there.
+// askConntrack calls startDraining for a layout, whose maps may be missing.
 func askConntrack(dir string) error {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapNodeSettings), nil)
 	if err != nil {
@@ -142,9 +142,10 @@ func askConntrack(dir string) error {
 	return startDraining(m)
 }
 
-// startDraining sets SETTING_ASK_CONNTRACK, and SETTING_DRAINS: what passes by
-// netfilter to an endpoint goes through it from its next question on, and its answers
-// once netfilter has seen one. Settings that an agent writes have neither.
+// startDraining sets SETTING_ASK_CONNTRACK and SETTING_DRAINS. Packets that bypassed
+// netfilter on their path to an endpoint traverse it from the next request on. Their
+// replies do so after netfilter has seen a request. Settings that an agent writes have
+// neither flag.
 func startDraining(settings *ebpf.Map) error {
 	var s tcSettings
 	if err := settings.Lookup(uint32(0), &s); err != nil {
@@ -157,8 +158,8 @@ func startDraining(settings *ebpf.Map) error {
 	return nil
 }
 
-// deleteFrontends deletes the frontends of a layout that drop is true for, and
-// counts them. Its error is fs.ErrNotExist if there are no maps.
+// deleteFrontends deletes the frontends of a layout for which drop is true, and counts
+// them. The error is fs.ErrNotExist if there are no maps.
 func deleteFrontends(dir string, drop func(*tcFrontend) bool) (n int, err error) {
 	frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
 	if err != nil {
@@ -168,8 +169,8 @@ func deleteFrontends(dir string, drop func(*tcFrontend) bool) (n int, err error)
 	return deleteWhere(frontends, func(_ tcFrontendKey, f tcFrontend) bool { return drop(&f) })
 }
 
-// deleteBackends deletes the backends of a layout: the programs then take no
-// datagram for one of a flow that they know (flow_find).
+// deleteBackends deletes the backends of a layout. The programs then accept no datagram
+// for a known flow (flow_find).
 func deleteBackends(dir string) error {
 	backends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapBackends), nil)
 	if err != nil {
@@ -180,7 +181,7 @@ func deleteBackends(dir string) error {
 	return err
 }
 
-// deleteWhere deletes from a map what drop is true for, and counts it.
+// deleteWhere deletes the entries of a map for which drop is true, and counts them.
 func deleteWhere[K, V any](m *ebpf.Map, drop func(K, V) bool) (n int, err error) {
 	var keys []K
 	err = each(m, func(k K, v V) {

@@ -6,8 +6,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Version 1 knew no sequence numbers, and took a connection for established when the
-// endpoint had answered.
+// Version 1 had no sequence numbers. It marked a connection as established after the
+// endpoint's answer. It had no map features_seen; the same flags were in stack_flows.
 
 // flowV1 is struct flow of version 1.
 type flowV1 struct {
@@ -33,7 +33,7 @@ const (
 	v1Closing
 	v1Closed
 
-	v1Stream   = 1 << 7 // of UDP; of TCP it is the RST
+	v1Stream   = 1 << 7 // of UDP; the same bit marks an RST of TCP
 	v1Answered = 4
 )
 
@@ -42,9 +42,9 @@ var statesFromV1 = map[uint8]tcFlowState{
 	v1Closing: tcFlowStateFLOW_CLOSING, v1Closed: tcFlowStateFLOW_CLOSED,
 }
 
-// flowFromV1 makes a flow without FLOW_TRACKED: its sequence numbers are learned from
-// its packets. A connection that was being opened is left out, as the client repeats
-// its SYN.
+// flowFromV1 returns a flow without FLOW_TRACKED: the programs learn its sequence
+// numbers from its packets. A connection in its handshake is left out, because the
+// client repeats its SYN.
 func flowFromV1(k tcTuple, f flowV1) (tcTuple, tcFlow, bool) {
 	state, known := statesFromV1[f.State]
 	tcp := model.Protocol(k.Proto) == model.TCP
@@ -63,17 +63,17 @@ func flowFromV1(k tcTuple, f flowV1) (tcTuple, tcFlow, bool) {
 		Flags: uint16(flags), State: uint8(state), Helper: f.Helper, HelperPort: f.HelperPort,
 	}
 	if f.Ended == v1Answered {
-		newer.End = uint8(tcFlowEndEND_ANSWERED)
+		newer.End = uint8(tcRequestProgressREQUEST_ANSWERED)
 		newer.Answers = uint16(f.WayIfindex)
 	}
 	return k, newer, true
 }
 
-// seenFromV1 turns whole seconds since boot into the programs' clock.
+// seenFromV1 converts whole seconds since boot to the programs' clock.
 func seenFromV1(seen uint32) uint32 {
 	return bootSeconds() - (uint32(monotonic()/int64(time.Second)) - seen)
 }
 
-// settingsFromV1 leaves the settings out: the agent writes them before the programs
-// change.
+// settingsFromV1 leaves out the settings: the agent writes them before the hooks switch
+// to the new programs.
 func settingsFromV1(e entry) (entry, bool, error) { return e, false, nil }

@@ -1,8 +1,12 @@
 package ebpf
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
 	"unsafe"
 
 	"spillway.dev/spillway/internal/facts/model"
@@ -43,12 +47,35 @@ func TestFlowsOfVersion1(t *testing.T) {
 		if tcFlowState(f.State) != tt.want.state || tcFlowFlags(f.Flags) != tt.want.flags {
 			t.Errorf("%s: state %d, flags %#x, want %+v", tt.name, f.State, f.Flags, *tt.want)
 		}
-		if f.Sport != 1 || f.Dport != 2 || f.Backend != 3 || bootSeconds()-f.Seen-4 > 1 || f.WaySeen != 0 {
+		if f.Sport != 1 || f.Dport != 2 || f.Backend != 3 || bootSeconds()-f.Seen-4 > 1 || f.NextHopSeen != 0 {
 			t.Errorf("%s: %+v", tt.name, f)
 		}
 	}
 	_, f, _ := flowFromV1(udp, flowV1{State: v1Established, Ended: v1Answered, WayIfindex: 7})
-	if tcFlowEnd(f.End) != tcFlowEndEND_ANSWERED || f.Answers != 7 {
+	if tcRequestProgress(f.End) != tcRequestProgressREQUEST_ANSWERED || f.Answers != 7 {
 		t.Errorf("an answered request: %+v", f)
+	}
+}
+
+// The programs skip work for features that no packet has used, so a migrated flow is
+// only translated if the flags of version 1 come with it.
+func TestFeaturesSeenKeepTheirFlagsFromVersion1(t *testing.T) {
+	cfg := ownPlace(t)
+	older := filepath.Join(cfg.BPFFS, "maps-v1")
+	noError(t, os.MkdirAll(older, 0o700))
+	m, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{
+		Name: "stack_flows", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1, Pinning: ebpf.PinByName,
+	}, ebpf.MapOptions{PinPath: older})
+	noError(t, err)
+	defer m.Close()
+	noError(t, m.Put(uint32(0), uint32(tcFeatureFEATURE_STACK_FLOW)))
+
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	defer b.Close()
+	var flags uint32
+	noError(t, b.m(tcMapFeaturesSeen).Lookup(uint32(0), &flags))
+	if flags != uint32(tcFeatureFEATURE_STACK_FLOW) {
+		t.Errorf("features_seen is %#x", flags)
 	}
 }

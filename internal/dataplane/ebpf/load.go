@@ -19,12 +19,12 @@ import (
 type objects struct {
 	maps     map[string]*ebpf.Map
 	programs map[string]*ebpf.Program
-	// verdicts are the names of the counters, by index.
+	// verdicts has the names of the counters, by index.
 	verdicts []string
 	// seed is hash_seed of bpf/config.h.
 	seed uint32
-	// carrier is nil unless there is something to be carried over.
-	carrier *carrier
+	// migrator is nil if there is nothing to migrate.
+	migrator *migrator
 }
 
 func (o *objects) close() {
@@ -36,7 +36,7 @@ func (o *objects) close() {
 	}
 }
 
-// tcPrograms are the programs for the interfaces.
+// tcPrograms returns the programs for the interfaces.
 func (o *objects) tcPrograms() attach.Programs {
 	return attach.Programs{
 		FromNetwork: o.programs[tcProgFromNetwork],
@@ -46,7 +46,7 @@ func (o *objects) tcPrograms() attach.Programs {
 	}
 }
 
-// socketPrograms are the programs for the cgroup.
+// socketPrograms returns the programs for the cgroup.
 func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 	return map[ebpf.AttachType]*ebpf.Program{
 		ebpf.AttachCGroupInet4Connect:     o.programs[sockProgConnect4],
@@ -60,9 +60,9 @@ func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 	}
 }
 
-// load loads the programs with the maps that an earlier run has pinned, or with
-// new ones. A map that no longer fits, because its size was configured anew, is
-// made again; what programs have written into it is carried over.
+// load loads the programs with the maps that an earlier run has pinned, or with new
+// ones. A map with another configured size is created again, and the entries that
+// programs have written are copied.
 func load(cfg *Config, features kernel.Features) (*objects, error) {
 	tc, sock, err := specs(cfg, features)
 	if err != nil {
@@ -72,7 +72,7 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	older, migrated := migrate([]*ebpf.CollectionSpec{tc, sock}, cfg)
 	dir := mapsDir(cfg.BPFFS)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make directory for pinned maps: %w", err)
+		return nil, fmt.Errorf("create directory for pinned maps: %w", err)
 	}
 	if err := dropMisfits(tc, dir, cfg); err != nil {
 		return nil, err
@@ -115,24 +115,24 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 			o.maps[name] = m
 		}
 	}
-	o.startCarrying(older, made, cfg)
+	o.startMigration(older, made, cfg)
 	return o, nil
 }
 
-// startCarrying makes the first pass over the maps of earlier runs, which is the
-// longest: the later ones come shortly before and after the links change hands.
-func (o *objects) startCarrying(older []former, made map[string]bool, cfg *Config) {
+// startMigration runs the first and longest pass over the maps of earlier runs. Later
+// passes run shortly before and after the hooks switch.
+func (o *objects) startMigration(older []previousLayout, made map[string]bool, cfg *Config) {
 	if len(older) == 0 {
 		return
 	}
-	o.carrier = &carrier{formers: older, made: made, timeouts: cfg.Timeouts, log: cfg.Log}
-	if err := o.carrier.carry(o.maps, false); err != nil {
+	o.migrator = &migrator{previous: older, made: made, timeouts: cfg.Timeouts, log: cfg.Log}
+	if err := o.migrator.migrate(o.maps, false); err != nil {
 		cfg.Log.Warn("Running flows are forgotten", "reason", err)
-		o.carrier = nil
+		o.migrator = nil
 	}
 }
 
-// specs gives both objects with sizes and load-time constants set.
+// specs returns both objects with their sizes and load-time constants.
 func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec, err error) {
 	if tc, err = loadTc(); err != nil {
 		return nil, nil, fmt.Errorf("read eBPF objects: %w", err)
@@ -172,7 +172,7 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 	return tc, sock, nil
 }
 
-// constants are what bpf/config.h leaves to the agent.
+// constants returns the values of bpf/config.h.
 func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	cookie, err := kernel.NetnsCookie()
 	if err != nil {
@@ -197,14 +197,13 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 // unconfirmedShare is the number of confirmed flows for each unconfirmed one.
 const unconfirmedShare = 4
 
-// unconfirmed is how many flows the ring of unconfirmed ones holds.
+// unconfirmed returns the length of the ring of unconfirmed flows.
 func (c *Config) unconfirmed() uint32 { return max(c.FlowTableSize/unconfirmedShare, 1) }
 
-// sourceMax is how many confirmed flows one client may have: half of them all.
+// sourceMax returns the maximum number of confirmed flows of one client: half of all.
 func (c *Config) sourceMax() uint32 { return max(c.FlowTableSize/2, 1) }
 
-// idsMap holds what no program needs: which numbers have been given away, see
-// portTable.newID.
+// idsMap records which ids are in use; see portTable.newID. No program uses it.
 const idsMap = "ids"
 
 func idsSpec() *ebpf.MapSpec {
@@ -214,13 +213,13 @@ func idsSpec() *ebpf.MapSpec {
 	}
 }
 
-// portMaps refer to each other: one of them alone makes no sense.
+// portMaps refer to each other, so they are replaced together.
 var portMaps = []string{tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends, tcMapSourceRanges}
 
-// dropMisfits unpins maps that differ from what is wanted now. The programs of
-// the earlier run keep using theirs until they are replaced; so that these stay
-// whole until then, the maps of Services go together. Maps that programs write
-// and that only differ in size are put aside, for carrier.
+// dropMisfits unpins maps that do not have the wanted layout. The programs of the
+// earlier run keep using theirs until they are replaced. So that these stay consistent
+// until then, all maps of Services are replaced together. Maps that programs write and
+// that differ only in size are moved aside for the migrator.
 func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 	drop := map[string]bool{}
 	var aside []string
@@ -233,13 +232,13 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 			continue
 		}
 		if err := want.Compatible(m); onlySizeDiffers(want, m) && err != nil {
-			cfg.Log.Info("Pinned map is made again in another size, and its entries are carried over",
+			cfg.Log.Info("Pinned map is created again in another size, and its entries are migrated",
 				"map", name, "from", m.MaxEntries(), "to", want.MaxEntries)
 			aside = append(aside, name)
 		} else if errors.Is(err, ebpf.ErrMapIncompatible) && name == tcMapUnconfirmed {
-			drop[name] = true // flows of before end by their time-outs
+			drop[name] = true // earlier flows end by their timeouts
 		} else if errors.Is(err, ebpf.ErrMapIncompatible) {
-			cfg.Log.Warn("Pinned map is made again", "map", name, "reason", err)
+			cfg.Log.Warn("Pinned map is created again", "map", name, "reason", err)
 			drop[name] = true
 		}
 		m.Close()
@@ -268,7 +267,7 @@ func verdictNames(spec *ebpf.CollectionSpec) ([]string, error) {
 	return names, nil
 }
 
-// oneLine keeps the verifier's last words out of a one-line error.
+// oneLine reduces a verifier error to its last words.
 func oneLine(err error) error {
 	var ve *ebpf.VerifierError
 	if errors.As(err, &ve) {

@@ -13,19 +13,19 @@ import (
 
 var (
 	verdictsDesc = prometheus.NewDesc("spillway_ebpf_verdicts_total",
-		"Packets and socket calls by what the eBPF programs did with them.", []string{"verdict"}, nil)
+		"Packets and socket calls, by verdict of the eBPF programs.", []string{"verdict"}, nil)
 	dropsDesc = prometheus.NewDesc("spillway_ebpf_drops_total",
 		"Packets dropped by the eBPF programs, by reason.", []string{"reason"}, nil)
 	flowsDesc = prometheus.NewDesc("spillway_ebpf_flows",
 		"Flows in the flow table at the last sweep.", []string{"protocol"}, nil)
 	flowsMaxDesc = prometheus.NewDesc("spillway_ebpf_flows_max",
-		"Flows that the flow table holds; beyond that the oldest go.", nil, nil)
+		"Capacity of the flow table, in confirmed flows; beyond it the kernel evicts the oldest.", nil, nil)
 	sweptDesc = prometheus.NewDesc("spillway_ebpf_flows_swept_total",
-		"Flows removed after their time-out.", nil, nil)
+		"Flows removed after their timeout.", nil, nil)
 	interfacesDesc = prometheus.NewDesc("spillway_ebpf_interfaces",
 		"Interfaces by role and by whether all programs are attached.", []string{"role", "attached"}, nil)
 	refusedDesc = prometheus.NewDesc("spillway_ebpf_refused_pod_addresses",
-		"Addresses that pods of this node claim and that are not believed, so that no packet is sent there; by reason. The log names address and interface.", []string{"reason"}, nil)
+		"Addresses that pods of this node claim without success, by reason. No packets are sent to them. The log names the address and the interface.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -72,8 +72,8 @@ func (b *Backend) collectInterfaces(ch chan<- prometheus.Metric) {
 	}
 }
 
-// Verdicts sums the programs' counters over all CPUs, by name (see enum verdict
-// of bpf/abi.h, in lower case).
+// Verdicts returns the programs' counters, summed over all CPUs, by name: enum verdict
+// of bpf/abi.h in lower case.
 func (b *Backend) Verdicts() map[string]uint64 {
 	return sumVerdicts(b.m(tcMapVerdicts), b.objects.verdicts)
 }
@@ -92,8 +92,8 @@ func sumVerdicts(m *ebpf.Map, names []string) map[string]uint64 {
 	return out
 }
 
-// PinnedVerdicts are the Verdicts of the instance that is pinned in a directory,
-// whether its agent runs or not. It is os.ErrNotExist if there is none.
+// PinnedVerdicts returns the Verdicts of the instance pinned in a directory, even if
+// its agent does not run. The error is os.ErrNotExist if there is none.
 func PinnedVerdicts(bpffs string) (map[string]uint64, error) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), tcMapVerdicts), &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {

@@ -12,30 +12,34 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// migrations[n] makes entries of ABI version n+1 out of those of version n. Who
-// changes the layout of a map adds one, and raises ABI_VERSION and abiVersion; an
-// agent goes through as many of them as it needs. Where a step is missing, the
-// maps begin empty.
+// migrations[n] converts entries of ABI version n to version n+1. A change of a map's
+// layout adds one, and raises ABI_VERSION and abiVersion. An agent applies as many of
+// them as it needs. If one is missing, the maps start empty.
 var migrations = map[int]migration{
 	1: {tcMapFlows: entries(flowFromV1), tcMapNodeSettings: settingsFromV1},
 }
 
-// migration has a function for each map whose layout changes, by the map's name.
-// A map that it does not name is the same in both versions: old and new programs
-// then share it. Per-CPU maps and socket storage can only be shared.
+// renamedMaps[n] has the names that maps had in ABI version n, by their present names.
+// An agent looks for a map under all of its names.
+var renamedMaps = map[int]map[string]string{
+	1: {tcMapFeaturesSeen: "stack_flows"},
+}
+
+// migration has a function for each map whose layout changes, by the map's name. A map
+// without one is the same in both versions, and the old and new programs share it.
+// Per-CPU maps and socket storage can only be shared.
 type migration map[string]convert
 
-// convert makes an entry one version newer. keep is false for one that has no
-// place there.
+// convert converts an entry to the next version. keep is false if the entry has no
+// equivalent there.
 type convert func(entry) (newer entry, keep bool, err error)
 
-// entry is a key and a value as they are in the kernel.
+// entry is a key and a value in the kernel's layout.
 type entry struct{ key, value []byte }
 
-// entries is a convert by Go types that are laid out like the C structs, padding
-// and all: the generated ones for the newer version, copies of former ones for
-// the older. Their memory is copied: reflection would take the better part of an
-// upgrade's time.
+// entries returns a convert for Go types with the layout of the C structs, padding
+// included: the generated types for the newer version, and copies of earlier ones for
+// the older. It copies memory, because reflection would take most of an upgrade's time.
 func entries[OldKey, OldValue, Key, Value any](f func(OldKey, OldValue) (k Key, v Value, keep bool)) convert {
 	return func(e entry) (entry, bool, error) {
 		var key OldKey
@@ -50,7 +54,7 @@ func entries[OldKey, OldValue, Key, Value any](f func(OldKey, OldValue) (k Key, 
 	}
 }
 
-// memory is what a value without pointers consists of.
+// memory returns the bytes of a value without pointers.
 func memory[T any](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
@@ -61,24 +65,23 @@ func mapsDir(bpffs string) string {
 	return filepath.Join(bpffs, layoutPrefix+strconv.Itoa(abiVersion))
 }
 
-// layouts are the directories of pinned maps, of all ABI versions.
+// layouts returns the directories of pinned maps, of all ABI versions.
 func layouts(bpffs string) []string {
 	dirs, _ := filepath.Glob(filepath.Join(bpffs, layoutPrefix+"*"))
 	return dirs
 }
 
-// retireLayouts removes the maps of other ABI versions. By now no program uses
-// them.
+// retireLayouts removes the maps of other ABI versions, which no program uses any more.
 func retireLayouts(bpffs string) {
 	for _, dir := range layouts(bpffs) {
 		if dir != mapsDir(bpffs) {
-			_ = removeMaps(dir) // what is not ours stays
+			_ = removeMaps(dir) // foreign objects stay
 		}
 	}
 }
 
-// predecessor is the version, other than this one, whose programs have run last:
-// the highest that has maps. -1: there is none.
+// predecessor returns the other version whose programs ran last: the highest that has
+// maps. -1: none.
 func predecessor(bpffs string) (version int, dir string) {
 	version = -1
 	for _, d := range layouts(bpffs) {
@@ -93,7 +96,7 @@ func predecessor(bpffs string) (version int, dir string) {
 	return version, dir
 }
 
-// steps are the functions on the way of each map from a version to another.
+// steps returns the conversions of each map from one version to another.
 func steps(from, to int) (map[string][]convert, error) {
 	if from > to {
 		return nil, fmt.Errorf("version %d is newer than this agent's %d", from, to)
@@ -111,40 +114,40 @@ func steps(from, to int) (map[string][]convert, error) {
 	return out, nil
 }
 
-// migrate makes this version's maps out of an older one's, unless there are some
-// (an agent was ended between this and the last carry). The older maps stay:
-// programs work with them until the links change hands, so they are returned as
-// formers; made says that this process has made the maps, and no program has
-// worked with them yet. What cannot be carried over is said in one line, and the
-// agent serves without it.
-func migrate(specs []*ebpf.CollectionSpec, cfg *Config) (older []former, made bool) {
+// migrate creates this version's maps from those of an older one. If they exist, an
+// agent was stopped between this and the last pass, and they are used. The older maps
+// stay, because programs use them until the hooks switch: they are returned as older.
+// made reports that this process has created the maps, and no program has used them
+// yet. If the migration fails, the log has one line about it, and the agent serves
+// without the old flows.
+func migrate(specs []*ebpf.CollectionSpec, cfg *Config) (older []previousLayout, made bool) {
 	from, dir := predecessor(cfg.BPFFS)
 	if from < 0 {
 		return nil, false
 	}
 	changed, err := steps(from, abiVersion)
 	if err == nil {
-		older = append(setAside(dir, changed), former{dir, changed})
+		older = append(setAside(dir, changed), previousLayout{dir, changed})
 		if pins, _ := os.ReadDir(mapsDir(cfg.BPFFS)); len(pins) > 0 {
 			return older, false
 		}
-		err = take(specs, older[len(older)-1], cfg)
+		err = adoptMaps(specs, older[len(older)-1], cfg)
 	}
 	if err != nil {
-		cfg.Log.Warn("Running flows are forgotten: maps cannot be carried over to this ABI version",
+		cfg.Log.Warn("Running flows are forgotten: maps cannot be migrated to this ABI version",
 			"from", from, "to", abiVersion, "reason", err)
 		return nil, false
 	}
-	cfg.Log.Info("Maps are carried over to this ABI version", "from", from, "to", abiVersion)
+	cfg.Log.Info("Maps are migrated to this ABI version", "from", from, "to", abiVersion)
 	return older, true
 }
 
-// take makes the maps, all or none, also for somebody who is killed here: they
-// get their place by a rename.
-func take(specs []*ebpf.CollectionSpec, older former, cfg *Config) error {
+// adoptMaps creates all the maps or none, even if the agent is killed meanwhile: a
+// rename publishes the directory.
+func adoptMaps(specs []*ebpf.CollectionSpec, older previousLayout, cfg *Config) error {
 	stage := mapsDir(cfg.BPFFS) + "-new"
 	_ = os.RemoveAll(stage)
-	err := takeInto(stage, specs, older, cfg)
+	err := adoptInto(stage, specs, older, cfg)
 	if err == nil {
 		err = os.Rename(stage, mapsDir(cfg.BPFFS))
 	}
@@ -154,16 +157,16 @@ func take(specs []*ebpf.CollectionSpec, older former, cfg *Config) error {
 	return err
 }
 
-func takeInto(stage string, specs []*ebpf.CollectionSpec, older former, cfg *Config) error {
+func adoptInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout, cfg *Config) error {
 	if err := os.Mkdir(stage, 0o700); err != nil {
 		return err
 	}
 	for _, spec := range specs {
 		for name, want := range spec.Maps {
 			if _, err := os.Stat(filepath.Join(stage, name)); err == nil || want.Pinning != ebpf.PinByName {
-				continue // both objects name it, or nobody keeps it
+				continue // both objects have it, or it is not pinned
 			}
-			if err := older.takeMap(stage, want, cfg); err != nil {
+			if err := older.adoptMap(stage, want, cfg); err != nil {
 				return fmt.Errorf("map %s: %w", name, err)
 			}
 		}
@@ -171,10 +174,10 @@ func takeInto(stage string, specs []*ebpf.CollectionSpec, older former, cfg *Con
 	return nil
 }
 
-// takeMap pins what an older map becomes. One that is new in this version is left
-// to whoever loads the programs.
-func (f *former) takeMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
-	from, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, want.Name), nil)
+// adoptMap pins the new form of an older map. A map that is new in this version is
+// created when the programs are loaded.
+func (f *previousLayout) adoptMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
+	from, err := f.open(want.Name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -192,6 +195,20 @@ func (f *former) takeMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
 	defer to.Close()
 	c := transfer{from: from, to: to, path: path, timeouts: cfg.Timeouts}
 	return c.run()
+}
+
+// open opens a map of this layout by its present name.
+func (f *previousLayout) open(name string) (*ebpf.Map, error) {
+	for _, old := range renamedMaps {
+		if old[name] == "" {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, old[name]), nil)
+		if !errors.Is(err, os.ErrNotExist) {
+			return m, err
+		}
+	}
+	return ebpf.LoadPinnedMap(filepath.Join(f.dir, name), nil)
 }
 
 // pinAgain gives a map a second pin; Map.Pin alone would move the first.

@@ -206,7 +206,7 @@ func TestUpgradeGoesOnAfterAKill(t *testing.T) {
 		noError(t, older.Put(k0, f0))
 	}
 	for k, f := range flows {
-		f.WayMtu = 1400
+		f.NextHopMtu = 1400
 		flows[k] = f
 		noError(t, pinnedFlows(t, cfg.BPFFS).Put(k, f))
 		break

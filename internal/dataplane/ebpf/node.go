@@ -16,20 +16,21 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// nodePortRange is the API server's default --service-node-port-range. A port
-// of it must never be a source port: an answer to it would look like a request.
+// nodePortRange is the API server's default --service-node-port-range. Its ports must
+// not be source ports: a reply to such a port would look like a request.
 var nodePortRange = kernel.PortRange{First: 30000, Last: 32767}
 
-// portLists are the ports that may replace a client's, one list behind the other, and how
-// long each is.
+// portLists has the ports that may replace a client's port: both lists in sequence, and
+// their lengths.
 type portLists struct {
 	ports         []uint16
 	snat, network uint32
 }
 
-// networkPortOf8 tells the ports for flows that keep the address of another node, or of its
-// pod: every eighth. All nodes agree on that, whatever else their lists lack: a port that
-// a node gives itself or its pod is none that another node gives them.
+// networkPortOf8 selects every eighth port for flows that keep the address of another
+// node or of its pod. All nodes agree on these ports, whatever else their lists lack.
+// So the ports that a node uses for itself and its pods never equal those that another
+// node uses for them.
 const networkPortOf8 = 6
 
 func listPorts() (l portLists, err error) {
@@ -50,8 +51,9 @@ func listPorts() (l portLists, err error) {
 	return l, nil
 }
 
-// snatPortList is every port that may replace a client's: not one that the
-// node's own sockets are given, nor one that the administrator has reserved.
+// snatPortList returns every port that may replace a client's port. It leaves out the
+// ephemeral ports of the node's sockets and the ports that the administrator has
+// reserved.
 func snatPortList() ([]uint16, error) {
 	local, err := kernel.LocalPortRange()
 	if err != nil {
@@ -76,7 +78,7 @@ func snatPortList() ([]uint16, error) {
 	return ports, nil
 }
 
-// writeSettings writes what all programs go by.
+// writeSettings writes the settings of all programs.
 func (b *Backend) writeSettings(n *intent.Node) error {
 	lists, err := listPorts()
 	if err != nil {
@@ -143,8 +145,8 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	return s
 }
 
-// icmpInterval reads a sysctl of so many units; 0, which is no limit, if the kernel has
-// none of the name: icmp_msgs_per_sec is a namespace's own since 6.12.
+// icmpInterval reads a sysctl in this unit. It returns 0, no limit, if the kernel has
+// no such sysctl: icmp_msgs_per_sec exists per namespace since 6.12.
 func icmpInterval(sysctl string, unit time.Duration) uint64 {
 	text, err := kernel.ReadSysctl(sysctl)
 	if err != nil {
@@ -157,19 +159,19 @@ func icmpInterval(sysctl string, unit time.Duration) uint64 {
 	return n * uint64(unit)
 }
 
-// policing is who has a pod's packets pass by netfilter.
-type policing uint8
+// traversal says why a pod's packets must traverse netfilter.
+type traversal uint8
 
 const (
-	notPoliced      policing = iota
-	policedByOthers          // whoever enforces NetworkPolicies
-	policedByGuard           // the table of do-not-track policies alone
+	mayBypass            traversal = iota
+	traversesForPolicy             // a NetworkPolicy selects the pod
+	traversesForDenyRule           // a deny rule of a do-not-track policy alone
 )
 
 func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 
-// primaryAddrs are the addresses by which the cluster knows this node: those of
-// its outward interfaces, the first interface first.
+// primaryAddrs returns the addresses by which the cluster knows this node: those of its
+// external devices, the first device first.
 func (b *Backend) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
 	own := func(a netip.Addr) bool { return a.IsValid() && slices.Contains(n.Addrs, a) }
 	for _, i := range slices.Sorted(maps.Keys(b.uplinks)) {
@@ -192,7 +194,7 @@ func (b *Backend) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
 	return v4, v6
 }
 
-// writeNode brings the maps about the node itself up to date.
+// writeNode updates the maps about the node itself.
 func (b *Backend) writeNode(n *intent.Node) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -212,19 +214,19 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	if err := b.addClusterRanges(n); err != nil {
 		return err
 	}
-	policed := map[netip.Addr]policing{}
+	traversing := map[netip.Addr]traversal{}
 	for _, a := range n.PolicedPods {
-		policed[a] = policedByOthers
+		traversing[a] = traversesForPolicy
 	}
 	for _, a := range n.GuardedPods {
-		policed[a] = policedByGuard
+		traversing[a] = traversesForDenyRule
 	}
-	changed := maps.Clone(b.policed)
-	maps.Copy(changed, policed)
-	b.policed = policed
+	changed := maps.Clone(b.traversing)
+	maps.Copy(changed, traversing)
+	b.traversing = traversing
 	for a := range b.pods {
 		if unclaimed(before, a) != unclaimed(n, a) {
-			changed[a] = policed[a]
+			changed[a] = traversing[a]
 		}
 	}
 	for a := range changed {
@@ -239,14 +241,14 @@ func (b *Backend) writeNode(n *intent.Node) error {
 }
 
 // unclaimed reports whether a pod's address may belong to a pod that a NetworkPolicy
-// selects and whose Pod object is not known: one that starts, or one whose object is
-// gone. Without any Pod objects, as with manifests that have none, that is every pod.
+// selects but whose Pod object is unknown: the pod starts, or its object is deleted.
+// Without any Pod objects, as in manifests, that is every pod.
 func unclaimed(n *intent.Node, a netip.Addr) bool {
 	return n != nil && n.PoliciesExist && !hasAddr(n.ClaimedPods, a)
 }
 
-// clusterRangesOf are the entries of source_ranges that are no Service's: ranges of
-// pods, addresses of other nodes, and what IPsec policies select.
+// clusterRangesOf returns the entries of source_ranges that belong to no Service:
+// prefixes of pods, addresses of other nodes, and selectors of IPsec policies.
 func (b *Backend) clusterRangesOf(n *intent.Node) map[tcRangeKey]bool {
 	want := map[tcRangeKey]bool{}
 	for _, c := range n.ClusterCIDRs {
@@ -257,15 +259,15 @@ func (b *Backend) clusterRangesOf(n *intent.Node) map[tcRangeKey]bool {
 	}
 	for _, p := range b.xfrm {
 		want[rangeKey(rangeXfrmSrc, p.Src)], want[rangeKey(rangeXfrmDst, p.Dst)] = true, true
-		if p.Dir == kernel.XfrmIn { // answers to what it selects have the mirror image
+		if p.Dir == kernel.XfrmIn { // replies have the mirror image of the selector
 			want[rangeKey(rangeXfrmSrc, p.Dst)], want[rangeKey(rangeXfrmDst, p.Src)] = true, true
 		}
 	}
 	return want
 }
 
-// addClusterRanges writes new entries. It runs before writeSettings, so that no
-// setting refers to entries that are not there yet.
+// addClusterRanges writes new entries. It runs before writeSettings, so that no setting
+// refers to missing entries.
 func (b *Backend) addClusterRanges(n *intent.Node) error {
 	if b.clusterRanges == nil {
 		b.clusterRanges = map[tcRangeKey]bool{}
@@ -297,9 +299,9 @@ func (b *Backend) removeClusterRanges(n *intent.Node) error {
 	return nil
 }
 
-// onXfrm is called with the IPsec policies of this network namespace. The programs
-// leave packets that a policy may select to the stack: from a source of any policy to a
-// destination of any policy, whatever the ports.
+// onXfrm receives the IPsec policies of this network namespace. The programs leave
+// packets that a policy may select to the stack: from a source of any policy to a
+// destination of any policy, for all ports.
 func (b *Backend) onXfrm(policies []kernel.XfrmPolicy) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -313,11 +315,11 @@ func (b *Backend) onXfrm(policies []kernel.XfrmPolicy) {
 		return // the first Replace writes them
 	}
 	if err := errors.Join(b.addClusterRanges(b.node), b.writeSettings(b.node), b.removeClusterRanges(b.node)); err != nil {
-		b.cfg.Log.Error("Write what IPsec policies select", "err", err)
+		b.cfg.Log.Error("Write IPsec policies", "err", err)
 	}
 }
 
-// onUplinks is told the outward interfaces.
+// onUplinks receives the external devices.
 func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -334,7 +336,7 @@ func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
 		want[uint32(i)] = v
 	}
 	if err := replaceMap(b.m(tcMapUplinks), want); err != nil {
-		b.cfg.Log.Error("Write outward interfaces", "err", err)
+		b.cfg.Log.Error("Write external devices", "err", err)
 	}
 	if b.node != nil {
 		if err := b.writeSettings(b.node); err != nil {
@@ -343,14 +345,14 @@ func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
 	}
 }
 
-// onPods is told the pods of this node.
+// onPods receives the changes of the pods of this node.
 func (b *Backend) onPods(c attach.PodChanges) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	changed := slices.Collect(maps.Keys(c.Upserts))
 	if c.Full {
-		// What is policed stays in the map, but not the way to it.
-		changed = slices.AppendSeq(changed, maps.Keys(b.policed))
+		// Pods that must traverse netfilter stay in the map, without device and MACs.
+		changed = slices.AppendSeq(changed, maps.Keys(b.traversing))
 		b.pods = map[netip.Addr]attach.Pod{}
 		if err := b.forgetPods(c.Upserts); err != nil {
 			b.cfg.Log.Error("Remove pods", "err", err)
@@ -368,7 +370,7 @@ func (b *Backend) onPods(c attach.PodChanges) {
 	}
 }
 
-// forgetPods removes what an earlier run knew and this one does not.
+// forgetPods removes the pods of an earlier run that are unknown to this one.
 func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
 	var key tcAddrKey
 	var pod tcPod
@@ -376,7 +378,7 @@ func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
 	it := b.m(tcMapPods).Iterate()
 	for it.Next(&key, &pod) {
 		a := fromAddr(key.Addr, uint8(key.Family))
-		if _, ok := known[a]; !ok && b.policed[a] == notPoliced {
+		if _, ok := known[a]; !ok && b.traversing[a] == mayBypass {
 			gone = append(gone, key)
 		}
 	}
@@ -388,9 +390,9 @@ func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
 	return it.Err()
 }
 
-// writePod writes what is known about one address of a pod: behind which device it is,
-// how to reach it, and whether its packets must traverse netfilter. The entry has the
-// device even without the MACs: the programs check where a source address comes from.
+// writePod writes the entry of one pod address: its device, its MACs, and whether its
+// packets must traverse netfilter. The entry has the device even without the MACs,
+// because the programs check the device of a source address.
 func (b *Backend) writePod(a netip.Addr) error {
 	var pod tcPod
 	var flags tcPodFlags
@@ -402,15 +404,15 @@ func (b *Backend) writePod(a netip.Addr) error {
 		copy(pod.Mac[:], p.PodMAC)
 		copy(pod.GatewayMac[:], p.HostMAC)
 	}
-	switch b.policed[a] {
-	case policedByOthers:
-		flags |= tcPodFlagsPOD_POLICED
-	case policedByGuard:
-		flags |= tcPodFlagsPOD_POLICED | tcPodFlagsPOD_GUARDED
+	switch b.traversing[a] {
+	case traversesForPolicy:
+		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER
+	case traversesForDenyRule:
+		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER | tcPodFlagsPOD_DENY_RULE_ONLY
 	}
 	if contested || known && unclaimed(b.node, a) {
-		flags |= tcPodFlagsPOD_POLICED
-		flags &^= tcPodFlagsPOD_GUARDED
+		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER
+		flags &^= tcPodFlagsPOD_DENY_RULE_ONLY
 	}
 	pod.Flags = uint32(flags)
 	var err error
@@ -428,7 +430,7 @@ func (b *Backend) writePod(a netip.Addr) error {
 	return nil
 }
 
-// replaceMap makes a small map hold exactly this; what is right is not touched.
+// replaceMap makes a small map equal to want. It does not write correct entries.
 func replaceMap[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
 	var key K
 	var value V

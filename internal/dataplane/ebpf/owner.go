@@ -12,16 +12,15 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// ownerMap is the pin, beside the directories of an instance, that says which
-// network namespace they are for: a bpf file system holds no ordinary files. No
-// program uses it.
+// ownerMap is the pin, beside the directories of an instance, that names their network
+// namespace: a bpf file system holds no ordinary files. No program uses it.
 const ownerMap = "netns"
 
 func ownerPath(bpffs string) string { return filepath.Join(bpffs, ownerMap) }
 
-// claimPins makes the pins those of this network namespace. Links cannot move:
-// an agent of another namespace with this directory would take those that are
-// there for dead, and end them.
+// claimPins assigns the pins to this network namespace. Links cannot move: an agent of
+// another namespace with this directory would take live links for dead ones and remove
+// them.
 func claimPins(bpffs string) error {
 	own, err := kernel.CurrentNetns()
 	if err != nil {
@@ -43,7 +42,7 @@ func claimPins(bpffs string) error {
 	return setOwner(bpffs, own)
 }
 
-// cleanupThere is the command that cleans up in the namespace at a path.
+// cleanupThere returns the command that cleans up in the namespace at a path.
 func cleanupThere(bpffs, where string) string {
 	command := "spillway agent --cleanup --bpffs " + bpffs
 	if where == "" {
@@ -52,7 +51,8 @@ func cleanupThere(bpffs, where string) string {
 	return "nsenter --net=" + where + " " + command
 }
 
-// ownerOf reads whose the pins are; of an instance without the pin nobody knows.
+// ownerOf reads the network namespace of the pins. known is false if the pin is
+// missing.
 func ownerOf(bpffs string) (id kernel.NetnsID, known bool, err error) {
 	m, err := ebpf.LoadPinnedMap(ownerPath(bpffs), nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -63,12 +63,12 @@ func ownerOf(bpffs string) (id kernel.NetnsID, known bool, err error) {
 		err = m.Lookup(uint32(0), &id)
 	}
 	if err != nil {
-		return id, false, fmt.Errorf("read whose pins these are: %s: %w", ownerPath(bpffs), err)
+		return id, false, fmt.Errorf("read network namespace of pins: %s: %w", ownerPath(bpffs), err)
 	}
 	return id, true, nil
 }
 
-// setOwner pins the map only when it holds the answer.
+// setOwner pins the map after its value is written.
 func setOwner(bpffs string, id kernel.NetnsID) error {
 	path := ownerPath(bpffs)
 	m, err := ebpf.LoadPinnedMap(path, nil)
@@ -84,7 +84,7 @@ func setOwner(bpffs string, id kernel.NetnsID) error {
 		err = m.Pin(path)
 	}
 	if err != nil {
-		return fmt.Errorf("note whose pins these are: %s: %w", path, err)
+		return fmt.Errorf("write network namespace of pins: %s: %w", path, err)
 	}
 	return nil
 }

@@ -87,7 +87,7 @@ func (n *packetNode) answersKeepTail(t *testing.T, p *plan) {
 	n.wantAnswer(t, inEth0, in, n.send(t, inEth0, in), tcVerdictREJECTED_RST)
 }
 
-// answerCut is ANSWER_CUT of bpf/lib/answer.h.
+// answerCut is ANSWER_CUT of bpf/lib/act/answer.h.
 const answerCut = 256
 
 // answersUnfinished: a pod's packet comes with the sum of its pseudo header. It
@@ -241,7 +241,7 @@ func (n *packetNode) bigWithoutDF(t *testing.T, p *plan) {
 	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, ap(p.tun0, r.v.src.Port()), ap(p.far, 8080))
 	sameBut(t, in.bytes(n, "eth0"), r.out, 1)
-	if w := n.lastWay(t); w.kind != wayOut || w.ifindex != n.ifindex["tun0"] || w.nextHop != p.farGW {
+	if w := n.lastNextHop(t); w.kind != nextHopNeigh || w.ifindex != n.ifindex["tun0"] || w.gateway != p.farGW {
 		t.Errorf("way %+v, want out by tun0 over %s", w, p.farGW)
 	}
 }

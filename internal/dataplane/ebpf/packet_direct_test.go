@@ -24,17 +24,17 @@ func (n *packetNode) podToEndpoint(t *testing.T, p *plan, proto uint8) {
 		way  uint32
 		hops uint8
 	}{
-		{inPod1, client, ap(p.pod2, 8080), wayPod, 0},
-		{inPod2, ap(p.pod2, 8080), client, wayPod, 0},
-		{inPod1, client, ap(p.far, 8080), wayOut, 1},
-		{inTun0, ap(p.far, 8080), client, wayPod, 0},
+		{inPod1, client, ap(p.pod2, 8080), nextHopPod, 0},
+		{inPod2, ap(p.pod2, 8080), client, nextHopPod, 0},
+		{inPod1, client, ap(p.far, 8080), nextHopNeigh, 1},
+		{inTun0, ap(p.far, 8080), client, nextHopPod, 0},
 	} {
 		in := frame{proto: proto, src: tt.src, dst: tt.dst, flags: "S", payload: []byte("abc")}
 		r := n.send(t, tt.from, in)
 		r.want(t, actRedirect, tcVerdictPASSED_DIRECT)
 		r.wantPath(t, tt.src, tt.dst)
 		sameBut(t, in.bytes(n, tt.from.iface), r.out, tt.hops)
-		if w := n.lastWay(t); w.kind != tt.way {
+		if w := n.lastNextHop(t); w.kind != tt.way {
 			t.Errorf("%s -> %s goes %+v", tt.src, tt.dst, w)
 		}
 	}

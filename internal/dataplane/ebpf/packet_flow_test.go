@@ -48,7 +48,7 @@ func (n *packetNode) ageFlows(t *testing.T, by uint32) {
 	ok(t, each(n.m(tcMapFlows), func(k tcTuple, f tcFlow) { all[k] = f }))
 	for k, f := range all {
 		f.Seen -= by
-		f.WaySeen -= by
+		f.NextHopSeen -= by
 		ok(t, n.m(tcMapFlows).Put(k, f))
 	}
 }
@@ -282,7 +282,7 @@ func lasting(f tcFlow) tcFlow {
 
 // withoutWay takes out of a flow what it remembers of its way.
 func withoutWay(f tcFlow) tcFlow {
-	f.WayMtu, f.WaySeen, f.WayIfindex, f.WayKind, f.WayMacs = 0, 0, 0, 0, [12]uint8{}
+	f.NextHopMtu, f.NextHopSeen, f.NextHopIfindex, f.NextHopKind, f.NextHopMacs = 0, 0, 0, 0, [12]uint8{}
 	return f
 }
 
@@ -525,7 +525,7 @@ func (n *packetNode) questionYields(t *testing.T, p *plan) {
 	}
 }
 
-// streamRest is STREAM_REST of bpf/lib/unconfirmed.h.
+// streamRest is STREAM_IDLE_SECONDS of bpf/lib/flow/unconfirmed.h.
 const streamRest = 10
 
 // oldestYields: of two connections that are being opened the older one gives its port.

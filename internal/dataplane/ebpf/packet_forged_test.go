@@ -581,7 +581,7 @@ func (n *packetNode) portShare(t *testing.T, p *plan) {
 	}
 }
 
-// portsShared is PORTS_SHARED of bpf/lib/reply.h.
+// portsShared is PORTS_SHARED of bpf/lib/flow/create.h.
 const portsShared = 256
 
 // wrongNode: an EndpointSlice may name any node, or none; what counts is the address.

@@ -160,7 +160,7 @@ func (n *packetNode) oneNodeTuple(t *testing.T, p *plan) {
 // answeredMakeRoom: when all of the node's ports are taken towards an endpoint, a
 // request that was answered some seconds ago gives up its own; its transfer goes on.
 func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
-	const rest = 5 // HELPER_REST
+	const rest = 5 // HELPER_IDLE_SECONDS
 	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
 	n.setSNATPorts(t, 50000, 50001)
 	front, first := ap(p.clusterIP, 80), ap(p.client, 40000)
@@ -245,7 +245,7 @@ func (n *packetNode) transferFromPod(t *testing.T, p *plan) {
 	seen := r.v.src
 	r.wantPath(t, ap(p.pod1, seen.Port()), ap(p.far, 1069))
 	n.datagram(t, inTun0, ap(p.far, tid), seen).wantPath(t, ap(p.clusterIP, tid), client)
-	if w := n.lastWay(t); w.kind != wayPod {
+	if w := n.lastNextHop(t); w.kind != nextHopPod {
 		t.Errorf("the answer goes %+v", w)
 	}
 	n.datagram(t, inPod1, client, ap(p.clusterIP, tid)).wantPath(t, seen, ap(p.far, tid))
@@ -379,9 +379,9 @@ func (n *packetNode) transferDirect(t *testing.T, p *plan) {
 		server       netip.Addr
 		there, again uint32 // the ways of client's and server's packets
 	}{
-		{inPod1, inPod2, ap(p.pod1, 40000), p.pod2, wayPod, wayPod},
-		{inPod1, inTun0, ap(p.pod1, 40000), p.far, wayOut, wayPod},
-		{inEth0, inPod2, peer, p.pod2, wayPod, wayOut},
+		{inPod1, inPod2, ap(p.pod1, 40000), p.pod2, nextHopPod, nextHopPod},
+		{inPod1, inTun0, ap(p.pod1, 40000), p.far, nextHopNeigh, nextHopPod},
+		{inEth0, inPod2, peer, p.pod2, nextHopPod, nextHopNeigh},
 	} {
 		n.forget(t)
 		client := tt.client
@@ -391,13 +391,13 @@ func (n *packetNode) transferDirect(t *testing.T, p *plan) {
 		r := n.datagram(t, tt.back, ap(tt.server, tid), client)
 		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT) // counted where it was asked
 		r.wantPath(t, ap(tt.server, tid), client)
-		if w := n.lastWay(t); w.kind != tt.again {
+		if w := n.lastNextHop(t); w.kind != tt.again {
 			t.Errorf("%s -> %s goes %+v", tt.server, client, w)
 		}
 		r = n.datagram(t, tt.from, client, ap(tt.server, tid))
 		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, client, ap(tt.server, tid))
-		if w := n.lastWay(t); w.kind != tt.there {
+		if w := n.lastNextHop(t); w.kind != tt.there {
 			t.Errorf("%s -> %s goes %+v", client, tt.server, w)
 		}
 		n.datagram(t, tt.back, ap(tt.server, 1069), client).want(t, actRedirect, tcVerdictPASSED_DIRECT)

@@ -128,8 +128,8 @@ func (n *packetNode) wantError(t *testing.T, r result, k errorKind, p *plan, src
 	r.wantPath(t, ap(src, 0), ap(dst, 0))
 	wantHeader(t, r.v, k, p)
 	quotesLike(t, r.v.quoted, sent)
-	w := n.lastWay(t)
-	if w.kind != wayPod && w.kind != wayOut {
+	w := n.lastNextHop(t)
+	if w.kind != nextHopPod && w.kind != nextHopNeigh {
 		t.Errorf("error was sent the way %+v", w)
 	}
 }

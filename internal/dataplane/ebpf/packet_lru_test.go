@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A full table: which flows are replaced, and which must not be (bpf/lib/unconfirmed.h).
+// A full table: which flows are replaced, and which must not be (bpf/lib/flow/unconfirmed.h).
 
 // TestPacketFlowTableBusy: where every flow of a full table is in use, requests that
 // come at once are all answered, and the transfers that this begins go on.

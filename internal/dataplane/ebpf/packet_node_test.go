@@ -87,14 +87,14 @@ func eachFamily(t *testing.T, n *packetNode, f func(t *testing.T, p *plan)) {
 // packetNode is a node that has programs and maps but no network.
 type packetNode struct {
 	*Backend
-	calls   chan func() // for the one thread that is in the namespace
-	ns      netns.NsHandle
-	cpu     unix.CPUSet
-	inside  bool // the caller is in the namespace itself
-	ifindex map[string]int
-	mac     map[string]net.HardwareAddr
-	wayOff  uint32   // of struct way in struct scratch
-	last    []uint64 // counters as invariants last saw them
+	calls      chan func() // for the one thread that is in the namespace
+	ns         netns.NsHandle
+	cpu        unix.CPUSet
+	inside     bool // the caller is in the namespace itself
+	ifindex    map[string]int
+	mac        map[string]net.HardwareAddr
+	nextHopOff uint32   // of struct next_hop in struct scratch
+	last       []uint64 // counters as invariants last saw them
 	// checksComplete: the kernel knows testChecksumComplete.
 	checksComplete bool
 }
@@ -131,7 +131,7 @@ func newPacketNode(t testing.TB, change ...func(*Config)) *packetNode {
 	n.onThread(t, n.makeInterfaces)
 	n.onThread(t, func() error { return n.load(t, change) })
 	n.onThread(t, n.describe)
-	ok(t, n.findWay())
+	ok(t, n.findNextHop())
 	arp := append(make([]byte, 12), 0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1)
 	_, _, err := n.run(inEth0, arp, 0, testChecksumComplete)
 	n.checksComplete = err == nil
@@ -211,7 +211,7 @@ func (n *packetNode) load(t testing.TB, change []func(*Config)) error {
 		return err
 	}
 	n.Backend = &Backend{
-		cfg: cfg, ports: &portTable{}, policed: map[netip.Addr]policing{}, pods: map[netip.Addr]attach.Pod{},
+		cfg: cfg, ports: &portTable{}, traversing: map[netip.Addr]traversal{}, pods: map[netip.Addr]attach.Pod{},
 	}
 	if n.objects, err = load(&n.cfg, features); err != nil {
 		return err
@@ -456,8 +456,8 @@ func (n *packetNode) counters(t testing.TB) []uint64 {
 	return sums
 }
 
-// findWay learns where the last packet's way is kept.
-func (n *packetNode) findWay() error {
+// findNextHop learns where the last packet's way is kept.
+func (n *packetNode) findNextHop() error {
 	spec, err := loadTc()
 	if err != nil {
 		return err
@@ -466,44 +466,44 @@ func (n *packetNode) findWay() error {
 	if err := spec.Types.TypeByName("scratch", &s); err != nil {
 		return err
 	}
-	i := slices.IndexFunc(s.Members, func(m btf.Member) bool { return m.Name == "way" })
+	i := slices.IndexFunc(s.Members, func(m btf.Member) bool { return m.Name == "next_hop" })
 	if i < 0 {
-		return errors.New("struct scratch has no way")
+		return errors.New("struct scratch has no next_hop")
 	}
-	n.wayOff = s.Members[i].Offset.Bytes()
+	n.nextHopOff = s.Members[i].Offset.Bytes()
 	return nil
 }
 
-// way is struct way of bpf/lib/redirect.h: where the last packet was sent.
-type way struct {
+// nextHop is struct next_hop of bpf/lib/lookup/next_hop.h: where the last packet was sent.
+type nextHop struct {
 	kind    uint32
 	ifindex int
-	nextHop netip.Addr
+	gateway netip.Addr
 }
 
 const (
-	wayStack = iota
-	wayPod
-	wayOut
-	wayLink
+	nextHopStack = iota
+	nextHopPod
+	nextHopNeigh
+	nextHopLink
 )
 
-// lastWay reads it. There is one per CPU, and n uses one CPU.
-func (n *packetNode) lastWay(t testing.TB) way {
+// lastNextHop reads it. There is one per CPU, and n uses one CPU.
+func (n *packetNode) lastNextHop(t testing.TB) nextHop {
 	t.Helper()
 	var cpus [][]byte
 	ok(t, n.m(tcMapScratches).Lookup(uint32(0), &cpus))
 	for _, b := range cpus {
-		b = b[n.wayOff:]
-		if w := (way{kind: binary.NativeEndian.Uint32(b), ifindex: int(binary.NativeEndian.Uint32(b[4:]))}); w != (way{}) {
+		b = b[n.nextHopOff:]
+		if w := (nextHop{kind: binary.NativeEndian.Uint32(b), ifindex: int(binary.NativeEndian.Uint32(b[4:]))}); w != (nextHop{}) {
 			switch binary.NativeEndian.Uint32(b[28:]) {
 			case unix.AF_INET:
-				w.nextHop = netip.AddrFrom4([4]byte(b[32:36]))
+				w.gateway = netip.AddrFrom4([4]byte(b[32:36]))
 			case unix.AF_INET6:
-				w.nextHop = netip.AddrFrom16([16]byte(b[32:48]))
+				w.gateway = netip.AddrFrom16([16]byte(b[32:48]))
 			}
 			return w
 		}
 	}
-	return way{}
+	return nextHop{}
 }

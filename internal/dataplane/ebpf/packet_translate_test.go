@@ -185,7 +185,7 @@ func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, client, pod)
 			sameBut(t, in.bytes(n, "eth0"), r.out, 0)
-			if w := n.lastWay(t); w.kind != wayPod || w.ifindex != n.ifindex["pod1"] {
+			if w := n.lastNextHop(t); w.kind != nextHopPod || w.ifindex != n.ifindex["pod1"] {
 				t.Errorf("%s: way %+v, want into pod1", kind, w)
 			}
 			if r.v.ethDst.String() != podMAC("pod1").String() || r.v.ethSrc.String() != n.mac["pod1"].String() {
@@ -197,7 +197,7 @@ func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, front, client)
 			sameBut(t, answer.bytes(n, "pod1"), r.out, 1)
-			if w := n.lastWay(t); w.kind != wayOut || w.ifindex != n.ifindex["eth0"] || w.nextHop != p.gateway {
+			if w := n.lastNextHop(t); w.kind != nextHopNeigh || w.ifindex != n.ifindex["eth0"] || w.gateway != p.gateway {
 				t.Errorf("%s: way %+v, want out by eth0 over %s", kind, w, p.gateway)
 			}
 
@@ -221,7 +221,7 @@ func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
 		r := n.send(t, inPod1, answer)
 		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, front, client)
-		if w := n.lastWay(t); w.kind != wayOut || w.ifindex != n.ifindex["eth0"] {
+		if w := n.lastNextHop(t); w.kind != nextHopNeigh || w.ifindex != n.ifindex["eth0"] {
 			t.Errorf("way %+v, want out by eth0", w)
 		}
 		if r.v.ethDst.String() != n.mac["pod1"].String() {
@@ -238,8 +238,8 @@ func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
 		}
 		var f tcFlow
 		ok(t, n.m(tcMapFlows).Lookup(tupleOf(protoTCP, answer.src, answer.dst), &f))
-		if f.WayKind != wayLink || int(f.WayIfindex) != n.ifindex["eth0"] {
-			t.Errorf("the flow remembers way %d by device %d, want %d by eth0", f.WayKind, f.WayIfindex, wayLink)
+		if f.NextHopKind != nextHopLink || int(f.NextHopIfindex) != n.ifindex["eth0"] {
+			t.Errorf("the flow remembers way %d by device %d, want %d by eth0", f.NextHopKind, f.NextHopIfindex, nextHopLink)
 		}
 	}
 	n.setNeighbour(t, "eth0", p.gateway, "")
@@ -293,7 +293,7 @@ func (n *packetNode) endpointElsewhere(t *testing.T, p *plan, proto uint8) {
 			}
 			r.wantPath(t, r.v.src, pod)
 			sameBut(t, in.bytes(n, "eth0"), r.out, 1)
-			if w := n.lastWay(t); w.kind != wayOut || w.ifindex != n.ifindex["tun0"] || w.nextHop != p.farGW {
+			if w := n.lastNextHop(t); w.kind != nextHopNeigh || w.ifindex != n.ifindex["tun0"] || w.gateway != p.farGW {
 				t.Errorf("%s: way %+v, want out by tun0 over %s", kind, w, p.farGW)
 			}
 			snat := r.v.src
@@ -333,7 +333,7 @@ func (n *packetNode) fromPod(t *testing.T, p *plan, proto uint8) {
 			r = n.send(t, from, back(r.v, "S.", []byte("x")))
 			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, front, client)
-			if w := n.lastWay(t); w.kind != wayPod || w.ifindex != n.ifindex["pod1"] {
+			if w := n.lastNextHop(t); w.kind != nextHopPod || w.ifindex != n.ifindex["pod1"] {
 				t.Errorf("answer goes %+v, want into pod1", w)
 			}
 		}

@@ -96,7 +96,7 @@ func (n *packetNode) passes(t *testing.T, what string, hook at, proto uint8, src
 		return
 	}
 	sameBut(t, in.bytes(n, hook.iface), r.out, hops)
-	if w := n.lastWay(t); w.kind != way {
+	if w := n.lastNextHop(t); w.kind != way {
 		t.Errorf("%s: %s to %s goes %+v", what, src, dst, w)
 	}
 }
@@ -126,8 +126,8 @@ func (n *packetNode) untrackedPeers(t *testing.T, p *plan, proto uint8) {
 		from at
 		way  uint32
 		hops uint8
-	}{{p.far, inTun0, wayOut, 1}, {p.pod2, inPod2, wayPod, 0}, {p.client, inEth0, wayOut, 1}} {
-		n.passes(t, "question", peer.from, proto, ap(peer.addr, 4000), cache, wayPod, 0)
+	}{{p.far, inTun0, nextHopNeigh, 1}, {p.pod2, inPod2, nextHopPod, 0}, {p.client, inEth0, nextHopNeigh, 1}} {
+		n.passes(t, "question", peer.from, proto, ap(peer.addr, 4000), cache, nextHopPod, 0)
 		n.passes(t, "answer", inPod1, proto, cache, ap(peer.addr, 4000), peer.way, peer.hops)
 		n.stays(t, "another port", peer.from, proto, ap(peer.addr, 4000), ap(p.pod1, cachePort+1))
 		n.stays(t, "from another port", inPod1, proto, ap(p.pod1, cachePort+1), ap(peer.addr, 4000))
@@ -148,7 +148,7 @@ func (n *packetNode) untrackedSpoofed(t *testing.T, p *plan, proto uint8) {
 	w := newPolicyWorld(t, n, p)
 	w.set(t, cachePolicy("a")) // anybody
 	cache := ap(p.pod1, cachePort)
-	n.passes(t, "anybody", inEth0, proto, ap(p.router, 4000), cache, wayPod, 0)
+	n.passes(t, "anybody", inEth0, proto, ap(p.router, 4000), cache, nextHopPod, 0)
 	n.forged(t, "a pod's address from the network", inTun0, proto, ap(p.pod2, 4000), cache)
 	n.forged(t, "the node's from the network", inEth0, proto, ap(p.eth0, 4000), cache)
 	n.forged(t, "another pod's address", inPod2, proto, ap(p.pod1, 4000), cache)
@@ -189,9 +189,9 @@ func (n *packetNode) untrackedPoliced(t *testing.T, p *plan, proto uint8) {
 			passes bool
 			way    uint32
 			hops   uint8
-		}{{far, inTun0, c.far, wayOut, 1}, {near, inPod2, c.near, wayPod, 0}} {
+		}{{far, inTun0, c.far, nextHopNeigh, 1}, {near, inPod2, c.near, nextHopPod, 0}} {
 			if peer.passes {
-				n.passes(t, c.what, peer.from, proto, peer.addr, cache, wayPod, 0)
+				n.passes(t, c.what, peer.from, proto, peer.addr, cache, nextHopPod, 0)
 				n.passes(t, c.what, inPod1, proto, cache, peer.addr, peer.way, peer.hops)
 			} else {
 				n.stays(t, c.what, peer.from, proto, peer.addr, cache)
@@ -209,19 +209,19 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	come := func(pods ...*model.Pod) { w.apply(t, model.Delta{Pods: policyPods(pods...)}) }
 	n.stays(t, "no client yet", inTun0, proto, far2, cache)
 	come(policyPod("far2", "client", "far", p.far2))
-	n.passes(t, "a client that came", inTun0, proto, far2, cache, wayPod, 0)
+	n.passes(t, "a client that came", inTun0, proto, far2, cache, nextHopPod, 0)
 	come(policyPod("far2", "other", "far", p.far2))
 	n.stays(t, "a client no more", inTun0, proto, far2, cache)
 	w.apply(t, model.Delta{Pods: map[model.Name]*model.Pod{{Name: "cache"}: nil}})
 	n.stays(t, "a pod that is gone", inTun0, proto, far, cache)
 	n.stays(t, "a pod that is gone", inPod1, proto, cache, far)
 	come(policyPod("cache", "cache", "node", p.pod1))
-	n.passes(t, "a pod that is back", inTun0, proto, far, cache, wayPod, 0)
+	n.passes(t, "a pod that is back", inTun0, proto, far, cache, nextHopPod, 0)
 
 	// Of the same name, with other peers: no packet may pass by what it allowed before.
 	w.set(t, cachePolicy("a", model.PolicyPeer{Pods: ofRole("other")}))
 	n.stays(t, "other peers", inTun0, proto, far, cache)
-	n.passes(t, "other peers", inTun0, proto, far2, cache, wayPod, 0)
+	n.passes(t, "other peers", inTun0, proto, far2, cache, nextHopPod, 0)
 	kept := map[policy.Pair]bool{{Here: p.pod1, Peer: p.far2, Protocol: model.Protocol(proto), Port: cachePort}: true}
 	keep := func() { w.write(t, &policy.Changes{Kept: w.tr.Keep(kept)}) }
 	keep()
@@ -233,7 +233,7 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.stays(t, "netfilter still translates it, all anew", inPod1, proto, cache, far2)
 	clear(kept)
 	keep()
-	n.passes(t, "netfilter translates none any more", inTun0, proto, far2, cache, wayPod, 0)
+	n.passes(t, "netfilter translates none any more", inTun0, proto, far2, cache, nextHopPod, 0)
 	w.set(t)
 	n.stays(t, "no policy", inTun0, proto, far2, cache)
 	if n.untracking || len(n.policies.have.ports)+len(n.policies.have.pods)+len(n.policies.have.blocks) > 0 {
@@ -248,7 +248,7 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.stays(t, "between", inTun0, proto, far, cache)
 	n.stays(t, "between", inTun0, proto, far2, cache)
 	n.onThread(t, func() error { return n.Widen(w.tr.State(), &c) })
-	n.passes(t, "after", inTun0, proto, far2, cache, wayPod, 0)
+	n.passes(t, "after", inTun0, proto, far2, cache, nextHopPod, 0)
 	n.stays(t, "after", inTun0, proto, far, cache)
 	c = w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{
 		"a": nil, "b": cachePolicy("b", model.PolicyPeer{Pods: ofRole("other")})}})
@@ -256,9 +256,9 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.stays(t, "between policies", inTun0, proto, far2, cache)
 	n.stays(t, "between policies", inTun0, proto, far, cache)
 	n.onThread(t, func() error { return n.Widen(w.tr.State(), &c) })
-	n.passes(t, "after policies", inTun0, proto, far, cache, wayPod, 0)
+	n.passes(t, "after policies", inTun0, proto, far, cache, nextHopPod, 0)
 	w.set(t, cachePolicy("b"))
-	n.passes(t, "anybody", inTun0, proto, far2, cache, wayPod, 0)
+	n.passes(t, "anybody", inTun0, proto, far2, cache, nextHopPod, 0)
 	c = w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"b": cachePolicy("b", clientsOnly())}})
 	n.onThread(t, func() error { return n.Narrow(w.tr.State(), &c) })
 	n.stays(t, "anybody no more", inTun0, proto, far, cache)
@@ -292,7 +292,7 @@ func (n *packetNode) untrackedStackOnly(t *testing.T, p *plan, proto uint8) {
 	} {
 		w.set(t, c.policies...)
 		if c.passes {
-			n.passes(t, c.what, inTun0, proto, far, cache, wayPod, 0)
+			n.passes(t, c.what, inTun0, proto, far, cache, nextHopPod, 0)
 		} else {
 			n.stays(t, c.what, inTun0, proto, far, cache)
 			n.stays(t, c.what, inPod1, proto, cache, far)
@@ -302,7 +302,7 @@ func (n *packetNode) untrackedStackOnly(t *testing.T, p *plan, proto uint8) {
 	n.onThread(t, func() error { return startDraining(n.m(tcMapNodeSettings)) })
 	n.stays(t, "draining", inTun0, proto, far, cache)
 	n.setNode(t, func(*intent.Node) {})
-	n.passes(t, "draining no more", inTun0, proto, far, cache, wayPod, 0)
+	n.passes(t, "draining no more", inTun0, proto, far, cache, nextHopPod, 0)
 }
 
 // untrackedMaps: what a whole state finds in the maps, and what an earlier run left.
@@ -321,7 +321,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	ok(t, n.m(tcMapUntrackedPods).Delete(tcUntrackedPodKey{Addr: toAddr(p.far), Family: 4, Rule: rule}))
 	n.stays(t, "taken away", inTun0, protoTCP, far, cache)
 	w.write(t, nil)
-	n.passes(t, "restored", inTun0, protoTCP, far, cache, wayPod, 0)
+	n.passes(t, "restored", inTun0, protoTCP, far, cache, nextHopPod, 0)
 	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
 
 	// The next run takes it over, and numbers rules anew.
@@ -331,11 +331,11 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 		t.Error("the next run finds nothing")
 	}
 	n.policies = next
-	n.passes(t, "taken over", inTun0, protoTCP, far, cache, wayPod, 0)
+	n.passes(t, "taken over", inTun0, protoTCP, far, cache, nextHopPod, 0)
 	w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"0": cachePolicy("0", model.PolicyPeer{Pods: ofRole("other")})}})
 	w.write(t, nil)
-	n.passes(t, "another rule", inTun0, protoTCP, far2, cache, wayPod, 0)
-	n.passes(t, "the same rule", inTun0, protoTCP, far, cache, wayPod, 0)
+	n.passes(t, "another rule", inTun0, protoTCP, far2, cache, nextHopPod, 0)
+	n.passes(t, "the same rule", inTun0, protoTCP, far, cache, nextHopPod, 0)
 
 	// Only programs that a run has set up, with Services, and that are not about to go, serve.
 	var s tcSettings

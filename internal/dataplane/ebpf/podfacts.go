@@ -42,8 +42,8 @@ func (b *Backend) fact(a netip.Addr) attach.Fact {
 	return attach.Unknown
 }
 
-// setFacts makes fact answer by this node, and has claims decided again if that makes
-// a difference.
+// setFacts makes fact use this node, and requests a new decision of claims if the facts
+// differ.
 func (b *Backend) setFacts(n *intent.Node) {
 	f := &podFacts{node: n}
 	old := b.facts.Load()
@@ -83,8 +83,8 @@ func hasAddr(list []netip.Addr, a netip.Addr) bool {
 	return found
 }
 
-// prefixSet answers in which of thousands of prefixes an address is. They have few
-// lengths.
+// prefixSet finds which of thousands of prefixes contains an address. The prefixes have
+// few lengths.
 type prefixSet struct {
 	prefixes map[netip.Prefix]struct{}
 	lengths  []int
@@ -112,12 +112,12 @@ func (s prefixSet) contains(a netip.Addr) bool {
 	return false
 }
 
-// serviceAddrs counts the frontends of each address. Interfaces change on their own, so
-// it has a lock of its own. A nil *serviceAddrs counts nothing.
+// serviceAddrs counts the frontends of each address. It has its own lock, because
+// interfaces change on their own. A nil *serviceAddrs counts nothing.
 type serviceAddrs struct {
 	mu      sync.RWMutex
 	refs    map[netip.Addr]int
-	changed func() // an address came or went; nil: it does not matter
+	changed func() // called when an address is added or removed; nil: not needed
 }
 
 func (s *serviceAddrs) has(a netip.Addr) bool {
@@ -126,7 +126,7 @@ func (s *serviceAddrs) has(a netip.Addr) bool {
 	return s.refs[a] > 0
 }
 
-// reset counts these frontends and no others.
+// reset replaces all counts by those of these frontends.
 func (s *serviceAddrs) reset(owners map[tcFrontendKey]uint32) {
 	refs := make(map[netip.Addr]int, len(owners))
 	for key := range owners {
@@ -140,7 +140,7 @@ func (s *serviceAddrs) reset(owners map[tcFrontendKey]uint32) {
 	s.notify()
 }
 
-// count adds 1 or -1 frontend of an address. NodePorts have none.
+// count adds 1 or -1 to the frontends of an address. NodePorts have no address.
 func (s *serviceAddrs) count(key tcFrontendKey, by int) {
 	a := fromAddr(key.Addr, key.Family)
 	if s == nil || a.IsUnspecified() {
@@ -163,7 +163,7 @@ func (s *serviceAddrs) notify() {
 	}
 }
 
-// readPods reads the pods that an earlier run has believed.
+// readPods reads the pods that an earlier run has accepted.
 func readPods(m *ebpf.Map) (map[netip.Addr]attach.Pod, error) {
 	pods := map[netip.Addr]attach.Pod{}
 	err := each(m, func(key tcAddrKey, v tcPod) {

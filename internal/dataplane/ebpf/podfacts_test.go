@@ -71,7 +71,7 @@ func TestFactsAboutAddresses(t *testing.T) {
 func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 	ownPlace(t)
 	b := newMapsBackend(t, Config{})
-	const policed, guarded = uint32(tcPodFlagsPOD_POLICED), uint32(tcPodFlagsPOD_GUARDED)
+	const policed, guarded = uint32(tcPodFlagsPOD_TRAVERSES_NETFILTER), uint32(tcPodFlagsPOD_DENY_RULE_ONLY)
 	mac := []byte{2, 0, 0, 0, 0, 1}
 	addrs := addrList("10.244.1.2", "10.244.1.3", "10.244.1.4")
 	want := func(what string, flags ...uint32) {

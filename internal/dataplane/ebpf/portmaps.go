@@ -12,10 +12,10 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// What portTable writes for one port, in the order that programs need.
+// The entries that portTable writes for one port, in the order that the programs need.
 
-// addEndpoints adds what is new and lets the sets name just the wanted ones. A
-// set that is to be empty stays until no address leads to it.
+// addEndpoints adds new endpoints and updates the sets. A set that becomes empty stays
+// until no address leads to it.
 func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
 	t.setHelped(have, p.Helper == intent.TFTP)
 	for _, e := range p.Endpoints {
@@ -27,7 +27,7 @@ func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
 			}
 			old.id = id
 		}
-		// Member of both its old and its new sets, until these are written.
+		// A member of both its old and its new sets, until these are written.
 		value := tcBackend{
 			Addr: toAddr(e.Addr.Addr()), Port: toPort(e.Addr.Port()),
 			Family: familyOf(e.Addr.Addr()), Flags: uint8(backendFlags(e)) | old.value.Flags&memberFlags,
@@ -46,7 +46,7 @@ func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
 	return t.writeSets(have, have.sets(p), seconds(p.Affinity), true)
 }
 
-// sets gives the ids of the wanted endpoints, by set.
+// sets returns the ids of the wanted endpoints, by set.
 func (have *port) sets(p *intent.ServicePort) [2][]uint32 {
 	var sets [2][]uint32
 	for _, e := range p.Endpoints {
@@ -61,11 +61,11 @@ func (have *port) sets(p *intent.ServicePort) [2][]uint32 {
 	return sets
 }
 
-const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER | tcBackendFlagsBACKEND_LOCAL)
+const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER_POLICY | tcBackendFlagsBACKEND_LOCAL_POLICY)
 
-// writeSets writes both sets: first the slots that every reader, by the old
-// size or the new, finds filled; then the sizes; then the rest is taken away.
-// With keep, a set that is wanted empty stays as it is.
+// writeSets writes both sets. First it writes the slots that readers of the old and the
+// new size both use, then the sizes, and then it deletes the rest. With keep, a set
+// that becomes empty stays unchanged.
 func (t *portTable) writeSets(have *port, want [2][]uint32, affinity uint32, keep bool) error {
 	header := tcService{Affinity: affinity}
 	if have.helped {
@@ -122,8 +122,8 @@ func slotKey(service uint32, set, i int) tcSlotKey {
 	return key
 }
 
-// arrange orders the wanted ids so that as few slots as can be change: who
-// stays keeps its place, new ones and the last fill the holes.
+// arrange orders the wanted ids with as few changed slots as possible. Existing ids
+// keep their slots, and new ones and the last ones fill the holes.
 func arrange(have, want []uint32) []uint32 {
 	wanted := make(map[uint32]bool, len(want))
 	for _, id := range want {
@@ -150,7 +150,7 @@ func arrange(have, want []uint32) []uint32 {
 	return next
 }
 
-// wantedFrontends are the entries of a port's addresses and source ranges.
+// wantedFrontends returns the entries of a port's addresses and source ranges.
 func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]tcFrontend, map[tcRangeKey]bool) {
 	frontends := make(map[tcFrontendKey]tcFrontend, len(p.Frontends))
 	ranges := map[tcRangeKey]bool{}
@@ -160,7 +160,7 @@ func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]t
 			flags |= tcFrontendFlagsFRONTEND_TFTP
 		}
 		frontends[frontendKey(p.ID, f)] = tcFrontend{
-			Service: service, Outside: uint8(f.Outside), Inside: uint8(f.Inside),
+			Service: service, ExternalRoute: uint8(f.Outside), InternalRoute: uint8(f.Inside),
 			Flags: uint8(flags),
 		}
 		for _, r := range f.SourceRanges {
@@ -170,7 +170,7 @@ func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]t
 	return frontends, ranges
 }
 
-// addFrontends adds and changes addresses, after the source ranges they ask for.
+// addFrontends adds and changes addresses, after the source ranges that they need.
 func (t *portTable) addFrontends(have *port, p *intent.ServicePort) error {
 	want, ranges := wantedFrontends(have.service, p)
 	for key := range ranges {
@@ -198,7 +198,7 @@ func (t *portTable) addFrontends(have *port, p *intent.ServicePort) error {
 	return nil
 }
 
-// dropFrontends takes away addresses, then the source ranges they asked for.
+// dropFrontends removes addresses, and then their source ranges.
 func (t *portTable) dropFrontends(have *port, p *intent.ServicePort) error {
 	want, ranges := wantedFrontends(have.service, p)
 	for key := range maps.Clone(have.frontends) {
@@ -219,7 +219,7 @@ func (t *portTable) dropFrontends(have *port, p *intent.ServicePort) error {
 	return nil
 }
 
-// dropFrontend takes an address away unless another port has taken it over.
+// dropFrontend removes an address, unless another port has taken it over.
 func (t *portTable) dropFrontend(have *port, key tcFrontendKey) error {
 	if t.owners[key] == have.service {
 		if err := remove(t.frontends, key); err != nil {
@@ -233,8 +233,8 @@ func (t *portTable) dropFrontend(have *port, key tcFrontendKey) error {
 	return nil
 }
 
-// dropEndpoints takes away what no set names any more, and membership in sets
-// that an endpoint has left.
+// dropEndpoints removes endpoints that no set contains any more, and the memberships
+// that an endpoint has lost.
 func (t *portTable) dropEndpoints(have *port, p *intent.ServicePort) error {
 	want := make(map[netip.AddrPort]tcBackendFlags, len(p.Endpoints))
 	for _, e := range p.Endpoints {
@@ -294,7 +294,7 @@ func (t *portTable) erase(have *port) error {
 	return nil
 }
 
-// remove deletes a key; one that is not there is no error.
+// remove deletes a key. A missing key is no error.
 func remove[K any](m kernelMap, key K) error {
 	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("delete from eBPF map: %w", err)
@@ -302,10 +302,10 @@ func remove[K any](m kernelMap, key K) error {
 	return nil
 }
 
-// errFull says what the kernel calls "argument list too long".
+// errFull replaces the kernel's "argument list too long".
 var errFull = errors.New("its eBPF map is full; the other Services are served")
 
-// full says for what there was no room, if that was it.
+// full adds the entry to an error, and replaces the cause if the map is full.
 func full(what string, which any, err error) error {
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
 		err = errFull

@@ -12,37 +12,37 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// portTable is what the maps of Services hold, and the only one who writes them.
+// portTable is the content of the maps of Services, and their only writer.
 //
 //	frontends[address:port] -> service id
 //	services[id]            -> size of each set
 //	slots[id, n]            -> backend id, n < size
 //	backends[id]            -> address, port, flags
 //
-// Every order of writes below leaves each lookup of a program, at any moment,
-// with an endpoint that is right before or after the change.
+// Every lookup of a program, at any moment of an update, finds an endpoint that is
+// correct before or after the change. The order of the writes below guarantees that.
 type portTable struct {
 	frontends, services, slots, backends, ranges, ids kernelMap
 
-	notes *journal // of what is written to the first five
+	notes *journal // records writes to the first five maps
 	byID  map[intent.PortID]*port
 	// orphans are Services found in the maps at start that no PortID claims yet.
 	orphans map[uint32]*port
-	// direct are the endpoints' own addresses, see direct.go.
+	// direct has the endpoints' own addresses; see direct.go.
 	direct map[tcFrontendKey]directAddr
 	untidy bool // an entry of direct could not be written or removed
-	// owners says which Service has a frontend, so that one that moves is not
-	// taken away from its new owner.
+	// owners has the Service of each frontend, so that a frontend that moves is not
+	// removed from its new owner.
 	owners map[tcFrontendKey]uint32
-	addrs  *serviceAddrs // of the keys of owners; nil: not counted
-	// The last number given to a Service and to an endpoint. None is given
-	// twice, not even by a later run: flows and sockets remember them.
+	addrs  *serviceAddrs // counts the keys of owners; nil: not counted
+	// last has the last id of a Service and of an endpoint. An id is never reused, not
+	// even by a later run, because flows and sockets store it.
 	last [2]uint32
-	// reserved is what the map of ids says: numbers up to it may be in use.
+	// reserved is the content of the map of ids: ids up to it may be in use.
 	reserved [2]uint32
 }
 
-// kernelMap is what portTable needs of an *ebpf.Map. Tests stop at any call.
+// kernelMap is the part of *ebpf.Map that portTable needs. Tests interrupt any call.
 type kernelMap interface {
 	Put(key, value any) error
 	Delete(key any) error
@@ -57,10 +57,10 @@ const (
 	backendID = 1
 )
 
-// idBlock is how many numbers are reserved by one write to the map of ids.
+// idBlock is the number of ids that one write to the map of ids reserves.
 const idBlock = 4096
 
-// newID gives a number that was never given before.
+// newID returns an id that was never used before.
 func (t *portTable) newID(kind uint32) (uint32, error) {
 	if t.last[kind] >= t.reserved[kind] {
 		limit := t.last[kind] + idBlock
@@ -73,7 +73,7 @@ func (t *portTable) newID(kind uint32) (uint32, error) {
 	return t.last[kind], nil
 }
 
-// port is one Service port as the maps hold it.
+// port is one Service port with its entries in the maps.
 type port struct {
 	service   uint32
 	protocol  model.Protocol
@@ -84,8 +84,8 @@ type port struct {
 	backends  map[netip.AddrPort]backendEntry
 	slots     [2][]uint32
 	ranges    map[tcRangeKey]bool
-	source    *intent.ServicePort // what it was made from; nil after a restart
-	grown     *intent.ServicePort // added, but what was before is not taken away
+	source    *intent.ServicePort // the port that was written; nil after a restart
+	grown     *intent.ServicePort // its new entries are written, and its old ones are not yet removed
 }
 
 type backendEntry struct {
@@ -102,8 +102,8 @@ func newPort(service uint32) *port {
 	}
 }
 
-// replace makes the maps hold these ports and no others. Only ports that differ
-// cost anything.
+// replace makes the maps contain these ports and no others. It writes only ports that
+// differ.
 func (t *portTable) replace(ctx context.Context, ports []*intent.ServicePort) (map[intent.PortID]error, error) {
 	want := make(map[intent.PortID]bool, len(ports))
 	for _, p := range ports {
@@ -119,9 +119,9 @@ func (t *portTable) replace(ctx context.Context, ports []*intent.ServicePort) (m
 	return t.update(ctx, ports, gone, true)
 }
 
-// update writes ports and removes others, and with whole what nobody claims.
-// Everything new is added before anything is taken away: an address that moves
-// from one Service to another is served all the time.
+// update writes ports and removes others, and with whole also all unclaimed entries. It
+// adds all new entries before it removes any, so that an address that moves between
+// Services is always served.
 func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gone []intent.PortID, whole bool) (map[intent.PortID]error, error) {
 	failed := map[intent.PortID]error{}
 	var unfit []*intent.ServicePort
@@ -129,16 +129,16 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 		if err := ctx.Err(); err != nil {
 			return failed, err
 		}
-		if t.grow(p) != nil {
+		if t.addNew(p) != nil {
 			unfit = append(unfit, p)
 		}
 	}
 	for _, p := range ports {
-		if err := t.shrink(p); err != nil {
+		if err := t.removeOld(p); err != nil {
 			failed[p.ID] = err
 		}
 	}
-	// What found no room may find some now, or else when the rest is gone.
+	// Ports that did not fit may fit now, or after the rest is removed.
 	unfit = slices.DeleteFunc(unfit, func(p *intent.ServicePort) bool { return t.write(p) == nil })
 	for _, id := range gone {
 		if err := t.remove(id); err != nil {
@@ -171,8 +171,8 @@ func (t *portTable) eraseOrphans() error {
 	return nil
 }
 
-// adopt finds the entries that an earlier run wrote for this port: those that
-// one of its addresses leads to. Endpoints keep their ids, and so do flows.
+// adopt claims the entries that an earlier run wrote for this port: those that one of
+// its addresses leads to. Endpoints keep their ids, and so flows keep their endpoints.
 func (t *portTable) adopt(p *intent.ServicePort) {
 	if t.byID[p.ID] != nil || len(t.orphans) == 0 {
 		return
@@ -189,14 +189,14 @@ func (t *portTable) adopt(p *intent.ServicePort) {
 	}
 }
 
-// claim gives a Service found in the maps its name.
+// claim assigns a Service found in the maps to its PortID.
 func (t *portTable) claim(id intent.PortID, o *port) {
 	delete(t.orphans, o.service)
 	t.byID[id] = o
 	if o.protocol == id.Protocol {
 		return
 	}
-	// The addresses that would have told its protocol are not there any more.
+	// No address is left that would show its protocol.
 	for addr := range o.backends {
 		t.countDirect(directKey(o.protocol, addr), o.helped, -1)
 		t.countDirect(directKey(id.Protocol, addr), o.helped, 1)
@@ -204,17 +204,17 @@ func (t *portTable) claim(id intent.PortID, o *port) {
 	o.protocol = id.Protocol
 }
 
-// write brings one port up to date. On an error it serves what it served before
-// or a part of what is new; writing it again goes on from there.
+// write updates one port. After an error it serves its old state or a part of the new
+// one, and another call continues.
 func (t *portTable) write(p *intent.ServicePort) error {
-	if err := t.grow(p); err != nil {
+	if err := t.addNew(p); err != nil {
 		return err
 	}
-	return t.shrink(p)
+	return t.removeOld(p)
 }
 
-// grow adds what is new, endpoints before the addresses that lead to them.
-func (t *portTable) grow(p *intent.ServicePort) error {
+// addNew adds new entries, endpoints before the addresses that lead to them.
+func (t *portTable) addNew(p *intent.ServicePort) error {
 	t.adopt(p)
 	have := t.byID[p.ID]
 	if have == nil {
@@ -227,7 +227,7 @@ func (t *portTable) grow(p *intent.ServicePort) error {
 		t.byID[p.ID] = have
 	}
 	if have.source == p {
-		return nil // the very same decision: immutable
+		return nil // the same immutable decision
 	}
 	have.source, have.grown = nil, nil
 	err := t.addEndpoints(have, p)
@@ -242,7 +242,7 @@ func (t *portTable) grow(p *intent.ServicePort) error {
 	return nil
 }
 
-// giveBack leaves to others the room that a port which did not fit has taken.
+// giveBack frees the map entries of a port that did not fit.
 func (t *portTable) giveBack(id intent.PortID, have *port) {
 	if len(have.frontends) == 0 {
 		if t.erase(have) == nil {
@@ -266,8 +266,8 @@ func (t *portTable) giveBack(id intent.PortID, have *port) {
 	}
 }
 
-// shrink takes away what grow has left of the state before.
-func (t *portTable) shrink(p *intent.ServicePort) error {
+// removeOld removes the entries of the old state that addNew has kept.
+func (t *portTable) removeOld(p *intent.ServicePort) error {
 	have := t.byID[p.ID]
 	if have == nil || have.grown != p {
 		return nil
@@ -285,7 +285,7 @@ func (t *portTable) shrink(p *intent.ServicePort) error {
 	return nil
 }
 
-// remove takes a port away.
+// remove removes a port.
 func (t *portTable) remove(id intent.PortID) error {
 	have := t.byID[id]
 	if have == nil {

@@ -160,7 +160,7 @@ func TestIDsAreNeverUsedTwice(t *testing.T) {
 // Services are named, and is served at every moment (the watch sees to it).
 func TestAddressMovesBetweenServices(t *testing.T) {
 	for name, names := range map[string][2]int{"to a later name": {1, 2}, "to an earlier name": {2, 1}} {
-		for _, how := range []string{"the former keeps another", "the former is deleted"} {
+		for _, how := range []string{"the previousLayout keeps another", "the previousLayout is deleted"} {
 			t.Run(name+", "+how, func(t *testing.T) {
 				m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
 				watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
@@ -175,7 +175,7 @@ func TestAddressMovesBetweenServices(t *testing.T) {
 
 				c := intent.Changes{Upserts: []*intent.ServicePort{&with}, Deletes: []intent.PortID{from.ID}}
 				after := []*intent.ServicePort{&with}
-				if how == "the former keeps another" {
+				if how == "the previousLayout keeps another" {
 					after = []*intent.ServicePort{&without, &with}
 					slices.SortFunc(after, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
 					c = intent.Changes{Upserts: after}

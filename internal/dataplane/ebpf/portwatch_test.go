@@ -156,7 +156,7 @@ func (c contents) size() int {
 func (c contents) faults() []string {
 	var out []string
 	for key, f := range c.frontends {
-		for _, r := range []intent.Route{intent.Route(f.Inside), intent.Route(f.Outside)} {
+		for _, r := range []intent.Route{intent.Route(f.InternalRoute), intent.Route(f.ExternalRoute)} {
 			set, ok := map[intent.Route]int{intent.ToCluster: clusterSet, intent.ToLocal: localSet}[r]
 			if s, there := c.services[f.Service]; ok && (!there || s.Count[set] == 0) {
 				out = append(out, fmt.Sprintf("%s leads to Service %d, whose set %d has no endpoint", keyText(key), f.Service, set))
@@ -164,7 +164,7 @@ func (c contents) faults() []string {
 		}
 	}
 	for id, s := range c.services {
-		for set, member := range []tcBackendFlags{clusterSet: tcBackendFlagsBACKEND_CLUSTER, localSet: tcBackendFlagsBACKEND_LOCAL} {
+		for set, member := range []tcBackendFlags{clusterSet: tcBackendFlagsBACKEND_CLUSTER_POLICY, localSet: tcBackendFlagsBACKEND_LOCAL_POLICY} {
 			for i := range int(s.Count[set]) {
 				b, ok := c.backends[c.slots[slotKey(id, set, i)]]
 				if !ok || b.Service != id || tcBackendFlags(b.Flags)&member == 0 {
@@ -189,7 +189,7 @@ func (c contents) rangeFaults(f tcFrontend, before, after []netip.Prefix) (out [
 	}
 	have := map[netip.Prefix]bool{}
 	for key := range c.ranges {
-		if key.Service == f.Service {
+		if key.Scope == f.Service {
 			have[rangePrefix(key)] = true
 			if p := rangePrefix(key); !slices.Contains(before, p) && !slices.Contains(after, p) {
 				out = append(out, fmt.Sprintf("lets in %s", p))
@@ -219,7 +219,7 @@ func (c contents) lines() []string {
 		parts[service] = append(parts[service], fmt.Sprintf(format, args...))
 	}
 	for key, f := range c.frontends {
-		add(f.Service, "frontend %s outside %d inside %d flags %d", keyText(key), f.Outside, f.Inside, f.Flags)
+		add(f.Service, "frontend %s outside %d inside %d flags %d", keyText(key), f.ExternalRoute, f.InternalRoute, f.Flags)
 	}
 	for id, s := range c.services {
 		add(id, "header %d %d %d", s.Count, s.Affinity, s.Flags)
@@ -231,7 +231,7 @@ func (c contents) lines() []string {
 		add(b.Service, "endpoint %s flags %d", backendAddr(b), b.Flags)
 	}
 	for key := range c.ranges {
-		add(key.Service, "range %s", rangePrefix(key))
+		add(key.Scope, "range %s", rangePrefix(key))
 	}
 	var out []string
 	for _, p := range parts {

@@ -15,8 +15,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// readPorts reads what an earlier run has left in the maps. All of it is an
-// orphan until a Service port claims it.
+// readPorts reads the entries of an earlier run from the maps. They are orphans until a
+// Service port claims them.
 func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	n := &journal{}
 	noted := func(name string) kernelMap { return notedMap{m[name], name, n} }
@@ -64,7 +64,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	}
 	err = each(t.ranges, func(key tcRangeKey, _ uint8) {
 		if !isClusterRange(key) {
-			at(key.Service).ranges[key] = true
+			at(key.Scope).ranges[key] = true
 		}
 	})
 	if err != nil {
@@ -84,12 +84,12 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	})
 }
 
-// maxSlots is how many slots the map of bpf/maps.h has room for. A set has no higher
-// number, and a key that has one says nothing but that the map is damaged.
+// maxSlots is the size of the map slots in bpf/maps.h. A set has no higher slot number;
+// a key with one shows that the map is damaged.
 const maxSlots = 1 << 21
 
-// readSlots fills in the sets. A hole, from a run that was killed while it
-// wrote, is an endpoint that does not exist, and will be filled.
+// readSlots fills the sets. A killed run may have left a hole, an endpoint that does
+// not exist. A later write fills it.
 func (t *portTable) readSlots(at func(uint32) *port) error {
 	return each(t.slots, func(key tcSlotKey, id uint32) {
 		p, set, i := at(key.Service), clusterSet, int(key.Slot&^slotLocal)
@@ -107,7 +107,7 @@ func (t *portTable) readSlots(at func(uint32) *port) error {
 	})
 }
 
-// readClusterRanges reads the cluster's own addresses.
+// readClusterRanges reads the cluster's own prefixes.
 func readClusterRanges(m *ebpf.Map) (map[tcRangeKey]bool, error) {
 	found := map[tcRangeKey]bool{}
 	err := each(m, func(key tcRangeKey, _ uint8) {
@@ -118,7 +118,7 @@ func readClusterRanges(m *ebpf.Map) (map[tcRangeKey]bool, error) {
 	return found, err
 }
 
-// inherit claims for the names of an earlier table what it had written.
+// inherit claims the entries for the ports of an earlier table.
 func (t *portTable) inherit(earlier *portTable) {
 	for id, p := range earlier.byID {
 		if o := t.orphans[p.service]; o != nil {
@@ -127,32 +127,32 @@ func (t *portTable) inherit(earlier *portTable) {
 	}
 }
 
-// readBatch is how many entries one system call reads. The kernel gives whole
-// buckets of a hash map; none has nearly so many.
+// readBatch is the number of entries that one system call reads. The kernel returns
+// whole buckets of a hash map, which are much smaller.
 const readBatch = 1024
 
-// each calls f for every entry of a map that only we write.
+// each calls f for every entry of a map that only this agent writes.
 func each[K, V any](m kernelMap, f func(K, V)) error {
 	var cursor ebpf.MapBatchCursor
 	keys, values := make([]K, readBatch), make([]V, readBatch)
 	for first := true; ; first = false {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		if err != nil && first && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return eachByOne(m, f) // a kernel without batches of this kind of map
+			return eachByOne(m, f) // the kernel has no batches for this kind of map
 		}
 		for i := range n {
 			f(keys[i], values[i])
 		}
 		switch {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return nil // that was all
+			return nil // that was the last batch
 		case err != nil:
 			return fmt.Errorf("read eBPF map %s: %w", m, err)
 		}
 	}
 }
 
-// eachByOne is each with two system calls an entry.
+// eachByOne is each with two system calls for each entry.
 func eachByOne[K, V any](m kernelMap, f func(K, V)) error {
 	var key K
 	var value V
@@ -166,8 +166,8 @@ func eachByOne[K, V any](m kernelMap, f func(K, V)) error {
 	return nil
 }
 
-// Applied reads the maps again. Names of ports and what the maps do not hold
-// (appProtocol, trigger times) come from memory.
+// Applied reads the maps again. The names of ports, and fields that the maps do not
+// have (appProtocol, trigger times), come from memory.
 func (b *Backend) Applied(context.Context) (intent.State, error) {
 	read, err := readPorts(b.objects.maps)
 	if err != nil {
@@ -207,7 +207,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 	return s, nil
 }
 
-// intentFrontends turns entries back into decisions.
+// intentFrontends converts entries back to decisions.
 func (p *port) intentFrontends() []intent.Frontend {
 	var ranges []netip.Prefix
 	for key := range p.ranges {
@@ -223,7 +223,7 @@ func (p *port) intentFrontends() []intent.Frontend {
 	for key, v := range p.frontends {
 		f := intent.Frontend{
 			Kind: frontendKind(v.Flags), Port: toPort(key.Port),
-			Outside: intent.Route(v.Outside), Inside: intent.Route(v.Inside),
+			Outside: intent.Route(v.ExternalRoute), Inside: intent.Route(v.InternalRoute),
 		}
 		if f.Kind != intent.NodePort {
 			f.Addr = fromAddr(key.Addr, key.Family)
@@ -245,7 +245,7 @@ func (p *port) intentFrontends() []intent.Frontend {
 	return out
 }
 
-// intentEndpoints turns backends that a set names into endpoints.
+// intentEndpoints converts the backends of the sets to endpoints.
 func (p *port) intentEndpoints() []intent.Endpoint {
 	var in [2]map[uint32]bool
 	for set, slots := range p.slots {
@@ -261,18 +261,18 @@ func (p *port) intentEndpoints() []intent.Endpoint {
 			Addr:    addr,
 			Cluster: in[clusterSet][entry.id],
 			Local:   in[localSet][entry.id],
-			Here:    flags&tcBackendFlagsBACKEND_HERE != 0,
-			Host:    flags&tcBackendFlagsBACKEND_HOST != 0,
-			Policed: flags&tcBackendFlagsBACKEND_POLICED != 0,
-			Open:    flags&tcBackendFlagsBACKEND_OPEN != 0,
+			Here:    flags&tcBackendFlagsBACKEND_ON_THIS_NODE != 0,
+			Host:    flags&tcBackendFlagsBACKEND_HOST_NETWORK != 0,
+			Policed: flags&tcBackendFlagsBACKEND_TRAVERSES_NETFILTER != 0,
+			Open:    flags&tcBackendFlagsBACKEND_ALLOWS_ANY != 0,
 		})
 	}
 	slices.SortFunc(out, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	return out
 }
 
-// Endpoints lists the endpoints that the maps of an instance hold, whoever wrote
-// them. It changes nothing, and may be called beside an agent.
+// Endpoints lists the endpoints in the maps of an instance, even if no agent runs. It
+// changes nothing.
 func Endpoints(bpffs string) ([]netip.AddrPort, error) {
 	backends, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), tcMapBackends), &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {

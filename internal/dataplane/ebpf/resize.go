@@ -11,18 +11,18 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// setAsideSuffix follows the directory of an ABI version, and a number: maps of
-// that version, of a size that is no longer wanted.
+// setAsideSuffix follows the directory of an ABI version and precedes a number: maps of
+// that version with a size that is no longer wanted.
 const setAsideSuffix = "-size-"
 
-// setAside are the directories of maps that were made again in another size, and
-// what becomes of their entries. There is more than one when agents were killed
-// before they had carried them over.
-func setAside(dir string, paths map[string][]convert) []former {
-	var out []former
+// setAside returns the directories of maps that were created again in another size,
+// with the conversions of their entries. There are several if agents were killed before
+// they had migrated them.
+func setAside(dir string, paths map[string][]convert) []previousLayout {
+	var out []previousLayout
 	dirs, _ := filepath.Glob(dir + setAsideSuffix + "*")
 	for _, d := range dirs {
-		f := former{d, map[string][]convert{}}
+		f := previousLayout{d, map[string][]convert{}}
 		pins, _ := os.ReadDir(d)
 		for _, pin := range pins {
 			f.maps[pin.Name()] = paths[pin.Name()]
@@ -32,9 +32,8 @@ func setAside(dir string, paths map[string][]convert) []former {
 	return out
 }
 
-// putAside moves the pins of maps to a new directory beside dir. The programs of
-// the earlier run go on with them; whoever is killed after this leaves them to
-// the next agent.
+// putAside moves the pins of maps to a new directory beside dir. The programs of the
+// earlier run continue with them. If this agent is killed, the next one migrates them.
 func putAside(dir string, names []string) error {
 	for n := 0; len(names) > 0; n++ {
 		aside := fmt.Sprintf("%s%s%03d", dir, setAsideSuffix, n)
@@ -53,19 +52,18 @@ func putAside(dir string, names []string) error {
 	return nil
 }
 
-// onlySizeDiffers reports whether a map holds what is wanted, but not as much of
-// it, or more.
+// onlySizeDiffers reports whether a map differs from want in its size alone.
 func onlySizeDiffers(want *ebpf.MapSpec, m *ebpf.Map) bool {
 	same := *want
 	same.MaxEntries = m.MaxEntries()
 	return want.Type == ebpf.LRUHash && same.Compatible(m) == nil
 }
 
-// room gives what decides whether an entry fits into the newer map. A larger one
-// takes them all; so does another map than that of flows, which evicts. In a
-// smaller flow table the answered connections stay, the latest first, and of the
-// others the latest. An eighth is left free: the kernel hands elements out to each
-// CPU in advance, and would evict what has just been written.
+// room returns a function that decides whether an entry fits into the newer map. A
+// larger map takes all entries, and so does any map other than flows, because it
+// evicts. A smaller flow table keeps the answered connections, the latest first, and
+// then the latest of the others. An eighth stays free: the kernel assigns elements to
+// each CPU in advance, and would evict entries just written.
 func (t *transfer) room() (fits func(entry) bool, err error) {
 	all := func(entry) bool { return true }
 	if t.to.MaxEntries() >= t.from.MaxEntries() {
@@ -95,8 +93,8 @@ func (t *transfer) room() (fits func(entry) bool, err error) {
 	}, nil
 }
 
-// rank orders flows by what they are worth; 0 is a dead one, or no flow. Both
-// entries of a flow have the same.
+// rank orders flows by their value. 0 is a dead flow, or not a flow. Both entries of a
+// flow have the same rank.
 func (t *transfer) rank(e entry, now uint32) uint64 {
 	f, ok := asFlow(t.to, e)
 	if !ok {
@@ -115,8 +113,8 @@ func (t *transfer) rank(e entry, now uint32) uint64 {
 	default:
 		worth = 2
 	}
-	// Seen may be ahead of our clock by a second. The rest tells flows of one
-	// second apart: a sum over both ends, as each entry has the other's.
+	// Seen may be ahead of this clock by a second. The rest distinguishes flows of one
+	// second: a sum over both ends, which is the same for both entries.
 	ends := end(f.Saddr, f.Sport) + end(f.Daddr, f.Dport) + end(key.Saddr, key.Sport) + end(key.Daddr, key.Dport)
 	return worth<<62 | uint64(f.Seen-now+1<<31)<<30 | uint64(ends)>>2
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// seedPin is the pin of the map that holds the seed of the programs' hashes. It
-// belongs to no ABI version.
+// seedPin is the pin of the map with the seed of the programs' hashes. It belongs to no
+// ABI version.
 const seedPin = "seed"
 
-// hashSeed is the seed of all hashes of packets: which endpoint a client gets, which
-// ports it may use, by which counter it counts. It is drawn at random, so that
-// a client cannot choose, and kept while the pins are: a client whose connection the
-// flow table has lost is still led to the same endpoint.
+// hashSeed returns the seed of all hashes of packets. They choose a client's endpoint,
+// its allowed ports and its counter. The seed is random, so that a client cannot
+// choose. It stays as long as the pins, so that a client whose connection the flow
+// table has lost still reaches the same endpoint.
 func hashSeed(bpffs string) (uint32, error) {
 	pin := filepath.Join(bpffs, seedPin)
 	var seed uint32
@@ -33,7 +33,7 @@ func hashSeed(bpffs string) (uint32, error) {
 	}
 	m, err = ebpf.NewMap(&ebpf.MapSpec{Name: "spillway_seed", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
-		return 0, fmt.Errorf("make map for the hash seed: %w", err)
+		return 0, fmt.Errorf("create map for the hash seed: %w", err)
 	}
 	defer m.Close()
 	var random [4]byte
@@ -42,7 +42,7 @@ func hashSeed(bpffs string) (uint32, error) {
 	if err := m.Put(uint32(0), seed); err != nil {
 		return 0, fmt.Errorf("write hash seed: %w", err)
 	}
-	// Written before it is pinned: a later run finds it whole or not at all.
+	// Written before it is pinned: a later run finds it complete or not at all.
 	if err := m.Pin(pin); err != nil {
 		return 0, fmt.Errorf("pin hash seed: %w", err)
 	}

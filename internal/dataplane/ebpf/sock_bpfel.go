@@ -19,6 +19,7 @@ const (
 	sockMapAffinities      = "affinities"
 	sockMapBackends        = "backends"
 	sockMapConnections     = "connections"
+	sockMapFeaturesSeen    = "features_seen"
 	sockMapFlows           = "flows"
 	sockMapFragments       = "fragments"
 	sockMapFrontends       = "frontends"
@@ -32,7 +33,6 @@ const (
 	sockMapSockets         = "sockets"
 	sockMapSourceRanges    = "source_ranges"
 	sockMapSources         = "sources"
-	sockMapStackFlows      = "stack_flows"
 	sockMapUnconfirmed     = "unconfirmed"
 	sockMapUnconfirmedNext = "unconfirmed_next"
 	sockMapUntrackedBlocks = "untracked_blocks"
@@ -116,6 +116,7 @@ type sockMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	FeaturesSeen    *ebpf.MapSpec `ebpf:"features_seen"`
 	Flows           *ebpf.MapSpec `ebpf:"flows"`
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
@@ -129,7 +130,6 @@ type sockMapSpecs struct {
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
-	StackFlows      *ebpf.MapSpec `ebpf:"stack_flows"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
 	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
@@ -175,6 +175,7 @@ type sockMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	FeaturesSeen    *ebpf.Map `ebpf:"features_seen"`
 	Flows           *ebpf.Map `ebpf:"flows"`
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
@@ -188,7 +189,6 @@ type sockMaps struct {
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
-	StackFlows      *ebpf.Map `ebpf:"stack_flows"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
 	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
@@ -203,6 +203,7 @@ func (m *sockMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.FeaturesSeen,
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
@@ -216,7 +217,6 @@ func (m *sockMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
-		m.StackFlows,
 		m.Unconfirmed,
 		m.UnconfirmedNext,
 		m.UntrackedBlocks,

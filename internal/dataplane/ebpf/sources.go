@@ -8,9 +8,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// sourceCounts are the confirmed flows by client and by its network, as the map sources has them. The
-// programs count them as they open and close; the sweep corrects that, by flows that
-// have timed out or were evicted.
+// sourceCounts has the numbers of confirmed flows by client and by its network, as in
+// the map sources. The programs count flows that open and close. The sweep corrects the
+// counts for flows that have timed out or were evicted.
 type sourceCounts struct {
 	seed   uint32
 	counts []uint32
@@ -20,7 +20,7 @@ func newSourceCounts(seed uint32) *sourceCounts {
 	return &sourceCounts{seed: seed, counts: make([]uint32, sources)}
 }
 
-// count counts a flow, given by its forward entry.
+// count counts a flow by its forward entry.
 func (c *sourceCounts) count(k *tcTuple, f *tcFlow) {
 	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED != 0 && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
 		c.counts[sourceHash(c.seed, k)%sources]++
@@ -30,7 +30,7 @@ func (c *sourceCounts) count(k *tcTuple, f *tcFlow) {
 	}
 }
 
-// write replaces what the map holds.
+// write replaces the content of the map.
 func (c *sourceCounts) write(m *ebpf.Map) error {
 	keys := make([]uint32, sources)
 	for i := range keys {
@@ -42,7 +42,7 @@ func (c *sourceCounts) write(m *ebpf.Map) error {
 	return nil
 }
 
-// sourceHash mirrors source_hash of bpf/lib/tcp.h.
+// sourceHash mirrors source_hash of bpf/lib/flow/source.h.
 func sourceHash(seed uint32, k *tcTuple) uint32 {
 	h := seed
 	for _, w := range k.Saddr.W {

@@ -13,20 +13,20 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// sweepBatch is how many entries one system call reads.
+// sweepBatch is the number of entries that one system call reads.
 const sweepBatch = 4096
 
-// sweepMargin is how much longer than its time-out a flow is kept: the programs
-// treat it as dead at once, and may just be reviving it.
+// sweepMargin is the time in seconds that a flow is kept after its timeout: the
+// programs treat it as dead at once, and may just be reviving it.
 const sweepMargin = 2
 
-// flowCounts are the flows seen by the last sweep.
+// flowCounts has the numbers of flows of the last sweep.
 type flowCounts struct {
 	tcp, udp, swept atomic.Uint64
 }
 
-// sweepLoop removes dead flows. It takes at most a twentieth of one core,
-// however large the table is.
+// sweepLoop removes dead flows. It takes at most a twentieth of one core, for any size
+// of the table.
 func (b *Backend) sweepLoop(ctx context.Context) {
 	wait := b.cfg.SweepInterval
 	for {
@@ -96,22 +96,22 @@ func eachFlow(ctx context.Context, flows *ebpf.Map, f func(k *tcTuple, f *tcFlow
 	return ctx.Err()
 }
 
-// sweepOne takes out a flow's entry that the batch showed as dead. Between a look
-// and a plain delete a first packet may put a new flow under the same key, which
-// would lose this direction: so the kernel gives back what it has deleted, and
-// what turns out to be alive is put back at once.
+// sweepOne deletes an entry that the batch showed as dead. Between a lookup and a plain
+// delete, a first packet may store a new flow under the same key, which would lose this
+// direction. So the kernel returns the deleted entry, and a live one is stored again at
+// once.
 func (b *Backend) sweepOne(key tcTuple, now uint32) error {
 	var f tcFlow
 	flows := b.m(tcMapFlows)
-	// A batch is some time old: whoever is alive by now is not touched at all.
+	// The batch is some time old: an entry that is live by now is not touched.
 	if flows.Lookup(key, &f) != nil || !b.cfg.Timeouts.dead(&key, &f, now) {
 		return nil
 	}
-	return b.takeDead(key, now)
+	return b.deleteDead(key, now)
 }
 
-// takeDead takes the entry out if it is dead at that very moment.
-func (b *Backend) takeDead(key tcTuple, now uint32) error {
+// deleteDead deletes the entry if it is dead at that moment.
+func (b *Backend) deleteDead(key tcTuple, now uint32) error {
 	var f tcFlow
 	flows := b.m(tcMapFlows)
 	if err := flows.LookupAndDelete(key, &f); err != nil { // 5.14
@@ -126,14 +126,14 @@ func (b *Backend) takeDead(key tcTuple, now uint32) error {
 		}
 		return nil
 	}
-	// A packet may have made it again meanwhile: then that entry is the newer.
+	// A packet may have stored a newer entry meanwhile, which stays.
 	if err := flows.Update(key, f, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return fmt.Errorf("put back revived flow: %w", err)
 	}
 	return nil
 }
 
-// dead mirrors flow_dead of bpf/lib/flow.h, with a margin.
+// dead mirrors flow_dead of bpf/lib/flow/table.h, with a margin.
 func (t *Timeouts) dead(key *tcTuple, f *tcFlow, now uint32) bool {
 	var limit time.Duration
 	state := tcFlowState(f.State)
@@ -160,7 +160,7 @@ func bootSeconds() uint32 {
 	return uint32(uint64(monotonic()) >> 20 * 1099 >> 20)
 }
 
-// monotonic is in nanoseconds since boot; 0 if the kernel does not tell.
+// monotonic returns nanoseconds since boot, or 0 if the kernel has no such clock.
 func monotonic() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {

@@ -90,14 +90,14 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 
 	// Between the sweeper's look and its delete.
 	noError(t, flows.Put(keys[0], alive[0]))
-	noError(t, b.takeDead(keys[0], now))
+	noError(t, b.deleteDead(keys[0], now))
 	var f tcFlow
 	if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
 		t.Fatalf("the revived entry is %+v, %v", f, err)
 	}
 	// Somebody else was faster.
 	noError(t, flows.Delete(keys[0]))
-	noError(t, b.takeDead(keys[0], now))
+	noError(t, b.deleteDead(keys[0], now))
 	if n := b.flows.swept.Load(); n != 0 {
 		t.Errorf("%d swept", n)
 	}
@@ -120,8 +120,8 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 func wantPairs(t *testing.T, flows map[tcTuple]tcFlow) {
 	t.Helper()
 	for key, f := range flows {
-		twin := tcTuple{Saddr: f.Daddr, Daddr: f.Saddr, Sport: f.Dport, Dport: f.Sport, Proto: key.Proto, Family: key.Family}
-		if _, ok := flows[twin]; !ok {
+		reverse := tcTuple{Saddr: f.Daddr, Daddr: f.Saddr, Sport: f.Dport, Dport: f.Sport, Proto: key.Proto, Family: key.Family}
+		if _, ok := flows[reverse]; !ok {
 			t.Fatalf("%v has lost its other direction", key)
 		}
 	}

@@ -51,46 +51,46 @@ type tcBackend struct {
 type tcBackendFlags uint32
 
 const (
-	tcBackendFlagsBACKEND_CLUSTER tcBackendFlags = 1
-	tcBackendFlagsBACKEND_LOCAL   tcBackendFlags = 2
-	tcBackendFlagsBACKEND_HERE    tcBackendFlags = 4
-	tcBackendFlagsBACKEND_HOST    tcBackendFlags = 8
-	tcBackendFlagsBACKEND_POLICED tcBackendFlags = 16
-	tcBackendFlagsBACKEND_OPEN    tcBackendFlags = 32
+	tcBackendFlagsBACKEND_CLUSTER_POLICY      tcBackendFlags = 1
+	tcBackendFlagsBACKEND_LOCAL_POLICY        tcBackendFlags = 2
+	tcBackendFlagsBACKEND_ON_THIS_NODE        tcBackendFlags = 4
+	tcBackendFlagsBACKEND_HOST_NETWORK        tcBackendFlags = 8
+	tcBackendFlagsBACKEND_TRAVERSES_NETFILTER tcBackendFlags = 16
+	tcBackendFlagsBACKEND_ALLOWS_ANY          tcBackendFlags = 32
 )
 
-type tcBeen uint32
+type tcFeature uint32
 
 const (
-	tcBeenBEEN_STACK_FLOW  tcBeen = 1
-	tcBeenBEEN_HELPER      tcBeen = 2
-	tcBeenBEEN_NODE_HELPER tcBeen = 4
-	tcBeenBEEN_SNAT        tcBeen = 8
+	tcFeatureFEATURE_STACK_FLOW  tcFeature = 1
+	tcFeatureFEATURE_HELPER      tcFeature = 2
+	tcFeatureFEATURE_NODE_HELPER tcFeature = 4
+	tcFeatureFEATURE_SNAT        tcFeature = 8
 )
 
 type tcFlow struct {
-	_          structs.HostLayout
-	Saddr      tcAddr
-	Daddr      tcAddr
-	Sport      uint16
-	Dport      uint16
-	Seen       uint32
-	Flags      uint16
-	State      uint8
-	End        uint8
-	Helper     uint8
-	WayKind    uint8
-	WayMtu     uint16
-	WaySeen    uint32
-	WayIfindex uint32
-	WayMacs    [12]uint8
-	InIfindex  uint32
-	Tcp        tcTcpSide
-	Backend    uint32
-	Service    uint32
-	Slot       uint32
-	HelperPort uint16
-	Answers    uint16
+	_              structs.HostLayout
+	Saddr          tcAddr
+	Daddr          tcAddr
+	Sport          uint16
+	Dport          uint16
+	Seen           uint32
+	Flags          uint16
+	State          uint8
+	End            uint8
+	Helper         uint8
+	NextHopKind    uint8
+	NextHopMtu     uint16
+	NextHopSeen    uint32
+	NextHopIfindex uint32
+	NextHopMacs    [12]uint8
+	InIfindex      uint32
+	Tcp            tcTcpSide
+	Backend        uint32
+	Service        uint32
+	Slot           uint32
+	HelperPort     uint16
+	Answers        uint16
 }
 
 type tcFlowEnd uint32
@@ -99,24 +99,23 @@ const (
 	tcFlowEndEND_UNKNOWN        tcFlowEnd = 0
 	tcFlowEndEND_CLIENT_FIRST   tcFlowEnd = 1
 	tcFlowEndEND_ENDPOINT_FIRST tcFlowEnd = 2
-	tcFlowEndEND_ANSWERED       tcFlowEnd = 3
 )
 
 type tcFlowFlags uint32
 
 const (
-	tcFlowFlagsFLOW_REPLY       tcFlowFlags = 1
-	tcFlowFlagsFLOW_STACK       tcFlowFlags = 2
-	tcFlowFlagsFLOW_SNAT        tcFlowFlags = 4
-	tcFlowFlagsFLOW_FIN         tcFlowFlags = 8
-	tcFlowFlagsFLOW_TWIN_FIN    tcFlowFlags = 16
-	tcFlowFlagsFLOW_TO_POD      tcFlowFlags = 32
-	tcFlowFlagsFLOW_TWIN_TO_POD tcFlowFlags = 64
-	tcFlowFlagsFLOW_RESET       tcFlowFlags = 128
-	tcFlowFlagsFLOW_STREAM      tcFlowFlags = 256
-	tcFlowFlagsFLOW_CONFIRMED   tcFlowFlags = 512
-	tcFlowFlagsFLOW_TRACKED     tcFlowFlags = 1024
-	tcFlowFlagsFLOW_FIN_ACKED   tcFlowFlags = 2048
+	tcFlowFlagsFLOW_REPLY          tcFlowFlags = 1
+	tcFlowFlagsFLOW_STACK          tcFlowFlags = 2
+	tcFlowFlagsFLOW_SNAT           tcFlowFlags = 4
+	tcFlowFlagsFLOW_FIN            tcFlowFlags = 8
+	tcFlowFlagsFLOW_REVERSE_FIN    tcFlowFlags = 16
+	tcFlowFlagsFLOW_TO_POD         tcFlowFlags = 32
+	tcFlowFlagsFLOW_REVERSE_TO_POD tcFlowFlags = 64
+	tcFlowFlagsFLOW_RESET          tcFlowFlags = 128
+	tcFlowFlagsFLOW_STREAM         tcFlowFlags = 256
+	tcFlowFlagsFLOW_CONFIRMED      tcFlowFlags = 512
+	tcFlowFlagsFLOW_TRACKED        tcFlowFlags = 1024
+	tcFlowFlagsFLOW_FIN_ACKED      tcFlowFlags = 2048
 )
 
 type tcFlowHelper uint32
@@ -160,12 +159,12 @@ type tcFragmentKey struct {
 }
 
 type tcFrontend struct {
-	_       structs.HostLayout
-	Service uint32
-	Outside uint8
-	Inside  uint8
-	Flags   uint8
-	Pad     uint8
+	_             structs.HostLayout
+	Service       uint32
+	ExternalRoute uint8
+	InternalRoute uint8
+	Flags         uint8
+	Pad           uint8
 }
 
 type tcFrontendFlags uint32
@@ -210,18 +209,25 @@ type tcPod struct {
 type tcPodFlags uint32
 
 const (
-	tcPodFlagsPOD_POLICED   tcPodFlags = 1
-	tcPodFlagsPOD_REACHABLE tcPodFlags = 2
-	tcPodFlagsPOD_GUARDED   tcPodFlags = 4
+	tcPodFlagsPOD_TRAVERSES_NETFILTER tcPodFlags = 1
+	tcPodFlagsPOD_REACHABLE           tcPodFlags = 2
+	tcPodFlagsPOD_DENY_RULE_ONLY      tcPodFlags = 4
 )
 
 type tcRangeKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
-	Service   uint32
+	Scope     uint32
 	Family    uint32
 	Addr      tcAddr
 }
+
+type tcRequestProgress uint32
+
+const (
+	tcRequestProgressREQUEST_SENT     tcRequestProgress = 0
+	tcRequestProgressREQUEST_ANSWERED tcRequestProgress = 3
+)
 
 type tcRoute uint32
 
@@ -327,9 +333,9 @@ type tcTuple struct {
 type tcUntrackedPeers uint32
 
 const (
-	tcUntrackedPeersUNTRACKED_ANYBODY tcUntrackedPeers = 1
-	tcUntrackedPeersUNTRACKED_PODS    tcUntrackedPeers = 2
-	tcUntrackedPeersUNTRACKED_BLOCKS  tcUntrackedPeers = 4
+	tcUntrackedPeersUNTRACKED_ANY    tcUntrackedPeers = 1
+	tcUntrackedPeersUNTRACKED_PODS   tcUntrackedPeers = 2
+	tcUntrackedPeersUNTRACKED_BLOCKS tcUntrackedPeers = 4
 )
 
 type tcUntrackedPodKey struct {
@@ -407,56 +413,57 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	tcMapAffinities           = "affinities"
-	tcMapBackends             = "backends"
-	tcMapConnections          = "connections"
-	tcMapFlows                = "flows"
-	tcMapFragments            = "fragments"
-	tcMapFrontends            = "frontends"
-	tcMapIcmpRates            = "icmp_rates"
-	tcMapNodeAddrs            = "node_addrs"
-	tcMapNodeSettings         = "node_settings"
-	tcMapPods                 = "pods"
-	tcMapScratches            = "scratches"
-	tcMapServices             = "services"
-	tcMapSlots                = "slots"
-	tcMapSnatPorts            = "snat_ports"
-	tcMapSockets              = "sockets"
-	tcMapSourceRanges         = "source_ranges"
-	tcMapSources              = "sources"
-	tcMapStackFlows           = "stack_flows"
-	tcMapUnconfirmed          = "unconfirmed"
-	tcMapUnconfirmedNext      = "unconfirmed_next"
-	tcMapUntrackedBlocks      = "untracked_blocks"
-	tcMapUntrackedPods        = "untracked_pods"
-	tcMapUntrackedPorts       = "untracked_ports"
-	tcMapUplinks              = "uplinks"
-	tcMapVerdicts             = "verdicts"
-	tcProgFromNetwork         = "from_network"
-	tcProgFromPod             = "from_pod"
-	tcProgToNetwork           = "to_network"
-	tcProgToPod               = "to_pod"
-	tcVarHasCsumIpv6          = "has_csum_ipv6"
-	tcVarHasCtLookup          = "has_ct_lookup"
-	tcVarHasSetRetval         = "has_set_retval"
-	tcVarHashSeed             = "hash_seed"
-	tcVarHostNetnsCookie      = "host_netns_cookie"
-	tcVarSourceMax            = "source_max"
-	tcVarUnconfirmedMax       = "unconfirmed_max"
-	tcVarUnusedBackendFlags   = "unused_backend_flags"
-	tcVarUnusedBeen           = "unused_been"
-	tcVarUnusedFlowEnd        = "unused_flow_end"
-	tcVarUnusedFlowFlags      = "unused_flow_flags"
-	tcVarUnusedFlowHelper     = "unused_flow_helper"
-	tcVarUnusedFlowState      = "unused_flow_state"
-	tcVarUnusedFrontendFlags  = "unused_frontend_flags"
-	tcVarUnusedNodeAddrFlags  = "unused_node_addr_flags"
-	tcVarUnusedPodFlags       = "unused_pod_flags"
-	tcVarUnusedRoute          = "unused_route"
-	tcVarUnusedServiceFlags   = "unused_service_flags"
-	tcVarUnusedSettingsFlags  = "unused_settings_flags"
-	tcVarUnusedUntrackedPeers = "unused_untracked_peers"
-	tcVarUnusedVerdict        = "unused_verdict"
+	tcMapAffinities            = "affinities"
+	tcMapBackends              = "backends"
+	tcMapConnections           = "connections"
+	tcMapFeaturesSeen          = "features_seen"
+	tcMapFlows                 = "flows"
+	tcMapFragments             = "fragments"
+	tcMapFrontends             = "frontends"
+	tcMapIcmpRates             = "icmp_rates"
+	tcMapNodeAddrs             = "node_addrs"
+	tcMapNodeSettings          = "node_settings"
+	tcMapPods                  = "pods"
+	tcMapScratches             = "scratches"
+	tcMapServices              = "services"
+	tcMapSlots                 = "slots"
+	tcMapSnatPorts             = "snat_ports"
+	tcMapSockets               = "sockets"
+	tcMapSourceRanges          = "source_ranges"
+	tcMapSources               = "sources"
+	tcMapUnconfirmed           = "unconfirmed"
+	tcMapUnconfirmedNext       = "unconfirmed_next"
+	tcMapUntrackedBlocks       = "untracked_blocks"
+	tcMapUntrackedPods         = "untracked_pods"
+	tcMapUntrackedPorts        = "untracked_ports"
+	tcMapUplinks               = "uplinks"
+	tcMapVerdicts              = "verdicts"
+	tcProgFromNetwork          = "from_network"
+	tcProgFromPod              = "from_pod"
+	tcProgToNetwork            = "to_network"
+	tcProgToPod                = "to_pod"
+	tcVarHasCsumIpv6           = "has_csum_ipv6"
+	tcVarHasCtLookup           = "has_ct_lookup"
+	tcVarHasSetRetval          = "has_set_retval"
+	tcVarHashSeed              = "hash_seed"
+	tcVarHostNetnsCookie       = "host_netns_cookie"
+	tcVarSourceMax             = "source_max"
+	tcVarUnconfirmedMax        = "unconfirmed_max"
+	tcVarUnusedBackendFlags    = "unused_backend_flags"
+	tcVarUnusedFeature         = "unused_feature"
+	tcVarUnusedFlowEnd         = "unused_flow_end"
+	tcVarUnusedFlowFlags       = "unused_flow_flags"
+	tcVarUnusedFlowHelper      = "unused_flow_helper"
+	tcVarUnusedFlowState       = "unused_flow_state"
+	tcVarUnusedFrontendFlags   = "unused_frontend_flags"
+	tcVarUnusedNodeAddrFlags   = "unused_node_addr_flags"
+	tcVarUnusedPodFlags        = "unused_pod_flags"
+	tcVarUnusedRequestProgress = "unused_request_progress"
+	tcVarUnusedRoute           = "unused_route"
+	tcVarUnusedServiceFlags    = "unused_service_flags"
+	tcVarUnusedSettingsFlags   = "unused_settings_flags"
+	tcVarUnusedUntrackedPeers  = "unused_untracked_peers"
+	tcVarUnusedVerdict         = "unused_verdict"
 )
 
 // loadTc returns the embedded CollectionSpec for tc.
@@ -514,6 +521,7 @@ type tcMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	FeaturesSeen    *ebpf.MapSpec `ebpf:"features_seen"`
 	Flows           *ebpf.MapSpec `ebpf:"flows"`
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
@@ -528,7 +536,6 @@ type tcMapSpecs struct {
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
-	StackFlows      *ebpf.MapSpec `ebpf:"stack_flows"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
 	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
@@ -542,27 +549,28 @@ type tcMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
-	HasCsumIpv6          *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
-	HasCtLookup          *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
-	HasSetRetval         *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	HashSeed             *ebpf.VariableSpec `ebpf:"hash_seed"`
-	HostNetnsCookie      *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
-	SourceMax            *ebpf.VariableSpec `ebpf:"source_max"`
-	UnconfirmedMax       *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
-	UnusedBackendFlags   *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
-	UnusedBeen           *ebpf.VariableSpec `ebpf:"unused_been"`
-	UnusedFlowEnd        *ebpf.VariableSpec `ebpf:"unused_flow_end"`
-	UnusedFlowFlags      *ebpf.VariableSpec `ebpf:"unused_flow_flags"`
-	UnusedFlowHelper     *ebpf.VariableSpec `ebpf:"unused_flow_helper"`
-	UnusedFlowState      *ebpf.VariableSpec `ebpf:"unused_flow_state"`
-	UnusedFrontendFlags  *ebpf.VariableSpec `ebpf:"unused_frontend_flags"`
-	UnusedNodeAddrFlags  *ebpf.VariableSpec `ebpf:"unused_node_addr_flags"`
-	UnusedPodFlags       *ebpf.VariableSpec `ebpf:"unused_pod_flags"`
-	UnusedRoute          *ebpf.VariableSpec `ebpf:"unused_route"`
-	UnusedServiceFlags   *ebpf.VariableSpec `ebpf:"unused_service_flags"`
-	UnusedSettingsFlags  *ebpf.VariableSpec `ebpf:"unused_settings_flags"`
-	UnusedUntrackedPeers *ebpf.VariableSpec `ebpf:"unused_untracked_peers"`
-	UnusedVerdict        *ebpf.VariableSpec `ebpf:"unused_verdict"`
+	HasCsumIpv6           *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
+	HasCtLookup           *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
+	HasSetRetval          *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	HashSeed              *ebpf.VariableSpec `ebpf:"hash_seed"`
+	HostNetnsCookie       *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	SourceMax             *ebpf.VariableSpec `ebpf:"source_max"`
+	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
+	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
+	UnusedFeature         *ebpf.VariableSpec `ebpf:"unused_feature"`
+	UnusedFlowEnd         *ebpf.VariableSpec `ebpf:"unused_flow_end"`
+	UnusedFlowFlags       *ebpf.VariableSpec `ebpf:"unused_flow_flags"`
+	UnusedFlowHelper      *ebpf.VariableSpec `ebpf:"unused_flow_helper"`
+	UnusedFlowState       *ebpf.VariableSpec `ebpf:"unused_flow_state"`
+	UnusedFrontendFlags   *ebpf.VariableSpec `ebpf:"unused_frontend_flags"`
+	UnusedNodeAddrFlags   *ebpf.VariableSpec `ebpf:"unused_node_addr_flags"`
+	UnusedPodFlags        *ebpf.VariableSpec `ebpf:"unused_pod_flags"`
+	UnusedRequestProgress *ebpf.VariableSpec `ebpf:"unused_request_progress"`
+	UnusedRoute           *ebpf.VariableSpec `ebpf:"unused_route"`
+	UnusedServiceFlags    *ebpf.VariableSpec `ebpf:"unused_service_flags"`
+	UnusedSettingsFlags   *ebpf.VariableSpec `ebpf:"unused_settings_flags"`
+	UnusedUntrackedPeers  *ebpf.VariableSpec `ebpf:"unused_untracked_peers"`
+	UnusedVerdict         *ebpf.VariableSpec `ebpf:"unused_verdict"`
 }
 
 // tcObjects contains all objects after they have been loaded into the kernel.
@@ -588,6 +596,7 @@ type tcMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	FeaturesSeen    *ebpf.Map `ebpf:"features_seen"`
 	Flows           *ebpf.Map `ebpf:"flows"`
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
@@ -602,7 +611,6 @@ type tcMaps struct {
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
-	StackFlows      *ebpf.Map `ebpf:"stack_flows"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
 	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
@@ -617,6 +625,7 @@ func (m *tcMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.FeaturesSeen,
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
@@ -631,7 +640,6 @@ func (m *tcMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
-		m.StackFlows,
 		m.Unconfirmed,
 		m.UnconfirmedNext,
 		m.UntrackedBlocks,
@@ -646,27 +654,28 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
-	HasCsumIpv6          *ebpf.Variable `ebpf:"has_csum_ipv6"`
-	HasCtLookup          *ebpf.Variable `ebpf:"has_ct_lookup"`
-	HasSetRetval         *ebpf.Variable `ebpf:"has_set_retval"`
-	HashSeed             *ebpf.Variable `ebpf:"hash_seed"`
-	HostNetnsCookie      *ebpf.Variable `ebpf:"host_netns_cookie"`
-	SourceMax            *ebpf.Variable `ebpf:"source_max"`
-	UnconfirmedMax       *ebpf.Variable `ebpf:"unconfirmed_max"`
-	UnusedBackendFlags   *ebpf.Variable `ebpf:"unused_backend_flags"`
-	UnusedBeen           *ebpf.Variable `ebpf:"unused_been"`
-	UnusedFlowEnd        *ebpf.Variable `ebpf:"unused_flow_end"`
-	UnusedFlowFlags      *ebpf.Variable `ebpf:"unused_flow_flags"`
-	UnusedFlowHelper     *ebpf.Variable `ebpf:"unused_flow_helper"`
-	UnusedFlowState      *ebpf.Variable `ebpf:"unused_flow_state"`
-	UnusedFrontendFlags  *ebpf.Variable `ebpf:"unused_frontend_flags"`
-	UnusedNodeAddrFlags  *ebpf.Variable `ebpf:"unused_node_addr_flags"`
-	UnusedPodFlags       *ebpf.Variable `ebpf:"unused_pod_flags"`
-	UnusedRoute          *ebpf.Variable `ebpf:"unused_route"`
-	UnusedServiceFlags   *ebpf.Variable `ebpf:"unused_service_flags"`
-	UnusedSettingsFlags  *ebpf.Variable `ebpf:"unused_settings_flags"`
-	UnusedUntrackedPeers *ebpf.Variable `ebpf:"unused_untracked_peers"`
-	UnusedVerdict        *ebpf.Variable `ebpf:"unused_verdict"`
+	HasCsumIpv6           *ebpf.Variable `ebpf:"has_csum_ipv6"`
+	HasCtLookup           *ebpf.Variable `ebpf:"has_ct_lookup"`
+	HasSetRetval          *ebpf.Variable `ebpf:"has_set_retval"`
+	HashSeed              *ebpf.Variable `ebpf:"hash_seed"`
+	HostNetnsCookie       *ebpf.Variable `ebpf:"host_netns_cookie"`
+	SourceMax             *ebpf.Variable `ebpf:"source_max"`
+	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
+	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`
+	UnusedFeature         *ebpf.Variable `ebpf:"unused_feature"`
+	UnusedFlowEnd         *ebpf.Variable `ebpf:"unused_flow_end"`
+	UnusedFlowFlags       *ebpf.Variable `ebpf:"unused_flow_flags"`
+	UnusedFlowHelper      *ebpf.Variable `ebpf:"unused_flow_helper"`
+	UnusedFlowState       *ebpf.Variable `ebpf:"unused_flow_state"`
+	UnusedFrontendFlags   *ebpf.Variable `ebpf:"unused_frontend_flags"`
+	UnusedNodeAddrFlags   *ebpf.Variable `ebpf:"unused_node_addr_flags"`
+	UnusedPodFlags        *ebpf.Variable `ebpf:"unused_pod_flags"`
+	UnusedRequestProgress *ebpf.Variable `ebpf:"unused_request_progress"`
+	UnusedRoute           *ebpf.Variable `ebpf:"unused_route"`
+	UnusedServiceFlags    *ebpf.Variable `ebpf:"unused_service_flags"`
+	UnusedSettingsFlags   *ebpf.Variable `ebpf:"unused_settings_flags"`
+	UnusedUntrackedPeers  *ebpf.Variable `ebpf:"unused_untracked_peers"`
+	UnusedVerdict         *ebpf.Variable `ebpf:"unused_verdict"`
 }
 
 // tcPrograms contains all programs after they have been loaded into the kernel.

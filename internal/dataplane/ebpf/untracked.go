@@ -13,26 +13,27 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// What do-not-track policies allow to ports of pods here passes by netfilter, which
-// would neither track nor translate it, and has nothing else to decide:
+// Packets that do-not-track policies allow to ports of pods of this node bypass
+// netfilter. Netfilter would neither track nor translate them, and has nothing else to
+// decide:
 //
-//	Narrow ──> entries go ──> netfilter's table is written ──> Widen ──> entries come
+//	Narrow ──> delete entries ──> netfilter's table is written ──> Widen ──> add entries
 //
-// So there never is an entry of what netfilter's table does not allow as well. What
-// has none, for want of room too, goes through the stack: ranges of ports, ports of
-// connections that netfilter translates, and everything while there are rules of egress,
-// which may deny what others allow.
+// So each entry is always allowed by netfilter's table too. Packets without an entry
+// traverse the stack: ranges of ports, ports of connections that netfilter translates,
+// entries that do not fit, and everything while there are egress rules, which may deny
+// what others allow.
 
-// untracked is what the maps of policies hold.
+// untracked is the content of the maps of policies.
 type untracked struct {
 	ports, pods, blocks kernelMap
 	have                untrackedEntries
 	next                *untrackedEntries // of a whole state, between Narrow and Widen
 	ids                 map[string]uint32 // of rules, by name
 	lastID              uint32
-	egress              bool // there are rules of egress
-	kept                map[tcFrontendKey]bool
-	unwritten           bool // for want of room, and told
+	egress              bool // there are egress rules
+	tracked             map[tcFrontendKey]bool
+	unwritten           bool // some entries did not fit, and the log has said so
 	served              bool // see Serves
 }
 
@@ -46,8 +47,9 @@ func newUntrackedEntries() untrackedEntries {
 	return untrackedEntries{map[tcFrontendKey]tcUntrackedPort{}, map[tcUntrackedPodKey]uint8{}, map[tcRangeKey]uint8{}}
 }
 
-// openUntracked takes over what an earlier run has left. If its programs did not look
-// at it, an agent in between knew nothing of it, and it may not be true any more.
+// openUntracked reads the entries of an earlier run. If its programs did not use them,
+// an agent in between did not maintain them, and they may be outdated: then it deletes
+// them.
 func openUntracked(m map[string]*ebpf.Map) (*untracked, error) {
 	u := &untracked{
 		ports: m[tcMapUntrackedPorts], pods: m[tcMapUntrackedPods], blocks: m[tcMapUntrackedBlocks],
@@ -66,7 +68,7 @@ func openUntracked(m map[string]*ebpf.Map) (*untracked, error) {
 		}
 	}
 	if s.Flags&uint32(tcSettingsFlagsSETTING_UNTRACKED) == 0 {
-		return u, u.narrow(newUntrackedEntries())
+		return u, u.revoke(newUntrackedEntries())
 	}
 	return u, nil
 }
@@ -82,7 +84,7 @@ func (u *untracked) read() error {
 	return each(u.blocks, func(k tcRangeKey, v uint8) { u.have.blocks[k] = v })
 }
 
-// id is the number of a rule, which is never another's.
+// id returns the number of a rule, which is never reused.
 func (u *untracked) id(rule string) uint32 {
 	if u.ids[rule] == 0 {
 		u.lastID++
@@ -91,11 +93,11 @@ func (u *untracked) id(rule string) uint32 {
 	return u.ids[rule]
 }
 
-// port is the entry of a target, if there is one.
+// port returns the entry of a target, if there is one.
 func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tcUntrackedPort, ok bool) {
 	k = portKey(t.Addr, t.Protocol, t.First)
 	v := s.Verdicts[s.Targets[t]]
-	if v == nil || v.Track || u.kept[k] || t.Side != policy.Ingress || t.First != t.Last || t.Protocol != model.TCP && t.Protocol != model.UDP {
+	if v == nil || v.Track || u.tracked[k] || t.Side != policy.Ingress || t.First != t.Last || t.Protocol != model.TCP && t.Protocol != model.UDP {
 		return k, p, false
 	}
 	if len(v.Rules) > len(p.Rules) {
@@ -105,7 +107,7 @@ func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tc
 		r := s.Rules[name]
 		var peers tcUntrackedPeers
 		if r.Anybody {
-			peers |= tcUntrackedPeersUNTRACKED_ANYBODY
+			peers |= tcUntrackedPeersUNTRACKED_ANY
 		}
 		if r.Pods {
 			peers |= tcUntrackedPeersUNTRACKED_PODS
@@ -126,7 +128,7 @@ func (u *untracked) pod(m policy.Member) tcUntrackedPodKey {
 	return tcUntrackedPodKey{Addr: toAddr(m.Addr), Family: uint32(familyOf(m.Addr)), Rule: u.id(m.Rule)}
 }
 
-// entries are those of a whole state.
+// entries returns the entries of a whole state.
 func (u *untracked) entries(s policy.State) untrackedEntries {
 	out := newUntrackedEntries()
 	maps.DeleteFunc(u.ids, func(rule string, _ uint32) bool { return s.Rules[rule] == nil })
@@ -134,14 +136,14 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 	for _, r := range s.Rules {
 		u.egress = u.egress || r.Side == policy.Egress
 	}
-	u.kept = map[tcFrontendKey]bool{}
+	u.tracked = map[tcFrontendKey]bool{}
 	for p := range s.Kept {
-		u.kept[portKey(p.Here, p.Protocol, p.Port)] = true
+		u.tracked[portKey(p.Here, p.Protocol, p.Port)] = true
 	}
 	if u.egress {
 		return out
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.Rules)) { // the next run gives the same numbers
+	for _, name := range slices.Sorted(maps.Keys(s.Rules)) { // the next run assigns the same numbers
 		id := u.id(name)
 		for _, b := range s.Rules[name].Blocks {
 			for _, p := range b.Prefixes() {
@@ -160,8 +162,8 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 	return out
 }
 
-// narrow removes what is not wanted, ports first.
-func (u *untracked) narrow(want untrackedEntries) error {
+// revoke removes unwanted entries, ports first.
+func (u *untracked) revoke(want untrackedEntries) error {
 	if err := keepOnly(u.ports, u.have.ports, want.ports); err != nil {
 		return err
 	}
@@ -184,8 +186,9 @@ func keepOnly[K, V comparable](m kernelMap, have, want map[K]V) error {
 	return nil
 }
 
-// widen adds what is wanted, ports last. It counts what there is no room for.
-func (u *untracked) widen(want untrackedEntries) (unwritten int) {
+// grant adds wanted entries, ports last. It returns the number of entries that did not
+// fit.
+func (u *untracked) grant(want untrackedEntries) (unwritten int) {
 	return addTo(u.blocks, u.have.blocks, want.blocks) + addTo(u.pods, u.have.pods, want.pods) + addTo(u.ports, u.have.ports, want.ports)
 }
 
@@ -203,15 +206,16 @@ func addTo[K, V comparable](m kernelMap, have, want map[K]V) (unwritten int) {
 	return unwritten
 }
 
-// Serves reports whether programs of an earlier run served Services when this one began.
+// Serves reports whether programs of an earlier run served Services at the start of
+// this one.
 func (b *Backend) Serves() bool { return b.policies.served }
 
-// Narrow has nothing pass by netfilter that is not allowed in this state.
+// Narrow deletes the entries that this state does not allow to bypass netfilter.
 func (b *Backend) Narrow(s policy.State, c *policy.Changes) error {
 	u := b.policies
 	u.next = nil
 	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Kept) == 0 {
-		return u.narrowBy(s, c)
+		return u.revokeBy(s, c)
 	}
 	before := u.have
 	if c == nil {
@@ -219,19 +223,19 @@ func (b *Backend) Narrow(s policy.State, c *policy.Changes) error {
 			return err
 		}
 		if n := differences(before.ports, u.have.ports) + differences(before.pods, u.have.pods) + differences(before.blocks, u.have.blocks); n > 0 {
-			b.cfg.Log.Warn("somebody else had changed what passes by netfilter for policies; it is restored", "entries", n)
+			b.cfg.Log.Warn("another program changed the entries of policies that bypass netfilter; they are restored", "entries", n)
 		}
 	}
 	next := u.entries(s)
-	if err := u.narrow(next); err != nil {
+	if err := u.revoke(next); err != nil {
 		return err
 	}
 	u.next = &next
 	return b.setUntracking()
 }
 
-// narrowBy removes what changes of pods, ours and peers, take away.
-func (u *untracked) narrowBy(s policy.State, c *policy.Changes) error {
+// revokeBy deletes the entries of pods and peers that these changes remove.
+func (u *untracked) revokeBy(s policy.State, c *policy.Changes) error {
 	for _, t := range c.Targets {
 		if k, _, _ := u.port(s, t.Key); t.Had != "" && t.Key.Side == policy.Ingress && t.Key.First == t.Key.Last {
 			if err := remove(u.ports, k); err != nil {
@@ -251,7 +255,7 @@ func (u *untracked) narrowBy(s policy.State, c *policy.Changes) error {
 	return nil
 }
 
-// Widen has pass by netfilter what this state allows.
+// Widen adds the entries that this state allows to bypass netfilter.
 func (b *Backend) Widen(s policy.State, c *policy.Changes) error {
 	u := b.policies
 	want := newUntrackedEntries()
@@ -270,15 +274,15 @@ func (b *Backend) Widen(s policy.State, c *policy.Changes) error {
 			}
 		}
 	}
-	unwritten := u.widen(want)
+	unwritten := u.grant(want)
 	if unwritten > 0 && !u.unwritten {
-		b.cfg.Log.Warn("What policies leave untracked goes through netfilter in part: an eBPF map is full", "entries", unwritten)
+		b.cfg.Log.Warn("Some packets that policies leave untracked traverse netfilter: an eBPF map is full", "entries", unwritten)
 	}
 	u.next, u.unwritten = nil, unwritten > 0
 	return b.setUntracking()
 }
 
-// setUntracking tells the programs whether there is anything to look for.
+// setUntracking tells the programs whether untracked_ports has entries.
 func (b *Backend) setUntracking() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -288,7 +292,7 @@ func (b *Backend) setUntracking() error {
 	}
 	b.untracking = is
 	if b.node == nil {
-		return nil // the first Replace writes settings
+		return nil // the first Replace writes the settings
 	}
 	return b.writeSettings(b.node)
 }

@@ -37,7 +37,7 @@ func readXfrm(t *testing.T, b *Backend) xfrmState {
 	ranges, err := readClusterRanges(b.m(tcMapSourceRanges))
 	noError(t, err)
 	for key := range maps.Keys(ranges) {
-		switch key.Service {
+		switch key.Scope {
 		case rangeXfrmSrc:
 			src = append(src, rangePrefix(key).String())
 		case rangeXfrmDst:

@@ -1,16 +1,16 @@
-// Package attach puts programs at hooks and keeps them there: tcx (or clsact)
-// hooks of the interfaces that lead outward and to pods, and cgroup hooks. It
-// knows links, addresses and pins, and nothing of Services.
+// Package attach attaches programs to hooks and keeps them attached: tcx (or clsact)
+// hooks of the external devices and of the pod-side devices, and cgroup hooks. It
+// handles links, addresses and pins, and knows nothing about Services.
 //
 //	           ┌─────────── node ───────────┐
 //	network ──>│ FromNetwork        ToPod   │──> pod
 //	           │  (ingress of     (egress of│
-//	           │   outward)        pod-side)│
+//	           │   external)       pod-side)│
 //	network <──│ ToNetwork          FromPod │<── pod
 //	           └────────────────────────────┘
 //
-// It also tells its owner which pods are behind which interface and which
-// source address a packet is given that leaves by one.
+// It also reports the pod behind each interface, and the source address of packets that
+// leave through each external device.
 package attach
 
 import (
@@ -40,57 +40,56 @@ const (
 	resyncInterval = 30 * time.Second
 	retryInterval  = time.Second
 
-	// Interfaces wait for the rest of their news as long as the last pass
-	// took, within these bounds: soon when quiet, not all the time in a storm.
+	// A pass over interfaces waits for further events as long as the last pass took,
+	// within these bounds: briefly in quiet times, longer in a storm of events.
 	minInterfaceWait = time.Millisecond
 	maxInterfaceWait = 20 * time.Millisecond
-	// Setting up a pod makes a dozen messages within some milliseconds.
+	// The setup of a pod causes a dozen messages within some milliseconds.
 	podWait = 15 * time.Millisecond
 )
 
-// Programs are the four programs, of type SchedCLS. They should end with
-// TCX_NEXT (TC_ACT_UNSPEC) for packets they have no say in. A nil program
-// leaves its hook empty.
+// Programs are the four programs, of type SchedCLS. They should return TCX_NEXT
+// (TC_ACT_UNSPEC) for packets of others. A nil program leaves its hook empty.
 type Programs struct {
-	FromNetwork *ebpf.Program // ingress of outward interfaces
-	ToNetwork   *ebpf.Program // egress of outward interfaces
-	FromPod     *ebpf.Program // ingress of pod-side interfaces
-	ToPod       *ebpf.Program // egress of pod-side interfaces
+	FromNetwork *ebpf.Program // ingress of external devices
+	ToNetwork   *ebpf.Program // egress of external devices
+	FromPod     *ebpf.Program // ingress of pod-side devices
+	ToPod       *ebpf.Program // egress of pod-side devices
 }
 
-// Config is what an Attacher needs. Callbacks are called by one goroutine at a
-// time and must not call back into the Attacher.
+// Config configures an Attacher. One goroutine at a time calls the callbacks. They must
+// not call back into the Attacher.
 type Config struct {
 	// PinDir is the instance's own directory in bpffs. Links are pinned in
 	// PinDir/links.
 	PinDir   string
 	Programs Programs
-	// ForceClsact uses clsact even where there is tcx.
+	// ForceClsact uses clsact even if the kernel has tcx.
 	ForceClsact bool
 
-	// OnUplinks, if set, gets all outward interfaces whenever one changed,
-	// before programs are attached to a new one.
+	// OnUplinks, if set, receives all external devices after each change, before
+	// programs are attached to a new one.
 	OnUplinks func(map[int]Uplink)
-	// OnPods, if set, gets the pods of the node: all at the first Sync, then
-	// the differences.
+	// OnPods, if set, receives the pods of the node: all at the first Sync, then the
+	// changes.
 	OnPods func(PodChanges)
-	// Facts, if set, returns what the cluster says about an address that a pod
-	// claims. NoteFacts has it called again.
+	// Facts, if set, returns the cluster's data about an address that a pod claims.
+	// NoteFacts requests another call.
 	Facts func(netip.Addr) Fact
 	// Owners are the pods of an earlier run. An interface that had an address then
-	// keeps it while the interface is there and claims the address.
+	// keeps it as long as the interface exists and claims the address.
 	Owners map[netip.Addr]Pod
-	// OnRefused, if set, gets each claim that has been refused for ReportAfter, once.
+	// OnRefused, if set, receives once each claim that has been refused for
+	// ReportAfter.
 	OnRefused func(Refusal)
-	// ReportAfter is how long a claim is refused before OnRefused gets it; 0: 5 s.
+	// ReportAfter is the time until OnRefused receives a refused claim; 0: 5 s.
 	ReportAfter time.Duration
-	// OnError, if set, hears of each interface that could not be served, when
-	// its error is a new one, and with nil when it is served again. Errors
-	// that concern no interface have the name "".
+	// OnError, if set, receives each new error of an interface, and nil when the
+	// interface is served again. Errors of no interface have the name "".
 	OnError func(iface string, err error)
 }
 
-// Validate reports what is missing.
+// Validate checks that all required fields are set.
 func (c *Config) Validate() error {
 	if c.PinDir == "" {
 		return errors.New("attach: PinDir is empty: give a directory in bpffs")
@@ -98,7 +97,7 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// Status is how one interface is served.
+// Status describes how one interface is served.
 type Status struct {
 	Interface
 	// Attached names the hooks that have a program: "ingress", "egress".
@@ -106,7 +105,7 @@ type Status struct {
 	Err      error
 }
 
-// hooks is the way programs are attached: tcx or clsact.
+// hooks is a mechanism to attach programs: tcx or clsact.
 type hooks interface {
 	load() error
 	ensure(h hook, p program, verify bool) error
@@ -120,10 +119,10 @@ type Attacher struct {
 	cfg      Config
 	ns       netns.NsHandle
 	h        *netlink.Handle
-	news     *news
+	events   *events
 	programs map[Role]map[direction]program
 
-	mu      sync.Mutex // for all below, and for the callbacks
+	mu      sync.Mutex // for the fields below, and for the callbacks
 	hooks   hooks
 	tcx     bool
 	loaded  bool
@@ -132,16 +131,16 @@ type Attacher struct {
 	decided map[int]bool // interfaces whose role no route changes
 	uplinks map[int]Uplink
 	status  map[int]Status
-	failed  map[string]string // errors told, by interface name
-	pending dirty             // pods' news, until their turn comes
-	took    time.Duration     // of the last pass over interfaces
+	failed  map[string]string // reported errors, by interface name
+	pending dirty             // events of pods that wait for the next pass
+	took    time.Duration     // by the last pass over interfaces
 
 	podsTold time.Time
 }
 
-// New prepares an Attacher for the calling thread's network namespace, in which
-// it then works whatever thread it is called from. It attaches nothing yet,
-// but listens: what changes between Sync and Run is not missed.
+// New prepares an Attacher for the calling thread's network namespace. It works in that
+// namespace on any thread. New attaches nothing, but subscribes to events, so that no
+// change between Sync and Run is missed.
 func New(cfg Config) (*Attacher, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -160,8 +159,8 @@ func (a *Attacher) open() error {
 	if a.programs, err = programTable(a.cfg.Programs); err != nil {
 		return err
 	}
-	// The sockets are opened in this thread's namespace, without a setns(2), which
-	// would take CAP_SYS_ADMIN.
+	// The sockets belong to this thread's namespace without setns(2), which would need
+	// CAP_SYS_ADMIN.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if a.ns, err = netns.Get(); err != nil {
@@ -174,7 +173,7 @@ func (a *Attacher) open() error {
 	if a.pods, err = newPodTable(a.h, a.cfg.Facts, a.cfg.Owners); err != nil {
 		return err
 	}
-	if a.news, err = newNews(); err != nil {
+	if a.events, err = newEvents(); err != nil {
 		return err
 	}
 	a.tcx = !a.cfg.ForceClsact && kernel.HaveTCX()
@@ -194,13 +193,13 @@ func (a *Attacher) linksDir() string { return linksDir(a.cfg.PinDir) }
 func linksDir(pinDir string) string { return filepath.Join(pinDir, "links") }
 
 func programTable(p Programs) (map[Role]map[direction]program, error) {
-	res := map[Role]map[direction]program{Outward: {}, PodSide: {}}
+	res := map[Role]map[direction]program{External: {}, PodSide: {}}
 	for _, e := range []struct {
 		role Role
 		dir  direction
 		prog *ebpf.Program
 	}{
-		{Outward, ingress, p.FromNetwork}, {Outward, egress, p.ToNetwork},
+		{External, ingress, p.FromNetwork}, {External, egress, p.ToNetwork},
 		{PodSide, ingress, p.FromPod}, {PodSide, egress, p.ToPod},
 	} {
 		if e.prog == nil {
@@ -219,10 +218,10 @@ func programTable(p Programs) (map[Role]map[direction]program, error) {
 	return res, nil
 }
 
-// Close lets go of sockets and handles. Programs stay attached.
+// Close closes sockets and handles. Programs stay attached.
 func (a *Attacher) Close() error {
-	if a.news != nil {
-		a.news.close()
+	if a.events != nil {
+		a.events.close()
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -241,14 +240,14 @@ func (a *Attacher) Close() error {
 	return nil
 }
 
-// Status gives the interfaces with a role, by index.
+// Status returns the interfaces with a role, by index.
 func (a *Attacher) Status() []Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.SortedFunc(maps.Values(a.status), func(x, y Status) int { return x.Ifindex - y.Ifindex })
 }
 
-// Mechanism is "tcx" or "clsact".
+// Mechanism returns "tcx" or "clsact".
 func (a *Attacher) Mechanism() string {
 	if a.tcx {
 		return "tcx"
@@ -256,14 +255,14 @@ func (a *Attacher) Mechanism() string {
 	return "clsact"
 }
 
-// Pods gives the pods of the node as last told.
+// Pods returns the pods of the node as last reported.
 func (a *Attacher) Pods() map[netip.Addr]Pod {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return maps.Clone(a.pods.told)
+	return maps.Clone(a.pods.reported)
 }
 
-// Refused returns the claims that are refused now, sorted by interface and address.
+// Refused returns the currently refused claims, sorted by interface and address.
 func (a *Attacher) Refused() []Refusal {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -274,19 +273,19 @@ func (a *Attacher) Refused() []Refusal {
 	return res
 }
 
-// NoteFacts says that Facts may return something else now. It does not wait, and Run
-// decides the claims again. It may be called from a callback.
-func (a *Attacher) NoteFacts() { a.news.noteFacts() }
+// NoteFacts says that Facts may return other data now. It does not wait: Run decides
+// the claims again. It may be called from a callback.
+func (a *Attacher) NoteFacts() { a.events.noteFacts() }
 
-// Uplinks gives the outward interfaces as last told.
+// Uplinks returns the external devices as last reported.
 func (a *Attacher) Uplinks() map[int]Uplink {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return maps.Clone(a.uplinks)
 }
 
-// Detach removes all that an Attacher with this PinDir attached in this
-// namespace, also in an earlier run. Twice is no error. Run must have ended.
+// Detach removes everything that an Attacher with this PinDir attached in this
+// namespace, also in an earlier run. A second call is no error. Run must have returned.
 func (a *Attacher) Detach() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -300,9 +299,8 @@ func (a *Attacher) Detach() error {
 	})
 }
 
-// DetachFilters removes the clsact filters of the calling thread's network
-// namespace. They stay without a pin, so they can be there when the pins are
-// not. Twice is no error.
+// DetachFilters removes the clsact filters of the calling thread's network namespace.
+// They need no pins, so they may exist without them. A second call is no error.
 func DetachFilters() error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -313,13 +311,13 @@ func DetachFilters() error {
 	return dropAll(&clsactHooks{h: h, progs: make(map[hook]ebpf.ProgramID)})
 }
 
-// Unpin removes the pinned tcx links of PINDIR, whatever namespace they are in,
-// and with them the programs from their hooks. Twice is no error.
+// Unpin removes the pinned tcx links of PINDIR, in any namespace, and so detaches their
+// programs. A second call is no error.
 func Unpin(pinDir string) error {
 	var errs []error
 	eachPinnedLink(pinDir, func(l link.Link) {
-		// A handle that somebody else holds must not keep the program there,
-		// and without one the kernel takes its time.
+		// A handle of another program must not keep the program attached. Without one,
+		// the kernel detaches with a delay.
 		if err := l.Detach(); err != nil && !errors.Is(err, link.ErrNotSupported) {
 			errs = append(errs, fmt.Errorf("detach pinned link: %w", err))
 		}
@@ -330,8 +328,7 @@ func Unpin(pinDir string) error {
 	return errors.Join(errs...)
 }
 
-// Attached reports whether a link pinned in PINDIR has an interface, in
-// whatever namespace.
+// Attached reports whether a link pinned in PINDIR has an interface, in any namespace.
 func Attached(pinDir string) (attached bool) {
 	eachPinnedLink(pinDir, func(l link.Link) {
 		info, err := l.Info()
@@ -350,11 +347,11 @@ func eachPinnedLink(pinDir string, do func(link.Link)) {
 	}
 }
 
-// dropAll removes what is found of an earlier run.
+// dropAll removes the hooks of an earlier run.
 func dropAll(hk hooks) error {
 	errs := []error{hk.load()}
 	for _, h := range hk.hooks() {
-		// A handle that somebody else holds must not keep the program there.
+		// A handle of another program must not keep the program attached.
 		if t, ok := hk.(*tcxHooks); ok {
 			if err := t.links[h].Detach(); err != nil && !errors.Is(err, link.ErrNotSupported) {
 				errs = append(errs, err)
@@ -368,8 +365,8 @@ func dropAll(hk hooks) error {
 	return errors.Join(errs...)
 }
 
-// Run follows the kernel's news until ctx ends, and then leaves everything
-// attached. Every 30 seconds, and when news were lost, it looks at everything.
+// Run follows the kernel's events until ctx ends, and leaves everything attached. Every
+// 30 seconds, and after lost events, it checks everything.
 func (a *Attacher) Run(ctx context.Context) error {
 	resync := time.NewTimer(resyncInterval)
 	defer resync.Stop()
@@ -381,7 +378,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.news.wake:
+		case <-a.events.wake:
 			if interfaces == nil {
 				interfaces = time.After(a.interfaceWait())
 			}

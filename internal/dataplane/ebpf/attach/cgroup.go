@@ -16,11 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AttachCgroup makes progs the programs of this instance at the cgroup, pinned
-// in PINDIR/cgroup. Links of an earlier run are taken over and their programs
-// replaced in place; those at another cgroup are replaced; attach types that
-// are not in progs are detached. Programs of others at the cgroup stay. A hook
-// that cannot be attached does not stop the rest.
+// AttachCgroup attaches progs to the cgroup as the programs of this instance, pinned in
+// PINDIR/cgroup. It takes over links of an earlier run and replaces their programs in
+// place. It replaces links at another cgroup, and detaches attach types that are not in
+// progs. Programs of others at the cgroup stay. A failed hook does not stop the rest.
 func AttachCgroup(pinDir, cgroup string, progs map[ebpf.AttachType]*ebpf.Program) error {
 	id, err := cgroupID(cgroup)
 	if err != nil {
@@ -28,7 +27,7 @@ func AttachCgroup(pinDir, cgroup string, progs map[ebpf.AttachType]*ebpf.Program
 	}
 	dir := cgroupPins(pinDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make directory for pinned links: %w", err)
+		return fmt.Errorf("create directory for pinned links: %w", err)
 	}
 	wanted := make(map[string]bool, len(progs))
 	var errs []error
@@ -42,7 +41,7 @@ func AttachCgroup(pinDir, cgroup string, progs map[ebpf.AttachType]*ebpf.Program
 	return errors.Join(append(errs, unpinCgroup(dir, wanted))...)
 }
 
-// DetachCgroup removes what AttachCgroup attached. Doing it twice is no error.
+// DetachCgroup removes the hooks of AttachCgroup. A second call is no error.
 func DetachCgroup(pinDir string) error {
 	dir := cgroupPins(pinDir)
 	if err := unpinCgroup(dir, nil); err != nil {
@@ -64,12 +63,12 @@ func attachCgroupHook(path, cgroup string, id uint64, typ ebpf.AttachType, prog 
 	if err != nil {
 		return err
 	}
-	// Closing lets go of the handle only once the pin holds the link.
+	// The pin holds the link before the handle is closed.
 	defer l.Close()
 	return pinOver(l, path)
 }
 
-// unpinCgroup removes all pins but the wanted ones. The links go with them.
+// unpinCgroup removes all pins except the wanted ones, and so their links.
 func unpinCgroup(dir string, wanted map[string]bool) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -80,11 +79,11 @@ func unpinCgroup(dir string, wanted map[string]bool) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if wanted[e.Name()] || e.IsDir() { // a directory is somebody else's
+		if wanted[e.Name()] || e.IsDir() { // a directory is foreign
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		// A handle that somebody else holds must not keep the hook alive.
+		// A handle of another program must not keep the hook attached.
 		if l, err := link.LoadPinnedLink(path, nil); err == nil {
 			_ = l.Detach()
 			l.Close()
@@ -96,7 +95,7 @@ func unpinCgroup(dir string, wanted map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// cgroupID is the number that a link knows its cgroup by: the inode.
+// cgroupID returns the number by which a link names its cgroup: the inode.
 func cgroupID(path string) (uint64, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
@@ -111,8 +110,8 @@ func cgroupID(path string) (uint64, error) {
 
 func cgroupPins(pinDir string) string { return filepath.Join(pinDir, "cgroup") }
 
-// cgroupHookName gives "connect4" for AttachCGroupInet4Connect and "sendmsg6"
-// for AttachCGroupUDP6Sendmsg, as bpftool calls them.
+// cgroupHookName returns "connect4" for AttachCGroupInet4Connect and "sendmsg6" for
+// AttachCGroupUDP6Sendmsg, as in bpftool.
 func cgroupHookName(typ ebpf.AttachType) string {
 	name := strings.TrimPrefix(strings.ToLower(typ.String()), "cgroup")
 	name = strings.TrimPrefix(strings.TrimPrefix(name, "inet"), "udp")
@@ -122,8 +121,8 @@ func cgroupHookName(typ ebpf.AttachType) string {
 	return name
 }
 
-// removeDir leaves a directory in which somebody else has put something. Who
-// cleans up says so.
+// removeDir removes a directory, but keeps one with foreign objects. The caller reports
+// it.
 func removeDir(dir string) error {
 	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
 		return fmt.Errorf("remove directory: %w", err)

@@ -9,23 +9,22 @@ import (
 	"time"
 )
 
-// A pod can give its interface any address, and a virtual machine can send any
-// neighbor message. An address behind a pod-side interface is therefore only a claim.
-// It is believed if
+// A pod can give its interface any address, and a virtual machine can send any neighbor
+// message. So an address behind a pod-side device is only a claim. It is accepted if
 //
-//   - the node's own routing leads to the address by that interface, or by the bridge
-//     that the interface is a port of;
+//   - the node's own routing leads to the address through that interface, or through the
+//     bridge that the interface is a port of;
 //   - the address is not the node's own, a Service's, another node's, or that of a pod
 //     on another node;
 //   - the interface does not already have the address that another Pod object names;
 //   - no other interface had the address before and still claims it.
 
-// Fact is what the cluster says about an address.
+// Fact is the cluster's data about an address.
 type Fact uint8
 
-// The facts. Where several apply, the first of NodeAddress, OtherNode, PodHere,
-// ServiceAddress, PodElsewhere and OtherNodeRange counts: any user who may write a
-// Service can give it a pod's address as an externalIP.
+// The facts. If several apply, the first of NodeAddress, OtherNode, PodHere,
+// ServiceAddress, PodElsewhere and OtherNodeRange counts: any user with write access to
+// Services can give one a pod's address as an externalIP.
 const (
 	Unknown        Fact = iota
 	PodHere             // a Pod object of this node names it
@@ -92,27 +91,27 @@ var reasonOf = map[Fact]Reason{
 	NodeAddress: ReasonNodeAddress, ServiceAddress: ReasonServiceAddress, OtherNode: ReasonOtherNode, PodElsewhere: ReasonPodElsewhere,
 }
 
-// Refusal is an address that a pod-side interface claims and does not get.
+// Refusal is an address that a pod-side device claims and does not get.
 type Refusal struct {
 	Addr      netip.Addr
 	Ifindex   int
 	Interface string
 	Reason    Reason
-	// Last says that OnRefused will not hear of further claims of this interface.
+	// Last says that OnRefused receives no further claims of this interface.
 	Last bool
 }
 
 const (
-	// maxUnnamed is how many addresses an interface can have that no Pod object
-	// names. It keeps one pod from filling the maps.
+	// maxUnnamed is the maximum number of addresses of an interface that no Pod object
+	// names. It prevents one pod from filling the maps.
 	maxUnnamed = 256
-	// maxAddrs is how many addresses of a pod's interface are looked at.
+	// maxAddrs is the maximum number of addresses read from a pod's interface.
 	maxAddrs = 1024
-	// maxReports is how many refused claims of one interface are reported.
+	// maxReports is the maximum number of reported refused claims of one interface.
 	maxReports = 16
-	// defaultReportAfter is how long a claim is refused before it is reported. A CNI
-	// gives the pod its address before the node gets the route, and the kubelet
-	// writes the Pod's address some seconds later.
+	// defaultReportAfter is the time until a refused claim is reported. A CNI gives the
+	// pod its address before the node has the route, and the kubelet writes the Pod's
+	// address some seconds later.
 	defaultReportAfter = 5 * time.Second
 )
 
@@ -136,7 +135,7 @@ func (cs claims) has(a netip.Addr, ifindex int) bool {
 	return slices.ContainsFunc(cs[a], func(c claim) bool { return c.port.ifindex == ifindex })
 }
 
-// owner is the interface that an address was last believed behind.
+// owner is the interface that an address was last accepted for.
 type owner struct {
 	ifindex int
 	mac     net.HardwareAddr
@@ -157,9 +156,10 @@ type refusal struct {
 	reported bool
 }
 
-// collect lists who claims what. Neighbor tables are read again only if reread is set.
+// collect lists the claims of each address. It reads neighbor tables again only if
+// reread is set.
 func (t *podTable) collect(reread bool) {
-	t.claims = make(claims, len(t.told))
+	t.claims = make(claims, len(t.reported))
 	for _, i := range slices.Sorted(maps.Keys(t.ports)) {
 		p := t.ports[i]
 		for n, a := range p.addrs {
@@ -167,7 +167,7 @@ func (t *podTable) collect(reread bool) {
 		}
 	}
 	if reread || t.learned == nil {
-		t.learned = t.neighbours()
+		t.learned = t.neighbors()
 	}
 	learned := make(map[netip.Addr]bool)
 	for _, n := range t.learned {
@@ -183,9 +183,9 @@ func (t *podTable) collect(reread bool) {
 		}
 		o.learned = o.learned || o.earlier
 		t.owners[a] = o
-		// One forged message is enough to overwrite a neighbor entry, so that does
+		// One forged message can overwrite a neighbor entry, so a changed entry does
 		// not mean that the owner has given up the address.
-		believed := o.earlier || t.told[a].Ifindex == o.ifindex
+		believed := o.earlier || t.reported[a].Ifindex == o.ifindex
 		if o.learned && believed && learned[a] && !t.claims.has(a, o.ifindex) {
 			t.claims[a] = append(t.claims[a], claim{port: p, mac: o.mac, learned: true})
 		}
@@ -197,8 +197,8 @@ func (t *podTable) claimed() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(t.claims), netip.Addr.Compare)
 }
 
-// decide returns the claims that are believed. An entry without interface says that
-// an address is contested and that no claim is believed.
+// decide returns the accepted claims. An entry without an interface marks an address
+// with conflicting claims, none of which is accepted.
 func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 	pods := make(map[netip.Addr]Pod, len(t.claims))
 	owners := make(map[netip.Addr]owner, len(t.claims))
@@ -288,8 +288,8 @@ func (t *podTable) fact(a netip.Addr) Fact {
 	return t.facts(a)
 }
 
-// objection says why an interface cannot have the address, whoever else claims it; ""
-// if it can.
+// objection returns why an interface cannot have the address, regardless of other
+// claims, or "" if it can.
 func (t *podTable) objection(a netip.Addr, p *podPort, fact Fact) Reason {
 	if r, ok := reasonOf[fact]; ok {
 		return r
@@ -339,7 +339,8 @@ func (t *podTable) belongsToOther(p *podPort, a netip.Addr) bool {
 	return named.IsValid() && named != a && t.fact(named) == PodHere
 }
 
-// choose picks the claim to believe, nil for none, and the reason to refuse the others.
+// choose returns the claim to accept, nil for none, and the reason to refuse the
+// others.
 func (t *podTable) choose(a netip.Addr, claims []claim, fact Fact) (*claim, Reason) {
 	if len(claims) == 0 {
 		return nil, ""
@@ -376,9 +377,9 @@ func (t *podTable) choose(a netip.Addr, claims []claim, fact Fact) (*claim, Reas
 	return best, ReasonInUse
 }
 
-// remembers reports whether an owner still counts that claims nothing at the moment: a
-// virtual machine whose neighbor entry the kernel has dropped. Else a pod that fills
-// the neighbor table could take over its address.
+// remembers reports whether an owner without a current claim still counts: a virtual
+// machine whose neighbor entry the kernel has dropped. Otherwise a pod that fills the
+// neighbor table could take over its address.
 func (t *podTable) remembers(a netip.Addr, o owner) bool {
 	p := t.ports[o.ifindex]
 	return p != nil && o.learned && len(p.addrs) == 0 && t.objection(a, p, t.fact(a)) == ""

@@ -251,7 +251,7 @@ func TestNewFactsAreEnough(t *testing.T) {
 	n.bridged(t, "veth1", "10.244.1.2/24")
 	n.sync(t)
 	must(t, n.want("10.244.1.2 veth1", ""))
-	n.a.news.take()
+	n.a.events.flush()
 	n.set(ServiceAddress, "10.244.1.2")
 	n.a.NoteFacts()
 	n.a.pass(false)

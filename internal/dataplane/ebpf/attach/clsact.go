@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What marks a classifier as ours. The handle tells it from classifiers of
-// others at the same priority.
+// The marks of our classifiers. The handle distinguishes them from other classifiers of
+// the same priority.
 const (
 	clsactFilterName   = "spillway"
 	clsactFilterHandle = 0x53500001
 	clsactFilterPrio   = 1
 )
 
-// clsactHooks attaches by direct-action classifiers in a clsact queueing
-// discipline, for kernels without tcx (< 6.6). They stay without being pinned.
+// clsactHooks attaches direct-action classifiers in a clsact queueing discipline, for
+// kernels without tcx (< 6.6). They stay attached without a pin.
 type clsactHooks struct {
 	h     *netlink.Handle
 	progs map[hook]ebpf.ProgramID
@@ -45,7 +45,7 @@ func (c *clsactHooks) load() error {
 	return nil
 }
 
-// find gives the program of our filter at the hook.
+// find returns the program of our filter at the hook.
 func (c *clsactHooks) find(at hook) (ebpf.ProgramID, bool) {
 	filters, err := c.filters(at)
 	if err != nil {
@@ -64,7 +64,7 @@ func (c *clsactHooks) filters(at hook) ([]netlink.Filter, error) {
 	return dump(func() ([]netlink.Filter, error) { return c.h.FilterList(l, clsactParent(at.dir)) })
 }
 
-// ensure makes p the hook's program; one that is there is replaced in place.
+// ensure makes p the hook's program. It replaces an existing program in place.
 func (c *clsactHooks) ensure(at hook, p program, verify bool) error {
 	if verify {
 		delete(c.progs, at)
@@ -87,8 +87,8 @@ func (c *clsactHooks) ensure(at hook, p program, verify bool) error {
 	return nil
 }
 
-// addQdisc adds clsact unless it is there. An ingress queueing discipline can be
-// in its place, which would take filters for egress and run them at ingress.
+// addQdisc adds clsact unless it exists. An ingress queueing discipline may have its
+// place. It would accept egress filters and run them at ingress.
 func (c *clsactHooks) addQdisc(ifindex int) error {
 	err := c.h.QdiscAdd(clsactQdisc(ifindex))
 	if err == nil {
@@ -110,8 +110,7 @@ func (c *clsactHooks) addQdisc(ifindex int) error {
 		"remove that (tc qdisc del dev INTERFACE ingress)")
 }
 
-// drop removes our filter, and the queueing discipline when that leaves it
-// without any.
+// drop removes our filter, and the queueing discipline if no filter is left.
 func (c *clsactHooks) drop(at hook) error {
 	delete(c.progs, at)
 	if err := c.h.FilterDel(clsactFilter(at)); err != nil && !absent(err) {
@@ -139,7 +138,7 @@ func (c *clsactHooks) hooks() []hook {
 
 func (c *clsactHooks) close() { c.progs = nil }
 
-// absent reports whether err says that there was nothing to delete.
+// absent reports whether err says that the object to delete does not exist.
 func absent(err error) bool {
 	return vanished(err) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL)
 }

@@ -8,22 +8,22 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Role says what lies behind an interface.
+// Role says where an interface leads.
 type Role uint8
 
 const (
-	// Ignored interfaces carry no hooks.
+	// Ignored interfaces have no hooks.
 	Ignored Role = iota
-	// Outward interfaces lead to other nodes and to clients.
-	Outward
-	// PodSide interfaces are the host ends of pods.
+	// External devices lead to other nodes and to clients.
+	External
+	// PodSide devices are the host ends of pods.
 	PodSide
 )
 
-// String gives "ignored", "outward" or "pod-side".
+// String returns "ignored", "outward" or "pod-side".
 func (r Role) String() string {
 	switch r {
-	case Outward:
+	case External:
 		return "outward"
 	case PodSide:
 		return "pod-side"
@@ -31,30 +31,30 @@ func (r Role) String() string {
 	return "ignored"
 }
 
-// Interface is a link of the agent's network namespace, classified.
+// Interface is a link of the agent's network namespace with its role.
 type Interface struct {
 	Ifindex int
 	Name    string
 	Role    Role
-	// L3 says that packets begin with the IP header (WireGuard, tun, IPIP).
+	// L3 says that packets start with the IP header (WireGuard, tun, IPIP).
 	L3 bool
 	// MTU is in bytes, without a link-layer header.
 	MTU int
 }
 
-// device is what classification needs to know of a link.
+// device has the properties of a link that its role depends on.
 type device struct {
 	index, master int
 	name, kind    string
 	encap         string // "ether", "none", "ipip", ...
 	loopback, up  bool
-	peer, nsid    int // the other end of a veth; nsid is -1 when it is here
+	peer, nsid    int // the other end of a veth; nsid is -1 if it is in this namespace
 	mac           net.HardwareAddr
 	mtu           int
 
-	wideAddr bool // a global address whose prefix holds more than itself
+	wideAddr bool // a global address whose prefix contains other addresses
 	hostAddr bool // a global address of its own prefix only (/32, /128)
-	route    bool // a route by a gateway or to more than one address
+	route    bool // a route through a gateway or to several addresses
 }
 
 // classify gives each device its role. The first line that fits decides:
@@ -114,21 +114,21 @@ func (d *device) role(master *device, uplinked map[int]bool) Role {
 	switch {
 	case d.isSwitch():
 		if (uplinked[d.index] || d.kind == "openvswitch" && uplinked[anyOVS]) && d.addressed() {
-			return Outward
+			return External
 		}
 		return Ignored
 	case d.wideAddr || d.route:
-		return Outward
+		return External
 	case d.podEnd():
 		return PodSide
 	case d.kind == "device" && d.encap == "ether", d.hostAddr:
-		return Outward
+		return External
 	}
 	return Ignored
 }
 
-// anyOVS stands for all Open vSwitch devices: the kernel does not tell which
-// internal device belongs to which ports.
+// anyOVS stands for all Open vSwitch devices: the kernel does not show which internal
+// device belongs to which ports.
 const anyOVS = -1
 
 func uplinkedMasters(devices []device, byIndex map[int]*device) map[int]bool {
@@ -168,8 +168,8 @@ func (d *device) podEnd() bool {
 	return false
 }
 
-// uplink reports whether the port can connect its bridge with other machines
-// directly. Tunnels do not count: a bridge over vxlan is a pod network.
+// uplink reports whether the port can connect its bridge directly with other machines.
+// Tunnels do not count: a bridge over vxlan is a pod network.
 func (d *device) uplink() bool {
 	switch d.kind {
 	case "device", "vlan", "bond", "team", "macvlan", "hsr":
@@ -183,8 +183,8 @@ func (d *device) ambiguous() bool {
 	return !d.unused() && !d.wideAddr && (d.master == 0 || d.isSwitch())
 }
 
-// listDevices reads the links of h's namespace with their addresses and
-// routes. Addresses are in the kernel's order, primary ones first.
+// listDevices reads the links of h's namespace with their addresses and routes.
+// Addresses are in the kernel's order, primary ones first.
 func listDevices(links []netlink.Link, addrs map[int][]netlink.Addr, routes routes) []device {
 	devices := make([]device, 0, len(links))
 	for _, l := range links {
@@ -210,8 +210,8 @@ func listDevices(links []netlink.Link, addrs map[int][]netlink.Addr, routes rout
 	return devices
 }
 
-// addrPrefix is the prefix that an address makes reachable: with a peer
-// address (point to point), the peer's.
+// addrPrefix returns the prefix that an address makes reachable: the peer's if it has a
+// peer address (point to point).
 func addrPrefix(a *netlink.Addr) (ones, bits int) {
 	if a.Peer != nil && a.Peer.Mask != nil {
 		return a.Peer.Mask.Size()

@@ -19,14 +19,14 @@ func TestClassify(t *testing.T) {
 		want Role
 		l3   bool
 	}{
-		{"NIC with address", device{kind: "device", encap: "ether", nsid: -1, wideAddr: true}, Outward, false},
-		{"NIC without address", device{kind: "device", encap: "ether", nsid: -1}, Outward, false},
+		{"NIC with address", device{kind: "device", encap: "ether", nsid: -1, wideAddr: true}, External, false},
+		{"NIC without address", device{kind: "device", encap: "ether", nsid: -1}, External, false},
 		{"NIC in a bond", device{kind: "device", encap: "ether", nsid: -1, master: bond0}, Ignored, false},
 		{"NIC in a bridge", device{kind: "device", encap: "ether", nsid: -1, master: br0}, Ignored, false},
-		{"NIC in a VRF", device{kind: "device", encap: "ether", nsid: -1, master: vrf0, wideAddr: true}, Outward, false},
-		{"VLAN", device{kind: "vlan", encap: "ether", nsid: -1, wideAddr: true}, Outward, false},
-		{"a container node's eth0", device{kind: "veth", encap: "ether", nsid: 0, wideAddr: true}, Outward, false},
-		{"unnumbered eth0 of a container node", device{kind: "veth", encap: "ether", nsid: 0, route: true}, Outward, false},
+		{"NIC in a VRF", device{kind: "device", encap: "ether", nsid: -1, master: vrf0, wideAddr: true}, External, false},
+		{"VLAN", device{kind: "vlan", encap: "ether", nsid: -1, wideAddr: true}, External, false},
+		{"a container node's eth0", device{kind: "veth", encap: "ether", nsid: 0, wideAddr: true}, External, false},
+		{"unnumbered eth0 of a container node", device{kind: "veth", encap: "ether", nsid: 0, route: true}, External, false},
 		{"cali*", device{kind: "veth", encap: "ether", nsid: 0}, PodSide, false},
 		{"ptp's host end with the gateway's /32", device{kind: "veth", encap: "ether", nsid: 0, hostAddr: true}, PodSide, false},
 		{"netkit", device{kind: "netkit", encap: "ether", nsid: 3}, PodSide, false},
@@ -35,12 +35,12 @@ func TestClassify(t *testing.T) {
 		{"pod at Open vSwitch", device{kind: "veth", encap: "ether", nsid: 0, master: ovs}, PodSide, false},
 		{"veth between two bridges here", device{kind: "veth", encap: "ether", nsid: -1, master: cni0}, Ignored, false},
 		{"veth with its peer here", device{kind: "veth", encap: "ether", nsid: -1}, Ignored, false},
-		{"flannel.1", device{kind: "vxlan", encap: "ether", nsid: -1, hostAddr: true, route: true}, Outward, false},
+		{"flannel.1", device{kind: "vxlan", encap: "ether", nsid: -1, hostAddr: true, route: true}, External, false},
 		{"unused vxlan", device{kind: "vxlan", encap: "ether", nsid: -1}, Ignored, false},
-		{"WireGuard", device{kind: "wireguard", encap: "none", nsid: -1, hostAddr: true}, Outward, true},
-		{"tun with address", device{kind: "tuntap", encap: "none", nsid: -1, wideAddr: true}, Outward, true},
+		{"WireGuard", device{kind: "wireguard", encap: "none", nsid: -1, hostAddr: true}, External, true},
+		{"tun with address", device{kind: "tuntap", encap: "none", nsid: -1, wideAddr: true}, External, true},
 		{"tunl0 unused", device{kind: "ipip", encap: "ipip", nsid: -1}, Ignored, true},
-		{"tunl0 of Calico", device{kind: "ipip", encap: "ipip", nsid: -1, hostAddr: true}, Outward, true},
+		{"tunl0 of Calico", device{kind: "ipip", encap: "ipip", nsid: -1, hostAddr: true}, External, true},
 		{"kube-ipvs0", device{kind: "dummy", encap: "ether", nsid: -1, wideAddr: true}, Ignored, false},
 		{"lo", device{kind: "device", encap: "loopback", loopback: true, nsid: -1, hostAddr: true}, Ignored, true},
 		{"docker0", device{kind: "bridge", encap: "ether", nsid: -1, wideAddr: true}, Ignored, false},
@@ -52,7 +52,7 @@ func TestClassify(t *testing.T) {
 		}
 		for _, i := range got {
 			switch {
-			case i.Ifindex == br0 && i.Role != Outward:
+			case i.Ifindex == br0 && i.Role != External:
 				t.Errorf("bridge with a NIC: %s", i.Role)
 			case i.Ifindex == cni0 && i.Role != Ignored:
 				t.Errorf("bridge of pods: %s", i.Role)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// path says where the node's own routing sends packets for an address.
+// path is the node's own route for an address.
 type path struct {
 	devices []int // of all next hops; empty if no route forwards to the address
 	host    bool  // the route is for this address alone (/32, /128)
@@ -21,15 +21,15 @@ type pathKey struct {
 	vrf  int // index of the VRF device, or 0
 }
 
-// pathTable asks the kernel for paths and caches the answers. One question takes
-// some microseconds, so a node with hundreds of pods must not repeat them at each
-// event. Entries are deleted when news of routes, rules or devices concern them.
+// pathTable asks the kernel for paths and caches the answers. A query takes some
+// microseconds, so a node with hundreds of pods must not repeat them at each event.
+// Events of routes, rules or devices delete the entries that they concern.
 type pathTable struct {
 	h     *netlink.Handle
 	known map[pathKey]path
 	up    map[int]bool        // whether each device is up
-	addrs map[netip.Addr]bool // of the node, that can be a route's preferred source
-	asked int                 // questions to the kernel, for tests
+	addrs map[netip.Addr]bool // of the node, possible preferred sources of routes
+	asked int                 // queries to the kernel, for tests
 }
 
 func newPathTable(h *netlink.Handle) *pathTable {
@@ -48,7 +48,7 @@ func (t *pathTable) lookup(key pathKey) path {
 	return p
 }
 
-// ask asks the kernel for the entry of the routing tables that matches.
+// ask asks the kernel for the matching entry of the routing tables.
 func (t *pathTable) ask(key pathKey) (path, error) {
 	t.asked++
 	list, err := t.h.RouteGetWithOptions(key.addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true, OifIndex: key.vrf})
@@ -84,7 +84,7 @@ func (p *path) add(r *netlink.Route) {
 	}
 }
 
-// forget deletes what is known about these addresses, or about all.
+// forget deletes the entries of these addresses, or all.
 func (t *pathTable) forget(addrs map[netip.Addr]bool, all bool) {
 	if all {
 		clear(t.known)
@@ -100,10 +100,9 @@ func (t *pathTable) forget(addrs map[netip.Addr]bool, all bool) {
 	}
 }
 
-// follow deletes the paths that a changed device or address makes doubtful. The
-// kernel sends no news of the IPv4 routes that it removes when a device goes down or
-// when their preferred source address is removed. It does send news of routes that
-// come.
+// follow deletes the paths that a changed device or address may invalidate. The kernel
+// sends no events of the IPv4 routes that it removes when a device goes down or their
+// preferred source address is removed. It does send events of added routes.
 func (t *pathTable) follow(devices []device, addrs map[int][]netlink.Addr) {
 	up := make(map[int]bool, len(devices))
 	for i := range devices {
@@ -121,8 +120,8 @@ func (t *pathTable) follow(devices []device, addrs map[int][]netlink.Addr) {
 	now := make(map[netip.Addr]bool)
 	for _, list := range addrs {
 		for _, a := range list {
-			// Each pod's device has a link-local address, and many have the same
-			// global one. Neither matters when the pod goes.
+			// Each pod's device has a link-local address, and many have the same global
+			// one. Neither matters when the pod is deleted.
 			if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.IsGlobalUnicast() {
 				now[ip.Unmap()] = true
 			}

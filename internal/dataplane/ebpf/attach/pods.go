@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pod is what a packet needs to reach an address of a pod on this node.
+// Pod is the device and the MAC addresses for packets to a pod address of this node.
 type Pod struct {
-	// Ifindex is the host end's, in the agent's namespace. 0 says that several
-	// interfaces claim the address and none of them is believed.
+	// Ifindex is the index of the host end, in the agent's namespace. 0 says that
+	// several interfaces claim the address and none of the claims is accepted.
 	Ifindex int
-	// PodMAC is the pod's own interface's; nil if that has none.
+	// PodMAC is the MAC of the pod's own interface; nil if it has none.
 	PodMAC net.HardwareAddr
-	// HostMAC is the one that the pod knows as its gateway's: the bridge's if
-	// the host end is a bridge port, else the host end's.
+	// HostMAC is the MAC of the pod's gateway: the bridge's if the host end is a bridge
+	// port, else the host end's.
 	HostMAC net.HardwareAddr
 }
 
@@ -32,56 +32,55 @@ func (p Pod) equal(q Pod) bool {
 	return p.Ifindex == q.Ifindex && bytes.Equal(p.PodMAC, q.PodMAC) && bytes.Equal(p.HostMAC, q.HostMAC)
 }
 
-// PodChanges are differences to the set of pods told before.
+// PodChanges are changes to the last reported set of pods.
 type PodChanges struct {
-	// Full says that Upserts is the complete set: what else the receiver
-	// knows, from an earlier run, is not there any more.
+	// Full says that Upserts is the complete set: other pods of an earlier run do not
+	// exist any more.
 	Full    bool
 	Upserts map[netip.Addr]Pod
 	Deletes []netip.Addr
 }
 
-// podPort is what is known of one pod-side interface.
+// podPort is the state of one pod-side device.
 type podPort struct {
 	name                        string
 	ifindex, peer, nsid, master int
-	ovs                         bool // master is of Open vSwitch
-	vrf                         int  // that the interface or its bridge is a member of, or 0
+	ovs                         bool // master is an Open vSwitch device
+	vrf                         int  // index of the VRF of the interface or its bridge, or 0
 	hostMAC, podMAC             net.HardwareAddr
 	addrs                       []podAddr
-	stale                       bool          // the pod's own side must be read (again)
-	named                       [2]netip.Addr // by family, the address of the Pod that the interface belongs to
-	reports                     int           // refused claims that were reported
+	stale                       bool          // the pod's own side must be read
+	named                       [2]netip.Addr // by family, the address of the Pod that owns the interface
+	reports                     int           // number of reported refused claims
 }
 
 // podAddr is an address of a pod's own interface.
 type podAddr struct {
 	addr    netip.Addr
-	dynamic bool // IPv6 autoconfiguration; the CNI did not assign it
+	dynamic bool // from IPv6 autoconfiguration, not from the CNI
 }
 
-// podTable finds the pods behind pod-side interfaces, without entering their
-// namespaces: the kernel answers questions about a namespace that has a number
-// here (IFLA_LINK_NETNSID), and the other end of each veth does.
+// podTable finds the pods behind pod-side devices without entering their namespaces.
+// The kernel answers queries about a namespace that has a number in this one
+// (IFLA_LINK_NETNSID). The namespace at the other end of each veth has one.
 type podTable struct {
-	sock  *nl.SocketHandle // with strict checking, else the namespace is ignored
-	h     *netlink.Handle
-	ports map[int]*podPort
-	told  map[netip.Addr]Pod
-	first bool
+	sock     *nl.SocketHandle // with strict checking: otherwise the kernel ignores the namespace
+	h        *netlink.Handle
+	ports    map[int]*podPort
+	reported map[netip.Addr]Pod
+	first    bool
 
 	facts   func(netip.Addr) Fact // nil: all addresses are Unknown
 	paths   *pathTable
-	vlans   map[int]int  // VLAN devices of bridges, and their bridge
+	vlans   map[int]int  // VLAN devices of bridges, with their bridge
 	ovs     map[int]bool // devices of Open vSwitch
-	learned []neighbour  // nil: not read yet
+	learned []neighbor   // nil: not read yet
 	claims  claims
 	owners  map[netip.Addr]owner
 	refused map[refusalKey]*refusal
 }
 
-// newPodTable makes a table in which owners, from an earlier run, have their
-// addresses.
+// newPodTable returns a table in which owners, of an earlier run, have their addresses.
 func newPodTable(h *netlink.Handle, facts func(netip.Addr) Fact, owners map[netip.Addr]Pod) (*podTable, error) {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
@@ -89,11 +88,11 @@ func newPodTable(h *netlink.Handle, facts func(netip.Addr) Fact, owners map[neti
 	}
 	timeout := unix.NsecToTimeval(int64(requestTimeout))
 	_ = s.SetReceiveTimeout(&timeout)
-	// Since Linux 5.0. Without it every lookup fails and neighbours are used.
+	// Since Linux 5.0. Without it every query fails, and neighbors are used.
 	_ = unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	t := &podTable{
 		sock: &nl.SocketHandle{Socket: s}, h: h, first: true,
-		ports: make(map[int]*podPort), told: make(map[netip.Addr]Pod),
+		ports: make(map[int]*podPort), reported: make(map[netip.Addr]Pod),
 		facts: facts, paths: newPathTable(h), owners: make(map[netip.Addr]owner),
 	}
 	for a, p := range owners {
@@ -104,8 +103,8 @@ func newPodTable(h *netlink.Handle, facts func(netip.Addr) Fact, owners map[neti
 
 func (t *podTable) close() { t.sock.Close() }
 
-// setPorts makes the pod-side interfaces the ones looked at. Those that are
-// new, or whose other end is not the same, will be read.
+// setPorts sets the pod-side devices. New ones, and those with another other end, are
+// marked as stale.
 func (t *podTable) setPorts(devices []device, ifaces []Interface) {
 	macs := make(map[int]net.HardwareAddr, len(devices))
 	byIndex := make(map[int]*device, len(devices))
@@ -151,7 +150,7 @@ func (t *podTable) setPorts(devices []device, ifaces []Interface) {
 	t.ports = ports
 }
 
-// disown forgets that an interface had addresses: another one has its index now.
+// disown deletes the addresses of an interface: another one has its index now.
 func (t *podTable) disown(ifindex int) {
 	for a, o := range t.owners {
 		if o.ifindex == ifindex {
@@ -160,8 +159,8 @@ func (t *podTable) disown(ifindex int) {
 	}
 }
 
-// read reads the pods in the namespaces named and those never read, or all. It
-// reports whether there were any.
+// read reads the pods in the given namespaces and the unread ones, or all. It reports
+// whether there were any.
 func (t *podTable) read(nsids map[int]bool, all bool) (any bool) {
 	for _, p := range t.ports {
 		if !all && !p.stale && !nsids[p.nsid] {
@@ -171,11 +170,11 @@ func (t *podTable) read(nsids map[int]bool, all bool) (any bool) {
 		p.stale = false
 		p.addrs, p.podMAC = nil, nil
 		if p.nsid < 0 {
-			continue // A virtual machine's tap: only neighbours know.
+			continue // A virtual machine's tap: only neighbor tables show the address.
 		}
 		mac, err := t.peerMAC(p.nsid, p.peer)
 		if err != nil {
-			continue // Gone, or not allowed: see neighbours.
+			continue // Deleted, or access denied: see neighbors.
 		}
 		addrs, err := t.peerAddrs(p.nsid, p.peer)
 		if err != nil {
@@ -186,7 +185,7 @@ func (t *podTable) read(nsids map[int]bool, all bool) (any bool) {
 	return any
 }
 
-// peerMAC asks for the link-layer address of an interface of another namespace.
+// peerMAC queries the link-layer address of an interface of another namespace.
 func (t *podTable) peerMAC(nsid, ifindex int) (net.HardwareAddr, error) {
 	req := t.request(unix.RTM_GETLINK, 0)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -222,7 +221,7 @@ func (t *podTable) peerMAC(nsid, ifindex int) (net.HardwareAddr, error) {
 	return nil, fmt.Errorf("no answer from namespace %d", nsid)
 }
 
-// peerAddrs asks for the global addresses of an interface of another namespace.
+// peerAddrs queries the global addresses of an interface of another namespace.
 func (t *podTable) peerAddrs(nsid, ifindex int) ([]podAddr, error) {
 	msgs, err := dump(func() ([][]byte, error) {
 		req := t.request(unix.RTM_GETADDR, unix.NLM_F_DUMP)
@@ -244,8 +243,8 @@ func (t *podTable) peerAddrs(nsid, ifindex int) ([]podAddr, error) {
 	return addrs, nil
 }
 
-// parseAddr gives the address of an RTM_NEWADDR if it is the one asked for and
-// usable.
+// parseAddr returns the address of an RTM_NEWADDR if it is usable and of this
+// interface.
 func parseAddr(m []byte, nsid, ifindex int) (podAddr, bool) {
 	if len(m) < unix.SizeofIfAddrmsg {
 		return podAddr{}, false
@@ -281,8 +280,8 @@ func parseAddr(m []byte, nsid, ifindex int) (podAddr, bool) {
 	return podAddr{a, a.Is6() && addr.Flags&unix.IFA_F_PERMANENT == 0}, ok
 }
 
-// routeAttrs is nl.ParseRouteAttr for messages whose last attribute lacks its padding,
-// on which that panics.
+// routeAttrs is nl.ParseRouteAttr for messages whose last attribute lacks its padding.
+// That function panics on them.
 func routeAttrs(b []byte) ([]syscall.NetlinkRouteAttr, error) {
 	if over := len(b) % unix.NLMSG_ALIGNTO; over != 0 {
 		b = append(slices.Clip(b), make([]byte, unix.NLMSG_ALIGNTO-over)...)
@@ -296,21 +295,21 @@ func (t *podTable) request(typ, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// changes decides which claims are believed and compares the result with the last one.
+// changes decides about the claims and returns the differences to the last decision.
 func (t *podTable) changes() PodChanges {
 	now := t.decide(time.Now())
 	c := PodChanges{Full: t.first, Upserts: make(map[netip.Addr]Pod)}
 	for a, pod := range now {
-		if old, ok := t.told[a]; !ok || !old.equal(pod) {
+		if old, ok := t.reported[a]; !ok || !old.equal(pod) {
 			c.Upserts[a] = pod
 		}
 	}
-	for a := range t.told {
+	for a := range t.reported {
 		if _, ok := now[a]; !ok {
 			c.Deletes = append(c.Deletes, a)
 		}
 	}
 	slices.SortFunc(c.Deletes, netip.Addr.Compare)
-	t.told, t.first = now, false
+	t.reported, t.first = now, false
 	return c
 }

@@ -129,7 +129,7 @@ func TestPodAddressMovesToNewerInterface(t *testing.T) {
 	must(t, l.want(want))
 }
 
-// Addresses that no interface holds are found by what the neighbours say.
+// Addresses that no interface holds are found by what the neighbors say.
 func TestPodsByNeighbours(t *testing.T) {
 	enterNetns(t)
 	dir := mountBPF(t)

@@ -14,10 +14,9 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Sync looks at everything once: it tells uplinks and pods, attaches what is
-// missing, replaces programs of an earlier run and removes what belongs to
-// nothing. The error joins those of the single interfaces that failed; the
-// others are served.
+// Sync checks everything once: it reports uplinks and pods, attaches missing programs,
+// replaces programs of an earlier run, and removes hooks without an interface. The
+// error joins those of single interfaces; the others are served.
 func (a *Attacher) Sync(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -25,30 +24,29 @@ func (a *Attacher) Sync(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return kernel.Do(a.ns, func() error {
-		d := a.news.take()
+		d := a.events.flush()
 		d.all = true
 		return a.syncAll(d)
 	})
 }
 
-// syncAll tells of pods before it attaches programs that want to know them.
+// syncAll reports pods before it attaches the programs that need them.
 func (a *Attacher) syncAll(d dirty) error {
 	seen, err := a.look(d)
 	if err != nil {
 		return err
 	}
 	a.pending = dirty{all: true}
-	a.tellPods()
+	a.reportPods()
 	return a.apply(seen, d)
 }
 
-// pass brings hooks and uplinks up to date and reports whether it wants to be
-// tried again soon.
+// pass updates hooks and uplinks, and reports whether it should run again soon.
 func (a *Attacher) pass(all bool) (again bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	begin := time.Now()
-	d := a.news.take()
+	d := a.events.flush()
 	d.all = d.all || all
 	a.pending.merge(d)
 	if !d.links && !d.routes && !d.all {
@@ -67,15 +65,15 @@ func (a *Attacher) pass(all bool) (again bool) {
 	return err != nil
 }
 
-// podPass tells what changed of pods since the last time.
+// podPass reports the changes of pods since the last pass.
 func (a *Attacher) podPass() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.tellPods()
+	a.reportPods()
 }
 
-// reportRefusals tells OnRefused of claims, and returns when to call it again; 0 is
-// after the next change.
+// reportRefusals reports claims to OnRefused, and returns when to call it again; 0
+// means after the next change.
 func (a *Attacher) reportRefusals() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -91,7 +89,7 @@ func (a *Attacher) interfaceWait() time.Duration {
 	return min(max(a.took, minInterfaceWait), maxInterfaceWait)
 }
 
-// merge adds what other says is to be looked at.
+// merge adds the marks of other.
 func (d *dirty) merge(other dirty) {
 	d.links = d.links || other.links
 	d.neighs = d.neighs || other.neighs
@@ -110,8 +108,8 @@ func (d *dirty) merge(other dirty) {
 	}
 }
 
-// look reads links, addresses and, when they changed, routes; it tells of
-// uplinks and remembers the ports of pods.
+// look reads links, addresses and, if they changed, routes. It reports uplinks and
+// updates the ports of pods.
 func (a *Attacher) look(d dirty) ([]Interface, error) {
 	links, err := listLinks(a.h)
 	if err != nil {
@@ -139,8 +137,8 @@ func (a *Attacher) look(d dirty) ([]Interface, error) {
 	return ifaces, nil
 }
 
-// listDevices reads routes again only if they changed where it matters: in a
-// node that speaks BGP there may be a million.
+// listDevices reads routes again only after relevant changes: a node with BGP may have
+// a million.
 func (a *Attacher) listDevices(links []netlink.Link, addrs map[int][]netlink.Addr, reread bool) ([]device, error) {
 	devices := listDevices(links, addrs, a.routes)
 	decided := make(map[int]bool)
@@ -148,11 +146,11 @@ func (a *Attacher) listDevices(links []netlink.Link, addrs map[int][]netlink.Add
 		if !devices[i].ambiguous() {
 			decided[devices[i].index] = true
 		} else if a.decided[devices[i].index] {
-			reread = true // Its routes were not followed until now.
+			reread = true // The events of its routes were ignored until now.
 		}
 	}
 	a.decided = decided
-	a.news.ignoreRoutes(decided)
+	a.events.ignoreRoutes(decided)
 	if !reread && a.routes.wide != nil {
 		return devices, nil
 	}
@@ -164,8 +162,8 @@ func (a *Attacher) listDevices(links []netlink.Link, addrs map[int][]netlink.Add
 	return listDevices(links, addrs, rs), nil
 }
 
-// tellPods reads pods that have news and calls OnPods with the differences.
-func (a *Attacher) tellPods() {
+// reportPods reads pods with events and calls OnPods with the differences.
+func (a *Attacher) reportPods() {
 	a.podsTold = time.Now()
 	d := a.pending
 	a.pending = dirty{}
@@ -176,19 +174,19 @@ func (a *Attacher) tellPods() {
 	a.pods.paths.forget(d.paths, d.all || d.rules)
 	claims := a.pods.read(d.nsids, d.all) || d.all || d.links || d.neighs
 	if !claims && !d.facts && !routing {
-		return // News of namespaces without pods of ours.
+		return // Events of namespaces without pods of this node.
 	}
 	a.pods.collect(claims)
-	// Before the kernel is asked: a route that changes in between is news.
-	a.news.watchRoutes(a.pods.claimed())
+	// Before the query: a change of a route in between causes an event.
+	a.events.watchRoutes(a.pods.claimed())
 	c := a.pods.changes()
-	a.news.watchNeighbours(a.pods.neighbourWatch())
+	a.events.watchNeighbors(a.pods.neighborWatch())
 	if a.cfg.OnPods != nil && (c.Full || len(c.Upserts)+len(c.Deletes) > 0) {
 		a.cfg.OnPods(PodChanges{Full: c.Full, Upserts: maps.Clone(c.Upserts), Deletes: append([]netip.Addr(nil), c.Deletes...)})
 	}
 }
 
-// apply attaches to and detaches from interfaces.
+// apply attaches to interfaces and detaches from them.
 func (a *Attacher) apply(ifaces []Interface, d dirty) error {
 	if !a.loaded {
 		if err := a.load(); err != nil {
@@ -200,8 +198,8 @@ func (a *Attacher) apply(ifaces []Interface, d dirty) error {
 	wanted := make(map[hook]bool)
 	status := make(map[int]Status)
 	var errs []error
-	for _, i := range outwardFirst(ifaces) {
-		a.tellPodsMeanwhile()
+	for _, i := range externalFirst(ifaces) {
+		a.reportPodsMeanwhile()
 		st := a.attachTo(i, wanted, d.all || d.gone[i.Ifindex])
 		if st.Err != nil {
 			errs = append(errs, fmt.Errorf("interface %s: %w", i.Name, st.Err))
@@ -222,12 +220,12 @@ func (a *Attacher) apply(ifaces []Interface, d dirty) error {
 	return errors.Join(errs...)
 }
 
-// outwardFirst leaves out ignored interfaces. Attaching waits for an RCU grace
-// period in the kernel, some 15 ms with the rtnl lock held: hundreds of pods
-// take seconds when all are new, and the network must not wait for them.
-func outwardFirst(ifaces []Interface) []Interface {
+// externalFirst sorts external devices first and leaves out ignored ones. Attaching
+// waits for an RCU grace period in the kernel, some 15 ms with the rtnl lock held. With
+// hundreds of new pods this takes seconds, and the network must not wait for them.
+func externalFirst(ifaces []Interface) []Interface {
 	var res []Interface
-	for _, role := range []Role{Outward, PodSide} {
+	for _, role := range []Role{External, PodSide} {
 		for _, i := range ifaces {
 			if i.Role == role {
 				res = append(res, i)
@@ -237,13 +235,13 @@ func outwardFirst(ifaces []Interface) []Interface {
 	return res
 }
 
-// tellPodsMeanwhile keeps pods from waiting for a long row of interfaces.
-func (a *Attacher) tellPodsMeanwhile() {
+// reportPodsMeanwhile reports pods during a long series of attachments.
+func (a *Attacher) reportPodsMeanwhile() {
 	if time.Since(a.podsTold) < podWait {
 		return
 	}
-	a.pending.merge(a.news.takeNamespaces())
-	a.tellPods()
+	a.pending.merge(a.events.flushNamespaces())
+	a.reportPods()
 }
 
 func (a *Attacher) attachTo(i Interface, wanted map[hook]bool, verify bool) Status {
@@ -259,7 +257,7 @@ func (a *Attacher) attachTo(i Interface, wanted map[hook]bool, verify bool) Stat
 		switch err := a.hooks.ensure(h, p, verify); {
 		case err == nil:
 			st.Attached = append(st.Attached, string(dir))
-		case !vanished(err): // One that vanished since is no failure.
+		case !vanished(err): // A vanished interface is no failure.
 			errs = append(errs, fmt.Errorf("attach to %s: %w", dir, err))
 		}
 	}
@@ -267,16 +265,15 @@ func (a *Attacher) attachTo(i Interface, wanted map[hook]bool, verify bool) Stat
 	return st
 }
 
-// load finds what an earlier run left, and removes what it left by the other
-// mechanism.
+// load finds the hooks of an earlier run, and removes those of the other mechanism.
 func (a *Attacher) load() error {
 	if err := dropAll(a.newHooks(!a.tcx)); err != nil {
-		return fmt.Errorf("detach former hooks: %w", err)
+		return fmt.Errorf("detach previousLayout hooks: %w", err)
 	}
 	return a.hooks.load()
 }
 
-// report tells OnError of an error that it has not heard, and of its end.
+// report reports a new error to OnError, and its end.
 func (a *Attacher) report(iface string, err error) {
 	text := ""
 	if err != nil {
@@ -293,7 +290,7 @@ func (a *Attacher) report(iface string, err error) {
 	}
 }
 
-// forget drops the errors of interfaces that are there no more.
+// forget deletes the errors of deleted interfaces.
 func (a *Attacher) forget(ifaces []Interface) {
 	names := make(map[string]bool, len(ifaces))
 	for _, i := range ifaces {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// direction is that of packets as the interface sees them.
+// direction is the direction of packets from the interface's view.
 type direction string
 
 const (
@@ -29,13 +29,13 @@ func (d direction) tcx() ebpf.AttachType {
 	return ebpf.AttachTCXEgress
 }
 
-// hook is a place for a program.
+// hook is an interface and a direction.
 type hook struct {
 	ifindex int
 	dir     direction
 }
 
-// program is a program with its kernel number, which costs a system call.
+// program is a program with its kernel id, which costs a system call.
 type program struct {
 	*ebpf.Program
 	id ebpf.ProgramID
@@ -55,12 +55,11 @@ type tcxLink struct {
 	prog ebpf.ProgramID
 }
 
-// newNameSuffix marks a pin that is about to take another's name. What is
-// found with it was left by a crash.
+// newNameSuffix marks a pin that will be renamed. A crash may leave such a pin.
 const newNameSuffix = "_new"
 
-// load takes over the pinned links of an earlier run and removes the pins of
-// those that are attached to nothing in this namespace any more.
+// load takes over the pinned links of an earlier run. It removes the pins of links that
+// are not attached in this namespace any more.
 func (t *tcxHooks) load() error {
 	t.links = make(map[hook]*tcxLink)
 	entries, err := os.ReadDir(t.dir)
@@ -72,7 +71,7 @@ func (t *tcxHooks) load() error {
 	}
 	for _, e := range entries {
 		if e.IsDir() {
-			continue // somebody else's
+			continue // foreign
 		}
 		path := filepath.Join(t.dir, e.Name())
 		h, ok := parseHook(e.Name())
@@ -91,8 +90,9 @@ func (t *tcxHooks) load() error {
 	return nil
 }
 
-// takeOver reports whether the pin is of a link that is attached to the hook. A pin that
-// cannot be opened now may be of one: removing it would detach the program that serves.
+// takeOver reports whether the pin is of a link that is attached to the hook. A pin
+// that cannot be opened may be of one, and removing it would detach the serving
+// program.
 func (t *tcxHooks) takeOver(h hook, path string) (ok bool, err error) {
 	l, err := link.LoadPinnedLink(path, nil)
 	for _, passing := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EPERM, unix.EACCES, unix.EINTR} {
@@ -112,9 +112,9 @@ func (t *tcxHooks) takeOver(h hook, path string) (ok bool, err error) {
 	return true, nil
 }
 
-// attachedHere reports whether the link is at the hook's interface in this
-// namespace. The link alone does not tell: its interface may have moved to
-// another namespace, where it can have the same index.
+// attachedHere reports whether the link is attached to the hook's interface in this
+// namespace. The link alone does not show that: its interface may have moved to another
+// namespace and have the same index there.
 func attachedHere(h hook, info *link.Info) bool {
 	tcx := info.TCX()
 	if tcx == nil || int(tcx.Ifindex) != h.ifindex || ebpf.AttachType(tcx.AttachType) != h.dir.tcx() {
@@ -132,8 +132,8 @@ func attachedHere(h hook, info *link.Info) bool {
 	return false
 }
 
-// ensure makes p the hook's program. A program that is there is replaced in
-// place, so that no packet meets an empty hook.
+// ensure makes p the hook's program. It replaces an existing program in place, so that
+// the hook is never empty.
 func (t *tcxHooks) ensure(h hook, p program, verify bool) error {
 	if held := t.links[h]; held != nil {
 		if !verify && held.prog == p.id {
@@ -142,8 +142,8 @@ func (t *tcxHooks) ensure(h hook, p program, verify bool) error {
 		if err := t.refresh(h, held, p, verify); err == nil {
 			return nil
 		}
-		// It is attached to nothing: the interface went and came back, or
-		// somebody detached it.
+		// It is attached to nothing: the interface was deleted and created again, or
+		// another program detached the link.
 	}
 	return t.attach(h, p)
 }
@@ -174,7 +174,7 @@ func (t *tcxHooks) refresh(h hook, held *tcxLink, p program, verify bool) error 
 	return nil
 }
 
-// pinAgain pins a link whose pin is gone, which the handle is told first.
+// pinAgain pins a link whose pin is missing.
 func (t *tcxHooks) pinAgain(h hook, held *tcxLink) error {
 	if err := held.Unpin(); err != nil {
 		return err
@@ -184,9 +184,9 @@ func (t *tcxHooks) pinAgain(h hook, held *tcxLink) error {
 
 func (t *tcxHooks) attach(h hook, p program) error {
 	if err := os.MkdirAll(t.dir, 0o700); err != nil {
-		return fmt.Errorf("make directory for pinned links: %w", err)
+		return fmt.Errorf("create directory for pinned links: %w", err)
 	}
-	// First in line: a program in front that says TC_ACT_OK would end the walk.
+	// First in line: a program in front that returns TC_ACT_OK would end the chain.
 	l, err := link.AttachTCX(link.TCXOptions{
 		Interface: h.ifindex, Program: p.Program, Attach: h.dir.tcx(), Anchor: link.Head(),
 	})
@@ -208,7 +208,7 @@ func (t *tcxHooks) attach(h hook, p program) error {
 	return nil
 }
 
-// pinOver pins l at path; a link pinned there is let go in the same moment.
+// pinOver pins l at path, and atomically releases a link pinned there.
 func pinOver(l link.Link, path string) error {
 	tmp := path + newNameSuffix
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -264,7 +264,7 @@ func parseHook(name string) (hook, bool) {
 	return hook{n, direction(dir)}, true
 }
 
-// vanished reports whether err says that the interface is not there any more.
+// vanished reports whether err says that the interface does not exist any more.
 func vanished(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }

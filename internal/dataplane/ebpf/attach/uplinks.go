@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uplink is an outward interface with the addresses that a packet leaving by
-// it is given as source, as netfilter's MASQUERADE chooses them: the first
-// primary global address of each family; the node's own primary address where
-// the interface has none. An address that the node does not have is invalid.
+// Uplink is an external device with the source addresses of packets that leave through
+// it, chosen as netfilter's MASQUERADE does: the first primary global address of each
+// family, or the node's own primary address if the interface has none. An address that
+// the node does not have is invalid.
 type Uplink struct {
 	Name   string
 	V4, V6 netip.Addr
@@ -20,9 +20,9 @@ type Uplink struct {
 	MTU    int
 }
 
-// routes is what the main routing tables say of interfaces.
+// routes has the interfaces' properties from the main routing tables.
 type routes struct {
-	wide      map[int]bool // interfaces with a route by a gateway or to a prefix
+	wide      map[int]bool // interfaces with a route through a gateway or to a prefix
 	defaultV4 int          // interface of the best default route, or 0
 	defaultV6 int
 }
@@ -54,7 +54,8 @@ func (rs *routes) add(family int, r *netlink.Route, best *int) {
 		ones, bits = r.Dst.Mask.Size()
 	}
 	oifs := make([]int, 0, 1)
-	// Routes that come with an address (RTPROT_KERNEL) say no more than it.
+	// Routes that an address adds (RTPROT_KERNEL) have no more information than the
+	// address.
 	if r.LinkIndex > 0 && (ones == 0 || r.Protocol != unix.RTPROT_KERNEL) && (r.Gw != nil || r.Via != nil || r.Dst == nil || ones < bits) {
 		oifs = append(oifs, r.LinkIndex)
 	}
@@ -74,7 +75,7 @@ func (rs *routes) add(family int, r *netlink.Route, best *int) {
 	}
 }
 
-// uplinks gives the outward interfaces their source addresses.
+// uplinks returns the external devices with their source addresses.
 func uplinks(ifaces []Interface, addrs map[int][]netlink.Addr, rs routes) map[int]Uplink {
 	res := make(map[int]Uplink)
 	var node Uplink // The first addresses found, in order of preference.
@@ -94,13 +95,13 @@ func uplinks(ifaces []Interface, addrs map[int][]netlink.Addr, rs routes) map[in
 		node.V6 = v6
 	}
 	for _, i := range ifaces {
-		if i.Role == Outward {
+		if i.Role == External {
 			prefer(i.Ifindex)
 		}
 	}
-	prefer(loopbackIndex) // Where routers speak from when links are unnumbered.
+	prefer(loopbackIndex) // The source address of routers with unnumbered links.
 	for _, i := range ifaces {
-		if i.Role != Outward {
+		if i.Role != External {
 			continue
 		}
 		u := Uplink{Name: i.Name, L3: i.L3, MTU: i.MTU}
@@ -116,12 +117,11 @@ func uplinks(ifaces []Interface, addrs map[int][]netlink.Addr, rs routes) map[in
 	return res
 }
 
-// loopbackIndex is lo's in every network namespace.
+// loopbackIndex is the index of lo in every network namespace.
 const loopbackIndex = 1
 
-// sourceAddrs picks the first usable address of each family. IPv6 addresses
-// that are being checked, are to be phased out or are temporary come after the
-// others or not at all.
+// sourceAddrs returns the first usable address of each family. It leaves out IPv6
+// addresses in duplicate address detection, and prefers permanent and current ones.
 func sourceAddrs(addrs []netlink.Addr) (v4, v6 netip.Addr) {
 	var deprecated netip.Addr
 	for i := range addrs {
@@ -147,7 +147,7 @@ func sourceAddrs(addrs []netlink.Addr) (v4, v6 netip.Addr) {
 	return v4, v6
 }
 
-// globalAddr gives the address if others can reach it, now.
+// globalAddr returns the address if other hosts can reach it now.
 func globalAddr(a *netlink.Addr) (netip.Addr, bool) {
 	if a.Scope != unix.RT_SCOPE_UNIVERSE {
 		return netip.Addr{}, false

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Rewrites addresses and ports in a packet and keeps its checksums right, by
- * the differences only (RFC 1624). The helpers know about CHECKSUM_PARTIAL and
- * CHECKSUM_COMPLETE, so the sums are right for offloading devices too.
+ * Rewrites addresses and ports of a packet, and updates its checksums incrementally (RFC
+ * 1624). The helpers handle CHECKSUM_PARTIAL and CHECKSUM_COMPLETE, so that devices with
+ * checksum offload send correct sums too.
  */
-#ifndef SPILLWAY_NAT_H
-#define SPILLWAY_NAT_H
+#ifndef SPILLWAY_ACT_NAT_H
+#define SPILLWAY_ACT_NAT_H
 
+#include "../parse/packet.h"
 #include "csum.h"
-#include "parse.h"
 
 #define IPV4_TTL_OFF 8
 #define IPV6_HOPS_OFF 7
@@ -21,7 +21,7 @@ static __always_inline __u64 l4_flags(__u8 family, __u8 proto)
 {
 	__u64 flags = 0;
 
-	/* RFC 768: an IPv4 datagram may say 0, "no checksum". */
+	/* RFC 768: an IPv4 datagram may have the checksum 0, "no checksum". */
 	if (proto == IPPROTO_UDP)
 		flags |= BPF_F_MARK_MANGLED_0;
 	if (family == FAMILY_V6 && has_csum_ipv6)
@@ -33,12 +33,12 @@ static __always_inline __u32 addrs_change(const struct addr *old_saddr,
 					  const struct addr *old_daddr,
 					  const struct addr *saddr, const struct addr *daddr)
 {
-	/* IPv4 addresses leave words 1 to 3 zero: they change nothing. */
+	/* Words 1 to 3 of IPv4 addresses are zero and change nothing. */
 	return csum_fold32((__u64)csum_change(old_saddr->w, saddr->w, 4) +
 			   csum_change(old_daddr->w, daddr->w, 4));
 }
 
-/* The end of an IPv4 header, from the TTL on: written in one go. */
+/* The end of an IPv4 header from the TTL on, which one call writes. */
 struct ipv4_tail {
 	__u8 ttl;
 	__u8 proto;
@@ -47,7 +47,7 @@ struct ipv4_tail {
 	__be32 daddr;
 };
 
-/* IPv4's header checksum after a change of addresses and a TTL less by hops. */
+/* Returns the IPv4 header checksum after a change of addresses and of the TTL by hops. */
 static __always_inline __u16 ipv4_check(const struct packet *p, __u32 addrs, __u8 hops)
 {
 	/* The TTL is the high byte of its word. */
@@ -56,7 +56,10 @@ static __always_inline __u16 ipv4_check(const struct packet *p, __u32 addrs, __u
 	return check_apply(p->check, csum_fold32((__u64)addrs + hop));
 }
 
-/* Writes both addresses, and a TTL less by hops. change is of the addresses. */
+/*
+ * Writes both addresses and decrements the TTL by hops. change is the checksum change of
+ * the addresses.
+ */
 static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet *p,
 				     const struct addr *saddr, const struct addr *daddr,
 				     __u32 change, __u8 hops)
@@ -75,13 +78,13 @@ static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet 
 		tail.check = ipv4_check(p, change, hops);
 		return bpf_skb_store_bytes(skb, p->l3_off + IPV4_TTL_OFF, &tail, sizeof(tail), 0);
 	}
-	/* No other field makes up for the hop limit, as IPv4's checksum does. */
+	/* No IPv6 checksum covers the hop limit. */
 	if (hops && bpf_skb_store_bytes(skb, p->l3_off + IPV6_HOPS_OFF, &ttl, 1,
 					BPF_F_RECOMPUTE_CSUM))
 		return -1;
 	to[0] = *saddr;
 	to[1] = *daddr;
-	/* The transport checksum makes up for it, unless there is none. */
+	/* The transport checksum covers the addresses, if there is one. */
 	return bpf_skb_store_bytes(skb, p->l3_off + IPV6_SADDR_OFF, to, sizeof(to),
 				   p->flags & PACKET_NO_L4 ? BPF_F_RECOMPUTE_CSUM : 0);
 }
@@ -92,8 +95,8 @@ union ports {
 };
 
 /*
- * How the kernel stands to a packet's transport checksum (linux/skbuff.h), which
- * programs are not told: but BTF lets them look (bpf_cast_to_kern_ctx, 6.2).
+ * The kernel's state of a packet's transport checksum (linux/skbuff.h). struct __sk_buff
+ * lacks it, but programs can read it through BTF (bpf_cast_to_kern_ctx, 6.2).
  */
 #define CHECKSUM_COMPLETE 2
 #define CHECKSUM_PARTIAL 3
@@ -111,22 +114,23 @@ static __always_inline int ip_summed(struct __sk_buff *skb)
 	return BPF_CORE_READ_BITFIELD(kernel_skb, ip_summed);
 }
 
-/* The transport checksum after a change of addresses and one of ports. */
+/* Returns the transport checksum after a change of addresses and of ports. */
 static __always_inline __u16 l4_check(__u16 check, __u8 proto, int partial, __u32 addrs,
 				      __u32 ports)
 {
-	/* RFC 768: an IPv4 datagram may say 0, "no checksum". */
+	/* RFC 768: an IPv4 datagram may have the checksum 0, "no checksum". */
 	if (proto == IPPROTO_UDP && !check)
 		return 0;
-	/* Partial: the pseudo header's sum, not inverted; a device adds the rest. */
-	check = partial ? fold((__u64)check + addrs) : check_apply(check, csum_fold32((__u64)addrs + ports));
+	/* Partial: the sum of the pseudo header, not inverted. A device adds the rest. */
+	check = partial ? fold((__u64)check + addrs) :
+		check_apply(check, csum_fold32((__u64)addrs + ports));
 	return proto == IPPROTO_UDP && !check ? 0xffff : check;
 }
 
 /*
- * nat_rewrite without helpers, which cost more than what they do: for packets
- * whose headers lie in the linear part and whose bytes nobody has summed up.
- * 0, or -1: nothing is written, it has to be done by helpers.
+ * nat_rewrite without helper calls, which cost more than the work they do. It handles
+ * packets with headers in the linear part and without CHECKSUM_COMPLETE. Returns 0, or -1
+ * if it has written nothing and the helpers must be used.
  */
 __noinline int nat_rewrite_direct(struct __sk_buff *skb, const struct packet *p,
 				  const struct flow *f, __u8 hops)
@@ -164,7 +168,7 @@ __noinline int nat_rewrite_direct(struct __sk_buff *skb, const struct packet *p,
 		if ((void *)(ip + 1) > end)
 			return -1;
 		addrs = csum_fold32((__u64)csum_change(p->tuple.saddr.w, f->saddr.w, 1) +
-			csum_change(p->tuple.daddr.w, f->daddr.w, 1));
+				    csum_change(p->tuple.daddr.w, f->daddr.w, 1));
 		ip->saddr = f->saddr.w[0];
 		ip->daddr = f->daddr.w[0];
 		ip->ttl = p->ttl - hops;
@@ -188,7 +192,7 @@ __noinline int nat_rewrite_direct(struct __sk_buff *skb, const struct packet *p,
 	return 0;
 }
 
-/* The same for any packet. */
+/* nat_rewrite by helper calls, for any packet. */
 __noinline int nat_rewrite_by_helpers(struct __sk_buff *skb, const struct packet *p,
 				      const struct flow *f, __u8 hops)
 {
@@ -220,8 +224,8 @@ __noinline int nat_rewrite_by_helpers(struct __sk_buff *skb, const struct packet
 }
 
 /*
- * Turns the packet into what its flow entry says, with a TTL less by hops, which
- * the caller has seen to be enough. 0, or -1: unwritable.
+ * Rewrites the packet as its flow entry says, and decrements the TTL by hops. The caller
+ * has checked the TTL. Returns 0, or -1 if the packet is not writable.
  */
 static __always_inline int nat_rewrite(struct __sk_buff *skb, const struct packet *p,
 				       const struct flow *f, __u8 hops)
@@ -231,7 +235,7 @@ static __always_inline int nat_rewrite(struct __sk_buff *skb, const struct packe
 	return nat_rewrite_by_helpers(skb, p, f, hops);
 }
 
-/* One hop less, in a packet that is otherwise left as it is. */
+/* Decrements the TTL of a packet and changes nothing else. */
 static __always_inline int nat_decrement_ttl(struct __sk_buff *skb, const struct packet *p)
 {
 	return nat_addrs(skb, p, &p->tuple.saddr, &p->tuple.daddr, 0, 1);

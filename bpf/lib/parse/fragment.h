@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Later fragments carry no ports: the first one leaves them here for the
- * others to follow. A later fragment that overtakes the first is left to the
- * stack, as one of a stranger would be.
+ * Later fragments have no ports. The first fragment stores its ports here, and the later
+ * ones look them up. A later fragment that arrives before the first is left to the stack,
+ * like one of an unknown flow.
  */
-#ifndef SPILLWAY_FRAGMENT_H
-#define SPILLWAY_FRAGMENT_H
+#ifndef SPILLWAY_PARSE_FRAGMENT_H
+#define SPILLWAY_PARSE_FRAGMENT_H
 
-#include "parse.h"
+#include "packet.h"
 
 /*
- * For how long after the first fragment the others may come. Stacks wait longer
- * (RFC 791: 15 s, Linux: 30 s), but IPv4 has 65,536 ids for two hosts, and one
- * that comes again must not lead to where the old datagram went (RFC 4963). 5 s
- * are enough for 64 KiB at 128 kbit/s.
+ * How long later fragments may follow the first one. Stacks wait longer (RFC 791: 15 s,
+ * Linux: 30 s). But IPv4 has only 65,536 ids for two hosts, and a fragment with a reused id
+ * must not follow the old datagram (RFC 4963). 5 s are enough for 64 KiB at 128 kbit/s.
  */
 #define FRAGMENT_TIMEOUT (5 * NSEC_PER_SEC >> FRAGMENT_CLOCK_SHIFT)
 
@@ -29,12 +28,12 @@ static __always_inline void fragment_key(const struct packet *p, struct fragment
 	key->daddr = p->tuple.daddr;
 	key->id = p->fragment_id;
 	key->family = p->tuple.family;
-	/* IPv6's later fragments name the first extension header (RFC 8200, 4.5). */
+	/* Later fragments of IPv6 name the first extension header (RFC 8200, 4.5). */
 	if (p->tuple.family == FAMILY_V4)
 		key->proto = p->tuple.proto;
 }
 
-/* Ports of a later fragment into the tuple; 0, or -1 when they are not known. */
+/* Writes the ports of a later fragment into the tuple. Returns -1 if they are unknown. */
 static __always_inline int fragment_follow(struct packet *p)
 {
 	struct fragment_key key;

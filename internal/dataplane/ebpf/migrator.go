@@ -12,44 +12,44 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// former is a directory of pinned maps whose entries are wanted in the maps of
-// now, and which programs may still be working with.
-type former struct {
+// previousLayout is a directory of pinned maps whose entries the current maps need, and
+// which programs may still use.
+type previousLayout struct {
 	dir string
-	// maps are those to be carried over, by name, with what makes an entry one of
-	// now; that may be nothing.
+	// maps has the maps to migrate, by name, with the conversions of their entries, if
+	// any.
 	maps map[string][]convert
 }
 
-// carrier brings over what the programs of earlier runs have written: into maps
-// of another layout (migrate.go) or another size (resize.go).
-type carrier struct {
-	formers []former // oldest first
-	// made are maps of this process, with which no program has worked before the
-	// links change hands.
+// migrator copies the entries that programs of earlier runs have written into maps of
+// another layout (migrate.go) or another size (resize.go).
+type migrator struct {
+	previous []previousLayout // oldest first
+	// made has the maps that this process has created. No program uses them before the
+	// hooks switch.
 	made     map[string]bool
 	timeouts Timeouts
 	log      *slog.Logger
 }
 
-// carry copies what is missing or has changed since. It runs when the maps are
-// made, just before the links change hands, and once more after that (switched),
-// when an entry that the new programs have made is the one that counts, unless
-// the older was used after it.
+// migrate copies entries that are missing or have changed since the last pass. It runs
+// when the maps are created, just before the hooks switch, and once after that
+// (switched). In that last pass, entries of the new programs have precedence unless the
+// older was used later.
 //
-// What remains: a flow that began after the second pass had read its bucket is not
-// known to the new programs until the third has. Each of its packets in that time,
-// some microseconds for every thousand entries of the table, may be given another
-// SNAT port, or, being an answer, is left to the stack.
-func (c *carrier) carry(maps map[string]*ebpf.Map, switched bool) error {
+// One gap remains: a flow that started after the second pass had read its bucket is
+// unknown to the new programs until the third pass. In that time, some microseconds for
+// every thousand entries of the table, a packet may get another SNAT port, or a reply
+// may be left to the stack.
+func (c *migrator) migrate(maps map[string]*ebpf.Map, switched bool) error {
 	if c == nil {
 		return nil
 	}
-	for _, f := range c.formers {
+	for _, f := range c.previous {
 		for name, path := range f.maps {
 			to := maps[name]
 			if to == nil || to.Type() != ebpf.LRUHash {
-				continue // the agent writes it, and has done so
+				continue // the agent has written it
 			}
 			from, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, name), nil)
 			if errors.Is(err, os.ErrNotExist) {
@@ -61,27 +61,27 @@ func (c *carrier) carry(maps map[string]*ebpf.Map, switched bool) error {
 			err = t.run()
 			from.Close()
 			if err != nil {
-				return fmt.Errorf("carry over map %s: %w", name, err)
+				return fmt.Errorf("migrate map %s: %w", name, err)
 			}
 			if switched && t.left > 0 {
-				c.log.Warn("Flows that do not fit into the smaller table are forgotten", "flows", t.left, "entries", to.MaxEntries())
+				c.log.Warn("Flows that do not fit into the smaller table are lost", "flows", t.left, "entries", to.MaxEntries())
 			}
 		}
 	}
 	return nil
 }
 
-// transfer is one pass from an older map to a newer.
+// transfer is one pass from an older map to a newer one.
 type transfer struct {
 	from, to *ebpf.Map
 	path     []convert
 	timeouts Timeouts
-	switched bool // the new programs are at work, the old ones no longer
-	keep     bool // an entry that is there counts more; of flows the later one does
-	left     int  // flows that had no room
+	switched bool // the new programs are active, and the old ones are not
+	keep     bool // existing entries have precedence; of flows, the later one
+	left     int  // flows without room
 }
 
-// run copies all there is. Entries that come or go meanwhile may be missed.
+// run copies all entries. It may miss entries that change meanwhile.
 func (t *transfer) run() error {
 	fits, err := t.room()
 	if err != nil {
@@ -91,7 +91,7 @@ func (t *transfer) run() error {
 		if !fits(e) {
 			return nil
 		}
-		// E2BIG: the map was made smaller, and the agent will say so.
+		// E2BIG: the map is smaller now, and the agent reports that.
 		err := t.to.Update(e.key, e.value, ebpf.UpdateNoExist)
 		if errors.Is(err, ebpf.ErrKeyExist) && t.wins(e) {
 			err = t.to.Update(e.key, e.value, ebpf.UpdateAny)
@@ -103,8 +103,8 @@ func (t *transfer) run() error {
 	})
 }
 
-// wins reports whether an older map's entry counts more than the one that is
-// there. An agent that was killed may have left a copy that has aged since.
+// wins reports whether an older map's entry replaces the existing one. A killed agent
+// may have left a copy that has aged since.
 func (t *transfer) wins(e entry) bool {
 	older, ok := asFlow(t.to, e)
 	if !ok {
@@ -112,14 +112,14 @@ func (t *transfer) wins(e entry) bool {
 	}
 	var there tcFlow
 	if t.to.Lookup(e.key, &there) != nil {
-		return false // evicted just now: the next pass
+		return false // evicted just now: left to the next pass
 	}
-	// Whole seconds. Within one, and before new programs run, states only advance.
+	// Whole seconds. Within one, and before the new programs run, states only advance.
 	later := int32(older.Seen - there.Seen)
 	return later > 0 || later == 0 && !t.switched && older.State > there.State || !t.keep
 }
 
-// asFlow gives the value of an entry of the flow table.
+// asFlow returns the value of an entry of the flow table.
 func asFlow(m *ebpf.Map, e entry) (f tcFlow, ok bool) {
 	if len(e.value) != len(memory(&f)) || m.KeySize() != uint32(len(memory(new(tcTuple)))) {
 		return f, false
@@ -128,8 +128,8 @@ func asFlow(m *ebpf.Map, e entry) (f tcFlow, ok bool) {
 	return f, true
 }
 
-// each gives all entries as they are to be. Memory of an entry is valid within
-// the call.
+// each calls do for all entries after conversion. An entry's memory is valid during the
+// call.
 func (t *transfer) each(do func(entry) error) error {
 	keys, values := rawSlice(t.from.KeySize()), rawSlice(t.from.ValueSize())
 	var cursor ebpf.MapBatchCursor
@@ -156,7 +156,7 @@ func (t *transfer) each(do func(entry) error) error {
 	}
 }
 
-// walk takes an entry through all steps.
+// walk applies all conversions to an entry.
 func walk(path []convert, e entry) (newer entry, keep bool, err error) {
 	for _, step := range path {
 		if e, keep, err = step(e); err != nil || !keep {
@@ -166,7 +166,7 @@ func walk(path []convert, e entry) (newer entry, keep bool, err error) {
 	return e, true, nil
 }
 
-// rawSlice is room for a batch of keys or values of a size known only now.
+// rawSlice returns a batch of keys or values of a size that is known at run time only.
 func rawSlice(size uint32) reflect.Value {
 	element := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
 	return reflect.MakeSlice(reflect.SliceOf(element), sweepBatch, sweepBatch)

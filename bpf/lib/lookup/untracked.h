@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Which packets of pods here a do-not-track policy leaves untracked. The agent writes
- * an entry when netfilter holds the policy, and takes it away before netfilter's goes.
+ * Looks up the packets that do-not-track policies leave untracked at pods of this node. The
+ * agent adds an entry after netfilter has the policy, and deletes it before netfilter's.
  */
-#ifndef SPILLWAY_UNTRACKED_H
-#define SPILLWAY_UNTRACKED_H
+#ifndef SPILLWAY_LOOKUP_UNTRACKED_H
+#define SPILLWAY_LOOKUP_UNTRACKED_H
 
-#include "lookup.h"
-#include "parse.h"
+#include "../parse/packet.h"
+#include "pod.h"
 
 _Static_assert(UNTRACKED_RULES == 4, "pod_leaves_untracked looks at each");
 
-/* Is this one of a rule's peers? */
+/* Does a rule allow this peer? */
 static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 					 const struct addr *peer, __u8 family)
 {
@@ -22,14 +22,14 @@ static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 	};
 	struct range_key range = {
 		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
-		.service = rule->id,
+		.scope = rule->id,
 		.family = family,
 		.addr = *peer,
 	};
 
 	if (!rule->peers)
 		return 0;
-	if (rule->peers & UNTRACKED_ANYBODY)
+	if (rule->peers & UNTRACKED_ANY)
 		return 1;
 	if (rule->peers & UNTRACKED_PODS && bpf_map_lookup_elem(&untracked_pods, &pod))
 		return 1;
@@ -37,8 +37,8 @@ static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 }
 
 /*
- * Does a policy leave packets untracked between a port of a pod here and a peer, and
- * would they reach the pod, whoever else polices pods?
+ * Does a policy leave packets between a pod's port and a peer untracked, and would
+ * netfilter deliver them? A NetworkPolicy that selects the pod may deny them.
  */
 static __always_inline int pod_leaves_untracked(const struct addr *addr, __be16 port,
 						const struct tuple *t, const struct addr *peer)
@@ -57,9 +57,10 @@ static __always_inline int pod_leaves_untracked(const struct addr *addr, __be16 
 		return 0;
 	pod = pod_lookup(addr, t->family);
 	if (!pod || !(pod->flags & POD_REACHABLE) ||
-	    (pod->flags & (POD_POLICED | POD_GUARDED)) == POD_POLICED)
+	    (pod->flags & (POD_TRAVERSES_NETFILTER | POD_DENY_RULE_ONLY)) ==
+		    POD_TRAVERSES_NETFILTER)
 		return 0;
-	/* One after the other: Linux 6.1 refuses the loop that the compiler makes of this. */
+	/* Unrolled: Linux 6.1 rejects the loop that the compiler generates. */
 	rules = ports->rules;
 	return rule_has_peer(&rules[0], peer, t->family) ||
 	       rule_has_peer(&rules[1], peer, t->family) ||

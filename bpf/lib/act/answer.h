@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Turns a packet into the answer to it, sent back by the interface it came by:
+ * Turns a packet into the answer to it, and sends it back through its ingress interface:
  * RST, port unreachable, fragmentation needed, time exceeded.
  *
- * A packet from a pod has CHECKSUM_PARTIAL: its transport checksum is not there
- * yet, and whoever sends the packet on will sum from the old transport header
- * and write at the old place. Programs cannot see or clear that, but the kernel
- * gives it up when that header is cut off the front (skb_postpull_rcsum), so
- * this is done to every packet that becomes an answer: its sums are complete.
+ * A packet from a pod has CHECKSUM_PARTIAL: its transport checksum is still missing. A
+ * device or the stack later sums from the old transport header and writes at the old
+ * offset. Programs cannot read or clear that state. But the kernel clears it when a program
+ * removes that header from the front of the packet (skb_postpull_rcsum). So every packet
+ * that becomes an answer loses its front, and its checksums are complete.
  *
- * What is quoted is the packet as it came (RFC 1812, 4.3.2.3), and so may be a
+ * An answer quotes the packet as it arrived (RFC 1812, 4.3.2.3). The quote may contain a
  * checksum of the pseudo header alone, as with the kernel's own icmp_send.
  */
-#ifndef SPILLWAY_ANSWER_H
-#define SPILLWAY_ANSWER_H
+#ifndef SPILLWAY_ACT_ANSWER_H
+#define SPILLWAY_ACT_ANSWER_H
 
+#include "../parse/packet.h"
 #include "csum.h"
-#include "parse.h"
 
-/* What tells our egress programs that a packet has been dealt with. */
-#define DONE_TC_INDEX 0x5357
+/* Marks packets that these programs have sent, for the egress programs. */
+#define TC_INDEX_DONE 0x5357
 
-/* Bytes cut off: more than lie before any transport header that may be summed. */
+/* Bytes to remove: more than precede any transport header with a partial checksum. */
 #define ANSWER_CUT 256
 
 #define ICMP_ECHOED 8	    /* bytes of the transport header that an error quotes */
-#define ICMP_EXTENSIONS 64  /* bytes of IPv6 extension headers, at most, before them */
+#define ICMP_EXTENSIONS 64  /* maximum of quoted IPv6 extension headers, in bytes */
 
 struct tcp_answer {
 	union {
@@ -33,7 +33,7 @@ struct tcp_answer {
 		struct ipv6hdr v6;
 	} ip;
 	struct tcphdr tcp;
-	struct tcphdr in; /* what is answered */
+	struct tcphdr in; /* the packet to answer */
 };
 
 struct icmp_answer {
@@ -51,7 +51,7 @@ struct icmp_answer {
 	};
 };
 
-/* Folded sum of a pseudo header, not inverted (RFC 9293, RFC 8200). */
+/* Returns the folded sum of a pseudo header, not inverted (RFC 9293, RFC 8200). */
 static __always_inline __u16 pseudo_sum(const struct tuple *t, __u32 len)
 {
 	__be32 words[2] = {bpf_htonl(len), bpf_htonl(t->proto)};
@@ -91,12 +91,12 @@ static __always_inline void answer_ipv6(struct ipv6hdr *ip, const struct packet 
 }
 
 /*
- * Makes the packet one of len bytes behind its Ethernet header, all of them to be
- * written, whose checksums nobody fills in. 0, or -1: no room.
+ * Gives the packet len bytes after its Ethernet header. The caller writes all of them, and
+ * no device changes their checksums. Returns 0, or -1 if the kernel refuses.
  */
-static __always_inline int answer_room(struct __sk_buff *skb, const struct packet *p, __u32 len)
+static __always_inline int answer_resize(struct __sk_buff *skb, const struct packet *p, __u32 len)
 {
-	/* In this order: the tail is not cut before where the kernel would sum. */
+	/* In this order: the tail is never shorter than the kernel's start of the checksum. */
 	if (bpf_skb_change_tail(skb, p->l3_off + ANSWER_CUT + len, 0) ||
 	    bpf_skb_adjust_room(skb, -ANSWER_CUT, BPF_ADJ_ROOM_MAC, 0))
 		return -1;
@@ -114,11 +114,11 @@ static __always_inline int answer_send(struct __sk_buff *skb)
 	__builtin_memcpy(swapped + ETH_ALEN, mac, ETH_ALEN);
 	if (bpf_skb_store_bytes(skb, 0, swapped, sizeof(swapped), 0))
 		return TC_ACT_SHOT;
-	skb->tc_index = DONE_TC_INDEX;
+	skb->tc_index = TC_INDEX_DONE;
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* RFC 9293, 3.10.7.1: the RST that a closed port answers with. */
+/* Fills the RST of a closed port (RFC 9293, 3.10.7.1). */
 static __always_inline void answer_rst_header(struct tcphdr *out, const struct tcphdr *in,
 					      const struct packet *p)
 {
@@ -143,14 +143,14 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 	__u32 ip_len;
 	__u16 sum;
 
-	/* An answer to an RST would be answered; options would have to be echoed. */
+	/* An RST must not be answered. IP options would have to be copied to the answer. */
 	if (p->flags & (PACKET_RST | PACKET_NO_L4 | PACKET_OPTIONS) ||
 	    load(skb, p->l4_off, &a->in, sizeof(a->in))) {
 		count(DROP_REJECTED_SILENT);
 		return TC_ACT_SHOT;
 	}
 	answer_rst_header(&a->tcp, &a->in, p);
-	/* The sum of both addresses does not mind their order. */
+	/* The sum of both addresses does not depend on their order. */
 	sum = pseudo_sum(&p->tuple, sizeof(a->tcp));
 	a->tcp.check = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
 	if (p->tuple.family == FAMILY_V4) {
@@ -160,7 +160,7 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 		ip_len = sizeof(a->ip.v6);
 		answer_ipv6(&a->ip.v6, p, IPPROTO_TCP, sizeof(a->tcp));
 	}
-	if (answer_room(skb, p, ip_len + sizeof(a->tcp)) ||
+	if (answer_resize(skb, p, ip_len + sizeof(a->tcp)) ||
 	    bpf_skb_store_bytes(skb, p->l3_off, &a->ip, ip_len, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, p->l4_off, &a->tcp, sizeof(a->tcp), BPF_F_RECOMPUTE_CSUM)) {
 		count(DROP_REWRITE);
@@ -170,7 +170,7 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 	return answer_send(skb);
 }
 
-/* RFC 792. rest is the header's second word: the MTU for "too big". */
+/* Builds an error of RFC 792. rest is the second word of the header: the MTU for "too big". */
 static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct packet *p,
 					struct icmp_answer *a, __u8 type, __u8 code, __u32 rest)
 {
@@ -181,21 +181,21 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	a->v4.icmp.code = code;
 	a->v4.icmp.rest = bpf_htonl(rest);
 	a->v4.icmp.checksum = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v4.icmp,
-						  sizeof(a->v4) - sizeof(a->v4.ip), 0));
+							 sizeof(a->v4) - sizeof(a->v4.ip), 0));
 	answer_ipv4(&a->v4.ip, p, IPPROTO_ICMP, sizeof(a->v4));
-	if (answer_room(skb, p, sizeof(a->v4)))
+	if (answer_resize(skb, p, sizeof(a->v4)))
 		return -1;
 	return bpf_skb_store_bytes(skb, p->l3_off, &a->v4, sizeof(a->v4), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* RFC 4443. Extension headers, a fragment's among them, are quoted too. */
+/* Builds an error of RFC 4443. It quotes extension headers too, also a fragment header. */
 static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct packet *p,
 					struct icmp_answer *a, __u8 type, __u8 code, __u32 rest)
 {
 	__u32 quote = p->l4_off - p->l3_off + ICMP_ECHOED, len;
 	struct tuple t = p->tuple;
 
-	barrier_var(quote); /* the verifier must see that what is checked is used */
+	barrier_var(quote); /* keeps the compiler from using a copy that the verifier has not checked */
 	if (quote > sizeof(a->v6.quoted) || quote < sizeof(struct ipv6hdr))
 		return -1;
 	__builtin_memset(&a->v6.icmp, 0, sizeof(a->v6.icmp));
@@ -210,27 +210,27 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 		(__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v6.icmp, len, pseudo_sum(&t, len)));
 	answer_ipv6(&a->v6.ip, p, IPPROTO_ICMPV6, len);
 	len += sizeof(a->v6.ip);
-	if (answer_room(skb, p, len))
+	if (answer_resize(skb, p, len))
 		return -1;
 	return bpf_skb_store_bytes(skb, p->l3_off, &a->v6, len, BPF_F_RECOMPUTE_CSUM);
 }
 
-/* May and can an ICMP error be sent about the packet? (RFC 1122, 3.2.2) */
+/* May an ICMP error answer the packet (RFC 1122, 3.2.2), and is it possible? */
 static __always_inline int answer_allowed(const struct packet *p)
 {
 	if (p->flags & (PACKET_NO_L4 | PACKET_ICMP_ERROR))
 		return 0;
-	/* An IPv4 source route would have to be followed back (RFC 1812, 4.3.2.6). */
+	/* The answer would have to follow an IPv4 source route back (RFC 1812, 4.3.2.6). */
 	if (p->tuple.family == FAMILY_V4)
 		return !(p->flags & PACKET_OPTIONS);
 	return p->l4_off - p->l3_off <= sizeof(struct ipv6hdr) + ICMP_EXTENSIONS;
 }
 
-/* ICMP errors that may be sent to one address at once (XRLIM_BURST_FACTOR), and to all. */
+/* Bursts of ICMP errors to one address (XRLIM_BURST_FACTOR), and to all together. */
 #define ICMP_BURST 6
 #define ICMP_BURST_ALL 50
 
-/* Takes from the bucket of a key, which gains one error an interval, in nanoseconds. */
+/* Takes one error from a key's bucket. The bucket gains one per interval, in nanoseconds. */
 static __always_inline int rate_allows(const struct addr_key *key, __u64 interval, __u32 burst)
 {
 	struct icmp_rate *rate, first = { .time = bpf_ktime_get_coarse_ns() };
@@ -254,20 +254,20 @@ static __always_inline int rate_allows(const struct addr_key *key, __u64 interva
 }
 
 /*
- * May one more ICMP error be sent to this address? As inet_peer_xrlim_allow and
- * icmp_global_allow have it (net/ipv4/inetpeer.c, icmp.c), by the node's own sysctls.
- * An error that says that a packet is too big is not limited, there as here.
+ * May the node send one more ICMP error to this address? The limits are the node's own
+ * sysctls, applied as in inet_peer_xrlim_allow and icmp_global_allow (net/ipv4/inetpeer.c,
+ * icmp.c). As in the kernel, "packet too big" is not limited.
  */
-static __always_inline int answer_in_time(const struct packet *p, const struct settings *s)
+static __always_inline int answer_within_rate(const struct packet *p, const struct settings *s)
 {
 	struct addr_key key = { .addr = p->tuple.saddr, .family = p->tuple.family }, all = {};
 
 	return rate_allows(&key, p->tuple.family == FAMILY_V4 ? s->icmp_interval_v4 :
-								s->icmp_interval_v6, ICMP_BURST) &&
+			   s->icmp_interval_v6, ICMP_BURST) &&
 	       rate_allows(&all, s->icmp_interval_all, ICMP_BURST_ALL);
 }
 
-/* Answers with an ICMP error; type and code are those of the packet's family. */
+/* Answers with an ICMP error. type and code are those of the packet's family. */
 static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packet *p,
 				       struct icmp_answer *a, __u8 type, __u8 code, __u32 rest,
 				       enum verdict verdict)
@@ -290,7 +290,7 @@ static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packe
 	return answer_send(skb);
 }
 
-static __always_inline int answer_late(void)
+static __always_inline int answer_over_rate(void)
 {
 	count(DROP_ICMP_RATE);
 	return TC_ACT_SHOT;
@@ -299,8 +299,8 @@ static __always_inline int answer_late(void)
 static __always_inline int answer_unreachable(struct __sk_buff *skb, const struct packet *p,
 					      struct icmp_answer *a, const struct settings *s)
 {
-	if (!answer_in_time(p, s))
-		return answer_late();
+	if (!answer_within_rate(p, s))
+		return answer_over_rate();
 	if (p->tuple.family == FAMILY_V4)
 		return answer_icmp(skb, p, a, ICMP_DEST_UNREACH, ICMP_PORT_UNREACH, 0,
 				   REJECTED_ICMP);
@@ -319,8 +319,8 @@ static __always_inline int answer_too_big(struct __sk_buff *skb, const struct pa
 static __always_inline int answer_ttl(struct __sk_buff *skb, const struct packet *p,
 				      struct icmp_answer *a, const struct settings *s)
 {
-	if (!answer_in_time(p, s))
-		return answer_late();
+	if (!answer_within_rate(p, s))
+		return answer_over_rate();
 	if (p->tuple.family == FAMILY_V4)
 		return answer_icmp(skb, p, a, ICMP_TIME_EXCEEDED, ICMP_EXC_TTL, 0, ANSWERED_TTL);
 	return answer_icmp(skb, p, a, ICMPV6_TIME_EXCEED, ICMPV6_EXC_HOPLIMIT, 0, ANSWERED_TTL);

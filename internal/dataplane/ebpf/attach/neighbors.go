@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// neighbour is an address that a neighbor table has behind a pod-side interface.
-type neighbour struct {
+// neighbor is an entry of a neighbor table for an address behind a pod-side device.
+type neighbor struct {
 	addr    netip.Addr
 	ifindex int
 	mac     net.HardwareAddr
 }
 
-// neighbours finds pods whose own side tells no address: virtual machines,
-// sandboxes with a network stack of their own (gVisor takes the address off
-// the interface), and all pods where the kernel does not let us look. The
-// neighbour table of the interface or of its bridge gives address and MAC, the
-// bridge's forwarding table the port. A pod is seen once it has talked.
-func (t *podTable) neighbours() []neighbour {
-	res := []neighbour{}
+// neighbors finds pods whose own side shows no address: virtual machines, sandboxes
+// with their own network stack (gVisor removes the address from the interface), and all
+// pods if the kernel denies access to their namespaces. The neighbor table of the
+// interface or of its bridge has the address and the MAC. The bridge's forwarding table
+// has the port. A pod appears after it has sent a packet.
+func (t *podTable) neighbors() []neighbor {
+	res := []neighbor{}
 	bridges := make(map[int]bool)
 	for _, p := range t.ports {
 		if len(p.addrs) > 0 {
@@ -31,24 +31,24 @@ func (t *podTable) neighbours() []neighbour {
 			bridges[p.master] = true
 			continue
 		}
-		for a, n := range t.neighbourTable(p.ifindex) {
-			res = append(res, neighbour{a, p.ifindex, n.HardwareAddr})
+		for a, n := range t.neighborTable(p.ifindex) {
+			res = append(res, neighbor{a, p.ifindex, n.HardwareAddr})
 		}
 	}
 	for bridge := range bridges {
 		portOf := t.forwarding(bridge)
-		for a, n := range t.neighbourTable(bridge) {
+		for a, n := range t.neighborTable(bridge) {
 			p := t.ports[portOf[n.HardwareAddr.String()]]
 			if p != nil && len(p.addrs) == 0 {
-				res = append(res, neighbour{a, p.ifindex, n.HardwareAddr})
+				res = append(res, neighbor{a, p.ifindex, n.HardwareAddr})
 			}
 		}
 	}
 	return res
 }
 
-// neighbourWatch names the interfaces whose neighbours decide about pods.
-func (t *podTable) neighbourWatch() map[int]bool {
+// neighborWatch returns the interfaces whose neighbors decide about pods.
+func (t *podTable) neighborWatch() map[int]bool {
 	res := make(map[int]bool)
 	for _, p := range t.ports {
 		if len(p.addrs) > 0 {
@@ -62,7 +62,7 @@ func (t *podTable) neighbourWatch() map[int]bool {
 	return res
 }
 
-func (t *podTable) neighbourTable(ifindex int) map[netip.Addr]netlink.Neigh {
+func (t *podTable) neighborTable(ifindex int) map[netip.Addr]netlink.Neigh {
 	res := make(map[netip.Addr]netlink.Neigh)
 	list, err := dump(func() ([]netlink.Neigh, error) { return t.h.NeighList(ifindex, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -79,7 +79,7 @@ func (t *podTable) neighbourTable(ifindex int) map[netip.Addr]netlink.Neigh {
 	return res
 }
 
-// forwarding tells behind which port of the bridge a MAC was seen.
+// forwarding returns the port of the bridge behind each MAC.
 func (t *podTable) forwarding(bridge int) map[string]int {
 	res := make(map[string]int)
 	list, err := dump(func() ([]netlink.Neigh, error) { return t.h.NeighList(0, unix.AF_BRIDGE) })

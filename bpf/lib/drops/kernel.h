@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * What tracing programs read of the kernel's own structures. Only the names of
- * members count: the loader moves each access to where the running kernel has
- * it (CO-RE), so that nothing here follows a version.
+ * The kernel structures that tracing programs read. Only the names of members matter: the
+ * loader relocates each access to the running kernel's layout (CO-RE).
  */
-#ifndef SPILLWAY_KERNEL_H
-#define SPILLWAY_KERNEL_H
+#ifndef SPILLWAY_DROPS_KERNEL_H
+#define SPILLWAY_DROPS_KERNEL_H
 
 #include <linux/bpf.h>
 #include <linux/types.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* One's complement sums (RFC 1071) and their incremental update (RFC 1624). */
-#ifndef SPILLWAY_CSUM_H
-#define SPILLWAY_CSUM_H
+#ifndef SPILLWAY_ACT_CSUM_H
+#define SPILLWAY_ACT_CSUM_H
 
-#include "base.h"
+#include "../base.h"
 
 static __always_inline __u32 csum_fold32(__u64 sum)
 {
@@ -11,7 +11,7 @@ static __always_inline __u32 csum_fold32(__u64 sum)
 	return (sum & 0xffffffff) + (sum >> 32);
 }
 
-/* To 16 bits, not inverted. */
+/* Folds a sum to 16 bits, not inverted. */
 static __always_inline __u16 fold(__u64 sum)
 {
 	__u32 s = csum_fold32(sum);
@@ -21,8 +21,8 @@ static __always_inline __u16 fold(__u64 sum)
 }
 
 /*
- * What a checksum has to be changed by when words change; n is a constant, so
- * this is a handful of additions where bpf_csum_diff is a call.
+ * Returns the change of a checksum if words change. n is a constant, so this is a few
+ * additions, while bpf_csum_diff is a call.
  */
 static __always_inline __u32 csum_change(const __be32 *from, const __be32 *to, int n)
 {
@@ -33,7 +33,7 @@ static __always_inline __u32 csum_change(const __be32 *from, const __be32 *to, i
 	return csum_fold32(sum);
 }
 
-/* check with a change applied (RFC 1624, eqn. 3). */
+/* Applies a change to a checksum (RFC 1624, eqn. 3). */
 static __always_inline __u16 check_apply(__u16 check, __u32 change)
 {
 	return ~fold((__u64)(__u16)~check + change);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Headers of a packet -> struct packet. Reads only. */
-#ifndef SPILLWAY_PARSE_H
-#define SPILLWAY_PARSE_H
+/* Parses the headers of a packet into struct packet. Changes nothing in the packet. */
+#ifndef SPILLWAY_PARSE_PACKET_H
+#define SPILLWAY_PARSE_PACKET_H
 
-#include "base.h"
+#include "../base.h"
 
-/* The flags of TCP stand where its header has them (RFC 9293, 3.1). */
+/* The TCP flags have the positions of the TCP header (RFC 9293, 3.1). */
 enum packet_flags {
 	PACKET_FIN = 1 << 0,
 	PACKET_SYN = 1 << 1,
 	PACKET_RST = 1 << 2,
 	PACKET_ACK = 1 << 4,
-	PACKET_NO_L4 = 1 << 8,	     /* later fragment: ports are known, but not in it */
+	PACKET_NO_L4 = 1 << 8,	     /* later fragment: the tuple has the ports, the packet has not */
 	PACKET_FIRST_FRAGMENT = 1 << 9,
 	PACKET_ICMP_ERROR = 1 << 10,
 	PACKET_OPTIONS = 1 << 11,    /* IPv4 options or IPv6 extension headers */
-	PACKET_DF = 1 << 12,	     /* may not be fragmented; always so for IPv6 */
+	PACKET_DF = 1 << 12,	     /* must not be fragmented; always set for IPv6 */
 };
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)
@@ -30,11 +30,11 @@ struct packet {
 	__u32 flags;
 	__u8 ttl;
 	__u8 pad;
-	__u16 check; /* IPv4's header checksum */
+	__u16 check; /* IPv4 header checksum */
 	__u32 time;  /* seconds since boot */
-	/* Of TCP, and valid only without PACKET_NO_L4: */
+	/* TCP only, and valid only without PACKET_NO_L4: */
 	__u32 seq;
-	__u32 seq_end; /* the number behind the segment; a SYN and a FIN count one each */
+	__u32 seq_end; /* sequence number after the segment; SYN and FIN count 1 each */
 	__u32 ack;
 	__u16 window; /* not scaled */
 	__u16 header; /* bytes of the TCP header */
@@ -42,23 +42,24 @@ struct packet {
 
 enum parse_result {
 	PARSE_OK,
-	PARSE_OTHER,	 /* well-formed, of no interest */
+	PARSE_OTHER,	 /* well-formed, but not TCP, UDP or an ICMP error */
 	PARSE_MALFORMED,
 };
 
-#define IPV6_MAX_HEADERS 6 /* extension headers looked through; RFC 8200 names six */
+#define IPV6_MAX_HEADERS 6 /* maximum of extension headers; RFC 8200 names six */
 
 static __always_inline int load(struct __sk_buff *skb, __u32 off, void *to, __u32 len)
 {
 	return bpf_skb_load_bytes(skb, off, to, len);
 }
 
-/* Beyond these bytes no headers are looked for; the verifier wants a bound. */
+/* Headers beyond this offset are not parsed: the verifier requires a bound. */
 #define HEADERS_MAX 0x4000
 
 /*
- * Returns the len bytes at off, which nearly always lie in the linear part of the packet, or
- * NULL if the packet is too short. Other pointers into the packet become invalid.
+ * Returns a pointer to len bytes at off, or NULL if the packet is too short. The bytes are
+ * nearly always in the linear part; otherwise other pointers into the packet become
+ * invalid.
  */
 static __always_inline void *header(struct __sk_buff *skb, __u32 off, __u32 len)
 {
@@ -104,8 +105,8 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 }
 
 /*
- * A source that no packet may have (RFC 1812, 5.3.7): the stack throws it away,
- * and an answer would go to a group or to this very node.
+ * Is this a source that no packet may have (RFC 1812, 5.3.7)? The stack drops such a
+ * packet, and an answer would go to a group or to this node.
  */
 static __always_inline int martian_source(const struct tuple *t)
 {
@@ -117,7 +118,7 @@ static __always_inline int martian_source(const struct tuple *t)
 	return net == 0xff || (!(a->w[0] | a->w[1] | a->w[2]) && bpf_ntohl(a->w[3]) <= 1);
 }
 
-/* Ports, TCP flags or the ICMP type, from the header at l4_off. */
+/* Parses ports and TCP flags, or the ICMP type, from the header at l4_off. */
 static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 {
 	struct icmphdr *icmp;
@@ -126,7 +127,7 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 	if (p->tuple.proto == IPPROTO_TCP)
 		return parse_tcp(skb, p);
 	if (p->tuple.proto == IPPROTO_UDP) {
-		/* RFC 768: the length counts the header. */
+		/* RFC 768: the length includes the header. */
 		udp = header(skb, p->l4_off, sizeof(*udp));
 		if (!udp || bpf_ntohs(udp->len) < sizeof(*udp))
 			return PARSE_MALFORMED;
@@ -153,7 +154,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 		return PARSE_MALFORMED;
 	hdr_len = ip->ihl * 4;
 	p->l3_len = bpf_ntohs(ip->tot_len);
-	/* BIG TCP (6.3): a GSO packet beyond 64 KiB says 0. */
+	/* BIG TCP (6.3): a GSO packet beyond 64 KiB has a length of 0. */
 	if (!ip->tot_len && skb->gso_size)
 		p->l3_len = skb->len - p->l3_off;
 	if (ip->version != 4 || hdr_len < sizeof(*ip) || p->l3_len < hdr_len ||
@@ -181,7 +182,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 	}
 	if (frag & 0x2000)
 		p->flags |= PACKET_FIRST_FRAGMENT;
-	/* A header that the datagram's own length cuts off (RFC 1858). */
+	/* The datagram is shorter than its header (RFC 1858). */
 	if (p->l3_len < hdr_len + (ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : 8))
 		return PARSE_MALFORMED;
 	return parse_l4(skb, p);
@@ -194,7 +195,7 @@ struct ipv6_frag {
 	__be32 id;
 };
 
-/* Walks the extension headers; leaves l4_off and proto at what follows them. */
+/* Parses the extension headers. Sets l4_off and proto to the header after them. */
 static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet *p, __u8 next)
 {
 	struct ipv6_frag frag;
@@ -223,7 +224,10 @@ static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet
 			   next == IPPROTO_DSTOPTS) {
 			if (load(skb, p->l4_off, ext, sizeof(ext)))
 				return PARSE_MALFORMED;
-			/* With segments left, neither receiver nor sum is daddr's. */
+			/*
+			 * With segments left, daddr is neither the receiver nor part of the
+			 * checksum.
+			 */
 			if (next == IPPROTO_ROUTING && ext[3])
 				return PARSE_OTHER;
 			p->l4_off += (ext[1] + 1) * 8;
@@ -244,7 +248,7 @@ static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
 	if (!ip)
 		return PARSE_MALFORMED;
 	p->l3_len = bpf_ntohs(ip->payload_len) + sizeof(*ip);
-	/* BIG TCP (5.19), as above. */
+	/* BIG TCP (5.19), as for IPv4. */
 	if (!ip->payload_len && skb->gso_size)
 		p->l3_len = skb->len - p->l3_off;
 	end = p->l3_off + p->l3_len;
@@ -266,9 +270,9 @@ static __always_inline int parse_v6(struct __sk_buff *skb, struct packet *p)
 }
 
 /*
- * Fills *p, whose tuple and flags are zero, and whose l3_off is set. Not static, like the
- * other larger steps of a packet's way: the verifier then checks each of them
- * once, and not once for every path that leads to it.
+ * Fills *p. The caller sets l3_off, and sets the tuple and the flags to zero. This and the
+ * other large steps are global functions: the verifier checks each of them once, instead of
+ * once for every path to it.
  */
 __noinline int parse(struct __sk_buff *skb, struct packet *p)
 {
@@ -281,7 +285,7 @@ __noinline int parse(struct __sk_buff *skb, struct packet *p)
 	return PARSE_OTHER;
 }
 
-/* The first packet of a TCP connection; with an RST or a FIN Linux listens to no SYN. */
+/* Is this the first packet of a TCP connection? Linux ignores a SYN with an RST or a FIN. */
 static __always_inline int packet_syn(const struct packet *p)
 {
 	return (p->flags & (PACKET_SYN | PACKET_ACK | PACKET_RST | PACKET_FIN)) == PACKET_SYN;
@@ -294,8 +298,8 @@ static __always_inline int packet_begins(const struct packet *p)
 }
 
 /*
- * The length of the datagram on the wire, in bytes, with its IP header. A GSO packet
- * leaves as segments, each with all headers.
+ * Returns the length of the datagram on the wire, in bytes, with its IP header. A GSO
+ * packet leaves the node as segments, each with all headers.
  */
 static __always_inline __u32 packet_size(const struct __sk_buff *skb, const struct packet *p)
 {

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * ICMP errors about translated packets are translated back, outside and inside
- * (RFC 5508, 4.2). The packet quoted in the error is one that we sent; its
- * mirror image is the key of the flow entry that leads back to its sender:
+ * ICMP errors about translated packets: the programs translate the outer and the quoted
+ * headers back (RFC 5508, 4.2). The quoted packet is one that this node sent. Its mirror
+ * image is the key of the flow entry that leads to its sender:
  *
  *   error to client'  { quoted: client' -> endpoint }   reply entry
  *   error to service  { quoted: service -> client }     forward entry
  */
-#ifndef SPILLWAY_ICMP_H
-#define SPILLWAY_ICMP_H
+#ifndef SPILLWAY_SPECIAL_ICMP_ERROR_H
+#define SPILLWAY_SPECIAL_ICMP_ERROR_H
 
-#include "flow.h"
+#include "../act/forward.h"
 
 #define ICMP_HEADER 8
 
-/* Loads the quoted packet; fills the key of the flow. 0, or -1: not for us. */
+/* Loads the quoted packet and fills the key of its flow. Returns -1 if no flow can have it. */
 static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packet *p,
 				       struct icmp_scratch *m)
 {
@@ -45,19 +45,19 @@ static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packe
 	}
 	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP)
 		return -1;
-	/* What lies behind the datagram is no part of it: Ethernet pads. */
+	/* Bytes after the datagram are padding of Ethernet. */
 	if (off + ip_len + QUOTED_L4 > p->l3_off + p->l3_len ||
 	    load(skb, off + ip_len, m->old.l4, sizeof(m->old.l4)))
 		return -1;
 	key->sport = *(__be16 *)&m->old.l4[2];
 	key->dport = *(__be16 *)&m->old.l4[0];
-	/* An error goes to the sender of what it quotes. */
+	/* An error goes to the sender of the quoted packet. */
 	return addr_equal(&p->tuple.daddr, &key->daddr) ? 0 : -1;
 }
 
 /*
- * Writes into m->new what the sender of the quoted packet had sent. Returns the
- * change for the quoted transport checksum.
+ * Writes the quoted packet as its sender sent it into m->new. Returns the change of the
+ * quoted transport checksum.
  */
 static __always_inline __u32 icmp_requote(struct icmp_scratch *m, const struct flow *f)
 {
@@ -82,13 +82,16 @@ static __always_inline __u32 icmp_requote(struct icmp_scratch *m, const struct f
 		__builtin_memcpy(&ip->daddr, &f->saddr, sizeof(ip->daddr));
 	}
 	__builtin_memcpy(m->new.l4, &to, sizeof(to));
-	/* The quoted 8 bytes reach UDP's checksum, not TCP's. */
+	/* The quoted 8 bytes include the checksum of UDP, but not that of TCP. */
 	if (m->key.proto == IPPROTO_UDP && *check)
 		*check = check_apply(*check, ports) ?: 0xffff;
 	return ports;
 }
 
-/* Corrects TCP's checksum at off, if the quote reaches it. 0, or -1: unwritable. */
+/*
+ * Fixes the quoted TCP checksum at off, if the quote includes it. Returns 0, or -1 if the
+ * packet is not writable.
+ */
 static __always_inline int icmp_requote_tcp(struct __sk_buff *skb, const struct packet *p,
 					    __u32 off, __u32 diff)
 {
@@ -102,12 +105,15 @@ static __always_inline int icmp_requote_tcp(struct __sk_buff *skb, const struct 
 	return bpf_l4_csum_replace(skb, p->l4_off + ICMP_CHECK_OFF, old, new, sizeof(new));
 }
 
-/* Writes the error for the flow entry f found by m->key. 0, or -1: unwritable. */
+/*
+ * Rewrites the error as flow entry f of m->key says. Returns 0, or -1 if the packet is not
+ * writable.
+ */
 static __always_inline int icmp_rewrite(struct __sk_buff *skb, const struct packet *p,
 					struct icmp_scratch *m, const struct flow *f, __u8 hops)
 {
 	__u32 off = p->l4_off + ICMP_HEADER, ip_len;
-	/* A router on the way keeps its own address. */
+	/* A router on the path keeps its own address. */
 	int from_peer = addr_equal(&p->tuple.saddr, &m->key.saddr);
 	const struct addr *saddr = from_peer ? &f->saddr : &p->tuple.saddr;
 	__u64 flags = l4_flags(p->tuple.family, IPPROTO_ICMP);
@@ -135,6 +141,53 @@ static __always_inline int icmp_rewrite(struct __sk_buff *skb, const struct pack
 	    icmp_requote_tcp(skb, p, off + ip_len + TCP_CHECK_OFF, transport))
 		return -1;
 	return bpf_l4_csum_replace(skb, p->l4_off + ICMP_CHECK_OFF, 0, inner, flags & ~BPF_F_IPV6);
+}
+
+/*
+ * Returns the reply entry of a TFTP request, if the error quotes an answer from the port
+ * that the client asked.
+ */
+static __always_inline struct flow *request_of_error(const struct tuple *quoted, struct tuple *key)
+{
+	struct flow *f;
+
+	*key = *quoted;
+	key->sport = 0;
+	f = bpf_map_lookup_elem(&flows, key);
+	return f && f->helper == HELPER_REQUEST && f->helper_port == quoted->sport ? f : NULL;
+}
+
+/* Handles an ICMP error. Errors about packets of no flow are left to the stack. */
+__noinline int relay_error(struct __sk_buff *skb, struct settings *s, enum hook hook)
+{
+	struct scratch *m = get_scratch();
+	struct packet *p;
+	struct flow *f;
+
+	if (!m || !s)
+		return NEXT;
+	p = &m->packet;
+	if (icmp_quoted(skb, p, &m->icmp))
+		return pass(PASS_OTHER);
+	f = bpf_map_lookup_elem(&flows, &m->icmp.key);
+	if (!f && m->icmp.key.proto == IPPROTO_UDP)
+		f = request_of_error(&m->icmp.key, &m->pair.reply_key);
+	if (!f || flow_dead(f, m->icmp.key.proto, s, now()) || !flow_applies(f, hook))
+		return pass(PASS_OTHER);
+	m->pair.flow = *f;
+	f = &m->pair.flow;
+	if (hook == EGRESS || f->flags & FLOW_STACK)
+		m->next_hop.kind = NEXT_HOP_STACK;
+	else
+		next_hop_find(skb, p, &p->tuple.saddr, &f->daddr, &m->next_hop);
+	/* An error that cannot be forwarded is not answered (RFC 1122). */
+	if (next_hop_unusable(&m->next_hop))
+		return drop(DROP_NO_ROUTE);
+	if (icmp_rewrite(skb, p, &m->icmp, f, m->next_hop.kind == NEXT_HOP_NEIGH))
+		return drop(DROP_REWRITE);
+	if (m->next_hop.kind == NEXT_HOP_STACK)
+		return pass(TRANSLATED_ICMP);
+	return redirect_packet(skb, &m->next_hop, TRANSLATED_ICMP);
 }
 
 #endif

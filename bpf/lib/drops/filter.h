@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Which drops are told: filters, rate and buffer of drops.bpf.c. */
-#ifndef SPILLWAY_DROPFILTER_H
-#define SPILLWAY_DROPFILTER_H
+/* The filters, the rate and the buffer of drops.bpf.c. */
+#ifndef SPILLWAY_DROPS_FILTER_H
+#define SPILLWAY_DROPS_FILTER_H
 
 #include <stdbool.h>
 #include <linux/if_ether.h>
@@ -21,8 +21,8 @@ volatile const __u8 only_protocol = 0;
 volatile const __u8 only_netns = 0; /* places with PLACE_NETNS */
 volatile const __u8 only_pods = 0;  /* places with PLACE_POD, or pod_addresses */
 volatile const __u8 only_reasons = 0;
-volatile const __u8 no_groups = 0; /* nothing to multicast addresses */
-volatile const __u32 rate = 0; /* drops told a second, 0: any number */
+volatile const __u8 no_groups = 0; /* no drops to multicast addresses */
+volatile const __u32 rate = 0; /* maximum of reported drops per second, 0: no limit */
 volatile const __u32 netfilter_reason = 0;
 volatile const __u32 listen_reason = 0;
 
@@ -33,7 +33,7 @@ struct {
 	__type(value, __u32); /* enum place_flags */
 } places SEC(".maps");
 
-/* Reasons that are told, or, unless only_reasons, those that are not. */
+/* Reported reasons with only_reasons, excluded reasons without. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -48,7 +48,7 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* Drops that the filters let through, told or not. */
+/* Drops that match the filters, reported or not, by reason. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, 1024);
@@ -96,7 +96,7 @@ static __always_inline bool reason_wanted(__u32 reason)
 	return !bpf_map_lookup_elem(&reasons, &reason) == !only_reasons;
 }
 
-/* parse_ports reads what stands after the IP header; at is its address. */
+/* parse_ports reads the header after the IP header, at this address. */
 static __always_inline void parse_ports(struct drop *d, const void *at)
 {
 	__u8 bytes[14] = {};
@@ -125,8 +125,8 @@ static __always_inline void parse_ports(struct drop *d, const void *at)
 }
 
 /*
- * parse_packet fills in the outermost IP header and the ports behind it, and is
- * false of all that is not IP. Extension headers of IPv6 hide the ports.
+ * parse_packet fills in the outermost IP header and the ports. It returns false for packets
+ * that are not IP. Extension headers of IPv6 hide the ports.
  */
 static __always_inline bool parse_packet(struct drop *d, struct sk_buff *skb)
 {
@@ -206,7 +206,7 @@ static __always_inline bool to_group(const struct drop *d)
 	return d->family == 6 ? *first == 0xff : (*first & 0xf0) == 0xe0;
 }
 
-/* wanted: every filter that is set has to let the drop through. */
+/* wanted reports whether the drop matches every filter that is set. */
 static __always_inline bool wanted(const struct drop *d)
 {
 	__u64 cookie = d->cookie;
@@ -226,7 +226,7 @@ static __always_inline bool wanted(const struct drop *d)
 	       in_prefixes(d, pod_addresses, pod_addresses_count);
 }
 
-/* within: two CPUs that begin a second at once tell a few more. */
+/* within limits a rate. Two CPUs that start a second at once exceed it a little. */
 static __always_inline bool within(__u32 which, __u32 most, __u64 time)
 {
 	struct window *w = bpf_map_lookup_elem(&windows, &which);
@@ -240,7 +240,7 @@ static __always_inline bool within(__u32 which, __u32 most, __u64 time)
 	return __sync_fetch_and_add(&w->count, 1) < most;
 }
 
-/* Each SYN costs the reader a look at the listeners. */
+/* For each SYN the reader searches the listeners. */
 static __always_inline bool syn_within_rate(__u64 time)
 {
 	return within(1, 200, time);

@@ -15,43 +15,43 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// dirty says what has to be looked at again.
+// dirty lists what must be checked again.
 type dirty struct {
 	links  bool         // links, addresses or roles
 	routes bool         // routes that can change a role or a source address
-	neighs bool         // neighbours behind which pods may be
-	gone   map[int]bool // interfaces that were deleted; one of the same index may be new
-	nsids  map[int]bool // namespaces of pods with news
-	all    bool         // news were lost
+	neighs bool         // neighbors behind which pods may be
+	gone   map[int]bool // deleted interfaces; a new one may have the same index
+	nsids  map[int]bool // namespaces of pods with events
+	all    bool         // events were lost
 
-	facts bool                // what the cluster says about addresses
-	paths map[netip.Addr]bool // addresses that a route covers which came, went or changed
+	facts bool                // the cluster's data about addresses
+	paths map[netip.Addr]bool // addresses whose covering route was added, deleted or changed
 	rules bool                // routing rules
 }
 
-// news collects what rtnetlink tells until somebody has time for it.
-type news struct {
+// events collects rtnetlink events until the next pass.
+type events struct {
 	own *kernel.Subscription
-	// others hears pods' namespaces; nil where the kernel does not let us.
+	// others receives events of the pods' namespaces; nil if the kernel denies that.
 	others *kernel.Subscription
 
 	mu         sync.Mutex
 	dirty      dirty
 	decided    map[int]bool // interfaces whose role no route changes
-	watchNeigh map[int]bool // interfaces whose neighbours matter
+	watchNeigh map[int]bool // interfaces whose neighbors matter
 	watchAddrs []netip.Addr // addresses whose routes matter, sorted
-	neighs     bool         // own hears neighbours
+	neighs     bool         // own receives events of neighbors
 
 	wake chan struct{}
 }
 
-func newNews() (*news, error) {
+func newEvents() (*events, error) {
 	own, err := kernel.Subscribe(false, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 	if err != nil {
 		return nil, err
 	}
-	n := &news{own: own, wake: make(chan struct{}, 1)}
+	n := &events{own: own, wake: make(chan struct{}, 1)}
 	n.others, err = kernel.Subscribe(true, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		n.others = nil
@@ -63,14 +63,14 @@ func newNews() (*news, error) {
 	return n, nil
 }
 
-func (n *news) close() {
+func (n *events) close() {
 	n.own.Close()
 	if n.others != nil {
 		n.others.Close()
 	}
 }
 
-func (n *news) pump(s *kernel.Subscription, add func(kernel.News) bool) {
+func (n *events) pump(s *kernel.Subscription, add func(kernel.News) bool) {
 	for {
 		msgs, err := s.Receive()
 		if errors.Is(err, os.ErrClosed) {
@@ -90,26 +90,26 @@ func (n *news) pump(s *kernel.Subscription, add func(kernel.News) bool) {
 			n.wakeUp()
 		}
 		if err != nil && !errors.Is(err, kernel.ErrOverrun) {
-			time.Sleep(time.Second) // Unheard of; do not spin on it.
+			time.Sleep(time.Second) // Unknown error: do not retry in a busy loop.
 		}
 	}
 }
 
-func (n *news) wakeUp() {
+func (n *events) wakeUp() {
 	select {
 	case n.wake <- struct{}{}:
 	default:
 	}
 }
 
-// addOwn notes a message of the agent's namespace. n.mu is held.
-func (n *news) addOwn(m kernel.News) bool {
+// addOwn records a message of the agent's namespace. n.mu is held.
+func (n *events) addOwn(m kernel.News) bool {
 	switch m.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if len(m.Data) < unix.SizeofIfInfomsg {
 			return false
 		}
-		// Bridges send messages of their own family about ports.
+		// Bridges send messages about ports in their own family.
 		if m.Type == unix.RTM_DELLINK && m.Data[0] == unix.AF_UNSPEC {
 			if n.dirty.gone == nil {
 				n.dirty.gone = make(map[int]bool)
@@ -139,10 +139,10 @@ func (n *news) addOwn(m kernel.News) bool {
 	return true
 }
 
-// routeMatters keeps the many routes of a routing daemon, and those to single
-// pods, from costing a dump each: only default routes and wide routes of
-// interfaces of undecided role count.
-func (n *news) routeMatters(data []byte) bool {
+// routeMatters filters out most routes of a routing daemon, and those to single pods,
+// which would cost a dump each. Only default routes count, and wide routes of
+// interfaces without a certain role.
+func (n *events) routeMatters(data []byte) bool {
 	if len(data) < unix.SizeofRtMsg {
 		return false
 	}
@@ -169,8 +169,9 @@ func (n *news) routeMatters(data []byte) bool {
 	return wide && !n.decided[oif]
 }
 
-// noteRoute notes the addresses that a route covers, and reports whether there are any.
-func (n *news) noteRoute(data []byte) (any bool) {
+// noteRoute records the addresses that a route covers, and reports whether there are
+// any.
+func (n *events) noteRoute(data []byte) (any bool) {
 	if len(n.watchAddrs) == 0 || len(data) < unix.SizeofRtMsg {
 		return false
 	}
@@ -220,8 +221,8 @@ func routePrefix(data []byte) (netip.Prefix, bool) {
 	return p, err == nil
 }
 
-// addOther notes a message of another namespace. n.mu is held.
-func (n *news) addOther(m kernel.News) bool {
+// addOther records a message of another namespace. n.mu is held.
+func (n *events) addOther(m kernel.News) bool {
 	if m.NSID == kernel.OwnNetns {
 		return false
 	}
@@ -232,8 +233,8 @@ func (n *news) addOther(m kernel.News) bool {
 	return true
 }
 
-// take gives what was collected and begins anew.
-func (n *news) take() dirty {
+// flush returns and resets the collected events.
+func (n *events) flush() dirty {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	d := n.dirty
@@ -241,8 +242,8 @@ func (n *news) take() dirty {
 	return d
 }
 
-// takeNamespaces takes only the news of pods' namespaces.
-func (n *news) takeNamespaces() dirty {
+// flushNamespaces returns and resets only the events of pods' namespaces.
+func (n *events) flushNamespaces() dirty {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	d := dirty{nsids: n.dirty.nsids}
@@ -250,40 +251,40 @@ func (n *news) takeNamespaces() dirty {
 	return d
 }
 
-// ignoreRoutes sets the interfaces whose routes are no news.
-func (n *news) ignoreRoutes(decided map[int]bool) {
+// ignoreRoutes sets the interfaces whose routes cause no events.
+func (n *events) ignoreRoutes(decided map[int]bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.decided = decided
 }
 
-// watchNeighbours sets the interfaces whose neighbours are news.
-func (n *news) watchNeighbours(neigh map[int]bool) {
+// watchNeighbors sets the interfaces whose neighbors cause events.
+func (n *events) watchNeighbors(neigh map[int]bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.watchNeigh = neigh
 	if len(neigh) > 0 && !n.neighs {
 		n.neighs = n.own.Join(unix.RTNLGRP_NEIGH) == nil
-		// What was learnt just before joining is looked up once more.
+		// Neighbors learned just before the subscription are read once more.
 		n.dirty.neighs = true
 		n.wakeUp()
 	}
 }
 
-// watchRoutes sets the addresses, sorted, whose routes are news.
-func (n *news) watchRoutes(addrs []netip.Addr) {
+// watchRoutes sets the addresses, sorted, whose routes cause events.
+func (n *events) watchRoutes(addrs []netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.watchAddrs = addrs
 }
 
-// noteFacts notes that the cluster says something else about addresses.
-func (n *news) noteFacts() {
+// noteFacts records that the cluster's data about addresses has changed.
+func (n *events) noteFacts() {
 	n.mu.Lock()
 	n.dirty.facts = true
 	n.mu.Unlock()
 	n.wakeUp()
 }
 
-// dump reads a kernel table, again when it changed meanwhile.
+// dump reads a kernel table, again if it changed meanwhile.
 func dump[T any](list func() ([]T, error)) ([]T, error) { return kernel.Dump(list) }

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * A packet that looks like the first of a Service's flow may belong to one that
- * netfilter knows: the answer to a pod's connection that the CNI masqueraded
- * from a port which is also a NodePort, or a connection that kube-proxy had
- * translated before this dataplane took over. These are left to netfilter.
+ * A packet that looks like the first of a Service's flow may belong to a flow of netfilter:
  *
- * The kernel functions are there since 5.18; without them, or without conntrack,
- * nobody is asked.
+ *   - the reply to a pod's connection, if the CNI masqueraded it to a port that is also a
+ *     NodePort;
+ *   - a connection that kube-proxy translated before this dataplane took over.
+ *
+ * Both are left to netfilter. The kernel has the functions since 5.18. Without them, or
+ * without conntrack, the lookups find nothing.
  */
-#ifndef SPILLWAY_CONNTRACK_H
-#define SPILLWAY_CONNTRACK_H
+#ifndef SPILLWAY_LOOKUP_CONNTRACK_H
+#define SPILLWAY_LOOKUP_CONNTRACK_H
 
-#include "parse.h"
+#include "../parse/packet.h"
 
 #define IPS_DST_NAT (1 << 5) /* enum ip_conntrack_status */
 #define IP_CT_DIR_REPLY 1
@@ -20,7 +21,7 @@ struct nf_conn {
 	unsigned long status;
 } __attribute__((preserve_access_index));
 
-/* net/netfilter/nf_conntrack_bpf.c; later members may be left out. */
+/* net/netfilter/nf_conntrack_bpf.c. The kernel accepts a struct without the later members. */
 struct bpf_ct_opts___spillway {
 	__s32 netns_id;
 	__s32 error;
@@ -34,7 +35,7 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_
 					 __u32 opts_size) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
-/* The packet's tuple as helpers take it; its length. */
+/* Converts a tuple for the socket helpers. Returns its length. */
 static __always_inline __u32 sock_tuple(struct bpf_sock_tuple *out, const struct tuple *t)
 {
 	if (t->family == FAMILY_V4) {
@@ -51,7 +52,10 @@ static __always_inline __u32 sock_tuple(struct bpf_sock_tuple *out, const struct
 	return sizeof(out->ipv6);
 }
 
-/* What conntrack knows of a tuple: its direction and status; -1 if nothing. */
+/*
+ * Looks up a tuple in conntrack. Returns the entry's direction and sets *status, or returns
+ * -1 if there is no entry.
+ */
 static __always_inline int conntrack_find(struct __sk_buff *skb, const struct tuple *of,
 					  unsigned long *status)
 {
@@ -72,30 +76,37 @@ static __always_inline int conntrack_find(struct __sk_buff *skb, const struct tu
 	return opts.dir;
 }
 
+/* The entries that conntrack_owns looks for. */
+enum conntrack_scope {
+	CONNTRACK_TRANSLATED, /* destination NAT, or the packet is a reply */
+	CONNTRACK_ANY_ENTRY,
+};
+
 /*
- * Does netfilter translate this packet, or expect it as an answer? With any: does
- * it know the connection at all? It must then see both directions, or it takes one
- * for invalid.
+ * Does netfilter have an entry of this scope for the packet? A connection that netfilter
+ * translates must pass it in both directions: it takes a single direction for INVALID.
  */
-__noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p, int any)
+__noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p,
+			      enum conntrack_scope scope)
 {
 	unsigned long status = 0;
 	int dir;
 
 	if (!p || !has_ct_lookup)
 		return 0;
-	/* A SYN begins a connection: nobody knows it yet. */
+	/* A SYN starts a connection, so conntrack has no entry yet. */
 	if (packet_syn(p))
 		return 0;
 	dir = conntrack_find(skb, &p->tuple, &status);
-	return dir >= 0 && (any || dir == IP_CT_DIR_REPLY || status & IPS_DST_NAT);
+	return dir >= 0 &&
+		(scope == CONNTRACK_ANY_ENTRY || dir == IP_CT_DIR_REPLY || status & IPS_DST_NAT);
 }
 
 /*
- * Would netfilter take the answers to a packet, whose mirror image they are, for
- * those of a connection that it knows? A client that reached an endpoint through a
- * Service's address, and reaches it without now, may use one port for both. Where
- * the packet goes through the stack, nf_nat gives it another port.
+ * Would netfilter take the replies to a packet for those of a connection in conntrack?
+ * Their tuple is the mirror image of the packet's. A client may use one port both for an
+ * endpoint through a Service and for the endpoint itself. On a path through the stack,
+ * nf_nat changes the port of one of them.
  */
 __noinline int conntrack_claims(struct __sk_buff *skb, const struct tuple *answer)
 {
@@ -106,7 +117,7 @@ __noinline int conntrack_claims(struct __sk_buff *skb, const struct tuple *answe
 	return conntrack_find(skb, answer, &status) == IP_CT_DIR_REPLY;
 }
 
-/* Has netfilter let a packet with this tuple pass? What it drops it never remembers. */
+/* Has netfilter accepted a packet with this tuple? It keeps no entry of dropped packets. */
 __noinline int conntrack_knows(struct __sk_buff *skb, const struct tuple *t)
 {
 	unsigned long status = 0;

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Rewrites a packet as its flow entry says, and sends it to its next hop. */
+#ifndef SPILLWAY_ACT_FORWARD_H
+#define SPILLWAY_ACT_FORWARD_H
+
+#include "../flow/table.h"
+#include "../hook.h"
+#include "../parse/fragment.h"
+#include "nat.h"
+#include "redirect.h"
+
+/* Answers or drops a packet whose next hop is unusable. */
+__noinline int refuse(struct __sk_buff *skb, struct scratch *m)
+{
+	struct settings *s = get_settings();
+
+	if (!m || !s)
+		return TC_ACT_SHOT;
+	if (m->next_hop.kind == NEXT_HOP_TOO_BIG)
+		return answer_too_big(skb, &m->packet, &m->answer, m->next_hop.mtu);
+	if (m->next_hop.kind == NEXT_HOP_TTL_EXCEEDED)
+		return answer_ttl(skb, &m->packet, &m->answer, s);
+	return drop(DROP_NO_ROUTE);
+}
+
+/*
+ * Must this flow, which has bypassed netfilter, traverse it from now on? A policy may
+ * select the pod since, or another pod may have its address. This marks both entries of the
+ * flow. Replies go on bypassing netfilter until the client sends a packet: netfilter would
+ * take the first reply for a new connection of the pod.
+ */
+static __always_inline int flow_must_traverse(struct flow *f, struct flow *entry,
+					      const struct packet *p)
+{
+	struct tuple reverse_key;
+	struct backend *b;
+	struct flow *reverse;
+	__u32 id;
+
+	if (!entry || (f->flags & (FLOW_REPLY | FLOW_SNAT)) ||
+	    !pod_traverses_netfilter(&f->daddr, p->tuple.family))
+		return 0;
+	id = entry->backend;
+	b = bpf_map_lookup_elem(&backends, &id);
+	if (b && b->flags & BACKEND_ALLOWS_ANY)
+		return 0;
+	flow_reverse_key(&reverse_key, f, &p->tuple);
+	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
+	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
+		return 0;
+	entry->flags |= FLOW_STACK;
+	reverse->flags |= FLOW_STACK;
+	feature_mark(FEATURE_STACK_FLOW);
+	return 1;
+}
+
+/*
+ * Is the flow's last next hop valid for this packet? Once a second the programs look it up
+ * again, and that packet uses the kernel's neighbor table. So the kernel learns that the
+ * neighbor is in use.
+ */
+static __always_inline int flow_next_hop_fresh(const struct __sk_buff *skb, const struct packet *p,
+					       const struct flow *f)
+{
+	return f->next_hop_seen == p->time && !(p->flags & PACKET_SYN) &&
+	       (f->next_hop_kind == NEXT_HOP_POD ||
+		(p->ttl > 1 && packet_size(skb, p) <= f->next_hop_mtu));
+}
+
+/* Finds the next hop of a flow's packets, and stores it in the flow's entry for a second. */
+static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
+{
+	struct flow *f = &m->pair.flow;
+	struct packet *p = &m->packet;
+	struct next_hop *hop = &m->next_hop;
+
+	if (flow_must_traverse(f, entry, p)) {
+		hop->kind = NEXT_HOP_STACK;
+		return;
+	}
+	if (!(f->flags & FLOW_TO_POD) || !next_hop_pod(&f->daddr, p->tuple.family, hop))
+		next_hop_route(skb, p, &f->saddr, &f->daddr, hop);
+	if (!entry ||
+	    !(hop->kind == NEXT_HOP_POD || (hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known)))
+		return;
+	entry->next_hop_mtu = hop->mtu;
+	entry->next_hop_ifindex = hop->ifindex;
+	entry->next_hop_kind = hop->kind == NEXT_HOP_POD ? NEXT_HOP_POD : NEXT_HOP_LINK;
+	__builtin_memcpy(entry->next_hop_macs, hop->macs, sizeof(hop->macs));
+	entry->next_hop_seen = p->time;
+}
+
+/*
+ * Rewrites a packet as pair->flow says, and forwards it. entry is the flow's entry in the
+ * map, or NULL for a new flow.
+ */
+static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m, enum hook hook,
+					struct flow *entry)
+{
+	struct flow *f = &m->pair.flow;
+	struct packet *p = &m->packet;
+	struct next_hop *hop = &m->next_hop;
+
+	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT))
+		fragment_remember(p);
+	if (hook == EGRESS) {
+		if (nat_rewrite_by_helpers(skb, p, f, 0))
+			return drop(DROP_REWRITE);
+		return pass(TRANSLATED_EGRESS);
+	}
+	if (f->flags & FLOW_STACK) {
+		hop->kind = NEXT_HOP_STACK;
+	} else if (likely(flow_next_hop_fresh(skb, p, f))) {
+		if (nat_rewrite(skb, p, f, f->next_hop_kind == NEXT_HOP_LINK))
+			return drop(DROP_REWRITE);
+		return redirect_frame(skb, f->next_hop_kind, f->next_hop_ifindex, f->next_hop_macs,
+				      TRANSLATED_DIRECT);
+	} else {
+		flow_next_hop(skb, m, entry);
+	}
+	if (next_hop_unusable(hop))
+		return refuse(skb, m);
+	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH))
+		return drop(DROP_REWRITE);
+	return redirect_packet(skb, hop, TRANSLATED_DIRECT);
+}
+
+#endif

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * Creates a flow: reserves the tuple of its replies, and thereby its source port, and
+ * stores both entries. The source port is the client's, unless another flow, a socket of
+ * this node or netfilter uses the reply tuple.
+ */
+#ifndef SPILLWAY_FLOW_CREATE_H
+#define SPILLWAY_FLOW_CREATE_H
+
+#include "table.h"
+
+/* Source ports to try before the packet is dropped: 0.04 % fail if 97 of 100 are in use. */
+#define PORT_TRIES 256
+
+/* Ports to try before the best flow that they belong to is replaced. */
+#define VICTIM_TRIES 16
+
+/* With fewer ports than this, one client may use all of them. */
+#define PORTS_SHARED 256
+
+/*
+ * May the client use this port of the list? A client may use three quarters of the ports,
+ * by its hash. A network of IPv6 may use seven eighths of those, by its hash. So no client
+ * can take all ports of the others.
+ */
+static __always_inline int port_allowed(const struct tuple *key, __u32 index)
+{
+	if (!(mix(source_hash(&key->saddr), index) & 3))
+		return 0;
+	return key->family == FAMILY_V4 || mix(network_hash(&key->saddr), index) & 7;
+}
+
+/*
+ * Returns a random port of a list, or 0 for a port that the client may not use. The lists
+ * have no port in common. Packets that keep their address may arrive from the same address
+ * on a port that another node or the client's socket chose, towards the same endpoint, and
+ * this node has no entry for them.
+ */
+static __always_inline __be16 random_port(const struct settings *s, const struct tuple *key,
+					  enum port_list list, bool snat)
+{
+	__u32 first = 0, n = s->snat_ports, index;
+	__u16 *port;
+
+	if (list == PORTS_NETWORK && s->network_ports) {
+		first = s->snat_ports;
+		n = s->network_ports;
+	}
+	index = first + (n ? bpf_get_prandom_u32() % n : 0);
+	if (snat && n >= PORTS_SHARED && !port_allowed(key, index))
+		return 0;
+	port = bpf_map_lookup_elem(&snat_ports, &index);
+	return port ? bpf_htons(*port) : 0;
+}
+
+/* Does a socket of this node own the tuple of the endpoint's replies? */
+static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple *answer)
+{
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *sk;
+	__u32 len;
+
+	len = sock_tuple(&t, answer);
+	if (answer->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_sk_lookup_udp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return 0;
+	bpf_sk_release(sk);
+	return 1;
+}
+
+/*
+ * Can a new connection use a closed TCP connection's port at once? It can if the endpoint
+ * has no state of the old one, or accepts the new SYN in TIME-WAIT. An RST counts only if
+ * the endpoint sent or accepts it. After a second no packet is in flight.
+ */
+static __always_inline int port_reusable(const struct flow *f, __u32 time, __u32 seq)
+{
+	if (f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq))
+		return 1;
+	return (__s32)(time - f->seen) >= 2;
+}
+
+/* Ranks of flow_victim_rank above every age. */
+#define VICTIM_CLOSED 0xfffffffe
+#define VICTIM_REUSABLE 0xffffffff
+
+/*
+ * Ranks the flow of a reply entry for replacement when ports are short. 0: it must stay.
+ *
+ *   1. Closed connections, the reusable ones first. At worst the new client repeats its SYN
+ *      (RFC 5961, 4.2), while a replaced handshake fails. If ports waited for a timeout,
+ *      short connections to one endpoint would have a ceiling: ports / timeout.
+ *   2. The oldest unconfirmed flow, also after an RST: a handshake, or a request and its
+ *      reply, takes a moment.
+ *   3. UDP flows that continued after the reply, when they are idle (RFC 4787, REQ-5).
+ *
+ * An answered TFTP request needs its port only for a repetition of the request.
+ */
+static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, __u32 time,
+					      __u32 seq)
+{
+	__u32 age;
+
+	if (f->slot == SLOT_CLAIMED)
+		return 0;
+	if (f->state == FLOW_CLOSED && !tcp_was_opening(f))
+		return port_reusable(f, time, seq) ? VICTIM_REUSABLE : VICTIM_CLOSED;
+	if (flow_confirmed(f) || flow_streams(f, time))
+		return 0;
+	if (f->helper == HELPER_REQUEST &&
+	    !(f->progress == REQUEST_ANSWERED && (__s32)(time - f->seen) >= HELPER_IDLE_SECONDS))
+		return 0;
+	if (f->helper >= HELPER_DATA || f->flags & FLOW_STREAM)
+		return 1;
+	age = unconfirmed_age(f->slot);
+	return age > 1 ? age : 1;
+}
+
+/*
+ * Replaces the flow that has the reply tuple, with both its entries: its packets must not
+ * join the connection that gets the tuple. Returns 0 if the tuple is ours.
+ */
+static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
+{
+	pair->holder_key = pair->reply_key;
+	if (flow_delete(&pair->holder_key, slot, &pair->reverse_key))
+		return -1;
+	/* Another CPU may have stored a flow there since. */
+	return bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST);
+}
+
+/*
+ * Reserves pair's reply tuple. Succeeds if no live flow has it, or if this flow has it: its
+ * forward entry was evicted, or a SYN reopens the connection. Returns 0 if it is ours.
+ */
+static __always_inline int reply_claim(struct flow_pair *pair, const struct tuple *key,
+				       const struct settings *s)
+{
+	struct tuple *reply_key = &pair->reply_key;
+	struct flow *holder, *reply = &pair->reply;
+	__u32 spare;
+
+	if (!bpf_map_update_elem(&flows, reply_key, reply, BPF_NOEXIST))
+		return 0;
+	holder = bpf_map_lookup_elem(&flows, reply_key);
+	if (!holder)
+		return -1;
+	if (flow_is_reverse(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
+		return reply_replace(pair, holder->slot);
+	spare = flow_victim_rank(holder, reply_key->proto, reply->seen, pair->seq);
+	if (spare > pair->victim_rank) {
+		pair->victim_rank = spare;
+		pair->victim_slot = holder->slot;
+		pair->victim_port = reply_key->dport;
+	}
+	return -1;
+}
+
+/*
+ * Releases the reply tuple that a Service's flow has left behind, for a packet to the
+ * endpoint's own address: its reply must not be translated. A UDP flow has no end, so the
+ * last sender gets the reply. If the flow was not over, its next packet creates it again.
+ */
+static __always_inline void flow_release_reply_tuple(const struct tuple *direct,
+						     struct flow_pair *pair,
+						     bool any_port)
+{
+	struct tuple *reply_key = &pair->reply_key;
+	struct flow *f;
+
+	tuple_mirror(reply_key, direct);
+	if (any_port)
+		reply_key->sport = 0;
+	f = bpf_map_lookup_elem(&flows, reply_key);
+	if (f && f->flags & FLOW_REPLY && flow_may_be_over(f, direct->proto))
+		flow_delete(reply_key, f->slot, &pair->reverse_key);
+}
+
+/* May a random port be the source port of the new flow? */
+static __always_inline int port_usable(struct __sk_buff *skb, struct flow_pair *pair, __u8 proto)
+{
+	if (!pair->reply_key.dport)
+		return 0;
+	if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
+		return 0;
+	return !(pair->flow.helper == HELPER_NODE && proto == IPPROTO_UDP &&
+		 feature_seen(FEATURE_HELPER) &&
+		 request_at(&pair->reply_key, &pair->holder_key));
+}
+
+/*
+ * Tries one reply tuple: the client's port for attempt 0, then random ports or the port of
+ * a flow that may be replaced. A global function: the verifier checks it once, and not once
+ * for each iteration of the caller's loop. Returns 0 if the tuple is ours.
+ */
+__noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settings *s, int attempt)
+{
+	struct flow_pair *pair = get_flow_pair();
+
+	if (!pair || !key || !s)
+		return -1;
+	if (attempt >= VICTIM_TRIES && pair->victim_port) {
+		pair->reply_key.dport = pair->victim_port;
+		pair->victim_port = 0;
+		pair->victim_rank = 0;
+		if (reply_replace(pair, pair->victim_slot))
+			return -1;
+		count(FLOW_REPLACED);
+		return 0;
+	}
+	if (attempt) {
+		pair->reply_key.dport = random_port(s, key, pair->ports,
+						    pair->flow.flags & FLOW_SNAT);
+		if (!port_usable(skb, pair, key->proto))
+			return -1;
+	}
+	return reply_claim(pair, key, s) ? -1 : 0;
+}
+
+/*
+ * Releases a reserved reply tuple if netfilter would take the replies for those of its own
+ * connection: that client speaks to the endpoint itself, and would get replies from the
+ * Service. Not a part of reply_try: before Linux 6.12 the frames of all active calls share
+ * 512 bytes.
+ */
+__noinline int reply_contested(struct __sk_buff *skb)
+{
+	struct flow_pair *pair = get_flow_pair();
+	unsigned long status = 0;
+
+	if (!pair || !has_ct_lookup)
+		return 0;
+	if (conntrack_find(skb, &pair->reply_key, &status) != IP_CT_DIR_REPLY)
+		return 0;
+	bpf_map_delete_elem(&flows, &pair->reply_key);
+	return 1;
+}
+
+/* The source port of a new flow towards its endpoint. */
+enum source_port {
+	SOURCE_PORT_KEEP, /* the client's, unless another flow to the endpoint has it */
+	SOURCE_PORT_RANDOM,
+};
+
+/* Tries reply tuples until one is ours. Returns -1 if none is. */
+__noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct settings *s,
+			    enum source_port source)
+{
+	int first = source == SOURCE_PORT_RANDOM ? 1 : 0;
+
+	for (int i = 0; i < PORT_TRIES; i++) {
+		if (!reply_try(skb, key, s, first + i) && !reply_contested(skb))
+			return 0;
+	}
+	return -1;
+}
+
+/*
+ * Stores the flow pair->flow under key. Its sport is the client's, and changes if source is
+ * SOURCE_PORT_RANDOM or another flow to the endpoint has it. On success, returns
+ * FLOW_CREATED, and pair->flow is the entry in the map.
+ */
+static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tuple *key,
+						struct flow_pair *pair, enum source_port source,
+						struct settings *s)
+{
+	struct flow *f = &pair->flow, *other;
+
+	f->slot = unconfirmed_admit(key, &pair->holder_key, &pair->reverse_key, f->seen);
+	flow_make_reverse(&pair->reply, f, key);
+	flow_reverse_key(&pair->reply_key, f, key);
+	pair->victim_port = 0;
+	pair->victim_rank = 0;
+	if (reply_search(skb, key, s, source))
+		return DROP_SNAT_PORTS;
+	f->sport = pair->reply_key.dport;
+	/* At once: the kernel could evict this entry to store the other one. */
+	flow_protect(&pair->reply_key);
+	if (!bpf_map_update_elem(&flows, key, f, BPF_NOEXIST)) {
+		flow_protect(key);
+		/*
+		 * Another CPU may have replaced the flow when only one of its entries was
+		 * stored.
+		 */
+		other = bpf_map_lookup_elem(&flows, &pair->reply_key);
+		if (!other || other->slot != f->slot) {
+			bpf_map_delete_elem(&flows, key);
+			return DROP_SNAT_PORTS;
+		}
+		count(FLOW_CREATED);
+		if (f->flags & FLOW_STACK)
+			feature_mark(FEATURE_STACK_FLOW);
+		if (f->flags & FLOW_SNAT)
+			feature_mark(FEATURE_SNAT);
+		return FLOW_CREATED;
+	}
+	/* Another CPU has stored the flow of the same first packet. That flow counts. */
+	bpf_map_delete_elem(&flows, &pair->reply_key);
+	other = bpf_map_lookup_elem(&flows, key);
+	if (!other)
+		return DROP_FLOW_TABLE;
+	*f = *other;
+	return FLOW_CREATED;
+}
+
+#endif

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Plans a new flow: its endpoint, its source address and port, and the need for netfilter. */
+#ifndef SPILLWAY_FLOW_PLAN_H
+#define SPILLWAY_FLOW_PLAN_H
+
+#include "../hook.h"
+#include "../lookup/next_hop.h"
+#include "../lookup/xfrm.h"
+#include "create.h"
+
+/* Returns in *out the node's source address towards an interface. -1: there is none. */
+static __always_inline int snat_addr(struct addr *out, __u32 ifindex, __u8 family,
+				     const struct settings *s)
+{
+	struct uplink *own = bpf_map_lookup_elem(&uplinks, &ifindex);
+
+	if (own)
+		*out = family == FAMILY_V4 ? own->v4 : own->v6;
+	if (!own || addr_zero(out))
+		*out = family == FAMILY_V4 ? s->node_v4 : s->node_v6;
+	return addr_zero(out) ? -1 : 0;
+}
+
+/*
+ * Must netfilter see the packets of this flow? Then their source address stays. The pod is
+ * found by the address, because an EndpointSlice may name another node.
+ */
+static __always_inline int needs_stack(const struct packet *p, const struct backend *b,
+				       bool on_this_node,
+				       enum hook hook, const struct settings *s)
+{
+	struct pod *pod;
+
+	if (b->flags & BACKEND_HOST_NETWORK)
+		return 1;
+	pod = pod_lookup(&b->addr, p->tuple.family);
+	if (on_this_node && (!pod || !(pod->flags & POD_REACHABLE)))
+		return 1;
+	/* The packet leaves the pod network: the CNI may masquerade the pod. */
+	if (hook == FROM_POD && !on_this_node &&
+	    !range_allows(RANGE_PODS, &b->addr, p->tuple.family))
+		return 1;
+	if (hook == FROM_POD && (s->flags & SETTING_BYPASS_NEVER ||
+				 pod_traverses_netfilter(&p->tuple.saddr, p->tuple.family)))
+		return 1;
+	if (!on_this_node)
+		return 0;
+	if (s->flags & SETTING_BYPASS_NEVER)
+		return 1;
+	return !(b->flags & BACKEND_ALLOWS_ANY) &&
+	       (b->flags & BACKEND_TRAVERSES_NETFILTER || pod->flags & POD_TRAVERSES_NETFILTER);
+}
+
+/*
+ * Decides about a flow that an IPsec policy may select. The stack encrypts by the addresses
+ * that it sees. A policy for the client and the Service's address cannot apply, because the
+ * stack sees the endpoint's address. And the stack cannot forward a packet whose source is
+ * the node's own address.
+ */
+static __always_inline enum verdict xfrm_plan(const struct settings *s, const struct packet *p,
+					      struct flow *f)
+{
+	__u8 family = p->tuple.family;
+
+	if (xfrm_selects(s, &p->tuple.saddr, &p->tuple.daddr, family))
+		return DROP_XFRM;
+	if (!xfrm_selects(s, &f->saddr, &f->daddr, family))
+		return FLOW_CREATED;
+	if (f->flags & FLOW_SNAT)
+		return DROP_XFRM;
+	f->flags |= FLOW_STACK;
+	return FLOW_CREATED;
+}
+
+/* Stores the first packet's sequence number and TCP state in the new flow. */
+static __always_inline void flow_record_first(struct __sk_buff *skb, struct scratch *m)
+{
+	struct flow *f = &m->pair.flow;
+
+	m->pair.seq = m->packet.seq;
+	__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
+	if (m->packet.tuple.proto != IPPROTO_TCP)
+		return;
+	f->flags |= FLOW_TRACKED;
+	tcp_begin(skb, &f->tcp, &m->packet);
+}
+
+/*
+ * Fills the flow towards an endpoint. Replaces the source address where the replies would
+ * not come back through this node: the endpoint and the client are on other machines, or
+ * the endpoint is the client.
+ */
+static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scratch *m,
+					      const struct backend *b, enum hook hook,
+					      const struct settings *s)
+{
+	struct packet *p = &m->packet;
+	struct flow *f = &m->pair.flow;
+	bool hairpin = addr_equal(&p->tuple.saddr, &b->addr);
+	bool on_this_node = b->flags & BACKEND_ON_THIS_NODE;
+
+	f->saddr = p->tuple.saddr;
+	f->daddr = b->addr;
+	f->sport = p->tuple.sport;
+	f->dport = b->port;
+	f->service = b->service;
+	f->seen = p->time;
+	f->state = FLOW_NEW;
+	f->helper_port = b->port;
+	f->answers = 0;
+	f->in_ifindex = hook_device(skb, hook);
+	flow_forget_next_hop(f);
+	if (!on_this_node) {
+		next_hop_route(skb, p, &p->tuple.saddr, &b->addr, &m->next_hop);
+		/* There is no flow without a next hop: its source address is unknown. */
+		if (next_hop_unusable(&m->next_hop))
+			return DROP_NO_ROUTE;
+		/*
+		 * A device that is not external: the endpoint is a pod of this node,
+		 * although its EndpointSlice names another.
+		 */
+		on_this_node = m->next_hop.kind == NEXT_HOP_NEIGH &&
+			!bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
+	}
+	f->flags = (on_this_node ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_REVERSE_TO_POD : 0);
+	if (!hairpin && needs_stack(p, b, on_this_node, hook, s)) {
+		f->flags |= FLOW_STACK;
+		return FLOW_CREATED;
+	}
+	if (!hairpin && !(s->flags & SETTING_MASQUERADE_ALL) && (on_this_node || hook == FROM_POD))
+		return FLOW_CREATED;
+	f->flags |= FLOW_SNAT;
+	if (snat_addr(&f->saddr, on_this_node ? 0 : m->next_hop.ifindex, p->tuple.family, s))
+		return DROP_NO_SNAT_ADDR;
+	return FLOW_CREATED;
+}
+
+/* The source port of a new flow. */
+struct port_plan {
+	enum source_port source;
+	enum port_list list; /* the list of random ports */
+};
+
+/*
+ * Decides about the source port. Sockets of pods and nodes connect directly to endpoints
+ * (see socket.h), and other nodes use the ports of their own lists. This node has no entry
+ * for such connections. A flow with the same address must not use their ports, or it would
+ * get their replies. Ports of pods below 1024 stay, because servers check them.
+ */
+static __always_inline struct port_plan plan_port(const struct packet *p, const struct flow *f,
+						  enum hook hook)
+{
+	struct port_plan plan = { .list = PORTS_SNAT, .source = SOURCE_PORT_RANDOM };
+
+	if (f->flags & FLOW_SNAT)
+		return plan;
+	if (hook == FROM_POD) {
+		if (bpf_ntohs(p->tuple.sport) < 1024)
+			plan.source = SOURCE_PORT_KEEP;
+		return plan;
+	}
+	plan.list = PORTS_NETWORK;
+	if (!in_cluster(&p->tuple.saddr, p->tuple.family))
+		plan.source = SOURCE_PORT_KEEP;
+	return plan;
+}
+
+#endif

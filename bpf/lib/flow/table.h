@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * The flow table. The first packet creates a flow, which times out by its state. Each
+ * direction has an entry. The map is an LRU: when it is full, the kernel evicts the oldest
+ * flows and no packet is refused.
+ *
+ *   client:c -> service:s   forward entry   becomes  client':c' -> endpoint:e
+ *   endpoint:e -> client':c' reply entry    becomes  service:s  -> client:c
+ */
+#ifndef SPILLWAY_FLOW_TABLE_H
+#define SPILLWAY_FLOW_TABLE_H
+
+#include "../lookup/conntrack.h"
+#include "tcp.h"
+
+/* Seconds after which no client repeats an answered request. */
+#define HELPER_IDLE_SECONDS 5
+
+/* A datagram in a later second, within so many seconds, shows that a flow continues. */
+#define STREAM_START_SECONDS 2
+
+/* The result of a flow lookup. */
+enum flow_miss {
+	FLOW_FOUND,
+	MISS_NONE,	 /* no entry */
+	MISS_STALE,	 /* the flow is over: replace it */
+	MISS_SUPERSEDED, /* drop the packet */
+	MISS_SOURCE,	 /* the source does not belong to the device */
+};
+
+static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
+{
+	out->saddr = t->daddr;
+	out->daddr = t->saddr;
+	out->sport = t->dport;
+	out->dport = t->sport;
+	out->proto = t->proto;
+	out->family = t->family;
+	out->pad = 0;
+}
+
+/* Is this the forward entry of a request, whose answers may come from any port? */
+static __always_inline int flow_is_request(const struct flow *f)
+{
+	return f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
+}
+
+/*
+ * Returns the reply entry of a request that an answer from any port may belong to. Sets
+ * *key to its key.
+ */
+static __always_inline struct flow *request_at(const struct tuple *answer, struct tuple *key)
+{
+	*key = *answer;
+	key->sport = 0;
+	return bpf_map_lookup_elem(&flows, key);
+}
+
+/* Fills an entry that does not change packets with this tuple. */
+static __always_inline void flow_identity(struct flow *f, const struct tuple *t, __u16 flags,
+					  __u8 helper, __be16 helper_port)
+{
+	__builtin_memset(f, 0, sizeof(*f));
+	f->saddr = t->saddr;
+	f->daddr = t->daddr;
+	f->sport = t->sport;
+	f->dport = t->dport;
+	f->flags = flags;
+	f->helper = helper;
+	f->helper_port = helper_port;
+	f->state = FLOW_NEW;
+	f->seen = now();
+	f->in_ifindex = source_device(t);
+}
+
+static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
+					  const struct settings *s)
+{
+	if (proto == IPPROTO_UDP)
+		return f->state == FLOW_NEW ? s->timeout_udp_new : s->timeout_udp;
+	switch (f->state) {
+	case FLOW_NEW:
+	case FLOW_SYN_RECV:
+	case FLOW_LAST_ACK:
+		return s->timeout_new;
+	case FLOW_ESTABLISHED:
+		return s->timeout_tcp;
+	case FLOW_CLOSING:
+		return s->timeout_closing;
+	}
+	return s->timeout_closed;
+}
+
+static __always_inline int flow_dead(const struct flow *f, __u8 proto, const struct settings *s,
+				     __u32 time)
+{
+	/* seen may be ahead of time, if another CPU has just written it. */
+	return (__s32)(time - f->seen) > (__s32)flow_timeout(f, proto, s);
+}
+
+/* Is the entry at this key the reverse entry of the flow with the key *mine? */
+static __always_inline int flow_is_reverse(const struct flow *reverse, const struct tuple *mine)
+{
+	return addr_equal(&reverse->saddr, &mine->daddr) &&
+		addr_equal(&reverse->daddr, &mine->saddr) &&
+	       reverse->sport == mine->dport &&
+	       (reverse->dport == mine->sport || (flow_is_request(reverse) && !mine->sport));
+}
+
+static __always_inline void flow_forget_next_hop(struct flow *f)
+{
+	f->next_hop_mtu = 0;
+	f->next_hop_seen = 0;
+	f->next_hop_ifindex = 0;
+	f->next_hop_kind = 0;
+	__builtin_memset(f->next_hop_macs, 0, sizeof(f->next_hop_macs));
+}
+
+/* Fills the TCP state of the other side with the copies that s has of it. */
+static __always_inline void tcp_make_reverse(struct tcp_side *reverse, const struct tcp_side *s)
+{
+	__builtin_memset(reverse, 0, sizeof(*reverse));
+	reverse->end = s->ack;
+	reverse->ack = s->end;
+	reverse->window = s->peer_window;
+	reverse->peer_window = s->window;
+	reverse->scale = s->peer_scale;
+	reverse->peer_scale = s->scale;
+}
+
+/* Fills the reverse entry of f, which has this key. */
+static __always_inline void flow_make_reverse(struct flow *reverse, const struct flow *f,
+					      const struct tuple *key)
+{
+	reverse->saddr = key->daddr;
+	reverse->daddr = key->saddr;
+	reverse->sport = key->dport;
+	/* The entry of answers from any port has port 0 in its key. */
+	reverse->dport = f->helper == HELPER_REQUEST && f->flags & FLOW_REPLY ? f->helper_port
+									   : key->sport;
+	reverse->helper_port = f->helper_port;
+	reverse->helper = f->helper;
+	reverse->end = f->end;
+	reverse->answers = 0;
+	reverse->backend = f->backend;
+	reverse->service = f->service;
+	reverse->seen = f->seen;
+	reverse->slot = f->slot;
+	reverse->in_ifindex = addr_device(&f->daddr, key->family);
+	reverse->state = f->state;
+	reverse->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
+				      FLOW_CONFIRMED | FLOW_TRACKED)) |
+		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
+	if (f->flags & FLOW_TO_POD)
+		reverse->flags |= FLOW_REVERSE_TO_POD;
+	if (f->flags & FLOW_REVERSE_TO_POD)
+		reverse->flags |= FLOW_TO_POD;
+	if (f->flags & FLOW_FIN)
+		reverse->flags |= FLOW_REVERSE_FIN;
+	if (f->flags & FLOW_REVERSE_FIN)
+		reverse->flags |= FLOW_FIN;
+	tcp_make_reverse(&reverse->tcp, &f->tcp);
+	flow_forget_next_hop(reverse);
+}
+
+/*
+ * Keeps the reverse entry fresh in the LRU while only one direction has packets, and
+ * restores it if it was evicted. Returns -1 if another flow has its tuple by now.
+ */
+static __always_inline int flow_refresh_reverse(struct flow *f, const struct tuple *key, __u32 time)
+{
+	struct flow_pair *pair;
+	struct tuple reverse_key;
+	struct flow *reverse;
+
+	flow_reverse_key(&reverse_key, f, key);
+	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
+	if (reverse) {
+		if (!flow_is_reverse(reverse, key)) {
+			count(FLOW_CONFLICT);
+			return -1;
+		}
+		reverse->seen = time;
+		reverse->flags |= f->flags & FLOW_STREAM;
+		tcp_share(f, reverse);
+		return 0;
+	}
+	pair = get_flow_pair();
+	if (!pair)
+		return -1;
+	flow_make_reverse(&pair->reply, f, key);
+	pair->reply.seen = time;
+	if (bpf_map_update_elem(&flows, &reverse_key, &pair->reply, BPF_NOEXIST)) {
+		count(FLOW_CONFLICT);
+		return -1;
+	}
+	flow_protect(&reverse_key);
+	count(FLOW_REVIVED);
+	return 0;
+}
+
+/* Applies a TCP packet that concerns both entries of its flow. */
+__noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct packet *p,
+			struct settings *s)
+{
+	struct tuple reverse_key;
+	struct flow *reverse;
+
+	if (!f || !p || !s)
+		return TCP_IGNORED;
+	flow_reverse_key(&reverse_key, f, &p->tuple);
+	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
+	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
+		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
+	return tcp_advance(skb, f, reverse, p, s);
+}
+
+/* Marks a UDP flow as answered. */
+__noinline int flow_answered(struct flow *f, const struct tuple *key)
+{
+	struct tuple reverse_key;
+	struct flow *reverse;
+
+	if (!f || !key)
+		return 0;
+	flow_reverse_key(&reverse_key, f, key);
+	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
+	if (reverse && flow_is_reverse(reverse, key))
+		flow_set_state(f, reverse, FLOW_ESTABLISHED);
+	return 0;
+}
+
+/* Applies a datagram of a known flow. */
+static __always_inline void flow_udp(struct flow *f, const struct packet *p)
+{
+	if (f->state == FLOW_NEW) {
+		if (f->flags & FLOW_REPLY)
+			flow_answered(f, &p->tuple);
+		return;
+	}
+	if (f->seen != p->time && (__s32)(p->time - f->seen) <= STREAM_START_SECONDS)
+		f->flags |= FLOW_STREAM;
+}
+
+/* May the flow be over? A UDP flow does not say when it ends. */
+static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
+{
+	return f->state == FLOW_CLOSED || proto == IPPROTO_UDP;
+}
+
+/*
+ * Releases the tuple of a reply if netfilter uses it for a connection of its own by now:
+ * MASQUERADE chooses ports without looking up flows. While netfilter may also translate for
+ * Services, every reply is checked, otherwise the first one of each second. A client that
+ * continues gets a new flow with another port.
+ */
+static __always_inline int flow_yields_to_conntrack(struct __sk_buff *skb, const struct flow *f,
+						    const struct packet *p,
+						    const struct settings *s)
+{
+	struct flow_pair *pair;
+	struct flow *node;
+
+	if (!flow_may_be_over(f, p->tuple.proto) ||
+	    (f->flags & (FLOW_REPLY | FLOW_STACK)) != FLOW_REPLY)
+		return 0;
+	if (!(s->flags & SETTING_ASK_CONNTRACK) &&
+	    (f->seen == p->time || !(f->flags & FLOW_SNAT)))
+		return 0;
+	if (!conntrack_claims(skb, &p->tuple))
+		return 0;
+	pair = get_flow_pair();
+	if (!pair)
+		return 0;
+	/* The stack's packet got another port when it left the node: serve_port_conflict. */
+	tuple_mirror(&pair->holder_key, &p->tuple);
+	node = bpf_map_lookup_elem(&flows, &pair->holder_key);
+	if (node && node->helper == HELPER_NODE)
+		return 0;
+	pair->holder_key = p->tuple;
+	return !flow_delete(&pair->holder_key, f->slot, &pair->reverse_key);
+}
+
+/*
+ * Has another request got the node's port of this transfer? After a pause, a packet may be
+ * the answer to that request, from a server that has finished the transfer and reuses its
+ * port: it is dropped. A client that continues the transfer keeps its entries fresh.
+ */
+static __always_inline int flow_superseded(const struct flow *f, const struct tuple *key,
+					   __u32 time)
+{
+	struct flow *request;
+	struct tuple asked;
+
+	if (f->helper != HELPER_DATA ||
+	    (f->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
+	    (__s32)(time - f->seen) < HELPER_IDLE_SECONDS)
+		return 0;
+	request = request_at(key, &asked);
+	return request && !(addr_equal(&request->daddr, &f->daddr) && request->dport == f->dport);
+}
+
+/* Any device: at egress the stack has already checked the source. */
+#define ANY_DEVICE 0xffffffff
+
+/* Has the source of the flow moved to this device? If not, the packet is forged. */
+static __always_inline int source_moved(struct flow *f, const struct tuple *t, __u32 device)
+{
+	if (source_device(t) != device)
+		return 0;
+	f->in_ifindex = device;
+	return 1;
+}
+
+/* Is the packet in the middle of a TCP connection that had a packet in the same second? */
+static __always_inline int flow_is_busy(struct flow *f, const struct packet *p, __u32 device)
+{
+	return f->seen == p->time && (device == ANY_DEVICE || f->in_ifindex == device) &&
+	       p->tuple.proto == IPPROTO_TCP && tcp_plain(f, p);
+}
+
+/* Applies a packet to the state of its flow. A flow that is over gives way to a new one. */
+static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow *f,
+					      const struct packet *p, struct settings *s,
+					      __u32 device)
+{
+	int counts = TCP_COUNTS;
+
+	if (device != ANY_DEVICE && f->in_ifindex != device &&
+	    !source_moved(f, &p->tuple, device))
+		return MISS_SOURCE;
+	if (flow_dead(f, p->tuple.proto, s, p->time))
+		return MISS_STALE;
+	if (flow_superseded(f, &p->tuple, p->time))
+		return MISS_SUPERSEDED;
+	if (flow_yields_to_conntrack(skb, f, p, s))
+		return MISS_NONE;
+	if (p->tuple.proto == IPPROTO_UDP) {
+		/*
+		 * A datagram must not follow an endpoint that was deleted, except in a
+		 * transfer, which no other endpoint knows.
+		 */
+		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
+		    !bpf_map_lookup_elem(&backends, &f->backend))
+			return MISS_STALE;
+		flow_udp(f, p);
+	} else if (p->flags & PACKET_NO_L4) {
+		/* A later fragment has no sequence numbers. */
+		counts = TCP_IGNORED;
+	} else if (!tcp_plain(f, p)) {
+		if (flow_reopens(f, p))
+			return MISS_STALE;
+		counts = flow_tcp(skb, f, p, s);
+		if (counts == TCP_RENEWS)
+			return MISS_STALE;
+	}
+	if (counts == TCP_COUNTS && f->seen != p->time) {
+		if (flow_refresh_reverse(f, &p->tuple, p->time))
+			return MISS_STALE;
+		/*
+		 * Not before: the next packet of this second would not look up the other
+		 * entry.
+		 */
+		f->seen = p->time;
+	}
+	return FLOW_FOUND;
+}
+
+/*
+ * Finds the live entry of a packet's flow and sets *found. device is the device of the pod
+ * that has sent the packet, 0 for the network, or ANY_DEVICE.
+ */
+static __always_inline enum flow_miss flow_find(struct __sk_buff *skb, const struct packet *p,
+						struct settings *s, __u32 device,
+						struct flow **found)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, &p->tuple);
+
+	*found = f;
+	if (!f)
+		return MISS_NONE;
+	if (likely(flow_is_busy(f, p, device)))
+		return FLOW_FOUND;
+	return flow_advance(skb, f, p, s, device);
+}
+
+#endif

@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * The state of a TCP connection, as its packets show it. A packet changes the state only if
+ * its numbers fit the connection. Others are forwarded without effect, because the
+ * endpoints check them too. The rules are those of the endpoints:
+ *
+ *   ACK      the client's ACK acknowledges the SYN-ACK, whose number only a client that
+ *            exists has received
+ *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
+ *   RST      has the number that the other side expects, or the one after the sender's last
+ *            byte (RFC 5961, 3.2); a later segment that fits undoes it
+ *   FIN      counts after the other side has acknowledged it; data beyond it undo it
+ *   SYN      reopens a connection that is over, see flow_reopens
+ *
+ * A packet in the middle of a connection may cost only one lookup. So the two entries copy
+ * their bounds to each other, once a second and when a segment does not fit. The window
+ * therefore starts at the sender's last byte, and not at the last acknowledged byte: at
+ * most one window more than conntrack allows.
+ */
+#ifndef SPILLWAY_FLOW_TCP_H
+#define SPILLWAY_FLOW_TCP_H
+
+#include "../lookup/endpoint.h"
+#include "../lookup/pod.h"
+#include "../scratch.h"
+#include "source.h"
+#include "unconfirmed.h"
+
+#define TCP_NO_SCALE 0xff
+#define TCP_MAX_SCALE 14 /* RFC 7323, 2.3 */
+#define TCP_OPTIONS_MAX 40
+#define TCPOPT_EOL 0
+#define TCPOPT_NOP 1
+#define TCPOPT_WINDOW 3
+
+/* The effect of a packet on its flow. */
+enum tcp_verdict {
+	TCP_IGNORED = 0, /* forwarded; the flow stays as idle as before */
+	TCP_COUNTS = 1,	 /* belongs to this connection */
+	TCP_RENEWS = 2,	 /* the SYN of a new connection */
+};
+
+static __always_inline int seq_before(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) < 0;
+}
+
+/* Does the segment end within the window? A keepalive repeats a byte (RFC 9293, 3.8.4). */
+static __always_inline int tcp_fits(const struct tcp_side *s, const struct packet *p)
+{
+	__u32 span = s->peer_window + 1;
+
+	return p->seq_end - (s->end - span) <= 2 * span;
+}
+
+/* Updates the state with a segment that fits. */
+static __always_inline void tcp_learn(struct tcp_side *s, const struct packet *p)
+{
+	__u32 window = (__u32)p->window << (s->scale & 15);
+
+	if (seq_before(s->end, p->seq_end))
+		s->end = p->seq_end;
+	if (p->flags & PACKET_ACK && p->ack - s->ack <= s->window)
+		s->ack = p->ack;
+	if (s->window < window)
+		s->window = window;
+}
+
+/* Applies a segment in the middle of a connection, which needs only its own entry. */
+static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
+{
+	if (f->state != FLOW_ESTABLISHED ||
+	    p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4) ||
+	    (f->flags & (FLOW_FIN | FLOW_REVERSE_FIN | FLOW_TRACKED)) != FLOW_TRACKED ||
+	    !tcp_fits(&f->tcp, p))
+		return 0;
+	tcp_learn(&f->tcp, p);
+	return 1;
+}
+
+/* Returns the window scale of a SYN, or TCP_NO_SCALE. */
+__noinline int tcp_scale(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 off, end;
+	__u8 opt[3];
+
+	if (!p)
+		return TCP_NO_SCALE;
+	off = p->l4_off + sizeof(struct tcphdr);
+	end = p->l4_off + p->header;
+	for (int i = 0; i < TCP_OPTIONS_MAX && off < end; i++) {
+		if (load(skb, off, opt, 1) || opt[0] == TCPOPT_EOL)
+			break;
+		if (opt[0] == TCPOPT_NOP) {
+			off++;
+			continue;
+		}
+		if (off + 2 > end || load(skb, off, opt, 2) || opt[1] < 2)
+			break;
+		if (opt[0] == TCPOPT_WINDOW) {
+			if (opt[1] != 3 || off + 3 > end || load(skb, off, opt, 3))
+				break;
+			return opt[2] < TCP_MAX_SCALE ? opt[2] : TCP_MAX_SCALE;
+		}
+		off += opt[1];
+	}
+	return TCP_NO_SCALE;
+}
+
+/* Starts the state of a side with its first SYN. */
+static __always_inline void tcp_begin(struct __sk_buff *skb, struct tcp_side *s,
+				      const struct packet *p)
+{
+	__builtin_memset(s, 0, sizeof(*s));
+	s->end = p->seq_end;
+	s->isn = p->seq;
+	s->window = p->window;
+	s->scale = tcp_scale(skb, p);
+	s->first_scale = s->scale;
+}
+
+/* Applies another SYN of the client, repeated or new: the endpoint chooses one of them. */
+static __always_inline void tcp_begin_retry(struct __sk_buff *skb, struct tcp_side *s,
+					    const struct packet *p)
+{
+	__u32 isn = s->isn;
+	__u8 scale = s->first_scale;
+
+	if (p->seq_end == s->end)
+		return;
+	tcp_begin(skb, s, p);
+	s->isn = isn;
+	s->first_scale = scale;
+}
+
+/* Copies between both entries the windows that bound the other direction. */
+static __always_inline void tcp_share(struct flow *f, struct flow *reverse)
+{
+	f->tcp.peer_window = reverse->tcp.window;
+	reverse->tcp.peer_window = f->tcp.window;
+}
+
+static __always_inline void flow_set_state(struct flow *f, struct flow *reverse, __u8 state)
+{
+	f->state = state;
+	reverse->state = state;
+}
+
+/*
+ * Confirms the flow of a client that exists: no flood replaces it from now on. A client
+ * beyond its share of flows stays unconfirmed, but gets its connection: an endpoint that
+ * helps a forger could make another client's share look full.
+ */
+static __always_inline void flow_confirm(struct flow *f, struct flow *reverse,
+					 const struct packet *p)
+{
+	if (source_full(flow_client(f, p), p->tuple.family)) {
+		count(FLOW_OVER_SHARE);
+		return;
+	}
+	f->flags |= FLOW_CONFIRMED;
+	reverse->flags |= FLOW_CONFIRMED;
+	source_add(f, p, 1);
+}
+
+/* Marks a connection as over: it joins the unconfirmed flows. */
+static __always_inline void flow_close(struct flow *f, struct flow *reverse, const struct packet *p)
+{
+	struct flow_pair *pair = get_flow_pair();
+	int counted = flow_confirmed(f);
+	__u32 old = f->slot, slot;
+
+	flow_set_state(f, reverse, FLOW_CLOSED);
+	if (!pair || !counted)
+		return;
+	source_add(f, p, -1);
+	pair->reply_key = p->tuple;
+	slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, p->time);
+	if (old != SLOT_CLAIMED && __sync_val_compare_and_swap(&f->slot, old, slot) == old)
+		reverse->slot = slot;
+}
+
+/* Resumes a connection that looked closed or closing. */
+static __always_inline void flow_resume(struct flow *f, struct flow *reverse,
+					const struct packet *p)
+{
+	if (f->state == FLOW_CLOSED && f->flags & FLOW_CONFIRMED)
+		source_add(f, p, 1);
+	flow_set_state(f, reverse, f->flags & (FLOW_FIN | FLOW_REVERSE_FIN) ? FLOW_CLOSING
+		       : FLOW_ESTABLISHED);
+}
+
+/*
+ * Applies an endpoint's packet before the client has confirmed. The last one counts. The
+ * client's ACK later shows which SYN the endpoint accepted, and whether the packet was
+ * genuine.
+ */
+static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
+				       const struct packet *p)
+{
+	struct tcp_side *client = &reverse->tcp, *endpoint = &f->tcp;
+
+	if (p->flags & PACKET_SYN) {
+		tcp_begin(skb, endpoint, p);
+		/* Window scaling needs the option from both sides (RFC 7323, 2.2). */
+		if (p->ack != client->end && p->ack == client->isn + 1)
+			client->scale = client->first_scale;
+		if (endpoint->scale == TCP_NO_SCALE || client->scale == TCP_NO_SCALE) {
+			endpoint->scale = 0;
+			client->scale = 0;
+		}
+		endpoint->peer_scale = client->scale;
+		client->peer_scale = endpoint->scale;
+	} else {
+		endpoint->isn = p->seq - 1;
+		endpoint->end = p->seq_end;
+	}
+	endpoint->ack = p->ack;
+	flow_set_state(f, reverse, FLOW_SYN_RECV);
+}
+
+/*
+ * Does the client's packet acknowledge the endpoint's last packet, and continue where the
+ * endpoint expects it? f is the client's entry, reverse the endpoint's.
+ */
+static __always_inline int tcp_confirms(const struct flow *f, const struct flow *reverse,
+					const struct packet *p)
+{
+	__u32 first = reverse->tcp.isn + 1;
+
+	return !(f->flags & FLOW_REPLY) && p->flags & PACKET_ACK &&
+	       p->ack - first <= reverse->tcp.end - first &&
+		       p->seq - reverse->tcp.ack <= reverse->tcp.window;
+}
+
+/* Applies a packet before the client has acknowledged the SYN-ACK. */
+static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f,
+					 struct flow *reverse,
+					 const struct packet *p)
+{
+	if (f->flags & FLOW_REPLY) {
+		if (p->flags & PACKET_ACK)
+			tcp_accept(skb, f, reverse, p);
+		return TCP_IGNORED;
+	}
+	if (packet_syn(p)) {
+		if (f->state == FLOW_NEW)
+			tcp_begin_retry(skb, &f->tcp, p);
+		return TCP_IGNORED;
+	}
+	if (f->state == FLOW_NEW || p->flags & PACKET_SYN || !tcp_confirms(f, reverse, p))
+		return TCP_IGNORED;
+	f->flags &= ~FLOW_RESET;
+	reverse->flags &= ~FLOW_RESET;
+	f->tcp.end = reverse->tcp.ack;
+	f->tcp.ack = p->ack;
+	tcp_share(f, reverse);
+	flow_set_state(f, reverse, FLOW_ESTABLISHED);
+	flow_confirm(f, reverse, p);
+	affinity_confirm(f->service, f->backend, &p->tuple.saddr, p->tuple.family, p->time);
+	return TCP_COUNTS;
+}
+
+/* Is an RST valid? RFC 5961, 3.2, and RFC 9293, 3.10.7.3 for a connection in its handshake. */
+static __always_inline int tcp_resets(const struct flow *f, const struct flow *reverse,
+				      const struct packet *p)
+{
+	int reply = f->flags & FLOW_REPLY;
+
+	if (f->state == FLOW_NEW && reply)
+		return p->flags & PACKET_ACK &&
+		       (p->ack == reverse->tcp.isn + 1 || p->ack == reverse->tcp.end);
+	/*
+	 * One of the client's SYNs may be forged. It counts only if the endpoint accepted
+	 * it.
+	 */
+	if (f->state == FLOW_NEW)
+		return p->seq == f->tcp.end && p->seq == f->tcp.isn + 1;
+	if (f->state == FLOW_SYN_RECV)
+		return p->seq == (reply ? f->tcp.end : reverse->tcp.ack);
+	if (!(f->flags & FLOW_TRACKED) && !p->seq)
+		return 0; /* no number is known yet */
+	return p->seq == f->tcp.end || p->seq == reverse->tcp.ack;
+}
+
+/*
+ * A SYN in the middle of a connection: the endpoint answers with an ACK, and a client
+ * without the connection answers that with an RST (RFC 5961, 4.2). Silence proves nothing:
+ * a forger can prevent its SYN from arriving. But if the endpoint was a pod of this node
+ * and another device, or none, has its address, the endpoint is gone and the SYN starts a
+ * new connection.
+ */
+static __always_inline int tcp_syn_in_connection(const struct flow *f, const struct flow *reverse,
+						 const struct packet *p)
+{
+	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
+
+	if (!packet_syn(p) || f->flags & FLOW_REPLY || !(f->flags & FLOW_TO_POD) ||
+	    bpf_map_lookup_elem(&backends, &backend))
+		return TCP_IGNORED;
+	return addr_device(&f->daddr, p->tuple.family) == reverse->in_ifindex ? TCP_IGNORED
+									   : TCP_RENEWS;
+}
+
+/* Applies a FIN, the ACK of a FIN, and data that contradict a FIN. */
+static __always_inline void tcp_finish(struct flow *f, struct flow *reverse, const struct packet *p)
+{
+	if (f->flags & FLOW_FIN && seq_before(f->tcp.fin, p->seq_end)) {
+		f->flags &= ~(FLOW_FIN | FLOW_FIN_ACKED);
+		reverse->flags &= ~FLOW_REVERSE_FIN;
+		flow_resume(f, reverse, p);
+	}
+	if (p->flags & PACKET_FIN && !(f->flags & FLOW_FIN)) {
+		f->tcp.fin = p->seq_end;
+		f->flags |= FLOW_FIN;
+		reverse->flags |= FLOW_REVERSE_FIN;
+		flow_set_state(f, reverse, f->flags & FLOW_REVERSE_FIN ? FLOW_LAST_ACK :
+			       FLOW_CLOSING);
+		f->end = f->flags & FLOW_REPLY ? END_CLIENT_FIRST : END_ENDPOINT_FIRST;
+		reverse->end = f->end;
+	}
+	/* Repeated: the last ACK was lost. */
+	if (p->flags & PACKET_FIN && f->state == FLOW_CLOSED && !(f->flags & FLOW_RESET)) {
+		f->flags &= ~FLOW_FIN_ACKED;
+		flow_set_state(f, reverse, FLOW_LAST_ACK);
+	}
+	if (f->flags & FLOW_REVERSE_FIN && p->flags & PACKET_ACK && p->ack == reverse->tcp.fin)
+		reverse->flags |= FLOW_FIN_ACKED;
+	if (f->state == FLOW_LAST_ACK && f->flags & reverse->flags & FLOW_FIN_ACKED)
+		flow_close(f, reverse, p);
+}
+
+/* Does the segment fit the state that the other direction has shown so far? */
+static __always_inline int tcp_belongs(struct flow *f, struct flow *reverse, const struct packet *p,
+				       const struct settings *s)
+{
+	if (f->flags & FLOW_TRACKED) {
+		tcp_share(f, reverse);
+		if (tcp_fits(&f->tcp, p)) {
+			tcp_learn(&f->tcp, p);
+			return 1;
+		}
+		if (!(s->flags & SETTING_TCP_LIBERAL))
+			return 0;
+	}
+	f->tcp.end = p->seq_end;
+	if (p->flags & PACKET_ACK)
+		f->tcp.ack = p->ack;
+	return 1;
+}
+
+/* Did an RST close a connection in its handshake? A forged one may have fit. */
+static __always_inline int tcp_was_opening(const struct flow *f)
+{
+	return f->state == FLOW_CLOSED &&
+	       (f->flags & (FLOW_RESET | FLOW_CONFIRMED)) == FLOW_RESET;
+}
+
+/* Applies a packet to both entries of its connection. */
+static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
+				       const struct packet *p, const struct settings *s)
+{
+	if (p->flags & PACKET_RST) {
+		if (!tcp_resets(f, reverse, p))
+			return TCP_IGNORED;
+		flow_close(f, reverse, p);
+		f->flags |= FLOW_RESET;
+		reverse->flags |= FLOW_RESET;
+		return TCP_COUNTS;
+	}
+	if (f->state <= FLOW_SYN_RECV || tcp_was_opening(f)) {
+		if (tcp_handshake(skb, f, reverse, p) == TCP_IGNORED)
+			return TCP_IGNORED;
+	} else if (p->flags & PACKET_SYN) {
+		return tcp_syn_in_connection(f, reverse, p);
+	}
+	if (!tcp_belongs(f, reverse, p, s))
+		return f->state == FLOW_CLOSED ? TCP_IGNORED : TCP_COUNTS;
+	if (f->flags & FLOW_RESET) {
+		/* The RST was not valid: the connection continues. */
+		f->flags &= ~FLOW_RESET;
+		reverse->flags &= ~FLOW_RESET;
+		flow_resume(f, reverse, p);
+	}
+	tcp_finish(f, reverse, p);
+	return TCP_COUNTS;
+}
+
+/* May a client's SYN start a new connection in place of one that is over? */
+static __always_inline int flow_reopens(const struct flow *f, const struct packet *p)
+{
+	if (f->state != FLOW_CLOSED || !packet_syn(p))
+		return 0;
+	/* RFC 6191: in TIME-WAIT, if its number is beyond those already used. */
+	return f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST ||
+		seq_before(f->tcp.end, p->seq);
+}
+
+#endif

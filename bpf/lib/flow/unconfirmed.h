@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * Flows of clients that may not exist. Any host can send a first packet with any source
+ * address, and the endpoint answers it. So neither packet proves that the client exists.
+ * The ACK that completes a TCP handshake does. UDP has no such packet: its flows stay
+ * unconfirmed. So does a connection that is over.
+ *
+ * The length of the ring `unconfirmed` limits the number of these flows. Each new one takes
+ * the next slot. The flow that had the slot is deleted if it is still unconfirmed. So a
+ * flood ends unconfirmed flows, the oldest first, and never a confirmed one: the LRU of the
+ * table evicts nothing until confirmed flows alone fill it. A flow that was answered and
+ * used a moment ago moves to the new slot instead. So a flood that no endpoint answers does
+ * not end it.
+ *
+ * A flow's slot is a number that counts up, modulo the length of the ring. It identifies
+ * the flow, and the difference of two slots shows the older flow.
+ */
+#ifndef SPILLWAY_FLOW_UNCONFIRMED_H
+#define SPILLWAY_FLOW_UNCONFIRMED_H
+
+#include "../base.h"
+
+/* Idle seconds after which a continuing UDP flow is taken to be over. */
+#define STREAM_IDLE_SECONDS 10
+
+/* Idle seconds after which an answered flow is taken to be unused. */
+#define USE_IDLE_SECONDS 2
+
+/* Slots to try for one whose flow may be replaced. */
+#define ADMIT_TRIES 4
+
+static __always_inline int flow_confirmed(const struct flow *f)
+{
+	return f->flags & FLOW_CONFIRMED && f->state != FLOW_CLOSED;
+}
+
+/*
+ * Keeps an entry from being the next that the kernel evicts. The LRU
+ * (kernel/bpf/bpf_lru_list.c) first evicts entries that were never looked up. In a full
+ * table that would be the newest flow, before its reply arrives.
+ */
+static __always_inline void flow_protect(const struct tuple *key)
+{
+	bpf_map_lookup_elem(&flows, key);
+}
+
+static __always_inline __u32 *unconfirmed_counter(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&unconfirmed_next, &zero);
+}
+
+/* Returns the number of flows created after the one with this slot. */
+static __always_inline __u32 unconfirmed_age(__u32 slot)
+{
+	__u32 *next = unconfirmed_counter();
+
+	return next ? *next - slot : 0;
+}
+
+/*
+ * Fills the key of the reverse entry: the mirror image of the tuple after translation, or
+ * with port 0 for answers from any port.
+ */
+static __always_inline void flow_reverse_key(struct tuple *out, const struct flow *f,
+					     const struct tuple *key)
+{
+	int asks = f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
+
+	out->saddr = f->daddr;
+	out->daddr = f->saddr;
+	out->sport = asks ? 0 : f->dport;
+	out->dport = f->sport;
+	out->proto = key->proto;
+	out->family = key->family;
+	out->pad = 0;
+}
+
+/*
+ * Deletes both entries of the flow with this slot. Returns 0, or -1 if the key has another
+ * flow by now, or another CPU deletes it.
+ */
+static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tuple *reverse_key)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, key), *reverse;
+
+	/* One CPU wins: slots are unique, even if the memory is another entry's by now. */
+	if (!f || slot == SLOT_CLAIMED ||
+	    __sync_val_compare_and_swap(&f->slot, slot, SLOT_CLAIMED) != slot)
+		return -1;
+	flow_reverse_key(reverse_key, f, key);
+	reverse = bpf_map_lookup_elem(&flows, reverse_key);
+	if (reverse && reverse->slot == slot)
+		bpf_map_delete_elem(&flows, reverse_key);
+	return bpf_map_delete_elem(&flows, key);
+}
+
+/* Does a UDP flow continue? */
+static __always_inline int flow_streams(const struct flow *f, __u32 time)
+{
+	return f->flags & FLOW_STREAM && (__s32)(time - f->seen) <= STREAM_IDLE_SECONDS;
+}
+
+/* Is an answered flow in use? */
+static __always_inline int flow_in_use(const struct flow *f, __u32 time)
+{
+	if (f->state == FLOW_ESTABLISHED || f->helper >= HELPER_DATA)
+		return (__s32)(time - f->seen) <= USE_IDLE_SECONDS || flow_streams(f, time);
+	return 0;
+}
+
+/* Moves a flow to a new slot of the ring. The map entry stays. Returns 0 if it has moved. */
+static __always_inline int flow_move(struct flow *f, const struct tuple *key, __u32 from, __u32 to,
+				     struct tuple *reverse_key)
+{
+	struct flow *reverse;
+
+	if (__sync_val_compare_and_swap(&f->slot, from, to) != from)
+		return -1;
+	flow_reverse_key(reverse_key, f, key);
+	reverse = bpf_map_lookup_elem(&flows, reverse_key);
+	if (reverse && reverse->slot == from)
+		reverse->slot = to;
+	return 0;
+}
+
+/*
+ * Returns the slot of a new flow with this key, and deletes the unconfirmed flow that had
+ * the slot. old_key and reverse_key are memory for keys.
+ */
+static __always_inline __u32 unconfirmed_admit(const struct tuple *key, struct tuple *old_key,
+					       struct tuple *reverse_key, __u32 time)
+{
+	__u32 *next = unconfirmed_counter(), slot = SLOT_CLAIMED, before, index;
+	struct tuple *place;
+	struct flow *old;
+
+	if (!next || !unconfirmed_max)
+		return SLOT_CLAIMED;
+	for (int i = 0; i < ADMIT_TRIES; i++) {
+		slot = __sync_fetch_and_add(next, 1);
+		before = slot - unconfirmed_max;
+		index = slot % unconfirmed_max;
+		place = bpf_map_lookup_elem(&unconfirmed, &index);
+		if (!place)
+			return SLOT_CLAIMED;
+		*old_key = *place;
+		old = bpf_map_lookup_elem(&flows, old_key);
+		if (!old || old->slot != before || flow_confirmed(old))
+			break;
+		if (i + 1 < ADMIT_TRIES && flow_in_use(old, time) &&
+		    !flow_move(old, old_key, before, slot, reverse_key))
+			continue;
+		if (!flow_delete(old_key, before, reverse_key))
+			count(FLOW_REPLACED);
+		break;
+	}
+	*place = *key;
+	return slot;
+}
+
+#endif

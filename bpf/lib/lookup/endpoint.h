@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Chooses an endpoint of a Service, with session affinity. */
+#ifndef SPILLWAY_LOOKUP_ENDPOINT_H
+#define SPILLWAY_LOOKUP_ENDPOINT_H
+
+#include "../base.h"
+
+/* Slots to try while the agent rearranges a set. */
+#define SLOT_TRIES 4
+
+static __always_inline __u8 route_member(__u8 route)
+{
+	return route == ROUTE_LOCAL ? BACKEND_LOCAL_POLICY : BACKEND_CLUSTER_POLICY;
+}
+
+/* Returns the backend with this id, unless it has left the Service or the set. */
+static __always_inline struct backend *backend_valid(__u32 id, __u32 service, __u8 member)
+{
+	struct backend *b = bpf_map_lookup_elem(&backends, &id);
+
+	if (!b || b->service != service || !(b->flags & member))
+		return NULL;
+	return b;
+}
+
+/* An endpoint and its id in the map backends. */
+struct backend_choice {
+	struct backend *backend; /* NULL: none */
+	__u32 id;
+};
+
+static __always_inline struct backend_choice backend_at(__u32 service, __u8 route, __u32 n,
+							__u32 hash)
+{
+	struct slot_key key = { .service = service };
+	struct backend_choice choice = {};
+	__u32 *slot;
+
+	for (int i = 0; i < SLOT_TRIES; i++) {
+		key.slot = (hash + i) % n;
+		if (route == ROUTE_LOCAL)
+			key.slot |= SLOT_LOCAL;
+		slot = bpf_map_lookup_elem(&slots, &key);
+		if (!slot)
+			continue;
+		choice.id = *slot;
+		choice.backend = backend_valid(choice.id, service, route_member(route));
+		if (choice.backend)
+			break;
+	}
+	return choice;
+}
+
+static __always_inline void affinity_key(struct affinity_key *key, __u32 service,
+					 const struct addr *client, __u8 family, __u64 cookie)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->service = service;
+	key->family = family;
+	if (cookie) {
+		key->by_cookie = 1;
+		key->cookie[0] = cookie;
+		key->cookie[1] = cookie >> 32;
+	} else {
+		key->client = *client;
+	}
+}
+
+/*
+ * Returns the endpoint that the client used last, unless the affinity has timed out or
+ * the endpoint has left the Service.
+ */
+static __always_inline struct backend_choice affinity_recall(const struct affinity_key *key,
+							     struct affinity *last, __u32 timeout,
+							     __u8 route, __u32 time)
+{
+	struct backend_choice choice = {};
+
+	/* In whole seconds: up to one second too long rather than too short. */
+	if (!last || (__s32)(time - last->seen) > (__s32)timeout)
+		return choice;
+	choice.id = last->backend;
+	choice.backend = backend_valid(choice.id, key->service, route_member(route));
+	if (choice.backend)
+		last->seen = time;
+	return choice;
+}
+
+static __always_inline void affinity_remember(const struct affinity_key *key, __u32 backend,
+					      __u32 time)
+{
+	struct affinity next = { .backend = backend, .seen = time };
+
+	bpf_map_update_elem(&affinities, key, &next, BPF_ANY);
+}
+
+/* Stores the endpoint of a TCP client after its handshake. */
+static __always_inline void affinity_confirm(__u32 service, __u32 backend,
+					     const struct addr *client, __u8 family, __u32 time)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &service);
+	struct affinity_key key;
+
+	if (!s || !s->affinity)
+		return;
+	affinity_key(&key, service, client, family, 0);
+	affinity_remember(&key, backend, time);
+}
+
+/* When backend_select stores a client's endpoint for session affinity. */
+enum affinity_store {
+	AFFINITY_AT_ONCE,
+	AFFINITY_ON_CONFIRM, /* the caller calls affinity_confirm after the handshake */
+};
+
+/*
+ * Chooses an endpoint of a Service. With session affinity, the client is identified by
+ * its address, or by cookie if that is not 0: a socket that connects has no address yet.
+ *
+ * TCP stores the endpoint only after the handshake (AFFINITY_ON_CONFIRM). Otherwise
+ * packets with forged sources would evict the entries of other clients.
+ */
+static __always_inline struct backend_choice
+backend_select(__u32 service, __u8 route, __u32 hash, const struct addr *client, __u8 family,
+	       __u64 cookie, enum affinity_store store)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &service);
+	struct backend_choice choice = {};
+	struct affinity_key key;
+	struct affinity *last;
+	__u32 n, time;
+
+	if (!s)
+		return choice;
+	n = route == ROUTE_LOCAL ? s->count[1] : s->count[0];
+	if (!n)
+		return choice;
+	if (!s->affinity)
+		return backend_at(service, route, n, hash);
+
+	time = now();
+	affinity_key(&key, service, client, family, cookie);
+	last = bpf_map_lookup_elem(&affinities, &key);
+	/*
+	 * Connections that a client opens at the same time get one endpoint, before it is
+	 * stored.
+	 */
+	if (!cookie)
+		hash = mix(addr_hash(client), last ? last->seen : 0);
+	choice = affinity_recall(&key, last, s->affinity, route, time);
+	if (choice.backend)
+		return choice;
+	choice = backend_at(service, route, n, hash);
+	if (choice.backend && store == AFFINITY_AT_ONCE)
+		affinity_remember(&key, choice.id, time);
+	return choice;
+}
+
+static __always_inline void socket_key(struct socket_key *key, __u64 cookie, __u8 proto,
+				       const struct addr *addr, __be16 port, __u8 dir)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->cookie = cookie;
+	key->addr = *addr;
+	key->port = port;
+	key->proto = proto;
+	key->dir = dir;
+}
+
+#endif

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Finds the next hop of a packet: a pod of this node, or the result of the FIB lookup. */
+#ifndef SPILLWAY_LOOKUP_NEXT_HOP_H
+#define SPILLWAY_LOOKUP_NEXT_HOP_H
+
+#include "../parse/packet.h"
+#include "pod.h"
+
+struct next_hop {
+	enum next_hop_kind kind;
+	__u32 ifindex;
+	__u32 mtu;
+	__u32 neighbor_known; /* NEXT_HOP_NEIGH: macs is valid */
+	__u8 macs[ETH_ALEN * 2]; /* destination, source */
+	struct bpf_redir_neigh neigh; /* NEXT_HOP_NEIGH */
+};
+
+static __always_inline int next_hop_unusable(const struct next_hop *hop)
+{
+	return hop->kind == NEXT_HOP_TOO_BIG || hop->kind == NEXT_HOP_TTL_EXCEEDED ||
+		hop->kind == NEXT_HOP_NO_ROUTE;
+}
+
+static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buff *skb,
+				     const struct packet *p, const struct addr *saddr,
+				     const struct addr *daddr)
+{
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->ifindex = skb->ifindex;
+	fib->l4_protocol = p->tuple.proto;
+	fib->tot_len = packet_size(skb, p);
+	if (p->tuple.family == FAMILY_V4) {
+		fib->family = AF_INET;
+		fib->ipv4_src = saddr->w[0];
+		fib->ipv4_dst = daddr->w[0];
+	} else {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, saddr, sizeof(*saddr));
+		__builtin_memcpy(fib->ipv6_dst, daddr, sizeof(*daddr));
+	}
+}
+
+static __always_inline void next_hop_neigh(struct next_hop *hop, const struct bpf_fib_lookup *fib,
+					   bool known)
+{
+	hop->kind = NEXT_HOP_NEIGH;
+	hop->ifindex = fib->ifindex;
+	hop->neighbor_known = known;
+	if (known) {
+		__builtin_memcpy(hop->macs, fib->dmac, ETH_ALEN);
+		__builtin_memcpy(hop->macs + ETH_ALEN, fib->smac, ETH_ALEN);
+	}
+	/* The gateway, or the destination itself. Its family may differ (RFC 5549). */
+	hop->neigh.nh_family = fib->family;
+	if (fib->family == AF_INET)
+		hop->neigh.ipv4_nh = fib->ipv4_dst;
+	else
+		__builtin_memcpy(hop->neigh.ipv6_nh, fib->ipv6_dst,
+				 sizeof(hop->neigh.ipv6_nh));
+}
+
+/*
+ * Finds a pod of this node. Returns 0 if daddr is not a pod's, or the pod is not reachable
+ * without the stack.
+ */
+static __always_inline int next_hop_pod(const struct addr *daddr, __u8 family, struct next_hop *hop)
+{
+	struct pod *pod = pod_lookup(daddr, family);
+
+	if (!pod || !(pod->flags & POD_REACHABLE))
+		return 0;
+	hop->kind = NEXT_HOP_POD;
+	hop->ifindex = pod->ifindex;
+	__builtin_memcpy(hop->macs, pod->mac, ETH_ALEN);
+	__builtin_memcpy(hop->macs + ETH_ALEN, pod->gateway_mac, ETH_ALEN);
+	return 1;
+}
+
+/* Looks up the route in the FIB. Does not change the packet. */
+__noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
+			      const struct addr *saddr,
+			      const struct addr *daddr, struct next_hop *hop)
+{
+	struct bpf_fib_lookup params, *fib = &params;
+	long ret;
+
+	if (!p || !saddr || !daddr || !hop)
+		return -1;
+	hop->ifindex = 0;
+	__builtin_memset(&hop->neigh, 0, sizeof(hop->neigh));
+	if (p->ttl <= 1) {
+		hop->kind = NEXT_HOP_TTL_EXCEEDED;
+		return 0;
+	}
+	fib_fill(fib, skb, p, saddr, daddr);
+	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
+	if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+		if (p->flags & PACKET_DF) {
+			hop->kind = NEXT_HOP_TOO_BIG;
+			hop->mtu = fib->mtu_result;
+			return 0;
+		}
+		/*
+		 * A tunnel fragments the outer packet. Without a tunnel, the stack would
+		 * fragment.
+		 */
+		fib_fill(fib, skb, p, saddr, daddr);
+		fib->tot_len = 0;
+		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
+		/* This result is about the device's MTU. The route itself is valid. */
+		if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+			ret = BPF_FIB_LKUP_RET_SUCCESS;
+	}
+	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH) {
+		bool known = ret == BPF_FIB_LKUP_RET_SUCCESS;
+
+		/* The FIB returns the MTU only for a lookup with a length. */
+		hop->mtu = known ? fib->mtu_result : 0;
+		next_hop_neigh(hop, fib, known);
+	} else if (ret == BPF_FIB_LKUP_RET_NOT_FWDED || ret == BPF_FIB_LKUP_RET_FWD_DISABLED) {
+		hop->kind = NEXT_HOP_STACK;
+	} else {
+		hop->kind = NEXT_HOP_NO_ROUTE;
+	}
+	return 0;
+}
+
+static __always_inline void next_hop_find(struct __sk_buff *skb, const struct packet *p,
+					  const struct addr *saddr, const struct addr *daddr,
+					  struct next_hop *hop)
+{
+	if (!next_hop_pod(daddr, p->tuple.family, hop))
+		next_hop_route(skb, p, saddr, daddr, hop);
+}
+
+#endif

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Looks up the pods of this node: their devices, and whether they must traverse netfilter. */
+#ifndef SPILLWAY_LOOKUP_POD_H
+#define SPILLWAY_LOOKUP_POD_H
+
+#include "service.h"
+
+static __always_inline struct pod *pod_lookup(const struct addr *addr, __u8 family)
+{
+	struct addr_key key = {
+		.addr = *addr,
+		.family = family,
+	};
+
+	return bpf_map_lookup_elem(&pods, &key);
+}
+
+/*
+ * Returns the device that packets from this address must arrive on: the device of the pod
+ * of this node with the address, or 0 for the network. A pod may have a device without
+ * being reachable without the stack.
+ */
+static __always_inline __u32 addr_device(const struct addr *addr, __u8 family)
+{
+	struct pod *pod = pod_lookup(addr, family);
+
+	return pod ? pod->ifindex : 0;
+}
+
+/* Returns the device that the packet's source belongs to; see addr_device. */
+static __always_inline __u32 source_device(const struct tuple *t)
+{
+	return addr_device(&t->saddr, t->family);
+}
+
+static __always_inline int pod_traverses_netfilter(const struct addr *addr, __u8 family)
+{
+	struct pod *pod = pod_lookup(addr, family);
+
+	return pod && pod->flags & POD_TRAVERSES_NETFILTER;
+}
+
+/* Is this a pod's address whose packets may bypass netfilter? */
+static __always_inline int pod_may_bypass(const struct addr *addr, __u8 family)
+{
+	struct pod *pod = pod_lookup(addr, family);
+
+	if (!pod)
+		return range_allows(RANGE_PODS, addr, family);
+	return !(pod->flags & POD_TRAVERSES_NETFILTER);
+}
+
+#endif

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Looks up Service addresses, the addresses of endpoints, and prefixes of clients. */
+#ifndef SPILLWAY_LOOKUP_SERVICE_H
+#define SPILLWAY_LOOKUP_SERVICE_H
+
+#include "../base.h"
+
+static __always_inline struct frontend *frontend_exact(const struct addr *addr, __be16 port,
+						       __u8 proto, __u8 family)
+{
+	struct frontend_key key = {
+		.addr = *addr,
+		.port = port,
+		.proto = proto,
+		.family = family,
+	};
+
+	/* NodePorts have the zero address. No client connects to it. */
+	if (addr_zero(addr))
+		return NULL;
+	return bpf_map_lookup_elem(&frontends, &key);
+}
+
+/* The result of frontend_lookup. */
+struct frontend_match {
+	struct frontend *fe; /* NULL: not an address and port of a Service or an endpoint */
+	bool node_addr;	     /* the address is the node's own */
+};
+
+/* Looks up a frontend. Finds NodePorts by any address of the node. */
+static __always_inline struct frontend_match frontend_lookup(const struct addr *addr, __be16 port,
+							     __u8 proto, __u8 family)
+{
+	struct frontend_key key = {
+		.port = port,
+		.proto = proto,
+		.family = family,
+	};
+	struct addr_key node = {
+		.addr = *addr,
+		.family = family,
+	};
+	struct frontend_match match = {};
+	__u32 *flags;
+
+	match.fe = frontend_exact(addr, port, proto, family);
+	if (match.fe)
+		return match;
+	flags = bpf_map_lookup_elem(&node_addrs, &node);
+	if (!flags)
+		return match;
+	match.node_addr = true;
+	if (*flags & NODE_ADDR_NODEPORT)
+		match.fe = bpf_map_lookup_elem(&frontends, &key);
+	return match;
+}
+
+static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u8 proto,
+				       __u8 family)
+{
+	struct frontend *fe = frontend_exact(addr, port, proto, family);
+
+	return fe && fe->flags & FRONTEND_ENDPOINT;
+}
+
+/*
+ * Is the address in a prefix of this scope, a Service's loadBalancerSourceRanges or
+ * RANGE_*?
+ */
+static __always_inline int range_allows(__u32 scope, const struct addr *client, __u8 family)
+{
+	struct range_key key = {
+		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
+		.scope = scope,
+		.family = family,
+		.addr = *client,
+	};
+
+	return bpf_map_lookup_elem(&source_ranges, &key) != NULL;
+}
+
+/* Is this the address of a pod or of another node? */
+static __always_inline int in_cluster(const struct addr *addr, __u8 family)
+{
+	return range_allows(RANGE_PODS, addr, family) || range_allows(RANGE_PEERS, addr, family);
+}
+
+#endif

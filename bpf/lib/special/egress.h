@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Packets of no flow that leave the node's own stack. */
+#ifndef SPILLWAY_SPECIAL_EGRESS_H
+#define SPILLWAY_SPECIAL_EGRESS_H
+
+#include "../flow/create.h"
+#include "../flow/plan.h"
+#include "tftp.h"
+
+/*
+ * Changes the source port of a packet of the stack if a flow uses its tuple. MASQUERADE and
+ * the sockets of the node choose ports without looking up flows, and the flow would get the
+ * replies. Replies are translated back to the old port. Returns SERVE_NOT_MINE if no flow
+ * uses the tuple.
+ */
+__noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
+{
+	struct scratch *m = get_scratch();
+	struct flow *holder;
+	struct tuple *t;
+
+	if (!m || !s)
+		return SERVE_NOT_MINE;
+	t = &m->packet.tuple;
+	tuple_mirror(&m->pair.reply_key, t);
+	holder = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
+	if (!holder && t->proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER))
+		holder = request_at(&m->pair.reply_key, &m->pair.holder_key);
+	if (!holder || (holder->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
+	    flow_dead(holder, t->proto, s, now()))
+		return SERVE_NOT_MINE;
+	flow_identity(&m->pair.flow, t, FLOW_SNAT | FLOW_STACK, HELPER_NODE, t->dport);
+	m->pair.ports = PORTS_SNAT;
+	flow_record_first(skb, m);
+	feature_mark(FEATURE_NODE_HELPER);
+	if (flow_create(skb, t, &m->pair, SOURCE_PORT_RANDOM, s) != FLOW_CREATED)
+		return drop(DROP_SNAT_PORTS);
+	count(PORT_CHANGED);
+	return flow_forward(skb, m, EGRESS, NULL);
+}
+
+/* Handles a packet of no flow at egress: a flow may use its port, or it is a TFTP request. */
+__noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
+{
+	struct scratch *m = get_scratch();
+	const struct tuple *t;
+	struct frontend *fe;
+	int ret;
+
+	if (!m)
+		return NEXT;
+	t = &m->packet.tuple;
+	if (feature_seen(FEATURE_SNAT) && packet_begins(&m->packet)) {
+		ret = serve_port_conflict(skb, s);
+		if (ret != SERVE_NOT_MINE)
+			return ret;
+	}
+	if (t->proto == IPPROTO_UDP && feature_seen(FEATURE_NODE_HELPER)) {
+		fe = frontend_exact(&t->daddr, t->dport, t->proto, t->family);
+		if (fe && fe->flags & FRONTEND_ENDPOINT && fe->flags & FRONTEND_TFTP)
+			helper_expect_node(skb, t, &m->pair);
+	}
+	return pass(PASS_OTHER);
+}
+
+#endif

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * TFTP (RFC 1350): the server answers a request from a port of its own choice. The rest of
+ * the transfer uses that port and the client's.
+ *
+ *   request  client:c  -> service:69    forward entry   becomes  client':c' -> endpoint:69
+ *   answers  endpoint:* -> client':c'   reply entry     key with port 0
+ *
+ *   the first answer from a port t adds two more:
+ *            endpoint:t -> client':c'   becomes  service:t  -> client:c
+ *            client:c -> service:t      becomes  client':c' -> endpoint:t
+ *
+ * The reply entry of a request reserves all ports of the endpoint at once. So no other
+ * client of the endpoint gets client':c' while the request may be answered. The client sees
+ * the server's own port t, as with the kernel's nf_nat_tftp. The programs do not read the
+ * content of a request. A request without an answer is two entries that time out.
+ *
+ * A client may also ask the endpoint's own address, after translation by a socket hook or
+ * by another node. Netfilter must then see neither the request nor the answer: to netfilter
+ * the answer starts a connection, and a rule might masquerade it. HELPER_DIRECT is the
+ * entry for that. It changes nothing in the packets.
+ *
+ * A request of the node's own processes traverses the node's netfilter. If the CNI
+ * masquerades it, it gets another source port:
+ *
+ *   process N:c ── netfilter ── N:c' ── to_network ──> endpoint:69
+ *   endpoint:t -> N:c'   from_network: N:c    netfilter: a new connection, allowed
+ *   N:c -> endpoint:t    to_network:   N:c'   its reply: not masqueraded
+ */
+#ifndef SPILLWAY_SPECIAL_TFTP_H
+#define SPILLWAY_SPECIAL_TFTP_H
+
+#include "../act/forward.h"
+
+/*
+ * Maximum number of server ports that may answer one packet of a request. RFC 1350 allows
+ * one. A request that is repeated while the server answers it may get two.
+ */
+#define HELPER_ANSWERS 16
+
+/*
+ * Returns the live entry of the request that a datagram may answer, or NULL. Sets *key to
+ * the entry's key.
+ */
+static __always_inline struct flow *helper_request(const struct tuple *answer, struct tuple *key,
+						   const struct settings *s, __u32 time)
+{
+	struct flow *f = request_at(answer, key);
+
+	if (!f || f->helper == HELPER_NONE || flow_dead(f, key->proto, s, time))
+		return NULL;
+	return f;
+}
+
+/*
+ * Counts another server port that answers a request. Returns 0 beyond the maximum, because
+ * one request could otherwise fill the table.
+ */
+static __always_inline int helper_answer_counts(struct flow *request)
+{
+	request->progress = REQUEST_ANSWERED;
+	if (request->answers >= HELPER_ANSWERS)
+		return 0;
+	request->answers++;
+	return 1;
+}
+
+/* Resets the count of answers when the client sends a request again from the same port. */
+static __always_inline void helper_request_repeated(const struct flow *f, const struct tuple *key,
+						    struct tuple *request_key)
+{
+	struct flow *request;
+
+	flow_reverse_key(request_key, f, key);
+	request = bpf_map_lookup_elem(&flows, request_key);
+	if (request && request->progress == REQUEST_ANSWERED && flow_is_reverse(request, key))
+		request->answers = 0;
+}
+
+/* Stores pair->flow at pair->reply_key, without a reverse entry. */
+static __always_inline void helper_store_alone(struct flow_pair *pair)
+{
+	struct flow *f = &pair->flow;
+
+	f->slot =
+		unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, f->seen);
+	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
+	flow_protect(&pair->reply_key);
+}
+
+/*
+ * Stores the entry for answers to a request that went directly to the endpoint and bypassed
+ * netfilter, so that the answers bypass it too. to_pod has FLOW_TO_POD and
+ * FLOW_REVERSE_TO_POD if the client or the endpoint is a pod of this node.
+ */
+static __always_inline void helper_expect_direct(const struct tuple *t, struct flow_pair *pair,
+						 __u8 to_pod)
+{
+	struct flow *f = &pair->flow;
+
+	tuple_mirror(&pair->reply_key, t);
+	flow_identity(f, &pair->reply_key, FLOW_REPLY | to_pod, HELPER_DIRECT, t->dport);
+	pair->reply_key.sport = 0;
+	helper_store_alone(pair);
+	feature_mark(FEATURE_HELPER);
+}
+
+/*
+ * Stores the entry for answers to a request of the node, if its packet has another source
+ * port than its socket. The entry leads answers to the socket's port.
+ */
+static __always_inline void helper_expect_node(struct __sk_buff *skb, const struct tuple *t,
+					       struct flow_pair *pair)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct flow *f = &pair->flow;
+	__be16 port;
+
+	if (!sk)
+		return;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk)
+		return;
+	port = bpf_htons(sk->src_port);
+	if (port == t->sport)
+		return;
+	tuple_mirror(&pair->reply_key, t);
+	flow_identity(f, &pair->reply_key, FLOW_REPLY | FLOW_STACK, HELPER_NODE, t->dport);
+	f->dport = port;
+	pair->reply_key.sport = 0;
+	helper_store_alone(pair);
+}
+
+/* Fills pair->flow, the entry of the answer, and pair->reply, its reverse entry. */
+static __always_inline void helper_fill(const struct tuple *answer, const struct flow *request,
+					struct flow_pair *pair, __u32 time, bool direct)
+{
+	struct flow *f = &pair->flow;
+
+	__builtin_memset(f, 0, sizeof(*f));
+	f->saddr = request->saddr;
+	f->daddr = request->daddr;
+	f->sport = answer->sport;
+	f->dport = request->dport;
+	f->backend = request->backend;
+	f->service = request->service;
+	f->flags = request->flags & ~(FLOW_STREAM | (direct ? FLOW_STACK : 0));
+	f->state = FLOW_NEW;
+	f->seen = time;
+	f->in_ifindex = source_device(answer);
+	f->slot = unconfirmed_admit(answer, &pair->holder_key, &pair->reverse_key, time);
+	f->helper = request->helper == HELPER_NODE ? HELPER_NODE : HELPER_DATA;
+	flow_make_reverse(&pair->reply, f, answer);
+	flow_reverse_key(&pair->reply_key, f, answer);
+}
+
+/*
+ * Stores the pair. Returns 0, or -1 if a live flow has the client's direction. An entry of
+ * an earlier transfer through the same ports is replaced.
+ */
+static __always_inline int helper_store(const struct tuple *answer, struct flow_pair *pair,
+					const struct settings *s)
+{
+	struct flow *holder;
+
+	if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST)) {
+		holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
+		if (holder && holder->helper < HELPER_DATA &&
+		    !flow_dead(holder, answer->proto, s, pair->flow.seen))
+			return -1;
+		if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_ANY))
+			return -1;
+	}
+	flow_protect(&pair->reply_key);
+	if (bpf_map_update_elem(&flows, answer, &pair->flow, BPF_ANY))
+		return -1;
+	flow_protect(answer);
+	holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
+	if (holder && holder->slot == pair->flow.slot)
+		return 0;
+	/* Another CPU replaced the flow when only one of its entries was stored. */
+	bpf_map_delete_elem(&flows, answer);
+	return -1;
+}
+
+/*
+ * May the answer to a request through the stack bypass netfilter? Netfilter would take it
+ * for the first packet of a connection of the endpoint, and apply the rules of new
+ * connections: masquerade it, or drop it although a policy allows replies. If netfilter
+ * accepted the request, it would accept a reply.
+ */
+static __always_inline int answer_may_bypass(struct __sk_buff *skb, struct scratch *m,
+					     const struct flow *request, enum hook hook)
+{
+	struct tuple *asked = &m->icmp.key;
+
+	if (hook == EGRESS || !(request->flags & FLOW_STACK) || request->helper == HELPER_NODE)
+		return 0;
+	tuple_mirror(asked, &m->packet.tuple);
+	asked->dport = request->helper_port;
+	return conntrack_knows(skb, asked);
+}
+
+/*
+ * Handles a datagram of no flow if it answers a request, from the requested port or from a
+ * port of the server's choice. Returns SERVE_NOT_MINE if it answers none.
+ */
+__noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, enum hook hook)
+{
+	struct scratch *m = get_scratch();
+	struct flow *request, *f;
+	struct packet *p;
+	__u32 time = now();
+	bool bypass;
+
+	if (!m || !s)
+		return SERVE_NOT_MINE;
+	p = &m->packet;
+	f = &m->pair.flow;
+	if (hook != EGRESS && source_device(&p->tuple) != hook_device(skb, hook))
+		return pass(PASS_SOURCE);
+	request = helper_request(&p->tuple, &m->pair.reply_key, s, time);
+	if (!request || !p->tuple.sport)
+		return SERVE_NOT_MINE;
+	if (p->tuple.sport == request->helper_port) {
+		/* An answer from the requested port adds no entries. */
+		if (request->helper != HELPER_REQUEST || !flow_applies(request, hook))
+			return SERVE_NOT_MINE;
+		request->seen = time;
+		flow_refresh_reverse(request, &m->pair.reply_key, time);
+		if (request->state == FLOW_NEW)
+			flow_answered(request, &m->pair.reply_key);
+		*f = *request;
+		return flow_forward(skb, m, hook, request);
+	}
+	bypass = answer_may_bypass(skb, m, request, hook);
+	if (!bypass && !flow_applies(request, hook))
+		return SERVE_NOT_MINE;
+	/*
+	 * Count once, on the node that translates the request, and not where it is only
+	 * forwarded.
+	 */
+	if (request->helper == HELPER_REQUEST && request->progress != REQUEST_ANSWERED) {
+		count(HELPER_ANSWERED);
+		/*
+		 * The programs have never looked up the client's entry. A full table would
+		 * evict it long before this one, which would then reserve the node's port
+		 * for no flow.
+		 */
+		flow_refresh_reverse(request, &m->pair.reply_key, request->seen);
+	}
+	if (!helper_answer_counts(request))
+		return drop(DROP_HELPER_ANSWERS);
+	helper_fill(&p->tuple, request, &m->pair, time, bypass);
+	if (helper_store(&p->tuple, &m->pair, s))
+		return drop(FLOW_CONFLICT);
+	return flow_forward(skb, m, hook, NULL);
+}
+
+#endif
