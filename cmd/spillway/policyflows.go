@@ -44,7 +44,7 @@ func newFlowWorld(q question, world model.Delta, problems []model.Problem) *flow
 	w := &flowWorld{q: q, world: world, proto: flowProtocols[strings.ToUpper(q.protocol)], trackers: map[string]*policy.Tracker{}}
 	for _, p := range problems {
 		// Nothing is decided by these; all else that could not be read may be what decides.
-		if !strings.HasPrefix(p.Where, "NetworkPolicy ") && !strings.Contains(p.Where, " (NetworkPolicy ") {
+		if p.Object.Kind != model.KindNetworkPolicy {
 			w.problems = append(w.problems, p.String())
 		}
 	}

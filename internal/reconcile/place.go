@@ -148,9 +148,5 @@ func portProblem(id intent.PortID, what string) model.Problem {
 	if port == "" {
 		port = fmt.Sprint(id.Number)
 	}
-	return model.Problem{
-		Where: "Service " + id.Service.String(),
-		Field: fmt.Sprintf("port %s/%s/%s", port, id.Protocol, id.Family),
-		What:  what,
-	}
+	return model.ServiceProblem(id.Service, fmt.Sprintf("port %s/%s/%s", port, id.Protocol, id.Family), what)
 }

@@ -54,7 +54,7 @@ type policyLane struct {
 
 	// unread is what could not be read; see model.Delta. Until something was written,
 	// that may be what the kernel holds.
-	unread  string
+	unread  model.Unread
 	written bool
 	lacks   bool // what was written first, without what could not be read
 
@@ -121,15 +121,15 @@ func (r *Reconciler) takeUnread(d *model.Delta) {
 	case d.Unread != nil:
 		l.unread = *d.Unread
 	case d.Full:
-		l.unread = ""
+		l.unread = model.Unread{}
 	default:
 		return
 	}
-	l.lacks = l.lacks && l.unread != ""
+	l.lacks = l.lacks && l.unread.Any()
 	r.problems.set(fromPolicyLane, l.problem())
 	if !l.written {
 		l.full, l.retryAt = true, time.Time{} // it may have been mended
-		r.setGuardsUnknown(l.unread != "")
+		r.setGuardsUnknown(l.unread.Any())
 	}
 }
 
@@ -142,12 +142,12 @@ func (r *Reconciler) setGuardsUnknown(unknown bool) {
 // leave reports, as an error, that what the kernel holds is left alone: what could not
 // be read may be some of it. A kernel that holds nothing gets what is known.
 func (l *policyLane) leave(ctx context.Context) error {
-	if l.written || l.unread == "" {
+	if l.written || !l.unread.Any() {
 		return nil
 	}
 	holds, err := l.table.Holds(ctx)
 	if err == nil && holds {
-		err = fmt.Errorf("the kernel holds what an earlier agent wrote, and %s cannot be read, which may be some of it", l.unread)
+		err = fmt.Errorf("the kernel holds what an earlier agent wrote, and %s cannot be read, which may be some of it", l.unread.Text)
 	}
 	if err != nil {
 		return fmt.Errorf("write policies: %w", err)
@@ -221,7 +221,7 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 		l.full = true
 		l.retryAt = time.Now().Add(backoff(l.tries))
 		l.tries++
-		if !l.written && l.unread != "" {
+		if !l.written && l.unread.Any() {
 			r.metrics.SetPoliciesHeld(len(l.tracker.Policies()))
 		}
 	} else {
@@ -230,9 +230,9 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 			l.running, l.forgetAt = false, start
 		}
 		l.full, l.tries, l.retryAt = false, 0, time.Time{}
-		if !l.written && l.unread != "" {
+		if !l.written && l.unread.Any() {
 			r.setGuardsUnknown(false)
-			l.lacks = !strings.HasPrefix(l.unread, "DoNotTrackPolic") // of which others lack nothing
+			l.lacks = !l.unread.OnlyPolicies()
 		}
 		l.written = true
 		state := l.tracker.State()
@@ -307,7 +307,7 @@ func (l *policyLane) problem() []model.Problem {
 		what = fmt.Sprintf("%v; what was written before holds, and this is tried again", l.err)
 	case l.lacks:
 		what = fmt.Sprintf("%s cannot be read, and the kernel had nothing of an earlier agent: what can be read is applied, "+
-			"without what is said there of policies, pods, namespaces and nodes%s", l.unread, l.known())
+			"without what is said there of policies, pods, namespaces and nodes%s", l.unread.Text, l.known())
 	default:
 		return nil
 	}

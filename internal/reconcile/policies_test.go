@@ -110,7 +110,7 @@ func policyDelta() model.Delta {
 // something: what an earlier agent wrote must not go, and is given up for what is known
 // only where there is nothing of it.
 func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
-	unread, mended := "m.yaml", ""
+	unread, mended := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}, model.Unread{}
 	for _, test := range []struct {
 		name    string
 		holds   int // targets of the earlier agent
@@ -400,7 +400,7 @@ func TestAPolicyHoldsWhenItsServiceIsWritten(t *testing.T) {
 // TestATableThatGoesWhileItIsLeftIsWritten: others may take away what was left alone.
 func TestATableThatGoesWhileItIsLeftIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		unread := "m.yaml"
+		unread := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
 		table := &fakeTable{targets: 3}
 		g := start(t, func(c *Config) { c.Policies, c.PolicyTracker = table, policy.New(policy.Config{NodeName: "n1"}) }, newFakeBackend("ebpf"))
 		d := policyDelta()
@@ -459,7 +459,7 @@ func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 		}
 		l.full = true
 	}
-	unread := "m.yaml"
+	unread := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
 	s.targets, l.unread = 1, unread // what the kernel holds is not known, and left alone
 	if err := l.write(t.Context()); err == nil {
 		t.Error("what could not be read is written over")

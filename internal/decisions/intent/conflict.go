@@ -145,7 +145,7 @@ func conflict(loser model.Name, c claim, holder PortID) model.Problem {
 		what = fmt.Sprintf("%s is already taken by port %s of the same Service; change one of the two",
 			c.key, portName(holder))
 	}
-	return model.Problem{Where: "Service " + loser.String(), Field: c.field, What: what}
+	return model.ServiceProblem(loser, c.field, what)
 }
 
 func portName(id PortID) string {

@@ -41,7 +41,7 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 		if len(p.problems) > maxProblems {
 			return // the rest is left out when the Service is decided
 		}
-		p.problems = append(p.problems, model.Problem{Where: "Service " + svc.Name.String(), Field: field, What: what})
+		p.problems = append(p.problems, model.ServiceProblem(svc.Name, field, what))
 	}
 	families := make([]model.Family, 0, 2)
 	for _, a := range svc.ClusterIPs {

@@ -212,7 +212,7 @@ func TestUnfitAddressesAreLeftOutAndReported(t *testing.T) {
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			tr := newTracker(row.service)
-			want := model.Problem{Where: "Service ns/web", Field: row.field, What: row.what}
+			want := model.Problem{Object: model.ObjectRef{Kind: model.KindService, Name: model.Name{Namespace: "ns", Name: "web"}}, Where: "Service ns/web", Field: row.field, What: row.what}
 			if got := tr.Problems(); len(got) != 1 || got[0] != want {
 				t.Errorf("problems %v, want %v", got, want)
 			}

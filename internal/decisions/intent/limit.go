@@ -20,8 +20,8 @@ const (
 )
 
 func tooManyEndpoints(name model.Name, served int) model.Problem {
-	return model.Problem{Where: "Service " + name.String(), Field: "spec.ports",
-		What: fmt.Sprintf("only the first %d are served: all ports together have more than %d endpoints; make it several Services", served, maxEndpoints)}
+	return model.ServiceProblem(name, "spec.ports",
+		fmt.Sprintf("only the first %d are served: all ports together have more than %d endpoints; make it several Services", served, maxEndpoints))
 }
 
 // capProblems keeps the first problems of a Service and says that there are more.
@@ -29,6 +29,6 @@ func capProblems(name model.Name, all []model.Problem) []model.Problem {
 	if len(all) <= maxProblems {
 		return all
 	}
-	return append(all[:maxProblems:maxProblems], model.Problem{Where: "Service " + name.String(),
-		What: fmt.Sprintf("has more problems than these %d; fix these first", maxProblems)})
+	return append(all[:maxProblems:maxProblems], model.ServiceProblem(name, "",
+		fmt.Sprintf("has more problems than these %d; fix these first", maxProblems)))
 }

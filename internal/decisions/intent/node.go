@@ -103,8 +103,9 @@ func (t *Tracker) checkNode() bool {
 	t.own.problem = nil
 	own := t.world.nodes[t.cfg.NodeName]
 	if mode := t.localByNode(); mode != "" && own != nil && len(own.PodCIDRs) == 0 {
-		t.own.problem = &model.Problem{Where: "Node " + t.cfg.NodeName, Field: "spec.podCIDRs",
-			What: "has none, so --detect-local-mode " + mode + " cannot tell this node's pods from other clients; give another mode, " + t.orRanges() + "or have the Node get its range (kube-controller-manager --allocate-node-cidrs)"}
+		p := model.ClusterProblem(model.KindNode, t.cfg.NodeName, "spec.podCIDRs",
+			"has none, so --detect-local-mode "+mode+" cannot tell this node's pods from other clients; give another mode, "+t.orRanges()+"or have the Node get its range (kube-controller-manager --allocate-node-cidrs)")
+		t.own.problem = &p
 	}
 	if len(t.world.nodes) > 0 && own == nil {
 		names := slices.Sorted(maps.Keys(t.world.nodes))
@@ -112,8 +113,9 @@ func (t *Tracker) checkNode() bool {
 		if more := len(names) - namesInProblem; more > 0 {
 			known += fmt.Sprintf(" and %d more", more)
 		}
-		t.own.problem = &model.Problem{Where: "Node " + t.cfg.NodeName,
-			What: "is not among the Nodes known (" + known + "), so that no endpoint is taken for one of this node; give --hostname-override"}
+		p := model.ClusterProblem(model.KindNode, t.cfg.NodeName, "",
+			"is not among the Nodes known ("+known+"), so that no endpoint is taken for one of this node; give --hostname-override")
+		t.own.problem = &p
 	}
 	return (before == nil) != (t.own.problem == nil) || before != nil && *before != *t.own.problem
 }

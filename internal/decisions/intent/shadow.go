@@ -26,7 +26,7 @@ func (t *Tracker) hidden(e *service, id PortID, c claim) []model.Problem {
 	}
 	var out []model.Problem
 	report := func(what string) {
-		out = append(out, model.Problem{Where: "Service " + e.name.String(), Field: c.field, What: what})
+		out = append(out, model.ServiceProblem(e.name, c.field, what))
 	}
 	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
 		for _, wide := range nodePortsAt(c.key) {

@@ -14,7 +14,7 @@ import (
 // DoNotTrackPolicy converts a policy. What the schema of the CRD refuses is
 // refused here too: a file has not been through an API server.
 func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []model.Problem) {
-	c := &checker{where: "DoNotTrackPolicy " + o.Name}
+	c := newClusterChecker(model.KindDoNotTrackPolicy, o.Name)
 	c.checkName(o.Name)
 	spec := field.NewPath("spec")
 	p := &model.DoNotTrackPolicy{

@@ -67,5 +67,5 @@ type PolicyRefusal struct {
 
 // Problem is the refusal as a person reads it.
 func (r PolicyRefusal) Problem() Problem {
-	return Problem{Where: "DoNotTrackPolicy " + r.Policy, Field: r.Field, What: r.Message}
+	return ClusterProblem(KindDoNotTrackPolicy, r.Policy, r.Field, r.Message)
 }
