@@ -305,7 +305,7 @@ func (w *flowWorld) through(s *model.Service, addr netip.Addr, from who) ([]poli
 			if modeUsesNetfilter(w.q.proxyMode) || ebpf.GivesAway(w.proto, p.Helper) != nil {
 				w.alsoTo = netip.AddrPortFrom(addr, fe.Port)
 			}
-			out = w.toEndpoints(p, fe.Inside, from)
+			out = w.toEndpoints(p, fe.InternalRoute, from)
 		}
 	}
 	if len(out) == 0 {
@@ -319,7 +319,7 @@ func (w *flowWorld) through(s *model.Service, addr netip.Addr, from who) ([]poli
 
 func (w *flowWorld) toEndpoints(p *intent.ServicePort, route intent.Route, from who) (out []policy.Flow) {
 	for _, ep := range p.Endpoints {
-		if !(route == intent.ToCluster && ep.Cluster || route == intent.ToLocal && ep.Local) {
+		if !(route == intent.ToCluster && ep.ClusterPolicy || route == intent.ToLocal && ep.LocalPolicy) {
 			continue
 		}
 		for _, f := range from.addrs {

@@ -17,8 +17,8 @@ type Policies interface {
 	// Of a state without targets nothing is left that a packet would meet.
 	Replace(context.Context, policy.State) error
 
-	// Holds reports whether the kernel has policies, of whichever agent.
-	Holds(context.Context) (bool, error)
+	// HasPolicies reports whether the kernel has policies, of whichever agent.
+	HasPolicies(context.Context) (bool, error)
 
 	// Close lets go of resources; what was applied stays.
 	Close() error
@@ -31,12 +31,12 @@ type Policies interface {
 // called by one goroutine at a time, around each write of Policies; what is allowed
 // but not passed goes through the stack.
 type Bypass interface {
-	// Narrow has nothing pass that State does not allow. It comes before Policies is
+	// Revoke has nothing pass that State does not allow. It comes before Policies is
 	// written, with the same changes; nil: State may be anything.
-	Narrow(policy.State, *policy.Changes) error
+	Revoke(policy.State, *policy.Changes) error
 
-	// Widen has pass what State allows. It comes when Policies is written.
-	Widen(policy.State, *policy.Changes) error
+	// Grant has pass what State allows. It comes when Policies is written.
+	Grant(policy.State, *policy.Changes) error
 
 	// Serves reports whether Services were served already when this Backend was opened,
 	// by what an earlier one left. If not, netfilter may translate for them.

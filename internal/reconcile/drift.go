@@ -30,7 +30,7 @@ func (r *Reconciler) watch(ctx context.Context, backend any, drifted *atomic.Boo
 			return
 		case <-w.Drifted():
 			drifted.Store(true)
-			r.inbox.nudge()
+			r.queue.wakeUp()
 		}
 	}
 }
@@ -38,37 +38,37 @@ func (r *Reconciler) watch(ctx context.Context, backend any, drifted *atomic.Boo
 // planRepairs has lanes write their whole state that somebody else disturbed,
 // when the time for it has come.
 func (r *Reconciler) planRepairs(now time.Time) {
-	for _, l := range r.lanes {
-		if l.drifted.Swap(false) && l.repairAt.IsZero() {
-			l.repairAt = now.Add(driftQuiet)
-			if l.calmUntil.After(l.repairAt) {
-				l.repairAt = l.calmUntil
+	for _, bs := range r.syncs {
+		if bs.drifted.Swap(false) && bs.repairAt.IsZero() {
+			bs.repairAt = now.Add(driftQuiet)
+			if bs.calmUntil.After(bs.repairAt) {
+				bs.repairAt = bs.calmUntil
 			}
 		}
-		if l.repairAt.IsZero() || now.Before(l.repairAt) {
+		if bs.repairAt.IsZero() || now.Before(bs.repairAt) {
 			continue
 		}
-		l.repairAt = time.Time{}
-		if l.err == nil {
-			l.demandFull()
-			l.repairing = true
+		bs.repairAt = time.Time{}
+		if bs.err == nil {
+			bs.requireFull()
+			bs.repairing = true
 		}
 	}
 }
 
 // repaired tells what the last sync of a lane put right, of whole or of changes.
-func (r *Reconciler) repaired(l *lane, whole bool, took time.Duration) {
-	w, ok := l.backend.(dataplane.Watcher)
+func (r *Reconciler) repaired(bs *backendSync, whole bool, took time.Duration) {
+	w, ok := bs.backend.(dataplane.Watcher)
 	if !ok {
 		return
 	}
-	if whole && l.repairing {
-		l.repairing, l.calmUntil = false, time.Now().Add(max(driftPause, min(driftShare*took, driftLimit)))
+	if whole && bs.repairing {
+		bs.repairing, bs.calmUntil = false, time.Now().Add(max(driftPause, min(driftShare*took, driftLimit)))
 	}
 	rep := w.Repaired()
-	r.metrics.AuditDifferences(l.backend.Name(), rep.Missing+rep.Foreign)
+	r.metrics.AuditDifferences(bs.backend.Name(), rep.Missing+rep.Foreign)
 	if rep.Any() {
-		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", l.backend.Name(),
+		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", bs.backend.Name(),
 			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
 	}
 }

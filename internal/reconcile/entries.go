@@ -55,7 +55,7 @@ func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePor
 		}
 	}
 	slices.SortFunc(c.Deletes, intent.PortID.Compare)
-	if e.node != nil && r.lanesHoldNode() {
+	if e.node != nil && r.nodeWritten() {
 		c.Node, e.node = e.node, nil
 	}
 	err := r.cfg.StaleEntries.Apply(ctx, c)
@@ -72,19 +72,19 @@ func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePor
 
 // written reports whether every lane has done what it was last asked of a port.
 func (r *Reconciler) written(id intent.PortID) bool {
-	for _, l := range r.lanes {
-		_, pending := l.pending[id]
-		_, failed := l.failed[id]
-		if l.full || pending || failed {
+	for _, bs := range r.syncs {
+		_, pending := bs.pending[id]
+		_, failed := bs.failed[id]
+		if bs.full || pending || failed {
 			return false
 		}
 	}
 	return true
 }
 
-func (r *Reconciler) lanesHoldNode() bool {
-	for _, l := range r.lanes {
-		if l.full || l.node != nil {
+func (r *Reconciler) nodeWritten() bool {
+	for _, bs := range r.syncs {
+		if bs.full || bs.node != nil {
 			return false
 		}
 	}

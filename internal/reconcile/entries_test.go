@@ -53,7 +53,7 @@ func (f *fakeEntries) want(t *testing.T, told ...string) {
 	f.told = nil
 }
 
-func startWithEntries(t *testing.T, b *fakeBackend) (*rig, *fakeEntries) {
+func startWithEntries(t *testing.T, b *fakeBackend) (*harness, *fakeEntries) {
 	f := &fakeEntries{kernel: b.holds}
 	return start(t, func(c *Config) { c.StaleEntries = f }, b), f
 }

@@ -73,7 +73,7 @@ func portOf(s *model.Service) *intent.ServicePort {
 	p := &intent.ServicePort{ID: idOf(s.Name), AppProtocol: s.TrafficDistribution, Triggered: s.Created}
 	p.Endpoints = []intent.Endpoint{{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), s.HealthCheckNodePort)}}
 	if s.ExternalLocal {
-		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30000, Outside: intent.Drop, Inside: intent.ToCluster})
+		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30000, ExternalRoute: intent.Drop, InternalRoute: intent.ToCluster})
 	}
 	return p
 }
@@ -220,8 +220,8 @@ func delta(full bool, versions map[string]uint16) model.Delta {
 	return d
 }
 
-// rig is a running Reconciler on a synctest clock.
-type rig struct {
+// harness is a running Reconciler on a synctest clock.
+type harness struct {
 	*Reconciler
 	t       *testing.T
 	log     *bytes.Buffer
@@ -230,7 +230,7 @@ type rig struct {
 }
 
 // start runs a Reconciler inside a synctest bubble, with node addresses set.
-func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *rig {
+func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *harness {
 	t.Helper()
 	var out bytes.Buffer
 	m := telemetry.NewMetrics(telemetry.Build{})
@@ -255,7 +255,7 @@ func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *rig {
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
 	stopped := false
-	g := &rig{Reconciler: r, t: t, log: &out, metrics: m}
+	g := &harness{Reconciler: r, t: t, log: &out, metrics: m}
 	g.stop = func() {
 		if stopped {
 			return
@@ -273,12 +273,12 @@ func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *rig {
 }
 
 // after lets time pass and waits until nobody has anything to do.
-func (g *rig) after(d time.Duration) {
+func (g *harness) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-func (g *rig) wantKernel(b *fakeBackend, want map[string]uint16) {
+func (g *harness) wantKernel(b *fakeBackend, want map[string]uint16) {
 	g.t.Helper()
 	if got := b.holds(); !maps.Equal(got, want) {
 		g.t.Errorf("%s holds %v, want %v\ncalls: %s", b.name, got, want, fmt.Sprint(b.log()))
@@ -287,7 +287,7 @@ func (g *rig) wantKernel(b *fakeBackend, want map[string]uint16) {
 
 // metric is the value of a gauge or counter, or the number of observations of
 // a histogram. Labels follow the name as " label=value".
-func (g *rig) metric(name string) float64 {
+func (g *harness) metric(name string) float64 {
 	g.t.Helper()
 	families, err := g.metrics.Gatherer().Gather()
 	if err != nil {

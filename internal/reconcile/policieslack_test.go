@@ -81,7 +81,7 @@ func TestOnlyPoliciesThatCannotBeReadLackNothingElse(t *testing.T) {
 }
 
 // series are the values of a gauge, whatever its labels.
-func (g *rig) series(name string) (values []float64) {
+func (g *harness) series(name string) (values []float64) {
 	g.t.Helper()
 	families, err := g.metrics.Gatherer().Gather()
 	if err != nil {

@@ -103,14 +103,14 @@ type Reconciler struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *telemetry.Metrics
-	inbox   *inbox
+	queue   *queue
 	started time.Time
 
 	// All below is Run's goroutine's alone.
-	lanes        []*lane
-	policies     *policyLane // nil: there are none
-	places       map[intent.PortID]place
-	tally        tally
+	syncs        []*backendSync
+	policies     *policySync // nil: there are none
+	assignments  map[intent.PortID]assignment
+	counters     counters
 	entries      entries
 	node         intent.Node
 	haveFull     bool // the source's first Full delta is in
@@ -141,30 +141,30 @@ func New(cfg Config) (*Reconciler, error) {
 		cfg.Metrics = telemetry.NewMetrics(telemetry.Build{})
 	}
 	r := &Reconciler{
-		cfg:     cfg,
-		log:     cfg.Logger,
-		metrics: cfg.Metrics,
-		inbox:   newInbox(),
-		started: time.Now(),
-		places:  map[intent.PortID]place{},
-		checks:  map[model.Name]intent.HealthCheck{},
-		entries: entries{gone: map[intent.PortID]struct{}{}},
-		tally: tally{
-			lanes:   make([]int, len(cfg.Backends)),
-			nowhere: map[intent.PortID]error{},
+		cfg:         cfg,
+		log:         cfg.Logger,
+		metrics:     cfg.Metrics,
+		queue:       newQueue(),
+		started:     time.Now(),
+		assignments: map[intent.PortID]assignment{},
+		checks:      map[model.Name]intent.HealthCheck{},
+		entries:     entries{gone: map[intent.PortID]struct{}{}},
+		counters: counters{
+			perBackend: make([]int, len(cfg.Backends)),
+			unassigned: map[intent.PortID]error{},
 		},
 	}
-	r.problems.log, r.problems.told = r.log, cfg.OnProblems
+	r.problems.log, r.problems.onAppeared = r.log, cfg.OnProblems
 	if cfg.Policies != nil {
-		r.policies = &policyLane{tracker: cfg.PolicyTracker, table: cfg.Policies, bypass: cfg.Bypass, full: true}
+		r.policies = &policySync{tracker: cfg.PolicyTracker, table: cfg.Policies, bypass: cfg.Bypass, full: true}
 		if cfg.Bypass != nil && !cfg.Bypass.Serves() {
-			cfg.PolicyTracker.TakeOver()
+			cfg.PolicyTracker.StartTakeover()
 		}
 	}
 	for _, b := range cfg.Backends {
 		// What an earlier run left in the kernel is not known: all lanes
 		// start with a full sync.
-		r.lanes = append(r.lanes, newLane(b))
+		r.syncs = append(r.syncs, newBackendSync(b))
 	}
 	return r, nil
 }
@@ -174,14 +174,14 @@ func New(cfg Config) (*Reconciler, error) {
 // the kernel. It may be called by any goroutine; it has the signature that
 // sources call back.
 func (r *Reconciler) Deliver(d model.Delta, problems []model.Problem) {
-	r.inbox.deliver(d, problems, time.Now())
+	r.queue.deliver(d, problems, time.Now())
 	r.metrics.ChangesQueued(len(d.Services), len(d.Slices), time.Now())
 }
 
 // SetNodeAddrs hands over the node's own addresses. Like Deliver it does not
 // wait and may be called by any goroutine.
 func (r *Reconciler) SetNodeAddrs(addrs []netip.Addr) {
-	r.inbox.setAddrs(addrs, time.Now())
+	r.queue.setAddrs(addrs, time.Now())
 }
 
 // Run writes to the kernel until ctx ends, and returns nil then. The first
@@ -192,11 +192,11 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	defer timer.Stop()
 	var watches sync.WaitGroup
 	defer watches.Wait()
-	for _, l := range r.lanes {
-		watches.Go(func() { r.watch(ctx, l.backend, &l.drifted) })
+	for _, bs := range r.syncs {
+		watches.Go(func() { r.watch(ctx, bs.backend, &bs.drifted) })
 	}
-	if l := r.policies; l != nil {
-		watches.Go(func() { r.watch(ctx, l.table, &l.drifted) })
+	if ps := r.policies; ps != nil {
+		watches.Go(func() { r.watch(ctx, ps.table, &ps.drifted) })
 	}
 	for {
 		r.turn(ctx)
@@ -204,7 +204,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-r.inbox.wake:
+		case <-r.queue.wake:
 		case <-timer.C:
 		}
 	}
@@ -231,7 +231,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 	if resync {
 		r.planResync(ctx, now)
 	}
-	r.intake()
+	r.drainQueue()
 	if r.ready() {
 		r.planRepairs(now)
 		r.planPolicies(now, resync)
@@ -239,7 +239,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 			r.nextResync = now.Add(r.cfg.SyncPeriod)
 		}
 		r.syncPolicies(ctx, now)
-		r.syncLanes(ctx, now)
+		r.syncBackends(ctx, now)
 		r.releasePolicies(ctx, now)
 		r.updateHealthChecks(now)
 	}
@@ -253,14 +253,14 @@ func (r *Reconciler) nextTurn() time.Time {
 	next := time.Now().Add(r.cfg.SyncPeriod)
 	if r.ready() {
 		next = r.nextResync
-		for _, l := range r.lanes {
-			if at, any := l.due(); any {
+		for _, bs := range r.syncs {
+			if at, any := bs.due(); any {
 				next = earlier(next, at)
 			}
-			if l.drifted.Load() {
+			if bs.drifted.Load() {
 				next = time.Time{}
-			} else if !l.repairAt.IsZero() {
-				next = earlier(next, l.repairAt)
+			} else if !bs.repairAt.IsZero() {
+				next = earlier(next, bs.repairAt)
 			}
 		}
 		if at, any := r.entries.due(); any {
@@ -269,14 +269,14 @@ func (r *Reconciler) nextTurn() time.Time {
 		if at, any := r.policies.due(); any {
 			next = earlier(next, at)
 		}
-		if l := r.policies; l != nil && l.drifted.Load() {
+		if ps := r.policies; ps != nil && ps.drifted.Load() {
 			next = time.Time{}
 		}
 		if !r.checksAt.IsZero() {
 			next = earlier(next, r.checksAt)
 		}
 	}
-	if r.inbox.waiting() {
+	if r.queue.waiting() {
 		next = time.Time{}
 	}
 	if gate := r.gate(); next.Before(gate) {
@@ -292,55 +292,55 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// intake empties the inbox into the tracker and sorts what changed into lanes.
-func (r *Reconciler) intake() {
-	m := r.inbox.take()
-	if !m.since.IsZero() && r.pendingSince.IsZero() {
-		r.pendingSince = m.since
+// drainQueue empties the inbox into the tracker and sorts what changed into lanes.
+func (r *Reconciler) drainQueue() {
+	pending := r.queue.drain()
+	if !pending.since.IsZero() && r.pendingSince.IsZero() {
+		r.pendingSince = pending.since
 		r.mu.Lock()
-		r.status.PendingSince = m.since // known while the sync is under way
+		r.status.PendingSince = pending.since // known while the sync is under way
 		r.mu.Unlock()
 	}
-	if m.problems != nil {
-		r.problems.set(fromSource, *m.problems)
+	if pending.problems != nil {
+		r.problems.set(fromSource, *pending.problems)
 	}
-	if m.addrs != nil {
+	if pending.addrs != nil {
 		r.haveAddrs = true
-		r.absorb(r.cfg.Tracker.SetNodeAddrs(*m.addrs))
+		r.enqueue(r.cfg.Tracker.SetNodeAddrs(*pending.addrs))
 		if r.policies != nil {
-			r.takePolicies(r.policies.tracker.SetNodeAddrs(*m.addrs))
+			r.onPolicyChanges(r.policies.tracker.SetNodeAddrs(*pending.addrs))
 		}
 	}
-	if m.delta != nil {
-		if m.delta.Full && !r.haveFull {
-			r.haveFull, r.pendingSince = true, m.since // what waited before waited for this
+	if pending.delta != nil {
+		if pending.delta.Full && !r.haveFull {
+			r.haveFull, r.pendingSince = true, pending.since // what waited before waited for this
 			r.mu.Lock()
-			r.status.Listed, r.status.PendingSince = true, m.since
+			r.status.Listed, r.status.PendingSince = true, pending.since
 			r.mu.Unlock()
 		}
-		r.pendingSvcs += len(m.delta.Services)
-		r.pendingEps += len(m.delta.Slices)
-		r.absorb(r.cfg.Tracker.Apply(*m.delta))
+		r.pendingSvcs += len(pending.delta.Services)
+		r.pendingEps += len(pending.delta.Slices)
+		r.enqueue(r.cfg.Tracker.Apply(*pending.delta))
 		if r.policies != nil {
-			r.takeUnread(m.delta)
-			r.takePolicies(r.policies.tracker.Apply(*m.delta))
+			r.onUnreadUpdate(pending.delta)
+			r.onPolicyChanges(r.policies.tracker.Apply(*pending.delta))
 		}
 		r.metrics.SetPending(r.pendingSvcs, r.pendingEps) // known while the sync is under way
 	}
 }
 
-// absorb sorts changes into lanes; nothing is written yet.
-func (r *Reconciler) absorb(c intent.Changes) {
+// enqueue sorts changes into lanes; nothing is written yet.
+func (r *Reconciler) enqueue(c intent.Changes) {
 	for _, id := range c.Deletes {
-		r.remove(id)
+		r.unassign(id)
 	}
 	for _, p := range c.Upserts {
-		r.place(p)
+		r.assign(p)
 	}
 	if c.Node != nil {
 		r.node, r.entries.node = *c.Node, c.Node
-		for _, l := range r.lanes {
-			l.setNode(c.Node)
+		for _, bs := range r.syncs {
+			bs.setNode(c.Node)
 		}
 	}
 	if r.cfg.HealthChecks != nil && (c.Node != nil || len(c.HealthChecks) > 0) {

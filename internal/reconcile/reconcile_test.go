@@ -381,7 +381,7 @@ func TestMemoryIsBoundedWhenTheBackendIsSlow(t *testing.T) {
 			want[name] = uint16(i + 1)
 			g.Deliver(delta(false, map[string]uint16{name: uint16(i + 1)}), nil)
 			time.Sleep(5 * time.Millisecond)
-			n, _ := g.inbox.sizes()
+			n, _ := g.queue.sizes()
 			most = max(most, n)
 		}
 		g.after(20 * time.Second)

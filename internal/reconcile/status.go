@@ -40,7 +40,7 @@ func (r *Reconciler) Status() Status {
 	s := r.status
 	s.Ports = maps.Clone(s.Ports)
 	s.Problems = slices.Clone(s.Problems)
-	if since := r.inbox.oldest(); s.PendingSince.IsZero() || !since.IsZero() && since.Before(s.PendingSince) {
+	if since := r.queue.oldest(); s.PendingSince.IsZero() || !since.IsZero() && since.Before(s.PendingSince) {
 		s.PendingSince = since
 	}
 	if s.LastSynced.IsZero() && s.PendingSince.IsZero() {
@@ -53,13 +53,13 @@ func (r *Reconciler) Status() Status {
 
 // publish tells status, metrics and log what a turn has brought.
 func (r *Reconciler) publish() {
-	r.problems.set(fromLanes, append(r.laneProblems(), r.entryProblems()...))
+	r.problems.set(fromBackends, append(r.backendProblems(), r.entryProblems()...))
 	r.problems.report()
 	ports := map[string]int{}
-	for i, l := range r.lanes {
-		ports[l.backend.Name()] = r.tally.lanes[i]
+	for i, bs := range r.syncs {
+		ports[bs.backend.Name()] = r.counters.perBackend[i]
 	}
-	unsupported := len(r.tally.nowhere)
+	unsupported := len(r.counters.unassigned)
 	r.mu.Lock()
 	r.status.PendingSince = r.pendingSince
 	r.status.Ports = ports
@@ -69,11 +69,11 @@ func (r *Reconciler) publish() {
 	r.status.NodeLeaving = r.haveFull && r.node.Leaving
 	r.mu.Unlock()
 
-	services, endpoints := r.inbox.sizes()
+	services, endpoints := r.queue.sizes()
 	r.metrics.SetPending(r.pendingSvcs+services, r.pendingEps+endpoints)
 	r.metrics.SetPorts(ports, unsupported)
 	r.metrics.SetProblems(len(r.problems.known))
-	r.metrics.SetNoLocalEndpoints(r.tally.inside, r.tally.outside)
+	r.metrics.SetNoLocalEndpoints(r.counters.internalDrop, r.counters.externalDrop)
 }
 
 // origin is who found a problem.
@@ -82,10 +82,10 @@ type origin int
 const (
 	fromSource origin = iota
 	fromIntent
-	fromLanes
+	fromBackends
 	fromHealthChecks
 	fromPolicies
-	fromPolicyLane
+	fromPolicySync
 	origins
 )
 
@@ -96,10 +96,10 @@ const maxProblemLines = 20
 // problems knows what is wrong, and logs each problem once when it appears and
 // once when it is gone.
 type problems struct {
-	log     *slog.Logger
-	told    func(appeared []model.Problem) // nil: nobody else is told
-	current [origins][]model.Problem
-	known   []model.Problem // as last reported, sorted, each once
+	log        *slog.Logger
+	onAppeared func(appeared []model.Problem) // nil: nobody else is told
+	current    [origins][]model.Problem
+	known      []model.Problem // as last reported, sorted, each once
 }
 
 func (p *problems) set(o origin, ps []model.Problem) { p.current[o] = ps }
@@ -114,8 +114,8 @@ func (p *problems) report() {
 	now = slices.Compact(now)
 	appeared := without(now, p.known)
 	p.each(slog.LevelWarn, "problem", "more problems", appeared)
-	if p.told != nil && len(appeared) > 0 {
-		p.told(appeared)
+	if p.onAppeared != nil && len(appeared) > 0 {
+		p.onAppeared(appeared)
 	}
 	p.each(slog.LevelInfo, "problem gone", "more problems gone", without(p.known, now))
 	p.known = now

@@ -114,12 +114,12 @@ func backendFlags(e intent.Endpoint) tcBackendFlags {
 		set  bool
 		flag tcBackendFlags
 	}{
-		{e.Cluster, tcBackendFlagsBACKEND_CLUSTER},
-		{e.Local, tcBackendFlagsBACKEND_LOCAL},
-		{e.Here, tcBackendFlagsBACKEND_HERE},
-		{e.Host, tcBackendFlagsBACKEND_HOST},
-		{e.Policed, tcBackendFlagsBACKEND_POLICED},
-		{e.Open, tcBackendFlagsBACKEND_OPEN},
+		{e.ClusterPolicy, tcBackendFlagsBACKEND_CLUSTER},
+		{e.LocalPolicy, tcBackendFlagsBACKEND_LOCAL},
+		{e.OnThisNode, tcBackendFlagsBACKEND_HERE},
+		{e.HostNetwork, tcBackendFlagsBACKEND_HOST},
+		{e.MustTraverseNetfilter, tcBackendFlagsBACKEND_POLICED},
+		{e.AllowsAny, tcBackendFlagsBACKEND_OPEN},
 	} {
 		if b.set {
 			flags |= b.flag

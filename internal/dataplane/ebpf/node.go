@@ -213,10 +213,10 @@ func (b *Backend) writeNode(n *intent.Node) error {
 		return err
 	}
 	policed := map[netip.Addr]policing{}
-	for _, a := range n.PolicedPods {
+	for _, a := range n.MustTraverseNetfilter {
 		policed[a] = policedByOthers
 	}
-	for _, a := range n.GuardedPods {
+	for _, a := range n.DenyRulePods {
 		policed[a] = policedByGuard
 	}
 	changed := maps.Clone(b.policed)
@@ -242,7 +242,7 @@ func (b *Backend) writeNode(n *intent.Node) error {
 // selects and whose Pod object is not known: one that starts, or one whose object is
 // gone. Without any Pod objects, as with manifests that have none, that is every pod.
 func unclaimed(n *intent.Node, a netip.Addr) bool {
-	return n != nil && n.PoliciesExist && !hasAddr(n.ClaimedPods, a)
+	return n != nil && n.PoliciesExist && !hasAddr(n.KnownPods, a)
 }
 
 // clusterRangesOf are the entries of source_ranges that are no Service's: ranges of

@@ -223,7 +223,7 @@ func (p *port) intentFrontends() []intent.Frontend {
 	for key, v := range p.frontends {
 		f := intent.Frontend{
 			Kind: frontendKind(v.Flags), Port: toPort(key.Port),
-			Outside: intent.Route(v.Outside), Inside: intent.Route(v.Inside),
+			ExternalRoute: intent.Route(v.Outside), InternalRoute: intent.Route(v.Inside),
 		}
 		if f.Kind != intent.NodePort {
 			f.Addr = fromAddr(key.Addr, key.Family)
@@ -258,13 +258,13 @@ func (p *port) intentEndpoints() []intent.Endpoint {
 	for addr, entry := range p.backends {
 		flags := tcBackendFlags(entry.value.Flags)
 		out = append(out, intent.Endpoint{
-			Addr:    addr,
-			Cluster: in[clusterSet][entry.id],
-			Local:   in[localSet][entry.id],
-			Here:    flags&tcBackendFlagsBACKEND_HERE != 0,
-			Host:    flags&tcBackendFlagsBACKEND_HOST != 0,
-			Policed: flags&tcBackendFlagsBACKEND_POLICED != 0,
-			Open:    flags&tcBackendFlagsBACKEND_OPEN != 0,
+			Addr:                  addr,
+			ClusterPolicy:         in[clusterSet][entry.id],
+			LocalPolicy:           in[localSet][entry.id],
+			OnThisNode:            flags&tcBackendFlagsBACKEND_HERE != 0,
+			HostNetwork:           flags&tcBackendFlagsBACKEND_HOST != 0,
+			MustTraverseNetfilter: flags&tcBackendFlagsBACKEND_POLICED != 0,
+			AllowsAny:             flags&tcBackendFlagsBACKEND_OPEN != 0,
 		})
 	}
 	slices.SortFunc(out, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })

@@ -135,7 +135,7 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 		u.egress = u.egress || r.Side == policy.Egress
 	}
 	u.kept = map[tcFrontendKey]bool{}
-	for p := range s.Kept {
+	for p := range s.Tracked {
 		u.kept[portKey(p.Here, p.Protocol, p.Port)] = true
 	}
 	if u.egress {
@@ -206,11 +206,11 @@ func addTo[K, V comparable](m kernelMap, have, want map[K]V) (unwritten int) {
 // Serves reports whether programs of an earlier run served Services when this one began.
 func (b *Backend) Serves() bool { return b.policies.served }
 
-// Narrow has nothing pass by netfilter that is not allowed in this state.
-func (b *Backend) Narrow(s policy.State, c *policy.Changes) error {
+// Revoke has nothing pass by netfilter that is not allowed in this state.
+func (b *Backend) Revoke(s policy.State, c *policy.Changes) error {
 	u := b.policies
 	u.next = nil
-	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Kept) == 0 {
+	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Tracked) == 0 {
 		return u.narrowBy(s, c)
 	}
 	before := u.have
@@ -251,8 +251,8 @@ func (u *untracked) narrowBy(s policy.State, c *policy.Changes) error {
 	return nil
 }
 
-// Widen has pass by netfilter what this state allows.
-func (b *Backend) Widen(s policy.State, c *policy.Changes) error {
+// Grant has pass by netfilter what this state allows.
+func (b *Backend) Grant(s policy.State, c *policy.Changes) error {
 	u := b.policies
 	want := newUntrackedEntries()
 	switch {

@@ -28,9 +28,9 @@ type fingerprint struct {
 
 func (a fingerprint) same(b fingerprint) bool { return a.known && b.known && a.sum == b.sum }
 
-// takeFingerprint takes that of the tables of ours. Where it cannot be had it
+// newFingerprint takes that of the tables of ours. Where it cannot be had it
 // is the zero value, and audits take their time.
-func takeFingerprint(v Variant, f model.Family, tables []string) fingerprint {
+func newFingerprint(v Variant, f model.Family, tables []string) fingerprint {
 	if v == NFT {
 		n, err := nftGeneration()
 		return fingerprint{err == nil, uint64(n)}

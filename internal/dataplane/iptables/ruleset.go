@@ -17,7 +17,7 @@ type ruleset struct {
 	ports     map[intent.PortID]*intent.ServicePort
 	addresses dispatch
 	nodePorts dispatch
-	help
+	helpers
 	want  map[string]tableSums // by table
 	rules map[string]int       // in all chains of ours, by table
 }
@@ -56,7 +56,7 @@ func newRuleset(f facts) *ruleset {
 		ports:     map[intent.PortID]*intent.ServicePort{},
 		addresses: dispatch{root: chainAddresses, addrDigits: addrDigits(f.family)},
 		nodePorts: dispatch{root: chainNodePorts},
-		help:      help{helped: map[intent.PortID]*intent.ServicePort{}},
+		helpers:   helpers{helped: map[intent.PortID]*intent.ServicePort{}},
 		want:      map[string]tableSums{tableNAT: {}, tableFilter: {}, tableRaw: {}, tableMangle: {}},
 		rules:     map[string]int{},
 	}
@@ -67,9 +67,9 @@ func newRuleset(f facts) *ruleset {
 		r.wants(tableNAT, c.name, sumOf(c.rules))
 	}
 	// The roots are there even when they lead nowhere.
-	r.addresses.touch(topPrefix)
-	r.nodePorts.touch(topPrefix)
-	r.settle(map[string][]string{})
+	r.addresses.markDirty(topPrefix)
+	r.nodePorts.markDirty(topPrefix)
+	r.recompute(map[string][]string{})
 	return r
 }
 
@@ -115,7 +115,7 @@ func (r *ruleset) apply(upserts []*intent.ServicePort, deletes []intent.PortID) 
 			r.remember(p, touched)
 		}
 	}
-	return r.settle(touched)
+	return r.recompute(touched)
 }
 
 func (r *ruleset) forget(id intent.PortID, touched map[string][]string) {
@@ -134,7 +134,7 @@ func (r *ruleset) forget(id intent.PortID, touched map[string][]string) {
 		r.nodePorts.remove(e.key, e.owner)
 	}
 	delete(r.ports, id)
-	r.help.forget(id)
+	r.helpers.forget(id)
 }
 
 func (r *ruleset) remember(p *intent.ServicePort, touched map[string][]string) {
@@ -149,12 +149,12 @@ func (r *ruleset) remember(p *intent.ServicePort, touched map[string][]string) {
 		r.nodePorts.set(e)
 	}
 	r.ports[p.ID] = p
-	r.help.remember(p)
+	r.helpers.remember(p)
 }
 
-// settle compares touched chains, and those of touched dispatch nodes, with
+// recompute compares touched chains, and those of touched dispatch nodes, with
 // what was wanted before, and returns what differs.
-func (r *ruleset) settle(touched map[string][]string) difference {
+func (r *ruleset) recompute(touched map[string][]string) difference {
 	for _, d := range []*dispatch{&r.addresses, &r.nodePorts} {
 		for prefix := range d.touched {
 			rules, ok := d.rules(prefix)

@@ -111,7 +111,7 @@ func (b *Backend) repairFamily(ctx context.Context, f *family, written map[strin
 	if err := f.findRaw(ctx); err != nil {
 		return r, err
 	}
-	now := takeFingerprint(b.variant, f.ruleset.family, f.tables())
+	now := newFingerprint(b.variant, f.ruleset.family, f.tables())
 	if b.known && f.seen.same(now) {
 		return r, nil
 	}

@@ -144,7 +144,7 @@ func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err e
 	}
 	ends := [2]netip.AddrPort{q.Source, q.Destination}
 	peer, f := ends[1-w.here].Addr(), familyOfAddr(q.Source.Addr())
-	_, kept := keptElem(policy.Pair{Here: ends[w.here].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[w.port].Port()})
+	_, kept := trackedElem(policy.Pair{Here: ends[w.here].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[w.port].Port()})
 	for _, r := range rules {
 		switch name, denies := strings.CutSuffix(r.comment, deniesOthers); {
 		case denies:
@@ -161,7 +161,7 @@ func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err e
 			continue
 		case r.set != "":
 			key := string(peer.AsSlice())
-			if r.set == keptSet(f).name {
+			if r.set == trackedSet(f).name {
 				key = kept
 			}
 			if in, err := q.element(r.set, key); in == nil || err != nil {
@@ -277,7 +277,7 @@ func (q *denialQuestion) chainsBefore(ours string) (before []string, err error) 
 	all := attrs{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
 	err = q.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, all, func(m netlink.Message) {
 		img, table, used := &image{chains: map[string]*foundChain{}}, "", uint32(0)
-		img.takeChain(m)
+		img.addChain(m)
 		for typ, v := range attributes(m) {
 			switch typ {
 			case unix.NFTA_CHAIN_TABLE:

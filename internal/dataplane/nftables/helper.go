@@ -74,14 +74,14 @@ func (l *layout) newHelpers() {
 	}
 }
 
-// helps tells whether a set is one of a helper.
-func (l *layout) helps(s *set) bool {
+// needsHelper tells whether a set is one of a helper.
+func (l *layout) needsHelper(s *set) bool {
 	return slices.ContainsFunc(l.helpers, func(h *helper) bool { return slices.Contains(h.sets, s) })
 }
 
-// help renders what a port with a helper adds: its frontends, and its endpoints
+// addHelper renders what a port with a helper adds: its frontends, and its endpoints
 // here.
-func (r *rendering) help(l *layout, p *intent.ServicePort) {
+func (r *rendering) addHelper(l *layout, p *intent.ServicePort) {
 	i := familyIndex(p.ID.Family)
 	if p.OfFTP {
 		r.own(l, p)
@@ -102,7 +102,7 @@ func (r *rendering) help(l *layout, p *intent.ServicePort) {
 		if p.Helper == intent.FTP {
 			r.add(l.common[i].ftpEndpoints, string(appendAddr(nil, e.Addr.Addr())), value{})
 		}
-		if !e.Here {
+		if !e.OnThisNode {
 			continue
 		}
 		addr := appendAddr(nil, e.Addr.Addr())
@@ -204,8 +204,8 @@ func (c *change) helpersOf(p *plan) (comes []*helper, goes []string) {
 	return comes, goes
 }
 
-// takeObject notes a helper as the kernel tells it.
-func (img *image) takeObject(m netlink.Message) {
+// addObject notes a helper as the kernel tells it.
+func (img *image) addObject(m netlink.Message) {
 	name, typ := "", uint32(0)
 	for t, v := range attributes(m) {
 		switch t {
@@ -220,8 +220,8 @@ func (img *image) takeObject(m netlink.Message) {
 	}
 }
 
-// lacks says why the kernel has no such helper; nil if it has it.
-func (b *Backend) lacks(ctx context.Context, kind intent.Helper) error {
+// missingHelper says why the kernel has no such helper; nil if it has it.
+func (b *Backend) missingHelper(ctx context.Context, kind intent.Helper) error {
 	if kind == intent.NoHelper || b.have[kind] {
 		return nil
 	}
@@ -247,14 +247,14 @@ func (b *Backend) lacks(ctx context.Context, kind intent.Helper) error {
 		kind, kind, kind, intent.HelperAnnotation, kind)
 }
 
-// withHelp returns the ports as they can be served: without a helper that the
+// checkHelpers returns the ports as they can be served: without a helper that the
 // kernel lacks. failed says of which that is true.
-func (b *Backend) withHelp(ctx context.Context, ports []*intent.ServicePort, failed map[intent.PortID]error) []*intent.ServicePort {
+func (b *Backend) checkHelpers(ctx context.Context, ports []*intent.ServicePort, failed map[intent.PortID]error) []*intent.ServicePort {
 	out, lacks := ports, map[intent.Helper]error{}
 	for i, p := range ports {
 		err, asked := lacks[p.Helper]
 		if !asked {
-			err = b.lacks(ctx, p.Helper)
+			err = b.missingHelper(ctx, p.Helper)
 			lacks[p.Helper] = err
 		}
 		if err == nil {

@@ -134,7 +134,7 @@ func probe(s *socket, name string, tr traits) error {
 	batch := &batch{table: name + "-probe"}
 	batch.addTable()
 	for _, s := range t.layout.sets {
-		if t.layout.helps(s) {
+		if t.layout.needsHelper(s) {
 			continue // a kernel may lack a helper, and serve the rest
 		}
 		all[s.name] = true
@@ -174,7 +174,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 			failed[id] = err
 		}
 	}
-	for _, p := range b.withHelp(ctx, c.Upserts, failed) {
+	for _, p := range b.checkHelpers(ctx, c.Upserts, failed) {
 		if err := ch.setPort(p.ID, p); err != nil {
 			failed[p.ID] = err
 		}
@@ -197,7 +197,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	}
 	b.bare, b.repaired = nil, dataplane.Repair{}
 	failed := map[intent.PortID]error{}
-	s.Ports = b.withHelp(ctx, s.Ports, failed)
+	s.Ports = b.checkHelpers(ctx, s.Ports, failed)
 	unchanged, err := b.unchanged(ctx)
 	if err != nil {
 		return err
@@ -404,7 +404,7 @@ func portErrors(failed map[intent.PortID]error) error {
 func samePort(a, b *intent.ServicePort) bool {
 	return a == b || a != nil && b != nil && a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.EqualFunc(a.Frontends, b.Frontends, func(x, y intent.Frontend) bool {
-		return x.Kind == y.Kind && x.Addr == y.Addr && x.Port == y.Port && x.Outside == y.Outside && x.Inside == y.Inside &&
+		return x.Kind == y.Kind && x.Addr == y.Addr && x.Port == y.Port && x.ExternalRoute == y.ExternalRoute && x.InternalRoute == y.InternalRoute &&
 			(x.SourceRanges == nil) == (y.SourceRanges == nil) && slices.Equal(x.SourceRanges, y.SourceRanges)
 	})
 }

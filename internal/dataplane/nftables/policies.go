@@ -77,7 +77,7 @@ func (p *Policies) probe(s *socket) error {
 	t.rules["r"] = &policy.Rule{Name: "r", Pods: true, Side: policy.Egress}
 	t.verdicts["r"] = &policy.Verdict{Name: "r", Rules: []string{"r"}, Deny: true}
 	for _, f := range []*family{&ipv4, &ipv6} {
-		t.kept[keptSet(f).name] = 1
+		t.kept[trackedSet(f).name] = 1
 	}
 	for _, w := range ways {
 		for _, ranges := range []bool{false, true} {
@@ -108,8 +108,8 @@ func (p *Policies) Repaired() dataplane.Repair {
 	return r
 }
 
-// Holds reports whether the kernel has a table with targets.
-func (p *Policies) Holds(ctx context.Context) (holds bool, err error) {
+// HasPolicies reports whether the kernel has a table with targets.
+func (p *Policies) HasPolicies(ctx context.Context) (holds bool, err error) {
 	err = p.link.do(ctx, func(s *socket) error {
 		found, err := s.read(p.link.cfg.Table, false)
 		holds = err == nil && found.there && !found.dormant && found.chains["prerouting"] != nil
@@ -139,7 +139,7 @@ func (p *Policies) Apply(ctx context.Context, c policy.Changes) error {
 		return nil
 	}
 	next, edit := p.now.clone(), newPolicyEdit()
-	edit.take(next, c)
+	edit.apply(next, c)
 	next.shape()
 	b := p.batch()
 	switch had := len(p.now.sets)+len(p.now.chains) > 0; {
@@ -250,8 +250,8 @@ func wholePolicies(s policy.State) (*policyTable, *policyEdit) {
 		set, key := memberElem(m)
 		e.set(set, key, nil, &value{})
 	}
-	for p := range s.Kept {
-		e.keep(t, p, true)
+	for p := range s.Tracked {
+		e.setTracked(t, p, true)
 	}
 	for _, r := range s.Rules {
 		e.blocks(r)
@@ -301,8 +301,8 @@ func (e *policyEdit) blocks(r *policy.Rule) {
 	}
 }
 
-// take enters changes, here and into the table as it is to be.
-func (e *policyEdit) take(next *policyTable, c policy.Changes) {
+// apply enters changes, here and into the table as it is to be.
+func (e *policyEdit) apply(next *policyTable, c policy.Changes) {
 	for _, ch := range c.Rules {
 		if ch.Want == nil {
 			delete(next.rules, ch.Key)
@@ -337,14 +337,14 @@ func (e *policyEdit) take(next *policyTable, c policy.Changes) {
 			e.set(set, key, &value{}, nil)
 		}
 	}
-	for _, ch := range c.Kept {
-		e.keep(next, ch.Key, ch.Want)
+	for _, ch := range c.Tracked {
+		e.setTracked(next, ch.Key, ch.Want)
 	}
 }
 
-// keep enters what stays tracked from now on, or no more.
-func (e *policyEdit) keep(next *policyTable, p policy.Pair, want bool) {
-	set, key := keptElem(p)
+// setTracked enters what stays tracked from now on, or no more.
+func (e *policyEdit) setTracked(next *policyTable, p policy.Pair, want bool) {
+	set, key := trackedElem(p)
 	if want {
 		next.kept[set]++
 		e.set(set, key, nil, &value{})

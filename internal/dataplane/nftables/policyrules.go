@@ -142,7 +142,7 @@ func (t *policyTable) shape() {
 		}
 	}
 	for _, f := range []*family{&ipv4, &ipv6} {
-		if s := keptSet(f); t.kept[s.name] > 0 {
+		if s := trackedSet(f); t.kept[s.name] > 0 {
 			t.sets[s.name] = s
 		}
 	}
@@ -213,7 +213,7 @@ func (r *rule) address(f *family, which int, reg uint32) *rule {
 
 // counted counts packets, for who looks at the table and for metrics.
 func (r *rule) counted(policy, verdict string) *rule {
-	r.counts = tally{policy, verdict}
+	r.counts = counterKey{policy, verdict}
 	return r.counter()
 }
 
@@ -249,7 +249,7 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	if !v.Track {
 		for _, w := range ways {
 			if w.side == t.side(v) && 1-w.here == peer {
-				out = t.keptRules(peer, w.port)
+				out = t.trackedRules(peer, w.port)
 			}
 		}
 	}
@@ -282,24 +282,24 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	return out
 }
 
-// keptSet holds the pairs between which packets stay tracked although they match; see
+// trackedSet holds the pairs between which packets stay tracked although they match; see
 // policy.Tracker.Keep.
-func keptSet(f *family) *set {
+func trackedSet(f *family) *set {
 	addr := addrField(f)
 	return &set{name: "kept" + f.suffix, comment: "here, peer and port of what somebody translates: stays tracked", key: []field{addr, addr, protoField, portField}}
 }
 
-func keptElem(p policy.Pair) (set, key string) {
+func trackedElem(p policy.Pair) (set, key string) {
 	f := familyOfAddr(p.Here)
 	raw := appendProto(appendAddr(appendAddr(nil, p.Here), p.Peer), p.Protocol)
-	return keptSet(f).name, string(appendPort(raw, p.Port))
+	return trackedSet(f).name, string(appendPort(raw, p.Port))
 }
 
-// keptRules let what is kept go back, as if the verdict were not about it. port is where
+// trackedRules let what is kept go back, as if the verdict were not about it. port is where
 // the packet has the target's.
-func (t *policyTable) keptRules(peer, port int) (out []*rule) {
+func (t *policyTable) trackedRules(peer, port int) (out []*rule) {
 	for _, f := range []*family{&ipv4, &ipv6} {
-		s := keptSet(f)
+		s := trackedSet(f)
 		if t.kept[s.name] == 0 {
 			continue
 		}

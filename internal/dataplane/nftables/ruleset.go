@@ -104,7 +104,7 @@ func (rs *ruleset) write() []chain {
 	}
 	rs.remember()
 	rs.asItIs()
-	rs.announced()
+	rs.expectations()
 	return rs.chains
 }
 

@@ -11,12 +11,12 @@ import (
 // candidate is an endpoint of a Service port before and while it is decided
 // which traffic may use it.
 type candidate struct {
-	addr    netip.AddrPort
-	ep      *model.Endpoint
-	slice   *model.EndpointSlice
-	here    bool
-	cluster bool // usable by policy Cluster
-	local   bool // usable by policy Local
+	addr          netip.AddrPort
+	ep            *model.Endpoint
+	slice         *model.EndpointSlice
+	onThisNode    bool
+	clusterPolicy bool // usable by policy Cluster
+	localPolicy   bool // usable by policy Local
 }
 
 // lastResort reports whether the endpoint is one that kube-proxy falls back to
@@ -98,10 +98,10 @@ func appendSlice(dst []candidate, s *model.EndpointSlice, port uint16, family mo
 			continue
 		}
 		dst = append(dst, candidate{
-			addr:  netip.AddrPortFrom(addr, port),
-			ep:    ep,
-			slice: s,
-			here:  isHere(ep, node),
+			addr:       netip.AddrPortFrom(addr, port),
+			ep:         ep,
+			slice:      s,
+			onThisNode: onNode(ep, node),
 		})
 	}
 	return dst
@@ -115,7 +115,7 @@ func endpointAddr(ep *model.Endpoint) netip.Addr {
 	return ep.Addresses[0].Unmap()
 }
 
-func isHere(ep *model.Endpoint, node string) bool {
+func onNode(ep *model.Endpoint, node string) bool {
 	return node != "" && ep.Node == node
 }
 
@@ -125,7 +125,7 @@ func isHere(ep *model.Endpoint, node string) bool {
 func compareCandidates(a, b candidate) int {
 	return cmp.Or(
 		a.addr.Compare(b.addr),
-		trueFirst(a.here, b.here),
+		trueFirst(a.onThisNode, b.onThisNode),
 		trueFirst(a.ep.Ready, b.ep.Ready),
 		trueFirst(a.ep.Serving, b.ep.Serving),
 		trueFirst(!a.ep.Terminating, !b.ep.Terminating),
@@ -144,13 +144,13 @@ func trueFirst(a, b bool) int {
 }
 
 // need says which traffic policies the frontends of a Service port use.
-type need struct{ cluster, local bool }
+type need struct{ clusterPolicy, localPolicy bool }
 
 // reach says what the endpoints of a Service port can serve.
 type reach struct {
-	cluster bool // policy Cluster has an endpoint
-	local   bool // policy Local has an endpoint on this node
-	any     bool // there is a usable endpoint somewhere in the cluster
+	clusterPolicy bool // policy Cluster has an endpoint
+	localPolicy   bool // policy Local has an endpoint on this node
+	any           bool // there is a usable endpoint somewhere in the cluster
 }
 
 // categorize marks which candidates each traffic policy uses. These are the
@@ -160,25 +160,25 @@ func categorize(cs []candidate, n need, node, zone string) reach {
 	r := reach{any: slices.ContainsFunc(cs, func(c candidate) bool {
 		return c.ep.Ready || c.lastResort()
 	})}
-	if n.cluster {
+	if n.clusterPolicy {
 		t := topologyOf(cs, node, zone)
-		r.cluster = mark(cs,
+		r.clusterPolicy = mark(cs,
 			func(c *candidate) bool { return c.ep.Ready && t.allows(c.ep) },
-			func(c *candidate) { c.cluster = true })
-		if !r.cluster {
+			func(c *candidate) { c.clusterPolicy = true })
+		if !r.clusterPolicy {
 			// The topology is never to blame: it is set aside unless a ready
 			// endpoint suits it. There is no ready endpoint at all.
-			r.cluster = mark(cs, (*candidate).lastResort, func(c *candidate) { c.cluster = true })
+			r.clusterPolicy = mark(cs, (*candidate).lastResort, func(c *candidate) { c.clusterPolicy = true })
 		}
 	}
-	if n.local {
-		r.local = mark(cs,
-			func(c *candidate) bool { return c.here && c.ep.Ready },
-			func(c *candidate) { c.local = true })
-		if !r.local {
-			r.local = mark(cs,
-				func(c *candidate) bool { return c.here && c.lastResort() },
-				func(c *candidate) { c.local = true })
+	if n.localPolicy {
+		r.localPolicy = mark(cs,
+			func(c *candidate) bool { return c.onThisNode && c.ep.Ready },
+			func(c *candidate) { c.localPolicy = true })
+		if !r.localPolicy {
+			r.localPolicy = mark(cs,
+				func(c *candidate) bool { return c.onThisNode && c.lastResort() },
+				func(c *candidate) { c.localPolicy = true })
 		}
 	}
 	return r

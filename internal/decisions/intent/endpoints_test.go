@@ -181,12 +181,12 @@ func TestRetainedEndpointsServeButAreNotUsed(t *testing.T) {
 		{"of a TCP port nobody asks", []any{web(), sliceOf("s", at("10.1.0.1", here), at("10.1.0.2", here, draining))}, "[]"},
 	} {
 		sp := newTracker(row.objects...).State().Ports[0]
-		same(t, row.name, fmt.Sprint(sp.Retained), row.want)
+		same(t, row.name, fmt.Sprint(sp.ServingUnselected), row.want)
 	}
 	// One that is retained no more is a change, though nothing else is.
 	tr := newTracker(web(udp), withPorts(sliceOf("s", at("10.1.0.1", here), at("10.1.0.2", here, draining)), dns...))
 	c := tr.Apply(delta(withPorts(sliceOf("s", at("10.1.0.1", here)), dns...)))
-	if len(c.Upserts) != 1 || c.Upserts[0].Retained != nil {
+	if len(c.Upserts) != 1 || c.Upserts[0].ServingUnselected != nil {
 		t.Errorf("after the last flow's endpoint went: %+v", c)
 	}
 }

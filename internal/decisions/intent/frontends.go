@@ -11,24 +11,24 @@ import (
 
 // plan is what a Service asks for, before other Services and endpoints count.
 type plan struct {
-	ports    []portPlan // sorted by ID
-	health   *claim     // the healthCheckNodePort; nil for none
+	ports    []portPlan      // sorted by ID
+	health   *addressRequest // the healthCheckNodePort; nil for none
 	problems []model.Problem
 }
 
 // portPlan is what one Service port asks for in one family.
 type portPlan struct {
-	id     PortID
-	spec   *model.ServicePort
-	ranges []netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
-	claims []claim        // one a frontend, in the order of frontends
-	helper Helper
-	ofFTP  bool // see ServicePort.OfFTP
+	id       PortID
+	spec     *model.ServicePort
+	ranges   []netip.Prefix   // for LoadBalancer frontends; see Frontend.SourceRanges
+	requests []addressRequest // one a frontend, in the order of frontends
+	helper   Helper
+	ofFTP    bool // see ServicePort.OfFTP
 }
 
-// claim is one address or port that a Service asks for.
-type claim struct {
-	key   claimKey
+// addressRequest is one address or port that a Service asks for.
+type addressRequest struct {
+	key   addressKey
 	kind  FrontendKind
 	field string // where the object says so
 }
@@ -82,7 +82,7 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 	// As in the API server, only a load balancer that must tell nodes apart
 	// has a use for health checks.
 	if svc.HealthCheckNodePort != 0 && svc.Type == model.LoadBalancer && svc.ExternalLocal {
-		p.health = &claim{key: claimKey{Port: svc.HealthCheckNodePort}, field: "spec.healthCheckNodePort"}
+		p.health = &addressRequest{key: addressKey{Port: svc.HealthCheckNodePort}, field: "spec.healthCheckNodePort"}
 	}
 	return p
 }
@@ -156,21 +156,21 @@ func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAdd
 	p := portPlan{id: id, spec: spec}
 	for _, a := range addrs {
 		if model.FamilyOf(a.addr) == id.Family {
-			p.claims = append(p.claims, claim{
-				key:   claimKey{Addr: a.addr, Port: spec.Port, Protocol: spec.Protocol},
+			p.requests = append(p.requests, addressRequest{
+				key:   addressKey{Addr: a.addr, Port: spec.Port, Protocol: spec.Protocol},
 				kind:  a.kind,
 				field: a.field,
 			})
 		}
 	}
 	if spec.NodePort != 0 {
-		p.claims = append(p.claims, claim{
-			key:   claimKey{Family: id.Family, Port: spec.NodePort, Protocol: spec.Protocol},
+		p.requests = append(p.requests, addressRequest{
+			key:   addressKey{Family: id.Family, Port: spec.NodePort, Protocol: spec.Protocol},
 			kind:  NodePort,
 			field: fmt.Sprintf("spec.ports[%d].nodePort", index),
 		})
 	}
-	slices.SortFunc(p.claims, func(a, b claim) int {
+	slices.SortFunc(p.requests, func(a, b addressRequest) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), a.key.Addr.Compare(b.key.Addr))
 	})
 	return p
@@ -193,31 +193,31 @@ func rangesOf(ranges []netip.Prefix, f model.Family) []netip.Prefix {
 
 // needOf says which traffic policies these frontends use. Even with
 // externalTrafficPolicy Local the clients inside use all endpoints.
-func needOf(svc *model.Service, held []claim) need {
+func needOf(svc *model.Service, held []addressRequest) need {
 	var n need
 	for _, c := range held {
 		if c.kind == ClusterIP {
-			n.cluster = n.cluster || !svc.InternalLocal
-			n.local = n.local || svc.InternalLocal
+			n.clusterPolicy = n.clusterPolicy || !svc.InternalLocal
+			n.localPolicy = n.localPolicy || svc.InternalLocal
 			continue
 		}
-		n.cluster = true
-		n.local = n.local || svc.ExternalLocal
+		n.clusterPolicy = true
+		n.localPolicy = n.localPolicy || svc.ExternalLocal
 	}
 	return n
 }
 
 // frontends turns the claims that a Service port holds into frontends.
-func frontends(svc *model.Service, p *portPlan, held []claim, r reach) []Frontend {
+func frontends(svc *model.Service, p *portPlan, held []addressRequest, r reach) []Frontend {
 	out := make([]Frontend, 0, len(held))
 	for _, c := range held {
 		f := Frontend{Kind: c.kind, Addr: c.key.Addr, Port: c.key.Port}
 		if c.kind == ClusterIP {
-			f.Outside = routeOf(svc.InternalLocal, r)
-			f.Inside = f.Outside
+			f.ExternalRoute = routeOf(svc.InternalLocal, r)
+			f.InternalRoute = f.ExternalRoute
 		} else {
-			f.Outside = routeOf(svc.ExternalLocal, r)
-			f.Inside = routeOf(false, r)
+			f.ExternalRoute = routeOf(svc.ExternalLocal, r)
+			f.InternalRoute = routeOf(false, r)
 		}
 		if c.kind == LoadBalancerIP {
 			f.SourceRanges = p.ranges
@@ -231,9 +231,9 @@ func frontends(svc *model.Service, p *portPlan, held []claim, r reach) []Fronten
 // silence if others may serve the client, and a refusal if nobody can.
 func routeOf(local bool, r reach) Route {
 	switch {
-	case local && r.local:
+	case local && r.localPolicy:
 		return ToLocal
-	case !local && r.cluster:
+	case !local && r.clusterPolicy:
 		return ToCluster
 	case r.any:
 		return Drop

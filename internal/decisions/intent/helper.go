@@ -110,8 +110,8 @@ type PortRange struct{ First, Last uint16 }
 // that the node listens on as far as the dataplane can tell. Such a connection gets to
 // where it would have got without the announcement.
 var (
-	// NeverAnnounced are ports that no announcement may take, whatever their address.
-	NeverAnnounced = PortRange{1, 1023}
+	// NeverExpected are ports that no announcement may take, whatever their address.
+	NeverExpected = PortRange{1, 1023}
 	// KeptByNodes are ports that none may take at an address of the node: those of
 	// Kubernetes' own programs, which even a process of the node is not led away from.
 	KeptByNodes = []PortRange{

@@ -51,11 +51,11 @@ type Frontend struct {
 	Kind FrontendKind
 	Addr netip.Addr // invalid for NodePort
 	Port uint16
-	// Outside is the route of packets that reach the node from another machine
+	// ExternalRoute is the route of packets that reach the node from another machine
 	// (pods of other nodes included); Inside that of this node's own processes
 	// and pods. They differ with externalTrafficPolicy Local, where traffic
 	// from inside uses all endpoints (kube-proxy's short cut).
-	Outside, Inside Route
+	ExternalRoute, InternalRoute Route
 	// SourceRanges lets in only clients from these prefixes; nil lets all in.
 	// Others are dropped. An empty, non-nil list lets nobody in.
 	SourceRanges []netip.Prefix
@@ -64,19 +64,19 @@ type Frontend struct {
 // Endpoint is one address that serves a Service port, and what intent decided
 // about it.
 type Endpoint struct {
-	Addr    netip.AddrPort
-	Cluster bool // used by ToCluster
-	Local   bool // used by ToLocal
-	// Here says that the endpoint is on this node: a slice says so, or the address
+	Addr          netip.AddrPort
+	ClusterPolicy bool // used by ToCluster
+	LocalPolicy   bool // used by ToLocal
+	// OnThisNode says that the endpoint is on this node: a slice says so, or the address
 	// is the node's own or that of a Pod of this node. Anybody who may write a
 	// slice can name any node, so the address counts whatever the slice says.
 	// Local does not follow from it: kube-proxy goes by nodeName alone.
-	Here bool
-	// Unplaced says that no slice tells which node it is on: it may be this one.
-	Unplaced bool
-	Host     bool // Here, and the address is the node's own (a hostNetwork pod)
-	Policed  bool // a NetworkPolicy selects it (or may), or it is guarded: its packets go through the stack
-	Open     bool // a do-not-track policy opens it to anybody: they need not, in spite of that
+	OnThisNode bool
+	// NodeUnknown says that no slice tells which node it is on: it may be this one.
+	NodeUnknown           bool
+	HostNetwork           bool // Here, and the address is the node's own (a hostNetwork pod)
+	MustTraverseNetfilter bool // a NetworkPolicy selects it (or may), or it is guarded: its packets go through the stack
+	AllowsAny             bool // a do-not-track policy opens it to anybody: they need not, in spite of that
 }
 
 // ServicePort is everything a dataplane must know about one Service port.
@@ -86,12 +86,12 @@ type ServicePort struct {
 	ID        PortID
 	Frontends []Frontend
 	Endpoints []Endpoint
-	// Retained are the endpoints that serve, but that no route leads to: those
+	// ServingUnselected are the endpoints that serve, but that no route leads to: those
 	// that terminate while others are ready, or that the topology leaves out. No
 	// new flow goes there, but one that does already is right. Sorted; UDP only,
 	// because TCP and SCTP flows end when they must.
-	Retained []netip.AddrPort
-	Affinity time.Duration // 0: none
+	ServingUnselected []netip.AddrPort
+	Affinity          time.Duration // 0: none
 	// AppProtocol is the Service port's appProtocol.
 	AppProtocol string
 	// Helper is what connections of this port need so that those they announce
@@ -121,16 +121,16 @@ type Node struct {
 	ClusterCIDRs []netip.Prefix
 	// Peers are the addresses of the cluster's other nodes, sorted.
 	Peers []netip.Addr
-	// PolicedPods are addresses of pods on this node that a NetworkPolicy
+	// MustTraverseNetfilter are addresses of pods on this node that a NetworkPolicy
 	// selects, in either direction, or that are guarded, sorted.
-	PolicedPods []netip.Addr
-	// GuardedPods are those of PolicedPods that no NetworkPolicy selects, sorted.
-	GuardedPods []netip.Addr
-	// ClaimedPods are the addresses of this node's pods that a Pod object names,
+	MustTraverseNetfilter []netip.Addr
+	// DenyRulePods are those of MustTraverseNetfilter that no NetworkPolicy selects, sorted.
+	DenyRulePods []netip.Addr
+	// KnownPods are the addresses of this node's pods that a Pod object names,
 	// sorted, without the node's own. While PoliciesExist, an address of a pod
 	// that is not among them belongs to a pod whose labels are not known: one that
 	// starts, or one whose object is gone.
-	ClaimedPods []netip.Addr
+	KnownPods []netip.Addr
 	// PoliciesExist says that there is a NetworkPolicy of any namespace, or may be
 	// one: a pod of its namespace may start on this node at any time, and its
 	// first packets leave it before its Pod object names an address.
@@ -222,7 +222,7 @@ type Config struct {
 	// anybody who may write a Service can name any address (CVE-2020-8554).
 	RefuseExternalIPs bool
 	// IgnoreNetworkPolicies has packets pass by whoever enforces NetworkPolicies. What
-	// Spillway's own policies deny stays guarded: see SetGuarded.
+	// Spillway's own policies deny stays guarded: see SetDenyRulePods.
 	IgnoreNetworkPolicies bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode

@@ -15,9 +15,9 @@ const zoneLabel = "topology.kubernetes.io/zone"
 
 // ownNode is what is known of the node that the Tracker decides for.
 type ownNode struct {
-	node   Node // as last decided
-	told   bool // Changes have carried node
-	census bool // Nodes came or went, or got other podCIDRs, since problem was worded
+	node         Node // as last decided
+	reported     bool // Changes have carried node
+	nodesChanged bool // Nodes came or went, or got other podCIDRs, since problem was worded
 	// problem says that no Node has this node's name, or that its Node lacks what
 	// is needed; nil: neither, or no Node is known at all.
 	problem *model.Problem
@@ -29,25 +29,25 @@ type ownNode struct {
 	peers   []netip.Addr
 	others  []netip.Prefix // ranges of the other nodes' pods; collected with cidrs
 
-	// policed counts for each address how many pods and slices say that it is
-	// a policed pod's, and the guard; podsPoliced is what each pod says.
-	policed     map[netip.Addr]int
-	claimed     map[netip.Addr]int // how many Pods of this node have the address
-	podsPoliced map[model.Name][]netip.Addr
-	guarded     []netip.Addr            // see SetGuarded
-	pods        map[model.Name]struct{} // pods whose say must be heard again
+	// mustTraverse counts for each address how many pods and slices say that it is
+	// a policed pod's, and the guard; mustTraverseOfPod is what each pod says.
+	mustTraverse      map[netip.Addr]int
+	knownPods         map[netip.Addr]int // how many Pods of this node have the address
+	mustTraverseOfPod map[model.Name][]netip.Addr
+	denyRulePods      []netip.Addr            // see SetDenyRulePods
+	dirtyPods         map[model.Name]struct{} // pods whose say must be heard again
 
-	elsewhere map[netip.Addr]int // how many Pods of other nodes have the address
-	otherPods []netip.Addr       // the keys of elsewhere, sorted; nil: to be collected again
+	otherNodesPods map[netip.Addr]int // how many Pods of other nodes have the address
+	otherPods      []netip.Addr       // the keys of elsewhere, sorted; nil: to be collected again
 }
 
 func newOwnNode() ownNode {
 	return ownNode{
-		policed:     map[netip.Addr]int{},
-		claimed:     map[netip.Addr]int{},
-		elsewhere:   map[netip.Addr]int{},
-		podsPoliced: map[model.Name][]netip.Addr{},
-		pods:        map[model.Name]struct{}{},
+		mustTraverse:      map[netip.Addr]int{},
+		knownPods:         map[netip.Addr]int{},
+		otherNodesPods:    map[netip.Addr]int{},
+		mustTraverseOfPod: map[model.Name][]netip.Addr{},
+		dirtyPods:         map[model.Name]struct{}{},
 	}
 }
 
@@ -57,14 +57,14 @@ func (o *ownNode) has(a netip.Addr) bool {
 	return found
 }
 
-// takeNode takes in a Node, nil for one that is gone.
-func (t *Tracker) takeNode(name string, n *model.Node) {
-	old := t.world.nodes[name]
-	t.own.census = t.own.census || (old == nil) != (n == nil) || (len(podCIDRs(old)) == 0) != (len(podCIDRs(n)) == 0)
+// onNodeUpdate takes in a Node, nil for one that is gone.
+func (t *Tracker) onNodeUpdate(name string, n *model.Node) {
+	old := t.store.nodes[name]
+	t.own.nodesChanged = t.own.nodesChanged || (old == nil) != (n == nil) || (len(podCIDRs(old)) == 0) != (len(podCIDRs(n)) == 0)
 	if n == nil {
-		delete(t.world.nodes, name)
+		delete(t.store.nodes, name)
 	} else {
-		t.world.nodes[name] = n
+		t.store.nodes[name] = n
 	}
 	if !slices.Equal(podCIDRs(old), podCIDRs(n)) || !slices.Equal(addresses(old), addresses(n)) {
 		t.own.cidrs = nil
@@ -82,7 +82,7 @@ func (t *Tracker) takeNode(name string, n *model.Node) {
 	if zone != t.own.zone {
 		t.own.zone = zone
 		for _, e := range t.services {
-			t.touch(e)
+			t.markDirty(e)
 		}
 	}
 }
@@ -95,20 +95,20 @@ const namesInProblem = 5
 // served, but no endpoint counts as being here. Nor can one see that pods cannot
 // be told.
 func (t *Tracker) checkNode() bool {
-	if !t.own.census {
+	if !t.own.nodesChanged {
 		return false
 	}
-	t.own.census = false
+	t.own.nodesChanged = false
 	before := t.own.problem
 	t.own.problem = nil
-	own := t.world.nodes[t.cfg.NodeName]
+	own := t.store.nodes[t.cfg.NodeName]
 	if mode := t.localByNode(); mode != "" && own != nil && len(own.PodCIDRs) == 0 {
 		p := model.ClusterProblem(model.KindNode, t.cfg.NodeName, "spec.podCIDRs",
 			"has none, so --detect-local-mode "+mode+" cannot tell this node's pods from other clients; give another mode, "+t.orRanges()+"or have the Node get its range (kube-controller-manager --allocate-node-cidrs)")
 		t.own.problem = &p
 	}
-	if len(t.world.nodes) > 0 && own == nil {
-		names := slices.Sorted(maps.Keys(t.world.nodes))
+	if len(t.store.nodes) > 0 && own == nil {
+		names := slices.Sorted(maps.Keys(t.store.nodes))
 		known := strings.Join(names[:min(len(names), namesInProblem)], ", ")
 		if more := len(names) - namesInProblem; more > 0 {
 			known += fmt.Sprintf(" and %d more", more)
@@ -142,7 +142,7 @@ func (t *Tracker) orRanges() string {
 
 // leaving reports whether load balancers should leave this node out.
 func (t *Tracker) leaving() bool {
-	n := t.world.nodes[t.cfg.NodeName]
+	n := t.store.nodes[t.cfg.NodeName]
 	if n == nil {
 		return t.cfg.ExpectNode
 	}
@@ -174,7 +174,7 @@ func (t *Tracker) readdress() {
 		}
 	}
 	add(t.own.kernel)
-	if n := t.world.nodes[t.cfg.NodeName]; n != nil {
+	if n := t.store.nodes[t.cfg.NodeName]; n != nil {
 		add(n.Addresses)
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
@@ -183,9 +183,9 @@ func (t *Tracker) readdress() {
 		return
 	}
 	for _, a := range slices.Concat(addrs, t.own.addrs) {
-		t.touchClaiming(a)
-		for _, s := range t.world.slicesOfAddr[a] {
-			t.touch(s.service)
+		t.markAddressConflictsDirty(a)
+		for _, s := range t.store.slicesOfAddr[a] {
+			t.markDirty(s.service)
 		}
 	}
 	t.own.addrs = addrs
@@ -199,32 +199,32 @@ func reachable(a netip.Addr) bool {
 }
 
 // claim counts a Pod among those of this node that have its addresses, by 1 or -1.
-func (o *ownNode) claim(name string, p *model.Pod, by int) {
+func (o *ownNode) countPod(name string, p *model.Pod, by int) {
 	if p.Node != name {
-		o.claimElsewhere(p, by)
+		o.countOtherNodesPod(p, by)
 		return
 	}
 	for _, a := range p.IPs {
 		a = a.Unmap()
-		before := o.claimed[a]
-		if o.claimed[a] = before + by; o.claimed[a] == 0 {
-			delete(o.claimed, a)
+		before := o.knownPods[a]
+		if o.knownPods[a] = before + by; o.knownPods[a] == 0 {
+			delete(o.knownPods, a)
 		}
 		o.stale = o.stale || before == 0 || before+by == 0
 	}
 }
 
-// claimElsewhere counts a Pod among those of other nodes. A Pod without a node runs
+// countOtherNodesPod counts a Pod among those of other nodes. A Pod without a node runs
 // nowhere yet.
-func (o *ownNode) claimElsewhere(p *model.Pod, by int) {
+func (o *ownNode) countOtherNodesPod(p *model.Pod, by int) {
 	if p.Node == "" {
 		return
 	}
 	for _, a := range p.IPs {
 		a = a.Unmap()
-		before := o.elsewhere[a]
-		if o.elsewhere[a] = before + by; o.elsewhere[a] == 0 {
-			delete(o.elsewhere, a)
+		before := o.otherNodesPods[a]
+		if o.otherNodesPods[a] = before + by; o.otherNodesPods[a] == 0 {
+			delete(o.otherNodesPods, a)
 		}
 		if before == 0 || before+by == 0 {
 			o.otherPods, o.stale = nil, true
@@ -232,57 +232,57 @@ func (o *ownNode) claimElsewhere(p *model.Pod, by int) {
 	}
 }
 
-// pollSlice renews what a slice says about policed pods on this node. A Pod of this
+// updateSlicePods renews what a slice says about policed pods on this node. A Pod of this
 // node that has the address says it better.
-func (t *Tracker) pollSlice(s *slice) {
-	if !s.near && len(s.policed) == 0 {
+func (t *Tracker) updateSlicePods(s *slice) {
+	if !s.mayBeOnNode && len(s.mustTraverse) == 0 {
 		return
 	}
 	var now []netip.Addr
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
 		addr := endpointAddr(ep)
-		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && !t.world.podHere(addr) && t.world.selected(s.object.Service.Namespace, ep, addr) {
+		if addr.IsValid() && onNode(ep, t.cfg.NodeName) && !t.store.podOnThisNode(addr) && t.store.selected(s.object.Service.Namespace, ep, addr) {
 			now = append(now, addr)
 		}
 	}
-	t.setPoliced(&s.policed, now)
+	t.setMustTraverse(&s.mustTraverse, now)
 }
 
-// pollPods renews what the touched pods say about policed pods on this node.
-func (t *Tracker) pollPods() {
-	for name := range t.own.pods {
+// updatePods renews what the touched pods say about policed pods on this node.
+func (t *Tracker) updatePods() {
+	for name := range t.own.dirtyPods {
 		var now []netip.Addr
-		if p := t.world.pods[name]; p != nil && p.Node == t.cfg.NodeName && t.world.podPoliced(name) {
+		if p := t.store.pods[name]; p != nil && p.Node == t.cfg.NodeName && t.store.podSelected(name) {
 			for _, a := range p.IPs {
 				now = append(now, a.Unmap())
 			}
 		}
-		said := t.own.podsPoliced[name]
-		t.setPoliced(&said, now)
+		said := t.own.mustTraverseOfPod[name]
+		t.setMustTraverse(&said, now)
 		if len(said) == 0 {
-			delete(t.own.podsPoliced, name)
+			delete(t.own.mustTraverseOfPod, name)
 		} else {
-			t.own.podsPoliced[name] = said
+			t.own.mustTraverseOfPod[name] = said
 		}
 	}
-	clear(t.own.pods)
+	clear(t.own.dirtyPods)
 }
 
-// setPoliced replaces what somebody says about policed pods on this node.
-func (t *Tracker) setPoliced(said *[]netip.Addr, now []netip.Addr) {
+// setMustTraverse replaces what somebody says about policed pods on this node.
+func (t *Tracker) setMustTraverse(said *[]netip.Addr, now []netip.Addr) {
 	if slices.Equal(*said, now) {
 		return
 	}
 	for _, a := range now {
-		t.own.policed[a]++
-		t.own.stale = t.own.stale || t.own.policed[a] <= 2 // the second may be one beside a guard
+		t.own.mustTraverse[a]++
+		t.own.stale = t.own.stale || t.own.mustTraverse[a] <= 2 // the second may be one beside a guard
 	}
 	for _, a := range *said {
-		t.own.policed[a]--
-		t.own.stale = t.own.stale || t.own.policed[a] < 2
-		if t.own.policed[a] == 0 {
-			delete(t.own.policed, a)
+		t.own.mustTraverse[a]--
+		t.own.stale = t.own.stale || t.own.mustTraverse[a] < 2
+		if t.own.mustTraverse[a] == 0 {
+			delete(t.own.mustTraverse, a)
 		}
 	}
 	*said = now
@@ -290,18 +290,18 @@ func (t *Tracker) setPoliced(said *[]netip.Addr, now []netip.Addr) {
 
 // changedNode returns the Node if it differs from what was last returned.
 func (t *Tracker) changedNode() *Node {
-	t.pollPods()
+	t.updatePods()
 	if t.own.stale {
 		t.own.stale = false
 		if n := t.describeNode(); !sameNode(n, t.own.node) {
 			t.own.node = n
-			t.own.told = false
+			t.own.reported = false
 		}
 	}
-	if t.own.told {
+	if t.own.reported {
 		return nil
 	}
-	t.own.told = true
+	t.own.reported = true
 	n := t.own.node
 	return &n
 }
@@ -311,21 +311,21 @@ func (t *Tracker) describeNode() Node {
 		t.own.cidrs, t.own.peers, t.own.others = t.clusterCIDRs(), t.peers(), t.otherPodCIDRs()
 	}
 	if t.own.otherPods == nil {
-		t.own.otherPods = slices.AppendSeq(make([]netip.Addr, 0, len(t.own.elsewhere)), maps.Keys(t.own.elsewhere))
+		t.own.otherPods = slices.AppendSeq(make([]netip.Addr, 0, len(t.own.otherNodesPods)), maps.Keys(t.own.otherNodesPods))
 		slices.SortFunc(t.own.otherPods, netip.Addr.Compare)
 	}
 	n := Node{
 		Name:          t.cfg.NodeName,
 		Addrs:         t.own.addrs,
-		PodCIDRs:      canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName])),
+		PodCIDRs:      canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName])),
 		ClusterCIDRs:  t.own.cidrs,
 		Peers:         t.own.peers,
 		OtherPods:     t.own.otherPods,
 		OtherPodCIDRs: t.own.others,
 		MasqueradeAll: t.cfg.MasqueradeAll,
 
-		PoliciesUnknown: t.world.policiesUnknown || t.world.guardsUnknown,
-		PoliciesExist:   len(t.world.policies) > 0 || t.world.policiesUnknown || t.world.guardsUnknown,
+		PoliciesUnknown: t.store.policiesUnknown || t.store.denyRulesUnknown,
+		PoliciesExist:   len(t.store.policies) > 0 || t.store.policiesUnknown || t.store.denyRulesUnknown,
 		Local:           t.localTraffic(),
 		Leaving:         t.leaving(),
 	}
@@ -334,15 +334,15 @@ func (t *Tracker) describeNode() Node {
 			n.NodePortAddrs = append(n.NodePortAddrs, a)
 		}
 	}
-	for _, a := range slices.SortedFunc(maps.Keys(t.own.claimed), netip.Addr.Compare) {
+	for _, a := range slices.SortedFunc(maps.Keys(t.own.knownPods), netip.Addr.Compare) {
 		if !t.own.has(a) {
-			n.ClaimedPods = append(n.ClaimedPods, a)
+			n.KnownPods = append(n.KnownPods, a)
 		}
 	}
 	unverified := 0
-	for _, a := range slices.SortedFunc(maps.Keys(t.own.policed), netip.Addr.Compare) {
-		_, guarded := t.world.guarded[a]
-		if !guarded && !t.world.podHere(a) {
+	for _, a := range slices.SortedFunc(maps.Keys(t.own.mustTraverse), netip.Addr.Compare) {
+		_, guarded := t.store.hasDenyRule[a]
+		if !guarded && !t.store.podOnThisNode(a) {
 			if unverified++; unverified > maxUnverified {
 				continue
 			}
@@ -350,9 +350,9 @@ func (t *Tracker) describeNode() Node {
 		// Whether a policy holds for a hostNetwork pod is undefined, and
 		// policing the node's own address would take in all its traffic.
 		if !t.own.has(a) {
-			n.PolicedPods = append(n.PolicedPods, a)
-			if guarded && t.own.policed[a] == 1 {
-				n.GuardedPods = append(n.GuardedPods, a)
+			n.MustTraverseNetfilter = append(n.MustTraverseNetfilter, a)
+			if guarded && t.own.mustTraverse[a] == 1 {
+				n.DenyRulePods = append(n.DenyRulePods, a)
 			}
 		}
 	}
@@ -363,7 +363,7 @@ func (t *Tracker) describeNode() Node {
 func (t *Tracker) localTraffic() LocalTraffic {
 	switch t.cfg.DetectLocal {
 	case LocalNodeCIDR:
-		return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName]))}
+		return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName]))}
 	case LocalBridgeInterface:
 		return LocalTraffic{Interface: t.cfg.LocalInterface}
 	case LocalInterfaceNamePrefix:
@@ -374,12 +374,12 @@ func (t *Tracker) localTraffic() LocalTraffic {
 	}
 	// kube-proxy cannot tell then, and takes all pods for clients from outside.
 	// What the Node says is better than that.
-	return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName]))}
+	return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName]))}
 }
 
 func (t *Tracker) servesNodePorts(a netip.Addr) bool {
 	if t.cfg.NodePortPrimary {
-		for _, own := range addresses(t.world.nodes[t.cfg.NodeName]) {
+		for _, own := range addresses(t.store.nodes[t.cfg.NodeName]) {
 			if model.FamilyOf(own) == model.FamilyOf(a) {
 				return own.Unmap() == a
 			}
@@ -394,7 +394,7 @@ func (t *Tracker) servesNodePorts(a netip.Addr) bool {
 // never nil.
 func (t *Tracker) clusterCIDRs() []netip.Prefix {
 	all := append([]netip.Prefix{}, t.cfg.ClusterCIDRs...)
-	for _, n := range t.world.nodes {
+	for _, n := range t.store.nodes {
 		all = append(all, n.PodCIDRs...)
 	}
 	return canonicalPrefixes(all)
@@ -403,7 +403,7 @@ func (t *Tracker) clusterCIDRs() []netip.Prefix {
 // otherPodCIDRs collects the address ranges of the other nodes' pods.
 func (t *Tracker) otherPodCIDRs() []netip.Prefix {
 	var all []netip.Prefix
-	for _, n := range t.world.nodes {
+	for _, n := range t.store.nodes {
 		if n.Name != t.cfg.NodeName {
 			all = append(all, n.PodCIDRs...)
 		}
@@ -414,7 +414,7 @@ func (t *Tracker) otherPodCIDRs() []netip.Prefix {
 // peers collects the addresses of the other nodes.
 func (t *Tracker) peers() []netip.Addr {
 	var all []netip.Addr
-	for _, n := range t.world.nodes {
+	for _, n := range t.store.nodes {
 		if n.Name == t.cfg.NodeName {
 			continue
 		}
@@ -430,8 +430,8 @@ func sameNode(a, b Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
-		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) && slices.Equal(a.GuardedPods, b.GuardedPods) &&
-		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.ClaimedPods, b.ClaimedPods) && a.Leaving == b.Leaving &&
+		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.MustTraverseNetfilter, b.MustTraverseNetfilter) && slices.Equal(a.DenyRulePods, b.DenyRulePods) &&
+		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.KnownPods, b.KnownPods) && a.Leaving == b.Leaving &&
 		slices.Equal(a.OtherPods, b.OtherPods) && slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

@@ -5,10 +5,10 @@ import "spillway.dev/spillway/internal/facts/model"
 // policySet holds the NetworkPolicies of one namespace that police anything.
 type policySet map[model.Name]*model.NetworkPolicy
 
-// polices reports whether a policy is about any traffic at all. The direction
+// hasRules reports whether a policy is about any traffic at all. The direction
 // does not matter further: a bypass of netfilter would hide both from whoever
 // enforces the policy.
-func polices(p *model.NetworkPolicy) bool {
+func hasRules(p *model.NetworkPolicy) bool {
 	return p != nil && (p.Ingress || p.Egress)
 }
 

@@ -17,16 +17,16 @@ import (
 // One goroutine at a time uses a Tracker.
 type Tracker struct {
 	cfg   Config
-	world world
+	store store
 	own   ownNode
 
-	claims   claimTable
-	claiming map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
-	services map[model.Name]*service
-	troubled map[model.Name]struct{} // Services with problems
-	problems []model.Problem         // of all Services and the node, sorted
+	claims       addressTable
+	conflictable map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
+	services     map[model.Name]*service
+	withProblems map[model.Name]struct{} // Services with problems
+	problems     []model.Problem         // of all Services and the node, sorted
 
-	touched    []*service // to be decided again
+	dirty      []*service // to be decided again
 	candidates []candidate
 	healthy    []netip.Addr
 }
@@ -41,7 +41,7 @@ type service struct {
 	ports    []*ServicePort // as decided, sorted by ID
 	health   HealthCheck    // Port 0: none
 	problems []model.Problem
-	touched  bool
+	dirty    bool
 }
 
 // New returns a Tracker of an empty world. The Config must be valid.
@@ -49,13 +49,13 @@ func New(cfg Config) *Tracker {
 	cfg.NodePortAddresses = canonicalPrefixes(cfg.NodePortAddresses)
 	cfg.ClusterCIDRs = canonicalPrefixes(cfg.ClusterCIDRs)
 	t := &Tracker{
-		cfg:      cfg,
-		world:    newWorld(cfg.NodeName),
-		own:      newOwnNode(),
-		claims:   newClaimTable(),
-		claiming: map[netip.Addr]map[*service]struct{}{},
-		services: map[model.Name]*service{},
-		troubled: map[model.Name]struct{}{},
+		cfg:          cfg,
+		store:        newStore(cfg.NodeName),
+		own:          newOwnNode(),
+		claims:       newAddressTable(),
+		conflictable: map[netip.Addr]map[*service]struct{}{},
+		services:     map[model.Name]*service{},
+		withProblems: map[model.Name]struct{}{},
 	}
 	t.own.node = t.describeNode()
 	return t
@@ -66,32 +66,32 @@ func New(cfg Config) *Tracker {
 func (t *Tracker) Apply(d model.Delta) Changes {
 	if d.Full {
 		t.forget(d)
-		t.takePoliciesUnknown(false)
+		t.onPoliciesUnknownUpdate(false)
 	}
 	if t.cfg.IgnoreNetworkPolicies {
 		d.NetworkPolicies, d.PoliciesUnknown = nil, nil
 	}
 	if d.PoliciesUnknown != nil {
-		t.takePoliciesUnknown(*d.PoliciesUnknown)
+		t.onPoliciesUnknownUpdate(*d.PoliciesUnknown)
 	}
 	// Nodes, policies and pods come first only because the Services that they
 	// touch are then decided once; the result does not depend on the order.
 	for name, n := range d.Nodes {
-		t.takeNode(name, n)
+		t.onNodeUpdate(name, n)
 	}
 	for name, p := range d.NetworkPolicies {
-		t.takePolicy(name, p)
+		t.onNetworkPolicyUpdate(name, p)
 	}
 	for name, p := range d.Pods {
-		t.takePod(name, p)
+		t.onPodUpdate(name, p)
 	}
 	for name, s := range d.Services {
-		t.takeService(name, s)
+		t.onServiceUpdate(name, s)
 	}
 	for name, s := range d.Slices {
-		t.takeSlice(name, s)
+		t.onSliceUpdate(name, s)
 	}
-	return t.settle()
+	return t.recompute()
 }
 
 // SetNodeAddrs tells the node's own addresses as the kernel has them, all of
@@ -99,7 +99,7 @@ func (t *Tracker) Apply(d model.Delta) Changes {
 func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
 	t.own.kernel = slices.Clone(addrs)
 	t.readdress()
-	return t.settle()
+	return t.recompute()
 }
 
 // State returns the whole state, sorted.
@@ -127,22 +127,22 @@ func (t *Tracker) HealthChecks() []HealthCheck {
 // Problems returns what somebody should mend, sorted.
 func (t *Tracker) Problems() []model.Problem { return slices.Clone(t.problems) }
 
-// touch has a Service decided again at the end of the call.
-func (t *Tracker) touch(e *service) {
-	if !e.touched {
-		e.touched = true
-		t.touched = append(t.touched, e)
+// markDirty has a Service decided again at the end of the call.
+func (t *Tracker) markDirty(e *service) {
+	if !e.dirty {
+		e.dirty = true
+		t.dirty = append(t.dirty, e)
 	}
 }
 
 // settle decides everything that was touched and returns what became different.
-func (t *Tracker) settle() Changes {
+func (t *Tracker) recompute() Changes {
 	var c Changes
 	complained := t.checkNode()
-	t.claims.settle()
-	for _, e := range t.touched {
+	t.claims.resolve()
+	for _, e := range t.dirty {
 		for _, s := range e.slices {
-			t.pollSlice(s)
+			t.updateSlicePods(s)
 		}
 		ports, health, problems := t.decide(e)
 		e.ports = comparedWith(e.ports, ports, &c)
@@ -152,16 +152,16 @@ func (t *Tracker) settle() Changes {
 		}
 		if !slices.Equal(problems, e.problems) {
 			e.problems = problems
-			t.setTroubled(e)
+			t.setHasProblems(e)
 			complained = true
 		}
-		e.touched = false
+		e.dirty = false
 		if e.spec == nil && len(e.slices) == 0 {
 			delete(t.services, e.name)
 		}
 	}
-	clear(t.touched)
-	t.touched = t.touched[:0]
+	clear(t.dirty)
+	t.dirty = t.dirty[:0]
 
 	slices.SortFunc(c.Upserts, comparePorts)
 	slices.SortFunc(c.Deletes, PortID.Compare)
@@ -173,11 +173,11 @@ func (t *Tracker) settle() Changes {
 	return c
 }
 
-func (t *Tracker) setTroubled(e *service) {
+func (t *Tracker) setHasProblems(e *service) {
 	if len(e.problems) > 0 {
-		t.troubled[e.name] = struct{}{}
+		t.withProblems[e.name] = struct{}{}
 	} else {
-		delete(t.troubled, e.name)
+		delete(t.withProblems, e.name)
 	}
 }
 
@@ -188,7 +188,7 @@ func (t *Tracker) collectProblems() []model.Problem {
 	if p := t.own.problem; p != nil {
 		all = append(all, *p)
 	}
-	for name := range t.troubled {
+	for name := range t.withProblems {
 		all = append(all, t.services[name].problems...)
 	}
 	slices.SortFunc(all, compareProblems)
@@ -229,13 +229,13 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 // samePort compares two decisions. The time that caused them does not count.
 func samePort(a, b *ServicePort) bool {
 	return a.ID == b.ID && a.Affinity == b.Affinity && a.AppProtocol == b.AppProtocol && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
-		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Retained, b.Retained) &&
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.ServingUnselected, b.ServingUnselected) &&
 		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
 }
 
 func sameFrontend(a, b Frontend) bool {
 	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
-		a.Outside == b.Outside && a.Inside == b.Inside &&
+		a.ExternalRoute == b.ExternalRoute && a.InternalRoute == b.InternalRoute &&
 		(a.SourceRanges == nil) == (b.SourceRanges == nil) &&
 		slices.Equal(a.SourceRanges, b.SourceRanges)
 }

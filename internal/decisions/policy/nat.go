@@ -136,9 +136,9 @@ func (t *Tracker) countService(s *model.Service, by int) {
 			k = natKey{port.Protocol, port.NodePort, true, early, fmt.Sprintf("it is a NodePort of Service %s", s.Name), instead, ""}
 			t.nat.addNodePort(k, by)
 			if !early {
-				t.fading.addNodePort(k, -by)
+				t.pendingRemoval.addNodePort(k, -by)
 			}
-			t.touchNodePorts(by)
+			t.markNodePortsDirty(by)
 		}
 	}
 }
@@ -161,40 +161,40 @@ func (t *Tracker) countHostPorts(p *model.Pod, by int) {
 func (t *Tracker) countNAT(a netip.Addr, k natKey, by int) {
 	t.nat.add(a, k, by)
 	if !k.early && k.reason != HostPort {
-		t.fading.add(a, k, -by)
+		t.pendingRemoval.add(a, k, -by)
 	}
-	t.touchNATs(a, k, by)
+	t.markNATDirty(a, k, by)
 }
 
-// touchNATs has all judged again that a Service, or a pod's hostPort, at an address may
+// markNATDirty has all judged again that a Service, or a pod's hostPort, at an address may
 // be in the way of.
-func (t *Tracker) touchNATs(a netip.Addr, k natKey, by int) {
+func (t *Tracker) markNATDirty(a netip.Addr, k natKey, by int) {
 	if _, here := t.targetsOf[a]; here {
-		t.touchNAT(a, by)
+		t.markAddressDirty(a, by)
 	}
-	for _, r := range t.outward {
+	for _, r := range t.outgoing {
 		if r.takesFrom(k) && r.covers(a) {
-			t.staleNAT(r)
+			t.markRuleDirty(r)
 		}
 	}
 }
 
-func (t *Tracker) touchNodePorts(by int) {
+func (t *Tracker) markNodePortsDirty(by int) {
 	for _, a := range t.own {
-		t.touchNAT(a, by)
+		t.markAddressDirty(a, by)
 	}
 }
 
-// TakeOver says, before all else, that somebody else may translate for Services in
+// StartTakeover says, before all else, that somebody else may translate for Services in
 // netfilter until ServicesWritten is called.
-func (t *Tracker) TakeOver() { t.takingOver, t.silent = true, true }
+func (t *Tracker) StartTakeover() { t.takingOver, t.holdRefusals = true, true }
 
-// Tell has refusals told that TakeOver holds back, since it may be over soon.
-func (t *Tracker) Tell() Changes {
-	if !t.silent {
+// ReportRefusals has refusals told that StartTakeover holds back, since it may be over soon.
+func (t *Tracker) ReportRefusals() Changes {
+	if !t.holdRefusals {
 		return Changes{}
 	}
-	t.silent = false
+	t.holdRefusals = false
 	t.refusals = t.collectRefusals()
 	return Changes{Refusals: t.refusals}
 }
@@ -204,7 +204,7 @@ func (t *Tracker) Tell() Changes {
 // there till then, or connections that begin meanwhile would be cut.
 func (t *Tracker) ServicesWritten() Changes {
 	first := t.takingOver
-	if !first && len(t.fading.at)+len(t.fading.nodePorts) == 0 {
+	if !first && len(t.pendingRemoval.at)+len(t.pendingRemoval.nodePorts) == 0 {
 		return Changes{}
 	}
 	if first {
@@ -212,18 +212,18 @@ func (t *Tracker) ServicesWritten() Changes {
 		t.takingOver = false
 		t.countServices(1)
 	}
-	gone := t.fading
-	t.fading = newNATIndex()
+	gone := t.pendingRemoval
+	t.pendingRemoval = newNATIndex()
 	for a, keys := range gone.at {
 		for k := range keys {
-			t.touchNATs(a, k, -1)
+			t.markNATDirty(a, k, -1)
 		}
 	}
 	if len(gone.nodePorts) > 0 {
-		t.touchNodePorts(-1)
+		t.markNodePortsDirty(-1)
 	}
-	c := t.settle()
-	if told := t.Tell(); told.Refusals != nil {
+	c := t.recompute()
+	if told := t.ReportRefusals(); told.Refusals != nil {
 		c.Refusals = told.Refusals
 	}
 	return c
@@ -241,16 +241,16 @@ func (t *Tracker) countServices(by int) {
 	}
 }
 
-// touchNAT has an address judged again at which netfilter translates more, or less.
-func (t *Tracker) touchNAT(a netip.Addr, by int) {
+// markAddressDirty has an address judged again at which netfilter translates more, or less.
+func (t *Tracker) markAddressDirty(a netip.Addr, by int) {
 	t.dirty[a] = struct{}{}
 	if by < 0 {
-		t.lifted[a] = struct{}{}
+		t.resolved[a] = struct{}{}
 	}
 }
 
-// staleNAT has the Services that an outward rule takes in looked for again.
-func (t *Tracker) staleNAT(r *rule) {
+// markRuleDirty has the Services that an outward rule takes in looked for again.
+func (t *Tracker) markRuleDirty(r *rule) {
 	if !r.natStale {
 		r.natStale = true
 		t.natStale = append(t.natStale, r)
@@ -278,7 +278,7 @@ func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
 			}
 		}
 	}
-	for _, x := range []*natIndex{&t.nat, &t.fading} {
+	for _, x := range []*natIndex{&t.nat, &t.pendingRemoval} {
 		if r.Side == Ingress {
 			look(x.at[addr])
 			if own {
@@ -296,9 +296,9 @@ func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
 // somebody changed it in the pod).
 const firstEphemeral, lastEphemeral = 32768, 60999
 
-// outward reports whether a rule may take packets to Services: those that pods here
+// outgoing reports whether a rule may take packets to Services: those that pods here
 // send to the ports that it names, or, from ports that it names, as if they answered.
-func (r *rule) outward() bool {
+func (r *rule) outgoing() bool {
 	return r.Side == Egress || r.ephemeral(model.TCP) || r.ephemeral(model.UDP) || r.ephemeral(model.SCTP)
 }
 
@@ -324,7 +324,7 @@ func (r *rule) takesFrom(k natKey) bool {
 
 // lookForNAT finds a Service that an outward rule takes in.
 func (t *Tracker) lookForNAT(r *rule) (found obstacle) {
-	for _, x := range []*natIndex{&t.nat, &t.fading} {
+	for _, x := range []*natIndex{&t.nat, &t.pendingRemoval} {
 		x.lookFor(r, &found)
 	}
 	return found

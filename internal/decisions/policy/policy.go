@@ -101,7 +101,7 @@ type State struct {
 	Verdicts map[string]*Verdict
 	Targets  map[Target]string // to the Verdict's name
 	Members  map[Member]bool
-	Kept     map[Pair]bool // stay tracked, whatever a Verdict says: see Tracker.Keep
+	Tracked  map[Pair]bool // stay tracked, whatever a Verdict says: see Tracker.Keep
 }
 
 // Change is what became of one entry of a State. Had and Want differ; zero values
@@ -118,16 +118,16 @@ type Changes struct {
 	Verdicts []Change[string, *Verdict]
 	Targets  []Change[Target, string]
 	Members  []Change[Member, bool]
-	Kept     []Change[Pair, bool]
-	// Running says that this may be about connections that run, which those of a
+	Tracked  []Change[Pair, bool]
+	// MayAffectRunning says that this may be about connections that run, which those of a
 	// pod that comes or goes are not.
-	Running bool
-	// Guarded are the addresses here of which something is denied, sorted, if that
+	MayAffectRunning bool
+	// DenyRulePods are the addresses here of which something is denied, sorted, if that
 	// changed; nil if not. Their packets must not pass by who denies.
-	Guarded []netip.Addr
-	// Opened are the targets of Ingress that anybody may reach untracked, sorted, if
+	DenyRulePods []netip.Addr
+	// AllowsAny are the targets of Ingress that anybody may reach untracked, sorted, if
 	// that changed; nil if not. Nothing in netfilter has to see their packets.
-	Opened []Target
+	AllowsAny []Target
 	// Refusals are what policies ask for and does not hold here, complete, sorted;
 	// nil if that is as it was.
 	Refusals []Refusal
@@ -135,7 +135,7 @@ type Changes struct {
 
 // Empty reports whether there is nothing to write.
 func (c Changes) Empty() bool {
-	return len(c.Rules)+len(c.Verdicts)+len(c.Targets)+len(c.Members)+len(c.Kept) == 0
+	return len(c.Rules)+len(c.Verdicts)+len(c.Targets)+len(c.Members)+len(c.Tracked) == 0
 }
 
 // The reasons of a Refusal.

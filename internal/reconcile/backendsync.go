@@ -22,14 +22,14 @@ const (
 
 // lane is one backend with what it has still to be told. While full is set the
 // whole state will be written, so no single change needs to be remembered.
-type lane struct {
+type backendSync struct {
 	backend dataplane.Backend
-	// idle: it carries no port, and what it or an earlier run left goes once the
+	// unused: it carries no port, and what it or an earlier run left goes once the
 	// last answers are through.
-	idle bool
-	full bool
-	err  error // why the last sync as a whole failed; nil if it did not
-	node *intent.Node
+	unused bool
+	full   bool
+	err    error // why the last sync as a whole failed; nil if it did not
+	node   *intent.Node
 	// pending holds the newest wish for each port, nil for "take it away".
 	pending map[intent.PortID]*intent.ServicePort
 	// failed holds the ports that the backend could not write; they are tried
@@ -50,8 +50,8 @@ type failure struct {
 	err  error
 }
 
-func newLane(b dataplane.Backend) *lane {
-	return &lane{
+func newBackendSync(b dataplane.Backend) *backendSync {
+	return &backendSync{
 		backend: b,
 		full:    true,
 		pending: map[intent.PortID]*intent.ServicePort{},
@@ -59,54 +59,54 @@ func newLane(b dataplane.Backend) *lane {
 	}
 }
 
-// want notes the newest wish for a port; nil takes it away.
-func (l *lane) want(id intent.PortID, p *intent.ServicePort) {
-	delete(l.failed, id)
-	l.idle = l.idle && p == nil
-	if !l.full {
-		l.pending[id] = p
+// enqueue notes the newest wish for a port; nil takes it away.
+func (bs *backendSync) enqueue(id intent.PortID, p *intent.ServicePort) {
+	delete(bs.failed, id)
+	bs.unused = bs.unused && p == nil
+	if !bs.full {
+		bs.pending[id] = p
 	}
 }
 
-func (l *lane) setNode(n *intent.Node) {
-	if !l.full {
-		l.node = n
+func (bs *backendSync) setNode(n *intent.Node) {
+	if !bs.full {
+		bs.node = n
 	}
 }
 
-// demandFull forgets single changes in favour of the whole state. Ports that
+// requireFull forgets single changes in favour of the whole state. Ports that
 // failed stay known as such until the whole state has been written.
-func (l *lane) demandFull() {
-	l.full = true
-	l.node = nil
-	clear(l.pending)
+func (bs *backendSync) requireFull() {
+	bs.full = true
+	bs.node = nil
+	clear(bs.pending)
 }
 
 // due says when the lane has something to write, and whether it has at all.
-func (l *lane) due() (time.Time, bool) {
+func (bs *backendSync) due() (time.Time, bool) {
 	switch {
-	case l.full:
-		return l.retryAt, true
-	case len(l.pending) > 0 || l.node != nil:
+	case bs.full:
+		return bs.retryAt, true
+	case len(bs.pending) > 0 || bs.node != nil:
 		return time.Time{}, true
-	case len(l.failed) > 0:
-		return l.retryAt, true
+	case len(bs.failed) > 0:
+		return bs.retryAt, true
 	}
 	return time.Time{}, false
 }
 
 // changes is what an incremental sync must write now. Ports that failed join
 // when their time has come.
-func (l *lane) changes(now time.Time) intent.Changes {
-	if !now.Before(l.retryAt) {
-		for id, f := range l.failed {
-			l.pending[id] = f.port
+func (bs *backendSync) changes(now time.Time) intent.Changes {
+	if !now.Before(bs.retryAt) {
+		for id, f := range bs.failed {
+			bs.pending[id] = f.port
 		}
-		clear(l.failed)
+		clear(bs.failed)
 	}
-	c := intent.Changes{Node: l.node}
-	for _, id := range slices.SortedFunc(maps.Keys(l.pending), intent.PortID.Compare) {
-		if p := l.pending[id]; p != nil {
+	c := intent.Changes{Node: bs.node}
+	for _, id := range slices.SortedFunc(maps.Keys(bs.pending), intent.PortID.Compare) {
+		if p := bs.pending[id]; p != nil {
 			c.Upserts = append(c.Upserts, p)
 		} else {
 			c.Deletes = append(c.Deletes, id)
@@ -118,18 +118,18 @@ func (l *lane) changes(now time.Time) intent.Changes {
 // sync writes to the backend, either the whole state or what changed, and
 // notes what is left to do. It returns the ports that are now in the kernel as
 // wanted and were part of this sync.
-func (l *lane) sync(ctx context.Context, now time.Time, whole func() intent.State) (done []*intent.ServicePort) {
+func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() intent.State) (done []*intent.ServicePort) {
 	var err error
 	var written []*intent.ServicePort
-	tried := l.pending
-	if l.full {
+	tried := bs.pending
+	if bs.full {
 		s := whole()
 		written, tried = s.Ports, byID(s.Ports)
-		err = l.backend.Replace(ctx, s)
+		err = bs.backend.Replace(ctx, s)
 	} else {
-		c := l.changes(now)
+		c := bs.changes(now)
 		written = c.Upserts
-		err = l.backend.Apply(ctx, c)
+		err = bs.backend.Apply(ctx, c)
 	}
 	if ctx.Err() != nil {
 		// Stopped in the middle: nobody retries, and the next start begins
@@ -138,47 +138,47 @@ func (l *lane) sync(ctx context.Context, now time.Time, whole func() intent.Stat
 	}
 	bad, single := portErrors(err)
 	if err != nil && !single {
-		l.fail(err)
+		bs.fail(err)
 		return nil
 	}
-	if l.full {
-		clear(l.failed)
+	if bs.full {
+		clear(bs.failed)
 	}
-	l.full, l.node, l.err = false, nil, nil
-	l.pending = map[intent.PortID]*intent.ServicePort{}
+	bs.full, bs.node, bs.err = false, nil, nil
+	bs.pending = map[intent.PortID]*intent.ServicePort{}
 	for id, e := range bad {
 		// A port that was not part of this sync is not taken for a deleted one.
 		if p, ok := tried[id]; ok {
-			l.failed[id] = failure{port: p, err: e}
+			bs.failed[id] = failure{port: p, err: e}
 		}
 	}
-	l.reschedule(len(bad) > 0)
+	bs.reschedule(len(bad) > 0)
 	return slices.DeleteFunc(slices.Clone(written), func(p *intent.ServicePort) bool {
 		return bad[p.ID] != nil
 	})
 }
 
 // fail notes that nothing is known about what the kernel holds now.
-func (l *lane) fail(err error) {
-	l.demandFull()
-	l.err = err
-	l.reschedule(true)
+func (bs *backendSync) fail(err error) {
+	bs.requireFull()
+	bs.err = err
+	bs.reschedule(true)
 }
 
 // reschedule sets the time of the next retry.
-func (l *lane) reschedule(failed bool) {
+func (bs *backendSync) reschedule(failed bool) {
 	if !failed {
-		if len(l.failed) == 0 {
-			l.tries, l.retryAt = 0, time.Time{}
+		if len(bs.failed) == 0 {
+			bs.tries, bs.retryAt = 0, time.Time{}
 		}
 		return
 	}
 	now := time.Now()
-	if l.retryAt.After(now) {
+	if bs.retryAt.After(now) {
 		return // a port that fails only now does not put off the others
 	}
-	l.retryAt = now.Add(backoff(l.tries))
-	l.tries++
+	bs.retryAt = now.Add(backoff(bs.tries))
+	bs.tries++
 }
 
 // backoff is the wait after so many earlier failures: between half and all of

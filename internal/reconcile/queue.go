@@ -10,93 +10,93 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// inbox holds what arrived and was not taken in yet. It is bounded by the
+// queue holds what arrived and was not taken in yet. It is bounded by the
 // number of objects that exist or went away since the last take: of each, only
 // the newest state is kept.
-type inbox struct {
+type queue struct {
 	wake chan struct{} // holds one token while mail waits
 
-	mu   sync.Mutex
-	mail mail
+	mu      sync.Mutex
+	pending pendingChanges
 }
 
 // mail is the content of an inbox; a nil field holds nothing new.
-type mail struct {
+type pendingChanges struct {
 	delta    *model.Delta
 	problems *[]model.Problem
 	addrs    *[]netip.Addr
 	since    time.Time // arrival of the oldest part
 }
 
-func newInbox() *inbox {
-	return &inbox{wake: make(chan struct{}, 1)}
+func newQueue() *queue {
+	return &queue{wake: make(chan struct{}, 1)}
 }
 
-func (b *inbox) deliver(d model.Delta, problems []model.Problem, now time.Time) {
-	b.put(now, func(m *mail) {
-		if m.delta == nil {
-			m.delta = &model.Delta{}
+func (q *queue) deliver(d model.Delta, problems []model.Problem, now time.Time) {
+	q.update(now, func(pending *pendingChanges) {
+		if pending.delta == nil {
+			pending.delta = &model.Delta{}
 		}
-		mergeDelta(m.delta, d)
+		mergeDelta(pending.delta, d)
 		if problems != nil {
 			ps := slices.Clone(problems)
-			m.problems = &ps
+			pending.problems = &ps
 		}
 	})
 }
 
-func (b *inbox) setAddrs(addrs []netip.Addr, now time.Time) {
-	b.put(now, func(m *mail) {
+func (q *queue) setAddrs(addrs []netip.Addr, now time.Time) {
+	q.update(now, func(pending *pendingChanges) {
 		a := slices.Clone(addrs)
-		m.addrs = &a
+		pending.addrs = &a
 	})
 }
 
-func (b *inbox) put(now time.Time, change func(*mail)) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	change(&b.mail)
-	if b.mail.since.IsZero() {
-		b.mail.since = now
+func (q *queue) update(now time.Time, change func(*pendingChanges)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	change(&q.pending)
+	if q.pending.since.IsZero() {
+		q.pending.since = now
 	}
-	b.nudge()
+	q.wakeUp()
 }
 
-// nudge wakes the loop.
-func (b *inbox) nudge() {
+// wakeUp wakes the loop.
+func (q *queue) wakeUp() {
 	select {
-	case b.wake <- struct{}{}:
+	case q.wake <- struct{}{}:
 	default:
 	}
 }
 
-// take empties the inbox.
-func (b *inbox) take() mail {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	m := b.mail
-	b.mail = mail{}
-	return m
+// drain empties the inbox.
+func (q *queue) drain() pendingChanges {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	pending := q.pending
+	q.pending = pendingChanges{}
+	return pending
 }
 
 // waiting reports whether there is mail.
-func (b *inbox) waiting() bool { return !b.oldest().IsZero() }
+func (q *queue) waiting() bool { return !q.oldest().IsZero() }
 
 // oldest is the arrival of the oldest mail, zero if there is none.
-func (b *inbox) oldest() time.Time {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.mail.since
+func (q *queue) oldest() time.Time {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.pending.since
 }
 
 // sizes counts the Services and slices that wait.
-func (b *inbox) sizes() (services, endpointSlices int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.mail.delta == nil {
+func (q *queue) sizes() (services, endpointSlices int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.pending.delta == nil {
 		return 0, 0
 	}
-	return len(b.mail.delta.Services), len(b.mail.delta.Slices)
+	return len(q.pending.delta.Services), len(q.pending.delta.Slices)
 }
 
 // mergeDelta makes dst what dst followed by src means. The maps of src stay

@@ -13,15 +13,15 @@ import (
 // address wins everywhere, so what else answers at that address and port is
 // hidden by it, as by kube-proxy. That is reported, on the Service that hides.
 
-// mayHide reports whether a frontend is one whose address a person or a load
+// mayConflict reports whether a frontend is one whose address a person or a load
 // balancer chose. Nobody has to answer for a clusterIP: the API server hands
 // it out from a range of its own.
-func mayHide(kind FrontendKind) bool { return kind == ExternalIP || kind == LoadBalancerIP }
+func mayConflict(kind FrontendKind) bool { return kind == ExternalIP || kind == LoadBalancerIP }
 
-// hidden words the Problems of a claim that a Service holds and that hides a
+// addressConflicts words the Problems of a claim that a Service holds and that hides a
 // NodePort, a healthCheckNodePort or an endpoint of somebody else.
-func (t *Tracker) hidden(e *service, id PortID, c claim) []model.Problem {
-	if !mayHide(c.kind) {
+func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []model.Problem {
+	if !mayConflict(c.kind) {
 		return nil
 	}
 	var out []model.Problem
@@ -37,7 +37,7 @@ func (t *Tracker) hidden(e *service, id PortID, c claim) []model.Problem {
 			}
 		}
 	}
-	if owner, ok := t.world.endpointAt(c.key, e); ok {
+	if owner, ok := t.store.endpointAt(c.key, e); ok {
 		report(fmt.Sprintf("%s hides an endpoint of Service %s, which has this address and port; change one of the two", c.key, owner))
 	}
 	return out
@@ -45,10 +45,10 @@ func (t *Tracker) hidden(e *service, id PortID, c claim) []model.Problem {
 
 // nodePortsAt lists what the node would serve at an address and port but for a
 // Service of just that address.
-func nodePortsAt(k claimKey) []claimKey {
-	out := []claimKey{{Family: model.FamilyOf(k.Addr), Protocol: k.Protocol, Port: k.Port}}
+func nodePortsAt(k addressKey) []addressKey {
+	out := []addressKey{{Family: model.FamilyOf(k.Addr), Protocol: k.Protocol, Port: k.Port}}
 	if k.Protocol == model.TCP {
-		out = append(out, claimKey{Port: k.Port})
+		out = append(out, addressKey{Port: k.Port})
 	}
 	return out
 }
@@ -56,9 +56,9 @@ func nodePortsAt(k claimKey) []claimKey {
 // endpointAt finds another Service with an endpoint of this address and port:
 // the first by name. A Service's own endpoint (an ingress controller in the
 // node's network, say) is reached either way.
-func (w *world) endpointAt(k claimKey, but *service) (model.Name, bool) {
+func (st *store) endpointAt(k addressKey, but *service) (model.Name, bool) {
 	var owner *service
-	for _, s := range w.slicesOfAddr[k.Addr] {
+	for _, s := range st.slicesOfAddr[k.Addr] {
 		if s.service == but || owner != nil && compareNames(owner.name, s.service.name) <= 0 {
 			continue
 		}
@@ -72,8 +72,8 @@ func (w *world) endpointAt(k claimKey, but *service) (model.Name, bool) {
 	return owner.name, true
 }
 
-// touchHiding touches whoever may hide a NodePort or healthCheckNodePort.
-func (t *Tracker) touchHiding(wide claimKey) {
+// markNodePortConflictsDirty touches whoever may hide a NodePort or healthCheckNodePort.
+func (t *Tracker) markNodePortConflictsDirty(wide addressKey) {
 	if wide.Addr.IsValid() {
 		return
 	}
@@ -82,26 +82,26 @@ func (t *Tracker) touchHiding(wide claimKey) {
 		protocol = model.TCP // a healthCheckNodePort
 	}
 	for _, a := range t.own.addrs {
-		for _, c := range t.claims.claimants[claimKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
-			t.touch(t.services[c.id.Service])
+		for _, c := range t.claims.requesters[addressKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
+			t.markDirty(t.services[c.id.Service])
 		}
 	}
 }
 
-// touchClaiming touches the Services that have the address for an externalIP
+// markAddressConflictsDirty touches the Services that have the address for an externalIP
 // or LoadBalancer IP.
-func (t *Tracker) touchClaiming(a netip.Addr) {
-	for e := range t.claiming[a] {
-		t.touch(e)
+func (t *Tracker) markAddressConflictsDirty(a netip.Addr) {
+	for e := range t.conflictable[a] {
+		t.markDirty(e)
 	}
 }
 
-// touchHidingEndpoints does so for each endpoint of a slice.
-func (t *Tracker) touchHidingEndpoints(s *model.EndpointSlice) {
-	if len(t.claiming) == 0 {
+// markEndpointConflictsDirty does so for each endpoint of a slice.
+func (t *Tracker) markEndpointConflictsDirty(s *model.EndpointSlice) {
+	if len(t.conflictable) == 0 {
 		return
 	}
 	for i := range s.Endpoints {
-		t.touchClaiming(endpointAddr(&s.Endpoints[i]))
+		t.markAddressConflictsDirty(endpointAddr(&s.Endpoints[i]))
 	}
 }

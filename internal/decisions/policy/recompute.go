@@ -7,17 +7,17 @@ import (
 	"slices"
 )
 
-// judge works out again what holds for an address here.
-func (t *Tracker) judge(a netip.Addr) {
+// recomputeAddress works out again what holds for an address here.
+func (t *Tracker) recomputeAddress(a netip.Addr) {
 	before := t.wantedOf[a]
 	wanted := t.selecting(a)
 	// First what comes, then what goes: what stays is never let go of.
 	for _, p := range wanted {
 		for _, r := range p.rules {
-			t.want(r)
+			t.addWanted(r)
 		}
 	}
-	t.keep(a, wanted)
+	t.setWanted(a, wanted)
 	rules, refused := t.hold(a, slices.Clone(wanted))
 	t.retarget(a, rules)
 	for _, p := range before {
@@ -34,7 +34,7 @@ func (t *Tracker) judge(a netip.Addr) {
 	}
 }
 
-func (t *Tracker) keep(a netip.Addr, wanted []*policy) {
+func (t *Tracker) setWanted(a netip.Addr, wanted []*policy) {
 	if len(wanted) > 0 {
 		t.wantedOf[a] = wanted
 	} else {
@@ -51,7 +51,7 @@ func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
 			if own && t.node != nil && s.Nodes.Matches(t.node.Labels) {
 				out = append(out, p)
 			}
-		case !own && slices.ContainsFunc(t.podsHere[a], func(n podName) bool {
+		case !own && slices.ContainsFunc(t.podsOnNode[a], func(n podName) bool {
 			pod := t.pods[n]
 			return selects(s.Pods, pod.Labels, t.namespaceLabels(n.Namespace))
 		}):
@@ -61,14 +61,14 @@ func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
 	return out
 }
 
-// want counts the addresses that a rule is about. The first makes its peers known.
-func (t *Tracker) want(r *rule) {
+// addWanted counts the addresses that a rule is about. The first makes its peers known.
+func (t *Tracker) addWanted(r *rule) {
 	if r.wanted++; r.wanted > 1 {
 		return
 	}
 	r.peers = map[netip.Addr]int{}
-	if r.outward() {
-		t.staleNAT(r) // Services came and went while it had no peers
+	if r.outgoing() {
+		t.markRuleDirty(r) // Services came and went while it had no peers
 	}
 	if len(r.pods) == 0 {
 		return
@@ -91,13 +91,13 @@ func (t *Tracker) addPeers(r *rule, name podName, by int) {
 		if r.peers[a] += by; r.peers[a] <= 0 {
 			delete(r.peers, a)
 			if told {
-				t.members.drop(Member{r.Name, a})
+				t.members.remove(Member{r.Name, a})
 			}
 		} else if told {
 			t.members.set(Member{r.Name, a}, true)
 		}
 		if r.Side == Egress && len(t.nat.at[a]) > 0 {
-			t.staleNAT(r)
+			t.markRuleDirty(r)
 		}
 	}
 }
@@ -112,7 +112,7 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 		now = append(now, target)
 		anybody := slices.ContainsFunc(s.rules, func(r *rule) bool { return r.Anybody })
 		guarded = guarded || v.Deny && !anybody
-		t.open(target, anybody && !v.Track && s.side == Ingress)
+		t.setAllowsAny(target, anybody && !v.Track && s.side == Ingress)
 		t.use(v, s.rules)
 		if was := t.targets.now[target]; was != "" {
 			t.release(was)
@@ -122,8 +122,8 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	for _, target := range old {
 		if !slices.Contains(now, target) {
 			t.release(t.targets.now[target])
-			t.targets.drop(target)
-			t.open(target, false)
+			t.targets.remove(target)
+			t.setAllowsAny(target, false)
 		}
 	}
 	if len(now) > 0 {
@@ -131,26 +131,26 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	} else if delete(t.targetsOf, a); len(t.wantedOf[a]) > 0 {
 		t.targetsOf[a] = nil // refused for now; see countNAT
 	}
-	if _, was := t.guarded[a]; was != guarded {
-		t.guarding = true
+	if _, was := t.hasDenyRule[a]; was != guarded {
+		t.hasDenyRuleChanged = true
 		if guarded {
-			t.guarded[a] = struct{}{}
+			t.hasDenyRule[a] = struct{}{}
 		} else {
-			delete(t.guarded, a)
+			delete(t.hasDenyRule, a)
 		}
 	}
 }
 
-// open notes whether anybody may reach a target untracked.
-func (t *Tracker) open(target Target, is bool) {
-	if _, was := t.opened[target]; was == is {
+// setAllowsAny notes whether anybody may reach a target untracked.
+func (t *Tracker) setAllowsAny(target Target, is bool) {
+	if _, was := t.allowsAny[target]; was == is {
 		return
 	}
-	t.opening = true
+	t.allowsAnyChanged = true
 	if is {
-		t.opened[target] = struct{}{}
+		t.allowsAny[target] = struct{}{}
 	} else {
-		delete(t.opened, target)
+		delete(t.allowsAny, target)
 	}
 }
 
@@ -175,7 +175,7 @@ func (t *Tracker) install(r *rule) {
 	if before != nil {
 		for a := range before.peers {
 			if r.peers[a] == 0 {
-				t.members.drop(Member{r.Name, a})
+				t.members.remove(Member{r.Name, a})
 			}
 		}
 	}
@@ -189,16 +189,16 @@ func (t *Tracker) release(name string) {
 	for _, r := range v.Rules {
 		if t.used["rule "+r]--; t.used["rule "+r] == 0 {
 			delete(t.used, "rule "+r)
-			t.rules.drop(r)
+			t.rules.remove(r)
 			for a := range t.holding[r].peers {
-				t.members.drop(Member{r, a})
+				t.members.remove(Member{r, a})
 			}
 			delete(t.holding, r)
 		}
 	}
 	if t.used[name]--; t.used[name] == 0 {
 		delete(t.used, name)
-		t.verdicts.drop(name)
+		t.verdicts.remove(name)
 	}
 }
 

@@ -7,9 +7,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// world holds the facts, and the indexes that lead from a pod, an address or a
+// store holds the facts, and the indexes that lead from a pod, an address or a
 // namespace to the slices that depend on it.
-type world struct {
+type store struct {
 	node     string // the node decided for
 	slices   map[model.Name]*slice
 	nodes    map[string]*model.Node
@@ -19,27 +19,27 @@ type world struct {
 	slicesOfPod  index[model.Name] // slices with an endpoint that names the pod
 	slicesOfAddr index[netip.Addr] // slices with an endpoint of the address
 	slicesOfNS   map[string]map[*slice]struct{}
-	slicesNear   map[*slice]struct{} // slices with an endpoint that is or may be on this node
+	slicesOnNode map[*slice]struct{} // slices with an endpoint that is or may be on this node
 	podsOfAddr   map[netip.Addr][]model.Name
 	podsOfNS     map[string]map[model.Name]struct{}
 
-	guarded map[netip.Addr]struct{}    // see SetGuarded
-	opened  map[netip.Addr][]OpenPorts // see SetOpened
+	hasDenyRule map[netip.Addr]struct{}       // see SetDenyRulePods
+	allowsAny   map[netip.Addr][]AllowedPorts // see SetAllowsAny
 
-	policiesUnknown bool
-	guardsUnknown   bool // see SetGuardsUnknown
+	policiesUnknown  bool
+	denyRulesUnknown bool // see SetDenyRulesUnknown
 }
 
 // slice is an EndpointSlice and what depends on it.
 type slice struct {
-	object  *model.EndpointSlice
-	service *service
-	near    bool         // has an endpoint that is or may be on this node
-	policed []netip.Addr // what it adds to the node's policed pods
+	object       *model.EndpointSlice
+	service      *service
+	mayBeOnNode  bool         // has an endpoint that is or may be on this node
+	mustTraverse []netip.Addr // what it adds to the node's policed pods
 }
 
-func newWorld(node string) world {
-	return world{
+func newStore(node string) store {
+	return store{
 		node:         node,
 		slices:       map[model.Name]*slice{},
 		nodes:        map[string]*model.Node{},
@@ -48,7 +48,7 @@ func newWorld(node string) world {
 		slicesOfPod:  index[model.Name]{},
 		slicesOfAddr: index[netip.Addr]{},
 		slicesOfNS:   map[string]map[*slice]struct{}{},
-		slicesNear:   map[*slice]struct{}{},
+		slicesOnNode: map[*slice]struct{}{},
 		podsOfAddr:   map[netip.Addr][]model.Name{},
 		podsOfNS:     map[string]map[model.Name]struct{}{},
 	}
@@ -72,37 +72,37 @@ func (x index[K]) remove(key K, s *slice) {
 	x[key] = list
 }
 
-// attach enters a slice into the indexes.
-func (w *world) attach(s *slice) {
+// addToIndexes enters a slice into the indexes.
+func (st *store) addToIndexes(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
-		s.near = s.near || isHere(ep, w.node) || ep.Node == ""
-		w.slicesOfAddr.add(endpointAddr(ep), s)
+		s.mayBeOnNode = s.mayBeOnNode || onNode(ep, st.node) || ep.Node == ""
+		st.slicesOfAddr.add(endpointAddr(ep), s)
 		if ep.Pod.Name == "" {
 			continue
 		}
-		w.slicesOfPod.add(ep.Pod, s)
-		addTo(w.slicesOfNS, ep.Pod.Namespace, s)
+		st.slicesOfPod.add(ep.Pod, s)
+		addTo(st.slicesOfNS, ep.Pod.Namespace, s)
 	}
-	addTo(w.slicesOfNS, s.object.Service.Namespace, s)
-	if s.near {
-		w.slicesNear[s] = struct{}{}
+	addTo(st.slicesOfNS, s.object.Service.Namespace, s)
+	if s.mayBeOnNode {
+		st.slicesOnNode[s] = struct{}{}
 	}
 }
 
-// detach takes a slice out of the indexes again.
-func (w *world) detach(s *slice) {
+// removeFromIndexes takes a slice out of the indexes again.
+func (st *store) removeFromIndexes(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
-		w.slicesOfAddr.remove(endpointAddr(ep), s)
+		st.slicesOfAddr.remove(endpointAddr(ep), s)
 		if ep.Pod.Name == "" {
 			continue
 		}
-		w.slicesOfPod.remove(ep.Pod, s)
-		removeFrom(w.slicesOfNS, ep.Pod.Namespace, s)
+		st.slicesOfPod.remove(ep.Pod, s)
+		removeFrom(st.slicesOfNS, ep.Pod.Namespace, s)
 	}
-	removeFrom(w.slicesOfNS, s.object.Service.Namespace, s)
-	delete(w.slicesNear, s)
+	removeFrom(st.slicesOfNS, s.object.Service.Namespace, s)
+	delete(st.slicesOnNode, s)
 }
 
 // indexedAlike reports whether a slice may replace another without a change to
@@ -114,76 +114,76 @@ func indexedAlike(a, b *model.EndpointSlice) bool {
 }
 
 // addPod enters a pod.
-func (w *world) addPod(p *model.Pod) {
-	w.pods[p.Name] = p
-	addTo(w.podsOfNS, p.Namespace, p.Name)
+func (st *store) addPod(p *model.Pod) {
+	st.pods[p.Name] = p
+	addTo(st.podsOfNS, p.Namespace, p.Name)
 	for _, a := range p.IPs {
 		a = a.Unmap()
-		if list := w.podsOfAddr[a]; !slices.Contains(list, p.Name) {
-			w.podsOfAddr[a] = append(list, p.Name)
+		if list := st.podsOfAddr[a]; !slices.Contains(list, p.Name) {
+			st.podsOfAddr[a] = append(list, p.Name)
 		}
 	}
 }
 
 // removePod takes a pod out again.
-func (w *world) removePod(p *model.Pod) {
-	delete(w.pods, p.Name)
-	removeFrom(w.podsOfNS, p.Namespace, p.Name)
+func (st *store) removePod(p *model.Pod) {
+	delete(st.pods, p.Name)
+	removeFrom(st.podsOfNS, p.Namespace, p.Name)
 	for _, a := range p.IPs {
 		a = a.Unmap()
-		list := slices.DeleteFunc(w.podsOfAddr[a], func(n model.Name) bool { return n == p.Name })
+		list := slices.DeleteFunc(st.podsOfAddr[a], func(n model.Name) bool { return n == p.Name })
 		if len(list) == 0 {
-			delete(w.podsOfAddr, a)
+			delete(st.podsOfAddr, a)
 		} else {
-			w.podsOfAddr[a] = list
+			st.podsOfAddr[a] = list
 		}
 	}
 }
 
-// podHere reports whether a Pod of this node has the address.
-func (w *world) podHere(addr netip.Addr) bool {
-	return slices.ContainsFunc(w.podsOfAddr[addr], w.onThisNode)
+// podOnThisNode reports whether a Pod of this node has the address.
+func (st *store) podOnThisNode(addr netip.Addr) bool {
+	return slices.ContainsFunc(st.podsOfAddr[addr], st.onThisNode)
 }
 
-func (w *world) onThisNode(name model.Name) bool {
-	p := w.pods[name]
-	return p != nil && w.node != "" && p.Node == w.node
+func (st *store) onThisNode(name model.Name) bool {
+	p := st.pods[name]
+	return p != nil && st.node != "" && p.Node == st.node
 }
 
 // policed reports whether packets of an endpoint must traverse netfilter: because it
 // is guarded, or a NetworkPolicy selects it.
-func (w *world) policed(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
-	_, guarded := w.guarded[addr]
-	return guarded || w.selected(namespace, ep, addr)
+func (st *store) mustTraverseNetfilter(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
+	_, guarded := st.hasDenyRule[addr]
+	return guarded || st.selected(namespace, ep, addr)
 }
 
 // selected reports whether a NetworkPolicy selects the pod that has the endpoint's
 // address, or may. Anybody who may write a slice can name any pod, node and Service
 // in it, so what a slice says can make an endpoint selected, and never unselected.
 // The namespace is the slice's.
-func (w *world) selected(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
-	if len(w.policies) == 0 {
+func (st *store) selected(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
+	if len(st.policies) == 0 {
 		return false
 	}
-	known := w.podsOfAddr[addr]
+	known := st.podsOfAddr[addr]
 	switch {
-	case slices.ContainsFunc(known, w.podPoliced):
+	case slices.ContainsFunc(known, st.podSelected):
 		return true
-	case ep.Pod.Name != "" && w.podPoliced(ep.Pod):
+	case ep.Pod.Name != "" && st.podSelected(ep.Pod):
 		return true
-	case w.podHere(addr):
+	case st.podOnThisNode(addr):
 		return false
-	case isHere(ep, w.node):
+	case onNode(ep, st.node):
 		// A pod of this node that is not known (yet), of any namespace.
 		return true
 	}
 	// An endpoint without a node is most often outside the cluster.
-	return ep.Pod.Name == "" && len(known) == 0 && ep.Node != "" && w.policies[namespace].selectsUnknown()
+	return ep.Pod.Name == "" && len(known) == 0 && ep.Node != "" && st.policies[namespace].selectsUnknown()
 }
 
-func (w *world) podPoliced(name model.Name) bool {
-	set := w.policies[name.Namespace]
-	if pod := w.pods[name]; pod != nil {
+func (st *store) podSelected(name model.Name) bool {
+	set := st.policies[name.Namespace]
+	if pod := st.pods[name]; pod != nil {
 		return set.selects(pod.Labels)
 	}
 	return set.selectsUnknown()
