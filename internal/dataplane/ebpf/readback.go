@@ -167,7 +167,7 @@ func eachByOne[K, V any](m kernelMap, f func(K, V)) error {
 }
 
 // Applied reads the maps again. Names of ports and what the maps do not hold
-// (appProtocol, trigger times) come from memory.
+// come from memory.
 func (b *Backend) Applied(context.Context) (intent.State, error) {
 	read, err := readPorts(b.objects.maps)
 	if err != nil {
@@ -176,9 +176,8 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 	b.portsMu.Lock()
 	defer b.portsMu.Unlock()
 	names := map[uint32]intent.PortID{}
-	memory := map[uint32]*port{}
 	for id, p := range b.ports.byID {
-		names[p.service], memory[p.service] = id, p
+		names[p.service] = id
 	}
 	var s intent.State
 	for service, p := range read.orphans {
@@ -192,9 +191,6 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 		}
 		if p.helped {
 			sp.Helper = intent.TFTP
-		}
-		if known && memory[service].source != nil {
-			sp.AppProtocol = memory[service].source.AppProtocol
 		}
 		s.Ports = append(s.Ports, sp)
 	}

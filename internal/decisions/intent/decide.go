@@ -70,7 +70,6 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []addressRequ
 		Endpoints:         t.endpoints(p.id.Protocol, cs),
 		ServingUnselected: servingUnselected(p.id.Protocol, cs),
 		Affinity:          svc.Affinity,
-		AppProtocol:       p.spec.AppProtocol,
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,
 		Triggered:         newestTrigger(from.slices, p.id.Family),

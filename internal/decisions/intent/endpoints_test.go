@@ -31,7 +31,7 @@ func TestEndpoints(t *testing.T) {
 		{"a ready endpoint here comes before a terminating one for policy Local", []any{web(nodePort(30080), externalLocal), sliceOf("s", at("10.1.0.1", here, draining), at("10.1.0.2", here))},
 			local("local") + "-> 10.1.0.2:8080 cluster local here"},
 		{"publishNotReadyAddresses counts through the slices' ready, also for terminating endpoints", []any{
-			web(func(s *model.Service) { s.PublishNotReady = true }), sliceOf("s", at("10.1.0.1", here, publishedEnd), at("10.1.0.2", there, notReady))},
+			web(), sliceOf("s", at("10.1.0.1", here, publishedEnd), at("10.1.0.2", there, notReady))},
 			clusterIPLeadsTo + `-> 10.1.0.1:8080 cluster here`},
 
 		{"zone hints keep traffic in the zone", []any{web(), zone1, sliceOf("s", at("10.1.0.1", there, forZones("zone-1")), at("10.1.0.2", here, forZones("zone-2")))},

@@ -156,7 +156,7 @@ func TestFrontends(t *testing.T) {
 			ClusterIP 10.96.0.1:53 outside cluster inside cluster
 			NodePort *:30053 outside cluster inside cluster
 			-> 10.1.0.1:5354 cluster here
-			ns/web:https/TCP/IPv4 speaks https
+			ns/web:https/TCP/IPv4
 			ClusterIP 10.96.0.1:443 outside cluster inside cluster
 			-> 10.1.0.1:8443 cluster here`},
 		{"one target port may stand behind two Service ports", []any{

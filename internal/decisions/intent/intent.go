@@ -92,8 +92,6 @@ type ServicePort struct {
 	// because TCP and SCTP flows end when they must.
 	ServingUnselected []netip.AddrPort
 	Affinity          time.Duration // 0: none
-	// AppProtocol is the Service port's appProtocol.
-	AppProtocol string
 	// Helper is what connections of this port need so that those they announce
 	// get through too.
 	Helper Helper
@@ -189,12 +187,6 @@ type Changes struct {
 	// Problems are those of the objects as they stand now, complete, sorted:
 	// address conflicts and the like. Nil means unchanged.
 	Problems []model.Problem
-}
-
-// Empty reports whether nothing changed.
-func (c Changes) Empty() bool {
-	return len(c.Upserts) == 0 && len(c.Deletes) == 0 && c.Node == nil &&
-		len(c.HealthChecks) == 0 && c.Problems == nil
 }
 
 // State is a whole state of intent.

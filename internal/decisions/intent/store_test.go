@@ -203,9 +203,6 @@ func lines(sp *ServicePort) []string {
 	if sp.Affinity != 0 {
 		head += " affinity " + sp.Affinity.String()
 	}
-	if sp.AppProtocol != "" {
-		head += " speaks " + sp.AppProtocol
-	}
 	out := []string{head}
 	for _, f := range sp.Frontends {
 		where := fmt.Sprintf("*:%d", f.Port)

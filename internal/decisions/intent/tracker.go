@@ -112,21 +112,6 @@ func (t *Tracker) State() State {
 	return s
 }
 
-// HealthChecks returns every healthCheckNodePort to serve, sorted by Service.
-func (t *Tracker) HealthChecks() []HealthCheck {
-	var out []HealthCheck
-	for _, e := range t.services {
-		if e.health.Port != 0 {
-			out = append(out, e.health)
-		}
-	}
-	slices.SortFunc(out, compareHealthChecks)
-	return out
-}
-
-// Problems returns what somebody should mend, sorted.
-func (t *Tracker) Problems() []model.Problem { return slices.Clone(t.problems) }
-
 // markDirty has a Service decided again at the end of the call.
 func (t *Tracker) markDirty(e *service) {
 	if !e.dirty {
@@ -228,7 +213,7 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 
 // samePort compares two decisions. The time that caused them does not count.
 func samePort(a, b *ServicePort) bool {
-	return a.ID == b.ID && a.Affinity == b.Affinity && a.AppProtocol == b.AppProtocol && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
+	return a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.ServingUnselected, b.ServingUnselected) &&
 		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
 }

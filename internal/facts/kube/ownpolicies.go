@@ -111,11 +111,7 @@ func (s *Source) convertPolicy(u *unstructured.Unstructured) (*model.DoNotTrackP
 	}
 	s.own.status[o.Name] = policyObject{o.UID, o.ResourceVersion, o.Generation, o.Status.Conditions}
 	s.own.changed()
-	m, problems := kubeobject.DoNotTrackPolicy(&o)
-	if m != nil {
-		m.Generation = 0 // it does not change what the policy means
-	}
-	return m, problems
+	return kubeobject.DoNotTrackPolicy(&o)
 }
 
 func unreadable(name string, err error) model.Problem {
@@ -177,11 +173,7 @@ func (s *Source) unreadPolicies() model.Unread {
 	if len(names) == 0 {
 		return model.Unread{}
 	}
-	first := slices.Min(names)
-	return model.Unread{
-		Reason: model.UnreadPolicy, Text: policyKind + " " + first,
-		Object: model.ObjectRef{Kind: policyKind, Name: model.Name{Name: first}},
-	}
+	return model.Unread{Reason: model.UnreadPolicy, Text: policyKind + " " + slices.Min(names)}
 }
 
 // ownPoliciesReady reports whether policies and all that they need have been

@@ -18,7 +18,7 @@ func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []
 	c.checkName(o.Name)
 	spec := field.NewPath("spec")
 	p := &model.DoNotTrackPolicy{
-		Name: o.Name, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
+		Name: o.Name, Created: o.CreationTimestamp.Time,
 		Track: o.Spec.Track,
 	}
 	if deny := o.Spec.Deny; deny != nil && *deny == "" {

@@ -98,8 +98,6 @@ type Service struct {
 	ExternalLocal       bool              // externalTrafficPolicy: Local
 	InternalLocal       bool              // internalTrafficPolicy: Local
 	HealthCheckNodePort uint16            // 0: none
-	PublishNotReady     bool              // publishNotReadyAddresses
-	TrafficDistribution string            // PreferClose, PreferSameZone, PreferSameNode or ""
 	Annotations         map[string]string // those of spillway.dev/ alone
 	Ports               []ServicePort
 }
@@ -127,10 +125,9 @@ type EndpointSlice struct {
 
 // EndpointPort is one entry of a slice's ports.
 type EndpointPort struct {
-	Name        string
-	Protocol    Protocol
-	Port        uint16
-	AppProtocol string
+	Name     string
+	Protocol Protocol
+	Port     uint16
 }
 
 // Endpoint is one entry of a slice's endpoints. Conditions that the object left
@@ -141,8 +138,7 @@ type Endpoint struct {
 	Ready       bool
 	Serving     bool
 	Terminating bool
-	Node        string // nodeName, "" if unknown
-	Zone        string
+	Node        string   // nodeName, "" if unknown
 	HintZones   []string // hints.forZones
 	HintNodes   []string // hints.forNodes
 	Pod         Name     // targetRef when it is a Pod; zero otherwise

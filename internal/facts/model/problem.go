@@ -73,8 +73,7 @@ const (
 // it. What an earlier agent knew about it is not known.
 type Unread struct {
 	Reason UnreadReason
-	Object ObjectRef // the policy, for UnreadPolicy
-	Text   string    // for messages: "m.yaml", "DoNotTrackPolicy cache"
+	Text   string // for messages: "m.yaml", "DoNotTrackPolicy cache"
 }
 
 // Any reports whether the source could not read something.
