@@ -35,13 +35,11 @@ type Backend interface {
 	// that only helps out must not cost anything while it is not needed.
 	Replace(context.Context, intent.State) error
 
-	// Applied reads back from the kernel which Service ports are served, as
-	// far as the kernel's objects tell it. Used by audits and by tests.
-	Applied(context.Context) (intent.State, error)
-
-	// Close lets go of the backend's own resources. The kernel goes on
-	// serving what was applied.
+	// Close releases the backend's own resources. The kernel keeps serving what
+	// was applied.
 	Close() error
+
+	Watcher
 }
 
 // PortErrors is an error that concerns single Service ports; the others were

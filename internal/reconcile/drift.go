@@ -19,11 +19,7 @@ const (
 )
 
 // watch waits for a backend to hear of changes.
-func (r *Reconciler) watch(ctx context.Context, backend any, drifted *atomic.Bool) {
-	w, ok := backend.(dataplane.Watcher)
-	if !ok {
-		return
-	}
+func (r *Reconciler) watch(ctx context.Context, w dataplane.Watcher, drifted *atomic.Bool) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -58,14 +54,10 @@ func (r *Reconciler) planRepairs(now time.Time) {
 
 // repaired tells what the last sync of a lane put right, of whole or of changes.
 func (r *Reconciler) repaired(bs *backendSync, whole bool, took time.Duration) {
-	w, ok := bs.backend.(dataplane.Watcher)
-	if !ok {
-		return
-	}
 	if whole && bs.repairing {
 		bs.repairing, bs.calmUntil = false, time.Now().Add(max(driftPause, min(driftShare*took, driftLimit)))
 	}
-	rep := w.Repaired()
+	rep := bs.backend.Repaired()
 	r.metrics.AuditDifferences(bs.backend.Name(), rep.Missing+rep.Foreign)
 	if rep.Any() {
 		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", bs.backend.Name(),

@@ -32,6 +32,12 @@ func (w *watchingBackend) Replace(ctx context.Context, s intent.State) error {
 			w.repaired.Note(1, 0, p.ID.Service.Name)
 		}
 	}
+	want := versions(s.Ports)
+	for name := range w.kernel {
+		if _, wanted := want[name]; !wanted {
+			w.repaired.Note(0, 1, name)
+		}
+	}
 	w.mu.Unlock()
 	return w.fakeBackend.Replace(ctx, s)
 }

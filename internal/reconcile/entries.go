@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -10,15 +11,24 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// StaleEntries takes away what the kernel's connection tracking remembers of
-// Service ports as they were; conntrack/stale is the one in use. It is told only
-// what the dataplanes have already written, so that nothing makes such an entry
-// again. No dataplane knows of it.
+// StaleEntries deletes conntrack entries that contradict what the dataplanes have
+// written; the agent uses conntrack/stale. Reconcile calls it only after the dataplanes
+// have written, so that no dataplane creates such an entry again.
 type StaleEntries interface {
-	// Apply is told what the kernel serves otherwise than before. Ports that did
-	// not change may be among the Upserts. After an error nothing is forgotten:
-	// the next Apply, of empty Changes too, does what is left.
+	// Apply deletes the entries that contradict the changed Service ports. Upserts may
+	// include ports that did not change. After an error the next Apply, even with empty
+	// Changes, deletes what is left.
 	Apply(context.Context, intent.Changes) error
+
+	// Forget deletes untranslated entries for which untracked(from, to) is true, and
+	// translated entries for which denied(replySource, replyDestination) is true. It
+	// returns how many it deleted, and whether there may be more.
+	Forget(ctx context.Context, untracked, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error)
+
+	// Translated calls keeps with both directions of each translated connection, as its
+	// packets arrive; a direction may come twice. Where keeps returns true, Translated
+	// deletes entries of connections that have ended.
+	Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error
 }
 
 // entries is what the loop has still to tell StaleEntries.

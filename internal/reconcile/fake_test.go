@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/telemetry"
@@ -55,6 +56,10 @@ func (f *fakeTracker) SetNodeAddrs(addrs []netip.Addr) intent.Changes {
 	n := f.node
 	return intent.Changes{Node: &n}
 }
+
+func (f *fakeTracker) SetDenyRulePods([]netip.Addr) intent.Changes       { return intent.Changes{} }
+func (f *fakeTracker) SetAllowsAny([]intent.AllowedPorts) intent.Changes { return intent.Changes{} }
+func (f *fakeTracker) SetDenyRulesUnknown(bool) intent.Changes           { return intent.Changes{} }
 
 func (f *fakeTracker) State() intent.State {
 	s := intent.State{Node: f.node}
@@ -163,15 +168,9 @@ func (f *fakeBackend) record(c call) error {
 	return err
 }
 
-func (f *fakeBackend) Applied(context.Context) (intent.State, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var s intent.State
-	for name := range f.kernel {
-		s.Ports = append(s.Ports, &intent.ServicePort{ID: idOf(svcName(name))})
-	}
-	return s, nil
-}
+func (f *fakeBackend) Drifted() <-chan struct{} { return nil }
+
+func (f *fakeBackend) Repaired() (r dataplane.Repair) { return r }
 
 func (f *fakeBackend) Close() error { return nil }
 

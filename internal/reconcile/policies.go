@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -15,28 +14,6 @@ import (
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
-
-// DenyRuleTracker is a Tracker that can be told which pods must not pass by netfilter, and
-// which of their ports may, whoever asks.
-type DenyRuleTracker interface {
-	SetDenyRulePods([]netip.Addr) intent.Changes
-	SetDenyRulesUnknown(bool) intent.Changes
-	SetAllowsAny([]intent.AllowedPorts) intent.Changes
-}
-
-// UntrackedEntries is a StaleEntries that can also take away what conntrack remembers of
-// connections that it sees no more, and so never sees end.
-type UntrackedEntries interface {
-	// Forget deletes the entries of which unseen says so by their two ends, and of those
-	// that somebody translates the ones of which denied says so by who answers whom. It
-	// returns how many it deleted, and whether there may be more.
-	Forget(ctx context.Context, unseen, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error)
-
-	// Translated gives both directions of each connection that somebody translates, as
-	// its packets come; one may come twice. Of those of which keeps says so it deletes
-	// the entries of what has ended.
-	Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error
-}
 
 // policySync writes do-not-track policies. It stands beside the lanes of Services:
 // what fails here holds up none of them.
@@ -90,16 +67,15 @@ func (r *Reconciler) onPolicyChanges(c policy.Changes) {
 		ps.pending = c
 		ps.mayAffectRunning = ps.mayAffectRunning || c.MayAffectRunning
 	}
-	g, guards := r.cfg.Tracker.(DenyRuleTracker)
-	if c.DenyRulePods != nil && guards {
-		r.enqueue(g.SetDenyRulePods(c.DenyRulePods))
+	if c.DenyRulePods != nil {
+		r.enqueue(r.cfg.Tracker.SetDenyRulePods(c.DenyRulePods))
 	}
-	if c.AllowsAny != nil && guards {
+	if c.AllowsAny != nil {
 		ports := make([]intent.AllowedPorts, 0, len(c.AllowsAny))
 		for _, t := range c.AllowsAny {
 			ports = append(ports, intent.AllowedPorts{Addr: t.Addr, Protocol: t.Protocol, First: t.First, Last: t.Last})
 		}
-		r.enqueue(g.SetAllowsAny(ports))
+		r.enqueue(r.cfg.Tracker.SetAllowsAny(ports))
 	}
 	if c.Refusals != nil {
 		refused, reasons := make([]model.Problem, 0, len(c.Refusals)), map[string]int{}
@@ -129,13 +105,7 @@ func (r *Reconciler) onUnreadUpdate(d *model.Delta) {
 	r.problems.set(fromPolicySync, ps.problem())
 	if !ps.written {
 		ps.full, ps.retryAt = true, time.Time{} // it may have been mended
-		r.setDenyRulesUnknown(ps.unread.Any())
-	}
-}
-
-func (r *Reconciler) setDenyRulesUnknown(unknown bool) {
-	if g, guards := r.cfg.Tracker.(DenyRuleTracker); guards {
-		r.enqueue(g.SetDenyRulesUnknown(unknown))
+		r.enqueue(r.cfg.Tracker.SetDenyRulesUnknown(ps.unread.Any()))
 	}
 }
 
@@ -231,7 +201,7 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 		}
 		ps.full, ps.tries, ps.retryAt = false, 0, time.Time{}
 		if !ps.written && ps.unread.Any() {
-			r.setDenyRulesUnknown(false)
+			r.enqueue(r.cfg.Tracker.SetDenyRulesUnknown(false))
 			ps.incomplete = !ps.unread.OnlyPolicies()
 		}
 		ps.written = true
@@ -282,8 +252,8 @@ const forgetRetry = 30 * time.Second
 func (r *Reconciler) forgetUntracked(ctx context.Context, now time.Time) {
 	ps := r.policies
 	ps.forgetAt = time.Time{}
-	entries, can := r.cfg.StaleEntries.(UntrackedEntries)
-	if !can || len(ps.tracker.State().Targets) == 0 {
+	entries := r.cfg.StaleEntries
+	if entries == nil || len(ps.tracker.State().Targets) == 0 {
 		return
 	}
 	deleted, more, err := entries.Forget(ctx, ps.tracker.NotTracked, ps.tracker.Denies)

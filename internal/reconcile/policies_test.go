@@ -81,8 +81,6 @@ type denyRuleTracker struct {
 	unknown bool
 }
 
-func (g *denyRuleTracker) SetDenyRulePods([]netip.Addr) intent.Changes       { return intent.Changes{} }
-func (g *denyRuleTracker) SetAllowsAny([]intent.AllowedPorts) intent.Changes { return intent.Changes{} }
 func (g *denyRuleTracker) SetDenyRulesUnknown(unknown bool) intent.Changes {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -26,13 +26,22 @@ import (
 	"spillway.dev/spillway/internal/telemetry"
 )
 
-// Tracker turns facts into decisions; *intent.Tracker is the one in use.
+// Tracker turns facts into decisions; the agent uses *intent.Tracker. Each method returns
+// what it changed.
 type Tracker interface {
-	// Apply takes in what a source saw and returns what that changes.
+	// Apply records the facts that a source delivered.
 	Apply(model.Delta) intent.Changes
-	// SetNodeAddrs takes in the node's own addresses.
+	// SetNodeAddrs records the node's own addresses, complete each time.
 	SetNodeAddrs([]netip.Addr) intent.Changes
-	// State is all that is wanted now.
+	// SetDenyRulePods records which pods of this node have a deny rule, so that
+	// their packets must traverse netfilter.
+	SetDenyRulePods([]netip.Addr) intent.Changes
+	// SetDenyRulesUnknown records whether any pod may have a deny rule.
+	SetDenyRulesUnknown(bool) intent.Changes
+	// SetAllowsAny records the ports that a policy allows any client to reach
+	// untracked, so that their packets may bypass netfilter.
+	SetAllowsAny([]intent.AllowedPorts) intent.Changes
+	// State returns the whole desired state.
 	State() intent.State
 }
 
@@ -229,7 +238,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 	}
 	resync := r.ready() && !now.Before(r.nextResync)
 	if resync {
-		r.planResync(ctx, now)
+		r.planResync(now)
 	}
 	r.drainQueue()
 	if r.ready() {

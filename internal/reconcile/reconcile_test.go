@@ -352,10 +352,10 @@ func TestOneBackendThatFailsDoesNotHoldUpTheOther(t *testing.T) {
 	})
 }
 
-func TestAuditRepairsWhatSomebodyFlushed(t *testing.T) {
+func TestAResyncRepairsWhatSomebodyFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBackend("ebpf")
-		g := start(t, nil, b)
+		b := &watchingBackend{fakeBackend: newFakeBackend("ebpf")}
+		g := start(t, func(c *Config) { c.Backends = []dataplane.Backend{b} })
 		g.Deliver(delta(true, map[string]uint16{"a": 1, "b": 1}), nil)
 		g.after(time.Second)
 		b.set(func() {
@@ -363,7 +363,7 @@ func TestAuditRepairsWhatSomebodyFlushed(t *testing.T) {
 			b.kernel["stranger"] = 1
 		})
 		g.after(30 * time.Second)
-		g.wantKernel(b, map[string]uint16{"a": 1, "b": 1})
+		g.wantKernel(b.fakeBackend, map[string]uint16{"a": 1, "b": 1})
 		if !strings.Contains(g.log.String(), "missing=1 foreign=1") {
 			t.Errorf("the log does not say so:\n%s", g.log)
 		}

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -102,22 +101,11 @@ func (r *Reconciler) allWritten() bool {
 	return true
 }
 
-// planResync makes every lane write its whole state, after an audit of what
-// the kernel holds, and chooses backends afresh: a kernel module may have been
-// loaded since. It runs before new mail is taken in, when a lane without open
-// ends is the same as the kernel.
-func (r *Reconciler) planResync(ctx context.Context, now time.Time) {
+// planResync makes every backend write its whole state, and chooses the backend of each
+// port again: a kernel module may have been loaded since.
+func (r *Reconciler) planResync(now time.Time) {
 	r.nextResync = now.Add(r.cfg.SyncPeriod)
-	state := r.cfg.Tracker.State()
-	for i, bs := range r.syncs {
-		if _, watched := bs.backend.(dataplane.Watcher); watched {
-			continue // its Replace compares, and tells
-		}
-		if _, open := bs.due(); !open {
-			r.audit(ctx, bs, r.stateOf(i, state))
-		}
-	}
-	for _, p := range state.Ports {
+	for _, p := range r.cfg.Tracker.State().Ports {
 		r.assign(p)
 	}
 	for _, bs := range r.syncs {
@@ -129,45 +117,6 @@ func (r *Reconciler) planResync(ctx context.Context, now time.Time) {
 	if r.pendingSince.IsZero() {
 		r.pendingSince = now
 	}
-}
-
-// audit compares which ports the kernel serves with those it should serve. The
-// resync that follows repairs the difference; the audit tells that there was
-// one, because somebody else is then at work in the same place.
-func (r *Reconciler) audit(ctx context.Context, bs *backendSync, want intent.State) {
-	have, err := bs.backend.Applied(ctx)
-	if err != nil {
-		if ctx.Err() == nil {
-			r.log.Warn("audit failed", "dataplane", bs.backend.Name(), "err", err)
-		}
-		return
-	}
-	var first string
-	missing, foreign := 0, 0
-	left := byID(have.Ports)
-	for _, p := range want.Ports {
-		if _, ok := left[p.ID]; !ok {
-			missing++
-			first = firstOf(first, p.ID)
-		}
-		delete(left, p.ID)
-	}
-	for id := range left {
-		foreign++
-		first = firstOf(first, id)
-	}
-	r.metrics.AuditDifferences(bs.backend.Name(), missing+foreign)
-	if missing+foreign > 0 {
-		r.log.Warn("the kernel does not hold what was written; writing it again",
-			"dataplane", bs.backend.Name(), "missing", missing, "foreign", foreign, "first", first)
-	}
-}
-
-func firstOf(first string, id intent.PortID) string {
-	if first != "" {
-		return first
-	}
-	return id.String()
 }
 
 // backendProblems are the problems of backends and of single ports.

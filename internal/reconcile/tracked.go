@@ -24,8 +24,8 @@ const (
 // policies are written of which they would know nothing.
 func (r *Reconciler) keepTracked(ctx context.Context, now time.Time) {
 	ps := r.policies
-	entries, can := r.cfg.StaleEntries.(UntrackedEntries)
-	if !can {
+	entries := r.cfg.StaleEntries
+	if entries == nil {
 		return
 	}
 	if ps.checkTrackedEvery = min(2*ps.checkTrackedEvery, trackedInterval); ps.mayAffectRunning || !ps.written {
@@ -55,7 +55,7 @@ func (r *Reconciler) keepTracked(ctx context.Context, now time.Time) {
 // translated are the pairs between which somebody translates connections that policies
 // would leave untracked. Where there are too many, those that have UDP alone are left out
 // first: they make less of what is lost.
-func (ps *policySync) translated(ctx context.Context, entries UntrackedEntries) (run map[policy.Pair]bool, err error) {
+func (ps *policySync) translated(ctx context.Context, entries StaleEntries) (run map[policy.Pair]bool, err error) {
 	run, datagrams := map[policy.Pair]bool{}, map[policy.Pair]bool{}
 	if len(ps.tracker.State().Targets) == 0 {
 		return run, nil

@@ -181,8 +181,6 @@ func (b *Backend) Repaired() dataplane.Repair {
 	return r
 }
 
-var _ dataplane.Watcher = (*Backend)(nil)
-
 // comparison takes out of a reading what was written, and notes what is otherwise.
 type comparison struct {
 	table *portTable

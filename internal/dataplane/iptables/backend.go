@@ -43,10 +43,7 @@ type family struct {
 	raw, looked bool
 }
 
-var _ interface {
-	dataplane.Backend
-	dataplane.Watcher
-} = (*Backend)(nil)
+var _ dataplane.Backend = (*Backend)(nil)
 
 // New finds the programs, chooses the variant that the node uses already, and
 // tries out what the kernel can do. Its error is one line that says what is

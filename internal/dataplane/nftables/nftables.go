@@ -85,10 +85,7 @@ type Backend struct {
 // read again 100 s later at the earliest.
 const auditShare = 100
 
-var _ interface {
-	dataplane.Backend
-	dataplane.Watcher
-} = (*Backend)(nil)
+var _ dataplane.Backend = (*Backend)(nil)
 
 // New opens the dataplane. Its error is one line that says what the machine
 // lacks.
