@@ -8,21 +8,21 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// unassigned is the lane of a port that no backend can carry.
+// unassigned is the backend index of a port that no backend can carry.
 const unassigned = -1
 
-// assignment is what the loop remembers of a Service port.
+// assignment records which backend serves a Service port.
 type assignment struct {
 	backend int
-	reason  error // why the first backend does not carry it; nil if it does
-	// internalDrop and outside say that a Local policy leaves traffic of that side
-	// without an endpoint; kube-proxy counts these.
+	reason  error // why the first backend cannot carry it; nil if it can
+	// internalDrop and externalDrop say that a Local policy leaves internal or external
+	// traffic without an endpoint; kube-proxy counts these ports.
 	internalDrop, externalDrop bool
 	// measured is the newest trigger time whose latency was observed.
 	measured time.Time
 }
 
-// choose picks the first backend that can carry the port.
+// choose returns the first backend that can carry the port.
 func (r *Reconciler) choose(p *intent.ServicePort) (lane int, reason error) {
 	for i, bs := range r.syncs {
 		err := bs.backend.CanCarry(p)
@@ -36,8 +36,8 @@ func (r *Reconciler) choose(p *intent.ServicePort) (lane int, reason error) {
 	return unassigned, reason
 }
 
-// place sends a new or changed port to its lane, and takes it from the lane
-// that had it before if that is another one.
+// assign queues a new or changed port for its backend, and deletes it from its previous
+// backend if that is another one.
 func (r *Reconciler) assign(p *intent.ServicePort) {
 	old, known := r.assignments[p.ID]
 	a := assignment{measured: old.measured}
@@ -63,7 +63,7 @@ func (r *Reconciler) assign(p *intent.ServicePort) {
 	r.assignments[p.ID] = a
 }
 
-// unassign takes a port out of its lane.
+// unassign deletes a port from its backend.
 func (r *Reconciler) unassign(id intent.PortID) {
 	a, known := r.assignments[id]
 	if !known {
@@ -77,11 +77,11 @@ func (r *Reconciler) unassign(id intent.PortID) {
 	r.noteGone(id)
 }
 
-// counters counts places as they change, so that nobody walks through all of them.
+// counters counts assignments as they change, so that no report iterates over all of them.
 type counters struct {
-	perBackend                 []int                   // ports by lane
+	perBackend                 []int                   // ports by backend
 	unassigned                 map[intent.PortID]error // ports that no backend can carry, and why
-	internalDrop, externalDrop int                     // ports without local endpoints, see place
+	internalDrop, externalDrop int                     // ports without local endpoints, see assignment
 }
 
 func (t *counters) count(id intent.PortID, a assignment, n int) {
@@ -101,8 +101,8 @@ func (t *counters) count(id intent.PortID, a assignment, n int) {
 	}
 }
 
-// withoutLocal reports whether a Local policy drops the port's traffic from
-// inside (ClusterIP) or from outside (everything else).
+// withoutLocal reports whether a Local policy drops the port's internal traffic (to the
+// ClusterIP) or its external traffic (to all other frontends).
 func withoutLocal(p *intent.ServicePort) (internal, external bool) {
 	for _, f := range p.Frontends {
 		if f.Kind == intent.ClusterIP {
@@ -114,7 +114,7 @@ func withoutLocal(p *intent.ServicePort) (internal, external bool) {
 	return internal, external
 }
 
-// stateOf is the part of a state that one lane carries.
+// stateOf returns the part of a state that one backend serves.
 func (r *Reconciler) stateOf(lane int, s intent.State) intent.State {
 	part := intent.State{Node: s.Node}
 	for _, p := range s.Ports {
@@ -125,9 +125,8 @@ func (r *Reconciler) stateOf(lane int, s intent.State) intent.State {
 	return part
 }
 
-// measure observes how long it took from a change in the cluster to the
-// kernel. Like kube-proxy it leaves out changes older than this process: their
-// age says nothing about its speed.
+// measure observes the time from a change in the cluster to the kernel. Like kube-proxy it
+// ignores changes older than this process, because their age does not depend on its speed.
 func (r *Reconciler) measure(done []*intent.ServicePort, now time.Time) {
 	for _, p := range done {
 		a, ok := r.assignments[p.ID]
@@ -142,7 +141,7 @@ func (r *Reconciler) measure(done []*intent.ServicePort, now time.Time) {
 	}
 }
 
-// portProblem says what is wrong with one Service port.
+// portProblem returns a Problem of one Service port.
 func portProblem(id intent.PortID, what string) model.Problem {
 	port := id.Port
 	if port == "" {

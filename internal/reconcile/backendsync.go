@@ -13,40 +13,40 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// The wait before a failed sync is tried again: doubled each time, with jitter
-// so that the nodes of a cluster do not come back as one.
+// The wait before the loop retries a failed sync. It doubles each time, with jitter, so
+// that the nodes of a cluster do not retry together.
 const (
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
 
-// lane is one backend with what it has still to be told. While full is set the
-// whole state will be written, so no single change needs to be remembered.
+// backendSync is the state of one backend's sync. While full is set the next sync writes
+// the whole state, so that no single change needs to be stored.
 type backendSync struct {
 	backend dataplane.Backend
-	// unused: it carries no port, and what it or an earlier run left goes once the
-	// last answers are through.
+	// unused is set while the backend serves no port. After Linger the next sync removes
+	// what this or an earlier run left.
 	unused bool
 	full   bool
-	err    error // why the last sync as a whole failed; nil if it did not
+	err    error // error of the last sync as a whole; nil if it succeeded
 	node   *intent.Node
-	// pending holds the newest wish for each port, nil for "take it away".
+	// pending holds the newest change of each port; nil deletes the port.
 	pending map[intent.PortID]*intent.ServicePort
-	// failed holds the ports that the backend could not write; they are tried
-	// again by themselves, so that they hold up nobody else.
+	// failed holds the ports that the backend could not write. The loop retries them on
+	// their own, so that they do not delay other ports.
 	failed  map[intent.PortID]failure
-	tries   int // failures in a row
+	tries   int // consecutive failures
 	retryAt time.Time
 
-	drifted   atomic.Bool // the backend heard of a change; see drift.go
-	repairAt  time.Time   // when to look what it was; zero: nothing to look for
-	repairing bool        // the full sync that is due does so
-	calmUntil time.Time   // no such full sync before
+	drifted   atomic.Bool // the backend reported a change by another program; see drift.go
+	repairAt  time.Time   // when to compare with the kernel; zero: no comparison is due
+	repairing bool        // the full sync that is due repairs
+	calmUntil time.Time   // no repair before
 }
 
-// failure is a port that could not be written.
+// failure is a port that the backend could not write.
 type failure struct {
-	port *intent.ServicePort // nil: it could not be taken away
+	port *intent.ServicePort // nil: the backend could not delete it
 	err  error
 }
 
@@ -59,7 +59,7 @@ func newBackendSync(b dataplane.Backend) *backendSync {
 	}
 }
 
-// enqueue notes the newest wish for a port; nil takes it away.
+// enqueue stores the newest change of a port; nil deletes it.
 func (bs *backendSync) enqueue(id intent.PortID, p *intent.ServicePort) {
 	delete(bs.failed, id)
 	bs.unused = bs.unused && p == nil
@@ -74,15 +74,15 @@ func (bs *backendSync) setNode(n *intent.Node) {
 	}
 }
 
-// requireFull forgets single changes in favour of the whole state. Ports that
-// failed stay known as such until the whole state has been written.
+// requireFull replaces single changes by a full sync. Failed ports stay in failed until
+// the full sync has succeeded.
 func (bs *backendSync) requireFull() {
 	bs.full = true
 	bs.node = nil
 	clear(bs.pending)
 }
 
-// due says when the lane has something to write, and whether it has at all.
+// due returns when the backend has something to write, and whether it has.
 func (bs *backendSync) due() (time.Time, bool) {
 	switch {
 	case bs.full:
@@ -95,8 +95,8 @@ func (bs *backendSync) due() (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// changes is what an incremental sync must write now. Ports that failed join
-// when their time has come.
+// changes returns what an incremental sync must write now, including failed ports that are
+// due for a retry.
 func (bs *backendSync) changes(now time.Time) intent.Changes {
 	if !now.Before(bs.retryAt) {
 		for id, f := range bs.failed {
@@ -115,9 +115,8 @@ func (bs *backendSync) changes(now time.Time) intent.Changes {
 	return c
 }
 
-// sync writes to the backend, either the whole state or what changed, and
-// notes what is left to do. It returns the ports that are now in the kernel as
-// wanted and were part of this sync.
+// sync writes the whole state or the pending changes to the backend, and records what is
+// left to write. It returns the ports of this sync that the kernel now holds as requested.
 func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() intent.State) (done []*intent.ServicePort) {
 	var err error
 	var written []*intent.ServicePort
@@ -132,7 +131,7 @@ func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() int
 		err = bs.backend.Apply(ctx, c)
 	}
 	if ctx.Err() != nil {
-		// Stopped in the middle: nobody retries, and the next start begins
+		// The context ended during the sync. Nothing retries, and the next start begins
 		// with a full sync.
 		return nil
 	}
@@ -147,7 +146,7 @@ func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() int
 	bs.full, bs.node, bs.err = false, nil, nil
 	bs.pending = map[intent.PortID]*intent.ServicePort{}
 	for id, e := range bad {
-		// A port that was not part of this sync is not taken for a deleted one.
+		// A port that was not part of this sync must not count as deleted.
 		if p, ok := tried[id]; ok {
 			bs.failed[id] = failure{port: p, err: e}
 		}
@@ -158,7 +157,7 @@ func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() int
 	})
 }
 
-// fail notes that nothing is known about what the kernel holds now.
+// fail records that the kernel's state is unknown.
 func (bs *backendSync) fail(err error) {
 	bs.requireFull()
 	bs.err = err
@@ -175,13 +174,13 @@ func (bs *backendSync) reschedule(failed bool) {
 	}
 	now := time.Now()
 	if bs.retryAt.After(now) {
-		return // a port that fails only now does not put off the others
+		return // a new failure does not delay the retry of other ports
 	}
 	bs.retryAt = now.Add(backoff(bs.tries))
 	bs.tries++
 }
 
-// backoff is the wait after so many earlier failures: between half and all of
+// backoff returns the wait after that many earlier failures: between half and all of
 // firstRetry doubled each time.
 func backoff(tries int) time.Duration {
 	d := lastRetry
@@ -191,8 +190,8 @@ func backoff(tries int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// portErrors tells errors of single ports from those of a whole sync. A joined
-// error that holds both counts as whole, so errors.As would say too much.
+// portErrors returns the errors of single ports, and false if the whole sync failed. A
+// joined error that holds both counts as whole; errors.As would not notice.
 func portErrors(err error) (map[intent.PortID]error, bool) {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		if pe, ok := e.(*dataplane.PortErrors); ok {

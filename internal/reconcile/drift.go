@@ -8,9 +8,9 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 )
 
-// What somebody else changes in the kernel is put right soon after he ended, but
-// however often he changes it, that takes a tenth of the time at most, unless
-// Services would be without rules for longer than driftLimit.
+// Repair starts driftQuiet after the last change by another program. It uses at most
+// 1/driftShare of wall time, but waits no longer than driftLimit, so that Services are not
+// without rules for longer.
 const (
 	driftQuiet = 50 * time.Millisecond
 	driftPause = time.Second
@@ -18,7 +18,7 @@ const (
 	driftLimit = 3 * time.Second
 )
 
-// watch waits for a backend to hear of changes.
+// watch waits for a dataplane to report changes by another program.
 func (r *Reconciler) watch(ctx context.Context, w dataplane.Watcher, drifted *atomic.Bool) {
 	for {
 		select {
@@ -31,8 +31,8 @@ func (r *Reconciler) watch(ctx context.Context, w dataplane.Watcher, drifted *at
 	}
 }
 
-// planRepairs has lanes write their whole state that somebody else disturbed,
-// when the time for it has come.
+// planRepairs schedules a full sync of each backend that another program changed, when it
+// is due.
 func (r *Reconciler) planRepairs(now time.Time) {
 	for _, bs := range r.syncs {
 		if bs.drifted.Swap(false) && bs.repairAt.IsZero() {
@@ -52,7 +52,7 @@ func (r *Reconciler) planRepairs(now time.Time) {
 	}
 }
 
-// repaired tells what the last sync of a lane put right, of whole or of changes.
+// repaired reports what the last sync of a backend repaired.
 func (r *Reconciler) repaired(bs *backendSync, whole bool, took time.Duration) {
 	if whole && bs.repairing {
 		bs.repairing, bs.calmUntil = false, time.Now().Add(max(driftPause, min(driftShare*took, driftLimit)))

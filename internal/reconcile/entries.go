@@ -31,27 +31,27 @@ type StaleEntries interface {
 	Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error
 }
 
-// entries is what the loop has still to tell StaleEntries.
+// entries is what the loop has yet to pass to StaleEntries.
 type entries struct {
-	gone    map[intent.PortID]struct{} // served no more, once their lanes have written that
+	gone    map[intent.PortID]struct{} // deleted ports; passed on once all backends have deleted them
 	node    *intent.Node
 	err     error
-	tries   int // failures in a row
+	tries   int // consecutive failures
 	retryAt time.Time
 }
 
-// due says when Apply must be tried again, and whether it must.
+// due returns when to retry Apply, and whether to.
 func (e *entries) due() (time.Time, bool) { return e.retryAt, e.err != nil }
 
-// noteGone notes that a port is to be served no more.
+// noteGone records that a port is deleted.
 func (r *Reconciler) noteGone(id intent.PortID) {
 	if r.cfg.StaleEntries != nil {
 		r.entries.gone[id] = struct{}{}
 	}
 }
 
-// cleanEntries tells StaleEntries what a sync brought into the kernel: the ports
-// that are there as wanted, and those that are gone from every lane.
+// cleanEntries passes to StaleEntries what a sync wrote: the ports that the kernel holds
+// as requested, and those that every backend has deleted.
 func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePort, now time.Time) {
 	e := &r.entries
 	if r.cfg.StaleEntries == nil || ctx.Err() != nil {
@@ -80,7 +80,7 @@ func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePor
 	e.tries++
 }
 
-// written reports whether every lane has done what it was last asked of a port.
+// written reports whether every backend has written the last change of a port.
 func (r *Reconciler) written(id intent.PortID) bool {
 	for _, bs := range r.syncs {
 		_, pending := bs.pending[id]
@@ -101,7 +101,7 @@ func (r *Reconciler) nodeWritten() bool {
 	return true
 }
 
-// entryProblems is why stale entries are left, if some may be.
+// entryProblems returns why stale entries may be left.
 func (r *Reconciler) entryProblems() []model.Problem {
 	if r.entries.err == nil {
 		return nil

@@ -15,37 +15,37 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// policySync writes do-not-track policies. It stands beside the lanes of Services:
-// what fails here holds up none of them.
+// policySync is the state of the sync of do-not-track policies. Its failures do not delay
+// the syncs of Services.
 type policySync struct {
 	tracker *policy.Tracker
 	table   dataplane.Policies
-	bypass  dataplane.Bypass // nil: there is none
-	full    bool             // the whole state is to be written
+	bypass  dataplane.Bypass // nil: no backend bypasses netfilter
+	full    bool             // the next write is of the whole state
 	pending policy.Changes   // of one turn
 	err     error
 	tries   int
 	retryAt time.Time
 
-	reported bool // OnPolicies knows how things stand
+	reported bool // OnPolicies has the current result
 
-	// unread is what could not be read; see model.Delta. Until something was written,
-	// that may be what the kernel holds.
+	// unread is what the source could not read; see model.Delta. Until the first write the
+	// kernel may hold it.
 	unread     model.Unread
 	written    bool
-	incomplete bool // what was written first, without what could not be read
+	incomplete bool // the first write left out what could not be read
 
-	mayAffectRunning  bool      // what is to be written may be about connections that run
-	forgetAt          time.Time // when to look for entries of what is not tracked any more; zero: not
-	checkTrackedAt    time.Time // when to look for what must stay tracked; zero: not
+	mayAffectRunning  bool      // pending changes may affect running connections
+	forgetAt          time.Time // when to delete entries of untracked connections; zero: not due
+	checkTrackedAt    time.Time // when to check for tracked exceptions; zero: not due
 	checkTrackedEvery time.Duration
 
 	drifted  atomic.Bool
 	repairAt time.Time
 }
 
-// planPolicies has the whole state written again at a resync, and soon after
-// somebody else changed the table.
+// planPolicies schedules a full write at a resync, and soon after another program changed
+// the table.
 func (r *Reconciler) planPolicies(now time.Time, resync bool) {
 	ps := r.policies
 	if ps == nil {
@@ -59,11 +59,12 @@ func (r *Reconciler) planPolicies(now time.Time, resync bool) {
 	}
 }
 
-// onPolicyChanges notes what is to be written, and tells who else has to know.
+// onPolicyChanges stores what to write, and passes on what the Service tracker and the
+// reports need.
 func (r *Reconciler) onPolicyChanges(c policy.Changes) {
 	ps := r.policies
 	if !c.Empty() {
-		ps.full = ps.full || !ps.pending.Empty() // two changes of one turn: rare, and not added up
+		ps.full = ps.full || !ps.pending.Empty() // two changes in one turn are rare, and not merged
 		ps.pending = c
 		ps.mayAffectRunning = ps.mayAffectRunning || c.MayAffectRunning
 	}
@@ -89,8 +90,9 @@ func (r *Reconciler) onPolicyChanges(c policy.Changes) {
 	}
 }
 
-// onUnreadUpdate notes what could not be read. What an earlier agent denied may be in it,
-// and nothing may pass by that until more is known.
+// onUnreadUpdate records what the source could not read. An earlier agent may have denied
+// something because of it, so no packet may bypass netfilter until the source reads it or
+// the agent has written its policies.
 func (r *Reconciler) onUnreadUpdate(d *model.Delta) {
 	ps := r.policies
 	switch {
@@ -104,13 +106,14 @@ func (r *Reconciler) onUnreadUpdate(d *model.Delta) {
 	ps.incomplete = ps.incomplete && ps.unread.Any()
 	r.problems.set(fromPolicySync, ps.problem())
 	if !ps.written {
-		ps.full, ps.retryAt = true, time.Time{} // it may have been mended
+		ps.full, ps.retryAt = true, time.Time{} // the input may be fixed
 		r.enqueue(r.cfg.Tracker.SetDenyRulesUnknown(ps.unread.Any()))
 	}
 }
 
-// checkUnread reports, as an error, that what the kernel holds is left alone: what could not
-// be read may be some of it. A kernel that holds nothing gets what is known.
+// checkUnread returns an error if the agent must leave the kernel's policies alone,
+// because they may include what the source could not read. If the kernel has no policies,
+// the agent writes those it knows.
 func (ps *policySync) checkUnread(ctx context.Context) error {
 	if ps.written || !ps.unread.Any() {
 		return nil
@@ -125,7 +128,7 @@ func (ps *policySync) checkUnread(ctx context.Context) error {
 	return nil
 }
 
-// due says when there is something to write, and whether at all.
+// due returns when there is something to write, and whether there is.
 func (ps *policySync) due() (time.Time, bool) {
 	if ps == nil {
 		return time.Time{}, false
@@ -163,8 +166,8 @@ func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 	}
 }
 
-// releasePolicies has policies hold where netfilter has ceased to translate: after
-// Services are written, as what a new Service is in the way of comes before.
+// releasePolicies applies policies that a Service's NAT had blocked. It runs after the
+// Service sync; conflicts from new Services are handled before it.
 func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
 	ps := r.policies
 	if ps == nil || ctx.Err() != nil {
@@ -174,7 +177,7 @@ func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
 	case r.allWritten():
 		r.onPolicyChanges(ps.tracker.ServicesWritten())
 	case slices.ContainsFunc(r.syncs, func(bs *backendSync) bool { return bs.err != nil }):
-		r.onPolicyChanges(ps.tracker.ReportRefusals()) // it may take long
+		r.onPolicyChanges(ps.tracker.ReportRefusals()) // the takeover may take long
 	}
 	r.syncPolicies(ctx, now)
 }
@@ -218,8 +221,8 @@ func (r *Reconciler) writePolicies(ctx context.Context) {
 	}
 }
 
-// write has nothing pass by the table that it is about to deny, and what it allows
-// only when it does.
+// write writes the policies. It revokes the bypass before the table denies, and grants it
+// after the table allows.
 func (ps *policySync) write(ctx context.Context) error {
 	if err := ps.checkUnread(ctx); err != nil {
 		return err
@@ -245,10 +248,10 @@ func (ps *policySync) write(ctx context.Context) error {
 	return ps.bypass.Grant(state, changes)
 }
 
-// forgetRetry is when entries that could not be deleted are looked for again.
+// forgetRetry is the wait before the agent retries to delete entries.
 const forgetRetry = 30 * time.Second
 
-// forgetUntracked has conntrack forget connections that it sees no more.
+// forgetUntracked deletes conntrack entries of connections that conntrack no longer sees.
 func (r *Reconciler) forgetUntracked(ctx context.Context, now time.Time) {
 	ps := r.policies
 	ps.forgetAt = time.Time{}
@@ -263,7 +266,7 @@ func (r *Reconciler) forgetUntracked(ctx context.Context, now time.Time) {
 		r.log.Warn("Forget connections that are not tracked any more", "err", err)
 		ps.forgetAt = now.Add(forgetRetry)
 	case more:
-		ps.forgetAt = now // after what else is due
+		ps.forgetAt = now // after other due work
 	}
 	if deleted > 0 {
 		r.log.Info("conntrack forgets connections that policies leave untracked now", "entries", deleted)
@@ -284,7 +287,7 @@ func (ps *policySync) problem() []model.Problem {
 	return []model.Problem{{Where: "do-not-track policies", What: what}}
 }
 
-// knownPolicies names the policies that may lack something, as far as a line has room.
+// knownPolicies names the first policies that may be incomplete.
 func (ps *policySync) knownPolicies() string {
 	const most = 10
 	names := slices.Sorted(maps.Keys(ps.tracker.Policies()))

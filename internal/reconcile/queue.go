@@ -10,17 +10,16 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// queue holds what arrived and was not taken in yet. It is bounded by the
-// number of objects that exist or went away since the last take: of each, only
-// the newest state is kept.
+// queue holds changes until the loop drains it. It keeps only the newest state of each
+// object, so that the number of existing and recently deleted objects bounds it.
 type queue struct {
-	wake chan struct{} // holds one token while mail waits
+	wake chan struct{} // holds one token while changes wait
 
 	mu      sync.Mutex
 	pending pendingChanges
 }
 
-// mail is the content of an inbox; a nil field holds nothing new.
+// pendingChanges is the content of a queue; a nil field holds no change.
 type pendingChanges struct {
 	delta    *model.Delta
 	problems *[]model.Problem
@@ -70,7 +69,7 @@ func (q *queue) wakeUp() {
 	}
 }
 
-// drain empties the inbox.
+// drain removes and returns all changes.
 func (q *queue) drain() pendingChanges {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -79,17 +78,17 @@ func (q *queue) drain() pendingChanges {
 	return pending
 }
 
-// waiting reports whether there is mail.
+// waiting reports whether the queue holds changes.
 func (q *queue) waiting() bool { return !q.oldest().IsZero() }
 
-// oldest is the arrival of the oldest mail, zero if there is none.
+// oldest returns the arrival of the oldest change; zero if there is none.
 func (q *queue) oldest() time.Time {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.pending.since
 }
 
-// sizes counts the Services and slices that wait.
+// sizes counts the Services and slices in the queue.
 func (q *queue) sizes() (services, endpointSlices int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -99,8 +98,8 @@ func (q *queue) sizes() (services, endpointSlices int) {
 	return len(q.pending.delta.Services), len(q.pending.delta.Slices)
 }
 
-// mergeDelta makes dst what dst followed by src means. The maps of src stay
-// the source's own: they are read, never kept.
+// mergeDelta merges src into dst, as if dst came first. It reads the maps of src and does
+// not keep them.
 func mergeDelta(dst *model.Delta, src model.Delta) {
 	if src.Full {
 		*dst = model.Delta{Full: true}
@@ -120,7 +119,7 @@ func mergeDelta(dst *model.Delta, src model.Delta) {
 	mergeMap(&dst.DoNotTrackPolicies, src.DoNotTrackPolicies, dst.Full)
 }
 
-// mergeMap puts src over dst. In a full delta what is gone is simply not named.
+// mergeMap merges src into dst. A full Delta does not list deleted objects.
 func mergeMap[K comparable, V any](dst *map[K]*V, src map[K]*V, full bool) {
 	if *dst == nil {
 		*dst = make(map[K]*V, len(src))

@@ -47,17 +47,15 @@ func (r *Reconciler) syncBackends(ctx context.Context, now time.Time) {
 	r.markSynced(ctx)
 }
 
-// Linger is how long a dataplane that is no longer needed stays in the kernel
-// while the one that took over serves: answers to what it has translated last are
-// still under way.
+// Linger is how long an unused dataplane stays in the kernel while another one serves:
+// replies to the last packets that it translated are still in flight.
 const Linger = 2 * time.Second
 
-// unneeded reports whether a lane is there to help out and has no port.
+// unneeded reports whether a backend is not the first and has no port.
 func (r *Reconciler) unneeded(i int) bool { return i > 0 && r.counters.perBackend[i] == 0 }
 
-// awaitLinger reports whether an idle lane has to wait before it takes away what is
-// there. What it writes then is the whole of nothing: a dataplane without ports
-// leaves no trace.
+// awaitLinger reports whether an unused backend has to wait before it removes its objects.
+// It then writes an empty state, which leaves nothing in the kernel.
 func (r *Reconciler) awaitLinger(bs *backendSync, now time.Time) bool {
 	bs.requireFull()
 	if first := r.syncs[0]; bs.unused && !first.full && first.err == nil {
@@ -67,9 +65,9 @@ func (r *Reconciler) awaitLinger(bs *backendSync, now time.Time) bool {
 	return true
 }
 
-// markSynced notes whether all that was taken in is in the kernel now. Single
-// ports that a backend could not write do not count: they are problems of
-// their own, and a node is not unhealthy for one Service that does not fit.
+// markSynced records that the kernel holds all drained changes, if it does. Ports that a
+// backend could not write do not count: each has its own Problem, and one Service that
+// does not fit does not make the node unhealthy.
 func (r *Reconciler) markSynced(ctx context.Context) {
 	if !r.allWritten() {
 		return
@@ -111,7 +109,7 @@ func (r *Reconciler) planResync(now time.Time) {
 	for _, bs := range r.syncs {
 		if bs.err == nil {
 			bs.requireFull()
-			bs.retryAt = time.Time{} // single ports that failed do not hold it up
+			bs.retryAt = time.Time{} // failed ports do not delay the full sync
 		}
 	}
 	if r.pendingSince.IsZero() {
@@ -119,7 +117,7 @@ func (r *Reconciler) planResync(now time.Time) {
 	}
 }
 
-// backendProblems are the problems of backends and of single ports.
+// backendProblems returns the Problems of backends and of single ports.
 func (r *Reconciler) backendProblems() []model.Problem {
 	var ps []model.Problem
 	for _, bs := range r.syncs {

@@ -11,17 +11,18 @@ import (
 )
 
 const (
-	// trackedRetry is when to look again for connections that must stay tracked: rules of
-	// somebody else's may translate for some time yet.
+	// trackedRetry is the first interval between checks for connections that must stay
+	// tracked: rules of another program may translate for some time.
 	trackedRetry = time.Second
-	// trackedInterval is how often to look while there are any, so that they go when they end.
+	// trackedInterval is the longest interval between checks while such connections exist,
+	// so that the agent deletes exceptions of ended connections.
 	trackedInterval = time.Minute
 	// maxTracked bounds how many pairs stay tracked.
 	maxTracked = 65536
 )
 
-// keepTracked has the connections that somebody translates stay tracked, before
-// policies are written of which they would know nothing.
+// keepTracked makes translated connections tracked exceptions before the agent writes
+// policies that would leave them untracked.
 func (r *Reconciler) keepTracked(ctx context.Context, now time.Time) {
 	ps := r.policies
 	entries := r.cfg.StaleEntries
@@ -48,13 +49,13 @@ func (r *Reconciler) keepTracked(ctx context.Context, now time.Time) {
 	}
 	ps.pending.Tracked = ps.tracker.SetTracked(run)
 	if slices.ContainsFunc(ps.pending.Tracked, func(c policy.Change[policy.Pair, bool]) bool { return !c.Want }) {
-		ps.forgetAt = now // what was not translated there was tracked too
+		ps.forgetAt = now // untranslated connections of the pair were tracked too
 	}
 }
 
-// translated are the pairs between which somebody translates connections that policies
-// would leave untracked. Where there are too many, those that have UDP alone are left out
-// first: they make less of what is lost.
+// translated returns the pairs of translated connections that policies would leave
+// untracked. If there are more than maxTracked, it drops pairs that have only UDP first:
+// their loss costs less.
 func (ps *policySync) translated(ctx context.Context, entries StaleEntries) (run map[policy.Pair]bool, err error) {
 	run, datagrams := map[policy.Pair]bool{}, map[policy.Pair]bool{}
 	if len(ps.tracker.State().Targets) == 0 {
