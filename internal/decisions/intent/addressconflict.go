@@ -8,18 +8,18 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// An externalIP or a LoadBalancer IP may be a node's own address or a pod's:
-// Kubernetes allows it, people use it, and it is served. But the more exact
-// address wins everywhere, so what else answers at that address and port is
-// hidden by it, as by kube-proxy. That is reported, on the Service that hides.
+// An externalIP or a LoadBalancer IP may be a node's own address or a pod's: Kubernetes
+// allows it, people use it, and Spillway serves it. As in kube-proxy, the more specific
+// address wins, so a NodePort or an endpoint at that address and port cannot be reached.
+// Intent reports this as a Problem of the Service with the externalIP or LoadBalancer IP.
 
-// mayConflict reports whether a frontend is one whose address a person or a load
-// balancer chose. Nobody has to answer for a clusterIP: the API server hands
-// it out from a range of its own.
+// mayConflict reports whether a person or a load balancer chose a frontend's address. A
+// clusterIP cannot conflict: the API server allocates it from its own range.
 func mayConflict(kind FrontendKind) bool { return kind == ExternalIP || kind == LoadBalancerIP }
 
-// addressConflicts words the Problems of a claim that a Service holds and that hides a
-// NodePort, a healthCheckNodePort or an endpoint of somebody else.
+// addressConflicts returns the Problems of an address and port that a Service holds and
+// that make a NodePort, a healthCheckNodePort or an endpoint of another Service
+// unreachable.
 func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []model.Problem {
 	if !mayConflict(c.kind) {
 		return nil
@@ -30,7 +30,7 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []mo
 	}
 	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
 		for _, wide := range nodePortsAt(c.key) {
-			// A port's own NodePort leads to the same endpoints.
+			// A port's own NodePort has the same endpoints.
 			if holder := t.claims.holder(wide); holder != (PortID{}) && holder != id {
 				report(fmt.Sprintf("%s is an address of this node, where it hides %s of Service %s; change one of the two",
 					c.key, wide, holder.Service))
@@ -43,8 +43,8 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []mo
 	return out
 }
 
-// nodePortsAt lists what the node would serve at an address and port but for a
-// Service of just that address.
+// nodePortsAt lists what the node would serve at an address and port without the Service
+// that has this address.
 func nodePortsAt(k addressKey) []addressKey {
 	out := []addressKey{{Family: model.FamilyOf(k.Addr), Protocol: k.Protocol, Port: k.Port}}
 	if k.Protocol == model.TCP {
@@ -53,9 +53,9 @@ func nodePortsAt(k addressKey) []addressKey {
 	return out
 }
 
-// endpointAt finds another Service with an endpoint of this address and port:
-// the first by name. A Service's own endpoint (an ingress controller in the
-// node's network, say) is reached either way.
+// endpointAt returns the first other Service, by name, with an endpoint of this address
+// and port. A Service's own endpoint (for example an ingress controller in the node's
+// network) is reachable either way.
 func (st *store) endpointAt(k addressKey, but *service) (model.Name, bool) {
 	var owner *service
 	for _, s := range st.slicesOfAddr[k.Addr] {
@@ -72,7 +72,8 @@ func (st *store) endpointAt(k addressKey, but *service) (model.Name, bool) {
 	return owner.name, true
 }
 
-// markNodePortConflictsDirty touches whoever may hide a NodePort or healthCheckNodePort.
+// markNodePortConflictsDirty marks the Services dirty whose address may conflict with a
+// NodePort or healthCheckNodePort.
 func (t *Tracker) markNodePortConflictsDirty(wide addressKey) {
 	if wide.Addr.IsValid() {
 		return
@@ -88,8 +89,8 @@ func (t *Tracker) markNodePortConflictsDirty(wide addressKey) {
 	}
 }
 
-// markAddressConflictsDirty touches the Services that have the address for an externalIP
-// or LoadBalancer IP.
+// markAddressConflictsDirty marks the Services dirty that have the address as an
+// externalIP or LoadBalancer IP.
 func (t *Tracker) markAddressConflictsDirty(a netip.Addr) {
 	for e := range t.conflictable[a] {
 		t.markDirty(e)

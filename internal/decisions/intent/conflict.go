@@ -10,8 +10,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// addressKey is what only one Service port can have. An address frontend has
-// Addr; a NodePort has Family instead; a healthCheckNodePort has only Port.
+// addressKey identifies an address and port that only one Service port can have. An
+// address frontend has Addr; a NodePort has Family instead; a healthCheckNodePort has only
+// Port.
 type addressKey struct {
 	Addr     netip.Addr
 	Family   model.Family
@@ -19,7 +20,7 @@ type addressKey struct {
 	Port     uint16
 }
 
-// String names the claim as a person would: "10.96.0.1:80/TCP".
+// String returns the key as a user writes it: "10.96.0.1:80/TCP".
 func (k addressKey) String() string {
 	switch {
 	case k.Addr.IsValid():
@@ -30,19 +31,18 @@ func (k addressKey) String() string {
 	return fmt.Sprintf("healthCheckNodePort %d", k.Port)
 }
 
-// requester is one Service port (or, for a healthCheckNodePort, a Service) that
-// asks for a addressKey.
+// requester is one Service port (or, for a healthCheckNodePort, a Service) that requests
+// an addressKey.
 type requester struct {
 	id      PortID
 	kind    FrontendKind
 	created time.Time
 }
 
-// compareRequesters says who comes first where nobody is served yet, as at the
-// start: a Service with a creationTimestamp before one without, then the older,
-// then the first by name. A clusterIP comes before all else, because the API
-// server hands each out once, whereas anybody who may write a Service can name
-// any externalIP (CVE-2020-8554).
+// compareRequesters orders the requesters of a key that none holds yet, as at the start: a
+// Service with a creationTimestamp before one without, then the older, then the first by
+// name. A clusterIP comes before all else, because the API server allocates each once,
+// whereas any author of a Service can name any externalIP (CVE-2020-8554).
 func compareRequesters(a, b requester) int {
 	return cmp.Or(
 		trueFirst(a.kind == ClusterIP, b.kind == ClusterIP),
@@ -52,11 +52,10 @@ func compareRequesters(a, b requester) int {
 	)
 }
 
-// displaces reports whether a claimant that comes first takes the claim from
-// the holder: a clusterIP does, and one that is known to be the older. A
-// Service of which it is not known keeps what it is served on, however a later
-// one is called. Where all have a timestamp, as from an API server, the holder
-// is always the first, so that the nodes of a cluster agree.
+// displaces reports whether the first requester takes the key from its holder: a clusterIP
+// does, and a Service that is known to be older. A Service without a timestamp keeps its
+// key, whatever the name of a later Service. Where all have a timestamp, as from an API
+// server, the holder is always the first requester, so that the nodes of a cluster agree.
 func displaces(first, holder requester) bool {
 	if (first.kind == ClusterIP) != (holder.kind == ClusterIP) {
 		return true
@@ -64,12 +63,12 @@ func displaces(first, holder requester) bool {
 	return !first.created.IsZero() && !holder.created.IsZero()
 }
 
-// addressTable holds all claims, the claimants of each with its holder in front.
-// While a Delta is taken in nobody holds what it touches; settle decides, so
-// that the order in which objects are taken in makes no difference.
+// addressTable holds the requesters of each key, the holder first. During a Delta a
+// changed key has no holder; resolve chooses it at the end, so that the order of objects
+// makes no difference.
 type addressTable struct {
 	requesters map[addressKey][]requester
-	before     map[addressKey]PortID // the touched, and who held them
+	before     map[addressKey]PortID // changed keys and their previous holders
 }
 
 func newAddressTable() addressTable {
@@ -91,14 +90,14 @@ func (t *addressTable) remove(key addressKey, id PortID) {
 	t.requesters[key] = list
 }
 
-// remember remembers the holder of a claim that is about to change.
+// remember stores the holder of a key that is about to change.
 func (t *addressTable) remember(key addressKey) {
 	if _, ok := t.before[key]; !ok {
 		t.before[key] = t.holder(key)
 	}
 }
 
-// resolve gives every touched claim to one of its claimants.
+// resolve chooses a holder of every changed key.
 func (t *addressTable) resolve() {
 	if len(t.before) == 0 {
 		return
@@ -117,8 +116,8 @@ func (t *addressTable) resolve() {
 	t.before = map[addressKey]PortID{} // after a first Delta it was as large as the table
 }
 
-// chooseHolder finds who of the claimants, which are sorted, gets a claim that had was
-// served on. A Service may rename its port and keep it.
+// chooseHolder returns the index of the requester that gets a key; had was served on it. A
+// Service may rename its port and keep the key. The requesters are sorted.
 func chooseHolder(sorted []requester, had PortID) int {
 	i := slices.IndexFunc(sorted, func(c requester) bool { return c.id == had })
 	if i < 0 {
@@ -130,7 +129,7 @@ func chooseHolder(sorted []requester, had PortID) int {
 	return i
 }
 
-// holder returns who has the claim; there is none only if nobody asked.
+// holder returns the holder of a key; the zero PortID if no Service requests it.
 func (t *addressTable) holder(key addressKey) PortID {
 	if list := t.requesters[key]; len(list) > 0 {
 		return list[0].id
@@ -138,7 +137,7 @@ func (t *addressTable) holder(key addressKey) PortID {
 	return PortID{}
 }
 
-// conflict words the Problem of a Service that did not get what it claims.
+// conflict returns the Problem of a Service that did not get an address and port.
 func conflict(loser model.Name, c addressRequest, holder PortID) model.Problem {
 	what := fmt.Sprintf("%s is already taken by Service %s; change one of the two", c.key, holder.Service)
 	if holder.Service == loser {

@@ -8,7 +8,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// decide works out everything about one Service from the world as it stands.
+// decide computes the decisions about one Service.
 func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Problem) {
 	health := HealthCheck{Service: e.name}
 	if e.spec == nil {
@@ -85,9 +85,9 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 			continue
 		}
 		addr := c.addr.Addr()
-		// An endpoint without a nodeName, or with another node's, is no endpoint
-		// of this node to a Local policy. But packets to the node's own address
-		// and to a pod of this node get here whatever the slice says.
+		// An endpoint without a nodeName, or with another node's, does not count for a
+		// Local policy. But packets to the node's own address and to a pod of this node
+		// arrive here whatever the slice says.
 		host := t.own.has(addr)
 		here := c.onThisNode || host || t.store.podOnThisNode(addr)
 		out = append(out, Endpoint{
@@ -104,7 +104,7 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 	return out
 }
 
-// servingUnselected lists the candidates that serve without being used.
+// servingUnselected lists the candidates that serve and that no policy selects.
 func servingUnselected(protocol model.Protocol, cs []candidate) []netip.AddrPort {
 	if protocol != model.UDP {
 		return nil
@@ -118,8 +118,8 @@ func servingUnselected(protocol model.Protocol, cs []candidate) []netip.AddrPort
 	return out
 }
 
-// newestTrigger finds the newest trigger time of one family's slices. A slice
-// without endpoints counts too: it may be the one that just lost its last.
+// newestTrigger returns the newest trigger time of one family's slices. A slice without
+// endpoints counts too: it may just have lost its last one.
 func newestTrigger(from []*slice, f model.Family) time.Time {
 	var newest time.Time
 	for _, s := range from {
@@ -130,5 +130,5 @@ func newestTrigger(from []*slice, f model.Family) time.Time {
 	return newest
 }
 
-// healthCheckID is the claimant's name of a Service's healthCheckNodePort.
+// healthCheckID identifies a Service's healthCheckNodePort as a requester.
 func healthCheckID(service model.Name) PortID { return PortID{Service: service} }

@@ -7,9 +7,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// SetDenyRulePods tells the addresses of pods here of which a do-not-track policy denies
-// something, sorted, all of them each time: their packets must pass by whoever
-// denies, as those of pods that a NetworkPolicy selects.
+// SetDenyRulePods sets the addresses of this node's pods that have a deny rule of a
+// do-not-track policy, sorted, complete each time. Their packets must traverse netfilter,
+// as those of pods that a NetworkPolicy selects.
 func (t *Tracker) SetDenyRulePods(addrs []netip.Addr) Changes {
 	before := t.store.hasDenyRule
 	now := make(map[netip.Addr]struct{}, len(addrs))
@@ -33,24 +33,24 @@ func (t *Tracker) SetDenyRulePods(addrs []netip.Addr) Changes {
 	return t.recompute()
 }
 
-// SetDenyRulesUnknown tells whether it is not known which pods are guarded, so that any may
-// be.
+// SetDenyRulesUnknown sets whether any pod may have a deny rule, because the policies
+// could not be read.
 func (t *Tracker) SetDenyRulesUnknown(unknown bool) Changes {
 	t.own.stale = t.own.stale || unknown != t.store.denyRulesUnknown
 	t.store.denyRulesUnknown = unknown
 	return t.recompute()
 }
 
-// AllowedPorts are ports of an address that anybody may reach without tracking.
+// AllowedPorts are ports of an address that any client may reach untracked.
 type AllowedPorts struct {
 	Addr        netip.Addr
 	Protocol    model.Protocol
 	First, Last uint16
 }
 
-// SetAllowsAny tells the ports of pods here that a do-not-track policy opens to anybody,
-// all of them each time: Service packets to there need not pass by netfilter, even if
-// a NetworkPolicy selects the pod.
+// SetAllowsAny sets the ports of this node's pods that a do-not-track policy allows any
+// client to reach, complete each time. Service packets to them may bypass netfilter, even
+// if a NetworkPolicy selects the pod.
 func (t *Tracker) SetAllowsAny(ports []AllowedPorts) Changes {
 	before := t.store.allowsAny
 	now := map[netip.Addr][]AllowedPorts{}
@@ -71,8 +71,8 @@ func (t *Tracker) SetAllowsAny(ports []AllowedPorts) Changes {
 	return t.recompute()
 }
 
-// anyAllowed reports whether a policy opens an endpoint to anybody. An address that two
-// Pods have is never open: one of them is gone, and the policy may select that one.
+// anyAllowed reports whether a policy allows any client to reach an endpoint. It is false
+// for an address of two Pods: one of them was deleted, and the policy may select that one.
 func (st *store) anyAllowed(proto model.Protocol, addr netip.AddrPort) bool {
 	return len(st.podsOfAddr[addr.Addr()]) <= 1 && slices.ContainsFunc(st.allowsAny[addr.Addr()], func(p AllowedPorts) bool {
 		return p.Protocol == proto && p.First <= addr.Port() && addr.Port() <= p.Last

@@ -9,37 +9,37 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// plan is what a Service asks for, before other Services and endpoints count.
+// plan is what a Service requests, before other Services and endpoints count.
 type plan struct {
 	ports    []portPlan      // sorted by ID
 	health   *addressRequest // the healthCheckNodePort; nil for none
 	problems []model.Problem
 }
 
-// portPlan is what one Service port asks for in one family.
+// portPlan is what one Service port requests in one family.
 type portPlan struct {
 	id       PortID
 	spec     *model.ServicePort
 	ranges   []netip.Prefix   // for LoadBalancer frontends; see Frontend.SourceRanges
-	requests []addressRequest // one a frontend, in the order of frontends
+	requests []addressRequest // one per frontend, in the order of frontends
 	helper   Helper
 	ofFTP    bool // see ServicePort.OfFTP
 }
 
-// addressRequest is one address or port that a Service asks for.
+// addressRequest is one address or port that a Service requests.
 type addressRequest struct {
 	key   addressKey
 	kind  FrontendKind
-	field string // where the object says so
+	field string // field of the object
 }
 
-// planService lists what a Service asks for. A Service is served in the
-// families of its clusterIPs and in no other.
+// planService lists what a Service requests. A Service is served only in the families of
+// its clusterIPs.
 func planService(svc *model.Service, refuseExternalIPs bool) plan {
 	var p plan
 	complain := func(field, what string) {
 		if len(p.problems) > maxProblems {
-			return // the rest is left out when the Service is decided
+			return // decide drops the rest
 		}
 		p.problems = append(p.problems, model.ServiceProblem(svc.Name, field, what))
 	}
@@ -79,24 +79,24 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 		}
 	}
 	slices.SortFunc(p.ports, func(a, b portPlan) int { return a.id.Compare(b.id) })
-	// As in the API server, only a load balancer that must tell nodes apart
-	// has a use for health checks.
+	// As in the API server, only a load balancer that must distinguish nodes needs health
+	// checks.
 	if svc.HealthCheckNodePort != 0 && svc.Type == model.LoadBalancer && svc.ExternalLocal {
 		p.health = &addressRequest{key: addressKey{Port: svc.HealthCheckNodePort}, field: "spec.healthCheckNodePort"}
 	}
 	return p
 }
 
-// frontendAddr is an address of a Service that all its ports are served on.
+// frontendAddr is an address of a Service that serves all of its ports.
 type frontendAddr struct {
 	kind  FrontendKind
 	addr  netip.Addr
 	field string
 }
 
-// frontendAddrs lists the addresses of a Service, complaining of those that
-// cannot be one. An address that is listed as two kinds comes up once: as the
-// LoadBalancer's rather than as an externalIP, so that its source ranges hold.
+// frontendAddrs lists the addresses of a Service, and reports those that cannot be a
+// frontend. An address of two kinds counts once: as the LoadBalancer's rather than as an
+// externalIP, so that its source ranges apply.
 func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.Family, complain func(field, what string)) []frontendAddr {
 	var out []frontendAddr
 	known := make(map[netip.Addr]bool, len(external))
@@ -111,7 +111,7 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 				complain(field, fmt.Sprintf("%s is %s, but the Service has no clusterIP of that family; remove it or make the Service dual-stack",
 					addr, model.FamilyOf(addr)))
 			}
-			return // load balancers may well translate between the families
+			return // a load balancer may translate between the families
 		}
 		if !known[addr] {
 			known[addr] = true
@@ -121,7 +121,7 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 	taken := make([]model.Family, 0, 2)
 	for i, a := range svc.ClusterIPs {
 		if f := model.FamilyOf(a); a.IsValid() && !slices.Contains(taken, f) {
-			taken = append(taken, f) // one clusterIP a family: the first
+			taken = append(taken, f) // the first clusterIP of each family
 			add(ClusterIP, a, fmt.Sprintf("spec.clusterIPs[%d]", i))
 		}
 	}
@@ -134,8 +134,8 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 	return out
 }
 
-// unfit says why an address cannot be a frontend; "" if it can. externalIPs are
-// written by users, so the rules of the API server's validation apply.
+// unfit returns why an address cannot be a frontend; "" if it can. Users write
+// externalIPs, so the API server's validation rules apply.
 func unfit(kind FrontendKind, a netip.Addr) string {
 	switch {
 	case !a.IsValid():
@@ -176,8 +176,8 @@ func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAdd
 	return p
 }
 
-// rangesOf returns the source ranges of one family. Ranges of the other family
-// alone let nobody of this one in: the Service asked for a restriction.
+// rangesOf returns the source ranges of one family. Ranges of only the other family allow
+// no client of this family, because the Service requested a restriction.
 func rangesOf(ranges []netip.Prefix, f model.Family) []netip.Prefix {
 	if ranges == nil {
 		return nil
@@ -191,8 +191,8 @@ func rangesOf(ranges []netip.Prefix, f model.Family) []netip.Prefix {
 	return canonicalPrefixes(out)
 }
 
-// needOf says which traffic policies these frontends use. Even with
-// externalTrafficPolicy Local the clients inside use all endpoints.
+// needOf returns the traffic policies that these frontends use. Even with
+// externalTrafficPolicy Local, internal clients use all endpoints.
 func needOf(svc *model.Service, held []addressRequest) need {
 	var n need
 	for _, c := range held {
@@ -207,7 +207,8 @@ func needOf(svc *model.Service, held []addressRequest) need {
 	return n
 }
 
-// frontends turns the claims that a Service port holds into frontends.
+// frontends returns the frontends of a Service port for the addresses and ports that it
+// holds.
 func frontends(svc *model.Service, p *portPlan, held []addressRequest, r reach) []Frontend {
 	out := make([]Frontend, 0, len(held))
 	for _, c := range held {
@@ -227,8 +228,8 @@ func frontends(svc *model.Service, p *portPlan, held []addressRequest, r reach) 
 	return out
 }
 
-// routeOf applies a traffic policy: to an endpoint if the policy has one; else
-// silence if others may serve the client, and a refusal if nobody can.
+// routeOf applies a traffic policy: an endpoint if the policy has one; else Drop if other
+// nodes may serve the client, and Reject if none can.
 func routeOf(local bool, r reach) Route {
 	switch {
 	case local && r.localPolicy:

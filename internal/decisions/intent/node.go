@@ -10,35 +10,35 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// zoneLabel says which zone a node is in.
+// zoneLabel holds the zone of a node.
 const zoneLabel = "topology.kubernetes.io/zone"
 
-// ownNode is what is known of the node that the Tracker decides for.
+// ownNode is the state of the node that the Tracker decides for.
 type ownNode struct {
 	node         Node // as last decided
-	reported     bool // Changes have carried node
-	nodesChanged bool // Nodes came or went, or got other podCIDRs, since problem was worded
-	// problem says that no Node has this node's name, or that its Node lacks what
-	// is needed; nil: neither, or no Node is known at all.
+	reported     bool // Changes have reported node
+	nodesChanged bool // Nodes were added or deleted, or their podCIDRs changed, since the last checkNode
+	// problem says that no Node has this node's name, or that its Node lacks a required
+	// field. It is nil if neither holds, or if no Node is known at all.
 	problem *model.Problem
-	stale   bool // node must be decided again
+	stale   bool // node must be computed again
 	zone    string
-	kernel  []netip.Addr   // as SetNodeAddrs told
+	kernel  []netip.Addr   // as SetNodeAddrs set them
 	addrs   []netip.Addr   // all its addresses, sorted
-	cidrs   []netip.Prefix // of the cluster; nil: to be collected again, and peers
+	cidrs   []netip.Prefix // of the cluster; nil: compute cidrs and peers again
 	peers   []netip.Addr
-	others  []netip.Prefix // ranges of the other nodes' pods; collected with cidrs
+	others  []netip.Prefix // ranges of the other nodes' pods; computed with cidrs
 
-	// mustTraverse counts for each address how many pods and slices say that it is
-	// a policed pod's, and the guard; mustTraverseOfPod is what each pod says.
+	// mustTraverse counts, for each address, the pods, slices and deny rules because of
+	// which it must traverse netfilter; mustTraverseOfPod has the addresses of each pod.
 	mustTraverse      map[netip.Addr]int
 	knownPods         map[netip.Addr]int // how many Pods of this node have the address
 	mustTraverseOfPod map[model.Name][]netip.Addr
 	denyRulePods      []netip.Addr            // see SetDenyRulePods
-	dirtyPods         map[model.Name]struct{} // pods whose say must be heard again
+	dirtyPods         map[model.Name]struct{} // pods to check again
 
 	otherNodesPods map[netip.Addr]int // how many Pods of other nodes have the address
-	otherPods      []netip.Addr       // the keys of elsewhere, sorted; nil: to be collected again
+	otherPods      []netip.Addr       // the keys of otherNodesPods, sorted; nil: compute again
 }
 
 func newOwnNode() ownNode {
@@ -57,7 +57,7 @@ func (o *ownNode) has(a netip.Addr) bool {
 	return found
 }
 
-// onNodeUpdate takes in a Node, nil for one that is gone.
+// onNodeUpdate stores a Node; nil deletes it.
 func (t *Tracker) onNodeUpdate(name string, n *model.Node) {
 	old := t.store.nodes[name]
 	t.own.nodesChanged = t.own.nodesChanged || (old == nil) != (n == nil) || (len(podCIDRs(old)) == 0) != (len(podCIDRs(n)) == 0)
@@ -90,10 +90,10 @@ func (t *Tracker) onNodeUpdate(name string, n *model.Node) {
 // namesInProblem bounds how many Nodes a Problem names.
 const namesInProblem = 5
 
-// checkNode looks for this node among the Nodes known, and reports whether what
-// is wrong changed. A wrong name is easily given and hard to see: everything is
-// served, but no endpoint counts as being here. Nor can one see that pods cannot
-// be told.
+// checkNode looks for this node among the known Nodes, and reports whether its Problem
+// changed. A wrong node name is hard to notice: everything is served, but no endpoint
+// counts as on this node. That packets of pods cannot be recognized is equally hard to
+// notice.
 func (t *Tracker) checkNode() bool {
 	if !t.own.nodesChanged {
 		return false
@@ -120,8 +120,8 @@ func (t *Tracker) checkNode() bool {
 	return (before == nil) != (t.own.problem == nil) || before != nil && *before != *t.own.problem
 }
 
-// localByNode is the mode by which pods are told by what the Node says of them, as a
-// person would name it; "" if they are not.
+// localByNode returns the mode that recognizes pods by the Node's podCIDRs, as a user
+// writes it; "" if another mode is set.
 func (t *Tracker) localByNode() string {
 	switch {
 	case t.cfg.DetectLocal == LocalNodeCIDR:
@@ -132,7 +132,7 @@ func (t *Tracker) localByNode() string {
 	return ""
 }
 
-// orRanges is what else helps the user of localByNode's mode.
+// orRanges names the flag that also fixes the Problem of localByNode's mode.
 func (t *Tracker) orRanges() string {
 	if t.cfg.DetectLocal == LocalNodeCIDR {
 		return ""
@@ -140,7 +140,7 @@ func (t *Tracker) orRanges() string {
 	return "--cluster-cidr, "
 }
 
-// leaving reports whether load balancers should leave this node out.
+// leaving reports whether load balancers should exclude this node.
 func (t *Tracker) leaving() bool {
 	n := t.store.nodes[t.cfg.NodeName]
 	if n == nil {
@@ -163,7 +163,7 @@ func podCIDRs(n *model.Node) []netip.Prefix {
 	return n.PodCIDRs
 }
 
-// readdress works out the node's addresses and touches what depends on them.
+// readdress computes the node's addresses and marks what depends on them dirty.
 func (t *Tracker) readdress() {
 	var addrs []netip.Addr
 	add := func(list []netip.Addr) {
@@ -192,13 +192,13 @@ func (t *Tracker) readdress() {
 	t.own.stale = true
 }
 
-// reachable reports whether other machines can address the node so. Loopback
-// must never be: a NodePort there lets neighbours in (CVE-2020-8558).
+// reachable reports whether other machines can reach the node at an address. Loopback is
+// never reachable: a NodePort on it would admit neighbors (CVE-2020-8558).
 func reachable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }
 
-// claim counts a Pod among those of this node that have its addresses, by 1 or -1.
+// countPod adds 1 or -1 to the Pods of this node that have its addresses.
 func (o *ownNode) countPod(name string, p *model.Pod, by int) {
 	if p.Node != name {
 		o.countOtherNodesPod(p, by)
@@ -214,8 +214,8 @@ func (o *ownNode) countPod(name string, p *model.Pod, by int) {
 	}
 }
 
-// countOtherNodesPod counts a Pod among those of other nodes. A Pod without a node runs
-// nowhere yet.
+// countOtherNodesPod adds 1 or -1 to the Pods of other nodes. A Pod without a node does
+// not run yet.
 func (o *ownNode) countOtherNodesPod(p *model.Pod, by int) {
 	if p.Node == "" {
 		return
@@ -232,8 +232,8 @@ func (o *ownNode) countOtherNodesPod(p *model.Pod, by int) {
 	}
 }
 
-// updateSlicePods renews what a slice says about policed pods on this node. A Pod of this
-// node that has the address says it better.
+// updateSlicePods computes which addresses of this node must traverse netfilter because of
+// a slice. A Pod of this node that has the address takes precedence over the slice.
 func (t *Tracker) updateSlicePods(s *slice) {
 	if !s.mayBeOnNode && len(s.mustTraverse) == 0 {
 		return
@@ -249,7 +249,7 @@ func (t *Tracker) updateSlicePods(s *slice) {
 	t.setMustTraverse(&s.mustTraverse, now)
 }
 
-// updatePods renews what the touched pods say about policed pods on this node.
+// updatePods computes which addresses must traverse netfilter because of the dirty pods.
 func (t *Tracker) updatePods() {
 	for name := range t.own.dirtyPods {
 		var now []netip.Addr
@@ -269,14 +269,15 @@ func (t *Tracker) updatePods() {
 	clear(t.own.dirtyPods)
 }
 
-// setMustTraverse replaces what somebody says about policed pods on this node.
+// setMustTraverse replaces the addresses that must traverse netfilter because of one pod,
+// slice or the deny rules.
 func (t *Tracker) setMustTraverse(said *[]netip.Addr, now []netip.Addr) {
 	if slices.Equal(*said, now) {
 		return
 	}
 	for _, a := range now {
 		t.own.mustTraverse[a]++
-		t.own.stale = t.own.stale || t.own.mustTraverse[a] <= 2 // the second may be one beside a guard
+		t.own.stale = t.own.stale || t.own.mustTraverse[a] <= 2 // the second may be beside a deny rule
 	}
 	for _, a := range *said {
 		t.own.mustTraverse[a]--
@@ -347,8 +348,8 @@ func (t *Tracker) describeNode() Node {
 				continue
 			}
 		}
-		// Whether a policy holds for a hostNetwork pod is undefined, and
-		// policing the node's own address would take in all its traffic.
+		// The effect of a NetworkPolicy on a hostNetwork pod is undefined, and the node's
+		// own address would include all of its traffic.
 		if !t.own.has(a) {
 			n.MustTraverseNetfilter = append(n.MustTraverseNetfilter, a)
 			if guarded && t.own.mustTraverse[a] == 1 {
@@ -359,7 +360,7 @@ func (t *Tracker) describeNode() Node {
 	return n
 }
 
-// localTraffic is how packets of this node's pods are recognised.
+// localTraffic returns how to recognize packets of this node's pods.
 func (t *Tracker) localTraffic() LocalTraffic {
 	switch t.cfg.DetectLocal {
 	case LocalNodeCIDR:
@@ -372,8 +373,8 @@ func (t *Tracker) localTraffic() LocalTraffic {
 	if len(t.cfg.ClusterCIDRs) > 0 {
 		return LocalTraffic{Sources: t.cfg.ClusterCIDRs}
 	}
-	// kube-proxy cannot tell then, and takes all pods for clients from outside.
-	// What the Node says is better than that.
+	// kube-proxy then treats all pods as external clients. The Node's podCIDRs are more
+	// precise.
 	return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName]))}
 }
 

@@ -10,7 +10,7 @@ import (
 // store holds the facts, and the indexes that lead from a pod, an address or a
 // namespace to the slices that depend on it.
 type store struct {
-	node     string // the node decided for
+	node     string // this node
 	slices   map[model.Name]*slice
 	nodes    map[string]*model.Node
 	pods     map[model.Name]*model.Pod
@@ -35,7 +35,7 @@ type slice struct {
 	object       *model.EndpointSlice
 	service      *service
 	mayBeOnNode  bool         // has an endpoint that is or may be on this node
-	mustTraverse []netip.Addr // what it adds to the node's policed pods
+	mustTraverse []netip.Addr // the pod addresses of this slice that must traverse netfilter
 }
 
 func newStore(node string) store {
@@ -72,7 +72,7 @@ func (x index[K]) remove(key K, s *slice) {
 	x[key] = list
 }
 
-// addToIndexes enters a slice into the indexes.
+// addToIndexes adds a slice to the indexes.
 func (st *store) addToIndexes(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
@@ -90,7 +90,7 @@ func (st *store) addToIndexes(s *slice) {
 	}
 }
 
-// removeFromIndexes takes a slice out of the indexes again.
+// removeFromIndexes removes a slice from the indexes.
 func (st *store) removeFromIndexes(s *slice) {
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
@@ -113,7 +113,7 @@ func indexedAlike(a, b *model.EndpointSlice) bool {
 	})
 }
 
-// addPod enters a pod.
+// addPod adds a pod.
 func (st *store) addPod(p *model.Pod) {
 	st.pods[p.Name] = p
 	addTo(st.podsOfNS, p.Namespace, p.Name)
@@ -125,7 +125,7 @@ func (st *store) addPod(p *model.Pod) {
 	}
 }
 
-// removePod takes a pod out again.
+// removePod removes a pod.
 func (st *store) removePod(p *model.Pod) {
 	delete(st.pods, p.Name)
 	removeFrom(st.podsOfNS, p.Namespace, p.Name)
@@ -150,17 +150,17 @@ func (st *store) onThisNode(name model.Name) bool {
 	return p != nil && st.node != "" && p.Node == st.node
 }
 
-// policed reports whether packets of an endpoint must traverse netfilter: because it
-// is guarded, or a NetworkPolicy selects it.
+// mustTraverseNetfilter reports whether packets of an endpoint must traverse netfilter:
+// because it has a deny rule, or a NetworkPolicy selects it.
 func (st *store) mustTraverseNetfilter(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
 	_, guarded := st.hasDenyRule[addr]
 	return guarded || st.selected(namespace, ep, addr)
 }
 
-// selected reports whether a NetworkPolicy selects the pod that has the endpoint's
-// address, or may. Anybody who may write a slice can name any pod, node and Service
-// in it, so what a slice says can make an endpoint selected, and never unselected.
-// The namespace is the slice's.
+// selected reports whether a NetworkPolicy selects, or may select, the pod that has the
+// endpoint's address. Any author of a slice can name any pod, node and Service in it. A
+// slice can therefore make an endpoint selected, but never unselected. The namespace is
+// the slice's.
 func (st *store) selected(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
 	if len(st.policies) == 0 {
 		return false
@@ -174,10 +174,10 @@ func (st *store) selected(namespace string, ep *model.Endpoint, addr netip.Addr)
 	case st.podOnThisNode(addr):
 		return false
 	case onNode(ep, st.node):
-		// A pod of this node that is not known (yet), of any namespace.
+		// A pod of this node, of any namespace, whose object is not known yet.
 		return true
 	}
-	// An endpoint without a node is most often outside the cluster.
+	// An endpoint without a node is usually outside the cluster.
 	return ep.Pod.Name == "" && len(known) == 0 && ep.Node != "" && st.policies[namespace].selectsUnknown()
 }
 
@@ -189,7 +189,7 @@ func (st *store) podSelected(name model.Name) bool {
 	return set.selectsUnknown()
 }
 
-// addTo and removeFrom keep a set a key, and no empty one.
+// addTo and removeFrom maintain one set per key, without empty sets.
 func addTo[K, V comparable](sets map[K]map[V]struct{}, key K, v V) {
 	set := sets[key]
 	if set == nil {

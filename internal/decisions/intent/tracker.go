@@ -8,11 +8,11 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Tracker knows the world as the Deltas told it and keeps the decisions for it
-// up to date. Its work for a change follows what the change touches: indexes
-// lead from each object to the Services whose decision depends on it.
+// Tracker stores the facts of Deltas and keeps the decisions about them up to date. Its
+// work for a change follows the change: indexes lead from each object to the Services
+// whose decision depends on it.
 //
-//	Delta ──> world (facts, indexes) ──> touched Services ──> decide ──> compare ──> Changes
+//	Delta ──> store (facts, indexes) ──> dirty Services ──> decide ──> compare ──> Changes
 //
 // One goroutine at a time uses a Tracker.
 type Tracker struct {
@@ -26,12 +26,12 @@ type Tracker struct {
 	withProblems map[model.Name]struct{} // Services with problems
 	problems     []model.Problem         // of all Services and the node, sorted
 
-	dirty      []*service // to be decided again
+	dirty      []*service // to decide again
 	candidates []candidate
 	healthy    []netip.Addr
 }
 
-// service is a Service, or the place kept for one whose slices came first.
+// service is a Service, or a placeholder for one whose slices came first.
 type service struct {
 	name   model.Name
 	spec   *model.Service // nil while there is none
@@ -44,7 +44,7 @@ type service struct {
 	dirty    bool
 }
 
-// New returns a Tracker of an empty world. The Config must be valid.
+// New returns a Tracker without facts. The Config must be valid.
 func New(cfg Config) *Tracker {
 	cfg.NodePortAddresses = canonicalPrefixes(cfg.NodePortAddresses)
 	cfg.ClusterCIDRs = canonicalPrefixes(cfg.ClusterCIDRs)
@@ -61,8 +61,8 @@ func New(cfg Config) *Tracker {
 	return t
 }
 
-// Apply takes in a Delta and returns what it changes. The first call always
-// reports the Node.
+// Apply stores the facts of a Delta and returns what they change. The first call always
+// returns the Node.
 func (t *Tracker) Apply(d model.Delta) Changes {
 	if d.Full {
 		t.forget(d)
@@ -74,8 +74,8 @@ func (t *Tracker) Apply(d model.Delta) Changes {
 	if d.PoliciesUnknown != nil {
 		t.onPoliciesUnknownUpdate(*d.PoliciesUnknown)
 	}
-	// Nodes, policies and pods come first only because the Services that they
-	// touch are then decided once; the result does not depend on the order.
+	// Nodes, policies and pods come first only so that each Service is decided once. The
+	// result does not depend on the order.
 	for name, n := range d.Nodes {
 		t.onNodeUpdate(name, n)
 	}
@@ -94,8 +94,8 @@ func (t *Tracker) Apply(d model.Delta) Changes {
 	return t.recompute()
 }
 
-// SetNodeAddrs tells the node's own addresses as the kernel has them, all of
-// them each time. Loopback and link-local ones are ignored.
+// SetNodeAddrs sets the node's own addresses as the kernel has them, complete each time.
+// It ignores loopback and link-local addresses.
 func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
 	t.own.kernel = slices.Clone(addrs)
 	t.readdress()
@@ -112,7 +112,7 @@ func (t *Tracker) State() State {
 	return s
 }
 
-// markDirty has a Service decided again at the end of the call.
+// markDirty makes recompute decide a Service again.
 func (t *Tracker) markDirty(e *service) {
 	if !e.dirty {
 		e.dirty = true
@@ -120,7 +120,7 @@ func (t *Tracker) markDirty(e *service) {
 	}
 }
 
-// settle decides everything that was touched and returns what became different.
+// recompute decides all dirty Services and returns what changed.
 func (t *Tracker) recompute() Changes {
 	var c Changes
 	complained := t.checkNode()
@@ -166,8 +166,8 @@ func (t *Tracker) setHasProblems(e *service) {
 	}
 }
 
-// collectProblems renews the list of all problems. It returns nil if that made
-// no difference, and an empty list when the last problem went.
+// collectProblems updates the list of all Problems. It returns nil if the list is
+// unchanged, and an empty list after the last Problem was resolved.
 func (t *Tracker) collectProblems() []model.Problem {
 	all := []model.Problem{}
 	if p := t.own.problem; p != nil {
@@ -185,9 +185,8 @@ func (t *Tracker) collectProblems() []model.Problem {
 	return slices.Clone(all)
 }
 
-// comparedWith adds to c what makes the old ports of a Service into the new
-// ones, both sorted, and returns the ports to keep: an old one where nothing
-// changed, so that equal decisions stay the same value.
+// comparedWith adds to c the difference between the old and the new ports of a Service,
+// both sorted. It returns the ports to keep: the old value where nothing changed.
 func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 	i := 0
 	for n, sp := range after {
@@ -211,7 +210,7 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 	return after
 }
 
-// samePort compares two decisions. The time that caused them does not count.
+// samePort compares two decisions without the time that caused them.
 func samePort(a, b *ServicePort) bool {
 	return a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.ServingUnselected, b.ServingUnselected) &&

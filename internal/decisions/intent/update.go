@@ -8,7 +8,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// forget drops every object that a full Delta does not name.
+// forget deletes every object that a full Delta does not name.
 func (t *Tracker) forget(d model.Delta) {
 	for name := range t.store.nodes {
 		if d.Nodes[name] == nil {
@@ -39,8 +39,8 @@ func (t *Tracker) forget(d model.Delta) {
 	}
 }
 
-// onServiceUpdate takes in a Service, nil for one that is gone. One that asks for
-// another proxy is as good as gone.
+// onServiceUpdate stores a Service; nil deletes it. A Service of another proxy counts as
+// deleted.
 func (t *Tracker) onServiceUpdate(name model.Name, svc *model.Service) {
 	if svc != nil && svc.ProxyName != t.cfg.ProxyName {
 		svc = nil
@@ -74,7 +74,7 @@ func (t *Tracker) onServiceUpdate(name model.Name, svc *model.Service) {
 	t.markConflictingDirty(e.plan)
 }
 
-// serviceNamed returns the entry of a Service, making it if need be.
+// serviceNamed returns the entry of a Service, and creates it if necessary.
 func (t *Tracker) serviceNamed(name model.Name) *service {
 	e := t.services[name]
 	if e == nil {
@@ -84,7 +84,7 @@ func (t *Tracker) serviceNamed(name model.Name) *service {
 	return e
 }
 
-// eachRequest calls do with every claim of a Service.
+// eachRequest calls do with every address and port that a Service requests.
 func (t *Tracker) eachRequest(e *service, do func(addressKey, requester)) {
 	for i := range e.plan.ports {
 		p := &e.plan.ports[i]
@@ -97,8 +97,8 @@ func (t *Tracker) eachRequest(e *service, do func(addressKey, requester)) {
 	}
 }
 
-// markConflictingDirty touches whoever else claims something that the plan claims, or
-// hides it: it may have won or lost it, or lost it to somebody else.
+// markConflictingDirty marks the Services dirty that request an address and port of the
+// plan, or conflict with it: their address conflict may have appeared or been resolved.
 func (t *Tracker) markConflictingDirty(p plan) {
 	touch := func(key addressKey) {
 		for _, c := range t.claims.requesters[key] {
@@ -116,7 +116,7 @@ func (t *Tracker) markConflictingDirty(p plan) {
 	}
 }
 
-// onSliceUpdate takes in an EndpointSlice, nil for one that is gone.
+// onSliceUpdate stores an EndpointSlice; nil deletes it.
 func (t *Tracker) onSliceUpdate(name model.Name, object *model.EndpointSlice) {
 	s := t.store.slices[name]
 	if s != nil && object != nil && indexedAlike(s.object, object) {
@@ -149,7 +149,7 @@ func (t *Tracker) onSliceUpdate(name model.Name, object *model.EndpointSlice) {
 	t.markDirty(s.service)
 }
 
-// onNetworkPolicyUpdate takes in a NetworkPolicy, nil for one that is gone.
+// onNetworkPolicyUpdate stores a NetworkPolicy; nil deletes it.
 func (t *Tracker) onNetworkPolicyUpdate(name model.Name, p *model.NetworkPolicy) {
 	if !hasRules(p) {
 		p = nil
@@ -172,7 +172,7 @@ func (t *Tracker) onNetworkPolicyUpdate(name model.Name, p *model.NetworkPolicy)
 		}
 	}
 	if has := len(t.store.policies) > 0; has != had {
-		// Endpoints here whose pods are not known depend on any policy.
+		// Endpoints on this node whose pods are unknown depend on any policy.
 		t.own.stale = true
 		for s := range t.store.slicesOnNode {
 			t.markDirty(s.service)
@@ -186,14 +186,14 @@ func (t *Tracker) onNetworkPolicyUpdate(name model.Name, p *model.NetworkPolicy)
 	}
 }
 
-// onPoliciesUnknownUpdate takes in whether all policies are known. What any pod may
-// be is the Node's business: no single endpoint need be decided again.
+// onPoliciesUnknownUpdate records whether all policies are known. Only the Node depends on
+// it, so no endpoint becomes dirty.
 func (t *Tracker) onPoliciesUnknownUpdate(unknown bool) {
 	t.own.stale = t.own.stale || unknown != t.store.policiesUnknown
 	t.store.policiesUnknown = unknown
 }
 
-// onPodUpdate takes in a Pod, nil for one that is gone.
+// onPodUpdate stores a Pod; nil deletes it.
 func (t *Tracker) onPodUpdate(name model.Name, p *model.Pod) {
 	old := t.store.pods[name]
 	if p == nil && old == nil {
@@ -218,8 +218,8 @@ func (t *Tracker) onPodUpdate(name model.Name, p *model.Pod) {
 	}
 }
 
-// markPodDirty has everything decided again that depends on a pod's labels, apart
-// from the slices that name it.
+// markPodDirty marks everything dirty that depends on a pod's labels, apart from the
+// slices that name it.
 func (t *Tracker) markPodDirty(p *model.Pod) {
 	for _, a := range p.IPs {
 		for _, s := range t.store.slicesOfAddr[a.Unmap()] {
