@@ -5,10 +5,10 @@ import (
 	"hash/fnv"
 )
 
-// changeSet is a map that remembers what its entries were before they changed.
+// changeSet is a map that remembers the previous values of changed entries.
 type changeSet[K comparable, V any] struct {
 	now    map[K]V
-	before map[K]V // of entries that were touched; the zero V if there was none
+	before map[K]V // previous values of changed entries; the zero V if there was none
 	same   func(a, b V) bool
 }
 
@@ -32,7 +32,7 @@ func (c *changeSet[K, V]) remember(k K) {
 	}
 }
 
-// changes returns what became different since it was last called.
+// changes returns what changed since the last call.
 func (c *changeSet[K, V]) changes() (out []Change[K, V]) {
 	for k, had := range c.before {
 		if want := c.now[k]; !c.same(had, want) {
@@ -43,7 +43,7 @@ func (c *changeSet[K, V]) changes() (out []Change[K, V]) {
 	return out
 }
 
-// bounded shortens a name, and keeps it unique.
+// bounded shortens a name and keeps it unique.
 func bounded(name string, most int) string {
 	if len(name) <= most {
 		return name

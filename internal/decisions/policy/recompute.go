@@ -7,11 +7,12 @@ import (
 	"slices"
 )
 
-// recomputeAddress works out again what holds for an address here.
+// recomputeAddress computes the state of an address of this node.
 func (t *Tracker) recomputeAddress(a netip.Addr) {
 	before := t.wantedOf[a]
 	wanted := t.selecting(a)
-	// First what comes, then what goes: what stays is never let go of.
+	// Add new policies first, then remove old ones, so that a rule in both keeps its
+	// peers.
 	for _, p := range wanted {
 		for _, r := range p.rules {
 			t.addWanted(r)
@@ -42,7 +43,7 @@ func (t *Tracker) setWanted(a netip.Addr, wanted []*policy) {
 	}
 }
 
-// selecting lists the policies that select an address here.
+// selecting returns the policies that select an address of this node.
 func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
 	own := t.isOwn(a)
 	for _, p := range t.policies {
@@ -61,14 +62,14 @@ func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
 	return out
 }
 
-// addWanted counts the addresses that a rule is about. The first makes its peers known.
+// addWanted counts the addresses that a rule applies to. The first one computes its peers.
 func (t *Tracker) addWanted(r *rule) {
 	if r.wanted++; r.wanted > 1 {
 		return
 	}
 	r.peers = map[netip.Addr]int{}
 	if r.outgoing() {
-		t.markRuleDirty(r) // Services came and went while it had no peers
+		t.markRuleDirty(r) // Services may have changed while it had no peers
 	}
 	if len(r.pods) == 0 {
 		return
@@ -78,8 +79,8 @@ func (t *Tracker) addWanted(r *rule) {
 	}
 }
 
-// addPeers counts the addresses of a pod among a rule's peers, by 1 or -1, if it is
-// one of them by its labels as they stand.
+// addPeers adds 1 or -1 to the addresses of a pod among a rule's peers, if the pod's
+// current labels match.
 func (t *Tracker) addPeers(r *rule, name podName, by int) {
 	pod := t.pods[name]
 	if !r.takes(pod.Labels, t.namespaceLabels(name.Namespace)) {
@@ -102,7 +103,7 @@ func (t *Tracker) addPeers(r *rule, name podName, by int) {
 	}
 }
 
-// retarget has the targets of an address be those of these rules.
+// retarget replaces the targets of an address by those of these rules.
 func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	old := t.targetsOf[a]
 	var now []Target
@@ -129,7 +130,7 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	if len(now) > 0 {
 		t.targetsOf[a] = now
 	} else if delete(t.targetsOf, a); len(t.wantedOf[a]) > 0 {
-		t.targetsOf[a] = nil // refused for now; see countNAT
+		t.targetsOf[a] = nil // no target holds now; see countNAT
 	}
 	if _, was := t.hasDenyRule[a]; was != guarded {
 		t.hasDenyRuleChanged = true
@@ -141,7 +142,7 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	}
 }
 
-// setAllowsAny notes whether anybody may reach a target untracked.
+// setAllowsAny records whether any client may reach a target untracked.
 func (t *Tracker) setAllowsAny(target Target, is bool) {
 	if _, was := t.allowsAny[target]; was == is {
 		return
@@ -154,7 +155,7 @@ func (t *Tracker) setAllowsAny(target Target, is bool) {
 	}
 }
 
-// use and release count the targets that lead to a verdict, and so to its rules.
+// use and release count the targets that lead to a verdict and its rules.
 func (t *Tracker) use(v *Verdict, rules []*rule) {
 	t.used[v.Name]++
 	t.verdicts.set(v.Name, v)
@@ -164,7 +165,7 @@ func (t *Tracker) use(v *Verdict, rules []*rule) {
 	}
 }
 
-// install has a rule hold in the place of one of the same name.
+// install replaces the rule of the same name.
 func (t *Tracker) install(r *rule) {
 	before := t.holding[r.Name]
 	if before == r {
@@ -202,7 +203,8 @@ func (t *Tracker) release(name string) {
 	}
 }
 
-// collectRefusals makes one of what many addresses have in common. It is never nil.
+// collectRefusals merges refusals that several addresses have in common. The result is
+// never nil.
 func (t *Tracker) collectRefusals() []Refusal {
 	all := []Refusal{}
 	for _, rs := range t.refusedOf {

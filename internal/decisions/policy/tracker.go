@@ -8,9 +8,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Tracker knows the world as Deltas told it, and keeps what policies mean on this
-// node up to date. While there is no policy it keeps facts and works out nothing.
-// One goroutine at a time uses it.
+// Tracker stores the facts of Deltas and keeps the effect of policies on this node up to
+// date. While there is no policy it only stores facts. One goroutine at a time uses it.
 type Tracker struct {
 	cfg        Config
 	policies   map[string]*policy
@@ -20,29 +19,29 @@ type Tracker struct {
 	slices     map[model.Name]*model.EndpointSlice
 	slicesOf   map[model.Name]map[model.Name]struct{} // of a Service
 	node       *model.Node
-	own        []netip.Addr // the node's own, sorted
+	own        []netip.Addr // the node's own addresses, sorted
 
 	podsOnNode     map[netip.Addr][]model.Name // pods on this node, by address
 	targetsOf      map[netip.Addr][]Target     // of addresses that a policy selects
 	wantedOf       map[netip.Addr][]*policy
 	refusedOf      map[netip.Addr][]Refusal
-	used           map[string]int // Verdicts and Rules, by the targets that lead there
+	used           map[string]int // number of targets of each Verdict and Rule
 	holding        map[string]*rule
 	nat            natIndex
-	pendingRemoval natIndex // what is gone from nat, and may be written still
+	pendingRemoval natIndex // entries deleted from nat that the kernel may still have
 	outgoing       []*rule  // of all policies
 
-	dirty        map[netip.Addr]struct{} // addresses to be judged again
+	dirty        map[netip.Addr]struct{} // addresses to recompute
 	natStale     []*rule
 	refusals     []Refusal
 	hasDenyRule  map[netip.Addr]struct{}
 	allowsAny    map[Target]struct{}
 	takingOver   bool // see StartTakeover
-	holdRefusals bool // of refusals, until Tell
+	holdRefusals bool // until ReportRefusals
 
-	hasDenyRuleChanged bool // guarded changed
-	allowsAnyChanged   bool // opened did
-	// What may be about connections that run: pods have other labels, or netfilter
+	hasDenyRuleChanged bool // hasDenyRule changed
+	allowsAnyChanged   bool // allowsAny changed
+	// Changes that may affect running connections: labels of pods changed, or netfilter
 	// translates less at an address.
 	mayAffectRunning bool
 	resolved         map[netip.Addr]struct{}
@@ -54,7 +53,7 @@ type Tracker struct {
 	trackedExceptions changeSet[Pair, bool]
 }
 
-// New returns a Tracker of an empty world.
+// New returns a Tracker without facts.
 func New(cfg Config) *Tracker {
 	return &Tracker{
 		cfg: cfg, policies: map[string]*policy{}, namespaces: map[string]*model.Namespace{},
@@ -70,15 +69,15 @@ func New(cfg Config) *Tracker {
 	}
 }
 
-// State is all that holds now.
+// State returns the whole state.
 func (t *Tracker) State() State {
 	return State{Rules: t.rules.now, Verdicts: t.verdicts.now, Targets: t.targets.now, Members: t.members.now, Tracked: t.trackedExceptions.now}
 }
 
-// Refusals are what policies ask for and does not hold here, sorted.
+// Refusals returns the parts of policies that do not hold on this node, sorted.
 func (t *Tracker) Refusals() []Refusal { return t.refusals }
 
-// Policies returns the policies known, by name.
+// Policies returns the known policies by name.
 func (t *Tracker) Policies() map[string]*model.DoNotTrackPolicy {
 	out := make(map[string]*model.DoNotTrackPolicy, len(t.policies))
 	for name, p := range t.policies {
@@ -87,7 +86,7 @@ func (t *Tracker) Policies() map[string]*model.DoNotTrackPolicy {
 	return out
 }
 
-// Apply takes in a Delta and returns what it changes.
+// Apply stores the facts of a Delta and returns what they change.
 func (t *Tracker) Apply(d model.Delta) Changes {
 	if d.Full {
 		removeUnnamed(d.DoNotTrackPolicies, t.policies, t.onPolicyUpdate)
@@ -110,8 +109,7 @@ func (t *Tracker) Apply(d model.Delta) Changes {
 	return t.recompute()
 }
 
-// SetNodeAddrs tells the node's own addresses as the kernel has them, all of them
-// each time.
+// SetNodeAddrs sets the node's own addresses as the kernel has them, complete each time.
 func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
 	var own []netip.Addr
 	for _, a := range addrs {
@@ -133,7 +131,7 @@ func (t *Tracker) isOwn(a netip.Addr) bool {
 	return found
 }
 
-// removeUnnamed takes out what a full Delta does not name.
+// removeUnnamed deletes what a full Delta does not name.
 func removeUnnamed[K comparable, M, V any](named map[K]*M, known map[K]V, take func(K, *M)) {
 	for name := range known {
 		if named[name] == nil {
@@ -148,10 +146,10 @@ func each[K comparable, M any](named map[K]*M, take func(K, *M)) {
 	}
 }
 
-// recompute judges every address again that was touched.
+// recompute computes the state of every dirty address, and returns what changed.
 func (t *Tracker) recompute() Changes {
 	refused := false
-	for len(t.natStale)+len(t.dirty) > 0 { // to judge makes peers known, which may be of Services
+	for len(t.natStale)+len(t.dirty) > 0 { // recomputing an address adds peers, which may belong to Services
 		t.renewNAT()
 		refused = refused || len(t.dirty) > 0
 		for a := range t.dirty {
@@ -185,8 +183,8 @@ func (t *Tracker) recompute() Changes {
 	return c
 }
 
-// renewNAT looks again for Services in outward rules, and has their policies judged
-// again where that is news.
+// renewNAT searches for Services among the peers of dirty outgoing rules, and marks their
+// policies dirty where the result changed.
 func (t *Tracker) renewNAT() {
 	stale := t.natStale
 	t.natStale = nil

@@ -7,7 +7,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// fate is what becomes of packets between two ends, whichever of them asked.
+// packetVerdict is the verdict on packets between two ends, in either direction.
 type packetVerdict uint8
 
 const (
@@ -16,8 +16,8 @@ const (
 	denied
 )
 
-// NotTracked reports whether conntrack sees no packet between two ends: because a policy
-// leaves them untracked, and they are not kept, or denies them.
+// NotTracked reports whether conntrack sees no packet between two ends, because a policy
+// denies them or leaves them untracked, without a tracked exception.
 func (t *Tracker) NotTracked(proto model.Protocol, a, b netip.AddrPort) bool {
 	kept := func(p Pair) bool { return t.trackedExceptions.now[p] }
 	return t.verdict(proto, a, b) != tracked && !slices.ContainsFunc(t.Untracks(proto, a, b), kept)
@@ -28,8 +28,8 @@ func (t *Tracker) Denies(proto model.Protocol, a, b netip.AddrPort) bool {
 	return t.verdict(proto, a, b) == denied
 }
 
-// Untracks returns by which pairs a policy leaves packets between two ends untracked:
-// none if it does not.
+// Untracks returns the pairs by which a policy leaves packets between two ends untracked,
+// if it does.
 func (t *Tracker) Untracks(proto model.Protocol, a, b netip.AddrPort) (pairs []Pair) {
 	if t.verdict(proto, a, b) != untracked {
 		return nil
@@ -42,13 +42,14 @@ func (t *Tracker) Untracks(proto model.Protocol, a, b netip.AddrPort) (pairs []P
 	return pairs
 }
 
-// SetTracked has what goes between these pairs stay tracked, and nothing else. They are those of
-// connections that somebody translates, whom only conntrack knows: these run when the
-// reason ends for which a policy did not hold, with another --proxy-mode or when a
-// Service goes.
+// SetTracked replaces the tracked exceptions: the pairs whose traffic stays tracked. They
+// are the pairs of translated connections, which only conntrack can continue. Such
+// connections run when the reason ends for which a policy did not hold, for example with
+// another --proxy-mode or after a Service was deleted.
 //
-// All that the peer asks of the port is meant: where he asks the port itself from the
-// port that he has asked the Service from, conntrack gives him another one.
+// A pair covers all connections of the peer to the port. If the peer connects to the port
+// itself from the source port of its connection to the Service, conntrack assigns another
+// source port.
 func (t *Tracker) SetTracked(pairs map[Pair]bool) []Change[Pair, bool] {
 	for p := range pairs {
 		t.trackedExceptions.set(p, true)
@@ -61,8 +62,8 @@ func (t *Tracker) SetTracked(pairs map[Pair]bool) []Change[Pair, bool] {
 	return t.trackedExceptions.changes()
 }
 
-// question is what a policy is asked about packets between two ends: of which side the
-// address here is, at which port of the target's.
+// question asks for the verdict of one side: at a local address and a port of the target,
+// towards a peer.
 type question struct {
 	side  Side
 	local netip.AddrPort
@@ -83,7 +84,7 @@ func (t *Tracker) verdict(proto model.Protocol, a, b netip.AddrPort) (f packetVe
 	return f
 }
 
-// verdictAt asks of one side: what holds for an address here, at a port, towards a peer.
+// verdictAt returns the verdict of one side at a local address and port, towards a peer.
 func (t *Tracker) verdictAt(side Side, here netip.AddrPort, peer netip.Addr, proto model.Protocol) packetVerdict {
 	for _, target := range t.targetsOf[here.Addr()] {
 		if target.Side != side || target.Protocol != proto || here.Port() < target.First || target.Last < here.Port() {

@@ -9,7 +9,7 @@ import (
 
 type podName = model.Name
 
-// onPolicyUpdate takes in a policy, nil for one that is gone.
+// onPolicyUpdate stores a policy; nil deletes it.
 func (t *Tracker) onPolicyUpdate(name string, spec *model.DoNotTrackPolicy) {
 	old := t.policies[name]
 	if old == nil && spec == nil {
@@ -40,7 +40,7 @@ func (t *Tracker) onPolicyUpdate(name string, spec *model.DoNotTrackPolicy) {
 	}
 }
 
-// countAll begins to know where netfilter translates.
+// countAll fills the index of addresses where netfilter translates.
 func (t *Tracker) countAll() {
 	t.nat, t.pendingRemoval = newNATIndex(), newNATIndex()
 	t.countServices(1)
@@ -49,7 +49,7 @@ func (t *Tracker) countAll() {
 	}
 }
 
-// markPolicyDirty has every address judged again that a policy selects, or did.
+// markPolicyDirty marks every address dirty that a policy selects or selected.
 func (t *Tracker) markPolicyDirty(name string) {
 	for a, ps := range t.wantedOf {
 		if slices.ContainsFunc(ps, func(p *policy) bool { return p.spec.Name == name }) {
@@ -82,11 +82,11 @@ func (t *Tracker) namespaceLabels(name string) map[string]string {
 	if n := t.namespaces[name]; n != nil {
 		return n.Labels
 	}
-	// Every namespace has this label; the rest is not known (yet).
+	// Every namespace has this label; its other labels are not known (yet).
 	return map[string]string{"kubernetes.io/metadata.name": name}
 }
 
-// onNamespaceUpdate takes in a Namespace, nil for one that is gone.
+// onNamespaceUpdate stores a Namespace; nil deletes it.
 func (t *Tracker) onNamespaceUpdate(name string, n *model.Namespace) {
 	old := t.namespaces[name]
 	if old != nil && n != nil && maps.Equal(old.Labels, n.Labels) {
@@ -134,7 +134,7 @@ func (t *Tracker) eachWantedRule(do func(*rule)) {
 	}
 }
 
-// onPodUpdate takes in a Pod, nil for one that is gone.
+// onPodUpdate stores a Pod; nil deletes it.
 func (t *Tracker) onPodUpdate(name model.Name, p *model.Pod) {
 	old := t.pods[name]
 	if old == nil && p == nil || old != nil && p != nil && old.Node == p.Node && maps.Equal(old.Labels, p.Labels) &&
@@ -154,7 +154,7 @@ func (t *Tracker) onPodUpdate(name model.Name, p *model.Pod) {
 	}
 }
 
-// setPod enters a pod of this node by its addresses, or takes it out.
+// setPod adds a pod of this node to the index by address, or removes it.
 func (t *Tracker) setPod(p *model.Pod, in bool) {
 	if p.Node != t.cfg.NodeName {
 		return
@@ -177,7 +177,7 @@ func (t *Tracker) setPod(p *model.Pod, in bool) {
 	}
 }
 
-// markPodDirty has the addresses of a pod here judged again, if there is a policy.
+// markPodDirty marks the addresses of a pod of this node dirty, if there is a policy.
 func (t *Tracker) markPodDirty(p *model.Pod) {
 	if len(t.policies) == 0 || p.Node != t.cfg.NodeName {
 		return
@@ -187,7 +187,7 @@ func (t *Tracker) markPodDirty(p *model.Pod) {
 	}
 }
 
-// onNodeUpdate takes in this node, nil if it is gone.
+// onNodeUpdate stores this node; nil deletes it.
 func (t *Tracker) onNodeUpdate(n *model.Node) {
 	if t.node != nil && n != nil && maps.Equal(t.node.Labels, n.Labels) {
 		t.node = n
@@ -197,8 +197,8 @@ func (t *Tracker) onNodeUpdate(n *model.Node) {
 	t.markOwnDirty()
 }
 
-// onServiceUpdate takes in a Service, nil for one that is gone. Whether it is ours
-// decides who translates for its endpoints.
+// onServiceUpdate stores a Service; nil deletes it. Whether this agent serves it decides
+// which program translates for its endpoints.
 func (t *Tracker) onServiceUpdate(name model.Name, s *model.Service) {
 	old := t.services[name]
 	if old == nil && s == nil {
@@ -230,7 +230,7 @@ func (t *Tracker) countSlicesOf(service model.Name, by int) {
 	}
 }
 
-// onSliceUpdate takes in an EndpointSlice, nil for one that is gone.
+// onSliceUpdate stores an EndpointSlice; nil deletes it.
 func (t *Tracker) onSliceUpdate(name model.Name, s *model.EndpointSlice) {
 	if old := t.slices[name]; old != nil {
 		if len(t.policies) > 0 {
