@@ -19,8 +19,8 @@ type Backend struct {
 	variant  Variant
 	families []*family
 	node     intent.Node
-	// known says that the kernel holds what is wanted unless somebody else
-	// changed it; if not, the next sync is a full one.
+	// known says that the kernel holds the desired state unless another program changed
+	// it; if false, the next sync is a full one.
 	known    bool
 	verified time.Time        // when the kernel was last compared with it
 	took     time.Duration    // and how long that took
@@ -200,8 +200,8 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	return portErrors(failed)
 }
 
-// Applied reads from the kernel which Service ports are served: those that a
-// dispatch names and whose rules are as they were written. Only IDs are told.
+// Applied returns the IDs of the Service ports that the kernel serves, for tests: those
+// that a dispatch names and whose rules are as they were written.
 func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
 	var s intent.State
 	for _, f := range b.families {

@@ -13,14 +13,12 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// A fingerprint stands for the state of a family's tables. As long as it stays
-// the same nobody has changed a rule, and an audit need not run iptables-save,
-// which takes the nft variant over a second for 5,000 Services. The zero value
-// is never equal to another.
+// fingerprint identifies the state of a family's tables. While it stays the same no
+// program has changed a rule, and a full sync need not run iptables-save, which takes the
+// nft variant over a second for 5,000 Services. The zero value never equals another.
 //
-// nf_tables counts the commits of a namespace. ip_tables counts nothing: there
-// the fingerprint is a sum over the table as the kernel has it, without the
-// packet counters.
+// nf_tables counts the commits of a namespace. ip_tables counts nothing: its fingerprint
+// is a sum over the kernel's table without the packet counters.
 type fingerprint struct {
 	known bool
 	sum   uint64

@@ -67,8 +67,8 @@ type helpers struct {
 	changed bool // since somebody took it in
 }
 
-// fronts notes that a port's frontends come, go or change: they are nobody else's to
-// announce. Endpoints are no matter.
+// fronts records that a port's frontends changed: no expectation of another Service may
+// use them. Endpoints make no difference.
 func (h *helpers) fronts(old, now *intent.ServicePort) {
 	same := func(a, b intent.Frontend) bool { return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port }
 	if len(h.helped) > 0 && !(old != nil && now != nil && slices.EqualFunc(old.Frontends, now.Frontends, same)) {
@@ -202,8 +202,8 @@ func (r *ruleset) expectationChains() []chain {
 	return out
 }
 
-// takenChain drops what is for a port that nobody may announce. Of Services it names
-// the NodePorts, and the ports of those addresses that FTP is served at.
+// takenChain drops connections to ports that no expectation may use. For Services it names
+// the NodePorts, and the ports of the addresses that serve FTP.
 func (r *ruleset) takenChain() chain {
 	c := chain{name: chainTaken}
 	drop := func(match string, ports intent.PortRange) {

@@ -43,9 +43,9 @@ var denyingHooks = map[string]string{
 // Enter runs a function in the network namespace that is meant.
 type Enter func(func() error) error
 
-// Denied looks in the policies' table of a network namespace for who denies a packet.
-// It reads what the kernel holds now, and changes nothing; without the table, nobody
-// denies. Errors are those of netlink, and enter's.
+// Denied finds the policy that denies a packet, in the policies' table of a network
+// namespace. It reads what the kernel holds now, and changes nothing; without the table no
+// policy denies. Errors are those of netlink, and enter's.
 func Denied(enter Enter, d Dropped) (Denial, error) {
 	out := Denial{Chain: denyingHooks[d.Hook]}
 	if _, carried := carries[d.Protocol]; !carried || out.Chain == "" {
@@ -135,8 +135,9 @@ func (s *socket) element(set, key string) (found *value, err error) {
 	return found, err
 }
 
-// judge goes through the chain of a verdict, to which a packet came by a way: who denies
-// it, or whether the packet's way through the table ends there.
+// judge evaluates the chain of a verdict for a packet in one direction: it returns the
+// policy that denies the packet, or whether the packet's path through the table ends
+// there.
 func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err error) {
 	rules, err := q.verdictRules(chain)
 	if err != nil {

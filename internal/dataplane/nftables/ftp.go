@@ -96,8 +96,8 @@ func (rs *ruleset) expectations() {
 	}
 }
 
-// blockFTP writes what drops a connection and cuts off who announced it, and what that
-// means for those who are: nothing of their control connections gets to the helper.
+// blockFTP writes the rules that drop an expected connection and add its endpoints to the
+// FTP block, and those that keep blocked control connections from the helper.
 func (rs *ruleset) blockFTP() {
 	cut, control := chain{name: chainCutOff}, chain{name: chainControl}
 	for i := range rs.layout.common {
@@ -134,7 +134,8 @@ func expected(f *family) *rule {
 	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
 }
 
-// taken drops, and cuts off, what is for a port that nobody may announce.
+// taken returns the rules that drop, and block, expected connections to ports that no
+// expectation may use.
 func (rs *ruleset) taken() []*rule {
 	to := func(r *rule, ports intent.PortRange) *rule {
 		r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, firstReg)

@@ -130,8 +130,8 @@ func (rs *ruleset) assign() (out []*rule) {
 	return out
 }
 
-// asItIs keeps the source of what a helper expects of an endpoint here and nobody
-// has translated yet.
+// asItIs writes the rules that keep the source of connections that a helper expects from
+// an endpoint of this node and that no rule has translated yet.
 func (rs *ruleset) asItIs() {
 	var rules []*rule
 	for i := range rs.layout.common {

@@ -43,13 +43,13 @@ type Policies struct {
 	link *Backend // socket, watch and table
 	now  *policyTable
 	// generation is as in Backend.
-	generation uint32
-	sure       bool
-	repaired   dataplane.Repair
-	leftLook   time.Time // when forgetLeft looks next
-	leftMade   bool      // the table of what is left is there
-	nat        bool      // somebody translated when it was last asked
-	counts     policyCounts
+	generation      uint32
+	generationKnown bool
+	repaired        dataplane.Repair
+	leftLook        time.Time // next run of forgetLeft
+	leftMade        bool      // the table of remaining connections exists
+	nat             bool      // another program translated at the last check
+	counts          policyCounts
 }
 
 var _ dataplane.Policies = (*Policies)(nil)
@@ -98,7 +98,7 @@ func (p *Policies) batch() *batch {
 	return &batch{table: p.link.cfg.Table, about: "DoNotTrackPolicies, kept by spillway: changes made by hand are undone"}
 }
 
-// Drifted receives when somebody else has changed the table.
+// Drifted receives when another program has changed the table.
 func (p *Policies) Drifted() <-chan struct{} { return p.link.drifted }
 
 // Repaired tells, once, what the last Replace found changed.
@@ -163,8 +163,8 @@ func (p *Policies) commit(ctx context.Context, b *batch, next *policyTable) erro
 			return err
 		}
 		g, err := s.generation()
-		p.sure = err == nil && (g == p.generation+1 || len(b.msgs) == 0 && g == p.generation)
-		if p.sure {
+		p.generationKnown = err == nil && (g == p.generation+1 || len(b.msgs) == 0 && g == p.generation)
+		if p.generationKnown {
 			p.generation = g
 		}
 		return nil
@@ -178,8 +178,8 @@ func (p *Policies) commit(ctx context.Context, b *batch, next *policyTable) erro
 	return nil
 }
 
-// Replace makes the table hold this state. While nobody else writes to nf_tables
-// that costs nothing; else the table is read and compared.
+// Replace makes the table hold this state. It is cheap while no other program writes to
+// nf_tables; otherwise it reads and compares the table.
 func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	p.repaired = dataplane.Repair{}
 	if err := p.forgetLeft(ctx); err != nil {
@@ -189,10 +189,10 @@ func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	same := false
 	err := p.link.do(ctx, func(sock *socket) (err error) {
 		g, err := sock.generation()
-		if same = err == nil && p.now != nil && p.sure && g == p.generation && !p.link.heard.Swap(false); same || err != nil {
+		if same = err == nil && p.now != nil && p.generationKnown && g == p.generation && !p.link.notified.Swap(false); same || err != nil {
 			return err
 		}
-		p.link.heard.Store(false)
+		p.link.notified.Store(false)
 		found, err = sock.read(p.link.cfg.Table, true)
 		return err
 	})

@@ -112,14 +112,14 @@ func TestPoliciesThatChangedAreAsThoseWrittenAnew(t *testing.T) {
 				if err := CleanupPolicies(t.Context(), ""); err != nil {
 					t.Fatal(err)
 				}
-				p.sure = false
+				p.generationKnown = false
 				if err := p.Replace(t.Context(), tr.State()); err != nil {
 					t.Fatal(err)
 				}
 				if want := holdsPolicies(t); have != want {
 					t.Fatalf("after change %d the kernel holds\n%s\nand anew\n%s", i, have, want)
 				}
-				p.sure = false
+				p.generationKnown = false
 				p.Repaired()
 				if err := p.Replace(t.Context(), tr.State()); err != nil {
 					t.Fatal(err)

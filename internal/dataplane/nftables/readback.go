@@ -15,7 +15,7 @@ type image struct {
 	generation uint32 // nf_tables' own number for this state
 	there      bool   // the table is there and not dormant
 	dormant    bool
-	owned      bool // by a program that lets nobody else write
+	owned      bool // by a program that has locked the table (flag owner)
 	sets       map[string]*foundSet
 	chains     map[string]*foundChain
 	helpers    map[string]bool
@@ -35,8 +35,8 @@ type foundChain struct {
 	sums   string
 }
 
-// snapshotTries bounds how often a table is read again because somebody
-// changed something meanwhile.
+// snapshotTries bounds how often the agent reads a table again because another program
+// changed it meanwhile.
 const snapshotTries = 3
 
 // read reads the table, with or without elements. While others change theirs

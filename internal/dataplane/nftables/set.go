@@ -251,7 +251,7 @@ type common struct {
 	helpedEndpoints *set
 	// ftpEndpoints are those of endpoints of FTP, wherever they are.
 	ftpEndpoints *set
-	cutOff       *set // client . endpoint, or endpoint . client: who announced what is not the second one's
+	cutOff       *set // client . endpoint, or endpoint . client: the FTP block
 }
 
 // layout is every set that the table can have. Those of time-outs of affinity are

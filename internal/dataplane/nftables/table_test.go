@@ -434,7 +434,7 @@ func TestOtherTablesCostNoReadOfAllElements(t *testing.T) {
 	}
 	run(t, "nft", "delete", "element", "inet", "spillway", "services4", "{ 10.96.0.1 . tcp . 80 }")
 	heard(b, 5*time.Second)
-	b.heard.Store(false) // as where the kernel does not tell
+	b.notified.Store(false) // as where the kernel does not tell
 	if got, err = b.Applied(t.Context()); err != nil || len(got.Ports) != 1 {
 		t.Errorf("elements are read before it is time: %v, %v", got.Ports, err)
 	}
