@@ -23,7 +23,7 @@ type assignment struct {
 }
 
 // choose returns the first backend that can carry the port.
-func (r *Reconciler) choose(p *intent.ServicePort) (lane int, reason error) {
+func (r *Reconciler) choose(p *intent.ServicePort) (backend int, reason error) {
 	for i, bs := range r.syncs {
 		err := bs.backend.CanCarry(p)
 		if err == nil {
@@ -115,10 +115,10 @@ func withoutLocal(p *intent.ServicePort) (internal, external bool) {
 }
 
 // stateOf returns the part of a state that one backend serves.
-func (r *Reconciler) stateOf(lane int, s intent.State) intent.State {
+func (r *Reconciler) stateOf(backend int, s intent.State) intent.State {
 	part := intent.State{Node: s.Node}
 	for _, p := range s.Ports {
-		if a, ok := r.assignments[p.ID]; ok && a.backend == lane {
+		if a, ok := r.assignments[p.ID]; ok && a.backend == backend {
 			part.Ports = append(part.Ports, p)
 		}
 	}

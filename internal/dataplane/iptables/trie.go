@@ -35,12 +35,12 @@ type entry struct {
 // trie is the tree of one dispatch. Its zero value is empty.
 type trie struct {
 	top *trieNode
-	// touched holds the prefixes of nodes that came, went or changed since
+	// dirty holds the prefixes of nodes that came, went or changed since
 	// the caller last emptied it. "" is what leads to the top.
-	touched map[string]struct{}
+	dirty map[string]struct{}
 }
 
-// topPrefix stands in trie.touched for the chain that leads to the top.
+// topPrefix stands in trie.dirty for the chain that leads to the top.
 const topPrefix = "top"
 
 type trieNode struct {
@@ -53,10 +53,10 @@ type trieNode struct {
 func (n *trieNode) leaf() bool { return n.entries != nil }
 
 func (t *trie) markDirty(prefix string) {
-	if t.touched == nil {
-		t.touched = map[string]struct{}{}
+	if t.dirty == nil {
+		t.dirty = map[string]struct{}{}
 	}
-	t.touched[prefix] = struct{}{}
+	t.dirty[prefix] = struct{}{}
 }
 
 // set puts an entry in, in the place of one with the same key.

@@ -102,15 +102,15 @@ func (rs *ruleset) blockFTP() {
 	cut, control := chain{name: chainCutOff}, chain{name: chainControl}
 	for i := range rs.layout.common {
 		c := &rs.layout.common[i]
-		if !rs.exists(c.cutOff) {
+		if !rs.exists(c.ftpBlock) {
 			continue
 		}
 		f, second := c.family, firstReg+c.family.regs()
 		pair := (&rule{}).only(f).ctOriginal(f.ctSrc, firstReg).ctReply(f.ctSrc, second)
-		cut.rules = append(cut.rules, pair.dynset(unix.NFT_DYNSET_OP_ADD, c.cutOff, firstReg, 0, cutOffFor))
+		cut.rules = append(cut.rules, pair.dynset(unix.NFT_DYNSET_OP_ADD, c.ftpBlock, firstReg, 0, cutOffFor))
 		passive := (&rule{comment: "the server announced what is not its"}).only(f).ctOriginal(f.ctSrc, firstReg).ctReply(f.ctSrc, second)
 		active := (&rule{comment: "the client did"}).only(f).ctReply(f.ctSrc, firstReg).ctOriginal(f.ctSrc, second)
-		control.rules = append(control.rules, passive.in(c.cutOff, firstReg).counter().drop(), active.in(c.cutOff, firstReg).counter().drop())
+		control.rules = append(control.rules, passive.in(c.ftpBlock, firstReg).counter().drop(), active.in(c.ftpBlock, firstReg).counter().drop())
 	}
 	cut.rules = append(cut.rules, (&rule{}).drop()) // where the set is full, too
 	rs.chains = append(rs.chains, cut, control)

@@ -47,9 +47,9 @@ var kernelName = intent.Helper.String
 func (l *layout) newHelpers() {
 	for i := range l.common {
 		c := &l.common[i]
-		c.helpedEndpoints = l.add(&set{name: "helped-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints here whose connections have a helper"})
+		c.endpointsWithHelper = l.add(&set{name: "helped-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints here whose connections have a helper"})
 		c.ftpEndpoints = l.add(&set{name: "ftp-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints of Services that speak FTP"})
-		c.cutOff = l.add(&set{
+		c.ftpBlock = l.add(&set{
 			name: "cut-off" + c.family.suffix, key: []field{addrField(c.family), addrField(c.family)}, size: cutOffLimit,
 			with: []*set{c.ftpEndpoints}, comment: "who asked, and who had announced what is not his",
 		})
@@ -64,10 +64,10 @@ func (l *layout) newHelpers() {
 	} {
 		for _, b := range l.bases() {
 			s := l.add(&set{name: b.name + "-" + h.name, key: b.frontends.key, shared: true, comment: "whose connections have the helper " + h.name})
-			if b.helped == nil {
-				b.helped = map[intent.Helper]*set{}
+			if b.withHelper == nil {
+				b.withHelper = map[intent.Helper]*set{}
 			}
-			b.helped[h.kind] = s
+			b.withHelper[h.kind] = s
 			h.sets = append(h.sets, s)
 		}
 		l.helpers = append(l.helpers, h)
@@ -93,10 +93,10 @@ func (r *rendering) addHelper(l *layout, p *intent.ServicePort) {
 		f := &p.Frontends[j]
 		key := appendPort(appendProto(nil, p.ID.Protocol), f.Port)
 		if f.Kind == intent.NodePort {
-			r.add(l.nodePorts[i].helped[p.Helper], string(key), value{})
+			r.add(l.nodePorts[i].withHelper[p.Helper], string(key), value{})
 			continue
 		}
-		r.add(l.addresses[i].helped[p.Helper], string(append(appendAddr(nil, f.Addr), key...)), value{})
+		r.add(l.addresses[i].withHelper[p.Helper], string(append(appendAddr(nil, f.Addr), key...)), value{})
 	}
 	for _, e := range p.Endpoints {
 		if p.Helper == intent.FTP {
@@ -106,8 +106,8 @@ func (r *rendering) addHelper(l *layout, p *intent.ServicePort) {
 			continue
 		}
 		addr := appendAddr(nil, e.Addr.Addr())
-		r.add(l.common[i].helpedEndpoints, string(addr), value{})
-		r.add(l.addresses[i].helped[p.Helper], string(appendPort(appendProto(addr, p.ID.Protocol), e.Addr.Port())), value{})
+		r.add(l.common[i].endpointsWithHelper, string(addr), value{})
+		r.add(l.addresses[i].withHelper[p.Helper], string(appendPort(appendProto(addr, p.ID.Protocol), e.Addr.Port())), value{})
 	}
 }
 
@@ -116,7 +116,7 @@ func (r *rendering) addHelper(l *layout, p *intent.ServicePort) {
 func (rs *ruleset) assign() (out []*rule) {
 	for _, h := range rs.layout.helpers {
 		for _, b := range rs.layout.bases() {
-			s := b.helped[h.kind]
+			s := b.withHelper[h.kind]
 			if !rs.exists(s) {
 				continue
 			}
@@ -136,9 +136,9 @@ func (rs *ruleset) asItIs() {
 	var rules []*rule
 	for i := range rs.layout.common {
 		c := &rs.layout.common[i]
-		if rs.exists(c.helpedEndpoints) {
+		if rs.exists(c.endpointsWithHelper) {
 			r := (&rule{comment: "a helper expects it"}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusExpected)
-			r.only(c.family).source(c.family, firstReg).in(c.helpedEndpoints, firstReg)
+			r.only(c.family).source(c.family, firstReg).in(c.endpointsWithHelper, firstReg)
 			rules = append(rules, r.source(c.family, firstReg).snat(c.family))
 		}
 	}

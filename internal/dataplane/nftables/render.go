@@ -80,7 +80,7 @@ func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Fronten
 		r.sticky(l, b, key, p)
 	}
 	if f.ExternalRoute != f.InternalRoute {
-		r.add(b.outside, key, value{})
+		r.add(b.external, key, value{})
 		if err := r.route(&b.outer, key, p, f.ExternalRoute); err != nil {
 			return err
 		}

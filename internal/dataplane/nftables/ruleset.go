@@ -157,8 +157,8 @@ func (rs *ruleset) base(b *base) {
 		}
 		c.rules = append(c.rules, r.drop())
 	}
-	if rs.exists(b.outside) {
-		r := b.load(&rule{comment: "from another machine"}).in(b.outside, firstReg)
+	if rs.exists(b.external) {
+		r := b.load(&rule{comment: "from another machine"}).in(b.external, firstReg)
 		rs.notFromPods(r, b.family)
 		c.rules = append(c.rules, r.fromLocal(unix.NFT_CMP_NEQ).jumpTo(b.outer.name))
 		rs.pool(b, &b.outer, chain{name: b.outer.name})
@@ -254,8 +254,8 @@ func (rs *ruleset) masquerade() (out []*rule) {
 		if !rs.notFromPods(r, c.family) {
 			continue
 		}
-		if rs.exists(addr.outside) {
-			out = append(out, rs.asked(addr, addr.outside).ret())
+		if rs.exists(addr.external) {
+			out = append(out, rs.asked(addr, addr.external).ret())
 		}
 		out = append(out, r.masquerade())
 	}

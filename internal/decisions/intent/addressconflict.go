@@ -31,7 +31,7 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []mo
 	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
 		for _, wide := range nodePortsAt(c.key) {
 			// A port's own NodePort has the same endpoints.
-			if holder := t.claims.holder(wide); holder != (PortID{}) && holder != id {
+			if holder := t.addresses.holder(wide); holder != (PortID{}) && holder != id {
 				report(fmt.Sprintf("%s is an address of this node, where it hides %s of Service %s; change one of the two",
 					c.key, wide, holder.Service))
 			}
@@ -83,7 +83,7 @@ func (t *Tracker) markNodePortConflictsDirty(wide addressKey) {
 		protocol = model.TCP // a healthCheckNodePort
 	}
 	for _, a := range t.own.addrs {
-		for _, c := range t.claims.requesters[addressKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
+		for _, c := range t.addresses.requesters[addressKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
 			t.markDirty(t.services[c.id.Service])
 		}
 	}

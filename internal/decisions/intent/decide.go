@@ -23,7 +23,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 		p := &e.plan.ports[i]
 		held := make([]addressRequest, 0, len(p.requests))
 		for _, c := range p.requests {
-			if holder := t.claims.holder(c.key); holder != p.id {
+			if holder := t.addresses.holder(c.key); holder != p.id {
 				problems = append(problems, conflict(e.name, c, holder))
 				continue
 			}
@@ -41,7 +41,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 		ports = append(ports, sp)
 	}
 	if c := e.plan.health; c != nil {
-		if holder := t.claims.holder(c.key); holder != healthCheckID(e.name) {
+		if holder := t.addresses.holder(c.key); holder != healthCheckID(e.name) {
 			problems = append(problems, conflict(e.name, *c, holder))
 		} else {
 			health.Port = c.key.Port
@@ -88,15 +88,15 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 		// An endpoint without a nodeName, or with another node's, does not count for a
 		// Local policy. But packets to the node's own address and to a pod of this node
 		// arrive here whatever the slice says.
-		host := t.own.has(addr)
-		here := c.onThisNode || host || t.store.podOnThisNode(addr)
+		hostNetwork := t.own.has(addr)
+		onThisNode := c.onThisNode || hostNetwork || t.store.podOnThisNode(addr)
 		out = append(out, Endpoint{
 			Addr:                  c.addr,
 			ClusterPolicy:         c.clusterPolicy,
 			LocalPolicy:           c.localPolicy,
-			OnThisNode:            here,
-			NodeUnknown:           c.ep.Node == "" && !here,
-			HostNetwork:           host,
+			OnThisNode:            onThisNode,
+			NodeUnknown:           c.ep.Node == "" && !onThisNode,
+			HostNetwork:           hostNetwork,
 			MustTraverseNetfilter: t.store.mustTraverseNetfilter(c.slice.Service.Namespace, c.ep, addr),
 			AllowsAny:             t.store.anyAllowed(proto, c.addr),
 		})

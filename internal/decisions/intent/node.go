@@ -342,8 +342,8 @@ func (t *Tracker) describeNode() Node {
 	}
 	unverified := 0
 	for _, a := range slices.SortedFunc(maps.Keys(t.own.mustTraverse), netip.Addr.Compare) {
-		_, guarded := t.store.hasDenyRule[a]
-		if !guarded && !t.store.podOnThisNode(a) {
+		_, denyRule := t.store.hasDenyRule[a]
+		if !denyRule && !t.store.podOnThisNode(a) {
 			if unverified++; unverified > maxUnverified {
 				continue
 			}
@@ -352,7 +352,7 @@ func (t *Tracker) describeNode() Node {
 		// own address would include all of its traffic.
 		if !t.own.has(a) {
 			n.MustTraverseNetfilter = append(n.MustTraverseNetfilter, a)
-			if guarded && t.own.mustTraverse[a] == 1 {
+			if denyRule && t.own.mustTraverse[a] == 1 {
 				n.DenyRulePods = append(n.DenyRulePods, a)
 			}
 		}

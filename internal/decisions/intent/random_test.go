@@ -295,8 +295,8 @@ func checkSound(t *testing.T, s State) {
 
 func (t *Tracker) holders() map[addressKey]PortID {
 	out := map[addressKey]PortID{}
-	for key := range t.claims.requesters {
-		out[key] = t.claims.holder(key)
+	for key := range t.addresses.requesters {
+		out[key] = t.addresses.holder(key)
 	}
 	return out
 }
@@ -387,7 +387,7 @@ func live(t *testing.T, d dice, steps int) {
 		checkHolders(t, r.world, held, tr.holders())
 		fresh := New(cfg)
 		fresh.SetNodeAddrs(r.addrs)
-		maps.Copy(fresh.claims.before, held) // who was served is the one thing that the world does not say
+		maps.Copy(fresh.addresses.before, held) // who was served is the one thing that the world does not say
 		fresh.Apply(r.world)
 		want := fresh.summary()
 		if got := tr.summary(); got != want {
@@ -444,7 +444,7 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		tr.Apply(whole(model.Delta{}))
 		tr.SetNodeAddrs(nil)
 		st := &tr.store
-		left := len(tr.services) + len(tr.claims.requesters) + len(tr.claims.before) + len(tr.conflictable) + len(tr.withProblems) + len(tr.problems) + len(st.slices) + len(st.nodes) + len(st.pods) +
+		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.withProblems) + len(tr.problems) + len(st.slices) + len(st.nodes) + len(st.pods) +
 			len(st.policies) + len(st.slicesOfPod) + len(st.slicesOfAddr) + len(st.slicesOfNS) + len(st.slicesOnNode) + len(st.podsOfAddr) +
 			len(st.podsOfNS) + len(tr.own.mustTraverse) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.mustTraverseOfPod) + len(tr.own.addrs)
 		if left > 0 {

@@ -153,8 +153,8 @@ func (st *store) onThisNode(name model.Name) bool {
 // mustTraverseNetfilter reports whether packets of an endpoint must traverse netfilter:
 // because it has a deny rule, or a NetworkPolicy selects it.
 func (st *store) mustTraverseNetfilter(namespace string, ep *model.Endpoint, addr netip.Addr) bool {
-	_, guarded := st.hasDenyRule[addr]
-	return guarded || st.selected(namespace, ep, addr)
+	_, denyRule := st.hasDenyRule[addr]
+	return denyRule || st.selected(namespace, ep, addr)
 }
 
 // selected reports whether a NetworkPolicy selects, or may select, the pod that has the

@@ -20,7 +20,7 @@ type Tracker struct {
 	store store
 	own   ownNode
 
-	claims       addressTable
+	addresses    addressTable
 	conflictable map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
 	services     map[model.Name]*service
 	withProblems map[model.Name]struct{} // Services with problems
@@ -52,7 +52,7 @@ func New(cfg Config) *Tracker {
 		cfg:          cfg,
 		store:        newStore(cfg.NodeName),
 		own:          newOwnNode(),
-		claims:       newAddressTable(),
+		addresses:    newAddressTable(),
 		conflictable: map[netip.Addr]map[*service]struct{}{},
 		services:     map[model.Name]*service{},
 		withProblems: map[model.Name]struct{}{},
@@ -124,7 +124,7 @@ func (t *Tracker) markDirty(e *service) {
 func (t *Tracker) recompute() Changes {
 	var c Changes
 	complained := t.checkNode()
-	t.claims.resolve()
+	t.addresses.resolve()
 	for _, e := range t.dirty {
 		for _, s := range e.slices {
 			t.updateSlicePods(s)

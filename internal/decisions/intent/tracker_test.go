@@ -70,7 +70,7 @@ func TestChangesFollowTheDeltas(t *testing.T) {
 	} {
 		same(t, step.name, outline(tr.Apply(step.delta)), step.want)
 	}
-	if len(tr.services)+len(tr.store.slices)+len(tr.claims.requesters)+len(tr.store.slicesOfNS)+len(tr.store.slicesOfAddr)+len(tr.store.slicesOnNode) > 0 {
+	if len(tr.services)+len(tr.store.slices)+len(tr.addresses.requesters)+len(tr.store.slicesOfNS)+len(tr.store.slicesOfAddr)+len(tr.store.slicesOnNode) > 0 {
 		t.Errorf("an empty world leaves entries behind: %+v", tr.store)
 	}
 }

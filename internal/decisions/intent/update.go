@@ -53,7 +53,7 @@ func (t *Tracker) onServiceUpdate(name model.Name, svc *model.Service) {
 	t.markDirty(e)
 	if e.spec != nil {
 		t.eachRequest(e, func(key addressKey, c requester) {
-			t.claims.remove(key, c.id)
+			t.addresses.remove(key, c.id)
 			if mayConflict(c.kind) {
 				removeFrom(t.conflictable, key.Addr, e)
 			}
@@ -64,7 +64,7 @@ func (t *Tracker) onServiceUpdate(name model.Name, svc *model.Service) {
 	if svc != nil {
 		e.plan = planService(svc, t.cfg.RefuseExternalIPs)
 		t.eachRequest(e, func(key addressKey, c requester) {
-			t.claims.add(key, c)
+			t.addresses.add(key, c)
 			if mayConflict(c.kind) {
 				addTo(t.conflictable, key.Addr, e)
 			}
@@ -101,7 +101,7 @@ func (t *Tracker) eachRequest(e *service, do func(addressKey, requester)) {
 // plan, or conflict with it: their address conflict may have appeared or been resolved.
 func (t *Tracker) markConflictingDirty(p plan) {
 	touch := func(key addressKey) {
-		for _, c := range t.claims.requesters[key] {
+		for _, c := range t.addresses.requesters[key] {
 			t.markDirty(t.services[c.id.Service])
 		}
 		t.markNodePortConflictsDirty(key)

@@ -89,16 +89,16 @@ func (t *Tracker) hasEgress() bool {
 func (t *Tracker) asAnswer(f Flow) (out []Decision) {
 	span := f.source()
 	for _, side := range []Side{Ingress, Egress} {
-		here, peer := f.From, f.To
+		local, peer := f.From, f.To
 		if side == Egress {
-			here, peer = f.To, f.From
+			local, peer = f.To, f.From
 		}
-		for _, target := range t.targetsOf[here] {
+		for _, target := range t.targetsOf[local] {
 			first, last := max(target.First, span.First), min(target.Last, span.Last)
 			if target.Side != side || target.Protocol != f.Protocol || first > last {
 				continue
 			}
-			d := t.decide(side, here, peer, f.Protocol, first)
+			d := t.decide(side, local, peer, f.Protocol, first)
 			d.sources = PortSpan{first, last}
 			d.SourcePorts = d.sources.String()
 			d.Why = fmt.Sprintf("what comes from port %s cannot be told from an answer, and %s", d.SourcePorts, d.Why)
@@ -108,17 +108,17 @@ func (t *Tracker) asAnswer(f Flow) (out []Decision) {
 	return out
 }
 
-func (t *Tracker) decide(side Side, here, peer netip.Addr, proto model.Protocol, port uint16) Decision {
-	d := Decision{Side: side, Addr: here, Peer: peer, Outcome: AsUsual}
+func (t *Tracker) decide(side Side, local, peer netip.Addr, proto model.Protocol, port uint16) Decision {
+	d := Decision{Side: side, Addr: local, Peer: peer, Outcome: AsUsual}
 	verdict := ""
-	for _, target := range t.targetsOf[here] {
+	for _, target := range t.targetsOf[local] {
 		if target.Side == side && target.Protocol == proto && target.First <= port && port <= target.Last {
 			verdict = t.targets.now[target]
 		}
 	}
 	if verdict == "" {
-		d.Why = fmt.Sprintf("no policy that is applied to %s is about %s of %s port %d", here, side, proto, port)
-		for _, r := range t.refusedOf[here] {
+		d.Why = fmt.Sprintf("no policy that is applied to %s is about %s of %s port %d", local, side, proto, port)
+		for _, r := range t.refusedOf[local] {
 			d.Policy, d.Field, d.Why = r.Policy, r.Field, r.Message
 		}
 		return d

@@ -168,7 +168,7 @@ func (t *Tracker) countNAT(a netip.Addr, k natKey, by int) {
 // markNATDirty marks everything dirty that a Service or a hostPort at an address may
 // conflict with.
 func (t *Tracker) markNATDirty(a netip.Addr, k natKey, by int) {
-	if _, here := t.targetsOf[a]; here {
+	if _, selected := t.targetsOf[a]; selected {
 		t.markAddressDirty(a, by)
 	}
 	for _, r := range t.outgoing {

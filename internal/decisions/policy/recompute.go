@@ -107,12 +107,12 @@ func (t *Tracker) addPeers(r *rule, name podName, by int) {
 func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	old := t.targetsOf[a]
 	var now []Target
-	guarded := false
+	denyRule := false
 	for _, s := range segments(rules) {
 		v, target := s.verdict(), Target{s.side, a, s.proto, s.first, s.last}
 		now = append(now, target)
 		anybody := slices.ContainsFunc(s.rules, func(r *rule) bool { return r.Anybody })
-		guarded = guarded || v.Deny && !anybody
+		denyRule = denyRule || v.Deny && !anybody
 		t.setAllowsAny(target, anybody && !v.Track && s.side == Ingress)
 		t.use(v, s.rules)
 		if was := t.targets.now[target]; was != "" {
@@ -132,9 +132,9 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	} else if delete(t.targetsOf, a); len(t.wantedOf[a]) > 0 {
 		t.targetsOf[a] = nil // no target holds now; see countNAT
 	}
-	if _, was := t.hasDenyRule[a]; was != guarded {
+	if _, was := t.hasDenyRule[a]; was != denyRule {
 		t.hasDenyRuleChanged = true
-		if guarded {
+		if denyRule {
 			t.hasDenyRule[a] = struct{}{}
 		} else {
 			delete(t.hasDenyRule, a)

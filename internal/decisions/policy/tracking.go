@@ -85,9 +85,9 @@ func (t *Tracker) verdict(proto model.Protocol, a, b netip.AddrPort) (f packetVe
 }
 
 // verdictAt returns the verdict of one side at a local address and port, towards a peer.
-func (t *Tracker) verdictAt(side Side, here netip.AddrPort, peer netip.Addr, proto model.Protocol) packetVerdict {
-	for _, target := range t.targetsOf[here.Addr()] {
-		if target.Side != side || target.Protocol != proto || here.Port() < target.First || target.Last < here.Port() {
+func (t *Tracker) verdictAt(side Side, local netip.AddrPort, peer netip.Addr, proto model.Protocol) packetVerdict {
+	for _, target := range t.targetsOf[local.Addr()] {
+		if target.Side != side || target.Protocol != proto || local.Port() < target.First || target.Last < local.Port() {
 			continue
 		}
 		v := t.verdicts.now[t.targets.now[target]]
