@@ -11,41 +11,36 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// Backend writes intent into the kernel. Its methods are called by one
-// goroutine at a time. A failed call leaves the kernel serving what it served
-// before, or a mixture of before and after per Service port, never a broken
-// Service port; it can be repeated.
+// Backend writes intent into the kernel. One goroutine at a time calls its methods. After
+// a failed call the kernel serves each Service port as before or as requested, never a
+// broken one. The caller can repeat the call.
 type Backend interface {
 	// Name is the --proxy-mode that selects this backend.
 	Name() string
 
-	// CanCarry returns nil when the backend can serve the port as asked, else
-	// an error that says what it lacks ("SCTP: the eBPF dataplane ...").
+	// CanCarry returns nil if the backend can serve the port, else an error that
+	// names what it lacks ("SCTP: the eBPF dataplane ...").
 	CanCarry(*intent.ServicePort) error
 
-	// Apply brings the kernel from the state that earlier calls left to that
-	// state with the changes made. Its cost follows the changes, not the size
-	// of the state. Ports that could not be written are in a *PortErrors; all
-	// others are served.
+	// Apply writes changes on top of the state that earlier calls wrote. Its cost
+	// follows the changes, not the size of the state. If single ports fail, Apply
+	// returns a *PortErrors and serves all other ports.
 	Apply(context.Context, intent.Changes) error
 
-	// Replace makes the kernel hold exactly this state, whatever it held
-	// before: what is right is left alone, so that no running flow notices. A
-	// state without ports leaves nothing that a packet would meet: a dataplane
-	// that only helps out must not cost anything while it is not needed.
+	// Replace makes the kernel hold exactly this state, whatever it held before. It
+	// does not touch correct objects, so that running flows continue. A state without
+	// ports leaves nothing that a packet traverses: a second dataplane costs nothing
+	// while no port needs it.
 	Replace(context.Context, intent.State) error
 
-	// Applied reads back from the kernel which Service ports are served, as
-	// far as the kernel's objects tell it. Used by audits and by tests.
-	Applied(context.Context) (intent.State, error)
-
-	// Close lets go of the backend's own resources. The kernel goes on
-	// serving what was applied.
+	// Close releases the backend's own resources. The kernel keeps serving what
+	// was applied.
 	Close() error
+
+	Watcher
 }
 
-// PortErrors is an error that concerns single Service ports; the others were
-// applied.
+// PortErrors is an error of single Service ports; the backend applied all others.
 type PortErrors struct {
 	Errors map[intent.PortID]error
 }
@@ -63,7 +58,7 @@ func (e *PortErrors) Error() string {
 	return fmt.Sprintf("%s (and %d more ports)", first, len(ids)-1)
 }
 
-// Unwrap gives the single errors to errors.Is and errors.As.
+// Unwrap returns the single errors, for errors.Is and errors.As.
 func (e *PortErrors) Unwrap() []error {
 	return slices.Collect(maps.Values(e.Errors))
 }

@@ -6,39 +6,40 @@ import (
 	"spillway.dev/spillway/internal/decisions/policy"
 )
 
-// Policies writes do-not-track policies into the kernel, beside whichever Backend
-// serves Services. Its methods are called by one goroutine at a time; a call that
-// fails leaves the kernel as it was, and can be repeated as Replace.
+// Policies writes do-not-track policies into the kernel, beside the Backend that serves
+// Services. One goroutine at a time calls its methods. A failed call leaves the kernel
+// unchanged; the caller repeats it as Replace.
 type Policies interface {
-	// Apply makes changes. Its cost follows them.
+	// Apply writes changes. Its cost follows the changes.
 	Apply(context.Context, policy.Changes) error
 
-	// Replace makes the kernel hold exactly this state, whatever it held before.
-	// Of a state without targets nothing is left that a packet would meet.
+	// Replace makes the kernel hold exactly this state, whatever it held before. A
+	// state without targets leaves nothing that a packet traverses.
 	Replace(context.Context, policy.State) error
 
-	// Holds reports whether the kernel has policies, of whichever agent.
-	Holds(context.Context) (bool, error)
+	// HasPolicies reports whether the kernel has policies of any agent.
+	HasPolicies(context.Context) (bool, error)
 
-	// Close lets go of resources; what was applied stays.
+	// Close releases resources; the kernel keeps what was applied.
 	Close() error
 
 	Watcher
 }
 
-// Bypass is a Backend that can pass packets by netfilter which policies allow and leave
-// untracked, so that nobody need look at them there. It denies nothing. Its methods are
-// called by one goroutine at a time, around each write of Policies; what is allowed
-// but not passed goes through the stack.
+// Bypass is a Backend whose packets can bypass netfilter where a policy allows them
+// untracked. It denies nothing: a packet that may not bypass netfilter goes through the
+// stack. One goroutine at a time calls its methods, around each write of Policies.
 type Bypass interface {
-	// Narrow has nothing pass that State does not allow. It comes before Policies is
-	// written, with the same changes; nil: State may be anything.
-	Narrow(policy.State, *policy.Changes) error
+	// Revoke stops the bypass for packets that State does not allow. The caller calls
+	// it before it writes the same changes to Policies. Without changes the earlier
+	// state is unknown.
+	Revoke(policy.State, *policy.Changes) error
 
-	// Widen has pass what State allows. It comes when Policies is written.
-	Widen(policy.State, *policy.Changes) error
+	// Grant starts the bypass for packets that State allows. The caller calls it after
+	// it has written Policies.
+	Grant(policy.State, *policy.Changes) error
 
-	// Serves reports whether Services were served already when this Backend was opened,
-	// by what an earlier one left. If not, netfilter may translate for them.
+	// Serves reports whether an earlier instance already served Services when this
+	// Backend was opened. If not, netfilter may still translate for them.
 	Serves() bool
 }

@@ -1,31 +1,29 @@
 package dataplane
 
-// Watcher is a Backend whose Replace finds what somebody else changed of what it
-// wrote, and can tell.
+// Watcher detects and repairs what another program changed in the kernel.
 type Watcher interface {
-	// Drifted receives when what the kernel holds may not be what was written
-	// any more, so that nobody need wait for the next audit. The answer is a
-	// Replace; when, is up to the caller. It is nil for a backend that hears of
-	// nothing.
+	// Drifted receives when another program may have changed the dataplane's objects.
+	// The caller then calls Replace, at a time of its choice. Drifted is nil for a
+	// dataplane that the kernel does not notify.
 	Drifted() <-chan struct{}
 
-	// Repaired tells, once, what syncs found changed, and put right, since it was
-	// last asked. It is asked after each sync, by the same goroutine.
+	// Repaired returns what syncs repaired since the last call. The goroutine that
+	// syncs calls it after each sync.
 	Repaired() Repair
 }
 
-// Repair is what somebody else had changed in the kernel, counted in the
-// backend's own objects (elements, rules, chains ...).
+// Repair is what another program had changed in the kernel, counted in the dataplane's
+// own objects (elements, rules, chains ...).
 type Repair struct {
-	Missing int    // what was written and was gone, or was otherwise
-	Foreign int    // what nobody had written
-	Found   string // what it was, or the first of it; "" if there is nothing
+	Missing int    // objects that were deleted or changed
+	Foreign int    // objects that another program added
+	Found   string // description of the first of them; "" if there are none
 }
 
-// Any reports whether there was anything to put right.
+// Any reports whether there was anything to repair.
 func (r Repair) Any() bool { return r.Missing+r.Foreign > 0 }
 
-// Add counts what another look found.
+// Add adds the result of another comparison.
 func (r *Repair) Add(more Repair) {
 	if r.Found != "" && more.Found != "" {
 		more.Found = "; " + more.Found
@@ -33,7 +31,7 @@ func (r *Repair) Add(more Repair) {
 	r.Missing, r.Foreign, r.Found = r.Missing+more.Missing, r.Foreign+more.Foreign, r.Found+more.Found
 }
 
-// Note counts what is missing or foreign.
+// Note adds missing and foreign objects, and describes the first of them.
 func (r *Repair) Note(missing, foreign int, what string) {
 	if r.Found == "" && missing+foreign > 0 {
 		r.Found = what

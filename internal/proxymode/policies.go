@@ -58,8 +58,8 @@ func (p noPolicies) Replace(_ context.Context, s policy.State) error {
 	return p.err
 }
 
-// Holds finds none.
-func (p noPolicies) Holds(context.Context) (bool, error) { return false, nil }
+// HasPolicies reports none.
+func (p noPolicies) HasPolicies(context.Context) (bool, error) { return false, nil }
 
 // Drifted never receives.
 func (p noPolicies) Drifted() <-chan struct{} { return nil }

@@ -8,9 +8,9 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 )
 
-// What somebody else changes in the kernel is put right soon after he ended, but
-// however often he changes it, that takes a tenth of the time at most, unless
-// Services would be without rules for longer than driftLimit.
+// Repair starts driftQuiet after the last change by another program. It uses at most
+// 1/driftShare of wall time, but waits no longer than driftLimit, so that Services are not
+// without rules for longer.
 const (
 	driftQuiet = 50 * time.Millisecond
 	driftPause = time.Second
@@ -18,57 +18,49 @@ const (
 	driftLimit = 3 * time.Second
 )
 
-// watch waits for a backend to hear of changes.
-func (r *Reconciler) watch(ctx context.Context, backend any, drifted *atomic.Bool) {
-	w, ok := backend.(dataplane.Watcher)
-	if !ok {
-		return
-	}
+// watch waits for a dataplane to report changes by another program.
+func (r *Reconciler) watch(ctx context.Context, w dataplane.Watcher, drifted *atomic.Bool) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.Drifted():
 			drifted.Store(true)
-			r.inbox.nudge()
+			r.queue.wakeUp()
 		}
 	}
 }
 
-// planRepairs has lanes write their whole state that somebody else disturbed,
-// when the time for it has come.
+// planRepairs schedules a full sync of each backend that another program changed, when it
+// is due.
 func (r *Reconciler) planRepairs(now time.Time) {
-	for _, l := range r.lanes {
-		if l.drifted.Swap(false) && l.repairAt.IsZero() {
-			l.repairAt = now.Add(driftQuiet)
-			if l.calmUntil.After(l.repairAt) {
-				l.repairAt = l.calmUntil
+	for _, bs := range r.syncs {
+		if bs.drifted.Swap(false) && bs.repairAt.IsZero() {
+			bs.repairAt = now.Add(driftQuiet)
+			if bs.calmUntil.After(bs.repairAt) {
+				bs.repairAt = bs.calmUntil
 			}
 		}
-		if l.repairAt.IsZero() || now.Before(l.repairAt) {
+		if bs.repairAt.IsZero() || now.Before(bs.repairAt) {
 			continue
 		}
-		l.repairAt = time.Time{}
-		if l.err == nil {
-			l.demandFull()
-			l.repairing = true
+		bs.repairAt = time.Time{}
+		if bs.err == nil {
+			bs.requireFull()
+			bs.repairing = true
 		}
 	}
 }
 
-// repaired tells what the last sync of a lane put right, of whole or of changes.
-func (r *Reconciler) repaired(l *lane, whole bool, took time.Duration) {
-	w, ok := l.backend.(dataplane.Watcher)
-	if !ok {
-		return
+// repaired reports what the last sync of a backend repaired.
+func (r *Reconciler) repaired(bs *backendSync, whole bool, took time.Duration) {
+	if whole && bs.repairing {
+		bs.repairing, bs.calmUntil = false, time.Now().Add(max(driftPause, min(driftShare*took, driftLimit)))
 	}
-	if whole && l.repairing {
-		l.repairing, l.calmUntil = false, time.Now().Add(max(driftPause, min(driftShare*took, driftLimit)))
-	}
-	rep := w.Repaired()
-	r.metrics.AuditDifferences(l.backend.Name(), rep.Missing+rep.Foreign)
+	rep := bs.backend.Repaired()
+	r.metrics.AuditDifferences(bs.backend.Name(), rep.Missing+rep.Foreign)
 	if rep.Any() {
-		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", l.backend.Name(),
+		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", bs.backend.Name(),
 			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
 	}
 }

@@ -32,6 +32,12 @@ func (w *watchingBackend) Replace(ctx context.Context, s intent.State) error {
 			w.repaired.Note(1, 0, p.ID.Service.Name)
 		}
 	}
+	want := versions(s.Ports)
+	for name := range w.kernel {
+		if _, wanted := want[name]; !wanted {
+			w.repaired.Note(0, 1, name)
+		}
+	}
 	w.mu.Unlock()
 	return w.fakeBackend.Replace(ctx, s)
 }
@@ -44,7 +50,7 @@ func (w *watchingBackend) flush() {
 	}
 }
 
-func startWatching(t *testing.T) (*watchingBackend, *rig) {
+func startWatching(t *testing.T) (*watchingBackend, *harness) {
 	b := &watchingBackend{fakeBackend: newFakeBackend("nftables"), drifted: make(chan struct{}, 1)}
 	return b, start(t, func(c *Config) { c.SyncPeriod, c.Backends = time.Hour, []dataplane.Backend{b} })
 }
@@ -79,7 +85,7 @@ func TestWhatABackendFindsInPassingIsToldOnceInItsWords(t *testing.T) {
 	})
 }
 
-func wantOneWarning(t *testing.T, g *rig, words string) {
+func wantOneWarning(t *testing.T, g *harness, words string) {
 	t.Helper()
 	if n := strings.Count(g.log.String(), "level=WARN"); n != 1 || !strings.Contains(g.log.String(), words) {
 		t.Errorf("%d lines of the log warn:\n%s", n, g.log)

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -10,38 +11,47 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// StaleEntries takes away what the kernel's connection tracking remembers of
-// Service ports as they were; conntrack/stale is the one in use. It is told only
-// what the dataplanes have already written, so that nothing makes such an entry
-// again. No dataplane knows of it.
+// StaleEntries deletes conntrack entries that contradict what the dataplanes have
+// written; the agent uses conntrack/stale. Reconcile calls it only after the dataplanes
+// have written, so that no dataplane creates such an entry again.
 type StaleEntries interface {
-	// Apply is told what the kernel serves otherwise than before. Ports that did
-	// not change may be among the Upserts. After an error nothing is forgotten:
-	// the next Apply, of empty Changes too, does what is left.
+	// Apply deletes the entries that contradict the changed Service ports. Upserts may
+	// include ports that did not change. After an error the next Apply, even with empty
+	// Changes, deletes what is left.
 	Apply(context.Context, intent.Changes) error
+
+	// Forget deletes untranslated entries for which untracked(from, to) is true, and
+	// translated entries for which denied(replySource, replyDestination) is true. It
+	// returns how many it deleted, and whether there may be more.
+	Forget(ctx context.Context, untracked, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error)
+
+	// Translated calls keeps with both directions of each translated connection, as its
+	// packets arrive; a direction may come twice. Where keeps returns true, Translated
+	// deletes entries of connections that have ended.
+	Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error
 }
 
-// entries is what the loop has still to tell StaleEntries.
+// entries is what the loop has yet to pass to StaleEntries.
 type entries struct {
-	gone    map[intent.PortID]struct{} // served no more, once their lanes have written that
+	gone    map[intent.PortID]struct{} // deleted ports; passed on once all backends have deleted them
 	node    *intent.Node
 	err     error
-	tries   int // failures in a row
+	tries   int // consecutive failures
 	retryAt time.Time
 }
 
-// due says when Apply must be tried again, and whether it must.
+// due returns when to retry Apply, and whether to.
 func (e *entries) due() (time.Time, bool) { return e.retryAt, e.err != nil }
 
-// noteGone notes that a port is to be served no more.
+// noteGone records that a port is deleted.
 func (r *Reconciler) noteGone(id intent.PortID) {
 	if r.cfg.StaleEntries != nil {
 		r.entries.gone[id] = struct{}{}
 	}
 }
 
-// cleanEntries tells StaleEntries what a sync brought into the kernel: the ports
-// that are there as wanted, and those that are gone from every lane.
+// cleanEntries passes to StaleEntries what a sync wrote: the ports that the kernel holds
+// as requested, and those that every backend has deleted.
 func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePort, now time.Time) {
 	e := &r.entries
 	if r.cfg.StaleEntries == nil || ctx.Err() != nil {
@@ -55,7 +65,7 @@ func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePor
 		}
 	}
 	slices.SortFunc(c.Deletes, intent.PortID.Compare)
-	if e.node != nil && r.lanesHoldNode() {
+	if e.node != nil && r.nodeWritten() {
 		c.Node, e.node = e.node, nil
 	}
 	err := r.cfg.StaleEntries.Apply(ctx, c)
@@ -70,28 +80,28 @@ func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePor
 	e.tries++
 }
 
-// written reports whether every lane has done what it was last asked of a port.
+// written reports whether every backend has written the last change of a port.
 func (r *Reconciler) written(id intent.PortID) bool {
-	for _, l := range r.lanes {
-		_, pending := l.pending[id]
-		_, failed := l.failed[id]
-		if l.full || pending || failed {
+	for _, bs := range r.syncs {
+		_, pending := bs.pending[id]
+		_, failed := bs.failed[id]
+		if bs.full || pending || failed {
 			return false
 		}
 	}
 	return true
 }
 
-func (r *Reconciler) lanesHoldNode() bool {
-	for _, l := range r.lanes {
-		if l.full || l.node != nil {
+func (r *Reconciler) nodeWritten() bool {
+	for _, bs := range r.syncs {
+		if bs.full || bs.node != nil {
 			return false
 		}
 	}
 	return true
 }
 
-// entryProblems is why stale entries are left, if some may be.
+// entryProblems returns why stale entries may be left.
 func (r *Reconciler) entryProblems() []model.Problem {
 	if r.entries.err == nil {
 		return nil

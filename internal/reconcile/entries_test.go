@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // fakeEntries writes down what it is told, and what the kernel held then.
@@ -44,6 +46,14 @@ func (f *fakeEntries) Apply(_ context.Context, c intent.Changes) error {
 	return f.fail
 }
 
+func (f *fakeEntries) Forget(context.Context, func(model.Protocol, netip.AddrPort, netip.AddrPort) bool, func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) (int, bool, error) {
+	return 0, false, nil
+}
+
+func (f *fakeEntries) Translated(context.Context, func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) error {
+	return nil
+}
+
 // want compares what was told since the last call.
 func (f *fakeEntries) want(t *testing.T, told ...string) {
 	t.Helper()
@@ -53,7 +63,7 @@ func (f *fakeEntries) want(t *testing.T, told ...string) {
 	f.told = nil
 }
 
-func startWithEntries(t *testing.T, b *fakeBackend) (*rig, *fakeEntries) {
+func startWithEntries(t *testing.T, b *fakeBackend) (*harness, *fakeEntries) {
 	f := &fakeEntries{kernel: b.holds}
 	return start(t, func(c *Config) { c.StaleEntries = f }, b), f
 }

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/telemetry"
@@ -56,6 +57,10 @@ func (f *fakeTracker) SetNodeAddrs(addrs []netip.Addr) intent.Changes {
 	return intent.Changes{Node: &n}
 }
 
+func (f *fakeTracker) SetDenyRulePods([]netip.Addr) intent.Changes       { return intent.Changes{} }
+func (f *fakeTracker) SetAllowsAny([]intent.AllowedPorts) intent.Changes { return intent.Changes{} }
+func (f *fakeTracker) SetDenyRulesUnknown(bool) intent.Changes           { return intent.Changes{} }
+
 func (f *fakeTracker) State() intent.State {
 	s := intent.State{Node: f.node}
 	for _, svc := range f.services {
@@ -70,10 +75,10 @@ func idOf(n model.Name) intent.PortID {
 }
 
 func portOf(s *model.Service) *intent.ServicePort {
-	p := &intent.ServicePort{ID: idOf(s.Name), AppProtocol: s.TrafficDistribution, Triggered: s.Created}
+	p := &intent.ServicePort{ID: idOf(s.Name), Affinity: s.Affinity, Triggered: s.Created}
 	p.Endpoints = []intent.Endpoint{{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), s.HealthCheckNodePort)}}
 	if s.ExternalLocal {
-		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30000, Outside: intent.Drop, Inside: intent.ToCluster})
+		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30000, ExternalRoute: intent.Drop, InternalRoute: intent.ToCluster})
 	}
 	return p
 }
@@ -163,15 +168,9 @@ func (f *fakeBackend) record(c call) error {
 	return err
 }
 
-func (f *fakeBackend) Applied(context.Context) (intent.State, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var s intent.State
-	for name := range f.kernel {
-		s.Ports = append(s.Ports, &intent.ServicePort{ID: idOf(svcName(name))})
-	}
-	return s, nil
-}
+func (f *fakeBackend) Drifted() <-chan struct{} { return nil }
+
+func (f *fakeBackend) Repaired() (r dataplane.Repair) { return r }
 
 func (f *fakeBackend) Close() error { return nil }
 
@@ -220,8 +219,8 @@ func delta(full bool, versions map[string]uint16) model.Delta {
 	return d
 }
 
-// rig is a running Reconciler on a synctest clock.
-type rig struct {
+// harness is a running Reconciler on a synctest clock.
+type harness struct {
 	*Reconciler
 	t       *testing.T
 	log     *bytes.Buffer
@@ -230,7 +229,7 @@ type rig struct {
 }
 
 // start runs a Reconciler inside a synctest bubble, with node addresses set.
-func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *rig {
+func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *harness {
 	t.Helper()
 	var out bytes.Buffer
 	m := telemetry.NewMetrics(telemetry.Build{})
@@ -255,7 +254,7 @@ func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *rig {
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
 	stopped := false
-	g := &rig{Reconciler: r, t: t, log: &out, metrics: m}
+	g := &harness{Reconciler: r, t: t, log: &out, metrics: m}
 	g.stop = func() {
 		if stopped {
 			return
@@ -273,12 +272,12 @@ func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *rig {
 }
 
 // after lets time pass and waits until nobody has anything to do.
-func (g *rig) after(d time.Duration) {
+func (g *harness) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-func (g *rig) wantKernel(b *fakeBackend, want map[string]uint16) {
+func (g *harness) wantKernel(b *fakeBackend, want map[string]uint16) {
 	g.t.Helper()
 	if got := b.holds(); !maps.Equal(got, want) {
 		g.t.Errorf("%s holds %v, want %v\ncalls: %s", b.name, got, want, fmt.Sprint(b.log()))
@@ -287,7 +286,7 @@ func (g *rig) wantKernel(b *fakeBackend, want map[string]uint16) {
 
 // metric is the value of a gauge or counter, or the number of observations of
 // a histogram. Labels follow the name as " label=value".
-func (g *rig) metric(name string) float64 {
+func (g *harness) metric(name string) float64 {
 	g.t.Helper()
 	families, err := g.metrics.Gatherer().Gather()
 	if err != nil {

@@ -38,7 +38,7 @@ func (f *fakeTable) Apply(_ context.Context, c policy.Changes) error {
 			f.targets++
 		}
 	}
-	for _, ch := range c.Kept {
+	for _, ch := range c.Tracked {
 		f.kept += map[bool]int{true: 1, false: -1}[ch.Want]
 	}
 	return nil
@@ -48,11 +48,11 @@ func (f *fakeTable) Replace(_ context.Context, s policy.State) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.writes++
-	f.targets, f.kept = len(s.Targets), len(s.Kept)
+	f.targets, f.kept = len(s.Targets), len(s.Tracked)
 	return nil
 }
 
-func (f *fakeTable) Holds(context.Context) (bool, error) {
+func (f *fakeTable) HasPolicies(context.Context) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.targets > 0, nil
@@ -74,23 +74,21 @@ func (f *fakeTable) keeps() int {
 	return f.kept
 }
 
-// guardTracker notes what it is told of guards.
-type guardTracker struct {
+// denyRuleTracker notes what it is told of guards.
+type denyRuleTracker struct {
 	fakeTracker
 	mu      sync.Mutex
 	unknown bool
 }
 
-func (g *guardTracker) SetGuarded([]netip.Addr) intent.Changes      { return intent.Changes{} }
-func (g *guardTracker) SetOpened([]intent.OpenPorts) intent.Changes { return intent.Changes{} }
-func (g *guardTracker) SetGuardsUnknown(unknown bool) intent.Changes {
+func (g *denyRuleTracker) SetDenyRulesUnknown(unknown bool) intent.Changes {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.unknown = unknown
 	return intent.Changes{}
 }
 
-func (g *guardTracker) guardsUnknown() bool {
+func (g *denyRuleTracker) denyRulesUnknown() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.unknown
@@ -110,7 +108,7 @@ func policyDelta() model.Delta {
 // something: what an earlier agent wrote must not go, and is given up for what is known
 // only where there is nothing of it.
 func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
-	unread, mended := "m.yaml", ""
+	unread, mended := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}, model.Unread{}
 	for _, test := range []struct {
 		name    string
 		holds   int // targets of the earlier agent
@@ -124,7 +122,7 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 		{"all was read", 3, policyDelta(), false, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			table, guard := &fakeTable{targets: test.holds}, &guardTracker{fakeTracker: fakeTracker{services: map[model.Name]*model.Service{}}}
+			table, guard := &fakeTable{targets: test.holds}, &denyRuleTracker{fakeTracker: fakeTracker{services: map[model.Name]*model.Service{}}}
 			g := start(t, func(c *Config) {
 				c.Tracker, c.Policies, c.PolicyTracker = guard, table, policy.New(policy.Config{NodeName: "n1"})
 			}, newFakeBackend("ebpf"))
@@ -133,8 +131,8 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 			if targets, writes := table.state(); (writes == 0) != test.left || test.left && targets != test.holds {
 				t.Errorf("%s: the kernel has %d targets after %d writes", test.name, targets, writes)
 			}
-			if guard.guardsUnknown() != test.left {
-				t.Errorf("%s: guards unknown: %v", test.name, guard.guardsUnknown())
+			if guard.denyRulesUnknown() != test.left {
+				t.Errorf("%s: guards unknown: %v", test.name, guard.denyRulesUnknown())
 			}
 			told := slices.ContainsFunc(g.policies.problem(), func(p model.Problem) bool { return strings.Contains(p.What, "wrote, and m.yaml cannot be read") })
 			if told != test.left {
@@ -142,13 +140,13 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 			}
 			g.Deliver(model.Delta{Unread: &mended}, nil)
 			g.after(time.Second)
-			if targets, _ := table.state(); targets != test.targets || guard.guardsUnknown() || len(g.policies.problem()) > 0 {
-				t.Errorf("%s: mended: %d targets, guards unknown %v, problems %v", test.name, targets, guard.guardsUnknown(), g.policies.problem())
+			if targets, _ := table.state(); targets != test.targets || guard.denyRulesUnknown() || len(g.policies.problem()) > 0 {
+				t.Errorf("%s: mended: %d targets, guards unknown %v, problems %v", test.name, targets, guard.denyRulesUnknown(), g.policies.problem())
 			}
 			g.Deliver(model.Delta{Unread: &unread}, nil) // what it said before goes on holding
 			g.after(time.Second)
-			if guard.guardsUnknown() || len(g.policies.problem()) > 0 {
-				t.Errorf("%s: later: guards unknown %v, problems %v", test.name, guard.guardsUnknown(), g.policies.problem())
+			if guard.denyRulesUnknown() || len(g.policies.problem()) > 0 {
+				t.Errorf("%s: later: guards unknown %v, problems %v", test.name, guard.denyRulesUnknown(), g.policies.problem())
 			}
 		})
 	}
@@ -271,7 +269,7 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 		}
 		f.runs()
 		forgot := f.times()
-		g.after(2 * keepLast)
+		g.after(2 * trackedInterval)
 		if f.times() == forgot {
 			t.Error("what was tracked beside them is not forgotten")
 		}
@@ -308,14 +306,14 @@ func TestOfTooManyTheDatagramsAreLeftOut(t *testing.T) {
 	tr.Apply(d)
 	f, pod := &forgetting{}, netip.MustParseAddrPort("10.0.0.1:80")
 	client := netip.MustParseAddr("192.0.2.1")
-	for range 2 * mostKept {
+	for range 2 * maxTracked {
 		client = client.Next()
 		f.translated = append(f.translated, translated{model.UDP, pod, netip.AddrPortFrom(client, 4000)})
 	}
 	f.translated = append(f.translated, translated{model.TCP, pod, netip.AddrPortFrom(client.Next(), 4000)})
 	last := policy.Pair{Here: pod.Addr(), Peer: client.Next(), Protocol: model.TCP, Port: pod.Port()}
-	run, err := (&policyLane{tracker: tr}).translated(t.Context(), f)
-	if err != nil || len(run) != mostKept || !run[last] {
+	run, err := (&policySync{tracker: tr}).translated(t.Context(), f)
+	if err != nil || len(run) != maxTracked || !run[last] {
 		t.Errorf("%d, with TCP: %v; %v", len(run), run[last], err)
 	}
 }
@@ -400,7 +398,7 @@ func TestAPolicyHoldsWhenItsServiceIsWritten(t *testing.T) {
 // TestATableThatGoesWhileItIsLeftIsWritten: others may take away what was left alone.
 func TestATableThatGoesWhileItIsLeftIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		unread := "m.yaml"
+		unread := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
 		table := &fakeTable{targets: 3}
 		g := start(t, func(c *Config) { c.Policies, c.PolicyTracker = table, policy.New(policy.Config{NodeName: "n1"}) }, newFakeBackend("ebpf"))
 		d := policyDelta()
@@ -441,27 +439,27 @@ func (s *steps) Apply(_ context.Context, c policy.Changes) error {
 }
 func (s *steps) Replace(context.Context, policy.State) error    { return s.note("table", nil) }
 func (s *steps) Serves() bool                                   { return true }
-func (s *steps) Narrow(_ policy.State, c *policy.Changes) error { return s.note("narrow", c) }
-func (s *steps) Widen(_ policy.State, c *policy.Changes) error  { return s.note("widen", c) }
+func (s *steps) Revoke(_ policy.State, c *policy.Changes) error { return s.note("narrow", c) }
+func (s *steps) Grant(_ policy.State, c *policy.Changes) error  { return s.note("widen", c) }
 
 // TestNothingPassesByWhatIsNotWritten: what passes by netfilter goes before netfilter's
 // table is written, and comes after, if it could be written.
 func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 	s := &steps{}
-	l := &policyLane{tracker: policy.New(policy.Config{NodeName: "n1"}), table: s, bypass: s, full: true}
+	ps := &policySync{tracker: policy.New(policy.Config{NodeName: "n1"}), table: s, bypass: s, full: true}
 	for _, fail := range []bool{false, true} {
-		if err := l.write(t.Context()); err != nil {
+		if err := ps.write(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		l.full, s.fail, l.pending = false, fail, l.tracker.Apply(policyDelta())
-		if err := l.write(t.Context()); (err != nil) != fail {
+		ps.full, s.fail, ps.pending = false, fail, ps.tracker.Apply(policyDelta())
+		if err := ps.write(t.Context()); (err != nil) != fail {
 			t.Error(err)
 		}
-		l.full = true
+		ps.full = true
 	}
-	unread := "m.yaml"
-	s.targets, l.unread = 1, unread // what the kernel holds is not known, and left alone
-	if err := l.write(t.Context()); err == nil {
+	unread := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
+	s.targets, ps.unread = 1, unread // what the kernel holds is not known, and left alone
+	if err := ps.write(t.Context()); err == nil {
 		t.Error("what could not be read is written over")
 	}
 	want := "narrow all, table all, widen all, narrow, table, widen, narrow all, table all, widen all, narrow, fail"

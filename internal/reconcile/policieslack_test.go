@@ -14,7 +14,7 @@ import (
 // as it is, over one that somebody deletes, to a file that is mended.
 func TestMetricsAndProblemsSayWhatIsNotKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		unread, mended := "m.yaml", ""
+		unread, mended := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}, model.Unread{}
 		table := &fakeTable{targets: 3}
 		g := start(t, func(c *Config) { c.Policies, c.PolicyTracker = table, policy.New(policy.Config{NodeName: "n1"}) }, newFakeBackend("ebpf"))
 		look := func(when string, held, known float64, targets int, problem string) {
@@ -54,8 +54,34 @@ func TestMetricsAndProblemsSayWhatIsNotKnown(t *testing.T) {
 	})
 }
 
+// TestOnlyPoliciesThatCannotBeReadLackNothingElse: what a policy says does not decide
+// what another selects, whereas a file may say anything, whatever its name.
+func TestOnlyPoliciesThatCannotBeReadLackNothingElse(t *testing.T) {
+	for _, row := range []struct {
+		unread model.Unread
+		lacks  bool
+	}{
+		{model.Unread{Reason: model.UnreadPolicy, Text: "DoNotTrackPolicy cache"}, false},
+		{model.Unread{Reason: model.UnreadPolicies, Text: "DoNotTrackPolicies, which RBAC forbids,"}, false},
+		{model.Unread{Reason: model.UnreadFile, Text: "DoNotTrackPolicies.yaml"}, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g := start(t, func(c *Config) {
+				c.Policies, c.PolicyTracker = &fakeTable{}, policy.New(policy.Config{NodeName: "n1"})
+			}, newFakeBackend("ebpf"))
+			d := policyDelta()
+			d.Unread = &row.unread
+			g.Deliver(d, nil)
+			g.after(time.Second)
+			if ps := g.policies.problem(); len(ps) > 0 != row.lacks {
+				t.Errorf("%s: problems %v", row.unread.Text, ps)
+			}
+		})
+	}
+}
+
 // series are the values of a gauge, whatever its labels.
-func (g *rig) series(name string) (values []float64) {
+func (g *harness) series(name string) (values []float64) {
 	g.t.Helper()
 	families, err := g.metrics.Gatherer().Gather()
 	if err != nil {

@@ -1,14 +1,13 @@
-// Package reconcile brings the kernel to what intent asks for: when to write,
-// what to write again after an error, which dataplane carries which Service
-// port, and who hears of what could not be done.
+// Package reconcile makes the kernel hold what intent decides. It owns timing, retries,
+// the assignment of Service ports to dataplanes, and the reports of errors.
 //
-//	source ──Deliver──> inbox ──> Tracker ──> lanes ──> Backend.Apply / Replace
-//	kernel ─SetNodeAddrs─┘          │           └──> retry, full resync, audit
+//	source ──Deliver──> queue ──> Tracker ──> backend syncs ──> Backend.Apply / Replace
+//	kernel ─SetNodeAddrs─┘          │              └──> retry, full resync
 //	                                └──> healthCheckNodePorts, problems, status
 //
-// One goroutine, the one in Run, owns the tracker and the backends. Everything
-// else only leaves mail in the inbox, where newer mail about an object takes
-// the place of older mail: a slow backend makes syncs rarer, not memory larger.
+// The goroutine of Run owns the tracker and the backends. Other goroutines only add
+// changes to the queue, where a newer change of an object replaces an older one: a slow
+// backend makes syncs rarer, not memory larger.
 package reconcile
 
 import (
@@ -26,13 +25,22 @@ import (
 	"spillway.dev/spillway/internal/telemetry"
 )
 
-// Tracker turns facts into decisions; *intent.Tracker is the one in use.
+// Tracker turns facts into decisions; the agent uses *intent.Tracker. Each method returns
+// what it changed.
 type Tracker interface {
-	// Apply takes in what a source saw and returns what that changes.
+	// Apply records the facts that a source delivered.
 	Apply(model.Delta) intent.Changes
-	// SetNodeAddrs takes in the node's own addresses.
+	// SetNodeAddrs records the node's own addresses, complete each time.
 	SetNodeAddrs([]netip.Addr) intent.Changes
-	// State is all that is wanted now.
+	// SetDenyRulePods records which pods of this node have a deny rule, so that
+	// their packets must traverse netfilter.
+	SetDenyRulePods([]netip.Addr) intent.Changes
+	// SetDenyRulesUnknown records whether any pod may have a deny rule.
+	SetDenyRulesUnknown(bool) intent.Changes
+	// SetAllowsAny records the ports that a policy allows any client to reach
+	// untracked, so that their packets may bypass netfilter.
+	SetAllowsAny([]intent.AllowedPorts) intent.Changes
+	// State returns the whole desired state.
 	State() intent.State
 }
 
@@ -43,41 +51,42 @@ type HealthChecks interface {
 	Update(addrs []netip.Addr, changed []intent.HealthCheck) []model.Problem
 }
 
-// Config is how a Reconciler is set up.
+// Config configures a Reconciler; see Validate.
 type Config struct {
 	Tracker Tracker
-	// Backends are the dataplanes of this node, the chosen one first. A
-	// Service port goes to the first that can carry it.
+	// Backends are the dataplanes of this node, the chosen one first. The first that
+	// can carry a Service port serves it.
 	Backends []dataplane.Backend
-	// SyncPeriod is the time between full resyncs, each with an audit.
+	// SyncPeriod is the time between full resyncs.
 	SyncPeriod time.Duration
-	// MinSyncPeriod is the least time between the starts of two syncs; changes
-	// that arrive sooner are written together.
+	// MinSyncPeriod is the minimum time between the starts of two syncs; one sync
+	// writes all changes that arrive in between.
 	MinSyncPeriod time.Duration
-	// OnFirstSync is called once, in Run's goroutine, when all that is wanted is
-	// in the kernel for the first time. Nil: nobody wants to know.
+	// OnFirstSync, if not nil, runs once in Run's goroutine, when the kernel holds the
+	// whole desired state for the first time.
 	OnFirstSync func(context.Context)
-	// OnProblems is told problems when they appear, in Run's goroutine; it must
-	// not wait. Nil: nobody wants to know.
+	// OnProblems, if not nil, receives new problems in Run's goroutine. It must not
+	// block.
 	OnProblems func([]model.Problem)
-	// Policies writes do-not-track policies, as PolicyTracker reads them; nil: there
-	// are none.
+	// Policies writes do-not-track policies as PolicyTracker decides them; both are nil
+	// if the agent applies none.
 	Policies      dataplane.Policies
 	PolicyTracker *policy.Tracker
-	// Bypass passes what policies leave untracked by netfilter; nil: nobody does.
+	// Bypass is the backend whose untracked packets bypass netfilter; nil if no backend
+	// can do so.
 	Bypass dataplane.Bypass
-	// OnPolicies is told what of the policies does not hold here, and why nothing
-	// could be written, when that changed and at the start. It must not wait. Nil:
-	// nobody wants to know.
+	// OnPolicies, if not nil, receives which parts of policies do not hold on this
+	// node, and why a write failed: at the start and after each change. It must not
+	// block.
 	OnPolicies func(refused []model.PolicyRefusal, failed error)
 
-	StaleEntries StaleEntries       // nil: what conntrack remembers is left alone
-	HealthChecks HealthChecks       // nil: nobody answers
-	Metrics      *telemetry.Metrics // nil: nobody counts
+	StaleEntries StaleEntries       // nil: stale conntrack entries stay
+	HealthChecks HealthChecks       // nil: no healthCheckNodePort answers
+	Metrics      *telemetry.Metrics // nil: metrics are not collected
 	Logger       *slog.Logger       // nil: slog.Default()
 }
 
-// Validate says what is missing or out of range.
+// Validate returns an error if a field is missing or out of range.
 func (c Config) Validate() error {
 	switch {
 	case c.Tracker == nil:
@@ -94,8 +103,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// healthCheckRetry is the time between attempts to listen on a
-// healthCheckNodePort that is in use by somebody else.
+// healthCheckRetry is the time between attempts to listen on a healthCheckNodePort that
+// another program uses.
 const healthCheckRetry = 5 * time.Second
 
 // Reconciler is the loop between sources and dataplanes. Make one with New.
@@ -103,25 +112,25 @@ type Reconciler struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *telemetry.Metrics
-	inbox   *inbox
+	queue   *queue
 	started time.Time
 
-	// All below is Run's goroutine's alone.
-	lanes        []*lane
-	policies     *policyLane // nil: there are none
-	places       map[intent.PortID]place
-	tally        tally
+	// Only Run's goroutine uses the fields below.
+	syncs        []*backendSync
+	policies     *policySync // nil: there are none
+	assignments  map[intent.PortID]assignment
+	counters     counters
 	entries      entries
 	node         intent.Node
 	haveFull     bool // the source's first Full delta is in
 	haveAddrs    bool // the node's addresses are in
 	lastStart    time.Time
 	nextResync   time.Time
-	checks       map[model.Name]intent.HealthCheck // changed, not yet handed on
+	checks       map[model.Name]intent.HealthCheck // changed, not yet passed on
 	checksAt     time.Time                         // when to try HealthChecks again; zero: not needed
-	pendingSince time.Time                         // oldest mail taken in but not yet in the kernel
-	pendingSvcs  int                               // Services among it
-	pendingEps   int                               // slices among it
+	pendingSince time.Time                         // arrival of the oldest change that is not in the kernel yet
+	pendingSvcs  int                               // Services among the changes not in the kernel
+	pendingEps   int                               // slices among them
 	problems     problems
 	synced       bool // a sync of everything has succeeded once
 
@@ -129,7 +138,7 @@ type Reconciler struct {
 	status Status
 }
 
-// New makes a Reconciler; Run starts it.
+// New returns a Reconciler; Run starts it.
 func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -141,62 +150,61 @@ func New(cfg Config) (*Reconciler, error) {
 		cfg.Metrics = telemetry.NewMetrics(telemetry.Build{})
 	}
 	r := &Reconciler{
-		cfg:     cfg,
-		log:     cfg.Logger,
-		metrics: cfg.Metrics,
-		inbox:   newInbox(),
-		started: time.Now(),
-		places:  map[intent.PortID]place{},
-		checks:  map[model.Name]intent.HealthCheck{},
-		entries: entries{gone: map[intent.PortID]struct{}{}},
-		tally: tally{
-			lanes:   make([]int, len(cfg.Backends)),
-			nowhere: map[intent.PortID]error{},
+		cfg:         cfg,
+		log:         cfg.Logger,
+		metrics:     cfg.Metrics,
+		queue:       newQueue(),
+		started:     time.Now(),
+		assignments: map[intent.PortID]assignment{},
+		checks:      map[model.Name]intent.HealthCheck{},
+		entries:     entries{gone: map[intent.PortID]struct{}{}},
+		counters: counters{
+			perBackend: make([]int, len(cfg.Backends)),
+			unassigned: map[intent.PortID]error{},
 		},
 	}
-	r.problems.log, r.problems.told = r.log, cfg.OnProblems
+	r.problems.log, r.problems.onAppeared = r.log, cfg.OnProblems
 	if cfg.Policies != nil {
-		r.policies = &policyLane{tracker: cfg.PolicyTracker, table: cfg.Policies, bypass: cfg.Bypass, full: true}
+		r.policies = &policySync{tracker: cfg.PolicyTracker, table: cfg.Policies, bypass: cfg.Bypass, full: true}
 		if cfg.Bypass != nil && !cfg.Bypass.Serves() {
-			cfg.PolicyTracker.TakeOver()
+			cfg.PolicyTracker.StartTakeover()
 		}
 	}
 	for _, b := range cfg.Backends {
-		// What an earlier run left in the kernel is not known: all lanes
-		// start with a full sync.
-		r.lanes = append(r.lanes, newLane(b))
+		// The state that an earlier run left is unknown, so each backend starts
+		// with a full sync.
+		r.syncs = append(r.syncs, newBackendSync(b))
 	}
 	return r, nil
 }
 
-// Deliver hands over what a source saw and the source's problems as they stand
-// now, all of them; nil says that they are as they were. It does not wait for
-// the kernel. It may be called by any goroutine; it has the signature that
-// sources call back.
+// Deliver queues the facts of a source and the complete list of the source's problems; nil
+// means that the problems are unchanged. Deliver does not wait for the kernel. Any
+// goroutine may call it. It has the signature of the sources' callback.
 func (r *Reconciler) Deliver(d model.Delta, problems []model.Problem) {
-	r.inbox.deliver(d, problems, time.Now())
+	r.queue.deliver(d, problems, time.Now())
 	r.metrics.ChangesQueued(len(d.Services), len(d.Slices), time.Now())
 }
 
-// SetNodeAddrs hands over the node's own addresses. Like Deliver it does not
-// wait and may be called by any goroutine.
+// SetNodeAddrs queues the node's own addresses. Like Deliver it does not wait, and any
+// goroutine may call it.
 func (r *Reconciler) SetNodeAddrs(addrs []netip.Addr) {
-	r.inbox.setAddrs(addrs, time.Now())
+	r.queue.setAddrs(addrs, time.Now())
 }
 
-// Run writes to the kernel until ctx ends, and returns nil then. The first
-// write waits for the source's first full delta and for the node's addresses:
-// a sync of half the facts would take Services away from running flows.
+// Run writes to the kernel until ctx ends, then returns nil. The first write waits for the
+// source's first full Delta and for the node's addresses: a sync of incomplete facts would
+// delete Services that running flows use.
 func (r *Reconciler) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	var watches sync.WaitGroup
 	defer watches.Wait()
-	for _, l := range r.lanes {
-		watches.Go(func() { r.watch(ctx, l.backend, &l.drifted) })
+	for _, bs := range r.syncs {
+		watches.Go(func() { r.watch(ctx, bs.backend, &bs.drifted) })
 	}
-	if l := r.policies; l != nil {
-		watches.Go(func() { r.watch(ctx, l.table, &l.drifted) })
+	if ps := r.policies; ps != nil {
+		watches.Go(func() { r.watch(ctx, ps.table, &ps.drifted) })
 	}
 	for {
 		r.turn(ctx)
@@ -204,7 +212,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-r.inbox.wake:
+		case <-r.queue.wake:
 		case <-timer.C:
 		}
 	}
@@ -213,7 +221,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 // ready reports whether enough is known to write to the kernel.
 func (r *Reconciler) ready() bool { return r.haveFull && r.haveAddrs }
 
-// gate is the earliest time for the next sync.
+// gate returns the earliest time for the next sync.
 func (r *Reconciler) gate() time.Time {
 	if r.lastStart.IsZero() {
 		return r.started
@@ -221,7 +229,7 @@ func (r *Reconciler) gate() time.Time {
 	return r.lastStart.Add(r.cfg.MinSyncPeriod)
 }
 
-// turn does what is due: take in mail, sync, tell others.
+// turn does the work that is due: it drains the queue, syncs and reports.
 func (r *Reconciler) turn(ctx context.Context) {
 	now := time.Now()
 	if now.Before(r.gate()) || ctx.Err() != nil {
@@ -229,9 +237,9 @@ func (r *Reconciler) turn(ctx context.Context) {
 	}
 	resync := r.ready() && !now.Before(r.nextResync)
 	if resync {
-		r.planResync(ctx, now)
+		r.planResync(now)
 	}
-	r.intake()
+	r.drainQueue()
 	if r.ready() {
 		r.planRepairs(now)
 		r.planPolicies(now, resync)
@@ -239,7 +247,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 			r.nextResync = now.Add(r.cfg.SyncPeriod)
 		}
 		r.syncPolicies(ctx, now)
-		r.syncLanes(ctx, now)
+		r.syncBackends(ctx, now)
 		r.releasePolicies(ctx, now)
 		r.updateHealthChecks(now)
 	}
@@ -248,19 +256,19 @@ func (r *Reconciler) turn(ctx context.Context) {
 	}
 }
 
-// nextTurn is the next time that something is due without new mail.
+// nextTurn returns when the next work is due if no change arrives before.
 func (r *Reconciler) nextTurn() time.Time {
 	next := time.Now().Add(r.cfg.SyncPeriod)
 	if r.ready() {
 		next = r.nextResync
-		for _, l := range r.lanes {
-			if at, any := l.due(); any {
+		for _, bs := range r.syncs {
+			if at, any := bs.due(); any {
 				next = earlier(next, at)
 			}
-			if l.drifted.Load() {
+			if bs.drifted.Load() {
 				next = time.Time{}
-			} else if !l.repairAt.IsZero() {
-				next = earlier(next, l.repairAt)
+			} else if !bs.repairAt.IsZero() {
+				next = earlier(next, bs.repairAt)
 			}
 		}
 		if at, any := r.entries.due(); any {
@@ -269,14 +277,14 @@ func (r *Reconciler) nextTurn() time.Time {
 		if at, any := r.policies.due(); any {
 			next = earlier(next, at)
 		}
-		if l := r.policies; l != nil && l.drifted.Load() {
+		if ps := r.policies; ps != nil && ps.drifted.Load() {
 			next = time.Time{}
 		}
 		if !r.checksAt.IsZero() {
 			next = earlier(next, r.checksAt)
 		}
 	}
-	if r.inbox.waiting() {
+	if r.queue.waiting() {
 		next = time.Time{}
 	}
 	if gate := r.gate(); next.Before(gate) {
@@ -292,55 +300,56 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// intake empties the inbox into the tracker and sorts what changed into lanes.
-func (r *Reconciler) intake() {
-	m := r.inbox.take()
-	if !m.since.IsZero() && r.pendingSince.IsZero() {
-		r.pendingSince = m.since
+// drainQueue passes the queued changes to the tracker, and marks what the backends must
+// write.
+func (r *Reconciler) drainQueue() {
+	pending := r.queue.drain()
+	if !pending.since.IsZero() && r.pendingSince.IsZero() {
+		r.pendingSince = pending.since
 		r.mu.Lock()
-		r.status.PendingSince = m.since // known while the sync is under way
+		r.status.PendingSince = pending.since // visible during the sync
 		r.mu.Unlock()
 	}
-	if m.problems != nil {
-		r.problems.set(fromSource, *m.problems)
+	if pending.problems != nil {
+		r.problems.set(fromSource, *pending.problems)
 	}
-	if m.addrs != nil {
+	if pending.addrs != nil {
 		r.haveAddrs = true
-		r.absorb(r.cfg.Tracker.SetNodeAddrs(*m.addrs))
+		r.enqueue(r.cfg.Tracker.SetNodeAddrs(*pending.addrs))
 		if r.policies != nil {
-			r.takePolicies(r.policies.tracker.SetNodeAddrs(*m.addrs))
+			r.onPolicyChanges(r.policies.tracker.SetNodeAddrs(*pending.addrs))
 		}
 	}
-	if m.delta != nil {
-		if m.delta.Full && !r.haveFull {
-			r.haveFull, r.pendingSince = true, m.since // what waited before waited for this
+	if pending.delta != nil {
+		if pending.delta.Full && !r.haveFull {
+			r.haveFull, r.pendingSince = true, pending.since // earlier changes waited for this Delta
 			r.mu.Lock()
-			r.status.Listed, r.status.PendingSince = true, m.since
+			r.status.Listed, r.status.PendingSince = true, pending.since
 			r.mu.Unlock()
 		}
-		r.pendingSvcs += len(m.delta.Services)
-		r.pendingEps += len(m.delta.Slices)
-		r.absorb(r.cfg.Tracker.Apply(*m.delta))
+		r.pendingSvcs += len(pending.delta.Services)
+		r.pendingEps += len(pending.delta.Slices)
+		r.enqueue(r.cfg.Tracker.Apply(*pending.delta))
 		if r.policies != nil {
-			r.takeUnread(m.delta)
-			r.takePolicies(r.policies.tracker.Apply(*m.delta))
+			r.onUnreadUpdate(pending.delta)
+			r.onPolicyChanges(r.policies.tracker.Apply(*pending.delta))
 		}
-		r.metrics.SetPending(r.pendingSvcs, r.pendingEps) // known while the sync is under way
+		r.metrics.SetPending(r.pendingSvcs, r.pendingEps) // visible during the sync
 	}
 }
 
-// absorb sorts changes into lanes; nothing is written yet.
-func (r *Reconciler) absorb(c intent.Changes) {
+// enqueue assigns changes to backend syncs. It writes nothing.
+func (r *Reconciler) enqueue(c intent.Changes) {
 	for _, id := range c.Deletes {
-		r.remove(id)
+		r.unassign(id)
 	}
 	for _, p := range c.Upserts {
-		r.place(p)
+		r.assign(p)
 	}
 	if c.Node != nil {
 		r.node, r.entries.node = *c.Node, c.Node
-		for _, l := range r.lanes {
-			l.setNode(c.Node)
+		for _, bs := range r.syncs {
+			bs.setNode(c.Node)
 		}
 	}
 	if r.cfg.HealthChecks != nil && (c.Node != nil || len(c.HealthChecks) > 0) {
@@ -354,8 +363,8 @@ func (r *Reconciler) absorb(c intent.Changes) {
 	}
 }
 
-// updateHealthChecks runs after the sync, so that a load balancer hears of an
-// endpoint when the kernel knows it.
+// updateHealthChecks passes on changed health checks. It runs after the sync, so that a
+// load balancer learns of an endpoint when the kernel has it.
 func (r *Reconciler) updateHealthChecks(now time.Time) {
 	if r.checksAt.IsZero() || now.Before(r.checksAt) {
 		return

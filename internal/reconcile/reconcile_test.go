@@ -214,8 +214,11 @@ func TestJoinedErrorsCountAsWhole(t *testing.T) {
 	}
 }
 
+// sctp is the Affinity by which the fakes know a port of SCTP.
+const sctp = time.Hour
+
 func sctpOnly(p *intent.ServicePort) error {
-	if p.AppProtocol == "sctp" {
+	if p.Affinity == sctp {
 		return errors.New("SCTP: this dataplane has no checksum for it")
 	}
 	return nil
@@ -227,7 +230,7 @@ func TestAPortGoesToTheFirstBackendThatCanCarryIt(t *testing.T) {
 		first.cannot = sctpOnly
 		g := start(t, nil, first, second)
 		d := delta(true, map[string]uint16{"a": 1, "s": 1})
-		d.Services[svcName("s")].TrafficDistribution = "sctp"
+		d.Services[svcName("s")].Affinity = sctp
 		g.Deliver(d, nil)
 		g.after(time.Second)
 		g.wantKernel(first, map[string]uint16{"a": 1})
@@ -257,7 +260,7 @@ func TestABackendWithoutPortsIsToldTheWholeOfNothing(t *testing.T) {
 		g.SetNodeAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.2")})
 		g.after(time.Second)
 		d := delta(false, map[string]uint16{"s": 1})
-		d.Services[svcName("s")].TrafficDistribution = "sctp"
+		d.Services[svcName("s")].Affinity = sctp
 		g.Deliver(d, nil)
 		g.after(time.Second)
 		g.Deliver(delta(false, map[string]uint16{"s": 0}), nil)
@@ -308,7 +311,7 @@ func TestAPortThatNobodyCarriesIsReported(t *testing.T) {
 		b.cannot = sctpOnly
 		g := start(t, nil, b)
 		d := delta(true, map[string]uint16{"s": 1})
-		d.Services[svcName("s")].TrafficDistribution = "sctp"
+		d.Services[svcName("s")].Affinity = sctp
 		g.Deliver(d, nil)
 		g.after(2 * time.Minute)
 		g.wantKernel(b, map[string]uint16{})
@@ -337,7 +340,7 @@ func TestOneBackendThatFailsDoesNotHoldUpTheOther(t *testing.T) {
 		second.fail = func(int) error { return errors.New("nft is missing") }
 		g := start(t, nil, first, second)
 		d := delta(true, map[string]uint16{"a": 1, "s": 1})
-		d.Services[svcName("s")].TrafficDistribution = "sctp"
+		d.Services[svcName("s")].Affinity = sctp
 		g.Deliver(d, nil)
 		g.after(time.Second)
 		g.Deliver(delta(false, map[string]uint16{"a": 2}), nil)
@@ -349,10 +352,10 @@ func TestOneBackendThatFailsDoesNotHoldUpTheOther(t *testing.T) {
 	})
 }
 
-func TestAuditRepairsWhatSomebodyFlushed(t *testing.T) {
+func TestAResyncRepairsWhatSomebodyFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBackend("ebpf")
-		g := start(t, nil, b)
+		b := &watchingBackend{fakeBackend: newFakeBackend("ebpf")}
+		g := start(t, func(c *Config) { c.Backends = []dataplane.Backend{b} })
 		g.Deliver(delta(true, map[string]uint16{"a": 1, "b": 1}), nil)
 		g.after(time.Second)
 		b.set(func() {
@@ -360,7 +363,7 @@ func TestAuditRepairsWhatSomebodyFlushed(t *testing.T) {
 			b.kernel["stranger"] = 1
 		})
 		g.after(30 * time.Second)
-		g.wantKernel(b, map[string]uint16{"a": 1, "b": 1})
+		g.wantKernel(b.fakeBackend, map[string]uint16{"a": 1, "b": 1})
 		if !strings.Contains(g.log.String(), "missing=1 foreign=1") {
 			t.Errorf("the log does not say so:\n%s", g.log)
 		}
@@ -381,7 +384,7 @@ func TestMemoryIsBoundedWhenTheBackendIsSlow(t *testing.T) {
 			want[name] = uint16(i + 1)
 			g.Deliver(delta(false, map[string]uint16{name: uint16(i + 1)}), nil)
 			time.Sleep(5 * time.Millisecond)
-			n, _ := g.inbox.sizes()
+			n, _ := g.queue.sizes()
 			most = max(most, n)
 		}
 		g.after(20 * time.Second)

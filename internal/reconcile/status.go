@@ -11,55 +11,55 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Status is how things stand.
+// Status is the state of the loop.
 type Status struct {
 	// PendingSince is the arrival of the oldest change that is not in the
 	// kernel yet; zero when all are.
 	PendingSince time.Time
-	// LastSynced is when the kernel last held everything that was known; zero
-	// before the first sync.
+	// LastSynced is when the kernel last held the whole desired state; zero before the
+	// first sync.
 	LastSynced time.Time
-	// Ports counts Service ports by the name of the backend that carries them.
+	// Ports counts Service ports by the name of the backend that serves them.
 	Ports map[string]int
 	// Unsupported counts Service ports that no backend can carry.
 	Unsupported int
-	// Problems are all that are known now, sorted.
+	// Problems are all current Problems, sorted.
 	Problems []model.Problem
-	// Listed says that the source has told all there is once. Until then nothing can
-	// be written, however long PendingSince is past.
+	// Listed says that the source has delivered all objects once. Until then the agent
+	// writes nothing, however old PendingSince is.
 	Listed bool
-	// NodeLeaving says that this node is to go, or has gone.
+	// NodeLeaving says that this node is being deleted or no longer exists.
 	NodeLeaving bool
 }
 
-// Status tells how things stand. It may be called by any goroutine, and does
-// not wait for a sync that is under way.
+// Status returns the state of the loop. Any goroutine may call it; it does not wait for a
+// running sync.
 func (r *Reconciler) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.status
 	s.Ports = maps.Clone(s.Ports)
 	s.Problems = slices.Clone(s.Problems)
-	if since := r.inbox.oldest(); s.PendingSince.IsZero() || !since.IsZero() && since.Before(s.PendingSince) {
+	if since := r.queue.oldest(); s.PendingSince.IsZero() || !since.IsZero() && since.Before(s.PendingSince) {
 		s.PendingSince = since
 	}
 	if s.LastSynced.IsZero() && s.PendingSince.IsZero() {
-		// Nothing arrived yet; a source that never delivers is a node that
-		// never serves.
+		// No change arrived yet. A source that never delivers means a node that never
+		// serves.
 		s.PendingSince = r.started
 	}
 	return s
 }
 
-// publish tells status, metrics and log what a turn has brought.
+// publish updates status, metrics and log after a turn.
 func (r *Reconciler) publish() {
-	r.problems.set(fromLanes, append(r.laneProblems(), r.entryProblems()...))
+	r.problems.set(fromBackends, append(r.backendProblems(), r.entryProblems()...))
 	r.problems.report()
 	ports := map[string]int{}
-	for i, l := range r.lanes {
-		ports[l.backend.Name()] = r.tally.lanes[i]
+	for i, bs := range r.syncs {
+		ports[bs.backend.Name()] = r.counters.perBackend[i]
 	}
-	unsupported := len(r.tally.nowhere)
+	unsupported := len(r.counters.unassigned)
 	r.mu.Lock()
 	r.status.PendingSince = r.pendingSince
 	r.status.Ports = ports
@@ -69,37 +69,37 @@ func (r *Reconciler) publish() {
 	r.status.NodeLeaving = r.haveFull && r.node.Leaving
 	r.mu.Unlock()
 
-	services, endpoints := r.inbox.sizes()
+	services, endpoints := r.queue.sizes()
 	r.metrics.SetPending(r.pendingSvcs+services, r.pendingEps+endpoints)
 	r.metrics.SetPorts(ports, unsupported)
 	r.metrics.SetProblems(len(r.problems.known))
-	r.metrics.SetNoLocalEndpoints(r.tally.inside, r.tally.outside)
+	r.metrics.SetNoLocalEndpoints(r.counters.internalDrop, r.counters.externalDrop)
 }
 
-// origin is who found a problem.
+// origin is the part of the agent that found a Problem.
 type origin int
 
 const (
 	fromSource origin = iota
 	fromIntent
-	fromLanes
+	fromBackends
 	fromHealthChecks
 	fromPolicies
-	fromPolicyLane
+	fromPolicySync
 	origins
 )
 
-// maxProblemLines bounds what one turn writes into the log: ten thousand ports
-// that do not fit a map are one fault, not ten thousand.
+// maxProblemLines bounds the log lines of one turn: ten thousand ports that do not fit a
+// map are one fault.
 const maxProblemLines = 20
 
-// problems knows what is wrong, and logs each problem once when it appears and
-// once when it is gone.
+// problems holds the current Problems, and logs each once when it appears and once when it
+// is resolved.
 type problems struct {
-	log     *slog.Logger
-	told    func(appeared []model.Problem) // nil: nobody else is told
-	current [origins][]model.Problem
-	known   []model.Problem // as last reported, sorted, each once
+	log        *slog.Logger
+	onAppeared func(appeared []model.Problem) // nil: no callback
+	current    [origins][]model.Problem
+	known      []model.Problem // as last reported, sorted, each once
 }
 
 func (p *problems) set(o origin, ps []model.Problem) { p.current[o] = ps }
@@ -114,8 +114,8 @@ func (p *problems) report() {
 	now = slices.Compact(now)
 	appeared := without(now, p.known)
 	p.each(slog.LevelWarn, "problem", "more problems", appeared)
-	if p.told != nil && len(appeared) > 0 {
-		p.told(appeared)
+	if p.onAppeared != nil && len(appeared) > 0 {
+		p.onAppeared(appeared)
 	}
 	p.each(slog.LevelInfo, "problem gone", "more problems gone", without(p.known, now))
 	p.known = now

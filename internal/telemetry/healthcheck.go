@@ -185,9 +185,6 @@ func (c *check) close() {
 }
 
 func (c *check) problem(err error) model.Problem {
-	return model.Problem{
-		Where: "Service " + c.service.String(),
-		Field: "spec.healthCheckNodePort",
-		What:  fmt.Sprintf("%v; load balancers see this node as down until the port is free", err),
-	}
+	return model.ServiceProblem(c.service, "spec.healthCheckNodePort",
+		fmt.Sprintf("%v; load balancers see this node as down until the port is free", err))
 }

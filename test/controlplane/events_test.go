@@ -30,9 +30,10 @@ func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
-	p := model.Problem{Where: "Service events/sick", Field: "port http/SCTP/IPv4", What: "not served on this node: " + strings.Repeat("x", 2000)}
+	sick := model.Name{Namespace: "events", Name: "sick"}
+	p := model.ServiceProblem(sick, "port http/SCTP/IPv4", "not served on this node: "+strings.Repeat("x", 2000))
 	other := model.Problem{Where: "API server x", What: "is away"}
-	last := model.Problem{Where: "Service events/sick", What: "last"}
+	last := model.ServiceProblem(sick, "", "last")
 	e.Tell([]model.Problem{p, other})
 	e.Tell([]model.Problem{p, p, last})
 

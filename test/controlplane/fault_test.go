@@ -216,8 +216,9 @@ func (w *alone) Replace(ctx context.Context, s intent.State) error {
 	return w.Apply(ctx, intent.Changes{Upserts: s.Ports})
 }
 
-func (w *alone) Applied(context.Context) (intent.State, error) { return intent.State{}, nil }
-func (w *alone) Close() error                                  { return nil }
+func (w *alone) Drifted() <-chan struct{}       { return nil }
+func (w *alone) Repaired() (r dataplane.Repair) { return r }
+func (w *alone) Close() error                   { return nil }
 
 func (w *alone) has(port string) bool {
 	w.mu.Lock()

@@ -226,9 +226,9 @@ func meet(s intent.State, dst netip.AddrPort, combo flows.Combo, client netip.Ad
 				fe.Kind == intent.NodePort && !slices.Contains(s.Node.NodePortAddrs, dst.Addr()) {
 				continue
 			}
-			route := fe.Outside
+			route := fe.ExternalRoute
 			if inside {
-				route = fe.Inside
+				route = fe.InternalRoute
 			}
 			kind, servers := routed(p, fe, route, client)
 			return kind, servers, true
@@ -249,7 +249,7 @@ func routed(p *intent.ServicePort, fe intent.Frontend, route intent.Route, clien
 	}
 	var servers []string
 	for _, ep := range p.Endpoints {
-		if route == intent.ToCluster && ep.Cluster || route == intent.ToLocal && ep.Local {
+		if route == intent.ToCluster && ep.ClusterPolicy || route == intent.ToLocal && ep.LocalPolicy {
 			servers = append(servers, paper{}.server(ep.Addr))
 		}
 	}

@@ -2,6 +2,7 @@ package scale
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,24 +20,31 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
+	"spillway.dev/spillway/internal/decisions/intent"
 	spwkernel "spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
+// reader is a dataplane that can read back what the kernel serves.
+type reader interface {
+	dataplane.Backend
+	Applied(context.Context) (intent.State, error)
+}
+
 // opened closes the backend when the test ends.
-func opened(t *testing.T, b dataplane.Backend, err error) dataplane.Backend {
+func opened(t *testing.T, b dataplane.Backend, err error) reader {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.Close() })
-	return b
+	return b.(reader)
 }
 
 // applied lists the endpoints that a backend reads from the kernel.
-func applied(t *testing.T, b dataplane.Backend) []string {
+func applied(t *testing.T, b reader) []string {
 	t.Helper()
 	s, err := b.Applied(t.Context())
 	if err != nil {
@@ -88,7 +96,7 @@ func openEBPF(t *testing.T) *kernel {
 
 func openNftables(t *testing.T) *kernel {
 	netnstest.Enter(t)
-	open := func(t *testing.T) dataplane.Backend {
+	open := func(t *testing.T) reader {
 		b, err := nftables.New(t.Context(), nftables.Config{Log: quiet()})
 		return opened(t, b, err)
 	}

@@ -44,14 +44,14 @@ func TestEveryChangeArrivesInIptablesNFT(t *testing.T) {
 // kernel is a dataplane in a fresh network namespace, and a way to read what
 // it serves that does not ask the dataplane's memory.
 type kernel struct {
-	dataplane.Backend
+	reader
 	endpoints func(*testing.T) []string // "ADDR:PORT" of all that are served, sorted
 }
 
 // changesDuringAFullSync runs the loop on the test's own thread, which is in the
 // namespace, while another goroutine plays the source.
 func changesDuringAFullSync(t *testing.T, k *kernel) {
-	slow := &slowBackend{Backend: k.Backend, writing: make(chan struct{}), written: make(chan struct{}), goOn: make(chan struct{})}
+	slow := &slowBackend{Backend: k.reader, writing: make(chan struct{}), written: make(chan struct{}), goOn: make(chan struct{})}
 	r, err := reconcile.New(reconcile.Config{
 		Tracker: intent.New(intent.Config{NodeName: "node-0"}), Backends: []dataplane.Backend{slow},
 		SyncPeriod: time.Hour, MinSyncPeriod: time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),

@@ -65,7 +65,8 @@ func (m *memory) Replace(ctx context.Context, s intent.State) error {
 	return m.Apply(ctx, intent.Changes{Upserts: s.Ports})
 }
 
-func (m *memory) Applied(context.Context) (intent.State, error) { return intent.State{}, nil }
+func (m *memory) Drifted() <-chan struct{}       { return nil }
+func (m *memory) Repaired() (r dataplane.Repair) { return r }
 
 func (m *memory) Close() error {
 	m.mu.Lock()

@@ -114,12 +114,12 @@ func backendFlags(e intent.Endpoint) tcBackendFlags {
 		set  bool
 		flag tcBackendFlags
 	}{
-		{e.Cluster, tcBackendFlagsBACKEND_CLUSTER_POLICY},
-		{e.Local, tcBackendFlagsBACKEND_LOCAL_POLICY},
-		{e.Here, tcBackendFlagsBACKEND_ON_THIS_NODE},
-		{e.Host, tcBackendFlagsBACKEND_HOST_NETWORK},
-		{e.Policed, tcBackendFlagsBACKEND_TRAVERSES_NETFILTER},
-		{e.Open, tcBackendFlagsBACKEND_ALLOWS_ANY},
+		{e.ClusterPolicy, tcBackendFlagsBACKEND_CLUSTER_POLICY},
+		{e.LocalPolicy, tcBackendFlagsBACKEND_LOCAL_POLICY},
+		{e.OnThisNode, tcBackendFlagsBACKEND_ON_THIS_NODE},
+		{e.HostNetwork, tcBackendFlagsBACKEND_HOST_NETWORK},
+		{e.MustTraverseNetfilter, tcBackendFlagsBACKEND_TRAVERSES_NETFILTER},
+		{e.AllowsAny, tcBackendFlagsBACKEND_ALLOWS_ANY},
 	} {
 		if b.set {
 			flags |= b.flag

@@ -275,7 +275,7 @@ func TestPodsMap(t *testing.T) {
 		t.Helper()
 		var node intent.Node
 		for _, n := range ns {
-			node.PolicedPods = append(node.PolicedPods, a(n))
+			node.MustTraverseNetfilter = append(node.MustTraverseNetfilter, a(n))
 		}
 		noError(t, b.writeNode(&node))
 	}

@@ -181,8 +181,6 @@ func (b *Backend) Repaired() dataplane.Repair {
 	return r
 }
 
-var _ dataplane.Watcher = (*Backend)(nil)
-
 // comparison removes the expected entries from a reading, and records the differences.
 type comparison struct {
 	table *portTable

@@ -215,10 +215,10 @@ func (b *Backend) writeNode(n *intent.Node) error {
 		return err
 	}
 	traversing := map[netip.Addr]traversal{}
-	for _, a := range n.PolicedPods {
+	for _, a := range n.MustTraverseNetfilter {
 		traversing[a] = traversesForPolicy
 	}
-	for _, a := range n.GuardedPods {
+	for _, a := range n.DenyRulePods {
 		traversing[a] = traversesForDenyRule
 	}
 	changed := maps.Clone(b.traversing)
@@ -244,7 +244,7 @@ func (b *Backend) writeNode(n *intent.Node) error {
 // selects but whose Pod object is unknown: the pod starts, or its object is deleted.
 // Without any Pod objects, as in manifests, that is every pod.
 func unclaimed(n *intent.Node, a netip.Addr) bool {
-	return n != nil && n.PoliciesExist && !hasAddr(n.ClaimedPods, a)
+	return n != nil && n.PoliciesExist && !hasAddr(n.KnownPods, a)
 }
 
 // clusterRangesOf returns the entries of source_ranges that belong to no Service:

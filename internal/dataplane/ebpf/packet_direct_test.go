@@ -50,7 +50,7 @@ func (n *packetNode) podToEndpoint(t *testing.T, p *plan, proto uint8) {
 		n.untouched(t, f.src.String()+" to "+f.dst.String(), hook, f.bytes(n, hook.iface), tcVerdictPASS_OTHER)
 	}
 	// A NetworkPolicy is enforced by netfilter, and the last hop answered by it.
-	n.setNode(t, func(node *intent.Node) { node.PolicedPods = []netip.Addr{p.pod2} })
+	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod2} })
 	n.untouched(t, "policed", inPod1, frame{proto: proto, src: client, dst: ap(p.pod2, 8080), flags: "S"}.bytes(n, "pod1"), tcVerdictPASS_OTHER)
 	n.untouched(t, "last hop", inPod1, frame{proto: proto, src: client, dst: ap(p.far, 8080), flags: "S", ttl: 1}.bytes(n, "pod1"), tcVerdictPASS_OTHER)
 }

@@ -586,7 +586,7 @@ const portsShared = 256
 
 // wrongNode: an EndpointSlice may name any node, or none; what counts is the address.
 func (n *packetNode) wrongNode(t *testing.T, p *plan, proto uint8) {
-	n.setNode(t, func(node *intent.Node) { node.PolicedPods = []netip.Addr{p.pod1} })
+	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod1} })
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, elsewhere)))
 	r := n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S"})
 	r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
@@ -700,7 +700,7 @@ func (n *packetNode) policyComes(t *testing.T, p *plan, proto uint8) {
 		c.seen = ask().v.src
 	}
 	ask().want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
-	n.setNode(t, func(node *intent.Node) { node.PolicedPods = []netip.Addr{p.pod1} })
+	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod1} })
 	n.ageFlows(t, 2)
 	answer := frame{proto: proto, src: c.server, dst: c.seen, flags: ".", seq: c.answered, ack: c.sent}
 	n.send(t, inPod1, answer).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT) // to the question before

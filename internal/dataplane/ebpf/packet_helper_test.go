@@ -136,7 +136,7 @@ func (n *packetNode) thirdHost(t *testing.T, p *plan) {
 func (n *packetNode) oneNodeTuple(t *testing.T, p *plan) {
 	second := tftp(p, endpoint(p.far, 2069, elsewhere))
 	second.ID.Service.Name, second.ID.Number = "second", 81
-	second.Frontends = []intent.Frontend{{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: 81, Outside: intent.ToCluster, Inside: intent.ToCluster}}
+	second.Frontends = []intent.Frontend{{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: 81, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster}}
 	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)), second)
 	n.setSNATPorts(t, 50000, 50001, 50002, 50003)
 	seen := map[netip.AddrPort][2]netip.AddrPort{}
@@ -336,7 +336,7 @@ func (n *packetNode) sameTIDAgain(t *testing.T, p *plan) {
 // let the request pass.
 func (n *packetNode) transferOfPoliced(t *testing.T, p *plan) {
 	e := endpoint(p.pod1, 1069, here)
-	e.Policed = true
+	e.MustTraverseNetfilter = true
 	n.serve(t, tftp(p, e))
 	client, front := ap(p.client, 40000), ap(p.externalIP, 80)
 	r := n.datagram(t, inEth0, client, front)
@@ -407,7 +407,7 @@ func (n *packetNode) transferDirect(t *testing.T, p *plan) {
 	}
 	// Where netfilter must see the request, it sees the answer.
 	n.forget(t)
-	n.setNode(t, func(node *intent.Node) { node.PolicedPods = []netip.Addr{p.pod2} })
+	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod2} })
 	n.datagram(t, inPod1, ap(p.pod1, 40000), ap(p.pod2, 1069)).want(t, actNext, tcVerdictPASS_OTHER)
 	f := frame{proto: protoUDP, src: ap(p.pod2, tid), dst: ap(p.pod1, 40000)}
 	n.untouched(t, "answer of a policed pod", inPod2, f.bytes(n, "pod2"), tcVerdictPASS_OTHER)

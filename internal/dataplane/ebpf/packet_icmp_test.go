@@ -148,7 +148,7 @@ func wantHeader(t *testing.T, v *view, k errorKind, p *plan) {
 // errorsBehindStack: an error of a policed pod is translated at egress.
 func (n *packetNode) errorsBehindStack(t *testing.T, p *plan, proto uint8) {
 	e := endpoint(p.pod1, 8080, here)
-	e.Policed = true
+	e.MustTraverseNetfilter = true
 	n.serve(t, service(p, proto, e))
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
 	request := frame{proto: proto, src: client, dst: front, flags: first(proto)}.bytes(n, "eth0")

@@ -23,7 +23,7 @@ func TestPacketPolicy(t *testing.T) {
 func route(sp *intent.ServicePort, kind intent.FrontendKind, outside, inside intent.Route) {
 	for i := range sp.Frontends {
 		if sp.Frontends[i].Kind == kind {
-			sp.Frontends[i].Outside, sp.Frontends[i].Inside = outside, inside
+			sp.Frontends[i].ExternalRoute, sp.Frontends[i].InternalRoute = outside, inside
 		}
 	}
 }

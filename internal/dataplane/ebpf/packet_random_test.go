@@ -28,12 +28,12 @@ func (n *packetNode) zoo(t testing.TB) {
 	for _, p := range plans {
 		for _, proto := range []uint8{protoTCP, protoUDP} {
 			policed := endpoint(p.pod2, 9090, here)
-			policed.Policed = true
+			policed.MustTraverseNetfilter = true
 			sp := service(p, proto, endpoint(p.pod1, 8080, here), policed, endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere))
 			sp.Affinity = time.Duration(proto-protoTCP) * time.Second
 			reject := &intent.ServicePort{ID: sp.ID, Frontends: []intent.Frontend{
-				{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: 81, Outside: intent.Reject, Inside: intent.Drop},
-				{Kind: intent.NodePort, Port: 30081, Outside: intent.Drop, Inside: intent.Reject},
+				{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: 81, ExternalRoute: intent.Reject, InternalRoute: intent.Drop},
+				{Kind: intent.NodePort, Port: 30081, ExternalRoute: intent.Drop, InternalRoute: intent.Reject},
 			}}
 			reject.ID.Number = 81
 			ports = append(ports, sp, reject)

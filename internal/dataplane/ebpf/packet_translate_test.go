@@ -37,9 +37,9 @@ func service(p *plan, proto uint8, endpoints ...intent.Endpoint) *intent.Service
 			Protocol: model.Protocol(proto), Family: p.family,
 		},
 		Frontends: []intent.Frontend{
-			{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: 80, Outside: route, Inside: route},
-			{Kind: intent.NodePort, Port: 30080, Outside: route, Inside: route},
-			{Kind: intent.ExternalIP, Addr: p.externalIP, Port: 80, Outside: route, Inside: route},
+			{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: 80, ExternalRoute: route, InternalRoute: route},
+			{Kind: intent.NodePort, Port: 30080, ExternalRoute: route, InternalRoute: route},
+			{Kind: intent.ExternalIP, Addr: p.externalIP, Port: 80, ExternalRoute: route, InternalRoute: route},
 		},
 		Endpoints: endpoints,
 	}
@@ -47,7 +47,7 @@ func service(p *plan, proto uint8, endpoints ...intent.Endpoint) *intent.Service
 }
 
 func endpoint(a netip.Addr, port uint16, w where) intent.Endpoint {
-	return intent.Endpoint{Addr: ap(a, port), Cluster: true, Local: w == here, Here: w == here}
+	return intent.Endpoint{Addr: ap(a, port), ClusterPolicy: true, LocalPolicy: w == here, OnThisNode: w == here}
 }
 
 // want fails unless the packet ended with this code and these verdicts, each once.
@@ -327,7 +327,7 @@ func (n *packetNode) fromPod(t *testing.T, p *plan, proto uint8) {
 			}
 			r.wantPath(t, got, e.Addr)
 			from := inTun0
-			if e.Here {
+			if e.OnThisNode {
 				from = inPod2
 			}
 			r = n.send(t, from, back(r.v, "S.", []byte("x")))
@@ -403,9 +403,9 @@ func (n *packetNode) masqueradeAll(t *testing.T, p *plan, proto uint8) {
 // translated and left to the stack; so is its answer, at egress and not before.
 func (n *packetNode) throughTheStack(t *testing.T, p *plan, proto uint8) {
 	policed := endpoint(p.pod1, 8080, here)
-	policed.Policed = true
+	policed.MustTraverseNetfilter = true
 	host := endpoint(p.eth0, 8080, here)
-	host.Host = true
+	host.HostNetwork = true
 	for i, e := range []intent.Endpoint{policed, host} {
 		n.serve(t, service(p, proto, e))
 		client, front := ap(p.client, uint16(40000+i)), ap(p.externalIP, 80)
@@ -415,7 +415,7 @@ func (n *packetNode) throughTheStack(t *testing.T, p *plan, proto uint8) {
 		r.wantPath(t, client, e.Addr)
 		sameBut(t, in.bytes(n, "eth0"), r.out, 0)
 		answer := back(r.v, "S.", []byte("abc"))
-		if e.Policed {
+		if e.MustTraverseNetfilter {
 			r = n.send(t, inPod1, answer)
 			r.want(t, actNext, tcVerdictPASS_OTHER)
 			r.wantPath(t, e.Addr, client)

@@ -52,8 +52,8 @@ func policyPod(name, role, node string, a netip.Addr) *model.Pod {
 
 func (w *policyWorld) write(t *testing.T, c *policy.Changes) {
 	t.Helper()
-	w.n.onThread(t, func() error { return w.n.Narrow(w.tr.State(), c) })
-	w.n.onThread(t, func() error { return w.n.Widen(w.tr.State(), c) })
+	w.n.onThread(t, func() error { return w.n.Revoke(w.tr.State(), c) })
+	w.n.onThread(t, func() error { return w.n.Grant(w.tr.State(), c) })
 }
 
 func (w *policyWorld) apply(t *testing.T, d model.Delta) {
@@ -177,10 +177,10 @@ func (n *packetNode) untrackedPoliced(t *testing.T, p *plan, proto uint8) {
 		n.setNode(t, func(node *intent.Node) {
 			node.PoliciesUnknown = c.unknown
 			if c.policed.IsValid() {
-				node.PolicedPods = []netip.Addr{c.policed}
+				node.MustTraverseNetfilter = []netip.Addr{c.policed}
 			}
 			if c.guarded.IsValid() {
-				node.GuardedPods = []netip.Addr{c.guarded}
+				node.DenyRulePods = []netip.Addr{c.guarded}
 			}
 		})
 		for _, peer := range []struct {
@@ -223,7 +223,7 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.stays(t, "other peers", inTun0, proto, far, cache)
 	n.passes(t, "other peers", inTun0, proto, far2, cache, nextHopPod, 0)
 	kept := map[policy.Pair]bool{{Here: p.pod1, Peer: p.far2, Protocol: model.Protocol(proto), Port: cachePort}: true}
-	keep := func() { w.write(t, &policy.Changes{Kept: w.tr.Keep(kept)}) }
+	keep := func() { w.write(t, &policy.Changes{Tracked: w.tr.SetTracked(kept)}) }
 	keep()
 	n.stays(t, "netfilter translates a connection of the port", inTun0, proto, far2, cache)
 	n.stays(t, "netfilter translates a connection of the port", inPod1, proto, cache, far2)
@@ -244,23 +244,23 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	// brings comes after.
 	w.set(t, cachePolicy("a", clientsOnly()))
 	c := w.tr.Apply(model.Delta{Pods: policyPods(policyPod("far", "other", "far", p.far), policyPod("far2", "client", "far", p.far2))})
-	n.onThread(t, func() error { return n.Narrow(w.tr.State(), &c) })
+	n.onThread(t, func() error { return n.Revoke(w.tr.State(), &c) })
 	n.stays(t, "between", inTun0, proto, far, cache)
 	n.stays(t, "between", inTun0, proto, far2, cache)
-	n.onThread(t, func() error { return n.Widen(w.tr.State(), &c) })
+	n.onThread(t, func() error { return n.Grant(w.tr.State(), &c) })
 	n.passes(t, "after", inTun0, proto, far2, cache, nextHopPod, 0)
 	n.stays(t, "after", inTun0, proto, far, cache)
 	c = w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{
 		"a": nil, "b": cachePolicy("b", model.PolicyPeer{Pods: ofRole("other")})}})
-	n.onThread(t, func() error { return n.Narrow(w.tr.State(), &c) })
+	n.onThread(t, func() error { return n.Revoke(w.tr.State(), &c) })
 	n.stays(t, "between policies", inTun0, proto, far2, cache)
 	n.stays(t, "between policies", inTun0, proto, far, cache)
-	n.onThread(t, func() error { return n.Widen(w.tr.State(), &c) })
+	n.onThread(t, func() error { return n.Grant(w.tr.State(), &c) })
 	n.passes(t, "after policies", inTun0, proto, far, cache, nextHopPod, 0)
 	w.set(t, cachePolicy("b"))
 	n.passes(t, "anybody", inTun0, proto, far2, cache, nextHopPod, 0)
 	c = w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"b": cachePolicy("b", clientsOnly())}})
-	n.onThread(t, func() error { return n.Narrow(w.tr.State(), &c) })
+	n.onThread(t, func() error { return n.Revoke(w.tr.State(), &c) })
 	n.stays(t, "anybody no more", inTun0, proto, far, cache)
 }
 

@@ -30,7 +30,7 @@ func (b *Backend) fact(a netip.Addr) attach.Fact {
 		return attach.NodeAddress
 	case hasAddr(n.Peers, a):
 		return attach.OtherNode
-	case hasAddr(n.ClaimedPods, a):
+	case hasAddr(n.KnownPods, a):
 		return attach.PodHere
 	case b.serviceAddrs.has(a):
 		return attach.ServiceAddress
@@ -54,7 +54,7 @@ func (b *Backend) setFacts(n *intent.Node) {
 	}
 	b.facts.Store(f)
 	if old == nil || !slices.Equal(old.node.Addrs, n.Addrs) || !slices.Equal(old.node.Peers, n.Peers) ||
-		!slices.Equal(old.node.ClaimedPods, n.ClaimedPods) || !slices.Equal(old.node.OtherPods, n.OtherPods) ||
+		!slices.Equal(old.node.KnownPods, n.KnownPods) || !slices.Equal(old.node.OtherPods, n.OtherPods) ||
 		!slices.Equal(old.node.OtherPodCIDRs, n.OtherPodCIDRs) || !slices.Equal(old.node.PodCIDRs, n.PodCIDRs) {
 		b.noteFacts()
 	}

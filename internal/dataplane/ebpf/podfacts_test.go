@@ -37,13 +37,13 @@ func TestFactsAboutAddresses(t *testing.T) {
 	}
 	want("before the first node", map[string]attach.Fact{"192.0.2.1": attach.Unknown})
 	node := intent.Node{
-		Addrs: addrList("192.0.2.1"), Peers: addrList("192.0.2.2", "192.0.2.3"), ClaimedPods: addrList("10.96.0.3", "10.244.1.2", "10.244.2.9"),
+		Addrs: addrList("192.0.2.1"), Peers: addrList("192.0.2.2", "192.0.2.3"), KnownPods: addrList("10.96.0.3", "10.244.1.2", "10.244.2.9"),
 		OtherPods: addrList("10.244.1.9", "10.244.2.9"), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
 		OtherPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/20"), netip.MustParsePrefix("2001:db8:2::/64")},
 	}
 	// A NodePort is at no address, and an endpoint's is no Service's.
 	first, second := simplePort(1, 1), simplePort(2, 1)
-	first.Frontends = append(first.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30080, Outside: intent.ToCluster, Inside: intent.ToCluster})
+	first.Frontends = append(first.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30080, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster})
 	third := simplePort(3, 1)
 	noError(t, b.Apply(t.Context(), intent.Changes{Node: &node, Upserts: []*intent.ServicePort{first, second, third}}))
 	want("all", map[string]attach.Fact{
@@ -92,14 +92,14 @@ func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 		pods[a] = attach.Pod{Ifindex: 10 + i, PodMAC: mac, HostMAC: mac}
 	}
 	write := func(n intent.Node) { t.Helper(); noError(t, b.writeNode(&n)) }
-	write(intent.Node{PoliciesExist: true, ClaimedPods: addrs[:1]})
+	write(intent.Node{PoliciesExist: true, KnownPods: addrs[:1]})
 	b.onPods(attach.PodChanges{Full: true, Upserts: pods})
 	want("policies first", 0, policed, policed)
-	write(intent.Node{PoliciesExist: true, ClaimedPods: addrs[:2], GuardedPods: addrs[:1], PolicedPods: addrs[:1]})
+	write(intent.Node{PoliciesExist: true, KnownPods: addrs[:2], DenyRulePods: addrs[:1], MustTraverseNetfilter: addrs[:1]})
 	want("a Pod object comes", policed|guarded, 0, policed)
-	write(intent.Node{PoliciesExist: true, ClaimedPods: addrs[1:], GuardedPods: addrs[:1], PolicedPods: addrs[:1]})
+	write(intent.Node{PoliciesExist: true, KnownPods: addrs[1:], DenyRulePods: addrs[:1], MustTraverseNetfilter: addrs[:1]})
 	want("another one goes", policed, 0, 0)
-	write(intent.Node{ClaimedPods: addrs[1:]})
+	write(intent.Node{KnownPods: addrs[1:]})
 	want("no policies", 0, 0, 0)
 	write(intent.Node{PoliciesExist: true})
 	want("no Pod objects at all", policed, policed, policed)
@@ -158,7 +158,7 @@ func TestForgedPodAddresses(t *testing.T) {
 	state := intent.State{
 		Ports: []*intent.ServicePort{simplePort(1, 1)},
 		Node: intent.Node{
-			Name: "node", Addrs: addrList("192.0.2.10"), ClaimedPods: addrList("10.244.1.2"),
+			Name: "node", Addrs: addrList("192.0.2.10"), KnownPods: addrList("10.244.1.2"),
 			OtherPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.128/25")},
 		},
 	}
@@ -192,7 +192,7 @@ func TestForgedPodAddresses(t *testing.T) {
 
 	forger := addPod(t, "veth2", "10.244.1.3/24", "10.244.1.2/32", "10.244.1.1/32", "10.244.1.200/32", "10.244.1.78/32")
 	// An earlier run's entry is all that tells who had the address without an object.
-	state.Node.ClaimedPods = nil
+	state.Node.KnownPods = nil
 	b, err = New(t.Context(), cfg)
 	noError(t, err)
 	defer b.Close()
@@ -205,7 +205,7 @@ func TestForgedPodAddresses(t *testing.T) {
 	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{service}}))
 	want(b, "with a Service", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger})
 	// The Pod objects of both.
-	state.Node.ClaimedPods = addrList("10.244.1.2", "10.244.1.3")
+	state.Node.KnownPods = addrList("10.244.1.2", "10.244.1.3")
 	noError(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
 	want(b, "with Pod objects", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger})
 

@@ -51,10 +51,10 @@ func (have *port) sets(p *intent.ServicePort) [2][]uint32 {
 	var sets [2][]uint32
 	for _, e := range p.Endpoints {
 		id := have.backends[e.Addr].id
-		if e.Cluster {
+		if e.ClusterPolicy {
 			sets[clusterSet] = append(sets[clusterSet], id)
 		}
-		if e.Local {
+		if e.LocalPolicy {
 			sets[localSet] = append(sets[localSet], id)
 		}
 	}
@@ -160,7 +160,7 @@ func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]t
 			flags |= tcFrontendFlagsFRONTEND_TFTP
 		}
 		frontends[frontendKey(p.ID, f)] = tcFrontend{
-			Service: service, ExternalRoute: uint8(f.Outside), InternalRoute: uint8(f.Inside),
+			Service: service, ExternalRoute: uint8(f.ExternalRoute), InternalRoute: uint8(f.InternalRoute),
 			Flags: uint8(flags),
 		}
 		for _, r := range f.SourceRanges {

@@ -22,13 +22,13 @@ func simplePort(i, n int) *intent.ServicePort {
 		},
 		Frontends: []intent.Frontend{{
 			Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80,
-			Outside: intent.ToCluster, Inside: intent.ToCluster,
+			ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster,
 		}},
 	}
 	for j := range n {
 		p.Endpoints = append(p.Endpoints, intent.Endpoint{
-			Addr:    netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(16 + j), byte(i >> 8), byte(i)}), 8080),
-			Cluster: true,
+			Addr:          netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(16 + j), byte(i >> 8), byte(i)}), 8080),
+			ClusterPolicy: true,
 		})
 	}
 	return p
@@ -180,9 +180,9 @@ func testAddr(f model.Family, net, host int) netip.Addr {
 func (w *portWorld) endpoint(f model.Family, n int) intent.Endpoint {
 	here := w.rng.IntN(2) == 0
 	return intent.Endpoint{
-		Addr:    netip.AddrPortFrom(testAddr(f, 200, n/2+1), uint16(8080+n%2)),
-		Cluster: w.rng.IntN(5) > 0, Local: w.rng.IntN(2) == 0,
-		Here: here, Host: here && w.rng.IntN(4) == 0, Policed: w.rng.IntN(4) == 0,
+		Addr:          netip.AddrPortFrom(testAddr(f, 200, n/2+1), uint16(8080+n%2)),
+		ClusterPolicy: w.rng.IntN(5) > 0, LocalPolicy: w.rng.IntN(2) == 0,
+		OnThisNode: here, HostNetwork: here && w.rng.IntN(4) == 0, MustTraverseNetfilter: w.rng.IntN(4) == 0,
 	}
 }
 
@@ -197,7 +197,7 @@ func (w *portWorld) decide(i int) *intent.ServicePort {
 	for _, n := range slices.Sorted(maps.Keys(s.endpoints)) {
 		e := s.endpoints[n]
 		p.Endpoints = append(p.Endpoints, e)
-		cluster, local = cluster || e.Cluster, local || e.Local
+		cluster, local = cluster || e.ClusterPolicy, local || e.LocalPolicy
 	}
 	route := func(localOnly bool) intent.Route {
 		switch {
@@ -211,12 +211,12 @@ func (w *portWorld) decide(i int) *intent.ServicePort {
 		return intent.Reject
 	}
 	inside := route(s.internalLocal)
-	p.Frontends = []intent.Frontend{{Addr: testAddr(s.id.Family, 96, i+1), Port: s.id.Number, Outside: inside, Inside: inside}}
+	p.Frontends = []intent.Frontend{{Addr: testAddr(s.id.Family, 96, i+1), Port: s.id.Number, ExternalRoute: inside, InternalRoute: inside}}
 	for n, holder := range w.holders {
 		if holder != i {
 			continue
 		}
-		f := intent.Frontend{Port: 443, Outside: route(s.external), Inside: route(false)}
+		f := intent.Frontend{Port: 443, ExternalRoute: route(s.external), InternalRoute: route(false)}
 		switch n % 3 {
 		case 0:
 			f.Kind, f.Port = intent.NodePort, uint16(30000+n)

@@ -167,7 +167,7 @@ func eachByOne[K, V any](m kernelMap, f func(K, V)) error {
 }
 
 // Applied reads the maps again. The names of ports, and fields that the maps do not
-// have (appProtocol, trigger times), come from memory.
+// have, come from memory.
 func (b *Backend) Applied(context.Context) (intent.State, error) {
 	read, err := readPorts(b.objects.maps)
 	if err != nil {
@@ -176,9 +176,8 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 	b.portsMu.Lock()
 	defer b.portsMu.Unlock()
 	names := map[uint32]intent.PortID{}
-	memory := map[uint32]*port{}
 	for id, p := range b.ports.byID {
-		names[p.service], memory[p.service] = id, p
+		names[p.service] = id
 	}
 	var s intent.State
 	for service, p := range read.orphans {
@@ -192,9 +191,6 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 		}
 		if p.helped {
 			sp.Helper = intent.TFTP
-		}
-		if known && memory[service].source != nil {
-			sp.AppProtocol = memory[service].source.AppProtocol
 		}
 		s.Ports = append(s.Ports, sp)
 	}
@@ -223,7 +219,7 @@ func (p *port) intentFrontends() []intent.Frontend {
 	for key, v := range p.frontends {
 		f := intent.Frontend{
 			Kind: frontendKind(v.Flags), Port: toPort(key.Port),
-			Outside: intent.Route(v.ExternalRoute), Inside: intent.Route(v.InternalRoute),
+			ExternalRoute: intent.Route(v.ExternalRoute), InternalRoute: intent.Route(v.InternalRoute),
 		}
 		if f.Kind != intent.NodePort {
 			f.Addr = fromAddr(key.Addr, key.Family)
@@ -258,13 +254,13 @@ func (p *port) intentEndpoints() []intent.Endpoint {
 	for addr, entry := range p.backends {
 		flags := tcBackendFlags(entry.value.Flags)
 		out = append(out, intent.Endpoint{
-			Addr:    addr,
-			Cluster: in[clusterSet][entry.id],
-			Local:   in[localSet][entry.id],
-			Here:    flags&tcBackendFlagsBACKEND_ON_THIS_NODE != 0,
-			Host:    flags&tcBackendFlagsBACKEND_HOST_NETWORK != 0,
-			Policed: flags&tcBackendFlagsBACKEND_TRAVERSES_NETFILTER != 0,
-			Open:    flags&tcBackendFlagsBACKEND_ALLOWS_ANY != 0,
+			Addr:                  addr,
+			ClusterPolicy:         in[clusterSet][entry.id],
+			LocalPolicy:           in[localSet][entry.id],
+			OnThisNode:            flags&tcBackendFlagsBACKEND_ON_THIS_NODE != 0,
+			HostNetwork:           flags&tcBackendFlagsBACKEND_HOST_NETWORK != 0,
+			MustTraverseNetfilter: flags&tcBackendFlagsBACKEND_TRAVERSES_NETFILTER != 0,
+			AllowsAny:             flags&tcBackendFlagsBACKEND_ALLOWS_ANY != 0,
 		})
 	}
 	slices.SortFunc(out, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })

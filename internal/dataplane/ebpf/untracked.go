@@ -137,7 +137,7 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 		u.egress = u.egress || r.Side == policy.Egress
 	}
 	u.tracked = map[tcFrontendKey]bool{}
-	for p := range s.Kept {
+	for p := range s.Tracked {
 		u.tracked[portKey(p.Here, p.Protocol, p.Port)] = true
 	}
 	if u.egress {
@@ -210,11 +210,11 @@ func addTo[K, V comparable](m kernelMap, have, want map[K]V) (unwritten int) {
 // this one.
 func (b *Backend) Serves() bool { return b.policies.served }
 
-// Narrow deletes the entries that this state does not allow to bypass netfilter.
-func (b *Backend) Narrow(s policy.State, c *policy.Changes) error {
+// Revoke deletes the entries that this state does not allow to bypass netfilter.
+func (b *Backend) Revoke(s policy.State, c *policy.Changes) error {
 	u := b.policies
 	u.next = nil
-	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Kept) == 0 {
+	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Tracked) == 0 {
 		return u.revokeBy(s, c)
 	}
 	before := u.have
@@ -255,8 +255,8 @@ func (u *untracked) revokeBy(s policy.State, c *policy.Changes) error {
 	return nil
 }
 
-// Widen adds the entries that this state allows to bypass netfilter.
-func (b *Backend) Widen(s policy.State, c *policy.Changes) error {
+// Grant adds the entries that this state allows to bypass netfilter.
+func (b *Backend) Grant(s policy.State, c *policy.Changes) error {
 	u := b.policies
 	want := newUntrackedEntries()
 	switch {

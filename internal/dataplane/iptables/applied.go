@@ -12,7 +12,7 @@ import (
 // known, what was written is held against what is there; without, chains of an
 // earlier process are taken at their word. The order is any.
 func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error) {
-	if known && f.seen.same(takeFingerprint(f.programs.variant, f.ruleset.family, f.tables())) {
+	if known && f.seen.same(newFingerprint(f.programs.variant, f.ruleset.family, f.tables())) {
 		return slices.Collect(maps.Keys(f.ports)), nil
 	}
 	named := map[intent.PortID]bool{}

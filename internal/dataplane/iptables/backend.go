@@ -19,8 +19,8 @@ type Backend struct {
 	variant  Variant
 	families []*family
 	node     intent.Node
-	// known says that the kernel holds what is wanted unless somebody else
-	// changed it; if not, the next sync is a full one.
+	// known says that the kernel holds the desired state unless another program changed
+	// it; if false, the next sync is a full one.
 	known    bool
 	verified time.Time        // when the kernel was last compared with it
 	took     time.Duration    // and how long that took
@@ -43,10 +43,7 @@ type family struct {
 	raw, looked bool
 }
 
-var _ interface {
-	dataplane.Backend
-	dataplane.Watcher
-} = (*Backend)(nil)
+var _ dataplane.Backend = (*Backend)(nil)
 
 // New finds the programs, chooses the variant that the node uses already, and
 // tries out what the kernel can do. Its error is one line that says what is
@@ -119,17 +116,17 @@ func (b *Backend) family(f model.Family) *family {
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		b.node = *c.Node
-		if b.takeNode() {
+		if b.onNodeUpdate() {
 			b.known = false
 		}
 	}
 	failed := map[intent.PortID]error{}
-	upserts := b.withHelp(ctx, c.Upserts, failed)
+	upserts := b.checkHelpers(ctx, c.Upserts, failed)
 	diffs := make([][]difference, len(b.families))
 	for i, f := range b.families {
 		f.raw = f.raw || len(f.helped) > 0
 		services := f.apply(upserts, c.Deletes)
-		help, full := f.settleHelp()
+		help, full := f.recomputeHelpers()
 		diffs[i] = append(help, services)
 		if full || b.variant == NFT && slices.ContainsFunc(diffs[i], func(d difference) bool { return d.many() }) {
 			b.known = false // other ways in; or the order asks for what is there
@@ -152,9 +149,9 @@ func portErrors(failed map[intent.PortID]error) error {
 	return &dataplane.PortErrors{Errors: failed}
 }
 
-// takeNode takes in what the node has become, and reports whether that changes
+// onNodeUpdate takes in what the node has become, and reports whether that changes
 // rules.
-func (b *Backend) takeNode() bool {
+func (b *Backend) onNodeUpdate() bool {
 	changed := false
 	for _, f := range b.families {
 		facts := newFacts(f.ruleset.family, b.node, liberal())
@@ -169,7 +166,7 @@ func (b *Backend) takeNode() bool {
 		for _, p := range ports {
 			f.apply([]*intent.ServicePort{p}, nil)
 		}
-		f.settleHelp()
+		f.recomputeHelpers()
 	}
 	return changed
 }
@@ -184,15 +181,15 @@ func liberal() bool {
 // Replace compares all rules with the kernel's and writes those that differ.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	b.node = s.Node
-	changed := b.takeNode()
+	changed := b.onNodeUpdate()
 	failed := map[intent.PortID]error{}
-	ports := b.withHelp(ctx, s.Ports, failed)
+	ports := b.checkHelpers(ctx, s.Ports, failed)
 	for _, f := range b.families {
 		if !f.holds(ports) {
 			f.raw = f.raw || len(f.helped) > 0
 			f.ruleset = newRuleset(f.facts)
 			f.apply(ports, nil)
-			f.settleHelp()
+			f.recomputeHelpers()
 			changed = true
 		}
 	}
@@ -203,8 +200,8 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	return portErrors(failed)
 }
 
-// Applied reads from the kernel which Service ports are served: those that a
-// dispatch names and whose rules are as they were written. Only IDs are told.
+// Applied returns the IDs of the Service ports that the kernel serves, for tests: those
+// that a dispatch names and whose rules are as they were written.
 func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
 	var s intent.State
 	for _, f := range b.families {

@@ -98,13 +98,13 @@ func manyServices(n, endpoints int) intent.State {
 			ID: id(fmt.Sprintf("svc-%d", i), "http", 80, model.TCP, model.IPv4),
 			Frontends: []intent.Frontend{{
 				Kind: intent.ClusterIP, Addr: netip.AddrFrom4([4]byte{10, byte(96 + i>>16), byte(i >> 8), byte(i)}), Port: 80,
-				Outside: intent.ToCluster, Inside: intent.ToCluster,
+				ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster,
 			}},
 		}
 		for e := range endpoints {
 			at := i*endpoints + e
 			p.Endpoints = append(p.Endpoints, intent.Endpoint{
-				Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(128 + at>>16), byte(at >> 8), byte(at)}), 8080), Cluster: true,
+				Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(128 + at>>16), byte(at >> 8), byte(at)}), 8080), ClusterPolicy: true,
 			})
 		}
 		s.Ports = append(s.Ports, p)

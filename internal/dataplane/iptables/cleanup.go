@@ -31,7 +31,7 @@ func Cleanup(ctx context.Context, cfg Config) error {
 // checkLeft returns an error if the kernel holds chains of ours in a variant
 // whose programs cannot be used, for the reason in missing.
 func checkLeft(v Variant, missing error) error {
-	left, err := kernelHoldsOwn(v)
+	left, err := kernelHasOwn(v)
 	if err != nil {
 		return fmt.Errorf("look for rules of iptables-%s: %w", v, err)
 	}

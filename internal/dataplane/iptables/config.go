@@ -41,9 +41,8 @@ type Config struct {
 	// many that it takes a hundredth of the time at most) or VerifyAlways. ""
 	// is VerifyOff.
 	VerifyPartialSync string
-	// BeforeRemoval is called by Cleanup when there are chains and they are about
-	// to go, with the translation of connections that they have begun; an error
-	// keeps them. nil: nobody minds.
+	// BeforeRemoval runs before Cleanup removes the chains, and with them the translation
+	// of their connections. An error keeps the chains. Nil: no check.
 	BeforeRemoval func(context.Context) error
 
 	lockFile string // "" is iptables' own, /run/xtables.lock
@@ -77,8 +76,8 @@ func (c *Config) lockPath() string {
 	return c.lockFile
 }
 
-// lockHolder says who holds the xtables lock, " (held by pid 1234, NAME)", or
-// nothing where that is not to be found out.
+// lockHolder returns the holder of the xtables lock, " (held by pid 1234, NAME)", or "" if
+// it cannot be found.
 func (c *Config) lockHolder() string {
 	var st unix.Stat_t
 	if unix.Stat(c.lockPath(), &st) != nil {

@@ -115,7 +115,7 @@ func TestANodeThatChangedIsWrittenAndOneThatDidNotIsNot(t *testing.T) {
 		be := b.open()
 		b.replace(be, service(1))
 		node := testNode()
-		node.PolicedPods = []netip.Addr{addr("10.244.1.2")}
+		node.MustTraverseNetfilter = []netip.Addr{addr("10.244.1.2")}
 		b.apply(be, intent.Changes{Node: &node})
 		if !be.known {
 			t.Error("a policy is no reason to write")

@@ -13,14 +13,12 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// A fingerprint stands for the state of a family's tables. As long as it stays
-// the same nobody has changed a rule, and an audit need not run iptables-save,
-// which takes the nft variant over a second for 5,000 Services. The zero value
-// is never equal to another.
+// fingerprint identifies the state of a family's tables. While it stays the same no
+// program has changed a rule, and a full sync need not run iptables-save, which takes the
+// nft variant over a second for 5,000 Services. The zero value never equals another.
 //
-// nf_tables counts the commits of a namespace. ip_tables counts nothing: there
-// the fingerprint is a sum over the table as the kernel has it, without the
-// packet counters.
+// nf_tables counts the commits of a namespace. ip_tables counts nothing: its fingerprint
+// is a sum over the kernel's table without the packet counters.
 type fingerprint struct {
 	known bool
 	sum   uint64
@@ -28,9 +26,9 @@ type fingerprint struct {
 
 func (a fingerprint) same(b fingerprint) bool { return a.known && b.known && a.sum == b.sum }
 
-// takeFingerprint takes that of the tables of ours. Where it cannot be had it
+// newFingerprint takes that of the tables of ours. Where it cannot be had it
 // is the zero value, and audits take their time.
-func takeFingerprint(v Variant, f model.Family, tables []string) fingerprint {
+func newFingerprint(v Variant, f model.Family, tables []string) fingerprint {
 	if v == NFT {
 		n, err := nftGeneration()
 		return fingerprint{err == nil, uint64(n)}

@@ -12,12 +12,12 @@ import (
 // namesFound bounds how many chains of one kind are named.
 const namesFound = 5
 
-// Drifted is nil: the tables of nf_tables are everybody's, and iptables' own writes
-// come from other sockets each time, so that the kernel's news would tell little.
+// Drifted is nil: all programs share the nf_tables tables, and each run of iptables writes
+// from another socket, so notifications would not tell the agent's own writes from others.
 func (b *Backend) Drifted() <-chan struct{} { return nil }
 
-// Repaired tells, once, what somebody else had changed in the kernel and syncs have
-// written again since it was last asked.
+// Repaired returns what another program had changed and syncs have written again since the
+// last call.
 func (b *Backend) Repaired() dataplane.Repair {
 	r := b.repaired
 	b.repaired = dataplane.Repair{}

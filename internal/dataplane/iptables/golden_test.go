@@ -33,11 +33,11 @@ func shapes() map[string][]*intent.ServicePort {
 	external := func(outside, inside intent.Route, ranges []netip.Prefix) []intent.Frontend {
 		return []intent.Frontend{
 			clusterIP("10.96.0.1", 80, inside), nodePort(30080, outside, inside),
-			{Kind: intent.ExternalIP, Addr: addr("198.51.100.1"), Port: 80, Outside: outside, Inside: inside},
-			{Kind: intent.LoadBalancerIP, Addr: addr("203.0.113.1"), Port: 80, Outside: outside, Inside: inside, SourceRanges: ranges},
+			{Kind: intent.ExternalIP, Addr: addr("198.51.100.1"), Port: 80, ExternalRoute: outside, InternalRoute: inside},
+			{Kind: intent.LoadBalancerIP, Addr: addr("203.0.113.1"), Port: 80, ExternalRoute: outside, InternalRoute: inside, SourceRanges: ranges},
 		}
 	}
-	hostNetwork := intent.Endpoint{Addr: addrPort("192.0.2.1:8080"), Cluster: true, Here: true, Host: true}
+	hostNetwork := intent.Endpoint{Addr: addrPort("192.0.2.1:8080"), ClusterPolicy: true, OnThisNode: true, HostNetwork: true}
 	return map[string][]*intent.ServicePort{
 		"no-services":     nil,
 		"cluster-ip":      {web(three, clusterIP("10.96.0.1", 80, intent.ToCluster))},

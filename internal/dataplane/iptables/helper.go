@@ -29,7 +29,7 @@ import (
 // What a helper of FTP expects has its translation from the announcement, before
 // any rule of table nat is asked: a server could have a client's next connection to the
 // node's SSH, or to another Service. Table mangle comes between, and drops the first
-// packet of a connection to a port that may not be announced (intent.NeverAnnounced).
+// packet of a connection to a port that may not be announced (intent.NeverExpected).
 // Conntrack forgets it and what was expected, and the client's next attempt gets to
 // where it belongs.
 //
@@ -61,29 +61,29 @@ var allTables = slices.Concat(tables, helpTables)
 // kernelName is what the kernel calls a helper. Tests name one that it lacks.
 var kernelName = intent.Helper.String
 
-// help is what a family's Services with a helper need.
-type help struct {
+// helpers is what a family's Services with a helper need.
+type helpers struct {
 	helped  map[intent.PortID]*intent.ServicePort
 	changed bool // since somebody took it in
 }
 
-// fronts notes that a port's frontends come, go or change: they are nobody else's to
-// announce. Endpoints are no matter.
-func (h *help) fronts(old, now *intent.ServicePort) {
+// fronts records that a port's frontends changed: no expectation of another Service may
+// use them. Endpoints make no difference.
+func (h *helpers) fronts(old, now *intent.ServicePort) {
 	same := func(a, b intent.Frontend) bool { return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port }
 	if len(h.helped) > 0 && !(old != nil && now != nil && slices.EqualFunc(old.Frontends, now.Frontends, same)) {
 		h.changed = true
 	}
 }
 
-func (h *help) forget(id intent.PortID) {
+func (h *helpers) forget(id intent.PortID) {
 	if h.helped[id] != nil {
 		delete(h.helped, id)
 		h.changed = true
 	}
 }
 
-func (h *help) remember(p *intent.ServicePort) {
+func (h *helpers) remember(p *intent.ServicePort) {
 	if p.Helper != intent.NoHelper {
 		h.helped[p.ID] = p
 		h.changed = true
@@ -99,7 +99,7 @@ func (r *ruleset) helpChains() map[string][]chain {
 	for _, p := range r.helped {
 		r.helpPort(p, &assign, &stay)
 	}
-	out := map[string][]chain{tableMangle: r.announcedChains()}
+	out := map[string][]chain{tableMangle: r.expectationChains()}
 	for table, c := range map[string]*chain{tableRaw: &assign, tableNAT: &stay} {
 		slices.Sort(c.rules)
 		if c.rules = slices.Compact(c.rules); len(c.rules) > 0 {
@@ -126,7 +126,7 @@ func (r *ruleset) helpPort(p *intent.ServicePort, assign, stay *chain) {
 		}
 	}
 	for _, e := range p.Endpoints {
-		if e.Here {
+		if e.OnThisNode {
 			to(host(e.Addr.Addr()).String(), e.Addr.Port())
 			stay.add(from(host(e.Addr.Addr())).jump("SNAT --to-source " + e.Addr.Addr().String()))
 		}
@@ -167,12 +167,12 @@ func waysInto(name string) []jump {
 // announcedMatch is of connections that a helper expected, until they are answered.
 const announcedMatch = "-p tcp -m conntrack --ctstate RELATED --ctstatus EXPECTED"
 
-// announcedChains keep connections that were announced by FTP away from ports that are
+// expectationChains keep connections that were announced by FTP away from ports that are
 // not the announcer's: those from a client to an endpoint (passive), and those of an
 // endpoint to a client whose address was masqueraded (active). A process of the node
 // that is a client itself listens for its data, so the node's sockets say nothing of
 // the latter.
-func (r *ruleset) announcedChains() []chain {
+func (r *ruleset) expectationChains() []chain {
 	announced, listening := chain{name: chainAnnounced}, chain{name: chainListening}
 	const led = "-m conntrack --ctstate DNAT"
 	for _, p := range r.helped {
@@ -202,8 +202,8 @@ func (r *ruleset) announcedChains() []chain {
 	return out
 }
 
-// takenChain drops what is for a port that nobody may announce. Of Services it names
-// the NodePorts, and the ports of those addresses that FTP is served at.
+// takenChain drops connections to ports that no expectation may use. For Services it names
+// the NodePorts, and the ports of the addresses that serve FTP.
 func (r *ruleset) takenChain() chain {
 	c := chain{name: chainTaken}
 	drop := func(match string, ports intent.PortRange) {
@@ -213,7 +213,7 @@ func (r *ruleset) takenChain() chain {
 		}
 		c.add(newRule(match).add("--dport " + text).jump("DROP"))
 	}
-	drop("-p tcp -m tcp", intent.NeverAnnounced)
+	drop("-p tcp -m tcp", intent.NeverExpected)
 	const local = "-p tcp -m addrtype --dst-type LOCAL -m tcp"
 	for _, ports := range intent.KeptByNodes {
 		drop(local, ports)
@@ -264,9 +264,9 @@ func rangesOfPorts(ports []uint16) (out []intent.PortRange) {
 	return out
 }
 
-// settleHelp notes what the chains must hold, and returns what that changes in them.
+// recomputeHelpers notes what the chains must hold, and returns what that changes in them.
 // full says that one of them comes or goes, and with it the ways in.
-func (r *ruleset) settleHelp() (diffs []difference, full bool) {
+func (r *ruleset) recomputeHelpers() (diffs []difference, full bool) {
 	if !r.changed {
 		return nil, false
 	}
@@ -323,8 +323,8 @@ func (f *family) findRaw(ctx context.Context) error {
 	return nil
 }
 
-// lacksHelper says why the kernel has no such helper; nil if it has it.
-func (f *family) lacksHelper(ctx context.Context, h intent.Helper, protocol string) error {
+// missingHelper says why the kernel has no such helper; nil if it has it.
+func (f *family) missingHelper(ctx context.Context, h intent.Helper, protocol string) error {
 	if h == intent.NoHelper || f.have[h] {
 		return nil
 	}
@@ -345,9 +345,9 @@ func (f *family) lacksHelper(ctx context.Context, h intent.Helper, protocol stri
 		h, strings.TrimSpace(err.Error()), h, h, intent.HelperAnnotation, h)
 }
 
-// withHelp returns the ports as they can be served: without a helper that the
+// checkHelpers returns the ports as they can be served: without a helper that the
 // kernel lacks. failed says of which that is true.
-func (b *Backend) withHelp(ctx context.Context, ports []*intent.ServicePort, failed map[intent.PortID]error) []*intent.ServicePort {
+func (b *Backend) checkHelpers(ctx context.Context, ports []*intent.ServicePort, failed map[intent.PortID]error) []*intent.ServicePort {
 	out := ports
 	type ask struct {
 		f *family
@@ -361,7 +361,7 @@ func (b *Backend) withHelp(ctx context.Context, ports []*intent.ServicePort, fai
 		}
 		err, asked := lacks[ask{f, p.Helper}]
 		if !asked {
-			err = f.lacksHelper(ctx, p.Helper, protocolName(p.ID.Protocol))
+			err = f.missingHelper(ctx, p.Helper, protocolName(p.ID.Protocol))
 			lacks[ask{f, p.Helper}] = err
 		}
 		if err == nil {

@@ -94,7 +94,7 @@ func ftp() *intent.ServicePort {
 		ID: id("files", "", 21, model.TCP, model.IPv4), Helper: intent.FTP,
 		Frontends: []intent.Frontend{
 			clusterIP("10.96.0.21", 21, intent.ToCluster), nodePort(30021, intent.ToCluster, intent.ToCluster),
-			{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.21"), Port: 21, Outside: intent.ToCluster, Inside: intent.ToCluster},
+			{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.21"), Port: 21, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster},
 		},
 		Endpoints: []intent.Endpoint{near("10.244.1.2:21"), far("10.244.2.2:21")},
 	}

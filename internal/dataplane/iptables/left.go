@@ -12,24 +12,24 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// kernelHoldsOwn asks the kernel itself whether a variant has chains of ours in
+// kernelHasOwn asks the kernel itself whether a variant has chains of ours in
 // the calling thread's network namespace. It needs no program and makes no
 // tables.
-func kernelHoldsOwn(v Variant) (bool, error) {
+func kernelHasOwn(v Variant) (bool, error) {
 	if v == NFT {
-		return nftHoldsOwn()
+		return nftHasOwn()
 	}
 	for _, f := range []model.Family{model.IPv4, model.IPv6} {
-		if held, err := legacyHoldsOwn(f); held || err != nil {
+		if held, err := legacyHasOwn(f); held || err != nil {
 			return held, err
 		}
 	}
 	return false, nil
 }
 
-// legacyHoldsOwn looks through the tables that there are; asking for another
+// legacyHasOwn looks through the tables that there are; asking for another
 // one would make it. A chain begins with an entry that holds its name.
-func legacyHoldsOwn(f model.Family) (held bool, err error) {
+func legacyHasOwn(f model.Family) (held bool, err error) {
 	names, err := kernel.LegacyTables(f == model.IPv6)
 	if err != nil {
 		return false, err
@@ -45,9 +45,9 @@ func legacyHoldsOwn(f model.Family) (held bool, err error) {
 	return held, nil
 }
 
-// nftHoldsOwn looks for the name of a chain of ours in the families that
+// nftHasOwn looks for the name of a chain of ours in the families that
 // iptables-nft and ip6tables-nft write to.
-func nftHoldsOwn() (bool, error) {
+func nftHasOwn() (bool, error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(nfnlSubsysNFTables<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
 		req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})

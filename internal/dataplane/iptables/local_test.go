@@ -76,7 +76,7 @@ func TestOnlyEndpointsThatMayBeHereHaveAHairpinChain(t *testing.T) {
 	node.PodCIDRs, node.ClusterCIDRs = nil, []netip.Prefix{prefix("10.0.0.0/8")} // of a node that is not told its own
 	p := service(1)
 	p.Endpoints = []intent.Endpoint{far("10.244.2.2:8080"), near("10.244.1.2:8080"), far("10.99.0.1:8080")}
-	p.Endpoints[2].Unplaced = true
+	p.Endpoints[2].NodeUnknown = true
 	if err := be.Replace(t.Context(), intent.State{Node: node, Ports: []*intent.ServicePort{p}}); err != nil {
 		t.Fatal(err)
 	}

@@ -192,18 +192,18 @@ func id(name, port string, number uint16, p model.Protocol, f model.Family) inte
 }
 
 func clusterIP(a string, port uint16, to intent.Route) intent.Frontend {
-	return intent.Frontend{Kind: intent.ClusterIP, Addr: addr(a), Port: port, Outside: to, Inside: to}
+	return intent.Frontend{Kind: intent.ClusterIP, Addr: addr(a), Port: port, ExternalRoute: to, InternalRoute: to}
 }
 
 func nodePort(port uint16, outside, inside intent.Route) intent.Frontend {
-	return intent.Frontend{Kind: intent.NodePort, Port: port, Outside: outside, Inside: inside}
+	return intent.Frontend{Kind: intent.NodePort, Port: port, ExternalRoute: outside, InternalRoute: inside}
 }
 
 // everywhere is an endpoint on another node that both policies use.
-func far(a string) intent.Endpoint { return intent.Endpoint{Addr: addrPort(a), Cluster: true} }
+func far(a string) intent.Endpoint { return intent.Endpoint{Addr: addrPort(a), ClusterPolicy: true} }
 
 func near(a string) intent.Endpoint {
-	return intent.Endpoint{Addr: addrPort(a), Cluster: true, Local: true, Here: true}
+	return intent.Endpoint{Addr: addrPort(a), ClusterPolicy: true, LocalPolicy: true, OnThisNode: true}
 }
 
 // replace has the backend write a state.

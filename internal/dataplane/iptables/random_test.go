@@ -56,8 +56,8 @@ func (w *randomWorld) port(of intent.PortID) *intent.ServicePort {
 	if w.IntN(40) == 0 {
 		p.Helper = map[model.Protocol]intent.Helper{model.TCP: intent.FTP, model.UDP: intent.TFTP}[of.Protocol]
 	}
-	any := slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.Cluster })
-	local := slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.Local })
+	any := slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.ClusterPolicy })
+	local := slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.LocalPolicy })
 	cluster, external := intent.Reject, intent.Reject
 	if any {
 		cluster, external = intent.ToCluster, []intent.Route{intent.ToCluster, intent.Drop}[w.IntN(2)]
@@ -66,10 +66,10 @@ func (w *randomWorld) port(of intent.PortID) *intent.ServicePort {
 		external = intent.ToLocal
 	}
 	for range 1 + w.IntN(4) {
-		fe := intent.Frontend{Kind: intent.FrontendKind(w.IntN(4)), Port: uint16(1 + w.IntN(2000)), Outside: external, Inside: cluster}
+		fe := intent.Frontend{Kind: intent.FrontendKind(w.IntN(4)), Port: uint16(1 + w.IntN(2000)), ExternalRoute: external, InternalRoute: cluster}
 		switch {
 		case fe.Kind == intent.ClusterIP:
-			fe.Outside = cluster
+			fe.ExternalRoute = cluster
 		case fe.Kind == intent.LoadBalancerIP && w.IntN(2) == 0:
 			fe.SourceRanges = rangesOf(of.Family, []netip.Prefix{prefix("192.0.2.0/24"), prefix("2001:db8::/32")})
 		}
@@ -99,8 +99,8 @@ func (w *randomWorld) endpoint(f model.Family, n int) intent.Endpoint {
 		a = netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x44, 3: node, 15: byte(10 + n)})
 	}
 	return intent.Endpoint{
-		Addr: netip.AddrPortFrom(a, 8080), Here: node == 1,
-		Cluster: w.IntN(5) > 0, Local: node == 1 && w.IntN(5) > 0,
+		Addr: netip.AddrPortFrom(a, 8080), OnThisNode: node == 1,
+		ClusterPolicy: w.IntN(5) > 0, LocalPolicy: node == 1 && w.IntN(5) > 0,
 	}
 }
 
@@ -149,7 +149,7 @@ func sameWants(t *testing.T, be *Backend, s intent.State) {
 	for _, f := range be.families {
 		fresh := newRuleset(f.facts)
 		fresh.apply(s.Ports, nil)
-		fresh.settleHelp()
+		fresh.recomputeHelpers()
 		for _, table := range allTables {
 			have, want := f.want[table], fresh.want[table]
 			for name := range have {

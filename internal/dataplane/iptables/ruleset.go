@@ -17,7 +17,7 @@ type ruleset struct {
 	ports     map[intent.PortID]*intent.ServicePort
 	addresses dispatch
 	nodePorts dispatch
-	help
+	helpers
 	want  map[string]tableSums // by table
 	rules map[string]int       // in all chains of ours, by table
 }
@@ -56,7 +56,7 @@ func newRuleset(f facts) *ruleset {
 		ports:     map[intent.PortID]*intent.ServicePort{},
 		addresses: dispatch{root: chainAddresses, addrDigits: addrDigits(f.family)},
 		nodePorts: dispatch{root: chainNodePorts},
-		help:      help{helped: map[intent.PortID]*intent.ServicePort{}},
+		helpers:   helpers{helped: map[intent.PortID]*intent.ServicePort{}},
 		want:      map[string]tableSums{tableNAT: {}, tableFilter: {}, tableRaw: {}, tableMangle: {}},
 		rules:     map[string]int{},
 	}
@@ -67,9 +67,9 @@ func newRuleset(f facts) *ruleset {
 		r.wants(tableNAT, c.name, sumOf(c.rules))
 	}
 	// The roots are there even when they lead nowhere.
-	r.addresses.touch(topPrefix)
-	r.nodePorts.touch(topPrefix)
-	r.settle(map[string][]string{})
+	r.addresses.markDirty(topPrefix)
+	r.nodePorts.markDirty(topPrefix)
+	r.recompute(map[string][]string{})
 	return r
 }
 
@@ -96,36 +96,36 @@ func (d *difference) empty() bool {
 // apply takes in changed Service ports and returns what that changes in the
 // kernel, which is assumed to hold what was wanted before.
 func (r *ruleset) apply(upserts []*intent.ServicePort, deletes []intent.PortID) difference {
-	touched := map[string][]string{} // nil: gone
+	changed := map[string][]string{} // nil: gone
 	for _, id := range deletes {
 		if old := r.ports[id]; old != nil {
 			r.fronts(old, nil)
 		}
-		r.forget(id, touched)
+		r.forget(id, changed)
 	}
-	// All old claims first: an address may move from one port to another.
+	// All deletions first: an address may move from one port to another.
 	for _, p := range upserts {
 		if p.ID.Family == r.family {
 			r.fronts(r.ports[p.ID], p)
-			r.forget(p.ID, touched)
+			r.forget(p.ID, changed)
 		}
 	}
 	for _, p := range upserts {
 		if p.ID.Family == r.family {
-			r.remember(p, touched)
+			r.remember(p, changed)
 		}
 	}
-	return r.settle(touched)
+	return r.recompute(changed)
 }
 
-func (r *ruleset) forget(id intent.PortID, touched map[string][]string) {
+func (r *ruleset) forget(id intent.PortID, changed map[string][]string) {
 	old := r.ports[id]
 	if old == nil {
 		return
 	}
 	chains, byAddr, byPort := r.serviceChains(old)
 	for _, c := range chains {
-		touched[c.name] = nil
+		changed[c.name] = nil
 	}
 	for _, e := range byAddr {
 		r.addresses.remove(e.key, e.owner)
@@ -134,13 +134,13 @@ func (r *ruleset) forget(id intent.PortID, touched map[string][]string) {
 		r.nodePorts.remove(e.key, e.owner)
 	}
 	delete(r.ports, id)
-	r.help.forget(id)
+	r.helpers.forget(id)
 }
 
-func (r *ruleset) remember(p *intent.ServicePort, touched map[string][]string) {
+func (r *ruleset) remember(p *intent.ServicePort, changed map[string][]string) {
 	chains, byAddr, byPort := r.serviceChains(p)
 	for _, c := range chains {
-		touched[c.name] = slices.Concat([]string{}, c.rules) // not nil
+		changed[c.name] = slices.Concat([]string{}, c.rules) // not nil
 	}
 	for _, e := range byAddr {
 		r.addresses.set(e)
@@ -149,25 +149,25 @@ func (r *ruleset) remember(p *intent.ServicePort, touched map[string][]string) {
 		r.nodePorts.set(e)
 	}
 	r.ports[p.ID] = p
-	r.help.remember(p)
+	r.helpers.remember(p)
 }
 
-// settle compares touched chains, and those of touched dispatch nodes, with
+// recompute compares changed chains, and those of changed dispatch nodes, with
 // what was wanted before, and returns what differs.
-func (r *ruleset) settle(touched map[string][]string) difference {
+func (r *ruleset) recompute(changed map[string][]string) difference {
 	for _, d := range []*dispatch{&r.addresses, &r.nodePorts} {
-		for prefix := range d.touched {
+		for prefix := range d.dirty {
 			rules, ok := d.rules(prefix)
 			if ok && rules == nil {
 				rules = []string{}
 			}
-			touched[d.chain(prefix)] = rules
+			changed[d.chain(prefix)] = rules
 		}
-		clear(d.touched)
+		clear(d.dirty)
 	}
 	diff, want := difference{table: tableNAT}, r.want[tableNAT]
-	for _, name := range slices.Sorted(maps.Keys(touched)) {
-		rules := touched[name]
+	for _, name := range slices.Sorted(maps.Keys(changed)) {
+		rules := changed[name]
 		before, known := want[name]
 		switch {
 		case rules == nil && known:

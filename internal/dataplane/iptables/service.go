@@ -104,11 +104,11 @@ func (r *portRules) frontend(fe *intent.Frontend) string {
 	if fe.Kind == intent.ClusterIP {
 		return r.clusterIP(fe)
 	}
-	target := r.external(fe.Outside, fe.Inside)
+	target := r.external(fe.ExternalRoute, fe.InternalRoute)
 	if fe.SourceRanges == nil {
 		return target
 	}
-	ranges := fmt.Sprint(fe.SourceRanges, fe.Outside, fe.Inside)
+	ranges := fmt.Sprint(fe.SourceRanges, fe.ExternalRoute, fe.InternalRoute)
 	return r.make(r.name(kindRanges, ranges), func(c *chain) {
 		for _, p := range fe.SourceRanges {
 			c.add(from(p).jump(target))
@@ -119,15 +119,15 @@ func (r *portRules) frontend(fe *intent.Frontend) string {
 
 // clusterIP is the target of a cluster IP, whose routes are the same inside and
 // outside: a client from outside the cluster was marked on its way here.
-func (r *portRules) clusterIP(fe *intent.Frontend) string { return r.route(fe.Inside) }
+func (r *portRules) clusterIP(fe *intent.Frontend) string { return r.route(fe.InternalRoute) }
 
 // route is the target of one route.
 func (r *portRules) route(to intent.Route) string {
 	switch to {
 	case intent.ToCluster:
-		return r.endpoints(kindCluster, func(e *intent.Endpoint) bool { return e.Cluster })
+		return r.endpoints(kindCluster, func(e *intent.Endpoint) bool { return e.ClusterPolicy })
 	case intent.ToLocal:
-		return r.endpoints(kindLocal, func(e *intent.Endpoint) bool { return e.Local })
+		return r.endpoints(kindLocal, func(e *intent.Endpoint) bool { return e.LocalPolicy })
 	case intent.Drop:
 		return chainDrop
 	}
@@ -212,7 +212,7 @@ func (r *portRules) endpoint(e *intent.Endpoint) string {
 // mayAskItself reports whether packets of the endpoint itself may come through
 // this node's chains. Such an endpoint costs a chain, so it matters that those
 // which are known to be elsewhere do not count.
-func mayAskItself(e *intent.Endpoint) bool { return e.Here && !e.Host || e.Unplaced }
+func mayAskItself(e *intent.Endpoint) bool { return e.OnThisNode && !e.HostNetwork || e.NodeUnknown }
 
 func (r *portRules) endpointChain(e *intent.Endpoint) string {
 	return r.name(kindEndpoint, e.Addr.String())

@@ -43,8 +43,8 @@ var tables = []string{tableNAT, tableFilter}
 // jump is a rule in a chain of the kernel's that leads into ours.
 type jump struct{ table, from, rule string }
 
-// jumps are in the order in which they stand in their chain. They come first
-// there: an earlier ACCEPT of somebody else would hide Services.
+// jumps are in the order of their chain. They come first in it: an earlier ACCEPT of
+// another program would hide Services.
 func jumps(f model.Family) []jump {
 	services := newRule(`-m comment --comment "spillway: Services"`).jump(chainServices)
 	refuse := ifMark(markRefuse, markRefuse).add(`-m comment --comment "spillway: refused Services"`).jump(chainRefuse)
@@ -181,8 +181,8 @@ func (f *facts) filterChains() []chain {
 		newRule("").jump("REJECT --reject-with " + unreachable),
 	}}}
 	if f.family == model.IPv4 {
-		// Nobody else can reach loopback unless route_localnet is set, which
-		// other programs do. What they translated to loopback may pass.
+		// Other machines can reach loopback only if a program set route_localnet. Packets
+		// that such a program translated to loopback may pass.
 		list = append(list, chain{chainLoopback, []string{
 			newRule("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT").jump("DROP"),
 		}})

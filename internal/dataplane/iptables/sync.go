@@ -111,7 +111,7 @@ func (b *Backend) repairFamily(ctx context.Context, f *family, written map[strin
 	if err := f.findRaw(ctx); err != nil {
 		return r, err
 	}
-	now := takeFingerprint(b.variant, f.ruleset.family, f.tables())
+	now := newFingerprint(b.variant, f.ruleset.family, f.tables())
 	if b.known && f.seen.same(now) {
 		return r, nil
 	}
@@ -149,9 +149,8 @@ func (f *family) compare(ctx context.Context) ([]difference, error) {
 	return diffs, nil
 }
 
-// writeDifferences writes differences, at once if that works. A chain that
-// somebody else's rule leads to cannot be taken away, and must not keep the rest
-// from being written: it stays, empty.
+// writeDifferences writes differences, in one call if possible. A chain that another
+// program's rule jumps to cannot be deleted, and must not block the rest: it stays, empty.
 func (b *Backend) writeDifferences(ctx context.Context, f *family, diffs []difference) error {
 	err := f.programs.write(ctx, diffs...)
 	gone := 0
@@ -188,8 +187,8 @@ func emptied(names []string) []chain {
 	return chains
 }
 
-// removeEmpty removes chains that no rule of ours leads to, all but those that
-// somebody else's does: it returns these, each with the reason.
+// removeEmpty removes chains without jumps from the agent's rules. It returns the chains
+// that another program's rule still jumps to, each with the reason.
 func (p *programs) removeEmpty(ctx context.Context, table string, names []string) map[string]error {
 	if len(names) == 0 {
 		return nil

@@ -35,12 +35,12 @@ type entry struct {
 // trie is the tree of one dispatch. Its zero value is empty.
 type trie struct {
 	top *trieNode
-	// touched holds the prefixes of nodes that came, went or changed since
+	// dirty holds the prefixes of nodes that came, went or changed since
 	// the caller last emptied it. "" is what leads to the top.
-	touched map[string]struct{}
+	dirty map[string]struct{}
 }
 
-// topPrefix stands in trie.touched for the chain that leads to the top.
+// topPrefix stands in trie.dirty for the chain that leads to the top.
 const topPrefix = "top"
 
 type trieNode struct {
@@ -52,22 +52,22 @@ type trieNode struct {
 
 func (n *trieNode) leaf() bool { return n.entries != nil }
 
-func (t *trie) touch(prefix string) {
-	if t.touched == nil {
-		t.touched = map[string]struct{}{}
+func (t *trie) markDirty(prefix string) {
+	if t.dirty == nil {
+		t.dirty = map[string]struct{}{}
 	}
-	t.touched[prefix] = struct{}{}
+	t.dirty[prefix] = struct{}{}
 }
 
 // set puts an entry in, in the place of one with the same key.
 func (t *trie) set(e entry) { t.replaceTop(t.insert(t.top, "", e)) }
 
 // remove takes out the entry of a key if it belongs to owner.
-func (t *trie) remove(key string, owner any) { t.replaceTop(t.cut(t.top, "", key, owner)) }
+func (t *trie) remove(key string, owner any) { t.replaceTop(t.removeEntry(t.top, "", key, owner)) }
 
 func (t *trie) replaceTop(n *trieNode) {
 	if !sameNode(t.top, n) {
-		t.touch(topPrefix)
+		t.markDirty(topPrefix)
 	}
 	t.top = n
 }
@@ -81,10 +81,10 @@ func sameNode(a, b *trieNode) bool {
 func (t *trie) insert(n *trieNode, slot string, e entry) *trieNode {
 	switch {
 	case n == nil:
-		t.touch(slot)
+		t.markDirty(slot)
 		return &trieNode{prefix: slot, count: 1, entries: []entry{e}}
 	case n.leaf():
-		t.touch(n.prefix)
+		t.markDirty(n.prefix)
 		at, found := slices.BinarySearchFunc(n.entries, e.key, compareKey)
 		if found {
 			n.entries[at] = e
@@ -95,11 +95,11 @@ func (t *trie) insert(n *trieNode, slot string, e entry) *trieNode {
 		if n.count <= leafSize {
 			return n
 		}
-		return t.grow(n.entries, slot)
+		return t.build(n.entries, slot)
 	}
 	if shared := common(n.prefix, e.key); shared < len(n.prefix) {
 		above := &trieNode{prefix: e.key[:shared], count: n.count + 1}
-		t.touch(above.prefix)
+		t.markDirty(above.prefix)
 		above.kids[digit(n.prefix, shared)] = n
 		above.kids[digit(e.key, shared)] = t.insert(nil, e.key[:shared+1], e)
 		return above
@@ -111,9 +111,9 @@ func (t *trie) insert(n *trieNode, slot string, e entry) *trieNode {
 	return n
 }
 
-// cut takes the entry of key out from below n, which hangs at slot, and returns
+// removeEntry takes the entry of key out from below n, which hangs at slot, and returns
 // what hangs there then.
-func (t *trie) cut(n *trieNode, slot, key string, owner any) *trieNode {
+func (t *trie) removeEntry(n *trieNode, slot, key string, owner any) *trieNode {
 	if n == nil || !strings.HasPrefix(key, n.prefix) {
 		return n
 	}
@@ -122,7 +122,7 @@ func (t *trie) cut(n *trieNode, slot, key string, owner any) *trieNode {
 		if !found || n.entries[at].owner != owner {
 			return n
 		}
-		t.touch(n.prefix)
+		t.markDirty(n.prefix)
 		n.count--
 		if n.count == 0 {
 			return nil
@@ -131,7 +131,7 @@ func (t *trie) cut(n *trieNode, slot, key string, owner any) *trieNode {
 		return n
 	}
 	at := digit(key, len(n.prefix))
-	t.setKid(n, at, t.cut(n.kids[at], key[:len(n.prefix)+1], key, owner))
+	t.setKid(n, at, t.removeEntry(n.kids[at], key[:len(n.prefix)+1], key, owner))
 	n.count = n.total()
 	if n.count <= leafSize {
 		return t.collapse(n, slot)
@@ -147,27 +147,27 @@ func (t *trie) cut(n *trieNode, slot, key string, owner any) *trieNode {
 // setKid hangs a node below an inner one.
 func (t *trie) setKid(n *trieNode, at int, kid *trieNode) {
 	if !sameNode(n.kids[at], kid) {
-		t.touch(n.prefix)
+		t.markDirty(n.prefix)
 	}
 	n.kids[at] = kid
 }
 
-// grow makes the nodes for entries, sorted by key, that hang at slot.
-func (t *trie) grow(entries []entry, slot string) *trieNode {
+// build makes the nodes for entries, sorted by key, that hang at slot.
+func (t *trie) build(entries []entry, slot string) *trieNode {
 	if len(entries) <= leafSize {
-		t.touch(slot)
+		t.markDirty(slot)
 		return &trieNode{prefix: slot, count: len(entries), entries: slices.Clone(entries)}
 	}
 	shared := common(entries[0].key, entries[len(entries)-1].key)
 	n := &trieNode{prefix: entries[0].key[:shared], count: len(entries)}
-	t.touch(n.prefix)
+	t.markDirty(n.prefix)
 	for len(entries) > 0 {
 		d := digit(entries[0].key, shared)
 		end := slices.IndexFunc(entries, func(e entry) bool { return digit(e.key, shared) != d })
 		if end < 0 {
 			end = len(entries)
 		}
-		n.kids[d] = t.grow(entries[:end], entries[0].key[:shared+1])
+		n.kids[d] = t.build(entries[:end], entries[0].key[:shared+1])
 		entries = entries[end:]
 	}
 	return n
@@ -177,11 +177,11 @@ func (t *trie) grow(entries []entry, slot string) *trieNode {
 func (t *trie) collapse(n *trieNode, slot string) *trieNode {
 	leaf := &trieNode{prefix: slot, entries: make([]entry, 0, n.count)}
 	n.walk(func(below *trieNode) {
-		t.touch(below.prefix)
+		t.markDirty(below.prefix)
 		leaf.entries = append(leaf.entries, below.entries...)
 	})
 	leaf.count = len(leaf.entries)
-	t.touch(slot)
+	t.markDirty(slot)
 	return leaf
 }
 

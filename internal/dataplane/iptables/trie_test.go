@@ -70,13 +70,13 @@ func TestATreeSaysEveryNodeThatChanged(t *testing.T) {
 		} else {
 			tree.set(entry{key: key, owner: "me", rule: fmt.Sprint(step)})
 		}
-		for prefix := range tree.touched {
+		for prefix := range tree.dirty {
 			written[prefix] = text(&tree, prefix)
 			if written[prefix] == "" {
 				delete(written, prefix)
 			}
 		}
-		clear(tree.touched)
+		clear(tree.dirty)
 		if step%100 != 0 {
 			continue
 		}

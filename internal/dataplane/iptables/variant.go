@@ -40,12 +40,11 @@ func look(ctx context.Context, cfg *Config, v Variant) found {
 	return f
 }
 
-// chooseVariant picks the variant that the node's other programs use, because
-// packets then meet all rules in one order: the one with a chain that kubelet
-// or iptables-wrappers leave for this question, else the one with more rules. Where
-// nobody has rules, it is nft: a change there costs a fraction, waits for nobody's
-// lock, and new kernels come without legacy. It also returns the other one, nil if it
-// is not there, and the reason.
+// chooseVariant returns the variant that the node's other programs use, because packets
+// then traverse all rules in one order: the one with a chain that kubelet or
+// iptables-wrappers create for this purpose, else the one with more rules. Without any
+// rules it is nft: a change there is much cheaper, waits for no lock, and new kernels have
+// no legacy. It also returns the other variant, nil if it is missing, and the reason.
 func chooseVariant(ctx context.Context, cfg *Config) (chosen Variant, use found, other *found, why string, err error) {
 	legacy, nft := look(ctx, cfg, Legacy), look(ctx, cfg, NFT)
 	switch {

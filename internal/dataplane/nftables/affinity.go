@@ -29,9 +29,9 @@ import (
 // (it even aborts when it has to show that), so the numbers go through
 // skb->priority. It is 0 again when the packet leaves.
 
-// clientLimit bounds the clients that are remembered in a family. The kernel
-// takes 16 bytes for each in advance, and some 150 for one that is there. Who
-// does not fit is served as if the port had no affinity.
+// clientLimit bounds the remembered clients of a family. The kernel allocates 16 bytes for
+// each in advance, and some 150 for each element. Clients beyond the limit are served
+// without affinity.
 const clientLimit = 1 << 18
 
 func (l *layout) newClients(f *family) *set {
@@ -54,7 +54,7 @@ func (b *base) timeout(l *layout, d time.Duration) *set {
 	return s
 }
 
-// seconds writes a time-out for names: 10800s, or 1500ms.
+// seconds formats a timeout for names: 10800s, or 1500ms.
 func seconds(d time.Duration) string {
 	if d%time.Second != 0 {
 		return fmt.Sprintf("%dms", d.Milliseconds())
@@ -69,7 +69,7 @@ func numberOf(key []byte) string {
 	return string(binary.NativeEndian.AppendUint32(nil, hash(key)))
 }
 
-// sticky notes the time-out of a frontend, valid the endpoints that it has in a pool.
+// sticky records the timeout of a frontend, valid the endpoints that it has in a pool.
 func (r *rendering) sticky(l *layout, b *base, key string, p *intent.ServicePort) {
 	r.add(b.timeout(l, p.Affinity), key, value{data: numberOf([]byte(p.ID.String()))})
 }
@@ -119,9 +119,9 @@ func (rs *ruleset) sticky(b *base, p *pool) (out []*rule) {
 	return out
 }
 
-// remember notes which endpoint a client was sent to, before anybody gives the
-// packet another source address, and takes the number out of the packet. Those for
-// the node itself pass by another hook.
+// remember writes the rules that store which endpoint a client was sent to, before any
+// rule changes the packet's source address, and that remove the number from the packet.
+// Packets to the node itself traverse another hook.
 func (rs *ruleset) remember() {
 	var rules []*rule
 	made := map[string]bool{}

@@ -43,9 +43,9 @@ var denyingHooks = map[string]string{
 // Enter runs a function in the network namespace that is meant.
 type Enter func(func() error) error
 
-// Denied looks in the policies' table of a network namespace for who denies a packet.
-// It reads what the kernel holds now, and changes nothing; without the table, nobody
-// denies. Errors are those of netlink, and enter's.
+// Denied finds the policy that denies a packet, in the policies' table of a network
+// namespace. It reads what the kernel holds now, and changes nothing; without the table no
+// policy denies. Errors are those of netlink, and enter's.
 func Denied(enter Enter, d Dropped) (Denial, error) {
 	out := Denial{Chain: denyingHooks[d.Hook]}
 	if _, carried := carries[d.Protocol]; !carried || out.Chain == "" {
@@ -135,8 +135,9 @@ func (s *socket) element(set, key string) (found *value, err error) {
 	return found, err
 }
 
-// judge goes through the chain of a verdict, to which a packet came by a way: who denies
-// it, or whether the packet's way through the table ends there.
+// judge evaluates the chain of a verdict for a packet in one direction: it returns the
+// policy that denies the packet, or whether the packet's path through the table ends
+// there.
 func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err error) {
 	rules, err := q.verdictRules(chain)
 	if err != nil {
@@ -144,7 +145,7 @@ func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err e
 	}
 	ends := [2]netip.AddrPort{q.Source, q.Destination}
 	peer, f := ends[1-w.here].Addr(), familyOfAddr(q.Source.Addr())
-	_, kept := keptElem(policy.Pair{Here: ends[w.here].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[w.port].Port()})
+	_, kept := trackedElem(policy.Pair{Here: ends[w.here].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[w.port].Port()})
 	for _, r := range rules {
 		switch name, denies := strings.CutSuffix(r.comment, deniesOthers); {
 		case denies:
@@ -161,7 +162,7 @@ func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err e
 			continue
 		case r.set != "":
 			key := string(peer.AsSlice())
-			if r.set == keptSet(f).name {
+			if r.set == trackedSet(f).name {
 				key = kept
 			}
 			if in, err := q.element(r.set, key); in == nil || err != nil {
@@ -277,7 +278,7 @@ func (q *denialQuestion) chainsBefore(ours string) (before []string, err error) 
 	all := attrs{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
 	err = q.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, all, func(m netlink.Message) {
 		img, table, used := &image{chains: map[string]*foundChain{}}, "", uint32(0)
-		img.takeChain(m)
+		img.addChain(m)
 		for typ, v := range attributes(m) {
 			switch typ {
 			case unix.NFTA_CHAIN_TABLE:

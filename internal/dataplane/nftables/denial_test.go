@@ -86,7 +86,7 @@ func TestWhoDeniedAPacketIsReadBack(t *testing.T) {
 		for range r.IntN(2) * 8 { // what somebody translates; that he is denied too, a tracker would see
 			run[policy.Pair{Here: end(), Peer: end(), Protocol: model.UDP, Port: uint16(1 + r.IntN(5))}] = true
 		}
-		tr.Keep(run)
+		tr.SetTracked(run)
 		if err := p.Replace(t.Context(), tr.State()); err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ func (b *Backend) listen() error {
 	w, err := kernel.WatchNftables(func(family uint8, table string) bool {
 		return family == unix.NFPROTO_INET && table == b.cfg.Table
 	}, func() {
-		b.heard.Store(true)
+		b.notified.Store(true)
 		select {
 		case b.drifted <- struct{}{}:
 		default:
@@ -29,8 +29,8 @@ func (b *Backend) listen() error {
 	return w.Ignore(b.sock.conn.PID())
 }
 
-// Drifted receives when somebody else has changed the table, or so much was
-// changed that the kernel could not tell what.
+// Drifted receives when another program has changed the table, or when the kernel lost
+// notifications.
 func (b *Backend) Drifted() <-chan struct{} { return b.drifted }
 
 // Repaired tells, once, what the last Replace found changed.
@@ -48,8 +48,8 @@ func (b *Backend) noteRepair(left *table, found *image) {
 	}
 }
 
-// differs tells what was found otherwise than it was left. A table that is not
-// known, after a start, was left by nobody.
+// differs returns what another program changed. After a start the previous table is
+// unknown, and nothing counts as changed.
 func (t *table) differs(found *image) (r dataplane.Repair) {
 	if t == nil {
 		return r

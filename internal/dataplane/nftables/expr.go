@@ -29,8 +29,8 @@ const (
 type rule struct {
 	exprs   attrs
 	comment string
-	sum     string // of rules that were read: what they are known by
-	counts  tally  // what its counter is about, in the table of policies
+	sum     string     // of rules that were read: what they are known by
+	counts  counterKey // what its counter is about, in the table of policies
 }
 
 // Types of a rule's user data. The kernel returns expressions in words of its

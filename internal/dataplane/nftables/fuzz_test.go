@@ -48,10 +48,10 @@ func FuzzReadTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, message []byte) {
 		m := netlink.Message{Data: message}
 		img := &image{sets: map[string]*foundSet{}, chains: map[string]*foundChain{"services": {}}, helpers: map[string]bool{}}
-		img.takeSet(m)
-		img.takeChain(m)
-		img.takeRule(m)
-		img.takeObject(m)
+		img.addSet(m)
+		img.addChain(m)
+		img.addRule(m)
+		img.addObject(m)
 		if len(message) < 4 {
 			return
 		}

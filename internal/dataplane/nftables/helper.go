@@ -47,9 +47,9 @@ var kernelName = intent.Helper.String
 func (l *layout) newHelpers() {
 	for i := range l.common {
 		c := &l.common[i]
-		c.helpedEndpoints = l.add(&set{name: "helped-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints here whose connections have a helper"})
+		c.endpointsWithHelper = l.add(&set{name: "helped-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints here whose connections have a helper"})
 		c.ftpEndpoints = l.add(&set{name: "ftp-endpoints" + c.family.suffix, key: []field{addrField(c.family)}, shared: true, comment: "endpoints of Services that speak FTP"})
-		c.cutOff = l.add(&set{
+		c.ftpBlock = l.add(&set{
 			name: "cut-off" + c.family.suffix, key: []field{addrField(c.family), addrField(c.family)}, size: cutOffLimit,
 			with: []*set{c.ftpEndpoints}, comment: "who asked, and who had announced what is not his",
 		})
@@ -64,24 +64,24 @@ func (l *layout) newHelpers() {
 	} {
 		for _, b := range l.bases() {
 			s := l.add(&set{name: b.name + "-" + h.name, key: b.frontends.key, shared: true, comment: "whose connections have the helper " + h.name})
-			if b.helped == nil {
-				b.helped = map[intent.Helper]*set{}
+			if b.withHelper == nil {
+				b.withHelper = map[intent.Helper]*set{}
 			}
-			b.helped[h.kind] = s
+			b.withHelper[h.kind] = s
 			h.sets = append(h.sets, s)
 		}
 		l.helpers = append(l.helpers, h)
 	}
 }
 
-// helps tells whether a set is one of a helper.
-func (l *layout) helps(s *set) bool {
+// needsHelper tells whether a set is one of a helper.
+func (l *layout) needsHelper(s *set) bool {
 	return slices.ContainsFunc(l.helpers, func(h *helper) bool { return slices.Contains(h.sets, s) })
 }
 
-// help renders what a port with a helper adds: its frontends, and its endpoints
+// addHelper renders what a port with a helper adds: its frontends, and its endpoints
 // here.
-func (r *rendering) help(l *layout, p *intent.ServicePort) {
+func (r *rendering) addHelper(l *layout, p *intent.ServicePort) {
 	i := familyIndex(p.ID.Family)
 	if p.OfFTP {
 		r.own(l, p)
@@ -93,21 +93,21 @@ func (r *rendering) help(l *layout, p *intent.ServicePort) {
 		f := &p.Frontends[j]
 		key := appendPort(appendProto(nil, p.ID.Protocol), f.Port)
 		if f.Kind == intent.NodePort {
-			r.add(l.nodePorts[i].helped[p.Helper], string(key), value{})
+			r.add(l.nodePorts[i].withHelper[p.Helper], string(key), value{})
 			continue
 		}
-		r.add(l.addresses[i].helped[p.Helper], string(append(appendAddr(nil, f.Addr), key...)), value{})
+		r.add(l.addresses[i].withHelper[p.Helper], string(append(appendAddr(nil, f.Addr), key...)), value{})
 	}
 	for _, e := range p.Endpoints {
 		if p.Helper == intent.FTP {
 			r.add(l.common[i].ftpEndpoints, string(appendAddr(nil, e.Addr.Addr())), value{})
 		}
-		if !e.Here {
+		if !e.OnThisNode {
 			continue
 		}
 		addr := appendAddr(nil, e.Addr.Addr())
-		r.add(l.common[i].helpedEndpoints, string(addr), value{})
-		r.add(l.addresses[i].helped[p.Helper], string(appendPort(appendProto(addr, p.ID.Protocol), e.Addr.Port())), value{})
+		r.add(l.common[i].endpointsWithHelper, string(addr), value{})
+		r.add(l.addresses[i].withHelper[p.Helper], string(appendPort(appendProto(addr, p.ID.Protocol), e.Addr.Port())), value{})
 	}
 }
 
@@ -116,7 +116,7 @@ func (r *rendering) help(l *layout, p *intent.ServicePort) {
 func (rs *ruleset) assign() (out []*rule) {
 	for _, h := range rs.layout.helpers {
 		for _, b := range rs.layout.bases() {
-			s := b.helped[h.kind]
+			s := b.withHelper[h.kind]
 			if !rs.exists(s) {
 				continue
 			}
@@ -130,15 +130,15 @@ func (rs *ruleset) assign() (out []*rule) {
 	return out
 }
 
-// asItIs keeps the source of what a helper expects of an endpoint here and nobody
-// has translated yet.
+// asItIs writes the rules that keep the source of connections that a helper expects from
+// an endpoint of this node and that no rule has translated yet.
 func (rs *ruleset) asItIs() {
 	var rules []*rule
 	for i := range rs.layout.common {
 		c := &rs.layout.common[i]
-		if rs.exists(c.helpedEndpoints) {
+		if rs.exists(c.endpointsWithHelper) {
 			r := (&rule{comment: "a helper expects it"}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusExpected)
-			r.only(c.family).source(c.family, firstReg).in(c.helpedEndpoints, firstReg)
+			r.only(c.family).source(c.family, firstReg).in(c.endpointsWithHelper, firstReg)
 			rules = append(rules, r.source(c.family, firstReg).snat(c.family))
 		}
 	}
@@ -204,8 +204,8 @@ func (c *change) helpersOf(p *plan) (comes []*helper, goes []string) {
 	return comes, goes
 }
 
-// takeObject notes a helper as the kernel tells it.
-func (img *image) takeObject(m netlink.Message) {
+// addObject notes a helper as the kernel tells it.
+func (img *image) addObject(m netlink.Message) {
 	name, typ := "", uint32(0)
 	for t, v := range attributes(m) {
 		switch t {
@@ -220,8 +220,8 @@ func (img *image) takeObject(m netlink.Message) {
 	}
 }
 
-// lacks says why the kernel has no such helper; nil if it has it.
-func (b *Backend) lacks(ctx context.Context, kind intent.Helper) error {
+// missingHelper says why the kernel has no such helper; nil if it has it.
+func (b *Backend) missingHelper(ctx context.Context, kind intent.Helper) error {
 	if kind == intent.NoHelper || b.have[kind] {
 		return nil
 	}
@@ -247,14 +247,14 @@ func (b *Backend) lacks(ctx context.Context, kind intent.Helper) error {
 		kind, kind, kind, intent.HelperAnnotation, kind)
 }
 
-// withHelp returns the ports as they can be served: without a helper that the
+// checkHelpers returns the ports as they can be served: without a helper that the
 // kernel lacks. failed says of which that is true.
-func (b *Backend) withHelp(ctx context.Context, ports []*intent.ServicePort, failed map[intent.PortID]error) []*intent.ServicePort {
+func (b *Backend) checkHelpers(ctx context.Context, ports []*intent.ServicePort, failed map[intent.PortID]error) []*intent.ServicePort {
 	out, lacks := ports, map[intent.Helper]error{}
 	for i, p := range ports {
 		err, asked := lacks[p.Helper]
 		if !asked {
-			err = b.lacks(ctx, p.Helper)
+			err = b.missingHelper(ctx, p.Helper)
 			lacks[p.Helper] = err
 		}
 		if err == nil {

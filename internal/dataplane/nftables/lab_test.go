@@ -88,20 +88,20 @@ func port(name string, f model.Family, change ...func(*intent.ServicePort)) *int
 
 func clusterIP(addr string, r intent.Route) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) {
-		p.Frontends = append(p.Frontends, intent.Frontend{Addr: netip.MustParseAddr(addr), Port: 80, Outside: r, Inside: r})
+		p.Frontends = append(p.Frontends, intent.Frontend{Addr: netip.MustParseAddr(addr), Port: 80, ExternalRoute: r, InternalRoute: r})
 	}
 }
 
 func nodePort(port uint16, outside, inside intent.Route) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) {
-		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: port, Outside: outside, Inside: inside})
+		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: port, ExternalRoute: outside, InternalRoute: inside})
 	}
 }
 
 func endpoints(list ...string) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) {
 		for _, a := range list {
-			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.MustParseAddrPort(a), Cluster: true})
+			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.MustParseAddrPort(a), ClusterPolicy: true})
 		}
 	}
 }
@@ -109,7 +109,7 @@ func endpoints(list ...string) func(*intent.ServicePort) {
 func here(list ...string) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) {
 		for _, a := range list {
-			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.MustParseAddrPort(a), Cluster: true, Local: true, Here: true})
+			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.MustParseAddrPort(a), ClusterPolicy: true, LocalPolicy: true, OnThisNode: true})
 		}
 	}
 }

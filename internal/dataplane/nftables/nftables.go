@@ -35,9 +35,8 @@ type Config struct {
 	// Service, the connections that ask for it and the bytes of their first
 	// packets: nft list set inet spillway services4-counters shows them.
 	ServiceCounters bool
-	// BeforeRemoval is called when there is a table and it is about to go, with
-	// the translation of connections that it has begun; an error keeps the table.
-	// nil: nobody minds.
+	// BeforeRemoval runs before Cleanup removes the table, and with it the translation of
+	// its connections. An error keeps the table. Nil: no check.
 	BeforeRemoval func(context.Context) error
 	Log           *slog.Logger // nil: slog.Default()
 }
@@ -58,40 +57,37 @@ type Backend struct {
 	sock   *socket
 	traits traits
 	counts counts
-	// bare is set while nothing is in the kernel because nothing is to be: the
-	// node, for when a port comes.
-	bare *intent.Node
+	// emptyNode is set while the desired state has no port and the kernel therefore holds
+	// no table: the node, for when a port is added.
+	emptyNode *intent.Node
 
-	table *table // nil: not known what the kernel holds
-	// While nf_tables' generation is this one, nobody has written to any table
-	// since the agent did. sure is false when somebody has.
-	generation uint32
-	sure       bool
-	// To read all elements takes its time. It is owed when somebody wrote and
-	// only the table's shape was looked at, and done no sooner than nextRead.
-	owed     bool
-	nextRead time.Time
-	found    *image // what an audit read, for the Replace that follows
-	// watch hears of others' changes; nil: the kernel does not tell, and audits
-	// find them. heard is set when it has.
+	table *table // nil: the kernel's state is unknown
+	// While the generation of nf_tables is this one, no other program has written to any
+	// table since the agent did. generationKnown is false after another program wrote.
+	generation      uint32
+	generationKnown bool
+	// To read all elements is expensive. elementsUnread is set if another program wrote
+	// and the agent compared only the table's shape. The agent reads them at nextRead at
+	// the earliest.
+	elementsUnread bool
+	nextRead       time.Time
+	found          *image // what unchanged or Applied read, for the Replace that follows
+	// watch receives notifications of changes by other programs; nil: the kernel sends
+	// none, and only full syncs find changes. notified is set after a notification.
 	watch    *kernel.NftablesWatch
 	drifted  chan struct{}
-	heard    atomic.Bool
+	notified atomic.Bool
 	have     map[intent.Helper]bool // helpers that the kernel is known to have
 	repaired dataplane.Repair
 }
 
-// auditShare bounds the time that audits take: a table that took 1 s to read is
-// read again 100 s later at the earliest.
+// auditShare bounds the time for reading: a table that took 1 s to read is read again 100
+// s later at the earliest.
 const auditShare = 100
 
-var _ interface {
-	dataplane.Backend
-	dataplane.Watcher
-} = (*Backend)(nil)
+var _ dataplane.Backend = (*Backend)(nil)
 
-// New opens the dataplane. Its error is one line that says what the machine
-// lacks.
+// New opens the dataplane. Its error is one line that names what the machine lacks.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
 	b := &Backend{cfg: cfg, drifted: make(chan struct{}, 1), have: map[intent.Helper]bool{}}
@@ -134,7 +130,7 @@ func probe(s *socket, name string, tr traits) error {
 	batch := &batch{table: name + "-probe"}
 	batch.addTable()
 	for _, s := range t.layout.sets {
-		if t.layout.helps(s) {
+		if t.layout.needsHelper(s) {
 			continue // a kernel may lack a helper, and serve the rest
 		}
 		all[s.name] = true
@@ -158,8 +154,8 @@ func (b *Backend) CanCarry(*intent.ServicePort) error { return nil }
 
 // Apply writes the changes in one batch.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
-	if b.bare != nil {
-		s := intent.State{Ports: c.Upserts, Node: *b.bare}
+	if b.emptyNode != nil {
+		s := intent.State{Ports: c.Upserts, Node: *b.emptyNode}
 		if c.Node != nil {
 			s.Node = *c.Node
 		}
@@ -174,7 +170,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 			failed[id] = err
 		}
 	}
-	for _, p := range b.withHelp(ctx, c.Upserts, failed) {
+	for _, p := range b.checkHelpers(ctx, c.Upserts, failed) {
 		if err := ch.setPort(p.ID, p); err != nil {
 			failed[p.ID] = err
 		}
@@ -192,12 +188,12 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // what differs from the last state is written; else it is read and compared.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if b.cfg.Beside && len(s.Ports) == 0 {
-		b.table, b.found, b.bare, b.repaired = nil, nil, &s.Node, dataplane.Repair{}
+		b.table, b.found, b.emptyNode, b.repaired = nil, nil, &s.Node, dataplane.Repair{}
 		return b.remove(ctx)
 	}
-	b.bare, b.repaired = nil, dataplane.Repair{}
+	b.emptyNode, b.repaired = nil, dataplane.Repair{}
 	failed := map[intent.PortID]error{}
-	s.Ports = b.withHelp(ctx, s.Ports, failed)
+	s.Ports = b.checkHelpers(ctx, s.Ports, failed)
 	unchanged, err := b.unchanged(ctx)
 	if err != nil {
 		return err
@@ -231,9 +227,9 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	return portErrors(failed)
 }
 
-// unchanged reports whether the table is as the agent left it. That costs next
-// to nothing while nobody writes to nf_tables. Else the table's shape is looked
-// at, and, as often as time allows, its elements: found then holds them.
+// unchanged reports whether the table is as the agent left it. That is cheap while no
+// other program writes to nf_tables. Otherwise unchanged compares the table's shape and,
+// as often as nextRead allows, reads its elements into found.
 func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
 	if b.table == nil || b.found != nil {
 		return false, nil
@@ -243,8 +239,8 @@ func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
 		if err != nil {
 			return err
 		}
-		due := b.heard.Load() || !time.Now().Before(b.nextRead)
-		if same = b.sure && g == b.generation && !(b.owed && due); same {
+		due := b.notified.Load() || !time.Now().Before(b.nextRead)
+		if same = b.generationKnown && g == b.generation && !(b.elementsUnread && due); same {
 			return nil
 		}
 		shape, err := s.read(b.cfg.Table, false)
@@ -254,7 +250,7 @@ func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
 		if !shape.shapedAs(b.table) || due {
 			return b.readAll(s)
 		}
-		same, b.generation, b.sure, b.owed = true, shape.generation, true, true
+		same, b.generation, b.generationKnown, b.elementsUnread = true, shape.generation, true, true
 		return nil
 	})
 	return same, err
@@ -263,17 +259,17 @@ func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
 // readAll reads the table with all its elements.
 func (b *Backend) readAll(s *socket) (err error) {
 	start := time.Now()
-	b.heard.Store(false)
+	b.notified.Store(false)
 	b.found, err = s.read(b.cfg.Table, true)
 	b.nextRead = time.Now().Add(auditShare * time.Since(start))
 	return err
 }
 
-// restore compares the whole state with what the kernel holds and writes the
-// difference, or, where the table cannot be mended, makes it anew in one batch.
+// restore compares the whole state with the kernel and writes the difference. If the table
+// cannot be repaired, restore replaces it in one batch.
 func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent.PortID]error) error {
 	left := b.table
-	b.table, b.sure, b.owed = nil, false, false
+	b.table, b.generationKnown, b.elementsUnread = nil, false, false
 	if err := b.do(ctx, b.readUnlessFound); err != nil {
 		return err
 	}
@@ -289,7 +285,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 		b.cfg.Log.Warn("the table has a set or chain of another type; making it anew", "table", b.cfg.Table)
 	}
 	if mendable {
-		b.table, b.sure, b.generation = ch.t, true, found.generation
+		b.table, b.generationKnown, b.generation = ch.t, true, found.generation
 		before := b.counts.bytes.Load()
 		err := b.write(ctx, ch, mended)
 		if err == nil {
@@ -304,7 +300,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 		b.cfg.Log.Warn("the table cannot be mended; making it anew", "table", b.cfg.Table, "err", err)
 	}
 	ch, _ = wholeChange(b.traits, s)
-	b.table, b.sure, b.generation = ch.t, true, found.generation
+	b.table, b.generationKnown, b.generation = ch.t, true, found.generation
 	how := madeAnew
 	if !found.there && !found.dormant {
 		how = fromNothing
@@ -316,7 +312,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 	return portErrors(failed)
 }
 
-// readUnlessFound reads the table unless an audit has just done so.
+// readUnlessFound reads the table unless found is current.
 func (b *Backend) readUnlessFound(s *socket) error {
 	if b.found != nil {
 		if g, err := s.generation(); err != nil || g == b.found.generation {
@@ -378,11 +374,11 @@ func (b *Backend) write(ctx context.Context, c *change, from origin) error {
 			b.generation = g
 			return nil
 		}
-		b.sure = false // written, but somebody else wrote too
+		b.generationKnown = false // another program wrote at the same time
 		return nil
 	})
 	if err != nil {
-		b.table, b.sure = nil, false
+		b.table, b.generationKnown = nil, false
 		b.counts.failures.Add(1)
 		return err
 	}
@@ -404,13 +400,13 @@ func portErrors(failed map[intent.PortID]error) error {
 func samePort(a, b *intent.ServicePort) bool {
 	return a == b || a != nil && b != nil && a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.EqualFunc(a.Frontends, b.Frontends, func(x, y intent.Frontend) bool {
-		return x.Kind == y.Kind && x.Addr == y.Addr && x.Port == y.Port && x.Outside == y.Outside && x.Inside == y.Inside &&
+		return x.Kind == y.Kind && x.Addr == y.Addr && x.Port == y.Port && x.ExternalRoute == y.ExternalRoute && x.InternalRoute == y.InternalRoute &&
 			(x.SourceRanges == nil) == (y.SourceRanges == nil) && slices.Equal(x.SourceRanges, y.SourceRanges)
 	})
 }
 
-// Applied tells what the kernel serves. It reads the table only if somebody has
-// written to nf_tables since the agent did.
+// Applied returns what the kernel serves, for tests. It reads the table only if another
+// program has written to nf_tables since the agent did.
 func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
 	unchanged, err := b.unchanged(ctx)
 	if err != nil {

@@ -159,7 +159,7 @@ func TestOnlyPodsOfThisNodeGoRoundPolicyLocal(t *testing.T) {
 	m.serve("pod1")
 	b := open(t)
 	external := func(p *intent.ServicePort) {
-		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, Outside: intent.Drop, Inside: intent.ToCluster})
+		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, ExternalRoute: intent.Drop, InternalRoute: intent.ToCluster})
 	}
 	p := port("web", model.IPv4, external, endpoints("10.244.0.2:8080"))
 	n := node()

@@ -43,13 +43,13 @@ type Policies struct {
 	link *Backend // socket, watch and table
 	now  *policyTable
 	// generation is as in Backend.
-	generation uint32
-	sure       bool
-	repaired   dataplane.Repair
-	leftLook   time.Time // when forgetLeft looks next
-	leftMade   bool      // the table of what is left is there
-	nat        bool      // somebody translated when it was last asked
-	counts     policyCounts
+	generation      uint32
+	generationKnown bool
+	repaired        dataplane.Repair
+	leftLook        time.Time // next run of forgetLeft
+	leftMade        bool      // the table of remaining connections exists
+	nat             bool      // another program translated at the last check
+	counts          policyCounts
 }
 
 var _ dataplane.Policies = (*Policies)(nil)
@@ -77,7 +77,7 @@ func (p *Policies) probe(s *socket) error {
 	t.rules["r"] = &policy.Rule{Name: "r", Pods: true, Side: policy.Egress}
 	t.verdicts["r"] = &policy.Verdict{Name: "r", Rules: []string{"r"}, Deny: true}
 	for _, f := range []*family{&ipv4, &ipv6} {
-		t.kept[keptSet(f).name] = 1
+		t.kept[trackedSet(f).name] = 1
 	}
 	for _, w := range ways {
 		for _, ranges := range []bool{false, true} {
@@ -98,7 +98,7 @@ func (p *Policies) batch() *batch {
 	return &batch{table: p.link.cfg.Table, about: "DoNotTrackPolicies, kept by spillway: changes made by hand are undone"}
 }
 
-// Drifted receives when somebody else has changed the table.
+// Drifted receives when another program has changed the table.
 func (p *Policies) Drifted() <-chan struct{} { return p.link.drifted }
 
 // Repaired tells, once, what the last Replace found changed.
@@ -108,8 +108,8 @@ func (p *Policies) Repaired() dataplane.Repair {
 	return r
 }
 
-// Holds reports whether the kernel has a table with targets.
-func (p *Policies) Holds(ctx context.Context) (holds bool, err error) {
+// HasPolicies reports whether the kernel has a table with targets.
+func (p *Policies) HasPolicies(ctx context.Context) (holds bool, err error) {
 	err = p.link.do(ctx, func(s *socket) error {
 		found, err := s.read(p.link.cfg.Table, false)
 		holds = err == nil && found.there && !found.dormant && found.chains["prerouting"] != nil
@@ -139,7 +139,7 @@ func (p *Policies) Apply(ctx context.Context, c policy.Changes) error {
 		return nil
 	}
 	next, edit := p.now.clone(), newPolicyEdit()
-	edit.take(next, c)
+	edit.apply(next, c)
 	next.shape()
 	b := p.batch()
 	switch had := len(p.now.sets)+len(p.now.chains) > 0; {
@@ -163,8 +163,8 @@ func (p *Policies) commit(ctx context.Context, b *batch, next *policyTable) erro
 			return err
 		}
 		g, err := s.generation()
-		p.sure = err == nil && (g == p.generation+1 || len(b.msgs) == 0 && g == p.generation)
-		if p.sure {
+		p.generationKnown = err == nil && (g == p.generation+1 || len(b.msgs) == 0 && g == p.generation)
+		if p.generationKnown {
 			p.generation = g
 		}
 		return nil
@@ -178,8 +178,8 @@ func (p *Policies) commit(ctx context.Context, b *batch, next *policyTable) erro
 	return nil
 }
 
-// Replace makes the table hold this state. While nobody else writes to nf_tables
-// that costs nothing; else the table is read and compared.
+// Replace makes the table hold this state. It is cheap while no other program writes to
+// nf_tables; otherwise it reads and compares the table.
 func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	p.repaired = dataplane.Repair{}
 	if err := p.forgetLeft(ctx); err != nil {
@@ -189,10 +189,10 @@ func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	same := false
 	err := p.link.do(ctx, func(sock *socket) (err error) {
 		g, err := sock.generation()
-		if same = err == nil && p.now != nil && p.sure && g == p.generation && !p.link.heard.Swap(false); same || err != nil {
+		if same = err == nil && p.now != nil && p.generationKnown && g == p.generation && !p.link.notified.Swap(false); same || err != nil {
 			return err
 		}
-		p.link.heard.Store(false)
+		p.link.notified.Store(false)
 		found, err = sock.read(p.link.cfg.Table, true)
 		return err
 	})
@@ -250,8 +250,8 @@ func wholePolicies(s policy.State) (*policyTable, *policyEdit) {
 		set, key := memberElem(m)
 		e.set(set, key, nil, &value{})
 	}
-	for p := range s.Kept {
-		e.keep(t, p, true)
+	for p := range s.Tracked {
+		e.setTracked(t, p, true)
 	}
 	for _, r := range s.Rules {
 		e.blocks(r)
@@ -301,8 +301,8 @@ func (e *policyEdit) blocks(r *policy.Rule) {
 	}
 }
 
-// take enters changes, here and into the table as it is to be.
-func (e *policyEdit) take(next *policyTable, c policy.Changes) {
+// apply enters changes, here and into the table as it is to be.
+func (e *policyEdit) apply(next *policyTable, c policy.Changes) {
 	for _, ch := range c.Rules {
 		if ch.Want == nil {
 			delete(next.rules, ch.Key)
@@ -337,14 +337,14 @@ func (e *policyEdit) take(next *policyTable, c policy.Changes) {
 			e.set(set, key, &value{}, nil)
 		}
 	}
-	for _, ch := range c.Kept {
-		e.keep(next, ch.Key, ch.Want)
+	for _, ch := range c.Tracked {
+		e.setTracked(next, ch.Key, ch.Want)
 	}
 }
 
-// keep enters what stays tracked from now on, or no more.
-func (e *policyEdit) keep(next *policyTable, p policy.Pair, want bool) {
-	set, key := keptElem(p)
+// setTracked enters what stays tracked from now on, or no more.
+func (e *policyEdit) setTracked(next *policyTable, p policy.Pair, want bool) {
+	set, key := trackedElem(p)
 	if want {
 		next.kept[set]++
 		e.set(set, key, nil, &value{})

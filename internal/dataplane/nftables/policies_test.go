@@ -101,7 +101,7 @@ func TestPoliciesThatChangedAreAsThoseWrittenAnew(t *testing.T) {
 			}
 			for i := range 40 {
 				c := tr.Apply(w.change())
-				c.Kept = tr.Keep(w.translated())
+				c.Tracked = tr.SetTracked(w.translated())
 				if err := p.Apply(t.Context(), c); err != nil {
 					t.Fatalf("change %d: %v\n%+v\n%s", i, err, c, listed(t))
 				}
@@ -112,14 +112,14 @@ func TestPoliciesThatChangedAreAsThoseWrittenAnew(t *testing.T) {
 				if err := CleanupPolicies(t.Context(), ""); err != nil {
 					t.Fatal(err)
 				}
-				p.sure = false
+				p.generationKnown = false
 				if err := p.Replace(t.Context(), tr.State()); err != nil {
 					t.Fatal(err)
 				}
 				if want := holdsPolicies(t); have != want {
 					t.Fatalf("after change %d the kernel holds\n%s\nand anew\n%s", i, have, want)
 				}
-				p.sure = false
+				p.generationKnown = false
 				p.Repaired()
 				if err := p.Replace(t.Context(), tr.State()); err != nil {
 					t.Fatal(err)
@@ -129,7 +129,7 @@ func TestPoliciesThatChangedAreAsThoseWrittenAnew(t *testing.T) {
 				}
 			}
 			c := tr.Apply(model.Delta{Full: true})
-			c.Kept = tr.Keep(nil)
+			c.Tracked = tr.SetTracked(nil)
 			if err := p.Apply(t.Context(), c); err != nil || listed(t) != "" {
 				t.Fatalf("of nothing is left: %v\n%s", err, listed(t))
 			}
@@ -237,7 +237,7 @@ func TestHoldsTellsWhatAnEarlierAgentLeft(t *testing.T) {
 	p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
 	check := func(when string, p *Policies, want bool) {
 		t.Helper()
-		if got, err := p.Holds(t.Context()); err != nil || got != want {
+		if got, err := p.HasPolicies(t.Context()); err != nil || got != want {
 			t.Errorf("%s: holds %v, %v", when, got, err)
 		}
 	}

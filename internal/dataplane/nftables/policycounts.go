@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tally is whose packets a rule of the table of policies counts, and what becomes of
+// counterKey is whose packets a rule of the table of policies counts, and what becomes of
 // them: "untracked", "tracked" (allowed, by a policy that tracks) or "denied".
-type tally struct{ policy, verdict string }
+type counterKey struct{ policy, verdict string }
 
 // policyCounts adds up what the rules of the table have counted. A rule that is
 // written anew begins at 0; what was read of it before stays in the sum.
 type policyCounts struct {
 	mu    sync.Mutex
-	rules map[string]map[string]tally // of chains, by the sums of their rules
-	last  map[countedRule]uint64      // as read last
-	total map[tally]uint64
+	rules map[string]map[string]counterKey // of chains, by the sums of their rules
+	last  map[countedRule]uint64           // as read last
+	total map[counterKey]uint64
 }
 
 // countedRule is a rule that was read: its handle is used for no other.
@@ -31,20 +31,20 @@ type countedRule struct {
 // follow takes over which rules there are now. What a policy that is gone has counted
 // goes with it, so that there are never more sums than policies.
 func (c *policyCounts) follow(t *policyTable) {
-	rules, total := map[string]map[string]tally{}, map[tally]uint64{}
+	rules, total := map[string]map[string]counterKey{}, map[counterKey]uint64{}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for name, ch := range t.chains {
 		for _, r := range ch.rules {
-			if r.counts == (tally{}) {
+			if r.counts == (counterKey{}) {
 				continue
 			}
 			if rules[name] == nil {
-				rules[name] = map[string]tally{}
+				rules[name] = map[string]counterKey{}
 			}
 			total[r.counts] = c.total[r.counts]
 			// Of two alike no packet reaches the second.
-			if sum := string(r.userData().get(udataRuleSum)); rules[name][sum] == (tally{}) {
+			if sum := string(r.userData().get(udataRuleSum)); rules[name][sum] == (counterKey{}) {
 				rules[name][sum] = r.counts
 			}
 		}

@@ -36,8 +36,8 @@ const leftPolicies = "-left"
 const (
 	// leftFor is how long connections over TCP may be silent after their policy went.
 	leftFor = 24 * time.Hour
-	// leftForOthers is shorter: without SYN nobody can tell an answer from what a pod
-	// begins from its port.
+	// leftForOthers is shorter: without SYN, replies cannot be distinguished from a pod's
+	// own packets from its port.
 	leftForOthers = 5 * time.Minute
 	// leftLooks is how often it is looked whether all has gone.
 	leftLooks = 5 * time.Minute
@@ -114,7 +114,7 @@ func (p *Policies) leave(ctx context.Context, b *batch, e *policyEdit, next *pol
 	elems := e.leftElems(next)
 	p.nat = p.nat || len(elems) > 0 && p.link.translated(ctx)
 	if len(elems) == 0 || !p.nat {
-		return // where nobody masquerades, a chain of nat would have conntrack see all traffic
+		return // without masquerading, a nat chain would only make conntrack see all traffic
 	}
 	table, about := b.table, b.about
 	b.table, b.about = table+leftPolicies, "connections whose DoNotTrackPolicy is gone, kept by spillway: goes by itself"
@@ -182,7 +182,7 @@ func (r *rule) noTCPFlag(flags byte) *rule {
 	return r.cmp(unix.NFT_CMP_EQ, firstReg, []byte{0})
 }
 
-// translated reports whether anybody translates addresses in this network namespace.
+// translated reports whether any program translates addresses in this network namespace.
 func (b *Backend) translated(ctx context.Context) (yes bool) {
 	for _, names := range []string{"ip_tables_names", "ip6_tables_names"} {
 		text, _ := os.ReadFile("/proc/thread-self/net/" + names) // none: no legacy iptables
@@ -204,9 +204,9 @@ func (b *Backend) translated(ctx context.Context) (yes bool) {
 	return yes
 }
 
-// forgetLeft takes the table of what is left away when nothing is in it any more, or
-// nobody translates: its chain has conntrack see all traffic. The kernel is asked, since
-// who made it may have been an earlier agent.
+// forgetLeft deletes the table of remaining connections when it is empty or no program
+// translates: its chain makes conntrack see all traffic. It asks the kernel, because an
+// earlier agent may have created the table.
 func (p *Policies) forgetLeft(ctx context.Context) error {
 	now := time.Now()
 	if now.Before(p.leftLook) {
@@ -216,7 +216,8 @@ func (p *Policies) forgetLeft(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", p.link.cfg.Table+leftPolicies, err)
 	}
-	// Who translates may be writing rules anew, or be about to go: that is asked twice.
+	// A program that translates may be rewriting its rules, or stopping: forgetLeft checks
+	// twice.
 	before := p.nat || p.leftLook.IsZero()
 	p.leftLook, p.leftMade, p.nat = now.Add(leftLooks), there, there && p.link.translated(ctx)
 	if !there || holds && (p.nat || before) {

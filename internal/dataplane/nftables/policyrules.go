@@ -142,7 +142,7 @@ func (t *policyTable) shape() {
 		}
 	}
 	for _, f := range []*family{&ipv4, &ipv6} {
-		if s := keptSet(f); t.kept[s.name] > 0 {
+		if s := trackedSet(f); t.kept[s.name] > 0 {
 			t.sets[s.name] = s
 		}
 	}
@@ -211,17 +211,17 @@ func (r *rule) address(f *family, which int, reg uint32) *rule {
 	return r.destination(f, reg)
 }
 
-// counted counts packets, for who looks at the table and for metrics.
+// counted adds a counter, for metrics and for people who list the table.
 func (r *rule) counted(policy, verdict string) *rule {
-	r.counts = tally{policy, verdict}
+	r.counts = counterKey{policy, verdict}
 	return r.counter()
 }
 
 func (r *rule) notrack() *rule { return r.add("notrack", func(*attrs) {}) }
 
-// done ends the way of an allowed packet through the table, if it can. What the
-// addressed pod allows as a request need not be looked for among answers; who asks
-// may still be denied it, by an egress rule of its own.
+// done ends the path of an allowed packet through the table, if possible. A packet that
+// the destination pod allows as a request needs no check as a reply. An egress rule of the
+// source pod may still deny it.
 func (t *policyTable) done(v *policy.Verdict, peer int) func(*rule) *rule {
 	asked := peer == 0 && t.side(v) == policy.Ingress
 	if !asked || v.Track || t.hasEgress() {
@@ -241,15 +241,15 @@ func (t *policyTable) hasEgress() bool {
 	return false
 }
 
-// verdictRules look for the peer. Who is none of any rule is denied, or goes on. The
-// node itself is never denied, as with NetworkPolicies: kubelet's probes come from
-// it, with whichever of its addresses is nearest to the pod.
+// verdictRules match the peer. A packet whose peer is in no rule is denied, or continues.
+// The node itself is never denied, as with NetworkPolicies: kubelet's probes come from the
+// node's address that is nearest to the pod.
 func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	end := t.done(v, peer)
 	if !v.Track {
 		for _, w := range ways {
 			if w.side == t.side(v) && 1-w.here == peer {
-				out = t.keptRules(peer, w.port)
+				out = t.trackedRules(peer, w.port)
 			}
 		}
 	}
@@ -282,24 +282,24 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
 	return out
 }
 
-// keptSet holds the pairs between which packets stay tracked although they match; see
+// trackedSet holds the pairs between which packets stay tracked although they match; see
 // policy.Tracker.Keep.
-func keptSet(f *family) *set {
+func trackedSet(f *family) *set {
 	addr := addrField(f)
 	return &set{name: "kept" + f.suffix, comment: "here, peer and port of what somebody translates: stays tracked", key: []field{addr, addr, protoField, portField}}
 }
 
-func keptElem(p policy.Pair) (set, key string) {
+func trackedElem(p policy.Pair) (set, key string) {
 	f := familyOfAddr(p.Here)
 	raw := appendProto(appendAddr(appendAddr(nil, p.Here), p.Peer), p.Protocol)
-	return keptSet(f).name, string(appendPort(raw, p.Port))
+	return trackedSet(f).name, string(appendPort(raw, p.Port))
 }
 
-// keptRules let what is kept go back, as if the verdict were not about it. port is where
+// trackedRules let what is kept go back, as if the verdict were not about it. port is where
 // the packet has the target's.
-func (t *policyTable) keptRules(peer, port int) (out []*rule) {
+func (t *policyTable) trackedRules(peer, port int) (out []*rule) {
 	for _, f := range []*family{&ipv4, &ipv6} {
-		s := keptSet(f)
+		s := trackedSet(f)
 		if t.kept[s.name] == 0 {
 			continue
 		}
@@ -342,7 +342,8 @@ func peerSets(r *policy.Rule) (out []*set) {
 
 func aboutRule(r *policy.Rule) string { return aboutPolicy(r.Policy) + ", " + r.Side.String() }
 
-// A rule that denies says whose it is: who looks at a dropped packet reads it back.
+// A deny rule names its policy, so that the diagnosis of a dropped packet can read it
+// back.
 const (
 	policyKind   = "DoNotTrackPolicy "
 	deniesOthers = ", deny: others"

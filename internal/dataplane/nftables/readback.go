@@ -15,7 +15,7 @@ type image struct {
 	generation uint32 // nf_tables' own number for this state
 	there      bool   // the table is there and not dormant
 	dormant    bool
-	owned      bool // by a program that lets nobody else write
+	owned      bool // by a program that has locked the table (flag owner)
 	sets       map[string]*foundSet
 	chains     map[string]*foundChain
 	helpers    map[string]bool
@@ -35,8 +35,8 @@ type foundChain struct {
 	sums   string
 }
 
-// snapshotTries bounds how often a table is read again because somebody
-// changed something meanwhile.
+// snapshotTries bounds how often the agent reads a table again because another program
+// changed it meanwhile.
 const snapshotTries = 3
 
 // read reads the table, with or without elements. While others change theirs
@@ -69,16 +69,16 @@ func (s *socket) readOnce(table string, elements bool) (*image, error) {
 	if err := s.readFlags(table, img); err != nil || !img.there && !img.dormant {
 		return img, err
 	}
-	if err := s.dump(unix.NFT_MSG_GETSET, table, unix.NFTA_SET_TABLE, img.takeSet); err != nil {
+	if err := s.dump(unix.NFT_MSG_GETSET, table, unix.NFTA_SET_TABLE, img.addSet); err != nil {
 		return nil, err
 	}
-	if err := s.dump(unix.NFT_MSG_GETCHAIN, table, unix.NFTA_CHAIN_TABLE, img.takeChain); err != nil {
+	if err := s.dump(unix.NFT_MSG_GETCHAIN, table, unix.NFTA_CHAIN_TABLE, img.addChain); err != nil {
 		return nil, err
 	}
-	if err := s.dump(unix.NFT_MSG_GETRULE, table, unix.NFTA_RULE_TABLE, img.takeRule); err != nil {
+	if err := s.dump(unix.NFT_MSG_GETRULE, table, unix.NFTA_RULE_TABLE, img.addRule); err != nil {
 		return nil, err
 	}
-	if err := s.dump(unix.NFT_MSG_GETOBJ, table, unix.NFTA_OBJ_TABLE, img.takeObject); err != nil {
+	if err := s.dump(unix.NFT_MSG_GETOBJ, table, unix.NFTA_OBJ_TABLE, img.addObject); err != nil {
 		return nil, err
 	}
 	for name, fs := range img.sets {
@@ -134,7 +134,7 @@ func (s *socket) dump(typ int, table string, tableAttr uint16, take func(netlink
 	})
 }
 
-func (img *image) takeSet(m netlink.Message) {
+func (img *image) addSet(m netlink.Message) {
 	fs, name := &foundSet{elems: map[string]*value{}}, ""
 	for typ, v := range attributes(m) {
 		switch typ {
@@ -153,7 +153,7 @@ func (img *image) takeSet(m netlink.Message) {
 	img.sets[name] = fs
 }
 
-func (img *image) takeChain(m netlink.Message) {
+func (img *image) addChain(m netlink.Message) {
 	fc, name := &foundChain{}, ""
 	for typ, v := range attributes(m) {
 		switch typ {
@@ -177,7 +177,7 @@ func (img *image) takeChain(m netlink.Message) {
 	img.chains[name] = fc
 }
 
-func (img *image) takeRule(m netlink.Message) {
+func (img *image) addRule(m netlink.Message) {
 	chain, sum := "", "somebody's"
 	for typ, v := range attributes(m) {
 		switch typ {

@@ -39,14 +39,14 @@ func renderPort(l *layout, p *intent.ServicePort) (*rendering, error) {
 		}
 	}
 	for _, e := range p.Endpoints {
-		if !e.Here {
+		if !e.OnThisNode {
 			continue
 		}
 		addr := string(appendAddr(nil, e.Addr.Addr()))
 		r.add(c.hairpin, addr+addr, value{})
 		r.add(c.localEndpoints, addr+string(appendPort(appendProto(nil, p.ID.Protocol), e.Addr.Port())), value{})
 	}
-	r.help(l, p)
+	r.addHelper(l, p)
 	return r, nil
 }
 
@@ -66,7 +66,7 @@ func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Fronten
 	}
 	if f.Kind == intent.ClusterIP {
 		r.add(l.common[familyIndex(p.ID.Family)].clusterIPs, string(raw), value{})
-	} else if f.Outside == intent.ToCluster {
+	} else if f.ExternalRoute == intent.ToCluster {
 		// The endpoint may be anywhere, and its answer must come back here.
 		r.add(b.masquerade, key, value{})
 	}
@@ -79,13 +79,13 @@ func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Fronten
 	if p.Affinity > 0 && len(p.Endpoints) > 0 {
 		r.sticky(l, b, key, p)
 	}
-	if f.Outside != f.Inside {
-		r.add(b.outside, key, value{})
-		if err := r.route(&b.outer, key, p, f.Outside); err != nil {
+	if f.ExternalRoute != f.InternalRoute {
+		r.add(b.external, key, value{})
+		if err := r.route(&b.outer, key, p, f.ExternalRoute); err != nil {
 			return err
 		}
 	}
-	return r.route(&b.inner, key, p, f.Inside)
+	return r.route(&b.inner, key, p, f.InternalRoute)
 }
 
 // route puts a frontend into a pool. A frontend that is in none is refused.
@@ -122,7 +122,7 @@ func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route int
 func endpointsOf(p *intent.ServicePort, route intent.Route) []netip.AddrPort {
 	out := make([]netip.AddrPort, 0, len(p.Endpoints))
 	for i := range p.Endpoints {
-		if e := &p.Endpoints[i]; route == intent.ToCluster && e.Cluster || route == intent.ToLocal && e.Local {
+		if e := &p.Endpoints[i]; route == intent.ToCluster && e.ClusterPolicy || route == intent.ToLocal && e.LocalPolicy {
 			out = append(out, e.Addr)
 		}
 	}

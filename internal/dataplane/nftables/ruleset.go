@@ -104,7 +104,7 @@ func (rs *ruleset) write() []chain {
 	}
 	rs.remember()
 	rs.asItIs()
-	rs.announced()
+	rs.expectations()
 	return rs.chains
 }
 
@@ -152,13 +152,13 @@ func (rs *ruleset) base(b *base) {
 	if rs.exists(b.ranges) {
 		r := &rule{comment: "not in loadBalancerSourceRanges"}
 		b.load(r).in(b.ranges, firstReg)
-		if rs.exists(b.sources) { // an empty list lets nobody in
+		if rs.exists(b.sources) { // an empty list allows no client
 			b.key(r).source(b.family, b.behind()).notIn(b.sources, firstReg)
 		}
 		c.rules = append(c.rules, r.drop())
 	}
-	if rs.exists(b.outside) {
-		r := b.load(&rule{comment: "from another machine"}).in(b.outside, firstReg)
+	if rs.exists(b.external) {
+		r := b.load(&rule{comment: "from another machine"}).in(b.external, firstReg)
 		rs.notFromPods(r, b.family)
 		c.rules = append(c.rules, r.fromLocal(unix.NFT_CMP_NEQ).jumpTo(b.outer.name))
 		rs.pool(b, &b.outer, chain{name: b.outer.name})
@@ -196,7 +196,7 @@ func (b *base) draw(k *class, slots int) *rule {
 	return b.load(&rule{}).random(uint32(slots), b.behind()).look(k.slots, firstReg).dnat(b.family)
 }
 
-// rejects answers as a host does on which nobody listens.
+// rejects returns the rules that reply as a host without a listener does.
 func rejects() []*rule {
 	proto := func(p byte) *rule {
 		return (&rule{}).meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{p})
@@ -208,10 +208,9 @@ func rejects() []*rule {
 	}
 }
 
-// forward drops answers of endpoints that conntrack takes for nobody's (outside
-// the TCP window): untranslated, they would have the client reset a connection
-// that is well (kubernetes/kubernetes#74839). A conntrack that is told to be
-// liberal has none.
+// forward drops replies of endpoints that conntrack considers invalid (outside the TCP
+// window). Untranslated, they would make the client reset a healthy connection
+// (kubernetes/kubernetes#74839). A liberal conntrack has none.
 func (rs *ruleset) forward() (out []*rule) {
 	if rs.liberal {
 		return nil
@@ -227,9 +226,9 @@ func (rs *ruleset) forward() (out []*rule) {
 	return out
 }
 
-// masquerade decides which of our connections get the node's address. It looks
-// at what the client asked for: no packet mark is used, so that nobody else's
-// is in the way.
+// masquerade decides which Service connections get the node's address. It matches the
+// destination that the client requested and uses no packet mark, so that it cannot
+// conflict with other programs' marks.
 func (rs *ruleset) masquerade() (out []*rule) {
 	for i := range rs.layout.common {
 		c, addr, port := &rs.layout.common[i], &rs.layout.addresses[i], &rs.layout.nodePorts[i]
@@ -255,8 +254,8 @@ func (rs *ruleset) masquerade() (out []*rule) {
 		if !rs.notFromPods(r, c.family) {
 			continue
 		}
-		if rs.exists(addr.outside) {
-			out = append(out, rs.asked(addr, addr.outside).ret())
+		if rs.exists(addr.external) {
+			out = append(out, rs.asked(addr, addr.external).ret())
 		}
 		out = append(out, r.masquerade())
 	}

@@ -227,15 +227,15 @@ type base struct {
 	name       string
 	frontends  *set                   // all of them, with their names
 	counters   *set                   // all of them, each with a counter of its connections
-	outside    *set                   // those where packets from outside go another way
-	ranges     *set                   // those with source ranges
+	external   *set                   // frontends with another route for external packets
+	ranges     *set                   // frontends with source ranges
 	sources    *set                   // frontend . source range
-	masquerade *set                   // those whose packets get the node's address
+	masquerade *set                   // frontends whose packets get the node's address
 	timeouts   map[time.Duration]*set // of affinity: frontend -> number of the Service port
-	helped     map[intent.Helper]*set // those whose connections have a helper
+	withHelper map[intent.Helper]*set // frontends whose connections have a helper
 	own        *set                   // frontend . endpoint, of Services that speak FTP
-	inner      pool                   // for packets of this node, and all others unless in outside
-	outer      pool                   // for packets from outside
+	inner      pool                   // for internal packets, and all others unless in external
+	outer      pool                   // for external packets
 }
 
 // common are the sets of one family that are not about frontends.
@@ -247,11 +247,12 @@ type common struct {
 	localEndpoints *set
 	localPods      *set
 	clients        *set // client . number of a Service port -> number of an endpoint
-	// helpedEndpoints are the addresses of endpoints here whose connections have a helper.
-	helpedEndpoints *set
-	// ftpEndpoints are those of endpoints of FTP, wherever they are.
+	// endpointsWithHelper are the addresses of endpoints of this node whose connections
+	// have a helper.
+	endpointsWithHelper *set
+	// ftpEndpoints are the addresses and ports of FTP endpoints on any node.
 	ftpEndpoints *set
-	cutOff       *set // client . endpoint, or endpoint . client: who announced what is not the second one's
+	ftpBlock     *set // client . endpoint, or endpoint . client: the FTP block
 }
 
 // layout is every set that the table can have. Those of time-outs of affinity are
@@ -301,7 +302,7 @@ func (l *layout) always(name, comment string, key ...field) *set {
 func (l *layout) base(f *family, name, comment string, key ...field) base {
 	b := base{family: f, name: name, frontends: l.always(name, comment, key...)}
 	b.counters = l.add(&set{name: name + "-counters", key: key, counted: true, comment: "connections, and bytes of their first packets"})
-	b.outside = l.add(&set{name: name + "-outside", key: key, comment: "with endpoints of their own for packets from outside"})
+	b.external = l.add(&set{name: name + "-outside", key: key, comment: "with endpoints of their own for packets from outside"})
 	b.ranges = l.add(&set{name: name + "-ranges", key: key, comment: "with loadBalancerSourceRanges"})
 	b.sources = l.add(&set{name: name + "-sources", key: append(key[:len(key):len(key)], addrField(f)), interval: true, comment: "who may ask them"})
 	b.masquerade = l.add(&set{name: name + "-masquerade", key: key, comment: "whose packets get the node's address"})

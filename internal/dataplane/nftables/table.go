@@ -75,9 +75,9 @@ func (c *change) setPort(id intent.PortID, p *intent.ServicePort) error {
 		if err != nil {
 			return err
 		}
-		c.takeOut(r)
+		c.removeRendering(r)
 	}
-	c.putIn(&want)
+	c.addRendering(&want)
 	c.ports[id] = p
 	return nil
 }
@@ -94,8 +94,8 @@ func (c *change) setNode(n *intent.Node) {
 			}
 		}
 	}
-	c.takeOut(old)
-	c.putIn(want)
+	c.removeRendering(old)
+	c.addRendering(want)
 	c.node = n
 }
 
@@ -118,9 +118,9 @@ func (c *change) elem(e *elem) *elemChange {
 	return ec
 }
 
-// takeOut and putIn are called for what goes and what comes, in any order over
+// removeRendering and addRendering are called for what goes and what comes, in any order over
 // all ports: an element that goes from one and comes with another stays.
-func (c *change) takeOut(r *rendering) {
+func (c *change) removeRendering(r *rendering) {
 	for i := range r.elems {
 		ec := c.elem(&r.elems[i])
 		ec.owners--
@@ -128,7 +128,7 @@ func (c *change) takeOut(r *rendering) {
 	}
 }
 
-func (c *change) putIn(r *rendering) {
+func (c *change) addRendering(r *rendering) {
 	for i := range r.elems {
 		ec := c.elem(&r.elems[i])
 		ec.owners++

@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write the golden dumps anew")
 
 func loadBalancer(addr string, outside, inside intent.Route, from ...string) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) {
-		f := intent.Frontend{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr(addr), Port: 80, Outside: outside, Inside: inside}
+		f := intent.Frontend{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr(addr), Port: 80, ExternalRoute: outside, InternalRoute: inside}
 		if len(from) > 0 {
 			f.SourceRanges = prefixes(from...)
 		}
@@ -49,7 +49,7 @@ func many(n int) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) {
 		for i := range n {
 			a := netip.AddrFrom4([4]byte{10, 244, byte(1 + i>>8), byte(i)})
-			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(a, 8080), Cluster: true})
+			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(a, 8080), ClusterPolicy: true})
 		}
 	}
 }
@@ -225,7 +225,7 @@ func (w *world) port() *intent.ServicePort {
 		return netip.AddrFrom16([16]byte{0: 0xfd, 1: net, 15: byte(last)})
 	}
 	for i := range pick(r, 0, 1, 1, 2, 3, 5, 17, 70) {
-		e := intent.Endpoint{Addr: netip.AddrPortFrom(addr(byte(244), i*pick(r, 1, 1, 2)), 8080), Cluster: true, Here: i%3 == 0, Local: i%3 == 0}
+		e := intent.Endpoint{Addr: netip.AddrPortFrom(addr(byte(244), i*pick(r, 1, 1, 2)), 8080), ClusterPolicy: true, OnThisNode: i%3 == 0, LocalPolicy: i%3 == 0}
 		if !slices.ContainsFunc(p.Endpoints, func(o intent.Endpoint) bool { return o.Addr == e.Addr }) {
 			p.Endpoints = append(p.Endpoints, e)
 		}
@@ -235,12 +235,12 @@ func (w *world) port() *intent.ServicePort {
 		routes = []intent.Route{intent.ToCluster, intent.ToLocal, intent.Drop}
 	}
 	both := pick(r, routes...)
-	p.Frontends = []intent.Frontend{{Addr: addr(96, 1+n/2), Port: uint16(80 + n%2), Outside: both, Inside: both}}
+	p.Frontends = []intent.Frontend{{Addr: addr(96, 1+n/2), Port: uint16(80 + n%2), ExternalRoute: both, InternalRoute: both}}
 	if r.IntN(2) == 0 {
-		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: uint16(30000 + n), Outside: pick(r, routes...), Inside: routes[0]})
+		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: uint16(30000 + n), ExternalRoute: pick(r, routes...), InternalRoute: routes[0]})
 	}
 	if r.IntN(2) == 0 {
-		f := intent.Frontend{Kind: intent.LoadBalancerIP, Addr: addr(192, n), Port: 80, Outside: pick(r, routes...), Inside: routes[0]}
+		f := intent.Frontend{Kind: intent.LoadBalancerIP, Addr: addr(192, n), Port: 80, ExternalRoute: pick(r, routes...), InternalRoute: routes[0]}
 		f.SourceRanges = pick(r, nil, nil, []netip.Prefix{}, []netip.Prefix{netip.PrefixFrom(addr(byte(r.IntN(3)), 0), pick(r, 8, 16)).Masked(), netip.PrefixFrom(addr(1, r.IntN(9)), 32).Masked()})
 		p.Frontends = append(p.Frontends, f)
 	}
@@ -434,7 +434,7 @@ func TestOtherTablesCostNoReadOfAllElements(t *testing.T) {
 	}
 	run(t, "nft", "delete", "element", "inet", "spillway", "services4", "{ 10.96.0.1 . tcp . 80 }")
 	heard(b, 5*time.Second)
-	b.heard.Store(false) // as where the kernel does not tell
+	b.notified.Store(false) // as where the kernel does not tell
 	if got, err = b.Applied(t.Context()); err != nil || len(got.Ports) != 1 {
 		t.Errorf("elements are read before it is time: %v, %v", got.Ports, err)
 	}
@@ -577,11 +577,11 @@ func largeState(services int) intent.State {
 	s := intent.State{Node: node()}
 	for i := range services {
 		p := port(fmt.Sprintf("svc-%05d", i), model.IPv4)
-		p.Frontends = []intent.Frontend{{Addr: netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)}), Port: 80, Outside: intent.ToCluster, Inside: intent.ToCluster}}
+		p.Frontends = []intent.Frontend{{Addr: netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)}), Port: 80, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster}}
 		for k := range 10 {
 			n := i*10 + k
 			a := netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
-			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(a, 8080), Cluster: true, Here: n%50 == 0})
+			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(a, 8080), ClusterPolicy: true, OnThisNode: n%50 == 0})
 		}
 		s.Ports = append(s.Ports, p)
 	}

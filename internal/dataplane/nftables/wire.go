@@ -24,10 +24,10 @@ type batch struct {
 	loose int
 }
 
-// partSize bounds the parts that loose messages are carried out in, in bytes. The
-// kernel keeps some hundred bytes for each element until the batch ends, and 4 KiB
-// if anybody on the machine, in whatever namespace, listens to nf_tables: a notice
-// (nf_tables_setelem_notify). 50,000 Services in one batch made that 2 GiB.
+// partSize bounds the parts of a batch of loose messages, in bytes. The kernel keeps some
+// hundred bytes for each element until the batch ends, and 4 KiB if any program in any
+// namespace listens to nf_tables: a notification (nf_tables_setelem_notify). 50,000
+// Services in one batch made that 2 GiB.
 const partSize = 1 << 20
 
 // parts are the batch in the batches that it is sent in.
@@ -382,7 +382,7 @@ var verbs = map[int]string{
 	unix.NFT_MSG_NEWSETELEM: "add elements to", unix.NFT_MSG_DELSETELEM: "delete elements of",
 }
 
-// generation is a number that each batch of anybody's raises by one.
+// generation is the number of batches that all programs have committed.
 func (s *socket) generation() (uint32, error) {
 	answers, err := s.request(unix.NFT_MSG_GETGEN, 0, attrs{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0})
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Validate says what is missing or wrong, naming the flag that sets it.
+// Validate returns an error that names the flag of the first wrong field.
 func (c Config) Validate() error {
 	if c.NodeName == "" {
 		return errors.New("the node's name is empty: set --hostname-override")
@@ -49,8 +49,8 @@ func validatePrefixes(flag string, prefixes []netip.Prefix) error {
 	return nil
 }
 
-// canonicalPrefixes masks, sorts and removes duplicates and invalid prefixes.
-// It keeps nil apart from empty.
+// canonicalPrefixes masks and sorts prefixes, and removes duplicates and invalid ones. It
+// distinguishes nil from empty.
 func canonicalPrefixes(prefixes []netip.Prefix) []netip.Prefix {
 	if prefixes == nil {
 		return nil

@@ -10,17 +10,18 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// claimKey is what only one Service port can have. An address frontend has
-// Addr; a NodePort has Family instead; a healthCheckNodePort has only Port.
-type claimKey struct {
+// addressKey identifies an address and port that only one Service port can have. An
+// address frontend has Addr; a NodePort has Family instead; a healthCheckNodePort has only
+// Port.
+type addressKey struct {
 	Addr     netip.Addr
 	Family   model.Family
 	Protocol model.Protocol
 	Port     uint16
 }
 
-// String names the claim as a person would: "10.96.0.1:80/TCP".
-func (k claimKey) String() string {
+// String returns the key as a user writes it: "10.96.0.1:80/TCP".
+func (k addressKey) String() string {
 	switch {
 	case k.Addr.IsValid():
 		return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
@@ -30,20 +31,19 @@ func (k claimKey) String() string {
 	return fmt.Sprintf("healthCheckNodePort %d", k.Port)
 }
 
-// claimant is one Service port (or, for a healthCheckNodePort, a Service) that
-// asks for a claimKey.
-type claimant struct {
+// requester is one Service port (or, for a healthCheckNodePort, a Service) that requests
+// an addressKey.
+type requester struct {
 	id      PortID
 	kind    FrontendKind
 	created time.Time
 }
 
-// compareClaimants says who comes first where nobody is served yet, as at the
-// start: a Service with a creationTimestamp before one without, then the older,
-// then the first by name. A clusterIP comes before all else, because the API
-// server hands each out once, whereas anybody who may write a Service can name
-// any externalIP (CVE-2020-8554).
-func compareClaimants(a, b claimant) int {
+// compareRequesters orders the requesters of a key that none holds yet, as at the start: a
+// Service with a creationTimestamp before one without, then the older, then the first by
+// name. A clusterIP comes before all else, because the API server allocates each once,
+// whereas any author of a Service can name any externalIP (CVE-2020-8554).
+func compareRequesters(a, b requester) int {
 	return cmp.Or(
 		trueFirst(a.kind == ClusterIP, b.kind == ClusterIP),
 		trueFirst(!a.created.IsZero(), !b.created.IsZero()),
@@ -52,77 +52,76 @@ func compareClaimants(a, b claimant) int {
 	)
 }
 
-// displaces reports whether a claimant that comes first takes the claim from
-// the holder: a clusterIP does, and one that is known to be the older. A
-// Service of which it is not known keeps what it is served on, however a later
-// one is called. Where all have a timestamp, as from an API server, the holder
-// is always the first, so that the nodes of a cluster agree.
-func displaces(first, holder claimant) bool {
+// displaces reports whether the first requester takes the key from its holder: a clusterIP
+// does, and a Service that is known to be older. A Service without a timestamp keeps its
+// key, whatever the name of a later Service. Where all have a timestamp, as from an API
+// server, the holder is always the first requester, so that the nodes of a cluster agree.
+func displaces(first, holder requester) bool {
 	if (first.kind == ClusterIP) != (holder.kind == ClusterIP) {
 		return true
 	}
 	return !first.created.IsZero() && !holder.created.IsZero()
 }
 
-// claimTable holds all claims, the claimants of each with its holder in front.
-// While a Delta is taken in nobody holds what it touches; settle decides, so
-// that the order in which objects are taken in makes no difference.
-type claimTable struct {
-	claimants map[claimKey][]claimant
-	before    map[claimKey]PortID // the touched, and who held them
+// addressTable holds the requesters of each key, the holder first. During a Delta a
+// changed key has no holder; resolve chooses it at the end, so that the order of objects
+// makes no difference.
+type addressTable struct {
+	requesters map[addressKey][]requester
+	before     map[addressKey]PortID // changed keys and their previous holders
 }
 
-func newClaimTable() claimTable {
-	return claimTable{claimants: map[claimKey][]claimant{}, before: map[claimKey]PortID{}}
+func newAddressTable() addressTable {
+	return addressTable{requesters: map[addressKey][]requester{}, before: map[addressKey]PortID{}}
 }
 
-func (t *claimTable) add(key claimKey, c claimant) {
-	t.note(key)
-	t.claimants[key] = append(t.claimants[key], c)
+func (t *addressTable) add(key addressKey, c requester) {
+	t.remember(key)
+	t.requesters[key] = append(t.requesters[key], c)
 }
 
-func (t *claimTable) remove(key claimKey, id PortID) {
-	t.note(key)
-	list := slices.DeleteFunc(t.claimants[key], func(c claimant) bool { return c.id == id })
+func (t *addressTable) remove(key addressKey, id PortID) {
+	t.remember(key)
+	list := slices.DeleteFunc(t.requesters[key], func(c requester) bool { return c.id == id })
 	if len(list) == 0 {
-		delete(t.claimants, key)
+		delete(t.requesters, key)
 		return
 	}
-	t.claimants[key] = list
+	t.requesters[key] = list
 }
 
-// note remembers the holder of a claim that is about to change.
-func (t *claimTable) note(key claimKey) {
+// remember stores the holder of a key that is about to change.
+func (t *addressTable) remember(key addressKey) {
 	if _, ok := t.before[key]; !ok {
 		t.before[key] = t.holder(key)
 	}
 }
 
-// settle gives every touched claim to one of its claimants.
-func (t *claimTable) settle() {
+// resolve chooses a holder of every changed key.
+func (t *addressTable) resolve() {
 	if len(t.before) == 0 {
 		return
 	}
 	for key, had := range t.before {
-		list := t.claimants[key]
+		list := t.requesters[key]
 		if len(list) < 2 {
 			continue
 		}
-		slices.SortFunc(list, compareClaimants)
-		i := keeper(list, had)
+		slices.SortFunc(list, compareRequesters)
+		i := chooseHolder(list, had)
 		holder := list[i]
 		copy(list[1:], list[:i])
 		list[0] = holder
 	}
-	t.before = map[claimKey]PortID{} // after a first Delta it was as large as the table
+	t.before = map[addressKey]PortID{} // after a first Delta it was as large as the table
 }
 
-// keeper finds who of the claimants, which are sorted, gets a claim that had was
-// served on. A Service may rename its port and keep it.
-func keeper(sorted []claimant, had PortID) int {
-	i := slices.IndexFunc(sorted, func(c claimant) bool { return c.id == had })
+// chooseHolder returns the index of the requester that gets a key; had was served on it. A
+// Service may rename its port and keep the key. The requesters are sorted.
+func chooseHolder(sorted []requester, had PortID) int {
+	i := slices.IndexFunc(sorted, func(c requester) bool { return c.id == had })
 	if i < 0 {
-		i = slices.IndexFunc(sorted, func(c claimant) bool { return c.id.Service == had.Service })
+		i = slices.IndexFunc(sorted, func(c requester) bool { return c.id.Service == had.Service })
 	}
 	if i < 0 || displaces(sorted[0], sorted[i]) {
 		return 0
@@ -130,22 +129,22 @@ func keeper(sorted []claimant, had PortID) int {
 	return i
 }
 
-// holder returns who has the claim; there is none only if nobody asked.
-func (t *claimTable) holder(key claimKey) PortID {
-	if list := t.claimants[key]; len(list) > 0 {
+// holder returns the holder of a key; the zero PortID if no Service requests it.
+func (t *addressTable) holder(key addressKey) PortID {
+	if list := t.requesters[key]; len(list) > 0 {
 		return list[0].id
 	}
 	return PortID{}
 }
 
-// conflict words the Problem of a Service that did not get what it claims.
-func conflict(loser model.Name, c claim, holder PortID) model.Problem {
+// conflict returns the Problem of a Service that did not get an address and port.
+func conflict(loser model.Name, c addressRequest, holder PortID) model.Problem {
 	what := fmt.Sprintf("%s is already taken by Service %s; change one of the two", c.key, holder.Service)
 	if holder.Service == loser {
 		what = fmt.Sprintf("%s is already taken by port %s of the same Service; change one of the two",
 			c.key, portName(holder))
 	}
-	return model.Problem{Where: "Service " + loser.String(), Field: c.field, What: what}
+	return model.ServiceProblem(loser, c.field, what)
 }
 
 func portName(id PortID) string {

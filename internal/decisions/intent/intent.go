@@ -13,8 +13,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// PortID names one Service port in one address family. A dual-stack Service of
-// one port has two.
+// PortID identifies one Service port in one address family. A dual-stack Service of one
+// port has two.
 type PortID struct {
 	Service  model.Name
 	Port     string // the port's name, "" for an unnamed one
@@ -23,19 +23,19 @@ type PortID struct {
 	Family   model.Family
 }
 
-// Route says where a packet that entered through a frontend goes.
+// Route is the destination of a packet that enters through a frontend.
 type Route uint8
 
-// The routes a frontend can take. Intent has already applied kube-proxy's
-// fallback rules: a Route of ToCluster or ToLocal has at least one endpoint.
+// The routes of a frontend. Intent has already applied kube-proxy's fallback rules: a
+// Route of ToCluster or ToLocal has at least one endpoint.
 const (
 	Reject    Route = iota // TCP RST or ICMP port unreachable: no endpoints anywhere
-	Drop                   // silence: local policy without an endpoint here
-	ToCluster              // any of the endpoints with Cluster set
-	ToLocal                // any of the endpoints with Local set
+	Drop                   // no reply: Local policy without an endpoint on this node
+	ToCluster              // any of the endpoints with ClusterPolicy set
+	ToLocal                // any of the endpoints with LocalPolicy set
 )
 
-// FrontendKind says what sort of address a frontend is.
+// FrontendKind is the kind of a frontend's address.
 type FrontendKind uint8
 
 // The kinds of frontend.
@@ -51,57 +51,54 @@ type Frontend struct {
 	Kind FrontendKind
 	Addr netip.Addr // invalid for NodePort
 	Port uint16
-	// Outside is the route of packets that reach the node from another machine
-	// (pods of other nodes included); Inside that of this node's own processes
-	// and pods. They differ with externalTrafficPolicy Local, where traffic
-	// from inside uses all endpoints (kube-proxy's short cut).
-	Outside, Inside Route
-	// SourceRanges lets in only clients from these prefixes; nil lets all in.
-	// Others are dropped. An empty, non-nil list lets nobody in.
+	// ExternalRoute is the route of packets from other machines, including pods of other
+	// nodes. InternalRoute is the route of packets from this node's own processes and
+	// pods. They differ with externalTrafficPolicy Local, where internal traffic uses all
+	// endpoints, as in kube-proxy.
+	ExternalRoute, InternalRoute Route
+	// SourceRanges allows only clients from these prefixes; the dataplane drops packets of
+	// other clients. Nil allows all clients; an empty, non-nil list allows none.
 	SourceRanges []netip.Prefix
 }
 
-// Endpoint is one address that serves a Service port, and what intent decided
-// about it.
+// Endpoint is one address that serves a Service port, and what intent decided about it.
 type Endpoint struct {
-	Addr    netip.AddrPort
-	Cluster bool // used by ToCluster
-	Local   bool // used by ToLocal
-	// Here says that the endpoint is on this node: a slice says so, or the address
-	// is the node's own or that of a Pod of this node. Anybody who may write a
-	// slice can name any node, so the address counts whatever the slice says.
-	// Local does not follow from it: kube-proxy goes by nodeName alone.
-	Here bool
-	// Unplaced says that no slice tells which node it is on: it may be this one.
-	Unplaced bool
-	Host     bool // Here, and the address is the node's own (a hostNetwork pod)
-	Policed  bool // a NetworkPolicy selects it (or may), or it is guarded: its packets go through the stack
-	Open     bool // a do-not-track policy opens it to anybody: they need not, in spite of that
+	Addr          netip.AddrPort
+	ClusterPolicy bool // used by ToCluster
+	LocalPolicy   bool // used by ToLocal
+	// OnThisNode says that the endpoint is on this node: a slice says so, or the address
+	// is the node's own or that of a Pod of this node. Any author of a slice can name any
+	// node, so the address counts whatever the slice says. LocalPolicy does not follow
+	// from OnThisNode: kube-proxy uses nodeName alone.
+	OnThisNode bool
+	// NodeUnknown says that no slice names the endpoint's node: it may be this one.
+	NodeUnknown           bool
+	HostNetwork           bool // OnThisNode, and the address is the node's own (a hostNetwork pod)
+	MustTraverseNetfilter bool // a NetworkPolicy (possibly) selects it, or it has a deny rule: its packets go through the stack
+	AllowsAny             bool // a do-not-track policy allows any client: its packets may bypass netfilter all the same
 }
 
-// ServicePort is everything a dataplane must know about one Service port.
-// Values are immutable and canonical: Frontends and Endpoints are sorted and
-// without duplicates, so that equal decisions compare equal.
+// ServicePort is everything that a dataplane must know about one Service port. Values are
+// immutable and canonical: Frontends and Endpoints are sorted and without duplicates, so
+// that equal decisions compare equal.
 type ServicePort struct {
 	ID        PortID
 	Frontends []Frontend
 	Endpoints []Endpoint
-	// Retained are the endpoints that serve, but that no route leads to: those
-	// that terminate while others are ready, or that the topology leaves out. No
-	// new flow goes there, but one that does already is right. Sorted; UDP only,
-	// because TCP and SCTP flows end when they must.
-	Retained []netip.AddrPort
-	Affinity time.Duration // 0: none
-	// AppProtocol is the Service port's appProtocol.
-	AppProtocol string
-	// Helper is what connections of this port need so that those they announce
-	// get through too.
+	// ServingUnselected are endpoints that serve but that no route selects: those that
+	// terminate while others are ready, or that the topology excludes. They get no new
+	// flows but keep existing ones. Sorted; UDP only, because TCP and SCTP flows end by
+	// themselves.
+	ServingUnselected []netip.AddrPort
+	Affinity          time.Duration // 0: none
+	// Helper is the protocol whose expected connections of this port the dataplane must
+	// allow.
 	Helper Helper
-	// OfFTP says that this Service speaks FTP, on this TCP port or another: the port
-	// may be one that its own servers announce.
+	// OfFTP says that this Service speaks FTP, on this TCP port or another: its own
+	// servers may name this port for data connections.
 	OfFTP bool
-	// Triggered is the newest last-change-trigger-time behind this state, for
-	// network programming latency. It does not count when states are compared.
+	// Triggered is the newest last-change-trigger-time behind this state, for network
+	// programming latency. Comparisons of states ignore it.
 	Triggered time.Time
 }
 
@@ -121,43 +118,43 @@ type Node struct {
 	ClusterCIDRs []netip.Prefix
 	// Peers are the addresses of the cluster's other nodes, sorted.
 	Peers []netip.Addr
-	// PolicedPods are addresses of pods on this node that a NetworkPolicy
-	// selects, in either direction, or that are guarded, sorted.
-	PolicedPods []netip.Addr
-	// GuardedPods are those of PolicedPods that no NetworkPolicy selects, sorted.
-	GuardedPods []netip.Addr
-	// ClaimedPods are the addresses of this node's pods that a Pod object names,
-	// sorted, without the node's own. While PoliciesExist, an address of a pod
-	// that is not among them belongs to a pod whose labels are not known: one that
-	// starts, or one whose object is gone.
-	ClaimedPods []netip.Addr
-	// PoliciesExist says that there is a NetworkPolicy of any namespace, or may be
-	// one: a pod of its namespace may start on this node at any time, and its
-	// first packets leave it before its Pod object names an address.
+	// MustTraverseNetfilter are addresses of pods on this node that a NetworkPolicy
+	// selects, in either direction, or that have a deny rule, sorted.
+	MustTraverseNetfilter []netip.Addr
+	// DenyRulePods are the addresses in MustTraverseNetfilter that no NetworkPolicy
+	// selects, sorted.
+	DenyRulePods []netip.Addr
+	// KnownPods are the addresses of this node's pods that a Pod object names, sorted,
+	// without the node's own. While PoliciesExist, any other pod address belongs to a pod
+	// with unknown labels: a pod that starts, or a pod whose object was deleted.
+	KnownPods []netip.Addr
+	// PoliciesExist says that a NetworkPolicy exists, or may exist, in any namespace. A
+	// pod of its namespace may start on this node at any time, and its first packets leave
+	// before its Pod object names an address.
 	PoliciesExist bool
-	// OtherPods are the addresses that a Pod object of another node names, sorted.
-	// The source decides which Pods of other nodes it delivers: it may be none.
+	// OtherPods are the addresses that Pod objects of other nodes name, sorted. The source
+	// decides which Pods of other nodes it delivers, if any.
 	OtherPods []netip.Addr
 	// OtherPodCIDRs are the ranges of the other nodes' pods, sorted.
 	OtherPodCIDRs []netip.Prefix
-	// PoliciesUnknown says that any pod of this node may be policed.
+	// PoliciesUnknown says that a NetworkPolicy may select any pod of this node.
 	PoliciesUnknown bool
-	// MasqueradeAll asks that every Service packet get the node's address.
+	// MasqueradeAll requires that every Service packet get the node's address.
 	MasqueradeAll bool
-	// Local is how a packet from one of this node's pods is recognised by who
-	// cannot tell by the device it came from.
+	// Local recognizes packets from this node's pods for a dataplane that cannot recognize
+	// them by their device.
 	Local LocalTraffic
-	// Leaving says that the node is to go, or has gone: load balancers should
-	// send it no new connections (KEP-3836).
+	// Leaving says that the node is being deleted or no longer exists: load balancers
+	// should send it no new connections (KEP-3836).
 	Leaving bool
 }
 
-// LocalTraffic describes packets from pods of this node, as --detect-local-mode
-// asks. At most one field is set; none: they cannot be told.
+// LocalTraffic describes packets from pods of this node, for --detect-local-mode. At most
+// one field is set; without any, packets of pods cannot be recognized.
 type LocalTraffic struct {
-	Sources   []netip.Prefix // from an address in these ranges, sorted
-	Interface string         // by the device of this name
-	Prefix    string         // by a device whose name begins so
+	Sources   []netip.Prefix // source address in these ranges, sorted
+	Interface string         // name of the input device
+	Prefix    string         // prefix of the input device's name
 }
 
 // LocalMode is a value of --detect-local-mode.
@@ -171,7 +168,7 @@ const (
 	LocalInterfaceNamePrefix LocalMode = "InterfaceNamePrefix" // in by a device named LocalInterface...
 )
 
-// HealthCheck is what the healthCheckNodePort of one Service must answer.
+// HealthCheck is the response to health checks of one Service.
 type HealthCheck struct {
 	Service   model.Name
 	Port      uint16
@@ -183,18 +180,12 @@ type Changes struct {
 	Upserts []*ServicePort // new or changed, whole, sorted by ID
 	Deletes []PortID       // sorted
 	Node    *Node          // non-nil when it changed
-	// HealthChecks holds every changed healthCheckNodePort; Port 0 says that
-	// the Service has none any more.
+	// HealthChecks holds every changed healthCheckNodePort; Port 0 means that the Service
+	// no longer has one.
 	HealthChecks []HealthCheck
-	// Problems are those of the objects as they stand now, complete, sorted:
-	// address conflicts and the like. Nil means unchanged.
+	// Problems are all current Problems of objects (address conflicts and the like),
+	// sorted. Nil means unchanged.
 	Problems []model.Problem
-}
-
-// Empty reports whether nothing changed.
-func (c Changes) Empty() bool {
-	return len(c.Upserts) == 0 && len(c.Deletes) == 0 && c.Node == nil &&
-		len(c.HealthChecks) == 0 && c.Problems == nil
 }
 
 // State is a whole state of intent.
@@ -203,14 +194,14 @@ type State struct {
 	Node  Node
 }
 
-// Config is how intent is set up; see Validate.
+// Config configures a Tracker; see Validate.
 type Config struct {
 	NodeName string
-	// ProxyName selects Services by service.kubernetes.io/service-proxy-name:
-	// "" serves those without the label, another value only those with it.
+	// ProxyName selects Services by service.kubernetes.io/service-proxy-name: "" serves
+	// Services without the label, another value only Services with it.
 	ProxyName string
-	// NodePortAddresses limits NodePorts to the node's addresses in these
-	// prefixes; nil is all of them (loopback never, see CVE-2020-8558).
+	// NodePortAddresses limits NodePorts to the node's addresses in these prefixes; nil
+	// allows all of them. NodePorts never use loopback (CVE-2020-8558).
 	NodePortAddresses []netip.Prefix
 	// NodePortPrimary limits NodePorts to the first address of each family that
 	// the Node object names.
@@ -218,20 +209,21 @@ type Config struct {
 	// ClusterCIDRs is --cluster-cidr.
 	ClusterCIDRs  []netip.Prefix
 	MasqueradeAll bool
-	// RefuseExternalIPs leaves externalIPs unserved, each Service with a Problem:
-	// anybody who may write a Service can name any address (CVE-2020-8554).
+	// RefuseExternalIPs serves no externalIPs, and reports each Service that has them: any
+	// author of a Service can name any address (CVE-2020-8554).
 	RefuseExternalIPs bool
-	// IgnoreNetworkPolicies has packets pass by whoever enforces NetworkPolicies. What
-	// Spillway's own policies deny stays guarded: see SetGuarded.
+	// IgnoreNetworkPolicies lets packets bypass netfilter although a NetworkPolicy selects
+	// the pod. Pods with a deny rule of a do-not-track policy still traverse netfilter:
+	// see SetDenyRulePods.
 	IgnoreNetworkPolicies bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode
-	// LocalInterface is the name or the prefix that DetectLocal asks for.
+	// LocalInterface is the device name or prefix for DetectLocal.
 	LocalInterface string
-	// LocalBySource says that the dataplane knows this node's pods by DetectLocal
-	// alone, so that a Node without podCIDRs is a Problem where they are needed.
+	// LocalBySource says that the dataplane recognizes this node's pods by DetectLocal
+	// alone. A Node without podCIDRs is then a Problem where they are needed.
 	LocalBySource bool
-	// ExpectNode says that the source knows this node's Node object if there is
-	// one: without it the node counts as gone.
+	// ExpectNode says that the source knows this node's Node object if there is one.
+	// Without the object the node counts as deleted.
 	ExpectNode bool
 }

@@ -110,8 +110,8 @@ func TestSlicesCannotFillTheListOfPolicedPods(t *testing.T) {
 	}
 	tr := newTracker(sliceOf("s", eps...), podObject("p", here, nil, "10.200.0.1"), policy("np", nil))
 	guarded := addr("10.200.0.2")
-	tr.SetGuarded([]netip.Addr{guarded})
-	got := tr.State().Node.PolicedPods
+	tr.SetDenyRulePods([]netip.Addr{guarded})
+	got := tr.State().Node.MustTraverseNetfilter
 	if len(got) != maxUnverified+2 || !slices.Contains(got, addr("10.200.0.1")) || !slices.Contains(got, guarded) {
 		t.Errorf("%d policed pods, the last %v", len(got), got[len(got)-2:])
 	}

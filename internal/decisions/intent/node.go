@@ -10,44 +10,44 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// zoneLabel says which zone a node is in.
+// zoneLabel holds the zone of a node.
 const zoneLabel = "topology.kubernetes.io/zone"
 
-// ownNode is what is known of the node that the Tracker decides for.
+// ownNode is the state of the node that the Tracker decides for.
 type ownNode struct {
-	node   Node // as last decided
-	told   bool // Changes have carried node
-	census bool // Nodes came or went, or got other podCIDRs, since problem was worded
-	// problem says that no Node has this node's name, or that its Node lacks what
-	// is needed; nil: neither, or no Node is known at all.
+	node         Node // as last decided
+	reported     bool // Changes have reported node
+	nodesChanged bool // Nodes were added or deleted, or their podCIDRs changed, since the last checkNode
+	// problem says that no Node has this node's name, or that its Node lacks a required
+	// field. It is nil if neither holds, or if no Node is known at all.
 	problem *model.Problem
-	stale   bool // node must be decided again
+	stale   bool // node must be computed again
 	zone    string
-	kernel  []netip.Addr   // as SetNodeAddrs told
+	kernel  []netip.Addr   // as SetNodeAddrs set them
 	addrs   []netip.Addr   // all its addresses, sorted
-	cidrs   []netip.Prefix // of the cluster; nil: to be collected again, and peers
+	cidrs   []netip.Prefix // of the cluster; nil: compute cidrs and peers again
 	peers   []netip.Addr
-	others  []netip.Prefix // ranges of the other nodes' pods; collected with cidrs
+	others  []netip.Prefix // ranges of the other nodes' pods; computed with cidrs
 
-	// policed counts for each address how many pods and slices say that it is
-	// a policed pod's, and the guard; podsPoliced is what each pod says.
-	policed     map[netip.Addr]int
-	claimed     map[netip.Addr]int // how many Pods of this node have the address
-	podsPoliced map[model.Name][]netip.Addr
-	guarded     []netip.Addr            // see SetGuarded
-	pods        map[model.Name]struct{} // pods whose say must be heard again
+	// mustTraverse counts, for each address, the pods, slices and deny rules because of
+	// which it must traverse netfilter; mustTraverseOfPod has the addresses of each pod.
+	mustTraverse      map[netip.Addr]int
+	knownPods         map[netip.Addr]int // how many Pods of this node have the address
+	mustTraverseOfPod map[model.Name][]netip.Addr
+	denyRulePods      []netip.Addr            // see SetDenyRulePods
+	dirtyPods         map[model.Name]struct{} // pods to check again
 
-	elsewhere map[netip.Addr]int // how many Pods of other nodes have the address
-	otherPods []netip.Addr       // the keys of elsewhere, sorted; nil: to be collected again
+	otherNodesPods map[netip.Addr]int // how many Pods of other nodes have the address
+	otherPods      []netip.Addr       // the keys of otherNodesPods, sorted; nil: compute again
 }
 
 func newOwnNode() ownNode {
 	return ownNode{
-		policed:     map[netip.Addr]int{},
-		claimed:     map[netip.Addr]int{},
-		elsewhere:   map[netip.Addr]int{},
-		podsPoliced: map[model.Name][]netip.Addr{},
-		pods:        map[model.Name]struct{}{},
+		mustTraverse:      map[netip.Addr]int{},
+		knownPods:         map[netip.Addr]int{},
+		otherNodesPods:    map[netip.Addr]int{},
+		mustTraverseOfPod: map[model.Name][]netip.Addr{},
+		dirtyPods:         map[model.Name]struct{}{},
 	}
 }
 
@@ -57,14 +57,14 @@ func (o *ownNode) has(a netip.Addr) bool {
 	return found
 }
 
-// takeNode takes in a Node, nil for one that is gone.
-func (t *Tracker) takeNode(name string, n *model.Node) {
-	old := t.world.nodes[name]
-	t.own.census = t.own.census || (old == nil) != (n == nil) || (len(podCIDRs(old)) == 0) != (len(podCIDRs(n)) == 0)
+// onNodeUpdate stores a Node; nil deletes it.
+func (t *Tracker) onNodeUpdate(name string, n *model.Node) {
+	old := t.store.nodes[name]
+	t.own.nodesChanged = t.own.nodesChanged || (old == nil) != (n == nil) || (len(podCIDRs(old)) == 0) != (len(podCIDRs(n)) == 0)
 	if n == nil {
-		delete(t.world.nodes, name)
+		delete(t.store.nodes, name)
 	} else {
-		t.world.nodes[name] = n
+		t.store.nodes[name] = n
 	}
 	if !slices.Equal(podCIDRs(old), podCIDRs(n)) || !slices.Equal(addresses(old), addresses(n)) {
 		t.own.cidrs = nil
@@ -82,7 +82,7 @@ func (t *Tracker) takeNode(name string, n *model.Node) {
 	if zone != t.own.zone {
 		t.own.zone = zone
 		for _, e := range t.services {
-			t.touch(e)
+			t.markDirty(e)
 		}
 	}
 }
@@ -90,36 +90,38 @@ func (t *Tracker) takeNode(name string, n *model.Node) {
 // namesInProblem bounds how many Nodes a Problem names.
 const namesInProblem = 5
 
-// checkNode looks for this node among the Nodes known, and reports whether what
-// is wrong changed. A wrong name is easily given and hard to see: everything is
-// served, but no endpoint counts as being here. Nor can one see that pods cannot
-// be told.
+// checkNode looks for this node among the known Nodes, and reports whether its Problem
+// changed. A wrong node name is hard to notice: everything is served, but no endpoint
+// counts as on this node. That packets of pods cannot be recognized is equally hard to
+// notice.
 func (t *Tracker) checkNode() bool {
-	if !t.own.census {
+	if !t.own.nodesChanged {
 		return false
 	}
-	t.own.census = false
+	t.own.nodesChanged = false
 	before := t.own.problem
 	t.own.problem = nil
-	own := t.world.nodes[t.cfg.NodeName]
+	own := t.store.nodes[t.cfg.NodeName]
 	if mode := t.localByNode(); mode != "" && own != nil && len(own.PodCIDRs) == 0 {
-		t.own.problem = &model.Problem{Where: "Node " + t.cfg.NodeName, Field: "spec.podCIDRs",
-			What: "has none, so --detect-local-mode " + mode + " cannot tell this node's pods from other clients; give another mode, " + t.orRanges() + "or have the Node get its range (kube-controller-manager --allocate-node-cidrs)"}
+		p := model.ClusterProblem(model.KindNode, t.cfg.NodeName, "spec.podCIDRs",
+			"has none, so --detect-local-mode "+mode+" cannot tell this node's pods from other clients; give another mode, "+t.orRanges()+"or have the Node get its range (kube-controller-manager --allocate-node-cidrs)")
+		t.own.problem = &p
 	}
-	if len(t.world.nodes) > 0 && own == nil {
-		names := slices.Sorted(maps.Keys(t.world.nodes))
+	if len(t.store.nodes) > 0 && own == nil {
+		names := slices.Sorted(maps.Keys(t.store.nodes))
 		known := strings.Join(names[:min(len(names), namesInProblem)], ", ")
 		if more := len(names) - namesInProblem; more > 0 {
 			known += fmt.Sprintf(" and %d more", more)
 		}
-		t.own.problem = &model.Problem{Where: "Node " + t.cfg.NodeName,
-			What: "is not among the Nodes known (" + known + "), so that no endpoint is taken for one of this node; give --hostname-override"}
+		p := model.ClusterProblem(model.KindNode, t.cfg.NodeName, "",
+			"is not among the Nodes known ("+known+"), so that no endpoint is taken for one of this node; give --hostname-override")
+		t.own.problem = &p
 	}
 	return (before == nil) != (t.own.problem == nil) || before != nil && *before != *t.own.problem
 }
 
-// localByNode is the mode by which pods are told by what the Node says of them, as a
-// person would name it; "" if they are not.
+// localByNode returns the mode that recognizes pods by the Node's podCIDRs, as a user
+// writes it; "" if another mode is set.
 func (t *Tracker) localByNode() string {
 	switch {
 	case t.cfg.DetectLocal == LocalNodeCIDR:
@@ -130,7 +132,7 @@ func (t *Tracker) localByNode() string {
 	return ""
 }
 
-// orRanges is what else helps the user of localByNode's mode.
+// orRanges names the flag that also fixes the Problem of localByNode's mode.
 func (t *Tracker) orRanges() string {
 	if t.cfg.DetectLocal == LocalNodeCIDR {
 		return ""
@@ -138,9 +140,9 @@ func (t *Tracker) orRanges() string {
 	return "--cluster-cidr, "
 }
 
-// leaving reports whether load balancers should leave this node out.
+// leaving reports whether load balancers should exclude this node.
 func (t *Tracker) leaving() bool {
-	n := t.world.nodes[t.cfg.NodeName]
+	n := t.store.nodes[t.cfg.NodeName]
 	if n == nil {
 		return t.cfg.ExpectNode
 	}
@@ -161,7 +163,7 @@ func podCIDRs(n *model.Node) []netip.Prefix {
 	return n.PodCIDRs
 }
 
-// readdress works out the node's addresses and touches what depends on them.
+// readdress computes the node's addresses and marks what depends on them dirty.
 func (t *Tracker) readdress() {
 	var addrs []netip.Addr
 	add := func(list []netip.Addr) {
@@ -172,7 +174,7 @@ func (t *Tracker) readdress() {
 		}
 	}
 	add(t.own.kernel)
-	if n := t.world.nodes[t.cfg.NodeName]; n != nil {
+	if n := t.store.nodes[t.cfg.NodeName]; n != nil {
 		add(n.Addresses)
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
@@ -181,48 +183,48 @@ func (t *Tracker) readdress() {
 		return
 	}
 	for _, a := range slices.Concat(addrs, t.own.addrs) {
-		t.touchClaiming(a)
-		for _, s := range t.world.slicesOfAddr[a] {
-			t.touch(s.service)
+		t.markAddressConflictsDirty(a)
+		for _, s := range t.store.slicesOfAddr[a] {
+			t.markDirty(s.service)
 		}
 	}
 	t.own.addrs = addrs
 	t.own.stale = true
 }
 
-// reachable reports whether other machines can address the node so. Loopback
-// must never be: a NodePort there lets neighbours in (CVE-2020-8558).
+// reachable reports whether other machines can reach the node at an address. Loopback is
+// never reachable: a NodePort on it would admit neighbors (CVE-2020-8558).
 func reachable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }
 
-// claim counts a Pod among those of this node that have its addresses, by 1 or -1.
-func (o *ownNode) claim(name string, p *model.Pod, by int) {
+// countPod adds 1 or -1 to the Pods of this node that have its addresses.
+func (o *ownNode) countPod(name string, p *model.Pod, by int) {
 	if p.Node != name {
-		o.claimElsewhere(p, by)
+		o.countOtherNodesPod(p, by)
 		return
 	}
 	for _, a := range p.IPs {
 		a = a.Unmap()
-		before := o.claimed[a]
-		if o.claimed[a] = before + by; o.claimed[a] == 0 {
-			delete(o.claimed, a)
+		before := o.knownPods[a]
+		if o.knownPods[a] = before + by; o.knownPods[a] == 0 {
+			delete(o.knownPods, a)
 		}
 		o.stale = o.stale || before == 0 || before+by == 0
 	}
 }
 
-// claimElsewhere counts a Pod among those of other nodes. A Pod without a node runs
-// nowhere yet.
-func (o *ownNode) claimElsewhere(p *model.Pod, by int) {
+// countOtherNodesPod adds 1 or -1 to the Pods of other nodes. A Pod without a node does
+// not run yet.
+func (o *ownNode) countOtherNodesPod(p *model.Pod, by int) {
 	if p.Node == "" {
 		return
 	}
 	for _, a := range p.IPs {
 		a = a.Unmap()
-		before := o.elsewhere[a]
-		if o.elsewhere[a] = before + by; o.elsewhere[a] == 0 {
-			delete(o.elsewhere, a)
+		before := o.otherNodesPods[a]
+		if o.otherNodesPods[a] = before + by; o.otherNodesPods[a] == 0 {
+			delete(o.otherNodesPods, a)
 		}
 		if before == 0 || before+by == 0 {
 			o.otherPods, o.stale = nil, true
@@ -230,57 +232,58 @@ func (o *ownNode) claimElsewhere(p *model.Pod, by int) {
 	}
 }
 
-// pollSlice renews what a slice says about policed pods on this node. A Pod of this
-// node that has the address says it better.
-func (t *Tracker) pollSlice(s *slice) {
-	if !s.near && len(s.policed) == 0 {
+// updateSlicePods computes which addresses of this node must traverse netfilter because of
+// a slice. A Pod of this node that has the address takes precedence over the slice.
+func (t *Tracker) updateSlicePods(s *slice) {
+	if !s.mayBeOnNode && len(s.mustTraverse) == 0 {
 		return
 	}
 	var now []netip.Addr
 	for i := range s.object.Endpoints {
 		ep := &s.object.Endpoints[i]
 		addr := endpointAddr(ep)
-		if addr.IsValid() && isHere(ep, t.cfg.NodeName) && !t.world.podHere(addr) && t.world.selected(s.object.Service.Namespace, ep, addr) {
+		if addr.IsValid() && onNode(ep, t.cfg.NodeName) && !t.store.podOnThisNode(addr) && t.store.selected(s.object.Service.Namespace, ep, addr) {
 			now = append(now, addr)
 		}
 	}
-	t.setPoliced(&s.policed, now)
+	t.setMustTraverse(&s.mustTraverse, now)
 }
 
-// pollPods renews what the touched pods say about policed pods on this node.
-func (t *Tracker) pollPods() {
-	for name := range t.own.pods {
+// updatePods computes which addresses must traverse netfilter because of the dirty pods.
+func (t *Tracker) updatePods() {
+	for name := range t.own.dirtyPods {
 		var now []netip.Addr
-		if p := t.world.pods[name]; p != nil && p.Node == t.cfg.NodeName && t.world.podPoliced(name) {
+		if p := t.store.pods[name]; p != nil && p.Node == t.cfg.NodeName && t.store.podSelected(name) {
 			for _, a := range p.IPs {
 				now = append(now, a.Unmap())
 			}
 		}
-		said := t.own.podsPoliced[name]
-		t.setPoliced(&said, now)
+		said := t.own.mustTraverseOfPod[name]
+		t.setMustTraverse(&said, now)
 		if len(said) == 0 {
-			delete(t.own.podsPoliced, name)
+			delete(t.own.mustTraverseOfPod, name)
 		} else {
-			t.own.podsPoliced[name] = said
+			t.own.mustTraverseOfPod[name] = said
 		}
 	}
-	clear(t.own.pods)
+	clear(t.own.dirtyPods)
 }
 
-// setPoliced replaces what somebody says about policed pods on this node.
-func (t *Tracker) setPoliced(said *[]netip.Addr, now []netip.Addr) {
+// setMustTraverse replaces the addresses that must traverse netfilter because of one pod,
+// slice or the deny rules.
+func (t *Tracker) setMustTraverse(said *[]netip.Addr, now []netip.Addr) {
 	if slices.Equal(*said, now) {
 		return
 	}
 	for _, a := range now {
-		t.own.policed[a]++
-		t.own.stale = t.own.stale || t.own.policed[a] <= 2 // the second may be one beside a guard
+		t.own.mustTraverse[a]++
+		t.own.stale = t.own.stale || t.own.mustTraverse[a] <= 2 // the second may be beside a deny rule
 	}
 	for _, a := range *said {
-		t.own.policed[a]--
-		t.own.stale = t.own.stale || t.own.policed[a] < 2
-		if t.own.policed[a] == 0 {
-			delete(t.own.policed, a)
+		t.own.mustTraverse[a]--
+		t.own.stale = t.own.stale || t.own.mustTraverse[a] < 2
+		if t.own.mustTraverse[a] == 0 {
+			delete(t.own.mustTraverse, a)
 		}
 	}
 	*said = now
@@ -288,18 +291,18 @@ func (t *Tracker) setPoliced(said *[]netip.Addr, now []netip.Addr) {
 
 // changedNode returns the Node if it differs from what was last returned.
 func (t *Tracker) changedNode() *Node {
-	t.pollPods()
+	t.updatePods()
 	if t.own.stale {
 		t.own.stale = false
 		if n := t.describeNode(); !sameNode(n, t.own.node) {
 			t.own.node = n
-			t.own.told = false
+			t.own.reported = false
 		}
 	}
-	if t.own.told {
+	if t.own.reported {
 		return nil
 	}
-	t.own.told = true
+	t.own.reported = true
 	n := t.own.node
 	return &n
 }
@@ -309,21 +312,21 @@ func (t *Tracker) describeNode() Node {
 		t.own.cidrs, t.own.peers, t.own.others = t.clusterCIDRs(), t.peers(), t.otherPodCIDRs()
 	}
 	if t.own.otherPods == nil {
-		t.own.otherPods = slices.AppendSeq(make([]netip.Addr, 0, len(t.own.elsewhere)), maps.Keys(t.own.elsewhere))
+		t.own.otherPods = slices.AppendSeq(make([]netip.Addr, 0, len(t.own.otherNodesPods)), maps.Keys(t.own.otherNodesPods))
 		slices.SortFunc(t.own.otherPods, netip.Addr.Compare)
 	}
 	n := Node{
 		Name:          t.cfg.NodeName,
 		Addrs:         t.own.addrs,
-		PodCIDRs:      canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName])),
+		PodCIDRs:      canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName])),
 		ClusterCIDRs:  t.own.cidrs,
 		Peers:         t.own.peers,
 		OtherPods:     t.own.otherPods,
 		OtherPodCIDRs: t.own.others,
 		MasqueradeAll: t.cfg.MasqueradeAll,
 
-		PoliciesUnknown: t.world.policiesUnknown || t.world.guardsUnknown,
-		PoliciesExist:   len(t.world.policies) > 0 || t.world.policiesUnknown || t.world.guardsUnknown,
+		PoliciesUnknown: t.store.policiesUnknown || t.store.denyRulesUnknown,
+		PoliciesExist:   len(t.store.policies) > 0 || t.store.policiesUnknown || t.store.denyRulesUnknown,
 		Local:           t.localTraffic(),
 		Leaving:         t.leaving(),
 	}
@@ -332,36 +335,36 @@ func (t *Tracker) describeNode() Node {
 			n.NodePortAddrs = append(n.NodePortAddrs, a)
 		}
 	}
-	for _, a := range slices.SortedFunc(maps.Keys(t.own.claimed), netip.Addr.Compare) {
+	for _, a := range slices.SortedFunc(maps.Keys(t.own.knownPods), netip.Addr.Compare) {
 		if !t.own.has(a) {
-			n.ClaimedPods = append(n.ClaimedPods, a)
+			n.KnownPods = append(n.KnownPods, a)
 		}
 	}
 	unverified := 0
-	for _, a := range slices.SortedFunc(maps.Keys(t.own.policed), netip.Addr.Compare) {
-		_, guarded := t.world.guarded[a]
-		if !guarded && !t.world.podHere(a) {
+	for _, a := range slices.SortedFunc(maps.Keys(t.own.mustTraverse), netip.Addr.Compare) {
+		_, denyRule := t.store.hasDenyRule[a]
+		if !denyRule && !t.store.podOnThisNode(a) {
 			if unverified++; unverified > maxUnverified {
 				continue
 			}
 		}
-		// Whether a policy holds for a hostNetwork pod is undefined, and
-		// policing the node's own address would take in all its traffic.
+		// The effect of a NetworkPolicy on a hostNetwork pod is undefined, and the node's
+		// own address would include all of its traffic.
 		if !t.own.has(a) {
-			n.PolicedPods = append(n.PolicedPods, a)
-			if guarded && t.own.policed[a] == 1 {
-				n.GuardedPods = append(n.GuardedPods, a)
+			n.MustTraverseNetfilter = append(n.MustTraverseNetfilter, a)
+			if denyRule && t.own.mustTraverse[a] == 1 {
+				n.DenyRulePods = append(n.DenyRulePods, a)
 			}
 		}
 	}
 	return n
 }
 
-// localTraffic is how packets of this node's pods are recognised.
+// localTraffic returns how to recognize packets of this node's pods.
 func (t *Tracker) localTraffic() LocalTraffic {
 	switch t.cfg.DetectLocal {
 	case LocalNodeCIDR:
-		return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName]))}
+		return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName]))}
 	case LocalBridgeInterface:
 		return LocalTraffic{Interface: t.cfg.LocalInterface}
 	case LocalInterfaceNamePrefix:
@@ -370,14 +373,14 @@ func (t *Tracker) localTraffic() LocalTraffic {
 	if len(t.cfg.ClusterCIDRs) > 0 {
 		return LocalTraffic{Sources: t.cfg.ClusterCIDRs}
 	}
-	// kube-proxy cannot tell then, and takes all pods for clients from outside.
-	// What the Node says is better than that.
-	return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.world.nodes[t.cfg.NodeName]))}
+	// kube-proxy then treats all pods as external clients. The Node's podCIDRs are more
+	// precise.
+	return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName]))}
 }
 
 func (t *Tracker) servesNodePorts(a netip.Addr) bool {
 	if t.cfg.NodePortPrimary {
-		for _, own := range addresses(t.world.nodes[t.cfg.NodeName]) {
+		for _, own := range addresses(t.store.nodes[t.cfg.NodeName]) {
 			if model.FamilyOf(own) == model.FamilyOf(a) {
 				return own.Unmap() == a
 			}
@@ -392,7 +395,7 @@ func (t *Tracker) servesNodePorts(a netip.Addr) bool {
 // never nil.
 func (t *Tracker) clusterCIDRs() []netip.Prefix {
 	all := append([]netip.Prefix{}, t.cfg.ClusterCIDRs...)
-	for _, n := range t.world.nodes {
+	for _, n := range t.store.nodes {
 		all = append(all, n.PodCIDRs...)
 	}
 	return canonicalPrefixes(all)
@@ -401,7 +404,7 @@ func (t *Tracker) clusterCIDRs() []netip.Prefix {
 // otherPodCIDRs collects the address ranges of the other nodes' pods.
 func (t *Tracker) otherPodCIDRs() []netip.Prefix {
 	var all []netip.Prefix
-	for _, n := range t.world.nodes {
+	for _, n := range t.store.nodes {
 		if n.Name != t.cfg.NodeName {
 			all = append(all, n.PodCIDRs...)
 		}
@@ -412,7 +415,7 @@ func (t *Tracker) otherPodCIDRs() []netip.Prefix {
 // peers collects the addresses of the other nodes.
 func (t *Tracker) peers() []netip.Addr {
 	var all []netip.Addr
-	for _, n := range t.world.nodes {
+	for _, n := range t.store.nodes {
 		if n.Name == t.cfg.NodeName {
 			continue
 		}
@@ -428,8 +431,8 @@ func sameNode(a, b Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
-		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.PolicedPods, b.PolicedPods) && slices.Equal(a.GuardedPods, b.GuardedPods) &&
-		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.ClaimedPods, b.ClaimedPods) && a.Leaving == b.Leaving &&
+		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.MustTraverseNetfilter, b.MustTraverseNetfilter) && slices.Equal(a.DenyRulePods, b.DenyRulePods) &&
+		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.KnownPods, b.KnownPods) && a.Leaving == b.Leaving &&
 		slices.Equal(a.OtherPods, b.OtherPods) && slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

@@ -204,7 +204,7 @@ func TestAddressesOfPodsByNode(t *testing.T) {
 	want := func(what string, claimed, others, cidrs string) {
 		t.Helper()
 		n := tr.State().Node
-		same(t, what+": claimed pods", strings.Join(stringsOf(n.ClaimedPods), " "), claimed)
+		same(t, what+": claimed pods", strings.Join(stringsOf(n.KnownPods), " "), claimed)
 		same(t, what+": other pods", strings.Join(stringsOf(n.OtherPods), " "), others)
 		same(t, what+": other podCIDRs", strings.Join(stringsOf(n.OtherPodCIDRs), " "), cidrs)
 	}

@@ -87,7 +87,7 @@ func TestPolicyChangesUpdateJustThePortsConcerned(t *testing.T) {
 		name  string
 		delta model.Delta
 		ports []string // Services that are upserted
-		pods  []string // PolicedPods; nil if the node does not change
+		pods  []string // MustTraverseNetfilter; nil if the node does not change
 	}{
 		{"a policy comes", delta(policy("np", isWeb)), []string{"bare", "web"}, []string{"10.1.0.1"}},
 		{"the same again", delta(policy("np", isWeb)), nil, nil},
@@ -108,8 +108,8 @@ func TestPolicyChangesUpdateJustThePortsConcerned(t *testing.T) {
 		}
 		if (c.Node != nil) != (step.pods != nil) {
 			t.Errorf("%s: node changed to %+v, want policed pods %v", step.name, c.Node, step.pods)
-		} else if c.Node != nil && !equalStrings(stringsOf(c.Node.PolicedPods), step.pods) {
-			t.Errorf("%s: policed pods are %v, want %v", step.name, c.Node.PolicedPods, step.pods)
+		} else if c.Node != nil && !equalStrings(stringsOf(c.Node.MustTraverseNetfilter), step.pods) {
+			t.Errorf("%s: policed pods are %v, want %v", step.name, c.Node.MustTraverseNetfilter, step.pods)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func TestPolicedPods(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			if got := stringsOf(newTracker(row.objects...).State().Node.PolicedPods); !equalStrings(got, row.want) {
+			if got := stringsOf(newTracker(row.objects...).State().Node.MustTraverseNetfilter); !equalStrings(got, row.want) {
 				t.Errorf("got %v, want %v", got, row.want)
 			}
 		})

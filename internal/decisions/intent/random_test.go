@@ -273,17 +273,17 @@ func (t *Tracker) summary() string {
 func checkSound(t *testing.T, s State) {
 	t.Helper()
 	for _, sp := range s.Ports {
-		cluster := slices.ContainsFunc(sp.Endpoints, func(e Endpoint) bool { return e.Cluster })
-		local := slices.ContainsFunc(sp.Endpoints, func(e Endpoint) bool { return e.Local })
+		cluster := slices.ContainsFunc(sp.Endpoints, func(e Endpoint) bool { return e.ClusterPolicy })
+		local := slices.ContainsFunc(sp.Endpoints, func(e Endpoint) bool { return e.LocalPolicy })
 		for _, f := range sp.Frontends {
-			for _, r := range []Route{f.Outside, f.Inside} {
+			for _, r := range []Route{f.ExternalRoute, f.InternalRoute} {
 				if r == ToCluster && !cluster || r == ToLocal && !local {
 					t.Errorf("%v: a route leads nowhere:\n%s", sp.ID, describe([]*ServicePort{sp}))
 				}
 			}
 		}
 		for _, e := range sp.Endpoints {
-			if !e.Cluster && !e.Local || e.Host && !e.Here || e.Local && !e.Here {
+			if !e.ClusterPolicy && !e.LocalPolicy || e.HostNetwork && !e.OnThisNode || e.LocalPolicy && !e.OnThisNode {
 				t.Errorf("%v: an endpoint that makes no sense: %+v", sp.ID, e)
 			}
 		}
@@ -293,30 +293,30 @@ func checkSound(t *testing.T, s State) {
 	}
 }
 
-func (t *Tracker) holders() map[claimKey]PortID {
-	out := map[claimKey]PortID{}
-	for key := range t.claims.claimants {
-		out[key] = t.claims.holder(key)
+func (t *Tracker) holders() map[addressKey]PortID {
+	out := map[addressKey]PortID{}
+	for key := range t.addresses.requesters {
+		out[key] = t.addresses.holder(key)
 	}
 	return out
 }
 
 // checkHolders wants what the README promises of Services that claim the same.
-func checkHolders(t *testing.T, world model.Delta, before, after map[claimKey]PortID) {
+func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]PortID) {
 	t.Helper()
 	type rival struct {
 		kind    FrontendKind
 		created time.Time
 	}
-	claims := map[claimKey]map[model.Name]rival{}
+	claims := map[addressKey]map[model.Name]rival{}
 	for _, svc := range world.Services {
 		if svc.ProxyName != "" {
 			continue
 		}
 		p := planService(svc, false)
-		all := []claim{}
+		all := []addressRequest{}
 		for _, port := range p.ports {
-			all = append(all, port.claims...)
+			all = append(all, port.requests...)
 		}
 		if p.health != nil {
 			all = append(all, *p.health)
@@ -387,7 +387,7 @@ func live(t *testing.T, d dice, steps int) {
 		checkHolders(t, r.world, held, tr.holders())
 		fresh := New(cfg)
 		fresh.SetNodeAddrs(r.addrs)
-		maps.Copy(fresh.claims.before, held) // who was served is the one thing that the world does not say
+		maps.Copy(fresh.addresses.before, held) // who was served is the one thing that the world does not say
 		fresh.Apply(r.world)
 		want := fresh.summary()
 		if got := tr.summary(); got != want {
@@ -443,12 +443,12 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		}
 		tr.Apply(whole(model.Delta{}))
 		tr.SetNodeAddrs(nil)
-		w := &tr.world
-		left := len(tr.services) + len(tr.claims.claimants) + len(tr.claims.before) + len(tr.claiming) + len(tr.troubled) + len(tr.problems) + len(w.slices) + len(w.nodes) + len(w.pods) +
-			len(w.policies) + len(w.slicesOfPod) + len(w.slicesOfAddr) + len(w.slicesOfNS) + len(w.slicesNear) + len(w.podsOfAddr) +
-			len(w.podsOfNS) + len(tr.own.policed) + len(tr.own.claimed) + len(tr.own.elsewhere) + len(tr.own.podsPoliced) + len(tr.own.addrs)
+		st := &tr.store
+		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.withProblems) + len(tr.problems) + len(st.slices) + len(st.nodes) + len(st.pods) +
+			len(st.policies) + len(st.slicesOfPod) + len(st.slicesOfAddr) + len(st.slicesOfNS) + len(st.slicesOnNode) + len(st.podsOfAddr) +
+			len(st.podsOfNS) + len(tr.own.mustTraverse) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.mustTraverseOfPod) + len(tr.own.addrs)
 		if left > 0 {
-			t.Errorf("seed %d: %d entries are left: %+v %+v", seed, left, tr.world, tr.own)
+			t.Errorf("seed %d: %d entries are left: %+v %+v", seed, left, tr.store, tr.own)
 		}
 	}
 }

@@ -8,30 +8,30 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Tracker knows the world as the Deltas told it and keeps the decisions for it
-// up to date. Its work for a change follows what the change touches: indexes
-// lead from each object to the Services whose decision depends on it.
+// Tracker stores the facts of Deltas and keeps the decisions about them up to date. Its
+// work for a change follows the change: indexes lead from each object to the Services
+// whose decision depends on it.
 //
-//	Delta ──> world (facts, indexes) ──> touched Services ──> decide ──> compare ──> Changes
+//	Delta ──> store (facts, indexes) ──> dirty Services ──> decide ──> compare ──> Changes
 //
 // One goroutine at a time uses a Tracker.
 type Tracker struct {
 	cfg   Config
-	world world
+	store store
 	own   ownNode
 
-	claims   claimTable
-	claiming map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
-	services map[model.Name]*service
-	troubled map[model.Name]struct{} // Services with problems
-	problems []model.Problem         // of all Services and the node, sorted
+	addresses    addressTable
+	conflictable map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
+	services     map[model.Name]*service
+	withProblems map[model.Name]struct{} // Services with problems
+	problems     []model.Problem         // of all Services and the node, sorted
 
-	touched    []*service // to be decided again
+	dirty      []*service // to decide again
 	candidates []candidate
 	healthy    []netip.Addr
 }
 
-// service is a Service, or the place kept for one whose slices came first.
+// service is a Service, or a placeholder for one whose slices came first.
 type service struct {
 	name   model.Name
 	spec   *model.Service // nil while there is none
@@ -41,65 +41,65 @@ type service struct {
 	ports    []*ServicePort // as decided, sorted by ID
 	health   HealthCheck    // Port 0: none
 	problems []model.Problem
-	touched  bool
+	dirty    bool
 }
 
-// New returns a Tracker of an empty world. The Config must be valid.
+// New returns a Tracker without facts. The Config must be valid.
 func New(cfg Config) *Tracker {
 	cfg.NodePortAddresses = canonicalPrefixes(cfg.NodePortAddresses)
 	cfg.ClusterCIDRs = canonicalPrefixes(cfg.ClusterCIDRs)
 	t := &Tracker{
-		cfg:      cfg,
-		world:    newWorld(cfg.NodeName),
-		own:      newOwnNode(),
-		claims:   newClaimTable(),
-		claiming: map[netip.Addr]map[*service]struct{}{},
-		services: map[model.Name]*service{},
-		troubled: map[model.Name]struct{}{},
+		cfg:          cfg,
+		store:        newStore(cfg.NodeName),
+		own:          newOwnNode(),
+		addresses:    newAddressTable(),
+		conflictable: map[netip.Addr]map[*service]struct{}{},
+		services:     map[model.Name]*service{},
+		withProblems: map[model.Name]struct{}{},
 	}
 	t.own.node = t.describeNode()
 	return t
 }
 
-// Apply takes in a Delta and returns what it changes. The first call always
-// reports the Node.
+// Apply stores the facts of a Delta and returns what they change. The first call always
+// returns the Node.
 func (t *Tracker) Apply(d model.Delta) Changes {
 	if d.Full {
 		t.forget(d)
-		t.takePoliciesUnknown(false)
+		t.onPoliciesUnknownUpdate(false)
 	}
 	if t.cfg.IgnoreNetworkPolicies {
 		d.NetworkPolicies, d.PoliciesUnknown = nil, nil
 	}
 	if d.PoliciesUnknown != nil {
-		t.takePoliciesUnknown(*d.PoliciesUnknown)
+		t.onPoliciesUnknownUpdate(*d.PoliciesUnknown)
 	}
-	// Nodes, policies and pods come first only because the Services that they
-	// touch are then decided once; the result does not depend on the order.
+	// Nodes, policies and pods come first only so that each Service is decided once. The
+	// result does not depend on the order.
 	for name, n := range d.Nodes {
-		t.takeNode(name, n)
+		t.onNodeUpdate(name, n)
 	}
 	for name, p := range d.NetworkPolicies {
-		t.takePolicy(name, p)
+		t.onNetworkPolicyUpdate(name, p)
 	}
 	for name, p := range d.Pods {
-		t.takePod(name, p)
+		t.onPodUpdate(name, p)
 	}
 	for name, s := range d.Services {
-		t.takeService(name, s)
+		t.onServiceUpdate(name, s)
 	}
 	for name, s := range d.Slices {
-		t.takeSlice(name, s)
+		t.onSliceUpdate(name, s)
 	}
-	return t.settle()
+	return t.recompute()
 }
 
-// SetNodeAddrs tells the node's own addresses as the kernel has them, all of
-// them each time. Loopback and link-local ones are ignored.
+// SetNodeAddrs sets the node's own addresses as the kernel has them, complete each time.
+// It ignores loopback and link-local addresses.
 func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
 	t.own.kernel = slices.Clone(addrs)
 	t.readdress()
-	return t.settle()
+	return t.recompute()
 }
 
 // State returns the whole state, sorted.
@@ -112,37 +112,22 @@ func (t *Tracker) State() State {
 	return s
 }
 
-// HealthChecks returns every healthCheckNodePort to serve, sorted by Service.
-func (t *Tracker) HealthChecks() []HealthCheck {
-	var out []HealthCheck
-	for _, e := range t.services {
-		if e.health.Port != 0 {
-			out = append(out, e.health)
-		}
-	}
-	slices.SortFunc(out, compareHealthChecks)
-	return out
-}
-
-// Problems returns what somebody should mend, sorted.
-func (t *Tracker) Problems() []model.Problem { return slices.Clone(t.problems) }
-
-// touch has a Service decided again at the end of the call.
-func (t *Tracker) touch(e *service) {
-	if !e.touched {
-		e.touched = true
-		t.touched = append(t.touched, e)
+// markDirty makes recompute decide a Service again.
+func (t *Tracker) markDirty(e *service) {
+	if !e.dirty {
+		e.dirty = true
+		t.dirty = append(t.dirty, e)
 	}
 }
 
-// settle decides everything that was touched and returns what became different.
-func (t *Tracker) settle() Changes {
+// recompute decides all dirty Services and returns what changed.
+func (t *Tracker) recompute() Changes {
 	var c Changes
 	complained := t.checkNode()
-	t.claims.settle()
-	for _, e := range t.touched {
+	t.addresses.resolve()
+	for _, e := range t.dirty {
 		for _, s := range e.slices {
-			t.pollSlice(s)
+			t.updateSlicePods(s)
 		}
 		ports, health, problems := t.decide(e)
 		e.ports = comparedWith(e.ports, ports, &c)
@@ -152,16 +137,16 @@ func (t *Tracker) settle() Changes {
 		}
 		if !slices.Equal(problems, e.problems) {
 			e.problems = problems
-			t.setTroubled(e)
+			t.setHasProblems(e)
 			complained = true
 		}
-		e.touched = false
+		e.dirty = false
 		if e.spec == nil && len(e.slices) == 0 {
 			delete(t.services, e.name)
 		}
 	}
-	clear(t.touched)
-	t.touched = t.touched[:0]
+	clear(t.dirty)
+	t.dirty = t.dirty[:0]
 
 	slices.SortFunc(c.Upserts, comparePorts)
 	slices.SortFunc(c.Deletes, PortID.Compare)
@@ -173,22 +158,22 @@ func (t *Tracker) settle() Changes {
 	return c
 }
 
-func (t *Tracker) setTroubled(e *service) {
+func (t *Tracker) setHasProblems(e *service) {
 	if len(e.problems) > 0 {
-		t.troubled[e.name] = struct{}{}
+		t.withProblems[e.name] = struct{}{}
 	} else {
-		delete(t.troubled, e.name)
+		delete(t.withProblems, e.name)
 	}
 }
 
-// collectProblems renews the list of all problems. It returns nil if that made
-// no difference, and an empty list when the last problem went.
+// collectProblems updates the list of all Problems. It returns nil if the list is
+// unchanged, and an empty list after the last Problem was resolved.
 func (t *Tracker) collectProblems() []model.Problem {
 	all := []model.Problem{}
 	if p := t.own.problem; p != nil {
 		all = append(all, *p)
 	}
-	for name := range t.troubled {
+	for name := range t.withProblems {
 		all = append(all, t.services[name].problems...)
 	}
 	slices.SortFunc(all, compareProblems)
@@ -200,9 +185,8 @@ func (t *Tracker) collectProblems() []model.Problem {
 	return slices.Clone(all)
 }
 
-// comparedWith adds to c what makes the old ports of a Service into the new
-// ones, both sorted, and returns the ports to keep: an old one where nothing
-// changed, so that equal decisions stay the same value.
+// comparedWith adds to c the difference between the old and the new ports of a Service,
+// both sorted. It returns the ports to keep: the old value where nothing changed.
 func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 	i := 0
 	for n, sp := range after {
@@ -226,16 +210,16 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 	return after
 }
 
-// samePort compares two decisions. The time that caused them does not count.
+// samePort compares two decisions without the time that caused them.
 func samePort(a, b *ServicePort) bool {
-	return a.ID == b.ID && a.Affinity == b.Affinity && a.AppProtocol == b.AppProtocol && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
-		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Retained, b.Retained) &&
+	return a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.ServingUnselected, b.ServingUnselected) &&
 		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
 }
 
 func sameFrontend(a, b Frontend) bool {
 	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
-		a.Outside == b.Outside && a.Inside == b.Inside &&
+		a.ExternalRoute == b.ExternalRoute && a.InternalRoute == b.InternalRoute &&
 		(a.SourceRanges == nil) == (b.SourceRanges == nil) &&
 		slices.Equal(a.SourceRanges, b.SourceRanges)
 }

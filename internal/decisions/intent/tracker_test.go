@@ -70,8 +70,8 @@ func TestChangesFollowTheDeltas(t *testing.T) {
 	} {
 		same(t, step.name, outline(tr.Apply(step.delta)), step.want)
 	}
-	if len(tr.services)+len(tr.world.slices)+len(tr.claims.claimants)+len(tr.world.slicesOfNS)+len(tr.world.slicesOfAddr)+len(tr.world.slicesNear) > 0 {
-		t.Errorf("an empty world leaves entries behind: %+v", tr.world)
+	if len(tr.services)+len(tr.store.slices)+len(tr.addresses.requesters)+len(tr.store.slicesOfNS)+len(tr.store.slicesOfAddr)+len(tr.store.slicesOnNode) > 0 {
+		t.Errorf("an empty world leaves entries behind: %+v", tr.store)
 	}
 }
 

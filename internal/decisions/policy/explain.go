@@ -13,20 +13,19 @@ const (
 	Untracked = "allowed, not tracked"
 	Tracked   = "allowed, tracked"
 	Denied    = "denied"
-	AsUsual   = "tracked as usual" // no policy has a say
+	AsUsual   = "tracked as usual" // no policy applies
 )
 
-// DiffersBySource is the Outcome of a flow that fares differently by the port that it
-// comes from.
+// DiffersBySource is the Outcome of a flow whose outcome depends on its source port.
 const DiffersBySource = "differs by source port"
 
-// Flow is what is asked about: connections, or the packets that begin them.
+// Flow is the subject of Explain: connections, or their first packets.
 type Flow struct {
 	From, To netip.Addr
 	Protocol model.Protocol
 	Port     uint16 // of To
-	// Source are the ports that it may come from; the zero value is those that Linux
-	// gives to who asks for none.
+	// Source are the possible source ports; the zero value is the range of ports that
+	// Linux assigns.
 	Source PortSpan
 }
 
@@ -43,15 +42,14 @@ func (f Flow) source() PortSpan {
 	return f.Source
 }
 
-// Decision is what one side's policies say of a flow.
+// Decision is what one side's policies decide about a flow.
 type Decision struct {
 	Side    Side       `json:"-"`
-	Addr    netip.Addr `json:"address"` // here, whose policies they are
+	Addr    netip.Addr `json:"address"` // the local address whose policies apply
 	Peer    netip.Addr `json:"peer"`
 	Outcome string     `json:"outcome"`
-	// SourcePorts are those that a flow must come from for this to be decided about it,
-	// "" if it is about each: a rule's ports may be those that a flow comes from, and
-	// nobody can tell it from an answer then.
+	// SourcePorts are the source ports that this decision requires, "" if it applies to
+	// all: a rule's ports may be source ports of a flow, which then looks like a reply.
 	SourcePorts string   `json:"sourcePorts,omitempty"`
 	Policy      string   `json:"policy,omitempty"`
 	Field       string   `json:"field,omitempty"` // of the policy
@@ -59,15 +57,15 @@ type Decision struct {
 	sources     PortSpan // as in SourcePorts
 }
 
-// Explain says what this node's policies make of a flow: those of the address that
-// is asked, and those of the address that asks. One that is not here has none.
+// Explain returns what this node's policies decide about a flow: the policies of the
+// destination and those of the source. An address of another node has none.
 func (t *Tracker) Explain(f Flow) []Decision {
 	var out []Decision
 	if t.wantedOf[f.To] != nil {
 		d := t.decide(Ingress, f.To, f.From, f.Protocol, f.Port)
 		out = append(out, d)
 		if d.Outcome == Untracked && !t.hasEgress() {
-			return out // the packet looks no further
+			return out // the packet traverses no further policy
 		}
 	}
 	if t.wantedOf[f.From] != nil {
@@ -76,7 +74,7 @@ func (t *Tracker) Explain(f Flow) []Decision {
 	return append(out, t.asAnswer(f)...)
 }
 
-// hasEgress reports whether anything of ports of peers holds on this node.
+// hasEgress reports whether an egress rule holds on this node.
 func (t *Tracker) hasEgress() bool {
 	for target := range t.targets.now {
 		if target.Side == Egress {
@@ -86,21 +84,21 @@ func (t *Tracker) hasEgress() bool {
 	return false
 }
 
-// asAnswer says what is decided about a flow as if it were an answer, by the port that
-// it comes from.
+// asAnswer returns what the policies decide about a flow by its source port, as if it were
+// a reply.
 func (t *Tracker) asAnswer(f Flow) (out []Decision) {
 	span := f.source()
 	for _, side := range []Side{Ingress, Egress} {
-		here, peer := f.From, f.To
+		local, peer := f.From, f.To
 		if side == Egress {
-			here, peer = f.To, f.From
+			local, peer = f.To, f.From
 		}
-		for _, target := range t.targetsOf[here] {
+		for _, target := range t.targetsOf[local] {
 			first, last := max(target.First, span.First), min(target.Last, span.Last)
 			if target.Side != side || target.Protocol != f.Protocol || first > last {
 				continue
 			}
-			d := t.decide(side, here, peer, f.Protocol, first)
+			d := t.decide(side, local, peer, f.Protocol, first)
 			d.sources = PortSpan{first, last}
 			d.SourcePorts = d.sources.String()
 			d.Why = fmt.Sprintf("what comes from port %s cannot be told from an answer, and %s", d.SourcePorts, d.Why)
@@ -110,17 +108,17 @@ func (t *Tracker) asAnswer(f Flow) (out []Decision) {
 	return out
 }
 
-func (t *Tracker) decide(side Side, here, peer netip.Addr, proto model.Protocol, port uint16) Decision {
-	d := Decision{Side: side, Addr: here, Peer: peer, Outcome: AsUsual}
+func (t *Tracker) decide(side Side, local, peer netip.Addr, proto model.Protocol, port uint16) Decision {
+	d := Decision{Side: side, Addr: local, Peer: peer, Outcome: AsUsual}
 	verdict := ""
-	for _, target := range t.targetsOf[here] {
+	for _, target := range t.targetsOf[local] {
 		if target.Side == side && target.Protocol == proto && target.First <= port && port <= target.Last {
 			verdict = t.targets.now[target]
 		}
 	}
 	if verdict == "" {
-		d.Why = fmt.Sprintf("no policy that is applied to %s is about %s of %s port %d", here, side, proto, port)
-		for _, r := range t.refusedOf[here] {
+		d.Why = fmt.Sprintf("no policy that is applied to %s is about %s of %s port %d", local, side, proto, port)
+		for _, r := range t.refusedOf[local] {
 			d.Policy, d.Field, d.Why = r.Policy, r.Field, r.Message
 		}
 		return d
@@ -152,8 +150,7 @@ func (t *Tracker) decide(side Side, here, peer netip.Addr, proto model.Protocol,
 	return d
 }
 
-// mayBeOwn reports whether an address that no object names lies where the node has
-// one for its pods.
+// mayBeOwn reports whether an address that no object names is in the node's pod range.
 func (t *Tracker) mayBeOwn(a netip.Addr) bool {
 	if t.node == nil || !slices.ContainsFunc(t.node.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
 		return false
@@ -166,7 +163,7 @@ func (t *Tracker) mayBeOwn(a netip.Addr) bool {
 	return true
 }
 
-// why says how an address is among the peers of a rule.
+// why returns how an address is among the peers of a rule.
 func (r *rule) why(a netip.Addr) (string, bool) {
 	switch {
 	case r.Anybody:
@@ -180,11 +177,11 @@ func (r *rule) why(a netip.Addr) (string, bool) {
 	return "", false
 }
 
-// Outcome is what becomes of a flow by all that was decided on its way, on one node or
-// several: denied by any is denied, and what one leaves untracked is untracked there.
+// Outcome combines all decisions on a flow's path, on one node or several. One denial
+// denies the flow; a node that leaves it untracked does so for its part of the path.
 func Outcome(f Flow, decisions []Decision) string {
 	span := f.source()
-	cuts := []int{int(span.First)} // where another list of decisions may begin
+	cuts := []int{int(span.First)} // start of another list of decisions
 	for _, d := range decisions {
 		if d.SourcePorts == "" {
 			continue
@@ -220,8 +217,8 @@ func together(a, b string) string {
 	return AsUsual
 }
 
-// SelectNobody lists the policies that select no pod with an address of its own and no
-// node of a world, sorted: most likely by a slip of the pen.
+// SelectNobody returns the policies that select no node and no pod with its own address,
+// sorted: most likely they contain a mistake.
 func SelectNobody(world model.Delta) (out []string) {
 	t := New(Config{})
 	t.Apply(model.Delta{Full: true, Namespaces: world.Namespaces})

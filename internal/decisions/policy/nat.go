@@ -8,25 +8,24 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// natKey is a port from which, or to which, packets of a Service are translated: that
-// of an endpoint or of a frontend.
+// natKey is a port of an endpoint or a frontend whose packets are translated.
 type natKey struct {
 	proto model.Protocol
 	port  uint16
-	// frontend says that a Service has the address, and not an endpoint.
+	// frontend says that a Service has the address, rather than an endpoint.
 	frontend bool
-	// early says that eBPF translates, before a policy sees the packet: a policy for
-	// that very address would decide about nothing. Else netfilter translates, after.
+	// early says that eBPF translates before a policy sees the packet: a policy for that
+	// address would match nothing. Otherwise netfilter translates after the policy.
 	early bool
 	what  string // "it is an endpoint of Service a/b"
-	// instead is what to do about it, beside leaving the port out.
+	// instead is the remedy, apart from leaving the port out.
 	instead string
 	reason  string // of the Refusal, if it is not NeedsNAT
 }
 
-// natIndex knows the addresses at which a policy must keep its hands off: packets
-// there carry another address before or after, and conntrack must know which. It is
-// kept while there are policies.
+// natIndex holds the addresses where a policy cannot untrack: packets there have another
+// address before or after, and conntrack must know which. The Tracker maintains it while
+// there are policies.
 type natIndex struct {
 	at        map[netip.Addr]map[natKey]int
 	nodePorts map[natKey]int // at all addresses of the node
@@ -36,7 +35,7 @@ func newNATIndex() natIndex {
 	return natIndex{at: map[netip.Addr]map[natKey]int{}, nodePorts: map[natKey]int{}}
 }
 
-// add counts an entry, by 1 or -1.
+// add adds 1 or -1 to an entry.
 func (x *natIndex) add(a netip.Addr, k natKey, by int) {
 	m := x.at[a]
 	if m == nil {
@@ -57,7 +56,7 @@ func (x *natIndex) addNodePort(k natKey, by int) {
 	}
 }
 
-// translated says of each port of a Service whether netfilter translates its packets.
+// translated returns for each port of a Service whether netfilter translates its packets.
 func (t *Tracker) translated(s *model.Service) []bool {
 	out := make([]bool, len(s.Ports))
 	others := s.ProxyName != t.cfg.ProxyName
@@ -73,7 +72,7 @@ func (t *Tracker) translated(s *model.Service) []bool {
 	return out
 }
 
-// instead says what to do where a policy and a Service's port do not go together.
+// instead returns the remedy for a policy that conflicts with a Service's port.
 func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
 	const headless = "use a headless Service"
 	switch {
@@ -87,7 +86,7 @@ func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
 	return headless + ", or annotate the Service with spillway.dev/helper=none if it is not FTP"
 }
 
-// countSlice enters the endpoints of a slice, or takes them out.
+// countSlice adds or removes the endpoints of a slice.
 func (t *Tracker) countSlice(s *model.EndpointSlice, by int) {
 	for _, port := range s.Ports {
 		translated, instead := t.endpointPort(s.Service, &port)
@@ -103,8 +102,8 @@ func (t *Tracker) countSlice(s *model.EndpointSlice, by int) {
 	}
 }
 
-// endpointPort says whether netfilter translates to a port of a slice, and what to do
-// if a policy is about it.
+// endpointPort returns whether netfilter translates to a port of a slice, and the remedy
+// if a policy matches it.
 func (t *Tracker) endpointPort(service model.Name, port *model.EndpointPort) (translated bool, instead string) {
 	s := t.services[service]
 	if s == nil {
@@ -116,11 +115,11 @@ func (t *Tracker) endpointPort(service model.Name, port *model.EndpointPort) (tr
 			return ports[i], t.instead(s, p)
 		}
 	}
-	// No port of the Service is served there; whoever translates may see it otherwise.
+	// The Service serves no port there; the program that translates may disagree.
 	return t.cfg.Netfilter || s.ProxyName != t.cfg.ProxyName && t.cfg.ProxyName != "", t.instead(nil, nil)
 }
 
-// countService enters the addresses of a Service, or takes them out.
+// countService adds or removes the addresses of a Service.
 func (t *Tracker) countService(s *model.Service, by int) {
 	translated := t.translated(s)
 	for i := range s.Ports {
@@ -136,15 +135,15 @@ func (t *Tracker) countService(s *model.Service, by int) {
 			k = natKey{port.Protocol, port.NodePort, true, early, fmt.Sprintf("it is a NodePort of Service %s", s.Name), instead, ""}
 			t.nat.addNodePort(k, by)
 			if !early {
-				t.fading.addNodePort(k, -by)
+				t.pendingRemoval.addNodePort(k, -by)
 			}
-			t.touchNodePorts(by)
+			t.markNodePortsDirty(by)
 		}
 	}
 }
 
-// countHostPorts enters the ports of a pod here that ports of the node lead to, or takes
-// them out. The CNI has netfilter translate there, whoever serves Services.
+// countHostPorts adds or removes the ports of a pod of this node that a hostPort leads to.
+// The CNI translates them in netfilter, whatever serves Services.
 func (t *Tracker) countHostPorts(p *model.Pod, by int) {
 	if p.Node != t.cfg.NodeName {
 		return
@@ -161,50 +160,51 @@ func (t *Tracker) countHostPorts(p *model.Pod, by int) {
 func (t *Tracker) countNAT(a netip.Addr, k natKey, by int) {
 	t.nat.add(a, k, by)
 	if !k.early && k.reason != HostPort {
-		t.fading.add(a, k, -by)
+		t.pendingRemoval.add(a, k, -by)
 	}
-	t.touchNATs(a, k, by)
+	t.markNATDirty(a, k, by)
 }
 
-// touchNATs has all judged again that a Service, or a pod's hostPort, at an address may
-// be in the way of.
-func (t *Tracker) touchNATs(a netip.Addr, k natKey, by int) {
-	if _, here := t.targetsOf[a]; here {
-		t.touchNAT(a, by)
+// markNATDirty marks everything dirty that a Service or a hostPort at an address may
+// conflict with.
+func (t *Tracker) markNATDirty(a netip.Addr, k natKey, by int) {
+	if _, selected := t.targetsOf[a]; selected {
+		t.markAddressDirty(a, by)
 	}
-	for _, r := range t.outward {
+	for _, r := range t.outgoing {
 		if r.takesFrom(k) && r.covers(a) {
-			t.staleNAT(r)
+			t.markRuleDirty(r)
 		}
 	}
 }
 
-func (t *Tracker) touchNodePorts(by int) {
+func (t *Tracker) markNodePortsDirty(by int) {
 	for _, a := range t.own {
-		t.touchNAT(a, by)
+		t.markAddressDirty(a, by)
 	}
 }
 
-// TakeOver says, before all else, that somebody else may translate for Services in
-// netfilter until ServicesWritten is called.
-func (t *Tracker) TakeOver() { t.takingOver, t.silent = true, true }
+// StartTakeover says that another program may translate for Services in netfilter until
+// the call of ServicesWritten. Callers call it first.
+func (t *Tracker) StartTakeover() { t.takingOver, t.holdRefusals = true, true }
 
-// Tell has refusals told that TakeOver holds back, since it may be over soon.
-func (t *Tracker) Tell() Changes {
-	if !t.silent {
+// ReportRefusals returns the refusals that StartTakeover withheld because they may be
+// resolved soon.
+func (t *Tracker) ReportRefusals() Changes {
+	if !t.holdRefusals {
 		return Changes{}
 	}
-	t.silent = false
+	t.holdRefusals = false
 	t.refusals = t.collectRefusals()
 	return Changes{Refusals: t.refusals}
 }
 
-// ServicesWritten says that the kernel serves Services as they are known, and so that
-// netfilter translates for none that is gone: what is in the way of a policy stays
-// there till then, or connections that begin meanwhile would be cut.
+// ServicesWritten says that the kernel serves the Services that the Tracker knows, so that
+// netfilter no longer translates for deleted ones. Until this call deleted Services still
+// block policies; otherwise connections that start meanwhile would break.
 func (t *Tracker) ServicesWritten() Changes {
 	first := t.takingOver
-	if !first && len(t.fading.at)+len(t.fading.nodePorts) == 0 {
+	if !first && len(t.pendingRemoval.at)+len(t.pendingRemoval.nodePorts) == 0 {
 		return Changes{}
 	}
 	if first {
@@ -212,18 +212,18 @@ func (t *Tracker) ServicesWritten() Changes {
 		t.takingOver = false
 		t.countServices(1)
 	}
-	gone := t.fading
-	t.fading = newNATIndex()
+	gone := t.pendingRemoval
+	t.pendingRemoval = newNATIndex()
 	for a, keys := range gone.at {
 		for k := range keys {
-			t.touchNATs(a, k, -1)
+			t.markNATDirty(a, k, -1)
 		}
 	}
 	if len(gone.nodePorts) > 0 {
-		t.touchNodePorts(-1)
+		t.markNodePortsDirty(-1)
 	}
-	c := t.settle()
-	if told := t.Tell(); told.Refusals != nil {
+	c := t.recompute()
+	if told := t.ReportRefusals(); told.Refusals != nil {
 		c.Refusals = told.Refusals
 	}
 	return c
@@ -241,44 +241,44 @@ func (t *Tracker) countServices(by int) {
 	}
 }
 
-// touchNAT has an address judged again at which netfilter translates more, or less.
-func (t *Tracker) touchNAT(a netip.Addr, by int) {
+// markAddressDirty marks an address dirty where netfilter translates more, or less.
+func (t *Tracker) markAddressDirty(a netip.Addr, by int) {
 	t.dirty[a] = struct{}{}
 	if by < 0 {
-		t.lifted[a] = struct{}{}
+		t.resolved[a] = struct{}{}
 	}
 }
 
-// staleNAT has the Services that an outward rule takes in looked for again.
-func (t *Tracker) staleNAT(r *rule) {
+// markRuleDirty makes renewNAT search for the Services that an outgoing rule matches.
+func (t *Tracker) markRuleDirty(r *rule) {
 	if !r.natStale {
 		r.natStale = true
 		t.natStale = append(t.natStale, r)
 	}
 }
 
-// obstacle is why a rule does not hold at an address as it is asked for.
+// obstacle is why a rule does not hold as requested at an address.
 type obstacle struct {
 	what    string // the Service, or the pod's hostPort
-	early   bool   // as in natKey: the rule decides about nothing there
+	early   bool   // as in natKey: the rule matches nothing there
 	instead string // as in natKey
 	reason  string
 }
 
-// natAt says which Service's packets are in the way of a rule, if there is any.
+// natAt returns the Service whose packets conflict with a rule, if there is one.
 func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
 	own := t.isOwn(addr)
 	look := func(keys map[natKey]int) {
 		for k := range keys {
 			if !r.about(k.proto, k.port) || k.early && !own || r.Track && !k.early {
-				continue // conntrack sees all of what is tracked
+				continue // a rule that tracks hides nothing from conntrack
 			}
-			if found.what == "" || k.what < found.what { // the same one each time
+			if found.what == "" || k.what < found.what { // the same result each time
 				found = obstacle{k.what, k.early, k.instead, k.reason}
 			}
 		}
 	}
-	for _, x := range []*natIndex{&t.nat, &t.fading} {
+	for _, x := range []*natIndex{&t.nat, &t.pendingRemoval} {
 		if r.Side == Ingress {
 			look(x.at[addr])
 			if own {
@@ -292,26 +292,27 @@ func (t *Tracker) natAt(addr netip.Addr, r *rule) (found obstacle) {
 	return found
 }
 
-// The ports that Linux gives to sockets which ask for none (ip_local_port_range, unless
-// somebody changed it in the pod).
+// The ports that Linux assigns to sockets without a chosen port: the default of
+// ip_local_port_range, which a pod may change.
 const firstEphemeral, lastEphemeral = 32768, 60999
 
-// outward reports whether a rule may take packets to Services: those that pods here
-// send to the ports that it names, or, from ports that it names, as if they answered.
-func (r *rule) outward() bool {
+// outgoing reports whether a rule may match packets to Services: those that pods of this
+// node send to the rule's ports, or those that look like replies because they come from
+// the rule's ports.
+func (r *rule) outgoing() bool {
 	return r.Side == Egress || r.ephemeral(model.TCP) || r.ephemeral(model.UDP) || r.ephemeral(model.SCTP)
 }
 
-// ephemeral reports whether connections of the pods themselves may have a port of a
-// rule as their source, by nobody's choice.
+// ephemeral reports whether the kernel may choose a port of a rule as the source of a
+// pod's own connections.
 func (r *rule) ephemeral(proto model.Protocol) bool {
 	return slices.ContainsFunc(r.ports, func(p model.PortRange) bool {
 		return p.Protocol == proto && p.First <= lastEphemeral && firstEphemeral <= p.Last
 	})
 }
 
-// takesFrom reports whether a rule takes packets from netfilter's translation at a key,
-// if its address is among the rule's peers.
+// takesFrom reports whether a rule would match packets that netfilter translates at a key,
+// if the key's address is among the rule's peers.
 func (r *rule) takesFrom(k natKey) bool {
 	switch {
 	case k.early:
@@ -322,9 +323,9 @@ func (r *rule) takesFrom(k natKey) bool {
 	return k.frontend && r.ephemeral(k.proto)
 }
 
-// lookForNAT finds a Service that an outward rule takes in.
+// lookForNAT returns a Service that an outgoing rule matches.
 func (t *Tracker) lookForNAT(r *rule) (found obstacle) {
-	for _, x := range []*natIndex{&t.nat, &t.fading} {
+	for _, x := range []*natIndex{&t.nat, &t.pendingRemoval} {
 		x.lookFor(r, &found)
 	}
 	return found
@@ -343,7 +344,7 @@ func (x *natIndex) lookFor(r *rule, found *obstacle) {
 			if r.Side == Ingress {
 				what = fmt.Sprintf("its ports are also those that pods ask %s from, and %s", netip.AddrPortFrom(a, k.port), k.what)
 			}
-			if found.what == "" || what < found.what { // the same one each time, or every look would be news
+			if found.what == "" || what < found.what { // the same result each time, so that it changes only with the facts
 				*found = obstacle{what: what, instead: k.instead, reason: k.reason}
 			}
 		}

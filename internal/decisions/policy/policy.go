@@ -1,18 +1,17 @@
-// Package policy decides what do-not-track policies mean on one node: which
-// packets of its pods, or of its own, conntrack is kept away from, and which are
-// denied. It is pure, and knows nothing of nftables.
+// Package policy decides the effect of do-not-track policies on one node: which packets
+// of its pods, or of the node itself, conntrack does not track, and which are denied. It
+// is pure, and independent of nftables.
 //
 //	model.Delta ──> Tracker.Apply ──> Changes ──> dataplane.Policies
 //
-// A policy's entry of ingress or egress is a Rule. An address here, a protocol and
-// a range of ports is a Target; it leads to a Verdict, which is what the rules that
-// are about it say together. Who may take part is told by each rule's ranges and by
-// its Members, the addresses of pods. So one pod more among a rule's peers is one
-// Member more, and nothing else.
+// An entry of ingress or egress of a policy is a Rule. An address of this node, a protocol
+// and a range of ports are a Target. A Target leads to a Verdict, which combines all rules
+// about the Target. The peers of a rule are its ranges and its Members, the addresses of
+// pods. One more pod among the peers of a rule is therefore one more Member.
 //
-// Rules are about both directions of a flow: a request is known by the port that
-// it goes to, the answer by the same port as the one that it comes from. Nobody
-// remembers a flow, so whoever holds the address can use the port as a source.
+// A rule applies to both directions of a flow: the port is the destination of a request
+// and the source of a reply. Rules have no state, so the owner of the address can also use
+// the port as a source.
 package policy
 
 import (
@@ -23,13 +22,13 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Side says who has the ports of a rule.
+// Side is the owner of a rule's ports.
 type Side uint8
 
 // The two sides.
 const (
-	Ingress Side = iota // what the policy selects
-	Egress              // its peers
+	Ingress Side = iota // the pods or nodes that the policy selects
+	Egress              // their peers
 )
 
 // String returns the field of the policy's spec.
@@ -43,10 +42,10 @@ func (s Side) String() string {
 // Range is a range of addresses of one family, both ends included.
 type Range struct{ First, Last netip.Addr }
 
-// Rule is one entry of ingress or egress of a policy that selects something here.
-// Its peers are anybody, or those in Blocks and its Members.
+// Rule is one entry of ingress or egress of a policy that selects an address of this node.
+// Its peers are any address, or Blocks and its Members.
 type Rule struct {
-	Name    string // "in-cache-0": unique, and fit for the name of a set
+	Name    string // "in-cache-0": unique, and valid as the name of a set
 	Policy  string
 	Side    Side
 	Index   int // in spec.ingress or spec.egress
@@ -57,17 +56,16 @@ type Rule struct {
 	Blocks  []Range // sorted, disjoint
 }
 
-// Verdict is what one or several rules say of a target. Rules that contradict are
-// never in one.
+// Verdict combines the rules about a target. It never combines rules that contradict.
 type Verdict struct {
 	Name  string
 	Rules []string // names, sorted
-	Track bool     // what matches a rule is tracked as usual
-	Deny  bool     // what matches none is denied
+	Track bool     // traffic that matches a rule is tracked
+	Deny  bool     // traffic that matches no rule is denied
 }
 
-// Target is what rules are about: ports of an address here (Ingress), or ports of
-// whomever an address here asks (Egress). Targets of one side do not overlap.
+// Target is the subject of rules: ports of an address of this node (Ingress), or ports of
+// the peers that such an address connects to (Egress). Targets of one side do not overlap.
 type Target struct {
 	Side        Side
 	Addr        netip.Addr
@@ -86,26 +84,26 @@ type Member struct {
 	Addr netip.Addr
 }
 
-// Pair is an address here and a peer, and the port of a target: what goes between them
-// from or to that port.
+// Pair is the traffic between an address of this node and a peer, from or to the port of a
+// target.
 type Pair struct {
 	Here, Peer netip.Addr
 	Protocol   model.Protocol
 	Port       uint16
 }
 
-// State is all that holds on this node. It is the Tracker's own: to be read before
-// the next Apply, and never written.
+// State is the whole state of this node. The Tracker owns it: callers read it before the
+// next Apply, and never write it.
 type State struct {
 	Rules    map[string]*Rule
 	Verdicts map[string]*Verdict
-	Targets  map[Target]string // to the Verdict's name
+	Targets  map[Target]string // name of the Verdict
 	Members  map[Member]bool
-	Kept     map[Pair]bool // stay tracked, whatever a Verdict says: see Tracker.Keep
+	Tracked  map[Pair]bool // tracked exceptions from all Verdicts: see Tracker.SetTracked
 }
 
-// Change is what became of one entry of a State. Had and Want differ; zero values
-// say that there was or is none.
+// Change is the difference of one entry of a State. Had and Want differ; a zero value
+// means that the entry did not or does not exist.
 type Change[K comparable, V any] struct {
 	Key       K
 	Had, Want V
@@ -118,51 +116,51 @@ type Changes struct {
 	Verdicts []Change[string, *Verdict]
 	Targets  []Change[Target, string]
 	Members  []Change[Member, bool]
-	Kept     []Change[Pair, bool]
-	// Running says that this may be about connections that run, which those of a
-	// pod that comes or goes are not.
-	Running bool
-	// Guarded are the addresses here of which something is denied, sorted, if that
-	// changed; nil if not. Their packets must not pass by who denies.
-	Guarded []netip.Addr
-	// Opened are the targets of Ingress that anybody may reach untracked, sorted, if
-	// that changed; nil if not. Nothing in netfilter has to see their packets.
-	Opened []Target
-	// Refusals are what policies ask for and does not hold here, complete, sorted;
-	// nil if that is as it was.
+	Tracked  []Change[Pair, bool]
+	// MayAffectRunning says that the changes may affect running connections. Changes for a
+	// pod that starts or ends do not.
+	MayAffectRunning bool
+	// DenyRulePods are the addresses of this node that have a deny rule, sorted; nil if
+	// unchanged. Their packets must not bypass netfilter.
+	DenyRulePods []netip.Addr
+	// AllowsAny are the Ingress targets that any client may reach untracked, sorted; nil
+	// if unchanged. Their packets may bypass netfilter.
+	AllowsAny []Target
+	// Refusals are the parts of policies that do not hold on this node, complete, sorted;
+	// nil if unchanged.
 	Refusals []Refusal
 }
 
 // Empty reports whether there is nothing to write.
 func (c Changes) Empty() bool {
-	return len(c.Rules)+len(c.Verdicts)+len(c.Targets)+len(c.Members)+len(c.Kept) == 0
+	return len(c.Rules)+len(c.Verdicts)+len(c.Targets)+len(c.Members)+len(c.Tracked) == 0
 }
 
 // The reasons of a Refusal.
 const (
-	Contradiction = "Contradiction"    // another policy, which holds, says otherwise
-	NeedsNAT      = "ServiceNeedsNAT"  // netfilter could not translate the packets of a Service
-	HostPort      = "HostPortNeedsNAT" // nor those that come by a port of the node
-	NotSeen       = "ServiceNotSeen"   // eBPF translates the packets of a Service before
+	Contradiction = "Contradiction"    // contradicts another policy, which holds
+	NeedsNAT      = "ServiceNeedsNAT"  // netfilter must translate the packets of a Service, and so track them
+	HostPort      = "HostPortNeedsNAT" // the same for packets to a hostPort
+	NotSeen       = "ServiceNotSeen"   // eBPF translates the packets of a Service before policies see them
 )
 
-// Refusal is what a policy asks for and does not hold on this node.
+// Refusal is a part of a policy that does not hold on this node.
 type Refusal = model.PolicyRefusal
 
-// Config is how policies are read on this node.
+// Config configures a Tracker.
 type Config struct {
 	NodeName string
-	// ProxyName is that of intent.Config: Services of another one are another
-	// proxy's, which is taken for one that translates in netfilter.
+	// ProxyName is that of intent.Config: another proxy serves Services of another name,
+	// and Spillway assumes that it translates in netfilter.
 	ProxyName string
-	// Netfilter says that Services are translated in netfilter.
+	// Netfilter says that the dataplane of Services translates in netfilter.
 	Netfilter bool
-	// GivenAway says of each port of a Service whether netfilter translates for it
-	// although Netfilter is false; nil: for none.
+	// GivenAway returns for each port of a Service whether netfilter translates for it
+	// although Netfilter is false; nil means for none.
 	GivenAway func(*model.Service) []bool
 }
 
-// ruleName makes the name of a rule, which is that of sets and chains too.
+// ruleName returns the name of a rule, which is also the name of its sets and chains.
 func ruleName(policy string, side Side, index int) string {
 	prefix := "in"
 	if side == Egress {

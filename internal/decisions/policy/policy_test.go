@@ -80,7 +80,7 @@ func TestOnePodMoreIsOneMemberMore(t *testing.T) {
 	}
 	more := pod("a", "more", "there", "client", "10.2.0.1")
 	c := tr.Apply(model.Delta{Pods: podsOf(more)})
-	if want := []Change[Member, bool]{{Member{"in-c-0", more.IPs[0]}, false, true}}; !slices.Equal(c.Members, want) || len(c.Rules)+len(c.Targets)+len(c.Verdicts) > 0 || c.Guarded != nil {
+	if want := []Change[Member, bool]{{Member{"in-c-0", more.IPs[0]}, false, true}}; !slices.Equal(c.Members, want) || len(c.Rules)+len(c.Targets)+len(c.Verdicts) > 0 || c.DenyRulePods != nil {
 		t.Errorf("one pod more is %+v", c)
 	}
 	if c := tr.Apply(model.Delta{Pods: podsOf(pod("a", "stranger", "there", "other", "10.2.0.2"))}); !c.Empty() {
@@ -214,7 +214,7 @@ func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
 		}
 		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: nil}, Slices: map[model.Name]*model.EndpointSlice{name: nil}})
 		tr.ServicesWritten()
-		if len(tr.nat.at)+len(tr.fading.at) > 0 || len(tr.State().Targets) != 1 {
+		if len(tr.nat.at)+len(tr.pendingRemoval.at) > 0 || len(tr.State().Targets) != 1 {
 			t.Errorf("%+v: of the Service is left %v", test, tr.nat.at)
 		}
 	}
@@ -341,14 +341,14 @@ func TestAnAddressBelongsToThePodThatHasIt(t *testing.T) {
 	deny.DenyOthers = true
 	old := pod("n", "old", "here", "cache", "10.0.0.1")
 	c := tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(deny), Pods: podsOf(old)})
-	if want := []netip.Addr{old.IPs[0]}; !slices.Equal(c.Guarded, want) {
-		t.Errorf("guarded %v, want %v", c.Guarded, want)
+	if want := []netip.Addr{old.IPs[0]}; !slices.Equal(c.DenyRulePods, want) {
+		t.Errorf("guarded %v, want %v", c.DenyRulePods, want)
 	}
 	// The address is given to another pod before, and after, the first is gone.
 	tr.Apply(model.Delta{Pods: podsOf(pod("n", "new", "here", "other", "10.0.0.1"))})
 	c = tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{old.Name: nil}})
-	if targets(tr.State()) != "" || c.Guarded == nil || len(c.Guarded) > 0 {
-		t.Errorf("targets %s, guarded %v", targets(tr.State()), c.Guarded)
+	if targets(tr.State()) != "" || c.DenyRulePods == nil || len(c.DenyRulePods) > 0 {
+		t.Errorf("targets %s, guarded %v", targets(tr.State()), c.DenyRulePods)
 	}
 	tr.Apply(model.Delta{Pods: podsOf(pod("n", "new", "here", "cache", "10.0.0.1"))})
 	if targets(tr.State()) != "ingress 10.0.0.1 TCP 1-1 in-c-0" {
@@ -365,8 +365,8 @@ func TestWhatAnybodyMayReachIsOpened(t *testing.T) {
 	}
 	want := Target{Ingress, netip.MustParseAddr("10.0.0.1"), model.TCP, 5, 6}
 	c := tr.Apply(world(func(p *model.DoNotTrackPolicy) { p.DenyOthers = true }))
-	if !slices.Equal(c.Opened, []Target{want}) || len(c.Guarded) > 0 {
-		t.Errorf("opened %v, guarded %v", c.Opened, c.Guarded)
+	if !slices.Equal(c.AllowsAny, []Target{want}) || len(c.DenyRulePods) > 0 {
+		t.Errorf("opened %v, guarded %v", c.AllowsAny, c.DenyRulePods)
 	}
 	for name, change := range map[string]func(*model.DoNotTrackPolicy){
 		"track": func(p *model.DoNotTrackPolicy) { p.Track = true },
@@ -375,8 +375,8 @@ func TestWhatAnybodyMayReachIsOpened(t *testing.T) {
 		},
 		"egress": func(p *model.DoNotTrackPolicy) { p.Ingress, p.Egress = nil, p.Ingress },
 	} {
-		if c := tr.Apply(world(change)); c.Opened == nil || len(c.Opened) > 0 {
-			t.Errorf("%s: opened %v", name, c.Opened)
+		if c := tr.Apply(world(change)); c.AllowsAny == nil || len(c.AllowsAny) > 0 {
+			t.Errorf("%s: opened %v", name, c.AllowsAny)
 		}
 		tr.Apply(world(func(*model.DoNotTrackPolicy) {}))
 	}
@@ -416,11 +416,11 @@ func same(t *testing.T, a, b *Tracker) {
 	if !slices.Equal(a.Refusals(), b.Refusals()) {
 		t.Fatalf("refusals differ:\n%v\n%v", a.Refusals(), b.Refusals())
 	}
-	if !maps.Equal(a.opened, b.opened) {
-		t.Fatalf("opened differ: %v, %v", a.opened, b.opened)
+	if !maps.Equal(a.allowsAny, b.allowsAny) {
+		t.Fatalf("opened differ: %v, %v", a.allowsAny, b.allowsAny)
 	}
-	if !maps.Equal(a.guarded, b.guarded) {
-		t.Fatalf("guarded differ: %v, %v", a.guarded, b.guarded)
+	if !maps.Equal(a.hasDenyRule, b.hasDenyRule) {
+		t.Fatalf("guarded differ: %v, %v", a.hasDenyRule, b.hasDenyRule)
 	}
 }
 
@@ -445,10 +445,10 @@ func TestUnseenIsWhatNoPacketOfReachesConntrack(t *testing.T) {
 		{"10.0.0.1:4000", "10.0.1.1:60", true}, {"10.0.1.1:60", "10.0.0.1:4000", true}, {"10.0.0.1:60", "10.0.1.1:4000", false}, {"10.0.0.1:4000", "10.0.1.2:60", false},
 	} {
 		from, to := netip.MustParseAddrPort(test.from), netip.MustParseAddrPort(test.to)
-		if got := tr.Unseen(model.TCP, from, to); got != test.want {
+		if got := tr.NotTracked(model.TCP, from, to); got != test.want {
 			t.Errorf("%s to %s: unseen %v", from, to, got)
 		}
-		if tr.Unseen(model.UDP, from, to) {
+		if tr.NotTracked(model.UDP, from, to) {
 			t.Errorf("%s to %s: UDP is unseen", from, to)
 		}
 	}
@@ -487,7 +487,7 @@ func TestAPolicyWaitsUntilNothingTranslates(t *testing.T) {
 		if holds(tr) {
 			t.Errorf("%s: the policy holds while rules translate", c.what)
 		}
-		if ch := tr.ServicesWritten(); !holds(tr) || !ch.Running || len(ch.Refusals) != 0 || ch.Refusals == nil {
+		if ch := tr.ServicesWritten(); !holds(tr) || !ch.MayAffectRunning || len(ch.Refusals) != 0 || ch.Refusals == nil {
 			t.Errorf("%s, and its rules: holds %v, changes %+v", c.what, holds(tr), ch)
 		}
 		if tr.Apply(world()); holds(tr) {
@@ -495,14 +495,14 @@ func TestAPolicyWaitsUntilNothingTranslates(t *testing.T) {
 		}
 	}
 	tr := New(Config{NodeName: "here"})
-	tr.TakeOver()
+	tr.StartTakeover()
 	if c := tr.Apply(world()); holds(tr) || c.Refusals != nil {
 		t.Errorf("kube-proxy's rules translate: the policy holds: %v, refused: %v", holds(tr), c.Refusals)
 	}
-	if c := tr.Tell(); len(c.Refusals) != 1 || !strings.HasSuffix(c.Refusals[0].Message, "; leave the port out, or wait until eBPF serves it") {
+	if c := tr.ReportRefusals(); len(c.Refusals) != 1 || !strings.HasSuffix(c.Refusals[0].Message, "; leave the port out, or wait until eBPF serves it") {
 		t.Errorf("it takes long: told %+v", c.Refusals)
 	}
-	if c := tr.ServicesWritten(); !holds(tr) || !c.Running || c.Refusals == nil || len(c.Refusals) > 0 {
+	if c := tr.ServicesWritten(); !holds(tr) || !c.MayAffectRunning || c.Refusals == nil || len(c.Refusals) > 0 {
 		t.Errorf("eBPF serves: the policy holds: %v, changes %+v", holds(tr), c)
 	}
 	if c := tr.ServicesWritten(); !c.Empty() || c.Refusals != nil {

@@ -159,8 +159,8 @@ func (a *applied) take(t *testing.T, c Changes) {
 	for _, ch := range c.Members {
 		set(t, a.Members, ch, func(x, y bool) bool { return x == y })
 	}
-	for _, ch := range c.Kept {
-		set(t, a.Kept, ch, func(x, y bool) bool { return x == y })
+	for _, ch := range c.Tracked {
+		set(t, a.Tracked, ch, func(x, y bool) bool { return x == y })
 	}
 	for m := range a.Members {
 		if a.Rules[m.Rule] == nil {
@@ -195,7 +195,7 @@ func TestChangesLeadWhereTheWholeWorldDoes(t *testing.T) {
 		tr := New(cfg)
 		tr.SetNodeAddrs(own)
 		if d.IntN(2) == 0 {
-			tr.TakeOver()
+			tr.StartTakeover()
 		}
 		kept := applied{map[string]*Rule{}, map[string]*Verdict{}, map[Target]string{}, map[Member]bool{}, map[Pair]bool{}}
 		var world model.Delta
@@ -212,7 +212,7 @@ func TestChangesLeadWhereTheWholeWorldDoes(t *testing.T) {
 				c := step()
 				kept.take(t, c)
 				for i, now := range fates(tr, run) {
-					if now == untracked && before[i] != untracked && !c.Running && !comes(old, change, run[i]) {
+					if now == untracked && before[i] != untracked && !c.MayAffectRunning && !comes(old, change, run[i]) {
 						t.Fatalf("seed %d: %v may run, and is tracked no more; nobody is told that", seed, run[i])
 					}
 					before[i] = now
@@ -228,14 +228,14 @@ func TestChangesLeadWhereTheWholeWorldDoes(t *testing.T) {
 					all[p] = true
 				}
 			}
-			kept.take(t, Changes{Kept: tr.Keep(all)})
+			kept.take(t, Changes{Tracked: tr.SetTracked(all)})
 			for i, fate := range fates(tr, run) {
-				if unseen := tr.Unseen(run[i].proto, run[i].from, run[i].to); unseen != (fate == denied) {
+				if unseen := tr.NotTracked(run[i].proto, run[i].from, run[i].to); unseen != (fate == denied) {
 					t.Fatalf("seed %d: %v: fate %d, and all is kept: unseen %v", seed, run[i], fate, unseen)
 				}
 			}
-			if !maps.Equal(kept.Kept, tr.State().Kept) || !maps.Equal(kept.Kept, all) {
-				t.Fatalf("seed %d: changes lead to %v", seed, kept.Kept)
+			if !maps.Equal(kept.Tracked, tr.State().Tracked) || !maps.Equal(kept.Tracked, all) {
+				t.Fatalf("seed %d: changes lead to %v", seed, kept.Tracked)
 			}
 			fresh := New(cfg)
 			fresh.SetNodeAddrs(own)
@@ -249,7 +249,7 @@ func TestChangesLeadWhereTheWholeWorldDoes(t *testing.T) {
 			}
 		}
 		kept.take(t, tr.Apply(model.Delta{Full: true}))
-		if s := tr.State(); len(kept.Targets)+len(s.Rules)+len(s.Verdicts)+len(s.Members)+len(tr.used)+len(tr.holding)+len(tr.guarded) > 0 {
+		if s := tr.State(); len(kept.Targets)+len(s.Rules)+len(s.Verdicts)+len(s.Members)+len(tr.used)+len(tr.holding)+len(tr.hasDenyRule) > 0 {
 			t.Fatalf("seed %d: of nothing is left %+v, %v", seed, s, tr.used)
 		}
 	}
@@ -269,9 +269,9 @@ func (d dice) connections() (out []connection) {
 	return out
 }
 
-func fates(t *Tracker, run []connection) (out []fate) {
+func fates(t *Tracker, run []connection) (out []packetVerdict) {
 	for _, c := range run {
-		out = append(out, t.fate(c.proto, c.from, c.to))
+		out = append(out, t.verdict(c.proto, c.from, c.to))
 	}
 	return out
 }

@@ -7,17 +7,17 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// rule is a Rule with what it was made of, and how it stands.
+// rule is a Rule with its sources and its current state.
 type rule struct {
 	Rule
 	ports []model.PortRange
 	pods  []*model.PodSelection // of its peers
-	// wanted counts the addresses here that the rule is about. Peers are known,
-	// and the kernel told of them, while there are any.
+	// wanted counts the addresses of this node that the rule applies to. While it is above
+	// 0 the Tracker knows the rule's peers, and the kernel has them.
 	wanted int
 	peers  map[netip.Addr]int // how many pods have the address
-	// nat is a Service whose packets the rule would take, zero if there is none; of
-	// outward rules only. It is looked for again when natStale is set.
+	// nat is a Service whose packets the rule would match, zero if there is none; for
+	// outgoing rules only. renewNAT computes it if natStale is set.
 	nat      obstacle
 	natStale bool
 }
@@ -53,9 +53,9 @@ func newPolicy(spec *model.DoNotTrackPolicy) *policy {
 	return p
 }
 
-// before says which of two policies that contradict holds: the older one, or, of
-// one second, the one that denies, or the first by name. One without a time, as in a
-// file, is older.
+// before orders two policies that contradict. The older one holds; of the same second, the
+// one that denies, or the first by name. A policy without a time, as in a file, counts as
+// older.
 func (p *policy) before(o *policy) int {
 	if c := p.spec.Created.Compare(o.spec.Created); c != 0 {
 		return c
@@ -72,7 +72,7 @@ func (p *policy) before(o *policy) int {
 	return 1
 }
 
-// whyAfter says why another policy comes before this one.
+// whyAfter returns why another policy takes precedence over this one.
 func (p *policy) whyAfter(o *policy) string {
 	switch {
 	case !p.spec.Created.Equal(o.spec.Created):
@@ -124,7 +124,7 @@ func selects(s *model.PodSelection, pod, namespace map[string]string) bool {
 	return (s.Namespaces == nil || s.Namespaces.Matches(namespace)) && (s.Pods == nil || s.Pods.Matches(pod))
 }
 
-// without is a block without the blocks in except, which lie within it and are
+// without returns a block without the blocks in except, which lie within it and are
 // sorted.
 func without(block netip.Prefix, except []netip.Prefix) (out []Range) {
 	next, last := block.Addr(), lastOf(block)
@@ -142,7 +142,7 @@ func without(block netip.Prefix, except []netip.Prefix) (out []Range) {
 	return out
 }
 
-// joined sorts ranges and makes one of those that touch.
+// joined sorts ranges and merges adjacent ones.
 func joined(ranges []Range) (out []Range) {
 	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
 	for _, r := range ranges {
@@ -160,7 +160,7 @@ func joined(ranges []Range) (out []Range) {
 	return out
 }
 
-// Prefixes are the fewest prefixes that make up a range.
+// Prefixes returns the fewest prefixes that cover a range.
 func (r Range) Prefixes() (out []netip.Prefix) {
 	for first := r.First; first.IsValid() && first.Compare(r.Last) <= 0; {
 		p := netip.PrefixFrom(first, first.BitLen())
@@ -176,7 +176,7 @@ func (r Range) Prefixes() (out []netip.Prefix) {
 	return out
 }
 
-// lastOf is the last address of a block.
+// lastOf returns the last address of a block.
 func lastOf(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {

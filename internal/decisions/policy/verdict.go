@@ -10,23 +10,22 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// segment is a range of ports and the rules that are about all of it.
+// segment is a range of ports and the rules that apply to all of it.
 type segment struct {
 	side        Side
 	proto       model.Protocol
 	first, last uint16
 	rules       []*rule
-	tracked     bool // for one of the rules it must be
+	tracked     bool // one of the rules requires tracking
 }
 
 // heldRule is a rule as it holds at an address.
 type heldRule struct {
 	*rule
-	tracked bool // although it does not ask for that: only what it denies holds
+	tracked bool // the rule is tracked although it untracks: only its deny holds
 }
 
-// segments cuts the ports of rules into ranges, so that each range has one list
-// of rules.
+// segments splits the ports of rules into ranges with one list of rules each.
 func segments(rules []heldRule) (out []segment) {
 	for _, side := range []Side{Ingress, Egress} {
 		for _, proto := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
@@ -58,12 +57,12 @@ func segments(rules []heldRule) (out []segment) {
 	return out
 }
 
-// continues reports whether a segment is the next of the same rules.
+// continues reports whether the next segment has the same rules.
 func (s *segment) continues(next *segment) bool {
 	return s.side == next.side && s.proto == next.proto && int(s.last)+1 == int(next.first) && s.tracked == next.tracked && slices.Equal(s.rules, next.rules)
 }
 
-// verdict is what the rules of a segment say together.
+// verdict combines the rules of a segment.
 func (s *segment) verdict() *Verdict {
 	v := &Verdict{Track: s.tracked || s.rules[0].Track, Deny: s.rules[0].Deny}
 	for _, r := range s.rules {
@@ -86,7 +85,7 @@ func sameRule(a, b *Rule) bool {
 		a.Track == b.Track && a.Deny == b.Deny && a.Anybody == b.Anybody && a.Pods == b.Pods && slices.Equal(a.Blocks, b.Blocks)
 }
 
-// hold sorts out which rules hold for an address, and why others do not.
+// hold returns which rules hold for an address, and the refusals of all others.
 func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []heldRule, refused []Refusal) {
 	slices.SortFunc(wanted, (*policy).before)
 	var held []*policy
@@ -110,7 +109,7 @@ func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []heldRule, ref
 	return rules, refused
 }
 
-// refusal says what does not hold at an address, and what to do.
+// refusal returns what does not hold at an address, and the remedy.
 func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
 	out := Refusal{Policy: r.Policy, Field: fmt.Sprintf("spec.%s[%d]", r.Side, r.Index), Reason: cmp.Or(in.reason, NeedsNAT)}
 	what, open := "is not applied to", ""
@@ -130,7 +129,8 @@ func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
 	return out
 }
 
-// contradiction finds a policy that holds and says otherwise of the same ports.
+// contradiction returns the Refusal if a policy that holds contradicts p about the same
+// ports.
 func contradiction(addr netip.Addr, p *policy, held []*policy) (Refusal, bool) {
 	for _, o := range held {
 		for _, a := range p.rules {

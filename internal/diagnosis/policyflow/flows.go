@@ -45,7 +45,7 @@ func newExplainer(q Question, store model.Delta, problems []model.Problem) *expl
 	x := &explainer{q: q, store: store, proto: flowProtocols[strings.ToUpper(q.Protocol)], trackers: map[string]*policy.Tracker{}}
 	for _, p := range problems {
 		// A NetworkPolicy decides nothing here. Any other object that could not be read may decide.
-		if !strings.HasPrefix(p.Where, "NetworkPolicy ") && !strings.Contains(p.Where, " (NetworkPolicy ") {
+		if p.Object.Kind != model.KindNetworkPolicy {
 			x.problems = append(x.problems, p.String())
 		}
 	}
@@ -306,7 +306,7 @@ func (x *explainer) toService(s *model.Service, addr netip.Addr, from party) ([]
 			if proxymode.UsesNetfilter(x.q.ProxyMode) || ebpf.GivesAway(x.proto, p.Helper) != nil {
 				x.alsoTo = netip.AddrPortFrom(addr, fe.Port)
 			}
-			out = x.toEndpoints(p, fe.Inside, from)
+			out = x.toEndpoints(p, fe.InternalRoute, from)
 		}
 	}
 	if len(out) == 0 {
@@ -320,7 +320,7 @@ func (x *explainer) toService(s *model.Service, addr netip.Addr, from party) ([]
 
 func (x *explainer) toEndpoints(p *intent.ServicePort, route intent.Route, from party) (out []policy.Flow) {
 	for _, ep := range p.Endpoints {
-		if !(route == intent.ToCluster && ep.Cluster || route == intent.ToLocal && ep.Local) {
+		if !(route == intent.ToCluster && ep.ClusterPolicy || route == intent.ToLocal && ep.LocalPolicy) {
 			continue
 		}
 		for _, f := range from.addrs {

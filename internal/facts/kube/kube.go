@@ -73,7 +73,7 @@ type Source struct {
 	deliver   func(model.Delta, []model.Problem)
 	started   bool              // the Full Delta is out
 	unknown   bool              // as last delivered in PoliciesUnknown
-	unread    string            // as last delivered in Unread
+	unread    model.Unread      // as last delivered in Unread
 	uids      map[object]string // of objects with problems
 	faults    map[object][]model.Problem
 	lost      map[string]model.Problem // by kind: why it cannot be watched now
@@ -199,7 +199,7 @@ func (s *Source) ready() bool {
 	if s.unknown = s.policiesUnknown(); s.unknown {
 		d.PoliciesUnknown = &s.unknown
 	}
-	if s.unread = s.unreadPolicies(); s.unread != "" {
+	if s.unread = s.unreadPolicies(); s.unread.Any() {
 		unread := s.unread
 		d.Unread = &unread
 	}

@@ -20,7 +20,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-const policyKind = "DoNotTrackPolicy"
+const policyKind = model.KindDoNotTrackPolicy
 
 // policyBackoff is how a server that may not have the CRD is asked for it: every
 // node of the cluster does.
@@ -111,15 +111,11 @@ func (s *Source) convertPolicy(u *unstructured.Unstructured) (*model.DoNotTrackP
 	}
 	s.own.status[o.Name] = policyObject{o.UID, o.ResourceVersion, o.Generation, o.Status.Conditions}
 	s.own.changed()
-	m, problems := kubeobject.DoNotTrackPolicy(&o)
-	if m != nil {
-		m.Generation = 0 // it does not change what the policy means
-	}
-	return m, problems
+	return kubeobject.DoNotTrackPolicy(&o)
 }
 
 func unreadable(name string, err error) model.Problem {
-	return model.Problem{Where: policyKind + " " + name, What: fmt.Sprintf("cannot be read: %v", err)}
+	return model.ClusterProblem(policyKind, name, "", fmt.Sprintf("cannot be read: %v", err))
 }
 
 // putPolicy takes in a policy and has watched what it needs. One that goes is
@@ -158,26 +154,26 @@ func (s *Source) withoutPolicies(k watched) {
 	s.emit(d)
 }
 
-// unreadPolicies names, for model.Delta, what of the policies is not known although the
-// server has it: all, or one that was not accepted and of which no version before is
-// known; "" if nothing.
-func (s *Source) unreadPolicies() string {
+// unreadPolicies returns, for model.Delta, the policies that the server has and the agent
+// does not know: all of them, or the first policy that is not accepted and has no known
+// earlier version.
+func (s *Source) unreadPolicies() model.Unread {
 	if s.own.kind == nil {
-		return ""
+		return model.Unread{}
 	}
 	if _, forbidden, _ := s.own.kind.state(); forbidden && !s.own.missing {
-		return "DoNotTrackPolicies, which RBAC forbids,"
+		return model.Unread{Reason: model.UnreadPolicies, Text: "DoNotTrackPolicies, which RBAC forbids,"}
 	}
 	names := []string{}
 	for o := range s.faults {
 		if o.kind == policyKind && s.own.known[o.name.Name] == nil {
-			names = append(names, policyKind+" "+o.name.Name)
+			names = append(names, o.name.Name)
 		}
 	}
 	if len(names) == 0 {
-		return ""
+		return model.Unread{}
 	}
-	return slices.Min(names)
+	return model.Unread{Reason: model.UnreadPolicy, Text: policyKind + " " + slices.Min(names)}
 }
 
 // ownPoliciesReady reports whether policies and all that they need have been

@@ -111,11 +111,11 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	s.own.status["cache"] = policyObject{generation: 1}
 	s.faults[which] = []model.Problem{{Field: "spec", What: "is wrong"}}
 	s.own.kind = s.kinds[0]
-	if got := s.unreadPolicies(); got != "DoNotTrackPolicy cache" {
+	if got := s.unreadPolicies().Text; got != "DoNotTrackPolicy cache" {
 		t.Errorf("%q is told as unread", got)
 	}
 	s.own.known["cache"] = &model.DoNotTrackPolicy{}
-	if got := s.unreadPolicies(); got != "" {
+	if got := s.unreadPolicies().Text; got != "" {
 		t.Errorf("%q is told as unread, of which a version before holds", got)
 	}
 	bad := p.wanted()["cache"]
@@ -131,11 +131,11 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 		t.Errorf("mended: %s", got)
 	}
 	s.own.kind.refused(true)
-	if got := s.unreadPolicies(); !strings.Contains(got, "RBAC") {
+	if got := s.unreadPolicies().Text; !strings.Contains(got, "RBAC") {
 		t.Errorf("%q is told as unread where all is forbidden", got)
 	}
 	s.own.missing = true
-	if got := s.unreadPolicies(); got != "" {
+	if got := s.unreadPolicies().Text; got != "" {
 		t.Errorf("%q is told as unread where there can be none", got)
 	}
 }

@@ -72,10 +72,9 @@ func (s *Source) missingNode() (model.Problem, bool) {
 		if nodes, ok := k.(*nodeKind); ok && nodes.listed && len(nodes.known) == 0 {
 			_, there := nodes.known[model.Name{Name: s.cfg.NodeName}]
 			_, bad := s.faults[object{nodes.name, model.Name{Name: s.cfg.NodeName}}]
-			return model.Problem{
-				Where: "Node " + s.cfg.NodeName,
-				What:  "does not exist; no endpoint counts as being here, and /healthz says that the node is gone; give its name with --hostname-override",
-			}, !there && !bad
+			return model.ClusterProblem(model.KindNode, s.cfg.NodeName, "",
+				"does not exist; no endpoint counts as being here, and /healthz says that the node is gone; give its name with --hostname-override",
+			), !there && !bad
 		}
 	}
 	return model.Problem{}, false

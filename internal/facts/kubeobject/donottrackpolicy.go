@@ -14,11 +14,11 @@ import (
 // DoNotTrackPolicy converts a policy. What the schema of the CRD refuses is
 // refused here too: a file has not been through an API server.
 func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []model.Problem) {
-	c := &checker{where: "DoNotTrackPolicy " + o.Name}
+	c := newClusterChecker(model.KindDoNotTrackPolicy, o.Name)
 	c.checkName(o.Name)
 	spec := field.NewPath("spec")
 	p := &model.DoNotTrackPolicy{
-		Name: o.Name, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
+		Name: o.Name, Created: o.CreationTimestamp.Time,
 		Track: o.Spec.Track,
 	}
 	if deny := o.Spec.Deny; deny != nil && *deny == "" {

@@ -79,10 +79,9 @@ func (c *checker) endpointPorts(ports *field.Path, list []discoveryv1.EndpointPo
 			continue
 		}
 		out = append(out, model.EndpointPort{
-			Name:        name,
-			Protocol:    protocol,
-			Port:        c.port(p.Child("port"), *ep.Port),
-			AppProtocol: deref(ep.AppProtocol),
+			Name:     name,
+			Protocol: protocol,
+			Port:     c.port(p.Child("port"), *ep.Port),
 		})
 	}
 	return out
@@ -99,7 +98,6 @@ func (c *checker) endpoint(p *field.Path, ep *discoveryv1.Endpoint, s *model.End
 		Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
 		Terminating: deref(ep.Conditions.Terminating),
 		Node:        deref(ep.NodeName),
-		Zone:        deref(ep.Zone),
 	}
 	out.Serving = out.Ready
 	if ep.Conditions.Serving != nil {

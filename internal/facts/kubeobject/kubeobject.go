@@ -33,6 +33,7 @@ const headlessLabel = "service.kubernetes.io/headless"
 
 // checker gathers the problems of one object.
 type checker struct {
+	object   model.ObjectRef
 	where    string
 	problems []model.Problem
 	invalid  bool
@@ -62,7 +63,7 @@ func (c *checker) report(at, what string) {
 		at, what = "", fmt.Sprintf("has more problems than these %d; fix these first", maxProblems)
 	}
 	c.problems = append(c.problems, model.Problem{
-		Where: clip(Printable(c.where)), Field: clip(Printable(at)), What: clip(Printable(what)),
+		Object: c.object, Where: clip(Printable(c.where)), Field: clip(Printable(at)), What: clip(Printable(what)),
 	})
 }
 
@@ -107,12 +108,17 @@ func Namespaced(m *metav1.ObjectMeta) model.Name {
 // newChecker starts the check of a namespaced object with its metadata.
 func newChecker(kind string, m *metav1.ObjectMeta) (*checker, model.Name) {
 	name := Namespaced(m)
-	c := &checker{where: kind + " " + name.String()}
+	c := &checker{object: model.ObjectRef{Kind: kind, Name: name}, where: kind + " " + name.String()}
 	c.checkName(m.Name)
 	if errs := validation.IsDNS1123Label(name.Namespace); len(errs) > 0 {
 		c.invalidf(field.NewPath("metadata", "namespace"), "%q is not a namespace name: %s", m.Namespace, strings.Join(errs, "; "))
 	}
 	return c, name
+}
+
+// newClusterChecker starts the check of an object without a namespace.
+func newClusterChecker(kind, name string) *checker {
+	return &checker{object: model.ObjectRef{Kind: kind, Name: model.Name{Name: name}}, where: kind + " " + name}
 }
 
 func (c *checker) checkName(name string) {

@@ -128,8 +128,6 @@ status:
 		ExternalLocal:       true,
 		InternalLocal:       true,
 		HealthCheckNodePort: 32000,
-		PublishNotReady:     true,
-		TrafficDistribution: "PreferSameNode",
 		Annotations:         map[string]string{"spillway.dev/helper": "none"},
 		Ports: []model.ServicePort{
 			{Name: "dns", Protocol: model.UDP, Port: 53, NodePort: 30053},
@@ -274,12 +272,12 @@ endpoints:
 		Triggered: time.Date(2024, 5, 1, 10, 0, 0, 5e8, time.UTC),
 		Ports: []model.EndpointPort{
 			{Protocol: model.TCP, Port: 8080},
-			{Name: "dns", Protocol: model.UDP, Port: 53, AppProtocol: "dns"},
+			{Name: "dns", Protocol: model.UDP, Port: 53},
 		},
 		Endpoints: []model.Endpoint{
 			{Addresses: addrs("fd00::1", "fd00::2"), Ready: true, Serving: true},
 			{Addresses: addrs("fd00::3")},
-			{Addresses: addrs("fd00::4"), Serving: true, Terminating: true, Node: "n1", Zone: "z1"},
+			{Addresses: addrs("fd00::4"), Serving: true, Terminating: true, Node: "n1"},
 			{Addresses: addrs("fd00::5"), Ready: true, Serving: true, HintZones: []string{"z2"}, HintNodes: []string{"n2"}, Pod: model.Name{Namespace: "shop", Name: "p"}},
 			{Addresses: addrs("fd00::6"), Ready: true, Serving: true, Pod: model.Name{Namespace: "o", Name: "p"}},
 			{Addresses: addrs("fd00::7"), Ready: true, Serving: true},

@@ -10,7 +10,7 @@ import (
 
 // Namespace converts a Namespace. Its name is a label too, as an API server has it.
 func Namespace(o *corev1.Namespace) (*model.Namespace, []model.Problem) {
-	c := &checker{where: "Namespace " + o.Name}
+	c := newClusterChecker("Namespace", o.Name)
 	c.checkName(o.Name)
 	if c.invalid {
 		return nil, c.problems

@@ -13,7 +13,7 @@ import (
 
 // Node converts a Node: its internal addresses first, then its external ones.
 func Node(o *corev1.Node) (*model.Node, []model.Problem) {
-	c := &checker{where: "Node " + o.Name}
+	c := newClusterChecker(model.KindNode, o.Name)
 	c.checkName(o.Name)
 	n := &model.Node{
 		Name:     o.Name,

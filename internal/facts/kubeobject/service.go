@@ -31,23 +31,22 @@ func Service(o *corev1.Service) (*model.Service, []model.Problem) {
 		return nil, c.problems
 	}
 	s := &model.Service{
-		Name:                name,
-		UID:                 string(o.UID),
-		Created:             o.CreationTimestamp.Time,
-		Type:                model.ServiceType(kind),
-		ProxyName:           o.Labels[proxyNameLabel],
-		ClusterIPs:          c.clusterIPs(spec, &o.Spec),
-		ExternalIPs:         c.addrs(spec.Child("externalIPs"), o.Spec.ExternalIPs, true),
-		LoadBalancerIPs:     c.ingressIPs(o),
-		SourceRanges:        c.sourceRanges(spec.Child("loadBalancerSourceRanges"), o),
-		Affinity:            c.affinity(spec, &o.Spec),
-		ExternalLocal:       c.oneOf(spec.Child("externalTrafficPolicy"), string(o.Spec.ExternalTrafficPolicy), "Cluster", "Local") == "Local",
-		InternalLocal:       c.oneOf(spec.Child("internalTrafficPolicy"), string(deref(o.Spec.InternalTrafficPolicy)), "Cluster", "Local") == "Local",
-		PublishNotReady:     o.Spec.PublishNotReadyAddresses,
-		TrafficDistribution: c.trafficDistribution(spec.Child("trafficDistribution"), o.Spec.TrafficDistribution),
-		Annotations:         ownAnnotations(o.Annotations),
-		Ports:               c.servicePorts(spec.Child("ports"), &o.Spec),
+		Name:            name,
+		UID:             string(o.UID),
+		Created:         o.CreationTimestamp.Time,
+		Type:            model.ServiceType(kind),
+		ProxyName:       o.Labels[proxyNameLabel],
+		ClusterIPs:      c.clusterIPs(spec, &o.Spec),
+		ExternalIPs:     c.addrs(spec.Child("externalIPs"), o.Spec.ExternalIPs, true),
+		LoadBalancerIPs: c.ingressIPs(o),
+		SourceRanges:    c.sourceRanges(spec.Child("loadBalancerSourceRanges"), o),
+		Affinity:        c.affinity(spec, &o.Spec),
+		ExternalLocal:   c.oneOf(spec.Child("externalTrafficPolicy"), string(o.Spec.ExternalTrafficPolicy), "Cluster", "Local") == "Local",
+		InternalLocal:   c.oneOf(spec.Child("internalTrafficPolicy"), string(deref(o.Spec.InternalTrafficPolicy)), "Cluster", "Local") == "Local",
+		Annotations:     ownAnnotations(o.Annotations),
+		Ports:           c.servicePorts(spec.Child("ports"), &o.Spec),
 	}
+	c.trafficDistribution(spec.Child("trafficDistribution"), o.Spec.TrafficDistribution)
 	c.bounded(spec, s)
 	s.HealthCheckNodePort = c.healthCheckNodePort(spec.Child("healthCheckNodePort"), s, o.Spec.HealthCheckNodePort)
 	if c.invalid {
@@ -201,16 +200,14 @@ func (c *checker) affinity(spec *field.Path, s *corev1.ServiceSpec) time.Duratio
 	return time.Duration(seconds) * time.Second
 }
 
-// trafficDistribution passes on the preferences known here. A preference is not
-// an order: one from the future costs locality, not the Service.
-func (c *checker) trafficDistribution(p *field.Path, v *string) string {
+// trafficDistribution reports a preference that is not known here. The control plane
+// turns preferences into hints, so that an unknown one costs locality, not the Service.
+func (c *checker) trafficDistribution(p *field.Path, v *string) {
 	switch s := deref(v); s {
 	case "", corev1.ServiceTrafficDistributionPreferClose,
 		corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
-		return s
 	default:
 		c.notef(p, "%q is unknown and left out; use PreferSameZone or PreferSameNode", s)
-		return ""
 	}
 }
 

@@ -29,6 +29,14 @@ func (k key) String() string {
 	return k.kind + " " + k.name.String()
 }
 
+// object refers to the object, if the document names one.
+func (k key) object() model.ObjectRef {
+	if k.kind == "" || k.name.Name == "" {
+		return model.ObjectRef{}
+	}
+	return model.ObjectRef{Kind: k.kind, Name: k.name}
+}
+
 // problem is a model.Problem that does not know yet where its document is.
 type problem struct {
 	field string

@@ -212,7 +212,7 @@ func (f *file) entries(text []byte, isJSON bool, prev *file) []entry {
 func (f *file) claim(e *entry, document int) {
 	if first, ok := f.claims[e.key]; ok {
 		f.problems = append(f.problems, model.Problem{
-			Where: where(f.name, document, e.key),
+			Object: e.key.object(), Where: where(f.name, document, e.key),
 			Field: "metadata.name",
 			What:  fmt.Sprintf("is in document %d as well, which serves; remove one", first.document),
 		})
@@ -275,7 +275,7 @@ func (f *file) report(e *entry, document, line int) {
 			what = fmt.Sprintf("line %d %s", line+p.line, what)
 		}
 		f.problems = append(f.problems, model.Problem{
-			Where: where(f.name, document, e.key), Field: oneLine(p.field), What: oneLine(what),
+			Object: e.key.object(), Where: where(f.name, document, e.key), Field: oneLine(p.field), What: oneLine(what),
 		})
 	}
 }

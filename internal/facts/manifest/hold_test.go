@@ -386,7 +386,7 @@ func TestWhatCouldNeverBeReadIsTold(t *testing.T) {
 		t.Helper()
 		_ = l.scan(nil)
 		if d := l.delta(); d.Unread != nil {
-			told = *d.Unread
+			told = d.Unread.Text
 		}
 		if told != want {
 			t.Errorf("%s: %q is told as unread, want %q", when, told, want)

@@ -42,8 +42,8 @@ type tree struct {
 	unsettled map[string]bool  // files to come back to
 	patience  time.Duration    // how long a file is missing before it is gone
 	missing   map[string]time.Time
-	links     []string // files that are symbolic links, sorted
-	unread    string   // as last told in a Delta
+	links     []string     // files that are symbolic links, sorted
+	unread    model.Unread // as last reported in a Delta
 }
 
 func newTree(dir string, log *slog.Logger) *tree {
@@ -311,15 +311,18 @@ func (t *tree) delta() model.Delta {
 	return d
 }
 
-// unreadFile is the first file that could never be read as a whole, "" if there is none.
-func (t *tree) unreadFile() string {
+// unreadFile returns the first file that could never be read as a whole, if there is one.
+func (t *tree) unreadFile() model.Unread {
 	out := ""
 	for name, f := range t.files {
 		if f.unread && (out == "" || name < out) {
 			out = name
 		}
 	}
-	return oneLine(out)
+	if out == "" {
+		return model.Unread{}
+	}
+	return model.Unread{Reason: model.UnreadFile, Text: oneLine(out)}
 }
 
 // put enters an object into a Delta; nil says that it is gone.
@@ -386,7 +389,7 @@ func (t *tree) rivals() map[string][]model.Problem {
 				continue
 			}
 			out[name] = append(out[name], model.Problem{
-				Where: where(name, c.document, k),
+				Object: k.object(), Where: where(name, c.document, k),
 				Field: "metadata.name",
 				What:  what,
 			})

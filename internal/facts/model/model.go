@@ -8,7 +8,6 @@ package model
 
 import (
 	"net/netip"
-	"strings"
 	"time"
 )
 
@@ -99,8 +98,6 @@ type Service struct {
 	ExternalLocal       bool              // externalTrafficPolicy: Local
 	InternalLocal       bool              // internalTrafficPolicy: Local
 	HealthCheckNodePort uint16            // 0: none
-	PublishNotReady     bool              // publishNotReadyAddresses
-	TrafficDistribution string            // PreferClose, PreferSameZone, PreferSameNode or ""
 	Annotations         map[string]string // those of spillway.dev/ alone
 	Ports               []ServicePort
 }
@@ -128,10 +125,9 @@ type EndpointSlice struct {
 
 // EndpointPort is one entry of a slice's ports.
 type EndpointPort struct {
-	Name        string
-	Protocol    Protocol
-	Port        uint16
-	AppProtocol string
+	Name     string
+	Protocol Protocol
+	Port     uint16
 }
 
 // Endpoint is one entry of a slice's endpoints. Conditions that the object left
@@ -142,8 +138,7 @@ type Endpoint struct {
 	Ready       bool
 	Serving     bool
 	Terminating bool
-	Node        string // nodeName, "" if unknown
-	Zone        string
+	Node        string   // nodeName, "" if unknown
 	HintZones   []string // hints.forZones
 	HintNodes   []string // hints.forNodes
 	Pod         Name     // targetRef when it is a Pod; zero otherwise
@@ -215,38 +210,10 @@ type Delta struct {
 	// Pods of this node, so that any pod may be selected; nil says that this is
 	// as it was, and in a Full Delta that they are known.
 	PoliciesUnknown *bool
-	// Unread names what the source could not read and do-not-track policies may depend
-	// on: what an earlier agent knew of it is not known; "" is nothing, nil as it was,
-	// and in a Full Delta nothing.
-	Unread *string
+	// Unread is what the source could not read although do-not-track policies may
+	// depend on it; nil means unchanged, and in a Full Delta nothing.
+	Unread *Unread
 	// Full says that the Delta is the whole world: what it does not name does
 	// not exist. A source sends one first, and again after it lost track.
 	Full bool
-}
-
-// Problem is something about an input object that somebody should mend: a
-// field that does not parse, a claim that another object holds. It is reported
-// once when it appears and once when it is gone.
-type Problem struct {
-	Where string // "file.yaml, document 2" or "Service ns/name"
-	Field string // "spec.clusterIPs[0]", "" if the whole object
-	What  string // what is wrong, and what to do
-}
-
-// Service returns the Service that the problem is about, if it is about one.
-func (p Problem) Service() (Name, bool) {
-	text, ok := strings.CutPrefix(p.Where, "Service ")
-	if !ok {
-		return Name{}, false
-	}
-	namespace, name, ok := strings.Cut(text, "/")
-	return Name{namespace, name}, ok
-}
-
-// String returns the one line that a person reads.
-func (p Problem) String() string {
-	if p.Field == "" {
-		return p.Where + ": " + p.What
-	}
-	return p.Where + ": " + p.Field + ": " + p.What
 }

@@ -34,6 +34,38 @@ func TestFamilyOf(t *testing.T) {
 	}
 }
 
+func TestAProblemNamesItsObject(t *testing.T) {
+	web := Name{"ns", "web"}
+	for _, row := range []struct {
+		problem Problem
+		service bool
+		text    string
+	}{
+		{ServiceProblem(web, "spec.ports", "is wrong"), true, "Service ns/web: spec.ports: is wrong"},
+		{ClusterProblem(KindNode, "n1", "", "is gone"), false, "Node n1: is gone"},
+		{Problem{Where: "Service ns/web", What: "only reads like one"}, false, "Service ns/web: only reads like one"},
+		{PolicyRefusal{Policy: "p", Field: "spec", Message: "no"}.Problem(), false, "DoNotTrackPolicy p: spec: no"},
+	} {
+		if name, ok := row.problem.Service(); ok != row.service || ok && name != web || row.problem.String() != row.text {
+			t.Errorf("%s: %v is a Service: %v", row.problem, name, ok)
+		}
+	}
+}
+
+func TestUnread(t *testing.T) {
+	for _, row := range []struct {
+		reason            UnreadReason
+		any, onlyPolicies bool
+	}{
+		{UnreadNothing, false, false}, {UnreadFile, true, false}, {UnreadPolicy, true, true}, {UnreadPolicies, true, true},
+	} {
+		u := Unread{Reason: row.reason, Text: "DoNotTrackPolicy.yaml"}
+		if u.Any() != row.any || u.OnlyPolicies() != row.onlyPolicies {
+			t.Errorf("reason %d: any %v, only policies %v", row.reason, u.Any(), u.OnlyPolicies())
+		}
+	}
+}
+
 func TestStrings(t *testing.T) {
 	p := Problem{Where: "a.yaml, document 1", What: "is empty"}
 	if got := p.String(); got != "a.yaml, document 1: is empty" {

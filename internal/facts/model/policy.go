@@ -14,10 +14,8 @@ type Namespace struct {
 // DoNotTrackPolicy is a policy.spillway.dev/v1alpha1 DoNotTrackPolicy: which
 // traffic of which pods or nodes conntrack is kept away from.
 type DoNotTrackPolicy struct {
-	Name       string
-	UID        string
-	Generation int64     // of the object that was read; 0 in a file
-	Created    time.Time // creationTimestamp, zero if unset: of two policies that contradict, the older holds
+	Name    string
+	Created time.Time // creationTimestamp, zero if unset: of two policies that contradict, the older holds
 	// Pods or Nodes selects whose traffic it is; the other is nil.
 	Pods  *PodSelection
 	Nodes *Selector
@@ -67,5 +65,5 @@ type PolicyRefusal struct {
 
 // Problem is the refusal as a person reads it.
 func (r PolicyRefusal) Problem() Problem {
-	return Problem{Where: "DoNotTrackPolicy " + r.Policy, Field: r.Field, What: r.Message}
+	return ClusterProblem(KindDoNotTrackPolicy, r.Policy, r.Field, r.Message)
 }

@@ -26,10 +26,11 @@ type memory struct {
 	sizes   []int
 }
 
-func (m *memory) Name() string                                  { return "memory" }
-func (m *memory) CanCarry(*intent.ServicePort) error            { return nil }
-func (m *memory) Close() error                                  { return nil }
-func (m *memory) Applied(context.Context) (intent.State, error) { return intent.State{}, nil }
+func (m *memory) Name() string                       { return "memory" }
+func (m *memory) CanCarry(*intent.ServicePort) error { return nil }
+func (m *memory) Close() error                       { return nil }
+func (m *memory) Drifted() <-chan struct{}           { return nil }
+func (m *memory) Repaired() (r dataplane.Repair)     { return r }
 
 func (m *memory) Apply(_ context.Context, c intent.Changes) error {
 	m.applied++

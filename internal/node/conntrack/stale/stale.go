@@ -226,11 +226,11 @@ func lostEndpoint(old, now *intent.ServicePort) bool {
 
 // servingSet are the endpoints that flows of a port may have.
 func servingSet(p *intent.ServicePort) map[netip.AddrPort]struct{} {
-	set := make(map[netip.AddrPort]struct{}, len(p.Endpoints)+len(p.Retained))
+	set := make(map[netip.AddrPort]struct{}, len(p.Endpoints)+len(p.ServingUnselected))
 	for _, e := range p.Endpoints {
 		set[e.Addr] = struct{}{}
 	}
-	for _, a := range p.Retained {
+	for _, a := range p.ServingUnselected {
 		set[a] = struct{}{}
 	}
 	return set

@@ -109,9 +109,9 @@ func TestEntriesThatAreRightOrNotOursStay(t *testing.T) {
 	// epA is left only to traffic from outside that finds it here; epA6 serves
 	// on while it terminates.
 	local = port4(epA, epB)
-	local.Endpoints[0].Cluster, local.Endpoints[0].Local = false, true
+	local.Endpoints[0].ClusterPolicy, local.Endpoints[0].LocalPolicy = false, true
 	retained = port6(epB6)
-	retained.Retained = []netip.AddrPort{netip.MustParseAddrPort(epA6)}
+	retained.ServingUnselected = []netip.AddrPort{netip.MustParseAddrPort(epA6)}
 	w.translate(slices.Concat(everyFrontend(epB, epB6), others)...)
 	apply(t, r, upserts(local, retained))
 	if after := w.entries(""); !slices.Equal(before, after) {

@@ -270,7 +270,7 @@ func port6(endpoints ...string) *intent.ServicePort {
 
 func endpointsOf(list []string) (out []intent.Endpoint) {
 	for _, e := range list {
-		out = append(out, intent.Endpoint{Addr: netip.MustParseAddrPort(e), Cluster: true})
+		out = append(out, intent.Endpoint{Addr: netip.MustParseAddrPort(e), ClusterPolicy: true})
 	}
 	return out
 }

@@ -14,7 +14,7 @@ import (
 // rule is asked: a server could have a client's next connection to the node's SSH, or
 // to another Service. These chains come behind conntrack (-200) and before that
 // translation (-100), and drop the first packet of a connection to a port that may not
-// be announced (see intent.NeverAnnounced). Conntrack forgets it and what was
+// be announced (see intent.NeverExpected). Conntrack forgets it and what was
 // expected, and the client's next attempt gets to where it belongs.
 //
 //	ftp-endpoints4       addresses of endpoints of Services that speak FTP
@@ -60,10 +60,10 @@ func (r *rendering) own(l *layout, p *intent.ServicePort) {
 	}
 }
 
-// announced keeps connections that were announced by FTP away from ports that are not
+// expectations keeps connections that were announced by FTP away from ports that are not
 // the announcer's: those from a client to an endpoint (passive), and those of an
 // endpoint to a client whose address was masqueraded (active).
-func (rs *ruleset) announced() {
+func (rs *ruleset) expectations() {
 	served := false
 	for _, name := range []string{chainAnnounced, chainAnnouncedHere} {
 		var rules []*rule
@@ -85,32 +85,32 @@ func (rs *ruleset) announced() {
 			}
 		}
 		if rules != nil { // one rule for all other packets
-			rules = append([]*rule{lacksStatus(ctStatusExpected | ctStatusHelper).ret(), helpedTCP().call(chainControl), lacksStatus(ctStatusDNAT).ret()}, rules...)
+			rules = append([]*rule{lacksStatus(ctStatusExpected | ctStatusHelper).ret(), tcpWithHelper().call(chainControl), lacksStatus(ctStatusDNAT).ret()}, rules...)
 			rs.chains = append(rs.chains, hooked(name, rules))
 			served = true
 		}
 	}
 	if served {
 		rs.chains = append(rs.chains, chain{name: chainTaken, rules: rs.taken()})
-		rs.cutOff()
+		rs.blockFTP()
 	}
 }
 
-// cutOff writes what drops a connection and cuts off who announced it, and what that
-// means for those who are: nothing of their control connections gets to the helper.
-func (rs *ruleset) cutOff() {
+// blockFTP writes the rules that drop an expected connection and add its endpoints to the
+// FTP block, and those that keep blocked control connections from the helper.
+func (rs *ruleset) blockFTP() {
 	cut, control := chain{name: chainCutOff}, chain{name: chainControl}
 	for i := range rs.layout.common {
 		c := &rs.layout.common[i]
-		if !rs.exists(c.cutOff) {
+		if !rs.exists(c.ftpBlock) {
 			continue
 		}
 		f, second := c.family, firstReg+c.family.regs()
 		pair := (&rule{}).only(f).ctOriginal(f.ctSrc, firstReg).ctReply(f.ctSrc, second)
-		cut.rules = append(cut.rules, pair.dynset(unix.NFT_DYNSET_OP_ADD, c.cutOff, firstReg, 0, cutOffFor))
+		cut.rules = append(cut.rules, pair.dynset(unix.NFT_DYNSET_OP_ADD, c.ftpBlock, firstReg, 0, cutOffFor))
 		passive := (&rule{comment: "the server announced what is not its"}).only(f).ctOriginal(f.ctSrc, firstReg).ctReply(f.ctSrc, second)
 		active := (&rule{comment: "the client did"}).only(f).ctReply(f.ctSrc, firstReg).ctOriginal(f.ctSrc, second)
-		control.rules = append(control.rules, passive.in(c.cutOff, firstReg).counter().drop(), active.in(c.cutOff, firstReg).counter().drop())
+		control.rules = append(control.rules, passive.in(c.ftpBlock, firstReg).counter().drop(), active.in(c.ftpBlock, firstReg).counter().drop())
 	}
 	cut.rules = append(cut.rules, (&rule{}).drop()) // where the set is full, too
 	rs.chains = append(rs.chains, cut, control)
@@ -121,9 +121,9 @@ func lacksStatus(bits uint32) *rule {
 	return (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).mask(firstReg, bits).cmp(unix.NFT_CMP_EQ, firstReg, hostU32(0))
 }
 
-// helpedTCP goes on with packets of control connections. (ct helper tells what the
+// tcpWithHelper goes on with packets of control connections. (ct helper tells what the
 // connection has that this one was expected by.)
-func helpedTCP() *rule {
+func tcpWithHelper() *rule {
 	r := (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusHelper)
 	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
 }
@@ -134,7 +134,8 @@ func expected(f *family) *rule {
 	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
 }
 
-// taken drops, and cuts off, what is for a port that nobody may announce.
+// taken returns the rules that drop, and block, expected connections to ports that no
+// expectation may use.
 func (rs *ruleset) taken() []*rule {
 	to := func(r *rule, ports intent.PortRange) *rule {
 		r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, firstReg)
@@ -144,7 +145,7 @@ func (rs *ruleset) taken() []*rule {
 		}
 		return r.cmp(unix.NFT_CMP_GTE, firstReg, first).cmp(unix.NFT_CMP_LTE, firstReg, last).counter().jumpTo(chainCutOff)
 	}
-	out := []*rule{to(&rule{comment: "privileged"}, intent.NeverAnnounced)}
+	out := []*rule{to(&rule{comment: "privileged"}, intent.NeverExpected)}
 	for _, ports := range intent.KeptByNodes {
 		out = append(out, to((&rule{comment: "of the node's programs"}).local(1, unix.NFT_CMP_EQ), ports))
 	}

@@ -25,29 +25,29 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 			t.Errorf("%s: %d ports changed, want %d", when, len(c.Upserts), upserts)
 		}
 		s := tr.State()
-		if slices.Contains(s.Node.PolicedPods, pod) != policed {
-			t.Errorf("%s: policed pods %v", when, s.Node.PolicedPods)
+		if slices.Contains(s.Node.MustTraverseNetfilter, pod) != policed {
+			t.Errorf("%s: policed pods %v", when, s.Node.MustTraverseNetfilter)
 		}
 		for _, p := range s.Ports {
 			e := p.Endpoints[0]
-			if e.Policed != policed || e.Open != (open && e.Addr.Port() == 11211) {
+			if e.MustTraverseNetfilter != policed || e.AllowsAny != (open && e.Addr.Port() == 11211) {
 				t.Errorf("%s: endpoint %+v", when, e)
 			}
 		}
 	}
-	check("guarded", tr.SetGuarded([]netip.Addr{pod}), 2, true, false)
-	check("guarded again", tr.SetGuarded([]netip.Addr{pod}), 0, true, false)
-	ports := []OpenPorts{{pod, model.TCP, 11200, 11220}, {pod, model.UDP, 80, 80}}
-	check("opened too", tr.SetOpened(ports), 1, true, true)
-	check("opened again", tr.SetOpened(ports), 0, true, true)
-	if c := tr.SetGuardsUnknown(true); c.Node == nil || !c.Node.PoliciesUnknown {
+	check("guarded", tr.SetDenyRulePods([]netip.Addr{pod}), 2, true, false)
+	check("guarded again", tr.SetDenyRulePods([]netip.Addr{pod}), 0, true, false)
+	ports := []AllowedPorts{{pod, model.TCP, 11200, 11220}, {pod, model.UDP, 80, 80}}
+	check("opened too", tr.SetAllowsAny(ports), 1, true, true)
+	check("opened again", tr.SetAllowsAny(ports), 0, true, true)
+	if c := tr.SetDenyRulesUnknown(true); c.Node == nil || !c.Node.PoliciesUnknown {
 		t.Errorf("guards unknown: node %+v", c.Node)
 	}
-	if c := tr.SetGuardsUnknown(false); c.Node == nil || c.Node.PoliciesUnknown {
+	if c := tr.SetDenyRulesUnknown(false); c.Node == nil || c.Node.PoliciesUnknown {
 		t.Errorf("guards known: node %+v", c.Node)
 	}
-	check("guarded no more", tr.SetGuarded([]netip.Addr{}), 2, false, true)
-	check("opened no more", tr.SetOpened(nil), 1, false, false)
+	check("guarded no more", tr.SetDenyRulePods([]netip.Addr{}), 2, false, true)
+	check("opened no more", tr.SetAllowsAny(nil), 1, false, false)
 }
 
 // With --bypass always whoever enforces NetworkPolicies is passed by. What Spillway's
@@ -66,14 +66,14 @@ func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
 				{Addresses: []netip.Addr{other}, Ready: true, Serving: true, Node: "here"}}}},
 		NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: {Name: name, Ingress: true}},
 	})
-	tr.SetGuarded([]netip.Addr{guarded})
+	tr.SetDenyRulePods([]netip.Addr{guarded})
 	s := tr.State()
-	if !slices.Equal(s.Node.PolicedPods, []netip.Addr{guarded}) || s.Node.PoliciesUnknown {
-		t.Errorf("policed pods %v, policies unknown %v", s.Node.PolicedPods, s.Node.PoliciesUnknown)
+	if !slices.Equal(s.Node.MustTraverseNetfilter, []netip.Addr{guarded}) || s.Node.PoliciesUnknown {
+		t.Errorf("policed pods %v, policies unknown %v", s.Node.MustTraverseNetfilter, s.Node.PoliciesUnknown)
 	}
 	for _, p := range s.Ports {
 		for _, e := range p.Endpoints {
-			if e.Policed != (e.Addr.Addr() == guarded) {
+			if e.MustTraverseNetfilter != (e.Addr.Addr() == guarded) {
 				t.Errorf("endpoint %+v", e)
 			}
 		}
@@ -98,22 +98,22 @@ func TestGuardedPodsThatANetworkPolicySelects(t *testing.T) {
 		check := func(when string, policed, guarded bool) {
 			t.Helper()
 			n := tr.State().Node
-			if slices.Contains(n.PolicedPods, pod) != policed || slices.Contains(n.GuardedPods, pod) != guarded {
-				t.Errorf("endpoint %v, %s: policed %v, guarded %v", endpoint, when, n.PolicedPods, n.GuardedPods)
+			if slices.Contains(n.MustTraverseNetfilter, pod) != policed || slices.Contains(n.DenyRulePods, pod) != guarded {
+				t.Errorf("endpoint %v, %s: policed %v, guarded %v", endpoint, when, n.MustTraverseNetfilter, n.DenyRulePods)
 			}
 		}
 		network := func(p *model.NetworkPolicy) {
 			tr.Apply(model.Delta{NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: p}})
 		}
 		check("at first", false, false)
-		tr.SetGuarded([]netip.Addr{pod})
+		tr.SetDenyRulePods([]netip.Addr{pod})
 		check("guarded", true, true)
 		network(&model.NetworkPolicy{Name: name, Ingress: true})
 		check("selected too", true, false)
 		network(nil)
 		check("selected no more", true, true)
 		network(&model.NetworkPolicy{Name: name, Egress: true})
-		tr.SetGuarded([]netip.Addr{})
+		tr.SetDenyRulePods([]netip.Addr{})
 		check("guarded no more", true, false)
 		network(nil)
 		check("at last", false, false)

@@ -203,16 +203,13 @@ func lines(sp *ServicePort) []string {
 	if sp.Affinity != 0 {
 		head += " affinity " + sp.Affinity.String()
 	}
-	if sp.AppProtocol != "" {
-		head += " speaks " + sp.AppProtocol
-	}
 	out := []string{head}
 	for _, f := range sp.Frontends {
 		where := fmt.Sprintf("*:%d", f.Port)
 		if f.Addr.IsValid() {
 			where = netip.AddrPortFrom(f.Addr, f.Port).String()
 		}
-		line := fmt.Sprintf("%s %s outside %s inside %s", kindNames[f.Kind], where, routeNames[f.Outside], routeNames[f.Inside])
+		line := fmt.Sprintf("%s %s outside %s inside %s", kindNames[f.Kind], where, routeNames[f.ExternalRoute], routeNames[f.InternalRoute])
 		if f.SourceRanges != nil {
 			line += fmt.Sprintf(" from %v", f.SourceRanges)
 		}
@@ -223,7 +220,7 @@ func lines(sp *ServicePort) []string {
 		for _, flag := range []struct {
 			set  bool
 			name string
-		}{{e.Cluster, "cluster"}, {e.Local, "local"}, {e.Here, "here"}, {e.Host, "host"}, {e.Policed, "policed"}} {
+		}{{e.ClusterPolicy, "cluster"}, {e.LocalPolicy, "local"}, {e.OnThisNode, "here"}, {e.HostNetwork, "host"}, {e.MustTraverseNetfilter, "policed"}} {
 			if flag.set {
 				line += " " + flag.name
 			}

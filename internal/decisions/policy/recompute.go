@@ -7,17 +7,18 @@ import (
 	"slices"
 )
 
-// judge works out again what holds for an address here.
-func (t *Tracker) judge(a netip.Addr) {
+// recomputeAddress computes the state of an address of this node.
+func (t *Tracker) recomputeAddress(a netip.Addr) {
 	before := t.wantedOf[a]
 	wanted := t.selecting(a)
-	// First what comes, then what goes: what stays is never let go of.
+	// Add new policies first, then remove old ones, so that a rule in both keeps its
+	// peers.
 	for _, p := range wanted {
 		for _, r := range p.rules {
-			t.want(r)
+			t.addWanted(r)
 		}
 	}
-	t.keep(a, wanted)
+	t.setWanted(a, wanted)
 	rules, refused := t.hold(a, slices.Clone(wanted))
 	t.retarget(a, rules)
 	for _, p := range before {
@@ -34,7 +35,7 @@ func (t *Tracker) judge(a netip.Addr) {
 	}
 }
 
-func (t *Tracker) keep(a netip.Addr, wanted []*policy) {
+func (t *Tracker) setWanted(a netip.Addr, wanted []*policy) {
 	if len(wanted) > 0 {
 		t.wantedOf[a] = wanted
 	} else {
@@ -42,7 +43,7 @@ func (t *Tracker) keep(a netip.Addr, wanted []*policy) {
 	}
 }
 
-// selecting lists the policies that select an address here.
+// selecting returns the policies that select an address of this node.
 func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
 	own := t.isOwn(a)
 	for _, p := range t.policies {
@@ -51,7 +52,7 @@ func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
 			if own && t.node != nil && s.Nodes.Matches(t.node.Labels) {
 				out = append(out, p)
 			}
-		case !own && slices.ContainsFunc(t.podsHere[a], func(n podName) bool {
+		case !own && slices.ContainsFunc(t.podsOnNode[a], func(n podName) bool {
 			pod := t.pods[n]
 			return selects(s.Pods, pod.Labels, t.namespaceLabels(n.Namespace))
 		}):
@@ -61,14 +62,14 @@ func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
 	return out
 }
 
-// want counts the addresses that a rule is about. The first makes its peers known.
-func (t *Tracker) want(r *rule) {
+// addWanted counts the addresses that a rule applies to. The first one computes its peers.
+func (t *Tracker) addWanted(r *rule) {
 	if r.wanted++; r.wanted > 1 {
 		return
 	}
 	r.peers = map[netip.Addr]int{}
-	if r.outward() {
-		t.staleNAT(r) // Services came and went while it had no peers
+	if r.outgoing() {
+		t.markRuleDirty(r) // Services may have changed while it had no peers
 	}
 	if len(r.pods) == 0 {
 		return
@@ -78,8 +79,8 @@ func (t *Tracker) want(r *rule) {
 	}
 }
 
-// addPeers counts the addresses of a pod among a rule's peers, by 1 or -1, if it is
-// one of them by its labels as they stand.
+// addPeers adds 1 or -1 to the addresses of a pod among a rule's peers, if the pod's
+// current labels match.
 func (t *Tracker) addPeers(r *rule, name podName, by int) {
 	pod := t.pods[name]
 	if !r.takes(pod.Labels, t.namespaceLabels(name.Namespace)) {
@@ -91,28 +92,28 @@ func (t *Tracker) addPeers(r *rule, name podName, by int) {
 		if r.peers[a] += by; r.peers[a] <= 0 {
 			delete(r.peers, a)
 			if told {
-				t.members.drop(Member{r.Name, a})
+				t.members.remove(Member{r.Name, a})
 			}
 		} else if told {
 			t.members.set(Member{r.Name, a}, true)
 		}
 		if r.Side == Egress && len(t.nat.at[a]) > 0 {
-			t.staleNAT(r)
+			t.markRuleDirty(r)
 		}
 	}
 }
 
-// retarget has the targets of an address be those of these rules.
+// retarget replaces the targets of an address by those of these rules.
 func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	old := t.targetsOf[a]
 	var now []Target
-	guarded := false
+	denyRule := false
 	for _, s := range segments(rules) {
 		v, target := s.verdict(), Target{s.side, a, s.proto, s.first, s.last}
 		now = append(now, target)
 		anybody := slices.ContainsFunc(s.rules, func(r *rule) bool { return r.Anybody })
-		guarded = guarded || v.Deny && !anybody
-		t.open(target, anybody && !v.Track && s.side == Ingress)
+		denyRule = denyRule || v.Deny && !anybody
+		t.setAllowsAny(target, anybody && !v.Track && s.side == Ingress)
 		t.use(v, s.rules)
 		if was := t.targets.now[target]; was != "" {
 			t.release(was)
@@ -122,39 +123,39 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	for _, target := range old {
 		if !slices.Contains(now, target) {
 			t.release(t.targets.now[target])
-			t.targets.drop(target)
-			t.open(target, false)
+			t.targets.remove(target)
+			t.setAllowsAny(target, false)
 		}
 	}
 	if len(now) > 0 {
 		t.targetsOf[a] = now
 	} else if delete(t.targetsOf, a); len(t.wantedOf[a]) > 0 {
-		t.targetsOf[a] = nil // refused for now; see countNAT
+		t.targetsOf[a] = nil // no target holds now; see countNAT
 	}
-	if _, was := t.guarded[a]; was != guarded {
-		t.guarding = true
-		if guarded {
-			t.guarded[a] = struct{}{}
+	if _, was := t.hasDenyRule[a]; was != denyRule {
+		t.hasDenyRuleChanged = true
+		if denyRule {
+			t.hasDenyRule[a] = struct{}{}
 		} else {
-			delete(t.guarded, a)
+			delete(t.hasDenyRule, a)
 		}
 	}
 }
 
-// open notes whether anybody may reach a target untracked.
-func (t *Tracker) open(target Target, is bool) {
-	if _, was := t.opened[target]; was == is {
+// setAllowsAny records whether any client may reach a target untracked.
+func (t *Tracker) setAllowsAny(target Target, is bool) {
+	if _, was := t.allowsAny[target]; was == is {
 		return
 	}
-	t.opening = true
+	t.allowsAnyChanged = true
 	if is {
-		t.opened[target] = struct{}{}
+		t.allowsAny[target] = struct{}{}
 	} else {
-		delete(t.opened, target)
+		delete(t.allowsAny, target)
 	}
 }
 
-// use and release count the targets that lead to a verdict, and so to its rules.
+// use and release count the targets that lead to a verdict and its rules.
 func (t *Tracker) use(v *Verdict, rules []*rule) {
 	t.used[v.Name]++
 	t.verdicts.set(v.Name, v)
@@ -164,7 +165,7 @@ func (t *Tracker) use(v *Verdict, rules []*rule) {
 	}
 }
 
-// install has a rule hold in the place of one of the same name.
+// install replaces the rule of the same name.
 func (t *Tracker) install(r *rule) {
 	before := t.holding[r.Name]
 	if before == r {
@@ -175,7 +176,7 @@ func (t *Tracker) install(r *rule) {
 	if before != nil {
 		for a := range before.peers {
 			if r.peers[a] == 0 {
-				t.members.drop(Member{r.Name, a})
+				t.members.remove(Member{r.Name, a})
 			}
 		}
 	}
@@ -189,20 +190,21 @@ func (t *Tracker) release(name string) {
 	for _, r := range v.Rules {
 		if t.used["rule "+r]--; t.used["rule "+r] == 0 {
 			delete(t.used, "rule "+r)
-			t.rules.drop(r)
+			t.rules.remove(r)
 			for a := range t.holding[r].peers {
-				t.members.drop(Member{r, a})
+				t.members.remove(Member{r, a})
 			}
 			delete(t.holding, r)
 		}
 	}
 	if t.used[name]--; t.used[name] == 0 {
 		delete(t.used, name)
-		t.verdicts.drop(name)
+		t.verdicts.remove(name)
 	}
 }
 
-// collectRefusals makes one of what many addresses have in common. It is never nil.
+// collectRefusals merges refusals that several addresses have in common. The result is
+// never nil.
 func (t *Tracker) collectRefusals() []Refusal {
 	all := []Refusal{}
 	for _, rs := range t.refusedOf {

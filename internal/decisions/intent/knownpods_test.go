@@ -69,7 +69,7 @@ func TestTheNodesAddressIsHereWhateverASliceSays(t *testing.T) {
 // have meant that one.
 func TestAnAddressOfTwoPodsIsNotOpen(t *testing.T) {
 	tr := newTracker(web(), sliceOf("s", at("10.1.0.1", here)), podObject("old", here, nil, "10.1.0.1"))
-	tr.SetOpened([]OpenPorts{{addr("10.1.0.1"), model.TCP, 8080, 8080}})
+	tr.SetAllowsAny([]AllowedPorts{{addr("10.1.0.1"), model.TCP, 8080, 8080}})
 	for _, step := range []struct {
 		name string
 		d    model.Delta
@@ -80,7 +80,7 @@ func TestAnAddressOfTwoPodsIsNotOpen(t *testing.T) {
 		{"the old one is gone", model.Delta{Pods: map[model.Name]*model.Pod{name("old"): nil}}, true},
 	} {
 		tr.Apply(step.d)
-		if got := tr.State().Ports[0].Endpoints[0].Open; got != step.open {
+		if got := tr.State().Ports[0].Endpoints[0].AllowsAny; got != step.open {
 			t.Errorf("%s: open %v, want %v", step.name, got, step.open)
 		}
 	}
@@ -110,8 +110,8 @@ func TestClaimedPods(t *testing.T) {
 		c := tr.Apply(step.delta)
 		if (c.Node != nil) != (step.want != nil) {
 			t.Errorf("%s: node changes to %+v, want claimed pods %v", step.name, c.Node, step.want)
-		} else if c.Node != nil && !equalStrings(stringsOf(c.Node.ClaimedPods), step.want) {
-			t.Errorf("%s: claimed pods %v, want %v", step.name, c.Node.ClaimedPods, step.want)
+		} else if c.Node != nil && !equalStrings(stringsOf(c.Node.KnownPods), step.want) {
+			t.Errorf("%s: claimed pods %v, want %v", step.name, c.Node.KnownPods, step.want)
 		}
 	}
 }
@@ -131,8 +131,8 @@ func TestPoliciesExist(t *testing.T) {
 		{"one of no direction", func() Changes { return tr.Apply(delta(&model.NetworkPolicy{Name: name("np")})) }, false},
 		{"they cannot be read", func() Changes { return tr.Apply(model.Delta{PoliciesUnknown: &yes}) }, true},
 		{"they can", func() Changes { return tr.Apply(model.Delta{PoliciesUnknown: &no}) }, false},
-		{"guards cannot be read", func() Changes { return tr.SetGuardsUnknown(true) }, true},
-		{"they can", func() Changes { return tr.SetGuardsUnknown(false) }, false},
+		{"guards cannot be read", func() Changes { return tr.SetDenyRulesUnknown(true) }, true},
+		{"they can", func() Changes { return tr.SetDenyRulesUnknown(false) }, false},
 	} {
 		before := tr.State().Node.PoliciesExist
 		c := step.do()

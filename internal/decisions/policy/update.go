@@ -9,16 +9,16 @@ import (
 
 type podName = model.Name
 
-// takePolicy takes in a policy, nil for one that is gone.
-func (t *Tracker) takePolicy(name string, spec *model.DoNotTrackPolicy) {
+// onPolicyUpdate stores a policy; nil deletes it.
+func (t *Tracker) onPolicyUpdate(name string, spec *model.DoNotTrackPolicy) {
 	old := t.policies[name]
 	if old == nil && spec == nil {
 		return
 	}
-	t.touchPolicy(name)
+	t.markPolicyDirty(name)
 	if old != nil {
 		delete(t.policies, name)
-		t.outward = slices.DeleteFunc(t.outward, func(r *rule) bool { return r.Policy == name })
+		t.outgoing = slices.DeleteFunc(t.outgoing, func(r *rule) bool { return r.Policy == name })
 	}
 	if spec != nil {
 		p := newPolicy(spec)
@@ -28,29 +28,29 @@ func (t *Tracker) takePolicy(name string, spec *model.DoNotTrackPolicy) {
 			t.countAll()
 		}
 		for _, r := range p.rules {
-			if r.outward() {
-				t.outward = append(t.outward, r)
+			if r.outgoing() {
+				t.outgoing = append(t.outgoing, r)
 				t.natStale = append(t.natStale, r)
 			}
 		}
-		t.touchPolicy(name)
+		t.markPolicyDirty(name)
 	}
 	if len(t.policies) == 0 {
-		t.nat, t.fading = newNATIndex(), newNATIndex()
+		t.nat, t.pendingRemoval = newNATIndex(), newNATIndex()
 	}
 }
 
-// countAll begins to know where netfilter translates.
+// countAll fills the index of addresses where netfilter translates.
 func (t *Tracker) countAll() {
-	t.nat, t.fading = newNATIndex(), newNATIndex()
+	t.nat, t.pendingRemoval = newNATIndex(), newNATIndex()
 	t.countServices(1)
 	for _, p := range t.pods {
 		t.countHostPorts(p, 1)
 	}
 }
 
-// touchPolicy has every address judged again that a policy selects, or did.
-func (t *Tracker) touchPolicy(name string) {
+// markPolicyDirty marks every address dirty that a policy selects or selected.
+func (t *Tracker) markPolicyDirty(name string) {
 	for a, ps := range t.wantedOf {
 		if slices.ContainsFunc(ps, func(p *policy) bool { return p.spec.Name == name }) {
 			t.dirty[a] = struct{}{}
@@ -60,9 +60,9 @@ func (t *Tracker) touchPolicy(name string) {
 	switch {
 	case p == nil:
 	case p.spec.Nodes != nil:
-		t.touchOwn()
+		t.markOwnDirty()
 	default:
-		for a, names := range t.podsHere {
+		for a, names := range t.podsOnNode {
 			if slices.ContainsFunc(names, func(n podName) bool {
 				return selects(p.spec.Pods, t.pods[n].Labels, t.namespaceLabels(n.Namespace))
 			}) {
@@ -72,7 +72,7 @@ func (t *Tracker) touchPolicy(name string) {
 	}
 }
 
-func (t *Tracker) touchOwn() {
+func (t *Tracker) markOwnDirty() {
 	for _, a := range t.own {
 		t.dirty[a] = struct{}{}
 	}
@@ -82,17 +82,17 @@ func (t *Tracker) namespaceLabels(name string) map[string]string {
 	if n := t.namespaces[name]; n != nil {
 		return n.Labels
 	}
-	// Every namespace has this label; the rest is not known (yet).
+	// Every namespace has this label; its other labels are not known (yet).
 	return map[string]string{"kubernetes.io/metadata.name": name}
 }
 
-// takeNamespace takes in a Namespace, nil for one that is gone.
-func (t *Tracker) takeNamespace(name string, n *model.Namespace) {
+// onNamespaceUpdate stores a Namespace; nil deletes it.
+func (t *Tracker) onNamespaceUpdate(name string, n *model.Namespace) {
 	old := t.namespaces[name]
 	if old != nil && n != nil && maps.Equal(old.Labels, n.Labels) {
 		return
 	}
-	t.running = true
+	t.mayAffectRunning = true
 	t.eachWantedRule(func(r *rule) { t.countNamespace(r, name, -1) })
 	if n != nil {
 		t.namespaces[name] = n
@@ -100,10 +100,10 @@ func (t *Tracker) takeNamespace(name string, n *model.Namespace) {
 		delete(t.namespaces, name)
 	}
 	t.eachWantedRule(func(r *rule) { t.countNamespace(r, name, 1) })
-	for _, names := range t.podsHere {
+	for _, names := range t.podsOnNode {
 		for _, pod := range names {
 			if pod.Namespace == name {
-				t.touchPod(t.pods[pod])
+				t.markPodDirty(t.pods[pod])
 			}
 		}
 	}
@@ -134,51 +134,51 @@ func (t *Tracker) eachWantedRule(do func(*rule)) {
 	}
 }
 
-// takePod takes in a Pod, nil for one that is gone.
-func (t *Tracker) takePod(name model.Name, p *model.Pod) {
+// onPodUpdate stores a Pod; nil deletes it.
+func (t *Tracker) onPodUpdate(name model.Name, p *model.Pod) {
 	old := t.pods[name]
 	if old == nil && p == nil || old != nil && p != nil && old.Node == p.Node && maps.Equal(old.Labels, p.Labels) &&
 		slices.Equal(old.IPs, p.IPs) && slices.Equal(old.HostPorts, p.HostPorts) {
 		return
 	}
-	t.running = t.running || old != nil && p != nil && !maps.Equal(old.Labels, p.Labels)
+	t.mayAffectRunning = t.mayAffectRunning || old != nil && p != nil && !maps.Equal(old.Labels, p.Labels)
 	if old != nil {
 		t.eachWantedRule(func(r *rule) { t.addPeers(r, name, -1) })
-		t.place(old, false)
+		t.setPod(old, false)
 		delete(t.pods, name)
 	}
 	if p != nil {
 		t.pods[name] = p
-		t.place(p, true)
+		t.setPod(p, true)
 		t.eachWantedRule(func(r *rule) { t.addPeers(r, name, 1) })
 	}
 }
 
-// place enters a pod of this node by its addresses, or takes it out.
-func (t *Tracker) place(p *model.Pod, in bool) {
+// setPod adds a pod of this node to the index by address, or removes it.
+func (t *Tracker) setPod(p *model.Pod, in bool) {
 	if p.Node != t.cfg.NodeName {
 		return
 	}
-	t.touchPod(p)
+	t.markPodDirty(p)
 	if len(t.policies) > 0 {
 		t.countHostPorts(p, map[bool]int{true: 1, false: -1}[in])
 	}
 	for _, a := range p.IPs {
 		a = a.Unmap()
-		names := slices.DeleteFunc(t.podsHere[a], func(n podName) bool { return n == p.Name })
+		names := slices.DeleteFunc(t.podsOnNode[a], func(n podName) bool { return n == p.Name })
 		if in {
 			names = append(names, p.Name)
 		}
 		if len(names) > 0 {
-			t.podsHere[a] = names
+			t.podsOnNode[a] = names
 		} else {
-			delete(t.podsHere, a)
+			delete(t.podsOnNode, a)
 		}
 	}
 }
 
-// touchPod has the addresses of a pod here judged again, if there is a policy.
-func (t *Tracker) touchPod(p *model.Pod) {
+// markPodDirty marks the addresses of a pod of this node dirty, if there is a policy.
+func (t *Tracker) markPodDirty(p *model.Pod) {
 	if len(t.policies) == 0 || p.Node != t.cfg.NodeName {
 		return
 	}
@@ -187,19 +187,19 @@ func (t *Tracker) touchPod(p *model.Pod) {
 	}
 }
 
-// takeNode takes in this node, nil if it is gone.
-func (t *Tracker) takeNode(n *model.Node) {
+// onNodeUpdate stores this node; nil deletes it.
+func (t *Tracker) onNodeUpdate(n *model.Node) {
 	if t.node != nil && n != nil && maps.Equal(t.node.Labels, n.Labels) {
 		t.node = n
 		return
 	}
 	t.node = n
-	t.touchOwn()
+	t.markOwnDirty()
 }
 
-// takeService takes in a Service, nil for one that is gone. Whether it is ours
-// decides who translates for its endpoints.
-func (t *Tracker) takeService(name model.Name, s *model.Service) {
+// onServiceUpdate stores a Service; nil deletes it. Whether this agent serves it decides
+// which program translates for its endpoints.
+func (t *Tracker) onServiceUpdate(name model.Name, s *model.Service) {
 	old := t.services[name]
 	if old == nil && s == nil {
 		return
@@ -230,8 +230,8 @@ func (t *Tracker) countSlicesOf(service model.Name, by int) {
 	}
 }
 
-// takeSlice takes in an EndpointSlice, nil for one that is gone.
-func (t *Tracker) takeSlice(name model.Name, s *model.EndpointSlice) {
+// onSliceUpdate stores an EndpointSlice; nil deletes it.
+func (t *Tracker) onSliceUpdate(name model.Name, s *model.EndpointSlice) {
 	if old := t.slices[name]; old != nil {
 		if len(t.policies) > 0 {
 			t.countSlice(old, -1)

@@ -104,11 +104,11 @@ func TestANodePortTouchesOnlyThoseThatHideIt(t *testing.T) {
 		ip := netip.AddrFrom4([4]byte{10, 97, 0, byte(i)}).String()
 		tr.Apply(delta(web(called("s"+ip), clusterIPs(ip), externalIPs("192.168.0.1"), portNumber(uint16(1000+i)))))
 	}
-	tr.takeService(name("np"), web(called("np"), clusterIPs("10.96.0.8"), nodePort(1007)))
-	if n := len(tr.touched); n != 2 {
+	tr.onServiceUpdate(name("np"), web(called("np"), clusterIPs("10.96.0.8"), nodePort(1007)))
+	if n := len(tr.dirty); n != 2 {
 		t.Errorf("%d Services are decided again, want 2", n)
 	}
-	if c := tr.settle(); len(c.Problems) != 1 {
+	if c := tr.recompute(); len(c.Problems) != 1 {
 		t.Errorf("problems: %v", c.Problems)
 	}
 }

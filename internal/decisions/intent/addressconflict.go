@@ -1,0 +1,108 @@
+package intent
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// An externalIP or a LoadBalancer IP may be a node's own address or a pod's: Kubernetes
+// allows it, people use it, and Spillway serves it. As in kube-proxy, the more specific
+// address wins, so a NodePort or an endpoint at that address and port cannot be reached.
+// Intent reports this as a Problem of the Service with the externalIP or LoadBalancer IP.
+
+// mayConflict reports whether a person or a load balancer chose a frontend's address. A
+// clusterIP cannot conflict: the API server allocates it from its own range.
+func mayConflict(kind FrontendKind) bool { return kind == ExternalIP || kind == LoadBalancerIP }
+
+// addressConflicts returns the Problems of an address and port that a Service holds and
+// that make a NodePort, a healthCheckNodePort or an endpoint of another Service
+// unreachable.
+func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []model.Problem {
+	if !mayConflict(c.kind) {
+		return nil
+	}
+	var out []model.Problem
+	report := func(what string) {
+		out = append(out, model.ServiceProblem(e.name, c.field, what))
+	}
+	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
+		for _, wide := range nodePortsAt(c.key) {
+			// A port's own NodePort has the same endpoints.
+			if holder := t.addresses.holder(wide); holder != (PortID{}) && holder != id {
+				report(fmt.Sprintf("%s is an address of this node, where it hides %s of Service %s; change one of the two",
+					c.key, wide, holder.Service))
+			}
+		}
+	}
+	if owner, ok := t.store.endpointAt(c.key, e); ok {
+		report(fmt.Sprintf("%s hides an endpoint of Service %s, which has this address and port; change one of the two", c.key, owner))
+	}
+	return out
+}
+
+// nodePortsAt lists what the node would serve at an address and port without the Service
+// that has this address.
+func nodePortsAt(k addressKey) []addressKey {
+	out := []addressKey{{Family: model.FamilyOf(k.Addr), Protocol: k.Protocol, Port: k.Port}}
+	if k.Protocol == model.TCP {
+		out = append(out, addressKey{Port: k.Port})
+	}
+	return out
+}
+
+// endpointAt returns the first other Service, by name, with an endpoint of this address
+// and port. A Service's own endpoint (for example an ingress controller in the node's
+// network) is reachable either way.
+func (st *store) endpointAt(k addressKey, but *service) (model.Name, bool) {
+	var owner *service
+	for _, s := range st.slicesOfAddr[k.Addr] {
+		if s.service == but || owner != nil && compareNames(owner.name, s.service.name) <= 0 {
+			continue
+		}
+		if slices.ContainsFunc(s.object.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol }) {
+			owner = s.service
+		}
+	}
+	if owner == nil {
+		return model.Name{}, false
+	}
+	return owner.name, true
+}
+
+// markNodePortConflictsDirty marks the Services dirty whose address may conflict with a
+// NodePort or healthCheckNodePort.
+func (t *Tracker) markNodePortConflictsDirty(wide addressKey) {
+	if wide.Addr.IsValid() {
+		return
+	}
+	protocol := wide.Protocol
+	if wide.Family == 0 {
+		protocol = model.TCP // a healthCheckNodePort
+	}
+	for _, a := range t.own.addrs {
+		for _, c := range t.addresses.requesters[addressKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
+			t.markDirty(t.services[c.id.Service])
+		}
+	}
+}
+
+// markAddressConflictsDirty marks the Services dirty that have the address as an
+// externalIP or LoadBalancer IP.
+func (t *Tracker) markAddressConflictsDirty(a netip.Addr) {
+	for e := range t.conflictable[a] {
+		t.markDirty(e)
+	}
+}
+
+// markEndpointConflictsDirty does so for each endpoint of a slice.
+func (t *Tracker) markEndpointConflictsDirty(s *model.EndpointSlice) {
+	if len(t.conflictable) == 0 {
+		return
+	}
+	for i := range s.Endpoints {
+		t.markAddressConflictsDirty(endpointAddr(&s.Endpoints[i]))
+	}
+}

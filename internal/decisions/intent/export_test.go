@@ -1,0 +1,28 @@
+package intent
+
+import (
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// HealthChecks returns every healthCheckNodePort to serve, sorted by Service.
+func (t *Tracker) HealthChecks() []HealthCheck {
+	var out []HealthCheck
+	for _, e := range t.services {
+		if e.health.Port != 0 {
+			out = append(out, e.health)
+		}
+	}
+	slices.SortFunc(out, compareHealthChecks)
+	return out
+}
+
+// Problems returns the Problems of all Services and of the node, sorted.
+func (t *Tracker) Problems() []model.Problem { return slices.Clone(t.problems) }
+
+// Empty reports whether nothing changed.
+func (c Changes) Empty() bool {
+	return len(c.Upserts) == 0 && len(c.Deletes) == 0 && c.Node == nil &&
+		len(c.HealthChecks) == 0 && c.Problems == nil
+}

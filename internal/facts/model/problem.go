@@ -1,0 +1,86 @@
+package model
+
+// Kinds of the objects that code tells apart in an ObjectRef.
+const (
+	KindService          = "Service"
+	KindNode             = "Node"
+	KindNetworkPolicy    = "NetworkPolicy"
+	KindDoNotTrackPolicy = "DoNotTrackPolicy"
+)
+
+// ObjectRef names a Kubernetes object; the zero ObjectRef names none.
+type ObjectRef struct {
+	Kind string
+	Name Name // without a namespace for a cluster-scoped kind
+}
+
+// Problem describes an error in an input object, in the connection to the API server
+// or in a dataplane. Reconcile reports a Problem once when it appears and once when it
+// is resolved. Code decides by Object; Where, Field and What are for people only.
+type Problem struct {
+	Object ObjectRef // the object that the Problem is about, if it is about one
+	Where  string    // "file.yaml, document 2" or "Service ns/name"
+	Field  string    // "spec.clusterIPs[0]", "" if the whole object
+	What   string    // the error, and its remedy
+}
+
+// ServiceProblem returns a Problem about a Service.
+func ServiceProblem(service Name, field, what string) Problem {
+	return Problem{
+		Object: ObjectRef{KindService, service},
+		Where:  KindService + " " + service.String(), Field: field, What: what,
+	}
+}
+
+// ClusterProblem returns a Problem about an object without a namespace.
+func ClusterProblem(kind, name, field, what string) Problem {
+	return Problem{
+		Object: ObjectRef{kind, Name{Name: name}},
+		Where:  kind + " " + name, Field: field, What: what,
+	}
+}
+
+// Service returns the name of the Service that the Problem is about, and whether it is
+// about one. A Problem about a document that defines a Service counts.
+func (p Problem) Service() (Name, bool) {
+	return p.Object.Name, p.Object.Kind == KindService
+}
+
+// String returns the Problem as one line.
+func (p Problem) String() string {
+	if p.Field == "" {
+		return p.Where + ": " + p.What
+	}
+	return p.Where + ": " + p.Field + ": " + p.What
+}
+
+// UnreadReason tells why a source could not read something.
+type UnreadReason int
+
+// The reasons why a source could not read something.
+const (
+	// UnreadNothing: the source read everything.
+	UnreadNothing UnreadReason = iota
+	// UnreadFile: a manifest could never be read as a whole. It may define any object.
+	UnreadFile
+	// UnreadPolicy: a DoNotTrackPolicy is not valid, and no earlier version is known.
+	UnreadPolicy
+	// UnreadPolicies: the API server forbids reading DoNotTrackPolicies.
+	UnreadPolicies
+)
+
+// Unread is what a source could not read although do-not-track policies may depend on
+// it. What an earlier agent knew about it is not known.
+type Unread struct {
+	Reason UnreadReason
+	Text   string // for messages: "m.yaml", "DoNotTrackPolicy cache"
+}
+
+// Any reports whether the source could not read something.
+func (u Unread) Any() bool { return u.Reason != UnreadNothing }
+
+// OnlyPolicies reports whether nothing but DoNotTrackPolicies is missing, so that the
+// facts that other policies depend on are complete.
+func (u Unread) OnlyPolicies() bool {
+	return u.Reason == UnreadPolicy || u.Reason == UnreadPolicies
+}

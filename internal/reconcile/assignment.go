@@ -1,0 +1,151 @@
+package reconcile
+
+import (
+	"fmt"
+	"time"
+
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// unassigned is the backend index of a port that no backend can carry.
+const unassigned = -1
+
+// assignment records which backend serves a Service port.
+type assignment struct {
+	backend int
+	reason  error // why the first backend cannot carry it; nil if it can
+	// internalDrop and externalDrop say that a Local policy leaves internal or external
+	// traffic without an endpoint; kube-proxy counts these ports.
+	internalDrop, externalDrop bool
+	// measured is the newest trigger time whose latency was observed.
+	measured time.Time
+}
+
+// choose returns the first backend that can carry the port.
+func (r *Reconciler) choose(p *intent.ServicePort) (backend int, reason error) {
+	for i, bs := range r.syncs {
+		err := bs.backend.CanCarry(p)
+		if err == nil {
+			return i, reason
+		}
+		if reason == nil {
+			reason = err
+		}
+	}
+	return unassigned, reason
+}
+
+// assign queues a new or changed port for its backend, and deletes it from its previous
+// backend if that is another one.
+func (r *Reconciler) assign(p *intent.ServicePort) {
+	old, known := r.assignments[p.ID]
+	a := assignment{measured: old.measured}
+	a.backend, a.reason = r.choose(p)
+	a.internalDrop, a.externalDrop = withoutLocal(p)
+	if known {
+		r.counters.count(p.ID, old, -1)
+	}
+	r.counters.count(p.ID, a, +1)
+	if known && old.backend != a.backend && old.backend != unassigned {
+		r.syncs[old.backend].enqueue(p.ID, nil)
+	}
+	if a.backend > 0 && (!known || old.backend != a.backend) {
+		r.log.Info("Service port is served by another dataplane", "port", p.ID.String(),
+			"dataplane", r.syncs[a.backend].backend.Name(), "reason", a.reason)
+	}
+	if a.backend != unassigned {
+		r.syncs[a.backend].enqueue(p.ID, p)
+		delete(r.entries.gone, p.ID)
+	} else if known {
+		r.noteGone(p.ID)
+	}
+	r.assignments[p.ID] = a
+}
+
+// unassign deletes a port from its backend.
+func (r *Reconciler) unassign(id intent.PortID) {
+	a, known := r.assignments[id]
+	if !known {
+		return
+	}
+	if a.backend != unassigned {
+		r.syncs[a.backend].enqueue(id, nil)
+	}
+	r.counters.count(id, a, -1)
+	delete(r.assignments, id)
+	r.noteGone(id)
+}
+
+// counters counts assignments as they change, so that no report iterates over all of them.
+type counters struct {
+	perBackend                 []int                   // ports by backend
+	unassigned                 map[intent.PortID]error // ports that no backend can carry, and why
+	internalDrop, externalDrop int                     // ports without local endpoints, see assignment
+}
+
+func (t *counters) count(id intent.PortID, a assignment, n int) {
+	switch {
+	case a.backend != unassigned:
+		t.perBackend[a.backend] += n
+	case n > 0:
+		t.unassigned[id] = a.reason
+	default:
+		delete(t.unassigned, id)
+	}
+	if a.internalDrop {
+		t.internalDrop += n
+	}
+	if a.externalDrop {
+		t.externalDrop += n
+	}
+}
+
+// withoutLocal reports whether a Local policy drops the port's internal traffic (to the
+// ClusterIP) or its external traffic (to all other frontends).
+func withoutLocal(p *intent.ServicePort) (internal, external bool) {
+	for _, f := range p.Frontends {
+		if f.Kind == intent.ClusterIP {
+			internal = internal || f.InternalRoute == intent.Drop
+		} else {
+			external = external || f.ExternalRoute == intent.Drop
+		}
+	}
+	return internal, external
+}
+
+// stateOf returns the part of a state that one backend serves.
+func (r *Reconciler) stateOf(backend int, s intent.State) intent.State {
+	part := intent.State{Node: s.Node}
+	for _, p := range s.Ports {
+		if a, ok := r.assignments[p.ID]; ok && a.backend == backend {
+			part.Ports = append(part.Ports, p)
+		}
+	}
+	return part
+}
+
+// measure observes the time from a change in the cluster to the kernel. Like kube-proxy it
+// ignores changes older than this process, because their age does not depend on its speed.
+func (r *Reconciler) measure(done []*intent.ServicePort, now time.Time) {
+	for _, p := range done {
+		a, ok := r.assignments[p.ID]
+		if !ok || !p.Triggered.After(a.measured) {
+			continue
+		}
+		a.measured = p.Triggered
+		r.assignments[p.ID] = a
+		if p.Triggered.After(r.started) {
+			r.metrics.NetworkProgrammed(now.Sub(p.Triggered))
+		}
+	}
+}
+
+// portProblem returns a Problem of one Service port.
+func portProblem(id intent.PortID, what string) model.Problem {
+	port := id.Port
+	if port == "" {
+		port = fmt.Sprint(id.Number)
+	}
+	return model.ServiceProblem(id.Service, fmt.Sprintf("port %s/%s/%s", port, id.Protocol, id.Family), what)
+}

@@ -1,0 +1,210 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
+)
+
+// The wait before the loop retries a failed sync. It doubles each time, with jitter, so
+// that the nodes of a cluster do not retry together.
+const (
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// backendSync is the state of one backend's sync. While full is set the next sync writes
+// the whole state, so that no single change needs to be stored.
+type backendSync struct {
+	backend dataplane.Backend
+	// unused is set while the backend serves no port. After Linger the next sync removes
+	// what this or an earlier run left.
+	unused bool
+	full   bool
+	err    error // error of the last sync as a whole; nil if it succeeded
+	node   *intent.Node
+	// pending holds the newest change of each port; nil deletes the port.
+	pending map[intent.PortID]*intent.ServicePort
+	// failed holds the ports that the backend could not write. The loop retries them on
+	// their own, so that they do not delay other ports.
+	failed  map[intent.PortID]failure
+	tries   int // consecutive failures
+	retryAt time.Time
+
+	drifted   atomic.Bool // the backend reported a change by another program; see drift.go
+	repairAt  time.Time   // when to compare with the kernel; zero: no comparison is due
+	repairing bool        // the full sync that is due repairs
+	calmUntil time.Time   // no repair before
+}
+
+// failure is a port that the backend could not write.
+type failure struct {
+	port *intent.ServicePort // nil: the backend could not delete it
+	err  error
+}
+
+func newBackendSync(b dataplane.Backend) *backendSync {
+	return &backendSync{
+		backend: b,
+		full:    true,
+		pending: map[intent.PortID]*intent.ServicePort{},
+		failed:  map[intent.PortID]failure{},
+	}
+}
+
+// enqueue stores the newest change of a port; nil deletes it.
+func (bs *backendSync) enqueue(id intent.PortID, p *intent.ServicePort) {
+	delete(bs.failed, id)
+	bs.unused = bs.unused && p == nil
+	if !bs.full {
+		bs.pending[id] = p
+	}
+}
+
+func (bs *backendSync) setNode(n *intent.Node) {
+	if !bs.full {
+		bs.node = n
+	}
+}
+
+// requireFull replaces single changes by a full sync. Failed ports stay in failed until
+// the full sync has succeeded.
+func (bs *backendSync) requireFull() {
+	bs.full = true
+	bs.node = nil
+	clear(bs.pending)
+}
+
+// due returns when the backend has something to write, and whether it has.
+func (bs *backendSync) due() (time.Time, bool) {
+	switch {
+	case bs.full:
+		return bs.retryAt, true
+	case len(bs.pending) > 0 || bs.node != nil:
+		return time.Time{}, true
+	case len(bs.failed) > 0:
+		return bs.retryAt, true
+	}
+	return time.Time{}, false
+}
+
+// changes returns what an incremental sync must write now, including failed ports that are
+// due for a retry.
+func (bs *backendSync) changes(now time.Time) intent.Changes {
+	if !now.Before(bs.retryAt) {
+		for id, f := range bs.failed {
+			bs.pending[id] = f.port
+		}
+		clear(bs.failed)
+	}
+	c := intent.Changes{Node: bs.node}
+	for _, id := range slices.SortedFunc(maps.Keys(bs.pending), intent.PortID.Compare) {
+		if p := bs.pending[id]; p != nil {
+			c.Upserts = append(c.Upserts, p)
+		} else {
+			c.Deletes = append(c.Deletes, id)
+		}
+	}
+	return c
+}
+
+// sync writes the whole state or the pending changes to the backend, and records what is
+// left to write. It returns the ports of this sync that the kernel now holds as requested.
+func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() intent.State) (done []*intent.ServicePort) {
+	var err error
+	var written []*intent.ServicePort
+	tried := bs.pending
+	if bs.full {
+		s := whole()
+		written, tried = s.Ports, byID(s.Ports)
+		err = bs.backend.Replace(ctx, s)
+	} else {
+		c := bs.changes(now)
+		written = c.Upserts
+		err = bs.backend.Apply(ctx, c)
+	}
+	if ctx.Err() != nil {
+		// The context ended during the sync. Nothing retries, and the next start begins
+		// with a full sync.
+		return nil
+	}
+	bad, single := portErrors(err)
+	if err != nil && !single {
+		bs.fail(err)
+		return nil
+	}
+	if bs.full {
+		clear(bs.failed)
+	}
+	bs.full, bs.node, bs.err = false, nil, nil
+	bs.pending = map[intent.PortID]*intent.ServicePort{}
+	for id, e := range bad {
+		// A port that was not part of this sync must not count as deleted.
+		if p, ok := tried[id]; ok {
+			bs.failed[id] = failure{port: p, err: e}
+		}
+	}
+	bs.reschedule(len(bad) > 0)
+	return slices.DeleteFunc(slices.Clone(written), func(p *intent.ServicePort) bool {
+		return bad[p.ID] != nil
+	})
+}
+
+// fail records that the kernel's state is unknown.
+func (bs *backendSync) fail(err error) {
+	bs.requireFull()
+	bs.err = err
+	bs.reschedule(true)
+}
+
+// reschedule sets the time of the next retry.
+func (bs *backendSync) reschedule(failed bool) {
+	if !failed {
+		if len(bs.failed) == 0 {
+			bs.tries, bs.retryAt = 0, time.Time{}
+		}
+		return
+	}
+	now := time.Now()
+	if bs.retryAt.After(now) {
+		return // a new failure does not delay the retry of other ports
+	}
+	bs.retryAt = now.Add(backoff(bs.tries))
+	bs.tries++
+}
+
+// backoff returns the wait after that many earlier failures: between half and all of
+// firstRetry doubled each time.
+func backoff(tries int) time.Duration {
+	d := lastRetry
+	if tries < 16 {
+		d = min(firstRetry<<tries, lastRetry)
+	}
+	return d/2 + rand.N(d/2+1)
+}
+
+// portErrors returns the errors of single ports, and false if the whole sync failed. A
+// joined error that holds both counts as whole; errors.As would not notice.
+func portErrors(err error) (map[intent.PortID]error, bool) {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if pe, ok := e.(*dataplane.PortErrors); ok {
+			return pe.Errors, true
+		}
+	}
+	return nil, false
+}
+
+func byID(ports []*intent.ServicePort) map[intent.PortID]*intent.ServicePort {
+	m := make(map[intent.PortID]*intent.ServicePort, len(ports))
+	for _, p := range ports {
+		m[p.ID] = p
+	}
+	return m
+}
