@@ -4,7 +4,7 @@
 //
 // All of it is drawn from an experiment.Run alone, so that a report can be made
 // again from its JSON. The charts are SVG of its own making: what libraries draw
-// has colours and sizes written into it, and these must follow the reader's light
+// has colors and sizes written into it, and these must follow the reader's light
 // or dark page, paper, and a telephone.
 package report
 

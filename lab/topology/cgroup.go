@@ -158,7 +158,7 @@ func terminate(pid int, root string) {
 	if err != nil {
 		return
 	}
-	defer p.Release()
+	defer func() { _ = p.Release() }()
 	_, below, _ := strings.Cut(root, "/"+cgroupParent+"/")
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err == nil && strings.Contains(string(text)+"/", "/"+cgroupParent+"/"+below+"/") {

@@ -201,7 +201,7 @@ func (t Target) String() string {
 	return text
 }
 
-// The targets that most cases use: those of the case's first Service.
+// ClusterIP is the cluster IP of the case's first Service.
 var ClusterIP = Target{Kind: ToClusterIP}
 
 // NodePort is the NodePort of the case's first Service at a node's address.

@@ -9,9 +9,9 @@ import corev1 "k8s.io/api/core/v1"
 //	c  --masquerade-all
 func FlagCases() []Case {
 	np := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "b0")}
-	labelled := np
-	labelled.ProxyName = "spillway"
-	external, refused := Service{Via: []string{"a"}, Endpoints: On("a0", "b0")}, labelled
+	labeled := np
+	labeled.ProxyName = "spillway"
+	external, refused := Service{Via: []string{"a"}, Endpoints: On("a0", "b0")}, labeled
 	refused.Via = []string{"b"}
 	return []Case{
 		{
@@ -25,8 +25,8 @@ func FlagCases() []Case {
 			},
 		},
 		{
-			Name:    "A named proxy serves labelled Services",
-			Objects: []Object{labelled},
+			Name:    "A named proxy serves labeled Services",
+			Objects: []Object{labeled},
 			Flows: []Flow{
 				{From: "b1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
 				{From: "client0", To: NodePort("b"), Want: Spread(KeptHere, "a0", "b0")},

@@ -167,7 +167,7 @@ func claimsAddress(t *testing.T, e *env, v variant) {
 	e.do(t, machine, removeAddresses)
 	time.Sleep(time.Second) // the agent hears of it
 	t.Cleanup(func() {
-		e.command(t, receiver, "ip", "neighbour", "flush", "dev", "cni0", "to", e.addr(v.endpoint(), v).String())
+		e.command(t, receiver, "ip", "neighbor", "flush", "dev", "cni0", "to", e.addr(v.endpoint(), v).String())
 	})
 	s := e.sender(t, machine)
 	for range 3 {
@@ -229,7 +229,7 @@ func (e *env) visitDirectly(t *testing.T, v variant) {
 // address: the node then believes the address to be the sender's.
 func (s *sender) claim(t *testing.T, e *env, addr netip.Addr, v variant) {
 	t.Helper()
-	frame := neighbourSolicitation
+	frame := neighborSolicitation
 	if !v.v6 {
 		frame = arpRequest
 	}
@@ -254,7 +254,7 @@ func arpRequest(s *sender, from, to netip.Addr) []gopacket.SerializableLayer {
 	}
 }
 
-func neighbourSolicitation(s *sender, from, to netip.Addr) []gopacket.SerializableLayer {
+func neighborSolicitation(s *sender, from, to netip.Addr) []gopacket.SerializableLayer {
 	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
 	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeNeighborSolicitation, 0)}
 	_ = icmp.SetNetworkLayerForChecksum(ip)

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -473,8 +472,4 @@ func within(limit time.Duration, check func() error) error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-}
-
-func names(failed map[string]error) string {
-	return strings.Join(slices.Sorted(maps.Keys(failed)), ", ")
 }

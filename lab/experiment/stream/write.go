@@ -25,9 +25,8 @@ type change struct {
 
 // results gathers what single changes took.
 type results struct {
-	mu   sync.Mutex
-	row  *Row
-	errs []error
+	mu  sync.Mutex
+	row *Row
 }
 
 func (r *results) add(add func(*Row)) {
