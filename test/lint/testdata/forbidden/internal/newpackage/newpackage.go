@@ -1,3 +1,3 @@
-package newroom
+package newpackage
 
 import _ "spillway.dev/spillway/internal/facts/model"

@@ -1,3 +1,7 @@
 package model
 
-import _ "spillway.dev/spillway/lab"
+import (
+	_ "example.org/clock"
+
+	_ "spillway.dev/spillway/lab"
+)
