@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/workload"
 )
 
@@ -64,7 +64,7 @@ func left(t *testing.T, name string) (found []string) {
 }
 
 func TestAnInterruptedLabRunLeavesNothing(t *testing.T) {
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		t.Skip(err)
 	}
 	const name = "labint"
@@ -201,7 +201,7 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 
 // A second run of a name while one is under way fails its rows and touches nothing.
 func TestASecondLabRunOfANameFails(t *testing.T) {
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		t.Skip(err)
 	}
 	if err := os.MkdirAll("/run/spillway-rig/labtwo-snat", 0o700); err != nil {

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -84,7 +84,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := rig.NeedPrograms(rig.Packages); err != nil {
+	if err := harness.NeedPrograms(harness.Packages); err != nil {
 		return nil, err
 	}
 	machine, err := experiment.ReadMachine()
@@ -99,7 +99,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	for _, mode := range cfg.Modes {
 		if err := measureMode(ctx, cfg, mode, report); err != nil {
 			if ctx.Err() != nil {
-				err = rig.EndError(ctx)
+				err = harness.EndError(ctx)
 			}
 			return report, err
 		}
@@ -112,14 +112,14 @@ type side interface {
 	cold() Cold
 	// change makes single changes and says what they cost.
 	change(context.Context) (Batch, error)
-	host() *rig.Rig
+	host() *harness.Harness
 	down() error
 }
 
 func newSide(ctx context.Context, cfg Config, mode, name string, services int) (side, error) {
 	spec := topology.DefaultSpec(name)
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Masquerade, spec.Conntrack = 1, 1, 2, true, true
-	r, err := rig.Up(ctx, spec)
+	r, err := harness.Up(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func newSide(ctx context.Context, cfg Config, mode, name string, services int) (
 	}
 	var s side
 	proxyMode, variant, isPeer := dataplaneOf(mode)
-	if err := rig.UseIptables(ctx, r.Cluster.Node(0), variant); err != nil {
+	if err := harness.UseIptables(ctx, r.Cluster.Node(0), variant); err != nil {
 		return nil, errors.Join(err, r.Down())
 	}
 	if isPeer {
@@ -146,7 +146,7 @@ func newSide(ctx context.Context, cfg Config, mode, name string, services int) (
 }
 
 // target is where the probe is reached from outside.
-func target(r *rig.Rig) netip.AddrPort {
+func target(r *harness.Harness) netip.AddrPort {
 	return netip.AddrPortFrom(r.Cluster.Node(0).IPv4, ProbeNodePort)
 }
 

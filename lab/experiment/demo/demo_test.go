@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/examples"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -30,7 +30,7 @@ func files(t *testing.T) fs.FS {
 // The manifests, the plan of the lab's addresses and what an agent reads must
 // agree, for the demo to say anything.
 func TestManifestsFitTheCluster(t *testing.T) {
-	cluster, delta := fixture.Manifests(t, "demotest", func(r *rig.Rig) (string, error) { return writeManifests(r, files(t)) })
+	cluster, delta := fixture.Manifests(t, "demotest", func(r *harness.Harness) (string, error) { return writeManifests(r, files(t)) })
 	for _, want := range cluster.Nodes() {
 		if diff := cmp.Diff(want, delta.Nodes[want.Name], cmp.Comparer(sameAddr), cmp.Comparer(samePrefix)); diff != "" {
 			t.Errorf("Node %s (-planned +manifest):\n%s", want.Name, diff)
@@ -121,16 +121,16 @@ func testReport() *Report {
 	bad.Way, bad.Address = "external IP", netip.MustParseAddrPort("[2001:db8:ff::10]:80")
 	r := &Report{Mode: "ebpf", Visits: []*Visit{good, bad}, Machine: experiment.Machine{Kernel: "6.1.0", Arch: "x86_64",
 		CPU: "Fast CPU", Cores: 2, Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)}}
-	sample := func(rate float64, entries int) rig.Sample {
-		s := rig.Sample{Conntrack: entries}
+	sample := func(rate float64, entries int) harness.Sample {
+		s := harness.Sample{Conntrack: entries}
 		s.Kind, s.Rate = load.HTTP, rate
 		s.Latency = load.Latency{P50: 1e6 / rate, P99: 2e6 / rate, P999: 3e6 / rate}
 		return s
 	}
-	metal := []rig.Sample{sample(30000, 32), sample(20000, 33)}
+	metal := []harness.Sample{sample(30000, 32), sample(20000, 33)}
 	r.Speeds = []Speed{
 		newSpeed("client to a server on the node (metal)", metal, metal),
-		newSpeed("client to NodePort", metal, []rig.Sample{sample(29400, 0), sample(19600, 0)}),
+		newSpeed("client to NodePort", metal, []harness.Sample{sample(29400, 0), sample(19600, 0)}),
 	}
 	return r
 }

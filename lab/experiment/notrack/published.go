@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // New returns the experiment do-not-track.
@@ -120,7 +120,7 @@ func rows(o experiment.Options) []experiment.Row {
 func runSubject(ctx context.Context, cfg Config, s subject, full time.Duration, m *experiment.Measurement) (err error) {
 	b := &bench{cfg: cfg, report: &Report{}}
 	defer func() {
-		for _, r := range []*rig.Rig{b.tracked, b.bare} {
+		for _, r := range []*harness.Harness{b.tracked, b.bare} {
 			if r == nil {
 				continue
 			}
@@ -133,9 +133,9 @@ func runSubject(ctx context.Context, cfg Config, s subject, full time.Duration, 
 	if err := b.setUp(ctx); err != nil {
 		return err
 	}
-	at := side{rig: b.tracked, policy: s.policy, full: s.full}
+	at := side{harness: b.tracked, policy: s.policy, full: s.full}
 	if s.bare {
-		at.rig = b.bare
+		at.harness = b.bare
 	}
 	if s.full {
 		if err := b.setPolicy(ctx, s.policy); err != nil {

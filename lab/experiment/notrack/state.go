@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -166,7 +166,7 @@ func (t *table) fill(ctx context.Context, full bool, free int) error {
 	if full && t.filled && t.free == free && free != slots {
 		return nil // as it was left; of slots, what was measured before has taken its part
 	}
-	if err := rig.EmptyConntrack(ctx, t.node); err != nil {
+	if err := harness.EmptyConntrack(ctx, t.node); err != nil {
 		return err
 	}
 	t.filled, t.free = full, free
@@ -178,7 +178,7 @@ func (t *table) fill(ctx context.Context, full bool, free int) error {
 	}); err != nil {
 		return fmt.Errorf("set time-out: %w", err)
 	}
-	return rig.FillConntrack(ctx, t.node, free)
+	return harness.FillConntrack(ctx, t.node, free)
 }
 
 // ranFor is how long processes of a cluster and threads of the kernel have run so far,

@@ -34,9 +34,9 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &proxy{node: b.rig.Cluster.Node(node), done: make(chan struct{})}
+	p := &proxy{node: b.harness.Cluster.Node(node), done: make(chan struct{})}
 	argv := []string{"--proxy-mode", strings.TrimPrefix(mode, kubeProxy), "--kubeconfig", kubeconfig, "--hostname-override", p.node.Name,
-		"--cluster-cidr", b.rig.Cluster.Spec.ClusterCIDR4.String()}
+		"--cluster-cidr", b.harness.Cluster.Spec.ClusterCIDR4.String()}
 	if strings.HasPrefix(mode, kubeProxy) {
 		programs, err := controlplane.Programs()
 		if err != nil {
@@ -47,7 +47,7 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 		argv = append([]string{filepath.Join(programs, "kube-proxy")}, append(argv, "--conntrack-max-per-core", "0", "--conntrack-min", "0",
 			"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")...)
 	} else {
-		dir := b.rig.Path("bpf/" + p.node.Name)
+		dir := b.harness.Path("bpf/" + p.node.Name)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("make directory for pinned objects: %w", err)
 		}
@@ -55,7 +55,7 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 		if mode == "ebpf" {
 			p.bpffs = dir
 		}
-		argv = append([]string{b.rig.Program, "agent"}, append(argv, "--cgroup-root", p.node.CgroupRoot, "--bpffs", dir)...)
+		argv = append([]string{b.harness.Program, "agent"}, append(argv, "--cgroup-root", p.node.CgroupRoot, "--bpffs", dir)...)
 	}
 	p.cmd = p.node.Command(context.Background(), argv...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // Config says how to run experiments.
@@ -88,7 +88,7 @@ func (s *suite) experiment(ctx context.Context, e experiment.Experiment, rows []
 	}
 	s.run.Results = append(s.run.Results, res)
 	at := &s.run.Results[len(s.run.Results)-1]
-	if err := rig.NeedPrograms(e.Packages); err != nil {
+	if err := harness.NeedPrograms(e.Packages); err != nil {
 		at.Error = err.Error()
 	}
 	for _, row := range rows {
@@ -165,7 +165,7 @@ func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment
 	}
 	switch {
 	case ctx.Err() != nil:
-		r.Status, r.Error = experiment.Interrupted, rig.EndError(ctx).Error()
+		r.Status, r.Error = experiment.Interrupted, harness.EndError(ctx).Error()
 		if err != nil && !errors.Is(err, ctx.Err()) && err.Error() != r.Error {
 			r.Log = err.Error() // what failed may be the clean-up
 		}

@@ -11,11 +11,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // objects are the Service and the endpoints of so many pods.
-func objects(r *rig.Rig, pods int) (*corev1.Service, *discoveryv1.EndpointSlice) {
+func objects(r *harness.Harness, pods int) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	name, port, protocol, ready := "tftp", int32(tftpPort), corev1.ProtocolUDP, true
 	service := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
@@ -40,7 +40,7 @@ func objects(r *rig.Rig, pods int) (*corev1.Service, *discoveryv1.EndpointSlice)
 
 // serveNodePort starts kube-proxy with a helper, and conntrack in the pods; or an
 // agent, which assigns helpers itself where it needs them.
-func serveNodePort(ctx context.Context, r *rig.Rig, s step) error {
+func serveNodePort(ctx context.Context, r *harness.Harness, s step) error {
 	c := r.Cluster
 	service, slice := objects(r, s.replicas)
 	for i := range s.replicas {
@@ -79,7 +79,7 @@ func serveNodePort(ctx context.Context, r *rig.Rig, s step) error {
 }
 
 // writeManifests writes the Nodes and these objects.
-func writeManifests(r *rig.Rig, objects ...any) (dir string, err error) {
+func writeManifests(r *harness.Harness, objects ...any) (dir string, err error) {
 	text, err := r.Cluster.NodesYAML()
 	if err != nil {
 		return "", err

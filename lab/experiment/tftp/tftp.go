@@ -22,7 +22,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
@@ -182,7 +182,7 @@ func run(ctx context.Context, o experiment.Options, keeper []string, s step, m *
 	divisor, each := shape(o)
 	spec := topology.DefaultSpec(o.Name + "-tftp")
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Masquerade, spec.Conntrack = 1, replicas, 2, true, true
-	r, err := rig.Up(ctx, spec)
+	r, err := harness.Up(ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -224,7 +224,7 @@ func run(ctx context.Context, o experiment.Options, keeper []string, s step, m *
 }
 
 // setUp starts servers and whoever serves the NodePort, and waits for a file.
-func setUp(ctx context.Context, r *rig.Rig, s step) (netip.AddrPort, error) {
+func setUp(ctx context.Context, r *harness.Harness, s step) (netip.AddrPort, error) {
 	c := r.Cluster
 	target := netip.AddrPortFrom(c.Node(0).IPv4, nodePort)
 	if s.replicas == 0 {
@@ -246,7 +246,7 @@ func setUp(ctx context.Context, r *rig.Rig, s step) (netip.AddrPort, error) {
 }
 
 // waitFile reads until a file has come.
-func waitFile(ctx context.Context, r *rig.Rig, target netip.AddrPort) error {
+func waitFile(ctx context.Context, r *harness.Harness, target netip.AddrPort) error {
 	const tries = 20
 	var failed map[string]int64
 	for range tries {
@@ -267,7 +267,7 @@ func seconds(v, divisor int) int { return max((v+divisor/2)/divisor, 1) }
 
 // setKernel sets sizes of the machine and time-outs of the cluster's namespaces.
 // Rows without a table leave the machine alone, and so does metal.
-func setKernel(r *rig.Rig, keeper []string, s step, divisor int) (*sysctl.Guard, error) {
+func setKernel(r *harness.Harness, keeper []string, s step, divisor int) (*sysctl.Guard, error) {
 	if s.kernel.max == 0 {
 		return nil, nil
 	}

@@ -6,7 +6,7 @@ import (
 
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // What a table allows, entries ÷ time-out, must stay what was published.
@@ -58,7 +58,7 @@ func TestMetalLeavesTheMachineAlone(t *testing.T) {
 
 // An agent must find nothing to complain about in the Service.
 func TestServiceIsWhatAnAgentReads(t *testing.T) {
-	_, delta := fixture.Manifests(t, "tftptest", func(r *rig.Rig) (string, error) {
+	_, delta := fixture.Manifests(t, "tftptest", func(r *harness.Harness) (string, error) {
 		service, slice := objects(r, 1)
 		return writeManifests(r, service, slice)
 	})

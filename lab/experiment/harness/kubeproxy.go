@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"context"
@@ -23,8 +23,8 @@ const planeDir = "plane"
 
 // PlaneDir makes the directory of a control plane, in memory: etcd waits for every
 // write, and a disk that is slow would be measured with whoever waits for etcd.
-func (r *Rig) PlaneDir() (string, error) {
-	dir := r.Path(planeDir)
+func (h *Harness) PlaneDir() (string, error) {
+	dir := h.Path(planeDir)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", fmt.Errorf("make directory for the control plane: %w", err)
 	}
@@ -36,19 +36,19 @@ func (r *Rig) PlaneDir() (string, error) {
 
 // Plane starts an API server on a host of the cluster and gives it the cluster's
 // Nodes and some Services with their EndpointSlices. It returns a kubeconfig.
-func (r *Rig) Plane(ctx context.Context, host *topology.Host, services []*corev1.Service, slices []*discoveryv1.EndpointSlice) (kubeconfig string, err error) {
-	dir, err := r.PlaneDir()
+func (h *Harness) Plane(ctx context.Context, host *topology.Host, services []*corev1.Service, slices []*discoveryv1.EndpointSlice) (kubeconfig string, err error) {
+	dir, err := h.PlaneDir()
 	if err != nil {
 		return "", err
 	}
-	if r.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: host}); err != nil {
+	if h.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: host}); err != nil {
 		return "", err
 	}
-	client, err := r.Client()
+	client, err := h.Client()
 	if err != nil {
 		return "", err
 	}
-	if err := CreateNodes(ctx, client, r.Cluster); err != nil {
+	if err := CreateNodes(ctx, client, h.Cluster); err != nil {
 		return "", err
 	}
 	for _, s := range services {
@@ -64,7 +64,7 @@ func (r *Rig) Plane(ctx context.Context, host *topology.Host, services []*corev1
 			return "", fmt.Errorf("create EndpointSlice: %w", err)
 		}
 	}
-	return r.plane.AdminKubeconfig()
+	return h.plane.AdminKubeconfig()
 }
 
 // CreateNodes writes a cluster's Nodes, with their addresses: kube-proxy looks for
@@ -84,11 +84,11 @@ func CreateNodes(ctx context.Context, client kubernetes.Interface, c *topology.C
 }
 
 // Client talks to the API server that Plane has started.
-func (r *Rig) Client() (kubernetes.Interface, error) {
-	if r.plane == nil {
+func (h *Harness) Client() (kubernetes.Interface, error) {
+	if h.plane == nil {
 		return nil, errors.New("open client: there is no API server")
 	}
-	client, err := kubernetes.NewForConfig(r.plane.REST())
+	client, err := kubernetes.NewForConfig(h.plane.REST())
 	if err != nil {
 		return nil, fmt.Errorf("open client: %w", err)
 	}
@@ -98,7 +98,7 @@ func (r *Rig) Client() (kubernetes.Interface, error) {
 // KubeProxy starts kube-proxy on a node and waits for its first sync. The mode may
 // name a variant of iptables: "iptables-legacy". It syncs no more often than once a period; 0 is its default of 1 s. What belongs to the
 // whole machine it leaves as it is.
-func (r *Rig) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mode string, period time.Duration) error {
+func (h *Harness) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mode string, period time.Duration) error {
 	programs, err := controlplane.Programs()
 	if err != nil {
 		return err
@@ -109,14 +109,14 @@ func (r *Rig) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mo
 	mode, variant, _ := strings.Cut(mode, "-")
 	var env []string
 	if variant != "" {
-		path, err := r.IptablesPath(variant)
+		path, err := h.IptablesPath(variant)
 		if err != nil {
 			return err
 		}
 		env = append(env, "PATH="+path)
 	}
 	// A file, since there is no flag for the period of nftables.
-	config, err := r.WriteFile("kube-proxy-"+node.Name+".yaml", fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+	config, err := h.WriteFile("kube-proxy-"+node.Name+".yaml", fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: %s
 clientConnection: {kubeconfig: %s}
@@ -124,7 +124,7 @@ clusterCIDR: %s
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 iptables: {minSyncPeriod: %v}
 nftables: {minSyncPeriod: %[4]v}
-`, mode, kubeconfig, r.Cluster.Spec.ClusterCIDR4, period))
+`, mode, kubeconfig, h.Cluster.Spec.ClusterCIDR4, period))
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ nftables: {minSyncPeriod: %[4]v}
 	if err != nil {
 		return err
 	}
-	r.agents = append(r.agents, p)
+	h.agents = append(h.agents, p)
 	return p.until(ctx, "does not serve", 2*time.Minute, func(ctx context.Context) error {
 		metrics, err := ask(ctx, node, metricsPort, "/metrics")
 		if err != nil {

@@ -35,21 +35,21 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig is a cluster with running agents, masqueraded as by flannel, whose pods
+// harness is a cluster with running agents, masqueraded as by flannel, whose pods
 // serve files out of one directory.
-type rig struct {
+type harness struct {
 	*cluster.Cluster
 	loader *suite.Loader
 	dir    string // what servers serve, and where they put what they are given
 	out    string // where clients put what they get
 }
 
-func start(t *testing.T, name string, flags ...string) *rig {
+func start(t *testing.T, name string, flags ...string) *harness {
 	t.Helper()
 	spec := topology.DefaultSpec(name)
 	spec.Masquerade, spec.Clients = true, 2
 	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges(), Flags: map[string][]string{"": flags}})
-	r := &rig{Cluster: c, loader: suite.NewLoader(c), dir: shared(t), out: shared(t)}
+	r := &harness{Cluster: c, loader: suite.NewLoader(c), dir: shared(t), out: shared(t)}
 	return r
 }
 
@@ -90,13 +90,13 @@ func program(t *testing.T, name, pkg string) string {
 }
 
 // run starts a server on a host, for the rest of the test.
-func (r *rig) run(t *testing.T, host string, argv ...string) {
+func (h *harness) run(t *testing.T, host string, argv ...string) {
 	t.Helper()
-	h, err := r.Host(host)
+	machine, err := h.Host(host)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := h.Command(context.Background(), argv...)
+	cmd := machine.Command(context.Background(), argv...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -113,9 +113,9 @@ func (r *rig) run(t *testing.T, host string, argv ...string) {
 }
 
 // listening waits until a host listens on a port, "udp" or "tcp".
-func (r *rig) listening(t *testing.T, host, network string, port int, dual bool) {
+func (h *harness) listening(t *testing.T, host, network string, port int, dual bool) {
 	t.Helper()
-	h, err := r.Host(host)
+	machine, err := h.Host(host)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func (r *rig) listening(t *testing.T, host, network string, port int, dual bool)
 	for _, v6 := range []bool{false, true} {
 		for dual || !v6 {
 			there := false
-			err := h.Do(func() error {
+			err := machine.Do(func() error {
 				there, err = bound(network, port, v6)
 				return err
 			})
@@ -181,9 +181,9 @@ type services struct {
 	objects []flows.Object
 }
 
-func (r *rig) load(t *testing.T, objects ...flows.Object) *services {
+func (h *harness) load(t *testing.T, objects ...flows.Object) *services {
 	t.Helper()
-	s := &services{file: r.loader.NewFile(), objects: objects}
+	s := &services{file: h.loader.NewFile(), objects: objects}
 	s.change(t, objects...)
 	return s
 }
@@ -218,9 +218,9 @@ func content(name string, size int) []byte {
 }
 
 // offer puts a file where servers find it.
-func (r *rig) offer(t *testing.T, name string, size int) {
+func (h *harness) offer(t *testing.T, name string, size int) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(r.dir, name), content(name, size), 0o666); err != nil {
+	if err := os.WriteFile(filepath.Join(h.dir, name), content(name, size), 0o666); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -253,8 +253,8 @@ func want(t *testing.T, what, path, name string, size int) bool {
 const patience = 12 * time.Second
 
 // client runs a client on a host and returns what it said.
-func (r *rig) client(ctx context.Context, host string, argv ...string) (string, error) {
-	h, err := r.Host(host)
+func (h *harness) client(ctx context.Context, host string, argv ...string) (string, error) {
+	machine, err := h.Host(host)
 	if err != nil {
 		return "", err
 	}
@@ -264,9 +264,9 @@ func (r *rig) client(ctx context.Context, host string, argv ...string) (string, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	cmd := h.Command(ctx, argv...)
+	cmd := machine.Command(ctx, argv...)
 	cmd.WaitDelay = time.Second
-	cmd.Dir = r.out
+	cmd.Dir = h.out
 	out, err := cmd.CombinedOutput()
 	if ctx.Err() != nil {
 		err = errors.New("it did not end")

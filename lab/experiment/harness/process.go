@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// process is an agent that runs until the rig goes down.
+// process is an agent that runs until the harness goes down.
 type process struct {
 	name string
 	cmd  *topology.Cmd
@@ -27,7 +27,7 @@ type process struct {
 
 // start starts a program on a host, with more in its environment. What it prints is kept for error messages.
 func start(host *topology.Host, name string, argv []string, env ...string) (*process, error) {
-	// Not bound to a context: the rig's Down ends it, in the right order.
+	// Not bound to a context: the harness's Down ends it, in the right order.
 	p := &process{
 		name: name,
 		cmd:  host.Command(context.Background(), argv...),
@@ -88,8 +88,8 @@ func (p *process) cpu() (float64, error) {
 
 // AgentsCPU is the time, in seconds, that all agents and kube-proxies have used,
 // programs that they ran included.
-func (r *Rig) AgentsCPU() (total float64, err error) {
-	for _, p := range r.agents {
+func (h *Harness) AgentsCPU() (total float64, err error) {
+	for _, p := range h.agents {
 		one, err := p.cpu()
 		if err != nil {
 			return 0, err

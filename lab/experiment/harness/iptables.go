@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"context"
@@ -26,8 +26,8 @@ func UseIptables(ctx context.Context, node *topology.Host, variant string) error
 
 // IptablesPath is a PATH in which "iptables" is that variant: kube-proxy does not
 // choose, its image does.
-func (r *Rig) IptablesPath(variant string) (string, error) {
-	dir := r.Path("iptables")
+func (h *Harness) IptablesPath(variant string) (string, error) {
+	dir := h.Path("iptables")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", fmt.Errorf("make directory for iptables-%s: %w", variant, err)
 	}

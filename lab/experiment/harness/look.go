@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 // Counters reads what conntrack has counted on a host.
-func (r *Rig) Counters(ctx context.Context, host *topology.Host) (c conntrack.Counters, err error) {
+func (h *Harness) Counters(ctx context.Context, host *topology.Host) (c conntrack.Counters, err error) {
 	err = host.Do(func() error {
 		conn, err := conntrack.Open()
 		if err != nil {
@@ -31,7 +31,7 @@ func (r *Rig) Counters(ctx context.Context, host *topology.Host) (c conntrack.Co
 
 // Metric reads a metric of the agent on a node: the sum of all its series whose
 // labels contain the text, "" being all. It is 0 if there are none.
-func (r *Rig) Metric(ctx context.Context, node *topology.Host, name, labels string) (float64, error) {
+func (h *Harness) Metric(ctx context.Context, node *topology.Host, name, labels string) (float64, error) {
 	page, err := ask(ctx, node, metricsPort, "/metrics")
 	if err != nil {
 		return 0, fmt.Errorf("read metrics of %s: %w", node.Name, err)
@@ -57,7 +57,7 @@ func sumMetric(page, name, labels string) (sum float64, err error) {
 
 // LoadFrom runs the same load from several hosts at once, which share its
 // connections and its rate, and adds the results up.
-func (r *Rig) LoadFrom(ctx context.Context, hosts []*topology.Host, cfg load.Config) (*load.Result, error) {
+func (h *Harness) LoadFrom(ctx context.Context, hosts []*topology.Host, cfg load.Config) (*load.Result, error) {
 	results, errs := make([]*load.Result, len(hosts)), make([]error, len(hosts))
 	var wg sync.WaitGroup
 	for i, host := range hosts {
@@ -70,7 +70,7 @@ func (r *Rig) LoadFrom(ctx context.Context, hosts []*topology.Host, cfg load.Con
 		if one.Connections == 0 {
 			continue
 		}
-		wg.Go(func() { results[i], errs[i] = r.Load(ctx, host, one) })
+		wg.Go(func() { results[i], errs[i] = h.Load(ctx, host, one) })
 	}
 	wg.Wait()
 	var ran []*load.Result
@@ -86,9 +86,9 @@ func (r *Rig) LoadFrom(ctx context.Context, hosts []*topology.Host, cfg load.Con
 }
 
 // Logs returns the last lines of what agents and other peers have printed.
-func (r *Rig) Logs() string {
+func (h *Harness) Logs() string {
 	var b strings.Builder
-	for _, p := range r.agents {
+	for _, p := range h.agents {
 		if text := p.log.lastLines(15); text != "" {
 			fmt.Fprintf(&b, "%s:\n%s\n", p.name, text)
 		}

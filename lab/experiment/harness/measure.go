@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"context"
@@ -40,11 +40,11 @@ type Sample struct {
 
 // Load runs a load generator as a process of its own on a host. When ctx ends
 // the process is asked to stop, and the error is that of ctx.
-func (r *Rig) Load(ctx context.Context, host *topology.Host, cfg load.Config) (*load.Result, error) {
+func (h *Harness) Load(ctx context.Context, host *topology.Host, cfg load.Config) (*load.Result, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	cmd := host.Command(ctx, append([]string{r.Program, "load"}, loadArgs(cfg)...)...)
+	cmd := host.Command(ctx, append([]string{h.Program, "load"}, loadArgs(cfg)...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 3 * time.Second
@@ -108,16 +108,16 @@ func loadArgs(cfg load.Config) []string {
 
 // Measure runs a load and takes the machine's CPU time and the nodes'
 // conntrack tables before and after.
-func (r *Rig) Measure(ctx context.Context, host *topology.Host, cfg load.Config) (Sample, error) {
-	if err := r.flushConntrack(); err != nil {
+func (h *Harness) Measure(ctx context.Context, host *topology.Host, cfg load.Config) (Sample, error) {
+	if err := h.flushConntrack(); err != nil {
 		return Sample{}, err
 	}
-	return r.measure(ctx, host, cfg)
+	return h.measure(ctx, host, cfg)
 }
 
 // measure is Measure with the tables as they are.
-func (r *Rig) measure(ctx context.Context, host *topology.Host, cfg load.Config) (Sample, error) {
-	entries, err := r.conntrack()
+func (h *Harness) measure(ctx context.Context, host *topology.Host, cfg load.Config) (Sample, error) {
+	entries, err := h.conntrack()
 	if err != nil {
 		return Sample{}, err
 	}
@@ -125,7 +125,7 @@ func (r *Rig) measure(ctx context.Context, host *topology.Host, cfg load.Config)
 	if err != nil {
 		return Sample{}, err
 	}
-	result, err := r.Load(ctx, host, cfg)
+	result, err := h.Load(ctx, host, cfg)
 	if err != nil {
 		return Sample{}, err
 	}
@@ -133,7 +133,7 @@ func (r *Rig) measure(ctx context.Context, host *topology.Host, cfg load.Config)
 	if err != nil {
 		return Sample{}, err
 	}
-	left, err := r.conntrack()
+	left, err := h.conntrack()
 	if err != nil {
 		return Sample{}, err
 	}
@@ -147,10 +147,10 @@ func (r *Rig) measure(ctx context.Context, host *topology.Host, cfg load.Config)
 }
 
 // conntrack counts the entries on all nodes.
-func (r *Rig) conntrack() (int, error) {
+func (h *Harness) conntrack() (int, error) {
 	total := 0
-	for i := range r.Cluster.Spec.Nodes {
-		n, err := r.Cluster.Node(i).ConntrackCount()
+	for i := range h.Cluster.Spec.Nodes {
+		n, err := h.Cluster.Node(i).ConntrackCount()
 		if err != nil {
 			return 0, err
 		}
@@ -161,9 +161,9 @@ func (r *Rig) conntrack() (int, error) {
 
 // flushConntrack empties the nodes' tables: entries of the load before, ending
 // one by one, must not hide those of the next, nor fill the table.
-func (r *Rig) flushConntrack() error {
-	for i := range r.Cluster.Spec.Nodes {
-		node := r.Cluster.Node(i)
+func (h *Harness) flushConntrack() error {
+	for i := range h.Cluster.Spec.Nodes {
+		node := h.Cluster.Node(i)
 		count, err := node.ConntrackCount()
 		if err != nil {
 			return err
@@ -181,10 +181,10 @@ func (r *Rig) flushConntrack() error {
 
 // RoutePods gives an outside host routes to the pods of every node. Real
 // clients have none; it is what lets a pod be measured without a Service.
-func (r *Rig) RoutePods(host *topology.Host) error {
+func (h *Harness) RoutePods(host *topology.Host) error {
 	return host.Do(func() error {
-		for i := range r.Cluster.Spec.Nodes {
-			node := r.Cluster.Node(i)
+		for i := range h.Cluster.Spec.Nodes {
+			node := h.Cluster.Node(i)
 			for _, cidr := range node.PodCIDRs {
 				route := &netlink.Route{
 					Dst: &net.IPNet{
@@ -205,9 +205,9 @@ func (r *Rig) RoutePods(host *topology.Host) error {
 // EndRow takes the cluster of one row down. If measuring ended with an error, which
 // *err is, the row keeps the last lines of what ran there; an error of Down is added
 // to *err.
-func (r *Rig) EndRow(m *experiment.Measurement, err *error) {
+func (h *Harness) EndRow(m *experiment.Measurement, err *error) {
 	if *err != nil {
-		m.Log = r.Logs()
+		m.Log = h.Logs()
 	}
-	*err = errors.Join(*err, r.Down())
+	*err = errors.Join(*err, h.Down())
 }

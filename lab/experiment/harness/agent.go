@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"bytes"
@@ -23,12 +23,12 @@ const (
 )
 
 // agentArgs is the command line of the agent of one node.
-func (r *Rig) agentArgs(node *topology.Host, mode string) []string {
-	return []string{r.Program, "agent",
+func (h *Harness) agentArgs(node *topology.Host, mode string) []string {
+	return []string{h.Program, "agent",
 		"--hostname-override", node.Name,
 		"--proxy-mode", mode,
 		"--cgroup-root", node.CgroupRoot,
-		"--bpffs", r.Path("bpf/" + node.Name),
+		"--bpffs", h.Path("bpf/" + node.Name),
 		"--healthz-bind-address", "0.0.0.0:" + healthPort,
 		"--metrics-bind-address", "127.0.0.1:" + metricsPort,
 	}
@@ -37,24 +37,24 @@ func (r *Rig) agentArgs(node *topology.Host, mode string) []string {
 // Agent starts a Spillway agent on a node and waits until it serves: it is
 // healthy from its start, as kube-proxy is, and serves after its first sync.
 // Other flags come last.
-func (r *Rig) Agent(ctx context.Context, node *topology.Host, manifests, mode string, flags ...string) error {
-	return r.agent(ctx, node, mode, append([]string{"--manifests", manifests}, flags...))
+func (h *Harness) Agent(ctx context.Context, node *topology.Host, manifests, mode string, flags ...string) error {
+	return h.agent(ctx, node, mode, append([]string{"--manifests", manifests}, flags...))
 }
 
 // APIAgent is Agent with the objects of an API server.
-func (r *Rig) APIAgent(ctx context.Context, node *topology.Host, kubeconfig, mode string, flags ...string) error {
-	return r.agent(ctx, node, mode, append([]string{"--kubeconfig", kubeconfig}, flags...))
+func (h *Harness) APIAgent(ctx context.Context, node *topology.Host, kubeconfig, mode string, flags ...string) error {
+	return h.agent(ctx, node, mode, append([]string{"--kubeconfig", kubeconfig}, flags...))
 }
 
-func (r *Rig) agent(ctx context.Context, node *topology.Host, mode string, flags []string) error {
-	if err := os.MkdirAll(r.Path("bpf/"+node.Name), 0o700); err != nil {
+func (h *Harness) agent(ctx context.Context, node *topology.Host, mode string, flags []string) error {
+	if err := os.MkdirAll(h.Path("bpf/"+node.Name), 0o700); err != nil {
 		return fmt.Errorf("make directory for pinned objects: %w", err)
 	}
-	p, err := start(node, "spillway agent on "+node.Name, append(r.agentArgs(node, mode), flags...))
+	p, err := start(node, "spillway agent on "+node.Name, append(h.agentArgs(node, mode), flags...))
 	if err != nil {
 		return err
 	}
-	r.agents = append(r.agents, p)
+	h.agents = append(h.agents, p)
 	return p.until(ctx, "does not serve", 20*time.Second, func(ctx context.Context) error {
 		if _, err := ask(ctx, node, healthPort, "/healthz"); err != nil {
 			return err

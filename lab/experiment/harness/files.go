@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"context"
@@ -14,43 +14,43 @@ import (
 // MeasureFiles is Measure for files that a server on a host sends. With full, the
 // conntrack table of node0 has no room while it runs: it is filled with flows of
 // others.
-func (r *Rig) MeasureFiles(ctx context.Context, host, server *topology.Host, cfg load.Config, full bool) (Sample, error) {
-	if err := r.prepareTable(ctx, full); err != nil {
+func (h *Harness) MeasureFiles(ctx context.Context, host, server *topology.Host, cfg load.Config, full bool) (Sample, error) {
+	if err := h.prepareTable(ctx, full); err != nil {
 		return Sample{}, err
 	}
-	before, err := r.Counters(ctx, r.Cluster.Node(0))
+	before, err := h.Counters(ctx, h.Cluster.Node(0))
 	if err != nil {
 		return Sample{}, err
 	}
-	busy, err := r.serverCPU(server)
+	busy, err := h.serverCPU(server)
 	if err != nil {
 		return Sample{}, err
 	}
-	s, err := r.measure(ctx, host, cfg)
+	s, err := h.measure(ctx, host, cfg)
 	if err != nil {
 		return Sample{}, err
 	}
-	after, err := r.serverCPU(server)
+	after, err := h.serverCPU(server)
 	if err != nil {
 		return Sample{}, err
 	}
 	s.ServerCPUSeconds = after - busy
-	counted, err := r.Counters(ctx, r.Cluster.Node(0))
+	counted, err := h.Counters(ctx, h.Cluster.Node(0))
 	if err != nil {
 		return Sample{}, err
 	}
 	counted = counted.Minus(before)
 	s.Dropped = int64(counted.Drop + counted.EarlyDrop)
-	s.Expectations, err = r.expectations(ctx)
+	s.Expectations, err = h.expectations(ctx)
 	return s, err
 }
 
 // prepareTable empties the nodes' tables, or has node0's be full.
-func (r *Rig) prepareTable(ctx context.Context, full bool) error {
-	node := r.Cluster.Node(0)
+func (h *Harness) prepareTable(ctx context.Context, full bool) error {
+	node := h.Cluster.Node(0)
 	if !full {
-		for i := range r.Cluster.Spec.Nodes {
-			if err := EmptyConntrack(ctx, r.Cluster.Node(i)); err != nil {
+		for i := range h.Cluster.Spec.Nodes {
+			if err := EmptyConntrack(ctx, h.Cluster.Node(i)); err != nil {
 				return err
 			}
 		}
@@ -70,9 +70,9 @@ func (r *Rig) prepareTable(ctx context.Context, full bool) error {
 }
 
 // expectations counts those of all nodes.
-func (r *Rig) expectations(ctx context.Context) (sum int, err error) {
-	for i := range r.Cluster.Spec.Nodes {
-		n, err := Expectations(ctx, r.Cluster.Node(i))
+func (h *Harness) expectations(ctx context.Context) (sum int, err error) {
+	for i := range h.Cluster.Spec.Nodes {
+		n, err := Expectations(ctx, h.Cluster.Node(i))
 		if err != nil {
 			return 0, err
 		}
@@ -102,8 +102,8 @@ func Expectations(ctx context.Context, node *topology.Host) (sum int, err error)
 }
 
 // serverCPU is how long the server of a host has run so far, in seconds.
-func (r *Rig) serverCPU(host *topology.Host) (float64, error) {
-	pid, ok := r.pids[host.Name]
+func (h *Harness) serverCPU(host *topology.Host) (float64, error) {
+	pid, ok := h.pids[host.Name]
 	if !ok {
 		return 0, fmt.Errorf("read CPU time of the server on %s: none was started", host.Name)
 	}

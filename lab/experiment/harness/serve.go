@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"context"
@@ -19,22 +19,22 @@ var Packages = map[string]string{"nginx": "nginx-light", "nft": "nftables"}
 const BodySize = 64
 
 // Serve starts a server of the kind workload.HTTP or workload.UDP on a host and
-// returns when it listens. It runs until the rig goes down.
-func (r *Rig) Serve(ctx context.Context, host *topology.Host, kind string, port uint16) error {
+// returns when it listens. It runs until the harness goes down.
+func (h *Harness) Serve(ctx context.Context, host *topology.Host, kind string, port uint16) error {
 	cfg := workload.Config{Kind: kind, Listen: fmt.Sprintf(":%d", port), Name: host.Name}
 	if kind == workload.HTTP {
 		cfg.Size = BodySize
 	}
-	return r.Start(ctx, host, cfg)
+	return h.Start(ctx, host, cfg)
 }
 
 // Start starts any server on a host and returns when it listens. It runs until
-// the rig goes down.
-func (r *Rig) Start(ctx context.Context, host *topology.Host, cfg workload.Config) error {
+// the harness goes down.
+func (h *Harness) Start(ctx context.Context, host *topology.Host, cfg workload.Config) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	cmd, err := workload.Start(r.life, host, cfg)
+	cmd, err := workload.Start(h.life, host, cfg)
 	if err != nil {
 		return err
 	}
@@ -43,18 +43,18 @@ func (r *Rig) Start(ctx context.Context, host *topology.Host, cfg workload.Confi
 		_ = cmd.Wait() // ended by Down, or missed by whoever asks it
 		close(done)
 	}()
-	r.servers = append(r.servers, done)
-	if r.pids == nil {
-		r.pids = map[string]int{}
+	h.servers = append(h.servers, done)
+	if h.pids == nil {
+		h.pids = map[string]int{}
 	}
-	r.pids[host.Name] = cmd.Process.Pid
+	h.pids[host.Name] = cmd.Process.Pid
 	return nil
 }
 
 // waitServers gives servers that were told to end some time for it.
-func (r *Rig) waitServers() {
+func (h *Harness) waitServers() {
 	limit := time.After(3 * time.Second)
-	for _, done := range r.servers {
+	for _, done := range h.servers {
 		select {
 		case <-done:
 		case <-limit:
@@ -64,7 +64,7 @@ func (r *Rig) waitServers() {
 }
 
 // WaitAnswer asks from a host until somebody answers, for a few seconds.
-func (r *Rig) WaitAnswer(ctx context.Context, host *topology.Host, kind string, target netip.AddrPort) error {
+func (h *Harness) WaitAnswer(ctx context.Context, host *topology.Host, kind string, target netip.AddrPort) error {
 	const limit = 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

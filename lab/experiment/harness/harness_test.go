@@ -1,4 +1,4 @@
-package rig
+package harness
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// The test binary stands in for the spillway binary: the rig starts it again
+// The test binary stands in for the spillway binary: the harness starts it again
 // for servers, load generators and agents.
 func TestMain(m *testing.M) {
 	workload.RunIfAsked()
@@ -58,10 +58,10 @@ func smallSpec(name string) topology.Spec {
 	return s
 }
 
-func TestRigMeasuresAndLeavesNothing(t *testing.T) {
+func TestHarnessMeasuresAndLeavesNothing(t *testing.T) {
 	needRoot(t)
 	ctx := context.Background()
-	r, err := Up(ctx, smallSpec("rigtest-a"))
+	r, err := Up(ctx, smallSpec("harness-a"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,8 +104,8 @@ func TestRigMeasuresAndLeavesNothing(t *testing.T) {
 	if n, err := r.conntrack(); err != nil || n > 10 {
 		t.Errorf("%d conntrack entries after the last load, want about 2 (%v)", n, err)
 	}
-	if _, err := Up(ctx, smallSpec("rigtest-a")); err == nil || !strings.Contains(err.Error(), "under way") {
-		t.Errorf("a second rig of one name: error %v", err)
+	if _, err := Up(ctx, smallSpec("harness-a")); err == nil || !strings.Contains(err.Error(), "under way") {
+		t.Errorf("a second harness of one name: error %v", err)
 	}
 	if err := r.Down(); err != nil {
 		t.Error(err)
@@ -113,7 +113,7 @@ func TestRigMeasuresAndLeavesNothing(t *testing.T) {
 	if err := r.Down(); err != nil {
 		t.Errorf("second Down: %v", err)
 	}
-	checkNothingLeft(t, "rigtest-a")
+	checkNothingLeft(t, "harness-a")
 }
 
 func checkNothingLeft(t *testing.T, name string) {
@@ -132,7 +132,7 @@ func checkNothingLeft(t *testing.T, name string) {
 
 func TestUpRemovesWhatAKilledRunLeft(t *testing.T) {
 	needRoot(t)
-	const name = "rigtest-b"
+	const name = "harness-b"
 	first, err := Up(context.Background(), smallSpec(name))
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func TestUpRemovesWhatAKilledRunLeft(t *testing.T) {
 
 func TestAgentThatFailsIsReportedWithItsLastLine(t *testing.T) {
 	needRoot(t)
-	r, err := Up(context.Background(), smallSpec("rigtest-c"))
+	r, err := Up(context.Background(), smallSpec("harness-c"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestNeedPrograms(t *testing.T) {
 
 func TestAskReadsTheAnswer(t *testing.T) {
 	needRoot(t)
-	r, err := Up(context.Background(), smallSpec("rigtest-d"))
+	r, err := Up(context.Background(), smallSpec("harness-d"))
 	if err != nil {
 		t.Fatal(err)
 	}

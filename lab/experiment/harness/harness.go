@@ -1,11 +1,11 @@
-// Package rig is what experiments on a lab cluster stand on: it brings the
+// Package harness is what experiments on a lab cluster stand on: it brings the
 // cluster up, starts servers, agents and load generators in it, and leaves
 // nothing behind.
 //
-// Everything of a rig that is not the cluster's own lives in one directory,
+// Everything of a harness that is not the cluster's own lives in one directory,
 // the agents' bpf file system among it. Unmounting that drops every pinned
 // object at once, whatever state the agents were in.
-package rig
+package harness
 
 import (
 	"context"
@@ -21,13 +21,13 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// root holds a directory for each rig. It is not in the lab's own state
+// root holds a directory for each harness. It is not in the lab's own state
 // directory, which "lab down" must be able to remove while a file system is
 // still mounted here.
 const root = "/run/spillway-rig"
 
-// Rig is a running cluster and what was started in it.
-type Rig struct {
+// Harness is a running cluster and what was started in it.
+type Harness struct {
 	Cluster *topology.Cluster
 	// Program is the spillway binary that is started for agents and load.
 	Program string
@@ -42,10 +42,10 @@ type Rig struct {
 	pids    map[string]int  // of the last server of each host
 }
 
-// Up builds the cluster. What an earlier rig of that name left behind, if it
-// was killed, is removed first. A rig of that name that still runs is an error.
-// The caller must call Down, also after an error of what it does with the rig.
-func Up(ctx context.Context, spec topology.Spec) (*Rig, error) {
+// Up builds the cluster. What an earlier harness of that name left behind, if it
+// was killed, is removed first. A harness of that name that still runs is an error.
+// The caller must call Down, also after an error of what it does with the harness.
+func Up(ctx context.Context, spec topology.Spec) (*Harness, error) {
 	if err := topology.RequireRoot(); err != nil {
 		return nil, err
 	}
@@ -56,26 +56,26 @@ func Up(ctx context.Context, spec topology.Spec) (*Rig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find own program: %w", err)
 	}
-	r := &Rig{Program: program, dir: filepath.Join(root, spec.Name)}
-	r.life, r.end = context.WithCancel(context.WithoutCancel(ctx))
-	if r.lock, err = lockDir(r.dir); err != nil {
-		r.end()
+	h := &Harness{Program: program, dir: filepath.Join(root, spec.Name)}
+	h.life, h.end = context.WithCancel(context.WithoutCancel(ctx))
+	if h.lock, err = lockDir(h.dir); err != nil {
+		h.end()
 		return nil, err
 	}
-	if err := r.build(ctx, spec); err != nil {
-		return nil, errors.Join(err, r.Down())
+	if err := h.build(ctx, spec); err != nil {
+		return nil, errors.Join(err, h.Down())
 	}
-	return r, nil
+	return h, nil
 }
 
-func (r *Rig) build(ctx context.Context, spec topology.Spec) error {
+func (h *Harness) build(ctx context.Context, spec topology.Spec) error {
 	if err := topology.Down(spec.Name); err != nil {
 		return fmt.Errorf("remove what an earlier run left: %w", err)
 	}
-	if err := emptyDir(r.dir); err != nil {
+	if err := emptyDir(h.dir); err != nil {
 		return fmt.Errorf("remove what an earlier run left: %w", err)
 	}
-	bpf := r.Path("bpf")
+	bpf := h.Path("bpf")
 	if err := os.Mkdir(bpf, 0o700); err != nil {
 		return fmt.Errorf("make directory for pinned objects: %w", err)
 	}
@@ -83,17 +83,17 @@ func (r *Rig) build(ctx context.Context, spec topology.Spec) error {
 		return fmt.Errorf("mount bpf file system on %s: %w", bpf, err)
 	}
 	var err error
-	r.Cluster, err = topology.Up(ctx, spec)
+	h.Cluster, err = topology.Up(ctx, spec)
 	return err
 }
 
-// Path returns the path of a file in the rig's own directory.
-func (r *Rig) Path(name string) string { return filepath.Join(r.dir, name) }
+// Path returns the path of a file in the harness's own directory.
+func (h *Harness) Path(name string) string { return filepath.Join(h.dir, name) }
 
-// WriteFile writes a file in the rig's directory, making directories on the
+// WriteFile writes a file in the harness's directory, making directories on the
 // way, and returns its path.
-func (r *Rig) WriteFile(name string, text []byte) (string, error) {
-	path := r.Path(name)
+func (h *Harness) WriteFile(name string, text []byte) (string, error) {
+	path := h.Path(name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", fmt.Errorf("write %s: %w", name, err)
 	}
@@ -106,32 +106,32 @@ func (r *Rig) WriteFile(name string, text []byte) (string, error) {
 // Down ends what was started, agents first, and removes the cluster. It does
 // its work even when the context of everything else has ended. A second call
 // does nothing.
-func (r *Rig) Down() error {
-	if r.lock == nil {
+func (h *Harness) Down() error {
+	if h.lock == nil {
 		return nil
 	}
-	for _, p := range r.agents {
+	for _, p := range h.agents {
 		p.signal()
 	}
-	for _, p := range r.agents {
+	for _, p := range h.agents {
 		p.wait(2 * time.Second)
 	}
-	if r.plane != nil {
-		r.plane.Down()
+	if h.plane != nil {
+		h.plane.Down()
 	}
-	r.end()
-	r.waitServers()
+	h.end()
+	h.waitServers()
 	var err error
-	if r.Cluster != nil {
-		err = r.Cluster.Down()
+	if h.Cluster != nil {
+		err = h.Cluster.Down()
 	}
-	err = errors.Join(err, emptyDir(r.dir))
+	err = errors.Join(err, emptyDir(h.dir))
 	if err == nil {
-		_ = os.Remove(r.dir)
-		_ = os.Remove(root) // if this was the last rig
+		_ = os.Remove(h.dir)
+		_ = os.Remove(root) // if this was the last harness
 	}
-	r.lock.Close()
-	r.lock = nil
+	h.lock.Close()
+	h.lock = nil
 	return err
 }
 
