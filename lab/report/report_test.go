@@ -110,7 +110,7 @@ func TestTheReportOfAnotherRunIsKept(t *testing.T) {
 		t.Error("a file of the run before stands beside those of this one")
 	}
 	if _, err := os.Stat(foreign); err != nil {
-		t.Error("a file of somebody else is gone")
+		t.Error("a file of another program is gone")
 	}
 }
 

@@ -64,7 +64,7 @@ func declared(t *testing.T) map[string]bool {
 	return seen
 }
 
-// checkNames looks for queries after metrics that nobody has.
+// checkNames finds queries for metrics that no component exports.
 func checkNames(t *testing.T, seen map[string]bool) {
 	for file, queries := range map[string][]string{alertsFile: alertQueries(t), dashboardFile: dashboardQueries(t)} {
 		if len(queries) < 10 {

@@ -203,7 +203,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 		t.Error("a pod of another namespace is watched")
 	}
 
-	// Before somebody has said how things stand, nobody says that they are well.
+	// Before an agent reports a state, the condition must not be True.
 	time.Sleep(100 * time.Millisecond)
 	if conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied")() {
 		t.Error("a policy is called applied before it was")
@@ -238,7 +238,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	w.until(t, "peers of every namespace, and namespaces", counted(4, 1, 1))
 	until(t, "the condition of the new generation", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
-	// What the schema lets through and nobody can mean.
+	// The schema accepts this policy, but no selector can have this key.
 	bad := "{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{podSelector: {matchLabels: {'a b': c}}}]}]}"
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "bad", bad), create))
 	until(t, "a policy that cannot be read", conditionIs(t, api, "bad", v1alpha1.Accepted, "False", "Invalid"))

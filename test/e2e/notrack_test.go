@@ -377,7 +377,7 @@ func (e *env) testPoliciesUnderLoad(t *testing.T) {
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "", clientPods))
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
 	}
-	// Those that are open were tracked for a while: nobody would see them end.
+	// Open connections were tracked for a while; conntrack would not see them end.
 	for deadline := time.Now().Add(5 * time.Second); e.entries(t, "a", cachePort) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("node a has %d conntrack entries of what a policy leaves untracked", e.entries(t, "a", cachePort))
@@ -465,7 +465,7 @@ func (h *heard) goOn(t *testing.T, when string) {
 	}
 }
 
-// startTalker has a host send to whoever connects, who need not ask.
+// startTalker starts a server that sends to each client without a request.
 func (e *env) startTalker(t *testing.T, short string, port int) {
 	t.Helper()
 	var l net.Listener

@@ -170,8 +170,8 @@ func logged(a *cluster.Agent, text string) func() bool {
 }
 
 // startBesideKubeProxy builds a cluster whose Services a kube-proxy on each node
-// serves. netfilter translates for nobody else there: what keeps running
-// connections translated can only be Spillway.
+// serves. netfilter translates nothing else there: only Spillway
+// can keep running connections translated.
 func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kubeProxy) {
 	t.Helper()
 	story := tellStory(t)

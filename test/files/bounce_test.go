@@ -45,7 +45,7 @@ func (h *harness) namesNobodyElse(t *testing.T, s *services, server net.Listener
 	for _, node := range []string{"a", "b"} {
 		t.Run("at "+node, func(t *testing.T) {
 			conn, their := h.control(t, server, "client0", s.at(t, flows.NodePort(node).Of("ftp"), flows.TCP4))
-			// Somebody else first: an expectation that is there hides another.
+			// The other host first: an existing expectation hides another.
 			for _, said := range []struct {
 				from, to net.Conn
 				text     string
@@ -74,7 +74,7 @@ func (h *harness) namesNobodyElse(t *testing.T, s *services, server net.Listener
 	}
 }
 
-// hostsOwnPort is one that nobody has heard of, on which the nodes listen.
+// hostsOwnPort is a port of no Service on which the nodes listen.
 const hostsOwnPort = 9999
 
 // takesNobodysPort has a server, and a client, announce ports that are others'
@@ -211,8 +211,8 @@ func passivePorts(name, endpoint string) flows.Service {
 	return s
 }
 
-// announcesItsOwn has a server announce a port that its own Service has. It is dropped,
-// and nobody is cut off: the connection gets to the server with its second packet.
+// announcesItsOwn makes a server announce a port of its own Service. The expectation is
+// dropped without an FTP block: the second packet of the connection reaches the server.
 func (h *harness) announcesItsOwn(t *testing.T, s *services) {
 	server := h.ftpByHand(t, "b0")
 	h.names(t, "b0", passivePort)
@@ -324,8 +324,8 @@ func (h *harness) names(t *testing.T, host string, ports ...uint16) {
 	}
 }
 
-// named connects and returns who is there. A first packet that is dropped is sent
-// again after a second.
+// named connects and returns the name of the server. The client repeats a dropped
+// first packet after a second.
 func (h *harness) named(t *testing.T, from string, to netip.AddrPort) string {
 	t.Helper()
 	machine, err := h.Host(from)
@@ -431,7 +431,7 @@ func (h *harness) control(t *testing.T, server net.Listener, from string, at net
 	select {
 	case err = <-accepted:
 	case <-time.After(5 * time.Second):
-		err = errors.New("the server accepts nobody")
+		err = errors.New("the server accepts no connection")
 	}
 	if err != nil {
 		t.Fatal(err)

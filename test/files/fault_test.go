@@ -113,8 +113,8 @@ func (h *harness) badRequests(t *testing.T, s *services) {
 	}
 }
 
-// thirdHost: another client cannot speak to the server in a transfer of somebody
-// else's, and another pod is not taken for the server.
+// thirdHost: another client cannot send to the server in a foreign transfer, and the
+// client does not receive packets of another pod as the server's.
 func (h *harness) thirdHost(t *testing.T, s *services) {
 	for way, to := range outside {
 		for _, combo := range flows.UDP {
@@ -441,7 +441,7 @@ func (h *harness) endpointDies(t *testing.T, s *services) {
 		t.Fatalf("none of %v is a server", pids)
 	}
 	for _, x := range open {
-		_ = x.ack() // to nobody
+		_ = x.ack() // to a server that has ended
 	}
 	s.change(t, service("here", corev1.ProtocolUDP, 69, "a0"), service("there", corev1.ProtocolUDP, 69, "a0"))
 	for _, x := range open {

@@ -15,7 +15,7 @@ import (
 	"spillway.dev/spillway/test/flows"
 )
 
-// startFTP starts vsftpd on a host, for whoever comes.
+// startFTP starts vsftpd on a host with anonymous access.
 func (h *harness) startFTP(t *testing.T, on string) {
 	t.Helper()
 	if err := os.MkdirAll("/var/run/vsftpd/empty", 0o755); err != nil {

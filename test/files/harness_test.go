@@ -53,7 +53,7 @@ func start(t *testing.T, name string, flags ...string) *harness {
 	return r
 }
 
-// shared makes a directory where servers that are nobody may write.
+// shared makes a directory in which servers that run as another user may write.
 func shared(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "spillway-files-")
@@ -134,7 +134,7 @@ func (h *harness) listening(t *testing.T, host, network string, port int, dual b
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("nobody listens on %s %d of %s (IPv6: %v)", network, port, host, v6)
+				t.Fatalf("no server listens on %s %d of %s (IPv6: %v)", network, port, host, v6)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}

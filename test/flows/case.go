@@ -27,7 +27,7 @@ type Case struct {
 type Step struct {
 	Name    string
 	Objects []Object
-	Wait    time.Duration // lets a time-out pass before the flows
+	Wait    time.Duration // a pause before the flows, for a timeout to expire
 	Flows   []Flow
 }
 
@@ -130,8 +130,8 @@ type Want struct {
 	Pause    time.Duration
 }
 
-// Spread wants that every one of the servers answers sooner or later, and
-// nobody else.
+// Spread expects that each of the servers answers sooner or later, and that no other
+// server answers.
 func Spread(s Source, servers ...string) Want {
 	return Want{From: servers, Spread: true, Source: s}
 }

@@ -67,7 +67,7 @@ func endpointCases() []Case {
 	}
 }
 
-// nobodyThere is a Service that has nobody to answer.
+// nobodyThere is a Service without an endpoint that may answer.
 func nobodyThere(name string, endpoints ...Endpoint) Case {
 	c := Case{
 		Name:       name,

@@ -26,13 +26,13 @@ import (
 )
 
 // Modes are the dataplanes that can be measured; kube-proxy's need what
-// hack/peers builds. "iptables" leaves the variant to whom it may choose.
+// hack/peers builds. "iptables" lets Spillway choose the variant.
 var Modes = []string{"ebpf", "nftables", "iptables", "iptables-legacy", "iptables-nft",
 	kubeProxy + "nftables", kubeProxy + "iptables", kubeProxy + "iptables-legacy", kubeProxy + "iptables-nft"}
 
 const kubeProxy = "kube-proxy-"
 
-// dataplaneOf takes a mode apart: who writes, into what, and with which variant of
+// dataplaneOf splits a mode: which proxy writes, to which dataplane, and with which variant of
 // iptables, "" for any.
 func dataplaneOf(mode string) (proxyMode, variant string, isPeer bool) {
 	mode, isPeer = strings.CutPrefix(mode, kubeProxy)
@@ -107,7 +107,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	return report, nil
 }
 
-// side is a node whose kernel somebody writes to.
+// side is a node and the proxy that writes to its kernel.
 type side interface {
 	cold() Cold
 	// change makes single changes and says what they cost.

@@ -36,7 +36,7 @@ type Visits struct {
 	Tried int `json:"tried"`
 	// InTime is the percentage that was answered within a second.
 	InTime float64 `json:"in_time_percent"`
-	// Median and P99 are of those, in milliseconds.
+	// Median and P99 cover the connections of InTime, in milliseconds.
 	Median float64 `json:"median_ms"`
 	P99    float64 `json:"p99_ms"`
 }

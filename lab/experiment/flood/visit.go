@@ -22,7 +22,7 @@ const (
 // visits are the results of honest clients.
 type visits struct {
 	tried int
-	took  []time.Duration // of those that ended in time
+	took  []time.Duration // of connections that ended in time
 }
 
 // visit has clients connect, ask once and close for a time.

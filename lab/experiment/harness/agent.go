@@ -15,14 +15,14 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// Where the agents serve /healthz and /metrics; each has a network namespace
-// of its own, so one port does for all.
+// Ports of /healthz and /metrics. Each agent has a network namespace of its own, so
+// all agents use the same ports.
 const (
 	healthPort  = "10256"
 	metricsPort = "10249"
 )
 
-// agentArgs is the command line of the agent of one node.
+// agentArgs returns the command line of the agent of one node.
 func (h *Harness) agentArgs(node *topology.Host, mode string) []string {
 	return []string{h.Program, "agent",
 		"--hostname-override", node.Name,
@@ -34,14 +34,14 @@ func (h *Harness) agentArgs(node *topology.Host, mode string) []string {
 	}
 }
 
-// Agent starts a Spillway agent on a node and waits until it serves: it is
-// healthy from its start, as kube-proxy is, and serves after its first sync.
-// Other flags come last.
+// Agent starts a Spillway agent on a node and waits for its first sync. The health
+// endpoint is not enough: like kube-proxy, the agent is healthy from its start. The
+// given flags follow the default ones.
 func (h *Harness) Agent(ctx context.Context, node *topology.Host, manifests, mode string, flags ...string) error {
 	return h.agent(ctx, node, mode, append([]string{"--manifests", manifests}, flags...))
 }
 
-// APIAgent is Agent with the objects of an API server.
+// APIAgent is like Agent, but the agent reads objects from an API server.
 func (h *Harness) APIAgent(ctx context.Context, node *topology.Host, kubeconfig, mode string, flags ...string) error {
 	return h.agent(ctx, node, mode, append([]string{"--kubeconfig", kubeconfig}, flags...))
 }
@@ -70,10 +70,10 @@ func (h *Harness) agent(ctx context.Context, node *topology.Host, mode string, f
 	})
 }
 
-// synced matches the metrics of an agent that has synced: not 0.
+// synced matches the metrics of an agent after its first sync: the timestamp is not 0.
 var synced = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds [1-9]`)
 
-// ask gets a page of an agent from inside its node.
+// ask gets a page of an agent from its node's network namespace.
 func ask(ctx context.Context, node *topology.Host, port, path string) (string, error) {
 	client := &http.Client{
 		Timeout: time.Second,

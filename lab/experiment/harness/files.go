@@ -11,9 +11,8 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// MeasureFiles is Measure for files that a server on a host sends. With full, the
-// conntrack table of node0 has no room while it runs: it is filled with flows of
-// others.
+// MeasureFiles is Measure for files that a server on a host sends. With full, other
+// flows fill the conntrack table of node0 while it runs.
 func (h *Harness) MeasureFiles(ctx context.Context, host, server *topology.Host, cfg load.Config, full bool) (Sample, error) {
 	if err := h.prepareTable(ctx, full); err != nil {
 		return Sample{}, err
@@ -45,7 +44,7 @@ func (h *Harness) MeasureFiles(ctx context.Context, host, server *topology.Host,
 	return s, err
 }
 
-// prepareTable empties the nodes' tables, or has node0's be full.
+// prepareTable empties the nodes' tables, or fills the table of node0.
 func (h *Harness) prepareTable(ctx context.Context, full bool) error {
 	node := h.Cluster.Node(0)
 	if !full {
@@ -69,7 +68,7 @@ func (h *Harness) prepareTable(ctx context.Context, full bool) error {
 	return FillConntrack(ctx, node, 0)
 }
 
-// expectations counts those of all nodes.
+// expectations returns the number of expectations on all nodes.
 func (h *Harness) expectations(ctx context.Context) (sum int, err error) {
 	for i := range h.Cluster.Spec.Nodes {
 		n, err := Expectations(ctx, h.Cluster.Node(i))
@@ -81,7 +80,7 @@ func (h *Harness) expectations(ctx context.Context) (sum int, err error) {
 	return sum, nil
 }
 
-// Expectations counts those of all helpers in a node's conntrack.
+// Expectations returns the number of expectations of all helpers in a node's conntrack.
 func Expectations(ctx context.Context, node *topology.Host) (sum int, err error) {
 	err = node.Do(func() error {
 		conn, err := conntrack.Open()
@@ -101,7 +100,7 @@ func Expectations(ctx context.Context, node *topology.Host) (sum int, err error)
 	return sum, nil
 }
 
-// serverCPU is how long the server of a host has run so far, in seconds.
+// serverCPU returns the CPU time of the server of a host so far, in seconds.
 func (h *Harness) serverCPU(host *topology.Host) (float64, error) {
 	pid, ok := h.pids[host.Name]
 	if !ok {

@@ -16,10 +16,10 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// almostEmpty is how many entries what runs on a node may make by itself.
+// almostEmpty is the number of entries that programs on a node may make by themselves.
 const almostEmpty = 100
 
-// ConntrackLimit is how many entries each namespace of this machine may have.
+// ConntrackLimit returns how many entries each namespace of this machine may have.
 func ConntrackLimit(node *topology.Host) (limit int, err error) {
 	err = node.Do(func() error {
 		text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
@@ -34,8 +34,8 @@ func ConntrackLimit(node *topology.Host) (limit int, err error) {
 	return limit, nil
 }
 
-// FillConntrack fills a node's conntrack table with established flows of others,
-// which the kernel does not give up for new ones, but for so many free entries.
+// FillConntrack fills a node's conntrack table, except for the given number of free
+// entries, with established flows. The kernel does not evict them for new ones.
 func FillConntrack(ctx context.Context, node *topology.Host, free int) error {
 	limit, err := ConntrackLimit(node)
 	if err != nil {
@@ -61,7 +61,7 @@ func FillConntrack(ctx context.Context, node *topology.Host, free int) error {
 	return nil
 }
 
-// writeFlows writes so many flows that nobody has.
+// writeFlows writes n flows between unassigned addresses.
 func writeFlows(w io.Writer, n int) {
 	addr := netip.MustParseAddr("198.18.0.1")
 	for i := range n {
@@ -75,8 +75,8 @@ func writeFlows(w io.Writer, n int) {
 	}
 }
 
-// EmptyConntrack flushes a node's table and waits until its entries are gone, and
-// not only marked.
+// EmptyConntrack flushes a node's table and waits until the kernel has deleted the
+// entries: a flush only marks them.
 func EmptyConntrack(ctx context.Context, node *topology.Host) error {
 	for range 100 {
 		if err := node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {

@@ -26,7 +26,7 @@ import (
 // still mounted here.
 const root = "/run/spillway-rig"
 
-// Harness is a running cluster and what was started in it.
+// Harness is a running cluster and the processes in it.
 type Harness struct {
 	Cluster *topology.Cluster
 	// Program is the spillway binary that is started for agents and load.
@@ -42,9 +42,9 @@ type Harness struct {
 	pids    map[string]int  // of the last server of each host
 }
 
-// Up builds the cluster. What an earlier harness of that name left behind, if it
-// was killed, is removed first. A harness of that name that still runs is an error.
-// The caller must call Down, also after an error of what it does with the harness.
+// Up builds the cluster. It first removes the objects that a killed harness of
+// that name left. It returns an error if a harness of that name still runs. The
+// caller must call Down, also when it fails later.
 func Up(ctx context.Context, spec topology.Spec) (*Harness, error) {
 	if err := topology.RequireRoot(); err != nil {
 		return nil, err
@@ -103,9 +103,8 @@ func (h *Harness) WriteFile(name string, text []byte) (string, error) {
 	return path, nil
 }
 
-// Down ends what was started, agents first, and removes the cluster. It does
-// its work even when the context of everything else has ended. A second call
-// does nothing.
+// Down ends all processes, agents first, and removes the cluster. It does not
+// depend on the context of Up. A second call does nothing.
 func (h *Harness) Down() error {
 	if h.lock == nil {
 		return nil
@@ -135,8 +134,8 @@ func (h *Harness) Down() error {
 	return err
 }
 
-// EndError says in words for people why a context ended: what was under way
-// then failed with whatever it happened to be doing.
+// EndError returns a readable error for the end of a context: the operation that was
+// active fails with an error of its own that does not name the cause.
 func EndError(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), context.Canceled) {
 		return errors.New("interrupted")
@@ -144,7 +143,7 @@ func EndError(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// lockDir makes the directory and takes a lock on it that ends with the process.
+// lockDir makes the directory and locks it. The lock ends with the process.
 func lockDir(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make %s: %w", dir, err)

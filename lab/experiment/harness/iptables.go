@@ -10,8 +10,8 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// UseIptables leaves on a node what kubelet leaves in the variant of iptables that
-// it uses, "legacy" or "nft": Spillway's dataplane goes by that. "" leaves nothing.
+// UseIptables makes the chain that kubelet makes in its variant of iptables, "legacy"
+// or "nft": Spillway detects the variant by it. "" makes no chain.
 func UseIptables(ctx context.Context, node *topology.Host, variant string) error {
 	if variant == "" {
 		return nil
@@ -24,8 +24,8 @@ func UseIptables(ctx context.Context, node *topology.Host, variant string) error
 	return nil
 }
 
-// IptablesPath is a PATH in which "iptables" is that variant: kube-proxy does not
-// choose, its image does.
+// IptablesPath returns a PATH in which "iptables" is that variant. kube-proxy does not
+// choose a variant; its image does.
 func (h *Harness) IptablesPath(variant string) (string, error) {
 	dir := h.Path("iptables")
 	if err := os.Mkdir(dir, 0o700); err != nil {

@@ -22,7 +22,7 @@ import (
 const planeDir = "plane"
 
 // PlaneDir makes the directory of a control plane, in memory: etcd waits for every
-// write, and a disk that is slow would be measured with whoever waits for etcd.
+// write, and on a slow disk a measurement would include that wait.
 func (h *Harness) PlaneDir() (string, error) {
 	dir := h.Path(planeDir)
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -67,8 +67,8 @@ func (h *Harness) Plane(ctx context.Context, host *topology.Host, services []*co
 	return h.plane.AdminKubeconfig()
 }
 
-// CreateNodes writes a cluster's Nodes, with their addresses: kube-proxy looks for
-// those of its own, and waits for half a minute where there are none.
+// CreateNodes writes a cluster's Nodes, with their addresses: kube-proxy waits for
+// half a minute for the addresses of its own Node.
 func CreateNodes(ctx context.Context, client kubernetes.Interface, c *topology.Cluster) error {
 	for _, n := range c.NodeObjects() {
 		created, err := client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
@@ -83,7 +83,7 @@ func CreateNodes(ctx context.Context, client kubernetes.Interface, c *topology.C
 	return nil
 }
 
-// Client talks to the API server that Plane has started.
+// Client returns a client of the API server that Plane started.
 func (h *Harness) Client() (kubernetes.Interface, error) {
 	if h.plane == nil {
 		return nil, errors.New("open client: there is no API server")
@@ -96,8 +96,8 @@ func (h *Harness) Client() (kubernetes.Interface, error) {
 }
 
 // KubeProxy starts kube-proxy on a node and waits for its first sync. The mode may
-// name a variant of iptables: "iptables-legacy". It syncs no more often than once a period; 0 is its default of 1 s. What belongs to the
-// whole machine it leaves as it is.
+// name a variant of iptables: "iptables-legacy". kube-proxy syncs at most once a
+// period; 0 is its default of 1 s. It leaves machine-wide settings unchanged.
 func (h *Harness) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mode string, period time.Duration) error {
 	programs, err := controlplane.Programs()
 	if err != nil {

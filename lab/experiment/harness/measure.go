@@ -22,8 +22,8 @@ type Sample struct {
 	load.Result
 	// CPUPerRequest is the time that the whole machine, so client, nodes and
 	// pods together, was busy for each answered request, in µs. In a network of
-	// namespaces the kernel's work for a packet is done in the context of
-	// whoever sent it, so no smaller account holds all of a node's share.
+	// namespaces the kernel handles a packet in the context of its sender, so
+	// no smaller account holds all of a node's share.
 	CPUPerRequest float64 `json:"cpu_per_request_us"`
 	// Conntrack is the number of entries that the load left in the conntrack
 	// tables of all nodes.

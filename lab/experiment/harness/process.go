@@ -17,7 +17,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// process is an agent that runs until the harness goes down.
+// process is an agent that runs until Down.
 type process struct {
 	name string
 	cmd  *topology.Cmd
@@ -173,8 +173,8 @@ func (t *tail) lastLines(n int) string {
 	return strings.Join(lines[max(len(lines)-n, 0):], "\n")
 }
 
-// CanRun returns an error if an experiment cannot run here at all: nothing is
-// built, and nobody told that it is, before this is asked.
+// CanRun returns an error if an experiment cannot run on this machine. Callers call it
+// before they build anything or report progress.
 func CanRun() error {
 	if err := topology.RequireRoot(); err != nil {
 		return err

@@ -10,12 +10,12 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// Packages are the programs that a cluster with conntrack and an HTTP server
-// need, and the Debian packages that hold them.
+// Packages maps the programs that a cluster with conntrack and an HTTP server need
+// to their Debian packages.
 var Packages = map[string]string{"nginx": "nginx-light", "nft": "nftables"}
 
-// BodySize is the length of the body that every HTTP server sends, so that
-// those that are compared send the same.
+// BodySize is the length in bytes of the body that every HTTP server sends, so that
+// measurements compare equal responses.
 const BodySize = 64
 
 // Serve starts a server of the kind workload.HTTP or workload.UDP on a host and
@@ -40,7 +40,7 @@ func (h *Harness) Start(ctx context.Context, host *topology.Host, cfg workload.C
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // ended by Down, or missed by whoever asks it
+		_ = cmd.Wait() // Down ends it; clients notice an earlier end
 		close(done)
 	}()
 	h.servers = append(h.servers, done)
@@ -51,7 +51,7 @@ func (h *Harness) Start(ctx context.Context, host *topology.Host, cfg workload.C
 	return nil
 }
 
-// waitServers gives servers that were told to end some time for it.
+// waitServers waits up to 3 s for the servers to end.
 func (h *Harness) waitServers() {
 	limit := time.After(3 * time.Second)
 	for _, done := range h.servers {
@@ -63,7 +63,7 @@ func (h *Harness) waitServers() {
 	}
 }
 
-// WaitAnswer asks from a host until somebody answers, for a few seconds.
+// WaitAnswer sends requests from a host until the target answers, for 5 s at most.
 func (h *Harness) WaitAnswer(ctx context.Context, host *topology.Host, kind string, target netip.AddrPort) error {
 	const limit = 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, limit)

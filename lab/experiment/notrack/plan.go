@@ -42,11 +42,11 @@ func (b *bench) plans() []plan {
 	return []plan{
 		{"do-not-track ÷ tracked policy", at, tracking, untracked, b.cfg.Rate, cpuOf, &experiment.Target{Limit: 0.85, AtMost: true}},
 		{"do-not-track ÷ no policy", at, none, untracked, b.cfg.Rate, cpuOf, nil},
-		{"no conntrack ÷ tracked policy", at, tracking, bare, b.cfg.Rate, cpuOf, nil}, // less is not to be had
+		{"no conntrack ÷ tracked policy", at, tracking, bare, b.cfg.Rate, cpuOf, nil}, // the lower bound
 		{"do-not-track ÷ no conntrack", at, bare, untracked, b.cfg.Rate, cpuOf, nil},
 		{"do-not-track ÷ tracked policy", "max conn/s", side{harness: b.tracked, policy: TrackPolicy}, side{harness: b.tracked, policy: DoNotTrackPolicy}, 0, rateOf, nil},
 		{"pod, table full, do-not-track ÷ pod, no conntrack", "max conn/s", bare, full, 0, rateOf, &experiment.Target{Limit: 0.95}},
-		{"pod, all untracked by one rule ÷ pod, no conntrack", "max conn/s", bare, floor, 0, rateOf, nil}, // more is not to be had
+		{"pod, all untracked by one rule ÷ pod, no conntrack", "max conn/s", bare, floor, 0, rateOf, nil}, // the upper bound
 		{"node, table full, do-not-track ÷ metal, no conntrack", "max conn/s", side{harness: b.bare, node: true}, nodeFull, 0, rateOf, &experiment.Target{Limit: 0.95}},
 	}
 }

@@ -199,10 +199,10 @@ func conclude(res *experiment.Result) []string {
 	if row := res.Row(subjects[4].name); row != nil {
 		const most = slots / giveUp
 		if v, ok := row.Value("max"); ok && (v.Median < 0.75*most || v.Median > 1.25*most) {
-			out = append(out, fmt.Sprintf("Entries ÷ time-out is %d/s, and %s/s were measured: an entry whose time is over takes its place until the kernel's collector or a "+
+			out = append(out, fmt.Sprintf("Entries ÷ timeout is %d/s, and %s/s were measured: an entry whose time is over takes its place until the kernel's collector or a "+
 				"search of its bucket meets it, and so few turns of the table were measured that it matters which of them were whole.", most, experiment.FormatNumber(v.Median)))
 		}
 	}
-	return append(out, "Why it may differ: the published machine had a table of its own size and more cores; the ceiling of a table is arithmetic (entries ÷ time-out) and "+
+	return append(out, "Why it may differ: the published machine had a table of its own size and more cores; the ceiling of a table is arithmetic (entries ÷ timeout) and "+
 		"shows at any size, while connections/s without it are what clients, server and network manage on these CPUs.")
 }

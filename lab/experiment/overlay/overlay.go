@@ -32,7 +32,7 @@ const (
 	dsps        = 3
 )
 
-// proxy is who serves the NodePort.
+// proxy is the program that serves the NodePort.
 type proxy struct {
 	name string
 	mode string
@@ -180,7 +180,7 @@ func setUp(ctx context.Context, r *harness.Harness, p *proxy) (target netip.Addr
 	return target, waitStatus(ctx, r, target, 404)
 }
 
-// startDSPs starts the bidders: in pods of three nodes, or on those nodes.
+// startDSPs starts the bidders: in pods of three nodes, or on the nodes.
 func startDSPs(ctx context.Context, r *harness.Harness, p *proxy) error {
 	c := r.Cluster
 	for i, node := range []int{0, 2, 3}[:dsps] {

@@ -141,8 +141,7 @@ func (b *bench) run(ctx context.Context, spec topology.Spec, plans func(*topolog
 	return nil
 }
 
-// setUp starts servers and whoever serves the Services, and waits until every way
-// is open.
+// setUp starts servers and the proxies, and waits until every target answers.
 func (b *bench) setUp(ctx context.Context, plans []plan) error {
 	c := b.harness.Cluster
 	kind, metalPort, podPort := workload.HTTP, uint16(metalPort), uint16(podPort)

@@ -77,13 +77,13 @@ type Files struct {
 func clientCPU(s harness.Sample) float64 { return s.ClientCPUSeconds }
 func serverCPU(s harness.Sample) float64 { return s.ServerCPUSeconds }
 
-// busy is the share of a core that somebody took. CPU time was taken during the
-// warm-up, too.
+// busy returns the share of a core that the CPU time of cpu is. It counts CPU time
+// of the warm-up, too.
 func busy(cpu func(harness.Sample) float64, warmup time.Duration) func(harness.Sample) float64 {
 	return func(s harness.Sample) float64 { return cpu(s) / (s.Seconds + warmup.Seconds()) }
 }
 
-// perCore is the rate for each second of somebody's CPU time.
+// perCore returns the rate for each second of the CPU time of cpu.
 func perCore(cpu func(harness.Sample) float64, warmup time.Duration) func(harness.Sample) float64 {
 	return func(s harness.Sample) float64 {
 		if cpu(s) == 0 {

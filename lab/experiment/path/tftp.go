@@ -32,7 +32,7 @@ const (
 // Service's connections the kernel's helper.
 const KubeProxy = "kube-proxy"
 
-// Proxies are those through which files can be measured.
+// Proxies are the proxies with which file transfers can be measured.
 var Proxies = append(slices.Clone(Modes), KubeProxy)
 
 func (c Config) validateFiles() error {

@@ -43,7 +43,7 @@ type Config struct {
 	Services int
 	Rate     int // changes a second
 	Duration time.Duration
-	Probes   int // of the changes in a second, those that are waited for
+	Probes   int // changes in a second that a probe waits for
 	Progress *experiment.Progress
 }
 

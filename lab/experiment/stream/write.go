@@ -16,7 +16,7 @@ import (
 // changes of one Service go through the same, one after the other.
 const writers = 16
 
-// change is an EndpointSlice to write, and who waits for it.
+// change is an EndpointSlice to write, and the probe that waits for it.
 type change struct {
 	slice *discoveryv1.EndpointSlice
 	probe *probe

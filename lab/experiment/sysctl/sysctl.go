@@ -6,7 +6,7 @@
 //	End   ── old values back, journal away; the keeper ends with its input
 //	kill  ── the keeper's input ends: it puts back what the journal holds
 //
-// Whoever takes the lock next does so, too, should the keeper be killed as well.
+// If the keeper is killed as well, the next owner of the lock restores the values.
 package sysctl
 
 import (

@@ -26,7 +26,7 @@ import (
 // is written there is written by server-side apply, as kubectl would.
 type API struct {
 	*controlplane.ControlPlane
-	Kubeconfig string // of somebody who may do everything
+	Kubeconfig string // with full privileges
 
 	client dynamic.Interface
 	mu     sync.Mutex
@@ -40,7 +40,7 @@ type objectKey struct {
 }
 
 // resources are the kinds that cases are made of, in the order in which they are
-// written: whoever waits for a Service finds the policies known.
+// written: an agent that knows a Service knows the policies, too.
 var resources = []struct {
 	kind     string
 	resource schema.GroupVersionResource

@@ -125,7 +125,7 @@ func (s *socket) wait(events int16, deadline time.Time) error {
 	}
 }
 
-// send sends one question: to dst, or to whom the socket is connected.
+// send sends one question to dst, or to the peer of a connected socket.
 func (s *socket) send(data []byte, dst netip.AddrPort) error {
 	var to unix.Sockaddr
 	if !s.connected {
