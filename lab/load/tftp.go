@@ -130,8 +130,8 @@ func (l *tftpLoop) progress(now time.Time) {
 	l.cfg.Progress(p)
 }
 
-// abandon counts the transfers that the end finds under way, and those among them
-// that took more than a second by then.
+// abandon counts the transfers that are active at the end, and the ones that have
+// taken more than a second by then.
 func (l *tftpLoop) abandon(end time.Time) (underWay int64) {
 	for i := range l.downloads {
 		if d := &l.downloads[i]; l.counts(d) {

@@ -30,7 +30,7 @@ var (
 	fqName = regexp.MustCompile(`fqName: "([^"]+)"`)
 )
 
-// scrape adds the metrics of a running agent to those seen.
+// scrape adds the metrics of a running agent to seen.
 func (n *node) scrape(seen map[string]bool) {
 	n.t.Helper()
 	code, body := n.fetch("10249", "/metrics")

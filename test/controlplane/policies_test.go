@@ -59,8 +59,8 @@ func doNotTrack(t *testing.T, name, spec string) *unstructured.Unstructured {
 
 const cachePods = "podSelector: {matchLabels: {app: cache}}"
 
-// policySpecs are specs and the field that is wrong with each; "" is none. The
-// server's schema and who reads files must be of one mind.
+// policySpecs maps specs to the invalid field of each; "" is a valid spec. The API
+// server's schema and the manifest reader must agree.
 var policySpecs = map[string]string{
 	"{" + cachePods + ", deny: others, ingress: [{ports: [{port: 11211, endPort: 11212}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}]}]}": "",
 	"{nodeSelector: {matchLabels: {a: b}}, track: true, egress: [{ports: [{port: 53, protocol: UDP}], to: [{namespaceSelector: {}}]}]}":                    "",
@@ -252,8 +252,8 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	w.until(t, "nothing without a policy", counted(0, 0, 0))
 }
 
-// TestAPolicyWaitsForItsPeers withholds what a policy needs: who is not known yet would
-// be denied.
+// TestAPolicyWaitsForItsPeers withholds the objects that a policy needs: the agent must
+// not apply it while it would deny unknown peers.
 func TestAPolicyWaitsForItsPeers(t *testing.T) {
 	api, k := policies(t, shared), client(t, shared)
 	namespace(t, k, "dnt-wait")

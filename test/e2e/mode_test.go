@@ -113,9 +113,9 @@ func run(t *testing.T, host *topology.Host, argv ...string) string {
 }
 
 // TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF keeps connections
-// open that were made through netfilter, as those of a kube-proxy would be. Their
-// answers must go on being translated back, also from a pod that a do-not-track policy
-// selects: it holds from the switch on.
+// open that netfilter translates, like a kube-proxy's. netfilter must continue to
+// translate their answers back, also from a pod that a do-not-track policy selects: the
+// policy applies from the switch on.
 func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-adopt")
 	spec.Masquerade = true
@@ -203,9 +203,9 @@ func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) 
 	}
 }
 
-// expectNew wants new connections from everywhere to be answered, those also that
-// have the port of an earlier one, which another dataplane has served: conntrack may
-// remember that.
+// expectNew expects answers to new connections from everywhere, also from the source
+// port of an earlier connection that another dataplane served: conntrack may still have
+// an entry for it.
 func (e *env) expectNew(t *testing.T, s *served) {
 	t.Helper()
 	for i, f := range askers {

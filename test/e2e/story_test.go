@@ -24,8 +24,8 @@ const (
 	maxTold   = 200
 )
 
-// tellStory begins a story. It is told after all that is cleaned up later, so a
-// test calls this first.
+// tellStory starts a story and prints it in a cleanup. Cleanups run in reverse order,
+// so a test calls this first.
 func tellStory(t *testing.T) *story {
 	s := &story{}
 	t.Cleanup(func() {

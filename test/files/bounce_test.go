@@ -235,7 +235,7 @@ func (h *harness) opensOnTheNode(t *testing.T, s *services) {
 	}
 }
 
-// forgive lets everybody speak FTP again who was cut off.
+// forgive removes the FTP blocks of a node.
 func (h *harness) forgive(t *testing.T, node string) {
 	t.Helper()
 	if h.Mode == "iptables" {
@@ -258,7 +258,7 @@ func (h *harness) begun(t *testing.T, server net.Listener, from string, at netip
 	return conn, their
 }
 
-// repeat has one end say a line every 2 ms and the other hear it, until told to stop.
+// repeat makes one end send a line every 2 ms and the other receive it, until stop.
 func repeat(from, conn, their net.Conn, text string) (stop func()) {
 	to := conn
 	if from == conn {
@@ -381,7 +381,7 @@ func parseFTPPort(t *testing.T, text string) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4(a), high<<8|low)
 }
 
-// expectations are those of a node, as text.
+// expectations returns the expectations of a node as text.
 func (h *harness) expectations(t *testing.T, node string) string {
 	t.Helper()
 	out, err := h.client(t.Context(), node, "sh", "-c", "conntrack -L expect -f ipv4 && conntrack -L expect -f ipv6")

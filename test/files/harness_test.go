@@ -249,7 +249,7 @@ func want(t *testing.T, what, path, name string, size int) bool {
 	return true
 }
 
-// patience bounds a client: those that hear nothing try again for longer.
+// patience limits a client: without an answer it would retry for longer.
 const patience = 12 * time.Second
 
 // client runs a client on a host and returns what it said.

@@ -44,7 +44,7 @@ func FlagCases() []Case {
 			},
 		},
 		{
-			Name:    "externalIPs are served unless the agent is told not to",
+			Name:    "externalIPs are served unless a flag disables them",
 			Objects: []Object{external},
 			Flows:   []Flow{{From: "client0", To: ExternalIP("a"), Want: Spread(KeptHere, "a0", "b0")}},
 		},

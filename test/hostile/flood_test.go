@@ -66,7 +66,7 @@ func idleInFlood(t *testing.T, e *env, v variant) {
 	}
 }
 
-// askAll asks over every connection and counts those that fail.
+// askAll sends a request over every connection and counts the failures.
 func askAll(connections []*connection) (broken int, first error) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex

@@ -165,8 +165,8 @@ func (f *fuzzer) straySegments() string {
 	return fmt.Sprintf("%d stray segments %q to %s", count, flags, v)
 }
 
-// segmentOfClient forges a segment of a victim. Its numbers are random: an
-// attacker who sees no packet of the victim finds the right ones by chance only.
+// segmentOfClient forges a segment of a victim. Its numbers are random: an attacker
+// that sees no packet of the victim can only guess them.
 func (f *fuzzer) segmentOfClient() string {
 	c, v := f.victim()
 	host, s := f.attacker()

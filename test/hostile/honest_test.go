@@ -28,7 +28,7 @@ const honestMark = "honest-"
 type connection struct {
 	net.Conn
 	name   string
-	server string // who must answer
+	server string // the server that must answer
 	source string // the client's address as the server sees it
 	answer *bufio.Reader
 }

@@ -20,7 +20,7 @@ var linkScenarios = []scenario{
 	{name: "The node's own address takes a UDP answer away", run: ownSourceTakesAnswer, places: []string{"elsewhere"}},
 	{name: "A pod adds the address of another pod", run: addsAddress},
 	{name: "A virtual machine claims the address of a pod elsewhere", run: claimsAddress, places: []string{"elsewhere"}},
-	// Linux bridges give the address to who claims it: with netfilter it is the CNI's to prevent.
+	// A Linux bridge accepts the new owner of the address: with netfilter only the CNI can prevent it.
 	{name: "A virtual machine claims the address of a pod here", run: claimsAddress, places: []string{"here"}, unless: func(mode string, _ variant) bool { return mode != "ebpf" }},
 }
 

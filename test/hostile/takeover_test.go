@@ -42,8 +42,8 @@ func takeover(t *testing.T, e *env, v variant) {
 	}
 }
 
-// attackerISN begins the sequence numbers of an attacker's SYNs, also of those
-// from forged sources: there are fewer than attackerISNs of them.
+// attackerISN begins the sequence numbers of an attacker's SYNs, also of SYNs
+// from forged sources. It sends fewer than attackerISNs SYNs.
 const (
 	attackerISN  = 77_000_000
 	attackerISNs = 1 << 20

@@ -181,8 +181,8 @@ func (p *peer) change(ctx context.Context) (b Batch, err error) {
 	return b, err
 }
 
-// synced waits for syncs beyond those, until there are no more, and returns how
-// long they took, in seconds.
+// synced waits for further syncs until there are no more, and returns their duration
+// in seconds.
 func (p *peer) synced(ctx context.Context, before, after float64) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, syncPatience)
 	defer cancel()

@@ -28,9 +28,9 @@ type Sample struct {
 	// Conntrack is the number of entries that the load left in the conntrack
 	// tables of all nodes.
 	Conntrack int `json:"conntrack_entries"`
-	// Expectations are those that were there at the end on all nodes, and Dropped
-	// the packets that conntrack dropped and the entries that it gave up; only of
-	// MeasureFiles.
+	// Expectations is the number of expectations on all nodes at the end. Dropped
+	// counts the packets that conntrack dropped and the entries that it evicted.
+	// Only MeasureFiles sets them.
 	Expectations int   `json:"expectations,omitempty"`
 	Dropped      int64 `json:"conntrack_dropped,omitempty"`
 	// ServerCPUSeconds is the server's own user and system time, warm-up included;
@@ -159,8 +159,8 @@ func (h *Harness) conntrack() (int, error) {
 	return total, nil
 }
 
-// flushConntrack empties the nodes' tables: entries of the load before, ending
-// one by one, must not hide those of the next, nor fill the table.
+// flushConntrack empties the nodes' tables: expiring entries of the last load must not
+// hide the entries of the next, nor fill the table.
 func (h *Harness) flushConntrack() error {
 	for i := range h.Cluster.Spec.Nodes {
 		node := h.Cluster.Node(i)

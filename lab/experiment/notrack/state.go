@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// Case is which policy there is.
+// Case is the policy that is in force.
 type Case string
 
 // The cases; "" is no policy.

@@ -37,8 +37,8 @@ type Config struct {
 	// Files measures files of 5 KB, read by TFTP 512 bytes at a time, instead of
 	// HTTP, through each of these, which are Proxies, instead of Mode.
 	Files []string
-	// Only leaves out the comparisons whose "NAME, LOAD" it does not match, but
-	// for those that find the rate of an open loop that is left. Nil: none.
+	// Only selects comparisons by "NAME, LOAD". A comparison that finds the rate of a
+	// selected open loop runs in any case. Nil selects all.
 	Only     *regexp.Regexp
 	Progress *experiment.Progress
 }

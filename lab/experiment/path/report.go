@@ -93,8 +93,8 @@ func perCore(cpu func(harness.Sample) float64, warmup time.Duration) func(harnes
 	}
 }
 
-// addFiles works out what only files have. Cores are those of the base: with
-// a Service that loses files they have nothing to do.
+// addFiles computes the figures that only files have. It takes cores from the base:
+// with a Service that loses files, the server is idle.
 func (c *Comparison) addFiles(trial experiment.Trial[harness.Sample], warmup time.Duration) {
 	c.Figure, c.Files = "files/s", &Files{}
 	f := c.Files

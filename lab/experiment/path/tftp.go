@@ -76,7 +76,7 @@ func runFiles(ctx context.Context, cfg Config, report *Report) error {
 	return nil
 }
 
-// filePlans lists the comparisons for one proxy. Targets are those of Spillway's
+// filePlans lists the comparisons for one proxy. Targets apply to Spillway's
 // own dataplane.
 func filePlans(c *topology.Cluster, proxy string, tracked bool) []plan {
 	client, node := c.Client(0), c.Node(0)

@@ -48,8 +48,8 @@ COMMIT
 `, protocol, node, nodePort, pod, podPort, strings.TrimSpace(flags))
 }
 
-// fewPorts leaves a node so many ports to translate to. MASQUERADE is told by
-// its rule; Spillway takes what is neither the node's own nor reserved.
+// fewPorts limits the ports that a node may use for SNAT. For MASQUERADE a rule sets
+// them; Spillway uses the ports that are neither local nor reserved.
 func fewPorts(node *topology.Host, m method, ports int) error {
 	if ports == 0 || m.mode == "" {
 		return nil

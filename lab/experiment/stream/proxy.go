@@ -93,7 +93,7 @@ func (p *proxy) stop() {
 // none of the lab's is.
 var inTable = regexp.MustCompile(`\b10\.(?:[0-9]|[12][0-9]|3[01])\.[0-9]+\.[0-9]+\b`)
 
-// endpoints are those of the many that the kernel holds.
+// endpoints returns the endpoints of the large Service that the kernel holds.
 func (p *proxy) endpoints(ctx context.Context) (map[string]bool, error) {
 	found := map[string]bool{}
 	if p.bpffs != "" {

@@ -22,11 +22,11 @@ type Config struct {
 	// Only, if set, says which rows to run.
 	Only func(experiment, row string) bool
 	// Share, if set, is called before each row that does not change values of the
-	// whole machine, and keeps those who do away until release.
+	// whole machine, and blocks rows that do until release.
 	Share func(ctx context.Context, waiting func()) (release func(), err error)
-	// Disturbed, if set, is asked before each row what else goes on on the machine.
+	// Disturbed, if set, is called before each row and notes other load on the machine.
 	Disturbed func(context.Context) (note string)
-	// Finished, if set, is called after each row with all that there is so far.
+	// Finished, if set, is called after each row with all results so far.
 	Finished func(*experiment.Run)
 }
 

@@ -37,8 +37,8 @@ const (
 	replicas    = 3
 )
 
-// kernel is what the kernel's conntrack is told, as published; 0 of a table is
-// what the machine has.
+// kernel holds the published settings of the kernel's conntrack; 0 keeps the machine's
+// own size.
 type kernel struct {
 	max, expectMax int
 	timeout        int // s, of UDP that was answered once

@@ -87,9 +87,9 @@ func (c *Cluster) startAPI(ctx context.Context) error {
 	return nil
 }
 
-// Apply makes a namespace hold these objects and nothing else that an earlier
-// call has left there. Objects of one kind are written at once, and those that
-// go, go first; last is written behind all others.
+// Apply makes a namespace hold these objects, and deletes the other objects of earlier
+// calls. It first deletes, then writes objects of one kind at once, and writes last
+// after all others.
 func (a *API) Apply(ctx context.Context, namespace string, objects []runtime.Object, last []runtime.Object) error {
 	want := map[objectKey]bool{}
 	list, err := decode(append(append([]runtime.Object{}, objects...), last...))

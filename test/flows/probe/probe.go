@@ -72,7 +72,7 @@ const (
 
 // Answer is the result of one try.
 type Answer struct {
-	Server string `json:"server,omitempty"` // who answered; an HTTP status for http
+	Server string `json:"server,omitempty"` // the answering server; an HTTP status for http
 	Source string `json:"source,omitempty"` // the client's address as the server saw it
 	// Peer is the address the client believes it talks to: getpeername on a
 	// connected socket.

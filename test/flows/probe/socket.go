@@ -17,7 +17,7 @@ type socket struct {
 	pending   []byte // bytes of a stream behind the last whole line
 }
 
-// highPorts is the first local port above those that Request.LowPorts means.
+// highPorts is the first local port above the range of Request.LowPorts.
 const highPorts = 45000
 
 // openSocket makes a socket that can reach dst.
