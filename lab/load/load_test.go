@@ -538,9 +538,9 @@ func TestTFTPHasAHistogramAndCountsSlowTransfers(t *testing.T) {
 	}
 }
 
-// TestTFTPTakesAnswersOfWhoWasAsked: without reverse translation an answer comes from
+// TestTFTPTakesAnswersOfTheServerOnly: without reverse translation an answer comes from
 // a pod's address. The client must not accept it.
-func TestTFTPTakesAnswersOfWhoWasAsked(t *testing.T) {
+func TestTFTPTakesAnswersOfTheServerOnly(t *testing.T) {
 	cfg := Config{Kind: TFTP, Target: tftpServerFrom(t, "127.0.0.2", 10*time.Millisecond), Connections: 2, Duration: 300 * time.Millisecond, Timeout: time.Second}
 	r := run(t, cfg)
 	if r.Requests != 0 || r.Errors[errOtherAddress.Error()] == 0 {

@@ -227,7 +227,7 @@ func (w *alone) has(port string) bool {
 
 var _ dataplane.Backend = (*alone)(nil)
 
-func TestAPortThatNobodyCanServeIsAnEventAndCountedAndTheOthersAreServed(t *testing.T) {
+func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t *testing.T) {
 	k := client(t, shared)
 	namespace(t, k, "sctp")
 	s := createService(t, k, "sctp", service("mixed", func(s *corev1.Service) {

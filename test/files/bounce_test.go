@@ -28,19 +28,19 @@ func TestFTPByHand(t *testing.T) {
 		service("other", corev1.ProtocolTCP, 21, "a1"), passivePorts("own", "b0"),
 		service("host", corev1.ProtocolTCP, 21, "a"))
 	server := r.ftpByHand(t, "a0")
-	t.Run("NamesNobodyElse", func(t *testing.T) { r.namesNobodyElse(t, s, server) })
-	t.Run("TakesNobodysPort", func(t *testing.T) { r.takesNobodysPort(t, s, server) })
+	t.Run("AnnouncesNoOtherHost", func(t *testing.T) { r.announcesNoOtherHost(t, s, server) })
+	t.Run("TakesNoForeignPort", func(t *testing.T) { r.takesNoForeignPort(t, s, server) })
 	if r.Mode != "iptables" { // which has no match for control connections: docs/adr/0033
-		t.Run("IsCutOffIfItAnnouncesTakenPorts", func(t *testing.T) { r.cutsOff(t, s, server) })
+		t.Run("IsBlockedIfItAnnouncesTakenPorts", func(t *testing.T) { r.blocksFTP(t, s, server) })
 	}
 	t.Run("MayAnnouncePortsOfItsService", func(t *testing.T) { r.announcesItsOwn(t, s) })
 	t.Run("MayBeTheNodesOwn", func(t *testing.T) { r.opensOnTheNode(t, s) })
 }
 
-// namesNobodyElse has client and server name addresses by hand. What is the
+// announcesNoOtherHost has client and server name addresses by hand. What is the
 // speaker's own is expected; what is another host's goes through as it was said, and
 // nothing is opened or translated for it (bounce attack, CERT CA-1997-27).
-func (h *harness) namesNobodyElse(t *testing.T, s *services, server net.Listener) {
+func (h *harness) announcesNoOtherHost(t *testing.T, s *services, server net.Listener) {
 	client, pod, victim := h.Addr("client0", false), h.Addr("a0", false), h.Addr("client1", false)
 	for _, node := range []string{"a", "b"} {
 		t.Run("at "+node, func(t *testing.T) {
@@ -77,11 +77,11 @@ func (h *harness) namesNobodyElse(t *testing.T, s *services, server net.Listener
 // hostsOwnPort is a port of no Service on which the nodes listen.
 const hostsOwnPort = 9999
 
-// takesNobodysPort has a server, and a client, announce ports that are others'
+// takesNoForeignPort has a server, and a client, announce ports that are others'
 // at the address that the announcement is translated to: privileged ones, one that the
 // node listens on, and another Service's NodePort. The kernel expects connections to
 // there before any rule is asked, and before the node's own sockets.
-func (h *harness) takesNobodysPort(t *testing.T, s *services, server net.Listener) {
+func (h *harness) takesNoForeignPort(t *testing.T, s *services, server net.Listener) {
 	web := s.at(t, flows.NodePort("a").Of("web"), flows.TCP4).Port()
 	h.names(t, "b1", 8000)
 	for _, node := range h.Nodes() {
@@ -107,12 +107,12 @@ func (h *harness) takesNobodysPort(t *testing.T, s *services, server net.Listene
 				t.Parallel()
 				h.passive(t, conn, their, c.from, at.Addr(), bouncePort, "a0", "a0") // so much for what this test can see
 				for port, want := range c.taken {
-					h.forgive(t, c.node)
+					h.unblock(t, c.node)
 					h.passive(t, conn, their, c.from, at.Addr(), port, "a0", want)
 				}
 				if c.node == "a" { // what a pod asks of another node comes from its own, and is not expected
 					for port, want := range map[uint16]bool{bouncePort: true, 22: false, web: false} {
-						h.forgive(t, c.node)
+						h.unblock(t, c.node)
 						h.active(t, conn, their, port, want)
 					}
 				}
@@ -160,9 +160,9 @@ func (h *harness) active(t *testing.T, conn, their net.Conn, port uint16, want b
 	}
 }
 
-// cutsOff has a server, and a client, repeat an announcement of a port that is the
+// blocksFTP has a server, and a client, repeat an announcement of a port that is the
 // node's, so that each first packet that is sent to there meets an expectation.
-func (h *harness) cutsOff(t *testing.T, s *services, server net.Listener) {
+func (h *harness) blocksFTP(t *testing.T, s *services, server net.Listener) {
 	other := h.ftpByHand(t, "a1")
 	for _, node := range h.Nodes() {
 		h.names(t, node, 10250)
@@ -175,7 +175,7 @@ func (h *harness) cutsOff(t *testing.T, s *services, server net.Listener) {
 		combo        flows.Combo
 	}{{"a", "client0", flows.TCP4}, {"b", "client0", flows.TCP6}, {"a", "a0", flows.TCP4}} {
 		t.Run(fmt.Sprintf("at %s from %s, %s", c.node, c.victim, c.combo), func(t *testing.T) {
-			h.forgive(t, c.node)
+			h.unblock(t, c.node)
 			at := s.at(t, flows.NodePort(c.node).Of("ftp"), c.combo)
 			conn, their := h.begun(t, server, "client0", at)
 			liar, text := their, "229 Entering Extended Passive Mode (|||10250|)"
@@ -235,8 +235,8 @@ func (h *harness) opensOnTheNode(t *testing.T, s *services) {
 	}
 }
 
-// forgive removes the FTP blocks of a node.
-func (h *harness) forgive(t *testing.T, node string) {
+// unblock removes the FTP blocks of a node.
+func (h *harness) unblock(t *testing.T, node string) {
 	t.Helper()
 	if h.Mode == "iptables" {
 		return

@@ -149,9 +149,9 @@ func Status(code int) Want { return Want{Status: code} }
 
 // The outcomes without an answer.
 var (
-	Reject = Want{Kind: Rejected}
-	Drop   = Want{Kind: Dropped}
-	Nobody = Want{Kind: NotServed}
+	Reject   = Want{Kind: Rejected}
+	Drop     = Want{Kind: Dropped}
+	Unserved = Want{Kind: NotServed}
 )
 
 // TargetKind is the kind of address a flow goes to.

@@ -34,7 +34,7 @@ func changeCases() []Case {
 			Flows:   onlyServers("a0"),
 			Then: []Step{
 				{Name: "deleted", Objects: gone("web"), Flows: []Flow{
-					{From: "a1", To: ClusterIP, Want: Nobody}, {From: "a", To: ClusterIP, Want: Nobody},
+					{From: "a1", To: ClusterIP, Want: Unserved}, {From: "a", To: ClusterIP, Want: Unserved},
 					{From: "client0", To: NodePort("a"), Want: Reject}, {From: "a", To: NodePort("a"), Want: Reject},
 				}},
 				{Name: "back", Objects: np(On("b0")...), Flows: onlyServers("b0")},
@@ -169,10 +169,10 @@ func conflictCases() []Case {
 			},
 			Flows: []Flow{
 				{From: "a1", To: ClusterIP, Want: OneOf(Kept, "a0")},
-				{From: "a1", To: ClusterIP.Of("theirs"), Want: Nobody},
-				{From: "a", To: ClusterIP.Of("theirs"), Want: Nobody},
+				{From: "a1", To: ClusterIP.Of("theirs"), Want: Unserved},
+				{From: "a", To: ClusterIP.Of("theirs"), Want: Unserved},
 				{From: "client0", To: NodePort("a").Of("theirs"), Want: Reject},
-				{From: "client0", To: LoadBalancer("a").Of("theirs"), Want: Nobody},
+				{From: "client0", To: LoadBalancer("a").Of("theirs"), Want: Unserved},
 			},
 		},
 	}

@@ -30,7 +30,7 @@ func FlagCases() []Case {
 			Flows: []Flow{
 				{From: "b1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
 				{From: "client0", To: NodePort("b"), Want: Spread(KeptHere, "a0", "b0")},
-				{From: "a1", To: ClusterIP, Want: Nobody},
+				{From: "a1", To: ClusterIP, Want: Unserved},
 				{From: "client0", To: NodePort("a"), Want: Reject},
 			},
 		},
@@ -38,7 +38,7 @@ func FlagCases() []Case {
 			Name:    "A named proxy leaves all other Services alone",
 			Objects: []Object{np},
 			Flows: []Flow{
-				{From: "b1", To: ClusterIP, Want: Nobody},
+				{From: "b1", To: ClusterIP, Want: Unserved},
 				{From: "client0", To: NodePort("b"), Want: Reject},
 				{From: "a1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
 			},
@@ -52,8 +52,8 @@ func FlagCases() []Case {
 			Name:    "An agent that refuses externalIPs serves the Service's other addresses",
 			Objects: []Object{refused},
 			Flows: []Flow{
-				{From: "client0", To: ExternalIP("b"), Want: Nobody},
-				{From: "b1", To: ExternalIP("b"), Want: Nobody},
+				{From: "client0", To: ExternalIP("b"), Want: Unserved},
+				{From: "b1", To: ExternalIP("b"), Want: Unserved},
 				{From: "b1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
 				{From: "client0", To: NodePort("b"), Want: Spread(KeptHere, "a0", "b0")},
 			},

@@ -86,7 +86,7 @@ func (f *fuzzer) start() {
 			f.victims = append(f.victims, c)
 			f.crowd.repeat(time.Duration(20+f.r.IntN(200))*time.Millisecond, c.ask)
 		}
-		f.crowd.repeat(300*time.Millisecond, func() error { return f.e.visit(v, dst) })
+		f.crowd.repeat(300*time.Millisecond, func() error { return f.e.probe(v, dst) })
 	}
 	for host := range f.senders {
 		f.crowd.listen(f.e.capture(f.t, host, foreign), host)

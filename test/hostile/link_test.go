@@ -202,7 +202,7 @@ func (e *env) visitFor(t *testing.T, v variant, d time.Duration) {
 	t.Helper()
 	dst := e.nodePort(t, v.place, "tcp", v)
 	for end := time.Now().Add(d * time.Duration(longer())); time.Now().Before(end); {
-		if err := e.visit(v, dst); err != nil {
+		if err := e.probe(v, dst); err != nil {
 			t.Fatal(err)
 		}
 		if v.place == "elsewhere" { // here the bridge leads there, without any proxy

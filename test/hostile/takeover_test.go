@@ -37,7 +37,7 @@ func takeover(t *testing.T, e *env, v variant) {
 	if err := victim.ask(); err != nil {
 		t.Error(err)
 	}
-	if err := e.visit(v, dst); err != nil {
+	if err := e.probe(v, dst); err != nil {
 		t.Error(err)
 	}
 }

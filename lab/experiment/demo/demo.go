@@ -94,7 +94,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 		err = errors.Join(err, d.harness.Down())
 		d.cfg.Progress.Done()
 	}()
-	for _, part := range []func(context.Context) error{d.setUp, d.visit, d.measure} {
+	for _, part := range []func(context.Context) error{d.setUp, d.probe, d.measure} {
 		if err := part(ctx); err != nil {
 			return d.report, err
 		}
@@ -134,9 +134,9 @@ func (d *demo) setUp(ctx context.Context) error {
 	return nil
 }
 
-// visit asks every Service address.
-func (d *demo) visit(ctx context.Context) error {
-	all := visits(d.objects, d.harness.Cluster)
+// probe asks every Service address.
+func (d *demo) probe(ctx context.Context) error {
+	all := probes(d.objects, d.harness.Cluster)
 	hosts := hostNames(d.harness.Cluster)
 	d.step("asking %d Service addresses", len(all))
 	for i, v := range all {

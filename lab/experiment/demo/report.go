@@ -15,7 +15,7 @@ import (
 type Report struct {
 	Machine experiment.Machine `json:"machine"`
 	Mode    string             `json:"mode"`
-	Visits  []*Visit           `json:"visits"`
+	Visits  []*Probe           `json:"visits"`
 	Speeds  []Speed            `json:"speeds,omitempty"`
 }
 

@@ -177,7 +177,7 @@ func (b *bench) serve(ctx context.Context) error {
 func (b *bench) measure(ctx context.Context, place string, target netip.AddrPort) error {
 	c := b.harness.Cluster
 	b.cfg.Progress.Step("%s: new connections without a flood, endpoint %s", b.mode, place)
-	quiet := visit(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
+	quiet := probe(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
 	b.cfg.Progress.Step("%s: new connections in a flood, endpoint %s", b.mode, place)
 	attacker, err := newAttacker(c.Client(1), c.Node(0), target)
 	if err != nil {
@@ -187,7 +187,7 @@ func (b *bench) measure(ctx context.Context, place string, target netip.AddrPort
 	floodCtx, stop := context.WithCancel(ctx)
 	sent := make(chan float64, 1)
 	go func() { sent <- attacker.flood(floodCtx, b.cfg.Rate) }()
-	flooded := visit(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
+	flooded := probe(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
 	stop()
 	rate := <-sent
 	if ctx.Err() != nil {

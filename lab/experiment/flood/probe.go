@@ -19,15 +19,15 @@ const (
 	pause = 10 * time.Millisecond
 )
 
-// visits are the results of honest clients.
-type visits struct {
+// probes are the results of honest clients.
+type probes struct {
 	tried int
 	took  []time.Duration // of connections that ended in time
 }
 
-// visit has clients connect, ask once and close for a time.
-func visit(ctx context.Context, host *topology.Host, target netip.AddrPort, clients int, d time.Duration) visits {
-	var all visits
+// probe has clients connect, ask once and close for a time.
+func probe(ctx context.Context, host *topology.Host, target netip.AddrPort, clients int, d time.Duration) probes {
+	var all probes
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	end := time.Now().Add(d)

@@ -19,8 +19,8 @@ import (
 // nearly always seen.
 const asks = 6
 
-// Visit is one Service address, asked several times from one place.
-type Visit struct {
+// Probe is one Service address, asked several times from one place.
+type Probe struct {
 	Service  string         `json:"service"`
 	Protocol string         `json:"protocol"`
 	Way      string         `json:"way"` // "ClusterIP", "NodePort of node0", ...
@@ -43,31 +43,31 @@ type Answer struct {
 	Count int    `json:"count"`
 }
 
-// visits lists every way to every Service port that any pod may serve. Services
+// probes lists every way to every Service port that any pod may serve. Services
 // with a local policy are left to the measurements: they do not answer on
 // nodes without a pod, and need not.
-func visits(o *objects, c *topology.Cluster) []*Visit {
-	var out []*Visit
+func probes(o *objects, c *topology.Cluster) []*Probe {
+	var out []*Probe
 	for _, s := range o.services {
 		if s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 			continue
 		}
 		for _, p := range s.Spec.Ports {
-			out = append(out, portVisits(s, p, c)...)
+			out = append(out, portProbes(s, p, c)...)
 		}
 	}
 	return out
 }
 
-func portVisits(s *corev1.Service, p corev1.ServicePort, c *topology.Cluster) []*Visit {
+func portProbes(s *corev1.Service, p corev1.ServicePort, c *topology.Cluster) []*Probe {
 	client, pod, node := c.Client(0), c.Pod(0, 2), c.Node(1)
-	var out []*Visit
+	var out []*Probe
 	add := func(way, addr string, port int32, from *topology.Host) {
 		a, err := netip.ParseAddr(addr)
 		if err != nil {
 			return // the agent reports it, and the row is missed in the table
 		}
-		out = append(out, &Visit{Service: s.Name, Protocol: string(p.Protocol), Way: way,
+		out = append(out, &Probe{Service: s.Name, Protocol: string(p.Protocol), Way: way,
 			Address: netip.AddrPortFrom(a, uint16(port)), From: from.Name, from: from})
 	}
 	for _, a := range s.Spec.ClusterIPs {
@@ -91,7 +91,7 @@ func portVisits(s *corev1.Service, p corev1.ServicePort, c *topology.Cluster) []
 }
 
 // ask puts the question several times and notes what came back.
-func (v *Visit) ask(ctx context.Context, hosts map[netip.Addr]string) error {
+func (v *Probe) ask(ctx context.Context, hosts map[netip.Addr]string) error {
 	for range asks {
 		q := workload.Question{Kind: kindOf(corev1.Protocol(v.Protocol)), To: v.Address.String(), Timeout: time.Second}
 		a, err := workload.Ask(ctx, v.from, q)
@@ -110,7 +110,7 @@ func (v *Visit) ask(ctx context.Context, hosts map[netip.Addr]string) error {
 }
 
 // note counts one answer.
-func (v *Visit) note(a workload.Answer, hosts map[netip.Addr]string) {
+func (v *Probe) note(a workload.Answer, hosts map[netip.Addr]string) {
 	n := Answer{Server: a.Server, Count: 1}
 	if a.Outcome != workload.Answered {
 		v.Failed++
@@ -134,7 +134,7 @@ func (v *Visit) note(a workload.Answer, hosts map[netip.Addr]string) {
 }
 
 // answeredBy is "node0-pod0 ×4 (client0), node1-pod0 ×2 (node0)".
-func (v *Visit) answeredBy() string {
+func (v *Probe) answeredBy() string {
 	var parts []string
 	for _, a := range v.Answers {
 		text := fmt.Sprintf("%s ×%d", a.Server, a.Count)
