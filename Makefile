@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build generate lint peers test test-all bench demo
+.PHONY: help root build generate lint lint-prose peers test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -18,7 +18,7 @@ OTHER_DATAPLANES := -proxy-mode,nftables \
 	-proxy-mode,iptables,-iptables-variant,legacy -proxy-mode,iptables,-iptables-variant,nft
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): not root: run it as root" >&2; exit 1; }
@@ -31,12 +31,20 @@ generate: ## compile bpf/ with clang-19 and make the Go code around it
 	hack/deps generate
 	go generate ./...
 
-lint: ## check format, vet, and which package imports which
+GOLANGCI_LINT := go tool -modfile=hack/tools/go.mod golangci-lint
+VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
+
+lint: ## check format, vet, and golangci-lint with the dependency rules
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	go vet ./...
 	go -C test/deploy vet ./...
+	$(GOLANGCI_LINT) run ./...
 	go test ./test/lint
+
+# Vale reads Go comments with a parser in C: it needs gcc. Sentence length only warns.
+lint-prose: ## check the words of documents and Go comments
+	$(VALE) --output=line $$(git ls-files -co --exclude-standard '*.md' '*.go')
 
 peers: ## build kube-apiserver, kube-controller-manager and kube-proxy unless they are there
 	hack/peers

@@ -26,7 +26,7 @@ type authority struct {
 // pair is a certificate and its key, as PEM.
 type pair struct{ cert, key []byte }
 
-// User is somebody whom the API server knows by a client certificate.
+// User is an identity that the API server authenticates by a client certificate.
 type User struct {
 	Name   string
 	Groups []string

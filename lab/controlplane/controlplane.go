@@ -30,7 +30,7 @@ type Config struct {
 	Host *topology.Host
 	// ServiceCIDRs are one range, or one a family; nil is DefaultServiceCIDRs.
 	ServiceCIDRs []netip.Prefix
-	// Controllers are those that kube-controller-manager runs, by its names;
+	// Controllers names the controllers that kube-controller-manager runs;
 	// nil does not start it.
 	Controllers []string
 	// APIServerArgs are added to kube-apiserver's command line.
@@ -146,15 +146,15 @@ func (c *ControlPlane) Server() string {
 	return "https://" + net.JoinHostPort(c.addrs[0].String(), c.port)
 }
 
-// REST returns a configuration of client-go for somebody who may do
-// everything, from the process that called Up. It has no rate limit.
+// REST returns a client-go configuration with full privileges, for the process
+// that called Up. It has no rate limit.
 func (c *ControlPlane) REST() *rest.Config { return rest.CopyConfig(c.rest) }
 
 // Down ends all programs. What it leaves is the directory.
 func (c *ControlPlane) Down() {
 	c.controller.stop(2 * time.Second)
 	c.StopAPIServer()
-	c.etcd.kill() // nobody will ask it again
+	c.etcd.kill() // it has no client left
 	c.controller, c.etcd = nil, nil
 }
 

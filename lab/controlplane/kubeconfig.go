@@ -44,8 +44,7 @@ func (c *ControlPlane) writeKeys() error {
 	})
 }
 
-// AdminKubeconfig writes a kubeconfig for somebody who may do everything and
-// returns its path.
+// AdminKubeconfig writes a kubeconfig with full privileges and returns its path.
 func (c *ControlPlane) AdminKubeconfig() (string, error) { return c.Kubeconfig(admin) }
 
 // Kubeconfig writes a kubeconfig for a user known by a certificate, and returns

@@ -34,7 +34,7 @@ func start(host *topology.Host, logFile string, argv []string) (*process, error)
 	run := func(cmd *exec.Cmd) {
 		p.cmd = cmd
 		cmd.Stdout, cmd.Stderr = out, out
-		// A group of its own: Ctrl-C on a terminal is for who started it,
+		// A group of its own: Ctrl-C on a terminal is for the process that started it,
 		// which then ends its programs in order.
 		if cmd.Env == nil {
 			cmd.Env = os.Environ()

@@ -19,20 +19,20 @@ type Difference struct {
 	A          Summary `json:"a"`
 	B          Summary `json:"b"`
 	// Verdict is "better", "worse", "changed" (neither is better), "noise"
-	// (the ranges meet), or "unknown": of a single measurement nobody knows
-	// its noise.
+	// (the ranges overlap), or "unknown": the noise of a single measurement is
+	// unknown.
 	Verdict string `json:"verdict"`
 }
 
-// Comparison is what two runs have in common, and what not.
+// Comparison lists the differences of two runs, and the rows that only one has.
 type Comparison struct {
 	Differences []Difference `json:"differences"`
 	OnlyA       []string     `json:"only_a,omitempty"`
 	OnlyB       []string     `json:"only_b,omitempty"`
 }
 
-// Comparable says why two runs must not be compared: their figures would differ
-// even if nothing of Spillway had changed.
+// Comparable returns an error if two runs must not be compared: their figures
+// would differ even if Spillway had not changed.
 func Comparable(a, b *Run) error {
 	var errs []error
 	check := func(what string, x, y any) {
@@ -97,8 +97,8 @@ func (c *Comparison) compareRow(res Result, a RowResult, b *RowResult) {
 	}
 }
 
-// verdict goes by the ranges in which the medians lie: if they do not meet,
-// something changed.
+// verdict compares the ranges in which the medians lie: if they do not overlap,
+// the figure changed.
 func verdict(f Figure, a, b Summary) string {
 	switch {
 	case a.Median == b.Median:
@@ -115,11 +115,12 @@ func verdict(f Figure, a, b Summary) string {
 	return "worse"
 }
 
-// unknownBelow is the ratio under which two single measurements are not shown to
-// people: rows of a still machine differ by as much.
+// unknownBelow is the ratio below which Write omits two single measurements: rows
+// of an idle machine differ by as much.
 const unknownBelow = 1.25
 
-// far is how far a ratio is from 1, in either direction; infinite if one is 0.
+// far returns the distance of a ratio from 1, in either direction; infinite if one
+// median is 0.
 func (d Difference) far() float64 {
 	if d.A.Median <= 0 || d.B.Median <= 0 {
 		return math.Inf(1)
@@ -127,8 +128,8 @@ func (d Difference) far() float64 {
 	return max(d.A.Median/d.B.Median, d.B.Median/d.A.Median)
 }
 
-// shown are the differences for people: those beyond noise, then those of which
-// nobody knows, the largest first.
+// shown returns the differences to print: first the differences beyond noise, then
+// the ones with unknown noise, the largest first.
 func (c Comparison) shown() (out []Difference) {
 	var unknown []Difference
 	for _, d := range c.Differences {
@@ -168,7 +169,7 @@ func (c Comparison) Write(w io.Writer) error {
 	for _, n := range c.OnlyB {
 		fmt.Fprintf(w, "only in B: %s\n", n)
 	}
-	_, err := fmt.Fprintf(w, "%d better, %d worse, %d changed, %d within noise, %d of a single measurement each, whose noise nobody knows (shown from %.2f-fold on)\n",
+	_, err := fmt.Fprintf(w, "%d better, %d worse, %d changed, %d within noise, %d of single measurements with unknown noise (shown from a ratio of %.2f)\n",
 		counts["better"], counts["worse"], counts["changed"], counts["noise"], counts["unknown"], unknownBelow)
 	return err
 }

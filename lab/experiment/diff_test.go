@@ -44,8 +44,8 @@ func TestCompareSeesBeyondNoise(t *testing.T) {
 	}
 }
 
-// People are shown the largest of what nobody knows first, and not what is as small
-// as a still machine's own differences.
+// Write prints differences with unknown noise by size, without the ones as small as
+// the differences between runs on an idle machine.
 func TestSingleMeasurementsAreShownBySize(t *testing.T) {
 	figures := func(values ...float64) *Run {
 		run := oneRow(OK, 1)

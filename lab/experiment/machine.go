@@ -82,9 +82,9 @@ func BusyCPU() (float64, error) {
 // stillBelow is the share of one CPU that a machine uses which is left alone.
 const stillBelow = 0.3
 
-// Disturbed waits, for a second at most, until nobody uses the CPUs: a row's own
-// namespaces take a moment to go. If somebody does so all the while, it says how
-// much.
+// Disturbed waits, for a second at most, until the CPUs are idle: the kernel needs a
+// moment to remove the namespaces of a row. If they stay busy, it returns a note
+// with the load.
 func Disturbed(ctx context.Context) (note string) {
 	const look = 100 * time.Millisecond
 	share := 0.0

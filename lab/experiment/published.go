@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Experiment is one that somebody has published, rebuilt on this machine.
+// Experiment rebuilds a published experiment on this machine.
 type Experiment struct {
 	Name  string // on the command line: "snat-race"
 	Title string
@@ -71,7 +71,7 @@ type Chart struct {
 	XName  string `json:"x_name,omitempty"`
 	LogX   bool   `json:"log_x,omitempty"`
 	LogY   bool   `json:"log_y,omitempty"`
-	// Group leaves all rows but those of a group out; "" takes all.
+	// Group selects the rows of one group; "" selects all.
 	Group string `json:"group,omitempty"`
 }
 

@@ -133,9 +133,9 @@ func (l *loop) abandon(end int64) {
 	}
 }
 
-// drain ends a run at the time end. A closed loop leaves what is under way. An
-// open loop waits for it, because its slowest requests are among it, and counts
-// those that were due but found no free connection.
+// drain ends a run at the time end. A closed loop abandons pending requests. An open
+// loop waits for them, because they include its slowest requests, and counts due
+// requests that found no free connection.
 func (l *loop) drain(end int64) {
 	if l.cfg.Rate == 0 {
 		l.abandon(end)

@@ -62,7 +62,7 @@ func dnsAnswer(datagram []byte) uint8 {
 type buddy struct {
 	question    []byte
 	bell        int          // an eventfd: the runtime's own ways to wake a thread took milliseconds
-	fd          atomic.Int64 // of whoever wants a question sent, and takes it away
+	fd          atomic.Int64 // of the thread whose question the buddy sends and removes
 	ready, goes atomic.Bool
 	ended       sync.WaitGroup
 }
@@ -132,8 +132,8 @@ func (b *buddy) end() {
 	}
 }
 
-// spin waits for a flag, and gives the CPU to whoever else wants it: there may be
-// more threads than CPUs.
+// spin waits for a flag, and yields the CPU to other threads: there may be more
+// threads than CPUs.
 func spin(flag *atomic.Bool) {
 	for limit := time.Now().Add(buddyPatience); !flag.Load(); {
 		if time.Now().After(limit) {

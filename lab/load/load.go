@@ -84,7 +84,7 @@ type Config struct {
 	FreshPorts bool
 	// Threads is how many event loops share the connections. Default: 1.
 	Threads int
-	// Progress, if set, is told about twice a second how far the run is.
+	// Progress, if set, is called about twice a second with the state of the run.
 	Progress func(Progress)
 }
 

@@ -170,9 +170,9 @@ func TestErrorsAreCountedByKind(t *testing.T) {
 		target netip.AddrPort
 		want   string
 	}{
-		{"nobody listens", Conn, closed, "refused"},
-		{"nobody listens, kept connections", HTTP, closed, "refused"},
-		{"nobody listens, UDP", UDP, closed, "refused"},
+		{"no listener", Conn, closed, "refused"},
+		{"no listener, kept connections", HTTP, closed, "refused"},
+		{"no listener, UDP", UDP, closed, "refused"},
 		{"an error status", HTTP, broken, "status 502"},
 		{"half a response", HTTP, cutter, "closed"},
 		{"no answer", UDP, netip.MustParseAddrPort(silent.LocalAddr().String()), "timeout"},
@@ -529,7 +529,7 @@ func TestTFTPHasAHistogramAndCountsSlowTransfers(t *testing.T) {
 		t.Errorf("distribution %v", d)
 	}
 	if told.Load() == 0 {
-		t.Error("nobody was told how far it was")
+		t.Error("Progress was not called")
 	}
 	cfg.Target, cfg.Timeout = tftpServer(t, time.Hour), 1200*time.Millisecond
 	r = run(t, cfg)
@@ -538,9 +538,9 @@ func TestTFTPHasAHistogramAndCountsSlowTransfers(t *testing.T) {
 	}
 }
 
-// TestTFTPTakesAnswersOfWhoWasAsked: an answer that nobody has translated back comes
-// from a pod's address. It is no file.
-func TestTFTPTakesAnswersOfWhoWasAsked(t *testing.T) {
+// TestTFTPTakesAnswersOfTheServerOnly: without reverse translation an answer comes from
+// a pod's address. The client must not accept it.
+func TestTFTPTakesAnswersOfTheServerOnly(t *testing.T) {
 	cfg := Config{Kind: TFTP, Target: tftpServerFrom(t, "127.0.0.2", 10*time.Millisecond), Connections: 2, Duration: 300 * time.Millisecond, Timeout: time.Second}
 	r := run(t, cfg)
 	if r.Requests != 0 || r.Errors[errOtherAddress.Error()] == 0 {

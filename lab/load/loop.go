@@ -70,7 +70,7 @@ type loop struct {
 	underWay int64 // of a closed loop, at its end
 	slowList []SlowRequest
 
-	seenAnswered, seenFailed atomic.Int64 // for those who look on
+	seenAnswered, seenFailed atomic.Int64 // for Progress
 }
 
 func newLoop(cfg Config, index int, shared *budget) (*loop, error) {

@@ -33,7 +33,7 @@ type Result struct {
 	// UnderWay counts requests that a closed loop left unanswered at its end.
 	// They are in neither Requests nor Errors, but in Over1s if they are.
 	UnderWay int64 `json:"under_way,omitempty"`
-	// Slow lists those over 1 s, up to 1000 a thread.
+	// Slow lists the latencies over 1 s, up to 1000 a thread.
 	Slow []SlowRequest `json:"slow,omitempty"`
 	// Histogram is every latency, in nanoseconds, in HdrHistogram's compressed
 	// V2 encoding.

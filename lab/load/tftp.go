@@ -40,7 +40,7 @@ type tftpLoop struct {
 	slowList  []SlowRequest
 	bytes     int64
 	started   time.Time
-	shown     time.Time // when Progress was told last
+	shown     time.Time // when Progress was called last
 	buf       [blockSize + 4]byte
 }
 
@@ -130,8 +130,8 @@ func (l *tftpLoop) progress(now time.Time) {
 	l.cfg.Progress(p)
 }
 
-// abandon counts the transfers that the end finds under way, and those among them
-// that took more than a second by then.
+// abandon counts the transfers that are active at the end, and the ones that have
+// taken more than a second by then.
 func (l *tftpLoop) abandon(end time.Time) (underWay int64) {
 	for i := range l.downloads {
 		if d := &l.downloads[i]; l.counts(d) {
@@ -238,9 +238,9 @@ func (l *tftpLoop) receive(slot int, generation int32, now time.Time) error {
 	return nil
 }
 
-// errOtherAddress: somebody answers whom nobody asked. A Service whose answers are
-// not translated back looks like this, where nothing else loses them: a client that
-// took them would measure a way that no real one has.
+// errOtherAddress reports an answer from an address to which the client sent nothing.
+// Answers look like this if no proxy translates them back. Real clients drop them, so
+// a load that accepted them would measure a path that no client has.
 var errOtherAddress = errors.New("answer from another address")
 
 // read receives a packet. The first names the port of the server that the rest

@@ -4,7 +4,7 @@
 //
 // All of it is drawn from an experiment.Run alone, so that a report can be made
 // again from its JSON. The charts are SVG of its own making: what libraries draw
-// has colours and sizes written into it, and these must follow the reader's light
+// has colors and sizes written into it, and these must follow the reader's light
 // or dark page, paper, and a telephone.
 package report
 
@@ -59,7 +59,7 @@ func Write(dir string, run *experiment.Run) (string, error) {
 func keepPrevious(dir string, run *experiment.Run) error {
 	was, err := experiment.ReadRun(filepath.Join(dir, "results.json"))
 	if err != nil || was.Started.Equal(run.Started) {
-		return nil // no report, of no other run, or one that nobody could read
+		return nil // no report, a report of this run, or an unreadable one
 	}
 	to := filepath.Join(dir, Previous)
 	if err := os.RemoveAll(to); err != nil {
@@ -97,7 +97,7 @@ func write(path string, text []byte) error {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		_ = os.Remove(path + ".new") // half of a file is nobody's
+		_ = os.Remove(path + ".new") // do not leave half of a file
 	}
 	return err
 }

@@ -110,11 +110,11 @@ func TestTheReportOfAnotherRunIsKept(t *testing.T) {
 		t.Error("a file of the run before stands beside those of this one")
 	}
 	if _, err := os.Stat(foreign); err != nil {
-		t.Error("a file of somebody else is gone")
+		t.Error("a file of another program is gone")
 	}
 }
 
-func TestMoreCurvesThanColoursDiffer(t *testing.T) {
+func TestMoreCurvesThanColorsDiffer(t *testing.T) {
 	run := sampleRun()
 	res := &run.Results[0]
 	for len(res.Rows) < 20 {
@@ -124,7 +124,7 @@ func TestMoreCurvesThanColoursDiffer(t *testing.T) {
 	for _, e := range draw(experiment.Chart{Kind: experiment.Latency}, res).Legend {
 		e.Name = ""
 		if seen[e] {
-			t.Errorf("two curves have colour %d and dashes %d", e.Colour, e.Dash)
+			t.Errorf("two curves have color %d and dashes %d", e.Color, e.Dash)
 		}
 		seen[e] = true
 	}

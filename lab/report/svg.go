@@ -17,7 +17,7 @@ const (
 	width      = 600.0
 	lineHeight = 18.0
 	charWidth  = 7.4 // of the widest usual letters, so that estimates are no less than what is drawn
-	colours    = 8   // classes c0 ... in style.css
+	colors     = 8   // classes c0 ... in style.css
 	dashes     = 5   // d0 ...
 )
 
@@ -52,7 +52,7 @@ func fit(text string, w float64) string {
 	return text
 }
 
-// Picture is one chart, and the key to its colours.
+// Picture is one chart, and the key to its colors.
 type Picture struct {
 	Title  string
 	Note   string
@@ -60,10 +60,10 @@ type Picture struct {
 	Legend []LegendEntry
 }
 
-// LegendEntry names one colour and way to dash a line.
+// LegendEntry names one color and way to dash a line.
 type LegendEntry struct {
-	Colour, Dash int
-	Name         string
+	Color, Dash int
+	Name        string
 }
 
 // draw draws a chart, or returns nil if its rows have nothing to show.
@@ -242,7 +242,7 @@ func curves(chart experiment.Chart, rows []*experiment.RowResult, points func(*e
 		if len(all) == 0 {
 			continue
 		}
-		key := LegendEntry{shown % colours, shown / 4 % dashes, r.Name}
+		key := LegendEntry{shown % colors, shown / 4 % dashes, r.Name}
 		curve(&c, all, x, y, key)
 		p.Legend = append(p.Legend, key)
 		shown++
@@ -292,12 +292,12 @@ func curve(c *canvas, points []experiment.Point, x, y scale, key LegendEntry) {
 		}
 		fmt.Fprintf(&d, "%s%.1f %.1f", letter, x.at(p.X), y.at(p.Y))
 	}
-	c.add(`<path d="%s" class="curve c%d d%d"/>`, d.String(), key.Colour, key.Dash)
+	c.add(`<path d="%s" class="curve c%d d%d"/>`, d.String(), key.Color, key.Dash)
 	if len(points) > 12 {
 		return
 	}
 	for _, p := range points {
-		c.add(`<circle cx="%.1f" cy="%.1f" r="3.5" class="mark c%d"/>`, x.at(p.X), y.at(p.Y), key.Colour)
+		c.add(`<circle cx="%.1f" cy="%.1f" r="3.5" class="mark c%d"/>`, x.at(p.X), y.at(p.Y), key.Color)
 	}
 }
 

@@ -47,7 +47,7 @@ func cgroupMount() (string, error) {
 	return found[0], nil
 }
 
-// clusterCgroup returns the cgroup that holds those of a cluster's hosts.
+// clusterCgroup returns the parent of the cgroups of a cluster's hosts.
 func clusterCgroup(name string) (string, error) {
 	mount, err := cgroupMount()
 	if err != nil {
@@ -63,7 +63,7 @@ func joinCgroup(path string) error {
 	return nil
 }
 
-// cgroupProcesses reads the processes of one cgroup, without those below it.
+// cgroupProcesses reads the processes of one cgroup, without its descendants.
 func cgroupProcesses(path string) ([]int, error) {
 	text, err := os.ReadFile(path + "/cgroup.procs")
 	if err != nil {
@@ -79,7 +79,7 @@ func cgroupProcesses(path string) ([]int, error) {
 	return pids, nil
 }
 
-// cgroupTree lists a cgroup and those below it, the deepest first.
+// cgroupTree lists a cgroup and its descendants, the deepest first.
 func cgroupTree(root string) ([]string, error) {
 	var dirs []string
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -125,7 +125,7 @@ func endProcesses(root string) error {
 		return err
 	}
 	for _, pid := range []int{1, os.Getpid()} {
-		// Somebody moved it there, and cgroup.kill would not ask.
+		// Another program moved it there, and cgroup.kill would end it.
 		if slices.Contains(pids, pid) {
 			return fmt.Errorf("end processes: process %d is in the cluster's cgroup and must not end: move it out of %s first", pid, root)
 		}
@@ -158,15 +158,15 @@ func terminate(pid int, root string) {
 	if err != nil {
 		return
 	}
-	defer p.Release()
+	defer func() { _ = p.Release() }()
 	_, below, _ := strings.Cut(root, "/"+cgroupParent+"/")
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err == nil && strings.Contains(string(text)+"/", "/"+cgroupParent+"/"+below+"/") {
-		_ = p.Signal(syscall.SIGTERM) // gone already is as good
+		_ = p.Signal(syscall.SIGTERM) // it may have ended already
 	}
 }
 
-// removeCgroups removes a cgroup and those below it. A killed process leaves
+// removeCgroups removes a cgroup and its descendants. A killed process leaves
 // its cgroup only when the kernel has finished it, hence the patience.
 func removeCgroups(ctx context.Context, root string) error {
 	for {

@@ -46,7 +46,7 @@ func leftovers(t *testing.T, name string) []string {
 	return found
 }
 
-// machine dumps links, addresses, routes and neighbours of the test's own
+// machine dumps links, addresses, routes and neighbors of the test's own
 // namespace, and the sysctls that the lab sets in others.
 func machine(t *testing.T) []string {
 	t.Helper()

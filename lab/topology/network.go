@@ -125,8 +125,8 @@ func (n *network) port(name string, bridge netlink.Link, peer *network, mac net.
 	return l, peer.up("eth0")
 }
 
-// removeUnlessPaired removes what an interrupted Up, or somebody's meddling,
-// left of a veth pair.
+// removeUnlessPaired removes the remaining half of a veth pair after an interrupted
+// Up or a change by another program.
 func (n *network) removeUnlessPaired(name string, peer *network) error {
 	here, err := n.link(name)
 	if err != nil {
@@ -153,7 +153,7 @@ func (n *network) removeUnlessPaired(name string, peer *network) error {
 	return nil
 }
 
-// addresses gives a link those of the two addresses whose family is in use.
+// addresses assigns to a link each of the two addresses whose family is in use.
 func (n *network) addresses(link string, v4, v6 netip.Prefix) error {
 	l, err := n.nl.LinkByName(link)
 	if err != nil {

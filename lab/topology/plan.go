@@ -129,7 +129,7 @@ func (s Spec) podMTU() int {
 // families says which address families a cluster has.
 type families struct{ v4, v6 bool }
 
-// pick returns those of an IPv4 and an IPv6 value whose family is in use.
+// pick returns each of an IPv4 and an IPv6 value whose family is in use.
 func pick[T any](f families, v4, v6 T) []T {
 	var out []T
 	if f.v4 {

@@ -11,7 +11,7 @@ import (
 // The values of Spec.PodNetwork.
 const (
 	Routed = "routed" // host-gw: a route to each other node's pod CIDR through the LAN
-	VXLAN  = "vxlan"  // flannel.1 with permanent neighbour and FDB entries
+	VXLAN  = "vxlan"  // flannel.1 with permanent neighbor and FDB entries
 )
 
 // The largest sizes that the address plan has room for.

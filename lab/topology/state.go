@@ -114,8 +114,8 @@ func List() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// makeDir makes a directory and those above it. The last cluster that goes takes
-// the one above all clusters with it, which may be just now.
+// makeDir makes a directory and its parents. Down of the last cluster removes the
+// common parent, possibly at the same time.
 func makeDir(path string) (err error) {
 	for range 100 {
 		if err = os.MkdirAll(path, 0o755); !errors.Is(err, os.ErrNotExist) {

@@ -301,7 +301,7 @@ func TestUpStopsWithItsContext(t *testing.T) {
 		t.Errorf("Up: got %v, want context canceled", err)
 	}
 	if _, err := topology.Load(spec.Name); !errors.Is(err, topology.ErrNoCluster) {
-		t.Errorf("Load after a cancelled Up: got %v, want no cluster", err)
+		t.Errorf("Load after a canceled Up: got %v, want no cluster", err)
 		_ = topology.Down(spec.Name)
 	}
 }

@@ -39,7 +39,7 @@ func (t tunnel) mac(h *Host) net.HardwareAddr { return macOf(t.macPrefix, h.addr
 func (t tunnel) gateway(h *Host) netip.Addr { return t.podCIDR(h).Addr() }
 
 // routeThroughVXLAN is flannel's vxlan backend: nothing is learned or asked
-// for; the neighbour and FDB entries of all other nodes are permanent.
+// for; the neighbor and FDB entries of all other nodes are permanent.
 func (b *builder) routeThroughVXLAN(node *Host) error {
 	n := b.networks[node.Name]
 	for _, t := range pick(n.families, tunnel4, tunnel6) {
@@ -101,7 +101,7 @@ func (n *network) tunnelTo(t tunnel, dev netlink.Link, other *Host) error {
 	for _, e := range entries {
 		e.LinkIndex, e.State, e.HardwareAddr = dev.Attrs().Index, netlink.NUD_PERMANENT, t.mac(other)
 		if err := n.nl.NeighSet(e); err != nil {
-			return n.fail("add neighbour", fmt.Sprintf("%s on %s", e.IP, t.device), err)
+			return n.fail("add neighbor", fmt.Sprintf("%s on %s", e.IP, t.device), err)
 		}
 	}
 	return n.route(t.podCIDR(other), gw, t.device, true)

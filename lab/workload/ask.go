@@ -41,7 +41,7 @@ type Answer struct {
 	// Client is the client's address and port as the server saw them; HTTP
 	// gives no port.
 	Client netip.AddrPort `json:"client,omitzero"`
-	// Peer is whom the client's socket says it talks to.
+	// Peer is the peer address that the client's socket reports (getpeername).
 	Peer  string `json:"peer,omitempty"`
 	Error string `json:"error,omitempty"`
 }

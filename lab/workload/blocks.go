@@ -198,7 +198,7 @@ func (s *blockServer) answer(fd int) {
 	s.send(by, queued)
 }
 
-// send sends the first n packets of the batch, without those that the kernel refuses.
+// send sends the first n packets of the batch and skips the ones that the kernel rejects.
 func (s *blockServer) send(fd, n int) {
 	for first := 0; first < n; {
 		first += max(s.out.call(unix.SYS_SENDMMSG, fd, first, n), 1)

@@ -74,7 +74,7 @@ func closeAll[T interface{ Close() error }](open []T) {
 	}
 }
 
-// listenUDP opens a socket that is told where each datagram was sent to.
+// listenUDP opens a socket that reports the destination address of each datagram.
 func listenUDP(ctx context.Context, e endpoint) (*net.UDPConn, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		ctl := raw.Control(func(fd uintptr) {

@@ -58,7 +58,7 @@ func ServeHTTP(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	// nginx would try for seconds, and whoever has the port answer for it.
+	// nginx would retry for seconds, and the owner of the port would answer instead.
 	if err := checkFree(ctx, c.Listen); err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func nginxDir(c Config, endpoints []endpoint) (string, error) {
 	return dir, nil
 }
 
-// checkFree returns an error if somebody has the port.
+// checkFree returns an error if the port is in use.
 func checkFree(ctx context.Context, listen string) error {
 	open, err := listenAll(listen, func(e endpoint) (net.Listener, error) {
 		var lc net.ListenConfig
@@ -153,7 +153,7 @@ func checkFree(ctx context.Context, listen string) error {
 	return err
 }
 
-// waitForPort waits until somebody listens on the first address.
+// waitForPort waits until a server listens on the first address.
 func waitForPort(ctx context.Context, endpoints []endpoint) bool {
 	target := endpoints[0].addr.String()
 	for ctx.Err() == nil {

@@ -149,8 +149,8 @@ func (n *node) says(text string) bool {
 }
 
 // TestTheAgentServesWithWhatTheChartGrants runs the agent of each proxy mode as
-// the chart has it run, one after the other on one node: each also takes away
-// what the last one left. Then it asks whether what the dashboard and the alerts
+// the chart has it run, one after the other on one node: each also deletes
+// the objects of the last one. Then it asks whether what the dashboard and the alerts
 // ask for has been there to see.
 func TestTheAgentServesWithWhatTheChartGrants(t *testing.T) {
 	n := newNode(t, "deploy")

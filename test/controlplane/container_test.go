@@ -79,8 +79,8 @@ exec chroot "$root" setpriv --bounding-set="$caps" --inh-caps=-all --no-new-priv
 // secrets is where a Pod finds its account.
 const secrets = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// contain makes start start the agent as a rendered DaemonSet says, with places
-// of the lab for those of a node.
+// contain makes start run the agent as a rendered DaemonSet specifies, with the lab's
+// paths in place of a node's.
 func (n *node) contain(objects [][]byte, token string) {
 	n.t.Helper()
 	pod := find[*appsv1.DaemonSet](n.t, objects).Spec.Template.Spec
@@ -173,8 +173,8 @@ func boundingSet(c *corev1.SecurityContext) string {
 	return set
 }
 
-// apiServerVariables are those by which the chart says where the API server is,
-// with the lab's for the rendered ones.
+// apiServerVariables returns the environment variables that give the agent the address
+// of the API server, with the lab's address in place of the rendered one.
 func (n *node) apiServerVariables(rendered []corev1.EnvVar) (env []string) {
 	n.t.Helper()
 	server := must[*url.URL](n.t)(url.Parse(n.cp.Server()))

@@ -119,7 +119,7 @@ func TestFaultsAreSaidOnceAndTheRestGoesOn(t *testing.T) {
 		}
 	}
 
-	n.startWith("--master", "https://172.30.0.254:6443", "--iptables-sync-period", "1s") // nobody has this address
+	n.startWith("--master", "https://172.30.0.254:6443", "--iptables-sync-period", "1s") // an unassigned address
 	n.saysOnce("level=WARN", "API server 172.30.0.254:6443")
 	n.until("an unhealthy agent", func() bool { code, _ := n.get("/healthz"); return code == 503 })
 	if code, body := n.get("/livez"); code != 200 {
@@ -228,7 +228,7 @@ func (w *alone) has(port string) bool {
 
 var _ dataplane.Backend = (*alone)(nil)
 
-func TestAPortThatNobodyCanServeIsAnEventAndCountedAndTheOthersAreServed(t *testing.T) {
+func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t *testing.T) {
 	k := client(t, shared)
 	namespace(t, k, "sctp")
 	s := createService(t, k, "sctp", service("mixed", func(s *corev1.Service) {

@@ -30,7 +30,7 @@ var (
 	fqName = regexp.MustCompile(`fqName: "([^"]+)"`)
 )
 
-// scrape adds the metrics of a running agent to those seen.
+// scrape adds the metrics of a running agent to seen.
 func (n *node) scrape(seen map[string]bool) {
 	n.t.Helper()
 	code, body := n.fetch("10249", "/metrics")
@@ -64,7 +64,7 @@ func declared(t *testing.T) map[string]bool {
 	return seen
 }
 
-// checkNames looks for queries after metrics that nobody has.
+// checkNames finds queries for metrics that no component exports.
 func checkNames(t *testing.T, seen map[string]bool) {
 	for file, queries := range map[string][]string{alertsFile: alertQueries(t), dashboardFile: dashboardQueries(t)} {
 		if len(queries) < 10 {

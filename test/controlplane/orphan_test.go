@@ -50,7 +50,7 @@ func TestTheControlPlaneDiesWithWhoStartedIt(t *testing.T) {
 	for _, id := range ids {
 		for deadline := time.Now().Add(patience); running(id); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("process %s outlives who started it", id)
+				t.Fatalf("process %s outlives its parent", id)
 			}
 		}
 	}

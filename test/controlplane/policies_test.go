@@ -59,8 +59,8 @@ func doNotTrack(t *testing.T, name, spec string) *unstructured.Unstructured {
 
 const cachePods = "podSelector: {matchLabels: {app: cache}}"
 
-// policySpecs are specs and the field that is wrong with each; "" is none. The
-// server's schema and who reads files must be of one mind.
+// policySpecs maps specs to the invalid field of each; "" is a valid spec. The API
+// server's schema and the manifest reader must agree.
 var policySpecs = map[string]string{
 	"{" + cachePods + ", deny: others, ingress: [{ports: [{port: 11211, endPort: 11212}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}]}]}": "",
 	"{nodeSelector: {matchLabels: {a: b}}, track: true, egress: [{ports: [{port: 53, protocol: UDP}], to: [{namespaceSelector: {}}]}]}":                    "",
@@ -203,7 +203,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 		t.Error("a pod of another namespace is watched")
 	}
 
-	// Before somebody has said how things stand, nobody says that they are well.
+	// Before an agent reports a state, the condition must not be True.
 	time.Sleep(100 * time.Millisecond)
 	if conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied")() {
 		t.Error("a policy is called applied before it was")
@@ -238,7 +238,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	w.until(t, "peers of every namespace, and namespaces", counted(4, 1, 1))
 	until(t, "the condition of the new generation", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
-	// What the schema lets through and nobody can mean.
+	// The schema accepts this policy, but no selector can have this key.
 	bad := "{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{podSelector: {matchLabels: {'a b': c}}}]}]}"
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "bad", bad), create))
 	until(t, "a policy that cannot be read", conditionIs(t, api, "bad", v1alpha1.Accepted, "False", "Invalid"))
@@ -252,8 +252,8 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	w.until(t, "nothing without a policy", counted(0, 0, 0))
 }
 
-// TestAPolicyWaitsForItsPeers withholds what a policy needs: who is not known yet would
-// be denied.
+// TestAPolicyWaitsForItsPeers withholds the objects that a policy needs: the agent must
+// not apply it while it would deny unknown peers.
 func TestAPolicyWaitsForItsPeers(t *testing.T) {
 	api, k := policies(t, shared), client(t, shared)
 	namespace(t, k, "dnt-wait")

@@ -57,7 +57,7 @@ func policyEvents(t *testing.T, k kubernetes.Interface, u *unstructured.Unstruct
 	return must[*corev1.EventList](t)(k.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: which.String()})).Items
 }
 
-// refusals are those of a policy at n addresses.
+// refusals returns the refusals of a policy at n addresses.
 func refusals(policy, reason string, n int) (out []model.PolicyRefusal) {
 	for i := range n {
 		out = append(out, model.PolicyRefusal{
@@ -69,8 +69,8 @@ func refusals(policy, reason string, n int) (out []model.PolicyRefusal) {
 }
 
 // TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold has one node refuse a policy for one
-// reason after another, over resyncs and a restart. What is told last shows that nothing
-// else is on its way: Events are written one after the other.
+// reason after another, over resyncs and a restart. Events are written in
+// order, so the last Event shows that no other is pending.
 func TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold(t *testing.T) {
 	api, k := policies(t, shared), client(t, shared)
 	spec := "{" + cachePods + ", ingress: [{ports: [{port: 11211}]}]}"

@@ -203,7 +203,7 @@ func (n *line) forward(c net.Conn) {
 	n.mu.Unlock()
 }
 
-// setCut cuts the line, or mends it.
+// setCut cuts the line or restores it.
 func (n *line) setCut(cut bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -20,8 +20,8 @@ import (
 
 // TestAnAgentKilledWhileItAttachesBreaksNothing kills the first agent of a node when
 // ever more of its programs are attached. Traffic that concerns no Service must not
-// notice, a question to a Service is answered by an endpoint or by nobody, and the
-// next agent serves.
+// notice, only an endpoint may answer a request to a Service, if any does, and the next
+// agent serves.
 func TestAnAgentKilledWhileItAttachesBreaksNothing(t *testing.T) {
 	e := start(t, "e2e-attach")
 	if e.Mode != "ebpf" {

@@ -19,9 +19,9 @@ import (
 	"spillway.dev/spillway/test/flows/cluster"
 )
 
-// The autopilot of a running agent: a pod's short flows fill its table, its
-// time-outs are shortened; the agent is killed while it holds them, and the next
-// one, which is to change nothing, gives back what was found.
+// The autopilot of a running agent shortens the timeouts of a pod whose short flows
+// fill its table. The agent is killed meanwhile. The next agent has the autopilot
+// disabled and restores the original values.
 func TestTimeoutsThatAKilledAgentShortenedGoBack(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-autopilot")
 	memory := strconv.FormatInt(int64(capacity.Memory(3000, 3000, 50)), 10)
@@ -44,7 +44,7 @@ func TestTimeoutsThatAKilledAgentShortenedGoBack(t *testing.T) {
 
 	stop := fill(t, pod, 400)
 	defer stop()
-	waitFor(t, c.Agent("a"), "the time-out to be shortened", func() bool { return sysctl(t, pod, timeout) < found })
+	waitFor(t, c.Agent("a"), "a shorter timeout", func() bool { return sysctl(t, pod, timeout) < found })
 	if got := sysctl(t, node, timeout); got != found {
 		t.Errorf("the node's own is %d, found %d", got, found)
 	}
@@ -59,7 +59,7 @@ func TestTimeoutsThatAKilledAgentShortenedGoBack(t *testing.T) {
 	if err := c.Agent("a").Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, c.Agent("a"), "the time-out to go back", func() bool { return sysctl(t, pod, timeout) == found })
+	waitFor(t, c.Agent("a"), "the original timeout", func() bool { return sysctl(t, pod, timeout) == found })
 	if got := machineSizes(t); got != sizes {
 		t.Errorf("the machine's sizes are %v, found %v", got, sizes)
 	}

@@ -41,7 +41,7 @@ func (e *env) expectDrop(t *testing.T, dst, reason string) {
 		case got = <-line:
 		default:
 			if ctx.Err() != nil {
-				t.Fatalf("no drop was told: %s", &stderr)
+				t.Fatalf("no drop was reported: %s", &stderr)
 			}
 		}
 	}

@@ -25,7 +25,7 @@ type env struct {
 	*cluster.Cluster
 	loader  *suite.Loader
 	streams []stream
-	story   *story // nil: none is told
+	story   *story // nil: none is printed
 }
 
 // start builds a cluster of two nodes with an agent on each.

@@ -22,7 +22,7 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	e := startSpec(t, spec)
 	e.story = story
 	// A handshake that the change of the other node broke is an open connection here
-	// until somebody gives it up, which may take longer than anybody waits.
+	// until one end times out, which may take longer than the test.
 	e.Flags = map[string][]string{"": {"--conntrack-tcp-timeout-established", "5s"}}
 	s := e.load(t, nodePort("a0", "b0"))
 	e.writePods(t, policyPods{"a0": "cache", "b0": "client"})
@@ -113,9 +113,9 @@ func run(t *testing.T, host *topology.Host, argv ...string) string {
 }
 
 // TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF keeps connections
-// open that were made through netfilter, as those of a kube-proxy would be. Their
-// answers must go on being translated back, also from a pod that a do-not-track policy
-// selects: it holds from the switch on.
+// open that netfilter translates, like a kube-proxy's. netfilter must continue to
+// translate their answers back, also from a pod that a do-not-track policy selects: the
+// policy applies from the switch on.
 func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-adopt")
 	spec.Masquerade = true
@@ -167,9 +167,9 @@ func (e *env) startTCP(t *testing.T, s *served) {
 
 // TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter keeps connections
 // open over a change to either other mode, and over a restart in it: the programs
-// stay for them alone, go when they have ended, and come back whole. Nobody
-// masquerades here: where a CNI does, a pod's answer that is the first packet of a
-// connection that netfilter sees gets another source, and the client resets it.
+// stay for them alone, go when they have ended, and come back whole. No
+// CNI masquerades here. With masquerading, netfilter would change the source of a pod's
+// answer if it is the first packet that netfilter sees, and the client would reset.
 func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) {
 	e := start(t, "e2e-drain")
 	s := e.load(t, nodePort("a0", "b0"))
@@ -203,9 +203,9 @@ func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) 
 	}
 }
 
-// expectNew wants new connections from everywhere to be answered, those also that
-// have the port of an earlier one, which another dataplane has served: conntrack may
-// remember that.
+// expectNew expects answers to new connections from everywhere, also from the source
+// port of an earlier connection that another dataplane served: conntrack may still have
+// an entry for it.
 func (e *env) expectNew(t *testing.T, s *served) {
 	t.Helper()
 	for i, f := range askers {

@@ -13,10 +13,10 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 )
 
-// TestPathMTU: the way to an endpoint on another node carries less than the
-// client's Ethernet (VXLAN takes 70 bytes of it), and the client is told so. Its
-// packets come with CHECKSUM_PARTIAL, as from anybody on the same machine; the
-// answers must not leave with it.
+// TestPathMTU: the path to an endpoint on another node has a smaller MTU than the
+// client's Ethernet (VXLAN takes 70 bytes of it), and the client gets an ICMP error.
+// Its packets have CHECKSUM_PARTIAL, like all packets from the same machine; the
+// answers must not.
 func TestPathMTU(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-mtu")
 	spec.PodNetwork, spec.Clients = topology.VXLAN, 2
@@ -53,7 +53,7 @@ func TestPathMTU(t *testing.T) {
 				t.Fatal(err)
 			}
 			if last := resp.Answers[len(resp.Answers)-1]; last.Server != "b0" {
-				t.Errorf("%s: the sender is not told of the MTU: %+v", name, resp.Answers)
+				t.Errorf("%s: the sender gets no ICMP error with the MTU: %+v", name, resp.Answers)
 			}
 		}
 	}

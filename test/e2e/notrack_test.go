@@ -342,7 +342,7 @@ func (e *env) testPortsAsSources(t *testing.T) {
 // testPoliciesUnderLoad has policies come and go while connections are open and
 // new ones are made. None may notice.
 func (e *env) testPoliciesUnderLoad(t *testing.T) {
-	e.forgetEntries(t) // of who is no peer
+	e.forgetEntries(t) // of non-peers
 	stop := make(chan struct{})
 	var asked, failed atomic.Int64
 	var wg sync.WaitGroup
@@ -377,7 +377,7 @@ func (e *env) testPoliciesUnderLoad(t *testing.T) {
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "", clientPods))
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
 	}
-	// Those that are open were tracked for a while: nobody would see them end.
+	// Open connections were tracked for a while; conntrack would not see them end.
 	for deadline := time.Now().Add(5 * time.Second); e.entries(t, "a", cachePort) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("node a has %d conntrack entries of what a policy leaves untracked", e.entries(t, "a", cachePort))
@@ -413,21 +413,21 @@ func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
 	e.writeAll(t, "policy.yaml", policyYAML("another", "", clientPods))
 }
 
-// hearing is a connection to who talks: from where, by which address, and from which
-// port, 0 for any.
+// hearing is a connection to a talker: its source host, its destination, and its
+// source port, 0 for any.
 type hearing struct {
 	from string
 	to   netip.AddrPort
 	port int
 }
 
-// heard counts what comes over connections.
+// heard counts the messages on connections.
 type heard struct {
 	by     []hearing
 	counts []atomic.Int64
 }
 
-// hear opens connections to who talks, and has them read from.
+// hear opens connections to talkers and reads from them.
 func (e *env) hear(t *testing.T, by ...hearing) *heard {
 	t.Helper()
 	h := &heard{by, make([]atomic.Int64, len(by))}
@@ -465,7 +465,7 @@ func (h *heard) goOn(t *testing.T, when string) {
 	}
 }
 
-// startTalker has a host send to whoever connects, who need not ask.
+// startTalker starts a server that sends to each client without a request.
 func (e *env) startTalker(t *testing.T, short string, port int) {
 	t.Helper()
 	var l net.Listener
@@ -586,7 +586,7 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 		t.Error("the Service does not answer a peer")
 	}
 	if ask("client0", node, cacheNodePort) {
-		t.Error("who is denied is answered through the Service")
+		t.Error("a denied client is answered through the Service")
 	}
 	if ask("b1", cacheClusterIP, cachePort) || e.get(t, "b1", e.cache("a0", false), 0) == nil {
 		t.Error("a Service opens what a policy denies")
@@ -653,7 +653,7 @@ func (e *env) testDenialStays(t *testing.T, ask func(from string) bool) {
 			t.Errorf("%s: a peer is not answered", when)
 		}
 		if ask("b1") || e.get(t, "b1", e.cache("a0", false), 0) == nil {
-			t.Errorf("%s: who is denied is answered", when)
+			t.Errorf("%s: a denied client is answered", when)
 		}
 	}
 	for _, bypass := range []string{"always", "auto"} {

@@ -31,8 +31,8 @@ table inet cni_hostport {
 	}
 }`
 
-// testHostPort asks a pod by a port of its node: netfilter translates, whichever
-// dataplane serves Services, and who is denied the pod is denied it by that way too.
+// testHostPort sends requests to a pod through a hostPort: netfilter translates them on
+// each dataplane, and a deny rule of the pod applies on this path, too.
 func (e *env) testHostPort(t *testing.T) {
 	roles := policyPods{"a0": "cache", "b0": "client", "b1": "other"}
 	a0 := "{nodeName: " + e.NodeName("a0")

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// story follows a long test: what it did, and what went wrong in few words. A
-// record of CI often keeps no more than the end of a failed test's output, so that
-// this comes behind the logs of whoever took part. A nil story keeps nothing.
+// story records the steps and the failures of a long test in few words. CI often
+// keeps only the end of a failed test's output, so the story is printed after the
+// logs of the agents. A nil story records nothing.
 type story struct {
 	mu     sync.Mutex
 	steps  []string
@@ -24,8 +24,8 @@ const (
 	maxTold   = 200
 )
 
-// tellStory begins a story. It is told after all that is cleaned up later, so a
-// test calls this first.
+// tellStory starts a story and prints it in a cleanup. Cleanups run in reverse order,
+// so a test calls this first.
 func tellStory(t *testing.T) *story {
 	s := &story{}
 	t.Cleanup(func() {

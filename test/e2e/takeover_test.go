@@ -170,8 +170,8 @@ func logged(a *cluster.Agent, text string) func() bool {
 }
 
 // startBesideKubeProxy builds a cluster whose Services a kube-proxy on each node
-// serves. netfilter translates for nobody else there: what keeps running
-// connections translated can only be Spillway.
+// serves. netfilter translates nothing else there: only Spillway
+// can keep running connections translated.
 func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kubeProxy) {
 	t.Helper()
 	story := tellStory(t)
@@ -390,9 +390,9 @@ func (e *env) startFromUsedPorts(t *testing.T, s *served) {
 }
 
 // askFromUsedPorts asks the Service from ports that connections to its endpoints
-// have, until done ends: the kernel gives a port twice where the addresses differ, as
-// those of a Service and of its endpoint do, and kube-proxy may choose that endpoint.
-// Sockets that Spillway still translates are refused a pair of addresses in use.
+// have, until done ends: the kernel assigns a port twice if the addresses differ, as
+// the addresses of a Service and of its endpoint do, and kube-proxy may choose that
+// endpoint. For sockets that Spillway translates, the kernel refuses a tuple in use.
 func (e *env) askFromUsedPorts(t *testing.T, s *served, done func()) {
 	t.Helper()
 	var asking sync.WaitGroup

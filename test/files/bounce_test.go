@@ -28,24 +28,24 @@ func TestFTPByHand(t *testing.T) {
 		service("other", corev1.ProtocolTCP, 21, "a1"), passivePorts("own", "b0"),
 		service("host", corev1.ProtocolTCP, 21, "a"))
 	server := r.ftpByHand(t, "a0")
-	t.Run("NamesNobodyElse", func(t *testing.T) { r.namesNobodyElse(t, s, server) })
-	t.Run("TakesNobodysPort", func(t *testing.T) { r.takesNobodysPort(t, s, server) })
+	t.Run("AnnouncesNoOtherHost", func(t *testing.T) { r.announcesNoOtherHost(t, s, server) })
+	t.Run("TakesNoForeignPort", func(t *testing.T) { r.takesNoForeignPort(t, s, server) })
 	if r.Mode != "iptables" { // which has no match for control connections: docs/protocols.md
-		t.Run("IsCutOffIfItAnnouncesTakenPorts", func(t *testing.T) { r.cutsOff(t, s, server) })
+		t.Run("IsBlockedIfItAnnouncesTakenPorts", func(t *testing.T) { r.blocksFTP(t, s, server) })
 	}
 	t.Run("MayAnnouncePortsOfItsService", func(t *testing.T) { r.announcesItsOwn(t, s) })
 	t.Run("MayBeTheNodesOwn", func(t *testing.T) { r.opensOnTheNode(t, s) })
 }
 
-// namesNobodyElse has client and server name addresses by hand. What is the
+// announcesNoOtherHost has client and server name addresses by hand. What is the
 // speaker's own is expected; what is another host's goes through as it was said, and
 // nothing is opened or translated for it (bounce attack, CERT CA-1997-27).
-func (r *rig) namesNobodyElse(t *testing.T, s *services, server net.Listener) {
-	client, pod, victim := r.Addr("client0", false), r.Addr("a0", false), r.Addr("client1", false)
+func (h *harness) announcesNoOtherHost(t *testing.T, s *services, server net.Listener) {
+	client, pod, victim := h.Addr("client0", false), h.Addr("a0", false), h.Addr("client1", false)
 	for _, node := range []string{"a", "b"} {
 		t.Run("at "+node, func(t *testing.T) {
-			conn, their := r.control(t, server, "client0", s.at(t, flows.NodePort(node).Of("ftp"), flows.TCP4))
-			// Somebody else first: an expectation that is there hides another.
+			conn, their := h.control(t, server, "client0", s.at(t, flows.NodePort(node).Of("ftp"), flows.TCP4))
+			// The other host first: an existing expectation hides another.
 			for _, said := range []struct {
 				from, to net.Conn
 				text     string
@@ -54,41 +54,41 @@ func (r *rig) namesNobodyElse(t *testing.T, s *services, server net.Listener) {
 				{conn, their, "EPRT |1|" + victim.String() + "|5001|"},
 				{their, conn, "227 Entering Passive Mode (" + ftpPort(victim, bouncePort) + ")"},
 			} {
-				if got := r.say(t, said.from, said.to, said.text); got != said.text {
+				if got := h.say(t, said.from, said.to, said.text); got != said.text {
 					t.Errorf("%q arrives as %q", said.text, got)
 				}
-				if e := r.expectations(t, node); e != "" {
+				if e := h.expectations(t, node); e != "" {
 					t.Errorf("%q is expected: %s", said.text, e)
 				}
 			}
 			// The speaker's own: so much for what this test can see.
-			r.say(t, conn, their, "PORT "+ftpPort(client, bouncePort))
-			if e := r.expectations(t, node); !strings.Contains(e, fmt.Sprintf("dport=%d", bouncePort)) {
+			h.say(t, conn, their, "PORT "+ftpPort(client, bouncePort))
+			if e := h.expectations(t, node); !strings.Contains(e, fmt.Sprintf("dport=%d", bouncePort)) {
 				t.Errorf("a client names itself, and is not expected: %q", e)
 			}
 			text := "227 Entering Passive Mode (" + ftpPort(pod, bouncePort+1) + ")"
-			if got := r.say(t, their, conn, text); got == text || !strings.HasPrefix(got, "227 ") {
+			if got := h.say(t, their, conn, text); got == text || !strings.HasPrefix(got, "227 ") {
 				t.Errorf("a server names itself: %q arrives as %q, not translated", text, got)
 			}
 		})
 	}
 }
 
-// hostsOwnPort is one that nobody has heard of, on which the nodes listen.
+// hostsOwnPort is a port of no Service on which the nodes listen.
 const hostsOwnPort = 9999
 
-// takesNobodysPort has a server, and a client, announce ports that are others'
+// takesNoForeignPort has a server, and a client, announce ports that are others'
 // at the address that the announcement is translated to: privileged ones, one that the
 // node listens on, and another Service's NodePort. The kernel expects connections to
 // there before any rule is asked, and before the node's own sockets.
-func (r *rig) takesNobodysPort(t *testing.T, s *services, server net.Listener) {
+func (h *harness) takesNoForeignPort(t *testing.T, s *services, server net.Listener) {
 	web := s.at(t, flows.NodePort("a").Of("web"), flows.TCP4).Port()
-	r.names(t, "b1", 8000)
-	for _, node := range r.Nodes() {
-		r.names(t, node, 22, hostsOwnPort, 10250)
+	h.names(t, "b1", 8000)
+	for _, node := range h.Nodes() {
+		h.names(t, node, 22, hostsOwnPort, 10250)
 	}
-	r.names(t, "a0", 22, hostsOwnPort, 10250, web, bouncePort)
-	r.names(t, "client0", 22, web, bouncePort)
+	h.names(t, "a0", 22, hostsOwnPort, 10250, web, bouncePort)
+	h.names(t, "client0", 22, web, bouncePort)
 	// At once: each attempt whose first packet is dropped takes a second.
 	t.Run("At", func(t *testing.T) {
 		for _, c := range []struct {
@@ -102,102 +102,102 @@ func (r *rig) takesNobodysPort(t *testing.T, s *services, server net.Listener) {
 			{"b", "b", flows.TCP4, map[uint16]string{10250: "b"}},
 		} {
 			at := s.at(t, flows.NodePort(c.node).Of("ftp"), c.combo)
-			conn, their := r.begun(t, server, c.from, at)
+			conn, their := h.begun(t, server, c.from, at)
 			t.Run(fmt.Sprintf("%s, asked by %s, %s", c.node, c.from, c.combo), func(t *testing.T) {
 				t.Parallel()
-				r.passive(t, conn, their, c.from, at.Addr(), bouncePort, "a0", "a0") // so much for what this test can see
+				h.passive(t, conn, their, c.from, at.Addr(), bouncePort, "a0", "a0") // so much for what this test can see
 				for port, want := range c.taken {
-					r.forgive(t, c.node)
-					r.passive(t, conn, their, c.from, at.Addr(), port, "a0", want)
+					h.unblock(t, c.node)
+					h.passive(t, conn, their, c.from, at.Addr(), port, "a0", want)
 				}
 				if c.node == "a" { // what a pod asks of another node comes from its own, and is not expected
 					for port, want := range map[uint16]bool{bouncePort: true, 22: false, web: false} {
-						r.forgive(t, c.node)
-						r.active(t, conn, their, port, want)
+						h.unblock(t, c.node)
+						h.active(t, conn, their, port, want)
 					}
 				}
 			})
 		}
 	})
-	if r.Mode == "iptables" {
+	if h.Mode == "iptables" {
 		return // which variant has the counters is the agent's choice
 	}
-	out, err := r.client(t.Context(), "a", "nft", "list", "chain", "inet", "spillway", "taken")
+	out, err := h.client(t.Context(), "a", "nft", "list", "chain", "inet", "spillway", "taken")
 	if err != nil || !regexp.MustCompile(`th dport 1-1023 counter packets [1-9]`).MatchString(out) {
 		t.Errorf("what was dropped is not counted: %v\n%s", err, out)
 	}
 }
 
 // passive has the server in a pod announce a port, and the client connect to there.
-func (r *rig) passive(t *testing.T, conn, their net.Conn, from string, at netip.Addr, port uint16, pod, want string) {
+func (h *harness) passive(t *testing.T, conn, their net.Conn, from string, at netip.Addr, port uint16, pod, want string) {
 	t.Helper()
 	line := fmt.Sprintf("229 Entering Extended Passive Mode (|||%d|)", port)
 	if at.Is4() {
-		line = "227 Entering Passive Mode (" + ftpPort(r.Addr(pod, false), port) + ")"
+		line = "227 Entering Passive Mode (" + ftpPort(h.Addr(pod, false), port) + ")"
 	}
-	text, to := r.say(t, their, conn, line), netip.AddrPortFrom(at, port)
+	text, to := h.say(t, their, conn, line), netip.AddrPortFrom(at, port)
 	if at.Is4() {
 		to = parseFTPPort(t, text)
 	}
 	if to.Addr() != at {
 		t.Errorf("the server announces %q, and %q is not translated", line, text)
 	}
-	if got := r.named(t, from, to); got != want {
+	if got := h.named(t, from, to); got != want {
 		t.Errorf("the server announces port %d, which comes as %q: %q answers there, want %q", port, text, got, want)
 	}
 }
 
 // active has the client announce a port, and the server in pod a0 connect to there.
-func (r *rig) active(t *testing.T, conn, their net.Conn, port uint16, want bool) {
+func (h *harness) active(t *testing.T, conn, their net.Conn, port uint16, want bool) {
 	t.Helper()
-	text := r.say(t, conn, their, "PORT "+ftpPort(r.Addr("client0", false), port))
+	text := h.say(t, conn, their, "PORT "+ftpPort(h.Addr("client0", false), port))
 	to := parseFTPPort(t, text)
-	if to.Addr() == r.Addr("client0", false) {
+	if to.Addr() == h.Addr("client0", false) {
 		t.Errorf("the client announces port %d, and %q is not translated", port, text)
 	}
-	if got := r.named(t, "a0", to); (got == "client0") != want {
+	if got := h.named(t, "a0", to); (got == "client0") != want {
 		t.Errorf("the client announces port %d, which comes as %q: %q answers there", port, text, got)
 	}
 }
 
-// cutsOff has a server, and a client, repeat an announcement of a port that is the
+// blocksFTP has a server, and a client, repeat an announcement of a port that is the
 // node's, so that each first packet that is sent to there meets an expectation.
-func (r *rig) cutsOff(t *testing.T, s *services, server net.Listener) {
-	other := r.ftpByHand(t, "a1")
-	for _, node := range r.Nodes() {
-		r.names(t, node, 10250)
+func (h *harness) blocksFTP(t *testing.T, s *services, server net.Listener) {
+	other := h.ftpByHand(t, "a1")
+	for _, node := range h.Nodes() {
+		h.names(t, node, 10250)
 	}
 	for _, host := range []string{"a0", "a1", "client0", "client1"} {
-		r.names(t, host, 10250, bouncePort)
+		h.names(t, host, 10250, bouncePort)
 	}
 	for _, c := range []struct {
 		node, victim string
 		combo        flows.Combo
 	}{{"a", "client0", flows.TCP4}, {"b", "client0", flows.TCP6}, {"a", "a0", flows.TCP4}} {
 		t.Run(fmt.Sprintf("at %s from %s, %s", c.node, c.victim, c.combo), func(t *testing.T) {
-			r.forgive(t, c.node)
+			h.unblock(t, c.node)
 			at := s.at(t, flows.NodePort(c.node).Of("ftp"), c.combo)
-			conn, their := r.begun(t, server, "client0", at)
+			conn, their := h.begun(t, server, "client0", at)
 			liar, text := their, "229 Entering Extended Passive Mode (|||10250|)"
 			to := netip.AddrPortFrom(at.Addr(), 10250)
 			switch {
 			case c.victim == "a0":
 				to = netip.AddrPortFrom(their.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), 10250) // as which the client is masqueraded
-				liar, text = conn, "PORT "+ftpPort(r.Addr("client0", false), 10250)
+				liar, text = conn, "PORT "+ftpPort(h.Addr("client0", false), 10250)
 			case at.Addr().Is4():
-				text = "227 Entering Passive Mode (" + ftpPort(r.Addr("a0", false), 10250) + ")"
+				text = "227 Entering Passive Mode (" + ftpPort(h.Addr("a0", false), 10250) + ")"
 			}
 			defer repeat(liar, conn, their, text)()
-			r.expects(t, c.node, r.Addr(c.victim, !at.Addr().Is4()), 10250)
-			if got := r.named(t, c.victim, to); got != c.node {
+			h.expects(t, c.node, h.Addr(c.victim, !at.Addr().Is4()), 10250)
+			if got := h.named(t, c.victim, to); got != c.node {
 				t.Errorf("%s connects to %s, which is %s's, while it is announced: %q", c.victim, to, c.node, got)
 			}
 			// Others go on, and so does the victim elsewhere.
-			conn, their = r.begun(t, server, "client1", at)
-			r.passive(t, conn, their, "client1", at.Addr(), bouncePort, "a0", "a0")
+			conn, their = h.begun(t, server, "client1", at)
+			h.passive(t, conn, their, "client1", at.Addr(), bouncePort, "a0", "a0")
 			at = s.at(t, flows.NodePort(c.node).Of("other"), c.combo)
-			conn, their = r.begun(t, other, "client0", at)
-			r.passive(t, conn, their, "client0", at.Addr(), bouncePort, "a1", "a1")
+			conn, their = h.begun(t, other, "client0", at)
+			h.passive(t, conn, their, "client0", at.Addr(), bouncePort, "a1", "a1")
 		})
 	}
 }
@@ -211,38 +211,38 @@ func passivePorts(name, endpoint string) flows.Service {
 	return s
 }
 
-// announcesItsOwn has a server announce a port that its own Service has. It is dropped,
-// and nobody is cut off: the connection gets to the server with its second packet.
-func (r *rig) announcesItsOwn(t *testing.T, s *services) {
-	server := r.ftpByHand(t, "b0")
-	r.names(t, "b0", passivePort)
+// announcesItsOwn makes a server announce a port of its own Service. The expectation is
+// dropped without an FTP block: the second packet of the connection reaches the server.
+func (h *harness) announcesItsOwn(t *testing.T, s *services) {
+	server := h.ftpByHand(t, "b0")
+	h.names(t, "b0", passivePort)
 	at := s.at(t, flows.ClusterIP.Of("own"), flows.TCP4)
-	conn, their := r.begun(t, server, "a1", netip.AddrPortFrom(at.Addr(), 21))
+	conn, their := h.begun(t, server, "a1", netip.AddrPortFrom(at.Addr(), 21))
 	for range 2 {
-		r.passive(t, conn, their, "a1", at.Addr(), passivePort, "b0", "b0")
+		h.passive(t, conn, their, "a1", at.Addr(), passivePort, "b0", "b0")
 	}
 }
 
 // opensOnTheNode has a server on the host's network open its passive port at every
 // address: that the node listens there is what is wanted.
-func (r *rig) opensOnTheNode(t *testing.T, s *services) {
-	server := r.ftpByHand(t, "a")
-	r.names(t, "a", bouncePort+7)
+func (h *harness) opensOnTheNode(t *testing.T, s *services) {
+	server := h.ftpByHand(t, "a")
+	h.names(t, "a", bouncePort+7)
 	at := s.at(t, flows.ClusterIP.Of("host"), flows.TCP4)
 	for _, from := range []string{"a1", "a", "b"} {
-		conn, their := r.begun(t, server, from, at)
-		r.passive(t, conn, their, from, at.Addr(), bouncePort+7, "a", "a")
+		conn, their := h.begun(t, server, from, at)
+		h.passive(t, conn, their, from, at.Addr(), bouncePort+7, "a", "a")
 	}
 }
 
-// forgive lets everybody speak FTP again who was cut off.
-func (r *rig) forgive(t *testing.T, node string) {
+// unblock removes the FTP blocks of a node.
+func (h *harness) unblock(t *testing.T, node string) {
 	t.Helper()
-	if r.Mode == "iptables" {
+	if h.Mode == "iptables" {
 		return
 	}
 	for _, set := range []string{"cut-off4", "cut-off6"} {
-		if out, err := r.client(t.Context(), node, "nft", "flush", "set", "inet", "spillway", set); err != nil {
+		if out, err := h.client(t.Context(), node, "nft", "flush", "set", "inet", "spillway", set); err != nil {
 			t.Error(err, out)
 		}
 	}
@@ -250,15 +250,15 @@ func (r *rig) forgive(t *testing.T, node string) {
 
 // begun opens a control connection whose announcements the helper reads: it begins
 // behind the first line of each side.
-func (r *rig) begun(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
+func (h *harness) begun(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
 	t.Helper()
-	conn, their = r.control(t, server, from, at)
-	r.say(t, their, conn, "220 A line")
-	r.say(t, conn, their, "USER a")
+	conn, their = h.control(t, server, from, at)
+	h.say(t, their, conn, "220 A line")
+	h.say(t, conn, their, "USER a")
 	return conn, their
 }
 
-// repeat has one end say a line every 2 ms and the other hear it, until told to stop.
+// repeat makes one end send a line every 2 ms and the other receive it, until stop.
 func repeat(from, conn, their net.Conn, text string) (stop func()) {
 	to := conn
 	if from == conn {
@@ -285,28 +285,28 @@ func repeat(from, conn, their net.Conn, text string) (stop func()) {
 }
 
 // expects waits until a node expects a connection to a port.
-func (r *rig) expects(t *testing.T, node string, from netip.Addr, port uint16) {
+func (h *harness) expects(t *testing.T, node string, from netip.Addr, port uint16) {
 	t.Helper()
 	for range 100 {
-		for e := range strings.SplitSeq(r.expectations(t, node), "; ") {
+		for e := range strings.SplitSeq(h.expectations(t, node), "; ") {
 			if strings.Contains(e, "src="+from.String()+" ") && strings.Contains(e, fmt.Sprintf("dport=%d ", port)) {
 				return
 			}
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	t.Fatalf("no connection to port %d of %s is expected: %s", port, node, r.expectations(t, node))
+	t.Fatalf("no connection to port %d of %s is expected: %s", port, node, h.expectations(t, node))
 }
 
-// names has a host tell its name to whoever connects to its ports.
-func (r *rig) names(t *testing.T, host string, ports ...uint16) {
+// names makes a host send its name to each client that connects to one of its ports.
+func (h *harness) names(t *testing.T, host string, ports ...uint16) {
 	t.Helper()
-	h, err := r.Host(host)
+	machine, err := h.Host(host)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, port := range ports {
-		l, err := h.Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
+		l, err := machine.Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -324,17 +324,17 @@ func (r *rig) names(t *testing.T, host string, ports ...uint16) {
 	}
 }
 
-// named connects and returns who is there. A first packet that is dropped is sent
-// again after a second.
-func (r *rig) named(t *testing.T, from string, to netip.AddrPort) string {
+// named connects and returns the name of the server. The client repeats a dropped
+// first packet after a second.
+func (h *harness) named(t *testing.T, from string, to netip.AddrPort) string {
 	t.Helper()
-	h, err := r.Host(from)
+	machine, err := h.Host(from)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	c, err := h.Dial(ctx, "tcp", to.String())
+	c, err := machine.Dial(ctx, "tcp", to.String())
 	if err != nil {
 		return err.Error()
 	}
@@ -348,7 +348,7 @@ func (r *rig) named(t *testing.T, from string, to netip.AddrPort) string {
 }
 
 // say has one end of a control connection say a line, and returns what the other hears.
-func (r *rig) say(t *testing.T, from, to net.Conn, text string) string {
+func (h *harness) say(t *testing.T, from, to net.Conn, text string) string {
 	t.Helper()
 	if _, err := io.WriteString(from, text+"\r\n"); err != nil {
 		t.Fatal(err)
@@ -381,10 +381,10 @@ func parseFTPPort(t *testing.T, text string) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4(a), high<<8|low)
 }
 
-// expectations are those of a node, as text.
-func (r *rig) expectations(t *testing.T, node string) string {
+// expectations returns the expectations of a node as text.
+func (h *harness) expectations(t *testing.T, node string) string {
 	t.Helper()
-	out, err := r.client(t.Context(), node, "sh", "-c", "conntrack -L expect -f ipv4 && conntrack -L expect -f ipv6")
+	out, err := h.client(t.Context(), node, "sh", "-c", "conntrack -L expect -f ipv4 && conntrack -L expect -f ipv6")
 	if err != nil {
 		t.Fatal(err, out)
 	}
@@ -398,13 +398,13 @@ func (r *rig) expectations(t *testing.T, node string) string {
 }
 
 // ftpByHand listens as an FTP server would, and says nothing.
-func (r *rig) ftpByHand(t *testing.T, on string) net.Listener {
+func (h *harness) ftpByHand(t *testing.T, on string) net.Listener {
 	t.Helper()
-	h, err := r.Host(on)
+	machine, err := h.Host(on)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := h.Listen(t.Context(), "tcp", ":21")
+	l, err := machine.Listen(t.Context(), "tcp", ":21")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -413,9 +413,9 @@ func (r *rig) ftpByHand(t *testing.T, on string) net.Listener {
 }
 
 // control opens a control connection: the client's end and the server's.
-func (r *rig) control(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
+func (h *harness) control(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
 	t.Helper()
-	h, err := r.Host(from)
+	machine, err := h.Host(from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -425,13 +425,13 @@ func (r *rig) control(t *testing.T, server net.Listener, from string, at netip.A
 		their, err = server.Accept()
 		accepted <- err
 	}()
-	if conn, err = h.Dial(t.Context(), "tcp", at.String()); err != nil {
+	if conn, err = machine.Dial(t.Context(), "tcp", at.String()); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case err = <-accepted:
 	case <-time.After(5 * time.Second):
-		err = errors.New("the server accepts nobody")
+		err = errors.New("the server accepts no connection")
 	}
 	if err != nil {
 		t.Fatal(err)

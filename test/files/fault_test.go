@@ -50,12 +50,12 @@ var outside = map[string]flows.Target{
 }
 
 // policies: a transfer stays with its endpoint, whatever chose it.
-func (r *rig) policies(t *testing.T, s *services) {
+func (h *harness) policies(t *testing.T, s *services) {
 	for _, node := range []string{"a", "b"} {
 		for _, name := range []string{"local", "sticky"} {
 			for _, combo := range flows.UDP {
 				for range 4 {
-					x := r.begin(t, "client0", s.at(t, flows.NodePort(node).Of(name), combo), "f5120")
+					x := h.begin(t, "client0", s.at(t, flows.NodePort(node).Of(name), combo), "f5120")
 					x.finish(t, name+" at "+node, "f5120", 5120)
 				}
 			}
@@ -65,7 +65,7 @@ func (r *rig) policies(t *testing.T, s *services) {
 
 // badRequests: what makes no sense is the server's to refuse, and changes nothing
 // for others.
-func (r *rig) badRequests(t *testing.T, s *services) {
+func (h *harness) badRequests(t *testing.T, s *services) {
 	bad := map[string][]byte{
 		"nothing": {}, "one byte": {0}, "no NUL": []byte("\x00\x01file"), "no mode": []byte("\x00\x01file\x00"),
 		"empty name": request(""), "unknown opcode": []byte("\x00\x4dfile\x00octet\x00"), "data": []byte("\x00\x03\x00\x01abc"),
@@ -76,7 +76,7 @@ func (r *rig) badRequests(t *testing.T, s *services) {
 		for _, combo := range flows.UDP {
 			server := s.at(t, to, combo)
 			for what, b := range bad {
-				conn := r.socket(t, "client0")
+				conn := h.socket(t, "client0")
 				if err := send(conn, server, b); err != nil {
 					t.Errorf("%s: %v", what, err)
 				}
@@ -103,23 +103,23 @@ func (r *rig) badRequests(t *testing.T, s *services) {
 			}
 		}
 	}
-	for _, node := range r.Nodes() {
-		if err := r.Agent(node).Ended(); err != nil {
+	for _, node := range h.Nodes() {
+		if err := h.Agent(node).Ended(); err != nil {
 			t.Error(err)
 		}
-		if d := r.drops(t, node); d != "" {
+		if d := h.drops(t, node); d != "" {
 			t.Errorf("packets were dropped on %s: %s", node, d)
 		}
 	}
 }
 
-// thirdHost: another client cannot speak to the server in a transfer of somebody
-// else's, and another pod is not taken for the server.
-func (r *rig) thirdHost(t *testing.T, s *services) {
+// thirdHost: another client cannot send to the server in a foreign transfer, and the
+// client does not receive packets of another pod as the server's.
+func (h *harness) thirdHost(t *testing.T, s *services) {
 	for way, to := range outside {
 		for _, combo := range flows.UDP {
-			x := r.begin(t, "client0", s.at(t, to, combo), "f5120")
-			stranger := r.socket(t, "client1")
+			x := h.begin(t, "client0", s.at(t, to, combo), "f5120")
+			stranger := h.socket(t, "client1")
 			for _, b := range [][]byte{{0, 4, 0, 9}, {0, 5, 0, 0, 'x', 0}, request("f100000")} {
 				if err := send(stranger, x.tid, b); err != nil {
 					t.Logf("%s: %v", way, err) // refused already
@@ -136,11 +136,11 @@ func (r *rig) thirdHost(t *testing.T, s *services) {
 }
 
 // restarts: what runs in the kernel goes on while agents are ended and started.
-func (r *rig) restarts(t *testing.T, s *services) {
+func (h *harness) restarts(t *testing.T, s *services) {
 	var open []*transfer
 	for _, to := range outside {
 		for _, combo := range flows.UDP {
-			open = append(open, r.begin(t, "client0", s.at(t, to, combo), "f100000"))
+			open = append(open, h.begin(t, "client0", s.at(t, to, combo), "f100000"))
 		}
 	}
 	step := func(when string) {
@@ -155,20 +155,20 @@ func (r *rig) restarts(t *testing.T, s *services) {
 	}
 	step("before")
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
-		for _, node := range r.Nodes() {
-			if err := r.Agent(node).Signal(sig); err != nil {
+		for _, node := range h.Nodes() {
+			if err := h.Agent(node).Signal(sig); err != nil {
 				t.Fatal(err)
 			}
 		}
 		step(fmt.Sprintf("after %v", sig))
-		for _, node := range r.Nodes() {
-			if err := r.Agent(node).Start(t.Context()); err != nil {
+		for _, node := range h.Nodes() {
+			if err := h.Agent(node).Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		step("while agents start")
-		for _, node := range r.Nodes() {
-			if err := r.Agent(node).WaitReady(t.Context()); err != nil {
+		for _, node := range h.Nodes() {
+			if err := h.Agent(node).WaitReady(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -182,8 +182,8 @@ func (r *rig) restarts(t *testing.T, s *services) {
 // floodSize is how many requests one host sends to a server that is not there:
 // more than the table of flows has room for. For the kernel's helpers it is far
 // fewer: floodOfExpectations is about more.
-func (r *rig) floodSize() int {
-	if r.Mode == "ebpf" {
+func (h *harness) floodSize() int {
+	if h.Mode == "ebpf" {
 		return 5 * flowTable
 	}
 	return 200
@@ -194,16 +194,16 @@ const flowTable = 4096
 
 // flood: requests to a dead server are bounded in what they take, and others'
 // transfers go on, the open ones and new ones.
-func (r *rig) flood(t *testing.T, s *services) {
-	open := r.begin(t, "client0", s.at(t, outside["there"], flows.UDP4), "f100000")
-	h, err := r.Host("client1")
+func (h *harness) flood(t *testing.T, s *services) {
+	open := h.begin(t, "client0", s.at(t, outside["there"], flows.UDP4), "f100000")
+	machine, err := h.Host("client1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	dead := s.at(t, flows.NodePort("a").Of("dead"), flows.UDP4)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- h.Do(func() error { return floodFrom(dead, r.floodSize()) })
+		ended <- machine.Do(func() error { return floodFrom(dead, h.floodSize()) })
 	}()
 	for running := true; running; {
 		select {
@@ -219,15 +219,15 @@ func (r *rig) flood(t *testing.T, s *services) {
 				t.Fatalf("an open transfer under a flood: %v", err)
 			}
 		}
-		x := r.begin(t, "client0", s.at(t, outside["here"], flows.UDP4), "f5120")
+		x := h.begin(t, "client0", s.at(t, outside["here"], flows.UDP4), "f5120")
 		x.finish(t, "under a flood", "f5120", 5120)
 		x.conn.Close()
 	}
 	open.finish(t, "after a flood", "f100000", 100_000)
-	if r.Mode != "ebpf" {
+	if h.Mode != "ebpf" {
 		return
 	}
-	if d := r.drops(t, "a"); d != "" {
+	if d := h.drops(t, "a"); d != "" {
 		t.Errorf("packets were dropped: %s", d)
 	}
 }
@@ -235,8 +235,8 @@ func (r *rig) flood(t *testing.T, s *services) {
 // floodOfExpectations: the kernel's helpers make an expectation of each request, in
 // one table for all. A flood fills it and no more: it is counted, transfers that have
 // begun go on, and when there is room again, others are served at once.
-func (r *rig) floodOfExpectations(t *testing.T, s *services) {
-	if r.Mode == "ebpf" {
+func (h *harness) floodOfExpectations(t *testing.T, s *services) {
+	if h.Mode == "ebpf" {
 		return // there are none
 	}
 	release, err := sysctl.Exclude()
@@ -244,7 +244,7 @@ func (r *rig) floodOfExpectations(t *testing.T, s *services) {
 		t.Fatal(err)
 	}
 	defer release()
-	text, err := r.client(t.Context(), "a", "cat", "/proc/sys/net/netfilter/nf_conntrack_expect_max")
+	text, err := h.client(t.Context(), "a", "cat", "/proc/sys/net/netfilter/nf_conntrack_expect_max")
 	if err != nil {
 		t.Fatal(err, text)
 	}
@@ -254,21 +254,21 @@ func (r *rig) floodOfExpectations(t *testing.T, s *services) {
 	}
 	flush := func() {
 		for _, table := range []string{"conntrack", "expect"} {
-			if out, err := r.client(t.Context(), "a", "conntrack", "-F", table); err != nil {
+			if out, err := h.client(t.Context(), "a", "conntrack", "-F", table); err != nil {
 				t.Fatal(err, out)
 			}
 		}
 	}
-	open := r.begin(t, "client0", s.at(t, outside["there"], flows.UDP4), "f100000")
-	h, err := r.Host("client1")
+	open := h.begin(t, "client0", s.at(t, outside["there"], flows.UDP4), "f100000")
+	machine, err := h.Host("client1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	dead := s.at(t, flows.NodePort("a").Of("dead"), flows.UDP4)
-	if err := h.Do(func() error { return floodFrom(dead, limit+limit/4) }); err != nil {
+	if err := machine.Do(func() error { return floodFrom(dead, limit+limit/4) }); err != nil {
 		t.Fatal(err)
 	}
-	metrics, err := r.Agent("a").Metrics(t.Context())
+	metrics, err := h.Agent("a").Metrics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,18 +281,18 @@ func (r *rig) floodOfExpectations(t *testing.T, s *services) {
 	}
 	open.finish(t, "with a full table of expectations", "f100000", 100_000)
 	flush()
-	x := r.begin(t, "client0", s.at(t, outside["here"], flows.UDP4), "f5120")
+	x := h.begin(t, "client0", s.at(t, outside["here"], flows.UDP4), "f5120")
 	x.finish(t, "after a flood of expectations", "f5120", 5120)
 }
 
 // counted: with eBPF, a request counts once, where it is translated, and so does its
 // first answer, by whatever way both go.
-func (r *rig) counted(t *testing.T, s *services) {
-	if r.Mode != "ebpf" {
+func (h *harness) counted(t *testing.T, s *services) {
+	if h.Mode != "ebpf" {
 		return // the kernel's helpers count nothing
 	}
 	read := func(node string) (asked, answered int) {
-		text, err := r.Agent(node).Metrics(t.Context())
+		text, err := h.Agent(node).Metrics(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -317,20 +317,20 @@ func (r *rig) counted(t *testing.T, s *services) {
 	} {
 		for _, combo := range flows.UDP {
 			before := map[string][2]int{}
-			for _, node := range r.Nodes() {
+			for _, node := range h.Nodes() {
 				asked, answered := read(node)
 				before[node] = [2]int{asked, answered}
 			}
 			addr := s.at(t, way.To, combo)
 			if way.answered == 0 {
-				if err := send(r.socket(t, way.From), addr, request("f5120")); err != nil {
+				if err := send(h.socket(t, way.From), addr, request("f5120")); err != nil {
 					t.Fatal(err)
 				}
 				time.Sleep(50 * time.Millisecond) // the packet's way through the node
 			} else {
-				r.get(t, way.From, "tftpd-hpa", tftpClients[2], addr, 5120)
+				h.get(t, way.From, "tftpd-hpa", tftpClients[2], addr, 5120)
 			}
-			for _, node := range r.Nodes() {
+			for _, node := range h.Nodes() {
 				asked, answered := read(node)
 				got, want := [2]int{asked - before[node][0], answered - before[node][1]}, [2]int{}
 				if node == way.at {
@@ -345,11 +345,11 @@ func (r *rig) counted(t *testing.T, s *services) {
 }
 
 // leavesNothing: with eBPF, transfers from outside leave no trace in conntrack.
-func (r *rig) leavesNothing(t *testing.T, s *services) {
-	client := r.Addr("client0", false).String()
+func (h *harness) leavesNothing(t *testing.T, s *services) {
+	client := h.Addr("client0", false).String()
 	count := func(node string) (n int) {
 		for _, table := range []string{"conntrack", "expect"} {
-			out, err := r.client(t.Context(), node, "conntrack", "-L", table)
+			out, err := h.client(t.Context(), node, "conntrack", "-L", table)
 			if err != nil {
 				t.Fatal(err, out)
 			}
@@ -361,25 +361,25 @@ func (r *rig) leavesNothing(t *testing.T, s *services) {
 		}
 		return n
 	}
-	for _, node := range r.Nodes() {
-		if out, err := r.client(t.Context(), node, "conntrack", "-F"); err != nil {
+	for _, node := range h.Nodes() {
+		if out, err := h.client(t.Context(), node, "conntrack", "-F"); err != nil {
 			t.Fatal(err, out)
 		}
 	}
 	for range 50 {
 		for _, to := range outside {
-			x := r.begin(t, "client0", s.at(t, to, flows.UDP4), "f5120")
+			x := h.begin(t, "client0", s.at(t, to, flows.UDP4), "f5120")
 			x.finish(t, "counted", "f5120", 5120)
 			x.conn.Close()
 		}
 	}
-	for _, node := range r.Nodes() {
+	for _, node := range h.Nodes() {
 		n := count(node)
-		if n > 0 && r.Mode == "ebpf" {
+		if n > 0 && h.Mode == "ebpf" {
 			t.Errorf("100 transfers have left %d entries in conntrack of node %s", n, node)
 		}
 		// The others live on conntrack: so much for what count can see.
-		if n == 0 && r.Mode != "ebpf" && node == "a" {
+		if n == 0 && h.Mode != "ebpf" && node == "a" {
 			t.Error("conntrack knows no transfer")
 		}
 	}
@@ -387,14 +387,14 @@ func (r *rig) leavesNothing(t *testing.T, s *services) {
 
 // endpointGoes: a transfer whose server leaves the Service comes to its end, and
 // the same socket is served by another for its next file.
-func (r *rig) endpointGoes(t *testing.T, s *services) {
+func (h *harness) endpointGoes(t *testing.T, s *services) {
 	var open []*transfer
 	for _, combo := range flows.UDP {
-		open = append(open, r.begin(t, "client0", s.at(t, outside["here"], combo), "f5120"))
+		open = append(open, h.begin(t, "client0", s.at(t, outside["here"], combo), "f5120"))
 	}
 	s.change(t, service("here", corev1.ProtocolUDP, 69, "b0"), service("there", corev1.ProtocolUDP, 69, "b0"))
 	for _, x := range open {
-		if r.Mode == "ebpf" {
+		if h.Mode == "ebpf" {
 			x.finish(t, "after the endpoint went", "f5120", 5120)
 		}
 		for len(x.got) > 0 { // what is under way of the old transfer
@@ -417,12 +417,12 @@ func (r *rig) endpointGoes(t *testing.T, s *services) {
 
 // endpointDies: a server is killed while it sends; when the Service has another, the
 // same sockets are served by that, and hear nothing of the transfers that have ended.
-func (r *rig) endpointDies(t *testing.T, s *services) {
+func (h *harness) endpointDies(t *testing.T, s *services) {
 	var open []*transfer
 	for _, combo := range flows.UDP {
-		open = append(open, r.begin(t, "client0", s.at(t, outside["here"], combo), "f100000"))
+		open = append(open, h.begin(t, "client0", s.at(t, outside["here"], combo), "f100000"))
 	}
-	b0, err := r.Host("b0")
+	b0, err := h.Host("b0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -441,7 +441,7 @@ func (r *rig) endpointDies(t *testing.T, s *services) {
 		t.Fatalf("none of %v is a server", pids)
 	}
 	for _, x := range open {
-		_ = x.ack() // to nobody
+		_ = x.ack() // to a server that has ended
 	}
 	s.change(t, service("here", corev1.ProtocolUDP, 69, "a0"), service("there", corev1.ProtocolUDP, 69, "a0"))
 	for _, x := range open {

@@ -15,8 +15,8 @@ import (
 	"spillway.dev/spillway/test/flows"
 )
 
-// startFTP starts vsftpd on a host, for whoever comes.
-func (r *rig) startFTP(t *testing.T, on string) {
+// startFTP starts vsftpd on a host with anonymous access.
+func (h *harness) startFTP(t *testing.T, on string) {
 	t.Helper()
 	if err := os.MkdirAll("/var/run/vsftpd/empty", 0o755); err != nil {
 		t.Fatal(err)
@@ -24,15 +24,15 @@ func (r *rig) startFTP(t *testing.T, on string) {
 	conf := filepath.Join(t.TempDir(), "vsftpd.conf")
 	text := []string{
 		"listen=NO", "listen_ipv6=YES", "background=NO", "seccomp_sandbox=NO", "xferlog_enable=NO", "use_localtime=NO",
-		"anonymous_enable=YES", "no_anon_password=YES", "ftp_username=daemon", "anon_root=" + filepath.Dir(r.dir),
+		"anonymous_enable=YES", "no_anon_password=YES", "ftp_username=daemon", "anon_root=" + filepath.Dir(h.dir),
 		"write_enable=YES", "anon_upload_enable=YES", "anon_umask=022", "anon_world_readable_only=NO",
 		"pasv_enable=YES", "port_enable=YES", "connect_from_port_20=YES", "secure_chroot_dir=/var/run/vsftpd/empty",
 	}
 	if err := os.WriteFile(conf, []byte(strings.Join(text, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r.run(t, on, program(t, "vsftpd", "vsftpd"), conf)
-	r.listening(t, on, "tcp", 21, true)
+	h.run(t, on, program(t, "vsftpd", "vsftpd"), conf)
+	h.listening(t, on, "tcp", 21, true)
 }
 
 // ftpClients get and put a file, each in its own way to say where the data go.

@@ -25,13 +25,13 @@ type transfer struct {
 }
 
 // socket opens a UDP socket on a host that no hook sees.
-func (r *rig) socket(t *testing.T, host string) net.PacketConn {
+func (h *harness) socket(t *testing.T, host string) net.PacketConn {
 	t.Helper()
-	h, err := r.Host(host)
+	machine, err := h.Host(host)
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := h.ListenPacket(t.Context(), "udp", ":0")
+	conn, err := machine.ListenPacket(t.Context(), "udp", ":0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,9 +124,9 @@ func (x *transfer) finish(t *testing.T, when, name string, size int) {
 	}
 }
 
-func (r *rig) begin(t *testing.T, host string, server netip.AddrPort, name string) *transfer {
+func (h *harness) begin(t *testing.T, host string, server netip.AddrPort, name string) *transfer {
 	t.Helper()
-	x, err := begin(r.socket(t, host), server, name)
+	x, err := begin(h.socket(t, host), server, name)
 	if err != nil {
 		t.Fatalf("read %s from %s: %v", name, server, err)
 	}
@@ -134,9 +134,9 @@ func (r *rig) begin(t *testing.T, host string, server netip.AddrPort, name strin
 }
 
 // drops are packets that the eBPF programs of a node have dropped.
-func (r *rig) drops(t *testing.T, node string) string {
+func (h *harness) drops(t *testing.T, node string) string {
 	t.Helper()
-	text, err := r.Agent(node).Metrics(t.Context())
+	text, err := h.Agent(node).Metrics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

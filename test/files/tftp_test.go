@@ -20,35 +20,35 @@ var tftpServers = []struct {
 	on       string
 	families string // as flows.Service.Families
 	write    bool   // it takes files
-	start    func(t *testing.T, r *rig, on string)
+	start    func(t *testing.T, r *harness, on string)
 }{
-	{"tftpd-hpa", "a0", "", true, func(t *testing.T, r *rig, on string) {
+	{"tftpd-hpa", "a0", "", true, func(t *testing.T, r *harness, on string) {
 		r.run(t, on, program(t, "in.tftpd", "tftpd-hpa"), "--foreground", "--listen", "--create", "--permissive", "--secure", r.dir)
 	}},
 	// As a daemon, 0.8.0 speaks IPv4 alone.
-	{"atftpd", "a1", "4", true, func(t *testing.T, r *rig, on string) {
+	{"atftpd", "a1", "4", true, func(t *testing.T, r *harness, on string) {
 		r.run(t, on, program(t, "atftpd", "atftpd"), "--daemon", "--no-fork", "--user", "nobody.nogroup", "--logfile", "-", r.dir)
 	}},
-	{"dnsmasq", "a2", "", false, func(t *testing.T, r *rig, on string) {
+	{"dnsmasq", "a2", "", false, func(t *testing.T, r *harness, on string) {
 		r.run(t, on, program(t, "dnsmasq", "dnsmasq-base"), "--keep-in-foreground", "--port=0", "--enable-tftp", "--tftp-root="+r.dir,
 			"--user=root", "--conf-file=/dev/null", "--pid-file=", "--log-facility=-", "--bind-interfaces")
 	}},
 }
 
 // startTFTP starts every server, and a Service in front of each.
-func (r *rig) startTFTP(t *testing.T) *services {
+func (h *harness) startTFTP(t *testing.T) *services {
 	t.Helper()
 	var objects []flows.Object
 	for _, s := range tftpServers {
-		s.start(t, r, s.on)
+		s.start(t, h, s.on)
 		o := service(s.name, corev1.ProtocolUDP, 69, s.on)
 		o.Families = s.families
 		objects = append(objects, o)
 	}
 	for _, s := range tftpServers {
-		r.listening(t, s.on, "udp", 69, s.families == "")
+		h.listening(t, s.on, "udp", 69, s.families == "")
 	}
-	return r.load(t, objects...)
+	return h.load(t, objects...)
 }
 
 // ways are from where and by which address. All servers are on node a.
@@ -105,30 +105,30 @@ func describe(from, server string, c tftpClient, a netip.AddrPort, size int, ver
 // plain makes a file's name of what has slashes and colons.
 var plain = strings.NewReplacer("/", "-", ":", "-")
 
-func (r *rig) get(t *testing.T, from, server string, c tftpClient, a netip.AddrPort, size int, options ...string) bool {
+func (h *harness) get(t *testing.T, from, server string, c tftpClient, a netip.AddrPort, size int, options ...string) bool {
 	t.Helper()
 	name, what := fmt.Sprint("f", size), describe(from, server, c, a, size, "gets")
-	local := filepath.Join(r.out, plain.Replace(fmt.Sprintf("g-%s-%s-%s-%d", from, server, a.Addr(), size)))
-	if out, err := r.client(t.Context(), from, c.get(a, name, local, options...)...); err != nil {
+	local := filepath.Join(h.out, plain.Replace(fmt.Sprintf("g-%s-%s-%s-%d", from, server, a.Addr(), size)))
+	if out, err := h.client(t.Context(), from, c.get(a, name, local, options...)...); err != nil {
 		t.Errorf("%s: %v: %s", what, err, out)
 		return false
 	}
 	return want(t, what, local, name, size)
 }
 
-func (r *rig) put(t *testing.T, from, server string, c tftpClient, a netip.AddrPort, size int, options ...string) bool {
+func (h *harness) put(t *testing.T, from, server string, c tftpClient, a netip.AddrPort, size int, options ...string) bool {
 	t.Helper()
 	what := describe(from, server, c, a, size, "puts")
 	name := plain.Replace(fmt.Sprintf("p-%s-%s-%s-%d", from, server, a.Addr(), size))
-	local := filepath.Join(r.out, name)
+	local := filepath.Join(h.out, name)
 	if err := os.WriteFile(local, content(name, size), 0o644); err != nil {
 		t.Error(err)
 		return false
 	}
 	defer os.Remove(local)
-	if out, err := r.client(t.Context(), from, c.put(a, name, local, options...)...); err != nil {
+	if out, err := h.client(t.Context(), from, c.put(a, name, local, options...)...); err != nil {
 		t.Errorf("%s: %v: %s", what, err, out)
 		return false
 	}
-	return want(t, what, filepath.Join(r.dir, name), name, size)
+	return want(t, what, filepath.Join(h.dir, name), name, size)
 }

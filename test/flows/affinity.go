@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// long is an affinity time-out that no test outlives; short one that a test
+// long is an affinity timeout that no test outlives; short is one that a test
 // can wait for.
 const (
 	long  = 3 * time.Hour
@@ -53,8 +53,8 @@ func stickyFlows(servers ...string) []Flow {
 	}
 }
 
-// affinityExpires asks after pauses longer than the time-out until a second
-// server answers. Nothing else than expiry lets one. Each flow has a client
+// affinityExpires sends requests after pauses longer than the timeout until a second
+// server answers, which only expiry allows. Each flow has a client
 // address of its own, since flows of one client would keep it fresh.
 func affinityExpires() Case {
 	servers := []string{"a0", "b0", "c0"}

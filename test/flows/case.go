@@ -27,7 +27,7 @@ type Case struct {
 type Step struct {
 	Name    string
 	Objects []Object
-	Wait    time.Duration // lets a time-out pass before the flows
+	Wait    time.Duration // a pause before the flows, for a timeout to expire
 	Flows   []Flow
 }
 
@@ -130,8 +130,8 @@ type Want struct {
 	Pause    time.Duration
 }
 
-// Spread wants that every one of the servers answers sooner or later, and
-// nobody else.
+// Spread expects that each of the servers answers sooner or later, and that no other
+// server answers.
 func Spread(s Source, servers ...string) Want {
 	return Want{From: servers, Spread: true, Source: s}
 }
@@ -149,9 +149,9 @@ func Status(code int) Want { return Want{Status: code} }
 
 // The outcomes without an answer.
 var (
-	Reject = Want{Kind: Rejected}
-	Drop   = Want{Kind: Dropped}
-	Nobody = Want{Kind: NotServed}
+	Reject   = Want{Kind: Rejected}
+	Drop     = Want{Kind: Dropped}
+	Unserved = Want{Kind: NotServed}
 )
 
 // TargetKind is the kind of address a flow goes to.
@@ -201,7 +201,7 @@ func (t Target) String() string {
 	return text
 }
 
-// The targets that most cases use: those of the case's first Service.
+// ClusterIP is the cluster IP of the case's first Service.
 var ClusterIP = Target{Kind: ToClusterIP}
 
 // NodePort is the NodePort of the case's first Service at a node's address.

@@ -6,11 +6,11 @@ import "slices"
 func Cases() []Case {
 	return slices.Concat(
 		matrixCases(), clusterIPCases(), nodePortCases(), externalCases(), endpointCases(), hintCases(),
-		affinityCases(), clientCases(), hairpinCases(), changeCases(), claimCases(), bypassCases(),
+		affinityCases(), clientCases(), hairpinCases(), changeCases(), conflictCases(), bypassCases(),
 	)
 }
 
-// EverywhereCases are those that also run on other networks.
+// EverywhereCases returns the cases that also run on other networks.
 func EverywhereCases() []Case {
 	return slices.DeleteFunc(Cases(), func(c Case) bool { return !c.Everywhere })
 }

@@ -34,7 +34,7 @@ func changeCases() []Case {
 			Flows:   onlyServers("a0"),
 			Then: []Step{
 				{Name: "deleted", Objects: gone("web"), Flows: []Flow{
-					{From: "a1", To: ClusterIP, Want: Nobody}, {From: "a", To: ClusterIP, Want: Nobody},
+					{From: "a1", To: ClusterIP, Want: Unserved}, {From: "a", To: ClusterIP, Want: Unserved},
 					{From: "client0", To: NodePort("a"), Want: Reject}, {From: "a", To: NodePort("a"), Want: Reject},
 				}},
 				{Name: "back", Objects: np(On("b0")...), Flows: onlyServers("b0")},
@@ -117,10 +117,9 @@ func onlyServers(servers ...string) []Flow {
 	}
 }
 
-// udpFlows go on through one socket. Inside, a connected socket was told its
-// endpoint when it connected, so there the socket is one that never connects.
-// connectedFlows are a pod's socket that stays connected; the other keeps
-// sending. Both must follow the Service.
+// connectedFlows use one connected UDP socket of a pod; udpFlows use one socket that
+// never connects, because the socket hook translates a connected socket only when it
+// connects. Both must follow the Service.
 func connectedFlows(server string) []Flow {
 	return []Flow{
 		{From: "a1", To: ClusterIP, Only: UDP, Keep: "c", NoVM: true, Want: OneOf(AnySource, server)},
@@ -146,9 +145,9 @@ func keptTCP(server string) []Flow {
 	}
 }
 
-// claimCases are about who serves what: two claims to one address, and
-// Services of other proxies.
-func claimCases() []Case {
+// conflictCases are about address conflicts between two Services, and about Services
+// of other proxies.
+func conflictCases() []Case {
 	older := Service{Name: "older", Type: corev1.ServiceTypeNodePort, Age: time.Hour, Endpoints: On("a0")}
 	younger := Service{Name: "younger", Type: corev1.ServiceTypeNodePort, ShareIP: "older", SharePort: "older", Endpoints: On("b0")}
 	return []Case{
@@ -170,10 +169,10 @@ func claimCases() []Case {
 			},
 			Flows: []Flow{
 				{From: "a1", To: ClusterIP, Want: OneOf(Kept, "a0")},
-				{From: "a1", To: ClusterIP.Of("theirs"), Want: Nobody},
-				{From: "a", To: ClusterIP.Of("theirs"), Want: Nobody},
+				{From: "a1", To: ClusterIP.Of("theirs"), Want: Unserved},
+				{From: "a", To: ClusterIP.Of("theirs"), Want: Unserved},
 				{From: "client0", To: NodePort("a").Of("theirs"), Want: Reject},
-				{From: "client0", To: LoadBalancer("a").Of("theirs"), Want: Nobody},
+				{From: "client0", To: LoadBalancer("a").Of("theirs"), Want: Unserved},
 			},
 		},
 	}

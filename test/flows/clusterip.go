@@ -84,8 +84,8 @@ func clusterIPCases() []Case {
 			Flows: []Flow{
 				{From: "a1", To: ClusterIP, Want: OneOf(Kept, "b0")},
 				{From: "a1", To: Address("a0", 80), Want: Reject},
-				{From: "a1", To: ClusterIP.Of("headless"), Want: Nobody},
-				{From: "client0", To: ExternalIP("a").Of("alias"), Want: Nobody},
+				{From: "a1", To: ClusterIP.Of("headless"), Want: Unserved},
+				{From: "client0", To: ExternalIP("a").Of("alias"), Want: Unserved},
 			},
 		},
 		singleStack("4", V4, V6), singleStack("6", V6, V4),

@@ -1,6 +1,6 @@
-// Package flows is the one table of what Service traffic must do, whatever the
-// dataplane: who may ask which address, who answers, and whose address the
-// answering server sees. The cases are data (Cases); the tests of this package
+// Package flows is the one table of required Service behavior on all dataplanes:
+// which client may reach which address, which server answers, and which source
+// address that server sees. The cases are data (Cases); the tests of this package
 // run all of them with real sockets between the network namespaces of a small
 // cluster, against one dataplane:
 //

@@ -6,9 +6,9 @@ import corev1 "k8s.io/api/core/v1"
 // no endpoint is left.
 func endpointCases() []Case {
 	return []Case{
-		nobodyThere("A Service without slices refuses every client"),
-		nobodyThere("A Service whose endpoints are all unready refuses every client", NotReady("a0", "b0")...),
-		nobodyThere("A Service with policy Local and no endpoint anywhere refuses", nil...).local(),
+		withoutEndpoint("A Service without slices refuses every client"),
+		withoutEndpoint("A Service whose endpoints are all unready refuses every client", NotReady("a0", "b0")...),
+		withoutEndpoint("A Service with policy Local and no endpoint anywhere refuses", nil...).local(),
 		{
 			Name:    "Unready endpoints are not used while there are ready ones",
 			Objects: []Object{Service{Type: corev1.ServiceTypeNodePort, Endpoints: append(On("a0", "b0"), NotReady("c0", "a2")...)}},
@@ -67,8 +67,8 @@ func endpointCases() []Case {
 	}
 }
 
-// nobodyThere is a Service that has nobody to answer.
-func nobodyThere(name string, endpoints ...Endpoint) Case {
+// withoutEndpoint is a Service without an endpoint that may answer.
+func withoutEndpoint(name string, endpoints ...Endpoint) Case {
 	c := Case{
 		Name:       name,
 		Objects:    []Object{Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: endpoints}},

@@ -9,9 +9,9 @@ import corev1 "k8s.io/api/core/v1"
 //	c  --masquerade-all
 func FlagCases() []Case {
 	np := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "b0")}
-	labelled := np
-	labelled.ProxyName = "spillway"
-	external, refused := Service{Via: []string{"a"}, Endpoints: On("a0", "b0")}, labelled
+	labeled := np
+	labeled.ProxyName = "spillway"
+	external, refused := Service{Via: []string{"a"}, Endpoints: On("a0", "b0")}, labeled
 	refused.Via = []string{"b"}
 	return []Case{
 		{
@@ -25,12 +25,12 @@ func FlagCases() []Case {
 			},
 		},
 		{
-			Name:    "A named proxy serves labelled Services",
-			Objects: []Object{labelled},
+			Name:    "A named proxy serves labeled Services",
+			Objects: []Object{labeled},
 			Flows: []Flow{
 				{From: "b1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
 				{From: "client0", To: NodePort("b"), Want: Spread(KeptHere, "a0", "b0")},
-				{From: "a1", To: ClusterIP, Want: Nobody},
+				{From: "a1", To: ClusterIP, Want: Unserved},
 				{From: "client0", To: NodePort("a"), Want: Reject},
 			},
 		},
@@ -38,13 +38,13 @@ func FlagCases() []Case {
 			Name:    "A named proxy leaves all other Services alone",
 			Objects: []Object{np},
 			Flows: []Flow{
-				{From: "b1", To: ClusterIP, Want: Nobody},
+				{From: "b1", To: ClusterIP, Want: Unserved},
 				{From: "client0", To: NodePort("b"), Want: Reject},
 				{From: "a1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
 			},
 		},
 		{
-			Name:    "externalIPs are served unless the agent is told not to",
+			Name:    "externalIPs are served unless a flag disables them",
 			Objects: []Object{external},
 			Flows:   []Flow{{From: "client0", To: ExternalIP("a"), Want: Spread(KeptHere, "a0", "b0")}},
 		},
@@ -52,8 +52,8 @@ func FlagCases() []Case {
 			Name:    "An agent that refuses externalIPs serves the Service's other addresses",
 			Objects: []Object{refused},
 			Flows: []Flow{
-				{From: "client0", To: ExternalIP("b"), Want: Nobody},
-				{From: "b1", To: ExternalIP("b"), Want: Nobody},
+				{From: "client0", To: ExternalIP("b"), Want: Unserved},
+				{From: "b1", To: ExternalIP("b"), Want: Unserved},
 				{From: "b1", To: ClusterIP, Want: Spread(Kept, "a0", "b0")},
 				{From: "client0", To: NodePort("b"), Want: Spread(KeptHere, "a0", "b0")},
 			},

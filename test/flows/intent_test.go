@@ -210,7 +210,7 @@ func travel(nodes map[string]intent.State, f flows.Flow, dst netip.AddrPort, com
 		}
 	}
 	if f.To.Kind == flows.ToNodePort {
-		return flows.Rejected, nil // the node itself: nobody listens there
+		return flows.Rejected, nil // the node itself, without a listener
 	}
 	return flows.NotServed, nil
 }

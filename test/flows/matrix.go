@@ -82,7 +82,7 @@ func externalLocalMatrix() []Flow {
 		{From: "client0", To: LoadBalancer("a"), Want: OneOf(Kept, "a0")},
 		{From: "client0", To: LoadBalancer("b"), Want: Drop},
 		{From: "client0", To: ClusterIP, Want: OneOf(KeptHere, "a0")},
-		// To another node all packets come from outside, those of pods too.
+		// Packets from a pod to another node arrive from outside, too.
 		{From: "b1", To: NodePort("a"), Want: OneOf(Kept, "a0")},
 		{From: "b", To: NodePort("a"), Want: OneOf(Kept, "a0")},
 		{From: "a1", To: NodePort("b"), Want: Drop},

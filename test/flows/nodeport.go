@@ -124,8 +124,8 @@ func externalCases() []Case {
 				Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, ProxyMode: true, Endpoints: On("a0"),
 			}},
 			Flows: []Flow{
-				{From: "client0", To: LoadBalancer("a"), Want: Nobody},
-				{From: "a1", To: LoadBalancer("a"), Want: Nobody},
+				{From: "client0", To: LoadBalancer("a"), Want: Unserved},
+				{From: "a1", To: LoadBalancer("a"), Want: Unserved},
 				{From: "client0", To: NodePort("a"), Want: OneOf(KeptHere, "a0")},
 			},
 		},

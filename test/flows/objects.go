@@ -133,8 +133,8 @@ func (s Service) families() []bool {
 	return []bool{false, true}
 }
 
-// Policy is a NetworkPolicy that selects pods, for both directions. It lets
-// everything through; who enforces it is not the proxy's business.
+// Policy is a NetworkPolicy that selects pods, for both directions. It allows
+// everything; the proxy only has to know that another program enforces it.
 type Policy struct {
 	Pods []string
 }

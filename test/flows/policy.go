@@ -9,9 +9,9 @@ var policedPorts = []Port{
 	{Name: "udp", Protocol: udp, Port: 80, Target: 8090},
 }
 
-// bypassCases are about packets and netfilter: whoever enforces a NetworkPolicy
-// there must see them, and nobody else needs to. The pods a3, b3 and c3 are
-// left to these cases.
+// bypassCases check which packets traverse netfilter: rules that enforce a
+// NetworkPolicy must see them; other packets may bypass it. Only these cases use the
+// pods a3, b3 and c3.
 func bypassCases() []Case {
 	svc := func(endpoints ...string) Service {
 		return Service{Type: corev1.ServiceTypeNodePort, Ports: policedPorts, Endpoints: On(endpoints...)}

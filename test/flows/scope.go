@@ -138,7 +138,7 @@ func (s *Scope) Objects(objects []Object) []runtime.Object {
 	return list
 }
 
-// Address resolves a target of a case. services are those of the current step.
+// Address resolves a target of a case. services are the Services of the current step.
 func (s *Scope) Address(t Target, services []Service, c Combo) (netip.AddrPort, error) {
 	if t.Kind == ToAddress {
 		return netip.AddrPortFrom(s.plan.Addr(nodeAddr(t), c.IPv6()), uint16(t.Number)), nil

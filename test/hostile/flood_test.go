@@ -35,7 +35,7 @@ func flooded(factor int, kind func(i int) (flags string, seq uint32)) func(*test
 			return packet{src: stranger(v, i), dst: dst, proto: "tcp", flags: flags, seq: attackerISN + seq, ack: 1}
 		})
 		for range 3 {
-			if err := e.visit(v, dst); err != nil {
+			if err := e.probe(v, dst); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -66,7 +66,7 @@ func idleInFlood(t *testing.T, e *env, v variant) {
 	}
 }
 
-// askAll asks over every connection and counts those that fail.
+// askAll sends a request over every connection and counts the failures.
 func askAll(connections []*connection) (broken int, first error) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -92,7 +92,7 @@ func oneSource(source func(*env, variant) netip.Addr) func(*testing.T, *env, var
 		held := e.hoard(t, source(e, v), dst, flowEntries/2)
 		t.Logf("the attacker holds %d connections", held)
 		for range 3 {
-			if err := e.visit(v, dst); err != nil {
+			if err := e.probe(v, dst); err != nil {
 				t.Error(err)
 				break
 			}

@@ -86,7 +86,7 @@ func (f *fuzzer) start() {
 			f.victims = append(f.victims, c)
 			f.crowd.repeat(time.Duration(20+f.r.IntN(200))*time.Millisecond, c.ask)
 		}
-		f.crowd.repeat(300*time.Millisecond, func() error { return f.e.visit(v, dst) })
+		f.crowd.repeat(300*time.Millisecond, func() error { return f.e.probe(v, dst) })
 	}
 	for host := range f.senders {
 		f.crowd.listen(f.e.capture(f.t, host, foreign), host)
@@ -165,8 +165,8 @@ func (f *fuzzer) straySegments() string {
 	return fmt.Sprintf("%d stray segments %q to %s", count, flags, v)
 }
 
-// segmentOfClient forges a segment of a victim. Its numbers are random: an
-// attacker who sees no packet of the victim finds the right ones by chance only.
+// segmentOfClient forges a segment of a victim. Its numbers are random: an attacker
+// that sees no packet of the victim can only guess them.
 func (f *fuzzer) segmentOfClient() string {
 	c, v := f.victim()
 	host, s := f.attacker()

@@ -28,7 +28,7 @@ const honestMark = "honest-"
 type connection struct {
 	net.Conn
 	name   string
-	server string // who must answer
+	server string // the server that must answer
 	source string // the client's address as the server sees it
 	answer *bufio.Reader
 }
@@ -129,7 +129,7 @@ func (e *env) beside(t *testing.T, v variant) *crowd {
 	c := &crowd{stop: make(chan struct{})}
 	first := e.mustConnect(t, v, dst)
 	c.repeat(50*time.Millisecond, first.ask)
-	c.repeat(500*time.Millisecond, func() error { return e.visit(v, dst) })
+	c.repeat(500*time.Millisecond, func() error { return e.probe(v, dst) })
 	t.Cleanup(func() {
 		c.end()
 		if err := c.failed(); err != nil {
@@ -152,8 +152,8 @@ func (c *crowd) failed() error {
 	return c.err
 }
 
-// visit is a new honest client: it connects, asks twice and closes.
-func (e *env) visit(v variant, dst netip.AddrPort) error {
+// probe is a new honest client: it connects, asks twice and closes.
+func (e *env) probe(v variant, dst netip.AddrPort) error {
 	c, err := e.connect(honest, v, dst)
 	if err != nil {
 		return err

@@ -127,7 +127,7 @@ func largeSegments(t *testing.T, e *env, v variant) {
 		t.Error(err)
 	}
 	if len(tooBig.wait(1)) == 0 {
-		t.Error("the client is not told that its segments are too big")
+		t.Error("the client gets no ICMP error for segments that are too big")
 	}
 }
 
@@ -152,7 +152,7 @@ func largeDatagrams(t *testing.T, e *env, v variant) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	if len(tooBig.wait(1)) == 0 {
-		t.Error("the client is not told that its datagrams are too big")
+		t.Error("the client gets no ICMP error for datagrams that are too big")
 	}
 }
 

@@ -20,7 +20,7 @@ var linkScenarios = []scenario{
 	{name: "The node's own address takes a UDP answer away", run: ownSourceTakesAnswer, places: []string{"elsewhere"}},
 	{name: "A pod adds the address of another pod", run: addsAddress},
 	{name: "A virtual machine claims the address of a pod elsewhere", run: claimsAddress, places: []string{"elsewhere"}},
-	// Linux bridges give the address to who claims it: with netfilter it is the CNI's to prevent.
+	// A Linux bridge accepts the new owner of the address: with netfilter only the CNI can prevent it.
 	{name: "A virtual machine claims the address of a pod here", run: claimsAddress, places: []string{"here"}, unless: func(mode string, _ variant) bool { return mode != "ebpf" }},
 }
 
@@ -167,7 +167,7 @@ func claimsAddress(t *testing.T, e *env, v variant) {
 	e.do(t, machine, removeAddresses)
 	time.Sleep(time.Second) // the agent hears of it
 	t.Cleanup(func() {
-		e.command(t, receiver, "ip", "neighbour", "flush", "dev", "cni0", "to", e.addr(v.endpoint(), v).String())
+		e.command(t, receiver, "ip", "neighbor", "flush", "dev", "cni0", "to", e.addr(v.endpoint(), v).String())
 	})
 	s := e.sender(t, machine)
 	for range 3 {
@@ -202,7 +202,7 @@ func (e *env) visitFor(t *testing.T, v variant, d time.Duration) {
 	t.Helper()
 	dst := e.nodePort(t, v.place, "tcp", v)
 	for end := time.Now().Add(d * time.Duration(longer())); time.Now().Before(end); {
-		if err := e.visit(v, dst); err != nil {
+		if err := e.probe(v, dst); err != nil {
 			t.Fatal(err)
 		}
 		if v.place == "elsewhere" { // here the bridge leads there, without any proxy
@@ -229,7 +229,7 @@ func (e *env) visitDirectly(t *testing.T, v variant) {
 // address: the node then believes the address to be the sender's.
 func (s *sender) claim(t *testing.T, e *env, addr netip.Addr, v variant) {
 	t.Helper()
-	frame := neighbourSolicitation
+	frame := neighborSolicitation
 	if !v.v6 {
 		frame = arpRequest
 	}
@@ -254,7 +254,7 @@ func arpRequest(s *sender, from, to netip.Addr) []gopacket.SerializableLayer {
 	}
 }
 
-func neighbourSolicitation(s *sender, from, to netip.Addr) []gopacket.SerializableLayer {
+func neighborSolicitation(s *sender, from, to netip.Addr) []gopacket.SerializableLayer {
 	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
 	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeNeighborSolicitation, 0)}
 	_ = icmp.SetNetworkLayerForChecksum(ip)

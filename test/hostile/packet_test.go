@@ -356,8 +356,8 @@ func tcpFlags(l *layers.TCP) string {
 	return flags.String()
 }
 
-// strangers are addresses outside the LAN, which nobody has: what a node sends
-// there vanishes at the router.
+// stranger returns an unassigned address outside the LAN: the router drops packets
+// to it.
 func stranger(v variant, i int) netip.AddrPort {
 	port := uint16(1024 + i%60000)
 	if v.v6 {

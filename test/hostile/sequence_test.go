@@ -74,7 +74,7 @@ func forgery(name string, silence time.Duration, attack func(*forger)) scenario 
 				t.Fatal(err)
 			}
 		}
-		if err := e.visit(v, f.dst); err != nil {
+		if err := e.probe(v, f.dst); err != nil {
 			t.Error(err)
 		}
 	}

@@ -66,7 +66,7 @@ func (e *env) choices(t *testing.T, v variant) string {
 	return choices
 }
 
-// answering asks once from a port and returns who answers.
+// answering sends one request from a port and returns the name of the server.
 func answering(port int, dst netip.AddrPort) (string, error) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: patience}
 	conn, err := d.Dial("tcp", dst.String())

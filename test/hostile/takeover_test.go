@@ -37,13 +37,13 @@ func takeover(t *testing.T, e *env, v variant) {
 	if err := victim.ask(); err != nil {
 		t.Error(err)
 	}
-	if err := e.visit(v, dst); err != nil {
+	if err := e.probe(v, dst); err != nil {
 		t.Error(err)
 	}
 }
 
-// attackerISN begins the sequence numbers of an attacker's SYNs, also of those
-// from forged sources: there are fewer than attackerISNs of them.
+// attackerISN begins the sequence numbers of an attacker's SYNs, also of SYNs
+// from forged sources. It sends fewer than attackerISNs SYNs.
 const (
 	attackerISN  = 77_000_000
 	attackerISNs = 1 << 20

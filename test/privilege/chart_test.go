@@ -41,7 +41,7 @@ func granted(t *testing.T, name string) []string {
 	return list
 }
 
-// flagsOf are those of the chart's arguments that concern capabilities.
+// flagsOf returns the chart's arguments that concern capabilities.
 func flagsOf(t *testing.T, name string) map[string][]string {
 	t.Helper()
 	var list []string

@@ -113,7 +113,7 @@ func keepOnly(names []string) error {
 	return nil
 }
 
-// capabilities are the numbers of those that this package names.
+// capabilities maps the names in this package to capability numbers.
 var capabilities = map[string]int{
 	"BPF": unix.CAP_BPF, "DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "NET_ADMIN": unix.CAP_NET_ADMIN,
 	"NET_BROADCAST": unix.CAP_NET_BROADCAST, "NET_RAW": unix.CAP_NET_RAW, "PERFMON": unix.CAP_PERFMON,

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -125,8 +124,8 @@ const (
 	takeFlows       = "take over the flows of the eBPF dataplane"
 )
 
-// uses are what an agent has capabilities for. Each runs when those before it have
-// passed or failed, on one node; an error says what did not work.
+// uses are the operations for which an agent needs capabilities. They run in order on
+// one node, also after a failure; an error names the operation that failed.
 var uses = []struct {
 	name string
 	only []string // modes; nil is all
@@ -145,7 +144,7 @@ var uses = []struct {
 	{"clean up", nil, cleanUp},
 }
 
-// try goes through uses, all or those that are named, and returns what failed, by name.
+// try runs all uses, or only the named ones, and returns their errors by name.
 func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 	t.Helper()
 	n := newNode(t, "privilege", m, 1)
@@ -162,7 +161,7 @@ func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 			failed[use.name] = err
 		}
 		if err != nil && use.name == start {
-			_ = n.Agent("a").Signal(syscall.SIGKILL) // that it has failed is told
+			_ = n.Agent("a").Signal(syscall.SIGKILL) // the caller reports the failure
 			break
 		}
 	}
@@ -473,8 +472,4 @@ func within(limit time.Duration, check func() error) error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-}
-
-func names(failed map[string]error) string {
-	return strings.Join(slices.Sorted(maps.Keys(failed)), ", ")
 }

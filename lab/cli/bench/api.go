@@ -7,7 +7,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/stream"
 )
 
@@ -38,7 +38,7 @@ builds; leave the machine alone meanwhile.`,
 	f.IntVar(&cfg.Rate, "rate", 200, "changes a second")
 	f.DurationVar(&cfg.Duration, "duration", time.Minute, "length of the stream")
 	f.IntVar(&cfg.Probes, "probes", 20, "changes a second that are waited for")
-	rig.SpillwayFlag(f)
+	harness.SpillwayFlag(f)
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }

@@ -13,8 +13,8 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/path"
-	"spillway.dev/spillway/lab/experiment/rig"
 )
 
 // NewCommand makes the command bench.
@@ -100,7 +100,7 @@ func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
 	f.IntVar(&cfg.Connections, "connections", 32, "requests under way at once")
 	f.StringVar(&only, "only", "", "measure only comparisons whose \"NAME, LOAD\" matches this regular expression, such as 'half load'")
 	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "keep conntrack off on the nodes, for metal as well")
-	rig.SpillwayFlag(f)
+	harness.SpillwayFlag(f)
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }

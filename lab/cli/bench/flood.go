@@ -9,7 +9,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
 	"spillway.dev/spillway/lab/experiment/flood"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 func newBenchFloodCommand() *cobra.Command {
@@ -39,7 +39,7 @@ alone meanwhile.`,
 	f.IntVar(&cfg.Rate, "rate", 100_000, "SYNs a second; 0: as many as the machine sends")
 	f.DurationVar(&cfg.Duration, "duration", 10*time.Second, "length of a flood, and of the measurement without one before it")
 	f.IntVar(&cfg.Clients, "clients", 16, "honest clients that connect at once")
-	rig.SpillwayFlag(f)
+	harness.SpillwayFlag(f)
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }

@@ -11,8 +11,8 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
 	"spillway.dev/spillway/internal/proxymode"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/notrack"
-	"spillway.dev/spillway/lab/experiment/rig"
 )
 
 func newBenchNotrackCommand() *cobra.Command {
@@ -52,7 +52,7 @@ Needs root, memcached, nft and conntrack. Leave the machine alone meanwhile.`,
 	f.IntVar(&cfg.Connections, "connections", 64, "connections under way at once")
 	f.Float64Var(&cfg.Rate, "rate", 4000, "connections/s at which CPU is compared")
 	f.StringVar(&only, "only", "", "measure only what matches this regular expression by \"NAME, FIGURE\", such as 'CPU' or 'ceiling'")
-	rig.SpillwayFlag(f)
+	harness.SpillwayFlag(f)
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }

@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
 	"spillway.dev/spillway/lab/experiment/demo"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // NewCommand makes the command demo.
@@ -58,7 +58,7 @@ nothing behind.`,
 	f.StringVar(&manifests, "manifests", "", "directory to serve instead of the manifests that the program carries")
 	f.IntVar(&cfg.Rounds, "rounds", 4, "measurements of each path")
 	f.DurationVar(&cfg.Duration, "duration", time.Second, "length of one measurement")
-	rig.SpillwayFlag(f)
+	harness.SpillwayFlag(f)
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }

@@ -20,9 +20,9 @@ import (
 	"spillway.dev/spillway/internal/cli/progress"
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/notrack"
 	"spillway.dev/spillway/lab/experiment/overlay"
-	"spillway.dev/spillway/lab/experiment/rig"
 	"spillway.dev/spillway/lab/experiment/scale"
 	"spillway.dev/spillway/lab/experiment/snat"
 	"spillway.dev/spillway/lab/experiment/suite"
@@ -99,7 +99,7 @@ it stays in the kernel.`,
 	f.StringVar(&c.only, "only", "", "run only rows whose \"EXPERIMENT: ROW\" matches this regular expression")
 	f.StringVarP(&c.dir, "directory", "d", "report", "where to write the report")
 	f.StringVarP(&c.output, "output", "o", "table", "table or json")
-	rig.SpillwayFlag(f)
+	harness.SpillwayFlag(f)
 	f.BoolVar(&c.node, "yes-on-this-node", false, "run also where a kubelet runs")
 	return cmd
 }
@@ -153,7 +153,7 @@ func (c *labRunConfig) canRun() error {
 	if err := topology.RequireRoot(); err != nil {
 		return err
 	}
-	if _, err := rig.Spillway(); err != nil {
+	if _, err := harness.Spillway(); err != nil {
 		return err
 	}
 	if !c.node {

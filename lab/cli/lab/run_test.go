@@ -19,7 +19,7 @@ import (
 	"spillway.dev/spillway/internal/cli/agent"
 	"spillway.dev/spillway/lab/cli/load"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/workload"
 )
 
@@ -73,7 +73,7 @@ func left(t *testing.T, name string) (found []string) {
 }
 
 func TestAnInterruptedLabRunLeavesNothing(t *testing.T) {
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		t.Skip(err)
 	}
 	const name = "labint"
@@ -210,7 +210,7 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 
 // A second run of a name while one is under way fails its rows and touches nothing.
 func TestASecondLabRunOfANameFails(t *testing.T) {
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		t.Skip(err)
 	}
 	if err := os.MkdirAll("/run/spillway-rig/labtwo-snat", 0o700); err != nil {

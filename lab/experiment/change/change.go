@@ -19,20 +19,20 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
 
 // Modes are the dataplanes that can be measured; kube-proxy's need what
-// hack/peers builds. "iptables" leaves the variant to whom it may choose.
+// hack/peers builds. "iptables" lets Spillway choose the variant.
 var Modes = []string{"ebpf", "nftables", "iptables", "iptables-legacy", "iptables-nft",
 	kubeProxy + "nftables", kubeProxy + "iptables", kubeProxy + "iptables-legacy", kubeProxy + "iptables-nft"}
 
 const kubeProxy = "kube-proxy-"
 
-// dataplaneOf takes a mode apart: who writes, into what, and with which variant of
+// dataplaneOf splits a mode: which proxy writes, to which dataplane, and with which variant of
 // iptables, "" for any.
 func dataplaneOf(mode string) (proxyMode, variant string, isPeer bool) {
 	mode, isPeer = strings.CutPrefix(mode, kubeProxy)
@@ -84,7 +84,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := rig.NeedPrograms(rig.Packages); err != nil {
+	if err := harness.NeedPrograms(harness.Packages); err != nil {
 		return nil, err
 	}
 	machine, err := experiment.ReadMachine()
@@ -99,7 +99,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	for _, mode := range cfg.Modes {
 		if err := measureMode(ctx, cfg, mode, report); err != nil {
 			if ctx.Err() != nil {
-				err = rig.EndError(ctx)
+				err = harness.EndError(ctx)
 			}
 			return report, err
 		}
@@ -107,19 +107,19 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	return report, nil
 }
 
-// side is a node whose kernel somebody writes to.
+// side is a node and the proxy that writes to its kernel.
 type side interface {
 	cold() Cold
 	// change makes single changes and says what they cost.
 	change(context.Context) (Batch, error)
-	host() *rig.Rig
+	host() *harness.Harness
 	down() error
 }
 
 func newSide(ctx context.Context, cfg Config, mode, name string, services int) (side, error) {
 	spec := topology.DefaultSpec(name)
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Masquerade, spec.Conntrack = 1, 1, 2, true, true
-	r, err := rig.Up(ctx, spec)
+	r, err := harness.Up(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func newSide(ctx context.Context, cfg Config, mode, name string, services int) (
 	}
 	var s side
 	proxyMode, variant, isPeer := dataplaneOf(mode)
-	if err := rig.UseIptables(ctx, r.Cluster.Node(0), variant); err != nil {
+	if err := harness.UseIptables(ctx, r.Cluster.Node(0), variant); err != nil {
 		return nil, errors.Join(err, r.Down())
 	}
 	if isPeer {
@@ -146,7 +146,7 @@ func newSide(ctx context.Context, cfg Config, mode, name string, services int) (
 }
 
 // target is where the probe is reached from outside.
-func target(r *rig.Rig) netip.AddrPort {
+func target(r *harness.Harness) netip.AddrPort {
 	return netip.AddrPortFrom(r.Cluster.Node(0).IPv4, ProbeNodePort)
 }
 

@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"spillway.dev/spillway/lab/controlplane"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -36,17 +36,17 @@ const (
 // peer is a side that kube-proxy writes to, fed by a real API server on another
 // machine of the cluster. What its syncs take is read from its own metrics.
 type peer struct {
-	rig    *rig.Rig
-	plane  *controlplane.ControlPlane
-	client kubernetes.Interface
-	cmd    *topology.Cmd
-	log    strings.Builder
-	first  Cold
-	todo   int // changes to make
+	harness *harness.Harness
+	plane   *controlplane.ControlPlane
+	client  kubernetes.Interface
+	cmd     *topology.Cmd
+	log     strings.Builder
+	first   Cold
+	todo    int // changes to make
 }
 
-func newPeer(ctx context.Context, cfg Config, r *rig.Rig, mode, variant string, services int) (*peer, error) {
-	p := &peer{rig: r, todo: min(cfg.Changes, peerChanges)}
+func newPeer(ctx context.Context, cfg Config, r *harness.Harness, mode, variant string, services int) (*peer, error) {
+	p := &peer{harness: r, todo: min(cfg.Changes, peerChanges)}
 	if err := p.start(ctx, mode, variant, services); err != nil {
 		return nil, errors.Join(err, p.down())
 	}
@@ -58,11 +58,11 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 	if err != nil {
 		return err
 	}
-	dir, err := p.rig.PlaneDir()
+	dir, err := p.harness.PlaneDir()
 	if err != nil {
 		return err
 	}
-	if p.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: p.rig.Cluster.Client(1)}); err != nil {
+	if p.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: p.harness.Cluster.Client(1)}); err != nil {
 		return err
 	}
 	if p.client, err = kubernetes.NewForConfig(p.plane.REST()); err != nil {
@@ -75,7 +75,7 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 	if err != nil {
 		return err
 	}
-	node := p.rig.Cluster.Node(0)
+	node := p.harness.Cluster.Node(0)
 	memory, err := kernelMemory()
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")
 	if variant != "" {
-		path, err := p.rig.IptablesPath(variant)
+		path, err := p.harness.IptablesPath(variant)
 		if err != nil {
 			return err
 		}
@@ -114,8 +114,8 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 
 // populate writes the Services, and the probe.
 func (p *peer) populate(ctx context.Context, services int) error {
-	node := p.rig.Cluster.Node(0)
-	if err := rig.CreateNodes(ctx, p.client, p.rig.Cluster); err != nil {
+	node := p.harness.Cluster.Node(0)
+	if err := harness.CreateNodes(ctx, p.client, p.harness.Cluster); err != nil {
 		return err
 	}
 	many := controlplane.Crowd{Namespace: crowd, Services: services, Endpoints: Endpoints, First: address(10, 1)}
@@ -135,7 +135,7 @@ func (p *peer) populate(ctx context.Context, services int) error {
 	_, err = p.client.DiscoveryV1().EndpointSlices(probe.Namespace).Create(ctx, &discoveryv1.EndpointSlice{ObjectMeta: meta,
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](ProbePort)}},
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{p.rig.Cluster.Pod(0, 0).IPv4.String()}, NodeName: &node.Name}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{p.harness.Cluster.Pod(0, 0).IPv4.String()}, NodeName: &node.Name}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("create EndpointSlice: %w", err)
@@ -143,8 +143,8 @@ func (p *peer) populate(ctx context.Context, services int) error {
 	return nil
 }
 
-func (p *peer) cold() Cold     { return p.first }
-func (p *peer) host() *rig.Rig { return p.rig }
+func (p *peer) cold() Cold             { return p.first }
+func (p *peer) host() *harness.Harness { return p.harness }
 
 // change makes one endpoint of a Service after the other not ready, and reads
 // how long kube-proxy's sync took each time.
@@ -181,8 +181,8 @@ func (p *peer) change(ctx context.Context) (b Batch, err error) {
 	return b, err
 }
 
-// synced waits for syncs beyond those, until there are no more, and returns how
-// long they took, in seconds.
+// synced waits for further syncs until there are no more, and returns their duration
+// in seconds.
 func (p *peer) synced(ctx context.Context, before, after float64) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, syncPatience)
 	defer cancel()
@@ -206,7 +206,7 @@ var syncMetric = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_duration_se
 
 // syncs counts kube-proxy's syncs of IPv4: their seconds, their number.
 func (p *peer) syncs(ctx context.Context) (sum, count float64, err error) {
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: p.rig.Cluster.Node(0).Dial, DisableKeepAlives: true}}
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: p.harness.Cluster.Node(0).Dial, DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10249/metrics", nil)
 	if err != nil {
 		return 0, 0, err
@@ -268,7 +268,7 @@ func (p *peer) down() error {
 	if p.plane != nil {
 		p.plane.Down()
 	}
-	return p.rig.Down()
+	return p.harness.Down()
 }
 
 func lastLine(text string) string {

@@ -12,13 +12,13 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
 // own is a side that a process of Spillway writes to; see Side.
 type own struct {
-	rig     *rig.Rig
+	harness *harness.Harness
 	cmd     *topology.Cmd
 	ask     io.WriteCloser
 	answers *json.Decoder
@@ -26,8 +26,8 @@ type own struct {
 	first   Cold
 }
 
-func newOwn(ctx context.Context, cfg Config, r *rig.Rig, mode string, services int) (*own, error) {
-	s := &own{rig: r}
+func newOwn(ctx context.Context, cfg Config, r *harness.Harness, mode string, services int) (*own, error) {
+	s := &own{harness: r}
 	if err := s.start(ctx, cfg, mode, services); err != nil {
 		return nil, errors.Join(err, s.down())
 	}
@@ -35,12 +35,12 @@ func newOwn(ctx context.Context, cfg Config, r *rig.Rig, mode string, services i
 }
 
 func (s *own) start(ctx context.Context, cfg Config, mode string, services int) error {
-	node, pod := s.rig.Cluster.Node(0), s.rig.Cluster.Pod(0, 0)
-	bpffs := s.rig.Path("bpf/" + node.Name)
+	node, pod := s.harness.Cluster.Node(0), s.harness.Cluster.Pod(0, 0)
+	bpffs := s.harness.Path("bpf/" + node.Name)
 	if err := os.MkdirAll(bpffs, 0o700); err != nil {
 		return fmt.Errorf("make directory for pinned objects: %w", err)
 	}
-	s.cmd = node.Command(ctx, s.rig.Program, "bench", "sync-side", "--proxy-mode", mode,
+	s.cmd = node.Command(ctx, s.harness.Program, "bench", "sync-side", "--proxy-mode", mode,
 		"--services", strconv.Itoa(services), "--changes", strconv.Itoa(cfg.Changes),
 		"--hostname-override", node.Name, "--pod", pod.IPv4.String(), "--bpffs", bpffs, "--cgroup-root", node.CgroupRoot)
 	s.cmd.Stderr = &s.errors
@@ -63,8 +63,8 @@ func (s *own) start(ctx context.Context, cfg Config, mode string, services int) 
 	return nil
 }
 
-func (s *own) cold() Cold     { return s.first }
-func (s *own) host() *rig.Rig { return s.rig }
+func (s *own) cold() Cold             { return s.first }
+func (s *own) host() *harness.Harness { return s.harness }
 
 func (s *own) change(context.Context) (b Batch, err error) {
 	if _, err := fmt.Fprintln(s.ask); err != nil {
@@ -95,5 +95,5 @@ func (s *own) down() error {
 	if s.cmd != nil && s.cmd.Process != nil && s.cmd.ProcessState == nil {
 		_ = s.cmd.Wait() // it ends with its input; the cluster's Down kills it otherwise
 	}
-	return s.rig.Down()
+	return s.harness.Down()
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -53,7 +53,7 @@ func (c Config) Validate() error {
 // demo is one run.
 type demo struct {
 	cfg     Config
-	rig     *rig.Rig
+	harness *harness.Harness
 	objects *objects
 	report  *Report
 }
@@ -64,7 +64,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		return nil, err
 	}
 	d := &demo{cfg: cfg, report: &Report{Mode: cfg.Mode}}
@@ -83,18 +83,18 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	spec := topology.DefaultSpec(cfg.Name)
 	// As on a node with flannel: conntrack is on, so that entries would show.
 	spec.Masquerade, spec.Conntrack = true, true
-	if d.rig, err = rig.Up(ctx, spec); err != nil {
+	if d.harness, err = harness.Up(ctx, spec); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if ctx.Err() != nil {
-			err = rig.EndError(ctx)
+			err = harness.EndError(ctx)
 		}
 		d.step("taking the cluster down")
-		err = errors.Join(err, d.rig.Down())
+		err = errors.Join(err, d.harness.Down())
 		d.cfg.Progress.Done()
 	}()
-	for _, part := range []func(context.Context) error{d.setUp, d.visit, d.measure} {
+	for _, part := range []func(context.Context) error{d.setUp, d.probe, d.measure} {
 		if err := part(ctx); err != nil {
 			return d.report, err
 		}
@@ -106,7 +106,7 @@ func (d *demo) step(format string, args ...any) { d.cfg.Progress.Step(format, ar
 
 // setUp starts the servers and the agents.
 func (d *demo) setUp(ctx context.Context) error {
-	c := d.rig.Cluster
+	c := d.harness.Cluster
 	servers, err := d.objects.servers(c)
 	if err != nil {
 		return err
@@ -114,30 +114,30 @@ func (d *demo) setUp(ctx context.Context) error {
 	servers = append(servers, server{c.Node(0), workload.HTTP, metalPort})
 	d.step("starting %d servers on nodes and in pods", len(servers))
 	for _, s := range servers {
-		if err := d.rig.Serve(ctx, s.host, s.kind, s.port); err != nil {
+		if err := d.harness.Serve(ctx, s.host, s.kind, s.port); err != nil {
 			return err
 		}
 	}
-	if err := d.rig.RoutePods(c.Client(0)); err != nil {
+	if err := d.harness.RoutePods(c.Client(0)); err != nil {
 		return err
 	}
-	dir, err := writeManifests(d.rig, d.cfg.Manifests)
+	dir, err := writeManifests(d.harness, d.cfg.Manifests)
 	if err != nil {
 		return err
 	}
 	for i := range c.Spec.Nodes {
 		d.step("starting an agent on %s", c.Node(i).Name)
-		if err := d.rig.Agent(ctx, c.Node(i), dir, d.cfg.Mode); err != nil {
+		if err := d.harness.Agent(ctx, c.Node(i), dir, d.cfg.Mode); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// visit asks every Service address.
-func (d *demo) visit(ctx context.Context) error {
-	all := visits(d.objects, d.rig.Cluster)
-	hosts := hostNames(d.rig.Cluster)
+// probe asks every Service address.
+func (d *demo) probe(ctx context.Context) error {
+	all := probes(d.objects, d.harness.Cluster)
+	hosts := hostNames(d.harness.Cluster)
 	d.step("asking %d Service addresses", len(all))
 	for i, v := range all {
 		d.cfg.Progress.Part(i, len(all))
@@ -158,7 +158,7 @@ type path struct {
 
 // paths lists what is compared; the first is metal.
 func (d *demo) paths() ([]path, error) {
-	c := d.rig.Cluster
+	c := d.harness.Cluster
 	s, err := d.objects.service("web-local")
 	if err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func (d *demo) measure(ctx context.Context) error {
 	}
 	kinds := []load.Kind{load.HTTP, load.Conn}
 	n := len(paths) * len(kinds)
-	samples := make([][]rig.Sample, n)
+	samples := make([][]harness.Sample, n)
 	d.step("measuring %d paths with %d kinds of load, %d rounds of %v each", len(paths), len(kinds), d.cfg.Rounds, d.cfg.Duration)
 	for round := range d.cfg.Rounds {
 		for i := range n {
@@ -196,7 +196,7 @@ func (d *demo) measure(ctx context.Context) error {
 				i = n - 1 - i
 			}
 			p := paths[i%len(paths)]
-			s, err := d.rig.Measure(ctx, p.from, load.Config{Kind: kinds[i/len(paths)], Target: p.to,
+			s, err := d.harness.Measure(ctx, p.from, load.Config{Kind: kinds[i/len(paths)], Target: p.to,
 				Connections: connections, Duration: d.cfg.Duration, Warmup: warmup, Timeout: time.Second})
 			if err != nil {
 				return fmt.Errorf("measure %s: %w", p.name, err)

@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/examples"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -30,7 +30,7 @@ func files(t *testing.T) fs.FS {
 // The manifests, the plan of the lab's addresses and what an agent reads must
 // agree, for the demo to say anything.
 func TestManifestsFitTheCluster(t *testing.T) {
-	cluster, delta := fixture.Manifests(t, "demotest", func(r *rig.Rig) (string, error) { return writeManifests(r, files(t)) })
+	cluster, delta := fixture.Manifests(t, "demotest", func(r *harness.Harness) (string, error) { return writeManifests(r, files(t)) })
 	for _, want := range cluster.Nodes() {
 		if diff := cmp.Diff(want, delta.Nodes[want.Name], cmp.Comparer(sameAddr), cmp.Comparer(samePrefix)); diff != "" {
 			t.Errorf("Node %s (-planned +manifest):\n%s", want.Name, diff)
@@ -52,15 +52,15 @@ func TestManifestsFitTheCluster(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("servers (-want +got):\n%s", diff)
 	}
-	checkVisits(t, visits(o, cluster))
+	checkProbes(t, probes(o, cluster))
 }
 
 func sameAddr(a, b netip.Addr) bool     { return a == b }
 func samePrefix(a, b netip.Prefix) bool { return a == b }
 
-// checkVisits makes sure that every way is there, in both families and for
+// checkProbes makes sure that every way is there, in both families and for
 // both Services.
-func checkVisits(t *testing.T, all []*Visit) {
+func checkProbes(t *testing.T, all []*Probe) {
 	t.Helper()
 	ways := map[string]int{}
 	for _, v := range all {
@@ -101,9 +101,9 @@ func TestReadObjectsSaysWhere(t *testing.T) {
 	}
 }
 
-func visitOf(outcomes ...workload.Answer) *Visit {
+func probeOf(outcomes ...workload.Answer) *Probe {
 	hosts := map[netip.Addr]string{netip.MustParseAddr("172.30.0.200"): "client0"}
-	v := &Visit{Service: "web", Protocol: "TCP", Way: "NodePort of node0", From: "client0",
+	v := &Probe{Service: "web", Protocol: "TCP", Way: "NodePort of node0", From: "client0",
 		Address: netip.MustParseAddrPort("172.30.0.10:30080")}
 	for _, a := range outcomes {
 		v.note(a, hosts)
@@ -116,21 +116,21 @@ func answer(server, client string) workload.Answer {
 }
 
 func testReport() *Report {
-	good := visitOf(answer("node1-pod0", "10.0.0.9:1"), answer("node0-pod0", "172.30.0.200:1"), answer("node0-pod0", "[::ffff:172.30.0.200]:2"))
-	bad := visitOf(answer("node0-pod0", "172.30.0.200:1"), workload.Answer{Outcome: workload.Refused}, workload.Answer{Outcome: workload.Refused})
+	good := probeOf(answer("node1-pod0", "10.0.0.9:1"), answer("node0-pod0", "172.30.0.200:1"), answer("node0-pod0", "[::ffff:172.30.0.200]:2"))
+	bad := probeOf(answer("node0-pod0", "172.30.0.200:1"), workload.Answer{Outcome: workload.Refused}, workload.Answer{Outcome: workload.Refused})
 	bad.Way, bad.Address = "external IP", netip.MustParseAddrPort("[2001:db8:ff::10]:80")
-	r := &Report{Mode: "ebpf", Visits: []*Visit{good, bad}, Machine: experiment.Machine{Kernel: "6.1.0", Arch: "x86_64",
+	r := &Report{Mode: "ebpf", Visits: []*Probe{good, bad}, Machine: experiment.Machine{Kernel: "6.1.0", Arch: "x86_64",
 		CPU: "Fast CPU", Cores: 2, Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)}}
-	sample := func(rate float64, entries int) rig.Sample {
-		s := rig.Sample{Conntrack: entries}
+	sample := func(rate float64, entries int) harness.Sample {
+		s := harness.Sample{Conntrack: entries}
 		s.Kind, s.Rate = load.HTTP, rate
 		s.Latency = load.Latency{P50: 1e6 / rate, P99: 2e6 / rate, P999: 3e6 / rate}
 		return s
 	}
-	metal := []rig.Sample{sample(30000, 32), sample(20000, 33)}
+	metal := []harness.Sample{sample(30000, 32), sample(20000, 33)}
 	r.Speeds = []Speed{
 		newSpeed("client to a server on the node (metal)", metal, metal),
-		newSpeed("client to NodePort", metal, []rig.Sample{sample(29400, 0), sample(19600, 0)}),
+		newSpeed("client to NodePort", metal, []harness.Sample{sample(29400, 0), sample(19600, 0)}),
 	}
 	return r
 }

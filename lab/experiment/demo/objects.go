@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -121,7 +121,7 @@ func kindOf(p corev1.Protocol) string {
 }
 
 // writeManifests puts the files where the agents read them.
-func writeManifests(r *rig.Rig, files fs.FS) (string, error) {
+func writeManifests(r *harness.Harness, files fs.FS) (string, error) {
 	names, err := fs.Glob(files, "*.yaml")
 	if err != nil {
 		return "", err

@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 )
 
@@ -15,7 +15,7 @@ import (
 type Report struct {
 	Machine experiment.Machine `json:"machine"`
 	Mode    string             `json:"mode"`
-	Visits  []*Visit           `json:"visits"`
+	Visits  []*Probe           `json:"visits"`
 	Speeds  []Speed            `json:"speeds,omitempty"`
 }
 
@@ -30,23 +30,23 @@ type Speed struct {
 	Failed    int64        `json:"failed"`
 }
 
-func newSpeed(path string, metal, samples []rig.Sample) Speed {
-	med := func(figure func(rig.Sample) float64) float64 {
+func newSpeed(path string, metal, samples []harness.Sample) Speed {
+	med := func(figure func(harness.Sample) float64) float64 {
 		return experiment.Median(experiment.Figures(samples, figure))
 	}
-	rate := func(s rig.Sample) float64 { return s.Rate }
+	rate := func(s harness.Sample) float64 { return s.Rate }
 	s := Speed{
 		Path: path,
 		Kind: samples[0].Kind,
 		Rate: med(rate),
 		Latency: load.Latency{
-			P50:  med(func(s rig.Sample) float64 { return s.Latency.P50 }),
-			P99:  med(func(s rig.Sample) float64 { return s.Latency.P99 }),
-			P999: med(func(s rig.Sample) float64 { return s.Latency.P999 }),
-			Max:  med(func(s rig.Sample) float64 { return s.Latency.Max }),
-			Mean: med(func(s rig.Sample) float64 { return s.Latency.Mean }),
+			P50:  med(func(s harness.Sample) float64 { return s.Latency.P50 }),
+			P99:  med(func(s harness.Sample) float64 { return s.Latency.P99 }),
+			P999: med(func(s harness.Sample) float64 { return s.Latency.P999 }),
+			Max:  med(func(s harness.Sample) float64 { return s.Latency.Max }),
+			Mean: med(func(s harness.Sample) float64 { return s.Latency.Mean }),
 		},
-		ToMetal: experiment.Trial[rig.Sample]{A: metal, B: samples}.Ratio(rate).Median,
+		ToMetal: experiment.Trial[harness.Sample]{A: metal, B: samples}.Ratio(rate).Median,
 	}
 	for _, m := range samples {
 		s.Conntrack = max(s.Conntrack, m.Conntrack)

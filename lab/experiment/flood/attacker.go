@@ -21,7 +21,7 @@ import (
 // batch is how many frames one system call sends.
 const batch = 64
 
-// attacker sends SYNs from forged sources: a /15 that nobody has, and any port.
+// attacker sends SYNs from forged sources: an unassigned /15, and any port.
 type attacker struct {
 	fd     int
 	frames [batch][]byte

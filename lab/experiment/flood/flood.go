@@ -14,7 +14,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -68,7 +68,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		return nil, err
 	}
 	machine, err := experiment.ReadMachine()
@@ -90,25 +90,25 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 
 // bench measures one mode.
 type bench struct {
-	cfg    Config
-	mode   string
-	rig    *rig.Rig
-	report *Report
+	cfg     Config
+	mode    string
+	harness *harness.Harness
+	report  *Report
 }
 
 func (b *bench) run(ctx context.Context) (err error) {
 	b.cfg.Progress.Step("%s: building a cluster of two nodes", b.mode)
 	spec := topology.DefaultSpec(b.cfg.Name)
 	spec.Clients, spec.Conntrack = 3, true // honest, attacker, API server
-	if b.rig, err = rig.Up(ctx, spec); err != nil {
+	if b.harness, err = harness.Up(ctx, spec); err != nil {
 		return err
 	}
 	defer func() {
 		if ctx.Err() != nil {
-			err = rig.EndError(ctx)
+			err = harness.EndError(ctx)
 		}
 		b.cfg.Progress.Step("%s: removing the cluster", b.mode)
-		err = errors.Join(err, b.rig.Down())
+		err = errors.Join(err, b.harness.Down())
 		b.cfg.Progress.Done()
 	}()
 	if err := b.setUp(ctx); err != nil {
@@ -118,7 +118,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 		name string
 		port uint16
 	}{{"here", herePort}, {"elsewhere", elsewherePort}} {
-		if err := b.measure(ctx, place.name, netip.AddrPortFrom(b.rig.Cluster.Node(0).IPv4, place.port)); err != nil {
+		if err := b.measure(ctx, place.name, netip.AddrPortFrom(b.harness.Cluster.Node(0).IPv4, place.port)); err != nil {
 			return err
 		}
 	}
@@ -126,10 +126,10 @@ func (b *bench) run(ctx context.Context) (err error) {
 }
 
 func (b *bench) setUp(ctx context.Context) error {
-	c := b.rig.Cluster
+	c := b.harness.Cluster
 	b.cfg.Progress.Step("%s: starting servers and the proxy", b.mode)
 	for node := range 2 {
-		if err := b.rig.Serve(ctx, c.Pod(node, 0), workload.HTTP, podPort); err != nil {
+		if err := b.harness.Serve(ctx, c.Pod(node, 0), workload.HTTP, podPort); err != nil {
 			return err
 		}
 	}
@@ -137,7 +137,7 @@ func (b *bench) setUp(ctx context.Context) error {
 		return err
 	}
 	for _, port := range []uint16{herePort, elsewherePort} {
-		if err := b.rig.WaitAnswer(ctx, c.Client(0), workload.HTTP, netip.AddrPortFrom(c.Node(0).IPv4, port)); err != nil {
+		if err := b.harness.WaitAnswer(ctx, c.Client(0), workload.HTTP, netip.AddrPortFrom(c.Node(0).IPv4, port)); err != nil {
 			return err
 		}
 	}
@@ -146,27 +146,27 @@ func (b *bench) setUp(ctx context.Context) error {
 
 // serve starts kube-proxy on the receiving node, or an agent on each.
 func (b *bench) serve(ctx context.Context) error {
-	c := b.rig.Cluster
+	c := b.harness.Cluster
 	if mode, ok := strings.CutPrefix(b.mode, kubeProxy); ok {
 		if _, err := controlplane.Programs(); err != nil {
 			return err
 		}
 		services, endpointSlices := objects(c)
-		kubeconfig, err := b.rig.Plane(ctx, c.Client(2), services, endpointSlices)
+		kubeconfig, err := b.harness.Plane(ctx, c.Client(2), services, endpointSlices)
 		if err != nil {
 			return err
 		}
-		return b.rig.KubeProxy(ctx, c.Node(0), kubeconfig, mode, 0)
+		return b.harness.KubeProxy(ctx, c.Node(0), kubeconfig, mode, 0)
 	}
 	text, err := manifests(c)
 	if err != nil {
 		return err
 	}
-	if _, err := b.rig.WriteFile("manifests/flood.yaml", text); err != nil {
+	if _, err := b.harness.WriteFile("manifests/flood.yaml", text); err != nil {
 		return err
 	}
 	for i := range c.Spec.Nodes {
-		if err := b.rig.Agent(ctx, c.Node(i), b.rig.Path("manifests"), b.mode); err != nil {
+		if err := b.harness.Agent(ctx, c.Node(i), b.harness.Path("manifests"), b.mode); err != nil {
 			return err
 		}
 	}
@@ -175,9 +175,9 @@ func (b *bench) serve(ctx context.Context) error {
 
 // measure connects without a flood and with one.
 func (b *bench) measure(ctx context.Context, place string, target netip.AddrPort) error {
-	c := b.rig.Cluster
+	c := b.harness.Cluster
 	b.cfg.Progress.Step("%s: new connections without a flood, endpoint %s", b.mode, place)
-	quiet := visit(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
+	quiet := probe(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
 	b.cfg.Progress.Step("%s: new connections in a flood, endpoint %s", b.mode, place)
 	attacker, err := newAttacker(c.Client(1), c.Node(0), target)
 	if err != nil {
@@ -187,7 +187,7 @@ func (b *bench) measure(ctx context.Context, place string, target netip.AddrPort
 	floodCtx, stop := context.WithCancel(ctx)
 	sent := make(chan float64, 1)
 	go func() { sent <- attacker.flood(floodCtx, b.cfg.Rate) }()
-	flooded := visit(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
+	flooded := probe(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
 	stop()
 	rate := <-sent
 	if ctx.Err() != nil {

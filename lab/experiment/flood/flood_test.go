@@ -46,7 +46,7 @@ func TestRenew(t *testing.T) {
 
 func TestReportFits80Columns(t *testing.T) {
 	r := &Report{Seconds: 10, Clients: 16, Machine: experiment.Machine{Kernel: "6.18.0", Arch: "amd64", CPU: "CPU", Cores: 2}}
-	v := visits{tried: 12345, took: slices.Repeat([]time.Duration{999 * time.Millisecond}, 11111)}
+	v := probes{tried: 12345, took: slices.Repeat([]time.Duration{999 * time.Millisecond}, 11111)}
 	for _, m := range Modes {
 		r.Rows = append(r.Rows, newRow(m, "elsewhere", 234567, v, v, 262144))
 	}

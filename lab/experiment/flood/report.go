@@ -25,28 +25,28 @@ type Row struct {
 	Endpoint string  `json:"endpoint"`
 	SYNs     float64 `json:"syns_per_second"`
 	// Quiet is without a flood, Flooded with one.
-	Quiet   Visits `json:"quiet"`
-	Flooded Visits `json:"flooded"`
+	Quiet   Probes `json:"quiet"`
+	Flooded Probes `json:"flooded"`
 	// Conntrack is how many entries the receiving node has after the flood.
 	Conntrack int `json:"conntrack_entries"`
 }
 
-// Visits are new connections of honest clients.
-type Visits struct {
+// Probes are new connections of honest clients.
+type Probes struct {
 	Tried int `json:"tried"`
 	// InTime is the percentage that was answered within a second.
 	InTime float64 `json:"in_time_percent"`
-	// Median and P99 are of those, in milliseconds.
+	// Median and P99 cover the connections of InTime, in milliseconds.
 	Median float64 `json:"median_ms"`
 	P99    float64 `json:"p99_ms"`
 }
 
-func newRow(mode, place string, rate float64, quiet, flooded visits, entries int) Row {
+func newRow(mode, place string, rate float64, quiet, flooded probes, entries int) Row {
 	return Row{Mode: mode, Endpoint: place, SYNs: rate, Quiet: summarize(quiet), Flooded: summarize(flooded), Conntrack: entries}
 }
 
-func summarize(v visits) Visits {
-	out := Visits{Tried: v.tried}
+func summarize(v probes) Probes {
+	out := Probes{Tried: v.tried}
 	if v.tried == 0 || len(v.took) == 0 {
 		return out
 	}

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -63,7 +63,7 @@ var packages = map[string]string{"memcached": "memcached", "nft": "nftables", "c
 
 type bench struct {
 	cfg           Config
-	tracked, bare *rig.Rig
+	tracked, bare *harness.Harness
 	manifests     string
 	table         *table
 	policy        Case   // as last written
@@ -77,7 +77,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := rig.NeedPrograms(packages); err != nil {
+	if err := harness.NeedPrograms(packages); err != nil {
 		return nil, err
 	}
 	machine, err := experiment.ReadMachine()
@@ -90,10 +90,10 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	b := &bench{cfg: cfg, report: &Report{Machine: machine, Mode: cfg.Mode, Rounds: cfg.Rounds, Seconds: cfg.Duration.Seconds(), Rate: cfg.Rate}}
 	defer func() {
 		if ctx.Err() != nil {
-			err = rig.EndError(ctx)
+			err = harness.EndError(ctx)
 		}
 		cfg.Progress.Step("taking the clusters down")
-		for _, r := range []*rig.Rig{b.tracked, b.bare} {
+		for _, r := range []*harness.Harness{b.tracked, b.bare} {
 			if r != nil {
 				err = errors.Join(err, r.Down())
 			}
@@ -110,14 +110,14 @@ func (b *bench) setUp(ctx context.Context) (err error) {
 	b.cfg.Progress.Step("building a cluster with conntrack and an agent, and one without")
 	spec := topology.DefaultSpec(b.cfg.Name + "-t")
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Conntrack = 1, 1, clients, true
-	if b.tracked, err = rig.Up(ctx, spec); err != nil {
+	if b.tracked, err = harness.Up(ctx, spec); err != nil {
 		return err
 	}
 	spec.Name, spec.Conntrack = b.cfg.Name+"-m", false
-	if b.bare, err = rig.Up(ctx, spec); err != nil {
+	if b.bare, err = harness.Up(ctx, spec); err != nil {
 		return err
 	}
-	for _, r := range []*rig.Rig{b.tracked, b.bare} {
+	for _, r := range []*harness.Harness{b.tracked, b.bare} {
 		for host, port := range map[*topology.Host]uint16{r.Cluster.Pod(0, 0): podPort, r.Cluster.Node(0): nodePort} {
 			if err := r.Serve(ctx, host, workload.Memcached, port); err != nil {
 				return err
@@ -141,12 +141,12 @@ func (b *bench) setUp(ctx context.Context) (err error) {
 
 // side is what is asked and how things stand then.
 type side struct {
-	rig    *rig.Rig
-	policy Case
-	node   bool   // the server on the node, not that in the pod
-	full   bool   // the table is full of flows that are not given up
-	lived  bool   // the table is as large as that of a node that has tracked for a while
-	rules  string // of nft, on the node without an agent
+	harness *harness.Harness
+	policy  Case
+	node    bool   // the server on the node, not that in the pod
+	full    bool   // the table is full of flows that are not given up
+	lived   bool   // the table is as large as that of a node that has tracked for a while
+	rules   string // of nft, on the node without an agent
 }
 
 // room is how many entries are free in a table that is lived in: what is measured
@@ -163,15 +163,15 @@ func (s side) free() int {
 
 func (s side) target() netip.AddrPort {
 	if s.node {
-		return netip.AddrPortFrom(s.rig.Cluster.Node(0).IPv4, nodePort)
+		return netip.AddrPortFrom(s.harness.Cluster.Node(0).IPv4, nodePort)
 	}
-	return netip.AddrPortFrom(s.rig.Cluster.Pod(0, 0).IPv4, podPort)
+	return netip.AddrPortFrom(s.harness.Cluster.Pod(0, 0).IPv4, podPort)
 }
 
 // arm brings things into the state of a side and measures it.
 func (b *bench) arm(s side, rate float64) experiment.Arm[Sample] {
 	return func(ctx context.Context) (Sample, error) {
-		if s.rig == b.tracked {
+		if s.harness == b.tracked {
 			if err := b.setPolicy(ctx, s.policy); err != nil {
 				return Sample{}, err
 			}
@@ -191,11 +191,11 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 		Kind: load.Memcached, Target: s.target(), Connections: b.cfg.Connections / clients, Rate: rate / clients,
 		Duration: duration, Warmup: duration / 2, Timeout: 3 * time.Second,
 	}
-	before, err := s.rig.Cluster.Node(0).ConntrackCount()
+	before, err := s.harness.Cluster.Node(0).ConntrackCount()
 	if err != nil {
 		return Sample{}, err
 	}
-	busy, err := ranFor(s.rig.Cluster)
+	busy, err := ranFor(s.harness.Cluster)
 	if err != nil {
 		return Sample{}, err
 	}
@@ -203,7 +203,7 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 	for i := range clients {
 		go func() {
 			var err error
-			results[i], err = s.rig.Load(ctx, s.rig.Cluster.Client(i), cfg)
+			results[i], err = s.harness.Load(ctx, s.harness.Cluster.Client(i), cfg)
 			errs <- err
 		}()
 	}
@@ -213,11 +213,11 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 	if err != nil {
 		return Sample{}, err
 	}
-	after, err := ranFor(s.rig.Cluster)
+	after, err := ranFor(s.harness.Cluster)
 	if err != nil {
 		return Sample{}, err
 	}
-	left, err := s.rig.Cluster.Node(0).ConntrackCount()
+	left, err := s.harness.Cluster.Node(0).ConntrackCount()
 	if err != nil {
 		return Sample{}, err
 	}

@@ -37,17 +37,17 @@ type plan struct {
 
 func (b *bench) plans() []plan {
 	at := fmt.Sprintf("CPU, %.0f conn/s", b.cfg.Rate)
-	none, tracking, untracked := side{rig: b.tracked, lived: true}, side{rig: b.tracked, policy: TrackPolicy, lived: true}, side{rig: b.tracked, policy: DoNotTrackPolicy, lived: true}
-	bare, floor, full, nodeFull := side{rig: b.bare}, side{rig: b.bare, rules: untrackAll}, side{rig: b.tracked, policy: DoNotTrackPolicy, full: true}, side{rig: b.tracked, policy: NodePolicy, node: true, full: true}
+	none, tracking, untracked := side{harness: b.tracked, lived: true}, side{harness: b.tracked, policy: TrackPolicy, lived: true}, side{harness: b.tracked, policy: DoNotTrackPolicy, lived: true}
+	bare, floor, full, nodeFull := side{harness: b.bare}, side{harness: b.bare, rules: untrackAll}, side{harness: b.tracked, policy: DoNotTrackPolicy, full: true}, side{harness: b.tracked, policy: NodePolicy, node: true, full: true}
 	return []plan{
 		{"do-not-track ÷ tracked policy", at, tracking, untracked, b.cfg.Rate, cpuOf, &experiment.Target{Limit: 0.85, AtMost: true}},
 		{"do-not-track ÷ no policy", at, none, untracked, b.cfg.Rate, cpuOf, nil},
-		{"no conntrack ÷ tracked policy", at, tracking, bare, b.cfg.Rate, cpuOf, nil}, // less is not to be had
+		{"no conntrack ÷ tracked policy", at, tracking, bare, b.cfg.Rate, cpuOf, nil}, // the lower bound
 		{"do-not-track ÷ no conntrack", at, bare, untracked, b.cfg.Rate, cpuOf, nil},
-		{"do-not-track ÷ tracked policy", "max conn/s", side{rig: b.tracked, policy: TrackPolicy}, side{rig: b.tracked, policy: DoNotTrackPolicy}, 0, rateOf, nil},
+		{"do-not-track ÷ tracked policy", "max conn/s", side{harness: b.tracked, policy: TrackPolicy}, side{harness: b.tracked, policy: DoNotTrackPolicy}, 0, rateOf, nil},
 		{"pod, table full, do-not-track ÷ pod, no conntrack", "max conn/s", bare, full, 0, rateOf, &experiment.Target{Limit: 0.95}},
-		{"pod, all untracked by one rule ÷ pod, no conntrack", "max conn/s", bare, floor, 0, rateOf, nil}, // more is not to be had
-		{"node, table full, do-not-track ÷ metal, no conntrack", "max conn/s", side{rig: b.bare, node: true}, nodeFull, 0, rateOf, &experiment.Target{Limit: 0.95}},
+		{"pod, all untracked by one rule ÷ pod, no conntrack", "max conn/s", bare, floor, 0, rateOf, nil}, // the upper bound
+		{"node, table full, do-not-track ÷ metal, no conntrack", "max conn/s", side{harness: b.bare, node: true}, nodeFull, 0, rateOf, &experiment.Target{Limit: 0.95}},
 	}
 }
 
@@ -98,7 +98,7 @@ func (b *bench) ceilings(ctx context.Context) error {
 		if err := b.table.fill(ctx, true, c.free); err != nil {
 			return err
 		}
-		s, err := b.measure(ctx, side{rig: b.tracked, policy: c.policy}, 0, 8*time.Second)
+		s, err := b.measure(ctx, side{harness: b.tracked, policy: c.policy}, 0, 8*time.Second)
 		if err != nil {
 			return err
 		}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // New returns the experiment do-not-track.
@@ -120,7 +120,7 @@ func rows(o experiment.Options) []experiment.Row {
 func runSubject(ctx context.Context, cfg Config, s subject, full time.Duration, m *experiment.Measurement) (err error) {
 	b := &bench{cfg: cfg, report: &Report{}}
 	defer func() {
-		for _, r := range []*rig.Rig{b.tracked, b.bare} {
+		for _, r := range []*harness.Harness{b.tracked, b.bare} {
 			if r == nil {
 				continue
 			}
@@ -133,9 +133,9 @@ func runSubject(ctx context.Context, cfg Config, s subject, full time.Duration, 
 	if err := b.setUp(ctx); err != nil {
 		return err
 	}
-	at := side{rig: b.tracked, policy: s.policy, full: s.full}
+	at := side{harness: b.tracked, policy: s.policy, full: s.full}
 	if s.bare {
-		at.rig = b.bare
+		at.harness = b.bare
 	}
 	if s.full {
 		if err := b.setPolicy(ctx, s.policy); err != nil {
@@ -199,10 +199,10 @@ func conclude(res *experiment.Result) []string {
 	if row := res.Row(subjects[4].name); row != nil {
 		const most = slots / giveUp
 		if v, ok := row.Value("max"); ok && (v.Median < 0.75*most || v.Median > 1.25*most) {
-			out = append(out, fmt.Sprintf("Entries ÷ time-out is %d/s, and %s/s were measured: an entry whose time is over takes its place until the kernel's collector or a "+
+			out = append(out, fmt.Sprintf("Entries ÷ timeout is %d/s, and %s/s were measured: an entry whose time is over takes its place until the kernel's collector or a "+
 				"search of its bucket meets it, and so few turns of the table were measured that it matters which of them were whole.", most, experiment.FormatNumber(v.Median)))
 		}
 	}
-	return append(out, "Why it may differ: the published machine had a table of its own size and more cores; the ceiling of a table is arithmetic (entries ÷ time-out) and "+
+	return append(out, "Why it may differ: the published machine had a table of its own size and more cores; the ceiling of a table is arithmetic (entries ÷ timeout) and "+
 		"shows at any size, while connections/s without it are what clients, server and network manage on these CPUs.")
 }

@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
-// Case is which policy there is.
+// Case is the policy that is in force.
 type Case string
 
 // The cases; "" is no policy.
@@ -166,7 +166,7 @@ func (t *table) fill(ctx context.Context, full bool, free int) error {
 	if full && t.filled && t.free == free && free != slots {
 		return nil // as it was left; of slots, what was measured before has taken its part
 	}
-	if err := rig.EmptyConntrack(ctx, t.node); err != nil {
+	if err := harness.EmptyConntrack(ctx, t.node); err != nil {
 		return err
 	}
 	t.filled, t.free = full, free
@@ -176,15 +176,15 @@ func (t *table) fill(ctx context.Context, full bool, free int) error {
 	if err := t.node.Do(func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_time_wait", []byte(strconv.Itoa(giveUp)), 0)
 	}); err != nil {
-		return fmt.Errorf("set time-out: %w", err)
+		return fmt.Errorf("set timeout: %w", err)
 	}
-	return rig.FillConntrack(ctx, t.node, free)
+	return harness.FillConntrack(ctx, t.node, free)
 }
 
-// ranFor is how long processes of a cluster and threads of the kernel have run so far,
-// in seconds. What the kernel does for a packet is done in the context of whoever sent
-// it, or, where there is much, of ksoftirqd; entries are given up by workers. Others on
-// the machine do not count, but for what they have the kernel's threads do.
+// ranFor returns the CPU time of a cluster's processes and of kernel threads so far, in
+// seconds. The kernel handles a packet in the context of its sender or, under load, of
+// ksoftirqd; kernel workers delete expired entries. Other processes on the machine do not
+// count, except for the work that they cause in kernel threads.
 func ranFor(c *topology.Cluster) (float64, error) {
 	cluster, err := clusterCPU(c)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"spillway.dev/spillway/examples/rtb"
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -32,7 +32,7 @@ const (
 	dsps        = 3
 )
 
-// proxy is who serves the NodePort.
+// proxy is the program that serves the NodePort.
 type proxy struct {
 	name string
 	mode string
@@ -139,7 +139,7 @@ func run(ctx context.Context, o experiment.Options, n network, p *proxy, m *expe
 	spec := topology.DefaultSpec(o.Name + "-rtb")
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.PodNetwork = 4, 2, 2, n.spec
 	spec.Masquerade, spec.Conntrack = true, true // as flannel has it
-	r, err := rig.Up(ctx, spec)
+	r, err := harness.Up(ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func run(ctx context.Context, o experiment.Options, n network, p *proxy, m *expe
 }
 
 // setUp starts the exchange and the proxies, and returns where a client asks.
-func setUp(ctx context.Context, r *rig.Rig, p *proxy) (target netip.AddrPort, err error) {
+func setUp(ctx context.Context, r *harness.Harness, p *proxy) (target netip.AddrPort, err error) {
 	c := r.Cluster
 	host, port := c.Pod(1, 0), uint16(podPort)
 	target = netip.AddrPortFrom(c.Node(0).IPv4, nodePort)
@@ -180,8 +180,8 @@ func setUp(ctx context.Context, r *rig.Rig, p *proxy) (target netip.AddrPort, er
 	return target, waitStatus(ctx, r, target, 404)
 }
 
-// startDSPs starts the bidders: in pods of three nodes, or on those nodes.
-func startDSPs(ctx context.Context, r *rig.Rig, p *proxy) error {
+// startDSPs starts the bidders: in pods of three nodes, or on the nodes.
+func startDSPs(ctx context.Context, r *harness.Harness, p *proxy) error {
 	c := r.Cluster
 	for i, node := range []int{0, 2, 3}[:dsps] {
 		host, port := c.Pod(node, 1), uint16(podPort)
@@ -211,7 +211,7 @@ func bids(target netip.AddrPort) load.Config {
 }
 
 // waitStatus asks until the exchange answers with a status.
-func waitStatus(ctx context.Context, r *rig.Rig, target netip.AddrPort, status int) error {
+func waitStatus(ctx context.Context, r *harness.Harness, target netip.AddrPort, status int) error {
 	const limit = 10 * time.Second
 	cfg := bids(target)
 	cfg.Connections, cfg.MaxRequests, cfg.Duration = 1, 1, 300*time.Millisecond
@@ -231,7 +231,7 @@ func waitStatus(ctx context.Context, r *rig.Rig, target netip.AddrPort, status i
 
 // measure takes all samples with a number of bidders, in which the exchange
 // answers with one status.
-func measure(ctx context.Context, o experiment.Options, r *rig.Rig, target netip.AddrPort, bidders string, status int, m *experiment.Measurement) error {
+func measure(ctx context.Context, o experiment.Options, r *harness.Harness, target netip.AddrPort, bidders string, status int, m *experiment.Measurement) error {
 	samples, each := length(o)
 	cfg := bids(target)
 	cfg.Connections, cfg.Duration, cfg.Warmup = connections, each, 200*time.Millisecond

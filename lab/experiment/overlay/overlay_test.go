@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 
@@ -43,7 +43,7 @@ func TestRows(t *testing.T) {
 
 // An agent must find nothing to complain about in the Service.
 func TestServiceIsWhatAnAgentReads(t *testing.T) {
-	_, delta := fixture.Manifests(t, "rtbtest", func(r *rig.Rig) (string, error) {
+	_, delta := fixture.Manifests(t, "rtbtest", func(r *harness.Harness) (string, error) {
 		text, err := r.Cluster.NodesYAML()
 		for _, o := range []any{service(), slice(r.Cluster.Pod(1, 0))} {
 			one, e := yaml.Marshal(o)
@@ -66,12 +66,12 @@ func TestServiceIsWhatAnAgentReads(t *testing.T) {
 
 // The exchange and its bidders as processes of pods find each other.
 func TestBiddersRegister(t *testing.T) {
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		t.Skip(err)
 	}
 	spec := topology.DefaultSpec("rtbtwo")
 	spec.Nodes, spec.PodsPerNode = 4, 2
-	r, err := rig.Up(context.Background(), spec)
+	r, err := harness.Up(context.Background(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -39,7 +39,7 @@ func slice(pod *topology.Host) *discoveryv1.EndpointSlice {
 
 // startProxies starts a proxy on the node that is asked and on that of the
 // exchange; no packet goes by a Service elsewhere.
-func startProxies(ctx context.Context, r *rig.Rig, p proxy) error {
+func startProxies(ctx context.Context, r *harness.Harness, p proxy) error {
 	c := r.Cluster
 	nodes := []*topology.Host{c.Node(0), c.Node(1)}
 	if p.peer {

@@ -7,14 +7,14 @@ import (
 
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 )
 
 // The agents must find nothing to complain about in what the bench writes.
 func TestManifestsAreWhatAnAgentReads(t *testing.T) {
-	cluster, delta := fixture.Manifests(t, "pathtest", func(r *rig.Rig) (string, error) { return writeManifests(r, false) })
+	cluster, delta := fixture.Manifests(t, "pathtest", func(r *harness.Harness) (string, error) { return writeManifests(r, false) })
 	if len(delta.Nodes) != 2 || len(delta.Services) != 2 || len(delta.Slices) != 2 {
 		t.Errorf("found %d Nodes, %d Services, %d slices; want 2 each", len(delta.Nodes), len(delta.Services), len(delta.Slices))
 	}

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -42,7 +42,7 @@ func benchServices(c *topology.Cluster) []benchService {
 }
 
 // writeManifests writes what the agents serve and returns the directory.
-func writeManifests(r *rig.Rig, tftp bool) (string, error) {
+func writeManifests(r *harness.Harness, tftp bool) (string, error) {
 	text, err := manifests(r.Cluster, tftp)
 	if err != nil {
 		return "", err

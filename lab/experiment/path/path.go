@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -37,8 +37,8 @@ type Config struct {
 	// Files measures files of 5 KB, read by TFTP 512 bytes at a time, instead of
 	// HTTP, through each of these, which are Proxies, instead of Mode.
 	Files []string
-	// Only leaves out the comparisons whose "NAME, LOAD" it does not match, but
-	// for those that find the rate of an open loop that is left. Nil: none.
+	// Only selects comparisons by "NAME, LOAD". A comparison that finds the rate of a
+	// selected open loop runs in any case. Nil selects all.
 	Only     *regexp.Regexp
 	Progress *experiment.Progress
 }
@@ -72,8 +72,8 @@ const (
 
 // bench is one run.
 type bench struct {
-	cfg Config
-	rig *rig.Rig
+	cfg     Config
+	harness *harness.Harness
 	// saturation holds, for each kind of load, the rate that both metal and
 	// NodePort reach: half of it is the rate of the open loop.
 	saturation map[load.Kind]float64
@@ -87,7 +87,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		return nil, err
 	}
 	machine, err := experiment.ReadMachine()
@@ -113,18 +113,18 @@ type noneError struct{ error }
 // run measures what there is to measure on a cluster of its own.
 func (b *bench) run(ctx context.Context, spec topology.Spec, plans func(*topology.Cluster) []plan) (err error) {
 	b.cfg.Progress.Step("building a cluster of two nodes")
-	if b.rig, err = rig.Up(ctx, spec); err != nil {
+	if b.harness, err = harness.Up(ctx, spec); err != nil {
 		return err
 	}
 	defer func() {
 		if ctx.Err() != nil {
-			err = rig.EndError(ctx)
+			err = harness.EndError(ctx)
 		}
 		b.cfg.Progress.Step("taking the cluster down")
-		err = errors.Join(err, b.rig.Down())
+		err = errors.Join(err, b.harness.Down())
 		b.cfg.Progress.Done()
 	}()
-	all := plans(b.rig.Cluster)
+	all := plans(b.harness.Cluster)
 	todo := wanted(all, b.cfg.Only)
 	if len(todo) == 0 {
 		return noneError{fmt.Errorf("only %q: no comparison has this in its \"NAME, LOAD\", such as %q",
@@ -141,10 +141,9 @@ func (b *bench) run(ctx context.Context, spec topology.Spec, plans func(*topolog
 	return nil
 }
 
-// setUp starts servers and whoever serves the Services, and waits until every way
-// is open.
+// setUp starts servers and the proxies, and waits until every target answers.
 func (b *bench) setUp(ctx context.Context, plans []plan) error {
-	c := b.rig.Cluster
+	c := b.harness.Cluster
 	kind, metalPort, podPort := workload.HTTP, uint16(metalPort), uint16(podPort)
 	if b.cfg.Files != nil {
 		kind, metalPort, podPort = workload.Blocks, metalTFTPPort, tftpPort
@@ -154,11 +153,11 @@ func (b *bench) setUp(ctx context.Context, plans []plan) error {
 		host *topology.Host
 		port uint16
 	}{{c.Node(0), metalPort}, {c.Pod(0, 0), podPort}, {c.Pod(1, 0), podPort}} {
-		if err := b.rig.Serve(ctx, s.host, kind, s.port); err != nil {
+		if err := b.harness.Serve(ctx, s.host, kind, s.port); err != nil {
 			return err
 		}
 	}
-	if err := b.rig.RoutePods(c.Client(0)); err != nil {
+	if err := b.harness.RoutePods(c.Client(0)); err != nil {
 		return err
 	}
 	if err := b.serveServices(ctx); err != nil {
@@ -179,14 +178,14 @@ func (b *bench) serveServices(ctx context.Context) error {
 	if b.cfg.Mode == KubeProxy {
 		return b.serveByKubeProxy(ctx)
 	}
-	dir, err := writeManifests(b.rig, b.cfg.Files != nil)
+	dir, err := writeManifests(b.harness, b.cfg.Files != nil)
 	if err != nil {
 		return err
 	}
 	b.cfg.Progress.Step("starting an agent on each node")
-	c := b.rig.Cluster
+	c := b.harness.Cluster
 	for i := range c.Spec.Nodes {
-		if err := b.rig.Agent(ctx, c.Node(i), dir, b.cfg.Mode); err != nil {
+		if err := b.harness.Agent(ctx, c.Node(i), dir, b.cfg.Mode); err != nil {
 			return err
 		}
 	}
@@ -271,23 +270,23 @@ func (b *bench) compare(ctx context.Context, p plan) error {
 	if p.tail {
 		duration, rounds = duration*tailFactor, rounds*tailFactor
 	}
-	arm := func(w way) experiment.Arm[rig.Sample] {
+	arm := func(w way) experiment.Arm[harness.Sample] {
 		if p.kind == load.TFTP {
 			return b.filesArm(p, w)
 		}
-		return func(ctx context.Context) (rig.Sample, error) {
-			return b.rig.Measure(ctx, w.from, load.Config{Kind: p.kind, Target: w.to, Rate: rate,
+		return func(ctx context.Context) (harness.Sample, error) {
+			return b.harness.Measure(ctx, w.from, load.Config{Kind: p.kind, Target: w.to, Rate: rate,
 				Connections: b.cfg.Connections, Duration: duration, Warmup: b.cfg.Warmup})
 		}
 	}
-	pair := experiment.Pair[rig.Sample]{Name: p.name, A: arm(p.base), B: arm(p.service),
+	pair := experiment.Pair[harness.Sample]{Name: p.name, A: arm(p.base), B: arm(p.service),
 		Rounds: rounds, Progress: b.cfg.Progress.Part}
 	b.cfg.Progress.Step("%s, %s", p.name, loadName(p))
 	trial, err := pair.Run(ctx)
 	if err != nil {
 		return err
 	}
-	var control experiment.Trial[rig.Sample]
+	var control experiment.Trial[harness.Sample]
 	if p.control {
 		pair = pair.Control()
 		b.cfg.Progress.Step("%s, %s: A/A control", p.name, loadName(p))

@@ -8,15 +8,15 @@ import (
 
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 )
 
 // samples makes measurements with these rates; all else follows from the rate.
-func samples(entries int, rates ...float64) []rig.Sample {
-	var out []rig.Sample
+func samples(entries int, rates ...float64) []harness.Sample {
+	var out []harness.Sample
 	for _, r := range rates {
-		s := rig.Sample{CPUPerRequest: 1e6 / r, Conntrack: entries}
+		s := harness.Sample{CPUPerRequest: 1e6 / r, Conntrack: entries}
 		s.Rate, s.Latency.P999 = r, 1e7/r
 		s.Requests = int64(r)
 		out = append(out, s)
@@ -28,7 +28,7 @@ func testReport() *Report {
 	m := experiment.Machine{Kernel: "6.1.0", Arch: "x86_64", CPU: "Fast CPU", Cores: 2,
 		Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)}
 	r := newReport(Config{Mode: "ebpf", Rounds: 6, Duration: 2 * time.Second, Connections: 32}, m)
-	type trial = experiment.Trial[rig.Sample]
+	type trial = experiment.Trial[harness.Sample]
 	base := samples(32, 30000, 31000, 32000, 30000, 31000, 32000)
 	slow := samples(0, 27000, 31000, 28800, 27000, 31000, 28800)
 	slow[1].Errors = map[string]int64{"timeout": 2, "reset": 1}
@@ -79,7 +79,7 @@ func TestReportOfFiles(t *testing.T) {
 		base[i].Seconds, base[i].ClientCPUSeconds, base[i].ServerCPUSeconds = 0.4, 0.25, 0.1
 		lost[i].Errors, lost[i].Dropped, lost[i].Expectations = map[string]int64{"timeout": 32}, 48, i
 	}
-	r.add(plan{name: "NodePort ÷ metal", kind: load.TFTP, full: true}, 0, experiment.Trial[rig.Sample]{A: base, B: lost}, experiment.Trial[rig.Sample]{})
+	r.add(plan{name: "NodePort ÷ metal", kind: load.TFTP, full: true}, 0, experiment.Trial[harness.Sample]{A: base, B: lost}, experiment.Trial[harness.Sample]{})
 	c := r.Comparisons[0]
 	want := Files{Failed: 192, Expectations: 5, Dropped: 288, ClientCore: 20000, ServerCore: 50000, ClientBusy: 0.5, ServerBusy: 0.2}
 	if c.Files == nil || *c.Files != want || c.Load != "files of 5 KB, full table" || r.Mode != "ebpf, kube-proxy" {

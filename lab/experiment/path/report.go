@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 )
 
@@ -74,18 +74,18 @@ type Files struct {
 	ServerBusy float64 `json:"server_busy"`
 }
 
-func clientCPU(s rig.Sample) float64 { return s.ClientCPUSeconds }
-func serverCPU(s rig.Sample) float64 { return s.ServerCPUSeconds }
+func clientCPU(s harness.Sample) float64 { return s.ClientCPUSeconds }
+func serverCPU(s harness.Sample) float64 { return s.ServerCPUSeconds }
 
-// busy is the share of a core that somebody took. CPU time was taken during the
-// warm-up, too.
-func busy(cpu func(rig.Sample) float64, warmup time.Duration) func(rig.Sample) float64 {
-	return func(s rig.Sample) float64 { return cpu(s) / (s.Seconds + warmup.Seconds()) }
+// busy returns the share of a core that the CPU time of cpu is. It counts CPU time
+// of the warm-up, too.
+func busy(cpu func(harness.Sample) float64, warmup time.Duration) func(harness.Sample) float64 {
+	return func(s harness.Sample) float64 { return cpu(s) / (s.Seconds + warmup.Seconds()) }
 }
 
-// perCore is the rate for each second of somebody's CPU time.
-func perCore(cpu func(rig.Sample) float64, warmup time.Duration) func(rig.Sample) float64 {
-	return func(s rig.Sample) float64 {
+// perCore returns the rate for each second of the CPU time of cpu.
+func perCore(cpu func(harness.Sample) float64, warmup time.Duration) func(harness.Sample) float64 {
+	return func(s harness.Sample) float64 {
 		if cpu(s) == 0 {
 			return 0
 		}
@@ -93,9 +93,9 @@ func perCore(cpu func(rig.Sample) float64, warmup time.Duration) func(rig.Sample
 	}
 }
 
-// addFiles works out what only files have. Cores are those of the base: with
-// a Service that loses files they have nothing to do.
-func (c *Comparison) addFiles(trial experiment.Trial[rig.Sample], warmup time.Duration) {
+// addFiles computes the figures that only files have. It takes cores from the base:
+// with a Service that loses files, the server is idle.
+func (c *Comparison) addFiles(trial experiment.Trial[harness.Sample], warmup time.Duration) {
 	c.Figure, c.Files = "files/s", &Files{}
 	f := c.Files
 	f.ClientCore, f.ClientBusy = median(trial.A, perCore(clientCPU, warmup)), median(trial.A, busy(clientCPU, warmup))
@@ -116,11 +116,11 @@ func newReport(cfg Config, m experiment.Machine) *Report {
 	return r
 }
 
-func rateOf(s rig.Sample) float64 { return s.Rate }
-func tailOf(s rig.Sample) float64 { return s.Latency.P999 }
-func cpuOf(s rig.Sample) float64  { return s.CPUPerRequest }
+func rateOf(s harness.Sample) float64 { return s.Rate }
+func tailOf(s harness.Sample) float64 { return s.Latency.P999 }
+func cpuOf(s harness.Sample) float64  { return s.CPUPerRequest }
 
-func median(side []rig.Sample, figure func(rig.Sample) float64) float64 {
+func median(side []harness.Sample, figure func(harness.Sample) float64) float64 {
 	return experiment.Median(experiment.Figures(side, figure))
 }
 
@@ -136,7 +136,7 @@ func loadName(p plan) string {
 }
 
 // add works one trial out and appends it.
-func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[rig.Sample]) {
+func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[harness.Sample]) {
 	figure, name := rateOf, "requests/s"
 	if p.tail {
 		figure, name = tailOf, "p99.9 µs"
@@ -153,7 +153,7 @@ func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[rig.S
 	if p.kind == load.TFTP {
 		c.addFiles(trial, r.warmup)
 	}
-	for i, side := range [][]rig.Sample{trial.A, trial.B} {
+	for i, side := range [][]harness.Sample{trial.A, trial.B} {
 		for _, s := range side {
 			entries := []*int{&c.BaseConntrack, &c.Conntrack}[i]
 			*entries = max(*entries, s.Conntrack)

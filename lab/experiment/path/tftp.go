@@ -14,7 +14,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -32,7 +32,7 @@ const (
 // Service's connections the kernel's helper.
 const KubeProxy = "kube-proxy"
 
-// Proxies are those through which files can be measured.
+// Proxies are the proxies with which file transfers can be measured.
 var Proxies = append(slices.Clone(Modes), KubeProxy)
 
 func (c Config) validateFiles() error {
@@ -55,7 +55,7 @@ func (c Config) validateFiles() error {
 // runFiles measures one proxy after another, each on a cluster of its own and
 // beside metal there.
 func runFiles(ctx context.Context, cfg Config, report *Report) error {
-	if err := rig.NeedPrograms(map[string]string{"conntrack": "conntrack", "iptables": "iptables"}); err != nil {
+	if err := harness.NeedPrograms(map[string]string{"conntrack": "conntrack", "iptables": "iptables"}); err != nil {
 		return err
 	}
 	for _, proxy := range cfg.Files {
@@ -76,7 +76,7 @@ func runFiles(ctx context.Context, cfg Config, report *Report) error {
 	return nil
 }
 
-// filePlans lists the comparisons for one proxy. Targets are those of Spillway's
+// filePlans lists the comparisons for one proxy. Targets apply to Spillway's
 // own dataplane.
 func filePlans(c *topology.Cluster, proxy string, tracked bool) []plan {
 	client, node := c.Client(0), c.Node(0)
@@ -104,21 +104,21 @@ func filePlans(c *topology.Cluster, proxy string, tracked bool) []plan {
 }
 
 // filesArm measures one side of a comparison.
-func (b *bench) filesArm(p plan, w way) experiment.Arm[rig.Sample] {
+func (b *bench) filesArm(p plan, w way) experiment.Arm[harness.Sample] {
 	server, full := p.baseServer, false
 	if w == p.service {
 		server, full = p.server, p.full
 	}
 	cfg := load.Config{Kind: load.TFTP, Target: w.to, Connections: b.cfg.Connections, Duration: b.cfg.Duration, Warmup: b.cfg.Warmup, Timeout: fileTimeout}
-	return func(ctx context.Context) (rig.Sample, error) {
-		return b.rig.MeasureFiles(ctx, w.from, server, cfg, full)
+	return func(ctx context.Context) (harness.Sample, error) {
+		return b.harness.MeasureFiles(ctx, w.from, server, cfg, full)
 	}
 }
 
 // serveByKubeProxy starts kube-proxy on node0, and assigns the helper there as its
 // users have to.
 func (b *bench) serveByKubeProxy(ctx context.Context) error {
-	c := b.rig.Cluster
+	c := b.harness.Cluster
 	b.cfg.Progress.Step("starting an API server, and kube-proxy on node0")
 	var services []*corev1.Service
 	var slices []*discoveryv1.EndpointSlice
@@ -126,11 +126,11 @@ func (b *bench) serveByKubeProxy(ctx context.Context) error {
 		services = append(services, service(s.name, s.clusterIP, s.nodePort, tftpPort, corev1.ProtocolUDP))
 		slices = append(slices, slice(s.name, s.pod, tftpPort, corev1.ProtocolUDP))
 	}
-	kubeconfig, err := b.rig.Plane(ctx, c.Client(1), services, slices)
+	kubeconfig, err := b.harness.Plane(ctx, c.Client(1), services, slices)
 	if err != nil {
 		return err
 	}
-	if err := b.rig.KubeProxy(ctx, c.Node(0), kubeconfig, "iptables", 0); err != nil {
+	if err := b.harness.KubeProxy(ctx, c.Node(0), kubeconfig, "iptables", 0); err != nil {
 		return err
 	}
 	cmd := c.Node(0).Command(ctx, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "udp", "--dport", fmt.Sprint(hereNodePort), "-j", "CT", "--helper", "tftp")
@@ -143,11 +143,11 @@ func (b *bench) serveByKubeProxy(ctx context.Context) error {
 // waitAnswer waits until a way is open.
 func (b *bench) waitAnswer(ctx context.Context, w way) error {
 	if b.cfg.Files == nil {
-		return b.rig.WaitAnswer(ctx, w.from, workload.HTTP, w.to)
+		return b.harness.WaitAnswer(ctx, w.from, workload.HTTP, w.to)
 	}
 	const tries = 20
 	for range tries {
-		r, err := b.rig.Load(ctx, w.from, load.Config{Kind: load.TFTP, Target: w.to, Connections: 1, Duration: 100 * time.Millisecond, Timeout: fileTimeout / 4})
+		r, err := b.harness.Load(ctx, w.from, load.Config{Kind: load.TFTP, Target: w.to, Connections: 1, Duration: 100 * time.Millisecond, Timeout: fileTimeout / 4})
 		if err != nil {
 			return err
 		}

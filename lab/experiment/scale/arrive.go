@@ -16,7 +16,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -92,7 +92,7 @@ func (a arrival) fills() time.Duration {
 func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Measurement) (err error) {
 	spec := topology.DefaultSpec(o.Name + "-api")
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Masquerade, spec.Conntrack = 1, 2, 2, true, true
-	r, err := rig.Up(ctx, spec)
+	r, err := harness.Up(ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Me
 }
 
 // setUp starts servers, the API server with everything in it, and the proxy.
-func (a arrival) setUp(ctx context.Context, r *rig.Rig) error {
+func (a arrival) setUp(ctx context.Context, r *harness.Harness) error {
 	c := r.Cluster
 	for i := range 2 {
 		if err := r.Serve(ctx, c.Pod(0, i), workload.HTTP, probePort); err != nil {
@@ -162,7 +162,7 @@ func (a arrival) setUp(ctx context.Context, r *rig.Rig) error {
 	}
 	mode, isPeer := strings.CutPrefix(a.side.mode, "kube-proxy-")
 	proxyMode, variant, _ := strings.Cut(mode, "-")
-	if err := rig.UseIptables(ctx, c.Node(0), variant); err != nil {
+	if err := harness.UseIptables(ctx, c.Node(0), variant); err != nil {
 		return err
 	}
 	if isPeer {
@@ -189,7 +189,7 @@ func probe(pod *topology.Host) (*corev1.Service, *discoveryv1.EndpointSlice) {
 }
 
 // waitFor asks the NodePort, each time on a new connection, until a pod answers.
-func waitFor(ctx context.Context, r *rig.Rig, pod string, limit time.Duration) error {
+func waitFor(ctx context.Context, r *harness.Harness, pod string, limit time.Duration) error {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: r.Cluster.Client(0).Dial, DisableKeepAlives: true}}
 	url := "http://" + net.JoinHostPort(r.Cluster.Node(0).IPv4.String(), fmt.Sprint(probeNodePort)) + "/"
 	var last string

@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/change"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -61,7 +61,7 @@ func TestConcludeComparesTheSmallestWithTheLargest(t *testing.T) {
 // An agent must find nothing to complain about in the probe, as the API server
 // completes it.
 func TestProbeIsWhatAnAgentReads(t *testing.T) {
-	_, delta := fixture.Manifests(t, "scaletest", func(r *rig.Rig) (string, error) {
+	_, delta := fixture.Manifests(t, "scaletest", func(r *harness.Harness) (string, error) {
 		service, slice := probe(r.Cluster.Pod(0, 0))
 		service.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 		slice.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
@@ -86,12 +86,12 @@ func TestProbeIsWhatAnAgentReads(t *testing.T) {
 
 // waitFor must tell pods apart, and say who answered instead.
 func TestWaitForSaysWhoAnswered(t *testing.T) {
-	if err := rig.CanRun(); err != nil {
+	if err := harness.CanRun(); err != nil {
 		t.Skip(err)
 	}
 	spec := topology.DefaultSpec("scaletest")
 	spec.Nodes, spec.PodsPerNode = 1, 1
-	r, err := rig.Up(context.Background(), spec)
+	r, err := harness.Up(context.Background(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 )
@@ -26,7 +26,7 @@ func protocol(kind load.Kind) corev1.Protocol {
 
 // loadRules makes the node translate as kube-proxy's rules do for a NodePort,
 // with another way to choose ports.
-func loadRules(ctx context.Context, r *rig.Rig, m method, t traffic) error {
+func loadRules(ctx context.Context, r *harness.Harness, m method, t traffic) error {
 	node, pod := r.Cluster.Node(0), r.Cluster.Pod(1, 0)
 	rules := natRules(strings.ToLower(string(protocol(t.kind))), node.IPv4.String(), pod.IPv4.String(), m.flags, t.ports)
 	cmd := node.Command(ctx, "iptables-restore", "--wait")
@@ -48,8 +48,8 @@ COMMIT
 `, protocol, node, nodePort, pod, podPort, strings.TrimSpace(flags))
 }
 
-// fewPorts leaves a node so many ports to translate to. MASQUERADE is told by
-// its rule; Spillway takes what is neither the node's own nor reserved.
+// fewPorts limits the ports that a node may use for SNAT. For MASQUERADE a rule sets
+// them; Spillway uses the ports that are neither local nor reserved.
 func fewPorts(node *topology.Host, m method, ports int) error {
 	if ports == 0 || m.mode == "" {
 		return nil
@@ -69,7 +69,7 @@ func fewPorts(node *topology.Host, m method, ports int) error {
 }
 
 // startAgents starts an agent on each node.
-func startAgents(ctx context.Context, r *rig.Rig, mode string, kind load.Kind) error {
+func startAgents(ctx context.Context, r *harness.Harness, mode string, kind load.Kind) error {
 	dir, err := writeManifests(r, kind)
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func startAgents(ctx context.Context, r *rig.Rig, mode string, kind load.Kind) e
 }
 
 // writeManifests writes a Service whose endpoint is the pod of node1.
-func writeManifests(r *rig.Rig, kind load.Kind) (dir string, err error) {
+func writeManifests(r *harness.Harness, kind load.Kind) (dir string, err error) {
 	c := r.Cluster
 	nodes, err := c.NodesYAML()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -167,7 +167,7 @@ func rows(o experiment.Options) []experiment.Row {
 func run(ctx context.Context, o experiment.Options, m method, t traffic, result *experiment.Measurement) (err error) {
 	spec := topology.DefaultSpec(o.Name + "-snat")
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Conntrack = 2, 1, clients, true
-	r, err := rig.Up(ctx, spec)
+	r, err := harness.Up(ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -201,10 +201,12 @@ func run(ctx context.Context, o experiment.Options, m method, t traffic, result 
 	return nil
 }
 
-func target(r *rig.Rig) netip.AddrPort { return netip.AddrPortFrom(r.Cluster.Node(0).IPv4, nodePort) }
+func target(r *harness.Harness) netip.AddrPort {
+	return netip.AddrPortFrom(r.Cluster.Node(0).IPv4, nodePort)
+}
 
 // setUp starts the server and what translates.
-func setUp(ctx context.Context, r *rig.Rig, m method, t traffic) error {
+func setUp(ctx context.Context, r *harness.Harness, m method, t traffic) error {
 	kind, ask := workload.HTTP, workload.HTTP
 	if t.kind == load.DNS {
 		kind, ask = workload.DNS, ""
@@ -229,7 +231,7 @@ func setUp(ctx context.Context, r *rig.Rig, m method, t traffic) error {
 }
 
 // hold keeps connections open, so that their ports are taken.
-func hold(ctx context.Context, r *rig.Rig, t traffic, long time.Duration) (stop func() error, err error) {
+func hold(ctx context.Context, r *harness.Harness, t traffic, long time.Duration) (stop func() error, err error) {
 	if t.held == 0 {
 		return func() error { return nil }, nil
 	}
@@ -257,7 +259,7 @@ func hold(ctx context.Context, r *rig.Rig, t traffic, long time.Duration) (stop 
 }
 
 // sample measures once.
-func sample(ctx context.Context, r *rig.Rig, m method, cfg load.Config, result *experiment.Measurement) (*load.Result, error) {
+func sample(ctx context.Context, r *harness.Harness, m method, cfg load.Config, result *experiment.Measurement) (*load.Result, error) {
 	node := r.Cluster.Node(0)
 	before, err := r.Counters(ctx, node)
 	if err != nil {
@@ -311,14 +313,14 @@ func sample(ctx context.Context, r *rig.Rig, m method, cfg load.Config, result *
 }
 
 // noPort counts packets that eBPF dropped since there was no port for them.
-func noPort(ctx context.Context, r *rig.Rig, m method) (float64, error) {
+func noPort(ctx context.Context, r *harness.Harness, m method) (float64, error) {
 	if m.mode != "ebpf" {
 		return 0, nil
 	}
 	return r.Metric(ctx, r.Cluster.Node(0), "spillway_ebpf_drops_total", `reason="snat_ports"`)
 }
 
-func noPortSince(ctx context.Context, r *rig.Rig, m method, before float64) (float64, error) {
+func noPortSince(ctx context.Context, r *harness.Harness, m method, before float64) (float64, error) {
 	now, err := noPort(ctx, r, m)
 	return now - before, err
 }

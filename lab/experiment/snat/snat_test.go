@@ -6,7 +6,7 @@ import (
 
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 )
 
@@ -45,7 +45,7 @@ func TestRowsOfOneKindAreTogetherAndEachHasAName(t *testing.T) {
 func TestServicesAreWhatAnAgentReads(t *testing.T) {
 	for _, kind := range []load.Kind{load.Conn, load.DNS} {
 		t.Run(string(kind), func(t *testing.T) { // each with a cluster that goes with it
-			_, delta := fixture.Manifests(t, "snattest", func(r *rig.Rig) (string, error) { return writeManifests(r, kind) })
+			_, delta := fixture.Manifests(t, "snattest", func(r *harness.Harness) (string, error) { return writeManifests(r, kind) })
 			if len(delta.Services) != 1 || len(delta.Slices) != 1 {
 				t.Errorf("%d Services, %d EndpointSlices", len(delta.Services), len(delta.Slices))
 			}

@@ -47,7 +47,7 @@ type probe struct {
 // populate writes all Services and their EndpointSlices.
 func (b *bench) populate(ctx context.Context) error {
 	for i := range b.cfg.Proxies {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: b.rig.Cluster.Node(i).Name}}
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: b.harness.Cluster.Node(i).Name}}
 		if _, err := b.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create Node: %w", err)
 		}
@@ -73,10 +73,10 @@ func (b *bench) prepareProbes(ctx context.Context, node int) ([]*probe, error) {
 			slice: &discoveryv1.EndpointSlice{
 				ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
 				Ports: []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](probePort)}},
-				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{b.rig.Cluster.Pod(node, 1).IPv4.String()},
-					NodeName: ptr.To(b.rig.Cluster.Node(node).Name)}},
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{b.harness.Cluster.Pod(node, 1).IPv4.String()},
+					NodeName: ptr.To(b.harness.Cluster.Node(node).Name)}},
 			},
-			from: b.rig.Cluster.Pod(node, 0), addr: net.JoinHostPort(svc.Spec.ClusterIP, strconv.Itoa(int(svc.Spec.Ports[0].Port))),
+			from: b.harness.Cluster.Pod(node, 0), addr: net.JoinHostPort(svc.Spec.ClusterIP, strconv.Itoa(int(svc.Spec.Ports[0].Port))),
 			busy: make(chan struct{}, 1),
 		}
 		if _, err := b.update(ctx, p.set(true)); err != nil {

@@ -15,7 +15,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/lab/controlplane"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -35,9 +35,9 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &proxy{node: b.rig.Cluster.Node(node), done: make(chan struct{})}
+	p := &proxy{node: b.harness.Cluster.Node(node), done: make(chan struct{})}
 	argv := []string{"--proxy-mode", strings.TrimPrefix(mode, kubeProxy), "--kubeconfig", kubeconfig, "--hostname-override", p.node.Name,
-		"--cluster-cidr", b.rig.Cluster.Spec.ClusterCIDR4.String()}
+		"--cluster-cidr", b.harness.Cluster.Spec.ClusterCIDR4.String()}
 	if strings.HasPrefix(mode, kubeProxy) {
 		programs, err := controlplane.Programs()
 		if err != nil {
@@ -48,11 +48,11 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 		argv = append([]string{filepath.Join(programs, "kube-proxy")}, append(argv, "--conntrack-max-per-core", "0", "--conntrack-min", "0",
 			"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")...)
 	} else {
-		program, err := rig.Spillway()
+		program, err := harness.Spillway()
 		if err != nil {
 			return nil, err
 		}
-		dir := b.rig.Path("bpf/" + p.node.Name)
+		dir := b.harness.Path("bpf/" + p.node.Name)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("make directory for pinned objects: %w", err)
 		}
@@ -98,7 +98,7 @@ func (p *proxy) stop() {
 // none of the lab's is.
 var inTable = regexp.MustCompile(`\b10\.(?:[0-9]|[12][0-9]|3[01])\.[0-9]+\.[0-9]+\b`)
 
-// endpoints are those of the many that the kernel holds.
+// endpoints returns the endpoints of the large Service that the kernel holds.
 func (p *proxy) endpoints(ctx context.Context) (map[string]bool, error) {
 	found := map[string]bool{}
 	if p.bpffs != "" {

@@ -23,7 +23,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -43,7 +43,7 @@ type Config struct {
 	Services int
 	Rate     int // changes a second
 	Duration time.Duration
-	Probes   int // of the changes in a second, those that are waited for
+	Probes   int // changes in a second that a probe waits for
 	Progress *experiment.Progress
 }
 
@@ -71,11 +71,11 @@ func (c Config) Validate() error {
 
 // bench is a cluster with an API server and many Services.
 type bench struct {
-	cfg    Config
-	rig    *rig.Rig
-	plane  *controlplane.ControlPlane
-	client kubernetes.Interface
-	crowd  controlplane.Crowd
+	cfg     Config
+	harness *harness.Harness
+	plane   *controlplane.ControlPlane
+	client  kubernetes.Interface
+	crowd   controlplane.Crowd
 	// unready are the Services of the crowd whose first endpoint was written so.
 	unready map[int]bool
 }
@@ -89,7 +89,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := topology.RequireRoot(); err != nil {
 		return nil, err
 	}
-	if err := rig.NeedPrograms(rig.Packages); err != nil {
+	if err := harness.NeedPrograms(harness.Packages); err != nil {
 		return nil, err
 	}
 	machine, err := experiment.ReadMachine()
@@ -110,7 +110,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 		row, err := b.measure(ctx, i, proxy)
 		if err != nil {
 			if ctx.Err() != nil {
-				err = rig.EndError(ctx)
+				err = harness.EndError(ctx)
 			}
 			return report, fmt.Errorf("measure %s: %w", proxy, err)
 		}
@@ -126,19 +126,19 @@ func (b *bench) up(ctx context.Context) error {
 	spec := topology.DefaultSpec(b.cfg.Name)
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Masquerade, spec.Conntrack = len(b.cfg.Proxies), 2, 1, true, true
 	var err error
-	if b.rig, err = rig.Up(ctx, spec); err != nil {
+	if b.harness, err = harness.Up(ctx, spec); err != nil {
 		return err
 	}
 	for i := range b.cfg.Proxies {
-		if err := b.rig.Serve(ctx, b.rig.Cluster.Pod(i, 1), workload.HTTP, probePort); err != nil {
+		if err := b.harness.Serve(ctx, b.harness.Cluster.Pod(i, 1), workload.HTTP, probePort); err != nil {
 			return err
 		}
 	}
-	dir, err := b.rig.PlaneDir()
+	dir, err := b.harness.PlaneDir()
 	if err != nil {
 		return err
 	}
-	if b.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: b.rig.Cluster.Client(0)}); err != nil {
+	if b.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: b.harness.Cluster.Client(0)}); err != nil {
 		return err
 	}
 	if b.client, err = kubernetes.NewForConfig(b.plane.REST()); err != nil {
@@ -151,10 +151,10 @@ func (b *bench) down() error {
 	if b.plane != nil {
 		b.plane.Down()
 	}
-	if b.rig == nil {
+	if b.harness == nil {
 		return nil
 	}
-	return b.rig.Down()
+	return b.harness.Down()
 }
 
 // measure starts a proxy on the node of that number, and gives it the stream.

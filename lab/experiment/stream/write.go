@@ -16,7 +16,7 @@ import (
 // changes of one Service go through the same, one after the other.
 const writers = 16
 
-// change is an EndpointSlice to write, and who waits for it.
+// change is an EndpointSlice to write, and the probe that waits for it.
 type change struct {
 	slice *discoveryv1.EndpointSlice
 	probe *probe
@@ -25,9 +25,8 @@ type change struct {
 
 // results gathers what single changes took.
 type results struct {
-	mu   sync.Mutex
-	row  *Row
-	errs []error
+	mu  sync.Mutex
+	row *Row
 }
 
 func (r *results) add(add func(*Row)) {

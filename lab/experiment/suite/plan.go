@@ -15,8 +15,8 @@ type plan struct {
 	mu             sync.Mutex
 	rows, finished int
 	all            time.Duration // expected, of all rows
-	done           time.Duration // expected, of those that are done
-	took           time.Duration // really, of those that are done
+	done           time.Duration // expected duration of the finished rows
+	took           time.Duration // actual duration of the finished rows
 	since          time.Time     // when the current row began
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // Config says how to run experiments.
@@ -22,11 +22,11 @@ type Config struct {
 	// Only, if set, says which rows to run.
 	Only func(experiment, row string) bool
 	// Share, if set, is called before each row that does not change values of the
-	// whole machine, and keeps those who do away until release.
+	// whole machine, and blocks rows that do until release.
 	Share func(ctx context.Context, waiting func()) (release func(), err error)
-	// Disturbed, if set, is asked before each row what else goes on on the machine.
+	// Disturbed, if set, is called before each row and notes other load on the machine.
 	Disturbed func(context.Context) (note string)
-	// Finished, if set, is called after each row with all that there is so far.
+	// Finished, if set, is called after each row with all results so far.
 	Finished func(*experiment.Run)
 }
 
@@ -88,7 +88,7 @@ func (s *suite) experiment(ctx context.Context, e experiment.Experiment, rows []
 	}
 	s.run.Results = append(s.run.Results, res)
 	at := &s.run.Results[len(s.run.Results)-1]
-	if err := rig.NeedPrograms(e.Packages); err != nil {
+	if err := harness.NeedPrograms(e.Packages); err != nil {
 		at.Error = err.Error()
 	}
 	for _, row := range rows {
@@ -165,7 +165,7 @@ func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment
 	}
 	switch {
 	case ctx.Err() != nil:
-		r.Status, r.Error = experiment.Interrupted, rig.EndError(ctx).Error()
+		r.Status, r.Error = experiment.Interrupted, harness.EndError(ctx).Error()
 		if err != nil && !errors.Is(err, ctx.Err()) && err.Error() != r.Error {
 			r.Log = err.Error() // what failed may be the clean-up
 		}

@@ -1,12 +1,12 @@
 // Package sysctl changes values of the whole machine for the time of an
-// experiment and puts them back on any exit, a kill -9 among them:
+// experiment and restores them on any exit, also after SIGKILL:
 //
 //	Begin ── lock ── start a keeper (this program again) ── journal of old values
 //	Set   ── old value into the journal, then the new one into /proc/sys
 //	End   ── old values back, journal away; the keeper ends with its input
-//	kill  ── the keeper's input ends: it puts back what the journal holds
+//	kill  ── the keeper's input ends: it restores the values in the journal
 //
-// Whoever takes the lock next does so, too, should the keeper be killed as well.
+// If the keeper is killed as well, the next owner of the lock restores the values.
 package sysctl
 
 import (

@@ -118,7 +118,7 @@ func TestAKillRestores(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	// Nobody else may do it: begin would.
+	// Only the keeper may restore here; begin would restore, too.
 	until(t, "the keeper has taken the journal away", func() bool {
 		_, err := os.Stat(dir + "/journal")
 		return os.IsNotExist(err)

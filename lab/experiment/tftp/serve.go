@@ -11,11 +11,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // objects are the Service and the endpoints of so many pods.
-func objects(r *rig.Rig, pods int) (*corev1.Service, *discoveryv1.EndpointSlice) {
+func objects(r *harness.Harness, pods int) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	name, port, protocol, ready := "tftp", int32(tftpPort), corev1.ProtocolUDP, true
 	service := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
@@ -40,7 +40,7 @@ func objects(r *rig.Rig, pods int) (*corev1.Service, *discoveryv1.EndpointSlice)
 
 // serveNodePort starts kube-proxy with a helper, and conntrack in the pods; or an
 // agent, which assigns helpers itself where it needs them.
-func serveNodePort(ctx context.Context, r *rig.Rig, s step) error {
+func serveNodePort(ctx context.Context, r *harness.Harness, s step) error {
 	c := r.Cluster
 	service, slice := objects(r, s.replicas)
 	for i := range s.replicas {
@@ -79,7 +79,7 @@ func serveNodePort(ctx context.Context, r *rig.Rig, s step) error {
 }
 
 // writeManifests writes the Nodes and these objects.
-func writeManifests(r *rig.Rig, objects ...any) (dir string, err error) {
+func writeManifests(r *harness.Harness, objects ...any) (dir string, err error) {
 	text, err := r.Cluster.NodesYAML()
 	if err != nil {
 		return "", err
@@ -120,8 +120,8 @@ func conclude(res *experiment.Result) []string {
 	if disturbed {
 		out = append(out, "More than metal is not to be had: metal's row, at least, was disturbed by something else on this machine, so these shares are not worth much. Run it again, alone.")
 	}
-	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer time-out, only after 2 s; a full table evicts entries that nobody has "+
+	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer timeout, only after 2 s; a full table evicts entries that nobody has "+
 		"confirmed (early_drop) before it drops packets, and short transfers are such entries; a server that answers at once frees the client's port sooner. "+
-		"With eBPF the node makes neither entries nor expectations for these packets; a pod that tracks is still held to its own table. The autopilot may change time-outs of the node's "+
+		"With eBPF the node makes neither entries nor expectations for these packets; a pod that tracks is still held to its own table. The autopilot may change timeouts of the node's "+
 		"namespace; sizes belong to the machine's first namespace, where the lab's nodes are not, so there it can only advise.")
 }

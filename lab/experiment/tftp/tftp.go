@@ -1,14 +1,14 @@
 // Package tftp is the experiment tftp-nodeport: files of 5 KB by TFTP, from the
-// machine itself, from a NodePort with the kernel's tables and time-outs as they
+// machine itself, from a NodePort with the kernel's tables and timeouts as they
 // were tuned round by round, and from a NodePort that Spillway serves.
 //
 //	client0 ── LAN ── node0: NodePort ─┬─ pod0: TFTP server
 //	             (metal: server here)  ├─ pod1
 //	                                   └─ pod2
 //
-// Sizes and time-outs are all divided by one number, so that tables that took
-// minutes to fill take seconds: entries ÷ time-out, which is what they allow,
-// stays what it was.
+// Sizes and timeouts are all divided by one number, so that tables that took
+// minutes to fill take seconds: entries ÷ timeout, the rate that they allow,
+// stays the same.
 package tftp
 
 import (
@@ -22,7 +22,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
@@ -37,8 +37,8 @@ const (
 	replicas    = 3
 )
 
-// kernel is what the kernel's conntrack is told, as published; 0 of a table is
-// what the machine has.
+// kernel holds the published settings of the kernel's conntrack; 0 keeps the machine's
+// own size.
 type kernel struct {
 	max, expectMax int
 	timeout        int // s, of UDP that was answered once
@@ -72,8 +72,8 @@ var steps = []step{
 	{name: "kube-proxy: 3 replicas", kernel: then, replicas: 3, peer: "iptables", published: 1000},
 	{name: "kube-proxy: tables of 512k and 8k", kernel: larger, replicas: 3, peer: "iptables", published: 4000},
 	{name: "kube-proxy: a table of 1M", kernel: twice, replicas: 3, peer: "iptables", published: 4100},
-	{name: "kube-proxy: shorter time-outs on the node", kernel: onNode, replicas: 3, peer: "iptables", published: 4600},
-	{name: "kube-proxy: shorter time-outs on node and pods", kernel: onBoth, replicas: 3, peer: "iptables", published: 5100},
+	{name: "kube-proxy: shorter timeouts on the node", kernel: onNode, replicas: 3, peer: "iptables", published: 4600},
+	{name: "kube-proxy: shorter timeouts on node and pods", kernel: onBoth, replicas: 3, peer: "iptables", published: 5100},
 	{name: "kube-proxy: 2 replicas", kernel: onBoth, replicas: 2, peer: "iptables", published: 5800},
 	{name: "Spillway, eBPF: defaults of the time", kernel: then, replicas: 3, mode: "ebpf"},
 	{name: "Spillway, nftables: defaults of the time", kernel: then, replicas: 3, mode: "nftables"},
@@ -95,9 +95,9 @@ func New(keeper []string) experiment.Experiment {
 	return experiment.Experiment{
 		Name:  "tftp-nodeport",
 		Title: "Small files by TFTP through a NodePort",
-		Question: "Every file is a new flow, and the server's first answer comes from a port that nobody has asked: netfilter needs a helper and an expectation for it. " +
+		Question: "Every file is a new flow, and the server's first answer comes from a port to which the client sent no packet: netfilter needs a helper and an expectation for it. " +
 			"How many files a second are left, and what does it take to get them back?",
-		Published: "8,500 transfers/s of 5 KB from the host; 1,000 from a NodePort, with three replicas still 1,000; nine rounds of tuning tables and time-outs, " +
+		Published: "8,500 transfers/s of 5 KB from the host; 1,000 from a NodePort, with three replicas still 1,000; nine rounds of tuning tables and timeouts, " +
 			"on the node and in the pods, ended at 5,800.",
 		Sources: []experiment.Source{
 			{Title: "Exposing TFTP Server as Kubernetes Service, Part 6", URL: "https://medium.com/@darpanmalhotra/exposing-tftp-server-as-kubernetes-service-part-6-ccee20610eaf"},
@@ -130,19 +130,19 @@ func New(keeper []string) experiment.Experiment {
 	}
 }
 
-// shape is how a run is scaled: what sizes and time-outs are divided by, and how
-// long files are read.
+// shape returns the scale of a run: the divisor of sizes and timeouts, and the
+// duration of each load.
 func shape(o experiment.Options) (divisor int, each time.Duration) {
 	if o.Quick {
-		return 16, 4 * time.Second // twice as long as the shortest time-out
+		return 16, 4 * time.Second // twice the shortest timeout
 	}
 	return 12, 15 * time.Second
 }
 
 func describe(o experiment.Options) string {
 	divisor, each := shape(o)
-	return fmt.Sprintf("Sizes and time-outs are those published divided by %d (131072 entries are %d here, 1024 expectations %d, 30 s %d s, 180 s %d s), and each row is loaded for %v, "+
-		"so that tables fill as often as they did. %d transfers under way at once from one client. \"Shorter time-outs\" are 10 s and 20 s divided alike. "+
+	return fmt.Sprintf("Sizes and timeouts are those published divided by %d (131072 entries are %d here, 1024 expectations %d, 30 s %d s, 180 s %d s), and each row is loaded for %v, "+
+		"so that tables fill as often as they did. %d transfers under way at once from one client. \"Shorter timeouts\" are 10 s and 20 s divided alike. "+
 		"Helpers are assigned by a rule, since kernels no longer do it themselves. Pods track, as those that were published did, unless a row says otherwise: "+
 		"a kernel of today tracks in a pod only if rules in it ask for that.",
 		divisor, then.max/divisor, then.expectMax/divisor, seconds(then.timeout, divisor), seconds(then.stream, divisor), each, connections)
@@ -182,7 +182,7 @@ func run(ctx context.Context, o experiment.Options, keeper []string, s step, m *
 	divisor, each := shape(o)
 	spec := topology.DefaultSpec(o.Name + "-tftp")
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.Masquerade, spec.Conntrack = 1, replicas, 2, true, true
-	r, err := rig.Up(ctx, spec)
+	r, err := harness.Up(ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -223,8 +223,8 @@ func run(ctx context.Context, o experiment.Options, keeper []string, s step, m *
 	return nil
 }
 
-// setUp starts servers and whoever serves the NodePort, and waits for a file.
-func setUp(ctx context.Context, r *rig.Rig, s step) (netip.AddrPort, error) {
+// setUp starts the servers and the proxy of the NodePort, and waits for a file.
+func setUp(ctx context.Context, r *harness.Harness, s step) (netip.AddrPort, error) {
 	c := r.Cluster
 	target := netip.AddrPortFrom(c.Node(0).IPv4, nodePort)
 	if s.replicas == 0 {
@@ -246,7 +246,7 @@ func setUp(ctx context.Context, r *rig.Rig, s step) (netip.AddrPort, error) {
 }
 
 // waitFile reads until a file has come.
-func waitFile(ctx context.Context, r *rig.Rig, target netip.AddrPort) error {
+func waitFile(ctx context.Context, r *harness.Harness, target netip.AddrPort) error {
 	const tries = 20
 	var failed map[string]int64
 	for range tries {
@@ -262,12 +262,12 @@ func waitFile(ctx context.Context, r *rig.Rig, target netip.AddrPort) error {
 	return fmt.Errorf("wait for a file from %s: none after %d tries: %v", target, tries, failed)
 }
 
-// seconds divides a time-out, of which the kernel takes whole seconds.
+// seconds divides a timeout; the kernel accepts only whole seconds.
 func seconds(v, divisor int) int { return max((v+divisor/2)/divisor, 1) }
 
-// setKernel sets sizes of the machine and time-outs of the cluster's namespaces.
+// setKernel sets sizes of the machine and timeouts of the cluster's namespaces.
 // Rows without a table leave the machine alone, and so does metal.
-func setKernel(r *rig.Rig, keeper []string, s step, divisor int) (*sysctl.Guard, error) {
+func setKernel(r *harness.Harness, keeper []string, s step, divisor int) (*sysctl.Guard, error) {
 	if s.kernel.max == 0 {
 		return nil, nil
 	}
@@ -301,7 +301,7 @@ func setKernel(r *rig.Rig, keeper []string, s step, divisor int) (*sysctl.Guard,
 	return guard, nil
 }
 
-// setTimeouts sets those of UDP in a host's namespace.
+// setTimeouts sets the UDP timeouts in a host's namespace.
 func setTimeouts(host *topology.Host, timeout, stream int) error {
 	return host.Do(func() error {
 		for name, v := range map[string]int{"udp_timeout": timeout, "udp_timeout_stream": stream} {

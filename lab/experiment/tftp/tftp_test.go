@@ -6,10 +6,10 @@ import (
 
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
-// What a table allows, entries ÷ time-out, must stay what was published.
+// What a table allows, entries ÷ timeout, must stay what was published.
 func TestScalingKeepsTheRate(t *testing.T) {
 	for _, isQuick := range []bool{true, false} {
 		divisor, each := shape(experiment.Options{Quick: isQuick})
@@ -21,11 +21,11 @@ func TestScalingKeepsTheRate(t *testing.T) {
 				t.Errorf("divided by %d, %+v allows %.0f/s instead of %.0f/s", divisor, k, scaled, published)
 			}
 			if seconds(k.stream, divisor) < seconds(k.timeout, divisor) || seconds(k.timeout, divisor) < 1 {
-				t.Errorf("divided by %d, %+v has time-outs of %d and %d s", divisor, k, seconds(k.timeout, divisor), seconds(k.stream, divisor))
+				t.Errorf("divided by %d, %+v has timeouts of %d and %d s", divisor, k, seconds(k.timeout, divisor), seconds(k.stream, divisor))
 			}
 		}
 		if fill := seconds(then.timeout, divisor); each.Seconds() < 2*float64(fill) {
-			t.Errorf("a row lasts %v, too short for a time-out of %d s to matter", each, fill)
+			t.Errorf("a row lasts %v, too short for a timeout of %d s to matter", each, fill)
 		}
 	}
 }
@@ -58,7 +58,7 @@ func TestMetalLeavesTheMachineAlone(t *testing.T) {
 
 // An agent must find nothing to complain about in the Service.
 func TestServiceIsWhatAnAgentReads(t *testing.T) {
-	_, delta := fixture.Manifests(t, "tftptest", func(r *rig.Rig) (string, error) {
+	_, delta := fixture.Manifests(t, "tftptest", func(r *harness.Harness) (string, error) {
 		service, slice := objects(r, 1)
 		return writeManifests(r, service, slice)
 	})

@@ -8,12 +8,12 @@ import (
 
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/rig"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // watch looks at the node's tables while files are read.
 type watch struct {
-	rig     *rig.Rig
+	harness *harness.Harness
 	began   time.Time
 	before  conntrack.Counters
 	lines   int
@@ -28,8 +28,8 @@ type watch struct {
 // watchEvery is often enough to see a table fill within a second.
 const watchEvery = 200 * time.Millisecond
 
-func startWatch(ctx context.Context, r *rig.Rig) *watch {
-	w := &watch{rig: r, began: time.Now(), stop: make(chan struct{})}
+func startWatch(ctx context.Context, r *harness.Harness) *watch {
+	w := &watch{harness: r, began: time.Now(), stop: make(chan struct{})}
 	w.before, w.err = r.Counters(ctx, r.Cluster.Node(0))
 	w.lines = logLines(ctx)
 	w.done.Go(func() {
@@ -49,17 +49,17 @@ func startWatch(ctx context.Context, r *rig.Rig) *watch {
 
 func (w *watch) look(ctx context.Context) {
 	at := time.Since(w.began).Seconds()
-	node := w.rig.Cluster.Node(0)
+	node := w.harness.Cluster.Node(0)
 	n, err := node.ConntrackCount()
 	if err == nil {
 		w.entries = append(w.entries, experiment.Point{X: at, Y: float64(n)})
 	}
-	for i := range w.rig.Cluster.Spec.PodsPerNode {
-		if n, err := w.rig.Cluster.Pod(0, i).ConntrackCount(); err == nil {
+	for i := range w.harness.Cluster.Spec.PodsPerNode {
+		if n, err := w.harness.Cluster.Pod(0, i).ConntrackCount(); err == nil {
 			w.inPod = max(w.inPod, n)
 		}
 	}
-	expected, e := rig.Expectations(ctx, node)
+	expected, e := harness.Expectations(ctx, node)
 	err = errors.Join(err, e)
 	if err != nil {
 		if ctx.Err() == nil {
@@ -74,7 +74,7 @@ func (w *watch) look(ctx context.Context) {
 func (w *watch) end(ctx context.Context, m *experiment.Measurement) error {
 	close(w.stop)
 	w.done.Wait()
-	after, err := w.rig.Counters(ctx, w.rig.Cluster.Node(0))
+	after, err := w.harness.Counters(ctx, w.harness.Cluster.Node(0))
 	if err = errors.Join(w.err, err); err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ type Agent struct {
 	Node      string // short name
 	Manifests string // the directory it watches
 	BPFFS     string // the instance's directory in the bpffs
-	Mount     string // the bpffs, which nobody else uses
+	Mount     string // the bpffs, for this agent only
 	Log       string // everything it has written
 
 	cluster *Cluster

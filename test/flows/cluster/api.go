@@ -26,7 +26,7 @@ import (
 // is written there is written by server-side apply, as kubectl would.
 type API struct {
 	*controlplane.ControlPlane
-	Kubeconfig string // of somebody who may do everything
+	Kubeconfig string // with full privileges
 
 	client dynamic.Interface
 	mu     sync.Mutex
@@ -40,7 +40,7 @@ type objectKey struct {
 }
 
 // resources are the kinds that cases are made of, in the order in which they are
-// written: whoever waits for a Service finds the policies known.
+// written: an agent that knows a Service knows the policies, too.
 var resources = []struct {
 	kind     string
 	resource schema.GroupVersionResource
@@ -87,9 +87,9 @@ func (c *Cluster) startAPI(ctx context.Context) error {
 	return nil
 }
 
-// Apply makes a namespace hold these objects and nothing else that an earlier
-// call has left there. Objects of one kind are written at once, and those that
-// go, go first; last is written behind all others.
+// Apply makes a namespace hold these objects, and deletes the other objects of earlier
+// calls. It first deletes, then writes objects of one kind at once, and writes last
+// after all others.
 func (a *API) Apply(ctx context.Context, namespace string, objects []runtime.Object, last []runtime.Object) error {
 	want := map[objectKey]bool{}
 	list, err := decode(append(append([]runtime.Object{}, objects...), last...))

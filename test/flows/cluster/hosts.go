@@ -92,8 +92,8 @@ func (c *Cluster) Zone(short string) string {
 	return node.Zone
 }
 
-// Owns tells whether an address is one of a host's own. A node also owns those
-// on its pod bridge.
+// Owns reports whether an address is one of a host's own. A node also owns the
+// addresses of its pod bridge.
 func (c *Cluster) Owns(short string, addr netip.Addr) bool {
 	own := []string{ParseName(short).Base}
 	if !ParseName(short).IsPod() && !ParseName(short).IsClient() {

@@ -60,7 +60,7 @@ func (p *Process) Close() error {
 	return nil
 }
 
-// read hands every response to who waits for it.
+// read passes every response to the call that waits for it.
 func (p *Process) read(out io.Reader) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<24)
@@ -81,7 +81,7 @@ func (p *Process) read(out io.Reader) {
 	p.fail(errors.Join(errors.New("probe ended"), lines.Err()))
 }
 
-// fail tells everybody who waits, now and later, that no answer will come.
+// fail ends all current and later calls with an error.
 func (p *Process) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -72,7 +72,7 @@ const (
 
 // Answer is the result of one try.
 type Answer struct {
-	Server string `json:"server,omitempty"` // who answered; an HTTP status for http
+	Server string `json:"server,omitempty"` // the answering server; an HTTP status for http
 	Source string `json:"source,omitempty"` // the client's address as the server saw it
 	// Peer is the address the client believes it talks to: getpeername on a
 	// connected socket.
@@ -89,8 +89,8 @@ type Report struct {
 	Answered int            `json:"answered"`
 	Servers  map[string]int `json:"servers,omitempty"`
 	Lost     []string       `json:"lost,omitempty"` // the first few, with their reason
-	// Late are those of Answered whose answer came after the time-out, and SlowestMS
-	// is what the slowest of them all took.
+	// Late counts the answers that came after the timeout. SlowestMS is the
+	// duration of the slowest answer.
 	Late      int `json:"late,omitempty"`
 	SlowestMS int `json:"slowestMs,omitempty"`
 }

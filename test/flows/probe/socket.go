@@ -17,7 +17,7 @@ type socket struct {
 	pending   []byte // bytes of a stream behind the last whole line
 }
 
-// highPorts is the first local port above those that Request.LowPorts means.
+// highPorts is the first local port above the range of Request.LowPorts.
 const highPorts = 45000
 
 // openSocket makes a socket that can reach dst.
@@ -125,7 +125,7 @@ func (s *socket) wait(events int16, deadline time.Time) error {
 	}
 }
 
-// send sends one question: to dst, or to whom the socket is connected.
+// send sends one question to dst, or to the peer of a connected socket.
 func (s *socket) send(data []byte, dst netip.AddrPort) error {
 	var to unix.Sockaddr
 	if !s.connected {

@@ -10,8 +10,8 @@ import (
 // maxLost bounds the losses a report names one by one.
 const maxLost = 10
 
-// patience is how long a stream waits behind the time-out of a question, to tell an
-// answer that is late from one that never comes.
+// patience is how long a stream waits after the timeout of a question, to distinguish
+// a late answer from a lost one.
 const patience = 10 * time.Second
 
 // stream is a running sequence of numbered questions.

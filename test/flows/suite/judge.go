@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 )
 
-// stickyServers remembers who answered a sticky flow first.
+// stickyServers holds the server that answered each sticky flow first.
 type stickyServers map[string]string
 
 var stickyLock sync.Mutex

@@ -54,7 +54,7 @@ func (l *Loader) NewFile() *File {
 const canaryPort = 1000
 
 // canary is the Service that tells which version of a file is served. Its name
-// sorts behind all others of the namespace. An agent that serves only labelled
+// sorts behind all others of the namespace. An agent that serves only labeled
 // Services must serve it, too, so there is one of each.
 func (f *File) canary(node string) flows.Service {
 	name := "zz-canary"

@@ -100,8 +100,8 @@ func (r *running) run(ctx context.Context, t *testing.T) {
 	}
 }
 
-// runFlows runs the flows of one step at once, unless they share a socket or a
-// memory of who answered before.
+// runFlows runs the flows of one step at once, unless they share a socket or
+// a stickyServers record.
 func (r *running) runFlows(ctx context.Context, t *testing.T, list []flows.Flow) {
 	for _, f := range r.withVMs(list) {
 		ordered := f.Keep != "" || f.Want.Sticky || f.LocalPort != 0

@@ -53,7 +53,7 @@ func TestHarnessWithoutProxy(t *testing.T) {
 		{flows.Flow{From: "client0", To: flows.Address("a", 8080), Want: flows.OneOf(flows.Kept, "a")}, ""},
 		{flows.Flow{From: "a0", To: flows.Address("b0", 80), Want: flows.Reject}, ""},
 		{flows.Flow{From: "a0", To: flows.Address("b1", 8081), Want: flows.Drop}, ""},
-		{flows.Flow{From: "client0", To: b0, Want: flows.Nobody}, ""}, // clients have no route to pods
+		{flows.Flow{From: "client0", To: b0, Want: flows.Unserved}, ""}, // clients have no route to pods
 		// Wrong expectations must be found.
 		{flows.Flow{From: "a0", To: b0, Want: flows.OneOf(flows.Kept, "b1")}, "want [b1]"},
 		{flows.Flow{From: "a0", To: b0, Want: flows.Drop}, "want silence"},

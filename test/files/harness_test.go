@@ -1,0 +1,317 @@
+package files
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
+)
+
+var all = flag.Bool("all", false, "every client by every way, and large files")
+
+func TestMain(m *testing.M) {
+	probe.Main()
+	os.Exit(m.Run())
+}
+
+// harness is a cluster with running agents, masqueraded as by flannel, whose pods
+// serve files out of one directory.
+type harness struct {
+	*cluster.Cluster
+	loader *suite.Loader
+	dir    string // what servers serve, and where they put what they are given
+	out    string // where clients put what they get
+}
+
+func start(t *testing.T, name string, flags ...string) *harness {
+	t.Helper()
+	spec := topology.DefaultSpec(name)
+	spec.Masquerade, spec.Clients = true, 2
+	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges(), Flags: map[string][]string{"": flags}})
+	r := &harness{Cluster: c, loader: suite.NewLoader(c), dir: shared(t), out: shared(t)}
+	return r
+}
+
+// shared makes a directory in which servers that run as another user may write.
+func shared(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "spillway-files-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	pub := filepath.Join(dir, pub) // vsftpd serves no directory that all may write
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(pub, 0o777), os.Chmod(pub, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	return pub
+}
+
+const pub = "pub"
+
+// program finds a program of a Debian package; hack/deps unpacks, and does not
+// install, what conflicts with another.
+func program(t *testing.T, name, pkg string) string {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unpacked := filepath.Join(cache, "spillway/unpacked", pkg, "usr/sbin", name)
+	if _, err := os.Stat(unpacked); err == nil {
+		return unpacked
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Fatalf("%s is missing: run hack/deps test (package %s)", name, pkg)
+	}
+	return path
+}
+
+// run starts a server on a host, for the rest of the test.
+func (h *harness) run(t *testing.T, host string, argv ...string) {
+	t.Helper()
+	machine, err := h.Host(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := machine.Command(context.Background(), argv...)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		_ = cmd.Wait()
+		if t.Failed() && said.Len() > 0 {
+			t.Logf("%s on %s: %s", argv[0], host, said.String())
+		}
+	})
+}
+
+// listening waits until a host listens on a port, "udp" or "tcp".
+func (h *harness) listening(t *testing.T, host, network string, port int, dual bool) {
+	t.Helper()
+	machine, err := h.Host(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for _, v6 := range []bool{false, true} {
+		for dual || !v6 {
+			there := false
+			err := machine.Do(func() error {
+				there, err = bound(network, port, v6)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if there {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("no server listens on %s %d of %s (IPv6: %v)", network, port, host, v6)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// bound reports whether a socket of the calling thread's namespace has the port;
+// one of IPv6 without an address counts for both families.
+func bound(network string, port int, v6 bool) (bool, error) {
+	tables := []string{network + "6"}
+	if !v6 {
+		tables = append(tables, network)
+	}
+	for _, table := range tables {
+		text, err := os.ReadFile("/proc/thread-self/net/" + table)
+		if err != nil {
+			return false, err
+		}
+		for line := range strings.Lines(string(text)) {
+			f := strings.Fields(line)
+			if len(f) < 4 || !strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) || network == "tcp" && f[3] != "0A" {
+				continue
+			}
+			any := strings.Trim(f[1][:len(f[1])-5], "0") == ""
+			if v6 || table == network || any {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// service is a NodePort Service of one port.
+func service(name string, proto corev1.Protocol, port int32, endpoints ...string) flows.Service {
+	return flows.Service{
+		Name: name, Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(endpoints...),
+		Ports: []flows.Port{{Name: "port", Protocol: proto, Port: port, Target: port}},
+	}
+}
+
+// services are what a manifest file holds.
+type services struct {
+	file    *suite.File
+	objects []flows.Object
+}
+
+func (h *harness) load(t *testing.T, objects ...flows.Object) *services {
+	t.Helper()
+	s := &services{file: h.loader.NewFile(), objects: objects}
+	s.change(t, objects...)
+	return s
+}
+
+func (s *services) change(t *testing.T, objects ...flows.Object) {
+	t.Helper()
+	s.objects = objects
+	if err := s.file.Write(objects); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.file.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *services) at(t *testing.T, to flows.Target, combo flows.Combo) netip.AddrPort {
+	t.Helper()
+	text, err := s.file.Address(to, s.objects, combo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return netip.MustParseAddrPort(text)
+}
+
+// content is a file of a size, the same for the same name.
+func content(name string, size int) []byte {
+	var seed [32]byte
+	copy(seed[:], name)
+	b := make([]byte, size)
+	_, _ = rand.NewChaCha8(seed).Read(b)
+	return b
+}
+
+// offer puts a file where servers find it.
+func (h *harness) offer(t *testing.T, name string, size int) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(h.dir, name), content(name, size), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// want fails unless a file has arrived as it was; it then takes it away. A server
+// may write the end of what it has acknowledged a moment later.
+func want(t *testing.T, what, path, name string, size int) bool {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	for range 100 {
+		if err == nil && len(got) == size {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+		got, err = os.ReadFile(path)
+	}
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+		return false
+	}
+	_ = os.Remove(path)
+	if sha256.Sum256(got) != sha256.Sum256(content(name, size)) {
+		t.Errorf("%s: %d bytes arrived, which are not the %d that were sent", what, len(got), size)
+		return false
+	}
+	return true
+}
+
+// patience limits a client: without an answer it would retry for longer.
+const patience = 12 * time.Second
+
+// client runs a client on a host and returns what it said.
+func (h *harness) client(ctx context.Context, host string, argv ...string) (string, error) {
+	machine, err := h.Host(host)
+	if err != nil {
+		return "", err
+	}
+	limit := patience
+	if *all {
+		limit *= 10 // for large files
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := machine.Command(ctx, argv...)
+	cmd.WaitDelay = time.Second
+	cmd.Dir = h.out
+	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		err = errors.New("it did not end")
+	}
+	return string(bytes.TrimSpace(out)), err
+}
+
+// tftpClient is a program that gets and puts files.
+type tftpClient struct {
+	name     string
+	get, put func(server netip.AddrPort, remote, local string, options ...string) []string
+}
+
+func port(a netip.AddrPort) string { return strconv.Itoa(int(a.Port())) }
+
+func tftpURL(a netip.AddrPort, name string) string {
+	return "tftp://" + net.JoinHostPort(a.Addr().String(), port(a)) + "/" + name
+}
+
+var tftpClients = []tftpClient{
+	{
+		name: "tftp-hpa",
+		get: func(a netip.AddrPort, remote, local string, _ ...string) []string {
+			return []string{"tftp", "-m", "binary", a.Addr().String(), port(a), "-c", "get", remote, local}
+		},
+		put: func(a netip.AddrPort, remote, local string, _ ...string) []string {
+			return []string{"tftp", "-m", "binary", a.Addr().String(), port(a), "-c", "put", local, remote}
+		},
+	},
+	{
+		name: "atftp",
+		get: func(a netip.AddrPort, remote, local string, options ...string) []string {
+			return append(append([]string{"atftp", "--get", "-r", remote, "-l", local}, options...), a.Addr().String(), port(a))
+		},
+		put: func(a netip.AddrPort, remote, local string, options ...string) []string {
+			return append(append([]string{"atftp", "--put", "-r", remote, "-l", local}, options...), a.Addr().String(), port(a))
+		},
+	},
+	{
+		name: "curl",
+		get: func(a netip.AddrPort, remote, local string, options ...string) []string {
+			return append(append([]string{"curl", "-sS", "-o", local}, options...), tftpURL(a, remote))
+		},
+		put: func(a netip.AddrPort, remote, local string, options ...string) []string {
+			return append(append([]string{"curl", "-sS", "-T", local}, options...), tftpURL(a, remote))
+		},
+	},
+}

@@ -1,3 +1,0 @@
-module spillway.dev/spillway
-
-go 1.26.0

@@ -1,3 +1,0 @@
-package ebpf
-
-import _ "spillway.dev/spillway/internal/dataplane/nftables"

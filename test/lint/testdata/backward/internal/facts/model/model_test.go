@@ -1,3 +1,0 @@
-package model
-
-import _ "spillway.dev/spillway/lab"

@@ -1,3 +1,0 @@
-package newroom
-
-import _ "spillway.dev/spillway/internal/facts/model"

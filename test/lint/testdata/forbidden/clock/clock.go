@@ -1,0 +1,2 @@
+// Package clock stands for a third-party package.
+package clock

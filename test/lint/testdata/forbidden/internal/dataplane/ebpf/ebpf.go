@@ -1,0 +1,7 @@
+package ebpf
+
+import (
+	_ "spillway.dev/spillway/internal/dataplane"
+	_ "spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	_ "spillway.dev/spillway/internal/dataplane/nftables"
+)

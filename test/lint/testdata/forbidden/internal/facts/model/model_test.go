@@ -1,0 +1,7 @@
+package model
+
+import (
+	_ "example.org/clock"
+
+	_ "spillway.dev/spillway/lab"
+)

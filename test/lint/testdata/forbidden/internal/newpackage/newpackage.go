@@ -1,0 +1,3 @@
+package newpackage
+
+import _ "spillway.dev/spillway/internal/facts/model"

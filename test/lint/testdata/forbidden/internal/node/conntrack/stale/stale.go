@@ -1,0 +1,3 @@
+package stale
+
+import _ "spillway.dev/spillway/internal/node/conntrack"

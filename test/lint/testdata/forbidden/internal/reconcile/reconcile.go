@@ -1,0 +1,6 @@
+package reconcile
+
+import (
+	_ "spillway.dev/spillway/internal/dataplane"
+	_ "spillway.dev/spillway/internal/dataplane/ebpf/attach"
+)

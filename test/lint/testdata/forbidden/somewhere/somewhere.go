@@ -1,0 +1,3 @@
+package somewhere
+
+import _ "spillway.dev/spillway/lab"
