@@ -105,7 +105,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	defer lock.release()
 	if a.cfg.Cleanup {
-		return errors.Join(a.cleanup(ctx, a.cfg, log), autopilot.GoBack(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
+		return errors.Join(a.cleanup(ctx, a.cfg, log), autopilot.Restore(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
 	a.cfg.warnOfIdleFlags(log)
 	a.cfg.warnOfExposure(log)

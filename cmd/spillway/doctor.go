@@ -76,14 +76,14 @@ func (c *doctorConfig) validate() error {
 
 func (c *doctorConfig) run(ctx context.Context, out, stderr io.Writer) error {
 	progress := &lateProgress{w: stderr, began: time.Now()}
-	node, err := doctor.Look(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: progress.part})
+	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: progress.part})
 	progress.done()
 	if err != nil {
 		return fmt.Errorf("look at this node: %w", err)
 	}
 	report := doctor.NewReport(node, doctor.Examine(node))
 	if c.fix {
-		report.Fixed = doctor.Mend(ctx, report.Findings)
+		report.Fixed = doctor.ApplyFixes(ctx, report.Findings)
 	}
 	if err := printResult(out, c.output, report); err != nil {
 		return err

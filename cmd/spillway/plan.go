@@ -85,7 +85,7 @@ func (c *planConfig) plan(ctx context.Context) (*planReport, error) {
 	if err := checkOutput(c.output); err != nil {
 		return nil, err
 	}
-	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, HeadRoom: c.headRoom, Limit: c.table, Wait: c.wait, Lost: c.lost}
+	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, Headroom: c.headRoom, Limit: c.table, Wait: c.wait, Lost: c.lost}
 	report := &planReport{}
 	if c.live {
 		limits, err := conntrack.ReadLimits()

@@ -131,7 +131,7 @@ func (t *takeover) look(ctx context.Context) {
 		}
 		return
 	}
-	left, err := kubeproxy.Look(ctx)
+	left, err := kubeproxy.Detect(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -156,7 +156,7 @@ func (t *takeover) look(ctx context.Context) {
 
 // remove takes kube-proxy's rules away; what netfilter translates for running
 // connections goes on.
-func (t *takeover) remove(ctx context.Context, left kubeproxy.Left) {
+func (t *takeover) remove(ctx context.Context, left kubeproxy.Installed) {
 	if !t.netfilter {
 		if err := kubeproxy.KeepNAT(); err != nil {
 			t.failed = true

@@ -16,7 +16,7 @@ func explain(d *Drop, path dropsDropPath) string {
 		if d.redirect() {
 			return redirected
 		}
-		return "NAT found no free address and port to translate it to: more ports, addresses, or shorter time-outs are needed"
+		return "NAT found no free address and port to translate it to: more ports, addresses, or shorter timeouts are needed"
 	case dropsDropPathPATH_CONNTRACK_FULL:
 		return "conntrack could make no entry for it: its table is full; see 'spillway doctor'"
 	case dropsDropPathPATH_CONNTRACK:
@@ -116,10 +116,10 @@ var meanings = map[string]string{
 	"TCP_OFO_DROP":             "there is no memory for segments that come out of order",
 	"BPF_CGROUP_EGRESS":        "an eBPF program of the sender's cgroup refused it",
 	"IPV6DISABLED":             "IPv6 is off on that interface",
-	"NEIGH_CREATEFAIL":         "no neighbour entry could be made: the table is full (net.ipv4.neigh.default.gc_thresh3)",
-	"NEIGH_FAILED":             "nobody answered for the next hop's address (ARP, neighbour discovery): the host is gone, or on another segment",
+	"NEIGH_CREATEFAIL":         "no neighbor entry could be made: the table is full (net.ipv4.neigh.default.gc_thresh3)",
+	"NEIGH_FAILED":             "nobody answered for the next hop's address (ARP, neighbor discovery): the host is gone, or on another segment",
 	"NEIGH_QUEUEFULL":          "too many packets wait for the next hop's MAC address",
-	"NEIGH_DEAD":               "the next hop's neighbour entry was deleted",
+	"NEIGH_DEAD":               "the next hop's neighbor entry was deleted",
 	"NEIGH_HH_FILLFAIL":        "the next hop's MAC address could not be written",
 	"TC_INGRESS":               "a tc program or filter on the interface it came in by dropped it (Spillway's eBPF dataplane counts its own by reason: spillway_ebpf_drops_total)",
 	"TC_EGRESS":                "a tc program or filter on the interface it was to leave by dropped it (Spillway's eBPF dataplane counts its own by reason: spillway_ebpf_drops_total)",

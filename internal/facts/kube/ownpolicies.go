@@ -54,7 +54,7 @@ type need struct {
 	namespaces bool
 	here       bool   // pods of this node
 	namespace  string // pods of one namespace, or of all
-	selector   string // pods so labelled
+	selector   string // pods so labeled
 }
 
 type needed struct {

@@ -79,7 +79,7 @@ func leadingZero(s string) bool {
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 // refuse reports an address that no Service may claim: taking one of these
-// over would cut a node off from itself or its neighbours.
+// over would cut a node off from itself or its neighbors.
 func (c *checker) refuse(p *field.Path, a netip.Addr, linkLocal bool) bool {
 	why := unusable(a, linkLocal)
 	if why != "" {

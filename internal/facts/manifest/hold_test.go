@@ -69,7 +69,7 @@ func TestBadDocumentHoldsItsObject(t *testing.T) {
 	// b has a bad field, a moves on, c goes.
 	l.write("m.yaml", service("a", "10.0.0.9"), service("b", "10.0.0.02"))
 	l.expect("a=10.0.0.9 b=10.0.0.2", "document 2 (Service default/b): spec.clusterIP")
-	// Still bad, in another way, and in another file's neighbourhood.
+	// Still bad, in another way, and in another file's neighborhood.
 	l.write("m.yaml", service("b", "10.0.0.4")+"x: y\n")
 	l.expect("b=10.0.0.2", "document 1 (Service default/b): x: is unknown")
 	l.write("m.yaml", service("b", "10.0.0.4"))

@@ -165,7 +165,7 @@ func (w *watch) event(ev fsnotify.Event) {
 	name := filepath.Base(ev.Name)
 	itself := filepath.Clean(ev.Name) == w.dir
 	if !itself && filepath.Dir(ev.Name) != w.dir {
-		return // a neighbour of a link's target
+		return // a neighbor of a link's target
 	}
 	if !itself && !isManifest(name) && !strings.HasPrefix(name, "..") {
 		return

@@ -94,7 +94,7 @@ type Service struct {
 	// SourceRanges is spec.loadBalancerSourceRanges (or the older annotation);
 	// nil lets everybody in.
 	SourceRanges []netip.Prefix
-	// Affinity is the time-out of sessionAffinity ClientIP; 0 is no affinity.
+	// Affinity is the timeout of sessionAffinity ClientIP; 0 is no affinity.
 	Affinity            time.Duration
 	ExternalLocal       bool              // externalTrafficPolicy: Local
 	InternalLocal       bool              // internalTrafficPolicy: Local

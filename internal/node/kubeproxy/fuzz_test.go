@@ -16,7 +16,7 @@ func FuzzParseSave(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, table := range parseSave(text) {
-			held := table.held()
+			held := table.inUse()
 			var in strings.Builder
 			table.writeRemoval(&in, held)
 			for line := range strings.Lines(in.String()) {

@@ -25,7 +25,7 @@ func FuzzRuleset(f *testing.F) {
 			incompatible(text)("nat")
 		}
 		sum := 0
-		for _, n := range rs.Held() {
+		for _, n := range rs.Counts() {
 			sum += n
 		}
 		if sum > len(rs.Rules) {
