@@ -1,15 +1,13 @@
 package kernel
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -105,13 +103,13 @@ func ReleaseBPFFS(path string) error {
 	if err != nil {
 		return fmt.Errorf("find BPF file system to unmount: %w", err)
 	}
-	if m.fsType != "bpf" || m.source != mountSource || m.root != "/" {
+	if m.FSType != "bpf" || m.Source != mountSource || m.Root != "/" {
 		return nil
 	}
 	if path == DefaultBPFFS {
 		return nil // the usual mount point stays
 	}
-	entries, err := os.ReadDir(m.point)
+	entries, err := os.ReadDir(m.Mountpoint)
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)
 	}
@@ -120,15 +118,15 @@ func ReleaseBPFFS(path string) error {
 			return nil // pinned by another instance or another program
 		}
 	}
-	err = unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW)
+	err = unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW)
 	switch {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL): // in use; unmounted meanwhile
 		return nil
 	case err != nil:
-		return fmt.Errorf("unmount BPF file system %s: %w", m.point, err)
+		return fmt.Errorf("unmount BPF file system %s: %w", m.Mountpoint, err)
 	}
-	if m.point == path {
-		_ = os.Remove(m.point)
+	if m.Mountpoint == path {
+		_ = os.Remove(m.Mountpoint)
 	}
 	return nil
 }
@@ -142,14 +140,11 @@ func IsPreload(name string) bool { return name == "maps.debug" || name == "progs
 func IsOwnBPFFS(path string) bool {
 	path = filepath.Clean(path)
 	m, err := mountOf(path)
-	return err == nil && path != DefaultBPFFS && m.fsType == "bpf" && m.source == mountSource && m.point == path
+	return err == nil && path != DefaultBPFFS && m.FSType == "bpf" && m.Source == mountSource && m.Mountpoint == path
 }
 
-// mount is a line of mountinfo.
-type mount struct{ root, point, fsType, source string }
-
 // mountOf finds the mount of path, or of its longest existing part.
-func mountOf(path string) (m mount, err error) {
+func mountOf(path string) (*mountinfo.Info, error) {
 	for {
 		real, err := filepath.EvalSymlinks(path)
 		if err == nil {
@@ -157,29 +152,19 @@ func mountOf(path string) (m mount, err error) {
 			break
 		}
 		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
-			return m, err
+			return nil, err
 		}
 		path = filepath.Dir(path)
 	}
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return m, err
-	}
-	defer f.Close()
-	s := bufio.NewScanner(f)
-	for s.Scan() {
-		found, ok := parseMount(s.Text())
-		// Of two at one point the later one covers the other.
-		if ok && len(found.point) >= len(m.point) && isWithin(found.point, path) {
-			m = found
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
+	found := &mountinfo.Info{}
+	for _, m := range mounts {
+		// Of two mounts at one mount point, the later one covers the other.
+		if len(m.Mountpoint) >= len(found.Mountpoint) {
+			found = m
 		}
 	}
-	return m, s.Err()
-}
-
-func isWithin(dir, path string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && filepath.IsLocal(rel)
+	return found, err
 }
 
 // Cgroup2Mount finds the mount point of cgroup2: /sys/fs/cgroup, or
@@ -190,41 +175,15 @@ func Cgroup2Mount() (string, error) {
 			return path, nil
 		}
 	}
-	f, err := os.Open("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		found := m.FSType == "cgroup2"
+		return !found, found
+	})
 	if err != nil {
 		return "", fmt.Errorf("find cgroup2: %w", err)
 	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if m, ok := parseMount(s.Text()); ok && m.fsType == "cgroup2" {
-			return m.point, nil
-		}
+	if len(mounts) == 0 {
+		return "", errors.New("cgroup2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
 	}
-	return "", errors.New("cgroup2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
-}
-
-// parseMount reads a line of mountinfo, as described in proc(5).
-func parseMount(line string) (m mount, ok bool) {
-	where, what, ok := strings.Cut(line, " - ")
-	fields, source := strings.Fields(where), strings.Fields(what)
-	if !ok || len(fields) < 5 || len(source) < 2 {
-		return m, false
-	}
-	return mount{unescapeMount(fields[3]), unescapeMount(fields[4]), source[0], unescapeMount(source[1])}, true
-}
-
-// unescapeMount undoes the octal escapes (\040) of mountinfo.
-func unescapeMount(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
+	return mounts[0].Mountpoint, nil
 }
