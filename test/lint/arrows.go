@@ -51,11 +51,12 @@ var rules = []rule{
 	{room: "internal/dataplane/iptables", may: backend},
 	{room: "internal/dataplane", may: []string{"internal/facts/model", "internal/decisions/intent", "internal/decisions/policy"}},
 	// What another proxy has left is no Service of ours.
-	{room: "internal/node/kubeproxy", tests: []string{"internal/node/kernel"}},
+	{room: "internal/node/iptables", stdlib: true},
+	{room: "internal/node/kubeproxy", may: []string{"internal/node/iptables"}, tests: []string{"internal/node/kernel"}},
 	{room: "internal/node/dnat", may: []string{"internal/node/kernel"}},
 	{room: "internal/telemetry", may: []string{"internal/facts/model", "internal/decisions/intent"}},
 	{room: "internal/reconcile", may: []string{"internal/facts/model", "internal/decisions/intent", "internal/decisions/policy", "internal/dataplane=", "internal/telemetry"}},
-	{room: "internal/diagnosis/doctor", may: []string{"internal/node/kernel", "internal/node/conntrack", "internal/node/capacity", "internal/escape", "internal/facts/model"}},
+	{room: "internal/diagnosis/doctor", may: []string{"internal/node/kernel", "internal/node/iptables", "internal/node/conntrack", "internal/node/capacity", "internal/escape", "internal/facts/model"}},
 	{room: "internal/diagnosis/drops", may: []string{"internal/node/kernel", "internal/node/conntrack="}},
 	{room: "internal/diagnosis/top", may: []string{"internal/node/conntrack=", "internal/diagnosis/drops", "internal/escape"}},
 	{room: "internal", may: nil}, // a new room has to be entered above

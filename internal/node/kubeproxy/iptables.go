@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+
+	"spillway.dev/spillway/internal/node/iptables"
 )
 
 // ownChains are the chains of kube-proxy's iptables mode, by table, as its own
@@ -28,8 +30,6 @@ var ownPrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-FW-", "KUBE-EXT-", "K
 // built-in chain that jumps to another chain of kube-proxy belongs to another program.
 var ownJumps = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-POSTROUTING"}
 
-var builtin = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
-
 func isOwn(table, chain string) bool {
 	return slices.Contains(ownChains[table], chain) ||
 		table == "nat" && slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
@@ -45,7 +45,7 @@ type ruleset struct {
 type tableRules struct {
 	table   string
 	chains  []string            // of kube-proxy
-	jumps   []string            // rules of built-in chains that jump to them, as "-A ..."
+	jumps   []string            // rules of built-in chains that jump to them, as "CHAIN RULE"
 	targets map[string][]string // chain -> chains of kube-proxy that its rules jump to
 }
 
@@ -72,7 +72,12 @@ func findRulesets(ctx context.Context) ([]ruleset, error) {
 			errs = append(errs, fmt.Errorf("detect rules of kube-proxy: %w", err))
 			continue
 		}
-		if r := (ruleset{program, parseSave(out)}); r.size() > 0 {
+		tables, err := parseSave(out)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("detect rules of kube-proxy: %w", err))
+			continue
+		}
+		if r := (ruleset{program, tables}); r.size() > 0 {
 			found = append(found, r)
 		}
 	}
@@ -104,43 +109,42 @@ func checkWithout(program string) error {
 	return nil
 }
 
-// parseSave reads what a save program prints.
-func parseSave(text string) []tableRules {
+// parseSave reads the output of a save program.
+func parseSave(text string) ([]tableRules, error) {
 	var all []tableRules
-	var t *tableRules
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
+	for line, err := range iptables.Lines(strings.NewReader(text)) {
+		if err != nil {
+			return nil, err
+		}
+		if line.Kind == iptables.Table {
+			all = append(all, tableRules{table: line.Table, targets: map[string][]string{}})
+		}
+		t := &all[len(all)-1]
 		switch {
-		case strings.HasPrefix(line, "*"):
-			all = append(all, tableRules{table: line[1:], targets: map[string][]string{}})
-			t = &all[len(all)-1]
-		case t == nil:
-		case strings.HasPrefix(line, ":"):
-			if name, _, _ := strings.Cut(line[1:], " "); isOwn(t.table, name) {
-				t.chains = append(t.chains, name)
-			}
-		case strings.HasPrefix(line, "-A "):
-			t.addRule(line)
+		case line.Kind == iptables.Chain && isOwn(t.table, line.Chain):
+			t.chains = append(t.chains, line.Chain)
+		case line.Kind == iptables.Rule:
+			t.addRule(line.Chain, line.Rule)
 		}
 	}
-	return slices.DeleteFunc(all, func(t tableRules) bool { return len(t.chains) == 0 })
+	return slices.DeleteFunc(all, func(t tableRules) bool { return len(t.chains) == 0 }), nil
 }
 
-func (t *tableRules) addRule(line string) {
-	words := strings.Fields(line)
+func (t *tableRules) addRule(from, rule string) {
+	words := strings.Fields(rule)
 	at := slices.IndexFunc(words, func(w string) bool { return w == "-j" || w == "-g" })
-	if len(words) < 2 || at < 0 || at+1 == len(words) {
+	if at < 0 || at+1 == len(words) {
 		return
 	}
 	// A quoted comment may contain "-j"; the target then comes last.
 	if last := len(words) - 2; words[last] == "-j" || words[last] == "-g" {
 		at = last
 	}
-	from, to := words[1], words[at+1]
+	to := words[at+1]
 	switch {
 	case !isOwn(t.table, to):
-	case slices.Contains(builtin, from) && slices.Contains(ownJumps, to):
-		t.jumps = append(t.jumps, line)
+	case iptables.IsBuiltin(from) && slices.Contains(ownJumps, to):
+		t.jumps = append(t.jumps, from+" "+rule)
 	default:
 		t.targets[from] = append(t.targets[from], to)
 	}
@@ -195,7 +199,7 @@ func (t *tableRules) writeRemoval(in *strings.Builder, inUse map[string]string) 
 		fmt.Fprintf(in, ":%s - [0:0]\n", chain)
 	}
 	for _, jump := range t.jumps {
-		fmt.Fprintf(in, "-D%s\n", strings.TrimPrefix(jump, "-A"))
+		fmt.Fprintf(in, "-D %s\n", jump)
 	}
 	for _, chain := range unused {
 		fmt.Fprintf(in, "-X %s\n", chain)

@@ -21,7 +21,7 @@ func FuzzRuleset(f *testing.F) {
 		if nft {
 			rs.parseNFT(text, map[string]bool{"ip known": true})
 		} else {
-			rs.parseSave("iptables-nft", "ip", text, anyTable)
+			_, _ = rs.parseSave("iptables-nft", "ip", text, anyTable)
 			incompatible(text)("nat")
 		}
 		sum := 0

@@ -1,10 +1,13 @@
 package ruleset
 
 import (
+	"bytes"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"spillway.dev/spillway/internal/node/iptables"
 )
 
 // anyTable accepts every table.
@@ -12,27 +15,27 @@ func anyTable(string) bool { return true }
 
 // parseSave parses the tables of iptables-save's output that take accepts, and returns
 // their names.
-func (rs *Ruleset) parseSave(command, family string, out []byte, take func(table string) bool) (tables []string) {
-	table, wanted := "", false
-	for line := range strings.Lines(string(out)) {
-		line = strings.TrimRight(line, "\n")
-		switch {
-		case strings.HasPrefix(line, "*"):
-			table = line[1:]
-			if wanted = take(table); wanted {
-				tables = append(tables, table)
+func (rs *Ruleset) parseSave(command, family string, out []byte, take func(table string) bool) (tables []string, err error) {
+	wanted := false
+	for line, err := range iptables.Lines(bytes.NewReader(out)) {
+		if err != nil {
+			return tables, err
+		}
+		if line.Kind == iptables.Table {
+			if wanted = take(line.Table); wanted {
+				tables = append(tables, line.Table)
 			}
+		}
+		switch {
 		case !wanted:
-		case strings.HasPrefix(line, ":"):
-			name, policy, _ := strings.Cut(line[1:], " ")
-			rs.chain(command, family, table, name).Base = !strings.HasPrefix(policy, "-")
-		case strings.HasPrefix(line, "-A "):
-			name, text, _ := strings.Cut(line[3:], " ")
-			c := rs.chain(command, family, table, name)
-			rs.add(c, len(c.Rules)+1, text)
+		case line.Kind == iptables.Chain:
+			rs.chain(command, family, line.Table, line.Chain).Base = !strings.HasPrefix(line.Policy, "-")
+		case line.Kind == iptables.Rule:
+			c := rs.chain(command, family, line.Table, line.Chain)
+			rs.add(c, len(c.Rules)+1, line.Rule)
 		}
 	}
-	return tables
+	return tables, nil
 }
 
 // foreignTable matches the remark of iptables-nft-save about a table that it does not

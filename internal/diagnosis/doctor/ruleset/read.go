@@ -46,18 +46,21 @@ func (rs *Ruleset) readLegacy(ctx context.Context, family string) error {
 	if err != nil {
 		return fmt.Errorf("list tables of legacy iptables: %w", err)
 	}
-	command := iptables(family) + "-legacy"
+	command := program(family) + "-legacy"
 	for _, table := range strings.Fields(string(names)) {
-		out, err := list(ctx, []string{command + "-save", iptables(family) + "-save"}, "(legacy)", "-t", table)
+		out, err := list(ctx, []string{command + "-save", program(family) + "-save"}, "(legacy)", "-t", table)
 		if err != nil {
-			return fmt.Errorf("rules of legacy %s were not read: %w", iptables(family), err)
+			return fmt.Errorf("rules of legacy %s were not read: %w", program(family), err)
 		}
-		rs.parseSave(command, family, out, anyTable)
+		if _, err := rs.parseSave(command, family, out, anyTable); err != nil {
+			return fmt.Errorf("rules of legacy %s were not read: %w", program(family), err)
+		}
 	}
 	return nil
 }
 
-func iptables(family string) string {
+// program returns the name of the family's program without a variant.
+func program(family string) string {
 	if family == "ip6" {
 		return "ip6tables"
 	}
@@ -80,17 +83,21 @@ func (rs *Ruleset) readTables(ctx context.Context) error {
 		if !slices.ContainsFunc(standard, func(name string) bool { return tables[family+" "+name] }) {
 			continue
 		}
-		command := iptables(family) + "-nft"
+		command := program(family) + "-nft"
 		// Without this program nft lists these tables, in its own language.
-		out, err := list(ctx, []string{command + "-save", iptables(family) + "-save"}, "(nf_tables)")
+		out, err := list(ctx, []string{command + "-save", program(family) + "-save"}, "(nf_tables)")
 		if err != nil {
 			continue
 		}
 		foreign := incompatible(out)
-		for _, table := range rs.parseSave(command, family, out, func(table string) bool { return !foreign(table) }) {
+		whole, err := rs.parseSave(command, family, out, func(table string) bool { return !foreign(table) })
+		if err != nil {
+			return fmt.Errorf("rules of %s were not read: %w", command, err)
+		}
+		for _, table := range whole {
 			done[family+" "+table] = true
 		}
-		partly = append(partly, func() { rs.parseSave(command, family, out, foreign) })
+		partly = append(partly, func() { _, _ = rs.parseSave(command, family, out, foreign) })
 	}
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(tables)), func(name string) bool { return !done[name] }) {
 		return nil
