@@ -72,7 +72,7 @@ func TestExitCodes(t *testing.T) {
 		{"a bad choice", []string{"agent", "--verify-partial-sync", "often"}, 2, `--verify-partial-sync "often": not a choice: use off, sampled, always`},
 		{"two sources", []string{"agent", "--manifests", dir, "--kubeconfig", "k"}, 2, "--kubeconfig and --manifests: two sources"},
 		{"a kubeconfig that is not there", []string{"agent", "--bpffs", dir, "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
-		{"no cluster to be a Pod of", []string{"agent", "--bpffs", dir}, 1, "give --kubeconfig, or --manifests DIR"},
+		{"no cluster to be a Pod of", []string{"agent", "--bpffs", dir}, 1, "set --kubeconfig, or --manifests DIR"},
 		{"a KubeProxyConfiguration that is not there", []string{"agent", "--config", "/nonexistent"}, 1, "read --config: open /nonexistent"},
 		{"an unknown local mode", []string{"agent", "--detect-local-mode", "x"}, 2, `--detect-local-mode "x": not a mode`},
 		{"a bridge without a name", []string{"agent", "--detect-local-mode", "BridgeInterface"}, 2, "set --pod-bridge-interface"},

@@ -143,8 +143,8 @@ func (c *Contact) problem(server string) (model.Problem, bool) {
 	defer c.mu.Unlock()
 	return model.Problem{
 		Where: "API server " + server,
-		What: fmt.Sprintf("%s: not one answer for %v or longer; see whether this node can reach it, and what is between them; "+
-			"the last state keeps serving, and this is tried again", c.away, c.quiet),
+		What: fmt.Sprintf("%s: no answer for %v or longer; check whether this node can reach it; "+
+			"the last state stays in effect, and the agent retries", c.away, c.quiet),
 	}, c.away != ""
 }
 
@@ -160,7 +160,7 @@ func (c *Contact) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "spillway_api_server_reachable",
-			Help: "1 while the API server answers, 0 before its first answer and when it has given none for 15 seconds or more though asked.",
+			Help: "1 while the API server answers; 0 before its first answer, and when a request gets no answer for 15 seconds or more. At 0, changes have no effect on this node.",
 		}, locked(func() float64 {
 			if c.heard && c.away == "" {
 				return 1
@@ -169,7 +169,7 @@ func (c *Contact) Collectors() []prometheus.Collector {
 		})),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "spillway_api_server_silent_seconds",
-			Help: "Seconds since anything came from the API server, or since the agent began to wait for it.",
+			Help: "Seconds since the last data from the API server, or since the agent started to wait for it.",
 		}, locked(func() float64 {
 			if c.since.IsZero() {
 				return 0

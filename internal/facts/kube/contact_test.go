@@ -70,7 +70,7 @@ func await(t *testing.T, told chan []model.Problem, text string, want bool) {
 	}
 }
 
-const noAnswer = "not one answer for"
+const noAnswer = "no answer for"
 
 func reachable(c *Contact) float64 {
 	var m dto.Metric

@@ -146,9 +146,9 @@ func (s *Source) withoutPolicies(k watched) {
 	switch {
 	case s.own.missing:
 	case len(s.own.known) > 0:
-		s.cfg.Logger.Warn("DoNotTrackPolicies are gone, and none holds any more", "why", noCRD)
+		s.cfg.Logger.Warn("DoNotTrackPolicies are no longer applied", "why", noCRD)
 	default:
-		s.cfg.Logger.Info("There can be no DoNotTrackPolicies", "why", noCRD)
+		s.cfg.Logger.Info("DoNotTrackPolicy is disabled", "why", noCRD)
 	}
 	s.own.missing = true
 	var d model.Delta

@@ -94,9 +94,9 @@ func changeOf(name string, uid types.UID, had, now []metav1.Condition) *message 
 	if said != nil && said.Reason == applied.Reason && before != nil && before.Message == why {
 		return nil
 	}
-	note := applied.Message + "; what was written before holds, and this is tried again"
+	note := applied.Message + "; the previous rules stay in effect, and the agent retries"
 	if applied.Reason == notAcceptedReason {
-		note = shortened(why, maxNote-100) + "; mend that. Where a version was before, that one goes on holding."
+		note = shortened(why, maxNote-100) + "; fix the policy. The previous version, if any, stays in effect."
 	}
 	m := aboutPolicy(name, uid, applied.Reason, note, note)
 	return &m

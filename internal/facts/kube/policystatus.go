@@ -160,7 +160,7 @@ func (p *PolicyStatus) wanted() map[string]policyChange {
 func accepted(generation int64, problems []model.Problem) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.Accepted, Status: metav1.ConditionTrue, Reason: "Valid", ObservedGeneration: generation,
-		Message: "The policy can be read.",
+		Message: "The policy is valid.",
 	}
 	if len(problems) > 0 {
 		c.Status, c.Reason = metav1.ConditionFalse, "Invalid"
@@ -184,14 +184,14 @@ const (
 func notAccepted(generation int64) metav1.Condition {
 	return metav1.Condition{
 		Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: notAcceptedReason, ObservedGeneration: generation,
-		Message: "The policy as it stands is not accepted, see Accepted; where a version was before, that one goes on holding.",
+		Message: "The current version of the policy is not accepted, see the condition Accepted; the previous version, if any, stays in effect.",
 	}
 }
 
 // applied is what this node says of a policy, if it is this node's turn to.
 func (p *PolicyStatus) applied(name string, have policyObject, nodes map[string]bool) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1alpha1.Applied, Status: metav1.ConditionTrue, Reason: "Applied", ObservedGeneration: have.generation,
-		Message: "No node holds less than the policy asks for."}
+		Message: "Every node applies the whole policy."}
 	if refused := p.refused[name]; len(refused) > 0 {
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, refused[0].Reason, refusalText(p.node, refused[0])
 	} else if p.failed != nil {

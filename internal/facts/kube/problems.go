@@ -74,7 +74,7 @@ func (s *Source) missingNode() (model.Problem, bool) {
 			_, bad := s.faults[object{nodes.name, model.Name{Name: s.cfg.NodeName}}]
 			return model.Problem{
 				Where: "Node " + s.cfg.NodeName,
-				What:  "does not exist; no endpoint counts as being here, and /healthz says that the node is gone; give its name with --hostname-override",
+				What:  "does not exist: no endpoint counts as on this node, and /healthz reports the node as removed; set its name with --hostname-override",
 			}, !there && !bad
 		}
 	}
@@ -154,19 +154,19 @@ func (s *Source) describe(k watched, verb string, err error) model.Problem {
 	_, _, optional := k.state()
 	switch {
 	case apierrors.IsForbidden(err) && k.isOurs():
-		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, and DoNotTrackPolicies that need them are not applied; "+
+		p.Field, p.What = resource, fmt.Sprintf("DoNotTrackPolicies that need them are not applied: RBAC forbids to %s them; "+
 			"grant list and watch", verb)
 	case apierrors.IsForbidden(err) && optional:
-		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, so any pod may be under a NetworkPolicy and nothing is passed by netfilter; "+
-			"grant list and watch, or choose with --bypass", verb)
+		p.Field, p.What = resource, fmt.Sprintf("no traffic bypasses netfilter, since any pod may have a NetworkPolicy: RBAC forbids to %s them; "+
+			"grant list and watch, or set --bypass", verb)
 	case apierrors.IsForbidden(err):
 		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them; grant list and watch in the ClusterRole of this agent", verb)
 	case apierrors.IsNotFound(err):
 		p.Field, p.What = resource, "the server does not have this API; Kubernetes 1.21 or newer is needed"
 	case apierrors.IsUnauthorized(err):
-		p.What = "does not accept the credentials; renew the token or the client certificate that the kubeconfig names"
+		p.What = "rejects the credentials; renew the token or the client certificate of the kubeconfig"
 	default:
-		p.What = reason(err) + "; the last state keeps serving, and this is tried again"
+		p.What = reason(err) + "; the last state stays in effect, and the agent retries"
 	}
 	return p
 }
@@ -190,9 +190,9 @@ func reason(err error) string {
 	)
 	switch {
 	case errors.As(err, &unknown):
-		return "has a certificate of an unknown authority; give the right certificate-authority in the kubeconfig"
+		return "has a certificate of an unknown authority; set the right certificate-authority in the kubeconfig"
 	case errors.As(err, &hostname):
-		return "has a certificate for other names; give the server by one of them, or tls-server-name in the kubeconfig"
+		return "has a certificate for other names; set the server to one of them, or set tls-server-name in the kubeconfig"
 	case errors.As(err, &invalid):
 		return "has a certificate that is not valid: " + invalid.Error()
 	case errors.As(err, &alert):

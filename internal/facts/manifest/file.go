@@ -214,7 +214,7 @@ func (f *file) claim(e *entry, document int) {
 		f.problems = append(f.problems, model.Problem{
 			Where: where(f.name, document, e.key),
 			Field: "metadata.name",
-			What:  fmt.Sprintf("is in document %d as well, which serves; remove one", first.document),
+			What:  fmt.Sprintf("is also in document %d, which is served; remove one", first.document),
 		})
 		return
 	}

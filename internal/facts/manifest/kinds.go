@@ -140,7 +140,7 @@ func strict(raw []byte, into any) []problem {
 		if errors.As(err, &at) {
 			p.field, p.what = at.FieldPath(), "is unknown; check its spelling and its place"
 			if strings.HasPrefix(err.Error(), "duplicate") {
-				p.what = "stands here twice; remove one"
+				p.what = "is present twice; remove one"
 			}
 		}
 		problems = append(problems, p)

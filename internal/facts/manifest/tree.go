@@ -96,7 +96,7 @@ func (t *tree) scan(force map[string]bool) error {
 	// A directory that comes back without a single file is a volume not mounted
 	// yet, or a copy that has not begun.
 	if len(next) == 0 && len(t.files) > 0 && id != t.id {
-		return t.lose(fs.ErrNotExist, "is another one now, and empty")
+		return t.lose(fs.ErrNotExist, "was replaced by an empty directory")
 	}
 	t.id, t.lost, t.unsettled = id, nil, unsettled
 	t.await(absent, renamed, next)
@@ -178,7 +178,7 @@ func (t *tree) due() (time.Duration, bool) {
 func (t *tree) lose(err error, why string) error {
 	t.lost = &model.Problem{
 		Where: t.dir,
-		What:  why + "; the last state keeps serving until the directory and its files are back",
+		What:  why + "; the last state stays in effect until the directory and its files exist again",
 	}
 	return err
 }
@@ -376,9 +376,9 @@ func (t *tree) rivals() map[string][]model.Problem {
 		if _, ok := t.missing[server]; ok {
 			continue // most likely somebody is moving it
 		}
-		what := "is in " + server + " as well, which serves; remove one"
+		what := "is also in " + server + ", whose version is served; remove one"
 		if t.files[server].claims[k].held {
-			what = "was in " + server + ", whose last good state serves; mend or remove that file"
+			what = "was in " + server + ", whose last valid state is served; fix or remove that file"
 		}
 		for _, name := range t.claimants[k] {
 			c := t.files[name].claims[k]

@@ -251,7 +251,7 @@ func TestRunPicksUpADirectoryThatComesBack(t *testing.T) {
 		if err := lose(); err != nil {
 			t.Fatal(err)
 		}
-		w.report(dir + ": no such file or directory; the last state keeps serving")
+		w.report(dir + ": no such file or directory; the last state stays in effect")
 		w.serve(fmt.Sprintf("a=10.0.0.%d", i+1))
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
