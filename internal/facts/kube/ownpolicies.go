@@ -133,7 +133,7 @@ func (s *Source) putPolicy(d *model.Delta, name string, m *model.DoNotTrackPolic
 	} else {
 		s.own.known[name], s.own.held[name] = m, m
 	}
-	s.meetNeeds(d)
+	s.updateWatches(d)
 }
 
 // noCRD says what to do where the server does not have the kind: Helm installs CRDs
@@ -266,9 +266,9 @@ func selectorText(s *model.Selector) string {
 	return query.String()
 }
 
-// meetNeeds starts and ends watches, so that just what policies need is watched.
+// updateWatches starts and ends watches, so that just what policies need is watched.
 // The caller holds mu.
-func (s *Source) meetNeeds(d *model.Delta) {
+func (s *Source) updateWatches(d *model.Delta) {
 	want := map[need]bool{}
 	for _, p := range s.own.known {
 		maps.Copy(want, s.needsOf(p))
@@ -300,7 +300,7 @@ func (s *Source) kindFor(n need) watched {
 		return &kind[*corev1.Namespace, model.Namespace]{
 			source: s, name: "Namespace", known: map[model.Name]*model.Namespace{}, convert: kubeobject.Namespace,
 			ours: true, optional: true, resource: "namespaces",
-			slim: func(o *corev1.Namespace) { o.Annotations = nil },
+			trim: func(o *corev1.Namespace) { o.Annotations = nil },
 			lw:   listWatch(c.Namespaces().List, c.Namespaces().Watch, metav1.ListOptions{}),
 			put:  func(d *model.Delta, n model.Name, m *model.Namespace) { enter(&d.Namespaces, n.Name, m) },
 		}
@@ -311,7 +311,7 @@ func (s *Source) kindFor(n need) watched {
 	}
 	pods := c.Pods(n.namespace)
 	return &kind[*corev1.Pod, model.Pod]{
-		source: s, name: name, known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, slim: slimPod,
+		source: s, name: name, known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, trim: trimPod,
 		ours: true, optional: true, resource: "pods",
 		lw: listWatch(pods.List, pods.Watch, which), put: s.putPod,
 	}

@@ -23,7 +23,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// setFaults replaces what is wrong with an object.
+// setFaults replaces the problems of an object.
 func (s *Source) setFaults(o object, uid string, problems []model.Problem) {
 	if len(problems) == 0 {
 		delete(s.faults, o)
@@ -33,7 +33,7 @@ func (s *Source) setFaults(o object, uid string, problems []model.Problem) {
 	s.faults[o], s.uids[o] = problems, uid
 }
 
-// problems returns all there are now, sorted, never nil.
+// problems returns the current problems, sorted, never nil.
 func (s *Source) problems() []model.Problem {
 	out := []model.Problem{}
 	for _, ps := range s.faults {
@@ -52,7 +52,8 @@ func (s *Source) problems() []model.Problem {
 	return slices.Compact(out)
 }
 
-// silence tells that the server does not answer, unless a request has told why.
+// silence returns the problem that the server does not answer, unless the error of a
+// request says why.
 func (s *Source) silence() (model.Problem, bool) {
 	if s.cfg.Contact == nil {
 		return model.Problem{}, false
@@ -65,8 +66,8 @@ func (s *Source) silence() (model.Problem, bool) {
 	return s.cfg.Contact.problem(s.cfg.Server)
 }
 
-// missingNode tells that this node has no Node object. One that is missing among
-// others is found out where all Nodes are looked at (intent).
+// missingNode returns the problem that this node has no Node object. Package intent
+// detects the case where other Nodes exist.
 func (s *Source) missingNode() (model.Problem, bool) {
 	for _, k := range s.kinds {
 		if nodes, ok := k.(*nodeKind); ok && nodes.listed && len(nodes.known) == 0 {
@@ -93,13 +94,13 @@ func (s *Source) ServiceUID(name model.Name) string {
 	return ""
 }
 
-// observe hears how the server takes each list and watch of a kind.
+// observe records the result of each list and watch of a kind.
 func (s *Source) observe(k watched) cache.ListerWatcher {
 	lw := cache.ToListerWatcherWithContext(k.listWatch())
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := lw.ListWithContext(ctx, o)
-			s.heard(ctx, k, "list", err, nil)
+			s.onRequestDone(ctx, k, "list", err, nil)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
@@ -109,15 +110,15 @@ func (s *Source) observe(k watched) cache.ListerWatcher {
 				s.cfg.Logger.Debug("Watch does not begin with a list", "kind", k.title())
 				return w, err
 			}
-			s.heard(ctx, k, "watch", err, func() { k.watching(o.SendInitialEvents != nil) })
+			s.onRequestDone(ctx, k, "watch", err, func() { k.watching(o.SendInitialEvents != nil) })
 			return w, err
 		},
 	}
 }
 
-// heard notes whether the server lets a kind be watched now; opened, if there is
-// one, is told when it does.
-func (s *Source) heard(ctx context.Context, k watched, verb string, err error, opened func()) {
+// onRequestDone records whether the server allows the list or watch of a kind. It calls
+// opened, which may be nil, after success.
+func (s *Source) onRequestDone(ctx context.Context, k watched, verb string, err error, opened func()) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -133,9 +134,9 @@ func (s *Source) heard(ctx context.Context, k watched, verb string, err error, o
 		delete(s.lost, k.title())
 	case err == nil && !forbidden:
 		delete(s.lost, k.title())
-	case err == nil: // a list alone does not lift what forbids the watch
+	case err == nil: // the watch may still be forbidden
 	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
-		// What happened meanwhile is forgotten there, and is listed anew.
+		// The server has forgotten the changes; the Reflector lists again.
 		s.cfg.Logger.Debug("Watch expired", "kind", k.title())
 	case k.isOurs() && apierrors.IsNotFound(err) && k.title() == policyKind:
 		s.withoutPolicies(k)
@@ -147,7 +148,7 @@ func (s *Source) heard(ctx context.Context, k watched, verb string, err error, o
 	s.emit(model.Delta{})
 }
 
-// describe turns an error of the API server into the line that a person needs.
+// describe converts an error of the API server into a problem with a remedy.
 func (s *Source) describe(k watched, verb string, err error) model.Problem {
 	p := model.Problem{Where: "API server " + s.cfg.Server}
 	resource := k.rbac()
@@ -176,9 +177,8 @@ var resources = map[string]string{
 	"NetworkPolicy": "networkpolicies.networking.k8s.io", "Pod": "pods",
 }
 
-// reason is why the server did not answer, without the request, which holds the
-// address again, options that change from one attempt to the next, and so on: a
-// problem is told once.
+// reason returns why the server did not answer. It omits the request, whose options
+// change between attempts, so that the problem stays equal and is reported once.
 func reason(err error) string {
 	var (
 		unknown  x509.UnknownAuthorityError
@@ -218,7 +218,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// debugOnly makes every record one for debugging.
+// debugOnly lowers every record to level debug.
 type debugOnly struct{ slog.Handler }
 
 // Enabled implements slog.Handler.
@@ -226,8 +226,7 @@ func (h debugOnly) Enabled(ctx context.Context, _ slog.Level) bool {
 	return h.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
-// Handle implements slog.Handler. Who logs an error by way of logr does not ask Enabled
-// before.
+// Handle implements slog.Handler. logr does not call Enabled before it logs an error.
 func (h debugOnly) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level = slog.LevelDebug; !h.Enabled(ctx, r.Level) {
 		return nil

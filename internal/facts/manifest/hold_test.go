@@ -142,7 +142,7 @@ func TestTheFileThatServesAnObjectGoesOnServingIt(t *testing.T) {
 		l.write(first, "# it left\n")
 		l.expect("a=10.0.0.2")
 		l.write(first, service("a", "10.0.0.1")) // and then the other is the one that serves
-		l.expect("a=10.0.0.2", "is also in " + second + "")
+		l.expect("a=10.0.0.2", "is also in "+second+"")
 		_ = os.Remove(filepath.Join(l.dir, second))
 		l.expect("a=10.0.0.1")
 		_ = os.Remove(filepath.Join(l.dir, first))
@@ -231,7 +231,7 @@ func TestASlipOfThePenHandsNothingToADuplicate(t *testing.T) {
 func TestAFileIsGoneOnlyAfterAQuietTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLive(t)
-		l.patience = goneFor
+		l.gracePeriod = goneFor
 		l.write("m.yaml", service("a", "10.0.0.1"))
 		l.expect("a=10.0.0.1")
 		l.write("b.yaml", service("a", "10.0.0.2"))
@@ -348,7 +348,7 @@ func TestFileBeingWrittenIsLeftForLater(t *testing.T) {
 	seen := false
 	for i := 0; i < 5000 && !seen; i++ {
 		next, err := readContent(path, "m.yaml", f)
-		seen = errors.Is(err, errUnsettled) && next == f
+		seen = errors.Is(err, errIncomplete) && next == f
 	}
 	close(stop)
 	<-done
@@ -367,7 +367,7 @@ func TestFileThatGoesWhileTheDirectoryIsReadIsLeftForLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	// As in a scan that has listed the directory already.
-	if next, err := readFile(l.dir, "m.yaml", f, true); next != f || !errors.Is(err, errUnsettled) {
+	if next, err := readFile(l.dir, "m.yaml", f, true); next != f || !errors.Is(err, errIncomplete) {
 		t.Errorf("the file is %v, %v; want it as it was, to come back to", next, err)
 	}
 	l.expect("a=10.0.0.1")

@@ -15,7 +15,7 @@ import (
 )
 
 // watched is a running Source and what it said. Nothing here asserts how long
-// something takes; patience only bounds a test that fails.
+// something takes; gracePeriod only bounds a test that fails.
 type watched struct {
 	t   *testing.T
 	dir string
@@ -27,7 +27,7 @@ type watched struct {
 	full     int
 }
 
-const patience = 20 * time.Second
+const gracePeriod = 20 * time.Second
 
 func startWatch(t *testing.T, dir string, tweak func(*Source)) *watched {
 	t.Helper()
@@ -74,7 +74,7 @@ func (w *watched) take(d model.Delta, problems []model.Problem) {
 // until waits for cond, which is called with the lock held.
 func (w *watched) until(what string, cond func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(gracePeriod); ; time.Sleep(2 * time.Millisecond) {
 		w.mu.Lock()
 		ok := cond()
 		state := fmt.Sprintf("serves %v, problems %q, calls %q", w.serves, w.problems, w.calls)
