@@ -24,7 +24,7 @@ type Access struct {
 	// ContentType is "" for protobuf.
 	ContentType string
 	UserAgent   string
-	// Contact hears of every answer; nil: nobody does.
+	// Contact records every answer; nil: answers are not recorded.
 	Contact *Contact
 }
 

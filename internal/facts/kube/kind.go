@@ -31,7 +31,7 @@ type kind[A apiObject, M any] struct {
 
 	known     map[model.Name]*M
 	listed    bool
-	forbidden bool // what was listed may be out of date, and nobody tells
+	forbidden bool // the last list may be out of date, without notice
 	streaming bool // a watch is open that begins with all there is
 }
 

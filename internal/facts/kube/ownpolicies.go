@@ -344,7 +344,7 @@ func (s *Source) podKinds() (out []*kind[*corev1.Pod, model.Pod]) {
 	return out
 }
 
-// changed wakes whoever writes the status.
+// changed wakes the writer of the status.
 func (o *ownPolicies) changed() {
 	select {
 	case o.wake <- struct{}{}:

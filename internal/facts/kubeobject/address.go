@@ -35,7 +35,7 @@ func (c *checker) prefix(p *field.Path, s string) (netip.Prefix, bool) {
 }
 
 // exactPrefix parses a CIDR. Bits beyond the prefix length are refused: 10.0.0.1/8 may
-// be one address, or a range with 16 million, and whoever wrote it meant one of them.
+// be one address, or a range with 16 million, and the author meant one of them.
 func (c *checker) exactPrefix(p *field.Path, s string) (netip.Prefix, bool) {
 	n, ok := c.parsePrefix(p, s)
 	if exact := n.Masked(); ok && n != exact {

@@ -86,7 +86,7 @@ var errIncomplete = errors.New("file is being written")
 
 // readFile reads one file of dir again, unless it looks as it did. It returns
 // nil for what is no file at all, and prev itself if nothing changed.
-// errIncomplete says that somebody wrote to it meanwhile, or that it went since
+// errIncomplete says that a program wrote to the file meanwhile, or that it disappeared since
 // the directory was listed, perhaps to another name, and to come back.
 func readFile(dir, name string, prev *file, force bool) (*file, error) {
 	path := filepath.Join(dir, name)
@@ -280,7 +280,7 @@ func (f *file) report(e *entry, document, line int) {
 	}
 }
 
-// oneLine keeps a field's name, which is whatever somebody wrote, from breaking
+// oneLine keeps a field's name, which may be any text, from breaking
 // the report's line or steering a terminal.
 func oneLine(s string) string {
 	return clip(kubeobject.Printable(s))

@@ -43,7 +43,7 @@ var kinds = map[string]kind{
 }
 
 // readVersions are the apiVersions of kinds: an unknown kind in one of them is
-// more likely a slip of the pen than somebody else's object.
+// more likely a typo than an object of another program.
 var readVersions = map[string]bool{
 	corev1.SchemeGroupVersion.String():       true,
 	discoveryv1.SchemeGroupVersion.String():  true,
@@ -88,7 +88,7 @@ func ignored(apiVersion, kind string) bool {
 }
 
 // endpointSlice converts a slice and speaks up about one that no Service will
-// ever find. With an API server that is somebody else's object; in a file it is
+// ever find. With an API server the object belongs to another program; in a file it is
 // a forgotten label.
 func endpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.Problem) {
 	s, problems := kubeobject.EndpointSlice(o)
@@ -148,7 +148,7 @@ func strict(raw []byte, into any) []problem {
 	return problems
 }
 
-// named are mappings whose keys are whatever somebody wrote.
+// named lists mappings whose keys are chosen by their author.
 var named = set("labels", "annotations", "selector", "matchLabels", "nodeSelector")
 
 // badTime finds the first time, by its field's name as all of Kubernetes' have

@@ -27,7 +27,7 @@ func statDir(dir string) (inode, error) {
 	return stampOf(info).inode, nil
 }
 
-// tree is the directory as it was read last, and what is served from it.
+// tree is the last read state of the directory, and the objects served from it.
 type tree struct {
 	dir         string
 	log         *slog.Logger
@@ -55,8 +55,8 @@ func newTree(dir string, log *slog.Logger) *tree {
 	}
 }
 
-// scan reads what changed. Files in force are read even if they look unchanged.
-// An error says that the directory cannot be read; the tree stays as it was.
+// scan reads changed files, and files in force even if they look unchanged. An error says
+// that the directory cannot be read; the tree then stays as it was.
 func (t *tree) scan(force map[string]bool) error {
 	id, err := statDir(t.dir)
 	if err != nil {
@@ -183,7 +183,7 @@ func (t *tree) setUnavailable(err error, why string) error {
 	return err
 }
 
-// replace takes over the files just read and notes the objects they touch.
+// replace stores the files that were read, and marks their changed objects dirty.
 func (t *tree) replace(next map[string]*file) {
 	for name, old := range t.files {
 		if next[name] == old {
@@ -374,7 +374,7 @@ func (t *tree) conflicts() map[string][]model.Problem {
 	for _, k := range keys {
 		server := t.server[k]
 		if _, ok := t.missing[server]; ok {
-			continue // most likely somebody is moving it
+			continue // most likely the object is being moved
 		}
 		what := "is also in " + server + ", whose version is served; remove one"
 		if t.files[server].claims[k].held {

@@ -92,7 +92,7 @@ type Service struct {
 	ExternalIPs     []netip.Addr
 	LoadBalancerIPs []netip.Addr // status.loadBalancer.ingress with an ip and ipMode VIP (or none given)
 	// SourceRanges is spec.loadBalancerSourceRanges (or the older annotation);
-	// nil lets everybody in.
+	// nil allows every client.
 	SourceRanges []netip.Prefix
 	// Affinity is the timeout of sessionAffinity ClientIP; 0 is no affinity.
 	Affinity            time.Duration
@@ -224,7 +224,7 @@ type Delta struct {
 	Full bool
 }
 
-// Problem is something about an input object that somebody should mend: a
+// Problem is a fault of an input object that its author should fix: a
 // field that does not parse, a claim that another object holds. It is reported
 // once when it appears and once when it is gone.
 type Problem struct {
