@@ -15,6 +15,7 @@ require (
 	github.com/influxdata/line-protocol/v2 v2.2.1
 	github.com/mdlayher/netlink v1.11.2
 	github.com/pin/tftp/v3 v3.2.0
+	github.com/moby/sys/mountinfo v0.7.3
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/client_model v0.6.3
 	github.com/spf13/cobra v1.10.2

@@ -1,5 +1,5 @@
-// Package escape writes what comes from the system - names and comments that
-// anybody may have chosen - so that neither a shell nor a terminal acts on it.
+// Package escape quotes text from the system, such as names and comments that any user may
+// choose, so that neither a shell nor a terminal interprets it.
 package escape
 
 import (
@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Shell is s as one word of a POSIX shell: as it is if no shell could mind, else
-// in single quotes.
+// Shell returns s as one word of a POSIX shell: unchanged if it is safe, else in single
+// quotes.
 func Shell(s string) string {
 	if s == "!" {
 		return s // as iptables negates

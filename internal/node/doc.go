@@ -1,10 +1,10 @@
-// Package node holds what is known of the node's kernel beside Services:
+// Package node groups the packages about the node's kernel that know nothing of Services:
 //
 //	kernel      features, sysctls, addresses, mounts, network namespaces, IPsec
 //	conntrack   the kernel's connection tracking: entries, counters, metrics
-//	  autopilot   keeps its sizes and timeouts right
-//	  stale       deletes entries that a change has made wrong
-//	capacity    the arithmetic of conntrack's limits
-//	kubeproxy   finds and removes what kube-proxy left
-//	dnat        watches other programs' address translation
+//	  autopilot   adjusts its sizes and timeouts
+//	  stale       deletes entries that a change has made stale
+//	capacity    calculates conntrack's limits
+//	kubeproxy   finds and removes the rules of kube-proxy
+//	dnat        detects destination NAT by other programs
 package node

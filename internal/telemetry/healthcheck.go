@@ -18,9 +18,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// HealthChecks answers load balancers on the healthCheckNodePorts of Services:
-// 200 when the Service has ready endpoints on this node and the proxy is
-// healthy, else 503. Update and Close belong to one goroutine.
+// HealthChecks serves the healthCheckNodePorts of Services: 200 if the Service has ready
+// endpoints on this node and the proxy is healthy, else 503. Update and Close belong to
+// one goroutine.
 type HealthChecks struct {
 	anyAddr bool
 	healthy func() bool
@@ -50,8 +50,8 @@ func NewHealthChecks(anyAddr bool, healthy func() bool, log *slog.Logger) *Healt
 	}
 }
 
-// Update makes the changes, moves to the given addresses and tries again to
-// listen where it could not. It returns what is wrong now, nil when nothing is.
+// Update applies the changes, moves to the given addresses, and retries to listen where it
+// failed before. It returns the current problems, nil if there are none.
 func (h *HealthChecks) Update(addrs []netip.Addr, changed []intent.HealthCheck) []model.Problem {
 	if h.anyAddr {
 		addrs = []netip.Addr{{}} // ":port" is both families
@@ -62,7 +62,7 @@ func (h *HealthChecks) Update(addrs []netip.Addr, changed []intent.HealthCheck) 
 			c.leave(h.addrs)
 		}
 	}
-	// Close before opening: a port may go from one Service to another.
+	// Close before opening: a port may move from one Service to another.
 	for _, hc := range changed {
 		if c := h.checks[hc.Service]; c != nil && c.port != hc.Port {
 			c.close()
@@ -91,8 +91,8 @@ func (h *HealthChecks) Close() {
 	clear(h.checks)
 }
 
-// listenAll opens what is not open. The order is fixed, so that of two
-// Services with one port always the same one gets it.
+// listenAll opens missing listeners. The order is fixed: of two Services with one port,
+// the same one always gets it.
 func (h *HealthChecks) listenAll() []model.Problem {
 	var ps []model.Problem
 	for _, name := range slices.SortedFunc(maps.Keys(h.checks), byName) {
@@ -164,7 +164,7 @@ func (c *check) open(a netip.Addr, log *slog.Logger) error {
 	return nil
 }
 
-// leave stops listening on addresses that are not among addrs.
+// leave stops listening on addresses that are not in addrs.
 func (c *check) leave(addrs []netip.Addr) {
 	for a, l := range c.listeners {
 		if !slices.Contains(addrs, a) {
@@ -174,8 +174,8 @@ func (c *check) leave(addrs []netip.Addr) {
 	}
 }
 
-// close stops serving. The listeners are closed here, not left to the server,
-// which may not know them yet: the port must be free when close returns.
+// close stops serving. It closes the listeners itself, since the server may not know them
+// yet: the port must be free when close returns.
 func (c *check) close() {
 	for _, l := range c.listeners {
 		l.Close()

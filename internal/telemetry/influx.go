@@ -21,7 +21,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// InfluxConfig says where metrics are pushed.
+// InfluxConfig configures the push of metrics to InfluxDB.
 type InfluxConfig struct {
 	// URL is InfluxDB's write address: http://HOST:8086/write?db=NAME of 1.x,
 	// http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET of 2.x. Without a path
@@ -35,8 +35,8 @@ type InfluxConfig struct {
 	Token    string
 	Node     string // the tag "node" of every line
 	Interval time.Duration
-	// Buffer is how many bytes of lines wait for an InfluxDB that is away; the
-	// oldest go first. 0: 4 MiB.
+	// Buffer is the size in bytes of the buffer for lines that InfluxDB has not
+	// accepted; the oldest are dropped first. 0: 4 MiB.
 	Buffer   int
 	Gatherer prometheus.Gatherer
 	Log      *slog.Logger
@@ -44,17 +44,17 @@ type InfluxConfig struct {
 
 const (
 	defaultInfluxBuffer = 4 << 20
-	// maxWrite is the most that one request carries, unless one reading is more.
+	// maxWrite bounds the bytes of one request, unless one reading is larger.
 	maxWrite = 1 << 20
 	// writeTimeout bounds one request.
 	writeTimeout = 10 * time.Second
 )
 
-// pushed are the metrics that go to InfluxDB: those about the node, and not those
-// of the Go runtime.
+// pushed matches the metrics that are pushed: metrics about the node, not of the Go
+// runtime.
 var pushed = []string{"spillway_", "node_nf_conntrack_", "kubeproxy_"}
 
-// withoutSecrets cuts out of an address that need not be one what may be a password.
+// withoutSecrets removes a possible password from a text that may not be a valid address.
 func withoutSecrets(address string) string {
 	if i := strings.IndexAny(address, "?#"); i >= 0 {
 		address = address[:i]
@@ -65,8 +65,8 @@ func withoutSecrets(address string) string {
 	return address
 }
 
-// harmless are the parameters of writes to InfluxDB that are no secret. Others are
-// neither logged nor taken: a slip of the pen may make any name of p.
+// harmless lists the parameters of InfluxDB writes that are not secret. Others are
+// rejected and not logged: a typo may give the password parameter p any name.
 var harmless = []string{"db", "rp", "precision", "consistency", "org", "orgID", "bucket", "u"}
 
 // writeURL completes URL, and takes the user out of it.
@@ -77,14 +77,14 @@ func (c InfluxConfig) writeURL() (address, user string, err error) {
 	}
 	q, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
-		return "", "", fmt.Errorf("%q: what stands behind the question mark cannot be read: write db=NAME", withoutSecrets(c.URL))
+		return "", "", fmt.Errorf("%q: the query is not valid: write db=NAME after the question mark", withoutSecrets(c.URL))
 	}
 	if _, set := u.User.Password(); set {
-		return "", "", fmt.Errorf("%q: has a password, which every user of the machine could read: write it to a file and give --influx-password-file", withoutSecrets(c.URL))
+		return "", "", fmt.Errorf("%q: has a password, which every user of the machine can read: write it to a file and set --influx-password-file", withoutSecrets(c.URL))
 	}
 	for _, name := range slices.Sorted(maps.Keys(q)) {
 		if !slices.Contains(harmless, name) {
-			return "", "", fmt.Errorf("%q: has a parameter beside %s: give a password by --influx-password-file and a token by --influx-token-file",
+			return "", "", fmt.Errorf("%q: has a parameter other than %s: set a password with --influx-password-file and a token with --influx-token-file",
 				withoutSecrets(c.URL), strings.Join(harmless, ", "))
 		}
 	}
@@ -102,14 +102,14 @@ func (c InfluxConfig) writeURL() (address, user string, err error) {
 	return u.String(), user, nil
 }
 
-// CheckInfluxURL says whether an address could be an InfluxDB's, and whether it names a
-// user. Its error quotes no secret.
+// CheckInfluxURL validates an InfluxDB address, and reports whether it names a user. Its
+// error quotes no secret.
 func CheckInfluxURL(address string) (hasUser bool, err error) {
 	_, user, err := InfluxConfig{URL: address}.writeURL()
 	return user != "", err
 }
 
-// Validate says what is missing or not an address.
+// Validate reports a missing value or an invalid address.
 func (c InfluxConfig) Validate() error {
 	if _, _, err := c.writeURL(); err != nil {
 		return err
@@ -120,17 +120,17 @@ func (c InfluxConfig) Validate() error {
 	return nil
 }
 
-// Influx pushes metrics to an InfluxDB as line protocol, one measurement a
-// metric. While InfluxDB is away it keeps what fits into its buffer.
+// Influx pushes metrics to an InfluxDB as line protocol, one measurement per metric. It
+// buffers readings while InfluxDB cannot be reached.
 type Influx struct {
 	cfg     InfluxConfig
-	url     string // without user and password, and so fit for a log
+	url     string // without user and password, for the log
 	user    string
 	client  *http.Client
 	waiting [][]byte // readings that are not delivered yet, oldest first
 	bytes   int
 	failing bool
-	lost    int // readings given up since it began to fail
+	lost    int // readings dropped since the first failure
 
 	readings *prometheus.CounterVec
 	held     prometheus.Gauge
@@ -149,9 +149,9 @@ func NewInflux(c InfluxConfig) (*Influx, error) {
 	return &Influx{
 		cfg: c, url: address, user: user, client: &http.Client{Timeout: writeTimeout},
 		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "spillway_influx_readings_total", Help: "Readings of all metrics by what became of them: delivered, refused by InfluxDB, or given up because it was away too long.",
+			Name: "spillway_influx_readings_total", Help: "Readings of all metrics by outcome: delivered, refused by InfluxDB, or dropped because InfluxDB could not be reached for too long.",
 		}, []string{"outcome"}),
-		held: prometheus.NewGauge(prometheus.GaugeOpts{Name: "spillway_influx_waiting_bytes", Help: "Bytes of readings that InfluxDB has not taken yet."}),
+		held: prometheus.NewGauge(prometheus.GaugeOpts{Name: "spillway_influx_waiting_bytes", Help: "Bytes of readings that InfluxDB has not accepted yet."}),
 	}, nil
 }
 
@@ -161,8 +161,8 @@ func (i *Influx) Describe(ch chan<- *prometheus.Desc) { i.readings.Describe(ch);
 // Collect implements prometheus.Collector.
 func (i *Influx) Collect(ch chan<- prometheus.Metric) { i.readings.Collect(ch); i.held.Collect(ch) }
 
-// Run reads and pushes every Interval until ctx ends, and returns nil then. An
-// InfluxDB that is away is told in the log when it goes and when it comes back.
+// Run reads and pushes every Interval until ctx ends, and then returns nil. It logs when
+// InfluxDB stops accepting readings and when it accepts them again.
 func (i *Influx) Run(ctx context.Context) error {
 	tick := time.NewTicker(i.cfg.Interval)
 	defer tick.Stop()
@@ -177,11 +177,10 @@ func (i *Influx) Run(ctx context.Context) error {
 	}
 }
 
-// read puts one reading behind those that wait, and gives up the oldest if they
-// are too many.
+// read appends one reading to the buffer, and drops the oldest if the buffer is full.
 func (i *Influx) read(now time.Time) {
 	families, err := i.cfg.Gatherer.Gather()
-	if err != nil { // the others are there all the same
+	if err != nil { // the other metrics are still valid
 		i.cfg.Log.Debug("Read metrics", "err", err)
 	}
 	lines := influxLines(families, i.cfg.Node, now)
@@ -194,7 +193,7 @@ func (i *Influx) read(now time.Time) {
 	i.held.Set(float64(i.bytes))
 }
 
-// drop takes the oldest readings out.
+// drop removes the oldest readings.
 func (i *Influx) drop(n int) {
 	for _, lines := range i.waiting[:n] {
 		i.bytes -= len(lines)
@@ -203,7 +202,7 @@ func (i *Influx) drop(n int) {
 	i.held.Set(float64(i.bytes))
 }
 
-// deliver sends what waits, oldest first, until InfluxDB fails.
+// deliver sends the buffer, oldest first, until InfluxDB fails.
 func (i *Influx) deliver(ctx context.Context) {
 	for len(i.waiting) > 0 && ctx.Err() == nil {
 		n, size := 1, len(i.waiting[0])
@@ -220,7 +219,7 @@ func (i *Influx) deliver(ctx context.Context) {
 			return
 		}
 		outcome := "delivered"
-		if refused { // it would refuse them the next time too
+		if refused { // InfluxDB would refuse the lines again
 			outcome = "refused"
 			i.note(err)
 		}
@@ -232,7 +231,7 @@ func (i *Influx) deliver(ctx context.Context) {
 	}
 }
 
-// note logs when InfluxDB begins to fail and when it is well again.
+// note logs when InfluxDB starts to fail and when it recovers.
 func (i *Influx) note(err error) {
 	switch {
 	case err != nil && !i.failing:
@@ -246,7 +245,7 @@ func (i *Influx) note(err error) {
 	i.failing = err != nil
 }
 
-// send posts lines. refused says that these lines are at fault, not InfluxDB.
+// send posts lines. refused says that the lines are invalid, and InfluxDB works.
 func (i *Influx) send(ctx context.Context, lines []byte) (refused bool, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, i.url, bytes.NewReader(lines))
 	if err != nil {
@@ -263,7 +262,7 @@ func (i *Influx) send(ctx context.Context, lines []byte) (refused bool, err erro
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {
-			err = u.Err // the URL stands beside it
+			err = u.Err // the log has the URL
 		}
 		return false, err
 	}
@@ -274,12 +273,12 @@ func (i *Influx) send(ctx context.Context, lines []byte) (refused bool, err erro
 	}
 	text, _, _ := strings.Cut(strings.TrimSpace(string(answer)), "\n")
 	return r.StatusCode == http.StatusBadRequest || r.StatusCode == http.StatusRequestEntityTooLarge,
-		fmt.Errorf("it answers %s: %s", r.Status, text)
+		fmt.Errorf("InfluxDB returned %s: %s", r.Status, text)
 }
 
-// influxLines writes metrics as line protocol: a measurement for each metric,
-// labels as tags; the field "value", or of a histogram "count", "sum" and one for
-// each bucket, named by its upper bound.
+// influxLines encodes metrics as line protocol: a measurement per metric, labels as tags,
+// and the field "value"; a histogram has "count", "sum" and a field per bucket, named by
+// its upper bound.
 func influxLines(families []*dto.MetricFamily, node string, at time.Time) []byte {
 	var out []byte
 	for _, f := range families {
@@ -287,7 +286,7 @@ func influxLines(families []*dto.MetricFamily, node string, at time.Time) []byte
 			continue
 		}
 		for _, m := range f.GetMetric() {
-			var e lineprotocol.Encoder // a line that failed leaves nothing to the next one
+			var e lineprotocol.Encoder // one per line, so that a failed line has no effect on the next
 			e.StartLine(f.GetName())
 			for _, tag := range influxTags(m, node) {
 				e.AddTag(tag[0], tag[1])
@@ -303,7 +302,8 @@ func influxLines(families []*dto.MetricFamily, node string, at time.Time) []byte
 	return out
 }
 
-// influxTags are the labels and the node, in order; InfluxDB has no empty tags.
+// influxTags returns the labels and the node, sorted, without empty tags, which InfluxDB
+// does not allow.
 func influxTags(m *dto.Metric, node string) (tags [][2]string) {
 	if node != "" {
 		tags = append(tags, [2]string{"node", node})

@@ -1,8 +1,8 @@
-// Package telemetry is what other machines and people see of a running agent:
-// Prometheus metrics, health, and the healthCheckNodePorts of Services.
+// Package telemetry exports the state of a running agent: Prometheus metrics, health, and
+// the healthCheckNodePorts of Services.
 //
-// Metrics that kube-proxy has keep kube-proxy's names, types and buckets, so
-// that dashboards and alerts go on working; Spillway's own are spillway_*.
+// Metrics that kube-proxy has keep kube-proxy's names, types and buckets, so that
+// dashboards and alerts continue to work; Spillway's own are spillway_*.
 package telemetry
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// Build says which Spillway this is.
+// Build identifies the version of Spillway.
 type Build struct {
 	Version   string `json:"version"`
 	Commit    string `json:"commit"`
@@ -57,15 +57,14 @@ func NewMetrics(b Build) *Metrics {
 	return m
 }
 
-// Register adds a collector, such as a dataplane's. It fails when a metric of
-// that name is there already.
+// Register adds a collector, such as a dataplane's. It fails if a metric of that name
+// exists.
 func (m *Metrics) Register(c prometheus.Collector) error { return m.registry.Register(c) }
 
-// Gatherer gives all metrics as they stand.
+// Gatherer returns a gatherer of all metrics.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// add registers metrics that only this package makes; two of one name are a
-// fault of the program.
+// add registers a metric of this package. It panics if the name exists, which is a bug.
 func add[C prometheus.Collector](m *Metrics, c C) C {
 	m.registry.MustRegister(c)
 	return c
@@ -98,18 +97,18 @@ func (m *Metrics) addKubeProxy() {
 		"Time from a change of a Service's endpoints in the cluster to the kernel of this node.", programmingBuckets())
 	m.noLocal = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: name("sync_proxy_rules_no_local_endpoints_total"),
-		Help: "Service ports with a Local traffic policy and no endpoint on this node.",
+		Help: "Service ports whose traffic is dropped on this node: a Local traffic policy, and no endpoint here.",
 	}, []string{"traffic_policy"}))
 	m.healthz = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: name("proxy_healthz_total"), Help: "Answers of /healthz by status code.",
+		Name: name("proxy_healthz_total"), Help: "Responses of /healthz by status code.",
 	}, []string{"code"}))
 	m.livez = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: name("proxy_livez_total"), Help: "Answers of /livez by status code.",
+		Name: name("proxy_livez_total"), Help: "Responses of /livez by status code.",
 	}, []string{"code"}))
 }
 
 // programmingBuckets are kube-proxy's: fine below a minute, coarse to five.
-// The first one, 0, is there too.
+// They include the first one, 0.
 func programmingBuckets() []float64 {
 	b := []float64{0}
 	b = append(b, prometheus.LinearBuckets(0.25, 0.25, 2)...)
@@ -120,58 +119,58 @@ func programmingBuckets() []float64 {
 
 func (m *Metrics) addOwn(b Build) {
 	add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "spillway_build_info", Help: "Always 1; the labels say which Spillway runs.",
+		Name: "spillway_build_info", Help: "Always 1; the labels have the version of the running Spillway.",
 	}, []string{"version", "commit", "go_version"})).WithLabelValues(b.Version, b.Commit, b.GoVersion).Set(1)
 	m.ports = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "spillway_service_ports", Help: "Service ports by the dataplane that serves them.",
 	}, []string{"dataplane"}))
 	m.policies = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_policies", Help: "DoNotTrackPolicies known.",
+		Name: "spillway_do_not_track_policies", Help: "Number of DoNotTrackPolicies.",
 	}))
 	m.policyTargets = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_targets", Help: "Ranges of ports of addresses on this node that a DoNotTrackPolicy is applied to; no series while that is not known (spillway_do_not_track_held).",
+		Name: "spillway_do_not_track_targets", Help: "Port ranges of addresses on this node to which a DoNotTrackPolicy applies; no series while that is unknown (spillway_do_not_track_held).",
 	}, nil))
 	m.policyTargets.WithLabelValues().Set(0)
 	m.policyKept = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_kept", Help: "Pairs of addresses, and ports, that stay tracked although a DoNotTrackPolicy would leave them untracked, because somebody translates connections there.",
+		Name: "spillway_do_not_track_kept", Help: "Pairs of addresses and ports that stay tracked although a DoNotTrackPolicy selects them, because a NAT rule translates their connections.",
 	}))
 	m.policiesHeld = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_held", Help: "1 while what an earlier agent wrote of DoNotTrackPolicies is left as it is, because something of them cannot be read.",
+		Name: "spillway_do_not_track_held", Help: "1 while changes of DoNotTrackPolicies have no effect and the rules of an earlier agent stay, because a policy or an object that it needs cannot be read.",
 	}))
 	m.policiesRefused = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_refused", Help: "What DoNotTrackPolicies ask for and does not hold on this node, by reason; the log and the policies' condition Applied name each.",
+		Name: "spillway_do_not_track_refused", Help: "Parts of DoNotTrackPolicies that are not applied on this node, by reason; the log and the policies' condition Applied name each.",
 	}, []string{"reason"}))
 	m.unsupported = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_unsupported_service_ports", Help: "Service ports that no dataplane of this node can serve.",
+		Name: "spillway_unsupported_service_ports", Help: "Service ports that are not served on this node, because no dataplane supports them; Events of the Services name the cause.",
 	}))
 	m.problems = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_problems", Help: "Problems known now; the log names each.",
+		Name: "spillway_problems", Help: "Number of current problems; the log names each.",
 	}))
 	m.syncErrors = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "spillway_sync_errors_total", Help: "Syncs that failed as a whole and were repeated in full.",
+		Name: "spillway_sync_errors_total", Help: "Syncs that failed and are repeated in full; the log has the error.",
 	}, []string{"dataplane"}))
 	m.cleanupErrors = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "spillway_cleanup_errors_total", Help: "Attempts to clean up a dataplane that is not in use any more which failed and are repeated.",
+		Name: "spillway_cleanup_errors_total", Help: "Failed attempts to remove the rules of a dataplane that is no longer in use; they are repeated, and the log has the error.",
 	}, []string{"dataplane"}))
 	m.auditDiffs = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "spillway_audit_differences_total", Help: "Service ports (nftables, iptables: elements, chains and other objects) that the kernel did not hold as they were written.",
+		Name: "spillway_audit_differences_total", Help: "Service ports (nftables, iptables: elements, chains and other objects) that another program changed in the kernel; the agent repairs them.",
 	}, []string{"dataplane"}))
 }
 
-// ChangesQueued counts what a source delivered.
+// ChangesQueued counts changes that a source delivered.
 func (m *Metrics) ChangesQueued(services, endpointSlices int, at time.Time) {
 	m.svcTotal.Add(float64(services))
 	m.epTotal.Add(float64(endpointSlices))
 	m.lastQueued.Set(seconds(at))
 }
 
-// SetPending says how many changes are not in the kernel yet.
+// SetPending sets the number of changes that are not in the kernel yet.
 func (m *Metrics) SetPending(services, endpointSlices int) {
 	m.svcPending.Set(float64(services))
 	m.epPending.Set(float64(endpointSlices))
 }
 
-// SyncDone observes one attempt to write, whatever came of it.
+// SyncDone observes one sync, successful or not.
 func (m *Metrics) SyncDone(full bool, took time.Duration) {
 	m.syncs.Observe(took.Seconds())
 	if full {
@@ -181,13 +180,13 @@ func (m *Metrics) SyncDone(full bool, took time.Duration) {
 	}
 }
 
-// SyncSucceeded notes that everything known is in the kernel.
+// SyncSucceeded records that the kernel has every known change.
 func (m *Metrics) SyncSucceeded(at time.Time) { m.lastSynced.Set(seconds(at)) }
 
 // SyncFailed counts a sync that failed as a whole.
 func (m *Metrics) SyncFailed(dataplane string) { m.syncErrors.WithLabelValues(dataplane).Inc() }
 
-// CleanupFailed counts a clean-up of a dataplane that is not in use.
+// CleanupFailed counts a failed cleanup of a dataplane that is not in use.
 func (m *Metrics) CleanupFailed(dataplane string) { m.cleanupErrors.WithLabelValues(dataplane).Inc() }
 
 // NetworkProgrammed observes the time from a change in the cluster to the kernel.
@@ -207,9 +206,8 @@ func (m *Metrics) SetPorts(byDataplane map[string]int, unsupported int) {
 	m.unsupported.Set(float64(unsupported))
 }
 
-// SetPolicies tells how many do-not-track policies are known, and how many ranges of
-// ports of addresses on this node they are applied to, and for how many pairs of addresses
-// nothing is left untracked.
+// SetPolicies sets the number of do-not-track policies, of port ranges on this node to
+// which they apply, and of pairs of addresses that stay tracked.
 func (m *Metrics) SetPolicies(policies, targets, kept int) {
 	m.policies.Set(float64(policies))
 	m.policyKept.Set(float64(kept))
@@ -217,16 +215,16 @@ func (m *Metrics) SetPolicies(policies, targets, kept int) {
 	m.policiesHeld.Set(0)
 }
 
-// SetPoliciesHeld tells that an earlier agent's do-not-track policies are left as they
-// are, and how many are known, of which none is applied.
+// SetPoliciesHeld records that the rules of an earlier agent stay, and sets the number of
+// known policies, none of which is applied.
 func (m *Metrics) SetPoliciesHeld(policies int) {
 	m.policies.Set(float64(policies))
 	m.policyTargets.Reset()
 	m.policiesHeld.Set(1)
 }
 
-// SetRefused counts what policies ask for and does not hold, by reason. A reason that
-// is not there any more has no series.
+// SetRefused sets the number of parts of policies that are not applied, by reason. A
+// reason that no longer occurs has no series.
 func (m *Metrics) SetRefused(byReason map[string]int) {
 	m.policiesRefused.Reset()
 	for reason, n := range byReason {
@@ -234,10 +232,10 @@ func (m *Metrics) SetRefused(byReason map[string]int) {
 	}
 }
 
-// SetProblems counts the problems known now.
+// SetProblems sets the number of current problems.
 func (m *Metrics) SetProblems(n int) { m.problems.Set(float64(n)) }
 
-// AuditDifferences counts what an audit found changed by somebody else.
+// AuditDifferences counts changes by other programs that an audit found.
 func (m *Metrics) AuditDifferences(dataplane string, n int) {
 	m.auditDiffs.WithLabelValues(dataplane).Add(float64(n))
 }

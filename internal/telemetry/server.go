@@ -16,20 +16,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Health is what /healthz, /livez and the healthCheckNodePorts need to know.
+// Health is the input of /healthz, /livez and the healthCheckNodePorts.
 type Health struct {
-	// Timeout is how long a change may wait for the kernel before the proxy
-	// counts as unhealthy; kube-proxy uses twice the sync period.
+	// Timeout is the longest time that a change may wait for the kernel before the
+	// proxy counts as unhealthy; kube-proxy uses twice the sync period.
 	Timeout time.Duration
-	// Pending returns since when a change has waited, zero when none does or nothing
-	// has been heard of the source yet, and when the kernel last held everything, zero
-	// before the first time.
+	// Pending returns the time since which a change waits, zero if none waits or the
+	// source has not delivered yet; and the time at which the kernel last had every
+	// change, zero before the first time.
 	Pending func() (since, lastSynced time.Time)
-	// Leaving reports whether the node is to go, or has gone; nil: it never is.
+	// Leaving reports whether the node is being removed or has been; nil: never.
 	Leaving func() bool
 }
 
-// Healthy reports whether no change has waited too long. As with kube-proxy, a
+// Healthy reports whether no change has waited longer than Timeout. As with kube-proxy, a
 // proxy that has just started is healthy.
 func (h Health) Healthy() bool {
 	healthy, _ := h.state(time.Now())
@@ -45,10 +45,10 @@ func (h Health) state(now time.Time) (healthy bool, lastSynced time.Time) {
 func HealthHandler(h Health, m *Metrics) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		// A node that is about to go takes no new connections from load
-		// balancers; /livez stays, since the proxy itself is well (KEP-3836).
-		// Nor does one whose proxy has written nothing yet; kube-proxy does not
-		// serve /healthz before it has seen its Node.
+		// A node that is being removed gets no new connections from load balancers;
+		// /livez is not affected, since the proxy itself is healthy (KEP-3836). The
+		// same holds before the proxy's first sync; kube-proxy does not serve
+		// /healthz before it has seen its Node.
 		_, synced := h.Pending()
 		eligible := !synced.IsZero() && (h.Leaving == nil || !h.Leaving())
 		code, last, now := h.answer(eligible)
@@ -65,8 +65,8 @@ func HealthHandler(h Health, m *Metrics) http.Handler {
 	return mux
 }
 
-// answer is the status code and the two times. As with kube-proxy, a healthy
-// proxy says that it was updated just now, even if there was nothing to update.
+// answer returns the status code and the two times. As with kube-proxy, a healthy proxy
+// reports the current time as its last update, even without an update.
 func (h Health) answer(eligible bool) (code int, last, now string) {
 	t := time.Now()
 	healthy, synced := h.state(t)
@@ -107,9 +107,9 @@ type Server struct {
 	addr net.Addr
 }
 
-// Serve listens on addr, "IP:port", and serves until Close. It returns as soon
-// as it listens; an address in use is an error then and there. An empty addr
-// is not served: the Server returned is nil, and may be used all the same.
+// Serve listens on addr, "IP:port", and serves until Close. It returns once it listens, or
+// with an error such as an address in use. For an empty addr it returns a nil Server,
+// whose methods do nothing.
 func Serve(ctx context.Context, addr string, h http.Handler, log *slog.Logger) (*Server, error) {
 	if addr == "" {
 		return nil, nil
@@ -127,7 +127,7 @@ func Serve(ctx context.Context, addr string, h http.Handler, log *slog.Logger) (
 	return s, nil
 }
 
-// Addr is where the server listens, "" for a nil Server.
+// Addr returns the address of the listener, "" for a nil Server.
 func (s *Server) Addr() string {
 	if s == nil {
 		return ""
@@ -153,7 +153,7 @@ func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// listen is net.Listen with an error of one short line: "listen on
+// listen calls net.Listen and returns an error of one short line: "listen on
 // 127.0.0.1:80: address already in use".
 func listen(ctx context.Context, addr string) (net.Listener, error) {
 	var lc net.ListenConfig

@@ -247,7 +247,7 @@ func TestTheAgentSaysWhichRightItLacks(t *testing.T) {
 	for _, c := range []struct{ resource, want string }{
 		{"services", "RBAC forbids to watch them; grant list and watch in the ClusterRole of this agent"},
 		{"endpointslices", "RBAC forbids to watch them; grant list and watch in the ClusterRole of this agent"},
-		{"networkpolicies", "RBAC forbids to watch them, so any pod may be under a NetworkPolicy and nothing is passed by netfilter"},
+		{"networkpolicies", "no traffic bypasses netfilter, since any pod may have a NetworkPolicy: RBAC forbids to watch them"},
 	} {
 		t.Run(c.resource, func(t *testing.T) {
 			n.t = t

@@ -128,7 +128,7 @@ func TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold(t *testing.T) {
 				t.Errorf("Contradiction at three addresses: %q", notes[1])
 			}
 		case "NotWritten":
-			want = "node hears: no table; what was written before holds, and this is tried again"
+			want = "node hears: no table; the previous rules stay in effect, and the agent retries"
 		}
 		if notes[0] != want {
 			t.Errorf("%s: %q, want %q", reason, notes[0], want)
@@ -167,7 +167,7 @@ func TestAPolicyThatIsNotAcceptedIsToldOnceByAllNodes(t *testing.T) {
 	}
 	var keys []string
 	for _, e := range policyEvents(t, k, u) {
-		if e.Reason != "NotAccepted" || !strings.HasPrefix(e.Message, "spec.ingress[0].from[0].podSelector") || !strings.Contains(e.Message, "mend that") {
+		if e.Reason != "NotAccepted" || !strings.HasPrefix(e.Message, "spec.ingress[0].from[0].podSelector") || !strings.Contains(e.Message, "fix the policy") {
 			t.Errorf("event %+v", e)
 		}
 		for _, key := range []string{"a b", "c d"} {

@@ -151,7 +151,7 @@ func TestTheLastStateStandsWhileTheServerIsAway(t *testing.T) {
 	w.mu.Unlock()
 
 	shared.StopAPIServer()
-	w.until(t, "a problem", func() bool { return w.says("cannot be reached: connection refused; the last state keeps serving") })
+	w.until(t, "a problem", func() bool { return w.says("cannot be reached: connection refused; the last state stays in effect") })
 	time.Sleep(3 * time.Second) // several attempts
 	w.mu.Lock()
 	if w.service("away", "stays") == nil || w.deletes != deletes || w.fulls != 1 {

@@ -14,8 +14,8 @@ var SchemeGroupVersion = schema.GroupVersion{Group: "policy.spillway.dev", Versi
 // DoNotTrackPolicies is the resource of DoNotTrackPolicy.
 var DoNotTrackPolicies = SchemeGroupVersion.WithResource("donottrackpolicies")
 
-// DoNotTrackPolicy keeps conntrack away from traffic of the pods or nodes that it
-// selects. It is not namespaced.
+// DoNotTrackPolicy makes traffic of the selected pods or nodes bypass conntrack. It is
+// cluster-scoped.
 type DoNotTrackPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -33,15 +33,15 @@ type DoNotTrackPolicyList struct {
 }
 
 // DoNotTrackPolicySpec selects either pods, by podSelector, namespaceSelector or
-// both, or nodes, and says which of their traffic is meant.
+// both, or nodes, and which of their traffic bypasses conntrack.
 type DoNotTrackPolicySpec struct {
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 	PodSelector       *metav1.LabelSelector `json:"podSelector,omitempty"`
 	NodeSelector      *metav1.LabelSelector `json:"nodeSelector,omitempty"`
-	// Track has matching traffic tracked as usual: the same policy with conntrack.
+	// Track keeps matching traffic tracked: the same policy with conntrack.
 	Track bool `json:"track,omitempty"`
-	// Deny is "others" to deny what goes to the same ports and does not match; nil
-	// denies nothing. It is never empty.
+	// Deny is "others" to deny other traffic to the same ports; nil denies nothing. It is
+	// never empty.
 	Deny    *string       `json:"deny,omitempty"`
 	Ingress []IngressRule `json:"ingress,omitempty"`
 	Egress  []EgressRule  `json:"egress,omitempty"`
@@ -50,21 +50,21 @@ type DoNotTrackPolicySpec struct {
 // DenyOthers is the one value of spec.deny.
 const DenyOthers = "others"
 
-// IngressRule is about traffic to the ports of what the policy selects.
+// IngressRule matches traffic to ports of the selected pods or nodes.
 type IngressRule struct {
 	Ports []Port `json:"ports"`
-	// From are the peers that may reach the ports; empty is anybody.
+	// From are the peers that may connect to the ports; empty: all peers.
 	From []Peer `json:"from,omitempty"`
 }
 
-// EgressRule is about traffic of what the policy selects to ports of its peers.
+// EgressRule matches traffic of the selected pods or nodes to ports of peers.
 type EgressRule struct {
 	Ports []Port `json:"ports"`
-	// To are the peers whose ports are meant; empty is anybody.
+	// To are the peers; empty: all peers.
 	To []Peer `json:"to,omitempty"`
 }
 
-// Port is a port, or a range of them up to and with endPort.
+// Port is a port, or a range of ports including endPort.
 type Port struct {
 	Protocol string `json:"protocol,omitempty"` // TCP, the default, UDP or SCTP
 	Port     int32  `json:"port"`
@@ -78,22 +78,22 @@ type Peer struct {
 	PodSelector       *metav1.LabelSelector `json:"podSelector,omitempty"`
 }
 
-// IPBlock is a range of addresses without those in except.
+// IPBlock is a range of addresses without the ranges in except.
 type IPBlock struct {
 	CIDR   string   `json:"cidr"`
 	Except []string `json:"except,omitempty"`
 }
 
-// DoNotTrackPolicyStatus is what the nodes say of a policy.
+// DoNotTrackPolicyStatus holds the conditions that the nodes report.
 type DoNotTrackPolicyStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // Types of conditions.
 const (
-	// Accepted says whether the policy can be read and means something.
+	// Accepted is true if the policy is valid.
 	Accepted = "Accepted"
-	// Applied is false while a node holds less than the policy asks for: its
-	// message names the node and why.
+	// Applied is false while a node does not apply the whole policy; its message names
+	// the node and the cause.
 	Applied = "Applied"
 )

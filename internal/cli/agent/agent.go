@@ -111,7 +111,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	defer lock.Release()
 	if a.cfg.Cleanup {
-		return errors.Join(a.cleanup(ctx, a.cfg.Dataplanes(log)), autopilot.GoBack(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
+		return errors.Join(a.cleanup(ctx, a.cfg.Dataplanes(log)), autopilot.Restore(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
 	a.cfg.warnOfIdleFlags(log)
 	a.cfg.warnOfExposure(log)

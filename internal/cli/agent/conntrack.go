@@ -50,7 +50,7 @@ func openConntrack(c Config, log *slog.Logger, register func(prometheus.Collecto
 // agent that can enter no other lists its own alone.
 func namespaces(c Config) func() ([]conntrack.Namespace, error) {
 	if enters, err := kernel.HaveCapability(unix.CAP_SYS_ADMIN); err == nil && (!enters || c.DropCapabilities) {
-		return func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{conntrack.Here()}, nil }
+		return func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{conntrack.OwnNamespace()}, nil }
 	}
 	if own, first := kernel.NetnsName("/proc/self"), kernel.NetnsName("/proc/1"); own == first || own == "" || first == "" {
 		return conntrack.Namespaces
@@ -74,8 +74,8 @@ func autopilotState(lockDir string, c Config) string {
 // the kernel has no conntrack.
 func newAutopilot(c Config, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (run func(context.Context) error, err error) {
 	if c.Conntrack.Autopilot == autopilot.Off {
-		if err := autopilot.GoBack(state, namespaces(c), log); err != nil {
-			log.Warn("conntrack autopilot: not all could be taken back", "err", err)
+		if err := autopilot.Restore(state, namespaces(c), log); err != nil {
+			log.Warn("conntrack autopilot: cannot restore all settings", "err", err)
 		}
 		return nil, nil
 	}

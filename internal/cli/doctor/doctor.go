@@ -78,14 +78,14 @@ func (c *config) validate() error {
 
 func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	late := &lateProgress{w: stderr, began: time.Now()}
-	node, err := doctor.Look(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part})
+	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part})
 	late.done()
 	if err != nil {
 		return fmt.Errorf("look at this node: %w", err)
 	}
 	report := doctor.NewReport(node, doctor.Examine(node))
 	if c.fix {
-		report.Fixed = doctor.Mend(ctx, report.Findings)
+		report.Fixed = doctor.ApplyFixes(ctx, report.Findings)
 	}
 	if err := cli.PrintResult(out, c.output, report); err != nil {
 		return err

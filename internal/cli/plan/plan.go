@@ -88,7 +88,7 @@ func (c *config) plan(ctx context.Context) (*planReport, error) {
 	if err := cli.CheckOutput(c.output); err != nil {
 		return nil, err
 	}
-	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, HeadRoom: c.headRoom, Limit: c.table, Wait: c.wait, Lost: c.lost}
+	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, Headroom: c.headRoom, Limit: c.table, Wait: c.wait, Lost: c.lost}
 	report := &planReport{}
 	if c.live {
 		limits, err := conntrack.ReadLimits()

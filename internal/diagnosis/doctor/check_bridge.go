@@ -11,8 +11,10 @@ var bridgeCall = map[string]string{
 // bridgeCheck compares bridges and NAT rules with br_netfilter.
 type bridgeCheck struct{}
 
-func (bridgeCheck) Name() string  { return "br_netfilter" }
-func (bridgeCheck) About() string { return "do frames between ports of a bridge go by the rules" }
+func (bridgeCheck) Name() string { return "br_netfilter" }
+func (bridgeCheck) About() string {
+	return "whether bridged frames traverse netfilter"
+}
 
 func (bridgeCheck) Find(n *Node) []Finding {
 	var out []Finding
@@ -31,18 +33,18 @@ func (bridgeCheck) Find(n *Node) []Finding {
 			continue
 		case translates && !ns.Bridged["ip"]:
 			f.ID, f.Severity = "bridge-netfilter-off", Warning
-			f.Title = "answers between two pods of one bridge pass by the NAT rules"
-			f.Packets = "A pod that asks a Service whose endpoint is on the same bridge gets the answer from the endpoint's own address, and refuses it: the connection hangs. Endpoints elsewhere work."
-			f.Mend = "Turn it on, and put it into /etc/modules-load.d and /etc/sysctl.d. Frames between ports then go by the FORWARD chain too: see that it lets them pass. Not needed where sockets are translated (spillway agent with ebpf)."
+			f.Title = "connections to a Service hang when the endpoint is on the client's bridge: replies bypass the NAT rules"
+			f.Packets = "The connection hangs: the client gets the reply from the endpoint's own address and rejects it. Endpoints outside this bridge work."
+			f.Remedy = "Enable it, and add it to /etc/modules-load.d and /etc/sysctl.d to keep it. Frames between ports then traverse the FORWARD chain too: check that it accepts them. Not needed where sockets are translated (spillway agent with ebpf)."
 			if ns.Bridged == nil {
 				f.Commands = append(f.Commands, "modprobe br_netfilter")
 			}
 			f.Commands = append(f.Commands, sysctl(ns.Namespace, bridgeCall["ip"], 1))
 		case !translates && ns.Bridged["ip"] && ns.Entries > 0:
 			f.ID, f.Severity = "bridge-netfilter-on", Info
-			f.Title = "frames between ports of a bridge are tracked, and nothing translates"
-			f.Packets = "Every frame that only crosses a bridge goes by iptables and takes a conntrack entry; a FORWARD chain that drops cuts it off."
-			f.Mend = "Turn it off if no rule needs to see bridged packets (kube-proxy and NetworkPolicies in iptables do)."
+			f.Title = "bridged frames fill the conntrack table, although no rule translates them"
+			f.Packets = "Every connection across the bridge traverses iptables and takes a conntrack entry. A FORWARD chain that drops also drops its packets."
+			f.Remedy = "Disable it if no rule needs to see bridged packets (kube-proxy and NetworkPolicies in iptables do)."
 			f.Commands = append(f.Commands, sysctl(ns.Namespace, bridgeCall["ip"], 0))
 		default:
 			continue
@@ -55,7 +57,7 @@ func (bridgeCheck) Find(n *Node) []Finding {
 func onOff(bridged map[string]bool) string {
 	switch {
 	case bridged == nil:
-		return "not there: br_netfilter is not loaded"
+		return "missing: br_netfilter is not loaded"
 	case bridged["ip"]:
 		return "1"
 	}

@@ -7,12 +7,14 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// checksumCheck looks for VXLAN devices that have checksums made below them,
-// where they come out wrong.
+// checksumCheck reports VXLAN devices that leave checksums to the device below,
+// where the result is wrong.
 type checksumCheck struct{}
 
-func (checksumCheck) Name() string  { return "VXLAN checksums" }
-func (checksumCheck) About() string { return "checksum offload, and packets thrown away for theirs" }
+func (checksumCheck) Name() string { return "VXLAN checksums" }
+func (checksumCheck) About() string {
+	return "checksum offload, packets with a wrong checksum"
+}
 
 // fixedChecksums is the kernel in which a masqueraded VXLAN packet keeps its
 // checksum of 0 ("netfilter: nat: never update the UDP checksum when it's 0").
@@ -38,18 +40,18 @@ func (checksumCheck) Find(n *Node) []Finding {
 			}
 			f := Finding{
 				ID: "vxlan-checksum-offload", Severity: Warning, Namespace: ns.Namespace.String(),
-				Title:    "checksums of packets through " + l.Name + " may come out wrong",
+				Title:    "connections between nodes may stall: checksums of packets through " + l.Name + " can be wrong",
 				Evidence: []string{fmt.Sprintf("%s (%s) leaves checksums to the device below (tx-checksum-ip-generic)", l.Name, l.Kind)},
 				Numbers:  map[string]float64{"tcp_checksum_errors": float64(tcp), "udp_checksum_errors": float64(udp)},
-				Packets:  "A receiver throws them away without a word: connections between nodes stall or take 63 s to begin, while ping works.",
-				Mend:     "Have the kernel make them. It costs CPU time; look at the speed before and after, and at whether the errors stop. To keep it: a .link file with TransmitChecksumOffload=no; Calico: featureDetectOverride ChecksumOffloadBroken=true.",
+				Packets:  "Connections between nodes stall or take 63 s to start, while ping works: the receiver silently discards packets with a wrong checksum.",
+				Remedy:   "Let the kernel compute the checksums. This costs CPU time: compare the throughput, and check that the errors stop. To keep it: a .link file with TransmitChecksumOffload=no; Calico: featureDetectOverride ChecksumOffloadBroken=true.",
 				Commands: []string{fmt.Sprintf("%sethtool -K %s tx-checksum-ip-generic off", ns.Namespace.EnterCommand(), escape.Shell(l.Name))},
 			}
 			if len(where) > 0 {
 				f.Evidence = append(f.Evidence, fmt.Sprintf("received with a wrong checksum: %d of TCP, %d of UDP, in %s", tcp, udp, names(where)))
 			}
 			if old {
-				f.Evidence = append(f.Evidence, fmt.Sprintf("Linux %s is older than 5.7, which masquerades VXLAN packets right", n.Kernel))
+				f.Evidence = append(f.Evidence, fmt.Sprintf("Linux %s is older than 5.7, the first that masquerades VXLAN packets correctly", n.Kernel))
 			}
 			out = append(out, f)
 		}

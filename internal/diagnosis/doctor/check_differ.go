@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// differCheck compares the time-outs of pods with the node's.
+// differCheck compares the timeouts of pods with the node's.
 type differCheck struct{}
 
-func (differCheck) Name() string  { return "time-outs of pods" }
-func (differCheck) About() string { return "are they the node's; each namespace has its own" }
+func (differCheck) Name() string  { return "timeouts of pods" }
+func (differCheck) About() string { return "whether they equal the node's timeouts" }
 
 func (differCheck) Find(n *Node) []Finding {
 	own := n.Own()
@@ -49,10 +49,10 @@ func (differCheck) Find(n *Node) []Finding {
 	}) {
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %v here, %v in %s", v.name, own.Limits.Timeouts[v.name], v.timeout, names(where[v])))
 	}
-	f.Title = fmt.Sprintf("conntrack's time-outs are not the node's in %s", plural(count, "other network namespace"))
+	f.Title = fmt.Sprintf("entries live longer or shorter than on the node: conntrack timeouts differ in %s", plural(count, "other network namespace"))
 	f.Numbers["namespaces"] = float64(count)
-	f.Packets = "A packet of a pod may be tracked twice, in the pod's namespace and in the node's. What was tuned on the node does not hold in pods, whose tables fill by themselves."
-	f.Mend = "If pods track at all (a rule of a mesh or a sidecar in them wants it), give them the node's time-outs: now by command, for new pods by their securityContext."
+	f.Packets = "The tables of pods fill independently of the node's: settings of the node do not apply to them. A packet of a pod may be tracked twice, in the pod's namespace and in the node's."
+	f.Remedy = "If pods need conntrack (a rule of a mesh or a sidecar requires it), give them the node's timeouts: running pods by command, new pods by their securityContext."
 	f.Settings = podSettings(set)
 	return []Finding{f}
 }

@@ -13,7 +13,7 @@ import (
 type expectationCheck struct{}
 
 func (expectationCheck) Name() string  { return "expectation table" }
-func (expectationCheck) About() string { return "connections that helpers (TFTP, FTP) wait for" }
+func (expectationCheck) About() string { return "connections that helpers (TFTP, FTP) expect" }
 
 func (expectationCheck) Find(n *Node) []Finding {
 	var out []Finding
@@ -32,17 +32,17 @@ func (expectationCheck) Find(n *Node) []Finding {
 		want := 2 * ns.Limits.ExpectMax
 		out = append(out, Finding{
 			ID: "expectation-table-full", Severity: severity, Namespace: ns.Namespace.String(),
-			Title:    fmt.Sprintf("the table of expected connections is %s full", percent(total, ns.Limits.ExpectMax)),
+			Title:    fmt.Sprintf("TFTP and FTP transfers may fail: the expectation table is %s full", percent(total, ns.Limits.ExpectMax)),
 			Evidence: []string{fmt.Sprintf("%d expectations of %d (nf_conntrack_expect_max): %s", total, ns.Limits.ExpectMax, strings.Join(by, ", "))},
 			Numbers:  map[string]float64{"expectations": float64(total), "max": float64(ns.Limits.ExpectMax)},
-			Packets:  "When it is full, the packet that asks for a second connection is dropped: a TFTP request, FTP's PORT or PASV. A TFTP expectation that nothing fulfils waits 300 s.",
-			Mend:     "Raise the limit; put it into /etc/sysctl.d to keep it. Many that nothing fulfils mean that the answers go another way, or that requests are repeated.",
+			Packets:  "When the table is full, the kernel drops the packet that requests a second connection: a TFTP request, FTP's PORT or PASV. An unused TFTP expectation stays for 300 s.",
+			Remedy:   "Raise the limit; add it to /etc/sysctl.d to keep it. Many unused expectations mean that replies take another path, or that clients repeat requests.",
 			Commands: []string{shared(expectMax, want)},
 		}.with(raiseShared(expectMax, want)))
 	}
 	if len(out) == 0 {
-		out = wasFull(n, conntrack.ExpectTableFull, "expectation-table-was-full", "the table of expected connections was full",
-			"Requests for a second connection (TFTP, FTP) were dropped then.", "Raise nf_conntrack_expect_max before the next peak.")
+		out = wasFull(n, conntrack.ExpectTableFull, "expectation-table-was-full", "TFTP and FTP transfers failed: the expectation table was full",
+			"The kernel dropped requests for a second connection (TFTP, FTP).", "Raise nf_conntrack_expect_max before the next peak.")
 	}
 	return out
 }

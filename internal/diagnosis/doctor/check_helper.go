@@ -8,26 +8,26 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 )
 
-// helperCheck looks for translated ports whose protocol needs a helper that
-// nobody assigns.
+// helperCheck reports translated ports whose protocol needs a conntrack helper, where
+// no rule assigns it.
 type helperCheck struct{}
 
 func (helperCheck) Name() string  { return "conntrack helpers" }
 func (helperCheck) About() string { return "TFTP (UDP 69) and FTP (TCP 21) behind NAT rules" }
 
-var helped = []struct {
+var helperProtocols = []struct {
 	helper, protocol, packets string
 	port                      int
 }{
-	{"tftp", "udp", "The server sends the data from another port, which belongs to no connection: it is not translated back, and every transfer times out.", 69},
-	{"ftp", "tcp", "The address that the server names in PASV is its own, which clients outside cannot reach: logging in works, every listing and transfer hangs.", 21},
+	{"tftp", "udp", "Every transfer times out: the server sends the data from another port, which belongs to no connection and is not translated back.", 69},
+	{"ftp", "tcp", "Login works, but every listing and transfer hangs: the server announces its own address in PASV, which external clients cannot reach.", 21},
 }
 
 func (helperCheck) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]
-		for _, h := range helped {
+		for _, h := range helperProtocols {
 			var missing []ruleset.Frontend
 			for _, f := range ns.Rules.Frontends(h.protocol, h.port) {
 				if !(ns.AutoHelper && f.Port == h.port) && !ns.Rules.Assigned(h.helper, f.Port) {
@@ -39,13 +39,13 @@ func (helperCheck) Find(n *Node) []Finding {
 			}
 			f := Finding{
 				ID: "helper-missing", Severity: Critical, Namespace: ns.Namespace.String(),
-				Title:   fmt.Sprintf("%s is translated without its conntrack helper", strings.ToUpper(h.helper)),
+				Title:   fmt.Sprintf("%s transfers fail: its ports are translated without the conntrack helper", strings.ToUpper(h.helper)),
 				Numbers: map[string]float64{"port": float64(h.port), "frontends": float64(len(missing))},
 				Packets: h.packets,
-				Mend:    "Assign the helper to connections to these ports; the kernel has not done so by itself since Linux 6.0. The rules are lost with a restart of the machine: keep them where your firewall's are.",
+				Remedy:  "Assign the helper to connections to these ports; the kernel no longer does this automatically since Linux 6.0. A restart of the machine removes the rules: add them to your firewall's configuration.",
 			}
 			for _, m := range missing {
-				f.Evidence = append(f.Evidence, fmt.Sprintf("%s leads %s port %d to an endpoint's port %d", m.Command, h.protocol, m.Port, h.port))
+				f.Evidence = append(f.Evidence, fmt.Sprintf("%s translates %s port %d to an endpoint's port %d", m.Command, h.protocol, m.Port, h.port))
 				f.Commands = append(f.Commands, assign(h.helper, h.protocol, m)...)
 			}
 			f.Evidence = append(f.Evidence, "no rule assigns the helper "+h.helper+" to them")
@@ -59,7 +59,7 @@ func (helperCheck) Find(n *Node) []Finding {
 	return out
 }
 
-// assign are the commands that give a helper to connections to a frontend, in
+// assign returns the commands that assign a helper to connections to a frontend, in
 // the language of the rules that translate it.
 func assign(helper, protocol string, f ruleset.Frontend) []string {
 	if f.Command != "nft" {
@@ -69,7 +69,7 @@ func assign(helper, protocol string, f ruleset.Frontend) []string {
 		}
 		return out
 	}
-	// Behind conntrack (-200), before the destination is translated (-100).
+	// After conntrack (-200) and before DNAT (-100).
 	const table = "inet conntrack-helpers"
 	out := []string{fmt.Sprintf(`nft 'add table %[1]s; add ct helper %[1]s %[2]s { type "%[2]s" protocol %[3]s; }'`, table, helper, protocol)}
 	for _, hook := range []string{"prerouting", "output"} {

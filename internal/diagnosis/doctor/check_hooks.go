@@ -8,11 +8,11 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// hooksCheck looks for programs of others that meet packets before Spillway's.
+// hooksCheck reports programs of other owners that process packets before Spillway's.
 type hooksCheck struct{}
 
 func (hooksCheck) Name() string  { return "eBPF programs in front" }
-func (hooksCheck) About() string { return "tcx programs of others before Spillway's" }
+func (hooksCheck) About() string { return "tcx programs of other owners before Spillway's" }
 
 // ownPrograms are the names of Spillway's tc programs (bpf/tc.bpf.c).
 var ownPrograms = []string{"from_network", "to_network", "from_pod", "to_pod"}
@@ -37,11 +37,11 @@ func (hooksCheck) Find(n *Node) (out []Finding) {
 			}
 			out = append(out, Finding{
 				ID: "tcx-program-in-front", Severity: Warning, Namespace: ns.Namespace.String(),
-				Title:    "another eBPF program on " + l.Name + " sees packets before Spillway's",
+				Title:    "Services may not work on " + l.Name + ": another eBPF program processes packets before Spillway's",
 				Evidence: evidence,
 				Numbers:  map[string]float64{"programs_in_front": float64(front)},
-				Packets:  "A packet that the program in front accepts (TC_ACT_OK), drops or redirects never reaches Spillway: Services on this device stop or keep their untranslated addresses. One that it passes on (TCX_NEXT) is served.",
-				Mend:     "Let the other program return TCX_NEXT (-1), or let its owner attach it behind. Spillway takes the first place only when it attaches; it does not move afterwards.",
+				Packets:  "Service packets on this device are lost or stay untranslated if the program in front accepts (TC_ACT_OK), drops or redirects them. Packets for which it returns TCX_NEXT are served.",
+				Remedy:   "Make the other program return TCX_NEXT (-1), or make its owner attach it after Spillway's. Spillway attaches at the front once and does not move later.",
 				Commands: []string{fmt.Sprintf("%sbpftool net show dev %s", ns.Namespace.EnterCommand(), escape.Shell(l.Name))},
 			})
 		}

@@ -6,7 +6,8 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 )
 
-// invalidCheck looks for packets that conntrack calls INVALID where that harms.
+// invalidCheck reports packets that conntrack classifies as INVALID where this breaks
+// connections.
 type invalidCheck struct{}
 
 func (invalidCheck) Name() string  { return "INVALID packets" }
@@ -21,18 +22,18 @@ func (invalidCheck) Find(n *Node) []Finding {
 		}
 		f := Finding{
 			ID: "tcp-not-liberal", Severity: Info, Namespace: ns.Namespace.String(),
-			Title:    "packets of TCP connections may be taken for INVALID",
+			Title:    "TCP connections may stall or reset: conntrack classifies some of their packets as INVALID",
 			Evidence: []string{grew("INVALID packets", ns.Counters.Invalid, ns.Grown.Invalid, n), beLiberal + " is 0"},
 			Numbers:  map[string]float64{"invalid": float64(ns.Counters.Invalid), "invalid_grown": float64(ns.Grown.Invalid)},
-			Packets:  "A segment outside of the window that conntrack believes in (late, or sent again) is INVALID and is not translated back: the client sees a packet of the endpoint's own address and resets the connection.",
-			Mend:     "Have conntrack be liberal in what it takes for part of a connection; put it into /etc/sysctl.d (kube-proxy: --conntrack-tcp-be-liberal).",
+			Packets:  "The client resets the connection: a segment outside the window that conntrack expects (late, or retransmitted) is INVALID and is not translated back, so it arrives from the endpoint's own address.",
+			Remedy:   "Make conntrack accept segments outside its window; add the setting to /etc/sysctl.d to keep it (kube-proxy: --conntrack-tcp-be-liberal).",
 			Commands: []string{sysctl(ns.Namespace, beLiberal, 1)},
 		}
 		if j := slices.IndexFunc(ns.Rules.Rules, (*ruleset.Rule).DropsInvalid); j >= 0 {
 			r := ns.Rules.Rules[j]
 			f.Severity = Warning
 			f.Evidence = append(f.Evidence, "dropped by "+r.Where()+": "+r.Text)
-			f.Packets = "A segment outside of the window that conntrack believes in (late, or sent again) is INVALID and is dropped: the connection stalls until it is sent once more, or for good."
+			f.Packets = "The connection stalls until the segment is retransmitted, or forever: a segment outside the window that conntrack expects (late, or retransmitted) is INVALID, and a rule drops it."
 		}
 		out = append(out, f.with(raise(ns.Namespace, beLiberal, 1)))
 	}

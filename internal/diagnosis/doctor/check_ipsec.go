@@ -6,7 +6,7 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// ipsecCheck looks for IPsec policies where the eBPF dataplane forwards packets.
+// ipsecCheck reports IPsec policies where the eBPF dataplane forwards packets.
 type ipsecCheck struct{}
 
 func (ipsecCheck) Name() string  { return "IPsec and eBPF" }
@@ -24,12 +24,12 @@ func (ipsecCheck) Find(n *Node) []Finding {
 		}
 		f := Finding{
 			ID: "ipsec-with-ebpf", Severity: Warning, Namespace: ns.Namespace.String(),
-			Title:    fmt.Sprintf("connections that this node forwards to other nodes are dropped where one of %d IPsec policies selects them", len(ns.IPsec)),
+			Title:    fmt.Sprintf("connections that this node forwards to other nodes are dropped if one of %d IPsec policies selects them", len(ns.IPsec)),
 			Evidence: []string{"programs of Spillway's eBPF dataplane are attached here"},
 			Numbers:  map[string]float64{"policies": float64(len(ns.IPsec))},
-			Packets: "NodePort, LoadBalancer and externalIP connections to an endpoint on another node are dropped if a policy selects them: eBPF programs would send them in clear. " +
-				"Packets between pods that a policy selects go through the stack, which encrypts or blocks them, and lose the speed of the direct way.",
-			Mend: "Run the agent with --proxy-mode nftables on nodes with IPsec, or keep the addresses of nodes and pods out of the policies (ip xfrm policy lists them).",
+			Packets: "NodePort, LoadBalancer and externalIP connections to an endpoint on another node are dropped if a policy selects them: eBPF programs would send them unencrypted. " +
+				"Packets between pods that a policy selects traverse the stack, which encrypts or blocks them, and are slower than on the direct path.",
+			Remedy: "Run the agent with --proxy-mode nftables on nodes with IPsec, or exclude the addresses of nodes and pods from the policies (ip xfrm policy lists them).",
 		}
 		for i, p := range ns.IPsec {
 			if i == shownPolicies {
@@ -43,5 +43,5 @@ func (ipsecCheck) Find(n *Node) []Finding {
 	return out
 }
 
-// xfrmDirections are the words of ip xfrm policy.
+// xfrmDirections are the names that ip xfrm policy uses.
 var xfrmDirections = map[kernel.XfrmDir]string{kernel.XfrmIn: "in", kernel.XfrmOut: "out", kernel.XfrmForward: "fwd"}

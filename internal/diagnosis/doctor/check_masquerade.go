@@ -7,7 +7,7 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 )
 
-// masqueradeCheck looks for source NAT without --random-fully.
+// masqueradeCheck reports source NAT rules without --random-fully.
 type masqueradeCheck struct{}
 
 func (masqueradeCheck) Name() string  { return "masquerading" }
@@ -40,14 +40,14 @@ func (masqueradeCheck) Find(n *Node) []Finding {
 func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Finding {
 	f := Finding{
 		ID: "masquerade-not-random", Severity: Info, Namespace: ns.Namespace.String(),
-		Title:   "source ports are not chosen at random by rules of " + owner,
+		Title:   "new connections can lose their first packet: source ports are not chosen at random by rules of " + owner,
 		Numbers: map[string]float64{"rules": float64(len(rules)), "insert_failed": float64(ns.Counters.InsertFailed)},
-		Packets: "Two connections from one port to one address that begin at once are given the same port; one loses its first packet (1 s and 3 s stalls).",
-		Mend:    "Put --random-fully (nft: fully-random) on the rule. " + howToKeep[owner],
+		Packets: "New connections stall for 1 s or 3 s: two connections that start at the same time from one port to one address get the same source port, and one loses its first packet.",
+		Remedy:  "Add --random-fully (nft: fully-random) to the rule. " + howToKeep[owner],
 	}
 	if owner == "" {
-		f.Title = "source ports are not chosen at random by rules of an unknown owner"
-		f.Mend += "Change it where it is written down too."
+		f.Title = "new connections can lose their first packet: source ports are not chosen at random by rules of an unknown owner"
+		f.Remedy += "Change it in the configuration of its owner too."
 	}
 	if ns.Counters.InsertFailed > 0 {
 		f.Severity = Warning
@@ -62,15 +62,15 @@ func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Findi
 	return f
 }
 
-// howToKeep says how a program is brought to write the rule so by itself. The
-// command alone lasts until the program writes its rules again.
+// howToKeep tells, by owner, how to make the program itself write the rule with
+// random ports. The command alone lasts until the program rewrites its rules.
 var howToKeep = map[string]string{
-	"kube-proxy":                     "kube-proxy does so by itself if the iptables in its image is 1.6.2 or newer: use a newer image, or spillway agent in its place.",
-	"flannel":                        "flanneld does so by itself if its iptables knows the option: use a newer image; the command lasts until flanneld writes its rules again.",
-	"Docker":                         "Docker has no setting for it: run the command after dockerd has started (a drop-in with ExecStartPost), or turn its masquerading off (--ip-masq=false) and write the rule yourself.",
-	"Calico":                         "Calico does so by itself if its iptables knows the option (FelixConfiguration featureDetectOverride: MASQFullyRandom=true).",
+	"kube-proxy":                     "kube-proxy does this if the iptables in its image is 1.6.2 or newer: use a newer image, or replace kube-proxy by spillway agent.",
+	"flannel":                        "flanneld does this if its iptables knows the option: use a newer image. The command lasts until flanneld rewrites its rules.",
+	"Docker":                         "Docker has no setting for this: run the command after dockerd starts (a drop-in with ExecStartPost), or disable its masquerading (--ip-masq=false) and write the rule yourself.",
+	"Calico":                         "Calico does this if its iptables knows the option (FelixConfiguration featureDetectOverride: MASQFullyRandom=true).",
 	"ip-masq-agent":                  "Start ip-masq-agent with --random-fully=true.",
 	"AWS VPC CNI":                    "Set AWS_VPC_K8S_CNI_RANDOMIZESNAT=prng in the DaemonSet aws-node.",
 	"Cilium":                         "Use Cilium's own masquerading (bpf.masquerade=true), or iptablesRandomFully=true in its Helm values.",
-	"a CNI plugin (bridge, portmap)": "Plugins from 0.8.0 on do so by themselves if iptables knows the option; rules of running pods stay until the pods are made anew.",
+	"a CNI plugin (bridge, portmap)": "Plugins since 0.8.0 do this if iptables knows the option. Rules of running pods stay until the pods are recreated.",
 }

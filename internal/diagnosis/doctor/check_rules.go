@@ -2,14 +2,14 @@ package doctor
 
 import "fmt"
 
-// rulesCheck counts the rules that a first packet goes by.
+// rulesCheck counts the rules that a first packet traverses.
 type rulesCheck struct{}
 
-func (rulesCheck) Name() string  { return "length of the rules" }
-func (rulesCheck) About() string { return "rules that the first packet of a connection goes by" }
+func (rulesCheck) Name() string  { return "length of rule lists" }
+func (rulesCheck) About() string { return "rules that the first packet of a connection traverses" }
 
-// manyRules and tooManyRules are how many rules one after the other make a first
-// packet slow: each is a comparison, and the rules do not stay in the cache.
+// manyRules and tooManyRules are the numbers of consecutive rules that make a first
+// packet slow: each rule is a comparison, and the rules do not stay in the cache.
 const (
 	manyRules    = 1000
 	tooManyRules = 5000
@@ -25,11 +25,11 @@ func (rulesCheck) Find(n *Node) []Finding {
 			}
 			f := Finding{
 				ID: "rules-many", Severity: Info, Namespace: ns.Namespace.String(),
-				Title:    fmt.Sprintf("a new connection goes by %d rules in %s %s", w.Rules, w.Chain.Table, w.Chain.Name),
-				Evidence: []string{fmt.Sprintf("%s: up to %d rules one after the other from %s %s on %s", w.Chain.Command, w.Rules, w.Chain.Table, w.Chain.Name, ownersOf(ns, w.Chain.Command))},
+				Title:    fmt.Sprintf("new connections start slowly: their first packet traverses %d rules in %s %s", w.Rules, w.Chain.Table, w.Chain.Name),
+				Evidence: []string{fmt.Sprintf("%s: up to %d consecutive rules from %s %s on %s", w.Chain.Command, w.Rules, w.Chain.Table, w.Chain.Name, ownersOf(ns, w.Chain.Command))},
 				Numbers:  map[string]float64{"rules": float64(w.Rules)},
-				Packets:  "The first packet of each connection is compared with them one by one, before it is sent anywhere; a chain of table filter or mangle is gone through by every packet.",
-				Mend:     "Use a proxy that looks Services up in a map: spillway agent (ebpf or nftables), or kube-proxy --proxy-mode=nftables; and clean up after the old one (kube-proxy --cleanup).",
+				Packets:  "The kernel compares the first packet of each connection with them one by one before it forwards the packet. In the tables filter and mangle it does so for every packet.",
+				Remedy:   "Use a proxy that looks Services up in a map: spillway agent (ebpf or nftables), or kube-proxy --proxy-mode=nftables. Then remove the rules of the previous one (kube-proxy --cleanup).",
 			}
 			if w.Rules >= tooManyRules {
 				f.Severity = Warning

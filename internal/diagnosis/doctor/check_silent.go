@@ -10,15 +10,15 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// silentCheck looks for time-outs that keep entries long after their flows.
+// silentCheck reports timeouts that keep entries long after their flows have ended.
 type silentCheck struct{}
 
-func (silentCheck) Name() string  { return "time-outs and flows" }
-func (silentCheck) About() string { return "entries that wait long after their last packet" }
+func (silentCheck) Name() string  { return "timeouts of entries" }
+func (silentCheck) About() string { return "entries that stay long after their last packet" }
 
-// pauses are how long flows of a kind pause at most, by the time-out's name: an
-// entry that has been silent for longer most likely belongs to a flow that is
-// over. They are good values for the time-outs too.
+// pauses are the longest usual pauses within a flow, by the name of the timeout. The
+// flow of an entry that was silent for longer has most likely ended. The values are
+// also good timeouts.
 var pauses = map[string]time.Duration{
 	"udp": 10 * time.Second, "udp_stream": 30 * time.Second,
 	"tcp_syn_sent": 20 * time.Second, "tcp_time_wait": 30 * time.Second, "tcp_fin_wait": 30 * time.Second,
@@ -27,8 +27,8 @@ var pauses = map[string]time.Duration{
 	"icmp":            5 * time.Second, "icmpv6": 5 * time.Second,
 }
 
-// Parts of a table that silent entries of one kind take before it is said, and
-// before it matters.
+// Shares of a table that silent entries of one kind take before doctor reports them
+// (someSilent), and before it warns (muchSilent).
 const (
 	someSilent = 0.05
 	muchSilent = 0.25
@@ -52,15 +52,15 @@ func (silentCheck) Find(n *Node) []Finding {
 			}
 			set[name] = pauses[name]
 			freed += s.Silent
-			f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %d entries, %d of them silent for more than %v; the time-out is %v", name, s.Entries, s.Silent, pauses[name], timeout))
+			f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %d entries, %d of them silent for more than %v; the timeout is %v", name, s.Entries, s.Silent, pauses[name], timeout))
 			f.Numbers[name+"_entries"], f.Numbers[name+"_silent"], f.Numbers[name+"_timeout_seconds"] = float64(s.Entries), float64(s.Silent), timeout.Seconds()
 		}
 		if len(set) == 0 {
 			continue
 		}
-		f.Title = fmt.Sprintf("%s of the table wait for flows that are over", percent(freed, ns.Limits.Max))
-		f.Packets = "Entries without packets take the room of new connections: the table carries fewer of them a second than it could (spillway plan)."
-		f.Mend = fmt.Sprintf("Shorten the time-outs: about %d entries fewer. --fix never shortens one: only you know flows that pause for longer.", freed)
+		f.Title = fmt.Sprintf("the table carries fewer connections than it could: %s of it holds flows that have ended", percent(freed, ns.Limits.Max))
+		f.Packets = "A full table drops new connections, and idle entries take their space (spillway plan shows the rate that the table carries)."
+		f.Remedy = fmt.Sprintf("Shorten the timeouts; this frees about %d entries. --fix never shortens one: only you know the flows that pause for longer.", freed)
 		f.Commands = []string{setTimeouts(ns.Namespace, set)}
 		if !ns.Namespace.Own {
 			f.Settings = podSettings(set)
@@ -70,7 +70,7 @@ func (silentCheck) Find(n *Node) []Finding {
 	return out
 }
 
-// setTimeouts is the command that sets time-outs in a namespace.
+// setTimeouts returns the command that sets timeouts in a namespace.
 func setTimeouts(n conntrack.Namespace, set map[string]time.Duration) string {
 	var args []string
 	for _, name := range slices.Sorted(maps.Keys(set)) {
@@ -79,8 +79,8 @@ func setTimeouts(n conntrack.Namespace, set map[string]time.Duration) string {
 	return n.EnterCommand() + "sysctl -w " + strings.Join(args, " ")
 }
 
-// podSettings gives the time-outs to pods that are made from now on: what a pod
-// asks for, and the kubelet's leave to ask.
+// podSettings returns the YAML that sets the timeouts in new pods: the sysctls of the
+// pod, and the kubelet's permission for them.
 func podSettings(set map[string]time.Duration) string {
 	var b strings.Builder
 	b.WriteString("# KubeletConfiguration of the node; restart the kubelet\nallowedUnsafeSysctls:\n- \"net.netfilter.nf_conntrack_*\"\n")

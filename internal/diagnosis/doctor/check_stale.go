@@ -12,18 +12,17 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// staleCheck looks for UDP entries that lead to an endpoint that is gone. What
-// an agent knows of its Services is the business of conntrack/stale; here rules
-// and routes must tell.
+// staleCheck reports UDP entries to an endpoint that no longer exists. It derives this
+// from rules and routes. Package conntrack/stale does it for the Services of an agent.
 type staleCheck struct{}
 
 func (staleCheck) Name() string  { return "stale UDP entries" }
-func (staleCheck) About() string { return "entries to addresses that no rule or route has" }
+func (staleCheck) About() string { return "entries to addresses without a rule or a route" }
 
-// judged tells the entries that the check is about: in zone 0 (others are a
-// CNI's own), of UDP, translated to another destination by a rule. What a helper
-// expected, as a transfer by TFTP, is translated by what it belongs to.
-func judged(e *conntrack.Entry) bool {
+// translatedUDP reports whether the check covers an entry: in zone 0 (CNIs own other
+// zones), of UDP, translated to another destination by a rule. An expected connection,
+// such as a TFTP transfer, is translated by its master connection and not covered.
+func translatedUDP(e *conntrack.Entry) bool {
 	return e.Protocol == unix.IPPROTO_UDP && e.Status&conntrack.DstNAT != 0 && e.Status&(conntrack.Dying|conntrack.Expected) == 0 &&
 		e.Zone == 0 && e.Orig.Zone == 0 && e.Reply.Zone == 0
 }
@@ -41,16 +40,16 @@ func (staleCheck) Find(n *Node) []Finding {
 func staleIn(ns *Namespace) (Finding, bool) {
 	f := Finding{
 		ID: "stale-udp-entries", Severity: Warning, Namespace: ns.Namespace.String(),
-		Title:   "UDP flows are kept on an endpoint that is gone",
-		Packets: "A client that keeps its port (DNS resolvers, syslog, QUIC) is sent there for as long as it goes on asking, and gets no answer; new rules do not apply to it.",
-		Mend:    "Delete the entries; the next packet makes a new one by the rules that hold now. spillway agent does so by itself when an endpoint goes.",
+		Title:   "UDP clients get no reply: their conntrack entries lead to an endpoint that no longer exists",
+		Packets: "A client that keeps its source port (DNS resolvers, syslog, QUIC) gets no reply while it keeps sending: the kernel follows the entry and ignores new rules.",
+		Remedy:  "Delete the entries; the next packet creates one from the current rules. spillway agent does this when an endpoint is removed.",
 	}
-	// Without all the rules, and where IPVS chooses, a missing rule says nothing.
-	tell := ns.RulesWhole && !ns.IPVS && destNAT(ns)
+	// A missing rule proves nothing if not all rules were read, or if IPVS chooses.
+	allRules := ns.AllRulesRead && !ns.IPVS && destNAT(ns)
 	mentioned := ns.Rules.Addresses()
 	addrs := make([]netip.Addr, 0, len(ns.Endpoints))
 	for addr, p := range ns.Endpoints {
-		if !p.Local && (p.Trouble != "" || tell && !mentioned.Mention(addr)) {
+		if !p.Local && (p.Unreachable != "" || allRules && !mentioned.Mention(addr)) {
 			addrs = append(addrs, addr)
 		}
 	}
@@ -58,7 +57,7 @@ func staleIn(ns *Namespace) (Finding, bool) {
 	entries := 0
 	for _, addr := range addrs {
 		p := ns.Endpoints[addr]
-		why := p.Trouble
+		why := p.Unreachable
 		if why == "" {
 			why = "no rule mentions it"
 		}
@@ -67,9 +66,9 @@ func staleIn(ns *Namespace) (Finding, bool) {
 		f.Commands = append(f.Commands, fmt.Sprintf("%sconntrack -D -p udp --reply-src %s", ns.Namespace.EnterCommand(), addr))
 	}
 	f.Numbers = map[string]float64{"endpoints": float64(len(addrs)), "entries": float64(entries)}
-	if !ns.RulesWhole {
-		// What was not read may lead there, by a way that the route does not show.
-		f.Evidence = append(f.Evidence, "not all rules of this namespace could be read, so that --fix leaves the entries alone")
+	if !ns.AllRulesRead {
+		// A rule that was not read may lead to the endpoint by another route.
+		f.Evidence = append(f.Evidence, "not all rules of this namespace could be read, so --fix does not delete the entries")
 		return f, len(addrs) > 0
 	}
 	return f.with(deleteEntries(ns.Namespace, addrs, entries)), len(addrs) > 0
@@ -84,7 +83,7 @@ func deleteEntries(n conntrack.Namespace, addrs []netip.Addr, entries int) fix {
 			err := n.Do(func(c *conntrack.Conn) error {
 				var failed error
 				err := c.Dump(ctx, conntrack.Filter{Protocol: unix.IPPROTO_UDP, Status: conntrack.DstNAT}, func(e *conntrack.Entry) bool {
-					if !judged(e) || !slices.Contains(addrs, e.Reply.Src.Addr()) {
+					if !translatedUDP(e) || !slices.Contains(addrs, e.Reply.Src.Addr()) {
 						return true
 					}
 					if err := c.Delete(e); err != nil {

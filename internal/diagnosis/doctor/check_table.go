@@ -15,13 +15,13 @@ const (
 	beLiberal        = "net.netfilter.nf_conntrack_tcp_be_liberal"
 )
 
-// Parts of a table from which on it is close to full, and as good as full.
+// Shares from which a table counts as close to full, and as full.
 const (
 	closeToFull = 0.80
 	full        = 0.95
 )
 
-// recent is how long a line of the kernel's log counts.
+// recent is the age up to which a line of the kernel's log counts.
 const recent = time.Hour
 
 // tableCheck compares entries with nf_conntrack_max.
@@ -51,7 +51,7 @@ func (tableCheck) Find(n *Node) []Finding {
 		want := max(2*ns.Limits.Max, ns.Entries*4/3)
 		f := Finding{
 			ID: "conntrack-table-full", Severity: severity, Namespace: ns.Namespace.String(),
-			Title: fmt.Sprintf("the conntrack table is %s full", percent(ns.Entries, ns.Limits.Max)),
+			Title: fmt.Sprintf("new connections are at risk: the conntrack table is %s full", percent(ns.Entries, ns.Limits.Max)),
 			Evidence: []string{
 				fmt.Sprintf("%d entries of %d (nf_conntrack_max)", ns.Entries, ns.Limits.Max),
 				grew("dropped packets", ns.Counters.Drop, ns.Grown.Drop, n),
@@ -59,8 +59,8 @@ func (tableCheck) Find(n *Node) []Finding {
 			},
 			Numbers: map[string]float64{"entries": float64(ns.Entries), "max": float64(ns.Limits.Max),
 				"drop": float64(ns.Counters.Drop), "early_drop": float64(ns.Counters.EarlyDrop)},
-			Packets: "When it is full the kernel throws out unanswered and closing connections first; when there are none, it drops the first packet of every new connection.",
-			Mend: fmt.Sprintf("Raise the limit, and the buckets with it (a table full to it takes %d MiB); put both into /etc/sysctl.d to keep them. `spillway plan --live` says what load fits.",
+			Packets: "A full table drops the first packet of every new connection. Before that, the kernel evicts unreplied and closing connections.",
+			Remedy: fmt.Sprintf("Raise the limit and the buckets (a full table then takes %d MiB); add both to /etc/sysctl.d to keep them. `spillway plan --live` shows the load that fits.",
 				capacity.Memory(want, want, 0)>>20),
 			Commands: []string{shared(conntrackMax, want)},
 		}
@@ -72,12 +72,12 @@ func (tableCheck) Find(n *Node) []Finding {
 		out = append(out, f.with(fixes...))
 	}
 	if !found {
-		out = append(out, wasFull(n, conntrack.TableFull, "conntrack-table-was-full", "the conntrack table was full", "New connections were refused then.", "Raise nf_conntrack_max before the next peak; `spillway plan` works out to what.")...)
+		out = append(out, wasFull(n, conntrack.TableFull, "conntrack-table-was-full", "new connections were dropped: the conntrack table was full", "The kernel dropped the first packet of new connections.", "Raise nf_conntrack_max before the next peak; `spillway plan` calculates the value.")...)
 	}
 	return out
 }
 
-// fullness is how bad so many of a limit are; "" for not at all.
+// fullness returns the severity of n entries of a limit, "" if there is no problem.
 func fullness(n, limit int) Severity {
 	switch part := float64(n) / float64(max(limit, 1)); {
 	case limit == 0:
@@ -90,19 +90,19 @@ func fullness(n, limit int) Severity {
 	return ""
 }
 
-// wasFull reads of a table that is not full now in the kernel's log.
-func wasFull(n *Node, kind conntrack.LogKind, id, title, packets, mend string) []Finding {
+// wasFull reports from the kernel's log a table that was full and is not full now.
+func wasFull(n *Node, kind conntrack.LogKind, id, title, packets, remedy string) []Finding {
 	c := n.Log[kind]
 	if c.Lines == 0 || n.Up-c.Last > recent {
 		return nil
 	}
 	return []Finding{{
 		ID: id, Severity: Info, Title: title,
-		Evidence: []string{fmt.Sprintf("%d lines in the kernel's log (it writes 10 in 5 s at most), the last %v ago", c.Lines, (n.Up - c.Last).Round(time.Second))},
+		Evidence: []string{fmt.Sprintf("%d lines in the kernel's log (it writes at most 10 in 5 s), the last %v ago", c.Lines, (n.Up - c.Last).Round(time.Second))},
 		Numbers:  map[string]float64{"log_lines": float64(c.Lines), "seconds_ago": (n.Up - c.Last).Seconds()},
-		Packets:  packets, Mend: mend,
+		Packets:  packets, Remedy: remedy,
 	}}
 }
 
-// shared is the command that sets a sysctl of the whole machine.
+// shared returns the command that sets a sysctl of the whole machine.
 func shared(name string, value int) string { return fmt.Sprintf("sysctl -w %s=%d", name, value) }

@@ -19,30 +19,30 @@ import (
 )
 
 // Each test plants the trouble in a namespace of its own, sees the finding,
-// mends it by --fix or by the printed command, and sees that it is gone.
+// fixes it by --fix or by the printed command, and checks that the finding is gone.
 
 func TestATableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 	restore(t, conntrackMax, conntrackBuckets)
-	ns := place(t, "full")
+	ns := newNamespace(t, "full")
 	limit, _ := strconv.Atoi(sysctlNow(t, conntrackMax))
-	gone(t, "conntrack-table-full", ns)
+	expectNone(t, "conntrack-table-full", ns)
 	fill(t, ns, int(closeToFull*float64(limit))+1000)
-	_, findings := visit(t, ns)
-	if f := the(t, findings, "conntrack-table-full"); f.Severity != Warning {
+	_, findings := examine(t, ns)
+	if f := onlyFinding(t, findings, "conntrack-table-full"); f.Severity != Warning {
 		t.Errorf("close to full is %s", f.Severity)
 	}
 	fill(t, ns, int(full*float64(limit))+1000)
-	_, findings = visit(t, ns)
-	f := the(t, findings, "conntrack-table-full")
+	_, findings = examine(t, ns)
+	f := onlyFinding(t, findings, "conntrack-table-full")
 	if f.Severity != Critical || f.Numbers["max"] != float64(limit) || f.Numbers["entries"] < full*float64(limit) {
 		t.Errorf("%s, %v", f.Severity, f.Numbers)
 	}
-	mend(t, f)
-	gone(t, "conntrack-table-full", ns)
+	applyFixes(t, f)
+	expectNone(t, "conntrack-table-full", ns)
 	// Another hand may have raised it further meanwhile.
 	more := strconv.Itoa(4 * limit)
 	shell(t, "sysctl -w "+conntrackMax+"="+more)
-	if done := mend(t, f); !strings.Contains(done[0].Note, "left alone: it is "+more) || sysctlNow(t, conntrackMax) != more {
+	if done := applyFixes(t, f); !strings.Contains(done[0].Note, "left alone: it is "+more) || sysctlNow(t, conntrackMax) != more {
 		t.Errorf("a larger setting was changed: %+v, now %s", done, sysctlNow(t, conntrackMax))
 	}
 }
@@ -68,7 +68,7 @@ func TestATableThatEvictsIsFoundByItsCounters(t *testing.T) {
 
 func TestAnExpectationTableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 	restore(t, expectMax)
-	ns := place(t, "expect")
+	ns := newNamespace(t, "expect")
 	inside(t, ns, `nft 'add table ip t; add ct helper ip t tftp { type "tftp" protocol udp; }; add chain ip t c { type filter hook output priority 0; }; add rule ip t c udp dport 69 ct helper set "tftp"'`)
 	limit, _ := strconv.Atoi(sysctlNow(t, expectMax))
 	enter(t, ns, func() {
@@ -81,24 +81,24 @@ func TestAnExpectationTableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 			unix.Close(fd)
 		}
 	})
-	_, findings := visit(t, ns)
-	f := the(t, findings, "expectation-table-full")
+	_, findings := examine(t, ns)
+	f := onlyFinding(t, findings, "expectation-table-full")
 	if f.Severity != Critical || !strings.Contains(f.Evidence[0], "of tftp") {
 		t.Errorf("%+v", f)
 	}
-	mend(t, f)
-	gone(t, "expectation-table-full", ns)
+	applyFixes(t, f)
+	expectNone(t, "expectation-table-full", ns)
 }
 
 func TestFewBucketsAreFoundAndRaised(t *testing.T) {
 	restore(t, conntrackMax, conntrackBuckets)
-	gone(t, "conntrack-buckets-few", conntrack.Here())
+	expectNone(t, "conntrack-buckets-few", conntrack.OwnNamespace())
 	buckets, _ := strconv.Atoi(sysctlNow(t, conntrackBuckets))
 	shell(t, fmt.Sprintf("sysctl -w %s=%d", conntrackMax, perBucket*buckets+1))
-	_, findings := visit(t, conntrack.Here())
-	f := the(t, findings, "conntrack-buckets-few")
-	mend(t, f)
-	gone(t, "conntrack-buckets-few", conntrack.Here())
+	_, findings := examine(t, conntrack.OwnNamespace())
+	f := onlyFinding(t, findings, "conntrack-buckets-few")
+	applyFixes(t, f)
+	expectNone(t, "conntrack-buckets-few", conntrack.OwnNamespace())
 	n := &Node{Namespaces: []Namespace{{Grown: conntrack.Counters{ChainTooLong: 2, InsertFailed: 2}, Report: conntrack.Report{Counters: conntrack.Counters{ChainTooLong: 2, InsertFailed: 2}}}}}
 	if got := (chainCheck{}).Find(n); len(got) != 1 || got[0].Severity != Warning {
 		t.Errorf("chains too long: %+v", got)
@@ -119,20 +119,20 @@ func TestMasqueradeRulesWithFixedPortsAreFoundWithTheirOwner(t *testing.T) {
 		{"Docker", `nft 'add table ip docker-bridges; add chain ip docker-bridges nat { type nat hook postrouting priority 100; }; add rule ip docker-bridges nat oifname != "docker0" ip saddr 172.17.0.0/16 counter masquerade'`, "nft ip docker-bridges nat handle 2"},
 		{"an unknown owner", `iptables-nft -t nat -A POSTROUTING -s 10.0.0.0/8 -o eth0 -j SNAT --to-source 192.0.2.1`, "iptables-nft nat POSTROUTING 1"},
 	} {
-		ns := place(t, fmt.Sprintf("masq%d", i))
+		ns := newNamespace(t, fmt.Sprintf("masq%d", i))
 		inside(t, ns, row.rules)
-		_, findings := visit(t, ns)
-		f := the(t, findings, "masquerade-not-random")
+		_, findings := examine(t, ns)
+		f := onlyFinding(t, findings, "masquerade-not-random")
 		if !strings.HasSuffix(f.Title, "by rules of "+row.owner) || !strings.HasPrefix(f.Evidence[1], row.where+": ") || len(f.Commands) != 1 {
 			t.Errorf("%s: %+v", row.rules, f)
 		}
 		shell(t, f.Commands[0])
-		gone(t, "masquerade-not-random", ns)
+		expectNone(t, "masquerade-not-random", ns)
 	}
 }
 
 func TestTimeoutsLongerThanFlowsLiveAreFound(t *testing.T) {
-	ns := place(t, "silent")
+	ns := newNamespace(t, "silent")
 	limit, _ := strconv.Atoi(sysctlNow(t, conntrackMax))
 	many := int(someSilent*float64(limit)) + 100
 	enter(t, ns, func() {
@@ -140,28 +140,28 @@ func TestTimeoutsLongerThanFlowsLiveAreFound(t *testing.T) {
 			plant(t, fmt.Sprintf("192.0.2.1:%d", 1+i%60000), fmt.Sprintf("198.51.100.%d:53", 1+i/60000), 18) // silent for 12 of 30 s
 		}
 	})
-	_, findings := visit(t, ns)
-	f := the(t, findings, "timeouts-long")
+	_, findings := examine(t, ns)
+	f := onlyFinding(t, findings, "timeouts-long")
 	if f.Severity != Info || f.Numbers["udp_timeout_seconds"] != 30 || !strings.Contains(f.Settings, "value: \"10\"") {
 		t.Errorf("%+v", f)
 	}
 	if len(f.fixes) > 0 {
-		t.Error("--fix would shorten a time-out")
+		t.Error("--fix would shorten a timeout")
 	}
 	shell(t, strings.Join(f.Commands, "\n"))
-	gone(t, "timeouts-long", ns)
+	expectNone(t, "timeouts-long", ns)
 }
 
 func TestTimeoutsOfPodsThatAreNotTheNodesAreFound(t *testing.T) {
-	node, one, two := conntrack.Here(), place(t, "pod1"), place(t, "pod2")
+	node, one, two := conntrack.OwnNamespace(), newNamespace(t, "pod1"), newNamespace(t, "pod2")
 	for _, ns := range []conntrack.Namespace{one, two} {
 		inside(t, ns, "sysctl -w net.netfilter.nf_conntrack_udp_timeout=17 net.netfilter.nf_conntrack_tcp_timeout_time_wait=99")
 		send(t, ns, "127.0.0.1:9") // in use
 	}
-	idle := place(t, "idle")
+	idle := newNamespace(t, "idle")
 	inside(t, idle, "sysctl -w net.netfilter.nf_conntrack_udp_timeout=19")
-	_, findings := visit(t, node, one, two, idle)
-	f := the(t, findings, "timeouts-differ")
+	_, findings := examine(t, node, one, two, idle)
+	f := onlyFinding(t, findings, "timeouts-differ")
 	if f.Numbers["namespaces"] != 2 || len(f.Evidence) != 2 || !strings.Contains(f.Evidence[1], "udp: 30s here, 17s in "+one.String()+", "+two.String()) {
 		t.Errorf("%+v", f)
 	}
@@ -169,17 +169,17 @@ func TestTimeoutsOfPodsThatAreNotTheNodesAreFound(t *testing.T) {
 		t.Errorf("settings:\n%s", f.Settings)
 	}
 	shell(t, strings.Join(f.Commands, "\n"))
-	gone(t, "timeouts-differ", node, one, two, idle)
+	expectNone(t, "timeouts-differ", node, one, two, idle)
 }
 
 // The tables that the dataplane nftables writes, as its own tests have them, give helpers
-// by sets, and keep the source of what a helper expects: nothing is to be mended there.
+// by sets, and keep the source of what a helper expects: there is nothing to fix there.
 func TestSpillwaysOwnHelpersAreInOrder(t *testing.T) {
 	for _, row := range []struct {
 		name, protocol, set string
 		port                int
 	}{{"tftp", "udp", "nodeports4-tftp", 69}, {"ftp", "tcp", "nodeports6-ftp", 21}} {
-		ns := place(t, "own-"+row.name)
+		ns := newNamespace(t, "own-"+row.name)
 		for _, file := range []string{"empty", row.name} {
 			text, err := os.ReadFile(filepath.Join("../../dataplane/nftables/testdata", file+".nft"))
 			if err != nil {
@@ -194,7 +194,7 @@ func TestSpillwaysOwnHelpersAreInOrder(t *testing.T) {
 			}
 			inside(t, ns, "nft -f "+path)
 		}
-		n, findings := visit(t, ns)
+		n, findings := examine(t, ns)
 		if len(n.Namespaces[0].Rules.Frontends(row.protocol, row.port)) == 0 {
 			t.Errorf("%s: nothing is seen that needs the helper", row.name)
 		}
@@ -205,8 +205,8 @@ func TestSpillwaysOwnHelpersAreInOrder(t *testing.T) {
 		}
 		// A port that the sets do not hold has none.
 		inside(t, ns, "nft flush set inet spillway "+row.set)
-		_, findings = visit(t, ns)
-		the(t, findings, "helper-missing")
+		_, findings = examine(t, ns)
+		onlyFinding(t, findings, "helper-missing")
 	}
 }
 
@@ -247,10 +247,10 @@ EOF`
 		{"iptables, port 69 to another", `iptables-nft -t nat -A OUTPUT -d 10.96.0.5/32 -p udp -m udp --dport 69 -j DNAT --to-destination 10.244.0.2:1069`, "10.96.0.5:69", []int{69}},
 		{"ftp", `iptables-nft -t nat -A OUTPUT -d 10.96.0.5/32 -p tcp --dport 2121 -j DNAT --to-destination 10.244.0.2:21`, "", []int{2121}},
 	} {
-		ns := place(t, fmt.Sprintf("helper%d", i))
+		ns := newNamespace(t, fmt.Sprintf("helper%d", i))
 		inside(t, ns, outward+row.rules)
-		_, findings := visit(t, ns)
-		f := the(t, findings, "helper-missing")
+		_, findings := examine(t, ns)
+		f := onlyFinding(t, findings, "helper-missing")
 		for _, port := range row.ports {
 			if !strings.Contains(strings.Join(f.Evidence, "\n"), fmt.Sprintf("port %d to", port)) {
 				t.Errorf("%s: port %d is not in %q", row.name, port, f.Evidence)
@@ -260,10 +260,10 @@ EOF`
 			t.Errorf("%s: %v", row.name, f.Evidence)
 		}
 		shell(t, strings.Join(f.Commands, "\n"))
-		gone(t, "helper-missing", ns)
+		expectNone(t, "helper-missing", ns)
 		if row.where != "" {
 			send(t, ns, row.where)
-			if n, _ := visit(t, ns); n.Namespaces[0].Expectations["tftp"] != 1 {
+			if n, _ := examine(t, ns); n.Namespaces[0].Expectations["tftp"] != 1 {
 				t.Errorf("%s: a request makes no expectation: %v", row.name, n.Namespaces[0].Expectations)
 			}
 		}
@@ -271,22 +271,22 @@ EOF`
 }
 
 func TestBridgesBesideTheRulesAreFound(t *testing.T) {
-	ns := place(t, "bridge")
+	ns := newNamespace(t, "bridge")
 	inside(t, ns, `ip link add cni0 type bridge; for i in 1 2; do ip link add v$i type veth peer name p$i; ip link set v$i master cni0; done
 sysctl -w net.bridge.bridge-nf-call-iptables=1`)
 	send(t, ns, "127.0.0.1:9")
-	_, findings := visit(t, ns)
-	on := the(t, findings, "bridge-netfilter-on")
+	_, findings := examine(t, ns)
+	on := onlyFinding(t, findings, "bridge-netfilter-on")
 	shell(t, strings.Join(on.Commands, "\n"))
-	gone(t, "bridge-netfilter-on", ns)
+	expectNone(t, "bridge-netfilter-on", ns)
 	inside(t, ns, "iptables-nft -t nat -A OUTPUT -d 10.96.0.5/32 -p udp --dport 53 -j DNAT --to-destination 10.244.0.2:53")
-	_, findings = visit(t, ns)
-	off := the(t, findings, "bridge-netfilter-off")
+	_, findings = examine(t, ns)
+	off := onlyFinding(t, findings, "bridge-netfilter-off")
 	if !strings.Contains(off.Evidence[0], "cni0 (2 ports)") || off.Severity != Warning {
 		t.Errorf("%+v", off)
 	}
 	shell(t, strings.Join(off.Commands, "\n"))
-	gone(t, "bridge-netfilter-off", ns)
+	expectNone(t, "bridge-netfilter-off", ns)
 	without := onOff(nil)
 	if !strings.Contains(without, "not loaded") {
 		t.Error(without)
@@ -294,40 +294,40 @@ sysctl -w net.bridge.bridge-nf-call-iptables=1`)
 }
 
 func TestRulesInBothVariantsAreFound(t *testing.T) {
-	ns := place(t, "both")
+	ns := newNamespace(t, "both")
 	inside(t, ns, `iptables-legacy -t nat -N DOCKER; iptables-legacy -t nat -A OUTPUT -j DOCKER
 iptables-nft -N KUBE-FORWARD; iptables-nft -A KUBE-FORWARD -j ACCEPT; iptables-nft -A FORWARD -j KUBE-FORWARD; iptables-nft -A FORWARD -s 10.0.0.0/8 -j ACCEPT
 ip6tables-nft -A FORWARD -j ACCEPT`)
-	_, findings := visit(t, ns)
-	f := the(t, findings, "iptables-both-variants")
-	if !strings.Contains(f.Evidence[0], "iptables-nft holds 3 rules (kube-proxy 2, unknown 1)") || !strings.Contains(f.Evidence[1], "iptables-legacy holds 1 rule (Docker 1)") {
+	_, findings := examine(t, ns)
+	f := onlyFinding(t, findings, "iptables-both-variants")
+	if !strings.Contains(f.Evidence[0], "iptables-nft has 3 rules (kube-proxy 2, unknown 1)") || !strings.Contains(f.Evidence[1], "iptables-legacy has 1 rule (Docker 1)") {
 		t.Errorf("%q", f.Evidence)
 	}
 	f.Commands = slices.Clone(f.Commands)
 	f.Commands[0] = strings.ReplaceAll(f.Commands[0], "/root/", t.TempDir()+"/")
 	shell(t, strings.Join(f.Commands, "\n"))
-	gone(t, "iptables-both-variants", ns)
+	expectNone(t, "iptables-both-variants", ns)
 }
 
 func TestManyRulesBeforeTheFirstPacketAreFound(t *testing.T) {
-	ns := place(t, "rules")
+	ns := newNamespace(t, "rules")
 	var b strings.Builder
 	b.WriteString("*nat\n:KUBE-SERVICES - [0:0]\n:ELSEWHERE - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n-A OUTPUT -d 10.0.0.1/32 -j ELSEWHERE\n")
 	for i := range manyRules {
 		fmt.Fprintf(&b, "-A KUBE-SERVICES -d 10.96.%d.%d/32 -p tcp -m tcp --dport 80 -j RETURN\n-A ELSEWHERE -s 10.0.0.1/32 -j RETURN\n", i/256, i%256)
 	}
 	inside(t, ns, "iptables-nft-restore -n <<'EOF'\n"+b.String()+"COMMIT\nEOF")
-	_, findings := visit(t, ns)
-	f := the(t, findings, "rules-many")
+	_, findings := examine(t, ns)
+	f := onlyFinding(t, findings, "rules-many")
 	if f.Numbers["rules"] != manyRules+1 || !strings.Contains(f.Title, "nat PREROUTING") {
 		t.Errorf("%+v", f)
 	}
 	inside(t, ns, "iptables-nft -t nat -F KUBE-SERVICES") // as kube-proxy --cleanup does
-	gone(t, "rules-many", ns)
+	expectNone(t, "rules-many", ns)
 }
 
 func TestStaleUDPEntriesAreFoundAndDeleted(t *testing.T) {
-	ns := place(t, "stale")
+	ns := newNamespace(t, "stale")
 	inside(t, ns, outward+`
 nft -f - <<'EOF'
 table ip kube-proxy {
@@ -338,54 +338,54 @@ EOF`)
 	for _, port := range []string{"53", "54", "55"} {
 		send(t, ns, "10.96.0.10:"+port)
 	}
-	gone(t, "stale-udp-entries", ns)
+	expectNone(t, "stale-udp-entries", ns)
 	// The endpoint moves.
 	inside(t, ns, "nft 'flush chain ip kube-proxy endpoint; add rule ip kube-proxy endpoint udp dport { 53, 54 } dnat to 10.244.0.3; add rule ip kube-proxy endpoint udp dport 55 dnat to 10.244.0.8-10.244.0.9'")
 	send(t, ns, "10.96.0.10:53")
-	_, findings := visit(t, ns)
-	f := the(t, findings, "stale-udp-entries")
+	_, findings := examine(t, ns)
+	f := onlyFinding(t, findings, "stale-udp-entries")
 	if f.Numbers["endpoints"] != 1 || f.Numbers["entries"] != 2 || !strings.Contains(f.Evidence[0], "10.244.0.2: 2 entries, no rule mentions it") {
 		t.Errorf("%+v", f)
 	}
 	// The printed command does the same as --fix.
 	shell(t, strings.Join(f.Commands, "\n"))
-	gone(t, "stale-udp-entries", ns)
+	expectNone(t, "stale-udp-entries", ns)
 	// A node goes, and its route with it, while rules still have the endpoint.
 	inside(t, ns, "ip route add unreachable 10.244.0.0/16")
-	_, findings = visit(t, ns)
-	f = the(t, findings, "stale-udp-entries")
+	_, findings = examine(t, ns)
+	f = onlyFinding(t, findings, "stale-udp-entries")
 	if !strings.Contains(f.Evidence[0], "no route") || f.Numbers["entries"] != 2 {
 		t.Errorf("%+v", f)
 	}
-	if done := mend(t, f); done[0].Note != "2 deleted" {
+	if done := applyFixes(t, f); done[0].Note != "2 deleted" {
 		t.Errorf("%+v", done)
 	}
-	gone(t, "stale-udp-entries", ns)
+	expectNone(t, "stale-udp-entries", ns)
 }
 
 func TestInvalidPacketsWhereRulesTranslateAreFound(t *testing.T) {
-	ns := place(t, "invalid")
+	ns := newNamespace(t, "invalid")
 	inside(t, ns, `nft 'add table ip kube-proxy; add chain ip kube-proxy f { type filter hook prerouting priority 0; }; add chain ip kube-proxy n { type nat hook prerouting priority -100; }; add rule ip kube-proxy n udp dport 53 dnat to 10.244.0.2'`)
-	gone(t, "tcp-not-liberal", ns)
+	expectNone(t, "tcp-not-liberal", ns)
 	enter(t, ns, func() { sendNothing(t) })
-	_, findings := visit(t, ns)
-	if f := the(t, findings, "tcp-not-liberal"); f.Severity != Info {
+	_, findings := examine(t, ns)
+	if f := onlyFinding(t, findings, "tcp-not-liberal"); f.Severity != Info {
 		t.Errorf("%+v", f)
 	}
 	inside(t, ns, "nft add rule ip kube-proxy f ct state invalid drop")
-	_, findings = visit(t, ns)
-	f := the(t, findings, "tcp-not-liberal")
+	_, findings = examine(t, ns)
+	f := onlyFinding(t, findings, "tcp-not-liberal")
 	if f.Severity != Warning || !strings.Contains(f.Evidence[2], "ct state invalid drop") {
 		t.Errorf("%+v", f)
 	}
-	mend(t, f)
-	gone(t, "tcp-not-liberal", ns)
+	applyFixes(t, f)
+	expectNone(t, "tcp-not-liberal", ns)
 }
 
 func TestChecksumsThatAVXLANDeviceLeavesAreFound(t *testing.T) {
-	ns := place(t, "vxlan")
+	ns := newNamespace(t, "vxlan")
 	inside(t, ns, "ip link add flannel.1 type vxlan id 1 dstport 8472 dev lo local 127.0.0.1 nolearning; ip link set flannel.1 up")
-	gone(t, "vxlan-checksum-offload", ns)
+	expectNone(t, "vxlan-checksum-offload", ns)
 	enter(t, ns, func() {
 		server := socket(t, unix.SOCK_DGRAM)
 		defer unix.Close(server)
@@ -400,13 +400,13 @@ func TestChecksumsThatAVXLANDeviceLeavesAreFound(t *testing.T) {
 		datagram := []byte{0, 9, 0, 9, 0, 12, 0xba, 0xad, 1, 2, 3, 4}
 		_ = unix.Sendto(fd, datagram, 0, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
 	})
-	_, findings := visit(t, ns)
-	f := the(t, findings, "vxlan-checksum-offload")
+	_, findings := examine(t, ns)
+	f := onlyFinding(t, findings, "vxlan-checksum-offload")
 	if f.Numbers["udp_checksum_errors"] != 1 {
 		t.Errorf("%+v", f)
 	}
 	shell(t, strings.Join(f.Commands, "\n"))
-	gone(t, "vxlan-checksum-offload", ns)
+	expectNone(t, "vxlan-checksum-offload", ns)
 }
 
 func TestEveryNameOfATimeoutIsASysctl(t *testing.T) {
@@ -419,7 +419,7 @@ func TestEveryNameOfATimeoutIsASysctl(t *testing.T) {
 	}
 	for name := range pauses {
 		if limits.Timeouts[name] == 0 {
-			t.Errorf("the kernel has no time-out %s", name)
+			t.Errorf("the kernel has no timeout %s", name)
 		}
 	}
 }
@@ -432,8 +432,8 @@ func TestStaleIsAskedOfWhatRulesTranslate(t *testing.T) {
 		conntrack.DstNAT | conntrack.Expected: false, conntrack.DstNAT | conntrack.Dying: false,
 	} {
 		e := conntrack.Entry{Protocol: unix.IPPROTO_UDP, Status: status, Reply: conntrack.Tuple{Src: netip.MustParseAddrPort("10.0.0.1:1")}}
-		if judged(&e) != want {
-			t.Errorf("status %#x is judged: %v", status, !want)
+		if translatedUDP(&e) != want {
+			t.Errorf("status %#x is covered: %v", status, !want)
 		}
 	}
 }

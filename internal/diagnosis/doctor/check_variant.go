@@ -9,33 +9,33 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// variantCheck looks for rules in both variants of iptables.
+// variantCheck reports rules in both variants of iptables.
 type variantCheck struct{}
 
 func (variantCheck) Name() string  { return "iptables variants" }
-func (variantCheck) About() string { return "rules in only one of legacy and nft" }
+func (variantCheck) About() string { return "whether only one of legacy and nft has rules" }
 
 func (variantCheck) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]
-		held := ns.Rules.Held()
+		counts := ns.Rules.Counts()
 		for _, tool := range []string{"iptables", "ip6tables"} {
 			legacy, nft := tool+"-legacy", tool+"-nft"
-			if held[legacy] == 0 || held[nft] == 0 {
+			if counts[legacy] == 0 || counts[nft] == 0 {
 				continue
 			}
 			less, more := legacy, nft
-			if held[legacy] > held[nft] {
+			if counts[legacy] > counts[nft] {
 				less, more = nft, legacy
 			}
 			f := Finding{
 				ID: "iptables-both-variants", Severity: Warning, Namespace: ns.Namespace.String(),
-				Title:    "both variants of " + tool + " hold rules",
-				Evidence: []string{holds(ns, more, held[more]), holds(ns, less, held[less])},
-				Numbers:  map[string]float64{"legacy": float64(held[legacy]), "nft": float64(held[nft])},
-				Packets:  "Every packet goes through both. What one accepts or translates the other may still drop, and each tool shows only its own half.",
-				Mend: fmt.Sprintf("Bring the owners of the fewer rules to use %s (update-alternatives --set %s /usr/sbin/%s; a newer image of theirs), stop them, keep a copy, and take their rules out; or restart the machine.",
+				Title:    "packets traverse two rule sets: both variants of " + tool + " have rules",
+				Evidence: []string{holds(ns, more, counts[more]), holds(ns, less, counts[less])},
+				Numbers:  map[string]float64{"legacy": float64(counts[legacy]), "nft": float64(counts[nft])},
+				Packets:  "One variant may drop packets that the other accepts or translates, since every packet traverses both. Each tool shows only its own rules.",
+				Remedy: fmt.Sprintf("Make the owners of the smaller rule set use %s (update-alternatives --set %s /usr/sbin/%s, or a newer image), stop them, save a copy, and remove their rules; or restart the machine.",
 					more, tool, more),
 			}
 			enter := ns.Namespace.EnterCommand()
@@ -51,7 +51,7 @@ func (variantCheck) Find(n *Node) []Finding {
 }
 
 func holds(ns *Namespace, command string, rules int) string {
-	return fmt.Sprintf("%s holds %s %s", command, plural(rules, "rule"), ownersOf(ns, command))
+	return fmt.Sprintf("%s has %s %s", command, plural(rules, "rule"), ownersOf(ns, command))
 }
 
 func tablesOf(ns *Namespace, command string) []string {
@@ -64,7 +64,7 @@ func tablesOf(ns *Namespace, command string) []string {
 	return slices.Sorted(maps.Keys(tables))
 }
 
-// ownersOf counts whose rules a command holds: "(kube-proxy 12, unknown 3)".
+// ownersOf counts the rules of a command by owner: "(kube-proxy 12, unknown 3)".
 func ownersOf(ns *Namespace, command string) string {
 	count := map[string]int{}
 	for _, r := range ns.Rules.Rules {

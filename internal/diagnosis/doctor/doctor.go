@@ -1,12 +1,11 @@
-// Package doctor looks at a node and says what is wrong with its connection
-// tracking and its NAT rules, in their own numbers, and what mends it. It needs
-// no agent, no API server and no Service of Spillway's.
+// Package doctor finds problems of a node's connection tracking and NAT rules. Each
+// finding has its evidence, its effect on packets, and a remedy. It needs no agent, no
+// API server and no Spillway Service.
 //
-//	kernel, /proc, rules ──Look──> Node ──Checks──> Findings ──Mend──> sysctls, entries
+//	kernel, /proc, rules ──Load──> Node ──Checks──> Findings ──ApplyFixes──> sysctls, entries
 //	                               read once        pure
 //
-// A Check is a file of its own and sees only the Node; to write one, see
-// check.go.
+// Each Check has its own file, check_*.go, and reads only the Node.
 package doctor
 
 import (
@@ -18,18 +17,18 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Severity says how much a Finding matters.
+// Severity is the importance of a Finding.
 type Severity string
 
-// The severities: packets are lost now or will be soon; packets may be lost;
-// good to know.
+// The severities. Critical: packets are lost now or soon. Warning: packets may be lost.
+// Info: good to know.
 const (
 	Critical Severity = "critical"
 	Warning  Severity = "warning"
 	Info     Severity = "info"
 )
 
-// Severities are all of them, the worst first.
+// Severities lists every severity, the worst first.
 var Severities = []Severity{Critical, Warning, Info}
 
 // AtLeast reports whether s is as bad as t.
@@ -37,49 +36,49 @@ func (s Severity) AtLeast(t Severity) bool {
 	return slices.Index(Severities, s) <= slices.Index(Severities, t)
 }
 
-// Finding is one thing that is wrong.
+// Finding is one problem.
 type Finding struct {
-	ID        string   `json:"id"` // stable; docs/doctor.md has them all
+	ID        string   `json:"id"` // stable; docs/doctor.md lists every id
 	Severity  Severity `json:"severity"`
 	Namespace string   `json:"namespace,omitempty"` // network namespace; "" for the whole machine
 	Title     string   `json:"title"`
 	Evidence  []string `json:"evidence"`
-	// Numbers are those of the evidence, for programs.
+	// Numbers are the values in the evidence, for programs.
 	Numbers map[string]float64 `json:"numbers,omitempty"`
-	Packets string             `json:"packets"` // what it means for them
-	Mend    string             `json:"mend"`    // what to do
-	// Commands do it, each a line for a shell, run by root on the node.
+	Packets string             `json:"packets"` // effect on packets, then the cause
+	Remedy  string             `json:"mend"`
+	// Commands carry out the remedy: one shell line each, run by root on the node.
 	Commands []string `json:"commands,omitempty"`
-	// Settings are YAML for those who make pods; a comment says whose each is.
+	// Settings are YAML for the authors of pods; a comment names the object of each.
 	Settings string `json:"settings,omitempty"`
-	// Fixable says that --fix does it.
+	// Fixable says that --fix carries out the remedy.
 	Fixable bool `json:"fixable"`
 
 	fixes []fix
 }
 
-// add puts fixes to the finding.
+// with returns the finding with fixes added.
 func (f Finding) with(fixes ...fix) Finding {
 	f.fixes = append(f.fixes, fixes...)
 	f.Fixable = len(f.fixes) > 0
 	return f
 }
 
-// Check looks for one sort of trouble. Find only reads the Node.
+// Check finds one kind of problem. Find only reads the Node.
 type Check interface {
-	Name() string  // short, for people: what is checked
-	About() string // what is compared with what, in a few words
+	Name() string  // of the checked thing, short
+	About() string // the comparison, in a few words
 	Find(*Node) []Finding
 }
 
-// Checks are all of them, in the order of their findings.
+// Checks lists every check, in the order of their findings.
 var Checks = []Check{
 	tableCheck{}, expectationCheck{}, insertCheck{}, chainCheck{}, masqueradeCheck{},
 	silentCheck{}, differCheck{}, helperCheck{}, bridgeCheck{}, variantCheck{},
 	rulesCheck{}, staleCheck{}, invalidCheck{}, checksumCheck{}, ipsecCheck{}, hooksCheck{},
 }
 
-// Examine has every check look at the node. The worst findings come first.
+// Examine runs every check on the node. The worst findings come first.
 func Examine(n *Node) []Finding {
 	findings := []Finding{}
 	for _, c := range Checks {
@@ -91,7 +90,7 @@ func Examine(n *Node) []Finding {
 	return findings
 }
 
-// percent is a part of a whole as people read it.
+// percent formats a part of a whole, "-" for a whole of 0.
 func percent(part, whole int) string {
 	if whole == 0 {
 		return "-"
@@ -99,7 +98,7 @@ func percent(part, whole int) string {
 	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
 }
 
-// names lists namespaces, a few by name.
+// names lists namespaces: the first few by name, the others by number.
 func names(list []string) string {
 	const shown = 4
 	if len(list) <= shown+1 {
@@ -108,16 +107,16 @@ func names(list []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:shown], ", "), len(list)-shown)
 }
 
-// grew writes a counter with what it grew by while doctor looked.
+// grew formats a counter with its growth between the two readings.
 func grew(name string, total, by uint64, n *Node) string {
-	s := fmt.Sprintf("%s %d since this namespace was made", name, total)
+	s := fmt.Sprintf("%s %d since this namespace was created", name, total)
 	if n.Sampled > 0 {
 		s += fmt.Sprintf(", %d of them in the last %.1f s", by, n.Sampled.Seconds())
 	}
 	return s
 }
 
-// sysctl is the command that sets one in a namespace.
+// sysctl returns the command that sets a sysctl in a namespace.
 func sysctl(n conntrack.Namespace, name string, value any) string {
 	return fmt.Sprintf("%ssysctl -w %s=%v", n.EnterCommand(), name, value)
 }

@@ -39,7 +39,7 @@ func child(name string) error {
 			return err
 		}
 	}
-	n, err := Look(context.Background(), Config{Namespaces: func() ([]conntrack.Namespace, error) {
+	n, err := Load(context.Background(), Config{Namespaces: func() ([]conntrack.Namespace, error) {
 		list, err := conntrack.Namespaces()
 		if errors.Is(err, os.ErrPermission) {
 			err = nil // other processes of this machine
@@ -50,7 +50,7 @@ func child(name string) error {
 		return err
 	}
 	r := NewReport(n, Examine(n))
-	r.Fixed = Mend(context.Background(), r.Findings)
+	r.Fixed = ApplyFixes(context.Background(), r.Findings)
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
@@ -116,8 +116,8 @@ func said(t *testing.T, r Report, want ...string) {
 }
 
 func TestANamespaceThatMayNotBeEnteredIsSaid(t *testing.T) {
-	ns := place(t, "locked")
-	dir, err := os.MkdirTemp("", "doctor") // that nobody may go through
+	ns := newNamespace(t, "locked")
+	dir, err := os.MkdirTemp("", "doctor") // that no other user may enter
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,9 +144,9 @@ func TestANamespaceThatMayNotBeEnteredIsSaid(t *testing.T) {
 }
 
 func TestANamespaceThatVanishesIsSaidAndTheRestLookedAt(t *testing.T) {
-	gone, there := place(t, "gone"), place(t, "there")
+	gone, there := newNamespace(t, "gone"), newNamespace(t, "there")
 	shell(t, "ip netns del "+gone.Names[0])
-	n, err := Look(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{gone, there}, nil }})
+	n, err := Load(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{gone, there}, nil }})
 	if err != nil || len(n.Namespaces) != 1 || len(n.Problems) != 1 {
 		t.Fatalf("%+v: %v", n, err)
 	}
@@ -156,32 +156,32 @@ func TestANamespaceThatVanishesIsSaidAndTheRestLookedAt(t *testing.T) {
 }
 
 func TestWithoutConntrackOverNetlinkTheRestIsLookedAt(t *testing.T) {
-	ns := place(t, "nonetlink")
+	ns := newNamespace(t, "nonetlink")
 	inside(t, ns, "iptables-legacy -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE")
 	r := asChild(t, ns, []string{"NO_NETFILTER_NETLINK=1"}, "")
 	said(t, r, "no conntrack over netlink")
-	the(t, r.Findings, "masquerade-not-random")
+	onlyFinding(t, r.Findings, "masquerade-not-random")
 }
 
 func TestMissingProgramsAreSaidAndTheRestIsLookedAt(t *testing.T) {
-	ns := place(t, "noprogram")
+	ns := newNamespace(t, "noprogram")
 	inside(t, ns, `iptables-legacy -t nat -A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE; iptables-nft -A FORWARD -j ACCEPT
 ip link add cni0 type bridge; for i in 1 2; do ip link add v$i type veth peer name p$i; ip link set v$i master cni0; done
 sysctl -w net.bridge.bridge-nf-call-iptables=1`)
 	send(t, ns, "127.0.0.1:9")
 	r := asChild(t, ns, []string{"PATH=/nowhere"}, "")
-	said(t, r, "rules of legacy iptables were not looked at: iptables-legacy-save is not installed", "rules of nftables were not looked at: nft is not installed")
-	the(t, r.Findings, "bridge-netfilter-on")
+	said(t, r, "rules of legacy iptables were not read: iptables-legacy-save is not installed", "rules of nftables were not read: nft is not installed")
+	onlyFinding(t, r.Findings, "bridge-netfilter-on")
 	// Without iptables nft still lists what its variant holds.
 	nft, _ := exec.LookPath("nft")
 	only := t.TempDir()
 	shell(t, "ln -s "+nft+" "+only+"/nft")
 	r = asChild(t, ns, []string{"PATH=" + only}, "")
-	said(t, r, "rules of legacy iptables were not looked at")
+	said(t, r, "rules of legacy iptables were not read")
 }
 
 func TestFixesThatAreRefusedAreSaidAndTheOthersGoOn(t *testing.T) {
-	ns := place(t, "readonly")
+	ns := newNamespace(t, "readonly")
 	inside(t, ns, outward+`
 nft 'add table ip p; add chain ip p o { type nat hook output priority -100; }; add rule ip p o udp dport 53 dnat to 10.244.0.2'`)
 	send(t, ns, "10.96.0.10:53")
@@ -208,7 +208,7 @@ nft 'add table ip p; add chain ip p o { type nat hook output priority -100; }; a
 
 // What a namespace that is not the machine's may not set is said likewise.
 func TestASharedLimitIsNotSetFromAnotherNamespace(t *testing.T) {
-	ns := place(t, "foreign")
+	ns := newNamespace(t, "foreign")
 	enter(t, ns, func() {
 		_, err := raiseShared(conntrackMax, 1<<30).do(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "run the command on the node") {
@@ -218,11 +218,11 @@ func TestASharedLimitIsNotSetFromAnotherNamespace(t *testing.T) {
 }
 
 func TestNothingToLookAtIsAnError(t *testing.T) {
-	if _, err := Look(t.Context(), Config{}); err == nil {
+	if _, err := Load(t.Context(), Config{}); err == nil {
 		t.Error("no error without a finder")
 	}
 	refused := errors.New("refused")
-	if _, err := Look(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return nil, refused }}); !errors.Is(err, refused) {
+	if _, err := Load(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return nil, refused }}); !errors.Is(err, refused) {
 		t.Errorf("got %v", err)
 	}
 }

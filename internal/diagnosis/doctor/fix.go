@@ -14,13 +14,13 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// fix is a change that harms nobody: it only raises what an operator has set.
+// fix is a change that is always safe: it raises a limit, or deletes stale entries.
 type fix struct {
 	does string
-	do   func(context.Context) (string, error) // says what was done instead, if anything
+	do   func(context.Context) (string, error) // the note says what was done instead, if anything
 }
 
-// Fixed is what became of a fix.
+// Fixed is the result of a fix.
 type Fixed struct {
 	ID    string `json:"id"` // of the Finding
 	Does  string `json:"does"`
@@ -29,9 +29,9 @@ type Fixed struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Mend applies the fixes of the findings, the same one once. It goes on after
-// one that fails.
-func Mend(ctx context.Context, findings []Finding) []Fixed {
+// ApplyFixes applies the fixes of the findings, each distinct fix once. It continues
+// after a fix that fails.
+func ApplyFixes(ctx context.Context, findings []Finding) []Fixed {
 	done := []Fixed{}
 	for _, f := range findings {
 		for _, x := range f.fixes {
@@ -50,8 +50,8 @@ func Mend(ctx context.Context, findings []Finding) []Fixed {
 	return done
 }
 
-// raise sets a sysctl of a namespace to a larger number. What has become large
-// enough meanwhile stays.
+// raise returns a fix that raises a sysctl of a namespace. A value that is large enough
+// by then stays.
 func raise(n conntrack.Namespace, name string, to int) fix {
 	return fix{
 		does: fmt.Sprintf("raise %s to %d in %s", name, to, n),
@@ -65,8 +65,8 @@ func raise(n conntrack.Namespace, name string, to int) fix {
 	}
 }
 
-// raiseShared is raise for a sysctl that all namespaces share: it is written
-// where doctor runs, which must be the machine's own namespace.
+// raiseShared is raise for a sysctl that all namespaces share. It writes the sysctl in
+// the namespace of doctor, which must be the machine's own.
 func raiseShared(name string, to int) fix {
 	return fix{
 		does: fmt.Sprintf("raise %s to %d, for all namespaces", name, to),
@@ -85,13 +85,13 @@ func raiseHere(name string, to int) (note string, err error) {
 	return "", hint(kernel.WriteSysctl(name, strconv.Itoa(to)))
 }
 
-// hint says what is behind an error of writing a sysctl.
+// hint adds the cause and the remedy to an error of writing a sysctl.
 func hint(err error) error {
 	switch {
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%w: /proc/sys is read only here, as in a container that is not privileged: run the command on the node", err)
+		return fmt.Errorf("%w: /proc/sys is read only, as in an unprivileged container: run the command on the node", err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w: it takes root, in the machine's own network namespace: run the command on the node", err)
+		return fmt.Errorf("%w: this needs root in the machine's own network namespace: run the command on the node", err)
 	}
 	return err
 }

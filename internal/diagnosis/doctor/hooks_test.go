@@ -19,24 +19,24 @@ func TestAProgramInFrontIsFound(t *testing.T) {
 	if !kernel.HaveTCX() {
 		t.Skip("needs tcx (Linux 6.6): is about its order")
 	}
-	ns := place(t, "hooks")
+	ns := newNamespace(t, "hooks")
 	inside(t, ns, "ip link add eth0 type veth peer name peer0 && ip link set eth0 up")
 	own := hookProgram(t, ns, "from_network", link.Head())
 	defer own.Close()
-	gone(t, id, ns)
+	expectNone(t, id, ns)
 	behind := hookProgram(t, ns, "policy", link.Tail())
 	defer behind.Close()
-	gone(t, id, ns)
+	expectNone(t, id, ns)
 	front := hookProgram(t, ns, "mirror", link.Head())
-	_, findings := visit(t, ns)
-	f := the(t, findings, id)
+	_, findings := examine(t, ns)
+	f := onlyFinding(t, findings, id)
 	if len(f.Evidence) != 1 || !strings.Contains(f.Evidence[0], "eth0 ingress: mirror, then from_network, then policy") || f.Numbers["programs_in_front"] != 1 {
 		t.Errorf("evidence %q, numbers %v", f.Evidence, f.Numbers)
 	}
 	if err := front.Close(); err != nil {
 		t.Fatal(err)
 	}
-	gone(t, id, ns)
+	expectNone(t, id, ns)
 }
 
 // hookProgram attaches a program to eth0.

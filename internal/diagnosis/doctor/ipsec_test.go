@@ -53,18 +53,18 @@ func TestIPsecPoliciesBesideTheEBPFDataplaneAreFound(t *testing.T) {
 		role, program string
 		tcx           bool
 	}{{"ipsec-tcx", "from_network", true}, {"ipsec-pod", "from_pod", true}, {"ipsec-clsact", "spillway", false}} {
-		ns := place(t, row.role)
+		ns := newNamespace(t, row.role)
 		inside(t, ns, outward+policy)
-		gone(t, "ipsec-with-ebpf", ns) // the dataplane does not run
+		expectNone(t, "ipsec-with-ebpf", ns) // the dataplane does not run
 		enter(t, ns, func() { attachNamed(t, "cil_from_netdev", true) })
-		gone(t, "ipsec-with-ebpf", ns)
+		expectNone(t, "ipsec-with-ebpf", ns)
 		enter(t, ns, func() { attachNamed(t, row.program, row.tcx) })
-		_, findings := visit(t, ns)
-		f := the(t, findings, "ipsec-with-ebpf")
+		_, findings := examine(t, ns)
+		f := onlyFinding(t, findings, "ipsec-with-ebpf")
 		if f.Severity != Warning || f.Numbers["policies"] != 1 || !slices.Contains(f.Evidence, "policy out: from 10.1.0.0/16 to 10.2.0.0/16") {
 			t.Errorf("%s: %+v", row.role, f)
 		}
 		inside(t, ns, "ip xfrm policy flush")
-		gone(t, "ipsec-with-ebpf", ns)
+		expectNone(t, "ipsec-with-ebpf", ns)
 	}
 }

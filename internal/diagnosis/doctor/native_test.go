@@ -17,7 +17,7 @@ import (
 // Tables of nft that have the names of iptables' and chains of their own:
 // iptables-nft-save ends well and shows nothing of them.
 func TestTablesThatOnlyLookLikeIptablesAreRead(t *testing.T) {
-	ns := place(t, "native")
+	ns := newNamespace(t, "native")
 	inside(t, ns, outward+`
 nft -f - <<'EOF'
 table ip nat {
@@ -35,11 +35,11 @@ EOF
 iptables-nft -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE`)
 	send(t, ns, "10.96.0.10:53")
 	inside(t, ns, "nft 'add table ip other; add chain ip other o { type nat hook output priority -90; }; add rule ip other o udp dport 5353 dnat to 10.9.9.9'")
-	gone(t, "stale-udp-entries", ns) // the endpoint is mentioned: the entry lives
+	expectNone(t, "stale-udp-entries", ns) // the endpoint is mentioned: the entry lives
 	enter(t, ns, func() { sendNothing(t) })
-	_, findings := visit(t, ns)
-	the(t, findings, "helper-missing")
-	if f := the(t, findings, "tcp-not-liberal"); f.Severity != Warning {
+	_, findings := examine(t, ns)
+	onlyFinding(t, findings, "helper-missing")
+	if f := onlyFinding(t, findings, "tcp-not-liberal"); f.Severity != Warning {
 		t.Errorf("the rule that drops INVALID is not seen: %+v", f)
 	}
 	rules := 0.0
@@ -50,34 +50,34 @@ iptables-nft -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE`)
 	if rules != 3 {
 		t.Errorf("%v rules masquerade, want 3", rules)
 	}
-	gone(t, "masquerade-not-random", ns)
+	expectNone(t, "masquerade-not-random", ns)
 }
 
-// Where rules could not be read nobody knows what they translate to: --fix
+// Where rules could not be read, their translations are unknown: --fix
 // deletes nothing.
 func TestStaleEntriesAreLeftAloneWhereRulesWereNotRead(t *testing.T) {
-	ns := place(t, "unread")
+	ns := newNamespace(t, "unread")
 	inside(t, ns, outward+`
 nft 'add table ip nat; add chain ip nat o { type nat hook output priority -100; }; add rule ip nat o udp dport 53 dnat to 10.244.0.2'`)
 	send(t, ns, "10.96.0.10:53")
 	inside(t, ns, "ip route add unreachable 10.244.0.0/16")
-	n, findings := visit(t, ns)
-	if f := the(t, findings, "stale-udp-entries"); !f.Fixable {
+	n, findings := examine(t, ns)
+	if f := onlyFinding(t, findings, "stale-udp-entries"); !f.Fixable {
 		t.Errorf("%+v", f)
 	}
-	n.Namespaces[0].RulesWhole, n.Namespaces[0].Rules = false, &ruleset.Ruleset{}
-	f := the(t, Examine(n), "stale-udp-entries")
-	if done := Mend(t.Context(), []Finding{f}); f.Fixable || len(done) > 0 || !strings.Contains(strings.Join(f.Evidence, "\n"), "not all rules of this namespace could be read") {
+	n.Namespaces[0].AllRulesRead, n.Namespaces[0].Rules = false, &ruleset.Ruleset{}
+	f := onlyFinding(t, Examine(n), "stale-udp-entries")
+	if done := ApplyFixes(t.Context(), []Finding{f}); f.Fixable || len(done) > 0 || !strings.Contains(strings.Join(f.Evidence, "\n"), "not all rules of this namespace could be read") {
 		t.Errorf("%+v: %+v", f, done)
 	}
 	// As it is without nft on the node.
 	r := asChild(t, ns, []string{"PATH=/nowhere"}, "")
-	if f := the(t, r.Findings, "stale-udp-entries"); f.Fixable || len(r.Fixed) > 0 {
+	if f := onlyFinding(t, r.Findings, "stale-udp-entries"); f.Fixable || len(r.Fixed) > 0 {
 		t.Errorf("%+v: %+v", f, r.Fixed)
 	}
 }
 
-// Names and comments are anybody's: what people paste from the page does nothing
+// Any user may choose names and comments: a command pasted from the page does nothing
 // but what it says.
 func TestPrintedCommandsAreSafeToPaste(t *testing.T) {
 	marker := t.TempDir() + "/ran"
@@ -103,11 +103,11 @@ func TestPrintedCommandsAreSafeToPaste(t *testing.T) {
 	}
 	run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-m", "comment", "--comment", comment, "-j", "MASQUERADE")
 	before := run("iptables-legacy-save", "-t", "nat")
-	n, err := Look(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{ns}, nil }})
+	n, err := Load(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{ns}, nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := the(t, Examine(n), "masquerade-not-random")
+	f := onlyFinding(t, Examine(n), "masquerade-not-random")
 	// Off the page, with its line breaks.
 	var b strings.Builder
 	if err := NewReport(n, []Finding{f}).Write(&b); err != nil {
@@ -138,7 +138,7 @@ func TestPrintedCommandsAreSafeToPaste(t *testing.T) {
 func TestAPageHasNoControlCharacters(t *testing.T) {
 	evil := "a\x1b[2J\nb"
 	r := NewReport(&Node{Problems: []Problem{{What: evil, Namespaces: []string{evil}}}}, []Finding{
-		{ID: "x", Severity: Warning, Namespace: evil, Title: evil, Evidence: []string{evil}, Packets: evil, Mend: evil, Commands: []string{"echo " + escape.Shell(evil)}}})
+		{ID: "x", Severity: Warning, Namespace: evil, Title: evil, Evidence: []string{evil}, Packets: evil, Remedy: evil, Commands: []string{"echo " + escape.Shell(evil)}}})
 	r.Fixed = []Fixed{{Does: evil, Error: evil}}
 	if got := page(t, r); !escape.Shown(strings.ReplaceAll(got, "\n", "")) || !strings.Contains(got, `a\x1b[2J\nb`) {
 		t.Errorf("page: %q", got)

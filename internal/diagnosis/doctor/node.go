@@ -9,7 +9,7 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Node is a machine as Look found it, read once.
+// Node is the state of a machine that Load has read.
 type Node struct {
 	Kernel     kernel.Version
 	Namespaces []Namespace // the caller's own first
@@ -38,23 +38,23 @@ func (n *Node) InUse() int {
 	return used
 }
 
-// Problem is something that could not be looked at, in one line, and where.
+// Problem is something that could not be read, in one line, with its namespaces.
 type Problem struct {
 	What       string   `json:"what"`
 	Namespaces []string `json:"namespaces,omitempty"`
 }
 
-// Namespace is what was read in one network namespace. What could not be read
-// is zero, and a Problem of the Node.
+// Namespace is the state of one network namespace. A part that could not be read is
+// zero, and a Problem of the Node.
 type Namespace struct {
 	conntrack.Report
-	Grown      conntrack.Counters // during Node.Sampled
-	Rules      *ruleset.Ruleset   // never nil
-	RulesWhole bool               // all of them could be read
-	States     map[string]State   // entries by the time-out that they wait for (conntrack.Limits)
-	Endpoints  map[netip.Addr]*Endpoint
-	Links      []Link
-	IPVS       bool // IPVS has services here, which no rule shows
+	Grown        conntrack.Counters // during Node.Sampled
+	Rules        *ruleset.Ruleset   // never nil
+	AllRulesRead bool               // false if some rules could not be read
+	States       map[string]State   // entries by the name of their timeout (conntrack.Limits)
+	Endpoints    map[netip.Addr]*Endpoint
+	Links        []Link
+	IPVS         bool // IPVS has services here, which no rule shows
 
 	IPsec []kernel.XfrmPolicy
 	EBPF  bool // programs of Spillway's eBPF dataplane are attached; read only where there is IPsec
@@ -63,21 +63,21 @@ type Namespace struct {
 	AutoHelper bool            // nf_conntrack_helper, until Linux 5.19
 	Bridged    map[string]bool // bridge-nf-call-iptables by "ip", "ip6"; nil without br_netfilter
 
-	ChecksumErrors map[string]uint64 // received and thrown away, by "tcp", "udp"
+	ChecksumErrors map[string]uint64 // packets discarded on receipt, by "tcp", "udp"
 }
 
-// State counts entries that wait for the same time-out.
+// State counts the entries of one timeout.
 type State struct {
 	Entries int
-	Silent  int // of them, longer without a packet than flows of the kind pause
+	Silent  int // entries without a packet for longer than flows of the kind pause
 }
 
 // Endpoint is an address that UDP entries are translated to.
 type Endpoint struct {
-	Entries int
-	Example conntrack.Entry
-	Trouble string // "no route", "no neighbour"; "" if it can be reached as far as is known
-	Local   bool   // an address of the namespace itself
+	Entries     int
+	Example     conntrack.Entry
+	Unreachable string // why: "no route", "no neighbor answers for it"; "" if no reason is known
+	Local       bool   // an address of the namespace itself
 }
 
 // Link is a device.

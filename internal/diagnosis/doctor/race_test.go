@@ -15,26 +15,26 @@ import (
 // Two sockets with one port and two addresses send to one place at once, through
 // a rule that masquerades: both are given that port, and one loses.
 func TestTheSNATRaceIsFoundWithItsCauseAndEndsWithRandomPorts(t *testing.T) {
-	ns := place(t, "race")
+	ns := newNamespace(t, "race")
 	// The rules between NAT (100) and the insertion of the entry make the race
 	// longer, as those of a large cluster do.
 	inside(t, ns, outward+`ip addr add 10.9.0.1/32 dev lo; ip addr add 10.9.0.2/32 dev lo
 iptables-nft -t nat -A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE
 { echo 'add chain inet track slow { type filter hook postrouting priority 200; }'; for i in $(seq 2000); do echo "add rule inet track slow udp sport 1 udp length $i"; done; } | nft -f -`)
 	race(t, ns)
-	_, findings := visit(t, ns)
-	f := the(t, findings, "insert-failed")
-	if f.Severity != Warning || !strings.Contains(strings.Join(f.Evidence, "\n"), "the SNAT race: two connections are given one port at once by iptables-nft nat POSTROUTING 1") {
+	_, findings := examine(t, ns)
+	f := onlyFinding(t, findings, "insert-failed")
+	if f.Severity != Warning || !strings.Contains(strings.Join(f.Evidence, "\n"), "the SNAT race: two connections get the same port at the same time from iptables-nft nat POSTROUTING 1") {
 		t.Errorf("%+v", f)
 	}
-	masquerade := the(t, findings, "masquerade-not-random")
+	masquerade := onlyFinding(t, findings, "masquerade-not-random")
 	if masquerade.Severity != Warning {
 		t.Errorf("with failed inserts it is %s", masquerade.Severity)
 	}
 	shell(t, masquerade.Commands[0])
-	_, findings = visit(t, ns)
+	_, findings = examine(t, ns)
 	// The counter stays; what it says is history now.
-	if f := the(t, findings, "insert-failed"); f.Severity != Info {
+	if f := onlyFinding(t, findings, "insert-failed"); f.Severity != Info {
 		t.Errorf("with random ports it is still %s: %q", f.Severity, f.Evidence)
 	}
 }

@@ -11,18 +11,18 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// Report is the result of a visit.
+// Report is the result of examining a node.
 type Report struct {
 	Kernel     string    `json:"kernel"`
-	Namespaces int       `json:"namespaces"` // that were looked at
-	InUse      int       `json:"in_use"`     // of them, with conntrack in use
+	Namespaces int       `json:"namespaces"` // examined ones
+	InUse      int       `json:"in_use"`     // examined ones with conntrack in use
 	Findings   []Finding `json:"findings"`
-	Problems   []Problem `json:"problems"` // what could not be looked at
+	Problems   []Problem `json:"problems"` // what could not be read
 	Fixed      []Fixed   `json:"fixed,omitempty"`
-	Checks     []string  `json:"checks"` // names of what was looked at
+	Checks     []string  `json:"checks"` // names of the checks
 }
 
-// NewReport makes a Report of a node and what was found on it.
+// NewReport makes a Report of a node and its findings.
 func NewReport(n *Node, findings []Finding) *Report {
 	r := &Report{Kernel: n.Kernel.String(), Namespaces: len(n.Namespaces), InUse: n.InUse(), Findings: findings, Problems: n.Problems}
 	if r.Problems == nil {
@@ -34,7 +34,7 @@ func NewReport(n *Node, findings []Finding) *Report {
 	return r
 }
 
-// Worst is the worst severity found; "" if nothing was.
+// Worst returns the worst severity of the findings; "" without findings.
 func (r *Report) Worst() Severity {
 	for _, s := range Severities {
 		if r.count(s) > 0 {
@@ -54,27 +54,27 @@ func (r *Report) count(s Severity) int {
 	return n
 }
 
-// columns is the width of a page. Commands go on behind a backslash; what
-// stands in quotes is not broken and may be wider.
+// columns is the width of a page. A long command continues after a backslash. Quoted
+// text is not broken and may be wider.
 const columns = 80
 
-// How much of one finding, and of one kind of finding, is shown; -o json has all.
+// How much Write shows of one finding, and of one kind of finding; -o json has everything.
 const (
 	shownLines    = 6
 	shownFindings = 3
 )
 
-// Write prints the report for people.
+// Write prints the report as text.
 func (r *Report) Write(out io.Writer) error {
 	w := bufio.NewWriter(out)
 	for _, s := range Severities {
 		r.writeSeverity(w, s)
 	}
 	if len(r.Findings) == 0 {
-		r.writeWell(w)
+		r.writeHealthy(w)
 	}
 	if len(r.Problems) > 0 {
-		fmt.Fprintln(w, "NOT LOOKED AT")
+		fmt.Fprintln(w, "NOT EXAMINED")
 		for _, p := range r.Problems {
 			what := p.What
 			if len(p.Namespaces) > 0 {
@@ -95,7 +95,7 @@ func (r *Report) Write(out io.Writer) error {
 	return w.Flush()
 }
 
-// String says in one line what became of a fix.
+// String returns the result of a fix as one line.
 func (f Fixed) String() string {
 	s := "done: " + f.Does
 	if !f.Done {
@@ -129,12 +129,12 @@ func (r *Report) Summary() string {
 	case len(r.Fixed) > 0:
 		line += fmt.Sprintf("; %d of %s applied", r.done(), plural(len(r.Fixed), "fix"))
 	case r.Fixed != nil:
-		line += "; nothing for --fix to do"
+		line += "; --fix has nothing to do"
 	case fixable > 0:
-		line += fmt.Sprintf("; --fix mends %d", fixable)
+		line += fmt.Sprintf("; --fix can fix %d", fixable)
 	}
 	if len(r.Problems) > 0 {
-		line += "; " + plural(len(r.Problems), "thing") + " not looked at"
+		line += "; " + plural(len(r.Problems), "thing") + " not examined"
 	}
 	return line
 }
@@ -159,7 +159,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// writeSeverity writes the findings of one severity, of each kind a few.
+// writeSeverity writes the findings of one severity, the first few of each kind.
 func (r *Report) writeSeverity(w *bufio.Writer, s Severity) {
 	if r.count(s) == 0 {
 		return
@@ -184,7 +184,7 @@ func (r *Report) writeSeverity(w *bufio.Writer, s Severity) {
 		f.write(w)
 	}
 	for _, id := range order {
-		wrap(w, "  ", "    ", fmt.Sprintf("%s: %d more, in %s; -o json has them all", id, shown[id]-shownFindings, names(rest[id])))
+		wrap(w, "  ", "    ", fmt.Sprintf("%s: %d more, in %s; -o json shows all", id, shown[id]-shownFindings, names(rest[id])))
 		fmt.Fprintln(w)
 	}
 }
@@ -198,7 +198,7 @@ func (f *Finding) write(w *bufio.Writer) {
 	wrap(w, "    ", "    ", f.Title)
 	few(f.Evidence, func(line string) { wrap(w, "    - ", "      ", line) })
 	wrap(w, "    Packets: ", "      ", f.Packets)
-	wrap(w, "    Mend: ", "      ", f.Mend)
+	wrap(w, "    Fix: ", "      ", f.Remedy)
 	few(f.Commands, func(line string) { command(w, line) })
 	for line := range strings.Lines(f.Settings) {
 		fmt.Fprintf(w, "      %s", line)
@@ -209,11 +209,11 @@ func (f *Finding) write(w *bufio.Writer) {
 	fmt.Fprintln(w)
 }
 
-// few shows the first lines of many.
+// few shows the first lines of a list.
 func few(lines []string, show func(string)) {
 	for i, line := range lines {
 		if i == shownLines {
-			show(fmt.Sprintf("# and %d more: -o json has them all", len(lines)-i))
+			show(fmt.Sprintf("# and %d more: -o json shows all", len(lines)-i))
 			return
 		}
 		show(line)
@@ -225,8 +225,7 @@ func wrap(w io.Writer, first, next, text string) {
 	fold(w, first, next, strings.Fields(escape.Text(text)), "")
 }
 
-// command writes a line for a shell, broken where the shell allows it: between
-// words, and never inside quotes.
+// command writes a shell line. It breaks the line between words, never inside quotes.
 func command(w io.Writer, line string) {
 	if !escape.Shown(line) {
 		wrap(w, "      ", "      # ", "# a command with characters that cannot be shown: -o json has it")
@@ -251,14 +250,13 @@ func fold(w io.Writer, first, next string, words []string, end string) {
 	fmt.Fprintln(w, line)
 }
 
-// writeWell writes the page for a node on which nothing was found: what
-// was looked at.
-func (r *Report) writeWell(w *bufio.Writer) {
-	verdict := "All is well on this node"
+// writeHealthy writes the page of a node without findings: the list of checks.
+func (r *Report) writeHealthy(w *bufio.Writer) {
+	verdict := "No problem found on this node"
 	if len(r.Problems) > 0 {
-		verdict = "Nothing is wrong with what could be looked at"
+		verdict = "No problem found in the parts that could be read"
 	}
-	wrap(w, "", "", fmt.Sprintf("%s (Linux %s). Looked at %s, in %d of which conntrack is in use, and there at:",
+	wrap(w, "", "", fmt.Sprintf("%s (Linux %s). Examined %s, %d of them with conntrack in use. Checks:",
 		verdict, r.Kernel, plural(r.Namespaces, "network namespace"), r.InUse))
 	fmt.Fprintln(w)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

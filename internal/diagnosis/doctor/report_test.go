@@ -28,13 +28,13 @@ func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
 	n := &Node{Problems: []Problem{{What: "cannot " + strings.Repeat("see ", 40), Namespaces: []string{"a", "b", "c", "d", "e", "f"}}}}
 	long := "nsenter --net=/run/netns/x sysctl -w " + strings.Repeat("net.netfilter.nf_conntrack_udp_timeout=10 ", 5)
 	r := NewReport(n, []Finding{
-		{ID: "bad", Severity: Critical, Title: strings.Repeat("word ", 40), Evidence: []string{strings.Repeat("1 of 2 ", 30)}, Packets: "p", Mend: "m", Commands: []string{long}, Fixable: true},
+		{ID: "bad", Severity: Critical, Title: strings.Repeat("word ", 40), Evidence: []string{strings.Repeat("1 of 2 ", 30)}, Packets: "p", Remedy: "m", Commands: []string{long}, Fixable: true},
 		{ID: "odd", Severity: Info, Settings: "# Pod\nspec:\n"},
 		{ID: "odd", Severity: Info, Namespace: "n2"}, {ID: "odd", Severity: Info, Namespace: "n3"}, {ID: "odd", Severity: Info, Namespace: "n4"}, {ID: "odd", Severity: Info, Namespace: "n5"},
 	})
 	got := page(t, r)
 	critical, info := strings.Index(got, "CRITICAL"), strings.Index(got, "INFO")
-	if critical < 0 || info < critical || strings.Contains(got, "All is well") {
+	if critical < 0 || info < critical || strings.Contains(got, "No problem found on this node") {
 		t.Errorf("order:\n%s", got)
 	}
 	for _, want := range []string{"odd: 2 more, in n4, n5", "(in a, b, c, d and 2 more)", " \\\n", "      # Pod\n      spec:\n"} {
@@ -42,7 +42,7 @@ func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
 	}
-	if !strings.HasSuffix(got, "\n6 findings: 1 critical, 5 info; --fix mends 1; 1 thing not looked at\n") {
+	if !strings.HasSuffix(got, "\n6 findings: 1 critical, 5 info; --fix can fix 1; 1 thing not examined\n") {
 		t.Errorf("summary:\n%s", got)
 	}
 	// What is broken over lines is still one command.
@@ -55,7 +55,7 @@ func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
 
 func TestAPageWithoutFindingsSaysWhatWasLookedAt(t *testing.T) {
 	got := page(t, NewReport(&Node{}, Examine(&Node{})))
-	if !strings.HasPrefix(got, "All is well") || !strings.HasSuffix(got, "\n0 findings\n") {
+	if !strings.HasPrefix(got, "No problem found on this node") || !strings.HasSuffix(got, "\n0 findings\n") {
 		t.Errorf("page:\n%s", got)
 	}
 	for _, c := range Checks {
@@ -64,7 +64,7 @@ func TestAPageWithoutFindingsSaysWhatWasLookedAt(t *testing.T) {
 		}
 	}
 	got = page(t, NewReport(&Node{Problems: []Problem{{What: "x"}}}, nil))
-	if strings.Contains(got, "All is well") || !strings.Contains(got, "Nothing is wrong with what could be looked at") {
+	if strings.Contains(got, "No problem found on this node") || !strings.Contains(got, "No problem found in the parts that could be read") {
 		t.Errorf("page:\n%s", got)
 	}
 }

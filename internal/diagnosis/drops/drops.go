@@ -1,6 +1,6 @@
-// Package drops follows packets to where the kernel drops them, and says where
-// that was and why, in the kernel's words and in plain ones. It needs no agent
-// and changes nothing: its programs are gone with the process.
+// Package drops reports packets that the kernel drops: the location, the kernel's reason,
+// and its meaning. It needs no agent and changes nothing; its programs end with the
+// process.
 //
 //	kernel: kfree_skb ──> filters ──> rate ──> ring buffer      bpf/drops.bpf.c
 //	                                                │
@@ -19,17 +19,16 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Config says which drops are wanted. Each field that is set must let a drop
-// through; within a field any of its values does. Addresses and ports count for
-// source and destination.
+// Config selects drops. A drop must match every field that is set, and any value of a
+// field. Addresses and ports match source and destination.
 type Config struct {
 	Addresses []netip.Prefix
 	Ports     []uint16
 	// Protocol is an IP protocol's number, 0 for all.
 	Protocol uint8
-	// Namespaces are those a packet has to be dropped in.
+	// Namespaces selects drops in these network namespaces.
 	Namespaces []conntrack.Namespace
-	// Pods are those in whose namespace, or from or to whose addresses.
+	// Pods selects drops in the namespaces of these pods, and from or to their addresses.
 	Pods []Pod
 	// Reasons are names of the kernel's, with or without SKB_DROP_REASON_; those
 	// that begin with "!" are left out. Without names, all are wanted but Quiet.
@@ -37,14 +36,13 @@ type Config struct {
 	// All wants the reasons of Quiet too, and packets to multicast addresses, which
 	// most hosts that hear them drop.
 	All bool
-	// Rate is how many drops a second are told at most, 0 for any number. The
-	// rest is counted.
+	// Rate is the maximum of reported drops per second, 0 for no limit. The rest is
+	// counted.
 	Rate int
 }
 
-// Quiet are reasons of packets that nobody misses: frames that were for
-// somebody else, TCP segments that did their work, and what a program left
-// unread when it closed its socket.
+// Quiet lists the reasons of harmless drops: frames for other hosts, TCP segments that
+// were processed, and data that a program had not read when it closed its socket.
 var Quiet = []string{"OTHERHOST", "IPV6_NDISC_NS_OTHERHOST", "TCP_RESET", "TCP_OFOMERGE", "QUEUE_PURGE"}
 
 // Limits of the kernel's side, which looks through lists for each packet.
@@ -57,11 +55,11 @@ const (
 func (c *Config) Validate() error {
 	switch {
 	case len(c.Addresses) > maxPrefixes:
-		return fmt.Errorf("%d addresses: no more than %d are looked for at once", len(c.Addresses), maxPrefixes)
+		return fmt.Errorf("%d addresses: at most %d are supported", len(c.Addresses), maxPrefixes)
 	case len(c.podAddresses()) > maxPrefixes:
-		return fmt.Errorf("the pods have %d addresses: no more than %d are looked for at once", len(c.podAddresses()), maxPrefixes)
+		return fmt.Errorf("the pods have %d addresses: at most %d are supported", len(c.podAddresses()), maxPrefixes)
 	case len(c.Ports) > maxPorts:
-		return fmt.Errorf("%d ports: no more than %d are looked for at once", len(c.Ports), maxPorts)
+		return fmt.Errorf("%d ports: at most %d are supported", len(c.Ports), maxPorts)
 	case slices.Contains(c.Ports, 0):
 		return errors.New("port 0: use 1 to 65535")
 	case c.Rate < 0:
@@ -69,7 +67,7 @@ func (c *Config) Validate() error {
 	}
 	not := slices.ContainsFunc(c.Reasons, func(r string) bool { return strings.HasPrefix(r, "!") })
 	if not && slices.ContainsFunc(c.Reasons, func(r string) bool { return !strings.HasPrefix(r, "!") }) {
-		return errors.New("reasons: name those that are wanted, or with '!' those that are not, but not both")
+		return errors.New("reasons: name the wanted ones, or the unwanted ones with '!', but not both")
 	}
 	return nil
 }
@@ -88,8 +86,8 @@ type Drop struct {
 	Time time.Time `json:"time"`
 	// Reason is the kernel's, without SKB_DROP_REASON_.
 	Reason string `json:"reason"`
-	// By tells who dropped where the reason does not: nft, iptables, nat,
-	// conntrack, or tcp of a listener; else "".
+	// By is the component that dropped the packet, if the reason does not say it: nft,
+	// iptables, nat, conntrack, or tcp for a listener; else "".
 	By string `json:"by,omitempty"`
 	// Meaning is the reason in plain words.
 	Meaning string `json:"meaning"`
@@ -132,7 +130,7 @@ type Place struct {
 	Chain     string `json:"chain,omitempty"` // the base chain of nft
 	// Location is the kernel's function with the offset.
 	Location string `json:"location,omitempty"`
-	// Stack is who called whom, the function that dropped first.
+	// Stack is the call stack; the function that dropped the packet comes first.
 	Stack []string `json:"stack,omitempty"`
 
 	cookie uint64 // of the namespace
@@ -140,8 +138,8 @@ type Place struct {
 
 // Counts are the drops since the Follower began.
 type Counts struct {
-	Seen    uint64 `json:"seen"`    // of IP packets, with a reason that is wanted
-	Matched uint64 `json:"matched"` // of those, what the filters let through
-	Limited uint64 `json:"limited"` // of those, not told because of Rate
-	Lost    uint64 `json:"lost"`    // of those, not told for want of room in the buffer
+	Seen    uint64 `json:"seen"`    // IP packets with a selected reason
+	Matched uint64 `json:"matched"` // of Seen: packets that match the filters
+	Limited uint64 `json:"limited"` // of Matched: not reported because of Rate
+	Lost    uint64 `json:"lost"`    // of Matched: not reported because the buffer was full
 }

@@ -9,13 +9,12 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// evidence finds out what the kernel's side cannot tell where it may not attach
-// to netfilter's functions: from who called whom, from conntrack's counters, and
-// from the listeners' queues.
+// evidence derives the cause of a drop where the eBPF side cannot attach to netfilter's
+// functions: from the call stack, conntrack's counters, and the listeners' queues.
 type evidence struct {
 	// counters are conntrack's of each namespace as they stood last; nil where they
 	// are not needed.
-	counters map[uint64]*tally
+	counters map[uint64]*counterGrowth
 	places   *places
 }
 
@@ -80,9 +79,8 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 	d.Meaning += ofInvalid(d)
 }
 
-// tally is what conntrack's counters of a namespace were when they were read last,
-// and by how much they had grown.
-type tally struct {
+// counterGrowth holds the last conntrack counters of a namespace, and their growth.
+type counterGrowth struct {
 	conntrack.Counters
 	grown conntrack.Counters
 	at    time.Time
@@ -104,7 +102,7 @@ func (e *evidence) grown(cookie uint64, drop time.Time) *conntrack.Counters {
 	if err != nil {
 		return &conntrack.Counters{}
 	}
-	t := &tally{Counters: now, at: time.Now()}
+	t := &counterGrowth{Counters: now, at: time.Now()}
 	if last != nil {
 		t.grown = conntrack.Counters{
 			Drop:         now.Drop - last.Drop,
@@ -119,10 +117,10 @@ func (e *evidence) grown(cookie uint64, drop time.Time) *conntrack.Counters {
 // begin reads the counters of all namespaces, so that the first drop can be
 // compared. Those that cannot be read have no evidence to give.
 func (e *evidence) begin() {
-	e.counters = map[uint64]*tally{}
+	e.counters = map[uint64]*counterGrowth{}
 	for cookie, n := range e.places.known {
 		if c, err := readCounters(n); err == nil {
-			e.counters[cookie] = &tally{Counters: c, at: time.Now()}
+			e.counters[cookie] = &counterGrowth{Counters: c, at: time.Now()}
 		}
 	}
 }

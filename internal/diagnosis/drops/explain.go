@@ -16,7 +16,7 @@ func explain(d *Drop, path dropsDropPath) string {
 		if d.redirect() {
 			return redirected
 		}
-		return "NAT found no free address and port to translate it to: more ports, addresses, or shorter time-outs are needed"
+		return "NAT found no free address and port to translate it to: more ports, addresses, or shorter timeouts are needed"
 	case dropsDropPathPATH_CONNTRACK_FULL:
 		return "conntrack could make no entry for it: its table is full; see 'spillway doctor'"
 	case dropsDropPathPATH_CONNTRACK:
@@ -37,7 +37,7 @@ func explain(d *Drop, path dropsDropPath) string {
 }
 
 // redirected is of nf_nat's icmp_reply_translation, which lets no such one pass.
-const redirected = "an ICMP redirect of a connection that is translated: NAT drops those, and nothing is lost by it"
+const redirected = "an ICMP redirect of a translated connection: NAT drops such redirects, which does no harm"
 
 // hopsOver is what the kernel calls a malformed header when it is to forward.
 const hopsOver = "its TTL (hop limit) ran out: it has gone through too many routers, as in a routing loop, or was sent to find them (traceroute); the sender is told by ICMP"
@@ -116,10 +116,10 @@ var meanings = map[string]string{
 	"TCP_OFO_DROP":             "there is no memory for segments that come out of order",
 	"BPF_CGROUP_EGRESS":        "an eBPF program of the sender's cgroup refused it",
 	"IPV6DISABLED":             "IPv6 is off on that interface",
-	"NEIGH_CREATEFAIL":         "no neighbour entry could be made: the table is full (net.ipv4.neigh.default.gc_thresh3)",
-	"NEIGH_FAILED":             "nobody answered for the next hop's address (ARP, neighbour discovery): the host is gone, or on another segment",
+	"NEIGH_CREATEFAIL":         "no neighbor entry could be made: the table is full (net.ipv4.neigh.default.gc_thresh3)",
+	"NEIGH_FAILED":             "the next hop did not answer ARP or neighbor discovery: the host is down, or on another segment",
 	"NEIGH_QUEUEFULL":          "too many packets wait for the next hop's MAC address",
-	"NEIGH_DEAD":               "the next hop's neighbour entry was deleted",
+	"NEIGH_DEAD":               "the next hop's neighbor entry was deleted",
 	"NEIGH_HH_FILLFAIL":        "the next hop's MAC address could not be written",
 	"TC_INGRESS":               "a tc program or filter on the interface it came in by dropped it (Spillway's eBPF dataplane counts its own by reason: spillway_ebpf_drops_total)",
 	"TC_EGRESS":                "a tc program or filter on the interface it was to leave by dropped it (Spillway's eBPF dataplane counts its own by reason: spillway_ebpf_drops_total)",
@@ -135,18 +135,18 @@ var meanings = map[string]string{
 	"UNHANDLED_PROTO":          "nothing here takes such frames",
 	"DEV_HDR":                  "the device could not write its header",
 	"DEV_READY":                "the device is down",
-	"FULL_RING":                "the device's ring is full: who reads from it is too slow",
+	"FULL_RING":                "the device's ring is full: its reader is too slow",
 	"NOMEM":                    "there was no memory",
 	"HDR_TRUNC":                "it ends within its headers",
 	"DUP_FRAG":                 "that fragment has come before",
 	"FRAG_REASM_TIMEOUT":       "the other fragments did not come in time",
-	"FRAG_TOO_FAR":             "it is a fragment far from those that came before",
+	"FRAG_TOO_FAR":             "its fragment id is far from the ids of earlier fragments",
 	"IPV6_BAD_EXTHDR":          "an extension header is malformed",
 	"IPV6_NDISC_NS_OTHERHOST":  "it asks for another host's MAC address",
 	"QUEUE_PURGE":              "the queue it waited in was emptied: a socket or device was closed",
 	"VXLAN_INVALID_HDR":        "its VXLAN header is malformed",
 	"VXLAN_VNI_NOT_FOUND":      "no VXLAN device here has that network id",
-	"NO_TX_TARGET":             "the tunnel or bridge knows nobody to send it to",
+	"NO_TX_TARGET":             "the tunnel or bridge has no destination for it",
 	"LOCAL_MAC":                "its source is this device's own MAC address: a loop, or two devices with one address",
 	"MAC_INVALID_SOURCE":       "its source MAC address is none that a frame may have",
 	"IP_TUNNEL_ECN":            "its congestion marks inside and outside of the tunnel contradict each other",

@@ -22,7 +22,7 @@ import (
 
 var (
 	errNoReasons = errors.New("this kernel does not say why it drops packets")
-	errNoBTF     = errors.New("this kernel has no BTF (CONFIG_DEBUG_INFO_BTF), by which its structures are found")
+	errNoBTF     = errors.New("this kernel has no BTF (CONFIG_DEBUG_INFO_BTF), which describes its structures")
 )
 
 // Follower gives the drops of this machine one after another, from all of its
@@ -39,8 +39,8 @@ type Follower struct {
 	offset   time.Duration // from CLOCK_MONOTONIC to now
 }
 
-// optional are the programs that tell who of netfilter dropped, with the function
-// that each needs and the module that has it.
+// optional holds the programs that find the part of netfilter that dropped a packet, each
+// with the function that it needs and the function's module.
 var optional = map[string]struct{ function, module string }{
 	dropsProgHookEnter:      {"nf_hook_slow", ""},
 	dropsProgNftEnter:       {"nft_do_chain", "nf_tables"},
@@ -122,7 +122,7 @@ func givesReasons(kernel *btf.Spec) error {
 			return nil // context, skb, location, reason
 		}
 	}
-	return fmt.Errorf("%w: it takes Linux 5.17 or later", errNoReasons)
+	return fmt.Errorf("%w: Linux 5.17 or later is needed", errNoReasons)
 }
 
 // load loads the programs that this kernel has functions for. If those that tell
@@ -335,7 +335,7 @@ func (f *Follower) Missing() []string { return f.missing }
 func (f *Follower) Next(ctx context.Context) (Drop, error) {
 	for ctx.Err() == nil {
 		// A deadline does not reach a Read that waits already.
-		f.reader.SetDeadline(time.Now().Add(lookUp))
+		f.reader.SetDeadline(time.Now().Add(closeCheckInterval))
 		record, err := f.reader.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			continue
@@ -347,7 +347,7 @@ func (f *Follower) Next(ctx context.Context) (Drop, error) {
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &raw); err != nil {
 			return Drop{}, fmt.Errorf("decode dropped packet: %w", err)
 		}
-		if d, ok := f.tell(&raw); ok {
+		if d, ok := f.toDrop(&raw); ok {
 			return d, nil
 		}
 	}
@@ -364,12 +364,12 @@ func (f *Follower) Enter(d *Drop, do func() error) error {
 	return n.enter(do)
 }
 
-// lookUp is how often a Follower that waits looks whether it is to end.
-const lookUp = 100 * time.Millisecond
+// closeCheckInterval is how often a Follower that waits looks whether it is to end.
+const closeCheckInterval = 100 * time.Millisecond
 
-// tell makes a Drop of what the kernel's side told, unless it is a SYN that was
+// toDrop makes a Drop of what the kernel's side told, unless it is a SYN that was
 // not dropped.
-func (f *Follower) tell(raw *dropsDrop) (Drop, bool) {
+func (f *Follower) toDrop(raw *dropsDrop) (Drop, bool) {
 	if dropsDropPath(raw.Path) == dropsDropPathPATH_SYN {
 		from := netip.AddrPortFrom(address(raw.Family, raw.Saddr), port(raw.Sport))
 		to := netip.AddrPortFrom(address(raw.Family, raw.Daddr), port(raw.Dport))

@@ -26,7 +26,7 @@ type Pod struct {
 
 // FindPod finds a pod by its address, or on this node by its name, which its
 // processes have as their host name, or by the name or a process of its network
-// namespace. An address may be anybody's.
+// namespace. An address need not belong to a pod.
 func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
 	p := Pod{Name: want}
 	addr, err := netip.ParseAddr(want)
@@ -50,7 +50,7 @@ func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
 		}
 	}
 	if !byAddr && len(p.Namespaces) == 0 {
-		return p, fmt.Errorf("%s: no pod of this node has that name: give its address", want)
+		return p, fmt.Errorf("%s: no pod of this node has that name: use its address", want)
 	}
 	return p, nil
 }
@@ -86,8 +86,8 @@ func hostName(pid int) string {
 
 const ownUTS = "/proc/thread-self/ns/uts"
 
-// hostNameBehind leaves the thread locked, so that it ends with the goroutine,
-// when the way back fails: nobody may inherit the host name.
+// hostNameBehind keeps the thread locked if it cannot return to its namespace, so that the
+// thread ends with the goroutine and no other goroutine runs in the wrong namespace.
 func hostNameBehind(path string) string {
 	runtime.LockOSThread()
 	home, err := unix.Open(ownUTS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -150,17 +150,17 @@ type deviceKey struct {
 	index  uint32
 }
 
-// lookAgain is how often unknown namespaces are looked for.
-const lookAgain = time.Second
+// refreshInterval is how often unknown namespaces are looked for.
+const refreshInterval = time.Second
 
 func newPlaces(list func() ([]conntrack.Namespace, error)) *places {
 	p := &places{list: list, known: map[uint64]place{}, devs: map[deviceKey]string{}}
-	p.look()
+	p.refresh()
 	return p
 }
 
-// look keeps namespaces that have gone: their last drops may still come.
-func (p *places) look() {
+// refresh lists the namespaces. It keeps deleted ones, whose last drops may still arrive.
+func (p *places) refresh() {
 	p.looked = time.Now()
 	found, _ := p.list() // what may not be looked at goes by its number
 	for _, n := range found {
@@ -174,8 +174,8 @@ func (p *places) look() {
 // at finds a namespace by its cookie, also one that is new.
 func (p *places) at(cookie uint64) (place, bool) {
 	n, ok := p.known[cookie]
-	if !ok && cookie != 0 && time.Since(p.looked) > lookAgain {
-		p.look()
+	if !ok && cookie != 0 && time.Since(p.looked) > refreshInterval {
+		p.refresh()
 		n, ok = p.known[cookie]
 	}
 	return n, ok

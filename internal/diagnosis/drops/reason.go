@@ -26,7 +26,7 @@ type reasonTable struct {
 func readReasons(spec *btf.Spec) (*reasonTable, error) {
 	var enum *btf.Enum
 	if err := spec.TypeByName("skb_drop_reason", &enum); err != nil {
-		return nil, fmt.Errorf("%w: it takes Linux 5.17 or later", errNoReasons)
+		return nil, fmt.Errorf("%w: Linux 5.17 or later is needed", errNoReasons)
 	}
 	t := &reasonTable{names: map[uint32]string{}, numbers: map[string]uint32{}}
 	for _, v := range enum.Values {

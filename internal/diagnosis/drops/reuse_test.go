@@ -31,7 +31,7 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 		time.Sleep(20 * time.Millisecond) // the kernel takes namespaces down later
 	}
 	t.Logf("inode %d again: %v", first.Inode, second.Inode == first.Inode)
-	time.Sleep(lookAgain) // names are looked for no more often
+	time.Sleep(refreshInterval) // names are looked for no more often
 	within(t, second, func() { sendUDP("127.0.0.1:87") })
 	if d := next(t, f, func(d Drop) bool { return d.DestinationPort == 87 }); d.Namespace != second.Names[0] || d.Inode != second.Inode {
 		t.Errorf("dropped in %s: %+v", second.Names[0], d)

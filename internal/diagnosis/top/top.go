@@ -1,5 +1,5 @@
-// Package top shows how conntrack is used on this machine: how full it is, by
-// whom, and what is dropped, by network namespace, Service, endpoint and source.
+// Package top shows the use of conntrack on this machine: entries and drops by network
+// namespace, Service, endpoint and source.
 //
 //	conntrack.ReadAll, Conn.Dump ──┐
 //	drops.Follower ────────────────┴─> Collector ──> Sample ──> Model (a terminal)

@@ -24,7 +24,7 @@ type Access struct {
 	// ContentType is "" for protobuf.
 	ContentType string
 	UserAgent   string
-	// Contact hears of every answer; nil: nobody does.
+	// Contact records every answer; nil: answers are not recorded.
 	Contact *Contact
 }
 
@@ -79,12 +79,12 @@ func (a Access) watchedConfig() (*rest.Config, error) {
 func (a Access) config() (*rest.Config, error) {
 	if strings.ContainsAny(a.Master, "@?#") {
 		// Not quoted: it may be a password.
-		return nil, errors.New("connect to API server: --master has more than a host, a port and a path: write credentials to a kubeconfig and give --kubeconfig")
+		return nil, errors.New("connect to API server: --master has more than a host, a port and a path: write credentials to a kubeconfig and set --kubeconfig")
 	}
 	if a.Kubeconfig == "" && a.Master == "" {
 		cfg, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, fmt.Errorf("connect to API server: %w: give --kubeconfig, or --manifests DIR to serve files", err)
+			return nil, fmt.Errorf("connect to API server: %w: set --kubeconfig, or --manifests DIR to serve files", err)
 		}
 		return cfg, nil
 	}
@@ -99,9 +99,9 @@ func (a Access) config() (*rest.Config, error) {
 
 func (a Access) advice() string {
 	if a.Kubeconfig == "" {
-		return "mend --master " + a.Master
+		return "fix --master " + a.Master
 	}
-	return "mend --kubeconfig " + a.Kubeconfig
+	return "fix --kubeconfig " + a.Kubeconfig
 }
 
 // host leaves out of a server's address what may be secret.

@@ -42,7 +42,7 @@ func TestAKubeconfigThatCannotBeUsedSaysWhatToMend(t *testing.T) {
 			t.Errorf("%s: is taken", c.name)
 			continue
 		}
-		for _, word := range append(c.says, "mend --kubeconfig "+file) {
+		for _, word := range append(c.says, "fix --kubeconfig "+file) {
 			if !strings.Contains(err.Error(), word) {
 				t.Errorf("%s: %q does not say %q", c.name, err, word)
 			}
@@ -55,8 +55,8 @@ func TestAKubeconfigThatCannotBeUsedSaysWhatToMend(t *testing.T) {
 		access Access
 		says   string
 	}{
-		{Access{}, "give --kubeconfig, or --manifests DIR"},
-		{Access{Master: "https://192.0.2.1:x"}, "mend --master https://192.0.2.1:x"},
+		{Access{}, "set --kubeconfig, or --manifests DIR"},
+		{Access{Master: "https://192.0.2.1:x"}, "fix --master https://192.0.2.1:x"},
 		{Access{Master: "https://me:" + secret + "@192.0.2.1:x"}, "write credentials to a kubeconfig"},
 		{Access{Master: "https://192.0.2.1:x?token=" + secret}, "write credentials to a kubeconfig"},
 	} {

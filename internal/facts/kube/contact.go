@@ -14,15 +14,15 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Contact knows when the API server last said anything. client-go does not tell: of
-// a watch that times out or is cut off at once it makes one that ended without an
-// event, and a server that went away without a word looks like one that has nothing
-// to say. Make one with NewContact, and give it to Access and Config.
+// Contact records the last answer of the API server. client-go does not report it: it
+// treats a watch that times out like a watch that ends without an event, and a server
+// that has silently disappeared looks idle. Make a Contact with NewContact, and set it in
+// Access and Config.
 type Contact struct {
-	// quiet is how long the server may say nothing before it is asked, patience how
+	// quiet is how long the server may say nothing before it is asked, timeout how
 	// long it may take to answer then.
-	quiet, patience time.Duration
-	ask             func(context.Context) error // set by Connect
+	quiet, timeout time.Duration
+	ask            func(context.Context) error // set by Connect
 
 	mu    sync.Mutex
 	since time.Time // of the last answer; before the first, when it was first waited for
@@ -31,12 +31,12 @@ type Contact struct {
 	away  string    // why there has been none for too long; "": there was
 }
 
-// NewContact is one for an API server that has not been asked yet.
+// NewContact returns a Contact without any answer yet.
 func NewContact() *Contact {
-	return &Contact{quiet: 15 * time.Second, patience: 10 * time.Second}
+	return &Contact{quiet: 15 * time.Second, timeout: 10 * time.Second}
 }
 
-// answered notes that the server said something.
+// answered records an answer of the server.
 func (c *Contact) answered() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,15 +45,15 @@ func (c *Contact) answered() {
 
 func (c *Contact) unanswered(err error) {
 	if errors.Is(err, context.Canceled) {
-		return // by whoever asked
+		return // by the caller of the request
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.why = err
 }
 
-// wrap has a transport tell of every answer, a refusal too, and of all that comes of
-// one.
+// wrap returns a transport that records every answer, including refusals, and every read
+// from its body.
 func (c *Contact) wrap(rt http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		resp, err := rt.RoundTrip(r)
@@ -72,7 +72,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// answer is a body whose every piece is an answer: a watch has one body for ever.
+// answer is a body whose every read counts as an answer: a watch has a single body.
 type answer struct {
 	io.ReadCloser
 	contact *Contact
@@ -87,8 +87,8 @@ func (a *answer) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// run asks the server when it has been quiet, and tells when it is away or back,
-// until ctx ends.
+// run sends a request when the server has been quiet, and calls changed when the server
+// becomes unreachable or reachable, until ctx ends.
 func (c *Contact) run(ctx context.Context, changed func()) {
 	c.mu.Lock()
 	c.since = time.Now()
@@ -97,14 +97,14 @@ func (c *Contact) run(ctx context.Context, changed func()) {
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if c.isQuiet() {
-			asked, done := context.WithTimeout(ctx, c.patience)
+			asked, done := context.WithTimeout(ctx, c.timeout)
 			err := c.ask(asked)
 			done()
 			if ctx.Err() == nil && err != nil && c.isQuiet() {
 				c.unanswered(err)
 			}
 		}
-		if ctx.Err() == nil && c.judge() {
+		if ctx.Err() == nil && c.updateState() {
 			changed()
 		}
 		select {
@@ -120,9 +120,9 @@ func (c *Contact) isQuiet() bool {
 	return time.Since(c.since) >= c.quiet
 }
 
-// judge decides whether the server is away, and reports whether that is news. Why
-// stays as it was told first: how a request fails changes from one to the next.
-func (c *Contact) judge() bool {
+// updateState decides whether the server is unreachable, and reports a change. It keeps
+// the first reason, since the error differs between requests.
+func (c *Contact) updateState() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.away
@@ -137,18 +137,18 @@ func (c *Contact) judge() bool {
 	return (before == "") != (c.away == "")
 }
 
-// problem tells that the server is away.
+// problem returns the problem that the server is unreachable.
 func (c *Contact) problem(server string) (model.Problem, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return model.Problem{
 		Where: "API server " + server,
-		What: fmt.Sprintf("%s: not one answer for %v or longer; see whether this node can reach it, and what is between them; "+
-			"the last state keeps serving, and this is tried again", c.away, c.quiet),
+		What: fmt.Sprintf("%s: no answer for %v or longer; check whether this node can reach it; "+
+			"the last state stays in effect, and the agent retries", c.away, c.quiet),
 	}, c.away != ""
 }
 
-// Collectors are metrics of the contact.
+// Collectors returns the metrics of the contact.
 func (c *Contact) Collectors() []prometheus.Collector {
 	locked := func(f func() float64) func() float64 {
 		return func() float64 {
@@ -160,7 +160,7 @@ func (c *Contact) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "spillway_api_server_reachable",
-			Help: "1 while the API server answers, 0 before its first answer and when it has given none for 15 seconds or more though asked.",
+			Help: "1 while the API server answers; 0 before its first answer, and when a request gets no answer for 15 seconds or more. At 0, changes have no effect on this node.",
 		}, locked(func() float64 {
 			if c.heard && c.away == "" {
 				return 1
@@ -169,7 +169,7 @@ func (c *Contact) Collectors() []prometheus.Collector {
 		})),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "spillway_api_server_silent_seconds",
-			Help: "Seconds since anything came from the API server, or since the agent began to wait for it.",
+			Help: "Seconds since the last data from the API server, or since the agent started to wait for it.",
 		}, locked(func() float64 {
 			if c.since.IsZero() {
 				return 0

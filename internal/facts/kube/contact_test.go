@@ -24,11 +24,11 @@ import (
 )
 
 // following runs a Source against a server, and returns the problems it delivers,
-// and its Contact, which is one of little patience.
+// and its Contact, which is one of little timeout.
 func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
 	t.Helper()
 	contact := NewContact()
-	contact.quiet, contact.patience = 200*time.Millisecond, 300*time.Millisecond
+	contact.quiet, contact.timeout = 200*time.Millisecond, 300*time.Millisecond
 	client, name, err := Connect(Access{Master: server, Contact: contact})
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func await(t *testing.T, told chan []model.Problem, text string, want bool) {
 	}
 }
 
-const noAnswer = "not one answer for"
+const noAnswer = "no answer for"
 
 func reachable(c *Contact) float64 {
 	var m dto.Metric

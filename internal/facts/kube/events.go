@@ -16,10 +16,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Events tells the owners of Services and of DoNotTrackPolicies, by Events, what is
-// wrong with them, and the owner of the node what was done to it. One message is one
-// Event, and all together are limited: every node has the same to say about a bad
-// Service.
+// Events writes Events about problems of Services and DoNotTrackPolicies, and about
+// changes of the node's settings. Each message is one Event. Their rate is limited, since
+// every node reports the same about an invalid Service.
 type Events struct {
 	client   kubernetes.Interface
 	node     string
@@ -27,31 +26,31 @@ type Events struct {
 	log      *slog.Logger
 	messages chan message
 	limit    *rate.Limiter
-	refused  *rate.Limiter // of TellRefused, so that a pod cannot crowd out other Events
-	told     map[message]time.Time
+	refused  *rate.Limiter // of TellRefused, so that a pod cannot displace other Events
+	reported map[message]time.Time
 }
 
-// message is what one Event says, and of what.
+// message is the content of one Event.
 type message struct {
 	about             corev1.ObjectReference
 	typ, action, what string // of the Event; what is its reason
 	note              string
-	// name is that of the Event, "" for one that the server makes up. What has a name
-	// is told once, however the note words it.
+	// name is the name of the Event, "" for a generated one. A message with a name is
+	// reported once, whatever its note.
 	name string
-	// standing says that it was so when this agent started: the one before has told it,
-	// by the same name.
+	// standing says that the state existed when this agent started: the previous agent
+	// has reported it with the same name.
 	standing bool
 }
 
 const (
-	// maxWaiting is how many messages wait for their turn; the log has the rest.
+	// maxWaiting bounds the queued messages; the log has the rest.
 	maxWaiting = 200
-	// toldFor is how long a message that went and came back is not told again.
-	toldFor = 10 * time.Minute
-	// maxNote is the longest note that the API takes (events.k8s.io/v1).
+	// reportedFor is the time in which a repeated message is not reported again.
+	reportedFor = 10 * time.Minute
+	// maxNote is the longest note that the API accepts (events.k8s.io/v1).
 	maxNote = 1024
-	// reporter is who says it.
+	// reporter is the reporting controller.
 	reporter = "spillway.dev/agent"
 )
 
@@ -62,11 +61,11 @@ func NewEvents(client kubernetes.Interface, node string, uid func(model.Name) st
 		messages: make(chan message, maxWaiting),
 		limit:    rate.NewLimiter(rate.Every(5*time.Second), 20),
 		refused:  rate.NewLimiter(rate.Every(time.Minute), 10),
-		told:     map[message]time.Time{},
+		reported: map[message]time.Time{},
 	}
 }
 
-// Tell passes on problems that appeared. It does not wait.
+// Tell reports new problems. It does not block.
 func (e *Events) Tell(problems []model.Problem) {
 	for _, p := range problems {
 		name, ok := p.Service()
@@ -84,7 +83,7 @@ func (e *Events) Tell(problems []model.Problem) {
 	}
 }
 
-// TellNode passes on what was done to the node itself. It does not wait.
+// TellNode reports a change of the node's settings. It does not block.
 func (e *Events) TellNode(note string) {
 	e.pass(message{
 		// As the kubelet writes its own: with the name for a UID.
@@ -93,9 +92,9 @@ func (e *Events) TellNode(note string) {
 	})
 }
 
-// TellRefused passes on that an address which a pod of the node claims is not believed.
-// It does not wait. A pod can claim any number of addresses, so Events of this kind are
-// limited on their own; the log has the others.
+// TellRefused reports that the node rejects an address that one of its pods uses. It does
+// not block. A pod can use any number of addresses, so these Events have their own limit;
+// the log has the others.
 func (e *Events) TellRefused(note string) {
 	if !e.refused.Allow() {
 		return
@@ -133,20 +132,20 @@ func (e *Events) Run(ctx context.Context) error {
 	}
 }
 
-// isNew reports whether a message was not told lately, and notes that it is now.
+// isNew reports whether a message was not reported recently, and records it.
 func (e *Events) isNew(m message, now time.Time) bool {
-	for q, at := range e.told {
-		if now.Sub(at) > toldFor {
-			delete(e.told, q)
+	for q, at := range e.reported {
+		if now.Sub(at) > reportedFor {
+			delete(e.reported, q)
 		}
 	}
 	if m.name != "" {
 		m = message{name: m.name}
 	}
-	if _, ok := e.told[m]; ok {
+	if _, ok := e.reported[m]; ok {
 		return false
 	}
-	e.told[m] = now
+	e.reported[m] = now
 	return true
 }
 
@@ -166,7 +165,7 @@ func (e *Events) write(ctx context.Context, m message) error {
 	}
 	namespace := m.about.Namespace
 	if namespace == "" {
-		namespace = metav1.NamespaceDefault // where those of what has no namespace are
+		namespace = metav1.NamespaceDefault // for Events about cluster-scoped objects
 	} else {
 		event.Regarding.UID = types.UID(e.uid(model.Name{Namespace: namespace, Name: m.about.Name}))
 	}

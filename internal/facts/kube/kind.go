@@ -24,14 +24,14 @@ type kind[A apiObject, M any] struct {
 	resource string // as RBAC has it; "": by the name
 	sample   A      // nil: what the type says is enough
 	lw       cache.ListerWatcher
-	slim     func(A) // drops what is not used; may be nil
+	trim     func(A) // drops what is not used; may be nil
 	convert  func(A) (*M, []model.Problem)
 	put      func(*model.Delta, model.Name, *M)
 	uidOf    func(*M) string // may be nil
 
 	known     map[model.Name]*M
 	listed    bool
-	forbidden bool // what was listed may be out of date, and nobody tells
+	forbidden bool // the last list may be out of date, without notice
 	streaming bool // a watch is open that begins with all there is
 }
 
@@ -103,7 +103,7 @@ func (k *kind[A, M]) Update(obj any) error {
 	k.source.mu.Lock()
 	defer k.source.mu.Unlock()
 	var d model.Delta
-	k.take(&d, a)
+	k.onUpdate(&d, a)
 	k.source.emit(d)
 	return nil
 }
@@ -135,7 +135,7 @@ func (k *kind[A, M]) Replace(list []any, _ string) error {
 			return fmt.Errorf("list %s: the API server sent a %T", k.name, obj)
 		}
 		there[nameOf(a)] = true
-		k.take(&d, a)
+		k.onUpdate(&d, a)
 		list[i] = nil // a large list is half garbage before its end
 	}
 	for name := range k.known {
@@ -164,20 +164,20 @@ func (k *kind[A, M]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if a, ok := obj.(A); ok {
 			a.SetManagedFields(nil)
-			if k.slim != nil {
-				k.slim(a)
+			if k.trim != nil {
+				k.trim(a)
 			}
 		}
 		return obj, nil
 	}
 }
 
-// take converts an object and enters it into the Delta if it is news. One that
-// cannot be used leaves its last good state in place, as a bad file does.
-func (k *kind[A, M]) take(d *model.Delta, a A) {
+// onUpdate converts an object and enters it into the Delta if it has changed. An invalid
+// object keeps its last valid state, as an invalid file does.
+func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
 	name := nameOf(a)
-	if k.slim != nil {
-		k.slim(a)
+	if k.trim != nil {
+		k.trim(a)
 	}
 	m, problems := k.convert(a)
 	k.source.setFaults(object{k.name, name}, string(a.GetUID()), problems)

@@ -31,7 +31,7 @@ func (s *Source) allKinds() []watched {
 	}
 	kinds := []watched{
 		&kind[*corev1.Service, model.Service]{
-			source: s, name: "Service", known: map[model.Name]*model.Service{}, convert: kubeobject.Service, slim: slimService,
+			source: s, name: "Service", known: map[model.Name]*model.Service{}, convert: kubeobject.Service, trim: trimService,
 			// Both selections are kube-proxy's.
 			lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
 				metav1.ListOptions{LabelSelector: proxyName, FieldSelector: "spec.clusterIP!=None"}),
@@ -46,7 +46,7 @@ func (s *Source) allKinds() []watched {
 			put: func(d *model.Delta, n model.Name, m *model.EndpointSlice) { enter(&d.Slices, n, m) },
 		},
 		&nodeKind{
-			source: s, name: "Node", known: map[model.Name]*model.Node{}, convert: kubeobject.Node, slim: s.slimNode,
+			source: s, name: "Node", known: map[model.Name]*model.Node{}, convert: kubeobject.Node, trim: s.trimNode,
 			lw:  listWatch(c.CoreV1().Nodes().List, c.CoreV1().Nodes().Watch, metav1.ListOptions{}),
 			put: func(d *model.Delta, n model.Name, m *model.Node) { enter(&d.Nodes, n.Name, m) },
 		},
@@ -61,7 +61,7 @@ func (s *Source) allKinds() []watched {
 			put: func(d *model.Delta, n model.Name, m *model.NetworkPolicy) { enter(&d.NetworkPolicies, n, m) },
 		},
 		&kind[*corev1.Pod, model.Pod]{
-			source: s, name: "Pod", known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, optional: true, slim: slimPod,
+			source: s, name: "Pod", known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, optional: true, trim: trimPod,
 			lw: listWatch(c.CoreV1().Pods("").List, c.CoreV1().Pods("").Watch,
 				metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}),
 			put: s.putPod,
@@ -97,13 +97,13 @@ func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
 	(*m)[name] = v
 }
 
-// slimService drops the copy of the whole object that kubectl apply leaves in an
+// trimService drops the copy of the whole object that kubectl apply leaves in an
 // annotation.
-func slimService(s *corev1.Service) { delete(s.Annotations, corev1.LastAppliedConfigAnnotation) }
+func trimService(s *corev1.Service) { delete(s.Annotations, corev1.LastAppliedConfigAnnotation) }
 
-// slimNode keeps of a Node's labels the one that is read: there are thousands
+// trimNode keeps of a Node's labels the one that is read: there are thousands
 // of Nodes with dozens of labels each. Those of this node may be selected.
-func (s *Source) slimNode(n *corev1.Node) {
+func (s *Source) trimNode(n *corev1.Node) {
 	n.Annotations = nil
 	if zone, ok := n.Labels[zoneLabel]; n.Name != s.cfg.NodeName {
 		n.Labels = nil
@@ -114,18 +114,18 @@ func (s *Source) slimNode(n *corev1.Node) {
 	n.Status = corev1.NodeStatus{Addresses: n.Status.Addresses}
 }
 
-// slimPod keeps what says whether a policy selects the Pod.
-func slimPod(p *corev1.Pod) {
+// trimPod keeps what says whether a policy selects the Pod.
+func trimPod(p *corev1.Pod) {
 	p.Annotations = nil
 	p.Spec = corev1.PodSpec{
 		NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork,
-		Containers: slimContainers(p.Spec.Containers), InitContainers: slimContainers(p.Spec.InitContainers),
+		Containers: trimContainers(p.Spec.Containers), InitContainers: trimContainers(p.Spec.InitContainers),
 	}
 	p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
 }
 
-// slimContainers keeps ports of containers that have one of the host's: few have any.
-func slimContainers(containers []corev1.Container) (out []corev1.Container) {
+// trimContainers keeps ports of containers that have one of the host's: few have any.
+func trimContainers(containers []corev1.Container) (out []corev1.Container) {
 	for i := range containers {
 		for _, p := range containers[i].Ports {
 			if p.HostPort != 0 {

@@ -1,13 +1,12 @@
-// Package kube watches a Kubernetes API server and delivers what it says as
-// model.Deltas, of the same objects that source/manifest reads from files.
+// Package kube watches a Kubernetes API server and delivers its objects as model.Deltas,
+// of the same kinds that package manifest reads from files.
 //
 //	list, watch ──> Reflector ──> kind (kubeobject: decode, check) ──> Delta
 //
-// No object of the API is kept: what a kind remembers of each is its model
-// value, which intent holds too. The first Delta is Full and comes when every
-// kind has been listed once; until then nothing is said, so that a restart
-// never takes away what serves. While the server is away nothing is said
-// either, but for a problem: the last state stands.
+// The package stores no API object, only model values, which intent stores too. The first
+// Delta is Full, after every kind has been listed once, so that a restart never removes
+// working Services. While the server cannot be reached, the package delivers only a
+// problem, and the last state stays in effect.
 package kube
 
 import (

@@ -54,7 +54,7 @@ type need struct {
 	namespaces bool
 	here       bool   // pods of this node
 	namespace  string // pods of one namespace, or of all
-	selector   string // pods so labelled
+	selector   string // pods so labeled
 }
 
 type needed struct {
@@ -129,7 +129,7 @@ func (s *Source) putPolicy(d *model.Delta, name string, m *model.DoNotTrackPolic
 	} else {
 		s.own.known[name], s.own.held[name] = m, m
 	}
-	s.meetNeeds(d)
+	s.updateWatches(d)
 }
 
 // noCRD says what to do where the server does not have the kind: Helm installs CRDs
@@ -142,9 +142,9 @@ func (s *Source) withoutPolicies(k watched) {
 	switch {
 	case s.own.missing:
 	case len(s.own.known) > 0:
-		s.cfg.Logger.Warn("DoNotTrackPolicies are gone, and none holds any more", "why", noCRD)
+		s.cfg.Logger.Warn("DoNotTrackPolicies are no longer applied", "why", noCRD)
 	default:
-		s.cfg.Logger.Info("There can be no DoNotTrackPolicies", "why", noCRD)
+		s.cfg.Logger.Info("DoNotTrackPolicy is disabled", "why", noCRD)
 	}
 	s.own.missing = true
 	var d model.Delta
@@ -262,9 +262,9 @@ func selectorText(s *model.Selector) string {
 	return query.String()
 }
 
-// meetNeeds starts and ends watches, so that just what policies need is watched.
+// updateWatches starts and ends watches, so that just what policies need is watched.
 // The caller holds mu.
-func (s *Source) meetNeeds(d *model.Delta) {
+func (s *Source) updateWatches(d *model.Delta) {
 	want := map[need]bool{}
 	for _, p := range s.own.known {
 		maps.Copy(want, s.needsOf(p))
@@ -296,7 +296,7 @@ func (s *Source) kindFor(n need) watched {
 		return &kind[*corev1.Namespace, model.Namespace]{
 			source: s, name: "Namespace", known: map[model.Name]*model.Namespace{}, convert: kubeobject.Namespace,
 			ours: true, optional: true, resource: "namespaces",
-			slim: func(o *corev1.Namespace) { o.Annotations = nil },
+			trim: func(o *corev1.Namespace) { o.Annotations = nil },
 			lw:   listWatch(c.Namespaces().List, c.Namespaces().Watch, metav1.ListOptions{}),
 			put:  func(d *model.Delta, n model.Name, m *model.Namespace) { enter(&d.Namespaces, n.Name, m) },
 		}
@@ -307,7 +307,7 @@ func (s *Source) kindFor(n need) watched {
 	}
 	pods := c.Pods(n.namespace)
 	return &kind[*corev1.Pod, model.Pod]{
-		source: s, name: name, known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, slim: slimPod,
+		source: s, name: name, known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, trim: trimPod,
 		ours: true, optional: true, resource: "pods",
 		lw: listWatch(pods.List, pods.Watch, which), put: s.putPod,
 	}
@@ -340,7 +340,7 @@ func (s *Source) podKinds() (out []*kind[*corev1.Pod, model.Pod]) {
 	return out
 }
 
-// changed wakes whoever writes the status.
+// changed wakes the writer of the status.
 func (o *ownPolicies) changed() {
 	select {
 	case o.wake <- struct{}{}:

@@ -72,12 +72,12 @@ func TestAMissingCRDIsCalledByItsName(t *testing.T) {
 		}
 	}
 	for range 3 {
-		s.heard(t.Context(), s.own.kind, "list", missing, nil)
+		s.onRequestDone(t.Context(), s.own.kind, "list", missing, nil)
 	}
 	tells(1, "level=INFO")
-	s.heard(t.Context(), s.own.kind, "list", nil, nil)
+	s.onRequestDone(t.Context(), s.own.kind, "list", nil, nil)
 	s.own.known["cache"] = &model.DoNotTrackPolicy{Name: "cache"}
-	s.heard(t.Context(), s.own.kind, "watch", missing, nil)
+	s.onRequestDone(t.Context(), s.own.kind, "watch", missing, nil)
 	tells(2, "level=WARN")
 }
 

@@ -15,36 +15,36 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// told is what of a policy was told by an Event: that something does not hold on this
-// node, for a reason. At how many addresses it does not, changes with each pod, and is
-// no news.
-type told struct {
+// reported identifies an Event about a policy: a part of it is not applied on this node,
+// for a reason. The number of affected addresses is not part of it, since it changes with
+// each pod.
+type reported struct {
 	uid    types.UID
 	reason string
 }
 
-// tellRefusals passes on what does not hold on this node any more. Each node has its own
-// to say, since a condition has room for one.
-func (p *PolicyStatus) tellRefusals() {
+// reportRefusals writes Events about parts of policies that are no longer applied on this
+// node. Each node writes its own, since a condition has only one message.
+func (p *PolicyStatus) reportRefusals() {
 	s := p.source
 	s.mu.Lock()
 	p.mu.Lock()
 	var messages []message
 	if p.synced && p.events != nil {
-		now := map[told]bool{}
+		now := map[reported]bool{}
 		for name, refused := range p.refused {
 			of, known := s.own.status[name]
 			if !known {
 				continue
 			}
 			for _, same := range byReason(refused) {
-				key := told{of.uid, same[0].Reason}
-				if now[key] = true; !p.told[key] {
+				key := reported{of.uid, same[0].Reason}
+				if now[key] = true; !p.reported[key] {
 					messages = append(messages, p.refusal(name, of.uid, same))
 				}
 			}
 		}
-		p.told, p.toldOnce = now, true
+		p.reported, p.reportedOnce = now, true
 	}
 	p.mu.Unlock()
 	s.mu.Unlock()
@@ -53,7 +53,7 @@ func (p *PolicyStatus) tellRefusals() {
 	}
 }
 
-// byReason sorts what is refused of one policy into lists of one reason each.
+// byReason groups the refusals of one policy by reason.
 func byReason(refused []model.PolicyRefusal) (out [][]model.PolicyRefusal) {
 	for _, r := range refused {
 		i := slices.IndexFunc(out, func(l []model.PolicyRefusal) bool { return l[0].Reason == r.Reason })
@@ -65,25 +65,25 @@ func byReason(refused []model.PolicyRefusal) (out [][]model.PolicyRefusal) {
 	return out
 }
 
-// refusal is what is told of refusals of one policy that have the same reason.
+// refusal returns the message about refusals of one policy with the same reason.
 func (p *PolicyStatus) refusal(name string, uid types.UID, same []model.PolicyRefusal) message {
 	note := refusalText(p.node, same[0])
 	if more := len(same) - 1; more > 0 {
 		note = shortened(note, maxNote-40) + fmt.Sprintf(" (and %d more like it on this node)", more)
 	}
 	m := aboutPolicy(name, uid, same[0].Reason, note, p.node)
-	m.standing = !p.toldOnce
+	m.standing = !p.reportedOnce
 	return m
 }
 
-// refusalText is a refusal as conditions and Events have it.
+// refusalText formats a refusal for conditions and Events.
 func refusalText(node string, r model.PolicyRefusal) string {
 	return "node " + node + ": " + strings.TrimPrefix(r.Field+": "+r.Message, ": ")
 }
 
-// changeOf is what is told when a condition is written that says the same of all
-// policies, or on all nodes: whoever writes it tells it. nil: it was said before, or
-// tellRefusals does.
+// changeOf returns the message about a new condition that is the same for all policies or
+// on all nodes: the node that writes the condition reports it. It returns nil if the
+// message was reported before, or if reportRefusals reports it.
 func changeOf(name string, uid types.UID, had, now []metav1.Condition) *message {
 	applied, said := meta.FindStatusCondition(now, v1alpha1.Applied), meta.FindStatusCondition(had, v1alpha1.Applied)
 	if applied == nil || applied.Reason != notWritten && applied.Reason != notAcceptedReason {
@@ -94,16 +94,16 @@ func changeOf(name string, uid types.UID, had, now []metav1.Condition) *message 
 	if said != nil && said.Reason == applied.Reason && before != nil && before.Message == why {
 		return nil
 	}
-	note := applied.Message + "; what was written before holds, and this is tried again"
+	note := applied.Message + "; the previous rules stay in effect, and the agent retries"
 	if applied.Reason == notAcceptedReason {
-		note = shortened(why, maxNote-100) + "; mend that. Where a version was before, that one goes on holding."
+		note = shortened(why, maxNote-100) + "; fix the policy. The previous version, if any, stays in effect."
 	}
 	m := aboutPolicy(name, uid, applied.Reason, note, note)
 	return &m
 }
 
-// aboutPolicy makes a message about a policy. Its Event has the same name whenever it is
-// about the same reason and of the same origin.
+// aboutPolicy makes a message about a policy. Events with the same reason and origin have
+// the same name.
 func aboutPolicy(name string, uid types.UID, reason, note, origin string) message {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s", uid, reason, origin))
 	return message{
@@ -113,7 +113,7 @@ func aboutPolicy(name string, uid types.UID, reason, note, origin string) messag
 	}
 }
 
-// shortened cuts a text that is longer than n bytes.
+// shortened truncates a text to n bytes.
 func shortened(text string, n int) string {
 	if len(text) <= n {
 		return text

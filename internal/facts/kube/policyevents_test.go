@@ -27,7 +27,7 @@ func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
 	p := NewPolicyStatus(s, e)
 	s.own.status["cache"] = policyObject{uid: "1"}
 	heard := func() string {
-		p.tellRefusals()
+		p.reportRefusals()
 		var out []string
 		for len(e.messages) > 0 {
 			m := <-e.messages

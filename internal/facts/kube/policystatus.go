@@ -21,16 +21,16 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// PolicyStatus writes the conditions of DoNotTrackPolicies. Every node would write
-// the same of Accepted, so the first does, and the others see it. Applied is true
-// until a node finds that it cannot hold all of a policy; that node makes it true
-// again. What a node that is gone has said, any other takes back.
+// PolicyStatus writes the conditions of DoNotTrackPolicies. Accepted is the same on every
+// node, so the first node writes it and the others see it. Applied is true until a node
+// cannot apply the whole policy; that node sets it to true again. Any node resets the
+// condition of a removed node.
 type PolicyStatus struct {
 	source *Source
 	node   string
 	log    *slog.Logger
 
-	events *Events // nil: nobody is told by Events
+	events *Events // nil: no Events
 
 	mu      sync.Mutex
 	synced  bool
@@ -38,18 +38,18 @@ type PolicyStatus struct {
 	failed  error
 
 	// Run's.
-	told     map[told]bool // by Events, and as it was then
-	toldOnce bool
+	reported     map[reported]bool // by Events, and as it was then
+	reportedOnce bool
 }
 
-// NewPolicyStatus prepares the status of what a Source watches. What does not hold is
-// told by Events too, if they are not nil.
+// NewPolicyStatus makes a PolicyStatus for the policies of a Source. If e is not nil, it
+// also reports refusals as Events.
 func NewPolicyStatus(s *Source, e *Events) *PolicyStatus {
 	return &PolicyStatus{source: s, node: s.cfg.NodeName, log: s.cfg.Logger, events: e}
 }
 
-// Tell takes in what does not hold on this node, and why nothing could be written.
-// It does not wait.
+// Tell stores the refusals of this node, and the error if no rule could be written. It
+// does not block.
 func (p *PolicyStatus) Tell(refused []model.PolicyRefusal, failed error) {
 	p.mu.Lock()
 	p.synced, p.failed, p.refused = true, failed, map[string][]model.PolicyRefusal{}
@@ -60,8 +60,8 @@ func (p *PolicyStatus) Tell(refused []model.PolicyRefusal, failed error) {
 	p.source.own.changed()
 }
 
-// spreadPerNode times the number of nodes is how long a node may wait before it
-// writes, so that one is first.
+// spreadPerNode times the number of nodes is the longest random delay before a node
+// writes, so that one node is first.
 const spreadPerNode = 10 * time.Millisecond
 
 // Run writes until ctx ends, and returns nil then.
@@ -81,7 +81,7 @@ func (p *PolicyStatus) Run(ctx context.Context) error {
 			return nil
 		case <-time.After(rand.N(spread + time.Millisecond)):
 		}
-		p.tellRefusals()
+		p.reportRefusals()
 		again.Reset(p.writeAll(ctx))
 	}
 }
@@ -103,7 +103,7 @@ func (p *PolicyStatus) eachNode(do func(string)) {
 	}
 }
 
-// writeAll writes what differs, and says when to look again.
+// writeAll writes changed conditions, and returns the time until the next check.
 func (p *PolicyStatus) writeAll(ctx context.Context) (again time.Duration) {
 	again = 5 * time.Minute
 	for name, w := range p.wanted() {
@@ -122,7 +122,7 @@ func (p *PolicyStatus) writeAll(ctx context.Context) (again time.Duration) {
 	return again
 }
 
-// policyChange is a status to write, and what to tell when it was.
+// policyChange is a status to write, and the message to report afterwards.
 type policyChange struct {
 	policyObject
 	message *message
@@ -160,7 +160,7 @@ func (p *PolicyStatus) wanted() map[string]policyChange {
 func accepted(generation int64, problems []model.Problem) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.Accepted, Status: metav1.ConditionTrue, Reason: "Valid", ObservedGeneration: generation,
-		Message: "The policy can be read.",
+		Message: "The policy is valid.",
 	}
 	if len(problems) > 0 {
 		c.Status, c.Reason = metav1.ConditionFalse, "Invalid"
@@ -173,25 +173,25 @@ func accepted(generation int64, problems []model.Problem) metav1.Condition {
 	return c
 }
 
-// Reasons of Applied that are no PolicyRefusal's.
+// Reasons of Applied that do not come from a PolicyRefusal.
 const (
 	notWritten        = "NotWritten"
 	notAcceptedReason = "NotAccepted"
 )
 
-// notAccepted is Applied of a policy that is not accepted: whatever holds is not what it
-// says now. Every node says the same, and any takes it back.
+// notAccepted returns the condition Applied of a policy that is not accepted. It is the
+// same on every node, and any node resets it.
 func notAccepted(generation int64) metav1.Condition {
 	return metav1.Condition{
 		Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: notAcceptedReason, ObservedGeneration: generation,
-		Message: "The policy as it stands is not accepted, see Accepted; where a version was before, that one goes on holding.",
+		Message: "The current version of the policy is not accepted, see the condition Accepted; the previous version, if any, stays in effect.",
 	}
 }
 
-// applied is what this node says of a policy, if it is this node's turn to.
+// applied returns the condition Applied of this node, and whether this node may write it.
 func (p *PolicyStatus) applied(name string, have policyObject, nodes map[string]bool) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1alpha1.Applied, Status: metav1.ConditionTrue, Reason: "Applied", ObservedGeneration: have.generation,
-		Message: "No node holds less than the policy asks for."}
+		Message: "Every node applies the whole policy."}
 	if refused := p.refused[name]; len(refused) > 0 {
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, refused[0].Reason, refusalText(p.node, refused[0])
 	} else if p.failed != nil {
@@ -205,7 +205,7 @@ func (p *PolicyStatus) applied(name string, have policyObject, nodes map[string]
 	return c, by == p.node || !nodes[by]
 }
 
-// write replaces the conditions, unless somebody else has changed the object.
+// write replaces the conditions, unless the object has changed meanwhile.
 func (p *PolicyStatus) write(ctx context.Context, name string, w policyChange) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -220,7 +220,7 @@ func (p *PolicyStatus) write(ctx context.Context, name string, w policyChange) (
 		Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "spillway"}, "status")
 	switch {
 	case apierrors.IsConflict(err):
-		return false, nil // the change is on its way here, and wakes us
+		return false, nil // the watch delivers the change and wakes Run
 	case apierrors.IsNotFound(err):
 		p.source.mu.Lock()
 		delete(p.source.own.status, name)

@@ -23,7 +23,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// setFaults replaces what is wrong with an object.
+// setFaults replaces the problems of an object.
 func (s *Source) setFaults(o object, uid string, problems []model.Problem) {
 	if len(problems) == 0 {
 		delete(s.faults, o)
@@ -33,7 +33,7 @@ func (s *Source) setFaults(o object, uid string, problems []model.Problem) {
 	s.faults[o], s.uids[o] = problems, uid
 }
 
-// problems returns all there are now, sorted, never nil.
+// problems returns the current problems, sorted, never nil.
 func (s *Source) problems() []model.Problem {
 	out := []model.Problem{}
 	for _, ps := range s.faults {
@@ -52,7 +52,8 @@ func (s *Source) problems() []model.Problem {
 	return slices.Compact(out)
 }
 
-// silence tells that the server does not answer, unless a request has told why.
+// silence returns the problem that the server does not answer, unless the error of a
+// request says why.
 func (s *Source) silence() (model.Problem, bool) {
 	if s.cfg.Contact == nil {
 		return model.Problem{}, false
@@ -65,15 +66,15 @@ func (s *Source) silence() (model.Problem, bool) {
 	return s.cfg.Contact.problem(s.cfg.Server)
 }
 
-// missingNode tells that this node has no Node object. One that is missing among
-// others is found out where all Nodes are looked at (intent).
+// missingNode returns the problem that this node has no Node object. Package intent
+// detects the case where other Nodes exist.
 func (s *Source) missingNode() (model.Problem, bool) {
 	for _, k := range s.kinds {
 		if nodes, ok := k.(*nodeKind); ok && nodes.listed && len(nodes.known) == 0 {
 			_, there := nodes.known[model.Name{Name: s.cfg.NodeName}]
 			_, bad := s.faults[object{nodes.name, model.Name{Name: s.cfg.NodeName}}]
 			return model.ClusterProblem(model.KindNode, s.cfg.NodeName, "",
-				"does not exist; no endpoint counts as being here, and /healthz says that the node is gone; give its name with --hostname-override",
+				"does not exist: no endpoint counts as on this node, and /healthz reports the node as removed; set its name with --hostname-override",
 			), !there && !bad
 		}
 	}
@@ -92,13 +93,13 @@ func (s *Source) ServiceUID(name model.Name) string {
 	return ""
 }
 
-// observe hears how the server takes each list and watch of a kind.
+// observe records the result of each list and watch of a kind.
 func (s *Source) observe(k watched) cache.ListerWatcher {
 	lw := cache.ToListerWatcherWithContext(k.listWatch())
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := lw.ListWithContext(ctx, o)
-			s.heard(ctx, k, "list", err, nil)
+			s.onRequestDone(ctx, k, "list", err, nil)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
@@ -108,15 +109,15 @@ func (s *Source) observe(k watched) cache.ListerWatcher {
 				s.cfg.Logger.Debug("Watch does not begin with a list", "kind", k.title())
 				return w, err
 			}
-			s.heard(ctx, k, "watch", err, func() { k.watching(o.SendInitialEvents != nil) })
+			s.onRequestDone(ctx, k, "watch", err, func() { k.watching(o.SendInitialEvents != nil) })
 			return w, err
 		},
 	}
 }
 
-// heard notes whether the server lets a kind be watched now; opened, if there is
-// one, is told when it does.
-func (s *Source) heard(ctx context.Context, k watched, verb string, err error, opened func()) {
+// onRequestDone records whether the server allows the list or watch of a kind. It calls
+// opened, which may be nil, after success.
+func (s *Source) onRequestDone(ctx context.Context, k watched, verb string, err error, opened func()) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -132,9 +133,9 @@ func (s *Source) heard(ctx context.Context, k watched, verb string, err error, o
 		delete(s.lost, k.title())
 	case err == nil && !forbidden:
 		delete(s.lost, k.title())
-	case err == nil: // a list alone does not lift what forbids the watch
+	case err == nil: // the watch may still be forbidden
 	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
-		// What happened meanwhile is forgotten there, and is listed anew.
+		// The server has forgotten the changes; the Reflector lists again.
 		s.cfg.Logger.Debug("Watch expired", "kind", k.title())
 	case k.isOurs() && apierrors.IsNotFound(err) && k.title() == policyKind:
 		s.withoutPolicies(k)
@@ -146,26 +147,26 @@ func (s *Source) heard(ctx context.Context, k watched, verb string, err error, o
 	s.emit(model.Delta{})
 }
 
-// describe turns an error of the API server into the line that a person needs.
+// describe converts an error of the API server into a problem with a remedy.
 func (s *Source) describe(k watched, verb string, err error) model.Problem {
 	p := model.Problem{Where: "API server " + s.cfg.Server}
 	resource := k.rbac()
 	_, _, optional := k.state()
 	switch {
 	case apierrors.IsForbidden(err) && k.isOurs():
-		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, and DoNotTrackPolicies that need them are not applied; "+
+		p.Field, p.What = resource, fmt.Sprintf("DoNotTrackPolicies that need them are not applied: RBAC forbids to %s them; "+
 			"grant list and watch", verb)
 	case apierrors.IsForbidden(err) && optional:
-		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them, so any pod may be under a NetworkPolicy and nothing is passed by netfilter; "+
-			"grant list and watch, or choose with --bypass", verb)
+		p.Field, p.What = resource, fmt.Sprintf("no traffic bypasses netfilter, since any pod may have a NetworkPolicy: RBAC forbids to %s them; "+
+			"grant list and watch, or set --bypass", verb)
 	case apierrors.IsForbidden(err):
 		p.Field, p.What = resource, fmt.Sprintf("RBAC forbids to %s them; grant list and watch in the ClusterRole of this agent", verb)
 	case apierrors.IsNotFound(err):
 		p.Field, p.What = resource, "the server does not have this API; Kubernetes 1.21 or newer is needed"
 	case apierrors.IsUnauthorized(err):
-		p.What = "does not accept the credentials; renew the token or the client certificate that the kubeconfig names"
+		p.What = "rejects the credentials; renew the token or the client certificate of the kubeconfig"
 	default:
-		p.What = reason(err) + "; the last state keeps serving, and this is tried again"
+		p.What = reason(err) + "; the last state stays in effect, and the agent retries"
 	}
 	return p
 }
@@ -175,9 +176,8 @@ var resources = map[string]string{
 	"NetworkPolicy": "networkpolicies.networking.k8s.io", "Pod": "pods",
 }
 
-// reason is why the server did not answer, without the request, which holds the
-// address again, options that change from one attempt to the next, and so on: a
-// problem is told once.
+// reason returns why the server did not answer. It omits the request, whose options
+// change between attempts, so that the problem stays equal and is reported once.
 func reason(err error) string {
 	var (
 		unknown  x509.UnknownAuthorityError
@@ -189,9 +189,9 @@ func reason(err error) string {
 	)
 	switch {
 	case errors.As(err, &unknown):
-		return "has a certificate of an unknown authority; give the right certificate-authority in the kubeconfig"
+		return "has a certificate of an unknown authority; set the right certificate-authority in the kubeconfig"
 	case errors.As(err, &hostname):
-		return "has a certificate for other names; give the server by one of them, or tls-server-name in the kubeconfig"
+		return "has a certificate for other names; set the server to one of them, or set tls-server-name in the kubeconfig"
 	case errors.As(err, &invalid):
 		return "has a certificate that is not valid: " + invalid.Error()
 	case errors.As(err, &alert):
@@ -217,7 +217,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// debugOnly makes every record one for debugging.
+// debugOnly lowers every record to level debug.
 type debugOnly struct{ slog.Handler }
 
 // Enabled implements slog.Handler.
@@ -225,8 +225,7 @@ func (h debugOnly) Enabled(ctx context.Context, _ slog.Level) bool {
 	return h.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
-// Handle implements slog.Handler. Who logs an error by way of logr does not ask Enabled
-// before.
+// Handle implements slog.Handler. logr does not call Enabled before it logs an error.
 func (h debugOnly) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level = slog.LevelDebug; !h.Enabled(ctx, r.Level) {
 		return nil

@@ -22,7 +22,7 @@ var RequestCollectors = sync.OnceValue(func() []prometheus.Collector {
 		}, []string{"code", "method", "host"}),
 		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "rest_client_request_duration_seconds",
-			Help:    "How long API servers took to answer, in seconds, by verb and host.",
+			Help:    "Response time of API servers in seconds, by verb and host.",
 			Buckets: []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60},
 		}, []string{"verb", "host"}),
 	}

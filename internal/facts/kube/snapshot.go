@@ -15,8 +15,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Snapshot lists, once, all that DoNotTrackPolicies are judged by, of the whole
-// cluster.
+// Snapshot lists once, for the whole cluster, every object that DoNotTrackPolicies depend
+// on.
 func Snapshot(ctx context.Context, client kubernetes.Interface, policies dynamic.Interface) (model.Delta, []model.Problem, error) {
 	d := model.Delta{Full: true}
 	var problems []model.Problem
@@ -76,7 +76,7 @@ func snapshotPolicies(ctx context.Context, policies dynamic.Interface, d *model.
 	return nil
 }
 
-// convertAll hands every object that there is something in to put.
+// convertAll converts objects and calls put with each result that is not nil.
 func convertAll[A, M any](items []A, convert func(*A) (*M, []model.Problem), put func(*M), problems *[]model.Problem) {
 	for i := range items {
 		m, found := convert(&items[i])

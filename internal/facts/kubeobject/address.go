@@ -18,9 +18,9 @@ func (c *checker) addr(p *field.Path, s string) (netip.Addr, bool) {
 	case err != nil:
 		c.invalidf(p, "%q is not an IP address", s)
 	case a.Zone() != "":
-		c.invalidf(p, "%q has a zone, which means nothing outside one machine; write the address without %q", s, "%"+a.Zone())
+		c.invalidf(p, "%q has a zone, which is valid only on one machine; write the address without %q", s, "%"+a.Zone())
 	case a.Is4In6():
-		c.invalidf(p, "%q is an IPv4 address in IPv6 clothes; write %q", s, a.Unmap())
+		c.invalidf(p, "%q is an IPv4-mapped IPv6 address; write %q", s, a.Unmap())
 	default:
 		return a, true
 	}
@@ -35,12 +35,12 @@ func (c *checker) prefix(p *field.Path, s string) (netip.Prefix, bool) {
 }
 
 // exactPrefix parses a CIDR. Bits beyond the prefix length are refused: 10.0.0.1/8 may
-// be one address, or a range with 16 million, and whoever wrote it meant one of them.
+// be one address, or a range with 16 million, and the author meant one of them.
 func (c *checker) exactPrefix(p *field.Path, s string) (netip.Prefix, bool) {
 	n, ok := c.parsePrefix(p, s)
 	if exact := n.Masked(); ok && n != exact {
 		one := netip.PrefixFrom(n.Addr(), n.Addr().BitLen())
-		c.invalidf(p, "%q has bits set behind the length; write %s for the range, or %s for one address", s, exact, one)
+		c.invalidf(p, "%q has bits set after the prefix length; write %s for the range, or %s for one address", s, exact, one)
 		return netip.Prefix{}, false
 	}
 	return n, ok
@@ -54,7 +54,7 @@ func (c *checker) parsePrefix(p *field.Path, s string) (netip.Prefix, bool) {
 	case err != nil:
 		c.invalidf(p, "%q is not a CIDR such as 192.0.2.0/24 or 2001:db8::/64", s)
 	case n.Addr().Is4In6():
-		c.invalidf(p, "%q is an IPv4 range in IPv6 clothes; write it as IPv4", s)
+		c.invalidf(p, "%q is an IPv4-mapped IPv6 range; write it as IPv4", s)
 	default:
 		return n, true
 	}
@@ -79,7 +79,7 @@ func leadingZero(s string) bool {
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 // refuse reports an address that no Service may claim: taking one of these
-// over would cut a node off from itself or its neighbours.
+// over would cut a node off from itself or its neighbors.
 func (c *checker) refuse(p *field.Path, a netip.Addr, linkLocal bool) bool {
 	why := unusable(a, linkLocal)
 	if why != "" {

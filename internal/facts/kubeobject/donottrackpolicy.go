@@ -39,7 +39,7 @@ func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []
 		p.Egress = append(p.Egress, c.policyRule(at, r.Ports, at.Child("to"), r.To))
 	}
 	if len(p.Ingress)+len(p.Egress) == 0 {
-		c.invalidf(spec, "has neither ingress nor egress; say which traffic is meant")
+		c.invalidf(spec, "has neither ingress nor egress; add the traffic that the policy matches")
 	}
 	if c.invalid {
 		return nil, c.problems
@@ -54,7 +54,7 @@ func (c *checker) policySubject(spec *field.Path, s *v1alpha1.DoNotTrackPolicySp
 	pods := s.PodSelector != nil || s.NamespaceSelector != nil
 	switch {
 	case pods && s.NodeSelector != nil:
-		c.invalidf(spec.Child("nodeSelector"), "stands beside a selection of pods; write one policy for pods and one for nodes")
+		c.invalidf(spec.Child("nodeSelector"), "cannot be combined with a selection of pods; write one policy for pods and one for nodes")
 	case pods:
 		p.Pods = c.podSelection(spec, s.NamespaceSelector, s.PodSelector)
 		if everything(p.Pods.Namespaces) && everything(p.Pods.Pods) {
@@ -62,13 +62,13 @@ func (c *checker) policySubject(spec *field.Path, s *v1alpha1.DoNotTrackPolicySp
 			if s.PodSelector == nil {
 				at = spec.Child("namespaceSelector")
 			}
-			c.invalidf(at, "selects every pod of the cluster; say which pods are meant")
+			c.invalidf(at, "selects every pod of the cluster; select fewer pods")
 		}
 	case s.NodeSelector != nil:
 		sel := c.selector(spec.Child("nodeSelector"), s.NodeSelector)
 		p.Nodes = &sel
 		if sel.Everything() {
-			c.invalidf(spec.Child("nodeSelector"), "selects every node; say which nodes are meant")
+			c.invalidf(spec.Child("nodeSelector"), "selects every node; select fewer nodes")
 		}
 	default:
 		c.invalidf(spec, "selects nothing; give podSelector, namespaceSelector or nodeSelector")
@@ -101,7 +101,7 @@ const (
 func (c *checker) policyRule(at *field.Path, ports []v1alpha1.Port, atPeers *field.Path, peers []v1alpha1.Peer) model.PolicyRule {
 	var r model.PolicyRule
 	if len(ports) == 0 {
-		c.invalidf(at.Child("ports"), "is empty; name the ports that are meant")
+		c.invalidf(at.Child("ports"), "is empty; list the ports")
 	}
 	c.atMost(at.Child("ports"), len(ports), maxPortsOfRule)
 	c.atMost(atPeers, len(peers), maxPeersOfRule)
@@ -130,7 +130,7 @@ func (c *checker) policyPeer(at *field.Path, p v1alpha1.Peer) model.PolicyPeer {
 	pods := p.PodSelector != nil || p.NamespaceSelector != nil
 	switch {
 	case p.IPBlock != nil && pods:
-		c.invalidf(at.Child("ipBlock"), "stands beside a selection of pods; make them two peers")
+		c.invalidf(at.Child("ipBlock"), "cannot be combined with a selection of pods; make them two peers")
 	case p.IPBlock != nil:
 		return c.ipBlock(at.Child("ipBlock"), p.IPBlock)
 	case !pods:

@@ -27,7 +27,7 @@ func TestDoNotTrackPolicyLists(t *testing.T) {
 		for _, n := range []int{test.most, test.most + 1} {
 			text := "metadata: {name: a}\nspec: {podSelector: {matchLabels: {a: b}}, " + test.before + many(test.item, n) + test.after + "}"
 			m, problems := DoNotTrackPolicy(object[v1alpha1.DoNotTrackPolicy](t, text))
-			want := fmt.Sprintf("[DoNotTrackPolicy a: %s: has %d entries; %d are the most]", test.field, n, test.most)
+			want := fmt.Sprintf("[DoNotTrackPolicy a: %s: has %d entries; the maximum is %d]", test.field, n, test.most)
 			if n == test.most {
 				want = "[]"
 			}

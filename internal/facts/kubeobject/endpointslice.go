@@ -69,7 +69,7 @@ func (c *checker) endpointPorts(ports *field.Path, list []discoveryv1.EndpointPo
 		name := deref(ep.Name)
 		c.portName(p.Child("name"), name)
 		if names[name] {
-			c.invalidf(p.Child("name"), "%q stands here twice; Service ports are matched by this name", name)
+			c.invalidf(p.Child("name"), "%q is listed twice; use unique names, since Service ports refer to them", name)
 		}
 		names[name] = true
 		protocol := c.protocol(p.Child("protocol"), string(deref(ep.Protocol)))

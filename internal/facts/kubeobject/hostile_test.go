@@ -82,8 +82,8 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 	}{
 		{20000, 1, 3, ""},
 		{64, 1022, 1024, ""},
-		{64, 1023, 0, "Service default/a: spec: asks for 65600 frontends (64 ports on 1025 addresses); 65536 are the most; make it several Services"},
-		{64, 0, 1025, "Service default/a: spec.loadBalancerSourceRanges: has 1025 entries; 1024 are the most for 64 ports; make it several Services"},
+		{64, 1023, 0, "Service default/a: spec: asks for 65600 frontends (64 ports on 1025 addresses); the maximum is 65536; split it into several Services"},
+		{64, 0, 1025, "Service default/a: spec.loadBalancerSourceRanges: has 1025 entries; the maximum is 1024 for 64 ports; split it into several Services"},
 		{5000, 20000, 20000, "Service default/a: spec: asks for 100010000 frontends"},
 	} {
 		s, problems := service(row.ports, row.external, row.ranges)
@@ -101,7 +101,7 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 		o.Endpoints = append(o.Endpoints, discoveryv1.Endpoint{Addresses: []string{"x"}})
 	}
 	es, problems := EndpointSlice(o)
-	verify(t, es, problems, nil, "endpoints: has 16385 entries; 16384 are the most")
+	verify(t, es, problems, nil, "endpoints: has 16385 entries; the maximum is 16384")
 	o.Endpoints = o.Endpoints[:1000]
 	es, problems = EndpointSlice(o)
 	if es != nil || len(problems) != maxProblems+1 || problems[maxProblems].String() != "EndpointSlice default/a: has more problems than these 16; fix these first" {
@@ -112,13 +112,13 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 		o.Endpoints[0].Addresses = append(o.Endpoints[0].Addresses, "10.0.0.1")
 	}
 	es, problems = EndpointSlice(o)
-	verify(t, es, problems, nil, "endpoints[0].addresses: has 101 entries; 100 are the most")
+	verify(t, es, problems, nil, "endpoints[0].addresses: has 101 entries; the maximum is 100")
 	o.Endpoints = nil
 	for i := range maxEndpointPorts + 1 {
 		o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: ptr(fmt.Sprint("p", i)), Port: ptr(int32(i%65535 + 1))})
 	}
 	es, problems = EndpointSlice(o)
-	verify(t, es, problems, nil, "ports: has 20001 entries; 20000 are the most")
+	verify(t, es, problems, nil, "ports: has 20001 entries; the maximum is 20000")
 }
 
 func TestOnlyOwnAnnotationsAreKept(t *testing.T) {
@@ -174,7 +174,7 @@ status: {addresses: [{type: InternalIP, address: 127.0.0.1}, {type: InternalIP, 
 	for range 1000 {
 		o.Spec.PodCIDRs = append(o.Spec.PodCIDRs, "10.0.0.0/24")
 	}
-	if n, problems = Node(o); n != nil || problems[0].String() != "Node a: spec.podCIDRs: has 1000 entries; 64 are the most" {
+	if n, problems = Node(o); n != nil || problems[0].String() != "Node a: spec.podCIDRs: has 1000 entries; the maximum is 64" {
 		t.Errorf("%v, problems %v", n, problems)
 	}
 	n, problems = Node(object[corev1.Node](t, `{metadata: {name: a}, spec: {podCIDR: 127.0.0.0/8}}`))

@@ -70,7 +70,7 @@ func (c *checker) report(at, what string) {
 // atMost refuses a list of n entries if that is more than most.
 func (c *checker) atMost(at *field.Path, n, most int) {
 	if n > most {
-		c.invalidf(at, "has %d entries; %d are the most", n, most)
+		c.invalidf(at, "has %d entries; the maximum is %d", n, most)
 	}
 }
 

@@ -33,7 +33,7 @@ func Node(o *corev1.Node) (*model.Node, []model.Problem) {
 					continue
 				}
 				if len(n.Addresses) == maxNodeAddresses {
-					c.notef(addresses.Index(i), "and those after it are left out: %d addresses are the most of one node", maxNodeAddresses)
+					c.notef(addresses.Index(i), "and later entries are ignored: a node may have at most %d addresses", maxNodeAddresses)
 					return c.node(n)
 				}
 				n.Addresses = append(n.Addresses, a)

@@ -67,10 +67,10 @@ func (c *checker) bounded(spec *field.Path, s *model.Service) {
 	addrs := len(s.ClusterIPs) * 2 // each family has its NodePorts
 	addrs += len(s.ExternalIPs) + len(s.LoadBalancerIPs)
 	if n := len(s.Ports) * addrs; n > maxFrontends {
-		c.invalidf(spec, "asks for %d frontends (%d ports on %d addresses); %d are the most; make it several Services", n, len(s.Ports), addrs, maxFrontends)
+		c.invalidf(spec, "asks for %d frontends (%d ports on %d addresses); the maximum is %d; split it into several Services", n, len(s.Ports), addrs, maxFrontends)
 	}
 	if n := len(s.Ports) * len(s.SourceRanges); n > maxPortsRanges {
-		c.invalidf(spec.Child("loadBalancerSourceRanges"), "has %d entries; %d are the most for %d ports; make it several Services",
+		c.invalidf(spec.Child("loadBalancerSourceRanges"), "has %d entries; the maximum is %d for %d ports; split it into several Services",
 			len(s.SourceRanges), maxPortsRanges/len(s.Ports), len(s.Ports))
 	}
 }
@@ -106,7 +106,7 @@ func (c *checker) clusterIPs(spec *field.Path, s *corev1.ServiceSpec) []netip.Ad
 	p, list := spec.Child("clusterIPs"), s.ClusterIPs
 	switch {
 	case len(list) == 0 && s.ClusterIP == "":
-		c.invalidf(spec.Child("clusterIP"), "is missing, and nothing here hands one out; give the Service an address, or None")
+		c.invalidf(spec.Child("clusterIP"), "is missing, and no allocator runs here; set an address, or None")
 		return nil
 	case len(list) == 0:
 		a, ok := c.addr(spec.Child("clusterIP"), s.ClusterIP)
@@ -136,9 +136,9 @@ func (c *checker) families(p *field.Path, list []corev1.IPFamily, addrs []netip.
 		fam := c.oneOf(p.Index(i), string(f), "IPv4", "IPv6")
 		switch {
 		case i >= len(addrs):
-			c.invalidf(p.Index(i), "%s has no address in spec.clusterIPs, and nothing here hands one out; add it there", fam)
+			c.invalidf(p.Index(i), "%s has no address in spec.clusterIPs, and no allocator runs here; add an address there", fam)
 		case fam != model.FamilyOf(addrs[i]).String():
-			c.invalidf(p.Index(i), "is %s, but cluster IP %s is not; give both in one order", fam, addrs[i])
+			c.invalidf(p.Index(i), "is %s, but cluster IP %s is not; use the same order in both", fam, addrs[i])
 		}
 	}
 }
@@ -174,7 +174,7 @@ func (c *checker) sourceRanges(p *field.Path, o *corev1.Service) []netip.Prefix 
 		p, list = field.NewPath("metadata", "annotations").Key(sourceRangesAnnotation), strings.Split(v, ",")
 	}
 	if len(list) > 0 && o.Spec.Type != corev1.ServiceTypeLoadBalancer {
-		c.invalidf(p, "is for Services of type LoadBalancer alone; this one would let everybody in")
+		c.invalidf(p, "is only for Services of type LoadBalancer; here it would have no effect, and every client would be allowed")
 		return nil
 	}
 	var out []netip.Prefix
@@ -213,7 +213,7 @@ func (c *checker) trafficDistribution(p *field.Path, v *string) {
 
 func (c *checker) healthCheckNodePort(p *field.Path, s *model.Service, port int32) uint16 {
 	if port != 0 && (s.Type != model.LoadBalancer || !s.ExternalLocal) {
-		c.invalidf(p, "is for type LoadBalancer with externalTrafficPolicy Local alone; remove it")
+		c.invalidf(p, "is only for type LoadBalancer with externalTrafficPolicy Local; remove it")
 		return 0
 	}
 	return c.optionalPort(p, port)
@@ -231,17 +231,17 @@ func (c *checker) servicePorts(ports *field.Path, s *corev1.ServiceSpec) []model
 		p := ports.Index(i)
 		sp := c.servicePort(p, &s.Ports[i], s.Type, len(s.Ports) > 1)
 		if n := (number{sp.Protocol, sp.Port}); numbers[n] {
-			c.invalidf(p.Child("port"), "%s port %d stands here twice; every port of a Service is its own", n.protocol, n.port)
+			c.invalidf(p.Child("port"), "%s port %d is listed twice; use each port once", n.protocol, n.port)
 		} else if sp.Port != 0 {
 			numbers[n] = true
 		}
 		if n := (number{sp.Protocol, sp.NodePort}); nodePorts[n] {
-			c.invalidf(p.Child("nodePort"), "%s node port %d stands here twice; give each port its own", n.protocol, n.port)
+			c.invalidf(p.Child("nodePort"), "%s node port %d is listed twice; use a different one per port", n.protocol, n.port)
 		} else if sp.NodePort != 0 {
 			nodePorts[n] = true
 		}
 		if sp.Name != "" && names[sp.Name] {
-			c.invalidf(p.Child("name"), "%q stands here twice; endpoints are found by this name", sp.Name)
+			c.invalidf(p.Child("name"), "%q is listed twice; use unique names, since endpoints refer to them", sp.Name)
 		}
 		names[sp.Name] = true
 		out = append(out, sp)
@@ -251,15 +251,15 @@ func (c *checker) servicePorts(ports *field.Path, s *corev1.ServiceSpec) []model
 
 func (c *checker) servicePort(p *field.Path, sp *corev1.ServicePort, kind corev1.ServiceType, several bool) model.ServicePort {
 	if sp.Name == "" && several {
-		c.invalidf(p.Child("name"), "is missing; a Service of several ports names each")
+		c.invalidf(p.Child("name"), "is missing; a Service with several ports must name each")
 	}
 	c.portName(p.Child("name"), sp.Name)
 	nodePort := p.Child("nodePort")
 	switch {
 	case sp.NodePort == 0 && kind == corev1.ServiceTypeNodePort:
-		c.invalidf(nodePort, "is missing, and nothing here hands one out; choose one, usually from 30000 to 32767")
+		c.invalidf(nodePort, "is missing, and no allocator runs here; choose a port, usually from 30000 to 32767")
 	case sp.NodePort != 0 && (kind == "" || kind == corev1.ServiceTypeClusterIP):
-		c.invalidf(nodePort, "is for types NodePort and LoadBalancer alone; set spec.type or remove it")
+		c.invalidf(nodePort, "is only for types NodePort and LoadBalancer; set spec.type or remove it")
 	}
 	return model.ServicePort{
 		Name:        sp.Name,

@@ -82,11 +82,11 @@ func isManifest(name string) bool {
 	return false
 }
 
-var errUnsettled = errors.New("file is being written")
+var errIncomplete = errors.New("file is being written")
 
 // readFile reads one file of dir again, unless it looks as it did. It returns
 // nil for what is no file at all, and prev itself if nothing changed.
-// errUnsettled says that somebody wrote to it meanwhile, or that it went since
+// errIncomplete says that a program wrote to the file meanwhile, or that it disappeared since
 // the directory was listed, perhaps to another name, and to come back.
 func readFile(dir, name string, prev *file, force bool) (*file, error) {
 	path := filepath.Join(dir, name)
@@ -94,7 +94,7 @@ func readFile(dir, name string, prev *file, force bool) (*file, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, err := os.Lstat(path); err != nil {
-			return prev, errUnsettled
+			return prev, errIncomplete
 		}
 		return failed(name, prev, "is a symbolic link to a file that does not exist"), nil
 	case err != nil:
@@ -134,7 +134,7 @@ func readContent(path, name string, prev *file) (*file, error) {
 	}
 	after, err := f.Stat()
 	if prev != nil && (err != nil || stampOf(before) != stampOf(after)) {
-		return prev, errUnsettled
+		return prev, errIncomplete
 	}
 	h := sha256.Sum256(data)
 	if prev != nil && prev.stamp != (stamp{}) && prev.sum == h {
@@ -214,7 +214,7 @@ func (f *file) claim(e *entry, document int) {
 		f.problems = append(f.problems, model.Problem{
 			Object: e.key.object(), Where: where(f.name, document, e.key),
 			Field: "metadata.name",
-			What:  fmt.Sprintf("is in document %d as well, which serves; remove one", first.document),
+			What:  fmt.Sprintf("is also in document %d, which is served; remove one", first.document),
 		})
 		return
 	}
@@ -280,7 +280,7 @@ func (f *file) report(e *entry, document, line int) {
 	}
 }
 
-// oneLine keeps a field's name, which is whatever somebody wrote, from breaking
+// oneLine keeps a field's name, which may be any text, from breaking
 // the report's line or steering a terminal.
 func oneLine(s string) string {
 	return clip(kubeobject.Printable(s))

@@ -69,7 +69,7 @@ func TestBadDocumentHoldsItsObject(t *testing.T) {
 	// b has a bad field, a moves on, c goes.
 	l.write("m.yaml", service("a", "10.0.0.9"), service("b", "10.0.0.02"))
 	l.expect("a=10.0.0.9 b=10.0.0.2", "document 2 (Service default/b): spec.clusterIP")
-	// Still bad, in another way, and in another file's neighbourhood.
+	// Still bad, in another way, and in another file's neighborhood.
 	l.write("m.yaml", service("b", "10.0.0.4")+"x: y\n")
 	l.expect("b=10.0.0.2", "document 1 (Service default/b): x: is unknown")
 	l.write("m.yaml", service("b", "10.0.0.4"))
@@ -134,7 +134,7 @@ func TestTheFileThatServesAnObjectGoesOnServingIt(t *testing.T) {
 		l := newLive(t)
 		l.write(first, service("a", "10.0.0.1"))
 		l.expect("a=10.0.0.1")
-		rival := second + ", document 1 (Service default/a): metadata.name: is in " + first + " as well, which serves"
+		rival := second + ", document 1 (Service default/a): metadata.name: is also in " + first + ", whose version is served"
 		l.write(second, service("a", "10.0.0.2"))
 		l.expect("a=10.0.0.1", rival)
 		l.write(first, service("a", "10.0.0.3")) // an edit is no new arrival
@@ -142,7 +142,7 @@ func TestTheFileThatServesAnObjectGoesOnServingIt(t *testing.T) {
 		l.write(first, "# it left\n")
 		l.expect("a=10.0.0.2")
 		l.write(first, service("a", "10.0.0.1")) // and then the other is the one that serves
-		l.expect("a=10.0.0.2", "is in "+second+" as well")
+		l.expect("a=10.0.0.2", "is also in "+second+"")
 		_ = os.Remove(filepath.Join(l.dir, second))
 		l.expect("a=10.0.0.1")
 		_ = os.Remove(filepath.Join(l.dir, first))
@@ -159,7 +159,7 @@ func TestOfSeveralWaitingFilesTheFirstByNameTakesOver(t *testing.T) {
 	l.write("b.yaml", service("a", "10.0.0.2"))
 	l.expect("a=10.0.0.1", "b.yaml", "z.yaml")
 	_ = os.Remove(filepath.Join(l.dir, "m.yaml"))
-	l.expect("a=10.0.0.2", "z.yaml, document 1 (Service default/a): metadata.name: is in b.yaml as well")
+	l.expect("a=10.0.0.2", "z.yaml, document 1 (Service default/a): metadata.name: is also in b.yaml")
 }
 
 func (l *live) rename(from, to string) {
@@ -188,9 +188,9 @@ func TestARenamedFileKeepsServing(t *testing.T) {
 					_ = l.scan(nil)
 				}
 				l.rename("m.yaml", "z.yaml")
-				problems := []string{"c.yaml, document 1 (Service default/a): metadata.name: is in z.yaml as well"}
+				problems := []string{"c.yaml, document 1 (Service default/a): metadata.name: is also in z.yaml"}
 				if tt.problem != "" {
-					problems = []string{"c.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last good state serves", tt.problem}
+					problems = []string{"c.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last valid state is served", tt.problem}
 				}
 				l.expect("a=10.0.0.1", problems...)
 				_ = os.Remove(filepath.Join(l.dir, "z.yaml"))
@@ -222,7 +222,7 @@ func TestASlipOfThePenHandsNothingToADuplicate(t *testing.T) {
 	l.write("0.yaml", service("a", "10.0.0.2"))
 	l.expect("a=10.0.0.1", "0.yaml")
 	l.write("z.yaml", badYAML)
-	l.expect("a=10.0.0.1", "0.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last good state serves", "z.yaml, document 1: line 1 is not YAML")
+	l.expect("a=10.0.0.1", "0.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last valid state is served", "z.yaml, document 1: line 1 is not YAML")
 	l.write("z.yaml", service("b", "10.0.0.3")) // readable, and without it
 	l.expect("a=10.0.0.2 b=10.0.0.3")
 }
@@ -231,7 +231,7 @@ func TestASlipOfThePenHandsNothingToADuplicate(t *testing.T) {
 func TestAFileIsGoneOnlyAfterAQuietTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLive(t)
-		l.patience = goneFor
+		l.gracePeriod = goneFor
 		l.write("m.yaml", service("a", "10.0.0.1"))
 		l.expect("a=10.0.0.1")
 		l.write("b.yaml", service("a", "10.0.0.2"))
@@ -268,11 +268,11 @@ func TestLostDirectoryHoldsEverything(t *testing.T) {
 	if err := os.Rename(l.dir, aside); err != nil {
 		t.Fatal(err)
 	}
-	l.expect("a=10.0.0.1", l.dir+": no such file or directory; the last state keeps serving")
+	l.expect("a=10.0.0.1", l.dir+": no such file or directory; the last state stays in effect")
 	if err := os.Mkdir(l.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l.expect("a=10.0.0.1", l.dir+": is another one now, and empty; the last state keeps serving")
+	l.expect("a=10.0.0.1", l.dir+": was replaced by an empty directory; the last state stays in effect")
 	l.write("n.yaml", service("b", "10.0.0.2"))
 	l.expect("b=10.0.0.2")
 	_ = os.Remove(filepath.Join(l.dir, "n.yaml"))
@@ -348,7 +348,7 @@ func TestFileBeingWrittenIsLeftForLater(t *testing.T) {
 	seen := false
 	for i := 0; i < 5000 && !seen; i++ {
 		next, err := readContent(path, "m.yaml", f)
-		seen = errors.Is(err, errUnsettled) && next == f
+		seen = errors.Is(err, errIncomplete) && next == f
 	}
 	close(stop)
 	<-done
@@ -367,7 +367,7 @@ func TestFileThatGoesWhileTheDirectoryIsReadIsLeftForLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	// As in a scan that has listed the directory already.
-	if next, err := readFile(l.dir, "m.yaml", f, true); next != f || !errors.Is(err, errUnsettled) {
+	if next, err := readFile(l.dir, "m.yaml", f, true); next != f || !errors.Is(err, errIncomplete) {
 		t.Errorf("the file is %v, %v; want it as it was, to come back to", next, err)
 	}
 	l.expect("a=10.0.0.1")

@@ -43,7 +43,7 @@ var kinds = map[string]kind{
 }
 
 // readVersions are the apiVersions of kinds: an unknown kind in one of them is
-// more likely a slip of the pen than somebody else's object.
+// more likely a typo than an object of another program.
 var readVersions = map[string]bool{
 	corev1.SchemeGroupVersion.String():       true,
 	discoveryv1.SchemeGroupVersion.String():  true,
@@ -51,18 +51,18 @@ var readVersions = map[string]bool{
 	v1alpha1.SchemeGroupVersion.String():     true,
 }
 
-// passedOver are Kubernetes' own groups, of which everything is left to others
+// ignoredGroups are Kubernetes' own groups, of which everything is left to others
 // without a word: a directory may hold a whole application.
-var passedOver = set("apps", "batch", "autoscaling", "policy",
+var ignoredGroups = set("apps", "batch", "autoscaling", "policy",
 	"admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io",
 	"authentication.k8s.io", "authorization.k8s.io", "certificates.k8s.io",
 	"coordination.k8s.io", "events.k8s.io", "flowcontrol.apiserver.k8s.io",
 	"node.k8s.io", "rbac.authorization.k8s.io", "resource.k8s.io",
 	"scheduling.k8s.io", "storage.k8s.io")
 
-// passedOverKinds are the same in groups of which something is read. There they
+// ignoredKinds are the same in groups of which something is read. There they
 // are listed one by one, so that a misspelled Service does not go unnoticed.
-var passedOverKinds = set("v1/ConfigMap", "v1/Event", "v1/LimitRange",
+var ignoredKinds = set("v1/ConfigMap", "v1/Event", "v1/LimitRange",
 	"v1/PersistentVolume", "v1/PersistentVolumeClaim", "v1/PodTemplate",
 	"v1/ReplicationController", "v1/ResourceQuota", "v1/Secret", "v1/ServiceAccount",
 	"networking.k8s.io/v1/Ingress", "networking.k8s.io/v1/IngressClass",
@@ -84,11 +84,11 @@ func set(members ...string) map[string]bool {
 
 func ignored(apiVersion, kind string) bool {
 	group, _, grouped := strings.Cut(apiVersion, "/")
-	return grouped && passedOver[group] || passedOverKinds[apiVersion+"/"+kind]
+	return grouped && ignoredGroups[group] || ignoredKinds[apiVersion+"/"+kind]
 }
 
 // endpointSlice converts a slice and speaks up about one that no Service will
-// ever find. With an API server that is somebody else's object; in a file it is
+// ever find. With an API server the object belongs to another program; in a file it is
 // a forgotten label.
 func endpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.Problem) {
 	s, problems := kubeobject.EndpointSlice(o)
@@ -140,7 +140,7 @@ func strict(raw []byte, into any) []problem {
 		if errors.As(err, &at) {
 			p.field, p.what = at.FieldPath(), "is unknown; check its spelling and its place"
 			if strings.HasPrefix(err.Error(), "duplicate") {
-				p.what = "stands here twice; remove one"
+				p.what = "is present twice; remove one"
 			}
 		}
 		problems = append(problems, p)
@@ -148,7 +148,7 @@ func strict(raw []byte, into any) []problem {
 	return problems
 }
 
-// named are mappings whose keys are whatever somebody wrote.
+// named lists mappings whose keys are chosen by their author.
 var named = set("labels", "annotations", "selector", "matchLabels", "nodeSelector")
 
 // badTime finds the first time, by its field's name as all of Kubernetes' have

@@ -143,7 +143,7 @@ func TestLoadReportsOneClearLine(t *testing.T) {
 		"list of words":     {"apiVersion: v1\nkind: List\nitems: [a]\n", `web.yaml, document 2: items[0]: is of type string; a mapping is expected`},
 		"list field":        {"apiVersion: v1\nkind: List\nitem: []\n", `web.yaml, document 2: item: is unknown; check its spelling and its place`},
 		"list in list":      {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]\n", `web.yaml, document 2: items[0].kind: "List" is unknown in v1; the object is skipped`},
-		"twice in one file": {service("web", "10.96.0.7"), `web.yaml, document 2 (Service default/web): metadata.name: is in document 1 as well, which serves; remove one`},
+		"twice in one file": {service("web", "10.96.0.7"), `web.yaml, document 2 (Service default/web): metadata.name: is also in document 1, which is served; remove one`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestLoadReportsJSON(t *testing.T) {
 	write(t, dir, "b.json", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"x"},"spec":{"clusterIP":"10.0.0.1","ports":[{"port":1,"port":2}]}}`)
 	_, problems := load(t, dir)
 	want := "a.json, document 1: unexpected end of JSON input\n" +
-		"b.json, document 1 (Service default/x): spec.ports[0].port: stands here twice; remove one\n"
+		"b.json, document 1 (Service default/x): spec.ports[0].port: is present twice; remove one\n"
 	if lines(problems) != want {
 		t.Error(cmp.Diff(want, lines(problems)))
 	}
@@ -204,7 +204,7 @@ func TestLoadFirstFileByNameWins(t *testing.T) {
 	if ips(d)["web"] != "10.96.0.1" {
 		t.Errorf("services: %v", ips(d))
 	}
-	want := "b.yaml, document 1 (Service default/web): metadata.name: is in a.yaml as well, which serves; remove one\n"
+	want := "b.yaml, document 1 (Service default/web): metadata.name: is also in a.yaml, whose version is served; remove one\n"
 	if lines(problems) != want {
 		t.Error(cmp.Diff(want, lines(problems)))
 	}

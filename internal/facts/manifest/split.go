@@ -8,10 +8,9 @@ type chunk struct {
 	line int // lines of the file before it
 }
 
-// split cuts a YAML stream into documents, so that one with an error does not
-// spoil the others. Outside of a document's own text only "---" and "..." at the
-// start of a line mean anything (YAML 1.2, section 9.2). Chunks without content
-// are left out.
+// split cuts a YAML stream into documents, so that an error in one does not affect the
+// others. Only "---" and "..." at the start of a line separate documents (YAML 1.2,
+// section 9.2). Chunks without content are omitted.
 func split(data []byte) []chunk {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	var chunks []chunk

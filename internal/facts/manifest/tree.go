@@ -27,46 +27,46 @@ func statDir(dir string) (inode, error) {
 	return stampOf(info).inode, nil
 }
 
-// tree is the directory as it was read last, and what is served from it.
+// tree is the last read state of the directory, and the objects served from it.
 type tree struct {
-	dir       string
-	log       *slog.Logger
-	id        inode
-	files     map[string]*file
-	claimants map[key][]string // files that claim an object, sorted
-	contested map[key]bool     // those with several
-	server    map[key]string   // the file that an object is served from
-	served    map[key]any      // never nil
-	touched   map[key]bool     // since the last delta
-	lost      *model.Problem   // the directory cannot be read now
-	unsettled map[string]bool  // files to come back to
-	patience  time.Duration    // how long a file is missing before it is gone
-	missing   map[string]time.Time
-	links     []string     // files that are symbolic links, sorted
-	unread    model.Unread // as last reported in a Delta
+	dir         string
+	log         *slog.Logger
+	id          inode
+	files       map[string]*file
+	filesOf     map[key][]string // files that claim an object, sorted
+	duplicated  map[key]bool     // those with several
+	server      map[key]string   // the file that an object is served from
+	served      map[key]any      // never nil
+	dirty       map[key]bool     // since the last delta
+	unavailable *model.Problem   // the directory cannot be read now
+	incomplete  map[string]bool  // files to come back to
+	gracePeriod time.Duration    // how long a file is missing before it is gone
+	missing     map[string]time.Time
+	links       []string     // files that are symbolic links, sorted
+	unread      model.Unread // as last reported in a Delta
 }
 
 func newTree(dir string, log *slog.Logger) *tree {
 	return &tree{
 		dir: dir, log: log,
-		files: map[string]*file{}, claimants: map[key][]string{}, contested: map[key]bool{},
-		server: map[key]string{}, served: map[key]any{}, touched: map[key]bool{}, unsettled: map[string]bool{},
+		files: map[string]*file{}, filesOf: map[key][]string{}, duplicated: map[key]bool{},
+		server: map[key]string{}, served: map[key]any{}, dirty: map[key]bool{}, incomplete: map[string]bool{},
 		missing: map[string]time.Time{},
 	}
 }
 
-// scan reads what changed. Files in force are read even if they look unchanged.
-// An error says that the directory cannot be read; the tree stays as it was.
+// scan reads changed files, and files in force even if they look unchanged. An error says
+// that the directory cannot be read; the tree then stays as it was.
 func (t *tree) scan(force map[string]bool) error {
 	id, err := statDir(t.dir)
 	if err != nil {
-		return t.lose(err, cause(err))
+		return t.setUnavailable(err, cause(err))
 	}
 	list, err := os.ReadDir(t.dir)
 	if err != nil {
-		return t.lose(err, cause(err))
+		return t.setUnavailable(err, cause(err))
 	}
-	next, unsettled := map[string]*file{}, map[string]bool{}
+	next, incomplete := map[string]*file{}, map[string]bool{}
 	absent, renamed := t.absent(list), map[string]string{}
 	t.links = nil
 	for _, d := range list {
@@ -81,8 +81,8 @@ func (t *tree) scan(force map[string]bool) error {
 			prev, renamed[old.name] = old.as(d.Name()), d.Name()
 		}
 		f, err := readFile(t.dir, d.Name(), prev, force[d.Name()])
-		if errors.Is(err, errUnsettled) {
-			unsettled[d.Name()] = true
+		if errors.Is(err, errIncomplete) {
+			incomplete[d.Name()] = true
 		}
 		if f != nil {
 			next[f.name] = f
@@ -91,15 +91,15 @@ func (t *tree) scan(force map[string]bool) error {
 	// Files that vanished one by one vanished; files that vanished with their
 	// directory did not.
 	if again, err := statDir(t.dir); err != nil || again != id {
-		return t.lose(fs.ErrNotExist, "was replaced while it was read")
+		return t.setUnavailable(fs.ErrNotExist, "was replaced while it was read")
 	}
 	// A directory that comes back without a single file is a volume not mounted
 	// yet, or a copy that has not begun.
 	if len(next) == 0 && len(t.files) > 0 && id != t.id {
-		return t.lose(fs.ErrNotExist, "is another one now, and empty")
+		return t.setUnavailable(fs.ErrNotExist, "was replaced by an empty directory")
 	}
-	t.id, t.lost, t.unsettled = id, nil, unsettled
-	t.await(absent, renamed, next)
+	t.id, t.unavailable, t.incomplete = id, nil, incomplete
+	t.keepMissing(absent, renamed, next)
 	t.follow(renamed)
 	t.replace(next)
 	return nil
@@ -137,16 +137,16 @@ func (a absent) at(path string) *file {
 	return nil
 }
 
-// await keeps absent files for a while: an editor may have renamed one away to
+// keepMissing keeps absent files for a while: an editor may have renamed one away to
 // write it anew. One that got another name is not waited for.
-func (t *tree) await(a absent, renamed map[string]string, next map[string]*file) {
+func (t *tree) keepMissing(a absent, renamed map[string]string, next map[string]*file) {
 	now, missing := time.Now(), map[string]time.Time{}
 	for name, f := range a {
 		since, ok := t.missing[name]
 		if !ok {
 			since = now
 		}
-		if renamed[name] == "" && now.Sub(since) < t.patience {
+		if renamed[name] == "" && now.Sub(since) < t.gracePeriod {
 			missing[name], next[name] = since, f
 		}
 	}
@@ -172,18 +172,18 @@ func (t *tree) due() (time.Duration, bool) {
 		return 0, false
 	}
 	first := slices.MinFunc(slices.Collect(maps.Values(t.missing)), time.Time.Compare)
-	return max(0, time.Until(first.Add(t.patience))), true
+	return max(0, time.Until(first.Add(t.gracePeriod))), true
 }
 
-func (t *tree) lose(err error, why string) error {
-	t.lost = &model.Problem{
+func (t *tree) setUnavailable(err error, why string) error {
+	t.unavailable = &model.Problem{
 		Where: t.dir,
-		What:  why + "; the last state keeps serving until the directory and its files are back",
+		What:  why + "; the last state stays in effect until the directory and its files exist again",
 	}
 	return err
 }
 
-// replace takes over the files just read and notes the objects they touch.
+// replace stores the files that were read, and marks their changed objects dirty.
 func (t *tree) replace(next map[string]*file) {
 	for name, old := range t.files {
 		if next[name] == old {
@@ -208,8 +208,8 @@ func (t *tree) replace(next map[string]*file) {
 	}
 	t.files = next
 	t.adopt()
-	for k := range t.touched {
-		t.elect(k)
+	for k := range t.dirty {
+		t.chooseServer(k)
 	}
 }
 
@@ -220,7 +220,7 @@ func (t *tree) adopt() {
 		f := t.files[name]
 		for k := range f.broken {
 			object, served := t.served[k]
-			if served && t.touched[k] && len(t.claimants[k]) == 0 {
+			if served && t.dirty[k] && len(t.filesOf[k]) == 0 {
 				f.claims[k] = claim{object: object, held: true}
 				t.claim(k, name)
 			}
@@ -238,43 +238,43 @@ func sameObject(a, b any) bool {
 }
 
 func (t *tree) claim(k key, name string) {
-	t.touched[k] = true
-	names := t.claimants[k]
+	t.dirty[k] = true
+	names := t.filesOf[k]
 	if i, ok := slices.BinarySearch(names, name); !ok {
 		names = slices.Insert(names, i, name)
 	}
-	t.setClaimants(k, names)
+	t.setFilesOf(k, names)
 }
 
 func (t *tree) unclaim(k key, name string) {
-	t.touched[k] = true
-	names := t.claimants[k]
+	t.dirty[k] = true
+	names := t.filesOf[k]
 	if i, ok := slices.BinarySearch(names, name); ok {
 		names = slices.Delete(names, i, i+1)
 	}
-	t.setClaimants(k, names)
+	t.setFilesOf(k, names)
 }
 
-func (t *tree) setClaimants(k key, names []string) {
-	delete(t.contested, k)
+func (t *tree) setFilesOf(k key, names []string) {
+	delete(t.duplicated, k)
 	switch len(names) {
 	case 0:
-		delete(t.claimants, k)
+		delete(t.filesOf, k)
 		return
 	case 1:
 	default:
-		t.contested[k] = true
+		t.duplicated[k] = true
 	}
-	t.claimants[k] = names
+	t.filesOf[k] = names
 }
 
-// elect decides which file an object is served from. The one that it is served
+// chooseServer decides which file an object is served from. The one that it is served
 // from already stays: a copy or a second thought must not displace what runs,
 // whatever it is called, and a slip of the pen in what runs must not hand it to
 // one. Otherwise the first by name serves, as at the start, and one that says
 // something usable before one that merely did so once.
-func (t *tree) elect(k key) {
-	names := t.claimants[k]
+func (t *tree) chooseServer(k key) {
+	names := t.filesOf[k]
 	if len(names) == 0 {
 		delete(t.server, k)
 		return
@@ -289,7 +289,7 @@ func (t *tree) elect(k key) {
 // delta returns what is served differently since the last call.
 func (t *tree) delta() model.Delta {
 	var d model.Delta
-	for k := range t.touched {
+	for k := range t.dirty {
 		var object any
 		if name, ok := t.server[k]; ok {
 			object = t.files[name].claims[k].object
@@ -304,7 +304,7 @@ func (t *tree) delta() model.Delta {
 		}
 		put(&d, k, object)
 	}
-	clear(t.touched)
+	clear(t.dirty)
 	if unread := t.unreadFile(); unread != t.unread {
 		t.unread, d.Unread = unread, &unread
 	}
@@ -356,34 +356,34 @@ func enter[K comparable, V any](m *map[K]*V, name K, object any) {
 // problems returns all there are now, by file and document; nil if none.
 func (t *tree) problems() []model.Problem {
 	var out []model.Problem
-	if t.lost != nil {
-		out = append(out, *t.lost)
+	if t.unavailable != nil {
+		out = append(out, *t.unavailable)
 	}
-	rivals := t.rivals()
+	conflicts := t.conflicts()
 	for _, name := range slices.Sorted(maps.Keys(t.files)) {
 		out = append(out, t.files[name].problems...)
-		out = append(out, rivals[name]...)
+		out = append(out, conflicts[name]...)
 	}
 	return out
 }
 
-// rivals reports, for each file, objects that another file has as well and that
+// conflicts reports, for each file, objects that another file has as well and that
 // are served from there.
-func (t *tree) rivals() map[string][]model.Problem {
+func (t *tree) conflicts() map[string][]model.Problem {
 	out := map[string][]model.Problem{}
-	keys := slices.SortedFunc(maps.Keys(t.contested), func(a, b key) int {
+	keys := slices.SortedFunc(maps.Keys(t.duplicated), func(a, b key) int {
 		return slices.Compare([]string{a.kind, a.name.Namespace, a.name.Name}, []string{b.kind, b.name.Namespace, b.name.Name})
 	})
 	for _, k := range keys {
 		server := t.server[k]
 		if _, ok := t.missing[server]; ok {
-			continue // most likely somebody is moving it
+			continue // most likely the object is being moved
 		}
-		what := "is in " + server + " as well, which serves; remove one"
+		what := "is also in " + server + ", whose version is served; remove one"
 		if t.files[server].claims[k].held {
-			what = "was in " + server + ", whose last good state serves; mend or remove that file"
+			what = "was in " + server + ", whose last valid state is served; fix or remove that file"
 		}
-		for _, name := range t.claimants[k] {
+		for _, name := range t.filesOf[k] {
 			c := t.files[name].claims[k]
 			if name == server || c.held { // what is wrong with a held one is reported
 				continue

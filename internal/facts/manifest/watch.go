@@ -125,7 +125,7 @@ func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
 	if w.notify != nil {
 		events, failures = w.notify.Events, w.notify.Errors
 	}
-	t.patience, w.scanned = goneFor, time.Now()
+	t.gracePeriod, w.scanned = goneFor, time.Now()
 	w.followLinks(t)
 	for {
 		select {
@@ -145,7 +145,7 @@ func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
 			w.source.log.Debug("Lost track of manifest changes", "err", err)
 			w.arm()
 		case <-check.C:
-			if w.follow() || w.notify == nil || t.lost != nil || time.Since(w.scanned) >= w.source.config.Poll {
+			if w.follow() || w.notify == nil || t.unavailable != nil || time.Since(w.scanned) >= w.source.config.Poll {
 				w.arm()
 			}
 		case <-w.timer.C:
@@ -165,7 +165,7 @@ func (w *watch) event(ev fsnotify.Event) {
 	name := filepath.Base(ev.Name)
 	itself := filepath.Clean(ev.Name) == w.dir
 	if !itself && filepath.Dir(ev.Name) != w.dir {
-		return // a neighbour of a link's target
+		return // a neighbor of a link's target
 	}
 	if !itself && !isManifest(name) && !strings.HasPrefix(name, "..") {
 		return
@@ -196,8 +196,8 @@ func (w *watch) scan(t *tree, e *emitter) {
 	w.dirty = map[string]bool{}
 	w.followLinks(t)
 	e.emit(t.delta(), t.problems())
-	if len(t.unsettled) > 0 {
-		w.dirty = t.unsettled
+	if len(t.incomplete) > 0 {
+		w.dirty = t.incomplete
 		w.arm()
 	} else if wait, ok := t.due(); ok {
 		w.timer.Reset(wait)

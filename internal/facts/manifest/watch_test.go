@@ -15,7 +15,7 @@ import (
 )
 
 // watched is a running Source and what it said. Nothing here asserts how long
-// something takes; patience only bounds a test that fails.
+// something takes; gracePeriod only bounds a test that fails.
 type watched struct {
 	t   *testing.T
 	dir string
@@ -27,7 +27,7 @@ type watched struct {
 	full     int
 }
 
-const patience = 20 * time.Second
+const gracePeriod = 20 * time.Second
 
 func startWatch(t *testing.T, dir string, tweak func(*Source)) *watched {
 	t.Helper()
@@ -74,7 +74,7 @@ func (w *watched) take(d model.Delta, problems []model.Problem) {
 // until waits for cond, which is called with the lock held.
 func (w *watched) until(what string, cond func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(gracePeriod); ; time.Sleep(2 * time.Millisecond) {
 		w.mu.Lock()
 		ok := cond()
 		state := fmt.Sprintf("serves %v, problems %q, calls %q", w.serves, w.problems, w.calls)
@@ -251,7 +251,7 @@ func TestRunPicksUpADirectoryThatComesBack(t *testing.T) {
 		if err := lose(); err != nil {
 			t.Fatal(err)
 		}
-		w.report(dir + ": no such file or directory; the last state keeps serving")
+		w.report(dir + ": no such file or directory; the last state stays in effect")
 		w.serve(fmt.Sprintf("a=10.0.0.%d", i+1))
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)

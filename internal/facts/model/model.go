@@ -91,9 +91,9 @@ type Service struct {
 	ExternalIPs     []netip.Addr
 	LoadBalancerIPs []netip.Addr // status.loadBalancer.ingress with an ip and ipMode VIP (or none given)
 	// SourceRanges is spec.loadBalancerSourceRanges (or the older annotation);
-	// nil lets everybody in.
+	// nil allows every client.
 	SourceRanges []netip.Prefix
-	// Affinity is the time-out of sessionAffinity ClientIP; 0 is no affinity.
+	// Affinity is the timeout of sessionAffinity ClientIP; 0 is no affinity.
 	Affinity            time.Duration
 	ExternalLocal       bool              // externalTrafficPolicy: Local
 	InternalLocal       bool              // internalTrafficPolicy: Local

@@ -35,7 +35,7 @@ type PodSelection struct {
 // PolicyRule is one entry of a policy's ingress or egress.
 type PolicyRule struct {
 	Ports []PortRange
-	// Peers are who may take part; nil is anybody. An empty list, as of a rule
+	// Peers are the allowed peers; nil allows every peer. An empty list, as of a rule
 	// whose pods do not exist, does not occur here: the source refuses it.
 	Peers []PolicyPeer
 }

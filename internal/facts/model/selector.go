@@ -2,8 +2,8 @@ package model
 
 import "slices"
 
-// Matches is the label selector of the Kubernetes API: every part must hold, and
-// a selector without parts matches everything.
+// Matches reports whether the labels match, as the Kubernetes API defines it: every part
+// must match, and a selector without parts matches everything.
 func (s Selector) Matches(labels map[string]string) bool {
 	for key, want := range s.MatchLabels {
 		if have, ok := labels[key]; !ok || have != want {
@@ -33,7 +33,7 @@ func (r Requirement) holds(labels map[string]string) bool {
 	case "DoesNotExist":
 		return !present
 	}
-	// An operator that this version does not know may select the object, and for a
-	// NetworkPolicy to take it so is always right. Other sources refuse it.
+	// An unknown operator may select the object. For a NetworkPolicy it is always safe to
+	// assume so; sources reject it in other objects.
 	return true
 }

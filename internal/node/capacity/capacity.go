@@ -1,11 +1,10 @@
-// Package capacity is the arithmetic of conntrack: how many entries a rate of
-// new connections keeps in the table, what they cost, and the highest rate that
-// a table carries. Pure functions; every constant says where it is from.
+// Package capacity calculates conntrack's capacity: the entries that a rate of new
+// connections keeps in the table, their memory, and the highest rate that a table
+// carries. Its functions are pure; every constant names its source.
 //
 //	entries = new connections/s × time that an entry is kept      (Little's law)
 //
-// The time is how long the connection lives and then the time-out of the state
-// that its last packet left it in.
+// The time is the lifetime of the connection plus the timeout of its last state.
 package capacity
 
 import (
@@ -15,12 +14,12 @@ import (
 	"time"
 )
 
-// Timeouts are conntrack's, of one network namespace. The zero value of a field
-// is 0 seconds, not a default; start from DefaultTimeouts.
+// Timeouts are the conntrack timeouts of one network namespace. The zero value of a
+// field is 0 seconds, not a default; start from DefaultTimeouts.
 type Timeouts struct {
-	UDP          time.Duration `json:"udp"`          // nf_conntrack_udp_timeout: unanswered, or answered for less than 2 s
-	UDPStream    time.Duration `json:"udp_stream"`   // answered, and still used after 2 s
-	TCPSynSent   time.Duration `json:"tcp_syn_sent"` // a SYN without an answer
+	UDP          time.Duration `json:"udp"`          // nf_conntrack_udp_timeout: unreplied, or replied for less than 2 s
+	UDPStream    time.Duration `json:"udp_stream"`   // replied, and still active after 2 s
+	TCPSynSent   time.Duration `json:"tcp_syn_sent"` // a SYN without a reply
 	TCPEstablish time.Duration `json:"tcp_established"`
 	TCPTimeWait  time.Duration `json:"tcp_time_wait"` // closed by both sides
 	TCPClose     time.Duration `json:"tcp_close"`     // reset
@@ -37,16 +36,16 @@ var DefaultTimeouts = Timeouts{
 	ICMP: 30 * time.Second,
 }
 
-// Kind is a sort of connection, by how it ends.
+// Kind classifies connections by their end.
 type Kind string
 
-// The kinds that the arithmetic knows.
+// The known kinds.
 const (
-	UDPUnanswered Kind = "udp-unanswered" // one way only
-	UDPAnswered   Kind = "udp"            // questions and answers, as DNS
-	TCPClosed     Kind = "tcp"            // closed in good order by both sides
+	UDPUnanswered Kind = "udp-unanswered" // one direction only
+	UDPAnswered   Kind = "udp"            // requests and replies, as DNS
+	TCPClosed     Kind = "tcp"            // closed by FIN from both sides
 	TCPReset      Kind = "tcp-reset"      // ended by RST
-	TCPUnanswered Kind = "tcp-unanswered" // SYNs to nobody
+	TCPUnanswered Kind = "tcp-unanswered" // SYNs without a reply
 	TCPIdle       Kind = "tcp-idle"       // left open
 	ICMPEcho      Kind = "icmp"
 	TFTP          Kind = "tftp" // a transfer: the request, and the data from another port
@@ -55,24 +54,24 @@ const (
 // Kinds lists every Kind.
 var Kinds = []Kind{UDPAnswered, UDPUnanswered, TCPClosed, TCPReset, TCPUnanswered, TCPIdle, ICMPEcho, TFTP}
 
-// Helper is what a connection costs beyond entries of its own protocol.
+// Helper describes the expectations that a conntrack helper creates for a connection.
 type Helper struct {
-	Expectations  int           // that are made for each connection
-	ExpectTimeout time.Duration // how long one waits that nothing fulfils
+	Expectations  int           // per connection
+	ExpectTimeout time.Duration // lifetime of an unused expectation
 }
 
-// TFTPHelper: one expectation a request, kept for 300 s if the data never comes
-// (nf_conntrack_tftp.c). One that comes takes it away.
+// TFTPHelper creates one expectation per request. It stays for 300 s if the data never
+// arrives (nf_conntrack_tftp.c); data that arrives removes it.
 var TFTPHelper = Helper{Expectations: 1, ExpectTimeout: 300 * time.Second}
 
-// Load is a stream of new connections of one kind.
+// Load is a rate of new connections of one kind.
 type Load struct {
 	Kind Kind          `json:"kind"`
 	Rate float64       `json:"rate"`        // new connections a second
 	Life time.Duration `json:"lifetime_ns"` // from the first packet to the last
 }
 
-// Validate says what is out of range.
+// Validate reports a value that is out of range.
 func (l Load) Validate() error {
 	switch {
 	case math.IsNaN(l.Rate) || math.IsInf(l.Rate, 0) || l.Rate < 0:
@@ -84,9 +83,9 @@ func (l Load) Validate() error {
 	return err
 }
 
-// Kept is how long each entry of one connection stays in the table: as many
-// durations as it has entries. The kernel sweeps the table now and then
-// (gc_worker, at most every 60 s), so that nf_conntrack_count is somewhat more.
+// Kept returns how long each entry of one connection stays in the table: one duration
+// per entry. The kernel removes expired entries later (gc_worker, at most every 60 s),
+// so nf_conntrack_count is somewhat larger.
 func Kept(kind Kind, life time.Duration, t Timeouts) ([]time.Duration, error) {
 	udp := t.UDP
 	if life > t.UDPStreamAt {
@@ -108,13 +107,14 @@ func Kept(kind Kind, life time.Duration, t Timeouts) ([]time.Duration, error) {
 	case ICMPEcho:
 		return []time.Duration{life + t.ICMP}, nil
 	case TFTP:
-		// The request is never answered from the port that it went to.
+		// The server never replies from the port of the request.
 		return []time.Duration{t.UDP, life + udp}, nil
 	}
-	return nil, fmt.Errorf("%q is no kind of connection: use one of %v", kind, Kinds)
+	return nil, fmt.Errorf("%q is not a kind of connection: use one of %v", kind, Kinds)
 }
 
-// Entries is how many entries these loads keep in the table, in the long run.
+// Entries returns the number of entries that the loads keep in the table, in the long
+// run.
 func Entries(loads []Load, t Timeouts) (float64, error) {
 	total := 0.0
 	for _, l := range loads {
@@ -129,8 +129,8 @@ func Entries(loads []Load, t Timeouts) (float64, error) {
 	return total, nil
 }
 
-// Ceiling is the highest rate of connections of one kind that a table of so many
-// entries carries, in connections a second. +Inf if nothing is kept.
+// Ceiling returns the highest rate of connections of one kind that a table of the given
+// size carries, in connections per second. It is +Inf if no entry stays.
 func Ceiling(entries int, kind Kind, life time.Duration, t Timeouts) (float64, error) {
 	kept, err := Kept(kind, life, t)
 	if err != nil {
@@ -143,14 +143,14 @@ func Ceiling(entries int, kind Kind, life time.Duration, t Timeouts) (float64, e
 	return float64(entries) / sum, nil
 }
 
-// Expectations is how many expectations wait at once: for the time until the
-// expected packet comes, and for those that lost it until they time out. lost is
-// the part of connections, from 0 to 1, whose expected packet never comes.
+// Expectations returns the number of expectations that exist at the same time. Each
+// exists until the expected packet arrives, or until its timeout. lost is the part of
+// connections, from 0 to 1, whose expected packet never arrives.
 func Expectations(rate float64, h Helper, wait time.Duration, lost float64) float64 {
 	return rate * float64(h.Expectations) * ((1-lost)*wait.Seconds() + lost*h.ExpectTimeout.Seconds())
 }
 
-// ExpectMax is the kernel's limit of expectations for a number of buckets:
+// ExpectMax returns the kernel's limit of expectations for a number of buckets:
 // buckets/256, at least 1, times 4 (nf_conntrack_expect_init).
 func ExpectMax(buckets int) int { return max(buckets/256, 1) * 4 }
 
@@ -165,23 +165,22 @@ const (
 	ExpectBytes = 216
 )
 
-// Memory is what a table costs when it is full, in bytes. Buckets are paid for
-// at once, entries when they are made.
+// Memory returns the size of a full table in bytes. The kernel allocates buckets at once,
+// and each entry when it is created.
 func Memory(entries, buckets, expectations int) int64 {
 	return int64(entries)*EntryBytes + int64(buckets)*BucketBytes + int64(expectations)*ExpectBytes
 }
 
-// SNATCeiling is the highest rate of new connections that one source address can
-// make to one destination address and port: every port is in use until its
-// entry is forgotten.
+// SNATCeiling returns the highest rate of new connections from one source address to one
+// destination address and port: every port is in use until its entry expires.
 func SNATCeiling(ports int, kept time.Duration) float64 { return float64(ports) / kept.Seconds() }
 
-// SNATPorts is how many ports masquerading chooses from when the client's own is
-// taken or --random-fully asks: 1024 to 65535 (nf_nat_l4proto_unique_tuple).
+// SNATPorts is the number of ports from which masquerading chooses if the client's own
+// port is in use, or with --random-fully: 1024 to 65535 (nf_nat_l4proto_unique_tuple).
 const SNATPorts = 64512
 
-// FullIn is when a table fills at which entries come faster than they go. It
-// returns false if it does not, in the long run.
+// FullIn returns the time until a growing table is full. It returns false if the table
+// never fills.
 func FullIn(entries, limit int, perSecond float64) (time.Duration, bool) {
 	if entries >= limit {
 		return 0, true
@@ -196,32 +195,31 @@ func FullIn(entries, limit int, perSecond float64) (time.Duration, bool) {
 	return time.Duration(seconds * float64(time.Second)), true
 }
 
-// Plan is the answer to both questions: what a load needs, and what a table
-// carries.
+// Plan says what a load needs, and what a table carries.
 type Plan struct {
 	Loads        []Load    `json:"loads"`
 	Timeouts     Timeouts  `json:"timeouts_ns"`
 	Entries      int       `json:"entries"`            // kept in the long run
 	Expectations int       `json:"expectations"`       // waiting at once
-	Table        int       `json:"table"`              // entries with head-room
-	Buckets      int       `json:"buckets"`            // as many as entries: chains of one
-	ExpectMax    int       `json:"expect_max"`         // that many buckets bring
-	ExpectFit    bool      `json:"expect_fit"`         // whether Expectations are no more than ExpectMax
-	Bytes        int64     `json:"bytes"`              // of a table full to Table
-	Ceilings     []float64 `json:"ceilings,omitempty"` // for each load, connections/s of the given table
+	Table        int       `json:"table"`              // Entries plus headroom
+	Buckets      int       `json:"buckets"`            // one per entry
+	ExpectMax    int       `json:"expect_max"`         // limit that the kernel derives from Buckets
+	ExpectFit    bool      `json:"expect_fit"`         // Expectations <= ExpectMax
+	Bytes        int64     `json:"bytes"`              // memory of a full table of size Table
+	Ceilings     []float64 `json:"ceilings,omitempty"` // per load: connections/s that the given table carries
 }
 
-// Config is what a Plan is made from.
+// Config is the input of Make.
 type Config struct {
 	Loads    []Load
 	Timeouts Timeouts
-	HeadRoom float64       // part of the table that stays free, from 0 to less than 1
-	Limit    int           // entries of a table to find the ceiling of; 0: none
-	Wait     time.Duration // from a helper's request to the packet that it expects
-	Lost     float64       // part of expectations that nothing fulfils
+	Headroom float64       // part of the table that stays free, from 0 to less than 1
+	Limit    int           // table size for Ceilings; 0: none
+	Wait     time.Duration // from a helper's request to the expected packet
+	Lost     float64       // part of expectations that stay unused
 }
 
-// Validate says what is missing or out of range.
+// Validate reports a missing value or one out of range.
 func (c Config) Validate() error {
 	if len(c.Loads) == 0 {
 		return errors.New("no load")
@@ -232,8 +230,8 @@ func (c Config) Validate() error {
 		}
 	}
 	switch {
-	case !(c.HeadRoom >= 0 && c.HeadRoom < 1): // NaN is neither
-		return fmt.Errorf("head-room %v: must be from 0 to less than 1", c.HeadRoom)
+	case !(c.Headroom >= 0 && c.Headroom < 1): // NaN is neither
+		return fmt.Errorf("headroom %v: must be from 0 to less than 1", c.Headroom)
 	case !(c.Lost >= 0 && c.Lost <= 1):
 		return fmt.Errorf("lost part %v: must be from 0 to 1", c.Lost)
 	case c.Limit < 0 || c.Wait < 0:
@@ -242,7 +240,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Make works out the Plan.
+// Make calculates the Plan.
 func Make(c Config) (Plan, error) {
 	if err := c.Validate(); err != nil {
 		return Plan{}, err
@@ -252,11 +250,11 @@ func Make(c Config) (Plan, error) {
 		return Plan{}, err
 	}
 	if entries > math.MaxInt32 {
-		return Plan{}, fmt.Errorf("%.0f entries are more than a table can hold (%d): shorten the time-outs", entries, math.MaxInt32)
+		return Plan{}, fmt.Errorf("%.0f entries do not fit into a table (at most %d): shorten the timeouts", entries, math.MaxInt32)
 	}
-	table := math.Ceil(entries / (1 - c.HeadRoom))
+	table := math.Ceil(entries / (1 - c.Headroom))
 	if table > math.MaxInt32 {
-		return Plan{}, fmt.Errorf("%.0f entries with head-room %v are more than a table can hold (%d): leave less free", entries, c.HeadRoom, math.MaxInt32)
+		return Plan{}, fmt.Errorf("%.0f entries with headroom %v do not fit into a table (at most %d): reduce the headroom", entries, c.Headroom, math.MaxInt32)
 	}
 	p := Plan{Loads: c.Loads, Timeouts: c.Timeouts, Entries: int(math.Ceil(entries)), Table: int(table), Buckets: int(table)}
 	expectations := 0.0
@@ -270,13 +268,13 @@ func Make(c Config) (Plan, error) {
 				return Plan{}, err
 			}
 			if math.IsInf(ceiling, 0) {
-				return Plan{}, fmt.Errorf("no table is too small for %s: nothing is kept; give it a lifetime or a longer time-out", l.Kind)
+				return Plan{}, fmt.Errorf("%s has no ceiling: no entry stays in the table; set a lifetime or a longer timeout", l.Kind)
 			}
 			p.Ceilings = append(p.Ceilings, ceiling)
 		}
 	}
 	if expectations > math.MaxInt32 {
-		return Plan{}, fmt.Errorf("%.0f expectations are more than the kernel can count (%d): plan for a lower rate", expectations, math.MaxInt32)
+		return Plan{}, fmt.Errorf("%.0f expectations exceed the kernel's counter (%d): plan for a lower rate", expectations, math.MaxInt32)
 	}
 	p.Expectations = int(math.Ceil(expectations))
 	p.ExpectMax = ExpectMax(p.Buckets)

@@ -25,11 +25,11 @@ func TestCeilingsAreThePublishedOnes(t *testing.T) {
 	}
 }
 
-// Published: about 200,000 entries at 5,100 transfers/s with time-outs of 10 and
+// Published: about 200,000 entries at 5,100 transfers/s with timeouts of 10 and
 // 20 s, on a kernel that gave an answered flow the longer one at once. Two
 // entries a transfer keep 153,000 alive; entries that are over stay in the count
 // until they are swept, and no entry is kept longer than 20 s and a sweep, so
-// that 204,000 is two full time-outs. The published figure lies between.
+// that 204,000 is two full timeouts. The published figure lies between.
 func TestTFTPIsTwoEntriesAndOneExpectationATransfer(t *testing.T) {
 	old := Timeouts{UDP: 10 * second, UDPStream: 20 * second, UDPStreamAt: -1}
 	kept, err := Kept(TFTP, 0, old)
@@ -116,7 +116,7 @@ func TestWhenATableFills(t *testing.T) {
 func TestAPlanGoesBothWays(t *testing.T) {
 	p, err := Make(Config{
 		Loads:    []Load{{Kind: TCPClosed, Rate: 4000}, {Kind: TFTP, Rate: 100}},
-		Timeouts: DefaultTimeouts, HeadRoom: 0.25, Limit: 512 << 10, Wait: second, Lost: 0.1,
+		Timeouts: DefaultTimeouts, Headroom: 0.25, Limit: 512 << 10, Wait: second, Lost: 0.1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -133,13 +133,13 @@ func TestWhatCannotBePlannedIsRefused(t *testing.T) {
 		"negative rate":  {Loads: []Load{{Kind: UDPAnswered, Rate: -1}}},
 		"not a number":   {Loads: []Load{{Kind: UDPAnswered, Rate: math.NaN()}}},
 		"negative life":  {Loads: []Load{{Kind: UDPAnswered, Life: -1}}},
-		"part NaN":       {Loads: []Load{{Kind: UDPAnswered}}, HeadRoom: math.NaN()},
+		"part NaN":       {Loads: []Load{{Kind: UDPAnswered}}, Headroom: math.NaN()},
 		"lost NaN":       {Loads: []Load{{Kind: UDPAnswered}}, Lost: math.NaN()},
 		"lost no end":    {Loads: []Load{{Kind: UDPAnswered}}, Lost: math.Inf(1)},
-		"next to none":   {Loads: []Load{{Kind: TCPIdle, Rate: 1}}, Timeouts: DefaultTimeouts, HeadRoom: 1 - 1e-15},
+		"next to none":   {Loads: []Load{{Kind: TCPIdle, Rate: 1}}, Timeouts: DefaultTimeouts, Headroom: 1 - 1e-15},
 		"kept for 0 s":   {Loads: []Load{{Kind: UDPAnswered}}, Limit: 1},
 		"expects all":    {Loads: []Load{{Kind: TFTP, Rate: 1e300}}, Wait: 1},
-		"no room at all": {Loads: []Load{{Kind: UDPAnswered}}, HeadRoom: 1},
+		"no room at all": {Loads: []Load{{Kind: UDPAnswered}}, Headroom: 1},
 		"lost too much":  {Loads: []Load{{Kind: UDPAnswered}}, Lost: 2},
 		"negative table": {Loads: []Load{{Kind: UDPAnswered}}, Limit: -1},
 		"more than fits": {Loads: []Load{{Kind: TCPIdle, Rate: 1e6}}, Timeouts: DefaultTimeouts},

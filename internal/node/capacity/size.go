@@ -6,16 +6,15 @@ import (
 	"time"
 )
 
-// TableFor is the smallest table in which so many entries leave a part of it
-// free, headRoom, from 0 to less than 1.
-func TableFor(entries, headRoom float64) int {
-	n := math.Ceil(entries / (1 - headRoom))
+// TableFor returns the size of the smallest table in which the entries leave the part
+// headroom free. headroom is from 0 to less than 1.
+func TableFor(entries, headroom float64) int {
+	n := math.Ceil(entries / (1 - headroom))
 	return int(min(max(n, 0), math.MaxInt32))
 }
 
-// TableWithin is the largest table that takes no more than so many bytes when it
-// is full, with a bucket for each entry and as many expectations as come with
-// these.
+// TableWithin returns the size of the largest table that takes at most bytes when it is
+// full, with one bucket per entry and the kernel's number of expectations for them.
 func TableWithin(bytes int64) int {
 	lo, hi := int64(0), min(max(bytes, 0)/(EntryBytes+BucketBytes), math.MaxInt32)
 	for lo < hi {
@@ -29,8 +28,8 @@ func TableWithin(bytes int64) int {
 	return int(lo)
 }
 
-// StepUp rounds up to a power of two, at most 2^30. Sizes that follow a
-// measurement go in such steps, so that its noise does not move them.
+// StepUp rounds up to a power of two, at most 2^30. Sizes that follow a measurement
+// change in such steps, so that noise does not change them.
 func StepUp(n int) int {
 	if n <= 1 {
 		return 1
@@ -45,28 +44,27 @@ func WholeBuckets(n, pageBytes int) int {
 	return (n + page - 1) / page * page
 }
 
-// AgeWindow is the time by which Ages tells old packets from new ones.
+// AgeWindow is the unit by which Ages distinguishes old packets from new ones.
 const AgeWindow = 3 * time.Second
 
-// shortLivedSample is the least number of entries that say anything of how long
-// flows live.
+// shortLivedSample is the smallest number of entries that indicates the lifetime of
+// flows.
 const shortLivedSample = 30
 
-// Ages says how long ago entries that share a time-out saw their last packet.
-// The kernel has no counter of new entries, but each remaining time tells the
-// age of a packet. Entries that run on an older, longer time-out count in All
-// alone.
+// Ages counts entries of one timeout by the age of their last packet. The kernel has no
+// counter of new entries, but the remaining time of an entry gives the age of its last
+// packet. Entries that still run on an older, longer timeout count only in All.
 type Ages struct {
 	Timeout time.Duration
 	All     float64
 	Fresh   float64 // less than an AgeWindow ago
 	Early   float64 // in the AgeWindow before that
-	Late    float64 // in the last AgeWindow before they are forgotten
-	Scale   float64 // what one entry that was looked at stands for; 0: one
+	Late    float64 // in the last AgeWindow before they expire
+	Scale   float64 // number of entries that one sampled entry stands for; 0: one
 }
 
-// Add counts one entry by the time that it has left, whole seconds rounded down
-// as the kernel gives it.
+// Add counts one entry by its remaining time, in whole seconds rounded down, as the
+// kernel reports it.
 func (a *Ages) Add(left time.Duration) {
 	a.All++
 	switch {
@@ -82,20 +80,19 @@ func (a *Ages) Add(left time.Duration) {
 	}
 }
 
-// Scaled is a sample's Ages for the whole, of which every entry that was looked
-// at stands for so many.
+// Scaled extrapolates the Ages of a sample: each sampled entry stands for by entries.
 func (a Ages) Scaled(by float64) Ages {
 	return Ages{Timeout: a.Timeout, All: a.All * by, Fresh: a.Fresh * by, Early: a.Early * by, Late: a.Late * by, Scale: by}
 }
 
-// Rate is how many flows a second fall silent; under a constant load as many
-// begin.
+// Rate returns the flows per second that become silent. Under a constant load the same
+// number starts.
 func (a Ages) Rate() float64 { return a.Early / AgeWindow.Seconds() }
 
-// ShortLived reports whether flows that have been silent for a moment stay so
-// until they are forgotten. Of flows that come back, fewer entries are about to
-// be forgotten than have just fallen silent; so it looks, too, for the first
-// Timeout of a load, when nothing is old yet. Too few entries say nothing.
+// ShortLived reports whether flows that have become silent stay silent until their
+// entries expire. If flows resume, fewer entries are about to expire than have just
+// become silent. The same holds during the first Timeout of a load, when no entry is old
+// yet. It is false for too few entries.
 func (a Ages) ShortLived() bool {
 	if a.Timeout < 3*AgeWindow || a.Early < shortLivedSample*max(a.Scale, 1) {
 		return false
@@ -103,9 +100,9 @@ func (a Ages) ShortLived() bool {
 	return a.Late >= a.Early/2
 }
 
-// KeptFor is how many entries there would be with another time-out, in the long
-// run: those of flows that are under way, and of short-lived ones what Little's
-// law says. Of other flows nobody knows, and they stay as many.
+// KeptFor returns the number of entries with another timeout, in the long run: active
+// flows, plus short-lived flows by Little's law. For other flows there is no estimate,
+// and the number stays the same.
 func (a Ages) KeptFor(timeout time.Duration) float64 {
 	if !a.ShortLived() {
 		return a.All
@@ -113,5 +110,5 @@ func (a Ages) KeptFor(timeout time.Duration) float64 {
 	return a.UnderWay() + a.Rate()*timeout.Seconds()
 }
 
-// UnderWay is how many of the fresh entries are of flows that go on.
+// UnderWay returns the number of fresh entries whose flows are still active.
 func (a Ages) UnderWay() float64 { return max(0, a.Fresh-a.Early) }

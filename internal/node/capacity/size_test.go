@@ -79,7 +79,7 @@ func TestFlowsThatAreNotShortLivedAreToldFromThoseThatAre(t *testing.T) {
 		older.Add(time.Duration(11+i%20) * second)
 	}
 	for name, a := range map[string]Ages{"a load that has just begun": ramp, "a packet now and then": keepAlive, "too few": few,
-		"entries of an older time-out": older, "a sample of few": few.Scaled(100), "nothing": {}} {
+		"entries of an older timeout": older, "a sample of few": few.Scaled(100), "nothing": {}} {
 		if a.ShortLived() || a.KeptFor(10*second) != a.All {
 			t.Errorf("%s: %+v counts as short-lived", name, a)
 		}

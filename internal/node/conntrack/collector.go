@@ -7,14 +7,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Collector gives a namespace's conntrack to Prometheus under the names that
-// node_exporter has for it, as gauges like there.
+// Collector exports the conntrack metrics of a namespace under node_exporter's names, as
+// gauges like there.
 type Collector struct {
 	open func() (*Conn, error)
 }
 
 // NewCollector makes a Collector for the process's own network namespace.
-// Where the kernel has no conntrack it gives nothing.
+// Where the kernel has no conntrack it exports nothing.
 func NewCollector() *Collector { return &Collector{open: Open} }
 
 // scrapeTimeout bounds one reading; it takes microseconds.
@@ -22,23 +22,23 @@ const scrapeTimeout = 5 * time.Second
 
 var (
 	entriesDesc = nodeDesc("entries", "Entries in the connection tracking table.")
-	limitDesc   = nodeDesc("entries_limit", "Entries that the connection tracking table may hold.")
+	limitDesc   = nodeDesc("entries_limit", "Maximum number of entries in the connection tracking table.")
 	statDescs   = []struct {
 		desc  *prometheus.Desc
 		value func(Counters) uint64
 	}{
-		{statDesc("found", "Lookups for a free tuple that found it in use."), func(c Counters) uint64 { return c.Found }},
-		{statDesc("invalid", "Packets that could not be tracked."), func(c Counters) uint64 { return c.Invalid }},
-		{statDesc("insert", "Entries inserted; since Linux 5.10 only those made over netlink."), func(c Counters) uint64 { return c.Insert }},
-		{statDesc("insert_failed", "Entries that could not be inserted: a race with an equal one, or a chain too long."), func(c Counters) uint64 { return c.InsertFailed }},
-		{statDesc("drop", "Packets dropped because their entry could not be made or inserted."), func(c Counters) uint64 { return c.Drop }},
-		{statDesc("early_drop", "Entries evicted to make room in a full table."), func(c Counters) uint64 { return c.EarlyDrop }},
-		{statDesc("search_restart", "Lookups begun again because the table was resized."), func(c Counters) uint64 { return c.SearchRestart }},
+		{statDesc("found", "Tuples that NAT wanted and found in use; NAT then tries another."), func(c Counters) uint64 { return c.Found }},
+		{statDesc("invalid", "Packets that could not be tracked (INVALID)."), func(c Counters) uint64 { return c.Invalid }},
+		{statDesc("insert", "Entries inserted; since Linux 5.10 only entries created over netlink."), func(c Counters) uint64 { return c.Insert }},
+		{statDesc("insert_failed", "Entries that could not be inserted, which usually costs a packet: a race with an equal entry, or a bucket that is too long."), func(c Counters) uint64 { return c.InsertFailed }},
+		{statDesc("drop", "Packets dropped because their entry could not be created or inserted: a full table, or a lost race."), func(c Counters) uint64 { return c.Drop }},
+		{statDesc("early_drop", "Entries evicted early because the table was full."), func(c Counters) uint64 { return c.EarlyDrop }},
+		{statDesc("search_restart", "Lookups restarted because the table was resized."), func(c Counters) uint64 { return c.SearchRestart }},
 		{statDesc("error", "Malformed packets."), func(c Counters) uint64 { return c.Error }},
-		{statDesc("clash_resolve", "Races between equal entries that cost no packet."), func(c Counters) uint64 { return c.ClashResolve }},
-		{statDesc("chaintoolong", "Entries not inserted because their bucket is too long."), func(c Counters) uint64 { return c.ChainTooLong }},
+		{statDesc("clash_resolve", "Races between equal entries that were resolved without a drop."), func(c Counters) uint64 { return c.ClashResolve }},
+		{statDesc("chaintoolong", "Entries not inserted because their bucket was too long."), func(c Counters) uint64 { return c.ChainTooLong }},
 	}
-	expectDesc = prometheus.NewDesc("spillway_conntrack_expectations", "Connections that a conntrack helper expects.", []string{"helper"}, nil)
+	expectDesc = prometheus.NewDesc("spillway_conntrack_expectations", "Connections that a conntrack helper expects, by helper.", []string{"helper"}, nil)
 )
 
 func nodeDesc(name, help string) *prometheus.Desc {
@@ -57,8 +57,7 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. What cannot be read now is left out
-// of this scrape.
+// Collect implements prometheus.Collector. It omits values that cannot be read.
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	conn, err := c.open()
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package conntrack sees the kernel's connection tracking of one network
-// namespace: its entries, counters, expectations, sizes and time-outs, over
-// netlink (ctnetlink) and /proc/sys. It knows nothing of Services; what of them
-// is out of date in the table is the business of conntrack/stale.
+// Package conntrack reads the kernel's connection tracking of one network namespace:
+// its entries, counters, expectations, sizes and timeouts, over netlink (ctnetlink) and
+// /proc/sys. It knows nothing of Services; package conntrack/stale deletes their stale
+// entries.
 //
 //	Open / Namespace.Do ──> Conn ──> Dump      entries, one at a time
 //	                             ├─> Delete    one entry, and no other
@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsupported says that the kernel has no conntrack that netlink could ask:
-// no nf_conntrack, or no nf_conntrack_netlink.
+// ErrUnsupported says that the kernel has no conntrack over netlink: nf_conntrack or
+// nf_conntrack_netlink is missing.
 var ErrUnsupported = errors.New("this kernel has no conntrack over netlink: load the module nf_conntrack_netlink")
 
 // Messages of ctnetlink, from include/uapi/linux/netfilter/nfnetlink_conntrack.h.
@@ -32,15 +32,15 @@ const (
 	msgExpectGet   = 1
 )
 
-// dumpTries bounds how often a dump is begun again that the kernel broke off.
+// dumpTries bounds the restarts of a dump that the kernel interrupts.
 const dumpTries = 5
 
 // Conn is a pair of netlink sockets in one network namespace. It is not safe
 // for use by several goroutines at once, but any thread may use it: a socket
 // stays in the namespace that it was opened in.
 type Conn struct {
-	dump *dumpSocket      // dumps; busy while one is under way
-	ask  *nl.SocketHandle // all else, also in the middle of a dump
+	dump *dumpSocket      // for dumps; busy during a dump
+	ask  *nl.SocketHandle // for all other requests, also during a dump
 }
 
 // Open opens a Conn in the network namespace of the calling thread. Sockets
@@ -66,10 +66,10 @@ func openSocket() (*nl.SocketHandle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netfilter netlink socket: %w", err)
 	}
-	// The kernel answers at once; this is for one that never does.
+	// The kernel replies at once; the timeout is a safeguard.
 	if err := errors.Join(s.SetSendTimeout(&nl.SocketTimeoutTv), s.SetReceiveTimeout(&nl.SocketTimeoutTv)); err != nil {
 		s.Close()
-		return nil, fmt.Errorf("set time-outs of netlink socket: %w", err)
+		return nil, fmt.Errorf("set timeouts of netlink socket: %w", err)
 	}
 	return &nl.SocketHandle{Socket: s}, nil
 }
@@ -80,7 +80,7 @@ func (c *Conn) Close() {
 	c.ask.Close()
 }
 
-// request makes a message for one of the subsystems of nfnetlink.
+// request makes a message to a subsystem of nfnetlink.
 func (c *Conn) request(subsystem, message, flags int, family uint8) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(subsystem<<8|message, flags)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.ask}
@@ -88,8 +88,8 @@ func (c *Conn) request(subsystem, message, flags int, family uint8) *nl.NetlinkR
 	return req
 }
 
-// dumpAll sends a dump request and gives each answer's bytes to each, until
-// each returns false; it must not keep them.
+// dumpAll sends a dump request and calls each with the bytes of each reply, until each
+// returns false. each must not keep them.
 func (c *Conn) dumpAll(subsystem, message int, family uint8, attrs []*nl.RtAttr, each func([]byte) bool) error {
 	req := c.request(subsystem, message, unix.NLM_F_DUMP, family)
 	for _, a := range attrs {
@@ -98,30 +98,30 @@ func (c *Conn) dumpAll(subsystem, message int, family uint8, attrs []*nl.RtAttr,
 	return meaning(c.dump.run(req, each))
 }
 
-// dumpAgain repeats a dump that the kernel did not finish: begin is called
-// before each try.
+// dumpAgain repeats a dump that the kernel did not finish. It calls begin before each
+// attempt.
 func dumpAgain(ctx context.Context, dump func() error) error {
 	var err error
 	for range dumpTries {
 		if err = ctx.Err(); err != nil {
 			return err
 		}
-		if err = dump(); !brokenOff(err) {
+		if err = dump(); !interrupted(err) {
 			return err
 		}
 	}
-	return fmt.Errorf("broken off %d times: %w", dumpTries, err)
+	return fmt.Errorf("interrupted %d times: %w", dumpTries, err)
 }
 
-// brokenOff tells a dump that has only to be repeated: the table changed under
-// it (EINTR, which nl.ErrDumpInterrupted is too) or the socket's buffer was too
-// small for a moment (ENOBUFS).
-func brokenOff(err error) bool {
+// interrupted reports whether a dump only has to be repeated: the table changed during
+// it (EINTR, which includes nl.ErrDumpInterrupted), or the socket's buffer overflowed
+// (ENOBUFS).
+func interrupted(err error) bool {
 	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOBUFS)
 }
 
-// meaning turns what nfnetlink answers when a subsystem is missing into
-// ErrUnsupported. It asks for the module first, so EINVAL is its last word.
+// meaning converts nfnetlink's error for a missing subsystem into ErrUnsupported.
+// nfnetlink tries to load the module first, so EINVAL is final.
 func meaning(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT) {
 		return ErrUnsupported

@@ -10,23 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dumpBuffer takes the largest datagram of a dump: the kernel fills as much as
+// dumpBuffer is the size of the largest datagram of a dump: the kernel fills as much as
 // the reader once offered, up to 32 KiB (netlink_recvmsg).
 const dumpBuffer = 64 << 10
 
-// dumpSocket reads dumps. One buffer serves for all: a table of a million
-// entries would otherwise be copied into as many slices.
+// dumpSocket reads dumps into one buffer, so that a table of a million entries does not
+// need a million slices.
 type dumpSocket struct {
 	fd   int
 	port uint32 // the kernel's name for this socket
 	seq  uint32
 	buf  *[dumpBuffer]byte // from dumpBuffers
-	// open says that the kernel has not ended the last dump yet. What is left of
-	// it is read when the next one begins, or never, if there is none.
+	// open says that the kernel has not ended the last dump yet. The next dump reads
+	// the rest of it first.
 	open bool
 }
 
-// dumpBuffers are used again: many namespaces are read one after the other.
+// dumpBuffers are reused, since many namespaces are read one after the other.
 var dumpBuffers = sync.Pool{New: func() any { return new([dumpBuffer]byte) }}
 
 func openDump() (*dumpSocket, error) {
@@ -37,7 +37,7 @@ func openDump() (*dumpSocket, error) {
 	s := &dumpSocket{fd: fd, buf: dumpBuffers.Get().(*[dumpBuffer]byte)}
 	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	if err == nil {
-		// The kernel answers at once; this is for one that never does.
+		// The kernel replies at once; the timeout is a safeguard.
 		err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &nl.SocketTimeoutTv),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &nl.SocketTimeoutTv))
 	}
@@ -61,8 +61,8 @@ func (s *dumpSocket) close() {
 	}
 }
 
-// run sends a dump request and gives the body of each message of the answer to
-// each, which must not keep it, until each returns false.
+// run sends a dump request and calls each with the body of each message of the reply,
+// until each returns false. each must not keep the body.
 func (s *dumpSocket) run(req *nl.NetlinkRequest, each func([]byte) bool) error {
 	if s.open {
 		if err := s.read(func([]byte) bool { return true }); s.open {
@@ -78,13 +78,13 @@ func (s *dumpSocket) run(req *nl.NetlinkRequest, each func([]byte) bool) error {
 	return s.read(each)
 }
 
-// read reads to the end of the dump, or until each has enough.
+// read reads to the end of the dump, or until each returns false.
 func (s *dumpSocket) read(each func([]byte) bool) error {
 	interrupted := false
 	for {
 		n, from, err := unix.Recvfrom(s.fd, s.buf[:], 0)
 		if errors.Is(err, unix.EINTR) {
-			continue // a signal of the Go runtime, not the kernel's word on the dump
+			continue // a signal of the Go runtime, not an interrupted dump
 		}
 		if err != nil {
 			return fmt.Errorf("receive: %w", err)
@@ -102,7 +102,7 @@ func (s *dumpSocket) read(each func([]byte) bool) error {
 			body := b[unix.SizeofNlMsghdr:size]
 			b = b[min((size+3)&^3, len(b)):]
 			if seq != s.seq || port != s.port {
-				continue // of a request before
+				continue // reply to an earlier request
 			}
 			interrupted = interrupted || flags&unix.NLM_F_DUMP_INTR != 0
 			switch kind {
@@ -118,7 +118,7 @@ func (s *dumpSocket) read(each func([]byte) bool) error {
 	}
 }
 
-// ended is what the last message of a dump says of the whole.
+// ended returns the result of a dump from its last message.
 func ended(body []byte, interrupted bool) error {
 	if len(body) >= 4 {
 		if no := int32(binary.NativeEndian.Uint32(body)); no < 0 {

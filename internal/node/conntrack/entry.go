@@ -15,9 +15,9 @@ type Status uint32
 
 // The bits of Status that Spillway reads.
 const (
-	Expected  Status = 1 << 0 // a helper expected it (TFTP's data, FTP's)
-	SeenReply Status = 1 << 1 // packets went both ways
-	Assured   Status = 1 << 2 // early_drop leaves it alone
+	Expected  Status = 1 << 0 // a helper expected it (data of TFTP, FTP)
+	SeenReply Status = 1 << 1 // packets went in both directions
+	Assured   Status = 1 << 2 // early_drop does not evict it
 	SrcNAT    Status = 1 << 4
 	DstNAT    Status = 1 << 5
 	Dying     Status = 1 << 9
@@ -37,8 +37,8 @@ type Entry struct {
 	TCPState    uint8 // enum tcp_conntrack; 0 for other protocols
 	Zone        uint16
 	Status      Status
-	ID          uint32        // tells the entry from a later one with the same tuple
-	Timeout     time.Duration // until it is forgotten if no packet comes
+	ID          uint32        // distinguishes the entry from a later one with the same tuple
+	Timeout     time.Duration // until it expires if no packet comes
 	Helper      string        // name of the conntrack helper; "" for none
 }
 
@@ -53,9 +53,8 @@ const (
 	ctaHelpName                                                   = 1
 )
 
-// decodeEntry reads the attributes behind the nfgenmsg header into e, which it
-// clears before. Attributes that it does not know, and those that are cut
-// short, are passed over.
+// decodeEntry clears e and decodes the attributes after the nfgenmsg header into it. It
+// ignores unknown and truncated attributes.
 func decodeEntry(b []byte, e *Entry) {
 	*e = Entry{}
 	if len(b) < nl.SizeofNfgenmsg {
@@ -182,7 +181,7 @@ func decodeHelper(b []byte) string {
 	return unix.ByteSliceToString(v)
 }
 
-// encodeTuple writes what names a tuple to the kernel.
+// encodeTuple encodes a tuple as the kernel's attributes.
 func encodeTuple(kind int, t Tuple, protocol uint8) *nl.RtAttr {
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|kind, nil)
 	addrs := nl.NewRtAttr(unix.NLA_F_NESTED|ctaTupleIP, nil)

@@ -14,12 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LogKind is what a line of the kernel's log says of conntrack.
+// LogKind classifies lines of the kernel's log about conntrack.
 type LogKind string
 
-// The kinds of line. The kernel writes no more than ten of a kind in five
-// seconds (net_ratelimit), so that Counters tell how much was dropped and the
-// log tells when.
+// The kinds of line. The kernel writes at most ten of a kind in five seconds
+// (net_ratelimit): Counters tell the number of drops, and the log tells the time.
 const (
 	TableFull       LogKind = "table full"             // nf_conntrack_core.c: a packet was dropped
 	ExpectTableFull LogKind = "expectation table full" // nf_conntrack_expect.c: an expectation was not made
@@ -38,8 +37,7 @@ type LogCount struct {
 	First, Last time.Duration // since the machine started
 }
 
-// Rate is how many lines a second there were between the first and the last; 0
-// for fewer than two.
+// Rate returns the lines per second between the first and the last; 0 for fewer than two.
 func (c LogCount) Rate() float64 {
 	if c.Lines < 2 || c.Last <= c.First {
 		return 0
@@ -47,8 +45,8 @@ func (c LogCount) Rate() float64 {
 	return float64(c.Lines-1) / (c.Last - c.First).Seconds()
 }
 
-// KernelLog reads what the kernel's log holds now about conntrack, by kind, and
-// does not wait for more.
+// KernelLog counts the lines about conntrack in the kernel's log, by kind. It does not
+// wait for new lines.
 func KernelLog(ctx context.Context) (map[LogKind]LogCount, error) {
 	f, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -56,7 +54,7 @@ func KernelLog(ctx context.Context) (map[LogKind]LogCount, error) {
 	}
 	defer f.Close()
 	counts := map[LogKind]LogCount{}
-	// One read gives one record; the poller would wait at the end.
+	// One read returns one record; the poller would wait at the end.
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("read kernel log: %w", err)
@@ -81,7 +79,7 @@ func KernelLog(ctx context.Context) (map[LogKind]LogCount, error) {
 	return counts, ctx.Err()
 }
 
-// countLog adds up the records of a log, one a line, as /dev/kmsg writes them.
+// countLog counts the records of a log in the format of /dev/kmsg, one per line.
 func countLog(r io.Reader) map[LogKind]LogCount {
 	counts := map[LogKind]LogCount{}
 	for s := bufio.NewScanner(r); s.Scan(); {
@@ -106,7 +104,7 @@ func countLine(counts map[LogKind]LogCount, record string) {
 
 // parseLogLine reads a record of /dev/kmsg, "level,sequence,microseconds,flags;
 // text" (Documentation/ABI/testing/dev-kmsg), if conntrack wrote it. Level
-// numbers from 8 up are of other facilities: programs write those.
+// numbers from 8 belong to other facilities, which programs write.
 func parseLogLine(record string) (LogLine, bool) {
 	head, text, ok := strings.Cut(record, ";")
 	fields := strings.Split(head, ",")

@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// String writes an entry as "udp 10.0.0.9:4000 -> 10.96.0.10:53, answers from
+// String formats an entry as "udp 10.0.0.9:4000 -> 10.96.0.10:53, answers from
 // 10.244.1.2:53".
 func (e *Entry) String() string {
 	return fmt.Sprintf("%s %s -> %s, answers from %s", ProtocolName(e.Protocol), e.Orig.Src, e.Orig.Dst, e.Reply.Src)
 }
 
-// State names the state of an entry: of TCP its own ("established"), of other
-// protocols whether it was answered ("replied", "unreplied").
+// State returns the state of an entry: the TCP state ("established"), or for other
+// protocols "replied" or "unreplied".
 func (e *Entry) State() string {
 	if e.Protocol == unix.IPPROTO_TCP && int(e.TCPState) < len(tcpStates) {
 		return tcpStates[e.TCPState]
@@ -24,13 +24,13 @@ func (e *Entry) State() string {
 	return "unreplied"
 }
 
-// tcpStates are those of enum tcp_conntrack in
+// tcpStates are the states of enum tcp_conntrack in
 // include/uapi/linux/netfilter/nf_conntrack_tcp.h.
 var tcpStates = [...]string{"none", "syn_sent", "syn_recv", "established", "fin_wait",
 	"close_wait", "last_ack", "time_wait", "close", "syn_sent2"}
 
-// ProtocolName is the name of an IP protocol that conntrack knows, or its
-// number.
+// ProtocolName returns the name of an IP protocol, or its number if conntrack does not
+// know it.
 func ProtocolName(protocol uint8) string {
 	switch protocol {
 	case unix.IPPROTO_TCP:

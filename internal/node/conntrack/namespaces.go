@@ -31,7 +31,7 @@ type Namespace struct {
 	path string
 }
 
-// String is what people may call the namespace: a name, or its first process.
+// String returns a name of the namespace, or else its first process.
 func (n Namespace) String() string {
 	switch {
 	case n.Own:
@@ -44,8 +44,8 @@ func (n Namespace) String() string {
 	return n.numbered()
 }
 
-// Is reports whether people may mean the namespace by s: what String gives, one
-// of its names, a process in it by its id, or "here".
+// Is reports whether s identifies the namespace: the result of String, one of its names,
+// the id of a process in it, or "here" for the caller's own.
 func (n Namespace) Is(s string) bool {
 	if s == n.String() || slices.Contains(n.Names, s) || n.Own && s == "here" {
 		return true
@@ -57,16 +57,16 @@ func (n Namespace) Is(s string) bool {
 	return err == nil && inode == n.Inode
 }
 
-// numbered is the namespace as readlink shows it.
+// numbered returns the namespace as readlink shows it.
 func (n Namespace) numbered() string { return fmt.Sprintf("net:[%d]", n.Inode) }
 
-// nameDirs are where container runtimes and iproute2 bind network namespaces.
+// nameDirs are the directories in which container runtimes and iproute2 bind network
+// namespaces.
 var nameDirs = []string{"/run/netns", "/run/docker/netns"}
 
-// Namespaces finds the network namespaces of the machine by name and by
-// process, the caller's own first. A container must share the host's process
-// ids and /run/netns to see them all. What cannot be read is in err; the others
-// are there all the same.
+// Namespaces finds the network namespaces of the machine by name and by process, the
+// caller's own first. A container must share the host's process ids and /run/netns to
+// see all of them. err holds what cannot be read; the list holds the others even then.
 func Namespaces() (list []Namespace, err error) {
 	return findNamespaces("/proc", nameDirs)
 }
@@ -78,7 +78,7 @@ func NamespacesOf(cgroup string) ([]Namespace, error) {
 	wanted := map[uint64]bool{}
 	walkErr := filepath.WalkDir(cgroup, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
-			return nil // a cgroup that has gone meanwhile
+			return nil // the cgroup was removed meanwhile
 		}
 		pids, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		for pid := range strings.FieldsSeq(string(pids)) {
@@ -103,10 +103,10 @@ func findNamespaces(proc string, dirs []string) ([]Namespace, error) {
 		return n
 	}
 	var errs []error
-	if inode, err := namespaceInode(ownNamespace); err != nil {
+	if inode, err := namespaceInode(ownNamespacePath); err != nil {
 		errs = append(errs, fmt.Errorf("find own network namespace: %w", err))
 	} else {
-		at(inode, ownNamespace).Own = true
+		at(inode, ownNamespacePath).Own = true
 	}
 	for _, dir := range dirs {
 		names, err := os.ReadDir(dir)
@@ -115,7 +115,7 @@ func findNamespaces(proc string, dirs []string) ([]Namespace, error) {
 		}
 		for _, name := range names {
 			path := filepath.Join(dir, name.Name())
-			// A file that nothing is bound to is a name left over.
+			// A file without a bound namespace is a leftover name.
 			if inode, err := namespaceInode(path); err == nil {
 				n := at(inode, path)
 				n.Names = append(n.Names, name.Name())
@@ -134,8 +134,8 @@ func findNamespaces(proc string, dirs []string) ([]Namespace, error) {
 	return list, errors.Join(errs...)
 }
 
-// addProcesses adds the namespaces that processes are in. A process that ends
-// meanwhile, and one that may not be looked at, is passed over.
+// addProcesses adds the namespaces of processes. It skips processes that end meanwhile or
+// that it may not read.
 func addProcesses(proc string, at func(uint64, string) *Namespace) error {
 	d, err := os.Open(proc)
 	if err != nil {
@@ -169,12 +169,12 @@ func addProcesses(proc string, at func(uint64, string) *Namespace) error {
 		}
 	}
 	if denied > 0 {
-		return fmt.Errorf("look into %d processes: %w: network namespaces that only they hold are not shown; it takes root with CAP_SYS_PTRACE", denied, os.ErrPermission)
+		return fmt.Errorf("read the network namespaces of %d processes: %w: namespaces of these processes alone are not shown; run it as root with CAP_SYS_PTRACE", denied, os.ErrPermission)
 	}
 	return nil
 }
 
-// namespaceInode is the number of the namespace behind a path of a name.
+// namespaceInode returns the inode of the namespace that is bound to a path.
 func namespaceInode(path string) (uint64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
@@ -188,17 +188,17 @@ func namespaceInode(path string) (uint64, error) {
 	return st.Ino, err
 }
 
-// Here is the calling thread's own network namespace. Its Inode is 0 if it cannot
-// be told.
-func Here() Namespace {
-	inode, _ := namespaceInode(ownNamespace)
-	return Namespace{Inode: inode, Own: true, path: ownNamespace}
+// OwnNamespace returns the calling thread's network namespace. Its Inode is 0 if it
+// cannot be read.
+func OwnNamespace() Namespace {
+	inode, _ := namespaceInode(ownNamespacePath)
+	return Namespace{Inode: inode, Own: true, path: ownNamespacePath}
 }
 
-const ownNamespace = "/proc/thread-self/ns/net"
+const ownNamespacePath = "/proc/thread-self/ns/net"
 
-// EnterCommand is what a command is written behind to run in the namespace:
-// "nsenter --net=PATH ", quoted for a shell, and nothing for the caller's own.
+// EnterCommand returns the prefix that runs a shell command in the namespace: "nsenter
+// --net=PATH ", quoted for a shell, or "" for the caller's own.
 func (n Namespace) EnterCommand() string {
 	if n.Own {
 		return ""
@@ -206,9 +206,9 @@ func (n Namespace) EnterCommand() string {
 	return "nsenter " + escape.Shell("--net="+n.path) + " "
 }
 
-// Enter runs f in the namespace, on a thread of its own unless it is the
-// caller's. f must not start goroutines that count on being there. A namespace
-// that vanished is os.ErrNotExist.
+// Enter runs f in the namespace, on a separate thread unless the namespace is the
+// caller's. f must not start goroutines that rely on the namespace. The error for a
+// vanished namespace is os.ErrNotExist.
 func (n Namespace) Enter(f func() error) error {
 	h, err := netns.GetFromPath(n.path)
 	if err != nil {
@@ -216,15 +216,15 @@ func (n Namespace) Enter(f func() error) error {
 	}
 	defer h.Close()
 	return kernel.Do(h, func() error {
-		// A process id may be another's by now.
-		if inode, err := namespaceInode(ownNamespace); err != nil || inode != n.Inode {
+		// Another process may have the id by now.
+		if inode, err := namespaceInode(ownNamespacePath); err != nil || inode != n.Inode {
 			return fmt.Errorf("enter network namespace %s: %w", n, os.ErrNotExist)
 		}
 		return f()
 	})
 }
 
-// Do is Enter with the conntrack of the namespace.
+// Do enters the namespace and calls f with its conntrack.
 func (n Namespace) Do(f func(*Conn) error) error {
 	return n.Enter(func() error {
 		c, err := Open()
@@ -236,7 +236,7 @@ func (n Namespace) Do(f func(*Conn) error) error {
 	})
 }
 
-// Report is the conntrack of one namespace as it stands.
+// Report is the state of conntrack in one namespace.
 type Report struct {
 	Namespace    Namespace      `json:"namespace"`
 	Entries      int            `json:"entries"`
@@ -245,7 +245,7 @@ type Report struct {
 	Limits       Limits         `json:"limits"`
 }
 
-// InUse reports whether conntrack does anything in the namespace, or did.
+// InUse reports whether conntrack is or was active in the namespace.
 func (r Report) InUse() bool { return r.Entries > 0 || r.Counters.Any() || len(r.Expectations) > 0 }
 
 // Read reads the Report of one namespace. It does not read the entries.
@@ -253,8 +253,9 @@ func Read(ctx context.Context, n Namespace) (Report, error) {
 	return read(ctx, n, (*Conn).Report)
 }
 
-// ReadCounts is Read without the Limits but for Max, for they take most of its
-// time: for whoever reads many namespaces again and again.
+// ReadCounts reads the Report of one namespace without Limits other than Max. The
+// limits take most of the time of Read, which matters when many namespaces are read
+// repeatedly.
 func ReadCounts(ctx context.Context, n Namespace) (Report, error) {
 	return read(ctx, n, (*Conn).counts)
 }
@@ -271,8 +272,8 @@ func read(ctx context.Context, n Namespace, what func(*Conn, context.Context, Na
 	return r, nil
 }
 
-// Report reads the Report of the namespace n, that of the Conn and of the
-// calling thread.
+// Report reads the Report of the namespace n, which must be the namespace of the Conn
+// and of the calling thread.
 func (c *Conn) Report(ctx context.Context, n Namespace) (Report, error) {
 	r, err := c.counts(ctx, n)
 	if err != nil {
@@ -282,7 +283,7 @@ func (c *Conn) Report(ctx context.Context, n Namespace) (Report, error) {
 	return r, err
 }
 
-// counts reads what of a Report costs little.
+// counts reads the cheap parts of a Report.
 func (c *Conn) counts(ctx context.Context, n Namespace) (Report, error) {
 	r := Report{Namespace: n}
 	entries, limit, err := c.Size()
@@ -300,15 +301,15 @@ func (c *Conn) counts(ctx context.Context, n Namespace) (Report, error) {
 // ErrNothingRead says that conntrack could be read in no network namespace.
 var ErrNothingRead = errors.New("conntrack could be read in no network namespace")
 
-// ReadAll reads the namespaces in which conntrack is in use. One that vanishes
-// meanwhile is left out; one that cannot be read is in err, and if none can,
-// ErrNothingRead.
+// ReadAll reads the namespaces in which conntrack is in use. It omits a namespace that
+// vanishes meanwhile. err names each namespace that cannot be read; if none can be read,
+// err is ErrNothingRead.
 func ReadAll(ctx context.Context) ([]Report, error) {
 	list, err := Namespaces()
 	return readAll(ctx, list, err)
 }
 
-// readAll is ReadAll of these namespaces; err is what kept others from the list.
+// readAll is ReadAll of these namespaces; err says why others are not on the list.
 func readAll(ctx context.Context, list []Namespace, err error) ([]Report, error) {
 	errs := []error{err}
 	var out []Report

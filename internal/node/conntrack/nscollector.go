@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// shownNamespaces is how many network namespaces get series of their own: a
-	// node has some 110 pods. The others are added up under the name below.
+	// shownNamespaces is the number of network namespaces with their own series: a
+	// node has some 110 pods. The others share the name below.
 	shownNamespaces = 128
 	otherNamespaces = "(others)"
-	// readAgain is how old a reading may be that serves a second scraper.
+	// readAgain is the age up to which a reading serves another scrape.
 	readAgain = 2 * time.Second
 )
 
-// NamespaceCollector gives the conntrack of many network namespaces to
-// Prometheus. Their number on a node has no bound, so that of the series has: a
-// namespace that comes when there are shownNamespaces is one of the others until
-// it is gone, even if one of those goes.
+// NamespaceCollector exports the conntrack metrics of many network namespaces. A node
+// may have any number of namespaces, so the number of series is bounded: a namespace
+// that appears when shownNamespaces have series counts among the others until it is
+// gone, even if one with series disappears.
 type NamespaceCollector struct {
 	list func() ([]Namespace, error)
 	read func(context.Context, Namespace) (Report, error)
@@ -30,10 +30,10 @@ type NamespaceCollector struct {
 	mu     sync.Mutex
 	at     time.Time
 	seen   map[uint64]*watchedNamespace
-	others Counters // of all that ever had no series; it only grows
+	others Counters // sum of all namespaces without own series; it only grows
 }
 
-// watchedNamespace is what is known of a namespace in which conntrack is in use.
+// watchedNamespace is the last state of a namespace in which conntrack is in use.
 type watchedNamespace struct {
 	Report
 	name  string
@@ -51,15 +51,15 @@ func namespaceDesc(name, help string) *prometheus.Desc {
 
 var (
 	namespacesDesc        = prometheus.NewDesc("spillway_conntrack_namespaces", "Network namespaces in which conntrack is in use.", nil, nil)
-	namespaceEntriesDesc  = namespaceDesc("entries", "Entries in a network namespace.")
-	namespaceExpectsDesc  = namespaceDesc("expectations", "Expectations in a network namespace.")
+	namespaceEntriesDesc  = namespaceDesc("entries", "Conntrack entries in a network namespace.")
+	namespaceExpectsDesc  = namespaceDesc("expectations", "Connections that conntrack helpers expect in a network namespace.")
 	namespaceCounterDescs = []struct {
 		desc  *prometheus.Desc
 		value func(Counters) uint64
 	}{
-		{namespaceDesc("drops_total", "Packets dropped because their entry could not be made or inserted."), func(c Counters) uint64 { return c.Drop }},
-		{namespaceDesc("insert_failed_total", "Entries that could not be inserted."), func(c Counters) uint64 { return c.InsertFailed }},
-		{namespaceDesc("early_drops_total", "Entries evicted to make room in a full table."), func(c Counters) uint64 { return c.EarlyDrop }},
+		{namespaceDesc("drops_total", "Packets dropped because their entry could not be created or inserted: a full table, or a lost race."), func(c Counters) uint64 { return c.Drop }},
+		{namespaceDesc("insert_failed_total", "Entries that could not be inserted: a lost race, or a bucket that is too long."), func(c Counters) uint64 { return c.InsertFailed }},
+		{namespaceDesc("early_drops_total", "Entries evicted early because the table was full."), func(c Counters) uint64 { return c.EarlyDrop }},
 		{namespaceDesc("invalid_total", "Packets that could not be tracked."), func(c Counters) uint64 { return c.Invalid }},
 	}
 )
@@ -110,8 +110,7 @@ func send(ch chan<- prometheus.Metric, name string, entries, expectations int, c
 	}
 }
 
-// refresh reads all namespaces. One that cannot be read now keeps what was read
-// before.
+// refresh reads all namespaces. A namespace that cannot be read keeps its last state.
 func (c *NamespaceCollector) refresh(ctx context.Context) {
 	list, _ := c.list()
 	there := make(map[uint64]bool, len(list))
@@ -122,7 +121,7 @@ func (c *NamespaceCollector) refresh(ctx context.Context) {
 			there[n.Inode] = false
 		}
 		if err == nil {
-			c.take(r)
+			c.update(r)
 		}
 	}
 	for inode := range c.seen {
@@ -132,8 +131,8 @@ func (c *NamespaceCollector) refresh(ctx context.Context) {
 	}
 }
 
-// take notes a reading.
-func (c *NamespaceCollector) take(r Report) {
+// update stores a reading.
+func (c *NamespaceCollector) update(r Report) {
 	w := c.seen[r.Namespace.Inode]
 	if w == nil {
 		if !r.InUse() {
@@ -144,7 +143,7 @@ func (c *NamespaceCollector) take(r Report) {
 			if other.shown {
 				shown++
 			}
-			if other.name == name { // two processes of one name and number cannot be, bound names can
+			if other.name == name { // process names are unique with their number; bound names are not
 				name = r.Namespace.numbered()
 			}
 		}
@@ -157,7 +156,7 @@ func (c *NamespaceCollector) take(r Report) {
 	w.Report = r
 }
 
-// add adds up, field by field.
+// add adds d to c, field by field.
 func (c *Counters) add(d Counters) {
 	for kind := range uint16(16) {
 		if f := c.field(kind); f != nil {
@@ -166,7 +165,7 @@ func (c *Counters) add(d Counters) {
 	}
 }
 
-// since is by how much counters have grown; 0 where they wrapped round.
+// since returns the growth of the counters; 0 where a counter wrapped.
 func (c Counters) since(before Counters) (grown Counters) {
 	for kind := range uint16(16) {
 		if f := grown.field(kind); f != nil && *c.field(kind) > *before.field(kind) {

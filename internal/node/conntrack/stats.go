@@ -17,23 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Counters are what conntrack counts of one namespace since it was made, all
-// CPUs together. The kernel counts in 32 bits a CPU, so that they wrap round.
-// Meanings as in net/netfilter/nf_conntrack_core.c of Linux 6.18.
+// Counters are conntrack's counters of one namespace since its creation, summed over all
+// CPUs. The kernel uses 32 bits per CPU, so they wrap. The meanings are as in
+// net/netfilter/nf_conntrack_core.c of Linux 6.18.
 type Counters struct {
-	Found         uint64 `json:"found"`          // an allotted tuple was found in use; SNAT then tries another
+	Found         uint64 `json:"found"`          // an allocated tuple was in use; SNAT then tries another
 	Invalid       uint64 `json:"invalid"`        // packets that could not be tracked
-	Insert        uint64 `json:"insert"`         // entries inserted; since Linux 5.10 only those that netlink made
-	InsertFailed  uint64 `json:"insert_failed"`  // entries that lost a race, went into a chain too long, or were dying; their packet is dropped unless the clash was resolved
+	Insert        uint64 `json:"insert"`         // entries inserted; since Linux 5.10 only entries created over netlink
+	InsertFailed  uint64 `json:"insert_failed"`  // entries that lost a race, had a bucket that is too long, or were dying; their packet is dropped unless the clash was resolved
 	Drop          uint64 `json:"drop"`           // packets dropped: table full, or insert_failed
-	EarlyDrop     uint64 `json:"early_drop"`     // entries evicted to make room in a full table
+	EarlyDrop     uint64 `json:"early_drop"`     // entries evicted early from a full table
 	Error         uint64 `json:"error"`          // malformed packets
-	SearchRestart uint64 `json:"search_restart"` // lookups begun again because the table was resized
-	ClashResolve  uint64 `json:"clash_resolve"`  // races that cost no packet (UDP)
-	ChainTooLong  uint64 `json:"chaintoolong"`   // inserts refused because their bucket is too long
+	SearchRestart uint64 `json:"search_restart"` // lookups restarted because the table was resized
+	ClashResolve  uint64 `json:"clash_resolve"`  // races resolved without a drop (UDP)
+	ChainTooLong  uint64 `json:"chaintoolong"`   // inserts refused because the bucket was too long
 }
 
-// field is where an attribute belongs; nil for one that is not kept, enum ctattr_stats_cpu.
+// field returns the counter of an attribute (enum ctattr_stats_cpu); nil for others.
 func (c *Counters) field(kind uint16) *uint64 {
 	switch kind {
 	case 2:
@@ -60,7 +60,7 @@ func (c *Counters) field(kind uint16) *uint64 {
 	return nil
 }
 
-// Any reports whether anything was ever counted.
+// Any reports whether a counter is not zero.
 func (c Counters) Any() bool { return c != Counters{} }
 
 // CPUCounters are the Counters of one CPU.
@@ -94,7 +94,7 @@ func (c *Conn) CPUStats(ctx context.Context) ([]CPUCounters, error) {
 	return out, nil
 }
 
-// Stats reads the counters of all CPUs, added up.
+// Stats reads the counters, summed over all CPUs.
 func (c *Conn) Stats(ctx context.Context) (Counters, error) {
 	cpus, err := c.CPUStats(ctx)
 	var sum Counters
@@ -104,10 +104,10 @@ func (c *Conn) Stats(ctx context.Context) (Counters, error) {
 	return sum, err
 }
 
-// Size reads how many entries the table holds, those that are over but not
-// taken away yet included, and how many it may.
+// Size reads the number of entries, including expired ones that the kernel has not
+// removed yet, and the maximum.
 func (c *Conn) Size() (entries, limit uint32, err error) {
-	// The one answer says that more will come (NLM_F_MULTI); the ACK ends it.
+	// The only reply announces more messages (NLM_F_MULTI); the ACK ends it.
 	req := c.request(unix.NFNL_SUBSYS_CTNETLINK, msgGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC)
 	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
@@ -130,8 +130,8 @@ func (c *Conn) Size() (entries, limit uint32, err error) {
 	return entries, limit, nil
 }
 
-// Expectations counts the expectations by the helper that made them; one whose
-// helper has no name is counted under "". The kernel has no counter for them.
+// Expectations counts the expectations by helper, under "" for a helper without a name.
+// The kernel has no counter for them.
 func (c *Conn) Expectations(ctx context.Context) (map[string]int, error) {
 	const helpName = 6 // CTA_EXPECT_HELP_NAME
 	var out map[string]int
@@ -167,7 +167,7 @@ func eachAttr(b []byte, do func(kind uint16, value []byte)) {
 	}
 }
 
-// Usage counts entries that have something in common.
+// Usage counts a group of entries.
 type Usage struct {
 	Protocol string `json:"protocol"`
 	State    string `json:"state"`
@@ -198,25 +198,23 @@ func (c *Conn) Census(ctx context.Context) ([]Usage, error) {
 	return sortedUsage(merged), nil
 }
 
-// Limits are the sizes and time-outs that apply to a namespace.
+// Limits are the sizes and timeouts of a namespace.
 type Limits struct {
-	Max       int `json:"max"`        // nf_conntrack_max: entries, in each namespace
+	Max       int `json:"max"`        // nf_conntrack_max: entries per namespace
 	Buckets   int `json:"buckets"`    // of the hash table that all namespaces share
-	ExpectMax int `json:"expect_max"` // nf_conntrack_expect_max: expectations, in each namespace
+	ExpectMax int `json:"expect_max"` // nf_conntrack_expect_max: expectations per namespace
 	// Timeouts are the namespace's own, by the sysctl's name without
 	// "nf_conntrack_" and "_timeout" ("udp", "udp_stream", "tcp_established").
 	Timeouts map[string]time.Duration `json:"timeouts_ns"`
 }
 
-// Timeout is one of the Timeouts by the sysctl's whole name, 0 if there is none
-// of that name.
+// Timeout returns the timeout of a sysctl by its full name, 0 for an unknown name.
 func (l Limits) Timeout(sysctl string) time.Duration { return l.Timeouts[timeoutName(sysctl)] }
 
 const sysctlDir = "/proc/sys/net/netfilter"
 
-// knownTimeouts are the names of the time-outs that this kernel has. They are
-// the same in every namespace, and looked for once: it takes longer than to read
-// them.
+// knownTimeouts lists the names of this kernel's timeouts. They are the same in every
+// namespace and listed once: listing takes longer than reading the values.
 var knownTimeouts atomic.Pointer[[]string]
 
 func timeoutSysctls() (names []string) {
@@ -227,14 +225,14 @@ func timeoutSysctls() (names []string) {
 	for _, path := range paths {
 		names = append(names, filepath.Base(path))
 	}
-	if len(names) > 0 { // else the module is not loaded yet
+	if len(names) > 0 { // otherwise the module is not loaded yet
 		knownTimeouts.Store(&names)
 	}
 	return names
 }
 
-// ReadCount reads how many entries the calling thread's network namespace has,
-// those that are over but not taken away yet included. It needs no Conn.
+// ReadCount reads the number of entries of the calling thread's network namespace,
+// including expired ones that the kernel has not removed yet. It needs no Conn.
 func ReadCount() (int, error) {
 	n, err := readNumber("nf_conntrack_count")
 	if errors.Is(err, os.ErrNotExist) {
@@ -264,8 +262,8 @@ func ReadLimits() (Limits, error) {
 	return l, err
 }
 
-// readNumber reads one of conntrack's sysctls. It is written for many at a time:
-// no file object, no buffer on the heap.
+// readNumber reads one conntrack sysctl without a file object or a heap buffer, since
+// callers read many.
 func readNumber(name string) (int, error) {
 	fd, err := unix.Open(sysctlDir+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -290,7 +288,7 @@ func timeoutName(sysctl string) string {
 	return strings.Replace(s, "_timeout", "", 1)
 }
 
-// TimeoutSysctl is the sysctl of a time-out that Limits calls name.
+// TimeoutSysctl returns the sysctl of a timeout by its name in Limits.
 func TimeoutSysctl(name string) string {
 	protocol, state, _ := strings.Cut(name, "_")
 	if state != "" {
@@ -299,14 +297,14 @@ func TimeoutSysctl(name string) string {
 	return "net.netfilter.nf_conntrack_" + protocol + "_timeout" + state
 }
 
-// TimeoutName is the time-out that an entry of the state it is in waits for, by
-// its name in Limits; "" for a protocol that Spillway does not know.
+// TimeoutName returns the timeout that applies to the entry's state, by its name in
+// Limits; "" for an unknown protocol.
 func (e *Entry) TimeoutName() string {
 	switch e.Protocol {
 	case unix.IPPROTO_TCP:
 		return "tcp_" + e.State()
 	case unix.IPPROTO_UDP:
-		// A flow becomes ASSURED and a stream at once (nf_conntrack_udp_packet).
+		// A flow becomes ASSURED and a stream at the same time (nf_conntrack_udp_packet).
 		if e.Status&Assured != 0 {
 			return "udp_stream"
 		}
@@ -319,8 +317,7 @@ func (e *Entry) TimeoutName() string {
 	return ""
 }
 
-// Minus is what was counted since before, wrapped as the kernel does: it counts
-// in 32 bits a CPU.
+// Minus returns the growth since before, with wrapping: the kernel uses 32 bits per CPU.
 func (c Counters) Minus(before Counters) Counters {
 	for kind := range uint16(16) {
 		if f := c.field(kind); f != nil {

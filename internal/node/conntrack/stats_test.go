@@ -38,7 +38,7 @@ func TestSizeCensusAndLimitsAreTheNamespaces(t *testing.T) {
 		t.Errorf("limits %+v: %v", l, err)
 	}
 	if l.Timeouts["udp"] != 17*time.Second || l.Timeouts["tcp_established"] == 0 || l.Timeouts["udp_stream"] == 0 {
-		t.Errorf("time-outs %v", l.Timeouts)
+		t.Errorf("timeouts %v", l.Timeouts)
 	}
 }
 

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Filter selects entries of a dump. The kernel applies it, so that what is not
-// wanted is not copied: the status since Linux 5.15, the rest since 5.8. What
-// an older kernel lets through is left out here.
+// Filter selects entries of a dump. The kernel applies it and copies only matching
+// entries: the status since Linux 5.15, the rest since 5.8. For older kernels Dump
+// filters again.
 type Filter struct {
 	Protocol uint8          // IPPROTO_*; 0: any
 	Status   Status         // bits that must be set
 	OrigDst  netip.AddrPort // destination of the original direction, of a Protocol that is not 0; the zero value: any
 }
 
-// Validate says what is missing.
+// Validate reports a missing value.
 func (f Filter) Validate() error {
 	if f.OrigDst.IsValid() && f.Protocol == 0 {
 		return errors.New("conntrack filter: a port without a protocol")
@@ -44,7 +44,7 @@ const (
 	filterDstPort = 1 << 5
 )
 
-// attrs are what the kernel is asked to filter by, in a dump of one family.
+// attrs returns the filter attributes of a dump of one family.
 func (f Filter) attrs(family uint8) []*nl.RtAttr {
 	var out []*nl.RtAttr
 	if f.Status != 0 {
@@ -64,7 +64,7 @@ func (f Filter) attrs(family uint8) []*nl.RtAttr {
 		flags |= filterDstPort
 		tuple.Dst = f.OrigDst
 		// ctnetlink_filter_match_tuple has the comparison of IPv6 addresses the
-		// wrong way round (seen on 6.18): it would leave out what is wanted.
+		// wrong way round (seen on 6.18): it would omit the matching entries.
 		if family == unix.AF_INET {
 			flags |= filterIPDst
 		}
@@ -75,8 +75,7 @@ func (f Filter) attrs(family uint8) []*nl.RtAttr {
 	return append(out, encodeTuple(ctaTupleOrig, tuple, f.Protocol), filter)
 }
 
-// families are those that the kernel must be asked for: with CTA_FILTER it
-// takes one at a time.
+// families returns the families to dump: with CTA_FILTER the kernel accepts one at a time.
 func (f Filter) families() []uint8 {
 	switch {
 	case f.Protocol == 0:
@@ -94,10 +93,10 @@ func familyOf(a netip.Addr) uint8 {
 	return unix.AF_INET
 }
 
-// Dump gives every entry that passes the filter to each, one at a time: the
-// Entry is overwritten by the next. each may call Delete; it ends the dump by
-// returning false. Where the kernel breaks a dump off, it is begun again, so
-// that an entry may come twice. Entries made meanwhile may be missing.
+// Dump calls each with every entry that matches the filter. The next call overwrites the
+// Entry. each may call Delete; it ends the dump by returning false. If the kernel
+// interrupts a dump, Dump restarts it, so an entry may come twice. Entries created
+// meanwhile may be missing.
 func (c *Conn) Dump(ctx context.Context, f Filter, each func(*Entry) bool) error {
 	if err := f.Validate(); err != nil {
 		return err
@@ -123,11 +122,10 @@ func (c *Conn) Dump(ctx context.Context, f Filter, each func(*Entry) bool) error
 	return nil
 }
 
-// Delete takes this entry out of the table, and not another that has come to
-// the same original tuple since: it is named by its answers and its ID. The ID
-// alone would not do; it is made of the entry's place in memory and its original
-// tuple (nf_ct_get_id), and the slab gives the same place again. An entry that
-// is gone already is no error.
+// Delete deletes this entry, but not a later entry with the same original tuple: it
+// identifies the entry by its reply tuple and its ID. The ID alone is not enough: the
+// kernel derives it from the entry's address in memory and its original tuple
+// (nf_ct_get_id), and the slab reuses addresses. A missing entry is no error.
 func (c *Conn) Delete(e *Entry) error {
 	req := c.request(unix.NFNL_SUBSYS_CTNETLINK, msgDelete, unix.NLM_F_ACK, familyOf(e.Reply.Src.Addr()))
 	req.AddData(encodeTuple(ctaTupleReply, e.Reply, e.Protocol))

@@ -1,12 +1,12 @@
-// Package dnat tells whether netfilter may translate destinations in a network
-// namespace: for a pod's hostPort, for the Services of another proxy, for a container's
-// published port.
+// Package dnat reports whether netfilter may translate destinations in a network
+// namespace: for a pod's hostPort, for the Services of another proxy, or for a
+// container's published port.
 //
 //	nf_tables' notifications ──> a rule that translates? ──┐
 //	tables of legacy iptables, polled ─────────────────────┼──> changed(may, reason)
 //	conntrack, where no rule translates ───────────────────┘
 //
-// Whatever cannot be read counts as a translation. Source NAT alone does not count:
+// A part that cannot be read counts as a translation. Source NAT does not count, since
 // every node with a CNI has it.
 package dnat
 
@@ -26,17 +26,17 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Config is how a Watcher works. The zero value is usable.
+// Config configures a Watcher. The zero value is usable.
 type Config struct {
-	// Translated reports whether conntrack holds a connection whose destination
-	// netfilter has translated. It is called while no rule translates, at most once in
-	// ten seconds. It runs in the network namespace of the Watcher. Nil: there is none.
+	// Translated reports whether conntrack has a connection whose destination netfilter
+	// has translated. The Watcher calls it while no rule translates, at most every ten
+	// seconds, in its network namespace. Nil: no such connections.
 	Translated func(context.Context) (bool, error)
-	// Poll is the time between two looks at the tables of legacy iptables, which tell
-	// nothing of their changes by themselves; 0: one second.
+	// Poll is the interval of reading the tables of legacy iptables, which send no
+	// notifications; 0: one second.
 	Poll time.Duration
-	// Recheck is the time between the first two calls of Translated; it doubles up to
-	// six times as long. 0: ten seconds.
+	// Recheck is the pause between the first two calls of Translated. It doubles up to
+	// six times this value. 0: ten seconds.
 	Recheck time.Duration
 }
 
@@ -44,10 +44,10 @@ const (
 	defaultPoll    = time.Second
 	defaultRecheck = 10 * time.Second
 	maxRechecks    = 6 // Config.Recheck times this is the longest pause
-	// share bounds the part of a core that reading takes: one part in share.
+	// share bounds the CPU time of reading to 1/share of a core.
 	share = 20
-	// legacyReread is how often a legacy table is read that has the same size as before:
-	// a rule may have been replaced by another of the same size.
+	// legacyReread is the interval of reading a legacy table of unchanged size: a rule
+	// may have been replaced by another of the same size.
 	legacyReread = 10 * time.Second
 )
 
@@ -55,11 +55,11 @@ const (
 const (
 	nftRules         = "a rule of nftables translates destinations"
 	legacyRules      = "a rule of legacy iptables translates destinations"
-	connectionsExist = "conntrack holds connections with a translated destination"
+	connectionsExist = "conntrack has connections with a translated destination"
 	notRead          = "not read yet"
 )
 
-// Watcher follows one network namespace.
+// Watcher watches one network namespace.
 type Watcher struct {
 	cfg     Config
 	ns      netns.NsHandle
@@ -69,20 +69,20 @@ type Watcher struct {
 	done    sync.WaitGroup
 	kick    chan struct{}
 
-	// Used by the goroutine that looks.
+	// Used only by update.
 	legacy  []*legacyTable
 	nextNft time.Time // the earliest time of the next reading of nf_tables
 	nextCon time.Time // the same of the next call of Translated
 	pause   time.Duration
 
 	mu          sync.Mutex
-	rules       string // why rules of nf_tables may translate; "": none does
-	stale       bool   // rules is to be read again
-	generation  uint64 // of news that bear on rules
+	rules       string // why rules of nf_tables may translate; "": no rule does
+	dirty       bool   // rules must be read again
+	generation  uint64 // counts notifications that affect rules
 	legacyRules string // why rules of legacy iptables may translate
 	connections string // why connections may be translated
-	ready       bool   // the first look is done
-	may         bool   // reported last
+	ready       bool   // the first update is done
+	may         bool   // last reported value
 }
 
 // legacyTable is table nat of one family.
@@ -93,9 +93,9 @@ type legacyTable struct {
 	reason string
 }
 
-// Watch begins to follow the calling thread's network namespace. It calls changed with
-// the present answer before it returns, then each time the answer changes, until Close;
-// never twice at a time. reason says why netfilter may translate.
+// Watch starts a Watcher for the calling thread's network namespace. It calls changed with
+// the current result before it returns, and then after each change until Close, one call
+// at a time. reason says why netfilter may translate.
 func Watch(cfg Config, changed func(may bool, reason string)) (*Watcher, error) {
 	if cfg.Poll == 0 {
 		cfg.Poll = defaultPoll
@@ -105,7 +105,7 @@ func Watch(cfg Config, changed func(may bool, reason string)) (*Watcher, error) 
 	}
 	w := &Watcher{
 		cfg: cfg, changed: changed, kick: make(chan struct{}, 1),
-		rules: notRead, stale: true, connections: notRead,
+		rules: notRead, dirty: true, connections: notRead,
 	}
 	for _, v6 := range []bool{false, true} {
 		w.legacy = append(w.legacy, &legacyTable{LegacyTable: kernel.LegacyTable{Name: "nat", V6: v6}})
@@ -114,15 +114,15 @@ func Watch(cfg Config, changed func(may bool, reason string)) (*Watcher, error) 
 	if w.ns, err = netns.Get(); err != nil {
 		return nil, fmt.Errorf("watch netfilter's rules: open own network namespace: %w", err)
 	}
-	// News first, so that no change falls between them and the first look.
-	w.nft, err = kernel.FollowNftables(w.onNews)
+	// Subscribe before the first update, so that no change is missed.
+	w.nft, err = kernel.FollowNftables(w.onNftUpdate)
 	if err != nil && !errors.Is(err, unix.EPROTONOSUPPORT) { // a kernel without nfnetlink
 		w.ns.Close()
 		return nil, fmt.Errorf("watch netfilter's rules: %w", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	w.stop = stop
-	w.look(ctx)
+	w.update(ctx)
 	w.mu.Lock()
 	w.ready = true
 	w.may = w.reason() == "" // so that the first report is a change
@@ -132,7 +132,7 @@ func Watch(cfg Config, changed func(may bool, reason string)) (*Watcher, error) 
 	return w, nil
 }
 
-// Close ends the watch. changed is not called any more when it returns.
+// Close ends the watch. After it returns, changed is no longer called.
 func (w *Watcher) Close() error {
 	w.stop()
 	w.done.Wait()
@@ -151,13 +151,13 @@ func (w *Watcher) run(ctx context.Context) {
 		case <-w.kick:
 		case <-time.After(w.cfg.Poll):
 		}
-		w.look(ctx)
+		w.update(ctx)
 	}
 }
 
-// onNews judges what has changed in nf_tables. A rule that translates counts at once;
-// when rules go, all are read again.
-func (w *Watcher) onNews(news []kernel.News, lost bool) {
+// onNftUpdate handles notifications of nf_tables. A new rule that translates counts at
+// once; after a deletion all rules are read again.
+func (w *Watcher) onNftUpdate(news []kernel.News, lost bool) {
 	added, removed := false, false
 	for _, n := range news {
 		switch message, ok := n.IsNftables(); {
@@ -176,12 +176,12 @@ func (w *Watcher) onNews(news []kernel.News, lost bool) {
 	w.generation++
 	switch {
 	case lost:
-		w.rules, w.stale = "changes of nftables came too fast to be followed", true
+		w.rules, w.dirty = "notifications of nftables were lost", true
 	case added:
 		w.rules = nftRules
 	}
-	w.stale = w.stale || removed
-	w.rulesTranslate()
+	w.dirty = w.dirty || removed
+	w.resetConnections()
 	w.report()
 	select {
 	case w.kick <- struct{}{}:
@@ -189,8 +189,8 @@ func (w *Watcher) onNews(news []kernel.News, lost bool) {
 	}
 }
 
-// look brings the answer up to date, as far as it is time to.
-func (w *Watcher) look(ctx context.Context) {
+// update reads every source that is due, and reports a changed result.
+func (w *Watcher) update(ctx context.Context) {
 	err := kernel.Do(w.ns, func() error {
 		byRules := w.readNft(time.Now())
 		if byRules = w.readLegacy() || byRules; !byRules {
@@ -199,34 +199,34 @@ func (w *Watcher) look(ctx context.Context) {
 		return nil
 	})
 	if ctx.Err() != nil {
-		return // what was read may be half of it
+		return // the state may be incomplete
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil {
-		w.rules, w.stale = err.Error(), true
+		w.rules, w.dirty = err.Error(), true
 	}
-	w.rulesTranslate()
+	w.resetConnections()
 	w.report()
 }
 
-// rulesTranslate notes, while rules translate, that connections may outlive them. The
-// caller holds mu.
-func (w *Watcher) rulesTranslate() {
+// resetConnections marks connections as not read while rules translate: translated
+// connections may outlive the rules. The caller holds mu.
+func (w *Watcher) resetConnections() {
 	if w.rules != "" || w.legacyRules != "" {
 		w.connections = notRead
 	}
 }
 
-// readNft reads the rules of nf_tables if they may have changed, and reports whether
-// any translates.
+// readNft reads the rules of nf_tables if they may have changed, and reports whether a
+// rule translates.
 func (w *Watcher) readNft(now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.stale || now.Before(w.nextNft) {
+	if !w.dirty || now.Before(w.nextNft) {
 		return w.rules != ""
 	}
-	w.stale = false
+	w.dirty = false
 	before := w.generation
 	w.mu.Unlock()
 	found, err := anyNftRuleTranslates()
@@ -236,9 +236,9 @@ func (w *Watcher) readNft(now time.Time) bool {
 	case found:
 		w.rules = nftRules
 	case err != nil:
-		w.rules, w.stale = err.Error(), true
+		w.rules, w.dirty = err.Error(), true
 	case before != w.generation:
-		w.stale = true // what was read is older than what was heard
+		w.dirty = true // a notification arrived during the dump
 	default:
 		w.rules = ""
 	}
@@ -263,7 +263,7 @@ func anyNftRuleTranslates() (found bool, err error) {
 func (w *Watcher) readLegacy() bool {
 	reason := ""
 	for _, t := range w.legacy {
-		t.reason = t.look(time.Now())
+		t.reason = t.read(time.Now())
 		reason = cmp.Or(reason, t.reason)
 	}
 	w.mu.Lock()
@@ -272,8 +272,8 @@ func (w *Watcher) readLegacy() bool {
 	return reason != ""
 }
 
-// look says why a rule of the table may translate; "": none does.
-func (t *legacyTable) look(now time.Time) string {
+// read returns why a rule of the table may translate; "": no rule does.
+func (t *legacyTable) read(now time.Time) string {
 	names, err := kernel.LegacyTables(t.V6)
 	if err != nil {
 		return err.Error()
@@ -297,7 +297,7 @@ func (t *legacyTable) look(now time.Time) string {
 		})
 	})
 	if err = errors.Join(failed, err); err != nil {
-		t.info = kernel.LegacyTableInfo{} // read it again at the next look
+		t.info = kernel.LegacyTableInfo{} // read it again at the next update
 		return err.Error()
 	}
 	t.info, t.next = info, time.Now().Add(max(legacyReread, share*time.Since(now)))
@@ -307,8 +307,8 @@ func (t *legacyTable) look(now time.Time) string {
 	return ""
 }
 
-// readConnections asks conntrack, where no rule translates any more: connections that
-// rules have translated go on without them.
+// readConnections reads conntrack if no rule translates: connections that a deleted rule
+// has translated continue.
 func (w *Watcher) readConnections(ctx context.Context, now time.Time) {
 	w.mu.Lock()
 	first := w.connections == notRead
@@ -336,7 +336,7 @@ func (w *Watcher) readConnections(ctx context.Context, now time.Time) {
 	w.connections = reason
 }
 
-// reason says why netfilter may translate; "": it does not. The caller holds mu.
+// reason returns why netfilter may translate; "": it does not. The caller holds mu.
 func (w *Watcher) reason() string {
 	switch {
 	case w.rules != "":
@@ -347,7 +347,7 @@ func (w *Watcher) reason() string {
 	return w.connections
 }
 
-// report calls changed if the answer is another. The caller holds mu.
+// report calls changed if the result has changed. The caller holds mu.
 func (w *Watcher) report() {
 	reason := w.reason()
 	if may := reason != ""; w.ready && may != w.may {

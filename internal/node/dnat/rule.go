@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftRuleTranslates reports whether a rule, as the payload of NFT_MSG_NEWRULE, gives
-// packets another destination. A rule that cannot be read does.
+// nftRuleTranslates reports whether a rule, as the payload of NFT_MSG_NEWRULE, translates
+// destinations. It is true for a rule that cannot be parsed.
 func nftRuleTranslates(msg []byte) (translates bool) {
 	const header = 4 // struct nfgenmsg
 	if len(msg) < header {
@@ -27,7 +27,7 @@ func nftRuleTranslates(msg []byte) (translates bool) {
 	return false
 }
 
-// expressionTranslates judges one NFTA_LIST_ELEM.
+// expressionTranslates reports whether one NFTA_LIST_ELEM translates destinations.
 func expressionTranslates(expression []byte) bool {
 	var name string
 	var data []byte
@@ -52,8 +52,8 @@ func expressionTranslates(expression []byte) bool {
 	return false
 }
 
-// targetTranslates reports whether an extension of iptables gives packets another
-// destination. NETMAP in POSTROUTING does not, but the target alone does not tell.
+// targetTranslates reports whether an iptables target may translate destinations. NETMAP
+// in POSTROUTING does not, but the target alone does not show its chain.
 func targetTranslates(name string) bool {
 	return name == "DNAT" || name == "REDIRECT" || name == "NETMAP"
 }
@@ -67,7 +67,8 @@ func attribute(attrs []byte, want uint16) (value []byte, ok bool) {
 	return nil, false
 }
 
-// attributes are netlink's, by type and value, up to the first that is cut off.
+// attributes iterates over netlink attributes by type and value, up to the first
+// truncated one.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= unix.SizeofNlAttr {

@@ -19,9 +19,9 @@ var nativeEndian = nl.NativeEndian()
 
 const addrsCoalesce = 50 * time.Millisecond
 
-// Addrs lists the addresses of the calling thread's network namespace, sorted
-// and each once: all but loopback, link-local and those that duplicate address
-// detection has not cleared (yet).
+// Addrs lists the addresses of the calling thread's network namespace, sorted and without
+// duplicates. It omits loopback and link-local addresses, and addresses that duplicate
+// address detection has not cleared.
 func Addrs() ([]netip.Addr, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -31,10 +31,9 @@ func Addrs() ([]netip.Addr, error) {
 	return ownAddrs(h)
 }
 
-// WatchAddrs calls f with Addrs at once, from the calling goroutine, and again
-// from another each time the list is a different one, until ctx ends. Changes
-// that come together within 50 ms make one call. A list that cannot be read is
-// tried again a second later.
+// WatchAddrs calls f with Addrs at once, from the calling goroutine, and then from
+// another goroutine each time the list changes, until ctx ends. Changes within 50 ms
+// make one call. If the list cannot be read, WatchAddrs retries after a second.
 func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
 	sub, err := Subscribe(false, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -62,7 +61,7 @@ func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
 	return nil
 }
 
-// notifyNews fills dirty whenever news came or were lost, until sub is closed.
+// notifyNews fills dirty whenever notifications arrive or are lost, until sub is closed.
 func notifyNews(sub *Subscription, dirty chan<- struct{}) {
 	for {
 		_, err := sub.Receive()
@@ -70,7 +69,7 @@ func notifyNews(sub *Subscription, dirty chan<- struct{}) {
 			return
 		}
 		if err != nil && !errors.Is(err, ErrOverrun) {
-			time.Sleep(time.Second) // Unheard of; do not spin on it.
+			time.Sleep(time.Second) // unexpected; do not spin
 		}
 		select {
 		case dirty <- struct{}{}:
@@ -94,7 +93,7 @@ func followAddrs(ctx context.Context, h *netlink.Handle, dirty chan struct{}, la
 			case <-time.After(wait):
 			}
 			select {
-			case <-dirty: // Covered by the reading that follows.
+			case <-dirty: // covered by the next reading
 			default:
 			}
 			now, err := ownAddrs(h)

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TxChecksumOffload reports whether a device of the calling thread's network
-// namespace leaves checksums of what it sends to what is below it ("ethtool -k":
+// TxChecksumOffload reports whether a device of the calling thread's network namespace
+// leaves checksums of outgoing packets to the device below ("ethtool -k":
 // tx-checksumming).
 func TxChecksumOffload(device string) (bool, error) {
 	const getTxCsum = 0x16 // ETHTOOL_GTXCSUM, include/uapi/linux/ethtool.h

@@ -13,26 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place is where an instance wants to keep its things.
+// Place holds the paths that an instance uses.
 type Place struct {
-	BPFFS      string // directory for pins; EnsureBPFFS comes before Probe
-	CgroupRoot string // cgroup for socket hooks; empty: none are wanted
+	BPFFS      string // directory for pins; call EnsureBPFFS before Probe
+	CgroupRoot string // cgroup for socket hooks; empty: no socket hooks
 }
 
-// Features is what the eBPF dataplane wants to know of kernel and machine.
-// BTF is not among it: no program needs it.
+// Features are the properties of the kernel and the machine that matter to the eBPF
+// dataplane. No program needs BTF.
 type Features struct {
 	Kernel Version
 	// Privileged: the process may load programs and change the network.
 	Privileged bool
 	Place      Place
 	BPFFS      bool // Place.BPFFS is inside a BPF file system
-	Cgroup2    bool // Place.CgroupRoot is inside a cgroup2, or none is wanted
+	Cgroup2    bool // Place.CgroupRoot is inside a cgroup2, or none is configured
 
-	// Needed by the dataplane, with the error of the probe; nil is good.
+	// Required by the dataplane: the error of the probe, nil if present.
 	Needed map[string]error
 
-	// What it can do without.
+	// Optional.
 	TCX             bool // programs by tcx links (6.6), else clsact
 	SetRetval       bool // bpf_set_retval in connect and sendmsg hooks (5.18)
 	CsumReplaceIPv6 bool // BPF_F_IPV6 of bpf_l4_csum_replace (6.16, and stable kernels)
@@ -40,7 +40,7 @@ type Features struct {
 	BTF             bool // the kernel has BTF: nicer dumps, nothing else
 }
 
-// helper is a BPF helper that the dataplane cannot do without.
+// helper is a BPF helper that the dataplane requires.
 type helper struct {
 	name string
 	typ  ebpf.ProgramType
@@ -71,8 +71,8 @@ var neededMaps = []struct {
 	{"per-CPU arrays", ebpf.PerCPUArray},
 }
 
-// Probe asks kernel and machine. It changes nothing. The error is for answers
-// that could not be had; a feature that is missing is no error.
+// Probe detects the features and changes nothing. It returns an error if a probe itself
+// fails; a missing feature is no error.
 func Probe(place Place) (Features, error) {
 	f := Features{Place: place}
 	var err error
@@ -113,7 +113,7 @@ func (f *Features) probePrograms() {
 	f.BTF = unix.Access("/sys/kernel/btf/vmlinux", unix.R_OK) == nil
 }
 
-// Missing names what the eBPF dataplane lacks here, each with what to do.
+// Missing lists the missing requirements of the eBPF dataplane, each with its remedy.
 func (f *Features) Missing() []string {
 	const instead = "use --proxy-mode nftables"
 	if f.Kernel.Less(Floor) {
@@ -156,7 +156,7 @@ func (f *Features) cgroupAdvice() string {
 		f.Place.CgroupRoot, mount)
 }
 
-// Err is nil when nothing is missing, else one line that says what is.
+// Err returns nil if no requirement is missing, otherwise an error of one line.
 func (f *Features) Err() error {
 	missing := f.Missing()
 	if len(missing) == 0 {
@@ -175,8 +175,8 @@ func privileged() (bool, error) {
 	return (has(unix.CAP_BPF) || has(unix.CAP_SYS_ADMIN)) && has(unix.CAP_NET_ADMIN), nil
 }
 
-// haveCsumReplaceIPv6 runs a program that asks for a checksum update as for
-// IPv6. Older kernels answer EINVAL to the flag, and only when run.
+// haveCsumReplaceIPv6 runs a program that updates a checksum with the flag for IPv6. Older
+// kernels return EINVAL for the flag, and only at run time.
 func haveCsumReplaceIPv6() error {
 	const (
 		pseudoHdr = 1 << 4

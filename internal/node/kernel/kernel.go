@@ -1,6 +1,6 @@
-// Package kernel knows what the running kernel can do and where things of it
-// are: feature probes, network namespaces, sysctls, the BPF file system,
-// cgroup2, and rtnetlink's news. It knows nothing of Services.
+// Package kernel reads the state and the features of the running kernel: feature probes,
+// network namespaces, sysctls, the BPF file system, cgroup2, and rtnetlink
+// notifications. It knows nothing of Services.
 package kernel
 
 import (
@@ -16,7 +16,7 @@ type Version struct{ Major, Minor, Patch int }
 // Floor is the oldest kernel that the eBPF dataplane runs on.
 var Floor = Version{5, 15, 0}
 
-// RunningVersion asks the kernel for its release.
+// RunningVersion returns the kernel's release.
 func RunningVersion() (Version, error) {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
@@ -25,8 +25,8 @@ func RunningVersion() (Version, error) {
 	return ParseVersion(unix.ByteSliceToString(uts.Release[:]))
 }
 
-// ParseVersion reads the numbers at the start of a release string. A release
-// of only two numbers ("6.6-rc1") has patch 0.
+// ParseVersion parses the numbers at the start of a release string. A release with only
+// two numbers ("6.6-rc1") has patch 0.
 func ParseVersion(release string) (Version, error) {
 	var v Version
 	n, _ := fmt.Sscanf(release, "%d.%d.%d", &v.Major, &v.Minor, &v.Patch)
@@ -47,5 +47,5 @@ func (v Version) Less(w Version) bool {
 	return v.Patch < w.Patch
 }
 
-// String gives "6.18.44".
+// String formats a version as "6.18.44".
 func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch) }

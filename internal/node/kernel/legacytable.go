@@ -12,22 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LegacyTable is a table of ip_tables, or of ip6_tables: of iptables where that is the
-// legacy variant. Its methods are about the calling thread's network namespace, and
-// need CAP_NET_ADMIN there.
+// LegacyTable is a table of ip_tables or ip6_tables, the legacy variant of iptables. Its
+// methods work in the calling thread's network namespace and need CAP_NET_ADMIN there.
 type LegacyTable struct {
 	Name string // "nat"
 	V6   bool
 }
 
-// LegacyTableInfo is what the kernel tells of a table without its rules.
+// LegacyTableInfo describes a table without its rules.
 type LegacyTableInfo struct {
-	Entries uint32 // rules, chains' heads and ends included
+	Entries uint32 // rules, heads and ends of chains
 	Size    uint32 // of all entries, in bytes
 }
 
-// LegacyTables names the tables that there are. To ask for one that is not there makes
-// it, so ask for no other. A kernel without ip_tables has none.
+// LegacyTables lists the existing tables. Request no other table: a request creates it.
+// A kernel without ip_tables has none.
 func LegacyTables(v6 bool) ([]string, error) {
 	path := "/proc/thread-self/net/ip_tables_names"
 	if v6 {
@@ -59,7 +58,7 @@ type legacyGetInfo struct {
 	size       uint32
 }
 
-// socket opens one that answers questions about the table.
+// socket opens a socket for requests about the table.
 func (t LegacyTable) socket() (fd, level int, err error) {
 	domain, level := unix.AF_INET, unix.SOL_IP
 	if t.V6 {
@@ -72,7 +71,7 @@ func (t LegacyTable) socket() (fd, level int, err error) {
 	return fd, level, nil
 }
 
-// Info costs next to nothing, however large the table is.
+// Info reads the size of the table. Its cost does not depend on the size.
 func (t LegacyTable) Info() (LegacyTableInfo, error) {
 	fd, level, err := t.socket()
 	if err != nil {
@@ -91,8 +90,8 @@ func (t LegacyTable) info(fd, level int) (LegacyTableInfo, error) {
 	return LegacyTableInfo{Entries: info.entries, Size: info.size}, nil
 }
 
-// Read gives use the table as the kernel hands it out, one struct ipt_entry (or
-// ip6t_entry) after the other. The bytes are valid until use returns.
+// Read calls use with the table as the kernel returns it: a sequence of struct ipt_entry
+// (or ip6t_entry). The bytes are valid until use returns.
 func (t LegacyTable) Read(use func(entries []byte)) error {
 	fd, level, err := t.socket()
 	if err != nil {
@@ -109,7 +108,7 @@ func (t LegacyTable) Read(use func(entries []byte)) error {
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", t.Name, err)
 	}
-	// Megabytes, once in half a minute: not the garbage collector's.
+	// Megabytes every half minute: kept out of the Go heap.
 	defer unix.Munmap(buf)
 	copy(buf, t.Name)
 	binary.NativeEndian.PutUint32(buf[32:], info.Size)
@@ -120,7 +119,7 @@ func (t LegacyTable) Read(use func(entries []byte)) error {
 	return nil
 }
 
-// LegacyTarget is what a rule of a LegacyTable does: an extension's name ("DNAT"), ""
+// LegacyTarget is the target of a rule of a LegacyTable: an extension's name ("DNAT"), ""
 // for a verdict or a jump, "ERROR" for the head of a chain.
 type LegacyTarget struct {
 	Name     string
@@ -131,8 +130,8 @@ type LegacyTarget struct {
 // EachTarget calls f with the target of each of the entries that Read gives, until f
 // returns false.
 func (t LegacyTable) EachTarget(entries []byte, f func(LegacyTarget) bool) error {
-	// Where struct ipt_entry, and struct ip6t_entry, say where the target begins and
-	// where the next entry does.
+	// Offsets in struct ipt_entry and struct ip6t_entry of the fields with the offsets of
+	// the target and of the next entry.
 	at := 88
 	if t.V6 {
 		at = 140

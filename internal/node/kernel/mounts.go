@@ -1,25 +1,22 @@
 package kernel
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
-// DefaultBPFFS is where the BPF file system is mounted by custom.
+// DefaultBPFFS is the usual mount point of the BPF file system.
 const DefaultBPFFS = "/sys/fs/bpf"
 
-// mountSource is the source of BPF file systems that EnsureBPFFS has mounted, as
-// findmnt shows it; by custom it is "bpf" or "none". It lives and dies with the
-// mount, so it cannot tell a wrong thing of another. Kernels before 5.17 may say
-// "none" whatever was given; the mount then stays.
+// mountSource is the source of BPF file systems that EnsureBPFFS mounts, as findmnt shows
+// it; usually it is "bpf" or "none". It is part of the mount, so it never describes
+// another mount. Kernels before 5.17 may report "none" instead; the mount then stays.
 const mountSource = "spillway"
 
 // OnBPFFS reports whether path is inside a BPF file system. A path that does
@@ -37,15 +34,15 @@ func onFS(path string, magic int64) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look at file system of %s: %w", path, err)
+		return false, fmt.Errorf("read file system of %s: %w", path, err)
 	}
 	return int64(st.Type) == magic, nil
 }
 
-// EnsureBPFFS makes path a directory inside a BPF file system. It makes
-// missing directories, and mounts a BPF file system where there is none: at
-// /sys/fs/bpf for paths under it, else at path itself, which must be empty or
-// missing. Nothing that is there gets hidden by the mount.
+// EnsureBPFFS makes path a directory inside a BPF file system. It creates missing
+// directories, and mounts a BPF file system if there is none: at /sys/fs/bpf for paths
+// below it, else at path itself, which must be empty or missing. The mount never hides
+// existing files.
 func EnsureBPFFS(path string) error {
 	path = filepath.Clean(path)
 	if on, err := existingOnBPFFS(path); err != nil {
@@ -61,7 +58,8 @@ func EnsureBPFFS(path string) error {
 	return nil
 }
 
-// existingOnBPFFS looks at path, or at the part of it that exists.
+// existingOnBPFFS reports whether path, or its longest existing part, is on a BPF file
+// system.
 func existingOnBPFFS(path string) (bool, error) {
 	for {
 		_, err := os.Stat(path)
@@ -69,7 +67,7 @@ func existingOnBPFFS(path string) (bool, error) {
 			return OnBPFFS(path)
 		}
 		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
-			return false, fmt.Errorf("look for a BPF file system: %w", err)
+			return false, fmt.Errorf("find BPF file system: %w", err)
 		}
 		path = filepath.Dir(path)
 	}
@@ -87,69 +85,66 @@ func mountBPFFS(path string) error {
 		return fmt.Errorf("mount BPF file system: %w", err)
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("mount BPF file system at %s: the directory is not empty; give an empty one or one inside a bpffs", target)
+		return fmt.Errorf("mount BPF file system at %s: the directory is not empty; use an empty directory, or one inside a bpffs", target)
 	}
 	if err := unix.Mount(mountSource, target, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return fmt.Errorf("mount BPF file system at %s: %w; mount it by hand: mount -t bpf bpf %s", target, err, target)
+		return fmt.Errorf("mount BPF file system at %s: %w; mount it manually: mount -t bpf bpf %s", target, err, target)
 	}
 	return nil
 }
 
-// ReleaseBPFFS unmounts the BPF file system that path is in, or was before it was
-// removed, if EnsureBPFFS has mounted it and nothing is pinned in it any more. One
-// that somebody else has mounted stays, and so does one that is in use: neither is
-// an error. A mount point that is path itself goes with it.
+// ReleaseBPFFS unmounts the BPF file system of path, which may have been removed, if
+// EnsureBPFFS mounted it and it has no pins. A file system that another program mounted
+// stays, and so does one in use: neither is an error. If the mount point is path itself,
+// ReleaseBPFFS removes it too.
 func ReleaseBPFFS(path string) error {
 	path = filepath.Clean(path)
 	m, err := mountOf(path)
 	if err != nil {
-		return fmt.Errorf("look for a BPF file system to unmount: %w", err)
+		return fmt.Errorf("find BPF file system to unmount: %w", err)
 	}
-	if m.fsType != "bpf" || m.source != mountSource || m.root != "/" {
+	if m.FSType != "bpf" || m.Source != mountSource || m.Root != "/" {
 		return nil
 	}
 	if path == DefaultBPFFS {
-		return nil // without it nobody could tell that this is the place
+		return nil // the usual mount point stays
 	}
-	entries, err := os.ReadDir(m.point)
+	entries, err := os.ReadDir(m.Mountpoint)
 	if err != nil {
-		return fmt.Errorf("look for pins: %w", err)
+		return fmt.Errorf("list pins: %w", err)
 	}
 	for _, e := range entries {
 		if !IsPreload(e.Name()) {
-			return nil // another instance's, or somebody else's
+			return nil // pinned by another instance or another program
 		}
 	}
-	err = unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW)
+	err = unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW)
 	switch {
-	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL): // in use; gone meanwhile
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL): // in use; unmounted meanwhile
 		return nil
 	case err != nil:
-		return fmt.Errorf("unmount BPF file system %s: %w", m.point, err)
+		return fmt.Errorf("unmount BPF file system %s: %w", m.Mountpoint, err)
 	}
-	if m.point == path {
-		_ = os.Remove(m.point)
+	if m.Mountpoint == path {
+		_ = os.Remove(m.Mountpoint)
 	}
 	return nil
 }
 
-// IsPreload reports whether the kernel itself pins something of this name at the
-// top of every BPF file system (kernel/bpf/preload, Linux 5.10).
+// IsPreload reports whether the kernel itself creates a pin of this name at the top of
+// every BPF file system (kernel/bpf/preload, Linux 5.10).
 func IsPreload(name string) bool { return name == "maps.debug" || name == "progs.debug" }
 
 // IsOwnBPFFS reports whether path is the mount point of a BPF file system that
-// EnsureBPFFS has mounted for it alone.
+// EnsureBPFFS mounted for path alone.
 func IsOwnBPFFS(path string) bool {
 	path = filepath.Clean(path)
 	m, err := mountOf(path)
-	return err == nil && path != DefaultBPFFS && m.fsType == "bpf" && m.source == mountSource && m.point == path
+	return err == nil && path != DefaultBPFFS && m.FSType == "bpf" && m.Source == mountSource && m.Mountpoint == path
 }
 
-// mount is a line of mountinfo.
-type mount struct{ root, point, fsType, source string }
-
-// mountOf finds the mount that path is in, or would be.
-func mountOf(path string) (m mount, err error) {
+// mountOf finds the mount of path, or of its longest existing part.
+func mountOf(path string) (*mountinfo.Info, error) {
 	for {
 		real, err := filepath.EvalSymlinks(path)
 		if err == nil {
@@ -157,74 +152,38 @@ func mountOf(path string) (m mount, err error) {
 			break
 		}
 		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
-			return m, err
+			return nil, err
 		}
 		path = filepath.Dir(path)
 	}
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return m, err
-	}
-	defer f.Close()
-	s := bufio.NewScanner(f)
-	for s.Scan() {
-		found, ok := parseMount(s.Text())
-		// Of two at one point the later one covers the other.
-		if ok && len(found.point) >= len(m.point) && isWithin(found.point, path) {
-			m = found
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
+	found := &mountinfo.Info{}
+	for _, m := range mounts {
+		// Of two mounts at one mount point, the later one covers the other.
+		if len(m.Mountpoint) >= len(found.Mountpoint) {
+			found = m
 		}
 	}
-	return m, s.Err()
+	return found, err
 }
 
-func isWithin(dir, path string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && filepath.IsLocal(rel)
-}
-
-// Cgroup2Mount finds where cgroup2 is mounted: /sys/fs/cgroup, or
-// /sys/fs/cgroup/unified where cgroup v1 is in use beside it.
+// Cgroup2Mount finds the mount point of cgroup2: /sys/fs/cgroup, or
+// /sys/fs/cgroup/unified beside cgroup v1.
 func Cgroup2Mount() (string, error) {
 	for _, path := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		if on, err := OnCgroup2(path); err == nil && on {
 			return path, nil
 		}
 	}
-	f, err := os.Open("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		found := m.FSType == "cgroup2"
+		return !found, found
+	})
 	if err != nil {
-		return "", fmt.Errorf("look for cgroup2: %w", err)
+		return "", fmt.Errorf("find cgroup2: %w", err)
 	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if m, ok := parseMount(s.Text()); ok && m.fsType == "cgroup2" {
-			return m.point, nil
-		}
+	if len(mounts) == 0 {
+		return "", errors.New("cgroup2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
 	}
-	return "", errors.New("cgroup2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
-}
-
-// parseMount reads a line of mountinfo, as described in proc(5).
-func parseMount(line string) (m mount, ok bool) {
-	where, what, ok := strings.Cut(line, " - ")
-	fields, source := strings.Fields(where), strings.Fields(what)
-	if !ok || len(fields) < 5 || len(source) < 2 {
-		return m, false
-	}
-	return mount{unescapeMount(fields[3]), unescapeMount(fields[4]), source[0], unescapeMount(source[1])}, true
-}
-
-// unescapeMount undoes the octal escapes (\040) of mountinfo.
-func unescapeMount(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
+	return mounts[0].Mountpoint, nil
 }

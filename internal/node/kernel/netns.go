@@ -12,15 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Do runs f with its thread in the network namespace ns and gives f's error
-// back. The caller's own thread is not moved. f must not start goroutines
-// that count on being in ns.
+// Do runs f in the network namespace ns, on a separate thread if necessary, and returns
+// f's error. f must not start goroutines that rely on the namespace.
 func Do(ns netns.NsHandle, f func() error) error {
 	if cur, err := netns.Get(); err == nil {
 		same := cur.Equal(ns)
 		cur.Close()
 		if same {
-			// Only a locked thread is certain to stay where it is.
+			// Only a locked thread is sure to stay in its namespace.
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			if again, err := netns.Get(); err == nil {
@@ -37,8 +36,8 @@ func Do(ns netns.NsHandle, f func() error) error {
 	return <-done
 }
 
-// doOnOwnThread leaves the thread locked, so that it dies with the goroutine,
-// when the way back fails: no other goroutine may inherit a foreign namespace.
+// doOnOwnThread keeps the thread locked if it cannot return to its namespace, so that the
+// thread ends with the goroutine and no other goroutine runs in the wrong namespace.
 func doOnOwnThread(ns netns.NsHandle, f func() error) error {
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -59,8 +58,8 @@ func doOnOwnThread(ns netns.NsHandle, f func() error) error {
 	return err
 }
 
-// NetnsPath turns what people write for a network namespace into a path: a
-// path stays, a number is a process id, anything else a name of "ip netns".
+// NetnsPath converts the name of a network namespace into a path: a path stays, a number
+// is a process id, and any other text is a name of "ip netns".
 func NetnsPath(name string) string {
 	if strings.Contains(name, "/") {
 		return name
@@ -81,31 +80,30 @@ func OpenNetns(name string) (netns.NsHandle, error) {
 	return h, nil
 }
 
-// NetnsID tells network namespaces apart.
+// NetnsID identifies a network namespace.
 type NetnsID struct {
 	// Cookie is that of NetnsCookie.
 	Cookie uint64
-	// Inode is what "readlink /proc/PID/ns/net" shows. Namespaces that are gone
-	// leave theirs to new ones.
+	// Inode is the number that "readlink /proc/PID/ns/net" shows. A new namespace may
+	// reuse the number of a deleted one.
 	Inode uint64
 }
 
 // String is the namespace as readlink shows it: "net:[4026531840]".
 func (id NetnsID) String() string { return fmt.Sprintf("net:[%d]", id.Inode) }
 
-// CurrentNetns is the calling thread's network namespace.
+// CurrentNetns returns the calling thread's network namespace.
 func CurrentNetns() (NetnsID, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
-		return NetnsID{}, fmt.Errorf("look at own network namespace: %w", err)
+		return NetnsID{}, fmt.Errorf("read own network namespace: %w", err)
 	}
 	cookie, err := NetnsCookie()
 	return NetnsID{Cookie: cookie, Inode: st.Ino}, err
 }
 
-// FindNetns returns a path that leads into a network namespace: a name of
-// "ip netns" or a process's. It is "" if neither can be seen from here; the
-// namespace is most likely gone.
+// FindNetns returns a path of a network namespace: of "ip netns" or of a process. It
+// returns "" if neither is visible; the namespace is then most likely deleted.
 func FindNetns(id NetnsID) string {
 	var own unix.Stat_t
 	if unix.Stat("/proc/thread-self/ns/net", &own) != nil {
@@ -123,8 +121,7 @@ func FindNetns(id NetnsID) string {
 	return ""
 }
 
-// cookieAt is the cookie of the namespace that path leads to, 0 if it cannot be
-// entered.
+// cookieAt returns the cookie of the namespace at path, 0 if it cannot be entered.
 func cookieAt(path string) (cookie uint64) {
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
@@ -138,9 +135,8 @@ func cookieAt(path string) (cookie uint64) {
 	return cookie
 }
 
-// NetnsCookie is the number by which BPF programs know the calling thread's
-// network namespace (bpf_get_netns_cookie). It is never used twice while the
-// machine runs.
+// NetnsCookie returns the number of the calling thread's network namespace in BPF
+// programs (bpf_get_netns_cookie). The kernel does not reuse it until a reboot.
 func NetnsCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NftablesWatch tells when tables of nf_tables are changed: with nft, by another
-// proxy, or by iptables where that is the nft variant.
+// NftablesWatch watches changes of nf_tables tables: by nft, by another proxy, or by the
+// nft variant of iptables.
 type NftablesWatch struct {
 	sub  *Subscription
 	done chan struct{}
 }
 
-// WatchNftables watches the tables of the calling thread's network namespace of
-// which ours says so, by family (unix.NFPROTO_*) and name. changed is called, by a
-// goroutine of the watch's own, after changes; several may make one call. What was
-// lost because it came too fast counts as a change.
+// WatchNftables watches the tables of the calling thread's network namespace for which
+// ours(family, name) is true; family is a unix.NFPROTO_*. It calls changed from its own
+// goroutine after changes; one call may cover several. Lost notifications count as a
+// change.
 func WatchNftables(ours func(family uint8, table string) bool, changed func()) (*NftablesWatch, error) {
 	return FollowNftables(func(news []News, lost bool) {
 		touched := lost
@@ -34,42 +34,42 @@ func WatchNftables(ours func(family uint8, table string) bool, changed func()) (
 	})
 }
 
-// FollowNftables calls heard with each change of nf_tables in the calling thread's
-// network namespace, from a goroutine of the watch's own. The kernel sends it after the
-// commit. With lost, changes were lost because they came too fast. The news are valid
-// until heard returns.
-func FollowNftables(heard func(news []News, lost bool)) (*NftablesWatch, error) {
+// FollowNftables calls onUpdate with each notification of nf_tables in the calling
+// thread's network namespace, from its own goroutine. The kernel sends notifications after
+// the commit. lost says that notifications were lost. They are valid until onUpdate
+// returns.
+func FollowNftables(onUpdate func(news []News, lost bool)) (*NftablesWatch, error) {
 	sub, err := subscribe(unix.NETLINK_NETFILTER, "nfnetlink", false, unix.NFNLGRP_NFTABLES)
 	if err != nil {
 		return nil, err
 	}
 	w := &NftablesWatch{sub: sub, done: make(chan struct{})}
-	go w.run(heard)
+	go w.run(onUpdate)
 	return w, nil
 }
 
-func (w *NftablesWatch) run(heard func([]News, bool)) {
+func (w *NftablesWatch) run(onUpdate func([]News, bool)) {
 	defer close(w.done)
 	for {
 		news, err := w.sub.Receive()
 		if err != nil && !errors.Is(err, ErrOverrun) {
 			return // closed
 		}
-		heard(news, err != nil)
+		onUpdate(news, err != nil)
 	}
 }
 
-// IsNftables reports whether the message is about nf_tables, and which one it is
+// IsNftables reports whether the message is of nf_tables, and returns its type
 // (unix.NFT_MSG_*).
 func (n News) IsNftables() (message uint16, ok bool) {
 	return n.Type & 0xff, n.Type>>8 == unix.NFNL_SUBSYS_NFTABLES
 }
 
 // EachNftRule calls f with each rule of nf_tables in the calling thread's network
-// namespace, of all families, until f returns false. What f gets is the payload of an
-// NFT_MSG_NEWRULE message, as in the news of FollowNftables. A kernel without nf_tables
-// has no rules. After nl.ErrDumpInterrupted, which says that rules changed meanwhile,
-// some may have been left out.
+// namespace, of all families, until f returns false. The argument of f is the payload of
+// an NFT_MSG_NEWRULE message, as in notifications of FollowNftables. A kernel without
+// nf_tables has no rules. The error nl.ErrDumpInterrupted says that rules changed during
+// the dump and some may be missing.
 func EachNftRule(f func(rule []byte) bool) error {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -78,7 +78,7 @@ func EachNftRule(f func(rule []byte) bool) error {
 	if err != nil {
 		return fmt.Errorf("list rules of nf_tables: %w", err)
 	}
-	defer s.Close() // ends a dump that f did not want to the end
+	defer s.Close() // ends a dump that f stopped
 	if err := s.SetReceiveTimeout(&unix.Timeval{Sec: 10}); err != nil {
 		return fmt.Errorf("list rules of nf_tables: %w", err)
 	}
@@ -107,7 +107,7 @@ func EachNftRule(f func(rule []byte) bool) error {
 	}
 }
 
-// nftDumpError reads how the kernel ended a dump.
+// nftDumpError returns the result of a dump.
 func nftDumpError(data []byte) error {
 	if len(data) < 4 {
 		return nil
@@ -120,8 +120,8 @@ func nftDumpError(data []byte) error {
 	}
 }
 
-// nftablesObject says in which table the object of a message is. Its attribute is
-// the first of every kind of object but the generation.
+// nftablesObject returns the table of a message's object. The table is the first
+// attribute of every kind of object except the generation.
 func nftablesObject(n News) (family uint8, table string) {
 	const tableAttr = 1 // NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, NFTA_RULE_TABLE ...
 	if n.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || n.Type&0xff == unix.NFT_MSG_NEWGEN || len(n.Data) < 4 {
@@ -141,10 +141,10 @@ func nftablesObject(n News) (family uint8, table string) {
 	return 0, ""
 }
 
-// Ignore has the kernel leave out what the socket with this netlink port
-// changes: a proxy's own writes are far more than anybody else's.
+// Ignore makes the kernel omit notifications about changes by the socket with this
+// netlink port: a proxy's own writes far outnumber all other changes.
 func (w *NftablesWatch) Ignore(port uint32) error {
-	// Classic BPF loads in network order; the header is in the host's.
+	// Classic BPF loads in network byte order; the header is in host byte order.
 	var order [4]byte
 	binary.NativeEndian.PutUint32(order[:], port)
 	const nlmsgPid = 12 // in struct nlmsghdr
@@ -164,7 +164,7 @@ func (w *NftablesWatch) Ignore(port uint32) error {
 			&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 	})
 	if err = errors.Join(err, opt); err != nil {
-		return fmt.Errorf("leave own changes out of nf_tables' news: %w", err)
+		return fmt.Errorf("ignore own nf_tables notifications: %w", err)
 	}
 	return nil
 }

@@ -11,33 +11,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrOverrun says that news was lost because they came faster than they were
-// read: whoever follows them must look at everything again.
-var ErrOverrun = errors.New("netlink news lost")
+// ErrOverrun says that notifications were lost because they arrived faster than they were
+// read. The caller must read the full state again.
+var ErrOverrun = errors.New("netlink notifications lost")
 
-// OwnNetns is the NSID of events of the socket's own network namespace.
+// OwnNetns is the NSID of notifications from the socket's own network namespace.
 const OwnNetns = -1
 
-// News is one netlink message that was sent to a multicast group.
+// News is one netlink notification: a message to a multicast group.
 type News struct {
 	Type uint16 // RTM_NEWLINK, ...
-	Port uint32 // netlink port of whoever caused it; 0: the kernel
+	Port uint32 // netlink port of the socket that caused it; 0: the kernel
 	Data []byte // without the netlink header; valid until the next Receive
-	NSID int    // namespace it comes from, or OwnNetns
+	NSID int    // source namespace, or OwnNetns
 }
 
-// Subscription receives netlink's multicast messages. Package netlink's
-// subscriptions end at the first overrun and cannot hear other namespaces.
+// Subscription receives netlink notifications. Subscriptions of package netlink end at
+// the first overrun and do not support other namespaces.
 type Subscription struct {
 	file   *os.File
 	buf    []byte
 	closed atomic.Bool
 }
 
-// Subscribe joins groups (unix.RTNLGRP_*) in the calling thread's network
-// namespace. With allNSID it also hears every namespace that has a number in
-// this one (those at the other ends of veths have); that needs
-// CAP_NET_BROADCAST.
+// Subscribe joins groups (unix.RTNLGRP_*) in the calling thread's network namespace. With
+// allNSID it also receives notifications from every namespace that has an NSID in this
+// one, such as the peers of veths; that needs CAP_NET_BROADCAST.
 func Subscribe(allNSID bool, groups ...int) (*Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, "rtnetlink", allNSID, groups...)
 }
@@ -52,8 +51,8 @@ func subscribe(proto int, name string, allNSID bool, groups ...int) (*Subscripti
 		s.Close()
 		return nil, fmt.Errorf("bind %s socket: %w", name, err)
 	}
-	// Room for a burst of a few hundred pods. FORCE passes net.core.rmem_max;
-	// without the right to it the smaller default only means more overruns.
+	// Enough for a burst of a few hundred pods. FORCE exceeds net.core.rmem_max; without
+	// the capability for it, the smaller default only causes more overruns.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
 	if allNSID {
 		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID, 1); err != nil {
@@ -86,20 +85,20 @@ func (s *Subscription) Join(group int) error {
 	return nil
 }
 
-// Receive waits for messages. After ErrOverrun it may be called again; after
-// Close it returns os.ErrClosed.
+// Receive waits for notifications. It may be called again after ErrOverrun. After Close
+// it returns os.ErrClosed.
 func (s *Subscription) Receive() ([]News, error) {
 	n, nsid, from, err := s.recvmsg()
 	switch {
 	case s.closed.Load():
-		return nil, os.ErrClosed // a raw connection's own error for it is another
+		return nil, os.ErrClosed // a raw connection returns a different error
 	case errors.Is(err, unix.ENOBUFS):
 		return nil, ErrOverrun
 	case err != nil:
 		return nil, fmt.Errorf("receive from %s: %w", s.file.Name(), err)
 	}
 	if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
-		return nil, nil // Not from the kernel.
+		return nil, nil // not from the kernel
 	}
 	msgs, err := syscall.ParseNetlinkMessage(s.buf[:n])
 	if err != nil {
@@ -133,8 +132,8 @@ func (s *Subscription) recvmsg() (n, nsid int, from unix.Sockaddr, err error) {
 	return n, parseNSID(oob[:oobn]), from, nil
 }
 
-// parseNSID finds the namespace number that the kernel adds as ancillary data
-// to messages of other namespaces, and only to those.
+// parseNSID returns the NSID that the kernel adds as ancillary data to messages from
+// other namespaces, or OwnNetns.
 func parseNSID(oob []byte) int {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -148,14 +147,14 @@ func parseNSID(oob []byte) int {
 	return OwnNetns
 }
 
-// Close ends the subscription and wakes a waiting Receive.
+// Close ends the subscription and unblocks Receive.
 func (s *Subscription) Close() error {
 	s.closed.Store(true)
 	return s.file.Close()
 }
 
-// Dump repeats list while the kernel says that the table changed under the
-// dump, a few times at most.
+// Dump calls list again while the kernel reports that the table changed during the dump,
+// at most five times.
 func Dump[T any](list func() ([]T, error)) ([]T, error) {
 	var res []T
 	var err error
@@ -165,6 +164,6 @@ func Dump[T any](list func() ([]T, error)) ([]T, error) {
 			return res, err
 		}
 	}
-	// What is missing or doubled now comes as news.
+	// Notifications follow for entries that are missing or doubled now.
 	return res, nil
 }

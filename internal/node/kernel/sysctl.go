@@ -44,8 +44,8 @@ func WriteSysctl(name, value string) error {
 // PortRange is a range of ports, both ends included.
 type PortRange struct{ First, Last uint16 }
 
-// LocalPortRange is net.ipv4.ip_local_port_range: the ports that the kernel
-// gives to sockets that ask for any.
+// LocalPortRange reads net.ipv4.ip_local_port_range: the ports that the kernel chooses
+// for sockets without a port.
 func LocalPortRange() (PortRange, error) {
 	const name = "net.ipv4.ip_local_port_range"
 	s, err := ReadSysctl(name)
@@ -63,8 +63,8 @@ func LocalPortRange() (PortRange, error) {
 	return r, nil
 }
 
-// LocalReservedPorts is net.ipv4.ip_local_reserved_ports: ports that nobody
-// may be given unasked.
+// LocalReservedPorts reads net.ipv4.ip_local_reserved_ports: ports that the kernel does
+// not choose for sockets.
 func LocalReservedPorts() ([]PortRange, error) {
 	const name = "net.ipv4.ip_local_reserved_ports"
 	s, err := ReadSysctl(name)
@@ -96,14 +96,14 @@ func parsePortRange(s string) (PortRange, error) {
 		return PortRange{}, err
 	}
 	if hi < lo {
-		return PortRange{}, fmt.Errorf("range %q ends before it begins", s)
+		return PortRange{}, fmt.Errorf("range %q ends before it starts", s)
 	}
 	return PortRange{uint16(lo), uint16(hi)}, nil
 }
 
 func sysctlPath(name string) (string, error) {
 	rel := name
-	// As sysctl(8): the first separator decides what separates.
+	// As in sysctl(8), the first separator decides.
 	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '.' {
 		rel = strings.Map(func(r rune) rune {
 			switch r {

@@ -11,16 +11,16 @@ import (
 )
 
 // HaveTCX reports whether programs can be attached to interfaces by tcx links
-// (Linux 6.6). It only asks which are there.
+// (Linux 6.6). It only lists attached programs.
 func HaveTCX() bool {
 	const loopback = 1 // lo's index in every network namespace
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	return err == nil || errors.Is(err, unix.ENOENT)
 }
 
-// IngressPrograms names the eBPF programs at the ingress hook of a device in the calling
-// thread's network namespace: those of tcx links by the programs' names, those of
-// filters (before Linux 6.6) by the filters' names.
+// IngressPrograms returns the names of the eBPF programs at the ingress hook of a device
+// in the calling thread's network namespace: for tcx links the names of the programs, for
+// filters (before Linux 6.6) the names of the filters.
 func IngressPrograms(device netlink.Link) (names []string, err error) {
 	if names, err = TCXPrograms(device.Attrs().Index, ebpf.AttachTCXIngress); err != nil {
 		return nil, err
@@ -38,12 +38,12 @@ func IngressPrograms(device netlink.Link) (names []string, err error) {
 }
 
 // TCXPrograms lists the names of the programs at a tcx hook of an interface in the
-// calling thread's network namespace, in the order in which packets meet them. A
-// kernel without tcx has none. It takes CAP_NET_ADMIN, and CAP_SYS_ADMIN for names.
+// calling thread's network namespace, in the order of execution. A kernel without tcx
+// has none. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN for names.
 func TCXPrograms(ifindex int, hook ebpf.AttachType) (names []string, err error) {
 	res, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: hook})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, nil // nothing is attached; before 6.6; the interface is gone
+		return nil, nil // no program; before 6.6; the interface was removed
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list tcx programs of interface %d: %w", ifindex, err)

@@ -14,18 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// XfrmDir says which packets an IPsec policy is about.
+// XfrmDir is the direction of an IPsec policy.
 type XfrmDir uint8
 
 // The directions of linux/xfrm.h.
 const (
 	XfrmIn      XfrmDir = 0 // to this machine
-	XfrmOut     XfrmDir = 1 // from this machine, and forwarded ones that leave it
-	XfrmForward XfrmDir = 2 // forwarded ones, as they arrive
+	XfrmOut     XfrmDir = 1 // from this machine, and forwarded packets that leave it
+	XfrmForward XfrmDir = 2 // forwarded packets, on arrival
 )
 
-// XfrmPolicy is what an IPsec policy of the kernel selects. Ports, protocols and
-// devices, which a policy may select too, are left out: it selects this at most.
+// XfrmPolicy is the selection of an IPsec policy. It omits ports, protocols and devices,
+// so the policy may select less.
 type XfrmPolicy struct {
 	Dir      XfrmDir
 	Src, Dst netip.Prefix
@@ -40,9 +40,10 @@ func comparePrefixes(p, q netip.Prefix) int {
 }
 
 // XfrmPolicies lists the IPsec policies of the calling thread's network namespace that
-// encrypt or block packets of every device, sorted, each selection once. A kernel
-// without IPsec has none. Left out are policies of single sockets, of xfrm interfaces,
-// which see only what is routed to these, and those that let packets pass unchanged.
+// encrypt or block packets of every device, sorted and without duplicates. A kernel
+// without IPsec has none. The list omits policies of single sockets, policies of xfrm
+// interfaces, which apply only to packets routed to them, and policies that neither
+// encrypt nor block.
 func XfrmPolicies() ([]XfrmPolicy, error) {
 	policies, err := Dump(listXfrm)
 	if err == nil {
@@ -79,7 +80,7 @@ func listXfrm() ([]XfrmPolicy, error) {
 	return policies, err
 }
 
-// parseXfrm reads struct xfrm_userpolicy_info and what follows it.
+// parseXfrm parses struct xfrm_userpolicy_info and its attributes.
 func parseXfrm(msg []byte) (p XfrmPolicy, applies bool, err error) {
 	if len(msg) < nl.SizeofXfrmUserpolicyInfo {
 		return p, false, fmt.Errorf("a policy of %d bytes", len(msg))
@@ -125,7 +126,7 @@ func xfrmPrefix(family uint16, addr nl.XfrmAddress, bits uint8) (netip.Prefix, e
 	return p, nil
 }
 
-// xfrmDefaults are the directions in which packets are blocked that no policy selects
+// xfrmDefaults returns the directions in which the kernel blocks packets without a policy
 // (ip xfrm policy setdefault, Linux 5.15).
 func xfrmDefaults() (blocked []XfrmPolicy, err error) {
 	const (
@@ -154,7 +155,7 @@ func xfrmDefaults() (blocked []XfrmPolicy, err error) {
 	return blocked, nil
 }
 
-// XfrmWatch follows the IPsec policies of one network namespace.
+// XfrmWatch watches the IPsec policies of one network namespace.
 type XfrmWatch struct {
 	sub  *Subscription
 	ns   netns.NsHandle
@@ -198,8 +199,8 @@ func followXfrm(sub *Subscription, changed func([]XfrmPolicy), failed func(error
 	return w, nil
 }
 
-// xfrmPause is the least time between two readings. Reading takes at most a tenth of
-// the time.
+// xfrmPause is the shortest pause between two readings. Reading uses at most 10 % of wall
+// time.
 const xfrmPause = 50 * time.Millisecond
 
 func (w *XfrmWatch) run(dirty chan struct{}, last []XfrmPolicy, changed func([]XfrmPolicy), failed func(error)) {
@@ -233,7 +234,7 @@ func (w *XfrmWatch) run(dirty chan struct{}, last []XfrmPolicy, changed func([]X
 	}
 }
 
-// Close ends the watch. changed is not called any more when it returns.
+// Close ends the watch. After it returns, changed is no longer called.
 func (w *XfrmWatch) Close() error {
 	var err error
 	w.once.Do(func() {

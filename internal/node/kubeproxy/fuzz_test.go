@@ -15,8 +15,12 @@ func FuzzParseSave(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, table := range parseSave(text) {
-			held := table.held()
+		tables, err := parseSave(text)
+		if err != nil {
+			t.Skip(err)
+		}
+		for _, table := range tables {
+			held := table.inUse()
 			var in strings.Builder
 			table.writeRemoval(&in, held)
 			for line := range strings.Lines(in.String()) {

@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+
+	"spillway.dev/spillway/internal/node/iptables"
 )
 
 // ownChains are the chains of kube-proxy's iptables mode, by table, as its own
@@ -21,32 +23,30 @@ var ownChains = map[string][]string{
 	"mangle": {"KUBE-PROXY-CANARY"},
 }
 
-// ownPrefixes begin the names of its chains for each Service, in table nat.
+// ownPrefixes are the prefixes of its chains per Service, in table nat.
 var ownPrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-FW-", "KUBE-EXT-", "KUBE-SEP-"}
 
-// ownJumps are the chains that kube-proxy leads to from the built-in ones. A
-// rule of a built-in chain that leads to another of its chains is not its own.
+// ownJumps are the chains to which kube-proxy jumps from built-in chains. A rule of a
+// built-in chain that jumps to another chain of kube-proxy belongs to another program.
 var ownJumps = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-POSTROUTING"}
-
-var builtin = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
 func isOwn(table, chain string) bool {
 	return slices.Contains(ownChains[table], chain) ||
 		table == "nat" && slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
-// ruleset is what kube-proxy has in one variant and family of iptables.
+// ruleset holds the rules of kube-proxy in one variant and family of iptables.
 type ruleset struct {
 	program string // "ip6tables-nft"
 	tables  []tableRules
 }
 
-// tableRules is what it has in one table.
+// tableRules holds the rules of kube-proxy in one table.
 type tableRules struct {
-	table  string
-	chains []string            // of kube-proxy
-	jumps  []string            // rules of built-in chains into them, as "-A ..."
-	leads  map[string][]string // chain -> chains of kube-proxy that its rules lead to
+	table   string
+	chains  []string            // of kube-proxy
+	jumps   []string            // rules of built-in chains that jump to them, as "CHAIN RULE"
+	targets map[string][]string // chain -> chains of kube-proxy that its rules jump to
 }
 
 func (r ruleset) size() (n int) {
@@ -56,8 +56,8 @@ func (r ruleset) size() (n int) {
 	return n
 }
 
-// findRulesets looks into both variants and families. A variant whose programs
-// are missing holds nothing, unless the kernel says otherwise.
+// findRulesets reads both variants and families. A variant without its programs counts as
+// empty if the kernel has no tables of it.
 func findRulesets(ctx context.Context) ([]ruleset, error) {
 	var found []ruleset
 	var errs []error
@@ -69,115 +69,120 @@ func findRulesets(ctx context.Context) ([]ruleset, error) {
 		}
 		out, err := runProgram(ctx, save, "")
 		if err != nil {
-			errs = append(errs, fmt.Errorf("look for rules of kube-proxy: %w", err))
+			errs = append(errs, fmt.Errorf("detect rules of kube-proxy: %w", err))
 			continue
 		}
-		if r := (ruleset{program, parseSave(out)}); r.size() > 0 {
+		tables, err := parseSave(out)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("detect rules of kube-proxy: %w", err))
+			continue
+		}
+		if r := (ruleset{program, tables}); r.size() > 0 {
 			found = append(found, r)
 		}
 	}
 	return found, errors.Join(errs...)
 }
 
-// checkWithout asks the kernel for chains that cannot be read for lack of a
-// program. The old variant's cannot be asked for by name: its table is enough.
+// checkWithout returns an error if the kernel has chains of a variant whose program is
+// missing. For the legacy variant, the existence of table nat is enough: the kernel does
+// not list its chains by name.
 func checkWithout(program string) error {
 	family, variant, _ := strings.Cut(program, "-")
-	held, err := false, error(nil)
+	exist, err := false, error(nil)
 	if variant == "nft" {
-		held, err = nftHolds(family == "ip6tables")
+		exist, err = nftHolds(family == "ip6tables")
 	} else {
 		var names []byte
 		names, err = os.ReadFile("/proc/thread-self/net/" + strings.Replace(family, "tables", "_tables", 1) + "_names")
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
-		held = slices.Contains(strings.Fields(string(names)), "nat")
+		exist = slices.Contains(strings.Fields(string(names)), "nat")
 	}
-	if err == nil && held {
-		err = errors.New("not in PATH, and the kernel has rules of it: install the package iptables where the agent runs, or run kube-proxy --cleanup on this node")
+	if err == nil && exist {
+		err = errors.New("not in PATH, but the kernel has its rules: install the package iptables where the agent runs, or run kube-proxy --cleanup on this node")
 	}
 	if err != nil {
-		return fmt.Errorf("look for rules of kube-proxy: find %s-save: %w", program, err)
+		return fmt.Errorf("detect rules of kube-proxy: find %s-save: %w", program, err)
 	}
 	return nil
 }
 
-// parseSave reads what a save program prints.
-func parseSave(text string) []tableRules {
+// parseSave reads the output of a save program.
+func parseSave(text string) ([]tableRules, error) {
 	var all []tableRules
-	var t *tableRules
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
+	for line, err := range iptables.Lines(strings.NewReader(text)) {
+		if err != nil {
+			return nil, err
+		}
+		if line.Kind == iptables.Table {
+			all = append(all, tableRules{table: line.Table, targets: map[string][]string{}})
+		}
+		t := &all[len(all)-1]
 		switch {
-		case strings.HasPrefix(line, "*"):
-			all = append(all, tableRules{table: line[1:], leads: map[string][]string{}})
-			t = &all[len(all)-1]
-		case t == nil:
-		case strings.HasPrefix(line, ":"):
-			if name, _, _ := strings.Cut(line[1:], " "); isOwn(t.table, name) {
-				t.chains = append(t.chains, name)
-			}
-		case strings.HasPrefix(line, "-A "):
-			t.addRule(line)
+		case line.Kind == iptables.Chain && isOwn(t.table, line.Chain):
+			t.chains = append(t.chains, line.Chain)
+		case line.Kind == iptables.Rule:
+			t.addRule(line.Chain, line.Rule)
 		}
 	}
-	return slices.DeleteFunc(all, func(t tableRules) bool { return len(t.chains) == 0 })
+	return slices.DeleteFunc(all, func(t tableRules) bool { return len(t.chains) == 0 }), nil
 }
 
-func (t *tableRules) addRule(line string) {
-	words := strings.Fields(line)
+func (t *tableRules) addRule(from, rule string) {
+	words := strings.Fields(rule)
 	at := slices.IndexFunc(words, func(w string) bool { return w == "-j" || w == "-g" })
-	if len(words) < 2 || at < 0 || at+1 == len(words) {
+	if at < 0 || at+1 == len(words) {
 		return
 	}
-	// In a quoted comment "-j" may stand for itself; the target comes last then.
+	// A quoted comment may contain "-j"; the target then comes last.
 	if last := len(words) - 2; words[last] == "-j" || words[last] == "-g" {
 		at = last
 	}
-	from, to := words[1], words[at+1]
+	to := words[at+1]
 	switch {
 	case !isOwn(t.table, to):
-	case slices.Contains(builtin, from) && slices.Contains(ownJumps, to):
-		t.jumps = append(t.jumps, line)
+	case iptables.IsBuiltin(from) && slices.Contains(ownJumps, to):
+		t.jumps = append(t.jumps, from+" "+rule)
 	default:
-		t.leads[from] = append(t.leads[from], to)
+		t.targets[from] = append(t.targets[from], to)
 	}
 }
 
-// held returns the chains that have to stay, each with the chain that leads to
-// it: those of others' rules, and what is led to from there.
-func (t *tableRules) held() map[string]string {
-	held := map[string]string{}
+// inUse returns the chains that must stay, each with the chain that jumps to it: the
+// targets of other programs' rules, and the targets of these chains.
+func (t *tableRules) inUse() map[string]string {
+	inUse := map[string]string{}
 	var follow func(from string)
 	follow = func(from string) {
-		for _, to := range t.leads[from] {
-			if _, known := held[to]; !known {
-				held[to] = from
+		for _, to := range t.targets[from] {
+			if _, known := inUse[to]; !known {
+				inUse[to] = from
 				follow(to)
 			}
 		}
 	}
-	for from := range t.leads {
+	for from := range t.targets {
 		if !isOwn(t.table, from) {
 			follow(from)
 		}
 	}
-	return held
+	return inUse
 }
 
-// remove takes the chains away, each table in one commit.
+// remove deletes the chains, each table in one commit.
 func (r ruleset) remove(ctx context.Context) error {
 	var in strings.Builder
 	var errs []error
 	for _, t := range r.tables {
-		held := t.held()
-		for _, chain := range slices.Sorted(maps.Keys(held)) {
-			if from := held[chain]; !isOwn(t.table, from) {
-				errs = append(errs, fmt.Errorf("remove chain %s of table %s: a rule of chain %s leads to it, which is not kube-proxy's: it stays", chain, t.table, from))
+		inUse := t.inUse()
+		for _, chain := range slices.Sorted(maps.Keys(inUse)) {
+			if from := inUse[chain]; !isOwn(t.table, from) {
+				errs = append(errs, fmt.Errorf("remove chain %s of table %s: the chain stays, since a rule of chain %s, which is not kube-proxy's, jumps to it", chain, t.table, from))
 			}
 		}
-		t.writeRemoval(&in, held)
+		t.writeRemoval(&in, inUse)
 	}
 	if _, err := runProgram(ctx, r.program+"-restore", in.String(), "--noflush", "--wait", "5"); err != nil {
 		errs = append(errs, fmt.Errorf("remove rules of kube-proxy: %w", err))
@@ -185,24 +190,24 @@ func (r ruleset) remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// writeRemoval writes the input of a restore program. A chain that is declared
-// is emptied, so that none leads to another when they go.
-func (t *tableRules) writeRemoval(in *strings.Builder, held map[string]string) {
-	gone := slices.DeleteFunc(slices.Clone(t.chains), func(chain string) bool { _, stays := held[chain]; return stays })
+// writeRemoval writes the input of a restore program. Declaring a chain empties it, so
+// that no chain refers to another when they are deleted.
+func (t *tableRules) writeRemoval(in *strings.Builder, inUse map[string]string) {
+	unused := slices.DeleteFunc(slices.Clone(t.chains), func(chain string) bool { _, stays := inUse[chain]; return stays })
 	fmt.Fprintf(in, "*%s\n", t.table)
-	for _, chain := range gone {
+	for _, chain := range unused {
 		fmt.Fprintf(in, ":%s - [0:0]\n", chain)
 	}
 	for _, jump := range t.jumps {
-		fmt.Fprintf(in, "-D%s\n", strings.TrimPrefix(jump, "-A"))
+		fmt.Fprintf(in, "-D %s\n", jump)
 	}
-	for _, chain := range gone {
+	for _, chain := range unused {
 		fmt.Fprintf(in, "-X %s\n", chain)
 	}
 	in.WriteString("COMMIT\n")
 }
 
-// runProgram runs a program of iptables; its error is what it complained of.
+// runProgram runs a program of iptables. Its error has the first line of stderr.
 func runProgram(ctx context.Context, path, in string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	var out, complaint bytes.Buffer

@@ -1,12 +1,11 @@
-// Package kubeproxy knows what a kube-proxy leaves in the kernel of a network
-// namespace, whether one runs there, and how to take its rules away without the
-// connections that they translate.
+// Package kubeproxy detects a kube-proxy and its rules in a network namespace, and removes
+// the rules without ending the connections that they translate.
 //
-//	Look ──> Left ──> Remove    nft tables ip and ip6 kube-proxy; chains KUBE-* of iptables
-//	Running                     a process, or whoever has the port of its health
-//	KeepNAT, ReleaseNAT         translation of what conntrack knows goes on
+//	Detect ──> Installed ──> Remove    nft tables ip and ip6 kube-proxy; chains KUBE-* of iptables
+//	Running                            a process, or another owner of the health port
+//	KeepNAT, ReleaseNAT                keep the translation of tracked connections
 //
-// All of it is about the network namespace of the calling thread.
+// Every function works in the network namespace of the calling thread.
 package kubeproxy
 
 import (
@@ -17,21 +16,21 @@ import (
 	"strings"
 )
 
-// ErrIPVS says that kube-proxy's ipvs mode was at work here. Its virtual
-// addresses are the node's own (device kube-ipvs0): as long as they are, nobody
-// else can serve them well.
+// ErrIPVS says that kube-proxy's ipvs mode left its device kube-ipvs0. The device makes
+// Service addresses local addresses of the node, so that no other proxy can serve them
+// correctly.
 var ErrIPVS = errors.New("kube-proxy's ipvs mode is in the kernel (device kube-ipvs0), which is not taken over: " +
 	"run kube-proxy --cleanup on this node")
 
-// Left is what a kube-proxy has left in the kernel.
-type Left struct {
+// Installed holds the rules of kube-proxy in the kernel.
+type Installed struct {
 	tables []nftTable
 	chains []ruleset
 }
 
-// Look finds what there is. What it cannot look at is an error that says so.
-func Look(ctx context.Context) (Left, error) {
-	var l Left
+// Detect finds the rules. It returns an error for each part that it cannot read.
+func Detect(ctx context.Context) (Installed, error) {
+	var l Installed
 	if _, err := net.InterfaceByName("kube-ipvs0"); err == nil {
 		return l, ErrIPVS
 	}
@@ -43,11 +42,11 @@ func Look(ctx context.Context) (Left, error) {
 	return l, err
 }
 
-// Empty reports whether there is nothing.
-func (l Left) Empty() bool { return len(l.tables) == 0 && len(l.chains) == 0 }
+// Empty reports whether there are no rules.
+func (l Installed) Empty() bool { return len(l.tables) == 0 && len(l.chains) == 0 }
 
-// String names what there is, for a person.
-func (l Left) String() string {
+// String describes the rules in one line.
+func (l Installed) String() string {
 	var words []string
 	for _, t := range l.tables {
 		words = append(words, "nft table "+t.String())
@@ -58,10 +57,10 @@ func (l Left) String() string {
 	return strings.Join(words, ", ")
 }
 
-// Remove takes away what was found: what kube-proxy --cleanup would. Chains of
-// kubelet (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT) stay, and so
-// does a chain that a rule of somebody else leads to, which is an error.
-func (l Left) Remove(ctx context.Context) error {
+// Remove deletes the rules that kube-proxy --cleanup would delete. Chains of kubelet
+// (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT) stay. A chain stays too if a
+// rule of another program jumps to it; that is an error.
+func (l Installed) Remove(ctx context.Context) error {
 	var errs []error
 	if len(l.tables) > 0 {
 		errs = append(errs, removeTables(l.tables))

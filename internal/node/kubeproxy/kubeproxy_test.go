@@ -153,7 +153,7 @@ func eachProgram(t *testing.T, test func(t *testing.T, program, text string)) {
 func TestRulesOfKubeProxyGoAndThoseOfOthersStay(t *testing.T) {
 	eachProgram(t, func(t *testing.T, program, text string) {
 		stay := load(t, program, text)
-		left, err := Look(t.Context())
+		left, err := Detect(t.Context())
 		if err != nil || left.Empty() || !strings.Contains(left.String(), "9 chains of "+program) {
 			t.Fatalf("found %q, error %v", left, err)
 		}
@@ -169,7 +169,7 @@ func TestRulesOfKubeProxyGoAndThoseOfOthersStay(t *testing.T) {
 		if n := strings.Count(saved, "KUBE-"); n != 6 {
 			t.Errorf("%d mentions of chains are left, want those 6 of others in\n%s", n, saved)
 		}
-		if left, err = Look(t.Context()); err != nil || !left.Empty() {
+		if left, err = Detect(t.Context()); err != nil || !left.Empty() {
 			t.Errorf("after removal found %q, error %v", left, err)
 		}
 	})
@@ -179,12 +179,12 @@ func TestAChainThatSomebodyElseUsesStays(t *testing.T) {
 	eachProgram(t, func(t *testing.T, program, text string) {
 		load(t, program, text)
 		load(t, program, "*nat\n:CNI-HOSTPORT - [0:0]\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n")
-		left, err := Look(t.Context())
+		left, err := Detect(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		err = left.Remove(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "chain KUBE-MARK-MASQ of table nat: a rule of chain CNI-HOSTPORT leads to it") {
+		if err == nil || !strings.Contains(err.Error(), "chain KUBE-MARK-MASQ of table nat: the chain stays, since a rule of chain CNI-HOSTPORT") {
 			t.Errorf("error %v, want one that names the chain and who uses it", err)
 		}
 		if saved := run(t, "", program+"-save"); !strings.Contains(saved, "-A CNI-HOSTPORT -j KUBE-MARK-MASQ") || strings.Contains(saved, "KUBE-SVC") {
@@ -197,7 +197,7 @@ func TestTablesOfKubeProxyGoAndThoseOfOthersStay(t *testing.T) {
 	enter(t)
 	run(t, "table ip kube-proxy { chain c { type nat hook prerouting priority 0; }; }\ntable ip6 kube-proxy {}\n"+
 		"table inet kube-proxy {}\ntable ip mine {}\n", "nft", "-f", "-")
-	left, err := Look(t.Context())
+	left, err := Detect(t.Context())
 	if err != nil || left.String() != "nft table ip kube-proxy, nft table ip6 kube-proxy" {
 		t.Fatalf("found %q, error %v", left, err)
 	}
@@ -271,7 +271,7 @@ func TestIPVSIsNamedAndLeftAlone(t *testing.T) {
 	enter(t)
 	run(t, "", "ip", "link", "add", "kube-ipvs0", "type", "bridge") // a dummy, but for what this kernel lacks
 	run(t, "table ip kube-proxy {}", "nft", "-f", "-")
-	left, err := Look(context.Background())
+	left, err := Detect(context.Background())
 	if !errors.Is(err, ErrIPVS) || !left.Empty() {
 		t.Errorf("found %q, error %v", left, err)
 	}

@@ -20,20 +20,20 @@ func (t nftTable) String() string {
 	return "ip " + t.Name
 }
 
-// tableName is the name that kube-proxy gives its table in each family.
+// tableName is the name of kube-proxy's table in each family.
 const tableName = "kube-proxy"
 
 func listTables() ([]*nftables.Table, error) {
 	c, err := nftables.New()
 	if err != nil {
-		return nil, fmt.Errorf("look for nft tables: %w", err)
+		return nil, fmt.Errorf("list nft tables: %w", err)
 	}
 	tables, err := c.ListTables()
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, nil // a kernel without nf_tables
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for nft tables: %w", err)
+		return nil, fmt.Errorf("list nft tables: %w", err)
 	}
 	return tables, nil
 }
@@ -49,7 +49,7 @@ func findTables() ([]nftTable, error) {
 	return found, err
 }
 
-// removeTables deletes tables with all that is in them, in one commit.
+// removeTables deletes tables with their contents, in one commit.
 func removeTables(tables []nftTable) error {
 	c, err := nftables.New()
 	if err == nil {
@@ -64,20 +64,18 @@ func removeTables(tables []nftTable) error {
 	return nil
 }
 
-// keeper is an nft table with a chain of type nat that translates nothing, and
-// whose one rule asks for conntrack's state, so that conntrack stays.
+// keeper is an nft table with a nat chain that translates nothing. Its one rule matches
+// conntrack's state, so that conntrack stays enabled.
 //
-// The kernel translates the packets of a connection that conntrack knows only
-// while somebody in the namespace has a nat chain: with the last one of a
-// family nf_nat_unregister_fn (net/netfilter/nf_nat_core.c) takes the hooks
-// away that do it, of all hook points at once, and conntrack's own hooks go
-// with the last chain that needs them (nf_ct_netns_put). One chain of family
-// inet, at any hook point, holds all of them for both families.
+// The kernel translates packets of a tracked connection only while the namespace has a
+// nat chain: with the last one of a family, nf_nat_unregister_fn
+// (net/netfilter/nf_nat_core.c) removes the NAT hooks of all hook points, and the last
+// chain that needs conntrack removes conntrack's hooks (nf_ct_netns_put). One chain of
+// family inet, at any hook point, keeps all hooks for both families.
 var keeper = &nftables.Table{Name: "spillway-takeover", Family: nftables.TableFamilyINet}
 
-// KeepNAT makes the kernel go on translating the connections that it has
-// translated so far, whoever removes nat chains now. It does so until
-// ReleaseNAT, over the end of this process too.
+// KeepNAT makes the kernel continue to translate existing connections after the removal
+// of other nat chains. It lasts until ReleaseNAT, even after the end of this process.
 func KeepNAT() error {
 	if kept, err := NATKept(); kept || err != nil {
 		return err
@@ -99,14 +97,14 @@ func KeepNAT() error {
 	return nil
 }
 
-// NATKept reports whether KeepNAT is in force.
+// NATKept reports whether KeepNAT is in effect.
 func NATKept() (bool, error) {
 	tables, err := listTables()
 	return slices.ContainsFunc(tables, isKeeper), err
 }
 
-// ReleaseNAT takes away what KeepNAT has made. Connections that are translated
-// still go on only while somebody else has a nat chain.
+// ReleaseNAT ends KeepNAT. Translated connections then continue only while another nat
+// chain exists.
 func ReleaseNAT() error {
 	kept, err := NATKept()
 	if err != nil || !kept {
@@ -125,12 +123,12 @@ func ReleaseNAT() error {
 
 func isKeeper(t *nftables.Table) bool { return t.Name == keeper.Name && t.Family == keeper.Family }
 
-// nftHolds reports whether iptables-nft or ip6tables-nft has a chain of
-// kube-proxy's, without those programs.
+// nftHolds reports over netlink whether iptables-nft or ip6tables-nft has a chain of
+// kube-proxy.
 func nftHolds(v6 bool) (bool, error) {
 	c, err := nftables.New()
 	if err != nil {
-		return false, fmt.Errorf("look for nft chains: %w", err)
+		return false, fmt.Errorf("list nft chains: %w", err)
 	}
 	family := nftables.TableFamilyIPv4
 	if v6 {
@@ -141,7 +139,7 @@ func nftHolds(v6 bool) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for nft chains: %w", err)
+		return false, fmt.Errorf("list nft chains: %w", err)
 	}
 	return slices.ContainsFunc(chains, func(ch *nftables.Chain) bool { return isOwn(ch.Table.Name, ch.Name) }), nil
 }

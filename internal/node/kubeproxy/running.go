@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HealthPort is where a kube-proxy tells of its health, unless it was told
-// otherwise.
+// HealthPort is the default port of kube-proxy's health server.
 const HealthPort = 10256
 
-// Running says by what a kube-proxy is seen to run in the network namespace, ""
-// if by nothing: by a process of its name, which takes a view of the node's
-// processes (hostPID of a Pod), or by somebody else's having HealthPort, which is
-// all that there is to see of one that is part of another program (k3s).
+// Running returns the sign of a running kube-proxy in the network namespace, "" if there
+// is none. The sign is a process of its name, which is visible only with the node's
+// processes (hostPID of a Pod), or another process that listens on HealthPort. The latter
+// is the only sign of a kube-proxy inside another program (k3s).
 func Running() (sign string, err error) {
 	if pid, err := process("/proc"); pid != 0 || err != nil {
 		return fmt.Sprintf("process %d", pid), err
@@ -35,11 +34,11 @@ func Running() (sign string, err error) {
 func process(proc string) (pid int, err error) {
 	own, err := networkOf("/proc/thread-self")
 	if err != nil {
-		return 0, fmt.Errorf("look for kube-proxy: %w", err)
+		return 0, fmt.Errorf("detect kube-proxy: %w", err)
 	}
 	names, err := filepath.Glob(proc + "/[0-9]*/comm")
 	if err != nil {
-		return 0, fmt.Errorf("look for kube-proxy: %w", err)
+		return 0, fmt.Errorf("detect kube-proxy: %w", err)
 	}
 	for _, name := range names {
 		// A process that ends meanwhile has neither name nor namespace.
@@ -55,27 +54,26 @@ func process(proc string) (pid int, err error) {
 	return 0, nil
 }
 
-// networkOf gives a number that the processes of one network namespace share: the
-// inode of a file that every namespace has once, whatever process shows it. The
-// link /proc/PID/ns/net would say the same, but takes CAP_SYS_PTRACE where the other
-// process has more capabilities, as kube-proxy has.
+// networkOf returns a number that all processes of one network namespace share: the inode
+// of a file that exists once per namespace. The link /proc/PID/ns/net has the same
+// information, but needs CAP_SYS_PTRACE if the other process has more capabilities, as
+// kube-proxy has.
 func networkOf(dir string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir+"/net/dev", &st); err != nil {
-		return 0, fmt.Errorf("look at network of %s: %w", dir, err)
+		return 0, fmt.Errorf("read network namespace of %s: %w", dir, err)
 	}
 	return st.Ino, nil
 }
 
-// portTaken reports whether a TCP socket that is not this process's listens on
-// a port.
+// portTaken reports whether a TCP socket of another process listens on a port.
 func portTaken(port uint16) (bool, error) {
 	const listen = "0A" // TCP_LISTEN, include/net/tcp_states.h
 	var inodes []string
 	for _, file := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
 		text, err := os.ReadFile(file)
 		if err != nil && !os.IsNotExist(err) { // no IPv6: no file
-			return false, fmt.Errorf("look for kube-proxy: %w", err)
+			return false, fmt.Errorf("detect kube-proxy: %w", err)
 		}
 		for line := range strings.Lines(string(text)) {
 			// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
@@ -92,11 +90,11 @@ func portTaken(port uint16) (bool, error) {
 	return slices.ContainsFunc(inodes, func(i string) bool { return !own[i] }), err
 }
 
-// ownSockets are the inodes of this process's sockets.
+// ownSockets returns the inodes of this process's sockets.
 func ownSockets() (map[string]bool, error) {
 	files, err := filepath.Glob("/proc/self/fd/*")
 	if err != nil {
-		return nil, fmt.Errorf("look for kube-proxy: %w", err)
+		return nil, fmt.Errorf("detect kube-proxy: %w", err)
 	}
 	own := map[string]bool{}
 	for _, file := range files {

@@ -145,7 +145,7 @@ func (t *Takeover) check(ctx context.Context) {
 		}
 		return
 	}
-	left, err := kubeproxy.Look(ctx)
+	left, err := kubeproxy.Detect(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -170,7 +170,7 @@ func (t *Takeover) check(ctx context.Context) {
 
 // remove removes kube-proxy's rules. Netfilter goes on translating for running
 // connections.
-func (t *Takeover) remove(ctx context.Context, left kubeproxy.Left) {
+func (t *Takeover) remove(ctx context.Context, left kubeproxy.Installed) {
 	if !t.Netfilter {
 		if err := kubeproxy.KeepNAT(); err != nil {
 			t.failed = true

@@ -21,11 +21,11 @@ func FuzzRuleset(f *testing.F) {
 		if nft {
 			rs.parseNFT(text, map[string]bool{"ip known": true})
 		} else {
-			rs.parseSave("iptables-nft", "ip", text, anyTable)
+			_, _ = rs.parseSave("iptables-nft", "ip", text, anyTable)
 			incompatible(text)("nat")
 		}
 		sum := 0
-		for _, n := range rs.Held() {
+		for _, n := range rs.Counts() {
 			sum += n
 		}
 		if sum > len(rs.Rules) {

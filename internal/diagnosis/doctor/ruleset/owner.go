@@ -2,8 +2,8 @@ package ruleset
 
 import "regexp"
 
-// owners are known by the names of their chains and tables, or by what their
-// rules say. The first that fits counts.
+// owners are recognized by the names of chains and tables, or by the text of rules. The
+// first match counts.
 var owners = []struct {
 	name string
 	sign *regexp.Regexp // of "TABLE CHAIN TEXT"
@@ -28,7 +28,7 @@ var owners = []struct {
 	{"firewalld", regexp.MustCompile(`^firewalld `)},
 }
 
-// Owner names the program that a rule is known to be of; "" if it is not.
+// Owner returns the program that owns a rule; "" if it is unknown.
 func (r *Rule) Owner() string {
 	text := r.Table + " " + r.Chain + " " + r.Text
 	for _, o := range owners {

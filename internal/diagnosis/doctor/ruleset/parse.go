@@ -1,52 +1,55 @@
 package ruleset
 
 import (
+	"bytes"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"spillway.dev/spillway/internal/node/iptables"
 )
 
-// anyTable takes all tables.
+// anyTable accepts every table.
 func anyTable(string) bool { return true }
 
-// parseSave reads what iptables-save prints of the tables that take wants, and
-// returns the names of those that it printed.
-func (rs *Ruleset) parseSave(command, family string, out []byte, take func(table string) bool) (tables []string) {
-	table, wanted := "", false
-	for line := range strings.Lines(string(out)) {
-		line = strings.TrimRight(line, "\n")
-		switch {
-		case strings.HasPrefix(line, "*"):
-			table = line[1:]
-			if wanted = take(table); wanted {
-				tables = append(tables, table)
+// parseSave parses the tables of iptables-save's output that take accepts, and returns
+// their names.
+func (rs *Ruleset) parseSave(command, family string, out []byte, take func(table string) bool) (tables []string, err error) {
+	wanted := false
+	for line, err := range iptables.Lines(bytes.NewReader(out)) {
+		if err != nil {
+			return tables, err
+		}
+		if line.Kind == iptables.Table {
+			if wanted = take(line.Table); wanted {
+				tables = append(tables, line.Table)
 			}
+		}
+		switch {
 		case !wanted:
-		case strings.HasPrefix(line, ":"):
-			name, policy, _ := strings.Cut(line[1:], " ")
-			rs.chain(command, family, table, name).Base = !strings.HasPrefix(policy, "-")
-		case strings.HasPrefix(line, "-A "):
-			name, text, _ := strings.Cut(line[3:], " ")
-			c := rs.chain(command, family, table, name)
-			rs.add(c, len(c.Rules)+1, text)
+		case line.Kind == iptables.Chain:
+			rs.chain(command, family, line.Table, line.Chain).Base = !strings.HasPrefix(line.Policy, "-")
+		case line.Kind == iptables.Rule:
+			c := rs.chain(command, family, line.Table, line.Chain)
+			rs.add(c, len(c.Rules)+1, line.Rule)
 		}
 	}
-	return tables
+	return tables, nil
 }
 
-// foreignTable is what iptables-nft-save says of a table in which it does not
-// understand everything, before it prints nothing of it or a part, and succeeds:
+// foreignTable matches the remark of iptables-nft-save about a table that it does not
+// understand. It then omits the table or a part of it, and still succeeds:
 //
 //	# Table `filter' is incompatible, use 'nft' tool.
 //	# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.
 //
-// Words and quotes differ with the version; older ones say it of tables that are
-// not of iptables, too.
+// Wording and quotes differ between versions. Older versions also print it for tables
+// that are not of iptables.
 var foreignTable = regexp.MustCompile("(?im)^# table(?:\\s+[`'\"]([^`'\"\n]+)[`'\"])?.*incompatible")
 
-// incompatible tells the tables that iptables-nft-save has not printed whole: all
-// if a remark names none.
+// incompatible returns a test for tables that iptables-nft-save did not print in full:
+// every table, if a remark names none.
 func incompatible(out []byte) func(table string) bool {
 	named := map[string]bool{}
 	for _, m := range foreignTable.FindAllSubmatch(out, -1) {
@@ -58,9 +61,9 @@ func incompatible(out []byte) func(table string) bool {
 	return func(table string) bool { return named[table] }
 }
 
-// parseNFT reads what "nft -a list ruleset" prints, without the tables that are
-// known already ("FAMILY NAME"). It returns the tables in which nft does not
-// show what rules do, since extensions of iptables do it.
+// parseNFT parses the output of "nft -a list ruleset" without the known tables ("FAMILY
+// NAME"). It returns the tables whose rules nft does not show in full, because they use
+// extensions of iptables.
 func (rs *Ruleset) parseNFT(out []byte, known map[string]bool) (hidden []string) {
 	p := nftParser{rs: rs, known: known}
 	for line := range strings.Lines(string(out)) {
@@ -69,19 +72,18 @@ func (rs *Ruleset) parseNFT(out []byte, known map[string]bool) (hidden []string)
 	return p.hidden
 }
 
-// extension is how nft shows one that it was built without words for.
+// extension matches an iptables extension that this build of nft cannot translate.
 var extension = regexp.MustCompile(`(^| )xt (target|match) `)
 
-// nftParser goes through a listing, in which each thing has a line of its own
-// but for elements.
+// nftParser parses a listing line by line. Only elements share a line.
 type nftParser struct {
 	rs            *Ruleset
 	known         map[string]bool
 	family, table string
 	skip          bool
-	chain         *Chain // that the line is in, or the map
+	chain         *Chain // the chain or map of the current line
 	isMap         bool
-	elements      bool // in the list of elements of a map
+	elements      bool // the line is in the list of elements of a map
 	hidden        []string
 }
 
@@ -106,14 +108,14 @@ func (p *nftParser) line(line string) {
 	case handle != 0:
 		p.rs.add(p.chain, handle, named(text))
 		r := p.chain.Rules[len(p.chain.Rules)-1]
-		if table := p.family + " " + p.table; extension.MatchString(r.bare()) && !slices.Contains(p.hidden, table) {
+		if table := p.family + " " + p.table; extension.MatchString(r.withoutComment()) && !slices.Contains(p.hidden, table) {
 			p.hidden = append(p.hidden, table)
 		}
 	}
 }
 
-// open begins a chain, or a map or set, which is kept as a chain of its
-// elements. Of other things nothing is kept.
+// open starts a chain, or a map or set, which becomes a chain of its elements. Other
+// objects are ignored.
 func (p *nftParser) open(kind, name string) {
 	switch kind {
 	case "chain":
@@ -145,11 +147,11 @@ func (p *nftParser) mapLine(text string) {
 	}
 }
 
-// numbers are protocols as nft writes them where there is no /etc/protocols, as
-// in small images.
+// numbers matches protocols as nft prints them without /etc/protocols, as in small
+// images.
 var numbers = regexp.MustCompile(`l4proto (6|17)( |$)|(^| \. )(6|17) \. `)
 
-// named gives protocols their names.
+// named replaces protocol numbers by names.
 func named(text string) string {
 	return numbers.ReplaceAllStringFunc(text, func(s string) string {
 		return strings.Replace(strings.Replace(s, "17", "udp", 1), "6", "tcp", 1)
@@ -170,7 +172,7 @@ func splitElements(s string) []string {
 	})
 }
 
-// cutHandle splits off the "# handle 7" that nft -a writes behind things.
+// cutHandle splits off the "# handle 7" that nft -a appends.
 func cutHandle(line string) (text string, handle int) {
 	i := strings.LastIndex(line, " # handle ")
 	if i < 0 {

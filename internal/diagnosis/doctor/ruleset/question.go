@@ -15,7 +15,7 @@ import (
 // SourceNAT reports whether the rule gives packets another source address, and
 // whether it chooses their ports at random among all.
 func (r *Rule) SourceNAT() (translates, random bool) {
-	ws := words(r.bare())
+	ws := words(r.withoutComment())
 	if r.keepsSource(ws) {
 		return false, false
 	}
@@ -27,7 +27,7 @@ func (r *Rule) SourceNAT() (translates, random bool) {
 }
 
 // keepsSource reports whether the rule translates a source to itself, which is how
-// rules say that nobody after them shall translate it.
+// rules prevent a later rule from translating it.
 func (r *Rule) keepsSource(ws []string) bool {
 	if r.Command != "nft" {
 		to := after(ws, "--to-source")
@@ -38,8 +38,8 @@ func (r *Rule) keepsSource(ws []string) bool {
 		after(ws, "snat", "to", "ip6") == "saddr" || after(ws, "snat", "ip6", "to", "ip6") == "saddr"
 }
 
-// MakeRandom is the command, for a shell, that puts the same rule with random
-// ports into its place; "" for a rule with names that the tools cannot be given.
+// MakeRandom returns the shell command that replaces the rule by the same rule with
+// random ports; "" for a rule with names that the tools do not accept.
 func (r *Rule) MakeRandom() string {
 	if r.Command != "nft" {
 		args, ok := r.arguments()
@@ -52,9 +52,8 @@ func (r *Rule) MakeRandom() string {
 		}
 		return strings.Join(append(line, "--random-fully"), " ")
 	}
-	// nft reads its arguments as a script: what is not a name would be another
-	// command of it.
-	if !identifier.MatchString(r.Table) || !identifier.MatchString(r.Chain) || strings.ContainsAny(r.bare(), ";#") {
+	// nft parses its arguments as a script: a word that is not a name could be a command.
+	if !identifier.MatchString(r.Table) || !identifier.MatchString(r.Chain) || strings.ContainsAny(r.withoutComment(), ";#") {
 		return ""
 	}
 	text, comment := r.Text, ""
@@ -68,12 +67,12 @@ func (r *Rule) MakeRandom() string {
 	return "nft replace rule " + r.Family + " " + r.Table + " " + r.Chain + " handle " + strconv.Itoa(r.Place) + " " + escape.Shell(text+separator+"fully-random"+comment)
 }
 
-// identifier is a name that nft's language can say.
+// identifier matches a name that nft's language accepts.
 var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
 
-// arguments are those that iptables takes for the rule, out of what iptables-save
-// printed: in double quotes, and backslashes before quotes. ok is false for what
-// iptables-save broke off, as it does at a line break.
+// arguments converts the output of iptables-save into arguments of iptables: it removes
+// double quotes, and backslashes before quotes. ok is false for a rule that
+// iptables-save truncated, as it does at a line break.
 func (r *Rule) arguments() (args []string, ok bool) {
 	var arg strings.Builder
 	quotes, escaped, begun := false, false, false
@@ -109,7 +108,7 @@ func (r *Rule) DestNAT() bool {
 	if r.Element() {
 		return false
 	}
-	ws := words(r.bare())
+	ws := words(r.withoutComment())
 	if r.Command != "nft" {
 		t := target(ws)
 		return t == "DNAT" || t == "REDIRECT"
@@ -117,9 +116,9 @@ func (r *Rule) DestNAT() bool {
 	return slices.Contains(ws, "dnat") || slices.Contains(ws, "redirect")
 }
 
-// DropsInvalid reports whether the rule drops what conntrack calls INVALID.
+// DropsInvalid reports whether the rule drops packets that conntrack classifies as INVALID.
 func (r *Rule) DropsInvalid() bool {
-	text := r.bare()
+	text := r.withoutComment()
 	if r.Command != "nft" {
 		return strings.Contains(text, "state INVALID") && target(words(text)) == "DROP"
 	}
@@ -127,25 +126,24 @@ func (r *Rule) DropsInvalid() bool {
 }
 
 // AssignsHelper reports whether the rule gives connections a conntrack helper.
-// An object of nft may have any name, so that its name alone does not tell: by
-// custom it is the helper's.
+// An nft object may have any name; by convention it has the name of the helper.
 func (r *Rule) AssignsHelper(helper string) bool {
-	ws := words(r.bare())
+	ws := words(r.withoutComment())
 	if r.Command != "nft" {
 		return after(ws, "--helper") == helper
 	}
 	return strings.Contains(after(ws, "ct", "helper", "set"), helper)
 }
 
-// Assigned reports whether some rule gives the helper to connections to the port:
-// one that names the port, one that names none, and one that names a set that has it.
+// Assigned reports whether a rule assigns the helper to connections to the port: the
+// rule names the port, no port, or a set with the port.
 func (rs *Ruleset) Assigned(helper string, port int) bool {
 	return slices.ContainsFunc(rs.Rules, func(r *Rule) bool {
 		if !r.AssignsHelper(helper) {
 			return false
 		}
-		ws := words(r.bare())
-		if !strings.Contains(r.bare(), "dport") {
+		ws := words(r.withoutComment())
+		if !strings.Contains(r.withoutComment(), "dport") {
 			return true
 		}
 		if p, _ := r.destPort(ws); p == port {
@@ -159,14 +157,14 @@ func (rs *Ruleset) Assigned(helper string, port int) bool {
 	})
 }
 
-// destPort is the destination port that the rule asks for. ok is false for one
-// that asks for none, or for several.
+// destPort returns the destination port that the rule matches. ok is false for a rule
+// that matches none or several.
 func (r *Rule) destPort(ws []string) (port int, ok bool) {
 	s := after(ws, "--dport")
 	if r.Command == "nft" {
 		s = after(ws, "dport")
 	}
-	if r.Element() { // 10.96.0.1 . udp . 69 : goto ..., or with more behind the port
+	if r.Element() { // 10.96.0.1 . udp . 69 : goto ..., or with more after the port
 		key, _, _ := strings.Cut(r.Text, " : ")
 		parts := strings.Split(key, " . ")
 		last := len(parts) - 1
@@ -185,7 +183,7 @@ func (r *Rule) destPort(ws []string) (port int, ok bool) {
 	return port, err == nil
 }
 
-// destination is where an address is translated to, with its port.
+// destination matches the address and port of a translation.
 var destination = regexp.MustCompile(`(?:--to-destination|dnat(?: ip6?)? to|redirect to) (?:\[[^\]]*\]|[0-9.-]*):(\d+)(?:$| )|--to-ports (\d+)`)
 
 // leadsTo reports whether the rule sends packets to that port of an endpoint.
@@ -195,13 +193,13 @@ func (r *Rule) leadsTo(port int) bool {
 		fields := strings.Fields(value)
 		return ok && len(fields) >= 3 && fields[len(fields)-2] == "." && fields[len(fields)-1] == strconv.Itoa(port)
 	}
-	m := destination.FindStringSubmatch(r.bare())
+	m := destination.FindStringSubmatch(r.withoutComment())
 	return r.DestNAT() && m != nil && m[1]+m[2] == strconv.Itoa(port)
 }
 
 var jump = regexp.MustCompile(`(?:goto|jump) ([^\s,}]+)|vmap (@[^\s,}]+)`)
 
-// jumps are the chains and maps that the rule may send packets to.
+// jumps returns the chains and maps that the rule may jump to.
 func (r *Rule) jumps(ws []string) []string {
 	if r.Command != "nft" {
 		if t := target(ws); t != "" {
@@ -216,19 +214,19 @@ func (r *Rule) jumps(ws []string) []string {
 	return out
 }
 
-// Frontend is a destination port at which packets come in that rules send on.
+// Frontend is a destination port whose packets rules translate to an endpoint.
 type Frontend struct {
 	Command, Family string // of the rules
 	Port            int
 }
 
-// Frontends are where packets of a protocol ("udp", "tcp") come in that rules
-// send on to the given port of an endpoint, and where they ask for that port
-// itself and are sent on; sorted.
+// Frontends returns, sorted, the destination ports of a protocol ("udp", "tcp") that
+// rules translate to the given port of an endpoint. The given port itself is one if
+// rules translate it.
 func (rs *Ruleset) Frontends(protocol string, port int) []Frontend {
 	g := graph{into: map[chainKey][]edge{}, reached: map[chainKey]bool{}, found: map[Frontend]bool{}}
 	for _, r := range rs.Rules {
-		ws := words(r.bare())
+		ws := words(r.withoutComment())
 		its := slices.Contains(ws, protocol)
 		if !its && (slices.Contains(ws, "udp") || slices.Contains(ws, "tcp")) || marks(target(ws)) {
 			continue // of another protocol
@@ -257,14 +255,14 @@ func (rs *Ruleset) Frontends(protocol string, port int) []Frontend {
 	})
 }
 
-// edge is a rule that sends packets to a chain: from where, and asking for which
-// port (0: none).
+// edge is a rule that jumps to a chain: its own chain, and the port that it matches (0:
+// none).
 type edge struct {
 	from chainKey
 	port int
 }
 
-// graph follows rules backwards, from the ends to the ports that lead there.
+// graph follows rules backwards, from the translations to the ports that lead to them.
 type graph struct {
 	into    map[chainKey][]edge
 	reached map[chainKey]bool
@@ -289,17 +287,17 @@ func (g *graph) walk() {
 	}
 }
 
-// marks tells chains that only mark packets, such as KUBE-MARK-MASQ.
+// marks reports whether a chain only marks packets, such as KUBE-MARK-MASQ.
 func marks(target string) bool { return strings.Contains(target, "MARK") || target == "RETURN" }
 
-// Walk is how many rules the first packet of a connection goes by, at most, if
-// it is for none of them.
+// Walk is the largest number of rules that the first packet of a connection traverses
+// if no rule matches it.
 type Walk struct {
 	Chain *Chain
 	Rules int
 }
 
-// FirstPacket gives the Walk of every base chain.
+// FirstPacket returns the Walk of every base chain.
 func (rs *Ruleset) FirstPacket() []Walk {
 	var out []Walk
 	lengths := map[*Chain]int{}
@@ -329,31 +327,31 @@ func (rs *Ruleset) length(c *Chain, known map[*Chain]int) int {
 	return n
 }
 
-// first is what a rule may ask that any first packet is.
+// first matches conditions that every first packet meets.
 var first = regexp.MustCompile(`-m (conntrack --ctstate|state --state) NEW|ct state new|counter packets \d+ bytes \d+|counter`)
 
-// always is the chain that the rule sends every first packet to; "" for none.
+// always returns the chain that the rule jumps to with every first packet; "" for none.
 func (r *Rule) always() string {
-	ws := strings.Fields(first.ReplaceAllString(r.bare(), ""))
+	ws := strings.Fields(first.ReplaceAllString(r.withoutComment(), ""))
 	if len(ws) == 2 && slices.Contains([]string{"-j", "-g", "jump", "goto"}, ws[0]) {
 		return ws[1]
 	}
 	return ""
 }
 
-// Addresses are the addresses that rules mention, to ask which they do not.
+// Addresses is the set of addresses that rules mention.
 type Addresses struct {
 	single map[netip.Addr]struct{}
 	ranges [][2]netip.Addr
 	nets   []netip.Prefix // that rules translate to
 }
 
-// Addresses gathers what the rules mention.
+// Addresses returns the addresses that the rules mention.
 func (rs *Ruleset) Addresses() *Addresses {
 	a := &Addresses{single: map[netip.Addr]struct{}{}}
 	for _, r := range rs.Rules {
 		translates := r.DestNAT() || strings.Contains(r.Text, "NETMAP")
-		for _, w := range words(r.bare()) {
+		for _, w := range words(r.withoutComment()) {
 			a.add(w, translates)
 		}
 	}
@@ -384,7 +382,7 @@ func (a *Addresses) add(word string, translates bool) {
 	}
 }
 
-// Mention reports whether any rule has the address.
+// Mention reports whether a rule mentions the address.
 func (a *Addresses) Mention(addr netip.Addr) bool {
 	if _, ok := a.single[addr]; ok {
 		return true

@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// toolTimeout bounds one listing: iptables-nft-save takes long for very many
-// rules, and a hung one must not hang the rest.
+// toolTimeout bounds one listing: iptables-nft-save is slow with very many rules, and a
+// program that hangs must not block the others.
 const toolTimeout = time.Minute
 
-// Read reads the rules of the calling thread's network namespace. What cannot be
-// read is in the errors, a line each; the rest is there all the same.
+// Read reads the rules of the calling thread's network namespace. Each part that cannot
+// be read is one error of one line; the Ruleset holds the other parts.
 func Read(ctx context.Context) (*Ruleset, []error) {
 	rs := newRuleset()
 	var errs []error
@@ -37,8 +37,7 @@ func Read(ctx context.Context) (*Ruleset, []error) {
 	return rs, errs
 }
 
-// readLegacy asks for the tables that are there and no others: to ask for one
-// would make it.
+// readLegacy reads only tables that exist: iptables-legacy-save would create others.
 func (rs *Ruleset) readLegacy(ctx context.Context, family string) error {
 	names, err := os.ReadFile("/proc/thread-self/net/" + family + "_tables_names")
 	if errors.Is(err, os.ErrNotExist) {
@@ -47,70 +46,77 @@ func (rs *Ruleset) readLegacy(ctx context.Context, family string) error {
 	if err != nil {
 		return fmt.Errorf("list tables of legacy iptables: %w", err)
 	}
-	command := iptables(family) + "-legacy"
+	command := program(family) + "-legacy"
 	for _, table := range strings.Fields(string(names)) {
-		out, err := list(ctx, []string{command + "-save", iptables(family) + "-save"}, "(legacy)", "-t", table)
+		out, err := list(ctx, []string{command + "-save", program(family) + "-save"}, "(legacy)", "-t", table)
 		if err != nil {
-			return fmt.Errorf("rules of legacy %s were not looked at: %w", iptables(family), err)
+			return fmt.Errorf("rules of legacy %s were not read: %w", program(family), err)
 		}
-		rs.parseSave(command, family, out, anyTable)
+		if _, err := rs.parseSave(command, family, out, anyTable); err != nil {
+			return fmt.Errorf("rules of legacy %s were not read: %w", program(family), err)
+		}
 	}
 	return nil
 }
 
-func iptables(family string) string {
+// program returns the name of the family's program without a variant.
+func program(family string) string {
 	if family == "ip6" {
 		return "ip6tables"
 	}
 	return "iptables"
 }
 
-// standard are the tables of iptables.
+// standard lists the tables of iptables.
 var standard = []string{"raw", "mangle", "nat", "filter", "security"}
 
-// readTables reads what nf_tables holds: the standard tables with
-// iptables-nft-save, as far as that understands them, and the rest with nft.
+// readTables reads the rules of nf_tables: the standard tables with iptables-nft-save,
+// as far as it understands them, and the rest with nft.
 func (rs *Ruleset) readTables(ctx context.Context) error {
 	tables, err := nftTables()
 	if err != nil || len(tables) == 0 {
 		return err
 	}
 	done := map[string]bool{}
-	var partly []func() // take what iptables-nft-save has of tables that it does not understand whole
+	var partly []func() // each parses the tables that iptables-nft-save prints in part
 	for _, family := range []string{"ip", "ip6"} {
 		if !slices.ContainsFunc(standard, func(name string) bool { return tables[family+" "+name] }) {
 			continue
 		}
-		command := iptables(family) + "-nft"
-		// Without this program nft lists those tables, if in other words.
-		out, err := list(ctx, []string{command + "-save", iptables(family) + "-save"}, "(nf_tables)")
+		command := program(family) + "-nft"
+		// Without this program nft lists these tables, in its own language.
+		out, err := list(ctx, []string{command + "-save", program(family) + "-save"}, "(nf_tables)")
 		if err != nil {
 			continue
 		}
 		foreign := incompatible(out)
-		for _, table := range rs.parseSave(command, family, out, func(table string) bool { return !foreign(table) }) {
+		whole, err := rs.parseSave(command, family, out, func(table string) bool { return !foreign(table) })
+		if err != nil {
+			return fmt.Errorf("rules of %s were not read: %w", command, err)
+		}
+		for _, table := range whole {
 			done[family+" "+table] = true
 		}
-		partly = append(partly, func() { rs.parseSave(command, family, out, foreign) })
+		partly = append(partly, func() { _, _ = rs.parseSave(command, family, out, foreign) })
 	}
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(tables)), func(name string) bool { return !done[name] }) {
 		return nil
 	}
 	out, err := list(ctx, []string{"nft"}, "", "-a", "list", "ruleset")
 	if err != nil {
-		for _, take := range partly {
-			take()
+		for _, parse := range partly {
+			parse()
 		}
-		return fmt.Errorf("rules of nftables were not looked at: %w", err)
+		return fmt.Errorf("rules of nftables were not read: %w", err)
 	}
 	if hidden := rs.parseNFT(out, done); len(hidden) > 0 {
-		return fmt.Errorf("rules of nftables were not looked at whole: extensions of iptables, which nft does not show, in %s", strings.Join(hidden, ", "))
+		return fmt.Errorf("rules of nftables were read only in part: extensions of iptables, which nft does not show, in %s", strings.Join(hidden, ", "))
 	}
 	return nil
 }
 
-// nftTables are the tables that nf_tables holds, as "FAMILY NAME", asked over
-// netlink: in most pods there are none, and no program has to run.
+// nftTables lists the tables of nf_tables over netlink, as "FAMILY NAME". Most pods have
+// none, so that no program has to run there.
 func nftTables() (map[string]bool, error) {
 	const getTable, nameAttr = 1, 1 // NFT_MSG_GETTABLE, NFTA_TABLE_NAME
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|getTable, unix.NLM_F_DUMP)
@@ -140,7 +146,7 @@ func nftTables() (map[string]bool, error) {
 	return tables, nil
 }
 
-// familyName is nft's name of an NFPROTO.
+// familyName returns nft's name of an NFPROTO.
 func familyName(number uint8) string {
 	switch number {
 	case unix.NFPROTO_INET:
@@ -157,8 +163,8 @@ func familyName(number uint8) string {
 	return "netdev"
 }
 
-// list runs the first of these programs that is there. One whose name does not
-// say its variant counts if its version does.
+// list runs the first of these programs that is installed. A program whose name has no
+// variant counts only if its version names the variant.
 func list(ctx context.Context, programs []string, variant string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
 	defer cancel()
@@ -180,7 +186,7 @@ func list(ctx context.Context, programs []string, variant string, args ...string
 			err = fmt.Errorf("took longer than %v", toolTimeout)
 		}
 		if err == nil {
-			// Remarks on tables may come by either way.
+			// Remarks about tables may be on either stream.
 			return append(append(out, '\n'), stderr.Bytes()...), nil
 		}
 		said, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")

@@ -1,6 +1,6 @@
-// Package ruleset reads the rules that a network namespace has in netfilter, as
-// the tools that wrote them list them: iptables-save of both variants, and nft
-// for all other tables. It answers questions about rules and changes none.
+// Package ruleset reads the netfilter rules of a network namespace with the tools that
+// wrote them: iptables-save of both variants, and nft for all other tables. It answers
+// questions about rules and changes none.
 //
 //	/proc/net/ip_tables_names ──> iptables-legacy-save ─┐
 //	nf_tables' list of tables ─┬> iptables-nft-save ────┼─> Ruleset
@@ -16,12 +16,12 @@ import (
 
 // Rule is one rule, or one element of a map of nft.
 type Rule struct {
-	Command string // that lists and changes it: "iptables-legacy", "ip6tables-nft", "nft", ...
+	Command string // program that lists and changes it: "iptables-legacy", "ip6tables-nft", "nft", ...
 	Family  string // of nft: "ip", "ip6", "inet"; of iptables "ip" or "ip6"
 	Table   string
 	Chain   string // of an element "@" and the name of its map
-	Place   int    // iptables: place in its chain, from 1; nft: handle; 0 for an element
-	Text    string // as listed, without what names its place
+	Place   int    // iptables: number in its chain, from 1; nft: handle; 0 for an element
+	Text    string // as listed, without chain, number and handle
 }
 
 // Chain is one chain.
@@ -31,9 +31,9 @@ type Chain struct {
 	Rules                        []*Rule
 }
 
-// Ruleset are the rules of one network namespace.
+// Ruleset is the set of rules of one network namespace.
 type Ruleset struct {
-	Rules  []*Rule // elements of maps included, in the order of their listing
+	Rules  []*Rule // with elements of maps, in the order of the listing
 	chains map[chainKey]*Chain
 	order  []*Chain
 }
@@ -59,21 +59,21 @@ func (rs *Ruleset) add(c *Chain, place int, text string) {
 	rs.Rules = append(rs.Rules, r)
 }
 
-// Held counts the rules of each command. Elements of maps are none.
-func (rs *Ruleset) Held() map[string]int {
-	held := map[string]int{}
+// Counts returns the number of rules by command. Elements of maps do not count.
+func (rs *Ruleset) Counts() map[string]int {
+	counts := map[string]int{}
 	for _, r := range rs.Rules {
 		if !r.Element() {
-			held[r.Command]++
+			counts[r.Command]++
 		}
 	}
-	return held
+	return counts
 }
 
-// Element reports whether it is an element of a map.
+// Element reports whether the rule is an element of a map.
 func (r *Rule) Element() bool { return strings.HasPrefix(r.Chain, "@") }
 
-// Where names the place of a rule: "iptables-nft nat POSTROUTING 3", "nft ip
+// Where returns the location of a rule: "iptables-nft nat POSTROUTING 3", "nft ip
 // flannel-ipv4 postrtg handle 7".
 func (r *Rule) Where() string {
 	if r.Command == "nft" {
@@ -82,23 +82,23 @@ func (r *Rule) Where() string {
 	return fmt.Sprintf("%s %s %s %d", r.Command, r.Table, r.Chain, r.Place)
 }
 
-// quoted is a comment, with what introduces it, in both languages.
+// quoted matches a comment with its option, of iptables and of nft.
 var quoted = regexp.MustCompile(`(-m comment --comment|comment) ("(\\.|[^"\\])*"|[^ "]+)`)
 
-// bare is the text without its comment.
-func (r *Rule) bare() string {
+// withoutComment returns the text without its comment.
+func (r *Rule) withoutComment() string {
 	if !strings.Contains(r.Text, "comment") {
 		return r.Text
 	}
 	return quoted.ReplaceAllString(r.Text, "")
 }
 
-// words are the text in parts that names, numbers and addresses are.
+// words splits a text into names, numbers and addresses.
 func words(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(" \t\n,{}[]\"=", r) })
 }
 
-// after is the word behind another one; "" if it is not there.
+// after returns the word that follows the words before; "" if there is none.
 func after(ws []string, before ...string) string {
 	for i := 0; i+len(before) < len(ws); i++ {
 		match := true
@@ -112,7 +112,7 @@ func after(ws []string, before ...string) string {
 	return ""
 }
 
-// target is what an iptables rule does: what stands behind -j or -g.
+// target returns the target of an iptables rule: the word after -j or -g.
 func target(ws []string) string {
 	if t := after(ws, "-j"); t != "" {
 		return t

@@ -59,7 +59,7 @@ table ip nat { # handle 4
 func parsed(t *testing.T) *Ruleset {
 	t.Helper()
 	rs := newRuleset()
-	if got := rs.parseSave("iptables-nft", "ip", []byte(saved), anyTable); !slices.Equal(got, []string{"nat"}) {
+	if got, err := rs.parseSave("iptables-nft", "ip", []byte(saved), anyTable); err != nil || !slices.Equal(got, []string{"nat"}) {
 		t.Errorf("tables %v", got)
 	}
 	rs.parseNFT([]byte(listed), map[string]bool{"ip nat": true})
@@ -208,9 +208,9 @@ func TestATableThatIptablesDoesNotUnderstandIsLeftToNft(t *testing.T) {
 			t.Errorf("%s: %v", row.said, !row.nat)
 		}
 		rs := newRuleset()
-		took := rs.parseSave("iptables-nft", "ip", []byte(saved), func(table string) bool { return !foreign(table) })
-		if (len(took) == 0) != row.nat || (len(rs.Rules) == 0) != row.nat {
-			t.Errorf("%s: took %q, %d rules", row.said, took, len(rs.Rules))
+		took, err := rs.parseSave("iptables-nft", "ip", []byte(saved), func(table string) bool { return !foreign(table) })
+		if err != nil || (len(took) == 0) != row.nat || (len(rs.Rules) == 0) != row.nat {
+			t.Errorf("%s: took %q, %d rules, %v", row.said, took, len(rs.Rules), err)
 		}
 	}
 }

@@ -9,18 +9,18 @@ import (
 
 // TestAdviceDoesNotFlap: more is advised at once, less when it stayed less for a while.
 func TestAdviceDoesNotFlap(t *testing.T) {
-	var told []string
+	var notes []string
 	p := &Pilot{
-		Config: Config{Log: slog.New(slog.DiscardHandler), Event: func(note string) { told = append(told, note) }},
-		told:   map[Setting]advice{}, metrics: newMetrics(),
+		Config:  Config{Log: slog.New(slog.DiscardHandler), Event: func(note string) { notes = append(notes, note) }},
+		advised: map[Setting]advice{}, metrics: newMetrics(),
 	}
 	at := time.Now()
 	say := func(after time.Duration, sysctl string, from, to, want int) {
 		t.Helper()
-		told, at = nil, at.Add(after)
+		notes, at = nil, at.Add(after)
 		p.advise(Step{Setting: Setting{Sysctl: sysctl}, From: from, To: to, Why: "full"}, at)
-		if len(told) != want {
-			t.Errorf("%s %d -> %d told %q, want %d", sysctl, from, to, slices.Clone(told), want)
+		if len(notes) != want {
+			t.Errorf("%s %d -> %d notes %q, want %d", sysctl, from, to, slices.Clone(notes), want)
 		}
 	}
 	say(0, sizeMax, 1000, 2000, 1)

@@ -1,15 +1,14 @@
-// Package autopilot keeps head-room in the kernel's connection tracking. It
-// measures how many new flows there are, works out by capacity what they need,
-// and sets what decide.go says, within a memory budget:
+// Package autopilot keeps headroom in the kernel's connection tracking. It measures the
+// rate of new flows, calculates with package capacity what they need, and applies the
+// decisions of decide.go, within a memory budget:
 //
 //	measure ──> Decide ──> apply ──> /proc/sys/net/netfilter
 //	   ^       (pure)        └─────> state file, log, Event, metric
 //	   └── count, growth, ages of entries in each network namespace
 //
-// It raises sizes before a table is full, shortens the time-outs of short-lived
-// flows where sizes do not do, and goes back when it has been calm. What was
-// found at the start is kept in a file, so that whoever comes after a SIGKILL
-// can go back too.
+// It raises sizes before a table is full, shortens the timeouts of short-lived flows if
+// sizes are not enough, and restores the found values after a calm period. A file holds
+// the values found at the start, so that the next agent can restore them after a SIGKILL.
 package autopilot
 
 import (
@@ -28,9 +27,9 @@ import (
 
 // The modes of --conntrack-autopilot.
 const (
-	Off    = "off"    // leaves conntrack alone
-	Advise = "advise" // says what it would do
-	On     = "on"     // does it
+	Off    = "off"    // changes nothing
+	Advise = "advise" // logs the changes that On would make
+	On     = "on"     // changes settings
 )
 
 // Modes lists every mode.
@@ -38,27 +37,27 @@ var Modes = []string{Off, Advise, On}
 
 const (
 	defaultInterval = 5 * time.Second
-	// fixedFor is how long a value that could not be written is left alone.
+	// fixedFor is the time until a value that could not be written is tried again.
 	fixedFor = 10 * time.Minute
 )
 
-// Config says what an autopilot looks after.
+// Config configures an autopilot.
 type Config struct {
 	Mode     string // Advise or On
-	Memory   int64  // bytes that full tables may take
-	Entries  int    // least nf_conntrack_max; 0: none asked for
+	Memory   int64  // largest size of full tables, in bytes
+	Entries  int    // smallest nf_conntrack_max; 0: no minimum
 	Timeouts map[string]time.Duration
-	// Namespaces lists those it looks after, its own among them.
+	// Namespaces lists the network namespaces to manage, the agent's own among them.
 	Namespaces func() ([]conntrack.Namespace, error)
 	// State is the file of the values found at the start.
 	State string
-	// Event tells the owner of the node; nil: nobody.
+	// Event writes an Event about the node; nil: no Events.
 	Event    func(note string)
 	Interval time.Duration // between measurements; 0: 5 s
 	Log      *slog.Logger
 }
 
-// Validate says what is missing or out of range.
+// Validate reports a missing value or one out of range.
 func (c Config) Validate() error {
 	switch {
 	case c.Mode != Advise && c.Mode != On:
@@ -74,17 +73,17 @@ func (c Config) Validate() error {
 // Pilot is an autopilot. Make one with New.
 type Pilot struct {
 	Config
-	mem    *Memory
-	meter  meter
-	write  func(conntrack.Namespace, Step) (int, error)
-	fixed  map[Setting]time.Time // values that could not be written, and until when they are left alone
-	told   map[Setting]advice    // advice given
-	failed string                // the last measurement's error, said once
+	mem     *Memory
+	meter   meter
+	write   func(conntrack.Namespace, Step) (int, error)
+	fixed   map[Setting]time.Time // values that could not be written, and until when they are left alone
+	advised map[Setting]advice    // last advice
+	failed  string                // the last measurement's error, logged once
 	*metrics
 }
 
-// New prepares a Pilot. What an agent before it has changed is taken over, or,
-// if it only advises, taken back.
+// New prepares a Pilot. It takes over the changes of a previous agent, or restores the
+// found values if it only advises.
 func New(c Config) (*Pilot, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -93,24 +92,24 @@ func New(c Config) (*Pilot, error) {
 		c.Interval = defaultInterval
 	}
 	if c.Mode != On {
-		if err := GoBack(c.State, c.Namespaces, c.Log); err != nil {
-			c.Log.Warn("conntrack autopilot: not all could be taken back", "err", err)
+		if err := Restore(c.State, c.Namespaces, c.Log); err != nil {
+			c.Log.Warn("conntrack autopilot: cannot restore all settings", "err", err)
 		}
 	}
 	records, err := readState(c.State)
 	if err != nil {
-		c.Log.Warn("conntrack autopilot: what an agent before this one found is not known", "err", err)
+		c.Log.Warn("conntrack autopilot: cannot read the values that a previous agent found", "err", err)
 	}
 	p := &Pilot{
 		Config: c, mem: NewMemory(records), meter: newMeter(), write: writeStep,
-		fixed: map[Setting]time.Time{}, told: map[Setting]advice{}, metrics: newMetrics(),
+		fixed: map[Setting]time.Time{}, advised: map[Setting]advice{}, metrics: newMetrics(),
 	}
 	p.within.Set(float64(capacity.TableWithin(c.Memory)))
 	return p, nil
 }
 
-// Run looks after conntrack until ctx ends, and returns nil then. It leaves what
-// it has set: the next agent goes on from there.
+// Run manages conntrack until ctx ends, and then returns nil. It keeps its changes; the
+// next agent continues from them.
 func (p *Pilot) Run(ctx context.Context) error {
 	tick := time.NewTicker(p.Interval)
 	defer tick.Stop()
@@ -124,7 +123,7 @@ func (p *Pilot) Run(ctx context.Context) error {
 	}
 }
 
-// round measures, decides and does.
+// round measures, decides and applies the decisions.
 func (p *Pilot) round(ctx context.Context, now time.Time) {
 	begin := time.Now()
 	m, spaces, err := p.measure(ctx, now)
@@ -132,7 +131,7 @@ func (p *Pilot) round(ctx context.Context, now time.Time) {
 	if ctx.Err() != nil {
 		return
 	}
-	p.say(err)
+	p.logError(err)
 	if len(m.Spaces) == 0 {
 		return
 	}
@@ -151,8 +150,8 @@ func (p *Pilot) round(ctx context.Context, now time.Time) {
 	p.changed.Set(float64(len(p.mem.Records)))
 }
 
-// say logs why something cannot be measured, once.
-func (p *Pilot) say(err error) {
+// logError logs a new error of a measurement, once.
+func (p *Pilot) logError(err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
@@ -174,53 +173,53 @@ func (p *Pilot) bounds(now time.Time) Bounds {
 	return b
 }
 
-// advice is what was advised last, and when it would have been again.
+// advice is the last advised value, and the last time it was advised or confirmed.
 type advice struct {
 	to int
 	at time.Time
 }
 
-// advise says what would be done, and says it again only when it is something else: at
-// once if it is more than before, after Calm if it is less, lest noise be told.
+// advise reports a step that On would take. It reports a different step at once if the
+// change is larger, and after Calm if it is smaller, so that noise is not reported.
 func (p *Pilot) advise(s Step, now time.Time) {
-	last, said := p.told[s.Setting]
-	less := said && (s.To > s.From) == (s.To < last.to)
+	last, known := p.advised[s.Setting]
+	less := known && (s.To > s.From) == (s.To < last.to)
 	switch {
-	case said && s.To == last.to:
-		p.told[s.Setting] = advice{s.To, now}
+	case known && s.To == last.to:
+		p.advised[s.Setting] = advice{s.To, now}
 		return
 	case less && now.Sub(last.at) < Calm:
 		return
 	}
-	p.told[s.Setting] = advice{s.To, now}
+	p.advised[s.Setting] = advice{s.To, now}
 	p.count(s, "advised")
 	p.Log.Info("conntrack autopilot advises", "step", s.String(), "why", s.Why)
 	p.event("advises %s: %s", s, s.Why)
 }
 
-// apply does a step. The file says what was found before the kernel hears of the
-// change, and forgets it after the kernel has heard of the way back: a SIGKILL
-// between any two leaves what the next agent can tell.
+// apply carries out a step. It writes the found value to the file before it changes the
+// kernel, and removes it from the file after it has restored the kernel: after a SIGKILL
+// at any point the next agent can restore the value.
 func (p *Pilot) apply(in conntrack.Namespace, s Step, now time.Time) {
 	records := maps.Clone(p.mem.Records)
 	if !s.Back {
-		p.mem.Take(s, now)
+		p.mem.Note(s, now)
 		if err := p.save(); err != nil {
 			p.mem.Records = records
-			return // without a way back nothing is changed
+			return // without a saved value the change could not be undone
 		}
 	}
 	got, err := p.write(in, s)
 	if err != nil {
 		p.mem.Records = records
 		p.save()
-		if !errors.Is(err, errTaken) {
-			p.cannot(s, err, now)
+		if !errors.Is(err, errChangedElsewhere) {
+			p.onWriteError(s, err, now)
 		}
 		return
 	}
 	if delete(p.fixed, s.Setting); s.Back {
-		p.mem.Take(s, now)
+		p.mem.Note(s, now)
 	} else if r := p.mem.Records[s.Setting]; got != r.Set {
 		r.Set = got // the kernel rounds
 		p.mem.Records[s.Setting] = r
@@ -232,9 +231,9 @@ func (p *Pilot) apply(in conntrack.Namespace, s Step, now time.Time) {
 	p.event("set %s: %s", s, s.Why)
 }
 
-// cannot notes that a value cannot be written. It is said once, and the value
-// left alone for a while: in a container /proc/sys is often read-only for good.
-func (p *Pilot) cannot(s Step, err error, now time.Time) {
+// onWriteError notes that a value cannot be written. It reports this once, and the value
+// is not tried again for fixedFor: in a container /proc/sys is often read-only forever.
+func (p *Pilot) onWriteError(s Step, err error, now time.Time) {
 	_, known := p.fixed[s.Setting]
 	p.fixed[s.Setting] = now.Add(fixedFor)
 	p.readOnly.Set(float64(len(p.fixed)))
@@ -242,7 +241,7 @@ func (p *Pilot) cannot(s Step, err error, now time.Time) {
 		return
 	}
 	p.count(s, "refused")
-	p.Log.Warn("conntrack autopilot: cannot write, going on without", "step", s.String(), "why", s.Why, "err", err)
+	p.Log.Warn("conntrack autopilot: cannot write a setting, continuing without it", "step", s.String(), "why", s.Why, "err", err)
 	p.event("cannot set %s: %s: %s", s, s.Why, err)
 }
 
@@ -255,14 +254,14 @@ func (p *Pilot) event(format string, args ...any) {
 func (p *Pilot) save() error {
 	err := writeState(p.State, p.mem.Records)
 	if err != nil {
-		p.Log.Warn("conntrack autopilot: cannot keep what was found, so nothing is changed", "err", err)
+		p.Log.Warn("conntrack autopilot: cannot save the found values, so no setting is changed", "err", err)
 	}
 	return err
 }
 
-// current are the values now of settings that were changed. Those of a namespace
-// that is gone are missing, if all there are were measured; what just could not
-// be read counts as unchanged.
+// current returns the current values of changed settings. A setting whose value could not
+// be read counts as unchanged. If all namespaces were measured, settings of a removed
+// namespace are missing.
 func current(m Measured, records map[Setting]Record, all bool) map[Setting]int {
 	now := map[Setting]int{{Sysctl: sizeMax}: m.Max, {Sysctl: sizeBuckets}: m.Buckets, {Sysctl: sizeExpectMax}: m.ExpectMax}
 	for s, r := range records {

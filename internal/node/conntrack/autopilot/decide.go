@@ -12,9 +12,8 @@ import (
 	"spillway.dev/spillway/internal/node/capacity"
 )
 
-// Names of the sysctls below net.netfilter that the autopilot looks after. The
-// sizes are the machine's, and writable only in its first network namespace; the
-// time-outs are each namespace's own.
+// Names of the managed sysctls below net.netfilter. The sizes are global, and writable
+// only in the initial network namespace; the timeouts are per namespace.
 const (
 	sizeMax       = "nf_conntrack_max"
 	sizeBuckets   = "nf_conntrack_buckets"
@@ -26,32 +25,32 @@ const (
 	timeoutFinWait   = "nf_conntrack_tcp_timeout_fin_wait"
 )
 
-// shortest are the time-outs that may be shortened, in seconds, and how far: a
-// resolver that asks a second time after 5 s finds its first question's entry, a
-// FIN that was lost is sent again in time (RFC 6298: at most some seconds), and
-// a stream of one packet every 15 s, as QUIC keeps one alive, goes on.
+// shortest holds the timeouts that may be shortened and their minimum in seconds. With
+// these, a resolver that retries after 5 s finds the entry of its first query, a lost FIN
+// is retransmitted in time (RFC 6298: at most some seconds), and a stream with a packet
+// every 15 s, such as QUIC's keepalive, stays.
 var shortest = map[string]int{
 	timeoutUDP: 10, timeoutUDPStream: 20, timeoutTimeWait: 20, timeoutFinWait: 30,
 }
 
-// The decisions' thresholds. Between calmBelow and fullAbove nothing happens, so
-// that noise does not.
+// Thresholds of the decisions. Between calmBelow and fullAbove nothing changes, so that
+// noise has no effect.
 const (
-	fullAbove = 0.75 // of a table: less head-room than this is too little
-	aimFor    = 0.5  // how full a table is that was changed
-	calmBelow = 0.5  // of the values found at the start: they would do again
-	// horizon is how far growth is looked ahead: some readings.
+	fullAbove = 0.75 // share of a table above which it counts as too full
+	aimFor    = 0.5  // share of a table that a change aims for
+	calmBelow = 0.5  // share of the found values below which they are enough again
+	// horizon is the time for which growth is extrapolated: some readings.
 	horizon = 30 * time.Second
-	// Calm is how long it has to be calm before a value goes back.
+	// Calm is the calm period before a value is restored.
 	Calm = 5 * time.Minute
-	// worthwhile is the least part of a namespace's need that shortening a
-	// time-out is tried for.
+	// worthwhile is the smallest share of a namespace's need for which a timeout is
+	// shortened.
 	worthwhile = 0.05
 )
 
 // Setting names one value.
 type Setting struct {
-	Netns  uint64 `json:"netns,omitempty"` // the namespace's cookie; 0: the machine's
+	Netns  uint64 `json:"netns,omitempty"` // the namespace's cookie; 0: global
 	Sysctl string `json:"sysctl"`
 }
 
@@ -60,10 +59,10 @@ type Space struct {
 	Netns        uint64
 	Name         string
 	Entries      int
-	Growth       float64                  // entries a second; below 0 it shrinks
-	Expectations int                      // waiting now
-	Timeouts     map[string]int           // seconds now; missing where nothing asks for them
-	Ages         map[string]capacity.Ages // of the entries on each time-out
+	Growth       float64                  // entries per second; negative: shrinking
+	Expectations int                      // current number
+	Timeouts     map[string]int           // current, in seconds; nil if not needed
+	Ages         map[string]capacity.Ages // of the entries of each timeout
 }
 
 // Measured is the machine at one moment.
@@ -73,32 +72,31 @@ type Measured struct {
 	Spaces                  []Space
 }
 
-// Bounds are what the decisions keep to.
+// Bounds are the limits of decisions.
 type Bounds struct {
-	Memory    int64            // bytes that a full table may take
-	Entries   int              // the table that the operator asked for: never less than this
-	Timeouts  map[string]int   // seconds: never shorter than these
-	PageBytes int              // the kernel's pages
+	Memory    int64            // largest size of a full table, in bytes
+	Entries   int              // configured minimum of the table size
+	Timeouts  map[string]int   // configured minimum, in seconds
+	PageBytes int              // the kernel's page size
 	Fixed     map[Setting]bool // values that cannot be written
 }
 
-// Record is a value that was changed.
+// Record is a changed value.
 type Record struct {
 	Found int `json:"found"` // before the first change
 	Set   int `json:"set"`   // by the last one
-	// Settled is when no entry of the former time-out is left.
+	// Settled is the time at which no entry with the previous timeout is left.
 	Settled time.Time `json:"settled,omitzero"`
 }
 
-// Memory is what decisions remember from one moment to the next. Only Records
-// outlive the process.
+// Memory is the state between decisions. Only Records outlive the process.
 type Memory struct {
 	Records map[Setting]Record
 	calm    map[Setting]time.Time     // since when
-	ages    map[Setting]capacity.Ages // as they were before a time-out changed
+	ages    map[Setting]capacity.Ages // before a timeout changed
 }
 
-// NewMemory is a Memory with the changes of an agent before this one.
+// NewMemory returns a Memory with the changes of a previous agent.
 func NewMemory(records map[Setting]Record) *Memory {
 	m := &Memory{Records: records, calm: map[Setting]time.Time{}, ages: map[Setting]capacity.Ages{}}
 	if m.Records == nil {
@@ -110,14 +108,14 @@ func NewMemory(records map[Setting]Record) *Memory {
 // Step is one change.
 type Step struct {
 	Setting
-	Space    string // what people call the namespace; "" for the machine's values
+	Space    string // name of the namespace; "" for global values
 	From, To int
-	Back     bool // to the value found at the start
+	Back     bool // restores the value found at the start
 	Why      string
 }
 
-// Take notes that a step is about to be done, at a moment.
-func (m *Memory) Take(s Step, now time.Time) {
+// Note records a step that is carried out at now.
+func (m *Memory) Note(s Step, now time.Time) {
 	delete(m.calm, s.Setting)
 	if s.Back {
 		delete(m.Records, s.Setting)
@@ -134,8 +132,8 @@ func (m *Memory) Take(s Step, now time.Time) {
 	m.Records[s.Setting] = r
 }
 
-// Reconcile forgets changes that are no longer there: somebody else has set
-// another value since, which is an operator's and stays, or the namespace is gone.
+// Reconcile forgets changes that are no longer in effect: another program or an operator
+// has set another value, which stays, or the namespace is gone.
 func (m *Memory) Reconcile(now map[Setting]int) {
 	maps.DeleteFunc(m.Records, func(s Setting, r Record) bool {
 		v, there := now[s]
@@ -144,16 +142,16 @@ func (m *Memory) Reconcile(now map[Setting]int) {
 	maps.DeleteFunc(m.ages, func(s Setting, _ capacity.Ages) bool { _, there := m.Records[s]; return !there })
 }
 
-// need is what one namespace needs, in entries.
+// need is the need of one namespace, in entries.
 type need struct {
 	*Space
-	long  float64            // in the long run, with the time-outs found at the start
-	peak  float64            // with what it grows by until the horizon
-	short map[string]float64 // flows a second, of those time-outs whose flows are short-lived
+	long  float64            // in the long run, with the timeouts found at the start
+	peak  float64            // including the growth until the horizon
+	short map[string]float64 // flows per second, by timeouts with short-lived flows
 }
 
-// Decide says what is to be changed now. It changes only what mem remembers of
-// calm moments and of rates; the caller notes by Take what it does.
+// Decide returns the changes to make now. It updates the calm periods and rates in mem;
+// the caller records the changes that it makes with Note.
 func Decide(m Measured, mem *Memory, b Bounds) []Step {
 	d := &decision{Measured: m, mem: mem, bounds: b, within: capacity.TableWithin(b.Memory)}
 	for i := range m.Spaces {
@@ -174,12 +172,12 @@ type decision struct {
 	Measured
 	mem     *Memory
 	bounds  Bounds
-	within  int // entries that the memory allows
+	within  int // entries that fit into the memory
 	needs   []need
 	total   float64 // entries needed by all namespaces
 	growing float64
-	fullest float64 // by the one that needs most
-	max     int     // nf_conntrack_max after this
+	fullest float64 // needed by the fullest namespace
+	max     int     // nf_conntrack_max after the steps
 	steps   []Step
 }
 
@@ -202,8 +200,8 @@ func (d *decision) need(s *Space) need {
 	return n
 }
 
-// ages are those of a time-out's entries; while entries of its former value are
-// about, which look like others, those from before the change.
+// ages returns the Ages of a timeout's entries. While entries with its previous value
+// exist, which cannot be distinguished, it returns the Ages from before the change.
 func (d *decision) ages(s *Space, sysctl string) (capacity.Ages, bool) {
 	set := Setting{s.Netns, sysctl}
 	a, ok := s.Ages[sysctl]
@@ -217,7 +215,7 @@ func (d *decision) ages(s *Space, sysctl string) (capacity.Ages, bool) {
 	return a, ok
 }
 
-// found is a time-out as it was at the start.
+// found returns the value of a timeout at the start.
 func (d *decision) found(s *Space, sysctl string) time.Duration {
 	v := s.Timeouts[sysctl]
 	if r, changed := d.mem.Records[Setting{s.Netns, sysctl}]; changed {
@@ -226,22 +224,22 @@ func (d *decision) found(s *Space, sysctl string) time.Duration {
 	return time.Duration(v) * time.Second
 }
 
-// sizes decides on the machine's values, buckets first: entries without buckets
-// make long chains.
+// sizes decides on the global values, buckets first: entries without buckets make long
+// chains.
 func (d *decision) sizes() {
 	others := 0
 	if rest := int(d.growing - d.fullest); rest > 0 {
 		others = capacity.StepUp(rest)
 	}
-	room := max(d.within-others, 0)
+	available := max(d.within-others, 0)
 	wanted := d.Max
 	why := fmt.Sprintf("the fullest network namespace needs %.0f entries", d.fullest)
 	if d.fullest > fullAbove*float64(d.Max) {
-		wanted = min(capacity.StepUp(capacity.TableFor(d.fullest, 1-aimFor)), room)
+		wanted = min(capacity.StepUp(capacity.TableFor(d.fullest, 1-aimFor)), available)
 	}
 	gain := d.Max / 8
 	if floor := min(d.bounds.Entries, d.within); floor > wanted {
-		gain, wanted, why = 0, floor, "asked for by --conntrack-max-per-core and --conntrack-min"
+		gain, wanted, why = 0, floor, "--conntrack-max-per-core and --conntrack-min require it"
 	}
 	d.max = d.Max
 	buckets := d.Buckets
@@ -251,19 +249,20 @@ func (d *decision) sizes() {
 	if wanted > d.Max {
 		buckets = max(buckets, d.wholeBuckets(wanted/4)) // chains of four at most, in a full table
 	}
-	grown := d.grow(sizeBuckets, d.Buckets, buckets, d.Buckets/8, fmt.Sprintf("all network namespaces need %.0f entries", d.growing))
-	if d.grow(sizeMax, d.Max, wanted, gain, why) {
+	grown := d.raise(sizeBuckets, d.Buckets, buckets, d.Buckets/8, fmt.Sprintf("all network namespaces need %.0f entries", d.growing))
+	if d.raise(sizeMax, d.Max, wanted, gain, why) {
 		d.max = wanted
 	}
 	if !grown {
 		buckets = d.Buckets
 	}
 	d.expectations(buckets)
-	d.shrink(sizeMax, d.Max, d.fullest, d.bounds.Entries)
-	d.shrink(sizeBuckets, d.Buckets, d.growing, 0)
+	d.lower(sizeMax, d.Max, d.fullest, d.bounds.Entries)
+	d.lower(sizeBuckets, d.Buckets, d.growing, 0)
 }
 
-// wholeBuckets are as many as the kernel makes of n, within the memory.
+// wholeBuckets returns the number of buckets that the kernel allocates for n, within the
+// memory.
 func (d *decision) wholeBuckets(n int) int {
 	page := max(d.bounds.PageBytes, capacity.BucketBytes)
 	n = capacity.WholeBuckets(min(n, d.within), page)
@@ -280,19 +279,19 @@ func (d *decision) expectations(buckets int) {
 	}
 	wanted := d.ExpectMax
 	if buckets > d.Buckets {
-		wanted = max(wanted, capacity.ExpectMax(buckets)) // as the kernel would have begun with
+		wanted = max(wanted, capacity.ExpectMax(buckets)) // the kernel's default for the buckets
 	}
 	if most > fullAbove*float64(d.ExpectMax) {
 		wanted = max(wanted, capacity.StepUp(capacity.TableFor(most, 1-aimFor)))
 	}
 	wanted = min(wanted, max(capacity.ExpectMax(d.within), d.ExpectMax))
-	d.grow(sizeExpectMax, d.ExpectMax, wanted, d.ExpectMax/8, fmt.Sprintf("%.0f expectations wait, and there are %d buckets", most, buckets))
-	// Rate × wait: the load that needed them needs buckets too.
-	d.shrink(sizeExpectMax, d.ExpectMax, most, 0)
+	d.raise(sizeExpectMax, d.ExpectMax, wanted, d.ExpectMax/8, fmt.Sprintf("%.0f expectations exist, and there are %d buckets", most, buckets))
+	// Expectations follow the rate, as buckets do.
+	d.lower(sizeExpectMax, d.ExpectMax, most, 0)
 }
 
-// grow raises one of the machine's values, if that gains so much at least.
-func (d *decision) grow(sysctl string, from, to, gain int, why string) bool {
+// raise raises a global value if the difference is at least gain.
+func (d *decision) raise(sysctl string, from, to, gain int, why string) bool {
 	set := Setting{Sysctl: sysctl}
 	if to <= from || to-from < gain || d.bounds.Fixed[set] {
 		return false
@@ -301,9 +300,9 @@ func (d *decision) grow(sysctl string, from, to, gain int, why string) bool {
 	return true
 }
 
-// shrink takes one of the machine's values back to what was found, or to least,
-// once that has been enough for a while.
-func (d *decision) shrink(sysctl string, now int, need float64, least int) {
+// lower restores the found value of a global setting, or sets least, once that has been
+// enough for Calm.
+func (d *decision) lower(sysctl string, now int, need float64, least int) {
 	set := Setting{Sysctl: sysctl}
 	r, changed := d.mem.Records[set]
 	to := max(r.Found, min(least, d.within))
@@ -313,22 +312,22 @@ func (d *decision) shrink(sysctl string, now int, need float64, least int) {
 	d.steps = append(d.steps, Step{Setting: set, From: now, To: to, Back: to == r.Found, Why: fmt.Sprintf("%.0f have been enough for %v", need, Calm)})
 }
 
-// calm reports whether it has been calm for long enough.
+// calm reports whether a setting has been calm for Calm. now says whether it is calm now.
 func (d *decision) calm(s Setting, now bool) bool {
 	if !now {
 		delete(d.mem.calm, s)
 		return false
 	}
-	since, was := d.mem.calm[s]
-	if !was {
+	since, wasCalm := d.mem.calm[s]
+	if !wasCalm {
 		d.mem.calm[s], since = d.At, d.At
 	}
 	return d.At.Sub(since) >= Calm && !d.bounds.Fixed[s]
 }
 
-// timeouts decides on those of one namespace.
+// timeouts decides on the timeouts of one namespace.
 func (d *decision) timeouts(n need) {
-	// Memory is shared: each namespace has as large a part as of the need.
+	// Namespaces share the memory in proportion to their needs.
 	limit := min(float64(d.max), max(n.long, 1)*float64(d.within)/max(d.total, 1))
 	if n.long > fullAbove*limit {
 		d.shorten(n, limit)
@@ -337,10 +336,10 @@ func (d *decision) timeouts(n need) {
 	}
 }
 
-// shorten shortens the time-outs of short-lived flows by so many halves that the
-// namespace's need is what is aimed for, or as far as it goes.
+// shorten halves the timeouts of short-lived flows until the namespace's need meets the
+// aim, or until their minimum.
 func (d *decision) shorten(n need, limit float64) {
-	silent := 0.0 // entries that only wait for their time-out
+	silent := 0.0 // entries of ended flows
 	for sysctl, rate := range n.short {
 		delete(d.mem.calm, Setting{n.Netns, sysctl})
 		silent += rate * d.found(n.Space, sysctl).Seconds()
@@ -366,8 +365,7 @@ func (d *decision) shorten(n need, limit float64) {
 	}
 }
 
-// lengthen takes time-outs back to what was found, once there has been room for
-// that for a while.
+// lengthen restores the found timeouts once the table has had space for them for Calm.
 func (d *decision) lengthen(n need, limit float64) {
 	for _, sysctl := range slices.Sorted(maps.Keys(shortest)) {
 		set := Setting{n.Netns, sysctl}
@@ -380,7 +378,7 @@ func (d *decision) lengthen(n need, limit float64) {
 	}
 }
 
-// String writes a step as "nf_conntrack_max 262144 -> 524288".
+// String formats a step as "nf_conntrack_max 262144 -> 524288".
 func (s Step) String() string {
 	where := ""
 	if s.Space != "" {
@@ -389,7 +387,7 @@ func (s Step) String() string {
 	return fmt.Sprintf("%s%s %d -> %d", s.Sysctl, where, s.From, s.To)
 }
 
-// Direction is what a step does: "raise", "shorten" or "back".
+// Direction returns the direction of a step: "raise", "shorten" or "back".
 func (s Step) Direction() string {
 	switch {
 	case s.Back || s.Netns == 0 && s.To < s.From:

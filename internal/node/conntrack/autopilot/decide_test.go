@@ -62,7 +62,7 @@ func TestWhatIsDecided(t *testing.T) {
 		{"short flows, where sizes cannot be written", machine(short), Bounds{Memory: plenty, Fixed: map[Setting]bool{
 			{Sysctl: sizeMax}: true, {Sysctl: sizeBuckets}: true, {Sysctl: sizeExpectMax}: true}}, "nf_conntrack_udp_timeout of pod 30 -> 15"},
 		{"short flows, with little memory", machine(short), Bounds{Memory: 392 * 30_000}, "nf_conntrack_udp_timeout of pod 30 -> 10"},
-		{"an operator's time-out as a bound", machine(short), Bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 20}}, "nf_conntrack_udp_timeout of pod 30 -> 20"},
+		{"an operator's timeout as a bound", machine(short), Bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 20}}, "nf_conntrack_udp_timeout of pod 30 -> 20"},
 		{"an operator's longer than now", machine(short), Bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 60}}, ""},
 		{"flows that go on", machine(streams), Bounds{Memory: 392 * 30_000, Fixed: noMax}, ""},
 	} {
@@ -129,17 +129,17 @@ func TestTheNextAgentGoesBack(t *testing.T) {
 	w.spaces[0].rates[timeoutUDP] = 2500
 	w.run(mem, b, 120)
 	if w.spaces[0].timeouts[timeoutUDP] != 10 {
-		t.Fatalf("time-outs %v: not shortened", w.spaces[0].timeouts)
+		t.Fatalf("timeouts %v: not shortened", w.spaces[0].timeouts)
 	}
 	next := NewMemory(mem.Records) // all that outlives a SIGKILL
 	w.spaces[0].rates[timeoutUDP] = 0
 	if w.run(next, b, 900); w.spaces[0].timeouts[timeoutUDP] != 30 {
-		t.Errorf("time-outs %v: not gone back", w.spaces[0].timeouts)
+		t.Errorf("timeouts %v: not gone back", w.spaces[0].timeouts)
 	}
 }
 
 // Whatever constant load: nothing below the operator's, nothing raised beyond the
-// memory, no time-out below its bound, and nothing goes to and fro.
+// memory, no timeout below its bound, and nothing goes to and fro.
 func TestUnderAnyConstantLoadItSettlesWithinItsBounds(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 0))

@@ -126,7 +126,7 @@ func shortFlows(t *testing.T, in conntrack.Namespace, perSecond int) (stop func(
 	return func() { cancel(); wg.Wait() }
 }
 
-func TestShortFlowsOfAPodShortenItsTimeoutsAndTheyGoBack(t *testing.T) {
+func TestShortFlowsOfAPodShortenItsTimeoutsAndTheyRestore(t *testing.T) {
 	enterNewNamespace(t)
 	pod := podNamespace(t)
 	const found = 14
@@ -281,7 +281,7 @@ func TestAnAgentKilledBetweenItsFileAndTheKernelHasChangedNothing(t *testing.T) 
 	}
 	for name, end := range map[string]func(*rig){
 		"it goes on": func(n *rig) { n.round(t.Context(), time.Now()) },
-		"it is off":  func(n *rig) { GoBack(n.State, n.Namespaces, n.Log) },
+		"it is off":  func(n *rig) { Restore(n.State, n.Namespaces, n.Log) },
 		"it advises": func(n *rig) { newRig(t, Config{Mode: Advise, Memory: 1, State: n.State}) },
 		"it was rebooted": func(n *rig) {
 			text, _ := os.ReadFile(n.State)
@@ -295,7 +295,7 @@ func TestAnAgentKilledBetweenItsFileAndTheKernelHasChangedNothing(t *testing.T) 
 		}
 		end(newRig(t, Config{Mode: On, Memory: 1 << 40, State: r.State}))
 		if v := value(t, own, timeoutUDP); v != was {
-			t.Errorf("%s: the time-out is %d, was %d", name, v, was)
+			t.Errorf("%s: the timeout is %d, was %d", name, v, was)
 		}
 		if _, err := os.Stat(r.State); !os.IsNotExist(err) {
 			t.Errorf("%s: the file is left: %v", name, err)
@@ -321,7 +321,7 @@ func TestOffTakesBackWhatWasChanged(t *testing.T) {
 	if v := value(t, own, timeoutUDP); v != 11 {
 		t.Fatalf("the step was not done: %d", v)
 	}
-	if err := GoBack(r.State, r.Namespaces, r.Log); err != nil || value(t, own, timeoutUDP) != was {
-		t.Errorf("the time-out is %d, was %d: %v", value(t, own, timeoutUDP), was, err)
+	if err := Restore(r.State, r.Namespaces, r.Log); err != nil || value(t, own, timeoutUDP) != was {
+		t.Errorf("the timeout is %d, was %d: %v", value(t, own, timeoutUDP), was, err)
 	}
 }

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// sampleEntries bounds the entries that one measurement looks at, in all
-	// namespaces together. The table is ordered by a hash, so that the first
-	// entries of a dump are a sample of all; of so many, a share is known within a
-	// hundredth or two, and four times as many are 1 % of a busy node's CPU.
+	// sampleEntries bounds the entries that one measurement reads, over all namespaces.
+	// The table is ordered by a hash, so the first entries of a dump are a random
+	// sample. Its error is 1 or 2 %; four times as many entries cost 1 % of a busy
+	// node's CPU.
 	sampleEntries, leastSample = 5_000, 1_000
-	// lookAbove is the part of a table above which the ages of its entries are
-	// looked at.
-	lookAbove = 1.0 / 16
+	// sampleAbove is the share of a table above which the ages of its entries are
+	// sampled.
+	sampleAbove = 1.0 / 16
 )
 
-// States of TCP entries whose time-outs are looked after, enum tcp_conntrack.
+// States of TCP entries with managed timeouts, enum tcp_conntrack.
 const tcpFinWait, tcpTimeWait = 4, 7
 
 // meter remembers the last measurement, for growth.
@@ -37,8 +37,8 @@ type meter struct {
 
 func newMeter() meter { return meter{entries: map[uint64]int{}} }
 
-// measure looks at every namespace, and at the ages of the entries of those that
-// fill. A namespace that vanishes meanwhile is left out.
+// measure reads every namespace, and samples the ages of entries of namespaces that are
+// filling. It omits a namespace that vanishes meanwhile.
 func (p *Pilot) measure(ctx context.Context, now time.Time) (Measured, map[uint64]conntrack.Namespace, error) {
 	m := Measured{At: now}
 	list, err := p.Namespaces()
@@ -50,7 +50,7 @@ func (p *Pilot) measure(ctx context.Context, now time.Time) (Measured, map[uint6
 	for _, n := range list {
 		var s Space
 		err := n.Enter(func() (err error) {
-			s, err = p.glance(ctx, n)
+			s, err = p.readUsage(ctx, n)
 			if n.Own && err == nil {
 				err = m.readSizes()
 			}
@@ -80,8 +80,8 @@ func (m *Measured) readSizes() error {
 	return err
 }
 
-// glance reads what is cheap to read, in the namespace.
-func (p *Pilot) glance(ctx context.Context, n conntrack.Namespace) (s Space, err error) {
+// readUsage reads the cheap values of the namespace.
+func (p *Pilot) readUsage(ctx context.Context, n conntrack.Namespace) (s Space, err error) {
 	s.Name = n.String()
 	if s.Netns, err = kernel.NetnsCookie(); err != nil {
 		return s, err
@@ -114,14 +114,14 @@ func (p *Pilot) grow(m *Measured) {
 	p.meter = meter{at: m.At, entries: now}
 }
 
-// look reads time-outs and ages where they matter: in namespaces that fill, and
+// look reads timeouts and ages where they matter: in namespaces that fill, and
 // in those where something was changed.
 func (p *Pilot) look(ctx context.Context, m *Measured, found map[uint64]conntrack.Namespace) error {
-	above := lookAbove * float64(min(m.Max, capacity.TableWithin(p.Memory)))
+	above := sampleAbove * float64(min(m.Max, capacity.TableWithin(p.Memory)))
 	var matter []*Space
 	for i := range m.Spaces {
 		s := &m.Spaces[i]
-		if float64(s.Entries) > above || p.touched(s.Netns) {
+		if float64(s.Entries) > above || p.hasChanges(s.Netns) {
 			matter = append(matter, s)
 		}
 	}
@@ -136,8 +136,8 @@ func (p *Pilot) look(ctx context.Context, m *Measured, found map[uint64]conntrac
 	return errors.Join(errs...)
 }
 
-// touched reports whether a time-out of the namespace was changed.
-func (p *Pilot) touched(netns uint64) bool {
+// hasChanges reports whether a timeout of the namespace is changed.
+func (p *Pilot) hasChanges(netns uint64) bool {
 	for s := range p.mem.Records {
 		if s.Netns == netns {
 			return true
@@ -146,7 +146,7 @@ func (p *Pilot) touched(netns uint64) bool {
 	return false
 }
 
-// sample reads the namespace's time-outs, and the ages of so many entries.
+// sample reads the namespace's timeouts, and the ages of at most most entries.
 func (s *Space) sample(ctx context.Context, c *conntrack.Conn, most int) error {
 	limits, err := conntrack.ReadLimits()
 	if err != nil {
@@ -177,9 +177,8 @@ func (s *Space) sample(ctx context.Context, c *conntrack.Conn, most int) error {
 	return err
 }
 
-// timeoutOf is the time-out that an entry's last packet set, of those that the
-// autopilot looks after. A UDP flow becomes assured as it gets the longer one
-// (nf_conntrack_udp_packet).
+// timeoutOf returns the managed timeout of an entry, "" for others. A UDP flow becomes
+// assured when it gets the longer timeout (nf_conntrack_udp_packet).
 func timeoutOf(e *conntrack.Entry) string {
 	switch {
 	case e.Protocol == unix.IPPROTO_UDP && e.Status&conntrack.Assured == 0:

@@ -6,14 +6,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are what the autopilot tells Prometheus.
+// metrics are the metrics of the autopilot.
 type metrics struct {
-	steps    *prometheus.CounterVec
-	changed  prometheus.Gauge
-	readOnly prometheus.Gauge
-	needs    prometheus.Gauge
-	within   prometheus.Gauge
-	looking  prometheus.Counter
+	steps     *prometheus.CounterVec
+	changed   prometheus.Gauge
+	readOnly  prometheus.Gauge
+	needs     prometheus.Gauge
+	within    prometheus.Gauge
+	measuring prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -23,20 +23,20 @@ func newMetrics() *metrics {
 	return &metrics{
 		steps: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "spillway_conntrack_autopilot_steps_total",
-			Help: "Changes of conntrack's settings, by sysctl, direction (raise, shorten, back) and outcome (done, advised, refused).",
+			Help: "Changes of conntrack settings, by sysctl, direction (raise, shorten, back) and outcome (done, advised, refused).",
 		}, []string{"setting", "direction", "outcome"}),
-		changed:  gauge("changed_settings", "Settings that differ now from what was found at the start."),
-		readOnly: gauge("unwritable_settings", "Settings that could not be written."),
-		needs:    gauge("fullest_entries", "Entries in the fullest network namespace, those that it grows by in 30 s included."),
+		changed:  gauge("changed_settings", "Settings that currently differ from the values found at the start."),
+		readOnly: gauge("unwritable_settings", "Settings that could not be written; the log and an Event of the Node name each."),
+		needs:    gauge("fullest_entries", "Entries in the fullest network namespace, including its growth in the next 30 s."),
 		within:   gauge("entries_in_budget", "Entries that fit into --conntrack-autopilot-memory."),
-		looking: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "spillway_conntrack_autopilot_measuring_seconds_total", Help: "Time spent measuring.",
+		measuring: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "spillway_conntrack_autopilot_measuring_seconds_total", Help: "Time spent on measurements, in seconds.",
 		}),
 	}
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.steps, m.changed, m.readOnly, m.needs, m.within, m.looking}
+	return []prometheus.Collector{m.steps, m.changed, m.readOnly, m.needs, m.within, m.measuring}
 }
 
 // Describe implements prometheus.Collector.
@@ -57,12 +57,12 @@ func (m *metrics) count(s Step, outcome string) {
 	m.steps.WithLabelValues(s.Sysctl, s.Direction(), outcome).Inc()
 }
 
-// measured notes what a measurement saw and took.
+// measured records the result and the duration of a measurement.
 func (m *metrics) measured(seen Measured, took time.Duration) {
 	most := 0.0
 	for _, s := range seen.Spaces {
 		most = max(most, float64(s.Entries)+max(0, s.Growth)*horizon.Seconds())
 	}
 	m.needs.Set(most)
-	m.looking.Add(took.Seconds())
+	m.measuring.Add(took.Seconds())
 }

@@ -18,7 +18,7 @@ import (
 
 // state is what the file holds.
 type state struct {
-	Boot    string       `json:"boot"` // the kernel's boot_id: a reboot sets everything back
+	Boot    string       `json:"boot"` // the kernel's boot_id: a reboot resets every setting
 	Records []savedState `json:"records"`
 }
 
@@ -32,8 +32,8 @@ func bootID() string {
 	return strings.TrimSpace(string(id))
 }
 
-// readState reads the changes of an agent before. No file, and one of before the
-// last reboot, are none.
+// readState reads the changes of a previous agent: none without a file, and none if the
+// file is from before the last reboot.
 func readState(path string) (map[Setting]Record, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -56,9 +56,8 @@ func readState(path string) (map[Setting]Record, error) {
 	return records, nil
 }
 
-// writeState replaces the file, or removes it if nothing is changed. It is there
-// whole or not at all: what counts is that this process may be killed, not that
-// the machine may, after which nothing is changed any more.
+// writeState replaces the file atomically, or removes it if there are no changes. It does
+// not sync the file: after a crash of the machine every setting is reset anyway.
 func writeState(path string, records map[Setting]Record) error {
 	if len(records) == 0 {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -88,9 +87,9 @@ func writeState(path string, records map[Setting]Record) error {
 	return nil
 }
 
-// GoBack sets everything back that an agent before has changed and nobody since,
-// and removes the file.
-func GoBack(path string, namespaces func() ([]conntrack.Namespace, error), log *slog.Logger) error {
+// Restore restores the settings that a previous agent changed and no other program has
+// changed since, and removes the file.
+func Restore(path string, namespaces func() ([]conntrack.Namespace, error), log *slog.Logger) error {
 	records, err := readState(path)
 	if err != nil || len(records) == 0 {
 		return errors.Join(err, writeState(path, nil))
@@ -108,23 +107,23 @@ func GoBack(path string, namespaces func() ([]conntrack.Namespace, error), log *
 			s.Space = ""
 		}
 		_, err := writeStep(in, s)
-		if err != nil && !errors.Is(err, errTaken) {
+		if err != nil && !errors.Is(err, errChangedElsewhere) {
 			errs = append(errs, err)
 			continue
 		}
 		if delete(records, set); err != nil {
 			continue
 		}
-		log.Info("conntrack autopilot", "step", s.String(), "why", "it is no longer on")
+		log.Info("conntrack autopilot", "step", s.String(), "why", "the autopilot is no longer on")
 	}
 	return errors.Join(append(errs, writeState(path, records))...)
 }
 
-// errTaken says that an operator was quicker.
-var errTaken = errors.New("somebody else has set it meanwhile")
+// errChangedElsewhere says that another program or an operator has changed the value.
+var errChangedElsewhere = errors.New("another program has changed the value meanwhile")
 
-// writeStep sets a value in its namespace, if it still is what the step found,
-// and returns what the kernel made of it.
+// writeStep sets a value in its namespace if it still has the value From, and returns the
+// value that the kernel chose.
 func writeStep(in conntrack.Namespace, s Step) (got int, err error) {
 	name := "net.netfilter." + s.Sysctl
 	err = in.Enter(func() error {
@@ -135,7 +134,7 @@ func writeStep(in conntrack.Namespace, s Step) (got int, err error) {
 			return err
 		}
 		if got != s.From {
-			return errTaken
+			return errChangedElsewhere
 		}
 		if err := kernel.WriteSysctl(name, strconv.Itoa(s.To)); err != nil {
 			return err

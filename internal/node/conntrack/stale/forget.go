@@ -12,26 +12,26 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// mostForgotten bounds what one Forget deletes: a full table takes seconds.
-const mostForgotten = 50_000
+// maxDeletes bounds the entries that one Forget deletes: a full table takes seconds.
+const maxDeletes = 50_000
 
-// Forget deletes entries of connections whose packets conntrack sees no more, as unseen
-// says of their two ends: an entry of TCP would stay for five days, since nobody sees
-// the connection end. Of what is translated go those of which denied says so, by who
-// answers whom: they were cut. What is in another zone is left alone. It returns how
-// many it deleted, and whether there may be more.
-func (r *Reconciler) Forget(ctx context.Context, unseen, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error) {
+// Forget deletes untranslated entries for which untracked(src, dst) is true, and
+// translated entries for which denied(replySrc, replyDst) is true. Conntrack no longer
+// sees packets of an untracked connection, so that a TCP entry would stay for five days.
+// Entries in other zones stay. Forget returns the number of deleted entries, and whether
+// there may be more.
+func (r *Reconciler) Forget(ctx context.Context, untracked, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error) {
 	var failed error
 	err = r.cfg.Table.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
-		if deleted == mostForgotten {
+		if deleted == maxDeletes {
 			more = true
 			return false
 		}
-		if !ours(e) {
+		if !inScope(e) {
 			return true
 		}
 		p := model.Protocol(e.Protocol)
-		if translated(e) && !denied(p, e.Reply.Src, e.Reply.Dst) || !translated(e) && !unseen(p, e.Orig.Src, e.Orig.Dst) {
+		if translated(e) && !denied(p, e.Reply.Src, e.Reply.Dst) || !translated(e) && !untracked(p, e.Orig.Src, e.Orig.Dst) {
 			return true
 		}
 		if failed = r.cfg.Table.Delete(e); failed != nil {
@@ -49,8 +49,9 @@ func (r *Reconciler) Forget(ctx context.Context, unseen, denied func(p model.Pro
 	return deleted, more, nil
 }
 
-// ours reports whether policies may be about an entry: of a protocol with ports, in no zone.
-func ours(e *conntrack.Entry) bool {
+// inScope reports whether policies may apply to an entry: its protocol has ports, and it
+// is in zone 0.
+func inScope(e *conntrack.Entry) bool {
 	switch e.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
 	default:
@@ -63,18 +64,18 @@ func translated(e *conntrack.Entry) bool {
 	return e.Status&(conntrack.SrcNAT|conntrack.DstNAT) != 0 || e.Orig.Src != e.Reply.Dst || e.Orig.Dst != e.Reply.Src
 }
 
-// Translated gives both directions of each connection that somebody translates to keeps,
-// as its packets come: before that. One may come twice. Of those of which it says so, what
-// has ended and waits for its ports to be free again is deleted: a new connection of the
-// same ports would be translated because of it. In another zone nothing is.
+// Translated calls keeps with both directions of each connection that netfilter
+// translates: source and destination before the translation. It may report a connection
+// twice. If keeps returns true for an ended TCP connection in zone 0, Translated deletes
+// the entry: otherwise a new connection with the same ports would be translated too.
 func (r *Reconciler) Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error {
 	var failed error
 	for _, status := range []conntrack.Status{conntrack.DstNAT, conntrack.SrcNAT} {
 		err := r.cfg.Table.Dump(ctx, conntrack.Filter{Status: status}, func(e *conntrack.Entry) bool {
-			asks := keeps(model.Protocol(e.Protocol), e.Orig.Src, e.Orig.Dst)
-			answers := keeps(model.Protocol(e.Protocol), e.Reply.Src, e.Reply.Dst)
+			original := keeps(model.Protocol(e.Protocol), e.Orig.Src, e.Orig.Dst)
+			reply := keeps(model.Protocol(e.Protocol), e.Reply.Src, e.Reply.Dst)
 			ended := e.Protocol == unix.IPPROTO_TCP && (e.TCPState == tcpTimeWait || e.TCPState == tcpClose)
-			if ended && ours(e) && (asks || answers) {
+			if ended && inScope(e) && (original || reply) {
 				failed = r.cfg.Table.Delete(e)
 			}
 			return failed == nil
@@ -83,7 +84,7 @@ func (r *Reconciler) Translated(ctx context.Context, keeps func(p model.Protocol
 			return nil
 		}
 		if err = errors.Join(err, failed); err != nil {
-			return fmt.Errorf("look for connections that somebody translates: %w", err)
+			return fmt.Errorf("list translated connections: %w", err)
 		}
 	}
 	return nil

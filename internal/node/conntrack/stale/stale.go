@@ -1,20 +1,18 @@
-// Package stale takes entries of UDP Services out of conntrack that are no
-// longer right. Netfilter decides by its NAT rules for the first packet of a
-// flow only; later ones follow the entry. A UDP client that keeps its port
-// therefore keeps talking to an endpoint that is gone, or to a Service address
-// that nobody translated yet, for as long as it goes on asking.
+// Package stale deletes stale conntrack entries of UDP Services. Netfilter applies NAT
+// rules only to the first packet of a flow; later packets follow the entry. A UDP client
+// that keeps its source port therefore keeps sending to a removed endpoint, or to a
+// Service address that was not translated yet, while it keeps sending.
 //
 //	intent.Changes ──Apply──> which frontends may have stale entries
 //	                               │
 //	     conntrack ────Dump────────┴──> judge ──stale──> Delete
 //
-// TCP and SCTP are left alone, as kube-proxy does: their peers are told by RST,
-// ABORT or their own time-outs, and a new connection is a new entry.
+// Entries of TCP and SCTP stay, as with kube-proxy: a RST, an ABORT or a timeout ends
+// such a connection, and a new connection gets a new entry.
 //
-// An entry whose original destination is a frontend is right as long as its
-// answers come from an endpoint that serves the Service port, by whatever route
-// it came to be chosen: traffic policy and topology are for new flows. In zones
-// other than 0, where CNIs keep their own entries, nothing is touched.
+// An entry whose original destination is a frontend is valid while its replies come from
+// an endpoint that serves the Service port. Traffic policy and topology apply only to
+// new flows. Entries in zones other than 0 belong to CNIs and stay.
 package stale
 
 import (
@@ -33,26 +31,24 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Table is the conntrack of one network namespace; *conntrack.Conn is the one
-// in use.
+// Table is the conntrack table of one network namespace, in production a *conntrack.Conn.
 type Table interface {
 	Dump(context.Context, conntrack.Filter, func(*conntrack.Entry) bool) error
 	Delete(*conntrack.Entry) error
 }
 
-// Config is how a Reconciler is set up.
+// Config configures a Reconciler.
 type Config struct {
 	Table Table
-	// TranslatedOnly leaves entries alone that netfilter does not translate. It
-	// is for a dataplane that translates before netfilter sees the packet, such
-	// as eBPF: what is left in netfilter then are flows that another proxy
-	// translated. Where netfilter is the dataplane, an entry to a frontend that
-	// is not translated is one from before the Service, and keeps the client
-	// from it.
+	// TranslatedOnly keeps entries that netfilter does not translate. It is for a
+	// dataplane that translates before netfilter, such as eBPF: netfilter then has
+	// only flows that another proxy translated. Where netfilter is the dataplane, an
+	// untranslated entry to a frontend is older than the Service and keeps the client
+	// from reaching it.
 	TranslatedOnly bool
 }
 
-// Validate says what is missing.
+// Validate reports a missing value.
 func (c Config) Validate() error {
 	if c.Table == nil {
 		return errors.New("no conntrack table")
@@ -60,34 +56,33 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// frontend is a place that a Service port is reached at.
+// frontend is an address and port of a Service port, or a NodePort.
 type frontend struct {
 	addr   netip.Addr // invalid for a NodePort
 	family model.Family
 	port   uint16
 }
 
-// Reconciler remembers what the kernel serves, and so knows what it no longer
-// does. It is used by one goroutine at a time.
+// Reconciler remembers the Service ports that the kernel serves, and deletes the entries
+// of a change. It is not safe for concurrent use.
 type Reconciler struct {
 	cfg       Config
 	ports     map[intent.PortID]*intent.ServicePort // UDP
 	owners    map[frontend]intent.PortID
 	nodeAddrs map[netip.Addr]struct{} // where NodePorts are served
 
-	// dirty are the frontends whose entries must be looked at, with the endpoints
-	// that served it before, of which only those with no owner any more are used.
+	// dirty holds the frontends whose entries must be checked, with the Service port
+	// that served each before. That port counts only for a frontend without an owner.
 	dirty map[frontend]*intent.ServicePort
-	// again are those of the last look: a packet that was under way through the
-	// old rules makes its entry only after it.
-	again map[frontend]*intent.ServicePort
+	// recheck holds the frontends of the last scan: a packet that was traversing the
+	// old rules then creates its entry only after the scan.
+	recheck map[frontend]*intent.ServicePort
 
 	deleted atomic.Uint64
 }
 
-// New makes a Reconciler that knows of no Service port yet. What it is told
-// first it takes for new, and looks at all entries of it: endpoints may have
-// gone while no agent ran.
+// New makes a Reconciler without Service ports. Ports in the first update count as new,
+// so all their entries are checked: endpoints may have been removed while no agent ran.
 func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("set up stale conntrack entries: %w", err)
@@ -98,14 +93,13 @@ func New(cfg Config) (*Reconciler, error) {
 		owners:    map[frontend]intent.PortID{},
 		nodeAddrs: map[netip.Addr]struct{}{},
 		dirty:     map[frontend]*intent.ServicePort{},
-		again:     map[frontend]*intent.ServicePort{},
+		recheck:   map[frontend]*intent.ServicePort{},
 	}, nil
 }
 
-// Apply is told what the kernel now serves otherwise than before, and deletes
-// the entries that are not right any more. Ports that did not change may be
-// among the Upserts. After an error nothing is forgotten: the next Apply, of
-// empty Changes too, does what is left.
+// Apply takes the changes that the kernel now serves, and deletes the entries that have
+// become stale. Upserts may contain unchanged ports. After an error the next Apply, even
+// with empty Changes, repeats the work.
 func (r *Reconciler) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		r.setNodeAddrs(c.Node.NodePortAddrs)
@@ -118,8 +112,8 @@ func (r *Reconciler) Apply(ctx context.Context, c intent.Changes) error {
 			r.upsert(p)
 		}
 	}
-	fresh := len(r.dirty) > 0
-	for f, before := range r.again {
+	hasChanges := len(r.dirty) > 0
+	for f, before := range r.recheck {
 		if _, known := r.dirty[f]; !known {
 			r.dirty[f] = before
 		}
@@ -127,24 +121,24 @@ func (r *Reconciler) Apply(ctx context.Context, c intent.Changes) error {
 	if len(r.dirty) == 0 {
 		return nil
 	}
-	err := r.look(ctx)
+	err := r.scan(ctx)
 	if errors.Is(err, conntrack.ErrUnsupported) && r.cfg.TranslatedOnly {
 		err = nil // no conntrack, no entries
 	}
 	if err != nil {
 		return fmt.Errorf("delete stale conntrack entries: %w", err)
 	}
-	// New maps: to clear one costs what it once held.
-	r.again = map[frontend]*intent.ServicePort{}
-	if fresh {
-		r.again = r.dirty
+	// New maps: clearing a map costs as much as its largest size.
+	r.recheck = map[frontend]*intent.ServicePort{}
+	if hasChanges {
+		r.recheck = r.dirty
 	}
 	r.dirty = map[frontend]*intent.ServicePort{}
 	return nil
 }
 
-// setNodeAddrs takes in where NodePorts are served. On an address that is new,
-// clients may have asked before.
+// setNodeAddrs sets the addresses of NodePorts. It marks NodePorts dirty if an address is
+// new: clients may have sent packets there before.
 func (r *Reconciler) setNodeAddrs(addrs []netip.Addr) {
 	now := make(map[netip.Addr]struct{}, len(addrs))
 	grown := false
@@ -160,7 +154,7 @@ func (r *Reconciler) setNodeAddrs(addrs []netip.Addr) {
 	}
 	for f := range r.owners {
 		if !f.addr.IsValid() {
-			r.touch(f, nil)
+			r.markDirty(f, nil)
 		}
 	}
 }
@@ -174,7 +168,7 @@ func (r *Reconciler) remove(id intent.PortID) {
 	for _, f := range frontendsOf(p) {
 		if r.owners[f] == id {
 			delete(r.owners, f)
-			r.touch(f, p)
+			r.markDirty(f, p)
 		}
 	}
 }
@@ -189,31 +183,31 @@ func (r *Reconciler) upsert(p *intent.ServicePort) {
 		for _, f := range frontendsOf(old) {
 			if r.owners[f] == p.ID && !slices.Contains(now, f) {
 				delete(r.owners, f)
-				r.touch(f, old)
+				r.markDirty(f, old)
 			}
 		}
 	}
 	lost := old == nil || lostEndpoint(old, p)
 	for _, f := range now {
 		if owner, owned := r.owners[f]; lost || !owned || owner != p.ID {
-			r.touch(f, old)
+			r.markDirty(f, old)
 		}
 		r.owners[f] = p.ID
 	}
 	r.ports[p.ID] = p
 }
 
-// touch has the entries of a frontend looked at. before is who served it; the
-// first one counts, in case that nobody does in the end.
-func (r *Reconciler) touch(f frontend, before *intent.ServicePort) {
+// markDirty schedules a check of a frontend's entries. before is the Service port that
+// served the frontend; the first call counts, for the case that it ends up without owner.
+func (r *Reconciler) markDirty(f frontend, before *intent.ServicePort) {
 	if r.dirty[f] == nil {
 		r.dirty[f] = before
 	}
 }
 
-// lostEndpoint reports whether entries of a port may have become wrong: an
-// endpoint serves no more. A port without endpoints made no entries worth
-// keeping, so that its first one counts too.
+// lostEndpoint reports whether entries of a port may have become stale: an endpoint no
+// longer serves. It is also true if the port had no endpoints, since then none of its
+// entries is valid.
 func lostEndpoint(old, now *intent.ServicePort) bool {
 	serving := servingSet(now)
 	for a := range servingSet(old) {
@@ -224,7 +218,7 @@ func lostEndpoint(old, now *intent.ServicePort) bool {
 	return len(old.Endpoints) == 0
 }
 
-// servingSet are the endpoints that flows of a port may have.
+// servingSet returns the valid endpoints for flows of a port.
 func servingSet(p *intent.ServicePort) map[netip.AddrPort]struct{} {
 	set := make(map[netip.AddrPort]struct{}, len(p.Endpoints)+len(p.ServingUnselected))
 	for _, e := range p.Endpoints {
@@ -253,7 +247,7 @@ func (r *Reconciler) Collect(ch chan<- prometheus.Metric) {
 }
 
 var deletedDesc = prometheus.NewDesc("spillway_conntrack_stale_entries_deleted_total",
-	"Conntrack entries of UDP Services that were deleted because they led to no endpoint that serves.", nil, nil)
+	"Conntrack entries of UDP Services that were deleted because their endpoint no longer serves.", nil, nil)
 
-// protocol is the only one whose entries are looked at.
+// protocol is the only protocol whose entries are checked.
 const protocol = unix.IPPROTO_UDP

@@ -9,16 +9,16 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// maxExact is up to how many destinations the kernel is asked for each by
-// itself. It walks through the whole table each time, but copies next to
-// nothing; one dump of all UDP entries copies every one.
+// maxExact is the largest number of destinations that are dumped one by one. The kernel
+// walks the whole table for each, but copies almost nothing; a dump of all UDP entries
+// copies each of them.
 const maxExact = 4
 
-// look goes through the entries of the dirty frontends and deletes stale ones.
-func (r *Reconciler) look(ctx context.Context) error {
-	l := looker{r: r, serving: map[*intent.ServicePort]map[netip.AddrPort]struct{}{}}
+// scan checks the entries of the dirty frontends and deletes stale ones.
+func (r *Reconciler) scan(ctx context.Context) error {
+	l := scan{r: r, serving: map[*intent.ServicePort]map[netip.AddrPort]struct{}{}}
 	for _, f := range r.filters() {
-		if err := r.cfg.Table.Dump(ctx, f, l.visit); err != nil {
+		if err := r.cfg.Table.Dump(ctx, f, l.check); err != nil {
 			return err
 		}
 		if l.err != nil {
@@ -28,7 +28,7 @@ func (r *Reconciler) look(ctx context.Context) error {
 	return nil
 }
 
-// filters are the dumps that show every entry of a dirty frontend.
+// filters returns dumps that together contain every entry of a dirty frontend.
 func (r *Reconciler) filters() []conntrack.Filter {
 	all := conntrack.Filter{Protocol: protocol}
 	if r.cfg.TranslatedOnly {
@@ -57,16 +57,16 @@ func (r *Reconciler) filters() []conntrack.Filter {
 	return out
 }
 
-// looker is one look through the table.
-type looker struct {
+// scan is one pass through the table.
+type scan struct {
 	r       *Reconciler
-	serving map[*intent.ServicePort]map[netip.AddrPort]struct{} // of the port versions met so far
+	serving map[*intent.ServicePort]map[netip.AddrPort]struct{} // cache of servingSet
 	err     error                                               // the first delete that failed
 }
 
-// visit deletes an entry if it is stale, in the middle of the dump: nothing is
-// collected, however many there are.
-func (l *looker) visit(e *conntrack.Entry) bool {
+// check deletes an entry if it is stale. It does so during the dump, so that any number
+// of stale entries needs no memory.
+func (l *scan) check(e *conntrack.Entry) bool {
 	if !l.stale(e) {
 		return true
 	}
@@ -80,9 +80,9 @@ func (l *looker) visit(e *conntrack.Entry) bool {
 	return true
 }
 
-// stale judges an entry. Only those whose original destination is a dirty
-// frontend are Spillway's to judge.
-func (l *looker) stale(e *conntrack.Entry) bool {
+// stale reports whether an entry is stale. It is false if the original destination is
+// not a dirty frontend.
+func (l *scan) stale(e *conntrack.Entry) bool {
 	if e.Zone != 0 || e.Orig.Zone != 0 || e.Reply.Zone != 0 || e.Protocol != protocol {
 		return false
 	}
@@ -97,21 +97,21 @@ func (l *looker) stale(e *conntrack.Entry) bool {
 	if owner, owned := l.r.owners[f]; owned {
 		return !l.serves(l.r.ports[owner], e.Reply.Src)
 	}
-	// Nobody's any more. What was translated to an endpoint of the last owner was
-	// ours; anything else is somebody else's.
+	// The frontend has no owner now. An entry that was translated to an endpoint of the
+	// last owner was Spillway's; any other entry belongs to another program.
 	return translated && before != nil && l.serves(before, e.Reply.Src)
 }
 
-// dirty finds the frontend behind a destination: an address of a Service first,
-// then a NodePort, in the order of the dataplanes.
-func (l *looker) dirty(dst netip.AddrPort) (f frontend, before *intent.ServicePort, ok bool) {
+// dirty finds the dirty frontend of a destination: an address of a Service first, then a
+// NodePort, in the order of the dataplanes.
+func (l *scan) dirty(dst netip.AddrPort) (f frontend, before *intent.ServicePort, ok bool) {
 	r := l.r
 	f = frontend{addr: dst.Addr(), family: model.FamilyOf(dst.Addr()), port: dst.Port()}
 	before, ok = r.dirty[f]
 	if _, owned := r.owners[f]; ok || owned {
 		return f, before, ok
 	}
-	if _, here := r.nodeAddrs[dst.Addr()]; !here {
+	if _, isNodeAddr := r.nodeAddrs[dst.Addr()]; !isNodeAddr {
 		return f, nil, false
 	}
 	f.addr = netip.Addr{}
@@ -119,8 +119,8 @@ func (l *looker) dirty(dst netip.AddrPort) (f frontend, before *intent.ServicePo
 	return f, before, ok
 }
 
-// serves reports whether a port's flow may have this endpoint.
-func (l *looker) serves(p *intent.ServicePort, a netip.AddrPort) bool {
+// serves reports whether the endpoint is valid for flows of a port.
+func (l *scan) serves(p *intent.ServicePort, a netip.AddrPort) bool {
 	set, known := l.serving[p]
 	if !known {
 		set = servingSet(p)

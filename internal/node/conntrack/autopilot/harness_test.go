@@ -131,7 +131,7 @@ func (w *world) run(mem *Memory, b Bounds, seconds int) (done []Step) {
 		m := w.measure(5 * time.Second)
 		mem.Reconcile(current(m, mem.Records, true))
 		for _, s := range Decide(m, mem, b) {
-			mem.Take(s, w.now)
+			mem.Note(s, w.now)
 			w.set(s.Setting, s.To)
 			done = append(done, s)
 		}

@@ -20,9 +20,9 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// place makes a network namespace of the test's own, with loopback up and
-// conntrack at work, and finds it.
-func place(t testing.TB, role string) conntrack.Namespace {
+// newNamespace makes a network namespace for the test, with loopback up and conntrack
+// active, and finds it.
+func newNamespace(t testing.TB, role string) conntrack.Namespace {
 	t.Helper()
 	name := fmt.Sprintf("spw-doctor-%d-%s", os.Getpid(), role)
 	shell(t, "ip netns add "+name)
@@ -41,7 +41,7 @@ nft 'add table inet track; add chain inet track c { type filter hook output prio
 	return list[i]
 }
 
-// outward gives a namespace a way out, to a neighbour that never answers.
+// outward gives a namespace a way out, to a neighbor that never answers.
 const outward = `ip link add d0 type veth peer name d1; ip link set d1 up; ip link set d0 up; ip addr add 192.0.2.1/24 dev d0
 ip neigh add 192.0.2.254 lladdr 02:00:00:00:00:01 dev d0; ip route add default via 192.0.2.254
 `
@@ -94,15 +94,15 @@ func enter(t testing.TB, n conntrack.Namespace, f func()) {
 	f()
 }
 
-// visit looks at these namespaces and no others.
-func visit(t testing.TB, list ...conntrack.Namespace) (*Node, []Finding) {
+// examine loads these namespaces and runs every check on them.
+func examine(t testing.TB, list ...conntrack.Namespace) (*Node, []Finding) {
 	t.Helper()
-	n, err := Look(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return list, nil }})
+	n, err := Load(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return list, nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range n.Problems {
-		t.Errorf("not looked at: %+v", p)
+		t.Errorf("not examined: %+v", p)
 	}
 	return n, Examine(n)
 }
@@ -111,25 +111,25 @@ func withID(findings []Finding, id string) []Finding {
 	return slices.DeleteFunc(slices.Clone(findings), func(f Finding) bool { return f.ID != id })
 }
 
-// the one finding with that id; others are no matter.
-func the(t testing.TB, findings []Finding, id string) Finding {
+// onlyFinding returns the single finding with that id. Findings of other ids are ignored.
+func onlyFinding(t testing.TB, findings []Finding, id string) Finding {
 	t.Helper()
 	got := withID(findings, id)
 	if len(got) != 1 {
 		t.Fatalf("%d findings %s, want one, among %s", len(got), id, ids(findings))
 	}
 	f := got[0]
-	if f.Title == "" || f.Packets == "" || f.Mend == "" || len(f.Evidence) == 0 || len(f.Numbers) == 0 {
+	if f.Title == "" || f.Packets == "" || f.Remedy == "" || len(f.Evidence) == 0 || len(f.Numbers) == 0 {
 		t.Errorf("incomplete: %+v", f)
 	}
 	return f
 }
 
-// gone fails if there is such a finding.
-func gone(t testing.TB, id string, list ...conntrack.Namespace) {
+// expectNone fails if there is such a finding.
+func expectNone(t testing.TB, id string, list ...conntrack.Namespace) {
 	t.Helper()
-	if _, findings := visit(t, list...); len(withID(findings, id)) > 0 {
-		t.Errorf("after mending there is still %+v", withID(findings, id))
+	if _, findings := examine(t, list...); len(withID(findings, id)) > 0 {
+		t.Errorf("after the fix there is still %+v", withID(findings, id))
 	}
 }
 
@@ -141,10 +141,10 @@ func ids(findings []Finding) string {
 	return strings.Join(out, ", ")
 }
 
-// mend applies --fix to one finding; every fix must work.
-func mend(t testing.TB, f Finding) []Fixed {
+// applyFixes applies --fix to one finding; every fix must work.
+func applyFixes(t testing.TB, f Finding) []Fixed {
 	t.Helper()
-	done := Mend(t.Context(), []Finding{f})
+	done := ApplyFixes(t.Context(), []Finding{f})
 	if len(done) == 0 {
 		t.Fatalf("--fix does nothing for %s", f.ID)
 	}

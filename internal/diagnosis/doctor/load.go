@@ -21,18 +21,18 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Config is what to look at.
+// Config says what to examine.
 type Config struct {
-	// Namespaces finds the network namespaces to look at, the caller's own first.
+	// Namespaces finds the network namespaces to examine, the caller's own first.
 	Namespaces func() ([]conntrack.Namespace, error)
 	Sample     time.Duration       // between two readings of the counters; 0: read them once
-	Part       func(done, all int) // told how far Look is; may be nil
+	Part       func(done, all int) // is called with the progress of Load; may be nil
 }
 
-// Validate says what is missing.
+// Validate reports a missing or invalid value.
 func (c Config) Validate() error {
 	if c.Namespaces == nil {
-		return errors.New("doctor: no network namespaces to look at")
+		return errors.New("doctor: no network namespaces to examine")
 	}
 	if c.Sample < 0 {
 		return fmt.Errorf("doctor: sample %v: must not be negative", c.Sample)
@@ -40,17 +40,17 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Look reads the node. What cannot be read is a Problem of it; the error is for
-// what leaves nothing to look at.
-func Look(ctx context.Context, c Config) (*Node, error) {
+// Load reads the state of the node. A part that cannot be read is a Problem of the Node.
+// It returns an error only if there is nothing to examine.
+func Load(ctx context.Context, c Config) (*Node, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	l := looker{node: &Node{}}
+	l := loader{node: &Node{}}
 	list, err := c.Namespaces()
-	l.trouble("", err)
+	l.addProblem("", err)
 	if len(list) == 0 {
-		return nil, cmp.Or(err, errors.New("no network namespace to look at"))
+		return nil, cmp.Or(err, errors.New("no network namespace to examine"))
 	}
 	l.machine(ctx)
 	for i, n := range list {
@@ -63,20 +63,20 @@ func Look(ctx context.Context, c Config) (*Node, error) {
 		l.namespace(ctx, n)
 	}
 	if c.Sample > 0 {
-		l.again(ctx, c.Sample)
+		l.readCountersAgain(ctx, c.Sample)
 	}
 	return l.node, ctx.Err()
 }
 
-// looker fills a Node.
-type looker struct {
+// loader fills a Node.
+type loader struct {
 	node  *Node
-	began time.Time // of reading the first counters
+	began time.Time // when the first counters were read
 }
 
-// trouble notes what could not be read. The same in several namespaces is one
+// addProblem notes an error of reading. The same error in several namespaces is one
 // Problem.
-func (l *looker) trouble(namespace string, err error) {
+func (l *loader) addProblem(namespace string, err error) {
 	if err == nil {
 		return
 	}
@@ -95,12 +95,12 @@ func (l *looker) trouble(namespace string, err error) {
 }
 
 // machine reads what all namespaces share.
-func (l *looker) machine(ctx context.Context) {
+func (l *loader) machine(ctx context.Context) {
 	var err error
 	l.node.Kernel, err = kernel.RunningVersion()
-	l.trouble("", err)
+	l.addProblem("", err)
 	l.node.Log, err = conntrack.KernelLog(ctx)
-	l.trouble("", err)
+	l.addProblem("", err)
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
 		l.node.Up = time.Duration(now.Nano())
@@ -109,20 +109,20 @@ func (l *looker) machine(ctx context.Context) {
 }
 
 // namespace reads one network namespace, each part by itself.
-func (l *looker) namespace(ctx context.Context, n conntrack.Namespace) {
+func (l *loader) namespace(ctx context.Context, n conntrack.Namespace) {
 	ns := Namespace{Report: conntrack.Report{Namespace: n}, Rules: &ruleset.Ruleset{}}
 	entered := false
 	err := n.Enter(func() error {
 		entered = true
 		name := n.String()
-		l.trouble(name, ns.readConntrack(ctx))
+		l.addProblem(name, ns.readConntrack(ctx))
 		rules, errs := ruleset.Read(ctx)
-		ns.Rules, ns.RulesWhole = rules, len(errs) == 0
+		ns.Rules, ns.AllRulesRead = rules, len(errs) == 0
 		for _, err := range errs {
-			l.trouble(name, err)
+			l.addProblem(name, err)
 		}
-		l.trouble(name, ns.readLinks())
-		l.trouble(name, ns.readIPsec())
+		l.addProblem(name, ns.readLinks())
+		l.addProblem(name, ns.readIPsec())
 		ns.readSysctls()
 		ns.readProc()
 		ns.findRoutes()
@@ -131,15 +131,15 @@ func (l *looker) namespace(ctx context.Context, n conntrack.Namespace) {
 	if errors.Is(err, os.ErrNotExist) && !entered {
 		err = errors.New("the network namespace vanished while the node was read")
 	}
-	l.trouble(n.String(), err)
+	l.addProblem(n.String(), err)
 	if entered {
 		l.node.Namespaces = append(l.node.Namespaces, ns)
 	}
 }
 
-// again reads the counters once more, so that what grows now is told from what
-// grew once.
-func (l *looker) again(ctx context.Context, after time.Duration) {
+// readCountersAgain reads the counters a second time, to tell counters that grow now
+// from counters that grew in the past.
+func (l *loader) readCountersAgain(ctx context.Context, after time.Duration) {
 	select {
 	case <-ctx.Done():
 		return
@@ -151,7 +151,7 @@ func (l *looker) again(ctx context.Context, after time.Duration) {
 		if !ns.InUse() {
 			continue
 		}
-		// What cannot be read now could not before, and is said.
+		// If this fails, the first reading most likely failed too and is a Problem.
 		_ = ns.Namespace.Do(func(c *conntrack.Conn) error {
 			now, err := c.Stats(ctx)
 			if err == nil {
@@ -183,7 +183,7 @@ func (ns *Namespace) readConntrack(ctx context.Context) error {
 	})
 }
 
-// count takes in one entry. The table may be large: entries are not kept.
+// count adds one entry to the counts. Entries are not stored, since the table may be large.
 func (ns *Namespace) count(e *conntrack.Entry) {
 	if name := e.TimeoutName(); name != "" {
 		s := ns.States[name]
@@ -193,7 +193,7 @@ func (ns *Namespace) count(e *conntrack.Entry) {
 		}
 		ns.States[name] = s
 	}
-	if !judged(e) {
+	if !translatedUDP(e) {
 		return
 	}
 	addr := e.Reply.Src.Addr()
@@ -224,7 +224,7 @@ func (ns *Namespace) readLinks() error {
 	for _, d := range list {
 		ports[d.Attrs().MasterIndex]++
 	}
-	var refused error // the first; the others would say the same
+	var refused error // the first error; the others would be the same
 	for _, d := range list {
 		l := Link{Name: d.Attrs().Name, Kind: d.Type()}
 		if refused == nil {
@@ -234,7 +234,7 @@ func (ns *Namespace) readLinks() error {
 		case "bridge":
 			l.Ports = ports[d.Attrs().Index]
 		case "vxlan", "geneve":
-			// A device that is gone by now has no offload.
+			// A device that was deleted meanwhile has no offload.
 			l.TxChecksum, _ = kernel.TxChecksumOffload(l.Name)
 		default:
 			if l.Programs == nil {
@@ -246,8 +246,8 @@ func (ns *Namespace) readLinks() error {
 	return refused
 }
 
-// programs lists the tcx programs of a device if there are several at a hook: only
-// then their order matters.
+// programs lists the tcx programs of a device if a hook has several: only then their
+// order matters.
 func programs(ifindex int) (map[string][]string, error) {
 	found := map[string][]string{}
 	for name, hook := range map[string]ebpf.AttachType{"ingress": ebpf.AttachTCXIngress, "egress": ebpf.AttachTCXEgress} {
@@ -265,8 +265,8 @@ func programs(ifindex int) (map[string][]string, error) {
 	return found, nil
 }
 
-// readIPsec reads the IPsec policies and, where there are any, looks for the programs of
-// the eBPF dataplane.
+// readIPsec reads the IPsec policies and, if there are any, detects the programs of the
+// eBPF dataplane.
 func (ns *Namespace) readIPsec() (err error) {
 	if ns.IPsec, err = kernel.XfrmPolicies(); err != nil || len(ns.IPsec) == 0 {
 		return err
@@ -288,11 +288,11 @@ func (ns *Namespace) readIPsec() (err error) {
 	return nil
 }
 
-// spillwayPrograms are the names by which the eBPF dataplane's programs show at ingress:
-// those of tcx links, and that of its filters.
+// spillwayPrograms are the names of the eBPF dataplane's programs at ingress: of tcx
+// links, and of its filter.
 var spillwayPrograms = []string{"from_network", "from_pod", "spillway"}
 
-// readProc reads what of /proc/net there is.
+// readProc reads the files of /proc/net that exist.
 func (ns *Namespace) readProc() {
 	ns.ChecksumErrors = map[string]uint64{}
 	snmp, _ := os.ReadFile("/proc/thread-self/net/snmp")
@@ -312,7 +312,7 @@ func (ns *Namespace) readProc() {
 	ns.IPVS = strings.Count(string(ipvs), "\n") > 3 // three lines are headings
 }
 
-// findRoutes asks the kernel how each endpoint would be reached.
+// findRoutes asks the kernel for the route to each endpoint.
 func (ns *Namespace) findRoutes() {
 	failed := map[string]bool{}
 	if len(ns.Endpoints) > 0 {
@@ -327,12 +327,12 @@ func (ns *Namespace) findRoutes() {
 		routes, err := netlink.RouteGet(addr.AsSlice())
 		switch {
 		case errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL):
-			p.Trouble = "no route"
+			p.Unreachable = "no route"
 		case err != nil || len(routes) == 0:
 		case routes[0].Type == unix.RTN_LOCAL:
 			p.Local = true
 		case routes[0].Gw == nil && failed[addr.String()]:
-			p.Trouble = "no neighbour answers for it"
+			p.Unreachable = "no neighbor answers for it"
 		}
 	}
 }
