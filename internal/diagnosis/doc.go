@@ -3,5 +3,7 @@
 //
 //	doctor  findings about a node's configuration and counters
 //	drops   the packets that the kernel drops, and why
+//	  cause   which policy or Service denied a packet
+//	policyflow  what do-not-track policies mean for one flow
 //	top     the flows that use conntrack most
 package diagnosis

@@ -15,6 +15,9 @@
 /* Ports to try before the best flow that they belong to is replaced. */
 #define VICTIM_TRIES 16
 
+/* Most of the flows that count as young: see young_flows. */
+#define YOUNG_FLOWS_MAX 64
+
 /* With fewer ports than this, one client may use all of them. */
 #define PORTS_SHARED 256
 
@@ -72,15 +75,28 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 }
 
 /*
- * Can a new connection use a closed TCP connection's port at once? It can if the endpoint
- * has no state of the old one, or accepts the new SYN in TIME-WAIT. An RST counts only if
- * the endpoint sent or accepts it. After a second no packet is in flight.
+ * Can a new connection use a closed TCP connection's port at once? After FINs it can if the
+ * endpoint has no state of the old one, or accepts the new SYN in TIME-WAIT. After an RST it
+ * waits: data of the endpoint may be in flight, and a forged RST is undone by the next
+ * segment. After a second no packet is in flight.
  */
 static __always_inline int port_reusable(const struct flow *f, __u32 time, __u32 seq)
 {
-	if (f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq))
+	if (!(f->flags & FLOW_RESET) && (f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq)))
 		return 1;
 	return (__s32)(time - f->seen) >= 2;
+}
+
+/*
+ * Returns how many newer flows there must be before an unconfirmed one is replaced. A younger
+ * one may be in the middle of its handshake: the new client had better repeat its SYN. In a
+ * flood there are soon more.
+ */
+static __always_inline __u32 young_flows(const struct settings *s)
+{
+	__u32 part = s->snat_ports / 16;
+
+	return part < YOUNG_FLOWS_MAX ? part : YOUNG_FLOWS_MAX;
 }
 
 /* Ranks of flow_victim_rank above every age. */
@@ -92,22 +108,26 @@ static __always_inline int port_reusable(const struct flow *f, __u32 time, __u32
  *
  *   1. Closed connections, the reusable ones first. At worst the new client repeats its SYN
  *      (RFC 5961, 4.2), while a replaced handshake fails. If ports waited for a timeout,
- *      short connections to one endpoint would have a ceiling: ports / timeout.
- *   2. The oldest unconfirmed flow, also after an RST: a handshake, or a request and its
- *      reply, takes a moment.
+ *      short connections to one endpoint would have a ceiling: ports / timeout. After an RST
+ *      a port stays for a second.
+ *   2. The oldest unconfirmed flow, unless it is young, also after an RST: a handshake, or a
+ *      request and its reply, takes a moment.
  *   3. UDP flows that continued after the reply, when they are idle (RFC 4787, REQ-5).
  *
  * An answered TFTP request needs its port only for a repetition of the request.
  */
 static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, __u32 time,
-					      __u32 seq)
+					      __u32 seq, const struct settings *s)
 {
 	__u32 age;
 
 	if (f->slot == SLOT_CLAIMED)
 		return 0;
-	if (f->state == FLOW_CLOSED && !tcp_was_opening(f))
-		return port_reusable(f, time, seq) ? VICTIM_REUSABLE : VICTIM_CLOSED;
+	if (f->state == FLOW_CLOSED && !tcp_was_opening(f)) {
+		if (port_reusable(f, time, seq))
+			return VICTIM_REUSABLE;
+		return f->flags & FLOW_RESET ? 0 : VICTIM_CLOSED;
+	}
 	if (flow_confirmed(f) || flow_streams(f, time))
 		return 0;
 	if (f->helper == HELPER_REQUEST &&
@@ -116,6 +136,8 @@ static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, 
 	if (f->helper >= HELPER_DATA || f->flags & FLOW_STREAM)
 		return 1;
 	age = unconfirmed_age(f->slot);
+	if (age < young_flows(s))
+		return 0;
 	return age > 1 ? age : 1;
 }
 
@@ -150,7 +172,7 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
 		return -1;
 	if (flow_is_reverse(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
 		return reply_replace(pair, holder->slot);
-	spare = flow_victim_rank(holder, reply_key->proto, reply->seen, pair->seq);
+	spare = flow_victim_rank(holder, reply_key->proto, reply->seen, pair->seq, s);
 	if (spare > pair->victim_rank) {
 		pair->victim_rank = spare;
 		pair->victim_slot = holder->slot;
@@ -199,6 +221,7 @@ static __always_inline int port_usable(struct __sk_buff *skb, struct flow_pair *
 __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settings *s, int attempt)
 {
 	struct flow_pair *pair = get_flow_pair();
+	struct flow *victim;
 
 	if (!pair || !key || !s)
 		return -1;
@@ -206,7 +229,10 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 		pair->reply_key.dport = pair->victim_port;
 		pair->victim_port = 0;
 		pair->victim_rank = 0;
-		if (reply_replace(pair, pair->victim_slot))
+		/* A segment may have undone an RST, or a client may have confirmed its flow. */
+		victim = bpf_map_lookup_elem(&flows, &pair->reply_key);
+		if (!victim || !flow_victim_rank(victim, key->proto, pair->reply.seen, pair->seq, s) ||
+		    reply_replace(pair, pair->victim_slot))
 			return -1;
 		count(FLOW_REPLACED);
 		return 0;

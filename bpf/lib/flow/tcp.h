@@ -8,14 +8,16 @@
  *            exists has received
  *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
  *   RST      has the number that the other side expects, or the one after the sender's last
- *            byte (RFC 5961, 3.2); a later segment that fits undoes it
+ *            byte (RFC 5961, 3.2); a later segment that fits undoes it. Only the former
+ *            closes the flow at once
  *   FIN      counts after the other side has acknowledged it; data beyond it undo it
  *   SYN      reopens a connection that is over, see flow_reopens
  *
  * A packet in the middle of a connection may cost only one lookup. So the two entries copy
  * their bounds to each other, once a second and when a segment does not fit. The window
- * therefore starts at the sender's last byte, and not at the last acknowledged byte: at
- * most one window more than conntrack allows.
+ * therefore starts at the sender's last byte, and not at the last acknowledged byte. A
+ * segment that leaves a gap is compared with both entries: forged segments that skip bytes
+ * move the end by at most one window.
  */
 #ifndef SPILLWAY_FLOW_TCP_H
 #define SPILLWAY_FLOW_TCP_H
@@ -72,7 +74,7 @@ static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
 	if (f->state != FLOW_ESTABLISHED ||
 	    p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4) ||
 	    (f->flags & (FLOW_FIN | FLOW_REVERSE_FIN | FLOW_TRACKED)) != FLOW_TRACKED ||
-	    !tcp_fits(&f->tcp, p))
+	    seq_before(f->tcp.end, p->seq) || !tcp_fits(&f->tcp, p))
 		return 0;
 	tcp_learn(&f->tcp, p);
 	return 1;
@@ -284,6 +286,17 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *r
 }
 
 /*
+ * Has the other side acknowledged all bytes before the RST? Then it expects this number. The
+ * sender's last byte alone proves nothing, since forged segments can move it: until the
+ * timeout the flow keeps its port, and a later segment undoes the RST.
+ */
+static __always_inline int tcp_reset_proved(const struct flow *f, const struct flow *reverse,
+					    const struct packet *p)
+{
+	return f->state <= FLOW_SYN_RECV || f->state == FLOW_CLOSED || p->seq == reverse->tcp.ack;
+}
+
+/*
  * A SYN in the middle of a connection: the endpoint answers with an ACK, and a client
  * without the connection answers that with an RST (RFC 5961, 4.2). Silence proves nothing:
  * a forger can prevent its SYN from arriving. But if the endpoint was a pod of this node
@@ -336,7 +349,9 @@ static __always_inline int tcp_belongs(struct flow *f, struct flow *reverse, con
 {
 	if (f->flags & FLOW_TRACKED) {
 		tcp_share(f, reverse);
-		if (tcp_fits(&f->tcp, p)) {
+		/* The other side's window bounds how far forged segments can move the end. */
+		if (tcp_fits(&f->tcp, p) &&
+		    !seq_before(reverse->tcp.ack + reverse->tcp.window + 1, p->seq_end)) {
 			tcp_learn(&f->tcp, p);
 			return 1;
 		}
@@ -363,7 +378,10 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	if (p->flags & PACKET_RST) {
 		if (!tcp_resets(f, reverse, p))
 			return TCP_IGNORED;
-		flow_close(f, reverse, p);
+		if (tcp_reset_proved(f, reverse, p))
+			flow_close(f, reverse, p);
+		else
+			flow_set_state(f, reverse, FLOW_LAST_ACK);
 		f->flags |= FLOW_RESET;
 		reverse->flags |= FLOW_RESET;
 		return TCP_COUNTS;
@@ -389,7 +407,7 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 /* May a client's SYN start a new connection in place of one that is over? */
 static __always_inline int flow_reopens(const struct flow *f, const struct packet *p)
 {
-	if (f->state != FLOW_CLOSED || !packet_syn(p))
+	if (!(f->state == FLOW_CLOSED || f->flags & FLOW_RESET) || !packet_syn(p))
 		return 0;
 	/* RFC 6191: in TIME-WAIT, if its number is beyond those already used. */
 	return f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST ||

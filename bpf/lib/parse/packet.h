@@ -303,7 +303,12 @@ static __always_inline int packet_begins(const struct packet *p)
  */
 static __always_inline __u32 packet_size(const struct __sk_buff *skb, const struct packet *p)
 {
-	__u32 header = p->tuple.proto == IPPROTO_TCP ? p->header : sizeof(struct udphdr);
+	__u32 header = sizeof(struct udphdr);
+
+	if (p->flags & PACKET_NO_L4)
+		header = 0;
+	else if (p->tuple.proto == IPPROTO_TCP)
+		header = p->header;
 
 	return skb->gso_size ? p->l4_off - p->l3_off + header + skb->gso_size : p->l3_len;
 }

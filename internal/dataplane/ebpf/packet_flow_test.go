@@ -21,6 +21,7 @@ func TestPacketFlows(t *testing.T) {
 			eachFamily(t, n, func(t *testing.T, p *plan) { n.snatYields(t, p, c) })
 		})
 	}
+	t.Run("YoungStays", func(t *testing.T) { eachFamily(t, n, n.youngStays) })
 	t.Run("OldestYields", func(t *testing.T) { eachFamily(t, n, n.oldestYields) })
 	t.Run("QuestionYields", func(t *testing.T) { eachFamily(t, n, n.questionYields) })
 	t.Run("StrayPacketOfAFlowThatYielded", func(t *testing.T) { eachFamily(t, n, n.strayOfYielded) })
@@ -400,7 +401,8 @@ type portState int
 
 const (
 	portRested portState = iota
-	portClosed           // it rests for a second
+	portClosed           // at once, if there is no rested one
+	portReset            // after a second
 	portHeld
 )
 
@@ -411,10 +413,10 @@ var endings = []ending{
 	{"open", []string{".", "<."}, 9, portHeld},
 	{"half closed by the client", []string{"F.", "<."}, 9, portHeld},
 	{"half closed by the endpoint", []string{"<F.", "."}, 9, portHeld},
-	{"reset by the client", []string{"R"}, 9, portRested},
-	{"reset by the endpoint", []string{"<R."}, 9, portRested},
+	{"reset by the client", []string{"R"}, 9, portReset},
+	{"reset by the endpoint", []string{"<R."}, 9, portReset},
 	{"reset, and it goes on", []string{"R", "<."}, 9, portHeld},
-	{"reset after TIME-WAIT", []string{"<F.", "F.", "<.", "R"}, 1<<32 + seqEnd - 9, portRested},
+	{"reset after TIME-WAIT", []string{"<F.", "F.", "<.", "R"}, 1<<32 + seqEnd - 9, portReset},
 	{"client first, last ACK under way", []string{"F.", "<F."}, 9, portHeld},
 	{"client first, an ACK of the endpoint's", []string{"F.", "<F.", "<."}, 9, portHeld},
 	{"client first", []string{"F.", "<F.", "."}, 1<<32 + seqEnd - 9, portRested},
@@ -468,6 +470,13 @@ func (n *packetNode) snatYields(t *testing.T, p *plan, e ending) {
 		open.lives(t)
 		return
 	}
+	if e.port == portReset {
+		syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+		n.ageFlows(t, 2)
+		given(40003, closed.seen, "later")
+		open.lives(t)
+		return
+	}
 	given(40002, closed.seen, "at once")
 	given(40004, closed.seen, "in place of one that is being opened")
 	open.lives(t)
@@ -485,6 +494,27 @@ func (n *packetNode) snatYields(t *testing.T, p *plan, e ending) {
 	rested.talk(t, "F.", "<F.", ".")
 	closed.end(t, e)
 	given(40022, rested.seen, "rather than one that has not rested")
+}
+
+// youngStays: a handshake is not replaced while few flows are newer.
+func (n *packetNode) youngStays(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	var ports []uint16
+	for i := range uint16(48) {
+		ports = append(ports, 50000+i)
+	}
+	n.setSNATPorts(t, ports...)
+	for i := range uint16(47) {
+		n.open(t, p, 40000+i)
+	}
+	c := n.newConn(ap(p.client, 40050), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+	c.syn(t)
+	n.newConn(ap(p.client, 40051), c.front, c.server, inTun0).syn(t).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	last := n.newConn(ap(p.client, 40052), c.front, c.server, inTun0)
+	last.syn(t)
+	if last.seen != c.seen {
+		t.Errorf("the new connection goes out as %s, want %s", last.seen, c.seen)
+	}
 }
 
 // questionYields: where ports are short, what is not known to go on gives its own

@@ -56,6 +56,9 @@ func TestPacketForged(t *testing.T) {
 	t.Run("OuterDestination", func(t *testing.T) { eachFamily(t, n, n.outerDestination) })
 	t.Run("ICMPRate", func(t *testing.T) { eachFamily(t, n, n.icmpRate) })
 	t.Run("GSOTooBig", func(t *testing.T) { eachFamily(t, n, n.gsoTooBig) })
+	t.Run("RSTAfterForgedData", func(t *testing.T) { eachFamily(t, n, n.rstAfterForgedData) })
+	t.Run("RSTWithDataInFlight", func(t *testing.T) { eachFamily(t, n, n.rstWithDataInFlight) })
+	t.Run("MovedWindow", func(t *testing.T) { eachFamily(t, n, n.movedWindow) })
 	t.Run("SourceShare", func(t *testing.T) { eachFamily(t, n, n.sourceShare) })
 	t.Run("PortShare", func(t *testing.T) { eachFamily(t, n, n.portShare) })
 	t.Run("WrongNode", func(t *testing.T) { eachTransport(t, n, n.wrongNode) })
@@ -118,9 +121,10 @@ func forgedRSTInWindow(t *testing.T, c *conn) {
 
 // exactRSTIsUndone: an RST that fits may still be forged; what goes on lives on.
 func exactRSTIsUndone(t *testing.T, c *conn) {
-	for range 2 {
+	// At the second RST a byte of the client's is not acknowledged.
+	for _, state := range []tcFlowState{tcFlowStateFLOW_CLOSED, tcFlowStateFLOW_LAST_ACK} {
 		c.say(t, "R")
-		c.wantState(t, tcFlowStateFLOW_CLOSED)
+		c.wantState(t, state)
 		c.say(t, "<.") // the endpoint challenges it
 		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
 		c.say(t, "<R.")
@@ -129,6 +133,65 @@ func exactRSTIsUndone(t *testing.T, c *conn) {
 	}
 	c.n.ageFlows(t, 100)
 	c.lives(t)
+}
+
+// wantNoPort: a new client finds no port, though it may repeat its SYN.
+func (n *packetNode) wantNoPort(t *testing.T, p *plan, from uint16) {
+	t.Helper()
+	n.newConn(ap(other(p.client, 7), from), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0).
+		syn(t).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+}
+
+// rstAfterForgedData: a forged byte in the window moves what seems to be the client's last
+// one. An RST there gives the connection's port to no other client, also after a rest.
+func (n *packetNode) rstAfterForgedData(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	n.setSNATPorts(t, 50000, 50001)
+	victim := n.open(t, p, 40000)
+	n.open(t, p, 40001)
+	victim.lives(t)
+	victim.forge(t, "P.", victim.sent+500, 0, 'x')
+	victim.forge(t, "R", victim.sent+501, 0)
+	n.wantNoPort(t, p, 666)
+	n.ageFlows(t, 10)
+	n.wantNoPort(t, p, 667)
+	victim.lives(t)
+}
+
+// rstWithDataInFlight: what the endpoint has sent before it got the client's RST reaches
+// no other client.
+func (n *packetNode) rstWithDataInFlight(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	n.setSNATPorts(t, 50000, 50001)
+	victim := n.open(t, p, 40000)
+	n.open(t, p, 40001)
+	victim.say(t, "R")
+	n.wantNoPort(t, p, 666)
+	victim.say(t, "<P.", 'a').wantPath(t, victim.front, victim.client)
+}
+
+// movedWindow: forged segments that skip bytes do not move the window away from an honest
+// connection, and so no RST ends it.
+func (n *packetNode) movedWindow(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+	victim := n.open(t, p, 40000)
+	victim.lives(t)
+	sweep := func(flags string, from uint32) uint32 {
+		for range 300 {
+			victim.forge(t, flags, from, 0, 'x')
+			from += 900
+		}
+		return from - 900 + 1
+	}
+	end := sweep("P.", victim.sent-50*900+123)
+	sweep("<P.", victim.answered-50*900+123)
+	victim.forge(t, "R", end, 0)
+	for range 20 {
+		victim.lives(t)
+		n.ageFlows(t, 3)
+	}
+	victim.lives(t)
+	victim.wantState(t, tcFlowStateFLOW_ESTABLISHED)
 }
 
 func forgedFIN(t *testing.T, c *conn) {
