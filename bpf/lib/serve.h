@@ -13,7 +13,7 @@
  * gone. The socket keeps the old endpoint's address, but its packets can go to another
  * endpoint.
  */
-static __always_inline struct frontend *frontend_of_socket(struct __sk_buff *skb,
+static __noinline struct frontend *frontend_of_socket(struct __sk_buff *skb,
 							   const struct tuple *t)
 {
 	struct socket_peer *peer;

@@ -108,10 +108,10 @@ func TestFaultsAreSaidOnceAndTheRestGoesOn(t *testing.T) {
 	} {
 		t.Logf("a wrong %s", what)
 		n.startWith("--kubeconfig", kubeconfig, "--iptables-sync-period", "1s", "--v", "4", "--bypass", "never")
-		n.until("the refusal", func() bool { return len(n.lines("level=WARN", "does not accept the credentials")) > 0 })
+		n.until("the refusal", func() bool { return len(n.lines("level=WARN", "rejects the credentials")) > 0 })
 		n.until("an unhealthy agent", func() bool { code, _ := n.get("/healthz"); return code == 503 })
 		time.Sleep(4 * time.Second) // several attempts
-		if got := n.lines("level=WARN", "does not accept the credentials"); len(got) != 1 {
+		if got := n.lines("level=WARN", "rejects the credentials"); len(got) != 1 {
 			t.Errorf("%d lines about the %s, want one: %q", len(got), what, got)
 		}
 		if !n.answered(n.service, "web")() {

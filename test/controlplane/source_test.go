@@ -219,7 +219,7 @@ func TestForbiddenNetworkPoliciesDoNotKeepTheAgentFromServing(t *testing.T) {
 	w := watch(t, must[string](t)(shared.Kubeconfig(controlplane.User{Name: user})), nil)
 	w.until(t, "a full delta", w.full)
 	w.mu.Lock()
-	if !w.unknown || !w.says("networkpolicies.networking.k8s.io: RBAC forbids") {
+	if !w.unknown || !w.says("networkpolicies.networking.k8s.io: no traffic bypasses netfilter") {
 		t.Errorf("policies unknown: %v; problems: %v", w.unknown, w.problems)
 	}
 	w.mu.Unlock()
@@ -267,7 +267,7 @@ func TestBadCredentialsAreNamed(t *testing.T) {
 		"an expired certificate": must[string](t)(shared.Kubeconfig(expired)),
 	} {
 		w := watch(t, kubeconfig, nil)
-		w.until(t, what, func() bool { return w.says("does not accept the credentials") })
+		w.until(t, what, func() bool { return w.says("rejects the credentials") })
 	}
 	strange, _, err := kube.Connect(kube.Access{Kubeconfig: "/nonexistent/kubeconfig"})
 	if err == nil {
