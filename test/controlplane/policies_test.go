@@ -272,7 +272,9 @@ func TestAPolicyWaitsForItsPeers(t *testing.T) {
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "waits", spec), create))
 	t.Cleanup(func() { _ = api.Delete(context.Background(), "waits", remove) })
 	for _, resource := range []string{"namespaces", "pods"} {
-		w.until(t, "a problem of "+resource, func() bool { return w.says(resource + ": DoNotTrackPolicies that need them are not applied: RBAC forbids") })
+		w.until(t, "a problem of "+resource, func() bool {
+			return w.says(resource + ": DoNotTrackPolicies that need them are not applied: RBAC forbids")
+		})
 		time.Sleep(200 * time.Millisecond) // for what must not come
 		w.mu.Lock()
 		if len(w.world.DoNotTrackPolicies) > 0 {
