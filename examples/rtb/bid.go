@@ -70,7 +70,7 @@ type Device struct {
 	Language string `json:"language"`
 }
 
-// User is whoever will see it.
+// User is the person that sees the ad.
 type User struct {
 	ID       string `json:"id"`
 	Keywords string `json:"keywords"`

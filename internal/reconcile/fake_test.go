@@ -271,7 +271,7 @@ func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *harnes
 	return g
 }
 
-// after lets time pass and waits until nobody has anything to do.
+// after lets time pass and waits until nothing is left to do.
 func (g *harness) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()

@@ -152,7 +152,7 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 	}
 }
 
-// translated is one direction of a connection that somebody translates.
+// translated is one direction of a connection that netfilter translates.
 type translated struct {
 	proto    model.Protocol
 	from, to netip.AddrPort
@@ -194,7 +194,7 @@ func (f *forgetting) looks() int {
 	return f.looked
 }
 
-// runs says what somebody translates.
+// runs sets what netfilter translates.
 func (f *forgetting) runs(list ...translated) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -343,13 +343,13 @@ func (s *besides) Replace(ctx context.Context, state policy.State) error {
 	return s.fakeTable.Replace(ctx, state)
 }
 
-// takingOver is a Bypass of a Backend that nobody has served Services with before.
+// takingOver is a Bypass of a Backend that has served no Services yet.
 type takingOver struct{ steps }
 
 func (*takingOver) Serves() bool { return false }
 
-// TestAPolicyHoldsWhenItsServiceIsWritten: where netfilter translates, a policy is not
-// to hold before it has ceased to, nor after it has begun.
+// TestAPolicyHoldsWhenItsServiceIsWritten: where netfilter translates, a policy must not
+// hold before the translation stops, nor after it starts.
 func TestAPolicyHoldsWhenItsServiceIsWritten(t *testing.T) {
 	web := model.Name{Namespace: "n", Name: "web"}
 	world := policyDelta()
@@ -405,7 +405,7 @@ func TestATableThatGoesWhileItIsLeftIsWritten(t *testing.T) {
 		d.Unread = &unread
 		g.Deliver(d, nil)
 		g.after(time.Second)
-		_ = table.Replace(t.Context(), policy.State{}) // somebody else
+		_ = table.Replace(t.Context(), policy.State{}) // another program
 		g.after(time.Minute)
 		if targets, writes := table.state(); targets != 1 || writes < 2 {
 			t.Errorf("%d targets after %d writes", targets, writes)
@@ -442,8 +442,8 @@ func (s *steps) Serves() bool                                   { return true }
 func (s *steps) Revoke(_ policy.State, c *policy.Changes) error { return s.note("narrow", c) }
 func (s *steps) Grant(_ policy.State, c *policy.Changes) error  { return s.note("widen", c) }
 
-// TestNothingPassesByWhatIsNotWritten: what passes by netfilter goes before netfilter's
-// table is written, and comes after, if it could be written.
+// TestNothingPassesByWhatIsNotWritten: entries that bypass netfilter are deleted before
+// netfilter's table is written, and added after it, if the write succeeded.
 func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 	s := &steps{}
 	ps := &policySync{tracker: policy.New(policy.Config{NodeName: "n1"}), table: s, bypass: s, full: true}

@@ -11,7 +11,7 @@ import (
 )
 
 // TestMetricsAndProblemsSayWhatIsNotKnown goes from an earlier agent's table that is left
-// as it is, over one that somebody deletes, to a file that is mended.
+// as it is, over one that another program deletes, to a repaired file.
 func TestMetricsAndProblemsSayWhatIsNotKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		unread, mended := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}, model.Unread{}
@@ -41,7 +41,7 @@ func TestMetricsAndProblemsSayWhatIsNotKnown(t *testing.T) {
 		g.Deliver(d, nil)
 		g.after(time.Second)
 		look("an earlier agent's table", 1, 1, -1, "the kernel holds what an earlier agent wrote, and m.yaml cannot be read")
-		_ = table.Replace(t.Context(), policy.State{}) // somebody deletes it
+		_ = table.Replace(t.Context(), policy.State{}) // another program deletes it
 		g.after(time.Minute)
 		look("somebody deleted it", 0, 1, 1, "m.yaml cannot be read, and the kernel had nothing of an earlier agent: what can be read is applied, "+
 			"without what is said there of policies, pods, namespaces and nodes; so may lack something: p")

@@ -20,7 +20,7 @@ var (
 	dns = model.Name{Namespace: "default", Name: "dns"}
 )
 
-// freePort is a port that nobody listens on.
+// freePort returns a port without a listener.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -123,7 +123,7 @@ func TestAPasswordIsSentAndNotLogged(t *testing.T) {
 	push()
 	status.Store(204)
 	push()
-	s.Close() // nobody answers
+	s.Close() // no server answers
 	push()
 	if text := log.String(); strings.Count(text, "\n") != 4 || strings.Contains(text, "hunter2") || strings.Contains(text, "me@") {
 		t.Errorf("log:\n%s", text)

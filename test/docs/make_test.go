@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// nobody is Debian's user of that name.
-const nobody = 65534
+// unprivileged is the user id of Debian's unprivileged user.
+const unprivileged = 65534
 
 // A verb that needs root must say so before it spends a minute on building.
 func TestMakeAsksForRootFirst(t *testing.T) {
@@ -32,7 +32,7 @@ func TestMakeAsksForRootFirst(t *testing.T) {
 	for _, verb := range []string{"demo", "bench", "test"} {
 		cmd := exec.Command("make", "--no-print-directory", "-C", dir, verb)
 		if os.Geteuid() == 0 {
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivileged, Gid: unprivileged}}
 		}
 		out, err := cmd.CombinedOutput()
 		first, rest, _ := strings.Cut(string(out), "\n")

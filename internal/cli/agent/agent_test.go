@@ -380,7 +380,7 @@ func TestAFlowTableMustFitIntoMemory(t *testing.T) {
 }
 
 // TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady: a kubelet that restarts it
-// would only have it wait longer, and nobody is to rely on it.
+// would only make it wait longer, and no client may rely on it.
 func TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

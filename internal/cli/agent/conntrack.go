@@ -69,9 +69,9 @@ func autopilotState(lockDir string, c Config) string {
 	return instance.File(lockDir, c.BPFFS, ".conntrack")
 }
 
-// newAutopilot prepares the care of conntrack's sizes and time-outs. Off is nil:
-// what an agent before had changed is taken back, and that is all. So it is where
-// the kernel has no conntrack.
+// newAutopilot prepares the control of conntrack's sizes and timeouts. It returns nil if the
+// autopilot is off, after it restored the changes of an earlier agent, and if the kernel has
+// no conntrack.
 func newAutopilot(c Config, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (run func(context.Context) error, err error) {
 	if c.Conntrack.Autopilot == autopilot.Off {
 		if err := autopilot.Restore(state, namespaces(c), log); err != nil {

@@ -102,8 +102,8 @@ func memoryShare(text string, memory uint64) (int64, error) {
 	return int64(bytes), nil
 }
 
-// bounds are what the autopilot keeps to: the table that was asked for, and
-// time-outs by their sysctl. What nobody gave is no bound.
+// bounds returns the limits of the autopilot: the configured size of the table, and timeouts
+// by their sysctl. A flag that was not given is no limit.
 func (c *ConntrackConfig) bounds() (entries int, timeouts map[string]time.Duration) {
 	if (c.given["conntrack-max-per-core"] || c.given["conntrack-min"]) && c.MaxPerCore > 0 {
 		entries = int(min(max(int64(c.MaxPerCore)*int64(runtime.NumCPU()), int64(c.Min)), math.MaxInt32))

@@ -325,7 +325,7 @@ func TestAFileThatIsWrongIsWrongUsage(t *testing.T) {
 	}
 }
 
-// TestRemarksDoNotWaitForTheAPIServer: whoever mends a kubeconfig sees them too.
+// TestRemarksDoNotWaitForTheAPIServer: an operator with a bad kubeconfig sees them too.
 func TestRemarksDoNotWaitForTheAPIServer(t *testing.T) {
 	var said strings.Builder
 	a := testAgent(t, &memory{})

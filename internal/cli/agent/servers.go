@@ -18,7 +18,7 @@ type server struct {
 	what, flag, addr string
 	handler          http.Handler
 	open             *telemetry.Server
-	waits            bool // for somebody else to give up the address
+	waits            bool // for another program to release the address
 }
 
 // servers are all of them.

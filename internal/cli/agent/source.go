@@ -24,11 +24,11 @@ type input struct {
 	source
 	name  string // for the log
 	tell  func([]model.Problem)
-	event func(note string) // about the node; nil: nobody hears it
+	event func(note string) // about the node; nil: not reported
 	// refused gets a text about each address that a pod claims and does not get; nil:
 	// only the log has it.
 	refused func(note string)
-	// policies is told which policies do not hold here; nil: nobody hears it.
+	// policies gets the policies that do not hold on this node; nil: not reported.
 	policies func([]model.PolicyRefusal, error)
 	parts    []func(context.Context) error
 	metrics  []prometheus.Collector

@@ -135,7 +135,7 @@ func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 	}
 	for _, row := range []struct {
 		name, from, network, to string
-		nft                     string // of somebody else, in the node
+		nft                     string // another program's, in the node
 		hook, chain, policy     string
 		meaning, told           string // told: where the kernel tells which table it was
 	}{

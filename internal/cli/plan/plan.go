@@ -194,8 +194,8 @@ func parseLoad(s string) (capacity.Load, error) {
 	return l, nil
 }
 
-// setTimeout sets a time-out by conntrack's name; false if the arithmetic does
-// not use it.
+// setTimeout sets a timeout by conntrack's name. It returns false if the arithmetic does not
+// use that timeout.
 func setTimeout(t *capacity.Timeouts, name string, d time.Duration) bool {
 	field, ok := map[string]*time.Duration{
 		"udp": &t.UDP, "udp_stream": &t.UDPStream, "tcp_syn_sent": &t.TCPSynSent, "tcp_established": &t.TCPEstablish,

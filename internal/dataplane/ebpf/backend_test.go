@@ -206,7 +206,7 @@ func TestSettings(t *testing.T) {
 		addrKey(v4): 0, addrKey(v6): 0, addrKey(other): uint32(tcNodeAddrFlagsNODE_ADDR_NODEPORT),
 	})
 
-	// An address goes, an outward interface says which is the primary one.
+	// An address is removed; an external device names the primary one.
 	b.onUplinks(map[int]attach.Uplink{3: {V4: other}})
 	noError(t, b.writeNode(&intent.Node{Addrs: []netip.Addr{v4, other}}))
 	s = readSettings(t, b)

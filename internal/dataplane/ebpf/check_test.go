@@ -22,8 +22,8 @@ func wantAgreement(t *testing.T, table *portTable, m map[string]*ebpf.Map) {
 	}
 }
 
-// Somebody else's hand in the maps is found by a check, told, and the Replace that
-// follows puts it right.
+// A check finds and reports what another program changed in the maps, and the next Replace
+// repairs it.
 func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 	m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
 	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}, drifted: make(chan struct{}, 1)}

@@ -65,7 +65,7 @@ func TestCleanupSaysWhatIsNoPlaceOfPins(t *testing.T) {
 	}
 }
 
-// What somebody else has put among the pins is named, and all else goes.
+// Cleanup names objects of other programs among the pins, and deletes all others.
 func TestCleanupNamesWhatIsNotOurs(t *testing.T) {
 	cfg := ownPlace(t)
 	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
@@ -198,7 +198,7 @@ func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 	wantPins(t, cfg, true)
 	runBackend(t, cfg, intent.State{}, nil)
 
-	// Nobody can clean up there, so it may be done from here.
+	// No agent can clean up there, so this one may.
 	noError(t, netns.Set(second))
 	noError(t, Cleanup(cfg))
 	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {

@@ -37,7 +37,7 @@ type (
 	}
 )
 
-// flowFromV0 is what somebody writes who changes struct flow.
+// flowFromV0 is what a developer writes after changing struct flow.
 func flowFromV0(k tupleV0, f flowV0) (tcTuple, tcFlow, bool) {
 	return tcTuple{
 			Saddr: tcAddr{W: [4]uint32{k.Saddr}}, Daddr: tcAddr{W: [4]uint32{k.Daddr}},
@@ -145,7 +145,7 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 		k0, f0 := flowToV0(k, f)
 		noError(t, older.Put(k0, f0))
 	}
-	// Somebody was killed while he did the same.
+	// Another agent was killed while it did the same.
 	noError(t, os.MkdirAll(filepath.Join(mapsDir(cfg.BPFFS)+"-new", "half"), 0o700))
 
 	after := runBackend(t, cfg, upgradeState(), func() {

@@ -85,7 +85,7 @@ func (n *packetNode) conntrackClaims(t *testing.T, p *plan, proto uint8) {
 }
 
 // conntrackMeetsWhatRuns: before the programs go, netfilter sees a question of each
-// connection that passed by it. An answer that it saw first would be masqueraded by a
+// connection that bypassed it. An answer that it saw first would be masqueraded by a
 // CNI, as the first packet of a pod.
 func (n *packetNode) conntrackMeetsWhatRuns(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod2, 8080, here)))

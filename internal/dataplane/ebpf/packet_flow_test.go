@@ -143,7 +143,7 @@ func (n *packetNode) synReopens(t *testing.T, p *plan) {
 	c.wantState(t, tcFlowStateFLOW_NEW)
 }
 
-// timeouts: a flow that is too old is none, by the time-out of its state.
+// timeouts: a flow ends after the timeout of its state.
 func (n *packetNode) timeouts(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)), service(p, protoUDP, endpoint(p.pod1, 8080, here)))
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)

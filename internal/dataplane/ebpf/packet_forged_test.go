@@ -12,8 +12,8 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// Packets that claim to be of an honest client's connection, or of any. Whoever sends
-// them may know all addresses and ports, but not the sequence numbers.
+// Packets that claim to be of an honest client's connection, or of any. Their sender may
+// know all addresses and ports, but not the sequence numbers.
 func TestPacketForged(t *testing.T) {
 	n := newPacketNode(t)
 	n.checksComplete = false // see TestPacketAnswers
@@ -811,7 +811,7 @@ func (n *packetNode) selectIPsec(t *testing.T, src, dst string) {
 	})
 }
 
-// affinityChurn: SYNs of clients that are not known to exist push nobody out.
+// affinityChurn: SYNs of unproved clients evict no other client.
 func (n *packetNode) affinityChurn(t *testing.T, p *plan) {
 	sp := service(p, protoTCP, endpoint(p.pod1, 8080, here))
 	sp.Affinity = time.Hour

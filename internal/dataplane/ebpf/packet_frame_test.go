@@ -206,7 +206,7 @@ func (f frame) ipv6(l4 []byte, ttl uint8, off int, more bool) []byte {
 	return append(append(b, chain...), l4...)
 }
 
-// back is the answer to a packet as somebody received it.
+// back is the answer to a packet as its receiver saw it.
 func back(v *view, flags string, payload []byte) frame {
 	return frame{proto: v.proto, src: v.dst, dst: v.src, flags: flags, payload: payload, seq: v.ack, ack: v.seq}
 }
@@ -267,7 +267,7 @@ func (n *packetNode) sendRaw(t testing.TB, hook at, in []byte) result {
 }
 
 // sumFlag asks the kernel to check CHECKSUM_COMPLETE too. That is let go for a
-// datagram without a sum, whose ports then count for nothing: nobody asks.
+// datagram without a sum, whose ports then count for nothing.
 func (n *packetNode) sumFlag(in []byte) uint32 {
 	if v, err := decode(in); !n.checksComplete || err == nil && v.proto == protoUDP && v.sum == 0 {
 		return 0

@@ -166,7 +166,7 @@ func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
 	front, first := ap(p.clusterIP, 80), ap(p.client, 40000)
 	seen := n.datagram(t, inEth0, first, front).v.src
 	n.datagram(t, inTun0, ap(p.far, tid), seen).wantPath(t, ap(front.Addr(), tid), first)
-	dead := n.datagram(t, inEth0, ap(p.client, 40001), front).v.src // nobody answers it
+	dead := n.datagram(t, inEth0, ap(p.client, 40001), front).v.src // no server answers it
 	full := func(when string) {
 		t.Helper()
 		t.Log(when)
@@ -193,7 +193,7 @@ func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
 	}
 }
 
-// manyAnswers: a request is not answered from any number of ports, whoever asked, and
+// manyAnswers: a request is not answered from any number of ports, for any client, and
 // each time that the client asks again from as many.
 func (n *packetNode) manyAnswers(t *testing.T, p *plan) {
 	const most = 16 // HELPER_ANSWERS
@@ -251,7 +251,7 @@ func (n *packetNode) transferFromPod(t *testing.T, p *plan) {
 	n.datagram(t, inPod1, client, ap(p.clusterIP, tid)).wantPath(t, seen, ap(p.far, tid))
 }
 
-// requestRefused: that nobody listens is told to the client.
+// requestRefused: the client gets the error that no server listens.
 func (n *packetNode) requestRefused(t *testing.T, p *plan) {
 	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
@@ -332,8 +332,8 @@ func (n *packetNode) sameTIDAgain(t *testing.T, p *plan) {
 	n.datagram(t, inEth0, client, ap(front.Addr(), tid)).wantPath(t, client, ap(p.pod2, tid))
 }
 
-// transferOfPoliced: netfilter sees the request; the answer passes by it only if it
-// let the request pass.
+// transferOfPoliced: netfilter sees the request; the answer bypasses it only if it allowed
+// the request.
 func (n *packetNode) transferOfPoliced(t *testing.T, p *plan) {
 	e := endpoint(p.pod1, 1069, here)
 	e.MustTraverseNetfilter = true

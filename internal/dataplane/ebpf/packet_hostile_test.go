@@ -206,7 +206,7 @@ func (n *packetNode) groups(t *testing.T, p *plan, proto uint8) {
 }
 
 // framesForOthers: a frame that another machine is meant to get is not ours on
-// an outward interface. On a bridge's port it is (see from_pod). These are the
+// an external device. On a bridge's port it is (see from_pod). These are the
 // only ones that no verdict counts.
 func (n *packetNode) framesForOthers(t *testing.T, p *plan, proto uint8) {
 	n.samples(t, p)

@@ -170,7 +170,7 @@ func (n *packetNode) errorsBehindStack(t *testing.T, p *plan, proto uint8) {
 	quotesLike(t, r.v.quoted, answer)
 }
 
-// shortQuotes: without both ports nobody can tell whose it is.
+// shortQuotes: without both ports, no flow can be found.
 func (n *packetNode) shortQuotes(t *testing.T, p *plan, proto uint8) {
 	c := n.converse(t, p, proto, elsewhere, 40000)
 	ipLen := 20

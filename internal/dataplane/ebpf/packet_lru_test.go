@@ -90,7 +90,7 @@ func TestPacketFlowTableFlood(t *testing.T) {
 	}
 }
 
-// TestPacketManyRequests: hundreds of thousands of requests that nobody has answered
+// TestPacketManyRequests: hundreds of thousands of requests without an answer
 // are what the table has room for, none is refused, and each is answered when its
 // turn comes.
 func TestPacketManyRequests(t *testing.T) {

@@ -277,7 +277,7 @@ func codes(v tcVerdict) []int {
 // allHooks is every program, at interfaces where it would be.
 var allHooks = []at{inEth0, outEth0, inPod1, outPod1}
 
-// TestPacketRandom gives each program many packets that nobody would send.
+// TestPacketRandom gives each program many packets that no stack would send.
 func TestPacketRandom(t *testing.T) {
 	n := newPacketNode(t)
 	n.enter(t)

@@ -244,7 +244,7 @@ func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
 	}
 	n.setNeighbour(t, "eth0", p.gateway, "")
 	byNeighbourTable()
-	byNeighbourTable() // nobody knows the neighbour
+	byNeighbourTable() // the neighbor is unknown
 	const one, two = "02:00:00:00:0a:01", "02:00:00:00:0a:02"
 	for _, mac := range []string{one, two} {
 		n.setNeighbour(t, "eth0", p.gateway, mac)

@@ -218,7 +218,7 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	come(policyPod("cache", "cache", "node", p.pod1))
 	n.passes(t, "a pod that is back", inTun0, proto, far, cache, nextHopPod, 0)
 
-	// Of the same name, with other peers: no packet may pass by what it allowed before.
+	// Of the same name, with other peers: no packet may bypass netfilter by what it allowed before.
 	w.set(t, cachePolicy("a", model.PolicyPeer{Pods: ofRole("other")}))
 	n.stays(t, "other peers", inTun0, proto, far, cache)
 	n.passes(t, "other peers", inTun0, proto, far2, cache, nextHopPod, 0)
@@ -264,7 +264,7 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.stays(t, "anybody no more", inTun0, proto, far, cache)
 }
 
-// untrackedStackOnly: what is never passed by.
+// untrackedStackOnly: packets that never bypass the stack.
 func (n *packetNode) untrackedStackOnly(t *testing.T, p *plan, proto uint8) {
 	w := newPolicyWorld(t, n, p)
 	cache, far := ap(p.pod1, cachePort), ap(p.far, 4000)

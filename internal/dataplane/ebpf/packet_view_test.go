@@ -11,7 +11,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// view is a packet as somebody who receives it reads it.
+// view is a packet as its receiver reads it.
 type view struct {
 	ethDst, ethSrc net.HardwareAddr
 	proto          uint8

@@ -32,8 +32,8 @@ type mapWatch struct {
 	// given are all ids ever seen, and have those of the last look.
 	given map[uint32]endpointName
 	have  map[uint32]bool
-	// before and after are the addresses of the two states: what is in both is
-	// to be found at any moment, and lets in no client that neither would.
+	// before and after are the addresses of the two states. An address of both is
+	// found at any moment, and allows no client that neither state allows.
 	before, after map[tcFrontendKey]intent.Frontend
 }
 
@@ -176,7 +176,7 @@ func (c contents) faults() []string {
 	return out
 }
 
-// rangeFaults are clients that are let in, or not, neither before nor after.
+// rangeFaults returns clients that are allowed, or refused, unlike before and after.
 func (c contents) rangeFaults(f tcFrontend, before, after []netip.Prefix) (out []string) {
 	checked := tcFrontendFlags(f.Flags)&tcFrontendFlagsFRONTEND_RANGES != 0
 	switch {

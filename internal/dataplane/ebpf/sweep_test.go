@@ -95,7 +95,7 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 	if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
 		t.Fatalf("the revived entry is %+v, %v", f, err)
 	}
-	// Somebody else was faster.
+	// Another agent was faster.
 	noError(t, flows.Delete(keys[0]))
 	noError(t, b.deleteDead(keys[0], now))
 	if n := b.flows.swept.Load(); n != 0 {

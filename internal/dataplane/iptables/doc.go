@@ -1,6 +1,6 @@
 // Package iptables is the dataplane that serves Services with rules of iptables,
-// legacy or nft, beside whoever else has rules there. Only the first packet of a
-// connection walks them; conntrack does to the others what it did to the first.
+// legacy or nft, beside the rules of other programs. Only the first packet of a
+// connection traverses them; conntrack translates the others as it did the first.
 //
 //	from a device            process of the node
 //	nat PREROUTING           nat OUTPUT
@@ -15,7 +15,7 @@
 //	  cluster IP    NodePort, external IP,   source ranges: SPW-FW-…      no endpoint
 //	      │         load balancer: SPW-EXT-… <───┘     │ others         SPW-REJECT: mark 0x1000
 //	      │              │ policy Cluster: mark        └─> SPW-DROP: mark 0x5000
-//	      │              │ policy Local, nobody here: ───> SPW-DROP        │
+//	      │              │ policy Local, none here: ─────> SPW-DROP        │
 //	      ├──────────────┤                                  filter INPUT, FORWARD, OUTPUT
 //	  SPW-SVC-…      SPW-LOC-…                              SPW-REFUSE: DROP, or REJECT with
 //	      └───────┬──────┘                                  RST or port unreachable

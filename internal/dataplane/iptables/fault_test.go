@@ -83,7 +83,7 @@ func TestAPartialRestoreThatFailsIsFollowedByAFullOneAtOnce(t *testing.T) {
 
 func TestAFullRestoreThatFailsInTheSecondTableIsFinished(t *testing.T) {
 	eachVariant(t, func(b *bench) {
-		// Somebody's rule leads to a chain in table filter that is of no use.
+		// A foreign rule leads to an unused chain in table filter.
 		b.must("*filter\n:SPW-OLD - [0:0]\n:THEIRS - [0:0]\n-A SPW-OLD -j ACCEPT\n-A THEIRS -j SPW-OLD\nCOMMIT\n")
 		be := b.open()
 		b.replace(be, service(1))
@@ -221,8 +221,8 @@ func TestAppliedTellsWhatIsServedAndLeavesOutWhatWasChanged(t *testing.T) {
 	})
 }
 
-// TestRulesFlushedDuringSyncsAreRestored has somebody else flush everything
-// again and again while changes are written.
+// TestRulesFlushedDuringSyncsAreRestored flushes all rules again and again, as another
+// program, while changes are written.
 func TestRulesFlushedDuringSyncsAreRestored(t *testing.T) {
 	eachVariant(t, func(b *bench) {
 		be, w := b.open(), newRandomWorld(5)

@@ -69,7 +69,7 @@ func TestAWriteMakesAFingerprintVoid(t *testing.T) {
 		b.replace(be, one)
 		b.replace(be, one)
 		b.apply(be, upserts(two))
-		// Somebody changes rules right behind the write.
+		// Another program changes rules right after the write.
 		b.mustRun("iptables -t nat -F " + b.chainOf(be, one))
 		b.replace(be, one, two)
 		wantMetric(t, be, differences, 1)

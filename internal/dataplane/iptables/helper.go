@@ -64,7 +64,7 @@ var kernelName = intent.Helper.String
 // helpers is what a family's Services with a helper need.
 type helpers struct {
 	helped  map[intent.PortID]*intent.ServicePort
-	changed bool // since somebody took it in
+	changed bool // since a sync wrote it
 }
 
 // fronts records that a port's frontends changed: no expectation of another Service may
@@ -157,7 +157,7 @@ func waysInto(name string) []jump {
 		rule := comment(newRule(announcedMatch), "announced by FTP").jump(name)
 		return []jump{{tableMangle, "PREROUTING", rule}, {tableMangle, "OUTPUT", rule}}
 	case chainListening:
-		// What comes by lo a process of the node has asked, and was let through.
+		// A packet by lo comes from a process of the node, and is allowed.
 		rule := newRule("! -i lo " + announcedMatch).add("-m addrtype --dst-type LOCAL").add("-m socket --nowildcard")
 		return []jump{{tableMangle, "PREROUTING", comment(rule, "the node listens there").jump(name)}}
 	}

@@ -88,7 +88,7 @@ func (b *bench) command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs "iptables -t nat …" of the tested variant, as somebody else.
+// run runs "iptables -t nat …" of the tested variant, as another program.
 func (b *bench) run(line string) error {
 	words := strings.Fields(line)
 	if out, err := b.command(words[0], words[1:]...).CombinedOutput(); err != nil {
@@ -106,7 +106,7 @@ func (b *bench) mustRun(lines ...string) {
 	}
 }
 
-// must restores rules of somebody else.
+// must restores rules of another program.
 func (b *bench) must(rules string) {
 	b.t.Helper()
 	cmd := b.command("iptables-restore", "--noflush")

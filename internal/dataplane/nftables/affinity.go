@@ -16,14 +16,14 @@ import (
 // all have. Which client has which endpoint is in one map of a family, filled by
 // packets:
 //
-//	services4-affinity-10800s   frontends of this time-out -> Service port's number
+//	services4-affinity-10800s   frontends of this timeout -> Service port's number
 //	clients4                    client . Service port's number -> endpoint's number
 //	services4-affinity          frontend . endpoint's number -> endpoint
 //
-// A remembered number leads to an endpoint only through services4-affinity, so
-// an endpoint that goes takes one element along, whoever remembers it. Who has
-// none, or one that is gone, is served as if there were no affinity; where he was
-// sent is noted when his packet leaves, with the endpoint's address on it.
+// A remembered number leads to an endpoint only through services4-affinity. So a deleted
+// endpoint takes one element, for all clients that remember it. A client without a number,
+// or with one of a deleted endpoint, is served as without affinity. Its endpoint is recorded
+// when its packet leaves with the endpoint's address.
 //
 // nft has no way to write that one lookup's result is part of the next one's key
 // (it even aborts when it has to show that), so the numbers go through
@@ -41,8 +41,8 @@ func (l *layout) newClients(f *family) *set {
 	})
 }
 
-// timeout is the map of the frontends of a time-out. The table has as many as
-// there are different ones.
+// timeout returns the map of the frontends with one timeout. The table has one map for each
+// timeout.
 func (b *base) timeout(l *layout, d time.Duration) *set {
 	s := b.timeouts[d]
 	if s == nil {
@@ -81,7 +81,7 @@ func (r *rendering) valid(to *pool, key string, p *intent.ServicePort, route int
 	}
 }
 
-// inUse lists the time-outs of a base.
+// inUse lists the timeouts of a base.
 func (rs *ruleset) inUse(b *base) (out []time.Duration) {
 	for _, d := range slices.Sorted(maps.Keys(b.timeouts)) {
 		if rs.exists(b.timeouts[d]) {

@@ -59,6 +59,6 @@
 //
 // A table remembers ports and a few numbers, no elements: they are rendered
 // again when they are needed. The kernel carries out a batch whole or not at all.
-// Its generation number tells at no cost that nobody has written since; else the
+// Its generation number tells at no cost whether another program has written since. Then the
 // table is read and compared.
 package nftables

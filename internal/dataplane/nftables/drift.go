@@ -40,8 +40,8 @@ func (b *Backend) Repaired() dataplane.Repair {
 	return r
 }
 
-// noteRepair compares the table as it was left with what was found, which has been
-// put right meanwhile.
+// noteRepair compares the last written table with the table that was found, which has been
+// repaired meanwhile.
 func (b *Backend) noteRepair(left *table, found *image) {
 	if b.repaired = left.differs(found); b.repaired.Any() {
 		b.counts.repairs.Add(1)

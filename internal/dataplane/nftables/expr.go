@@ -208,9 +208,8 @@ func (r *rule) setPriority(reg uint32) *rule {
 	})
 }
 
-// dynset changes a map, or set, that packets fill. To add leaves an element alone that is
-// there, to update too, but its time-out, which begins again: neither overwrites
-// what it holds (net/netfilter/nft_dynset.c). timeout 0 is none.
+// dynset changes a map or set that packets fill. Neither operation overwrites an existing
+// element; an update restarts its timeout (net/netfilter/nft_dynset.c). Timeout 0 means none.
 func (r *rule) dynset(op uint32, s *set, key, data uint32, timeout time.Duration) *rule {
 	return r.add("dynset", func(a *attrs) {
 		a.u32(unix.NFTA_DYNSET_SREG_KEY, key)

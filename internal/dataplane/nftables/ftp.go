@@ -78,7 +78,7 @@ func (rs *ruleset) expectations() {
 				// A process of the node that is a client itself listens for its data: no
 				// such question about what endpoints open.
 				r := expected(c.family).ctReply(c.family.ctSrc, firstReg).in(c.ftpEndpoints, firstReg)
-				// Nor about what comes by lo: its own process asks, and was let through.
+				// Nor about packets by lo: the node's own process asks, and is allowed.
 				r.local(1, unix.NFT_CMP_EQ).meta(unix.NFT_META_IIF, firstReg).cmp(unix.NFT_CMP_NEQ, firstReg, hostU32(1))
 				r.comment = "the node listens there"
 				rules = append(rules, r.socket(firstReg).counter().jumpTo(chainCutOff))

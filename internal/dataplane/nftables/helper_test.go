@@ -52,8 +52,8 @@ func TestHelpersAreKeptWhileAServiceNeedsThemAndNoLonger(t *testing.T) {
 	holds("gone while nobody ran", false)
 }
 
-// Packets fill the sets of those who are cut off: who comes and goes there is no
-// change that anybody has to mend, and lasts over a restart.
+// Packets fill the sets of blocked clients: their elements are no drift to repair, and
+// survive a restart.
 func TestWhoIsCutOffFromFTPStaysSoOverARestart(t *testing.T) {
 	enter(t)
 	b := open(t)

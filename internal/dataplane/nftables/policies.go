@@ -28,17 +28,16 @@ const PolicyTable = "spillway-policy"
 //	  source port, then destination . protocol . it in answered4? > chain out-db-0-from
 //
 //	in-cache-0-from:
-//	  destination . source . protocol . port in kept4   go back: somebody translates it
+//	  destination . source . protocol . port in kept4   go back: netfilter translates it
 //	  source in in-cache-0-pods4      count, notrack, accept (with egress rules: go back)
 //	  source in in-cache-0-ranges4    count, notrack, accept
 //	  source is the node's own        go back
 //	  deny: others                    count, drop
 //
-// Ranges of ports are in asked-ranges4 and so on. A port that lies before or behind all
-// of a way's costs a comparison; else a packet costs a look-up for each way up to its
-// own, and one for each set of the rules that are about it. A set or a way that holds
-// nothing is not there. A drop is final, and
-// notrack stays: in which order the ways come makes no difference to what is allowed.
+// Ranges of ports are in asked-ranges4 and so on. A port outside all ranges of a path costs
+// a comparison. Other packets cost a lookup for each path up to their own, and one for each
+// set of the rules that match. Empty sets and paths do not exist. A drop is final, and
+// notrack stays: the order of the paths makes no difference to what is allowed.
 type Policies struct {
 	link *Backend // socket, watch and table
 	now  *policyTable
@@ -229,7 +228,7 @@ func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 		p.repaired = rep
 	} else {
 		edit.found(found, want)
-		p.leave(ctx, b, edit, want) // of an earlier agent's; else somebody else put it there
+		p.leave(ctx, b, edit, want) // an earlier agent's, or another program's
 	}
 	return p.commit(ctx, b, want)
 }

@@ -76,7 +76,7 @@ func (w *policyWorld) change() model.Delta {
 	return model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{name.Name: d}}
 }
 
-// translated are connections that somebody translates: now and then none.
+// translated returns connections that netfilter translates: now and then none.
 func (w *policyWorld) translated() map[policy.Pair]bool {
 	out := map[policy.Pair]bool{}
 	end := func(format string) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, w.IntN(5))) }
@@ -291,8 +291,8 @@ func TestPoliciesThatOthersChangeAreRestored(t *testing.T) {
 }
 
 // TestWhatAPolicyLeavesIsKeptForRunningConnections looks at the table of what is left: of
-// targets that go or are tracked, by changes and by a whole state, where somebody
-// translates; and that it goes with the policies' own.
+// targets that are removed or tracked, by changes and by a whole state, where netfilter
+// translates. The table must be removed with that of the policies.
 func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 	left := func() string {
 		out, err := nft("list table inet " + PolicyTable + leftPolicies)

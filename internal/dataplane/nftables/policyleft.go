@@ -29,8 +29,8 @@ import (
 // nothing of. Chains of nat see the first packet alone, and who is first to decide
 // decides: here, that the source stays. Elements go by the kernel's clock.
 //
-// It is a table of its own: nobody has to know what is in it, neither the next agent
-// nor an audit, and that of policies stays what it is.
+// It is a table of its own. Neither the next agent nor a full sync reads it, and the table of
+// policies stays as it is.
 const leftPolicies = "-left"
 
 const (

@@ -182,9 +182,8 @@ func (r *rule) translated() *rule {
 	return r.ct(unix.NFT_CT_DIRECTION, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{0})
 }
 
-// rule has what is about a target go to the chain of its verdict, and come back. It
-// reads the port first: what is not about any target costs a comparison, and not a
-// look-up.
+// rule sends packets of a target to the chain of its verdict, and back. It reads the port
+// first: a packet of no target costs a comparison, and not a lookup.
 func (w way) rule(r *rule, f *family, s *set, span ports) *rule {
 	r.comment = w.comment
 	r.only(f)

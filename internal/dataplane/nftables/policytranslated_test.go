@@ -10,9 +10,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// TestWhatIsDeniedIsDeniedThroughServicesToo asks for a pod by addresses that
-// somebody translates, and masquerades who asks: a Service of netfilter's. It is also
-// denied to who only says that he is the node.
+// TestWhatIsDeniedIsDeniedThroughServicesToo connects to a pod by a Service of netfilter,
+// which masquerades the client. The pod is also denied to a client that claims to be the
+// node.
 func TestWhatIsDeniedIsDeniedThroughServicesToo(t *testing.T) {
 	m := newMachines(t)
 	if out, err := nft(`table ip service {

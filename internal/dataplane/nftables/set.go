@@ -255,8 +255,8 @@ type common struct {
 	ftpBlock     *set // client . endpoint, or endpoint . client: the FTP block
 }
 
-// layout is every set that the table can have. Those of time-outs of affinity are
-// added when they are met.
+// layout holds every set that the table can have. The sets of affinity timeouts are added
+// with their first Service port.
 type layout struct {
 	common    [2]common // IPv4, IPv6
 	addresses [2]base

@@ -324,7 +324,7 @@ func TestARestartAtAnyStepFindsItsWay(t *testing.T) {
 		b.Close()
 		b = open(t)
 		if i%2 == 0 {
-			w.change() // while nobody ran
+			w.change() // while no agent ran
 		}
 		replace(t, b, w.state())
 		same(t, fmt.Sprintf("after restart %d", i), holds(t, b), fresh(t, w.state()))
@@ -449,7 +449,7 @@ func TestARefusedBatchLeavesWhatWasThere(t *testing.T) {
 	b := open(t)
 	s := intent.State{Node: node(), Ports: shapes()["node-port"]}
 	replace(t, b, s)
-	// Somebody takes the place of what the change would add.
+	// Another program has a set of the name that the change would add.
 	run(t, "nft", "add", "set", "inet", "spillway", "services4-drop", "{ type ipv4_addr; }")
 	before := holds(t, b)
 	local := shapes()["local-nowhere"]
@@ -683,7 +683,7 @@ func TestAFirstStateInPartsServesOnlyWhenAllIsThere(t *testing.T) {
 	if sent != len(p.batch.msgs) {
 		t.Errorf("%d messages of %d", sent, len(p.batch.msgs))
 	}
-	// An agent that ends between two parts leaves what the next one mends.
+	// After an agent that ends between two parts, the next one repairs the table.
 	sock, err := dial()
 	if err != nil {
 		t.Fatal(err)

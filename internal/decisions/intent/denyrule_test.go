@@ -50,8 +50,8 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 	check("opened no more", tr.SetAllowsAny(nil), 1, false, false)
 }
 
-// With --bypass always whoever enforces NetworkPolicies is passed by. What Spillway's
-// own policies deny holds all the same.
+// With --bypass always, packets bypass the enforcement of NetworkPolicies. Deny rules of
+// Spillway's own policies still hold.
 func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
 	guarded, other := netip.MustParseAddr("10.244.0.2"), netip.MustParseAddr("10.244.0.3")
 	name := model.Name{Namespace: "n", Name: "cache"}

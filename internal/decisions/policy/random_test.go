@@ -260,7 +260,7 @@ type connection struct {
 	from, to netip.AddrPort
 }
 
-// connections are some that somebody translates, at any port of any address.
+// connections returns some translated connections, at any port of any address.
 func (d dice) connections() (out []connection) {
 	for range 300 {
 		proto := []model.Protocol{model.TCP, model.UDP}[d.IntN(2)]

@@ -402,9 +402,9 @@ func (f *Follower) Counts() (Counts, error) {
 	return c, nil
 }
 
-// Reasons counts the drops that the filters let through by the kernel's reason,
-// told or not, since the Follower began. SYNs to full listeners are among them
-// only where fentry is to be had.
+// Reasons counts the drops that match the filters, by the kernel's reason, since the
+// Follower began, whether or not they were reported. SYNs to full listeners are included
+// only where fentry is available.
 func (f *Follower) Reasons() (map[string]uint64, error) {
 	counts := map[string]uint64{}
 	var number uint32

@@ -178,7 +178,7 @@ func TestASYNToAFullListenerIsFound(t *testing.T) {
 		if err := unix.Listen(fd, 0); err != nil {
 			t.Fatal(err)
 		}
-		// Nobody accepts: the queue is full once the last ACK of one is in it.
+		// The server does not accept: the queue is full once the last ACK of one is in it.
 		var taken []uint16
 		for {
 			c, err := net.DialTimeout("tcp", "127.0.0.1:89", 300*time.Millisecond)
@@ -311,7 +311,7 @@ func TestWhatIsBeyondTheRateIsCounted(t *testing.T) {
 	}
 }
 
-// Where nobody reads, the buffer fills, and what does not go in is counted.
+// Without a reader the buffer fills, and lost events are counted.
 func TestWhatTheBufferCannotHoldIsCounted(t *testing.T) {
 	n := newNamespace(t, "lost", "")
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}, Ports: []uint16{93}})

@@ -159,7 +159,7 @@ func (m Model) typed(msg tea.KeyPressMsg) Model {
 	return m
 }
 
-// rows are those that the filter lets through, sorted.
+// rows returns the rows that match the filter, sorted.
 func (m Model) rows() []Row {
 	rows := slices.DeleteFunc(slices.Clone(m.sample.Rows), func(r Row) bool {
 		return !strings.Contains(strings.ToLower(r.Name), strings.ToLower(m.filter))

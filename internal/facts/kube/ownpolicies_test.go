@@ -95,7 +95,7 @@ func TestNothingIsLoggedBelowTheLevel(t *testing.T) {
 }
 
 // TestAPolicyThatIsNotAcceptedIsNotApplied looks at both conditions of one that cannot
-// be read, and of the same mended.
+// be read, and of the same policy after its repair.
 func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	client, _, err := Connect(without(t))
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// junk is what a name or value may hold that comes from nobody's keyboard.
+// junk is text that a hostile name or value may hold.
 const junk = "a\nlevel=ERROR msg=forged \x1b[2J\xff\u2028b"
 
 func hostileMeta() metav1.ObjectMeta {

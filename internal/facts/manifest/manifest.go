@@ -95,9 +95,9 @@ func Load(dir string) (model.Delta, []model.Problem, error) {
 }
 
 // Run reads the directory and calls fn with all of it, then with each change
-// until ctx ends, when it returns nil. The first Delta is Full. Problems are
-// complete whenever they changed, so an empty list says that all are mended; nil
-// says that they are as they were. fn is never called twice at a time.
+// until ctx ends, when it returns nil. The first Delta is Full. Problems are complete
+// whenever they changed: an empty list means that all are resolved, and nil that none
+// changed. fn is never called twice at a time.
 //
 // It returns an error only if the directory cannot be read at the start.
 func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem)) error {

@@ -233,7 +233,7 @@ func TestNewNeedsADirectory(t *testing.T) {
 
 // What a long-lived tree serves after any sequence of changes is what a fresh
 // one reads, as long as everything is well formed and no file claims an object of
-// another that sorts behind it: whoever serves stays, a fresh one cannot know who.
+// another that sorts behind it: the serving file stays, which a new process cannot know.
 func TestScanEqualsLoad(t *testing.T) {
 	dir := t.TempDir()
 	tr := newTree(dir, slog.New(slog.DiscardHandler))

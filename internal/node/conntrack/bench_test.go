@@ -76,7 +76,7 @@ func BenchmarkDump(b *testing.B) {
 	}
 }
 
-// What a table of a million entries costs whoever reads it all. The machine's
+// What reading a table of a million entries costs. The machine's
 // limit is raised for it, and restored.
 func BenchmarkDumpMillion(b *testing.B) {
 	const entries = 1_000_000

@@ -99,7 +99,7 @@ func BenchmarkReadCounts(b *testing.B) {
 		n := 0
 		for _, ns := range list {
 			if len(ns.Names) == 0 || !names[ns.Names[0]] {
-				continue // somebody else's
+				continue // another test's
 			}
 			if _, err := ReadCounts(b.Context(), ns); err != nil {
 				b.Fatal(err)
@@ -125,7 +125,7 @@ func cpuTime(b *testing.B) time.Duration {
 }
 
 // A page without namespaces is right where nothing uses conntrack, and wrong
-// where nobody could look.
+// where nothing could be read.
 func TestThatNothingCouldBeReadIsSaid(t *testing.T) {
 	locked := Namespace{Inode: 1, path: "/proc/self/ns/mnt"} // which no thread can take for its network
 	if list, err := readAll(t.Context(), []Namespace{locked, locked}, nil); !errors.Is(err, ErrNothingRead) || len(list) > 0 {

@@ -45,7 +45,7 @@ func TestOneHolderAtATimeWhileTheLockFileComesAndGoes(t *testing.T) {
 					t.Errorf("%d holders at once", n)
 				}
 				held.Add(1)
-				time.Sleep(10 * time.Microsecond) // for somebody else to come in
+				time.Sleep(10 * time.Microsecond) // for another agent to come in
 				holders.Add(-1)
 				l.Release()
 			}

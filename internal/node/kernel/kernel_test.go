@@ -186,7 +186,7 @@ func TestReleaseBPFFS(t *testing.T) {
 	must(t, os.Remove(shared))
 	held, err := os.Open(own)
 	must(t, err)
-	release(own, true) // somebody has it open
+	release(own, true) // a process has it open
 	must(t, held.Close())
 	release(shared, false)
 	must(t, EnsureBPFFS(own))

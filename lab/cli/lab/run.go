@@ -213,7 +213,7 @@ func labVersions(ctx context.Context) map[string]string {
 	ask := func(name string, argv ...string) {
 		out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
 		if err != nil {
-			return // not here: whoever needs it says so
+			return // not here: the experiment that needs it reports it
 		}
 		if found := versionRule.FindString(string(out)); found != "" {
 			v[name] = found

@@ -125,7 +125,7 @@ func TestRestartTakesOverLinks(t *testing.T) {
 	before := map[direction][]attachment{ingress: attached(t, eth0, ingress), egress: attached(t, eth0, egress)}
 	a.Close()
 
-	// While nobody looks, one interface vanishes, one moves to another
+	// Between two scans, one interface vanishes, one moves to another
 	// namespace, where it keeps its index, and another gets that index here.
 	delLink(t, "gone")
 	elsewhere := newPod(t, "other")
@@ -183,7 +183,7 @@ func TestResyncRepairs(t *testing.T) {
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
 	must(t, a.Sync(context.Background()))
 
-	// Somebody detaches one link and removes the other's pin.
+	// Another program detaches one link and removes the other's pin.
 	l, err := link.NewFromID(attached(t, eth0, ingress)[0].link)
 	must(t, err)
 	must(t, l.Detach())

@@ -84,9 +84,9 @@ func (n *node) bridged(t *testing.T, name string, addrs ...string) *pod {
 }
 
 // want checks who has which address: "10.244.1.2 veth1". An address that several
-// claim and none has is "10.244.1.2 nobody". Refusals are "10.244.1.2 veth2 in_use".
+// claim and none has is "10.244.1.2 none". Refusals are "10.244.1.2 veth2 in_use".
 func (n *node) want(pods, refused string) error {
-	names := map[int]string{0: "nobody"}
+	names := map[int]string{0: "none"}
 	links, err := netlink.LinkList()
 	if err != nil {
 		return err
@@ -204,7 +204,7 @@ func TestOwnerKeepsItsAddress(t *testing.T) {
 	time.Sleep(3 * podWait)
 	must(t, n.want("10.244.1.2 veth3", "10.244.1.2 veth4 in_use"))
 
-	// The owner gives the address up, and the newcomer is a proper successor.
+	// The owner releases the address, and the next device gets it.
 	victim.delAddr(t, "10.244.1.2/24")
 	eventually(t, func() error { return n.want("10.244.1.2 veth4", "") })
 	victim.addAddr(t, "10.244.1.2/24")
@@ -277,7 +277,7 @@ func TestContestedAddressIsNobodys(t *testing.T) {
 	first := n.bridged(t, "veth1", "10.244.1.2/24")
 	n.bridged(t, "veth2", "10.244.1.2/24")
 	n.sync(t)
-	must(t, n.want("10.244.1.2 nobody", "10.244.1.2 veth1 contested, 10.244.1.2 veth2 contested"))
+	must(t, n.want("10.244.1.2 none", "10.244.1.2 veth1 contested, 10.244.1.2 veth2 contested"))
 	n.set(PodHere, "10.244.1.2")
 	n.sync(t)
 	must(t, n.want("10.244.1.2 veth1", "10.244.1.2 veth2 in_use"))
@@ -345,7 +345,7 @@ func TestForgedNeighbor(t *testing.T) {
 	dropNeighbor(t, "10.244.1.5")
 	eventually(t, func() error { return n.want("10.244.1.2 veth1", "") })
 	forger.sendARP(t, "10.244.1.5", "10.244.1.1")
-	eventually(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 nobody", "10.244.1.5 tap2 contested") })
+	eventually(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 none", "10.244.1.5 tap2 contested") })
 	vm.delete()
 	eventually(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 tap2", "") })
 }
@@ -443,9 +443,9 @@ func TestRestartKeepsOwners(t *testing.T) {
 	}{
 		{"the owner is known", first, "10.244.1.2 veth1"},
 		{"the newer one is the owner", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: ifindex(t, "veth3")}}, "10.244.1.2 veth3"},
-		{"the owner is gone", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: 4711}}, "10.244.1.2 nobody"},
-		{"the owner claims it no more", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: ifindex(t, "eth0")}}, "10.244.1.2 nobody"},
-		{"no owner is known", nil, "10.244.1.2 nobody"},
+		{"the owner is gone", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: 4711}}, "10.244.1.2 none"},
+		{"the owner claims it no more", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: ifindex(t, "eth0")}}, "10.244.1.2 none"},
+		{"no owner is known", nil, "10.244.1.2 none"},
 	} {
 		n.a = newAttacher(t, Config{PinDir: mountBPF(t), OnPods: n.l.told, Facts: n.get, Owners: c.owners})
 		n.sync(t)

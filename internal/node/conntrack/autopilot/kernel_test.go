@@ -214,7 +214,7 @@ func TestAdviceIsGivenOnceAndChangesNothing(t *testing.T) {
 }
 
 // It raises what the whole machine has, by a fourth, and restores it; raising it
-// for a moment harms nobody.
+// for a moment does no harm.
 // excludeExperiments waits for the end of an experiment of the lab that changes
 // the machine's sizes, and keeps the next from beginning: what is put back here
 // must not be what it had set. The lock is that of lab/experiment/sysctl.

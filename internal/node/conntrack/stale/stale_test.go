@@ -90,7 +90,7 @@ func TestAnEndpointThatWentWhileNoAgentRan(t *testing.T) {
 func TestEntriesThatAreRightOrNotOursStay(t *testing.T) {
 	w := newWorld(t)
 	r := w.reconciler()
-	// 192.0.2.77 and the node's port 31000 are translated by somebody else.
+	// 192.0.2.77 and the node's port 31000 are translated by another program.
 	others := []string{"192.0.2.77 53>" + epA, "* 31000>" + epA}
 	w.translate(slices.Concat(everyFrontend(epA, epA6), others)...)
 	local, retained := port4(epA, epB), port6(epA6, epB6)
