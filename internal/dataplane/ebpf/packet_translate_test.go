@@ -172,7 +172,7 @@ func (n *packetNode) translation(t *testing.T) {
 }
 
 // endpointHere: the client's address stays; the packet goes into the pod by
-// redirect_peer, and its answer out by the neighbour.
+// redirect_peer, and its answer out by the neighbor.
 func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	port := uint16(40000)
@@ -209,7 +209,7 @@ func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 }
 
 // neighbourKnown: a flow remembers its next hop's address for one second, and
-// the packet that asks for it anew goes by the kernel's neighbour table.
+// the packet that asks for it anew goes by the kernel's neighbor table.
 func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
@@ -261,20 +261,20 @@ func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
 	n.setNeighbour(t, "eth0", p.gateway, "02:00:00:00:09:09") // for the tests after this one
 }
 
-// setNeighbour makes a neighbour known for good; without an address it is
+// setNeighbour makes a neighbor known for good; without an address it is
 // forgotten.
 func (n *packetNode) setNeighbour(t *testing.T, iface string, ip netip.Addr, mac string) {
 	t.Helper()
-	neighbour := &netlink.Neigh{LinkIndex: n.ifindex[iface], IP: ip.AsSlice(), State: netlink.NUD_PERMANENT}
+	neighbor := &netlink.Neigh{LinkIndex: n.ifindex[iface], IP: ip.AsSlice(), State: netlink.NUD_PERMANENT}
 	n.onThread(t, func() error {
 		if mac == "" {
-			return netlink.NeighDel(neighbour)
+			return netlink.NeighDel(neighbor)
 		}
 		var err error
-		if neighbour.HardwareAddr, err = net.ParseMAC(mac); err != nil {
+		if neighbor.HardwareAddr, err = net.ParseMAC(mac); err != nil {
 			return err
 		}
-		return netlink.NeighSet(neighbour)
+		return netlink.NeighSet(neighbor)
 	})
 }
 

@@ -57,7 +57,7 @@ func (c *chain) sums() string {
 
 // tries is how often a slot without an endpoint is drawn again. A draw misses
 // in less than half of all cases, so that in 1 of 256 the last rule decides: in
-// it the first half of the slots, all of which are taken, are a little favoured.
+// it the first half of the slots, all of which are taken, are a little favored.
 const tries = 8
 
 // No name may be one of nft's words, or it could not read what it shows.

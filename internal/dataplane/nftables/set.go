@@ -76,7 +76,7 @@ func (s *set) isMap() bool   { return len(s.data) > 0 || s.verdict }
 func (s *set) dynamic() bool { return s.size > 0 }
 
 // whole says that a change writes all elements anew: ranges of one field are a
-// tree of borders, where taking out one and putting in its neighbour may be
+// tree of borders, where taking out one and putting in its neighbor may be
 // refused half-way.
 func (s *set) whole() bool { return s.interval && len(s.key) == 1 }
 

@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-func labelled(kv ...string) *model.Selector {
+func labeled(kv ...string) *model.Selector {
 	s := &model.Selector{MatchLabels: map[string]string{}}
 	for i := 0; i < len(kv); i += 2 {
 		s.MatchLabels[kv[i]] = kv[i+1]
@@ -45,9 +45,9 @@ func tcp(first, last uint16) model.PortRange {
 func cache(name string, first, last uint16, role string) *model.DoNotTrackPolicy {
 	r := model.PolicyRule{Ports: []model.PortRange{tcp(first, last)}}
 	if role != "" {
-		r.Peers = []model.PolicyPeer{{Pods: &model.PodSelection{Pods: labelled("role", role)}}}
+		r.Peers = []model.PolicyPeer{{Pods: &model.PodSelection{Pods: labeled("role", role)}}}
 	}
-	return &model.DoNotTrackPolicy{Name: name, Pods: &model.PodSelection{Pods: labelled("role", "cache")}, Ingress: []model.PolicyRule{r}}
+	return &model.DoNotTrackPolicy{Name: name, Pods: &model.PodSelection{Pods: labeled("role", "cache")}, Ingress: []model.PolicyRule{r}}
 }
 
 func policiesOf(list ...*model.DoNotTrackPolicy) map[string]*model.DoNotTrackPolicy {
@@ -133,7 +133,7 @@ func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}
 	out := cache("out", 80, 80, "")
 	out.Ingress, out.Egress = nil, out.Ingress
-	node := &model.DoNotTrackPolicy{Name: "node", Nodes: labelled("a", "b"), Ingress: []model.PolicyRule{{Ports: []model.PortRange{tcp(30000, 30000)}}}}
+	node := &model.DoNotTrackPolicy{Name: "node", Nodes: labeled("a", "b"), Ingress: []model.PolicyRule{{Ports: []model.PortRange{tcp(30000, 30000)}}}}
 	all := []string{"in spec.ingress[0] " + NeedsNAT, "node spec.ingress[0] " + NeedsNAT, "out spec.egress[0] " + NeedsNAT}
 	for _, test := range []struct {
 		name    string

@@ -24,9 +24,9 @@ func (d dice) addr() netip.Addr {
 }
 
 func (d dice) selection() *model.PodSelection {
-	s := &model.PodSelection{Pods: labelled("role", d.role())}
+	s := &model.PodSelection{Pods: labeled("role", d.role())}
 	if d.IntN(3) == 0 {
-		s.Namespaces = labelled("team", fmt.Sprint(d.IntN(2)))
+		s.Namespaces = labeled("team", fmt.Sprint(d.IntN(2)))
 	}
 	return s
 }
@@ -47,7 +47,7 @@ func (d dice) rule() model.PolicyRule {
 func (d dice) policy(name string) *model.DoNotTrackPolicy {
 	p := &model.DoNotTrackPolicy{Name: name, Created: time.Unix(int64(d.IntN(2)), 0), Track: d.IntN(4) == 0, DenyOthers: d.IntN(2) == 0}
 	if d.IntN(5) == 0 {
-		p.Nodes = labelled("a", fmt.Sprint(d.IntN(2)))
+		p.Nodes = labeled("a", fmt.Sprint(d.IntN(2)))
 	} else {
 		p.Pods = d.selection()
 	}

@@ -187,7 +187,7 @@ func TestADumpThatIsBrokenOffIsBegunAgain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	err := dumpAgain(ctx, func() error { cancel(); return unix.EINTR })
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled between two tries: %v", err)
+		t.Errorf("canceled between two tries: %v", err)
 	}
 }
 
