@@ -141,7 +141,9 @@ func ours(dump string) string {
 		switch {
 		case strings.HasPrefix(line, ":"+chainPrefix):
 			name, _, _ := strings.Cut(line[1:], " ")
-			rules[name] = rules[name]
+			if rules[name] == nil {
+				rules[name] = []string{}
+			}
 		case strings.HasPrefix(line, "-A "+chainPrefix):
 			name, _, _ := strings.Cut(line[3:], " ")
 			rules[name] = append(rules[name], line)

@@ -38,7 +38,6 @@ func listed(t *testing.T) string {
 // world is a small world of policies that changes at random.
 type policyWorld struct {
 	*rand.Rand
-	now model.Delta
 }
 
 func (w *policyWorld) change() model.Delta {

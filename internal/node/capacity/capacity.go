@@ -60,8 +60,8 @@ type Helper struct {
 	ExpectTimeout time.Duration // lifetime of an unused expectation
 }
 
-// TFTPHelper creates one expectation per request. It stays for 300 s if the data never
-// arrives (nf_conntrack_tftp.c); data that arrives removes it.
+// TFTPHelper is the kernel's helper for TFTP. It creates one expectation per request, which
+// stays for 300 s if the data never arrives (nf_conntrack_tftp.c). Arriving data removes it.
 var TFTPHelper = Helper{Expectations: 1, ExpectTimeout: 300 * time.Second}
 
 // Load is a rate of new connections of one kind.

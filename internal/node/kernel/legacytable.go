@@ -109,7 +109,7 @@ func (t LegacyTable) Read(use func(entries []byte)) error {
 		return fmt.Errorf("read table %s: %w", t.Name, err)
 	}
 	// Megabytes every half minute: kept out of the Go heap.
-	defer unix.Munmap(buf)
+	defer func() { _ = unix.Munmap(buf) }()
 	copy(buf, t.Name)
 	binary.NativeEndian.PutUint32(buf[32:], info.Size)
 	if err := getsockopt(fd, level, soGetEntries, buf); err != nil {

@@ -138,7 +138,7 @@ func (p *Pilot) round(ctx context.Context, now time.Time) {
 	before := len(p.mem.Records)
 	p.mem.Reconcile(current(m, p.mem.Records, err == nil))
 	if len(p.mem.Records) != before {
-		p.save()
+		_ = p.save() // logged
 	}
 	for _, s := range Decide(m, p.mem, p.bounds(now)) {
 		if p.Mode == On {
@@ -212,7 +212,7 @@ func (p *Pilot) apply(in conntrack.Namespace, s Step, now time.Time) {
 	got, err := p.write(in, s)
 	if err != nil {
 		p.mem.Records = records
-		p.save()
+		_ = p.save() // logged
 		if !errors.Is(err, errChangedElsewhere) {
 			p.onWriteError(s, err, now)
 		}
@@ -224,7 +224,7 @@ func (p *Pilot) apply(in conntrack.Namespace, s Step, now time.Time) {
 		r.Set = got // the kernel rounds
 		p.mem.Records[s.Setting] = r
 	}
-	p.save()
+	_ = p.save() // logged
 	p.readOnly.Set(float64(len(p.fixed)))
 	p.count(s, "done")
 	p.Log.Info("conntrack autopilot", "step", s.String(), "why", s.Why)
