@@ -220,7 +220,7 @@ func (c *Config) validateTakeover() error {
 	case c.Takeover != "kube-proxy":
 		return cli.UsageErrorf("--takeover %q: not a proxy that can be taken over from: use kube-proxy", c.Takeover)
 	case c.ProxyName != "":
-		return cli.UsageErrorf("--takeover and --service-proxy-name: Services without that label would be served by nobody: give one of them")
+		return cli.UsageErrorf("--takeover and --service-proxy-name: Services without that label would not be served: give one of them")
 	}
 	return nil
 }
