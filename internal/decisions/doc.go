@@ -1,8 +1,11 @@
-// Package decisions is the second group on the way of a change. It holds pure functions of
-// the facts; nothing here does I/O:
+// Package decisions is the second group on the way of a change. It turns the facts of a
+// store into decisions for this node, without I/O:
 //
-//	intent  what each Service port means on this node: all Service semantics
-//	policy  what do-not-track policies mean on this node
+//	policy  what do-not-track policies mean
+//	intent  what each Service port means: all Service semantics
+//
+// Both read the same store. Policies come first: they say which packets must traverse
+// netfilter, and intent needs that for the endpoints.
 //
 // internal/reconcile, the next step, decides when the result is written, and the
 // dataplanes in internal/dataplane write it.

@@ -6,6 +6,7 @@
 //	kubeobject  converts Kubernetes objects to facts
 //	manifest    reads facts from a watched directory of YAML
 //	kube        reads facts from an API server
+//	store       keeps the facts, with indexes; decisions read it
 //
 // The next group is internal/decisions.
 package facts

@@ -60,7 +60,7 @@ func (r *Reconciler) repaired(bs *backendSync, whole bool, took time.Duration) {
 	rep := bs.backend.Repaired()
 	r.metrics.AuditDifferences(bs.backend.Name(), rep.Missing+rep.Foreign)
 	if rep.Any() {
-		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", bs.backend.Name(),
+		r.log.Warn("another program changed what was written; it is restored", "dataplane", bs.backend.Name(),
 			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
 	}
 }

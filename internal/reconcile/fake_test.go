@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/telemetry"
 )
@@ -24,9 +26,20 @@ import (
 type fakeTracker struct {
 	services map[model.Name]*model.Service
 	node     intent.Node
+	policies *policy.Tracker
 }
 
-func (f *fakeTracker) Apply(d model.Delta) intent.Changes {
+// newFakeTracker makes a tracker that decides about policies as a real one of node n1.
+func newFakeTracker(cfg policy.Config) *fakeTracker {
+	cfg.NodeName = "n1"
+	return &fakeTracker{services: map[model.Name]*model.Service{}, policies: policy.New(cfg)}
+}
+
+func (f *fakeTracker) Apply(d model.Delta) decisions.Changes {
+	return decisions.Changes{Services: f.applyServices(d), Policies: f.policies.Apply(d)}
+}
+
+func (f *fakeTracker) applyServices(d model.Delta) intent.Changes {
 	var c intent.Changes
 	if d.Full {
 		for name := range f.services {
@@ -51,15 +64,19 @@ func (f *fakeTracker) Apply(d model.Delta) intent.Changes {
 	return c
 }
 
-func (f *fakeTracker) SetNodeAddrs(addrs []netip.Addr) intent.Changes {
+func (f *fakeTracker) SetNodeAddrs(addrs []netip.Addr) decisions.Changes {
 	f.node = intent.Node{Name: "n1", Addrs: addrs, NodePortAddrs: addrs}
 	n := f.node
-	return intent.Changes{Node: &n}
+	f.policies.SetNodeAddrs(addrs)
+	return decisions.Changes{Services: intent.Changes{Node: &n}, Policies: f.policies.Changes()}
 }
 
-func (f *fakeTracker) SetDenyRulePods([]netip.Addr) intent.Changes       { return intent.Changes{} }
-func (f *fakeTracker) SetAllowsAny([]intent.AllowedPorts) intent.Changes { return intent.Changes{} }
-func (f *fakeTracker) SetDenyRulesUnknown(bool) intent.Changes           { return intent.Changes{} }
+func (f *fakeTracker) ServicesWritten() decisions.Changes {
+	return decisions.Changes{Policies: f.policies.ServicesWritten()}
+}
+
+func (f *fakeTracker) SetDenyRulesUnknown(bool) decisions.Changes { return decisions.Changes{} }
+func (f *fakeTracker) Policies() *policy.Tracker                  { return f.policies }
 
 func (f *fakeTracker) State() intent.State {
 	s := intent.State{Node: f.node}
@@ -234,7 +251,7 @@ func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *harnes
 	var out bytes.Buffer
 	m := telemetry.NewMetrics(telemetry.Build{})
 	cfg := Config{
-		Tracker:       &fakeTracker{services: map[model.Name]*model.Service{}},
+		Tracker:       newFakeTracker(policy.Config{}),
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: 100 * time.Millisecond,
 		Metrics:       m,

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -10,91 +11,87 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/telemetry"
 )
 
-// policySync is the state of the sync of do-not-track policies. Its failures do not delay
-// the syncs of Services.
+// policySync is the controller of do-not-track policies. Its failures do not delay the
+// syncs of Services. A turn runs sync before the Services are written, so that no policy
+// leaves untracked what netfilter translates from then on. It runs sync again after they
+// are written, for the policies that they had blocked. The phases of sync:
+//
+//	keepTracked  connections that netfilter translates stay tracked until they end
+//	write        revoke the bypass, write the table, grant the bypass
+//	forget       conntrack deletes the entries of connections that it no longer sees
+//	report       parts of policies that do not hold, and the error of the write
 type policySync struct {
 	tracker *policy.Tracker
 	table   dataplane.Policies
 	bypass  dataplane.Bypass // nil: no backend bypasses netfilter
-	full    bool             // the next write is of the whole state
-	pending policy.Changes   // of one turn
-	err     error
+	entries StaleEntries     // nil: conntrack keeps its entries
+	metrics *telemetry.Metrics
+	log     *slog.Logger
+	report  func(refused []model.PolicyRefusal, failed error) // nil: nothing is reported
+
+	stage  policyStage
+	unread model.Unread // what the source could not read; see model.Delta
+
+	whole   bool           // the next write is of the whole state
+	pending policy.Changes // of the next write, unless it is of the whole state
+	err     error          // of the last write
 	tries   int
 	retryAt time.Time
 
-	reported bool // OnPolicies has the current result
+	drifted  atomic.Bool // another program changed the table
+	repairAt time.Time   // when to write the whole state because of it; zero: not due
 
-	// unread is what the source could not read; see model.Delta. Until the first write the
-	// kernel may hold it.
-	unread     model.Unread
-	written    bool
-	incomplete bool // the first write left out what could not be read
-
-	mayAffectRunning  bool      // pending changes may affect running connections
-	forgetAt          time.Time // when to delete entries of untracked connections; zero: not due
-	checkTrackedAt    time.Time // when to check for tracked exceptions; zero: not due
-	checkTrackedEvery time.Duration
-
-	drifted  atomic.Bool
-	repairAt time.Time
+	running  runningConnections
+	refused  []model.Problem
+	reported bool // report has the current result
 }
 
-// planPolicies schedules a full write at a resync, and soon after another program changed
-// the table.
-func (r *Reconciler) planPolicies(now time.Time, resync bool) {
-	ps := r.policies
-	if ps == nil {
-		return
+// policyStage is how far the sync has come since the agent started.
+type policyStage uint8
+
+const (
+	policiesUnwritten  policyStage = iota // the kernel may hold what an earlier agent wrote
+	policiesIncomplete                    // written without what the source could not read
+	policiesWritten
+)
+
+func newPolicySync(cfg *Config) *policySync {
+	ps := &policySync{
+		tracker: cfg.Tracker.Policies(), table: cfg.Policies, bypass: cfg.Bypass, entries: cfg.StaleEntries,
+		metrics: cfg.Metrics, log: cfg.Logger, report: cfg.OnPolicies, whole: true,
 	}
-	if ps.drifted.Swap(false) && ps.repairAt.IsZero() {
-		ps.repairAt = now.Add(driftQuiet)
+	if ps.bypass != nil && !ps.bypass.Serves() {
+		ps.tracker.StartTakeover()
 	}
-	if due := !ps.repairAt.IsZero() && !now.Before(ps.repairAt); due || resync {
-		ps.repairAt, ps.full = time.Time{}, true
-	}
+	return ps
 }
 
-// onPolicyChanges stores what to write, and passes on what the Service tracker and the
-// reports need.
-func (r *Reconciler) onPolicyChanges(c policy.Changes) {
-	ps := r.policies
+// enqueue stores what the tracker changed.
+func (ps *policySync) enqueue(c policy.Changes) {
 	if !c.Empty() {
-		ps.full = ps.full || !ps.pending.Empty() // two changes in one turn are rare, and not merged
+		ps.whole = ps.whole || !ps.pending.Empty() // two changes in one turn are rare, and not merged
 		ps.pending = c
-		ps.mayAffectRunning = ps.mayAffectRunning || c.MayAffectRunning
-	}
-	if c.DenyRulePods != nil {
-		r.enqueue(r.cfg.Tracker.SetDenyRulePods(c.DenyRulePods))
-	}
-	if c.AllowsAny != nil {
-		ports := make([]intent.AllowedPorts, 0, len(c.AllowsAny))
-		for _, t := range c.AllowsAny {
-			ports = append(ports, intent.AllowedPorts{Addr: t.Addr, Protocol: t.Protocol, First: t.First, Last: t.Last})
-		}
-		r.enqueue(r.cfg.Tracker.SetAllowsAny(ports))
+		ps.running.affected = ps.running.affected || c.MayAffectRunning
 	}
 	if c.Refusals != nil {
-		refused, reasons := make([]model.Problem, 0, len(c.Refusals)), map[string]int{}
+		ps.refused = make([]model.Problem, 0, len(c.Refusals))
+		reasons := map[string]int{}
 		for _, ref := range c.Refusals {
-			refused = append(refused, ref.Problem())
+			ps.refused = append(ps.refused, ref.Problem())
 			reasons[ref.Reason]++
 		}
-		r.metrics.SetRefused(reasons)
-		r.problems.set(fromPolicies, refused)
+		ps.metrics.SetRefused(reasons)
 		ps.reported = false
 	}
 }
 
-// onUnreadUpdate records what the source could not read. An earlier agent may have denied
-// something because of it, so no packet may bypass netfilter until the source reads it or
-// the agent has written its policies.
-func (r *Reconciler) onUnreadUpdate(d *model.Delta) {
-	ps := r.policies
+// onUnread records what the source could not read.
+func (ps *policySync) onUnread(d *model.Delta) {
 	switch {
 	case d.Unread != nil:
 		ps.unread = *d.Unread
@@ -103,19 +100,146 @@ func (r *Reconciler) onUnreadUpdate(d *model.Delta) {
 	default:
 		return
 	}
-	ps.incomplete = ps.incomplete && ps.unread.Any()
-	r.problems.set(fromPolicySync, ps.problem())
-	if !ps.written {
-		ps.full, ps.retryAt = true, time.Time{} // the input may be fixed
-		r.enqueue(r.cfg.Tracker.SetDenyRulesUnknown(ps.unread.Any()))
+	switch {
+	case ps.stage == policiesUnwritten:
+		ps.whole, ps.retryAt = true, time.Time{} // the input may be fixed
+	case !ps.unread.Any():
+		ps.stage = policiesWritten
 	}
+}
+
+// denyRulesUnknown reports whether an earlier agent may have denied something because of
+// what the source cannot read. No packet may bypass netfilter then.
+func (ps *policySync) denyRulesUnknown() bool {
+	return ps.stage == policiesUnwritten && ps.unread.Any()
+}
+
+// plan schedules a write of the whole state at a resync, and soon after another program
+// changed the table.
+func (ps *policySync) plan(now time.Time, resync bool) {
+	if ps.drifted.Swap(false) && ps.repairAt.IsZero() {
+		ps.repairAt = now.Add(driftQuiet)
+	}
+	if due := !ps.repairAt.IsZero() && !now.Before(ps.repairAt); due || resync {
+		ps.repairAt, ps.whole = time.Time{}, true
+	}
+}
+
+// due returns when there is something to do, and whether there is.
+func (ps *policySync) due() (time.Time, bool) {
+	if ps.writeDue() {
+		return ps.retryAt, true
+	}
+	at, any := time.Time{}, false
+	for _, due := range []time.Time{ps.repairAt, ps.running.forgetAt, ps.running.lookAt} {
+		if !due.IsZero() && (!any || due.Before(at)) {
+			at, any = due, true
+		}
+	}
+	return at, any
+}
+
+func (ps *policySync) writeDue() bool { return ps.whole || !ps.pending.Empty() }
+
+// sync does what is due.
+func (ps *policySync) sync(ctx context.Context, now time.Time) {
+	if now.Before(ps.retryAt) {
+		return
+	}
+	if ps.running.affected || ps.stage == policiesUnwritten || due(ps.running.lookAt, now) {
+		ps.keepTracked(ctx, now)
+	}
+	if ps.writeDue() {
+		ps.write(ctx)
+	}
+	if due(ps.running.forgetAt, now) && ps.err == nil {
+		ps.forget(ctx, now)
+	}
+	if !ps.reported && ps.report != nil && ctx.Err() == nil {
+		ps.reported = true
+		ps.report(ps.tracker.Refusals(), ps.err)
+	}
+}
+
+// due reports whether a time has come; zero never does.
+func due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
+
+// write writes the policies, and records the result.
+func (ps *policySync) write(ctx context.Context) {
+	before, start := ps.err, time.Now()
+	ps.err = ps.writeTable(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	ps.pending = policy.Changes{}
+	ps.reported = ps.reported && (before == nil) == (ps.err == nil)
+	if ps.err == nil {
+		ps.written(start)
+	} else {
+		ps.whole = true
+		ps.retryAt = time.Now().Add(backoff(ps.tries))
+		ps.tries++
+		if ps.denyRulesUnknown() {
+			ps.metrics.SetPoliciesHeld(len(ps.tracker.Policies()))
+		}
+	}
+	if rep := ps.table.Repaired(); rep.Any() {
+		ps.metrics.AuditDifferences("policies", rep.Missing+rep.Foreign)
+		ps.log.Warn("another program changed what was written; it is restored", "dataplane", "policies",
+			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
+	}
+}
+
+// written records that the kernel holds the policies.
+func (ps *policySync) written(start time.Time) {
+	ps.log.Debug("policies written", "whole", ps.whole, "took", time.Since(start))
+	first := ps.stage == policiesUnwritten
+	if first || ps.running.affected {
+		ps.running.affected, ps.running.forgetAt = false, start
+	}
+	if first {
+		ps.stage = policiesWritten
+		if ps.unread.Any() && !ps.unread.OnlyPolicies() {
+			ps.stage = policiesIncomplete
+		}
+	}
+	ps.whole, ps.tries, ps.retryAt = false, 0, time.Time{}
+	state := ps.tracker.State()
+	ps.metrics.SetPolicies(len(ps.tracker.Policies()), len(state.Targets), len(state.Tracked))
+}
+
+// writeTable revokes the bypass before the table denies, and grants it after the table
+// allows.
+func (ps *policySync) writeTable(ctx context.Context) error {
+	if err := ps.checkUnread(ctx); err != nil {
+		return err
+	}
+	state, changes := ps.tracker.State(), &ps.pending
+	if ps.whole {
+		changes = nil
+	}
+	if ps.bypass != nil {
+		if err := ps.bypass.Revoke(state, changes); err != nil {
+			return err
+		}
+	}
+	var err error
+	if ps.whole {
+		err = ps.table.Replace(ctx, state)
+	} else {
+		err = ps.table.Apply(ctx, ps.pending)
+	}
+	if err != nil || ps.bypass == nil {
+		return err
+	}
+	return ps.bypass.Grant(state, changes)
 }
 
 // checkUnread returns an error if the agent must leave the kernel's policies alone,
 // because they may include what the source could not read. If the kernel has no policies,
 // the agent writes those it knows.
 func (ps *policySync) checkUnread(ctx context.Context) error {
-	if ps.written || !ps.unread.Any() {
+	if !ps.denyRulesUnknown() {
 		return nil
 	}
 	holds, err := ps.table.HasPolicies(ctx)
@@ -128,157 +252,13 @@ func (ps *policySync) checkUnread(ctx context.Context) error {
 	return nil
 }
 
-// due returns when there is something to write, and whether there is.
-func (ps *policySync) due() (time.Time, bool) {
-	if ps == nil {
-		return time.Time{}, false
-	}
-	if ps.full || !ps.pending.Empty() {
-		return ps.retryAt, true
-	}
-	at, any := time.Time{}, false
-	for _, due := range []time.Time{ps.repairAt, ps.forgetAt, ps.checkTrackedAt} {
-		if !due.IsZero() && (!any || due.Before(at)) {
-			at, any = due, true
-		}
-	}
-	return at, any
-}
-
-// syncPolicies writes what is due.
-func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
-	ps := r.policies
-	if ps == nil || now.Before(ps.retryAt) {
-		return
-	}
-	if ps.mayAffectRunning || !ps.written || !ps.checkTrackedAt.IsZero() && !now.Before(ps.checkTrackedAt) {
-		r.keepTracked(ctx, now)
-	}
-	if ps.full || !ps.pending.Empty() {
-		r.writePolicies(ctx)
-	}
-	if !ps.forgetAt.IsZero() && !now.Before(ps.forgetAt) && ps.err == nil {
-		r.forgetUntracked(ctx, now)
-	}
-	if !ps.reported && r.cfg.OnPolicies != nil && ctx.Err() == nil {
-		ps.reported = true
-		r.cfg.OnPolicies(ps.tracker.Refusals(), ps.err)
-	}
-}
-
-// releasePolicies applies policies that a Service's NAT had blocked. It runs after the
-// Service sync; conflicts from new Services are handled before it.
-func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
-	ps := r.policies
-	if ps == nil || ctx.Err() != nil {
-		return
-	}
-	switch {
-	case r.allWritten():
-		r.onPolicyChanges(ps.tracker.ServicesWritten())
-	case slices.ContainsFunc(r.syncs, func(bs *backendSync) bool { return bs.err != nil }):
-		r.onPolicyChanges(ps.tracker.ReportRefusals()) // the takeover may take long
-	}
-	r.syncPolicies(ctx, now)
-}
-
-func (r *Reconciler) writePolicies(ctx context.Context) {
-	ps, before := r.policies, r.policies.err
-	start := time.Now()
-	ps.err = ps.write(ctx)
-	if ctx.Err() != nil {
-		return
-	}
-	ps.pending = policy.Changes{}
-	if ps.err != nil {
-		ps.full = true
-		ps.retryAt = time.Now().Add(backoff(ps.tries))
-		ps.tries++
-		if !ps.written && ps.unread.Any() {
-			r.metrics.SetPoliciesHeld(len(ps.tracker.Policies()))
-		}
-	} else {
-		whole := ps.full
-		if !ps.written || ps.mayAffectRunning {
-			ps.mayAffectRunning, ps.forgetAt = false, start
-		}
-		ps.full, ps.tries, ps.retryAt = false, 0, time.Time{}
-		if !ps.written && ps.unread.Any() {
-			r.enqueue(r.cfg.Tracker.SetDenyRulesUnknown(false))
-			ps.incomplete = !ps.unread.OnlyPolicies()
-		}
-		ps.written = true
-		state := ps.tracker.State()
-		r.metrics.SetPolicies(len(ps.tracker.Policies()), len(state.Targets), len(state.Tracked))
-		r.log.Debug("policies written", "whole", whole, "took", time.Since(start))
-	}
-	r.problems.set(fromPolicySync, ps.problem())
-	ps.reported = ps.reported && (before == nil) == (ps.err == nil)
-	if rep := ps.table.Repaired(); rep.Any() {
-		r.metrics.AuditDifferences("policies", rep.Missing+rep.Foreign)
-		r.log.Warn("somebody else had changed what was written; it is restored", "dataplane", "policies",
-			"missing", rep.Missing, "foreign", rep.Foreign, "found", rep.Found)
-	}
-}
-
-// write writes the policies. It revokes the bypass before the table denies, and grants it
-// after the table allows.
-func (ps *policySync) write(ctx context.Context) error {
-	if err := ps.checkUnread(ctx); err != nil {
-		return err
-	}
-	state, changes := ps.tracker.State(), &ps.pending
-	if ps.full {
-		changes = nil
-	}
-	if ps.bypass != nil {
-		if err := ps.bypass.Revoke(state, changes); err != nil {
-			return err
-		}
-	}
-	var err error
-	if ps.full {
-		err = ps.table.Replace(ctx, state)
-	} else {
-		err = ps.table.Apply(ctx, ps.pending)
-	}
-	if err != nil || ps.bypass == nil {
-		return err
-	}
-	return ps.bypass.Grant(state, changes)
-}
-
-// forgetRetry is the wait before the agent retries to delete entries.
-const forgetRetry = 30 * time.Second
-
-// forgetUntracked deletes conntrack entries of connections that conntrack no longer sees.
-func (r *Reconciler) forgetUntracked(ctx context.Context, now time.Time) {
-	ps := r.policies
-	ps.forgetAt = time.Time{}
-	entries := r.cfg.StaleEntries
-	if entries == nil || len(ps.tracker.State().Targets) == 0 {
-		return
-	}
-	deleted, more, err := entries.Forget(ctx, ps.tracker.NotTracked, ps.tracker.Denies)
-	switch {
-	case ctx.Err() != nil:
-	case err != nil:
-		r.log.Warn("Forget connections that are not tracked any more", "err", err)
-		ps.forgetAt = now.Add(forgetRetry)
-	case more:
-		ps.forgetAt = now // after other due work
-	}
-	if deleted > 0 {
-		r.log.Info("conntrack forgets connections that policies leave untracked now", "entries", deleted)
-	}
-}
-
+// problem returns the Problem of the sync itself; nil if there is none.
 func (ps *policySync) problem() []model.Problem {
 	what := ""
 	switch {
 	case ps.err != nil:
 		what = fmt.Sprintf("%v; what was written before holds, and this is tried again", ps.err)
-	case ps.incomplete:
+	case ps.stage == policiesIncomplete:
 		what = fmt.Sprintf("%s cannot be read, and the kernel had nothing of an earlier agent: what can be read is applied, "+
 			"without what is said there of policies, pods, namespaces and nodes%s", ps.unread.Text, ps.knownPolicies())
 	default:

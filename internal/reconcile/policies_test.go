@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -76,16 +76,16 @@ func (f *fakeTable) keeps() int {
 
 // denyRuleTracker notes what it is told of guards.
 type denyRuleTracker struct {
-	fakeTracker
+	*fakeTracker
 	mu      sync.Mutex
 	unknown bool
 }
 
-func (g *denyRuleTracker) SetDenyRulesUnknown(unknown bool) intent.Changes {
+func (g *denyRuleTracker) SetDenyRulesUnknown(unknown bool) decisions.Changes {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.unknown = unknown
-	return intent.Changes{}
+	return decisions.Changes{}
 }
 
 func (g *denyRuleTracker) denyRulesUnknown() bool {
@@ -122,9 +122,9 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 		{"all was read", 3, policyDelta(), false, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			table, guard := &fakeTable{targets: test.holds}, &denyRuleTracker{fakeTracker: fakeTracker{services: map[model.Name]*model.Service{}}}
+			table, guard := &fakeTable{targets: test.holds}, &denyRuleTracker{fakeTracker: newFakeTracker(policy.Config{})}
 			g := start(t, func(c *Config) {
-				c.Tracker, c.Policies, c.PolicyTracker = guard, table, policy.New(policy.Config{NodeName: "n1"})
+				c.Tracker, c.Policies = guard, table
 			}, newFakeBackend("ebpf"))
 			g.Deliver(test.delta, nil)
 			g.after(2 * time.Minute) // over resyncs
@@ -214,7 +214,7 @@ func TestConnectionsThatRunAreForgottenOnceARuleIsWritten(t *testing.T) {
 		b := newFakeBackend("ebpf")
 		f := &forgetting{fakeEntries: fakeEntries{kernel: b.holds}}
 		g := start(t, func(c *Config) {
-			c.StaleEntries, c.Policies, c.PolicyTracker = f, &fakeTable{}, policy.New(policy.Config{NodeName: "n1"})
+			c.StaleEntries, c.Policies = f, &fakeTable{}
 		}, b)
 		g.Deliver(model.Delta{Full: true}, nil)
 		g.after(time.Minute)
@@ -250,7 +250,7 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 			translated{model.UDP, pod, client}, translated{model.TCP, netip.MustParseAddrPort("10.0.0.1:81"), client})
 		table := &fakeTable{}
 		g := start(t, func(c *Config) {
-			c.StaleEntries, c.Policies, c.PolicyTracker = f, table, policy.New(policy.Config{NodeName: "n1"})
+			c.StaleEntries, c.Policies = f, table
 		}, b)
 		f.err = errors.New("try again")
 		g.Deliver(policyDelta(), nil)
@@ -380,9 +380,8 @@ func TestAPolicyHoldsWhenItsServiceIsWritten(t *testing.T) {
 				}
 				return nil
 			}
-			c.cfg.NodeName = "n1"
 			g := start(t, func(cfg *Config) {
-				cfg.Policies, cfg.PolicyTracker, cfg.Bypass, cfg.SyncPeriod = table, policy.New(c.cfg), c.bypass, time.Hour
+				cfg.Tracker, cfg.Policies, cfg.Bypass, cfg.SyncPeriod = newFakeTracker(c.cfg), table, c.bypass, time.Hour
 			}, b)
 			for _, d := range c.deltas {
 				g.Deliver(d, nil)
@@ -400,7 +399,7 @@ func TestATableThatGoesWhileItIsLeftIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		unread := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
 		table := &fakeTable{targets: 3}
-		g := start(t, func(c *Config) { c.Policies, c.PolicyTracker = table, policy.New(policy.Config{NodeName: "n1"}) }, newFakeBackend("ebpf"))
+		g := start(t, func(c *Config) { c.Policies = table }, newFakeBackend("ebpf"))
 		d := policyDelta()
 		d.Unread = &unread
 		g.Deliver(d, nil)
@@ -446,20 +445,20 @@ func (s *steps) Grant(_ policy.State, c *policy.Changes) error  { return s.note(
 // netfilter's table is written, and added after it, if the write succeeded.
 func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 	s := &steps{}
-	ps := &policySync{tracker: policy.New(policy.Config{NodeName: "n1"}), table: s, bypass: s, full: true}
+	ps := &policySync{tracker: policy.New(policy.Config{NodeName: "n1"}), table: s, bypass: s, whole: true}
 	for _, fail := range []bool{false, true} {
-		if err := ps.write(t.Context()); err != nil {
+		if err := ps.writeTable(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		ps.full, s.fail, ps.pending = false, fail, ps.tracker.Apply(policyDelta())
-		if err := ps.write(t.Context()); (err != nil) != fail {
+		ps.whole, s.fail, ps.pending = false, fail, ps.tracker.Apply(policyDelta())
+		if err := ps.writeTable(t.Context()); (err != nil) != fail {
 			t.Error(err)
 		}
-		ps.full = true
+		ps.whole = true
 	}
 	unread := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
 	s.targets, ps.unread = 1, unread // what the kernel holds is not known, and left alone
-	if err := ps.write(t.Context()); err == nil {
+	if err := ps.writeTable(t.Context()); err == nil {
 		t.Error("what could not be read is written over")
 	}
 	want := "narrow all, table all, widen all, narrow, table, widen, narrow all, table all, widen all, narrow, fail"

@@ -16,7 +16,7 @@ func TestMetricsAndProblemsSayWhatIsNotKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		unread, mended := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}, model.Unread{}
 		table := &fakeTable{targets: 3}
-		g := start(t, func(c *Config) { c.Policies, c.PolicyTracker = table, policy.New(policy.Config{NodeName: "n1"}) }, newFakeBackend("ebpf"))
+		g := start(t, func(c *Config) { c.Policies = table }, newFakeBackend("ebpf"))
 		look := func(when string, held, known float64, targets int, problem string) {
 			t.Helper()
 			if got := g.metric("spillway_do_not_track_held"); got != held {
@@ -67,7 +67,7 @@ func TestOnlyPoliciesThatCannotBeReadLackNothingElse(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := start(t, func(c *Config) {
-				c.Policies, c.PolicyTracker = &fakeTable{}, policy.New(policy.Config{NodeName: "n1"})
+				c.Policies = &fakeTable{}
 			}, newFakeBackend("ebpf"))
 			d := policyDelta()
 			d.Unread = &row.unread

@@ -15,33 +15,32 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/telemetry"
 )
 
-// Tracker turns facts into decisions; the agent uses *intent.Tracker. Each method returns
-// what it changed.
+// Tracker turns facts into decisions; the agent uses *decisions.Tracker.
 type Tracker interface {
-	// Apply records the facts that a source delivered.
-	Apply(model.Delta) intent.Changes
+	// Apply records the facts that a source delivered, and returns what it changed.
+	Apply(model.Delta) decisions.Changes
 	// SetNodeAddrs records the node's own addresses, complete each time.
-	SetNodeAddrs([]netip.Addr) intent.Changes
-	// SetDenyRulePods records which pods of this node have a deny rule, so that
-	// their packets must traverse netfilter.
-	SetDenyRulePods([]netip.Addr) intent.Changes
+	SetNodeAddrs([]netip.Addr) decisions.Changes
 	// SetDenyRulesUnknown records whether any pod may have a deny rule.
-	SetDenyRulesUnknown(bool) intent.Changes
-	// SetAllowsAny records the ports that a policy allows any client to reach
-	// untracked, so that their packets may bypass netfilter.
-	SetAllowsAny([]intent.AllowedPorts) intent.Changes
-	// State returns the whole desired state.
+	SetDenyRulesUnknown(bool) decisions.Changes
+	// ServicesWritten records that the kernel serves the Services of State.
+	ServicesWritten() decisions.Changes
+	// State returns the whole desired state of Services.
 	State() intent.State
+	// Policies returns the tracker of do-not-track policies.
+	Policies() *policy.Tracker
 }
 
 // HealthChecks answers on the healthCheckNodePorts of Services.
@@ -68,10 +67,8 @@ type Config struct {
 	// OnProblems, if not nil, receives new problems in Run's goroutine. It must not
 	// block.
 	OnProblems func([]model.Problem)
-	// Policies writes do-not-track policies as PolicyTracker decides them; both are nil
-	// if the agent applies none.
-	Policies      dataplane.Policies
-	PolicyTracker *policy.Tracker
+	// Policies writes do-not-track policies; nil if the agent applies none.
+	Policies dataplane.Policies
 	// Bypass is the backend whose untracked packets bypass netfilter; nil if no backend
 	// can do so.
 	Bypass dataplane.Bypass
@@ -93,8 +90,6 @@ func (c Config) Validate() error {
 		return errors.New("no tracker")
 	case len(c.Backends) == 0:
 		return errors.New("no backend")
-	case (c.Policies == nil) != (c.PolicyTracker == nil):
-		return errors.New("policies need both a tracker and a table")
 	case c.SyncPeriod <= 0:
 		return errors.New("the sync period must be longer than 0")
 	case c.MinSyncPeriod < 0 || c.MinSyncPeriod > c.SyncPeriod:
@@ -165,10 +160,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	r.problems.log, r.problems.onAppeared = r.log, cfg.OnProblems
 	if cfg.Policies != nil {
-		r.policies = &policySync{tracker: cfg.PolicyTracker, table: cfg.Policies, bypass: cfg.Bypass, full: true}
-		if cfg.Bypass != nil && !cfg.Bypass.Serves() {
-			cfg.PolicyTracker.StartTakeover()
-		}
+		r.policies = newPolicySync(&cfg)
 	}
 	for _, b := range cfg.Backends {
 		// The state that an earlier run left is unknown, so each backend starts
@@ -242,7 +234,9 @@ func (r *Reconciler) turn(ctx context.Context) {
 	r.drainQueue()
 	if r.ready() {
 		r.planRepairs(now)
-		r.planPolicies(now, resync)
+		if r.policies != nil {
+			r.policies.plan(now, resync)
+		}
 		if r.nextResync.IsZero() {
 			r.nextResync = now.Add(r.cfg.SyncPeriod)
 		}
@@ -274,11 +268,13 @@ func (r *Reconciler) nextTurn() time.Time {
 		if at, any := r.entries.due(); any {
 			next = earlier(next, at)
 		}
-		if at, any := r.policies.due(); any {
-			next = earlier(next, at)
-		}
-		if ps := r.policies; ps != nil && ps.drifted.Load() {
-			next = time.Time{}
+		if ps := r.policies; ps != nil {
+			if at, any := ps.due(); any {
+				next = earlier(next, at)
+			}
+			if ps.drifted.Load() {
+				next = time.Time{}
+			}
 		}
 		if !r.checksAt.IsZero() {
 			next = earlier(next, r.checksAt)
@@ -316,9 +312,6 @@ func (r *Reconciler) drainQueue() {
 	if pending.addrs != nil {
 		r.haveAddrs = true
 		r.enqueue(r.cfg.Tracker.SetNodeAddrs(*pending.addrs))
-		if r.policies != nil {
-			r.onPolicyChanges(r.policies.tracker.SetNodeAddrs(*pending.addrs))
-		}
 	}
 	if pending.delta != nil {
 		if pending.delta.Full && !r.haveFull {
@@ -331,15 +324,22 @@ func (r *Reconciler) drainQueue() {
 		r.pendingEps += len(pending.delta.Slices)
 		r.enqueue(r.cfg.Tracker.Apply(*pending.delta))
 		if r.policies != nil {
-			r.onUnreadUpdate(pending.delta)
-			r.onPolicyChanges(r.policies.tracker.Apply(*pending.delta))
+			r.policies.onUnread(pending.delta)
+			r.passOnUnknown()
 		}
 		r.metrics.SetPending(r.pendingSvcs, r.pendingEps) // visible during the sync
 	}
 }
 
-// enqueue assigns changes to backend syncs. It writes nothing.
-func (r *Reconciler) enqueue(c intent.Changes) {
+// enqueue stores changes for the next sync. It writes nothing.
+func (r *Reconciler) enqueue(c decisions.Changes) {
+	if r.policies != nil {
+		r.policies.enqueue(c.Policies)
+	}
+	r.enqueueServices(c.Services)
+}
+
+func (r *Reconciler) enqueueServices(c intent.Changes) {
 	for _, id := range c.Deletes {
 		r.unassign(id)
 	}
@@ -361,6 +361,34 @@ func (r *Reconciler) enqueue(c intent.Changes) {
 	if c.Problems != nil {
 		r.problems.set(fromIntent, c.Problems)
 	}
+}
+
+// syncPolicies writes policies, if anything is due.
+func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
+	if r.policies != nil && ctx.Err() == nil {
+		r.policies.sync(ctx, now)
+		r.passOnUnknown()
+	}
+}
+
+// passOnUnknown tells the tracker whether any pod may have a deny rule.
+func (r *Reconciler) passOnUnknown() {
+	r.enqueue(r.cfg.Tracker.SetDenyRulesUnknown(r.policies.denyRulesUnknown()))
+}
+
+// releasePolicies writes the policies that the NAT of Services had blocked, after the sync
+// of Services.
+func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
+	if r.policies == nil || ctx.Err() != nil {
+		return
+	}
+	switch {
+	case r.allWritten():
+		r.enqueue(r.cfg.Tracker.ServicesWritten())
+	case slices.ContainsFunc(r.syncs, func(bs *backendSync) bool { return bs.err != nil }):
+		r.policies.enqueue(r.policies.tracker.ReportRefusals()) // the takeover may take long
+	}
+	r.syncPolicies(ctx, now)
 }
 
 // updateHealthChecks passes on changed health checks. It runs after the sync, so that a

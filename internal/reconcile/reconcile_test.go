@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -45,7 +46,7 @@ func TestFirstSyncWaitsForNodeAddresses(t *testing.T) {
 		b := newFakeBackend("ebpf")
 		g := start(t, nil, b)
 		g.stop()
-		r, err := New(Config{Tracker: &fakeTracker{services: map[model.Name]*model.Service{}}, Backends: g.cfg.Backends, SyncPeriod: time.Second})
+		r, err := New(Config{Tracker: newFakeTracker(policy.Config{}), Backends: g.cfg.Backends, SyncPeriod: time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

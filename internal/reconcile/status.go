@@ -54,6 +54,9 @@ func (r *Reconciler) Status() Status {
 // publish updates status, metrics and log after a turn.
 func (r *Reconciler) publish() {
 	r.problems.set(fromBackends, append(r.backendProblems(), r.entryProblems()...))
+	if ps := r.policies; ps != nil {
+		r.problems.set(fromPolicies, append(ps.problem(), ps.refused...))
+	}
 	r.problems.report()
 	ports := map[string]int{}
 	for i, bs := range r.syncs {
@@ -85,7 +88,6 @@ const (
 	fromBackends
 	fromHealthChecks
 	fromPolicies
-	fromPolicySync
 	origins
 )
 

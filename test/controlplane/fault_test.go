@@ -22,9 +22,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/proxymode"
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/internal/telemetry"
 	"spillway.dev/spillway/lab/controlplane"
@@ -247,7 +249,7 @@ func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t 
 	events := kube.NewEvents(c, "here", source.ServiceUID, log)
 	metrics, backend := telemetry.NewMetrics(telemetry.Build{}), &alone{ports: map[string]bool{}}
 	loop, err := reconcile.New(reconcile.Config{
-		Tracker: intent.New(intent.Config{NodeName: "here"}), Backends: []dataplane.Backend{backend},
+		Tracker: decisions.New(intent.Config{NodeName: "here"}, proxymode.PolicyConfig("here", "", "ebpf")), Backends: []dataplane.Backend{backend},
 		SyncPeriod: time.Second, OnProblems: events.Tell, Metrics: metrics, Logger: log,
 	})
 	if err != nil {

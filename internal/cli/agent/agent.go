@@ -19,8 +19,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
 	"spillway.dev/spillway/internal/node/instance"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -228,12 +227,11 @@ func (p *kernelParts) close(log *slog.Logger) {
 // parts which serve closes.
 func (a *agent) loopConfig(in *input, parts *kernelParts, m *telemetry.Metrics, log *slog.Logger) reconcile.Config {
 	return reconcile.Config{
-		Tracker:       intent.New(a.cfg.intent()),
+		Tracker:       decisions.New(a.cfg.intent(), proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode)),
 		Backends:      parts.backends,
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,
 		Policies:      parts.policies,
-		PolicyTracker: policy.New(proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode)),
 		Bypass:        proxymode.Bypass(parts.backends),
 		OnPolicies:    in.policies,
 		StaleEntries:  parts.entries,

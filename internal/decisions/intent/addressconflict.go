@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
 // An externalIP or a LoadBalancer IP may be a node's own address or a pod's: Kubernetes
@@ -37,7 +38,7 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []mo
 			}
 		}
 	}
-	if owner, ok := t.store.endpointAt(c.key, e); ok {
+	if owner, ok := t.endpointAt(c.key, e.name); ok {
 		report(fmt.Sprintf("%s hides an endpoint of Service %s, which has this address and port; change one of the two", c.key, owner))
 	}
 	return out
@@ -56,20 +57,17 @@ func nodePortsAt(k addressKey) []addressKey {
 // endpointAt returns the first other Service, by name, with an endpoint of this address
 // and port. A Service's own endpoint (for example an ingress controller in the node's
 // network) is reachable either way.
-func (st *store) endpointAt(k addressKey, but *service) (model.Name, bool) {
-	var owner *service
-	for _, s := range st.slicesOfAddr[k.Addr] {
-		if s.service == but || owner != nil && compareNames(owner.name, s.service.name) <= 0 {
+func (t *Tracker) endpointAt(k addressKey, but model.Name) (owner model.Name, found bool) {
+	for _, s := range t.facts.SlicesAt(k.Addr) {
+		service := s.Object.Service
+		if service == but || found && compareNames(owner, service) <= 0 {
 			continue
 		}
-		if slices.ContainsFunc(s.object.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol }) {
-			owner = s.service
+		if slices.ContainsFunc(s.Object.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol }) {
+			owner, found = service, true
 		}
 	}
-	if owner == nil {
-		return model.Name{}, false
-	}
-	return owner.name, true
+	return owner, found
 }
 
 // markNodePortConflictsDirty marks the Services dirty whose address may conflict with a
@@ -103,6 +101,6 @@ func (t *Tracker) markEndpointConflictsDirty(s *model.EndpointSlice) {
 		return
 	}
 	for i := range s.Endpoints {
-		t.markAddressConflictsDirty(endpointAddr(&s.Endpoints[i]))
+		t.markAddressConflictsDirty(store.EndpointAddr(&s.Endpoints[i]))
 	}
 }

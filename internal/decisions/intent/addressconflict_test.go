@@ -82,14 +82,14 @@ func TestAConflictWithTheNodeFollowsItsAddresses(t *testing.T) {
 	if p := tr.Problems(); len(p) > 0 {
 		t.Errorf("before the node has the address: %v", p)
 	}
-	if c := tr.SetNodeAddrs(addrs("192.168.0.1")); len(c.Problems) != 1 || len(c.Upserts) > 0 {
+	if c := setNodeAddrs(tr, addrs("192.168.0.1")); len(c.Problems) != 1 || len(c.Upserts) > 0 {
 		t.Errorf("the node gets the address: %+v", c)
 	}
-	if c := tr.SetNodeAddrs(nil); c.Problems == nil || len(c.Problems) > 0 {
+	if c := setNodeAddrs(tr, nil); c.Problems == nil || len(c.Problems) > 0 {
 		t.Errorf("the node loses the address: %+v", c)
 	}
 	elsewhere := New(Config{NodeName: here, NodePortAddresses: prefixes("10.0.0.0/8")})
-	elsewhere.SetNodeAddrs(addrs("192.168.0.1"))
+	setNodeAddrs(elsewhere, addrs("192.168.0.1"))
 	elsewhere.Apply(delta(web(nodePort(30080)), web(called("hider"), clusterIPs("10.96.0.9"), externalIPs("192.168.0.1"), portNumber(30080))))
 	if p := elsewhere.Problems(); len(p) > 0 {
 		t.Errorf("an address on which no NodePort is served: %v", p)
@@ -104,11 +104,11 @@ func TestANodePortTouchesOnlyThoseThatHideIt(t *testing.T) {
 		ip := netip.AddrFrom4([4]byte{10, 97, 0, byte(i)}).String()
 		tr.Apply(delta(web(called("s"+ip), clusterIPs(ip), externalIPs("192.168.0.1"), portNumber(uint16(1000+i)))))
 	}
-	tr.onServiceUpdate(name("np"), web(called("np"), clusterIPs("10.96.0.8"), nodePort(1007)))
+	tr.facts.Apply(delta(web(called("np"), clusterIPs("10.96.0.8"), nodePort(1007))))
 	if n := len(tr.dirty); n != 2 {
 		t.Errorf("%d Services are decided again, want 2", n)
 	}
-	if c := tr.recompute(); len(c.Problems) != 1 {
+	if c := tr.Changes(); len(c.Problems) != 1 {
 		t.Errorf("problems: %v", c.Problems)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
 // decide computes the decisions about one Service.
@@ -16,7 +17,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 	}
 	problems := slices.Clone(e.plan.problems)
 	t.healthy = t.healthy[:0]
-	from := newSource(e.slices, len(e.plan.ports))
+	from := newSource(t.facts.SlicesOf(e.name), len(e.plan.ports))
 	left := maxEndpoints
 	ports := make([]*ServicePort, 0, len(e.plan.ports))
 	for i := range e.plan.ports {
@@ -89,7 +90,7 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 		// Local policy. But packets to the node's own address and to a pod of this node
 		// arrive here whatever the slice says.
 		hostNetwork := t.own.has(addr)
-		onThisNode := c.onThisNode || hostNetwork || t.store.podOnThisNode(addr)
+		onThisNode := c.onThisNode || hostNetwork || t.podOnThisNode(addr)
 		out = append(out, Endpoint{
 			Addr:                  c.addr,
 			ClusterPolicy:         c.clusterPolicy,
@@ -97,8 +98,8 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 			OnThisNode:            onThisNode,
 			NodeUnknown:           c.ep.Node == "" && !onThisNode,
 			HostNetwork:           hostNetwork,
-			MustTraverseNetfilter: t.store.mustTraverseNetfilter(c.slice.Service.Namespace, c.ep, addr),
-			AllowsAny:             t.store.anyAllowed(proto, c.addr),
+			MustTraverseNetfilter: t.mustTraverseNetfilter(c.slice.Service.Namespace, c.ep, addr),
+			AllowsAny:             t.anyAllowed(proto, c.addr),
 		})
 	}
 	return out
@@ -120,10 +121,10 @@ func servingUnselected(protocol model.Protocol, cs []candidate) []netip.AddrPort
 
 // newestTrigger returns the newest trigger time of one family's slices. A slice without
 // endpoints counts too: it may just have lost its last one.
-func newestTrigger(from []*slice, f model.Family) time.Time {
+func newestTrigger(from []*store.Slice, f model.Family) time.Time {
 	var newest time.Time
 	for _, s := range from {
-		if o := s.object; o.Family == f && o.Triggered.After(newest) {
+		if o := s.Object; o.Family == f && o.Triggered.After(newest) {
 			newest = o.Triggered
 		}
 	}

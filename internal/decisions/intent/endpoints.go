@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
 // candidate is an endpoint of a Service port before intent decides which traffic may use
@@ -28,7 +29,7 @@ func (c *candidate) lastResort() bool {
 // source is the slices of one Service, sorted by name so that equal facts give equal
 // results, and an index of their ports.
 type source struct {
-	slices []*slice
+	slices []*store.Slice
 	ports  []map[portKey][]uint16 // nil: few ports, searched linearly
 }
 
@@ -43,14 +44,14 @@ type portKey struct {
 // Without it each of thousands of ports would search thousands.
 const manyPorts = 32
 
-func newSource(from []*slice, ports int) *source {
+func newSource(from []*store.Slice, ports int) *source {
 	s := &source{slices: from}
 	if ports < manyPorts {
 		return s
 	}
 	for _, one := range from {
-		index := make(map[portKey][]uint16, len(one.object.Ports))
-		for _, p := range one.object.Ports {
+		index := make(map[portKey][]uint16, len(one.Object.Ports))
+		for _, p := range one.Object.Ports {
 			key := portKey{p.Name, p.Protocol}
 			index[key] = append(index[key], p.Port)
 		}
@@ -64,7 +65,7 @@ func (s *source) numbers(dst []uint16, i int, key portKey) []uint16 {
 	if s.ports != nil {
 		return append(dst, s.ports[i][key]...)
 	}
-	for _, p := range s.slices[i].object.Ports {
+	for _, p := range s.slices[i].Object.Ports {
 		if p.Name == key.name && p.Protocol == key.protocol {
 			dst = append(dst, p.Port)
 		}
@@ -77,12 +78,12 @@ func (s *source) numbers(dst []uint16, i int, key portKey) []uint16 {
 func gather(dst []candidate, from *source, id PortID, node string) []candidate {
 	var few [4]uint16
 	for i, s := range from.slices {
-		if s.object.Family != id.Family {
+		if s.Object.Family != id.Family {
 			continue
 		}
 		for _, port := range from.numbers(few[:0], i, portKey{id.Port, id.Protocol}) {
 			if port != 0 { // "all ports", which no Service can ask for
-				dst = appendSlice(dst, s.object, port, id.Family, node)
+				dst = appendSlice(dst, s.Object, port, id.Family, node)
 			}
 		}
 	}
@@ -93,7 +94,7 @@ func gather(dst []candidate, from *source, id PortID, node string) []candidate {
 func appendSlice(dst []candidate, s *model.EndpointSlice, port uint16, family model.Family, node string) []candidate {
 	for i := range s.Endpoints {
 		ep := &s.Endpoints[i]
-		addr := endpointAddr(ep)
+		addr := store.EndpointAddr(ep)
 		if !addr.IsValid() || model.FamilyOf(addr) != family {
 			continue
 		}
@@ -105,14 +106,6 @@ func appendSlice(dst []candidate, s *model.EndpointSlice, port uint16, family mo
 		})
 	}
 	return dst
-}
-
-// endpointAddr returns the one address that consumers of an endpoint use.
-func endpointAddr(ep *model.Endpoint) netip.Addr {
-	if len(ep.Addresses) == 0 {
-		return netip.Addr{}
-	}
-	return ep.Addresses[0].Unmap()
 }
 
 func onNode(ep *model.Endpoint, node string) bool {

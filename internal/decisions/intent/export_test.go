@@ -1,10 +1,22 @@
 package intent
 
 import (
+	"net/netip"
 	"slices"
 
+	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
+
+func setNodeAddrs(t *Tracker, addrs []netip.Addr) Changes {
+	t.SetNodeAddrs(addrs)
+	return t.Changes()
+}
+
+func setTraversal(t *Tracker, v policy.Traversal) Changes {
+	t.SetTraversal(v)
+	return t.Changes()
+}
 
 // HealthChecks returns every healthCheckNodePort to serve, sorted by Service.
 func (t *Tracker) HealthChecks() []HealthCheck {

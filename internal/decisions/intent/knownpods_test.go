@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -21,7 +22,7 @@ func podOf(ns, n string) func(*model.Endpoint) {
 func TestASliceCannotTakeAPodOutOfItsPolicy(t *testing.T) {
 	isWeb := labels{"app": "web"}
 	victim := inNamespace("victim", podObject("v", here, isWeb, "10.1.0.1"))
-	strict := policy("strict", isWeb)
+	strict := networkPolicy("strict", isWeb)
 	strict.Namespace = "victim"
 	mine := podObject("mine", here, nil, "10.1.0.9")
 	remote := podObject("remote", there, nil, "10.1.0.1")
@@ -44,7 +45,7 @@ func TestASliceCannotTakeAPodOutOfItsPolicy(t *testing.T) {
 			}
 		}
 	}
-	other := policy("other", labels{"app": "db"})
+	other := networkPolicy("other", labels{"app": "db"})
 	other.Namespace = "victim"
 	rows = append(rows,
 		decision{"a policy that selects another pod", []any{web(), sliceOf("s", at("10.1.0.1", "", pod("mine"))), victim, mine, other}, lines + " here"},
@@ -59,9 +60,9 @@ func TestASliceCannotTakeAPodOutOfItsPolicy(t *testing.T) {
 func TestTheNodesAddressIsHereWhateverASliceSays(t *testing.T) {
 	tr := newTracker(web(), sliceOf("s", at("192.168.0.1", there)))
 	free := clusterIPLeadsTo + "-> 192.168.0.1:8080 cluster"
-	c := tr.SetNodeAddrs(addrs("192.168.0.1"))
+	c := setNodeAddrs(tr, addrs("192.168.0.1"))
 	same(t, "changed ports", describe(c.Upserts), free+" here host")
-	c = tr.SetNodeAddrs(addrs("192.168.0.2"))
+	c = setNodeAddrs(tr, addrs("192.168.0.2"))
 	same(t, "ports without the address", describe(c.Upserts), free)
 }
 
@@ -69,7 +70,7 @@ func TestTheNodesAddressIsHereWhateverASliceSays(t *testing.T) {
 // have meant that one.
 func TestAnAddressOfTwoPodsIsNotOpen(t *testing.T) {
 	tr := newTracker(web(), sliceOf("s", at("10.1.0.1", here)), podObject("old", here, nil, "10.1.0.1"))
-	tr.SetAllowsAny([]AllowedPorts{{addr("10.1.0.1"), model.TCP, 8080, 8080}})
+	setTraversal(tr, policy.Traversal{AllowsAny: []policy.Target{{Addr: addr("10.1.0.1"), Protocol: model.TCP, First: 8080, Last: 8080}}})
 	for _, step := range []struct {
 		name string
 		d    model.Delta
@@ -126,13 +127,13 @@ func TestPoliciesExist(t *testing.T) {
 		want bool
 	}{
 		{"none", func() Changes { return Changes{} }, false},
-		{"one of any namespace", func() Changes { return tr.Apply(delta(policy("np", labels{"app": "web"}))) }, true},
+		{"one of any namespace", func() Changes { return tr.Apply(delta(networkPolicy("np", labels{"app": "web"}))) }, true},
 		{"it goes", func() Changes { return tr.Apply(gone) }, false},
 		{"one of no direction", func() Changes { return tr.Apply(delta(&model.NetworkPolicy{Name: name("np")})) }, false},
 		{"they cannot be read", func() Changes { return tr.Apply(model.Delta{PoliciesUnknown: &yes}) }, true},
 		{"they can", func() Changes { return tr.Apply(model.Delta{PoliciesUnknown: &no}) }, false},
-		{"guards cannot be read", func() Changes { return tr.SetDenyRulesUnknown(true) }, true},
-		{"they can", func() Changes { return tr.SetDenyRulesUnknown(false) }, false},
+		{"guards cannot be read", func() Changes { return setTraversal(tr, policy.Traversal{Unknown: true}) }, true},
+		{"they can", func() Changes { return setTraversal(tr, policy.Traversal{}) }, false},
 	} {
 		before := tr.State().Node.PoliciesExist
 		c := step.do()
@@ -144,7 +145,7 @@ func TestPoliciesExist(t *testing.T) {
 		}
 	}
 	tr = New(Config{NodeName: here, IgnoreNetworkPolicies: true})
-	if tr.Apply(delta(policy("np", nil))); tr.State().Node.PoliciesExist {
+	if tr.Apply(delta(networkPolicy("np", nil))); tr.State().Node.PoliciesExist {
 		t.Error("policies exist that are to be ignored")
 	}
 }

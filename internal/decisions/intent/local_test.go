@@ -43,7 +43,7 @@ func TestLocalTrafficIsWhatTheModeSays(t *testing.T) {
 
 func TestPrimaryNodePortsAreOnTheFirstAddressOfEachFamily(t *testing.T) {
 	tr := New(Config{NodeName: here, NodePortPrimary: true})
-	tr.SetNodeAddrs(addrs("10.0.0.1", "10.0.0.2", "10.0.0.3", "2001:db8::1", "2001:db8::2"))
+	setNodeAddrs(tr, addrs("10.0.0.1", "10.0.0.2", "10.0.0.3", "2001:db8::1", "2001:db8::2"))
 	c := tr.Apply(delta(&model.Node{Name: here, Addresses: addrs("10.0.0.2", "10.0.0.1", "2001:db8::2")}))
 	if got := stringsOf(c.Node.NodePortAddrs); !equalStrings(got, []string{"10.0.0.2", "2001:db8::2"}) {
 		t.Errorf("NodePorts on %v", got)

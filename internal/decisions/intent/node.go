@@ -30,12 +30,14 @@ type ownNode struct {
 	others  []netip.Prefix // ranges of the other nodes' pods; computed with cidrs
 
 	// mustTraverse counts, for each address, the pods, slices and deny rules because of
-	// which it must traverse netfilter; mustTraverseOfPod has the addresses of each pod.
-	mustTraverse      map[netip.Addr]int
-	knownPods         map[netip.Addr]int // how many Pods of this node have the address
-	mustTraverseOfPod map[model.Name][]netip.Addr
-	denyRulePods      []netip.Addr            // see SetDenyRulePods
-	dirtyPods         map[model.Name]struct{} // pods to check again
+	// which it must traverse netfilter; the others have the addresses of each of these.
+	mustTraverse        map[netip.Addr]int
+	mustTraverseOfPod   map[model.Name][]netip.Addr
+	mustTraverseOfSlice map[model.Name][]netip.Addr
+	denyRulePods        []netip.Addr
+	knownPods           map[netip.Addr]int      // how many Pods of this node have the address
+	dirtyPods           map[model.Name]struct{} // pods to check again
+	anyPolicy           bool                    // a NetworkPolicy may require netfilter
 
 	otherNodesPods map[netip.Addr]int // how many Pods of other nodes have the address
 	otherPods      []netip.Addr       // the keys of otherNodesPods, sorted; nil: compute again
@@ -43,11 +45,12 @@ type ownNode struct {
 
 func newOwnNode() ownNode {
 	return ownNode{
-		mustTraverse:      map[netip.Addr]int{},
-		knownPods:         map[netip.Addr]int{},
-		otherNodesPods:    map[netip.Addr]int{},
-		mustTraverseOfPod: map[model.Name][]netip.Addr{},
-		dirtyPods:         map[model.Name]struct{}{},
+		mustTraverse:        map[netip.Addr]int{},
+		mustTraverseOfPod:   map[model.Name][]netip.Addr{},
+		mustTraverseOfSlice: map[model.Name][]netip.Addr{},
+		knownPods:           map[netip.Addr]int{},
+		otherNodesPods:      map[netip.Addr]int{},
+		dirtyPods:           map[model.Name]struct{}{},
 	}
 }
 
@@ -57,15 +60,9 @@ func (o *ownNode) has(a netip.Addr) bool {
 	return found
 }
 
-// onNodeUpdate stores a Node; nil deletes it.
-func (t *Tracker) onNodeUpdate(name string, n *model.Node) {
-	old := t.store.nodes[name]
+// onNode marks dirty what depends on a Node.
+func (t *Tracker) onNode(name string, old, n *model.Node) {
 	t.own.nodesChanged = t.own.nodesChanged || (old == nil) != (n == nil) || (len(podCIDRs(old)) == 0) != (len(podCIDRs(n)) == 0)
-	if n == nil {
-		delete(t.store.nodes, name)
-	} else {
-		t.store.nodes[name] = n
-	}
 	if !slices.Equal(podCIDRs(old), podCIDRs(n)) || !slices.Equal(addresses(old), addresses(n)) {
 		t.own.cidrs = nil
 		t.own.stale = true
@@ -101,14 +98,13 @@ func (t *Tracker) checkNode() bool {
 	t.own.nodesChanged = false
 	before := t.own.problem
 	t.own.problem = nil
-	own := t.store.nodes[t.cfg.NodeName]
+	own := t.facts.ThisNode()
 	if mode := t.localByNode(); mode != "" && own != nil && len(own.PodCIDRs) == 0 {
 		p := model.ClusterProblem(model.KindNode, t.cfg.NodeName, "spec.podCIDRs",
 			"has none, so --detect-local-mode "+mode+" cannot tell this node's pods from other clients; give another mode, "+t.orRanges()+"or have the Node get its range (kube-controller-manager --allocate-node-cidrs)")
 		t.own.problem = &p
 	}
-	if len(t.store.nodes) > 0 && own == nil {
-		names := slices.Sorted(maps.Keys(t.store.nodes))
+	if names := t.facts.NodeNames(); own == nil && len(names) > 0 {
 		known := strings.Join(names[:min(len(names), namesInProblem)], ", ")
 		if more := len(names) - namesInProblem; more > 0 {
 			known += fmt.Sprintf(" and %d more", more)
@@ -142,7 +138,7 @@ func (t *Tracker) orRanges() string {
 
 // leaving reports whether load balancers should exclude this node.
 func (t *Tracker) leaving() bool {
-	n := t.store.nodes[t.cfg.NodeName]
+	n := t.facts.ThisNode()
 	if n == nil {
 		return t.cfg.ExpectNode
 	}
@@ -174,7 +170,7 @@ func (t *Tracker) readdress() {
 		}
 	}
 	add(t.own.kernel)
-	if n := t.store.nodes[t.cfg.NodeName]; n != nil {
+	if n := t.facts.ThisNode(); n != nil {
 		add(n.Addresses)
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
@@ -184,9 +180,7 @@ func (t *Tracker) readdress() {
 	}
 	for _, a := range slices.Concat(addrs, t.own.addrs) {
 		t.markAddressConflictsDirty(a)
-		for _, s := range t.store.slicesOfAddr[a] {
-			t.markDirty(s.service)
-		}
+		t.markSlicesDirty(t.facts.SlicesAt(a))
 	}
 	t.own.addrs = addrs
 	t.own.stale = true
@@ -232,63 +226,6 @@ func (o *ownNode) countOtherNodesPod(p *model.Pod, by int) {
 	}
 }
 
-// updateSlicePods computes which addresses of this node must traverse netfilter because of
-// a slice. A Pod of this node that has the address takes precedence over the slice.
-func (t *Tracker) updateSlicePods(s *slice) {
-	if !s.mayBeOnNode && len(s.mustTraverse) == 0 {
-		return
-	}
-	var now []netip.Addr
-	for i := range s.object.Endpoints {
-		ep := &s.object.Endpoints[i]
-		addr := endpointAddr(ep)
-		if addr.IsValid() && onNode(ep, t.cfg.NodeName) && !t.store.podOnThisNode(addr) && t.store.selected(s.object.Service.Namespace, ep, addr) {
-			now = append(now, addr)
-		}
-	}
-	t.setMustTraverse(&s.mustTraverse, now)
-}
-
-// updatePods computes which addresses must traverse netfilter because of the dirty pods.
-func (t *Tracker) updatePods() {
-	for name := range t.own.dirtyPods {
-		var now []netip.Addr
-		if p := t.store.pods[name]; p != nil && p.Node == t.cfg.NodeName && t.store.podSelected(name) {
-			for _, a := range p.IPs {
-				now = append(now, a.Unmap())
-			}
-		}
-		said := t.own.mustTraverseOfPod[name]
-		t.setMustTraverse(&said, now)
-		if len(said) == 0 {
-			delete(t.own.mustTraverseOfPod, name)
-		} else {
-			t.own.mustTraverseOfPod[name] = said
-		}
-	}
-	clear(t.own.dirtyPods)
-}
-
-// setMustTraverse replaces the addresses that must traverse netfilter because of one pod,
-// slice or the deny rules.
-func (t *Tracker) setMustTraverse(said *[]netip.Addr, now []netip.Addr) {
-	if slices.Equal(*said, now) {
-		return
-	}
-	for _, a := range now {
-		t.own.mustTraverse[a]++
-		t.own.stale = t.own.stale || t.own.mustTraverse[a] <= 2 // the second may be beside a deny rule
-	}
-	for _, a := range *said {
-		t.own.mustTraverse[a]--
-		t.own.stale = t.own.stale || t.own.mustTraverse[a] < 2
-		if t.own.mustTraverse[a] == 0 {
-			delete(t.own.mustTraverse, a)
-		}
-	}
-	*said = now
-}
-
 // changedNode returns the Node if it differs from what was last returned.
 func (t *Tracker) changedNode() *Node {
 	t.updatePods()
@@ -318,15 +255,15 @@ func (t *Tracker) describeNode() Node {
 	n := Node{
 		Name:          t.cfg.NodeName,
 		Addrs:         t.own.addrs,
-		PodCIDRs:      canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName])),
+		PodCIDRs:      canonicalPrefixes(podCIDRs(t.facts.ThisNode())),
 		ClusterCIDRs:  t.own.cidrs,
 		Peers:         t.own.peers,
 		OtherPods:     t.own.otherPods,
 		OtherPodCIDRs: t.own.others,
 		MasqueradeAll: t.cfg.MasqueradeAll,
 
-		PoliciesUnknown: t.store.policiesUnknown || t.store.denyRulesUnknown,
-		PoliciesExist:   len(t.store.policies) > 0 || t.store.policiesUnknown || t.store.denyRulesUnknown,
+		PoliciesUnknown: t.policiesUnknown(),
+		PoliciesExist:   t.anyNetworkPolicy() || t.policiesUnknown(),
 		Local:           t.localTraffic(),
 		Leaving:         t.leaving(),
 	}
@@ -342,8 +279,8 @@ func (t *Tracker) describeNode() Node {
 	}
 	unverified := 0
 	for _, a := range slices.SortedFunc(maps.Keys(t.own.mustTraverse), netip.Addr.Compare) {
-		_, denyRule := t.store.hasDenyRule[a]
-		if !denyRule && !t.store.podOnThisNode(a) {
+		_, denyRule := t.doNotTrack.denyRule[a]
+		if !denyRule && !t.podOnThisNode(a) {
 			if unverified++; unverified > maxUnverified {
 				continue
 			}
@@ -364,7 +301,7 @@ func (t *Tracker) describeNode() Node {
 func (t *Tracker) localTraffic() LocalTraffic {
 	switch t.cfg.DetectLocal {
 	case LocalNodeCIDR:
-		return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName]))}
+		return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.facts.ThisNode()))}
 	case LocalBridgeInterface:
 		return LocalTraffic{Interface: t.cfg.LocalInterface}
 	case LocalInterfaceNamePrefix:
@@ -375,12 +312,12 @@ func (t *Tracker) localTraffic() LocalTraffic {
 	}
 	// kube-proxy then treats all pods as external clients. The Node's podCIDRs are more
 	// precise.
-	return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.store.nodes[t.cfg.NodeName]))}
+	return LocalTraffic{Sources: canonicalPrefixes(podCIDRs(t.facts.ThisNode()))}
 }
 
 func (t *Tracker) servesNodePorts(a netip.Addr) bool {
 	if t.cfg.NodePortPrimary {
-		for _, own := range addresses(t.store.nodes[t.cfg.NodeName]) {
+		for _, own := range addresses(t.facts.ThisNode()) {
 			if model.FamilyOf(own) == model.FamilyOf(a) {
 				return own.Unmap() == a
 			}
@@ -395,7 +332,7 @@ func (t *Tracker) servesNodePorts(a netip.Addr) bool {
 // never nil.
 func (t *Tracker) clusterCIDRs() []netip.Prefix {
 	all := append([]netip.Prefix{}, t.cfg.ClusterCIDRs...)
-	for _, n := range t.store.nodes {
+	for _, n := range t.facts.Nodes() {
 		all = append(all, n.PodCIDRs...)
 	}
 	return canonicalPrefixes(all)
@@ -404,7 +341,7 @@ func (t *Tracker) clusterCIDRs() []netip.Prefix {
 // otherPodCIDRs collects the address ranges of the other nodes' pods.
 func (t *Tracker) otherPodCIDRs() []netip.Prefix {
 	var all []netip.Prefix
-	for _, n := range t.store.nodes {
+	for _, n := range t.facts.Nodes() {
 		if n.Name != t.cfg.NodeName {
 			all = append(all, n.PodCIDRs...)
 		}
@@ -415,7 +352,7 @@ func (t *Tracker) otherPodCIDRs() []netip.Prefix {
 // peers collects the addresses of the other nodes.
 func (t *Tracker) peers() []netip.Addr {
 	var all []netip.Addr
-	for _, n := range t.store.nodes {
+	for _, n := range t.facts.Nodes() {
 		if n.Name == t.cfg.NodeName {
 			continue
 		}

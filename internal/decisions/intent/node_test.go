@@ -40,13 +40,13 @@ func TestNodeAddrs(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			tr := New(Config{NodeName: here, NodePortAddresses: row.config})
 			tr.Apply(delta(object))
-			c := tr.SetNodeAddrs(addrs(kernel...))
+			c := setNodeAddrs(tr, addrs(kernel...))
 			if c.Node == nil {
 				t.Fatal("the node did not change")
 			}
 			same(t, "addresses", strings.Join(stringsOf(c.Node.Addrs), " "), strings.Join(row.addrs, " "))
 			same(t, "NodePort addresses", strings.Join(stringsOf(c.Node.NodePortAddrs), " "), strings.Join(row.ports, " "))
-			if again := tr.SetNodeAddrs(addrs(kernel...)); !again.Empty() {
+			if again := setNodeAddrs(tr, addrs(kernel...)); !again.Empty() {
 				t.Errorf("the same addresses again change %+v", again)
 			}
 		})
@@ -94,9 +94,9 @@ func TestAZoneThatChangesMovesTraffic(t *testing.T) {
 
 func TestNewNodeAddressesMakeEndpointsHost(t *testing.T) {
 	tr := newTracker(web(), sliceOf("s", at("192.168.0.1", here)), web(called("plain"), clusterIPs("10.96.0.2")))
-	c := tr.SetNodeAddrs(addrs("192.168.0.1"))
+	c := setNodeAddrs(tr, addrs("192.168.0.1"))
 	same(t, "changed ports", describe(c.Upserts), clusterIPLeadsTo+"-> 192.168.0.1:8080 cluster here host")
-	c = tr.SetNodeAddrs(nil)
+	c = setNodeAddrs(tr, nil)
 	same(t, "ports without the address", describe(c.Upserts), clusterIPLeadsTo+"-> 192.168.0.1:8080 cluster here")
 }
 

@@ -49,7 +49,7 @@ func TestSelectors(t *testing.T) {
 func TestPolicedEndpoints(t *testing.T) {
 	ep := sliceOf("s", at("10.1.0.1", there, pod("p")))
 	free, policed := clusterIPLeadsTo+"-> 10.1.0.1:8080 cluster", clusterIPLeadsTo+"-> 10.1.0.1:8080 cluster policed"
-	elsewhere := policy("np", nil)
+	elsewhere := networkPolicy("np", nil)
 	elsewhere.Namespace = "other"
 	egress := &model.NetworkPolicy{Name: name("np"), Egress: true}
 	idle := &model.NetworkPolicy{Name: name("np")}
@@ -59,19 +59,19 @@ func TestPolicedEndpoints(t *testing.T) {
 
 	runDecisions(t, []decision{
 		{"without policies none is", []any{web(), ep}, free},
-		{"a policy that selects the pod", []any{web(), ep, podObject("p", there, isWeb), policy("np", isWeb)}, policed},
-		{"a policy that selects another pod", []any{web(), ep, podObject("p", there, isWeb), policy("np", isDB)}, free},
-		{"one of several policies is enough", []any{web(), ep, podObject("p", there, isWeb), policy("a", isDB), policy("b", isWeb)}, policed},
-		{"an empty selector selects every pod", []any{web(), ep, podObject("p", there, nil), policy("np", nil)}, policed},
+		{"a policy that selects the pod", []any{web(), ep, podObject("p", there, isWeb), networkPolicy("np", isWeb)}, policed},
+		{"a policy that selects another pod", []any{web(), ep, podObject("p", there, isWeb), networkPolicy("np", isDB)}, free},
+		{"one of several policies is enough", []any{web(), ep, podObject("p", there, isWeb), networkPolicy("a", isDB), networkPolicy("b", isWeb)}, policed},
+		{"an empty selector selects every pod", []any{web(), ep, podObject("p", there, nil), networkPolicy("np", nil)}, policed},
 		{"a policy for egress alone counts too", []any{web(), ep, podObject("p", there, nil), egress}, policed},
 		{"a policy of no direction does not count", []any{web(), ep, podObject("p", there, nil), idle}, free},
 		{"a policy of another namespace does not count", []any{web(), ep, podObject("p", there, nil), elsewhere}, free},
-		{"an unknown pod may be selected", []any{web(), ep, policy("np", isDB)}, policed},
-		{"an unknown pod is selected by an empty selector", []any{web(), ep, policy("np", nil)}, policed},
-		{"an endpoint that names no pod is found by address", []any{web(), bare, podObject("p", there, isWeb, "10.1.0.1"), policy("np", isWeb)}, policed},
-		{"an endpoint that names no pod is found by address and is free", []any{web(), bare, podObject("p", there, isWeb, "10.1.0.1"), policy("np", isDB)}, free},
-		{"an endpoint that names no pod but a node may be an unknown pod", []any{web(), bare, policy("np", isDB)}, policed},
-		{"a manual endpoint outside the cluster is free", []any{web(), manual, policy("np", nil)}, free},
+		{"an unknown pod may be selected", []any{web(), ep, networkPolicy("np", isDB)}, policed},
+		{"an unknown pod is selected by an empty selector", []any{web(), ep, networkPolicy("np", nil)}, policed},
+		{"an endpoint that names no pod is found by address", []any{web(), bare, podObject("p", there, isWeb, "10.1.0.1"), networkPolicy("np", isWeb)}, policed},
+		{"an endpoint that names no pod is found by address and is free", []any{web(), bare, podObject("p", there, isWeb, "10.1.0.1"), networkPolicy("np", isDB)}, free},
+		{"an endpoint that names no pod but a node may be an unknown pod", []any{web(), bare, networkPolicy("np", isDB)}, policed},
+		{"a manual endpoint outside the cluster is free", []any{web(), manual, networkPolicy("np", nil)}, free},
 	})
 }
 
@@ -89,11 +89,11 @@ func TestPolicyChangesUpdateJustThePortsConcerned(t *testing.T) {
 		ports []string // Services that are upserted
 		pods  []string // MustTraverseNetfilter; nil if the node does not change
 	}{
-		{"a policy comes", delta(policy("np", isWeb)), []string{"bare", "web"}, []string{"10.1.0.1"}},
-		{"the same again", delta(policy("np", isWeb)), nil, nil},
+		{"a policy comes", delta(networkPolicy("np", isWeb)), []string{"bare", "web"}, []string{"10.1.0.1"}},
+		{"the same again", delta(networkPolicy("np", isWeb)), nil, nil},
 		{"the pod's labels change", delta(podObject("p", here, nil, "10.1.0.1")), []string{"bare", "web"}, []string{}},
 		{"and change back", delta(podObject("p", here, isWeb, "10.1.0.1")), []string{"bare", "web"}, []string{"10.1.0.1"}},
-		{"the policy selects all", delta(policy("np", nil)), []string{"db"}, []string{"10.1.0.1", "10.1.0.2"}},
+		{"the policy selects all", delta(networkPolicy("np", nil)), []string{"db"}, []string{"10.1.0.1", "10.1.0.2"}},
 		{"the other pod goes, but may be there unseen", model.Delta{Pods: map[model.Name]*model.Pod{name("q"): nil}}, nil, []string{"10.1.0.1", "10.1.0.2"}},
 		{"the policy goes", noPolicy, []string{"bare", "db", "web"}, []string{}},
 		{"it is gone", noPolicy, nil, nil},
@@ -121,13 +121,13 @@ func TestPolicedPods(t *testing.T) {
 		objects []any
 		want    []string
 	}{
-		{"a pod here without any Service", []any{podObject("p", here, isWeb, "10.1.0.1", "fd00::1"), policy("np", isWeb)}, []string{"10.1.0.1", "fd00::1"}},
-		{"a pod elsewhere does not count", []any{podObject("p", there, isWeb, "10.1.0.1"), policy("np", isWeb)}, nil},
-		{"a pod that is not selected does not count", []any{podObject("p", here, nil, "10.1.0.1"), policy("np", isWeb)}, nil},
-		{"an endpoint here whose pod is not known", []any{sliceOf("s", at("10.1.0.1", here, pod("p"))), policy("np", isWeb)}, []string{"10.1.0.1"}},
-		{"an endpoint here that is not ready either", []any{web(), sliceOf("s", at("10.1.0.1", here, pod("p"), notReady)), policy("np", isWeb)}, []string{"10.1.0.1"}},
-		{"a pod and its endpoint are one address", []any{web(), sliceOf("s", at("10.1.0.1", here, pod("p"))), podObject("p", here, isWeb, "10.1.0.1"), policy("np", isWeb)}, []string{"10.1.0.1"}},
-		{"the node's own address is never one", []any{&model.Node{Name: here, Addresses: addrs("192.168.0.1")}, podObject("p", here, isWeb, "192.168.0.1"), policy("np", isWeb)}, nil},
+		{"a pod here without any Service", []any{podObject("p", here, isWeb, "10.1.0.1", "fd00::1"), networkPolicy("np", isWeb)}, []string{"10.1.0.1", "fd00::1"}},
+		{"a pod elsewhere does not count", []any{podObject("p", there, isWeb, "10.1.0.1"), networkPolicy("np", isWeb)}, nil},
+		{"a pod that is not selected does not count", []any{podObject("p", here, nil, "10.1.0.1"), networkPolicy("np", isWeb)}, nil},
+		{"an endpoint here whose pod is not known", []any{sliceOf("s", at("10.1.0.1", here, pod("p"))), networkPolicy("np", isWeb)}, []string{"10.1.0.1"}},
+		{"an endpoint here that is not ready either", []any{web(), sliceOf("s", at("10.1.0.1", here, pod("p"), notReady)), networkPolicy("np", isWeb)}, []string{"10.1.0.1"}},
+		{"a pod and its endpoint are one address", []any{web(), sliceOf("s", at("10.1.0.1", here, pod("p"))), podObject("p", here, isWeb, "10.1.0.1"), networkPolicy("np", isWeb)}, []string{"10.1.0.1"}},
+		{"the node's own address is never one", []any{&model.Node{Name: here, Addresses: addrs("192.168.0.1")}, podObject("p", here, isWeb, "192.168.0.1"), networkPolicy("np", isWeb)}, nil},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {

@@ -368,7 +368,7 @@ func live(t *testing.T, d dice, steps int) {
 		switch d.upTo(10) {
 		case 0:
 			r.addrs = some(d, nodeIPs...)
-			r.takeChanges(t, tr.SetNodeAddrs(r.addrs))
+			r.takeChanges(t, setNodeAddrs(tr, r.addrs))
 		case 1:
 			again := randomDelta(d)
 			again.Full = true
@@ -386,7 +386,7 @@ func live(t *testing.T, d dice, steps int) {
 		}
 		checkHolders(t, r.world, held, tr.holders())
 		fresh := New(cfg)
-		fresh.SetNodeAddrs(r.addrs)
+		setNodeAddrs(fresh, r.addrs)
 		maps.Copy(fresh.addresses.before, held) // who was served is the one thing that the world does not say
 		fresh.Apply(r.world)
 		want := fresh.summary()
@@ -442,13 +442,11 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 			tr.Apply(randomDelta(d))
 		}
 		tr.Apply(whole(model.Delta{}))
-		tr.SetNodeAddrs(nil)
-		st := &tr.store
-		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.withProblems) + len(tr.problems) + len(st.slices) + len(st.nodes) + len(st.pods) +
-			len(st.policies) + len(st.slicesOfPod) + len(st.slicesOfAddr) + len(st.slicesOfNS) + len(st.slicesOnNode) + len(st.podsOfAddr) +
-			len(st.podsOfNS) + len(tr.own.mustTraverse) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.mustTraverseOfPod) + len(tr.own.addrs)
+		setNodeAddrs(tr, nil)
+		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.withProblems) + len(tr.problems) +
+			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.addrs)
 		if left > 0 {
-			t.Errorf("seed %d: %d entries are left: %+v %+v", seed, left, tr.store, tr.own)
+			t.Errorf("seed %d: %d entries are left: %+v", seed, left, tr.own)
 		}
 	}
 }

@@ -147,7 +147,7 @@ func podObject(n, node string, labels map[string]string, ips ...string) *model.P
 	return &model.Pod{Name: name(n), Node: node, Labels: labels, IPs: addrs(ips...)}
 }
 
-func policy(n string, labels map[string]string) *model.NetworkPolicy {
+func networkPolicy(n string, labels map[string]string) *model.NetworkPolicy {
 	return &model.NetworkPolicy{Name: name(n), Ingress: true, Selector: model.Selector{MatchLabels: labels}}
 }
 

@@ -6,22 +6,24 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
-// Tracker stores the facts of Deltas and keeps the decisions about them up to date. Its
-// work for a change follows the change: indexes lead from each object to the Services
-// whose decision depends on it.
+// Tracker keeps the decisions about the facts of a Store up to date. Its work for a change
+// follows the change: indexes lead from each object to the Services whose decision depends
+// on it.
 //
-//	Delta ──> store (facts, indexes) ──> dirty Services ──> decide ──> compare ──> Changes
+//	Delta ──> Store (facts, indexes) ──> dirty Services ──> decide ──> compare ──> Changes
 //
-// One goroutine at a time uses a Tracker.
+// One goroutine at a time uses a Tracker and its Store.
 type Tracker struct {
-	cfg   Config
-	store store
-	own   ownNode
+	cfg        Config
+	facts      *store.Store
+	doNotTrack doNotTrack // see SetTraversal
+	own        ownNode
 
 	addresses    addressTable
-	conflictable map[netip.Addr]map[*service]struct{} // by externalIP and LoadBalancer IP
+	conflictable sets[netip.Addr, *service] // by externalIP and LoadBalancer IP
 	services     map[model.Name]*service
 	withProblems map[model.Name]struct{} // Services with problems
 	problems     []model.Problem         // of all Services and the node, sorted
@@ -31,12 +33,11 @@ type Tracker struct {
 	healthy    []netip.Addr
 }
 
-// service is a Service, or a placeholder for one whose slices came first.
+// service is a Service, or a placeholder for one that has slices only.
 type service struct {
-	name   model.Name
-	spec   *model.Service // nil while there is none
-	slices []*slice       // sorted by name
-	plan   plan
+	name model.Name
+	spec *model.Service // nil while there is none that this agent serves
+	plan plan
 
 	ports    []*ServicePort // as decided, sorted by ID
 	health   HealthCheck    // Port 0: none
@@ -44,62 +45,41 @@ type service struct {
 	dirty    bool
 }
 
-// New returns a Tracker without facts. The Config must be valid.
-func New(cfg Config) *Tracker {
+// New returns a Tracker with a Store of its own. The Config must be valid.
+func New(cfg Config) *Tracker { return NewReader(cfg, store.New(cfg.NodeName)) }
+
+// NewReader returns a Tracker that reads a Store, which has no facts yet.
+func NewReader(cfg Config, facts *store.Store) *Tracker {
 	cfg.NodePortAddresses = canonicalPrefixes(cfg.NodePortAddresses)
 	cfg.ClusterCIDRs = canonicalPrefixes(cfg.ClusterCIDRs)
 	t := &Tracker{
 		cfg:          cfg,
-		store:        newStore(cfg.NodeName),
+		facts:        facts,
 		own:          newOwnNode(),
 		addresses:    newAddressTable(),
-		conflictable: map[netip.Addr]map[*service]struct{}{},
+		conflictable: sets[netip.Addr, *service]{},
 		services:     map[model.Name]*service{},
 		withProblems: map[model.Name]struct{}{},
 	}
 	t.own.node = t.describeNode()
+	facts.Subscribe(store.Reader{
+		Node: t.onNode, NetworkPolicy: t.onNetworkPolicy, PoliciesUnknown: t.onPoliciesUnknown,
+		Pod: t.onPod, Service: t.onService, Slice: t.onSlice,
+	})
 	return t
 }
 
-// Apply stores the facts of a Delta and returns what they change. The first call always
-// returns the Node.
+// Apply stores a Delta and returns what it changes.
 func (t *Tracker) Apply(d model.Delta) Changes {
-	if d.Full {
-		t.forget(d)
-		t.onPoliciesUnknownUpdate(false)
-	}
-	if t.cfg.IgnoreNetworkPolicies {
-		d.NetworkPolicies, d.PoliciesUnknown = nil, nil
-	}
-	if d.PoliciesUnknown != nil {
-		t.onPoliciesUnknownUpdate(*d.PoliciesUnknown)
-	}
-	// Nodes, policies and pods come first only so that each Service is decided once. The
-	// result does not depend on the order.
-	for name, n := range d.Nodes {
-		t.onNodeUpdate(name, n)
-	}
-	for name, p := range d.NetworkPolicies {
-		t.onNetworkPolicyUpdate(name, p)
-	}
-	for name, p := range d.Pods {
-		t.onPodUpdate(name, p)
-	}
-	for name, s := range d.Services {
-		t.onServiceUpdate(name, s)
-	}
-	for name, s := range d.Slices {
-		t.onSliceUpdate(name, s)
-	}
-	return t.recompute()
+	t.facts.Apply(d)
+	return t.Changes()
 }
 
 // SetNodeAddrs sets the node's own addresses as the kernel has them, complete each time.
 // It ignores loopback and link-local addresses.
-func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
+func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) {
 	t.own.kernel = slices.Clone(addrs)
 	t.readdress()
-	return t.recompute()
 }
 
 // State returns the whole state, sorted.
@@ -112,7 +92,7 @@ func (t *Tracker) State() State {
 	return s
 }
 
-// markDirty makes recompute decide a Service again.
+// markDirty makes Changes decide a Service again.
 func (t *Tracker) markDirty(e *service) {
 	if !e.dirty {
 		e.dirty = true
@@ -120,13 +100,22 @@ func (t *Tracker) markDirty(e *service) {
 	}
 }
 
-// recompute decides all dirty Services and returns what changed.
-func (t *Tracker) recompute() Changes {
+// markSlicesDirty makes Changes decide the Services of slices again.
+func (t *Tracker) markSlicesDirty(list []*store.Slice) {
+	for _, s := range list {
+		t.markDirty(t.serviceNamed(s.Object.Service))
+	}
+}
+
+// Changes decides everything that facts and settings have changed since the last call, and
+// returns what is different. The first call always returns the Node.
+func (t *Tracker) Changes() Changes {
 	var c Changes
 	complained := t.checkNode()
 	t.addresses.resolve()
 	for _, e := range t.dirty {
-		for _, s := range e.slices {
+		of := t.facts.SlicesOf(e.name)
+		for _, s := range of {
 			t.updateSlicePods(s)
 		}
 		ports, health, problems := t.decide(e)
@@ -141,7 +130,7 @@ func (t *Tracker) recompute() Changes {
 			complained = true
 		}
 		e.dirty = false
-		if e.spec == nil && len(e.slices) == 0 {
+		if e.spec == nil && len(of) == 0 {
 			delete(t.services, e.name)
 		}
 	}

@@ -6,42 +6,12 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
-// forget deletes every object that a full Delta does not name.
-func (t *Tracker) forget(d model.Delta) {
-	for name := range t.store.nodes {
-		if d.Nodes[name] == nil {
-			t.onNodeUpdate(name, nil)
-		}
-	}
-	for namespace := range t.store.policies {
-		for name := range t.store.policies[namespace] {
-			if d.NetworkPolicies[name] == nil {
-				t.onNetworkPolicyUpdate(name, nil)
-			}
-		}
-	}
-	for name := range t.store.pods {
-		if d.Pods[name] == nil {
-			t.onPodUpdate(name, nil)
-		}
-	}
-	for name := range t.services {
-		if d.Services[name] == nil {
-			t.onServiceUpdate(name, nil)
-		}
-	}
-	for name := range t.store.slices {
-		if d.Slices[name] == nil {
-			t.onSliceUpdate(name, nil)
-		}
-	}
-}
-
-// onServiceUpdate stores a Service; nil deletes it. A Service of another proxy counts as
-// deleted.
-func (t *Tracker) onServiceUpdate(name model.Name, svc *model.Service) {
+// onService records the addresses that a Service requests, and marks dirty what they
+// conflict with. A Service of another proxy counts as deleted.
+func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 	if svc != nil && svc.ProxyName != t.cfg.ProxyName {
 		svc = nil
 	}
@@ -55,7 +25,7 @@ func (t *Tracker) onServiceUpdate(name model.Name, svc *model.Service) {
 		t.eachRequest(e, func(key addressKey, c requester) {
 			t.addresses.remove(key, c.id)
 			if mayConflict(c.kind) {
-				removeFrom(t.conflictable, key.Addr, e)
+				t.conflictable.remove(key.Addr, e)
 			}
 		})
 	}
@@ -66,7 +36,7 @@ func (t *Tracker) onServiceUpdate(name model.Name, svc *model.Service) {
 		t.eachRequest(e, func(key addressKey, c requester) {
 			t.addresses.add(key, c)
 			if mayConflict(c.kind) {
-				addTo(t.conflictable, key.Addr, e)
+				t.conflictable.add(key.Addr, e)
 			}
 		})
 	}
@@ -116,117 +86,86 @@ func (t *Tracker) markConflictingDirty(p plan) {
 	}
 }
 
-// onSliceUpdate stores an EndpointSlice; nil deletes it.
-func (t *Tracker) onSliceUpdate(name model.Name, object *model.EndpointSlice) {
-	s := t.store.slices[name]
-	if s != nil && object != nil && indexedAlike(s.object, object) {
-		if !slices.Equal(s.object.Ports, object.Ports) {
-			t.markEndpointConflictsDirty(object)
+// onSlice marks dirty what depends on a slice.
+func (t *Tracker) onSlice(name model.Name, before, now *model.EndpointSlice) {
+	moved := before == nil || now == nil || !store.SameReferences(before, now)
+	for _, s := range []*model.EndpointSlice{before, now} {
+		if s == nil {
+			continue
 		}
-		s.object = object
-		t.markDirty(s.service)
-		return
+		if moved || !slices.Equal(before.Ports, now.Ports) {
+			t.markEndpointConflictsDirty(s)
+		}
+		t.markDirty(t.serviceNamed(s.Service))
 	}
-	if s != nil {
-		t.store.removeFromIndexes(s)
-		t.markEndpointConflictsDirty(s.object)
-		t.setMustTraverse(&s.mustTraverse, nil)
-		s.service.slices = slices.DeleteFunc(s.service.slices, func(o *slice) bool { return o == s })
-		t.markDirty(s.service)
-		delete(t.store.slices, name)
+	if moved {
+		setMustTraverse(t, t.own.mustTraverseOfSlice, name, nil)
 	}
-	if object == nil {
-		return
-	}
-	s = &slice{object: object, service: t.serviceNamed(object.Service)}
-	t.store.slices[name] = s
-	t.store.addToIndexes(s)
-	t.markEndpointConflictsDirty(object)
-	at, _ := slices.BinarySearchFunc(s.service.slices, name, func(o *slice, n model.Name) int {
-		return compareNames(o.object.Name, n)
-	})
-	s.service.slices = slices.Insert(s.service.slices, at, s)
-	t.markDirty(s.service)
 }
 
-// onNetworkPolicyUpdate stores a NetworkPolicy; nil deletes it.
-func (t *Tracker) onNetworkPolicyUpdate(name model.Name, p *model.NetworkPolicy) {
-	if !hasRules(p) {
-		p = nil
-	}
-	set := t.store.policies[name.Namespace]
-	old := set[name]
-	if p == old || p != nil && old != nil && reflect.DeepEqual(p.Selector, old.Selector) {
+// onNetworkPolicy marks dirty what depends on a NetworkPolicy.
+func (t *Tracker) onNetworkPolicy(name model.Name, before, now *model.NetworkPolicy) {
+	if t.cfg.IgnoreNetworkPolicies || before != nil && now != nil && reflect.DeepEqual(before.Selector, now.Selector) {
 		return
 	}
-	had := len(t.store.policies) > 0
-	switch {
-	case p != nil && set == nil:
-		t.store.policies[name.Namespace] = policySet{name: p}
-	case p != nil:
-		set[name] = p
-	default:
-		delete(set, name)
-		if len(set) == 0 {
-			delete(t.store.policies, name.Namespace)
-		}
-	}
-	if has := len(t.store.policies) > 0; has != had {
+	if any := t.anyNetworkPolicy(); any != t.own.anyPolicy {
 		// Endpoints on this node whose pods are unknown depend on any policy.
-		t.own.stale = true
-		for s := range t.store.slicesOnNode {
-			t.markDirty(s.service)
+		t.own.anyPolicy, t.own.stale = any, true
+		for s := range t.facts.SlicesOnNode() {
+			t.markDirty(t.serviceNamed(s.Object.Service))
 		}
 	}
-	for s := range t.store.slicesOfNS[name.Namespace] {
-		t.markDirty(s.service)
+	for s := range t.facts.SlicesIn(name.Namespace) {
+		t.markDirty(t.serviceNamed(s.Object.Service))
 	}
-	for pod := range t.store.podsOfNS[name.Namespace] {
-		t.markPodDirty(t.store.pods[pod])
+	for pod := range t.facts.PodsIn(name.Namespace) {
+		t.markPodDirty(t.facts.Pod(pod))
 	}
 }
 
-// onPoliciesUnknownUpdate records whether all policies are known. Only the Node depends on
-// it, so no endpoint becomes dirty.
-func (t *Tracker) onPoliciesUnknownUpdate(unknown bool) {
-	t.own.stale = t.own.stale || unknown != t.store.policiesUnknown
-	t.store.policiesUnknown = unknown
-}
+// onPoliciesUnknown marks the Node dirty. No endpoint depends on it.
+func (t *Tracker) onPoliciesUnknown() { t.own.stale = true }
 
-// onPodUpdate stores a Pod; nil deletes it.
-func (t *Tracker) onPodUpdate(name model.Name, p *model.Pod) {
-	old := t.store.pods[name]
-	if p == nil && old == nil {
+// onPod marks dirty what depends on a Pod.
+func (t *Tracker) onPod(name model.Name, before, now *model.Pod) {
+	if before != nil && now != nil && before.Node == now.Node && maps.Equal(before.Labels, now.Labels) && slices.Equal(before.IPs, now.IPs) {
 		return
 	}
-	if p != nil && old != nil && p.Node == old.Node && maps.Equal(p.Labels, old.Labels) && slices.Equal(p.IPs, old.IPs) {
-		t.store.pods[name] = p
-		return
+	if before != nil {
+		t.markPodDirty(before)
+		t.own.countPod(t.cfg.NodeName, before, -1)
 	}
-	if old != nil {
-		t.markPodDirty(old)
-		t.store.removePod(old)
-		t.own.countPod(t.cfg.NodeName, old, -1)
+	if now != nil {
+		t.markPodDirty(now)
+		t.own.countPod(t.cfg.NodeName, now, 1)
 	}
-	if p != nil {
-		t.store.addPod(p)
-		t.markPodDirty(p)
-		t.own.countPod(t.cfg.NodeName, p, 1)
-	}
-	for _, s := range t.store.slicesOfPod[name] {
-		t.markDirty(s.service)
-	}
+	t.markSlicesDirty(t.facts.SlicesOfPod(name))
 }
 
 // markPodDirty marks everything dirty that depends on a pod's labels, apart from the
 // slices that name it.
 func (t *Tracker) markPodDirty(p *model.Pod) {
 	for _, a := range p.IPs {
-		for _, s := range t.store.slicesOfAddr[a.Unmap()] {
-			t.markDirty(s.service)
-		}
+		t.markSlicesDirty(t.facts.SlicesAt(a.Unmap()))
 	}
 	if p.Node == t.cfg.NodeName {
 		t.own.dirtyPods[p.Name] = struct{}{}
+	}
+}
+
+// sets has one set for each key, and no empty set.
+type sets[K, V comparable] map[K]map[V]struct{}
+
+func (s sets[K, V]) add(key K, v V) {
+	if s[key] == nil {
+		s[key] = map[V]struct{}{}
+	}
+	s[key][v] = struct{}{}
+}
+
+func (s sets[K, V]) remove(key K, v V) {
+	delete(s[key], v)
+	if len(s[key]) == 0 {
+		delete(s, key)
 	}
 }

@@ -152,15 +152,9 @@ func (t *Tracker) decide(side Side, local, peer netip.Addr, proto model.Protocol
 
 // mayBeOwn reports whether an address that no object names is in the node's pod range.
 func (t *Tracker) mayBeOwn(a netip.Addr) bool {
-	if t.node == nil || !slices.ContainsFunc(t.node.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
-		return false
-	}
-	for _, p := range t.pods {
-		if slices.Contains(p.IPs, a) {
-			return false
-		}
-	}
-	return true
+	n := t.facts.ThisNode()
+	return n != nil && slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) &&
+		len(t.facts.PodsAt(a)) == 0
 }
 
 // why returns how an address is among the peers of a rule.
@@ -220,15 +214,13 @@ func together(a, b string) string {
 // SelectNobody returns the policies that select no node and no pod with its own address,
 // sorted: most likely they contain a mistake.
 func SelectNobody(world model.Delta) (out []string) {
-	t := New(Config{})
-	t.Apply(model.Delta{Full: true, Namespaces: world.Namespaces})
 	for name, p := range world.DoNotTrackPolicies {
 		found := false
 		for _, n := range world.Nodes {
 			found = found || p.Nodes != nil && p.Nodes.Matches(n.Labels)
 		}
 		for _, pod := range world.Pods {
-			found = found || p.Pods != nil && selects(p.Pods, pod.Labels, t.namespaceLabels(pod.Namespace))
+			found = found || p.Pods != nil && selects(p.Pods, pod.Labels, namespaceLabels(pod.Namespace, world.Namespaces[pod.Namespace]))
 		}
 		if !found {
 			out = append(out, name)

@@ -86,10 +86,11 @@ func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
 	return headless + ", or annotate the Service with spillway.dev/helper=none if it is not FTP"
 }
 
-// countSlice adds or removes the endpoints of a slice.
-func (t *Tracker) countSlice(s *model.EndpointSlice, by int) {
+// countSlice adds or removes the endpoints of a slice. of is its Service; nil if that is not
+// known.
+func (t *Tracker) countSlice(s *model.EndpointSlice, of *model.Service, by int) {
 	for _, port := range s.Ports {
-		translated, instead := t.endpointPort(s.Service, &port)
+		translated, instead := t.endpointPort(of, &port)
 		if !translated {
 			continue
 		}
@@ -102,10 +103,9 @@ func (t *Tracker) countSlice(s *model.EndpointSlice, by int) {
 	}
 }
 
-// endpointPort returns whether netfilter translates to a port of a slice, and the remedy
-// if a policy matches it.
-func (t *Tracker) endpointPort(service model.Name, port *model.EndpointPort) (translated bool, instead string) {
-	s := t.services[service]
+// endpointPort returns whether netfilter translates to a port of a Service's slice, and the
+// remedy if a policy matches it.
+func (t *Tracker) endpointPort(s *model.Service, port *model.EndpointPort) (translated bool, instead string) {
 	if s == nil {
 		return t.cfg.ProxyName != "", t.instead(nil, nil)
 	}
@@ -222,7 +222,7 @@ func (t *Tracker) ServicesWritten() Changes {
 	if len(gone.nodePorts) > 0 {
 		t.markNodePortsDirty(-1)
 	}
-	c := t.recompute()
+	c := t.Changes()
 	if told := t.ReportRefusals(); told.Refusals != nil {
 		c.Refusals = told.Refusals
 	}
@@ -233,11 +233,11 @@ func (t *Tracker) countServices(by int) {
 	if len(t.policies) == 0 {
 		return
 	}
-	for _, s := range t.services {
+	for _, s := range t.facts.Services() {
 		t.countService(s, by)
 	}
-	for _, s := range t.slices {
-		t.countSlice(s, by)
+	for s := range t.facts.Slices() {
+		t.countSlice(s.Object, t.facts.Service(s.Object.Service), by)
 	}
 }
 

@@ -120,15 +120,25 @@ type Changes struct {
 	// MayAffectRunning says that the changes may affect running connections. Changes for a
 	// pod that starts or ends do not.
 	MayAffectRunning bool
-	// DenyRulePods are the addresses of this node that have a deny rule, sorted; nil if
-	// unchanged. Their packets must not bypass netfilter.
-	DenyRulePods []netip.Addr
-	// AllowsAny are the Ingress targets that any client may reach untracked, sorted; nil
-	// if unchanged. Their packets may bypass netfilter.
-	AllowsAny []Target
+	// Traversal is complete; nil if unchanged.
+	Traversal *Traversal
 	// Refusals are the parts of policies that do not hold on this node, complete, sorted;
 	// nil if unchanged.
 	Refusals []Refusal
+}
+
+// Traversal says which packets to and from this node's pods must traverse netfilter because
+// of do-not-track policies, and which need not.
+type Traversal struct {
+	// DenyRulePods are the addresses with a deny rule, sorted: their packets must traverse
+	// netfilter.
+	DenyRulePods []netip.Addr
+	// AllowsAny are the Ingress targets that any client may reach untracked, sorted. Packets
+	// of Services to them may bypass netfilter, even if a NetworkPolicy selects the pod.
+	AllowsAny []Target
+	// Unknown says that any pod may have a deny rule, because not all policies could be
+	// read.
+	Unknown bool
 }
 
 // Empty reports whether there is nothing to write.

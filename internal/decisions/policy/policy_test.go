@@ -80,7 +80,7 @@ func TestOnePodMoreIsOneMemberMore(t *testing.T) {
 	}
 	more := pod("a", "more", "there", "client", "10.2.0.1")
 	c := tr.Apply(model.Delta{Pods: podsOf(more)})
-	if want := []Change[Member, bool]{{Member{"in-c-0", more.IPs[0]}, false, true}}; !slices.Equal(c.Members, want) || len(c.Rules)+len(c.Targets)+len(c.Verdicts) > 0 || c.DenyRulePods != nil {
+	if want := []Change[Member, bool]{{Member{"in-c-0", more.IPs[0]}, false, true}}; !slices.Equal(c.Members, want) || len(c.Rules)+len(c.Targets)+len(c.Verdicts) > 0 || c.Traversal != nil {
 		t.Errorf("one pod more is %+v", c)
 	}
 	if c := tr.Apply(model.Delta{Pods: podsOf(pod("a", "stranger", "there", "other", "10.2.0.2"))}); !c.Empty() {
@@ -341,14 +341,14 @@ func TestAnAddressBelongsToThePodThatHasIt(t *testing.T) {
 	deny.DenyOthers = true
 	old := pod("n", "old", "here", "cache", "10.0.0.1")
 	c := tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(deny), Pods: podsOf(old)})
-	if want := []netip.Addr{old.IPs[0]}; !slices.Equal(c.DenyRulePods, want) {
-		t.Errorf("guarded %v, want %v", c.DenyRulePods, want)
+	if want := []netip.Addr{old.IPs[0]}; c.Traversal == nil || !slices.Equal(c.Traversal.DenyRulePods, want) {
+		t.Errorf("guarded %v, want %v", c.Traversal, want)
 	}
 	// The address is given to another pod before, and after, the first is gone.
 	tr.Apply(model.Delta{Pods: podsOf(pod("n", "new", "here", "other", "10.0.0.1"))})
 	c = tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{old.Name: nil}})
-	if targets(tr.State()) != "" || c.DenyRulePods == nil || len(c.DenyRulePods) > 0 {
-		t.Errorf("targets %s, guarded %v", targets(tr.State()), c.DenyRulePods)
+	if targets(tr.State()) != "" || c.Traversal == nil || len(c.Traversal.DenyRulePods) > 0 {
+		t.Errorf("targets %s, guarded %v", targets(tr.State()), c.Traversal)
 	}
 	tr.Apply(model.Delta{Pods: podsOf(pod("n", "new", "here", "cache", "10.0.0.1"))})
 	if targets(tr.State()) != "ingress 10.0.0.1 TCP 1-1 in-c-0" {
@@ -365,8 +365,8 @@ func TestWhatAnybodyMayReachIsOpened(t *testing.T) {
 	}
 	want := Target{Ingress, netip.MustParseAddr("10.0.0.1"), model.TCP, 5, 6}
 	c := tr.Apply(world(func(p *model.DoNotTrackPolicy) { p.DenyOthers = true }))
-	if !slices.Equal(c.AllowsAny, []Target{want}) || len(c.DenyRulePods) > 0 {
-		t.Errorf("opened %v, guarded %v", c.AllowsAny, c.DenyRulePods)
+	if c.Traversal == nil || !slices.Equal(c.Traversal.AllowsAny, []Target{want}) || len(c.Traversal.DenyRulePods) > 0 {
+		t.Errorf("traversal %+v", c.Traversal)
 	}
 	for name, change := range map[string]func(*model.DoNotTrackPolicy){
 		"track": func(p *model.DoNotTrackPolicy) { p.Track = true },
@@ -375,8 +375,8 @@ func TestWhatAnybodyMayReachIsOpened(t *testing.T) {
 		},
 		"egress": func(p *model.DoNotTrackPolicy) { p.Ingress, p.Egress = nil, p.Ingress },
 	} {
-		if c := tr.Apply(world(change)); c.AllowsAny == nil || len(c.AllowsAny) > 0 {
-			t.Errorf("%s: opened %v", name, c.AllowsAny)
+		if c := tr.Apply(world(change)); c.Traversal == nil || len(c.Traversal.AllowsAny) > 0 {
+			t.Errorf("%s: opened %v", name, c.Traversal)
 		}
 		tr.Apply(world(func(*model.DoNotTrackPolicy) {}))
 	}

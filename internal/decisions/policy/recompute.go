@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // recomputeAddress computes the state of an address of this node.
@@ -49,12 +51,11 @@ func (t *Tracker) selecting(a netip.Addr) (out []*policy) {
 	for _, p := range t.policies {
 		switch s := p.spec; {
 		case s.Nodes != nil:
-			if own && t.node != nil && s.Nodes.Matches(t.node.Labels) {
+			if n := t.facts.ThisNode(); own && n != nil && s.Nodes.Matches(n.Labels) {
 				out = append(out, p)
 			}
-		case !own && slices.ContainsFunc(t.podsOnNode[a], func(n podName) bool {
-			pod := t.pods[n]
-			return selects(s.Pods, pod.Labels, t.namespaceLabels(n.Namespace))
+		case !own && slices.ContainsFunc(t.facts.PodsAt(a), func(n model.Name) bool {
+			return t.facts.OnThisNode(n) && t.selectsPod(s.Pods, t.facts.Pod(n))
 		}):
 			out = append(out, p)
 		}
@@ -74,16 +75,15 @@ func (t *Tracker) addWanted(r *rule) {
 	if len(r.pods) == 0 {
 		return
 	}
-	for name := range t.pods {
-		t.addPeers(r, name, 1)
+	for _, pod := range t.facts.Pods() {
+		t.addPeers(r, pod, t.facts.Namespace(pod.Namespace), 1)
 	}
 }
 
-// addPeers adds 1 or -1 to the addresses of a pod among a rule's peers, if the pod's
-// current labels match.
-func (t *Tracker) addPeers(r *rule, name podName, by int) {
-	pod := t.pods[name]
-	if !r.takes(pod.Labels, t.namespaceLabels(name.Namespace)) {
+// addPeers adds 1 or -1 to the addresses of a pod among a rule's peers, if the labels of the
+// pod and of its namespace match.
+func (t *Tracker) addPeers(r *rule, pod *model.Pod, namespace *model.Namespace, by int) {
+	if !r.takes(pod.Labels, namespaceLabels(pod.Namespace, namespace)) {
 		return
 	}
 	for _, a := range pod.IPs {
@@ -133,7 +133,7 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 		t.targetsOf[a] = nil // no target holds now; see countNAT
 	}
 	if _, was := t.hasDenyRule[a]; was != denyRule {
-		t.hasDenyRuleChanged = true
+		t.traversalChanged = true
 		if denyRule {
 			t.hasDenyRule[a] = struct{}{}
 		} else {
@@ -147,7 +147,7 @@ func (t *Tracker) setAllowsAny(target Target, is bool) {
 	if _, was := t.allowsAny[target]; was == is {
 		return
 	}
-	t.allowsAnyChanged = true
+	t.traversalChanged = true
 	if is {
 		t.allowsAny[target] = struct{}{}
 	} else {

@@ -6,23 +6,19 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
-// Tracker stores the facts of Deltas and keeps the effect of policies on this node up to
-// date. While there is no policy it only stores facts. One goroutine at a time uses it.
+// Tracker keeps the effect of policies on this node up to date with the facts of a Store.
+// While there is no policy it does nothing. One goroutine at a time uses it and its Store.
 type Tracker struct {
-	cfg        Config
-	policies   map[string]*policy
-	namespaces map[string]*model.Namespace
-	pods       map[model.Name]*model.Pod
-	services   map[model.Name]*model.Service
-	slices     map[model.Name]*model.EndpointSlice
-	slicesOf   map[model.Name]map[model.Name]struct{} // of a Service
-	node       *model.Node
-	own        []netip.Addr // the node's own addresses, sorted
+	cfg      Config
+	facts    *store.Store
+	policies map[string]*policy
+	own      []netip.Addr // the node's own addresses, sorted
 
-	podsOnNode     map[netip.Addr][]model.Name // pods on this node, by address
-	targetsOf      map[netip.Addr][]Target     // of addresses that a policy selects
+	podsOnNode     map[model.Name]struct{}
+	targetsOf      map[netip.Addr][]Target // of addresses that a policy selects
 	wantedOf       map[netip.Addr][]*policy
 	refusedOf      map[netip.Addr][]Refusal
 	used           map[string]int // number of targets of each Verdict and Rule
@@ -39,8 +35,7 @@ type Tracker struct {
 	takingOver   bool // see StartTakeover
 	holdRefusals bool // until ReportRefusals
 
-	hasDenyRuleChanged bool // hasDenyRule changed
-	allowsAnyChanged   bool // allowsAny changed
+	traversalChanged bool // hasDenyRule or allowsAny changed
 	// Changes that may affect running connections: labels of pods changed, or netfilter
 	// translates less at an address.
 	mayAffectRunning bool
@@ -53,13 +48,14 @@ type Tracker struct {
 	trackedExceptions changeSet[Pair, bool]
 }
 
-// New returns a Tracker without facts.
-func New(cfg Config) *Tracker {
-	return &Tracker{
-		cfg: cfg, policies: map[string]*policy{}, namespaces: map[string]*model.Namespace{},
-		pods: map[model.Name]*model.Pod{}, services: map[model.Name]*model.Service{},
-		slices: map[model.Name]*model.EndpointSlice{}, slicesOf: map[model.Name]map[model.Name]struct{}{},
-		podsOnNode: map[netip.Addr][]model.Name{}, targetsOf: map[netip.Addr][]Target{},
+// New returns a Tracker with a Store of its own.
+func New(cfg Config) *Tracker { return NewReader(cfg, store.New(cfg.NodeName)) }
+
+// NewReader returns a Tracker that reads a Store, which has no facts yet.
+func NewReader(cfg Config, facts *store.Store) *Tracker {
+	t := &Tracker{
+		cfg: cfg, facts: facts, policies: map[string]*policy{},
+		podsOnNode: map[model.Name]struct{}{}, targetsOf: map[netip.Addr][]Target{},
 		wantedOf: map[netip.Addr][]*policy{}, refusedOf: map[netip.Addr][]Refusal{}, used: map[string]int{}, holding: map[string]*rule{},
 		nat: newNATIndex(), pendingRemoval: newNATIndex(), dirty: map[netip.Addr]struct{}{}, hasDenyRule: map[netip.Addr]struct{}{}, allowsAny: map[Target]struct{}{}, resolved: map[netip.Addr]struct{}{},
 		rules: newChangeSet[string](sameRule), verdicts: newChangeSet[string](sameVerdict),
@@ -67,6 +63,11 @@ func New(cfg Config) *Tracker {
 		members:           newChangeSet[Member](func(a, b bool) bool { return a == b }),
 		trackedExceptions: newChangeSet[Pair](func(a, b bool) bool { return a == b }),
 	}
+	facts.Subscribe(store.Reader{
+		Node: t.onNode, Namespace: t.onNamespace, Pod: t.onPod,
+		Service: t.onService, Slice: t.onSlice, DoNotTrackPolicy: t.onPolicy,
+	})
+	return t
 }
 
 // State returns the whole state.
@@ -86,31 +87,14 @@ func (t *Tracker) Policies() map[string]*model.DoNotTrackPolicy {
 	return out
 }
 
-// Apply stores the facts of a Delta and returns what they change.
+// Apply stores a Delta and returns what it changes.
 func (t *Tracker) Apply(d model.Delta) Changes {
-	if d.Full {
-		removeUnnamed(d.DoNotTrackPolicies, t.policies, t.onPolicyUpdate)
-		removeUnnamed(d.Namespaces, t.namespaces, t.onNamespaceUpdate)
-		removeUnnamed(d.Pods, t.pods, t.onPodUpdate)
-		removeUnnamed(d.Services, t.services, t.onServiceUpdate)
-		removeUnnamed(d.Slices, t.slices, t.onSliceUpdate)
-		if d.Nodes[t.cfg.NodeName] == nil {
-			t.onNodeUpdate(nil)
-		}
-	}
-	each(d.Services, t.onServiceUpdate)
-	each(d.Slices, t.onSliceUpdate)
-	each(d.Namespaces, t.onNamespaceUpdate)
-	each(d.Pods, t.onPodUpdate)
-	if n, ok := d.Nodes[t.cfg.NodeName]; ok {
-		t.onNodeUpdate(n)
-	}
-	each(d.DoNotTrackPolicies, t.onPolicyUpdate)
-	return t.recompute()
+	t.facts.Apply(d)
+	return t.Changes()
 }
 
 // SetNodeAddrs sets the node's own addresses as the kernel has them, complete each time.
-func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
+func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) {
 	var own []netip.Addr
 	for _, a := range addrs {
 		if a = a.Unmap().WithZone(""); a.IsValid() && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
@@ -123,7 +107,6 @@ func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
 		t.dirty[a] = struct{}{}
 	}
 	t.own = own
-	return t.recompute()
 }
 
 func (t *Tracker) isOwn(a netip.Addr) bool {
@@ -131,23 +114,9 @@ func (t *Tracker) isOwn(a netip.Addr) bool {
 	return found
 }
 
-// removeUnnamed deletes what a full Delta does not name.
-func removeUnnamed[K comparable, M, V any](named map[K]*M, known map[K]V, take func(K, *M)) {
-	for name := range known {
-		if named[name] == nil {
-			take(name, nil)
-		}
-	}
-}
-
-func each[K comparable, M any](named map[K]*M, take func(K, *M)) {
-	for name, m := range named {
-		take(name, m)
-	}
-}
-
-// recompute computes the state of every dirty address, and returns what changed.
-func (t *Tracker) recompute() Changes {
+// Changes computes the state of every dirty address, and returns what is different since
+// the last call.
+func (t *Tracker) Changes() Changes {
 	refused := false
 	for len(t.natStale)+len(t.dirty) > 0 { // recomputing an address adds peers, which may belong to Services
 		t.renewNAT()
@@ -165,15 +134,12 @@ func (t *Tracker) recompute() Changes {
 		})
 	t.mayAffectRunning = false
 	clear(t.resolved)
-	if t.hasDenyRuleChanged {
-		t.hasDenyRuleChanged = false
-		c.DenyRulePods = slices.AppendSeq([]netip.Addr{}, maps.Keys(t.hasDenyRule))
-		slices.SortFunc(c.DenyRulePods, netip.Addr.Compare)
-	}
-	if t.allowsAnyChanged {
-		t.allowsAnyChanged = false
-		c.AllowsAny = slices.AppendSeq([]Target{}, maps.Keys(t.allowsAny))
-		slices.SortFunc(c.AllowsAny, Target.Compare)
+	if t.traversalChanged {
+		t.traversalChanged = false
+		c.Traversal = &Traversal{
+			DenyRulePods: slices.SortedFunc(maps.Keys(t.hasDenyRule), netip.Addr.Compare),
+			AllowsAny:    slices.SortedFunc(maps.Keys(t.allowsAny), Target.Compare),
+		}
 	}
 	if refused && !t.holdRefusals {
 		if now := t.collectRefusals(); !slices.Equal(now, t.refusals) {

@@ -7,14 +7,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-type podName = model.Name
-
-// onPolicyUpdate stores a policy; nil deletes it.
-func (t *Tracker) onPolicyUpdate(name string, spec *model.DoNotTrackPolicy) {
-	old := t.policies[name]
-	if old == nil && spec == nil {
-		return
-	}
+// onPolicy computes the rules of a policy, and marks dirty what it selects.
+func (t *Tracker) onPolicy(name string, old, spec *model.DoNotTrackPolicy) {
 	t.markPolicyDirty(name)
 	if old != nil {
 		delete(t.policies, name)
@@ -44,8 +38,8 @@ func (t *Tracker) onPolicyUpdate(name string, spec *model.DoNotTrackPolicy) {
 func (t *Tracker) countAll() {
 	t.nat, t.pendingRemoval = newNATIndex(), newNATIndex()
 	t.countServices(1)
-	for _, p := range t.pods {
-		t.countHostPorts(p, 1)
+	for name := range t.podsOnNode {
+		t.countHostPorts(t.facts.Pod(name), 1)
 	}
 }
 
@@ -62,11 +56,9 @@ func (t *Tracker) markPolicyDirty(name string) {
 	case p.spec.Nodes != nil:
 		t.markOwnDirty()
 	default:
-		for a, names := range t.podsOnNode {
-			if slices.ContainsFunc(names, func(n podName) bool {
-				return selects(p.spec.Pods, t.pods[n].Labels, t.namespaceLabels(n.Namespace))
-			}) {
-				t.dirty[a] = struct{}{}
+		for name := range t.podsOnNode {
+			if pod := t.facts.Pod(name); t.selectsPod(p.spec.Pods, pod) {
+				t.markPodDirty(pod)
 			}
 		}
 	}
@@ -78,44 +70,38 @@ func (t *Tracker) markOwnDirty() {
 	}
 }
 
-func (t *Tracker) namespaceLabels(name string) map[string]string {
-	if n := t.namespaces[name]; n != nil {
+// selectsPod reports whether a selection selects a pod.
+func (t *Tracker) selectsPod(s *model.PodSelection, pod *model.Pod) bool {
+	return selects(s, pod.Labels, namespaceLabels(pod.Namespace, t.facts.Namespace(pod.Namespace)))
+}
+
+// namespaceLabels returns the labels of a namespace; n is nil if it is not known.
+func namespaceLabels(name string, n *model.Namespace) map[string]string {
+	if n != nil {
 		return n.Labels
 	}
 	// Every namespace has this label; its other labels are not known (yet).
 	return map[string]string{"kubernetes.io/metadata.name": name}
 }
 
-// onNamespaceUpdate stores a Namespace; nil deletes it.
-func (t *Tracker) onNamespaceUpdate(name string, n *model.Namespace) {
-	old := t.namespaces[name]
-	if old != nil && n != nil && maps.Equal(old.Labels, n.Labels) {
+// onNamespace moves the pods of a namespace into and out of the peers of rules.
+func (t *Tracker) onNamespace(name string, before, now *model.Namespace) {
+	if before != nil && now != nil && maps.Equal(before.Labels, now.Labels) {
 		return
 	}
 	t.mayAffectRunning = true
-	t.eachWantedRule(func(r *rule) { t.countNamespace(r, name, -1) })
-	if n != nil {
-		t.namespaces[name] = n
-	} else {
-		delete(t.namespaces, name)
-	}
-	t.eachWantedRule(func(r *rule) { t.countNamespace(r, name, 1) })
-	for _, names := range t.podsOnNode {
-		for _, pod := range names {
-			if pod.Namespace == name {
-				t.markPodDirty(t.pods[pod])
-			}
+	t.eachWantedRule(func(r *rule) {
+		if !slices.ContainsFunc(r.pods, func(s *model.PodSelection) bool { return s.Namespaces != nil }) {
+			return
 		}
-	}
-}
-
-func (t *Tracker) countNamespace(r *rule, namespace string, by int) {
-	if !slices.ContainsFunc(r.pods, func(s *model.PodSelection) bool { return s.Namespaces != nil }) {
-		return
-	}
-	for name := range t.pods {
-		if name.Namespace == namespace {
-			t.addPeers(r, name, by)
+		for pod := range t.facts.PodsIn(name) {
+			t.addPeers(r, t.facts.Pod(pod), before, -1)
+			t.addPeers(r, t.facts.Pod(pod), now, 1)
+		}
+	})
+	for pod := range t.podsOnNode {
+		if pod.Namespace == name {
+			t.markPodDirty(t.facts.Pod(pod))
 		}
 	}
 }
@@ -134,46 +120,31 @@ func (t *Tracker) eachWantedRule(do func(*rule)) {
 	}
 }
 
-// onPodUpdate stores a Pod; nil deletes it.
-func (t *Tracker) onPodUpdate(name model.Name, p *model.Pod) {
-	old := t.pods[name]
-	if old == nil && p == nil || old != nil && p != nil && old.Node == p.Node && maps.Equal(old.Labels, p.Labels) &&
-		slices.Equal(old.IPs, p.IPs) && slices.Equal(old.HostPorts, p.HostPorts) {
+// onPod moves a pod into and out of the peers of rules, and marks its addresses dirty.
+func (t *Tracker) onPod(name model.Name, before, now *model.Pod) {
+	if before != nil && now != nil && before.Node == now.Node && maps.Equal(before.Labels, now.Labels) &&
+		slices.Equal(before.IPs, now.IPs) && slices.Equal(before.HostPorts, now.HostPorts) {
 		return
 	}
-	t.mayAffectRunning = t.mayAffectRunning || old != nil && p != nil && !maps.Equal(old.Labels, p.Labels)
-	if old != nil {
-		t.eachWantedRule(func(r *rule) { t.addPeers(r, name, -1) })
-		t.setPod(old, false)
-		delete(t.pods, name)
-	}
-	if p != nil {
-		t.pods[name] = p
-		t.setPod(p, true)
-		t.eachWantedRule(func(r *rule) { t.addPeers(r, name, 1) })
-	}
-}
-
-// setPod adds a pod of this node to the index by address, or removes it.
-func (t *Tracker) setPod(p *model.Pod, in bool) {
-	if p.Node != t.cfg.NodeName {
-		return
-	}
-	t.markPodDirty(p)
-	if len(t.policies) > 0 {
-		t.countHostPorts(p, map[bool]int{true: 1, false: -1}[in])
-	}
-	for _, a := range p.IPs {
-		a = a.Unmap()
-		names := slices.DeleteFunc(t.podsOnNode[a], func(n podName) bool { return n == p.Name })
-		if in {
-			names = append(names, p.Name)
+	t.mayAffectRunning = t.mayAffectRunning || before != nil && now != nil && !maps.Equal(before.Labels, now.Labels)
+	namespace := t.facts.Namespace(name.Namespace)
+	for _, change := range []struct {
+		pod *model.Pod
+		by  int
+	}{{before, -1}, {now, 1}} {
+		if change.pod == nil {
+			continue
 		}
-		if len(names) > 0 {
-			t.podsOnNode[a] = names
-		} else {
-			delete(t.podsOnNode, a)
+		t.eachWantedRule(func(r *rule) { t.addPeers(r, change.pod, namespace, change.by) })
+		t.markPodDirty(change.pod)
+		if len(t.policies) > 0 {
+			t.countHostPorts(change.pod, change.by)
 		}
+	}
+	if t.facts.OnThisNode(name) {
+		t.podsOnNode[name] = struct{}{}
+	} else {
+		delete(t.podsOnNode, name)
 	}
 }
 
@@ -187,70 +158,45 @@ func (t *Tracker) markPodDirty(p *model.Pod) {
 	}
 }
 
-// onNodeUpdate stores this node; nil deletes it.
-func (t *Tracker) onNodeUpdate(n *model.Node) {
-	if t.node != nil && n != nil && maps.Equal(t.node.Labels, n.Labels) {
-		t.node = n
+// onNode marks this node's addresses dirty when its labels change.
+func (t *Tracker) onNode(name string, before, now *model.Node) {
+	if name != t.cfg.NodeName || before != nil && now != nil && maps.Equal(before.Labels, now.Labels) {
 		return
 	}
-	t.node = n
 	t.markOwnDirty()
 }
 
-// onServiceUpdate stores a Service; nil deletes it. Whether this agent serves it decides
-// which program translates for its endpoints.
-func (t *Tracker) onServiceUpdate(name model.Name, s *model.Service) {
-	old := t.services[name]
-	if old == nil && s == nil {
+// onService counts where netfilter translates for a Service. Whether this agent serves it
+// decides which program translates for its endpoints.
+func (t *Tracker) onService(name model.Name, before, now *model.Service) {
+	if len(t.policies) == 0 {
 		return
 	}
-	counted := len(t.policies) > 0
-	if counted {
-		if old != nil {
-			t.countService(old, -1)
-		}
-		t.countSlicesOf(name, -1)
+	if before != nil {
+		t.countService(before, -1)
 	}
-	if s != nil {
-		t.services[name] = s
-	} else {
-		delete(t.services, name)
+	t.countSlicesOf(name, before, -1)
+	if now != nil {
+		t.countService(now, 1)
 	}
-	if counted {
-		if s != nil {
-			t.countService(s, 1)
-		}
-		t.countSlicesOf(name, 1)
+	t.countSlicesOf(name, now, 1)
+}
+
+func (t *Tracker) countSlicesOf(name model.Name, service *model.Service, by int) {
+	for _, s := range t.facts.SlicesOf(name) {
+		t.countSlice(s.Object, service, by)
 	}
 }
 
-func (t *Tracker) countSlicesOf(service model.Name, by int) {
-	for name := range t.slicesOf[service] {
-		t.countSlice(t.slices[name], by)
-	}
-}
-
-// onSliceUpdate stores an EndpointSlice; nil deletes it.
-func (t *Tracker) onSliceUpdate(name model.Name, s *model.EndpointSlice) {
-	if old := t.slices[name]; old != nil {
-		if len(t.policies) > 0 {
-			t.countSlice(old, -1)
-		}
-		delete(t.slices, name)
-		delete(t.slicesOf[old.Service], name)
-		if len(t.slicesOf[old.Service]) == 0 {
-			delete(t.slicesOf, old.Service)
-		}
-	}
-	if s == nil {
+// onSlice counts where netfilter translates for the endpoints of a slice.
+func (t *Tracker) onSlice(_ model.Name, before, now *model.EndpointSlice) {
+	if len(t.policies) == 0 {
 		return
 	}
-	t.slices[name] = s
-	if t.slicesOf[s.Service] == nil {
-		t.slicesOf[s.Service] = map[model.Name]struct{}{}
+	if before != nil {
+		t.countSlice(before, t.facts.Service(before.Service), -1)
 	}
-	t.slicesOf[s.Service][name] = struct{}{}
-	if len(t.policies) > 0 {
-		t.countSlice(s, 1)
+	if now != nil {
+		t.countSlice(now, t.facts.Service(now.Service), 1)
 	}
 }

@@ -182,10 +182,17 @@ func sysctlNow(t testing.TB, name string) string {
 	return s
 }
 
-// fill makes entries by sending datagrams on loopback, until there are so many.
+// fill makes entries by sending datagrams on loopback, until there are so many. None of them
+// expires meanwhile, however slow the machine is.
 func fill(t testing.TB, n conntrack.Namespace, entries int) {
 	t.Helper()
+	const timeout = "net.netfilter.nf_conntrack_udp_timeout"
 	enter(t, n, func() {
+		before := sysctlNow(t, timeout)
+		if err := kernel.WriteSysctl(timeout, "3600"); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = kernel.WriteSysctl(timeout, before) }()
 		c, err := conntrack.Open()
 		if err != nil {
 			t.Fatal(err)

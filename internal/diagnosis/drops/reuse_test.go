@@ -2,6 +2,7 @@ package drops
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"testing"
@@ -18,7 +19,7 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 	first := newNamespace(t, "first", "")
 	f := follow(t, Config{Ports: []uint16{87}})
 	within(t, first, func() { sendUDP("127.0.0.1:87") })
-	if d := next(t, f, func(d Drop) bool { return d.DestinationPort == 87 }); d.Namespace != first.Names[0] {
+	if d := next(t, f, toPort87); d.Namespace != first.Names[0] {
 		t.Errorf("%+v", d)
 	}
 	shell(t, "ip netns del "+first.Names[0])
@@ -33,10 +34,14 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 	t.Logf("inode %d again: %v", first.Inode, second.Inode == first.Inode)
 	time.Sleep(refreshInterval) // names are looked for no more often
 	within(t, second, func() { sendUDP("127.0.0.1:87") })
-	if d := next(t, f, func(d Drop) bool { return d.DestinationPort == 87 }); d.Namespace != second.Names[0] || d.Inode != second.Inode {
+	if d := next(t, f, toPort87); d.Namespace != second.Names[0] || d.Inode != second.Inode {
 		t.Errorf("dropped in %s: %+v", second.Names[0], d)
 	}
 }
+
+// toPort87 finds the datagrams of these tests: other tests on the machine send to port 87 of
+// other addresses.
+func toPort87(d Drop) bool { return d.Destination == netip.AddrFrom4([4]byte{127, 0, 0, 1}) && d.DestinationPort == 87 }
 
 // What was watched under a name is not what has the name's inode now.
 func TestAFilterIsOfOneNamespace(t *testing.T) {

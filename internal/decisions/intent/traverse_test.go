@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -35,19 +36,23 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 			}
 		}
 	}
-	check("guarded", tr.SetDenyRulePods([]netip.Addr{pod}), 2, true, false)
-	check("guarded again", tr.SetDenyRulePods([]netip.Addr{pod}), 0, true, false)
-	ports := []AllowedPorts{{pod, model.TCP, 11200, 11220}, {pod, model.UDP, 80, 80}}
-	check("opened too", tr.SetAllowsAny(ports), 1, true, true)
-	check("opened again", tr.SetAllowsAny(ports), 0, true, true)
-	if c := tr.SetDenyRulesUnknown(true); c.Node == nil || !c.Node.PoliciesUnknown {
+	denied := policy.Traversal{DenyRulePods: []netip.Addr{pod}}
+	check("guarded", setTraversal(tr, denied), 2, true, false)
+	check("guarded again", setTraversal(tr, denied), 0, true, false)
+	ports := []policy.Target{{Addr: pod, Protocol: model.TCP, First: 11200, Last: 11220}, {Addr: pod, Protocol: model.UDP, First: 80, Last: 80}}
+	both := policy.Traversal{DenyRulePods: []netip.Addr{pod}, AllowsAny: ports}
+	check("opened too", setTraversal(tr, both), 1, true, true)
+	check("opened again", setTraversal(tr, both), 0, true, true)
+	unknown := both
+	unknown.Unknown = true
+	if c := setTraversal(tr, unknown); c.Node == nil || !c.Node.PoliciesUnknown {
 		t.Errorf("guards unknown: node %+v", c.Node)
 	}
-	if c := tr.SetDenyRulesUnknown(false); c.Node == nil || c.Node.PoliciesUnknown {
+	if c := setTraversal(tr, both); c.Node == nil || c.Node.PoliciesUnknown {
 		t.Errorf("guards known: node %+v", c.Node)
 	}
-	check("guarded no more", tr.SetDenyRulePods([]netip.Addr{}), 2, false, true)
-	check("opened no more", tr.SetAllowsAny(nil), 1, false, false)
+	check("guarded no more", setTraversal(tr, policy.Traversal{AllowsAny: ports}), 2, false, true)
+	check("opened no more", setTraversal(tr, policy.Traversal{}), 1, false, false)
 }
 
 // With --bypass always, packets bypass the enforcement of NetworkPolicies. Deny rules of
@@ -66,7 +71,7 @@ func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
 				{Addresses: []netip.Addr{other}, Ready: true, Serving: true, Node: "here"}}}},
 		NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: {Name: name, Ingress: true}},
 	})
-	tr.SetDenyRulePods([]netip.Addr{guarded})
+	setTraversal(tr, policy.Traversal{DenyRulePods: []netip.Addr{guarded}})
 	s := tr.State()
 	if !slices.Equal(s.Node.MustTraverseNetfilter, []netip.Addr{guarded}) || s.Node.PoliciesUnknown {
 		t.Errorf("policed pods %v, policies unknown %v", s.Node.MustTraverseNetfilter, s.Node.PoliciesUnknown)
@@ -106,14 +111,14 @@ func TestGuardedPodsThatANetworkPolicySelects(t *testing.T) {
 			tr.Apply(model.Delta{NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: p}})
 		}
 		check("at first", false, false)
-		tr.SetDenyRulePods([]netip.Addr{pod})
+		setTraversal(tr, policy.Traversal{DenyRulePods: []netip.Addr{pod}})
 		check("guarded", true, true)
 		network(&model.NetworkPolicy{Name: name, Ingress: true})
 		check("selected too", true, false)
 		network(nil)
 		check("selected no more", true, true)
 		network(&model.NetworkPolicy{Name: name, Egress: true})
-		tr.SetDenyRulePods([]netip.Addr{})
+		setTraversal(tr, policy.Traversal{})
 		check("guarded no more", true, false)
 		network(nil)
 		check("at last", false, false)

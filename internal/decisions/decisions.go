@@ -1,0 +1,81 @@
+package decisions
+
+import (
+	"net/netip"
+
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
+)
+
+// Tracker keeps all decisions about the facts up to date. One goroutine at a time uses it.
+//
+//	Delta ──> store ──> policy ──Traversal──> intent ──> Changes
+type Tracker struct {
+	facts     *store.Store
+	services  *intent.Tracker
+	policies  *policy.Tracker
+	traversal policy.Traversal
+}
+
+// Changes is what differs from the decisions before.
+type Changes struct {
+	Services intent.Changes
+	Policies policy.Changes
+}
+
+// New returns a Tracker without facts. Both Configs must be valid, and of the same node.
+func New(services intent.Config, policies policy.Config) *Tracker {
+	facts := store.New(services.NodeName)
+	return &Tracker{
+		facts:    facts,
+		services: intent.NewReader(services, facts),
+		policies: policy.NewReader(policies, facts),
+	}
+}
+
+// Apply stores a Delta and returns what it changes.
+func (t *Tracker) Apply(d model.Delta) Changes {
+	t.facts.Apply(d)
+	return t.changes(t.policies.Changes())
+}
+
+// SetNodeAddrs sets the node's own addresses as the kernel has them, complete each time.
+func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
+	t.services.SetNodeAddrs(addrs)
+	t.policies.SetNodeAddrs(addrs)
+	return t.changes(t.policies.Changes())
+}
+
+// SetDenyRulesUnknown sets whether any pod may have a deny rule, because not all policies
+// could be read.
+func (t *Tracker) SetDenyRulesUnknown(unknown bool) Changes {
+	if unknown == t.traversal.Unknown {
+		return Changes{}
+	}
+	t.traversal.Unknown = unknown
+	t.services.SetTraversal(t.traversal)
+	return Changes{Services: t.services.Changes()}
+}
+
+// ServicesWritten says that the kernel serves the Services that State returns.
+func (t *Tracker) ServicesWritten() Changes { return t.changes(t.policies.ServicesWritten()) }
+
+// changes passes on what policies mean for the bypass of netfilter, and adds what changed
+// of Services.
+func (t *Tracker) changes(c policy.Changes) Changes {
+	if c.Traversal != nil {
+		unknown := t.traversal.Unknown
+		t.traversal = *c.Traversal
+		t.traversal.Unknown = unknown
+		t.services.SetTraversal(t.traversal)
+	}
+	return Changes{Services: t.services.Changes(), Policies: c}
+}
+
+// State returns the whole state of Services.
+func (t *Tracker) State() intent.State { return t.services.State() }
+
+// Policies returns the part of the decisions that is about do-not-track policies.
+func (t *Tracker) Policies() *policy.Tracker { return t.policies }

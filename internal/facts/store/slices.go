@@ -1,0 +1,134 @@
+package store
+
+import (
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// Slice is an EndpointSlice as the indexes know it. Object changes when only conditions of
+// endpoints do, which is the most frequent change: no index changes then.
+type Slice struct {
+	Object *model.EndpointSlice
+	// MayBeOnNode says that an endpoint is on this node, or does not name its node.
+	MayBeOnNode bool
+}
+
+// sliceTable holds the EndpointSlices.
+type sliceTable struct {
+	node    string
+	entries map[model.Name]*Slice
+	readers []func(name model.Name, before, now *model.EndpointSlice)
+
+	ofService index[model.Name, *Slice] // sorted by name
+	ofPod     index[model.Name, *Slice]
+	ofAddr    index[netip.Addr, *Slice]
+	in        sets[string, *Slice] // by namespace of the Service and of the endpoints' pods
+	onNode    map[*Slice]struct{}  // those with MayBeOnNode
+}
+
+func newSliceTable(node string) sliceTable {
+	return sliceTable{
+		node: node, entries: map[model.Name]*Slice{},
+		ofService: index[model.Name, *Slice]{}, ofPod: index[model.Name, *Slice]{}, ofAddr: index[netip.Addr, *Slice]{},
+		in: sets[string, *Slice]{}, onNode: map[*Slice]struct{}{},
+	}
+}
+
+func (t *sliceTable) subscribe(read func(name model.Name, before, now *model.EndpointSlice)) {
+	if read != nil {
+		t.readers = append(t.readers, read)
+	}
+}
+
+// set stores a slice; nil deletes it.
+func (t *sliceTable) set(name model.Name, now *model.EndpointSlice) {
+	var before *model.EndpointSlice
+	s := t.entries[name]
+	if s != nil {
+		before = s.Object
+	}
+	switch {
+	case s == nil && now == nil:
+		return
+	case s != nil && now != nil && SameReferences(before, now):
+		s.Object = now
+	default:
+		if s != nil {
+			delete(t.entries, name)
+			t.removeFromIndexes(s)
+		}
+		if now != nil {
+			s = &Slice{Object: now}
+			t.entries[name] = s
+			t.addToIndexes(s)
+		}
+	}
+	for _, read := range t.readers {
+		read(name, before, now)
+	}
+}
+
+// SameReferences reports whether two versions of a slice refer to the same Service, pods,
+// nodes and addresses.
+func SameReferences(a, b *model.EndpointSlice) bool {
+	return a.Service == b.Service && slices.EqualFunc(a.Endpoints, b.Endpoints, func(a, b model.Endpoint) bool {
+		return a.Pod == b.Pod && a.Node == b.Node && EndpointAddr(&a) == EndpointAddr(&b)
+	})
+}
+
+func (t *sliceTable) addToIndexes(s *Slice) {
+	list := t.ofService[s.Object.Service]
+	at, _ := slices.BinarySearchFunc(list, s.Object.Name, func(o *Slice, n model.Name) int { return compareNames(o.Object.Name, n) })
+	t.ofService[s.Object.Service] = slices.Insert(list, at, s)
+	t.in.add(s.Object.Service.Namespace, s)
+	for i := range s.Object.Endpoints {
+		ep := &s.Object.Endpoints[i]
+		s.MayBeOnNode = s.MayBeOnNode || ep.Node == "" || ep.Node == t.node
+		t.ofAddr.add(EndpointAddr(ep), s)
+		if ep.Pod.Name != "" {
+			t.ofPod.add(ep.Pod, s)
+			t.in.add(ep.Pod.Namespace, s)
+		}
+	}
+	if s.MayBeOnNode {
+		t.onNode[s] = struct{}{}
+	}
+}
+
+func (t *sliceTable) removeFromIndexes(s *Slice) {
+	t.ofService.remove(s.Object.Service, s)
+	t.in.remove(s.Object.Service.Namespace, s)
+	for i := range s.Object.Endpoints {
+		ep := &s.Object.Endpoints[i]
+		t.ofAddr.remove(EndpointAddr(ep), s)
+		if ep.Pod.Name != "" {
+			t.ofPod.remove(ep.Pod, s)
+			t.in.remove(ep.Pod.Namespace, s)
+		}
+	}
+	delete(t.onNode, s)
+}
+
+// Slices returns all EndpointSlices.
+func (st *Store) Slices() iter.Seq[*Slice] { return maps.Values(st.slices.entries) }
+
+// SlicesOf returns the slices of a Service, sorted by name.
+func (st *Store) SlicesOf(service model.Name) []*Slice { return st.slices.ofService[service] }
+
+// SlicesOfPod returns the slices with an endpoint that names the pod.
+func (st *Store) SlicesOfPod(pod model.Name) []*Slice { return st.slices.ofPod[pod] }
+
+// SlicesAt returns the slices with an endpoint of an address.
+func (st *Store) SlicesAt(a netip.Addr) []*Slice { return st.slices.ofAddr[a] }
+
+// SlicesIn returns the slices of a namespace: of its Services and with its pods.
+func (st *Store) SlicesIn(namespace string) iter.Seq[*Slice] {
+	return maps.Keys(st.slices.in[namespace])
+}
+
+// SlicesOnNode returns the slices with an endpoint that is or may be on this node.
+func (st *Store) SlicesOnNode() iter.Seq[*Slice] { return maps.Keys(st.slices.onNode) }

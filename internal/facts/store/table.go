@@ -1,0 +1,140 @@
+package store
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// table holds the objects of one kind.
+type table[K comparable, M any] struct {
+	objects map[K]*M
+	index   func(before, now *M) // updates indexes; nil: there are none
+	readers []func(name K, before, now *M)
+}
+
+func (t *table[K, M]) subscribe(read func(name K, before, now *M)) {
+	if read != nil {
+		t.readers = append(t.readers, read)
+	}
+}
+
+// set stores an object; nil deletes it.
+func (t *table[K, M]) set(name K, now *M) {
+	before := t.objects[name]
+	switch {
+	case before == nil && now == nil:
+		return
+	case now == nil:
+		delete(t.objects, name)
+	case t.objects == nil:
+		t.objects = map[K]*M{name: now}
+	default:
+		t.objects[name] = now
+	}
+	if t.index != nil {
+		t.index(before, now)
+	}
+	for _, read := range t.readers {
+		read(name, before, now)
+	}
+}
+
+// apply stores the objects of one kind that a Delta names.
+func apply[K comparable, M any](named map[K]*M, set func(K, *M)) {
+	for name, m := range named {
+		set(name, m)
+	}
+}
+
+// deleteUnnamed deletes the objects that a full Delta does not name.
+func deleteUnnamed[K comparable, V, M any](known map[K]V, named map[K]*M, set func(K, *M)) {
+	for name := range known {
+		if named[name] == nil {
+			set(name, nil)
+		}
+	}
+}
+
+// index leads from a key to objects that refer to it. Nearly every key has one.
+type index[K, V comparable] map[K][]V
+
+func (x index[K, V]) add(key K, v V) {
+	if list := x[key]; !slices.Contains(list, v) {
+		x[key] = append(list, v)
+	}
+}
+
+func (x index[K, V]) remove(key K, v V) {
+	list := slices.DeleteFunc(x[key], func(o V) bool { return o == v })
+	if len(list) == 0 {
+		delete(x, key)
+		return
+	}
+	x[key] = list
+}
+
+// sets is an index for keys with many objects.
+type sets[K, V comparable] map[K]map[V]struct{}
+
+func (s sets[K, V]) add(key K, v V) {
+	if s[key] == nil {
+		s[key] = map[V]struct{}{}
+	}
+	s[key][v] = struct{}{}
+}
+
+func (s sets[K, V]) remove(key K, v V) {
+	delete(s[key], v)
+	if len(s[key]) == 0 {
+		delete(s, key)
+	}
+}
+
+// indexPod updates the indexes of pods.
+func (st *Store) indexPod(before, now *model.Pod) {
+	if before != nil && now != nil && slices.Equal(before.IPs, now.IPs) {
+		return
+	}
+	if before != nil {
+		st.podsIn.remove(before.Namespace, before.Name)
+		for _, a := range before.IPs {
+			st.podsAt.remove(a.Unmap(), before.Name)
+		}
+	}
+	if now != nil {
+		st.podsIn.add(now.Namespace, now.Name)
+		for _, a := range now.IPs {
+			st.podsAt.add(a.Unmap(), now.Name)
+		}
+	}
+}
+
+// indexNetworkPolicy updates the lists of NetworkPolicies.
+func (st *Store) indexNetworkPolicy(before, now *model.NetworkPolicy) {
+	if before != nil {
+		ns := before.Name.Namespace
+		list := slices.DeleteFunc(st.policiesIn[ns], func(p *model.NetworkPolicy) bool { return p == before })
+		if st.policiesIn[ns] = list; len(list) == 0 {
+			delete(st.policiesIn, ns)
+		}
+	}
+	if now != nil {
+		ns := now.Name.Namespace
+		st.policiesIn[ns] = append(st.policiesIn[ns], now)
+	}
+}
+
+// EndpointAddr returns the one address that consumers of an endpoint use.
+func EndpointAddr(ep *model.Endpoint) netip.Addr {
+	if len(ep.Addresses) == 0 {
+		return netip.Addr{}
+	}
+	return ep.Addresses[0].Unmap()
+}
+
+func compareNames(a, b model.Name) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
