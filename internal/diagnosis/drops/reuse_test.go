@@ -41,7 +41,9 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 
 // toPort87 finds the datagrams of these tests: other tests on the machine send to port 87 of
 // other addresses.
-func toPort87(d Drop) bool { return d.Destination == netip.AddrFrom4([4]byte{127, 0, 0, 1}) && d.DestinationPort == 87 }
+func toPort87(d Drop) bool {
+	return d.Destination == netip.AddrFrom4([4]byte{127, 0, 0, 1}) && d.DestinationPort == 87
+}
 
 // What was watched under a name is not what has the name's inode now.
 func TestAFilterIsOfOneNamespace(t *testing.T) {
