@@ -171,10 +171,6 @@ func Memory(entries, buckets, expectations int) int64 {
 	return int64(entries)*EntryBytes + int64(buckets)*BucketBytes + int64(expectations)*ExpectBytes
 }
 
-// SNATCeiling returns the highest rate of new connections from one source address to one
-// destination address and port: every port is in use until its entry expires.
-func SNATCeiling(ports int, kept time.Duration) float64 { return float64(ports) / kept.Seconds() }
-
 // SNATPorts is the number of ports from which masquerading chooses if the client's own
 // port is in use, or with --random-fully: 1024 to 65535 (nf_nat_l4proto_unique_tuple).
 const SNATPorts = 64512

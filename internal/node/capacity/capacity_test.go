@@ -86,7 +86,7 @@ func TestLimitsOfTheKernel(t *testing.T) {
 		{"expectations of few buckets", float64(ExpectMax(100)), 4},
 		{"bytes of a million entries and buckets", float64(Memory(1e6, 1e6, 0)), 392e6},
 		{"bytes of expectations", float64(Memory(0, 0, 10)), 2160},
-		{"SNAT to one destination, 120 s", math.Floor(SNATCeiling(SNATPorts, 120*second)), 537},
+		{"SNAT to one destination, 120 s", math.Floor(snatCeiling(SNATPorts, 120*second)), 537},
 	} {
 		if row.got != row.want {
 			t.Errorf("%s: %v, want %v", row.name, row.got, row.want)
@@ -149,3 +149,7 @@ func TestWhatCannotBePlannedIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// snatCeiling returns the highest rate of new connections from one source address to one
+// destination address and port: every port is in use until its entry expires.
+func snatCeiling(ports int, kept time.Duration) float64 { return float64(ports) / kept.Seconds() }

@@ -1,11 +1,9 @@
 package conntrack
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -77,15 +75,6 @@ func KernelLog(ctx context.Context) (map[LogKind]LogCount, error) {
 		}
 	}
 	return counts, ctx.Err()
-}
-
-// countLog counts the records of a log in the format of /dev/kmsg, one per line.
-func countLog(r io.Reader) map[LogKind]LogCount {
-	counts := map[LogKind]LogCount{}
-	for s := bufio.NewScanner(r); s.Scan(); {
-		countLine(counts, s.Text())
-	}
-	return counts
 }
 
 func countLine(counts map[LogKind]LogCount, record string) {

@@ -1,8 +1,10 @@
 package conntrack
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -253,4 +255,13 @@ func socket(t *testing.T, kind, protocol int) int {
 	}
 	t.Cleanup(func() { unix.Close(fd) })
 	return fd
+}
+
+// countLog counts the records of a log in the format of /dev/kmsg, one per line.
+func countLog(r io.Reader) map[LogKind]LogCount {
+	counts := map[LogKind]LogCount{}
+	for s := bufio.NewScanner(r); s.Scan(); {
+		countLine(counts, s.Text())
+	}
+	return counts
 }
