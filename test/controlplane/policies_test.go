@@ -219,7 +219,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	// What another node says stands while there is that node, and no longer.
 	must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dnt-other"}}, create))
 	w.until(t, "the other node", func() bool { return w.world.Nodes["dnt-other"] != nil })
-	said := `{"status":{"conditions":[{"type":"Applied","status":"False","reason":"Contradiction","message":"node dnt-other: no","observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`
+	said := `{"status":{"reportingNodeName":"dnt-other","conditions":[{"type":"Applied","status":"False","reason":"Contradiction","message":"node dnt-other: no","observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`
 	must[*unstructured.Unstructured](t)(api.Patch(t.Context(), "needs", types.MergePatchType, []byte(said), metav1.PatchOptions{}, "status"))
 	until(t, "Accepted beside it", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
 	if !conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction")() {

@@ -41,12 +41,12 @@ type ownPolicies struct {
 	missing bool
 }
 
-// policyObject is what a status is written to.
+// policyObject is the status of a policy and the identity of its object.
 type policyObject struct {
 	uid        types.UID
 	version    string // resourceVersion
 	generation int64
-	conditions []metav1.Condition
+	status     v1alpha1.DoNotTrackPolicyStatus
 }
 
 // need is one selection of objects that policies ask for.
@@ -109,7 +109,7 @@ func (s *Source) convertPolicy(u *unstructured.Unstructured) (*model.DoNotTrackP
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
 		return nil, []model.Problem{unreadable(u.GetName(), err)}
 	}
-	s.own.status[o.Name] = policyObject{o.UID, o.ResourceVersion, o.Generation, o.Status.Conditions}
+	s.own.status[o.Name] = policyObject{o.UID, o.ResourceVersion, o.Generation, o.Status}
 	s.own.changed()
 	return kubeobject.DoNotTrackPolicy(&o)
 }

@@ -119,7 +119,7 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 		t.Errorf("%q is told as unread, of which a version before holds", got)
 	}
 	bad := p.wanted()["cache"]
-	if got := conditionsText(bad.conditions); got != "Accepted=False/Invalid Applied=False/NotAccepted" {
+	if got := conditionsText(bad.status.Conditions); got != "Accepted=False/Invalid Applied=False/NotAccepted" {
 		t.Errorf("one that cannot be read: %s", got)
 	}
 	s.own.status["cache"] = bad.policyObject
@@ -127,7 +127,7 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 		t.Errorf("the same is written again: %v", again)
 	}
 	delete(s.faults, which)
-	if got := conditionsText(p.wanted()["cache"].conditions); got != "Accepted=True/Valid Applied=True/Applied" {
+	if got := conditionsText(p.wanted()["cache"].status.Conditions); got != "Accepted=True/Valid Applied=True/Applied" {
 		t.Errorf("mended: %s", got)
 	}
 	s.own.kind.refused(true)
