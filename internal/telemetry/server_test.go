@@ -107,8 +107,8 @@ func TestANodeThatLeavesIsUnhealthyButAlive(t *testing.T) {
 	}
 }
 
-// TestAProxyThatHasWrittenNothingIsAliveAndNotEligible: a restart does not help one
-// that waits for the API server, and a load balancer has nothing from it.
+// TestAProxyThatHasWrittenNothingIsAliveAndNotEligible: a restart does not help a proxy
+// that waits for the API server, and a load balancer gets no answer from its node.
 func TestAProxyThatHasWrittenNothingIsAliveAndNotEligible(t *testing.T) {
 	synced := time.Time{}
 	url := serve(t, HealthHandler(Health{

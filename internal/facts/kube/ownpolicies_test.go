@@ -81,8 +81,8 @@ func TestAMissingCRDIsCalledByItsName(t *testing.T) {
 	tells(2, "level=WARN")
 }
 
-// TestNothingIsLoggedBelowTheLevel logs as client-go does, whose logger does not ask
-// whether an error is wanted.
+// TestNothingIsLoggedBelowTheLevel logs as client-go does, whose logger does not check
+// the level of errors.
 func TestNothingIsLoggedBelowTheLevel(t *testing.T) {
 	for level, want := range map[slog.Level]string{slog.LevelInfo: "", slog.LevelDebug: "level=DEBUG"} {
 		var said bytes.Buffer
@@ -94,8 +94,8 @@ func TestNothingIsLoggedBelowTheLevel(t *testing.T) {
 	}
 }
 
-// TestAPolicyThatIsNotAcceptedIsNotApplied looks at both conditions of one that cannot
-// be read, and of the same policy after its repair.
+// TestAPolicyThatIsNotAcceptedIsNotApplied checks both conditions of an invalid policy,
+// and of the same policy after its repair.
 func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	client, _, err := Connect(without(t))
 	if err != nil {

@@ -37,8 +37,8 @@ type PolicyStatus struct {
 	refused map[string][]model.PolicyRefusal // by policy
 	failed  error
 
-	// Run's.
-	reported     map[reported]bool // by Events, and as it was then
+	// Only Run uses these.
+	reported     map[reported]bool // by Events
 	reportedOnce bool
 }
 
