@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsupported says that the kernel has no conntrack over netlink: nf_conntrack or
+// ErrUnsupported reports that the kernel has no conntrack over netlink: nf_conntrack or
 // nf_conntrack_netlink is missing.
 var ErrUnsupported = errors.New("this kernel has no conntrack over netlink: load the module nf_conntrack_netlink")
 

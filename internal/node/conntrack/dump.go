@@ -21,7 +21,7 @@ type dumpSocket struct {
 	port uint32 // the kernel's name for this socket
 	seq  uint32
 	buf  *[dumpBuffer]byte // from dumpBuffers
-	// open says that the kernel has not ended the last dump yet. The next dump reads
+	// open reports that the kernel has not ended the last dump yet. The next dump reads
 	// the rest of it first.
 	open bool
 }

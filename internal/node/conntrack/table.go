@@ -63,8 +63,8 @@ func (f Filter) attrs(family uint8) []*nl.RtAttr {
 	if f.OrigDst.IsValid() {
 		flags |= filterDstPort
 		tuple.Dst = f.OrigDst
-		// ctnetlink_filter_match_tuple has the comparison of IPv6 addresses the
-		// wrong way round (seen on 6.18): it would omit the matching entries.
+		// ctnetlink_filter_match_tuple inverts the comparison of IPv6 addresses (seen on
+		// 6.18): it would omit the matching entries.
 		if family == unix.AF_INET {
 			flags |= filterIPDst
 		}

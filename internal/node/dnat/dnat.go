@@ -93,9 +93,9 @@ type legacyTable struct {
 	reason string
 }
 
-// Watch starts a Watcher for the calling thread's network namespace. It calls changed with
-// the current result before it returns, and then after each change until Close, one call
-// at a time. reason says why netfilter may translate.
+// Watch starts a Watcher for the calling thread's network namespace. It calls changed
+// with the current result before it returns, and then after each change until Close, one
+// call at a time. reason is the reason why netfilter may translate.
 func Watch(cfg Config, changed func(may bool, reason string)) (*Watcher, error) {
 	if cfg.Poll == 0 {
 		cfg.Poll = defaultPoll

@@ -108,7 +108,7 @@ func (t LegacyTable) Read(use func(entries []byte)) error {
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", t.Name, err)
 	}
-	// Megabytes every half minute: kept out of the Go heap.
+	// Megabytes every half minute, outside the Go heap.
 	defer func() { _ = unix.Munmap(buf) }()
 	copy(buf, t.Name)
 	binary.NativeEndian.PutUint32(buf[32:], info.Size)
