@@ -12,7 +12,7 @@ type UsageError struct{ msg string }
 
 func (e *UsageError) Error() string { return e.msg }
 
-// UsageErrorf makes a UsageError.
+// UsageErrorf returns a UsageError.
 func UsageErrorf(format string, args ...any) error {
 	return &UsageError{msg: fmt.Sprintf(format, args...)}
 }

@@ -112,7 +112,7 @@ func (c *Config) applyConfig(f *pflag.FlagSet, file *v1alpha1.KubeProxyConfigura
 	return nil
 }
 
-// applyModeConfig applies the section of the proxy mode. The file has none for
+// applyModeConfig applies the section of the proxy mode. The file has no section for
 // ebpf, which uses that of iptables, as the names of the flags do.
 func (c *Config) applyModeConfig(file *v1alpha1.KubeProxyConfiguration) {
 	period, least := file.IPTables.SyncPeriod.Duration, file.IPTables.MinSyncPeriod.Duration

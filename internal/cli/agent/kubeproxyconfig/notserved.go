@@ -47,7 +47,7 @@ var notServed = []struct {
 	}},
 }
 
-// ipvsAsked reports whether the section has other values than those that kubeadm writes.
+// ipvsAsked reports whether the section has values that kubeadm does not write.
 func ipvsAsked(i v1alpha1.KubeProxyIPVSConfiguration) bool {
 	i.SyncPeriod.Duration, i.MinSyncPeriod.Duration = 0, 0
 	if len(i.ExcludeCIDRs) == 0 {
