@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// made is an experiment of rows that do what they are told.
+// made is an experiment of simulated rows.
 func made(name string, rows ...experiment.Row) experiment.Experiment {
 	return experiment.Experiment{Name: name, Figures: []experiment.Figure{{Key: "v", Name: "value"}},
 		Rows: func(experiment.Options) []experiment.Row { return rows }}
