@@ -178,7 +178,7 @@ func TestProxyModeAndProfiling(t *testing.T) {
 		t.Errorf("/proxyMode: %d %q %v", code, body, h)
 	}
 	if code, _, _ := get(t, url+"/debug/pprof/"); code != 404 {
-		t.Errorf("profiling is served though nobody asked: %d", code)
+		t.Errorf("profiling is served by default: %d", code)
 	}
 	if code, _, _ := get(t, serve(t, MetricsHandler(m, "ebpf", true))+"/debug/pprof/"); code != 200 {
 		t.Errorf("profiling was asked for: %d", code)

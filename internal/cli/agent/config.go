@@ -77,7 +77,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.PodInterfacePrefix, "pod-interface-name-prefix", "", "what names of devices begin with that --detect-local-mode InterfaceNamePrefix asks for")
 	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "serve NodePorts only on addresses in these ranges, or 'primary' for those of the Node object (default: all of the node's)")
 	f.BoolVar(&c.MasqueradeAll, "masquerade-all", false, "give every Service packet the node's address")
-	f.BoolVar(&c.AllowExternalIPs, "allow-external-ips", true, "serve the externalIPs of Services; whoever may write a Service can name any address there (CVE-2020-8554)")
+	f.BoolVar(&c.AllowExternalIPs, "allow-external-ips", true, "serve the externalIPs of Services; any author of a Service can name any address there (CVE-2020-8554)")
 	f.StringVar(&c.HealthzAddr, "healthz-bind-address", "0.0.0.0:10256", "IP:port of /healthz and /livez; empty: not served")
 	f.StringVar(&c.MetricsAddr, "metrics-bind-address", "127.0.0.1:10249", "IP:port of /metrics and /proxyMode; empty: not served")
 	f.BoolVar(&c.Profiling, "profiling", false, "serve /debug/pprof/ beside /metrics")

@@ -70,7 +70,7 @@ and port it has the endpoint's. They are applied in the kernel. Needs root, BTF 
 	f.StringSliceVar(&c.netns, "netns", nil, "in this network `namespace`: a name as 'spillway top' shows it, a process id, or here")
 	f.StringSliceVar(&c.reasons, "reason", nil, "with this `reason` of the kernel's; '!REASON' for all others")
 	f.StringVar(&c.bpffs, "bpffs", "/sys/fs/bpf/spillway", "where the agent of this node pins its maps: its own drops are told by name")
-	f.BoolVar(&c.all, "all", false, "also show what nobody misses: multicast, and "+strings.Join(drops.Quiet, ", "))
+	f.BoolVar(&c.all, "all", false, "also show harmless drops: multicast, and "+strings.Join(drops.Quiet, ", "))
 	f.IntVar(&c.rate, "rate", 100, "show at most so many a second and count the rest; 0: all")
 	f.DurationVar(&c.duration, "for", 0, "end after this time; 0: when interrupted")
 	f.IntVar(&c.count, "count", 0, "end after so many drops; 0: when interrupted")

@@ -53,7 +53,7 @@ func TestRulesOfAnEarlierRunWithTheOtherVariantAreRemoved(t *testing.T) {
 	be := b.open()
 	b.variant = NFT
 	if dump := b.dump(); !strings.Contains(dump, "10.96.0.1/32") {
-		t.Errorf("nobody serves until the first sync; nft holds\n%s", dump)
+		t.Errorf("no variant serves until the first sync; nft holds\n%s", dump)
 	}
 	b.variant = Legacy
 	b.replace(be, service(1))

@@ -64,7 +64,7 @@ func TestHelpersAreGivenToTheirServicesOnlyAndGoWithThem(t *testing.T) {
 			"-A SPW-HELPERS -d 10.244.1.2/32 -p udp -m udp --dport 1069 -j CT --helper tftp",
 			"-A SPW-HELPERS -d "+nodePorts[0].String()+"/32 -p udp -m udp --dport 30069 -j CT --helper tftp")
 		if strings.Contains(b.raw(), "10.244.2.2") || strings.Contains(b.raw(), "10.96.0.1/32") {
-			t.Errorf("somebody else has a helper:\n%s", b.raw())
+			t.Errorf("another address has a helper:\n%s", b.raw())
 		}
 		wants(b.dump(), "-A SPW-EXPECTED -s 10.244.1.2/32 -j SNAT --to-source 10.244.1.2")
 		// Other changes keep it, and the agent restores it after a flush.

@@ -58,7 +58,7 @@ func (b *Backend) partialFailed(ctx context.Context, err error) error {
 	if errors.Is(err, errLocked) {
 		return err
 	}
-	b.cfg.Log.Warn("partial sync failed, perhaps because somebody else changed the rules; all are compared and written", "err", err)
+	b.cfg.Log.Warn("partial sync failed, perhaps because another program changed the rules; a full sync follows", "err", err)
 	return b.writeAll(ctx)
 }
 

@@ -53,7 +53,7 @@ func TestOneHolderAtATimeWhileTheLockFileComesAndGoes(t *testing.T) {
 	}
 	wg.Wait()
 	if held.Load() == 0 {
-		t.Error("nobody ever had the lock: the test is blind")
+		t.Error("no process ever had the lock: the test proves nothing")
 	}
 }
 

@@ -185,7 +185,7 @@ func TestShareWaitsAndEndsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := begin(dir, root, nil); err == nil {
-		t.Error("values may be changed while somebody goes by them")
+		t.Error("values may be changed while another experiment depends on them")
 	}
 	release()
 	if guard, err = begin(dir, root, nil); err != nil {

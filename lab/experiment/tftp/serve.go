@@ -118,10 +118,10 @@ func conclude(res *experiment.Result) []string {
 		out = append(out, "Measured, transfers/s as a share of metal: "+strings.Join(parts, "; ")+".")
 	}
 	if disturbed {
-		out = append(out, "More than metal is not to be had: metal's row, at least, was disturbed by something else on this machine, so these shares are not worth much. Run it again, alone.")
+		out = append(out, "A share above metal's is impossible: another program on this machine disturbed metal's row, so these shares mean little. Run the experiment again, alone.")
 	}
-	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer timeout, only after 2 s; a full table evicts entries that nobody has "+
-		"confirmed (early_drop) before it drops packets, and short transfers are such entries; a server that answers at once frees the client's port sooner. "+
+	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer timeout, only after 2 s; a full table evicts unconfirmed entries "+
+		"(early_drop) before it drops packets, and short transfers are such entries; a server that answers at once frees the client's port sooner. "+
 		"With eBPF the node makes neither entries nor expectations for these packets; a pod that tracks is still held to its own table. The autopilot may change timeouts of the node's "+
 		"namespace; sizes belong to the machine's first namespace, where the lab's nodes are not, so there it can only advise.")
 }
