@@ -19,7 +19,7 @@ type Summary struct {
 	N    int     `json:"n"`
 }
 
-// MinSure is the number of samples for a confidence of 95 %: of five, all lie on one side
+// MinSure is the number of samples for a confidence of 95 %. Of five, all lie on one side
 // of the true median once in 16 times.
 const MinSure = 6
 
@@ -39,9 +39,9 @@ func Summarize(values []float64) Summary {
 }
 
 // medianRank returns how many of n sorted numbers may be cut off at each end so that the
-// rest contains the median with 95 % confidence, for any distribution. Each number is
-// below the true median with probability 1/2. So the chance that at most rank numbers are
-// below it is that of as many heads among n coins.
+// rest contains the median with 95 % confidence. It holds for any distribution. Each
+// number is below the true median with probability 1/2. So the chance that at most rank
+// numbers are below it is that of as many heads among n coins.
 func medianRank(n int) int {
 	chance := math.Pow(0.5, float64(n)) // of exactly i heads
 	sum := chance

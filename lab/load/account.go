@@ -74,8 +74,8 @@ func (l *loop) count(s *slot, now int64, failure string) {
 	_ = l.hist.RecordValue(now - s.intended)
 }
 
-// countSlow notes a request that a lost packet or two may have delayed: the
-// kernel sends a SYN again after 1 s and after 3 s.
+// countSlow records a request that a lost packet or two may have delayed. The kernel
+// sends a SYN again after 1 s and after 3 s.
 func (l *loop) countSlow(s *slot, now int64, failure string) {
 	took := time.Duration(now - s.intended)
 	l.slow[0]++

@@ -8,7 +8,7 @@
 // second, not in one ("coordinated omission").
 //
 // One event loop for each thread drives all its connections with epoll and allocates
-// nothing while it runs: on a small machine the generator must not be the bottleneck.
+// nothing while it runs. On a small machine the generator must not be the bottleneck.
 package load
 
 import (
@@ -36,8 +36,8 @@ const (
 	// so that neither end keeps a TIME_WAIT entry. The kernel selects another source port
 	// each time.
 	Conn Kind = "conn"
-	// Memcached opens a TCP connection for each get of a key that is not there, and
-	// has the server close it, so that the client's port is free at once.
+	// Memcached opens a TCP connection for each get of a missing key. It makes the server
+	// close the connection, so that the client's port is free at once.
 	Memcached Kind = "memcached"
 	// UDP sends a datagram and waits for an answer.
 	UDP Kind = "udp"

@@ -239,8 +239,8 @@ func TestOpenLoopCountsAStallInFull(t *testing.T) {
 	})
 	cfg := Config{Kind: HTTP, Target: target, Connections: 1, Rate: 200, Duration: 700 * time.Millisecond}
 	r := run(t, cfg)
-	// 60 of 140 requests fell due during the stall: the median of them waited
-	// half of it, and a quarter of all waited for more than 60 ms.
+	// 60 of 140 requests fell due during the stall. The median of them waited half of it,
+	// and a quarter of all waited for more than 60 ms.
 	if r.Latency.P99 < float64(stall.Microseconds())*0.8 {
 		t.Errorf("p99 is %v µs after a stall of %v", r.Latency.P99, stall)
 	}

@@ -42,7 +42,7 @@ func browser(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// inspect runs in the page: it looks for texts that cover each other or extend beyond
+// inspect runs in the page. It looks for texts that cover each other or extend beyond
 // their picture, and for a page that is wider than its window.
 const inspect = `<script>
 addEventListener("load", () => {

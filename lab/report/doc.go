@@ -3,7 +3,7 @@
 // results.json and one NAME.json for each experiment. A summary is for a terminal.
 //
 // Everything is drawn from an experiment.Run alone, so that a report can be drawn again
-// from its JSON. The charts are SVG from own code: libraries write colors and sizes into
+// from its JSON. The charts are SVG from own code. Libraries write colors and sizes into
 // it, and these must follow the reader's light or dark page, paper, and a telephone.
 package report
 

@@ -1,6 +1,6 @@
-// Package topology builds a cluster like Kubernetes' on one machine: a LAN, outside
-// clients, nodes and pods, each a network namespace with a cgroup of its own. It changes
-// nothing in the namespace of the caller.
+// Package topology builds a cluster like Kubernetes' on one machine. It has a LAN,
+// outside clients, nodes and pods, each a network namespace with a cgroup of its own. It
+// changes nothing in the namespace of the caller.
 //
 //	 spw-x-client0      spw-x-node0                       spw-x-node1
 //	┌────────────┐  ┌──────────────────────────────┐  ┌──────────────┐

@@ -43,7 +43,7 @@ func nth(p netip.Prefix, host int) netip.Addr {
 	return a
 }
 
-// macOf derives a hardware address from an IPv4 address, as CNI plugins do: it
+// macOf derives a hardware address from an IPv4 address, as CNI plugins do. The address
 // is stable over repairs and easy to find in a packet dump.
 func macOf(prefix byte, a netip.Addr) net.HardwareAddr {
 	b := a.As4()

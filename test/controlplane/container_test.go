@@ -46,10 +46,10 @@ func find[T runtime.Object](t *testing.T, objects [][]byte) T {
 	return none
 }
 
-// box creates a container without an engine: a read-only root of its own, /proc/sys and
-// /sys read-only as runtimes mount them, the volumes of the Pod, and its own capabilities
-// only. It lacks a PID namespace, seccomp and AppArmor. Arguments: root, capabilities,
-// number of mounts, each mount as SOURCE TARGET ro|rw, then the command.
+// box creates a container without an engine. The root of its own, /proc/sys and /sys are
+// read-only, as runtimes mount them. It has the volumes of the Pod, and its own
+// capabilities only. It lacks a PID namespace, seccomp and AppArmor. Arguments: root,
+// capabilities, number of mounts, each mount as SOURCE TARGET ro|rw, then the command.
 const box = `
 root=$1 caps=$2 mounts=$3; shift 3
 mount -t tmpfs box "$root"

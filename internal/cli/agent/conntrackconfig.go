@@ -119,8 +119,8 @@ func (c *ConntrackConfig) bounds() (entries int, timeouts map[string]time.Durati
 }
 
 // validateFlows refuses a table that the kernel would refuse (with E2BIG, without the
-// name of a flag), or that does not fit into memory, in bytes. The kernel allocates the
-// whole table at once.
+// name of a flag). It also refuses a table that does not fit into memory, in bytes. The
+// kernel allocates the whole table at once.
 func (c *ConntrackConfig) validateFlows(most, memory uint64) error {
 	n := c.flows()
 	size := n * ebpf.FlowBytes

@@ -126,9 +126,9 @@ func (c *Config) applyModeConfig(file *v1alpha1.KubeProxyConfiguration) {
 	set(&c.MinSyncPeriod, least)
 }
 
-// defaultMinSyncPeriod sets the time between syncs for a configuration that has none.
-// A sync of a few changes takes the eBPF dataplane a few hundred microseconds, in a
-// cluster of any size, so it need not wait for more changes.
+// defaultMinSyncPeriod sets the time between syncs for a configuration that has none. A
+// sync of a few changes takes the eBPF dataplane a few hundred microseconds, in a cluster
+// of any size. So it need not wait for more changes.
 func (c *Config) defaultMinSyncPeriod() {
 	if c.ProxyMode == "ebpf" {
 		c.MinSyncPeriod = 10 * time.Millisecond

@@ -11,9 +11,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// dispatch maps a destination to the chain that serves it. A key of its tree is the
-// address in digits of two bits (none for NodePorts), one digit for the protocol, and the
-// port in 8 digits.
+// dispatch maps a destination to the chain that serves it. A key of its tree has digits
+// of two bits: the address (none for NodePorts), one digit for the protocol, and 8 for
+// the port.
 type dispatch struct {
 	trie
 	root       string // the chain that leads to the top of the tree

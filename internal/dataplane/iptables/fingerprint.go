@@ -14,8 +14,8 @@ import (
 )
 
 // fingerprint identifies the state of a family's tables. While it stays the same no
-// program has changed a rule, and a full sync need not run iptables-save, which takes the
-// nft variant over a second for 5,000 Services. The zero value never equals another.
+// program has changed a rule, and a full sync need not run iptables-save. With nft and
+// 5,000 Services that takes over a second. The zero value never equals another.
 //
 // nf_tables counts the commits of a namespace. ip_tables counts nothing: its fingerprint
 // is a sum over the kernel's table without the packet counters.

@@ -12,8 +12,9 @@ import (
 // namesFound limits the number of chains of one kind that a message names.
 const namesFound = 5
 
-// Drifted is nil: all programs share the nf_tables tables, and each run of iptables writes
-// from another socket, so notifications would not tell the agent's own writes from others.
+// Drifted is nil. All programs share the nf_tables tables, and each run of iptables
+// writes from another socket. So notifications would not distinguish the agent's own
+// writes.
 func (b *Backend) Drifted() <-chan struct{} { return nil }
 
 // Repaired returns the changes of other programs that syncs have reverted since the last

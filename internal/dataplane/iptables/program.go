@@ -222,7 +222,7 @@ func (d *difference) writeTo(in *bytes.Buffer) {
 }
 
 // writeApart writes a table in commits that name each chain once, last name first. Only
-// the second commit changes what is served: no rule jumps to the chains of the first
+// the second commit changes what is served. No rule jumps to the chains of the first
 // commit yet, and none to the chains of the later commits any more.
 func (d *difference) writeApart(in *bytes.Buffer) {
 	fmt.Fprintf(in, "*%s\n", d.table)

@@ -6,7 +6,7 @@ import (
 )
 
 // The dispatch is a tree of chains over the bits of a destination, two at a time. So
-// neither a packet nor a change meets all Services: a packet walks some 3 rules for each
+// neither a packet nor a change meets all Services. A packet walks some 3 rules for each
 // level and at most leafSize at the end. A change rewrites the one chain that names its
 // address.
 //
@@ -21,7 +21,7 @@ import (
 //   - a larger one is an inner node at the longest prefix that its keys share,
 //     with a child for each next digit.
 //
-// The total number of rules matters as much as the number of rules walked:
+// The total number of rules matters as much as the number of rules walked.
 // iptables-legacy copies the whole table at each commit, and a chain costs it two rules
 // of its own.
 const leafSize = 16

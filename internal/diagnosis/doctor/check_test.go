@@ -18,8 +18,9 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Each test creates the problem in a namespace of its own, sees the finding, fixes it by
-// --fix or by the printed command, and checks that the finding has disappeared.
+// Each test creates the problem in a namespace of its own and sees the finding. It fixes
+// the problem by --fix or by the printed command, and checks that the finding has
+// disappeared.
 
 func TestATableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 	restore(t, conntrackMax, conntrackBuckets)
@@ -173,7 +174,7 @@ func TestTimeoutsOfPodsThatAreNotTheNodesAreFound(t *testing.T) {
 }
 
 // The tables of the dataplane nftables, as its own tests have them, assign helpers by
-// sets, and keep the source of expected connections: there is nothing to fix.
+// sets, and keep the source of expected connections. There is nothing to fix.
 func TestSpillwaysOwnHelpersAreInOrder(t *testing.T) {
 	for _, row := range []struct {
 		name, protocol, set string

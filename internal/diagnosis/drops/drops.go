@@ -41,8 +41,9 @@ type Config struct {
 	Rate int
 }
 
-// Quiet lists the reasons of harmless drops: frames for other hosts, TCP segments that
-// were processed, and data that a program had not read when it closed its socket.
+// Quiet lists the reasons of harmless drops. These are frames for other hosts, TCP
+// segments that were processed, and data that a program had not read when it closed its
+// socket.
 var Quiet = []string{"OTHERHOST", "IPV6_NDISC_NS_OTHERHOST", "TCP_RESET", "TCP_OFOMERGE", "QUEUE_PURGE"}
 
 // Limits of the kernel's side, which looks through lists for each packet.

@@ -10,7 +10,7 @@ import (
 )
 
 // evidence derives the cause of a drop where the eBPF side cannot attach to netfilter's
-// functions: from the call stack, conntrack's counters, and the listeners' queues.
+// functions. It uses the call stack, conntrack's counters, and the listeners' queues.
 type evidence struct {
 	// counters holds the last conntrack counters of each namespace; nil where they are
 	// not needed.

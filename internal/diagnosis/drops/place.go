@@ -24,9 +24,9 @@ type Pod struct {
 	Addresses  []netip.Addr
 }
 
-// FindPod finds a pod by its address, or on this node by its name, which its
-// processes have as their host name, or by the name or a process of its network
-// namespace. An address need not belong to a pod.
+// FindPod finds a pod by its address. On this node it also finds a pod by its name (its
+// processes' host name), and by the name or a process of its network namespace. An
+// address need not belong to a pod.
 func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
 	p := Pod{Name: want}
 	addr, err := netip.ParseAddr(want)
@@ -86,8 +86,8 @@ func hostName(pid int) string {
 
 const ownUTS = "/proc/thread-self/ns/uts"
 
-// hostNameBehind keeps the thread locked if it cannot return to its namespace, so that the
-// thread ends with the goroutine and no other goroutine runs in the wrong namespace.
+// hostNameBehind keeps the thread locked if it cannot return to its namespace. The thread
+// then ends with the goroutine, and no other goroutine runs in the wrong namespace.
 func hostNameBehind(path string) string {
 	runtime.LockOSThread()
 	home, err := unix.Open(ownUTS, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Contact records the last answer of the API server. client-go does not report it: it
+// Contact records the last answer of the API server. client-go does not report it. It
 // treats a watch that times out like a watch that ends without an event, and a server
 // that has silently disappeared looks idle. Make a Contact with NewContact, and set it in
 // Access and Config.

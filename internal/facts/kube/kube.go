@@ -133,7 +133,7 @@ func New(cfg Config) (*Source, error) {
 var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 30, Factor: 2, Jitter: 1}
 
 // Run watches until ctx ends, and returns nil then. Its contract is that of
-// manifest.Source.Run: the first Delta is Full, problems are complete whenever they
+// manifest.Source.Run. The first Delta is Full, problems are complete whenever they
 // changed and nil otherwise, and calls of fn never overlap. Run retries for ever: a
 // request that the server refuses or does not answer is a problem.
 func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem)) error {

@@ -155,8 +155,8 @@ func (s *Source) withoutPolicies(k watched) {
 }
 
 // unreadPolicies returns, for model.Delta, the policies that the server has and the agent
-// does not know: all of them, or the first policy that is not accepted and has no known
-// earlier version.
+// does not know. These are all of them, or the first policy that is not accepted and has
+// no known earlier version.
 func (s *Source) unreadPolicies() model.Unread {
 	if s.own.kind == nil {
 		return model.Unread{}

@@ -216,10 +216,10 @@ func setApplied(s *v1alpha1.DoNotTrackPolicyStatus, c metav1.Condition, reporter
 // reporter.
 const unreportedPeriod = 5 * time.Minute
 
-// mayWrite reports whether this node may write c as the condition Applied. The false
-// condition of a node lacks the reporter if an agent of an earlier version wrote it, or if
-// the CRD is of an earlier version. In that case nodes only reset it, and not at once:
-// otherwise two nodes would overwrite each other without end.
+// mayWrite reports whether this node may write c as the condition Applied. The reporter
+// is missing if an agent of an earlier version wrote the false condition, or if the CRD
+// is of an earlier version. In that case nodes only reset the condition, and not at once.
+// Otherwise two nodes would overwrite each other without end.
 func (p *PolicyStatus) mayWrite(have v1alpha1.DoNotTrackPolicyStatus, c metav1.Condition, nodes map[string]bool) bool {
 	before := meta.FindStatusCondition(have.Conditions, v1alpha1.Applied)
 	switch {

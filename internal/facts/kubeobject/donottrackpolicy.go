@@ -47,8 +47,8 @@ func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []
 	return p, c.problems
 }
 
-// policySubject parses the selection of a policy. It refuses a selection of everything:
-// the policy would remove a port of the whole cluster from conntrack, and with it the
+// policySubject parses the selection of a policy. It refuses a selection of everything.
+// Such a policy would remove a port of the whole cluster from conntrack, and with it the
 // state of NAT and firewalls.
 func (c *checker) policySubject(spec *field.Path, s *v1alpha1.DoNotTrackPolicySpec, p *model.DoNotTrackPolicy) {
 	pods := s.PodSelector != nil || s.NamespaceSelector != nil

@@ -17,7 +17,7 @@ import (
 )
 
 // fresh is the time after its last change in which a file may change without a new time
-// stamp: some file systems count time in steps of 2 s.
+// stamp. Some file systems count time in steps of 2 s.
 const fresh = 2 * time.Second
 
 type sum = [sha256.Size]byte

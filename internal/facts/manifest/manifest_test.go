@@ -233,7 +233,7 @@ func TestNewNeedsADirectory(t *testing.T) {
 
 // After any sequence of changes a tree serves what a new one reads from the same files.
 // This holds if all files are valid and no file defines an object of another that sorts
-// behind it: then the serving file stays, which a new process cannot know.
+// behind it. In that case the serving file stays, which a new process cannot know.
 func TestScanEqualsLoad(t *testing.T) {
 	dir := t.TempDir()
 	tr := newTree(dir, slog.New(slog.DiscardHandler))

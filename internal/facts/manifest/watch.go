@@ -12,7 +12,7 @@ import (
 
 // A burst of changes is read once, when it has been quiet for quietFor or has lasted
 // mostFor. An editor's rename and write, or a git checkout, is one change, also if a scan
-// falls in between: a file counts as deleted once it has been missing for goneFor.
+// falls in between. A file counts as deleted once it has been missing for goneFor.
 const (
 	quietFor = 50 * time.Millisecond
 	mostFor  = 500 * time.Millisecond
@@ -152,7 +152,7 @@ func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
 }
 
 // event records possible changes. Files that are not read cause no work, except names
-// that begin with "..": a kubelet swaps the link ..data to change all of a mounted
+// that begin with "..". A kubelet swaps the link ..data to change all of a mounted
 // ConfigMap at once.
 func (w *watch) event(ev fsnotify.Event) {
 	if w.targets[filepath.Clean(ev.Name)] {

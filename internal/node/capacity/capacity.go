@@ -1,5 +1,5 @@
-// Package capacity calculates conntrack's capacity: the entries that a rate of new
-// connections keeps in the table, their memory, and the highest rate that a table
+// Package capacity calculates conntrack's capacity. It returns the entries that a rate of
+// new connections keeps in the table, their memory, and the highest rate that a table
 // carries. Its functions are pure; every constant names its source.
 //
 //	entries = new connections/s × time that an entry is kept      (Little's law)
@@ -172,7 +172,7 @@ func Memory(entries, buckets, expectations int) int64 {
 }
 
 // SNATCeiling returns the highest rate of new connections from one source address to one
-// destination address and port: every port is in use until its entry expires.
+// destination address and port. Every port is in use until its entry expires.
 func SNATCeiling(ports int, kept time.Duration) float64 { return float64(ports) / kept.Seconds() }
 
 // SNATPorts is the number of ports from which masquerading chooses if the client's own

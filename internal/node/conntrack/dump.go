@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dumpBuffer is the size of the largest datagram of a dump: the kernel fills as much as
+// dumpBuffer is the size of the largest datagram of a dump. The kernel fills as much as
 // the reader once offered, up to 32 KiB (netlink_recvmsg).
 const dumpBuffer = 64 << 10
 

@@ -44,8 +44,8 @@ func (n Namespace) String() string {
 	return n.numbered()
 }
 
-// Is reports whether s identifies the namespace: the result of String, one of its names,
-// the id of a process in it, or "here" for the caller's own.
+// Is reports whether s identifies the namespace. s may be the result of String, one of
+// its names, the id of a process in it, or "here" for the caller's own.
 func (n Namespace) Is(s string) bool {
 	if s == n.String() || slices.Contains(n.Names, s) || n.Own && s == "here" {
 		return true

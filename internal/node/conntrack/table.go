@@ -123,7 +123,7 @@ func (c *Conn) Dump(ctx context.Context, f Filter, each func(*Entry) bool) error
 }
 
 // Delete deletes this entry, but not a later entry with the same original tuple: it
-// identifies the entry by its reply tuple and its ID. The ID alone is not enough: the
+// identifies the entry by its reply tuple and its ID. The ID alone is not enough. The
 // kernel derives it from the entry's address in memory and its original tuple
 // (nf_ct_get_id), and the slab reuses addresses. A missing entry is no error.
 func (c *Conn) Delete(e *Entry) error {

@@ -1,5 +1,5 @@
 // Package dnat reports whether netfilter may translate destinations in a network
-// namespace: for a pod's hostPort, for the Services of another proxy, or for a
+// namespace. Reasons are a pod's hostPort, the Services of another proxy, and a
 // container's published port.
 //
 //	nf_tables' notifications ──> a rule that translates? ──┐

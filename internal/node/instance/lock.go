@@ -18,11 +18,11 @@ import (
 // any reason.
 type Lock struct{ files []*os.File }
 
-// Acquire locks the pins below bpffs, and the network namespace of the calling
-// thread, since tables and chains of every agent have the same names there. A bpf
-// file system cannot hold ordinary files, so the lock files are in dir, under names
-// made from the path and from the number of the namespace. The error names the
-// process that holds a lock. The caller must call Release.
+// Acquire locks the pins below bpffs, and the network namespace of the calling thread:
+// tables and chains of every agent have the same names there. A bpf file system cannot
+// contain ordinary files, so the lock files are in dir. Their names contain the path and
+// the number of the namespace. The error names the process that holds a lock. The caller
+// must call Release.
 func Acquire(dir, bpffs string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("lock instance: %w", err)
@@ -113,8 +113,8 @@ func holder(f *os.File) string {
 	return " (process " + pid + ")"
 }
 
-// Release removes the files and then releases the locks: while a file is locked no
-// other process can have a lock on a file of its name.
+// Release removes the files and then releases the locks. While a file is locked no other
+// process can have a lock on a file of its name.
 func (l *Lock) Release() {
 	for _, f := range l.files {
 		_ = os.Remove(f.Name())

@@ -119,8 +119,8 @@ func (t LegacyTable) Read(use func(entries []byte)) error {
 	return nil
 }
 
-// LegacyTarget is the target of a rule of a LegacyTable: an extension's name ("DNAT"), ""
-// for a verdict or a jump, "ERROR" for the head of a chain.
+// LegacyTarget is the target of a rule of a LegacyTable. It is an extension's name
+// ("DNAT"), "" for a verdict or a jump, "ERROR" for the head of a chain.
 type LegacyTarget struct {
 	Name     string
 	Revision uint8

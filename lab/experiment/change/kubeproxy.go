@@ -238,8 +238,8 @@ func (p *peer) memory() (float64, error) {
 	return kib / 1024, err
 }
 
-// cpu is the time, in seconds, that kube-proxy and its children that ended have
-// used (proc(5): utime, stime, cutime, cstime in hundredths of a second).
+// cpu is the time, in seconds, that kube-proxy and its ended children have used (proc(5):
+// utime, stime, cutime, cstime in hundredths of a second).
 func (p *peer) cpu() (float64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {

@@ -1,6 +1,7 @@
-// Package notrack compares short connections to a real memcached without a policy, with a
-// policy that tracks, and with a do-not-track policy, as the published figures do. It
-// also compares them with the same server on a node without conntrack.
+// Package notrack compares short connections to a real memcached, as the published
+// figures do. It measures them without a policy, with a policy that tracks, and with a
+// do-not-track policy. It also compares them with the same server on a node without
+// conntrack.
 //
 //	client0 ─┐          node0 (agent, conntrack)  ── pod0 with memcached, and one on the node
 //	client1 ─┘

@@ -108,7 +108,8 @@ func (b *bench) setPolicy(ctx context.Context, c Case) error {
 }
 
 // untrackAll turns conntrack and NAT on, without a rule that a packet would meet, and
-// keeps conntrack away from every packet: the least that a policy of nftables can cost.
+// keeps conntrack away from every packet. This is the least that a policy of nftables can
+// cost.
 const untrackAll = `
 table inet floor {
 	chain unused {

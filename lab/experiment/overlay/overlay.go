@@ -1,6 +1,6 @@
-// Package overlay is the experiment overlay: a real-time-bidding exchange
-// (examples/rtb) on the machine itself, and as a pod behind a NodePort of another
-// node, over VXLAN and over plain routes, with each proxy.
+// Package overlay is the experiment overlay: a real-time-bidding exchange (examples/rtb).
+// It runs on the machine itself, and as a pod behind a NodePort of another node, over
+// VXLAN and over plain routes, with each proxy.
 //
 //	client0 ── LAN ── node0: NodePort ══ pod network ══ node1: exchange
 //	                                                     ╠═ node0: DSP

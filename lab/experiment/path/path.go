@@ -33,8 +33,8 @@ type Config struct {
 	// with flannel's masquerading. An entry for a Service connection would be visible
 	// there, and metal has entries too.
 	Untracked bool
-	// Files measures files of 5 KB, read by TFTP 512 bytes at a time, instead of
-	// HTTP, through each of these, which are Proxies, instead of Mode.
+	// Files lists the Proxies to measure with files instead of HTTP; Mode does not apply.
+	// The files have 5 KB, read by TFTP 512 bytes at a time.
 	Files []string
 	// Only selects comparisons by "NAME, LOAD". A comparison that finds the rate of a
 	// selected open loop runs in any case. Nil selects all.

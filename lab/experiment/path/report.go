@@ -65,8 +65,8 @@ type Files struct {
 	Expectations int   `json:"expectations"`
 	Dropped      int64 `json:"conntrack_dropped"`
 	// ClientCore and ServerCore are the files/s that one core of the client or of the
-	// server can handle: files for each second of its CPU time. That time includes much
-	// of the kernel's work for the packets.
+	// server can handle. They are files for each second of its CPU time. That time
+	// includes much of the kernel's work for the packets.
 	ClientCore float64 `json:"client_core"`
 	ServerCore float64 `json:"server_core"`
 	// ClientBusy and ServerBusy are their shares of one core.

@@ -63,7 +63,8 @@ func runFiles(ctx context.Context, cfg Config, report *Report) error {
 		b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: report}
 		spec := topology.DefaultSpec(cfg.Name)
 		// Without masquerading: it would change the source of a server's first block to a
-		// client that addresses the pod itself, which is the base of the comparison.
+		// client that addresses the pod itself. That client is the base of the
+		// comparison.
 		spec.Conntrack, spec.Clients = !cfg.Untracked, 2
 		err := b.run(ctx, spec, func(c *topology.Cluster) []plan { return filePlans(c, proxy, !cfg.Untracked) })
 		if none := (noneError{}); errors.As(err, &none) && (proxy != cfg.Files[len(cfg.Files)-1] || len(report.Comparisons) > 0) {

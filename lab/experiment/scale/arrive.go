@@ -26,8 +26,8 @@ const (
 	probeNodePort = 30080
 )
 
-// arrival is a row that measures the whole path of a change: from the write to an API
-// server until a new connection gets its answer from the new endpoint.
+// arrival is a row that measures the whole path of a change. It starts with the write to
+// an API server and ends when a new connection gets its answer from the new endpoint.
 type arrival struct {
 	side   side
 	crowd  int // Services besides the probe

@@ -136,8 +136,8 @@ func (p *proxy) memory() (now, peak float64, err error) {
 	return now, peak, nil
 }
 
-// cpu is the time, in seconds, that the process and its children that ended have
-// used (proc(5): utime, stime, cutime, cstime in hundredths of a second).
+// cpu is the time, in seconds, of the process and its ended children (proc(5): utime,
+// stime, cutime, cstime in hundredths of a second).
 func (p *proxy) cpu() (float64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {

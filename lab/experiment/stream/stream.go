@@ -7,8 +7,8 @@
 //
 // Each proxy has a minute and a node of its own, one after the other, with one API
 // server. The measurement is from outside, so it is the same for all. After the start,
-// each probe has three times: the API server answers; a watch of the lab has the change,
-// so the proxy's has it too; a connection has the new state.
+// each probe has three times. First the API server answers. Then a watch of the lab has
+// the change, so the proxy's has it too. Last, a connection has the new state.
 package stream
 
 import (

@@ -1,6 +1,6 @@
 // Package tftp is the experiment tftp-nodeport: files of 5 KB by TFTP from three places.
-// These are the machine itself, a NodePort with the kernel's tables and timeouts as they
-// were tuned round by round, and a NodePort that Spillway serves.
+// These are the machine itself, a NodePort of Spillway, and a NodePort with the kernel's
+// tables and timeouts as they were tuned round by round.
 //
 //	client0 ── LAN ── node0: NodePort ─┬─ pod0: TFTP server
 //	             (metal: server here)  ├─ pod1
