@@ -1,5 +1,5 @@
-// Command spillway-lab makes clusters of network namespaces on one machine, and
-// measures Spillway there. Each command is a package below lab/cli.
+// Command spillway-lab creates clusters of network namespaces on one machine, and
+// measures Spillway in them. Each command is a package below lab/cli.
 package main
 
 import (

@@ -85,7 +85,7 @@ func TestLoadWithoutAnAnswerFails(t *testing.T) {
 	target := silent.LocalAddr().String()
 	for _, kind := range []string{"http", "udp", "dns", "tftp"} {
 		var out, errs strings.Builder
-		// No server listens by TCP; one by UDP does, and does not answer.
+		// No TCP server listens; a UDP server does, and does not answer.
 		code := run([]string{"load", kind, target, "--duration", "100ms", "--warmup", "0s", "--connections", "3"}, &out, &errs)
 		if code != cli.ExitFailed || !strings.Contains(errs.String(), "not one request was answered") {
 			t.Errorf("%s: exit code %d: %s", kind, code, errs.String())

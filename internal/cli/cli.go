@@ -1,4 +1,4 @@
-// Package cli is what the programs share: exit codes, errors on one line,
+// Package cli holds the common parts of the programs: exit codes, errors on one line,
 // checks of flags, forms of output, and the version.
 package cli
 
@@ -26,7 +26,7 @@ const (
 // Program is a command line program of several commands.
 type Program struct {
 	Name     string
-	Short    string // what the program is, in one line
+	Short    string // one line that describes the program
 	Example  string // a command line that works
 	Commands []*cobra.Command
 }
@@ -57,8 +57,8 @@ func (p Program) Run(args []string, stdout, stderr io.Writer) int {
 	return ExitUsage
 }
 
-// root makes the command tree. started becomes true when flags and arguments
-// were understood: an error before that is wrong usage.
+// root builds the command tree. started becomes true after flags and arguments were
+// parsed: an earlier error is wrong usage.
 func (p Program) root(started *bool) *cobra.Command {
 	root := &cobra.Command{
 		Use:           p.Name,
@@ -80,8 +80,7 @@ func (p Program) root(started *bool) *cobra.Command {
 	return root
 }
 
-// flagError reports what value a flag expects, instead of the text of the
-// function that parsed the value.
+// flagError reports the kind of value that a flag expects, instead of the parser's text.
 func flagError(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {
@@ -108,8 +107,8 @@ func flagError(err error) error {
 	return fmt.Errorf("--%s %q: %s is expected", f.Name, invalid.GetValue(), want)
 }
 
-// NeedRoot returns an error unless the process runs as root. does names what
-// needs root, such as "read conntrack".
+// NeedRoot returns an error unless the process runs as root. does names the operation
+// that needs root, such as "read conntrack".
 func NeedRoot(does string) error {
 	if os.Geteuid() == 0 {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Namespaces finds the network namespaces that --netns names, the caller's own
-// first. A name that none has is a UsageError.
+// Namespaces finds the network namespaces that --netns names, the caller's own first. An
+// unknown name is a UsageError.
 func Namespaces(names []string) ([]conntrack.Namespace, error) {
 	list, _ := conntrack.Namespaces() // a namespace that cannot be read is reported as missing below
 	var out []conntrack.Namespace

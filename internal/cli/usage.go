@@ -12,13 +12,13 @@ type UsageError struct{ msg string }
 
 func (e *UsageError) Error() string { return e.msg }
 
-// UsageErrorf makes a UsageError.
+// UsageErrorf returns a UsageError.
 func UsageErrorf(format string, args ...any) error {
 	return &UsageError{msg: fmt.Sprintf(format, args...)}
 }
 
-// NotEmpty returns a UsageError if one of the flags was given without a value: a
-// script that leaves a filter empty by mistake would remove the filter.
+// NotEmpty returns a UsageError if one of the flags was given without a value. A script
+// that leaves a filter empty by mistake would remove the filter.
 func NotEmpty(flags *pflag.FlagSet, names ...string) error {
 	for _, name := range names {
 		f := flags.Lookup(name)

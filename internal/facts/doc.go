@@ -1,6 +1,6 @@
-// Package facts is the first of four groups that a change passes on its way from
-// YAML to the kernel. It holds what the cluster and its operators say, parsed and checked,
-// without a decision:
+// Package facts is the first of four groups of packages between YAML and the kernel. It
+// holds the input of the cluster and its operators, parsed and checked, without a
+// decision:
 //
 //	model       the facts: Services, EndpointSlices, nodes, pods, policies
 //	kubeobject  converts Kubernetes objects to facts

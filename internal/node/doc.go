@@ -1,4 +1,5 @@
-// Package node groups the packages about the node's kernel that know nothing of Services:
+// Package node groups the packages about the node's kernel that do not depend on
+// Services:
 //
 //	kernel      features, sysctls, addresses, mounts, network namespaces, IPsec
 //	conntrack   the kernel's connection tracking: entries, counters, metrics

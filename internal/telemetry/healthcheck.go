@@ -38,9 +38,9 @@ type check struct {
 	listeners map[netip.Addr]net.Listener
 }
 
-// NewHealthChecks makes a server without Services. With anyAddr it listens on
-// the wildcard address, as kube-proxy does when --nodeport-addresses is unset;
-// else on each address that Update names. healthy reports on the proxy itself.
+// NewHealthChecks returns a server without Services. With anyAddr it listens on the
+// wildcard address, as kube-proxy does when --nodeport-addresses is unset; else on each
+// address that Update names. healthy reports on the proxy itself.
 func NewHealthChecks(anyAddr bool, healthy func() bool, log *slog.Logger) *HealthChecks {
 	return &HealthChecks{
 		anyAddr: anyAddr,

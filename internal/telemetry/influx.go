@@ -24,10 +24,10 @@ import (
 // InfluxConfig configures the push of metrics to InfluxDB.
 type InfluxConfig struct {
 	// URL is InfluxDB's write address: http://HOST:8086/write?db=NAME of 1.x,
-	// http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET of 2.x. Without a path
-	// it is that of 1.x, and without a name the database is "spillway". It may name
-	// the user of Password (http://USER@HOST or u=USER), and no secret: every user of
-	// the machine can read a program's arguments.
+	// http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET of 2.x. Without a path it is
+	// that of 1.x, and without a name the database is "spillway". It may name the user of
+	// Password (http://USER@HOST or u=USER), but no secret. Every user of the machine can
+	// read a program's arguments.
 	URL string
 	// Password of the user that URL names, as 1.x wants it; "": none.
 	Password string
@@ -277,7 +277,7 @@ func (i *Influx) send(ctx context.Context, lines []byte) (refused bool, err erro
 }
 
 // influxLines encodes metrics as line protocol: a measurement per metric, labels as tags,
-// and the field "value"; a histogram has "count", "sum" and a field per bucket, named by
+// and the field "value". A histogram has "count", "sum" and a field per bucket, named by
 // its upper bound.
 func influxLines(families []*dto.MetricFamily, node string, at time.Time) []byte {
 	var out []byte

@@ -74,7 +74,7 @@ func TestTheWriteAddressIsCompleted(t *testing.T) {
 	}
 }
 
-// TestNoSecretOfAnAddressIsShown, neither where it is refused nor where it is used.
+// TestNoSecretOfAnAddressIsShown checks refused and used addresses.
 func TestNoSecretOfAnAddressIsShown(t *testing.T) {
 	const secret = "hunter2"
 	for _, address := range []string{
@@ -166,7 +166,7 @@ func TestAnInfluxDBThatFailsIsToldOnceAndGetsAllThatFitsLater(t *testing.T) {
 	if got := strings.Count(log.String(), "\n"); got != 2 || !strings.Contains(log.String(), "takes metrics again") {
 		t.Errorf("log:\n%s", log)
 	}
-	status.Store(400) // these lines will never be taken
+	status.Store(400) // InfluxDB refuses these lines for ever
 	i.read(time.Unix(9, 0))
 	if i.deliver(t.Context()); len(i.waiting) != 0 {
 		t.Errorf("%d readings that are refused are kept", len(i.waiting))
@@ -200,7 +200,7 @@ func start(t *testing.T, program string, args ...string) {
 	})
 }
 
-// getUntil asks until there is an answer of 200 that ok likes.
+// getUntil repeats a request until the status is 200 and ok accepts the body.
 func getUntil(t *testing.T, address string, ok func(body []byte) bool) {
 	t.Helper()
 	var last string
@@ -255,7 +255,7 @@ bind-address = %q
 	if err != nil {
 		t.Fatal(err)
 	}
-	io.Copy(io.Discard, r.Body) // its head comes before the database is there
+	io.Copy(io.Discard, r.Body) // the header comes before the database exists
 	r.Body.Close()
 	if i.deliver(t.Context()); len(i.waiting) != 0 || !strings.Contains(log.String(), "takes metrics again") {
 		t.Fatalf("%d readings still wait:\n%s", len(i.waiting), log)

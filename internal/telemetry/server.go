@@ -22,8 +22,8 @@ type Health struct {
 	// proxy counts as unhealthy; kube-proxy uses twice the sync period.
 	Timeout time.Duration
 	// Pending returns the time since which a change waits, zero if none waits or the
-	// source has not delivered yet; and the time at which the kernel last had every
-	// change, zero before the first time.
+	// source has not delivered yet. It also returns the time at which the kernel last had
+	// every change, zero before the first time.
 	Pending func() (since, lastSynced time.Time)
 	// Leaving reports whether the node is being removed or has been; nil: never.
 	Leaving func() bool

@@ -107,8 +107,8 @@ func TestANodeThatLeavesIsUnhealthyButAlive(t *testing.T) {
 	}
 }
 
-// TestAProxyThatHasWrittenNothingIsAliveAndNotEligible: a restart does not help one
-// that waits for the API server, and a load balancer has nothing from it.
+// TestAProxyThatHasWrittenNothingIsAliveAndNotEligible: a restart does not help a proxy
+// that waits for the API server, and a load balancer gets no answer from its node.
 func TestAProxyThatHasWrittenNothingIsAliveAndNotEligible(t *testing.T) {
 	synced := time.Time{}
 	url := serve(t, HealthHandler(Health{
@@ -178,7 +178,7 @@ func TestProxyModeAndProfiling(t *testing.T) {
 		t.Errorf("/proxyMode: %d %q %v", code, body, h)
 	}
 	if code, _, _ := get(t, url+"/debug/pprof/"); code != 404 {
-		t.Errorf("profiling is served though nobody asked: %d", code)
+		t.Errorf("profiling is served by default: %d", code)
 	}
 	if code, _, _ := get(t, serve(t, MetricsHandler(m, "ebpf", true))+"/debug/pprof/"); code != 200 {
 		t.Errorf("profiling was asked for: %d", code)

@@ -30,12 +30,12 @@ type pair struct{ cert, key []byte }
 type User struct {
 	Name   string
 	Groups []string
-	// Until is when the certificate ends; zero is in a day. One in the past
-	// makes an expired certificate.
+	// Until is the end of the certificate's validity; zero is in a day. A past time makes
+	// an expired certificate.
 	Until time.Time
 }
 
-// admin may do everything, whatever RBAC says.
+// admin has all rights, whatever RBAC grants.
 var admin = User{Name: "lab-admin", Groups: []string{"system:masters"}}
 
 func newAuthority() (*authority, error) {
@@ -64,7 +64,7 @@ func newAuthority() (*authority, error) {
 	return &authority{key: key, cert: cert, pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}, nil
 }
 
-// server makes the certificate of a server at the given addresses.
+// server returns the certificate of a server at the given addresses.
 func (a *authority) server(addrs []netip.Addr) (pair, error) {
 	tmpl := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kube-apiserver"},
@@ -78,7 +78,7 @@ func (a *authority) server(addrs []netip.Addr) (pair, error) {
 	return a.sign(tmpl)
 }
 
-// client makes the certificate of a user.
+// client returns the certificate of a user.
 func (a *authority) client(u User) (pair, error) {
 	until := u.Until
 	if until.IsZero() {
@@ -115,7 +115,7 @@ func (a *authority) sign(tmpl *x509.Certificate) (pair, error) {
 	}, nil
 }
 
-// writeFiles writes what the programs read at their start.
+// writeFiles writes the files that the programs read at their start.
 func writeFiles(files map[string][]byte) error {
 	for path, content := range files {
 		if err := os.WriteFile(path, content, 0o600); err != nil {

@@ -17,16 +17,15 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// Config says what the control plane is made of.
+// Config configures the control plane.
 type Config struct {
 	// Dir is for keys, logs and etcd's data; it must exist. On a tmpfs etcd
 	// need not wait for a disk.
 	Dir string
 	// Programs is the directory that hack/peers filled; "" is Programs().
 	Programs string
-	// Host runs the programs in one host of a lab cluster, where the others
-	// reach the API server by the host's addresses; nil uses free ports of
-	// loopback.
+	// Host runs the programs in one host of a lab cluster; other hosts reach the API
+	// server at its addresses. nil uses free ports of loopback.
 	Host *topology.Host
 	// ServiceCIDRs are one range, or one a family; nil is DefaultServiceCIDRs.
 	ServiceCIDRs []netip.Prefix
@@ -47,7 +46,7 @@ var DefaultServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), 
 type ControlPlane struct {
 	cfg        Config
 	ca         *authority
-	addrs      []netip.Addr // where the API server is reached; the first is in the kubeconfig
+	addrs      []netip.Addr // addresses of the API server; the first is in the kubeconfig
 	etcdPort   string
 	peerPort   string
 	port       string // of the API server
@@ -57,7 +56,7 @@ type ControlPlane struct {
 	controller *process
 }
 
-// Programs returns the directory where hack/peers keeps what it has built.
+// Programs returns the directory of the programs that hack/peers builds.
 func Programs() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -94,7 +93,7 @@ func Up(ctx context.Context, cfg Config) (*ControlPlane, error) {
 			return c, nil
 		}
 		c.Down()
-		// A free port may be taken by another program before ours opens it.
+		// Another program may take a free port before this one opens it.
 		if try == 3 || !strings.Contains(err.Error(), "address already in use") {
 			return nil, fmt.Errorf("start control plane: %w", err)
 		}
@@ -120,8 +119,8 @@ func (c *ControlPlane) up(ctx context.Context) error {
 	return nil
 }
 
-// choosePorts takes the usual ports in a namespace of one's own, and free ones
-// on a loopback that is shared.
+// choosePorts returns the usual ports in a private namespace, and free ones on a shared
+// loopback.
 func (c *ControlPlane) choosePorts() error {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	if c.cfg.Host != nil {
@@ -150,7 +149,7 @@ func (c *ControlPlane) Server() string {
 // that called Up. It has no rate limit.
 func (c *ControlPlane) REST() *rest.Config { return rest.CopyConfig(c.rest) }
 
-// Down ends all programs. What it leaves is the directory.
+// Down ends all programs. Only the directory remains.
 func (c *ControlPlane) Down() {
 	c.controller.stop(2 * time.Second)
 	c.StopAPIServer()
@@ -169,8 +168,8 @@ func (c *ControlPlane) Processes() []int {
 	return ids
 }
 
-// Log returns the end of what a program, "etcd", "kube-apiserver" or
-// "kube-controller-manager", has printed since it was started last.
+// Log returns the end of the output of a program, "etcd", "kube-apiserver" or
+// "kube-controller-manager", since its last start.
 func (c *ControlPlane) Log(program string) string {
 	text, err := os.ReadFile(c.path(program + ".log"))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// writeKeys makes the authority and what the programs need of it.
+// writeKeys creates the authority and the keys of the programs.
 func (c *ControlPlane) writeKeys() error {
 	var err error
 	if c.ca, err = newAuthority(); err != nil {
@@ -47,8 +47,8 @@ func (c *ControlPlane) writeKeys() error {
 // AdminKubeconfig writes a kubeconfig with full privileges and returns its path.
 func (c *ControlPlane) AdminKubeconfig() (string, error) { return c.Kubeconfig(admin) }
 
-// Kubeconfig writes a kubeconfig for a user known by a certificate, and returns
-// its path. What the user may do is what RBAC says.
+// Kubeconfig writes a kubeconfig for a user with a certificate, and returns its path.
+// RBAC decides the user's rights.
 func (c *ControlPlane) Kubeconfig(u User) (string, error) {
 	id, err := c.ca.client(u)
 	if err != nil {
@@ -72,8 +72,8 @@ func (c *ControlPlane) TokenKubeconfig(token string) (string, error) {
 	return c.writeKubeconfig(c.Server(), &clientcmdapi.AuthInfo{Token: token})
 }
 
-// StrangerKubeconfig writes a kubeconfig that trusts another authority than the
-// one that signed the API server's certificate.
+// StrangerKubeconfig writes a kubeconfig that trusts another authority than the API
+// server's.
 func (c *ControlPlane) StrangerKubeconfig() (string, error) {
 	other, err := newAuthority()
 	if err != nil {

@@ -18,15 +18,15 @@ import (
 // Crowd is many Services of one kind, each with one EndpointSlice: svc-0,
 // svc-1 and so on, TCP port 80 to 8080.
 type Crowd struct {
-	Namespace string // is made if it is missing
+	Namespace string // created if missing
 	Services  int
 	Endpoints int // of each Service
-	// Nodes hold the endpoints in turn; none: endpoints name no node.
+	// Nodes have the endpoints in turn. If empty, endpoints name no node.
 	Nodes []string
-	// First is the address of the first endpoint; others count up from it.
-	// Zero is 10.128.0.1. IPv4 alone.
+	// First is the address of the first endpoint; the others count up from it. Zero is
+	// 10.128.0.1. Only IPv4.
 	First netip.Addr
-	// Parallel is how many requests are under way at a time; 0 is 32.
+	// Parallel is the number of concurrent requests; 0 is 32.
 	Parallel int
 }
 
@@ -57,7 +57,7 @@ func (w Crowd) Create(ctx context.Context, client kubernetes.Interface) error {
 	return g.Wait()
 }
 
-// EnsureNamespace makes a namespace unless it is there.
+// EnsureNamespace creates a missing namespace.
 func EnsureNamespace(ctx context.Context, client kubernetes.Interface, name string) error {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	_, err := client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})

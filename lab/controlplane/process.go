@@ -17,7 +17,7 @@ import (
 // process is one program of the control plane.
 type process struct {
 	name string
-	log  string // what it has printed, from this start on
+	log  string // output since this start
 	cmd  *exec.Cmd
 	done chan struct{}
 }
@@ -39,8 +39,8 @@ func start(host *topology.Host, logFile string, argv []string) (*process, error)
 		if cmd.Env == nil {
 			cmd.Env = os.Environ()
 		}
-		// On a small machine a third of the API server's time goes into
-		// collecting garbage while thousands of objects are created.
+		// On a small machine the API server spends a third of its time on garbage
+		// collection while it creates thousands of objects.
 		cmd.Env = append(cmd.Env, "GOGC=400")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	}
@@ -62,7 +62,7 @@ func start(host *topology.Host, logFile string, argv []string) (*process, error)
 		err := begin()
 		started <- err
 		if err == nil {
-			_ = p.cmd.Wait() // the log says more than the exit code
+			_ = p.cmd.Wait() // the log has more details than the exit code
 		}
 	}()
 	if err := <-started; err != nil {
@@ -71,7 +71,7 @@ func start(host *topology.Host, logFile string, argv []string) (*process, error)
 	return p, nil
 }
 
-// stop asks the process to end, and kills it when it takes too long.
+// stop sends SIGTERM, and kills the process after a timeout.
 func (p *process) stop(patience time.Duration) {
 	if p == nil {
 		return
@@ -93,7 +93,7 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// errEnded says that a process ended instead of serving.
+// errEnded reports that a process ended instead of serving.
 var errEnded = errors.New("ended")
 
 // until repeats a check until it passes, the process ends or the context does.
@@ -113,7 +113,7 @@ func (p *process) until(ctx context.Context, check func(context.Context) error) 
 	}
 }
 
-// lastLine is the last thing that the process said.
+// lastLine is the last line that the process printed.
 func (p *process) lastLine() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {

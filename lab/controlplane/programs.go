@@ -14,8 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// startEtcd starts etcd with plain HTTP on loopback: it holds nothing but the
-// objects of the lab.
+// startEtcd starts etcd with plain HTTP on loopback: it has only the lab's objects.
 func (c *ControlPlane) startEtcd(ctx context.Context) (err error) {
 	client, peer := "http://127.0.0.1:"+c.etcdPort, "http://127.0.0.1:"+c.peerPort
 	c.etcd, err = start(c.cfg.Host, c.path("etcd.log"), []string{"etcd",
@@ -37,9 +36,9 @@ func (c *ControlPlane) startEtcd(ctx context.Context) (err error) {
 	})
 }
 
-// Compact makes etcd and the API server forget what was: a watch from before
-// cannot go on, and is answered with 410 Gone. The API server is started anew,
-// since it remembers some changes by itself.
+// Compact makes etcd and the API server forget old versions. An earlier watch cannot
+// continue, and gets 410 Gone. The API server restarts, since it remembers some changes
+// itself.
 func (c *ControlPlane) Compact(ctx context.Context) error {
 	var state struct {
 		Header struct {
@@ -86,7 +85,7 @@ func (c *ControlPlane) askEtcd(ctx context.Context, method, path string, questio
 	return json.Unmarshal(text, answer)
 }
 
-// dial opens a connection where the control plane runs.
+// dial opens a connection in the namespace of the control plane.
 func (c *ControlPlane) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if c.cfg.Host != nil {
 		return c.cfg.Host.Dial(ctx, network, address)
@@ -95,8 +94,8 @@ func (c *ControlPlane) dial(ctx context.Context, network, address string) (net.C
 	return d.DialContext(ctx, network, address)
 }
 
-// StartAPIServer starts the API server on the address it had before, if any,
-// and waits until it is ready.
+// StartAPIServer starts the API server on its previous address, if any, and waits until
+// it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) (err error) {
 	if c.apiserver, err = start(c.cfg.Host, c.path("kube-apiserver.log"), c.apiServerArgs()); err != nil {
 		return err
@@ -139,7 +138,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--service-account-signing-key-file", c.path("accounts.key"),
 		"--service-cluster-ip-range", strings.Join(ranges, ","),
 		"--authorization-mode", "RBAC",
-		// Pods are written by tests, without a controller that makes accounts.
+		// Tests create Pods, and no controller creates accounts.
 		"--disable-admission-plugins", "ServiceAccount",
 		// Creating thousands of objects is not to be slowed down.
 		"--enable-priority-and-fairness=false",
@@ -155,8 +154,8 @@ func (c *ControlPlane) apiServerArgs() []string {
 	return append(args, c.cfg.APIServerArgs...)
 }
 
-// startControllerManager starts the controllers that were asked for. It is not
-// waited for: it tries again until the API server lets it.
+// startControllerManager starts the selected controllers. It does not wait for them: they
+// retry until the API server accepts them.
 func (c *ControlPlane) startControllerManager() error {
 	kubeconfig, err := c.Kubeconfig(User{Name: "system:kube-controller-manager", Groups: []string{"system:masters"}})
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 )
 
-// Difference is one figure of one row that two runs both have.
+// Difference is one figure of one row that both runs have.
 type Difference struct {
 	Experiment string  `json:"experiment"`
 	Row        string  `json:"row"`
@@ -24,7 +24,7 @@ type Difference struct {
 	Verdict string `json:"verdict"`
 }
 
-// Comparison lists the differences of two runs, and the rows that only one has.
+// Comparison lists the differences of two runs, and the rows that only one of them has.
 type Comparison struct {
 	Differences []Difference `json:"differences"`
 	OnlyA       []string     `json:"only_a,omitempty"`
@@ -51,7 +51,7 @@ func Comparable(a, b *Run) error {
 	return nil
 }
 
-// Compare says for every figure of both runs whether it changed beyond noise.
+// Compare returns for every figure of both runs whether it changed beyond noise.
 func Compare(a, b *Run) Comparison {
 	var c Comparison
 	theirs := map[string]*RowResult{}
@@ -144,7 +144,7 @@ func (c Comparison) shown() (out []Difference) {
 	return append(out, unknown...)
 }
 
-// Write prints what changed for people.
+// Write prints the changes as text.
 func (c Comparison) Write(w io.Writer) error {
 	counts := map[string]int{}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

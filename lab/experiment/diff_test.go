@@ -27,7 +27,8 @@ func TestCompareSeesBeyondNoise(t *testing.T) {
 		{"lower", []float64{12.1, 13, 14}, []float64{10, 11, 12}, "worse"},
 		{"single ones", []float64{10}, []float64{20}, "unknown"},
 		{"the same", []float64{10}, []float64{10}, "noise"},
-		// Of 9 numbers one may be cut off at each end: an outlier hides nothing.
+		// Of 9 numbers the lowest and the highest may be cut off: an outlier hides
+		// nothing.
 		{"outliers", []float64{1, 10, 10, 10, 10, 10, 10, 10, 99}, []float64{1, 20, 20, 20, 20, 20, 20, 20, 99}, "better"},
 	}
 	for _, tt := range tests {
@@ -44,8 +45,8 @@ func TestCompareSeesBeyondNoise(t *testing.T) {
 	}
 }
 
-// Write prints differences with unknown noise by size, without the ones as small as
-// the differences between runs on an idle machine.
+// Write prints differences with unknown noise by size. It omits those that are as small
+// as differences between runs on an idle machine.
 func TestSingleMeasurementsAreShownBySize(t *testing.T) {
 	figures := func(values ...float64) *Run {
 		run := oneRow(OK, 1)

@@ -1,8 +1,8 @@
-// Package experiment compares two ways of doing something on a machine that is
-// never quite still: both are measured in turn, A B B A A B B A ..., and what
-// counts is the ratio within each round. A drift of the machine over minutes
-// meets both sides alike and falls out; what does not fall out shows in the
-// range of the ratios, and in an A/A control that compares a side with itself.
+// Package experiment compares two operations on a machine that is never quite idle. It
+// measures both in turn, A B B A A B B A ..., and uses the ratio within each round. A
+// drift of the machine over minutes affects both sides alike and cancels out. The rest
+// shows in the range of the ratios, and in an A/A control that compares a side with
+// itself.
 package experiment
 
 import (
@@ -24,16 +24,15 @@ type Pair[T any] struct {
 	Progress func(done, total int)
 }
 
-// Control returns the pair that compares A with itself. Its ratios would all
-// be 1 on a perfectly still machine; their range is what a real difference
-// must exceed.
+// Control returns the pair that compares A with itself. On a perfectly idle machine its
+// ratios would all be 1. A real difference must exceed their range.
 func (p Pair[T]) Control() Pair[T] {
 	p.Name += " (A/A control)"
 	p.B = p.A
 	return p
 }
 
-// Trial is what a Pair measured: A[i] and B[i] belong to round i.
+// Trial holds the measurements of a Pair: A[i] and B[i] belong to round i.
 type Trial[T any] struct {
 	Name string `json:"name"`
 	A    []T    `json:"a"`
@@ -96,7 +95,7 @@ func (t Trial[T]) Ratio(figure func(T) float64) Summary {
 	return Summarize(ratios)
 }
 
-// Figures takes one figure out of each measurement of a side.
+// Figures returns one figure of each measurement of a side.
 func Figures[T any](side []T, figure func(T) float64) []float64 {
 	out := make([]float64, len(side))
 	for i, v := range side {

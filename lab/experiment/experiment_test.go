@@ -69,7 +69,7 @@ func TestPairRunsABBA(t *testing.T) {
 	}
 }
 
-// A machine that gets slower all the time must not show as a difference.
+// A machine that slows down all the time must not cause a difference.
 func TestDriftFallsOut(t *testing.T) {
 	speed := 1000.0
 	arm := func(context.Context) (float64, error) { speed *= 0.98; return speed, nil }
@@ -164,7 +164,7 @@ func TestTarget(t *testing.T) {
 	}
 }
 
-// The ranks stand in tables of the sign test, for 95 %.
+// The ranks are from tables of the sign test, for 95 %.
 func TestTheMedianIsHeldByRanks(t *testing.T) {
 	for n, want := range map[int]int{1: 0, 5: 0, 6: 0, 8: 0, 9: 1, 12: 2, 20: 5, 30: 9, 100: 39} {
 		if got := medianRank(n); got != want {

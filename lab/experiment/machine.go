@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what a figure means nothing without.
+// Machine describes the machine of a measurement.
 type Machine struct {
 	Kernel string    `json:"kernel"`
 	Arch   string    `json:"arch"`
@@ -23,7 +23,7 @@ type Machine struct {
 	Date   time.Time `json:"date"`
 }
 
-// String is one line for people.
+// String returns one line of text.
 func (m Machine) String() string {
 	cores := "cores"
 	if m.Cores == 1 {
@@ -33,7 +33,7 @@ func (m Machine) String() string {
 		m.Kernel, m.Arch, m.Cores, cores, m.CPU, m.Date.Format("2006-01-02"))
 }
 
-// ReadMachine asks the kernel what this machine is.
+// ReadMachine reads the kernel's description of this machine.
 func ReadMachine() (Machine, error) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -52,7 +52,7 @@ func ReadMachine() (Machine, error) {
 	}, nil
 }
 
-// cpuModel finds the name of the first CPU. arm64 kernels give none, only numbers.
+// cpuModel returns the name of the first CPU. arm64 kernels report numbers instead.
 func cpuModel(cpuinfo []byte) string {
 	lines := bufio.NewScanner(bytes.NewReader(cpuinfo))
 	for lines.Scan() {
@@ -68,9 +68,9 @@ func cpuModel(cpuinfo []byte) string {
 // Go runs on.
 const ticksPerSecond = 100
 
-// BusyCPU returns how long all CPUs together have been busy since boot, in
-// seconds: everything but idle time and waiting for disks. Interrupts are in
-// it, which no process's own account holds.
+// BusyCPU returns the busy time of all CPUs since boot, in seconds: everything except
+// idle time and waiting for disks. It includes interrupts, which no process's own account
+// has.
 func BusyCPU() (float64, error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -79,7 +79,7 @@ func BusyCPU() (float64, error) {
 	return parseBusy(stat)
 }
 
-// stillBelow is the share of one CPU that a machine uses which is left alone.
+// stillBelow is the share of one CPU that an idle machine uses at most.
 const stillBelow = 0.3
 
 // Disturbed waits, for a second at most, until the CPUs are idle: the kernel needs a
@@ -109,9 +109,9 @@ func Disturbed(ctx context.Context) (note string) {
 	return fmt.Sprintf("The machine was not left alone: before this row began others used %.0f %% of a CPU.", 100*share)
 }
 
-// parseBusy reads the first line of /proc/stat: "cpu" user nice system idle
-// iowait irq softirq steal guest guest_nice. Guest time is in user already,
-// and stolen time was not ours.
+// parseBusy parses the first line of /proc/stat: "cpu" user nice system idle iowait irq
+// softirq steal guest guest_nice. user includes guest time, and stolen time belongs to
+// other machines.
 func parseBusy(stat []byte) (float64, error) {
 	line, _, _ := strings.Cut(string(stat), "\n")
 	fields := strings.Fields(line)

@@ -10,34 +10,34 @@ import (
 type Experiment struct {
 	Name  string // on the command line: "snat-race"
 	Title string
-	// Question is what it asks; Published what was found, in prose.
+	// Question is the experiment's question; Published describes the published result.
 	Question, Published string
 	Sources             []Source
-	// Packages are the programs that it needs and the Debian packages that hold them.
+	// Packages maps the needed programs to their Debian packages.
 	Packages map[string]string
-	// MachineWide says that it changes values of the whole machine.
+	// MachineWide reports that it changes values of the whole machine.
 	MachineWide bool
 	Figures     []Figure
 	Charts      []Chart
-	// Scale says how this run differs in size from the published one.
+	// Scale describes how this run differs in size from the published one.
 	Scale func(Options) string
 	Rows  func(Options) []Row
-	// Conclude says in prose what was measured, and why it differs from what
-	// was published, from the rows of a run.
+	// Conclude describes the results of a run, and why they differ from the published
+	// ones, from the rows.
 	Conclude func(*Result) []string
 }
 
-// Source is where something was published.
+// Source is a publication.
 type Source struct {
 	Title string `json:"title"`
 	URL   string `json:"url"`
 }
 
-// Options say how an experiment is to be run.
+// Options configure the run of an experiment.
 type Options struct {
-	// Name is what the names of lab clusters begin with, at most 8 characters.
+	// Name is the prefix of the names of lab clusters, at most 8 characters.
 	Name string
-	// Quick asks for seconds instead of minutes.
+	// Quick selects seconds instead of minutes.
 	Quick    bool
 	Progress *Progress
 }
@@ -47,9 +47,9 @@ type Figure struct {
 	Key  string `json:"key"`
 	Name string `json:"name"`
 	Unit string `json:"unit,omitempty"`
-	// Better is "higher", "lower", or "" where neither is.
+	// Better is "higher", "lower", or "" if neither is.
 	Better string `json:"better,omitempty"`
-	// Exact says that the figure has no noise: a count that must be what it is.
+	// Exact reports that the figure has no noise, such as an exact count.
 	Exact bool `json:"exact,omitempty"`
 }
 
@@ -61,7 +61,7 @@ const (
 	Over    = "over"    // a series over time for each row
 )
 
-// Chart is one picture of an experiment.
+// Chart is one chart of an experiment.
 type Chart struct {
 	Kind  string `json:"kind"`
 	Title string `json:"title"`
@@ -75,7 +75,7 @@ type Chart struct {
 	Group string `json:"group,omitempty"`
 }
 
-// Row is one thing to measure.
+// Row is one measurement.
 type Row struct {
 	Name string
 	// Group and X place the row in a chart of lines; a table shows groups together.
@@ -83,29 +83,29 @@ type Row struct {
 	X     float64
 	// Published are figures that were published for this row, by key.
 	Published map[string]float64
-	// Needs says what is missing to run the row, and how to get it.
+	// Needs returns what the row lacks to run, and how to get it.
 	Needs func() error
-	// MachineWide says that it changes values of the whole machine, and takes the
-	// lock on them itself.
+	// MachineWide reports that it changes values of the whole machine, and takes the lock
+	// on them itself.
 	MachineWide bool
-	// Takes is about how long it runs.
+	// Takes is the approximate duration.
 	Takes time.Duration
-	// Run fills in what it measures. What it has filled in counts even after an
-	// error. It must leave nothing behind, also when ctx ends.
+	// Run sets the results. They count even after an error. Run must leave nothing
+	// behind, also when ctx ends.
 	Run func(ctx context.Context, m *Measurement) error
 }
 
-// ErrNotBuilt is what Row.Needs wraps when a peer has not been built.
+// ErrNotBuilt is the error in Row.Needs for a peer that has not been built.
 var ErrNotBuilt = errors.New("not built")
 
-// Measurement is what a row measures.
+// Measurement holds the results of a row.
 type Measurement struct {
 	Samples map[string][]float64
 	Series  map[string][]Point
 	// Distribution is latency in µs by percentile, 0 to 100.
 	Distribution []Point
 	Notes        []string
-	// Log is the end of what the programs of a failed row have printed.
+	// Log is the end of the output of a failed row's programs.
 	Log string
 }
 

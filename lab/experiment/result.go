@@ -10,8 +10,8 @@ import (
 // Format is the version of the JSON that a Run is written as.
 const Format = 1
 
-// Run is everything that was measured in one go. Its JSON is what `lab diff`
-// reads and what a report is drawn from.
+// Run holds the results of one run. `lab diff` reads its JSON, and reports are drawn from
+// it.
 type Run struct {
 	Format   int               `json:"format"`
 	Machine  Machine           `json:"machine"`
@@ -23,7 +23,7 @@ type Run struct {
 	Results  []Result          `json:"results"`
 }
 
-// Result is what one experiment measured, with all that is needed to show it.
+// Result holds the results of one experiment, with everything that a report shows.
 type Result struct {
 	Name       string      `json:"name"`
 	Title      string      `json:"title"`
@@ -35,7 +35,7 @@ type Result struct {
 	Charts     []Chart     `json:"charts"`
 	Rows       []RowResult `json:"rows"`
 	Conclusion []string    `json:"conclusion,omitempty"`
-	// Error says why the experiment could not be run at all.
+	// Error is the reason why the experiment could not run at all.
 	Error string `json:"error,omitempty"`
 }
 
@@ -47,7 +47,7 @@ const (
 	Interrupted = "interrupted" // while it ran, or before
 )
 
-// RowResult is what a row measured.
+// RowResult holds the results of a row.
 type RowResult struct {
 	Name         string               `json:"name"`
 	Group        string               `json:"group,omitempty"`

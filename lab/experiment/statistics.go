@@ -12,19 +12,18 @@ type Summary struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
-	// Low and High hold the median of what the numbers are a sample of, with a
-	// confidence of 95 %; while there are less than MinSure numbers, they are
-	// Min and Max and hold it with less.
+	// Low and High contain the median of the population with a confidence of 95 %. With
+	// fewer than MinSure numbers, they are Min and Max, and the confidence is lower.
 	Low  float64 `json:"low"`
 	High float64 `json:"high"`
 	N    int     `json:"n"`
 }
 
-// MinSure is how many numbers it takes to say anything with 95 % confidence: of
-// five, all lie on one side of the true median once in 16 times.
+// MinSure is the number of samples for a confidence of 95 %. Of five, all lie on one side
+// of the true median once in 16 times.
 const MinSure = 6
 
-// Sure reports whether Low and High hold the median with 95 % confidence.
+// Sure reports whether Low and High contain the median with 95 % confidence.
 func (s Summary) Sure() bool { return s.N >= MinSure }
 
 // Summarize returns the summary of the values, in any order.
@@ -39,10 +38,10 @@ func Summarize(values []float64) Summary {
 		Low: sorted[rank], High: sorted[n-1-rank], N: n}
 }
 
-// medianRank is how many of n sorted numbers may be cut off at each end so that
-// the rest holds the median with 95 % confidence, whatever their distribution:
-// each number lies below the true median with probability 1/2, so the chance
-// that no more than rank do is that of so many heads among n coins.
+// medianRank returns how many of n sorted numbers may be cut off at each end so that the
+// rest contains the median with 95 % confidence. It holds for any distribution. Each
+// number is below the true median with probability 1/2. So the chance that at most rank
+// numbers are below it is that of as many heads among n coins.
 func medianRank(n int) int {
 	chance := math.Pow(0.5, float64(n)) // of exactly i heads
 	sum := chance
@@ -56,8 +55,8 @@ func medianRank(n int) int {
 	return 0
 }
 
-// Median returns the middle value, of an even number the mean of the middle
-// two, and 0 of none. The values are left as they are.
+// Median returns the middle value, for an even count the mean of the middle two, and 0
+// for none. It does not change the values.
 func Median(values []float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -78,15 +77,15 @@ func (s Summary) String() string {
 	return fmt.Sprintf("%.3f (%.2f–%.2f)", s.Median, s.Min, s.Max)
 }
 
-// Target is what a median must reach.
+// Target is the limit for a median.
 type Target struct {
 	Limit float64 `json:"limit"`
-	// AtMost makes the limit an upper one; otherwise it is a lower one.
+	// AtMost makes it an upper limit; otherwise it is a lower one.
 	AtMost bool `json:"at_most,omitempty"`
 }
 
-// Met reports whether the median of s is on the right side of the limit. A
-// summary of nothing meets no target.
+// Met reports whether the median of s is within the limit. An empty summary meets no
+// target.
 func (t Target) Met(s Summary) bool {
 	if s.N == 0 {
 		return false

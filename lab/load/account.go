@@ -11,10 +11,10 @@ var (
 	errTimeout = errors.New("timeout")
 )
 
-// drainTime bounds how long a run waits after its end for what is under way.
+// drainTime limits how long a run waits after its end for active requests.
 const drainTime = int64(2 * time.Second)
 
-// finish takes a complete response.
+// finish handles a complete response.
 func (l *loop) finish(i int32, s *slot, closes bool) {
 	now := l.now()
 	failure := ""
@@ -39,8 +39,8 @@ func (l *loop) finish(i int32, s *slot, closes bool) {
 	l.ready.push(i)
 }
 
-// fail gives a request up. Its socket is closed in any case: a late answer
-// must not be taken for that of the next request.
+// fail ends a request without an answer. It always closes the socket: a late answer must
+// not count for the next request.
 func (l *loop) fail(i int32, s *slot, err error) {
 	now := l.now()
 	l.count(s, now, errorKind(err))
@@ -54,7 +54,7 @@ func (l *loop) pause(s *slot, now, rest int64) {
 	l.resters++
 }
 
-// count notes one request that ended, unless it belongs to the warm-up.
+// count records one ended request, unless it belongs to the warm-up.
 func (l *loop) count(s *slot, now int64, failure string) {
 	if s.intended < l.warm || !l.shared.take() {
 		return
@@ -74,8 +74,8 @@ func (l *loop) count(s *slot, now int64, failure string) {
 	_ = l.hist.RecordValue(now - s.intended)
 }
 
-// countSlow notes a request that a lost packet or two may have delayed: the
-// kernel sends a SYN again after 1 s and after 3 s.
+// countSlow records a request that a lost packet or two may have delayed. The kernel
+// sends a SYN again after 1 s and after 3 s.
 func (l *loop) countSlow(s *slot, now int64, failure string) {
 	took := time.Duration(now - s.intended)
 	l.slow[0]++
@@ -115,11 +115,11 @@ func (l *loop) sweep(now int64) {
 	}
 }
 
-// busy is the number of requests under way.
+// busy returns the number of active requests.
 func (l *loop) busy() int { return len(l.slots) - l.ready.len() - l.resters }
 
-// abandon notes what a closed loop leaves unanswered at its end: it is neither
-// answered nor failed, but if it took more than a second by then, it is slow.
+// abandon records the unanswered requests at the end of a closed loop. Such a request is
+// neither answered nor failed, but it is slow if it has taken more than a second.
 func (l *loop) abandon(end int64) {
 	for i := range l.slots {
 		s := &l.slots[i]
@@ -142,7 +142,7 @@ func (l *loop) drain(end int64) {
 		return
 	}
 	if !l.shared.stop.Load() {
-		l.issue(end - 1) // fell due while the loop was on its way here
+		l.issue(end - 1) // fell due meanwhile
 	}
 	for ; l.due() < end; l.issued++ {
 		l.count(&slot{fd: -1, intended: l.due()}, end, "not sent")
@@ -178,13 +178,13 @@ func newRing(capacity int) ring { return ring{items: make([]int32, capacity)} }
 
 func (r *ring) len() int { return r.size }
 
-// push adds at the end. The caller never holds more slots than there are.
+// push adds at the end. The caller never has more slots than the capacity.
 func (r *ring) push(v int32) {
 	r.items[(r.head+r.size)%len(r.items)] = v
 	r.size++
 }
 
-// pop takes the one that waited longest.
+// pop removes the slot that waited longest.
 func (r *ring) pop() int32 {
 	v := r.items[r.head]
 	r.head = (r.head + 1) % len(r.items)

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultName is what DNS asks for.
+// defaultName is the default name of a DNS query.
 const defaultName = "example.test"
 
-// The ids of the two questions, and the bits that stand for their answers.
+// The ids of the two queries, and the bits for their answers.
 const (
 	idA, idAAAA = 1, 2
 	dnsBoth     = 1<<idA | 1<<idAAAA
@@ -56,21 +56,20 @@ func dnsAnswer(datagram []byte) uint8 {
 	return 0
 }
 
-// buddy is a second thread that sends the AAAA question in the moment in which
-// the loop sends the A question. Both wait for the other, so that neither is
-// ahead by the time that it takes to wake a thread.
+// buddy is a second thread that sends the AAAA query at the moment when the loop sends
+// the A query. Both wait for the other, so that the time to wake a thread delays neither.
 type buddy struct {
 	question    []byte
-	bell        int          // an eventfd: the runtime's own ways to wake a thread took milliseconds
+	bell        int          // an eventfd: the runtime took milliseconds to wake a thread
 	fd          atomic.Int64 // of the thread whose question the buddy sends and removes
 	ready, goes atomic.Bool
 	ended       sync.WaitGroup
 }
 
-// buddyPatience bounds how long one waits for the other.
+// buddyPatience limits how long one thread waits for the other.
 const buddyPatience = time.Millisecond
 
-// In place of a socket: there is none, or the buddy ends.
+// Used instead of a socket: there is none, or the buddy ends.
 const (
 	noSocket  = -1
 	buddyEnds = -2
@@ -81,7 +80,7 @@ func newBuddy(cfg Config) (*buddy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make eventfd: %w", err)
 	}
-	questions, _ := dnsQuestions(cfg.Payload) // Validate has asked
+	questions, _ := dnsQuestions(cfg.Payload) // Validate has checked it
 	b := &buddy{bell: bell, question: questions[1]}
 	b.ended.Go(func() {
 		runtime.LockOSThread()
@@ -113,7 +112,7 @@ func (b *buddy) send(fd int) {
 	b.ring(int64(fd))
 	spin(&b.ready)
 	if b.fd.CompareAndSwap(int64(fd), noSocket) {
-		_, _ = unix.Write(fd, b.question) // the buddy has not come: one after the other then
+		_, _ = unix.Write(fd, b.question) // the buddy is late: send one after the other
 	}
 	b.goes.Store(true)
 }

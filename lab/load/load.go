@@ -1,15 +1,14 @@
-// Package load makes traffic and measures how it was answered: HTTP over kept
-// connections, one connection per request, and UDP request/response, each as a
-// closed loop (the next request leaves when the last one was answered) or as
-// an open loop at a fixed rate.
+// Package load generates traffic and measures the answers: HTTP over kept connections,
+// one connection for each request, and UDP request/response. Each runs as a closed loop,
+// where the next request leaves after the last answer, or as an open loop at a fixed
+// rate.
 //
-// In the open loop every request has an intended send time, and its latency
-// counts from there. A server that stalls for a second therefore shows up in
-// all requests that fell into that second, not in one ("coordinated omission").
+// In the open loop every request has an intended send time, and its latency counts from
+// there. So a server that stalls for a second shows in all requests that fell into that
+// second, not in one ("coordinated omission").
 //
-// One event loop per thread drives all its connections with epoll and
-// allocates nothing while it runs: on a small machine the generator must not
-// be what is measured.
+// One event loop for each thread drives all its connections with epoll and allocates
+// nothing while it runs. On a small machine the generator must not be the bottleneck.
 package load
 
 import (
@@ -26,39 +25,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what sort of traffic is made.
+// Kind is the kind of traffic.
 type Kind string
 
 // The kinds of traffic.
 const (
 	// HTTP sends GET requests over connections that stay open.
 	HTTP Kind = "http"
-	// Conn opens a TCP connection for each GET request and resets it after the
-	// response, so that neither end keeps a TIME_WAIT entry. The kernel picks
-	// another source port each time.
+	// Conn opens a TCP connection for each GET request and resets it after the response,
+	// so that neither end keeps a TIME_WAIT entry. The kernel selects another source port
+	// each time.
 	Conn Kind = "conn"
-	// Memcached opens a TCP connection for each get of a key that is not there, and
-	// has the server close it, so that the client's port is free at once.
+	// Memcached opens a TCP connection for each get of a missing key. It makes the server
+	// close the connection, so that the client's port is free at once.
 	Memcached Kind = "memcached"
-	// UDP sends a datagram and waits for one back.
+	// UDP sends a datagram and waits for an answer.
 	UDP Kind = "udp"
-	// DNS asks for an A and an AAAA record from one new socket at once, as a
-	// resolver library does, and waits for both answers. Two threads send at the
-	// same moment: that is what makes them race in conntrack.
+	// DNS requests an A and an AAAA record from one new socket at once, as a resolver
+	// library does, and waits for both answers. Two threads send at the same moment, so
+	// the requests race in conntrack.
 	DNS Kind = "dns"
 	// TFTP reads a file, each time from a new socket. It is a closed loop of one
 	// thread.
 	TFTP Kind = "tftp"
 )
 
-// Config says what load to make. The zero values of Path, Timeout, Threads and
-// Payload are replaced by defaults; see Validate for what must be set.
+// Config describes a load. Zero values of Path, Timeout, Threads and Payload mean
+// defaults; see Validate for required fields.
 type Config struct {
 	Kind   Kind
 	Target netip.AddrPort
 	// Sources are addresses to send from, in turns; none lets the kernel choose.
 	Sources []netip.Addr
-	// Connections is how many requests may be under way at once.
+	// Connections is the maximum number of concurrent requests.
 	Connections int
 	// Rate is requests per second of an open loop; 0 is a closed loop.
 	Rate float64
@@ -66,21 +65,21 @@ type Config struct {
 	Duration, Warmup time.Duration
 	// MaxRequests ends the run early when so many counted; 0 is no limit.
 	MaxRequests int64
-	// Timeout is how long a request may take from when it was really sent.
-	// Default: 5 s, for UDP 1 s.
+	// Timeout is the time limit of a request, from when it was really sent. Default: 5 s,
+	// for UDP 1 s.
 	Timeout time.Duration
 	// Path and Host form the HTTP request. Defaults: "/" and the target.
 	Path, Host string
 	// Body makes requests POSTs of JSON.
 	Body string
-	// AnyStatus takes every status for an answer, and counts each.
+	// AnyStatus accepts every status as an answer, and counts each.
 	AnyStatus bool
 	// Delay is how long a connection of a closed loop waits after an answer.
 	Delay time.Duration
-	// Payload is the datagram that UDP sends, or the name that DNS asks for.
-	// Default: "ping", "example.test".
+	// Payload is the datagram of UDP, or the name of a DNS query. Default: "ping",
+	// "example.test".
 	Payload string
-	// FreshPorts makes UDP take a new socket, so a new source port, for each request.
+	// FreshPorts makes UDP use a new socket, so a new source port, for each request.
 	FreshPorts bool
 	// Threads is how many event loops share the connections. Default: 1.
 	Threads int
@@ -97,8 +96,8 @@ type Progress struct {
 // datagrams reports whether answers are datagrams instead of HTTP responses.
 func (c Config) datagrams() bool { return c.Kind == UDP || c.Kind == DNS }
 
-// The rates of an open loop: its schedule is in whole nanoseconds of an int64,
-// and what fell due unsent is counted one by one at the end.
+// Limits of the rate of an open loop. Its schedule is in whole nanoseconds of an int64,
+// and unsent due requests are counted one by one at the end.
 const (
 	minRate = 0.001
 	maxRate = 1e6
@@ -115,7 +114,7 @@ func (c Config) Validate() error {
 		return errors.New("no target: give ADDRESS:PORT, [ADDRESS]:PORT for IPv6")
 	case c.Connections < 1 || c.Connections > 60000:
 		return fmt.Errorf("connections is %d: use 1 to 60000", c.Connections)
-	case !(c.Rate == 0 || c.Rate >= minRate && c.Rate <= maxRate): // NaN is neither
+	case !(c.Rate == 0 || c.Rate >= minRate && c.Rate <= maxRate): // NaN fails both comparisons
 		return fmt.Errorf("rate is %g: use 0 for a closed loop, else %g to %.0f requests per second", c.Rate, minRate, maxRate)
 	case c.Duration <= 0 || c.Warmup < 0 || c.Timeout < 0 || c.MaxRequests < 0 || c.Delay < 0:
 		return errors.New("duration must be more than 0; warmup, timeout, delay and max-requests not less")
@@ -139,7 +138,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// withDefaults fills in what the caller left open.
+// withDefaults sets the defaults of empty fields.
 func (c Config) withDefaults() Config {
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
@@ -163,19 +162,19 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// maxMessage bounds a body: a socket must take a request whole (tcp_wmem begins
-// with 16 KiB).
+// maxMessage limits a body: a socket must accept a whole request (tcp_wmem starts with 16
+// KiB).
 const maxMessage = 12 << 10
 
-// message returns the bytes of one request. It asks HTTP servers to keep the
-// connection even for Conn: the reset then finds the server's socket open, and
-// no FIN of its own puts that into TIME_WAIT.
+// message returns the bytes of one request. Even for Conn it tells HTTP servers to keep
+// the connection. The reset then finds the server's socket open, and the server's FIN
+// does not put it into TIME_WAIT.
 func (c Config) message() []byte {
 	switch c.Kind {
 	case UDP:
 		return []byte(c.Payload)
 	case DNS:
-		questions, _ := dnsQuestions(c.Payload) // Validate has asked
+		questions, _ := dnsQuestions(c.Payload) // Validate has checked it
 		return questions[0]
 	}
 	if c.Kind == Memcached {
@@ -188,8 +187,8 @@ func (c Config) message() []byte {
 	return fmt.Appendf(nil, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", c.Path, c.Host)
 }
 
-// Run makes the load and returns what came of it. When ctx ends, it returns
-// what was measured until then, with Interrupted set, and no error.
+// Run generates the load and returns the result. When ctx ends, it returns the result so
+// far, with Interrupted set, and no error.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -227,7 +226,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	return merge(cfg, loops, cpu, time.Since(started), ctx.Err() != nil), nil
 }
 
-// reportProgress tells cfg.Progress how far the loops are until stop is called.
+// reportProgress reports the progress of the loops to cfg.Progress until stop is called.
 func reportProgress(cfg Config, loops []*loop) (stop func()) {
 	if cfg.Progress == nil {
 		return func() {}
@@ -254,16 +253,16 @@ func reportProgress(cfg Config, loops []*loop) (stop func()) {
 	return func() { close(end); wg.Wait() }
 }
 
-// budget is what the loops of one run share.
+// budget is the shared state of the loops of one run.
 type budget struct {
-	stop    atomic.Bool // end now, report what there is
+	stop    atomic.Bool // end now, report the result so far
 	limited bool
 	mu      sync.Mutex
 	left    int64
 }
 
-// take uses up one counted request and reports whether it was still allowed.
-// The last one ends the run.
+// take uses one counted request and reports whether one was left. The last one ends the
+// run.
 func (b *budget) take() bool {
 	if !b.limited {
 		return true

@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// short is a run bounded by requests; the duration only keeps a broken one from hanging.
+// short is a run with a number of requests; the duration only limits a broken one.
 func short(kind Kind, target netip.AddrPort) Config {
 	return Config{Kind: kind, Target: target, Connections: 4, Duration: 10 * time.Second, MaxRequests: 50}
 }
@@ -226,8 +226,8 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-// A server that stalls must show up in the latency of all requests that were
-// due meanwhile, though only one of them was really waiting for it.
+// A server that stalls must show in the latency of all requests that were due meanwhile,
+// though it delayed only one of them itself.
 func TestOpenLoopCountsAStallInFull(t *testing.T) {
 	const stall = 300 * time.Millisecond
 	var calls atomic.Int64
@@ -239,8 +239,8 @@ func TestOpenLoopCountsAStallInFull(t *testing.T) {
 	})
 	cfg := Config{Kind: HTTP, Target: target, Connections: 1, Rate: 200, Duration: 700 * time.Millisecond}
 	r := run(t, cfg)
-	// 60 of 140 requests fell due during the stall: the median of them waited
-	// half of it, and a quarter of all waited for more than 60 ms.
+	// 60 of 140 requests fell due during the stall. The median of them waited half of it,
+	// and a quarter of all waited for more than 60 ms.
 	if r.Latency.P99 < float64(stall.Microseconds())*0.8 {
 		t.Errorf("p99 is %v µs after a stall of %v", r.Latency.P99, stall)
 	}
@@ -472,7 +472,7 @@ func TestWhatIsUnderWayAtTheEndIsCounted(t *testing.T) {
 	}
 }
 
-// A warm-up at a rate that cannot be had must not use up the time that counts.
+// A warm-up at an unreachable rate must not use up the measured time.
 func TestARateBeyondTheServerStillCountsAnswers(t *testing.T) {
 	target, _ := serve(t, hello)
 	cfg := short(HTTP, target)
@@ -538,8 +538,8 @@ func TestTFTPHasAHistogramAndCountsSlowTransfers(t *testing.T) {
 	}
 }
 
-// TestTFTPTakesAnswersOfTheServerOnly: without reverse translation an answer comes from
-// a pod's address. The client must not accept it.
+// TestTFTPTakesAnswersOfTheServerOnly: without reverse translation an answer comes from a
+// pod's address. The client must reject it.
 func TestTFTPTakesAnswersOfTheServerOnly(t *testing.T) {
 	cfg := Config{Kind: TFTP, Target: tftpServerFrom(t, "127.0.0.2", 10*time.Millisecond), Connections: 2, Duration: 300 * time.Millisecond, Timeout: time.Second}
 	r := run(t, cfg)

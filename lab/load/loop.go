@@ -16,7 +16,7 @@ const (
 	farAway    = int64(math.MaxInt64)
 )
 
-// state is what a slot is doing.
+// state is the state of a slot.
 type state uint8
 
 const (
@@ -26,10 +26,10 @@ const (
 	waiting                 // waits for the response
 )
 
-// slot is one connection, or one after the other, with one request at a time.
+// slot is one connection, or several one after the other, with one request at a time.
 type slot struct {
 	fd         int   // -1: none
-	generation int32 // tells events of this socket from those of an earlier one
+	generation int32 // distinguishes events of this socket from those of an earlier one
 	state      state
 	intended   int64 // when the request should have left
 	sent       int64 // when it was really begun, or its rest
@@ -115,10 +115,10 @@ func (l *loop) close() {
 
 func (l *loop) now() int64 { return int64(time.Since(l.started)) }
 
-// run makes load until the deadline and then waits for what is under way.
+// run generates load until the deadline and then waits for active requests.
 func (l *loop) run(started time.Time) {
 	l.started = started
-	// Without this, timers of an ordinary thread come up to 50 µs late.
+	// Without this, an ordinary thread's timers are up to 50 µs late.
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	now := l.now()
 	for now < l.deadline && !l.shared.stop.Load() {
@@ -132,18 +132,17 @@ func (l *loop) run(started time.Time) {
 	l.drain(end)
 }
 
-// issue starts every request that is due and returns when the next one will be.
+// issue starts every due request and returns the time of the next one.
 func (l *loop) issue(now int64) (next int64) {
 	if l.cfg.Rate == 0 {
-		// As many as are idle now, not more: a slot that fails at once must
-		// not be started again and again without looking at the others.
+		// Only as many as are idle now: a slot that fails at once must not restart again
+		// and again while others wait.
 		for n := l.ready.len(); n > 0; n-- {
 			l.begin(l.ready.pop(), l.now())
 		}
 		return farAway
 	}
-	// What is left of a warm-up that asked for too much must not stand in the way
-	// of what counts.
+	// Unsent requests of a warm-up with too high a rate must not delay the measurement.
 	if first := int64(math.Ceil((float64(l.warm) - l.first) / l.interval)); now >= l.warm && l.issued < first {
 		l.issued = first
 	}
@@ -155,7 +154,7 @@ func (l *loop) issue(now int64) (next int64) {
 		l.issued++
 		l.begin(l.ready.pop(), due)
 	}
-	return farAway // some answer, or a sweep, must come first
+	return farAway // wait for an answer or a sweep
 }
 
 // due is the intended time of the next request of an open loop.
@@ -188,7 +187,7 @@ func (l *loop) begin(i int32, intended int64) {
 	s.state = connecting
 }
 
-// send writes the request. It is so small that a socket takes it whole.
+// send writes the request. It is small enough for one write.
 func (l *loop) send(i int32, s *slot) {
 	s.state, s.answers = waiting, 0
 	if l.buddy != nil {
@@ -231,8 +230,8 @@ func (l *loop) handleEvents(d int64) {
 	}
 }
 
-// receive reads what there is of the response. ended says that the server has
-// closed the connection behind it: no other request may be sent there.
+// receive reads the available part of the response. ended reports that the server has
+// closed the connection after it: the slot must not send another request there.
 func (l *loop) receive(i int32, s *slot, ended bool) {
 	for {
 		n, err := unix.Read(s.fd, l.buf)

@@ -20,8 +20,7 @@ func encode(h *hdrhistogram.Histogram) string {
 // Point is a percentile (0 to 100) and its latency in µs.
 type Point struct{ Percentile, Micros float64 }
 
-// Distribution returns the percentiles that have something to say, up to that
-// of the slowest request.
+// Distribution returns the meaningful percentiles, up to that of the slowest request.
 func (r *Result) Distribution() []Point {
 	h, err := r.histogram()
 	if err != nil || h.TotalCount() == 0 {
@@ -30,7 +29,7 @@ func (r *Result) Distribution() []Point {
 	var out []Point
 	for _, p := range []float64{0, 10, 25, 50, 75, 90, 95, 97.5, 99, 99.5, 99.75, 99.9, 99.95, 99.975, 99.99, 99.999} {
 		if behind := float64(h.TotalCount()) * (100 - p) / 100; behind < 1 {
-			break // there is no request behind this percentile
+			break // no request is above this percentile
 		}
 		out = append(out, Point{p, float64(h.ValueAtPercentile(p)) / 1000})
 	}

@@ -32,7 +32,7 @@ func (p *poller) add(fd int, slot, generation int32) error {
 	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
-// wait returns the events that are there, or that come within d.
+// wait returns events that are pending, or that arrive within d.
 func (p *poller) wait(d time.Duration) ([]unix.EpollEvent, error) {
 	ts := unix.NsecToTimespec(int64(max(d, 0)))
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(p.fd),

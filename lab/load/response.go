@@ -13,23 +13,22 @@ var (
 	errChunked     = errors.New("chunked response")
 )
 
-// response follows one HTTP/1.x response through the pieces it arrives in. It
-// knows what a measuring client needs: the status, where the body ends, and
-// whether the connection stays. A chunked body is refused; the servers under
-// test answer with a Content-Length.
+// response parses one HTTP/1.x response that arrives in parts. It extracts what a
+// measuring client needs: the status, the end of the body, and whether the connection
+// stays open. It refuses a chunked body; the servers under test send a Content-Length.
 type response struct {
 	head     []byte // a header that has not arrived whole; nearly always empty
 	inBody   bool
 	untilEOF bool  // no length: the body ends with the connection
-	left     int64 // bytes of the body still to come
+	left     int64 // remaining bytes of the body
 	status   int
 	closes   bool // the server will close the connection
 }
 
-// reset makes the value ready for the next response, keeping its memory.
+// reset prepares the value for the next response and keeps its memory.
 func (r *response) reset() { *r = response{head: r.head[:0]} }
 
-// feed takes the next bytes and reports whether the response is complete.
+// feed parses the next bytes and reports whether the response is complete.
 func (r *response) feed(b []byte) (done bool, err error) {
 	if !r.inBody {
 		if len(r.head) > 0 {
@@ -57,13 +56,13 @@ func (r *response) feed(b []byte) (done bool, err error) {
 	}
 	r.left -= int64(len(b))
 	if r.left < 0 {
-		return false, errBadResponse // more than was announced, and nothing was asked
+		return false, errBadResponse // more than Content-Length, without a request
 	}
 	return r.left == 0, nil
 }
 
-// eof says that the server closed the connection and reports whether that was
-// the proper end of the response.
+// eof handles the end of the connection and reports whether it was a valid end of the
+// response.
 func (r *response) eof() bool { return r.inBody && r.untilEOF }
 
 // parseHead reads the status line and the few header fields that matter. Each

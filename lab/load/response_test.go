@@ -37,7 +37,7 @@ func TestResponse(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			// Whole, then byte by byte: how it arrives must make no difference.
+			// Whole, then byte by byte: the result must be the same.
 			for _, size := range []int{len(tt.in), 1, 7} {
 				var r response
 				r.reset()

@@ -6,32 +6,32 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// clientBusy is the share of its threads' time above which the generator
-// itself is taken to be what limits the rate.
+// clientBusy is the share of its threads' time above which the generator counts as the
+// limit of the rate.
 const clientBusy = 0.95
 
-// Result is what one run measured. Its JSON form is what `spillway-lab load` prints.
+// Result is the result of one run. `spillway-lab load` prints its JSON form.
 type Result struct {
 	Kind        Kind    `json:"kind"`
 	Target      string  `json:"target"`
 	Connections int     `json:"connections"`
 	WantedRate  float64 `json:"wanted_rate,omitempty"` // 0: closed loop
 	Requests    int64   `json:"requests"`              // answered, after the warm-up
-	// Errors counts failed requests by what went wrong: "refused", "reset",
-	// "closed", "timeout", "unreachable", "not sent" (the open loop's end came
-	// while every connection was busy), "status 502", "bad response", ...
+	// Errors counts failed requests by cause: "refused", "reset", "closed", "timeout",
+	// "unreachable", "not sent" (the open loop ended while every connection was busy),
+	// "status 502", "bad response", ...
 	Errors map[string]int64 `json:"errors,omitempty"`
-	// Statuses counts answers by HTTP status where every status is one.
+	// Statuses counts answers by HTTP status with AnyStatus.
 	Statuses map[int]int64 `json:"statuses,omitempty"`
 	Seconds  float64       `json:"seconds"` // measured, without warm-up
 	Rate     float64       `json:"rate"`    // Requests per second
 	Latency  Latency       `json:"latency_us"`
-	// Over1s and Over3s count requests, failed ones among them, that took so
-	// long: the kernel sends a lost SYN again after 1 s and after 3 s.
+	// Over1s and Over3s count requests, including failed ones, that took longer: the
+	// kernel retransmits a lost SYN after 1 s and after 3 s.
 	Over1s int64 `json:"over_1s"`
 	Over3s int64 `json:"over_3s"`
-	// UnderWay counts requests that a closed loop left unanswered at its end.
-	// They are in neither Requests nor Errors, but in Over1s if they are.
+	// UnderWay counts requests that a closed loop left unanswered at its end. Requests
+	// and Errors exclude them. Over1s includes the slow ones.
 	UnderWay int64 `json:"under_way,omitempty"`
 	// Slow lists the latencies over 1 s, up to 1000 a thread.
 	Slow []SlowRequest `json:"slow,omitempty"`
@@ -39,20 +39,20 @@ type Result struct {
 	// V2 encoding.
 	Histogram string `json:"histogram,omitempty"`
 	Bytes     int64  `json:"bytes"` // received, headers included
-	// ClientCPUSeconds is the generator's own user and system time, warm-up
-	// included. System time holds what the kernel did with its packets in its
-	// context, which between namespaces is much of their way.
+	// ClientCPUSeconds is the generator's user and system time, including the warm-up.
+	// System time includes the kernel's work for its packets in its context, which
+	// between namespaces is much of their path.
 	ClientCPUSeconds float64 `json:"client_cpu_seconds"`
-	// ClientLimited says that the generator was busy all the time: the server
-	// may be able to do more.
+	// ClientLimited reports that the generator was busy all the time: the server may be
+	// able to handle more.
 	ClientLimited bool `json:"client_limited"`
-	// Interrupted says that the run was ended before its time.
+	// Interrupted reports that the run ended early.
 	Interrupted bool `json:"interrupted,omitempty"`
 }
 
-// Latency is a summary in microseconds. In an open loop it counts from the
-// intended send time and failed requests are in it, with the time until they
-// were given up; in a closed loop it holds answered requests only.
+// Latency is a summary in microseconds. In an open loop it counts from the intended send
+// time, and includes failed requests with the time until they failed. In a closed loop it
+// includes answered requests only.
 type Latency struct {
 	P50  float64 `json:"p50"`
 	P99  float64 `json:"p99"`

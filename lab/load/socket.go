@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// endpoint is what is needed to open sockets towards the target, worked out once.
+// endpoint holds the precomputed parameters of sockets to the target.
 type endpoint struct {
 	family, typ int
 	target      unix.Sockaddr
@@ -42,7 +42,7 @@ func newEndpoint(cfg Config, source netip.Addr) endpoint {
 	return e
 }
 
-// sockaddr turns an address into the form that system calls take.
+// sockaddr converts an address to the form of system calls.
 func sockaddr(ap netip.AddrPort) unix.Sockaddr {
 	if a := ap.Addr().Unmap(); a.Is4() {
 		return &unix.SockaddrInet4{Port: int(ap.Port()), Addr: a.As4()}
@@ -50,7 +50,7 @@ func sockaddr(ap netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
 }
 
-// localAddr is the address that a socket sends from, "" if it has none.
+// localAddr returns the source address of a socket, "" if it has none.
 func localAddr(fd int) string {
 	if fd < 0 {
 		return ""
@@ -68,8 +68,8 @@ func localAddr(fd int) string {
 	return ""
 }
 
-// open makes a non-blocking socket and starts to connect it; connected tells
-// whether that is already done.
+// open creates a non-blocking socket and starts to connect it; connected reports whether
+// it is connected already.
 func (e *endpoint) open() (fd int, connected bool, err error) {
 	fd, err = unix.Socket(e.family, e.typ|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -105,8 +105,8 @@ func (e *endpoint) prepare(fd int) error {
 	if e.source == nil {
 		return nil
 	}
-	// Let connect choose the port: it may reuse one that is in use towards
-	// another target, bind may not.
+	// connect must choose the port: it may reuse a port that is in use for another
+	// target, bind may not.
 	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
 		return err
 	}

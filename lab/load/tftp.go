@@ -16,13 +16,13 @@ import (
 // blockSize is TFTP's without options (RFC 1350).
 const blockSize = 512
 
-// tftpRequest asks for a file; the load's servers have the same under any name.
+// tftpRequest requests a file; the load's servers have the same file under every name.
 var tftpRequest = []byte("\x00\x01file\x00octet\x00")
 
-// download is one transfer under way: a socket, and so a source port, of its own.
+// download is one active transfer, with a socket and so a source port of its own.
 type download struct {
 	fd    int
-	block uint16 // the last that has come
+	block uint16 // the last received one
 	begun time.Time
 	seen  time.Time // of the last packet
 }
@@ -44,7 +44,7 @@ type tftpLoop struct {
 	buf       [blockSize + 4]byte
 }
 
-// runTFTP is Run for Kind TFTP, which is a closed loop of one thread.
+// runTFTP is Run for Kind TFTP: a closed loop of one thread.
 func runTFTP(ctx context.Context, cfg Config) (*Result, error) {
 	p, err := newPoller()
 	if err != nil {
@@ -89,7 +89,7 @@ func (l *tftpLoop) close() {
 	}
 }
 
-// run goes on until the time is up or ctx ends.
+// run continues until the time is up or ctx ends.
 func (l *tftpLoop) run(ctx context.Context, started time.Time) error {
 	end, checked := started.Add(l.cfg.Warmup+l.cfg.Duration), started
 	for {
@@ -117,7 +117,7 @@ func (l *tftpLoop) run(ctx context.Context, started time.Time) error {
 	}
 }
 
-// progress tells Progress about twice a second.
+// progress calls Progress about twice a second.
 func (l *tftpLoop) progress(now time.Time) {
 	if l.cfg.Progress == nil || now.Sub(l.shown) < 500*time.Millisecond {
 		return
@@ -147,7 +147,7 @@ func (l *tftpLoop) counts(d *download) bool {
 	return d.begun.Sub(l.started) >= l.cfg.Warmup
 }
 
-// countSlow notes a transfer that ended now, if it took more than a second.
+// countSlow records a transfer that ended now, if it took more than a second.
 func (l *tftpLoop) countSlow(d *download, now time.Time, failure string) {
 	took := now.Sub(d.begun)
 	if took < time.Second {
@@ -163,7 +163,7 @@ func (l *tftpLoop) countSlow(d *download, now time.Time, failure string) {
 	}
 }
 
-// begin opens a socket and asks.
+// begin opens a socket and sends the request.
 func (l *tftpLoop) begin(slot int) error {
 	fd, err := unix.Socket(l.endpoint.family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -177,7 +177,7 @@ func (l *tftpLoop) begin(slot int) error {
 	return unix.Sendto(fd, tftpRequest, 0, l.endpoint.target)
 }
 
-// again ends a transfer, well or not, and begins the next.
+// again ends a transfer, successful or not, and starts the next.
 func (l *tftpLoop) again(slot int, failed string) error {
 	d, now := &l.downloads[slot], time.Now()
 	if l.counts(d) {
@@ -204,7 +204,7 @@ func (l *tftpLoop) expire(now time.Time) error {
 	return nil
 }
 
-// receive takes what a transfer's socket has, and acknowledges it.
+// receive reads a transfer's socket, and acknowledges the packets.
 func (l *tftpLoop) receive(slot int, generation int32, now time.Time) error {
 	d := &l.downloads[slot]
 	for int32(d.fd) == generation {
@@ -239,12 +239,12 @@ func (l *tftpLoop) receive(slot int, generation int32, now time.Time) error {
 }
 
 // errOtherAddress reports an answer from an address to which the client sent nothing.
-// Answers look like this if no proxy translates them back. Real clients drop them, so
-// a load that accepted them would measure a path that no client has.
+// Answers look like this without reverse translation. Real clients drop them, so a load
+// that accepted them would measure a path that no client has.
 var errOtherAddress = errors.New("answer from another address")
 
-// read receives a packet. The first names the port of the server that the rest
-// of the transfer is with; its address is the one that was asked.
+// read receives a packet. The first one determines the server's port for the rest of the
+// transfer. Its address must be the requested one.
 func (l *tftpLoop) read(d *download) (int, error) {
 	if d.block > 0 {
 		return unix.Read(d.fd, l.buf[:])
@@ -259,7 +259,7 @@ func (l *tftpLoop) read(d *download) (int, error) {
 	return n, unix.Connect(d.fd, from)
 }
 
-// asked reports whether an answer's address is the one that was asked.
+// asked reports whether an answer's address is the requested one.
 func (l *tftpLoop) asked(from unix.Sockaddr) bool {
 	switch a := from.(type) {
 	case *unix.SockaddrInet4:

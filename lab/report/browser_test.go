@@ -20,15 +20,14 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// browser runs Debian's chromium without a window. Nothing is fetched: what it
-// is given is a file.
+// browser runs Debian's chromium without a window. It opens a file and fetches nothing.
 func browser(t *testing.T, args ...string) string {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil {
 		t.Fatalf("find a browser: %v: run \"hack/deps test\"", err)
 	}
-	// Bounds a browser that hangs; it takes about 2 s.
+	// Limits a browser that hangs; a run takes about 2 s.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append([]string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
@@ -43,8 +42,8 @@ func browser(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// inspect is run in the page: it looks for texts that cover each other or stand
-// out of their picture, and for a page that is wider than its window.
+// inspect runs in the page. It looks for texts that cover each other or extend beyond
+// their picture, and for a page that is wider than its window.
 const inspect = `<script>
 addEventListener("load", () => {
   const bad = [];
@@ -75,7 +74,7 @@ type inspected struct {
 	Scrolled int // tables of which not all is seen
 }
 
-// look opens a page in a window of a width and says what is wrong with it.
+// look opens a page in a window of a width and returns its faults.
 func look(t *testing.T, page string, width int) inspected {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "inspect.html")
@@ -111,7 +110,7 @@ func TestPageInABrowser(t *testing.T) {
 			t.Errorf("at a width of %d, %d texts: %s", width, got.Texts, strings.Join(got.Bad, "\n"))
 		}
 	}
-	// The inspection itself must see what is wrong.
+	// The inspection itself must find faults.
 	broken := strings.Replace(string(page), "<main>", `<main><div style="width:3000px">x</div>`, 1)
 	broken = strings.Replace(broken, "</svg>", `<text x="10" y="50">one</text><text x="12" y="52">two</text></svg>`, 1)
 	if got := look(t, broken, 1200); len(got.Bad) < 2 {
@@ -145,7 +144,7 @@ func TestAWideTableFitsOnPaper(t *testing.T) {
 	}
 }
 
-// TestScreenshot looks at what is painted: text and bars, in light and dark.
+// TestScreenshot checks the painted text and bars, in light and dark.
 func TestScreenshot(t *testing.T) {
 	dir := t.TempDir()
 	path, err := Write(dir, sampleRun())

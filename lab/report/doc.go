@@ -1,11 +1,10 @@
-// Package report shows what experiments measured: index.html, one file that needs
-// no other and no network; report.md for a pull request; results.json and one
-// NAME.json an experiment, which "lab diff" reads; and a summary for a terminal.
+// Package report writes the results of experiments. index.html is one file without
+// dependencies or network access. report.md is for a pull request. "lab diff" reads
+// results.json and one NAME.json for each experiment. A summary is for a terminal.
 //
-// All of it is drawn from an experiment.Run alone, so that a report can be made
-// again from its JSON. The charts are SVG of its own making: what libraries draw
-// has colors and sizes written into it, and these must follow the reader's light
-// or dark page, paper, and a telephone.
+// Everything is drawn from an experiment.Run alone, so that a report can be drawn again
+// from its JSON. The charts are SVG from own code. Libraries write colors and sizes into
+// it, and these must follow the reader's light or dark page, paper, and a telephone.
 package report
 
 import (
@@ -17,13 +16,12 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// Previous is the folder, in that of a report, into which another run's report
-// goes that was there.
+// Previous is the directory, within that of a report, for an earlier run's report.
 const Previous = "previous"
 
-// Write writes all files of a report into a directory, which is made if it is
-// missing, and returns the path of index.html. The report of another run, which is
-// there, is kept in Previous, in place of what that holds.
+// Write writes all files of a report into a directory, creates it if needed, and returns
+// the path of index.html. It moves the report of another run to Previous and replaces the
+// content of Previous.
 func Write(dir string, run *experiment.Run) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("write report: %w", err)
@@ -72,7 +70,7 @@ func keepPrevious(dir string, run *experiment.Run) error {
 	for _, res := range was.Results {
 		names = append(names, filepath.Base(res.Name)+".json")
 	}
-	// results.json goes last: after a kill the rest is found by it.
+	// results.json is moved last: after a kill the next run finds the rest by it.
 	for _, name := range append(names, "results.json") {
 		if err := os.Rename(filepath.Join(dir, name), filepath.Join(to, name)); err != nil && !os.IsNotExist(err) {
 			return err

@@ -22,7 +22,7 @@ var style string
 
 var page = template.Must(template.New("page").Parse(pageText))
 
-// section is one experiment as the page shows it.
+// section is one experiment on the page.
 type section struct {
 	experiment.Result
 	Table    table
@@ -68,7 +68,7 @@ func HTML(run *experiment.Run) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// versions lists the programs that took part, "kube-proxy v1.36.3" and so on.
+// versions lists the programs of the run, "kube-proxy v1.36.3" and so on.
 func versions(run *experiment.Run) []string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(run.Versions)) {
@@ -77,7 +77,7 @@ func versions(run *experiment.Run) []string {
 	return out
 }
 
-// commandOf is the command that makes one experiment again.
+// commandOf returns the command that repeats one experiment.
 func commandOf(run *experiment.Run, res *experiment.Result) string {
 	text := "spillway-lab lab run " + res.Name
 	if run.Quick {
@@ -90,7 +90,7 @@ func took(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }
 
-// table is what rows measured, for any form of report.
+// table holds the results of rows, for any form of report.
 type table struct {
 	Head []string
 	Rows []tableRow

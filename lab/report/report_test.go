@@ -16,8 +16,8 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// sampleRun has everything that a report can hold: all kinds of charts, long
-// names, rows of every status, texts that look like HTML.
+// sampleRun has all parts of a report: all kinds of charts, long names, rows of every
+// status, texts that look like HTML.
 func sampleRun() *experiment.Run {
 	row := func(name, group string, x float64, samples ...float64) experiment.RowResult {
 		return experiment.RowResult{Name: name, Group: group, X: x, Status: experiment.OK,
@@ -84,7 +84,7 @@ func TestWriteMakesAllFiles(t *testing.T) {
 	}
 }
 
-// Another run must not destroy what a finished one has measured.
+// Another run must not destroy the results of a finished one.
 func TestTheReportOfAnotherRunIsKept(t *testing.T) {
 	dir := t.TempDir()
 	first, second := sampleRun(), sampleRun()
@@ -133,8 +133,8 @@ func TestMoreCurvesThanColorsDiffer(t *testing.T) {
 	}
 }
 
-// The page must not need anything that is not in it, and its raw data must be
-// what was measured, whatever the texts are.
+// The page must be self-contained, and its raw data must be the results, whatever the
+// texts are.
 func TestPageIsSelfContainedAndHoldsTheRawData(t *testing.T) {
 	page, err := HTML(sampleRun())
 	if err != nil {

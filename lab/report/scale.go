@@ -17,8 +17,8 @@ type scale struct {
 // are named.
 const manyDecades = 200
 
-// newScale makes a scale that holds all values. A logarithmic one has no room
-// for what is not positive.
+// newScale returns a scale for all values. A logarithmic one omits values that are not
+// positive.
 func newScale(values []float64, log bool, from, to float64) scale {
 	s := scale{low: math.Inf(1), high: math.Inf(-1), from: from, to: to, log: log}
 	for _, v := range values {
@@ -38,7 +38,7 @@ func newScale(values []float64, log bool, from, to float64) scale {
 		if s.low == s.high {
 			s.high *= 10
 		}
-		if s.high/s.low > manyDecades { // their ends must be among what is named
+		if s.high/s.low > manyDecades { // their ends need a label
 			s.low = math.Pow(10, math.Floor(math.Log10(s.low)+1e-9))
 			s.high = math.Pow(10, math.Ceil(math.Log10(s.high)-1e-9))
 		}
@@ -53,8 +53,8 @@ func newScale(values []float64, log bool, from, to float64) scale {
 	return s
 }
 
-// at returns where a value is on paper; what the scale does not hold is at its
-// nearer end.
+// at returns the position of a value on paper; a value outside the scale is at its nearer
+// end.
 func (s scale) at(v float64) float64 {
 	v = min(max(v, s.low), s.high)
 	share := (v - s.low) / (s.high - s.low)
@@ -113,7 +113,7 @@ func round(v float64) float64 {
 	return math.Round(v/unit) * unit
 }
 
-// niceStep is 1, 2 or 5 times a power of ten, of which about four make the span.
+// niceStep returns 1, 2 or 5 times a power of ten. About four such steps make the span.
 func niceStep(span float64) float64 {
 	if span <= 0 {
 		return 1

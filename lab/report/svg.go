@@ -16,7 +16,7 @@ import (
 const (
 	width      = 600.0
 	lineHeight = 18.0
-	charWidth  = 7.4 // of the widest usual letters, so that estimates are no less than what is drawn
+	charWidth  = 7.4 // of the widest usual letters, so that estimates are large enough
 	colors     = 8   // classes c0 ... in style.css
 	dashes     = 5   // d0 ...
 )
@@ -52,7 +52,7 @@ func fit(text string, w float64) string {
 	return text
 }
 
-// Picture is one chart, and the key to its colors.
+// Picture is one chart, and the legend of its colors.
 type Picture struct {
 	Title  string
 	Note   string
@@ -60,13 +60,13 @@ type Picture struct {
 	Legend []LegendEntry
 }
 
-// LegendEntry names one color and way to dash a line.
+// LegendEntry names one color and dash pattern.
 type LegendEntry struct {
 	Color, Dash int
 	Name        string
 }
 
-// draw draws a chart, or returns nil if its rows have nothing to show.
+// draw draws a chart, or returns nil if its rows have no values.
 func draw(chart experiment.Chart, res *experiment.Result) *Picture {
 	var rows []*experiment.RowResult
 	for i := range res.Rows {
@@ -95,7 +95,7 @@ func draw(chart experiment.Chart, res *experiment.Result) *Picture {
 	return nil
 }
 
-// bars shows a bar for each row, its name above and its number behind it. A
+// bars draws a bar for each row, with its name above and its number behind it. A
 // published figure is an outlined bar below the measured one.
 func bars(chart experiment.Chart, f experiment.Figure, rows []*experiment.RowResult) *Picture {
 	const valueRoom = 190.0
@@ -206,7 +206,7 @@ func unitOf(f experiment.Figure) string {
 	return ", " + f.Unit
 }
 
-// axis is how one direction of a chart is drawn.
+// axis describes one direction of a chart.
 type axis struct {
 	name  string
 	log   bool
@@ -301,8 +301,8 @@ func curve(c *canvas, points []experiment.Point, x, y scale, key LegendEntry) {
 	}
 }
 
-// tail turns percentiles into what stands behind them, 1/(1-p): 90, 99 and 99.9
-// then are as far from each other as they matter. Latency is in ms, as in tables.
+// tail converts percentiles to 1/(1-p). The distances of 90, 99 and 99.9 then match their
+// importance. Latency is in ms, as in tables.
 func tail(distribution []experiment.Point) []experiment.Point {
 	var out []experiment.Point
 	for _, p := range distribution {

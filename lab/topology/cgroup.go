@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// cgroupParent is the cgroup below which every cluster has one of its own.
+// cgroupParent is the parent of the clusters' cgroups.
 const cgroupParent = "spillway-lab"
 
 // killAfter is how long processes get to end by themselves after SIGTERM.
 const killAfter = 2 * time.Second
 
-// cgroupMount finds where cgroup2 is mounted: /sys/fs/cgroup on a unified
-// system, /sys/fs/cgroup/unified on a hybrid one.
+// cgroupMount finds the mount point of cgroup2: /sys/fs/cgroup on a unified system,
+// /sys/fs/cgroup/unified on a hybrid one.
 func cgroupMount() (string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -71,7 +71,7 @@ func cgroupProcesses(path string) ([]int, error) {
 	}
 	var pids []int
 	for _, field := range strings.Fields(string(text)) {
-		// 0 stands for a process that this pid namespace cannot see.
+		// 0 means a process that this pid namespace cannot see.
 		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
 			pids = append(pids, pid)
 		}
@@ -115,10 +115,10 @@ func treeProcesses(root string) ([]int, error) {
 	return all, nil
 }
 
-// endProcesses ends everything in a cgroup: SIGTERM, and SIGKILL for what is
-// left after killAfter. The cgroup itself is the record of what belongs to the
-// cluster: unlike a file of process ids it survives crashes, follows forks, and
-// cannot name a stranger that got a dead process's id.
+// endProcesses ends all processes in a cgroup: by SIGTERM, and after killAfter by
+// SIGKILL. The cgroup itself is the record of the cluster's processes. Unlike a file of
+// process ids it survives crashes, follows forks, and cannot name an unrelated process
+// that reuses an id.
 func endProcesses(root string) error {
 	pids, err := treeProcesses(root)
 	if err != nil {
@@ -143,16 +143,15 @@ func endProcesses(root string) error {
 	if len(pids) == 0 {
 		return nil
 	}
-	// cgroup.kill (Linux 5.14) reaches also what forks meanwhile.
+	// cgroup.kill (Linux 5.14) also reaches processes that fork meanwhile.
 	if err := os.WriteFile(root+"/cgroup.kill", []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("kill processes: %w", err)
 	}
 	return nil
 }
 
-// terminate sends SIGTERM to a process if it is in the cgroup. The handle is
-// taken first, and is a pidfd: it cannot come to mean another process between
-// the check and the signal.
+// terminate sends SIGTERM to a process if it is in the cgroup. It opens a pidfd first,
+// which cannot refer to another process between the check and the signal.
 func terminate(pid int, root string) {
 	p, err := os.FindProcess(pid)
 	if err != nil {

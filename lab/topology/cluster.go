@@ -12,8 +12,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Cluster is a set of hosts. It holds nothing open: any number of processes may
-// have the same cluster loaded.
+// Cluster is a set of hosts. It has no open files: any number of processes may load the
+// same cluster.
 type Cluster struct {
 	Spec    Spec
 	Status  string // one of the Status constants
@@ -23,8 +23,7 @@ type Cluster struct {
 	nodes, pods, clients []*Host
 }
 
-// Node returns the i-th node. It panics if there are not that many, as Pod and
-// Client do.
+// Node returns the i-th node. It panics if that does not exist, as Pod and Client do.
 func (c *Cluster) Node(i int) *Host { return c.nodes[i] }
 
 // Pod returns the i-th pod of a node.

@@ -8,10 +8,10 @@ import (
 // routerHost is the host part of the LAN's router and of a node's cni0.
 const routerHost = 1
 
-// connectLAN plugs nodes and clients into the LAN's bridge. The bridge has the
-// address of a router that forwards nothing: nodes have a default route, as
-// real ones do (without one, connect to a Service address fails before any
-// proxy is asked), and what they send there vanishes.
+// connectLAN connects nodes and clients to the LAN's bridge. The bridge has the address
+// of a router that forwards nothing. Nodes have a default route, as real ones do: without
+// it, connect to a Service address fails before it reaches a proxy. Packets on that route
+// are lost.
 func (b *builder) connectLAN(ctx context.Context) error {
 	s, lan := b.c.Spec, b.networks[lanName]
 	router4, router6 := nth(s.LAN4, routerHost), nth(s.LAN6, routerHost)
@@ -48,7 +48,7 @@ func (b *builder) connectLAN(ctx context.Context) error {
 	return nil
 }
 
-// routeExternal shows a client the way to externalIPs and load balancers.
+// routeExternal adds a client's routes to externalIPs and load balancers.
 func (b *builder) routeExternal(client *network) error {
 	node := b.c.Node(0)
 	for _, r := range b.c.Spec.ExternalRanges {
@@ -61,7 +61,7 @@ func (b *builder) routeExternal(client *network) error {
 	return nil
 }
 
-// connectPods gives each node its cni0 and plugs its pods into it.
+// connectPods creates cni0 on each node and connects its pods to it.
 func (b *builder) connectPods(ctx context.Context) error {
 	mtu := b.c.Spec.podMTU()
 	for i, node := range b.c.nodes {
@@ -84,8 +84,8 @@ func (b *builder) connectPods(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			// flannel's CNI configuration asks for it: a pod may be sent
-			// what it sent to a Service itself.
+			// As in flannel's CNI configuration: a pod may receive its own packet to a
+			// Service.
 			if err := n.nl.LinkSetHairpin(l, true); err != nil {
 				return n.fail("set hairpin mode of", pod.NodeDevice, err)
 			}

@@ -18,7 +18,7 @@ import (
 
 func crashName() string { return fmt.Sprintf("t%dcrash", os.Getpid()) }
 
-// leftovers lists what a cluster has on the machine.
+// leftovers lists the objects of a cluster on the machine.
 func leftovers(t *testing.T, name string) []string {
 	t.Helper()
 	root, err := clusterCgroup(name)
@@ -46,8 +46,8 @@ func leftovers(t *testing.T, name string) []string {
 	return found
 }
 
-// machine dumps links, addresses, routes and neighbors of the test's own
-// namespace, and the sysctls that the lab sets in others.
+// machine dumps links, addresses, routes and neighbors of the test's own namespace, and
+// the sysctls that the lab sets in others.
 func machine(t *testing.T) []string {
 	t.Helper()
 	var dump []string
@@ -90,8 +90,7 @@ func crashSpec(network string) Spec {
 	return s
 }
 
-// upTo takes only the first steps of Up, and leaves everything as a process
-// does that is killed there.
+// upTo runs only the first steps of Up, and leaves everything as a killed process does.
 func upTo(t *testing.T, spec Spec, steps int) {
 	t.Helper()
 	if err := RequireRoot(); err != nil {
@@ -205,7 +204,7 @@ func TestDownRefusesToEndItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Down() })
-	// The one to refuse is this program, run again inside the cluster.
+	// The program that must refuse is this one, run again inside the cluster.
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

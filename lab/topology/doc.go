@@ -1,6 +1,6 @@
-// Package topology builds a Kubernetes-like cluster on one machine: a LAN,
-// outside clients, nodes and pods, each a network namespace with a cgroup of
-// its own. Nothing is changed in the namespace of the caller.
+// Package topology builds a cluster like Kubernetes' on one machine. It has a LAN,
+// outside clients, nodes and pods, each a network namespace with a cgroup of its own. It
+// changes nothing in the namespace of the caller.
 //
 //	 spw-x-client0      spw-x-node0                       spw-x-node1
 //	┌────────────┐  ┌──────────────────────────────┐  ┌──────────────┐
@@ -13,6 +13,6 @@
 //	│ br0                                         spw-x-lan │
 //	└───────────────────────────────────────────────────────┘
 //
-// The state of a cluster is kept in /run/spillway-lab/NAME, and written before
-// anything is created, so that any process can find it and take it down.
+// The state of a cluster is in /run/spillway-lab/NAME. It is written before anything is
+// created, so that any process can find the cluster and remove it.
 package topology

@@ -8,16 +8,14 @@ import (
 	"time"
 )
 
-// removeWithin is how long Down waits for the kernel to let go of cgroups whose
-// processes were killed.
+// removeWithin is the time for the kernel to release cgroups whose processes were killed.
 const removeWithin = 10 * time.Second
 
-// Down ends the cluster's processes and removes all of it. A second call does
-// nothing.
+// Down ends the cluster's processes and removes all of it. A second call does nothing.
 func (c *Cluster) Down() error { return Down(c.Spec.Name) }
 
-// Down takes a cluster down by its name: one that is up, half made, or of which
-// the state file is lost. It is no error if there is none.
+// Down removes a cluster by its name: a complete one, a partial one, or one without its
+// state file. A missing cluster is no error.
 func Down(name string) error {
 	if err := RequireRoot(); err != nil {
 		return err
@@ -35,7 +33,7 @@ func Down(name string) error {
 	return down(ctx, name)
 }
 
-// DownAll takes every cluster down that List names.
+// DownAll removes every cluster that List names.
 func DownAll() error {
 	names, err := List()
 	for _, name := range names {
@@ -44,8 +42,8 @@ func DownAll() error {
 	return err
 }
 
-// down does the work, with the cluster locked. The state goes last, so that
-// whatever interrupts it leaves something to find.
+// down does the work, with the cluster locked. It removes the state last, so that after
+// an interruption another process finds the rest.
 func down(ctx context.Context, name string) error {
 	root, err := clusterCgroup(name)
 	if c, loadErr := Load(name); loadErr == nil {

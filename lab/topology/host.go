@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// Kind tells nodes, pods and clients apart.
+// Kind distinguishes nodes, pods and clients.
 type Kind string
 
 // The kinds of Host.
@@ -34,18 +34,18 @@ type Host struct {
 	Index     int        `json:"index"`          // among the hosts of its kind (pods: on its node)
 	Node      string     `json:"node,omitempty"` // the node it is or runs on, "" for a client
 	Namespace string     `json:"namespace"`      // a name that ip netns knows
-	Cgroup    string     `json:"cgroup"`         // where its processes live, an absolute path
+	Cgroup    string     `json:"cgroup"`         // cgroup of its processes, an absolute path
 	IPv4      netip.Addr `json:"ipv4,omitzero"`
 	IPv6      netip.Addr `json:"ipv6,omitzero"`
-	// CgroupRoot is the cgroup of the host and of all that runs on it: a
-	// node's holds its pods too. For pods and clients it is Cgroup.
+	// CgroupRoot is the cgroup of the host and of everything that runs on it: a node's
+	// contains its pods too. For pods and clients it is Cgroup.
 	CgroupRoot string         `json:"cgroupRoot"`
 	PodCIDRs   []netip.Prefix `json:"podCIDRs,omitempty"`   // of a node
 	Zone       string         `json:"zone,omitempty"`       // of a node
 	NodeDevice string         `json:"nodeDevice,omitempty"` // of a pod: its veth on the node
 
-	// These hold both families, whatever the spec asks for: the
-	// plan derives hardware addresses from them.
+	// These have both families, whatever the spec selects: the plan derives hardware
+	// addresses from them.
 	addr4, addr6       netip.Addr
 	podCIDR4, podCIDR6 netip.Prefix
 	families           families
@@ -72,11 +72,10 @@ func (h *Host) Addr(like netip.Addr) netip.Addr {
 	return h.IPv6
 }
 
-// Do runs a function in the host's network namespace, on the calling goroutine
-// with its thread locked: sockets it opens belong to the host for good.
-// Goroutines that it starts do not. The process stays in its own cgroup, so
-// cgroup socket hooks of the host do not see those sockets; use Command where
-// they matter.
+// Do runs a function in the host's network namespace, on the calling goroutine with its
+// thread locked. Sockets that it opens belong to the host for good. Goroutines that it
+// starts do not. The process stays in its own cgroup, so the host's cgroup socket hooks
+// do not see those sockets; use Command if they must.
 func (h *Host) Do(fn func() error) error {
 	return inNamespace(h.Namespace, fn)
 }
@@ -171,8 +170,8 @@ func (c *Cmd) Run() error {
 	return c.Wait()
 }
 
-// Output runs the process and returns its standard output. On failure the
-// error holds what it wrote to standard error.
+// Output runs the process and returns its standard output. On failure the error contains
+// its standard error.
 func (c *Cmd) Output() ([]byte, error) {
 	var out, errs strings.Builder
 	c.Stdout = &out

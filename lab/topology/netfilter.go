@@ -13,7 +13,7 @@ const (
 	conntrackTable  = "spillway-lab-conntrack"
 )
 
-// loadNetfilter loads the rules that the spec asks for into each node.
+// loadNetfilter loads the rules of the spec into each node.
 func (b *builder) loadNetfilter(ctx context.Context) error {
 	s := b.c.Spec
 	if !s.Masquerade && !s.Conntrack {
@@ -39,9 +39,9 @@ func (b *builder) loadNetfilter(ctx context.Context) error {
 	return nil
 }
 
-// writeMasquerade writes what flannel's masquerading does: traffic within the
-// pod network keeps its addresses, what leaves it takes the node's, and so does
-// what enters it from outside on its way to another node's pods.
+// writeMasquerade writes flannel's masquerading. Traffic within the pod network keeps its
+// addresses. Traffic that leaves it gets the node's address, as does traffic from outside
+// to another node's pods.
 func writeMasquerade(w *strings.Builder, cluster, own netip.Prefix) {
 	family, multicast := "ip", "224.0.0.0/4"
 	if cluster.Addr().Is6() {
@@ -62,9 +62,9 @@ table %[1]s %[2]s {
 `, family, masqueradeTable, cluster, own, multicast)
 }
 
-// writeConntrack writes a rule that reads the conntrack state: that one such rule
-// exists makes the kernel track everything. No packet meets it, so that what is
-// measured is conntrack alone.
+// writeConntrack writes a rule that reads the conntrack state: one such rule makes the
+// kernel track everything. No packet traverses it, so that a measurement shows conntrack
+// alone.
 func writeConntrack(w *strings.Builder) {
 	fmt.Fprintf(w, `table inet %[1]s
 delete table inet %[1]s

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaceDir is where ip netns looks for names.
+// namespaceDir is the directory of ip netns' names.
 const namespaceDir = "/run/netns"
 
 func namespaceName(cluster, host string) string { return "spw-" + cluster + "-" + host }
@@ -46,7 +46,7 @@ func inNamespace(name string, fn func() error) error {
 	return fn()
 }
 
-// ensureNamespace creates a named network namespace unless there is one.
+// ensureNamespace creates a missing named network namespace.
 func ensureNamespace(name string) error {
 	path := namespacePath(name)
 	if isNamespace(path) {
@@ -79,9 +79,9 @@ func isNamespace(path string) bool {
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// ensureNamespaceDir makes the directory a shared mount point, as ip netns
-// does. If it were left to ip, its first call would bind the directory over our
-// namespaces, whose files could then not be removed (EBUSY).
+// ensureNamespaceDir makes the directory a shared mount point, as ip netns does.
+// Otherwise the first call of ip would bind the directory over the lab's namespaces,
+// whose files could then not be removed (EBUSY).
 func ensureNamespaceDir() error {
 	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
 		return fmt.Errorf("create namespace directory: %w", err)
@@ -91,7 +91,7 @@ func ensureNamespaceDir() error {
 		return fmt.Errorf("open namespace directory: %w", err)
 	}
 	defer dir.Close()
-	// The lock that ip netns takes, too.
+	// The lock of ip netns.
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("lock %s: %w", namespaceDir, err)
 	}
@@ -107,14 +107,14 @@ func ensureNamespaceDir() error {
 	return nil
 }
 
-// removeNamespace takes a name away; the kernel ends the namespace when the
-// last process and socket in it are gone.
+// removeNamespace removes a name. The kernel deletes the namespace after its last process
+// and socket.
 func removeNamespace(name string) error {
 	path := namespacePath(name)
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH)
 		if err != nil {
-			break // EINVAL: nothing is mounted there any more
+			break // EINVAL: not mounted any more
 		}
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -123,8 +123,8 @@ func removeNamespace(name string) error {
 	return nil
 }
 
-// namespacesOf lists the names that belong to a cluster. The whole name must
-// fit: "spw-a-" also begins the names of a cluster called a-b.
+// namespacesOf lists the names that belong to a cluster. The whole name must match:
+// "spw-a-" also begins the names of a cluster called a-b.
 func namespacesOf(cluster string) ([]string, error) {
 	rule := regexp.MustCompile("^" + regexp.QuoteMeta(namespaceName(cluster, "")) + `(lan|node\d+(-pod\d+)?|client\d+)$`)
 	entries, err := os.ReadDir(namespaceDir)

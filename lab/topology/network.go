@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// network is a namespace opened for rtnetlink. Its methods make what is
-// missing.
+// network is a namespace opened for rtnetlink. Its methods create missing objects.
 type network struct {
 	name     string
 	ns       netns.NsHandle
@@ -42,7 +41,7 @@ func (n *network) fail(verb, object string, err error) error {
 	return fmt.Errorf("%s %s in %s: %w", verb, object, n.name, err)
 }
 
-// link returns a link, or nil if there is none of that name.
+// link returns a link, or nil if the name does not exist.
 func (n *network) link(name string) (netlink.Link, error) {
 	l, err := n.nl.LinkByName(name)
 	var missing netlink.LinkNotFoundError
@@ -55,7 +54,7 @@ func (n *network) link(name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// ensureLink creates a link unless there is one of that name, and brings it up.
+// ensureLink creates a missing link, and brings it up.
 func (n *network) ensureLink(want netlink.Link) (netlink.Link, error) {
 	name := want.Attrs().Name
 	l, err := n.link(name)
@@ -92,8 +91,8 @@ func (n *network) up(name string) error {
 
 func (n *network) bridge(name string, mac net.HardwareAddr, mtu int) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
-	// Set by hand: otherwise a bridge takes the lowest of its ports' addresses,
-	// and changes it when ports come.
+	// Set explicitly: otherwise a bridge takes the lowest of its ports' addresses, and
+	// changes it with its ports.
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = name, mac, mtu
 	return n.ensureLink(&netlink.Bridge{LinkAttrs: attrs})
 }
@@ -171,8 +170,8 @@ func (n *network) addresses(link string, v4, v6 netip.Prefix) error {
 	return nil
 }
 
-// route makes a route to a prefix via a gateway, which onlink says is reachable
-// though no route says so.
+// route creates a route to a prefix via a gateway. onlink declares the gateway reachable
+// without a route to it.
 func (n *network) route(to netip.Prefix, via netip.Addr, link string, onlink bool) error {
 	l, err := n.nl.LinkByName(link)
 	if err != nil {

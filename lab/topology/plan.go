@@ -17,8 +17,8 @@ const (
 	ethernetMTU = 1500
 )
 
-// nodeSubnets tells how many subnets of the given length a prefix holds, at
-// most 65536.
+// nodeSubnets returns how many subnets of the given length a prefix contains, at most
+// 65536.
 func nodeSubnets(p netip.Prefix, bits int) int {
 	return 1 << min(max(bits-p.Bits(), 0), 16)
 }
@@ -43,14 +43,14 @@ func nth(p netip.Prefix, host int) netip.Addr {
 	return a
 }
 
-// macOf derives a hardware address from an IPv4 address, as CNI plugins do: it
+// macOf derives a hardware address from an IPv4 address, as CNI plugins do. The address
 // is stable over repairs and easy to find in a packet dump.
 func macOf(prefix byte, a netip.Addr) net.HardwareAddr {
 	b := a.As4()
 	return net.HardwareAddr{prefix, 0x58, b[0], b[1], b[2], b[3]}
 }
 
-// newCluster lays out the hosts of a valid spec. It touches nothing.
+// newCluster plans the hosts of a valid spec. It creates nothing.
 func newCluster(s Spec, cgroupRoot string) *Cluster {
 	c := &Cluster{Spec: s, cgroupRoot: cgroupRoot}
 	for n := range s.Nodes {
@@ -113,8 +113,8 @@ func (c *Cluster) planPod(node *Host, p int) *Host {
 	return h
 }
 
-// podMTU is what flannel gives its pods: a vxlan header takes 50 bytes over
-// IPv4 and 70 over IPv6.
+// podMTU is the MTU of flannel's pods: a vxlan header takes 50 bytes over IPv4 and 70
+// over IPv6.
 func (s Spec) podMTU() int {
 	switch {
 	case s.PodNetwork != VXLAN:
@@ -126,7 +126,7 @@ func (s Spec) podMTU() int {
 	}
 }
 
-// families says which address families a cluster has.
+// families returns the address families of a cluster.
 type families struct{ v4, v6 bool }
 
 // pick returns each of an IPv4 and an IPv6 value whose family is in use.

@@ -21,34 +21,34 @@ const (
 	maxClients = 50
 )
 
-// Spec says what a cluster is made of. The zero value of a field that
-// DefaultSpec sets asks for the default, except for the counts.
+// Spec describes a cluster. Zero values of fields that DefaultSpec sets mean the default,
+// except for the counts.
 type Spec struct {
 	Name        string       `json:"name"` // a DNS label of at most 20 characters
 	Nodes       int          `json:"nodes"`
 	PodsPerNode int          `json:"podsPerNode"`
 	Clients     int          `json:"clients"`       // machines on the LAN outside the cluster
 	PodNetwork  string       `json:"podNetwork"`    // Routed or VXLAN
-	IPv4        bool         `json:"ipv4"`          // neither family asked for means both
+	IPv4        bool         `json:"ipv4"`          // neither set means both
 	IPv6        bool         `json:"ipv6"`          //
 	LAN4        netip.Prefix `json:"lan4,omitzero"` // nodes are .10 and up, clients .200 and up
 	LAN6        netip.Prefix `json:"lan6,omitzero"`
-	// ClusterCIDR4 is cut into a /24 for each node, ClusterCIDR6 into a /64.
+	// ClusterCIDR4 is divided into a /24 for each node, ClusterCIDR6 into a /64.
 	ClusterCIDR4 netip.Prefix `json:"clusterCIDR4,omitzero"`
 	ClusterCIDR6 netip.Prefix `json:"clusterCIDR6,omitzero"`
-	// ExternalRanges are what clients route to node0: the addresses of
+	// ExternalRanges are the ranges that clients route to node0: the addresses of
 	// externalIPs and load balancers. Clients never get a route to pods.
 	ExternalRanges []netip.Prefix `json:"externalRanges,omitempty"`
 	// RPFilter is net.ipv4.conf.{all,default}.rp_filter in every namespace: 0
 	// off, 1 strict, 2 loose.
 	RPFilter int `json:"rpFilter"`
-	// Masquerade loads flannel's masquerade rules on each node, which turns
-	// conntrack on there, as it is on a real node.
+	// Masquerade loads flannel's masquerade rules on each node. They enable conntrack
+	// there, as on a real node.
 	Masquerade bool `json:"masquerade,omitempty"`
 	// Conntrack turns conntrack on in each node without any address translation.
 	Conntrack bool `json:"conntrack,omitempty"`
-	// Zones are handed to nodes in turn as topology.kubernetes.io/zone; empty
-	// gives each node a zone of its own.
+	// Zones are assigned to nodes in turn as topology.kubernetes.io/zone; empty gives
+	// each node a zone of its own.
 	Zones []string `json:"zones,omitempty"`
 }
 
@@ -86,7 +86,7 @@ func (s Spec) withDefaults() Spec {
 
 var nameRule = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$`)
 
-// Validate says what is wrong with a Spec, in one line that names the field.
+// Validate returns an error of one line that names the invalid field of a Spec.
 func (s Spec) Validate() error {
 	s = s.withDefaults()
 	if err := validName(s.Name); err != nil {
@@ -156,7 +156,7 @@ func (s Spec) validateRanges() error {
 	return nil
 }
 
-// difference names the first field in which two specs differ, "" if none does.
+// difference names the first field that differs in two specs, "" if none does.
 func difference(have, want Spec) string {
 	h, w := reflect.ValueOf(have), reflect.ValueOf(want)
 	for i := range h.NumField() {

@@ -13,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stateRoot holds a directory for each cluster.
+// stateRoot contains a directory for each cluster.
 const stateRoot = "/run/spillway-lab"
 
 // The values of Cluster.Status.
 const (
-	StatusCreating = "creating" // Up is at work, or died at it
+	StatusCreating = "creating" // Up is active, or died
 	StatusUp       = "up"
-	StatusRemoving = "removing" // Down is at work, or died at it
+	StatusRemoving = "removing" // Down is active, or died
 )
 
-// ErrNoCluster is what Load returns when there is no cluster of that name.
+// ErrNoCluster is Load's error for a missing cluster.
 var ErrNoCluster = errors.New("no such cluster")
 
-// state is what state.json holds.
+// state is the content of state.json.
 type state struct {
 	Version    int       `json:"version"`
 	Status     string    `json:"status"`
@@ -66,8 +66,8 @@ func (c *Cluster) writeState(status string) error {
 	return nil
 }
 
-// Load finds a cluster that this or another process created. Its Status tells
-// whether it is complete. The error is ErrNoCluster if there is none.
+// Load finds a cluster that this or another process created. Its Status tells whether it
+// is complete. The error is ErrNoCluster for a missing cluster.
 func Load(name string) (*Cluster, error) {
 	if err := validName(name); err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func Load(name string) (*Cluster, error) {
 	return c, nil
 }
 
-// List names the clusters of this machine, half-made ones included.
+// List names the clusters of this machine, including partial ones.
 func List() ([]string, error) {
 	var names []string
 	dirs := []string{stateRoot}
@@ -114,7 +114,7 @@ func List() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// makeDir makes a directory and its parents. Down of the last cluster removes the
+// makeDir creates a directory and its parents. Down of the last cluster removes the
 // common parent, possibly at the same time.
 func makeDir(path string) (err error) {
 	for range 100 {
@@ -125,9 +125,9 @@ func makeDir(path string) (err error) {
 	return err
 }
 
-// lock keeps other processes from changing a cluster, until the returned
-// function is called. The lock is on the state directory itself, so it leaves
-// no file behind; a directory that vanished while waiting is made anew.
+// lock prevents other processes from changing a cluster until the returned function is
+// called. It locks the state directory itself, so it leaves no file. It creates a
+// directory again that disappeared meanwhile.
 func lock(ctx context.Context, name string) (unlock func(), err error) {
 	for {
 		if err := makeDir(stateDir(name)); err != nil {

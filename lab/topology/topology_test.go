@@ -47,7 +47,7 @@ func serve(t *testing.T, h *topology.Host, kind, listen string) {
 	}
 }
 
-// wantAnswer asks and expects an answer from the server that saw the client's
+// wantAnswer sends a request and expects an answer from the server that saw the client's
 // own address.
 func wantAnswer(t *testing.T, from, server *topology.Host, to, client netip.Addr) {
 	t.Helper()
@@ -75,7 +75,7 @@ func TestPodsReachEachOther(t *testing.T) {
 				for _, from := range []*topology.Host{c.Pod(1, 0), c.Pod(0, 0), server} {
 					wantAnswer(t, from, server, to, from.Addr(to))
 				}
-				// A client has no way to a pod.
+				// A client has no route to a pod.
 				got, err := workload.Ask(t.Context(), c.Client(0), workload.Question{Kind: workload.TCP, To: netip.AddrPortFrom(to, 7000).String()})
 				if err != nil {
 					t.Fatal(err)
@@ -124,7 +124,7 @@ func TestTwoClustersSideBySide(t *testing.T) {
 	if err := a.Down(); err != nil {
 		t.Fatal(err)
 	}
-	// The other one has the same addresses, and a name that begins alike.
+	// The other one has the same addresses, and a name with the same beginning.
 	to := b.Pod(0, 0).IPv4
 	wantAnswer(t, b.Pod(1, 0), b.Pod(0, 0), to, b.Pod(1, 0).IPv4)
 }
@@ -253,7 +253,7 @@ func TestMasqueradeGivesTheNodesAddress(t *testing.T) {
 
 func TestDownEndsOnlyTheClustersProcesses(t *testing.T) {
 	c := up(t, topology.DefaultSpec(name("d")))
-	// One that ends at SIGTERM, one that does not, and one elsewhere.
+	// A process that ends at SIGTERM, one that ignores it, and one elsewhere.
 	quick := c.Pod(0, 0).Command(context.Background(), "sleep", "60")
 	stubborn := c.Node(0).Command(context.Background(), "sh", "-c", `trap "" TERM; echo; while :; do sleep 1; done`)
 	out, err := stubborn.StdoutPipe()

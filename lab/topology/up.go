@@ -12,13 +12,13 @@ import (
 // Option changes how Up works.
 type Option func(*builder)
 
-// WithProgress has Up report each step before it is taken.
+// WithProgress makes Up report each step before it starts.
 func WithProgress(report func(step string)) Option {
 	return func(b *builder) { b.progress = report }
 }
 
-// builder brings a cluster up. Every step makes what is missing and leaves
-// alone what is right, so that Up can be repeated after anything.
+// builder creates a cluster. Every step creates missing objects and keeps correct ones,
+// so that Up can be repeated after any interruption.
 type builder struct {
 	c        *Cluster
 	progress func(string)
@@ -30,9 +30,8 @@ type step struct {
 	do   func(context.Context) error
 }
 
-// Up creates a cluster, or repairs it if it is there with the same Spec. A
-// cluster that could not be completed is taken down again, unless it was there
-// before.
+// Up creates a cluster, or repairs an existing one with the same Spec. If it cannot
+// complete a new cluster, it removes it.
 func Up(ctx context.Context, spec Spec, opts ...Option) (*Cluster, error) {
 	if err := RequireRoot(); err != nil {
 		return nil, err
@@ -68,7 +67,7 @@ func RequireRoot() error {
 	return nil
 }
 
-// prepare finds the cluster that exists, or lays out a new one.
+// prepare finds the existing cluster, or plans a new one.
 func prepare(spec Spec) (c *Cluster, existed bool, err error) {
 	have, err := Load(spec.Name)
 	if err == nil {
@@ -83,7 +82,7 @@ func prepare(spec Spec) (c *Cluster, existed bool, err error) {
 	}
 	root, err := clusterCgroup(spec.Name)
 	if err != nil {
-		_ = os.Remove(stateDir(spec.Name)) // made for the lock alone
+		_ = os.Remove(stateDir(spec.Name)) // created for the lock alone
 		return nil, false, err
 	}
 	return newCluster(spec, root), false, nil
@@ -177,9 +176,9 @@ func (b *builder) createNamespace(host string, forwards bool) error {
 	return n.up("lo")
 }
 
-// writeSysctls sets the calling thread's namespace up: in /proc/sys/net each
-// thread sees its own. It must come before the first interface, which inherits
-// from "default".
+// writeSysctls sets the sysctls of the calling thread's namespace: in /proc/sys/net each
+// thread sees its own. It must run before the first interface, which inherits from
+// "default".
 func (s Spec) writeSysctls(forwards bool) error {
 	set := map[string]string{}
 	for _, scope := range []string{"all", "default"} {
@@ -204,7 +203,7 @@ func (s Spec) writeSysctls(forwards bool) error {
 	return nil
 }
 
-// isNotFound tells errors of the kernel that say that an object is missing.
+// isNotFound reports whether an error of the kernel means a missing object.
 func isNotFound(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ESRCH)
 }

@@ -16,8 +16,8 @@ const (
 	vxlanOverhead6 = 70
 )
 
-// tunnel is what one family needs of a vxlan device. flannel has one device for
-// each family, each over an underlay of its own family.
+// tunnel holds the parameters of a vxlan device for one family. flannel has one device
+// for each family, each over an underlay of its own family.
 type tunnel struct {
 	device    string
 	overhead  int
@@ -38,8 +38,8 @@ func (t tunnel) mac(h *Host) net.HardwareAddr { return macOf(t.macPrefix, h.addr
 // gateway is the address of a node's vxlan device, the first of its pod CIDR.
 func (t tunnel) gateway(h *Host) netip.Addr { return t.podCIDR(h).Addr() }
 
-// routeThroughVXLAN is flannel's vxlan backend: nothing is learned or asked
-// for; the neighbor and FDB entries of all other nodes are permanent.
+// routeThroughVXLAN is flannel's vxlan backend. It learns nothing: the neighbor and FDB
+// entries of all other nodes are permanent.
 func (b *builder) routeThroughVXLAN(node *Host) error {
 	n := b.networks[node.Name]
 	for _, t := range pick(n.families, tunnel4, tunnel6) {

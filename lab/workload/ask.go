@@ -18,7 +18,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// Question is what a client puts to a server: HTTP, UDP or TCP.
+// Question is a client's request to a server: HTTP, UDP or TCP.
 type Question struct {
 	Kind    string        `json:"kind"`
 	To      string        `json:"to"`                // address and port
@@ -30,11 +30,11 @@ type Question struct {
 const (
 	Answered = "answered"
 	Refused  = "refused" // RST or ICMP port unreachable
-	Silent   = "silent"  // nothing came until the time was up
+	Silent   = "silent"  // no answer before the timeout
 	Failed   = "failed"  // anything else; see Answer.Error
 )
 
-// Answer is what came of a Question.
+// Answer is the result of a Question.
 type Answer struct {
 	Outcome string `json:"outcome"`
 	Server  string `json:"server,omitempty"` // the name that the server gave
@@ -46,8 +46,8 @@ type Answer struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Ask puts a question from a process of its own in the host's namespace and
-// cgroup, so that cgroup socket hooks see it.
+// Ask sends a request from a process of its own in the host's namespace and cgroup, so
+// that cgroup socket hooks see it.
 func Ask(ctx context.Context, h *topology.Host, q Question) (Answer, error) {
 	cmd, err := command(ctx, h, order{Ask: &q})
 	if err != nil {
@@ -64,7 +64,7 @@ func Ask(ctx context.Context, h *topology.Host, q Question) (Answer, error) {
 	return a, nil
 }
 
-// Put puts a question from the calling process.
+// Put sends a request from the calling process.
 func Put(ctx context.Context, q Question) Answer {
 	if q.Timeout == 0 {
 		q.Timeout = 2 * time.Second
@@ -121,8 +121,8 @@ func put(ctx context.Context, q Question) (a Answer, err error) {
 	return a.read(text)
 }
 
-// exchange sends what the kind of server wants to hear and returns the first
-// line of its answer.
+// exchange sends the request for the kind of server and returns the first line of its
+// answer.
 func exchange(conn net.Conn, q Question) (string, error) {
 	switch q.Kind {
 	case UDP:
@@ -151,7 +151,7 @@ func exchange(conn net.Conn, q Question) (string, error) {
 	}
 }
 
-// read takes "NAME CLIENT ..." apart.
+// read parses "NAME CLIENT ...".
 func (a Answer) read(text string) (Answer, error) {
 	fields := strings.Fields(text)
 	if len(fields) < 2 {

@@ -16,21 +16,20 @@ import (
 const (
 	// blockPorts is how many ports the server of Kind Blocks answers from.
 	blockPorts = 64
-	// blockTurn is how many transfers in a row one of them has: those that are under
-	// way at once share few sockets, and go by few system calls.
+	// blockTurn is the number of consecutive transfers that use one port: concurrent
+	// transfers share few sockets and so need few system calls.
 	blockTurn = 32
-	// blockBatch is how many packets one system call takes or sends.
+	// blockBatch is the number of packets in one system call.
 	blockBatch = 32
 
 	blockSize = 512
 )
 
-// blockServer is a TFTP server for measurements: it answers each request from
-// another port than it was sent to, and each acknowledgement with the next block,
-// and keeps no transfer in mind. One thread does it all with as few system calls as
-// there can be, out of packets that are made beforehand, so that it is not what is
-// measured. (Two threads have half of the packets for each call, and answered no more
-// on two cores.)
+// blockServer is a TFTP server for measurements. It answers each request from another
+// port than it was sent to, and each acknowledgment with the next block. It stores no
+// transfer. One thread does everything with as few system calls as possible, from
+// prepared packets, so that the server is not the bottleneck. (Two threads have half of
+// the packets for each call, and answered no more on two cores.)
 type blockServer struct {
 	listen, poll int
 	ports        []int
@@ -41,7 +40,7 @@ type blockServer struct {
 	from         [blockBatch]unix.RawSockaddrAny
 }
 
-// batch is the packets of one system call, as recvmmsg(2) and sendmmsg(2) have them.
+// batch holds the packets of one system call, as recvmmsg(2) and sendmmsg(2) define them.
 type batch struct {
 	msgs [blockBatch]struct {
 		hdr unix.Msghdr
@@ -111,7 +110,7 @@ func newBlockServer(addr netip.AddrPort, content []byte) (*blockServer, error) {
 	return s, nil
 }
 
-// dataPackets are the packets of a file's blocks. The last is shorter than the
+// dataPackets returns the packets of a file's blocks. The last is shorter than the
 // others, and may be empty.
 func dataPackets(content []byte) (out [][]byte) {
 	for number := 1; ; number++ {
@@ -168,8 +167,7 @@ func (s *blockServer) serve(ctx context.Context) error {
 	return nil
 }
 
-// answer answers the packets that a socket has, up to a batch of them: what is left
-// is an event again.
+// answer answers the packets in a socket, up to a batch. The rest causes another event.
 func (s *blockServer) answer(fd int) {
 	for i := range s.in.msgs {
 		s.in.msgs[i].hdr.Namelen = unix.SizeofSockaddrAny
@@ -205,7 +203,7 @@ func (s *blockServer) send(fd, n int) {
 	}
 }
 
-// reply is the packet that answers one which a socket has got; nil: none does.
+// reply returns the answer to a received packet; nil for none.
 func (s *blockServer) reply(fd int, got []byte) []byte {
 	number := 0
 	switch {

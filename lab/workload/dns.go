@@ -34,7 +34,7 @@ func answerQuestions(conn *net.UDPConn) error {
 	}
 }
 
-// answerQuestion returns nil for what is no question.
+// answerQuestion returns nil for an invalid query.
 func answerQuestion(question []byte) []byte {
 	var m dnsmessage.Message
 	if m.Unpack(question) != nil || m.Response || len(m.Questions) != 1 {

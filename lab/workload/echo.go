@@ -21,10 +21,9 @@ const maxDatagram = 65535 - 8 - 20
 // untouched.
 const lastPrivilegedPort = 1023
 
-// ServeUDP answers each datagram with "NAME CLIENT-ADDRESS:PORT PAYLOAD", from
-// the address that it was sent to. What could go on for ever is not answered:
-// an answer, and what claims to come from a privileged port, where servers are
-// that answer anything (echo, chargen).
+// ServeUDP answers each datagram with "NAME CLIENT-ADDRESS:PORT PAYLOAD", from the
+// address to which it was sent. To avoid endless exchanges it does not answer answers, or
+// datagrams from a privileged port, where echo and chargen answer everything.
 func ServeUDP(ctx context.Context, c Config) error {
 	conns, err := listenAll(c.Listen, func(e endpoint) (*net.UDPConn, error) { return listenUDP(ctx, e) })
 	if err != nil {
@@ -59,14 +58,14 @@ func answerDatagrams(conn *net.UDPConn, name string) error {
 		answer = append(unmap(from).AppendTo(answer), ' ')
 		answer = append(answer, buf[:n]...)
 		answer = answer[:min(len(answer), maxDatagram)]
-		// A client that is gone is not the server's trouble.
+		// A client that has ended is no error of the server.
 		_, _, _ = conn.WriteMsgUDPAddrPort(answer, answerFrom(oob[:oobn]), from)
 	}
 }
 
-// answerFrom turns the packet information of a datagram that came in into that
-// of its answer. The address stays; the interface is left to routing, as the
-// kernel would otherwise insist on the one that the datagram came in by.
+// answerFrom converts the packet information of a received datagram to that of its
+// answer. The address stays. Routing chooses the interface; otherwise the kernel would
+// insist on the interface of the datagram.
 func answerFrom(oob []byte) []byte {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -85,9 +84,8 @@ func answerFrom(oob []byte) []byte {
 	return nil
 }
 
-// ServeTCP greets each connection with "NAME CLIENT-ADDRESS:PORT\n" and then
-// echoes what it gets or, with Stream, sends numbered lines until the client
-// has gone.
+// ServeTCP sends "NAME CLIENT-ADDRESS:PORT\n" on each connection and then echoes its
+// input or, with Stream, sends numbered lines until the client ends.
 func ServeTCP(ctx context.Context, c Config) error {
 	listeners, err := listenAll(c.Listen, func(e endpoint) (net.Listener, error) {
 		var lc net.ListenConfig

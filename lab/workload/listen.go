@@ -26,9 +26,8 @@ func (e endpoint) network(base string) string {
 	return base + "6"
 }
 
-// listenAddrs parses ":80", "80", "10.0.0.1:80" or "[fd00::1]:80". A port alone
-// stands for two sockets, one for each family: answers then show IPv4 clients
-// as such.
+// listenAddrs parses ":80", "80", "10.0.0.1:80" or "[fd00::1]:80". A port alone means two
+// sockets, one for each family, so that answers show IPv4 addresses as such.
 func listenAddrs(text string) ([]endpoint, error) {
 	if a, err := netip.ParseAddrPort(text); err == nil {
 		return []endpoint{{a}}, nil
@@ -43,8 +42,8 @@ func listenAddrs(text string) ([]endpoint, error) {
 	}, nil
 }
 
-// listenAll opens a socket for each address. A family that the kernel does not
-// have is left out, unless it is the only one.
+// listenAll opens a socket for each address. It omits a family that the kernel does not
+// have, unless it is the only one.
 func listenAll[T interface{ Close() error }](text string, open func(endpoint) (T, error)) ([]T, error) {
 	endpoints, err := listenAddrs(text)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// nginxConf is a server that does nothing but answer. /client tells the
-// client's address; every other path is the body, from the page cache.
+// nginxConf configures a minimal server. /client returns the client's address; every
+// other path returns the body, from the page cache.
 const nginxConf = `
 daemon off;
 master_process on;
@@ -47,8 +47,8 @@ http {
 }
 `
 
-// ServeHTTP runs nginx with one worker. It answers every path with the server's
-// name in a line (and filling up to Size), and /client with "NAME ADDRESS\n".
+// ServeHTTP runs nginx with one worker. It answers every path with the server's name in a
+// line, padded to Size, and /client with "NAME ADDRESS\n".
 func ServeHTTP(ctx context.Context, c Config) error {
 	path, err := exec.LookPath("nginx")
 	if err != nil {
@@ -108,7 +108,7 @@ func runProgram(ctx context.Context, c Config, name string, cmd *exec.Cmd, endpo
 	}
 }
 
-// nginxDir writes nginx's files into a fresh directory.
+// nginxDir writes nginx's files into a new directory.
 func nginxDir(c Config, endpoints []endpoint) (string, error) {
 	parent := c.Dir
 	if parent == "" {

@@ -14,18 +14,18 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// askVariable is the environment variable that turns an executable that calls
-// RunIfAsked into a server or a client.
+// askVariable is the environment variable that makes an executable with RunIfAsked a
+// server or a client.
 const askVariable = "SPILLWAY_LAB_WORKLOAD"
 
-// order is what askVariable holds, as JSON: exactly one of the fields.
+// order is the content of askVariable, as JSON: exactly one of the fields.
 type order struct {
 	Serve *Config   `json:"serve,omitempty"`
 	Ask   *Question `json:"ask,omitempty"`
 }
 
-// RunIfAsked serves and exits if the process was started by Start or Ask, else
-// it returns at once. It belongs at the top of main and of TestMain.
+// RunIfAsked serves and exits if Start or Ask started the process, else it returns at
+// once. Call it at the start of main and of TestMain.
 func RunIfAsked() {
 	text := os.Getenv(askVariable)
 	if text == "" {
@@ -63,9 +63,8 @@ func command(ctx context.Context, h *topology.Host, o order) (*topology.Cmd, err
 	return cmd, nil
 }
 
-// Start starts a server on a host and returns when it listens. The process ends
-// with the context, and at the latest when the cluster goes down. An empty
-// Name is the host's.
+// Start starts a server on a host and returns when it listens. The process ends with the
+// context, at the latest when the cluster is removed. An empty Name is the host's.
 func Start(ctx context.Context, h *topology.Host, c Config) (*topology.Cmd, error) {
 	if c.Name == "" {
 		c.Name = h.Name
@@ -79,7 +78,7 @@ func Start(ctx context.Context, h *topology.Host, c Config) (*topology.Cmd, erro
 	}
 	var messages strings.Builder
 	cmd.Stderr = &messages
-	// SIGTERM, so that nginx goes with its parent.
+	// SIGTERM, so that nginx ends with its parent.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 2 * time.Second
 	out, err := cmd.StdoutPipe()

@@ -9,11 +9,11 @@ import (
 	"github.com/pin/tftp/v3"
 )
 
-// tftpSize is the length of a TFTP file if the Config does not say.
+// tftpSize is the default length of a TFTP file.
 const tftpSize = 5120
 
-// ServeTFTP serves a file of Size bytes under every name. It begins with a line
-// that holds the server's name.
+// ServeTFTP serves a file of Size bytes under every name. Its first line is the server's
+// name.
 func ServeTFTP(ctx context.Context, c Config) error {
 	conns, err := listenAll(c.Listen, func(e endpoint) (net.PacketConn, error) {
 		var lc net.ListenConfig
@@ -40,7 +40,7 @@ func ServeTFTP(ctx context.Context, c Config) error {
 	}
 	return serveAll(ctx, c, conns, func(conn net.PacketConn) error {
 		server := tftp.NewServer(read, write)
-		// Aside, since Shutdown waits for transfers whose clients are gone.
+		// In a goroutine, since Shutdown waits for transfers whose clients have ended.
 		defer context.AfterFunc(ctx, server.Shutdown)()
 		return server.Serve(conn)
 	})

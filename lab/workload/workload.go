@@ -1,9 +1,9 @@
-// Package workload holds the servers that run in a lab cluster's hosts, and the
-// question that tells which of them answered.
+// Package workload holds the servers that run in a lab cluster's hosts, and the request
+// that shows which of them answered.
 //
-// A server must be a process of its own, in its host's cgroup, for cgroup
-// socket hooks to see it. Start makes one by running the calling executable
-// again; that executable's main (or TestMain) calls RunIfAsked first.
+// A server must be a process of its own, in its host's cgroup, so that cgroup socket
+// hooks see it. Start runs the calling executable again; its main (or TestMain) calls
+// RunIfAsked first.
 package workload
 
 import (
@@ -24,7 +24,7 @@ const (
 	DNS  = "dns"  // answers questions for A and AAAA records
 	UDP  = "udp"  // answers each datagram with "NAME CLIENT-ADDRESS PAYLOAD"
 	TCP  = "tcp"  // greets with "NAME CLIENT-ADDRESS\n", then echoes
-	TFTP = "tftp" // reads of any file name succeed, writes are taken and forgotten
+	TFTP = "tftp" // reads of any file name succeed, writes are accepted and discarded
 	// Blocks is TFTP for measurements: reads without options, without a memory.
 	Blocks = "tftp-blocks"
 	// Memcached is memcached, with one thread.
@@ -34,24 +34,25 @@ const (
 	DSP      = "dsp"
 )
 
-// Config says what a server serves.
+// Config configures a server.
 type Config struct {
 	Kind string `json:"kind"`
 	// Listen is the port to listen on, in both families (":80"), or one
 	// address and port.
 	Listen string `json:"listen"`
-	Name   string `json:"name"` // what it calls itself in its answers
+	Name   string `json:"name"` // its name in answers
 	// Size is the length of an HTTP body or of a TFTP file in bytes; 0 is as
 	// long as the name needs, and 5120 for TFTP.
 	Size int `json:"size,omitempty"`
-	// Stream has a TCP server send numbered lines, one each Interval (0: 10 ms),
+	// Stream makes a TCP server send numbered lines, one each Interval (0: 10 ms),
 	// instead of echoing.
 	Stream   bool          `json:"stream,omitempty"`
 	Interval time.Duration `json:"interval,omitempty"`
-	// Dir is where nginx's files go, in a directory of their own; "" is the
-	// directory that the lab names, or the system's.
+	// Dir is the parent of the directory of nginx's files; "" is the directory that the
+	// lab names, or the system's.
 	Dir string `json:"dir,omitempty"`
-	// Exchange is where a DSP registers; Self where it is asked for bids.
+	// Exchange is the address at which a DSP registers; Self is its own address for bid
+	// requests.
 	Exchange string `json:"exchange,omitempty"`
 	Self     string `json:"self,omitempty"`
 	// Ready is called once when the server listens.
@@ -66,7 +67,7 @@ func (c Config) ready() {
 
 var nameRule = regexp.MustCompile(`^[-._0-9A-Za-z]{1,100}$`)
 
-// Validate says what is wrong with a Config, in one line.
+// Validate returns an error of one line for an invalid Config.
 func (c Config) Validate() error {
 	switch c.Kind {
 	case HTTP, DNS, UDP, TCP, TFTP, Blocks, Memcached, Exchange:

@@ -103,8 +103,8 @@ func TestAskBindsItsSourcePort(t *testing.T) {
 	}
 }
 
-// Two servers that answer each other's answers would never stop: one datagram
-// with a false sender would be enough.
+// Two servers that answer each other's answers would never stop: one datagram with a
+// forged sender would be enough.
 func TestUDPServersDoNotAnswerEachOther(t *testing.T) {
 	server, client := pair(t)
 	start(t, server, workload.Config{Kind: workload.UDP, Listen: ":7000"})
@@ -119,7 +119,7 @@ func TestUDPServersDoNotAnswerEachOther(t *testing.T) {
 		{4567, "some 1.2.3.4:80", false},
 		{4567, "some 1.2.3.4:80 ?", false},
 		{4567, "some [fd00::1]:80 some 1.2.3.4:80 ?", false},
-		{7000, "?", true}, // it would be an answer that comes back
+		{7000, "?", true}, // it would be an answer to an answer
 		{19, "?", false},
 		{1023, "?", false},
 		{1024, "?", true},
@@ -135,9 +135,8 @@ func TestUDPServersDoNotAnswerEachOther(t *testing.T) {
 	}
 }
 
-// firstAnswer asks from a socket at the address. The server takes one datagram
-// after the other, so what is not answered when a later question from another
-// socket is will never be.
+// firstAnswer sends a request from a socket at the address. The server handles datagrams
+// in order, so an earlier request without an answer will never get one.
 func firstAnswer(from *net.UDPAddr, to netip.AddrPort, says string) (string, error) {
 	asker, err := net.DialUDP("udp", from, net.UDPAddrFromAddrPort(to))
 	if err != nil {
@@ -169,7 +168,7 @@ func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	start(t, server, workload.Config{Kind: workload.UDP, Listen: ":7000"})
-	// Connected sockets take an answer from no other address.
+	// Connected sockets accept an answer from no other address.
 	for _, to := range []string{"10.244.1.99:7000", "[fd44:0:0:1::99]:7000"} {
 		got, err := workload.Ask(t.Context(), client, workload.Question{Kind: workload.UDP, To: to, Timeout: time.Second})
 		if err != nil || got.Outcome != workload.Answered {
@@ -223,7 +222,7 @@ func TestTCPEchoes(t *testing.T) {
 	}
 }
 
-// Those that are asked at once get a file each, from ports in turn.
+// Concurrent requests get a file each, from ports in turn.
 func TestBlocksServesManyAtOnce(t *testing.T) {
 	server, client := pair(t)
 	start(t, server, workload.Config{Kind: workload.Blocks, Listen: ":69", Size: 5120})
@@ -269,8 +268,8 @@ func TestBlocksServesManyAtOnce(t *testing.T) {
 func TestTFTPServesAnyName(t *testing.T) {
 	server, client := pair(t)
 	start(t, server, workload.Config{Kind: workload.TFTP, Listen: ":69", Size: 3000})
-	// The client opens its socket when a transfer begins, so all of it runs
-	// in the client's namespace.
+	// The client opens its socket when a transfer starts, so all of it runs in the
+	// client's namespace.
 	for _, a := range server.Addrs() {
 		var got bytes.Buffer
 		err := client.Do(func() error {

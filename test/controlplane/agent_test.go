@@ -35,7 +35,7 @@ type node struct {
 	env     []string // nil: that of the test
 	dir     string
 	log     string
-	said    []byte // what agents have said that ended
+	said    []byte // log of agents that have ended
 	cmd     *topology.Cmd
 	service string // address of the Service web
 }
@@ -96,7 +96,7 @@ func newNode(t *testing.T, name string) *node {
 	return n
 }
 
-// serve starts a server in a pod and makes a Service of it.
+// serve starts a server in a pod and creates a Service for it.
 func (n *node) serve(pod *topology.Host, name string) {
 	n.t.Helper()
 	must[*topology.Cmd](n.t)(workload.Start(context.Background(), pod, workload.Config{Kind: "tcp", Listen: ":8080", Name: name}))
@@ -129,10 +129,10 @@ func (n *node) signal(s syscall.Signal) {
 	}
 }
 
-// get asks the agent's health server.
+// get sends a request to the agent's health server.
 func (n *node) get(path string) (code int, body string) { return n.fetch("10256", path) }
 
-// fetch asks one of the agent's servers.
+// fetch sends a request to one of the agent's servers.
 func (n *node) fetch(port, path string) (code int, body string) {
 	c := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: n.host.Dial, DisableKeepAlives: true}}
 	resp, err := c.Get("http://" + net.JoinHostPort("127.0.0.1", port) + path)
@@ -144,7 +144,7 @@ func (n *node) fetch(port, path string) (code int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// asks asks a Service from a pod once.
+// asks sends one request to a Service from a pod.
 func (n *node) ask(to string) workload.Answer {
 	n.t.Helper()
 	return must[workload.Answer](n.t)(workload.Ask(n.t.Context(), n.lab.Pod(0, 1), workload.Question{Kind: "tcp", To: to}))
@@ -169,18 +169,20 @@ func (n *node) answered(to, name string) func() bool {
 	return func() bool { a := n.ask(to); return a.Outcome == workload.Answered && a.Server == name }
 }
 
-// TestAnAgentServesWhatTheAPIServerSays goes through a node's life with an API
-// server that comes and goes.
+// TestAnAgentServesWhatTheAPIServerSays tests a node's life with an API server that
+// becomes unavailable and available again.
 func TestAnAgentServesWhatTheAPIServerSays(t *testing.T) {
 	n := startNode(t)
 	web := n.service
 	n.until("the Service", n.answered(web, "web"))
-	// Health for load balancers, metrics for this node alone, and nothing else.
+	// The agent listens for load balancers' health checks, and on this node alone for
+	// metrics; nothing else.
 	if got := n.listens(); !slices.Equal(got, []string{"*:10256", "127.0.0.1:10249"}) {
 		t.Errorf("the agent listens on %q", got)
 	}
 
-	// The server away, the agent killed and back: what was written serves on.
+	// Without the API server, and after a kill and restart of the agent, the Services
+	// keep working.
 	n.cp.StopAPIServer()
 	n.until("a line about the server", func() bool {
 		text, _ := os.ReadFile(n.log)
@@ -205,7 +207,7 @@ func TestAnAgentServesWhatTheAPIServerSays(t *testing.T) {
 	n.until("a Service made after the server came back", n.answered(n.service, "late"))
 	n.until("its way from the cluster's clock to the kernel among the metrics", func() bool {
 		_, text := n.fetch("10249", "/metrics")
-		// The first Service is older than this agent, and says nothing of its speed.
+		// The first Service is older than this agent, and shows nothing of its speed.
 		return strings.Contains(text, "\nkubeproxy_network_programming_duration_seconds_count 1\n")
 	})
 	if code, mode := n.fetch("10249", "/proxyMode"); code != http.StatusOK || mode != "ebpf" {
@@ -218,8 +220,8 @@ func TestAnAgentServesWhatTheAPIServerSays(t *testing.T) {
 	n.drain()
 }
 
-// listens lists where processes of the node's network, of which the agent is the only
-// one, accept connections or datagrams.
+// listens lists the addresses at which processes in the node's network accept connections
+// or datagrams. The agent is the only one there.
 func (n *node) listens() (all []string) {
 	n.t.Helper()
 	out := must[[]byte](n.t)(n.host.Command(n.t.Context(), "ss", "-Hlntu").Output())
@@ -232,7 +234,7 @@ func (n *node) listens() (all []string) {
 	return all
 }
 
-// drain taints the node for removal and takes the taint back (KEP-3836).
+// drain taints the node for removal and removes the taint again (KEP-3836).
 func (n *node) drain() {
 	taint := func(taints ...corev1.Taint) {
 		n.t.Helper()

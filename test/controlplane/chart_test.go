@@ -27,8 +27,7 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 )
 
-// strictly asks the API server what it would say of an object, without leave for
-// a field that it does not know.
+// strictly sends an object to the API server as a dry run that refuses unknown fields.
 var strictly = metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
 
 // dryRun gives objects to an API server.
@@ -53,7 +52,7 @@ func dryRun(t *testing.T, c *controlplane.ControlPlane, object []byte) error {
 	return err
 }
 
-// operatorModule is where the CRDs of PodMonitor and PrometheusRule come from.
+// operatorModule is the module with the CRDs of PodMonitor and PrometheusRule.
 const operatorModule = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 
 // serveMonitoringKinds gives the API server the Prometheus operator's own CRDs.
@@ -111,7 +110,7 @@ func TestTheAPIServerTakesWhatTheChartRenders(t *testing.T) {
 	}
 }
 
-// The test above would be worth nothing if the server took everything.
+// The test above would prove nothing if the server accepted everything.
 func TestTheAPIServerRefusesAMisspeltManifest(t *testing.T) {
 	for _, c := range []struct{ from, to, want string }{
 		{`"hostNetwork"`, `"hostNetwrok"`, "unknown field"},
@@ -130,8 +129,8 @@ func TestTheAPIServerRefusesAMisspeltManifest(t *testing.T) {
 	}
 }
 
-// install makes the account and the rights that the chart renders, and returns a
-// token of the account as the kubelet asks for one.
+// install creates the account and the rights of the chart, and returns a token of the
+// account as the kubelet requests one.
 func (n *node) install(objects [][]byte) (token string) {
 	n.t.Helper()
 	a := find[*corev1.ServiceAccount](n.t, objects)
@@ -142,16 +141,15 @@ func (n *node) install(objects [][]byte) (token string) {
 	return r.Status.Token
 }
 
-// says reports whether the agent has said something since it was started last.
+// says reports whether the agent has logged a text since its last start.
 func (n *node) says(text string) bool {
 	log, _ := os.ReadFile(n.log)
 	return strings.Contains(string(log), text)
 }
 
-// TestTheAgentServesWithWhatTheChartGrants runs the agent of each proxy mode as
-// the chart has it run, one after the other on one node: each also deletes
-// the objects of the last one. Then it asks whether what the dashboard and the alerts
-// ask for has been there to see.
+// TestTheAgentServesWithWhatTheChartGrants runs the agent of each proxy mode as the chart
+// does, one after the other on one node. Each also deletes the objects of the previous
+// one. Then it checks that the metrics of the dashboard and the alerts existed.
 func TestTheAgentServesWithWhatTheChartGrants(t *testing.T) {
 	n := newNode(t, "deploy")
 	token := n.install(manifest(t, "ebpf"))
@@ -208,8 +206,7 @@ func (n *node) stopWithoutComplaints() {
 	}
 }
 
-// hearOfAProblem makes two Services that cannot both be served, and waits for
-// the Event.
+// hearOfAProblem creates two Services that conflict, and waits for the Event.
 func (n *node) hearOfAProblem() {
 	for _, name := range []string{"first", "second"} {
 		createService(n.t, n.k, "default", service(name, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.77"} }))
@@ -227,7 +224,7 @@ func (n *node) hearOfAProblem() {
 	})
 }
 
-// contradict makes two policies for the node that cannot both hold.
+// contradict creates two policies for the node that contradict each other.
 func (n *node) contradict() {
 	n.t.Helper()
 	api := policies(n.t, n.cp)
@@ -237,8 +234,8 @@ func (n *node) contradict() {
 	}
 }
 
-// TestTheAgentSaysWhichRightItLacks takes the right to watch one kind after the
-// other out of the chart's ClusterRole.
+// TestTheAgentSaysWhichRightItLacks removes the right to watch one kind after the other
+// from the chart's ClusterRole.
 func TestTheAgentSaysWhichRightItLacks(t *testing.T) {
 	n := newNode(t, "deploy")
 	objects := manifest(t, "ebpf")
@@ -274,7 +271,7 @@ func (n *node) setRole(r *rbacv1.ClusterRole) {
 	must[*rbacv1.ClusterRole](n.t)(n.k.RbacV1().ClusterRoles().Update(n.t.Context(), r, update))
 }
 
-// without is a role with one verb less.
+// without returns a role with one verb less.
 func without(role *rbacv1.ClusterRole, resource, verb string) *rbacv1.ClusterRole {
 	is := func(name string) func(string) bool { return func(s string) bool { return s == name } }
 	less := role.DeepCopy()

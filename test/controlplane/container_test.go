@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// manifest reads what test/deploy has rendered, object by object.
+// manifest reads the rendered manifest of test/deploy, object by object.
 func manifest(t *testing.T, name string) (objects [][]byte) {
 	t.Helper()
 	text := must[[]byte](t)(os.ReadFile(filepath.Join("..", "deploy", "testdata", name+".yaml")))
@@ -46,11 +46,10 @@ func find[T runtime.Object](t *testing.T, objects [][]byte) T {
 	return none
 }
 
-// box makes a container as far as that takes no engine: a root of its own that
-// is read-only, /proc/sys and /sys read-only as runtimes make them, the volumes of
-// the Pod, no capabilities but its own. What it lacks of one: a PID namespace,
-// seccomp, AppArmor. Arguments: root, capabilities, number of mounts, each mount
-// as SOURCE TARGET ro|rw, then the command.
+// box creates a container without an engine. The root of its own, /proc/sys and /sys are
+// read-only, as runtimes mount them. It has the volumes of the Pod, and its own
+// capabilities only. It lacks a PID namespace, seccomp and AppArmor. Arguments: root,
+// capabilities, number of mounts, each mount as SOURCE TARGET ro|rw, then the command.
 const box = `
 root=$1 caps=$2 mounts=$3; shift 3
 mount -t tmpfs box "$root"
@@ -76,7 +75,7 @@ mount -o remount,ro "$root"
 exec chroot "$root" setpriv --bounding-set="$caps" --inh-caps=-all --no-new-privs "$@"
 `
 
-// secrets is where a Pod finds its account.
+// secrets is the directory of a Pod's account.
 const secrets = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // contain makes start run the agent as a rendered DaemonSet specifies, with the lab's
@@ -111,9 +110,9 @@ func (n *node) contain(objects [][]byte, token string) {
 	n.env = append([]string{"PATH=" + os.Getenv("PATH")}, n.apiServerVariables(agent.Env)...)
 }
 
-// A kube-proxy has all capabilities, and the kernel hides the link /proc/PID/ns/net of
-// such a process from one that has fewer (ptrace(2), access mode checking). The agent
-// finds it by what the kernel shows without SYS_PTRACE.
+// A kube-proxy has all capabilities. The kernel hides the link /proc/PID/ns/net of such a
+// process from a process with fewer (ptrace(2), access mode checking). The agent finds it
+// by files that need no SYS_PTRACE.
 func TestTheChartLetsAnAgentThatTakesOverSeeAKubeProxy(t *testing.T) {
 	pod := find[*appsv1.DaemonSet](t, manifest(t, "replace")).Spec.Template.Spec
 	if !pod.HostPID {
@@ -138,7 +137,7 @@ func TestTheChartLetsAnAgentThatTakesOverSeeAKubeProxy(t *testing.T) {
 	})
 	objects := manifest(t, "replace")
 	n.contain(objects, n.install(objects))
-	n.argv = slices.DeleteFunc(n.argv, func(arg string) bool { // flags for what this node has not
+	n.argv = slices.DeleteFunc(n.argv, func(arg string) bool { // flags for parts that this node lacks
 		return strings.HasPrefix(arg, "--detect-local-mode") || strings.HasPrefix(arg, "--pod-bridge-interface") ||
 			strings.HasPrefix(arg, "--healthz-bind-address") || strings.HasPrefix(arg, "--conntrack") || strings.HasPrefix(arg, "--log-format")
 	})
@@ -149,7 +148,7 @@ func TestTheChartLetsAnAgentThatTakesOverSeeAKubeProxy(t *testing.T) {
 	}
 }
 
-// place makes a directory for this node with files in it.
+// place creates a directory for this node with files in it.
 func (n *node) place(name string, files map[string]string) string {
 	n.t.Helper()
 	dir := filepath.Join(n.dir, name)

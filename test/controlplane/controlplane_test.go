@@ -1,6 +1,6 @@
-// Package controlplane tests what talks to Kubernetes against the real thing:
-// etcd, kube-apiserver and kube-controller-manager, started by
-// lab/controlplane and shared by the tests of this package.
+// Package controlplane tests the code that uses Kubernetes with the real programs: etcd,
+// kube-apiserver and kube-controller-manager. lab/controlplane starts them, and the tests
+// of this package share them.
 package controlplane
 
 import (
@@ -26,8 +26,8 @@ var sharedDir string
 // binary builds the agent, once.
 var binary = sync.OnceValues(func() (string, error) { return cluster.Build(context.Background(), sharedDir, "") })
 
-// asInClusters is what both kubeadm and k3s start their API server with, and the
-// chart's DaemonSet needs.
+// asInClusters holds the flags with which both kubeadm and k3s start their API server.
+// The chart's DaemonSet needs them.
 var asInClusters = []string{"--allow-privileged"}
 
 func TestMain(m *testing.M) {
@@ -54,7 +54,7 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
-// makeDir makes a directory in memory if it can: etcd waits for every write.
+// makeDir creates a directory in memory if possible: etcd waits for every write.
 func makeDir() (string, error) {
 	if dir, err := os.MkdirTemp("/dev/shm", "spillway-test-"); err == nil {
 		return dir, nil

@@ -89,7 +89,7 @@ func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 	}
 }
 
-// A pod can claim any number of addresses, and none of it may crowd out other Events.
+// A pod can claim any number of addresses, but must not displace other Events.
 func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
 	k := client(t, shared)
 	e := kube.NewEvents(k, "forged-node", func(model.Name) string { return "" }, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
@@ -123,8 +123,8 @@ func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
 	}
 }
 
-// TestSlicesThatTheControllerWritesArrive has the real controller make slices
-// of Pods, with a change of readiness.
+// TestSlicesThatTheControllerWritesArrive makes the real controller write slices of Pods,
+// with a change of readiness.
 func TestSlicesThatTheControllerWritesArrive(t *testing.T) {
 	dir, err := makeDir()
 	if err != nil {

@@ -32,8 +32,8 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 )
 
-// startWith ends the agent and starts it again with other flags behind the
-// usual ones, of which the last counts. The log begins anew.
+// startWith ends the agent and starts it again with additional flags after the usual
+// ones; the last of a kind counts. It starts a new log.
 func (n *node) startWith(flags ...string) {
 	n.t.Helper()
 	n.signal(syscall.SIGTERM)
@@ -44,7 +44,7 @@ func (n *node) startWith(flags ...string) {
 	n.argv = usual
 }
 
-// keepLog puts what the agent has said to what it said before.
+// keepLog appends the agent's log to its earlier logs.
 func (n *node) keepLog() {
 	n.t.Helper()
 	text, err := os.ReadFile(n.log)
@@ -57,7 +57,7 @@ func (n *node) keepLog() {
 	}
 }
 
-// lines returns the lines of the log that hold all of the words.
+// lines returns the lines of the log that contain all of the words.
 func (n *node) lines(words ...string) (found []string) {
 	text, _ := os.ReadFile(n.log)
 	for line := range strings.Lines(string(text)) {
@@ -72,8 +72,8 @@ func (n *node) lines(words ...string) (found []string) {
 	return found
 }
 
-// saysOnce waits for a line, and that it stays the only one over several
-// attempts. What serves goes on serving.
+// saysOnce waits for a line, and checks that it is logged only once over several
+// attempts, and that Services keep working.
 func (n *node) saysOnce(words ...string) {
 	n.t.Helper()
 	n.until(fmt.Sprintf("a line with %q", words), func() bool { return len(n.lines(words...)) > 0 })
@@ -89,8 +89,8 @@ func (n *node) saysOnce(words ...string) {
 	}
 }
 
-// TestFaultsAreSaidOnceAndTheRestGoesOn goes through what may be wrong with an
-// agent's way to its API server, and with what it finds there.
+// TestFaultsAreSaidOnceAndTheRestGoesOn tests faults of an agent's access to its API
+// server, and of the objects that it finds there.
 func TestFaultsAreSaidOnceAndTheRestGoesOn(t *testing.T) {
 	n := startNode(t)
 	n.until("the Service", n.answered(n.service, "web"))
@@ -149,7 +149,7 @@ func TestFaultsAreSaidOnceAndTheRestGoesOn(t *testing.T) {
 	n.expectNoSecrets(token)
 }
 
-// expectNoSecrets looks for tokens and keys in everything that agents have said.
+// expectNoSecrets searches the logs of all agents for tokens and keys.
 func (n *node) expectNoSecrets(token string) {
 	n.t.Helper()
 	secrets := []string{token, "PRIVATE KEY"}
@@ -164,7 +164,7 @@ func (n *node) expectNoSecrets(token string) {
 		}
 		for _, u := range cfg.AuthInfos {
 			if len(u.ClientKeyData) > 0 {
-				// Any line of it, and its beginning as it stands in the file.
+				// Any line of it, and its beginning as in the file.
 				body := strings.Split(string(u.ClientKeyData), "\n")[1]
 				secrets = append(secrets, body, base64.StdEncoding.EncodeToString(u.ClientKeyData)[:40])
 			}
@@ -180,8 +180,8 @@ func (n *node) expectNoSecrets(token string) {
 	}
 }
 
-// alone is a dataplane like eBPF in a kernel that has no nftables to help out,
-// which cannot be had here. It keeps the names of ports.
+// alone is a dataplane like eBPF in a kernel without nftables as the second backend; this
+// machine has nftables. It stores the names of ports.
 type alone struct {
 	mu    sync.Mutex
 	ports map[string]bool
@@ -196,8 +196,8 @@ func (w *alone) CanCarry(p *intent.ServicePort) error {
 	return nil
 }
 
-// Apply serves a port that needs a helper without, as the dataplanes of netfilter do
-// where the kernel has none.
+// Apply serves a port that needs a helper without it, as netfilter's dataplanes do on a
+// kernel without helpers.
 func (w *alone) Apply(_ context.Context, c intent.Changes) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

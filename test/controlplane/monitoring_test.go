@@ -24,7 +24,7 @@ var (
 	dashboardFile = filepath.Join(deployDir, "grafana", "spillway.json")
 	// selector is a metric as the queries of both files write it: with labels.
 	selector = regexp.MustCompile(`([A-Za-z_:][A-Za-z0-9_:]*)\{`)
-	// ours are names that must be written so.
+	// ours matches names of metrics by their prefixes.
 	ours   = regexp.MustCompile(`\b(?:spillway|kubeproxy|node|process|go)_[a-z0-9_]+`)
 	sample = regexp.MustCompile(`(?m)^# TYPE (\S+) (\S+)$`)
 	fqName = regexp.MustCompile(`fqName: "([^"]+)"`)
@@ -45,8 +45,8 @@ func (n *node) scrape(seen map[string]bool) {
 	}
 }
 
-// declared are metrics that an agent shows when there is something to count,
-// such as errors by dataplane, and up, which is Prometheus' own.
+// declared lists metrics that an agent exports only with a count, such as errors by
+// dataplane, and up, which is Prometheus' own.
 func declared(t *testing.T) map[string]bool {
 	t.Helper()
 	registry, ok := telemetry.NewMetrics(telemetry.Build{}).Gatherer().(prometheus.Collector)

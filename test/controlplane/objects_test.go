@@ -76,7 +76,8 @@ func createSlice(t *testing.T, k kubernetes.Interface, ns string, s *discoveryv1
 	return must[*discoveryv1.EndpointSlice](t)(k.DiscoveryV1().EndpointSlices(ns).Create(t.Context(), s, create))
 }
 
-// grant lets a user get, list and watch resources of one group, everywhere.
+// grant gives a user the rights to get, list and watch resources of one group, in all
+// namespaces.
 func grant(t *testing.T, k kubernetes.Interface, user, group string, resources ...string) {
 	t.Helper()
 	name := user + "-" + resources[0]

@@ -13,8 +13,8 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 )
 
-// orphanVariable makes this test binary start a control plane in a directory,
-// say so, and wait to be killed.
+// orphanVariable makes this test binary start a control plane in a directory, report
+// that, and wait to be killed.
 const orphanVariable = "SPILLWAY_TEST_ORPHAN"
 
 func startOrphans(dir string) {

@@ -128,7 +128,7 @@ func init() {
 
 func TestTheServerAcceptsAndRefusesPolicies(t *testing.T) {
 	api := policies(t, shared)
-	// One that says nothing of tracking shows that it does not ask for it.
+	// A policy without the field track shows the default.
 	made := must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "untold", "{"+cachePods+", ingress: [{ports: [{port: 1}]}]}"), create))
 	if track, found, _ := unstructured.NestedBool(made.Object, "spec", "track"); !found || track {
 		t.Errorf("track is %v (%v) of a policy that says nothing of it", track, found)
@@ -141,7 +141,7 @@ func TestTheServerAcceptsAndRefusesPolicies(t *testing.T) {
 			t.Errorf("%s: the server says %v, want a fault at %q", spec, err, field)
 		}
 		if field == "spec.x" || field == "spec.egress[0].ports[0].port" && strings.Contains(spec, "http") {
-			continue // a file's reader finds what is no field, or of another type, before this
+			continue // a reader of files finds unknown fields and wrong types before this
 		}
 		var o v1alpha1.DoNotTrackPolicy
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
@@ -170,8 +170,8 @@ func conditionIs(t *testing.T, api dynamic.ResourceInterface, name, typ, status,
 	}
 }
 
-// TestPoliciesBringWhatTheyNeed looks at what a source watches while there is no
-// policy, some, and none again.
+// TestPoliciesBringWhatTheyNeed checks which objects a source watches without a policy,
+// with some, and without any again.
 func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	api, k := policies(t, shared), client(t, shared)
 	for _, ns := range []string{"dnt-a", "dnt-b"} {
@@ -216,10 +216,10 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	status.Tell(nil, nil)
 	until(t, "Applied again", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
-	// What another node says stands while there is that node, and no longer.
+	// A report of another node stays only while that node exists.
 	must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dnt-other"}}, create))
 	w.until(t, "the other node", func() bool { return w.world.Nodes["dnt-other"] != nil })
-	said := `{"status":{"conditions":[{"type":"Applied","status":"False","reason":"Contradiction","message":"node dnt-other: no","observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`
+	said := `{"status":{"reportingNodeName":"dnt-other","conditions":[{"type":"Applied","status":"False","reason":"Contradiction","message":"node dnt-other: no","observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`
 	must[*unstructured.Unstructured](t)(api.Patch(t.Context(), "needs", types.MergePatchType, []byte(said), metav1.PatchOptions{}, "status"))
 	until(t, "Accepted beside it", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
 	if !conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction")() {
@@ -275,7 +275,7 @@ func TestAPolicyWaitsForItsPeers(t *testing.T) {
 		w.until(t, "a problem of "+resource, func() bool {
 			return w.says(resource + ": DoNotTrackPolicies that need them are not applied: RBAC forbids")
 		})
-		time.Sleep(200 * time.Millisecond) // for what must not come
+		time.Sleep(200 * time.Millisecond) // time for an unexpected delta
 		w.mu.Lock()
 		if len(w.world.DoNotTrackPolicies) > 0 {
 			t.Errorf("the policy is there before %s are", resource)
@@ -292,7 +292,7 @@ func TestAPolicyWaitsForItsPeers(t *testing.T) {
 	})
 }
 
-// TestExplainAsksAnAPIServer runs the program as people do.
+// TestExplainAsksAnAPIServer runs the program as operators do.
 func TestExplainAsksAnAPIServer(t *testing.T) {
 	api, k := policies(t, shared), client(t, shared)
 	namespace(t, k, "dnt-why")

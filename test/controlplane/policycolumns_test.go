@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/api/policy/v1alpha1"
 )
 
-// TestTheServerPrintsPolicies asks for the table that `kubectl get dnt` shows.
+// TestTheServerPrintsPolicies requests the table that `kubectl get dnt` shows.
 func TestTheServerPrintsPolicies(t *testing.T) {
 	api, k := policies(t, shared), client(t, shared)
 	const said = `{"status":{"conditions":[

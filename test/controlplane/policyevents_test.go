@@ -19,14 +19,14 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// speaker is what of an agent speaks of policies.
+// speaker is the part of an agent that reports on policies.
 type speaker struct {
 	*kube.PolicyStatus
 	w    *watcher
 	stop func()
 }
 
-// speak starts what of a node's agent writes conditions and Events.
+// speak starts the parts of a node's agent that write status and Events.
 func speak(t *testing.T, k kubernetes.Interface, node string) *speaker {
 	t.Helper()
 	w := watch(t, adminKubeconfig(t), func(c *kube.Config) {
@@ -69,8 +69,8 @@ func refusals(policy, reason string, n int) (out []model.PolicyRefusal) {
 }
 
 // TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold has one node refuse a policy for one
-// reason after another, over resyncs and a restart. Events are written in
-// order, so the last Event shows that no other is pending.
+// reason after another, over resyncs and a restart. The agent writes Events in order, so
+// the last Event shows that no other is pending.
 func TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold(t *testing.T) {
 	api, k := policies(t, shared), client(t, shared)
 	spec := "{" + cachePods + ", ingress: [{ports: [{port: 11211}]}]}"
@@ -107,7 +107,7 @@ func TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold(t *testing.T) {
 	until(t, "Applied again", conditionIs(t, api, "heard", v1alpha1.Applied, "True", "Applied"))
 	tell("HostPortNeedsNAT", refusals("heard", "HostPortNeedsNAT", 1), nil)
 
-	s.stop() // and another agent comes, to which it is as it was
+	s.stop() // another agent starts in the same state
 	s = speak(t, k, "hears")
 	s.Tell(refusals("heard", "HostPortNeedsNAT", 2), nil)
 	time.Sleep(50 * time.Millisecond)

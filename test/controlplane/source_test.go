@@ -127,7 +127,7 @@ func TestObjectsMayComeInAnyOrder(t *testing.T) {
 	createSlice(t, k, "order", slice("early", "web", "10.1.0.1"))
 	w.until(t, "a slice without its Service", func() bool { return w.slice("order", "early") != nil })
 	createService(t, k, "order", service("web", nil))
-	// The same endpoint in two slices: which counts is for intent to say.
+	// The same endpoint in two slices: intent decides which counts.
 	createSlice(t, k, "order", slice("twice", "web", "10.1.0.1"))
 	w.until(t, "all of them", func() bool {
 		return w.service("order", "web") != nil && w.slice("order", "early") != nil && w.slice("order", "twice") != nil
@@ -190,7 +190,7 @@ func TestAWatchThatExpiredIsListedAnew(t *testing.T) {
 	if err := shared.Compact(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The server does not know any more what has happened since.
+	// The server has forgotten the changes since the last version.
 	follow, err := k.CoreV1().Services("gone").Watch(t.Context(), metav1.ListOptions{ResourceVersion: old.ResourceVersion})
 	if err == nil {
 		e := <-follow.ResultChan()

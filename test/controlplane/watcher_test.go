@@ -20,7 +20,7 @@ import (
 // patience bounds every wait; a test that has to wait so long has failed.
 const patience = 20 * time.Second
 
-// watcher runs a source and adds up what it delivers.
+// watcher runs a source and accumulates its deltas.
 type watcher struct {
 	source *kube.Source
 
@@ -102,7 +102,7 @@ func merge[K comparable, V any](dst *map[K]*V, src map[K]*V) (deletes int) {
 	return deletes
 }
 
-// until waits until something holds of what was delivered.
+// until waits until the accumulated state satisfies a condition.
 func (w *watcher) until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -125,17 +125,17 @@ func (w *watcher) until(t *testing.T, what string, holds func() bool) {
 
 func (w *watcher) full() bool { return w.fulls > 0 }
 
-// service returns what is known of a Service.
+// service returns the known state of a Service.
 func (w *watcher) service(namespace, name string) *model.Service {
 	return w.world.Services[model.Name{Namespace: namespace, Name: name}]
 }
 
-// slice returns what is known of an EndpointSlice.
+// slice returns the known state of an EndpointSlice.
 func (w *watcher) slice(namespace, name string) *model.EndpointSlice {
 	return w.world.Slices[model.Name{Namespace: namespace, Name: name}]
 }
 
-// says reports whether a problem holds a text.
+// says reports whether a problem contains a text.
 func (w *watcher) says(text string) bool {
 	for _, p := range w.problems {
 		if strings.Contains(p.String(), text) {
@@ -216,7 +216,7 @@ func (n *line) setCut(cut bool) {
 	}
 }
 
-// namespace makes a namespace for one test.
+// namespace creates a namespace for one test.
 func namespace(t *testing.T, k kubernetes.Interface, name string) {
 	t.Helper()
 	if err := ensureNamespace(t.Context(), k, name); err != nil {

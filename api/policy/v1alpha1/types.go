@@ -87,6 +87,10 @@ type IPBlock struct {
 // DoNotTrackPolicyStatus holds the conditions that the nodes report.
 type DoNotTrackPolicyStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// ReportingNodeName is the node that set Applied to false. Other nodes keep that
+	// condition while the node exists. It is empty if the condition is true or the same
+	// on every node.
+	ReportingNodeName string `json:"reportingNodeName,omitempty"`
 }
 
 // Types of conditions.

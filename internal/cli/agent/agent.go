@@ -29,7 +29,7 @@ import (
 	"spillway.dev/spillway/internal/telemetry"
 )
 
-// NewCommand makes the command agent.
+// NewCommand returns the command agent.
 func NewCommand() *cobra.Command {
 	var c Config
 	cmd := &cobra.Command{
@@ -53,16 +53,16 @@ was written, and the next agent takes it over. --cleanup takes it away.`,
 	return cmd
 }
 
-// SaveMemory makes the garbage collector start when the heap has grown by half, not
-// to its double, unless GOGC is set. The data of an agent hardly changes, so that
-// collecting it is cheap, and the memory is the node's.
+// SaveMemory makes the garbage collector start when the heap has grown by half, not to
+// its double, unless GOGC is set. An agent's data hardly changes, so collecting is cheap,
+// and the node needs the memory.
 func SaveMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
 }
 
-// agent holds what run needs from outside, so that tests can replace it.
+// agent holds run's dependencies, so that tests can replace them.
 type agent struct {
 	cfg      Config
 	stderr   io.Writer
@@ -171,7 +171,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	)...)
 }
 
-// kernelParts are what the agent writes to in the kernel.
+// kernelParts holds the parts of the kernel that the agent writes to.
 type kernelParts struct {
 	backends     []dataplane.Backend
 	policies     dataplane.Policies
@@ -179,8 +179,8 @@ type kernelParts struct {
 	closeEntries func()
 }
 
-// open opens what the agent writes to. The caller must close it, unless there is an
-// error.
+// open opens the parts of the kernel that the agent writes to. The caller must close
+// them, unless there is an error.
 func (a *agent) open(ctx context.Context, planes proxymode.Config, m *telemetry.Metrics, log *slog.Logger) (parts *kernelParts, err error) {
 	p := &kernelParts{closeEntries: func() {}}
 	defer func() {
@@ -212,7 +212,8 @@ func (a *agent) open(ctx context.Context, planes proxymode.Config, m *telemetry.
 	return p, nil
 }
 
-// close closes what open has opened, in the opposite order. The kernel goes on serving.
+// close closes what open has opened, in the opposite order. The kernel continues to
+// serve.
 func (p *kernelParts) close(log *slog.Logger) {
 	p.closeEntries()
 	if p.policies != nil {
@@ -241,7 +242,7 @@ func (a *agent) loopConfig(in *input, parts *kernelParts, m *telemetry.Metrics, 
 	}
 }
 
-// beside makes the parts that run beside the data flow.
+// beside returns the parts that run beside the data flow.
 func (a *agent) beside(in *input, m *telemetry.Metrics, log *slog.Logger) (parts []func(context.Context) error, err error) {
 	for _, one := range in.metrics {
 		if err := m.Register(one); err != nil {
@@ -264,8 +265,8 @@ func (a *agent) beside(in *input, m *telemetry.Metrics, log *slog.Logger) (parts
 	return parts, nil
 }
 
-// listen opens the two HTTP servers before anything is loaded: an address in
-// use is found while there is nothing to undo.
+// listen opens the two HTTP servers before the dataplane loads: an address in use fails
+// before anything needs cleanup.
 func (a *agent) listen(ctx context.Context, health telemetry.Health, m *telemetry.Metrics, log *slog.Logger) (*servers, error) {
 	s := &servers{log: log, list: []*server{
 		{what: "health", flag: "--healthz-bind-address", addr: a.cfg.HealthzAddr, handler: telemetry.HealthHandler(health, m)},
@@ -357,8 +358,8 @@ func closeBackends(backends []dataplane.Backend, log *slog.Logger) {
 	log.Info("the agent ends; the kernel goes on serving what it has")
 }
 
-// newLogger writes to w; the levels are those of Kubernetes components, where
-// -v 4 is for debugging.
+// newLogger returns a logger that writes to w. The levels are those of Kubernetes
+// components, where -v 4 is for debugging.
 func newLogger(w io.Writer, c Config) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: slog.LevelInfo}
 	if c.Verbosity >= 4 {

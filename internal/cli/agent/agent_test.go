@@ -36,7 +36,7 @@ func TestBindAddressMayLeaveOutThePort(t *testing.T) {
 	}
 }
 
-// memory is a dataplane that keeps what it is given.
+// memory is a dataplane that stores the state that it receives.
 type memory struct {
 	mu     sync.Mutex
 	ports  map[intent.PortID]*intent.ServicePort
@@ -135,7 +135,7 @@ func testAgent(t *testing.T, m *memory) *agent {
 	return a
 }
 
-// eventually waits for what another goroutine brings about.
+// eventually waits for an effect of another goroutine.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for range 1000 {
@@ -189,8 +189,8 @@ func TestAgentServesADirectory(t *testing.T) {
 	}
 }
 
-// TestAFileThatComesLaterTakesNothing runs the whole way from files to a
-// dataplane: two Services without timestamps claim a NodePort and an externalIP.
+// TestAFileThatComesLaterTakesNothing tests the path from files to a dataplane: two
+// Services without timestamps claim a NodePort and an externalIP.
 func TestAFileThatComesLaterTakesNothing(t *testing.T) {
 	m := &memory{ports: map[intent.PortID]*intent.ServicePort{}}
 	a := testAgent(t, m)
@@ -214,7 +214,7 @@ func TestAFileThatComesLaterTakesNothing(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
-	serves := "z" // who has the addresses that both claim
+	serves := "z" // the Service that has the addresses that both claim
 	for i, step := range []struct {
 		name string
 		do   func()
@@ -232,12 +232,12 @@ func TestAFileThatComesLaterTakesNothing(t *testing.T) {
 		{"a goes", func() { must(os.Remove(path("a"))) }, "z"},
 	} {
 		step.do()
-		// Who reads this file has read the others as they are now.
+		// A reader of this file has read the current versions of the others.
 		marker := fmt.Sprintf("10.96.1.%d", i)
 		writeService(t, a.cfg.Manifests, fmt.Sprintf("marker%d", i), marker)
 		eventually(t, step.name+": the step is taken", func() bool { return m.serves(marker) != "" })
 		if step.want != serves {
-			// A file that goes is waited for before it counts as gone.
+			// A missing file counts as deleted after a wait.
 			eventually(t, step.name+": the other takes over", func() bool {
 				return m.serves("30080") == step.want && m.serves("198.51.100.1") == step.want
 			})
@@ -379,8 +379,8 @@ func TestAFlowTableMustFitIntoMemory(t *testing.T) {
 	}
 }
 
-// TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady: a kubelet that restarts it
-// would only make it wait longer, and no client may rely on it.
+// TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady: a restart by the kubelet would
+// only prolong the wait, and no client may rely on the agent yet.
 func TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

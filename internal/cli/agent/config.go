@@ -77,7 +77,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.PodInterfacePrefix, "pod-interface-name-prefix", "", "what names of devices begin with that --detect-local-mode InterfaceNamePrefix asks for")
 	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "serve NodePorts only on addresses in these ranges, or 'primary' for those of the Node object (default: all of the node's)")
 	f.BoolVar(&c.MasqueradeAll, "masquerade-all", false, "give every Service packet the node's address")
-	f.BoolVar(&c.AllowExternalIPs, "allow-external-ips", true, "serve the externalIPs of Services; whoever may write a Service can name any address there (CVE-2020-8554)")
+	f.BoolVar(&c.AllowExternalIPs, "allow-external-ips", true, "serve the externalIPs of Services; any author of a Service can name any address there (CVE-2020-8554)")
 	f.StringVar(&c.HealthzAddr, "healthz-bind-address", "0.0.0.0:10256", "IP:port of /healthz and /livez; empty: not served")
 	f.StringVar(&c.MetricsAddr, "metrics-bind-address", "127.0.0.1:10249", "IP:port of /metrics and /proxyMode; empty: not served")
 	f.BoolVar(&c.Profiling, "profiling", false, "serve /debug/pprof/ beside /metrics")
@@ -102,8 +102,8 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	c.addKubeProxyFlags(f)
 }
 
-// warnOfIdleFlags names flags that have no meaning with this --proxy-mode. Those of
-// kube-proxy's for another mode are no reason for a line: people keep them.
+// warnOfIdleFlags logs flags without an effect in this --proxy-mode. It omits
+// kube-proxy's flags for other modes: operators keep them.
 func (c *Config) warnOfIdleFlags(log *slog.Logger) {
 	if c.ServiceCounters && c.ProxyMode != "nftables" {
 		log.Warn("--nftables-service-counters has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
@@ -113,8 +113,8 @@ func (c *Config) warnOfIdleFlags(log *slog.Logger) {
 	}
 }
 
-// warnOfExposure logs that profiles are served to other machines. They hold addresses of
-// memory and the command line, and the server asks for no credentials.
+// warnOfExposure logs that other machines can read profiles. They contain addresses of
+// memory and the command line, and the server requires no credentials.
 func (c *Config) warnOfExposure(log *slog.Logger) {
 	addr, err := netip.ParseAddrPort(c.MetricsAddr)
 	if c.Profiling && err == nil && !addr.Addr().IsLoopback() {
@@ -122,7 +122,7 @@ func (c *Config) warnOfExposure(log *slog.Logger) {
 	}
 }
 
-// warnOfRemarks logs what was found about the configuration.
+// warnOfRemarks logs remarks on the configuration.
 func (c *Config) warnOfRemarks(log *slog.Logger) {
 	for _, r := range c.remarks {
 		log := log
@@ -225,7 +225,7 @@ func (c *Config) validateTakeover() error {
 	return nil
 }
 
-// validateNodeName holds the name against the rule for Node objects.
+// validateNodeName checks the name against the rule for Node objects.
 func (c *Config) validateNodeName() error {
 	what := fmt.Sprintf("--hostname-override %q", c.NodeName)
 	if c.NodeName == "" {
@@ -288,7 +288,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 	}
 }
 
-// localInterface is the name or the prefix that --detect-local-mode asks for.
+// localInterface returns the name or the prefix for --detect-local-mode.
 func (c *Config) localInterface() string {
 	switch intent.LocalMode(c.DetectLocalMode) {
 	case intent.LocalBridgeInterface:
@@ -299,9 +299,9 @@ func (c *Config) localInterface() string {
 	return ""
 }
 
-// parsePrefixes takes ranges that are written as such. kube-proxy takes
-// 10.244.1.5/16 for 10.244.0.0/16, of which its documentation says nothing; who
-// writes that may as well mean 10.244.1.5/32.
+// parsePrefixes parses ranges without bits beyond the prefix length. kube-proxy reads
+// 10.244.1.5/16 as 10.244.0.0/16, which its documentation does not mention. The author
+// may as well mean 10.244.1.5/32.
 func parsePrefixes(flag string, values []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, v := range values {
@@ -317,8 +317,8 @@ func parsePrefixes(flag string, values []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// unmapped turns a range of IPv4-mapped addresses, ::ffff:10.0.0.0/104, into the
-// IPv4 one that is meant: no packet has an address of the former.
+// unmapped converts a range of IPv4-mapped addresses, ::ffff:10.0.0.0/104, to the IPv4
+// range: no packet has a mapped address.
 func unmapped(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)

@@ -19,10 +19,9 @@ import (
 	"spillway.dev/spillway/internal/reconcile"
 )
 
-// openConntrack opens the conntrack of the agent's network namespace: its
-// figures for register, its stale entries for reconcile. A kernel without it is
-// no error: it then holds no entries that could be stale, and a dataplane that
-// needs it says so itself.
+// openConntrack opens the conntrack of the agent's network namespace: metrics for
+// register, and stale entries for reconcile. A kernel without conntrack is no error: it
+// has no stale entries, and a dataplane that needs conntrack reports that itself.
 func openConntrack(c Config, log *slog.Logger, register func(prometheus.Collector) error) (entries reconcile.StaleEntries, closeAll func(), err error) {
 	table, err := conntrack.Open()
 	if errors.Is(err, conntrack.ErrUnsupported) {
@@ -44,10 +43,10 @@ func openConntrack(c Config, log *slog.Logger, register func(prometheus.Collecto
 	return r, table.Close, nil
 }
 
-// namespaces lists the network namespaces that belong to the agent's node: all
-// of the machine, if the agent runs in the machine's own; else those of processes
-// below --cgroup-root, and its own, since there are other nodes on the machine. An
-// agent that can enter no other lists its own alone.
+// namespaces lists the network namespaces of the agent's node. In the machine's own
+// namespace these are all of the machine. Else the machine has other nodes too, and they
+// are the agent's own and those of processes below --cgroup-root. An agent that cannot
+// enter other namespaces lists its own only.
 func namespaces(c Config) func() ([]conntrack.Namespace, error) {
 	if enters, err := kernel.HaveCapability(unix.CAP_SYS_ADMIN); err == nil && (!enters || c.DropCapabilities) {
 		return func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{conntrack.OwnNamespace()}, nil }

@@ -19,13 +19,13 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
 )
 
-// minFlows is the smallest flow table. An LRU map evicts in batches of each CPU:
-// in a smaller one a new flow can lose one of its halves at once.
+// minFlows is the smallest flow table. Each CPU evicts from an LRU map in batches: in a
+// smaller table a new flow can lose an entry at once.
 const minFlows = 4096
 
-// ConntrackConfig holds kube-proxy's flags for the table of connections. The
-// eBPF dataplane has a table of its own, which they size and time. Those that
-// were given bound the conntrack autopilot too.
+// ConntrackConfig holds kube-proxy's flags for conntrack. They also set the size and
+// timeouts of the eBPF dataplane's flow table. Flags that were given also limit the
+// conntrack autopilot.
 type ConntrackConfig struct {
 	MaxPerCore     int32
 	Min            int32
@@ -39,7 +39,7 @@ type ConntrackConfig struct {
 	AutopilotMemory string
 
 	// Filled by readConfig and Validate.
-	given  map[string]bool // flags that were given, or fields that stand in the file
+	given  map[string]bool // flags that were given, or fields in the file
 	memory int64           // bytes of AutopilotMemory
 }
 
@@ -118,9 +118,9 @@ func (c *ConntrackConfig) bounds() (entries int, timeouts map[string]time.Durati
 	return entries, timeouts
 }
 
-// validateFlows refuses a table that the kernel would refuse (with E2BIG, and
-// no word of any flag), or that does not fit into memory, in bytes; the kernel
-// allocates it whole.
+// validateFlows refuses a table that the kernel would refuse (with E2BIG, without the
+// name of a flag). It also refuses a table that does not fit into memory, in bytes. The
+// kernel allocates the whole table at once.
 func (c *ConntrackConfig) validateFlows(most, memory uint64) error {
 	n := c.flows()
 	size := n * ebpf.FlowBytes
@@ -154,7 +154,7 @@ func machineMemory() uint64 {
 // flows is the size of the flow table.
 func (c *ConntrackConfig) flows() uint64 { return max(c.askedFlows(), minFlows) }
 
-// askedFlows is the size that the flags ask for, be it too small.
+// askedFlows returns the size that the flags request, even if it is too small.
 func (c *ConntrackConfig) askedFlows() uint64 {
 	if c.MaxPerCore == 0 {
 		return ebpf.DefaultFlowTableSize
@@ -162,8 +162,7 @@ func (c *ConntrackConfig) askedFlows() uint64 {
 	return max(uint64(c.MaxPerCore)*uint64(runtime.NumCPU()), uint64(c.Min))
 }
 
-// remark says what the flow table has instead of what was asked for; "" if it
-// has just that.
+// remark describes how the flow table differs from the requested one; "" if it does not.
 func (c *ConntrackConfig) remark() string {
 	asked := c.askedFlows()
 	if asked == c.flows() {
@@ -173,7 +172,7 @@ func (c *ConntrackConfig) remark() string {
 		c.MaxPerCore, c.Min, asked, c.flows())
 }
 
-// timeouts are those of flows; 0 leaves the default, as kube-proxy leaves the
+// timeouts returns the flows' timeouts. 0 keeps the default, as kube-proxy keeps the
 // kernel's.
 func (c *ConntrackConfig) timeouts() ebpf.Timeouts {
 	t := ebpf.DefaultTimeouts

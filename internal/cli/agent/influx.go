@@ -16,7 +16,7 @@ import (
 	"spillway.dev/spillway/internal/telemetry"
 )
 
-// InfluxConfig says where metrics are pushed, if anywhere.
+// InfluxConfig configures the push of metrics, if enabled.
 type InfluxConfig struct {
 	URL          string
 	PasswordFile string
@@ -58,7 +58,7 @@ func (c *InfluxConfig) validate() error {
 	return nil
 }
 
-// newInflux prepares the push of metrics; nil if none is asked for.
+// newInflux returns the push of metrics; nil if it is not enabled.
 func newInflux(c InfluxConfig, node string, m *telemetry.Metrics, log *slog.Logger) (run func(context.Context) error, err error) {
 	if c.URL == "" {
 		return nil, nil

@@ -112,7 +112,7 @@ func (c *Config) applyConfig(f *pflag.FlagSet, file *v1alpha1.KubeProxyConfigura
 	return nil
 }
 
-// applyModeConfig applies the section of the proxy mode. The file has none for
+// applyModeConfig applies the section of the proxy mode. The file has no section for
 // ebpf, which uses that of iptables, as the names of the flags do.
 func (c *Config) applyModeConfig(file *v1alpha1.KubeProxyConfiguration) {
 	period, least := file.IPTables.SyncPeriod.Duration, file.IPTables.MinSyncPeriod.Duration
@@ -126,9 +126,9 @@ func (c *Config) applyModeConfig(file *v1alpha1.KubeProxyConfiguration) {
 	set(&c.MinSyncPeriod, least)
 }
 
-// defaultMinSyncPeriod sets the time between syncs for a configuration that has none.
-// A sync of a few changes takes the eBPF dataplane a few hundred microseconds, in a
-// cluster of any size, so it need not wait for more changes.
+// defaultMinSyncPeriod sets the time between syncs for a configuration that has none. A
+// sync of a few changes takes the eBPF dataplane a few hundred microseconds, in a cluster
+// of any size. So it need not wait for more changes.
 func (c *Config) defaultMinSyncPeriod() {
 	if c.ProxyMode == "ebpf" {
 		c.MinSyncPeriod = 10 * time.Millisecond

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// FuzzKubeProxyConfiguration reads whole files. Whatever they hold, reading ends, and
-// says in one line what is wrong.
+// FuzzKubeProxyConfiguration reads files with any content. Reading must end, and report
+// errors in one line.
 func FuzzKubeProxyConfiguration(f *testing.F) {
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	for _, s := range []string{

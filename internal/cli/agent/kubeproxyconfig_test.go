@@ -36,7 +36,7 @@ func configured(t *testing.T, text string, args ...string) (Config, error) {
 	return c, err
 }
 
-// kubeadmConfig is what kubeadm 1.36 writes for a cluster of two families.
+// kubeadmConfig is the file that kubeadm 1.36 writes for a cluster of two families.
 const kubeadmConfig = configHead + `
 bindAddress: 0.0.0.0
 bindAddressHardFail: false
@@ -255,7 +255,8 @@ func TestTheGateOfExternalIPsIsFollowed(t *testing.T) {
 	}
 }
 
-// TestKubeProxysCommandLineIsTaken with flags that mean nothing here; each is named.
+// TestKubeProxysCommandLineIsTaken uses flags that have no effect here; a remark names
+// each.
 func TestKubeProxysCommandLineIsTaken(t *testing.T) {
 	parse := func(args ...string) (Config, error) {
 		var c Config

@@ -28,8 +28,8 @@ type servers struct {
 	list []*server
 }
 
-// open opens every server. One whose address is in use fails, or, where a proxy
-// is being taken over that may still run, waits until run gets it.
+// open opens every server. If an address is in use, open fails. During a takeover a
+// kube-proxy may have the address; then run waits until it gets it.
 func (s *servers) open(ctx context.Context, mayWait bool) error {
 	for _, one := range s.list {
 		err := s.openOne(ctx, one)

@@ -14,27 +14,27 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// source is where Services come from.
+// source is the origin of Services.
 type source interface {
 	Run(context.Context, func(model.Delta, []model.Problem)) error
 }
 
-// input is a source and what belongs to it.
+// input is a source and its related parts.
 type input struct {
 	source
 	name  string // for the log
 	tell  func([]model.Problem)
 	event func(note string) // about the node; nil: not reported
-	// refused gets a text about each address that a pod claims and does not get; nil:
+	// refused receives a text for each address that a pod claims and does not get. nil:
 	// only the log has it.
 	refused func(note string)
-	// policies gets the policies that do not hold on this node; nil: not reported.
+	// policies receives the policies that do not apply on this node; nil: not reported.
 	policies func([]model.PolicyRefusal, error)
 	parts    []func(context.Context) error
 	metrics  []prometheus.Collector
 }
 
-// openSource opens the source that the command line asks for.
+// openSource opens the source that the command line selects.
 func openSource(c Config, log *slog.Logger) (*input, error) {
 	if c.Manifests != "" {
 		s, err := manifest.New(manifest.Config{Dir: c.Manifests, Logger: log})
@@ -43,7 +43,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 		}
 		return &input{source: s, name: c.Manifests}, nil
 	}
-	klog.SetSlogLogger(log) // what client-go has to say
+	klog.SetSlogLogger(log) // client-go's log
 	contact := kube.NewContact()
 	access := kube.Access{
 		Contact:    contact,

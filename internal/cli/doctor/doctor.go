@@ -26,7 +26,7 @@ type config struct {
 	output string
 }
 
-// NewCommand makes the command doctor.
+// NewCommand returns the command doctor.
 func NewCommand() *cobra.Command {
 	var c config
 	cmd := &cobra.Command{
@@ -104,7 +104,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	return nil
 }
 
-// namespaces are those of --netns, or all.
+// namespaces returns those of --netns, or all.
 func (c *config) namespaces() ([]conntrack.Namespace, error) {
 	if len(c.netns) == 0 {
 		return conntrack.Namespaces()
@@ -112,8 +112,7 @@ func (c *config) namespaces() ([]conntrack.Namespace, error) {
 	return cli.Namespaces(c.netns)
 }
 
-// lateProgress shows how far the look is once that has taken longer than a
-// person waits without asking, and on a terminal only.
+// lateProgress shows progress on a terminal if the examination takes long.
 type lateProgress struct {
 	w     io.Writer
 	began time.Time

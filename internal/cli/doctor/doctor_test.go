@@ -15,7 +15,7 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 )
 
-// sickNamespace is one with a rule that doctor finds.
+// sickNamespace returns a namespace with a rule that doctor reports.
 func sickNamespace(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("spw-cmd-doctor-%d", os.Getpid())

@@ -25,8 +25,8 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// deniedWorld is a node with two pods at a bridge, and a machine outside; of one pod,
-// a policy denies what is not asked by 192.0.2.0/24.
+// deniedWorld is a node with two pods on a bridge, and a machine outside. A policy on one
+// pod denies requests from outside 192.0.2.0/24.
 //
 //	pod1 10.244.0.2, fd01::2 ┐
 //	pod2 10.244.0.3, fd01::3 ┴ br0 node lan0 ── lan 172.30.0.99, fd02::99
@@ -47,7 +47,7 @@ ip -n LAN route add default via 172.30.0.10; ip -n LAN route add default via fd0
 ip netns exec NODE sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
 `
 
-// named makes network namespaces, and replaces their names in a script that it runs.
+// named creates network namespaces, and replaces their names in a script that it runs.
 func named(t *testing.T, script string, roles ...string) map[string]string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -137,7 +137,7 @@ func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 		name, from, network, to string
 		nft                     string // another program's, in the node
 		hook, chain, policy     string
-		meaning, told           string // told: where the kernel tells which table it was
+		meaning, told           string // told: if the kernel names the table
 	}{
 		{"TCP", "LAN", "tcp4", "10.244.0.2:11211", "", "PREROUTING", "prerouting", "cache", denied, denied},
 		{"TCP over IPv6", "LAN", "tcp6", "[fd01::2]:11211", "", "PREROUTING", "prerouting", "cache", denied, denied},
@@ -212,8 +212,8 @@ func send(network, to string) {
 	c.Close()
 }
 
-// dropOf is what is told of the packet that what sends loses in a namespace, and
-// whether the kernel tells which table it was.
+// dropOf returns the report of the packet that send loses in a namespace, and whether the
+// kernel names the table.
 func dropOf(t *testing.T, name, hook string, what func()) (d drops.Drop, told bool) {
 	t.Helper()
 	list, _ := conntrack.Namespaces()

@@ -33,7 +33,7 @@ type config struct {
 	duration                        time.Duration
 }
 
-// NewCommand makes the command drops.
+// NewCommand returns the command drops.
 func NewCommand() *cobra.Command {
 	var c config
 	cmd := &cobra.Command{
@@ -70,7 +70,7 @@ and port it has the endpoint's. They are applied in the kernel. Needs root, BTF 
 	f.StringSliceVar(&c.netns, "netns", nil, "in this network `namespace`: a name as 'spillway top' shows it, a process id, or here")
 	f.StringSliceVar(&c.reasons, "reason", nil, "with this `reason` of the kernel's; '!REASON' for all others")
 	f.StringVar(&c.bpffs, "bpffs", "/sys/fs/bpf/spillway", "where the agent of this node pins its maps: its own drops are told by name")
-	f.BoolVar(&c.all, "all", false, "also show what nobody misses: multicast, and "+strings.Join(drops.Quiet, ", "))
+	f.BoolVar(&c.all, "all", false, "also show harmless drops: multicast, and "+strings.Join(drops.Quiet, ", "))
 	f.IntVar(&c.rate, "rate", 100, "show at most so many a second and count the rest; 0: all")
 	f.DurationVar(&c.duration, "for", 0, "end after this time; 0: when interrupted")
 	f.IntVar(&c.count, "count", 0, "end after so many drops; 0: when interrupted")
@@ -177,8 +177,8 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	return c.follow(ctx, follower, c.targets(&config), out, stderr)
 }
 
-// follow prints drops until ctx ends or --count is reached, and then a summary of
-// what was not printed.
+// follow prints drops until ctx ends or --count is reached, and then a summary of the
+// drops that it did not print.
 func (c *config) follow(ctx context.Context, follower *drops.Follower, targets []*drops.Target, out, stderr io.Writer) error {
 	shown, verdicts := 0, cause.ReadVerdicts(c.bpffs)
 	byReason := map[string]uint64{}
@@ -211,7 +211,7 @@ func (c *config) follow(ctx context.Context, follower *drops.Follower, targets [
 	return c.summarize(follower, shown, byReason, stderr)
 }
 
-// summarize prints how many drops were shown, how many were not, and why.
+// summarize prints the number of shown drops, the number of others, and the reason.
 func (c *config) summarize(follower *drops.Follower, shown int, byReason map[string]uint64, stderr io.Writer) error {
 	counts, err := follower.Counts()
 	if err != nil {
@@ -238,8 +238,8 @@ func (c *config) summarize(follower *drops.Follower, shown int, byReason map[str
 	return err
 }
 
-// reasonsText is such as "NETFILTER_DROP 4981 (98 shown), NO_SOCKET 2", the most
-// first; shown is said where it is not all.
+// reasonsText formats counts such as "NETFILTER_DROP 4981 (98 shown), NO_SOCKET 2", the
+// most frequent first. It adds "shown" where some are not.
 func reasonsText(all, shown map[string]uint64) string {
 	for reason, n := range shown {
 		all[reason] = max(all[reason], n)
@@ -265,8 +265,8 @@ func nextWithin(ctx context.Context, follower *drops.Follower, d time.Duration) 
 	return follower.Next(ctx)
 }
 
-// checkTargets checks whether namespaces that flags name still exist, follows the new
-// ones of their names, and reports both.
+// checkTargets checks whether the namespaces that flags name still exist. It follows new
+// namespaces of the same names, and reports both.
 func checkTargets(targets []*drops.Target, follower *drops.Follower, stderr io.Writer) error {
 	var list []conntrack.Namespace
 	for _, t := range targets {
@@ -274,7 +274,7 @@ func checkTargets(targets []*drops.Target, follower *drops.Follower, stderr io.W
 			continue
 		}
 		if list == nil {
-			list, _ = conntrack.Namespaces() // a namespace that cannot be read counts as gone
+			list, _ = conntrack.Namespaces() // a namespace that cannot be read counts as deleted
 		}
 		line, err := t.Follow(list, follower.Watch)
 		if err != nil {

@@ -10,8 +10,8 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// printDrop prints one drop: in a table three lines, the packet, the hop, and
-// what it means.
+// printDrop prints one drop. In a table it has three lines: the packet, the hop, and the
+// meaning.
 func printDrop(w io.Writer, output string, d *drops.Drop) error {
 	if output == "json" {
 		return json.NewEncoder(w).Encode(d)

@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 )
 
-// said collects what a command writes while it runs.
+// said collects the output of a command while it runs.
 type said struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -31,7 +31,7 @@ type config struct {
 	output   string
 }
 
-// NewCommand makes the command plan.
+// NewCommand returns the command plan.
 func NewCommand() *cobra.Command {
 	var c config
 	cmd := &cobra.Command{
@@ -76,7 +76,7 @@ type planReport struct {
 	Live  *liveReport `json:"live,omitempty"`
 }
 
-// liveReport is a table as it fills.
+// liveReport describes the current state of a table.
 type liveReport struct {
 	Entries   int     `json:"entries"`
 	Limit     int     `json:"limit"`
@@ -139,7 +139,7 @@ func (c *config) apply(cfg *capacity.Config) error {
 		if !c.live && c.table == 0 {
 			return cli.UsageErrorf("nothing to plan: give --load KIND=RATE, --table ENTRIES or --live")
 		}
-		for _, k := range capacity.Kinds { // what each kind could have of the table
+		for _, k := range capacity.Kinds { // the possible share of each kind in the table
 			cfg.Loads = append(cfg.Loads, capacity.Load{Kind: k})
 		}
 	}
@@ -207,7 +207,7 @@ func setTimeout(t *capacity.Timeouts, name string, d time.Duration) bool {
 	return ok
 }
 
-// Write prints the plan for people.
+// Write prints the plan as text.
 func (p *planReport) Write(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if p.Limit > 0 {

@@ -38,7 +38,7 @@ func TestPlanRefusesWhatItCannotRead(t *testing.T) {
 	}
 }
 
-// No number that does not exist, and none that wrapped around, is printed.
+// The output contains no undefined number, and none that overflowed.
 func TestPlanRefusesWhatHasNoNumber(t *testing.T) {
 	for _, args := range [][]string{
 		{"--load", "tcp=1000000", "--head-room", "0.999999999999999"},

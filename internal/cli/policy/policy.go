@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// NewCommand makes the command policy.
+// NewCommand returns the command policy.
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",

@@ -45,7 +45,7 @@ spec:
     from: [{podSelector: {matchLabels: {app: web}}}, {ipBlock: {cidr: 198.51.100.0/24}}]
 `
 
-// serving puts a Service over one address of a pod that has two.
+// serving adds a Service for one of a pod's two addresses.
 const serving = `
 apiVersion: v1
 kind: Pod
@@ -72,8 +72,9 @@ ports: [{port: 11211}]
 endpoints: [{addresses: [10.244.0.3]}]
 `
 
-// TestPolicyExplainSaysWhatDiffersByAddress asks about a pod that a Service needs NAT
-// for at one of its addresses, about that Service, and as the pod's own node.
+// TestPolicyExplainSaysWhatDiffersByAddress has a pod with a Service that needs NAT at
+// one of its addresses. It explains flows to the pod, to the Service, and from the pod's
+// node.
 func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 	dir := t.TempDir()
 	open := strings.Replace(explained, "deny: others", "track: false", 1)
@@ -168,7 +169,7 @@ func TestPolicyExplain(t *testing.T) {
 	}
 }
 
-// explains asks about the objects in text and returns what was said, and the exit code.
+// explains runs the command on the objects in text and returns its output and exit code.
 func explains(t *testing.T, text, args string) (e policyflow.Explanation, said string, code int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -222,8 +223,8 @@ spec:
   egress: [{ports: [PORTS], to: [{podSelector: {matchLabels: {app: PEER}}}]}]
 `
 
-// TestPolicyExplainFollowsServices asks by a Service's address, which eBPF translates
-// before a policy sees a packet, and netfilter after the client's did.
+// TestPolicyExplainFollowsServices uses a Service's address. eBPF translates it before
+// any policy sees the packet, netfilter after the client's policy did.
 func TestPolicyExplainFollowsServices(t *testing.T) {
 	text := explained + clusterIP
 	with := func(ports, peer string) string {
@@ -234,7 +235,7 @@ func TestPolicyExplainFollowsServices(t *testing.T) {
 		{text, "--from other/evil --to 10.96.0.8 --port 80", "denied"},
 		{text, "--from other/evil --to 10.96.0.8 --port 80 --proxy-mode nftables", "denied"},
 		{text, "--from shop/web --to 10.96.0.8 --port 80 --proxy-mode nftables", "allowed, tracked"},
-		// What it asks: 80 of the Service's address, or 11211 of the endpoint.
+		// The destinations: 80 of the Service's address, or 11211 of the endpoint.
 		{with("{port: 11211}", "web"), "--from other/evil --to 10.96.0.8 --port 80", "denied"},
 		{with("{port: 11211}", "cache"), "--from other/evil --to 10.96.0.8 --port 80", "denied"}, // by the cache
 		{with("{port: 80}", "web"), "--from shop/cache --to 10.96.0.8 --port 80", "Service shop/cache"},
@@ -261,8 +262,8 @@ func TestPolicyExplainFollowsServices(t *testing.T) {
 	}
 }
 
-// TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere asks where a Service or a hostPort leads
-// to others: nothing is called allowed there, or a matter of no policy.
+// TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere uses Services and hostPorts that lead
+// to other pods: the output must not call the flow allowed, or unaffected by policies.
 func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 	const service, host = "is one of Service shop/cache: what", "is the hostPort of pod shop/cache: what"
 	text := strings.Replace(explained, "spec: {nodeName: a}", "spec: {nodeName: a, containers: [{name: c, ports: [{containerPort: 11211, hostPort: 8080}]}]}", 1) + clusterIP
@@ -279,7 +280,8 @@ func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 		{text, "--from other/evil --to node/a --port 30081", "tracked as usual", "tracked as usual", ""},
 		{text, "--from other/evil --to node/a --port 30080 --protocol UDP", "tracked as usual", "tracked as usual", ""},
 		{none, "--from other/evil --to node/a --port 30080", "tracked as usual", "tracked as usual", service},
-		// What asks is denied it before netfilter translates; eBPF has translated before.
+		// A policy denies the client's request before netfilter translates it; eBPF has
+		// translated it before.
 		{denies, "--from other/evil --to node/a --port 30080", policyflow.NotJudged, "denied", service},
 		{denies, "--from other/evil --to 203.0.113.8 --port 80", policyflow.NotJudged, "denied", "is an address of Service shop/cache: what"},
 		{denies, "--from other/evil --to node/a --port 8080", "denied", "denied", host},
@@ -294,8 +296,8 @@ func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 	}
 }
 
-// TestPolicyExplainTakesRequestsForAnswers asks from a pod whose own policy is about
-// ports that it asks from.
+// TestPolicyExplainTakesRequestsForAnswers uses a pod whose own policy selects the source
+// ports of its requests.
 func TestPolicyExplainTakesRequestsForAnswers(t *testing.T) {
 	at := func(ports string) string {
 		return strings.Replace(explained+clusterIP, "[{port: 11211}]", "[{port: 11211}, "+ports+"]", 1)
@@ -324,7 +326,7 @@ func TestPolicyExplainTakesRequestsForAnswers(t *testing.T) {
 	}
 }
 
-// TestPolicyExplainSaysWhatItCannotKnow looks at what else is said beside the answer.
+// TestPolicyExplainSaysWhatItCannotKnow checks the notes beside the answer.
 func TestPolicyExplainSaysWhatItCannotKnow(t *testing.T) {
 	const ask = "--from shop/web --to shop/cache --port 11211"
 	for _, test := range []struct{ text, args, want string }{

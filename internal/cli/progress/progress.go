@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Progress tells a person what is being done: on a terminal in one line that
-// is written over, elsewhere in a line for each step. The zero value is silent.
+// Progress shows the current step: on a terminal in one line that is overwritten, else in
+// a line for each step. The zero value is silent.
 type Progress struct {
 	mu       sync.Mutex
 	w        io.Writer
@@ -27,15 +27,15 @@ func New(w io.Writer) *Progress {
 	return &Progress{w: w, terminal: IsTerminal(w)}
 }
 
-// Bar sets what each line begins with, such as a bar with the time left; nil
-// takes it away. It is called whenever a line is written.
+// Bar sets the beginning of each line, such as a bar with the remaining time; nil removes
+// it. Progress calls it for each line.
 func (p *Progress) Bar(bar func() string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bar = bar
 }
 
-// Step begins a new step.
+// Step starts a new step.
 func (p *Progress) Step(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,7 +47,7 @@ func (p *Progress) Step(format string, args ...any) {
 	}
 }
 
-// Part says how far the step is. It shows on a terminal only.
+// Part shows the progress of the step, on a terminal only.
 func (p *Progress) Part(done, total int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +66,7 @@ func (p *Progress) Refresh() {
 	}
 }
 
-// Done takes the line away, so that the result begins on a clean one.
+// Done removes the line, so that the result starts on an empty one.
 func (p *Progress) Done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,7 +106,7 @@ func terminalWidth(w io.Writer) int {
 	return int(size.Col)
 }
 
-// IsTerminal tells whether a person may be looking at w.
+// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -23,7 +23,7 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// NewCommand makes the command top.
+// NewCommand returns the command top.
 func NewCommand() *cobra.Command {
 	var interval time.Duration
 	var once bool
@@ -63,7 +63,7 @@ array a line. Needs root.`,
 	return cmd
 }
 
-// watchTop shows the view with keys until its end is asked for.
+// watchTop shows the interactive view until the user quits.
 func watchTop(ctx context.Context, interval time.Duration) error {
 	c := top.NewCollector()
 	ctx, stop := context.WithCancel(ctx)
@@ -78,11 +78,11 @@ func watchTop(ctx context.Context, interval time.Duration) error {
 	return nil
 }
 
-// topPages shows one page after the other.
+// topPages prints pages one after the other.
 type topPages struct {
 	out, warn  io.Writer
 	json, once bool
-	terminal   bool // out is one: pages are 80 columns wide, and each clears the one before
+	terminal   bool // out is a terminal: pages are 80 columns wide, and each clears the previous one
 	read       func(context.Context) ([]conntrack.Report, error)
 
 	before map[uint64]conntrack.Report
@@ -115,8 +115,8 @@ func (t *topPages) run(ctx context.Context, interval time.Duration) error {
 	}
 }
 
-// page reads and prints once. What some namespaces refuse is said once; it is an
-// error only when nothing could be read.
+// page reads and prints once. It reports errors of some namespaces once. It returns an
+// error only if nothing could be read.
 func (t *topPages) page(ctx context.Context) error {
 	reports, err := t.read(ctx)
 	if ctx.Err() != nil {
@@ -163,7 +163,7 @@ func (t *topPages) rows(reports []conntrack.Report, now time.Time) []topRow {
 // shortName is how much of a name fits on a page of 80 columns.
 const shortName = 22
 
-// print writes a page. Counters are those since the namespace was made.
+// print prints a page. Counters count from the creation of the namespace.
 func (t *topPages) print(rows []topRow) error {
 	if !t.once && t.terminal {
 		fmt.Fprint(t.out, "\x1b[H\x1b[2J")

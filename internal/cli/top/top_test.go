@@ -11,7 +11,7 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// once prints the first page of what is read.
+// once prints the first page of a sample.
 func once(t *testing.T, terminal bool, list []conntrack.Report, err error) (page, warned string, failed error) {
 	t.Helper()
 	var out, warn bytes.Buffer
@@ -28,7 +28,7 @@ func TestAPageForAProgramHasWholeNamesAndNoEscapes(t *testing.T) {
 		t.Errorf("%q", page)
 	}
 	fields := strings.Fields(strings.Split(page, "\n")[1])
-	if fields[3] != "-" { // nothing to compare with
+	if fields[3] != "-" { // no earlier sample
 		t.Errorf("growth without a second reading: %q", fields)
 	}
 	page, _, _ = once(t, true, list, nil)
@@ -37,7 +37,7 @@ func TestAPageForAProgramHasWholeNamesAndNoEscapes(t *testing.T) {
 			t.Errorf("%d columns: %q", len(line)-1, line)
 		}
 	}
-	// Pages after one another are no screen either.
+	// Consecutive pages are no interactive screen either.
 	var out bytes.Buffer
 	tp := topPages{out: &out, warn: &out, read: func(context.Context) ([]conntrack.Report, error) { return list, nil }}
 	for range 2 {
@@ -50,8 +50,8 @@ func TestAPageForAProgramHasWholeNamesAndNoEscapes(t *testing.T) {
 	}
 }
 
-// That some processes may not be looked at is no failure where nothing uses
-// conntrack; that nothing could be read is.
+// Unreadable processes are no failure if nothing uses conntrack. If nothing could be
+// read, that is a failure.
 func TestAPageIsPrintedWhereConntrackIsNotInUse(t *testing.T) {
 	page, warned, err := once(t, false, nil, os.ErrPermission)
 	if err != nil || !strings.Contains(page, "conntrack is in use in no network namespace") || !strings.Contains(warned, "permission") {

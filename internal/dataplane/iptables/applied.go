@@ -8,9 +8,9 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// served lists the Service ports of one family that the kernel serves. With
-// known, what was written is held against what is there; without, chains of an
-// earlier process are taken at their word. The order is any.
+// served lists the Service ports of one family that the kernel serves, in any order. With
+// known, it compares the kernel's chains with those that were written. Otherwise it
+// trusts the chains of an earlier process.
 func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error) {
 	if known && f.seen.same(newFingerprint(f.programs.variant, f.ruleset.family, f.tables())) {
 		return slices.Collect(maps.Keys(f.ports)), nil
@@ -26,7 +26,7 @@ func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error
 	}
 	switch {
 	case len(have.editJumps(f.jumpsOf(tableNAT))) > 0:
-		return nil, nil // no packet finds its way into the chains
+		return nil, nil // no packet reaches the chains
 	case known && !maps.Equal(have.chains, f.want[tableNAT]):
 		for id, p := range f.ports {
 			if !f.intact(p, have) {
@@ -37,8 +37,8 @@ func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error
 	return slices.Collect(maps.Keys(named)), nil
 }
 
-// intact reports whether the chains of a Service port are as they were written,
-// and those that lead to them.
+// intact reports whether the chains of a Service port, and those that lead to them, are
+// unchanged.
 func (f *family) intact(p *intent.ServicePort, have *dump) bool {
 	chains, byAddr, byPort := f.serviceChains(p)
 	for _, c := range chains {
@@ -54,7 +54,7 @@ func (f *family) holdsChain(have *dump, name string) bool {
 	return ok && got == f.want[tableNAT][name]
 }
 
-// leads reports whether the way from a dispatch's root to entries is intact.
+// leads reports whether the path from a dispatch's root to entries is unchanged.
 func (f *family) leads(have *dump, d *dispatch, entries []entry) bool {
 	for _, e := range entries {
 		if !f.holdsChain(have, d.root) {

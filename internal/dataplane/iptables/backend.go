@@ -19,35 +19,35 @@ type Backend struct {
 	variant  Variant
 	families []*family
 	node     intent.Node
-	// known says that the kernel holds the desired state unless another program changed
-	// it; if false, the next sync is a full one.
+	// known reports that the kernel holds the desired state unless another program
+	// changed it. If false, the next sync is a full one.
 	known    bool
-	verified time.Time        // when the kernel was last compared with it
-	took     time.Duration    // and how long that took
+	verified time.Time        // time of the last comparison with the kernel
+	took     time.Duration    // duration of that comparison
 	repaired dataplane.Repair // see Repaired
-	earlier  *found           // rules of an earlier run with the other variant; they serve until these do
+	earlier  *found           // rules of an earlier run with the other variant; they serve until the first sync
 	metrics  *metrics
 }
 
-// family is one address family: programs, and what their tables must hold.
+// family is one address family: its programs, and the rules that its tables must hold.
 type family struct {
 	*ruleset
 	programs *programs
-	lacks    map[string]error // optional features that the kernel does not have
-	// seen is the fingerprint of tables that were found, rule by rule, to be
-	// what is wanted. A write makes it void.
+	lacks    map[string]error // optional features that the kernel lacks
+	// seen is the fingerprint of tables that a comparison found correct, rule by rule. A
+	// write makes it invalid.
 	seen fingerprint
-	have map[intent.Helper]bool // helpers that the kernel is known to have
-	// raw: tables raw and mangle may hold something of ours though nothing needs it.
-	// It is known once an earlier run's have been looked for.
+	have map[intent.Helper]bool // helpers that the kernel has
+	// raw reports that tables raw and mangle may hold chains of the agent that nothing
+	// needs. It is valid if looked is set, after the search for an earlier run's chains.
 	raw, looked bool
 }
 
 var _ dataplane.Backend = (*Backend)(nil)
 
-// New finds the programs, chooses the variant that the node uses already, and
-// tries out what the kernel can do. Its error is one line that says what is
-// missing. Rules of an earlier run are left as they are until Replace.
+// New finds the programs, chooses the variant that the node's other programs use, and
+// tests the kernel's features. Its error is one line that names the missing part. Rules
+// of an earlier run stay until Replace.
 func New(ctx context.Context, cfg Config) (dataplane.Backend, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure dataplane iptables: %w", err)
@@ -86,7 +86,7 @@ func servedFamilies() []model.Family {
 // Name is the value of --proxy-mode.
 func (b *Backend) Name() string { return "iptables" }
 
-// CanCarry refuses what this kernel's netfilter was built without.
+// CanCarry refuses a port that needs a feature which the kernel lacks.
 func (b *Backend) CanCarry(p *intent.ServicePort) error {
 	f := b.family(p.ID.Family)
 	switch {
@@ -109,10 +109,10 @@ func (b *Backend) family(f model.Family) *family {
 	return nil
 }
 
-// Apply writes the chains that the changes make different, or everything where
-// the node changed or an earlier write failed, or where so much changes that the
-// order of it matters. The first call should be Replace: what an earlier process
-// left is not known here.
+// Apply writes the chains that the changes alter. It writes everything if the node
+// changed, if an earlier write failed, or if so much changes that the order of chains
+// matters. The first call should be Replace, since Apply does not know the chains of an
+// earlier process.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		b.node = *c.Node
@@ -129,7 +129,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 		help, full := f.recomputeHelpers()
 		diffs[i] = append(help, services)
 		if full || b.variant == NFT && slices.ContainsFunc(diffs[i], func(d difference) bool { return d.many() }) {
-			b.known = false // other ways in; or the order asks for what is there
+			b.known = false // other jumps; or the order depends on the kernel's chains
 		}
 	}
 	write := func() error { return b.writeChanged(ctx, diffs) }
@@ -149,8 +149,7 @@ func portErrors(failed map[intent.PortID]error) error {
 	return &dataplane.PortErrors{Errors: failed}
 }
 
-// onNodeUpdate takes in what the node has become, and reports whether that changes
-// rules.
+// onNodeUpdate stores the state of the node, and reports whether that changes rules.
 func (b *Backend) onNodeUpdate() bool {
 	changed := false
 	for _, f := range b.families {
@@ -171,8 +170,8 @@ func (b *Backend) onNodeUpdate() bool {
 	return changed
 }
 
-// liberal reports whether conntrack lets TCP packets out of the window pass.
-// Where it cannot be told, nothing is tracked yet, and the default is no.
+// liberal reports whether conntrack accepts TCP packets outside the window. If it cannot
+// read that, nothing is tracked yet, and the default is false.
 func liberal() bool {
 	v, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	return err == nil && v != "0"
@@ -200,8 +199,8 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	return portErrors(failed)
 }
 
-// Applied returns the IDs of the Service ports that the kernel serves, for tests: those
-// that a dispatch names and whose rules are as they were written.
+// Applied returns the IDs of the Service ports that the kernel serves, for tests. These
+// are the ports that a dispatch names and whose rules are unchanged.
 func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
 	var s intent.State
 	for _, f := range b.families {
@@ -217,5 +216,5 @@ func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
 	return s, nil
 }
 
-// Close lets go of nothing: all programs have ended, the rules stay.
+// Close does nothing: all programs have ended, and the rules stay.
 func (b *Backend) Close() error { return nil }

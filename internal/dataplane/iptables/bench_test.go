@@ -10,9 +10,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// BenchmarkSync measures a cold full sync, an endpoint that goes or comes back,
-// the least that any change costs, which is iptables-restore with one rule in a
-// chain that is there, and a full sync that finds nothing to do.
+// BenchmarkSync measures a cold full sync, a new or deleted endpoint, and a full sync
+// without differences. It also measures the minimum of any change: iptables-restore with
+// one rule in an existing chain.
 //
 //	go test ./internal/dataplane/iptables -run XXX -bench Sync -benchtime 10x
 func BenchmarkSync(b *testing.B) {

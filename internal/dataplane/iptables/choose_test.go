@@ -49,11 +49,11 @@ func TestRulesOfAnEarlierRunWithTheOtherVariantAreRemoved(t *testing.T) {
 	b := newBench(t)
 	b.variant = NFT
 	b.replace(b.open(), service(1))
-	b.use(Legacy) // the node has changed its mind
+	b.use(Legacy) // the node uses the other variant now
 	be := b.open()
 	b.variant = NFT
 	if dump := b.dump(); !strings.Contains(dump, "10.96.0.1/32") {
-		t.Errorf("nobody serves until the first sync; nft holds\n%s", dump)
+		t.Errorf("no variant serves until the first sync; nft holds\n%s", dump)
 	}
 	b.variant = Legacy
 	b.replace(be, service(1))
@@ -80,8 +80,7 @@ func TestOwnRulesDoNotCountForTheChoice(t *testing.T) {
 	b.open()
 }
 
-// fakePrograms puts programs that only tell a version into an otherwise empty
-// PATH.
+// fakePrograms puts programs that only print a version into an otherwise empty PATH.
 func fakePrograms(t *testing.T, version string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -128,8 +127,8 @@ func TestAKernelWithoutANeededFeatureIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Table nat does not take REJECT: for this rule the kernel is as one that
-	// was built without it.
+	// Table nat refuses REJECT. For this rule the kernel behaves as if it was built
+	// without it.
 	bad := feature{name: "telepathy", table: tableNAT, rule: "-j REJECT --reject-with icmp-port-unreachable", need: true}
 	if err := tryRules(context.Background(), p, []feature{bad}); err == nil {
 		t.Error("the kernel takes it")

@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// Cleanup takes every chain of ours out of both variants, with the rules that
-// lead into them. What is not there is no error, and neither is a variant whose
-// programs are not installed, unless the kernel holds chains of ours in it.
+// Cleanup removes every chain of the agent from both variants, with the jumps into them.
+// Missing chains are no error. A variant whose programs are not installed is an error
+// only if the kernel holds chains of the agent in it.
 func Cleanup(ctx context.Context, cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("configure dataplane iptables: %w", err)
@@ -28,8 +28,8 @@ func Cleanup(ctx context.Context, cfg Config) error {
 	return errors.Join(errs...)
 }
 
-// checkLeft returns an error if the kernel holds chains of ours in a variant
-// whose programs cannot be used, for the reason in missing.
+// checkLeft returns an error if the kernel holds chains of the agent in a variant whose
+// programs are unusable. missing is the reason.
 func checkLeft(v Variant, missing error) error {
 	left, err := kernelHasOwn(v)
 	if err != nil {
@@ -42,7 +42,7 @@ func checkLeft(v Variant, missing error) error {
 	return nil
 }
 
-// removeOwn takes everything of ours out of one variant.
+// removeOwn removes every chain of the agent from one variant.
 func (c *Config) removeOwn(ctx context.Context, f found) error {
 	if c.BeforeRemoval != nil {
 		if err := c.BeforeRemoval(ctx); err != nil {
@@ -68,7 +68,7 @@ func (p *programs) removeAll(ctx context.Context, d *dump) error {
 	if err == nil || ctx.Err() != nil || errors.Is(err, errLocked) {
 		return err
 	}
-	// Another program's rule leads to one of the chains. The rest has to go.
+	// Another program's rule jumps to one of the chains. The others must go.
 	if err := p.write(ctx, difference{table: d.table, edits: all.edits, fill: emptied(all.gone)}); err != nil {
 		return err
 	}

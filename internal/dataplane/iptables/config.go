@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Variant is one of the two sets of programs called iptables. Each has tables
-// of its own in the kernel, and does not see the other's.
+// Variant is one of the two sets of programs called iptables. Each has its own tables in
+// the kernel, and does not see the other's.
 type Variant string
 
 // The variants.
@@ -33,13 +33,13 @@ const (
 // VerifyChoices are the values of --verify-partial-sync.
 var VerifyChoices = []string{VerifyOff, VerifySampled, VerifyAlways}
 
-// Config is how the dataplane is set up.
+// Config configures the dataplane.
 type Config struct {
 	Log *slog.Logger
-	// VerifyPartialSync says after which partial syncs what the kernel holds is
-	// compared with what a full sync would write: VerifyOff, VerifySampled (so
-	// many that it takes a hundredth of the time at most) or VerifyAlways. ""
-	// is VerifyOff.
+	// VerifyPartialSync selects the partial syncs after which the agent compares the
+	// kernel's rules with those of a full sync. VerifyOff, the default for "", selects
+	// none, VerifyAlways all. VerifySampled selects so many that comparing takes a
+	// hundredth of the time at most.
 	VerifyPartialSync string
 	// BeforeRemoval runs before Cleanup removes the chains, and with them the translation
 	// of their connections. An error keeps the chains. Nil: no check.
@@ -49,7 +49,7 @@ type Config struct {
 	wait     time.Duration
 }
 
-// Validate says what is missing or wrong.
+// Validate returns an error that names a missing or wrong field.
 func (c *Config) Validate() error {
 	if c.Log == nil {
 		return errors.New("no logger")
@@ -60,8 +60,8 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// lockWait is how many seconds a program waits for the xtables lock. Others
-// hold it for a second or two at most; then it is tried again.
+// lockWait is the time in seconds for which a program waits for the xtables lock. Other
+// programs hold it for a second or two at most. The agent retries after that.
 func (c *Config) lockWait() int {
 	if c.wait == 0 {
 		return 5
@@ -87,7 +87,8 @@ func (c *Config) lockHolder() string {
 	if err != nil {
 		return ""
 	}
-	// "1: FLOCK  ADVISORY  WRITE 1234 00:17:5678 0 EOF"; a waiting one has "->".
+	// A line is "1: FLOCK ADVISORY WRITE 1234 00:17:5678 0 EOF"; a waiting process has
+	// "->".
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	for line := range strings.Lines(string(locks)) {
 		f := strings.Fields(line)

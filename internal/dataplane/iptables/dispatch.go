@@ -11,16 +11,16 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// dispatch leads from a destination to the chain that serves it. A key of its
-// tree is the address in digits of two bits (none for NodePorts), one digit of
-// the protocol, and the port: 8 digits.
+// dispatch maps a destination to the chain that serves it. A key of its tree has digits
+// of two bits: the address (none for NodePorts), one digit for the protocol, and 8 for
+// the port.
 type dispatch struct {
 	trie
 	root       string // the chain that leads to the top of the tree
 	addrDigits int    // 0 for NodePorts, 16 for IPv4, 64 for IPv6
 }
 
-// The digits of protocols; the rule of one restricts no port unless it has one.
+// protocolDigits lists the protocols by digit.
 var protocolDigits = []model.Protocol{model.TCP, model.UDP, model.SCTP}
 
 // dispatchKey is the key of a frontend.
@@ -44,8 +44,8 @@ func dispatchKey(f *intent.Frontend, p model.Protocol) string {
 	return string(digits)
 }
 
-// match is what of a rule restricts packets to those whose key begins with
-// prefix, in the words and the order of iptables-save.
+// match is the part of a rule that restricts packets to keys with the given prefix. It
+// has the words and the order of iptables-save.
 func (d *dispatch) match(prefix, comment string) string {
 	var m rule
 	if n := min(len(prefix), d.addrDigits); n > 0 {
@@ -65,7 +65,7 @@ func (d *dispatch) match(prefix, comment string) string {
 	return m.String()
 }
 
-// addresses is the range of addresses whose digits begin so.
+// addresses returns the range of addresses whose digits begin with the prefix.
 func (d *dispatch) addresses(digits string) netip.Prefix {
 	b := make([]byte, d.addrDigits/4)
 	for i := range digits {
@@ -75,7 +75,8 @@ func (d *dispatch) addresses(digits string) netip.Prefix {
 	return netip.PrefixFrom(a, 2*len(digits))
 }
 
-// ports is the range of ports whose digits begin so, and whether it is all.
+// ports returns the range of ports whose digits begin with the prefix, and whether it
+// contains all ports.
 func ports(digits string) (first, last uint16, any bool) {
 	for i := range digits {
 		first |= uint16(digits[i]-'0') << (14 - 2*i)
@@ -90,7 +91,7 @@ func portRange(first, last uint16) string {
 	return fmt.Sprintf("%d:%d", first, last)
 }
 
-// chain names the chain of a node: what it is for where that fits.
+// chain names the chain of a node: the range that it stands for, if that fits.
 func (d *dispatch) chain(prefix string) string {
 	name := ""
 	switch {
@@ -110,8 +111,8 @@ func (d *dispatch) chain(prefix string) string {
 	return chainPrefix + name
 }
 
-// rules are those of the chain of a node; false says that there is no such
-// node. The root chain is always there.
+// rules returns the rules of a node's chain. It returns false if the node does not exist.
+// The root chain always exists.
 func (d *dispatch) rules(prefix string) ([]string, bool) {
 	if prefix == topPrefix {
 		if d.top == nil {
@@ -143,7 +144,7 @@ func (d *dispatch) jump(n *trieNode) string {
 	return newRule(d.match(n.prefix, "")).jump(d.chain(n.prefix))
 }
 
-// hash is 80 bits of a name that does not fit, as 16 characters.
+// hash returns 80 bits of a hash, as 16 characters, for a name that does not fit.
 func hash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return base32.StdEncoding.EncodeToString(sum[:10])

@@ -29,26 +29,24 @@
 //	              │
 //	     nat POSTROUTING, mark 0x4000: SPW-MASQUERADE, MASQUERADE --random-fully
 //
-// Both dispatches are trees of chains (see trie.go): the way to a Service is some
-// twenty rules long however many Services there are, and a Service that comes or
-// goes rewrites one chain of at most 16 rules. An endpoint is one rule in the
-// chain of its Service. That keeps the table small, which iptables-legacy copies
-// out of the kernel and back at every change.
+// Both dispatches are trees of chains (see trie.go). The path to a Service has some
+// twenty rules, however many Services exist. A new or deleted Service rewrites one chain
+// of at most 16 rules. An endpoint is one rule in the chain of its Service. That keeps
+// the table small: iptables-legacy copies it out of the kernel and back at every change.
 //
 // # Syncs
 //
-// A partial sync (Apply) hands iptables-restore --noflush the chains that
-// changed. It also checks that the ways in of table nat are still there; if anything fails, a
-// full sync follows at once. A full sync (Replace) compares iptables-save with
-// what is wanted, chain by chain, as text, and writes the chains that differ; it
-// reads nothing where a fingerprint of the tables is the same as when they were
-// last found to be right. What the kernel holds after any sequence of partial
-// syncs is what one full sync writes.
+// A partial sync (Apply) passes the changed chains to iptables-restore --noflush. It also
+// checks the jumps in table nat. If anything fails, a full sync follows at once. A full
+// sync (Replace) compares iptables-save with the desired rules, chain by chain, as text,
+// and writes the chains that differ. It reads nothing if a fingerprint of the tables
+// equals that of the last good comparison. After any sequence of partial syncs the kernel
+// holds the rules that one full sync writes.
 //
 // # Names
 //
-// All chains begin with SPW-. Those of a Service port end in a hash of its name;
-// the rules that lead to them carry the name itself:
+// All chains begin with SPW-. Chains of a Service port end in a hash of its name. The
+// rules that jump to them contain the name:
 //
 //	iptables-save -t nat | grep default/web:http
 //

@@ -1,9 +1,7 @@
 package iptables
 
 import (
-	"bufio"
 	"cmp"
-	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -11,16 +9,17 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/iptables"
 )
 
-// dump is what iptables-save says of one table, as far as it concerns us.
+// dump summarizes one table of iptables-save's output.
 type dump struct {
 	table  string
-	chains tableSums
-	jumps  []jump // into our chains, in their order
-	others int    // rules of everybody else
-	// kubelet says that the table has a chain that kubelet or iptables-wrappers
-	// leave in the variant that the node's other programs use.
+	chains tableSums // the agent's chains
+	jumps  []jump    // from built-in chains to the agent's, in their order
+	others int       // number of other programs' rules
+	// kubelet reports a chain that kubelet or iptables-wrappers create in the variant
+	// that the node's other programs use.
 	kubelet bool
 }
 
@@ -28,64 +27,49 @@ func (d *dump) has(chain string) bool { _, ok := d.chains[chain]; return ok }
 
 func compareStrings(a, b string) int { return cmp.Compare(a, b) }
 
-// readDump reads the output of iptables-save. seen, if not nil, is told every
-// rule of ours.
+// readDump reads the output of iptables-save. It calls seen, if not nil, for every rule
+// of the agent's chains.
 func readDump(out io.Reader, seen func(chain, rule string)) ([]*dump, error) {
 	var all []*dump
 	var d *dump
 	sums := map[string]*summer{}
-	lines := bufio.NewScanner(out)
-	// Of a line that is longer nothing could be read, and no sync would succeed. A
-	// rule of 64 KiB takes no more than a few hundred matches.
-	lines.Buffer(nil, maxLine)
-	for lines.Scan() {
-		line := lines.Text()
-		if table, ok := strings.CutPrefix(line, "*"); ok {
-			d = &dump{table: table, chains: tableSums{}}
+	for line, err := range iptables.Lines(out) {
+		if err != nil {
+			return nil, err
+		}
+		switch line.Kind {
+		case iptables.Table:
+			d = &dump{table: line.Table, chains: tableSums{}}
 			all = append(all, d)
 			clear(sums)
-			continue
-		}
-		if d == nil {
-			continue
-		}
-		switch {
-		case line == "COMMIT":
+		case iptables.Chain:
+			d.kubelet = d.kubelet || line.Chain == "KUBE-IPTABLES-HINT" || line.Chain == "KUBE-KUBELET-CANARY"
+			if strings.HasPrefix(line.Chain, chainPrefix) {
+				sums[line.Chain] = &summer{}
+			}
+		case iptables.Rule:
+			s := sums[line.Chain]
+			if s == nil {
+				d.foreign(line.Chain, line.Rule)
+				continue
+			}
+			s.add(line.Rule)
+			if seen != nil {
+				seen(line.Chain, line.Rule)
+			}
+		case iptables.Commit:
 			for name, s := range sums {
 				d.chains[name] = s.chainSum
 			}
-			d = nil
-		case strings.HasPrefix(line, ":"):
-			name, _, _ := strings.Cut(line[1:], " ")
-			d.kubelet = d.kubelet || name == "KUBE-IPTABLES-HINT" || name == "KUBE-KUBELET-CANARY"
-			if strings.HasPrefix(name, chainPrefix) {
-				sums[name] = &summer{}
-			}
-		case strings.HasPrefix(line, "-A "):
-			name, rule, _ := strings.Cut(line[3:], " ")
-			if s := sums[name]; s != nil {
-				s.add(rule)
-				if seen != nil {
-					seen(name, rule)
-				}
-			} else {
-				d.foreign(name, rule)
-			}
 		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read iptables-save: %w", err)
 	}
 	return all, nil
 }
 
-// maxLine bounds one line of iptables-save, far above what the kernel takes as a rule.
-const maxLine = 1 << 26
-
-// foreign notes a rule in a chain that is not ours. A comment may hold what looks like
-// a jump.
+// foreign notes a rule outside the agent's chains. The text of a comment may look like a
+// jump.
 func (d *dump) foreign(chain, rule string) {
-	if _, target, ok := cutLast(rule, "-j "+chainPrefix); ok && !strings.ContainsAny(target, ` "`) && builtin(chain) {
+	if _, target, ok := cutLast(rule, "-j "+chainPrefix); ok && !strings.ContainsAny(target, ` "`) && iptables.IsBuiltin(chain) {
 		d.jumps = append(d.jumps, jump{d.table, chain, rule})
 		return
 	}
@@ -99,18 +83,13 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s, "", false
 }
 
-// builtin reports whether a chain is the kernel's own.
-func builtin(chain string) bool {
-	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
-}
-
-// editJumps returns the commands that make the jumps into our chains those that
-// are wanted. A chain whose jumps are right is left alone.
+// editJumps returns the commands that replace the present jumps by want. It leaves out
+// built-in chains whose jumps are correct.
 func (d *dump) editJumps(want []jump) []string {
 	var edits []string
 	have := byChain(d.jumps)
 	wanted := byChain(want)
-	for _, from := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
+	for _, from := range iptables.BuiltinChains {
 		if slices.Equal(have[from], wanted[from]) {
 			continue
 		}
@@ -132,7 +111,7 @@ func byChain(list []jump) map[string][]string {
 	return m
 }
 
-// parseComment reads the Service port back from a rule of a dispatch.
+// parseComment parses the Service port in the comment of a dispatch rule.
 func parseComment(rule string, f model.Family) (intent.PortID, bool) {
 	_, text, ok := strings.Cut(rule, ` --comment "`)
 	if !ok {

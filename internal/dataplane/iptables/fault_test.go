@@ -64,7 +64,7 @@ func TestAPartialRestoreThatFailsIsFollowedByAFullOneAtOnce(t *testing.T) {
 		b.replace(be, service(1), service(2))
 		doomed := b.chainOf(be, service(1))
 		b.mustRun("iptables -t nat -N THEIRS", "iptables -t nat -A THEIRS -j "+doomed)
-		// The chain cannot be taken away while that rule is there.
+		// No program can delete the chain while that rule exists.
 		b.apply(be, intent.Changes{Deletes: []intent.PortID{service(1).ID}, Upserts: []*intent.ServicePort{service(3)}})
 		wantMetric(t, be, partialFailures, 1)
 		if !strings.Contains(b.log.String(), doomed) {
@@ -83,7 +83,7 @@ func TestAPartialRestoreThatFailsIsFollowedByAFullOneAtOnce(t *testing.T) {
 
 func TestAFullRestoreThatFailsInTheSecondTableIsFinished(t *testing.T) {
 	eachVariant(t, func(b *bench) {
-		// A foreign rule leads to an unused chain in table filter.
+		// A foreign rule jumps to an unused chain in table filter.
 		b.must("*filter\n:SPW-OLD - [0:0]\n:THEIRS - [0:0]\n-A SPW-OLD -j ACCEPT\n-A THEIRS -j SPW-OLD\nCOMMIT\n")
 		be := b.open()
 		b.replace(be, service(1))
@@ -424,7 +424,7 @@ func TestALockHeldBySomebodyElseIsWaitedForAndThenReported(t *testing.T) {
 		wantMetric(t, be, restoreFailures, 1)
 		wantMetric(t, be, partialFailures, 1)
 		lock.Close()
-		// Nothing is forgotten: whatever comes next writes it too.
+		// Nothing is lost: the next sync writes it too.
 		b.apply(be, upserts(service(3)))
 		b.asFromScratch(intent.State{Node: testNode(), Ports: []*intent.ServicePort{service(1), service(2), service(3)}})
 	})
@@ -498,7 +498,7 @@ func TestCleanupWithoutProgramsSaysWhatTheKernelHolds(t *testing.T) {
 		if err := Cleanup(context.Background(), b.cfg); err != nil {
 			b.t.Fatal(err)
 		}
-		// Tables of others are left: they are no reason to complain at every start.
+		// Other programs' tables stay: they are no reason for a warning at every start.
 		fakePrograms(b.t.(*testing.T), "")
 		if err := Cleanup(context.Background(), b.cfg); err != nil {
 			b.t.Errorf("there is nothing to clean up, but: %v", err)

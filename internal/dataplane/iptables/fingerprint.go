@@ -14,8 +14,8 @@ import (
 )
 
 // fingerprint identifies the state of a family's tables. While it stays the same no
-// program has changed a rule, and a full sync need not run iptables-save, which takes the
-// nft variant over a second for 5,000 Services. The zero value never equals another.
+// program has changed a rule, and a full sync need not run iptables-save. With nft and
+// 5,000 Services that takes over a second. The zero value never equals another.
 //
 // nf_tables counts the commits of a namespace. ip_tables counts nothing: its fingerprint
 // is a sum over the kernel's table without the packet counters.
@@ -26,8 +26,8 @@ type fingerprint struct {
 
 func (a fingerprint) same(b fingerprint) bool { return a.known && b.known && a.sum == b.sum }
 
-// newFingerprint takes that of the tables of ours. Where it cannot be had it
-// is the zero value, and audits take their time.
+// newFingerprint returns the fingerprint of the given tables. If it cannot be read, it is
+// the zero value, and each audit reads the rules.
 func newFingerprint(v Variant, f model.Family, tables []string) fingerprint {
 	if v == NFT {
 		n, err := nftGeneration()
@@ -52,7 +52,7 @@ const (
 	nftaGenID          = 1
 )
 
-// nftGeneration is the number of the last commit to nf_tables in the calling
+// nftGeneration returns the number of the last commit to nf_tables in the calling
 // thread's network namespace.
 func nftGeneration() (uint32, error) {
 	req := nl.NewNetlinkRequest(nfnlSubsysNFTables<<8|nftMsgGetGen, 0)
@@ -75,9 +75,8 @@ func nftGeneration() (uint32, error) {
 	return 0, fmt.Errorf("read generation of nf_tables: the kernel does not say")
 }
 
-// entryHeader says where struct ipt_entry (or ip6t_entry) keeps what: the size
-// of the header, which ends with the packet counters, and the offset of the
-// entry's own length.
+// entryHeader describes struct ipt_entry (or ip6t_entry): the size of the header, which
+// ends with the packet counters, and the offset of the entry's length.
 type entryHeader struct{ size, next int }
 
 var entryHeaders = map[model.Family]entryHeader{
@@ -87,15 +86,15 @@ var entryHeaders = map[model.Family]entryHeader{
 
 const counterSize = 16 // struct xt_counters
 
-// legacySum sums a table of ip_tables as the kernel hands it out, rule by rule,
-// without counters. Every bit of every rule counts.
+// legacySum hashes a table of ip_tables as the kernel returns it, rule by rule, without
+// counters. It covers every bit of every rule.
 func legacySum(table string, f model.Family) (sum uint64, err error) {
 	failed := withEntries(table, f, func(entries []byte) { sum, err = sumEntries(entries, entryHeaders[f]) })
 	return sum, errors.Join(failed, err)
 }
 
-// withEntries gives use a table of ip_tables as the kernel hands it out. The
-// kernel makes a table that is not there.
+// withEntries calls use with a table of ip_tables as the kernel returns it. The kernel
+// creates a missing table.
 func withEntries(table string, f model.Family, use func(entries []byte)) error {
 	return kernel.LegacyTable{Name: table, V6: f == model.IPv6}.Read(use)
 }

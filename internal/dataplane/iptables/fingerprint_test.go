@@ -10,11 +10,11 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// TestAnAuditOfUntouchedTablesReadsNoRules takes iptables-save away.
+// TestAnAuditOfUntouchedTablesReadsNoRules removes iptables-save.
 func TestAnAuditOfUntouchedTablesReadsNoRules(t *testing.T) {
 	eachVariant(t, func(b *bench) {
 		be, s := b.open(), bothFamilies(20)
-		for range 2 { // the first writes, the second finds all as it should be
+		for range 2 { // the first writes, the second finds no difference
 			if err := be.Replace(context.Background(), s); err != nil {
 				t.Fatal(err)
 			}
@@ -43,7 +43,7 @@ func TestAnAuditOfUntouchedTablesReadsNoRules(t *testing.T) {
 	})
 }
 
-// countPackets makes the counters of rules move.
+// countPackets increments the counters of rules.
 func (b *bench) countPackets() {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -9,22 +9,23 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// namesFound bounds how many chains of one kind are named.
+// namesFound limits the number of chains of one kind that a message names.
 const namesFound = 5
 
-// Drifted is nil: all programs share the nf_tables tables, and each run of iptables writes
-// from another socket, so notifications would not tell the agent's own writes from others.
+// Drifted is nil. All programs share the nf_tables tables, and each run of iptables
+// writes from another socket. So notifications would not distinguish the agent's own
+// writes.
 func (b *Backend) Drifted() <-chan struct{} { return nil }
 
-// Repaired returns what another program had changed and syncs have written again since the
-// last call.
+// Repaired returns the changes of other programs that syncs have reverted since the last
+// call.
 func (b *Backend) Repaired() dataplane.Repair {
 	r := b.repaired
 	b.repaired = dataplane.Repair{}
 	return r
 }
 
-// repairOf counts the chains and jumps that differ, and names them.
+// repairOf counts and names the chains and jumps that differ.
 func repairOf(f model.Family, diffs []difference) (r dataplane.Repair) {
 	for i := range diffs {
 		r.Missing += len(diffs[i].fill) + len(diffs[i].edits)
@@ -34,8 +35,8 @@ func repairOf(f model.Family, diffs []difference) (r dataplane.Repair) {
 	return r
 }
 
-// inWords says for each table of a family how what was found differs from what is
-// wanted: "IPv4 table nat: emptied SPW-SVC-…; jumps of PREROUTING changed".
+// inWords describes for each table of a family how the kernel's rules differ from the
+// wanted ones: "IPv4 table nat: emptied SPW-SVC-…; jumps of PREROUTING changed".
 func inWords(f model.Family, diffs []difference) (found []string) {
 	for i := range diffs {
 		if words := diffs[i].found(); len(words) > 0 {

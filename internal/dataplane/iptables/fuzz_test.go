@@ -8,9 +8,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// FuzzReadDump reads what iptables-save may print, of rules that any program may have
-// written. Every rule is counted once, and what is deleted is a whole rule that leads
-// to a chain of ours.
+// FuzzReadDump reads possible output of iptables-save, with rules of any program.
+// readDump must count every rule once, and delete only whole rules that jump to a chain
+// of the agent.
 func FuzzReadDump(f *testing.F) {
 	for _, s := range []string{
 		"*nat\n:PREROUTING ACCEPT [0:0]\n:SPW-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"spillway\" -j SPW-SERVICES\n-A SPW-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/web:http 80/TCP clusterIP\" -j SPW-SVC-A\nCOMMIT\n",

@@ -89,7 +89,7 @@ func (b *bench) golden(name, got string) {
 	}
 }
 
-// trimStatic leaves out what no Service changes, which is in the dump
+// trimStatic removes the lines that no Service changes. They are in the dump
 // "no-services".
 func trimStatic(dump string) string {
 	static, err := os.ReadFile(filepath.Join("testdata", "no-services.golden"))

@@ -13,32 +13,32 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Service ports of a protocol that opens a second port have the kernel's helper
-// for it, which target CT gives to a connection in table raw, before conntrack has
-// seen its first packet:
+// A Service port may speak a protocol that opens a second port. Target CT assigns the
+// kernel's helper for that protocol in table raw, before conntrack sees the first packet
+// of a connection:
 //
 //	raw PREROUTING, OUTPUT ─> SPW-HELPERS   -d 10.96.0.69/32 --dport 69: CT --helper tftp
 //	nat POSTROUTING ─ expected by a helper ─> SPW-EXPECTED
 //
-// Endpoints of this node are in SPW-HELPERS too: another node may have translated
-// the connection already. This node's conntrack then has nothing to translate, and
-// what it expects is open to anybody's rules: a CNI would masquerade a TFTP
-// server's answer, which begins a connection, and the other node would not know
-// it. SPW-EXPECTED says that its source stays.
+// Endpoints of this node are in SPW-HELPERS too: another node may have translated the
+// connection already. This node's conntrack then has nothing to translate, and any
+// program's rules apply to the expected connection. A CNI would masquerade a TFTP
+// server's answer, which begins a connection, and the other node would not know it.
+// SPW-EXPECTED keeps its source.
 //
-// What a helper of FTP expects has its translation from the announcement, before
-// any rule of table nat is asked: a server could have a client's next connection to the
-// node's SSH, or to another Service. Table mangle comes between, and drops the first
-// packet of a connection to a port that may not be announced (intent.NeverExpected).
-// Conntrack forgets it and what was expected, and the client's next attempt gets to
-// where it belongs.
+// A connection that the FTP helper expects is translated by the announcement, before any
+// rule of table nat. A server could redirect a client's next connection to the node's
+// SSH, or to another Service. Table mangle comes between. It drops the first packet of a
+// connection to a port that the server may not announce (intent.NeverExpected). Conntrack
+// then deletes the entry and the expectation, and the client's next attempt reaches the
+// right destination.
 //
 //	mangle PREROUTING, OUTPUT ─ expected, TCP ─> SPW-ANNOUNCED   from or to endpoints of FTP ─> SPW-TAKEN
 //	mangle PREROUTING ─ the node listens there ─> SPW-LISTENING  to such an endpoint ─> DROP
 //
-// All these chains, and the ways to them, are there while a Service needs them: a node
-// without such Services has no tables raw and mangle from here. Chains that come or go,
-// with their ways in, are a full sync.
+// All these chains, and the jumps to them, exist while a Service needs them. On a node
+// without such Services the agent creates no tables raw and mangle. Adding or removing
+// these chains, with their jumps, is a full sync.
 const (
 	tableRaw       = "raw"
 	tableMangle    = "mangle"
@@ -55,20 +55,21 @@ var helpTables = []string{tableRaw, tableMangle}
 // helpChainNames are the chains that only a helper needs.
 var helpChainNames = []string{chainHelpers, chainExpected, chainAnnounced, chainListening, chainTaken}
 
-// allTables are those that may hold rules of ours.
+// allTables are the tables that may hold rules of the agent.
 var allTables = slices.Concat(tables, helpTables)
 
-// kernelName is what the kernel calls a helper. Tests name one that it lacks.
+// kernelName returns the kernel's name of a helper. Tests replace it by a name that the
+// kernel lacks.
 var kernelName = intent.Helper.String
 
-// helpers is what a family's Services with a helper need.
+// helpers holds the state for a family's Services with a helper.
 type helpers struct {
 	helped  map[intent.PortID]*intent.ServicePort
-	changed bool // since a sync wrote it
+	changed bool // since the last sync
 }
 
 // fronts records that a port's frontends changed: no expectation of another Service may
-// use them. Endpoints make no difference.
+// use them. Endpoints do not matter here.
 func (h *helpers) fronts(old, now *intent.ServicePort) {
 	same := func(a, b intent.Frontend) bool { return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port }
 	if len(h.helped) > 0 && !(old != nil && now != nil && slices.EqualFunc(old.Frontends, now.Frontends, same)) {
@@ -90,7 +91,7 @@ func (h *helpers) remember(p *intent.ServicePort) {
 	}
 }
 
-// helpChains writes out the chains that are needed, by table.
+// helpChains returns the chains that are needed, by table.
 func (r *ruleset) helpChains() map[string][]chain {
 	if len(r.helped) == 0 {
 		return nil
@@ -133,7 +134,7 @@ func (r *ruleset) helpPort(p *intent.ServicePort, assign, stay *chain) {
 	}
 }
 
-// helpJumps are the ways into the chains that are wanted.
+// helpJumps returns the jumps to the chains that are wanted.
 func (r *ruleset) helpJumps(table string) (out []jump) {
 	for _, name := range helpChainNames {
 		if _, wanted := r.want[table][name]; wanted {
@@ -143,7 +144,7 @@ func (r *ruleset) helpJumps(table string) (out []jump) {
 	return out
 }
 
-// waysInto are the rules in the kernel's chains that lead to one of a helper's.
+// waysInto returns the jumps from built-in chains to a chain of the helpers.
 func waysInto(name string) []jump {
 	comment := func(r *rule, what string) *rule { return r.add(`-m comment --comment "spillway: ` + what + `"`) }
 	switch name {
@@ -157,21 +158,21 @@ func waysInto(name string) []jump {
 		rule := comment(newRule(announcedMatch), "announced by FTP").jump(name)
 		return []jump{{tableMangle, "PREROUTING", rule}, {tableMangle, "OUTPUT", rule}}
 	case chainListening:
-		// A packet by lo comes from a process of the node, and is allowed.
+		// A packet on lo comes from a process of the node, and is allowed.
 		rule := newRule("! -i lo " + announcedMatch).add("-m addrtype --dst-type LOCAL").add("-m socket --nowildcard")
 		return []jump{{tableMangle, "PREROUTING", comment(rule, "the node listens there").jump(name)}}
 	}
 	return nil
 }
 
-// announcedMatch is of connections that a helper expected, until they are answered.
+// announcedMatch matches connections that a helper expected, until they are answered.
 const announcedMatch = "-p tcp -m conntrack --ctstate RELATED --ctstatus EXPECTED"
 
-// expectationChains keep connections that were announced by FTP away from ports that are
-// not the announcer's: those from a client to an endpoint (passive), and those of an
-// endpoint to a client whose address was masqueraded (active). A process of the node
-// that is a client itself listens for its data, so the node's sockets say nothing of
-// the latter.
+// expectationChains block connections that FTP announced to ports that do not belong to
+// the announcer. Such a connection leads from a client to an endpoint (passive), or from
+// an endpoint to a client whose address was masqueraded (active). The check of the node's
+// sockets applies to passive connections only: a process of the node that is an active
+// client listens for its data.
 func (r *ruleset) expectationChains() []chain {
 	announced, listening := chain{name: chainAnnounced}, chain{name: chainListening}
 	const led = "-m conntrack --ctstate DNAT"
@@ -264,8 +265,8 @@ func rangesOfPorts(ports []uint16) (out []intent.PortRange) {
 	return out
 }
 
-// recomputeHelpers notes what the chains must hold, and returns what that changes in them.
-// full says that one of them comes or goes, and with it the ways in.
+// recomputeHelpers updates the wanted chains, and returns the resulting differences. full
+// reports that a chain comes or goes, and with it the jumps.
 func (r *ruleset) recomputeHelpers() (diffs []difference, full bool) {
 	if !r.changed {
 		return nil, false
@@ -298,7 +299,7 @@ func (r *ruleset) recomputeHelpers() (diffs []difference, full bool) {
 	return diffs, full
 }
 
-// tables are those of the family that hold rules of ours, or may.
+// tables returns the family's tables that hold, or may hold, rules of the agent.
 func (f *family) tables() []string {
 	if f.raw || len(f.helped) > 0 {
 		return allTables
@@ -306,8 +307,8 @@ func (f *family) tables() []string {
 	return tables
 }
 
-// findRaw finds out, once, whether an earlier run has left something in the tables that
-// only helpers need.
+// findRaw checks once whether an earlier run has left chains in the tables that only
+// helpers need.
 func (f *family) findRaw(ctx context.Context) error {
 	if f.looked {
 		return nil
@@ -323,7 +324,8 @@ func (f *family) findRaw(ctx context.Context) error {
 	return nil
 }
 
-// missingHelper says why the kernel has no such helper; nil if it has it.
+// missingHelper returns the reason why the kernel lacks a helper; nil if it has the
+// helper.
 func (f *family) missingHelper(ctx context.Context, h intent.Helper, protocol string) error {
 	if h == intent.NoHelper || f.have[h] {
 		return nil
@@ -345,8 +347,8 @@ func (f *family) missingHelper(ctx context.Context, h intent.Helper, protocol st
 		h, strings.TrimSpace(err.Error()), h, h, intent.HelperAnnotation, h)
 }
 
-// checkHelpers returns the ports as they can be served: without a helper that the
-// kernel lacks. failed says of which that is true.
+// checkHelpers returns the ports without the helpers that the kernel lacks. failed names
+// the ports that lose a helper.
 func (b *Backend) checkHelpers(ctx context.Context, ports []*intent.ServicePort, failed map[intent.PortID]error) []*intent.ServicePort {
 	out := ports
 	type ask struct {

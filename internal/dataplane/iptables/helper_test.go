@@ -21,7 +21,8 @@ func tftp() *intent.ServicePort {
 	}
 }
 
-// raw is table raw, "" if there is none. Asking iptables-save for it would make it.
+// raw returns table raw, "" if it does not exist. Reading it by iptables-save would
+// create it.
 func (b *bench) raw() string {
 	b.t.Helper()
 	text, err := b.command("iptables-save").Output()
@@ -63,16 +64,16 @@ func TestHelpersAreGivenToTheirServicesOnlyAndGoWithThem(t *testing.T) {
 			"-A SPW-HELPERS -d 10.244.1.2/32 -p udp -m udp --dport 1069 -j CT --helper tftp",
 			"-A SPW-HELPERS -d "+nodePorts[0].String()+"/32 -p udp -m udp --dport 30069 -j CT --helper tftp")
 		if strings.Contains(b.raw(), "10.244.2.2") || strings.Contains(b.raw(), "10.96.0.1/32") {
-			t.Errorf("somebody else has a helper:\n%s", b.raw())
+			t.Errorf("another address has a helper:\n%s", b.raw())
 		}
 		wants(b.dump(), "-A SPW-EXPECTED -s 10.244.1.2/32 -j SNAT --to-source 10.244.1.2")
-		// Kept across changes of others, and put back when it was flushed.
+		// Other changes keep it, and the agent restores it after a flush.
 		apply(intent.Changes{Deletes: []intent.PortID{web.ID}})
 		wants(b.raw(), "--dport 69 -j CT --helper tftp")
 		b.mustRun("iptables -t raw -F SPW-HELPERS", "iptables -t raw -F PREROUTING")
 		b.replace(be, tftp())
 		wants(b.raw(), "--dport 69 -j CT --helper tftp", "-A PREROUTING ")
-		// A new process finds it, and takes it away with the Service.
+		// A new process finds it, and removes it with the Service.
 		again := b.open()
 		b.replace(again, web)
 		if strings.Contains(b.raw(), chainPrefix) || strings.Contains(b.dump(), chainExpected) {
@@ -100,7 +101,7 @@ func ftp() *intent.ServicePort {
 	}
 }
 
-// mangle is what table mangle holds of ours, without counters.
+// mangle returns the agent's rules in table mangle, without counters.
 func (b *bench) mangle() string {
 	b.t.Helper()
 	text, err := b.command("iptables-save").Output()
@@ -112,8 +113,8 @@ func (b *bench) mangle() string {
 	return table
 }
 
-// Of the ports that FTP may not announce, those of Services follow the Services, and
-// only the chain that names them is written.
+// FTP may not announce a Service's port. These ports follow the Services, and a sync
+// writes only the chain that names them.
 func TestPortsThatFTPMayNotAnnounceFollowTheServices(t *testing.T) {
 	eachVariant(t, func(b *bench) {
 		be := b.open()
@@ -165,8 +166,7 @@ func TestPortsThatFTPMayNotAnnounceFollowTheServices(t *testing.T) {
 	})
 }
 
-// The kernel is asked for a helper of a name that it has not, which is as near to
-// a kernel without TFTP's as there is here.
+// The kernel has no helper of this name. That simulates a kernel without TFTP's helper.
 func TestAKernelWithoutAHelperServesThePortAndSaysSo(t *testing.T) {
 	kernelName = func(intent.Helper) string { return "none-such" }
 	t.Cleanup(func() { kernelName = intent.Helper.String })

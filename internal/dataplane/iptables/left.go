@@ -12,9 +12,8 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// kernelHasOwn asks the kernel itself whether a variant has chains of ours in
-// the calling thread's network namespace. It needs no program and makes no
-// tables.
+// kernelHasOwn reports whether the kernel holds chains of the agent in a variant, in the
+// calling thread's network namespace. It needs no program and creates no tables.
 func kernelHasOwn(v Variant) (bool, error) {
 	if v == NFT {
 		return nftHasOwn()
@@ -27,8 +26,8 @@ func kernelHasOwn(v Variant) (bool, error) {
 	return false, nil
 }
 
-// legacyHasOwn looks through the tables that there are; asking for another
-// one would make it. A chain begins with an entry that holds its name.
+// legacyHasOwn reads only existing tables; reading another would create it. A chain
+// begins with an entry that holds its name.
 func legacyHasOwn(f model.Family) (held bool, err error) {
 	names, err := kernel.LegacyTables(f == model.IPv6)
 	if err != nil {
@@ -45,8 +44,8 @@ func legacyHasOwn(f model.Family) (held bool, err error) {
 	return held, nil
 }
 
-// nftHasOwn looks for the name of a chain of ours in the families that
-// iptables-nft and ip6tables-nft write to.
+// nftHasOwn looks for chain names of the agent in the families that iptables-nft and
+// ip6tables-nft use.
 func nftHasOwn() (bool, error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(nfnlSubsysNFTables<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)

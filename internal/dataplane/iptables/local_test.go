@@ -54,7 +54,7 @@ func TestPodsAreToldAsTheNodeSays(t *testing.T) {
 	}
 }
 
-// matchesOf are the matches of a dump's rules that begin and end so.
+// matchesOf returns the matches of a dump's rules that have the given beginning and end.
 func matchesOf(dump, begin, target string) string {
 	var found []string
 	for line := range strings.Lines(dump) {
@@ -67,13 +67,13 @@ func matchesOf(dump, begin, target string) string {
 	return strings.Join(found, ", ")
 }
 
-// What is known to be on another node costs a rule, not a chain.
+// An endpoint that is known to be on another node costs a rule, not a chain.
 func TestOnlyEndpointsThatMayBeHereHaveAHairpinChain(t *testing.T) {
 	b := newBench(t)
 	b.use(Legacy)
 	be := b.open()
 	node := testNode()
-	node.PodCIDRs, node.ClusterCIDRs = nil, []netip.Prefix{prefix("10.0.0.0/8")} // of a node that is not told its own
+	node.PodCIDRs, node.ClusterCIDRs = nil, []netip.Prefix{prefix("10.0.0.0/8")} // of a node without podCIDRs
 	p := service(1)
 	p.Endpoints = []intent.Endpoint{far("10.244.2.2:8080"), near("10.244.1.2:8080"), far("10.99.0.1:8080")}
 	p.Endpoints[2].NodeUnknown = true

@@ -2,7 +2,7 @@ package iptables
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics are kube-proxy's, by its names, and one of our own. They are safe for
+// metrics are kube-proxy's, with its names, and one of Spillway's. They are safe for
 // concurrent use.
 type metrics struct {
 	total, last               *prometheus.GaugeVec
@@ -33,7 +33,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// synced notes what the kernel holds now, and what was written for it.
+// synced records the number of rules in the kernel, and how many of them a sync wrote.
 func (m *metrics) synced(families []*family, written map[string]int) {
 	for _, table := range allTables {
 		n := 0

@@ -19,11 +19,11 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// variants are both, for tests that run on each.
+// variants lists both variants, for tests that run on each.
 var variants = []Variant{Legacy, NFT}
 
-// bench is a fresh network namespace, and what a test needs in it. The calling
-// goroutine's thread stays in it, so all of a test runs on that goroutine.
+// bench is a fresh network namespace with the objects of a test. The calling goroutine's
+// thread stays in it, so a whole test runs on that goroutine.
 type bench struct {
 	t       testing.TB
 	variant Variant
@@ -32,8 +32,8 @@ type bench struct {
 	lock    string
 }
 
-// eachVariant runs a test in a fresh namespace of each variant. A chain of
-// kubelet's makes the dataplane choose it.
+// eachVariant runs a test in a fresh namespace for each variant. A chain of kubelet makes
+// the dataplane choose the variant.
 func eachVariant(t *testing.T, test func(*bench)) {
 	for _, v := range variants {
 		t.Run(string(v), func(t *testing.T) {
@@ -54,12 +54,12 @@ func newBench(t testing.TB) *bench {
 		t.Fatal(err)
 	}
 	b := &bench{t: t, log: &strings.Builder{}, lock: filepath.Join(t.TempDir(), "xtables.lock")}
-	// Not the machine's lock: others are at work, and one test holds it.
+	// Not the machine's lock: other programs may hold it, and one test holds it too.
 	b.cfg = Config{Log: slog.New(slog.NewTextHandler(b.log, nil)), lockFile: b.lock}
 	return b
 }
 
-// use leaves what kubelet leaves in the variant that a node uses.
+// use creates the chain that kubelet creates in the variant that a node uses.
 func (b *bench) use(v Variant) {
 	b.t.Helper()
 	b.variant = v
@@ -80,7 +80,7 @@ func (b *bench) open() *Backend {
 	return be
 }
 
-// command is a program of the tested variant, on rules.
+// command returns a program of the tested variant, on rules.
 func (b *bench) command(name string, args ...string) *exec.Cmd {
 	name = strings.Replace(name, "tables", "tables-"+string(b.variant), 1)
 	cmd := exec.Command(name, args...)
@@ -106,7 +106,7 @@ func (b *bench) mustRun(lines ...string) {
 	}
 }
 
-// must restores rules of another program.
+// must loads rules of another program.
 func (b *bench) must(rules string) {
 	b.t.Helper()
 	cmd := b.command("iptables-restore", "--noflush")
@@ -116,7 +116,7 @@ func (b *bench) must(rules string) {
 	}
 }
 
-// dump is everything of ours in both families, chains in the order of names.
+// dump returns the agent's rules in both families, chains sorted by name.
 func (b *bench) dump() string {
 	b.t.Helper()
 	var out strings.Builder
@@ -132,8 +132,8 @@ func (b *bench) dump() string {
 	return out.String()
 }
 
-// ours are the lines of a dump that concern us: our chains, each with its
-// rules, and the rules that lead to them.
+// ours returns the lines of a dump that concern the agent: its chains, each with its
+// rules, and the jumps to them.
 func ours(dump string) string {
 	var jumps []string
 	rules := map[string][]string{}
@@ -175,7 +175,7 @@ func addr(s string) netip.Addr         { return netip.MustParseAddr(s) }
 func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 func prefix(s string) netip.Prefix     { return netip.MustParsePrefix(s) }
 
-// testNode is the node that tests are about.
+// testNode returns the node of the tests.
 func testNode() intent.Node {
 	return intent.Node{
 		Name:          "node-a",
@@ -201,7 +201,7 @@ func nodePort(port uint16, outside, inside intent.Route) intent.Frontend {
 	return intent.Frontend{Kind: intent.NodePort, Port: port, ExternalRoute: outside, InternalRoute: inside}
 }
 
-// everywhere is an endpoint on another node that both policies use.
+// everywhere returns an endpoint on another node that both policies use.
 func far(a string) intent.Endpoint { return intent.Endpoint{Addr: addrPort(a), ClusterPolicy: true} }
 
 func near(a string) intent.Endpoint {

@@ -8,16 +8,16 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// chainTry holds the rules that features are tried out with, for a moment.
+// chainTry briefly holds the rules that test the kernel's features.
 const chainTry = chainPrefix + "TRY"
 
-// The features that are not needed by every Service.
+// The features that only some Services need.
 const (
 	featureSCTP   = "sctp"
 	featureRecent = "recent"
 )
 
-// feature is a part of netfilter that a kernel may have been built without.
+// feature is a part of netfilter that a kernel may lack.
 type feature struct {
 	name  string
 	table string
@@ -49,9 +49,9 @@ func featuresOf(f model.Family) []feature {
 	return list
 }
 
-// tryFeatures has the kernel take a rule of each feature, all at once if it can.
-// It returns the optional ones that it lacks, and an error that names the needed
-// ones.
+// tryFeatures loads a rule of each feature, all at once if the kernel accepts that. It
+// returns the optional features that the kernel lacks, and an error that names the
+// missing required ones.
 func tryFeatures(ctx context.Context, p *programs, f model.Family) (map[string]error, error) {
 	all := featuresOf(f)
 	err := tryRules(ctx, p, all)
@@ -77,7 +77,7 @@ func tryFeatures(ctx context.Context, p *programs, f model.Family) (map[string]e
 			p.restore, strings.Join(need, ", "), err)
 	}
 	if len(lacks) == 0 {
-		return nil, err // each alone is taken: something else is wrong
+		return nil, err // the kernel accepts each alone: the cause is another
 	}
 	return lacks, nil
 }
@@ -86,7 +86,7 @@ func (one feature) err(ctx context.Context, p *programs) error {
 	return tryRules(ctx, p, []feature{one})
 }
 
-// tryRules writes rules into a chain that nothing leads to, and removes it.
+// tryRules writes rules into an unreferenced chain, and removes the chain.
 func tryRules(ctx context.Context, p *programs, features []feature) error {
 	var write, clear []difference
 	for _, table := range allTables {

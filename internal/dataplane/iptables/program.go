@@ -25,8 +25,8 @@ type programs struct {
 	cfg     *Config
 }
 
-// oldest is the first version whose iptables-restore waits for the lock and
-// whose MASQUERADE knows --random-fully.
+// oldest is the first version whose iptables-restore waits for the lock and whose
+// MASQUERADE has --random-fully.
 var oldest = [3]int{1, 6, 2}
 
 // findPrograms looks for the binaries of a variant.
@@ -76,8 +76,8 @@ func less(a, b [3]int) bool {
 	return false
 }
 
-// programTimeout bounds a program that hangs for another reason than the lock.
-// The nft variant may take a while over many Services.
+// programTimeout limits the run time of a program that hangs for another reason than the
+// lock. The nft variant is slow with many Services.
 const programTimeout = 5 * time.Minute
 
 // run runs a program and returns what it wrote to standard output.
@@ -87,8 +87,7 @@ func (p *programs) run(ctx context.Context, path string, in io.Reader, args ...s
 	return out.String(), err
 }
 
-// stream runs a program. The error of one that fails is the first line that it
-// complained with.
+// stream runs a program. If the program fails, the error is its message.
 func (p *programs) stream(ctx context.Context, path string, in io.Reader, out io.Writer, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
@@ -116,10 +115,10 @@ func (p *programs) stream(ctx context.Context, path string, in io.Reader, out io
 	return fmt.Errorf("run %s: %w", path, err)
 }
 
-// errLocked says that another program held the lock all the time.
+// errLocked reports that another program held the lock all the time.
 var errLocked = errors.New("another program holds the xtables lock")
 
-// complain makes one line of a program's complaint, without its advice.
+// complain joins a program's message into one line, without its advice.
 func complain(text string) string {
 	var words []string
 	for line := range strings.Lines(text) {
@@ -137,7 +136,7 @@ func firstLine(text string) string {
 	return line
 }
 
-// read reads tables; none names all that there are, without making any.
+// read reads one table, or all existing tables if table is "". It creates none.
 func (p *programs) read(ctx context.Context, table string, seen func(chain, rule string)) ([]*dump, error) {
 	var args []string
 	if table != "" {
@@ -177,8 +176,8 @@ func (p *programs) readTable(ctx context.Context, table string, seen func(chain,
 	return &dump{table: table, chains: tableSums{}}, nil
 }
 
-// write hands differences to iptables-restore. Each table changes as a whole or
-// not at all.
+// write passes differences to iptables-restore. Each table changes as a whole or not at
+// all.
 func (p *programs) write(ctx context.Context, diffs ...difference) error {
 	var in bytes.Buffer
 	for i := range diffs {
@@ -222,9 +221,9 @@ func (d *difference) writeTo(in *bytes.Buffer) {
 	in.WriteString("COMMIT\n")
 }
 
-// writeApart does so in commits that come to each chain once, last name first. Only
-// the second one changes what is served: nothing leads to the chains of the first
-// yet, and to those of the others any more.
+// writeApart writes a table in commits that name each chain once, last name first. Only
+// the second commit changes what is served. No rule jumps to the chains of the first
+// commit yet, and none to the chains of the later commits any more.
 func (d *difference) writeApart(in *bytes.Buffer) {
 	fmt.Fprintf(in, "*%s\n", d.table)
 	for _, c := range slices.Backward(d.fill) {
@@ -250,7 +249,7 @@ func (d *difference) writeApart(in *bytes.Buffer) {
 	in.WriteString("COMMIT\n")
 }
 
-// begin begins the commit that changes what is served.
+// begin starts the commit that changes what is served.
 func (d *difference) begin(in *bytes.Buffer) {
 	fmt.Fprintf(in, "*%s\n", d.table)
 	for _, c := range d.check {
@@ -258,7 +257,7 @@ func (d *difference) begin(in *bytes.Buffer) {
 	}
 }
 
-// edit edits the kernel's own chains, when those that they lead to are there.
+// edit changes the built-in chains, after the chains that they jump to exist.
 func (d *difference) edit(in *bytes.Buffer) {
 	for _, e := range d.edits {
 		in.WriteString(e + "\n")
@@ -271,20 +270,20 @@ func (c *chain) writeTo(in *bytes.Buffer) {
 	}
 }
 
-// declare makes a chain, or empties it.
+// declare creates or empties a chain.
 func declare(in *bytes.Buffer, name string) { in.WriteString(":" + name + " - [0:0]\n") }
 
-// manyChains is from how many chains on they are written apart.
+// manyChains is the number of chains from which on a sync writes them apart.
 const manyChains = 256
 
 // many reports whether so many chains change that their order matters to
-// iptables-nft-restore. It keeps the names that it meets in a sorted list and looks
-// for each from the beginning (iptables 1.8.9, nft-cache.c), so the time of a commit
-// grows with the square of the chains unless they come last name first. That is only
-// possible where all chains that a rule may lead to are there already.
+// iptables-nft-restore. It keeps the names in a sorted list and searches each from the
+// beginning (iptables 1.8.9, nft-cache.c). So the time of a commit grows with the square
+// of the chains, unless they come last name first. That order needs the chains that rules
+// jump to in the kernel already.
 func (d *difference) many() bool { return len(d.fill)+len(d.gone) >= manyChains }
 
-// rules is how many rules a difference writes.
+// rules returns the number of rules that a difference writes.
 func (d *difference) rules() int {
 	n := len(d.edits)
 	for _, c := range d.fill {

@@ -13,8 +13,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// randomWorld makes up Service ports that change. As in intent, no two have one
-// frontend.
+// randomWorld generates Service ports that change. As in intent, each frontend belongs to
+// one port.
 type randomWorld struct {
 	*rand.Rand
 	ports   map[intent.PortID]*intent.ServicePort
@@ -25,7 +25,7 @@ func newRandomWorld(seed uint64) *randomWorld {
 	return &randomWorld{rand.New(rand.NewPCG(seed, 7)), map[intent.PortID]*intent.ServicePort{}, map[string]intent.PortID{}}
 }
 
-// change makes or takes away one Service port.
+// change adds or removes one Service port.
 func (w *randomWorld) change(c *intent.Changes) {
 	f := []model.Family{model.IPv4, model.IPv6}[w.IntN(2)]
 	of := id(fmt.Sprintf("svc-%d", w.IntN(60)), "http", 80, protocolDigits[w.IntN(3)], f)
@@ -113,9 +113,8 @@ func (w *randomWorld) state() intent.State {
 	return s
 }
 
-// TestAThousandChangesEndInWhatOneFullSyncWrites compares at every step what
-// incremental syncs want with what a full sync would, and in between and at the
-// end with the kernel.
+// TestAThousandChangesEndInWhatOneFullSyncWrites compares incremental syncs with a full
+// sync at every step, and with the kernel in between and at the end.
 func TestAThousandChangesEndInWhatOneFullSyncWrites(t *testing.T) {
 	eachVariant(t, func(b *bench) {
 		be, w := b.open(), newRandomWorld(11)
@@ -142,8 +141,8 @@ func TestAThousandChangesEndInWhatOneFullSyncWrites(t *testing.T) {
 	})
 }
 
-// sameWants compares chain by chain what a backend wants with what a full sync
-// of the state wants.
+// sameWants compares the chains that a backend wants with those that a full sync of the
+// state wants.
 func sameWants(t *testing.T, be *Backend, s intent.State) {
 	t.Helper()
 	for _, f := range be.families {
@@ -169,7 +168,7 @@ func sameWants(t *testing.T, be *Backend, s intent.State) {
 	}
 }
 
-// inSync fails unless the kernel holds what the backend wants.
+// inSync fails unless the kernel holds the rules that the backend wants.
 func (b *bench) inSync(be *Backend) {
 	b.t.Helper()
 	if r, err := be.repair(context.Background()); err != nil || r.Any() {
@@ -177,8 +176,8 @@ func (b *bench) inSync(be *Backend) {
 	}
 }
 
-// asFromScratch fails unless the kernel holds what a first full sync in a fresh
-// namespace writes. The test goes on in that namespace.
+// asFromScratch fails unless the kernel holds the rules that a first full sync writes in
+// a fresh namespace. The test continues in that namespace.
 func (b *bench) asFromScratch(s intent.State) {
 	b.t.Helper()
 	got := b.dump()

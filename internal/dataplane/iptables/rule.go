@@ -6,16 +6,15 @@ import (
 	"strings"
 )
 
-// chainPrefix begins the name of every chain of ours, and of no other's.
+// chainPrefix begins the name of every chain of the agent. Other programs do not use it.
 const chainPrefix = "SPW-"
 
-// maxChainName is the longest name of a chain (XT_EXTENSION_MAXNAMELEN less the
+// maxChainName is the maximum length of a chain's name (XT_EXTENSION_MAXNAMELEN less the
 // final zero).
 const maxChainName = 28
 
-// A rule is written in exactly the words and the order in which iptables-save
-// prints it, -s, -d, -p, then the matches, then the target: what the kernel
-// holds is compared with what is wanted as text.
+// A rule has exactly the words and the order of iptables-save: -s, -d, -p, then the
+// matches, then the target. The agent compares it with the kernel's rule as text.
 type rule struct{ words []string }
 
 func newRule(match string) *rule {
@@ -45,8 +44,7 @@ type chain struct {
 
 func (c *chain) add(rule string) { c.rules = append(c.rules, rule) }
 
-// from is the match of a source range. iptables-save is silent about one that
-// holds all addresses.
+// from is the match of a source range. iptables-save omits a range of all addresses.
 func from(p netip.Prefix) *rule {
 	if p.Bits() == 0 {
 		return newRule("")
@@ -66,8 +64,8 @@ func ifMark(value, mask uint32) *rule {
 	return newRule(fmt.Sprintf("-m mark --mark %#x/%#x", value, mask))
 }
 
-// oneIn is the match that one of n packets fits. The kernel keeps the
-// probability as a number of 31 bits, which is what iptables-save prints.
+// oneIn is the match of one in n packets. The kernel keeps the probability as a number of
+// 31 bits, which iptables-save prints.
 func oneIn(n int) string {
 	const whole = 1 << 31
 	fixed := (whole + n/2) / n

@@ -9,9 +9,9 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// ruleset is what one family's tables must hold, and what they do hold as far
-// as is known. Rules are written out when needed; remembered are the decisions
-// behind them and a sum of each chain.
+// ruleset holds the desired state of one family's tables, and the known state of the
+// kernel. It keeps decisions and a hash of each chain, and generates rules when they are
+// needed.
 type ruleset struct {
 	facts
 	ports     map[intent.PortID]*intent.ServicePort
@@ -19,19 +19,19 @@ type ruleset struct {
 	nodePorts dispatch
 	helpers
 	want  map[string]tableSums // by table
-	rules map[string]int       // in all chains of ours, by table
+	rules map[string]int       // in all chains of the agent, by table
 }
 
-// tableSums are the sums of a table's chains of ours.
+// tableSums holds the sums of the agent's chains in one table.
 type tableSums map[string]chainSum
 
-// chainSum stands for the rules of a chain.
+// chainSum identifies the rules of a chain.
 type chainSum struct {
 	rules int
 	sum   uint64
 }
 
-// hashSeed is this process's own: sums are never kept longer.
+// hashSeed is valid in this process only: no sum outlives it.
 var hashSeed = maphash.MakeSeed()
 
 func sumOf(rules []string) chainSum {
@@ -42,7 +42,7 @@ func sumOf(rules []string) chainSum {
 	return s.chainSum
 }
 
-// summer sums a chain rule by rule.
+// summer hashes a chain rule by rule.
 type summer struct{ chainSum }
 
 func (s *summer) add(rule string) {
@@ -66,44 +66,44 @@ func newRuleset(f facts) *ruleset {
 	for _, c := range f.natChains() {
 		r.wants(tableNAT, c.name, sumOf(c.rules))
 	}
-	// The roots are there even when they lead nowhere.
+	// The roots exist even if they are empty.
 	r.addresses.markDirty(topPrefix)
 	r.nodePorts.markDirty(topPrefix)
 	r.recompute(map[string][]string{})
 	return r
 }
 
-// wants notes what a chain must hold.
+// wants records the wanted rules of a chain.
 func (r *ruleset) wants(table, name string, s chainSum) {
 	r.rules[table] += s.rules - r.want[table][name].rules
 	r.want[table][name] = s
 }
 
-// difference is what a restore has to write of one table.
+// difference holds the changes that a restore writes to one table.
 type difference struct {
 	table string
-	fill  []chain  // to be made or emptied, and filled
-	gone  []string // chains to be taken away
-	edits []string // commands on the kernel's own chains
-	check []string // commands that fail where the kernel's own chains were edited
-	have  *dump    // what the kernel held; nil: it was not read
+	fill  []chain  // chains to create or empty, and fill
+	gone  []string // chains to delete
+	edits []string // commands on built-in chains
+	check []string // commands that fail if another program edited built-in chains
+	have  *dump    // the kernel's state; nil: not read
 }
 
 func (d *difference) empty() bool {
 	return len(d.fill) == 0 && len(d.gone) == 0 && len(d.edits) == 0
 }
 
-// apply takes in changed Service ports and returns what that changes in the
-// kernel, which is assumed to hold what was wanted before.
+// apply stores changed Service ports and returns the resulting difference. It assumes
+// that the kernel holds the previous desired state.
 func (r *ruleset) apply(upserts []*intent.ServicePort, deletes []intent.PortID) difference {
-	changed := map[string][]string{} // nil: gone
+	changed := map[string][]string{} // nil: deleted
 	for _, id := range deletes {
 		if old := r.ports[id]; old != nil {
 			r.fronts(old, nil)
 		}
 		r.forget(id, changed)
 	}
-	// All deletions first: an address may move from one port to another.
+	// All deletions come first: an address may move from one port to another.
 	for _, p := range upserts {
 		if p.ID.Family == r.family {
 			r.fronts(r.ports[p.ID], p)
@@ -152,8 +152,8 @@ func (r *ruleset) remember(p *intent.ServicePort, changed map[string][]string) {
 	r.helpers.remember(p)
 }
 
-// recompute compares changed chains, and those of changed dispatch nodes, with
-// what was wanted before, and returns what differs.
+// recompute compares changed chains, and the chains of changed dispatch nodes, with the
+// previous desired state. It returns the difference.
 func (r *ruleset) recompute(changed map[string][]string) difference {
 	for _, d := range []*dispatch{&r.addresses, &r.nodePorts} {
 		for prefix := range d.dirty {
@@ -182,7 +182,7 @@ func (r *ruleset) recompute(changed map[string][]string) difference {
 	return diff
 }
 
-// chains writes out every chain of a table.
+// chains yields every wanted chain of a table.
 func (r *ruleset) chains(table string) iter.Seq[chain] {
 	return func(yield func(chain) bool) {
 		for _, c := range r.helpChains()[table] {
@@ -223,7 +223,7 @@ func (r *ruleset) chains(table string) iter.Seq[chain] {
 	}
 }
 
-// holds reports whether the ruleset was made of exactly these ports.
+// holds reports whether the ruleset consists of exactly these ports.
 func (r *ruleset) holds(ports []*intent.ServicePort) bool {
 	n := 0
 	for _, p := range ports {
@@ -238,7 +238,7 @@ func (r *ruleset) holds(ports []*intent.ServicePort) bool {
 	return n == len(r.ports)
 }
 
-// against compares what is wanted in a table with what the kernel holds.
+// against compares the wanted state of a table with the kernel's.
 func (r *ruleset) against(have *dump) difference {
 	diff := difference{table: have.table, have: have}
 	want := r.want[have.table]
@@ -265,7 +265,7 @@ func (r *ruleset) jumpsOf(table string) []jump {
 	return append(r.helpJumps(table), slices.DeleteFunc(jumps(r.family), func(j jump) bool { return j.table != table })...)
 }
 
-// count is how many rules of ours a table has.
+// count returns the number of the agent's rules in a table.
 func (r *ruleset) count(table string) int {
 	return r.rules[table] + len(r.jumpsOf(table))
 }

@@ -8,7 +8,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// The kinds of chain that a Service port has, the middle of their names.
+// The kinds of chain of a Service port. They are the middle of the chains' names.
 const (
 	kindCluster  = "SVC" // one of the endpoints of policy Cluster
 	kindLocal    = "LOC" // one of the endpoints of policy Local
@@ -31,7 +31,7 @@ type portRules struct {
 	made   map[string]bool
 }
 
-// serviceChains are the chains of a Service port, and its entries for the two
+// serviceChains returns the chains of a Service port, and its entries for the two
 // dispatches: by address and by NodePort.
 func (f *facts) serviceChains(p *intent.ServicePort) (chains []chain, byAddr, byPort []entry) {
 	r := &portRules{facts: f, p: p, id: fmt.Sprintf("%s %d", p.ID, p.ID.Number), made: map[string]bool{}}
@@ -49,7 +49,7 @@ func (f *facts) serviceChains(p *intent.ServicePort) (chains []chain, byAddr, by
 	return r.chains, byAddr, byPort
 }
 
-// dispatchOf is an empty dispatch of the kind that a frontend belongs to.
+// dispatchOf returns an empty dispatch of the kind that a frontend belongs to.
 func (f *facts) dispatchOf(fe *intent.Frontend) *dispatch {
 	if fe.Kind == intent.NodePort {
 		return &dispatch{}
@@ -69,8 +69,8 @@ var kindNames = map[intent.FrontendKind]string{
 	intent.ExternalIP: "ExternalIP", intent.LoadBalancerIP: "LoadBalancerIP",
 }
 
-// comment names a Service port in a dump, "namespace/name:port 80/TCP
-// ClusterIP"; parseComment reads it back.
+// comment names a Service port in a dump, "namespace/name:port 80/TCP ClusterIP".
+// parseComment parses it.
 func (r *portRules) comment(fe *intent.Frontend) string {
 	name := r.p.ID.Service.String()
 	if r.p.ID.Port != "" {
@@ -79,8 +79,8 @@ func (r *portRules) comment(fe *intent.Frontend) string {
 	return fmt.Sprintf("%s %d/%s %s", name, r.p.ID.Number, r.p.ID.Protocol, kindNames[fe.Kind])
 }
 
-// name is the name of a chain of this Service port; of tells apart several of
-// one kind.
+// name returns the name of a chain of this Service port. of distinguishes several chains
+// of one kind.
 func (r *portRules) name(kind, of string) string {
 	return chainPrefix + kind + "-" + hash(r.id+of)
 }
@@ -91,7 +91,7 @@ func (r *portRules) make(name string, fill func(*chain)) string {
 		return name
 	}
 	r.made[name] = true
-	at := len(r.chains) // chains that fill makes come after it
+	at := len(r.chains) // chains that fill adds come after it
 	r.chains = append(r.chains, chain{name: name})
 	c := chain{name: name}
 	fill(&c)
@@ -117,11 +117,11 @@ func (r *portRules) frontend(fe *intent.Frontend) string {
 	})
 }
 
-// clusterIP is the target of a cluster IP, whose routes are the same inside and
-// outside: a client from outside the cluster was marked on its way here.
+// clusterIP returns the target of a cluster IP. Its routes are the same inside and
+// outside: SPW-SOURCES marks a client from outside the cluster.
 func (r *portRules) clusterIP(fe *intent.Frontend) string { return r.route(fe.InternalRoute) }
 
-// route is the target of one route.
+// route returns the target of one route.
 func (r *portRules) route(to intent.Route) string {
 	switch to {
 	case intent.ToCluster:
@@ -134,16 +134,15 @@ func (r *portRules) route(to intent.Route) string {
 	return chainReject
 }
 
-// external is the target of packets to NodePorts, externalIPs and load
-// balancers.
+// external returns the target of packets to NodePorts, externalIPs and load balancers.
 func (r *portRules) external(outside, inside intent.Route) string {
 	if outside == inside && (outside == intent.Reject || outside == intent.Drop) {
 		return r.route(outside)
 	}
 	return r.make(r.name(kindExternal, fmt.Sprint(outside, inside)), func(c *chain) {
 		if outside != inside {
-			// Answers to this node's own processes and pods come through this
-			// node in any case. A process keeps its address only by accident.
+			// Answers to this node's processes and pods come through this node in any
+			// case. A process keeps its address only by accident.
 			c.add(newRule("-m addrtype --src-type LOCAL").jump(chainMarkMasquerade))
 			c.add(newRule("-m addrtype --src-type LOCAL").jump(r.route(inside)))
 			for _, m := range r.inside {
@@ -152,17 +151,17 @@ func (r *portRules) external(outside, inside intent.Route) string {
 		}
 		switch {
 		case outside == intent.ToCluster || r.masqueradeAll && outside == intent.ToLocal:
-			// An endpoint elsewhere must answer through this node.
+			// An endpoint on another node must answer through this node.
 			c.add(newRule("").jump(setMark(markMasquerade, markMasquerade)))
 		case outside == intent.ToLocal:
-			// The client's address is what policy Local is for.
+			// Policy Local exists to keep the client's address.
 			c.add(newRule("").jump(setMark(0, markMasquerade)))
 		}
 		c.add(newRule("").jump(r.route(outside)))
 	})
 }
 
-// endpoints is the chain that picks one of a set of endpoints.
+// endpoints returns the chain that selects one endpoint of a set.
 func (r *portRules) endpoints(kind string, uses func(*intent.Endpoint) bool) string {
 	return r.make(r.name(kind, ""), func(c *chain) {
 		var targets []string
@@ -187,8 +186,8 @@ func (r *portRules) endpoints(kind string, uses func(*intent.Endpoint) bool) str
 	})
 }
 
-// endpoint is the target that sends packets to an endpoint: DNAT itself, or a
-// chain where more has to be done.
+// endpoint returns the target that sends packets to an endpoint: DNAT, or a chain if the
+// endpoint needs more rules.
 func (r *portRules) endpoint(e *intent.Endpoint) string {
 	dnat := "DNAT --to-destination " + e.Addr.String()
 	hairpin := mayAskItself(e)
@@ -197,8 +196,8 @@ func (r *portRules) endpoint(e *intent.Endpoint) string {
 	}
 	return r.make(r.endpointChain(e), func(c *chain) {
 		if hairpin {
-			// The pod would take its own packet's answer for its own: it has to
-			// come back here.
+			// The answer must come back here: the pod would take its own packet's answer
+			// for its own.
 			c.add(from(host(e.Addr.Addr())).jump(setMark(markMasquerade, markMasquerade)))
 		}
 		m := newRule("-p " + protocolName(r.p.ID.Protocol))
@@ -209,17 +208,17 @@ func (r *portRules) endpoint(e *intent.Endpoint) string {
 	})
 }
 
-// mayAskItself reports whether packets of the endpoint itself may come through
-// this node's chains. Such an endpoint costs a chain, so it matters that those
-// which are known to be elsewhere do not count.
+// mayAskItself reports whether packets of the endpoint itself may traverse this node's
+// chains. Such an endpoint costs a chain, so endpoints that are known to be on other
+// nodes do not count.
 func mayAskItself(e *intent.Endpoint) bool { return e.OnThisNode && !e.HostNetwork || e.NodeUnknown }
 
 func (r *portRules) endpointChain(e *intent.Endpoint) string {
 	return r.name(kindEndpoint, e.Addr.String())
 }
 
-// remembered is a match of xt_recent on the list of an endpoint's clients. The
-// kernel keeps the list over changes of the rules as long as one names it.
+// remembered is a match of xt_recent on the list of an endpoint's clients. The kernel
+// keeps the list over changes of the rules while a rule names it.
 func (r *portRules) remembered(how string, e *intent.Endpoint) *rule {
 	mask := "255.255.255.255"
 	if r.family == model.IPv6 {
@@ -228,7 +227,7 @@ func (r *portRules) remembered(how string, e *intent.Endpoint) *rule {
 	return newRule("-m recent").add(how, "--name", r.endpointChain(e), "--mask", mask, "--rsource")
 }
 
-// seconds rounds up: affinity must not last shorter than asked.
+// seconds rounds up: affinity must last at least as long as configured.
 func seconds(d time.Duration) string {
 	return fmt.Sprint(int64((d + time.Second - 1) / time.Second))
 }

@@ -8,8 +8,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// The marks of packets on their way through the node. The first is kube-proxy's
-// and means the same; a packet that is to be dropped has both bits.
+// Packet marks. The first is kube-proxy's and has its meaning. A packet to drop has both
+// bits.
 const (
 	markMasquerade uint32 = 0x4000
 	markRefuse     uint32 = 0x1000
@@ -17,7 +17,7 @@ const (
 	markMask              = markRefuse | markMasquerade
 )
 
-// The chains that are always there.
+// The chains that always exist.
 const (
 	chainServices       = chainPrefix + "SERVICES"
 	chainSources        = chainPrefix + "SOURCES"
@@ -32,7 +32,7 @@ const (
 	chainLoopback       = chainPrefix + "LOOPBACK"
 )
 
-// The tables that hold rules of ours.
+// The tables that hold rules of the agent.
 const (
 	tableNAT    = "nat"
 	tableFilter = "filter"
@@ -40,10 +40,10 @@ const (
 
 var tables = []string{tableNAT, tableFilter}
 
-// jump is a rule in a chain of the kernel's that leads into ours.
+// jump is a rule in a built-in chain that jumps to a chain of the agent.
 type jump struct{ table, from, rule string }
 
-// jumps are in the order of their chain. They come first in it: an earlier ACCEPT of
+// jumps are in the order of their chain. They are its first rules: an earlier ACCEPT of
 // another program would hide Services.
 func jumps(f model.Family) []jump {
 	services := newRule(`-m comment --comment "spillway: Services"`).jump(chainServices)
@@ -65,7 +65,7 @@ func jumps(f model.Family) []jump {
 	return list
 }
 
-// facts is what rules of one family depend on besides Services.
+// facts holds the inputs of one family's rules, apart from Services.
 type facts struct {
 	family        model.Family
 	cluster       []string // matches of packets that are from the cluster's pods
@@ -91,10 +91,10 @@ func newFacts(f model.Family, n intent.Node, liberal bool) facts {
 	return of
 }
 
-// podSources are matches of packets from pods, as --detect-local-mode has them
-// told. A device is that of a pod here, and so are the pods of the cluster that
-// send by it. Addresses know more: packets of another node's pod are no more to be
-// masqueraded than those of one here, but come from outside.
+// podSources returns the matches of packets from pods, as --detect-local-mode defines
+// them. With a device, cluster and inside are the same: packets that arrive by it. With
+// addresses they differ: packets of another node's pods are not masqueraded either, but
+// come from outside.
 func podSources(f model.Family, n intent.Node) (cluster, inside []string) {
 	switch {
 	case n.Local.Interface != "":
@@ -109,14 +109,14 @@ func podSources(f model.Family, n intent.Node) (cluster, inside []string) {
 		cluster = sources(rangesOf(f, n.ClusterCIDRs))
 	}
 	if inside = sources(rangesOf(f, n.PodCIDRs)); len(inside) == 0 {
-		// No range of this node's own is known. As kube-proxy does, take all
-		// pods of the cluster for this node's.
+		// This node's range is unknown. As kube-proxy does, count all pods of the cluster
+		// as this node's.
 		inside = cluster
 	}
 	return cluster, inside
 }
 
-// sources are the matches of packets from ranges.
+// sources returns the matches of packets from ranges.
 func sources(ranges []netip.Prefix) (matches []string) {
 	for _, p := range aggregate(ranges) {
 		matches = append(matches, from(p).String())
@@ -138,7 +138,7 @@ func (f *facts) natChains() []chain {
 	for _, a := range f.nodePortAddrs {
 		services.add(newRule("-d " + host(a).String()).jump(chainNodePorts))
 	}
-	// No Service's: what SPW-SOURCES said is of no account.
+	// The packet is no Service's: SPW-SOURCES's mark does not apply.
 	services.add(newRule("").jump(setMark(0, markMasquerade)))
 
 	sources := chain{name: chainSources}
@@ -150,12 +150,12 @@ func (f *facts) natChains() []chain {
 	if f.masqueradeAll || len(f.cluster) > 0 {
 		sources.add(newRule("").jump(setMark(markMasquerade, markMasquerade)))
 	}
-	// ACCEPT ends the way through table nat; table filter does as marked.
+	// ACCEPT ends the traversal of table nat. Table filter acts on the mark.
 	return []chain{services, sources,
 		{chainMarkMasquerade, []string{newRule("").jump(setMark(markMasquerade, markMasquerade))}},
 		{chainReject, []string{newRule("").jump(setMark(markRefuse, markMask)), newRule("").jump("ACCEPT")}},
 		{chainDrop, []string{newRule("").jump(setMark(markDrop, markMask)), newRule("").jump("ACCEPT")}},
-		// A packet that is encapsulated comes by once more; it keeps its mark.
+		// An encapsulated packet traverses the chain again; it keeps its mark.
 		{chainMasquerade, []string{newRule("").jump(setMark(0, markMasquerade)), newRule("").jump("MASQUERADE --random-fully")}},
 	}
 }
@@ -168,9 +168,9 @@ func (f *facts) filterChains() []chain {
 	}
 	forward := chain{name: chainForward}
 	if !f.liberal {
-		// A late packet of a connection that was translated would leave with
-		// addresses that its receiver answers with a reset (kubernetes/kubernetes
-		// issue 74839). Where TCP is tracked liberally there are none.
+		// A late packet of a translated connection would leave with addresses that its
+		// receiver answers with a reset (kubernetes/kubernetes issue 74839). Where
+		// conntrack tracks TCP liberally, no packet is invalid.
 		forward.add(newRule("-m conntrack --ctstate INVALID").jump("DROP"))
 	}
 	forward.add(ifMark(markMasquerade, markMasquerade).jump("ACCEPT"))
@@ -200,9 +200,9 @@ func rangesOf(f model.Family, all []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// aggregate joins ranges that fill a larger one and leaves out those within
-// others: a cluster of 5,000 nodes has as many ranges of pods, one beside the
-// other, and each first packet walks them.
+// aggregate joins ranges that fill a larger one and removes ranges within others. A
+// cluster of 5,000 nodes has as many adjacent ranges of pods, and each first packet walks
+// them.
 func aggregate(sorted []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(sorted, netip.Prefix.Compare)
 	var out []netip.Prefix

@@ -11,8 +11,8 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 )
 
-// writeChanged is a partial sync: one restore a family, of the chains that
-// changed. Where it fails, all is compared and written.
+// writeChanged is a partial sync: one restore for each family, with the chains that
+// changed. If it fails, a full sync follows.
 func (b *Backend) writeChanged(ctx context.Context, diffs [][]difference) error {
 	written := map[string]int{}
 	for i, f := range b.families {
@@ -26,8 +26,8 @@ func (b *Backend) writeChanged(ctx context.Context, diffs [][]difference) error 
 			if d.table == tableFilter {
 				continue
 			}
-			// What changed is of no use where the ways into it were flushed. That
-			// is found out in passing.
+			// Chains are useless if another program has flushed the jumps to them. The
+			// restore checks the jumps.
 			for _, j := range f.jumpsOf(d.table) {
 				d.check = append(d.check, "-C "+j.from+" "+j.rule)
 			}
@@ -47,8 +47,7 @@ func (b *Backend) writeChanged(ctx context.Context, diffs [][]difference) error 
 	return nil
 }
 
-// partialFailed writes everything at once, unless that has to wait for the same
-// lock.
+// partialFailed writes everything at once, unless that has to wait for the same lock.
 func (b *Backend) partialFailed(ctx context.Context, err error) error {
 	b.known = false
 	if ctx.Err() != nil {
@@ -59,11 +58,11 @@ func (b *Backend) partialFailed(ctx context.Context, err error) error {
 	if errors.Is(err, errLocked) {
 		return err
 	}
-	b.cfg.Log.Warn("partial sync failed, perhaps because somebody else changed the rules; all are compared and written", "err", err)
+	b.cfg.Log.Warn("partial sync failed, perhaps because another program changed the rules; a full sync follows", "err", err)
 	return b.writeAll(ctx)
 }
 
-// writeAll is a full sync: every table is read, and what differs is written.
+// writeAll is a full sync: it reads every table, and writes the differences.
 func (b *Backend) writeAll(ctx context.Context) error {
 	if _, err := b.repair(ctx); err != nil || b.earlier == nil {
 		return err
@@ -76,8 +75,8 @@ func (b *Backend) writeAll(ctx context.Context) error {
 	return nil
 }
 
-// repair makes the kernel hold what is wanted and returns which chains and jumps
-// did not. A family that fails does not hold up the other.
+// repair writes the desired state to the kernel and returns the chains and jumps that
+// differed. A family that fails does not delay the other.
 func (b *Backend) repair(ctx context.Context) (all dataplane.Repair, err error) {
 	before, start := b.known, time.Now()
 	written := map[string]int{}
@@ -106,7 +105,7 @@ func (b *Backend) repair(ctx context.Context) (all dataplane.Repair, err error) 
 	return all, nil
 }
 
-// repairFamily does so for one family, and counts the rules that it writes.
+// repairFamily repairs one family, and counts the rules that it writes.
 func (b *Backend) repairFamily(ctx context.Context, f *family, written map[string]int) (r dataplane.Repair, err error) {
 	if err := f.findRaw(ctx); err != nil {
 		return r, err
@@ -123,9 +122,9 @@ func (b *Backend) repairFamily(ctx context.Context, f *family, written map[strin
 	for _, d := range diffs {
 		written[d.table] += d.rules()
 	}
-	f.raw = len(f.helped) > 0 // what is there of tables raw and mangle and is not wanted goes now
+	f.raw = len(f.helped) > 0 // this sync deletes unwanted chains of tables raw and mangle
 	if r = repairOf(f.ruleset.family, diffs); !r.Any() {
-		f.seen = now // taken first: what came between is found out next time
+		f.seen = now // taken before the comparison: the next audit finds later changes
 		return r, nil
 	}
 	err = b.writeDifferences(ctx, f, diffs)
@@ -136,7 +135,7 @@ func (b *Backend) repairFamily(ctx context.Context, f *family, written map[strin
 	return r, err
 }
 
-// compare reads the tables of a family and says what has to be written.
+// compare reads the tables of a family and returns the differences to write.
 func (f *family) compare(ctx context.Context) ([]difference, error) {
 	var diffs []difference
 	for _, table := range f.tables() {
@@ -178,7 +177,7 @@ func (b *Backend) writeDifferences(ctx context.Context, f *family, diffs []diffe
 	return ctx.Err()
 }
 
-// emptied are chains without rules.
+// emptied returns the named chains, without rules.
 func emptied(names []string) []chain {
 	chains := make([]chain, len(names))
 	for i, name := range names {
@@ -210,7 +209,7 @@ func (p *programs) removeEmpty(ctx context.Context, table string, names []string
 	return left
 }
 
-// sampledShare is the part of the time that sampled verifying may take.
+// sampledShare is the maximum part of the time that sampled verification takes.
 const sampledShare = 100
 
 func (b *Backend) dueToVerify() bool {

@@ -5,42 +5,43 @@ import (
 	"strings"
 )
 
-// The dispatch is a tree of chains over the bits of a destination, two at a
-// time, so that neither a packet nor a change meets all Services: a packet
-// walks some 3 rules a level and at most leafSize at the end, and a change
-// rewrites the one chain that names its address.
+// The dispatch is a tree of chains over the bits of a destination, two at a time. So
+// neither a packet nor a change meets all Services. A packet walks some 3 rules for each
+// level and at most leafSize at the end. A change rewrites the one chain that names its
+// address.
 //
 //	SPW-ADDRESSES        -d 10.96.0.0/18     -j SPW-10.96.0.0/18
 //	SPW-10.96.0.0/18     -d 10.96.16.0/20    -j SPW-10.96.16.0/20     (one of ≤ 4)
 //	SPW-10.96.16.0/20    -d 10.96.16.5/32 -p tcp --dport 80 -j SPW-SVC-…  (one of ≤ leafSize)
 //
-// The shape depends on what is in the tree and not on how it came there, so
-// that incremental syncs leave the same chains as one full sync:
+// The shape depends on the content of the tree and not on its history, so incremental
+// syncs leave the same chains as one full sync:
 //
 //   - a set of at most leafSize keys is a leaf: one chain that lists them;
 //   - a larger one is an inner node at the longest prefix that its keys share,
 //     with a child for each next digit.
 //
-// Few rules in all matter as much as few rules walked: iptables-legacy copies
-// the whole table at each commit, and a chain costs it two rules of its own.
+// The total number of rules matters as much as the number of rules walked.
+// iptables-legacy copies the whole table at each commit, and a chain costs it two rules
+// of its own.
 const leafSize = 16
 
 // A key is a string of digits '0' to '3'. All keys of a trie have one length.
 type entry struct {
 	key   string
 	owner any    // who may remove it
-	rule  string // what a leaf's chain says
+	rule  string // the rule in a leaf's chain
 }
 
 // trie is the tree of one dispatch. Its zero value is empty.
 type trie struct {
 	top *trieNode
-	// dirty holds the prefixes of nodes that came, went or changed since
-	// the caller last emptied it. "" is what leads to the top.
+	// dirty holds the prefixes of nodes that were added, deleted or changed since the
+	// caller last emptied it.
 	dirty map[string]struct{}
 }
 
-// topPrefix stands in trie.dirty for the chain that leads to the top.
+// topPrefix represents in trie.dirty the chain that jumps to the top.
 const topPrefix = "top"
 
 type trieNode struct {
@@ -59,10 +60,10 @@ func (t *trie) markDirty(prefix string) {
 	t.dirty[prefix] = struct{}{}
 }
 
-// set puts an entry in, in the place of one with the same key.
+// set adds an entry, or replaces the entry of the same key.
 func (t *trie) set(e entry) { t.replaceTop(t.insert(t.top, "", e)) }
 
-// remove takes out the entry of a key if it belongs to owner.
+// remove deletes the entry of a key if it belongs to owner.
 func (t *trie) remove(key string, owner any) { t.replaceTop(t.removeEntry(t.top, "", key, owner)) }
 
 func (t *trie) replaceTop(n *trieNode) {
@@ -72,12 +73,12 @@ func (t *trie) replaceTop(n *trieNode) {
 	t.top = n
 }
 
-// sameNode reports whether the rule that leads to two nodes is the same.
+// sameNode reports whether the same rule jumps to both nodes.
 func sameNode(a, b *trieNode) bool {
 	return (a == nil) == (b == nil) && (a == nil || a.prefix == b.prefix)
 }
 
-// insert puts e below n, which hangs at slot, and returns what hangs there then.
+// insert adds e below n, the node at slot, and returns the new node at slot.
 func (t *trie) insert(n *trieNode, slot string, e entry) *trieNode {
 	switch {
 	case n == nil:
@@ -111,8 +112,8 @@ func (t *trie) insert(n *trieNode, slot string, e entry) *trieNode {
 	return n
 }
 
-// removeEntry takes the entry of key out from below n, which hangs at slot, and returns
-// what hangs there then.
+// removeEntry deletes the entry of key below n, the node at slot, and returns the new
+// node at slot.
 func (t *trie) removeEntry(n *trieNode, slot, key string, owner any) *trieNode {
 	if n == nil || !strings.HasPrefix(key, n.prefix) {
 		return n
@@ -137,14 +138,14 @@ func (t *trie) removeEntry(n *trieNode, slot, key string, owner any) *trieNode {
 		return t.collapse(n, slot)
 	}
 	if only := n.onlyKid(); only != nil {
-		// It holds more than leafSize, so it is an inner node that knows its
-		// own prefix.
+		// It holds more than leafSize entries, so it is an inner node with a prefix of
+		// its own.
 		return only
 	}
 	return n
 }
 
-// setKid hangs a node below an inner one.
+// setKid sets a child of an inner node.
 func (t *trie) setKid(n *trieNode, at int, kid *trieNode) {
 	if !sameNode(n.kids[at], kid) {
 		t.markDirty(n.prefix)
@@ -152,7 +153,7 @@ func (t *trie) setKid(n *trieNode, at int, kid *trieNode) {
 	n.kids[at] = kid
 }
 
-// build makes the nodes for entries, sorted by key, that hang at slot.
+// build creates the nodes at slot for entries, which are sorted by key.
 func (t *trie) build(entries []entry, slot string) *trieNode {
 	if len(entries) <= leafSize {
 		t.markDirty(slot)
@@ -173,7 +174,7 @@ func (t *trie) build(entries []entry, slot string) *trieNode {
 	return n
 }
 
-// collapse makes one leaf of all that is below n.
+// collapse merges all entries below n into one leaf.
 func (t *trie) collapse(n *trieNode, slot string) *trieNode {
 	leaf := &trieNode{prefix: slot, entries: make([]entry, 0, n.count)}
 	n.walk(func(below *trieNode) {
@@ -218,7 +219,7 @@ func (n *trieNode) total() int {
 	return sum
 }
 
-// onlyKid returns the one child of an inner node, nil if there are several.
+// onlyKid returns the child of an inner node that has one child, else nil.
 func (n *trieNode) onlyKid() *trieNode {
 	var only *trieNode
 	for _, kid := range n.kids {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// shape writes a tree down.
+// shape formats a tree as text.
 func shape(t *trie) string {
 	var b strings.Builder
 	t.top.walk(func(n *trieNode) {
@@ -91,7 +91,7 @@ func TestATreeSaysEveryNodeThatChanged(t *testing.T) {
 	}
 }
 
-// text is what a chain of the tree would say.
+// text returns the rules of a chain of the tree.
 func text(tree *trie, prefix string) string {
 	if prefix == topPrefix {
 		if tree.top == nil {

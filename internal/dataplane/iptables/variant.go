@@ -7,16 +7,16 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// found is what there is of one variant.
+// found is the state of one variant in the kernel.
 type found struct {
 	v4, v6  *programs
-	others  int  // rules that are not ours
-	own     bool // it has chains of ours
+	others  int  // rules of other programs
+	own     bool // it has chains of the agent
 	kubelet bool // it has a chain of kubelet's or iptables-wrappers'
 	missing error
 }
 
-// look asks a variant what it holds. It makes no tables.
+// look reads the state of a variant. It creates no tables.
 func look(ctx context.Context, cfg *Config, v Variant) found {
 	var f found
 	if f.v4, f.missing = findPrograms(ctx, cfg, v, model.IPv4); f.missing != nil {
@@ -41,10 +41,11 @@ func look(ctx context.Context, cfg *Config, v Variant) found {
 }
 
 // chooseVariant returns the variant that the node's other programs use, because packets
-// then traverse all rules in one order: the one with a chain that kubelet or
-// iptables-wrappers create for this purpose, else the one with more rules. Without any
-// rules it is nft: a change there is much cheaper, waits for no lock, and new kernels have
-// no legacy. It also returns the other variant, nil if it is missing, and the reason.
+// then traverse all rules in one order. That is the variant with a chain that kubelet or
+// iptables-wrappers create for this purpose, else the variant with more rules. Without
+// any rules it is nft: a change there is much cheaper and waits for no lock, and new
+// kernels lack legacy. chooseVariant also returns the other variant, nil if it is
+// missing, and the reason.
 func chooseVariant(ctx context.Context, cfg *Config) (chosen Variant, use found, other *found, why string, err error) {
 	legacy, nft := look(ctx, cfg, Legacy), look(ctx, cfg, NFT)
 	switch {

@@ -7,8 +7,7 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// A node with 200 pods: each has conntrack in use, one in ten has rules that a
-// sidecar wrote.
+// A node with 200 pods: each uses conntrack, and one in ten has the rules of a sidecar.
 func BenchmarkLookAt200Namespaces(b *testing.B) {
 	var list []conntrack.Namespace
 	for i := range 200 {

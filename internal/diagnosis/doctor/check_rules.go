@@ -9,7 +9,7 @@ func (rulesCheck) Name() string  { return "length of rule lists" }
 func (rulesCheck) About() string { return "rules that the first packet of a connection traverses" }
 
 // manyRules and tooManyRules are the numbers of consecutive rules that make a first
-// packet slow: each rule is a comparison, and the rules do not stay in the cache.
+// packet slow. Each rule is a comparison, and the rules do not stay in the cache.
 const (
 	manyRules    = 1000
 	tooManyRules = 5000

@@ -18,8 +18,9 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Each test plants the trouble in a namespace of its own, sees the finding,
-// fixes it by --fix or by the printed command, and checks that the finding is gone.
+// Each test creates the problem in a namespace of its own and sees the finding. It fixes
+// the problem by --fix or by the printed command, and checks that the finding has
+// disappeared.
 
 func TestATableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 	restore(t, conntrackMax, conntrackBuckets)
@@ -39,7 +40,7 @@ func TestATableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 	}
 	applyFixes(t, f)
 	expectNone(t, "conntrack-table-full", ns)
-	// Another hand may have raised it further meanwhile.
+	// Another program may have raised it further meanwhile.
 	more := strconv.Itoa(4 * limit)
 	shell(t, "sysctl -w "+conntrackMax+"="+more)
 	if done := applyFixes(t, f); !strings.Contains(done[0].Note, "left alone: it is "+more) || sysctlNow(t, conntrackMax) != more {
@@ -172,8 +173,8 @@ func TestTimeoutsOfPodsThatAreNotTheNodesAreFound(t *testing.T) {
 	expectNone(t, "timeouts-differ", node, one, two, idle)
 }
 
-// The tables that the dataplane nftables writes, as its own tests have them, give helpers
-// by sets, and keep the source of what a helper expects: there is nothing to fix there.
+// The tables of the dataplane nftables, as its own tests have them, assign helpers by
+// sets, and keep the source of expected connections. There is nothing to fix.
 func TestSpillwaysOwnHelpersAreInOrder(t *testing.T) {
 	for _, row := range []struct {
 		name, protocol, set string
@@ -185,7 +186,7 @@ func TestSpillwaysOwnHelpersAreInOrder(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// nft shows these lines and does not take them.
+			// nft prints these lines, but does not accept them.
 			text = regexp.MustCompile(`(?m)^.*(ct original proto-dst|@clients6).*$`).ReplaceAll(text, nil)
 			text = bytes.ReplaceAll(text, []byte("1069"), []byte("69"))
 			path := filepath.Join(t.TempDir(), file)
@@ -203,7 +204,7 @@ func TestSpillwaysOwnHelpersAreInOrder(t *testing.T) {
 				t.Errorf("%s: %+v", row.name, f)
 			}
 		}
-		// A port that the sets do not hold has none.
+		// A port outside the sets has no helper.
 		inside(t, ns, "nft flush set inet spillway "+row.set)
 		_, findings = examine(t, ns)
 		onlyFinding(t, findings, "helper-missing")
@@ -240,7 +241,7 @@ EOF`
 		name, rules, where string
 		ports              []int
 	}{
-		// A rule for another port than those that lead there is none for them.
+		// A rule for another port assigns no helper to these.
 		{"iptables-nft", strings.ReplaceAll("IPT"+proxy, "IPT", "iptables-nft") + "\niptables-nft -t raw -A PREROUTING -p udp --dport 69 -j CT --helper tftp", "10.96.0.5:6969", []int{6969, 30069}},
 		{"iptables-legacy", strings.ReplaceAll("IPT"+proxy, "IPT", "iptables-legacy"), "10.96.0.5:6969", []int{6969, 30069}},
 		{"nft", nft, "10.96.0.5:69", []int{69, 30069}},
@@ -350,7 +351,7 @@ EOF`)
 	// The printed command does the same as --fix.
 	shell(t, strings.Join(f.Commands, "\n"))
 	expectNone(t, "stale-udp-entries", ns)
-	// A node goes, and its route with it, while rules still have the endpoint.
+	// A node disappears, and its route with it, while rules still have the endpoint.
 	inside(t, ns, "ip route add unreachable 10.244.0.0/16")
 	_, findings = examine(t, ns)
 	f = onlyFinding(t, findings, "stale-udp-entries")
@@ -424,8 +425,8 @@ func TestEveryNameOfATimeoutIsASysctl(t *testing.T) {
 	}
 }
 
-// TestStaleIsAskedOfWhatRulesTranslate: what a helper expected is translated by what it
-// belongs to, a TFTP transfer to the client itself; no rule mentions that.
+// TestStaleIsAskedOfWhatRulesTranslate: conntrack translates an expected connection like
+// its master, a TFTP transfer to the client itself. No rule mentions that.
 func TestStaleIsAskedOfWhatRulesTranslate(t *testing.T) {
 	for status, want := range map[conntrack.Status]bool{
 		conntrack.DstNAT: true, conntrack.DstNAT | conntrack.Assured: true, 0: false,

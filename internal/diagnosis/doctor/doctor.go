@@ -51,7 +51,7 @@ type Finding struct {
 	Commands []string `json:"commands,omitempty"`
 	// Settings are YAML for the authors of pods; a comment names the object of each.
 	Settings string `json:"settings,omitempty"`
-	// Fixable says that --fix carries out the remedy.
+	// Fixable reports that --fix applies the remedy.
 	Fixable bool `json:"fixable"`
 
 	fixes []fix

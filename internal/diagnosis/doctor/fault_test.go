@@ -18,8 +18,8 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// childEnv has the test binary be doctor for one namespace, by name, and print
-// its Report: in a process that lacks what the test takes from it.
+// childEnv makes the test binary run doctor for one namespace, by name, and print its
+// Report. The process lacks the rights that the test removes.
 const childEnv = "SPILLWAY_DOCTOR_CHILD"
 
 func TestMain(m *testing.M) {
@@ -54,8 +54,8 @@ func child(name string) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// refuseNetfilterNetlink has the kernel answer this process as one that was
-// built without nfnetlink does.
+// refuseNetfilterNetlink makes the kernel answer this process as a kernel without
+// nfnetlink would.
 func refuseNetfilterNetlink() error {
 	const protocolArg = 16 + 2*8 // offset of the third argument in struct seccomp_data, little-endian
 	filter := []unix.SockFilter{
@@ -69,15 +69,15 @@ func refuseNetfilterNetlink() error {
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	// All threads: goroutines move. It takes no NO_NEW_PRIVS from root.
+	// All threads, since goroutines move. Root needs no NO_NEW_PRIVS for it.
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program))); errno != 0 {
 		return fmt.Errorf("install seccomp filter: %w", errno)
 	}
 	return nil
 }
 
-// asChild runs doctor for a namespace in a process of its own, behind a command
-// that changes what that process has.
+// asChild runs doctor for a namespace in a process of its own, behind a command that
+// changes the process's environment.
 func asChild(t *testing.T, ns conntrack.Namespace, env []string, setup string) Report {
 	t.Helper()
 	exe, err := os.Executable()
@@ -102,8 +102,7 @@ func asChild(t *testing.T, ns conntrack.Namespace, env []string, setup string) R
 	return r
 }
 
-// said fails unless exactly these things could not be looked at, each in one
-// line.
+// said fails unless the report names exactly these unreadable parts, each in one line.
 func said(t *testing.T, r Report, want ...string) {
 	t.Helper()
 	ok := len(r.Problems) == len(want)
@@ -172,7 +171,7 @@ sysctl -w net.bridge.bridge-nf-call-iptables=1`)
 	r := asChild(t, ns, []string{"PATH=/nowhere"}, "")
 	said(t, r, "rules of legacy iptables were not read: iptables-legacy-save is not installed", "rules of nftables were not read: nft is not installed")
 	onlyFinding(t, r.Findings, "bridge-netfilter-on")
-	// Without iptables nft still lists what its variant holds.
+	// Without iptables nft still lists the rules of its variant.
 	nft, _ := exec.LookPath("nft")
 	only := t.TempDir()
 	shell(t, "ln -s "+nft+" "+only+"/nft")
@@ -206,7 +205,7 @@ nft 'add table ip p; add chain ip p o { type nat hook output priority -100; }; a
 	}
 }
 
-// What a namespace that is not the machine's may not set is said likewise.
+// A setting that only the machine's namespace may write is reported likewise.
 func TestASharedLimitIsNotSetFromAnotherNamespace(t *testing.T) {
 	ns := newNamespace(t, "foreign")
 	enter(t, ns, func() {

@@ -17,7 +17,7 @@ import (
 // fix is a change that is always safe: it raises a limit, or deletes stale entries.
 type fix struct {
 	does string
-	do   func(context.Context) (string, error) // the note says what was done instead, if anything
+	do   func(context.Context) (string, error) // the note names the action taken instead, if any
 }
 
 // Fixed is the result of a fix.

@@ -20,7 +20,7 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// newNamespace makes a network namespace for the test, with loopback up and conntrack
+// newNamespace creates a network namespace for the test, with loopback up and conntrack
 // active, and finds it.
 func newNamespace(t testing.TB, role string) conntrack.Namespace {
 	t.Helper()
@@ -41,12 +41,12 @@ nft 'add table inet track; add chain inet track c { type filter hook output prio
 	return list[i]
 }
 
-// outward gives a namespace a way out, to a neighbor that never answers.
+// outward gives a namespace a default route, to a neighbor that never answers.
 const outward = `ip link add d0 type veth peer name d1; ip link set d1 up; ip link set d0 up; ip addr add 192.0.2.1/24 dev d0
 ip neigh add 192.0.2.254 lladdr 02:00:00:00:00:01 dev d0; ip route add default via 192.0.2.254
 `
 
-// shell runs a script as people paste commands.
+// shell runs a script as an operator pastes commands.
 func shell(t testing.TB, script string) string {
 	t.Helper()
 	out, err := exec.Command("bash", "-ec", script).CombinedOutput()
@@ -156,8 +156,8 @@ func applyFixes(t testing.TB, f Finding) []Fixed {
 	return done
 }
 
-// restore puts machine-wide sysctls back when the test ends, however it does.
-// Tests that use it change them upwards only: others run beside them.
+// restore restores machine-wide sysctls at the end of the test. Tests that use it only
+// raise them, because other tests run at the same time.
 func restore(t testing.TB, sysctls ...string) {
 	t.Helper()
 	for _, name := range sysctls {
@@ -182,7 +182,7 @@ func sysctlNow(t testing.TB, name string) string {
 	return s
 }
 
-// fill makes entries by sending datagrams on loopback, until there are so many. None of them
+// fill creates entries by sending datagrams on loopback, until there are enough. None of them
 // expires meanwhile, however slow the machine is.
 func fill(t testing.TB, n conntrack.Namespace, entries int) {
 	t.Helper()
@@ -225,7 +225,7 @@ func socket(t testing.TB, kind int) int {
 	return fd
 }
 
-// plant puts a UDP entry into the table of the calling thread's namespace.
+// plant adds a UDP entry to the table of the calling thread's namespace.
 func plant(t testing.TB, src, dst string, timeout uint32) {
 	t.Helper()
 	s, d := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)

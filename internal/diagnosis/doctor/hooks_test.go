@@ -12,8 +12,8 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// TestAProgramInFrontIsFound attaches a program before one that has the name of
-// Spillway's, and behind it.
+// TestAProgramInFrontIsFound attaches a program before and behind a program with
+// Spillway's name.
 func TestAProgramInFrontIsFound(t *testing.T) {
 	const id = "tcx-program-in-front"
 	if !kernel.HaveTCX() {

@@ -14,8 +14,8 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Tables of nft that have the names of iptables' and chains of their own:
-// iptables-nft-save ends well and shows nothing of them.
+// Tables of nft with iptables' names and other chains: iptables-nft-save succeeds and
+// shows nothing of them.
 func TestTablesThatOnlyLookLikeIptablesAreRead(t *testing.T) {
 	ns := newNamespace(t, "native")
 	inside(t, ns, outward+`
@@ -70,15 +70,14 @@ nft 'add table ip nat; add chain ip nat o { type nat hook output priority -100; 
 	if done := ApplyFixes(t.Context(), []Finding{f}); f.Fixable || len(done) > 0 || !strings.Contains(strings.Join(f.Evidence, "\n"), "not all rules of this namespace could be read") {
 		t.Errorf("%+v: %+v", f, done)
 	}
-	// As it is without nft on the node.
+	// This is the state without nft on the node.
 	r := asChild(t, ns, []string{"PATH=/nowhere"}, "")
 	if f := onlyFinding(t, r.Findings, "stale-udp-entries"); f.Fixable || len(r.Fixed) > 0 {
 		t.Errorf("%+v: %+v", f, r.Fixed)
 	}
 }
 
-// Any user may choose names and comments: a command pasted from the page does nothing
-// but what it says.
+// Any user may choose names and comments: a pasted command must do only its own work.
 func TestPrintedCommandsAreSafeToPaste(t *testing.T) {
 	marker := t.TempDir() + "/ran"
 	name := fmt.Sprintf("spw-doctor-%d-$(touch ${HOME}ran);touch x", os.Getpid())

@@ -84,7 +84,7 @@ type Endpoint struct {
 type Link struct {
 	Name, Kind string
 	Ports      int  // devices that are in this bridge
-	TxChecksum bool // of VXLAN devices only: leaves checksums to what is below
+	TxChecksum bool // of VXLAN devices only: leaves checksums to the device below
 	// Programs are the names of tcx programs by "ingress", "egress", in their order;
 	// nil if there is at most one at each.
 	Programs map[string][]string

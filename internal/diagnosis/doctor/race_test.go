@@ -12,12 +12,12 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Two sockets with one port and two addresses send to one place at once, through
-// a rule that masquerades: both are given that port, and one loses.
+// Two sockets with one port and two addresses send to one destination at once, through a
+// rule that masquerades. Both get that port, and one loses.
 func TestTheSNATRaceIsFoundWithItsCauseAndEndsWithRandomPorts(t *testing.T) {
 	ns := newNamespace(t, "race")
-	// The rules between NAT (100) and the insertion of the entry make the race
-	// longer, as those of a large cluster do.
+	// The rules between NAT (100) and the insertion of the entry prolong the race, as
+	// those of a large cluster do.
 	inside(t, ns, outward+`ip addr add 10.9.0.1/32 dev lo; ip addr add 10.9.0.2/32 dev lo
 iptables-nft -t nat -A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE
 { echo 'add chain inet track slow { type filter hook postrouting priority 200; }'; for i in $(seq 2000); do echo "add rule inet track slow udp sport 1 udp length $i"; done; } | nft -f -`)
@@ -33,7 +33,7 @@ iptables-nft -t nat -A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE
 	}
 	shell(t, masquerade.Commands[0])
 	_, findings = examine(t, ns)
-	// The counter stays; what it says is history now.
+	// The counter stays; its value is history now.
 	if f := onlyFinding(t, findings, "insert-failed"); f.Severity != Info {
 		t.Errorf("with random ports it is still %s: %q", f.Severity, f.Evidence)
 	}

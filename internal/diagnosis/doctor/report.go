@@ -17,12 +17,12 @@ type Report struct {
 	Namespaces int       `json:"namespaces"` // examined ones
 	InUse      int       `json:"in_use"`     // examined ones with conntrack in use
 	Findings   []Finding `json:"findings"`
-	Problems   []Problem `json:"problems"` // what could not be read
+	Problems   []Problem `json:"problems"` // parts that could not be read
 	Fixed      []Fixed   `json:"fixed,omitempty"`
 	Checks     []string  `json:"checks"` // names of the checks
 }
 
-// NewReport makes a Report of a node and its findings.
+// NewReport returns a Report of a node and its findings.
 func NewReport(n *Node, findings []Finding) *Report {
 	r := &Report{Kernel: n.Kernel.String(), Namespaces: len(n.Namespaces), InUse: n.InUse(), Findings: findings, Problems: n.Problems}
 	if r.Problems == nil {
@@ -58,7 +58,7 @@ func (r *Report) count(s Severity) int {
 // text is not broken and may be wider.
 const columns = 80
 
-// How much Write shows of one finding, and of one kind of finding; -o json has everything.
+// Limits of Write for one finding, and for one kind of finding; -o json has everything.
 const (
 	shownLines    = 6
 	shownFindings = 3

@@ -45,7 +45,7 @@ func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
 	if !strings.HasSuffix(got, "\n6 findings: 1 critical, 5 info; --fix can fix 1; 1 thing not examined\n") {
 		t.Errorf("summary:\n%s", got)
 	}
-	// What is broken over lines is still one command.
+	// Text that is broken over lines is still one command.
 	begin := strings.Index(got, "nsenter")
 	joined := strings.Join(strings.Fields(strings.ReplaceAll(got[begin:strings.Index(got, "    --fix does")], "\\\n", " ")), " ")
 	if joined != strings.TrimSpace(long) {

@@ -59,8 +59,8 @@ func (f *Follower) decode(raw *dropsDrop) Drop {
 	return d
 }
 
-// stack names the functions from the one that dropped on; what is before it is
-// the tracing itself.
+// stack names the functions from the one that dropped on; the frames before it are the
+// tracing itself.
 func (f *Follower) stack(raw *dropsDrop) (names []string) {
 	first := slices.Index(raw.Stack[:], raw.Location)
 	for _, at := range raw.Stack[max(0, first):] {
@@ -151,8 +151,8 @@ func hookName(family, hook uint8) string {
 	return prefix + names[hook]
 }
 
-// nftFamily is what stands before a table's name that is not of the inet family.
-// A packet does not tell "ip" from "inet", so both have nothing.
+// nftFamily is the prefix of the name of a table that is not in family inet. A packet
+// does not distinguish "ip" from "inet", so both have no prefix.
 func nftFamily(family uint8) string {
 	switch family {
 	case unix.NFPROTO_NETDEV:

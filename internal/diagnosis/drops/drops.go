@@ -30,8 +30,8 @@ type Config struct {
 	Namespaces []conntrack.Namespace
 	// Pods selects drops in the namespaces of these pods, and from or to their addresses.
 	Pods []Pod
-	// Reasons are names of the kernel's, with or without SKB_DROP_REASON_; those
-	// that begin with "!" are left out. Without names, all are wanted but Quiet.
+	// Reasons are the kernel's names, with or without SKB_DROP_REASON_. A name that
+	// begins with "!" is excluded. Without names, all but Quiet are included.
 	Reasons []string
 	// All wants the reasons of Quiet too, and packets to multicast addresses, which
 	// most hosts that hear them drop.
@@ -41,8 +41,9 @@ type Config struct {
 	Rate int
 }
 
-// Quiet lists the reasons of harmless drops: frames for other hosts, TCP segments that
-// were processed, and data that a program had not read when it closed its socket.
+// Quiet lists the reasons of harmless drops. These are frames for other hosts, TCP
+// segments that were processed, and data that a program had not read when it closed its
+// socket.
 var Quiet = []string{"OTHERHOST", "IPV6_NDISC_NS_OTHERHOST", "TCP_RESET", "TCP_OFOMERGE", "QUEUE_PURGE"}
 
 // Limits of the kernel's side, which looks through lists for each packet.
@@ -51,7 +52,7 @@ const (
 	maxPorts    = 16
 )
 
-// Validate reports what no Follower could be made of.
+// Validate returns an error if the Config is invalid for a Follower.
 func (c *Config) Validate() error {
 	switch {
 	case len(c.Addresses) > maxPrefixes:
@@ -81,12 +82,12 @@ func (c *Config) podAddresses() (list []netip.Prefix) {
 	return list
 }
 
-// Drop is one packet that was dropped.
+// Drop is one dropped packet.
 type Drop struct {
 	Time time.Time `json:"time"`
 	// Reason is the kernel's, without SKB_DROP_REASON_.
 	Reason string `json:"reason"`
-	// By is the component that dropped the packet, if the reason does not say it: nft,
+	// By is the component that dropped the packet, if the reason does not name it: nft,
 	// iptables, nat, conntrack, or tcp for a listener; else "".
 	By string `json:"by,omitempty"`
 	// Meaning is the reason in plain words.
@@ -95,7 +96,7 @@ type Drop struct {
 	Place
 }
 
-// Packet is what was dropped, by its outermost headers.
+// Packet holds the outermost headers of a dropped packet.
 type Packet struct {
 	Protocol string     `json:"protocol"`
 	Source   netip.Addr `json:"source"`
@@ -110,7 +111,7 @@ type Packet struct {
 	ICMP     string `json:"icmp,omitempty"`
 	Fragment bool   `json:"fragment,omitempty"`
 	Length   int    `json:"length"` // bytes, as the kernel counted them there
-	// Invalid: conntrack had called it INVALID just before.
+	// Invalid reports that conntrack had classified the packet as INVALID just before.
 	Invalid bool `json:"conntrack_invalid,omitempty"`
 }
 
@@ -121,8 +122,8 @@ type Place struct {
 	Inode     uint64 `json:"namespace_inode"`
 	// Pod is the host name of that process, if it has one of its own, as pods do.
 	Pod string `json:"pod,omitempty"`
-	// Interface is the one by which the packet came in, Out the one by which it
-	// was to leave.
+	// Interface is the device by which the packet arrived, Out the device by which it
+	// would have left.
 	Interface string `json:"interface,omitempty"`
 	Out       string `json:"out_interface,omitempty"`
 	Hook      string `json:"hook,omitempty"`  // of netfilter: PREROUTING, INPUT, ...

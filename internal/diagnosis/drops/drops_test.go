@@ -152,7 +152,7 @@ func specOf(t *testing.T, params int) *btf.Spec {
 	return spec
 }
 
-// The kernel has one reason for a malformed header and for one without hops left.
+// The kernel has one reason for a malformed header and for an expired hop limit.
 func TestAnExpiredHopLimitIsNotCalledMalformed(t *testing.T) {
 	for location, want := range map[string]string{
 		"ip_forward+0x1b2": hopsOver, "ip6_forward+0x99": hopsOver, "ip_forward.cold+0x3": hopsOver,
@@ -165,7 +165,7 @@ func TestAnExpiredHopLimitIsNotCalledMalformed(t *testing.T) {
 	}
 }
 
-// NAT drops redirects of what it translates; ports have nothing to do with it.
+// NAT drops redirects for translated connections, regardless of ports.
 func TestADroppedRedirectIsNotCalledAWantOfPorts(t *testing.T) {
 	d := Drop{Reason: netfilterDrop, Packet: Packet{Protocol: "icmp", ICMP: "5/1"}}
 	if got := explain(&d, dropsDropPathPATH_NAT); got != redirected {

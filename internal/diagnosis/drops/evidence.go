@@ -10,30 +10,30 @@ import (
 )
 
 // evidence derives the cause of a drop where the eBPF side cannot attach to netfilter's
-// functions: from the call stack, conntrack's counters, and the listeners' queues.
+// functions. It uses the call stack, conntrack's counters, and the listeners' queues.
 type evidence struct {
-	// counters are conntrack's of each namespace as they stood last; nil where they
-	// are not needed.
+	// counters holds the last conntrack counters of each namespace; nil where they are
+	// not needed.
 	counters map[uint64]*counterGrowth
 	places   *places
 }
 
-// hookOf tells netfilter's hook from the function that called it.
+// hookOf returns netfilter's hook from the function that called it.
 var hookOf = map[string]string{
 	"ip_rcv": "PREROUTING", "ip_sublist_rcv": "PREROUTING", "ipv6_rcv": "PREROUTING", "ip6_sublist_rcv": "PREROUTING",
 	"ip_local_deliver": "INPUT", "ip6_input": "INPUT",
 	"ip_forward": "FORWARD", "ip6_forward": "FORWARD",
 	"__ip_local_out": "OUTPUT", "__ip6_local_out": "OUTPUT", "ip6_xmit": "OUTPUT", "ip6_send_skb": "OUTPUT", "raw_sendmsg": "OUTPUT",
 	"ip_output": "POSTROUTING", "ip6_output": "POSTROUTING", "ip_mc_output": "POSTROUTING",
-	// By br_netfilter, which has IP's hooks see what a bridge hands on.
+	// Called by br_netfilter, which passes bridged packets to IP's hooks.
 	"br_nf_pre_routing": "PREROUTING", "br_nf_pre_routing_ipv6": "PREROUTING",
 	"br_nf_forward_ip": "FORWARD", "br_nf_forward": "FORWARD", "br_nf_post_routing": "POSTROUTING",
 	"br_handle_frame": "bridge PREROUTING", "br_pass_frame_up": "bridge INPUT", "__br_forward": "bridge FORWARD",
 	"__netif_receive_skb_core": "netdev ingress", "__dev_queue_xmit": "netdev egress",
 }
 
-// netfilter fills in what of netfilter dropped, if only its hooks are known to
-// have been at it.
+// netfilter adds the part of netfilter that dropped the packet, if only the hook is
+// known.
 func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 	passed, nft, xtables := false, false, false
 	for _, f := range d.Stack {
@@ -86,9 +86,9 @@ type counterGrowth struct {
 	at    time.Time
 }
 
-// grown is by how much conntrack's counters of a namespace grew before a drop. Of
-// drops that came faster than the counters could be read, all that happened before
-// a reading share what had grown by then; the caller takes its own share.
+// grown returns the growth of a namespace's conntrack counters before a drop. If drops
+// came faster than the counters could be read, all drops before a reading share the
+// growth. The caller subtracts its share.
 func (e *evidence) grown(cookie uint64, drop time.Time) *conntrack.Counters {
 	n, known := e.places.known[cookie]
 	if e.counters == nil || !known {
@@ -114,8 +114,8 @@ func (e *evidence) grown(cookie uint64, drop time.Time) *conntrack.Counters {
 	return &t.grown
 }
 
-// begin reads the counters of all namespaces, so that the first drop can be
-// compared. Those that cannot be read have no evidence to give.
+// begin reads the counters of all namespaces, so that the first drop can be compared.
+// Unreadable namespaces have no evidence.
 func (e *evidence) begin() {
 	e.counters = map[uint64]*counterGrowth{}
 	for cookie, n := range e.places.known {
@@ -138,8 +138,8 @@ func readCounters(n place) (c conntrack.Counters, err error) {
 	return c, err
 }
 
-// overflowed reports whether the listener that a SYN was for has dropped it: its
-// queue is full, and there is no connection.
+// overflowed reports whether a listener dropped the SYN: its queue is full, and there is
+// no connection.
 func (e *evidence) overflowed(cookie uint64, from, to netip.AddrPort) bool {
 	n, known := e.places.at(cookie)
 	if !known {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// explain says in plain words what a drop means, and what to look at.
+// explain describes the meaning of a drop, and the next step for the operator.
 func explain(d *Drop, path dropsDropPath) string {
 	switch path {
 	case dropsDropPathPATH_NFT:
@@ -36,10 +36,10 @@ func explain(d *Drop, path dropsDropPath) string {
 	return meaning + ofInvalid(d)
 }
 
-// redirected is of nf_nat's icmp_reply_translation, which lets no such one pass.
+// redirected is the reason of nf_nat's icmp_reply_translation, which drops redirects.
 const redirected = "an ICMP redirect of a translated connection: NAT drops such redirects, which does no harm"
 
-// hopsOver is what the kernel calls a malformed header when it is to forward.
+// hopsOver is the kernel's reason for a malformed header in the forwarding path.
 const hopsOver = "its TTL (hop limit) ran out: it has gone through too many routers, as in a routing loop, or was sent to find them (traceroute); the sender is told by ICMP"
 
 // forwarded reports whether it was dropped when it was to go on to another hop.

@@ -25,8 +25,8 @@ var (
 	errNoBTF     = errors.New("this kernel has no BTF (CONFIG_DEBUG_INFO_BTF), which describes its structures")
 )
 
-// Follower gives the drops of this machine one after another, from all of its
-// network namespaces.
+// Follower returns the drops of this machine one after another, from all of its network
+// namespaces.
 type Follower struct {
 	objects  *ebpf.Collection
 	links    []link.Link
@@ -59,8 +59,8 @@ var optional = map[string]struct{ function, module string }{
 // euid is another's in a test.
 var euid = os.Geteuid
 
-// Follow begins to follow drops. It takes root and a kernel with BTF and drop
-// reasons (5.17); errors say which is missing.
+// Follow starts to follow drops. It needs root and a kernel with BTF and drop reasons
+// (5.17); an error names the missing one.
 func Follow(c Config) (*Follower, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (f *Follower) open(c *Config) error {
 	if f.reasons, err = readReasons(kernel); err != nil {
 		return err
 	}
-	// Before anything is told: a packet may be dropped at once.
+	// Before the first report: a packet may be dropped at once.
 	f.places = newPlaces(conntrack.Namespaces)
 	f.evidence.places = f.places
 	if f.symbols, err = readSymbols(); err != nil {
@@ -110,8 +110,7 @@ func (f *Follower) open(c *Config) error {
 	return f.attach()
 }
 
-// givesReasons looks whether the tracepoint passes a reason, as it does since
-// 5.17.
+// givesReasons reports whether the tracepoint passes a reason, as it does since 5.17.
 func givesReasons(kernel *btf.Spec) error {
 	var tracepoint *btf.Typedef
 	if err := kernel.TypeByName("btf_trace_kfree_skb", &tracepoint); err != nil {
@@ -125,8 +124,8 @@ func givesReasons(kernel *btf.Spec) error {
 	return fmt.Errorf("%w: Linux 5.17 or later is needed", errNoReasons)
 }
 
-// load loads the programs that this kernel has functions for. If those that tell
-// netfilter's parts apart do not load, the one that follows drops does alone.
+// load loads the programs whose functions this kernel has. If the programs that identify
+// netfilter's parts do not load, it loads only the program that follows drops.
 func (f *Follower) load(c *Config, kernel *btf.Spec) error {
 	spec, err := loadDrops()
 	if err != nil {
@@ -175,7 +174,7 @@ func (f *Follower) miss(what string, why error) {
 	}
 }
 
-// hasFunction looks for a function in the kernel and in the module that has it.
+// hasFunction reports whether the kernel, or the module, has a function.
 func hasFunction(kernel *btf.Spec, function, module string) bool {
 	var fn *btf.Func
 	if kernel.TypeByName(function, &fn) == nil {
@@ -188,8 +187,8 @@ func hasFunction(kernel *btf.Spec, function, module string) bool {
 	return err == nil && spec.TypeByName(function, &fn) == nil
 }
 
-// shortened keeps the verifier's long words out of a one-line error, and advice
-// that is of no use since 5.11.
+// shortened removes the verifier's log from a one-line error, and advice that is outdated
+// since 5.11.
 func shortened(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return unix.EPERM
@@ -253,7 +252,7 @@ func prefixes(list []netip.Prefix) (out [maxPrefixes]dropsFilterPrefix) {
 	return out
 }
 
-// fillFilters fills the maps that filters look into.
+// fillFilters fills the maps of the filters.
 func (f *Follower) fillFilters(c *Config) error {
 	numbers, _, err := f.reasons.filter(c)
 	if err != nil {
@@ -268,9 +267,8 @@ func (f *Follower) fillFilters(c *Config) error {
 	return err
 }
 
-// Watch adds network namespaces, and those of pods, to what Config asked for:
-// others may have come into their place. It returns their cookies; one that has
-// gone has none.
+// Watch adds network namespaces, and those of pods, to those of Config: new ones may have
+// replaced them. It returns their cookies; a deleted namespace has none.
 func (f *Follower) Watch(namespaces []conntrack.Namespace, pods []Pod) (cookies []uint64, err error) {
 	flags := map[uint64]uint32{}
 	for _, n := range namespaces {
@@ -293,9 +291,8 @@ func (f *Follower) Watch(namespaces []conntrack.Namespace, pods []Pod) (cookies 
 	return cookies, nil
 }
 
-// attach attaches the one that follows drops last, so that the others know of
-// each packet that it tells of. What takes the place of those that cannot be
-// attached comes before it, too.
+// attach attaches the program that follows drops last, so that the others know each
+// packet that it reports. Programs that replace unavailable ones come before it, too.
 func (f *Follower) attach() error {
 	attached := map[string]bool{}
 	for name, p := range f.objects.Programs {
@@ -328,7 +325,7 @@ func (f *Follower) attach() error {
 	return nil
 }
 
-// Missing says what this kernel does not let be told, a line each.
+// Missing lists what this kernel cannot report, one line each.
 func (f *Follower) Missing() []string { return f.missing }
 
 // Next waits for the next drop. It is ctx's error when ctx ends.
@@ -354,8 +351,8 @@ func (f *Follower) Next(ctx context.Context) (Drop, error) {
 	return Drop{}, ctx.Err()
 }
 
-// Enter runs do in the network namespace in which a packet was dropped, on a thread
-// of its own. It is os.ErrNotExist if that has gone, or was never found.
+// Enter runs do in the network namespace in which a packet was dropped, on a thread of
+// its own. It returns os.ErrNotExist if the namespace was deleted, or never found.
 func (f *Follower) Enter(d *Drop, do func() error) error {
 	n, known := f.places.at(d.cookie)
 	if !known {
@@ -367,8 +364,8 @@ func (f *Follower) Enter(d *Drop, do func() error) error {
 // closeCheckInterval is how often a Follower that waits looks whether it is to end.
 const closeCheckInterval = 100 * time.Millisecond
 
-// toDrop makes a Drop of what the kernel's side told, unless it is a SYN that was
-// not dropped.
+// toDrop converts a record of the eBPF side to a Drop, unless it is a SYN that was not
+// dropped.
 func (f *Follower) toDrop(raw *dropsDrop) (Drop, bool) {
 	if dropsDropPath(raw.Path) == dropsDropPathPATH_SYN {
 		from := netip.AddrPortFrom(address(raw.Family, raw.Saddr), port(raw.Sport))
@@ -421,7 +418,7 @@ func (f *Follower) Reasons() (map[string]uint64, error) {
 	return counts, nil
 }
 
-// Close takes the programs off.
+// Close detaches the programs.
 func (f *Follower) Close() {
 	for _, l := range f.links {
 		l.Close()

@@ -40,7 +40,7 @@ func TestALostPacketIsFound(t *testing.T) {
 		port         uint16
 		reasons      []string // any of them, as kernels differ
 		by, hook     string
-		table, chain string // where netfilter's functions may be traced
+		table, chain string // if netfilter's functions can be traced
 		meaning      string
 	}{
 		{name: "an nft rule", port: 81,
@@ -100,7 +100,7 @@ func TestALostPacketOfLegacyIptablesIsFound(t *testing.T) {
 	}
 }
 
-// Two namespaces and a wire: what a router refuses.
+// Two namespaces and a veth: packets that a router refuses.
 func TestALostPacketBetweenNamespacesIsFound(t *testing.T) {
 	router := newNamespace(t, "router", "")
 	client := newNamespace(t, "client", "")
@@ -178,7 +178,8 @@ func TestASYNToAFullListenerIsFound(t *testing.T) {
 		if err := unix.Listen(fd, 0); err != nil {
 			t.Fatal(err)
 		}
-		// The server does not accept: the queue is full once the last ACK of one is in it.
+		// The server does not accept: the queue is full after the last ACK of one
+		// connection.
 		var taken []uint16
 		for {
 			c, err := net.DialTimeout("tcp", "127.0.0.1:89", 300*time.Millisecond)
@@ -200,9 +201,9 @@ func TestASYNToAFullListenerIsFound(t *testing.T) {
 	})
 }
 
-// Two sockets with one port and two addresses send to one place at once, through
-// a rule that masquerades: both are given that port, and one loses when its entry
-// is inserted. The rules in between make that a matter of a few rounds.
+// Two sockets with one port and two addresses send to one destination at once, through a
+// rule that masquerades. Both get that port, and one loses when its entry is inserted.
+// The rules in between make the race likely within a few rounds.
 func TestAPacketThatConntrackDropsIsFound(t *testing.T) {
 	n := newNamespace(t, "insert", `
 ip link add d0 type veth peer name d1; ip link set d1 up; ip link set d0 up; ip addr add 192.0.2.1/24 dev d0
@@ -256,7 +257,7 @@ func atOnce(t *testing.T, port int) {
 	both.Wait()
 }
 
-// What does not fit the filters is not told, and is counted.
+// Drops that the filters exclude are counted, but not reported.
 func TestFiltersAreTheKernels(t *testing.T) {
 	n := newNamespace(t, "filter", "ip addr add 10.78.0.1/32 dev lo")
 	other := newNamespace(t, "other", "ip addr add 10.78.0.1/32 dev lo")

@@ -16,8 +16,8 @@ const (
 	stateListen      = 10
 )
 
-// socket is a TCP socket. A listener's queue is of connections that the program
-// has not accepted; the kernel takes one more than most.
+// socket is a TCP socket. A listener's queue holds connections that the program has not
+// accepted. The kernel accepts one more than most.
 type socket struct {
 	listens     bool
 	queue, most uint32
@@ -29,8 +29,8 @@ type diagRequest [56]byte
 func (d *diagRequest) Len() int          { return len(d) }
 func (d *diagRequest) Serialize() []byte { return d[:] }
 
-// findSocket finds the socket of a namespace that a packet is for: the
-// connection's or, if there is none, the listener.
+// findSocket finds the socket of a namespace for a packet: the connection's or, if there
+// is none, the listener.
 func findSocket(n place, from, to netip.AddrPort) (s socket, err error) {
 	family := uint8(unix.AF_INET)
 	if to.Addr().Is6() {

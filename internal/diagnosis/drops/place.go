@@ -24,9 +24,9 @@ type Pod struct {
 	Addresses  []netip.Addr
 }
 
-// FindPod finds a pod by its address, or on this node by its name, which its
-// processes have as their host name, or by the name or a process of its network
-// namespace. An address need not belong to a pod.
+// FindPod finds a pod by its address. On this node it also finds a pod by its name (its
+// processes' host name), and by the name or a process of its network namespace. An
+// address need not belong to a pod.
 func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
 	p := Pod{Name: want}
 	addr, err := netip.ParseAddr(want)
@@ -55,7 +55,7 @@ func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
 	return p, nil
 }
 
-// addressesOf are the addresses of a namespace that others may send to.
+// addressesOf returns the addresses of a namespace that other hosts may use.
 func addressesOf(n conntrack.Namespace) (list []netip.Addr) {
 	_ = n.Enter(func() error {
 		addrs, err := net.InterfaceAddrs()
@@ -70,8 +70,8 @@ func addressesOf(n conntrack.Namespace) (list []netip.Addr) {
 	return list
 }
 
-// hostName is the host name of a process if it is not this one's: of a pod's
-// process it is the pod's name. Else it is "".
+// hostName returns the host name of a process if it differs from this process's: for a
+// pod's process it is the pod's name. Else it is "".
 func hostName(pid int) string {
 	path := fmt.Sprintf("/proc/%d/ns/uts", pid)
 	theirs, err := os.Readlink(path)
@@ -86,8 +86,8 @@ func hostName(pid int) string {
 
 const ownUTS = "/proc/thread-self/ns/uts"
 
-// hostNameBehind keeps the thread locked if it cannot return to its namespace, so that the
-// thread ends with the goroutine and no other goroutine runs in the wrong namespace.
+// hostNameBehind keeps the thread locked if it cannot return to its namespace. The thread
+// then ends with the goroutine, and no other goroutine runs in the wrong namespace.
 func hostNameBehind(path string) string {
 	runtime.LockOSThread()
 	home, err := unix.Open(ownUTS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -109,8 +109,8 @@ func hostNameBehind(path string) string {
 	return name
 }
 
-// Cookie is the number that the kernel gave a network namespace and gives to no
-// other while the machine runs, as it does with inodes; 0 if it has gone.
+// Cookie is the kernel's number of a network namespace. The kernel does not reuse it
+// while the machine runs, unlike inodes. It is 0 if the namespace was deleted.
 func Cookie(n conntrack.Namespace) (cookie uint64) {
 	_ = n.Enter(func() (err error) {
 		cookie, err = kernel.NetnsCookie()
@@ -119,8 +119,7 @@ func Cookie(n conntrack.Namespace) (cookie uint64) {
 	return cookie
 }
 
-// places names network namespaces, by their cookies, and interfaces as they come
-// and go.
+// places maps cookies to network namespaces, and tracks interfaces.
 type places struct {
 	list   func() ([]conntrack.Namespace, error)
 	known  map[uint64]place
@@ -134,8 +133,7 @@ type place struct {
 	pod    string
 }
 
-// enter is Namespace.Enter, but for another namespace that has the path and the
-// inode of this one by now.
+// enter is Namespace.Enter, except if another namespace has the path and the inode now.
 func (p place) enter(f func() error) error {
 	return p.Enter(func() error {
 		if cookie, err := kernel.NetnsCookie(); err != nil || cookie != p.cookie {
@@ -162,7 +160,7 @@ func newPlaces(list func() ([]conntrack.Namespace, error)) *places {
 // refresh lists the namespaces. It keeps deleted ones, whose last drops may still arrive.
 func (p *places) refresh() {
 	p.looked = time.Now()
-	found, _ := p.list() // what may not be looked at goes by its number
+	found, _ := p.list() // an unreadable namespace is named by its number
 	for _, n := range found {
 		cookie := Cookie(n)
 		if old, ok := p.known[cookie]; cookie != 0 && (!ok || n.String() != old.String()) {
@@ -171,7 +169,7 @@ func (p *places) refresh() {
 	}
 }
 
-// at finds a namespace by its cookie, also one that is new.
+// at finds a namespace by its cookie, also a new one.
 func (p *places) at(cookie uint64) (place, bool) {
 	n, ok := p.known[cookie]
 	if !ok && cookie != 0 && time.Since(p.looked) > refreshInterval {
@@ -181,7 +179,7 @@ func (p *places) at(cookie uint64) (place, bool) {
 	return n, ok
 }
 
-// fill writes into a Drop's place what its numbers stand for.
+// fill adds names to the numbers in a Drop's place.
 func (p *places) fill(to *Place, cookie, inode uint64, index uint32) {
 	n, ok := p.at(cookie)
 	to.Inode, to.cookie = inode, cookie
@@ -216,8 +214,8 @@ func (p *places) device(n place, index uint32) string {
 	return name
 }
 
-// Pods are those of this machine: the network namespaces whose first process has
-// a host name of its own.
+// Pods returns the pods of this machine: network namespaces whose first process has a
+// host name of its own.
 func Pods(list []conntrack.Namespace) (pods []Pod) {
 	for _, n := range list {
 		if n.Own {

@@ -22,7 +22,7 @@ type reasonTable struct {
 	numbers map[string]uint32
 }
 
-// readReasons reads enum skb_drop_reason out of the kernel's BTF.
+// readReasons reads enum skb_drop_reason from the kernel's BTF.
 func readReasons(spec *btf.Spec) (*reasonTable, error) {
 	var enum *btf.Enum
 	if err := spec.TypeByName("skb_drop_reason", &enum); err != nil {
@@ -53,8 +53,8 @@ func (t *reasonTable) name(number uint32) string {
 	return fmt.Sprintf("REASON_%d", number)
 }
 
-// filter turns Config.Reasons into the numbers that are told (only), or into
-// those that are not.
+// filter converts Config.Reasons into the numbers that are included (only), or those that
+// are excluded.
 func (t *reasonTable) filter(c *Config) (list []uint32, only bool, err error) {
 	for _, want := range c.Reasons {
 		bare, not := strings.CutPrefix(want, "!")
@@ -94,7 +94,7 @@ func (t *reasonTable) near(name string) (list []string) {
 	return list
 }
 
-// UnknownReasonError says that the running kernel has no such drop reason.
+// UnknownReasonError reports that the running kernel has no such drop reason.
 type UnknownReasonError struct {
 	Reason string
 	Near   []string // names that look like it, sorted

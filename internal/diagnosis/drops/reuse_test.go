@@ -11,7 +11,7 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// The kernel gives the inode of a namespace that has gone to the next one.
+// The kernel reuses the inode of a deleted namespace for the next one.
 func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -29,10 +29,10 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 		if second.Inode == first.Inode {
 			break
 		}
-		time.Sleep(20 * time.Millisecond) // the kernel takes namespaces down later
+		time.Sleep(20 * time.Millisecond) // the kernel deletes namespaces later
 	}
 	t.Logf("inode %d again: %v", first.Inode, second.Inode == first.Inode)
-	time.Sleep(refreshInterval) // names are looked for no more often
+	time.Sleep(refreshInterval) // the minimum interval between searches for names
 	within(t, second, func() { sendUDP("127.0.0.1:87") })
 	if d := next(t, f, toPort87); d.Namespace != second.Names[0] || d.Inode != second.Inode {
 		t.Errorf("dropped in %s: %+v", second.Names[0], d)
@@ -45,7 +45,7 @@ func toPort87(d Drop) bool {
 	return d.Destination == netip.AddrFrom4([4]byte{127, 0, 0, 1}) && d.DestinationPort == 87
 }
 
-// What was watched under a name is not what has the name's inode now.
+// A watched name does not follow another namespace with the same inode.
 func TestAFilterIsOfOneNamespace(t *testing.T) {
 	first := newNamespace(t, "before", "")
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{first}, Ports: []uint16{87}})
@@ -69,7 +69,7 @@ func TestAFilterIsOfOneNamespace(t *testing.T) {
 	}
 }
 
-// What is rare is counted too, when a flood has used up the rate.
+// Rare drops are counted too, when a flood has used up the rate.
 func TestReasonsAreCountedBeyondTheRate(t *testing.T) {
 	n := newNamespace(t, "flood", `nft "add table inet filter; add chain inet filter in { type filter hook input priority 0; }; add rule inet filter in udp dport 91 drop"`)
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}, Rate: 1})

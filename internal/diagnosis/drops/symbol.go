@@ -70,8 +70,8 @@ func parseSymbols(r io.Reader) (*symbols, error) {
 	return s, nil
 }
 
-// function is the name of the function that holds an address, and the offset in
-// it. It is the address itself if that is in none.
+// function returns the name of the function at an address, and the offset in it. It
+// returns the address if no function contains it.
 func (s *symbols) function(at uint64) string {
 	if at == 0 {
 		return ""
@@ -81,7 +81,7 @@ func (s *symbols) function(at uint64) string {
 		if !exact {
 			i--
 		}
-		// No function is a megabyte long: beyond the last there is other code.
+		// No function is a megabyte long: beyond the last symbol is other code.
 		if i >= 0 && at-s.at[i] < 1<<20 {
 			return fmt.Sprintf("%s+%#x", s.names[i], at-s.at[i])
 		}

@@ -33,7 +33,7 @@ func NewTarget(flag, name string, found []conntrack.Namespace, addresses []netip
 	return t
 }
 
-// Exists reports whether one of its namespaces still exists, and is where it was found.
+// Exists reports whether one of its namespaces still exists at its path.
 func (t *Target) Exists() bool {
 	return slices.ContainsFunc(t.found, func(n conntrack.Namespace) bool {
 		cookie := Cookie(n)
@@ -41,8 +41,8 @@ func (t *Target) Exists() bool {
 	})
 }
 
-// Follow finds the target again, and has watch follow a namespace that replaced it.
-// It returns a line that reports a change; "" if nothing changed.
+// Follow finds the target again, and makes watch follow a namespace that replaced it. It
+// returns a line that reports a change; "" if nothing changed.
 func (t *Target) Follow(list []conntrack.Namespace, watch func([]conntrack.Namespace, []Pod) ([]uint64, error)) (string, error) {
 	// The namespace exists; its first process has ended, or its name was removed.
 	if i := slices.IndexFunc(list, func(n conntrack.Namespace) bool { return slices.Contains(t.cookies, Cookie(n)) }); i >= 0 {
@@ -63,7 +63,7 @@ func (t *Target) Follow(list []conntrack.Namespace, watch func([]conntrack.Names
 	}
 	cookies, err := watch(namespaces, pods)
 	if err != nil || len(cookies) == 0 {
-		return "", err // it is gone again
+		return "", err // it was deleted again
 	}
 	t.found, t.cookies, t.gone = pod.Namespaces, cookies, false
 	line := fmt.Sprintf("%s %s is another network namespace now: following it", t.flag, t.name)

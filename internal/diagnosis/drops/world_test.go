@@ -17,8 +17,8 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// newNamespace makes a network namespace with a name until the test ends, and runs a
-// script in it.
+// newNamespace creates a named network namespace until the test ends, and runs a script
+// in it.
 func newNamespace(t *testing.T, role, script string) conntrack.Namespace {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -81,7 +81,7 @@ func within(t *testing.T, n conntrack.Namespace, f func()) {
 	f()
 }
 
-// follow begins to follow, until the test ends.
+// follow starts a Follower, until the test ends.
 func follow(t *testing.T, c Config) *Follower {
 	t.Helper()
 	f, err := Follow(c)
@@ -95,10 +95,10 @@ func follow(t *testing.T, c Config) *Follower {
 	return f
 }
 
-// patience bounds a wait for a drop that has to come.
+// patience limits the wait for an expected drop.
 const patience = 20 * time.Second
 
-// next waits for a drop of which is is true, and shows the others if none comes.
+// next waits for a drop for which is returns true, and prints the others if none comes.
 func next(t *testing.T, f *Follower, is func(Drop) bool) Drop {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
@@ -119,7 +119,7 @@ func next(t *testing.T, f *Follower, is func(Drop) bool) Drop {
 	}
 }
 
-// traced reports whether this kernel lets netfilter's functions be traced.
+// traced reports whether netfilter's functions can be traced on this kernel.
 func (f *Follower) traced() bool { return len(f.links) > 3 }
 
 // inPod starts a process in a namespace with a host name of its own.

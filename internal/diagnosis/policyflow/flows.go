@@ -27,11 +27,11 @@ type explainer struct {
 	// alsoTo is an address of a Service that the client's node judges too, before
 	// netfilter translates.
 	alsoTo netip.AddrPort
-	// elsewhere says whether the destination is translated, and when.
+	// elsewhere states whether and when the destination is translated.
 	elsewhere translation
 }
 
-// translation says when the destination of a flow is translated. An answer about the
+// translation states when the destination of a flow is translated. An answer about the
 // first destination does not cover the second one.
 type translation int
 
@@ -44,7 +44,7 @@ const (
 func newExplainer(q Question, store model.Delta, problems []model.Problem) *explainer {
 	x := &explainer{q: q, store: store, proto: flowProtocols[strings.ToUpper(q.Protocol)], trackers: map[string]*policy.Tracker{}}
 	for _, p := range problems {
-		// A NetworkPolicy decides nothing here. Any other object that could not be read may decide.
+		// NetworkPolicies do not matter here. Any other unreadable object may matter.
 		if p.Object.Kind != model.KindNetworkPolicy {
 			x.problems = append(x.problems, p.String())
 		}
@@ -112,7 +112,7 @@ func (x *explainer) flow(from netip.Addr, to netip.AddrPort) policy.Flow {
 	return policy.Flow{From: from, To: to.Addr(), Protocol: x.proto, Port: to.Port(), Source: policy.PortSpan{First: p, Last: p}}
 }
 
-// assume notes which address a node is assumed to use as a client. Its kernel chooses
+// assume records which address a node is assumed to use as a client. Its kernel chooses
 // the address, which need not be one of the Node object.
 func (x *explainer) assume(from party) {
 	if from.is == "node" {
@@ -121,8 +121,8 @@ func (x *explainer) assume(from party) {
 	}
 }
 
-// noteService notes that the destination belongs to a Service. Its endpoints are not
-// judged, because the client may be masqueraded on the way to them.
+// noteService records that the destination belongs to a Service. Its endpoints are not
+// judged, because the client may be masqueraded on the path to them.
 func (x *explainer) noteService(how string) {
 	x.elsewhere = translatedBefore
 	if proxymode.UsesNetfilter(x.q.ProxyMode) {
@@ -234,7 +234,7 @@ func (x *explainer) notFound(flag, text, namespace, name string) error {
 func (x *explainer) decide(e *Explanation, f policy.Flow) string {
 	elsewhere := x.elsewhere
 	if len(x.store.DoNotTrackPolicies) == 0 {
-		elsewhere = notTranslated // wherever it goes
+		elsewhere = notTranslated // for any destination
 	}
 	if elsewhere == translatedBefore {
 		return NotJudged

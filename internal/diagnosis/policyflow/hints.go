@@ -40,7 +40,7 @@ func (x *explainer) hintOf(a netip.Addr, direction string, isolates func(*model.
 	if first == nil {
 		return
 	}
-	note := fmt.Sprintf("NetworkPolicy %s isolates %s for %s: if whoever enforces it lets answers pass by connection state, "+
+	note := fmt.Sprintf("NetworkPolicy %s isolates %s for %s: if the CNI allows answers by connection state, "+
 		"these do not, having none (ct state untracked)", first.Name, a, direction)
 	if !slices.Contains(x.notes, note) {
 		x.notes = append(x.notes, note)

@@ -87,8 +87,7 @@ func (q Question) Validate() error {
 }
 
 // Explain answers a question from the objects in store, as each node's agent decides.
-// problems are of the objects that could not be read; those that matter for the answer
-// are part of it.
+// problems are those of unreadable objects; the relevant ones are part of the answer.
 func Explain(q Question, store model.Delta, problems []model.Problem) (*Explanation, error) {
 	if err := q.Validate(); err != nil {
 		return nil, err

@@ -9,7 +9,7 @@ import (
 // shownProblems is the number of problems that are printed; JSON has all.
 const shownProblems = 20
 
-// Write prints the explanation for people.
+// Write prints the explanation as text.
 func (e *Explanation) Write(w io.Writer) error {
 	fmt.Fprintf(w, "%s to %s, %s port %d: %s\n", e.From, e.To, e.Protocol, e.Port, e.Outcome)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -12,14 +12,14 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// What a page needs at least, in columns and lines.
+// The minimum size of a page, in columns and lines.
 const (
 	leastWidth  = 60
 	leastHeight = 8
 )
 
-// Model is the terminal view: it asks read for a Sample every interval, and keys
-// choose what is shown of it.
+// Model is the terminal view. It requests a Sample every interval, and keys select what
+// it shows.
 type Model struct {
 	ctx      context.Context
 	read     func(context.Context, View, uint64) (Sample, error)
@@ -34,14 +34,14 @@ type Model struct {
 	chosen        int    // row
 	only          uint64 // namespace that the other views are of; 0: all
 	onlyName      string
-	asked         int // Samples asked for; an answer to an earlier one is late
+	asked         int // requested Samples; an answer to an earlier one is late
 
 	sample Sample
 	err    error
 	ready  bool
 }
 
-// NewModel makes a Model; interval is from one answer to the next question.
+// NewModel returns a Model; interval is the time from one Sample to the next request.
 func NewModel(ctx context.Context, read func(context.Context, View, uint64) (Sample, error), interval time.Duration) Model {
 	return Model{ctx: ctx, read: read, interval: interval, width: 80, height: 24}
 }
@@ -65,7 +65,7 @@ func (m Model) ask() tea.Cmd {
 	}
 }
 
-// anew asks at once for what is chosen now.
+// anew requests a Sample for the current selection at once.
 func (m Model) anew() (tea.Model, tea.Cmd) {
 	m.asked++
 	m.ready, m.chosen = false, 0
@@ -139,7 +139,7 @@ func (m Model) key(key string) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// typed changes the filter as it is written.
+// typed updates the filter with a typed key.
 func (m Model) typed(msg tea.KeyPressMsg) Model {
 	switch msg.String() {
 	case "enter":
@@ -175,7 +175,7 @@ func (m Model) View() tea.View {
 	return v
 }
 
-// lines are no more than fit, and none is too long.
+// lines returns lines that fit into the terminal.
 func (m Model) lines() []string {
 	if m.width < leastWidth || m.height < leastHeight {
 		return []string{cut(fmt.Sprintf("%dx%d is too small: make it %dx%d", m.width, m.height, leastWidth, leastHeight), max(1, m.width))}
@@ -252,7 +252,7 @@ func (m Model) empty() string {
 	return "  no entries"
 }
 
-// problem is what could not be read, and how many more there are of it.
+// problem returns the first problem, and the number of others.
 func (m Model) problem() string {
 	problems := m.sample.Problems
 	if m.err != nil {
@@ -275,7 +275,7 @@ func (m Model) foot() string {
 	return "tab/1-4 view  e/d/r sort  / filter  enter namespace  esc back  p pause  q quit"
 }
 
-// cut makes s no longer than n characters.
+// cut shortens s to n characters.
 func cut(s string, n int) string {
 	if len(s) <= n {
 		return s

@@ -20,14 +20,14 @@ func page(t *testing.T, s Sample) Model {
 	return answer(t, m)
 }
 
-// answer lets the Model read.
+// answer gives the Model a Sample.
 func answer(t *testing.T, m Model) Model {
 	t.Helper()
 	next, _ := m.Update(m.ask()())
 	return next.(Model)
 }
 
-// press gives keys one after another, and answers what they ask for.
+// press sends keys one after another, and answers the requests that they cause.
 func press(t *testing.T, m Model, keys ...string) Model {
 	t.Helper()
 	for _, key := range keys {
@@ -53,7 +53,7 @@ func press(t *testing.T, m Model, keys ...string) Model {
 	return m
 }
 
-// names are the rows as they are shown.
+// names returns the rows as they are shown.
 func names(m Model) string {
 	var list []string
 	for _, r := range m.rows() {
@@ -205,7 +205,7 @@ func TestTheProgramRunsAndEnds(t *testing.T) {
 	}
 }
 
-// Names are anybody's, and the first Sample has nothing to compare with.
+// Any user may choose names, and the first Sample has no predecessor.
 func TestNamesAndFirstSamplesAreShownAsTheyAre(t *testing.T) {
 	m := page(t, Sample{Rows: []Row{{Name: "a\x1b[2J\nb", Entries: 10}, {Name: "c", Entries: 1, Compared: true, Rate: 4}}, Problems: []string{"in a\x1b[2J: locked"}})
 	lines := m.lines()

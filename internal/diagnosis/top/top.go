@@ -20,15 +20,15 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// View is what the rows of a page are.
+// View is the kind of rows of a page.
 type View int
 
 // The views, in the order of their keys.
 const (
 	Namespaces View = iota
 	Services        // destinations that are translated
-	Endpoints       // what they are translated to
-	Sources         // who began the flow
+	Endpoints       // translated destination
+	Sources         // source of the flow
 	views
 )
 
@@ -41,21 +41,22 @@ type Row struct {
 	Name    string
 	Inode   uint64 // of a namespace
 	Entries int
-	Max     int     // of a namespace: what its table holds
+	Max     int     // of a namespace: capacity of its table
 	Rate    float64 // entries a second by which it grew
 	Drops   uint64  // packets dropped since the Collector began; of a namespace: conntrack's own
 	PerSec  float64 // drops a second
-	// Compared says that there was a Sample before, so that Rate and PerSec are
+	// Compared reports that there was an earlier Sample, so that Rate and PerSec are
 	// known.
 	Compared bool
 }
 
-// Sample is what was read at one time.
+// Sample holds the state at one time.
 type Sample struct {
 	At   time.Time
 	View View
 	Rows []Row
-	// Problems are what could not be read, a line each; the rest is there.
+	// Problems lists the parts that could not be read, one line each; the rest is
+	// present.
 	Problems []string
 }
 
@@ -76,7 +77,7 @@ type Collector struct {
 	blind   string            // why no drops are seen
 }
 
-// NewCollector makes a Collector of this machine.
+// NewCollector returns a Collector of this machine.
 func NewCollector() *Collector {
 	return &Collector{ReadAll: conntrack.ReadAll, Dump: dump, Pods: podNames, dropped: map[string]uint64{}}
 }
@@ -115,7 +116,7 @@ func (c *Collector) Watch(ctx context.Context) {
 	}
 }
 
-// maxCounted bounds what is remembered of addresses.
+// maxCounted limits the number of stored addresses.
 const maxCounted = 50_000
 
 func (c *Collector) count(d *drops.Drop) {
@@ -133,8 +134,8 @@ func (c *Collector) count(d *drops.Drop) {
 
 func serviceKey(protocol string, a netip.AddrPort) string { return protocol + " " + a.String() }
 
-// Read reads a Sample of one view; only, if it is not 0, is the namespace whose
-// entries count. What some namespaces refuse is in Problems; an error is what all do.
+// Read reads a Sample of one view. If only is not 0, only the entries of that namespace
+// count. Errors of some namespaces are in Problems; Read returns an error if all fail.
 func (c *Collector) Read(ctx context.Context, view View, only uint64) (Sample, error) {
 	s := Sample{At: time.Now(), View: view}
 	reports, err := c.ReadAll(ctx)
@@ -167,7 +168,7 @@ func (s *Sample) problem(err error) {
 	}
 }
 
-// addresses counts the entries by what the view shows.
+// addresses counts the entries by the key of the view.
 func (c *Collector) addresses(ctx context.Context, s *Sample, reports []conntrack.Report, only uint64) []Row {
 	counts := map[string]int{}
 	pods := c.Pods()
@@ -197,7 +198,7 @@ func (c *Collector) addresses(ctx context.Context, s *Sample, reports []conntrac
 	if s.View != Sources {
 		return rows
 	}
-	// Who is dropped before conntrack sees it has no entries, and is looked for.
+	// A host whose packets are dropped before conntrack has no entries: add its row.
 	for key, n := range c.dropped {
 		if _, err := netip.ParseAddr(key); err == nil && counts[key] == 0 && only == 0 {
 			rows = append(rows, Row{Name: named(key, pods), Drops: n})
@@ -260,7 +261,7 @@ func (c *Collector) compare(s *Sample, only uint64) {
 	c.before, c.at, c.view, c.only = now, s.At, s.View, only
 }
 
-// Order is what rows are sorted by, the most first.
+// Order is the sort key of rows, largest first.
 type Order int
 
 // The orders.

@@ -80,7 +80,7 @@ func TestEntriesAreCountedByServiceEndpointAndSource(t *testing.T) {
 		if strings.Join(got, ", ") != row.want {
 			t.Errorf("%s of %d: %s, want %s", row.view, row.only, got, row.want)
 		}
-		// A namespace that cannot be read is said, once, and the rest is there.
+		// An unreadable namespace is reported once, and the rest is present.
 		if want := row.only == 0; (len(s.Problems) == 1) != want {
 			t.Errorf("%s of %d: problems %q", row.view, row.only, s.Problems)
 		}
@@ -114,7 +114,7 @@ func TestRatesAreBetweenSamplesOfOneView(t *testing.T) {
 	}
 }
 
-// The machine's own drops are counted by who sent what was dropped.
+// The machine's own drops are counted by the sender of the dropped packet.
 func TestDropsAreCountedByAddress(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: follows dropped packets")

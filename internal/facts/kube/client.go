@@ -14,11 +14,11 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Access says how the API server is reached.
+// Access describes how to reach the API server.
 type Access struct {
 	Kubeconfig string // "" with Master "": as a Pod of the cluster does
 	Master     string // overrides the kubeconfig's server
-	// QPS and Burst limit requests; 0 is kube-proxy's 5 and 10.
+	// QPS and Burst limit requests; 0 is kube-proxy's default, 5 and 10.
 	QPS   float32
 	Burst int
 	// ContentType is "" for protobuf.
@@ -28,7 +28,7 @@ type Access struct {
 	Contact *Contact
 }
 
-// Connect makes a client. It asks the server nothing yet.
+// Connect returns a client. It sends no request.
 func Connect(a Access) (client kubernetes.Interface, server string, err error) {
 	cfg, err := a.watchedConfig()
 	if err != nil {
@@ -52,8 +52,8 @@ func Connect(a Access) (client kubernetes.Interface, server string, err error) {
 	return c, host(cfg.Host), nil
 }
 
-// ConnectDynamic makes a client for the policies, which are not built in. It asks
-// the server nothing yet.
+// ConnectDynamic returns a client for the policies, which are not built in. It sends no
+// request.
 func ConnectDynamic(a Access) (dynamic.Interface, error) {
 	cfg, err := a.watchedConfig()
 	if err != nil {
@@ -67,7 +67,7 @@ func ConnectDynamic(a Access) (dynamic.Interface, error) {
 	return c, nil
 }
 
-// watchedConfig is config with a.Contact in the way of each request.
+// watchedConfig returns config with a.Contact in the path of each request.
 func (a Access) watchedConfig() (*rest.Config, error) {
 	cfg, err := a.config()
 	if err == nil && a.Contact != nil {
@@ -104,7 +104,7 @@ func (a Access) advice() string {
 	return "fix --kubeconfig " + a.Kubeconfig
 }
 
-// host leaves out of a server's address what may be secret.
+// host removes possible secrets from a server's address.
 func host(server string) string {
 	if u, err := url.Parse(server); err == nil && u.Host != "" {
 		return u.Host

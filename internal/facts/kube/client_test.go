@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What is wrong with a kubeconfig is said in one line that names the file, or the
-// flag to give, and tells nothing that is secret.
+// An error of a kubeconfig is one line that names the file, or the flag to give, and
+// contains no secret.
 func TestAKubeconfigThatCannotBeUsedSaysWhatToMend(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	dir := t.TempDir()

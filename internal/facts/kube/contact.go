@@ -14,18 +14,18 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Contact records the last answer of the API server. client-go does not report it: it
+// Contact records the last answer of the API server. client-go does not report it. It
 // treats a watch that times out like a watch that ends without an event, and a server
 // that has silently disappeared looks idle. Make a Contact with NewContact, and set it in
 // Access and Config.
 type Contact struct {
-	// quiet is how long the server may say nothing before it is asked, timeout how
-	// long it may take to answer then.
+	// quiet is the time without an answer after which Run sends a request. timeout is the
+	// longest time for its answer.
 	quiet, timeout time.Duration
 	ask            func(context.Context) error // set by Connect
 
 	mu    sync.Mutex
-	since time.Time // of the last answer; before the first, when it was first waited for
+	since time.Time // of the last answer; before the first, the start of the wait
 	heard bool      // there was an answer
 	why   error     // why the last request without an answer has none
 	away  string    // why there has been none for too long; "": there was

@@ -23,8 +23,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// following runs a Source against a server, and returns the problems it delivers,
-// and its Contact, which is one of little timeout.
+// following runs a Source against a server. It returns the problems that the Source
+// delivers, and its Contact, which has a short timeout.
 func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
 	t.Helper()
 	contact := NewContact()
@@ -51,7 +51,7 @@ func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
 	return told, contact
 }
 
-// await waits for problems of which one says a text, or for none that does.
+// await waits for a problem that contains a text, or, for "", for no problem.
 func await(t *testing.T, told chan []model.Problem, text string, want bool) {
 	t.Helper()
 	for {
@@ -80,8 +80,9 @@ func reachable(c *Contact) float64 {
 	return m.GetGauge().GetValue()
 }
 
-// TestAServerThatIsSilentIsAProblem has one that takes connections and says nothing,
-// and one that closes them. client-go calls neither an error of a watch.
+// TestAServerThatIsSilentIsAProblem has a server that accepts connections and sends
+// nothing, and a server that closes them. client-go reports neither as an error of a
+// watch.
 func TestAServerThatIsSilentIsAProblem(t *testing.T) {
 	for name, take := range map[string]func(net.Conn){
 		"hangs":  func(net.Conn) {},
@@ -111,8 +112,8 @@ func TestAServerThatIsSilentIsAProblem(t *testing.T) {
 	}
 }
 
-// TestAServerThatFallsSilentIsAProblemUntilItIsBack: what it answers then is a refusal,
-// which is an answer.
+// TestAServerThatFallsSilentIsAProblemUntilItIsBack has a server that refuses requests
+// after its return. A refusal is an answer.
 func TestAServerThatFallsSilentIsAProblemUntilItIsBack(t *testing.T) {
 	var silent atomic.Bool
 	free := make(chan struct{})
@@ -128,7 +129,7 @@ func TestAServerThatFallsSilentIsAProblemUntilItIsBack(t *testing.T) {
 	t.Cleanup(server.Close)
 	told, contact := following(t, server.URL)
 	select {
-	case <-told: // that it forbids, and so that it answers
+	case <-told: // that it forbids, so it answers
 	case <-time.After(30 * time.Second):
 		t.Fatal("nothing is forbidden")
 	}
@@ -145,8 +146,8 @@ func TestAServerThatFallsSilentIsAProblemUntilItIsBack(t *testing.T) {
 	await(t, told, noAnswer, false)
 }
 
-// TestAServerWithoutWatchListIsNoProblem: an older one refuses to begin a watch with a
-// list; another watch that it calls invalid is one.
+// TestAServerWithoutWatchListIsNoProblem has an older server, which refuses to begin a
+// watch with a list. A refusal of any other watch is a problem.
 func TestAServerWithoutWatchListIsNoProblem(t *testing.T) {
 	client, _, err := Connect(without(t))
 	if err != nil {

@@ -12,19 +12,18 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// kind watches the objects of one Kubernetes kind, of API type A, and knows
-// their models, of type M. It is what a Reflector writes to. All methods but
-// those of the Reflector's are called with source.mu held.
+// kind watches the objects of one Kubernetes kind, of API type A, and holds their models,
+// of type M. A Reflector writes to it. Callers of all other methods hold source.mu.
 type kind[A apiObject, M any] struct {
 	source   *Source
 	name     string // "Service"
-	optional bool   // the source can do without
-	// ours: without it there is no do-not-track policy, and nothing else is missing.
+	optional bool   // the source works without it
+	// ours marks kinds that only do-not-track policies need.
 	ours     bool
 	resource string // as RBAC has it; "": by the name
-	sample   A      // nil: what the type says is enough
+	sample   A      // nil: the type is enough
 	lw       cache.ListerWatcher
-	trim     func(A) // drops what is not used; may be nil
+	trim     func(A) // removes unused fields; may be nil
 	convert  func(A) (*M, []model.Problem)
 	put      func(*model.Delta, model.Name, *M)
 	uidOf    func(*M) string // may be nil
@@ -32,7 +31,7 @@ type kind[A apiObject, M any] struct {
 	known     map[model.Name]*M
 	listed    bool
 	forbidden bool // the last list may be out of date, without notice
-	streaming bool // a watch is open that begins with all there is
+	streaming bool // the open watch begins with all objects
 }
 
 type apiObject interface {
@@ -52,8 +51,9 @@ func (k *kind[A, M]) state() (listed, forbidden, optional bool) {
 	return k.listed, k.forbidden, k.optional
 }
 
-// watching notes that a watch was opened. One that goes on from what is known
-// makes it known again; one that begins with all there is does when that is in.
+// watching records that a watch was opened. A watch that continues from the known state
+// confirms it at once. A watch that begins with all objects confirms it when they have
+// arrived.
 func (k *kind[A, M]) watching(fromStart bool) {
 	k.streaming = fromStart
 	if !fromStart {
@@ -70,10 +70,10 @@ func (k *kind[A, M]) uid(name model.Name) string {
 	return ""
 }
 
-// rbac is what is asked for in a ClusterRole.
+// rbac returns the right that a ClusterRole must grant.
 func (k *kind[A, M]) rbac() string { return cmp.Or(k.resource, resources[k.name]) }
 
-// dropAll takes out all that is known.
+// dropAll deletes all known objects.
 func (k *kind[A, M]) dropAll(d *model.Delta) {
 	for name := range k.known {
 		k.drop(d, name)
@@ -91,10 +91,10 @@ func (k *kind[A, M]) fill(d *model.Delta) {
 	}
 }
 
-// Add takes in a new object.
+// Add adds a new object.
 func (k *kind[A, M]) Add(obj any) error { return k.Update(obj) }
 
-// Update takes in an object.
+// Update updates an object.
 func (k *kind[A, M]) Update(obj any) error {
 	a, ok := obj.(A)
 	if !ok {
@@ -108,7 +108,7 @@ func (k *kind[A, M]) Update(obj any) error {
 	return nil
 }
 
-// Delete takes in that an object has gone.
+// Delete deletes an object.
 func (k *kind[A, M]) Delete(obj any) error {
 	a, ok := obj.(A)
 	if !ok {
@@ -122,8 +122,8 @@ func (k *kind[A, M]) Delete(obj any) error {
 	return nil
 }
 
-// Replace takes in all objects there are: at the start, and when a watch cannot
-// be taken up again. Only the difference is delivered.
+// Replace receives all objects: at the start, and when a watch cannot be resumed. It
+// delivers only the difference.
 func (k *kind[A, M]) Replace(list []any, _ string) error {
 	k.source.mu.Lock()
 	defer k.source.mu.Unlock()
@@ -136,7 +136,7 @@ func (k *kind[A, M]) Replace(list []any, _ string) error {
 		}
 		there[nameOf(a)] = true
 		k.onUpdate(&d, a)
-		list[i] = nil // a large list is half garbage before its end
+		list[i] = nil // frees the objects of a large list early
 	}
 	for name := range k.known {
 		if !there[name] {
@@ -156,10 +156,10 @@ func (k *kind[A, M]) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync has nothing to do: nothing here forgets.
+// Resync does nothing: kind keeps all its objects.
 func (k *kind[A, M]) Resync() error { return nil }
 
-// Transformer slims objects while a list of them is being collected.
+// Transformer slims objects while a Reflector collects a list of them.
 func (k *kind[A, M]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if a, ok := obj.(A); ok {
@@ -185,7 +185,7 @@ func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
 	switch {
 	case m == nil && old == nil:
 	case m == nil && len(problems) > 0:
-		// Unusable: what was served keeps serving.
+		// The object is unusable: its last good state keeps serving.
 	case m == nil:
 		k.drop(d, name)
 	case !reflect.DeepEqual(m, old):

@@ -22,7 +22,7 @@ const (
 
 type nodeKind = kind[*corev1.Node, model.Node]
 
-// allKinds are the kinds to watch.
+// allKinds returns the kinds to watch.
 func (s *Source) allKinds() []watched {
 	c := s.cfg.Client
 	proxyName := "!" + proxyNameLabel
@@ -40,7 +40,7 @@ func (s *Source) allKinds() []watched {
 		},
 		&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{
 			source: s, name: "EndpointSlice", known: map[model.Name]*model.EndpointSlice{}, convert: kubeobject.EndpointSlice,
-			// Not by the proxy's name: slices written by hand do not have it.
+			// Not by the proxy's name: slices written by hand lack that label.
 			lw: listWatch(c.DiscoveryV1().EndpointSlices("").List, c.DiscoveryV1().EndpointSlices("").Watch,
 				metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService + "," + discoveryv1.LabelServiceName}),
 			put: func(d *model.Delta, n model.Name, m *model.EndpointSlice) { enter(&d.Slices, n, m) },
@@ -89,7 +89,7 @@ func listWatch[L runtime.Object](
 	}
 }
 
-// enter puts a model into a Delta; nil says that it is gone.
+// enter adds a model to a Delta; nil means deleted.
 func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
 	if *m == nil {
 		*m = map[K]*M{}
@@ -97,12 +97,13 @@ func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
 	(*m)[name] = v
 }
 
-// trimService drops the copy of the whole object that kubectl apply leaves in an
+// trimService removes the copy of the whole object that kubectl apply stores in an
 // annotation.
 func trimService(s *corev1.Service) { delete(s.Annotations, corev1.LastAppliedConfigAnnotation) }
 
-// trimNode keeps of a Node's labels the one that is read: there are thousands
-// of Nodes with dozens of labels each. Those of this node may be selected.
+// trimNode removes unused fields of a Node: a cluster has thousands of Nodes with dozens
+// of labels each. Other Nodes keep the zone label. This node keeps all labels, since
+// policies may select them.
 func (s *Source) trimNode(n *corev1.Node) {
 	n.Annotations = nil
 	if zone, ok := n.Labels[zoneLabel]; n.Name != s.cfg.NodeName {
@@ -114,7 +115,7 @@ func (s *Source) trimNode(n *corev1.Node) {
 	n.Status = corev1.NodeStatus{Addresses: n.Status.Addresses}
 }
 
-// trimPod keeps what says whether a policy selects the Pod.
+// trimPod keeps the fields that decide whether a policy selects the Pod.
 func trimPod(p *corev1.Pod) {
 	p.Annotations = nil
 	p.Spec = corev1.PodSpec{
@@ -124,7 +125,7 @@ func trimPod(p *corev1.Pod) {
 	p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
 }
 
-// trimContainers keeps ports of containers that have one of the host's: few have any.
+// trimContainers keeps container ports with a hostPort. Few containers have any.
 func trimContainers(containers []corev1.Container) (out []corev1.Container) {
 	for i := range containers {
 		for _, p := range containers[i].Ports {

@@ -27,7 +27,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Config says what is watched.
+// Config configures a Source.
 type Config struct {
 	Client kubernetes.Interface
 	// Server is the address of the API server, for messages.
@@ -37,22 +37,21 @@ type Config struct {
 	// ProxyName selects Services by service.kubernetes.io/service-proxy-name:
 	// "" watches those without the label, another value only those with it.
 	ProxyName string
-	// Policies asks for NetworkPolicies and the Pods that they may select. If
-	// the server forbids either, the source delivers the rest and says so
-	// (model.Delta.PoliciesUnknown).
+	// Policies enables NetworkPolicies and the Pods that they may select. If the server
+	// forbids either, the source delivers the rest and sets model.Delta.PoliciesUnknown.
 	Policies bool
-	// DoNotTrack reads DoNotTrackPolicies, and, while there are any, the Pods and
-	// Namespaces that they ask for; nil: there are none.
+	// DoNotTrack reads DoNotTrackPolicies and, while any exist, the Pods and Namespaces
+	// that they select. nil disables them.
 	DoNotTrack dynamic.Interface
 
-	// Contact knows whether the server answers, and is that of the Access that
-	// Client was made with; nil: silence is no problem.
+	// Contact detects whether the server answers. It is the Contact of the Access that
+	// made Client. nil: silence is no problem.
 	Contact *Contact
 
 	Logger *slog.Logger // nil: nothing is logged
 }
 
-// Validate says what is missing.
+// Validate returns an error that names a missing field.
 func (c Config) Validate() error {
 	switch {
 	case c.Client == nil:
@@ -68,14 +67,14 @@ type Source struct {
 	cfg   Config
 	kinds []watched
 
-	mu        sync.Mutex // orders what is delivered
+	mu        sync.Mutex // orders deliveries
 	deliver   func(model.Delta, []model.Problem)
-	started   bool              // the Full Delta is out
+	started   bool              // the Full Delta was delivered
 	unknown   bool              // as last delivered in PoliciesUnknown
 	unread    model.Unread      // as last delivered in Unread
 	uids      map[object]string // of objects with problems
 	faults    map[object][]model.Problem
-	lost      map[string]model.Problem // by kind: why it cannot be watched now
+	lost      map[string]model.Problem // by kind: the reason why the watch fails
 	delivered []model.Problem
 	own       ownPolicies
 
@@ -83,19 +82,19 @@ type Source struct {
 	wg  sync.WaitGroup
 }
 
-// object names one object of one kind.
+// object identifies an object of one kind.
 type object struct {
 	kind string
 	name model.Name
 }
 
-// watched is a kind, whatever its type.
+// watched is a kind of any type.
 type watched interface {
 	store
 	title() string
 	listWatch() cache.ListerWatcher
 	example() any
-	fill(*model.Delta) // with all there is
+	fill(*model.Delta) // with all objects
 	state() (listed, forbidden, optional bool)
 	watching(fromStart bool)
 	refused(forbidden bool)
@@ -129,18 +128,17 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// backoff is how attempts to list and watch are spaced: no sooner than a server
-// that comes back under load can bear, no later than a node can wait.
+// backoff spaces attempts to list and watch. It is long enough for a server that recovers
+// under load, and short enough for a node.
 var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 30, Factor: 2, Jitter: 1}
 
-// Run watches until ctx ends, and returns nil then. It has the contract of
-// manifest.Source.Run: the first Delta is Full, problems are complete whenever
-// they changed and nil otherwise, fn is never called twice at a time. It never
-// gives up: what the server refuses or does not answer is a problem, and tried
-// again.
+// Run watches until ctx ends, and returns nil then. Its contract is that of
+// manifest.Source.Run. The first Delta is Full, problems are complete whenever they
+// changed and nil otherwise, and calls of fn never overlap. Run retries for ever: a
+// request that the server refuses or does not answer is a problem.
 func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem)) error {
 	s.deliver = fn
-	// client-go says in its log what is told here as problems.
+	// client-go logs the errors that this package reports as problems.
 	s.ctx = klog.NewContext(ctx, logr.FromSlogHandler(debugOnly{s.cfg.Logger.Handler()}))
 	s.mu.Lock()
 	for _, k := range s.kinds {
@@ -154,7 +152,7 @@ func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem))
 	return nil
 }
 
-// reflect has a kind listed and watched until ctx ends.
+// reflect lists and watches a kind until ctx ends.
 func (s *Source) reflect(ctx context.Context, k watched, spaced wait.Backoff) {
 	r := cache.NewReflectorWithOptions(s.observe(k), k.example(), k, cache.ReflectorOptions{
 		Name: "spillway", TypeDescription: k.title(), Backoff: &spaced,
@@ -162,7 +160,7 @@ func (s *Source) reflect(ctx context.Context, k watched, spaced wait.Backoff) {
 	s.wg.Go(func() { r.RunWithContext(ctx) })
 }
 
-// watchContact has it told when the server falls silent, and when it is back.
+// watchContact reports when the server stops answering, and when it answers again.
 func (s *Source) watchContact() {
 	if s.cfg.Contact == nil {
 		return
@@ -176,7 +174,7 @@ func (s *Source) watchContact() {
 	})
 }
 
-// ready sends the Full Delta as soon as there is one. The caller holds mu.
+// ready sends the Full Delta as soon as it is complete. The caller holds mu.
 func (s *Source) ready() bool {
 	if s.started {
 		return true
@@ -203,13 +201,13 @@ func (s *Source) ready() bool {
 		d.Unread = &unread
 	}
 	s.send(d)
-	return false // all is said
+	return false // all is delivered
 }
 
-// emit delivers a change, when it is time for changes. The caller holds mu.
+// emit delivers a change after the Full Delta. The caller holds mu.
 func (s *Source) emit(d model.Delta) {
 	if !s.ready() {
-		// Before the Full Delta there is nothing to change; a problem is told.
+		// Before the Full Delta it delivers problems only.
 		s.send(model.Delta{})
 		return
 	}
@@ -237,8 +235,8 @@ func (s *Source) send(d model.Delta) {
 	}
 }
 
-// policiesUnknown reports whether a kind that tells which pods are policed is
-// kept from us. What was known before is no help: a policy may come unseen.
+// policiesUnknown reports whether the server forbids a kind that decides which pods
+// policies select. Earlier knowledge does not help: a new policy would be invisible.
 func (s *Source) policiesUnknown() bool {
 	return slices.ContainsFunc(s.kinds, func(k watched) bool {
 		_, forbidden, optional := k.state()

@@ -22,14 +22,14 @@ import (
 
 const policyKind = model.KindDoNotTrackPolicy
 
-// policyBackoff is how a server that may not have the CRD is asked for it: every
-// node of the cluster does.
+// policyBackoff spaces requests to a server that may lack the CRD. Every node of the
+// cluster sends them.
 var policyBackoff = wait.Backoff{Duration: time.Second, Cap: 2 * time.Minute, Steps: 30, Factor: 2, Jitter: 1}
 
-// ownPolicies are the DoNotTrackPolicies, and what is watched because of them: pods
-// of this node, namespaces, and for each selection of peers the pods that it
-// selects, of one namespace where it says which. A policy is delivered when all
-// that it asks for has been listed: a peer that is not known yet would be denied.
+// ownPolicies holds the DoNotTrackPolicies and the objects that they need: pods of this
+// node, namespaces, and the pods of each selection of peers. A selection of peers is
+// limited to one namespace if it names one. A policy is delivered after everything that
+// it needs has been listed, because it would deny unknown peers.
 type ownPolicies struct {
 	known  map[string]*model.DoNotTrackPolicy
 	held   map[string]*model.DoNotTrackPolicy // not delivered yet
@@ -37,24 +37,24 @@ type ownPolicies struct {
 	needs  map[need]*needed
 	kind   watched
 	wake   chan struct{} // holds one token when a status may have to be written
-	// missing says that the server does not have the kind, and that this was told.
+	// missing reports that the server lacks the kind, and that the log says so.
 	missing bool
 }
 
-// policyObject is what a status is written to.
+// policyObject is the status of a policy and the identity of its object.
 type policyObject struct {
 	uid        types.UID
 	version    string // resourceVersion
 	generation int64
-	conditions []metav1.Condition
+	status     v1alpha1.DoNotTrackPolicyStatus
 }
 
-// need is one selection of objects that policies ask for.
+// need is one selection of objects that policies need.
 type need struct {
 	namespaces bool
 	here       bool   // pods of this node
 	namespace  string // pods of one namespace, or of all
-	selector   string // pods so labeled
+	selector   string // label selector of the pods
 }
 
 type needed struct {
@@ -79,7 +79,7 @@ func (o *ownPolicies) fill(d *model.Delta) {
 	}
 }
 
-// watchOwnPolicies starts to watch policies. The caller holds mu.
+// watchOwnPolicies starts the watch of policies. The caller holds mu.
 func (s *Source) watchOwnPolicies() {
 	if s.cfg.DoNotTrack == nil {
 		return
@@ -97,7 +97,7 @@ func (s *Source) watchOwnPolicies() {
 	s.reflect(s.ctx, k, policyBackoff)
 }
 
-// policySample tells a Reflector what is expected.
+// policySample returns the type of objects that the Reflector expects.
 func policySample() *unstructured.Unstructured {
 	u := &unstructured.Unstructured{}
 	u.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(policyKind))
@@ -109,7 +109,7 @@ func (s *Source) convertPolicy(u *unstructured.Unstructured) (*model.DoNotTrackP
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
 		return nil, []model.Problem{unreadable(u.GetName(), err)}
 	}
-	s.own.status[o.Name] = policyObject{o.UID, o.ResourceVersion, o.Generation, o.Status.Conditions}
+	s.own.status[o.Name] = policyObject{o.UID, o.ResourceVersion, o.Generation, o.Status}
 	s.own.changed()
 	return kubeobject.DoNotTrackPolicy(&o)
 }
@@ -118,7 +118,7 @@ func unreadable(name string, err error) model.Problem {
 	return model.ClusterProblem(policyKind, name, "", fmt.Sprintf("cannot be read: %v", err))
 }
 
-// putPolicy takes in a policy and has watched what it needs. One that goes is
+// putPolicy stores a policy and watches the objects that it needs. A deletion is
 // delivered at once.
 func (s *Source) putPolicy(d *model.Delta, name string, m *model.DoNotTrackPolicy) {
 	if m == nil {
@@ -132,12 +132,12 @@ func (s *Source) putPolicy(d *model.Delta, name string, m *model.DoNotTrackPolic
 	s.updateWatches(d)
 }
 
-// noCRD says what to do where the server does not have the kind: Helm installs CRDs
-// with a chart, and never when it upgrades one.
+// noCRD is the remedy for a server that lacks the kind. Helm installs CRDs with a chart,
+// but does not add them in an upgrade.
 const noCRD = "the CRD donottrackpolicies.policy.spillway.dev is not installed; kubectl apply -f deploy/helm/spillway/crds"
 
-// withoutPolicies notes that the server does not have the kind, and tells it once. The
-// caller holds mu.
+// withoutPolicies records that the server lacks the kind, and logs it once. The caller
+// holds mu.
 func (s *Source) withoutPolicies(k watched) {
 	switch {
 	case s.own.missing:
@@ -155,8 +155,8 @@ func (s *Source) withoutPolicies(k watched) {
 }
 
 // unreadPolicies returns, for model.Delta, the policies that the server has and the agent
-// does not know: all of them, or the first policy that is not accepted and has no known
-// earlier version.
+// does not know. These are all of them, or the first policy that is not accepted and has
+// no known earlier version.
 func (s *Source) unreadPolicies() model.Unread {
 	if s.own.kind == nil {
 		return model.Unread{}
@@ -176,8 +176,8 @@ func (s *Source) unreadPolicies() model.Unread {
 	return model.Unread{Reason: model.UnreadPolicy, Text: policyKind + " " + slices.Min(names)}
 }
 
-// ownPoliciesReady reports whether policies and all that they need have been
-// listed, or cannot be.
+// ownPoliciesReady reports whether policies and all that they need have been listed, or
+// are forbidden.
 func (s *Source) ownPoliciesReady() bool {
 	if s.own.kind == nil {
 		return s.cfg.DoNotTrack == nil
@@ -193,8 +193,8 @@ func (s *Source) ownPoliciesReady() bool {
 	return true
 }
 
-// releasePolicies delivers policies that waited. One that needs what the server
-// forbids goes on waiting.
+// releasePolicies delivers policies that waited. A policy that needs a forbidden kind
+// keeps waiting.
 func (s *Source) releasePolicies(d *model.Delta) {
 	for name, p := range s.own.held {
 		ready := true
@@ -209,7 +209,7 @@ func (s *Source) releasePolicies(d *model.Delta) {
 	}
 }
 
-// needsOf lists what must be known for a policy to be applied.
+// needsOf returns the objects that a policy needs.
 func (s *Source) needsOf(p *model.DoNotTrackPolicy) map[need]bool {
 	out := map[need]bool{}
 	selection := func(sel *model.PodSelection, peer bool) {
@@ -235,8 +235,8 @@ func (s *Source) needsOf(p *model.DoNotTrackPolicy) map[need]bool {
 	return out
 }
 
-// onlyNamespace is the namespace that a selector asks for by its name, and by
-// nothing else; "" if it does otherwise.
+// onlyNamespace returns the namespace of a selector that consists of its name only, else
+// "".
 func onlyNamespace(s *model.Selector) string {
 	if s == nil || len(s.MatchLabels) != 1 || len(s.Expressions) > 0 {
 		return ""
@@ -244,7 +244,7 @@ func onlyNamespace(s *model.Selector) string {
 	return s.MatchLabels[corev1.LabelMetadataName]
 }
 
-// selectorText writes a selector as the API's query has it.
+// selectorText formats a selector for the API's query.
 func selectorText(s *model.Selector) string {
 	if s == nil {
 		return ""
@@ -257,12 +257,12 @@ func selectorText(s *model.Selector) string {
 	}
 	query, err := metav1.LabelSelectorAsSelector(sel)
 	if err != nil {
-		return "" // checked when it was read; all pods hold those that are meant
+		return "" // the reader has checked it; all pods include the selected ones
 	}
 	return query.String()
 }
 
-// updateWatches starts and ends watches, so that just what policies need is watched.
+// updateWatches starts and ends watches, so that exactly the needed objects are watched.
 // The caller holds mu.
 func (s *Source) updateWatches(d *model.Delta) {
 	want := map[need]bool{}
@@ -289,7 +289,7 @@ func (s *Source) updateWatches(d *model.Delta) {
 	}
 }
 
-// kindFor makes the kind that watches what is needed.
+// kindFor returns a kind that watches the needed objects.
 func (s *Source) kindFor(n need) watched {
 	c := s.cfg.Client.CoreV1()
 	if n.namespaces {
@@ -313,8 +313,7 @@ func (s *Source) kindFor(n need) watched {
 	}
 }
 
-// putPod enters a pod. One that one watch does not see any more may still be seen
-// by another.
+// putPod delivers a pod. A pod that one watch deletes may still exist in another.
 func (s *Source) putPod(d *model.Delta, n model.Name, m *model.Pod) {
 	if m == nil {
 		for _, k := range s.podKinds() {

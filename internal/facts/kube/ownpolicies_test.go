@@ -81,8 +81,8 @@ func TestAMissingCRDIsCalledByItsName(t *testing.T) {
 	tells(2, "level=WARN")
 }
 
-// TestNothingIsLoggedBelowTheLevel logs as client-go does, whose logger does not ask
-// whether an error is wanted.
+// TestNothingIsLoggedBelowTheLevel logs as client-go does, whose logger does not check
+// the level of errors.
 func TestNothingIsLoggedBelowTheLevel(t *testing.T) {
 	for level, want := range map[slog.Level]string{slog.LevelInfo: "", slog.LevelDebug: "level=DEBUG"} {
 		var said bytes.Buffer
@@ -94,8 +94,8 @@ func TestNothingIsLoggedBelowTheLevel(t *testing.T) {
 	}
 }
 
-// TestAPolicyThatIsNotAcceptedIsNotApplied looks at both conditions of one that cannot
-// be read, and of the same policy after its repair.
+// TestAPolicyThatIsNotAcceptedIsNotApplied checks both conditions of an invalid policy,
+// and of the same policy after its repair.
 func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	client, _, err := Connect(without(t))
 	if err != nil {
@@ -119,7 +119,7 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 		t.Errorf("%q is told as unread, of which a version before holds", got)
 	}
 	bad := p.wanted()["cache"]
-	if got := conditionsText(bad.conditions); got != "Accepted=False/Invalid Applied=False/NotAccepted" {
+	if got := conditionsText(bad.status.Conditions); got != "Accepted=False/Invalid Applied=False/NotAccepted" {
 		t.Errorf("one that cannot be read: %s", got)
 	}
 	s.own.status["cache"] = bad.policyObject
@@ -127,7 +127,7 @@ func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 		t.Errorf("the same is written again: %v", again)
 	}
 	delete(s.faults, which)
-	if got := conditionsText(p.wanted()["cache"].conditions); got != "Accepted=True/Valid Applied=True/Applied" {
+	if got := conditionsText(p.wanted()["cache"].status.Conditions); got != "Accepted=True/Valid Applied=True/Applied" {
 		t.Errorf("mended: %s", got)
 	}
 	s.own.kind.refused(true)

@@ -82,7 +82,7 @@ func refusalText(node string, r model.PolicyRefusal) string {
 }
 
 // changeOf returns the message about a new condition that is the same for all policies or
-// on all nodes: the node that writes the condition reports it. It returns nil if the
+// on all nodes. The node that writes the condition reports it. It returns nil if the
 // message was reported before, or if reportRefusals reports it.
 func changeOf(name string, uid types.UID, had, now []metav1.Condition) *message {
 	applied, said := meta.FindStatusCondition(now, v1alpha1.Applied), meta.FindStatusCondition(had, v1alpha1.Applied)

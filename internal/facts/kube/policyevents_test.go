@@ -12,8 +12,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// TestRefusalsAreToldWhenTheyAreNews looks at what is passed on to be written: nothing
-// at a resync, however long ago it was told.
+// TestRefusalsAreToldWhenTheyAreNews checks the messages for Events: a resync adds none,
+// however old the first message is.
 func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
 	client, _, err := Connect(without(t))
 	if err != nil {
@@ -52,7 +52,7 @@ func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
 		{refused("cache", "x", "A", "B", "A", "B"), "1", "B node a: x (and 1 more like it on this node) false"},
 		{refused("cache", "x", "B"), "1", ""},
 		{refused("cache", "x", "B", "A"), "1", "A node a: x false"},
-		{refused("cache", "x", "A"), "2", "A node a: x false"}, // made anew
+		{refused("cache", "x", "A"), "2", "A node a: x false"}, // a new object
 		{refused("unknown", "x", "A"), "2", ""},                // deleted meanwhile
 	} {
 		s.own.status["cache"] = policyObject{uid: c.uid}
@@ -63,7 +63,7 @@ func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
 	}
 }
 
-// TestTheNameOfAnEventIsOne: that of a policy may be as long as a name can be.
+// TestTheNameOfAnEventIsOne uses policies with names of up to the maximum length.
 func TestTheNameOfAnEventIsOne(t *testing.T) {
 	for _, name := range []string{"a", strings.Repeat("a", 253), strings.Repeat("a", 199) + "-b", strings.Repeat("a.b-c", 50)} {
 		m := aboutPolicy(name, "1", "Contradiction", "x", "n")

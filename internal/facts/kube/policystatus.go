@@ -21,10 +21,10 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// PolicyStatus writes the conditions of DoNotTrackPolicies. Accepted is the same on every
+// PolicyStatus writes the status of DoNotTrackPolicies. Accepted is the same on every
 // node, so the first node writes it and the others see it. Applied is true until a node
-// cannot apply the whole policy; that node sets it to true again. Any node resets the
-// condition of a removed node.
+// cannot apply the whole policy. That node reports its name and sets Applied to true
+// again. Any node resets the condition of a removed node.
 type PolicyStatus struct {
 	source *Source
 	node   string
@@ -37,8 +37,8 @@ type PolicyStatus struct {
 	refused map[string][]model.PolicyRefusal // by policy
 	failed  error
 
-	// Run's.
-	reported     map[reported]bool // by Events, and as it was then
+	// Only Run uses these.
+	reported     map[reported]bool // by Events
 	reportedOnce bool
 }
 
@@ -142,16 +142,18 @@ func (p *PolicyStatus) wanted() map[string]policyChange {
 	nodes := map[string]bool{}
 	p.eachNode(func(name string) { nodes[name] = true })
 	for name, have := range maps.All(s.own.status) {
-		now := slices.Clone(have.conditions)
+		want := have
+		now := &want.status
+		now.Conditions = slices.Clone(now.Conditions)
 		a := accepted(have.generation, s.faults[object{policyKind, model.Name{Name: name}}])
-		changed := meta.SetStatusCondition(&now, a)
+		changed := meta.SetStatusCondition(&now.Conditions, a)
 		if a.Status == metav1.ConditionFalse {
-			changed = meta.SetStatusCondition(&now, notAccepted(have.generation)) || changed
-		} else if c, ok := p.applied(name, have, nodes); ok {
-			changed = meta.SetStatusCondition(&now, c) || changed
+			changed = setApplied(now, notAccepted(have.generation), "") || changed
+		} else if c, reporter := p.applied(name, have.generation); p.mayWrite(have.status, c, nodes) {
+			changed = setApplied(now, c, reporter) || changed
 		}
 		if changed {
-			out[name] = policyChange{policyObject{have.uid, have.version, have.generation, now}, changeOf(name, have.uid, have.conditions, now)}
+			out[name] = policyChange{want, changeOf(name, have.uid, have.status.Conditions, now.Conditions)}
 		}
 	}
 	return out
@@ -188,31 +190,56 @@ func notAccepted(generation int64) metav1.Condition {
 	}
 }
 
-// applied returns the condition Applied of this node, and whether this node may write it.
-func (p *PolicyStatus) applied(name string, have policyObject, nodes map[string]bool) (metav1.Condition, bool) {
-	c := metav1.Condition{Type: v1alpha1.Applied, Status: metav1.ConditionTrue, Reason: "Applied", ObservedGeneration: have.generation,
-		Message: "Every node applies the whole policy."}
-	if refused := p.refused[name]; len(refused) > 0 {
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, refused[0].Reason, refusalText(p.node, refused[0])
-	} else if p.failed != nil {
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, notWritten, fmt.Sprintf("node %s: %v", p.node, p.failed)
+// applied returns the condition Applied of this node, and the node's name if it is false.
+func (p *PolicyStatus) applied(name string, generation int64) (c metav1.Condition, reporter string) {
+	c = metav1.Condition{Type: v1alpha1.Applied, Status: metav1.ConditionFalse, ObservedGeneration: generation}
+	switch refused := p.refused[name]; {
+	case len(refused) > 0:
+		c.Reason, c.Message = refused[0].Reason, refusalText(p.node, refused[0])
+	case p.failed != nil:
+		c.Reason, c.Message = notWritten, fmt.Sprintf("node %s: %v", p.node, p.failed)
+	default:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "Applied", "Every node applies the whole policy."
+		return c, ""
 	}
-	said := meta.FindStatusCondition(have.conditions, v1alpha1.Applied)
-	if said == nil || said.Status != metav1.ConditionFalse {
-		return c, true
-	}
-	by, _, _ := strings.Cut(strings.TrimPrefix(said.Message, "node "), ": ")
-	return c, by == p.node || !nodes[by]
+	return c, p.node
 }
 
-// write replaces the conditions, unless the object has changed meanwhile.
+// setApplied sets the condition Applied and its reporter. It reports whether the condition
+// changed.
+func setApplied(s *v1alpha1.DoNotTrackPolicyStatus, c metav1.Condition, reporter string) bool {
+	s.ReportingNodeName = reporter
+	return meta.SetStatusCondition(&s.Conditions, c)
+}
+
+// unreportedPeriod is the age at which any node resets a false condition without a
+// reporter.
+const unreportedPeriod = 5 * time.Minute
+
+// mayWrite reports whether this node may write c as the condition Applied. The reporter
+// is missing if an agent of an earlier version wrote the false condition, or if the CRD
+// is of an earlier version. In that case nodes only reset the condition, and not at once.
+// Otherwise two nodes would overwrite each other without end.
+func (p *PolicyStatus) mayWrite(have v1alpha1.DoNotTrackPolicyStatus, c metav1.Condition, nodes map[string]bool) bool {
+	before := meta.FindStatusCondition(have.Conditions, v1alpha1.Applied)
+	switch {
+	case before == nil || before.Status != metav1.ConditionFalse || before.Reason == notAcceptedReason:
+		return true
+	case have.ReportingNodeName == "":
+		return c.Status == metav1.ConditionTrue && time.Since(before.LastTransitionTime.Time) > unreportedPeriod
+	}
+	return have.ReportingNodeName == p.node || !nodes[have.ReportingNodeName]
+}
+
+// write replaces the status, unless the object has changed meanwhile.
 func (p *PolicyStatus) write(ctx context.Context, name string, w policyChange) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"resourceVersion": w.version},
-		"status":   map[string]any{"conditions": w.conditions},
-	})
+	status := map[string]any{"conditions": w.status.Conditions, "reportingNodeName": nil} // nil deletes it
+	if w.status.ReportingNodeName != "" {
+		status["reportingNodeName"] = w.status.ReportingNodeName
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": w.version}, "status": status})
 	if err != nil {
 		return false, err
 	}

@@ -6,7 +6,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// TestAMissingNodeIsOneProblem: among other Nodes it is intent's, which names them.
+// TestAMissingNodeIsOneProblem has no Node at all. If other Nodes exist, intent reports
+// the missing Node.
 func TestAMissingNodeIsOneProblem(t *testing.T) {
 	client, _, err := Connect(without(t))
 	if err != nil {

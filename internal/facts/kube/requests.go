@@ -10,10 +10,9 @@ import (
 	"k8s.io/client-go/tools/metrics"
 )
 
-// RequestCollectors are metrics of all requests of this process to API servers,
-// with the names, labels and buckets that kube-proxy's have, so that its
-// dashboards go on working. client-go tells one listener for each process: every
-// call returns the same collectors.
+// RequestCollectors returns metrics of all requests of this process to API servers.
+// Names, labels and buckets are kube-proxy's, so its dashboards keep working. client-go
+// has one listener for each process, so every call returns the same collectors.
 var RequestCollectors = sync.OnceValue(func() []prometheus.Collector {
 	r := requests{
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -30,18 +29,18 @@ var RequestCollectors = sync.OnceValue(func() []prometheus.Collector {
 	return []prometheus.Collector{r.results, r.latency}
 })
 
-// requests hears from client-go of each request.
+// requests receives each request's result from client-go.
 type requests struct {
 	results *prometheus.CounterVec
 	latency *prometheus.HistogramVec
 }
 
-// Increment counts an answer, as client-go's metrics.ResultMetric.
+// Increment counts an answer; it implements client-go's metrics.ResultMetric.
 func (r requests) Increment(_ context.Context, code, method, host string) {
 	r.results.WithLabelValues(code, method, host).Inc()
 }
 
-// Observe takes a latency, as client-go's metrics.LatencyMetric.
+// Observe records a latency; it implements client-go's metrics.LatencyMetric.
 func (r requests) Observe(_ context.Context, verb string, u url.URL, latency time.Duration) {
 	r.latency.WithLabelValues(verb, u.Host).Observe(latency.Seconds())
 }

@@ -48,7 +48,7 @@ func Snapshot(ctx context.Context, client kubernetes.Interface, policies dynamic
 	}
 	convertAll(pods.Items, kubeobject.Pod, func(m *model.Pod) { enter(&d.Pods, m.Name, m) }, &problems)
 	network, err := client.NetworkingV1().NetworkPolicies("").List(ctx, all)
-	if err != nil { // there are hints about them, and no more
+	if err != nil { // only hints depend on them
 		problems = append(problems, model.Problem{Where: "NetworkPolicies", What: fmt.Sprintf("cannot be listed: %v", err)})
 	} else {
 		convertAll(network.Items, kubeobject.NetworkPolicy, func(m *model.NetworkPolicy) { enter(&d.NetworkPolicies, m.Name, m) }, &problems)

@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// addr parses an address. It is stricter than Kubernetes once was: octets with
-// leading zeros and IPv4 written as IPv6 have both been read in two ways by two
-// programs (CVE-2021-29923), and an API server of today refuses them as well.
+// addr parses an address. It refuses octets with leading zeros and IPv4 written as IPv6,
+// as current API servers do. Programs have parsed both in different ways
+// (CVE-2021-29923).
 func (c *checker) addr(p *field.Path, s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(s)
 	switch {
@@ -34,8 +34,8 @@ func (c *checker) prefix(p *field.Path, s string) (netip.Prefix, bool) {
 	return n.Masked(), ok
 }
 
-// exactPrefix parses a CIDR. Bits beyond the prefix length are refused: 10.0.0.1/8 may
-// be one address, or a range with 16 million, and the author meant one of them.
+// exactPrefix parses a CIDR. It refuses bits beyond the prefix length: the author of
+// 10.0.0.1/8 may mean one address, or a range of 16 million.
 func (c *checker) exactPrefix(p *field.Path, s string) (netip.Prefix, bool) {
 	n, ok := c.parsePrefix(p, s)
 	if exact := n.Masked(); ok && n != exact {
@@ -78,8 +78,8 @@ func leadingZero(s string) bool {
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// refuse reports an address that no Service may claim: taking one of these
-// over would cut a node off from itself or its neighbors.
+// refuse reports an address that no Service may have, because it would cut a node off
+// from itself or its neighbors.
 func (c *checker) refuse(p *field.Path, a netip.Addr, linkLocal bool) bool {
 	why := unusable(a, linkLocal)
 	if why != "" {
@@ -88,8 +88,8 @@ func (c *checker) refuse(p *field.Path, a netip.Addr, linkLocal bool) bool {
 	return why != ""
 }
 
-// unusable says what kind of address a is, if packets between machines cannot carry
-// it; "" if they can. linkLocal counts link-local addresses too.
+// unusable returns the kind of an address that packets between machines cannot carry,
+// else "". linkLocal includes link-local addresses.
 func unusable(a netip.Addr, linkLocal bool) string {
 	switch {
 	case a.IsUnspecified():
@@ -106,7 +106,7 @@ func unusable(a netip.Addr, linkLocal bool) string {
 	return ""
 }
 
-// addrs parses a list of addresses, each of which must be fit to be claimed.
+// addrs parses a list of addresses that a Service may have.
 func (c *checker) addrs(p *field.Path, list []string, linkLocal bool) []netip.Addr {
 	var out []netip.Addr
 	for i, s := range list {

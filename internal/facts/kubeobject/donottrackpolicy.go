@@ -11,8 +11,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// DoNotTrackPolicy converts a policy. What the schema of the CRD refuses is
-// refused here too: a file has not been through an API server.
+// DoNotTrackPolicy converts a policy. It refuses the policies that the CRD's schema
+// refuses, because files bypass the API server.
 func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []model.Problem) {
 	c := newClusterChecker(model.KindDoNotTrackPolicy, o.Name)
 	c.checkName(o.Name)
@@ -47,9 +47,9 @@ func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []
 	return p, c.problems
 }
 
-// policySubject reads what a policy selects. One that selects everything is
-// refused: it would take the whole cluster's port out of conntrack, and with it
-// what NAT and firewalls know of it.
+// policySubject parses the selection of a policy. It refuses a selection of everything.
+// Such a policy would remove a port of the whole cluster from conntrack, and with it the
+// state of NAT and firewalls.
 func (c *checker) policySubject(spec *field.Path, s *v1alpha1.DoNotTrackPolicySpec, p *model.DoNotTrackPolicy) {
 	pods := s.PodSelector != nil || s.NamespaceSelector != nil
 	switch {
@@ -90,9 +90,9 @@ func (c *checker) podSelection(at *field.Path, namespaces, pods *metav1.LabelSel
 	return out
 }
 
-// The longest lists, as the CRD has them.
+// Maximum lengths of lists, as in the CRD.
 const (
-	maxRules       = 16 // of each side
+	maxRules       = 16 // of each direction
 	maxPortsOfRule = 64
 	maxPeersOfRule = 128
 	maxExcepts     = 32

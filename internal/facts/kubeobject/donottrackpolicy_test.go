@@ -8,8 +8,8 @@ import (
 	"spillway.dev/spillway/api/policy/v1alpha1"
 )
 
-// TestDoNotTrackPolicyLists looks at the longest lists that a policy may have, and at
-// those that are longer by one.
+// TestDoNotTrackPolicyLists checks lists of the maximum length, and lists that are longer
+// by one.
 func TestDoNotTrackPolicyLists(t *testing.T) {
 	many := func(text string, n int) string { return strings.TrimSuffix(strings.Repeat(text+", ", n), ", ") }
 	rule := "{ports: [{port: 1}]}"

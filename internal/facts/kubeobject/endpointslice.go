@@ -10,16 +10,16 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// The most of one slice. The API server takes 1000 endpoints and 20,000 ports; a file
-// may have more endpoints.
+// Limits of one slice. The API server accepts 1000 endpoints and 20,000 ports; a file may
+// have more endpoints.
 const (
 	maxEndpoints     = 1 << 14
 	maxEndpointPorts = 20000
 	maxAddresses     = 100 // of an endpoint, as in the API server
 )
 
-// EndpointSlice converts an EndpointSlice. One that belongs to no Service, or
-// to a headless one, or that holds host names, is nil.
+// EndpointSlice converts an EndpointSlice. It returns nil for a slice without a Service,
+// of a headless Service, or with host names.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.Problem) {
 	c, name := newChecker("EndpointSlice", &o.ObjectMeta)
 	kind := c.addressType(o.AddressType)
@@ -51,7 +51,7 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.
 	return s, c.problems
 }
 
-// addressType has no default: the API asks for it.
+// addressType has no default: the API requires it.
 func (c *checker) addressType(t discoveryv1.AddressType) string {
 	p := field.NewPath("addressType")
 	if t == "" {
@@ -74,7 +74,7 @@ func (c *checker) endpointPorts(ports *field.Path, list []discoveryv1.EndpointPo
 		names[name] = true
 		protocol := c.protocol(p.Child("protocol"), string(deref(ep.Protocol)))
 		if ep.Port == nil {
-			// The API reads this as "all ports", which no Service port can use.
+			// In the API this means "all ports", which no Service port can use.
 			c.notef(p.Child("port"), "is missing, and the port is left out; give the port that the endpoints listen on")
 			continue
 		}
@@ -120,8 +120,8 @@ func (c *checker) endpoint(p *field.Path, ep *discoveryv1.Endpoint, s *model.End
 	return out
 }
 
-// targetPod names the Pod behind an endpoint; the reference may leave out the
-// namespace, which is then the slice's.
+// targetPod names the Pod behind an endpoint. A reference without a namespace means the
+// slice's.
 func targetPod(ref *corev1.ObjectReference, namespace string) model.Name {
 	if ref == nil || ref.Kind != "Pod" || ref.Name == "" {
 		return model.Name{}
@@ -132,8 +132,8 @@ func targetPod(ref *corev1.ObjectReference, namespace string) model.Name {
 	return model.Name{Namespace: namespace, Name: ref.Name}
 }
 
-// triggered reads the time of the change that led to this slice. Only a latency
-// metric needs it, so a bad one costs no more than that.
+// triggered parses the time of the change that led to this slice. Only a latency metric
+// needs it, so an invalid time is ignored.
 func (c *checker) triggered(annotations map[string]string) time.Time {
 	v := annotations[corev1.EndpointsLastChangeTriggerTime]
 	if v == "" {

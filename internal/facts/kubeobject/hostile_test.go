@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// junk is text that a hostile name or value may hold.
+// junk is possible text of a hostile name or value.
 const junk = "a\nlevel=ERROR msg=forged \x1b[2J\xff\u2028b"
 
 func hostileMeta() metav1.ObjectMeta {
@@ -60,8 +60,8 @@ func TestNoObjectBreaksALine(t *testing.T) {
 	}
 }
 
-// TestTheSizeOfOneObjectIsBounded: what the object would make of the node's tables, and
-// what is reported about it.
+// TestTheSizeOfOneObjectIsBounded checks the size of an object in the node's tables, and
+// of the reports about it.
 func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 	service := func(ports, external, ranges int) (*model.Service, []model.Problem) {
 		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.ServiceSpec{Type: "LoadBalancer", ClusterIP: "10.96.0.1"}}
@@ -130,9 +130,9 @@ func TestOnlyOwnAnnotationsAreKept(t *testing.T) {
 	}
 }
 
-// TestSpecialAddresses has an endpoint, a clusterIP and an externalIP at addresses that
-// mean something else on each machine. The API server refuses them as endpoints, too
-// (all but multicast beyond the link).
+// TestSpecialAddresses has an endpoint, a clusterIP and an externalIP at addresses with a
+// different meaning on each machine. The API server refuses them as endpoints too, except
+// multicast beyond the link.
 func TestSpecialAddresses(t *testing.T) {
 	for _, a := range []string{"127.0.0.1", "127.8.9.1", "::1", "0.0.0.0", "::", "169.254.169.254", "fe80::1", "224.0.0.1", "239.1.2.3", "ff02::1", "ff0e::1", "255.255.255.255",
 		"::ffff:127.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "127.1", "0x7f000001", "2130706433", "010.0.0.1", " 10.0.0.1", "10.0.0.1\n"} {
@@ -152,8 +152,8 @@ func TestSpecialAddresses(t *testing.T) {
 	}
 }
 
-// TestANodeCannotTakeAddressesOfOthers: a kubelet writes its own Node, and the ranges
-// and addresses in it are trusted on all nodes.
+// TestANodeCannotTakeAddressesOfOthers: a kubelet writes its own Node, and all nodes
+// trust the ranges and addresses in it.
 func TestANodeCannotTakeAddressesOfOthers(t *testing.T) {
 	n, problems := Node(object[corev1.Node](t, `{metadata: {name: a}, spec: {podCIDRs: [64.0.0.0/3, "2000::/3"]},
 status: {addresses: [{type: InternalIP, address: 127.0.0.1}, {type: InternalIP, address: 10.0.0.1}, {type: ExternalIP, address: 169.254.0.1}, {type: InternalIP, address: "::"}]}}`))

@@ -1,18 +1,15 @@
-// Package kubeobject turns Kubernetes API objects into model facts. Every
-// source uses it, so that a Service means the same whether an API server sent
-// it or a person wrote it in a file.
+// Package kubeobject converts Kubernetes API objects to model facts. Every source uses
+// it, so that a Service from an API server means the same as a Service from a file.
 //
-// The functions are pure and share one contract. The object that comes back is
+// The functions are pure and share one contract. The returned object is
 //
-//   - nil without a problem, when there is nothing in it for a proxy (a headless
-//     Service, say);
-//   - nil with problems, when a field makes it unusable: the whole object is
-//     refused, since serving half of a Service surprises more than serving its
-//     last good state;
-//   - non-nil, with problems for what was left out of it, if anything.
+//   - nil without a problem, if the object has nothing for a proxy, such as a
+//     headless Service;
+//   - nil with problems, if a field makes the whole object unusable: half of a
+//     Service is more surprising than its last good state;
+//   - non-nil, with problems for the parts that were left out, if any.
 //
-// Defaults that an API server fills in are filled in here too: a file has not
-// been through one.
+// The functions also fill in the API server's defaults, because files bypass it.
 package kubeobject
 
 import (
@@ -27,11 +24,11 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// headlessLabel marks Services, and the slices made from them, that ask for no
-// proxy; kube-proxy does not even list them.
+// headlessLabel marks Services, and their slices, that need no proxy. kube-proxy does not
+// list them.
 const headlessLabel = "service.kubernetes.io/headless"
 
-// checker gathers the problems of one object.
+// checker collects the problems of one object.
 type checker struct {
 	object   model.ObjectRef
 	where    string
@@ -45,16 +42,16 @@ func (c *checker) invalidf(p *field.Path, format string, args ...any) {
 	c.notef(p, format, args...)
 }
 
-// notef reports a field that is left out; the rest of the object stands.
+// notef reports a field that is ignored; the rest of the object is valid.
 func (c *checker) notef(p *field.Path, format string, args ...any) {
 	c.report(p.String(), fmt.Sprintf(format, args...))
 }
 
-// maxProblems bounds the reports about one object. An object may have tens of
-// thousands of fields, and the first few say as much as all of them.
+// maxProblems limits the reports about one object. An object may have tens of thousands
+// of fields, and the first few reports are enough.
 const maxProblems = 16
 
-// report adds a problem as one line, whatever the object's names and values hold.
+// report adds a problem as one line, whatever text the object's names and values contain.
 func (c *checker) report(at, what string) {
 	switch n := len(c.problems); {
 	case n > maxProblems:
@@ -67,15 +64,15 @@ func (c *checker) report(at, what string) {
 	})
 }
 
-// atMost refuses a list of n entries if that is more than most.
+// atMost refuses a list of n entries if n is larger than most.
 func (c *checker) atMost(at *field.Path, n, most int) {
 	if n > most {
 		c.invalidf(at, "has %d entries; the maximum is %d", n, most)
 	}
 }
 
-// Printable replaces what would break a line or steer a terminal. Names and values
-// are whatever their author wrote.
+// Printable replaces characters that would break a line or control a terminal. Names and
+// values may contain any text.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -85,8 +82,7 @@ func Printable(s string) string {
 	}, s)
 }
 
-// clip keeps a report to one readable line, however long the value that it
-// quotes.
+// clip shortens a report to one readable line, however long the quoted value is.
 func clip(s string) string {
 	const most = 400
 	if len(s) <= most {
@@ -95,8 +91,8 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:most/2], "") + " ... " + strings.ToValidUTF8(s[len(s)-most/2:], "")
 }
 
-// Namespaced returns the name of an object that lives in a namespace; a file
-// that names none means "default".
+// Namespaced returns the name of a namespaced object. A file without a namespace means
+// "default".
 func Namespaced(m *metav1.ObjectMeta) model.Name {
 	n := model.Name{Namespace: m.Namespace, Name: m.Name}
 	if n.Namespace == "" {
@@ -105,7 +101,7 @@ func Namespaced(m *metav1.ObjectMeta) model.Name {
 	return n
 }
 
-// newChecker starts the check of a namespaced object with its metadata.
+// newChecker returns a checker of a namespaced object, and checks its metadata.
 func newChecker(kind string, m *metav1.ObjectMeta) (*checker, model.Name) {
 	name := Namespaced(m)
 	c := &checker{object: model.ObjectRef{Kind: kind, Name: name}, where: kind + " " + name.String()}
@@ -116,7 +112,7 @@ func newChecker(kind string, m *metav1.ObjectMeta) (*checker, model.Name) {
 	return c, name
 }
 
-// newClusterChecker starts the check of an object without a namespace.
+// newClusterChecker returns a checker of an object without a namespace.
 func newClusterChecker(kind, name string) *checker {
 	return &checker{object: model.ObjectRef{Kind: kind, Name: model.Name{Name: name}}, where: kind + " " + name}
 }
@@ -130,8 +126,8 @@ func (c *checker) checkName(name string) {
 	}
 }
 
-// oneOf checks an enumeration: "" stands for the first of the values, which is
-// the API's default.
+// oneOf checks an enumeration. "" means the first of the values, which is the API's
+// default.
 func (c *checker) oneOf(p *field.Path, value string, values ...string) string {
 	if value == "" {
 		return values[0]
@@ -156,7 +152,7 @@ func (c *checker) protocol(p *field.Path, value string) model.Protocol {
 	return model.TCP
 }
 
-// port checks a port number that must be there.
+// port checks a required port number.
 func (c *checker) port(p *field.Path, value int32) uint16 {
 	if value < 1 || value > 65535 {
 		c.invalidf(p, "%d is not a port; use 1 to 65535", value)
@@ -165,7 +161,7 @@ func (c *checker) port(p *field.Path, value int32) uint16 {
 	return uint16(value)
 }
 
-// optionalPort checks a port number of which 0 means none.
+// optionalPort checks a port number; 0 means none.
 func (c *checker) optionalPort(p *field.Path, value int32) uint16 {
 	if value == 0 {
 		return 0

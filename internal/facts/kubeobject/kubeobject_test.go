@@ -22,7 +22,7 @@ var exactly = cmp.Options{
 	cmpopts.EquateEmpty(),
 }
 
-// object decodes a YAML object, which is how a person would write the case.
+// object decodes a YAML object.
 func object[T any](t *testing.T, text string) *T {
 	t.Helper()
 	o := new(T)
@@ -32,7 +32,7 @@ func object[T any](t *testing.T, text string) *T {
 	return o
 }
 
-// verify compares what came out of a conversion: a model object, or the report.
+// verify compares the result of a conversion: a model object, or the report.
 func verify[M any](t *testing.T, got *M, problems []model.Problem, want *M, report ...string) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, exactly); diff != "" {
@@ -236,7 +236,7 @@ func TestServiceIngressProblems(t *testing.T) {
 		`status.loadBalancer.ingress[2].ip: :: is the unspecified address`)
 }
 
-// Some fields are not worth a Service: it serves without them.
+// A Service is served without some fields if they are invalid.
 func TestServiceLeavesOut(t *testing.T) {
 	s, problems := Service(object[corev1.Service](t, `{metadata: {name: a}, spec: {clusterIP: 10.0.0.1, trafficDistribution: PreferMoon, ports: [{port: 80}]}, status: {loadBalancer: {ingress: [{ip: 1.2.3.4}]}}}`))
 	verify(t, s, problems, &model.Service{

@@ -8,7 +8,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Namespace converts a Namespace. Its name is a label too, as an API server has it.
+// Namespace converts a Namespace. Its name is also a label, as in an API server.
 func Namespace(o *corev1.Namespace) (*model.Namespace, []model.Problem) {
 	c := newClusterChecker("Namespace", o.Name)
 	c.checkName(o.Name)

@@ -12,8 +12,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// NetworkPolicy converts a NetworkPolicy. Its rules are not read: the CNI judges
-// them. A policy that cannot be read becomes UnreadNetworkPolicy, with problems.
+// NetworkPolicy converts a NetworkPolicy without its rules, which the CNI applies. An
+// invalid policy becomes UnreadNetworkPolicy, with problems.
 func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.NetworkPolicy, []model.Problem) {
 	c, name := newChecker("NetworkPolicy", &o.ObjectMeta)
 	named := !c.invalid
@@ -46,9 +46,9 @@ func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.NetworkPolicy, []model
 	return n, c.problems
 }
 
-// UnreadNetworkPolicy stands for a policy that cannot be read, and says so. It selects
-// every pod of its namespace: the CNI may well be able to read the policy, and a pod
-// that is taken for unselected would bypass it.
+// UnreadNetworkPolicy represents a policy that cannot be read, and reports it. It selects
+// every pod of its namespace. The CNI may be able to read the policy, and a pod that
+// counted as unselected would bypass it.
 func UnreadNetworkPolicy(name model.Name) (n *model.NetworkPolicy, what string) {
 	return &model.NetworkPolicy{Name: name, Ingress: true, Egress: true},
 		"is taken to select every pod of namespace " + name.Namespace + ", in both directions, until it can be read"

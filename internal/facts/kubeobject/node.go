@@ -50,20 +50,20 @@ func (c *checker) node(n *model.Node) (*model.Node, []model.Problem) {
 	return n, c.problems
 }
 
-// maxNodeAddresses bounds what one Node says about itself: a kubelet writes it, and
-// every other node keeps it.
+// maxNodeAddresses limits the addresses of one Node. A kubelet writes it, and every other
+// node stores it.
 const maxNodeAddresses = 64
 
-// toBeDeleted is cluster-autoscaler's taint on a node that it is going to remove.
+// toBeDeleted is cluster-autoscaler's taint on a node that it will remove.
 const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// leaving reports what kube-proxy calls a node that is not eligible (KEP-3836).
+// leaving reports whether kube-proxy calls the node not eligible (KEP-3836).
 func leaving(o *corev1.Node) bool {
 	return !o.DeletionTimestamp.IsZero() ||
 		slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool { return t.Key == toBeDeleted })
 }
 
-// podCIDRs reads podCIDRs, or the older podCIDR, which repeats the first.
+// podCIDRs parses podCIDRs, or the older podCIDR, which repeats the first.
 func (c *checker) podCIDRs(spec *field.Path, s *corev1.NodeSpec) []netip.Prefix {
 	if len(s.PodCIDRs) == 0 && s.PodCIDR != "" {
 		if n, ok := c.podCIDR(spec.Child("podCIDR"), s.PodCIDR); ok {
@@ -85,14 +85,14 @@ func (c *checker) podCIDRs(spec *field.Path, s *corev1.NodeSpec) []netip.Prefix 
 	return out
 }
 
-// The shortest prefixes that can be a node's own pods. A kubelet may write its Node,
-// and what is in a podCIDR counts as a pod of the cluster on every other node.
+// The shortest prefixes of a node's pod range. A kubelet may write its Node, and every
+// other node treats addresses in a podCIDR as pods of the cluster.
 const (
 	minPodBits4 = 8
 	minPodBits6 = 16
 )
 
-// podCIDR reads a range of pods. One that no node can have is left out.
+// podCIDR parses a range of pods. It ignores a range that is too large for a node.
 func (c *checker) podCIDR(p *field.Path, s string) (netip.Prefix, bool) {
 	n, ok := c.prefix(p, s)
 	if !ok {

@@ -10,9 +10,9 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Pod converts a Pod. One on the host's network is nil, since its addresses are
-// the node's and NetworkPolicies do not reach it; so is one that has ended,
-// whose addresses another may hold by now.
+// Pod converts a Pod. It returns nil for a Pod on the host's network, whose addresses are
+// the node's and to which NetworkPolicies do not apply. It also returns nil for a Pod
+// that has ended, because another Pod may have its addresses now.
 func Pod(o *corev1.Pod) (*model.Pod, []model.Problem) {
 	c, name := newChecker("Pod", &o.ObjectMeta)
 	if o.Spec.HostNetwork || o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
@@ -40,8 +40,8 @@ func Pod(o *corev1.Pod) (*model.Pod, []model.Problem) {
 
 var podProtocols = map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP}
 
-// hostPorts adds the host ports of containers. One that cannot be is no reason to know
-// nothing of the Pod: the API server takes none.
+// hostPorts adds the host ports of containers. It ignores an invalid port and keeps the
+// Pod: the API server accepts no such port.
 func hostPorts(containers []corev1.Container, out []model.HostPort) []model.HostPort {
 	for i := range containers {
 		for _, p := range containers[i].Ports {

@@ -16,13 +16,13 @@ const (
 	proxyNameLabel         = "service.kubernetes.io/service-proxy-name"
 	sourceRangesAnnotation = "service.beta.kubernetes.io/load-balancer-source-ranges"
 
-	// The bounds and the default of sessionAffinityConfig.clientIP.timeoutSeconds.
+	// Limits and the default of sessionAffinityConfig.clientIP.timeoutSeconds.
 	defaultAffinitySeconds = 10800
 	maxAffinitySeconds     = 86400
 )
 
-// Service converts a Service. A headless or ExternalName Service, or one
-// without ports, is nil: there is nothing to proxy.
+// Service converts a Service. It returns nil for a headless or ExternalName Service, or
+// one without ports, since they need no proxy.
 func Service(o *corev1.Service) (*model.Service, []model.Problem) {
 	c, name := newChecker("Service", &o.ObjectMeta)
 	spec := field.NewPath("spec")
@@ -55,14 +55,14 @@ func Service(o *corev1.Service) (*model.Service, []model.Problem) {
 	return s, c.problems
 }
 
-// The most of one Service. Each port is served on each address, and checked against
-// each range, so a Service of 1 MB could ask for hundreds of millions of each.
+// Limits of one Service. Each port is served on each address, and checked against each
+// range, so a Service of 1 MB could need hundreds of millions of entries.
 const (
 	maxFrontends   = 1 << 16 // ports times addresses, NodePorts included
 	maxPortsRanges = 1 << 16 // ports times loadBalancerSourceRanges
 )
 
-// bounded refuses a Service that would take what all others of the node need.
+// bounded refuses a Service that would use the capacity of all others on the node.
 func (c *checker) bounded(spec *field.Path, s *model.Service) {
 	addrs := len(s.ClusterIPs) * 2 // each family has its NodePorts
 	addrs += len(s.ExternalIPs) + len(s.LoadBalancerIPs)
@@ -78,8 +78,8 @@ func (c *checker) bounded(spec *field.Path, s *model.Service) {
 // ownPrefix begins the annotations that are read.
 const ownPrefix = "spillway.dev/"
 
-// ownAnnotations keeps the annotations that are read; nil if there is none. The
-// others may be 256 KiB long, in each of thousands of Services.
+// ownAnnotations returns the annotations that are read, nil if there are none. The others
+// may have 256 KiB, in each of thousands of Services.
 func ownAnnotations(all map[string]string) (out map[string]string) {
 	for key, value := range all {
 		if strings.HasPrefix(key, ownPrefix) {
@@ -100,8 +100,8 @@ func headless(o *corev1.Service) bool {
 		len(o.Spec.ClusterIPs) > 0 && o.Spec.ClusterIPs[0] == corev1.ClusterIPNone
 }
 
-// clusterIPs reads clusterIP and clusterIPs. clusterIP is the older field and
-// repeats the first of clusterIPs; a file may give either.
+// clusterIPs parses clusterIP and clusterIPs. clusterIP is the older field and repeats
+// the first of clusterIPs. A file may have either.
 func (c *checker) clusterIPs(spec *field.Path, s *corev1.ServiceSpec) []netip.Addr {
 	p, list := spec.Child("clusterIPs"), s.ClusterIPs
 	switch {
@@ -129,8 +129,8 @@ func (c *checker) clusterIPs(spec *field.Path, s *corev1.ServiceSpec) []netip.Ad
 	return out
 }
 
-// families checks that ipFamilies, when given, agrees with the addresses and
-// their order: the first one is the Service's primary family.
+// families checks that ipFamilies, if set, matches the addresses and their order. The
+// first family is the Service's primary one.
 func (c *checker) families(p *field.Path, list []corev1.IPFamily, addrs []netip.Addr) {
 	for i, f := range list {
 		fam := c.oneOf(p.Index(i), string(f), "IPv4", "IPv6")
@@ -143,8 +143,8 @@ func (c *checker) families(p *field.Path, list []corev1.IPFamily, addrs []netip.
 	}
 }
 
-// ingressIPs reads the addresses in status.loadBalancer that reach the node
-// with the destination still in them.
+// ingressIPs parses the addresses in status.loadBalancer that are still the destination
+// when a packet reaches the node.
 func (c *checker) ingressIPs(o *corev1.Service) []netip.Addr {
 	p := field.NewPath("status", "loadBalancer", "ingress")
 	ingress := o.Status.LoadBalancer.Ingress
@@ -166,8 +166,7 @@ func (c *checker) ingressIPs(o *corev1.Service) []netip.Addr {
 	return out
 }
 
-// sourceRanges reads loadBalancerSourceRanges, or the annotation that was there
-// before it.
+// sourceRanges parses loadBalancerSourceRanges, or the older annotation.
 func (c *checker) sourceRanges(p *field.Path, o *corev1.Service) []netip.Prefix {
 	list := o.Spec.LoadBalancerSourceRanges
 	if v := strings.TrimSpace(o.Annotations[sourceRangesAnnotation]); len(list) == 0 && v != "" {
@@ -200,8 +199,8 @@ func (c *checker) affinity(spec *field.Path, s *corev1.ServiceSpec) time.Duratio
 	return time.Duration(seconds) * time.Second
 }
 
-// trafficDistribution reports a preference that is not known here. The control plane
-// turns preferences into hints, so that an unknown one costs locality, not the Service.
+// trafficDistribution reports an unknown preference. The control plane turns preferences
+// into hints, so an unknown one costs locality, not the Service.
 func (c *checker) trafficDistribution(p *field.Path, v *string) {
 	switch s := deref(v); s {
 	case "", corev1.ServiceTrafficDistributionPreferClose,
@@ -219,7 +218,7 @@ func (c *checker) healthCheckNodePort(p *field.Path, s *model.Service, port int3
 	return c.optionalPort(p, port)
 }
 
-// servicePorts reads spec.ports, within which names and numbers must be unique.
+// servicePorts parses spec.ports, whose names and numbers must be unique.
 func (c *checker) servicePorts(ports *field.Path, s *corev1.ServiceSpec) []model.ServicePort {
 	type number struct {
 		protocol model.Protocol
@@ -270,7 +269,7 @@ func (c *checker) servicePort(p *field.Path, sp *corev1.ServicePort, kind corev1
 	}
 }
 
-// portName checks the name of a port; "" is for the caller to judge.
+// portName checks the name of a port. The caller decides about "".
 func (c *checker) portName(p *field.Path, name string) {
 	if name == "" {
 		return

@@ -16,7 +16,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// key names one object of a kind in kinds.
+// key identifies one object of a kind in kinds.
 type key struct {
 	kind string
 	name model.Name // a Node has no namespace
@@ -29,7 +29,7 @@ func (k key) String() string {
 	return k.kind + " " + k.name.String()
 }
 
-// object refers to the object, if the document names one.
+// object returns a reference to the object, if the document names one.
 func (k key) object() model.ObjectRef {
 	if k.kind == "" || k.name.Name == "" {
 		return model.ObjectRef{}
@@ -37,17 +37,17 @@ func (k key) object() model.ObjectRef {
 	return model.ObjectRef{Kind: k.kind, Name: k.name}
 }
 
-// problem is a model.Problem that does not know yet where its document is.
+// problem is a model.Problem without the position of its document.
 type problem struct {
 	field string
 	what  string
 	line  int // within the document, 0 if unknown
 }
 
-// entry is what was found where an object should be.
+// entry is the content of a document, or of an item of a List.
 type entry struct {
-	key      key // kind "" if it cannot be told, name "" likewise
-	object   any // *model.Service and so on; nil if the object asks for nothing
+	key      key // kind and name are "" if unknown
+	object   any // *model.Service and so on; nil if the object needs no proxy
 	state    entryState
 	problems []problem
 }
@@ -56,11 +56,11 @@ type entryState uint8
 
 const (
 	good    entryState = iota
-	bad                // meant to be read, but unusable: the last good state stands
-	foreign            // for others
+	bad                // unusable: the last good state stays
+	foreign            // for other programs
 )
 
-// header is what every object has.
+// header holds the fields that every object has.
 type header struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        struct {
@@ -69,7 +69,7 @@ type header struct {
 	} `json:"metadata"`
 }
 
-// decode reads one YAML or JSON document. It may hold no object, one, or a List.
+// decode parses one YAML or JSON document. It may contain no object, one, or a List.
 func decode(text []byte, isJSON bool) []entry {
 	raw := text
 	if !isJSON {
@@ -93,8 +93,8 @@ func decode(text []byte, isJSON bool) []entry {
 	return []entry{decodeObject(raw, h)}
 }
 
-// decodeList reads v1 List, and lists of one kind, whose items need not repeat
-// it. It returns nil for a list of something else.
+// decodeList parses v1 List, and lists of one kind, whose items need not repeat it. It
+// returns nil for any other list.
 func decodeList(raw []byte, h header) []entry {
 	item := strings.TrimSuffix(h.Kind, "List")
 	if k, ok := kinds[item]; item != "" && (!ok || k.apiVersion != h.APIVersion) || item == "" && h.APIVersion != "v1" {
@@ -128,7 +128,7 @@ func decodeList(raw []byte, h header) []entry {
 	return entries
 }
 
-// decodeObject reads one object that is not a list.
+// decodeObject parses one object that is not a list.
 func decodeObject(raw []byte, h header) entry {
 	e := entry{key: key{name: model.Name{Name: h.Metadata.Name}}}
 	k, known := kinds[h.Kind]
@@ -186,8 +186,8 @@ func keyOf(h header) key {
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
-// yamlProblem makes one line of what the YAML parser said, and takes out the
-// line number, which counts from the start of the document.
+// yamlProblem joins the YAML parser's error into one line, without the line number, which
+// counts from the start of the document.
 func yamlProblem(err error) problem {
 	s := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")
 	s = strings.TrimPrefix(strings.TrimPrefix(s, "yaml: "), "unmarshal errors:\n")
@@ -200,8 +200,7 @@ func yamlProblem(err error) problem {
 	return p
 }
 
-// clip keeps a report to one readable line, however long the value that it
-// quotes.
+// clip shortens a report to one readable line, however long the quoted value is.
 func clip(s string) string {
 	const most = 400
 	if len(s) <= most {

@@ -16,17 +16,16 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// fresh is how long after its last change a file is not trusted to look changed
-// when it changes again: some file systems count time in steps of 2 s.
+// fresh is the time after its last change in which a file may change without a new time
+// stamp. Some file systems count time in steps of 2 s.
 const fresh = 2 * time.Second
 
 type sum = [sha256.Size]byte
 
-// inode tells one file or directory from another at the same path, and knows it
-// again at another.
+// inode identifies a file or directory, independent of its path.
 type inode struct{ dev, ino uint64 }
 
-// stamp tells whether a file may have changed, without reading it.
+// stamp shows whether a file may have changed, without reading it.
 type stamp struct {
 	inode
 	size         int64
@@ -41,36 +40,36 @@ func stampOf(info fs.FileInfo) stamp {
 	return s
 }
 
-// file is what one file says, and said.
+// file is the present and the last good content of one file.
 type file struct {
 	name     string
-	inode    inode // what was last seen at its path, read or not
-	stamp    stamp // zero if it could not be read, so that it is tried again
+	inode    inode // of the file last found at its path, read or not
+	stamp    stamp // zero if it could not be read, so the next scan retries
 	read     time.Time
 	sum      sum
-	docs     map[sum][]entry // by text: only documents that changed are decoded again
+	docs     map[sum][]entry // by hash of the text: only changed documents are decoded again
 	claims   map[key]claim
-	broken   map[key]bool // objects that it names and cannot be used
+	broken   map[key]bool // objects that it names, but that are unusable
 	problems []model.Problem
-	// unread is set as long as the file could never be read as a whole: what it said
-	// to an earlier agent is not known. Of kinds that policies do not depend on, it does
-	// not matter.
+	// unread reports that the file could never be read as a whole, so that its content
+	// for an earlier agent is unknown. It is not set for kinds that policies do not
+	// depend on.
 	unread bool
 }
 
-// as is what a file renamed to name said: it has to be read again there.
+// as returns the content of the file under a new name, where it has to be read again.
 func (f *file) as(name string) *file {
 	return &file{name: name, inode: f.inode, docs: f.docs, claims: f.claims, unread: f.unread}
 }
 
-// claim is a file's word on an object.
+// claim is one file's definition of an object.
 type claim struct {
-	object   any // nil: there is nothing to serve
+	object   any // nil: nothing to serve
 	document int
-	held     bool // the last good state; what the file says now is unusable
+	held     bool // the last good state; the present content is unusable
 }
 
-// isManifest reports whether a file of this name is read.
+// isManifest reports whether the agent reads a file of this name.
 func isManifest(name string) bool {
 	if strings.HasPrefix(name, ".") {
 		return false
@@ -84,10 +83,10 @@ func isManifest(name string) bool {
 
 var errIncomplete = errors.New("file is being written")
 
-// readFile reads one file of dir again, unless it looks as it did. It returns
-// nil for what is no file at all, and prev itself if nothing changed.
-// errIncomplete says that a program wrote to the file meanwhile, or that it disappeared since
-// the directory was listed, perhaps to another name, and to come back.
+// readFile reads one file of dir again, unless it seems unchanged. It returns nil if it
+// is not a regular file, and prev if nothing changed. errIncomplete reports that a
+// program wrote to the file meanwhile, or that the file disappeared since the directory
+// was listed. It may have been renamed, or may come back.
 func readFile(dir, name string, prev *file, force bool) (*file, error) {
 	path := filepath.Join(dir, name)
 	info, err := os.Stat(path)
@@ -113,7 +112,7 @@ func readFile(dir, name string, prev *file, force bool) (*file, error) {
 
 func readContent(path, name string, prev *file) (*file, error) {
 	now := time.Now()
-	// Not blocking: a FIFO may have taken the file's place since it was looked at.
+	// Not blocking: a FIFO may have replaced the file meanwhile.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return failed(name, prev, "cannot be read: "+cause(err)), nil
@@ -155,7 +154,7 @@ func cause(err error) string {
 	return err.Error()
 }
 
-// failed is a file of which nothing can be used: what it said last stands.
+// failed returns a file without usable content: its last good content stays.
 func failed(name string, prev *file, what string) *file {
 	f := &file{name: name, claims: map[key]claim{}, unread: prev == nil || prev.unread}
 	if prev != nil {
@@ -166,8 +165,8 @@ func failed(name string, prev *file, what string) *file {
 	return f
 }
 
-// parse decodes a file. prev, which may be nil, has the documents that were
-// decoded before and the objects that were good.
+// parse decodes a file. prev, which may be nil, has the documents that were decoded
+// before and the last good objects.
 func parse(name string, data []byte, prev *file) *file {
 	f := &file{name: name, docs: map[sum][]entry{}, claims: map[key]claim{}}
 	isJSON := filepath.Ext(name) == ".json"
@@ -195,7 +194,7 @@ func parse(name string, data []byte, prev *file) *file {
 	return f
 }
 
-// entries decodes a document, or finds it among those decoded already.
+// entries decodes a document, or returns it from the decoded ones.
 func (f *file) entries(text []byte, isJSON bool, prev *file) []entry {
 	h := sha256.Sum256(text)
 	entries, ok := f.docs[h]
@@ -221,7 +220,7 @@ func (f *file) claim(e *entry, document int) {
 	f.claims[e.key] = claim{object: e.object, document: document}
 }
 
-// hold keeps the objects that may have become one of the unusable entries.
+// hold keeps the last good objects that an unusable entry may define.
 func (f *file) hold(prev *file, lost unusable) {
 	if prev == nil {
 		return
@@ -233,8 +232,8 @@ func (f *file) hold(prev *file, lost unusable) {
 	}
 }
 
-// unusable is what is known of the entries that cannot be used. The less one
-// tells of itself, the more objects it may be.
+// unusable describes the entries that cannot be used. The less of its identity an entry
+// shows, the more objects it may be.
 type unusable struct {
 	all   bool            // not even a name
 	names map[string]bool // a name, but no kind
@@ -256,8 +255,8 @@ func (u *unusable) holds(k key) bool {
 	return u.all || u.names[k.name.Name] || u.keys[k]
 }
 
-// tellsOfPolicies reports whether one of the entries may be a do-not-track policy, or
-// something that decides what it selects.
+// tellsOfPolicies reports whether an entry may be a do-not-track policy, or an object
+// that decides what a policy selects.
 func (u *unusable) tellsOfPolicies() bool {
 	for k := range u.keys {
 		switch k.kind {
@@ -280,13 +279,13 @@ func (f *file) report(e *entry, document, line int) {
 	}
 }
 
-// oneLine keeps a field's name, which may be any text, from breaking
-// the report's line or steering a terminal.
+// oneLine removes from a field's name, which may be any text, characters that would break
+// the report's line or control a terminal.
 func oneLine(s string) string {
 	return clip(kubeobject.Printable(s))
 }
 
-// where says which document a person should open, and which object it is.
+// where names the document to open, and the object in it.
 func where(file string, document int, k key) string {
 	s := fmt.Sprintf("%s, document %d", file, document)
 	if k.kind != "" && k.name.Name != "" {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzDecode feeds whole files. Whatever they hold, decoding ends, says in one
-// line what is wrong, and depends on nothing but the content.
+// FuzzDecode decodes whole files with any content. Decoding must end, report errors in
+// one line, and depend only on the content.
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{
 		service("a", "10.0.0.1"),

@@ -16,7 +16,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// live is a tree and what it serves.
+// live is a directory and the objects served from it.
 type live struct {
 	*tree
 	t      *testing.T
@@ -27,7 +27,7 @@ func newLive(t *testing.T) *live {
 	return &live{newTree(t.TempDir(), slog.New(slog.DiscardHandler)), t, map[string]string{}}
 }
 
-// expect scans and compares what is served, as "name=ip name=ip".
+// expect scans the directory and compares the served objects, as "name=ip name=ip".
 func (l *live) expect(want string, problems ...string) {
 	l.t.Helper()
 	_ = l.scan(nil)
@@ -69,7 +69,7 @@ func TestBadDocumentHoldsItsObject(t *testing.T) {
 	// b has a bad field, a moves on, c goes.
 	l.write("m.yaml", service("a", "10.0.0.9"), service("b", "10.0.0.02"))
 	l.expect("a=10.0.0.9 b=10.0.0.2", "document 2 (Service default/b): spec.clusterIP")
-	// Still bad, in another way, and in another file's neighborhood.
+	// Still bad, in another way, and beside another file.
 	l.write("m.yaml", service("b", "10.0.0.4")+"x: y\n")
 	l.expect("b=10.0.0.2", "document 1 (Service default/b): x: is unknown")
 	l.write("m.yaml", service("b", "10.0.0.4"))
@@ -137,11 +137,11 @@ func TestTheFileThatServesAnObjectGoesOnServingIt(t *testing.T) {
 		rival := second + ", document 1 (Service default/a): metadata.name: is also in " + first + ", whose version is served"
 		l.write(second, service("a", "10.0.0.2"))
 		l.expect("a=10.0.0.1", rival)
-		l.write(first, service("a", "10.0.0.3")) // an edit is no new arrival
+		l.write(first, service("a", "10.0.0.3")) // an edit does not change the serving file
 		l.expect("a=10.0.0.3", rival)
 		l.write(first, "# it left\n")
 		l.expect("a=10.0.0.2")
-		l.write(first, service("a", "10.0.0.1")) // and then the other is the one that serves
+		l.write(first, service("a", "10.0.0.1")) // then the other file serves
 		l.expect("a=10.0.0.2", "is also in "+second+"")
 		_ = os.Remove(filepath.Join(l.dir, second))
 		l.expect("a=10.0.0.1")
@@ -176,7 +176,7 @@ func TestARenamedFileKeepsServing(t *testing.T) {
 		"no YAML":      {badYAML, "z.yaml, document 1: line 1 is not YAML"},
 		"empty":        {"", "z.yaml: is empty"},
 	} {
-		for _, seen := range []bool{true, false} { // what was written before it was renamed
+		for _, seen := range []bool{true, false} { // the content before the rename
 			t.Run(fmt.Sprintf("%s seen %v", name, seen), func(t *testing.T) {
 				l := newLive(t)
 				l.write("m.yaml", service("a", "10.0.0.1"))
@@ -200,7 +200,7 @@ func TestARenamedFileKeepsServing(t *testing.T) {
 	}
 }
 
-// git and cp make a new file where a person sees a renamed one.
+// git and cp create a new file where an operator sees a renamed one.
 func TestABadCopyHoldsWhatItsOriginalServed(t *testing.T) {
 	l := newLive(t)
 	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"))
@@ -223,7 +223,7 @@ func TestASlipOfThePenHandsNothingToADuplicate(t *testing.T) {
 	l.expect("a=10.0.0.1", "0.yaml")
 	l.write("z.yaml", badYAML)
 	l.expect("a=10.0.0.1", "0.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last valid state is served", "z.yaml, document 1: line 1 is not YAML")
-	l.write("z.yaml", service("b", "10.0.0.3")) // readable, and without it
+	l.write("z.yaml", service("b", "10.0.0.3")) // readable, without the object
 	l.expect("a=10.0.0.2 b=10.0.0.3")
 }
 
@@ -240,7 +240,7 @@ func TestAFileIsGoneOnlyAfterAQuietTime(t *testing.T) {
 			t.Error("it waits for a file, and none is missing")
 		}
 		l.rename("m.yaml", "m.yaml~")
-		for range 2 { // and again once it was there meanwhile
+		for range 2 { // and again after it was back meanwhile
 			l.expect("a=10.0.0.1")
 			time.Sleep(goneFor - 1)
 			l.expect("a=10.0.0.1")
@@ -294,7 +294,7 @@ func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
 	if l.files["m.yaml"] != first {
 		t.Error("a file that looks unchanged was read")
 	}
-	// A new mtime costs a look at the content, and no more.
+	// A new mtime costs a read of the content, and no more.
 	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"))
 	l.expect("a=10.0.0.1 b=10.0.0.2")
 	second := l.files["m.yaml"]
@@ -302,14 +302,14 @@ func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
 	if l.files["m.yaml"] != second {
 		t.Error("a file of the same content was decoded")
 	}
-	// Of a changed file only the changed document is decoded.
+	// In a changed file only the changed document is decoded.
 	served := l.served[key{"Service", defaultName("a")}]
 	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.3"))
 	l.expect("a=10.0.0.1 b=10.0.0.3")
 	if l.files["m.yaml"].claims[key{"Service", defaultName("a")}].object != served {
 		t.Error("an unchanged document was decoded")
 	}
-	// It looks unchanged, but it changed within the grain of the clock.
+	// It seems unchanged, but it changed within the resolution of the clock.
 	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.4"))
 	info, err := os.Stat(path)
 	if err != nil {
@@ -326,7 +326,7 @@ func TestFileBeingWrittenIsLeftForLater(t *testing.T) {
 	f := l.files["m.yaml"]
 	path := filepath.Join(l.dir, "m.yaml")
 	stop, done := make(chan struct{}), make(chan struct{})
-	go func() { // appends comments and cuts them off again, for as long as the test looks
+	go func() { // appends comments and removes them again until the test ends
 		defer close(done)
 		w, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 		if err != nil {
@@ -366,7 +366,7 @@ func TestFileThatGoesWhileTheDirectoryIsReadIsLeftForLater(t *testing.T) {
 	if err := os.Rename(filepath.Join(l.dir, "m.yaml"), filepath.Join(l.dir, "n.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	// As in a scan that has listed the directory already.
+	// This is the state of a scan that has listed the directory already.
 	if next, err := readFile(l.dir, "m.yaml", f, true); next != f || !errors.Is(err, errIncomplete) {
 		t.Errorf("the file is %v, %v; want it as it was, to come back to", next, err)
 	}
@@ -377,8 +377,8 @@ func TestFileThatGoesWhileTheDirectoryIsReadIsLeftForLater(t *testing.T) {
 
 func defaultName(name string) model.Name { return model.Name{Namespace: "default", Name: name} }
 
-// TestWhatCouldNeverBeReadIsTold: an earlier agent may have known what such a file said,
-// and do-not-track policies may depend on it.
+// TestWhatCouldNeverBeReadIsTold: an earlier agent may have read such a file, and
+// do-not-track policies may depend on it.
 func TestWhatCouldNeverBeReadIsTold(t *testing.T) {
 	l := newLive(t)
 	told := ""

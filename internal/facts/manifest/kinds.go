@@ -20,17 +20,17 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// A reader decodes one object strictly and converts it. ok is false if the
-// object cannot be used; a nil object that is ok asks for nothing.
+// A reader decodes one object strictly and converts it. ok is false if the object is
+// unusable. A nil object with ok needs no proxy.
 type reader func(raw []byte) (object any, ok bool, problems []problem)
 
-// kind says how the objects of one kind are read.
+// kind describes how the objects of one kind are read.
 type kind struct {
 	apiVersion string
 	read       reader
 }
 
-// kinds are those that are read.
+// kinds lists the kinds that are read.
 var kinds = map[string]kind{
 	"Service":       {"v1", typed(kubeobject.Service)},
 	"Node":          {"v1", typed(kubeobject.Node)},
@@ -42,8 +42,8 @@ var kinds = map[string]kind{
 	"DoNotTrackPolicy": {v1alpha1.SchemeGroupVersion.String(), typed(kubeobject.DoNotTrackPolicy)},
 }
 
-// readVersions are the apiVersions of kinds: an unknown kind in one of them is
-// more likely a typo than an object of another program.
+// readVersions holds the apiVersions of kinds. An unknown kind in one of them is more
+// likely a typo than an object of another program.
 var readVersions = map[string]bool{
 	corev1.SchemeGroupVersion.String():       true,
 	discoveryv1.SchemeGroupVersion.String():  true,
@@ -51,8 +51,8 @@ var readVersions = map[string]bool{
 	v1alpha1.SchemeGroupVersion.String():     true,
 }
 
-// ignoredGroups are Kubernetes' own groups, of which everything is left to others
-// without a word: a directory may hold a whole application.
+// ignoredGroups are Kubernetes' own groups that are ignored silently: a directory may
+// hold a whole application.
 var ignoredGroups = set("apps", "batch", "autoscaling", "policy",
 	"admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io",
 	"authentication.k8s.io", "authorization.k8s.io", "certificates.k8s.io",
@@ -60,18 +60,18 @@ var ignoredGroups = set("apps", "batch", "autoscaling", "policy",
 	"node.k8s.io", "rbac.authorization.k8s.io", "resource.k8s.io",
 	"scheduling.k8s.io", "storage.k8s.io")
 
-// ignoredKinds are the same in groups of which something is read. There they
-// are listed one by one, so that a misspelled Service does not go unnoticed.
+// ignoredKinds are ignored kinds of groups that contain a known kind. They are listed one
+// by one, so that a misspelled Service is reported.
 var ignoredKinds = set("v1/ConfigMap", "v1/Event", "v1/LimitRange",
 	"v1/PersistentVolume", "v1/PersistentVolumeClaim", "v1/PodTemplate",
 	"v1/ReplicationController", "v1/ResourceQuota", "v1/Secret", "v1/ServiceAccount",
 	"networking.k8s.io/v1/Ingress", "networking.k8s.io/v1/IngressClass",
 	"networking.k8s.io/v1/IPAddress", "networking.k8s.io/v1/ServiceCIDR")
 
-// clusterScoped are the kinds without a namespace.
+// clusterScoped holds the kinds without a namespace.
 var clusterScoped = set("Node", "Namespace", "DoNotTrackPolicy")
 
-// ownGroup is where this project's own policies are.
+// ownGroup is the API group of Spillway's policies.
 var ownGroup = v1alpha1.SchemeGroupVersion.Group
 
 func set(members ...string) map[string]bool {
@@ -87,9 +87,8 @@ func ignored(apiVersion, kind string) bool {
 	return grouped && ignoredGroups[group] || ignoredKinds[apiVersion+"/"+kind]
 }
 
-// endpointSlice converts a slice and speaks up about one that no Service will
-// ever find. With an API server the object belongs to another program; in a file it is
-// a forgotten label.
+// endpointSlice converts a slice and reports a slice without a Service. From an API
+// server such an object belongs to another program. In a file the label was forgotten.
 func endpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.Problem) {
 	s, problems := kubeobject.EndpointSlice(o)
 	if s == nil && len(problems) == 0 && o.Labels[discoveryv1.LabelServiceName] == "" {
@@ -101,7 +100,7 @@ func endpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.
 	return s, problems
 }
 
-// typed builds a reader from a conversion.
+// typed returns a reader for a conversion.
 func typed[T, M any](convert func(*T) (*M, []model.Problem)) reader {
 	return func(raw []byte) (any, bool, []problem) {
 		o := new(T)
@@ -126,7 +125,7 @@ func strict(raw []byte, into any) []problem {
 	unknown, err := kjson.UnmarshalStrict(raw, into)
 	if err != nil {
 		p := decodeProblem(err)
-		if p.field == "" { // a time reads itself, and does not know where it is
+		if p.field == "" { // a time decodes itself, without its path
 			if at, value := badTime("", raw); at != "" {
 				p = problem{field: at, what: clip(string(value)) + ` is not a time; write one like "2026-01-31T12:00:00Z"`}
 			}
@@ -148,11 +147,11 @@ func strict(raw []byte, into any) []problem {
 	return problems
 }
 
-// named lists mappings whose keys are chosen by their author.
+// named lists the mappings whose keys the author chooses.
 var named = set("labels", "annotations", "selector", "matchLabels", "nodeSelector")
 
-// badTime finds the first time, by its field's name as all of Kubernetes' have
-// it, that cannot be read: its path and its value.
+// badTime returns the path and the value of the first invalid time. It finds times by the
+// field names that all of Kubernetes uses.
 func badTime(at string, raw json.RawMessage) (string, json.RawMessage) {
 	var fields map[string]json.RawMessage
 	var items []json.RawMessage

@@ -3,19 +3,18 @@
 //
 //	directory ──scan──> files ──decode──> claims ──elect──> model.Delta
 //
-// The directory is flat, as kubelet's static one is: *.yaml, *.yml and *.json,
-// hidden files and sub-directories left out. A YAML file may hold several
-// documents, and each may be a List.
+// The directory is flat, as kubelet's static one is: *.yaml, *.yml and *.json. Hidden
+// files and subdirectories are ignored. A YAML file may hold several documents, and each
+// may be a List.
 //
-// What a person gets wrong never takes down what serves. A document that does
-// not decode leaves the last good state of its object in place; one of which not
-// even the kind and name can be read holds every object that the file had. An
-// empty file is taken for one that is being written, and a directory that
-// disappears for one that will be back. A renamed file is the same file, and one
-// that is away for a moment is being saved. Of two files that hold the same object
-// the one that serves it goes on doing so, if only with its last good state, until
-// it is readable without the object or gone; at the start it is the first by name.
-// All of it is reported.
+// An operator's mistake never removes an object that serves. A document that does not
+// decode leaves the last good state of its object in place. If its kind and name are
+// unreadable too, all objects of the file stay. An empty file counts as being written,
+// and a missing directory as temporarily missing. A renamed file is the same file. A file
+// that is missing for a moment is being saved. If two files define the same object, the
+// serving file keeps serving it, even with its last good state. The other takes over when
+// the first is readable without the object, or deleted. At the start the first file by
+// name serves. All of this is reported.
 package manifest
 
 import (
@@ -30,23 +29,23 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// maxFileSize in bytes bounds what one file may ask of memory.
+// maxFileSize limits the memory for one file, in bytes.
 const maxFileSize = 16 << 20
 
-// Config says what to read.
+// Config configures a Source.
 type Config struct {
 	// Dir is the directory.
 	Dir string
-	// Logger gets debug lines about what is passed over; nil discards them.
-	// Problems go to the caller of Run, not here.
+	// Logger gets debug lines about ignored objects; nil discards them. Problems go to
+	// the caller of Run, not here.
 	Logger *slog.Logger
-	// Poll is how often files are compared with what was read even if no change
-	// was notified: a symbolic link may lead to another, and network file systems
-	// do not notify. 0 is 10 s.
+	// Poll is the period of comparing files with their last read state, even without a
+	// notification. A symbolic link may lead to another file, and network file systems do
+	// not notify. 0 is 10 s.
 	Poll time.Duration
 }
 
-// Validate reports a Config that cannot work.
+// Validate reports an invalid Config.
 func (c Config) Validate() error {
 	if c.Dir == "" {
 		return errors.New("manifest directory is not set; name one with --manifests")
@@ -61,11 +60,11 @@ func (c Config) Validate() error {
 type Source struct {
 	config Config
 	log    *slog.Logger
-	// check is how often the directory itself is looked for.
+	// check is the period of checks for another directory at the path.
 	check time.Duration
 }
 
-// New returns a Source. A directory that is not there is an error.
+// New returns a Source. A missing directory is an error.
 func New(config Config) (*Source, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -82,8 +81,8 @@ func New(config Config) (*Source, error) {
 	return &Source{config: config, log: config.Logger, check: time.Second}, nil
 }
 
-// Load reads the directory once. The Delta is Full; what is wrong with single
-// files and documents is in the problems, sorted by file and document.
+// Load reads the directory once. The Delta is Full. Errors in files and documents are in
+// the problems, sorted by file and document.
 func Load(dir string) (model.Delta, []model.Problem, error) {
 	t := newTree(dir, slog.New(slog.DiscardHandler))
 	if err := t.scan(nil); err != nil {
@@ -94,16 +93,16 @@ func Load(dir string) (model.Delta, []model.Problem, error) {
 	return d, t.problems(), nil
 }
 
-// Run reads the directory and calls fn with all of it, then with each change
-// until ctx ends, when it returns nil. The first Delta is Full. Problems are complete
-// whenever they changed: an empty list means that all are resolved, and nil that none
-// changed. fn is never called twice at a time.
+// Run reads the directory and calls fn with all of it, then with each change until ctx
+// ends, when it returns nil. The first Delta is Full. Problems are complete whenever they
+// changed: an empty list means that all are resolved, and nil that none changed. Calls of
+// fn never overlap.
 //
 // It returns an error only if the directory cannot be read at the start.
 func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem)) error {
 	w := newWatch(s)
 	defer w.close()
-	w.follow() // before the first look, so that no change falls in between
+	w.follow() // before the first scan, so that no change is missed
 	t := newTree(s.config.Dir, s.log)
 	if err := t.scan(nil); err != nil {
 		return describeDir(s.config.Dir, err)
@@ -116,7 +115,7 @@ func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem))
 	return nil
 }
 
-// emitter passes on what changed, and only that.
+// emitter delivers changes only.
 type emitter struct {
 	fn       func(model.Delta, []model.Problem)
 	problems []model.Problem
@@ -138,7 +137,7 @@ func (e *emitter) emit(d model.Delta, problems []model.Problem) {
 	}
 }
 
-// describeDir turns a failure to read the directory into the line a person needs.
+// describeDir converts an error of reading the directory into a readable line.
 func describeDir(dir string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

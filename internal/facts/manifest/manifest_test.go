@@ -114,7 +114,7 @@ metadata: {name: web}
 	}
 }
 
-// Each case is a document beside a good one, which must serve regardless.
+// Each case is a document beside a valid one, which must serve regardless.
 func TestLoadReportsOneClearLine(t *testing.T) {
 	tests := map[string]struct{ text, want string }{
 		"syntax":            {"a: [1\n", "web.yaml, document 2: line 6 is not YAML: did not find expected ',' or ']'"},
@@ -231,9 +231,9 @@ func TestNewNeedsADirectory(t *testing.T) {
 	}
 }
 
-// What a long-lived tree serves after any sequence of changes is what a fresh
-// one reads, as long as everything is well formed and no file claims an object of
-// another that sorts behind it: the serving file stays, which a new process cannot know.
+// After any sequence of changes a tree serves what a new one reads from the same files.
+// This holds if all files are valid and no file defines an object of another that sorts
+// behind it. In that case the serving file stays, which a new process cannot know.
 func TestScanEqualsLoad(t *testing.T) {
 	dir := t.TempDir()
 	tr := newTree(dir, slog.New(slog.DiscardHandler))

@@ -43,8 +43,8 @@ func marker(line []byte, m string) bool {
 	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
 
-// blank reports whether text has nothing but white space, comments and
-// directives (which stand before "---").
+// blank reports whether text consists of white space, comments and directives (which
+// precede "---").
 func blank(text []byte) bool {
 	for line := range bytes.Lines(text) {
 		line = bytes.TrimSpace(line)

@@ -33,14 +33,14 @@ type tree struct {
 	log         *slog.Logger
 	id          inode
 	files       map[string]*file
-	filesOf     map[key][]string // files that claim an object, sorted
-	duplicated  map[key]bool     // those with several
+	filesOf     map[key][]string // files that define an object, sorted
+	duplicated  map[key]bool     // objects in several files
 	server      map[key]string   // the file that an object is served from
 	served      map[key]any      // never nil
 	dirty       map[key]bool     // since the last delta
 	unavailable *model.Problem   // the directory cannot be read now
-	incomplete  map[string]bool  // files to come back to
-	gracePeriod time.Duration    // how long a file is missing before it is gone
+	incomplete  map[string]bool  // files to read again
+	gracePeriod time.Duration    // time after which a missing file counts as deleted
 	missing     map[string]time.Time
 	links       []string     // files that are symbolic links, sorted
 	unread      model.Unread // as last reported in a Delta
@@ -55,8 +55,8 @@ func newTree(dir string, log *slog.Logger) *tree {
 	}
 }
 
-// scan reads changed files, and files in force even if they look unchanged. An error says
-// that the directory cannot be read; the tree then stays as it was.
+// scan reads changed files, and the given files even if they seem unchanged. An error
+// means that the directory cannot be read; the tree then stays as it was.
 func (t *tree) scan(force map[string]bool) error {
 	id, err := statDir(t.dir)
 	if err != nil {
@@ -88,13 +88,13 @@ func (t *tree) scan(force map[string]bool) error {
 			next[f.name] = f
 		}
 	}
-	// Files that vanished one by one vanished; files that vanished with their
-	// directory did not.
+	// Files that disappeared one by one are deleted. Files that disappeared with their
+	// directory are not.
 	if again, err := statDir(t.dir); err != nil || again != id {
 		return t.setUnavailable(fs.ErrNotExist, "was replaced while it was read")
 	}
-	// A directory that comes back without a single file is a volume not mounted
-	// yet, or a copy that has not begun.
+	// A directory that comes back without any file is an unmounted volume, or a copy that
+	// has not started.
 	if len(next) == 0 && len(t.files) > 0 && id != t.id {
 		return t.setUnavailable(fs.ErrNotExist, "was replaced by an empty directory")
 	}
@@ -105,8 +105,8 @@ func (t *tree) scan(force map[string]bool) error {
 	return nil
 }
 
-// absent are the files, by name, that were read once and are not in the
-// directory now.
+// absent returns the files, by name, that were read once and are not in the directory
+// now.
 type absent map[string]*file
 
 func (t *tree) absent(list []fs.DirEntry) absent {
@@ -117,9 +117,9 @@ func (t *tree) absent(list []fs.DirEntry) absent {
 	return a
 }
 
-// at returns the absent file that is at path now: it was renamed. An inode that
-// was freed and used again looks the same; then a new file that cannot be read
-// holds what one removed just before it had.
+// at returns the absent file that is at path now: it was renamed. An inode that was freed
+// and used again looks the same. A new file that cannot be read then keeps the objects of
+// a file that was just removed.
 func (a absent) at(path string) *file {
 	if len(a) == 0 {
 		return nil
@@ -137,8 +137,8 @@ func (a absent) at(path string) *file {
 	return nil
 }
 
-// keepMissing keeps absent files for a while: an editor may have renamed one away to
-// write it anew. One that got another name is not waited for.
+// keepMissing keeps absent files for a while: an editor may have renamed a file to write
+// it again. A file with a new name does not wait.
 func (t *tree) keepMissing(a absent, renamed map[string]string, next map[string]*file) {
 	now, missing := time.Now(), map[string]time.Time{}
 	for name, f := range a {
@@ -153,8 +153,8 @@ func (t *tree) keepMissing(a absent, renamed map[string]string, next map[string]
 	t.missing = missing
 }
 
-// follow makes the new name of a file serve what the old one did, before others
-// that claim it.
+// follow makes the new name of a file serve the objects of the old one, before other
+// files that define them.
 func (t *tree) follow(renamed map[string]string) {
 	for old, name := range renamed {
 		for k := range t.files[old].claims {
@@ -165,7 +165,7 @@ func (t *tree) follow(renamed map[string]string) {
 	}
 }
 
-// due is how long to wait until the next missing file is gone; false if none is
+// due returns the time until the next missing file counts as deleted; false if none is
 // missing.
 func (t *tree) due() (time.Duration, bool) {
 	if len(t.missing) == 0 {
@@ -213,8 +213,8 @@ func (t *tree) replace(next map[string]*file) {
 	}
 }
 
-// adopt gives the last good state of an object that no file has any more to one
-// that names it and cannot be used: it was copied or moved, not taken away.
+// adopt assigns the last good state of an object without a file to a file that names the
+// object, but is unusable. The object was copied or moved, not deleted.
 func (t *tree) adopt() {
 	for _, name := range slices.Sorted(maps.Keys(t.files)) {
 		f := t.files[name]
@@ -268,11 +268,10 @@ func (t *tree) setFilesOf(k key, names []string) {
 	t.filesOf[k] = names
 }
 
-// chooseServer decides which file an object is served from. The one that it is served
-// from already stays: a copy or a second thought must not displace what runs,
-// whatever it is called, and a slip of the pen in what runs must not hand it to
-// one. Otherwise the first by name serves, as at the start, and one that says
-// something usable before one that merely did so once.
+// chooseServer selects the file that serves an object. The serving file stays. So a copy
+// does not replace it, whatever the copy's name, and neither does an error in the serving
+// file. Otherwise the first file by name serves, as at the start, and a usable file
+// before one that only has a last good state.
 func (t *tree) chooseServer(k key) {
 	names := t.filesOf[k]
 	if len(names) == 0 {
@@ -286,7 +285,7 @@ func (t *tree) chooseServer(k key) {
 	t.server[k] = names[max(0, slices.IndexFunc(names, usable))]
 }
 
-// delta returns what is served differently since the last call.
+// delta returns the changes of served objects since the last call.
 func (t *tree) delta() model.Delta {
 	var d model.Delta
 	for k := range t.dirty {
@@ -325,7 +324,7 @@ func (t *tree) unreadFile() model.Unread {
 	return model.Unread{Reason: model.UnreadFile, Text: oneLine(out)}
 }
 
-// put enters an object into a Delta; nil says that it is gone.
+// put adds an object to a Delta; nil means deleted.
 func put(d *model.Delta, k key, object any) {
 	switch k.kind {
 	case "Service":
@@ -353,7 +352,7 @@ func enter[K comparable, V any](m *map[K]*V, name K, object any) {
 	(*m)[name] = v
 }
 
-// problems returns all there are now, by file and document; nil if none.
+// problems returns all current problems, by file and document; nil if there are none.
 func (t *tree) problems() []model.Problem {
 	var out []model.Problem
 	if t.unavailable != nil {
@@ -367,8 +366,7 @@ func (t *tree) problems() []model.Problem {
 	return out
 }
 
-// conflicts reports, for each file, objects that another file has as well and that
-// are served from there.
+// conflicts reports, for each file, the objects that another file serves.
 func (t *tree) conflicts() map[string][]model.Problem {
 	out := map[string][]model.Problem{}
 	keys := slices.SortedFunc(maps.Keys(t.duplicated), func(a, b key) int {
@@ -385,7 +383,7 @@ func (t *tree) conflicts() map[string][]model.Problem {
 		}
 		for _, name := range t.filesOf[k] {
 			c := t.files[name].claims[k]
-			if name == server || c.held { // what is wrong with a held one is reported
+			if name == server || c.held { // another problem reports a held one
 				continue
 			}
 			out[name] = append(out[name], model.Problem{

@@ -10,24 +10,22 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A burst of changes is read once, when it has been quiet for quietFor or has
-// lasted mostFor. An editor's rename and write, or a git checkout, is one change,
-// also where a look falls in between: a file is gone once it has been away for
-// goneFor.
+// A burst of changes is read once, when it has been quiet for quietFor or has lasted
+// mostFor. An editor's rename and write, or a git checkout, is one change, also if a scan
+// falls in between. A file counts as deleted once it has been missing for goneFor.
 const (
 	quietFor = 50 * time.Millisecond
 	mostFor  = 500 * time.Millisecond
 	goneFor  = 500 * time.Millisecond
 )
 
-// watch follows a directory: by inotify where that works, by looking at it again
-// where it does not.
+// watch follows a directory by inotify or, where that does not work, by polling.
 type watch struct {
 	source   *Source
 	dir      string
-	notify   *fsnotify.Watcher // nil if there is none to be had
+	notify   *fsnotify.Watcher // nil if not available
 	followed inode             // the directory that notify reports about
-	targets  map[string]bool   // where links in it lead
+	targets  map[string]bool   // directories of the targets of links
 	dirty    map[string]bool   // files named by events
 	since    time.Time         // start of the burst; zero if there is none
 	timer    *time.Timer
@@ -52,8 +50,8 @@ func (w *watch) close() {
 	}
 }
 
-// follow points inotify at the directory that is at the path now, and reports
-// whether that is another one than before.
+// follow makes inotify watch the directory that is at the path now, and reports whether
+// it is another directory than before.
 func (w *watch) follow() bool {
 	id, err := statDir(w.dir)
 	if err != nil {
@@ -77,9 +75,8 @@ func (w *watch) follow() bool {
 	return true
 }
 
-// followLinks points inotify at the directories that links lead to, so that a
-// target's change is seen as a file's is. Links on the way to a target are not
-// watched.
+// followLinks makes inotify watch the directories of link targets, so that it reports a
+// target's change as a file's. It does not watch links on the path to a target.
 func (w *watch) followLinks(t *tree) {
 	if w.notify == nil {
 		return
@@ -112,7 +109,7 @@ func (w *watch) followLinks(t *tree) {
 			w.source.log.Debug("Cannot watch where a link leads", "dir", dir, "err", err)
 			continue // it is polled
 		}
-		w.arm() // for what changed before it was watched
+		w.arm() // for changes before the watch
 	}
 }
 
@@ -154,9 +151,9 @@ func (w *watch) run(ctx context.Context, t *tree, e *emitter) {
 	}
 }
 
-// event notes what may have changed. Files that are not read cause no work, but
-// for names that begin with "..": a kubelet swaps the link ..data to change all
-// of a mounted ConfigMap at once.
+// event records possible changes. Files that are not read cause no work, except names
+// that begin with "..". A kubelet swaps the link ..data to change all of a mounted
+// ConfigMap at once.
 func (w *watch) event(ev fsnotify.Event) {
 	if w.targets[filepath.Clean(ev.Name)] {
 		w.arm()
@@ -165,7 +162,7 @@ func (w *watch) event(ev fsnotify.Event) {
 	name := filepath.Base(ev.Name)
 	itself := filepath.Clean(ev.Name) == w.dir
 	if !itself && filepath.Dir(ev.Name) != w.dir {
-		return // a neighbor of a link's target
+		return // another file beside a link's target
 	}
 	if !itself && !isManifest(name) && !strings.HasPrefix(name, "..") {
 		return
@@ -177,7 +174,7 @@ func (w *watch) event(ev fsnotify.Event) {
 	w.arm()
 }
 
-// arm waits for quiet, but not for ever.
+// arm sets the timer: it waits for quiet, but not for ever.
 func (w *watch) arm() {
 	now := time.Now()
 	if w.since.IsZero() {

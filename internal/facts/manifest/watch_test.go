@@ -14,8 +14,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// watched is a running Source and what it said. Nothing here asserts how long
-// something takes; gracePeriod only bounds a test that fails.
+// watched is a running Source and its output. These tests do not assert durations;
+// gracePeriod only limits a test that fails.
 type watched struct {
 	t   *testing.T
 	dir string
@@ -110,7 +110,7 @@ func (w *watched) write(name, text string) {
 	write(w.t, w.dir, name, text)
 }
 
-// forget starts a new list of calls and returns the old one.
+// forget clears the list of calls and returns the old one.
 func (w *watched) forget() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,7 +143,7 @@ func TestRunTakesAnEditorsRenameAsOneChange(t *testing.T) {
 	write(t, dir, "a.yaml", service("a", "10.0.0.1"))
 	w := startWatch(t, dir, nil)
 	w.forget()
-	// vim: the old file becomes a backup, a new one is written, the backup goes.
+	// vim: the old file becomes a backup, a new one is written, the backup is deleted.
 	path := filepath.Join(dir, "a.yaml")
 	if err := os.Rename(path, path+"~"); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestRunTakesAnEditorsRenameAsOneChange(t *testing.T) {
 	w.write("a.yaml", service("a", "10.0.0.2"))
 	_ = os.Remove(path + "~")
 	w.serve("a=10.0.0.2")
-	// Others: a new file is renamed over the old one.
+	// Other editors: a new file replaces the old one by a rename.
 	w.write(".a.yaml.tmp", service("a", "10.0.0.3"))
 	if err := os.Rename(filepath.Join(dir, ".a.yaml.tmp"), path); err != nil {
 		t.Fatal(err)
@@ -259,7 +259,7 @@ func TestRunPicksUpADirectoryThatComesBack(t *testing.T) {
 		w.write("a.yaml", service("a", fmt.Sprintf("10.0.0.%d", i+2)))
 		w.serve(fmt.Sprintf("a=10.0.0.%d", i+2))
 		w.report("")
-		// It is watched again, not only read again: nothing polls here.
+		// It is watched again, not only read again: this test has no polling.
 		w.write("b.yaml", service("b", "10.0.0.9"))
 		w.serve(fmt.Sprintf("a=10.0.0.%d b=10.0.0.9", i+2))
 		_ = os.Remove(filepath.Join(dir, "b.yaml"))
@@ -294,9 +294,9 @@ func TestRunFollowsALinkToADirectory(t *testing.T) {
 
 func TestRunWatchesWhereALinkLeads(t *testing.T) {
 	outside, dir := t.TempDir(), t.TempDir()
-	write(t, outside, "x.txt", service("a", "10.0.0.1")) // its name is its own
+	write(t, outside, "x.txt", service("a", "10.0.0.1")) // a name that is not read
 	link(t, filepath.Join(outside, "x.txt"), filepath.Join(dir, "a.yaml"))
-	w := startWatch(t, dir, nil) // nothing polls here
+	w := startWatch(t, dir, nil) // without polling
 	w.serve("a=10.0.0.1")
 	write(t, outside, "x.txt", service("a", "10.0.0.2"))
 	w.serve("a=10.0.0.2")
@@ -305,7 +305,7 @@ func TestRunWatchesWhereALinkLeads(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.serve("a=10.0.0.3")
-	// A link that comes later, to another place, and the first one goes.
+	// A link is added, replaced by one to another place, and the first one is deleted.
 	other := t.TempDir()
 	write(t, other, "b", service("b", "10.0.1.1"))
 	link(t, filepath.Join(other, "b"), filepath.Join(dir, "b.yaml"))

@@ -1,9 +1,8 @@
-// Package model holds Services, EndpointSlices, Nodes, Pods and policies as
-// Spillway sees them: facts, already parsed and checked, without any decision
-// about what to do with them. Sources fill it; intent reads it.
+// Package model holds Services, EndpointSlices, Nodes, Pods and policies: facts, already
+// parsed and checked, without any decision about them. Sources fill it; intent reads it.
 //
-// The package uses only the standard library, so that every other one may
-// import it. Values are immutable once a source has handed them over.
+// The package uses only the standard library, so that every other package may import it.
+// Values are immutable after a source has delivered them.
 package model
 
 import (
@@ -60,7 +59,7 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
-// FamilyOf tells the family of an address; a v4-mapped address is IPv4.
+// FamilyOf returns the family of an address; a v4-mapped address is IPv4.
 func FamilyOf(a netip.Addr) Family {
 	if a.Unmap().Is4() {
 		return IPv4
@@ -68,22 +67,22 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// ServiceType is spec.type of a Service. ExternalName Services and headless
-// ones never reach the model: there is nothing to proxy.
+// ServiceType is spec.type of a Service. The model contains no ExternalName and no
+// headless Services: they need no proxy.
 type ServiceType string
 
-// The Service types that a proxy acts on.
+// The Service types that a proxy serves.
 const (
 	ClusterIP    ServiceType = "ClusterIP"
 	NodePort     ServiceType = "NodePort"
 	LoadBalancer ServiceType = "LoadBalancer"
 )
 
-// Service is one Kubernetes Service that asks for a proxy.
+// Service is one Kubernetes Service that needs a proxy.
 type Service struct {
 	Name
 	UID     string
-	Created time.Time // creationTimestamp, zero if unset: of two claims to one address the older wins
+	Created time.Time // creationTimestamp, zero if unset: the older of two Services with one address wins
 	Type    ServiceType
 	// ProxyName is the label service.kubernetes.io/service-proxy-name, "" if unset.
 	ProxyName       string
@@ -130,9 +129,8 @@ type EndpointPort struct {
 	Port     uint16
 }
 
-// Endpoint is one entry of a slice's endpoints. Conditions that the object left
-// open are resolved as the API says: ready unset is true, serving unset is
-// ready, terminating unset is false.
+// Endpoint is one entry of a slice's endpoints. Missing conditions have the API's
+// defaults: ready is true, serving is ready, terminating is false.
 type Endpoint struct {
 	Addresses   []netip.Addr // interchangeable; consumers use the first
 	Ready       bool
@@ -150,30 +148,29 @@ type Node struct {
 	Addresses []netip.Addr // status.addresses of types InternalIP and ExternalIP, in that order
 	PodCIDRs  []netip.Prefix
 	Labels    map[string]string // topology.kubernetes.io/zone is read from here
-	// Leaving says that the node is to go: its object is being deleted, or
+	// Leaving reports that the node is being removed: its object is being deleted, or
 	// cluster-autoscaler has tainted it (KEP-3836).
 	Leaving bool
 }
 
-// Pod is what Spillway needs of a Pod: which policies select it.
+// Pod holds the fields of a Pod that decide which policies select it.
 type Pod struct {
 	Name
 	Labels map[string]string
 	Node   string
 	IPs    []netip.Addr
-	// HostPorts are the ports of its containers that the CNI lets a port of the node
-	// lead to.
+	// HostPorts are the container ports to which the CNI maps a port of the node.
 	HostPorts []HostPort
 }
 
-// HostPort is a container's port, and the port of the node that leads there.
+// HostPort is a container's port and the node's port that maps to it.
 type HostPort struct {
 	Protocol   Protocol
 	Port, Host uint16
 }
 
-// NetworkPolicy is what Spillway needs of a networking.k8s.io/v1 NetworkPolicy:
-// which pods it selects. Who enforces it, and how, is the CNI's business.
+// NetworkPolicy holds the fields of a networking.k8s.io/v1 NetworkPolicy that decide
+// which pods it selects. The CNI enforces it.
 type NetworkPolicy struct {
 	Name
 	Selector Selector
@@ -195,8 +192,8 @@ type Requirement struct {
 	Values   []string
 }
 
-// Delta is a set of objects that became visible together. In each map a nil
-// value says that the object is gone.
+// Delta is a set of objects that became visible together. In each map a nil value means
+// that the object was deleted.
 type Delta struct {
 	Services        map[Name]*Service
 	Slices          map[Name]*EndpointSlice
@@ -206,14 +203,14 @@ type Delta struct {
 	// Namespaces and DoNotTrackPolicies have no namespace.
 	Namespaces         map[string]*Namespace
 	DoNotTrackPolicies map[string]*DoNotTrackPolicy
-	// PoliciesUnknown says that the source cannot know all NetworkPolicies and
-	// Pods of this node, so that any pod may be selected; nil says that this is
-	// as it was, and in a Full Delta that they are known.
+	// PoliciesUnknown reports that the source cannot know all NetworkPolicies and Pods of
+	// this node, so that any pod may be selected. nil means unchanged, and in a Full
+	// Delta that they are known.
 	PoliciesUnknown *bool
-	// Unread is what the source could not read although do-not-track policies may
-	// depend on it; nil means unchanged, and in a Full Delta nothing.
+	// Unread describes objects that the source could not read although do-not-track
+	// policies may depend on them. nil means unchanged, and in a Full Delta none.
 	Unread *Unread
-	// Full says that the Delta is the whole world: what it does not name does
-	// not exist. A source sends one first, and again after it lost track.
+	// Full reports that the Delta is complete: objects that it does not name do not
+	// exist. A source sends a Full Delta first, and again after it lost track.
 	Full bool
 }

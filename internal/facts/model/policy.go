@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// Namespace is what Spillway needs of a Namespace: what selectors ask of it.
+// Namespace holds the labels of a Namespace, for selectors.
 type Namespace struct {
 	Name   string
 	Labels map[string]string
 }
 
-// DoNotTrackPolicy is a policy.spillway.dev/v1alpha1 DoNotTrackPolicy: which
-// traffic of which pods or nodes conntrack is kept away from.
+// DoNotTrackPolicy is a policy.spillway.dev/v1alpha1 DoNotTrackPolicy. It selects traffic
+// of pods or nodes that bypasses conntrack.
 type DoNotTrackPolicy struct {
 	Name    string
-	Created time.Time // creationTimestamp, zero if unset: of two policies that contradict, the older holds
-	// Pods or Nodes selects whose traffic it is; the other is nil.
+	Created time.Time // creationTimestamp, zero if unset: the older of two contradicting policies applies
+	// Pods or Nodes selects the pods or nodes of the traffic; the other is nil.
 	Pods  *PodSelection
 	Nodes *Selector
-	// Track has what matches tracked as usual; DenyOthers denies what goes to
-	// the same ports and does not match.
+	// Track keeps matching traffic tracked. DenyOthers denies other traffic to the same
+	// ports.
 	Track, DenyOthers bool
 	Ingress, Egress   []PolicyRule
 }
 
-// PodSelection selects pods by their own labels and by those of their
-// namespaces. A nil selector is one that was not given, and selects all.
+// PodSelection selects pods by their labels and by the labels of their namespaces. A nil
+// selector was not given, and selects all.
 type PodSelection struct {
 	Namespaces *Selector
 	Pods       *Selector
@@ -36,12 +36,11 @@ type PodSelection struct {
 type PolicyRule struct {
 	Ports []PortRange
 	// Peers are the allowed peers; nil allows every peer. An empty list, as of a rule
-	// whose pods do not exist, does not occur here: the source refuses it.
+	// whose pods do not exist, does not occur: the source refuses it.
 	Peers []PolicyPeer
 }
 
-// PortRange is a protocol and the ports of the side that was asked, both
-// included.
+// PortRange is a protocol and a range of ports of the server's side, including both ends.
 type PortRange struct {
 	Protocol    Protocol
 	First, Last uint16
@@ -55,15 +54,15 @@ type PolicyPeer struct {
 	Pods   *PodSelection
 }
 
-// PolicyRefusal is what a DoNotTrackPolicy asks for and does not hold on this node.
+// PolicyRefusal is a part of a DoNotTrackPolicy that is not applied on this node.
 type PolicyRefusal struct {
 	Policy  string
 	Field   string // of the policy, "" for all of it
-	Reason  string // one word, as a condition has it
+	Reason  string // one word, as in a condition
 	Message string
 }
 
-// Problem is the refusal as a person reads it.
+// Problem returns the refusal as a Problem.
 func (r PolicyRefusal) Problem() Problem {
 	return ClusterProblem(KindDoNotTrackPolicy, r.Policy, r.Field, r.Message)
 }

@@ -1,5 +1,5 @@
-// Package capacity calculates conntrack's capacity: the entries that a rate of new
-// connections keeps in the table, their memory, and the highest rate that a table
+// Package capacity calculates conntrack's capacity. It returns the entries that a rate of
+// new connections keeps in the table, their memory, and the highest rate that a table
 // carries. Its functions are pure; every constant names its source.
 //
 //	entries = new connections/s × time that an entry is kept      (Little's law)
@@ -191,7 +191,7 @@ func FullIn(entries, limit int, perSecond float64) (time.Duration, bool) {
 	return time.Duration(seconds * float64(time.Second)), true
 }
 
-// Plan says what a load needs, and what a table carries.
+// Plan is the result of Make: the sizes that a load needs, and the ceilings of a table.
 type Plan struct {
 	Loads        []Load    `json:"loads"`
 	Timeouts     Timeouts  `json:"timeouts_ns"`
@@ -226,7 +226,7 @@ func (c Config) Validate() error {
 		}
 	}
 	switch {
-	case !(c.Headroom >= 0 && c.Headroom < 1): // NaN is neither
+	case !(c.Headroom >= 0 && c.Headroom < 1): // NaN fails both comparisons
 		return fmt.Errorf("headroom %v: must be from 0 to less than 1", c.Headroom)
 	case !(c.Lost >= 0 && c.Lost <= 1):
 		return fmt.Errorf("lost part %v: must be from 0 to 1", c.Lost)

@@ -25,11 +25,11 @@ func TestCeilingsAreThePublishedOnes(t *testing.T) {
 	}
 }
 
-// Published: about 200,000 entries at 5,100 transfers/s with timeouts of 10 and
-// 20 s, on a kernel that gave an answered flow the longer one at once. Two
-// entries a transfer keep 153,000 alive; entries that are over stay in the count
-// until they are swept, and no entry is kept longer than 20 s and a sweep, so
-// that 204,000 is two full timeouts. The published figure lies between.
+// Published: about 200,000 entries at 5,100 transfers/s with timeouts of 10 and 20 s.
+// That kernel gave an answered flow the longer timeout at once. With two entries for each
+// transfer, 153,000 are alive. Expired entries stay in the count until the kernel removes
+// them. No entry stays longer than 20 s and a sweep, so 204,000 is two full timeouts. The
+// published figure is between the two.
 func TestTFTPIsTwoEntriesAndOneExpectationATransfer(t *testing.T) {
 	old := Timeouts{UDP: 10 * second, UDPStream: 20 * second, UDPStreamAt: -1}
 	kept, err := Kept(TFTP, 0, old)

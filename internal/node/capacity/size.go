@@ -14,7 +14,7 @@ func TableFor(entries, headroom float64) int {
 }
 
 // TableWithin returns the size of the largest table that takes at most bytes when it is
-// full, with one bucket per entry and the kernel's number of expectations for them.
+// full. It has one bucket per entry and the kernel's number of expectations for them.
 func TableWithin(bytes int64) int {
 	lo, hi := int64(0), min(max(bytes, 0)/(EntryBytes+BucketBytes), math.MaxInt32)
 	for lo < hi {

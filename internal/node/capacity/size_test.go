@@ -38,7 +38,7 @@ func TestSizesGoInSteps(t *testing.T) {
 	}
 }
 
-// flows adds what n flows leave: each silent for i/rate seconds.
+// flows adds the entries of n flows: each silent for i/rate seconds.
 func flows(a *Ages, rate float64, forSeconds float64) {
 	for i := range int(rate * forSeconds) {
 		if left := a.Timeout - time.Duration(float64(i)/rate*float64(second)); left > 0 {

@@ -76,8 +76,8 @@ func BenchmarkDump(b *testing.B) {
 	}
 }
 
-// What reading a table of a million entries costs. The machine's
-// limit is raised for it, and restored.
+// Measures reading a table of a million entries. It raises the machine's limit meanwhile,
+// and restores it.
 func BenchmarkDumpMillion(b *testing.B) {
 	const entries = 1_000_000
 	raiseLimit(b, 2*entries)
@@ -97,12 +97,13 @@ func BenchmarkDumpMillion(b *testing.B) {
 		runtime.ReadMemStats(&memory)
 		top = max(top, memory.Sys)
 	}
-	// Sys is what was ever taken of the kernel, so that no peak is missed.
+	// Sys includes all memory that the process got from the kernel, so it includes the
+	// peak.
 	b.ReportMetric(float64(top-base)/(1<<20), "MiB-above")
 }
 
-// raiseLimit raises what the machine's tables hold until the benchmark ends. The
-// file stays open: by then the thread is in a namespace where it is read-only.
+// raiseLimit raises the maximum size of tables until the benchmark ends. The file stays
+// open: later the thread is in a namespace where it is read-only.
 func raiseLimit(b *testing.B, limit int) {
 	b.Helper()
 	f, err := os.OpenFile("/proc/sys/net/netfilter/nf_conntrack_max", os.O_RDWR, 0)
@@ -132,7 +133,7 @@ func raiseLimit(b *testing.B, limit int) {
 	}
 }
 
-// One page of top, of as many namespaces as the machine has.
+// Measures one page of top, over all namespaces of the machine.
 func BenchmarkReadNamespace(b *testing.B) {
 	list, _ := Namespaces()
 	b.ReportMetric(float64(len(list)), "namespaces")

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsupported says that the kernel has no conntrack over netlink: nf_conntrack or
+// ErrUnsupported reports that the kernel has no conntrack over netlink: nf_conntrack or
 // nf_conntrack_netlink is missing.
 var ErrUnsupported = errors.New("this kernel has no conntrack over netlink: load the module nf_conntrack_netlink")
 
@@ -35,9 +35,9 @@ const (
 // dumpTries bounds the restarts of a dump that the kernel interrupts.
 const dumpTries = 5
 
-// Conn is a pair of netlink sockets in one network namespace. It is not safe
-// for use by several goroutines at once, but any thread may use it: a socket
-// stays in the namespace that it was opened in.
+// Conn is a pair of netlink sockets in one network namespace. It is not safe for use by
+// several goroutines at once. Any thread may use it: a socket stays in the namespace that
+// it was opened in.
 type Conn struct {
 	dump *dumpSocket      // for dumps; busy during a dump
 	ask  *nl.SocketHandle // for all other requests, also during a dump

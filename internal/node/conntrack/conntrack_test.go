@@ -38,7 +38,7 @@ func open(t testing.TB) *Conn {
 	return c
 }
 
-// plant puts an entry into the table of the current namespace.
+// plant adds an entry to the table of the current namespace.
 func plant(t testing.TB, protocol uint8, src, dst, answerFrom string) {
 	t.Helper()
 	s, d, a := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst), netip.MustParseAddrPort(answerFrom)
@@ -102,7 +102,7 @@ func TestADumpGivesEveryEntryAndTheFilterIsTheKernels(t *testing.T) {
 		if got := entries(t, c, row.filter); !slices.Equal(got, row.want) {
 			t.Errorf("%s:\n%s\nwant:\n%s", row.name, strings.Join(got, "\n"), strings.Join(row.want, "\n"))
 		}
-		// What Filter.passes would throw away must not have been copied.
+		// The kernel must not have copied an entry that Filter.passes would reject.
 		n := 0
 		for _, family := range row.filter.families() {
 			err := c.dumpAll(unix.NFNL_SUBSYS_CTNETLINK, msgGet, family, row.filter.attrs(family), func([]byte) bool { n++; return true })
@@ -191,7 +191,7 @@ func TestADumpThatIsBrokenOffIsBegunAgain(t *testing.T) {
 	}
 }
 
-// What the kernel sends is trusted to be well-formed, but not to be complete.
+// The decoder relies on well-formed messages of the kernel, but they may be incomplete.
 func TestCutAttributesAreNoFault(t *testing.T) {
 	enterNewNamespace(t)
 	c := open(t)

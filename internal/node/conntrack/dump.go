@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dumpBuffer is the size of the largest datagram of a dump: the kernel fills as much as
+// dumpBuffer is the size of the largest datagram of a dump. The kernel fills as much as
 // the reader once offered, up to 32 KiB (netlink_recvmsg).
 const dumpBuffer = 64 << 10
 
@@ -21,7 +21,7 @@ type dumpSocket struct {
 	port uint32 // the kernel's name for this socket
 	seq  uint32
 	buf  *[dumpBuffer]byte // from dumpBuffers
-	// open says that the kernel has not ended the last dump yet. The next dump reads
+	// open reports that the kernel has not ended the last dump yet. The next dump reads
 	// the rest of it first.
 	open bool
 }

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzDecodeEntry decodes messages of a dump of conntrack, whole, cut short and lying
-// about their length. What can be read of an entry is read, and nothing else of the
-// message before it stays.
+// FuzzDecodeEntry decodes messages of a dump of conntrack: whole, truncated, and with
+// wrong lengths. The decoder must read all readable attributes, and keep nothing of the
+// previous message.
 func FuzzDecodeEntry(f *testing.F) {
 	header := make([]byte, nl.SizeofNfgenmsg)
 	for _, t := range []Tuple{

@@ -25,7 +25,7 @@ type Namespace struct {
 	PID   int      `json:"pid,omitempty"`   // the lowest of the processes in it; 0 if none was found
 	// Command is the name of that process.
 	Command string `json:"command,omitempty"`
-	// Own says that it is the caller's.
+	// Own reports that it is the caller's namespace.
 	Own bool `json:"own,omitempty"`
 
 	path string
@@ -44,8 +44,8 @@ func (n Namespace) String() string {
 	return n.numbered()
 }
 
-// Is reports whether s identifies the namespace: the result of String, one of its names,
-// the id of a process in it, or "here" for the caller's own.
+// Is reports whether s identifies the namespace. s may be the result of String, one of
+// its names, the id of a process in it, or "here" for the caller's own.
 func (n Namespace) Is(s string) bool {
 	if s == n.String() || slices.Contains(n.Names, s) || n.Own && s == "here" {
 		return true
@@ -298,7 +298,7 @@ func (c *Conn) counts(ctx context.Context, n Namespace) (Report, error) {
 	return r, err
 }
 
-// ErrNothingRead says that conntrack could be read in no network namespace.
+// ErrNothingRead reports that conntrack could be read in no network namespace.
 var ErrNothingRead = errors.New("conntrack could be read in no network namespace")
 
 // ReadAll reads the namespaces in which conntrack is in use. It omits a namespace that
@@ -309,7 +309,8 @@ func ReadAll(ctx context.Context) ([]Report, error) {
 	return readAll(ctx, list, err)
 }
 
-// readAll is ReadAll of these namespaces; err says why others are not on the list.
+// readAll is ReadAll for the given namespaces; err is the reason why others are missing
+// from the list.
 func readAll(ctx context.Context, list []Namespace, err error) ([]Report, error) {
 	errs := []error{err}
 	var out []Report

@@ -19,10 +19,10 @@ const (
 	readAgain = 2 * time.Second
 )
 
-// NamespaceCollector exports the conntrack metrics of many network namespaces. A node
-// may have any number of namespaces, so the number of series is bounded: a namespace
-// that appears when shownNamespaces have series counts among the others until it is
-// gone, even if one with series disappears.
+// NamespaceCollector exports the conntrack metrics of many network namespaces. A node may
+// have any number of namespaces, so the number of series is bounded. A namespace that
+// appears when shownNamespaces have series counts among the others until it is deleted,
+// even if one with series disappears.
 type NamespaceCollector struct {
 	list func() ([]Namespace, error)
 	read func(context.Context, Namespace) (Report, error)

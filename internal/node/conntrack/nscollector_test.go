@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gathered is what a collector gives, by metric and netns.
+// gathered returns the metrics of a collector, by metric and netns.
 func gathered(t *testing.T, c prometheus.Collector) map[string]float64 {
 	t.Helper()
 	reg := prometheus.NewPedanticRegistry()
@@ -52,7 +52,7 @@ func TestEveryNamespaceInUseHasItsSeries(t *testing.T) {
 	}
 }
 
-// The kernel is not asked here: it would take more namespaces than a test makes.
+// This test does not use the kernel: it would need more namespaces than a test can make.
 func TestTheNumberOfSeriesHasABound(t *testing.T) {
 	const all = shownNamespaces + 20
 	gone, drops := 0, uint64(1)
@@ -73,14 +73,15 @@ func TestTheNumberOfSeriesHasABound(t *testing.T) {
 	if len(got) != 1+6*(shownNamespaces+1) || got["spillway_conntrack_namespace_entries "+otherNamespaces] != 40 || got[others] != 20 {
 		t.Errorf("%d series, others %v and %v dropped", len(got), got["spillway_conntrack_namespace_entries "+otherNamespaces], got[others])
 	}
-	// Shown ones go, and one of the others: their sum must not go down.
+	// Namespaces with series disappear, and one of the others: the sum of the others must
+	// not decrease.
 	gone, drops, c.at = 129, 3, time.Time{}
 	if got = gathered(t, c); got[others] != 20+19*2 || got["spillway_conntrack_namespaces"] != 19 {
 		t.Errorf("others dropped %v, %v namespaces", got[others], got["spillway_conntrack_namespaces"])
 	}
 }
 
-// What 200 pods cost every 15 s: all are found, entered and read, as a scrape does.
+// Measures a scrape of 200 pods: it finds, enters and reads all of them.
 func BenchmarkReadCounts(b *testing.B) {
 	const pods, every = 200, 15 * time.Second
 	names := map[string]bool{}
@@ -114,7 +115,7 @@ func BenchmarkReadCounts(b *testing.B) {
 	b.ReportMetric(float64(used)/float64(every)*100, "%core")
 }
 
-// cpuTime is what this process used, in user space and in the kernel.
+// cpuTime returns the CPU time of this process, in user space and in the kernel.
 func cpuTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage
@@ -124,10 +125,10 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// A page without namespaces is right where nothing uses conntrack, and wrong
-// where nothing could be read.
+// A page without namespaces is correct if nothing uses conntrack, and an error if nothing
+// could be read.
 func TestThatNothingCouldBeReadIsSaid(t *testing.T) {
-	locked := Namespace{Inode: 1, path: "/proc/self/ns/mnt"} // which no thread can take for its network
+	locked := Namespace{Inode: 1, path: "/proc/self/ns/mnt"} // no thread can enter it
 	if list, err := readAll(t.Context(), []Namespace{locked, locked}, nil); !errors.Is(err, ErrNothingRead) || len(list) > 0 {
 		t.Errorf("%v, %v", list, err)
 	}

@@ -52,7 +52,7 @@ func TestCountersCountWhatGoesWrong(t *testing.T) {
 	}
 	run(t, "ip", "link", "set", "lo", "up")
 	run(t, "nft", "add table ip t; add chain ip t c { type filter hook output priority 0; }; add rule ip t c ct state invalid counter")
-	// A TCP segment that belongs to nothing and opens nothing.
+	// A TCP segment that belongs to no connection and starts none.
 	run(t, "nft", "add chain ip t p { type filter hook prerouting priority 0; }")
 	sendNullSegment(t)
 	sum, err := c.Stats(t.Context())
@@ -93,7 +93,7 @@ func TestEveryNamespaceIsFoundAndOnlyThoseInUseAreShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	namespaceNamed(t, idle)
-	// One that only a process holds.
+	// A namespace that only a process holds.
 	sleeper := exec.Command("unshare", "-n", "sleep", "60")
 	if err := sleeper.Start(); err != nil {
 		t.Fatal(err)
@@ -206,13 +206,12 @@ func run(t testing.TB, program string, args ...string) {
 	}
 }
 
-// fatal leaves out what a process is to blame for that even root may not look
-// into, as there are in a sandbox.
+// fatal ignores errors of processes that even root cannot inspect, as in a sandbox.
 func fatal(err error) bool { return err != nil && !errors.Is(err, os.ErrPermission) }
 
 func name(t *testing.T, role string) string { return fmt.Sprintf("spw-ct-%d-%s", os.Getpid(), role) }
 
-// namespaceNamed makes a namespace and finds it.
+// namespaceNamed creates a namespace and finds it.
 func namespaceNamed(t *testing.T, name string) Namespace {
 	t.Helper()
 	run(t, "ip", "netns", "add", name)

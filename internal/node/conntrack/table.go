@@ -63,8 +63,8 @@ func (f Filter) attrs(family uint8) []*nl.RtAttr {
 	if f.OrigDst.IsValid() {
 		flags |= filterDstPort
 		tuple.Dst = f.OrigDst
-		// ctnetlink_filter_match_tuple has the comparison of IPv6 addresses the
-		// wrong way round (seen on 6.18): it would omit the matching entries.
+		// ctnetlink_filter_match_tuple inverts the comparison of IPv6 addresses (seen on
+		// 6.18): it would omit the matching entries.
 		if family == unix.AF_INET {
 			flags |= filterIPDst
 		}
@@ -123,7 +123,7 @@ func (c *Conn) Dump(ctx context.Context, f Filter, each func(*Entry) bool) error
 }
 
 // Delete deletes this entry, but not a later entry with the same original tuple: it
-// identifies the entry by its reply tuple and its ID. The ID alone is not enough: the
+// identifies the entry by its reply tuple and its ID. The ID alone is not enough. The
 // kernel derives it from the entry's address in memory and its original tuple
 // (nf_ct_get_id), and the slab reuses addresses. A missing entry is no error.
 func (c *Conn) Delete(e *Entry) error {

@@ -1,5 +1,5 @@
 // Package dnat reports whether netfilter may translate destinations in a network
-// namespace: for a pod's hostPort, for the Services of another proxy, or for a
+// namespace. Reasons are a pod's hostPort, the Services of another proxy, and a
 // container's published port.
 //
 //	nf_tables' notifications ──> a rule that translates? ──┐
@@ -93,9 +93,9 @@ type legacyTable struct {
 	reason string
 }
 
-// Watch starts a Watcher for the calling thread's network namespace. It calls changed with
-// the current result before it returns, and then after each change until Close, one call
-// at a time. reason says why netfilter may translate.
+// Watch starts a Watcher for the calling thread's network namespace. It calls changed
+// with the current result before it returns, and then after each change until Close, one
+// call at a time. reason is the reason why netfilter may translate.
 func Watch(cfg Config, changed func(may bool, reason string)) (*Watcher, error) {
 	if cfg.Poll == 0 {
 		cfg.Poll = defaultPoll

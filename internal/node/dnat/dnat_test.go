@@ -19,7 +19,7 @@ import (
 // more on a machine that is busy.
 const within = 5 * time.Second
 
-// answers are what a Watcher has reported.
+// answers holds the reports of a Watcher.
 type answers struct {
 	t    *testing.T
 	news chan bool
@@ -206,7 +206,7 @@ func TestConnectionsOutliveRules(t *testing.T) {
 	a.want("conntrack cannot be read", true)
 }
 
-// What came too fast may have been a rule that translates.
+// Notifications that arrived too fast may include a rule that translates.
 func TestLostNewsCount(t *testing.T) {
 	enter(t)
 	hold := make(chan struct{})
@@ -250,13 +250,13 @@ func TestLostNewsCount(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	shell(t, "nft flush table ip x") // this is what is lost
+	shell(t, "nft flush table ip x") // this notification is lost
 	close(hold)
 	next("a rule", true)
 	next("lost, and read again", false)
 }
 
-// What cannot be judged counts.
+// A rule that the watcher cannot judge counts.
 func TestMalformedRules(t *testing.T) {
 	if !nftRuleTranslates(nil) {
 		t.Error("a message without a header")
@@ -289,6 +289,6 @@ func FuzzNftRule(f *testing.F) {
 func enter(t *testing.T) {
 	t.Helper()
 	netnstest.Enter(t)
-	// Not the machine's lock, which others may hold.
+	// Not the machine's lock, which other programs may hold.
 	t.Setenv("XTABLES_LOCKFILE", t.TempDir()+"/xtables.lock")
 }

@@ -1,5 +1,5 @@
-// Package instance tells instances of the agent apart: it keeps a second agent
-// away from what an agent holds in the kernel, and names the files of an instance.
+// Package instance separates instances of the agent: it locks an agent's kernel objects
+// against a second agent, and names the files of an instance.
 package instance
 
 import (
@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock is held by a running agent. The kernel releases it when the process ends,
-// in whatever way.
+// Lock is the lock of a running agent. The kernel releases it when the process ends for
+// any reason.
 type Lock struct{ files []*os.File }
 
-// Acquire locks the pins below bpffs, and the network namespace of the calling
-// thread, since tables and chains of every agent have the same names there. A bpf
-// file system cannot hold ordinary files, so the lock files are in dir, under names
-// made from the path and from the number of the namespace. The error names the
-// process that holds a lock. The caller must call Release.
+// Acquire locks the pins below bpffs, and the network namespace of the calling thread:
+// tables and chains of every agent have the same names there. A bpf file system cannot
+// contain ordinary files, so the lock files are in dir. Their names contain the path and
+// the number of the namespace. The error names the process that holds a lock. The caller
+// must call Release.
 func Acquire(dir, bpffs string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("lock instance: %w", err)
@@ -56,7 +56,7 @@ func File(dir, bpffs, suffix string) string {
 	return filepath.Join(dir, hex.EncodeToString(sum[:8])+suffix)
 }
 
-// resolve returns the same path for every way to write it.
+// resolve returns one path for all spellings of it.
 func resolve(bpffs string) string {
 	path := filepath.Clean(bpffs)
 	if real, err := filepath.EvalSymlinks(path); err == nil {
@@ -102,7 +102,7 @@ func isNamed(f *os.File, name string) bool {
 	return err == nil && os.SameFile(opened, named)
 }
 
-// holder names the process that wrote its number into the lock file.
+// holder returns the process whose id is in the lock file.
 func holder(f *os.File) string {
 	buf := make([]byte, 32)
 	n, _ := f.ReadAt(buf, 0)
@@ -113,8 +113,8 @@ func holder(f *os.File) string {
 	return " (process " + pid + ")"
 }
 
-// Release removes the files and then releases the locks: while a file is locked no
-// other process can have a lock on a file of its name.
+// Release removes the files and then releases the locks. While a file is locked no other
+// process can have a lock on a file of its name.
 func (l *Lock) Release() {
 	for _, f := range l.files {
 		_ = os.Remove(f.Name())

@@ -28,8 +28,8 @@ func TestAReleasedLockLeavesNoFile(t *testing.T) {
 	}
 }
 
-// Many take and release the lock as fast as they can: files appear and vanish
-// under each other's hands, and yet there is one holder at a time.
+// Many processes lock and release as fast as they can. Files appear and disappear
+// meanwhile, and one process at a time holds the lock.
 func TestOneHolderAtATimeWhileTheLockFileComesAndGoes(t *testing.T) {
 	dir := t.TempDir()
 	var holders, held atomic.Int32
@@ -53,7 +53,7 @@ func TestOneHolderAtATimeWhileTheLockFileComesAndGoes(t *testing.T) {
 	}
 	wg.Wait()
 	if held.Load() == 0 {
-		t.Error("nobody ever had the lock: the test is blind")
+		t.Error("no process ever had the lock: the test proves nothing")
 	}
 }
 
@@ -80,7 +80,7 @@ func TestALockOnARemovedFileDoesNotCount(t *testing.T) {
 	}
 }
 
-// A user without root who could open the lock could hold it, and no agent would start.
+// An unprivileged user that could open the lock could hold it, and no agent would start.
 func TestOnlyRootCanOpenTheLocks(t *testing.T) {
 	dir := t.TempDir()
 	old := File(dir, filepath.Join(dir, "bpffs"), ".lock")

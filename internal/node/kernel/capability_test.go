@@ -14,8 +14,8 @@ import (
 
 const dropVariable = "SPILLWAY_TEST_DROP_CAPABILITY"
 
-// TestCapabilitiesAreDroppedFromAllThreads drops one in a process of its own, which
-// is this test again.
+// TestCapabilitiesAreDroppedFromAllThreads drops a capability in another process, which
+// runs this test again.
 func TestCapabilitiesAreDroppedFromAllThreads(t *testing.T) {
 	needRoot(t)
 	if os.Getenv(dropVariable) == "" {

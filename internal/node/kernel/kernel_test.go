@@ -161,7 +161,7 @@ func TestParseMount(t *testing.T) {
 	}
 }
 
-// Only what EnsureBPFFS has mounted goes, and only when the last has left it.
+// Only the mount of EnsureBPFFS is removed, and only after its last user.
 func TestReleaseBPFFS(t *testing.T) {
 	needRoot(t)
 	on := func(path string) bool {
@@ -198,7 +198,7 @@ func TestReleaseBPFFS(t *testing.T) {
 	release(filepath.Join(operators, "spillway"), true)
 	release(filepath.Join(t.TempDir(), "never"), false)
 
-	// One over the other: what is on top decides.
+	// Two mounts at one place: the upper one decides.
 	must(t, EnsureBPFFS(own))
 	must(t, unix.Mount("bpf", own, "bpf", 0, ""))
 	release(own, true)

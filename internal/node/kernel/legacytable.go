@@ -108,7 +108,7 @@ func (t LegacyTable) Read(use func(entries []byte)) error {
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", t.Name, err)
 	}
-	// Megabytes every half minute: kept out of the Go heap.
+	// Megabytes every half minute, outside the Go heap.
 	defer func() { _ = unix.Munmap(buf) }()
 	copy(buf, t.Name)
 	binary.NativeEndian.PutUint32(buf[32:], info.Size)
@@ -119,8 +119,8 @@ func (t LegacyTable) Read(use func(entries []byte)) error {
 	return nil
 }
 
-// LegacyTarget is the target of a rule of a LegacyTable: an extension's name ("DNAT"), ""
-// for a verdict or a jump, "ERROR" for the head of a chain.
+// LegacyTarget is the target of a rule of a LegacyTable. It is an extension's name
+// ("DNAT"), "" for a verdict or a jump, "ERROR" for the head of a chain.
 type LegacyTarget struct {
 	Name     string
 	Revision uint8

@@ -40,9 +40,9 @@ func onFS(path string, magic int64) (bool, error) {
 }
 
 // EnsureBPFFS makes path a directory inside a BPF file system. It creates missing
-// directories, and mounts a BPF file system if there is none: at /sys/fs/bpf for paths
-// below it, else at path itself, which must be empty or missing. The mount never hides
-// existing files.
+// directories, and mounts a BPF file system if there is none. It mounts it at /sys/fs/bpf
+// for paths below it, else at path itself, which must be empty or missing. The mount
+// never hides existing files.
 func EnsureBPFFS(path string) error {
 	path = filepath.Clean(path)
 	if on, err := existingOnBPFFS(path); err != nil {

@@ -36,8 +36,8 @@ func Do(ns netns.NsHandle, f func() error) error {
 	return <-done
 }
 
-// doOnOwnThread keeps the thread locked if it cannot return to its namespace, so that the
-// thread ends with the goroutine and no other goroutine runs in the wrong namespace.
+// doOnOwnThread keeps the thread locked if it cannot return to its namespace. The thread
+// then ends with the goroutine, and no other goroutine runs in the wrong namespace.
 func doOnOwnThread(ns netns.NsHandle, f func() error) error {
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -58,7 +58,7 @@ func doOnOwnThread(ns netns.NsHandle, f func() error) error {
 	return err
 }
 
-// NetnsPath converts the name of a network namespace into a path: a path stays, a number
+// NetnsPath converts the name of a network namespace into a path. A path stays, a number
 // is a process id, and any other text is a name of "ip netns".
 func NetnsPath(name string) string {
 	if strings.Contains(name, "/") {

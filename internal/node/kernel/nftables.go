@@ -35,9 +35,9 @@ func WatchNftables(ours func(family uint8, table string) bool, changed func()) (
 }
 
 // FollowNftables calls onUpdate with each notification of nf_tables in the calling
-// thread's network namespace, from its own goroutine. The kernel sends notifications after
-// the commit. lost says that notifications were lost. They are valid until onUpdate
-// returns.
+// thread's network namespace, from its own goroutine. The kernel sends notifications
+// after the commit. lost reports that notifications were lost. The notifications are
+// valid until onUpdate returns.
 func FollowNftables(onUpdate func(news []News, lost bool)) (*NftablesWatch, error) {
 	sub, err := subscribe(unix.NETLINK_NETFILTER, "nfnetlink", false, unix.NFNLGRP_NFTABLES)
 	if err != nil {

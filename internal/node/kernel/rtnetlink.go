@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrOverrun says that notifications were lost because they arrived faster than they were
-// read. The caller must read the full state again.
+// ErrOverrun reports that notifications were lost because they arrived faster than they
+// were read. The caller must read the full state again.
 var ErrOverrun = errors.New("netlink notifications lost")
 
 // OwnNetns is the NSID of notifications from the socket's own network namespace.

@@ -19,8 +19,8 @@ func HaveTCX() bool {
 }
 
 // IngressPrograms returns the names of the eBPF programs at the ingress hook of a device
-// in the calling thread's network namespace: for tcx links the names of the programs, for
-// filters (before Linux 6.6) the names of the filters.
+// in the calling thread's network namespace. For tcx links these are the names of the
+// programs, for filters (before Linux 6.6) the names of the filters.
 func IngressPrograms(device netlink.Link) (names []string, err error) {
 	if names, err = TCXPrograms(device.Attrs().Index, ebpf.AttachTCXIngress); err != nil {
 		return nil, err

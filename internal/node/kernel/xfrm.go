@@ -41,9 +41,9 @@ func comparePrefixes(p, q netip.Prefix) int {
 
 // XfrmPolicies lists the IPsec policies of the calling thread's network namespace that
 // encrypt or block packets of every device, sorted and without duplicates. A kernel
-// without IPsec has none. The list omits policies of single sockets, policies of xfrm
-// interfaces, which apply only to packets routed to them, and policies that neither
-// encrypt nor block.
+// without IPsec has none. The list omits policies of single sockets, and policies that
+// neither encrypt nor block. It also omits policies of xfrm interfaces, which apply only
+// to packets routed to them.
 func XfrmPolicies() ([]XfrmPolicy, error) {
 	policies, err := Dump(listXfrm)
 	if err == nil {
@@ -164,9 +164,9 @@ type XfrmWatch struct {
 	once sync.Once
 }
 
-// WatchXfrm calls changed with the XfrmPolicies of the calling thread's network
-// namespace before it returns, then with each later list, one call at a time, until
-// Close. failed is called with each error of reading the list, which is tried again.
+// WatchXfrm calls changed with the XfrmPolicies of the calling thread's network namespace
+// before it returns. It calls it with each later list, one call at a time, until Close.
+// failed is called with each error of reading the list, which is tried again.
 func WatchXfrm(changed func([]XfrmPolicy), failed func(error)) (*XfrmWatch, error) {
 	sub, err := subscribe(unix.NETLINK_XFRM, "xfrm", false, nl.XFRMNLGRP_POLICY, nl.XFRMNLGRP_EXPIRE)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {

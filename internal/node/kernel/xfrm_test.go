@@ -31,7 +31,7 @@ func policy(dir XfrmDir, src, dst string) XfrmPolicy {
 	return XfrmPolicy{Dir: dir, Src: netip.MustParsePrefix(src), Dst: netip.MustParsePrefix(dst)}
 }
 
-// policyLists gives what a watch reports.
+// policyLists returns the reports of a watch.
 type policyLists chan []XfrmPolicy
 
 func (l policyLists) want(t *testing.T, when string, want ...XfrmPolicy) {
@@ -66,7 +66,8 @@ func TestWatchXfrm(t *testing.T) {
 	xfrm(t, "policy add src ::/0 dst fd00::/8 dir out action block", "policy add src 0.0.0.0/0 dst 198.51.100.0/24 dir out action block")
 	six, four := policy(XfrmOut, "::/0", "fd00::/8"), policy(XfrmOut, "0.0.0.0/0", "198.51.100.0/24")
 	lists.want(t, "blocked", first, in, forward, six, four)
-	// What is none of a device's: to pass unchanged, and of an xfrm interface.
+	// Policies that concern no device: those that let packets pass unchanged, and those
+	// of an xfrm interface.
 	xfrm(t, "policy add src 10.3.0.0/16 dst 10.4.0.0/16 dir out action allow",
 		"policy add src 10.5.0.0/16 dst 10.6.0.0/16 dir out if_id 7"+esp,
 		"policy add src 10.1.0.0/16 dst 10.2.0.0/16 proto tcp dir out priority 5"+esp, // the same selection
@@ -105,7 +106,7 @@ func TestReceiveEndsWithClose(t *testing.T) {
 	}
 }
 
-// More news than the socket holds: the policies are read again.
+// More notifications than the socket holds: the watch reads the policies again.
 func TestWatchXfrmLosesNews(t *testing.T) {
 	netnstest.Enter(t)
 	sub, err := subscribe(unix.NETLINK_XFRM, "xfrm", false, nl.XFRMNLGRP_POLICY)

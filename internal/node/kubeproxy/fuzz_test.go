@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzParseSave reads what iptables-save may print. Only chains of kube-proxy's are
-// deleted, and none that a rule of another program leads to.
+// FuzzParseSave reads possible output of iptables-save. It must delete only chains of
+// kube-proxy, and no chain that another program's rule jumps to.
 func FuzzParseSave(f *testing.F) {
 	for _, s := range []string{
 		"*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-A - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n-A KUBE-SERVICES -j KUBE-SVC-A\n-A FOREIGN -j KUBE-SVC-A\nCOMMIT\n",

@@ -150,8 +150,8 @@ func (t *tableRules) addRule(from, rule string) {
 	}
 }
 
-// inUse returns the chains that must stay, each with the chain that jumps to it: the
-// targets of other programs' rules, and the targets of these chains.
+// inUse returns the chains that must stay, each with the chain that jumps to it. These
+// are the targets of other programs' rules, and the targets of these chains.
 func (t *tableRules) inUse() map[string]string {
 	inUse := map[string]string{}
 	var follow func(from string)

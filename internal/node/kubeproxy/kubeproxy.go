@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// ErrIPVS says that kube-proxy's ipvs mode left its device kube-ipvs0. The device makes
-// Service addresses local addresses of the node, so that no other proxy can serve them
+// ErrIPVS reports that kube-proxy's ipvs mode left its device kube-ipvs0. The device
+// makes Service addresses local addresses of the node, so no other proxy can serve them
 // correctly.
 var ErrIPVS = errors.New("kube-proxy's ipvs mode is in the kernel (device kube-ipvs0), which is not taken over: " +
 	"run kube-proxy --cleanup on this node")

@@ -15,8 +15,8 @@ import (
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
-// asOther makes the test's own binary another process that waits for the end of
-// its input, having done what the variable says.
+// asOther runs the test's binary as another process, which does the work that the
+// variable names and waits for the end of its input.
 const asOther = "SPILLWAY_TEST_KUBEPROXY"
 
 func TestMain(m *testing.M) {
@@ -82,11 +82,11 @@ func enter(t *testing.T) {
 	t.Helper()
 	netnstest.Enter(t)
 	run(t, "", "ip", "link", "set", "lo", "up")
-	// Not the machine's lock: others are at work.
+	// Not the machine's lock: other programs may hold it.
 	t.Setenv("XTABLES_LOCKFILE", filepath.Join(t.TempDir(), "xtables.lock"))
 }
 
-// rules are those of a kube-proxy and, marked by "stays", of others.
+// rules are those of a kube-proxy and, marked by "stays", of other programs.
 const rules = `*mangle
 :KUBE-PROXY-CANARY - [0:0]
 :KUBE-KUBELET-CANARY - [0:0] stays
@@ -201,7 +201,7 @@ func TestTablesOfKubeProxyGoAndThoseOfOthersStay(t *testing.T) {
 	if err != nil || left.String() != "nft table ip kube-proxy, nft table ip6 kube-proxy" {
 		t.Fatalf("found %q, error %v", left, err)
 	}
-	for range 2 { // the second time there is nothing
+	for range 2 { // the second time there are no rules
 		if err := left.Remove(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -269,7 +269,7 @@ func TestAKubeProxyOfAnotherNamespaceDoesNotCount(t *testing.T) {
 
 func TestIPVSIsNamedAndLeftAlone(t *testing.T) {
 	enter(t)
-	run(t, "", "ip", "link", "add", "kube-ipvs0", "type", "bridge") // a dummy, but for what this kernel lacks
+	run(t, "", "ip", "link", "add", "kube-ipvs0", "type", "bridge") // kube-proxy makes a dummy device, which this kernel may lack
 	run(t, "table ip kube-proxy {}", "nft", "-f", "-")
 	left, err := Detect(context.Background())
 	if !errors.Is(err, ErrIPVS) || !left.Empty() {

@@ -68,9 +68,9 @@ func removeTables(tables []nftTable) error {
 // conntrack's state, so that conntrack stays enabled.
 //
 // The kernel translates packets of a tracked connection only while the namespace has a
-// nat chain: with the last one of a family, nf_nat_unregister_fn
-// (net/netfilter/nf_nat_core.c) removes the NAT hooks of all hook points, and the last
-// chain that needs conntrack removes conntrack's hooks (nf_ct_netns_put). One chain of
+// nat chain. With the last one of a family, nf_nat_unregister_fn
+// (net/netfilter/nf_nat_core.c) removes the NAT hooks of all hook points. With the last
+// chain that needs conntrack, nf_ct_netns_put removes conntrack's hooks. One chain of
 // family inet, at any hook point, keeps all hooks for both families.
 var keeper = &nftables.Table{Name: "spillway-takeover", Family: nftables.TableFamilyINet}
 

@@ -15,9 +15,9 @@ import (
 const HealthPort = 10256
 
 // Running returns the sign of a running kube-proxy in the network namespace, "" if there
-// is none. The sign is a process of its name, which is visible only with the node's
-// processes (hostPID of a Pod), or another process that listens on HealthPort. The latter
-// is the only sign of a kube-proxy inside another program (k3s).
+// is none. The sign is a process of its name, or another process that listens on
+// HealthPort. The former is visible only with the node's processes (hostPID of a Pod).
+// The latter is the only sign of a kube-proxy inside another program (k3s).
 func Running() (sign string, err error) {
 	if pid, err := process("/proc"); pid != 0 || err != nil {
 		return fmt.Sprintf("process %d", pid), err

@@ -1,5 +1,5 @@
-// Package takeover puts the agent in the place of a running kube-proxy, and keeps
-// the connections that netfilter has translated until they end.
+// Package takeover replaces a running kube-proxy by the agent, and keeps the connections
+// that netfilter has translated until they end.
 package takeover
 
 import (
@@ -17,26 +17,26 @@ import (
 	"spillway.dev/spillway/internal/node/kubeproxy"
 )
 
-// Config says what a Takeover does.
+// Config configures a Takeover.
 type Config struct {
-	// Wanted: remove the rules of kube-proxy once none runs. Otherwise only
-	// connections that a previous proxy mode translated are looked after.
+	// Wanted removes the rules of kube-proxy once none runs. If false, Takeover only
+	// keeps connections that a previous proxy mode translated.
 	Wanted bool
 	// Netfilter: this agent's own rules keep netfilter translating.
 	Netfilter bool
 	Log       *slog.Logger
 }
 
-// Takeover replaces a kube-proxy: when the agent serves and no kube-proxy runs any
-// more, it removes kube-proxy's rules from the kernel. Connections that those rules
-// have translated continue (docs/takeover.md), as do connections of a previous
-// --proxy-mode. Takeover keeps what they need, also for an earlier run. A nil
+// Takeover replaces a kube-proxy. When the agent serves and no kube-proxy runs any more,
+// it removes kube-proxy's rules from the kernel. Connections that those rules have
+// translated continue (docs/takeover.md), as do connections of a previous --proxy-mode.
+// Takeover keeps the kernel objects that they need, also for an earlier run. A nil
 // Takeover is that of --cleanup: it keeps nothing.
 type Takeover struct {
 	Config
 	// pending: rules of kube-proxy may still translate new connections.
 	pending atomic.Bool
-	clean   bool // the last check found nothing of kube-proxy
+	clean   bool // the last check found no kube-proxy
 	removed bool // by this run
 	failed  bool // in the last check
 	logged  string
@@ -49,7 +49,7 @@ const stillRuns = "kube-proxy still runs here and would write its rules again: t
 
 const (
 	interval      = 2 * time.Second
-	retryInterval = 30 * time.Second // what failed may fail again, at some cost
+	retryInterval = 30 * time.Second // retry slowly: a failure may repeat
 	// natInterval is the time between two checks for connections that still need
 	// translation.
 	natInterval = 10 * time.Second
@@ -139,7 +139,7 @@ func (t *Takeover) check(ctx context.Context) {
 	case sign != "":
 		t.pending.Store(true)
 		t.removed = false
-		// Signs come and go while it ends, or is started again: once is enough.
+		// Signs appear and disappear while it ends or restarts: one is enough.
 		if !strings.HasPrefix(t.logged, stillRuns) {
 			t.say(slog.LevelWarn, stillRuns, "sign", sign)
 		}
@@ -168,7 +168,7 @@ func (t *Takeover) check(ctx context.Context) {
 	}
 }
 
-// remove removes kube-proxy's rules. Netfilter goes on translating for running
+// remove removes kube-proxy's rules. Netfilter continues to translate for running
 // connections.
 func (t *Takeover) remove(ctx context.Context, left kubeproxy.Installed) {
 	if !t.Netfilter {
@@ -189,8 +189,8 @@ func (t *Takeover) remove(ctx context.Context, left kubeproxy.Installed) {
 	t.say(slog.LevelInfo, "took over from kube-proxy", "removed", left.String())
 }
 
-// tendNAT releases what keeps netfilter translating when no connection needs it any
-// more, and reports whether it is still needed.
+// tendNAT releases NAT's hooks when no connection needs them any more, and reports
+// whether they are still needed.
 func (t *Takeover) tendNAT(ctx context.Context) (kept bool) {
 	kept, err := kubeproxy.NATKept()
 	if err == nil && kept && !t.pending.Load() {

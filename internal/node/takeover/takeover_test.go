@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A kube-proxy that ends may be seen by its port when its process has no namespace
-// any more, and one that is started again has another pid.
+// A kube-proxy that ends may be visible by its port when its process has no namespace any
+// more. After a restart it has another pid.
 func TestARunningKubeProxyIsSaidOnce(t *testing.T) {
 	var log bytes.Buffer
 	to := New(Config{Wanted: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -26,5 +26,5 @@ func TestARunningKubeProxyIsSaidOnce(t *testing.T) {
 	said("another process has port 10256", nil, 1)
 	said("process 8", nil, 1)
 	said("", errors.New("no /proc"), 1)
-	said("process 8", nil, 2) // what was said last is not how things stand
+	said("process 8", nil, 2) // the last logged state is out of date
 }

@@ -17,7 +17,7 @@ import (
 	"spillway.dev/spillway/lab/experiment/path"
 )
 
-// NewCommand makes the command bench.
+// NewCommand returns the command bench.
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
@@ -69,8 +69,8 @@ ten minutes; leave the machine alone meanwhile.`
 	return cmd
 }
 
-// pathCommand makes either command, but for what it says of itself. complete ends
-// the reading of flags.
+// pathCommand returns either command without its help text. complete runs after the flags
+// were parsed.
 func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
 	var only, output string
 	cmd := &cobra.Command{
@@ -105,8 +105,8 @@ func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
 	return cmd
 }
 
-// measure runs a benchmark until a signal ends it, and prints what has been measured
-// by then, of which rows tells how much there is.
+// measure runs a benchmark until a signal ends it, and prints the results so far. rows
+// returns their number.
 func measure[C interface{ Validate() error }, R interface {
 	comparable
 	Write(io.Writer) error

@@ -47,7 +47,8 @@ nginx; leave the machine alone meanwhile.`,
 	return cmd
 }
 
-// newBenchSideCommand makes the process that `bench sync` starts on each node.
+// newBenchSideCommand returns the command of the process that `bench sync` starts on each
+// node.
 func newBenchSideCommand() *cobra.Command {
 	var side change.Side
 	var c agent.Config

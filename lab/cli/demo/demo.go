@@ -16,7 +16,7 @@ import (
 	"spillway.dev/spillway/lab/experiment/harness"
 )
 
-// NewCommand makes the command demo.
+// NewCommand returns the command demo.
 func NewCommand() *cobra.Command {
 	cfg := demo.Config{Mode: "ebpf"}
 	var manifests, output string

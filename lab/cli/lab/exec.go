@@ -33,13 +33,13 @@ func newExecCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "lab", "name of the cluster")
-	// What follows the command's name is the command's own.
+	// Arguments after the command's name belong to the command.
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }
 
-// execArgs takes "HOST [--] COMMAND" apart. Without --name the cluster may come
-// first, as it had to once.
+// execArgs splits "HOST [--] COMMAND". Without --name the cluster may come first, for
+// compatibility.
 func execArgs(name *string, named bool, args []string, isCluster func(string) bool) (host string, argv []string, err error) {
 	if !named && len(args) > 2 && args[1] != "--" && isCluster(args[0]) {
 		*name, args = args[0], args[1:]

@@ -1,4 +1,4 @@
-// Package lab is the command that makes clusters on one machine, and runs published
+// Package lab is the command that creates clusters on one machine, and runs published
 // experiments there.
 package lab
 
@@ -23,7 +23,7 @@ import (
 // labPatience is how long the lab works without a word.
 const labPatience = 2 * time.Second
 
-// NewCommand makes the command lab.
+// NewCommand returns the command lab.
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
@@ -177,7 +177,7 @@ func newNodesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nodes [--name CLUSTER]",
 		Short: "Print a cluster's Nodes as a Kubernetes manifest",
-		Args:  cobra.MaximumNArgs(1), // the cluster, as it had to be once
+		Args:  cobra.MaximumNArgs(1), // the cluster, for compatibility
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if cmd.Flags().Changed("name") {
@@ -250,7 +250,7 @@ func newAskCommand() *cobra.Command {
 	return cmd
 }
 
-// labStatus is what status and up print.
+// labStatus is the output of status and up.
 type labStatus struct {
 	Name   string         `json:"name"`
 	Status string         `json:"status"`
@@ -269,7 +269,7 @@ func statusOf(c *topology.Cluster) (labStatus, error) {
 	for _, h := range c.Hosts() {
 		pids, err := h.Processes()
 		entries, err2 := h.ConntrackCount()
-		// Of a cluster that is being made or removed, hosts may be missing.
+		// A cluster that is being created or removed may lack hosts.
 		if err := errors.Join(err, err2); err != nil && c.Status == topology.StatusUp {
 			return s, fmt.Errorf("%w: run \"spillway-lab lab up\" to repair it", err)
 		}
@@ -348,7 +348,7 @@ func parseFamilies(spec *topology.Spec, families []string) error {
 	return nil
 }
 
-// labProgress reports steps only once they have taken labPatience together.
+// labProgress reports steps after they have taken labPatience together.
 func labProgress(w io.Writer) (report func(string), done func()) {
 	var mu sync.Mutex
 	var current string

@@ -34,7 +34,7 @@ import (
 
 // labExperiments are all that `lab run` knows, in the order in which "all" runs them.
 func labExperiments() []experiment.Experiment {
-	// The process that puts the machine's values back is this program again.
+	// The process that restores the machine's values is this program again.
 	program, err := os.Executable()
 	if err != nil {
 		program = os.Args[0]
@@ -134,7 +134,7 @@ func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
 		Disturbed: experiment.Disturbed, Share: sysctl.Share,
 		Only: func(e, row string) bool { return only.MatchString(e + ": " + row) },
 		Finished: func(r *experiment.Run) {
-			// What was interrupted before anything was measured is no report.
+			// A run that was interrupted before any result has no report.
 			if path != "" || r.Begun() {
 				path, writeErr = report.Write(c.dir, r)
 			}
@@ -143,7 +143,7 @@ func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
 	if err != nil {
 		return err
 	}
-	// What was measured is shown, whatever became of the files.
+	// The results are shown even if the files could not be written.
 	return errors.Join(writeErr, labRunEnd(cmd.OutOrStdout(), c, run, path))
 }
 
@@ -164,7 +164,7 @@ func (c *labRunConfig) canRun() error {
 	return writable(c.dir)
 }
 
-// writable makes the directory of a report and asks whether it takes files.
+// writable creates the directory of a report and checks that it accepts files.
 func writable(dir string) error {
 	if dir == "" {
 		return cli.UsageErrorf("--directory: empty: give a directory for the report")
@@ -183,7 +183,7 @@ func writable(dir string) error {
 	return nil
 }
 
-// labRunEnd prints what there is, and fails if something is missing.
+// labRunEnd prints the results, and fails if some are missing.
 func labRunEnd(w io.Writer, c labRunConfig, run *experiment.Run, path string) error {
 	if err := cli.PrintResult(w, c.output, runTable{run}); err != nil {
 		return err
@@ -206,7 +206,7 @@ type runTable struct{ *experiment.Run }
 // Write prints the tables of all experiments.
 func (t runTable) Write(w io.Writer) error { return report.Text(w, t.Run) }
 
-// labVersions asks the programs that take part what they are.
+// labVersions returns the versions of the programs of a run.
 func labVersions(ctx context.Context) map[string]string {
 	b := cli.Build()
 	v := map[string]string{"spillway": b.Version, "commit": b.Commit}
@@ -252,7 +252,7 @@ func newListCommand() *cobra.Command {
 	return cmd
 }
 
-// labList is what `lab list` tells.
+// labList is the output of `lab list`.
 type labList struct {
 	Experiments []labListed `json:"experiments"`
 }
@@ -280,7 +280,7 @@ func listExperiments(quick bool) labList {
 	return list
 }
 
-// Write prints the list for people.
+// Write prints the list as text.
 func (l labList) Write(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, e := range l.Experiments {
@@ -326,8 +326,8 @@ func newDiffCommand() *cobra.Command {
 	return cmd
 }
 
-// newRestoreCommand makes the process that puts values of the machine back
-// when the experiment that changed them is killed.
+// newRestoreCommand returns the command of the process that restores the machine's values
+// when an experiment is killed.
 func newRestoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "restore-sysctls",

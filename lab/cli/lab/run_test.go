@@ -23,7 +23,7 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// asProgram makes the test binary spillway-lab, and spillway as well.
+// asProgram makes the test binary act as spillway-lab, and as spillway.
 const asProgram = "SPILLWAY_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,7 @@ func program(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// left lists what a run of a name has left on this machine.
+// left lists the objects on this machine that remain of a run.
 func left(t *testing.T, name string) (found []string) {
 	t.Helper()
 	for _, pattern := range []string{"/run/netns/spw-" + name + "-*", "/run/spillway-rig/" + name + "-*", "/run/spillway-lab/" + name + "-*",
@@ -60,7 +60,7 @@ func left(t *testing.T, name string) (found []string) {
 	if err != nil || strings.Contains(string(mounts), "/run/spillway-rig/"+name+"-") {
 		found = append(found, fmt.Sprintf("a mount (%v)", err))
 	}
-	// What runs in a lab names the directory of its cluster in its environment.
+	// A process in a lab has the directory of its cluster in its environment.
 	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range environs {
 		text, err := os.ReadFile(path)
@@ -114,8 +114,8 @@ func TestAnInterruptedLabRunLeavesNothing(t *testing.T) {
 	}
 }
 
-// What the rows say that they take must have a place in what is promised of a run:
-// 40 minutes in full, 5 in quick form.
+// The expected durations of the rows must fit the documented duration of a run: 40
+// minutes in full, 5 in quick form.
 func TestAllExperimentsFitInTheirTime(t *testing.T) {
 	for quick, limit := range map[bool]time.Duration{false: 38 * time.Minute, true: 5 * time.Minute} {
 		var all time.Duration
@@ -130,7 +130,7 @@ func TestAllExperimentsFitInTheirTime(t *testing.T) {
 	}
 }
 
-// The check for what is left must be able to find something.
+// The check for leftovers must be able to find some.
 func TestLeftFindsAProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	cmd.Env = []string{"SPILLWAY_LAB_DIR=/run/x/labplant-snat"}
@@ -208,7 +208,7 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 	}
 }
 
-// A second run of a name while one is under way fails its rows and touches nothing.
+// A second run of a name during the first fails its rows and changes nothing.
 func TestASecondLabRunOfANameFails(t *testing.T) {
 	if err := harness.CanRun(); err != nil {
 		t.Skip(err)

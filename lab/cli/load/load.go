@@ -16,7 +16,7 @@ import (
 	"spillway.dev/spillway/lab/load"
 )
 
-// NewCommand makes the command load, the load generator. bench, demo and lab start it
+// NewCommand returns the command load, the load generator. bench, demo and lab start it
 // as a process in the network namespace and cgroup of a client.
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -86,7 +86,7 @@ func addFlags(f *pflag.FlagSet, cfg *load.Config, sources *[]string, output *str
 	}
 }
 
-// run generates a load and prints what came of it.
+// run generates a load and prints the result.
 func run(cmd *cobra.Command, cfg load.Config, target string, sources []string, output string) error {
 	if err := cli.CheckOutput(output); err != nil {
 		return err
@@ -123,7 +123,7 @@ func run(cmd *cobra.Command, cfg load.Config, target string, sources []string, o
 	return nil
 }
 
-// loops says when requests of a kind leave.
+// loops describes when requests of a kind leave.
 func loops(kind load.Kind) string {
 	if kind == load.TFTP {
 		return "The next request leaves when one is answered (closed loop)."
@@ -145,10 +145,10 @@ func showProgress(w io.Writer) (show func(load.Progress), done func()) {
 	}, p.Done
 }
 
-// loadResult is a result with a form for people.
+// loadResult is a result with a text form.
 type loadResult struct{ *load.Result }
 
-// Write prints the result for people.
+// Write prints the result as text.
 func (r loadResult) Write(w io.Writer) error {
 	fmt.Fprintf(w, "%s to %s: %d answered in %.1f s, %.0f/s", r.Kind, r.Target, r.Requests, r.Seconds, r.Rate)
 	if r.WantedRate > 0 {

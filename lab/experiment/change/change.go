@@ -1,4 +1,4 @@
-// Package change measures what a change of a Service costs each dataplane, in
+// Package change measures the cost of a change of a Service for each dataplane, in
 // clusters of different sizes, on a real kernel:
 //
 //	world of N Services ── Tracker ── Backend.Replace      cold full sync
@@ -25,8 +25,8 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// Modes are the dataplanes that can be measured; kube-proxy's need what
-// hack/peers builds. "iptables" lets Spillway choose the variant.
+// Modes lists the dataplanes. kube-proxy's need the programs of hack/peers. "iptables"
+// lets Spillway choose the variant.
 var Modes = []string{"ebpf", "nftables", "iptables", "iptables-legacy", "iptables-nft",
 	kubeProxy + "nftables", kubeProxy + "iptables", kubeProxy + "iptables-legacy", kubeProxy + "iptables-nft"}
 
@@ -43,19 +43,19 @@ func dataplaneOf(mode string) (proxyMode, variant string, isPeer bool) {
 // small is the size that first packets are compared with.
 const small = 10
 
-// Config says what to measure.
+// Config selects the measurements.
 type Config struct {
 	Name     string // of the clusters
 	Modes    []string
 	Services []int
-	Changes  int // single ones, for the percentiles
+	Changes  int // single changes, for the percentiles
 	Rounds   int // of the comparison of first packets
 	// ChangesOnly leaves that comparison out, and with it the small node.
 	ChangesOnly bool
 	Progress    *experiment.Progress
 }
 
-// Validate says what is wrong with a Config, in one line.
+// Validate returns an error of one line for an invalid Config.
 func (c Config) Validate() error {
 	for _, m := range c.Modes {
 		if !slices.Contains(Modes, m) {
@@ -78,8 +78,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Run measures everything, mode by mode. When ctx ends or something fails, the
-// report holds what was complete, beside the error.
+// Run measures everything, mode by mode. When ctx ends or a step fails, the report holds
+// the complete results, beside the error.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 // side is a node and the proxy that writes to its kernel.
 type side interface {
 	cold() Cold
-	// change makes single changes and says what they cost.
+	// change makes single changes and returns their costs.
 	change(context.Context) (Batch, error)
 	host() *harness.Harness
 	down() error
@@ -145,14 +145,13 @@ func newSide(ctx context.Context, cfg Config, mode, name string, services int) (
 	return s, nil
 }
 
-// target is where the probe is reached from outside.
+// target is the address of the probe for outside clients.
 func target(r *harness.Harness) netip.AddrPort {
 	return netip.AddrPortFrom(r.Cluster.Node(0).IPv4, ProbeNodePort)
 }
 
-// connect returns a measurement: the median time, in µs, of a request on a
-// connection of its own, one at a time. The first packet of each looks for its
-// Service.
+// connect returns a measurement: the median time, in µs, of a request on a new
+// connection, one at a time. The first packet of each looks up its Service.
 func connect(s side) experiment.Arm[float64] {
 	return func(ctx context.Context) (float64, error) {
 		result, err := s.host().Load(ctx, s.host().Cluster.Client(0), load.Config{Kind: load.Conn, Target: target(s.host()),

@@ -72,7 +72,7 @@ func TestEachChangeIsOneEndpointAndABatchLeavesTheWorldAsItWas(t *testing.T) {
 		t.Fatalf("%d calls, %d ports; want 62, 51", m.applied, len(m.ports))
 	}
 	for i, n := range m.sizes {
-		if n != 1 && i != 30 && i != 61 { // the last of a batch takes all back
+		if n != 1 && i != 30 && i != 61 { // the last of a batch reverts all
 			t.Errorf("change %d touches %d ports, want 1", i, n)
 		}
 	}

@@ -27,14 +27,14 @@ import (
 
 const (
 	crowd = "crowd" // namespace of the many
-	// peerChanges is how many changes kube-proxy is given at most: each takes a second
-	// and more in a large cluster.
+	// peerChanges is the maximum number of changes for kube-proxy: each takes a second or
+	// more in a large cluster.
 	peerChanges  = 15
 	syncPatience = 5 * time.Minute
 )
 
-// peer is a side that kube-proxy writes to, fed by a real API server on another
-// machine of the cluster. What its syncs take is read from its own metrics.
+// peer is a side that kube-proxy writes to. A real API server on another machine of the
+// cluster feeds it. The durations of its syncs come from its own metrics.
 type peer struct {
 	harness *harness.Harness
 	plane   *controlplane.ControlPlane
@@ -80,7 +80,7 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 	if err != nil {
 		return err
 	}
-	// Nothing that belongs to the whole machine is changed.
+	// No setting of the whole machine is changed.
 	p.cmd = node.Command(ctx, filepath.Join(programs, "kube-proxy"), "--proxy-mode", mode, "--kubeconfig", kubeconfig,
 		"--hostname-override", node.Name, "--cluster-cidr", "10.0.0.0/8", "--iptables-min-sync-period", "0",
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
@@ -146,8 +146,8 @@ func (p *peer) populate(ctx context.Context, services int) error {
 func (p *peer) cold() Cold             { return p.first }
 func (p *peer) host() *harness.Harness { return p.harness }
 
-// change makes one endpoint of a Service after the other not ready, and reads
-// how long kube-proxy's sync took each time.
+// change makes one endpoint of a Service after the other not ready, and reads the
+// duration of kube-proxy's sync each time.
 func (p *peer) change(ctx context.Context) (b Batch, err error) {
 	cpu, err := p.cpu()
 	if err != nil {
@@ -181,8 +181,7 @@ func (p *peer) change(ctx context.Context) (b Batch, err error) {
 	return b, err
 }
 
-// synced waits for further syncs until there are no more, and returns their duration
-// in seconds.
+// synced waits until syncs end, and returns their duration in seconds.
 func (p *peer) synced(ctx context.Context, before, after float64) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, syncPatience)
 	defer cancel()
@@ -239,8 +238,8 @@ func (p *peer) memory() (float64, error) {
 	return kib / 1024, err
 }
 
-// cpu is the time, in seconds, that kube-proxy and its children that ended have
-// used (proc(5): utime, stime, cutime, cstime in hundredths of a second).
+// cpu is the time, in seconds, that kube-proxy and its ended children have used (proc(5):
+// utime, stime, cutime, cstime in hundredths of a second).
 func (p *peer) cpu() (float64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {

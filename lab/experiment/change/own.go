@@ -76,7 +76,7 @@ func (s *own) change(context.Context) (b Batch, err error) {
 	return b, nil
 }
 
-// failed says why a process does not answer, in its own words if it has any.
+// failed returns the reason why a process does not answer, in its own words if possible.
 func (s *own) failed(err error) error {
 	s.ask.Close()
 	if end := s.cmd.Wait(); end != nil {

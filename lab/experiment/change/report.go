@@ -9,7 +9,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// Report is what a run measured.
+// Report holds the results of a run.
 type Report struct {
 	Machine   experiment.Machine `json:"machine"`
 	Changes   int                `json:"changes"`
@@ -23,8 +23,8 @@ type Row struct {
 	Services int    `json:"services"`
 	Cold     Cold   `json:"cold"`
 	Batch    Batch  `json:"changes"`
-	// Connect is the median time of a connection with one request, in µs;
-	// FirstPacket the same divided by that on a node of ten Services.
+	// Connect is the median time of a connection with one request, in µs. FirstPacket is
+	// that time divided by the time on a node of ten Services.
 	Connect     float64            `json:"connect_us"`
 	FirstPacket experiment.Summary `json:"first_packet_ratio"`
 }
@@ -41,7 +41,7 @@ func percentile(values []float64, p float64) float64 {
 // Percentile returns percentile p (0 to 1) of the changes, in ms.
 func (b Batch) Percentile(p float64) float64 { return percentile(b.Millis, p) }
 
-// Write prints the report for people.
+// Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, r.Machine)
 	fmt.Fprintf(w, "%d endpoints a Service, %d single changes\n\n", r.Endpoints, r.Changes)

@@ -22,9 +22,9 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Side is what one dataplane is asked to do, in a process and on a node of its
-// own: the whole way of a change from the source's event to the kernel's
-// acknowledgement, without the source.
+// Side is the work of one dataplane, in a process and on a node of its own. It covers the
+// path of a change from the source's event to the kernel's acknowledgment, without the
+// source.
 type Side struct {
 	// Open opens the dataplane; its memory counts from before that.
 	Open     func(context.Context) (dataplane.Backend, error)
@@ -36,24 +36,24 @@ type Side struct {
 	backend dataplane.Backend
 }
 
-// Cold says what the first sync of everything cost.
+// Cold holds the costs of the first sync of everything.
 type Cold struct {
 	Seconds   float64 `json:"seconds"` // decisions and kernel
 	CPU       float64 `json:"cpu_seconds"`
 	RSS       float64 `json:"rss_mib"`
-	KernelMiB float64 `json:"kernel_mib"` // slab, vmalloc and per-CPU memory of the whole machine, less what was there before
+	KernelMiB float64 `json:"kernel_mib"` // slab, vmalloc and per-CPU memory of the whole machine, minus the initial amount
 }
 
-// Batch says what single changes cost, one after the other.
+// Batch holds the costs of single changes, one after the other.
 type Batch struct {
 	Millis []float64 `json:"ms"`
 	CPU    float64   `json:"cpu_ms_per_change"` // children included
 	RSS    float64   `json:"rss_mib"`
-	Full   float64   `json:"full_sync_seconds"` // a full sync of what is there already
+	Full   float64   `json:"full_sync_seconds"` // a full sync without a change
 }
 
-// Run writes the world and prints a Cold; then, for each line that it reads, it
-// makes changes and prints a Batch. It ends with the input.
+// Run writes all objects and prints a Cold. Then, for each line of input, it makes
+// changes and prints a Batch. It ends with the input.
 func (s *Side) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	memory, err := kernelMemory()
 	if err != nil {
@@ -141,9 +141,9 @@ func (s *Side) batch(ctx context.Context, tracker *intent.Tracker) (Batch, error
 	return b, err
 }
 
-// changed draws the Service of a change: one of the same number on nodes of any
-// size, evenly spread, so that what is compared is the size of the table and not
-// how much of it the processor's caches hold.
+// changed selects the Service of a change: evenly spread, and the same number on nodes of
+// any size. So the comparison depends on the size of the table, not on its share in the
+// processor's caches.
 func changed(services int) int {
 	const busy = 100
 	n := min(busy, services)
@@ -169,7 +169,7 @@ func rss() (float64, error) {
 	return fields / 1024, err
 }
 
-// kernelMemory is what the kernel's own objects take, in MiB.
+// kernelMemory returns the memory of the kernel's own objects, in MiB.
 func kernelMemory() (float64, error) {
 	kib, err := procFields("/proc/meminfo", "Slab", "VmallocUsed", "Percpu")
 	return kib / 1024, err

@@ -65,9 +65,9 @@ func slice(i int, ready bool) *model.EndpointSlice {
 	return s
 }
 
-// address counts upwards in a /8. The first million of 10.0.0.0/8 are none of
-// the lab's pods (10.244.0.0/16), and 172.16.0.0/12 is none of its machines'
-// (172.30.0.0/24) up to the 900,000th.
+// address counts upwards in a /8. The first million of 10.0.0.0/8 excludes the lab's pods
+// (10.244.0.0/16). The first 900,000 of 172.16.0.0/12 exclude its machines
+// (172.30.0.0/24).
 func address(net byte, n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{net, byte(n >> 16), byte(n >> 8), byte(n)})
 }

@@ -1,6 +1,6 @@
-// Package demo shows Spillway at work on a cluster of two nodes on this
-// machine: every address of two Services is asked, and the way through a
-// Service is measured beside the same server reached without one.
+// Package demo shows Spillway on a cluster of two nodes on this machine. It sends a
+// request to every address of two Services, and compares a Service with the same server
+// without a Service.
 package demo
 
 import (
@@ -18,7 +18,7 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// Limit is how long a demo may take in all, cleaning up not included.
+// Limit is the maximum duration of a demo, without cleanup.
 const Limit = 110 * time.Second
 
 const (
@@ -27,7 +27,7 @@ const (
 	connections = 32
 )
 
-// Config says what to show.
+// Config configures a demo.
 type Config struct {
 	Name      string // of the cluster
 	Mode      string // --proxy-mode of the agents
@@ -37,7 +37,7 @@ type Config struct {
 	Progress  *experiment.Progress
 }
 
-// Validate says what is wrong with a Config, in one line.
+// Validate returns an error of one line for an invalid Config.
 func (c Config) Validate() error {
 	if c.Rounds < 1 || c.Duration < 50*time.Millisecond {
 		return fmt.Errorf("rounds is %d and duration %v: use at least 1 and 50ms", c.Rounds, c.Duration)
@@ -58,8 +58,8 @@ type demo struct {
 	report  *Report
 }
 
-// Run shows everything and cleans up, whatever happens. The report holds what
-// was found until an error; that some address did not answer is one.
+// Run shows everything and always cleans up. The report holds the results until an error.
+// An address without an answer is an error.
 func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	defer cancel()
 	d.step("building a cluster of two nodes")
 	spec := topology.DefaultSpec(cfg.Name)
-	// As on a node with flannel: conntrack is on, so that entries would show.
+	// As on a node with flannel: conntrack is on, so that entries would be visible.
 	spec.Masquerade, spec.Conntrack = true, true
 	if d.harness, err = harness.Up(ctx, spec); err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (d *demo) setUp(ctx context.Context) error {
 	return nil
 }
 
-// probe asks every Service address.
+// probe sends requests to every Service address.
 func (d *demo) probe(ctx context.Context) error {
 	all := probes(d.objects, d.harness.Cluster)
 	hosts := hostNames(d.harness.Cluster)
@@ -149,14 +149,14 @@ func (d *demo) probe(ctx context.Context) error {
 	return nil
 }
 
-// path is one row of the measurements: from where to what.
+// path is one row of the measurements: a source and a destination.
 type path struct {
 	name string
 	from *topology.Host
 	to   netip.AddrPort
 }
 
-// paths lists what is compared; the first is metal.
+// paths lists the compared paths; the first is metal.
 func (d *demo) paths() ([]path, error) {
 	c := d.harness.Cluster
 	s, err := d.objects.service("web-local")
@@ -178,8 +178,8 @@ func (d *demo) paths() ([]path, error) {
 	}, nil
 }
 
-// measure loads every path, all of them in turn in each round, forwards and
-// backwards, so that a drift of the machine meets all alike.
+// measure loads every path in each round, forwards and backwards, so that a drift of the
+// machine affects all alike.
 func (d *demo) measure(ctx context.Context) error {
 	paths, err := d.paths()
 	if err != nil {

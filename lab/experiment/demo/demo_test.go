@@ -27,8 +27,8 @@ func files(t *testing.T) fs.FS {
 	return f
 }
 
-// The manifests, the plan of the lab's addresses and what an agent reads must
-// agree, for the demo to say anything.
+// The manifests, the plan of the lab's addresses and an agent's reading of both must
+// agree, or the demo proves nothing.
 func TestManifestsFitTheCluster(t *testing.T) {
 	cluster, delta := fixture.Manifests(t, "demotest", func(r *harness.Harness) (string, error) { return writeManifests(r, files(t)) })
 	for _, want := range cluster.Nodes() {
@@ -58,8 +58,7 @@ func TestManifestsFitTheCluster(t *testing.T) {
 func sameAddr(a, b netip.Addr) bool     { return a == b }
 func samePrefix(a, b netip.Prefix) bool { return a == b }
 
-// checkProbes makes sure that every way is there, in both families and for
-// both Services.
+// checkProbes checks that the probes cover every path, both families and both Services.
 func checkProbes(t *testing.T, all []*Probe) {
 	t.Helper()
 	ways := map[string]int{}

@@ -17,7 +17,7 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// objects are what the demo itself needs of its manifests. The agents read the
+// objects holds the manifests' objects that the demo itself needs. The agents read the
 // files on their own.
 type objects struct {
 	services []*corev1.Service
@@ -82,8 +82,8 @@ type server struct {
 	port uint16
 }
 
-// servers works out which pod must serve what, and checks that the addresses in
-// the slices are those that the cluster gave to the pods.
+// servers returns the servers of each pod, and checks that the addresses in the slices
+// are those of the cluster's pods.
 func (o *objects) servers(c *topology.Cluster) ([]server, error) {
 	var out []server
 	seen := map[server]bool{}
@@ -120,7 +120,7 @@ func kindOf(p corev1.Protocol) string {
 	return workload.HTTP
 }
 
-// writeManifests puts the files where the agents read them.
+// writeManifests writes the files into the agents' directory.
 func writeManifests(r *harness.Harness, files fs.FS) (string, error) {
 	names, err := fs.Glob(files, "*.yaml")
 	if err != nil {

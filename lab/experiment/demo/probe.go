@@ -15,18 +15,18 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// asks is how often each address is asked: enough that of two pods both are
-// nearly always seen.
+// asks is the number of requests to each address: enough to see both of two pods nearly
+// always.
 const asks = 6
 
-// Probe is one Service address, asked several times from one place.
+// Probe is one Service address, with several requests from one source.
 type Probe struct {
 	Service  string         `json:"service"`
 	Protocol string         `json:"protocol"`
 	Way      string         `json:"way"` // "ClusterIP", "NodePort of node0", ...
 	Address  netip.AddrPort `json:"address"`
 	From     string         `json:"from"`
-	// Answers are what came back, alike ones together, sorted.
+	// Answers holds the answers, equal ones together, sorted.
 	Answers []Answer `json:"answers"`
 	Failed  int      `json:"failed"`
 
@@ -43,9 +43,9 @@ type Answer struct {
 	Count int    `json:"count"`
 }
 
-// probes lists every way to every Service port that any pod may serve. Services
-// with a local policy are left to the measurements: they do not answer on
-// nodes without a pod, and need not.
+// probes lists every path to every Service port that any pod may serve. It omits Services
+// with a local policy: they do not answer on nodes without a pod, and the measurements
+// cover them.
 func probes(o *objects, c *topology.Cluster) []*Probe {
 	var out []*Probe
 	for _, s := range o.services {
@@ -90,7 +90,7 @@ func portProbes(s *corev1.Service, p corev1.ServicePort, c *topology.Cluster) []
 	return out
 }
 
-// ask puts the question several times and notes what came back.
+// ask sends the request several times and records the answers.
 func (v *Probe) ask(ctx context.Context, hosts map[netip.Addr]string) error {
 	for range asks {
 		q := workload.Question{Kind: kindOf(corev1.Protocol(v.Protocol)), To: v.Address.String(), Timeout: time.Second}

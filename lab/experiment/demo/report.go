@@ -11,7 +11,7 @@ import (
 	"spillway.dev/spillway/lab/load"
 )
 
-// Report is what a demo found.
+// Report holds the results of a demo.
 type Report struct {
 	Machine experiment.Machine `json:"machine"`
 	Mode    string             `json:"mode"`
@@ -19,7 +19,7 @@ type Report struct {
 	Speeds  []Speed            `json:"speeds,omitempty"`
 }
 
-// Speed is what one path carried: medians over the rounds.
+// Speed is the rate of one path: medians over the rounds.
 type Speed struct {
 	Path      string       `json:"path"`
 	Kind      load.Kind    `json:"kind"`
@@ -70,7 +70,7 @@ func (r *Report) unanswered() error {
 	return fmt.Errorf("ask Service addresses: %d of %d did not answer: %s", len(bad), len(r.Visits), strings.Join(bad, ", "))
 }
 
-// Write prints the report for people.
+// Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintf(w, "%s, --proxy-mode %s\n\n", r.Machine, r.Mode)
 	if err := r.writeVisits(w); err != nil {

@@ -18,7 +18,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// batch is how many frames one system call sends.
+// batch is the number of frames of one system call.
 const batch = 64
 
 // attacker sends SYNs from forged sources: an unassigned /15, and any port.
@@ -60,7 +60,7 @@ func newAttacker(host, node *topology.Host, target netip.AddrPort) (*attacker, e
 	if err != nil {
 		return nil, fmt.Errorf("open packet socket on %s: %w", host.Name, err)
 	}
-	// The queue of the device would only delay what the receiver drops.
+	// The device's queue would only delay packets that the receiver drops.
 	_ = unix.SetsockoptInt(a.fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1)
 	a.addr = unix.RawSockaddrLinklayer{Family: unix.AF_PACKET, Ifindex: int32(index)}
 	for i := range a.frames {
@@ -108,8 +108,8 @@ func synFrame(own, via net.HardwareAddr, target netip.AddrPort) ([]byte, error) 
 	return buf.Bytes(), nil
 }
 
-// flood sends until ctx ends, rate frames a second or as many as it can, and
-// returns how many a second it has sent.
+// flood sends until ctx ends, at rate frames a second or as fast as it can. It returns
+// the number of frames a second.
 func (a *attacker) flood(ctx context.Context, rate int) float64 {
 	began, sent := time.Now(), 0
 	for ctx.Err() == nil {
@@ -129,7 +129,7 @@ func (a *attacker) flood(ctx context.Context, rate int) float64 {
 	return float64(sent) / time.Since(began).Seconds()
 }
 
-// Where the fields of a frame are.
+// Offsets of the fields in a frame.
 const (
 	ipSum   = 14 + 10
 	srcAddr = 14 + 12
@@ -138,8 +138,8 @@ const (
 	tcpSum  = 14 + 36
 )
 
-// renew gives a SYN the source and the sequence number that follow from n: all
-// ports, and all addresses of the /15 one after the other.
+// renew sets the source and the sequence number of a SYN from n: all ports, and all
+// addresses of the /15 one after the other.
 func renew(frame []byte, n uint32) {
 	mixed := n * 2654435761 // Knuth: consecutive numbers are far apart
 	set16(frame, srcAddr, 198<<8|18+uint16(mixed>>16&1), ipSum, tcpSum)

@@ -1,6 +1,6 @@
-// Package flood measures how new honest connections fare while a host on the LAN
-// sends SYNs from forged sources to the same NodePort: with Spillway's dataplanes
-// and with kube-proxy, endpoint on the receiving node and on the other one.
+// Package flood measures new honest connections while a host on the LAN sends SYNs from
+// forged sources to the same NodePort. It uses Spillway's dataplanes and kube-proxy, and
+// endpoints on the receiving node and on the other one.
 package flood
 
 import (
@@ -22,20 +22,20 @@ import (
 // kubeProxy begins the name of a mode in which kube-proxy serves node0.
 const kubeProxy = "kube-proxy-"
 
-// Modes are what can be measured.
+// Modes lists the modes to measure.
 var Modes = []string{"ebpf", "nftables", "iptables", kubeProxy + "nftables", kubeProxy + "iptables"}
 
-// Config says what to measure.
+// Config selects the measurements.
 type Config struct {
-	Name     string // of the lab clusters that are made
+	Name     string // of the lab clusters
 	Modes    []string
 	Rate     int           // SYNs a second; 0 is as many as the machine sends
-	Duration time.Duration // of each flood, and of the time without one before it
+	Duration time.Duration // of each flood, and of the quiet time before it
 	Clients  int           // honest clients that connect at once
 	Progress *experiment.Progress
 }
 
-// Validate says what is wrong with a Config.
+// Validate returns an error of one line for an invalid Config.
 func (c Config) Validate() error {
 	for i, m := range c.Modes {
 		if !slices.Contains(Modes, m) || slices.Contains(c.Modes[:i], m) {
@@ -62,8 +62,8 @@ const (
 	podPort       = 80
 )
 
-// Run measures one mode after another, each on a cluster of its own. When ctx ends
-// or something fails, the report holds what was complete, beside the error.
+// Run measures one mode after another, each on a cluster of its own. When ctx ends or a
+// step fails, the report holds the complete results, beside the error.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// inTime is what a new connection and its first answer may take.
+	// inTime is the time limit for a new connection and its first answer.
 	inTime = time.Second
-	// pause is between two connections of one client.
+	// pause is the time between two connections of one client.
 	pause = 10 * time.Millisecond
 )
 
@@ -25,7 +25,7 @@ type probes struct {
 	took  []time.Duration // of connections that ended in time
 }
 
-// probe has clients connect, ask once and close for a time.
+// probe makes clients connect, send one request and close, for a time.
 func probe(ctx context.Context, host *topology.Host, target netip.AddrPort, clients int, d time.Duration) probes {
 	var all probes
 	var mu sync.Mutex
@@ -51,7 +51,7 @@ func probe(ctx context.Context, host *topology.Host, target netip.AddrPort, clie
 	return all
 }
 
-// once opens a connection and asks for a page, before the deadline.
+// once opens a connection and requests a page, before the deadline.
 func once(ctx context.Context, host *topology.Host, target netip.AddrPort, deadline time.Time) error {
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()

@@ -10,7 +10,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// Report is what a run measured.
+// Report holds the results of a run.
 type Report struct {
 	Machine experiment.Machine `json:"machine"`
 	Seconds float64            `json:"seconds_per_measurement"`
@@ -19,7 +19,7 @@ type Report struct {
 	Rows    []Row              `json:"rows"`
 }
 
-// Row is one mode with its endpoint in one place.
+// Row is one mode and location of the endpoint.
 type Row struct {
 	Mode     string  `json:"mode"`
 	Endpoint string  `json:"endpoint"`
@@ -58,7 +58,7 @@ func summarize(v probes) Probes {
 	return out
 }
 
-// Write prints the report for people, in 80 columns.
+// Write prints the report as text, in 80 columns.
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, r.Machine)
 	fmt.Fprintf(w, "%d honest clients, %gs without a flood and %gs with one\n\n", r.Clients, r.Seconds, r.Seconds)

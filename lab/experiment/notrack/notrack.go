@@ -1,6 +1,7 @@
-// Package notrack compares short connections to a real memcached without a policy,
-// with a policy that tracks, and with a do-not-track policy, as the published figures
-// do; and all of them with the same server on a node where there is no conntrack.
+// Package notrack compares short connections to a real memcached, as the published
+// figures do. It measures them without a policy, with a policy that tracks, and with a
+// do-not-track policy. It also compares them with the same server on a node without
+// conntrack.
 //
 //	client0 ─┐          node0 (agent, conntrack)  ── pod0 with memcached, and one on the node
 //	client1 ─┘
@@ -23,20 +24,20 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// Config says how to measure.
+// Config configures a measurement.
 type Config struct {
 	Name   string // of the two lab clusters, with -t and -m behind it
 	Mode   string // --proxy-mode of the agent
 	Rounds int
 	// Duration of one measurement; half of it before is not counted.
 	Duration    time.Duration
-	Connections int            // under way at once, of both clients
+	Connections int            // concurrent, of both clients
 	Rate        float64        // connections/s at which CPU is compared
 	Only        *regexp.Regexp // what is measured, by "NAME, FIGURE"; nil: all
 	Progress    *experiment.Progress
 }
 
-// Validate says what cannot be measured.
+// Validate returns an error for a Config that cannot be measured.
 func (c Config) Validate() error {
 	switch {
 	case c.Rounds < 1:
@@ -54,7 +55,7 @@ func (c Config) Validate() error {
 const (
 	clients = 2
 	podPort = 11211
-	// nodePort is another one, so that one policy is never about both.
+	// nodePort is another port, so that one policy never selects both.
 	nodePort = 11311
 )
 
@@ -71,8 +72,8 @@ type bench struct {
 	report        *Report
 }
 
-// Run builds both clusters, measures and takes them down again. What was complete
-// when something failed is in the report, beside the error.
+// Run builds both clusters, measures and removes them. If a step fails, the report holds
+// the complete results, beside the error.
 func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -139,7 +140,7 @@ func (b *bench) setUp(ctx context.Context) (err error) {
 	return b.tracked.Agent(ctx, b.tracked.Cluster.Node(0), b.manifests, b.cfg.Mode)
 }
 
-// side is what is asked and how things stand then.
+// side is a destination and the state of the cluster.
 type side struct {
 	harness *harness.Harness
 	policy  Case
@@ -149,9 +150,8 @@ type side struct {
 	rules   string // of nft, on the node without an agent
 }
 
-// room is how many entries are free in a table that is lived in: what is measured
-// fits, and the rest is there to be walked past, as it is where every connection
-// leaves an entry for 120 s.
+// room is the number of free entries in a table in use. The measured flows fit. The other
+// entries prolong searches, as they do where every connection leaves an entry for 120 s.
 const room = 100_000
 
 func (s side) free() int {
@@ -168,7 +168,7 @@ func (s side) target() netip.AddrPort {
 	return netip.AddrPortFrom(s.harness.Cluster.Pod(0, 0).IPv4, podPort)
 }
 
-// arm brings things into the state of a side and measures it.
+// arm sets the state of a side and measures it.
 func (b *bench) arm(s side, rate float64) experiment.Arm[Sample] {
 	return func(ctx context.Context) (Sample, error) {
 		if s.harness == b.tracked {
@@ -185,7 +185,7 @@ func (b *bench) arm(s side, rate float64) experiment.Arm[Sample] {
 	}
 }
 
-// measure has all clients ask at once. A rate of 0 is as fast as they can.
+// measure makes all clients send requests at once. A rate of 0 is as fast as they can.
 func (b *bench) measure(ctx context.Context, s side, rate float64, duration time.Duration) (Sample, error) {
 	cfg := load.Config{
 		Kind: load.Memcached, Target: s.target(), Connections: b.cfg.Connections / clients, Rate: rate / clients,
@@ -233,7 +233,7 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 			out.Errors[kind] += n
 		}
 	}
-	if out.Answered > 0 { // what came before it was measured costs too
+	if out.Answered > 0 { // includes the time before the measurement
 		out.CPU = (after - busy) * 1e6 / (float64(out.Answered) * 1.5)
 	}
 	return out, nil

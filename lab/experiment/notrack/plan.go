@@ -14,7 +14,7 @@ type Sample struct {
 	Rate     float64 `json:"rate"` // connections answered a second
 	Answered int64   `json:"answered"`
 	Failed   int64   `json:"failed"`
-	// Errors says how they failed.
+	// Errors counts failures by kind.
 	Errors map[string]int64 `json:"errors,omitempty"`
 	// CPU is how long clients, node, server and the kernel's threads ran for each
 	// connection, in µs.
@@ -69,14 +69,14 @@ func (b *bench) measureAll(ctx context.Context) error {
 	return b.ceilings(ctx)
 }
 
-// slots and giveUp make a table of which slots/giveUp connections a second can be
-// remembered: the rest is full of flows that are not given up.
+// slots and giveUp create a table that can remember slots/giveUp connections a second.
+// The rest is full of permanent flows.
 const (
 	slots  = 10_000
 	giveUp = 10 // s
 )
 
-// ceilings asks as fast as it goes for longer than a full table lasts.
+// ceilings sends requests as fast as possible for longer than a full table lasts.
 func (b *bench) ceilings(ctx context.Context) error {
 	for _, c := range []struct {
 		name   string

@@ -74,9 +74,9 @@ func describe(o experiment.Options) string {
 		slots, giveUp, slots/giveUp, c.Rounds, c.Duration, c.Rate)
 }
 
-// Rows with a full table are measured once. Where entries are given up it takes
-// longer than that, warm-up included, so that there is a second turn of them.
-// In full that are two whole turns, behind a warm-up that is half as long.
+// Rows with a full table are measured once. The measurement, with its warm-up, takes
+// longer than entries live, so that entries are used a second time. In full there are two
+// whole turns, after a warm-up half as long.
 const (
 	fullFor        = 4 * time.Second
 	givenUpInQuick = 12 * time.Second
@@ -98,7 +98,7 @@ func rows(o experiment.Options) []experiment.Row {
 	c := shape(o)
 	var out []experiment.Row
 	for i, s := range subjects {
-		if o.Quick && i == 5 { // nothing at all gets through: the row before shows it
+		if o.Quick && i == 5 { // no request succeeds: the row before shows it
 			continue
 		}
 		row := experiment.Row{Name: s.name, Group: "memcached", Takes: 4*time.Second + 3*time.Duration(c.Rounds)*c.Duration,
@@ -166,7 +166,7 @@ func runSubject(ctx context.Context, cfg Config, s subject, full time.Duration, 
 	return nil
 }
 
-// add takes over a measurement as fast as it went.
+// add adds a measurement at full speed.
 func add(m *experiment.Measurement, s Sample) {
 	m.Add("max", s.Rate)
 	m.Add("entries", float64(s.Entries))
@@ -175,7 +175,7 @@ func add(m *experiment.Measurement, s Sample) {
 	}
 }
 
-// conclude says what a policy that does not track changes.
+// conclude describes the effect of a policy that does not track.
 func conclude(res *experiment.Result) []string {
 	ratio := func(a, b, key string) string {
 		x, y := res.Row(a), res.Row(b)

@@ -53,7 +53,7 @@ func TestWhatIsComparedHasATableOfItsKind(t *testing.T) {
 			if s.full && s.lived || s.full != strings.Contains(p.name, "table full") && s.policy != "" {
 				t.Errorf("%s, %s: the table is %+v", p.name, p.figure, s)
 			}
-			// What a side leaves is given up after giveUp: it must fit.
+			// The entries of a side expire after giveUp: they must fit.
 			if s.lived && (p.rate == 0 || p.rate*giveUp > room) {
 				t.Errorf("%s, %s: %v connections/s do not fit into %d entries", p.name, p.figure, p.rate, room)
 			}

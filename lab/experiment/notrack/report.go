@@ -9,7 +9,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// Report is what was measured.
+// Report holds the results of a run.
 type Report struct {
 	Machine     experiment.Machine `json:"machine"`
 	Mode        string             `json:"mode"`
@@ -33,14 +33,15 @@ type Comparison struct {
 	AnsweredA, AnsweredB int64 `json:"-"`
 	FailedA              int64 `json:"failed_a"`
 	FailedB              int64 `json:"failed_b"`
-	// EntriesA and EntriesB are the most that one measurement left in the table.
+	// EntriesA and EntriesB are the largest number of entries that one measurement left
+	// in the table.
 	EntriesA int `json:"conntrack_entries_a"`
 	EntriesB int `json:"conntrack_entries_b"`
-	// Errors says how connections of both sides failed.
+	// Errors counts failures of both sides by kind.
 	Errors map[string]int64 `json:"errors,omitempty"`
 }
 
-// Ceiling is one long measurement as fast as it goes.
+// Ceiling is one long measurement at full speed.
 type Ceiling struct {
 	Name string `json:"name"`
 	Sample
@@ -85,7 +86,7 @@ func (c *Comparison) verdict() string {
 	return c.Target.String() + ": missed"
 }
 
-// Write prints the report for people.
+// Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, r.Machine)
 	fmt.Fprintf(w, "memcached, one get a connection, --proxy-mode %s, %d rounds of %gs a side\n\n", r.Mode, r.Rounds, r.Seconds)

@@ -78,7 +78,7 @@ spec:
 `, c, subject, c == TrackPolicy, port)
 }
 
-// setPolicy writes a policy and waits until the kernel has it and no other.
+// setPolicy writes a policy and waits until the kernel has this policy only.
 func (b *bench) setPolicy(ctx context.Context, c Case) error {
 	if c == b.policy {
 		return nil
@@ -108,7 +108,8 @@ func (b *bench) setPolicy(ctx context.Context, c Case) error {
 }
 
 // untrackAll turns conntrack and NAT on, without a rule that a packet would meet, and
-// keeps conntrack away from every packet: the least that a policy of nftables can cost.
+// keeps conntrack away from every packet. This is the least that a policy of nftables can
+// cost.
 const untrackAll = `
 table inet floor {
 	chain unused {
@@ -160,11 +161,11 @@ type table struct {
 	free   int
 }
 
-// fill empties the table, or fills it with established flows, which are not given
-// up, but for so many entries. Those that are given up are after a few seconds.
+// fill empties the table, or fills it with permanent established flows except for the
+// given number of entries. Other entries expire after a few seconds.
 func (t *table) fill(ctx context.Context, full bool, free int) error {
 	if full && t.filled && t.free == free && free != slots {
-		return nil // as it was left; of slots, what was measured before has taken its part
+		return nil // as it was left; earlier measurements have used some slots
 	}
 	if err := harness.EmptyConntrack(ctx, t.node); err != nil {
 		return err
@@ -209,8 +210,7 @@ func clusterCPU(c *topology.Cluster) (float64, error) {
 // kernelThread is the flag of /proc/PID/stat (PF_KTHREAD).
 const kernelThread = 0x0020_0000
 
-// kernelThreads is how long the threads of the kernel that there are have run, in
-// seconds.
+// kernelThreads returns the run time of the kernel's threads, in seconds.
 func kernelThreads() (float64, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -220,7 +220,7 @@ func kernelThreads() (float64, error) {
 	for _, dir := range dirs {
 		stat, err := os.ReadFile(dir + "/stat")
 		if err != nil || !isKernelThread(string(stat)) {
-			continue // or gone
+			continue // or ended
 		}
 		if text, err := os.ReadFile(dir + "/schedstat"); err == nil {
 			var ran int64

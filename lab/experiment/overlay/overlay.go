@@ -1,6 +1,6 @@
-// Package overlay is the experiment overlay: a real-time-bidding exchange
-// (examples/rtb) on the machine itself, and as a pod behind a NodePort of another
-// node, over VXLAN and over plain routes, with each proxy.
+// Package overlay is the experiment overlay: a real-time-bidding exchange (examples/rtb).
+// It runs on the machine itself, and as a pod behind a NodePort of another node, over
+// VXLAN and over plain routes, with each proxy.
 //
 //	client0 ── LAN ── node0: NodePort ══ pod network ══ node1: exchange
 //	                                                     ╠═ node0: DSP
@@ -138,7 +138,7 @@ func needPeer() error {
 func run(ctx context.Context, o experiment.Options, n network, p *proxy, m *experiment.Measurement) (err error) {
 	spec := topology.DefaultSpec(o.Name + "-rtb")
 	spec.Nodes, spec.PodsPerNode, spec.Clients, spec.PodNetwork = 4, 2, 2, n.spec
-	spec.Masquerade, spec.Conntrack = true, true // as flannel has it
+	spec.Masquerade, spec.Conntrack = true, true // as flannel configures it
 	r, err := harness.Up(ctx, spec)
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func run(ctx context.Context, o experiment.Options, n network, p *proxy, m *expe
 	return measure(ctx, o, r, target, "3", 200, m)
 }
 
-// setUp starts the exchange and the proxies, and returns where a client asks.
+// setUp starts the exchange and the proxies, and returns the client's destination.
 func setUp(ctx context.Context, r *harness.Harness, p *proxy) (target netip.AddrPort, err error) {
 	c := r.Cluster
 	host, port := c.Pod(1, 0), uint16(podPort)
@@ -197,7 +197,7 @@ func startDSPs(ctx context.Context, r *harness.Harness, p *proxy) error {
 			return err
 		}
 	}
-	// All three must have registered: 200 comes with the first.
+	// All three must have registered: the first already causes status 200.
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -210,7 +210,7 @@ func bids(target netip.AddrPort) load.Config {
 	return load.Config{Kind: load.HTTP, Target: target, Path: "/bid", Body: string(rtb.Sample()), AnyStatus: true, Timeout: 2 * time.Second}
 }
 
-// waitStatus asks until the exchange answers with a status.
+// waitStatus sends requests until the exchange answers with a status.
 func waitStatus(ctx context.Context, r *harness.Harness, target netip.AddrPort, status int) error {
 	const limit = 10 * time.Second
 	cfg := bids(target)
@@ -229,8 +229,8 @@ func waitStatus(ctx context.Context, r *harness.Harness, target netip.AddrPort, 
 	return fmt.Errorf("wait for the exchange at %s to answer with %d: not after %v: %s", target, status, limit, last)
 }
 
-// measure takes all samples with a number of bidders, in which the exchange
-// answers with one status.
+// measure takes all samples with a number of bidders. The exchange answers all with one
+// status.
 func measure(ctx context.Context, o experiment.Options, r *harness.Harness, target netip.AddrPort, bidders string, status int, m *experiment.Measurement) error {
 	samples, each := length(o)
 	cfg := bids(target)

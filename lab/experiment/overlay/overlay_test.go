@@ -41,7 +41,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// An agent must find nothing to complain about in the Service.
+// An agent must accept the Service without a problem.
 func TestServiceIsWhatAnAgentReads(t *testing.T) {
 	_, delta := fixture.Manifests(t, "rtbtest", func(r *harness.Harness) (string, error) {
 		text, err := r.Cluster.NodesYAML()

@@ -37,8 +37,8 @@ func slice(pod *topology.Host) *discoveryv1.EndpointSlice {
 	}
 }
 
-// startProxies starts a proxy on the node that is asked and on that of the
-// exchange; no packet goes by a Service elsewhere.
+// startProxies starts a proxy on the client's node and on the exchange's; Service packets
+// use no other node.
 func startProxies(ctx context.Context, r *harness.Harness, p proxy) error {
 	c := r.Cluster
 	nodes := []*topology.Host{c.Node(0), c.Node(1)}

@@ -12,7 +12,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// The agents must find nothing to complain about in what the bench writes.
+// The agents must accept the benchmark's manifests without a problem.
 func TestManifestsAreWhatAnAgentReads(t *testing.T) {
 	cluster, delta := fixture.Manifests(t, "pathtest", func(r *harness.Harness) (string, error) { return writeManifests(r, false) })
 	if len(delta.Nodes) != 2 || len(delta.Services) != 2 || len(delta.Slices) != 2 {
@@ -29,8 +29,8 @@ func TestManifestsAreWhatAnAgentReads(t *testing.T) {
 	}
 }
 
-// checkOnly makes sure that what is asked for is measured, with the closed loop
-// that an open loop gets its rate from, and nothing else.
+// checkOnly checks that exactly the selected measurements run, and the closed loop that
+// gives an open loop its rate.
 func checkOnly(t *testing.T, cluster *topology.Cluster) {
 	t.Helper()
 	for only, want := range map[string][]string{
@@ -48,8 +48,8 @@ func checkOnly(t *testing.T, cluster *topology.Cluster) {
 	}
 }
 
-// checkPlans makes sure that an open loop always has a rate to go by, and that
-// both sides of a pair send from the same place.
+// checkPlans checks that an open loop always has a rate, and that both sides of a pair
+// send from the same host.
 func checkPlans(t *testing.T, all []plan) {
 	t.Helper()
 	found := map[load.Kind]bool{}

@@ -14,8 +14,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// The Services that are measured: one with its pod on node0, one with its pod
-// on node1.
+// The measured Services: one with its pod on node0, one with its pod on node1.
 const (
 	hereNodePort  = 30080
 	thereNodePort = 30081
@@ -41,7 +40,7 @@ func benchServices(c *topology.Cluster) []benchService {
 	}
 }
 
-// writeManifests writes what the agents serve and returns the directory.
+// writeManifests writes the agents' manifests and returns the directory.
 func writeManifests(r *harness.Harness, tftp bool) (string, error) {
 	text, err := manifests(r.Cluster, tftp)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package path measures what the way through a Service costs: each way is
-// compared with the same server reached without a Service, in pairs, on a
-// cluster of two nodes.
+// Package path measures the cost of the path through a Service. It compares each path
+// with the same server reached without a Service, in pairs, on a cluster of two nodes.
 //
 //	client ── LAN ──┬── node0: nginx on the node itself ("metal"), pod0: nginx, pod1: load
 //	                └── node1: pod0: nginx
@@ -23,19 +22,19 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// Config says how much to measure.
+// Config sets the extent of a measurement.
 type Config struct {
 	Name             string // of the cluster
 	Mode             string // --proxy-mode of the agents
 	Rounds           int    // of each pair
 	Duration, Warmup time.Duration
 	Connections      int
-	// Untracked builds nodes without any netfilter rule. The default is nodes
-	// whose conntrack is on, as flannel's masquerading leaves them: there an
-	// entry for a Service connection would show, and metal has them as well.
+	// Untracked builds nodes without any netfilter rule. By default conntrack is on, as
+	// with flannel's masquerading. An entry for a Service connection would be visible
+	// there, and metal has entries too.
 	Untracked bool
-	// Files measures files of 5 KB, read by TFTP 512 bytes at a time, instead of
-	// HTTP, through each of these, which are Proxies, instead of Mode.
+	// Files lists the Proxies to measure with files instead of HTTP; Mode does not apply.
+	// The files have 5 KB, read by TFTP 512 bytes at a time.
 	Files []string
 	// Only selects comparisons by "NAME, LOAD". A comparison that finds the rate of a
 	// selected open loop runs in any case. Nil selects all.
@@ -46,7 +45,7 @@ type Config struct {
 // Modes are the dataplanes that can be measured.
 var Modes = []string{"ebpf", "nftables", "iptables"}
 
-// Validate says what is wrong with a Config, in one line.
+// Validate returns an error of one line for an invalid Config.
 func (c Config) Validate() error {
 	switch {
 	case c.Files == nil && !slices.Contains(Modes, c.Mode):
@@ -61,8 +60,8 @@ func (c Config) Validate() error {
 	return c.validateFiles()
 }
 
-// tailFactor is how much longer a measurement of the latency's tail takes, and
-// how many more there are: it scatters more than a rate.
+// tailFactor multiplies the duration and the number of measurements of a latency's tail,
+// which varies more than a rate.
 const tailFactor = 2
 
 const (
@@ -80,9 +79,8 @@ type bench struct {
 	report     *Report
 }
 
-// Run builds the cluster, measures everything and takes the cluster down
-// again. When ctx ends or something fails, the report holds what was complete,
-// beside the error.
+// Run builds the cluster, measures everything and removes the cluster. When ctx ends or a
+// step fails, the report holds the complete results, beside the error.
 func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -107,10 +105,10 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	return report, b.run(ctx, spec, plans)
 }
 
-// noneError says that there is nothing to measure.
+// noneError reports that there is nothing to measure.
 type noneError struct{ error }
 
-// run measures what there is to measure on a cluster of its own.
+// run measures everything on a cluster of its own.
 func (b *bench) run(ctx context.Context, spec topology.Spec, plans func(*topology.Cluster) []plan) (err error) {
 	b.cfg.Progress.Step("building a cluster of two nodes")
 	if b.harness, err = harness.Up(ctx, spec); err != nil {
@@ -192,7 +190,7 @@ func (b *bench) serveServices(ctx context.Context) error {
 	return nil
 }
 
-// way is from where to where a load goes.
+// way is the source and the destination of a load.
 type way struct {
 	from *topology.Host
 	to   netip.AddrPort
@@ -213,8 +211,8 @@ type plan struct {
 	full               bool
 }
 
-// plans lists the comparisons. Those of an open loop come after the closed
-// loops that find their rate.
+// plans lists the comparisons. Open loops come after the closed loops that find their
+// rate.
 func plans(c *topology.Cluster) []plan {
 	client, node, pod := c.Client(0), c.Node(0), c.Pod(0, 1)
 	metal := way{client, netip.AddrPortFrom(node.IPv4, metalPort)}
@@ -257,7 +255,7 @@ func wanted(all []plan, only *regexp.Regexp) []plan {
 	return slices.DeleteFunc(slices.Clone(all), func(p plan) bool { return !matches(p) && !(p.saturates && rates[p.kind]) })
 }
 
-// compare makes one comparison, and its control, and adds it to the report.
+// compare runs one comparison, and its control, and adds it to the report.
 func (b *bench) compare(ctx context.Context, p plan) error {
 	var rate float64
 	if p.tail {

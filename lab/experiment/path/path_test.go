@@ -12,7 +12,7 @@ import (
 	"spillway.dev/spillway/lab/load"
 )
 
-// samples makes measurements with these rates; all else follows from the rate.
+// samples returns measurements with these rates; all other figures follow from the rate.
 func samples(entries int, rates ...float64) []harness.Sample {
 	var out []harness.Sample
 	for _, r := range rates {
@@ -71,7 +71,7 @@ func TestReportFigures(t *testing.T) {
 	}
 }
 
-// What a Service leaves behind and what a server can do is said of files only.
+// Leftovers of a Service and limits of a server are reported for files only.
 func TestReportOfFiles(t *testing.T) {
 	r := newReport(Config{Files: []string{"ebpf", KubeProxy}, Rounds: 6, Duration: 400 * time.Millisecond, Warmup: 100 * time.Millisecond, Connections: 32}, experiment.Machine{})
 	base, lost := samples(9000, 10000, 10000, 10000, 10000, 10000, 10000), samples(0, 0, 0, 0, 0, 0, 0)

@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/lab/load"
 )
 
-// Report is what a run measured.
+// Report holds the results of a run.
 type Report struct {
 	Machine     experiment.Machine `json:"machine"`
 	Mode        string             `json:"mode"`
@@ -26,7 +26,7 @@ type Report struct {
 	Comparisons []Comparison `json:"comparisons"`
 }
 
-// Comparison is one pair: a way through a Service against one without.
+// Comparison is one pair: a path through a Service and one without.
 type Comparison struct {
 	Name   string  `json:"name"`
 	Load   string  `json:"load"`   // "keep-alive", "new connections", ...
@@ -43,33 +43,33 @@ type Comparison struct {
 	Target *experiment.Target `json:"target,omitempty"`
 	// Met is nil without a target, and with too few rounds to judge by.
 	Met *bool `json:"met,omitempty"`
-	// Conntrack is the most entries that one load through the Service left on
-	// the nodes; BaseConntrack the same without it.
+	// Conntrack is the largest number of entries that one load through the Service left
+	// on the nodes. BaseConntrack is that number without it.
 	Conntrack     int `json:"conntrack_entries"`
 	BaseConntrack int `json:"base_conntrack_entries"`
 	// Errors counts failed requests of both sides by kind.
 	Errors map[string]int64 `json:"errors,omitempty"`
 	// ClientLimited counts measurements in which the generator was always busy.
 	ClientLimited int `json:"client_limited"`
-	// Files is what only files have.
+	// Files holds the figures that only files have.
 	Files *Files `json:"files,omitempty"`
 }
 
-// Files says of a comparison of files what the way through the Service left on the
-// nodes, and what one core could do.
+// Files holds, for a comparison of files, the entries that the path through the Service
+// left on the nodes, and the capacity of one core.
 type Files struct {
 	// Failed counts files through the Service that did not arrive.
 	Failed int64 `json:"failed"`
-	// Expectations are the most that one load left; Dropped all packets that
-	// conntrack dropped and entries that it gave up.
+	// Expectations is the largest number that one load left. Dropped counts the packets
+	// that conntrack dropped and the entries that it evicted.
 	Expectations int   `json:"expectations"`
 	Dropped      int64 `json:"conntrack_dropped"`
-	// ClientCore and ServerCore are how many files/s a core of the client's could
-	// ask for, and one of the server's answer: files for each second of their own
-	// CPU time, in which much of the kernel's work for their packets is done.
+	// ClientCore and ServerCore are the files/s that one core of the client or of the
+	// server can handle. They are files for each second of its CPU time. That time
+	// includes much of the kernel's work for the packets.
 	ClientCore float64 `json:"client_core"`
 	ServerCore float64 `json:"server_core"`
-	// ClientBusy and ServerBusy are the shares of one core that they took.
+	// ClientBusy and ServerBusy are their shares of one core.
 	ClientBusy float64 `json:"client_busy"`
 	ServerBusy float64 `json:"server_busy"`
 }
@@ -93,8 +93,8 @@ func perCore(cpu func(harness.Sample) float64, warmup time.Duration) func(harnes
 	}
 }
 
-// addFiles computes the figures that only files have. It takes cores from the base:
-// with a Service that loses files, the server is idle.
+// addFiles computes the figures that only files have. The figures of cores come from the
+// base: the server is idle behind a Service that loses files.
 func (c *Comparison) addFiles(trial experiment.Trial[harness.Sample], warmup time.Duration) {
 	c.Figure, c.Files = "files/s", &Files{}
 	f := c.Files
@@ -135,7 +135,7 @@ func loadName(p plan) string {
 	return name
 }
 
-// add works one trial out and appends it.
+// add computes one trial and appends it.
 func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[harness.Sample]) {
 	figure, name := rateOf, "requests/s"
 	if p.tail {
@@ -171,7 +171,7 @@ func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[harne
 	r.Comparisons = append(r.Comparisons, c)
 }
 
-// Write prints the report for people.
+// Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, r.Machine)
 	tracked := "with"
@@ -237,7 +237,7 @@ func (r *Report) writeCosts(w io.Writer) error {
 	return t.Flush()
 }
 
-// writeFiles prints what only files have.
+// writeFiles prints the figures that only files have.
 func (r *Report) writeFiles(w io.Writer) error {
 	if !slices.ContainsFunc(r.Comparisons, func(c Comparison) bool { return c.Files != nil }) {
 		return nil

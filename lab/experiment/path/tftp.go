@@ -23,13 +23,13 @@ import (
 const (
 	metalTFTPPort = 8069
 	tftpPort      = 69
-	// fileTimeout is how long a client waits for a packet before a file has failed:
-	// the load asks for nothing twice.
+	// fileTimeout is the time without a packet after which a file has failed: the load
+	// repeats no request.
 	fileTimeout = 200 * time.Millisecond
 )
 
-// KubeProxy is one of Proxies: kube-proxy, and a rule made by hand that gives the
-// Service's connections the kernel's helper.
+// KubeProxy is one of Proxies: kube-proxy, and a manual rule that assigns the kernel's
+// helper to the Service's connections.
 const KubeProxy = "kube-proxy"
 
 // Proxies are the proxies with which file transfers can be measured.
@@ -62,8 +62,9 @@ func runFiles(ctx context.Context, cfg Config, report *Report) error {
 		cfg.Mode = proxy
 		b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: report}
 		spec := topology.DefaultSpec(cfg.Name)
-		// Without masquerading: it would take a server's first block on its way to a
-		// client that asks a pod itself, which is what a Service is measured against.
+		// Without masquerading: it would change the source of a server's first block to a
+		// client that addresses the pod itself. That client is the base of the
+		// comparison.
 		spec.Conntrack, spec.Clients = !cfg.Untracked, 2
 		err := b.run(ctx, spec, func(c *topology.Cluster) []plan { return filePlans(c, proxy, !cfg.Untracked) })
 		if none := (noneError{}); errors.As(err, &none) && (proxy != cfg.Files[len(cfg.Files)-1] || len(report.Comparisons) > 0) {
@@ -140,7 +141,7 @@ func (b *bench) serveByKubeProxy(ctx context.Context) error {
 	return nil
 }
 
-// waitAnswer waits until a way is open.
+// waitAnswer waits until a path works.
 func (b *bench) waitAnswer(ctx context.Context, w way) error {
 	if b.cfg.Files == nil {
 		return b.harness.WaitAnswer(ctx, w.from, workload.HTTP, w.to)

@@ -26,8 +26,8 @@ const (
 	probeNodePort = 30080
 )
 
-// arrival is a row that measures the whole way of a change: written to an API
-// server, until a new connection gets its answer from the new endpoint.
+// arrival is a row that measures the whole path of a change. It starts with the write to
+// an API server and ends when a new connection gets its answer from the new endpoint.
 type arrival struct {
 	side   side
 	crowd  int // Services besides the probe
@@ -38,7 +38,7 @@ func (a arrival) name() string {
 	return fmt.Sprintf("%s: %d Services, API to packet, at most one sync in %v", a.side.name, a.crowd, a.period)
 }
 
-// arrivals are the sides whose whole way is measured.
+// arrivals lists the sides whose whole path is measured.
 func arrivals(o experiment.Options) []arrival {
 	all := []side{{"ebpf", "Spillway, eBPF"}, {"nftables", "Spillway, nftables"}, {"iptables-legacy", "Spillway, iptables (legacy)"},
 		{"kube-proxy-nftables", "kube-proxy, nftables"}, {"kube-proxy-iptables-legacy", "kube-proxy, iptables (legacy)"}}
@@ -81,7 +81,7 @@ func (a arrival) row(o experiment.Options) experiment.Row {
 	}
 }
 
-// fills is about how long it takes to fill the API server: each Service longer than
+// fills is the approximate time to fill the API server: each Service takes longer than
 // the one before.
 func (a arrival) fills() time.Duration {
 	n := time.Duration(a.crowd)
@@ -126,8 +126,8 @@ func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Me
 			return err
 		}
 		m.Add("arrives", time.Since(began).Seconds()*1000)
-		// The next change must find the period over, or not, as chance has it:
-		// in a cluster changes come at any time.
+		// The next change must come at a random point of the period: in a cluster changes
+		// come at any time.
 		pause := a.period/2 + a.period*time.Duration(i)/time.Duration(n)
 		select {
 		case <-ctx.Done():
@@ -188,7 +188,7 @@ func probe(pod *topology.Host) (*corev1.Service, *discoveryv1.EndpointSlice) {
 			Conditions: discoveryv1.EndpointConditions{Ready: &ready}, NodeName: &pod.Node}}}
 }
 
-// waitFor asks the NodePort, each time on a new connection, until a pod answers.
+// waitFor sends requests to the NodePort, each on a new connection, until a pod answers.
 func waitFor(ctx context.Context, r *harness.Harness, pod string, limit time.Duration) error {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: r.Cluster.Client(0).Dial, DisableKeepAlives: true}}
 	url := "http://" + net.JoinHostPort(r.Cluster.Node(0).IPv4.String(), fmt.Sprint(probeNodePort)) + "/"
@@ -207,7 +207,7 @@ func waitFor(ctx context.Context, r *harness.Harness, pod string, limit time.Dur
 			time.Sleep(time.Millisecond)
 			continue
 		}
-		body, _ := io.ReadAll(resp.Body) // what came of it is what counts
+		body, _ := io.ReadAll(resp.Body) // the result decides
 		resp.Body.Close()
 		last, _, _ = strings.Cut(string(body), "\n")
 		if last == pod {

@@ -1,5 +1,5 @@
-// Package scale is the experiment sync-scale: what a change costs in clusters of
-// more and more Services. The measuring is that of lab/experiment/change.
+// Package scale is the experiment sync-scale: the cost of a change in clusters of more
+// and more Services. lab/experiment/change measures it.
 package scale
 
 import (
@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/lab/experiment/change"
 )
 
-// side is one that is measured: a mode of lab/experiment/change and its name.
+// side is a mode of lab/experiment/change and its name.
 type side struct{ mode, name string }
 
 var sides = []side{
@@ -68,8 +68,8 @@ func sizes(o experiment.Options) []int {
 	return []int{100, 1000, 5000, 10000, 50000}
 }
 
-// changes is how many changes are measured: fewer where each takes long, so that
-// all rows have a place in 40 minutes.
+// changes returns the number of measured changes: fewer if each takes long, so that all
+// rows fit into 40 minutes.
 func changes(o experiment.Options, mode string, n int) int {
 	switch {
 	case strings.HasPrefix(mode, "kube-proxy") && o.Quick:
@@ -86,8 +86,8 @@ func changes(o experiment.Options, mode string, n int) int {
 	return 100
 }
 
-// peerLimit is the largest cluster that kube-proxy is measured in: filling an API
-// server takes longer than the square of the number of Services would suggest.
+// peerLimit is the largest cluster for kube-proxy: the time to fill an API server grows
+// faster than the square of the number of Services.
 const peerLimit = 5000
 
 func describe(o experiment.Options) string {
@@ -122,7 +122,7 @@ func rows(o experiment.Options) []experiment.Row {
 	return out
 }
 
-// takes is about what rows took on two cores.
+// takes returns the approximate duration of a row on two cores.
 func takes(o experiment.Options, mode string, n int) time.Duration {
 	services := func(each time.Duration) time.Duration { return time.Duration(n) * each }
 	switch {
@@ -138,7 +138,7 @@ func takes(o experiment.Options, mode string, n int) time.Duration {
 	return 6*time.Second + services(500*time.Microsecond)
 }
 
-// needPeer says how to get kube-proxy.
+// needPeer returns how to get kube-proxy.
 func needPeer() error {
 	if _, err := controlplane.Programs(); err != nil {
 		return fmt.Errorf("%w: %w", experiment.ErrNotBuilt, err)
@@ -148,7 +148,8 @@ func needPeer() error {
 
 func run(ctx context.Context, o experiment.Options, mode string, n int, m *experiment.Measurement) error {
 	cfg := change.Config{Name: o.Name + "-sync", Modes: []string{mode}, Services: []int{n}, Changes: changes(o, mode, n), Rounds: 8, Progress: o.Progress}
-	// A second cluster for first packets takes as long again; 10 against 100 Services say little.
+	// A second cluster for first packets takes as long again, and 10 against 100 Services
+	// show little.
 	cfg.ChangesOnly = o.Quick || n < 1000
 	report, err := change.Run(ctx, cfg)
 	if err != nil {

@@ -58,8 +58,7 @@ func TestConcludeComparesTheSmallestWithTheLargest(t *testing.T) {
 	}
 }
 
-// An agent must find nothing to complain about in the probe, as the API server
-// completes it.
+// An agent must accept the probe without a problem, as the API server completes it.
 func TestProbeIsWhatAnAgentReads(t *testing.T) {
 	_, delta := fixture.Manifests(t, "scaletest", func(r *harness.Harness) (string, error) {
 		service, slice := probe(r.Cluster.Pod(0, 0))
@@ -84,7 +83,7 @@ func TestProbeIsWhatAnAgentReads(t *testing.T) {
 	}
 }
 
-// waitFor must tell pods apart, and say who answered instead.
+// waitFor must distinguish pods, and name the one that answered instead.
 func TestWaitForSaysWhoAnswered(t *testing.T) {
 	if err := harness.CanRun(); err != nil {
 		t.Skip(err)
@@ -100,7 +99,7 @@ func TestWaitForSaysWhoAnswered(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	// In place of a proxy: a server where the NodePort would be.
+	// Instead of a proxy: a server at the NodePort.
 	if err := r.Serve(context.Background(), r.Cluster.Node(0), workload.HTTP, probeNodePort); err != nil {
 		t.Fatal(err)
 	}

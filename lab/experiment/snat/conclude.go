@@ -7,7 +7,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// conclude says what the rows of a run show, and no more.
+// conclude describes the results of a run, and no more.
 func conclude(res *experiment.Result) []string {
 	var out []string
 	worst := map[string]*experiment.RowResult{}

@@ -16,7 +16,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// protocol is what a kind of load goes over.
+// protocol is the transport of a kind of load.
 func protocol(kind load.Kind) corev1.Protocol {
 	if kind == load.DNS || kind == load.UDP {
 		return corev1.ProtocolUDP
@@ -24,8 +24,8 @@ func protocol(kind load.Kind) corev1.Protocol {
 	return corev1.ProtocolTCP
 }
 
-// loadRules makes the node translate as kube-proxy's rules do for a NodePort,
-// with another way to choose ports.
+// loadRules makes the node translate as kube-proxy's rules do for a NodePort, with
+// another method to choose ports.
 func loadRules(ctx context.Context, r *harness.Harness, m method, t traffic) error {
 	node, pod := r.Cluster.Node(0), r.Cluster.Pod(1, 0)
 	rules := natRules(strings.ToLower(string(protocol(t.kind))), node.IPv4.String(), pod.IPv4.String(), m.flags, t.ports)

@@ -1,11 +1,11 @@
-// Package snat is the experiment snat-race: connections from several machines to
-// one address, all translated to one source address on the way, so that two may
-// be given the same port at the same time.
+// Package snat is the experiment snat-race: connections from several machines to one
+// address. All are translated to one source address, so that two may get the same port at
+// the same time.
 //
 //	client0..3 ── LAN ── node0: NodePort ─ DNAT, SNAT ── LAN ── node1 ── pod
 //
-// The rules of the first rows are made by hand, as kube-proxy and CNIs had and
-// have them. Spillway's rows are an agent with its own dataplane.
+// The rules of the first rows are manual, as kube-proxy and CNIs had and have them.
+// Spillway's rows are an agent with its own dataplane.
 package snat
 
 import (
@@ -27,8 +27,8 @@ const (
 	clients  = 4
 	nodePort = 30080
 	podPort  = 8080
-	// firstPort is where the small ranges of source ports begin: above those of
-	// the node's own sockets, so that every dataplane may use them.
+	// firstPort is the start of the small ranges of source ports. It is above the ports
+	// of the node's own sockets, so that every dataplane may use the ranges.
 	firstPort = 61000
 	smallest  = 64
 	crowded   = 1024
@@ -50,12 +50,12 @@ var methods = []method{
 	{name: "Spillway, nftables", mode: "nftables"},
 }
 
-// load is what is sent.
+// load describes the requests.
 type traffic struct {
 	name    string
 	kind    load.Kind
 	threads int
-	ports   int // how many source ports there are to choose from; 0 is the usual range
+	ports   int // number of source ports to choose from; 0 is the usual range
 	held    int // connections that are open all the while
 }
 
@@ -133,13 +133,13 @@ func rows(o experiment.Options) []experiment.Row {
 	var out []experiment.Row
 	for _, t := range traffics(o) {
 		for _, m := range methods {
-			// nftables' masquerading goes by no range of ports that could be
-			// made small; the quick form has no room for all flags.
+			// nftables' masquerading uses no range of ports that could be small, and the
+			// quick form has no time for all flags.
 			if m.mode == "nftables" && (t.ports > 0 || o.Quick) || m.flags == "--random" && o.Quick {
 				continue
 			}
 			if t.threads < 40 && t.ports == 0 && (m.mode == "nftables" || m.flags == "--random") {
-				continue // they show themselves with more threads, if at all
+				continue // they need more threads to occur, if at all
 			}
 			row := experiment.Row{
 				Name: t.name + ": " + m.name, Group: strings.Fields(strings.ReplaceAll(t.name, ",", " "))[0], X: float64(t.threads),
@@ -205,7 +205,7 @@ func target(r *harness.Harness) netip.AddrPort {
 	return netip.AddrPortFrom(r.Cluster.Node(0).IPv4, nodePort)
 }
 
-// setUp starts the server and what translates.
+// setUp starts the server and the translation.
 func setUp(ctx context.Context, r *harness.Harness, m method, t traffic) error {
 	kind, ask := workload.HTTP, workload.HTTP
 	if t.kind == load.DNS {

@@ -41,10 +41,10 @@ func TestRowsOfOneKindAreTogetherAndEachHasAName(t *testing.T) {
 	}
 }
 
-// An agent must find nothing to complain about in the Services.
+// An agent must accept the Services without a problem.
 func TestServicesAreWhatAnAgentReads(t *testing.T) {
 	for _, kind := range []load.Kind{load.Conn, load.DNS} {
-		t.Run(string(kind), func(t *testing.T) { // each with a cluster that goes with it
+		t.Run(string(kind), func(t *testing.T) { // each with a cluster of its own
 			_, delta := fixture.Manifests(t, "snattest", func(r *harness.Harness) (string, error) { return writeManifests(r, kind) })
 			if len(delta.Services) != 1 || len(delta.Slices) != 1 {
 				t.Errorf("%d Services, %d EndpointSlices", len(delta.Services), len(delta.Slices))

@@ -22,26 +22,25 @@ const (
 	crowdNamespace = "crowd"
 	probeNamespace = "probe"
 	probePort      = 80 // of the server that answers
-	// probeServices is how many Services take turns as probes: one is asked again
-	// when all others have been.
+	// probeServices is the number of Services that take turns as probes.
 	probeServices = 100
 	startWithin   = 2 * time.Minute
-	// patience is for a change to reach the kernel. A later one counts as lost.
+	// patience is the time limit for a change to reach the kernel. A later one counts as
+	// lost.
 	patience = 20 * time.Second
-	// A Service is asked every pollLeast, or after pollShare of the time that it
-	// has been waited for, if that is longer: what is measured is no more than that
-	// too long.
+	// The interval of requests to a Service is pollLeast, or pollShare of the time waited
+	// so far, if that is longer. The measured time is too long by that at most.
 	pollLeast = time.Millisecond
 	pollShare = 0.05
 )
 
-// probe is a Service with one endpoint, which is there or not.
+// probe is a Service whose one endpoint is present or absent.
 type probe struct {
 	slice *discoveryv1.EndpointSlice
 	from  *topology.Host
 	addr  string
 	ready bool
-	busy  chan struct{} // holds one token while a change is waited for
+	busy  chan struct{} // has one token while a probe waits for a change
 }
 
 // populate writes all Services and their EndpointSlices.
@@ -60,7 +59,7 @@ func (b *bench) populate(ctx context.Context) error {
 	return probes.Create(ctx, b.client)
 }
 
-// prepareProbes points the probes to a pod of a node, from where they are asked.
+// prepareProbes points the probes to a pod of the node that sends the requests.
 func (b *bench) prepareProbes(ctx context.Context, node int) ([]*probe, error) {
 	var probes []*probe
 	list, err := b.client.CoreV1().Services(probeNamespace).List(ctx, metav1.ListOptions{})
@@ -95,7 +94,7 @@ func (p *probe) set(ready bool) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// update writes a slice, whatever version there is, and returns the one it made.
+// update writes a slice, whatever its version, and returns the new version.
 func (b *bench) update(ctx context.Context, s *discoveryv1.EndpointSlice) (version string, err error) {
 	s, err = b.client.DiscoveryV1().EndpointSlices(s.Namespace).Update(ctx, s, metav1.UpdateOptions{})
 	if err != nil {
@@ -106,7 +105,7 @@ func (b *bench) update(ctx context.Context, s *discoveryv1.EndpointSlice) (versi
 
 var errLost = errors.New("the change has not reached the kernel")
 
-// await connects until the kernel does what was written.
+// await connects until the kernel has the written state.
 func (p *probe) await(ctx context.Context, ready bool, within time.Duration) error {
 	start := time.Now()
 	for {
@@ -125,7 +124,7 @@ func (p *probe) await(ctx context.Context, ready bool, within time.Duration) err
 	}
 }
 
-// answers reports whether a connection to the Service is taken, not refused.
+// answers reports whether the Service accepts a connection.
 func (p *probe) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()

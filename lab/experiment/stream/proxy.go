@@ -29,7 +29,7 @@ type proxy struct {
 	table string // else the nft table, with its family
 }
 
-// start starts what a mode names on a node.
+// start starts the proxy of a mode on a node.
 func (b *bench) start(node int, mode string) (*proxy, error) {
 	kubeconfig, err := b.plane.AdminKubeconfig()
 	if err != nil {
@@ -44,7 +44,7 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 			return nil, err
 		}
 		p.table = "ip kube-proxy"
-		// Nothing that belongs to the whole machine is changed.
+		// No setting of the whole machine is changed.
 		argv = append([]string{filepath.Join(programs, "kube-proxy")}, append(argv, "--conntrack-max-per-core", "0", "--conntrack-min", "0",
 			"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")...)
 	} else {
@@ -76,7 +76,7 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 	return p, nil
 }
 
-// exited says that the process has ended, and with what last words.
+// exited reports that the process has ended, with its last output.
 func (p *proxy) exited() error {
 	select {
 	case <-p.done:
@@ -94,11 +94,11 @@ func (p *proxy) stop() {
 	late.Stop()
 }
 
-// inTable finds addresses of the many in a listing: all are in 10.0.0.0/11, and
-// none of the lab's is.
+// inTable finds addresses of the large Service in a listing: all are in 10.0.0.0/11,
+// which has none of the lab's.
 var inTable = regexp.MustCompile(`\b10\.(?:[0-9]|[12][0-9]|3[01])\.[0-9]+\.[0-9]+\b`)
 
-// endpoints returns the endpoints of the large Service that the kernel holds.
+// endpoints returns the endpoints of the large Service in the kernel.
 func (p *proxy) endpoints(ctx context.Context) (map[string]bool, error) {
 	found := map[string]bool{}
 	if p.bpffs != "" {
@@ -136,8 +136,8 @@ func (p *proxy) memory() (now, peak float64, err error) {
 	return now, peak, nil
 }
 
-// cpu is the time, in seconds, that the process and its children that ended have
-// used (proc(5): utime, stime, cutime, cstime in hundredths of a second).
+// cpu is the time, in seconds, of the process and its ended children (proc(5): utime,
+// stime, cutime, cstime in hundredths of a second).
 func (p *proxy) cpu() (float64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {

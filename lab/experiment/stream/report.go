@@ -9,7 +9,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// Report is what a run measured.
+// Report holds the results of a run.
 type Report struct {
 	Machine   experiment.Machine `json:"machine"`
 	Services  int                `json:"services"`
@@ -22,19 +22,19 @@ type Report struct {
 // Row is one proxy.
 type Row struct {
 	Mode    string `json:"mode"`
-	Changes int    `json:"changes"` // that the API server has taken
-	// Millis is how long each probe took, from the moment of writing to the first
-	// connection that met it; API how long the API server took to answer.
+	Changes int    `json:"changes"` // that the API server has accepted
+	// Millis is the duration of each probe, from the write to the first connection with
+	// the new state. API is the API server's time to answer.
 	Millis []float64 `json:"ms"`
-	// Told is the part of Millis until a watch like the proxy's had the change, Rest
-	// what came behind that; so Told and Rest of one probe add up to its Millis. A
-	// proxy that is told sooner than we are makes a Rest below zero possible.
+	// Told is the part of Millis until a watch like the proxy's has the change, Rest the
+	// part after it. So Told and Rest of one probe add up to its Millis. Rest is below
+	// zero if the proxy's watch is faster than this one.
 	Told    []float64 `json:"told_ms"`
 	Rest    []float64 `json:"rest_ms"`
 	API     []float64 `json:"api_ms"`
 	Lost    int       `json:"lost"`    // probes that did not arrive
-	Skipped int       `json:"skipped"` // probes that were not written, since the one before had not arrived
-	Settled bool      `json:"settled"` // in the end the kernel held what was written last, no more and no less
+	Skipped int       `json:"skipped"` // probes that were not written, since the previous one had not arrived
+	Settled bool      `json:"settled"` // at the end the kernel has exactly the last written state
 	CPU     float64   `json:"cpu_seconds"`
 	RSS     float64   `json:"rss_mib"`
 	Peak    float64   `json:"peak_rss_mib"`
@@ -49,7 +49,7 @@ func percentile(values []float64, p float64) float64 {
 	return sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]
 }
 
-// Write prints the report for people.
+// Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, r.Machine)
 	fmt.Fprintf(w, "%d Services of %d endpoints, %d changes a second for %.0f s\n\n", r.Services, r.Endpoints, r.Rate, r.Seconds)

@@ -1,14 +1,14 @@
-// Package stream measures how long a change takes from the API server to the
-// kernel, while many others are under way:
+// Package stream measures the time of a change from the API server to the kernel, among
+// many other changes:
 //
 //	writer ── 200 EndpointSlices a second ──> kube-apiserver ── watch ──> proxy ──> kernel
 //	   └─ of these some are probes: from the moment of writing, a pod connects to the
 //	      Service again and again, until what the kernel does is what was written
 //
 // Each proxy has a minute and a node of its own, one after the other, with one API
-// server. What is measured is seen from outside, so it is the same for all. Of each
-// probe there are three moments more than the beginning: the API server has answered,
-// a watch of our own has the change (so the proxy's has it too), a connection meets it.
+// server. The measurement is from outside, so it is the same for all. After the start,
+// each probe has three times. First the API server answers. Then a watch of the lab has
+// the change, so the proxy's has it too. Last, a connection has the new state.
 package stream
 
 import (
@@ -28,7 +28,7 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// Proxies are what can be measured; kube-proxy is what hack/peers builds.
+// Proxies lists the proxies to measure. hack/peers builds kube-proxy.
 var Proxies = []string{"ebpf", "nftables", "kube-proxy-nftables"}
 
 const kubeProxy = "kube-proxy-"
@@ -36,7 +36,7 @@ const kubeProxy = "kube-proxy-"
 // Endpoints is how many endpoints each Service of the many has.
 const Endpoints = 10
 
-// Config says what to measure.
+// Config selects the measurements.
 type Config struct {
 	Name     string // of the cluster
 	Proxies  []string
@@ -47,7 +47,7 @@ type Config struct {
 	Progress *experiment.Progress
 }
 
-// Validate says what is wrong with a Config, in one line.
+// Validate returns an error of one line for an invalid Config.
 func (c Config) Validate() error {
 	for _, p := range c.Proxies {
 		if !slices.Contains(Proxies, p) {
@@ -80,8 +80,8 @@ type bench struct {
 	unready map[int]bool
 }
 
-// Run measures one proxy after the other. When ctx ends or something fails, the
-// report holds what was complete, beside the error.
+// Run measures one proxy after the other. When ctx ends or a step fails, the report holds
+// the complete results, beside the error.
 func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

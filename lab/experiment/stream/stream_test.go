@@ -52,8 +52,8 @@ func TestTheEndIsComparedBothWays(t *testing.T) {
 	}
 }
 
-// Every endpoint of the many must be found in a listing, and no address of the
-// lab's taken for one.
+// The test must find every endpoint of the large Service in a listing, and no address of
+// the lab.
 func TestEndpointsAreToldFromOtherAddresses(t *testing.T) {
 	crowd := controlplane.Crowd{Services: 50000, Endpoints: Endpoints, First: netip.MustParseAddr("10.0.0.1")}
 	last := crowd.Slice(49999).Endpoints[Endpoints-1].Addresses[0]

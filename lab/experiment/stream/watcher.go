@@ -12,18 +12,18 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// watcher notes when changes of probes come by a watch like a proxy's: what is
-// before that is the API server's part, what is behind it the proxy's.
+// watcher records when changes of probes arrive by a watch like a proxy's. Earlier time
+// belongs to the API server, later time to the proxy.
 type watcher struct {
 	events watch.Interface
 	done   chan struct{}
 
 	mu   sync.Mutex
 	came map[string]time.Time     // by version of the object
-	want map[string]chan struct{} // closed when that version comes
+	want map[string]chan struct{} // closed when that version arrives
 }
 
-// watchProbes begins to watch the slices of the probes.
+// watchProbes starts to watch the slices of the probes.
 func (b *bench) watchProbes(ctx context.Context) (*watcher, error) {
 	slices := b.client.DiscoveryV1().EndpointSlices(probeNamespace)
 	now, err := slices.List(ctx, metav1.ListOptions{Limit: 1})
@@ -59,7 +59,7 @@ func (w *watcher) follow() {
 
 var errWatch = errors.New("the watch of the probes has ended too soon")
 
-// at waits until a version of an object has come, and says when it did.
+// at waits until a version of an object has arrived, and returns the time.
 func (w *watcher) at(ctx context.Context, version string) (time.Time, error) {
 	w.mu.Lock()
 	at, ok := w.came[version]

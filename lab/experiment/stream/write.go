@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// writers is how many requests to the API server are under way at most. All
-// changes of one Service go through the same, one after the other.
+// writers is the maximum number of concurrent requests to the API server. All changes of
+// one Service go to the same writer, one after the other.
 const writers = 16
 
 // change is an EndpointSlice to write, and the probe that waits for it.
@@ -23,7 +23,7 @@ type change struct {
 	ready bool
 }
 
-// results gathers what single changes took.
+// results collects the durations of single changes.
 type results struct {
 	mu  sync.Mutex
 	row *Row
@@ -60,7 +60,7 @@ func (b *bench) write(ctx context.Context, probes []*probe, w *watcher, row *Row
 	return context.Cause(ctx)
 }
 
-// schedule puts the changes into the writers' queues.
+// schedule sends the changes to the writers' queues.
 func (b *bench) schedule(ctx context.Context, probes []*probe, queues []chan change, r *results) {
 	every := b.cfg.Rate / b.cfg.Probes
 	start, gap := time.Now(), time.Second/time.Duration(b.cfg.Rate)
@@ -90,7 +90,7 @@ func (b *bench) writeOne(ctx context.Context, c change, w *watcher, r *results, 
 		return nil
 	}
 	start := time.Now()
-	version := make(chan string, 1) // that the API server gave the change; closed if it gave none
+	version := make(chan string, 1) // of the API server for the change; closed if there is none
 	defer close(version)
 	if c.probe != nil {
 		all.Go(func() {
@@ -120,7 +120,7 @@ func (b *bench) writeOne(ctx context.Context, c change, w *watcher, r *results, 
 	return nil
 }
 
-// note takes in the moments of one probe.
+// note records the times of one probe.
 func (row *Row) note(start, told, seen time.Time) {
 	row.Millis = append(row.Millis, millis(seen.Sub(start)))
 	row.Told = append(row.Told, millis(told.Sub(start)))
@@ -129,8 +129,7 @@ func (row *Row) note(start, told, seen time.Time) {
 
 func millis(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// settle waits until the kernel holds exactly the endpoints that were written
-// last.
+// settle waits until the kernel has exactly the endpoints that were written last.
 func (b *bench) settle(ctx context.Context, node int, p *proxy, row *Row) error {
 	want := map[string]bool{}
 	for i := range b.cfg.Services {

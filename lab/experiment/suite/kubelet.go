@@ -22,7 +22,7 @@ func refuseKubelet(proc string) error {
 			continue // it has ended
 		}
 		switch name := strings.TrimSpace(string(text)); name {
-		// k3s and others hold the kubelet in a process of their own name.
+		// k3s and others contain the kubelet in a process of their own name.
 		case "kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "kubelite":
 			return fmt.Errorf("run experiments: %s runs here (process %s): this is a node of a cluster, which experiments load "+
 				"to its limit and whose conntrack sizes some of them change: use another machine, or --yes-on-this-node",

@@ -9,8 +9,8 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// plan knows how long all rows are expected to take, and corrects itself by how
-// long those that are done took.
+// plan estimates the duration of all rows, and corrects the estimate by the rows that are
+// done.
 type plan struct {
 	mu             sync.Mutex
 	rows, finished int
@@ -35,7 +35,7 @@ func (p *plan) finish(takes, took time.Duration) {
 	p.since = time.Now()
 }
 
-// left is how long the rest may take.
+// left returns the estimated remaining time.
 func (p *plan) left() time.Duration {
 	factor := 1.0
 	if p.done > 0 && p.took > time.Second {
@@ -59,7 +59,7 @@ func (p *plan) bar() string {
 		strings.Repeat(".", barWidth-filled), min(p.finished+1, p.rows), p.rows, p.left())
 }
 
-// show puts the bar before each line of progress until stop is called.
+// show prints the bar before each line of progress until stop is called.
 func (p *plan) show(progress *experiment.Progress) (stop func()) {
 	p.mu.Lock()
 	p.since = time.Now()

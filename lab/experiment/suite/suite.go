@@ -1,5 +1,5 @@
-// Package suite runs experiments one after the other: what cannot run is said,
-// what fails is shown as failed, and the rest goes on.
+// Package suite runs experiments one after the other. It reports an experiment that
+// cannot run, marks a failed one, and continues with the rest.
 package suite
 
 import (
@@ -13,13 +13,13 @@ import (
 	"spillway.dev/spillway/lab/experiment/harness"
 )
 
-// Config says how to run experiments.
+// Config configures a run.
 type Config struct {
 	Options experiment.Options
-	// Command and Versions go into the results.
+	// Command and Versions are copied to the results.
 	Command  []string
 	Versions map[string]string
-	// Only, if set, says which rows to run.
+	// Only, if set, selects the rows to run.
 	Only func(experiment, row string) bool
 	// Share, if set, is called before each row that does not change values of the
 	// whole machine, and blocks rows that do until release.
@@ -30,9 +30,9 @@ type Config struct {
 	Finished func(*experiment.Run)
 }
 
-// Run runs the experiments. When ctx ends, the rows that are left are marked
-// "interrupted"; the Run is never nil unless nothing can run here at all. That
-// rows failed is no error: see experiment.Run.Unfinished.
+// Run runs the experiments. When ctx ends, the remaining rows are marked "interrupted".
+// The Run is nil only if nothing can run here. Failed rows are no error: see
+// experiment.Run.Unfinished.
 func Run(ctx context.Context, cfg Config, list []experiment.Experiment) (*experiment.Run, error) {
 	machine, err := experiment.ReadMachine()
 	if err != nil {
@@ -115,7 +115,7 @@ func result(row experiment.Row, status string) experiment.RowResult {
 	return experiment.RowResult{Name: row.Name, Group: row.Group, X: row.X, Published: row.Published, Status: status}
 }
 
-// row runs one row, whatever becomes of it.
+// row runs one row; an error of the row does not end the run.
 func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment.Row) (r experiment.RowResult) {
 	if ctx.Err() != nil {
 		r = result(row, experiment.Interrupted)
@@ -167,7 +167,7 @@ func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment
 	case ctx.Err() != nil:
 		r.Status, r.Error = experiment.Interrupted, harness.EndError(ctx).Error()
 		if err != nil && !errors.Is(err, ctx.Err()) && err.Error() != r.Error {
-			r.Log = err.Error() // what failed may be the clean-up
+			r.Log = err.Error() // the cleanup may have failed
 		}
 	case err != nil:
 		r.Status, r.Error, r.Log = experiment.Failed, err.Error(), strings.TrimSpace(m.Log)
@@ -175,7 +175,7 @@ func (s *suite) row(ctx context.Context, e experiment.Experiment, row experiment
 	return r
 }
 
-// Summary says in one line how a run went.
+// Summary returns the result of a run in one line.
 func Summary(r *experiment.Run) string {
 	counts := map[string]int{}
 	noted := 0

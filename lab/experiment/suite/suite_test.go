@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// made is an experiment of rows that do what they are told.
+// made is an experiment of simulated rows.
 func made(name string, rows ...experiment.Row) experiment.Experiment {
 	return experiment.Experiment{Name: name, Figures: []experiment.Figure{{Key: "v", Name: "value"}},
 		Rows: func(experiment.Options) []experiment.Row { return rows }}
@@ -42,7 +42,7 @@ func TestADisturbedRowSaysSo(t *testing.T) {
 	asked := 0
 	busy := func(context.Context) string {
 		if asked++; asked == 2 {
-			return "somebody else was busy"
+			return "another program was busy"
 		}
 		return ""
 	}
@@ -51,7 +51,7 @@ func TestADisturbedRowSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows := run.Results[0].Rows
-	if len(rows[0].Notes) != 0 || len(rows[1].Notes) != 1 || rows[1].Notes[0] != "somebody else was busy" {
+	if len(rows[0].Notes) != 0 || len(rows[1].Notes) != 1 || rows[1].Notes[0] != "another program was busy" {
 		t.Errorf("remarks %v and %v", rows[0].Notes, rows[1].Notes)
 	}
 	if got := Summary(run); got != "rows: 2 ok; 1 with remarks: see the report" {

@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir holds the lock and the journal.
+// Dir contains the lock and the journal.
 const Dir = "/run/spillway-sysctl"
 
 // Guard is the right to change values until End.
@@ -40,8 +40,8 @@ type Guard struct {
 	order     []string
 }
 
-// Begin takes the lock. keeper is the command line of a process that calls Keep;
-// nil starts none.
+// Begin acquires the lock. keeper is the command line of a process that calls Keep; nil
+// starts none.
 func Begin(keeper []string) (*Guard, error) { return begin(Dir, "/proc/sys", keeper) }
 
 func begin(dir, root string, keeper []string) (*Guard, error) {
@@ -90,9 +90,8 @@ func exclude(dir string) (release func(), err error) {
 	return func() { lock.Close() }, nil
 }
 
-// Share is Exclude for an experiment that changes nothing itself: what it measures
-// must not be measured under another's values. It waits until ctx ends, and tells
-// waiting once if it has to.
+// Share is Exclude for an experiment that changes nothing itself, but must not run under
+// another's values. It waits until ctx ends, and calls waiting once if it has to wait.
 func Share(ctx context.Context, waiting func()) (release func(), err error) {
 	return share(ctx, Dir, waiting)
 }
@@ -125,11 +124,11 @@ func share(ctx context.Context, dir string, waiting func()) (release func(), err
 	}
 }
 
-// startKeeper starts a process that outlives this one for as long as it takes
-// to put the values back. It holds the lock as long.
+// startKeeper starts a process that may outlive this one to restore the values. It holds
+// the lock until then.
 func (g *Guard) startKeeper(argv []string) (err error) {
 	g.keeper = exec.Command(argv[0], argv[1:]...)
-	// Not reached by what a terminal sends to this program.
+	// Signals that a terminal sends to this program do not reach it.
 	g.keeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	g.keeper.ExtraFiles = []*os.File{g.lock}
 	g.keeper.Stderr = os.Stderr
@@ -142,7 +141,7 @@ func (g *Guard) startKeeper(argv []string) (err error) {
 	return nil
 }
 
-// Keep waits until its input ends, and puts back what is left to put back.
+// Keep waits until its input ends, and restores the remaining values.
 func Keep(in io.Reader) error { return keep(in, Dir, "/proc/sys") }
 
 func keep(in io.Reader, dir, root string) error {
@@ -175,13 +174,13 @@ func (g *Guard) Set(key, value string) error {
 	return nil
 }
 
-// Restore puts all values back and keeps the lock.
+// Restore restores all values and keeps the lock.
 func (g *Guard) Restore() error {
 	g.old, g.order = map[string]string{}, nil
 	return restore(g.dir, g.root)
 }
 
-// End puts all values back and gives up the lock. A second call does nothing.
+// End restores all values and releases the lock. A second call does nothing.
 func (g *Guard) End() error {
 	if g == nil || g.lock == nil {
 		return nil
@@ -215,7 +214,7 @@ func (g *Guard) writeJournal() error {
 	if err != nil {
 		return err
 	}
-	// Renamed into place: half a journal would be none.
+	// Replaced by a rename: half a journal would be useless.
 	path := filepath.Join(g.dir, "journal")
 	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
 		return fmt.Errorf("note values of the machine: %w", err)
@@ -226,7 +225,7 @@ func (g *Guard) writeJournal() error {
 	return nil
 }
 
-// restore writes what the journal holds, each value once, and removes it.
+// restore writes the values of the journal, each once, and removes the journal.
 func restore(dir, root string) error {
 	path := filepath.Join(dir, "journal")
 	text, err := os.ReadFile(path)

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// The test binary is the keeper, and a program that is killed while it holds
-// changed values. Values are files of a made-up /proc/sys.
+// The test binary is the keeper, and a program that is killed while it has changed
+// values. Values are files of a simulated /proc/sys.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 4 && os.Args[1] == "keep" {
 		if keep(os.Stdin, os.Args[2], os.Args[3]) != nil {
@@ -118,7 +118,7 @@ func TestAKillRestores(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	// Only the keeper may restore here; begin would restore, too.
+	// Only the keeper may restore here; begin would restore too.
 	until(t, "the keeper has taken the journal away", func() bool {
 		_, err := os.Stat(dir + "/journal")
 		return os.IsNotExist(err)
@@ -173,7 +173,7 @@ func TestShareWaitsAndEndsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	if _, err := share(ctx, dir, cancel); !errors.Is(err, context.Canceled) { // told that it waits, it gives up
+	if _, err := share(ctx, dir, cancel); !errors.Is(err, context.Canceled) { // it stops when waiting is called
 		t.Errorf("beside an experiment that changes values: %v", err)
 	}
 	release, err := share(context.Background(), dir, func() {
@@ -185,7 +185,7 @@ func TestShareWaitsAndEndsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := begin(dir, root, nil); err == nil {
-		t.Error("values may be changed while somebody goes by them")
+		t.Error("values may be changed while another experiment depends on them")
 	}
 	release()
 	if guard, err = begin(dir, root, nil); err != nil {

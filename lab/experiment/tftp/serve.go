@@ -38,8 +38,8 @@ func objects(r *harness.Harness, pods int) (*corev1.Service, *discoveryv1.Endpoi
 	return service, slice
 }
 
-// serveNodePort starts kube-proxy with a helper, and conntrack in the pods; or an
-// agent, which assigns helpers itself where it needs them.
+// serveNodePort starts kube-proxy with a helper, and conntrack in the pods; or an agent,
+// which assigns helpers itself.
 func serveNodePort(ctx context.Context, r *harness.Harness, s step) error {
 	c := r.Cluster
 	service, slice := objects(r, s.replicas)
@@ -47,7 +47,7 @@ func serveNodePort(ctx context.Context, r *harness.Harness, s step) error {
 		if s.kernel.podTimeout == 0 {
 			break
 		}
-		// A pod whose CNI or mesh has rules in it tracks, as the published ones did.
+		// A pod with rules of a CNI or mesh tracks, as the published ones did.
 		cmd := c.Pod(0, i).Command(ctx, "nft", "add table inet track; add chain inet track in { type filter hook prerouting priority 0; }; add rule inet track in ct state invalid accept")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("track in %s: %w: %s", c.Pod(0, i).Name, err, strings.TrimSpace(string(out)))
@@ -95,7 +95,7 @@ func writeManifests(r *harness.Harness, objects ...any) (dir string, err error) 
 	return r.Path("manifests"), err
 }
 
-// conclude says what was left of metal in each row.
+// conclude describes each row's share of metal.
 func conclude(res *experiment.Result) []string {
 	var out, parts []string
 	disturbed := false
@@ -118,10 +118,10 @@ func conclude(res *experiment.Result) []string {
 		out = append(out, "Measured, transfers/s as a share of metal: "+strings.Join(parts, "; ")+".")
 	}
 	if disturbed {
-		out = append(out, "More than metal is not to be had: metal's row, at least, was disturbed by something else on this machine, so these shares are not worth much. Run it again, alone.")
+		out = append(out, "A share above metal's is impossible: another program on this machine disturbed metal's row, so these shares mean little. Run the experiment again, alone.")
 	}
-	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer timeout, only after 2 s; a full table evicts entries that nobody has "+
-		"confirmed (early_drop) before it drops packets, and short transfers are such entries; a server that answers at once frees the client's port sooner. "+
+	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer timeout, only after 2 s; a full table evicts unconfirmed entries "+
+		"(early_drop) before it drops packets, and short transfers are such entries; a server that answers at once frees the client's port sooner. "+
 		"With eBPF the node makes neither entries nor expectations for these packets; a pod that tracks is still held to its own table. The autopilot may change timeouts of the node's "+
 		"namespace; sizes belong to the machine's first namespace, where the lab's nodes are not, so there it can only advise.")
 }

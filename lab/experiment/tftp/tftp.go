@@ -1,14 +1,13 @@
-// Package tftp is the experiment tftp-nodeport: files of 5 KB by TFTP, from the
-// machine itself, from a NodePort with the kernel's tables and timeouts as they
-// were tuned round by round, and from a NodePort that Spillway serves.
+// Package tftp is the experiment tftp-nodeport: files of 5 KB by TFTP from three places.
+// These are the machine itself, a NodePort of Spillway, and a NodePort with the kernel's
+// tables and timeouts as they were tuned round by round.
 //
 //	client0 ── LAN ── node0: NodePort ─┬─ pod0: TFTP server
 //	             (metal: server here)  ├─ pod1
 //	                                   └─ pod2
 //
-// Sizes and timeouts are all divided by one number, so that tables that took
-// minutes to fill take seconds: entries ÷ timeout, the rate that they allow,
-// stays the same.
+// Sizes and timeouts are all divided by one number, so that tables that took minutes to
+// fill take seconds. Their maximum rate, entries ÷ timeout, stays the same.
 package tftp
 
 import (
@@ -89,8 +88,8 @@ var steps = []step{
 // quick are the rows of the quick form.
 var quick = map[int]bool{0: true, 1: true, 5: true, 7: true, 8: true, 9: true, 12: true}
 
-// New returns the experiment. keeper is the command line of a process that puts
-// the machine's values back: see package sysctl.
+// New returns the experiment. keeper is the command line of a process that restores the
+// machine's values: see package sysctl.
 func New(keeper []string) experiment.Experiment {
 	return experiment.Experiment{
 		Name:  "tftp-nodeport",
@@ -176,8 +175,8 @@ func needPeer() error {
 	return nil
 }
 
-// run measures one row on a cluster of its own, with the machine's values changed
-// for that long.
+// run measures one row on a cluster of its own, with changed values of the machine
+// meanwhile.
 func run(ctx context.Context, o experiment.Options, keeper []string, s step, m *experiment.Measurement) (err error) {
 	divisor, each := shape(o)
 	spec := topology.DefaultSpec(o.Name + "-tftp")
@@ -245,7 +244,7 @@ func setUp(ctx context.Context, r *harness.Harness, s step) (netip.AddrPort, err
 	return target, waitFile(ctx, r, target)
 }
 
-// waitFile reads until a file has come.
+// waitFile reads until a file has arrived.
 func waitFile(ctx context.Context, r *harness.Harness, target netip.AddrPort) error {
 	const tries = 20
 	var failed map[string]int64

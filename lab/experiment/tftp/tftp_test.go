@@ -9,14 +9,14 @@ import (
 	"spillway.dev/spillway/lab/experiment/harness"
 )
 
-// What a table allows, entries ÷ timeout, must stay what was published.
+// The maximum rate of a table, entries ÷ timeout, must stay the published one.
 func TestScalingKeepsTheRate(t *testing.T) {
 	for _, isQuick := range []bool{true, false} {
 		divisor, each := shape(experiment.Options{Quick: isQuick})
 		for _, k := range []kernel{then, larger, twice, onNode, onBoth} {
 			published := float64(k.max) / float64(k.timeout)
 			scaled := float64(k.max/divisor) / float64(seconds(k.timeout, divisor))
-			// Whole seconds are all that the kernel takes.
+			// The kernel accepts whole seconds only.
 			if r := scaled / published; r < 0.6 || r > 1.6 {
 				t.Errorf("divided by %d, %+v allows %.0f/s instead of %.0f/s", divisor, k, scaled, published)
 			}
@@ -56,7 +56,7 @@ func TestMetalLeavesTheMachineAlone(t *testing.T) {
 	}
 }
 
-// An agent must find nothing to complain about in the Service.
+// An agent must accept the Service without a problem.
 func TestServiceIsWhatAnAgentReads(t *testing.T) {
 	_, delta := fixture.Manifests(t, "tftptest", func(r *harness.Harness) (string, error) {
 		service, slice := objects(r, 1)

@@ -20,7 +20,7 @@ type watch struct {
 	err     error
 	entries []experiment.Point
 	expects []experiment.Point
-	inPod   int // the most entries that a pod had
+	inPod   int // maximum number of entries of a pod
 	stop    chan struct{}
 	done    sync.WaitGroup
 }
@@ -70,7 +70,7 @@ func (w *watch) look(ctx context.Context) {
 	w.expects = append(w.expects, experiment.Point{X: at, Y: float64(expected)})
 }
 
-// end stops watching and adds what was seen.
+// end stops watching and adds the observed values.
 func (w *watch) end(ctx context.Context, m *experiment.Measurement) error {
 	close(w.stop)
 	w.done.Wait()
@@ -86,7 +86,7 @@ func (w *watch) end(ctx context.Context, m *experiment.Measurement) error {
 	m.Add("pod_entries", float64(w.inPod))
 	m.Add("expectations", most(w.expects))
 	if lines := logLines(ctx); lines >= 0 && w.lines >= 0 {
-		// The kernel says the same only so often, and its log is a ring.
+		// The kernel limits equal messages, and its log is a ring.
 		m.Add("log", float64(max(lines-w.lines, 0)))
 	}
 	m.Series = map[string][]experiment.Point{"entries": w.entries, "expectations": w.expects}
@@ -100,8 +100,7 @@ func most(points []experiment.Point) (top float64) {
 	return top
 }
 
-// logLines counts what the kernel's log holds about conntrack, -1 if it may not
-// be read.
+// logLines counts the lines of the kernel's log about conntrack; -1 if it is unreadable.
 func logLines(ctx context.Context) int {
 	log, err := conntrack.KernelLog(ctx)
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// notServed lists settings of kube-proxy that have no effect here: the field of the
-// file, whether a file sets it (nil: the field never matters), and the flags that set
-// the same.
+// notServed lists settings of kube-proxy that have no effect here. An entry has the field
+// of the file, whether a file sets it (nil: the field never matters), and the flags that
+// set the same.
 var notServed = []struct {
 	field string
 	set   func(*v1alpha1.KubeProxyConfiguration) bool
@@ -47,7 +47,7 @@ var notServed = []struct {
 	}},
 }
 
-// ipvsAsked reports whether the section has other values than those that kubeadm writes.
+// ipvsAsked reports whether the section has values that kubeadm does not write.
 func ipvsAsked(i v1alpha1.KubeProxyIPVSConfiguration) bool {
 	i.SyncPeriod.Duration, i.MinSyncPeriod.Duration = 0, 0
 	if len(i.ExcludeCIDRs) == 0 {

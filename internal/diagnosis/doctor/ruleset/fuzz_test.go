@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzRuleset reads listings of rules that any program may have written, and asks all
-// that doctor asks of them. A command that is offered is one line.
+// FuzzRuleset reads rules of any program, and runs all of doctor's checks on them. A
+// command must be one line.
 func FuzzRuleset(f *testing.F) {
 	for _, s := range []string{
 		"*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SVC - [0:0]\n-A PREROUTING -p udp -m udp --dport 69 -m comment --comment \"a -j B\" -j KUBE-SVC\n-A KUBE-SVC -p udp -j DNAT --to-destination 10.0.0.1:69\n-A POSTROUTING -s 10.0.0.1/32 -j SNAT --to-source 10.0.0.1\nCOMMIT\n# Table `filter' is incompatible, use 'nft' tool.\n",

@@ -135,8 +135,8 @@ func (r *Rule) AssignsHelper(helper string) bool {
 	return strings.Contains(after(ws, "ct", "helper", "set"), helper)
 }
 
-// Assigned reports whether a rule assigns the helper to connections to the port: the
-// rule names the port, no port, or a set with the port.
+// Assigned reports whether a rule assigns the helper to connections to the port. The rule
+// may name the port, no port, or a set with the port.
 func (rs *Ruleset) Assigned(helper string, port int) bool {
 	return slices.ContainsFunc(rs.Rules, func(r *Rule) bool {
 		if !r.AssignsHelper(helper) {

@@ -1,6 +1,6 @@
 // Package ruleset reads the netfilter rules of a network namespace with the tools that
-// wrote them: iptables-save of both variants, and nft for all other tables. It answers
-// questions about rules and changes none.
+// wrote them. These are iptables-save of both variants, and nft for all other tables. It
+// answers questions about rules and changes none.
 //
 //	/proc/net/ip_tables_names ──> iptables-legacy-save ─┐
 //	nf_tables' list of tables ─┬> iptables-nft-save ────┼─> Ruleset

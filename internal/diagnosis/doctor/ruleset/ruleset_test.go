@@ -215,7 +215,7 @@ func TestATableThatIptablesDoesNotUnderstandIsLeftToNft(t *testing.T) {
 	}
 }
 
-// What nft shows without words was not read.
+// A rule that nft shows without words was not read.
 func TestExtensionsThatNftDoesNotShowAreSaid(t *testing.T) {
 	listing := "table ip nat {\n\tchain a { # handle 1\n\t\tcounter packets 0 bytes 0 xt target \"DNAT\" # handle 2\n\t}\n}\n"
 	if got := newRuleset().parseNFT([]byte(listing), nil); !slices.Equal(got, []string{"ip nat"}) {

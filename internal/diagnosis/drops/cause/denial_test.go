@@ -7,7 +7,8 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/drops"
 )
 
-// TestADenialIsToldAsFarAsItIsKnown has the kernel tell the table, or not.
+// TestADenialIsToldAsFarAsItIsKnown tests kernels that name the table, and kernels that
+// do not.
 func TestADenialIsToldAsFarAsItIsKnown(t *testing.T) {
 	denies := nftables.Denial{Policy: "cache", Chain: "prerouting"}
 	behind := denies

@@ -9,7 +9,7 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/drops"
 )
 
-// Verdicts names what Spillway's own tc programs did, by their counters that grew.
+// Verdicts names the actions of Spillway's tc programs, by the growth of their counters.
 type Verdicts struct {
 	bpffs string
 	last  map[string]uint64

@@ -6,8 +6,8 @@
 //	   ^       (pure)        └─────> state file, log, Event, metric
 //	   └── count, growth, ages of entries in each network namespace
 //
-// It raises sizes before a table is full, shortens the timeouts of short-lived flows if
-// sizes are not enough, and restores the found values after a calm period. A file holds
+// It raises sizes before a table is full, and shortens the timeouts of short-lived flows
+// if sizes are not enough. It restores the found values after a calm period. A file holds
 // the values found at the start, so that the next agent can restore them after a SIGKILL.
 package autopilot
 
@@ -198,8 +198,8 @@ func (p *Pilot) advise(s Step, now time.Time) {
 }
 
 // apply carries out a step. It writes the found value to the file before it changes the
-// kernel, and removes it from the file after it has restored the kernel: after a SIGKILL
-// at any point the next agent can restore the value.
+// kernel, and removes it from the file after it has restored the kernel. So after a
+// SIGKILL at any point the next agent can restore the value.
 func (p *Pilot) apply(in conntrack.Namespace, s Step, now time.Time) {
 	records := maps.Clone(p.mem.Records)
 	if !s.Back {

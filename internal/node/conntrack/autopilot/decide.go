@@ -26,9 +26,9 @@ const (
 )
 
 // shortest holds the timeouts that may be shortened and their minimum in seconds. With
-// these, a resolver that retries after 5 s finds the entry of its first query, a lost FIN
-// is retransmitted in time (RFC 6298: at most some seconds), and a stream with a packet
-// every 15 s, such as QUIC's keepalive, stays.
+// these, a resolver that retries after 5 s finds the entry of its first query. A lost FIN
+// is retransmitted in time (RFC 6298: at most some seconds). A stream with a packet every
+// 15 s, such as QUIC's keepalive, stays.
 var shortest = map[string]int{
 	timeoutUDP: 10, timeoutUDPStream: 20, timeoutTimeWait: 20, timeoutFinWait: 30,
 }

@@ -138,8 +138,8 @@ func TestTheNextAgentGoesBack(t *testing.T) {
 	}
 }
 
-// Whatever constant load: nothing below the operator's, nothing raised beyond the
-// memory, no timeout below its bound, and nothing goes to and fro.
+// Under any constant load no value falls below the operator's, sizes stay within the
+// memory, timeouts stay above their bounds, and no value oscillates.
 func TestUnderAnyConstantLoadItSettlesWithinItsBounds(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -160,7 +160,7 @@ func TestUnderAnyConstantLoadItSettlesWithinItsBounds(t *testing.T) {
 		max, buckets, expect := w.max, w.buckets, w.expectMax
 		mem := NewMemory(nil)
 		moved := w.run(mem, b, 600)
-		// A need at the very edge may cross it late, but nothing goes to and fro.
+		// A need at the very limit may cross it late, but no value oscillates.
 		late, often := w.run(mem, b, 1500), map[Setting]int{}
 		for _, s := range late {
 			if often[s.Setting]++; often[s.Setting] > 1 || s.Direction() == "back" {

@@ -8,8 +8,8 @@ import (
 	"spillway.dev/spillway/internal/node/capacity"
 )
 
-// world is a machine whose flows are counted by hand: what Decide is told is what
-// the kernel would say.
+// world simulates the flows of a machine: Decide gets the figures that the kernel would
+// report.
 type world struct {
 	now                     time.Time
 	max, buckets, expectMax int
@@ -43,7 +43,7 @@ func newWorld(spaces int) *world {
 	return w
 }
 
-// second lets a second pass.
+// second simulates one second.
 func (w *world) second() {
 	w.now = w.now.Add(time.Second)
 	for _, s := range w.spaces {
@@ -119,8 +119,7 @@ func (w *world) set(s Setting, v int) {
 	}
 }
 
-// run lets time pass with an autopilot that measures every 5 s, and returns what
-// it did.
+// run simulates an autopilot that measures every 5 s, and returns its steps.
 func (w *world) run(mem *Memory, b Bounds, seconds int) (done []Step) {
 	b.Fixed = w.fixed
 	for i := range seconds {

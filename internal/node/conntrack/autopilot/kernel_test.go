@@ -23,7 +23,7 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// rig is a Pilot on the real kernel, and what it says.
+// rig is a Pilot on the real kernel, and its log.
 type rig struct {
 	*Pilot
 	log    bytes.Buffer
@@ -52,8 +52,8 @@ func newRig(t *testing.T, c Config, names ...string) *rig {
 	return r
 }
 
-// enterNewNamespace moves the test's thread into a network namespace of its own,
-// with which it ends.
+// enterNewNamespace moves the test's thread into a network namespace of its own. The
+// namespace ends with the thread.
 func enterNewNamespace(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -62,7 +62,7 @@ func enterNewNamespace(t *testing.T) {
 	}
 }
 
-// podNamespace makes a namespace in which conntrack sees what goes over lo.
+// podNamespace returns a namespace whose conntrack sees packets on lo.
 func podNamespace(t *testing.T) conntrack.Namespace {
 	t.Helper()
 	name := fmt.Sprintf("spw-ap-%d", os.Getpid())
@@ -94,8 +94,8 @@ func value(t *testing.T, in conntrack.Namespace, sysctl string) (v int) {
 	return v
 }
 
-// shortFlows begins so many UDP flows a second in a namespace until the function
-// that it returns is called. Each is one datagram from a port of its own.
+// shortFlows starts the given number of UDP flows a second in a namespace, until the
+// caller calls the returned function. Each is one datagram from a port of its own.
 func shortFlows(t *testing.T, in conntrack.Namespace, perSecond int) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -157,7 +157,7 @@ func TestShortFlowsOfAPodShortenItsTimeoutsAndTheyRestore(t *testing.T) {
 	}
 	stop()
 	run(t, "ip", "netns", "exec", pod.Names[0], "conntrack", "-F")
-	// Nothing of the first one is left but its file.
+	// Only the file of the first one is left.
 	next := newRig(t, c, pod.Names[0])
 	now := time.Now()
 	for _, after := range []time.Duration{found * time.Second, found*time.Second + Calm/2} {
@@ -213,11 +213,10 @@ func TestAdviceIsGivenOnceAndChangesNothing(t *testing.T) {
 	}
 }
 
-// It raises what the whole machine has, by a fourth, and restores it; raising it
-// for a moment does no harm.
-// excludeExperiments waits for the end of an experiment of the lab that changes
-// the machine's sizes, and keeps the next from beginning: what is put back here
-// must not be what it had set. The lock is that of lab/experiment/sysctl.
+// It raises the machine's sizes by a fourth for a moment, and restores them.
+// excludeExperiments waits for the end of a lab experiment that changes these sizes, and
+// blocks the next one. The test must not restore an experiment's values. The lock is that
+// of lab/experiment/sysctl.
 func excludeExperiments(t *testing.T) {
 	t.Helper()
 	lock, err := os.OpenFile("/run/spillway-sysctl/lock", os.O_RDWR, 0)

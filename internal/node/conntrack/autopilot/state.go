@@ -16,7 +16,7 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// state is what the file holds.
+// state is the content of the file.
 type state struct {
 	Boot    string       `json:"boot"` // the kernel's boot_id: a reboot resets every setting
 	Records []savedState `json:"records"`
@@ -32,8 +32,8 @@ func bootID() string {
 	return strings.TrimSpace(string(id))
 }
 
-// readState reads the changes of a previous agent: none without a file, and none if the
-// file is from before the last reboot.
+// readState reads the changes of a previous agent. It returns none without a file, or if
+// the file is older than the last reboot.
 func readState(path string) (map[Setting]Record, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// fakeTable counts dumps and fails on demand; a kernel does neither when asked.
+// fakeTable counts dumps and fails on demand; the kernel can do neither.
 type fakeTable struct {
 	entries []conntrack.Entry
 	dumps   []conntrack.Filter
@@ -154,7 +154,7 @@ func TestWithoutConntrackThereIsNothingToDo(t *testing.T) {
 	}
 }
 
-// An address that goes from one Service to another in one batch, in any order.
+// An address moves from one Service to another in one batch, in any order.
 func TestAnAddressThatMovesBetweenServices(t *testing.T) {
 	for _, order := range [][]int{{0, 1}, {1, 0}} {
 		f := &fakeTable{entries: []conntrack.Entry{entry("203.0.113.10:53", epA)}}
@@ -180,7 +180,7 @@ func TestAnAddressThatMovesBetweenServices(t *testing.T) {
 	}
 }
 
-// The port that loses the address could not be written and is not told of.
+// The port that loses the address could not be written, and is not in the update.
 func TestAnAddressThatMovedGoesWithItsNewService(t *testing.T) {
 	f := &fakeTable{}
 	r := onFake(t, f)

@@ -67,7 +67,7 @@ func translated(e *conntrack.Entry) bool {
 // Translated calls keeps with both directions of each connection that netfilter
 // translates: source and destination before the translation. It may report a connection
 // twice. If keeps returns true for an ended TCP connection in zone 0, Translated deletes
-// the entry: otherwise a new connection with the same ports would be translated too.
+// the entry. Otherwise a new connection with the same ports would be translated too.
 func (r *Reconciler) Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error {
 	var failed error
 	for _, status := range []conntrack.Status{conntrack.DstNAT, conntrack.SrcNAT} {

@@ -14,8 +14,8 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// TestOnlyWhatIsNeitherSeenNorTranslatedIsForgotten gives every kind of entry that must
-// stay beside one that must go.
+// TestOnlyWhatIsNeitherSeenNorTranslatedIsForgotten has an entry to delete, and one of
+// every kind that must stay.
 func TestOnlyWhatIsNeitherSeenNorTranslatedIsForgotten(t *testing.T) {
 	a, b, other := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.0.0.2:11211"), netip.MustParseAddrPort("10.0.0.3:1")
 	plain := conntrack.Entry{Protocol: unix.IPPROTO_TCP, Orig: conntrack.Tuple{Src: a, Dst: b}, Reply: conntrack.Tuple{Src: b, Dst: a}}
@@ -50,7 +50,8 @@ func TestOnlyWhatIsNeitherSeenNorTranslatedIsForgotten(t *testing.T) {
 	}
 }
 
-// TestBothDirectionsOfWhatIsTranslatedAreGiven as packets come, before that.
+// TestBothDirectionsOfWhatIsTranslatedAreGiven checks the tuples of packets before
+// translation.
 func TestBothDirectionsOfWhatIsTranslatedAreGiven(t *testing.T) {
 	client, service, pod, node := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.0.2:11211"), netip.MustParseAddrPort("10.0.0.9:1024")
 	entry := func(status conntrack.Status, orig, reply conntrack.Tuple, state uint8) conntrack.Entry {

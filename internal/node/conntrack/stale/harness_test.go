@@ -20,8 +20,8 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// The world of these tests: a client, a node that translates with nft rules made
-// by hand, and a pod network with two endpoints.
+// The environment of these tests: a client, a node that translates with manual nft rules,
+// and a pod network with two endpoints.
 //
 //	client 172.30.0.9 ── 172.30.0.1 node 10.244.0.1 ── 10.244.0.2, .3 pods
 //	       fd30::9        fd30::1        fd44::1        fd44::2, ::3
@@ -48,7 +48,7 @@ var links = []string{
 	"-n CLIENT link set eth0 up", "-n PODS link set eth0 up",
 	"-n CLIENT route add default via 172.30.0.1", "-n CLIENT route add default via fd30::1",
 	"-n PODS route add default via 10.244.0.1", "-n PODS route add default via fd44::1",
-	// What is not translated goes into the pod network and is lost there.
+	// Untranslated packets go into the pod network and are lost there.
 	"-n NODE route add default via 10.244.0.2", "-n NODE route add default via fd44::2",
 }
 
@@ -132,7 +132,7 @@ func (w *world) serve(endpoint string) {
 	})
 }
 
-// translate makes these the node's only translations: from a frontend to an
+// translate replaces the node's translations by the given ones: from a frontend to an
 // endpoint, "frontend>endpoint". A frontend of "*:port" is the node itself.
 func (w *world) translate(pairs ...string) {
 	w.t.Helper()
@@ -187,7 +187,7 @@ func (w *world) flow(to string) *flow {
 	return f
 }
 
-// ask sends a question and returns which endpoint answered it, "" for none.
+// ask sends a request and returns the endpoint that answered, "" for none.
 func (f *flow) ask() string {
 	f.w.t.Helper()
 	f.n++
@@ -211,7 +211,7 @@ func (f *flow) ask() string {
 	return ""
 }
 
-// wantAnswers asks in every flow.
+// wantAnswers sends a request in every flow.
 func wantAnswers(t *testing.T, when string, flows map[string]*flow, v4, v6 string) {
 	t.Helper()
 	for name, f := range flows {
@@ -275,7 +275,7 @@ func endpointsOf(list []string) (out []intent.Endpoint) {
 	return out
 }
 
-// everyFrontend is how the hand-made rules translate the Service.
+// everyFrontend returns the manual rules for the Service.
 func everyFrontend(v4, v6 string) []string {
 	return []string{"10.96.0.10 53>" + v4, "* 30053>" + v4, "203.0.113.10 53>" + v4, "198.51.100.10 53>" + v4,
 		"fd96::10 53>" + v6, "* 30053>" + v6}

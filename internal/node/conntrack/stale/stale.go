@@ -1,13 +1,13 @@
 // Package stale deletes stale conntrack entries of UDP Services. Netfilter applies NAT
 // rules only to the first packet of a flow; later packets follow the entry. A UDP client
-// that keeps its source port therefore keeps sending to a removed endpoint, or to a
-// Service address that was not translated yet, while it keeps sending.
+// may keep its source port. Its packets then continue to go to a removed endpoint, or to
+// a Service address that was not translated yet.
 //
 //	intent.Changes ──Apply──> which frontends may have stale entries
 //	                               │
 //	     conntrack ────Dump────────┴──> judge ──stale──> Delete
 //
-// Entries of TCP and SCTP stay, as with kube-proxy: a RST, an ABORT or a timeout ends
+// Entries of TCP and SCTP stay, as with kube-proxy. A RST, an ABORT or a timeout ends
 // such a connection, and a new connection gets a new entry.
 //
 // An entry whose original destination is a frontend is valid while its replies come from

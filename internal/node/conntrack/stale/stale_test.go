@@ -129,8 +129,8 @@ func TestEntriesThatAreRightOrNotOursStay(t *testing.T) {
 	}
 }
 
-// A dataplane in front of netfilter has no use for entries that are not
-// translated to go; those that an earlier proxy translated must.
+// A dataplane before netfilter must keep untranslated entries, and delete those that an
+// earlier proxy translated.
 func TestBesideADataplaneInFrontOfNetfilterOnlyTranslatedEntriesGo(t *testing.T) {
 	w := newWorld(t)
 	w.translate("10.96.0.10 53>" + epA)
@@ -151,7 +151,7 @@ func TestBesideADataplaneInFrontOfNetfilterOnlyTranslatedEntriesGo(t *testing.T)
 	}
 }
 
-// plantInZone puts an entry into another zone that would be stale in ours.
+// plantInZone adds an entry to another zone that would be stale in zone 0.
 func (w *world) plantInZone(zone int) {
 	w.in("NODE", func() error {
 		out, err := exec.Command("conntrack", "-I", "-p", "udp", "-s", "172.30.0.9", "-d", "10.96.0.10", "--sport", "4000", "--dport", "53",
