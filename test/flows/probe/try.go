@@ -83,16 +83,17 @@ func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *
 	}
 	dropped := backlogDrops()
 	answer, err := s.ask(dst, text, req.Size, deadline)
-	for range lossRepeats {
+	repeats := 0
+	for ; repeats < lossRepeats && !s.stream && kindOf(err) == Timeout; repeats++ {
 		drops := backlogDrops()
-		if s.stream || kindOf(err) != Timeout || drops == dropped {
+		if drops == dropped {
 			break
 		}
 		dropped = drops
 		answer, err = s.ask(dst, text, req.Size, time.Now().Add(req.timeout()))
 	}
 	if err != nil {
-		err = s.traced(err, asked)
+		err = fmt.Errorf("%w; repeated %d times because CPU backlogs dropped packets", s.traced(err, asked), repeats)
 		answer.Err, answer.Detail = kindOf(err), err.Error()
 	}
 	return answer, s
