@@ -34,7 +34,7 @@ generate: ## compile bpf/ with clang-19 and make the Go code around it
 GOLANGCI_LINT := go tool -modfile=hack/tools/go.mod golangci-lint
 VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
 
-lint: ## check format, vet, and golangci-lint with the dependency rules
+lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, and prose
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	go vet ./...
@@ -42,9 +42,10 @@ lint: ## check format, vet, and golangci-lint with the dependency rules
 	$(GOLANGCI_LINT) run ./...
 	go test ./test/lint
 
-# Vale reads Go comments with a parser in C: it needs gcc. Sentence length only warns.
-lint-prose: ## check the words of documents and Go comments
-	$(VALE) --output=line $$(git ls-files -co --exclude-standard '*.md' '*.go')
+# Vale parses Go with a library in C, so building it needs gcc.
+lint-prose: ## check the prose of documents and Go comments
+	@command -v gcc >/dev/null || hack/deps lint
+	$(VALE) --output=line $$(git ls-files -co --exclude-standard '*.md' '*.go' ':!*_bpfe[bl].go')
 
 peers: ## build kube-apiserver, kube-controller-manager and kube-proxy unless they are there
 	hack/peers
