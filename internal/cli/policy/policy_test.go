@@ -253,8 +253,8 @@ func TestPolicyExplainFollowsServices(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"--from other/evil --to 10.96.0.8 --port 81": "to nobody at TCP port 81",
-		"--from 10.96.0.8 --to other/evil --port 80": "nobody asks from it",
+		"--from other/evil --to 10.96.0.8 --port 81": "at TCP port 81",
+		"--from 10.96.0.8 --to other/evil --port 80": "no client has it",
 	} {
 		if _, said, code := explains(t, text, args); !strings.Contains(said, want) || code == 0 {
 			t.Errorf("%s: exit code %d, want %q\n%s", args, code, want, said)
@@ -340,7 +340,7 @@ func TestPolicyExplainSaysWhatItCannotKnow(t *testing.T) {
 		{explained, ask + " --kubeconfig /none", "leave --kubeconfig and --master out"},
 		{explained, "--from shop/web --to shop/web --port 1", "no policy selects either"},
 		{explained[:strings.LastIndex(explained, "---")], ask, "there is no DoNotTrackPolicy"},
-		{strings.Replace(explained, "{matchLabels: {app: cache}}\n  deny", "{matchLabels: {app: cachee}}\n  deny", 1), ask, "DoNotTrackPolicy cache selects nobody at all"},
+		{strings.Replace(explained, "{matchLabels: {app: cache}}\n  deny", "{matchLabels: {app: cachee}}\n  deny", 1), ask, "DoNotTrackPolicy cache selects nothing"},
 		{strings.Replace(explained, "\n  podSelector", "\n  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}\n  podSelector", 1), ask, "allowed, not tracked"},
 		{strings.Replace(explained, "{name: b}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.2}]}", "{name: b}\nspec: {podCIDR: 10.244.1.0/24}", 1) +
 			strings.NewReplacer("PORTS", "{port: 7}", "PEER", "none", "app: evil", "app: web").Replace(asker), "--from shop/web --to 10.244.1.1 --port 7", "on a bridge or tunnel"},

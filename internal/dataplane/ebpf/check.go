@@ -293,7 +293,7 @@ func (c *comparison) judge(m string, key any, there, right bool) {
 func foreign[K, V comparable](c *comparison, m string, left map[K]V) {
 	for key := range left {
 		if !c.table.notes.has(m, key) {
-			c.found.Note(0, 1, fmt.Sprintf("eBPF map %s: entry %v is nobody's", m, key))
+			c.found.Note(0, 1, fmt.Sprintf("eBPF map %s: entry %v belongs to no object", m, key))
 		}
 	}
 }

@@ -50,10 +50,10 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 		{"a slot gone", func() { deleteAny(t, m[tcMapSlots]) }, "slots: entry"},
 		{"an endpoint gone", func() { deleteAny(t, m[tcMapBackends]) }, "backends: entry"},
 		{"another endpoint in a slot", func() { noError(t, m[tcMapSlots].Put(slotKey(1, clusterSet, 0), uint32(99))) }, "was changed"},
-		{"an endpoint of nobody's", func() { noError(t, m[tcMapBackends].Put(uint32(4711), tcBackend{Service: 77})) }, "is nobody's"},
-		{"a range of nobody's", func() {
+		{"an endpoint of no port", func() { noError(t, m[tcMapBackends].Put(uint32(4711), tcBackend{Service: 77})) }, "belongs to no object"},
+		{"a range of no port", func() {
 			noError(t, m[tcMapSourceRanges].Put(tcRangeKey{Prefixlen: 64, Scope: 77}, uint8(1)))
-		}, "is nobody's"},
+		}, "belongs to no object"},
 	} {
 		c.change()
 		noError(t, b.check())

@@ -51,7 +51,7 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 	}
 	external := svc.ExternalIPs
 	if refuseExternalIPs && len(external) > 0 {
-		complain("spec.externalIPs", "is not served: --allow-external-ips=false, since whoever may write a Service could take any address with it "+
+		complain("spec.externalIPs", "is not served: --allow-external-ips=false, since any author of a Service could take any address with it "+
 			"(CVE-2020-8554); use a Service of type LoadBalancer, or allow them")
 		external = nil
 	}

@@ -211,9 +211,9 @@ func together(a, b string) string {
 	return AsUsual
 }
 
-// SelectNobody returns the policies that select no node and no pod with its own address,
+// SelectNothing returns the policies that select no node and no pod with its own address,
 // sorted: most likely they contain a mistake.
-func SelectNobody(world model.Delta) (out []string) {
+func SelectNothing(world model.Delta) (out []string) {
 	for name, p := range world.DoNotTrackPolicies {
 		found := false
 		for _, n := range world.Nodes {

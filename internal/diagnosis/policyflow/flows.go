@@ -77,7 +77,7 @@ func (x *explainer) flows() ([]policy.Flow, error) {
 		return nil, err
 	}
 	if s := serviceAt(x.store, from.addrs[0]); s != nil && from.is == "" {
-		return nil, questionErrorf("--from %s: that is an address of Service %s, and nobody asks from it", from.text, s.Name)
+		return nil, questionErrorf("--from %s: that is an address of Service %s, and no client has it", from.text, s.Name)
 	}
 	to, err := x.find("--to", x.q.To)
 	if err != nil {
@@ -310,7 +310,7 @@ func (x *explainer) toService(s *model.Service, addr netip.Addr, from party) ([]
 		}
 	}
 	if len(out) == 0 {
-		return nil, questionErrorf("%s, which leads from node %s to nobody at %s port %d: policies are about what is behind it, ask for a pod",
+		return nil, questionErrorf("%s, which has no endpoint for node %s at %s port %d: policies are about endpoints, name a pod",
 			is, from.node, x.proto, x.q.Port)
 	}
 	x.notes = append(x.notes, fmt.Sprintf("%s is an address of Service %s: its endpoints are judged, as node %s knows them", addr, s.Name, from.node))
@@ -360,8 +360,8 @@ func (x *explainer) note(e *Explanation) {
 	case x.elsewhere != notTranslated:
 	default:
 		x.notes = append(x.notes, "no policy selects either")
-		for _, name := range policy.SelectNobody(x.store) {
-			x.notes = append(x.notes, fmt.Sprintf("DoNotTrackPolicy %s selects nobody at all: no pod with an address of its own, and no node", name))
+		for _, name := range policy.SelectNothing(x.store) {
+			x.notes = append(x.notes, fmt.Sprintf("DoNotTrackPolicy %s selects nothing: no pod with an address of its own, and no node", name))
 		}
 	}
 }

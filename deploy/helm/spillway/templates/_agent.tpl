@@ -137,7 +137,7 @@ readOnlyRootFilesystem: true
   readOnly: true
 - name: run # the lock that keeps a second agent away
   mountPath: /run/spillway
-- name: xtables-lock # shared with whoever else calls iptables on this node
+- name: xtables-lock # shared with other programs on this node that call iptables
   mountPath: /run/xtables.lock
 {{- if .Values.loadModules }}
 - name: modules
