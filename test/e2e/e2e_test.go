@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"sync"
 	"testing"
 
@@ -15,10 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func TestMain(m *testing.M) {
-	probe.Main()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { cluster.Main(m, 0) }
 
 // env is a cluster with running agents.
 type env struct {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -24,16 +23,10 @@ import (
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
-	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
 )
 
-var all = flag.Bool("all", false, "every client by every way, and large files")
-
-func TestMain(m *testing.M) {
-	probe.Main()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { cluster.Main(m, 0) }
 
 // harness is a cluster with running agents, masqueraded as by flannel, whose pods
 // serve files out of one directory.
@@ -259,7 +252,7 @@ func (h *harness) client(ctx context.Context, host string, argv ...string) (stri
 		return "", err
 	}
 	limit := patience
-	if *all {
+	if !testing.Short() {
 		limit *= 10 // for large files
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)

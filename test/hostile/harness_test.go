@@ -3,7 +3,6 @@ package hostile
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -21,37 +20,19 @@ import (
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
-	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
 )
 
-var all = flag.Bool("all", false, "floods and waits four times as long, and scenarios that are left out otherwise")
-
-// longer is by how much -all makes floods and waits longer.
+// longer is by how much floods and waits are longer without -short.
 func longer() int {
-	if *all {
-		return 4
+	if testing.Short() {
+		return 1
 	}
-	return 1
+	return 4
 }
 
-// together is how many scenarios run at once unless -parallel says otherwise: most
-// of them wait.
-const together = "64"
-
-func TestMain(m *testing.M) {
-	probe.Main()
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		if err := flag.Set("test.parallel", together); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
-}
+// TestMain runs 64 scenarios at once: most of them wait.
+func TestMain(m *testing.M) { cluster.Main(m, 64) }
 
 // The hosts by their part.
 const (
@@ -189,7 +170,7 @@ type scenario struct {
 	// together has the scenario run at once with others of its kind, in one flow
 	// table.
 	together bool
-	// long scenarios run with -all only.
+	// long scenarios do not run with -short.
 	long bool
 	run  func(t *testing.T, e *env, v variant)
 }
@@ -222,7 +203,7 @@ func TestHostile(t *testing.T) {
 // play runs a scenario for its variants, each from an empty flow table unless
 // they run at once.
 func (e *env) play(t *testing.T, s scenario) {
-	if s.long && !*all {
+	if s.long && testing.Short() {
 		return
 	}
 	t.Run(s.name, func(t *testing.T) {

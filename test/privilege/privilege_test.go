@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -31,23 +30,8 @@ var measure = flag.String("measure", "", "comma-separated capabilities: log what
 
 func TestMain(m *testing.M) {
 	confineIfAsked()
-	probe.Main()
-	os.Exit(runTests(m))
+	cluster.Main(m, 0)
 }
-
-func runTests(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "spillway-privilege-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	buildDir = dir
-	return m.Run()
-}
-
-// buildDir is there as long as the tests are.
-var buildDir string
 
 // mode is a dataplane with the variant of iptables that the node's other programs use.
 type mode struct{ name, variant string }
@@ -63,16 +47,13 @@ type node struct {
 	loader *suite.Loader
 }
 
-// binary builds the agent, once.
-var binary = sync.OnceValues(func() (string, error) { return cluster.Build(context.Background(), buildDir, "") })
-
 func newNode(t *testing.T, name string, m mode, nodes int) *node {
 	t.Helper()
 	spec := topology.DefaultSpec(name)
 	if spec.Nodes = nodes; nodes > 1 { // what the cases of test/flows name
 		spec.PodsPerNode, spec.Clients, spec.Zones = 4, 2, []string{"east", "west"}
 	}
-	agent, err := binary()
+	agent, err := cluster.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}

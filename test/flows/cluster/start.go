@@ -3,8 +3,14 @@ package cluster
 import (
 	"context"
 	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
+
+	"spillway.dev/spillway/test/flows/probe"
 )
 
 // Flags of every test that runs agents.
@@ -14,6 +20,37 @@ var (
 	sourceFlag = flag.String("source", "manifests", "where agents read Services: manifests, or api, a real kube-apiserver")
 	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
 )
+
+// Main is the end of every TestMain whose tests start clusters. Up to parallel tests run
+// at once unless -parallel is given; 0 is Go's default.
+func Main(m *testing.M, parallel int) {
+	probe.Main()
+	flag.Parse()
+	given := parallel == 0
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", strconv.Itoa(parallel)) // the flag exists
+	}
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+// buildDir holds the agent's program as long as the tests run.
+var buildDir string
+
+func run(m *testing.M) (code int, err error) {
+	if buildDir, err = os.MkdirTemp("", "spillway-test-"); err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(buildDir)
+	return m.Run(), nil
+}
+
+// Binary returns the agent's program. It is built once for the tests of a package.
+var Binary = sync.OnceValues(func() (string, error) { return Build(context.Background(), buildDir, *binaryFlag) })
 
 // Start builds a cluster with an agent on each node, of the mode and binary that
 // the test's flags ask for, and takes it down when the test is over.
@@ -27,7 +64,7 @@ func Start(t *testing.T, cfg Config) *Cluster {
 	cfg.FromAPI = cfg.FromAPI || *sourceFlag == "api"
 	var err error
 	cfg.Mode, cfg.IptablesVariant = *proxyMode, *variant
-	if cfg.Binary, err = Build(ctx, t.TempDir(), *binaryFlag); err != nil {
+	if cfg.Binary, err = Binary(); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Up(ctx, cfg)
