@@ -39,7 +39,11 @@ func TestAnAgentKilledWhileItAttachesBreaksNothing(t *testing.T) {
 	if total < 10 {
 		t.Fatalf("%d hooks of a running agent were found: the test is blind", total)
 	}
-	for at := 1; at <= total; at += 3 {
+	every := 3
+	if testing.Short() {
+		every = total / 3
+	}
+	for at := 1; at <= total; at += every {
 		if err := a.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ import (
 // fill its table. The agent is killed meanwhile. The next agent has the autopilot
 // disabled and restores the original values.
 func TestTimeoutsThatAKilledAgentShortenedGoBack(t *testing.T) {
+	t.Parallel()
 	spec := topology.DefaultSpec("e2e-autopilot")
 	memory := strconv.FormatInt(int64(capacity.Memory(3000, 3000, 50)), 10)
 	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges(), Flags: map[string][]string{

@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func TestMain(m *testing.M) { cluster.Main(m, 0) }
+func TestMain(m *testing.M) { cluster.Main(m, 3) }
 
 // env is a cluster with running agents.
 type env struct {
@@ -30,8 +30,10 @@ func start(t *testing.T, name string) *env {
 	return startSpec(t, topology.DefaultSpec(name))
 }
 
+// startSpec builds a cluster. It makes the test parallel: agents and tests mostly wait.
 func startSpec(t *testing.T, spec topology.Spec) *env {
 	t.Helper()
+	t.Parallel()
 	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges()})
 	return &env{Cluster: c, loader: suite.NewLoader(c)}
 }

@@ -33,6 +33,7 @@ COMMIT
 // translates, while the same port of the pod is an endpoint of a Service. The answers
 // must go through netfilter, whenever the rules appeared.
 func TestAnEndpointThatIsAlsoAHostPort(t *testing.T) {
+	t.Parallel()
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			spec := topology.DefaultSpec("e2e-hostport-" + variant)

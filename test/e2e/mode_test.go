@@ -29,6 +29,9 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("web", "", ""), fmt.Sprint(cachePort), "8080", 1))
 	e.startNewConnections(t, s)
 	modes := []string{"nftables", "iptables", "ebpf", "iptables", "nftables", "ebpf"}
+	if testing.Short() {
+		modes = modes[:3] // each once
+	}
 	for _, mode := range modes {
 		e.Mode = mode
 		for _, node := range e.Nodes() {

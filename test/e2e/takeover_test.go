@@ -174,6 +174,7 @@ func logged(a *cluster.Agent, text string) func() bool {
 // can keep running connections translated.
 func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kubeProxy) {
 	t.Helper()
+	t.Parallel()
 	story := tellStory(t)
 	c := cluster.Start(t, cluster.Config{
 		Spec: topology.DefaultSpec("e2e-takeover"), Routes: flows.ServiceRanges(), FromAPI: true, NoAgents: true,

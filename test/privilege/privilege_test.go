@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -30,11 +31,19 @@ var measure = flag.String("measure", "", "comma-separated capabilities: log what
 
 func TestMain(m *testing.M) {
 	confineIfAsked()
-	cluster.Main(m, 0)
+	cluster.Main(m, 4)
 }
 
 // mode is a dataplane with the variant of iptables that the node's other programs use.
 type mode struct{ name, variant string }
+
+// oneMode is the modes, or with -short the first of them.
+func oneMode() []mode {
+	if testing.Short() {
+		return modes[:1]
+	}
+	return modes
+}
 
 func (m mode) String() string { return strings.TrimSuffix(m.name+"-"+m.variant, "-") }
 
@@ -47,9 +56,14 @@ type node struct {
 	loader *suite.Loader
 }
 
-func newNode(t *testing.T, name string, m mode, nodes int) *node {
+// clusters numbers the clusters of this package.
+var clusters atomic.Int32
+
+// newNode builds a cluster. It makes the test parallel: agents and tests mostly wait.
+func newNode(t *testing.T, m mode, nodes int) *node {
 	t.Helper()
-	spec := topology.DefaultSpec(name)
+	t.Parallel()
+	spec := topology.DefaultSpec(fmt.Sprint("privilege-", clusters.Add(1)))
 	if spec.Nodes = nodes; nodes > 1 { // what the cases of test/flows name
 		spec.PodsPerNode, spec.Clients, spec.Zones = 4, 2, []string{"east", "west"}
 	}
@@ -128,7 +142,7 @@ var uses = []struct {
 // try runs all uses, or only the named ones, and returns their errors by name.
 func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 	t.Helper()
-	n := newNode(t, "privilege", m, 1)
+	n := newNode(t, m, 1)
 	n.confine(c)
 	failed := map[string]error{}
 	for _, use := range uses {
