@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // The kernel gives the inode of a namespace that has gone to the next one.
@@ -17,7 +18,7 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 	}
 	first := newNamespace(t, "first", "")
 	f := follow(t, Config{Ports: []uint16{87}})
-	within(t, first, func() { sendUDP("127.0.0.1:87") })
+	netnstest.Within(t, first.Names[0], func() { sendUDP("127.0.0.1:87") })
 	if d := next(t, f, func(d Drop) bool { return d.DestinationPort == 87 }); d.Namespace != first.Names[0] {
 		t.Errorf("%+v", d)
 	}
@@ -32,7 +33,7 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 	}
 	t.Logf("inode %d again: %v", first.Inode, second.Inode == first.Inode)
 	time.Sleep(refreshInterval) // names are looked for no more often
-	within(t, second, func() { sendUDP("127.0.0.1:87") })
+	netnstest.Within(t, second.Names[0], func() { sendUDP("127.0.0.1:87") })
 	if d := next(t, f, func(d Drop) bool { return d.DestinationPort == 87 }); d.Namespace != second.Names[0] || d.Inode != second.Inode {
 		t.Errorf("dropped in %s: %+v", second.Names[0], d)
 	}
@@ -48,7 +49,7 @@ func TestAFilterIsOfOneNamespace(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		second = newNamespace(t, fmt.Sprintf("after%d", i), "")
 	}
-	within(t, second, func() { sendUDP("127.0.0.1:87") })
+	netnstest.Within(t, second.Names[0], func() { sendUDP("127.0.0.1:87") })
 	if c, err := f.Counts(); err != nil || c.Matched != 0 {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -56,7 +57,7 @@ func TestAFilterIsOfOneNamespace(t *testing.T) {
 	if err != nil || !slices.Equal(cookies, []uint64{Cookie(second)}) {
 		t.Fatalf("%v, %v", cookies, err)
 	}
-	within(t, second, func() { sendUDP("127.0.0.1:87") })
+	netnstest.Within(t, second.Names[0], func() { sendUDP("127.0.0.1:87") })
 	if d := next(t, f, func(d Drop) bool { return true }); d.Inode != second.Inode {
 		t.Errorf("%+v", d)
 	}
@@ -67,7 +68,7 @@ func TestReasonsAreCountedBeyondTheRate(t *testing.T) {
 	n := newNamespace(t, "flood", `nft "add table inet filter; add chain inet filter in { type filter hook input priority 0; }; add rule inet filter in udp dport 91 drop"`)
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}, Rate: 1})
 	const flood = 50
-	within(t, n, func() {
+	netnstest.Within(t, n.Names[0], func() {
 		for range flood {
 			sendUDP("127.0.0.1:91")
 		}
