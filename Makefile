@@ -7,10 +7,8 @@ export CGO_ENABLED := 0
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
-# Tests that make network namespaces take turns by package; two at a time leave
-# them the CPU that they need to be in time. What they test is the kernel as much
-# as the code: a cached result says nothing.
-TESTFLAGS ?= -p 2 -count=1 -timeout 20m
+# Two packages at a time leave the tests of agents the CPU that they need to be in time.
+TESTFLAGS ?= -p 2 -timeout 20m
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,11 +48,11 @@ test-setup: root lint
 	hack/generated
 
 test: test-setup ## run every test, the flow suite with each dataplane (as root; installs what is missing)
-	go run ./test/runner -short -- $(TESTFLAGS)
+	go run ./test/runner -short $(TESTFLAGS)
 	@echo "make test: all passed"
 
 test-all: test-setup ## run every test, the long ones too, and all suites of traffic with each dataplane
-	go run ./test/runner -- $(TESTFLAGS)
+	go run ./test/runner $(TESTFLAGS)
 	@echo "make test-all: all passed"
 
 bench: root build ## measure the way through a Service against the way without (as root)

@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 )
 
 const module = "spillway.dev/spillway/"
@@ -28,6 +29,7 @@ type event struct {
 
 // report collects the results of all stages.
 type report struct {
+	mu             sync.Mutex // stages run at once
 	out            io.Writer
 	passed, failed int
 	skipped        []string // "package test"
@@ -36,90 +38,109 @@ type report struct {
 
 func newReport(out io.Writer) *report { return &report{out: out} }
 
+func (r *report) printf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintf(r.out, format, args...)
+}
+
 // stageReport is the part of a report that one stage adds.
 type stageReport struct {
 	*report
-	name   string
-	output map[string][]string // of what has not ended, by "package test" or "build package"
+	name          string
+	output        map[string][]string // of what has not ended, by "package test" or "build package"
+	ran           bool                // a test ended
+	failedPackage bool
 }
 
-// readStage adds the output of go test -json in a stage.
-func (r *report) readStage(name string, in io.Reader) error {
+// readStage adds the output of go test -json in a stage, and reports whether a package
+// failed.
+func (r *report) readStage(name string, in io.Reader) (failed bool, err error) {
 	s := stageReport{report: r, name: name, output: map[string][]string{}}
-	before := r.passed + r.failed
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			fmt.Fprintln(r.out, lines.Text()) // a message of the go command
+			r.printf("%s\n", lines.Text()) // a message of the go command
 			continue
 		}
 		s.add(e)
 	}
 	if err := lines.Err(); err != nil {
 		_, _ = io.Copy(io.Discard, in) // go test would wait for a reader
-		return fmt.Errorf("read test output: %w", err)
+		return s.failedPackage, fmt.Errorf("read test output: %w", err)
 	}
-	if r.passed+r.failed == before {
-		return errors.New("no test ran")
+	if !s.ran {
+		return s.failedPackage, errors.New("no test ran")
 	}
-	return nil
+	return s.failedPackage, nil
 }
 
 // stageFailed records that a stage as a whole did not succeed.
 func (r *report) stageFailed(name string, err error) {
-	fmt.Fprintf(r.out, "FAIL  stage %s: %v\n", name, err)
+	r.printf("FAIL  stage %s: %v\n", name, err)
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.broken = append(r.broken, "stage "+name)
 }
 
-func (s stageReport) add(e event) {
+func (s *stageReport) add(e event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	pkg := strings.TrimPrefix(e.Package, module)
 	key := pkg + " " + e.Test
+	if e.Test == "" {
+		s.addPackage(pkg, key, e)
+		return
+	}
 	switch e.Action {
 	case "output":
 		s.output[key] = append(s.output[key], e.Output)
-	case "build-output":
-		key = "build " + e.ImportPath
-		s.output[key] = append(s.output[key], e.Output)
+		return
 	case "pass":
-		if e.Test != "" {
-			s.passed++
-		} else {
-			fmt.Fprintf(s.out, "ok    %-40s %-15s %6.1fs\n", pkg, s.name, e.Elapsed)
-		}
+		s.passed++
 		delete(s.output, key)
 	case "skip":
-		if e.Test != "" {
-			s.skipped = append(s.skipped, key)
-			fmt.Fprintf(s.out, "skip  %s\n", key)
-			s.flush(key)
-		}
+		s.skipped = append(s.skipped, key)
+		fmt.Fprintf(s.out, "skip  %s\n", key)
+		s.flush(key)
 	case "fail":
-		if e.Test != "" {
-			s.failed++
-			s.flush(key)
-		} else {
-			s.packageFailed(pkg, e)
-		}
+		s.failed++
+		s.flush(key)
+	default:
+		return
 	}
+	s.ran = true
 }
 
-// packageFailed shows all that a failed package has printed and that was not shown
-// yet: its build errors, and the output of tests that a panic or a timeout ended.
-func (s stageReport) packageFailed(pkg string, e event) {
-	s.broken = append(s.broken, fmt.Sprintf("%s (%s)", pkg, s.name))
-	fmt.Fprintf(s.out, "FAIL  %-40s %-15s %6.1fs\n", pkg, s.name, e.Elapsed)
-	s.flush("build " + e.FailedBuild)
-	for _, key := range slices.Sorted(maps.Keys(s.output)) {
-		if strings.HasPrefix(key, pkg+" ") {
-			s.flush(key)
+// addPackage adds an event of a package, or of its build.
+func (s *stageReport) addPackage(pkg, key string, e event) {
+	switch e.Action {
+	case "build-output":
+		key = "build " + e.ImportPath
+		fallthrough
+	case "output":
+		s.output[key] = append(s.output[key], e.Output)
+	case "pass":
+		fmt.Fprintf(s.out, "ok    %-40s %-15s %6.1fs\n", pkg, s.name, e.Elapsed)
+		delete(s.output, key)
+	case "fail":
+		s.failedPackage = true
+		s.broken = append(s.broken, fmt.Sprintf("%s (%s)", pkg, s.name))
+		fmt.Fprintf(s.out, "FAIL  %-40s %-15s %6.1fs\n", pkg, s.name, e.Elapsed)
+		s.flush("build " + e.FailedBuild)
+		// The rest is of tests that a panic or a timeout ended.
+		for _, key := range slices.Sorted(maps.Keys(s.output)) {
+			if strings.HasPrefix(key, pkg+" ") {
+				s.flush(key)
+			}
 		}
 	}
 }
 
 // flush prints the output of a test and forgets it.
-func (s stageReport) flush(key string) {
+func (s *stageReport) flush(key string) {
 	fmt.Fprint(s.out, strings.Join(s.output[key], ""))
 	delete(s.output, key)
 }

@@ -50,7 +50,7 @@ func TestSkipsNeedLeave(t *testing.T) {
 			}
 			var out bytes.Buffer
 			r := newReport(&out)
-			if err := r.readStage("ebpf", strings.NewReader(c.in)); err != nil {
+			if _, err := r.readStage("ebpf", strings.NewReader(c.in)); err != nil {
 				r.stageFailed("ebpf", err)
 			}
 			allowed, err := readAllowed(file)

@@ -52,6 +52,15 @@ func run(m *testing.M) (code int, err error) {
 // Binary returns the agent's program. It is built once for the tests of a package.
 var Binary = sync.OnceValues(func() (string, error) { return Build(context.Background(), buildDir, *binaryFlag) })
 
+// suffix is what names of clusters end with: a package may run with several dataplanes
+// at once.
+func suffix() string {
+	if *proxyMode == "ebpf" {
+		return ""
+	}
+	return "-" + (*proxyMode)[:1] + (*variant)[:min(1, len(*variant))]
+}
+
 // Start builds a cluster with an agent on each node, of the mode and binary that
 // the test's flags ask for, and takes it down when the test is over.
 func Start(t *testing.T, cfg Config) *Cluster {
@@ -63,7 +72,7 @@ func Start(t *testing.T, cfg Config) *Cluster {
 	}
 	cfg.FromAPI = cfg.FromAPI || *sourceFlag == "api"
 	var err error
-	cfg.Mode, cfg.IptablesVariant = *proxyMode, *variant
+	cfg.Mode, cfg.IptablesVariant, cfg.Spec.Name = *proxyMode, *variant, cfg.Spec.Name+suffix()
 	if cfg.Binary, err = Binary(); err != nil {
 		t.Fatal(err)
 	}
