@@ -33,7 +33,7 @@ func TestLargeTFTPFiles(t *testing.T) {
 			{"tftpd-hpa", tftpClients[2], flows.UDP6},
 		} {
 			for _, node := range []string{"a", "b"} {
-				addr := s.at(t, flows.NodePort(node).Of(x.server), x.combo)
+				addr := address(t, s, flows.NodePort(node).Of(x.server), x.combo)
 				r.get(t, "client0", x.server, x.client, addr, size, large[x.client.name]...)
 			}
 		}

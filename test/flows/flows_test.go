@@ -7,16 +7,16 @@ import (
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
 )
 
 // TestMain runs 32 flows at once: most of them wait, for an answer or for silence.
-func TestMain(m *testing.M) { cluster.Main(m, 32) }
+func TestMain(m *testing.M) { harness.Main(m, 32) }
 
 // start makes a cluster for cases.
 func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 	t.Helper()
-	cfg.Routes = flows.ServiceRanges()
-	return suite.New(cluster.Start(t, cfg))
+	return suite.New(harness.Start(t, cfg).Cluster)
 }
 
 // spec is the cluster that the package comment describes.

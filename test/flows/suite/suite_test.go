@@ -1,15 +1,20 @@
 package suite
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
 )
 
-func TestMain(m *testing.M) { cluster.Main(m, 0) }
+func TestMain(m *testing.M) {
+	probe.Main()
+	os.Exit(m.Run())
+}
 
 // TestHarnessWithoutProxy asks pods by their own addresses on a cluster without
 // agents: what comes of it is known, so every verdict here is about the harness.

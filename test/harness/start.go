@@ -1,4 +1,7 @@
-package cluster
+// Package harness gives tests a cluster of network namespaces: nodes with agents, pods
+// and clients with probes, and Services loaded from manifests. All tests that run agents
+// on a cluster use it.
+package harness
 
 import (
 	"context"
@@ -10,7 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
 )
 
 // Flags of every test that runs agents.
@@ -50,7 +56,7 @@ func run(m *testing.M) (code int, err error) {
 }
 
 // Binary returns the agent's program. It is built once for the tests of a package.
-var Binary = sync.OnceValues(func() (string, error) { return Build(context.Background(), buildDir, *binaryFlag) })
+var Binary = sync.OnceValues(func() (string, error) { return cluster.Build(context.Background(), buildDir, *binaryFlag) })
 
 // suffix is what names of clusters end with: a package may run with several dataplanes
 // at once.
@@ -61,9 +67,19 @@ func suffix() string {
 	return "-" + (*proxyMode)[:1] + (*variant)[:min(1, len(*variant))]
 }
 
+// Harness is a running cluster and what is loaded into it.
+type Harness struct {
+	*cluster.Cluster
+	*suite.Loader
+}
+
+// New makes a harness of a cluster.
+func New(c *cluster.Cluster) *Harness { return &Harness{c, suite.NewLoader(c)} }
+
 // Start builds a cluster with an agent on each node, of the mode and binary that
-// the test's flags ask for, and takes it down when the test is over.
-func Start(t *testing.T, cfg Config) *Cluster {
+// the test's flags ask for, and takes it down when the test is over. Clients route to
+// the addresses of Services.
+func Start(t *testing.T, cfg cluster.Config) *Harness {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
@@ -71,12 +87,27 @@ func Start(t *testing.T, cfg Config) *Cluster {
 		t.Fatalf("-source %q: use manifests or api", *sourceFlag)
 	}
 	cfg.FromAPI = cfg.FromAPI || *sourceFlag == "api"
-	var err error
 	cfg.Mode, cfg.IptablesVariant, cfg.Spec.Name = *proxyMode, *variant, cfg.Spec.Name+suffix()
+	var err error
 	if cfg.Binary, err = Binary(); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Up(ctx, cfg)
+	h := Up(t, cfg)
+	if cfg.NoAgents {
+		return h
+	}
+	if err := h.StartAgents(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// Up builds a cluster as it is configured, without starting agents, and takes it down
+// when the test is over.
+func Up(t *testing.T, cfg cluster.Config) *Harness {
+	t.Helper()
+	cfg.Routes = flows.ServiceRanges()
+	c, err := cluster.Up(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +116,5 @@ func Start(t *testing.T, cfg Config) *Cluster {
 			t.Error(err)
 		}
 	})
-	if cfg.NoAgents {
-		return c
-	}
-	if err := c.StartAgents(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return New(c)
 }
