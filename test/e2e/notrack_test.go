@@ -100,15 +100,6 @@ func (e *env) startMemcached(t *testing.T, short string) {
 	}
 }
 
-func (e *env) host(t *testing.T, short string) *topology.Host {
-	t.Helper()
-	h, err := e.Host(short)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
-}
-
 func (e *env) cache(short string, v6 bool) netip.AddrPort {
 	return netip.AddrPortFrom(e.Addr(short, v6), cachePort)
 }
