@@ -12,9 +12,9 @@
 //	problems  print the problems that the agent reports
 //	restart   end the agent and start another one on the same dataplane
 //
-// services and policies also start a second agent with an empty dataplane, which must
-// end in the same state. With -held they do not: what an agent holds through a bad
-// document, the next one does not know.
+// Each also starts a second agent with an empty dataplane, which must end in the same
+// state. With -held it does not: what an agent holds through a bad document, the next one
+// does not know.
 //
 // The node is node-a with the addresses 192.0.2.1 and 2001:db8::1. To add a script, write
 // its manifests and commands, and run go test ./test/scripts -update to add the output;

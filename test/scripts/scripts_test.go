@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -40,33 +40,16 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"services": func(ts *testscript.TestScript, _ bool, args []string) {
-				s := synced(ts)
-				text := s.dataplane.services()
-				s.dataplane.look()
-				compare(ts, args, text, (*recorder).services)
-				fmt.Fprint(ts.Stdout(), text)
-			},
-			"changes": func(ts *testscript.TestScript, _ bool, _ []string) {
-				s := synced(ts)
-				fmt.Fprint(ts.Stdout(), s.dataplane.changes())
-				s.dataplane.look()
-			},
-			"policies": func(ts *testscript.TestScript, _ bool, args []string) {
-				text := synced(ts).dataplane.policyText()
-				compare(ts, args, text, (*recorder).policyText)
-				fmt.Fprint(ts.Stdout(), text)
-			},
-			"node": func(ts *testscript.TestScript, _ bool, _ []string) {
-				fmt.Fprint(ts.Stdout(), synced(ts).dataplane.nodeText())
-			},
-			"problems": func(ts *testscript.TestScript, _ bool, _ []string) {
-				var text strings.Builder
-				for _, p := range synced(ts).agent.loop.Status().Problems {
-					fmt.Fprintln(&text, p)
+			"services": show(func(s *script) string { return s.dataplane.services() }),
+			"changes":  show(func(s *script) string { return s.dataplane.changes() }),
+			"policies": show(func(s *script) string { return s.dataplane.policyText() }),
+			"node":     show(func(s *script) string { return s.dataplane.nodeText() }),
+			"problems": show(func(s *script) (text string) {
+				for _, p := range s.agent.loop.Status().Problems {
+					text += p.String() + "\n"
 				}
-				fmt.Fprint(ts.Stdout(), &text)
-			},
+				return text
+			}),
 			"restart": func(ts *testscript.TestScript, _ bool, _ []string) {
 				s := of(ts)
 				ts.Check(s.agent.end())
@@ -74,6 +57,17 @@ func TestScripts(t *testing.T) {
 			},
 		},
 	})
+}
+
+// show makes a command that prints a text when everything in manifests is written.
+func show(text func(*script) string) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, _ bool, args []string) {
+		s := synced(ts)
+		if !slices.Equal(args, []string{"-held"}) {
+			compareWithRestart(ts, s)
+		}
+		fmt.Fprint(ts.Stdout(), text(s))
+	}
 }
 
 // script is the state of one script.
@@ -139,17 +133,16 @@ func (r *recorder) holds(id intent.PortID) bool {
 	return r.ports[id] != nil
 }
 
-// compare fails unless an agent that starts now ends in the same state.
-func compare(ts *testscript.TestScript, args []string, text string, print func(*recorder) string) {
-	if len(args) == 1 && args[0] == "-held" {
-		return
-	}
-	s, fresh := of(ts), newRecorder()
+// compareWithRestart fails unless an agent that starts now ends in the same state.
+func compareWithRestart(ts *testscript.TestScript, s *script) {
+	fresh := newRecorder()
 	a, err := startAgent(s.manifests, fresh)
 	ts.Check(err)
 	wait(ts, a, fresh, s.syncs)
 	ts.Check(a.end())
-	if got := print(fresh); got != text {
-		ts.Fatalf("an agent that starts now writes\n%s\ninstead of\n%s", got, text)
+	for _, text := range []func(*recorder) string{(*recorder).serviceText, (*recorder).policyText, (*recorder).nodeText} {
+		if got, want := text(fresh), text(s.dataplane); got != want {
+			ts.Fatalf("an agent that starts now writes\n%s\ninstead of\n%s", got, want)
+		}
 	}
 }

@@ -88,8 +88,8 @@ func endpointText(e intent.Endpoint) string {
 	return text
 }
 
-// services prints all Service ports.
-func (r *recorder) services() string {
+// serviceText prints all Service ports.
+func (r *recorder) serviceText() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var b strings.Builder
@@ -100,6 +100,12 @@ func (r *recorder) services() string {
 	return b.String()
 }
 
+// services prints all Service ports; later changes are compared with them.
+func (r *recorder) services() string {
+	defer r.look()
+	return r.serviceText()
+}
+
 // look makes the present state the one that changes compares with.
 func (r *recorder) look() {
 	r.mu.Lock()
@@ -108,9 +114,10 @@ func (r *recorder) look() {
 	clear(r.calls)
 }
 
-// changes prints which Service ports were written since the last look, each with the
-// lines that differ.
+// changes prints which Service ports were written since the last call of services or
+// changes, each with the lines that differ.
 func (r *recorder) changes() string {
+	defer r.look()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var b strings.Builder
