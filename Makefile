@@ -1,21 +1,14 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build generate lint lint-prose peers test test-all bench demo
+.PHONY: help root build generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
-# Tests that make network namespaces take turns by package; two at a time leave
-# them the CPU that they need to be in time. What they test is the kernel as much
-# as the code: a cached result says nothing.
-TESTFLAGS ?= -p 2 -count=1 -timeout 20m
-
-# The flow suite, that of files and the hostile one run with eBPF like any test, and
-# once more with each of these, but for the test that has all dataplanes in one cluster.
-OTHER_DATAPLANES := -proxy-mode,nftables \
-	-proxy-mode,iptables,-iptables-variant,legacy -proxy-mode,iptables,-iptables-variant,nft
+# Two packages at a time leave the tests of agents the CPU that they need to be in time.
+TESTFLAGS ?= -p 2 -timeout 20m
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,19 +43,17 @@ lint-prose: ## check the prose of documents and Go comments
 peers: ## build kube-apiserver, kube-controller-manager and kube-proxy unless they are there
 	hack/peers
 
-test: root lint ## run everything that must pass (as root; installs what is missing)
+test-setup: root lint
 	hack/deps test
 	hack/peers
 	hack/generated
-	{ go test -json $(TESTFLAGS) ./... && go -C test/deploy test -json -count=1 ./... && for flags in $(OTHER_DATAPLANES); do \
-		go test -json $(TESTFLAGS) -skip TestFlowsFromAPI ./test/flows ./test/files ./test/hostile $${flags//,/ } || exit; done; } | \
-		go run ./test/skips -allow test/skips/allow.txt
+
+test: test-setup ## run every test, the flow suite with each dataplane (as root; installs what is missing)
+	go run ./test/runner -short $(TESTFLAGS)
 	@echo "make test: all passed"
 
-test-all: test ## run that, and the hostile suite in full on every dataplane
-	{ go test -json $(TESTFLAGS) ./test/hostile -args -all && for flags in $(OTHER_DATAPLANES); do \
-		go test -json $(TESTFLAGS) ./test/hostile $${flags//,/ } -args -all || exit; done; } | \
-		go run ./test/skips -allow test/skips/allow.txt
+test-all: test-setup ## run every test, the long ones too, and all suites of traffic with each dataplane
+	go run ./test/runner $(TESTFLAGS)
 	@echo "make test-all: all passed"
 
 bench: root build ## measure the way through a Service against the way without (as root)

@@ -291,8 +291,8 @@ func TestWarmupDoesNotCount(t *testing.T) {
 	if got := r.Requests + r.Failed(); got != 100 {
 		t.Errorf("%d requests counted, want the 100 that were due after the warm-up", got)
 	}
-	if n := calls.Load(); n < 150 {
-		t.Errorf("the server was asked %d times, want about 200", n)
+	if n := calls.Load(); n <= r.Requests {
+		t.Errorf("the server was asked %d times, want more than the %d that count", n, r.Requests)
 	}
 }
 
@@ -382,7 +382,7 @@ func TestDNSWaitsForBothAnswers(t *testing.T) {
 		}
 	}()
 	cfg := short(DNS, netip.MustParseAddrPort(conn.LocalAddr().String()))
-	cfg.Connections, cfg.Timeout = 1, 50*time.Millisecond
+	cfg.Connections, cfg.Timeout = 1, 500*time.Millisecond // enough on a busy machine
 	r := run(t, cfg)
 	if r.Requests != 45 || r.Errors["timeout"] != 5 {
 		t.Errorf("%d answered, errors %v; want 45 and 5 timeouts", r.Requests, r.Errors)

@@ -41,8 +41,12 @@ func render(t *testing.T, values string) (string, error) {
 	if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
 		t.Fatal(err)
 	}
-	c := load(t)
-	all, err := util.ToRenderValues(c, v, common.ReleaseOptions{Name: "spillway", Namespace: "kube-system"}, common.DefaultCapabilities)
+	return renderChart(load(t), common.ReleaseOptions{Name: "spillway", Namespace: "kube-system"}, v)
+}
+
+// renderChart renders a chart's manifests, in the order of the templates' names.
+func renderChart(c *chart.Chart, release common.ReleaseOptions, values map[string]any) (string, error) {
+	all, err := util.ToRenderValues(c, values, release, common.DefaultCapabilities)
 	if err != nil {
 		return "", err
 	}

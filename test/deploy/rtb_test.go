@@ -2,17 +2,13 @@ package deploy
 
 import (
 	"bytes"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"helm.sh/helm/v4/pkg/chart/common"
-	"helm.sh/helm/v4/pkg/chart/common/util"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
-	"helm.sh/helm/v4/pkg/engine"
 )
 
 // The chart of examples/rtb, with the values that it has, is its manifest.
@@ -22,19 +18,7 @@ func TestTheExchangesChartIsItsManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	renderRTB := func(values map[string]any) (string, error) {
-		all, err := util.ToRenderValues(c, values, common.ReleaseOptions{Name: "rtb", Namespace: "default"}, common.DefaultCapabilities)
-		if err != nil {
-			return "", err
-		}
-		files, err := engine.Render(c, all)
-		if err != nil {
-			return "", err
-		}
-		var out strings.Builder
-		for _, name := range slices.Sorted(maps.Keys(files)) {
-			out.WriteString("---\n" + strings.TrimPrefix(strings.TrimSpace(files[name]), "---\n") + "\n")
-		}
-		return out.String(), nil
+		return renderChart(c, common.ReleaseOptions{Name: "rtb", Namespace: "default"}, values)
 	}
 	got, err := renderRTB(map[string]any{"image": "REGISTRY/rtb:TAG"})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
 )
 
 // TestAnAgentKilledWhileItAttachesBreaksNothing kills the first agent of a node when
@@ -28,7 +29,7 @@ func TestAnAgentKilledWhileItAttachesBreaksNothing(t *testing.T) {
 		t.Log("only the eBPF dataplane attaches programs one by one")
 		return
 	}
-	s := e.load(t, nodePort("a0", "b0"))
+	s := e.Load(t, nodePort("a0", "b0"))
 	a := e.Agent("a")
 	hooks := func() int {
 		links, _ := filepath.Glob(filepath.Join(a.BPFFS, "links", "*"))
@@ -39,7 +40,11 @@ func TestAnAgentKilledWhileItAttachesBreaksNothing(t *testing.T) {
 	if total < 10 {
 		t.Fatalf("%d hooks of a running agent were found: the test is blind", total)
 	}
-	for at := 1; at <= total; at += 3 {
+	every := 3
+	if testing.Short() {
+		every = total / 3
+	}
+	for at := 1; at <= total; at += every {
 		if err := a.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
@@ -64,8 +69,8 @@ func TestAnAgentKilledWhileItAttachesBreaksNothing(t *testing.T) {
 		if err := a.WaitReady(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		s.write(t, nodePort("a0"))
-		s.wait(t)
+		s.MustWrite(t, nodePort("a0"))
+		s.MustWait(t)
 		e.expect(t, "by the next agent", s, "a0")
 		if n := hooks(); n != total {
 			t.Errorf("%d hooks after a restart, before there were %d", n, total)
@@ -74,7 +79,7 @@ func TestAnAgentKilledWhileItAttachesBreaksNothing(t *testing.T) {
 }
 
 // checkHalfAttached asks without an agent, with some of the programs in place.
-func (e *env) checkHalfAttached(t *testing.T, when string, s *served) {
+func (e *env) checkHalfAttached(t *testing.T, when string, s *suite.File) {
 	t.Helper()
 	for _, combo := range flows.AllCombos {
 		for _, from := range []string{"a1", "b1", "b"} {
@@ -82,14 +87,14 @@ func (e *env) checkHalfAttached(t *testing.T, when string, s *served) {
 			if combo.IPv6() {
 				dst = fmt.Sprintf("[%s]:8080", e.Addr("a0", true))
 			}
-			for _, answer := range ask(t, e.probe(t, from), dst, combo, 2) {
+			for _, answer := range ask(t, e.MustProbe(t, from), dst, combo, 2) {
 				if answer.Server != "a0" {
 					t.Errorf("%s: %s to a pod's own address, %s: %+v", when, from, combo, answer)
 				}
 			}
 		}
 		for _, f := range askers {
-			p, dst := e.probe(t, f.From), s.address(t, f.To, combo)
+			p, dst := e.MustProbe(t, f.From), s.MustAddress(t, f.To, combo)
 			resp, err := p.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: 1, TimeoutMS: 200})
 			if err != nil {
 				t.Fatal(err)
@@ -110,7 +115,7 @@ func TestAReadOnlyBPFFSIsSaidInOneLine(t *testing.T) {
 		t.Log("only the eBPF dataplane pins anything")
 		return
 	}
-	s := e.load(t, nodePort("b0"))
+	s := e.Load(t, nodePort("b0"))
 	a := e.Agent("a")
 	if err := a.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -174,12 +179,12 @@ func TestOffloadsChangeNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := start(t, "e2e-offload")
-	s := e.load(t, nodePort("a0", "b0"))
+	s := e.Load(t, nodePort("a0", "b0"))
 	for _, offloads := range [][]string{
 		{"tx", "off", "rx", "off"}, {"tso", "off", "gso", "off", "gro", "off"}, {"tx", "on", "rx", "on"}, {"tso", "on", "gso", "on", "gro", "on"},
 	} {
 		for _, node := range e.Nodes() {
-			host, changed := e.host(t, node), 0
+			host, changed := e.MustHost(t, node), 0
 			devices := []string{"eth0"}
 			for i := range e.Spec.PodsPerNode {
 				devices = append(devices, fmt.Sprintf("veth%d", i))

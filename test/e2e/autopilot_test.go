@@ -15,27 +15,21 @@ import (
 	"spillway.dev/spillway/internal/node/capacity"
 	machine "spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/harness"
 )
 
 // The autopilot of a running agent shortens the timeouts of a pod whose short flows
 // fill its table. The agent is killed meanwhile. The next agent has the autopilot
 // disabled and restores the original values.
 func TestTimeoutsThatAKilledAgentShortenedGoBack(t *testing.T) {
+	t.Parallel()
 	spec := topology.DefaultSpec("e2e-autopilot")
 	memory := strconv.FormatInt(int64(capacity.Memory(3000, 3000, 50)), 10)
-	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges(), Flags: map[string][]string{
+	c := harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{
 		"a": {"--conntrack-autopilot", "on", "--conntrack-autopilot-memory", memory},
 	}})
-	pod, err := c.Host("a0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	node, err := c.Host("a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod, node := c.MustHost(t, "a0"), c.MustHost(t, "a")
 	trackLoopback(t, pod)
 	const timeout = "nf_conntrack_udp_timeout"
 	found, sizes := sysctl(t, pod, timeout), machineSizes(t)

@@ -128,7 +128,7 @@ func devicePrograms(host *topology.Host) ([]string, error) {
 func TestCleanupLeavesNothing(t *testing.T) {
 	e := start(t, "e2e-cleanup")
 	before := map[string][]string{}
-	s := e.load(t, nodePort("a0"))
+	s := e.Load(t, nodePort("a0"))
 	e.expect(t, "while the agents run", s, "a0")
 	for _, node := range e.Nodes() {
 		if before[node] = e.residue(t, node); len(before[node]) == 0 && e.Mode == "ebpf" {
@@ -153,7 +153,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	if err := e.StartAgents(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.write(t, nodePort("b0"))
-	s.wait(t)
+	s.MustWrite(t, nodePort("b0"))
+	s.MustWait(t)
 	e.expect(t, "after a new start", s, "b0")
 }

@@ -2,28 +2,24 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"sync"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
-
-	corev1 "k8s.io/api/core/v1"
+	"spillway.dev/spillway/test/harness"
 )
 
-func TestMain(m *testing.M) {
-	probe.Main()
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { harness.Main(m, 3) }
 
 // env is a cluster with running agents.
 type env struct {
-	*cluster.Cluster
-	loader  *suite.Loader
+	*harness.Harness
 	streams []stream
 	story   *story // nil: none is printed
 }
@@ -34,64 +30,16 @@ func start(t *testing.T, name string) *env {
 	return startSpec(t, topology.DefaultSpec(name))
 }
 
+// startSpec builds a cluster. It makes the test parallel: agents and tests mostly wait.
 func startSpec(t *testing.T, spec topology.Spec) *env {
 	t.Helper()
-	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges()})
-	return &env{Cluster: c, loader: suite.NewLoader(c)}
-}
-
-// served is a manifest file and what it holds.
-type served struct {
-	file    *suite.File
-	objects []flows.Object
+	t.Parallel()
+	return &env{Harness: harness.Start(t, cluster.Config{Spec: spec})}
 }
 
 // nodePort is a Service with endpoints.
-func nodePort(endpoints ...string) []flows.Object {
-	return []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(endpoints...)}}
-}
-
-// load writes objects into a new file and waits until all nodes serve it.
-func (e *env) load(t *testing.T, objects []flows.Object) *served {
-	t.Helper()
-	s := &served{file: e.loader.NewFile()}
-	s.write(t, objects)
-	s.wait(t)
-	return s
-}
-
-func (s *served) write(t *testing.T, objects []flows.Object) {
-	t.Helper()
-	s.objects = objects
-	if err := s.file.Write(objects); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (s *served) wait(t *testing.T) {
-	t.Helper()
-	if err := s.file.Wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// address resolves a target of the Service.
-func (s *served) address(t *testing.T, to flows.Target, combo flows.Combo) string {
-	t.Helper()
-	dst, err := s.file.Address(to, s.objects, combo)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dst
-}
-
-func (e *env) probe(t *testing.T, short string) *probe.Process {
-	t.Helper()
-	p, err := e.Probe(short)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+func nodePort(endpoints ...string) flows.Object {
+	return flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(endpoints...)}
 }
 
 // ask asks an address a few times.
@@ -116,7 +64,7 @@ var askers = []flows.Flow{
 
 // expect asks from everywhere and wants every answer to come from server; ""
 // wants none.
-func (e *env) expect(t *testing.T, when string, s *served, server string) {
+func (e *env) expect(t *testing.T, when string, s *suite.File, server string) {
 	t.Helper()
 	tries := 4
 	if server == "" {
@@ -126,7 +74,7 @@ func (e *env) expect(t *testing.T, when string, s *served, server string) {
 	defer wg.Wait()
 	for _, f := range askers {
 		for _, combo := range flows.AllCombos {
-			p, dst := e.probe(t, f.From), s.address(t, f.To, combo)
+			p, dst := e.MustProbe(t, f.From), s.MustAddress(t, f.To, combo)
 			wg.Go(func() {
 				for _, a := range ask(t, p, dst, combo, tries) {
 					if a.Server != server {
@@ -146,15 +94,15 @@ type stream struct {
 }
 
 // startStreams starts every kind of stream from every asker.
-func (e *env) startStreams(t *testing.T, s *served) {
+func (e *env) startStreams(t *testing.T, s *suite.File) {
 	t.Helper()
 	for _, f := range askers {
-		p := e.probe(t, f.From)
+		p := e.MustProbe(t, f.From)
 		for _, combo := range flows.AllCombos {
 			for _, proto := range []string{combo.Protocol(), "new-" + combo.Protocol()} {
 				st := stream{fmt.Sprintf("%s stream from %s to %s, %s", proto, f.From, f.To, combo), p}
 				_, err := p.Do(t.Context(), probe.Request{
-					Op: probe.Stream, Name: st.name, Proto: proto, Dst: s.address(t, f.To, combo), PauseMS: 10,
+					Op: probe.Stream, Name: st.name, Proto: proto, Dst: s.MustAddress(t, f.To, combo), PauseMS: 10,
 				})
 				if err != nil {
 					t.Fatalf("start %s: %v", st.name, err)

@@ -33,6 +33,7 @@ COMMIT
 // translates, while the same port of the pod is an endpoint of a Service. The answers
 // must go through netfilter, whenever the rules appeared.
 func TestAnEndpointThatIsAlsoAHostPort(t *testing.T) {
+	t.Parallel()
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			spec := topology.DefaultSpec("e2e-hostport-" + variant)
@@ -40,7 +41,7 @@ func TestAnEndpointThatIsAlsoAHostPort(t *testing.T) {
 			e := startSpec(t, spec)
 			e.Flags = map[string][]string{"": {"--iptables-sync-period", "1s"}}
 			e.restartAll(t)
-			s := e.load(t, nodePort("a0"))
+			s := e.Load(t, nodePort("a0"))
 			e.expect(t, "no hostPort yet", s, "a0")
 			e.expectHostPort(t, "no hostPort yet", false)
 
@@ -78,7 +79,7 @@ func (e *env) restoreRules(t *testing.T, variant, rules string) {
 			program = "ip6tables-" + variant + "-restore"
 		}
 		addr := net.JoinHostPort(e.Addr("a0", v6).String(), fmt.Sprint(webPort))
-		cmd := e.host(t, "a").Command(t.Context(), program, "--noflush", "--wait")
+		cmd := e.MustHost(t, "a").Command(t.Context(), program, "--noflush", "--wait")
 		cmd.Stdin = strings.NewReader(strings.NewReplacer("HOST", fmt.Sprint(hostPort), "ADDR", addr).Replace(rules))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", program, err, out)
@@ -97,7 +98,7 @@ func (e *env) expectHostPort(t *testing.T, when string, answers bool) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, from := range []string{"b", "b0", "b1/vm", "a1", "a2/vm", "a", "client0"} {
-		p := e.probe(t, from)
+		p := e.MustProbe(t, from)
 		for _, combo := range flows.AllCombos {
 			dst := net.JoinHostPort(e.Addr("a", combo.IPv6()).String(), fmt.Sprint(hostPort))
 			wg.Go(func() {

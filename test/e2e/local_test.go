@@ -17,8 +17,8 @@ import (
 func TestPodsOfThisNodeAreToldAsDetectLocalModeSays(t *testing.T) {
 	e := start(t, "e2e-local")
 	local := flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), ExternalLocal: true}
-	if dropped := e.load(t, []flows.Object{local}); e.Mode == "ebpf" {
-		e.expectDrop(t, dropped.address(t, flows.NodePort("a"), flows.TCP4), "drop_policy_local")
+	if dropped := e.Load(t, local); e.Mode == "ebpf" {
+		e.expectDrop(t, dropped.MustAddress(t, flows.NodePort("a"), flows.TCP4), "drop_policy_local")
 	}
 	e.Mode = "iptables"
 	for _, test := range []struct {
@@ -37,22 +37,22 @@ func TestPodsOfThisNodeAreToldAsDetectLocalModeSays(t *testing.T) {
 			e.waitReady(t)
 			e.waitOnly(t, node, e.Mode)
 		}
-		s := e.load(t, []flows.Object{local})
-		pod := e.probe(t, "a1")
+		s := e.Load(t, local)
+		pod := e.MustProbe(t, "a1")
 		for _, combo := range flows.AllCombos {
 			want, own := "", e.Addr("a1", combo.IPv6())
 			if test.told {
 				want = "b0"
 			}
-			if got := ask(t, pod, s.address(t, flows.NodePort("a"), combo), combo, 1); got[0].Server != want {
+			if got := ask(t, pod, s.MustAddress(t, flows.NodePort("a"), combo), combo, 1); got[0].Server != want {
 				t.Errorf("%s: a pod's NodePort, %s: answer %+v, want server %q", test.name, combo, got[0], want)
 			}
-			got := ask(t, pod, s.address(t, flows.ClusterIP, combo), combo, 1)
+			got := ask(t, pod, s.MustAddress(t, flows.ClusterIP, combo), combo, 1)
 			if seen, err := netip.ParseAddrPort(got[0].Source); got[0].Server != "b0" || err != nil || test.told != (seen.Addr().Unmap() == own) {
 				t.Errorf("%s: a pod's cluster IP, %s: answer %+v", test.name, combo, got[0])
 			}
-			outside := e.probe(t, "client0")
-			if got := ask(t, outside, s.address(t, flows.ClusterIP, combo), combo, 1); got[0].Server != "b0" {
+			outside := e.MustProbe(t, "client0")
+			if got := ask(t, outside, s.MustAddress(t, flows.ClusterIP, combo), combo, 1); got[0].Server != "b0" {
 				t.Errorf("%s: a client's cluster IP, %s: answer %+v", test.name, combo, got[0])
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
 )
 
 // TestANewProxyModeTakesOverWithoutAGap changes the dataplane of running nodes
@@ -24,11 +25,14 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 	// A handshake that the change of the other node broke is an open connection here
 	// until one end times out, which may take longer than the test.
 	e.Flags = map[string][]string{"": {"--conntrack-tcp-timeout-established", "5s"}}
-	s := e.load(t, nodePort("a0", "b0"))
+	s := e.Load(t, nodePort("a0", "b0"))
 	e.writePods(t, policyPods{"a0": "cache", "b0": "client"})
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("web", "", ""), fmt.Sprint(cachePort), "8080", 1))
 	e.startNewConnections(t, s)
 	modes := []string{"nftables", "iptables", "ebpf", "iptables", "nftables", "ebpf"}
+	if testing.Short() {
+		modes = modes[:3] // each once
+	}
 	for _, mode := range modes {
 		e.Mode = mode
 		for _, node := range e.Nodes() {
@@ -44,14 +48,14 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 }
 
 // startNewConnections starts streams that take a new socket for each question.
-func (e *env) startNewConnections(t *testing.T, s *served) {
+func (e *env) startNewConnections(t *testing.T, s *suite.File) {
 	t.Helper()
 	for _, f := range askers {
-		p := e.probe(t, f.From)
+		p := e.MustProbe(t, f.From)
 		for _, combo := range flows.AllCombos {
 			st := stream{fmt.Sprintf("new %s from %s to %s, %s", combo.Protocol(), f.From, f.To, combo), p}
 			_, err := p.Do(t.Context(), probe.Request{
-				Op: probe.Stream, Name: st.name, Proto: "new-" + combo.Protocol(), Dst: s.address(t, f.To, combo), PauseMS: 10,
+				Op: probe.Stream, Name: st.name, Proto: "new-" + combo.Protocol(), Dst: s.MustAddress(t, f.To, combo), PauseMS: 10,
 				TimeoutMS: 4000, // a handshake under way may have to begin anew: SYN is sent again after 1 s
 			})
 			if err != nil {
@@ -126,7 +130,7 @@ func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) 
 		e.waitReady(t)
 		e.waitOnly(t, node, e.Mode)
 	}
-	s := e.load(t, nodePort("a0", "b0"))
+	s := e.Load(t, nodePort("a0", "b0"))
 	e.writePods(t, policyPods{"a0": "cache", "b0": "client"})
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("web", "", ""), fmt.Sprint(cachePort), "8080", 1))
 	e.startTCP(t, s)
@@ -138,24 +142,24 @@ func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) 
 		e.waitOnly(t, node, e.Mode)
 	}
 	time.Sleep(500 * time.Millisecond)
-	if err := e.host(t, "a").Command(t.Context(), "nft", "list", "set", "inet", "spillway-policy", "kept4").Run(); err != nil {
+	if err := e.MustHost(t, "a").Command(t.Context(), "nft", "list", "set", "inet", "spillway-policy", "kept4").Run(); err != nil {
 		t.Errorf("what stays tracked beside the policy: %v", err)
 	}
 	e.endStreams(t)
 }
 
 // startTCP starts TCP streams, each of which keeps its connection.
-func (e *env) startTCP(t *testing.T, s *served) {
+func (e *env) startTCP(t *testing.T, s *suite.File) {
 	t.Helper()
 	for _, f := range askers {
-		p := e.probe(t, f.From)
+		p := e.MustProbe(t, f.From)
 		for _, combo := range flows.AllCombos {
 			if combo.Protocol() != "tcp" {
 				continue
 			}
 			for i := range 4 { // to either endpoint
 				st := stream{fmt.Sprintf("tcp %d from %s to %s, %s", i, f.From, f.To, combo), p}
-				_, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.address(t, f.To, combo), PauseMS: 20})
+				_, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.MustAddress(t, f.To, combo), PauseMS: 20})
 				if err != nil {
 					t.Fatalf("start %s: %v", st.name, err)
 				}
@@ -172,7 +176,7 @@ func (e *env) startTCP(t *testing.T, s *served) {
 // answer if it is the first packet that netfilter sees, and the client would reset.
 func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) {
 	e := start(t, "e2e-drain")
-	s := e.load(t, nodePort("a0", "b0"))
+	s := e.Load(t, nodePort("a0", "b0"))
 	for _, mode := range []string{"nftables", "iptables"} {
 		e.startTCP(t, s)
 		for range 2 {
@@ -206,13 +210,13 @@ func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) 
 // expectNew expects answers to new connections from everywhere, also from the source
 // port of an earlier connection that another dataplane served: conntrack may still have
 // an entry for it.
-func (e *env) expectNew(t *testing.T, s *served) {
+func (e *env) expectNew(t *testing.T, s *suite.File) {
 	t.Helper()
 	for i, f := range askers {
 		for _, combo := range flows.AllCombos {
 			for _, port := range []int{0, 41000 + i} {
-				resp, err := e.probe(t, f.From).Do(t.Context(), probe.Request{
-					Op: probe.Try, Proto: combo.Protocol(), Dst: s.address(t, f.To, combo), Tries: 3, TimeoutMS: 1000, LocalPort: port,
+				resp, err := e.MustProbe(t, f.From).Do(t.Context(), probe.Request{
+					Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, f.To, combo), Tries: 3, TimeoutMS: 1000, LocalPort: port,
 				})
 				if err != nil {
 					t.Error(err)

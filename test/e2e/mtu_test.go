@@ -28,7 +28,7 @@ func TestPathMTU(t *testing.T) {
 	if err := node.Do(func() error { return sumInSoftware("eth0") }); err != nil {
 		t.Fatal(err)
 	}
-	s := e.load(t, nodePort("b0"))
+	s := e.Load(t, nodePort("b0"))
 	for _, c := range []struct {
 		// What a client has learned holds for all that it sends to the node.
 		client string
@@ -38,10 +38,10 @@ func TestPathMTU(t *testing.T) {
 		{"client0", "a whole datagram", 1450},
 		{"client1", "a datagram in fragments", 3000},
 	} {
-		p := e.probe(t, c.client)
+		p := e.MustProbe(t, c.client)
 		for _, combo := range flows.UDP {
 			name := fmt.Sprintf("%s, %s", c.what, combo)
-			dst := s.address(t, flows.NodePort("a"), combo)
+			dst := s.MustAddress(t, flows.NodePort("a"), combo)
 			if a := ask(t, p, dst, combo, 1); len(a) == 0 || a[0].Server != "b0" {
 				t.Fatalf("%s: a small one was answered with %+v", name, a)
 			}

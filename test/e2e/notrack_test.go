@@ -85,7 +85,7 @@ const clientPods = "{namespaceSelector: {matchLabels: {team: clients}}, podSelec
 // startMemcached runs the real one on a host.
 func (e *env) startMemcached(t *testing.T, short string) {
 	t.Helper()
-	h := e.host(t, short)
+	h := e.MustHost(t, short)
 	cmd := h.Command(context.Background(), "memcached", "-u", "root", "-m", "16", "-c", "4096", "-p", fmt.Sprint(cachePort))
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("start memcached: %v", err)
@@ -98,15 +98,6 @@ func (e *env) startMemcached(t *testing.T, short string) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-func (e *env) host(t *testing.T, short string) *topology.Host {
-	t.Helper()
-	h, err := e.Host(short)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
 }
 
 func (e *env) cache(short string, v6 bool) netip.AddrPort {
@@ -126,7 +117,7 @@ func (e *env) get(t *testing.T, from string, to netip.AddrPort, sourcePort int) 
 
 func (e *env) dial(t *testing.T, from string, to netip.AddrPort, sourcePort int) (conn net.Conn, err error) {
 	t.Helper()
-	err = e.host(t, from).Do(func() error {
+	err = e.MustHost(t, from).Do(func() error {
 		d := net.Dialer{Timeout: 700 * time.Millisecond, LocalAddr: &net.TCPAddr{Port: sourcePort}, Control: reuse}
 		conn, err = d.DialContext(t.Context(), "tcp", to.String())
 		return err
@@ -154,7 +145,7 @@ func askCache(conn net.Conn) error {
 func (e *env) entries(t *testing.T, node string, port int) (n int) {
 	t.Helper()
 	for _, family := range []string{"ipv4", "ipv6"} {
-		out := run(t, e.host(t, node), "conntrack", "-L", "-f", family, "-p", "tcp")
+		out := run(t, e.MustHost(t, node), "conntrack", "-L", "-f", family, "-p", "tcp")
 		for line := range strings.Lines(out) {
 			if strings.Contains(line, fmt.Sprintf("port=%d ", port)) {
 				n++
@@ -167,7 +158,7 @@ func (e *env) entries(t *testing.T, node string, port int) (n int) {
 func (e *env) forgetEntries(t *testing.T) {
 	t.Helper()
 	for _, node := range e.Nodes() {
-		run(t, e.host(t, node), "conntrack", "-F")
+		run(t, e.MustHost(t, node), "conntrack", "-F")
 	}
 }
 
@@ -393,8 +384,8 @@ func (e *env) testPoliciesUnderLoad(t *testing.T) {
 // goes: what conntrack sees first is what pods send, and a CNI masquerades that.
 func (e *env) testPolicyGoesBesideMasquerade(t *testing.T) {
 	const port = 11300
-	defer run(t, e.host(t, "a"), "nft", "delete table ip cni")
-	run(t, e.host(t, "a"), "nft", "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; "+
+	defer run(t, e.MustHost(t, "a"), "nft", "delete table ip cni")
+	run(t, e.MustHost(t, "a"), "nft", "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; "+
 		fmt.Sprintf("add rule ip cni post ip saddr %s masquerade", e.Addr("a0", false)))
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("stream", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1))
 	e.forgetEntries(t)
@@ -469,7 +460,7 @@ func (h *heard) goOn(t *testing.T, when string) {
 func (e *env) startTalker(t *testing.T, short string, port int) {
 	t.Helper()
 	var l net.Listener
-	err := e.host(t, short).Do(func() (err error) {
+	err := e.MustHost(t, short).Do(func() (err error) {
 		l, err = net.Listen("tcp", fmt.Sprint(":", port))
 		return err
 	})
@@ -513,16 +504,16 @@ func (e *env) testAnotherPod(t *testing.T) {
 func (e *env) testPastNetfilter(t *testing.T) {
 	e.writePods(t, policyPods{"a0": "cache", "a1": "client", "b0": "client", "b1": "other"})
 	defer e.writePods(t, policyPods{"a0": "cache", "b0": "client", "b1": "other"})
-	run(t, e.host(t, "a"), "nft", "add table inet seen; add counter inet seen cache; add chain inet seen pre { type filter hook prerouting priority -400; }; "+
+	run(t, e.MustHost(t, "a"), "nft", "add table inet seen; add counter inet seen cache; add chain inet seen pre { type filter hook prerouting priority -400; }; "+
 		fmt.Sprintf("add rule inet seen pre tcp dport %d counter name cache; add rule inet seen pre tcp sport %[1]d counter name cache", cachePort))
-	defer run(t, e.host(t, "a"), "nft", "delete table inet seen")
+	defer run(t, e.MustHost(t, "a"), "nft", "delete table inet seen")
 	for _, deny := range []string{"", "  deny: others\n"} {
 		e.writeAll(t, "policy.yaml", policyYAML("past", deny, clientPods))
 		stranger := caching{from: "b1", denied: deny != "", tracked: deny == ""}
 		for _, c := range []caching{{from: "b0"}, {from: "b0", v6: true}, {from: "a1"}, {from: "a1", v6: true}, stranger} {
-			run(t, e.host(t, "a"), "nft", "reset counters")
+			run(t, e.MustHost(t, "a"), "nft", "reset counters")
 			e.expectCaching(t, "past netfilter", c)
-			counted := run(t, e.host(t, "a"), "nft", "list counters")
+			counted := run(t, e.MustHost(t, "a"), "nft", "list counters")
 			if seen := !strings.Contains(counted, "packets 0 "); seen != (c == stranger) {
 				t.Errorf("%+v: netfilter sees packets: %v\n%s", c, seen, counted)
 			}
@@ -553,7 +544,7 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	defer e.writeAll(t, "service.yaml", "")
 	ask := func(from string, to string, port int) bool {
 		script := fmt.Sprintf(`exec 3<>/dev/tcp/%s/%d && printf 'get nothing\r\n' >&3 && head -1 <&3`, to, port)
-		out, _ := e.host(t, from).Command(t.Context(), "timeout", "1", "bash", "-c", script).Output()
+		out, _ := e.MustHost(t, from).Command(t.Context(), "timeout", "1", "bash", "-c", script).Output()
 		return strings.HasPrefix(string(out), "END")
 	}
 	node := e.Addr("a", false).String()
@@ -683,20 +674,20 @@ metadata: {name: caches, namespace: caches}
 spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{}]}
 `)
 	defer e.writeAll(t, "networkpolicy.yaml", "")
-	run(t, e.host(t, "a"), "nft", "add table inet seen; add chain inet seen forward { type filter hook forward priority 0; }; "+
+	run(t, e.MustHost(t, "a"), "nft", "add table inet seen; add chain inet seen forward { type filter hook forward priority 0; }; "+
 		fmt.Sprintf("add counter inet seen cache; add rule inet seen forward tcp dport %d counter name cache", cachePort))
-	defer run(t, e.host(t, "a"), "nft", "delete table inet seen")
+	defer run(t, e.MustHost(t, "a"), "nft", "delete table inet seen")
 	for _, c := range []struct {
 		peers string
 		seen  bool
 	}{{fmt.Sprintf("{ipBlock: {cidr: %s/32}}", e.Addr("client0", false)), true}, {"", false}} {
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "", c.peers))
-		run(t, e.host(t, "a"), "nft", "reset counters")
+		run(t, e.MustHost(t, "a"), "nft", "reset counters")
 		e.forgetEntries(t)
 		if !ask() {
 			t.Errorf("peers %q: no answer", c.peers)
 		}
-		counted := run(t, e.host(t, "a"), "nft", "list counters")
+		counted := run(t, e.MustHost(t, "a"), "nft", "list counters")
 		if seen := !strings.Contains(counted, "packets 0 "); seen != c.seen {
 			t.Errorf("peers %q: a hook of netfilter sees packets: %v, want %v\n%s", c.peers, seen, c.seen, counted)
 		}

@@ -39,9 +39,9 @@ func (e *env) testHostPort(t *testing.T) {
 	e.writeAll(t, "pods.yaml", strings.Replace(e.podsYAML(roles), a0,
 		a0+fmt.Sprintf(", containers: [{name: c, ports: [{containerPort: %d, hostPort: %d}, {protocol: UDP, containerPort: %[1]d, hostPort: %[2]d}]}]", cachePort, hostPort), 1))
 	defer e.writePods(t, roles)
-	run(t, e.host(t, "a"), "nft", strings.NewReplacer("HOST", fmt.Sprint(hostPort), "PORT", fmt.Sprint(cachePort),
+	run(t, e.MustHost(t, "a"), "nft", strings.NewReplacer("HOST", fmt.Sprint(hostPort), "PORT", fmt.Sprint(cachePort),
 		"V4", e.Addr("a0", false).String(), "V6", e.Addr("a0", true).String()).Replace(portmap))
-	defer run(t, e.host(t, "a"), "nft", "delete table inet cni_hostport")
+	defer run(t, e.MustHost(t, "a"), "nft", "delete table inet cni_hostport")
 	heard := e.startEcho(t, "a0", cachePort)
 	policy := func(deny string) string {
 		return strings.Replace(policyYAML("host", deny, clientPods), "ports: [", fmt.Sprintf("ports: [{protocol: UDP, port: %d}, ", cachePort), 1)
@@ -75,7 +75,7 @@ func (e *env) testHostPort(t *testing.T) {
 func (e *env) startEcho(t *testing.T, short string, port int) (heard *atomic.Int64) {
 	t.Helper()
 	var c net.PacketConn
-	err := e.host(t, short).Do(func() (err error) {
+	err := e.MustHost(t, short).Do(func() (err error) {
 		c, err = net.ListenPacket("udp", fmt.Sprint(":", port))
 		return err
 	})
@@ -106,7 +106,7 @@ func (e *env) askEither(t *testing.T, from, network string, to netip.AddrPort, a
 		patience = 3 * time.Second
 	}
 	var conn net.Conn
-	err = e.host(t, from).Do(func() error {
+	err = e.MustHost(t, from).Do(func() error {
 		conn, err = net.DialTimeout(network, to.String(), patience)
 		return err
 	})

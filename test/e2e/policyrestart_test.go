@@ -21,18 +21,18 @@ import (
 // the rule is (CVE-2023-27595 was a proxy that failed this).
 func TestANetworkPolicyHoldsOverRestarts(t *testing.T) {
 	e := start(t, "e2e-policy")
-	closed := e.load(t, []flows.Object{
+	closed := e.Load(t,
 		flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0"), Ports: []flows.Port{
 			{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: 8090},
 			{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: 8090},
 		}},
 		flows.Policy{Pods: []string{"a0"}},
-	})
-	open := e.load(t, nodePort("a1")) // shows that Services are served meanwhile
+	)
+	open := e.Load(t, nodePort("a1")) // shows that Services are served meanwhile
 	rules := fmt.Sprintf("add table inet engine; add chain inet engine forward { type filter hook forward priority 0; };"+
 		"add rule inet engine forward ip daddr %s meta l4proto { tcp, udp } th dport 8090 drop;"+
 		"add rule inet engine forward ip6 daddr %s meta l4proto { tcp, udp } th dport 8090 drop", e.Addr("a0", false), e.Addr("a0", true))
-	if out, err := e.host(t, "a").Command(t.Context(), "nft", rules).CombinedOutput(); err != nil {
+	if out, err := e.MustHost(t, "a").Command(t.Context(), "nft", rules).CombinedOutput(); err != nil {
 		t.Fatalf("close the pod: %v: %s", err, out)
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -40,7 +40,7 @@ func TestANetworkPolicyHoldsOverRestarts(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, f := range []flows.Flow{{From: "client0", To: flows.NodePort("a")}, {From: "client0", To: flows.NodePort("b")}, {From: "b0", To: flows.ClusterIP}} {
 		for _, combo := range flows.AllCombos {
-			p, dst := e.probe(t, f.From), closed.address(t, f.To, combo)
+			p, dst := e.MustProbe(t, f.From), closed.MustAddress(t, f.To, combo)
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					resp, err := p.Do(ctx, probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: 1, TimeoutMS: 100})
@@ -71,7 +71,7 @@ func TestANetworkPolicyHoldsOverRestarts(t *testing.T) {
 		t.Error("too few questions were asked")
 	}
 	// The rule and nothing else has closed the pod.
-	if out, err := e.host(t, "a").Command(t.Context(), "nft", "delete table inet engine").CombinedOutput(); err != nil {
+	if out, err := e.MustHost(t, "a").Command(t.Context(), "nft", "delete table inet engine").CombinedOutput(); err != nil {
 		t.Fatalf("open the pod: %v: %s", err, out)
 	}
 	e.expect(t, "without the rule", closed, "a0:8090")

@@ -18,17 +18,17 @@ func TestNodesOwnQuestionsShareItsPortsWithAService(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-ports")
 	spec.Masquerade = true
 	e := startSpec(t, spec)
-	s := e.load(t, nodePort("a0"))
+	s := e.Load(t, nodePort("a0"))
 	for i := range 16 {
 		for _, f := range []flows.Flow{{From: "b", To: flows.ClusterIP}, {From: "client0", To: flows.NodePort("b")}} {
-			p := e.probe(t, f.From)
+			p := e.MustProbe(t, f.From)
 			for _, combo := range flows.AllCombos {
 				if combo.Protocol() != "udp" {
 					continue
 				}
 				st := stream{fmt.Sprintf("stream %d from %s to %s, %s", i, f.From, f.To, combo), p}
 				_, err := p.Do(t.Context(), probe.Request{
-					Op: probe.Stream, Name: st.name, Proto: "new-udp", Dst: s.address(t, f.To, combo), TimeoutMS: 1000,
+					Op: probe.Stream, Name: st.name, Proto: "new-udp", Dst: s.MustAddress(t, f.To, combo), TimeoutMS: 1000,
 				})
 				if err != nil {
 					t.Fatalf("start %s: %v", st.name, err)

@@ -11,6 +11,7 @@ import (
 
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
 )
 
 // restart ends the agent of a node with a signal, leaves the node alone for a
@@ -38,15 +39,15 @@ func (e *env) waitReady(t *testing.T) {
 
 func TestNothingIsLostOverRestarts(t *testing.T) {
 	e := start(t, "e2e-restart")
-	s := e.load(t, nodePort("a0", "b0"))
+	s := e.Load(t, nodePort("a0", "b0"))
 	e.startStreams(t, s)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		for _, node := range e.Nodes() {
 			e.restart(t, node, sig, 200*time.Millisecond)
 			e.waitReady(t)
 			// The new agent has taken over when it serves what is new.
-			s.write(t, nodePort("a0", "b0"))
-			s.wait(t)
+			s.MustWrite(t, nodePort("a0", "b0"))
+			s.MustWait(t)
 		}
 	}
 	e.endStreams(t)
@@ -57,7 +58,7 @@ func TestNothingIsLostOverRestarts(t *testing.T) {
 // can have taken over.
 func TestConnectionsSurviveAnotherSizeOfTheFlowTable(t *testing.T) {
 	e := start(t, "e2e-resize")
-	s := e.load(t, nodePort("a0", "b0"))
+	s := e.Load(t, nodePort("a0", "b0"))
 	e.startConnections(t, s, askers, 1)
 	for i, minimum := range []int{300_000, 4096, 50_000} {
 		e.Flags = map[string][]string{"": {"--conntrack-max-per-core", "1", "--conntrack-min", strconv.Itoa(minimum)}}
@@ -70,8 +71,8 @@ func TestConnectionsSurviveAnotherSizeOfTheFlowTable(t *testing.T) {
 			}
 			e.restart(t, node, syscall.SIGKILL, 0)
 			e.waitReady(t)
-			s.write(t, nodePort("a0", "b0"))
-			s.wait(t)
+			s.MustWrite(t, nodePort("a0", "b0"))
+			s.MustWait(t)
 		}
 	}
 	e.endStreams(t)
@@ -87,14 +88,14 @@ func TestConnectionsSurviveAnUpgrade(t *testing.T) {
 	}
 	e := start(t, "e2e-upgrade")
 	current := e.Binary
-	s := e.load(t, nodePort("a0", "b0"))
+	s := e.Load(t, nodePort("a0", "b0"))
 	swap := func(binary string) {
 		e.Binary = binary
 		for _, node := range e.Nodes() {
 			e.restart(t, node, syscall.SIGTERM, 0)
 			e.waitReady(t)
-			s.write(t, nodePort("a0", "b0"))
-			s.wait(t)
+			s.MustWrite(t, nodePort("a0", "b0"))
+			s.MustWait(t)
 		}
 	}
 	swap(*formerBinary)
@@ -107,15 +108,15 @@ func TestConnectionsSurviveAnUpgrade(t *testing.T) {
 // startConnections starts streams that keep one socket each, several of a kind
 // so that either endpoint has some. Their questions have patience for an
 // emulated machine (hack/vm).
-func (e *env) startConnections(t *testing.T, s *served, from []flows.Flow, each int) {
+func (e *env) startConnections(t *testing.T, s *suite.File, from []flows.Flow, each int) {
 	t.Helper()
 	for _, f := range from {
-		p := e.probe(t, f.From)
+		p := e.MustProbe(t, f.From)
 		for i := range each * len(flows.AllCombos) {
 			combo := flows.AllCombos[i/each]
 			st := stream{fmt.Sprintf("%s %d from %s to %s, %s", combo.Protocol(), i%each, f.From, f.To, combo), p}
 			_, err := p.Do(t.Context(), probe.Request{
-				Op: probe.Stream, Name: st.name, Proto: combo.Protocol(), Dst: s.address(t, f.To, combo), PauseMS: 20, TimeoutMS: 10_000,
+				Op: probe.Stream, Name: st.name, Proto: combo.Protocol(), Dst: s.MustAddress(t, f.To, combo), PauseMS: 20, TimeoutMS: 10_000,
 			})
 			if err != nil {
 				t.Fatalf("start %s: %v", st.name, err)
@@ -127,7 +128,7 @@ func (e *env) startConnections(t *testing.T, s *served, from []flows.Flow, each 
 
 func TestNothingIsLostWhileAgentsAreSuspended(t *testing.T) {
 	e := start(t, "e2e-suspend")
-	e.startStreams(t, e.load(t, nodePort("a0", "b0")))
+	e.startStreams(t, e.Load(t, nodePort("a0", "b0")))
 	for _, node := range e.Nodes() {
 		if err := e.Agent(node).Suspend(); err != nil {
 			t.Fatal(err)
@@ -148,32 +149,32 @@ func TestNothingIsLostWhileAgentsAreSuspended(t *testing.T) {
 func TestNothingIsLostWhenAgentsAreKilledAtWork(t *testing.T) {
 	const rounds = 12
 	e := start(t, "e2e-kill")
-	e.startStreams(t, e.load(t, nodePort("a0", "b0")))
+	e.startStreams(t, e.Load(t, nodePort("a0", "b0")))
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	changing := e.load(t, nodePort("a2"))
+	changing := e.Load(t, nodePort("a2"))
 	targets := []string{"a0", "a1", "a2", "b0", "b1", "b2"}
 	last := ""
 	for range rounds {
 		random.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
 		last = targets[0]
-		changing.write(t, nodePort(targets[:1+random.IntN(3)]...))
+		changing.MustWrite(t, nodePort(targets[:1+random.IntN(3)]...))
 		// From before the change is read to after it was applied.
 		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
-		changing.write(t, nodePort(last))
+		changing.MustWrite(t, nodePort(last))
 		time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
 		e.restart(t, e.Nodes()[random.IntN(2)], syscall.SIGKILL, 0)
 	}
 	e.waitReady(t)
-	changing.wait(t)
+	changing.MustWait(t)
 	e.expect(t, "after the last kill", changing, last)
 	e.endStreams(t)
 }
 
 func TestWhatVanishedWhileTheAgentWasDownIsRemoved(t *testing.T) {
 	e := start(t, "e2e-vanish")
-	deleted, moved := e.load(t, nodePort("a0")), e.load(t, nodePort("a0"))
+	deleted, moved := e.Load(t, nodePort("a0")), e.Load(t, nodePort("a0"))
 	e.expect(t, "before", deleted, "a0")
 	e.expect(t, "before", moved, "a0")
 	for _, node := range e.Nodes() {
@@ -182,22 +183,22 @@ func TestWhatVanishedWhileTheAgentWasDownIsRemoved(t *testing.T) {
 		}
 	}
 	e.expect(t, "without agents", moved, "a0") // the kernel goes on
-	if err := deleted.file.Remove(); err != nil {
+	if err := deleted.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	moved.write(t, nodePort("b0"))
-	added := &served{file: e.loader.NewFile()}
-	added.write(t, nodePort("b1"))
+	moved.MustWrite(t, nodePort("b0"))
+	added := e.NewFile()
+	added.MustWrite(t, nodePort("b1"))
 	if err := e.StartAgents(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	moved.wait(t)
-	added.wait(t)
+	moved.MustWait(t)
+	added.MustWait(t)
 	e.expect(t, "after", deleted, "")
 	e.expect(t, "after", moved, "b0")
 	e.expect(t, "after", added, "b1")
-	dst := deleted.address(t, flows.NodePort("a"), flows.TCP4)
-	for _, a := range ask(t, e.probe(t, "client0"), dst, flows.TCP4, 1) {
+	dst := deleted.MustAddress(t, flows.NodePort("a"), flows.TCP4)
+	for _, a := range ask(t, e.MustProbe(t, "client0"), dst, flows.TCP4, 1) {
 		if a.Err != probe.Refused {
 			t.Errorf("the NodePort of the deleted Service answers %+v, want refused", a)
 		}

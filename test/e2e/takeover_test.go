@@ -26,6 +26,7 @@ import (
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
 )
 
 // kubeProxy is a real kube-proxy on one node.
@@ -172,18 +173,19 @@ func logged(a *cluster.Agent, text string) func() bool {
 // startBesideKubeProxy builds a cluster whose Services a kube-proxy on each node
 // serves. netfilter translates nothing else there: only Spillway
 // can keep running connections translated.
-func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kubeProxy) {
+func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *suite.File, []*kubeProxy) {
 	t.Helper()
+	t.Parallel()
 	story := tellStory(t)
-	c := cluster.Start(t, cluster.Config{
-		Spec: topology.DefaultSpec("e2e-takeover"), Routes: flows.ServiceRanges(), FromAPI: true, NoAgents: true,
+	h := harness.Start(t, cluster.Config{
+		Spec: topology.DefaultSpec("e2e-takeover"), FromAPI: true, NoAgents: true,
 		Flags: map[string][]string{"": {"--takeover=kube-proxy"}},
 	})
-	e := &env{Cluster: c, loader: suite.NewLoader(c), story: story}
+	e := &env{Harness: h, story: story}
 	story.step("start kube-proxy")
 	var proxies []*kubeProxy
-	s := &served{file: e.loader.NewFile()}
-	s.write(t, nodePort("a0", "b0"))
+	s := e.NewFile()
+	s.MustWrite(t, nodePort("a0", "b0"))
 	for _, node := range e.Nodes() {
 		if setup.variant != "" {
 			host, _ := e.Host(node)
@@ -204,7 +206,7 @@ func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *served, []*kub
 	story.step("ask kube-proxy")
 	for _, f := range askers {
 		for _, combo := range flows.AllCombos {
-			probe, dst := e.probe(t, f.From), s.address(t, f.To, combo)
+			probe, dst := e.MustProbe(t, f.From), s.MustAddress(t, f.To, combo)
 			until(t, "kube-proxy serving "+dst, func() bool { a := ask(t, probe, dst, combo, 1); return len(a) == 1 && a[0].Server != "" })
 		}
 	}
@@ -262,7 +264,7 @@ status: {podIP: %s, podIPs: [{ip: %[2]s}, {ip: %s}]}
 	}
 }
 
-func (e *env) takeOver(t *testing.T, s *served, proxies []*kubeProxy) {
+func (e *env) takeOver(t *testing.T, s *suite.File, proxies []*kubeProxy) {
 	t.Helper()
 	e.startNewConnections(t, s)
 	inFlight := len(e.streams)
@@ -293,7 +295,7 @@ func (e *env) takeOver(t *testing.T, s *served, proxies []*kubeProxy) {
 	e.story.step("wait for /healthz")
 	e.waitReady(t) // the health port is its own now
 	time.Sleep(time.Second)
-	if err := e.host(t, "a").Command(t.Context(), "nft", "list", "set", "inet", "spillway-policy", "kept4").Run(); err != nil {
+	if err := e.MustHost(t, "a").Command(t.Context(), "nft", "list", "set", "inet", "spillway-policy", "kept4").Run(); err != nil {
 		e.story.errorf(t, "what stays tracked beside the policy: %v", err)
 	}
 	e.endRunningFirst(t, inFlight)
@@ -325,7 +327,7 @@ func (e *env) expectRelease(t *testing.T) {
 // goBack starts kube-proxy in the place of an agent that has ended, and cleans
 // up. What sockets were given stays; each packet of the other connections was
 // translated by the programs that go.
-func (e *env) goBack(t *testing.T, s *served, proxies []*kubeProxy) {
+func (e *env) goBack(t *testing.T, s *suite.File, proxies []*kubeProxy) {
 	t.Helper()
 	e.startNewConnections(t, s)
 	inFlight := len(e.streams)
@@ -372,14 +374,14 @@ func (e *env) endRunningFirst(t *testing.T, fresh int) {
 var usedPorts = []int{41000, 41001, 41002, 41003}
 
 // startFromUsedPorts starts a stream of TCP over one connection from each of them.
-func (e *env) startFromUsedPorts(t *testing.T, s *served) {
+func (e *env) startFromUsedPorts(t *testing.T, s *suite.File) {
 	t.Helper()
-	p := e.probe(t, "a1")
+	p := e.MustProbe(t, "a1")
 	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
 		for _, port := range usedPorts {
 			st := stream{fmt.Sprintf("%s from a1, port %d", combo, port), p}
 			_, err := p.Do(t.Context(), probe.Request{
-				Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.address(t, flows.ClusterIP, combo), PauseMS: 20, TimeoutMS: 10_000, LocalPort: port,
+				Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.MustAddress(t, flows.ClusterIP, combo), PauseMS: 20, TimeoutMS: 10_000, LocalPort: port,
 			})
 			if err != nil {
 				t.Fatalf("start %s: %v", st.name, err)
@@ -393,14 +395,14 @@ func (e *env) startFromUsedPorts(t *testing.T, s *served) {
 // have, until done ends: the kernel assigns a port twice if the addresses differ, as
 // the addresses of a Service and of its endpoint do, and kube-proxy may choose that
 // endpoint. For sockets that Spillway translates, the kernel refuses a tuple in use.
-func (e *env) askFromUsedPorts(t *testing.T, s *served, done func()) {
+func (e *env) askFromUsedPorts(t *testing.T, s *suite.File, done func()) {
 	t.Helper()
 	var asking sync.WaitGroup
 	var ended atomic.Bool
 	var asked atomic.Int64
-	p := e.probe(t, "a1")
+	p := e.MustProbe(t, "a1")
 	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
-		dst := s.address(t, flows.ClusterIP, combo)
+		dst := s.MustAddress(t, flows.ClusterIP, combo)
 		asking.Go(func() {
 			for i := 0; !ended.Load(); i++ {
 				port := usedPorts[i%len(usedPorts)]

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/suite"
 )
 
 // bouncePort is on the hosts that commands name.
@@ -24,7 +25,7 @@ const bouncePort = 5001
 // TestFTPByHand speaks FTP as no server and client should.
 func TestFTPByHand(t *testing.T) {
 	r := start(t, "files-bounce")
-	s := r.load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"), service("web", corev1.ProtocolTCP, 8000, "b1"),
+	s := r.Load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"), service("web", corev1.ProtocolTCP, 8000, "b1"),
 		service("other", corev1.ProtocolTCP, 21, "a1"), passivePorts("own", "b0"),
 		service("host", corev1.ProtocolTCP, 21, "a"))
 	server := r.ftpByHand(t, "a0")
@@ -40,11 +41,11 @@ func TestFTPByHand(t *testing.T) {
 // announcesNoOtherHost has client and server name addresses by hand. What is the
 // speaker's own is expected; what is another host's goes through as it was said, and
 // nothing is opened or translated for it (bounce attack, CERT CA-1997-27).
-func (h *harness) announcesNoOtherHost(t *testing.T, s *services, server net.Listener) {
+func (h *files) announcesNoOtherHost(t *testing.T, s *suite.File, server net.Listener) {
 	client, pod, victim := h.Addr("client0", false), h.Addr("a0", false), h.Addr("client1", false)
 	for _, node := range []string{"a", "b"} {
 		t.Run("at "+node, func(t *testing.T) {
-			conn, their := h.control(t, server, "client0", s.at(t, flows.NodePort(node).Of("ftp"), flows.TCP4))
+			conn, their := h.control(t, server, "client0", address(t, s, flows.NodePort(node).Of("ftp"), flows.TCP4))
 			// The other host first: an existing expectation hides another.
 			for _, said := range []struct {
 				from, to net.Conn
@@ -81,8 +82,8 @@ const hostsOwnPort = 9999
 // at the address that the announcement is translated to: privileged ones, one that the
 // node listens on, and another Service's NodePort. The kernel expects connections to
 // there before any rule is asked, and before the node's own sockets.
-func (h *harness) takesNoForeignPort(t *testing.T, s *services, server net.Listener) {
-	web := s.at(t, flows.NodePort("a").Of("web"), flows.TCP4).Port()
+func (h *files) takesNoForeignPort(t *testing.T, s *suite.File, server net.Listener) {
+	web := address(t, s, flows.NodePort("a").Of("web"), flows.TCP4).Port()
 	h.names(t, "b1", 8000)
 	for _, node := range h.Nodes() {
 		h.names(t, node, 22, hostsOwnPort, 10250)
@@ -101,7 +102,7 @@ func (h *harness) takesNoForeignPort(t *testing.T, s *services, server net.Liste
 			{"b", "client0", flows.TCP6, map[uint16]string{22: "b"}},
 			{"b", "b", flows.TCP4, map[uint16]string{10250: "b"}},
 		} {
-			at := s.at(t, flows.NodePort(c.node).Of("ftp"), c.combo)
+			at := address(t, s, flows.NodePort(c.node).Of("ftp"), c.combo)
 			conn, their := h.begun(t, server, c.from, at)
 			t.Run(fmt.Sprintf("%s, asked by %s, %s", c.node, c.from, c.combo), func(t *testing.T) {
 				t.Parallel()
@@ -129,7 +130,7 @@ func (h *harness) takesNoForeignPort(t *testing.T, s *services, server net.Liste
 }
 
 // passive has the server in a pod announce a port, and the client connect to there.
-func (h *harness) passive(t *testing.T, conn, their net.Conn, from string, at netip.Addr, port uint16, pod, want string) {
+func (h *files) passive(t *testing.T, conn, their net.Conn, from string, at netip.Addr, port uint16, pod, want string) {
 	t.Helper()
 	line := fmt.Sprintf("229 Entering Extended Passive Mode (|||%d|)", port)
 	if at.Is4() {
@@ -148,7 +149,7 @@ func (h *harness) passive(t *testing.T, conn, their net.Conn, from string, at ne
 }
 
 // active has the client announce a port, and the server in pod a0 connect to there.
-func (h *harness) active(t *testing.T, conn, their net.Conn, port uint16, want bool) {
+func (h *files) active(t *testing.T, conn, their net.Conn, port uint16, want bool) {
 	t.Helper()
 	text := h.say(t, conn, their, "PORT "+ftpPort(h.Addr("client0", false), port))
 	to := parseFTPPort(t, text)
@@ -162,7 +163,7 @@ func (h *harness) active(t *testing.T, conn, their net.Conn, port uint16, want b
 
 // blocksFTP has a server, and a client, repeat an announcement of a port that is the
 // node's, so that each first packet that is sent to there meets an expectation.
-func (h *harness) blocksFTP(t *testing.T, s *services, server net.Listener) {
+func (h *files) blocksFTP(t *testing.T, s *suite.File, server net.Listener) {
 	other := h.ftpByHand(t, "a1")
 	for _, node := range h.Nodes() {
 		h.names(t, node, 10250)
@@ -176,7 +177,7 @@ func (h *harness) blocksFTP(t *testing.T, s *services, server net.Listener) {
 	}{{"a", "client0", flows.TCP4}, {"b", "client0", flows.TCP6}, {"a", "a0", flows.TCP4}} {
 		t.Run(fmt.Sprintf("at %s from %s, %s", c.node, c.victim, c.combo), func(t *testing.T) {
 			h.unblock(t, c.node)
-			at := s.at(t, flows.NodePort(c.node).Of("ftp"), c.combo)
+			at := address(t, s, flows.NodePort(c.node).Of("ftp"), c.combo)
 			conn, their := h.begun(t, server, "client0", at)
 			liar, text := their, "229 Entering Extended Passive Mode (|||10250|)"
 			to := netip.AddrPortFrom(at.Addr(), 10250)
@@ -195,7 +196,7 @@ func (h *harness) blocksFTP(t *testing.T, s *services, server net.Listener) {
 			// Others go on, and so does the victim elsewhere.
 			conn, their = h.begun(t, server, "client1", at)
 			h.passive(t, conn, their, "client1", at.Addr(), bouncePort, "a0", "a0")
-			at = s.at(t, flows.NodePort(c.node).Of("other"), c.combo)
+			at = address(t, s, flows.NodePort(c.node).Of("other"), c.combo)
 			conn, their = h.begun(t, other, "client0", at)
 			h.passive(t, conn, their, "client0", at.Addr(), bouncePort, "a1", "a1")
 		})
@@ -213,10 +214,10 @@ func passivePorts(name, endpoint string) flows.Service {
 
 // announcesItsOwn makes a server announce a port of its own Service. The expectation is
 // dropped without an FTP block: the second packet of the connection reaches the server.
-func (h *harness) announcesItsOwn(t *testing.T, s *services) {
+func (h *files) announcesItsOwn(t *testing.T, s *suite.File) {
 	server := h.ftpByHand(t, "b0")
 	h.names(t, "b0", passivePort)
-	at := s.at(t, flows.ClusterIP.Of("own"), flows.TCP4)
+	at := address(t, s, flows.ClusterIP.Of("own"), flows.TCP4)
 	conn, their := h.begun(t, server, "a1", netip.AddrPortFrom(at.Addr(), 21))
 	for range 2 {
 		h.passive(t, conn, their, "a1", at.Addr(), passivePort, "b0", "b0")
@@ -225,10 +226,10 @@ func (h *harness) announcesItsOwn(t *testing.T, s *services) {
 
 // opensOnTheNode has a server on the host's network open its passive port at every
 // address: that the node listens there is what is wanted.
-func (h *harness) opensOnTheNode(t *testing.T, s *services) {
+func (h *files) opensOnTheNode(t *testing.T, s *suite.File) {
 	server := h.ftpByHand(t, "a")
 	h.names(t, "a", bouncePort+7)
-	at := s.at(t, flows.ClusterIP.Of("host"), flows.TCP4)
+	at := address(t, s, flows.ClusterIP.Of("host"), flows.TCP4)
 	for _, from := range []string{"a1", "a", "b"} {
 		conn, their := h.begun(t, server, from, at)
 		h.passive(t, conn, their, from, at.Addr(), bouncePort+7, "a", "a")
@@ -236,7 +237,7 @@ func (h *harness) opensOnTheNode(t *testing.T, s *services) {
 }
 
 // unblock removes the FTP blocks of a node.
-func (h *harness) unblock(t *testing.T, node string) {
+func (h *files) unblock(t *testing.T, node string) {
 	t.Helper()
 	if h.Mode == "iptables" {
 		return
@@ -250,7 +251,7 @@ func (h *harness) unblock(t *testing.T, node string) {
 
 // begun opens a control connection whose announcements the helper reads: it begins
 // behind the first line of each side.
-func (h *harness) begun(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
+func (h *files) begun(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
 	t.Helper()
 	conn, their = h.control(t, server, from, at)
 	h.say(t, their, conn, "220 A line")
@@ -285,7 +286,7 @@ func repeat(from, conn, their net.Conn, text string) (stop func()) {
 }
 
 // expects waits until a node expects a connection to a port.
-func (h *harness) expects(t *testing.T, node string, from netip.Addr, port uint16) {
+func (h *files) expects(t *testing.T, node string, from netip.Addr, port uint16) {
 	t.Helper()
 	for range 100 {
 		for e := range strings.SplitSeq(h.expectations(t, node), "; ") {
@@ -299,7 +300,7 @@ func (h *harness) expects(t *testing.T, node string, from netip.Addr, port uint1
 }
 
 // names makes a host send its name to each client that connects to one of its ports.
-func (h *harness) names(t *testing.T, host string, ports ...uint16) {
+func (h *files) names(t *testing.T, host string, ports ...uint16) {
 	t.Helper()
 	machine, err := h.Host(host)
 	if err != nil {
@@ -326,7 +327,7 @@ func (h *harness) names(t *testing.T, host string, ports ...uint16) {
 
 // named connects and returns the name of the server. The client repeats a dropped
 // first packet after a second.
-func (h *harness) named(t *testing.T, from string, to netip.AddrPort) string {
+func (h *files) named(t *testing.T, from string, to netip.AddrPort) string {
 	t.Helper()
 	machine, err := h.Host(from)
 	if err != nil {
@@ -348,7 +349,7 @@ func (h *harness) named(t *testing.T, from string, to netip.AddrPort) string {
 }
 
 // say has one end of a control connection say a line, and returns what the other hears.
-func (h *harness) say(t *testing.T, from, to net.Conn, text string) string {
+func (h *files) say(t *testing.T, from, to net.Conn, text string) string {
 	t.Helper()
 	if _, err := io.WriteString(from, text+"\r\n"); err != nil {
 		t.Fatal(err)
@@ -382,7 +383,7 @@ func parseFTPPort(t *testing.T, text string) netip.AddrPort {
 }
 
 // expectations returns the expectations of a node as text.
-func (h *harness) expectations(t *testing.T, node string) string {
+func (h *files) expectations(t *testing.T, node string) string {
 	t.Helper()
 	out, err := h.client(t.Context(), node, "sh", "-c", "conntrack -L expect -f ipv4 && conntrack -L expect -f ipv6")
 	if err != nil {
@@ -398,7 +399,7 @@ func (h *harness) expectations(t *testing.T, node string) string {
 }
 
 // ftpByHand listens as an FTP server would, and says nothing.
-func (h *harness) ftpByHand(t *testing.T, on string) net.Listener {
+func (h *files) ftpByHand(t *testing.T, on string) net.Listener {
 	t.Helper()
 	machine, err := h.Host(on)
 	if err != nil {
@@ -413,7 +414,7 @@ func (h *harness) ftpByHand(t *testing.T, on string) net.Listener {
 }
 
 // control opens a control connection: the client's end and the server's.
-func (h *harness) control(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
+func (h *files) control(t *testing.T, server net.Listener, from string, at netip.AddrPort) (conn, their net.Conn) {
 	t.Helper()
 	machine, err := h.Host(from)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/suite"
 )
 
 // TestTFTPFaults has clients, servers and agents misbehave while files are read.
@@ -22,7 +23,7 @@ func TestTFTPFaults(t *testing.T) {
 	r := start(t, "files-faults", "--conntrack-min"+size, "--conntrack-max-per-core=1")
 	for _, on := range []string{"a0", "b0"} {
 		tftpServers[0].start(t, r, on)
-		r.listening(t, on, "udp", 69, true)
+		r.WaitListening(t, on, "udp", 69, true)
 	}
 	r.offer(t, "f5120", 5120)
 	r.offer(t, "f100000", 100_000)
@@ -30,7 +31,7 @@ func TestTFTPFaults(t *testing.T) {
 	local.ExternalLocal = true
 	sticky := service("sticky", corev1.ProtocolUDP, 69, "a0", "b0")
 	sticky.Affinity = time.Hour
-	s := r.load(t, service("here", corev1.ProtocolUDP, 69, "a0"), service("there", corev1.ProtocolUDP, 69, "b0"),
+	s := r.Load(t, service("here", corev1.ProtocolUDP, 69, "a0"), service("there", corev1.ProtocolUDP, 69, "b0"),
 		service("dead", corev1.ProtocolUDP, 69, "a1"), local, sticky)
 	t.Run("Policies", func(t *testing.T) { r.policies(t, s) })
 	t.Run("BadRequests", func(t *testing.T) { r.badRequests(t, s) })
@@ -50,12 +51,12 @@ var outside = map[string]flows.Target{
 }
 
 // policies: a transfer stays with its endpoint, whatever chose it.
-func (h *harness) policies(t *testing.T, s *services) {
+func (h *files) policies(t *testing.T, s *suite.File) {
 	for _, node := range []string{"a", "b"} {
 		for _, name := range []string{"local", "sticky"} {
 			for _, combo := range flows.UDP {
 				for range 4 {
-					x := h.begin(t, "client0", s.at(t, flows.NodePort(node).Of(name), combo), "f5120")
+					x := h.begin(t, "client0", address(t, s, flows.NodePort(node).Of(name), combo), "f5120")
 					x.finish(t, name+" at "+node, "f5120", 5120)
 				}
 			}
@@ -65,7 +66,7 @@ func (h *harness) policies(t *testing.T, s *services) {
 
 // badRequests: what makes no sense is the server's to refuse, and changes nothing
 // for others.
-func (h *harness) badRequests(t *testing.T, s *services) {
+func (h *files) badRequests(t *testing.T, s *suite.File) {
 	bad := map[string][]byte{
 		"nothing": {}, "one byte": {0}, "no NUL": []byte("\x00\x01file"), "no mode": []byte("\x00\x01file\x00"),
 		"empty name": request(""), "unknown opcode": []byte("\x00\x4dfile\x00octet\x00"), "data": []byte("\x00\x03\x00\x01abc"),
@@ -74,7 +75,7 @@ func (h *harness) badRequests(t *testing.T, s *services) {
 	}
 	for way, to := range outside {
 		for _, combo := range flows.UDP {
-			server := s.at(t, to, combo)
+			server := address(t, s, to, combo)
 			for what, b := range bad {
 				conn := h.socket(t, "client0")
 				if err := send(conn, server, b); err != nil {
@@ -115,10 +116,10 @@ func (h *harness) badRequests(t *testing.T, s *services) {
 
 // thirdHost: another client cannot send to the server in a foreign transfer, and the
 // client does not receive packets of another pod as the server's.
-func (h *harness) thirdHost(t *testing.T, s *services) {
+func (h *files) thirdHost(t *testing.T, s *suite.File) {
 	for way, to := range outside {
 		for _, combo := range flows.UDP {
-			x := h.begin(t, "client0", s.at(t, to, combo), "f5120")
+			x := h.begin(t, "client0", address(t, s, to, combo), "f5120")
 			stranger := h.socket(t, "client1")
 			for _, b := range [][]byte{{0, 4, 0, 9}, {0, 5, 0, 0, 'x', 0}, request("f100000")} {
 				if err := send(stranger, x.tid, b); err != nil {
@@ -136,11 +137,11 @@ func (h *harness) thirdHost(t *testing.T, s *services) {
 }
 
 // restarts: what runs in the kernel goes on while agents are ended and started.
-func (h *harness) restarts(t *testing.T, s *services) {
+func (h *files) restarts(t *testing.T, s *suite.File) {
 	var open []*transfer
 	for _, to := range outside {
 		for _, combo := range flows.UDP {
-			open = append(open, h.begin(t, "client0", s.at(t, to, combo), "f100000"))
+			open = append(open, h.begin(t, "client0", address(t, s, to, combo), "f100000"))
 		}
 	}
 	step := func(when string) {
@@ -182,7 +183,7 @@ func (h *harness) restarts(t *testing.T, s *services) {
 // floodSize is how many requests one host sends to a server that is not there:
 // more than the table of flows has room for. For the kernel's helpers it is far
 // fewer: floodOfExpectations is about more.
-func (h *harness) floodSize() int {
+func (h *files) floodSize() int {
 	if h.Mode == "ebpf" {
 		return 5 * flowTable
 	}
@@ -194,13 +195,13 @@ const flowTable = 4096
 
 // flood: requests to a dead server are bounded in what they take, and others'
 // transfers go on, the open ones and new ones.
-func (h *harness) flood(t *testing.T, s *services) {
-	open := h.begin(t, "client0", s.at(t, outside["there"], flows.UDP4), "f100000")
+func (h *files) flood(t *testing.T, s *suite.File) {
+	open := h.begin(t, "client0", address(t, s, outside["there"], flows.UDP4), "f100000")
 	machine, err := h.Host("client1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead := s.at(t, flows.NodePort("a").Of("dead"), flows.UDP4)
+	dead := address(t, s, flows.NodePort("a").Of("dead"), flows.UDP4)
 	ended := make(chan error, 1)
 	go func() {
 		ended <- machine.Do(func() error { return floodFrom(dead, h.floodSize()) })
@@ -219,7 +220,7 @@ func (h *harness) flood(t *testing.T, s *services) {
 				t.Fatalf("an open transfer under a flood: %v", err)
 			}
 		}
-		x := h.begin(t, "client0", s.at(t, outside["here"], flows.UDP4), "f5120")
+		x := h.begin(t, "client0", address(t, s, outside["here"], flows.UDP4), "f5120")
 		x.finish(t, "under a flood", "f5120", 5120)
 		x.conn.Close()
 	}
@@ -235,7 +236,7 @@ func (h *harness) flood(t *testing.T, s *services) {
 // floodOfExpectations: the kernel's helpers make an expectation of each request, in
 // one table for all. A flood fills it and no more: it is counted, transfers that have
 // begun go on, and when there is room again, others are served at once.
-func (h *harness) floodOfExpectations(t *testing.T, s *services) {
+func (h *files) floodOfExpectations(t *testing.T, s *suite.File) {
 	if h.Mode == "ebpf" {
 		return // there are none
 	}
@@ -259,12 +260,12 @@ func (h *harness) floodOfExpectations(t *testing.T, s *services) {
 			}
 		}
 	}
-	open := h.begin(t, "client0", s.at(t, outside["there"], flows.UDP4), "f100000")
+	open := h.begin(t, "client0", address(t, s, outside["there"], flows.UDP4), "f100000")
 	machine, err := h.Host("client1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead := s.at(t, flows.NodePort("a").Of("dead"), flows.UDP4)
+	dead := address(t, s, flows.NodePort("a").Of("dead"), flows.UDP4)
 	if err := machine.Do(func() error { return floodFrom(dead, limit+limit/4) }); err != nil {
 		t.Fatal(err)
 	}
@@ -281,13 +282,13 @@ func (h *harness) floodOfExpectations(t *testing.T, s *services) {
 	}
 	open.finish(t, "with a full table of expectations", "f100000", 100_000)
 	flush()
-	x := h.begin(t, "client0", s.at(t, outside["here"], flows.UDP4), "f5120")
+	x := h.begin(t, "client0", address(t, s, outside["here"], flows.UDP4), "f5120")
 	x.finish(t, "after a flood of expectations", "f5120", 5120)
 }
 
 // counted: with eBPF, a request counts once, where it is translated, and so does its
 // first answer, by whatever way both go.
-func (h *harness) counted(t *testing.T, s *services) {
+func (h *files) counted(t *testing.T, s *suite.File) {
 	if h.Mode != "ebpf" {
 		return // the kernel's helpers count nothing
 	}
@@ -321,7 +322,7 @@ func (h *harness) counted(t *testing.T, s *services) {
 				asked, answered := read(node)
 				before[node] = [2]int{asked, answered}
 			}
-			addr := s.at(t, way.To, combo)
+			addr := address(t, s, way.To, combo)
 			if way.answered == 0 {
 				if err := send(h.socket(t, way.From), addr, request("f5120")); err != nil {
 					t.Fatal(err)
@@ -345,7 +346,7 @@ func (h *harness) counted(t *testing.T, s *services) {
 }
 
 // leavesNothing: with eBPF, transfers from outside leave no trace in conntrack.
-func (h *harness) leavesNothing(t *testing.T, s *services) {
+func (h *files) leavesNothing(t *testing.T, s *suite.File) {
 	client := h.Addr("client0", false).String()
 	count := func(node string) (n int) {
 		for _, table := range []string{"conntrack", "expect"} {
@@ -368,7 +369,7 @@ func (h *harness) leavesNothing(t *testing.T, s *services) {
 	}
 	for range 50 {
 		for _, to := range outside {
-			x := h.begin(t, "client0", s.at(t, to, flows.UDP4), "f5120")
+			x := h.begin(t, "client0", address(t, s, to, flows.UDP4), "f5120")
 			x.finish(t, "counted", "f5120", 5120)
 			x.conn.Close()
 		}
@@ -387,12 +388,13 @@ func (h *harness) leavesNothing(t *testing.T, s *services) {
 
 // endpointGoes: a transfer whose server leaves the Service comes to its end, and
 // the same socket is served by another for its next file.
-func (h *harness) endpointGoes(t *testing.T, s *services) {
+func (h *files) endpointGoes(t *testing.T, s *suite.File) {
 	var open []*transfer
 	for _, combo := range flows.UDP {
-		open = append(open, h.begin(t, "client0", s.at(t, outside["here"], combo), "f5120"))
+		open = append(open, h.begin(t, "client0", address(t, s, outside["here"], combo), "f5120"))
 	}
-	s.change(t, service("here", corev1.ProtocolUDP, 69, "b0"), service("there", corev1.ProtocolUDP, 69, "b0"))
+	s.MustWrite(t, service("here", corev1.ProtocolUDP, 69, "b0"), service("there", corev1.ProtocolUDP, 69, "b0"))
+	s.MustWait(t)
 	for _, x := range open {
 		if h.Mode == "ebpf" {
 			x.finish(t, "after the endpoint went", "f5120", 5120)
@@ -417,10 +419,10 @@ func (h *harness) endpointGoes(t *testing.T, s *services) {
 
 // endpointDies: a server is killed while it sends; when the Service has another, the
 // same sockets are served by that, and hear nothing of the transfers that have ended.
-func (h *harness) endpointDies(t *testing.T, s *services) {
+func (h *files) endpointDies(t *testing.T, s *suite.File) {
 	var open []*transfer
 	for _, combo := range flows.UDP {
-		open = append(open, h.begin(t, "client0", s.at(t, outside["here"], combo), "f100000"))
+		open = append(open, h.begin(t, "client0", address(t, s, outside["here"], combo), "f100000"))
 	}
 	b0, err := h.Host("b0")
 	if err != nil {
@@ -443,7 +445,8 @@ func (h *harness) endpointDies(t *testing.T, s *services) {
 	for _, x := range open {
 		_ = x.ack() // to a server that has ended
 	}
-	s.change(t, service("here", corev1.ProtocolUDP, 69, "a0"), service("there", corev1.ProtocolUDP, 69, "a0"))
+	s.MustWrite(t, service("here", corev1.ProtocolUDP, 69, "a0"), service("there", corev1.ProtocolUDP, 69, "a0"))
+	s.MustWait(t)
 	for _, x := range open {
 		again, err := begin(x.conn, x.server, "f5120")
 		if err != nil {

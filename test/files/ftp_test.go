@@ -16,7 +16,7 @@ import (
 )
 
 // startFTP starts vsftpd on a host with anonymous access.
-func (h *harness) startFTP(t *testing.T, on string) {
+func (h *files) startFTP(t *testing.T, on string) {
 	t.Helper()
 	if err := os.MkdirAll("/var/run/vsftpd/empty", 0o755); err != nil {
 		t.Fatal(err)
@@ -31,8 +31,8 @@ func (h *harness) startFTP(t *testing.T, on string) {
 	if err := os.WriteFile(conf, []byte(strings.Join(text, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h.run(t, on, program(t, "vsftpd", "vsftpd"), conf)
-	h.listening(t, on, "tcp", 21, true)
+	h.Run(t, on, program(t, "vsftpd", "vsftpd"), conf)
+	h.WaitListening(t, on, "tcp", 21, true)
 }
 
 // ftpClients get and put a file, each in its own way to say where the data go.
@@ -86,17 +86,17 @@ var ftpWays = []flows.Flow{
 func TestFTPFilesArriveWhole(t *testing.T) {
 	r := start(t, "files-ftp")
 	r.startFTP(t, "a0")
-	s := r.load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"))
+	s := r.Load(t, service("ftp", corev1.ProtocolTCP, 21, "a0"))
 	const size = 100_000
 	r.offer(t, "file", size)
 	var wg sync.WaitGroup
 	for i, way := range ftpWays {
 		wg.Go(func() {
 			for k, combo := range flows.TCP {
-				addr := s.at(t, way.To, combo)
+				addr := address(t, s, way.To, combo)
 				for j, c := range ftpClients {
-					// Active and passive by every way, and every client by some.
-					if c.v4 && combo.IPv6() || !*all && (i+j/2+k)%2 > 0 {
+					// With -short: active and passive by every way, and every client by some.
+					if c.v4 && combo.IPv6() || testing.Short() && (i+j/2+k)%2 > 0 {
 						continue
 					}
 					what := fmt.Sprintf("%s at %s from %s", c.name, addr, way.From)

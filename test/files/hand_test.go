@@ -25,7 +25,7 @@ type transfer struct {
 }
 
 // socket opens a UDP socket on a host that no hook sees.
-func (h *harness) socket(t *testing.T, host string) net.PacketConn {
+func (h *files) socket(t *testing.T, host string) net.PacketConn {
 	t.Helper()
 	machine, err := h.Host(host)
 	if err != nil {
@@ -124,7 +124,7 @@ func (x *transfer) finish(t *testing.T, when, name string, size int) {
 	}
 }
 
-func (h *harness) begin(t *testing.T, host string, server netip.AddrPort, name string) *transfer {
+func (h *files) begin(t *testing.T, host string, server netip.AddrPort, name string) *transfer {
 	t.Helper()
 	x, err := begin(h.socket(t, host), server, name)
 	if err != nil {
@@ -134,7 +134,7 @@ func (h *harness) begin(t *testing.T, host string, server netip.AddrPort, name s
 }
 
 // drops are packets that the eBPF programs of a node have dropped.
-func (h *harness) drops(t *testing.T, node string) string {
+func (h *files) drops(t *testing.T, node string) string {
 	t.Helper()
 	text, err := h.Agent(node).Metrics(t.Context())
 	if err != nil {

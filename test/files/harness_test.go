@@ -5,8 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"flag"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -14,8 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,33 +20,26 @@ import (
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
-	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
 )
 
-var all = flag.Bool("all", false, "every client by every way, and large files")
+func TestMain(m *testing.M) { harness.Main(m, 0) }
 
-func TestMain(m *testing.M) {
-	probe.Main()
-	os.Exit(m.Run())
-}
-
-// harness is a cluster with running agents, masqueraded as by flannel, whose pods
+// files is a cluster with running agents, masqueraded as by flannel, whose pods
 // serve files out of one directory.
-type harness struct {
-	*cluster.Cluster
-	loader *suite.Loader
-	dir    string // what servers serve, and where they put what they are given
-	out    string // where clients put what they get
+type files struct {
+	*harness.Harness
+	dir string // what servers serve, and where they put what they are given
+	out string // where clients put what they get
 }
 
-func start(t *testing.T, name string, flags ...string) *harness {
+func start(t *testing.T, name string, flags ...string) *files {
 	t.Helper()
 	spec := topology.DefaultSpec(name)
 	spec.Masquerade, spec.Clients = true, 2
-	c := cluster.Start(t, cluster.Config{Spec: spec, Routes: flows.ServiceRanges(), Flags: map[string][]string{"": flags}})
-	r := &harness{Cluster: c, loader: suite.NewLoader(c), dir: shared(t), out: shared(t)}
-	return r
+	h := harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})
+	return &files{Harness: h, dir: shared(t), out: shared(t)}
 }
 
 // shared makes a directory in which servers that run as another user may write.
@@ -89,84 +78,6 @@ func program(t *testing.T, name, pkg string) string {
 	return path
 }
 
-// run starts a server on a host, for the rest of the test.
-func (h *harness) run(t *testing.T, host string, argv ...string) {
-	t.Helper()
-	machine, err := h.Host(host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := machine.Command(context.Background(), argv...)
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		_ = cmd.Wait()
-		if t.Failed() && said.Len() > 0 {
-			t.Logf("%s on %s: %s", argv[0], host, said.String())
-		}
-	})
-}
-
-// listening waits until a host listens on a port, "udp" or "tcp".
-func (h *harness) listening(t *testing.T, host, network string, port int, dual bool) {
-	t.Helper()
-	machine, err := h.Host(host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	deadline := time.Now().Add(10 * time.Second)
-	for _, v6 := range []bool{false, true} {
-		for dual || !v6 {
-			there := false
-			err := machine.Do(func() error {
-				there, err = bound(network, port, v6)
-				return err
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if there {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("no server listens on %s %d of %s (IPv6: %v)", network, port, host, v6)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-}
-
-// bound reports whether a socket of the calling thread's namespace has the port;
-// one of IPv6 without an address counts for both families.
-func bound(network string, port int, v6 bool) (bool, error) {
-	tables := []string{network + "6"}
-	if !v6 {
-		tables = append(tables, network)
-	}
-	for _, table := range tables {
-		text, err := os.ReadFile("/proc/thread-self/net/" + table)
-		if err != nil {
-			return false, err
-		}
-		for line := range strings.Lines(string(text)) {
-			f := strings.Fields(line)
-			if len(f) < 4 || !strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) || network == "tcp" && f[3] != "0A" {
-				continue
-			}
-			any := strings.Trim(f[1][:len(f[1])-5], "0") == ""
-			if v6 || table == network || any {
-				return true, nil
-			}
-		}
-	}
-	return false, nil
-}
-
 // service is a NodePort Service of one port.
 func service(name string, proto corev1.Protocol, port int32, endpoints ...string) flows.Service {
 	return flows.Service{
@@ -175,37 +86,10 @@ func service(name string, proto corev1.Protocol, port int32, endpoints ...string
 	}
 }
 
-// services are what a manifest file holds.
-type services struct {
-	file    *suite.File
-	objects []flows.Object
-}
-
-func (h *harness) load(t *testing.T, objects ...flows.Object) *services {
+// address is the address of a target.
+func address(t *testing.T, s *suite.File, to flows.Target, combo flows.Combo) netip.AddrPort {
 	t.Helper()
-	s := &services{file: h.loader.NewFile(), objects: objects}
-	s.change(t, objects...)
-	return s
-}
-
-func (s *services) change(t *testing.T, objects ...flows.Object) {
-	t.Helper()
-	s.objects = objects
-	if err := s.file.Write(objects); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.file.Wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (s *services) at(t *testing.T, to flows.Target, combo flows.Combo) netip.AddrPort {
-	t.Helper()
-	text, err := s.file.Address(to, s.objects, combo)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return netip.MustParseAddrPort(text)
+	return netip.MustParseAddrPort(s.MustAddress(t, to, combo))
 }
 
 // content is a file of a size, the same for the same name.
@@ -218,7 +102,7 @@ func content(name string, size int) []byte {
 }
 
 // offer puts a file where servers find it.
-func (h *harness) offer(t *testing.T, name string, size int) {
+func (h *files) offer(t *testing.T, name string, size int) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(h.dir, name), content(name, size), 0o666); err != nil {
 		t.Fatal(err)
@@ -253,13 +137,13 @@ func want(t *testing.T, what, path, name string, size int) bool {
 const patience = 12 * time.Second
 
 // client runs a client on a host and returns what it said.
-func (h *harness) client(ctx context.Context, host string, argv ...string) (string, error) {
+func (h *files) client(ctx context.Context, host string, argv ...string) (string, error) {
 	machine, err := h.Host(host)
 	if err != nil {
 		return "", err
 	}
 	limit := patience
-	if *all {
+	if !testing.Short() {
 		limit *= 10 // for large files
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/suite"
 )
 
 // tftpServers start one on a host.
@@ -20,23 +21,23 @@ var tftpServers = []struct {
 	on       string
 	families string // as flows.Service.Families
 	write    bool   // it takes files
-	start    func(t *testing.T, r *harness, on string)
+	start    func(t *testing.T, r *files, on string)
 }{
-	{"tftpd-hpa", "a0", "", true, func(t *testing.T, r *harness, on string) {
-		r.run(t, on, program(t, "in.tftpd", "tftpd-hpa"), "--foreground", "--listen", "--create", "--permissive", "--secure", r.dir)
+	{"tftpd-hpa", "a0", "", true, func(t *testing.T, r *files, on string) {
+		r.Run(t, on, program(t, "in.tftpd", "tftpd-hpa"), "--foreground", "--listen", "--create", "--permissive", "--secure", r.dir)
 	}},
 	// As a daemon, 0.8.0 speaks IPv4 alone.
-	{"atftpd", "a1", "4", true, func(t *testing.T, r *harness, on string) {
-		r.run(t, on, program(t, "atftpd", "atftpd"), "--daemon", "--no-fork", "--user", "nobody.nogroup", "--logfile", "-", r.dir)
+	{"atftpd", "a1", "4", true, func(t *testing.T, r *files, on string) {
+		r.Run(t, on, program(t, "atftpd", "atftpd"), "--daemon", "--no-fork", "--user", "nobody.nogroup", "--logfile", "-", r.dir)
 	}},
-	{"dnsmasq", "a2", "", false, func(t *testing.T, r *harness, on string) {
-		r.run(t, on, program(t, "dnsmasq", "dnsmasq-base"), "--keep-in-foreground", "--port=0", "--enable-tftp", "--tftp-root="+r.dir,
+	{"dnsmasq", "a2", "", false, func(t *testing.T, r *files, on string) {
+		r.Run(t, on, program(t, "dnsmasq", "dnsmasq-base"), "--keep-in-foreground", "--port=0", "--enable-tftp", "--tftp-root="+r.dir,
 			"--user=root", "--conf-file=/dev/null", "--pid-file=", "--log-facility=-", "--bind-interfaces")
 	}},
 }
 
 // startTFTP starts every server, and a Service in front of each.
-func (h *harness) startTFTP(t *testing.T) *services {
+func (h *files) startTFTP(t *testing.T) *suite.File {
 	t.Helper()
 	var objects []flows.Object
 	for _, s := range tftpServers {
@@ -46,9 +47,9 @@ func (h *harness) startTFTP(t *testing.T) *services {
 		objects = append(objects, o)
 	}
 	for _, s := range tftpServers {
-		h.listening(t, s.on, "udp", 69, s.families == "")
+		h.WaitListening(t, s.on, "udp", 69, s.families == "")
 	}
-	return h.load(t, objects...)
+	return h.Load(t, objects...)
 }
 
 // ways are from where and by which address. All servers are on node a.
@@ -81,7 +82,7 @@ func TestTFTPFilesArriveWhole(t *testing.T) {
 					}
 					// Every client by every way and to every server, and every pair often.
 					client := tftpClients[(i+j+k)%len(tftpClients)]
-					addr := s.at(t, way.To.Of(server.name), combo)
+					addr := address(t, s, way.To.Of(server.name), combo)
 					for _, size := range sizes {
 						if size == 0 && client.name == "curl" {
 							continue // 7.88 ends with an error of its own when it has got nothing
@@ -105,7 +106,7 @@ func describe(from, server string, c tftpClient, a netip.AddrPort, size int, ver
 // plain makes a file's name of what has slashes and colons.
 var plain = strings.NewReplacer("/", "-", ":", "-")
 
-func (h *harness) get(t *testing.T, from, server string, c tftpClient, a netip.AddrPort, size int, options ...string) bool {
+func (h *files) get(t *testing.T, from, server string, c tftpClient, a netip.AddrPort, size int, options ...string) bool {
 	t.Helper()
 	name, what := fmt.Sprint("f", size), describe(from, server, c, a, size, "gets")
 	local := filepath.Join(h.out, plain.Replace(fmt.Sprintf("g-%s-%s-%s-%d", from, server, a.Addr(), size)))
@@ -116,7 +117,7 @@ func (h *harness) get(t *testing.T, from, server string, c tftpClient, a netip.A
 	return want(t, what, local, name, size)
 }
 
-func (h *harness) put(t *testing.T, from, server string, c tftpClient, a netip.AddrPort, size int, options ...string) bool {
+func (h *files) put(t *testing.T, from, server string, c tftpClient, a netip.AddrPort, size int, options ...string) bool {
 	t.Helper()
 	what := describe(from, server, c, a, size, "puts")
 	name := plain.Replace(fmt.Sprintf("p-%s-%s-%s-%d", from, server, a.Addr(), size))

@@ -1,41 +1,22 @@
 package flows_test
 
 import (
-	"flag"
-	"fmt"
-	"os"
 	"testing"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
-	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
 )
 
-// parallelFlows is how many flows run at once unless -parallel says otherwise:
-// most of them wait, for an answer or for silence.
-const parallelFlows = "32"
-
-func TestMain(m *testing.M) {
-	probe.Main()
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		if err := flag.Set("test.parallel", parallelFlows); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
-}
+// TestMain runs 32 flows at once: most of them wait, for an answer or for silence.
+func TestMain(m *testing.M) { harness.Main(m, 32) }
 
 // start makes a cluster for cases.
 func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 	t.Helper()
-	cfg.Routes = flows.ServiceRanges()
-	return suite.New(cluster.Start(t, cfg))
+	return suite.New(harness.Start(t, cfg).Cluster)
 }
 
 // spec is the cluster that the package comment describes.

@@ -119,9 +119,9 @@ func (e *env) addDistantAddresses(t *testing.T) {
 	t.Helper()
 	for _, v := range []variant{{v6: false}, {v6: true}} {
 		addr := distant(e, v)
-		e.do(t, outsider, func() error { return changeAddress(addr, netlink.AddrAdd) })
+		e.Do(t, outsider, func() error { return changeAddress(addr, netlink.AddrAdd) })
 		for _, node := range e.Nodes() {
-			e.command(t, node, "ip", "route", "replace", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "eth0")
+			e.Output(t, node, "ip", "route", "replace", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "eth0")
 		}
 	}
 }

@@ -1,9 +1,7 @@
 package hostile
 
 import (
-	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -11,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -21,37 +18,20 @@ import (
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
-	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
 )
 
-var all = flag.Bool("all", false, "floods and waits four times as long, and scenarios that are left out otherwise")
-
-// longer is by how much -all makes floods and waits longer.
+// longer is by how much floods and waits are longer without -short.
 func longer() int {
-	if *all {
-		return 4
+	if testing.Short() {
+		return 1
 	}
-	return 1
+	return 4
 }
 
-// together is how many scenarios run at once unless -parallel says otherwise: most
-// of them wait.
-const together = "64"
-
-func TestMain(m *testing.M) {
-	probe.Main()
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		if err := flag.Set("test.parallel", together); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
-}
+// TestMain runs 64 scenarios at once: most of them wait.
+func TestMain(m *testing.M) { harness.Main(m, 64) }
 
 // The hosts by their part.
 const (
@@ -62,10 +42,8 @@ const (
 
 // env is a cluster with running agents and the Services that scenarios use.
 type env struct {
-	*cluster.Cluster
-	loader  *suite.Loader
-	file    *suite.File
-	objects []flows.Object
+	*harness.Harness
+	file *suite.File
 }
 
 // snatPorts is how many source ports a node has for one endpoint; flowEntries is
@@ -90,22 +68,18 @@ func start(t *testing.T) *env {
 	t.Helper()
 	spec := topology.DefaultSpec("hostile")
 	spec.Clients, spec.PodsPerNode, spec.Conntrack = 3, 6, true
-	c := cluster.Start(t, cluster.Config{
-		Spec: spec, Routes: flows.ServiceRanges(), NoAgents: true,
+	h := harness.Start(t, cluster.Config{
+		Spec: spec, NoAgents: true,
 		Flags: map[string][]string{"": {"--conntrack-max-per-core=1", fmt.Sprintf("--conntrack-min=%d", flowEntries)}},
 	})
-	e := &env{Cluster: c, loader: suite.NewLoader(c)}
-	for _, node := range c.Nodes() {
-		e.do(t, node, setSysctls)
+	e := &env{Harness: h}
+	for _, node := range h.Nodes() {
+		e.Do(t, node, setSysctls)
 	}
-	if err := c.StartAgents(t.Context()); err != nil {
+	if err := h.StartAgents(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	e.file = e.loader.NewFile()
-	e.objects = services()
-	if err := errors.Join(e.file.Write(e.objects), e.file.Wait(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	e.file = e.Load(t, services()...)
 	e.startLateServers(t)
 	e.addDistantAddresses(t)
 	return e
@@ -189,7 +163,7 @@ type scenario struct {
 	// together has the scenario run at once with others of its kind, in one flow
 	// table.
 	together bool
-	// long scenarios run with -all only.
+	// long scenarios do not run with -short.
 	long bool
 	run  func(t *testing.T, e *env, v variant)
 }
@@ -222,7 +196,7 @@ func TestHostile(t *testing.T) {
 // play runs a scenario for its variants, each from an empty flow table unless
 // they run at once.
 func (e *env) play(t *testing.T, s scenario) {
-	if s.long && !*all {
+	if s.long && testing.Short() {
 		return
 	}
 	t.Run(s.name, func(t *testing.T) {
@@ -251,7 +225,7 @@ func (e *env) play(t *testing.T, s scenario) {
 func (e *env) forgetFlows(t *testing.T) {
 	t.Helper()
 	for _, pod := range []string{"a0", "b0"} {
-		e.command(t, pod, "ss", "-K", "-t", "state", "syn-recv")
+		e.Output(t, pod, "ss", "-K", "-t", "state", "syn-recv")
 	}
 	for _, node := range e.Nodes() {
 		pins, err := filepath.Glob(filepath.Join(e.Agent(node).BPFFS, "maps-v*", "flows"))
@@ -263,7 +237,7 @@ func (e *env) forgetFlows(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		e.do(t, node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+		e.Do(t, node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 	}
 }
 
@@ -286,32 +260,6 @@ func emptyMap(pin string) error {
 	return nil
 }
 
-// do runs a function in a host's network namespace.
-func (e *env) do(t *testing.T, host string, fn func() error) {
-	t.Helper()
-	h, err := e.Host(host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Do(fn); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// command runs a program on a host.
-func (e *env) command(t *testing.T, host string, argv ...string) {
-	t.Helper()
-	h, err := e.Host(host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // cleanups need it too
-	defer cancel()
-	if out, err := h.Command(ctx, argv...).CombinedOutput(); err != nil {
-		t.Fatalf("run %s on %s: %v: %s", argv[0], host, err, out)
-	}
-}
-
 // nodePort is the NodePort of a Service at the receiving node.
 func (e *env) nodePort(t testing.TB, service, proto string, v variant) netip.AddrPort {
 	t.Helper()
@@ -320,11 +268,7 @@ func (e *env) nodePort(t testing.TB, service, proto string, v variant) netip.Add
 
 func (e *env) target(t testing.TB, to flows.Target, proto string, v variant) netip.AddrPort {
 	t.Helper()
-	text, err := e.file.Address(to, e.objects, v.combo(proto))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return netip.MustParseAddrPort(text)
+	return netip.MustParseAddrPort(e.file.MustAddress(t, to, v.combo(proto)))
 }
 
 // addr is a host's address of the variant's family.

@@ -109,8 +109,8 @@ func (e *env) narrowRoute(t *testing.T, v variant) {
 		}
 		return fmt.Errorf("node %s has no route to b0", receiver)
 	}
-	e.do(t, receiver, func() error { return set(routeMTU) })
-	t.Cleanup(func() { e.do(t, receiver, func() error { return set(0) }) })
+	e.Do(t, receiver, func() error { return set(routeMTU) })
+	t.Cleanup(func() { e.Do(t, receiver, func() error { return set(0) }) })
 }
 
 func isTooBig(p packet) bool {

@@ -136,8 +136,8 @@ func (q *lateQuestion) answer(t *testing.T) {
 // addsAddress: a pod with NET_ADMIN gives itself the address of the endpoint.
 func addsAddress(t *testing.T, e *env, v variant) {
 	stolen := e.addr(v.endpoint(), v)
-	e.do(t, "a1", func() error { return changeAddress(stolen, netlink.AddrAdd) })
-	t.Cleanup(func() { e.do(t, "a1", func() error { return changeAddress(stolen, netlink.AddrDel) }) })
+	e.Do(t, "a1", func() error { return changeAddress(stolen, netlink.AddrAdd) })
+	t.Cleanup(func() { e.Do(t, "a1", func() error { return changeAddress(stolen, netlink.AddrDel) }) })
 	if v.place == "elsewhere" {
 		e.sender(t, "a1").claim(t, e, stolen, v)
 	}
@@ -164,10 +164,10 @@ const machine = "a3"
 // claimsAddress: a virtual machine asks the node for its MAC address, with the
 // endpoint's address as its own.
 func claimsAddress(t *testing.T, e *env, v variant) {
-	e.do(t, machine, removeAddresses)
+	e.Do(t, machine, removeAddresses)
 	time.Sleep(time.Second) // the agent hears of it
 	t.Cleanup(func() {
-		e.command(t, receiver, "ip", "neighbor", "flush", "dev", "cni0", "to", e.addr(v.endpoint(), v).String())
+		e.Output(t, receiver, "ip", "neighbor", "flush", "dev", "cni0", "to", e.addr(v.endpoint(), v).String())
 	})
 	s := e.sender(t, machine)
 	for range 3 {

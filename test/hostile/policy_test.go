@@ -59,7 +59,7 @@ func forgedSource(t *testing.T, e *env, v variant) {
 // their namespace is a Pod there, lest it count as one that a policy may select.
 func (e *env) loadPolicy(t *testing.T, objects ...flows.Object) {
 	t.Helper()
-	file := e.loader.NewFile()
+	file := e.NewFile()
 	if err := errors.Join(file.Write(append(objects, flows.Pods{"a0"})), file.Wait(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func (e *env) enforce(t *testing.T, rule string) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("load nftables rule: %v: %s", err, out)
 	}
-	t.Cleanup(func() { e.command(t, receiver, "nft", "delete", "table", "inet", "hostile") })
+	t.Cleanup(func() { e.Output(t, receiver, "nft", "delete", "table", "inet", "hostile") })
 }
 
 // policedService is a Service on a port that only these cases use.
@@ -170,7 +170,7 @@ func family(v variant) string {
 // playCases runs cases, which need no packets of an attacker.
 func (e *env) playCases(t *testing.T, name string, cases []flows.Case) {
 	t.Run(name, func(t *testing.T) {
-		s := &suite.Suite{Cluster: e.Cluster, Loader: e.loader}
+		s := &suite.Suite{Cluster: e.Cluster, Loader: e.Loader}
 		s.Run(t, cases)
 	})
 }

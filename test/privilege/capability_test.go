@@ -31,9 +31,10 @@ func TestMeasure(t *testing.T) {
 // TestFlowsWithTheChartsCapabilities runs flows on three nodes whose agents have the
 // chart's capabilities and no others.
 func TestFlowsWithTheChartsCapabilities(t *testing.T) {
-	for _, m := range modes {
+	t.Parallel()
+	for _, m := range oneMode() {
 		t.Run(m.String(), func(t *testing.T) {
-			n := newNode(t, "privilege", m, 3)
+			n := newNode(t, m, 3)
 			list := granted(t, m.name)
 			n.confine(confinement{Capabilities: list})
 			if err := n.StartAgents(t.Context()); err != nil {
@@ -96,6 +97,7 @@ func without(list []string, name string) []string {
 // TestTheChartsCapabilitiesAreEnough goes through everything that an agent needs
 // capabilities for, below the profile that RuntimeDefault means.
 func TestTheChartsCapabilitiesAreEnough(t *testing.T) {
+	t.Parallel()
 	for _, m := range modes {
 		t.Run(m.String(), func(t *testing.T) {
 			for use, err := range try(t, m, confinement{Capabilities: granted(t, m.name), Seccomp: runtimeDefault(t, granted(t, m.name))}) {
@@ -128,6 +130,7 @@ var lost = []struct {
 // which includes others, is left out as well: see below. What RuntimeDefault allows
 // depends on the capabilities.
 func TestEveryCapabilityOfTheChartIsNeeded(t *testing.T) {
+	t.Parallel()
 	for _, l := range lost {
 		t.Run(l.mode.String()+" without "+l.capability, func(t *testing.T) {
 			list := without(without(granted(t, l.mode.name), "SYS_ADMIN"), l.capability)

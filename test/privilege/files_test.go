@@ -14,7 +14,7 @@ import (
 // each mode serves.
 func TestFilesOfAnAgentAreRootsAlone(t *testing.T) {
 	m := mode{"ebpf", ""}
-	n := newNode(t, "privilege", m, 1)
+	n := newNode(t, m, 1)
 	n.confine(confinement{Capabilities: granted(t, m.name)})
 	if err := n.restart(m.name, syscall.SIGTERM); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -24,33 +24,26 @@ import (
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
-	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
 )
 
 var measure = flag.String("measure", "", "comma-separated capabilities: log what each mode lacks with these and no others, and test nothing else")
 
 func TestMain(m *testing.M) {
 	confineIfAsked()
-	probe.Main()
-	os.Exit(runTests(m))
+	harness.Main(m, 4)
 }
-
-func runTests(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "spillway-privilege-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	buildDir = dir
-	return m.Run()
-}
-
-// buildDir is there as long as the tests are.
-var buildDir string
 
 // mode is a dataplane with the variant of iptables that the node's other programs use.
 type mode struct{ name, variant string }
+
+// oneMode is the modes, or with -short the first of them.
+func oneMode() []mode {
+	if testing.Short() {
+		return modes[:1]
+	}
+	return modes
+}
 
 func (m mode) String() string { return strings.TrimSuffix(m.name+"-"+m.variant, "-") }
 
@@ -58,40 +51,29 @@ var modes = []mode{{"ebpf", ""}, {"nftables", ""}, {"iptables", "legacy"}, {"ipt
 
 // node is a cluster of one node whose agent runs below a wrapper.
 type node struct {
-	*cluster.Cluster
+	*harness.Harness
 	*wrapper
-	loader *suite.Loader
 }
 
-// binary builds the agent, once.
-var binary = sync.OnceValues(func() (string, error) { return cluster.Build(context.Background(), buildDir, "") })
+// clusters numbers the clusters of this package.
+var clusters atomic.Int32
 
-func newNode(t *testing.T, name string, m mode, nodes int) *node {
+// newNode builds a cluster. It makes the test parallel: agents and tests mostly wait.
+func newNode(t *testing.T, m mode, nodes int) *node {
 	t.Helper()
-	spec := topology.DefaultSpec(name)
+	t.Parallel()
+	spec := topology.DefaultSpec(fmt.Sprint("privilege-", clusters.Add(1)))
 	if spec.Nodes = nodes; nodes > 1 { // what the cases of test/flows name
 		spec.PodsPerNode, spec.Clients, spec.Zones = 4, 2, []string{"east", "west"}
 	}
-	agent, err := binary()
+	agent, err := harness.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{wrapper: newWrapper(t, agent)}
-	c, err := cluster.Up(t.Context(), cluster.Config{
-		Spec: spec, Binary: n.wrapper.path, Mode: m.name, IptablesVariant: m.variant, Routes: flows.ServiceRanges(),
-		Flags: flagsOf(t, m.name),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		n.confine(confinement{})
-		if err := c.Down(); err != nil {
-			t.Error(err)
-		}
-	})
-	n.Cluster, n.loader = c, suite.NewLoader(c)
-	return n
+	w := newWrapper(t, agent)
+	h := harness.Up(t, cluster.Config{Spec: spec, Binary: w.path, Mode: m.name, IptablesVariant: m.variant, Flags: flagsOf(t, m.name)})
+	t.Cleanup(func() { w.confine(confinement{}) }) // before the cluster goes
+	return &node{h, w}
 }
 
 // restart ends the agent of node a, if it runs, and starts it in a mode.
@@ -147,7 +129,7 @@ var uses = []struct {
 // try runs all uses, or only the named ones, and returns their errors by name.
 func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 	t.Helper()
-	n := newNode(t, "privilege", m, 1)
+	n := newNode(t, m, 1)
 	n.confine(c)
 	failed := map[string]error{}
 	for _, use := range uses {
@@ -169,8 +151,8 @@ func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 }
 
 func serve(n *node, _ mode) error {
-	file, objects := n.loader.NewFile(), []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}
-	if err := file.Write(objects); err != nil {
+	file := n.NewFile()
+	if err := file.Write([]flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
@@ -186,7 +168,7 @@ func serve(n *node, _ mode) error {
 			return err
 		}
 		for _, combo := range flows.AllCombos {
-			dst, err := file.Address(f.To, objects, combo)
+			dst, err := file.Address(f.To, combo)
 			if err != nil {
 				return err
 			}
@@ -317,8 +299,8 @@ func takeOverFlows(n *node, m mode) error {
 	if err := n.restart("ebpf", syscall.SIGTERM); err != nil {
 		return err
 	}
-	file, objects := n.loader.NewFile(), []flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}
-	if err := file.Write(objects); err != nil {
+	file := n.NewFile()
+	if err := file.Write([]flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(n.t.Context(), 30*time.Second)
@@ -330,7 +312,7 @@ func takeOverFlows(n *node, m mode) error {
 	if err != nil {
 		return err
 	}
-	dst, err := file.Address(flows.NodePort("a"), objects, flows.AllCombos[0])
+	dst, err := file.Address(flows.NodePort("a"), flows.AllCombos[0])
 	if err != nil {
 		return err
 	}

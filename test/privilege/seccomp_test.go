@@ -150,7 +150,8 @@ func absolute(t *testing.T, path string) string {
 
 // TestTheAgentRunsBelowItsOwnProfile goes through everything that an agent does.
 func TestTheAgentRunsBelowItsOwnProfile(t *testing.T) {
-	for _, m := range modes {
+	t.Parallel()
+	for _, m := range oneMode() {
 		t.Run(m.String(), func(t *testing.T) {
 			c := confinement{Capabilities: granted(t, m.name), Seccomp: absolute(t, ownProfile)}
 			for use, err := range try(t, m, c) {

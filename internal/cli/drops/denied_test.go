@@ -9,13 +9,10 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netns"
 
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/decisions/policy"
@@ -23,6 +20,7 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/drops/cause"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // deniedWorld is a node with two pods on a bridge, and a machine outside. A policy on one
@@ -74,27 +72,6 @@ func named(t *testing.T, script string, roles ...string) map[string]string {
 	return names
 }
 
-// inNamespace runs f on a thread of a namespace, which ends with it.
-func inNamespace(t *testing.T, name string, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		there, err := netns.GetFromName(name)
-		if err == nil {
-			err = netns.Set(there)
-			there.Close()
-		}
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		f()
-	}()
-	<-done
-}
-
 // deniedPolicies are in the order of their names.
 func deniedPolicies() model.Delta {
 	cache := &model.Pod{Name: model.Name{Namespace: "n", Name: "cache"}, Node: "here", Labels: map[string]string{"role": "cache"},
@@ -114,7 +91,7 @@ func deniedPolicies() model.Delta {
 
 func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 	ns := named(t, deniedWorld, "NODE", "POD1", "POD2", "LAN")
-	inNamespace(t, ns["NODE"], func() {
+	netnstest.Within(t, ns["NODE"], func() {
 		p, err := nftables.NewPolicies(t.Context(), "", slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Error(err)
@@ -163,7 +140,7 @@ func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 				defer nftIn(t, ns["NODE"], "delete table inet theirs")
 			}
 			d, told := dropOf(t, ns["NODE"], row.hook, func() {
-				inNamespace(t, ns[row.from], func() { send(row.network, row.to) })
+				netnstest.Within(t, ns[row.from], func() { send(row.network, row.to) })
 			})
 			want := strings.ReplaceAll(row.meaning, "BY", "DoNotTrackPolicy "+row.policy+" (deny: others)")
 			if told { // by the kernel
@@ -182,7 +159,7 @@ func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 			done <- run([]string{"drops", "--netns", ns["NODE"], "--port", "11211", "--count", "1", "--for", "20s"}, &out, &errs)
 		}()
 		for code := -1; code < 0; { // until it follows
-			inNamespace(t, ns["LAN"], func() { send("tcp4", "10.244.0.2:11211") })
+			netnstest.Within(t, ns["LAN"], func() { send("tcp4", "10.244.0.2:11211") })
 			select {
 			case code = <-done:
 			case <-time.After(50 * time.Millisecond):

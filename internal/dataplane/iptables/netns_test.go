@@ -8,15 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // variants lists both variants, for tests that run on each.
@@ -49,10 +47,7 @@ func newBench(t testing.TB) *bench {
 	if os.Geteuid() != 0 {
 		t.Fatal("rules need root")
 	}
-	runtime.LockOSThread() // and never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
+	netnstest.Enter(t)
 	b := &bench{t: t, log: &strings.Builder{}, lock: filepath.Join(t.TempDir(), "xtables.lock")}
 	// Not the machine's lock: other programs may hold it, and one test holds it too.
 	b.cfg = Config{Log: slog.New(slog.NewTextHandler(b.log, nil)), lockFile: b.lock}

@@ -4,24 +4,18 @@ import (
 	"context"
 	"net/netip"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
-// enter puts the test's thread into a fresh network namespace. The thread is
-// never unlocked, so that it ends with the test.
+// enter puts the test's thread into a fresh network namespace.
 func enter(t testing.TB) {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make network namespace: %v", err)
-	}
+	netnstest.Enter(t)
 }
 
 // open opens the backend.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // Each test creates the problem in a namespace of its own and sees the finding. It fixes
@@ -72,7 +73,7 @@ func TestAnExpectationTableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 	ns := newNamespace(t, "expect")
 	inside(t, ns, `nft 'add table ip t; add ct helper ip t tftp { type "tftp" protocol udp; }; add chain ip t c { type filter hook output priority 0; }; add rule ip t c udp dport 69 ct helper set "tftp"'`)
 	limit, _ := strconv.Atoi(sysctlNow(t, expectMax))
-	enter(t, ns, func() {
+	netnstest.Within(t, ns.Names[0], func() {
 		for i := range int(full*float64(limit)) + 2 {
 			fd := socket(t, unix.SOCK_DGRAM)
 			if err := unix.Bind(fd, &unix.SockaddrInet4{Port: 1024 + i%60000, Addr: [4]byte{127, 0, 0, byte(1 + i/60000)}}); err != nil {
@@ -136,7 +137,7 @@ func TestTimeoutsLongerThanFlowsLiveAreFound(t *testing.T) {
 	ns := newNamespace(t, "silent")
 	limit, _ := strconv.Atoi(sysctlNow(t, conntrackMax))
 	many := int(someSilent*float64(limit)) + 100
-	enter(t, ns, func() {
+	netnstest.Within(t, ns.Names[0], func() {
 		for i := range many {
 			plant(t, fmt.Sprintf("192.0.2.1:%d", 1+i%60000), fmt.Sprintf("198.51.100.%d:53", 1+i/60000), 18) // silent for 12 of 30 s
 		}
@@ -368,7 +369,7 @@ func TestInvalidPacketsWhereRulesTranslateAreFound(t *testing.T) {
 	ns := newNamespace(t, "invalid")
 	inside(t, ns, `nft 'add table ip kube-proxy; add chain ip kube-proxy f { type filter hook prerouting priority 0; }; add chain ip kube-proxy n { type nat hook prerouting priority -100; }; add rule ip kube-proxy n udp dport 53 dnat to 10.244.0.2'`)
 	expectNone(t, "tcp-not-liberal", ns)
-	enter(t, ns, func() { sendNothing(t) })
+	netnstest.Within(t, ns.Names[0], func() { sendNothing(t) })
 	_, findings := examine(t, ns)
 	if f := onlyFinding(t, findings, "tcp-not-liberal"); f.Severity != Info {
 		t.Errorf("%+v", f)
@@ -387,7 +388,7 @@ func TestChecksumsThatAVXLANDeviceLeavesAreFound(t *testing.T) {
 	ns := newNamespace(t, "vxlan")
 	inside(t, ns, "ip link add flannel.1 type vxlan id 1 dstport 8472 dev lo local 127.0.0.1 nolearning; ip link set flannel.1 up")
 	expectNone(t, "vxlan-checksum-offload", ns)
-	enter(t, ns, func() {
+	netnstest.Within(t, ns.Names[0], func() {
 		server := socket(t, unix.SOCK_DGRAM)
 		defer unix.Close(server)
 		if err := unix.Bind(server, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}); err != nil {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // childEnv makes the test binary run doctor for one namespace, by name, and print its
@@ -185,7 +186,7 @@ func TestFixesThatAreRefusedAreSaidAndTheOthersGoOn(t *testing.T) {
 nft 'add table ip p; add chain ip p o { type nat hook output priority -100; }; add rule ip p o udp dport 53 dnat to 10.244.0.2'`)
 	send(t, ns, "10.96.0.10:53")
 	inside(t, ns, "nft 'flush chain ip p o; add rule ip p o udp dport 53 dnat to 10.244.0.3'")
-	enter(t, ns, func() { sendNothing(t) })
+	netnstest.Within(t, ns.Names[0], func() { sendNothing(t) })
 	r := asChild(t, ns, nil, "mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys")
 	said(t, r)
 	if len(r.Fixed) != 2 {
@@ -208,7 +209,7 @@ nft 'add table ip p; add chain ip p o { type nat hook output priority -100; }; a
 // A setting that only the machine's namespace may write is reported likewise.
 func TestASharedLimitIsNotSetFromAnotherNamespace(t *testing.T) {
 	ns := newNamespace(t, "foreign")
-	enter(t, ns, func() {
+	netnstest.Within(t, ns.Names[0], func() {
 		_, err := raiseShared(conntrackMax, 1<<30).do(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "run the command on the node") {
 			t.Errorf("got %v", err)

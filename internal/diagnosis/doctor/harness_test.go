@@ -7,17 +7,16 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // newNamespace creates a network namespace for the test, with loopback up and conntrack
@@ -65,33 +64,6 @@ func inside(t testing.TB, n conntrack.Namespace, script string) string {
 		t.Fatalf("%s: %v: %s", script, err, out)
 	}
 	return string(out)
-}
-
-// enter runs f in a namespace of place's, on the test's goroutine, so that f may
-// end the test.
-func enter(t testing.TB, n conntrack.Namespace, f func()) {
-	t.Helper()
-	there, err := netns.GetFromName(n.Names[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer there.Close()
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer home.Close()
-	if err := netns.Set(there); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := netns.Set(home); err != nil {
-			t.Fatal(err) // with the thread locked, so that it ends with the test
-		}
-		runtime.UnlockOSThread()
-	}()
-	f()
 }
 
 // examine loads these namespaces and runs every check on them.
@@ -187,7 +159,7 @@ func sysctlNow(t testing.TB, name string) string {
 func fill(t testing.TB, n conntrack.Namespace, entries int) {
 	t.Helper()
 	const timeout = "net.netfilter.nf_conntrack_udp_timeout"
-	enter(t, n, func() {
+	netnstest.Within(t, n.Names[0], func() {
 		before := sysctlNow(t, timeout)
 		if err := kernel.WriteSysctl(timeout, "3600"); err != nil {
 			t.Fatal(err)
@@ -242,7 +214,7 @@ func plant(t testing.TB, src, dst string, timeout uint32) {
 // send sends a datagram from the namespace.
 func send(t testing.TB, n conntrack.Namespace, to string) {
 	t.Helper()
-	enter(t, n, func() {
+	netnstest.Within(t, n.Names[0], func() {
 		c, err := net.Dial("udp", to)
 		if err != nil {
 			t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // attachNamed attaches a program of this name to d0, by a tcx link or as a filter.
@@ -56,9 +58,9 @@ func TestIPsecPoliciesBesideTheEBPFDataplaneAreFound(t *testing.T) {
 		ns := newNamespace(t, row.role)
 		inside(t, ns, outward+policy)
 		expectNone(t, "ipsec-with-ebpf", ns) // the dataplane does not run
-		enter(t, ns, func() { attachNamed(t, "cil_from_netdev", true) })
+		netnstest.Within(t, ns.Names[0], func() { attachNamed(t, "cil_from_netdev", true) })
 		expectNone(t, "ipsec-with-ebpf", ns)
-		enter(t, ns, func() { attachNamed(t, row.program, row.tcx) })
+		netnstest.Within(t, ns.Names[0], func() { attachNamed(t, row.program, row.tcx) })
 		_, findings := examine(t, ns)
 		f := onlyFinding(t, findings, "ipsec-with-ebpf")
 		if f.Severity != Warning || f.Numbers["policies"] != 1 || !slices.Contains(f.Evidence, "policy out: from 10.1.0.0/16 to 10.2.0.0/16") {

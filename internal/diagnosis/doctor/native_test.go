@@ -12,6 +12,7 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // Tables of nft with iptables' names and other chains: iptables-nft-save succeeds and
@@ -36,7 +37,7 @@ iptables-nft -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE`)
 	send(t, ns, "10.96.0.10:53")
 	inside(t, ns, "nft 'add table ip other; add chain ip other o { type nat hook output priority -90; }; add rule ip other o udp dport 5353 dnat to 10.9.9.9'")
 	expectNone(t, "stale-udp-entries", ns) // the endpoint is mentioned: the entry lives
-	enter(t, ns, func() { sendNothing(t) })
+	netnstest.Within(t, ns.Names[0], func() { sendNothing(t) })
 	_, findings := examine(t, ns)
 	onlyFinding(t, findings, "helper-missing")
 	if f := onlyFinding(t, findings, "tcp-not-liberal"); f.Severity != Warning {

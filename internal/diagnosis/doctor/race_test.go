@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // Two sockets with one port and two addresses send to one destination at once, through a
@@ -42,7 +43,7 @@ iptables-nft -t nat -A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE
 // race sends until the counter has counted. Many rounds may be in time.
 func race(t *testing.T, ns conntrack.Namespace) {
 	t.Helper()
-	enter(t, ns, func() {
+	netnstest.Within(t, ns.Names[0], func() {
 		c, err := conntrack.Open()
 		if err != nil {
 			t.Fatal(err)

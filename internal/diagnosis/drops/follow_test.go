@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // connect sends a SYN and does not wait for long.
@@ -60,7 +61,7 @@ func TestALostPacketIsFound(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			n := newNamespace(t, "lost", row.script)
 			f := follow(t, Config{Namespaces: []conntrack.Namespace{n}})
-			within(t, n, func() { row.send(t) })
+			netnstest.Within(t, n.Names[0], func() { row.send(t) })
 			d := next(t, f, func(d Drop) bool { return d.DestinationPort == row.port && slices.Contains(row.reasons, d.Reason) })
 			if d.Namespace != n.Names[0] || d.By != row.by || d.Hook != row.hook || !strings.Contains(d.Meaning, row.meaning) || d.Location == "" {
 				t.Errorf("%+v", d)
@@ -90,7 +91,7 @@ func TestALostPacketOfLegacyIptablesIsFound(t *testing.T) {
 	}
 	n := newNamespace(t, "legacy", "iptables-legacy -A OUTPUT -p tcp --dport 82 -j DROP")
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}})
-	within(t, n, func() { connect("127.0.0.1:82") })
+	netnstest.Within(t, n.Names[0], func() { connect("127.0.0.1:82") })
 	d := next(t, f, func(d Drop) bool { return d.DestinationPort == 82 })
 	if d.Reason != "NETFILTER_DROP" || d.Hook != "OUTPUT" || d.TCPFlags != "S" || !strings.Contains(d.Meaning, "iptables") {
 		t.Errorf("%+v", d)
@@ -122,7 +123,7 @@ ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			f := follow(t, Config{Namespaces: []conntrack.Namespace{router}})
-			within(t, client, func() {
+			netnstest.Within(t, client.Names[0], func() {
 				c, err := net.ListenPacket("udp4", row.from)
 				if err != nil {
 					t.Fatal(err)
@@ -155,9 +156,9 @@ ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
 			t.Fatalf("%+v, %v", pod, err)
 		}
 		f := follow(t, Config{Pods: []Pod{pod}})
-		within(t, client, func() { sendUDP("203.0.113.1:87") }) // lost in the router, from the pod
+		netnstest.Within(t, client.Names[0], func() { sendUDP("203.0.113.1:87") }) // lost in the router, from the pod
 		next(t, f, func(d Drop) bool { return d.DestinationPort == 87 && d.Inode == router.Inode })
-		within(t, client, func() { sendUDP("127.0.0.1:88") }) // lost in the pod
+		netnstest.Within(t, client.Names[0], func() { sendUDP("127.0.0.1:88") }) // lost in the pod
 		next(t, f, func(d Drop) bool { return d.DestinationPort == 88 && d.Inode == client.Inode })
 	})
 }
@@ -166,7 +167,7 @@ ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
 func TestASYNToAFullListenerIsFound(t *testing.T) {
 	n := newNamespace(t, "listener", "")
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}})
-	within(t, n, func() {
+	netnstest.Within(t, n.Names[0], func() {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -218,7 +219,7 @@ i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo "add rule ip slow slow udp sport
 	t.Cleanup(sender.Wait)
 	t.Cleanup(func() { close(done) })
 	sender.Go(func() {
-		within(t, n, func() {
+		netnstest.Within(t, n.Names[0], func() {
 			for round := 0; round < 60_000; round++ {
 				select {
 				case <-done:
@@ -275,9 +276,9 @@ func TestFiltersAreTheKernels(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			f := follow(t, row.c)
-			within(t, other, func() { connect("10.78.0.1:90") }) // in another namespace
-			within(t, n, func() { sendUDP("127.0.0.1:91") })     // fits no row
-			within(t, n, func() {
+			netnstest.Within(t, other.Names[0], func() { connect("10.78.0.1:90") }) // in another namespace
+			netnstest.Within(t, n.Names[0], func() { sendUDP("127.0.0.1:91") })     // fits no row
+			netnstest.Within(t, n.Names[0], func() {
 				if row.name == "IPv6 address" {
 					connect("[::1]:90")
 				} else {
@@ -300,7 +301,7 @@ func TestWhatIsBeyondTheRateIsCounted(t *testing.T) {
 	n := newNamespace(t, "rate", "")
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}, Ports: []uint16{92}, Rate: 3})
 	const sent = 200
-	within(t, n, func() {
+	netnstest.Within(t, n.Names[0], func() {
 		for range sent {
 			sendUDP("127.0.0.1:92")
 		}
@@ -316,7 +317,7 @@ func TestWhatIsBeyondTheRateIsCounted(t *testing.T) {
 func TestWhatTheBufferCannotHoldIsCounted(t *testing.T) {
 	n := newNamespace(t, "lost", "")
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}, Ports: []uint16{93}})
-	within(t, n, func() {
+	netnstest.Within(t, n.Names[0], func() {
 		c, err := net.ListenPacket("udp4", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -345,7 +346,7 @@ func TestAPodIsFoundByItsName(t *testing.T) {
 		t.Fatalf("%+v, %v", pod, err)
 	}
 	f := follow(t, Config{Pods: []Pod{pod}})
-	within(t, n, func() { sendUDP("127.0.0.1:94") })
+	netnstest.Within(t, n.Names[0], func() { sendUDP("127.0.0.1:94") })
 	if d := next(t, f, func(d Drop) bool { return d.DestinationPort == 94 }); d.Pod != name {
 		t.Errorf("pod %q", d.Pod)
 	}

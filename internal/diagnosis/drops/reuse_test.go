@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // The kernel reuses the inode of a deleted namespace for the next one.
@@ -18,7 +19,7 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 	}
 	first := newNamespace(t, "first", "")
 	f := follow(t, Config{Ports: []uint16{87}})
-	within(t, first, func() { sendUDP("127.0.0.1:87") })
+	netnstest.Within(t, first.Names[0], func() { sendUDP("127.0.0.1:87") })
 	if d := next(t, f, toPort87); d.Namespace != first.Names[0] {
 		t.Errorf("%+v", d)
 	}
@@ -33,7 +34,7 @@ func TestADropIsOfTheNamespaceThatHasTheInodeNow(t *testing.T) {
 	}
 	t.Logf("inode %d again: %v", first.Inode, second.Inode == first.Inode)
 	time.Sleep(refreshInterval) // the minimum interval between searches for names
-	within(t, second, func() { sendUDP("127.0.0.1:87") })
+	netnstest.Within(t, second.Names[0], func() { sendUDP("127.0.0.1:87") })
 	if d := next(t, f, toPort87); d.Namespace != second.Names[0] || d.Inode != second.Inode {
 		t.Errorf("dropped in %s: %+v", second.Names[0], d)
 	}
@@ -55,7 +56,7 @@ func TestAFilterIsOfOneNamespace(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		second = newNamespace(t, fmt.Sprintf("after%d", i), "")
 	}
-	within(t, second, func() { sendUDP("127.0.0.1:87") })
+	netnstest.Within(t, second.Names[0], func() { sendUDP("127.0.0.1:87") })
 	if c, err := f.Counts(); err != nil || c.Matched != 0 {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -63,7 +64,7 @@ func TestAFilterIsOfOneNamespace(t *testing.T) {
 	if err != nil || !slices.Equal(cookies, []uint64{Cookie(second)}) {
 		t.Fatalf("%v, %v", cookies, err)
 	}
-	within(t, second, func() { sendUDP("127.0.0.1:87") })
+	netnstest.Within(t, second.Names[0], func() { sendUDP("127.0.0.1:87") })
 	if d := next(t, f, func(d Drop) bool { return true }); d.Inode != second.Inode {
 		t.Errorf("%+v", d)
 	}
@@ -74,7 +75,7 @@ func TestReasonsAreCountedBeyondTheRate(t *testing.T) {
 	n := newNamespace(t, "flood", `nft "add table inet filter; add chain inet filter in { type filter hook input priority 0; }; add rule inet filter in udp dport 91 drop"`)
 	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}, Rate: 1})
 	const flood = 50
-	within(t, n, func() {
+	netnstest.Within(t, n.Names[0], func() {
 		for range flood {
 			sendUDP("127.0.0.1:91")
 		}

@@ -6,13 +6,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netns"
 
 	"spillway.dev/spillway/internal/node/conntrack"
 )
@@ -53,32 +50,6 @@ func shell(t *testing.T, script string) {
 	if out, err := exec.Command("sh", "-ec", theIP(t)+script).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", script, err, out)
 	}
-}
-
-// within runs f in a namespace on a locked thread.
-func within(t *testing.T, n conntrack.Namespace, f func()) {
-	t.Helper()
-	there, err := netns.GetFromName(n.Names[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer there.Close()
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer home.Close()
-	if err := netns.Set(there); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := netns.Set(home); err != nil {
-			t.Fatal(err) // with the thread locked, so that it ends with the test
-		}
-		runtime.UnlockOSThread()
-	}()
-	f()
 }
 
 // follow starts a Follower, until the test ends.

@@ -89,6 +89,7 @@ func TestAServerThatIsSilentIsAProblem(t *testing.T) {
 		"closes": func(c net.Conn) { c.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)

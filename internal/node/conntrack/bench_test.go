@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // benchEntries fits the table of a machine as the kernel sizes it.
@@ -39,7 +41,7 @@ func plantMany(b *testing.B, c *Conn, n int) {
 }
 
 func BenchmarkDump(b *testing.B) {
-	enterNewNamespace(b)
+	netnstest.Enter(b)
 	c := open(b)
 	plantMany(b, c, benchEntries)
 	for _, row := range []struct {
@@ -81,7 +83,7 @@ func BenchmarkDump(b *testing.B) {
 func BenchmarkDumpMillion(b *testing.B) {
 	const entries = 1_000_000
 	raiseLimit(b, 2*entries)
-	enterNewNamespace(b)
+	netnstest.Enter(b)
 	c := open(b)
 	plantMany(b, c, entries)
 	b.ReportAllocs()

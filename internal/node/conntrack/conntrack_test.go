@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -14,18 +13,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-)
 
-// enterNewNamespace moves the test's goroutine into a network namespace of its
-// own. The thread is never unlocked: it ends with the test, and the namespace
-// with it.
-func enterNewNamespace(t testing.TB) {
-	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace (needs root): %v", err)
-	}
-}
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
+)
 
 // open opens a Conn in the current namespace.
 func open(t testing.TB) *Conn {
@@ -70,7 +60,7 @@ func entries(t testing.TB, c *Conn, f Filter) []string {
 }
 
 func TestADumpGivesEveryEntryAndTheFilterIsTheKernels(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	c := open(t)
 	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4000", "10.96.0.10:53", "10.244.0.2:53")
 	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4001", "10.96.0.11:53", "10.96.0.11:53")
@@ -117,7 +107,7 @@ func TestADumpGivesEveryEntryAndTheFilterIsTheKernels(t *testing.T) {
 }
 
 func TestDeleteTakesThatEntryAndNotItsSuccessor(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	c := open(t)
 	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4000", "10.96.0.10:53", "10.244.0.2:53")
 	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4001", "10.96.0.10:53", "10.244.0.2:53")
@@ -151,7 +141,7 @@ func TestDeleteTakesThatEntryAndNotItsSuccessor(t *testing.T) {
 }
 
 func TestADumpEndsWhenAskedAndTheConnGoesOn(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	c := open(t)
 	for i := range 300 {
 		plant(t, unix.IPPROTO_UDP, fmt.Sprintf("192.0.2.1:%d", 4000+i), "10.96.0.10:53", "10.244.0.2:53")
@@ -193,7 +183,7 @@ func TestADumpThatIsBrokenOffIsBegunAgain(t *testing.T) {
 
 // The decoder relies on well-formed messages of the kernel, but they may be incomplete.
 func TestCutAttributesAreNoFault(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	c := open(t)
 	plant(t, unix.IPPROTO_TCP, "[fd00::1]:4000", "[fd96::10]:53", "[fd00::2]:53")
 	var e Entry

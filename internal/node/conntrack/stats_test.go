@@ -15,10 +15,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 func TestSizeCensusAndLimitsAreTheNamespaces(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	c := open(t)
 	for i := range 3 {
 		plant(t, unix.IPPROTO_UDP, fmt.Sprintf("192.0.2.1:%d", 4000+i), "10.96.0.10:53", "10.244.0.2:53")
@@ -45,7 +47,7 @@ func TestSizeCensusAndLimitsAreTheNamespaces(t *testing.T) {
 }
 
 func TestCountersCountWhatGoesWrong(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	c := open(t)
 	if sum, err := c.Stats(t.Context()); err != nil || sum.Any() {
 		t.Fatalf("counters of a new namespace: %+v: %v", sum, err)
@@ -66,7 +68,7 @@ func TestCountersCountWhatGoesWrong(t *testing.T) {
 }
 
 func TestExpectationsAreCountedByHelper(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	c := open(t)
 	run(t, "ip", "link", "set", "lo", "up")
 	run(t, "nft", `add table ip t; add ct helper ip t tftp { type "tftp" protocol udp; }; add chain ip t c { type filter hook output priority 0; }; add rule ip t c udp dport 69 ct helper set "tftp"`)
@@ -173,7 +175,7 @@ func TestTheKernelLogIsCounted(t *testing.T) {
 }
 
 func TestTheCollectorHasNodeExportersNames(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4000", "10.96.0.10:53", "10.244.0.2:53")
 	c := open(t)
 	reg := prometheus.NewPedanticRegistry()

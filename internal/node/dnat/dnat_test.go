@@ -3,7 +3,10 @@ package dnat
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -286,9 +289,18 @@ func FuzzNftRule(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, msg []byte) { nftRuleTranslates(msg) })
 }
 
+// enter makes the test parallel, since the tests here wait for a poll.
 func enter(t *testing.T) {
 	t.Helper()
+	t.Parallel()
 	netnstest.Enter(t)
-	// Not the machine's lock, which other programs may hold.
-	t.Setenv("XTABLES_LOCKFILE", t.TempDir()+"/xtables.lock")
+}
+
+// TestMain sets a lock of its own: other programs may hold the machine's.
+func TestMain(m *testing.M) {
+	lock := filepath.Join(os.TempDir(), fmt.Sprintf("spillway-dnat-%d.lock", os.Getpid()))
+	_ = os.Setenv("XTABLES_LOCKFILE", lock) // the name is valid
+	code := m.Run()
+	os.Remove(lock)
+	os.Exit(code)
 }

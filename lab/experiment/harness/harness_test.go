@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/load"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
@@ -219,10 +220,10 @@ func TestAskReadsTheAnswer(t *testing.T) {
 	}
 	defer r.Down()
 	node := r.Cluster.Node(0)
-	if _, err := ask(context.Background(), node, healthPort, "/healthz"); !errors.Is(err, unix.ECONNREFUSED) {
+	if _, err := agent.Get(context.Background(), node, agent.HealthPort, "/healthz"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("no agent: error %v", err)
 	}
-	l, err := node.Listen(context.Background(), "tcp", net.JoinHostPort("127.0.0.1", healthPort))
+	l, err := node.Listen(context.Background(), "tcp", net.JoinHostPort("127.0.0.1", agent.HealthPort))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +237,7 @@ func TestAskReadsTheAnswer(t *testing.T) {
 		conn.Read(make([]byte, 1000))
 		conn.Write([]byte("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 9\r\n\r\nnot yet.\n"))
 	}()
-	if _, err := ask(context.Background(), node, healthPort, "/healthz"); err == nil || !strings.Contains(err.Error(), "503 Service Unavailable: not yet.") {
+	if _, err := agent.Get(context.Background(), node, agent.HealthPort, "/healthz"); err == nil || !strings.Contains(err.Error(), "503 Service Unavailable: not yet.") {
 		t.Errorf("sick agent: error %v", err)
 	}
 }

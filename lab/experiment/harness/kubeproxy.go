@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
 )
@@ -134,15 +135,5 @@ nftables: {minSyncPeriod: %[4]v}
 		return err
 	}
 	h.agents = append(h.agents, p)
-	return p.until(ctx, "does not serve", 2*time.Minute, func(ctx context.Context) error {
-		metrics, err := ask(ctx, node, metricsPort, "/metrics")
-		if err != nil {
-			return err
-		}
-		at, err := sumMetric(metrics, "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "")
-		if err == nil && at == 0 {
-			err = errors.New("first sync is not done")
-		}
-		return err
-	})
+	return p.until(ctx, "does not serve", 2*time.Minute, func(ctx context.Context) error { return agent.Synced(ctx, node) })
 }

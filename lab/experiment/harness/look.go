@@ -3,7 +3,6 @@ package harness
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -27,32 +26,6 @@ func (h *Harness) Counters(ctx context.Context, host *topology.Host) (c conntrac
 		return c, fmt.Errorf("read conntrack counters of %s: %w", host.Name, err)
 	}
 	return c, nil
-}
-
-// Metric reads a metric of the agent on a node: the sum of all its series whose
-// labels contain the text, "" being all. It is 0 if there are none.
-func (h *Harness) Metric(ctx context.Context, node *topology.Host, name, labels string) (float64, error) {
-	page, err := ask(ctx, node, metricsPort, "/metrics")
-	if err != nil {
-		return 0, fmt.Errorf("read metrics of %s: %w", node.Name, err)
-	}
-	return sumMetric(page, name, labels)
-}
-
-func sumMetric(page, name, labels string) (sum float64, err error) {
-	for line := range strings.Lines(page) {
-		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
-		own, inBraces, _ := strings.Cut(series, "{")
-		if !ok || own != name || !strings.Contains(inBraces, labels) {
-			continue
-		}
-		v, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return 0, fmt.Errorf("read metric %s: %w", name, err)
-		}
-		sum += v
-	}
-	return sum, nil
 }
 
 // LoadFrom runs the same load from several hosts at once, which share its

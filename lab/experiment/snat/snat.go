@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
@@ -317,7 +318,7 @@ func noPort(ctx context.Context, r *harness.Harness, m method) (float64, error) 
 	if m.mode != "ebpf" {
 		return 0, nil
 	}
-	return r.Metric(ctx, r.Cluster.Node(0), "spillway_ebpf_drops_total", `reason="snat_ports"`)
+	return agent.Metric(ctx, r.Cluster.Node(0), "spillway_ebpf_drops_total", `reason="snat_ports"`)
 }
 
 func noPortSince(ctx context.Context, r *harness.Harness, m method, before float64) (float64, error) {

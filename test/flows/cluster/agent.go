@@ -1,24 +1,20 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -36,13 +32,9 @@ type Agent struct {
 	done    chan error
 }
 
-const (
-	healthPort  = "10256"
-	metricsPort = "10249"
-	// readyWithin bounds the wait for an agent to become healthy or to end. An
-	// emulated CPU (hack/vm) takes half a minute to verify the programs.
-	readyWithin = 90 * time.Second
-)
+// readyWithin bounds the wait for an agent to become healthy or to end. An
+// emulated CPU (hack/vm) takes half a minute to verify the programs.
+const readyWithin = 90 * time.Second
 
 // Build builds spillway, from the tree that the test is part of, into a
 // directory and returns its path. A binary that is given is taken instead.
@@ -146,15 +138,7 @@ func (c *Cluster) StartAgents(ctx context.Context) error {
 
 // Args are the agent's arguments without the name of the program.
 func (a *Agent) Args() []string {
-	args := []string{
-		"agent",
-		"--proxy-mode", a.cluster.ModeOf(a.Node),
-		"--hostname-override", a.host.Name,
-		"--cgroup-root", a.host.CgroupRoot,
-		"--bpffs", a.BPFFS,
-		"--healthz-bind-address", net.JoinHostPort("0.0.0.0", healthPort),
-		"--metrics-bind-address", net.JoinHostPort("127.0.0.1", metricsPort),
-	}
+	args := agent.Args(a.host, a.cluster.ModeOf(a.Node), a.BPFFS)
 	if a.cluster.API != nil {
 		args = append(args, "--kubeconfig", a.cluster.API.Kubeconfig)
 	} else {
@@ -246,11 +230,8 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 		if err := a.Ended(); err != nil {
 			return err
 		}
-		if _, last = a.Get(ctx, healthPort, "/healthz"); last == nil {
-			if at, err := a.LastSync(ctx); err == nil && !at.IsZero() {
-				return nil
-			}
-			last = errors.New("it has not synced yet")
+		if last = agent.Ready(ctx, a.host); last == nil {
+			return nil
 		}
 		select {
 		case <-ctx.Done():
@@ -261,65 +242,18 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 }
 
 // LastSync is when the agent's last sync ended, zero if there was none.
-func (a *Agent) LastSync(ctx context.Context) (time.Time, error) {
-	seconds, err := a.metric(ctx, "kubeproxy_sync_proxy_rules_last_timestamp_seconds")
-	if err != nil || seconds == 0 {
-		return time.Time{}, err
-	}
-	return time.Unix(0, int64(seconds*1e9)), nil
-}
+func (a *Agent) LastSync(ctx context.Context) (time.Time, error) { return agent.LastSync(ctx, a.host) }
 
 // Pending is how many changes of Services are not in the kernel yet, or are on
 // their way there.
 func (a *Agent) Pending(ctx context.Context) (int, error) {
-	n, err := a.metric(ctx, "kubeproxy_sync_proxy_rules_service_changes_pending")
+	n, err := agent.Metric(ctx, a.host, "kubeproxy_sync_proxy_rules_service_changes_pending", "")
 	return int(n), err
-}
-
-// metric fetches a metric without labels; 0 if there is none.
-func (a *Agent) metric(ctx context.Context, name string) (float64, error) {
-	text, err := a.Metrics(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(text) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			return strconv.ParseFloat(strings.TrimSpace(value), 64)
-		}
-	}
-	return 0, nil
-}
-
-// Get fetches a path of the agent's health or metrics server.
-func (a *Agent) Get(ctx context.Context, port, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	transport := &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return a.host.Dial(ctx, network, addr)
-		},
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:"+port+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s: %s", path, resp.Status, bytes.TrimSpace(body))
-	}
-	return body, err
 }
 
 // Metrics fetches the agent's metrics as text.
 func (a *Agent) Metrics(ctx context.Context) (string, error) {
-	body, err := a.Get(ctx, metricsPort, "/metrics")
-	return string(body), err
+	return agent.Get(ctx, a.host, agent.MetricsPort, "/metrics")
 }
 
 // Tail returns the last lines of the agent's log.

@@ -61,7 +61,7 @@ type question struct {
 }
 
 func (q *question) resolve() (err error) {
-	q.dst, err = q.r.load.address(q.f.To, flows.ServicesOf(q.r.objects), q.combo)
+	q.dst, err = q.r.load.Address(q.f.To, q.combo)
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,11 +36,12 @@ func NewLoader(c *cluster.Cluster) *Loader { return &Loader{c: c} }
 // become visible together, and with them a canary: a Service whose port number
 // says which version of the file is served.
 type File struct {
-	Scope *flows.Scope
-	l     *Loader
-	name  string
-	gen   int32
-	wrote time.Time
+	Scope   *flows.Scope
+	l       *Loader
+	name    string
+	gen     int32
+	wrote   time.Time
+	objects []flows.Object // as last written
 }
 
 // NewFile makes a file with a namespace and addresses of its own.
@@ -83,7 +85,7 @@ func (l *Loader) proxyName(node string) string {
 // Write puts objects, and a canary, in the place of what the file held before.
 func (f *File) Write(objects []flows.Object) error {
 	f.gen++
-	f.wrote = time.Now()
+	f.wrote, f.objects = time.Now(), objects
 	if f.l.c.API != nil {
 		return f.apply(objects)
 	}
@@ -220,8 +222,43 @@ func (f *File) address(to flows.Target, services []flows.Service, c flows.Combo)
 }
 
 // Address resolves a target among the objects that the file holds.
-func (f *File) Address(to flows.Target, objects []flows.Object, c flows.Combo) (string, error) {
-	return f.address(to, flows.ServicesOf(objects), c)
+func (f *File) Address(to flows.Target, c flows.Combo) (string, error) {
+	return f.address(to, flows.ServicesOf(f.objects), c)
+}
+
+// Load writes objects into a new file and waits until every node serves it.
+func (l *Loader) Load(t testing.TB, objects ...flows.Object) *File {
+	t.Helper()
+	f := l.NewFile()
+	f.MustWrite(t, objects...)
+	f.MustWait(t)
+	return f
+}
+
+// MustWrite is Write for a test.
+func (f *File) MustWrite(t testing.TB, objects ...flows.Object) {
+	t.Helper()
+	if err := f.Write(objects); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// MustWait is Wait for a test.
+func (f *File) MustWait(t testing.TB) {
+	t.Helper()
+	if err := f.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// MustAddress is Address for a test.
+func (f *File) MustAddress(t testing.TB, to flows.Target, c flows.Combo) string {
+	t.Helper()
+	text, err := f.Address(to, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -21,6 +21,7 @@ import (
 	"spillway.dev/spillway/internal/node/capacity"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
 // rig is a Pilot on the real kernel, and its log.
@@ -50,16 +51,6 @@ func newRig(t *testing.T, c Config, names ...string) *rig {
 	}
 	r.Pilot = p
 	return r
-}
-
-// enterNewNamespace moves the test's thread into a network namespace of its own. The
-// namespace ends with the thread.
-func enterNewNamespace(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace (needs root): %v", err)
-	}
 }
 
 // podNamespace returns a namespace whose conntrack sees packets on lo.
@@ -127,7 +118,7 @@ func shortFlows(t *testing.T, in conntrack.Namespace, perSecond int) (stop func(
 }
 
 func TestShortFlowsOfAPodShortenItsTimeoutsAndTheyRestore(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	pod := podNamespace(t)
 	const found = 14
 	err := pod.Enter(func() error {
@@ -186,7 +177,7 @@ func conntrackOwn(t *testing.T) conntrack.Namespace {
 }
 
 func TestWhatCannotBeWrittenIsSaidOnceAndLeftAlone(t *testing.T) {
-	enterNewNamespace(t) // whose sizes are read-only
+	netnstest.Enter(t) // whose sizes are read-only
 	most := value(t, conntrackOwn(t), sizeMax)
 	r := newRig(t, Config{Mode: On, Memory: 1 << 40, Entries: 2 * most})
 	for range 3 {
@@ -201,7 +192,7 @@ func TestWhatCannotBeWrittenIsSaidOnceAndLeftAlone(t *testing.T) {
 }
 
 func TestAdviceIsGivenOnceAndChangesNothing(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	most := value(t, conntrackOwn(t), sizeMax)
 	r := newRig(t, Config{Mode: Advise, Memory: 1 << 40, Entries: 2 * most})
 	for range 3 {
@@ -266,7 +257,7 @@ func TestSizesOfTheMachineAreRaisedAndGoBackAfterASIGKILL(t *testing.T) {
 }
 
 func TestAnAgentKilledBetweenItsFileAndTheKernelHasChangedNothing(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	own := conntrackOwn(t)
 	var cookie uint64
 	if err := own.Enter(func() (err error) { cookie, err = kernel.NetnsCookie(); return err }); err != nil {
@@ -303,7 +294,7 @@ func TestAnAgentKilledBetweenItsFileAndTheKernelHasChangedNothing(t *testing.T) 
 }
 
 func TestOffTakesBackWhatWasChanged(t *testing.T) {
-	enterNewNamespace(t)
+	netnstest.Enter(t)
 	own := conntrackOwn(t)
 	var cookie uint64
 	err := own.Enter(func() (err error) {

@@ -29,32 +29,27 @@ func TestFlowsFollowTheirServiceWhenAnEndpointGoes(t *testing.T) {
 	}
 }
 
-func TestFlowsFindTheFirstEndpointAfterNone(t *testing.T) {
-	w := newWorld(t)
-	r := w.reconciler()
-	w.translate()
-	apply(t, r, upserts(port4(), port6()))
-	apply(t, r, intent.Changes{}) // the second look: the third is for the endpoint
-	flows := w.flowToEveryFrontend()
-	wantAnswers(t, "without endpoints", flows, "", "")
+func TestFlowsFindWhatIsNewerThanThey(t *testing.T) {
+	for name, before := range map[string][]intent.Changes{
+		"the first endpoint": {upserts(port4(), port6()), {}}, // the second look: the third is for the endpoint
+		"the Service":        {upserts()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			r := w.reconciler()
+			w.translate()
+			for _, c := range before {
+				apply(t, r, c)
+			}
+			flows := w.flowToEveryFrontend()
+			wantAnswers(t, "before", flows, "", "")
 
-	w.translate(everyFrontend(epA, epA6)...)
-	wantAnswers(t, "the rules alone do not move a flow: else this test shows nothing", flows, "", "")
-	apply(t, r, upserts(port4(epA), port6(epA6)))
-	wantAnswers(t, "with the first endpoint", flows, epA, epA6)
-}
-
-func TestFlowsFindAServiceThatIsNewerThanThey(t *testing.T) {
-	w := newWorld(t)
-	r := w.reconciler()
-	w.translate()
-	apply(t, r, upserts())
-	flows := w.flowToEveryFrontend()
-	wantAnswers(t, "without a Service", flows, "", "")
-	w.translate(everyFrontend(epA, epA6)...)
-	wantAnswers(t, "the rules alone do not move a flow: else this test shows nothing", flows, "", "")
-	apply(t, r, upserts(port4(epA), port6(epA6)))
-	wantAnswers(t, "with the Service", flows, epA, epA6)
+			w.translate(everyFrontend(epA, epA6)...)
+			wantAnswers(t, "the rules alone do not move a flow: else this test shows nothing", flows, "", "")
+			apply(t, r, upserts(port4(epA), port6(epA6)))
+			wantAnswers(t, "after", flows, epA, epA6)
+		})
+	}
 }
 
 func TestNothingIsLeftOfAPortWithoutEndpointsAndOfOneThatIsGone(t *testing.T) {

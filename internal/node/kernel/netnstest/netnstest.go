@@ -1,4 +1,5 @@
-// Package netnstest gives tests network namespaces of their own.
+// Package netnstest gives tests network namespaces of their own, and runs parts of tests
+// in others.
 package netnstest
 
 import (
@@ -9,9 +10,9 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Enter moves the test's thread into a new network namespace until the test
-// ends. Subtests run on other threads, and so in other namespaces.
-func Enter(t *testing.T) (home, own netns.NsHandle) {
+// Enter moves the test's thread into a new network namespace. The thread stays locked, so
+// that it ends with the test. Subtests run on other threads, and so in other namespaces.
+func Enter(t testing.TB) (home, own netns.NsHandle) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -25,12 +26,35 @@ func Enter(t *testing.T) (home, own netns.NsHandle) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		own.Close()
+		home.Close()
+	})
+	return home, own
+}
+
+// Within runs f in the network namespace of a name (ip netns), on the test's goroutine, so
+// that f may end the test.
+func Within(t testing.TB, name string, f func()) {
+	t.Helper()
+	there, err := netns.GetFromName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer home.Close()
+	if err := netns.Set(there); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
 		if err := netns.Set(home); err != nil {
 			t.Fatal(err) // with the thread locked, so that it ends with the test
 		}
-		own.Close()
-		home.Close()
 		runtime.UnlockOSThread()
-	})
-	return home, own
+	}()
+	f()
 }

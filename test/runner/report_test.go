@@ -21,6 +21,10 @@ func TestSkipsNeedLeave(t *testing.T) {
 {"Action":"fail","Package":"spillway.dev/spillway/a","Test":"TestF"}
 {"Action":"fail","Package":"spillway.dev/spillway/a"}
 `
+	const panicked = `{"Action":"run","Package":"spillway.dev/spillway/a","Test":"TestF"}
+{"Action":"output","Package":"spillway.dev/spillway/a","Test":"TestF","Output":"panic: boom\n"}
+{"Action":"fail","Package":"spillway.dev/spillway/a"}
+`
 	const unbuilt = `{"ImportPath":"spillway.dev/spillway/b","Action":"build-output","Output":"b.go:1: undefined: x\n"}
 {"Action":"fail","Package":"spillway.dev/spillway/b","FailedBuild":"spillway.dev/spillway/b"}
 `
@@ -35,6 +39,7 @@ func TestSkipsNeedLeave(t *testing.T) {
 		{"leave is for one package", stream, "b TestTwo* # no IPv6 there", false, "a TestTwo/x"},
 		{"a failed test fails and shows its output", stream + failed, "a TestTwo* # x", false, "boom"},
 		{"a package that does not build fails and shows why", stream + unbuilt, "a TestTwo* # x", false, "undefined: x"},
+		{"a panic fails and is shown", stream + panicked, "a TestTwo* # x", false, "panic: boom"},
 		{"leave without a reason is no leave", stream, "a TestTwo/x", false, "write PACKAGE TEST"},
 		{"no test at all fails", "", "", false, "no test ran"},
 	} {
@@ -44,11 +49,15 @@ func TestSkipsNeedLeave(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out bytes.Buffer
-			ok, err := check(strings.NewReader(c.in), &out, file)
+			r := newReport(&out)
+			if _, err := r.readStage("ebpf", strings.NewReader(c.in)); err != nil {
+				r.stageFailed("ebpf", err)
+			}
+			allowed, err := readAllowed(file)
 			if err != nil {
 				out.WriteString(err.Error())
 			}
-			if got := ok && err == nil; got != c.ok {
+			if got := r.finish(allowed) && err == nil; got != c.ok {
 				t.Errorf("passed is %v, want %v", got, c.ok)
 			}
 			if !strings.Contains(out.String(), c.says) {
