@@ -1,6 +1,7 @@
 // Package node groups the packages about the node's kernel that know nothing of Services:
 //
 //	kernel      features, sysctls, addresses, mounts, network namespaces, IPsec
+//	nft         reads and writes nf_tables
 //	conntrack   the kernel's connection tracking: entries, counters, metrics
 //	  autopilot   adjusts its sizes and timeouts
 //	  stale       deletes entries that a change has made stale

@@ -4,6 +4,7 @@ import (
 	"maps"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // table is what the agent believes the kernel holds: enough to work out what a
@@ -34,24 +35,24 @@ func newTable(tr traits) *table {
 // change collects what one Apply or Replace does to a table. The table itself
 // changes when the kernel has.
 type change struct {
-	t         *table
-	ports     map[intent.PortID]*intent.ServicePort // nil: goes
-	node      *intent.Node
-	sets      map[string]*setChange
-	found     bool     // what was there before is as it was found in the kernel
-	strangers []string // sets that were found and are not ours, or not any more
+	t       *table
+	ports   map[intent.PortID]*intent.ServicePort // nil: goes
+	node    *intent.Node
+	sets    map[string]*setChange
+	found   bool     // the previous elements are those of the kernel
+	foreign []string // sets of the kernel that the layout does not have
 }
 
 // setChange is what changes in one set.
 type setChange struct {
 	set   *set
 	elems map[string]*elemChange
-	all   []elem // all that a set that is written whole is to hold
+	all   elemList // all elements that a tree is to have
 }
 
 // elemChange is what becomes of one element.
 type elemChange struct {
-	had, want *value
+	had, want *nft.Value
 	owners    int // more or fewer, in a shared set
 }
 
@@ -90,7 +91,7 @@ func (c *change) setNode(n *intent.Node) {
 		s := c.t.layout.common[i].localPods
 		for _, e := range want.elems {
 			if e.set == s {
-				c.set(s).all = append(c.set(s).all, e)
+				c.set(s).all.add(e.key, &e.Value)
 			}
 		}
 	}
@@ -100,10 +101,10 @@ func (c *change) setNode(n *intent.Node) {
 }
 
 func (c *change) set(s *set) *setChange {
-	sc := c.sets[s.name]
+	sc := c.sets[s.Name]
 	if sc == nil {
 		sc = &setChange{set: s, elems: map[string]*elemChange{}}
-		c.sets[s.name] = sc
+		c.sets[s.Name] = sc
 	}
 	return sc
 }
@@ -124,7 +125,7 @@ func (c *change) removeRendering(r *rendering) {
 	for i := range r.elems {
 		ec := c.elem(&r.elems[i])
 		ec.owners--
-		ec.had = &r.elems[i].value
+		ec.had = &r.elems[i].Value
 	}
 }
 
@@ -132,7 +133,7 @@ func (c *change) addRendering(r *rendering) {
 	for i := range r.elems {
 		ec := c.elem(&r.elems[i])
 		ec.owners++
-		ec.want = &r.elems[i].value
+		ec.want = &r.elems[i].Value
 	}
 }
 
@@ -163,8 +164,59 @@ func (c *change) done(p *plan) {
 			}
 		}
 	}
-	maps.Copy(t.chains, p.chains)
-	for _, n := range p.gone {
-		delete(t.chains, n)
+	if p.chains != nil {
+		t.chains = p.chains
 	}
+}
+
+// against turns a change of an empty table into a change of the table that was found. It
+// reports false if that is impossible: the table then has to be replaced.
+func (c *change) against(found *nft.Listing) bool {
+	c.found = true
+	known := map[string]*set{}
+	for _, s := range c.t.layout.sets {
+		known[s.Name] = s
+	}
+	for name, have := range found.Sets {
+		s := known[name]
+		switch {
+		case s == nil:
+			c.foreign = append(c.foreign, name)
+			continue
+		case !have.Is(&s.Set):
+			return false
+		}
+		c.t.exists[name] = true
+		c.t.count[name] = len(have.Elements)
+		for key, v := range have.Elements {
+			c.elem(&elem{set: s, key: key}).had = v
+		}
+	}
+	for name, have := range found.Chains {
+		if !have.Is(hooks[name]) {
+			return false
+		}
+	}
+	c.t.helpers, c.t.chains = maps.Clone(found.Helpers), found.Sums()
+	return true
+}
+
+// shapedAs reports whether the kernel's table has the sets, chains and rules that were
+// written, and no others.
+func (t *table) shapedAs(found *nft.Listing) bool {
+	sets := 0
+	for name, exists := range t.exists {
+		if !exists {
+			continue
+		}
+		if sets++; found.Sets[name] == nil {
+			return false
+		}
+	}
+	for name := range t.chains {
+		if have := found.Chains[name]; have == nil || !have.Is(hooks[name]) {
+			return false
+		}
+	}
+	return found.Active() && sets == len(found.Sets) && maps.Equal(t.chains, found.Sums()) && maps.Equal(t.helpers, found.Helpers)
 }
