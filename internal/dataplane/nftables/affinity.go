@@ -26,8 +26,8 @@ import (
 // or with one of a deleted endpoint, is served as without affinity. Its endpoint is recorded
 // when its packet leaves with the endpoint's address.
 //
-// nft has no way to write that one lookup's result is part of the next one's key
-// (it even aborts when it has to show that), so the numbers go through
+// nft cannot write that one lookup's result is part of the next one's key (it even aborts when
+// it lists such a rule), so the numbers go through
 // skb->priority. It is 0 again when the packet leaves.
 
 // clientLimit bounds the remembered clients of a family. The kernel allocates 16 bytes for

@@ -19,14 +19,14 @@ import (
 // translated: nf_nat then knows that the stream's length may change (FTP), and
 // translates what the helper expects as it did the connection itself.
 //
-//	services4-tftp       addresses of such Services, and endpoints here
+//	services4-tftp       addresses of such Services, and of their endpoints on this node
 //	nodeports4-tftp      their NodePorts
 //	helped-endpoints4    addresses of those endpoints
 //
-// An endpoint here may be asked by another node, which has translated already.
-// This node's conntrack then has nothing to translate, and what it expects is
-// open to anybody's rules: a CNI would masquerade a TFTP server's answer, which
-// begins a connection, and the other node would not know it. Chain "as-it-is"
+// Another node may have translated a request to an endpoint of this node. This node's
+// conntrack then translates nothing, and any program's rules apply to the connection that
+// the helper expects: a CNI would masquerade a TFTP server's answer, which begins a
+// connection, and the other node would not recognize it. Chain "as-it-is"
 // comes before those rules and says that its source stays.
 const chainAsItIs = "as-it-is"
 
@@ -77,8 +77,8 @@ func (l *layout) needsHelper(s *set) bool {
 	return slices.ContainsFunc(l.helpers, func(h *helper) bool { return slices.Contains(h.sets, s) })
 }
 
-// addHelper renders what a port with a helper adds: its frontends, and its endpoints
-// here.
+// addHelper renders what a port with a helper adds: its frontends, and its endpoints on this
+// node.
 func (r *rendering) addHelper(l *layout, p *intent.ServicePort) {
 	i := familyIndex(p.ID.Family)
 	if p.OfFTP {
@@ -109,8 +109,7 @@ func (r *rendering) addHelper(l *layout, p *intent.ServicePort) {
 	}
 }
 
-// assign gives connections their helper, without an end to the way that their
-// first packet goes.
+// assign gives connections their helper. The first packet continues in the chain.
 func (rs *ruleset) assign() (out []*nft.Rule) {
 	for _, h := range rs.layout.helpers {
 		for _, b := range rs.layout.bases() {

@@ -245,7 +245,7 @@ func (e *policyEdit) blocks(r *policy.Rule) {
 	}
 }
 
-// apply enters changes, here and into the table as it is to be.
+// apply adds changes to the edit and to the table that follows.
 func (e *policyEdit) apply(next *policyTable, c policy.Changes) {
 	for _, ch := range c.Rules {
 		if ch.Want == nil {

@@ -151,7 +151,7 @@ func holdsPolicies(t *testing.T) string {
 	}
 	var b strings.Builder
 	for _, name := range sortedKeys(img.Sets) {
-		fmt.Fprintf(&b, "set %s %s\n", name, img.Sets[name])
+		fmt.Fprintf(&b, "set %s %x\n", name, img.Sets[name].Flags)
 		for _, key := range sortedKeys(img.Sets[name].Elements) {
 			v := img.Sets[name].Elements[key]
 			fmt.Fprintf(&b, "  %x-%x %t %s\n", key, v.KeyEnd, v.IntervalEnd, v.Jump)

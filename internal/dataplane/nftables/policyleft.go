@@ -15,18 +15,19 @@ import (
 	"spillway.dev/spillway/internal/node/nft"
 )
 
-// leftPolicies is the table of what policies were about and are not any more:
+// leftPolicies is the suffix of the table of remaining connections, which deleted policies
+// left untracked:
 //
-//	postrouting (nat, before all who masquerade)
+//	postrouting (nat, before every masquerade)
 //	  TCP without SYN, source . protocol . source port in left4       snat to the source
 //	  TCP without SYN, destination . protocol . port in left4         snat to the source
 //	  others, source . protocol . source port in left4                snat to the source
 //
-// Of a connection that ran untracked when its policy went, conntrack takes whichever
-// packet comes first for the first of a connection: an answer, or data. A CNI that
-// masquerades what pods begin would give it another source, which its receiver knows
-// nothing of. Chains of nat see the first packet alone, and who is first to decide
-// decides: here, that the source stays. Elements go by the kernel's clock.
+// When a policy is deleted, conntrack takes the next packet of an untracked connection for
+// the first one: a reply, or data. A CNI that masquerades connections of pods would give it
+// another source, which the receiver does not know. Chains of type nat see only the first
+// packet, and the first of them that decides wins: this one keeps the source. The kernel
+// expires the elements.
 //
 // It is a table of its own. Neither the next agent nor a full sync reads it, and the table of
 // policies stays as it is.

@@ -54,7 +54,7 @@ type class struct {
 	slots   *set
 }
 
-// base is one way to look up frontends: by address, protocol and port, or by
+// base is one kind of lookup of frontends: by address, protocol and port, or by
 // protocol and port on the node's own addresses; in one family.
 type base struct {
 	family     *nft.IP

@@ -147,7 +147,7 @@ func holds(t *testing.T, b *Backend) []string {
 	}
 	var out []string
 	for name, s := range img.Sets {
-		out = append(out, fmt.Sprintf("set %s %s", name, s))
+		out = append(out, fmt.Sprintf("set %s %d %d %d", name, s.Flags, s.KeyLen, s.DataLen))
 		for key, v := range s.Elements {
 			out = append(out, fmt.Sprintf("element %s %x %x %x %t %q", name, key, v.KeyEnd, v.Data, v.IntervalEnd, v.Comment))
 		}

@@ -152,25 +152,25 @@ func number64(b []byte) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-// UserData is what programs store beside kernel objects, as type, length, value
+// udata is what programs store beside kernel objects, as type, length, value
 // (libnftnl's udata.h). nft stores its own descriptions there.
-type UserData []byte
+type udata []byte
 
-// Add appends a value of up to 255 bytes.
-func (u *UserData) Add(typ byte, value []byte) {
+// add appends a value of up to 255 bytes.
+func (u *udata) add(typ byte, value []byte) {
 	*u = append(append(*u, typ, byte(len(value))), value...)
 }
 
-// U32 appends a number.
-func (u *UserData) U32(typ byte, v uint32) { u.Add(typ, hostU32(v)) }
+// u32 appends a number.
+func (u *udata) u32(typ byte, v uint32) { u.add(typ, hostU32(v)) }
 
-func (u *UserData) str(typ byte, s string) {
+func (u *udata) str(typ byte, s string) {
 	if s != "" {
-		u.Add(typ, append([]byte(s), 0))
+		u.add(typ, append([]byte(s), 0))
 	}
 }
 
-func (u UserData) get(typ byte) []byte {
+func (u udata) get(typ byte) []byte {
 	for len(u) >= 2 && len(u) >= 2+int(u[1]) {
 		if u[0] == typ {
 			return u[2 : 2+int(u[1])]
@@ -181,7 +181,7 @@ func (u UserData) get(typ byte) []byte {
 }
 
 // comment returns nft's comment of a rule, chain, table or element.
-func (u UserData) comment() string {
+func (u udata) comment() string {
 	v := u.get(udataComment)
 	if len(v) > 0 && v[len(v)-1] == 0 {
 		v = v[:len(v)-1]

@@ -264,7 +264,7 @@ func (c *Conn) request(typ int, flags netlink.HeaderFlags, data attrs, take func
 	return nil
 }
 
-// Missing reports whether an error says that the kernel has no nf_tables.
-func Missing(err error) bool {
+// missing reports whether an error says that the kernel has no nf_tables.
+func missing(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 }

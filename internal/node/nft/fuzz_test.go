@@ -23,8 +23,8 @@ func FuzzReadTable(f *testing.F) {
 	chain.close(at)
 	rule := header()
 	rule.str(unix.NFTA_RULE_CHAIN, "services")
-	var own UserData
-	own.Add(udataRuleSum, []byte("sum"))
+	var own udata
+	own.add(udataRuleSum, []byte("sum"))
 	rule.bytes(unix.NFTA_RULE_USERDATA, own)
 	element := header()
 	at = element.nest(unix.NFTA_SET_ELEM_KEY)
@@ -35,7 +35,7 @@ func FuzzReadTable(f *testing.F) {
 	element.str(unix.NFTA_VERDICT_CHAIN, "spread")
 	element.close(verdict)
 	element.close(at)
-	var comment UserData
+	var comment udata
 	comment.str(udataComment, "default/web http 80/TCP clusterIP")
 	element.bytes(unix.NFTA_SET_ELEM_USERDATA, comment)
 	for _, b := range [][]byte{set, chain, rule, element, header(), {}, append(header(), 4, 0, 1), append(header(), 0xff, 0xff, 1, 0)} {

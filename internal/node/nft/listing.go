@@ -25,22 +25,17 @@ func (l *Listing) Active() bool { return l.Exists && !l.Table.Dormant() }
 
 // ListedSet is a set of the kernel.
 type ListedSet struct {
-	Elements map[string]*Value // without those that packets added
-
-	flags, keyLen, dataLen uint32
-	counted                bool
+	Flags           uint32            // unix.NFT_SET_*
+	KeyLen, DataLen uint32            // bytes in registers
+	Counted         bool              // each element counts packets
+	Elements        map[string]*Value // without those that packets added
 }
 
 // Is reports whether the set has the type of s.
 func (l *ListedSet) Is(s *Set) bool {
 	const compared = unix.NFT_SET_MAP | unix.NFT_SET_INTERVAL | setConcat | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL | unix.NFT_SET_CONSTANT
-	return l.flags&compared == s.flags() && l.counted == s.Counted && l.keyLen == Len(s.Key) &&
-		(s.Verdict || l.dataLen == Len(s.Data))
-}
-
-// String describes the type of the set, for tests.
-func (l *ListedSet) String() string {
-	return fmt.Sprintf("%d %d %d", l.flags, l.keyLen, l.dataLen)
+	return l.Flags&compared == s.flags() && l.Counted == s.Counted && l.KeyLen == Len(s.Key) &&
+		(s.Verdict || l.DataLen == Len(s.Data))
 }
 
 // ListedChain is a chain of the kernel.
@@ -113,7 +108,7 @@ func (c *Conn) readOnce(t Table, elements bool) (*Listing, error) {
 		}
 	}
 	for name, s := range l.Sets {
-		if !elements || s.flags&unix.NFT_SET_EVAL != 0 {
+		if !elements || s.Flags&unix.NFT_SET_EVAL != 0 {
 			continue // packets change it
 		}
 		if s.Elements, err = c.elements(t, name); err != nil {
@@ -136,7 +131,7 @@ func (c *Conn) dump(typ int, t Table, add func(netlink.Message)) error {
 			add(m)
 		}
 	})
-	if Missing(err) {
+	if missing(err) {
 		return nil
 	}
 	return err
@@ -226,7 +221,7 @@ func ReadRule(object []byte) ListedRule {
 		case unix.NFTA_RULE_HANDLE:
 			r.Handle = number64(v)
 		case unix.NFTA_RULE_USERDATA:
-			r.Comment, r.Sum = UserData(v).comment(), string(UserData(v).get(udataRuleSum))
+			r.Comment, r.Sum = udata(v).comment(), string(udata(v).get(udataRuleSum))
 		case unix.NFTA_RULE_EXPRESSIONS:
 			r.Expressions = v
 		}
@@ -251,13 +246,13 @@ func (l *Listing) addSet(m netlink.Message) {
 		case unix.NFTA_SET_NAME:
 			name = String(v)
 		case unix.NFTA_SET_FLAGS:
-			s.flags = Number(v)
+			s.Flags = Number(v)
 		case unix.NFTA_SET_KEY_LEN:
-			s.keyLen = Number(v)
+			s.KeyLen = Number(v)
 		case unix.NFTA_SET_DATA_LEN:
-			s.dataLen = Number(v)
+			s.DataLen = Number(v)
 		case setExpr:
-			s.counted = true
+			s.Counted = true
 		}
 	}
 	l.Sets[name] = s
@@ -383,7 +378,7 @@ func readElement(e []byte) (key string, out *Value) {
 			out.Data = string(Attribute(v, unix.NFTA_DATA_VALUE))
 			out.Jump = String(Attribute(Attribute(v, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
 		case unix.NFTA_SET_ELEM_USERDATA:
-			out.Comment = UserData(v).comment()
+			out.Comment = udata(v).comment()
 		}
 	}
 	return key, out

@@ -76,7 +76,7 @@ func (c *Chain) Sums() string {
 type Field struct {
 	Size   uint32 // bytes, without padding
 	typ    uint32 // nft's number of the type
-	typeof UserData
+	typeof udata
 }
 
 // Numbers of nft's types (include/datatype.h) and expressions (include/expression.h), as
@@ -105,26 +105,26 @@ func RandomField(modulus uint32) Field {
 }
 
 // describe encodes an expression as nft does: its kind and its parameters.
-func describe(kind uint32, numbers ...uint32) UserData {
-	var inner, u UserData
+func describe(kind uint32, numbers ...uint32) udata {
+	var inner, u udata
 	for i, n := range numbers {
-		inner.U32(byte(i), n)
+		inner.u32(byte(i), n)
 	}
-	u.U32(0, kind)
-	u.Add(1, inner)
+	u.u32(0, kind)
+	u.add(1, inner)
 	return u
 }
 
-func describeAll(fields []Field) UserData {
+func describeAll(fields []Field) udata {
 	if len(fields) == 1 {
 		return fields[0].typeof
 	}
-	var inner, u UserData
+	var inner, u udata
 	for i, f := range fields {
-		inner.Add(byte(i), f.typeof)
+		inner.add(byte(i), f.typeof)
 	}
-	u.U32(0, exprConcat)
-	u.Add(1, inner)
+	u.u32(0, exprConcat)
+	u.add(1, inner)
 	return u
 }
 
@@ -210,25 +210,25 @@ const (
 )
 
 // userData tells nft how to show the set.
-func (s *Set) userData() UserData {
+func (s *Set) userData() udata {
 	const host, network = 1, 2
-	var u UserData
+	var u udata
 	switch {
 	case len(s.Key) > 1:
-		u.U32(udataKeyByteOrder, 0)
+		u.u32(udataKeyByteOrder, 0)
 	case s.Key[0].typ == typeInteger:
-		u.U32(udataKeyByteOrder, host)
+		u.u32(udataKeyByteOrder, host)
 	default:
-		u.U32(udataKeyByteOrder, network)
+		u.u32(udataKeyByteOrder, network)
 	}
 	if len(s.Data) == 1 {
-		u.U32(udataDataByteOrder, host)
+		u.u32(udataDataByteOrder, host)
 	} else if s.flags()&unix.NFT_SET_MAP != 0 {
-		u.U32(udataDataByteOrder, 0)
+		u.u32(udataDataByteOrder, 0)
 	}
 	if s.Typeof {
-		u.Add(udataKeyTypeof, describeAll(s.Key))
-		u.Add(udataDataTypeof, describeAll(s.Data))
+		u.add(udataKeyTypeof, describeAll(s.Key))
+		u.add(udataDataTypeof, describeAll(s.Data))
 	}
 	u.str(udataSetComment, s.Comment)
 	return u

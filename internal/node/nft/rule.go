@@ -44,10 +44,10 @@ func (r *Rule) Sum() string {
 	return string(h.Sum(nil))
 }
 
-func (r *Rule) userData() UserData {
-	var u UserData
+func (r *Rule) userData() udata {
+	var u udata
 	u.str(udataComment, r.Comment)
-	u.Add(udataRuleSum, []byte(r.Sum()))
+	u.add(udataRuleSum, []byte(r.Sum()))
 	return u
 }
 
