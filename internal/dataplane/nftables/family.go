@@ -8,6 +8,8 @@ import (
 	"spillway.dev/spillway/internal/node/nft"
 )
 
+var families = []*nft.IP{nft.IPv4, nft.IPv6}
+
 func familyOf(f model.Family) *nft.IP {
 	if f == model.IPv6 {
 		return nft.IPv6

@@ -156,7 +156,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		ch.setNode(c.Node)
 	}
-	if err := b.write(ctx, ch, repaired); err != nil {
+	if err := b.write(ctx, ch, fromExisting); err != nil {
 		return err
 	}
 	return portErrors(failed)
@@ -199,7 +199,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if !reflect.DeepEqual(b.table.node, s.Node) {
 		ch.setNode(&s.Node)
 	}
-	if err := b.write(ctx, ch, repaired); err != nil {
+	if err := b.write(ctx, ch, fromExisting); err != nil {
 		return err
 	}
 	return portErrors(failed)
@@ -263,7 +263,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 	if repairable {
 		b.table, b.state = ch.t, current
 		before := b.counts.bytes.Load()
-		err := b.write(ctx, ch, repaired)
+		err := b.write(ctx, ch, fromExisting)
 		if err == nil {
 			if b.counts.bytes.Load() > before {
 				b.noteRepair(left, found)
@@ -277,7 +277,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 	}
 	ch, _ = wholeChange(b.traits, s)
 	b.table, b.state = ch.t, current
-	from := replaced
+	from := fromDeleted
 	if !found.Exists {
 		from = fromNothing
 	}
@@ -323,9 +323,9 @@ func wholeChange(tr traits, s intent.State) (*change, map[intent.PortID]error) {
 type origin int
 
 const (
-	repaired    origin = iota // the table as it is
-	replaced                  // the same batch deletes the table
-	fromNothing               // no table: packets meet none of it before the rules are added
+	fromExisting origin = iota // the table as it is
+	fromDeleted                // the same batch deletes the table
+	fromNothing                // no table: packets meet none of it before the rules are added
 )
 
 // write makes the kernel carry out a change. If that fails, the table is unknown.
@@ -333,7 +333,7 @@ func (b *Backend) write(ctx context.Context, c *change, from origin) error {
 	p := c.plan(b.nftTable)
 	parts := []*nft.Transaction{p.tx}
 	switch from {
-	case replaced:
+	case fromDeleted:
 		p.tx.ReplaceTable()
 	case fromNothing:
 		p.tx.AddTable()

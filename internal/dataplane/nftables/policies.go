@@ -66,7 +66,7 @@ func (p *Policies) probe() *nft.Transaction {
 	t := newPolicyTable()
 	t.rules["r"] = &policy.Rule{Name: "r", Pods: true, Side: policy.Egress}
 	t.verdicts["r"] = &policy.Verdict{Name: "r", Rules: []string{"r"}, Deny: true}
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		t.kept[trackedSet(f).Name] = 1
 		for _, path := range paths {
 			for _, ranges := range []bool{false, true} {
@@ -240,7 +240,7 @@ func (e *policyEdit) set(set, key string, had, want *nft.Value) {
 }
 
 func (e *policyEdit) blocks(r *policy.Rule) {
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		e.whole[blocksOf(r.Name, f)] = blockElems(r, f)
 	}
 }

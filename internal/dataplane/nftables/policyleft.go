@@ -58,7 +58,7 @@ func leftSets(f *nft.IP) (ports, hosts *nft.Set) {
 // edit takes out of the sets of requests, or gives to a verdict that tracks.
 func (e *policyEdit) leftElems(next *policyTable) map[string]*elemList {
 	out := map[string]*elemList{}
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		ports, hosts := leftSets(f)
 		add := func(s *nft.Set, key string) {
 			if out[s.Name] == nil {
@@ -90,7 +90,7 @@ func (e *policyEdit) leftElems(next *policyTable) map[string]*elemList {
 // found enters what was found of the sets of requests that are not to be there any
 // more, as what goes.
 func (e *policyEdit) found(have *nft.Listing, want *policyTable) {
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		for _, ranges := range []bool{false, true} {
 			name := paths[0].set(f, ranges)
 			if fs := have.Sets[name]; fs != nil && want.sets[name] == nil {
@@ -137,7 +137,7 @@ func (p *Policies) leftTable() nft.Table {
 func addLeft(tx *nft.Transaction) {
 	tx.AddTable()
 	c := &nft.Chain{Name: "postrouting", Hook: leftHook}
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		ports, hosts := leftSets(f)
 		tx.AddSet(ports)
 		tx.AddSet(hosts)
@@ -210,7 +210,7 @@ func (p *Policies) forgetLeft(ctx context.Context) error {
 // readLeft reports whether the table of what is left is there, and holds anything that
 // has not expired.
 func (p *Policies) readLeft(ctx context.Context) (there, holds bool, err error) {
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		ports, hosts := leftSets(f)
 		for _, set := range []*nft.Set{ports, hosts} {
 			elements, err := p.conn.Elements(ctx, p.leftTable(), set.Name)

@@ -137,7 +137,7 @@ func (t *policyTable) span(set string) ports {
 func (t *policyTable) shape() {
 	t.sets, t.chains, t.counters = map[string]*nft.Set{}, map[string]*nft.Chain{}, map[*nft.Rule]counterKey{}
 	var base, translated []*nft.Rule
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		for _, p := range paths {
 			for _, ranges := range []bool{false, true} {
 				if len(t.targets[p.set(f, ranges)]) == 0 {
@@ -157,7 +157,7 @@ func (t *policyTable) shape() {
 			t.sets[s.Name] = s
 		}
 	}
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		if s := trackedSet(f); t.kept[s.Name] > 0 {
 			t.sets[s.Name] = s
 		}
@@ -304,7 +304,7 @@ func trackedElem(p policy.Pair) (set, key string) {
 // trackedRules return for tracked exceptions, as if the verdict did not exist. port is the
 // end of the packet that has the target's port.
 func (t *policyTable) trackedRules(peer, port nft.End) (out []*nft.Rule) {
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		s := trackedSet(f)
 		if t.kept[s.Name] == 0 {
 			continue
@@ -334,7 +334,7 @@ func itself(peer nft.End) (out []*nft.Rule) {
 // peerSets are the sets that hold the peers of a rule: pods, which come and go, in
 // a hash; ranges, which are the policy's own, in a tree.
 func peerSets(r *policy.Rule) (out []*nft.Set) {
-	for _, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for _, f := range families {
 		if r.Pods {
 			out = append(out, &nft.Set{Name: r.Name + "-pods" + f.Suffix, Comment: "pods of " + aboutRule(r), Key: []nft.Field{nft.AddrField(f)}})
 		}

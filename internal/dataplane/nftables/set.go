@@ -103,7 +103,7 @@ type layout struct {
 
 func newLayout() *layout {
 	l := &layout{}
-	for i, f := range []*nft.IP{nft.IPv4, nft.IPv6} {
+	for i, f := range families {
 		addr := nft.AddrField(f)
 		l.common[i] = common{
 			family:         f,
