@@ -117,8 +117,7 @@ func (sc *setChange) keys() []string {
 	return keys
 }
 
-// ownersOf counts the owners of an element of a shared set. It is there while
-// it has one.
+// ownersOf counts the owners of an element of a shared set. It exists while it has one.
 func (c *change) ownersOf(p *plan, s *set, key string, ec *elemChange) (had, want *nft.Value) {
 	before := c.t.owners[s.Name][key]
 	if p.owners[s.Name] == nil {

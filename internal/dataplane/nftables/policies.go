@@ -89,8 +89,8 @@ func (p *Policies) HasPolicies(ctx context.Context) (bool, error) {
 	return err == nil && found.Active() && found.Chains["prerouting"] != nil, err
 }
 
-// CleanupPolicies takes the table out of the kernel; table "" is PolicyTable. What
-// is not there is no error.
+// CleanupPolicies deletes the table from the kernel; table "" is PolicyTable. A missing table
+// is no error.
 func CleanupPolicies(ctx context.Context, table string) error {
 	table = cmp.Or(table, PolicyTable)
 	return errors.Join(Cleanup(ctx, Config{Table: table}), Cleanup(ctx, Config{Table: table + leftPolicies}))
@@ -213,10 +213,10 @@ func wholePolicies(s policy.State) (*policyTable, *policyEdit) {
 	return t, e
 }
 
-// policyEdit is which elements come and go.
+// policyEdit collects changes of elements.
 type policyEdit struct {
 	elems map[string]map[string]elemChange // by set and key
-	whole map[string]*elemList             // sets of ranges, which are written anew
+	whole map[string]*elemList             // all elements of trees (nft.Set.Tree)
 }
 
 func newPolicyEdit() *policyEdit {
@@ -286,7 +286,7 @@ func (e *policyEdit) apply(next *policyTable, c policy.Changes) {
 	}
 }
 
-// setTracked enters what stays tracked from now on, or no more.
+// setTracked adds or removes a tracked exception.
 func (e *policyEdit) setTracked(next *policyTable, p policy.Pair, want bool) {
 	set, key := trackedElem(p)
 	if want {

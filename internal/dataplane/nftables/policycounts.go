@@ -9,8 +9,7 @@ import (
 	"spillway.dev/spillway/internal/node/nft"
 )
 
-// counterKey is whose packets a rule of the table of policies counts, and what becomes of
-// them: "untracked", "tracked" (allowed, by a policy that tracks) or "denied".
+// counterKey is the policy whose packets a rule counts, and the verdict for them: "untracked", "tracked" (allowed, by a policy that tracks) or "denied".
 type counterKey struct{ policy, verdict string }
 
 // policyCounts adds up what the rules of the table have counted. A rule that is
@@ -28,8 +27,8 @@ type countedRule struct {
 	handle     uint64
 }
 
-// follow takes over which rules there are now. What a policy that is gone has counted
-// goes with it, so that there are never more sums than policies.
+// follow replaces the rules. The sums of deleted policies are deleted too, so that there are
+// never more sums than policies.
 func (c *policyCounts) follow(t *policyTable) {
 	rules, total := map[string]map[string]counterKey{}, map[counterKey]uint64{}
 	c.mu.Lock()
@@ -44,7 +43,7 @@ func (c *policyCounts) follow(t *policyTable) {
 				rules[name] = map[string]counterKey{}
 			}
 			total[key] = c.total[key]
-			// Of two alike no packet reaches the second.
+			// No packet reaches the second of two equal rules.
 			if sum := r.Sum(); rules[name][sum] == (counterKey{}) {
 				rules[name][sum] = key
 			}
@@ -53,7 +52,7 @@ func (c *policyCounts) follow(t *policyTable) {
 	c.rules, c.total = rules, total
 }
 
-// add adds what rules have counted since they were read last.
+// add adds what the rules have counted since the last read.
 func (c *policyCounts) add(seen map[countedRule]uint64) {
 	for r, packets := range seen {
 		if was := c.last[r]; packets >= was { // else it is another table's, of the same handle

@@ -53,8 +53,7 @@ func (e *policyEdit) against(tx *nft.Transaction, found *nft.Listing, want *poli
 	return rep, true
 }
 
-// diff enters what elements were found. A set of ranges that holds what it should
-// is left alone.
+// diff adds the elements that were found. A tree with the wanted elements stays.
 func (e *policyEdit) diff(found *nft.Listing, want *policyTable, rep *dataplane.Repair) {
 	for name, s := range want.sets {
 		fs := found.Sets[name]

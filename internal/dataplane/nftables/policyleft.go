@@ -34,12 +34,12 @@ import (
 const leftPolicies = "-left"
 
 const (
-	// leftFor is how long connections over TCP may be silent after their policy went.
+	// leftFor bounds the silence of TCP connections after the deletion of their policy.
 	leftFor = 24 * time.Hour
 	// leftForOthers is shorter: without SYN, replies cannot be distinguished from a pod's
 	// own packets from its port.
 	leftForOthers = 5 * time.Minute
-	// leftLooks is how often it is looked whether all has gone.
+	// leftLooks is the interval of looking whether the table is empty.
 	leftLooks = 5 * time.Minute
 	tcpSYN    = 0x02
 )
@@ -47,15 +47,15 @@ const (
 // leftHook comes before every masquerade, and before the nat chains of Services.
 var leftHook = &nft.Hook{Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 97}
 
-// leftSets are the set of single ports, and that of addresses with ranges of ports,
-// which are not told apart there.
+// leftSets returns the set of single ports, and the set of addresses with ranges of ports, in
+// which ports are not distinguished.
 func leftSets(f *nft.IP) (ports, hosts *nft.Set) {
 	return &nft.Set{Name: "left" + f.Suffix, Comment: "ports that were not tracked", Key: []nft.Field{nft.AddrField(f), nft.ProtocolField, nft.PortField}, Expires: true},
 		&nft.Set{Name: "left-hosts" + f.Suffix, Comment: "with ranges of such ports", Key: []nft.Field{nft.AddrField(f), nft.ProtocolField}, Expires: true}
 }
 
-// leftElems are the targets that go, as elements of leftSets: of those that what is in
-// edit takes out of the sets of requests, or gives to a verdict that tracks.
+// leftElems returns elements of leftSets: the targets that the edit removes from the sets of
+// requests, or gives to a verdict that tracks.
 func (e *policyEdit) leftElems(next *policyTable) map[string]*elemList {
 	out := map[string]*elemList{}
 	for _, f := range families {
@@ -87,8 +87,7 @@ func (e *policyEdit) leftElems(next *policyTable) map[string]*elemList {
 	return out
 }
 
-// found enters what was found of the sets of requests that are not to be there any
-// more, as what goes.
+// found adds the targets of sets of requests that were found and are not wanted, as removed.
 func (e *policyEdit) found(have *nft.Listing, want *policyTable) {
 	for _, f := range families {
 		for _, ranges := range []bool{false, true} {
@@ -207,8 +206,8 @@ func (p *Policies) forgetLeft(ctx context.Context) error {
 	return Cleanup(ctx, Config{Table: p.leftTable().Name})
 }
 
-// readLeft reports whether the table of what is left is there, and holds anything that
-// has not expired.
+// readLeft reports whether the table of remaining connections exists, and whether it has an
+// element that has not expired.
 func (p *Policies) readLeft(ctx context.Context) (there, holds bool, err error) {
 	for _, f := range families {
 		ports, hosts := leftSets(f)

@@ -74,7 +74,7 @@ func (p path) newSet(f *nft.IP, ranges bool) *nft.Set {
 	}
 }
 
-// policyTable is what the table of policies holds, but for elements.
+// policyTable is the content of the table of policies, without elements.
 type policyTable struct {
 	rules    map[string]*policy.Rule
 	verdicts map[string]*policy.Verdict

@@ -7,9 +7,9 @@ import (
 	"spillway.dev/spillway/internal/node/nft"
 )
 
-// table is what the agent believes the kernel holds: enough to work out what a
-// change writes, without a copy of every element. Elements are rendered again
-// from the ports when they are needed.
+// table is what the agent believes the kernel holds: enough to compute what a change
+// writes, without a copy of every element. Elements are rendered again from the ports when
+// they are needed.
 type table struct {
 	layout *layout
 	traits
@@ -18,8 +18,8 @@ type table struct {
 	count   map[string]int            // elements of each set
 	owners  map[string]map[string]int // of each element of a shared set
 	chains  map[string]string         // sums of each chain
-	exists  map[string]bool           // sets of the layout that are there
-	helpers map[string]bool           // objects that are there
+	exists  map[string]bool           // sets of the layout that exist
+	helpers map[string]bool           // helpers that exist
 }
 
 func newTable(tr traits) *table {
@@ -32,11 +32,11 @@ func newTable(tr traits) *table {
 	}
 }
 
-// change collects what one Apply or Replace does to a table. The table itself
-// changes when the kernel has.
+// change collects what one Apply or Replace does to a table. done changes the table itself,
+// after the commit.
 type change struct {
 	t       *table
-	ports   map[intent.PortID]*intent.ServicePort // nil: goes
+	ports   map[intent.PortID]*intent.ServicePort // nil: deleted
 	node    *intent.Node
 	sets    map[string]*setChange
 	found   bool     // the previous elements are those of the kernel
@@ -50,7 +50,7 @@ type setChange struct {
 	all   elemList // all elements that a tree is to have
 }
 
-// elemChange is what becomes of one element.
+// elemChange is the change of one element.
 type elemChange struct {
 	had, want *nft.Value
 	owners    int // more or fewer, in a shared set
@@ -60,8 +60,7 @@ func (t *table) change() *change {
 	return &change{t: t, ports: map[intent.PortID]*intent.ServicePort{}, sets: map[string]*setChange{}}
 }
 
-// setPort makes the table hold a port; nil takes it out. A change sets each
-// port once.
+// setPort adds, replaces or, if p is nil, deletes a port. A change sets each port once.
 func (c *change) setPort(id intent.PortID, p *intent.ServicePort) error {
 	var want rendering
 	if p != nil {
@@ -83,7 +82,7 @@ func (c *change) setPort(id intent.PortID, p *intent.ServicePort) error {
 	return nil
 }
 
-// setNode makes the table hold what it must about the node.
+// setNode replaces what the table has about the node.
 func (c *change) setNode(n *intent.Node) {
 	old := renderNode(c.t.layout, &c.t.node)
 	want := renderNode(c.t.layout, n)
@@ -119,8 +118,8 @@ func (c *change) elem(e *elem) *elemChange {
 	return ec
 }
 
-// removeRendering and addRendering are called for what goes and what comes, in any order over
-// all ports: an element that goes from one and comes with another stays.
+// removeRendering and addRendering are called in any order over all ports: an element that one
+// port loses and another gets stays.
 func (c *change) removeRendering(r *rendering) {
 	for i := range r.elems {
 		ec := c.elem(&r.elems[i])
@@ -137,7 +136,7 @@ func (c *change) addRendering(r *rendering) {
 	}
 }
 
-// done takes over what the kernel now holds.
+// done enters a committed change into the table.
 func (c *change) done(p *plan) {
 	t := c.t
 	for id, port := range c.ports {

@@ -171,7 +171,7 @@ func (r *Rule) And(reg uint32, mask []byte) *Rule {
 	})
 }
 
-// AnyBit matches if one of the bits is set, NoBit if none is.
+// AnyBit matches if one of the bits is set.
 func (r *Rule) AnyBit(reg, bits uint32) *Rule {
 	return r.And(reg, hostU32(bits)).Cmp(unix.NFT_CMP_NEQ, reg, hostU32(0))
 }
@@ -218,7 +218,7 @@ func (r *Rule) Random(modulus, reg uint32) *Rule {
 	})
 }
 
-// Hash replaces count registers from reg on by the Hash of their bytes, in reg.
+// Hash loads the Hash of count registers, from reg on, into reg.
 func (r *Rule) Hash(reg, count uint32) *Rule {
 	return r.add("hash", func(a *attrs) {
 		a.u32(unix.NFTA_HASH_SREG, reg)
