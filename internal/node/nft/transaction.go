@@ -111,10 +111,9 @@ func (t *Transaction) AddTable() {
 	})
 }
 
-// ReplaceTable adds the table, empty, and before deletes the existing table, if there is
-// one.
+// ReplaceTable deletes the table, if it exists, and adds it empty.
 func (t *Transaction) ReplaceTable() {
-	t.AddTable()
+	t.AddTable() // the kernel refuses to delete a table that does not exist
 	t.deleteTable(kindTable)
 	t.AddTable()
 }
