@@ -2,6 +2,7 @@
 // Services:
 //
 //	kernel      features, sysctls, addresses, mounts, network namespaces, IPsec
+//	nft         reads and writes nf_tables
 //	conntrack   the kernel's connection tracking: entries, counters, metrics
 //	  autopilot   adjusts its sizes and timeouts
 //	  stale       deletes entries that a change has made stale

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // Service ports with sessionAffinity ClientIP have elements besides those that
@@ -25,8 +26,8 @@ import (
 // or with one of a deleted endpoint, is served as without affinity. Its endpoint is recorded
 // when its packet leaves with the endpoint's address.
 //
-// nft has no way to write that one lookup's result is part of the next one's key
-// (it even aborts when it has to show that), so the numbers go through
+// nft cannot write that one lookup's result is part of the next one's key (it even aborts when
+// it lists such a rule), so the numbers go through
 // skb->priority. It is 0 again when the packet leaves.
 
 // clientLimit bounds the remembered clients of a family. The kernel allocates 16 bytes for
@@ -34,10 +35,10 @@ import (
 // without affinity.
 const clientLimit = 1 << 18
 
-func (l *layout) newClients(f *family) *set {
-	return l.add(&set{
-		name: "clients" + f.suffix, comment: "who has which endpoint of which Service port, by number", size: clientLimit,
-		key: []field{addrField(f), numberField}, data: []field{numberField},
+func (l *layout) newClients(f *nft.IP) *set {
+	return l.add(nft.Set{
+		Name: "clients" + f.Suffix, Comment: "who has which endpoint of which Service port, by number", Size: clientLimit,
+		Key: []nft.Field{nft.AddrField(f), nft.PriorityField}, Data: []nft.Field{nft.PriorityField},
 	})
 }
 
@@ -46,7 +47,7 @@ func (l *layout) newClients(f *family) *set {
 func (b *base) timeout(l *layout, d time.Duration) *set {
 	s := b.timeouts[d]
 	if s == nil {
-		s = l.add(&set{name: b.name + "-affinity-" + seconds(d), key: b.frontends.key, data: []field{numberField}})
+		s = l.add(nft.Set{Name: b.name + "-affinity-" + seconds(d), Key: b.frontends.Key, Data: []nft.Field{nft.PriorityField}})
 		b.timeouts[d] = s
 		clients := l.commonOf(b.family).clients
 		clients.with = append(clients.with, s)
@@ -66,18 +67,18 @@ func seconds(d time.Duration) string {
 // same for all frontends, while others come and go, and after a restart. Should
 // two have the same one, of 2³² - 1, a client's affinity to one of them does not hold.
 func numberOf(key []byte) string {
-	return string(binary.NativeEndian.AppendUint32(nil, hash(key)))
+	return string(binary.NativeEndian.AppendUint32(nil, nft.Hash(key)))
 }
 
 // sticky records the timeout of a frontend, valid the endpoints that it has in a pool.
 func (r *rendering) sticky(l *layout, b *base, key string, p *intent.ServicePort) {
-	r.add(b.timeout(l, p.Affinity), key, value{data: numberOf([]byte(p.ID.String()))})
+	r.add(b.timeout(l, p.Affinity), key, nft.Value{Data: numberOf([]byte(p.ID.String()))})
 }
 
 func (r *rendering) valid(to *pool, key string, p *intent.ServicePort, route intent.Route) {
 	for _, e := range endpointsOf(p, route) {
 		n := numberOf(appendPort(appendProto(appendAddr(nil, e.Addr()), p.ID.Protocol), e.Port()))
-		r.add(to.valid, key+n, value{data: endpointValue(e)})
+		r.add(to.valid, key+n, nft.Value{Data: endpointValue(e)})
 	}
 }
 
@@ -92,28 +93,28 @@ func (rs *ruleset) inUse(b *base) (out []time.Duration) {
 }
 
 // client loads the client and the number that the packet carries.
-func (r *rule) client(f *family) *rule {
-	return r.source(f, firstReg).meta(unix.NFT_META_PRIORITY, firstReg+f.regs())
+func client(r *nft.Rule, f *nft.IP) *nft.Rule {
+	return r.Addr(f, nft.Source, nft.Reg).Meta(unix.NFT_META_PRIORITY, nft.Reg+f.Regs())
 }
 
 // port has the packet carry the number of the Service port that it is for.
-func (b *base) port(r *rule, d time.Duration) *rule {
-	return b.load(r).look(b.timeouts[d], firstReg).setPriority(firstReg)
+func (b *base) port(r *nft.Rule, d time.Duration) *nft.Rule {
+	return b.load(r).Map(b.timeouts[d].Name, nft.Reg).SetMeta(unix.NFT_META_PRIORITY, nft.Reg)
 }
 
 // sticky sends packets of clients that have an endpoint there, if it still is.
-func (rs *ruleset) sticky(b *base, p *pool) (out []*rule) {
+func (rs *ruleset) sticky(b *base, p *pool) (out []*nft.Rule) {
 	if !rs.exists(p.valid) {
 		return nil
 	}
 	clients := rs.layout.commonOf(b.family).clients
-	c := chain{name: p.valid.name, rules: []*rule{
-		b.load(&rule{}).meta(unix.NFT_META_PRIORITY, b.behind()).look(p.valid, firstReg).dnat(b.family),
+	c := &nft.Chain{Name: p.valid.Name, Rules: []*nft.Rule{
+		b.load(&nft.Rule{}).Meta(unix.NFT_META_PRIORITY, b.behind()).Map(p.valid.Name, nft.Reg).DNAT(b.family),
 	}}
 	for _, d := range rs.inUse(b) {
-		out = append(out, b.port(&rule{}, d).client(b.family).look(clients, firstReg).setPriority(firstReg).call(c.name))
-		c.rules = append(c.rules, b.port(&rule{comment: "that endpoint is gone"}, d).client(b.family).
-			dynset(dynsetDelete, clients, firstReg, firstReg+b.family.regs(), 0))
+		out = append(out, client(b.port(&nft.Rule{}, d), b.family).Map(clients.Name, nft.Reg).SetMeta(unix.NFT_META_PRIORITY, nft.Reg).Jump(c.Name))
+		c.Rules = append(c.Rules, client(b.port(&nft.Rule{Comment: "that endpoint is gone"}, d), b.family).
+			Dynset(nft.DynsetDelete, clients.Name, nft.Reg, nft.Reg+b.family.Regs(), 0))
 	}
 	rs.chains = append(rs.chains, c)
 	return out
@@ -123,34 +124,34 @@ func (rs *ruleset) sticky(b *base, p *pool) (out []*rule) {
 // rule changes the packet's source address, and that remove the number from the packet.
 // Packets to the node itself traverse another hook.
 func (rs *ruleset) remember() {
-	var rules []*rule
+	var rules []*nft.Rule
 	made := map[string]bool{}
 	for _, b := range rs.layout.bases() {
 		clients := rs.layout.commonOf(b.family).clients
 		for _, d := range rs.inUse(b) {
-			c := chain{name: clients.name + "-" + seconds(d), rules: []*rule{
-				b.family.endpoint((&rule{}).only(b.family).client(b.family), hashReg).hash(hashReg, b.family.regs()+2).
-					dynset(unix.NFT_DYNSET_OP_UPDATE, clients, firstReg, hashReg, d),
-				(&rule{}).value(firstReg, hostU32(0)).setPriority(firstReg),
+			c := &nft.Chain{Name: clients.Name + "-" + seconds(d), Rules: []*nft.Rule{
+				endpoint(client((&nft.Rule{}).Version(b.family), b.family), b.family, hashReg).Hash(hashReg, b.family.Regs()+2).
+					Dynset(unix.NFT_DYNSET_OP_UPDATE, clients.Name, nft.Reg, hashReg, d),
+				(&nft.Rule{}).Load(nft.Reg, 0).SetMeta(unix.NFT_META_PRIORITY, nft.Reg),
 			}}
-			if !made[c.name] {
+			if !made[c.Name] {
 				rs.chains = append(rs.chains, c)
-				made[c.name] = true
+				made[c.Name] = true
 			}
-			rules = append(rules, rs.askedFor(b).look(b.timeouts[d], firstReg).setPriority(firstReg).jumpTo(c.name))
+			rules = append(rules, rs.askedFor(b).Map(b.timeouts[d].Name, nft.Reg).SetMeta(unix.NFT_META_PRIORITY, nft.Reg).Goto(c.Name))
 		}
 	}
 	if rules == nil {
 		return
 	}
-	rs.chains = append(rs.chains, hooked(chainRemember, rules), hooked(chainRememberHere, rules))
+	rs.chains = append(rs.chains, hooked(chainRemember, rules), hooked(chainRememberInput, rules))
 }
 
 // hashReg is behind the client of either family.
-const hashReg = firstReg + 8
+const hashReg = nft.Reg + 8
 
 // endpoint loads what the packet is for by now, as numberOf takes it.
-func (f *family) endpoint(r *rule, reg uint32) *rule {
-	r.destination(f, reg).meta(unix.NFT_META_L4PROTO, reg+f.regs())
-	return r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, reg+f.regs()+1)
+func endpoint(r *nft.Rule, f *nft.IP, reg uint32) *nft.Rule {
+	r.Addr(f, nft.Destination, reg).Meta(unix.NFT_META_L4PROTO, reg+f.Regs())
+	return r.Port(nft.Destination, reg+f.Regs()+1)
 }

@@ -30,7 +30,7 @@ func TestWhatClientsHaveSurvivesRestartsAndChanges(t *testing.T) {
 	if err := b.Apply(t.Context(), intent.Changes{Deletes: []intent.PortID{more.ID}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := nft("list map inet spillway clients4"); err == nil {
+	if _, err := runNft("list map inet spillway clients4"); err == nil {
 		t.Error("the map stays when no port has affinity")
 	}
 }
@@ -68,7 +68,7 @@ func TestTimeOutsHaveSetsAndRulesOfTheirOwnWhileTheyAreInUse(t *testing.T) {
 		t.Errorf("clients of b are not remembered for a minute:\n%s", got)
 	}
 	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{web("a", "10.96.0.1", time.Hour)}})
-	if _, err := nft("list chain inet spillway clients4-60s"); err == nil {
+	if _, err := runNft("list chain inet spillway clients4-60s"); err == nil {
 		t.Error("the chain stays")
 	}
 }

@@ -8,24 +8,25 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
-// state tells which Service ports the table serves, as far as its elements say:
-// not which endpoints a policy has, nor that a frontend of two ways has both.
-func (img *image) state(l *layout) intent.State {
+// state returns the Service ports that the table serves, as far as its elements say. They do
+// not say which endpoints a policy has, nor that a frontend with two routes has both.
+func state(found *nft.Listing, l *layout) intent.State {
 	ports := map[intent.PortID]*intent.ServicePort{}
 	for _, b := range l.bases() {
 		fam := model.IPv4
-		if b.family == &ipv6 {
+		if b.family == nft.IPv6 {
 			fam = model.IPv6
 		}
-		fs := img.sets[b.frontends.name]
+		fs := found.Sets[b.frontends.Name]
 		if fs == nil {
 			continue
 		}
-		served := b.served(img)
-		for key, v := range fs.elems {
-			id, kind, ok := parsePort(v.comment, fam)
+		served := b.served(found)
+		for key, v := range fs.Elements {
+			id, kind, ok := parsePort(v.Comment, fam)
 			if !ok {
 				continue
 			}
@@ -36,7 +37,7 @@ func (img *image) state(l *layout) intent.State {
 			}
 			f := intent.Frontend{Kind: kind, Port: binary.BigEndian.Uint16([]byte(key[len(key)-4:]))}
 			if !b.nodePort {
-				f.Addr, _ = netip.AddrFromSlice([]byte(key[:b.family.size]))
+				f.Addr, _ = netip.AddrFromSlice([]byte(key[:b.family.Size]))
 			}
 			p.Frontends = append(p.Frontends, f)
 			p.Endpoints = append(p.Endpoints, served[key]...)
@@ -56,23 +57,23 @@ func (img *image) state(l *layout) intent.State {
 }
 
 // served lists the endpoints of each frontend of a base.
-func (b *base) served(img *image) map[string][]intent.Endpoint {
+func (b *base) served(found *nft.Listing) map[string][]intent.Endpoint {
 	out := map[string][]intent.Endpoint{}
 	take := func(s *set, keyLen uint32) {
-		fs := img.sets[s.name]
+		fs := found.Sets[s.Name]
 		if fs == nil {
 			return
 		}
-		for key, v := range fs.elems {
-			if uint32(len(v.data)) != b.family.size+4 || uint32(len(key)) < keyLen {
+		for key, v := range fs.Elements {
+			if uint32(len(v.Data)) != b.family.Size+4 || uint32(len(key)) < keyLen {
 				continue
 			}
-			addr, _ := netip.AddrFromSlice([]byte(v.data[:b.family.size]))
-			port := binary.BigEndian.Uint16([]byte(v.data[b.family.size:]))
+			addr, _ := netip.AddrFromSlice([]byte(v.Data[:b.family.Size]))
+			port := binary.BigEndian.Uint16([]byte(v.Data[b.family.Size:]))
 			out[key[:keyLen]] = append(out[key[:keyLen]], intent.Endpoint{Addr: netip.AddrPortFrom(addr, port)})
 		}
 	}
-	keyLen := sizeOf(b.frontends.key)
+	keyLen := nft.Len(b.frontends.Key)
 	for _, p := range []*pool{&b.inner, &b.outer} {
 		take(p.one, keyLen)
 		for _, c := range p.class {

@@ -1,18 +1,18 @@
 package nftables
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // Dropped is a packet that nf_tables has dropped, as it was at the hook.
@@ -20,7 +20,7 @@ type Dropped struct {
 	Source, Destination netip.AddrPort
 	Protocol            model.Protocol
 	Hook                string // PREROUTING, INPUT, FORWARD or OUTPUT; what is at others, no policy denies
-	FromHere            bool   // it came in by no device, or by lo
+	FromThisNode        bool   // it came in by no device, or by lo
 }
 
 // Denial is what the policies' table says of a packet.
@@ -51,14 +51,14 @@ func Denied(enter Enter, d Dropped) (Denial, error) {
 	if _, carried := carries[d.Protocol]; !carried || out.Chain == "" {
 		return Denial{}, nil
 	}
-	q := denialQuestion{Dropped: d, enter: enter}
-	// A socket stays in the namespace it was opened in. What waits for answers need not
-	// keep a thread there, which takes three times as long.
-	err := enter(func() (err error) { q.socket, err = dial(); return err })
-	if err != nil {
+	q := denialQuestion{Dropped: d, enter: enter, table: nft.Table{Family: unix.NFPROTO_INET, Name: PolicyTable}}
+	// A socket stays in the namespace it was opened in. Reading in that namespace would
+	// need its thread, and take three times as long.
+	if err := enter(q.conn.Open); err != nil {
 		return Denial{}, err
 	}
-	defer q.close()
+	defer q.conn.Close()
+	var err error
 	if out.Policy, err = q.denies(); err == nil && out.Policy != "" {
 		out.Before, err = q.chainsBefore(out.Chain)
 	}
@@ -76,30 +76,31 @@ var carries = map[model.Protocol]struct{}{model.TCP: {}, model.UDP: {}, model.SC
 
 // denialQuestion is about one packet.
 type denialQuestion struct {
-	*socket
 	Dropped
+	conn  nft.Conn
+	table nft.Table
 	enter Enter
 }
 
-// denies goes the packet's way through the table, as its base chains do. A drop is
-// final, and so is it when a chain accepts.
+// denies follows the packet through the base chains of the table. A drop is final, and so is
+// an accept.
 func (q *denialQuestion) denies() (policy string, err error) {
 	f, ends := familyOfAddr(q.Source.Addr()), [2]netip.AddrPort{q.Source, q.Destination}
-	_, asksOnly := translatedHooks[denyingHooks[q.Hook]]
-	for _, w := range ways {
-		if asksOnly && !w.asks {
+	_, requestsOnly := translatedHooks[denyingHooks[q.Hook]]
+	for _, p := range paths {
+		if requestsOnly && !p.request {
 			continue
 		}
-		key := string(appendPort(appendProto(appendAddr(nil, ends[w.here].Addr()), q.Protocol), ends[w.port].Port()))
+		key := string(appendPort(appendProto(appendAddr(nil, ends[p.target].Addr()), q.Protocol), ends[p.port].Port()))
 		for _, ranges := range []bool{false, true} {
-			v, err := q.element(w.set(f, ranges), key)
+			v, err := q.conn.Element(context.Background(), q.table, p.set(f, ranges), key)
 			if err != nil {
 				return "", err
 			}
 			if v == nil {
 				continue
 			}
-			policy, done, err := q.judge(v.jump, w)
+			policy, done, err := q.judge(v.Jump, p)
 			if policy != "" || done || err != nil {
 				return policy, err
 			}
@@ -108,64 +109,36 @@ func (q *denialQuestion) denies() (policy string, err error) {
 	return "", nil
 }
 
-// element is the element of a set that a key is in, nil if there is none, or no such
-// set, or no table.
-func (s *socket) element(set, key string) (found *value, err error) {
-	a := attrs{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}
-	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, PolicyTable)
-	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
-	list := a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	at := a.nest(unix.NFTA_LIST_ELEM)
-	a.element(key, &value{}, false)
-	a.close(at)
-	a.close(list)
-	err = s.each(unix.NFT_MSG_GETSETELEM, 0, a, func(m netlink.Message) {
-		for typ, list := range attributes(m) {
-			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-				continue
-			}
-			for _, e := range nested(list) {
-				_, found = readElement(e)
-			}
-		}
-	})
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	return found, err
-}
-
-// judge evaluates the chain of a verdict for a packet in one direction: it returns the
-// policy that denies the packet, or whether the packet's path through the table ends
-// there.
-func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err error) {
+// judge evaluates the chain of a verdict for a packet of one path: it returns the policy
+// that denies the packet, or whether the packet leaves the table there.
+func (q *denialQuestion) judge(chain string, p path) (by string, done bool, err error) {
 	rules, err := q.verdictRules(chain)
 	if err != nil {
 		return "", false, err
 	}
 	ends := [2]netip.AddrPort{q.Source, q.Destination}
-	peer, f := ends[1-w.here].Addr(), familyOfAddr(q.Source.Addr())
-	_, kept := trackedElem(policy.Pair{Here: ends[w.here].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[w.port].Port()})
+	peer, f := ends[p.peer()].Addr(), familyOfAddr(q.Source.Addr())
+	_, tracked := trackedElem(policy.Pair{Here: ends[p.target].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[p.port].Port()})
 	for _, r := range rules {
 		switch name, denies := strings.CutSuffix(r.comment, deniesOthers); {
 		case denies:
 			return strings.TrimPrefix(name, policyKind), true, nil
 		case r.itself:
-			if w.here == 1 && !q.FromHere {
+			if p.target == nft.Destination && !q.FromThisNode {
 				continue
 			}
 			if is, err := q.isLocal(peer); is || err != nil {
 				return "", false, err
 			}
 			continue
-		case r.set != "" && !strings.HasSuffix(r.set, f.suffix):
+		case r.set != "" && !strings.HasSuffix(r.set, f.Suffix):
 			continue
 		case r.set != "":
 			key := string(peer.AsSlice())
-			if r.set == trackedSet(f).name {
-				key = kept
+			if r.set == trackedSet(f).Name {
+				key = tracked
 			}
-			if in, err := q.element(r.set, key); in == nil || err != nil {
+			if in, err := q.conn.Element(context.Background(), q.table, r.set, key); in == nil || err != nil {
 				if err != nil {
 					return "", false, err
 				}
@@ -180,76 +153,40 @@ func (q *denialQuestion) judge(chain string, w way) (by string, done bool, err e
 // readRule is what a rule of a verdict's chain does.
 type readRule struct {
 	comment string
-	set     string // that the peer has to be in
-	itself  bool   // it asks whether the peer is an address of this node
-	accepts bool   // it ends the packet's way through the table
+	set     string // of peers
+	itself  bool   // it compares whether the peer is an address of this node
+	accepts bool   // the packet leaves the table
 }
 
-func (s *socket) verdictRules(chain string) (out []readRule, err error) {
-	err = s.dump(unix.NFT_MSG_GETRULE, PolicyTable, unix.NFTA_RULE_TABLE, func(m netlink.Message) {
-		r, of := readRule{}, ""
-		for typ, v := range attributes(m) {
-			switch typ {
-			case unix.NFTA_RULE_CHAIN:
-				of = cString(v)
-			case unix.NFTA_RULE_USERDATA:
-				r.comment = udata(v).getString(udataRuleComment)
-			case unix.NFTA_RULE_EXPRESSIONS:
-				r.read(v)
-			}
+func (q *denialQuestion) verdictRules(chain string) (out []readRule, err error) {
+	_, err = q.conn.Rules(context.Background(), q.table, func(r nft.ListedRule) bool {
+		if r.Chain == chain {
+			out = append(out, read(r))
 		}
-		if of == chain {
-			out = append(out, r)
-		}
+		return true
 	})
 	return out, err
 }
 
-func (r *readRule) read(exprs []byte) {
-	for name, data := range expressions(exprs) {
-		for typ, v := range nested(data) {
-			switch {
-			case name == "fib":
-				r.itself = true
-			case name == "lookup" && typ == unix.NFTA_LOOKUP_SET:
-				r.set = cString(v)
-			case name == "immediate" && typ == unix.NFTA_IMMEDIATE_DATA:
-				for typ, v := range nested(v) {
-					r.accepts = r.accepts || typ == unix.NFTA_DATA_VERDICT && verdictOf(v) == nfAccept
-				}
+func read(rule nft.ListedRule) readRule {
+	r := readRule{comment: rule.Comment}
+	for name, data := range nft.Expressions(rule.Expressions) {
+		switch name {
+		case "fib":
+			r.itself = true
+		case "lookup":
+			r.set = nft.String(nft.Attribute(data, unix.NFTA_LOOKUP_SET))
+		case "immediate":
+			verdict := nft.Attribute(nft.Attribute(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT)
+			if code := nft.Attribute(verdict, unix.NFTA_VERDICT_CODE); code != nil {
+				r.accepts = r.accepts || nft.Number(code) == nfAccept
 			}
 		}
 	}
+	return r
 }
 
-// expressions are those of a rule, by their kinds.
-func expressions(list []byte) func(yield func(string, []byte) bool) {
-	return func(yield func(string, []byte) bool) {
-		for _, e := range nested(list) {
-			name, data := "", []byte(nil)
-			for typ, v := range nested(e) {
-				switch typ {
-				case unix.NFTA_EXPR_NAME:
-					name = cString(v)
-				case unix.NFTA_EXPR_DATA:
-					data = v
-				}
-			}
-			if !yield(name, data) {
-				return
-			}
-		}
-	}
-}
-
-func verdictOf(b []byte) int32 {
-	for typ, v := range nested(b) {
-		if typ == unix.NFTA_VERDICT_CODE {
-			return int32(number(v))
-		}
-	}
-	return unix.NFT_CONTINUE
-}
+const nfAccept = 1
 
 // isLocal reports whether an address is one of the network namespace's own.
 func (q *denialQuestion) isLocal(a netip.Addr) (is bool, err error) {
@@ -275,26 +212,13 @@ func (q *denialQuestion) chainsBefore(ours string) (before []string, err error) 
 	if !known {
 		own = translatedHooks[ours]
 	}
-	all := attrs{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
-	err = q.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, all, func(m netlink.Message) {
-		img, table, used := &image{chains: map[string]*foundChain{}}, "", uint32(0)
-		img.addChain(m)
-		for typ, v := range attributes(m) {
-			switch typ {
-			case unix.NFTA_CHAIN_TABLE:
-				table = cString(v)
-			case unix.NFTA_CHAIN_USE:
-				used = number(v)
-			}
+	chains, err := q.conn.Chains(context.Background())
+	for _, c := range chains {
+		sees := c.Table.Family == unix.NFPROTO_INET || c.Table.Family == familyOfAddr(q.Source.Addr()).Family
+		if sees && c.MayDrop && c.Table.Name != PolicyTable && c.Hook.Type != "" && c.Hook.Num == own.Num && c.Hook.Priority <= own.Priority {
+			before = append(before, c.Table.Name+"/"+c.Name)
 		}
-		sees := m.Data[0] == unix.NFPROTO_INET || uint32(m.Data[0]) == familyOfAddr(q.Source.Addr()).proto
-		for name, c := range img.chains {
-			mayDrop := used > 0 || c.policy != nfAccept
-			if sees && mayDrop && table != PolicyTable && c.hook.typ != "" && c.hook.num == own.num && c.hook.priority <= own.priority {
-				before = append(before, table+"/"+name)
-			}
-		}
-	})
+	}
 	slices.Sort(before)
 	return before, err
 }

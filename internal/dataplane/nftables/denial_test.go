@@ -96,7 +96,7 @@ func TestWhoDeniedAPacketIsReadBack(t *testing.T) {
 			if from == "" {
 				in, source, hook = func(f func()) { f() }, "10.244.0.1", "OUTPUT"
 			}
-			d := Dropped{Hook: hook, Protocol: model.UDP, FromHere: from == "",
+			d := Dropped{Hook: hook, Protocol: model.UDP, FromThisNode: from == "",
 				Source:      netip.AddrPortFrom(netip.MustParseAddr(source), uint16(1+r.IntN(5))),
 				Destination: netip.AddrPortFrom(netip.MustParseAddr([]string{"10.244.0.2", "10.244.0.3", "172.30.0.99", "172.30.0.10"}[r.IntN(4)]), uint16(1+r.IntN(5)))}
 			if d.Source.Addr() == d.Destination.Addr() {
@@ -147,7 +147,7 @@ func TestWhoMayHaveDroppedItBeforeIsSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("alone", d, "cache", "prerouting")
-	if out, err := nft(`table inet early { chain sub { }; chain pre { type filter hook prerouting priority -310; jump sub; }; }
+	if out, err := runNft(`table inet early { chain sub { }; chain pre { type filter hook prerouting priority -310; jump sub; }; }
 		table ip raw { chain PREROUTING { type filter hook prerouting priority raw; tcp dport 1 drop; }; chain OUTPUT { type filter hook output priority raw; tcp dport 1 drop; }; }
 		table ip empty { chain pre { type filter hook prerouting priority -400; }; }
 		table ip shut { chain pre { type filter hook prerouting priority -400; policy drop; }; }

@@ -1,8 +1,8 @@
 // Package nftables is the dataplane that serves Services with nftables: one
 // table of family inet, for IPv4 and IPv6, TCP, UDP and SCTP.
 //
-// Rules see the first packet of a connection; conntrack knows the rest. The way
-// of an IPv4 packet (IPv6 has the same with a 6 in the names):
+// Rules see the first packet of a connection; conntrack knows the rest. The path of an IPv4
+// packet (IPv6 has the same with a 6 in the names):
 //
 //	from the wire, from pods        the node's own processes
 //	     prerouting (dstnat)             output (-100)
@@ -28,7 +28,7 @@
 //	announced (prerouting, mangle; announced-here in output), while FTP is served:
 //	  a helper expected it, but its port is not the announcer's   drop; see helper.go
 //
-//	forward: what endpoints here answer and conntrack does not know   drop
+//	forward: replies of this node's endpoints that conntrack finds invalid   drop
 //
 //	remember (srcnat - 1; remember-here for what is for the node itself):
 //	  client asked for what is in services4-affinity-10800s       note in clients4 where it went
@@ -57,8 +57,8 @@
 //
 //	intent.Changes ──> render old and new port ──> difference ──> one batch ──> kernel
 //
-// A table remembers ports and a few numbers, no elements: they are rendered
-// again when they are needed. The kernel carries out a batch whole or not at all.
-// Its generation number tells at no cost whether another program has written since. Then the
-// table is read and compared.
+// The agent keeps ports and a few numbers, no elements: it renders them again when it needs
+// them. Package nft encodes the batch, orders its changes and sends it; the kernel carries out
+// all of it or nothing. The generation of nf_tables shows at no cost whether another program
+// has written since. Then the agent reads the table and compares it.
 package nftables

@@ -5,7 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // heard waits for the backend to hear of a change.
@@ -37,7 +40,7 @@ func TestEditsByOthersAreHeardAndToldAsRepairs(t *testing.T) {
 		{"add table inet spillway { flags dormant; }", "hooks"},
 	} {
 		b.nextRead = time.Now().Add(time.Hour)
-		if out, err := nft(test.edit); err != nil {
+		if out, err := runNft(test.edit); err != nil {
 			t.Fatalf("%s: %v %s", test.edit, err, out)
 		}
 		if !heard(b, 5*time.Second) {
@@ -62,8 +65,11 @@ func TestOwnWritesAndOtherTablesAreNotHeard(t *testing.T) {
 	replace(t, b, s)
 	run(t, "nft", "add", "table", "inet", "somebody")
 	run(t, "nft", "add", "table", "ip", "spillway")
-	_ = b.sock.conn.Close()
-	b.sock = nil // the next one has another port
+	refused := nft.NewTransaction(nft.Table{Family: unix.NFPROTO_INET, Name: "none"})
+	refused.DeleteTable()
+	if _, err := b.conn.Commit(t.Context(), refused); err == nil { // the next socket has another port
+		t.Fatal("a table that is not there was deleted")
+	}
 	if err := b.Apply(t.Context(), intent.Changes{Upserts: shapes()["affinity"]}); err != nil {
 		t.Fatal(err)
 	}
@@ -91,26 +97,18 @@ func TestATableOfThatNameWithOtherTypesIsMadeAnew(t *testing.T) {
 
 func TestATableThatAnotherProgramOwnsIsOneClearLine(t *testing.T) {
 	enter(t)
-	owner, err := dial()
-	if err != nil {
+	var owner nft.Conn
+	defer owner.Close()
+	tx := nft.NewTransaction(nft.Table{Family: unix.NFPROTO_INET, Name: "spillway", Flags: nft.TableOwner})
+	tx.AddTable()
+	if _, err := owner.Commit(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}
-	defer owner.close()
-	batch := &batch{table: "spillway"}
-	batch.addTable()
-	batch.msgs[0].Data = attrs(nil)
-	a := attrs{1, 0, 0, 0} // NFPROTO_INET
-	a.str(1, "spillway")
-	a.u32(2, tableOwner)
-	batch.msgs[0].Data = a
-	if err := owner.commit(batch, true); err != nil {
-		t.Fatal(err)
-	}
-	err = open(t).Replace(t.Context(), intent.State{Node: node()})
+	err := open(t).Replace(t.Context(), intent.State{Node: node()})
 	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "belongs to another program") {
 		t.Errorf("error %v", err)
 	}
-	owner.close()
+	owner.Close()
 	b := open(t)
 	replace(t, b, intent.State{Node: node()})
 }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // What a helper of FTP expects has its translation from the announcement, before any
@@ -27,11 +28,11 @@ import (
 //	cut-off4             who asked . who had announced
 //	services4-own        frontends of Services that speak FTP . their endpoints
 const (
-	chainAnnounced     = "announced"      // connections that were expected, of others
-	chainAnnouncedHere = "announced-here" // of processes of the node
-	chainControl       = "control"        // of FTP: drops what those say who were cut off
-	chainTaken         = "taken"          // finds those to ports that are not the announcer's
-	chainCutOff        = "cut-off"        // drops them, and cuts the announcer off
+	chainAnnounced       = "announced"      // connections that were expected, of others
+	chainAnnouncedOutput = "announced-here" // of processes of the node
+	chainControl         = "control"        // of FTP: drops what those say who were cut off
+	chainTaken           = "taken"          // finds those to ports that are not the announcer's
+	chainCutOff          = "cut-off"        // drops them, and cuts the announcer off
 )
 
 // cutOffFor is how long FTP is cut off between two addresses. Each of them may cost
@@ -55,7 +56,7 @@ func (r *rendering) own(l *layout, p *intent.ServicePort) {
 		}
 		key = appendPort(appendProto(key, p.ID.Protocol), f.Port)
 		for _, e := range p.Endpoints {
-			r.add(b.own, string(appendAddr(slices.Clone(key), e.Addr.Addr())), value{})
+			r.add(b.own, string(appendAddr(slices.Clone(key), e.Addr.Addr())), nft.Value{})
 		}
 	}
 }
@@ -65,33 +66,33 @@ func (r *rendering) own(l *layout, p *intent.ServicePort) {
 // endpoint to a client whose address was masqueraded (active).
 func (rs *ruleset) expectations() {
 	served := false
-	for _, name := range []string{chainAnnounced, chainAnnouncedHere} {
-		var rules []*rule
+	for _, name := range []string{chainAnnounced, chainAnnouncedOutput} {
+		var rules []*nft.Rule
 		for i := range rs.layout.common {
 			c := &rs.layout.common[i]
 			if !rs.exists(c.ftpEndpoints) {
 				continue
 			}
-			passive := expected(c.family).ctReply(c.family.ctSrc, firstReg).in(c.ftpEndpoints, firstReg)
-			active := expected(c.family).source(c.family, firstReg).in(c.ftpEndpoints, firstReg)
-			if rules = append(rules, passive.call(chainTaken), active.call(chainTaken)); name == chainAnnounced && rs.sockets {
+			passive := expected(c.family).CtReply(c.family.CtSrc, nft.Reg).In(c.ftpEndpoints.Name, nft.Reg)
+			active := expected(c.family).Addr(c.family, nft.Source, nft.Reg).In(c.ftpEndpoints.Name, nft.Reg)
+			if rules = append(rules, passive.Jump(chainTaken), active.Jump(chainTaken)); name == chainAnnounced && rs.sockets {
 				// A process of the node that is a client itself listens for its data: no
 				// such question about what endpoints open.
-				r := expected(c.family).ctReply(c.family.ctSrc, firstReg).in(c.ftpEndpoints, firstReg)
+				r := expected(c.family).CtReply(c.family.CtSrc, nft.Reg).In(c.ftpEndpoints.Name, nft.Reg)
 				// Nor about packets by lo: the node's own process asks, and is allowed.
-				r.local(1, unix.NFT_CMP_EQ).meta(unix.NFT_META_IIF, firstReg).cmp(unix.NFT_CMP_NEQ, firstReg, hostU32(1))
-				r.comment = "the node listens there"
-				rules = append(rules, r.socket(firstReg).counter().jumpTo(chainCutOff))
+				r.Local(nft.Destination, unix.NFT_CMP_EQ).Device(unix.NFT_CMP_NEQ, 1)
+				r.Comment = "the node listens there"
+				rules = append(rules, r.Socket(nft.Reg).Counter().Goto(chainCutOff))
 			}
 		}
 		if rules != nil { // one rule for all other packets
-			rules = append([]*rule{lacksStatus(ctStatusExpected | ctStatusHelper).ret(), tcpWithHelper().call(chainControl), lacksStatus(ctStatusDNAT).ret()}, rules...)
+			rules = append([]*nft.Rule{lacksStatus(nft.CtStatusExpected | nft.CtStatusHelper).Return(), tcpWithHelper().Jump(chainControl), lacksStatus(nft.CtStatusDNAT).Return()}, rules...)
 			rs.chains = append(rs.chains, hooked(name, rules))
 			served = true
 		}
 	}
 	if served {
-		rs.chains = append(rs.chains, chain{name: chainTaken, rules: rs.taken()})
+		rs.chains = append(rs.chains, &nft.Chain{Name: chainTaken, Rules: rs.taken()})
 		rs.blockFTP()
 	}
 }
@@ -99,74 +100,66 @@ func (rs *ruleset) expectations() {
 // blockFTP writes the rules that drop an expected connection and add its endpoints to the
 // FTP block, and those that keep blocked control connections from the helper.
 func (rs *ruleset) blockFTP() {
-	cut, control := chain{name: chainCutOff}, chain{name: chainControl}
+	cut, control := &nft.Chain{Name: chainCutOff}, &nft.Chain{Name: chainControl}
 	for i := range rs.layout.common {
 		c := &rs.layout.common[i]
 		if !rs.exists(c.ftpBlock) {
 			continue
 		}
-		f, second := c.family, firstReg+c.family.regs()
-		pair := (&rule{}).only(f).ctOriginal(f.ctSrc, firstReg).ctReply(f.ctSrc, second)
-		cut.rules = append(cut.rules, pair.dynset(unix.NFT_DYNSET_OP_ADD, c.ftpBlock, firstReg, 0, cutOffFor))
-		passive := (&rule{comment: "the server announced what is not its"}).only(f).ctOriginal(f.ctSrc, firstReg).ctReply(f.ctSrc, second)
-		active := (&rule{comment: "the client did"}).only(f).ctReply(f.ctSrc, firstReg).ctOriginal(f.ctSrc, second)
-		control.rules = append(control.rules, passive.in(c.ftpBlock, firstReg).counter().drop(), active.in(c.ftpBlock, firstReg).counter().drop())
+		f, second := c.family, nft.Reg+c.family.Regs()
+		pair := (&nft.Rule{}).Version(f).CtOriginal(f.CtSrc, nft.Reg).CtReply(f.CtSrc, second)
+		cut.Rules = append(cut.Rules, pair.Dynset(unix.NFT_DYNSET_OP_ADD, c.ftpBlock.Name, nft.Reg, 0, cutOffFor))
+		passive := (&nft.Rule{Comment: "the server announced what is not its"}).Version(f).CtOriginal(f.CtSrc, nft.Reg).CtReply(f.CtSrc, second)
+		active := (&nft.Rule{Comment: "the client did"}).Version(f).CtReply(f.CtSrc, nft.Reg).CtOriginal(f.CtSrc, second)
+		control.Rules = append(control.Rules, passive.In(c.ftpBlock.Name, nft.Reg).Counter().Drop(), active.In(c.ftpBlock.Name, nft.Reg).Counter().Drop())
 	}
-	cut.rules = append(cut.rules, (&rule{}).drop()) // where the set is full, too
+	cut.Rules = append(cut.Rules, (&nft.Rule{}).Drop()) // where the set is full, too
 	rs.chains = append(rs.chains, cut, control)
 }
 
 // lacksStatus goes on with packets of connections that have none of these bits.
-func lacksStatus(bits uint32) *rule {
-	return (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).mask(firstReg, bits).cmp(unix.NFT_CMP_EQ, firstReg, hostU32(0))
+func lacksStatus(bits uint32) *nft.Rule {
+	return (&nft.Rule{}).Ct(unix.NFT_CT_STATUS, nft.Reg).NoBit(nft.Reg, bits)
 }
 
 // tcpWithHelper goes on with packets of control connections. (ct helper tells what the
 // connection has that this one was expected by.)
-func tcpWithHelper() *rule {
-	r := (&rule{}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusHelper)
-	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
+func tcpWithHelper() *nft.Rule {
+	return (&nft.Rule{}).Ct(unix.NFT_CT_STATUS, nft.Reg).AnyBit(nft.Reg, nft.CtStatusHelper).Protocol(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
 }
 
 // expected goes on with TCP connections of the family that are not answered yet.
-func expected(f *family) *rule {
-	r := (&rule{}).ct(unix.NFT_CT_STATE, firstReg).anyBit(firstReg, ctStateRelated).only(f)
-	return r.meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{unix.IPPROTO_TCP})
+func expected(f *nft.IP) *nft.Rule {
+	return (&nft.Rule{}).Ct(unix.NFT_CT_STATE, nft.Reg).AnyBit(nft.Reg, nft.CtStateRelated).Version(f).Protocol(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
 }
 
 // taken returns the rules that drop, and block, expected connections to ports that no
 // expectation may use.
-func (rs *ruleset) taken() []*rule {
-	to := func(r *rule, ports intent.PortRange) *rule {
-		r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, firstReg)
+func (rs *ruleset) taken() []*nft.Rule {
+	to := func(r *nft.Rule, ports intent.PortRange) *nft.Rule {
+		r.Port(nft.Destination, nft.Reg)
 		first, last := binary.BigEndian.AppendUint16(nil, ports.First), binary.BigEndian.AppendUint16(nil, ports.Last)
 		if ports.First == ports.Last {
-			return r.cmp(unix.NFT_CMP_EQ, firstReg, first).counter().jumpTo(chainCutOff)
+			return r.Cmp(unix.NFT_CMP_EQ, nft.Reg, first).Counter().Goto(chainCutOff)
 		}
-		return r.cmp(unix.NFT_CMP_GTE, firstReg, first).cmp(unix.NFT_CMP_LTE, firstReg, last).counter().jumpTo(chainCutOff)
+		return r.Cmp(unix.NFT_CMP_GTE, nft.Reg, first).Cmp(unix.NFT_CMP_LTE, nft.Reg, last).Counter().Goto(chainCutOff)
 	}
-	out := []*rule{to(&rule{comment: "privileged"}, intent.NeverExpected)}
+	out := []*nft.Rule{to(&nft.Rule{Comment: "privileged"}, intent.NeverExpected)}
 	for _, ports := range intent.KeptByNodes {
-		out = append(out, to((&rule{comment: "of the node's programs"}).local(1, unix.NFT_CMP_EQ), ports))
+		out = append(out, to((&nft.Rule{Comment: "of the node's programs"}).Local(nft.Destination, unix.NFT_CMP_EQ), ports))
 	}
 	for _, b := range rs.layout.bases() {
-		at := func(comment string) *rule {
-			r := (&rule{comment: comment}).only(b.family)
+		at := func(comment string) *nft.Rule {
+			r := (&nft.Rule{Comment: comment}).Version(b.family)
 			if b.nodePort {
-				r.destination(b.family, firstReg).in(rs.layout.commonOf(b.family).nodePortAddrs, firstReg)
+				r.Addr(b.family, nft.Destination, nft.Reg).In(rs.layout.commonOf(b.family).nodePortAddrs.Name, nft.Reg)
 			}
 			return b.key(r)
 		}
 		if rs.exists(b.own) {
-			out = append(out, at("the announcer's own Service's").ctReply(b.family.ctSrc, b.behind()).in(b.own, firstReg).counter().drop())
+			out = append(out, at("the announcer's own Service's").CtReply(b.family.CtSrc, b.behind()).In(b.own.Name, nft.Reg).Counter().Drop())
 		}
-		out = append(out, at("a Service's").in(b.frontends, firstReg).counter().jumpTo(chainCutOff))
+		out = append(out, at("a Service's").In(b.frontends.Name, nft.Reg).Counter().Goto(chainCutOff))
 	}
 	return out
 }
-
-const (
-	ctStatusExpected = 1 << 0  // IPS_EXPECTED
-	ctStatusHelper   = 1 << 13 // IPS_HELPER: a rule gave it one
-	ctStateRelated   = 1 << 2  // NF_CT_STATE_RELATED_BIT
-)

@@ -36,7 +36,7 @@ func TestHelpersAreKeptWhileAServiceNeedsThemAndNoLonger(t *testing.T) {
 	holds("added", true)
 	apply(intent.Changes{Deletes: []intent.PortID{web.ID}})
 	holds("after a change of another", true)
-	if out, err := nft("flush ruleset"); err != nil {
+	if out, err := runNft("flush ruleset"); err != nil {
 		t.Fatal(err, out)
 	}
 	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{boot}})
@@ -71,7 +71,7 @@ func TestWhoIsCutOffFromFTPStaysSoOverARestart(t *testing.T) {
 	}
 	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{files, passive}})
 	holds("added", true, "set cut-off4", "chain control", "set services4-own", "goto cut-off")
-	if out, err := nft("add element inet spillway cut-off4 { 192.0.2.1 . 10.244.0.2 timeout 5m }"); err != nil {
+	if out, err := runNft("add element inet spillway cut-off4 { 192.0.2.1 . 10.244.0.2 timeout 5m }"); err != nil {
 		t.Fatal(err, out)
 	}
 	again := open(t)

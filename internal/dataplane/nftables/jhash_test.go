@@ -10,16 +10,17 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // remembered reads what packets wrote into a map of clients.
-func remembered(t *testing.T, b *Backend, s *set) map[string]*value {
+func remembered(t *testing.T, b *Backend, s *set) map[string]*nft.Value {
 	t.Helper()
-	fs := &foundSet{elems: map[string]*value{}}
-	if err := b.do(t.Context(), func(sock *socket) error { return sock.dumpElements("spillway", s.name, fs) }); err != nil {
+	elements, err := b.conn.Elements(t.Context(), b.nftTable, s.Name)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return fs.elems
+	return elements
 }
 
 func TestTheNumbersThatTheKernelRemembersAreThoseOfTheElements(t *testing.T) {
@@ -48,7 +49,7 @@ func TestTheNumbersThatTheKernelRemembersAreThoseOfTheElements(t *testing.T) {
 		got := remembered(t, b, b.table.layout.common[i].clients)
 		key := string(appendAddr(nil, endpoint.Addr())) + numberOf([]byte(p.ID.String()))
 		want := numberOf(appendPort(appendProto(appendAddr(nil, endpoint.Addr()), model.UDP), 8080))
-		if v := got[key]; v == nil || v.data != want {
+		if v := got[key]; v == nil || v.Data != want {
 			t.Errorf("%s: remembered %q, want %x: %x", row.family, slices.Collect(maps.Keys(got)), key, want)
 		}
 	}

@@ -40,8 +40,8 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// nft runs one command of nft's.
-func nft(command string) (string, error) {
+// runNft runs one command of nft's.
+func runNft(command string) (string, error) {
 	out, err := exec.CommandContext(context.Background(), "nft", command).CombinedOutput()
 	return string(out), err
 }

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // DefaultTable is the name of the table, of family inet, in the agent's network
@@ -53,32 +53,17 @@ func (c Config) withDefaults() Config {
 
 // Backend is the nftables dataplane of one instance.
 type Backend struct {
+	tableSync
 	cfg    Config
-	sock   *socket
 	traits traits
 	counts counts
-	// emptyNode is set while the desired state has no port and the kernel therefore holds
-	// no table: the node, for when a port is added.
-	emptyNode *intent.Node
-
-	table *table // nil: the kernel's state is unknown
-	// While the generation of nf_tables is this one, no other program has written to any
-	// table since the agent did. generationKnown is false after another program wrote.
-	generation      uint32
-	generationKnown bool
-	// To read all elements is expensive. elementsUnread is set if another program wrote
-	// and the agent compared only the table's shape. The agent reads them at nextRead at
-	// the earliest.
-	elementsUnread bool
-	nextRead       time.Time
-	found          *image // what unchanged or Applied read, for the Replace that follows
-	// watch receives notifications of changes by other programs; nil: the kernel sends
-	// none, and only full syncs find changes. notified is set after a notification.
-	watch    *kernel.NftablesWatch
-	drifted  chan struct{}
-	notified atomic.Bool
+	node   intent.Node // while the table is absent: for when a port is added
+	table  *table      // nil: unknown or absent
+	// Reading all elements is expensive: the agent does it at nextRead at the earliest, or
+	// after a notification.
+	nextRead time.Time
+	found    *nft.Listing           // what unchanged or Applied read, for the Replace that follows
 	have     map[intent.Helper]bool // helpers that the kernel is known to have
-	repaired dataplane.Repair
 }
 
 // auditShare bounds the time for reading: a table that took 1 s to read is read again 100
@@ -90,22 +75,21 @@ var _ dataplane.Backend = (*Backend)(nil)
 // New opens the dataplane. Its error is one line that names what the machine lacks.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
-	b := &Backend{cfg: cfg, drifted: make(chan struct{}, 1), have: map[intent.Helper]bool{}}
+	b := &Backend{cfg: cfg, tableSync: newTableSync(cfg.Table, tableComment, cfg.Log), have: map[intent.Helper]bool{}}
 	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside, counted: cfg.ServiceCounters, sockets: true}
-	ask := func(s *socket) error { return probe(s, cfg.Table, b.traits) }
-	if err = b.do(ctx, ask); err != nil {
+	if err = b.conn.Check(ctx, probe(b.nftTable, b.traits)); err != nil {
 		b.traits.sockets = false
-		err = b.do(ctx, ask)
+		err = b.conn.Check(ctx, probe(b.nftTable, b.traits))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and root; or use another --proxy-mode")
 	}
-	if err := b.listen(); err != nil {
-		cfg.Log.Info("changes by others are noticed by audits only", "table", cfg.Table, "err", err)
-	}
+	b.watch()
 	return b, nil
 }
+
+const tableComment = "Kubernetes Services, kept by spillway: changes made by hand are undone"
 
 // explain puts what the kernel answers when nf_tables is not there in words.
 func explain(err error) error {
@@ -119,31 +103,25 @@ func explain(err error) error {
 	return err
 }
 
-// probe has the kernel judge a table with one of everything, and undo it: a
-// batch that does not end is never carried out.
-func probe(s *socket, name string, tr traits) error {
+// probe makes a table with one object of each kind, for the kernel to check.
+func probe(of nft.Table, tr traits) *nft.Transaction {
 	t := newTable(tr)
 	for _, b := range t.layout.bases() {
 		b.timeout(t.layout, time.Hour)
 	}
 	all := map[string]bool{}
-	batch := &batch{table: name + "-probe"}
-	batch.addTable()
+	of.Name += "-probe"
+	tx := nft.NewTransaction(of)
+	tx.AddTable()
 	for _, s := range t.layout.sets {
 		if t.layout.needsHelper(s) {
 			continue // a kernel may lack a helper, and serve the rest
 		}
-		all[s.name] = true
-		batch.addSet(s)
+		all[s.Name] = true
+		tx.AddSet(&s.Set)
 	}
-	chains := t.ruleset(all, &intent.Node{})
-	for i := range chains {
-		batch.addChain(&chains[i])
-	}
-	for i := range chains {
-		batch.addRules(&chains[i])
-	}
-	return s.commit(batch, false)
+	tx.Chains(nil, t.ruleset(all, &intent.Node{}))
+	return tx
 }
 
 // Name is the value of --proxy-mode.
@@ -154,15 +132,15 @@ func (b *Backend) CanCarry(*intent.ServicePort) error { return nil }
 
 // Apply writes the changes in one batch.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
-	if b.emptyNode != nil {
-		s := intent.State{Ports: c.Upserts, Node: *b.emptyNode}
+	switch b.state {
+	case unknown:
+		return errors.New("write changes: it is not known what the kernel holds; the whole state is needed")
+	case absent:
+		s := intent.State{Ports: c.Upserts, Node: b.node}
 		if c.Node != nil {
 			s.Node = *c.Node
 		}
 		return b.Replace(ctx, s)
-	}
-	if b.table == nil {
-		return errors.New("write changes: it is not known what the kernel holds; the whole state is needed")
 	}
 	ch, failed := b.table.change(), map[intent.PortID]error{}
 	for _, id := range c.Deletes {
@@ -178,7 +156,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		ch.setNode(c.Node)
 	}
-	if err := b.write(ctx, ch, mended); err != nil {
+	if err := b.write(ctx, ch, fromExisting); err != nil {
 		return err
 	}
 	return portErrors(failed)
@@ -188,10 +166,10 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // what differs from the last state is written; else it is read and compared.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if b.cfg.Beside && len(s.Ports) == 0 {
-		b.table, b.found, b.emptyNode, b.repaired = nil, nil, &s.Node, dataplane.Repair{}
-		return b.remove(ctx)
+		b.state, b.node, b.table, b.found, b.repaired = absent, s.Node, nil, nil, dataplane.Repair{}
+		return b.remove(ctx, b.cfg.BeforeRemoval)
 	}
-	b.emptyNode, b.repaired = nil, dataplane.Repair{}
+	b.repaired = dataplane.Repair{}
 	failed := map[intent.PortID]error{}
 	s.Ports = b.checkHelpers(ctx, s.Ports, failed)
 	unchanged, err := b.unchanged(ctx)
@@ -221,7 +199,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if !reflect.DeepEqual(b.table.node, s.Node) {
 		ch.setNode(&s.Node)
 	}
-	if err := b.write(ctx, ch, mended); err != nil {
+	if err := b.write(ctx, ch, fromExisting); err != nil {
 		return err
 	}
 	return portErrors(failed)
@@ -230,37 +208,34 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 // unchanged reports whether the table is as the agent left it. That is cheap while no
 // other program writes to nf_tables. Otherwise unchanged compares the table's shape and,
 // as often as nextRead allows, reads its elements into found.
-func (b *Backend) unchanged(ctx context.Context) (same bool, err error) {
-	if b.table == nil || b.found != nil {
+func (b *Backend) unchanged(ctx context.Context) (bool, error) {
+	if !b.state.known() || b.found != nil {
 		return false, nil
 	}
-	err = b.do(ctx, func(s *socket) error {
-		g, err := s.generation()
-		if err != nil {
-			return err
-		}
-		due := b.notified.Load() || !time.Now().Before(b.nextRead)
-		if same = b.generationKnown && g == b.generation && !(b.elementsUnread && due); same {
-			return nil
-		}
-		shape, err := s.read(b.cfg.Table, false)
-		if err != nil {
-			return err
-		}
-		if !shape.shapedAs(b.table) || due {
-			return b.readAll(s)
-		}
-		same, b.generation, b.generationKnown, b.elementsUnread = true, shape.generation, true, true
-		return nil
-	})
-	return same, err
+	g, err := b.conn.Generation(ctx)
+	if err != nil {
+		return false, err
+	}
+	due := b.notified.Load() || !time.Now().Before(b.nextRead)
+	if g == b.generation && (b.state == current || b.state == elementsUnread && !due) {
+		return true, nil
+	}
+	shape, err := b.conn.Read(ctx, b.nftTable, false)
+	if err != nil {
+		return false, err
+	}
+	if due || !b.table.shapedAs(shape) {
+		return false, b.readAll(ctx)
+	}
+	b.generation, b.state = shape.Generation, elementsUnread
+	return true, nil
 }
 
 // readAll reads the table with all its elements.
-func (b *Backend) readAll(s *socket) (err error) {
+func (b *Backend) readAll(ctx context.Context) (err error) {
 	start := time.Now()
 	b.notified.Store(false)
-	b.found, err = s.read(b.cfg.Table, true)
+	b.found, err = b.conn.Read(ctx, b.nftTable, true)
 	b.nextRead = time.Now().Add(auditShare * time.Since(start))
 	return err
 }
@@ -269,25 +244,26 @@ func (b *Backend) readAll(s *socket) (err error) {
 // cannot be repaired, restore replaces it in one batch.
 func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent.PortID]error) error {
 	left := b.table
-	b.table, b.generationKnown, b.elementsUnread = nil, false, false
-	if err := b.do(ctx, b.readUnlessFound); err != nil {
+	b.table, b.state = nil, unknown
+	if err := b.readUnlessFound(ctx); err != nil {
 		return err
 	}
 	found := b.found
 	b.found = nil
-	if found.owned {
-		return fmt.Errorf("table inet %s belongs to another program, which has it locked (flag owner): stop that program, and look with: nft list table inet %s", b.cfg.Table, b.cfg.Table)
+	if err := notOwned(found); err != nil {
+		return err
 	}
 	ch, bad := wholeChange(b.traits, s)
 	maps.Copy(failed, bad)
-	mendable := found.there && ch.against(found)
-	if found.there && !mendable {
-		b.cfg.Log.Warn("the table has a set or chain of another type; making it anew", "table", b.cfg.Table)
+	repairable := found.Active() && ch.against(found)
+	if found.Active() && !repairable {
+		b.log.Warn("the table has a set or chain of another type; making it anew", "table", b.nftTable.Name)
 	}
-	if mendable {
-		b.table, b.generationKnown, b.generation = ch.t, true, found.generation
+	b.generation = found.Generation
+	if repairable {
+		b.table, b.state = ch.t, current
 		before := b.counts.bytes.Load()
-		err := b.write(ctx, ch, mended)
+		err := b.write(ctx, ch, fromExisting)
 		if err == nil {
 			if b.counts.bytes.Load() > before {
 				b.noteRepair(left, found)
@@ -297,29 +273,38 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 		if ctx.Err() != nil {
 			return err
 		}
-		b.cfg.Log.Warn("the table cannot be mended; making it anew", "table", b.cfg.Table, "err", err)
+		b.log.Warn("the table cannot be repaired; making it anew", "table", b.nftTable.Name, "err", err)
 	}
 	ch, _ = wholeChange(b.traits, s)
-	b.table, b.generationKnown, b.generation = ch.t, true, found.generation
-	how := madeAnew
-	if !found.there && !found.dormant {
-		how = fromNothing
+	b.table, b.state = ch.t, current
+	from := fromDeleted
+	if !found.Exists {
+		from = fromNothing
 	}
-	if err := b.write(ctx, ch, how); err != nil {
+	if err := b.write(ctx, ch, from); err != nil {
 		return err
 	}
 	b.noteRepair(left, found)
 	return portErrors(failed)
 }
 
+// notOwned returns an error if another program has locked the table.
+func notOwned(found *nft.Listing) error {
+	if found.Table.Flags&nft.TableOwner == 0 {
+		return nil
+	}
+	name := found.Table
+	return fmt.Errorf("table %s belongs to another program, which has it locked (flag owner): stop that program, and look with: nft list table %s", name, name)
+}
+
 // readUnlessFound reads the table unless found is current.
-func (b *Backend) readUnlessFound(s *socket) error {
+func (b *Backend) readUnlessFound(ctx context.Context) error {
 	if b.found != nil {
-		if g, err := s.generation(); err != nil || g == b.found.generation {
+		if g, err := b.conn.Generation(ctx); err != nil || g == b.found.Generation {
 			return err
 		}
 	}
-	return b.readAll(s)
+	return b.readAll(ctx)
 }
 
 // wholeChange brings an empty table to a state.
@@ -338,54 +323,33 @@ func wholeChange(tr traits, s intent.State) (*change, map[intent.PortID]error) {
 type origin int
 
 const (
-	mended      origin = iota // the table as it is
-	madeAnew                  // the table goes in the same batch
-	fromNothing               // there is no table: nothing of it serves before the rules come
+	fromExisting origin = iota // the table as it is
+	fromDeleted                // the same batch deletes the table
+	fromNothing                // no table: packets meet none of it before the rules are added
 )
 
-// write has the kernel make a change. If it fails, nothing is known any more.
+// write makes the kernel carry out a change. If that fails, the table is unknown.
 func (b *Backend) write(ctx context.Context, c *change, from origin) error {
-	p := c.plan(b.cfg.Table)
-	if from != mended {
-		fresh := &batch{table: b.cfg.Table}
-		if fresh.addTable(); from == madeAnew {
-			fresh.delTable() // there was one to delete, in any case
-			fresh.addTable()
-		}
-		p.batch.msgs = append(fresh.msgs, p.batch.msgs...)
-		p.batch.size += fresh.size
+	p := c.plan(b.nftTable)
+	parts := []*nft.Transaction{p.tx}
+	switch from {
+	case fromDeleted:
+		p.tx.ReplaceTable()
+	case fromNothing:
+		p.tx.AddTable()
+		parts = p.tx.Parts()
 	}
-	if from == fromNothing {
-		p.batch.loosen()
-	}
-	if len(p.batch.msgs) == 0 {
-		c.done(p)
-		return nil
-	}
-	err := b.do(ctx, func(s *socket) error {
-		parts := p.batch.parts()
-		for _, part := range parts {
-			if err := s.commit(part, true); err != nil {
-				return err
-			}
+	if !p.tx.Empty() {
+		if err := b.committed(b.conn.CommitParts(ctx, parts)); err != nil {
+			b.table = nil
+			b.counts.failures.Add(1)
+			return err
 		}
-		g, err := s.generation()
-		if err == nil && g == b.generation+uint32(len(parts)) {
-			b.generation = g
-			return nil
-		}
-		b.generationKnown = false // another program wrote at the same time
-		return nil
-	})
-	if err != nil {
-		b.table, b.generationKnown = nil, false
-		b.counts.failures.Add(1)
-		return err
+		b.found = nil
+		b.counts.batches.Add(1)
+		b.counts.bytes.Add(uint64(p.tx.Size()))
 	}
 	c.done(p)
-	b.found = nil
-	b.counts.batches.Add(1)
-	b.counts.bytes.Add(uint64(p.batch.size))
 	return nil
 }
 
@@ -417,55 +381,17 @@ func (b *Backend) Applied(ctx context.Context) (intent.State, error) {
 		slices.SortFunc(s.Ports, func(x, y *intent.ServicePort) int { return x.ID.Compare(y.ID) })
 		return s, nil
 	}
-	if err := b.do(ctx, b.readUnlessFound); err != nil {
+	if err := b.readUnlessFound(ctx); err != nil {
 		return intent.State{}, err
 	}
-	return b.found.state(newLayout()), nil
+	return state(b.found, newLayout()), nil
 }
 
-// Close lets go of the sockets; the table serves on.
-func (b *Backend) Close() error {
-	if b.watch != nil {
-		_ = b.watch.Close()
-		b.watch = nil
-	}
-	if b.sock != nil {
-		b.sock.close()
-		b.sock = nil
-	}
-	return nil
-}
-
-// Cleanup takes everything of this instance out of the kernel. What is not
-// there is no error, and neither is a kernel without nf_tables.
+// Cleanup deletes everything of this instance from the kernel. A missing table is no error,
+// and neither is a kernel without nf_tables.
 func Cleanup(ctx context.Context, cfg Config) error {
 	cfg = cfg.withDefaults()
-	b := &Backend{cfg: cfg}
-	defer b.Close()
-	return b.remove(ctx)
-}
-
-// remove deletes the table, if there is one.
-func (b *Backend) remove(ctx context.Context) error {
-	err := b.do(ctx, func(s *socket) error {
-		img := &image{}
-		if err := s.readFlags(b.cfg.Table, img); err != nil || !img.there && !img.dormant {
-			return err
-		}
-		if b.cfg.BeforeRemoval != nil {
-			if err := b.cfg.BeforeRemoval(ctx); err != nil {
-				return err
-			}
-		}
-		batch := &batch{table: b.cfg.Table}
-		batch.delTable()
-		return s.commit(batch, true)
-	})
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("delete table %s: %w", b.cfg.Table, err)
-	}
-	return nil
+	t := newTableSync(cfg.Table, "", cfg.Log)
+	defer t.Close()
+	return t.remove(ctx, cfg.BeforeRemoval)
 }

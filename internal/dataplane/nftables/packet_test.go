@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -18,6 +19,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // machines are the test's namespace as a node, and three others behind devices of
@@ -213,14 +215,14 @@ func TestWhereThereIsNoRoomForMoreClientsTheyAreServedAllTheSame(t *testing.T) {
 	b := open(t)
 	p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), affine(time.Hour), here("10.244.0.2:8080", "10.244.0.3:8080"))
 	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{p}})
-	fill := &elemList{set: b.table.layout.common[0].clients}
+	fill := map[string]*nft.Value{}
 	for i := range clientLimit {
 		key := string([]byte{9, byte(i >> 16), byte(i >> 8), byte(i), 0, 0, 0, 9})
-		fill.add(key, &value{data: "\x01\x00\x00\x00"})
+		fill[key] = &nft.Value{Data: "\x01\x00\x00\x00"}
 	}
-	batch := &batch{table: "spillway"}
-	fill.write(batch, unix.NFT_MSG_NEWSETELEM)
-	if err := b.do(t.Context(), func(s *socket) error { return s.commit(batch, true) }); err != nil {
+	tx := nft.NewTransaction(b.nftTable)
+	tx.AddElements(b.table.layout.common[0].clients.Name, maps.All(fill))
+	if _, err := b.conn.Commit(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}
 	heard := map[string]bool{}

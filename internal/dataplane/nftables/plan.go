@@ -1,103 +1,76 @@
 package nftables
 
 import (
+	"iter"
 	"maps"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
-// plan is what has to be written: a batch, and the table that it leaves.
+// plan is what has to be written, and the table after it.
 type plan struct {
-	batch   *batch
-	repair  dataplane.Repair // were this the table as it was left: what is not
+	tx      *nft.Transaction
+	repair  dataplane.Repair // differences, if the table should be as it was last written
 	count   map[string]int
 	owners  map[string]map[string]int
 	exists  map[string]bool
 	helpers map[string]bool
-	chains  map[string]string // sums of those that come or change
-	gone    []string          // chains
+	chains  map[string]string // nft.Chain.Sums of all chains; nil: as before
 }
 
-// plan works out the batch. Sets and chains come first, then elements, then the
-// rules that use them, and last goes what nothing uses any more.
-func (c *change) plan(name string) *plan {
+// plan computes the transaction.
+func (c *change) plan(of nft.Table) *plan {
 	p := &plan{
-		batch: &batch{table: name}, count: map[string]int{}, owners: map[string]map[string]int{},
-		exists: maps.Clone(c.t.exists), helpers: map[string]bool{}, chains: map[string]string{},
+		tx: nft.NewTransaction(of), count: map[string]int{}, owners: map[string]map[string]int{},
+		exists: maps.Clone(c.t.exists), helpers: map[string]bool{},
 	}
-	dels, adds := c.elements(p)
-	newSets, oldSets := c.setsOf(p)
-	for _, s := range newSets {
-		p.batch.addSet(s)
-	}
-	newHelpers, oldHelpers := c.helpersOf(p)
-	for _, h := range newHelpers {
-		p.batch.addHelper(h)
-	}
-	comes, goes := c.rules(p, len(newSets)+len(oldSets) > 0)
-	for _, ch := range comes {
-		if _, there := c.t.chains[ch.name]; !there {
-			p.batch.addChain(ch)
-		}
-	}
-	for _, d := range dels {
-		if !slices.Contains(oldSets, d.set.name) {
-			d.write(p.batch, unix.NFT_MSG_DELSETELEM)
-		}
-	}
-	for _, a := range adds {
-		a.write(p.batch, unix.NFT_MSG_NEWSETELEM)
-	}
-	p.gone = goes
-	c.writeRules(p, comes, goes)
-	for _, n := range oldSets {
-		p.batch.delSet(n) // before chains that its elements may lead to
-	}
-	for _, n := range goes {
-		p.batch.delChain(n)
-	}
-	for _, n := range oldHelpers {
-		p.batch.delHelper(n)
+	c.planElements(p)
+	changed := c.planSets(p)
+	c.planHelpers(p)
+	if changed || c.node != nil {
+		c.planChains(p)
 	}
 	return p
 }
 
-// setsOf lists sets that come and names of those that go. A set of the layout is
-// there while it holds something.
-func (c *change) setsOf(p *plan) (comes []*set, goes []string) {
-	here := func(s *set) bool {
-		if n, touched := p.count[s.name]; touched {
+// planSets adds and deletes sets, and reports whether it did. A set of the layout exists
+// while it has elements.
+func (c *change) planSets(p *plan) (changed bool) {
+	filled := func(s *set) bool {
+		if n, counted := p.count[s.Name]; counted {
 			return s.always || n > 0
 		}
-		return s.always || c.t.exists[s.name]
+		return s.always || c.t.exists[s.Name]
 	}
 	for _, s := range c.t.layout.sets {
-		is := here(s) && !s.dynamic() || slices.ContainsFunc(s.with, here)
-		if is && !p.exists[s.name] {
-			comes = append(comes, s)
-			p.repair.Note(1, 0, "set "+s.name)
-		} else if !is && p.exists[s.name] {
-			goes = append(goes, s.name)
-			p.repair.Note(0, 1, "set "+s.name)
+		is := filled(s) && !s.Dynamic() || slices.ContainsFunc(s.with, filled)
+		if is && !p.exists[s.Name] {
+			p.tx.AddSet(&s.Set)
+			p.repair.Note(1, 0, "set "+s.Name)
+			changed = true
+		} else if !is && p.exists[s.Name] {
+			p.tx.DeleteSet(s.Name)
+			p.repair.Note(0, 1, "set "+s.Name)
+			changed = true
 		}
-		p.exists[s.name] = is
+		p.exists[s.Name] = is
 	}
-	for _, n := range c.strangers {
-		p.repair.Note(0, 1, "set "+n)
+	for _, name := range c.foreign {
+		p.tx.DeleteSet(name)
+		p.repair.Note(0, 1, "set "+name)
+		changed = true
 	}
-	return comes, append(goes, c.strangers...)
+	return changed
 }
 
-// elements sorts the changes of all sets into those that go and those that come.
-func (c *change) elements(p *plan) (dels, adds []*elemList) {
+// planElements deletes and adds elements.
+func (c *change) planElements(p *plan) {
 	for _, n := range slices.Sorted(maps.Keys(c.sets)) {
 		sc := c.sets[n]
-		del, add := &elemList{set: sc.set}, &elemList{set: sc.set}
-		count := c.t.count[n]
+		var del, add elemList
 		for _, key := range sc.keys() {
 			ec := sc.elems[key]
 			had, want := ec.had, ec.want
@@ -109,82 +82,93 @@ func (c *change) elements(p *plan) (dels, adds []*elemList) {
 			}
 			if had != nil {
 				del.add(key, had)
-				count--
 				p.repair.Note(0, 1, "element of "+n)
 			}
 			if want != nil {
 				add.add(key, want)
-				count++
 				p.repair.Note(1, 0, "element of "+n)
 			}
 		}
-		p.count[n] = count
-		if len(del.keys)+len(add.keys) == 0 {
-			continue
-		}
-		if sc.set.whole() {
-			del, add = &elemList{set: sc.set}, &elemList{set: sc.set}
-			for i := range sc.all {
-				add.add(sc.all[i].key, &sc.all[i].value)
+		p.count[n] = c.t.count[n] + len(add.keys) - len(del.keys)
+		stays := c.t.exists[n] && (sc.set.always || p.count[n] > 0) // else its elements go with it
+		switch {
+		case len(del.keys)+len(add.keys) == 0:
+		case sc.set.Tree():
+			if stays {
+				p.tx.FlushSet(n)
 			}
+			p.tx.AddElements(n, sc.all.values())
+		default:
+			if stays {
+				p.tx.DeleteElements(n, del.values())
+			}
+			p.tx.AddElements(n, add.values())
 		}
-		if c.t.exists[n] {
-			dels = append(dels, del)
-		}
-		adds = append(adds, add)
 	}
-	return dels, adds
 }
 
 // keys lists the keys in any order, but those of ranges sorted: nft shows ranges
 // in the order in which they were added.
 func (sc *setChange) keys() []string {
 	keys := slices.Collect(maps.Keys(sc.elems))
-	if sc.set.interval {
+	if sc.set.Interval {
 		slices.Sort(keys)
 	}
 	return keys
 }
 
-// ownersOf counts the owners of an element of a shared set. It is there while
-// it has one.
-func (c *change) ownersOf(p *plan, s *set, key string, ec *elemChange) (had, want *value) {
-	before := c.t.owners[s.name][key]
-	if p.owners[s.name] == nil {
-		p.owners[s.name] = map[string]int{}
+// ownersOf counts the owners of an element of a shared set. It exists while it has one.
+func (c *change) ownersOf(p *plan, s *set, key string, ec *elemChange) (had, want *nft.Value) {
+	before := c.t.owners[s.Name][key]
+	if p.owners[s.Name] == nil {
+		p.owners[s.Name] = map[string]int{}
 	}
-	p.owners[s.name][key] = before + ec.owners
+	p.owners[s.Name][key] = before + ec.owners
 	if before > 0 || c.found && ec.had != nil {
-		had = &value{}
+		had = &nft.Value{}
 	}
 	if before+ec.owners > 0 {
-		want = &value{}
+		want = &nft.Value{}
 	}
 	return had, want
 }
 
-// rules lists chains that come or change, and names of those that go.
-func (c *change) rules(p *plan, again bool) (comes []*chain, goes []string) {
-	if !again && c.node == nil {
-		return nil, nil
+// planHelpers adds and deletes helpers. A helper exists while one of its sets does.
+func (c *change) planHelpers(p *plan) {
+	for _, h := range c.t.layout.helpers {
+		if slices.ContainsFunc(h.sets, func(s *set) bool { return p.exists[s.Name] }) {
+			p.helpers[h.Name] = true
+			if !c.t.helpers[h.Name] {
+				p.tx.AddHelper(h.Helper)
+				p.repair.Note(1, 0, "ct helper "+h.Name)
+			}
+		}
 	}
-	want, here := c.t.ruleset(p.exists, c.nodeAfter()), map[string]bool{}
-	for i := range want {
-		ch, sums := &want[i], want[i].sums()
-		here[ch.name] = true
-		if have, there := c.t.chains[ch.name]; !there || have != sums {
-			comes = append(comes, ch)
-			p.chains[ch.name] = sums
-			p.repair.Note(1, 0, "rules of chain "+ch.name)
+	for _, n := range slices.Sorted(maps.Keys(c.t.helpers)) {
+		if !p.helpers[n] {
+			p.tx.DeleteHelper(n)
+			p.repair.Note(0, 1, "ct helper "+n)
+		}
+	}
+}
+
+// planChains replaces chains that differ.
+func (c *change) planChains(p *plan) {
+	want := c.t.ruleset(p.exists, c.nodeAfter())
+	p.tx.Chains(c.t.chains, want)
+	p.chains = map[string]string{}
+	for _, ch := range want {
+		sums := ch.Sums()
+		p.chains[ch.Name] = sums
+		if have, exists := c.t.chains[ch.Name]; !exists || have != sums {
+			p.repair.Note(1, 0, "rules of chain "+ch.Name)
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(c.t.chains)) {
-		if !here[n] {
-			goes = append(goes, n)
+		if _, wanted := p.chains[n]; !wanted {
 			p.repair.Note(0, 1, "chain "+n)
 		}
 	}
-	return comes, goes
 }
 
 func (c *change) nodeAfter() *intent.Node {
@@ -195,49 +179,29 @@ func (c *change) nodeAfter() *intent.Node {
 }
 
 // ruleset writes the chains for the sets that exist.
-func (t *table) ruleset(exists map[string]bool, n *intent.Node) []chain {
-	rs := &ruleset{layout: t.layout, traits: t.traits, exists: func(s *set) bool { return exists[s.name] }}
+func (t *table) ruleset(exists map[string]bool, n *intent.Node) []*nft.Chain {
+	rs := &ruleset{layout: t.layout, traits: t.traits, exists: func(s *set) bool { return exists[s.Name] }}
 	rs.forNode(n)
 	return rs.write()
 }
 
-// writeRules empties chains before it fills any, so that no rule is left that
-// uses what goes.
-func (c *change) writeRules(p *plan, comes []*chain, goes []string) {
-	for _, ch := range comes {
-		if _, there := c.t.chains[ch.name]; there {
-			p.batch.flushChain(ch.name)
-		}
-	}
-	for _, n := range goes {
-		p.batch.flushChain(n)
-	}
-	for _, ch := range comes {
-		p.batch.addRules(ch)
-	}
-}
-
-// elemList is elements of one set on their way into a batch.
+// elemList is a list of elements of one set.
 type elemList struct {
-	set    *set
-	keys   []string
-	values []*value
+	keys []string
+	vals []*nft.Value
 }
 
-func (l *elemList) add(key string, v *value) {
-	l.keys, l.values = append(l.keys, key), append(l.values, v)
+func (l *elemList) add(key string, v *nft.Value) {
+	l.keys, l.vals = append(l.keys, key), append(l.vals, v)
 }
 
-func (l *elemList) write(b *batch, typ int) {
-	if typ == unix.NFT_MSG_DELSETELEM && l.set.whole() {
-		b.flushSet(l.set.name)
-		return
-	}
-	i := -1
-	b.elements(typ, l.set, func() (string, *value, bool) {
-		if i++; i < len(l.keys) {
-			return l.keys[i], l.values[i], true
+// values iterates over the elements by key.
+func (l *elemList) values() iter.Seq2[string, *nft.Value] {
+	return func(yield func(string, *nft.Value) bool) {
+		for i, key := range l.keys {
+			if !yield(key, l.vals[i]) {
+				return
+			}
 		}
-		return "", nil, false
-	})
+	}
 }

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,10 +10,9 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // PolicyTable is the name of the table of do-not-track policies, of family inet.
@@ -39,16 +39,12 @@ const PolicyTable = "spillway-policy"
 // set of the rules that match. Empty sets and paths do not exist. A drop is final, and
 // notrack stays: the order of the paths makes no difference to what is allowed.
 type Policies struct {
-	link *Backend // socket, watch and table
-	now  *policyTable
-	// generation is as in Backend.
-	generation      uint32
-	generationKnown bool
-	repaired        dataplane.Repair
-	leftLook        time.Time // next run of forgetLeft
-	leftMade        bool      // the table of remaining connections exists
-	nat             bool      // another program translated at the last check
-	counts          policyCounts
+	tableSync
+	now      *policyTable // nil: unknown
+	leftLook time.Time    // next run of forgetLeft
+	leftMade bool         // the table of remaining connections exists
+	nat      bool         // another program translated at the last check
+	counts   policyCounts
 }
 
 var _ dataplane.Policies = (*Policies)(nil)
@@ -56,82 +52,53 @@ var _ dataplane.Policies = (*Policies)(nil)
 // NewPolicies opens the table of policies; table "" is PolicyTable. Its error is
 // one line that says what the machine lacks.
 func NewPolicies(ctx context.Context, table string, log *slog.Logger) (*Policies, error) {
-	cfg := Config{Table: table, Log: log}
-	if cfg.Table == "" {
-		cfg.Table = PolicyTable
-	}
-	p := &Policies{link: &Backend{cfg: cfg.withDefaults(), drifted: make(chan struct{}, 1)}}
-	if err := p.link.do(ctx, p.probe); err != nil {
+	cfg := Config{Table: cmp.Or(table, PolicyTable), Log: log}.withDefaults()
+	p := &Policies{tableSync: newTableSync(cfg.Table, "DoNotTrackPolicies, kept by spillway: changes made by hand are undone", cfg.Log)}
+	if err := p.conn.Check(ctx, p.probe()); err != nil {
 		return nil, fmt.Errorf("%w: do-not-track policies need nf_tables of Linux 5.13 or newer", explain(err))
 	}
-	if err := p.link.listen(); err != nil {
-		p.link.cfg.Log.Info("changes by others are noticed by audits only", "table", cfg.Table, "err", err)
-	}
+	p.watch()
 	return p, nil
 }
 
-// probe has the kernel judge a table with one of everything, and undo it.
-func (p *Policies) probe(s *socket) error {
+// probe makes a table with one object of each kind, for the kernel to check.
+func (p *Policies) probe() *nft.Transaction {
 	t := newPolicyTable()
 	t.rules["r"] = &policy.Rule{Name: "r", Pods: true, Side: policy.Egress}
 	t.verdicts["r"] = &policy.Verdict{Name: "r", Rules: []string{"r"}, Deny: true}
-	for _, f := range []*family{&ipv4, &ipv6} {
-		t.kept[trackedSet(f).name] = 1
-	}
-	for _, w := range ways {
-		for _, ranges := range []bool{false, true} {
-			for _, f := range []*family{&ipv4, &ipv6} {
-				t.count(w.set(f, ranges), ports{1, 2}, 1)
+	for _, f := range families {
+		t.kept[trackedSet(f).Name] = 1
+		for _, path := range paths {
+			for _, ranges := range []bool{false, true} {
+				t.count(path.set(f, ranges), ports{1, 2}, 1)
 			}
 		}
 	}
 	t.shape()
-	b := p.batch()
-	b.table += "-probe"
-	b.addTable()
-	t.write(b, nil)
-	return s.commit(b, false)
-}
-
-func (p *Policies) batch() *batch {
-	return &batch{table: p.link.cfg.Table, about: "DoNotTrackPolicies, kept by spillway: changes made by hand are undone"}
-}
-
-// Drifted receives when another program has changed the table.
-func (p *Policies) Drifted() <-chan struct{} { return p.link.drifted }
-
-// Repaired tells, once, what the last Replace found changed.
-func (p *Policies) Repaired() dataplane.Repair {
-	r := p.repaired
-	p.repaired = dataplane.Repair{}
-	return r
+	of := p.nftTable
+	of.Name += "-probe"
+	tx := nft.NewTransaction(of)
+	tx.AddTable()
+	newPolicyEdit().write(tx, nil, nil, t)
+	return tx
 }
 
 // HasPolicies reports whether the kernel has a table with targets.
-func (p *Policies) HasPolicies(ctx context.Context) (holds bool, err error) {
-	err = p.link.do(ctx, func(s *socket) error {
-		found, err := s.read(p.link.cfg.Table, false)
-		holds = err == nil && found.there && !found.dormant && found.chains["prerouting"] != nil
-		return err
-	})
-	return holds, err
+func (p *Policies) HasPolicies(ctx context.Context) (bool, error) {
+	found, err := p.conn.Read(ctx, p.nftTable, false)
+	return err == nil && found.Active() && found.Chains["prerouting"] != nil, err
 }
 
-// Close lets go of the sockets; the table stays.
-func (p *Policies) Close() error { return p.link.Close() }
-
-// CleanupPolicies takes the table out of the kernel; table "" is PolicyTable. What
-// is not there is no error.
+// CleanupPolicies deletes the table from the kernel; table "" is PolicyTable. A missing table
+// is no error.
 func CleanupPolicies(ctx context.Context, table string) error {
-	if table == "" {
-		table = PolicyTable
-	}
+	table = cmp.Or(table, PolicyTable)
 	return errors.Join(Cleanup(ctx, Config{Table: table}), Cleanup(ctx, Config{Table: table + leftPolicies}))
 }
 
 // Apply writes changes in one batch.
 func (p *Policies) Apply(ctx context.Context, c policy.Changes) error {
-	if p.now == nil {
+	if !p.state.known() {
 		return errors.New("write policies: it is not known what the kernel holds; the whole state is needed")
 	}
 	if c.Empty() {
@@ -140,35 +107,28 @@ func (p *Policies) Apply(ctx context.Context, c policy.Changes) error {
 	next, edit := p.now.clone(), newPolicyEdit()
 	edit.apply(next, c)
 	next.shape()
-	b := p.batch()
-	switch had := len(p.now.sets)+len(p.now.chains) > 0; {
-	case len(next.sets)+len(next.chains) > 0:
+	tx := nft.NewTransaction(p.nftTable)
+	switch had := !p.now.empty(); {
+	case !next.empty():
 		if !had {
-			b.addTable()
+			tx.AddTable()
 		}
-		edit.write(b, p.now, next)
+		edit.write(tx, p.now.sets, p.now.sums(), next)
 	case had:
-		b.delTable()
+		tx.DeleteTable()
 	}
-	p.leave(ctx, b, edit, next)
-	return p.commit(ctx, b, next)
+	return p.commit(ctx, tx, edit, next)
 }
 
-// commit has the kernel make a change. If it fails, nothing is known any more.
-func (p *Policies) commit(ctx context.Context, b *batch, next *policyTable) error {
+// commit makes the kernel carry out a change, and keep what the edit removes (leave). If
+// that fails, the table is unknown.
+func (p *Policies) commit(ctx context.Context, tx *nft.Transaction, edit *policyEdit, next *policyTable) error {
 	p.now = nil
-	err := p.link.do(ctx, func(s *socket) error {
-		if err := s.commit(b, true); err != nil {
-			return err
-		}
-		g, err := s.generation()
-		p.generationKnown = err == nil && (g == p.generation+1 || len(b.msgs) == 0 && g == p.generation)
-		if p.generationKnown {
-			p.generation = g
-		}
-		return nil
-	})
-	if err != nil {
+	all := []*nft.Transaction{tx}
+	if edit != nil {
+		all = append(all, p.leave(ctx, edit, next))
+	}
+	if err := p.committed(p.conn.Commit(ctx, all...)); err != nil {
 		p.leftMade = false
 		return fmt.Errorf("write policies: %w", err)
 	}
@@ -184,53 +144,47 @@ func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	if err := p.forgetLeft(ctx); err != nil {
 		return err
 	}
-	var found *image
-	same := false
-	err := p.link.do(ctx, func(sock *socket) (err error) {
-		g, err := sock.generation()
-		if same = err == nil && p.now != nil && p.generationKnown && g == p.generation && !p.link.notified.Swap(false); same || err != nil {
-			return err
-		}
-		p.link.notified.Store(false)
-		found, err = sock.read(p.link.cfg.Table, true)
-		return err
-	})
-	if err != nil || same {
+	g, err := p.conn.Generation(ctx)
+	if err != nil {
 		return err
 	}
-	if found.owned {
-		return fmt.Errorf("table inet %s belongs to another program, which has it locked (flag owner): stop that program", p.link.cfg.Table)
+	notified := p.notified.Swap(false)
+	if p.state == current && g == p.generation && !notified {
+		return nil
+	}
+	found, err := p.conn.Read(ctx, p.nftTable, true)
+	if err != nil {
+		return err
+	}
+	if err := notOwned(found); err != nil {
+		return err
 	}
 	left := p.now
 	want, edit := wholePolicies(s)
-	p.now, p.generation = nil, found.generation
-	b := p.batch()
-	if len(want.sets)+len(want.chains) == 0 {
-		if found.there || found.dormant {
-			b.delTable()
+	p.now, p.generation, p.state = nil, found.Generation, current
+	tx := nft.NewTransaction(p.nftTable)
+	if want.empty() {
+		if found.Exists {
+			tx.DeleteTable()
 		}
-		if found.there && left != nil {
+		if found.Active() && left != nil {
 			p.repaired.Note(0, 1, "table")
 		}
 		edit.found(found, want)
-		p.leave(ctx, b, edit, want)
-		return p.commit(ctx, b, want)
+		return p.commit(ctx, tx, edit, want)
 	}
-	rep, mendable := edit.against(b, found, want)
-	if !mendable {
-		b = p.batch()
-		b.addTable()
-		b.delTable()
-		b.addTable()
-		edit.write(b, &policyTable{}, want)
+	rep, repairable := edit.against(tx, found, want)
+	if !repairable {
+		tx = nft.NewTransaction(p.nftTable)
+		tx.ReplaceTable()
+		edit.write(tx, nil, nil, want)
 	}
 	if left != nil {
-		p.repaired = rep
+		p.repaired, edit = rep, nil
 	} else {
-		edit.found(found, want)
-		p.leave(ctx, b, edit, want) // an earlier agent's, or another program's
+		edit.found(found, want) // of an earlier agent, or of another program
 	}
-	return p.commit(ctx, b, want)
+	return p.commit(ctx, tx, edit, want)
 }
 
 // wholePolicies renders a state.
@@ -240,14 +194,14 @@ func wholePolicies(s policy.State) (*policyTable, *policyEdit) {
 	maps.Copy(t.verdicts, s.Verdicts)
 	e := newPolicyEdit()
 	for target, verdict := range s.Targets {
-		targetElems(target, verdict, func(set, key string, v *value) {
+		targetElems(target, verdict, func(set, key string, v *nft.Value) {
 			t.count(set, ports{target.First, target.Last}, 1)
 			e.set(set, key, nil, v)
 		})
 	}
 	for m := range s.Members {
 		set, key := memberElem(m)
-		e.set(set, key, nil, &value{})
+		e.set(set, key, nil, &nft.Value{})
 	}
 	for p := range s.Tracked {
 		e.setTracked(t, p, true)
@@ -259,25 +213,17 @@ func wholePolicies(s policy.State) (*policyTable, *policyEdit) {
 	return t, e
 }
 
-// write adds all sets, chains, elements and rules; had is what is there.
-func (t *policyTable) write(b *batch, e *policyEdit) {
-	if e == nil {
-		e = newPolicyEdit()
-	}
-	e.write(b, &policyTable{}, t)
-}
-
-// policyEdit is which elements come and go.
+// policyEdit collects changes of elements.
 type policyEdit struct {
 	elems map[string]map[string]elemChange // by set and key
-	whole map[string]*elemList             // sets of ranges, which are written anew
+	whole map[string]*elemList             // all elements of trees (nft.Set.Tree)
 }
 
 func newPolicyEdit() *policyEdit {
 	return &policyEdit{elems: map[string]map[string]elemChange{}, whole: map[string]*elemList{}}
 }
 
-func (e *policyEdit) set(set, key string, had, want *value) {
+func (e *policyEdit) set(set, key string, had, want *nft.Value) {
 	m := e.elems[set]
 	if m == nil {
 		m = map[string]elemChange{}
@@ -294,13 +240,12 @@ func (e *policyEdit) set(set, key string, had, want *value) {
 }
 
 func (e *policyEdit) blocks(r *policy.Rule) {
-	for _, f := range []*family{&ipv4, &ipv6} {
-		keys, values := blockElems(r, f)
-		e.whole[blocksOf(r.Name, f)] = &elemList{keys: keys, values: values}
+	for _, f := range families {
+		e.whole[blocksOf(r.Name, f)] = blockElems(r, f)
 	}
 }
 
-// apply enters changes, here and into the table as it is to be.
+// apply adds changes to the edit and to the table that follows.
 func (e *policyEdit) apply(next *policyTable, c policy.Changes) {
 	for _, ch := range c.Rules {
 		if ch.Want == nil {
@@ -322,18 +267,18 @@ func (e *policyEdit) apply(next *policyTable, c policy.Changes) {
 	for _, ch := range c.Targets {
 		about := ports{ch.Key.First, ch.Key.Last}
 		if ch.Had != "" {
-			targetElems(ch.Key, ch.Had, func(set, key string, v *value) { next.count(set, about, -1); e.set(set, key, v, nil) })
+			targetElems(ch.Key, ch.Had, func(set, key string, v *nft.Value) { next.count(set, about, -1); e.set(set, key, v, nil) })
 		}
 		if ch.Want != "" {
-			targetElems(ch.Key, ch.Want, func(set, key string, v *value) { next.count(set, about, 1); e.set(set, key, nil, v) })
+			targetElems(ch.Key, ch.Want, func(set, key string, v *nft.Value) { next.count(set, about, 1); e.set(set, key, nil, v) })
 		}
 	}
 	for _, ch := range c.Members {
 		set, key := memberElem(ch.Key)
 		if ch.Want {
-			e.set(set, key, nil, &value{})
+			e.set(set, key, nil, &nft.Value{})
 		} else {
-			e.set(set, key, &value{}, nil)
+			e.set(set, key, &nft.Value{}, nil)
 		}
 	}
 	for _, ch := range c.Tracked {
@@ -341,85 +286,56 @@ func (e *policyEdit) apply(next *policyTable, c policy.Changes) {
 	}
 }
 
-// setTracked enters what stays tracked from now on, or no more.
+// setTracked adds or removes a tracked exception.
 func (e *policyEdit) setTracked(next *policyTable, p policy.Pair, want bool) {
 	set, key := trackedElem(p)
 	if want {
 		next.kept[set]++
-		e.set(set, key, nil, &value{})
+		e.set(set, key, nil, &nft.Value{})
 	} else {
 		next.kept[set]--
-		e.set(set, key, &value{}, nil)
+		e.set(set, key, &nft.Value{}, nil)
 	}
 }
 
-// write brings a table from what it had to what it is to have: first what is
-// missing, then elements and rules, last what nothing uses any more.
-func (e *policyEdit) write(b *batch, had, want *policyTable) {
+// write brings a table with these sets and Sums of chains to what it is to have.
+func (e *policyEdit) write(tx *nft.Transaction, sets map[string]*nft.Set, chains map[string]string, want *policyTable) {
 	for _, n := range slices.Sorted(maps.Keys(want.sets)) {
-		if had.sets[n] == nil {
-			b.addSet(want.sets[n])
+		exists := sets[n] != nil
+		if !exists {
+			tx.AddSet(want.sets[n])
 		}
-	}
-	names := slices.Sorted(maps.Keys(want.chains))
-	for _, n := range names {
-		if had.chains[n] == nil {
-			b.addChain(want.chains[n])
-		}
-	}
-	for _, n := range slices.Sorted(maps.Keys(e.elems)) {
-		e.writeElems(b, n, had.sets[n], want.sets[n])
-	}
-	for _, n := range slices.Sorted(maps.Keys(e.whole)) {
-		if l := e.whole[n]; want.sets[n] != nil {
-			l.set = want.sets[n]
-			if had.sets[n] != nil {
-				b.flushSet(n)
+		if l := e.whole[n]; l != nil {
+			if exists {
+				tx.FlushSet(n)
 			}
-			l.write(b, unix.NFT_MSG_NEWSETELEM)
+			tx.AddElements(n, l.values())
 		}
+		e.writeElems(tx, n, exists)
 	}
-	gone := func(n string) bool { return want.chains[n] == nil }
-	for _, n := range slices.Sorted(maps.Keys(had.chains)) {
-		if gone(n) || had.chains[n].sums() != want.chains[n].sums() {
-			b.flushChain(n)
-		}
-	}
-	for _, n := range names {
-		if had.chains[n] == nil || had.chains[n].sums() != want.chains[n].sums() {
-			b.addRules(want.chains[n])
-		}
-	}
-	for _, n := range slices.Sorted(maps.Keys(had.sets)) {
+	for _, n := range slices.Sorted(maps.Keys(sets)) {
 		if want.sets[n] == nil {
-			b.delSet(n)
+			tx.DeleteSet(n)
 		}
 	}
-	for _, n := range slices.Sorted(maps.Keys(had.chains)) {
-		if gone(n) {
-			b.delChain(n)
-		}
-	}
+	tx.Chains(chains, slices.Collect(maps.Values(want.chains)))
 }
 
-// writeElems writes the elements of a set that stays or comes.
-func (e *policyEdit) writeElems(b *batch, name string, had, want *set) {
-	if want == nil {
-		return // it goes with all that it holds
-	}
-	del, add := &elemList{set: want}, &elemList{set: want}
-	for _, key := range slices.Sorted(maps.Keys(e.elems[name])) {
-		c := e.elems[name][key]
+// writeElems writes the elements of a set.
+func (e *policyEdit) writeElems(tx *nft.Transaction, set string, exists bool) {
+	var del, add elemList
+	for _, key := range slices.Sorted(maps.Keys(e.elems[set])) {
+		c := e.elems[set][key]
 		if c.had != nil && c.want != nil && *c.had == *c.want {
 			continue
 		}
-		if c.had != nil && had != nil {
+		if c.had != nil && exists {
 			del.add(key, c.had)
 		}
 		if c.want != nil {
 			add.add(key, c.want)
 		}
 	}
-	del.write(b, unix.NFT_MSG_DELSETELEM)
-	add.write(b, unix.NFT_MSG_NEWSETELEM)
+	tx.DeleteElements(set, del.values())
+	tx.AddElements(set, add.values())
 }

@@ -11,8 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 func openPolicies(t *testing.T) *Policies {
@@ -28,7 +31,7 @@ func openPolicies(t *testing.T) *Policies {
 // listed is what nft shows of the policies' table, "" if there is none.
 func listed(t *testing.T) string {
 	t.Helper()
-	out, err := nft("list table inet " + PolicyTable)
+	out, err := runNft("list table inet " + PolicyTable)
 	if err != nil {
 		return ""
 	}
@@ -111,14 +114,14 @@ func TestPoliciesThatChangedAreAsThoseWrittenAnew(t *testing.T) {
 				if err := CleanupPolicies(t.Context(), ""); err != nil {
 					t.Fatal(err)
 				}
-				p.generationKnown = false
+				p.state = outdated
 				if err := p.Replace(t.Context(), tr.State()); err != nil {
 					t.Fatal(err)
 				}
 				if want := holdsPolicies(t); have != want {
 					t.Fatalf("after change %d the kernel holds\n%s\nand anew\n%s", i, have, want)
 				}
-				p.generationKnown = false
+				p.state = outdated
 				p.Repaired()
 				if err := p.Replace(t.Context(), tr.State()); err != nil {
 					t.Fatal(err)
@@ -140,25 +143,22 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 
 // holdsPolicies is what the kernel holds, in order.
 func holdsPolicies(t *testing.T) string {
-	s, err := dial()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
-	img, err := s.read(PolicyTable, true)
+	var conn nft.Conn
+	defer conn.Close()
+	img, err := conn.Read(t.Context(), nft.Table{Family: unix.NFPROTO_INET, Name: PolicyTable}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	for _, name := range sortedKeys(img.sets) {
-		fmt.Fprintf(&b, "set %s %x\n", name, img.sets[name].flags)
-		for _, key := range sortedKeys(img.sets[name].elems) {
-			v := img.sets[name].elems[key]
-			fmt.Fprintf(&b, "  %x-%x %x %s\n", key, v.end, v.flags, v.jump)
+	for _, name := range sortedKeys(img.Sets) {
+		fmt.Fprintf(&b, "set %s %x\n", name, img.Sets[name].Flags)
+		for _, key := range sortedKeys(img.Sets[name].Elements) {
+			v := img.Sets[name].Elements[key]
+			fmt.Fprintf(&b, "  %x-%x %t %s\n", key, v.KeyEnd, v.IntervalEnd, v.Jump)
 		}
 	}
-	for _, name := range sortedKeys(img.chains) {
-		fmt.Fprintf(&b, "chain %s %v %x\n", name, img.chains[name].hook, img.chains[name].sums)
+	for _, name := range sortedKeys(img.Chains) {
+		fmt.Fprintf(&b, "chain %s %v %x\n", name, img.Chains[name].Hook, img.Chains[name].Sums)
 	}
 	return b.String()
 }
@@ -269,7 +269,7 @@ func TestPoliciesThatOthersChangeAreRestored(t *testing.T) {
 		"insert rule inet spillway-policy in-cache-0-from accept", "add table inet spillway-policy { flags dormant; }",
 		"add element inet spillway-policy in-cache-0-ranges4 { 198.51.100.0/24 }",
 	} {
-		if out, err := nft(edit); err != nil {
+		if out, err := runNft(edit); err != nil {
 			t.Fatalf("%s: %v %s", edit, err, out)
 		}
 		select {
@@ -294,7 +294,7 @@ func TestPoliciesThatOthersChangeAreRestored(t *testing.T) {
 // translates. The table must be removed with that of the policies.
 func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 	left := func() string {
-		out, err := nft("list table inet " + PolicyTable + leftPolicies)
+		out, err := runNft("list table inet " + PolicyTable + leftPolicies)
 		if err != nil {
 			return ""
 		}
@@ -337,7 +337,7 @@ func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, nat %v", test.name, nat), func(t *testing.T) {
 				enter(t)
 				if nat {
-					if out, err := nft("add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }"); err != nil {
+					if out, err := runNft("add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }"); err != nil {
 						t.Fatalf("%v %s", err, out)
 					}
 				}
@@ -389,11 +389,11 @@ func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 func emptyLeft(t *testing.T) {
 	t.Helper()
 	left := PolicyTable + leftPolicies
-	if out, err := nft(fmt.Sprintf("flush set inet %s left4; flush set inet %[1]s left-hosts4; add element inet %[1]s left4 { 10.244.0.2 . tcp . 11211 timeout 10ms }", left)); err != nil {
+	if out, err := runNft(fmt.Sprintf("flush set inet %s left4; flush set inet %[1]s left-hosts4; add element inet %[1]s left4 { 10.244.0.2 . tcp . 11211 timeout 10ms }", left)); err != nil {
 		t.Fatalf("%v %s", err, out)
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		out, err := nft("list set inet " + left + " left4")
+		out, err := runNft("list set inet " + left + " left4")
 		if err == nil && !strings.Contains(string(out), "11211") {
 			return
 		}
@@ -406,9 +406,9 @@ func emptyLeft(t *testing.T) {
 // TestWhatAPolicyLeftGoesWhoeverMadeIt has agents begin anew all the time: none is there
 // long enough to see the end of what it has left.
 func TestWhatAPolicyLeftGoesWhoeverMadeIt(t *testing.T) {
-	left := func() bool { _, err := nft("list table inet " + PolicyTable + leftPolicies); return err == nil }
+	left := func() bool { _, err := runNft("list table inet " + PolicyTable + leftPolicies); return err == nil }
 	nat := func(verb string) {
-		if out, err := nft(verb + " table ip cni; " + map[string]string{"add": "add chain ip cni post { type nat hook postrouting priority 100; }"}[verb]); err != nil {
+		if out, err := runNft(verb + " table ip cni; " + map[string]string{"add": "add chain ip cni post { type nat hook postrouting priority 100; }"}[verb]); err != nil {
 			t.Fatalf("%v %s", err, out)
 		}
 	}

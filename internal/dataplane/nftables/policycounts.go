@@ -1,16 +1,15 @@
 package nftables
 
 import (
-	"encoding/binary"
+	"context"
 	"sync"
 
-	"github.com/mdlayher/netlink"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/nft"
 )
 
-// counterKey is whose packets a rule of the table of policies counts, and what becomes of
-// them: "untracked", "tracked" (allowed, by a policy that tracks) or "denied".
+// counterKey is the policy whose packets a rule counts, and the verdict for them: "untracked", "tracked" (allowed, by a policy that tracks) or "denied".
 type counterKey struct{ policy, verdict string }
 
 // policyCounts adds up what the rules of the table have counted. A rule that is
@@ -28,52 +27,32 @@ type countedRule struct {
 	handle     uint64
 }
 
-// follow takes over which rules there are now. What a policy that is gone has counted
-// goes with it, so that there are never more sums than policies.
+// follow replaces the rules. The sums of deleted policies are deleted too, so that there are
+// never more sums than policies.
 func (c *policyCounts) follow(t *policyTable) {
 	rules, total := map[string]map[string]counterKey{}, map[counterKey]uint64{}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for name, ch := range t.chains {
-		for _, r := range ch.rules {
-			if r.counts == (counterKey{}) {
+		for _, r := range ch.Rules {
+			key, counts := t.counters[r]
+			if !counts {
 				continue
 			}
 			if rules[name] == nil {
 				rules[name] = map[string]counterKey{}
 			}
-			total[r.counts] = c.total[r.counts]
-			// Of two alike no packet reaches the second.
-			if sum := string(r.userData().get(udataRuleSum)); rules[name][sum] == (counterKey{}) {
-				rules[name][sum] = r.counts
+			total[key] = c.total[key]
+			// No packet reaches the second of two equal rules.
+			if sum := r.Sum(); rules[name][sum] == (counterKey{}) {
+				rules[name][sum] = key
 			}
 		}
 	}
 	c.rules, c.total = rules, total
 }
 
-// read enters what one of our rules has counted.
-func (c *policyCounts) read(seen map[countedRule]uint64, m netlink.Message) {
-	var r countedRule
-	packets := uint64(0)
-	for typ, v := range attributes(m) {
-		switch typ {
-		case unix.NFTA_RULE_CHAIN:
-			r.chain = cString(v)
-		case unix.NFTA_RULE_HANDLE:
-			r.handle = number64(v)
-		case unix.NFTA_RULE_USERDATA:
-			r.sum = string(udata(v).get(udataRuleSum))
-		case unix.NFTA_RULE_EXPRESSIONS:
-			packets = countedPackets(v)
-		}
-	}
-	if _, ours := c.rules[r.chain][r.sum]; ours {
-		seen[r] = packets
-	}
-}
-
-// add adds what rules have counted since they were read last.
+// add adds what the rules have counted since the last read.
 func (c *policyCounts) add(seen map[countedRule]uint64) {
 	for r, packets := range seen {
 		if was := c.last[r]; packets >= was { // else it is another table's, of the same handle
@@ -82,28 +61,6 @@ func (c *policyCounts) add(seen map[countedRule]uint64) {
 		c.total[c.rules[r.chain][r.sum]] += packets
 	}
 	c.last = seen
-}
-
-// countedPackets is what a rule's counter says.
-func countedPackets(exprs []byte) (packets uint64) {
-	for name, data := range expressions(exprs) {
-		if name != "counter" {
-			continue
-		}
-		for typ, v := range nested(data) {
-			if typ == unix.NFTA_COUNTER_PACKETS {
-				packets = number64(v)
-			}
-		}
-	}
-	return packets
-}
-
-func number64(b []byte) uint64 {
-	if len(b) != 8 {
-		return 0
-	}
-	return binary.BigEndian.Uint64(b)
 }
 
 var policyPacketsDesc = prometheus.NewDesc("spillway_do_not_track_packets_total",
@@ -120,13 +77,18 @@ func (p *Policies) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.rules) > 0 {
-		if s, err := dial(); err == nil {
-			seen := map[countedRule]uint64{}
-			if err := s.dump(unix.NFT_MSG_GETRULE, p.link.cfg.Table, unix.NFTA_RULE_TABLE, func(m netlink.Message) { c.read(seen, m) }); err == nil {
-				c.add(seen)
+		var conn nft.Conn // the other one is used by another goroutine
+		seen := map[countedRule]uint64{}
+		_, err := conn.Rules(context.Background(), p.nftTable, func(r nft.ListedRule) bool {
+			if _, counts := c.rules[r.Chain][r.Sum]; counts {
+				seen[countedRule{r.Chain, r.Sum, r.Handle}] = r.Packets()
 			}
-			s.close()
+			return true
+		})
+		if err == nil {
+			c.add(seen)
 		}
+		_ = conn.Close()
 	}
 	for about, n := range c.total {
 		ch <- prometheus.MustNewConstMetric(policyPacketsDesc, prometheus.CounterValue, float64(n), about.policy, about.verdict)

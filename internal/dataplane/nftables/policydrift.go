@@ -5,64 +5,62 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
-// against writes what brings the table as it was found to what it is to have, of
-// which e holds all elements. It reports what was not as it should be, and false
-// where the table has to be made anew.
-func (e *policyEdit) against(b *batch, found *image, want *policyTable) (rep dataplane.Repair, mendable bool) {
-	if found.dormant || !found.there {
+// against writes the difference between the table that was found and the wanted one, of which
+// e has all elements. It reports what was not as wanted, and false if the table has to be
+// replaced.
+func (e *policyEdit) against(tx *nft.Transaction, found *nft.Listing, want *policyTable) (rep dataplane.Repair, repairable bool) {
+	if !found.Active() {
 		rep.Note(1, 0, "table")
 		return rep, false
 	}
-	had := &policyTable{sets: map[string]*set{}, chains: map[string]*chain{}}
-	for name, fs := range found.sets {
+	sets := map[string]*nft.Set{}
+	for name, have := range found.Sets {
 		s := want.sets[name]
 		if s == nil {
-			s = &set{name: name}
+			s = &nft.Set{Name: name}
 			rep.Note(0, 1, "set "+name)
-		} else if !fs.fits(s) {
+		} else if !have.Is(s) {
 			rep.Note(1, 1, "set "+name+" of another type")
 			return rep, false
 		}
-		had.sets[name] = s
+		sets[name] = s
 	}
-	for name, fc := range found.chains {
-		c := &chain{name: name, rules: []*rule{{sum: fc.sums}}}
+	for name, have := range found.Chains {
 		if w := want.chains[name]; w == nil {
 			rep.Note(0, 1, "chain "+name)
-		} else if (w.hook == nil) != (fc.hook == hook{}) || w.hook != nil && (*w.hook != fc.hook || fc.policy != nfAccept) {
+		} else if !have.Is(w.Hook) {
 			rep.Note(1, 1, "chain "+name+" of another type")
 			return rep, false
-		} else if w.sums() != fc.sums {
+		} else if w.Sums() != have.Sums {
 			rep.Note(1, 0, "rules of chain "+name)
 		}
-		had.chains[name] = c
 	}
 	e.diff(found, want, &rep)
 	for name := range want.sets {
-		if had.sets[name] == nil {
+		if sets[name] == nil {
 			rep.Note(1, 0, "set "+name)
 		}
 	}
 	for name := range want.chains {
-		if had.chains[name] == nil {
+		if found.Chains[name] == nil {
 			rep.Note(1, 0, "chain "+name)
 		}
 	}
-	e.write(b, had, want)
+	e.write(tx, sets, found.Sums(), want)
 	return rep, true
 }
 
-// diff enters what elements were found. A set of ranges that holds what it should
-// is left alone.
-func (e *policyEdit) diff(found *image, want *policyTable, rep *dataplane.Repair) {
+// diff adds the elements that were found. A tree with the wanted elements stays.
+func (e *policyEdit) diff(found *nft.Listing, want *policyTable, rep *dataplane.Repair) {
 	for name, s := range want.sets {
-		fs := found.sets[name]
+		fs := found.Sets[name]
 		if fs == nil {
 			continue
 		}
-		if s.whole() {
+		if s.Tree() {
 			if l := e.whole[name]; l != nil && l.holds(fs) {
 				delete(e.whole, name)
 			} else {
@@ -70,8 +68,8 @@ func (e *policyEdit) diff(found *image, want *policyTable, rep *dataplane.Repair
 			}
 			continue
 		}
-		for key, v := range fs.elems {
-			e.set(name, key, &value{end: v.end, jump: v.jump}, nil)
+		for key, v := range fs.Elements {
+			e.set(name, key, &nft.Value{KeyEnd: v.KeyEnd, Jump: v.Jump}, nil)
 		}
 		for _, key := range slices.Sorted(maps.Keys(e.elems[name])) {
 			switch c := e.elems[name][key]; {
@@ -85,12 +83,12 @@ func (e *policyEdit) diff(found *image, want *policyTable, rep *dataplane.Repair
 }
 
 // holds reports whether a set that was found has just these elements.
-func (l *elemList) holds(fs *foundSet) bool {
-	if len(fs.elems) != len(l.keys) {
+func (l *elemList) holds(fs *nft.ListedSet) bool {
+	if len(fs.Elements) != len(l.keys) {
 		return false
 	}
 	for i, key := range l.keys {
-		if v := fs.elems[key]; v == nil || v.flags != l.values[i].flags {
+		if v := fs.Elements[key]; v == nil || v.IntervalEnd != l.vals[i].IntervalEnd {
 			return false
 		}
 	}

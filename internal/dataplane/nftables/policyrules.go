@@ -9,6 +9,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // rawPriority is before conntrack (-200), and so before all NAT, and after
@@ -17,68 +18,71 @@ const rawPriority = -300
 
 // policyHooks are of the base chains of the policies' table: what comes in, for
 // this node or for others, and what the node itself sends.
-var policyHooks = map[string]*hook{
-	"prerouting": {"filter", unix.NF_INET_PRE_ROUTING, rawPriority},
-	"output":     {"filter", unix.NF_INET_LOCAL_OUT, rawPriority},
+var policyHooks = map[string]*nft.Hook{
+	"prerouting": {Type: "filter", Num: unix.NF_INET_PRE_ROUTING, Priority: rawPriority},
+	"output":     {Type: "filter", Num: unix.NF_INET_LOCAL_OUT, Priority: rawPriority},
 }
 
 // translatedHooks are of base chains for what netfilter has translated since: a
 // Service's client asks another address, and only now is it known which pod.
-var translatedHooks = map[string]*hook{
-	"translated-on":   {"filter", unix.NF_INET_FORWARD, rawPriority},
-	"translated-here": {"filter", unix.NF_INET_LOCAL_IN, rawPriority},
+var translatedHooks = map[string]*nft.Hook{
+	"translated-on":   {Type: "filter", Num: unix.NF_INET_FORWARD, Priority: rawPriority},
+	"translated-here": {Type: "filter", Num: unix.NF_INET_LOCAL_IN, Priority: rawPriority},
 }
 
-// way is one of the four ways in which a packet can be about a target: which side
-// has the ports, and whether it is a request or an answer.
-type way struct {
+// path is one of the four kinds of packets of a target: requests and replies, of the
+// policy's pods as servers and as clients.
+type path struct {
 	name    string
 	comment string
 	side    policy.Side
-	asks    bool // a request
-	// here and port are where the packet has the target's address and port: 0 is
-	// the source, 1 the destination. The peer is where here is not.
-	here, port int
+	request bool
+	// target and port are the ends of the packet that have the target's address and port.
+	// The peer is the other end than target.
+	target, port nft.End
 }
 
-var ways = []way{
-	{"asked", "requests to ports of addresses here", policy.Ingress, true, 1, 1},
-	{"answering", "what these answer", policy.Ingress, false, 0, 0},
-	{"asking", "requests of addresses here to ports of others", policy.Egress, true, 0, 1},
-	{"answered", "what is answered to these", policy.Egress, false, 1, 0},
+var paths = []path{
+	{"asked", "requests to ports of addresses here", policy.Ingress, true, nft.Destination, nft.Destination},
+	{"answering", "what these answer", policy.Ingress, false, nft.Source, nft.Source},
+	{"asking", "requests of addresses here to ports of others", policy.Egress, true, nft.Source, nft.Destination},
+	{"answered", "what is answered to these", policy.Egress, false, nft.Destination, nft.Source},
 }
 
-// chainOf is the chain of a verdict that looks for the peer in the packet's source
-// (0) or destination (1).
-func chainOf(verdict string, peer int) string {
+func (p path) peer() nft.End { return 1 - p.target }
+
+// chainOf is the name of the chain of a verdict that compares one end of the packet with the
+// peers.
+func chainOf(verdict string, peer nft.End) string {
 	return verdict + [2]string{"-from", "-to"}[peer]
 }
 
-// set is the name of the set of single ports of a way, or of that of ranges. Nearly
-// all targets are single ports, and a hash finds them at a fraction of what a set of
-// ranges costs (nft_set_pipapo), which is looked at for every packet too.
-func (w way) set(f *family, ranges bool) string {
+// set is the name of the path's set of single ports, or of ranges. Nearly all targets are
+// single ports, and a hash finds them at a fraction of the cost of a set of ranges
+// (nft_set_pipapo), which every packet looks up too.
+func (p path) set(f *nft.IP, ranges bool) string {
 	if ranges {
-		return w.name + "-ranges" + f.suffix
+		return p.name + "-ranges" + f.Suffix
 	}
-	return w.name + f.suffix
+	return p.name + f.Suffix
 }
 
-func (w way) newSet(f *family, ranges bool) *set {
-	return &set{
-		name: w.set(f, ranges), comment: w.comment, interval: ranges, verdict: true,
-		key: []field{addrField(f), protoField, portField},
+func (p path) newSet(f *nft.IP, ranges bool) *nft.Set {
+	return &nft.Set{
+		Name: p.set(f, ranges), Comment: p.comment, Interval: ranges, Verdict: true,
+		Key: []nft.Field{nft.AddrField(f), nft.ProtocolField, nft.PortField},
 	}
 }
 
-// policyTable is what the table of policies holds, but for elements.
+// policyTable is the content of the table of policies, without elements.
 type policyTable struct {
 	rules    map[string]*policy.Rule
 	verdicts map[string]*policy.Verdict
-	targets  map[string]map[ports]int // how many in each set of ways, by their ports
-	kept     map[string]int           // how many in each set of them
-	sets     map[string]*set
-	chains   map[string]*chain
+	targets  map[string]map[ports]int // number in each set of the paths, by their ports
+	kept     map[string]int           // number of elements of each set of tracked exceptions
+	sets     map[string]*nft.Set
+	chains   map[string]*nft.Chain
+	counters map[*nft.Rule]counterKey // of the rules that count
 }
 
 // ports are those of a target, both ends included.
@@ -96,7 +100,19 @@ func (t *policyTable) clone() *policyTable {
 	return out
 }
 
-// count enters a target into a set of ways, or takes it out, by 1 or -1.
+// empty reports whether the table is not needed.
+func (t *policyTable) empty() bool { return len(t.sets)+len(t.chains) == 0 }
+
+// sums maps the chains to their Sums.
+func (t *policyTable) sums() map[string]string {
+	out := map[string]string{}
+	for name, c := range t.chains {
+		out[name] = c.Sums()
+	}
+	return out
+}
+
+// count adds a target to a set of the paths, or removes it, by 1 or -1.
 func (t *policyTable) count(set string, p ports, by int) {
 	m := t.targets[set]
 	if m == nil {
@@ -119,37 +135,37 @@ func (t *policyTable) span(set string) ports {
 
 // shape works out sets and chains from the rest.
 func (t *policyTable) shape() {
-	t.sets, t.chains = map[string]*set{}, map[string]*chain{}
-	var base, translated []*rule
-	for _, f := range []*family{&ipv4, &ipv6} {
-		for _, w := range ways {
+	t.sets, t.chains, t.counters = map[string]*nft.Set{}, map[string]*nft.Chain{}, map[*nft.Rule]counterKey{}
+	var base, translated []*nft.Rule
+	for _, f := range families {
+		for _, p := range paths {
 			for _, ranges := range []bool{false, true} {
-				if len(t.targets[w.set(f, ranges)]) == 0 {
+				if len(t.targets[p.set(f, ranges)]) == 0 {
 					continue
 				}
-				s := w.newSet(f, ranges)
-				t.sets[s.name] = s
-				base = append(base, w.rule(&rule{}, f, s, t.span(s.name)))
-				if w.asks && t.denies() {
-					translated = append(translated, w.rule((&rule{}).translated(), f, s, t.span(s.name)))
+				s := p.newSet(f, ranges)
+				t.sets[s.Name] = s
+				base = append(base, p.rule(&nft.Rule{}, f, s, t.span(s.Name)))
+				if p.request && t.denies() {
+					translated = append(translated, p.rule(translatedRequest(), f, s, t.span(s.Name)))
 				}
 			}
 		}
 	}
 	for _, r := range t.rules {
 		for _, s := range peerSets(r) {
-			t.sets[s.name] = s
+			t.sets[s.Name] = s
 		}
 	}
-	for _, f := range []*family{&ipv4, &ipv6} {
-		if s := trackedSet(f); t.kept[s.name] > 0 {
-			t.sets[s.name] = s
+	for _, f := range families {
+		if s := trackedSet(f); t.kept[s.Name] > 0 {
+			t.sets[s.Name] = s
 		}
 	}
 	for _, v := range t.verdicts {
-		for peer := range 2 {
+		for _, peer := range []nft.End{nft.Source, nft.Destination} {
 			name := chainOf(v.Name, peer)
-			t.chains[name] = &chain{name: name, rules: t.verdictRules(v, peer)}
+			t.chains[name] = &nft.Chain{Name: name, Rules: t.verdictRules(v, peer)}
 		}
 	}
 	t.hook(policyHooks, base)
@@ -157,12 +173,12 @@ func (t *policyTable) shape() {
 }
 
 // hook makes base chains of rules, if there are any.
-func (t *policyTable) hook(hooks map[string]*hook, rules []*rule) {
+func (t *policyTable) hook(hooks map[string]*nft.Hook, rules []*nft.Rule) {
 	if len(rules) == 0 {
 		return
 	}
 	for name, h := range hooks {
-		t.chains[name] = &chain{name: name, hook: h, rules: rules}
+		t.chains[name] = &nft.Chain{Name: name, Hook: h, Rules: rules}
 	}
 }
 
@@ -176,57 +192,48 @@ func (t *policyTable) denies() bool {
 	return false
 }
 
-// translated goes on with what asks, and has another destination than it was sent to.
-func (r *rule) translated() *rule {
-	r.ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusDNAT)
-	return r.ct(unix.NFT_CT_DIRECTION, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{0})
+// translatedRequest matches requests whose destination netfilter has translated.
+func translatedRequest() *nft.Rule {
+	r := (&nft.Rule{}).Ct(unix.NFT_CT_STATUS, nft.Reg).AnyBit(nft.Reg, nft.CtStatusDNAT)
+	return r.Ct(unix.NFT_CT_DIRECTION, nft.Reg).Cmp(unix.NFT_CMP_EQ, nft.Reg, []byte{0})
 }
 
 // rule sends packets of a target to the chain of its verdict, and back. It reads the port
 // first: a packet of no target costs a comparison, and not a lookup.
-func (w way) rule(r *rule, f *family, s *set, span ports) *rule {
-	r.comment = w.comment
-	r.only(f)
-	reg := firstReg + f.regs()
-	r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*w.port), 2, reg+1).between(span, reg+1)
-	r.address(f, w.here, firstReg).meta(unix.NFT_META_L4PROTO, reg)
-	return r.lookup(s, firstReg, unix.NFT_REG_VERDICT, 0)
+func (p path) rule(r *nft.Rule, f *nft.IP, s *nft.Set, span ports) *nft.Rule {
+	r.Comment = p.comment
+	r.Version(f)
+	reg := nft.Reg + f.Regs()
+	span.match(r.Port(p.port, reg+1), reg+1)
+	r.Addr(f, p.target, nft.Reg).Meta(unix.NFT_META_L4PROTO, reg)
+	return r.JumpMap(s.Name, nft.Reg)
 }
 
-// between goes on if the port at reg is one of these.
-func (r *rule) between(p ports, reg uint32) *rule {
+// match matches if the port at reg is one of these.
+func (p ports) match(r *nft.Rule, reg uint32) {
 	first, last := appendPort(nil, p.first), appendPort(nil, p.last)
 	if p.first == p.last {
-		return r.cmp(unix.NFT_CMP_EQ, reg, first[:2])
+		r.Cmp(unix.NFT_CMP_EQ, reg, first[:2])
+	} else {
+		r.Between(reg, first[:2], last[:2])
 	}
-	return r.within(reg, first[:2], last[:2])
-}
-
-// address loads a packet's source (0) or destination (1).
-func (r *rule) address(f *family, which int, reg uint32) *rule {
-	if which == 0 {
-		return r.source(f, reg)
-	}
-	return r.destination(f, reg)
 }
 
 // counted adds a counter, for metrics and for people who list the table.
-func (r *rule) counted(policy, verdict string) *rule {
-	r.counts = counterKey{policy, verdict}
-	return r.counter()
+func (t *policyTable) counted(r *nft.Rule, policy, verdict string) *nft.Rule {
+	t.counters[r] = counterKey{policy, verdict}
+	return r.Counter()
 }
-
-func (r *rule) notrack() *rule { return r.add("notrack", func(*attrs) {}) }
 
 // done ends the path of an allowed packet through the table, if possible. A packet that
 // the destination pod allows as a request needs no check as a reply. An egress rule of the
 // source pod may still deny it.
-func (t *policyTable) done(v *policy.Verdict, peer int) func(*rule) *rule {
-	asked := peer == 0 && t.side(v) == policy.Ingress
+func (t *policyTable) done(v *policy.Verdict, peer nft.End) func(*nft.Rule) *nft.Rule {
+	asked := peer == nft.Source && t.side(v) == policy.Ingress
 	if !asked || v.Track || t.hasEgress() {
-		return (*rule).ret
+		return (*nft.Rule).Return
 	}
-	return (*rule).accept
+	return (*nft.Rule).Accept
 }
 
 func (t *policyTable) side(v *policy.Verdict) policy.Side { return t.rules[v.Rules[0]].Side }
@@ -243,69 +250,68 @@ func (t *policyTable) hasEgress() bool {
 // verdictRules match the peer. A packet whose peer is in no rule is denied, or continues.
 // The node itself is never denied, as with NetworkPolicies: kubelet's probes come from the
 // node's address that is nearest to the pod.
-func (t *policyTable) verdictRules(v *policy.Verdict, peer int) (out []*rule) {
+func (t *policyTable) verdictRules(v *policy.Verdict, peer nft.End) (out []*nft.Rule) {
 	end := t.done(v, peer)
 	if !v.Track {
-		for _, w := range ways {
-			if w.side == t.side(v) && 1-w.here == peer {
-				out = t.trackedRules(peer, w.port)
+		for _, p := range paths {
+			if p.side == t.side(v) && p.peer() == peer {
+				out = t.trackedRules(peer, p.port)
 			}
 		}
 	}
-	match := func(policy string, r *rule) {
+	match := func(policy string, r *nft.Rule) {
 		if v.Track {
-			r.counted(policy, "tracked")
+			t.counted(r, policy, "tracked")
 		} else {
-			r.counted(policy, "untracked").notrack()
+			t.counted(r, policy, "untracked").Notrack()
 		}
 		out = append(out, end(r))
 	}
 	for _, name := range v.Rules {
 		r := t.rules[name]
 		if r.Anybody {
-			match(r.Policy, &rule{})
+			match(r.Policy, &nft.Rule{})
 			continue
 		}
 		for _, s := range peerSets(r) {
-			f := &ipv4
-			if s.key[0].size == ipv6.size {
-				f = &ipv6
+			f := nft.IPv4
+			if s.Key[0].Size == nft.IPv6.Size {
+				f = nft.IPv6
 			}
-			match(r.Policy, (&rule{}).only(f).address(f, peer, firstReg).in(s, firstReg))
+			match(r.Policy, (&nft.Rule{}).Version(f).Addr(f, peer, nft.Reg).In(s.Name, nft.Reg))
 		}
 	}
 	if v.Deny {
 		by := t.rules[v.Rules[0]].Policy
-		out = append(append(out, itself(peer)...), (&rule{comment: aboutPolicy(by) + deniesOthers}).counted(by, "denied").drop())
+		out = append(append(out, itself(peer)...), t.counted(&nft.Rule{Comment: aboutPolicy(by) + deniesOthers}, by, "denied").Drop())
 	}
 	return out
 }
 
 // trackedSet holds the pairs between which packets stay tracked although they match; see
 // policy.Tracker.Keep.
-func trackedSet(f *family) *set {
-	addr := addrField(f)
-	return &set{name: "kept" + f.suffix, comment: "here, peer and port of what somebody translates: stays tracked", key: []field{addr, addr, protoField, portField}}
+func trackedSet(f *nft.IP) *nft.Set {
+	addr := nft.AddrField(f)
+	return &nft.Set{Name: "kept" + f.Suffix, Comment: "here, peer and port of what somebody translates: stays tracked", Key: []nft.Field{addr, addr, nft.ProtocolField, nft.PortField}}
 }
 
 func trackedElem(p policy.Pair) (set, key string) {
 	f := familyOfAddr(p.Here)
 	raw := appendProto(appendAddr(appendAddr(nil, p.Here), p.Peer), p.Protocol)
-	return trackedSet(f).name, string(appendPort(raw, p.Port))
+	return trackedSet(f).Name, string(appendPort(raw, p.Port))
 }
 
-// trackedRules let what is kept go back, as if the verdict were not about it. port is where
-// the packet has the target's.
-func (t *policyTable) trackedRules(peer, port int) (out []*rule) {
-	for _, f := range []*family{&ipv4, &ipv6} {
+// trackedRules return for tracked exceptions, as if the verdict did not exist. port is the
+// end of the packet that has the target's port.
+func (t *policyTable) trackedRules(peer, port nft.End) (out []*nft.Rule) {
+	for _, f := range families {
 		s := trackedSet(f)
-		if t.kept[s.name] == 0 {
+		if t.kept[s.Name] == 0 {
 			continue
 		}
-		r, last := (&rule{comment: "somebody translates it"}).only(f), firstReg+2*f.regs()
-		r.address(f, 1-peer, firstReg).address(f, peer, firstReg+f.regs()).meta(unix.NFT_META_L4PROTO, last)
-		r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, uint32(2*port), 2, last+1)
-		out = append(out, r.in(s, firstReg).ret())
+		r, last := (&nft.Rule{Comment: "somebody translates it"}).Version(f), nft.Reg+2*f.Regs()
+		r.Addr(f, 1-peer, nft.Reg).Addr(f, peer, nft.Reg+f.Regs()).Meta(unix.NFT_META_L4PROTO, last)
+		out = append(out, r.Port(port, last+1).In(s.Name, nft.Reg).Return())
 	}
 	return out
 }
@@ -313,27 +319,27 @@ func (t *policyTable) trackedRules(peer, port int) (out []*rule) {
 // itself lets the node be the peer. It sends by the hook output, where a packet has come
 // by no device (0), or by lo, which is device 1 of any namespace: what says by another
 // that it is from the node does not come from there.
-func itself(peer int) (out []*rule) {
+func itself(peer nft.End) (out []*nft.Rule) {
 	const comment = "the node itself"
-	if peer == 1 {
-		return []*rule{(&rule{comment: comment}).local(peer, unix.NFT_CMP_EQ).ret()}
+	if peer == nft.Destination {
+		return []*nft.Rule{(&nft.Rule{Comment: comment}).Local(peer, unix.NFT_CMP_EQ).Return()}
 	}
-	for iif := range uint32(2) {
-		r := (&rule{comment: comment}).meta(unix.NFT_META_IIF, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, hostU32(iif))
-		out = append(out, r.local(peer, unix.NFT_CMP_EQ).ret())
+	for device := range uint32(2) {
+		r := (&nft.Rule{Comment: comment}).Device(unix.NFT_CMP_EQ, device)
+		out = append(out, r.Local(peer, unix.NFT_CMP_EQ).Return())
 	}
 	return out
 }
 
 // peerSets are the sets that hold the peers of a rule: pods, which come and go, in
 // a hash; ranges, which are the policy's own, in a tree.
-func peerSets(r *policy.Rule) (out []*set) {
-	for _, f := range []*family{&ipv4, &ipv6} {
+func peerSets(r *policy.Rule) (out []*nft.Set) {
+	for _, f := range families {
 		if r.Pods {
-			out = append(out, &set{name: r.Name + "-pods" + f.suffix, comment: "pods of " + aboutRule(r), key: []field{addrField(f)}})
+			out = append(out, &nft.Set{Name: r.Name + "-pods" + f.Suffix, Comment: "pods of " + aboutRule(r), Key: []nft.Field{nft.AddrField(f)}})
 		}
-		if slices.ContainsFunc(r.Blocks, func(b policy.Range) bool { return b.First.Is6() == (f == &ipv6) }) {
-			out = append(out, &set{name: blocksOf(r.Name, f), comment: "ranges of " + aboutRule(r), key: []field{addrField(f)}, interval: true})
+		if slices.ContainsFunc(r.Blocks, func(b policy.Range) bool { return b.First.Is6() == (f == nft.IPv6) }) {
+			out = append(out, &nft.Set{Name: blocksOf(r.Name, f), Comment: "ranges of " + aboutRule(r), Key: []nft.Field{nft.AddrField(f)}, Interval: true})
 		}
 	}
 	return out
@@ -355,40 +361,41 @@ func aboutPolicy(name string) string {
 	return policyKind + name
 }
 
-func blocksOf(rule string, f *family) string { return rule + "-ranges" + f.suffix }
+func blocksOf(rule string, f *nft.IP) string { return rule + "-ranges" + f.Suffix }
 
-func familyOfAddr(a netip.Addr) *family { return familyOf(model.FamilyOf(a)) }
+func familyOfAddr(a netip.Addr) *nft.IP { return familyOf(model.FamilyOf(a)) }
 
 // memberElem is the element of a pod's address.
 func memberElem(m policy.Member) (set, key string) {
-	return m.Rule + "-pods" + familyOfAddr(m.Addr).suffix, string(m.Addr.AsSlice())
+	return m.Rule + "-pods" + familyOfAddr(m.Addr).Suffix, string(m.Addr.AsSlice())
 }
 
 // targetElems calls do with the elements of a target that leads to a verdict.
-func targetElems(t policy.Target, verdict string, do func(set, key string, v *value)) {
+func targetElems(t policy.Target, verdict string, do func(set, key string, v *nft.Value)) {
 	f := familyOfAddr(t.Addr)
 	raw := appendProto(appendAddr(nil, t.Addr), t.Protocol)
 	first, last := string(appendPort(slices.Clone(raw), t.First)), ""
 	if t.First != t.Last {
 		last = string(appendPort(slices.Clone(raw), t.Last))
 	}
-	for _, w := range ways {
-		if w.side == t.Side {
-			do(w.set(f, last != ""), first, &value{end: last, jump: chainOf(verdict, 1-w.here)})
+	for _, p := range paths {
+		if p.side == t.Side {
+			do(p.set(f, last != ""), first, &nft.Value{KeyEnd: last, Jump: chainOf(verdict, p.peer())})
 		}
 	}
 }
 
 // blockElems are the borders of a rule's ranges of one family.
-func blockElems(r *policy.Rule, f *family) (keys []string, values []*value) {
+func blockElems(r *policy.Rule, f *nft.IP) *elemList {
+	l := &elemList{}
 	for _, b := range r.Blocks {
 		if familyOfAddr(b.First) != f {
 			continue
 		}
-		keys, values = append(keys, string(b.First.AsSlice())), append(values, &value{})
+		l.add(string(b.First.AsSlice()), &nft.Value{})
 		if end := b.Last.Next(); end.IsValid() {
-			keys, values = append(keys, string(end.AsSlice())), append(values, &value{flags: intervalEnd})
+			l.add(string(end.AsSlice()), &nft.Value{IntervalEnd: true})
 		}
 	}
-	return keys, values
+	return l
 }

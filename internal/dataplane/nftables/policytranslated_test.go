@@ -15,7 +15,7 @@ import (
 // node.
 func TestWhatIsDeniedIsDeniedThroughServicesToo(t *testing.T) {
 	m := newMachines(t)
-	if out, err := nft(`table ip service {
+	if out, err := runNft(`table ip service {
 		chain pre { type nat hook prerouting priority -100; ip daddr 10.96.0.50 udp dport 80 dnat to 10.244.0.2:9; ip daddr 172.30.0.10 udp dport 30211 dnat to 10.244.0.2:9; }
 		chain post { type nat hook postrouting priority 100; ct status dnat masquerade; }
 	}`); err != nil {

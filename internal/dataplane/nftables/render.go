@@ -8,6 +8,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // rendering is what one Service port, or the node, puts into the table.
@@ -15,7 +16,7 @@ type rendering struct {
 	elems []elem
 }
 
-func (r *rendering) add(s *set, key string, v value) {
+func (r *rendering) add(s *set, key string, v nft.Value) {
 	r.elems = append(r.elems, elem{s, key, v})
 }
 
@@ -43,8 +44,8 @@ func renderPort(l *layout, p *intent.ServicePort) (*rendering, error) {
 			continue
 		}
 		addr := string(appendAddr(nil, e.Addr.Addr()))
-		r.add(c.hairpin, addr+addr, value{})
-		r.add(c.localEndpoints, addr+string(appendPort(appendProto(nil, p.ID.Protocol), e.Addr.Port())), value{})
+		r.add(c.hairpin, addr+addr, nft.Value{})
+		r.add(c.localEndpoints, addr+string(appendPort(appendProto(nil, p.ID.Protocol), e.Addr.Port())), nft.Value{})
 	}
 	r.addHelper(l, p)
 	return r, nil
@@ -60,27 +61,27 @@ func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Fronten
 		raw = appendAddr(raw, f.Addr)
 	}
 	key := string(appendPort(appendProto(raw, p.ID.Protocol), f.Port))
-	r.add(b.frontends, key, value{comment: describePort(p.ID, f.Kind)})
+	r.add(b.frontends, key, nft.Value{Comment: describePort(p.ID, f.Kind)})
 	if l.counting {
-		r.add(b.counters, key, value{comment: describePort(p.ID, f.Kind)})
+		r.add(b.counters, key, nft.Value{Comment: describePort(p.ID, f.Kind)})
 	}
 	if f.Kind == intent.ClusterIP {
-		r.add(l.common[familyIndex(p.ID.Family)].clusterIPs, string(raw), value{})
+		r.add(l.common[familyIndex(p.ID.Family)].clusterIPs, string(raw), nft.Value{})
 	} else if f.ExternalRoute == intent.ToCluster {
 		// The endpoint may be anywhere, and its answer must come back here.
-		r.add(b.masquerade, key, value{})
+		r.add(b.masquerade, key, nft.Value{})
 	}
 	if f.SourceRanges != nil {
-		r.add(b.ranges, key, value{})
+		r.add(b.ranges, key, nft.Value{})
 		for _, s := range outermost(f.SourceRanges) {
-			r.add(b.sources, key+string(appendAddr(nil, s.Addr())), value{end: key + string(appendAddr(nil, lastOf(s)))})
+			r.add(b.sources, key+string(appendAddr(nil, s.Addr())), nft.Value{KeyEnd: key + string(appendAddr(nil, lastOf(s)))})
 		}
 	}
 	if p.Affinity > 0 && len(p.Endpoints) > 0 {
 		r.sticky(l, b, key, p)
 	}
 	if f.ExternalRoute != f.InternalRoute {
-		r.add(b.external, key, value{})
+		r.add(b.external, key, nft.Value{})
 		if err := r.route(&b.outer, key, p, f.ExternalRoute); err != nil {
 			return err
 		}
@@ -94,7 +95,7 @@ func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route int
 	case intent.Reject:
 		return nil
 	case intent.Drop:
-		r.add(to.drop, key, value{})
+		r.add(to.drop, key, nft.Value{})
 		return nil
 	}
 	endpoints := endpointsOf(p, route)
@@ -102,7 +103,7 @@ func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route int
 		r.valid(to, key, p, route)
 	}
 	if len(endpoints) == 1 {
-		r.add(to.one, key, value{data: endpointValue(endpoints[0])})
+		r.add(to.one, key, nft.Value{Data: endpointValue(endpoints[0])})
 		return nil
 	}
 	i, err := classFor(len(endpoints))
@@ -110,10 +111,10 @@ func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route int
 		return err
 	}
 	c := &to.class[i]
-	r.add(c.members, key, value{})
+	r.add(c.members, key, nft.Value{})
 	// As many slots as all endpoints can have equally many of.
 	for slot := range c.size / len(endpoints) * len(endpoints) {
-		r.add(c.slots, string(appendSlot([]byte(key), slot)), value{data: endpointValue(endpoints[slot%len(endpoints)])})
+		r.add(c.slots, string(appendSlot([]byte(key), slot)), nft.Value{Data: endpointValue(endpoints[slot%len(endpoints)])})
 	}
 	return nil
 }
@@ -197,7 +198,7 @@ func renderNode(l *layout, n *intent.Node) *rendering {
 		is6 := i == 1
 		for _, a := range n.NodePortAddrs {
 			if a.Is6() == is6 {
-				r.add(c.nodePortAddrs, string(appendAddr(nil, a)), value{})
+				r.add(c.nodePortAddrs, string(appendAddr(nil, a)), nft.Value{})
 			}
 		}
 		r.borders(c.localPods, n.Local.Sources, is6)
@@ -218,11 +219,11 @@ func (r *rendering) borders(s *set, ranges []netip.Prefix, is6 bool) {
 	slices.SortFunc(mine, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	for i, p := range mine {
 		if i == 0 || lastOf(mine[i-1]).Next() != p.Addr() {
-			r.add(s, string(appendAddr(nil, p.Addr())), value{})
+			r.add(s, string(appendAddr(nil, p.Addr())), nft.Value{})
 		}
 		end := lastOf(p).Next()
 		if end.IsValid() && (i+1 == len(mine) || mine[i+1].Addr() != end) {
-			r.add(s, string(appendAddr(nil, end)), value{flags: intervalEnd})
+			r.add(s, string(appendAddr(nil, end)), nft.Value{IntervalEnd: true})
 		}
 	}
 }

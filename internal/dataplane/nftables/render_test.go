@@ -20,8 +20,8 @@ func TestEachEndpointHasAsManySlotsAsEachOther(t *testing.T) {
 		}
 		slots, class := map[string]int{}, 0
 		for _, e := range r.elems {
-			if e.data != "" {
-				slots[e.data]++
+			if e.Data != "" {
+				slots[e.Data]++
 			}
 			for _, c := range newLayout().addresses[0].inner.class {
 				if e.set == c.members {
@@ -89,7 +89,7 @@ func TestRangesOfASetDoNotOverlapOrTouch(t *testing.T) {
 		var got []string
 		for _, e := range r.elems {
 			a, _ := netip.AddrFromSlice([]byte(e.key))
-			got = append(got, map[uint32]string{0: "", intervalEnd: "-"}[e.flags]+a.String())
+			got = append(got, map[bool]string{true: "-"}[e.IntervalEnd]+a.String())
 		}
 		if strings.Join(got, " ") != test.want {
 			t.Errorf("%s is written as %v, want %s", test.in, got, test.want)
@@ -119,11 +119,11 @@ func TestAPortWithoutFrontendsForItIsNotTouchedByAnother(t *testing.T) {
 func TestEveryNameIsOneThatNftCanRead(t *testing.T) {
 	all := map[string]bool{}
 	for _, s := range newLayout().sets {
-		all[s.name] = true
+		all[s.Name] = true
 	}
 	for _, c := range newTable(traits{}).ruleset(all, &intent.Node{}) {
-		if slices.Contains([]string{"reject", "masquerade", "redirect", "drop", "accept"}, c.name) {
-			t.Errorf("%s is a word of nft's", c.name)
+		if slices.Contains([]string{"reject", "masquerade", "redirect", "drop", "accept"}, c.Name) {
+			t.Errorf("%s is a word of nft's", c.Name)
 		}
 	}
 }

@@ -6,53 +6,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/nft"
 )
-
-// chain is a chain and its rules.
-type chain struct {
-	name    string
-	comment string
-	hook    *hook // of a base chain
-	rules   []*rule
-}
-
-// hook is where a base chain hangs.
-type hook struct {
-	typ      string
-	num      uint32
-	priority int32
-}
 
 // hooks are of all base chains there may be. To remember clients comes before
 // anybody gives them other addresses.
-var hooks = map[string]*hook{
-	"prerouting":      {"nat", unix.NF_INET_PRE_ROUTING, -100},
-	"output":          {"nat", unix.NF_INET_LOCAL_OUT, -100},
-	"forward":         {"filter", unix.NF_INET_FORWARD, 0},
-	"postrouting":     {"nat", unix.NF_INET_POST_ROUTING, 100},
-	chainRemember:     {"nat", unix.NF_INET_POST_ROUTING, 99},
-	chainRememberHere: {"nat", unix.NF_INET_LOCAL_IN, 99},
-	chainAsItIs:       {"nat", unix.NF_INET_POST_ROUTING, 98},
+var hooks = map[string]*nft.Hook{
+	"prerouting":       {Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -100},
+	"output":           {Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: -100},
+	"forward":          {Type: "filter", Num: unix.NF_INET_FORWARD, Priority: 0},
+	"postrouting":      {Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 100},
+	chainRemember:      {Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 99},
+	chainRememberInput: {Type: "nat", Num: unix.NF_INET_LOCAL_IN, Priority: 99},
+	chainAsItIs:        {Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 98},
 
-	chainAnnounced:     {"filter", unix.NF_INET_PRE_ROUTING, -150},
-	chainAnnouncedHere: {"filter", unix.NF_INET_LOCAL_OUT, -150},
+	chainAnnounced:       {Type: "filter", Num: unix.NF_INET_PRE_ROUTING, Priority: -150},
+	chainAnnouncedOutput: {Type: "filter", Num: unix.NF_INET_LOCAL_OUT, Priority: -150},
 }
 
-func hooked(name string, rules []*rule) chain {
-	return chain{name: name, hook: hooks[name], rules: rules}
-}
-
-// sums tells two versions of a chain apart: what its rules' user data hold.
-func (c *chain) sums() string {
-	var b strings.Builder
-	for _, r := range c.rules {
-		if r.sum != "" {
-			b.WriteString(r.sum)
-			continue
-		}
-		b.Write(r.userData().get(udataRuleSum))
-	}
-	return b.String()
+func hooked(name string, rules []*nft.Rule) *nft.Chain {
+	return &nft.Chain{Name: name, Hook: hooks[name], Rules: rules}
 }
 
 // tries is how often a slot without an endpoint is drawn again. A draw misses
@@ -62,10 +35,10 @@ const tries = 8
 
 // No name may be one of nft's words, or it could not read what it shows.
 const (
-	chainReject       = "refuse"
-	chainMasquerade   = "own-address"
-	chainRemember     = "remember"
-	chainRememberHere = "remember-here"
+	chainReject        = "refuse"
+	chainMasquerade    = "own-address"
+	chainRemember      = "remember"
+	chainRememberInput = "remember-here"
 )
 
 // traits are what the rules depend on besides intent.
@@ -85,19 +58,19 @@ type ruleset struct {
 	all    bool // --masquerade-all
 	traits
 	local  intent.LocalTraffic
-	chains []chain
+	chains []*nft.Chain
 }
 
-func (rs *ruleset) write() []chain {
+func (rs *ruleset) write() []*nft.Chain {
 	rs.chains = append(rs.chains,
 		hooked("prerouting", rs.dispatch()),
 		hooked("output", rs.dispatch()),
 		hooked("forward", rs.forward()),
-		hooked("postrouting", []*rule{
-			(&rule{comment: "what was translated here"}).ct(unix.NFT_CT_STATUS, firstReg).anyBit(firstReg, ctStatusDNAT).jumpTo(chainMasquerade),
+		hooked("postrouting", []*nft.Rule{
+			(&nft.Rule{Comment: "what was translated here"}).Ct(unix.NFT_CT_STATUS, nft.Reg).AnyBit(nft.Reg, nft.CtStatusDNAT).Goto(chainMasquerade),
 		}),
-		chain{name: chainReject, rules: rejects()},
-		chain{name: chainMasquerade, rules: rs.masquerade()},
+		&nft.Chain{Name: chainReject, Rules: rejects()},
+		&nft.Chain{Name: chainMasquerade, Rules: rs.masquerade()},
 	)
 	for _, b := range rs.layout.bases() {
 		rs.base(b)
@@ -109,119 +82,119 @@ func (rs *ruleset) write() []chain {
 }
 
 // dispatch finds out whether a connection's first packet is for a Service.
-func (rs *ruleset) dispatch() []*rule {
+func (rs *ruleset) dispatch() []*nft.Rule {
 	out := rs.assign()
 	for i := range rs.layout.common {
 		c, addr, port := &rs.layout.common[i], &rs.layout.addresses[i], &rs.layout.nodePorts[i]
-		r := &rule{}
-		out = append(out, addr.load(r).in(addr.frontends, firstReg).jumpTo(addr.name))
-		r = (&rule{}).only(c.family).destination(c.family, firstReg).in(c.nodePortAddrs, firstReg)
-		out = append(out, port.key(r).in(port.frontends, firstReg).jumpTo(port.name))
+		r := &nft.Rule{}
+		out = append(out, addr.load(r).In(addr.frontends.Name, nft.Reg).Goto(addr.name))
+		r = (&nft.Rule{}).Version(c.family).Addr(c.family, nft.Destination, nft.Reg).In(c.nodePortAddrs.Name, nft.Reg)
+		out = append(out, port.key(r).In(port.frontends.Name, nft.Reg).Goto(port.name))
 		if rs.beside {
 			continue
 		}
-		out = append(out, (&rule{comment: "no Service has this port"}).only(c.family).
-			destination(c.family, firstReg).in(c.clusterIPs, firstReg).jumpTo(chainReject))
+		out = append(out, (&nft.Rule{Comment: "no Service has this port"}).Version(c.family).
+			Addr(c.family, nft.Destination, nft.Reg).In(c.clusterIPs.Name, nft.Reg).Goto(chainReject))
 	}
 	return out
 }
 
 // load puts the frontend that a packet is for into registers, if it is of the
 // family; key does without asking.
-func (b *base) load(r *rule) *rule { return b.key(r.only(b.family)) }
+func (b *base) load(r *nft.Rule) *nft.Rule { return b.key(r.Version(b.family)) }
 
-func (b *base) key(r *rule) *rule {
-	reg := uint32(firstReg)
+func (b *base) key(r *nft.Rule) *nft.Rule {
+	reg := uint32(nft.Reg)
 	if !b.nodePort {
-		r.destination(b.family, reg)
-		reg += b.family.regs()
+		r.Addr(b.family, nft.Destination, reg)
+		reg += b.family.Regs()
 	}
-	r.meta(unix.NFT_META_L4PROTO, reg)
-	return r.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, reg+1)
+	r.Meta(unix.NFT_META_L4PROTO, reg)
+	return r.Port(nft.Destination, reg+1)
 }
 
 // behind is the register behind the frontend.
-func (b *base) behind() uint32 { return firstReg + sizeOf(b.frontends.key)/4 }
+func (b *base) behind() uint32 { return nft.Reg + nft.Len(b.frontends.Key)/4 }
 
 // base writes the chains that choose an endpoint.
 func (rs *ruleset) base(b *base) {
-	c := chain{name: b.name}
+	c := &nft.Chain{Name: b.name}
 	if rs.exists(b.counters) {
-		c.rules = append(c.rules, b.load(&rule{}).in(b.counters, firstReg))
+		c.Rules = append(c.Rules, b.load(&nft.Rule{}).In(b.counters.Name, nft.Reg))
 	}
 	if rs.exists(b.ranges) {
-		r := &rule{comment: "not in loadBalancerSourceRanges"}
-		b.load(r).in(b.ranges, firstReg)
+		r := &nft.Rule{Comment: "not in loadBalancerSourceRanges"}
+		b.load(r).In(b.ranges.Name, nft.Reg)
 		if rs.exists(b.sources) { // an empty list allows no client
-			b.key(r).source(b.family, b.behind()).notIn(b.sources, firstReg)
+			b.key(r).Addr(b.family, nft.Source, b.behind()).NotIn(b.sources.Name, nft.Reg)
 		}
-		c.rules = append(c.rules, r.drop())
+		c.Rules = append(c.Rules, r.Drop())
 	}
 	if rs.exists(b.external) {
-		r := b.load(&rule{comment: "from another machine"}).in(b.external, firstReg)
+		r := b.load(&nft.Rule{Comment: "from another machine"}).In(b.external.Name, nft.Reg)
 		rs.notFromPods(r, b.family)
-		c.rules = append(c.rules, r.fromLocal(unix.NFT_CMP_NEQ).jumpTo(b.outer.name))
-		rs.pool(b, &b.outer, chain{name: b.outer.name})
+		c.Rules = append(c.Rules, r.Local(nft.Source, unix.NFT_CMP_NEQ).Goto(b.outer.name))
+		rs.pool(b, &b.outer, &nft.Chain{Name: b.outer.name})
 	}
 	rs.pool(b, &b.inner, c)
 }
 
 // pool ends a chain with the choice of an endpoint.
-func (rs *ruleset) pool(b *base, p *pool, c chain) {
+func (rs *ruleset) pool(b *base, p *pool, c *nft.Chain) {
 	if rs.exists(p.drop) {
-		c.rules = append(c.rules, b.load(&rule{}).in(p.drop, firstReg).drop())
+		c.Rules = append(c.Rules, b.load(&nft.Rule{}).In(p.drop.Name, nft.Reg).Drop())
 	}
-	c.rules = append(c.rules, rs.sticky(b, p)...)
+	c.Rules = append(c.Rules, rs.sticky(b, p)...)
 	if rs.exists(p.one) {
-		c.rules = append(c.rules, b.load(&rule{}).look(p.one, firstReg).dnat(b.family))
+		c.Rules = append(c.Rules, b.load(&nft.Rule{}).Map(p.one.Name, nft.Reg).DNAT(b.family))
 	}
 	for _, k := range p.class {
 		if !rs.exists(k.members) {
 			continue
 		}
-		draw := chain{name: k.members.name}
+		draw := &nft.Chain{Name: k.members.Name}
 		for range tries {
-			draw.rules = append(draw.rules, b.draw(&k, k.size))
+			draw.Rules = append(draw.Rules, b.draw(&k, k.size))
 		}
-		draw.rules = append(draw.rules, b.draw(&k, k.size/2))
+		draw.Rules = append(draw.Rules, b.draw(&k, k.size/2))
 		rs.chains = append(rs.chains, draw)
-		c.rules = append(c.rules, b.load(&rule{}).in(k.members, firstReg).jumpTo(draw.name))
+		c.Rules = append(c.Rules, b.load(&nft.Rule{}).In(k.members.Name, nft.Reg).Goto(draw.Name))
 	}
-	c.rules = append(c.rules, (&rule{comment: "no endpoints"}).jumpTo(chainReject))
+	c.Rules = append(c.Rules, (&nft.Rule{Comment: "no endpoints"}).Goto(chainReject))
 	rs.chains = append(rs.chains, c)
 }
 
 // draw translates to the endpoint of a random slot, if one has it.
-func (b *base) draw(k *class, slots int) *rule {
-	return b.load(&rule{}).random(uint32(slots), b.behind()).look(k.slots, firstReg).dnat(b.family)
+func (b *base) draw(k *class, slots int) *nft.Rule {
+	return b.load(&nft.Rule{}).Random(uint32(slots), b.behind()).Map(k.slots.Name, nft.Reg).DNAT(b.family)
 }
 
 // rejects returns the rules that reply as a host without a listener does.
-func rejects() []*rule {
-	proto := func(p byte) *rule {
-		return (&rule{}).meta(unix.NFT_META_L4PROTO, firstReg).cmp(unix.NFT_CMP_EQ, firstReg, []byte{p})
+func rejects() []*nft.Rule {
+	proto := func(p byte) *nft.Rule {
+		return (&nft.Rule{}).Protocol(unix.NFT_CMP_EQ, p)
 	}
-	return []*rule{
-		proto(unix.IPPROTO_TCP).reject(unix.NFT_REJECT_TCP_RST, 0),
-		proto(unix.IPPROTO_UDP).reject(unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH),
-		proto(unix.IPPROTO_SCTP).reject(unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH),
+	return []*nft.Rule{
+		proto(unix.IPPROTO_TCP).Reject(unix.NFT_REJECT_TCP_RST, 0),
+		proto(unix.IPPROTO_UDP).Reject(unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH),
+		proto(unix.IPPROTO_SCTP).Reject(unix.NFT_REJECT_ICMPX_UNREACH, unix.NFT_REJECT_ICMPX_PORT_UNREACH),
 	}
 }
 
 // forward drops replies of endpoints that conntrack considers invalid (outside the TCP
 // window). Untranslated, they would make the client reset a healthy connection
 // (kubernetes/kubernetes#74839). A liberal conntrack has none.
-func (rs *ruleset) forward() (out []*rule) {
+func (rs *ruleset) forward() (out []*nft.Rule) {
 	if rs.liberal {
 		return nil
 	}
 	for i := range rs.layout.common {
 		c := &rs.layout.common[i]
-		r := (&rule{comment: "untranslated, they reset the client's connection"}).
-			ct(unix.NFT_CT_STATE, firstReg).anyBit(firstReg, ctStateInvalid).only(c.family).source(c.family, firstReg)
-		reg := firstReg + c.family.regs()
-		r.meta(unix.NFT_META_L4PROTO, reg).payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, reg+1)
-		out = append(out, r.in(c.localEndpoints, firstReg).drop())
+		r := (&nft.Rule{Comment: "untranslated, they reset the client's connection"}).
+			Ct(unix.NFT_CT_STATE, nft.Reg).AnyBit(nft.Reg, nft.CtStateInvalid).Version(c.family).Addr(c.family, nft.Source, nft.Reg)
+		reg := nft.Reg + c.family.Regs()
+		r.Meta(unix.NFT_META_L4PROTO, reg).Port(nft.Source, reg+1)
+		out = append(out, r.In(c.localEndpoints.Name, nft.Reg).Drop())
 	}
 	return out
 }
@@ -229,35 +202,35 @@ func (rs *ruleset) forward() (out []*rule) {
 // masquerade decides which Service connections get the node's address. It matches the
 // destination that the client requested and uses no packet mark, so that it cannot
 // conflict with other programs' marks.
-func (rs *ruleset) masquerade() (out []*rule) {
+func (rs *ruleset) masquerade() (out []*nft.Rule) {
 	for i := range rs.layout.common {
 		c, addr, port := &rs.layout.common[i], &rs.layout.addresses[i], &rs.layout.nodePorts[i]
-		hairpin := (&rule{comment: "an endpoint that reaches itself"}).only(c.family).
-			source(c.family, firstReg).destination(c.family, firstReg+c.family.regs()).in(c.hairpin, firstReg)
-		out = append(out, hairpin.masquerade())
+		hairpin := (&nft.Rule{Comment: "an endpoint that reaches itself"}).Version(c.family).
+			Addr(c.family, nft.Source, nft.Reg).Addr(c.family, nft.Destination, nft.Reg+c.family.Regs()).In(c.hairpin.Name, nft.Reg)
+		out = append(out, hairpin.Masquerade())
 		if rs.all {
-			out = append(out, rs.asked(addr, addr.frontends).masquerade(), rs.asked(port, port.frontends).masquerade())
+			out = append(out, rs.asked(addr, addr.frontends).Masquerade(), rs.asked(port, port.frontends).Masquerade())
 			continue
 		}
 		for _, b := range []*base{addr, port} {
 			if rs.exists(b.masquerade) {
-				out = append(out, rs.asked(b, b.masquerade).masquerade())
+				out = append(out, rs.asked(b, b.masquerade).Masquerade())
 			}
 		}
 		for _, b := range []*base{addr, port} {
 			r := rs.asked(b, b.frontends)
-			r.comment = "processes of the node"
-			out = append(out, r.fromLocal(unix.NFT_CMP_EQ).masquerade())
+			r.Comment = "processes of the node"
+			out = append(out, r.Local(nft.Source, unix.NFT_CMP_EQ).Masquerade())
 		}
 		r := rs.asked(addr, addr.frontends)
-		r.comment = "not from this node's pods"
+		r.Comment = "not from this node's pods"
 		if !rs.notFromPods(r, c.family) {
 			continue
 		}
 		if rs.exists(addr.external) {
-			out = append(out, rs.asked(addr, addr.external).ret())
+			out = append(out, rs.asked(addr, addr.external).Return())
 		}
-		out = append(out, r.masquerade())
+		out = append(out, r.Masquerade())
 	}
 	return out
 }
@@ -265,7 +238,7 @@ func (rs *ruleset) masquerade() (out []*rule) {
 // notFromPods goes on with what is not from this node's pods, as
 // --detect-local-mode tells them. It reports false, and goes on with everything,
 // where they cannot be told.
-func (rs *ruleset) notFromPods(r *rule, f *family) bool {
+func (rs *ruleset) notFromPods(r *nft.Rule, f *nft.IP) bool {
 	name := rs.local.Prefix
 	if rs.local.Interface != "" {
 		name = rs.local.Interface + strings.Repeat("\x00", max(0, unix.IFNAMSIZ-len(rs.local.Interface)))
@@ -273,13 +246,13 @@ func (rs *ruleset) notFromPods(r *rule, f *family) bool {
 	if name != "" {
 		// What one port of a bridge hands to another has no device when it leaves
 		// (br_netfilter), and comes from a pod if anything does.
-		r.meta(unix.NFT_META_IIF, firstReg).cmp(unix.NFT_CMP_NEQ, firstReg, hostU32(0))
-		r.meta(unix.NFT_META_IIFNAME, firstReg).cmp(unix.NFT_CMP_NEQ, firstReg, []byte(name))
+		r.Device(unix.NFT_CMP_NEQ, 0)
+		r.Meta(unix.NFT_META_IIFNAME, nft.Reg).Cmp(unix.NFT_CMP_NEQ, nft.Reg, []byte(name))
 		return true
 	}
 	for _, p := range rs.local.Sources {
-		if p.Addr().Is6() == (f == &ipv6) {
-			r.source(f, firstReg).notIn(rs.layout.commonOf(f).localPods, firstReg)
+		if p.Addr().Is6() == (f == nft.IPv6) {
+			r.Addr(f, nft.Source, nft.Reg).NotIn(rs.layout.commonOf(f).localPods.Name, nft.Reg)
 			return true
 		}
 	}
@@ -287,18 +260,18 @@ func (rs *ruleset) notFromPods(r *rule, f *family) bool {
 }
 
 // asked goes on if the client asked for a frontend of the set.
-func (rs *ruleset) asked(b *base, s *set) *rule { return rs.askedFor(b).in(s, firstReg) }
+func (rs *ruleset) asked(b *base, s *set) *nft.Rule { return rs.askedFor(b).In(s.Name, nft.Reg) }
 
 // askedFor loads the frontend that the client asked for.
-func (rs *ruleset) askedFor(b *base) *rule {
-	r := (&rule{}).only(b.family).ctOriginal(b.family.ctDst, firstReg)
-	reg := uint32(firstReg)
+func (rs *ruleset) askedFor(b *base) *nft.Rule {
+	r := (&nft.Rule{}).Version(b.family).CtOriginal(b.family.CtDst, nft.Reg)
+	reg := uint32(nft.Reg)
 	if b.nodePort {
-		r.in(rs.layout.commonOf(b.family).nodePortAddrs, firstReg)
+		r.In(rs.layout.commonOf(b.family).nodePortAddrs.Name, nft.Reg)
 	} else {
-		reg += b.family.regs()
+		reg += b.family.Regs()
 	}
-	return r.meta(unix.NFT_META_L4PROTO, reg).ctOriginal(ctProtoDst, reg+1)
+	return r.Meta(unix.NFT_META_L4PROTO, reg).CtOriginal(nft.CtProtoDst, reg+1)
 }
 
 // forNode fills in what the ruleset takes from the node.

@@ -4,189 +4,24 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
-// field is one part of a set's key or of a map's values.
-type field struct {
-	typ    uint32 // nft's number for the type
-	size   uint32 // bytes, without padding
-	typeof udata  // nft's description of an expression that has this type
-}
-
-// nft's numbers of types (include/datatype.h) and of expressions
-// (include/expression.h), as they are in user data.
-const (
-	typeInteger, typeProto, typeService = 4, 12, 13
-	typeClass                           = 23
-	exprPayload, exprMeta               = 7, 9
-	exprConcat, exprNumgen              = 13, 23
-	headerTransport, fieldDestPort      = 11, 2
-)
-
-// describe writes an expression of nft's: its kind, and two or three numbers.
-func describe(kind uint32, numbers ...uint32) udata {
-	var inner, u udata
-	for i, n := range numbers {
-		inner.u32(byte(i), n)
-	}
-	u.u32(0, kind)
-	u.add(1, inner)
-	return u
-}
-
-func addrField(f *family) field {
-	return field{f.addrType, f.size, describe(exprPayload, f.header, f.daddrField)}
-}
-
-var (
-	protoField = field{typeProto, 1, describe(exprMeta, unix.NFT_META_L4PROTO)}
-	portField  = field{typeService, 2, describe(exprPayload, headerTransport, fieldDestPort)}
-)
-
-// numberField is the number of an endpoint or of a Service port, as a packet carries it.
-var numberField = field{typeClass, 4, describe(exprMeta, unix.NFT_META_PRIORITY)}
-
-func slotField(modulus uint32) field {
-	return field{typeInteger, 4, describe(exprNumgen, unix.NFT_NG_RANDOM, modulus, 0)}
-}
-
-// set is a set or map of the table. Those of a base exist while they hold
-// something, so that a table shows what is in use.
+// set is a set or map of the table of Services. It exists while it has elements, so that a
+// table shows what is in use.
 type set struct {
-	name    string
-	comment string
-	key     []field
-	data    []field // of a map
-	verdict bool    // a map that says where to jump
-	// interval sets hold ranges; those of one field are written anew as a whole.
-	interval bool
-	size     uint32 // of a map that packets fill, not the agent
-	with     []*set // exists while one of these does
-	always   bool   // exists even while it is empty
-	shared   bool   // several owners may add one element; it stays till the last is gone
-	typeof   bool   // the key has a field that no "type" can name
-	counted  bool   // each element counts the packets that found it
-	expires  bool   // each element goes when its time is up
+	nft.Set
+	with   []*set // exists while one of these does, instead
+	always bool   // exists even while it is empty
+	shared bool   // several owners may add one element; it stays until the last is gone
 }
 
-func (s *set) isMap() bool   { return len(s.data) > 0 || s.verdict }
-func (s *set) dynamic() bool { return s.size > 0 }
-
-// whole says that a change writes all elements anew: ranges of one field are a
-// tree of borders, where taking out one and putting in its neighbor may be
-// refused half-way.
-func (s *set) whole() bool { return s.interval && len(s.key) == 1 }
-
-func (s *set) flags() uint32 {
-	var f uint32
-	if s.isMap() {
-		f |= unix.NFT_SET_MAP
-	}
-	if s.interval {
-		f |= unix.NFT_SET_INTERVAL
-	}
-	if s.interval && len(s.key) > 1 {
-		f |= nftSetConcat
-	}
-	if s.expires {
-		f |= unix.NFT_SET_TIMEOUT
-	}
-	if s.dynamic() {
-		f |= unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
-	}
-	return f
-}
-
-const (
-	nftSetConcat  = 0x80
-	setDescConcat = 2 // NFTA_SET_DESC_CONCAT
-	setFieldLen   = 1 // NFTA_SET_FIELD_LEN
-	setElemKeyEnd = 10
-	setExpr       = 17 // NFTA_SET_EXPR; counters since Linux 5.7
-	intervalEnd   = unix.NFT_SET_ELEM_INTERVAL_END
-)
-
-// sizeOf is the length of fields in registers, typeOf nft's number for them.
-func sizeOf(fields []field) (n uint32) {
-	for _, f := range fields {
-		n += (f.size + 3) &^ 3
-	}
-	return n
-}
-
-func typeOf(fields []field) (t uint32) {
-	for _, f := range fields {
-		t = t<<6 | f.typ
-	}
-	return t
-}
-
-// Types of user data of sets and their elements (libnftnl's udata.h).
-const (
-	udataKeyByteOrder, udataDataByteOrder = 0, 1
-	udataKeyTypeof, udataDataTypeof       = 3, 4
-	udataSetComment                       = 7
-	udataElemComment                      = 0
-)
-
-// userData tells nft how to show the set.
-func (s *set) userData() udata {
-	const host, network = 1, 2
-	var u udata
-	switch {
-	case len(s.key) > 1:
-		u.u32(udataKeyByteOrder, 0)
-	case s.key[0].typ == typeInteger:
-		u.u32(udataKeyByteOrder, host)
-	default:
-		u.u32(udataKeyByteOrder, network)
-	}
-	if len(s.data) == 1 {
-		u.u32(udataDataByteOrder, host)
-	} else if s.isMap() {
-		u.u32(udataDataByteOrder, 0)
-	}
-	if s.typeof {
-		u.add(udataKeyTypeof, describeAll(s.key))
-		u.add(udataDataTypeof, describeAll(s.data))
-	}
-	if s.comment != "" {
-		u.str(udataSetComment, s.comment)
-	}
-	return u
-}
-
-func describeAll(fields []field) udata {
-	if len(fields) == 1 {
-		return fields[0].typeof
-	}
-	var inner, u udata
-	for i, f := range fields {
-		inner.add(byte(i), f.typeof)
-	}
-	u.u32(0, exprConcat)
-	u.add(1, inner)
-	return u
-}
-
-// value is what an element holds beside its key.
-type value struct {
-	end     string // the range's last key, in sets of ranges of several fields
-	flags   uint32 // intervalEnd
-	data    string // a map's
-	jump    string // a verdict map's: the chain
-	comment string
-	timeout time.Duration // in sets whose elements expire
-}
-
-// elem is an element and the set it is in.
+// elem is an element and its set.
 type elem struct {
 	set *set
 	key string
-	value
+	nft.Value
 }
 
 // classes are the sizes of slot maps. A packet looks up a random one of so many
@@ -219,10 +54,10 @@ type class struct {
 	slots   *set
 }
 
-// base is one way to look up frontends: by address, protocol and port, or by
+// base is one kind of lookup of frontends: by address, protocol and port, or by
 // protocol and port on the node's own addresses; in one family.
 type base struct {
-	family     *family
+	family     *nft.IP
 	nodePort   bool
 	name       string
 	frontends  *set                   // all of them, with their names
@@ -240,7 +75,7 @@ type base struct {
 
 // common are the sets of one family that are not about frontends.
 type common struct {
-	family         *family
+	family         *nft.IP
 	nodePortAddrs  *set
 	clusterIPs     *set
 	hairpin        *set
@@ -268,74 +103,83 @@ type layout struct {
 
 func newLayout() *layout {
 	l := &layout{}
-	for i, f := range []*family{&ipv4, &ipv6} {
-		addr := addrField(f)
+	for i, f := range families {
+		addr := nft.AddrField(f)
 		l.common[i] = common{
 			family:         f,
-			nodePortAddrs:  l.always("nodeport-addrs"+f.suffix, "the node's addresses that serve NodePorts", addr),
-			clusterIPs:     l.always("cluster-ips"+f.suffix, "refused on ports that no Service has", addr),
-			hairpin:        l.always("hairpin"+f.suffix, "endpoints here that may reach themselves", addr, addr),
-			localEndpoints: l.always("local-endpoints"+f.suffix, "endpoints here, for what they answer", addr, protoField, portField),
-			localPods:      l.always("local-pods"+f.suffix, "this node's pods", addr),
+			nodePortAddrs:  l.always("nodeport-addrs"+f.Suffix, "the node's addresses that serve NodePorts", addr),
+			clusterIPs:     l.always("cluster-ips"+f.Suffix, "refused on ports that no Service has", addr),
+			hairpin:        l.always("hairpin"+f.Suffix, "endpoints here that may reach themselves", addr, addr),
+			localEndpoints: l.always("local-endpoints"+f.Suffix, "endpoints here, for what they answer", addr, nft.ProtocolField, nft.PortField),
+			localPods:      l.always("local-pods"+f.Suffix, "this node's pods", addr),
 		}
 		c := &l.common[i]
 		c.clusterIPs.shared, c.hairpin.shared, c.localEndpoints.shared = true, true, true
-		c.localPods.interval = true
+		c.localPods.Interval = true
 		c.clients = l.newClients(f)
-		l.addresses[i] = l.base(f, "services"+f.suffix, "addresses and ports of Services", addr, protoField, portField)
-		l.nodePorts[i] = l.base(f, "nodeports"+f.suffix, "NodePorts of Services", protoField, portField)
+		l.addresses[i] = l.base(f, "services"+f.Suffix, "addresses and ports of Services", addr, nft.ProtocolField, nft.PortField)
+		l.nodePorts[i] = l.base(f, "nodeports"+f.Suffix, "NodePorts of Services", nft.ProtocolField, nft.PortField)
 		l.nodePorts[i].nodePort = true
 	}
 	l.newHelpers()
 	return l
 }
 
-func (l *layout) add(s *set) *set {
+func (l *layout) add(of nft.Set) *set {
+	s := &set{Set: of}
 	l.sets = append(l.sets, s)
 	return s
 }
 
-func (l *layout) always(name, comment string, key ...field) *set {
-	return l.add(&set{name: name, comment: comment, key: key, always: true})
+func (l *layout) shared(of nft.Set) *set {
+	s := l.add(of)
+	s.shared = true
+	return s
 }
 
-func (l *layout) base(f *family, name, comment string, key ...field) base {
+func (l *layout) always(name, comment string, key ...nft.Field) *set {
+	s := l.add(nft.Set{Name: name, Comment: comment, Key: key})
+	s.always = true
+	return s
+}
+
+func (l *layout) base(f *nft.IP, name, comment string, key ...nft.Field) base {
 	b := base{family: f, name: name, frontends: l.always(name, comment, key...)}
-	b.counters = l.add(&set{name: name + "-counters", key: key, counted: true, comment: "connections, and bytes of their first packets"})
-	b.external = l.add(&set{name: name + "-outside", key: key, comment: "with endpoints of their own for packets from outside"})
-	b.ranges = l.add(&set{name: name + "-ranges", key: key, comment: "with loadBalancerSourceRanges"})
-	b.sources = l.add(&set{name: name + "-sources", key: append(key[:len(key):len(key)], addrField(f)), interval: true, comment: "who may ask them"})
-	b.masquerade = l.add(&set{name: name + "-masquerade", key: key, comment: "whose packets get the node's address"})
+	b.counters = l.add(nft.Set{Name: name + "-counters", Key: key, Counted: true, Comment: "connections, and bytes of their first packets"})
+	b.external = l.add(nft.Set{Name: name + "-outside", Key: key, Comment: "with endpoints of their own for packets from outside"})
+	b.ranges = l.add(nft.Set{Name: name + "-ranges", Key: key, Comment: "with loadBalancerSourceRanges"})
+	b.sources = l.add(nft.Set{Name: name + "-sources", Key: append(key[:len(key):len(key)], nft.AddrField(f)), Interval: true, Comment: "who may ask them"})
+	b.masquerade = l.add(nft.Set{Name: name + "-masquerade", Key: key, Comment: "whose packets get the node's address"})
 	b.timeouts = map[time.Duration]*set{}
 	b.inner = l.pool(f, name, key)
 	b.outer = l.pool(f, name+"-outside", key)
 	return b
 }
 
-func (l *layout) pool(f *family, name string, key []field) pool {
-	endpoint := []field{addrField(f), portField}
+func (l *layout) pool(f *nft.IP, name string, key []nft.Field) pool {
+	endpoint := []nft.Field{nft.AddrField(f), nft.PortField}
 	p := pool{name: name}
-	p.one = l.add(&set{name: name + "-1", key: key, data: endpoint, comment: "of one endpoint"})
+	p.one = l.add(nft.Set{Name: name + "-1", Key: key, Data: endpoint, Comment: "of one endpoint"})
 	for _, n := range classes {
 		p.class = append(p.class, class{
 			size:    n,
-			members: l.add(&set{name: fmt.Sprintf("%s-upto-%d", name, n), key: key}),
-			slots: l.add(&set{
-				name: fmt.Sprintf("%s-%d", name, n), data: endpoint, typeof: true,
-				key: append(key[:len(key):len(key)], slotField(uint32(n))),
+			members: l.add(nft.Set{Name: fmt.Sprintf("%s-upto-%d", name, n), Key: key}),
+			slots: l.add(nft.Set{
+				Name: fmt.Sprintf("%s-%d", name, n), Data: endpoint, Typeof: true,
+				Key: append(key[:len(key):len(key)], nft.RandomField(uint32(n))),
 			}),
 		})
 	}
-	p.drop = l.add(&set{name: name + "-drop", key: key, comment: "without an endpoint here"})
-	p.valid = l.add(&set{
-		name: name + "-affinity", key: append(key[:len(key):len(key)], numberField), data: endpoint, typeof: true,
-		comment: "what the numbers of endpoints mean",
+	p.drop = l.add(nft.Set{Name: name + "-drop", Key: key, Comment: "without an endpoint here"})
+	p.valid = l.add(nft.Set{
+		Name: name + "-affinity", Key: append(key[:len(key):len(key)], nft.PriorityField), Data: endpoint, Typeof: true,
+		Comment: "what the numbers of endpoints mean",
 	})
 	return p
 }
 
-func (l *layout) commonOf(f *family) *common {
-	if f == &ipv6 {
+func (l *layout) commonOf(f *nft.IP) *common {
+	if f == nft.IPv6 {
 		return &l.common[1]
 	}
 	return &l.common[0]

@@ -4,11 +4,12 @@ import (
 	"maps"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
-// table is what the agent believes the kernel holds: enough to work out what a
-// change writes, without a copy of every element. Elements are rendered again
-// from the ports when they are needed.
+// table is what the agent believes the kernel holds: enough to compute what a change
+// writes, without a copy of every element. Elements are rendered again from the ports when
+// they are needed.
 type table struct {
 	layout *layout
 	traits
@@ -17,8 +18,8 @@ type table struct {
 	count   map[string]int            // elements of each set
 	owners  map[string]map[string]int // of each element of a shared set
 	chains  map[string]string         // sums of each chain
-	exists  map[string]bool           // sets of the layout that are there
-	helpers map[string]bool           // objects that are there
+	exists  map[string]bool           // sets of the layout that exist
+	helpers map[string]bool           // helpers that exist
 }
 
 func newTable(tr traits) *table {
@@ -31,27 +32,27 @@ func newTable(tr traits) *table {
 	}
 }
 
-// change collects what one Apply or Replace does to a table. The table itself
-// changes when the kernel has.
+// change collects what one Apply or Replace does to a table. done changes the table itself,
+// after the commit.
 type change struct {
-	t         *table
-	ports     map[intent.PortID]*intent.ServicePort // nil: goes
-	node      *intent.Node
-	sets      map[string]*setChange
-	found     bool     // what was there before is as it was found in the kernel
-	strangers []string // sets that were found and are not ours, or not any more
+	t       *table
+	ports   map[intent.PortID]*intent.ServicePort // nil: deleted
+	node    *intent.Node
+	sets    map[string]*setChange
+	found   bool     // the previous elements are those of the kernel
+	foreign []string // sets of the kernel that the layout does not have
 }
 
 // setChange is what changes in one set.
 type setChange struct {
 	set   *set
 	elems map[string]*elemChange
-	all   []elem // all that a set that is written whole is to hold
+	all   elemList // all elements that a tree is to have
 }
 
-// elemChange is what becomes of one element.
+// elemChange is the change of one element.
 type elemChange struct {
-	had, want *value
+	had, want *nft.Value
 	owners    int // more or fewer, in a shared set
 }
 
@@ -59,8 +60,7 @@ func (t *table) change() *change {
 	return &change{t: t, ports: map[intent.PortID]*intent.ServicePort{}, sets: map[string]*setChange{}}
 }
 
-// setPort makes the table hold a port; nil takes it out. A change sets each
-// port once.
+// setPort adds, replaces or, if p is nil, deletes a port. A change sets each port once.
 func (c *change) setPort(id intent.PortID, p *intent.ServicePort) error {
 	var want rendering
 	if p != nil {
@@ -82,7 +82,7 @@ func (c *change) setPort(id intent.PortID, p *intent.ServicePort) error {
 	return nil
 }
 
-// setNode makes the table hold what it must about the node.
+// setNode replaces what the table has about the node.
 func (c *change) setNode(n *intent.Node) {
 	old := renderNode(c.t.layout, &c.t.node)
 	want := renderNode(c.t.layout, n)
@@ -90,7 +90,7 @@ func (c *change) setNode(n *intent.Node) {
 		s := c.t.layout.common[i].localPods
 		for _, e := range want.elems {
 			if e.set == s {
-				c.set(s).all = append(c.set(s).all, e)
+				c.set(s).all.add(e.key, &e.Value)
 			}
 		}
 	}
@@ -100,10 +100,10 @@ func (c *change) setNode(n *intent.Node) {
 }
 
 func (c *change) set(s *set) *setChange {
-	sc := c.sets[s.name]
+	sc := c.sets[s.Name]
 	if sc == nil {
 		sc = &setChange{set: s, elems: map[string]*elemChange{}}
-		c.sets[s.name] = sc
+		c.sets[s.Name] = sc
 	}
 	return sc
 }
@@ -118,13 +118,13 @@ func (c *change) elem(e *elem) *elemChange {
 	return ec
 }
 
-// removeRendering and addRendering are called for what goes and what comes, in any order over
-// all ports: an element that goes from one and comes with another stays.
+// removeRendering and addRendering are called in any order over all ports: an element that one
+// port loses and another gets stays.
 func (c *change) removeRendering(r *rendering) {
 	for i := range r.elems {
 		ec := c.elem(&r.elems[i])
 		ec.owners--
-		ec.had = &r.elems[i].value
+		ec.had = &r.elems[i].Value
 	}
 }
 
@@ -132,11 +132,11 @@ func (c *change) addRendering(r *rendering) {
 	for i := range r.elems {
 		ec := c.elem(&r.elems[i])
 		ec.owners++
-		ec.want = &r.elems[i].value
+		ec.want = &r.elems[i].Value
 	}
 }
 
-// done takes over what the kernel now holds.
+// done enters a committed change into the table.
 func (c *change) done(p *plan) {
 	t := c.t
 	for id, port := range c.ports {
@@ -163,8 +163,59 @@ func (c *change) done(p *plan) {
 			}
 		}
 	}
-	maps.Copy(t.chains, p.chains)
-	for _, n := range p.gone {
-		delete(t.chains, n)
+	if p.chains != nil {
+		t.chains = p.chains
 	}
+}
+
+// against turns a change of an empty table into a change of the table that was found. It
+// reports false if that is impossible: the table then has to be replaced.
+func (c *change) against(found *nft.Listing) bool {
+	c.found = true
+	known := map[string]*set{}
+	for _, s := range c.t.layout.sets {
+		known[s.Name] = s
+	}
+	for name, have := range found.Sets {
+		s := known[name]
+		switch {
+		case s == nil:
+			c.foreign = append(c.foreign, name)
+			continue
+		case !have.Is(&s.Set):
+			return false
+		}
+		c.t.exists[name] = true
+		c.t.count[name] = len(have.Elements)
+		for key, v := range have.Elements {
+			c.elem(&elem{set: s, key: key}).had = v
+		}
+	}
+	for name, have := range found.Chains {
+		if !have.Is(hooks[name]) {
+			return false
+		}
+	}
+	c.t.helpers, c.t.chains = maps.Clone(found.Helpers), found.Sums()
+	return true
+}
+
+// shapedAs reports whether the kernel's table has the sets, chains and rules that were
+// written, and no others.
+func (t *table) shapedAs(found *nft.Listing) bool {
+	sets := 0
+	for name, exists := range t.exists {
+		if !exists {
+			continue
+		}
+		if sets++; found.Sets[name] == nil {
+			return false
+		}
+	}
+	for name := range t.chains {
+		if have := found.Chains[name]; have == nil || !have.Is(hooks[name]) {
+			return false
+		}
+	}
+	return found.Active() && sets == len(found.Sets) && maps.Equal(t.chains, found.Sums()) && maps.Equal(t.helpers, found.Helpers)
 }

@@ -18,6 +18,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 var update = flag.Bool("update", false, "write the golden dumps anew")
@@ -140,22 +141,19 @@ func replace(t *testing.T, b *Backend, s intent.State) {
 // holds reads a table from the kernel as lines that can be compared.
 func holds(t *testing.T, b *Backend) []string {
 	t.Helper()
-	var img *image
-	if err := b.do(t.Context(), func(s *socket) (err error) {
-		img, err = s.read(b.cfg.Table, true)
-		return err
-	}); err != nil {
+	img, err := b.conn.Read(t.Context(), b.nftTable, true)
+	if err != nil {
 		t.Fatal(err)
 	}
 	var out []string
-	for name, fs := range img.sets {
-		out = append(out, fmt.Sprintf("set %s %d %d %d", name, fs.flags, fs.keyLen, fs.dataLen))
-		for key, v := range fs.elems {
-			out = append(out, fmt.Sprintf("element %s %x %x %x %d %q", name, key, v.end, v.data, v.flags, v.comment))
+	for name, s := range img.Sets {
+		out = append(out, fmt.Sprintf("set %s %d %d %d", name, s.Flags, s.KeyLen, s.DataLen))
+		for key, v := range s.Elements {
+			out = append(out, fmt.Sprintf("element %s %x %x %x %t %q", name, key, v.KeyEnd, v.Data, v.IntervalEnd, v.Comment))
 		}
 	}
-	for name, fc := range img.chains {
-		out = append(out, fmt.Sprintf("chain %s %v %d %x", name, fc.hook, fc.policy, fc.sums))
+	for name, c := range img.Chains {
+		out = append(out, fmt.Sprintf("chain %s %v %t %x", name, c.Hook, c.MayDrop, c.Sums))
 	}
 	slices.Sort(out)
 	return out
@@ -388,7 +386,7 @@ func TestWhatSomebodyElseDoesToTheTableIsUndone(t *testing.T) {
 		"add rule inet somebody nothing",
 	} {
 		for _, one := range strings.Split(edit, " && ") {
-			if out, err := nft(one); err != nil && !strings.Contains(edit, "not") {
+			if out, err := runNft(one); err != nil && !strings.Contains(edit, "not") {
 				t.Fatalf("%s: %v %s", one, err, out)
 			}
 		}
@@ -662,39 +660,25 @@ func TestAFirstStateInPartsServesOnlyWhenAllIsThere(t *testing.T) {
 	enter(t)
 	s := largeState(3000)
 	ch, _ := wholeChange(traits{}, s)
-	p := ch.plan("spillway")
-	p.batch.loosen()
-	parts := p.batch.parts()
-	if len(parts) < 2 || len(p.batch.msgs) == 0 {
-		t.Fatalf("%d bytes in %d parts", p.batch.size, len(parts))
-	}
-	sent := 0
-	for i, part := range parts {
-		if part.size > 2*partSize {
-			t.Errorf("part %d has %d bytes", i, part.size)
-		}
-		sent += len(part.msgs)
-	}
-	for i, m := range p.batch.msgs[:p.batch.loose] {
-		if int(m.Header.Type)&0xff == unix.NFT_MSG_NEWRULE {
-			t.Fatalf("message %d of %d loose ones is a rule", i, p.batch.loose)
-		}
-	}
-	if sent != len(p.batch.msgs) {
-		t.Errorf("%d messages of %d", sent, len(p.batch.msgs))
+	of := nft.Table{Family: unix.NFPROTO_INET, Name: "spillway"}
+	tx := ch.plan(of).tx
+	tx.AddTable()
+	parts := tx.Parts()
+	if len(parts) < 2 {
+		t.Fatalf("%d bytes in %d parts", tx.Size(), len(parts))
 	}
 	// After an agent that ends between two parts, the next one repairs the table.
-	sock, err := dial()
-	if err != nil {
+	var conn nft.Conn
+	defer conn.Close()
+	if _, err := conn.CommitParts(t.Context(), parts[:len(parts)-1]); err != nil {
 		t.Fatal(err)
 	}
-	defer sock.close()
-	first := &batch{table: "spillway"}
-	first.addTable()
-	for _, b := range append([]*batch{first}, parts[:len(parts)-1]...) {
-		if err := sock.commit(b, true); err != nil {
-			t.Fatal(err)
-		}
+	found, err := conn.Rules(t.Context(), of, func(nft.ListedRule) bool {
+		t.Error("a rule before the last part")
+		return false
+	})
+	if found || err != nil {
+		t.Fatal(found, err)
 	}
 	b := open(t)
 	replace(t, b, s)

@@ -19,11 +19,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // Config configures a Watcher. The zero value is usable.
@@ -64,7 +64,7 @@ type Watcher struct {
 	cfg     Config
 	ns      netns.NsHandle
 	changed func(may bool, reason string)
-	nft     *kernel.NftablesWatch
+	nft     *nft.Watch
 	stop    context.CancelFunc
 	done    sync.WaitGroup
 	kick    chan struct{}
@@ -115,7 +115,7 @@ func Watch(cfg Config, changed func(may bool, reason string)) (*Watcher, error) 
 		return nil, fmt.Errorf("watch netfilter's rules: open own network namespace: %w", err)
 	}
 	// Subscribe before the first update, so that no change is missed.
-	w.nft, err = kernel.FollowNftables(w.onNftUpdate)
+	w.nft, err = nft.Follow(w.onNftUpdate)
 	if err != nil && !errors.Is(err, unix.EPROTONOSUPPORT) { // a kernel without nfnetlink
 		w.ns.Close()
 		return nil, fmt.Errorf("watch netfilter's rules: %w", err)
@@ -157,14 +157,13 @@ func (w *Watcher) run(ctx context.Context) {
 
 // onNftUpdate handles notifications of nf_tables. A new rule that translates counts at
 // once; after a deletion all rules are read again.
-func (w *Watcher) onNftUpdate(news []kernel.News, lost bool) {
+func (w *Watcher) onNftUpdate(changes []nft.Change, lost bool) {
 	added, removed := false, false
-	for _, n := range news {
-		switch message, ok := n.IsNftables(); {
-		case !ok:
-		case message == unix.NFT_MSG_NEWRULE:
-			added = added || nftRuleTranslates(n.Data)
-		case message == unix.NFT_MSG_DELRULE || message == unix.NFT_MSG_DELCHAIN || message == unix.NFT_MSG_DELTABLE:
+	for _, c := range changes {
+		switch c.Message {
+		case unix.NFT_MSG_NEWRULE:
+			added = added || nftRuleTranslates(nft.ReadRule(c.Object))
+		case unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELTABLE:
 			removed = true
 		}
 	}
@@ -192,7 +191,7 @@ func (w *Watcher) onNftUpdate(news []kernel.News, lost bool) {
 // update reads every source that is due, and reports a changed result.
 func (w *Watcher) update(ctx context.Context) {
 	err := kernel.Do(w.ns, func() error {
-		byRules := w.readNft(time.Now())
+		byRules := w.readNft(ctx, time.Now())
 		if byRules = w.readLegacy() || byRules; !byRules {
 			w.readConnections(ctx, time.Now())
 		}
@@ -220,7 +219,7 @@ func (w *Watcher) resetConnections() {
 
 // readNft reads the rules of nf_tables if they may have changed, and reports whether a
 // rule translates.
-func (w *Watcher) readNft(now time.Time) bool {
+func (w *Watcher) readNft(ctx context.Context, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.dirty || now.Before(w.nextNft) {
@@ -229,7 +228,7 @@ func (w *Watcher) readNft(now time.Time) bool {
 	w.dirty = false
 	before := w.generation
 	w.mu.Unlock()
-	found, err := anyNftRuleTranslates()
+	found, err := anyNftRuleTranslates(ctx)
 	w.nextNft = time.Now().Add(max(w.cfg.Poll, share*time.Since(now)))
 	w.mu.Lock()
 	switch {
@@ -245,17 +244,19 @@ func (w *Watcher) readNft(now time.Time) bool {
 	return w.rules != ""
 }
 
-func anyNftRuleTranslates() (found bool, err error) {
+func anyNftRuleTranslates(ctx context.Context) (found bool, err error) {
+	var conn nft.Conn
+	defer conn.Close()
 	for range 3 {
-		err = kernel.EachNftRule(func(rule []byte) bool {
-			found = nftRuleTranslates(rule)
+		interrupted, err := conn.Rules(ctx, nft.Table{}, func(r nft.ListedRule) bool {
+			found = nftRuleTranslates(r)
 			return !found
 		})
-		if found || !errors.Is(err, nl.ErrDumpInterrupted) {
-			break
+		if found || !interrupted {
+			return found, err
 		}
 	}
-	return found, err
+	return false, errors.New("rules of nf_tables change too fast to be read")
 }
 
 // readLegacy reads the tables of legacy iptables if they may have changed, and reports

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // within is how soon an answer must follow a change of rules: some two seconds, and
@@ -261,7 +262,7 @@ func TestLostNewsCount(t *testing.T) {
 
 // A rule that the watcher cannot judge counts.
 func TestMalformedRules(t *testing.T) {
-	if !nftRuleTranslates(nil) {
+	if !nftRuleTranslates(nft.ReadRule(nil)) {
 		t.Error("a message without a header")
 	}
 	attr := func(typ uint16, value string) string {
@@ -277,7 +278,7 @@ func TestMalformedRules(t *testing.T) {
 		false: {attr(unix.NFTA_NAT_TYPE, "\x00\x00\x00\x00")},
 	} {
 		for _, data := range list {
-			if got := nftRuleTranslates(nat(data)); got != want {
+			if got := nftRuleTranslates(nft.ReadRule(nat(data))); got != want {
 				t.Errorf("nat with %q: %v", data, got)
 			}
 		}
@@ -286,7 +287,7 @@ func TestMalformedRules(t *testing.T) {
 
 func FuzzNftRule(f *testing.F) {
 	f.Add([]byte("\x02\x00\x00\x00\x08\x00\x04\x00\x04\x00\x01\x00"))
-	f.Fuzz(func(_ *testing.T, msg []byte) { nftRuleTranslates(msg) })
+	f.Fuzz(func(_ *testing.T, msg []byte) { nftRuleTranslates(nft.ReadRule(msg)) })
 }
 
 // enter makes the test parallel, since the tests here wait for a poll.

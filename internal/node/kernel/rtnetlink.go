@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -39,6 +40,12 @@ type Subscription struct {
 // one, such as the peers of veths; that needs CAP_NET_BROADCAST.
 func Subscribe(allNSID bool, groups ...int) (*Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, "rtnetlink", allNSID, groups...)
+}
+
+// SubscribeNetfilter joins groups of netfilter (unix.NFNLGRP_*) in the calling thread's network
+// namespace.
+func SubscribeNetfilter(groups ...int) (*Subscription, error) {
+	return subscribe(unix.NETLINK_NETFILTER, "nfnetlink", false, groups...)
 }
 
 func subscribe(proto int, name string, allNSID bool, groups ...int) (*Subscription, error) {
@@ -81,6 +88,34 @@ func (s *Subscription) Join(group int) error {
 	})
 	if err = errors.Join(err, opt); err != nil {
 		return fmt.Errorf("join group %d of %s: %w", group, s.file.Name(), err)
+	}
+	return nil
+}
+
+// IgnorePort makes the kernel omit notifications about changes by the socket with this
+// netlink port: a program's own changes may far outnumber all other changes.
+func (s *Subscription) IgnorePort(port uint32) error {
+	// Classic BPF loads in network byte order; the header is in host byte order.
+	var order [4]byte
+	binary.NativeEndian.PutUint32(order[:], port)
+	const nlmsgPid = 12 // in struct nlmsghdr
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: nlmsgPid},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: binary.BigEndian.Uint32(order[:])},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 31},
+	}
+	raw, err := s.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var opt error
+	err = raw.Control(func(fd uintptr) {
+		opt = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	})
+	if err = errors.Join(err, opt); err != nil {
+		return fmt.Errorf("ignore own notifications of %s: %w", s.file.Name(), err)
 	}
 	return nil
 }

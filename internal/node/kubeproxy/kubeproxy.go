@@ -14,6 +14,8 @@ import (
 	"fmt"
 	"net"
 	"strings"
+
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // ErrIPVS reports that kube-proxy's ipvs mode left its device kube-ipvs0. The device
@@ -24,7 +26,7 @@ var ErrIPVS = errors.New("kube-proxy's ipvs mode is in the kernel (device kube-i
 
 // Installed holds the rules of kube-proxy in the kernel.
 type Installed struct {
-	tables []nftTable
+	tables []nft.Table
 	chains []ruleset
 }
 
@@ -35,7 +37,7 @@ func Detect(ctx context.Context) (Installed, error) {
 		return l, ErrIPVS
 	}
 	var err error
-	if l.tables, err = findTables(); err != nil {
+	if l.tables, err = findTables(ctx); err != nil {
 		return l, err
 	}
 	l.chains, err = findRulesets(ctx)
@@ -63,7 +65,7 @@ func (l Installed) String() string {
 func (l Installed) Remove(ctx context.Context) error {
 	var errs []error
 	if len(l.tables) > 0 {
-		errs = append(errs, removeTables(l.tables))
+		errs = append(errs, removeTables(ctx, l.tables))
 	}
 	for _, r := range l.chains {
 		errs = append(errs, r.remove(ctx))

@@ -1,64 +1,39 @@
 package kubeproxy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/nft"
 )
-
-// nftTable is a table of kube-proxy's nftables mode.
-type nftTable struct{ *nftables.Table }
-
-func (t nftTable) String() string {
-	if t.Family == nftables.TableFamilyIPv6 {
-		return "ip6 " + t.Name
-	}
-	return "ip " + t.Name
-}
 
 // tableName is the name of kube-proxy's table in each family.
 const tableName = "kube-proxy"
 
-func listTables() ([]*nftables.Table, error) {
-	c, err := nftables.New()
-	if err != nil {
-		return nil, fmt.Errorf("list nft tables: %w", err)
-	}
-	tables, err := c.ListTables()
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, nil // a kernel without nf_tables
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list nft tables: %w", err)
-	}
-	return tables, nil
-}
-
-func findTables() ([]nftTable, error) {
-	tables, err := listTables()
-	var found []nftTable
-	for _, t := range tables {
-		if t.Name == tableName && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6) {
-			found = append(found, nftTable{t})
-		}
-	}
-	return found, err
+func findTables(ctx context.Context) ([]nft.Table, error) {
+	var conn nft.Conn
+	defer conn.Close()
+	tables, err := conn.Tables(ctx)
+	return slices.DeleteFunc(tables, func(t nft.Table) bool {
+		return t.Name != tableName || t.Family != unix.NFPROTO_IPV4 && t.Family != unix.NFPROTO_IPV6
+	}), err
 }
 
 // removeTables deletes tables with their contents, in one commit.
-func removeTables(tables []nftTable) error {
-	c, err := nftables.New()
-	if err == nil {
-		for _, t := range tables {
-			c.DelTable(t.Table)
-		}
-		err = c.Flush()
+func removeTables(ctx context.Context, tables []nft.Table) error {
+	var conn nft.Conn
+	defer conn.Close()
+	var all []*nft.Transaction
+	for _, t := range tables {
+		tx := nft.NewTransaction(t)
+		tx.DeleteTable()
+		all = append(all, tx)
 	}
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	if _, err := conn.Commit(ctx, all...); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove nft tables %v: %w", tables, err)
 	}
 	return nil
@@ -72,7 +47,7 @@ func removeTables(tables []nftTable) error {
 // (net/netfilter/nf_nat_core.c) removes the NAT hooks of all hook points. With the last
 // chain that needs conntrack, nf_ct_netns_put removes conntrack's hooks. One chain of
 // family inet, at any hook point, keeps all hooks for both families.
-var keeper = &nftables.Table{Name: "spillway-takeover", Family: nftables.TableFamilyINet}
+var keeper = nft.Table{Name: "spillway-takeover", Family: unix.NFPROTO_INET}
 
 // KeepNAT makes the kernel continue to translate existing connections after the removal
 // of other nat chains. It lasts until ReleaseNAT, even after the end of this process.
@@ -80,66 +55,48 @@ func KeepNAT() error {
 	if kept, err := NATKept(); kept || err != nil {
 		return err
 	}
-	c, err := nftables.New()
-	if err == nil {
-		c.AddTable(keeper)
-		accept := nftables.ChainPolicyAccept
-		chain := c.AddChain(&nftables.Chain{
-			Name: "keep", Table: keeper, Type: nftables.ChainTypeNAT,
-			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest, Policy: &accept,
-		})
-		c.AddRule(&nftables.Rule{Table: keeper, Chain: chain, Exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}}})
-		err = c.Flush()
-	}
-	if err != nil {
-		return fmt.Errorf("keep connections translated: add nft table inet %s: %w", keeper.Name, err)
+	var conn nft.Conn
+	defer conn.Close()
+	tx := nft.NewTransaction(keeper)
+	tx.AddTable()
+	tx.AddChain(&nft.Chain{
+		Name: "keep", Hook: &nft.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -100},
+		Rules: []*nft.Rule{(&nft.Rule{}).Ct(unix.NFT_CT_STATE, nft.Reg)},
+	})
+	if _, err := conn.Commit(context.Background(), tx); err != nil {
+		return fmt.Errorf("keep connections translated: add nft table %s: %w", keeper, err)
 	}
 	return nil
 }
 
 // NATKept reports whether KeepNAT is in effect.
 func NATKept() (bool, error) {
-	tables, err := listTables()
-	return slices.ContainsFunc(tables, isKeeper), err
+	var conn nft.Conn
+	defer conn.Close()
+	tables, err := conn.Tables(context.Background())
+	return slices.ContainsFunc(tables, keeper.Same), err
 }
 
 // ReleaseNAT ends KeepNAT. Translated connections then continue only while another nat
 // chain exists.
 func ReleaseNAT() error {
-	kept, err := NATKept()
-	if err != nil || !kept {
+	if kept, err := NATKept(); !kept || err != nil {
 		return err
 	}
-	c, err := nftables.New()
-	if err == nil {
-		c.DelTable(keeper)
-		err = c.Flush()
-	}
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove nft table inet %s: %w", keeper.Name, err)
-	}
-	return nil
+	return removeTables(context.Background(), []nft.Table{keeper})
 }
-
-func isKeeper(t *nftables.Table) bool { return t.Name == keeper.Name && t.Family == keeper.Family }
 
 // nftHolds reports over netlink whether iptables-nft or ip6tables-nft has a chain of
 // kube-proxy.
 func nftHolds(v6 bool) (bool, error) {
-	c, err := nftables.New()
-	if err != nil {
-		return false, fmt.Errorf("list nft chains: %w", err)
-	}
-	family := nftables.TableFamilyIPv4
+	var conn nft.Conn
+	defer conn.Close()
+	family := nft.Family(unix.NFPROTO_IPV4)
 	if v6 {
-		family = nftables.TableFamilyIPv6
+		family = unix.NFPROTO_IPV6
 	}
-	chains, err := c.ListChainsOfTableFamily(family)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("list nft chains: %w", err)
-	}
-	return slices.ContainsFunc(chains, func(ch *nftables.Chain) bool { return isOwn(ch.Table.Name, ch.Name) }), nil
+	chains, err := conn.Chains(context.Background())
+	return slices.ContainsFunc(chains, func(c *nft.ListedChain) bool {
+		return c.Table.Family == family && isOwn(c.Table.Name, c.Name)
+	}), err
 }

@@ -12,8 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // toolTimeout bounds one listing: iptables-nft-save is slow with very many rules, and a
@@ -73,11 +72,16 @@ var standard = []string{"raw", "mangle", "nat", "filter", "security"}
 // readTables reads the rules of nf_tables: the standard tables with iptables-nft-save,
 // as far as it understands them, and the rest with nft.
 func (rs *Ruleset) readTables(ctx context.Context) error {
-	tables, err := nftTables()
-	if err != nil || len(tables) == 0 {
+	var conn nft.Conn // most pods have no table, so that no program has to run there
+	defer conn.Close()
+	present, err := conn.Tables(ctx)
+	if err != nil || len(present) == 0 {
 		return err
 	}
-	done := map[string]bool{}
+	tables, done := map[string]bool{}, map[string]bool{}
+	for _, t := range present {
+		tables[t.String()] = true
+	}
 	var partly []func() // each parses the tables that iptables-nft-save prints in part
 	for _, family := range []string{"ip", "ip6"} {
 		if !slices.ContainsFunc(standard, func(name string) bool { return tables[family+" "+name] }) {
@@ -113,54 +117,6 @@ func (rs *Ruleset) readTables(ctx context.Context) error {
 		return fmt.Errorf("rules of nftables were read only in part: extensions of iptables, which nft does not show, in %s", strings.Join(hidden, ", "))
 	}
 	return nil
-}
-
-// nftTables lists the tables of nf_tables over netlink, as "FAMILY NAME". Most pods have
-// none, so that no program has to run there.
-func nftTables() (map[string]bool, error) {
-	const getTable, nameAttr = 1, 1 // NFT_MSG_GETTABLE, NFTA_TABLE_NAME
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|getTable, unix.NLM_F_DUMP)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	switch {
-	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL):
-		return nil, nil // no nf_tables
-	case err != nil:
-		return nil, fmt.Errorf("list tables of nftables: %w", err)
-	}
-	tables := map[string]bool{}
-	for _, m := range msgs {
-		if len(m) < nl.SizeofNfgenmsg {
-			continue
-		}
-		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return nil, fmt.Errorf("list tables of nftables: %w", err)
-		}
-		for _, a := range attrs {
-			if a.Attr.Type == nameAttr {
-				tables[familyName(m[0])+" "+unix.ByteSliceToString(a.Value)] = true
-			}
-		}
-	}
-	return tables, nil
-}
-
-// familyName returns nft's name of an NFPROTO.
-func familyName(number uint8) string {
-	switch number {
-	case unix.NFPROTO_INET:
-		return "inet"
-	case unix.NFPROTO_IPV4:
-		return "ip"
-	case unix.NFPROTO_IPV6:
-		return "ip6"
-	case unix.NFPROTO_BRIDGE:
-		return "bridge"
-	case unix.NFPROTO_ARP:
-		return "arp"
-	}
-	return "netdev"
 }
 
 // list runs the first of these programs that is installed. A program whose name has no

@@ -21,11 +21,11 @@ func ExplainDenial(follower *drops.Follower, d *drops.Drop) {
 	}
 	enter := func(do func() error) error { return follower.Enter(d, do) }
 	found, err := nftables.Denied(enter, nftables.Dropped{
-		Source:      netip.AddrPortFrom(d.Source, d.SourcePort),
-		Destination: netip.AddrPortFrom(d.Destination, d.DestinationPort),
-		Protocol:    protocolNamed(d.Protocol),
-		Hook:        d.Hook,
-		FromHere:    d.Interface == "" || d.Interface == "lo",
+		Source:       netip.AddrPortFrom(d.Source, d.SourcePort),
+		Destination:  netip.AddrPortFrom(d.Destination, d.DestinationPort),
+		Protocol:     protocolNamed(d.Protocol),
+		Hook:         d.Hook,
+		FromThisNode: d.Interface == "" || d.Interface == "lo",
 	})
 	if err == nil { // else the drop keeps its cause
 		setDenial(d, found)

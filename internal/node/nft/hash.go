@@ -1,20 +1,20 @@
-package nftables
+package nft
 
 import (
 	"encoding/binary"
 	"math/bits"
 )
 
-// nft's jhash, as rules below write it, is this one of this many values from 1 on.
+// Rule.Hash is jhash with this seed, reduced to this many values from 1 on.
 const (
 	hashSeed    = 1
 	hashModulus = 1<<32 - 1
 	hashOffset  = 1
 )
 
-// hash is what the kernel's jhash expression makes of a key (include/linux/jhash.h,
+// Hash computes what Rule.Hash computes in the kernel (include/linux/jhash.h,
 // net/netfilter/nft_hash.c).
-func hash(key []byte) uint32 {
+func Hash(key []byte) uint32 {
 	return uint32(uint64(jhash(key, hashSeed))*hashModulus>>32) + hashOffset
 }
 
