@@ -1,5 +1,15 @@
 // Package cli holds the common parts of the programs: exit codes, errors on one line,
-// checks of flags, forms of output, and the version.
+// checks of flags, forms of output, and the version. Each command of spillway is a package
+// below it:
+//
+//	agent     serves the Services of this node
+//	  kubeproxyconfig  reads kube-proxy's configuration file
+//	doctor    shows what is wrong with conntrack and NAT on this node
+//	drops     shows packets that the kernel drops
+//	plan      calculates sizes of conntrack tables
+//	policy    shows what do-not-track policies mean for a flow
+//	top       shows the use of conntrack, by network namespace
+//	progress  prints the progress of a command
 package cli
 
 import (

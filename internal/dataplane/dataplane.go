@@ -1,5 +1,10 @@
-// Package dataplane defines what a dataplane is. Its sub-packages ebpf,
-// nftables and iptables each implement Backend and never import each other.
+// Package dataplane defines what a dataplane is. Its sub-packages implement Backend and
+// never import each other:
+//
+//	ebpf       maps that the programs of bpf/ read
+//	  attach     attaches the programs, and finds pods behind interfaces
+//	nftables   a table with maps, and the table of do-not-track policies
+//	iptables   chains, for iptables-nft and iptables-legacy
 package dataplane
 
 import (
@@ -43,6 +48,14 @@ type Backend interface {
 // PortErrors is an error of single Service ports; the backend applied all others.
 type PortErrors struct {
 	Errors map[intent.PortID]error
+}
+
+// PortErrorsOf returns a *PortErrors, or nil if no port failed.
+func PortErrorsOf(failed map[intent.PortID]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return &PortErrors{Errors: failed}
 }
 
 // Error names one failed port and counts the rest.

@@ -114,13 +114,13 @@ func (ps *policySync) denyRulesUnknown() bool {
 	return ps.stage == policiesUnwritten && ps.unread.Any()
 }
 
-// plan schedules a write of the whole state at a resync, and soon after another program
+// plan schedules a write of the whole state at a full sync, and soon after another program
 // changed the table.
-func (ps *policySync) plan(now time.Time, resync bool) {
+func (ps *policySync) plan(now time.Time, fullSync bool) {
 	if ps.drifted.Swap(false) && ps.repairAt.IsZero() {
 		ps.repairAt = now.Add(driftQuiet)
 	}
-	if due := !ps.repairAt.IsZero() && !now.Before(ps.repairAt); due || resync {
+	if due := !ps.repairAt.IsZero() && !now.Before(ps.repairAt); due || fullSync {
 		ps.repairAt, ps.whole = time.Time{}, true
 	}
 }

@@ -127,7 +127,7 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 				c.Tracker, c.Policies = guard, table
 			}, newFakeBackend("ebpf"))
 			g.Deliver(test.delta, nil)
-			g.after(2 * time.Minute) // over resyncs
+			g.after(2 * time.Minute) // over full syncs
 			if targets, writes := table.state(); (writes == 0) != test.left || test.left && targets != test.holds {
 				t.Errorf("%s: the kernel has %d targets after %d writes", test.name, targets, writes)
 			}
@@ -311,7 +311,7 @@ func TestOfTooManyTheDatagramsAreLeftOut(t *testing.T) {
 		f.translated = append(f.translated, translated{model.UDP, pod, netip.AddrPortFrom(client, 4000)})
 	}
 	f.translated = append(f.translated, translated{model.TCP, pod, netip.AddrPortFrom(client.Next(), 4000)})
-	last := policy.Pair{Here: pod.Addr(), Peer: client.Next(), Protocol: model.TCP, Port: pod.Port()}
+	last := policy.Pair{Local: pod.Addr(), Peer: client.Next(), Protocol: model.TCP, Port: pod.Port()}
 	run, err := (&policySync{tracker: tr}).translated(t.Context(), f)
 	if err != nil || len(run) != maxTracked || !run[last] {
 		t.Errorf("%d, with TCP: %v; %v", len(run), run[last], err)

@@ -1,9 +1,9 @@
-// Package reconcile makes the kernel hold what intent decides. It owns timing, retries,
-// the assignment of Service ports to dataplanes, and the reports of errors.
+// Package reconcile makes the kernel hold what package decisions decides. It owns timing,
+// retries, the assignment of Service ports to dataplanes, and the reports of errors.
 //
-//	source ──Deliver──> queue ──> Tracker ──> backend syncs ──> Backend.Apply / Replace
-//	kernel ─SetNodeAddrs─┘          │              └──> retry, full resync
-//	                                └──> healthCheckNodePorts, problems, status
+//	source ──Deliver──> queue ──> Tracker ─┬─> backend syncs ──> Backend.Apply / Replace
+//	kernel ─SetNodeAddrs─┘                 ├─> policySync ──> Policies, Bypass
+//	                                       └─> healthCheckNodePorts, problems, status
 //
 // The goroutine of Run owns the tracker and the backends. Other goroutines only add
 // changes to the queue, where a newer change of an object replaces an older one: a slow
@@ -56,7 +56,7 @@ type Config struct {
 	// Backends are the dataplanes of this node, the chosen one first. The first that
 	// can carry a Service port serves it.
 	Backends []dataplane.Backend
-	// SyncPeriod is the time between full resyncs.
+	// SyncPeriod is the time between full syncs.
 	SyncPeriod time.Duration
 	// MinSyncPeriod is the minimum time between the starts of two syncs; one sync
 	// writes all changes that arrive in between.
@@ -120,7 +120,7 @@ type Reconciler struct {
 	haveFull     bool // the source's first Full delta is in
 	haveAddrs    bool // the node's addresses are in
 	lastStart    time.Time
-	nextResync   time.Time
+	nextFullSync time.Time
 	checks       map[model.Name]intent.HealthCheck // changed, not yet passed on
 	checksAt     time.Time                         // when to try HealthChecks again; zero: not needed
 	pendingSince time.Time                         // arrival of the oldest change that is not in the kernel yet
@@ -227,18 +227,18 @@ func (r *Reconciler) turn(ctx context.Context) {
 	if now.Before(r.gate()) || ctx.Err() != nil {
 		return
 	}
-	resync := r.ready() && !now.Before(r.nextResync)
-	if resync {
-		r.planResync(now)
+	fullSync := r.ready() && !now.Before(r.nextFullSync)
+	if fullSync {
+		r.planFullSync(now)
 	}
 	r.drainQueue()
 	if r.ready() {
 		r.planRepairs(now)
 		if r.policies != nil {
-			r.policies.plan(now, resync)
+			r.policies.plan(now, fullSync)
 		}
-		if r.nextResync.IsZero() {
-			r.nextResync = now.Add(r.cfg.SyncPeriod)
+		if r.nextFullSync.IsZero() {
+			r.nextFullSync = now.Add(r.cfg.SyncPeriod)
 		}
 		r.syncPolicies(ctx, now)
 		r.syncBackends(ctx, now)
@@ -254,7 +254,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 func (r *Reconciler) nextTurn() time.Time {
 	next := time.Now().Add(r.cfg.SyncPeriod)
 	if r.ready() {
-		next = r.nextResync
+		next = r.nextFullSync
 		for _, bs := range r.syncs {
 			if at, any := bs.due(); any {
 				next = earlier(next, at)

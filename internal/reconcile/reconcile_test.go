@@ -353,7 +353,7 @@ func TestOneBackendThatFailsDoesNotHoldUpTheOther(t *testing.T) {
 	})
 }
 
-func TestAResyncRepairsWhatSomebodyFlushed(t *testing.T) {
+func TestAFullSyncRepairsWhatSomebodyFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &watchingBackend{fakeBackend: newFakeBackend("ebpf")}
 		g := start(t, func(c *Config) { c.Backends = []dataplane.Backend{b} })

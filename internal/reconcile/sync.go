@@ -99,10 +99,10 @@ func (r *Reconciler) allWritten() bool {
 	return true
 }
 
-// planResync makes every backend write its whole state, and chooses the backend of each
+// planFullSync makes every backend write its whole state, and chooses the backend of each
 // port again: a kernel module may have been loaded since.
-func (r *Reconciler) planResync(now time.Time) {
-	r.nextResync = now.Add(r.cfg.SyncPeriod)
+func (r *Reconciler) planFullSync(now time.Time) {
+	r.nextFullSync = now.Add(r.cfg.SyncPeriod)
 	for _, p := range r.cfg.Tracker.State().Ports {
 		r.assign(p)
 	}

@@ -1,7 +1,6 @@
 package telemetry
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,7 +94,7 @@ func (h *HealthChecks) Close() {
 // the same one always gets it.
 func (h *HealthChecks) listenAll() []model.Problem {
 	var ps []model.Problem
-	for _, name := range slices.SortedFunc(maps.Keys(h.checks), byName) {
+	for _, name := range slices.SortedFunc(maps.Keys(h.checks), model.Name.Compare) {
 		c := h.checks[name]
 		for _, a := range h.addrs {
 			if err := c.open(a, h.log); err != nil {
@@ -104,10 +103,6 @@ func (h *HealthChecks) listenAll() []model.Problem {
 		}
 	}
 	return ps
-}
-
-func byName(a, b model.Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 func (h *HealthChecks) newCheck(hc intent.HealthCheck) *check {

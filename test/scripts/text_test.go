@@ -204,7 +204,7 @@ func (r *recorder) policyText() string {
 
 func (r *recorder) peers(name string) string {
 	rule := r.policy.Rules[name]
-	if rule.Anybody {
+	if rule.AnyPeer {
 		return "any"
 	}
 	var peers []string

@@ -223,7 +223,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if err != nil {
 		return err
 	}
-	return portErrors(failed)
+	return dataplane.PortErrorsOf(failed)
 }
 
 // Replace writes this state to the maps and removes everything else. The first call
@@ -251,7 +251,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if err := b.attach(ctx); err != nil {
 		return err
 	}
-	return portErrors(failed)
+	return dataplane.PortErrorsOf(failed)
 }
 
 // begins reports whether no earlier run has served Services here. The kernel attaches
@@ -281,13 +281,6 @@ func (b *Backend) reread() error {
 	b.repaired.Add(b.doubt)
 	b.doubt = dataplane.Repair{}
 	return nil
-}
-
-func portErrors(failed map[intent.PortID]error) error {
-	if len(failed) == 0 {
-		return nil
-	}
-	return &dataplane.PortErrors{Errors: failed}
 }
 
 // attach attaches the programs to their hooks, and starts the goroutines that keep them

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -32,7 +33,7 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 		t.Helper()
 		noError(t, b.reread())
 		failed, err := b.ports.replace(t.Context(), ports)
-		noError(t, errors.Join(err, portErrors(failed)))
+		noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 	}
 	replace()
 	writeFresh(t, fresh, ports)

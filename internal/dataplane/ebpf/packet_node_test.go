@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -361,7 +362,7 @@ func (n *packetNode) serve(t testing.TB, ports ...*intent.ServicePort) {
 	t.Helper()
 	failed, err := n.ports.replace(context.Background(), ports)
 	ok(t, err)
-	ok(t, portErrors(failed))
+	ok(t, dataplane.PortErrorsOf(failed))
 }
 
 // forget empties what the programs have written.

@@ -222,7 +222,7 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	w.set(t, cachePolicy("a", model.PolicyPeer{Pods: ofRole("other")}))
 	n.stays(t, "other peers", inTun0, proto, far, cache)
 	n.passes(t, "other peers", inTun0, proto, far2, cache, nextHopPod, 0)
-	kept := map[policy.Pair]bool{{Here: p.pod1, Peer: p.far2, Protocol: model.Protocol(proto), Port: cachePort}: true}
+	kept := map[policy.Pair]bool{{Local: p.pod1, Peer: p.far2, Protocol: model.Protocol(proto), Port: cachePort}: true}
 	keep := func() { w.write(t, &policy.Changes{Tracked: w.tr.SetTracked(kept)}) }
 	keep()
 	n.stays(t, "netfilter translates a connection of the port", inTun0, proto, far2, cache)

@@ -42,7 +42,7 @@ func TestPortsFollowIntent(t *testing.T) {
 					fallthrough
 				case 1:
 					failed, err := b.ports.replace(t.Context(), w.state())
-					noError(t, errors.Join(err, portErrors(failed)))
+					noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 				default:
 					noError(t, b.Apply(t.Context(), c))
 				}
@@ -121,7 +121,7 @@ func TestPortsAfterFailureOfAnyWrite(t *testing.T) {
 			watch.failOnce = 0
 			noError(t, err)
 			failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
-			noError(t, errors.Join(err, portErrors(failed)))
+			noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 			wantSameContents(t, m, fresh)
 			if t.Failed() {
 				t.Fatalf("write %d failed", at)
@@ -182,7 +182,7 @@ func TestAddressMovesBetweenServices(t *testing.T) {
 				}
 				watch.between([]*intent.ServicePort{from, to}, after)
 				failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
-				noError(t, errors.Join(err, portErrors(failed)))
+				noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 				writeFresh(t, fresh, after)
 				wantSameContents(t, m, fresh)
 			})
@@ -207,7 +207,7 @@ func TestFrontendsFull(t *testing.T) {
 	wantPortErrors(t, err, all[5:])
 	// A full sync with what fits is content.
 	failed, err := b.ports.replace(t.Context(), all[2:])
-	noError(t, errors.Join(err, portErrors(failed)))
+	noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 	wantApplied(t, b, all[2:])
 	writeFresh(t, fresh, all[2:])
 	wantSameContents(t, m, fresh)
@@ -390,7 +390,7 @@ func openPorts(tb testing.TB, m map[string]*ebpf.Map) *portTable {
 func writeAll(tb testing.TB, table *portTable, ports []*intent.ServicePort) {
 	tb.Helper()
 	failed, err := table.replace(tb.Context(), ports)
-	noError(tb, errors.Join(err, portErrors(failed)))
+	noError(tb, errors.Join(err, dataplane.PortErrorsOf(failed)))
 }
 
 // writeFresh empties the maps and writes this state at once.

@@ -106,7 +106,7 @@ func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tc
 	for i, name := range v.Rules {
 		r := s.Rules[name]
 		var peers tcUntrackedPeers
-		if r.Anybody {
+		if r.AnyPeer {
 			peers |= tcUntrackedPeersUNTRACKED_ANY
 		}
 		if r.Pods {
@@ -138,7 +138,7 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 	}
 	u.tracked = map[tcFrontendKey]bool{}
 	for p := range s.Tracked {
-		u.tracked[portKey(p.Here, p.Protocol, p.Port)] = true
+		u.tracked[portKey(p.Local, p.Protocol, p.Port)] = true
 	}
 	if u.egress {
 		return out

@@ -139,14 +139,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if err := write(); err != nil {
 		return err
 	}
-	return portErrors(failed)
-}
-
-func portErrors(failed map[intent.PortID]error) error {
-	if len(failed) == 0 {
-		return nil
-	}
-	return &dataplane.PortErrors{Errors: failed}
+	return dataplane.PortErrorsOf(failed)
 }
 
 // onNodeUpdate stores the state of the node, and reports whether that changes rules.
@@ -196,7 +189,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if err := b.writeAll(ctx); err != nil {
 		return err
 	}
-	return portErrors(failed)
+	return dataplane.PortErrorsOf(failed)
 }
 
 // Applied returns the IDs of the Service ports that the kernel serves, for tests. These

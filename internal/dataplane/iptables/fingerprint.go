@@ -1,16 +1,15 @@
 package iptables
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/maphash"
 
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
-
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // fingerprint identifies the state of a family's tables. While it stays the same no
@@ -30,7 +29,9 @@ func (a fingerprint) same(b fingerprint) bool { return a.known && b.known && a.s
 // the zero value, and each audit reads the rules.
 func newFingerprint(v Variant, f model.Family, tables []string) fingerprint {
 	if v == NFT {
-		n, err := nftGeneration()
+		var c nft.Conn // in the calling thread's network namespace
+		defer c.Close()
+		n, err := c.Generation(context.Background())
 		return fingerprint{err == nil, uint64(n)}
 	}
 	sum := uint64(0)
@@ -42,37 +43,6 @@ func newFingerprint(v Variant, f model.Family, tables []string) fingerprint {
 		sum = sum*31 + s
 	}
 	return fingerprint{true, sum}
-}
-
-// From linux/netfilter/nfnetlink.h and nf_tables.h.
-const (
-	nfnlSubsysNFTables = 10
-	nftMsgNewGen       = 15
-	nftMsgGetGen       = 16
-	nftaGenID          = 1
-)
-
-// nftGeneration returns the number of the last commit to nf_tables in the calling
-// thread's network namespace.
-func nftGeneration() (uint32, error) {
-	req := nl.NewNetlinkRequest(nfnlSubsysNFTables<<8|nftMsgGetGen, 0)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	msgs, err := req.Execute(unix.NETLINK_NETFILTER, nfnlSubsysNFTables<<8|nftMsgNewGen)
-	if err != nil {
-		return 0, fmt.Errorf("read generation of nf_tables: %w", err)
-	}
-	for _, m := range msgs {
-		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return 0, fmt.Errorf("read generation of nf_tables: %w", err)
-		}
-		for _, a := range attrs {
-			if a.Attr.Type == nftaGenID {
-				return binary.BigEndian.Uint32(a.Value), nil
-			}
-		}
-	}
-	return 0, fmt.Errorf("read generation of nf_tables: the kernel does not say")
 }
 
 // entryHeader describes struct ipt_entry (or ip6t_entry): the size of the header, which

@@ -2,14 +2,15 @@ package iptables
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
+	"context"
+	"slices"
+	"strings"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 // kernelHasOwn reports whether the kernel holds chains of the agent in a variant, in the
@@ -47,27 +48,10 @@ func legacyHasOwn(f model.Family) (held bool, err error) {
 // nftHasOwn looks for chain names of the agent in the families that iptables-nft and
 // ip6tables-nft use.
 func nftHasOwn() (bool, error) {
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		req := nl.NewNetlinkRequest(nfnlSubsysNFTables<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
-		req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-		msgs, err := req.Execute(unix.NETLINK_NETFILTER, nfnlSubsysNFTables<<8|unix.NFT_MSG_NEWCHAIN)
-		switch {
-		case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT):
-			return false, nil // a kernel without nf_tables
-		case err != nil && !errors.Is(err, nl.ErrDumpInterrupted):
-			return false, fmt.Errorf("read chains of nf_tables: %w", err)
-		}
-		for _, m := range msgs {
-			attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-			if err != nil {
-				return false, fmt.Errorf("read chains of nf_tables: %w", err)
-			}
-			for _, a := range attrs {
-				if a.Attr.Type == unix.NFTA_CHAIN_NAME && bytes.HasPrefix(a.Value, []byte(chainPrefix)) {
-					return true, nil
-				}
-			}
-		}
-	}
-	return false, nil
+	var c nft.Conn
+	defer c.Close()
+	chains, err := c.Chains(context.Background())
+	return slices.ContainsFunc(chains, func(l *nft.ListedChain) bool {
+		return (l.Table.Family == unix.NFPROTO_IPV4 || l.Table.Family == unix.NFPROTO_IPV6) && strings.HasPrefix(l.Name, chainPrefix)
+	}), err
 }

@@ -118,7 +118,7 @@ func (q *denialQuestion) judge(chain string, p path) (by string, done bool, err 
 	}
 	ends := [2]netip.AddrPort{q.Source, q.Destination}
 	peer, f := ends[p.peer()].Addr(), familyOfAddr(q.Source.Addr())
-	_, tracked := trackedElem(policy.Pair{Here: ends[p.target].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[p.port].Port()})
+	_, tracked := trackedElem(policy.Pair{Local: ends[p.target].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[p.port].Port()})
 	for _, r := range rules {
 		switch name, denies := strings.CutSuffix(r.comment, deniesOthers); {
 		case denies:

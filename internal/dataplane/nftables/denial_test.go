@@ -84,7 +84,7 @@ func TestWhoDeniedAPacketIsReadBack(t *testing.T) {
 			return netip.MustParseAddr([]string{"10.244.0.2", "10.244.0.3", "172.30.0.99"}[r.IntN(3)])
 		}
 		for range r.IntN(2) * 8 { // translated; a tracker would see that its peer is denied too
-			run[policy.Pair{Here: end(), Peer: end(), Protocol: model.UDP, Port: uint16(1 + r.IntN(5))}] = true
+			run[policy.Pair{Local: end(), Peer: end(), Protocol: model.UDP, Port: uint16(1 + r.IntN(5))}] = true
 		}
 		tr.SetTracked(run)
 		if err := p.Replace(t.Context(), tr.State()); err != nil {

@@ -159,7 +159,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if err := b.write(ctx, ch, fromExisting); err != nil {
 		return err
 	}
-	return portErrors(failed)
+	return dataplane.PortErrorsOf(failed)
 }
 
 // Replace makes the table hold this state. If it is as the agent left it, only
@@ -202,7 +202,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if err := b.write(ctx, ch, fromExisting); err != nil {
 		return err
 	}
-	return portErrors(failed)
+	return dataplane.PortErrorsOf(failed)
 }
 
 // unchanged reports whether the table is as the agent left it. That is cheap while no
@@ -268,7 +268,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 			if b.counts.bytes.Load() > before {
 				b.noteRepair(left, found)
 			}
-			return portErrors(failed)
+			return dataplane.PortErrorsOf(failed)
 		}
 		if ctx.Err() != nil {
 			return err
@@ -285,7 +285,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 		return err
 	}
 	b.noteRepair(left, found)
-	return portErrors(failed)
+	return dataplane.PortErrorsOf(failed)
 }
 
 // notOwned returns an error if another program has locked the table.
@@ -351,13 +351,6 @@ func (b *Backend) write(ctx context.Context, c *change, from origin) error {
 	}
 	c.done(p)
 	return nil
-}
-
-func portErrors(failed map[intent.PortID]error) error {
-	if len(failed) == 0 {
-		return nil
-	}
-	return &dataplane.PortErrors{Errors: failed}
 }
 
 // samePort compares all that is rendered.

@@ -84,7 +84,7 @@ func (w *policyWorld) translated() map[policy.Pair]bool {
 	end := func(format string) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, w.IntN(5))) }
 	for range w.IntN(2) * 40 {
 		format := []string{"10.0.0.%d", "fd00::%d"}[w.IntN(2)]
-		out[policy.Pair{Here: end(format), Peer: end(format), Protocol: model.TCP, Port: uint16(1 + w.IntN(9))}] = true
+		out[policy.Pair{Local: end(format), Peer: end(format), Protocol: model.TCP, Port: uint16(1 + w.IntN(9))}] = true
 	}
 	return out
 }

@@ -269,7 +269,7 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer nft.End) (out []*nft.
 	}
 	for _, name := range v.Rules {
 		r := t.rules[name]
-		if r.Anybody {
+		if r.AnyPeer {
 			match(r.Policy, &nft.Rule{})
 			continue
 		}
@@ -296,8 +296,8 @@ func trackedSet(f *nft.IP) *nft.Set {
 }
 
 func trackedElem(p policy.Pair) (set, key string) {
-	f := familyOfAddr(p.Here)
-	raw := appendProto(appendAddr(appendAddr(nil, p.Here), p.Peer), p.Protocol)
+	f := familyOfAddr(p.Local)
+	raw := appendProto(appendAddr(appendAddr(nil, p.Local), p.Peer), p.Protocol)
 	return trackedSet(f).Name, string(appendPort(raw, p.Port))
 }
 

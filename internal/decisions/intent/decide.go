@@ -17,7 +17,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 	}
 	problems := slices.Clone(e.plan.problems)
 	t.healthy = t.healthy[:0]
-	from := newSource(t.facts.SlicesOf(e.name), len(e.plan.ports))
+	from := newServiceSlices(t.facts.SlicesOf(e.name), len(e.plan.ports))
 	left := maxEndpoints
 	ports := make([]*ServicePort, 0, len(e.plan.ports))
 	for i := range e.plan.ports {
@@ -53,7 +53,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 }
 
 // decidePort decides one Service port; nil if it has no frontend left.
-func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []addressRequest, from *source) *ServicePort {
+func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []addressRequest, from *serviceSlices) *ServicePort {
 	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
 	t.candidates = cs
 	for i := range cs {

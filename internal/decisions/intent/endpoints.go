@@ -1,140 +1,11 @@
 package intent
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
-	"spillway.dev/spillway/internal/facts/store"
 )
-
-// candidate is an endpoint of a Service port before intent decides which traffic may use
-// it.
-type candidate struct {
-	addr          netip.AddrPort
-	ep            *model.Endpoint
-	slice         *model.EndpointSlice
-	onThisNode    bool
-	clusterPolicy bool // usable by policy Cluster
-	localPolicy   bool // usable by policy Local
-}
-
-// lastResort reports whether kube-proxy falls back to the endpoint when no ready one is
-// left: it terminates, but still serves.
-func (c *candidate) lastResort() bool {
-	return !c.ep.Ready && c.ep.Serving && c.ep.Terminating
-}
-
-// source is the slices of one Service, sorted by name so that equal facts give equal
-// results, and an index of their ports.
-type source struct {
-	slices []*store.Slice
-	ports  []map[portKey][]uint16 // nil: few ports, searched linearly
-}
-
-// portKey is what a slice's port and a Service's port have in common; the numbers differ
-// by targetPort.
-type portKey struct {
-	name     string
-	protocol model.Protocol
-}
-
-// manyPorts is the number of ports from which on newSource builds an index of each slice.
-// Without it each of thousands of ports would search thousands.
-const manyPorts = 32
-
-func newSource(from []*store.Slice, ports int) *source {
-	s := &source{slices: from}
-	if ports < manyPorts {
-		return s
-	}
-	for _, one := range from {
-		index := make(map[portKey][]uint16, len(one.Object.Ports))
-		for _, p := range one.Object.Ports {
-			key := portKey{p.Name, p.Protocol}
-			index[key] = append(index[key], p.Port)
-		}
-		s.ports = append(s.ports, index)
-	}
-	return s
-}
-
-// numbers appends to dst the ports of slice i that a Service port leads to.
-func (s *source) numbers(dst []uint16, i int, key portKey) []uint16 {
-	if s.ports != nil {
-		return append(dst, s.ports[i][key]...)
-	}
-	for _, p := range s.slices[i].Object.Ports {
-		if p.Name == key.name && p.Protocol == key.protocol {
-			dst = append(dst, p.Port)
-		}
-	}
-	return dst
-}
-
-// gather appends to dst the endpoints of a Service port from the slices of its
-// Service, sorted by address, one entry an address.
-func gather(dst []candidate, from *source, id PortID, node string) []candidate {
-	var few [4]uint16
-	for i, s := range from.slices {
-		if s.Object.Family != id.Family {
-			continue
-		}
-		for _, port := range from.numbers(few[:0], i, portKey{id.Port, id.Protocol}) {
-			if port != 0 { // "all ports", which no Service can ask for
-				dst = appendSlice(dst, s.Object, port, id.Family, node)
-			}
-		}
-	}
-	slices.SortStableFunc(dst, compareCandidates)
-	return slices.CompactFunc(dst, func(a, b candidate) bool { return a.addr == b.addr })
-}
-
-func appendSlice(dst []candidate, s *model.EndpointSlice, port uint16, family model.Family, node string) []candidate {
-	for i := range s.Endpoints {
-		ep := &s.Endpoints[i]
-		addr := store.EndpointAddr(ep)
-		if !addr.IsValid() || model.FamilyOf(addr) != family {
-			continue
-		}
-		dst = append(dst, candidate{
-			addr:       netip.AddrPortFrom(addr, port),
-			ep:         ep,
-			slice:      s,
-			onThisNode: onNode(ep, node),
-		})
-	}
-	return dst
-}
-
-func onNode(ep *model.Endpoint, node string) bool {
-	return node != "" && ep.Node == node
-}
-
-// compareCandidates sorts by address. While an endpoint moves between slices both contain
-// it, so of two with one address the more useful comes first: the one on this node, as in
-// kube-proxy, then by conditions.
-func compareCandidates(a, b candidate) int {
-	return cmp.Or(
-		a.addr.Compare(b.addr),
-		trueFirst(a.onThisNode, b.onThisNode),
-		trueFirst(a.ep.Ready, b.ep.Ready),
-		trueFirst(a.ep.Serving, b.ep.Serving),
-		trueFirst(!a.ep.Terminating, !b.ep.Terminating),
-		trueFirst(a.ep.Pod.Name != "", b.ep.Pod.Name != ""),
-	)
-}
-
-func trueFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
-}
 
 // need is the traffic policies that the frontends of a Service port use.
 type need struct{ clusterPolicy, localPolicy bool }
@@ -155,21 +26,21 @@ func categorize(cs []candidate, n need, node, zone string) reach {
 	})}
 	if n.clusterPolicy {
 		t := topologyOf(cs, node, zone)
-		r.clusterPolicy = mark(cs,
+		r.clusterPolicy = selectAll(cs,
 			func(c *candidate) bool { return c.ep.Ready && t.allows(c.ep) },
 			func(c *candidate) { c.clusterPolicy = true })
 		if !r.clusterPolicy {
 			// The topology is not the reason: without a suitable ready endpoint it is
 			// ignored. No endpoint is ready at all.
-			r.clusterPolicy = mark(cs, (*candidate).lastResort, func(c *candidate) { c.clusterPolicy = true })
+			r.clusterPolicy = selectAll(cs, (*candidate).lastResort, func(c *candidate) { c.clusterPolicy = true })
 		}
 	}
 	if n.localPolicy {
-		r.localPolicy = mark(cs,
+		r.localPolicy = selectAll(cs,
 			func(c *candidate) bool { return c.onThisNode && c.ep.Ready },
 			func(c *candidate) { c.localPolicy = true })
 		if !r.localPolicy {
-			r.localPolicy = mark(cs,
+			r.localPolicy = selectAll(cs,
 				func(c *candidate) bool { return c.onThisNode && c.lastResort() },
 				func(c *candidate) { c.localPolicy = true })
 		}
@@ -177,8 +48,8 @@ func categorize(cs []candidate, n need, node, zone string) reach {
 	return r
 }
 
-// mark calls set for every candidate that fits, and reports whether one did.
-func mark(cs []candidate, fits func(*candidate) bool, set func(*candidate)) bool {
+// selectAll calls set for every candidate that fits, and reports whether one did.
+func selectAll(cs []candidate, fits func(*candidate) bool, set func(*candidate)) bool {
 	found := false
 	for i := range cs {
 		if fits(&cs[i]) {

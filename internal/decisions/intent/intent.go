@@ -3,7 +3,8 @@
 // nowhere else; the functions are pure and know nothing of eBPF, nftables or
 // iptables.
 //
-//	model.Delta ──> Tracker.Apply ──> Changes{Upserts, Deletes, Node, Problems}
+//	store (of facts) ──object changed──> Tracker ──Changes()──> {Upserts, Deletes, Node, Problems}
+//	policy.Traversal ──SetTraversal()──────┘
 package intent
 
 import (

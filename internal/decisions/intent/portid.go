@@ -18,8 +18,7 @@ func (id PortID) String() string {
 // Compare orders ids by namespace, name, port, number, protocol and family.
 func (id PortID) Compare(o PortID) int {
 	return cmp.Or(
-		cmp.Compare(id.Service.Namespace, o.Service.Namespace),
-		cmp.Compare(id.Service.Name, o.Service.Name),
+		id.Service.Compare(o.Service),
 		cmp.Compare(id.Port, o.Port),
 		cmp.Compare(id.Number, o.Number),
 		cmp.Compare(id.Protocol, o.Protocol),

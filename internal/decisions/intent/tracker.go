@@ -23,7 +23,7 @@ type Tracker struct {
 	own        ownNode
 
 	addresses    addressTable
-	conflictable sets[netip.Addr, *service] // by externalIP and LoadBalancer IP
+	conflictable store.Sets[netip.Addr, *service] // by externalIP and LoadBalancer IP
 	services     map[model.Name]*service
 	withProblems map[model.Name]struct{} // Services with problems
 	problems     []model.Problem         // of all Services and the node, sorted
@@ -45,7 +45,8 @@ type service struct {
 	dirty    bool
 }
 
-// New returns a Tracker with a Store of its own. The Config must be valid.
+// New returns a Tracker with a Store of its own, for tools and tests: the agent has one
+// Store for all decisions (package decisions). The Config must be valid.
 func New(cfg Config) *Tracker { return NewReader(cfg, store.New(cfg.NodeName)) }
 
 // NewReader returns a Tracker that reads a Store, which has no facts yet.
@@ -57,7 +58,7 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		facts:        facts,
 		own:          newOwnNode(),
 		addresses:    newAddressTable(),
-		conflictable: sets[netip.Addr, *service]{},
+		conflictable: store.Sets[netip.Addr, *service]{},
 		services:     map[model.Name]*service{},
 		withProblems: map[model.Name]struct{}{},
 	}
@@ -215,11 +216,7 @@ func sameFrontend(a, b Frontend) bool {
 
 func comparePorts(a, b *ServicePort) int { return a.ID.Compare(b.ID) }
 
-func compareHealthChecks(a, b HealthCheck) int { return compareNames(a.Service, b.Service) }
-
-func compareNames(a, b model.Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-}
+func compareHealthChecks(a, b HealthCheck) int { return a.Service.Compare(b.Service) }
 
 func compareProblems(a, b model.Problem) int {
 	return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))

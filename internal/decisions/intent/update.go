@@ -25,7 +25,7 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 		t.eachRequest(e, func(key addressKey, c requester) {
 			t.addresses.remove(key, c.id)
 			if mayConflict(c.kind) {
-				t.conflictable.remove(key.Addr, e)
+				t.conflictable.Remove(key.Addr, e)
 			}
 		})
 	}
@@ -36,7 +36,7 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 		t.eachRequest(e, func(key addressKey, c requester) {
 			t.addresses.add(key, c)
 			if mayConflict(c.kind) {
-				t.conflictable.add(key.Addr, e)
+				t.conflictable.Add(key.Addr, e)
 			}
 		})
 	}
@@ -150,22 +150,5 @@ func (t *Tracker) markPodDirty(p *model.Pod) {
 	}
 	if p.Node == t.cfg.NodeName {
 		t.own.dirtyPods[p.Name] = struct{}{}
-	}
-}
-
-// sets has one set for each key, and no empty set.
-type sets[K, V comparable] map[K]map[V]struct{}
-
-func (s sets[K, V]) add(key K, v V) {
-	if s[key] == nil {
-		s[key] = map[V]struct{}{}
-	}
-	s[key][v] = struct{}{}
-}
-
-func (s sets[K, V]) remove(key K, v V) {
-	delete(s[key], v)
-	if len(s[key]) == 0 {
-		delete(s, key)
 	}
 }

@@ -160,8 +160,8 @@ func (t *Tracker) mayBeOwn(a netip.Addr) bool {
 // why returns how an address is among the peers of a rule.
 func (r *rule) why(a netip.Addr) (string, bool) {
 	switch {
-	case r.Anybody:
-		return "the rule is about anybody", true
+	case r.AnyPeer:
+		return "the rule allows every peer", true
 	case r.peers[a] > 0:
 		return fmt.Sprintf("%s is a pod that the rule selects", a), true
 	case r.inBlocks(a):

@@ -28,7 +28,7 @@ func kernel(s State, own []netip.Addr, proto model.Protocol, src, dst netip.Addr
 			v, peer := s.Verdicts[name], way.peer.Addr()
 			matches := slices.ContainsFunc(v.Rules, func(name string) bool {
 				r := s.Rules[name]
-				return r.Anybody || s.Members[Member{name, peer}] ||
+				return r.AnyPeer || s.Members[Member{name, peer}] ||
 					slices.ContainsFunc(r.Blocks, func(b Range) bool { return b.First.Compare(peer) <= 0 && peer.Compare(b.Last) <= 0 })
 			})
 			switch {

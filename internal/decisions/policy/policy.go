@@ -2,7 +2,8 @@
 // of its pods, or of the node itself, conntrack does not track, and which are denied. It
 // is pure, and independent of nftables.
 //
-//	model.Delta ──> Tracker.Apply ──> Changes ──> dataplane.Policies
+//	store (of facts) ──object changed──> Tracker ──Changes()──> dataplane.Policies
+//	                                        └──Traversal──> intent
 //
 // An entry of ingress or egress of a policy is a Rule. An address of this node, a protocol
 // and a range of ports are a Target. A Target leads to a Verdict, which combines all rules
@@ -51,7 +52,7 @@ type Rule struct {
 	Index   int // in spec.ingress or spec.egress
 	Track   bool
 	Deny    bool
-	Anybody bool
+	AnyPeer bool
 	Pods    bool    // may have Members
 	Blocks  []Range // sorted, disjoint
 }
@@ -87,9 +88,9 @@ type Member struct {
 // Pair is the traffic between an address of this node and a peer, from or to the port of a
 // target.
 type Pair struct {
-	Here, Peer netip.Addr
-	Protocol   model.Protocol
-	Port       uint16
+	Local, Peer netip.Addr
+	Protocol    model.Protocol
+	Port        uint16
 }
 
 // State is the whole state of this node. The Tracker owns it: callers read it before the

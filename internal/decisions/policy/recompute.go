@@ -111,9 +111,9 @@ func (t *Tracker) retarget(a netip.Addr, rules []heldRule) {
 	for _, s := range segments(rules) {
 		v, target := s.verdict(), Target{s.side, a, s.proto, s.first, s.last}
 		now = append(now, target)
-		anybody := slices.ContainsFunc(s.rules, func(r *rule) bool { return r.Anybody })
-		denyRule = denyRule || v.Deny && !anybody
-		t.setAllowsAny(target, anybody && !v.Track && s.side == Ingress)
+		anyPeer := slices.ContainsFunc(s.rules, func(r *rule) bool { return r.AnyPeer })
+		denyRule = denyRule || v.Deny && !anyPeer
+		t.setAllowsAny(target, anyPeer && !v.Track && s.side == Ingress)
 		t.use(v, s.rules)
 		if was := t.targets.now[target]; was != "" {
 			t.release(was)

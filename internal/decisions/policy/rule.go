@@ -35,7 +35,7 @@ func newPolicy(spec *model.DoNotTrackPolicy) *policy {
 			e := &entries[i]
 			r := &rule{Rule: Rule{
 				Name: ruleName(spec.Name, side, i), Policy: spec.Name, Side: side, Index: i,
-				Track: spec.Track, Deny: spec.DenyOthers, Anybody: len(e.Peers) == 0,
+				Track: spec.Track, Deny: spec.DenyOthers, AnyPeer: len(e.Peers) == 0,
 			}, ports: e.Ports, natStale: true}
 			for j := range e.Peers {
 				if peer := &e.Peers[j]; peer.Pods != nil {
@@ -85,7 +85,7 @@ func (p *policy) whyAfter(o *policy) string {
 
 // covers reports whether an address is among the peers of a rule.
 func (r *rule) covers(a netip.Addr) bool {
-	if r.Anybody || r.peers[a] > 0 {
+	if r.AnyPeer || r.peers[a] > 0 {
 		return true
 	}
 	return r.inBlocks(a)

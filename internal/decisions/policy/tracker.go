@@ -48,7 +48,8 @@ type Tracker struct {
 	trackedExceptions changeSet[Pair, bool]
 }
 
-// New returns a Tracker with a Store of its own.
+// New returns a Tracker with a Store of its own, for tools and tests: the agent has one
+// Store for all decisions (package decisions).
 func New(cfg Config) *Tracker { return NewReader(cfg, store.New(cfg.NodeName)) }
 
 // NewReader returns a Tracker that reads a Store, which has no facts yet.

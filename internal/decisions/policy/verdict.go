@@ -82,7 +82,7 @@ func sameVerdict(a, b *Verdict) bool {
 
 func sameRule(a, b *Rule) bool {
 	return a == b || a != nil && b != nil && a.Name == b.Name && a.Policy == b.Policy && a.Side == b.Side && a.Index == b.Index &&
-		a.Track == b.Track && a.Deny == b.Deny && a.Anybody == b.Anybody && a.Pods == b.Pods && slices.Equal(a.Blocks, b.Blocks)
+		a.Track == b.Track && a.Deny == b.Deny && a.AnyPeer == b.AnyPeer && a.Pods == b.Pods && slices.Equal(a.Blocks, b.Blocks)
 }
 
 // hold returns which rules hold for an address, and the refusals of all others.

@@ -3,7 +3,7 @@
 //
 //	list, watch ──> Reflector ──> kind (kubeobject: decode, check) ──> Delta
 //
-// The package stores no API object, only model values, which intent stores too. The first
+// The package stores no API object, only model values, which package store keeps too. The first
 // Delta is Full, after every kind has been listed once, so that a restart never removes
 // working Services. While the server cannot be reached, the package delivers only a
 // problem, and the last state stays in effect.
@@ -76,7 +76,7 @@ type Source struct {
 	faults    map[object][]model.Problem
 	lost      map[string]model.Problem // by kind: the reason why the watch fails
 	delivered []model.Problem
-	own       ownPolicies
+	own       doNotTrack
 
 	ctx context.Context // Run's
 	wg  sync.WaitGroup
@@ -123,7 +123,7 @@ func New(cfg Config) (*Source, error) {
 		faults: map[object][]model.Problem{},
 		lost:   map[string]model.Problem{},
 	}
-	s.own = newOwnPolicies()
+	s.own = newDoNotTrack()
 	s.kinds = s.allKinds()
 	return s, nil
 }
@@ -184,7 +184,7 @@ func (s *Source) ready() bool {
 			return false
 		}
 	}
-	if !s.ownPoliciesReady() {
+	if !s.doNotTrackReady() {
 		return false
 	}
 	s.started = true

@@ -6,6 +6,7 @@
 package model
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 )
@@ -18,6 +19,11 @@ type Name struct {
 
 // String returns "namespace/name".
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
+
+// Compare orders names by namespace, then by name.
+func (n Name) Compare(o Name) int {
+	return cmp.Or(cmp.Compare(n.Namespace, o.Namespace), cmp.Compare(n.Name, o.Name))
+}
 
 // Protocol is an IANA protocol number, as it stands in an IP header.
 type Protocol uint8

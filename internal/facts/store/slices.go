@@ -26,7 +26,7 @@ type sliceTable struct {
 	ofService index[model.Name, *Slice] // sorted by name
 	ofPod     index[model.Name, *Slice]
 	ofAddr    index[netip.Addr, *Slice]
-	in        sets[string, *Slice] // by namespace of the Service and of the endpoints' pods
+	in        Sets[string, *Slice] // by namespace of the Service and of the endpoints' pods
 	onNode    map[*Slice]struct{}  // those with MayBeOnNode
 }
 
@@ -34,7 +34,7 @@ func newSliceTable(node string) sliceTable {
 	return sliceTable{
 		node: node, entries: map[model.Name]*Slice{},
 		ofService: index[model.Name, *Slice]{}, ofPod: index[model.Name, *Slice]{}, ofAddr: index[netip.Addr, *Slice]{},
-		in: sets[string, *Slice]{}, onNode: map[*Slice]struct{}{},
+		in: Sets[string, *Slice]{}, onNode: map[*Slice]struct{}{},
 	}
 }
 
@@ -82,16 +82,16 @@ func SameReferences(a, b *model.EndpointSlice) bool {
 
 func (t *sliceTable) addToIndexes(s *Slice) {
 	list := t.ofService[s.Object.Service]
-	at, _ := slices.BinarySearchFunc(list, s.Object.Name, func(o *Slice, n model.Name) int { return compareNames(o.Object.Name, n) })
+	at, _ := slices.BinarySearchFunc(list, s.Object.Name, func(o *Slice, n model.Name) int { return o.Object.Name.Compare(n) })
 	t.ofService[s.Object.Service] = slices.Insert(list, at, s)
-	t.in.add(s.Object.Service.Namespace, s)
+	t.in.Add(s.Object.Service.Namespace, s)
 	for i := range s.Object.Endpoints {
 		ep := &s.Object.Endpoints[i]
 		s.MayBeOnNode = s.MayBeOnNode || ep.Node == "" || ep.Node == t.node
 		t.ofAddr.add(EndpointAddr(ep), s)
 		if ep.Pod.Name != "" {
 			t.ofPod.add(ep.Pod, s)
-			t.in.add(ep.Pod.Namespace, s)
+			t.in.Add(ep.Pod.Namespace, s)
 		}
 	}
 	if s.MayBeOnNode {
@@ -101,13 +101,13 @@ func (t *sliceTable) addToIndexes(s *Slice) {
 
 func (t *sliceTable) removeFromIndexes(s *Slice) {
 	t.ofService.remove(s.Object.Service, s)
-	t.in.remove(s.Object.Service.Namespace, s)
+	t.in.Remove(s.Object.Service.Namespace, s)
 	for i := range s.Object.Endpoints {
 		ep := &s.Object.Endpoints[i]
 		t.ofAddr.remove(EndpointAddr(ep), s)
 		if ep.Pod.Name != "" {
 			t.ofPod.remove(ep.Pod, s)
-			t.in.remove(ep.Pod.Namespace, s)
+			t.in.Remove(ep.Pod.Namespace, s)
 		}
 	}
 	delete(t.onNode, s)

@@ -28,7 +28,7 @@ type Store struct {
 	onUnknown       []func()
 
 	podsAt     index[netip.Addr, model.Name]
-	podsIn     sets[string, model.Name]          // by namespace
+	podsIn     Sets[string, model.Name]          // by namespace
 	policiesIn map[string][]*model.NetworkPolicy // by namespace
 }
 
@@ -52,7 +52,7 @@ func New(node string) *Store {
 		node:       node,
 		slices:     newSliceTable(node),
 		podsAt:     index[netip.Addr, model.Name]{},
-		podsIn:     sets[string, model.Name]{},
+		podsIn:     Sets[string, model.Name]{},
 		policiesIn: map[string][]*model.NetworkPolicy{},
 	}
 	st.pods.index = st.indexPod

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 
@@ -76,17 +75,19 @@ func (x index[K, V]) remove(key K, v V) {
 	x[key] = list
 }
 
-// sets is an index for keys with many objects.
-type sets[K, V comparable] map[K]map[V]struct{}
+// Sets has one set for each key, and no empty set: an index for keys with many objects.
+type Sets[K, V comparable] map[K]map[V]struct{}
 
-func (s sets[K, V]) add(key K, v V) {
+// Add adds a value to the set of a key.
+func (s Sets[K, V]) Add(key K, v V) {
 	if s[key] == nil {
 		s[key] = map[V]struct{}{}
 	}
 	s[key][v] = struct{}{}
 }
 
-func (s sets[K, V]) remove(key K, v V) {
+// Remove removes a value from the set of a key.
+func (s Sets[K, V]) Remove(key K, v V) {
 	delete(s[key], v)
 	if len(s[key]) == 0 {
 		delete(s, key)
@@ -99,13 +100,13 @@ func (st *Store) indexPod(before, now *model.Pod) {
 		return
 	}
 	if before != nil {
-		st.podsIn.remove(before.Namespace, before.Name)
+		st.podsIn.Remove(before.Namespace, before.Name)
 		for _, a := range before.IPs {
 			st.podsAt.remove(a.Unmap(), before.Name)
 		}
 	}
 	if now != nil {
-		st.podsIn.add(now.Namespace, now.Name)
+		st.podsIn.Add(now.Namespace, now.Name)
 		for _, a := range now.IPs {
 			st.podsAt.add(a.Unmap(), now.Name)
 		}
@@ -133,8 +134,4 @@ func EndpointAddr(ep *model.Endpoint) netip.Addr {
 		return netip.Addr{}
 	}
 	return ep.Addresses[0].Unmap()
-}
-
-func compareNames(a, b model.Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }

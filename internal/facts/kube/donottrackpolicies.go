@@ -26,11 +26,11 @@ const policyKind = model.KindDoNotTrackPolicy
 // cluster sends them.
 var policyBackoff = wait.Backoff{Duration: time.Second, Cap: 2 * time.Minute, Steps: 30, Factor: 2, Jitter: 1}
 
-// ownPolicies holds the DoNotTrackPolicies and the objects that they need: pods of this
+// doNotTrack holds the DoNotTrackPolicies and the objects that they need: pods of this
 // node, namespaces, and the pods of each selection of peers. A selection of peers is
 // limited to one namespace if it names one. A policy is delivered after everything that
 // it needs has been listed, because it would deny unknown peers.
-type ownPolicies struct {
+type doNotTrack struct {
 	known  map[string]*model.DoNotTrackPolicy
 	held   map[string]*model.DoNotTrackPolicy // not delivered yet
 	status map[string]policyObject
@@ -62,14 +62,14 @@ type needed struct {
 	stop context.CancelFunc
 }
 
-func newOwnPolicies() ownPolicies {
-	return ownPolicies{
+func newDoNotTrack() doNotTrack {
+	return doNotTrack{
 		known: map[string]*model.DoNotTrackPolicy{}, held: map[string]*model.DoNotTrackPolicy{},
 		status: map[string]policyObject{}, needs: map[need]*needed{}, wake: make(chan struct{}, 1),
 	}
 }
 
-func (o *ownPolicies) fill(d *model.Delta) {
+func (o *doNotTrack) fill(d *model.Delta) {
 	clear(o.held)
 	for name, p := range o.known {
 		enter(&d.DoNotTrackPolicies, name, p)
@@ -176,9 +176,9 @@ func (s *Source) unreadPolicies() model.Unread {
 	return model.Unread{Reason: model.UnreadPolicy, Text: policyKind + " " + slices.Min(names)}
 }
 
-// ownPoliciesReady reports whether policies and all that they need have been listed, or
+// doNotTrackReady reports whether policies and all that they need have been listed, or
 // are forbidden.
-func (s *Source) ownPoliciesReady() bool {
+func (s *Source) doNotTrackReady() bool {
 	if s.own.kind == nil {
 		return s.cfg.DoNotTrack == nil
 	}
@@ -340,7 +340,7 @@ func (s *Source) podKinds() (out []*kind[*corev1.Pod, model.Pod]) {
 }
 
 // changed wakes the writer of the status.
-func (o *ownPolicies) changed() {
+func (o *doNotTrack) changed() {
 	select {
 	case o.wake <- struct{}{}:
 	default:

@@ -80,7 +80,7 @@ func TestStaleEntriesHearOfWhatTheKernelHolds(t *testing.T) {
 		g.Deliver(delta(false, map[string]uint16{"a": 2, "b": 0}), nil)
 		g.after(time.Second)
 		f.want(t, "a2 -b")
-		g.after(30 * time.Second) // a full resync names all again
+		g.after(30 * time.Second) // a full sync names all again
 		f.want(t, "a2")
 	})
 }
@@ -146,7 +146,7 @@ func TestStaleEntriesThatCannotBeDeletedAreAProblemAndTriedAgain(t *testing.T) {
 			t.Error("the node counts as not synced for it")
 		}
 		f.fail = nil
-		g.after(16 * time.Second) // the longest wait that began before; the full resync is at 30 s
+		g.after(16 * time.Second) // the longest wait that began before; the full sync is at 30 s
 		if ps := g.Status().Problems; len(ps) != 0 {
 			t.Errorf("problems after it went well: %+v", ps)
 		}

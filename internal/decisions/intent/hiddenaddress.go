@@ -60,7 +60,7 @@ func nodePortsAt(k addressKey) []addressKey {
 func (t *Tracker) endpointAt(k addressKey, but model.Name) (owner model.Name, found bool) {
 	for _, s := range t.facts.SlicesAt(k.Addr) {
 		service := s.Object.Service
-		if service == but || found && compareNames(owner, service) <= 0 {
+		if service == but || found && owner.Compare(service) <= 0 {
 			continue
 		}
 		if slices.ContainsFunc(s.Object.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol }) {
