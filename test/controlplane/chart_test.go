@@ -153,7 +153,7 @@ func (n *node) says(text string) bool {
 // the objects of the last one. Then it asks whether what the dashboard and the alerts
 // ask for has been there to see.
 func TestTheAgentServesWithWhatTheChartGrants(t *testing.T) {
-	n := newNode(t, "deploy")
+	n := newNode(t)
 	token := n.install(manifest(t, "ebpf"))
 	pins := filepath.Join(n.dir, "bpf", "spillway")
 	seen := declared(t)
@@ -240,7 +240,7 @@ func (n *node) contradict() {
 // TestTheAgentSaysWhichRightItLacks takes the right to watch one kind after the
 // other out of the chart's ClusterRole.
 func TestTheAgentSaysWhichRightItLacks(t *testing.T) {
-	n := newNode(t, "deploy")
+	n := newNode(t)
 	objects := manifest(t, "ebpf")
 	n.contain(objects, n.install(objects))
 	role := find[*rbacv1.ClusterRole](t, objects)
