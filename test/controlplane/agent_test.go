@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -43,15 +45,20 @@ type node struct {
 // startNode builds a cluster of one node and starts its agent.
 func startNode(t *testing.T) *node {
 	t.Helper()
-	n := newNode(t, "kube")
+	n := newNode(t)
 	n.start()
 	return n
 }
 
-// newNode builds a cluster of one node with a Service of one pod, web.
-func newNode(t *testing.T, name string) *node {
+// clusters numbers the clusters of this package.
+var clusters atomic.Int32
+
+// newNode builds a cluster of one node with a Service of one pod, web. It makes the test
+// parallel: agents and tests mostly wait.
+func newNode(t *testing.T) *node {
 	t.Helper()
-	spec := topology.DefaultSpec(name)
+	t.Parallel()
+	spec := topology.DefaultSpec(fmt.Sprint("kube-", clusters.Add(1)))
 	spec.Nodes, spec.PodsPerNode = 1, 2
 	if err := topology.Down(spec.Name); err != nil {
 		t.Fatal(err)

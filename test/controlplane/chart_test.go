@@ -151,7 +151,7 @@ func (n *node) says(text string) bool {
 // does, one after the other on one node. Each also deletes the objects of the previous
 // one. Then it checks that the metrics of the dashboard and the alerts existed.
 func TestTheAgentServesWithWhatTheChartGrants(t *testing.T) {
-	n := newNode(t, "deploy")
+	n := newNode(t)
 	token := n.install(manifest(t, "ebpf"))
 	pins := filepath.Join(n.dir, "bpf", "spillway")
 	seen := declared(t)
@@ -237,7 +237,7 @@ func (n *node) contradict() {
 // TestTheAgentSaysWhichRightItLacks removes the right to watch one kind after the other
 // from the chart's ClusterRole.
 func TestTheAgentSaysWhichRightItLacks(t *testing.T) {
-	n := newNode(t, "deploy")
+	n := newNode(t)
 	objects := manifest(t, "ebpf")
 	n.contain(objects, n.install(objects))
 	role := find[*rbacv1.ClusterRole](t, objects)

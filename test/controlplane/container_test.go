@@ -126,7 +126,7 @@ func TestTheChartLetsAnAgentThatTakesOverSeeAKubeProxy(t *testing.T) {
 	if err := os.Symlink(sleep, program); err != nil { // the kernel names a process after the path
 		t.Fatal(err)
 	}
-	n := newNode(t, "proxy")
+	n := newNode(t)
 	proxy := n.host.Command(t.Context(), program, "600")
 	if err := proxy.Start(); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ func TestMain(m *testing.M) { harness.Main(m, 3) }
 // env is a cluster with running agents.
 type env struct {
 	*harness.Harness
+	canary  *suite.File // of writeAll
 	streams []stream
 	story   *story // nil: none is printed
 }

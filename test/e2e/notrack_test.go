@@ -41,7 +41,9 @@ func (e *env) podsYAML(roles policyPods) string {
 	return b.String()
 }
 
-// writeAll writes a manifest for every node and waits until all have it applied.
+// writeAll writes a manifest for every node and waits until all have it applied: a sync
+// has ended since, and a Service that was written later is served. On a busy machine the
+// first sync to end may be one from before.
 func (e *env) writeAll(t *testing.T, name, text string) {
 	t.Helper()
 	for _, node := range e.Nodes() {
@@ -64,6 +66,11 @@ func (e *env) writeAll(t *testing.T, name, text string) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
+	if e.canary == nil {
+		e.canary = e.NewFile()
+	}
+	e.canary.MustWrite(t)
+	e.canary.MustWait(t)
 }
 
 // policyYAML is a policy for caches; fields are added to its spec.
