@@ -104,8 +104,8 @@ func mergeDelta(dst *model.Delta, src model.Delta) {
 	if src.Full {
 		*dst = model.Delta{Full: true}
 	}
-	if src.PoliciesUnknown != nil {
-		dst.PoliciesUnknown = src.PoliciesUnknown
+	if src.NetworkPoliciesUnknown != nil {
+		dst.NetworkPoliciesUnknown = src.NetworkPoliciesUnknown
 	}
 	if src.Unread != nil {
 		dst.Unread = src.Unread

@@ -181,7 +181,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 		must[*corev1.Pod](t)(k.CoreV1().Pods(ns).Create(t.Context(), pod("stranger", "there", map[string]string{"app": "other"}), create))
 	}
 	w := watch(t, adminKubeconfig(t), func(c *kube.Config) {
-		c.Policies = false
+		c.NetworkPolicies = false
 		c.DoNotTrack = must[dynamic.Interface](t)(kube.ConnectDynamic(kube.Access{Kubeconfig: adminKubeconfig(t)}))
 	})
 	status := kube.NewPolicyStatus(w.source, nil)
@@ -264,7 +264,7 @@ func TestAPolicyWaitsForItsPeers(t *testing.T) {
 	grant(t, k, user, v1alpha1.SchemeGroupVersion.Group, "donottrackpolicies")
 	kubeconfig := must[string](t)(shared.Kubeconfig(controlplane.User{Name: user}))
 	w := watch(t, kubeconfig, func(c *kube.Config) {
-		c.Policies = false
+		c.NetworkPolicies = false
 		c.DoNotTrack = must[dynamic.Interface](t)(kube.ConnectDynamic(kube.Access{Kubeconfig: kubeconfig}))
 	})
 	w.until(t, "a full delta", w.full)

@@ -30,7 +30,7 @@ type speaker struct {
 func speak(t *testing.T, k kubernetes.Interface, node string) *speaker {
 	t.Helper()
 	w := watch(t, adminKubeconfig(t), func(c *kube.Config) {
-		c.Policies, c.NodeName = false, node
+		c.NetworkPolicies, c.NodeName = false, node
 		c.DoNotTrack = must[dynamic.Interface](t)(kube.ConnectDynamic(kube.Access{Kubeconfig: adminKubeconfig(t)}))
 	})
 	events := kube.NewEvents(k, node, w.source.ServiceUID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))

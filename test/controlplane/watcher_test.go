@@ -41,7 +41,7 @@ func watch(t *testing.T, kubeconfig string, change func(*kube.Config)) *watcher 
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := kube.Config{Client: c, Server: server, NodeName: "here", Policies: true}
+	cfg := kube.Config{Client: c, Server: server, NodeName: "here", NetworkPolicies: true}
 	if change != nil {
 		change(&cfg)
 	}
@@ -78,8 +78,8 @@ func (w *watcher) take(d model.Delta, problems []model.Problem) {
 	merge(&w.world.NetworkPolicies, d.NetworkPolicies)
 	merge(&w.world.Namespaces, d.Namespaces)
 	merge(&w.world.DoNotTrackPolicies, d.DoNotTrackPolicies)
-	if d.PoliciesUnknown != nil {
-		w.unknown = *d.PoliciesUnknown
+	if d.NetworkPoliciesUnknown != nil {
+		w.unknown = *d.NetworkPoliciesUnknown
 	}
 	if problems != nil {
 		w.problems = problems

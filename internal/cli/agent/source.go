@@ -60,7 +60,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	}
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
-		Policies: c.Bypass == "auto", DoNotTrack: policies, Contact: contact, Logger: log,
+		NetworkPolicies: c.Bypass == "auto", DoNotTrack: policies, Contact: contact, Logger: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("run agent: %w", err)

@@ -80,10 +80,10 @@ func TestUnknownPoliciesAreOfTheNode(t *testing.T) {
 		delta model.Delta
 		want  bool
 	}{
-		{model.Delta{Full: true, PoliciesUnknown: &yes}, true},
+		{model.Delta{Full: true, NetworkPoliciesUnknown: &yes}, true},
 		{model.Delta{Pods: map[model.Name]*model.Pod{{Name: "x"}: nil}}, true},
-		{model.Delta{PoliciesUnknown: &no}, false},
-		{model.Delta{PoliciesUnknown: &yes}, true},
+		{model.Delta{NetworkPoliciesUnknown: &no}, false},
+		{model.Delta{NetworkPoliciesUnknown: &yes}, true},
 		{model.Delta{Full: true}, false},
 	} {
 		tr.Apply(step.delta)

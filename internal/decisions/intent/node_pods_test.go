@@ -130,8 +130,8 @@ func TestPoliciesExist(t *testing.T) {
 		{"one of any namespace", func() Changes { return tr.Apply(delta(networkPolicy("np", labels{"app": "web"}))) }, true},
 		{"it goes", func() Changes { return tr.Apply(gone) }, false},
 		{"one of no direction", func() Changes { return tr.Apply(delta(&model.NetworkPolicy{Name: name("np")})) }, false},
-		{"they cannot be read", func() Changes { return tr.Apply(model.Delta{PoliciesUnknown: &yes}) }, true},
-		{"they can", func() Changes { return tr.Apply(model.Delta{PoliciesUnknown: &no}) }, false},
+		{"they cannot be read", func() Changes { return tr.Apply(model.Delta{NetworkPoliciesUnknown: &yes}) }, true},
+		{"they can", func() Changes { return tr.Apply(model.Delta{NetworkPoliciesUnknown: &no}) }, false},
 		{"guards cannot be read", func() Changes { return setTraversal(tr, policy.Traversal{Unknown: true}) }, true},
 		{"they can", func() Changes { return setTraversal(tr, policy.Traversal{}) }, false},
 	} {

@@ -64,7 +64,7 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 	}
 	t.own.node = t.describeNode()
 	facts.Subscribe(store.Reader{
-		Node: t.onNode, NetworkPolicy: t.onNetworkPolicy, PoliciesUnknown: t.onPoliciesUnknown,
+		Node: t.onNode, NetworkPolicy: t.onNetworkPolicy, NetworkPoliciesUnknown: t.onPoliciesUnknown,
 		Pod: t.onPod, Service: t.onService, Slice: t.onSlice,
 	})
 	return t

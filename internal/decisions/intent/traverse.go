@@ -101,7 +101,7 @@ func (t *Tracker) anyNetworkPolicy() bool {
 
 // policiesUnknown reports whether a policy that is not known may require netfilter.
 func (t *Tracker) policiesUnknown() bool {
-	return t.doNotTrack.unknown || !t.cfg.IgnoreNetworkPolicies && t.facts.PoliciesUnknown()
+	return t.doNotTrack.unknown || !t.cfg.IgnoreNetworkPolicies && t.facts.NetworkPoliciesUnknown()
 }
 
 // podOnThisNode reports whether a Pod of this node has the address.

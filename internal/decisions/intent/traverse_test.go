@@ -62,7 +62,7 @@ func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
 	name := model.Name{Namespace: "n", Name: "cache"}
 	unknown := true
 	tr := New(Config{NodeName: "here", IgnoreNetworkPolicies: true})
-	tr.Apply(model.Delta{Full: true, PoliciesUnknown: &unknown,
+	tr.Apply(model.Delta{Full: true, NetworkPoliciesUnknown: &unknown,
 		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}},
 		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,

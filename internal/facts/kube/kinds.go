@@ -51,7 +51,7 @@ func (s *Source) allKinds() []watched {
 			put: func(d *model.Delta, n model.Name, m *model.Node) { enter(&d.Nodes, n.Name, m) },
 		},
 	}
-	if !s.cfg.Policies {
+	if !s.cfg.NetworkPolicies {
 		return kinds
 	}
 	return append(kinds,

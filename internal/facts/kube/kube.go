@@ -37,9 +37,10 @@ type Config struct {
 	// ProxyName selects Services by service.kubernetes.io/service-proxy-name:
 	// "" watches those without the label, another value only those with it.
 	ProxyName string
-	// Policies enables NetworkPolicies and the Pods that they may select. If the server
-	// forbids either, the source delivers the rest and sets model.Delta.PoliciesUnknown.
-	Policies bool
+	// NetworkPolicies makes the source watch them, and the Pods that they may select. If
+	// the server forbids either, the source delivers the rest and sets
+	// model.Delta.NetworkPoliciesUnknown.
+	NetworkPolicies bool
 	// DoNotTrack reads DoNotTrackPolicies and, while any exist, the Pods and Namespaces
 	// that they select. nil disables them.
 	DoNotTrack dynamic.Interface
@@ -70,7 +71,7 @@ type Source struct {
 	mu        sync.Mutex // orders deliveries
 	deliver   func(model.Delta, []model.Problem)
 	started   bool              // the Full Delta was delivered
-	unknown   bool              // as last delivered in PoliciesUnknown
+	unknown   bool              // as last delivered in NetworkPoliciesUnknown
 	unread    model.Unread      // as last delivered in Unread
 	uids      map[object]string // of objects with problems
 	faults    map[object][]model.Problem
@@ -194,7 +195,7 @@ func (s *Source) ready() bool {
 	}
 	s.own.fill(&d)
 	if s.unknown = s.policiesUnknown(); s.unknown {
-		d.PoliciesUnknown = &s.unknown
+		d.NetworkPoliciesUnknown = &s.unknown
 	}
 	if s.unread = s.unreadPolicies(); s.unread.Any() {
 		unread := s.unread
@@ -214,7 +215,7 @@ func (s *Source) emit(d model.Delta) {
 	s.releasePolicies(&d)
 	if unknown := s.policiesUnknown(); unknown != s.unknown {
 		s.unknown = unknown
-		d.PoliciesUnknown = &unknown
+		d.NetworkPoliciesUnknown = &unknown
 	}
 	if unread := s.unreadPolicies(); unread != s.unread {
 		s.unread = unread

@@ -209,10 +209,10 @@ type Delta struct {
 	// Namespaces and DoNotTrackPolicies have no namespace.
 	Namespaces         map[string]*Namespace
 	DoNotTrackPolicies map[string]*DoNotTrackPolicy
-	// PoliciesUnknown reports that the source cannot know all NetworkPolicies and Pods of
+	// NetworkPoliciesUnknown reports that the source cannot know all NetworkPolicies and Pods of
 	// this node, so that any pod may be selected. nil means unchanged, and in a Full
 	// Delta that they are known.
-	PoliciesUnknown *bool
+	NetworkPoliciesUnknown *bool
 	// Unread describes objects that the source could not read although do-not-track
 	// policies may depend on them. nil means unchanged, and in a Full Delta none.
 	Unread *Unread

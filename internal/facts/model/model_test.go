@@ -11,7 +11,7 @@ func TestDeltaEmpty(t *testing.T) {
 	}
 	for name, d := range map[string]Delta{
 		"full":   {Full: true},
-		"dark":   {PoliciesUnknown: new(bool)},
+		"dark":   {NetworkPoliciesUnknown: new(bool)},
 		"gone":   {Services: map[Name]*Service{{Name: "a"}: nil}},
 		"slice":  {Slices: map[Name]*EndpointSlice{{Name: "a"}: {}}},
 		"node":   {Nodes: map[string]*Node{"a": nil}},

@@ -36,14 +36,14 @@ type Store struct {
 // others. Apply calls it for one object at a time, after the Store has the new object.
 // before is nil if the object is new, now is nil if it was deleted.
 type Reader struct {
-	Node             func(name string, before, now *model.Node)
-	Namespace        func(name string, before, now *model.Namespace)
-	Pod              func(name model.Name, before, now *model.Pod)
-	Service          func(name model.Name, before, now *model.Service)
-	Slice            func(name model.Name, before, now *model.EndpointSlice)
-	NetworkPolicy    func(name model.Name, before, now *model.NetworkPolicy)
-	DoNotTrackPolicy func(name string, before, now *model.DoNotTrackPolicy)
-	PoliciesUnknown  func() // see model.Delta
+	Node                   func(name string, before, now *model.Node)
+	Namespace              func(name string, before, now *model.Namespace)
+	Pod                    func(name model.Name, before, now *model.Pod)
+	Service                func(name model.Name, before, now *model.Service)
+	Slice                  func(name model.Name, before, now *model.EndpointSlice)
+	NetworkPolicy          func(name model.Name, before, now *model.NetworkPolicy)
+	DoNotTrackPolicy       func(name string, before, now *model.DoNotTrackPolicy)
+	NetworkPoliciesUnknown func() // see model.Delta
 }
 
 // New returns a Store without facts. node is the name of this node.
@@ -69,8 +69,8 @@ func (st *Store) Subscribe(r Reader) {
 	st.slices.subscribe(r.Slice)
 	st.networkPolicies.subscribe(r.NetworkPolicy)
 	st.doNotTrack.subscribe(r.DoNotTrackPolicy)
-	if r.PoliciesUnknown != nil {
-		st.onUnknown = append(st.onUnknown, r.PoliciesUnknown)
+	if r.NetworkPoliciesUnknown != nil {
+		st.onUnknown = append(st.onUnknown, r.NetworkPoliciesUnknown)
 	}
 }
 
@@ -79,7 +79,7 @@ func (st *Store) Apply(d model.Delta) {
 	if d.Full {
 		st.deleteUnnamed(d)
 	}
-	if unknown := d.PoliciesUnknown; unknown != nil || d.Full {
+	if unknown := d.NetworkPoliciesUnknown; unknown != nil || d.Full {
 		st.policiesUnknown = unknown != nil && *unknown
 		for _, read := range st.onUnknown {
 			read()
@@ -166,5 +166,5 @@ func (st *Store) NetworkPolicies(namespace string) []*model.NetworkPolicy {
 // AnyNetworkPolicy reports whether a NetworkPolicy restricts traffic.
 func (st *Store) AnyNetworkPolicy() bool { return len(st.networkPolicies.objects) > 0 }
 
-// PoliciesUnknown reports whether the source could not read all NetworkPolicies.
-func (st *Store) PoliciesUnknown() bool { return st.policiesUnknown }
+// NetworkPoliciesUnknown reports whether the source could not read all NetworkPolicies.
+func (st *Store) NetworkPoliciesUnknown() bool { return st.policiesUnknown }

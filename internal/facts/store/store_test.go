@@ -72,19 +72,19 @@ func TestReadersSeeEachChange(t *testing.T) {
 func TestPoliciesUnknownIsOfTheLastFullDelta(t *testing.T) {
 	yes := true
 	st, told := New(here), 0
-	st.Subscribe(Reader{PoliciesUnknown: func() { told++ }})
+	st.Subscribe(Reader{NetworkPoliciesUnknown: func() { told++ }})
 	for i, step := range []struct {
 		d    model.Delta
 		want bool
 		told int
 	}{
-		{model.Delta{PoliciesUnknown: &yes}, true, 1},
+		{model.Delta{NetworkPoliciesUnknown: &yes}, true, 1},
 		{model.Delta{}, true, 1},
 		{model.Delta{Full: true}, false, 2},
-		{model.Delta{Full: true, PoliciesUnknown: &yes}, true, 3},
+		{model.Delta{Full: true, NetworkPoliciesUnknown: &yes}, true, 3},
 	} {
-		if st.Apply(step.d); st.PoliciesUnknown() != step.want || told != step.told {
-			t.Errorf("step %d: unknown %v, told %d times", i, st.PoliciesUnknown(), told)
+		if st.Apply(step.d); st.NetworkPoliciesUnknown() != step.want || told != step.told {
+			t.Errorf("step %d: unknown %v, told %d times", i, st.NetworkPoliciesUnknown(), told)
 		}
 	}
 }
