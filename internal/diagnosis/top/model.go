@@ -245,7 +245,7 @@ func (m Model) empty() string {
 	case !m.ready:
 		return "  reading..."
 	case len(m.sample.Rows) > 0:
-		return "  nothing has that in its name: esc ends the filter"
+		return "  no name matches the filter; esc clears it"
 	case m.view == Namespaces:
 		return "  conntrack is in use in no network namespace"
 	}
@@ -270,7 +270,7 @@ func (m Model) problem() string {
 
 func (m Model) foot() string {
 	if m.typing {
-		return "type a part of the name; enter keeps the filter, esc ends it"
+		return "type a part of the name; enter keeps the filter, esc clears it"
 	}
 	return "tab/1-4 view  e/d/r sort  / filter  enter namespace  esc back  p pause  q quit"
 }
