@@ -40,8 +40,8 @@ type ConntrackConfig struct {
 
 func (c *ConntrackConfig) addFlags(f *pflag.FlagSet) {
 	c.addFlowTableFlags(f)
-	f.StringVar(&c.Autopilot, "conntrack-autopilot", autopilot.Advise, "sizes and time-outs of the kernel's conntrack: off, advise (say what should be changed) or on (change it)")
-	f.StringVar(&c.AutopilotMemory, "conntrack-autopilot-memory", "5%", "memory that full conntrack tables may take: a part of the machine's, as 5%, or bytes, as 512Mi")
+	f.StringVar(&c.Autopilot, "conntrack-autopilot", autopilot.Advise, "Sizes and timeouts of the kernel's conntrack: off, advise (report the changes to make) or on (make them).")
+	f.StringVar(&c.AutopilotMemory, "conntrack-autopilot-memory", "5%", "Memory limit for full conntrack tables: a share of the machine's memory, such as 5%, or bytes, such as 512Mi.")
 }
 
 func (c *ConntrackConfig) validate() error {
@@ -50,12 +50,12 @@ func (c *ConntrackConfig) validate() error {
 	}
 	var err error
 	if c.memory, err = memoryShare(c.AutopilotMemory, machineMemory()); err != nil {
-		return cli.UsageErrorf("--conntrack-autopilot-memory %q: %v: write a part of the machine's memory, as 5%%, or bytes, as 512Mi", c.AutopilotMemory, err)
+		return cli.UsageErrorf("--conntrack-autopilot-memory %q: %v: write a share of the machine's memory, such as 5%%, or bytes, such as 512Mi", c.AutopilotMemory, err)
 	}
 	return c.validateFlowTable()
 }
 
-// memoryShare reads a part of so much memory, or a number of bytes.
+// memoryShare parses a share of memory, in bytes, or a number of bytes.
 func memoryShare(text string, memory uint64) (int64, error) {
 	var bytes float64
 	if part, isPart := strings.CutSuffix(text, "%"); isPart {
@@ -72,7 +72,7 @@ func memoryShare(text string, memory uint64) (int64, error) {
 		bytes = q.AsApproximateFloat64()
 	}
 	if !(bytes >= 1 && bytes <= float64(memory)) {
-		return 0, fmt.Errorf("must be more than nothing and no more than the machine's %s", inGiB(memory))
+		return 0, fmt.Errorf("must be above 0 and at most the machine's %s", inGiB(memory))
 	}
 	return int64(bytes), nil
 }

@@ -19,13 +19,13 @@ const minFlows = 4096
 // the eBPF dataplane's flow table.
 func (c *ConntrackConfig) addFlowTableFlags(f *pflag.FlagSet) {
 	d := ebpf.DefaultTimeouts
-	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", 32768, fmt.Sprintf("flows kept for each core, %d at least in all; 0: %d in all, and --conntrack-min is ignored", minFlows, ebpf.DefaultFlowTableSize))
-	f.Int32Var(&c.Min, "conntrack-min", 131072, fmt.Sprintf("flows kept at least; never less than %d", minFlows))
-	f.DurationVar(&c.TCPEstablished, "conntrack-tcp-timeout-established", d.TCPEstablished, "how long an idle TCP connection is remembered")
-	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "how long a TCP connection is that one side has closed")
-	f.DurationVar(&c.UDP, "conntrack-udp-timeout", d.UDPNew, "how long a UDP flow without an answer is")
-	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", d.UDP, "how long an answered UDP flow is")
-	f.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "compare only RSTs with the window of their TCP connection, not all segments (--proxy-mode ebpf)")
+	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", 32768, fmt.Sprintf("Flows kept for each core, at least %d in all. 0: %d in all, and --conntrack-min is ignored.", minFlows, ebpf.DefaultFlowTableSize))
+	f.Int32Var(&c.Min, "conntrack-min", 131072, fmt.Sprintf("Least number of flows kept; never below %d.", minFlows))
+	f.DurationVar(&c.TCPEstablished, "conntrack-tcp-timeout-established", d.TCPEstablished, "Timeout for idle TCP connections.")
+	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "Timeout for TCP connections that one side has closed.")
+	f.DurationVar(&c.UDP, "conntrack-udp-timeout", d.UDPNew, "Timeout for unreplied UDP flows.")
+	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", d.UDP, "Timeout for answered UDP flows.")
+	f.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Compare only RSTs with the window of their TCP connection, not all segments (--proxy-mode ebpf).")
 }
 
 func (c *ConntrackConfig) validateFlowTable() error {
@@ -64,7 +64,7 @@ func (c *ConntrackConfig) validateFlows(most, memory uint64) error {
 	if n > most {
 		limit = fmt.Sprintf("the kernel allows %d flows", most)
 	}
-	return cli.UsageErrorf("%s: a table of %d flows, which takes %s of kernel memory; %s: give less", flag, n, inGiB(size), limit)
+	return cli.UsageErrorf("%s: the table of %d flows needs %s of kernel memory; %s: give a smaller value", flag, n, inGiB(size), limit)
 }
 
 // flows is the size of the flow table.
@@ -84,7 +84,7 @@ func (c *ConntrackConfig) remark() string {
 	if asked == c.flows() {
 		return ""
 	}
-	return fmt.Sprintf("--conntrack-max-per-core %d and --conntrack-min %d ask for a table of %d flows; it has %d, the least that works",
+	return fmt.Sprintf("--conntrack-max-per-core %d and --conntrack-min %d request a table of %d flows; it has %d, the minimum",
 		c.MaxPerCore, c.Min, asked, c.flows())
 }
 
