@@ -87,7 +87,7 @@ func TestLoadWithoutAnAnswerFails(t *testing.T) {
 		var out, errs strings.Builder
 		// No TCP server listens; a UDP server does, and does not answer.
 		code := run([]string{"load", kind, target, "--duration", "100ms", "--warmup", "0s", "--connections", "3"}, &out, &errs)
-		if code != cli.ExitFailed || !strings.Contains(errs.String(), "not one request was answered") {
+		if code != cli.ExitFailed || !strings.Contains(errs.String(), "no request was answered") {
 			t.Errorf("%s: exit code %d: %s", kind, code, errs.String())
 		}
 		if !strings.Contains(out.String(), "latency: none measured") ||

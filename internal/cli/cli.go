@@ -77,7 +77,7 @@ func (p Program) root(started *bool) *cobra.Command {
 		SilenceUsage:  true,
 		Args:          cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return UsageErrorf("no command given: say which one, such as '%s'", p.Example)
+			return UsageErrorf("no command given: use one, such as '%s'", p.Example)
 		},
 		PersistentPreRun: func(*cobra.Command, []string) { *started = true },
 	}

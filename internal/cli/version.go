@@ -45,9 +45,9 @@ func newVersionCommand(program string) *cobra.Command {
 			case "json":
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(b)
 			}
-			return UsageErrorf("--output %q: not a format: use json, or leave it out", output)
+			return UsageErrorf("--output %q: not a format: use json, or omit the flag", output)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "json, or nothing for a line of text")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "Output format: json (default: a line of text).")
 	return cmd
 }

@@ -259,8 +259,7 @@ func (ps *policySync) problem() []model.Problem {
 	case ps.err != nil:
 		what = fmt.Sprintf("%v; what was written before holds, and this is tried again", ps.err)
 	case ps.stage == policiesIncomplete:
-		what = fmt.Sprintf("%s cannot be read, and the kernel had nothing of an earlier agent: what can be read is applied, "+
-			"without what is said there of policies, pods, namespaces and nodes%s", ps.unread.Text, ps.knownPolicies())
+		what = fmt.Sprintf("%s cannot be read, and the kernel had nothing of an earlier agent: everything else is applied%s", ps.unread.Text, ps.knownPolicies())
 	default:
 		return nil
 	}
@@ -277,5 +276,5 @@ func (ps *policySync) knownPolicies() string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "; so may lack something: " + strings.Join(names, ", ")
+	return "; these policies may be incomplete: " + strings.Join(names, ", ")
 }

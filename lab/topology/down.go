@@ -53,7 +53,7 @@ func down(ctx context.Context, name string) error {
 		err = endProcesses(root)
 	}
 	if err != nil {
-		return fmt.Errorf("take down lab cluster %q: %w", name, err)
+		return fmt.Errorf("remove lab cluster %q: %w", name, err)
 	}
 	names, err := namespacesOf(name)
 	for _, ns := range names {
@@ -64,7 +64,7 @@ func down(ctx context.Context, name string) error {
 		err = os.RemoveAll(stateDir(name))
 	}
 	if err != nil {
-		return fmt.Errorf("take down lab cluster %q: %w", name, err)
+		return fmt.Errorf("remove lab cluster %q: %w", name, err)
 	}
 	_ = os.Remove(stateRoot) // if this was the last cluster
 	return nil

@@ -62,7 +62,7 @@ func affinityExpires() Case {
 		return Want{From: servers, Source: s, Distinct: 2, Pause: short + 300*time.Millisecond}
 	}
 	return Case{
-		Name: "Affinity ends when its time-out has passed without a packet",
+		Name: "Affinity ends after its timeout without a packet",
 		Objects: []Object{Service{
 			Type: corev1.ServiceTypeNodePort, Affinity: short, Endpoints: On(servers...),
 		}},

@@ -50,13 +50,13 @@ func endpointCases() []Case {
 				{From: "client0", To: NodePort("b"), Want: OneOf(Kept, "b0")},
 				{From: "client0", To: NodePort("c"), Want: Drop},
 				{From: "a1", To: ClusterIP, Want: OneOf(Kept, "a0")},
-				// It no longer counts for the load balancer.
+				// healthCheckNodePort does not count a terminating endpoint.
 				{From: "client0", To: HealthCheck("a"), Want: Status(503)},
 				{From: "client0", To: HealthCheck("b"), Want: Status(200)},
 			},
 		},
 		{
-			Name: "Endpoints published although they are not ready are used",
+			Name: "publishNotReadyAddresses: endpoints that are not ready are used",
 			Objects: []Object{Service{PublishNotReady: true, Endpoints: []Endpoint{
 				// As the slice controller writes them for such a Service.
 				{On: "a0", NotServing: true},
@@ -67,7 +67,7 @@ func endpointCases() []Case {
 	}
 }
 
-// withoutEndpoint is a Service without an endpoint that may answer.
+// withoutEndpoint returns a case in which every client is rejected: no endpoint is usable.
 func withoutEndpoint(name string, endpoints ...Endpoint) Case {
 	c := Case{
 		Name:       name,

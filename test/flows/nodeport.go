@@ -130,7 +130,7 @@ func externalCases() []Case {
 			},
 		},
 		{
-			Name: "Source ranges let in the clients they name and drop all others",
+			Name: "Source ranges allow the clients they name and drop all others",
 			Objects: []Object{Service{
 				Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a", "b"},
 				AllowFrom: []string{"client0", "a1"}, Endpoints: On("a0"),

@@ -1,4 +1,4 @@
-// Package lint holds the test that the dependency rules in .golangci.yml work.
+// Package lint tests the dependency rules in .golangci.yml, and prose that vale does not read.
 package lint
 
 import (

@@ -114,7 +114,7 @@ func play(ctx context.Context, r *reconcile.Reconciler, w *world, slow *slowBack
 	for i := range burst {
 		r.Deliver(w.change(i%10, false), nil)
 	}
-	for i := streamed; i < services; i++ { // new, then gone, and never seen again
+	for i := streamed; i < services; i++ { // created, then deleted, and never seen again
 		r.Deliver(w.change(i, false), nil)
 		r.Deliver(w.change(i, true), nil)
 	}
@@ -181,7 +181,7 @@ func (w *world) compare(t *testing.T, k *kernel) {
 	t.Helper()
 	var want []string
 	for i := range services {
-		if w.version[i] != gone {
+		if w.version[i] != deleted {
 			for _, e := range w.endpoints(i) {
 				want = append(want, e.String())
 			}

@@ -8,8 +8,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// gone is the version of a Service that was deleted.
-const gone = 0
+// deleted is the version of a Service that was deleted.
+const deleted = 0
 
 // world is a cluster of Services of two endpoints each. The endpoints' port is
 // the version of their Service, so that no two states of a Service look alike.
@@ -44,7 +44,7 @@ func (w *world) endpoints(i int) [2]netip.AddrPort {
 // put adds the state of a Service to a delta.
 func (w *world) put(d *model.Delta, i int) {
 	n := name(i)
-	if w.version[i] == gone {
+	if w.version[i] == deleted {
 		d.Services[n], d.Slices[n] = nil, nil
 		return
 	}
@@ -68,7 +68,7 @@ func newDelta() model.Delta {
 	return model.Delta{Services: map[model.Name]*model.Service{}, Slices: map[model.Name]*model.EndpointSlice{}}
 }
 
-// all is the first sight of the cluster.
+// all returns the Full Delta of the cluster.
 func (w *world) all() model.Delta {
 	d := newDelta()
 	d.Full = true
@@ -78,25 +78,25 @@ func (w *world) all() model.Delta {
 	return d
 }
 
-// change gives a Service new endpoints, or takes it away.
+// change gives a Service new endpoints, or deletes it.
 func (w *world) change(i int, remove bool) model.Delta {
 	if w.last[i] == 65535 {
-		w.last[i] = gone
+		w.last[i] = 0 // wrap; the increment skips 0, which is deleted
 	}
 	w.last[i]++
 	w.version[i] = w.last[i]
 	if remove {
-		w.version[i] = gone
+		w.version[i] = deleted
 	}
 	d := newDelta()
 	w.put(&d, i)
 	return d
 }
 
-// count is how many Services there are.
+// count returns the number of Services.
 func (w *world) count() (n int) {
 	for _, v := range w.version {
-		if v != gone {
+		if v != deleted {
 			n++
 		}
 	}

@@ -35,9 +35,9 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Serve the Services of this node",
-		Long: `Serve the Services of this node, in the network namespace that the agent is
-started in. SIGTERM or SIGINT ends the agent; the kernel goes on serving what
-was written, and the next agent takes it over. --cleanup takes it away.`,
+		Long: `Serves the Services of this node, in the network namespace that the agent is
+started in. SIGTERM or SIGINT ends the agent. The kernel continues to serve what the
+agent wrote, and the next agent takes it over. --cleanup removes it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := c.readConfig(cmd.Flags()); err != nil {
@@ -335,7 +335,7 @@ func runAll(ctx context.Context, parts ...func(context.Context) error) error {
 		wg.Go(func() {
 			err := part(ctx)
 			if err == nil && ctx.Err() == nil {
-				err = errors.New("a part of the agent ended by itself")
+				err = errors.New("run agent: a part of it ended without an error")
 			}
 			if err != nil && !errors.Is(err, context.Canceled) {
 				cancel(err)
@@ -355,7 +355,7 @@ func closeBackends(backends []dataplane.Backend, log *slog.Logger) {
 			log.Warn("close dataplane", "dataplane", b.Name(), "err", err)
 		}
 	}
-	log.Info("the agent ends; the kernel goes on serving what it has")
+	log.Info("agent stopped; the kernel continues to serve")
 }
 
 // newLogger returns a logger that writes to w. The levels are those of Kubernetes

@@ -373,7 +373,7 @@ func TestAFlowTableMustFitIntoMemory(t *testing.T) {
 	if err := c.validateFlows(1<<26, 570<<20); err != nil {
 		t.Errorf("a table that just fits: %v", err)
 	}
-	want := "--conntrack-min 1048576: a table of 1048576 flows, which takes 0.6 GiB of kernel memory; this machine has 0.2 GiB: give less"
+	want := "--conntrack-min 1048576: the table of 1048576 flows needs 0.6 GiB of kernel memory; this machine has 0.2 GiB: give a smaller value"
 	if err := c.validateFlows(1<<26, 256<<20); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}

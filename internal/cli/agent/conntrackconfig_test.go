@@ -44,7 +44,7 @@ func TestConntrackFlagsSetTimeouts(t *testing.T) {
 	}
 	c.UDPStream = time.Millisecond
 	if err := c.validate(); err == nil {
-		t.Error("a time-out below a second was taken")
+		t.Error("a timeout below a second was taken")
 	}
 }
 

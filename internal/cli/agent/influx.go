@@ -25,10 +25,10 @@ type InfluxConfig struct {
 }
 
 func (c *InfluxConfig) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.URL, "influx-url", "", "push metrics to this InfluxDB: http://[USER@]HOST:8086/write?db=NAME (1.x), http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET (2.x)")
-	f.StringVar(&c.PasswordFile, "influx-password-file", "", "file with the password of the InfluxDB 1.x user that --influx-url names")
-	f.StringVar(&c.TokenFile, "influx-token-file", "", "file with the token that InfluxDB 2.x asks for")
-	f.DurationVar(&c.Interval, "influx-interval", 15*time.Second, "time between two pushes")
+	f.StringVar(&c.URL, "influx-url", "", "InfluxDB to push metrics to: http://[USER@]HOST:8086/write?db=NAME (1.x), http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET (2.x).")
+	f.StringVar(&c.PasswordFile, "influx-password-file", "", "File with the password of the InfluxDB 1.x user that --influx-url names.")
+	f.StringVar(&c.TokenFile, "influx-token-file", "", "File with the token for InfluxDB 2.x.")
+	f.DurationVar(&c.Interval, "influx-interval", 15*time.Second, "Time between two pushes.")
 }
 
 func (c *InfluxConfig) validate() error {

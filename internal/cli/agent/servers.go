@@ -21,7 +21,7 @@ type server struct {
 	waits            bool // for another program to release the address
 }
 
-// servers are all of them.
+// servers holds all HTTP servers.
 type servers struct {
 	log  *slog.Logger
 	mu   sync.Mutex
@@ -37,7 +37,7 @@ func (s *servers) open(ctx context.Context, mayWait bool) error {
 		case err == nil:
 		case mayWait && errors.Is(err, syscall.EADDRINUSE):
 			one.waits = true
-			s.log.Warn("not served yet; this is tried again until kube-proxy gives it up", "what", one.what, "err", err)
+			s.log.Warn("address in use; retrying until kube-proxy releases it", "what", one.what, "err", err)
 		default:
 			return fmt.Errorf("serve %s: %w: give another %s, or an empty one", one.what, err, one.flag)
 		}

@@ -31,12 +31,12 @@ func NewCommand() *cobra.Command {
 	var c config
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what is wrong with conntrack and NAT on this node, and what mends it",
-		Long: `Looks at conntrack, NAT rules, time-outs and devices in every network namespace
-of this machine, and says what is wrong, in numbers, what it means for packets,
-and the command that mends it. It changes nothing without --fix, which raises
-limits and deletes stale UDP entries, and nothing else. It needs root, and no
-agent. Findings are no failure: the exit code is 0 unless --fail-on is given.`,
+		Short: "Report problems with conntrack and NAT on this node, and the commands that fix them",
+		Long: `Checks conntrack, NAT rules, timeouts and devices in every network namespace of this
+machine. Reports each problem with numbers, its effect on packets, and the command that
+fixes it. Changes nothing without --fix; that raises limits and deletes stale UDP
+entries, and nothing else. Needs root, but no agent. Findings are no failure: the exit
+code is 0 unless --fail-on is given.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.NotEmpty(cmd.Flags(), "netns", "fail-on"); err != nil {
@@ -45,7 +45,7 @@ agent. Findings are no failure: the exit code is 0 unless --fail-on is given.`,
 			if err := c.validate(); err != nil {
 				return err
 			}
-			if err := cli.NeedRoot("look at this node"); err != nil {
+			if err := cli.NeedRoot("diagnose this node"); err != nil {
 				return err
 			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
@@ -55,11 +55,11 @@ agent. Findings are no failure: the exit code is 0 unless --fail-on is given.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.BoolVar(&c.fix, "fix", false, "apply what is safe: raise limits, delete stale UDP entries")
-	f.StringVar(&c.failOn, "fail-on", "", "exit with 1 if there is a finding as bad as this: critical, warning or info")
-	f.StringSliceVar(&c.netns, "netns", nil, "look only at these network namespaces: a name as `spillway top` shows it, a process id, or here")
-	f.DurationVar(&c.sample, "sample", time.Second, "how long to watch the counters, to tell what grows now; 0: not at all")
-	f.StringVarP(&c.output, "output", "o", "table", "table or json")
+	f.BoolVar(&c.fix, "fix", false, "Apply safe fixes: raise limits, delete stale UDP entries.")
+	f.StringVar(&c.failOn, "fail-on", "", "Least severity of a finding that makes the exit code 1: critical, warning or info.")
+	f.StringSliceVar(&c.netns, "netns", nil, "Network namespaces to check: a name that 'spillway top' shows, a process id, or here (default: all).")
+	f.DurationVar(&c.sample, "sample", time.Second, "Time to watch the counters, to detect current growth. 0: not at all.")
+	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }
 
@@ -81,7 +81,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part})
 	late.done()
 	if err != nil {
-		return fmt.Errorf("look at this node: %w", err)
+		return fmt.Errorf("diagnose this node: %w", err)
 	}
 	report := doctor.NewReport(node, doctor.Examine(node))
 	if c.fix {
@@ -91,11 +91,11 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 		return err
 	}
 	if report.Namespaces == 0 {
-		return errors.New("no network namespace could be looked at: run it as root, in a container with CAP_SYS_ADMIN and CAP_NET_ADMIN")
+		return errors.New("diagnose this node: no network namespace could be read: run it as root, in a container with CAP_SYS_ADMIN and CAP_NET_ADMIN")
 	}
 	for _, f := range report.Fixed {
 		if !f.Done {
-			return errors.New("not every fix could be applied; the report says which")
+			return errors.New("apply fixes: some failed: see FIXED in the report")
 		}
 	}
 	if worst := report.Worst(); c.failOn != "" && worst != "" && worst.AtLeast(doctor.Severity(c.failOn)) {
@@ -127,7 +127,7 @@ func (p *lateProgress) part(done, total int) {
 			return
 		}
 		p.shown = progress.New(p.w)
-		p.shown.Step("looking at network namespaces")
+		p.shown.Step("reading network namespaces")
 	}
 	p.shown.Part(done, total)
 }

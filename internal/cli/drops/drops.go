@@ -39,12 +39,14 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drops",
 		Short: "Show packets that the kernel drops: where, by what, and why",
-		Long: `Follows the packets that this machine's kernel drops, in every network namespace,
-and says of each at which hop that was (namespace or pod, interface, netfilter hook
-and table, the kernel's function), the kernel's reason, and what that means. It
-changes nothing and needs no agent. Several filters must all fit; of several values
-of one, any. They see the packet as it is at the hop: behind a Service's address
-and port it has the endpoint's. They are applied in the kernel. Needs root, BTF and Linux 5.17.`,
+		Long: `Follows the packets that this machine's kernel drops, in every network namespace.
+Reports for each packet the hop (namespace or pod, interface, netfilter hook and table,
+the kernel's function), the kernel's reason, and what the reason means. Changes nothing
+and needs no agent.
+
+A drop is shown if it matches every filter. A filter with several values matches if one
+of them does. The kernel compares the packet as it is at the hop: after DNAT it has the
+endpoint's address and port. Needs root, BTF and Linux 5.17.`,
 		Example: `  spillway drops --address 10.244.1.7 --port 80
   spillway drops --pod web-7d4b9 --for 10s
   spillway drops --reason NETFILTER_DROP --count 1 -o json`,
@@ -63,18 +65,18 @@ and port it has the endpoint's. They are applied in the kernel. Needs root, BTF 
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&c.addresses, "address", nil, "from or to this `address` or prefix, such as 10.244.1.7 or 10.244.0.0/16, as the packet has it where it is dropped: behind DNAT an endpoint's")
-	f.UintSliceVar(&c.ports, "port", nil, "from or to this `port`")
-	f.StringVar(&c.protocol, "protocol", "", "tcp, udp, sctp, icmp, icmpv6 or a number")
-	f.StringSliceVar(&c.pods, "pod", nil, "in this `pod`, or from or to it: its address, or of a pod of this node its name")
-	f.StringSliceVar(&c.netns, "netns", nil, "in this network `namespace`: a name as 'spillway top' shows it, a process id, or here")
-	f.StringSliceVar(&c.reasons, "reason", nil, "with this `reason` of the kernel's; '!REASON' for all others")
-	f.StringVar(&c.bpffs, "bpffs", "/sys/fs/bpf/spillway", "where the agent of this node pins its maps: its own drops are told by name")
-	f.BoolVar(&c.all, "all", false, "also show harmless drops: multicast, and "+strings.Join(drops.Quiet, ", "))
-	f.IntVar(&c.rate, "rate", 100, "show at most so many a second and count the rest; 0: all")
-	f.DurationVar(&c.duration, "for", 0, "end after this time; 0: when interrupted")
-	f.IntVar(&c.count, "count", 0, "end after so many drops; 0: when interrupted")
-	f.StringVarP(&c.output, "output", "o", "table", "table, or json: an object a line")
+	f.StringSliceVar(&c.addresses, "address", nil, "Source or destination `address` or prefix, such as 10.244.1.7 or 10.244.0.0/16. After DNAT it is the endpoint's.")
+	f.UintSliceVar(&c.ports, "port", nil, "Source or destination `port`.")
+	f.StringVar(&c.protocol, "protocol", "", "Protocol: tcp, udp, sctp, icmp, icmpv6 or a number.")
+	f.StringSliceVar(&c.pods, "pod", nil, "Packets in this `pod`, from it or to it: its address, or the name of a pod of this node.")
+	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespace`: a name that 'spillway top' shows, a process id, or here.")
+	f.StringSliceVar(&c.reasons, "reason", nil, "The kernel's drop `reason`, or '!REASON' for all others.")
+	f.StringVar(&c.bpffs, "bpffs", "/sys/fs/bpf/spillway", "Directory of the agent's pins, to explain drops of the agent's programs.")
+	f.BoolVar(&c.all, "all", false, "Also show harmless drops: multicast, and "+strings.Join(drops.Quiet, ", ")+".")
+	f.IntVar(&c.rate, "rate", 100, "Drops shown a second at most; the others are counted. 0: no limit.")
+	f.DurationVar(&c.duration, "for", 0, "Time after which to end. 0: when interrupted.")
+	f.IntVar(&c.count, "count", 0, "Number of drops after which to end. 0: when interrupted.")
+	f.StringVarP(&c.output, "output", "o", "table", "Output format: table, or json with one object in each line.")
 	return cmd
 }
 
@@ -164,7 +166,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	}
 	defer follower.Close()
 	for _, line := range follower.Missing() {
-		fmt.Fprintf(stderr, "spillway: not told on this kernel: %s\n", line)
+		fmt.Fprintf(stderr, "spillway: not available on this kernel: %s\n", line)
 	}
 	if c.output != "json" {
 		fmt.Fprintln(stderr, "spillway: following dropped packets; end with Ctrl-C")
@@ -225,7 +227,7 @@ func (c *config) summarize(follower *drops.Follower, shown int, byReason map[str
 		line += fmt.Sprintf("; %d lost, the buffer was full", counts.Lost)
 	}
 	if other := counts.Seen - counts.Matched; other > 0 {
-		line += fmt.Sprintf("; %d others did not fit the filters", other)
+		line += fmt.Sprintf("; %d others did not match the filters", other)
 	}
 	dropped, err := follower.Reasons()
 	if err != nil {

@@ -36,13 +36,13 @@ func NewCommand() *cobra.Command {
 	var c config
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Work out what size of conntrack table a load needs, and what load a table carries",
-		Long: `Works out how many conntrack entries, expectations and bytes a load needs, and
-how many connections a second a table carries. A load is KIND=RATE or
-KIND=RATE,LIFETIME, RATE in new connections a second, KIND one of
+		Short: "Compute the conntrack table that a load needs, and the load that a table carries",
+		Long: `Computes the conntrack entries, expectations and bytes that a load needs, and the
+connections a second that a table carries. A load is KIND=RATE or KIND=RATE,LIFETIME.
+RATE is in new connections a second. KIND is one of
   udp, udp-unanswered, tcp, tcp-reset, tcp-unanswered, tcp-idle, icmp, tftp.
-With --live the table and the time-outs are those of this network namespace, and
-the table is watched to say when it fills.`,
+With --live, the table and the timeouts are those of this network namespace. The command
+watches the table and estimates when it is full.`,
 		Example: "  spillway plan --load tcp=4000 --load tftp=5100,20ms --table 524288 --timeout udp=10s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -57,15 +57,15 @@ the table is watched to say when it fills.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringArrayVar(&c.loads, "load", nil, "KIND=RATE[,LIFETIME]; may be given several times")
-	f.IntVar(&c.table, "table", 0, "entries of a table to find the highest rate of (nf_conntrack_max)")
-	f.StringArrayVar(&c.timeouts, "timeout", nil, "NAME=DURATION: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's)")
-	f.Float64Var(&c.headRoom, "head-room", 0.25, "part of the table that stays free")
-	f.DurationVar(&c.wait, "wait", 100*time.Millisecond, "from a helper's request to the packet that it expects")
-	f.Float64Var(&c.lost, "lost", 0, "part of the expected packets that never come, from 0 to 1")
-	f.BoolVar(&c.live, "live", false, "take table and time-outs from this network namespace")
-	f.DurationVar(&c.sample, "sample", 2*time.Second, "how long --live watches the table")
-	f.StringVarP(&c.output, "output", "o", "table", "table or json")
+	f.StringArrayVar(&c.loads, "load", nil, "Load as KIND=RATE[,LIFETIME]. May be given several times.")
+	f.IntVar(&c.table, "table", 0, "Size of a table (nf_conntrack_max) to compute the highest rate of.")
+	f.StringArrayVar(&c.timeouts, "timeout", nil, "Timeout as NAME=DURATION; names: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's).")
+	f.Float64Var(&c.headRoom, "head-room", 0.25, "Share of the table that stays free.")
+	f.DurationVar(&c.wait, "wait", 100*time.Millisecond, "Time from a helper's request to the packet that it expects.")
+	f.Float64Var(&c.lost, "lost", 0, "Share of the expected packets that never arrive, from 0 to 1.")
+	f.BoolVar(&c.live, "live", false, "Use the table and timeouts of this network namespace.")
+	f.DurationVar(&c.sample, "sample", 2*time.Second, "Time that --live watches the table.")
+	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }
 
@@ -234,7 +234,7 @@ func (p *planReport) Write(w io.Writer) error {
 		fmt.Fprintf(tw, "memory of a full table\t%.1f MiB\n", float64(p.Bytes)/(1<<20))
 	}
 	if l := p.Live; l != nil {
-		fmt.Fprintf(tw, "\nhere and now\t%d of %d entries, %+.1f/s\n", l.Entries, l.Limit, l.PerSecond)
+		fmt.Fprintf(tw, "\nnow\t%d of %d entries, %+.1f/s\n", l.Entries, l.Limit, l.PerSecond)
 		full := "not at this rate"
 		if l.FullIn != "" {
 			full = "in " + l.FullIn

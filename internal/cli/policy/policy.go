@@ -18,10 +18,10 @@ import (
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
-		Short: "Look at do-not-track policies",
+		Short: "Explain do-not-track policies",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return cli.UsageErrorf("nothing to do: say what, such as 'spillway policy explain'")
+			return cli.UsageErrorf("no command given: use one, such as 'spillway policy explain'")
 		},
 	}
 	cmd.AddCommand(newExplainCommand())
@@ -39,17 +39,18 @@ type config struct {
 func newExplainCommand() *cobra.Command {
 	var c config
 	cmd := &cobra.Command{
-		Use:   "explain --from WHO --to WHO --port PORT",
-		Short: "Say which do-not-track policy decides about a flow, and why",
-		Long: `Says which DoNotTrackPolicy decides about a flow, whether it is tracked, and why.
-WHO is a pod as NAMESPACE/NAME, a node as node/NAME, or an address; a Service's
-cluster IP stands for its endpoints. It is worked out from the objects, as every
-node's agent does; no agent is asked.
+		Use:   "explain --from PEER --to PEER --port PORT",
+		Short: "Show which do-not-track policy decides about a flow, and why",
+		Long: `Shows which DoNotTrackPolicy decides about a flow, whether it is tracked, and why.
+PEER is a pod as NAMESPACE/NAME, a node as node/NAME, or an address. A Service's cluster
+IP stands for its endpoints. The command computes the decision from the objects, as every
+node's agent does. It does not query an agent.
 
-Another address of a Service, or a node's port that leads to others, is "not judged"
-if a policy may have a say: ask for an endpoint. Where addresses fare differently the
-outcome is "differs by address"; where requests from some source ports count as
-answers, it is "differs by source port".`,
+Other outcomes:
+  not judged               a policy may decide, but --to is another address of a Service,
+                           or a node's port that leads to endpoints: give an endpoint
+  differs by address       the addresses of a peer have different outcomes
+  differs by source port   requests from some source ports count as replies`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(c.output); err != nil {
@@ -65,17 +66,17 @@ answers, it is "differs by source port".`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.From, "from", "", "who asks: NAMESPACE/POD, node/NAME or an address")
-	f.StringVar(&c.To, "to", "", "who is asked: NAMESPACE/POD, node/NAME or an address")
-	f.IntVar(&c.Port, "port", 0, "the port that is asked")
-	f.IntVar(&c.SourcePort, "source-port", 0, "the port that it is asked from (default: any of 32768 to 60999)")
-	f.StringVar(&c.Protocol, "protocol", "TCP", "TCP, UDP or SCTP")
-	f.StringVar(&c.manifests, "manifests", "", "directory of Kubernetes YAML, instead of an API server")
-	f.StringVar(&c.kubeconfig, "kubeconfig", "", "how the API server is reached")
-	f.StringVar(&c.master, "master", "", "address of the API server")
-	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "that of the agents: what netfilter translates is tracked")
-	f.StringVar(&c.ProxyName, "service-proxy-name", "", "that of the agents")
-	f.StringVarP(&c.output, "output", "o", "table", "table or json")
+	f.StringVar(&c.From, "from", "", "Client: NAMESPACE/POD, node/NAME or an address.")
+	f.StringVar(&c.To, "to", "", "Server: NAMESPACE/POD, node/NAME or an address.")
+	f.IntVar(&c.Port, "port", 0, "Port of the server.")
+	f.IntVar(&c.SourcePort, "source-port", 0, "Source port of the client (default: any of 32768 to 60999).")
+	f.StringVar(&c.Protocol, "protocol", "TCP", "Protocol: TCP, UDP or SCTP.")
+	f.StringVar(&c.manifests, "manifests", "", "Directory of Kubernetes YAML, instead of an API server.")
+	f.StringVar(&c.kubeconfig, "kubeconfig", "", "Kubeconfig file for the API server (default: the Pod's own account).")
+	f.StringVar(&c.master, "master", "", "Address of the API server, instead of the kubeconfig's.")
+	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "--proxy-mode of the agents. Flows that netfilter translates are tracked.")
+	f.StringVar(&c.ProxyName, "service-proxy-name", "", "--service-proxy-name of the agents.")
+	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }
 
@@ -100,7 +101,7 @@ func (c *config) check() error {
 		return cli.UsageErrorf("%v", err)
 	}
 	if c.manifests != "" && (c.kubeconfig != "" || c.master != "") {
-		return cli.UsageErrorf("--manifests takes the place of an API server: leave --kubeconfig and --master out")
+		return cli.UsageErrorf("--manifests replaces an API server: omit --kubeconfig and --master")
 	}
 	return nil
 }

@@ -337,7 +337,7 @@ func TestPolicyExplainSaysWhatItCannotKnow(t *testing.T) {
 		{explained, "--from node/a --to shop/cache --port 11211", "assumed: node a asks with 192.0.2.1"},
 		{explained, "--from node/zz --to shop/cache --port 11211", "no such node (there are a, b)"},
 		{explained, "--from shop/none --to shop/cache --port 11211", "as node/NAME"},
-		{explained, ask + " --kubeconfig /none", "leave --kubeconfig and --master out"},
+		{explained, ask + " --kubeconfig /none", "omit --kubeconfig and --master"},
 		{explained, "--from shop/web --to shop/web --port 1", "no policy selects either"},
 		{explained[:strings.LastIndex(explained, "---")], ask, "there is no DoNotTrackPolicy"},
 		{strings.Replace(explained, "{matchLabels: {app: cache}}\n  deny", "{matchLabels: {app: cachee}}\n  deny", 1), ask, "DoNotTrackPolicy cache selects nothing"},

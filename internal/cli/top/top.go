@@ -2,13 +2,11 @@
 package top
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -31,11 +29,10 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show the use of conntrack in every network namespace of this machine",
-		Long: `Shows, for every network namespace in which conntrack is in use, how full its
-table is and what was dropped, and renews the page until it is interrupted. In a
-terminal, keys choose another view (Services, endpoints, sources of flows), the
-order and a filter; the last line of the page names them. With -o json it prints an
-array a line. Needs root.`,
+		Long: `Shows the use of the conntrack table and the drops of every network namespace in which
+conntrack is in use, and refreshes the page until it is interrupted. In a terminal, keys
+select another view (Services, endpoints, sources of flows), the order and a filter; the
+last line of the page lists them. With -o json, each line is an array. Needs root.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(output); err != nil {
@@ -52,14 +49,14 @@ array a line. Needs root.`,
 			if !once && output == "table" && progress.IsTerminal(cmd.OutOrStdout()) {
 				return watchTop(ctx, interval)
 			}
-			t := topPages{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), json: output == "json", once: once, terminal: progress.IsTerminal(cmd.OutOrStdout()), read: conntrack.ReadAll}
+			t := topPages{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), json: output == "json", once: once, cut: progress.IsTerminal(cmd.OutOrStdout()), read: conntrack.ReadAll}
 			return t.run(ctx, interval)
 		},
 	}
 	f := cmd.Flags()
-	f.DurationVar(&interval, "interval", 2*time.Second, "time between two pages")
-	f.BoolVar(&once, "once", false, "print one page and end")
-	f.StringVarP(&output, "output", "o", "table", "table or json")
+	f.DurationVar(&interval, "interval", 2*time.Second, "Time between two pages.")
+	f.BoolVar(&once, "once", false, "Print one page and exit.")
+	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }
 
@@ -82,22 +79,11 @@ func watchTop(ctx context.Context, interval time.Duration) error {
 type topPages struct {
 	out, warn  io.Writer
 	json, once bool
-	terminal   bool // out is a terminal: pages are 80 columns wide, and each clears the previous one
+	cut        bool // names, so that a page is 80 columns wide
 	read       func(context.Context) ([]conntrack.Report, error)
 
-	before map[uint64]conntrack.Report
-	at     time.Time
-	warned string
-}
-
-// topRow is one namespace of a page.
-type topRow struct {
-	Name string `json:"name"`
-	conntrack.Report
-	PerSecond   float64 `json:"entries_per_second"` // by how much the table grew
-	DropsPerSec float64 `json:"drops_per_second"`
-
-	compared bool // with the page before
+	collector top.Collector
+	warned    string
 }
 
 func (t *topPages) run(ctx context.Context, interval time.Duration) error {
@@ -125,12 +111,11 @@ func (t *topPages) page(ctx context.Context) error {
 	if errors.Is(err, conntrack.ErrUnsupported) || errors.Is(err, conntrack.ErrNothingRead) {
 		return err
 	}
-	rows := t.rows(reports, time.Now())
+	write := t.print
 	if t.json {
-		if err := json.NewEncoder(t.out).Encode(rows); err != nil {
-			return fmt.Errorf("write page: %w", err)
-		}
-	} else if err := t.print(rows); err != nil {
+		write = t.encode
+	}
+	if err := write(t.collector.Compare(reports, time.Now())); err != nil {
 		return fmt.Errorf("write page: %w", err)
 	}
 	if err != nil && escape.OneLine(err) != t.warned {
@@ -140,56 +125,41 @@ func (t *topPages) page(ctx context.Context) error {
 	return nil
 }
 
-// rows sorts the fullest first, and compares with the page before.
-func (t *topPages) rows(reports []conntrack.Report, now time.Time) []topRow {
-	rows := make([]topRow, 0, len(reports))
-	seen := make(map[uint64]conntrack.Report, len(reports))
-	for _, r := range reports {
-		row := topRow{Name: r.Namespace.String(), Report: r}
-		if old, known := t.before[r.Namespace.Inode]; known {
-			took := now.Sub(t.at).Seconds()
-			row.compared = true
-			row.PerSecond = float64(r.Entries-old.Entries) / took
-			row.DropsPerSec = (float64(r.Counters.Drop) - float64(old.Counters.Drop)) / took
-		}
-		seen[r.Namespace.Inode] = r
-		rows = append(rows, row)
+// encode prints a page as an array in one line.
+func (t *topPages) encode(rows []top.Row) error {
+	type object struct {
+		Name string `json:"name"`
+		*conntrack.Report
+		Rate   float64 `json:"entries_per_second"`
+		PerSec float64 `json:"drops_per_second"`
 	}
-	t.before, t.at = seen, now
-	slices.SortStableFunc(rows, func(a, b topRow) int { return cmp.Compare(b.Entries, a.Entries) })
-	return rows
+	list := make([]object, 0, len(rows))
+	for _, r := range rows {
+		list = append(list, object{r.Name, r.Report, r.Rate, r.PerSec})
+	}
+	return json.NewEncoder(t.out).Encode(list)
 }
 
-// shortName is how much of a name fits on a page of 80 columns.
+// shortName is the number of characters of a name that fit on a page of 80 columns.
 const shortName = 22
 
 // print prints a page. Counters count from the creation of the namespace.
-func (t *topPages) print(rows []topRow) error {
-	if !t.once && t.terminal {
-		fmt.Fprint(t.out, "\x1b[H\x1b[2J")
-	}
+func (t *topPages) print(rows []top.Row) error {
 	width := shortName
-	for i := range rows {
-		if n := utf8.RuneCountInString(escape.Text(rows[i].Name)); !t.terminal {
+	for _, r := range rows {
+		if n := utf8.RuneCountInString(escape.Text(r.Name)); !t.cut {
 			width = max(width, n)
 		}
 	}
 	const format = "%-*.*s %8v %6v %7v %8v %7v %7v %6v\n"
-	_, err := fmt.Fprintf(t.out, format, width, width, "NAMESPACE", "ENTRIES", "USE", "+/s", "DROPPED", "INSFAIL", "INVALID", "EXPECT")
+	_, err := fmt.Fprintf(t.out, format, width, width, "NAMESPACE", "ENTRIES", "USE", "+/s", "DROPS", "INSFAIL", "INVALID", "EXPECT")
 	for _, r := range rows {
-		use := "-"
-		if r.Limits.Max > 0 {
-			use = fmt.Sprintf("%.1f%%", 100*float64(r.Entries)/float64(r.Limits.Max))
-		}
-		growth, expect := "-", 0
-		if r.compared {
-			growth = fmt.Sprintf("%+.0f", r.PerSecond)
-		}
-		for _, n := range r.Expectations {
+		expect := 0
+		for _, n := range r.Report.Expectations {
 			expect += n
 		}
-		_, err = fmt.Fprintf(t.out, format, width, width, escape.Text(r.Name), r.Entries, use, growth,
-			r.Counters.Drop, r.Counters.InsertFailed, r.Counters.Invalid, expect)
+		_, err = fmt.Fprintf(t.out, format, width, width, escape.Text(r.Name), r.Entries, r.Use(), r.Growth(),
+			r.Drops, r.Report.Counters.InsertFailed, r.Report.Counters.Invalid, expect)
 	}
 	if len(rows) == 0 {
 		_, err = fmt.Fprintln(t.out, "conntrack is in use in no network namespace")

@@ -3,10 +3,14 @@ package top
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/node/conntrack"
 )
@@ -15,7 +19,7 @@ import (
 func once(t *testing.T, terminal bool, list []conntrack.Report, err error) (page, warned string, failed error) {
 	t.Helper()
 	var out, warn bytes.Buffer
-	tp := topPages{out: &out, warn: &warn, once: true, terminal: terminal, read: func(context.Context) ([]conntrack.Report, error) { return list, err }}
+	tp := topPages{out: &out, warn: &warn, once: true, cut: terminal, read: func(context.Context) ([]conntrack.Report, error) { return list, err }}
 	failed = tp.page(t.Context())
 	return out.String(), warn.String(), failed
 }
@@ -91,13 +95,34 @@ func TestTopShowsTheFullestFirstAndSaysOnceWhatItCannotRead(t *testing.T) {
 	if n := strings.Count(warn.String(), "locked"); n != 1 {
 		t.Errorf("said %d times", n)
 	}
+	at := time.Now()
+	tp.collector.Compare(reports, at)
 	reports[1].Entries, reports[1].Counters.Drop = 800, 52
-	rows := tp.rows(reports, tp.at.Add(2e9))
-	if rows[0].PerSecond != 50 || rows[0].DropsPerSec != 5 {
-		t.Errorf("rates %v and %v, want 50 and 5", rows[0].PerSecond, rows[0].DropsPerSec)
+	rows := tp.collector.Compare(reports, at.Add(2*time.Second))
+	if rows[0].Rate != 50 || rows[0].PerSec != 5 {
+		t.Errorf("rates %v and %v, want 50 and 5", rows[0].Rate, rows[0].PerSec)
 	}
 	tp.read = func(context.Context) ([]conntrack.Report, error) { return nil, conntrack.ErrUnsupported }
 	if err := tp.page(t.Context()); !errors.Is(err, conntrack.ErrUnsupported) {
 		t.Errorf("nothing could be read: %v", err)
+	}
+}
+
+// The keys are an interface for programs.
+func TestTheKeysOfAJSONPage(t *testing.T) {
+	var out bytes.Buffer
+	tp := topPages{out: &out, json: true, read: func(context.Context) ([]conntrack.Report, error) {
+		return []conntrack.Report{{Expectations: map[string]int{"tftp": 2}}}, nil
+	}}
+	if err := tp.page(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var page []map[string]any
+	if err := json.Unmarshal(out.Bytes(), &page); err != nil || strings.Count(out.String(), "\n") != 1 {
+		t.Fatalf("%q: %v", &out, err)
+	}
+	want := []string{"counters", "drops_per_second", "entries", "entries_per_second", "expectations", "limits", "name", "namespace"}
+	if got := slices.Sorted(maps.Keys(page[0])); !slices.Equal(got, want) {
+		t.Errorf("keys %q, want %q", got, want)
 	}
 }

@@ -51,19 +51,19 @@ func TestATableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 
 func TestATableThatEvictsIsFoundByItsCounters(t *testing.T) {
 	n := &Node{Sampled: 1e9, Namespaces: []Namespace{{Report: conntrack.Report{Entries: 10, Limits: conntrack.Limits{Max: 1000}}, Grown: conntrack.Counters{EarlyDrop: 3}}}}
-	if got := (tableCheck{}).Find(n); len(got) != 1 || got[0].Severity != Warning {
+	if got := (conntrackTableFull{}).Find(n); len(got) != 1 || got[0].Severity != Warning {
 		t.Errorf("%+v", got)
 	}
 	n.Namespaces[0].Entries, n.Namespaces[0].Grown = 850, conntrack.Counters{Drop: 5, InsertFailed: 1}
-	if got := (tableCheck{}).Find(n); len(got) != 1 || got[0].Severity != Critical {
+	if got := (conntrackTableFull{}).Find(n); len(got) != 1 || got[0].Severity != Critical {
 		t.Errorf("%+v", got)
 	}
 	n = &Node{Up: 2 * recent, Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: {Lines: 3, Last: 2*recent - 60e9}}}
-	if got := (tableCheck{}).Find(n); len(got) != 1 || got[0].ID != "conntrack-table-was-full" || !strings.Contains(got[0].Evidence[0], "1m0s ago") {
+	if got := (conntrackTableFull{}).Find(n); len(got) != 1 || got[0].ID != "conntrack-table-was-full" || !strings.Contains(got[0].Evidence[0], "1m0s ago") {
 		t.Errorf("%+v", got)
 	}
 	n.Up *= 3
-	if got := (tableCheck{}).Find(n); len(got) != 0 {
+	if got := (conntrackTableFull{}).Find(n); len(got) != 0 {
 		t.Errorf("long ago: %+v", got)
 	}
 }
@@ -102,10 +102,10 @@ func TestFewBucketsAreFoundAndRaised(t *testing.T) {
 	applyFixes(t, f)
 	expectNone(t, "conntrack-buckets-few", conntrack.OwnNamespace())
 	n := &Node{Namespaces: []Namespace{{Grown: conntrack.Counters{ChainTooLong: 2, InsertFailed: 2}, Report: conntrack.Report{Counters: conntrack.Counters{ChainTooLong: 2, InsertFailed: 2}}}}}
-	if got := (chainCheck{}).Find(n); len(got) != 1 || got[0].Severity != Warning {
+	if got := (conntrackBucketsFew{}).Find(n); len(got) != 1 || got[0].Severity != Warning {
 		t.Errorf("chains too long: %+v", got)
 	}
-	if got := (insertCheck{}).Find(n); len(got) != 0 {
+	if got := (insertFailed{}).Find(n); len(got) != 0 {
 		t.Errorf("chains too long are no race: %+v", got)
 	}
 }

@@ -5,7 +5,7 @@
 //	kernel, /proc, rules ──Load──> Node ──Checks──> Findings ──ApplyFixes──> sysctls, entries
 //	                               read once        pure
 //
-// Each Check has its own file, check_*.go, and reads only the Node.
+// Each Check has its own file, named after the id of its finding, and reads only the Node.
 package doctor
 
 import (
@@ -73,9 +73,9 @@ type Check interface {
 
 // Checks lists every check, in the order of their findings.
 var Checks = []Check{
-	tableCheck{}, expectationCheck{}, insertCheck{}, chainCheck{}, masqueradeCheck{},
-	silentCheck{}, differCheck{}, helperCheck{}, bridgeCheck{}, variantCheck{},
-	rulesCheck{}, staleCheck{}, invalidCheck{}, checksumCheck{}, ipsecCheck{}, hooksCheck{},
+	conntrackTableFull{}, expectationTableFull{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
+	timeoutsLong{}, timeoutsDiffer{}, helperMissing{}, bridgeNetfilter{}, iptablesBothVariants{},
+	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{},
 }
 
 // Examine runs every check on the node. The worst findings come first.

@@ -224,18 +224,14 @@ func (m Model) columns() string {
 }
 
 func (m Model) line(r *Row, chosen bool) string {
-	mark, use := " ", "-"
+	mark, w, drops := " ", m.nameWidth(), "-"
 	if chosen {
 		mark = ">"
 	}
-	if r.Max > 0 {
-		use = fmt.Sprintf("%.1f%%", 100*float64(r.Entries)/float64(r.Max))
-	}
-	w, growth, drops := m.nameWidth(), "-", "-"
 	if r.Compared {
-		growth, drops = fmt.Sprintf("%+.0f", r.Rate), fmt.Sprintf("%.0f", r.PerSec)
+		drops = fmt.Sprintf("%.0f", r.PerSec)
 	}
-	return fmt.Sprintf("%s %-*s %9d %7s %8s %8d %5s", mark, w, cut(escape.Text(r.Name), w), r.Entries, use, growth, r.Drops, drops)
+	return fmt.Sprintf("%s %-*s %9d %7s %8s %8d %5s", mark, w, cut(escape.Text(r.Name), w), r.Entries, r.Use(), r.Growth(), r.Drops, drops)
 }
 
 func (m Model) empty() string {
@@ -245,7 +241,7 @@ func (m Model) empty() string {
 	case !m.ready:
 		return "  reading..."
 	case len(m.sample.Rows) > 0:
-		return "  nothing has that in its name: esc ends the filter"
+		return "  no name matches the filter; esc clears it"
 	case m.view == Namespaces:
 		return "  conntrack is in use in no network namespace"
 	}
@@ -270,7 +266,7 @@ func (m Model) problem() string {
 
 func (m Model) foot() string {
 	if m.typing {
-		return "type a part of the name; enter keeps the filter, esc ends it"
+		return "type a part of the name; enter keeps the filter, esc clears it"
 	}
 	return "tab/1-4 view  e/d/r sort  / filter  enter namespace  esc back  p pause  q quit"
 }

@@ -48,6 +48,23 @@ type Row struct {
 	// Compared reports that there was an earlier Sample, so that Rate and PerSec are
 	// known.
 	Compared bool
+	Report   *conntrack.Report // of a namespace
+}
+
+// Use returns the share of the table that is in use; "-" if the table's size is unknown.
+func (r *Row) Use() string {
+	if r.Max == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(r.Entries)/float64(r.Max))
+}
+
+// Growth returns Rate with its sign; "-" if it is unknown.
+func (r *Row) Growth() string {
+	if !r.Compared {
+		return "-"
+	}
+	return fmt.Sprintf("%+.0f", r.Rate)
 }
 
 // Sample holds the state at one time.
@@ -144,16 +161,32 @@ func (c *Collector) Read(ctx context.Context, view View, only uint64) (Sample, e
 	}
 	s.problem(err) // also without reports: maybe conntrack is not in use
 	if view == Namespaces {
-		for _, r := range reports {
-			s.Rows = append(s.Rows, Row{
-				Name: r.Namespace.String(), Inode: r.Namespace.Inode, Entries: r.Entries, Max: r.Limits.Max, Drops: r.Counters.Drop,
-			})
-		}
+		s.Rows = namespaceRows(reports)
 	} else {
 		s.Rows = c.addresses(ctx, &s, reports, only)
 	}
 	c.compare(&s, only)
 	return s, nil
+}
+
+// Compare returns the rows of network namespaces, the fullest first, with the rates since
+// its previous call.
+func (c *Collector) Compare(reports []conntrack.Report, at time.Time) []Row {
+	s := Sample{At: at, View: Namespaces, Rows: namespaceRows(reports)}
+	c.compare(&s, 0)
+	sortRows(s.Rows, ByEntries)
+	return s.Rows
+}
+
+func namespaceRows(reports []conntrack.Report) []Row {
+	rows := make([]Row, 0, len(reports))
+	for i := range reports {
+		r := &reports[i]
+		rows = append(rows, Row{
+			Name: r.Namespace.String(), Inode: r.Namespace.Inode, Entries: r.Entries, Max: r.Limits.Max, Drops: r.Counters.Drop, Report: r,
+		})
+	}
+	return rows
 }
 
 // problem adds the parts of err to Problems.
@@ -241,20 +274,25 @@ func afterSpace(s string) string {
 	return s
 }
 
-// compare works out the rates since the Sample before of the same view.
+// compare computes the rates since the previous Sample of the same view. A new address
+// has grown from 0 entries; a new namespace may only have been unreadable before.
 func (c *Collector) compare(s *Sample, only uint64) {
 	took := s.At.Sub(c.at).Seconds()
 	same := c.before != nil && c.view == s.View && c.only == only && took > 0
 	now := make(map[string]Row, len(s.Rows))
 	for i := range s.Rows {
 		r := &s.Rows[i]
-		key := fmt.Sprint(r.Inode, " ", r.Name)
-		r.Compared = same
-		if old, known := c.before[key]; same && known {
+		key := r.Name
+		if r.Inode != 0 {
+			key = fmt.Sprint(r.Inode) // the name of a namespace may change
+		}
+		old, known := c.before[key]
+		r.Compared = same && (known || r.Inode == 0)
+		if r.Compared {
 			r.Rate = float64(r.Entries-old.Entries) / took
+		}
+		if r.Compared && known {
 			r.PerSec = max(0, float64(r.Drops)-float64(old.Drops)) / took
-		} else if same {
-			r.Rate = float64(r.Entries) / took
 		}
 		now[key] = *r
 	}

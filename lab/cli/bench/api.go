@@ -16,12 +16,12 @@ func newBenchAPICommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "api",
-		Short: "Measure how long changes take from a real API server to the kernel",
+		Short: "Measure the latency of changes from a real API server to the kernel",
 		Long: `Starts a real kube-apiserver with thousands of Services, and gives each proxy in
-turn a stream of changes of endpoints. Some of them are waited for from a pod, by
-connecting until the change is met. In the end the endpoints that the kernel holds
-are compared with those that were written. Needs root, nginx, and what hack/peers
-builds; leave the machine alone meanwhile.`,
+turn a stream of endpoint changes. For some of them, a pod connects until it sees the
+change. In the end, compares the endpoints in the kernel with those that were written.
+Needs root, nginx, and the programs that hack/peers builds. Do not use the machine
+meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(output); err != nil {
@@ -32,13 +32,13 @@ builds; leave the machine alone meanwhile.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "api", "name of the lab cluster that is made")
-	f.StringSliceVar(&cfg.Proxies, "modes", []string{"ebpf", "kube-proxy-nftables"}, "proxies to measure, one after the other: ebpf, nftables, kube-proxy-nftables")
-	f.IntVar(&cfg.Services, "services", 5000, "number of Services, of ten endpoints each")
-	f.IntVar(&cfg.Rate, "rate", 200, "changes a second")
-	f.DurationVar(&cfg.Duration, "duration", time.Minute, "length of the stream")
-	f.IntVar(&cfg.Probes, "probes", 20, "changes a second that are waited for")
+	f.StringVar(&cfg.Name, "name", "api", "Name of the lab cluster to create.")
+	f.StringSliceVar(&cfg.Proxies, "modes", []string{"ebpf", "kube-proxy-nftables"}, "Proxies to measure, one after the other: ebpf, nftables, kube-proxy-nftables.")
+	f.IntVar(&cfg.Services, "services", 5000, "Number of Services, of ten endpoints each.")
+	f.IntVar(&cfg.Rate, "rate", 200, "Changes a second.")
+	f.DurationVar(&cfg.Duration, "duration", time.Minute, "Duration of the stream.")
+	f.IntVar(&cfg.Probes, "probes", 20, "Changes a second that a pod waits for.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "table or json")
+	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }

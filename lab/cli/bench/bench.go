@@ -24,7 +24,7 @@ func NewCommand() *cobra.Command {
 		Short: "Measure Spillway on a lab cluster on this machine",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return cli.UsageErrorf("no benchmark given: say which one, such as 'spillway-lab bench path'")
+			return cli.UsageErrorf("no benchmark given: use one, such as 'spillway-lab bench path'")
 		},
 	}
 	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchAPICommand(), newBenchNotrackCommand(), newBenchFloodCommand())
@@ -36,16 +36,17 @@ func newBenchTFTPCommand() *cobra.Command {
 	var cfg path.Config
 	cmd := pathCommand(&cfg, func() error { return nil })
 	cmd.Use = "tftp"
-	cmd.Short = "Compare files read by TFTP through a Service with the same server reached without one"
-	cmd.Long = `Builds a cluster of two nodes on this machine and compares, in pairs that take
-turns (A B B A), files of 5 KB read by TFTP in blocks of 512 bytes: NodePort with
-a server on the node itself, with room in the node's conntrack table and with a table
-that flows of others have filled up to this machine's nf_conntrack_max (which stays as
-it is), and NodePort with a pod of another node reached by its own address. Beside
-Spillway's dataplanes, on clusters of their own: kube-proxy (which "make peers" builds)
-with a helper rule made by hand. Needs root, nft, iptables and conntrack. With the
-defaults it takes about six minutes; leave the machine alone meanwhile.`
-	cmd.Flags().StringSliceVar(&cfg.Files, "modes", []string{"ebpf", "nftables", path.KubeProxy}, "what to measure, of "+strings.Join(path.Proxies, ", "))
+	cmd.Short = "Compare TFTP transfers through a Service with direct access to the same server"
+	cmd.Long = `Builds a cluster of two nodes on this machine. Compares, in alternating pairs
+(A B B A), TFTP reads of 5 KB in blocks of 512 bytes:
+  NodePort with a server on the node itself
+  the same, with the node's conntrack table filled by other flows
+  NodePort against the own address of a pod on another node
+The table is filled up to this machine's nf_conntrack_max, which is not changed. Spillway's
+dataplanes and kube-proxy (built by "make peers", with a helper rule added) each have a
+cluster of their own. Needs root, nft, iptables and conntrack. With the defaults it takes
+about six minutes. Do not use the machine meanwhile.`
+	cmd.Flags().StringSliceVar(&cfg.Files, "modes", []string{"ebpf", "nftables", path.KubeProxy}, "Proxies to measure, of "+strings.Join(path.Proxies, ", ")+".")
 	return cmd
 }
 
@@ -54,18 +55,18 @@ func newBenchPathCommand() *cobra.Command {
 	var modes []string
 	cmd := pathCommand(&cfg, func() error {
 		if len(modes) != 1 {
-			return cli.UsageErrorf("--modes %v: one mode at a time for now: use ebpf", modes)
+			return cli.UsageErrorf("--modes %v: only one mode at a time: use ebpf", modes)
 		}
 		cfg.Mode = modes[0]
 		return nil
 	})
 	cmd.Use = "path"
-	cmd.Short = "Compare the way through a Service with the same server reached without one"
-	cmd.Long = `Builds a cluster of two nodes on this machine and compares, in pairs that take
-turns (A B B A), NodePort with a server on the node itself, and ClusterIP with
-the pod's own address. Needs root and nginx. With the defaults it takes about
-ten minutes; leave the machine alone meanwhile.`
-	cmd.Flags().StringSliceVar(&modes, "modes", []string{"ebpf"}, "dataplanes to measure")
+	cmd.Short = "Compare the path through a Service with direct access to the same server"
+	cmd.Long = `Builds a cluster of two nodes on this machine. Compares, in alternating pairs
+(A B B A), NodePort with a server on the node itself, and ClusterIP with the pod's own
+address. Needs root and nginx. With the defaults it takes about ten minutes. Do not use
+the machine meanwhile.`
+	cmd.Flags().StringSliceVar(&modes, "modes", []string{"ebpf"}, "Dataplane to measure.")
 	return cmd
 }
 
@@ -93,15 +94,15 @@ func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "bench", "name of the lab cluster that is made")
-	f.IntVar(&cfg.Rounds, "rounds", 30, "measurements of each side of a pair")
-	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond, "length of one measurement; latency takes twice as long and twice the rounds")
-	f.DurationVar(&cfg.Warmup, "warmup", 100*time.Millisecond, "time before each measurement that does not count")
-	f.IntVar(&cfg.Connections, "connections", 32, "requests under way at once")
-	f.StringVar(&only, "only", "", "measure only comparisons whose \"NAME, LOAD\" matches this regular expression, such as 'half load'")
-	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "keep conntrack off on the nodes, for metal as well")
+	f.StringVar(&cfg.Name, "name", "bench", "Name of the lab cluster to create.")
+	f.IntVar(&cfg.Rounds, "rounds", 30, "Measurements of each side of a pair.")
+	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond, "Duration of one measurement. Latency takes twice as long and twice the rounds.")
+	f.DurationVar(&cfg.Warmup, "warmup", 100*time.Millisecond, "Warmup before each measurement.")
+	f.IntVar(&cfg.Connections, "connections", 32, "Concurrent requests.")
+	f.StringVar(&only, "only", "", "Regular expression that the \"NAME, LOAD\" of a comparison must match, such as 'half load'.")
+	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "Disable conntrack on the nodes, for metal as well.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "table or json")
+	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }
 

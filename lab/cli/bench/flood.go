@@ -17,13 +17,13 @@ func newBenchFloodCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "flood",
-		Short: "Measure new connections to a NodePort while SYNs from forged sources arrive there",
+		Short: "Measure new connections to a NodePort during a flood of SYNs from forged sources",
 		Long: `Builds a cluster of two nodes on this machine for each mode. A host on the LAN sends
 SYNs from forged sources to a NodePort, and honest clients open connections to the same
 NodePort: with the endpoint on the receiving node, and on the other one. Reports the
-part of the new connections that has its first answer within a second. Modes that
-begin with kube-proxy need "make peers". Needs root, nginx and nft. Leave the machine
-alone meanwhile.`,
+share of new connections with a first answer within a second. Modes that begin with
+kube-proxy need "make peers". Needs root, nginx and nft. Do not use the machine
+meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(output); err != nil {
@@ -34,12 +34,12 @@ alone meanwhile.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "flood", "name of the lab clusters that are made")
-	f.StringSliceVar(&cfg.Modes, "modes", []string{"ebpf", "kube-proxy-nftables"}, "what to measure, of "+strings.Join(flood.Modes, ", "))
-	f.IntVar(&cfg.Rate, "rate", 100_000, "SYNs a second; 0: as many as the machine sends")
-	f.DurationVar(&cfg.Duration, "duration", 10*time.Second, "length of a flood, and of the measurement without one before it")
-	f.IntVar(&cfg.Clients, "clients", 16, "honest clients that connect at once")
+	f.StringVar(&cfg.Name, "name", "flood", "Name of the lab clusters to create.")
+	f.StringSliceVar(&cfg.Modes, "modes", []string{"ebpf", "kube-proxy-nftables"}, "Modes to measure, of "+strings.Join(flood.Modes, ", ")+".")
+	f.IntVar(&cfg.Rate, "rate", 100_000, "SYNs a second. 0: as many as the machine sends.")
+	f.DurationVar(&cfg.Duration, "duration", 10*time.Second, "Duration of a flood, and of the measurement without one before it.")
+	f.IntVar(&cfg.Clients, "clients", 16, "Honest clients that connect concurrently.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "table or json")
+	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }

@@ -22,10 +22,10 @@ func newBenchNotrackCommand() *cobra.Command {
 		Use:   "notrack",
 		Short: "Compare short connections without a policy, with a tracked and with a do-not-track policy",
 		Long: `Builds two small clusters on this machine, one with conntrack and an agent, one with
-neither, and compares short connections to a real memcached in pairs that take turns:
-CPU at a fixed rate, connections/s with room in the conntrack table and without. The
-table is filled with flows up to this machine's nf_conntrack_max, which stays as it is.
-Needs root, memcached, nft and conntrack. Leave the machine alone meanwhile.`,
+neither. Compares short connections to a real memcached in alternating pairs: CPU at a
+fixed rate, and connections/s with a free and with a full conntrack table. The table is
+filled with flows up to this machine's nf_conntrack_max, which is not changed. Needs root,
+memcached, nft and conntrack. Do not use the machine meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(output); err != nil {
@@ -45,14 +45,14 @@ Needs root, memcached, nft and conntrack. Leave the machine alone meanwhile.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "dnt", "name of the lab clusters that are made")
-	f.StringVar(&cfg.Mode, "proxy-mode", "nftables", "that of the agent")
-	f.IntVar(&cfg.Rounds, "rounds", 10, "measurements of each side of a pair")
-	f.DurationVar(&cfg.Duration, "duration", time.Second, "length of one measurement; it begins after half as long")
-	f.IntVar(&cfg.Connections, "connections", 64, "connections under way at once")
-	f.Float64Var(&cfg.Rate, "rate", 4000, "connections/s at which CPU is compared")
-	f.StringVar(&only, "only", "", "measure only what matches this regular expression by \"NAME, FIGURE\", such as 'CPU' or 'ceiling'")
+	f.StringVar(&cfg.Name, "name", "dnt", "Name of the lab clusters to create.")
+	f.StringVar(&cfg.Mode, "proxy-mode", "nftables", "--proxy-mode of the agent.")
+	f.IntVar(&cfg.Rounds, "rounds", 10, "Measurements of each side of a pair.")
+	f.DurationVar(&cfg.Duration, "duration", time.Second, "Duration of one measurement. Half of it is added as warmup.")
+	f.IntVar(&cfg.Connections, "connections", 64, "Concurrent connections.")
+	f.Float64Var(&cfg.Rate, "rate", 4000, "Connections/s at which CPU is compared.")
+	f.StringVar(&only, "only", "", "Regular expression that the \"NAME, FIGURE\" of a comparison must match, such as 'CPU' or 'ceiling'.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "table or json")
+	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }

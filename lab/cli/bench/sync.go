@@ -21,13 +21,12 @@ func newBenchSyncCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "sync",
-		Short: "Measure what a change of one endpoint costs in clusters of different sizes",
-		Long: `Gives each dataplane nodes of more and more Services of ten endpoints each, and
-measures the first full sync, single changes, and the first packet of a
-connection. kube-proxy-nftables and kube-proxy-iptables among the modes put
-kube-proxy beside them, fed by a real API server (run hack/peers first). With
-iptables, -legacy or -nft at the end of a mode says which variant. Needs root and
-nginx; leave the machine alone meanwhile.`,
+		Short: "Measure the cost of an endpoint change in clusters of different sizes",
+		Long: `Runs each dataplane with increasing numbers of Services, of ten endpoints each. Measures
+the first full sync, single changes, and the first packet of a connection. The modes
+kube-proxy-nftables and kube-proxy-iptables measure kube-proxy with a real API server
+(run hack/peers first). With iptables, -legacy or -nft at the end of a mode selects the
+variant. Needs root and nginx. Do not use the machine meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(output); err != nil {
@@ -38,12 +37,12 @@ nginx; leave the machine alone meanwhile.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "sync", "name of the lab clusters that are made")
-	f.StringSliceVar(&cfg.Modes, "modes", []string{"ebpf", "nftables", "iptables"}, "dataplanes to measure, kube-proxy's too")
-	f.IntSliceVar(&cfg.Services, "services", []int{100, 1000, 5000, 10000, 50000}, "numbers of Services")
-	f.IntVar(&cfg.Changes, "changes", 100, "single changes for the percentiles")
-	f.IntVar(&cfg.Rounds, "rounds", 20, "comparisons of first packets")
-	f.StringVarP(&output, "output", "o", "table", "table or json")
+	f.StringVar(&cfg.Name, "name", "sync", "Name of the lab clusters to create.")
+	f.StringSliceVar(&cfg.Modes, "modes", []string{"ebpf", "nftables", "iptables"}, "Modes to measure: dataplanes, and kube-proxy's.")
+	f.IntSliceVar(&cfg.Services, "services", []int{100, 1000, 5000, 10000, 50000}, "Numbers of Services.")
+	f.IntVar(&cfg.Changes, "changes", 100, "Single changes for the percentiles.")
+	f.IntVar(&cfg.Rounds, "rounds", 20, "Comparisons of first packets.")
+	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }
 
@@ -55,7 +54,7 @@ func newBenchSideCommand() *cobra.Command {
 	var pod string
 	cmd := &cobra.Command{
 		Use:    "sync-side",
-		Short:  "Write a made-up cluster to this node's kernel, and change it, for 'bench sync'",
+		Short:  "Write a synthetic cluster to this node's kernel, and change it, for 'bench sync'",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -78,8 +77,8 @@ func newBenchSideCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	c.AddFlags(f)
-	f.StringVar(&pod, "pod", "", "address of the pod that answers")
-	f.IntVar(&side.Services, "services", 10, "number of Services")
-	f.IntVar(&side.Changes, "changes", 1, "changes in each batch")
+	f.StringVar(&pod, "pod", "", "Address of the pod that answers.")
+	f.IntVar(&side.Services, "services", 10, "Number of Services.")
+	f.IntVar(&side.Changes, "changes", 1, "Changes in each batch.")
 	return cmd
 }

@@ -22,12 +22,12 @@ func NewCommand() *cobra.Command {
 	var manifests, output string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show Spillway at work on a cluster of two nodes on this machine",
+		Short: "Show Spillway on a cluster of two nodes on this machine",
 		Long: `Builds a cluster of two nodes and an outside client from network namespaces,
-starts an agent on each node with the manifests of examples/demo, asks every
-Service address, and measures the way through a Service beside the same server
-reached without one. It takes about a minute, needs root and nginx, and leaves
-nothing behind.`,
+starts an agent on each node with the manifests of examples/demo, and sends requests
+to every Service address. Compares the path through a Service with direct access to the
+same server. Takes about a minute, needs root and nginx, and removes everything at the
+end.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(output); err != nil {
@@ -54,11 +54,11 @@ nothing behind.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "demo", "name of the lab cluster that is made")
-	f.StringVar(&manifests, "manifests", "", "directory to serve instead of the manifests that the program carries")
-	f.IntVar(&cfg.Rounds, "rounds", 4, "measurements of each path")
-	f.DurationVar(&cfg.Duration, "duration", time.Second, "length of one measurement")
+	f.StringVar(&cfg.Name, "name", "demo", "Name of the lab cluster to create.")
+	f.StringVar(&manifests, "manifests", "", "Directory to serve instead of the built-in manifests.")
+	f.IntVar(&cfg.Rounds, "rounds", 4, "Measurements of each path.")
+	f.DurationVar(&cfg.Duration, "duration", time.Second, "Duration of one measurement.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "table or json")
+	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }

@@ -32,7 +32,7 @@ func newExecCommand() *cobra.Command {
 			return h.Exec(argv)
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "lab", "name of the cluster")
+	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
 	// Arguments after the command's name belong to the command.
 	cmd.Flags().SetInterspersed(false)
 	return cmd

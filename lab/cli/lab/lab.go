@@ -20,14 +20,14 @@ import (
 	"spillway.dev/spillway/lab/workload"
 )
 
-// labPatience is how long the lab works without a word.
+// labPatience is the time after which the lab starts to print its steps.
 const labPatience = 2 * time.Second
 
 // NewCommand returns the command lab.
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
-		Short: "Run published experiments, or make a cluster of network namespaces, on this machine",
+		Short: "Run published experiments, or create a cluster of network namespaces, on this machine",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return cli.UsageErrorf("no lab command given: use run, list, diff, up, down, exec, status, nodes, serve or ask")
@@ -67,21 +67,21 @@ func newUpCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&spec.Name, "name", spec.Name, "name of the cluster")
-	f.IntVar(&spec.Nodes, "nodes", spec.Nodes, "number of nodes")
-	f.IntVar(&spec.PodsPerNode, "pods", spec.PodsPerNode, "number of pods on each node")
-	f.IntVar(&spec.Clients, "clients", spec.Clients, "number of machines outside the cluster")
-	f.StringVar(&spec.PodNetwork, "pod-network", spec.PodNetwork, "how pods of different nodes reach each other: routed or vxlan")
-	f.StringSliceVar(&families, "ip-families", []string{"IPv4", "IPv6"}, "address families")
-	f.StringVar(&lan4, "lan4", spec.LAN4.String(), "IPv4 network of nodes and clients")
-	f.StringVar(&lan6, "lan6", spec.LAN6.String(), "IPv6 network of nodes and clients")
-	f.StringVar(&cidr4, "cluster-cidr4", spec.ClusterCIDR4.String(), "IPv4 addresses of pods; each node gets a /24")
-	f.StringVar(&cidr6, "cluster-cidr6", spec.ClusterCIDR6.String(), "IPv6 addresses of pods; each node gets a /64")
-	f.StringSliceVar(&ranges, "external-ranges", nil, "what clients route to node0 (default 203.0.113.0/24,2001:db8:ff::/64)")
-	f.IntVar(&spec.RPFilter, "rp-filter", spec.RPFilter, "rp_filter in every namespace: 0 off, 1 strict, 2 loose")
-	f.BoolVar(&spec.Masquerade, "masquerade", false, "load flannel's masquerade rules on the nodes, which turns conntrack on there")
-	f.BoolVar(&spec.Conntrack, "conntrack", false, "turn conntrack on on the nodes")
-	f.StringSliceVar(&spec.Zones, "zones", nil, "zones, given to nodes in turn (default one for each node)")
+	f.StringVar(&spec.Name, "name", spec.Name, "Name of the cluster.")
+	f.IntVar(&spec.Nodes, "nodes", spec.Nodes, "Number of nodes.")
+	f.IntVar(&spec.PodsPerNode, "pods", spec.PodsPerNode, "Number of pods on each node.")
+	f.IntVar(&spec.Clients, "clients", spec.Clients, "Number of machines outside the cluster.")
+	f.StringVar(&spec.PodNetwork, "pod-network", spec.PodNetwork, "Network between pods of different nodes: routed or vxlan.")
+	f.StringSliceVar(&families, "ip-families", []string{"IPv4", "IPv6"}, "Address families.")
+	f.StringVar(&lan4, "lan4", spec.LAN4.String(), "IPv4 network of nodes and clients.")
+	f.StringVar(&lan6, "lan6", spec.LAN6.String(), "IPv6 network of nodes and clients.")
+	f.StringVar(&cidr4, "cluster-cidr4", spec.ClusterCIDR4.String(), "IPv4 addresses of pods. Each node gets a /24.")
+	f.StringVar(&cidr6, "cluster-cidr6", spec.ClusterCIDR6.String(), "IPv6 addresses of pods. Each node gets a /64.")
+	f.StringSliceVar(&ranges, "external-ranges", nil, "Address ranges that clients route to node0 (default: 203.0.113.0/24,2001:db8:ff::/64).")
+	f.IntVar(&spec.RPFilter, "rp-filter", spec.RPFilter, "rp_filter in every namespace: 0 off, 1 strict, 2 loose.")
+	f.BoolVar(&spec.Masquerade, "masquerade", false, "Load flannel's masquerade rules on the nodes. They enable conntrack there.")
+	f.BoolVar(&spec.Conntrack, "conntrack", false, "Enable conntrack on the nodes.")
+	f.StringSliceVar(&spec.Zones, "zones", nil, "Zones, assigned to nodes in turn (default: one for each node).")
 	labOutputFlag(cmd, &output)
 	return cmd
 }
@@ -107,7 +107,7 @@ func newDownCommand() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "End a cluster's processes and remove it; no error if there is none",
+		Short: "Stop a cluster's processes and remove it; no error if there is none",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := topology.RequireRoot(); err != nil {
@@ -119,15 +119,15 @@ func newDownCommand() *cobra.Command {
 			report, done := labProgress(cmd.ErrOrStderr())
 			defer done()
 			if all {
-				report("take down all clusters")
+				report("remove all clusters")
 				return topology.DownAll()
 			}
-			report("take down " + name)
+			report("remove " + name)
 			return topology.Down(name)
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "lab", "name of the cluster")
-	cmd.Flags().BoolVar(&all, "all", false, "take down every cluster of this machine")
+	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
+	cmd.Flags().BoolVar(&all, "all", false, "Remove every cluster of this machine.")
 	return cmd
 }
 
@@ -135,7 +135,7 @@ func newStatusCommand() *cobra.Command {
 	var name, output string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show clusters, their hosts, and what runs in them",
+		Short: "Show clusters, their hosts, and the processes in them",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkLabOutput(output); err != nil {
@@ -167,7 +167,7 @@ func newStatusCommand() *cobra.Command {
 			return printLabStatus(cmd.OutOrStdout(), all, output)
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "", "name of the cluster (default all)")
+	cmd.Flags().StringVar(&name, "name", "", "Name of the cluster (default: all).")
 	labOutputFlag(cmd, &output)
 	return cmd
 }
@@ -197,7 +197,7 @@ func newNodesCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "lab", "name of the cluster")
+	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
 	return cmd
 }
 
@@ -205,7 +205,7 @@ func newServeCommand() *cobra.Command {
 	var c workload.Config
 	cmd := &cobra.Command{
 		Use:       "serve http|dns|tcp|udp|tftp",
-		Short:     "Run a server that says its name and its client's address, until SIGTERM",
+		Short:     "Run a server that returns its name and its client's address, until SIGTERM",
 		Example:   "  spillway-lab lab exec node0-pod0 -- spillway-lab lab serve tcp --listen :7000 --name pod0",
 		Args:      cobra.ExactArgs(1),
 		ValidArgs: []string{workload.HTTP, workload.DNS, workload.TCP, workload.UDP, workload.TFTP},
@@ -218,12 +218,12 @@ func newServeCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.Listen, "listen", "", "port (both address families), or address and port")
-	f.StringVar(&c.Name, "name", "server", "what the server calls itself")
-	f.IntVar(&c.Size, "size", 0, "bytes of an HTTP body or a TFTP file")
-	f.BoolVar(&c.Stream, "stream", false, "tcp: send numbered lines instead of echoing")
-	f.DurationVar(&c.Interval, "interval", 10*time.Millisecond, "tcp: time between two lines")
-	f.StringVar(&c.Dir, "dir", "", "http: where to make nginx's directory")
+	f.StringVar(&c.Listen, "listen", "", "Port (both address families), or address and port.")
+	f.StringVar(&c.Name, "name", "server", "Name that the server returns.")
+	f.IntVar(&c.Size, "size", 0, "Bytes of an HTTP body or a TFTP file.")
+	f.BoolVar(&c.Stream, "stream", false, "tcp: send numbered lines instead of an echo.")
+	f.DurationVar(&c.Interval, "interval", 10*time.Millisecond, "tcp: time between two lines.")
+	f.StringVar(&c.Dir, "dir", "", "http: parent of nginx's directory.")
 	return cmd
 }
 
@@ -231,7 +231,7 @@ func newAskCommand() *cobra.Command {
 	var q workload.Question
 	cmd := &cobra.Command{
 		Use:   "ask http|tcp|udp ADDRESS:PORT",
-		Short: "Ask a lab server who it is and whom it sees, and print the answer as JSON",
+		Short: "Query a lab server for its name and the client address that it sees, and print them as JSON",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Kind, q.To = args[0], args[1]
@@ -245,8 +245,8 @@ func newAskCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&q.From, "from", "", "address and port to send from")
-	cmd.Flags().DurationVar(&q.Timeout, "timeout", 2*time.Second, "how long to wait")
+	cmd.Flags().StringVar(&q.From, "from", "", "Source address and port.")
+	cmd.Flags().DurationVar(&q.Timeout, "timeout", 2*time.Second, "Timeout for the answer.")
 	return cmd
 }
 
@@ -285,7 +285,7 @@ func printLabStatus(w io.Writer, all []labStatus, output string) error {
 		return e.Encode(all)
 	}
 	if len(all) == 0 {
-		_, err := fmt.Fprintln(w, "no lab clusters: run \"spillway-lab lab up\" to make one")
+		_, err := fmt.Fprintln(w, "no lab clusters: run \"spillway-lab lab up\" to create one")
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -314,7 +314,7 @@ func addrOrDash(a netip.Addr) string {
 }
 
 func labOutputFlag(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVarP(output, "output", "o", "table", "table or json")
+	cmd.Flags().StringVarP(output, "output", "o", "table", "Output format: table or json.")
 }
 
 func checkLabOutput(output string) error {
@@ -342,7 +342,7 @@ func parseFamilies(spec *topology.Spec, families []string) error {
 		case "ipv6":
 			spec.IPv6 = true
 		default:
-			return fmt.Errorf("lab up: --ip-families: %q is neither IPv4 nor IPv6", f)
+			return fmt.Errorf("lab up: --ip-families %q: use IPv4, IPv6 or both", f)
 		}
 	}
 	return nil

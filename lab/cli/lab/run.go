@@ -59,11 +59,11 @@ func chooseExperiments(names []string) ([]experiment.Experiment, error) {
 	var out []experiment.Experiment
 	for _, name := range names {
 		if name == "all" {
-			return nil, cli.UsageErrorf("all: every experiment, so give no other beside it")
+			return nil, cli.UsageErrorf("all: it includes every experiment: give no other name with it")
 		}
 		i := slices.IndexFunc(all, func(e experiment.Experiment) bool { return e.Name == name })
 		if i < 0 {
-			return nil, cli.UsageErrorf("experiment %q: not one: use all, or some of %s", name, strings.Join(labExperimentNames(), ", "))
+			return nil, cli.UsageErrorf("experiment %q: unknown: use all, or some of %s", name, strings.Join(labExperimentNames(), ", "))
 		}
 		out = append(out, all[i])
 	}
@@ -82,25 +82,26 @@ func newRunCommand() *cobra.Command {
 	var c labRunConfig
 	cmd := &cobra.Command{
 		Use:   "run EXPERIMENT...|all",
-		Short: "Run published experiments again and lay what is measured beside what was published",
-		Long: `Rebuilds published experiments on clusters of network namespaces on this machine,
-with Spillway and with kube-proxy, and writes a report with pictures. Needs root;
-"make peers" builds kube-proxy, without which its rows are marked "not built".
-Leave the machine alone meanwhile. A row that fails is shown as failed, the rest
-goes on, and the exit code is 1. Ctrl-C ends a run with what there is; nothing of
-it stays in the kernel.`,
+		Short: "Repeat published experiments and compare the results with the published ones",
+		Long: `Repeats published experiments on clusters of network namespaces on this machine, with
+Spillway and with kube-proxy, and writes a report with pictures. Needs root. "make peers"
+builds kube-proxy; without it, its rows are marked "not built". Do not use the machine
+meanwhile.
+
+A row that fails is shown as failed; the others continue, and the exit code is 1. Ctrl-C
+ends a run and writes a report of the results so far. Nothing of it stays in the kernel.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: cobra.FixedCompletions(append(labExperimentNames(), "all"), cobra.ShellCompDirectiveNoFileComp),
 		RunE:              func(cmd *cobra.Command, args []string) error { return labRun(cmd, args, c) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.opts.Name, "name", "lab", "what the names of the lab clusters begin with")
-	f.BoolVar(&c.opts.Quick, "quick", false, "fewer and shorter samples: to see that it works, and what it shows")
-	f.StringVar(&c.only, "only", "", "run only rows whose \"EXPERIMENT: ROW\" matches this regular expression")
-	f.StringVarP(&c.dir, "directory", "d", "report", "where to write the report")
-	f.StringVarP(&c.output, "output", "o", "table", "table or json")
+	f.StringVar(&c.opts.Name, "name", "lab", "Prefix of the names of the lab clusters.")
+	f.BoolVar(&c.opts.Quick, "quick", false, "Take fewer and shorter samples, for a first look.")
+	f.StringVar(&c.only, "only", "", "Regular expression that \"EXPERIMENT: ROW\" must match.")
+	f.StringVarP(&c.dir, "directory", "d", "report", "Directory for the report.")
+	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
 	harness.SpillwayFlag(f)
-	f.BoolVar(&c.node, "yes-on-this-node", false, "run also where a kubelet runs")
+	f.BoolVar(&c.node, "yes-on-this-node", false, "Run even if a kubelet runs on this machine.")
 	return cmd
 }
 
@@ -189,7 +190,7 @@ func labRunEnd(w io.Writer, c labRunConfig, run *experiment.Run, path string) er
 		return err
 	}
 	if !run.Begun() {
-		return fmt.Errorf("run experiments: interrupted before anything was measured: no report is written")
+		return fmt.Errorf("run experiments: interrupted before the first result: no report is written")
 	}
 	if c.output != "json" {
 		fmt.Fprintf(w, "%s\nreport: %s\n", suite.Summary(run), path)
@@ -238,7 +239,7 @@ func newListCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the experiments, their rows and how long they take",
+		Short: "List the experiments, their rows and durations",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.CheckOutput(output); err != nil {
@@ -247,8 +248,8 @@ func newListCommand() *cobra.Command {
 			return cli.PrintResult(cmd.OutOrStdout(), output, listExperiments(quick))
 		},
 	}
-	cmd.Flags().BoolVar(&quick, "quick", false, "as lab run --quick runs them")
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cmd.Flags().BoolVar(&quick, "quick", false, "List them as lab run --quick runs them.")
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }
 
@@ -297,7 +298,7 @@ func newDiffCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "diff A.json B.json",
-		Short: "Say what changed beyond noise between two runs on one machine",
+		Short: "Show the differences beyond noise between two runs on one machine",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cli.CheckOutput(output); err != nil {
@@ -321,8 +322,8 @@ func newDiffCommand() *cobra.Command {
 			return cli.PrintResult(cmd.OutOrStdout(), output, c)
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "compare runs of different machines, kernels or lengths")
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cmd.Flags().BoolVar(&force, "force", false, "Compare runs of different machines, kernels or lengths.")
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "Output format: table or json.")
 	return cmd
 }
 
@@ -331,7 +332,7 @@ func newDiffCommand() *cobra.Command {
 func newRestoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "restore-sysctls",
-		Short:  "Put values of the machine back when the input ends",
+		Short:  "Restore values of the machine when the input ends",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE:   func(cmd *cobra.Command, _ []string) error { return sysctl.Keep(cmd.InOrStdin()) },

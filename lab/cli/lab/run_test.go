@@ -180,9 +180,9 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 		says string
 	}{
 		{[]string{"lab", "run"}, cli.ExitUsage, "requires at least 1 arg"},
-		{[]string{"lab", "run", "nothing"}, cli.ExitUsage, `experiment "nothing": not one: use all, or some of tftp-nodeport`},
+		{[]string{"lab", "run", "nothing"}, cli.ExitUsage, `experiment "nothing": unknown: use all, or some of tftp-nodeport`},
 		{[]string{"lab", "run", "all", "--only", "("}, cli.ExitUsage, "--only"},
-		{[]string{"lab", "run", "all", "snat-race"}, cli.ExitUsage, "give no other beside it"},
+		{[]string{"lab", "run", "all", "snat-race"}, cli.ExitUsage, "give no other name with it"},
 		{[]string{"lab", "run", "all", "--yes-on-this-node", "-d", ""}, cli.ExitUsage, "--directory: empty"},
 		{[]string{"lab", "run", "all", "--yes-on-this-node", "-d", "/proc/self"}, cli.ExitFailed, "write into the directory for the report"},
 		{[]string{"lab", "run", "all", "--name", "much-too-long"}, cli.ExitUsage, `--name "much-too-long"`},

@@ -21,19 +21,19 @@ import (
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load",
-		Short: "Make load from this network namespace and say what came of it",
+		Short: "Generate load from this network namespace and report rates and latency",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return cli.UsageErrorf("no kind of load given: use http, conn, memcached, udp, dns or tftp")
+			return cli.UsageErrorf("no load given: use http, conn, memcached, udp, dns or tftp")
 		},
 	}
 	cmd.AddCommand(
 		newKindCommand(load.HTTP, "GET requests over connections that stay open"),
-		newKindCommand(load.Conn, "one TCP connection for each GET request, ended by a reset"),
-		newKindCommand(load.Memcached, "one TCP connection for each get, ended by the server"),
-		newKindCommand(load.UDP, "a datagram out, a datagram back"),
-		newKindCommand(load.DNS, "an A and an AAAA question from one new socket at once"),
-		newKindCommand(load.TFTP, "a file read by TFTP, each from a new port"),
+		newKindCommand(load.Conn, "GET requests, each over a TCP connection of its own, ended by a reset"),
+		newKindCommand(load.Memcached, "get requests, each over a TCP connection of its own, ended by the server"),
+		newKindCommand(load.UDP, "datagrams that the server answers"),
+		newKindCommand(load.DNS, "A and AAAA queries in pairs, each pair from a new socket"),
+		newKindCommand(load.TFTP, "TFTP read requests, each from a new port"),
 	)
 	return cmd
 }
@@ -44,10 +44,10 @@ func newKindCommand(kind load.Kind, short string) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   string(kind) + " ADDRESS:PORT",
-		Short: short,
+		Short: "Send " + short,
 		Long: "Sends " + short + ".\n" + loops(kind) + `
-Ctrl-C ends a run early with what there is. The exit code is 1 if not one request
-was answered.`,
+Ctrl-C ends a run early and prints the results so far. The exit code is 1 if no
+request was answered.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return run(cmd, cfg, args[0], sources, output)
@@ -59,30 +59,30 @@ was answered.`,
 
 // addFlags binds the flags that loads of a kind have.
 func addFlags(f *pflag.FlagSet, cfg *load.Config, sources *[]string, output *string) {
-	f.IntVar(&cfg.Connections, "connections", 16, "requests under way at once")
-	f.DurationVar(&cfg.Duration, "duration", 2*time.Second, "how long to measure")
-	f.DurationVar(&cfg.Warmup, "warmup", 200*time.Millisecond, "how long to send before that")
-	f.DurationVar(&cfg.Timeout, "timeout", 0, "how long a request may take (default 5s, 1s for udp and tftp)")
-	f.StringVarP(output, "output", "o", "table", "table or json")
+	f.IntVar(&cfg.Connections, "connections", 16, "Concurrent requests.")
+	f.DurationVar(&cfg.Duration, "duration", 2*time.Second, "Time to measure.")
+	f.DurationVar(&cfg.Warmup, "warmup", 200*time.Millisecond, "Time to send before the measurement.")
+	f.DurationVar(&cfg.Timeout, "timeout", 0, "Timeout for a request (default: 5s, 1s for udp and tftp).")
+	f.StringVarP(output, "output", "o", "table", "Output format: table or json.")
 	if cfg.Kind == load.TFTP {
 		return
 	}
-	f.Float64Var(&cfg.Rate, "rate", 0, "requests per second, whatever the answers do; 0 sends the next when one is answered")
-	f.Int64Var(&cfg.MaxRequests, "max-requests", 0, "end after so many counted requests; 0 is no limit")
-	f.DurationVar(&cfg.Delay, "delay", 0, "how long each connection waits after an answer, in steps of 10ms")
-	f.IntVar(&cfg.Threads, "threads", 1, "event loops that share the connections")
-	f.StringSliceVar(sources, "source", nil, "addresses to send from, in turns")
+	f.Float64Var(&cfg.Rate, "rate", 0, "Requests a second, independent of the answers. 0: the next when one is answered.")
+	f.Int64Var(&cfg.MaxRequests, "max-requests", 0, "Number of counted requests after which to end. 0: no limit.")
+	f.DurationVar(&cfg.Delay, "delay", 0, "Pause of each connection after an answer, in steps of 10ms.")
+	f.IntVar(&cfg.Threads, "threads", 1, "Event loops that share the connections.")
+	f.StringSliceVar(sources, "source", nil, "Source addresses, used in turn.")
 	switch cfg.Kind {
 	case load.UDP:
-		f.StringVar(&cfg.Payload, "payload", "ping", "what to send")
-		f.BoolVar(&cfg.FreshPorts, "fresh-ports", false, "take a new source port for each request")
+		f.StringVar(&cfg.Payload, "payload", "ping", "Content of the datagrams.")
+		f.BoolVar(&cfg.FreshPorts, "fresh-ports", false, "Use a new source port for each request.")
 	case load.DNS:
-		f.StringVar(&cfg.Payload, "name", "example.test", "name to ask for")
+		f.StringVar(&cfg.Payload, "name", "example.test", "Name to query.")
 	case load.HTTP, load.Conn:
-		f.StringVar(&cfg.Path, "path", "/", "path to GET")
-		f.StringVar(&cfg.Body, "body", "", "send POST requests of this JSON")
-		f.BoolVar(&cfg.AnyStatus, "any-status", false, "take every HTTP status for an answer, and count each")
-		f.StringVar(&cfg.Host, "host", "", "Host field (default the target)")
+		f.StringVar(&cfg.Path, "path", "/", "Path to GET.")
+		f.StringVar(&cfg.Body, "body", "", "JSON to send in POST requests, instead of GET.")
+		f.BoolVar(&cfg.AnyStatus, "any-status", false, "Accept every HTTP status as an answer, and count each.")
+		f.StringVar(&cfg.Host, "host", "", "Host header (default: the target).")
 	}
 }
 
@@ -118,7 +118,7 @@ func run(cmd *cobra.Command, cfg load.Config, target string, sources []string, o
 		return err
 	}
 	if result.Requests == 0 && !result.Interrupted {
-		return fmt.Errorf("load %s: not one request was answered: is a server there?", cfg.Target)
+		return fmt.Errorf("load %s: no request was answered: check that a server listens there", cfg.Target)
 	}
 	return nil
 }
@@ -126,10 +126,10 @@ func run(cmd *cobra.Command, cfg load.Config, target string, sources []string, o
 // loops describes when requests of a kind leave.
 func loops(kind load.Kind) string {
 	if kind == load.TFTP {
-		return "The next request leaves when one is answered (closed loop)."
+		return "The next request is sent when one is answered (closed loop)."
 	}
-	return `Without --rate the next request leaves when one is answered (closed loop). With
---rate requests leave at their times whatever the answers do, and latency counts
+	return `Without --rate, the next request is sent when one is answered (closed loop). With
+--rate, requests are sent at fixed times, independent of the answers, and latency counts
 from the intended time (open loop).`
 }
 
@@ -169,7 +169,7 @@ func (r loadResult) Write(w io.Writer) error {
 		fmt.Fprintf(w, "failed: %d %s\n", r.Errors[kind], kind)
 	}
 	if r.Errors["not sent"] > 0 {
-		fmt.Fprintln(w, "not sent: they fell due while every connection was busy; the latency holds how long they waited until the end")
+		fmt.Fprintln(w, "not sent: every connection was busy when they were due; the latency includes their wait until the end")
 	}
 	if r.UnderWay > 0 {
 		fmt.Fprintf(w, "unanswered at the end: %d\n", r.UnderWay)
@@ -181,10 +181,10 @@ func (r loadResult) Write(w io.Writer) error {
 		fmt.Fprintf(w, "status %d: %d\n", status, n)
 	}
 	if r.ClientLimited {
-		fmt.Fprintln(w, "the generator was busy all the time: the server may be able to do more")
+		fmt.Fprintln(w, "the generator was busy all the time: the server may be faster than this")
 	}
 	if r.Interrupted {
-		fmt.Fprintln(w, "interrupted: this is what there was until then")
+		fmt.Fprintln(w, "interrupted: results until then")
 	}
 	return nil
 }

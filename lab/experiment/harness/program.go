@@ -16,7 +16,7 @@ var spillway string
 // SpillwayFlag adds the flag --spillway, which names the program that every Rig of
 // this process starts as its agents.
 func SpillwayFlag(f *pflag.FlagSet) {
-	f.StringVar(&spillway, "spillway", "", "path of the program spillway that is started as agent (default: beside this program)")
+	f.StringVar(&spillway, "spillway", "", "Path of the program spillway that runs as agent (default: beside this program).")
 }
 
 // Spillway returns the absolute path of the program spillway: that of the flag

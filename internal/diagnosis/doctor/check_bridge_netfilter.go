@@ -8,15 +8,15 @@ var bridgeCall = map[string]string{
 	"ip": "net.bridge.bridge-nf-call-iptables", "ip6": "net.bridge.bridge-nf-call-ip6tables",
 }
 
-// bridgeCheck compares bridges and NAT rules with br_netfilter.
-type bridgeCheck struct{}
+// bridgeNetfilter compares bridges and NAT rules with br_netfilter.
+type bridgeNetfilter struct{}
 
-func (bridgeCheck) Name() string { return "br_netfilter" }
-func (bridgeCheck) About() string {
+func (bridgeNetfilter) Name() string { return "br_netfilter" }
+func (bridgeNetfilter) About() string {
 	return "whether bridged frames traverse netfilter"
 }
 
-func (bridgeCheck) Find(n *Node) []Finding {
+func (bridgeNetfilter) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

@@ -8,12 +8,12 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 )
 
-// helperCheck reports translated ports whose protocol needs a conntrack helper, where
+// helperMissing reports translated ports whose protocol needs a conntrack helper, where
 // no rule assigns it.
-type helperCheck struct{}
+type helperMissing struct{}
 
-func (helperCheck) Name() string  { return "conntrack helpers" }
-func (helperCheck) About() string { return "TFTP (UDP 69) and FTP (TCP 21) behind NAT rules" }
+func (helperMissing) Name() string  { return "conntrack helpers" }
+func (helperMissing) About() string { return "TFTP (UDP 69) and FTP (TCP 21) behind NAT rules" }
 
 var helperProtocols = []struct {
 	helper, protocol, packets string
@@ -23,7 +23,7 @@ var helperProtocols = []struct {
 	{"ftp", "tcp", "Login works, but every listing and transfer hangs: the server announces its own address in PASV, which external clients cannot reach.", 21},
 }
 
-func (helperCheck) Find(n *Node) []Finding {
+func (helperMissing) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

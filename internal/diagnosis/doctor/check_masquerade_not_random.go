@@ -7,13 +7,13 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 )
 
-// masqueradeCheck reports source NAT rules without --random-fully.
-type masqueradeCheck struct{}
+// masqueradeNotRandom reports source NAT rules without --random-fully.
+type masqueradeNotRandom struct{}
 
-func (masqueradeCheck) Name() string  { return "masquerading" }
-func (masqueradeCheck) About() string { return "do masquerade and SNAT rules choose random ports" }
+func (masqueradeNotRandom) Name() string  { return "masquerading" }
+func (masqueradeNotRandom) About() string { return "do masquerade and SNAT rules choose random ports" }
 
-func (masqueradeCheck) Find(n *Node) []Finding {
+func (masqueradeNotRandom) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

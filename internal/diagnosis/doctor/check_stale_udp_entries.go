@@ -12,12 +12,12 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// staleCheck reports UDP entries to an endpoint that no longer exists. It derives this
+// staleUDPEntries reports UDP entries to an endpoint that no longer exists. It derives this
 // from rules and routes. Package conntrack/stale does it for the Services of an agent.
-type staleCheck struct{}
+type staleUDPEntries struct{}
 
-func (staleCheck) Name() string  { return "stale UDP entries" }
-func (staleCheck) About() string { return "entries to addresses without a rule or a route" }
+func (staleUDPEntries) Name() string  { return "stale UDP entries" }
+func (staleUDPEntries) About() string { return "entries to addresses without a rule or a route" }
 
 // translatedUDP reports whether the check covers an entry: in zone 0 (CNIs own other
 // zones), of UDP, translated to another destination by a rule. An expected connection,
@@ -27,7 +27,7 @@ func translatedUDP(e *conntrack.Entry) bool {
 		e.Zone == 0 && e.Orig.Zone == 0 && e.Reply.Zone == 0
 }
 
-func (staleCheck) Find(n *Node) []Finding {
+func (staleUDPEntries) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		if f, found := staleIn(&n.Namespaces[i]); found {

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// insertCheck reports insert_failed and its likely cause.
-type insertCheck struct{}
+// insertFailed reports insert_failed and its likely cause.
+type insertFailed struct{}
 
-func (insertCheck) Name() string  { return "lost insertion races" }
-func (insertCheck) About() string { return "insert_failed and its likely cause" }
+func (insertFailed) Name() string  { return "lost insertion races" }
+func (insertFailed) About() string { return "insert_failed and its likely cause" }
 
-func (insertCheck) Find(n *Node) []Finding {
+func (insertFailed) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

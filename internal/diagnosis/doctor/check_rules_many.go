@@ -2,11 +2,11 @@ package doctor
 
 import "fmt"
 
-// rulesCheck counts the rules that a first packet traverses.
-type rulesCheck struct{}
+// rulesMany counts the rules that a first packet traverses.
+type rulesMany struct{}
 
-func (rulesCheck) Name() string  { return "length of rule lists" }
-func (rulesCheck) About() string { return "rules that the first packet of a connection traverses" }
+func (rulesMany) Name() string  { return "length of rule lists" }
+func (rulesMany) About() string { return "rules that the first packet of a connection traverses" }
 
 // manyRules and tooManyRules are the numbers of consecutive rules that make a first
 // packet slow. Each rule is a comparison, and the rules do not stay in the cache.
@@ -15,7 +15,7 @@ const (
 	tooManyRules = 5000
 )
 
-func (rulesCheck) Find(n *Node) []Finding {
+func (rulesMany) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

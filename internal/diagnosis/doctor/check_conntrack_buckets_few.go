@@ -2,11 +2,11 @@ package doctor
 
 import "fmt"
 
-// chainCheck compares entries with buckets.
-type chainCheck struct{}
+// conntrackBucketsFew compares entries with buckets.
+type conntrackBucketsFew struct{}
 
-func (chainCheck) Name() string { return "hash buckets" }
-func (chainCheck) About() string {
+func (conntrackBucketsFew) Name() string { return "hash buckets" }
+func (conntrackBucketsFew) About() string {
 	return "entries per bucket, chains that are too long"
 }
 
@@ -14,7 +14,7 @@ func (chainCheck) About() string {
 // The kernel's default is 1 (since 5.15; 4 before, for all namespaces together).
 const perBucket = 4
 
-func (chainCheck) Find(n *Node) []Finding {
+func (conntrackBucketsFew) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

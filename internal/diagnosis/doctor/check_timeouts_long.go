@@ -10,11 +10,11 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// silentCheck reports timeouts that keep entries long after their flows have ended.
-type silentCheck struct{}
+// timeoutsLong reports timeouts that keep entries long after their flows have ended.
+type timeoutsLong struct{}
 
-func (silentCheck) Name() string  { return "timeouts of entries" }
-func (silentCheck) About() string { return "entries that stay long after their last packet" }
+func (timeoutsLong) Name() string  { return "timeouts of entries" }
+func (timeoutsLong) About() string { return "entries that stay long after their last packet" }
 
 // pauses are the longest usual pauses within a flow, by the name of the timeout. The
 // flow of an entry that was silent for longer has most likely ended. The values are
@@ -34,7 +34,7 @@ const (
 	muchSilent = 0.25
 )
 
-func (silentCheck) Find(n *Node) []Finding {
+func (timeoutsLong) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

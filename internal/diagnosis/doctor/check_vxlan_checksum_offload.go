@@ -7,12 +7,12 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// checksumCheck reports VXLAN devices that leave checksums to the device below,
+// vxlanChecksumOffload reports VXLAN devices that leave checksums to the device below,
 // where the result is wrong.
-type checksumCheck struct{}
+type vxlanChecksumOffload struct{}
 
-func (checksumCheck) Name() string { return "VXLAN checksums" }
-func (checksumCheck) About() string {
+func (vxlanChecksumOffload) Name() string { return "VXLAN checksums" }
+func (vxlanChecksumOffload) About() string {
 	return "checksum offload, packets with a wrong checksum"
 }
 
@@ -20,7 +20,7 @@ func (checksumCheck) About() string {
 // checksum of 0 ("netfilter: nat: never update the UDP checksum when it's 0").
 var fixedChecksums = kernel.Version{Major: 5, Minor: 7}
 
-func (checksumCheck) Find(n *Node) []Finding {
+func (vxlanChecksumOffload) Find(n *Node) []Finding {
 	var where []string
 	var tcp, udp uint64
 	for i := range n.Namespaces {

@@ -9,13 +9,13 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// expectationCheck compares expectations with nf_conntrack_expect_max.
-type expectationCheck struct{}
+// expectationTableFull compares expectations with nf_conntrack_expect_max.
+type expectationTableFull struct{}
 
-func (expectationCheck) Name() string  { return "expectation table" }
-func (expectationCheck) About() string { return "connections that helpers (TFTP, FTP) expect" }
+func (expectationTableFull) Name() string  { return "expectation table" }
+func (expectationTableFull) About() string { return "connections that helpers (TFTP, FTP) expect" }
 
-func (expectationCheck) Find(n *Node) []Finding {
+func (expectationTableFull) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

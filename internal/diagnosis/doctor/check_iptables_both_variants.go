@@ -9,13 +9,13 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// variantCheck reports rules in both variants of iptables.
-type variantCheck struct{}
+// iptablesBothVariants reports rules in both variants of iptables.
+type iptablesBothVariants struct{}
 
-func (variantCheck) Name() string  { return "iptables variants" }
-func (variantCheck) About() string { return "whether only one of legacy and nft has rules" }
+func (iptablesBothVariants) Name() string  { return "iptables variants" }
+func (iptablesBothVariants) About() string { return "whether only one of legacy and nft has rules" }
 
-func (variantCheck) Find(n *Node) []Finding {
+func (iptablesBothVariants) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

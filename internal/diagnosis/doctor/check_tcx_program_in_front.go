@@ -8,17 +8,17 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// hooksCheck reports programs of other owners that process packets before Spillway's.
-type hooksCheck struct{}
+// tcxProgramInFront reports programs of other owners that process packets before Spillway's.
+type tcxProgramInFront struct{}
 
-func (hooksCheck) Name() string  { return "eBPF programs in front" }
-func (hooksCheck) About() string { return "tcx programs of other owners before Spillway's" }
+func (tcxProgramInFront) Name() string  { return "eBPF programs in front" }
+func (tcxProgramInFront) About() string { return "tcx programs of other owners before Spillway's" }
 
 // ownPrograms are the names of Spillway's tc programs (bpf/tc.bpf.c).
 var ownPrograms = []string{"from_network", "to_network", "from_pod", "to_pod"}
 
 // Find reports each device once. It cannot tell what the program in front returns.
-func (hooksCheck) Find(n *Node) (out []Finding) {
+func (tcxProgramInFront) Find(n *Node) (out []Finding) {
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]
 		for _, l := range ns.Links {

@@ -6,14 +6,14 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 )
 
-// invalidCheck reports packets that conntrack classifies as INVALID where this breaks
+// tcpNotLiberal reports packets that conntrack classifies as INVALID where this breaks
 // connections.
-type invalidCheck struct{}
+type tcpNotLiberal struct{}
 
-func (invalidCheck) Name() string  { return "INVALID packets" }
-func (invalidCheck) About() string { return "nf_conntrack_tcp_be_liberal where rules translate" }
+func (tcpNotLiberal) Name() string  { return "INVALID packets" }
+func (tcpNotLiberal) About() string { return "nf_conntrack_tcp_be_liberal where rules translate" }
 
-func (invalidCheck) Find(n *Node) []Finding {
+func (tcpNotLiberal) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]

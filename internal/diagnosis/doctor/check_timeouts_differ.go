@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// differCheck compares the timeouts of pods with the node's.
-type differCheck struct{}
+// timeoutsDiffer compares the timeouts of pods with the node's.
+type timeoutsDiffer struct{}
 
-func (differCheck) Name() string  { return "timeouts of pods" }
-func (differCheck) About() string { return "whether they equal the node's timeouts" }
+func (timeoutsDiffer) Name() string  { return "timeouts of pods" }
+func (timeoutsDiffer) About() string { return "whether they equal the node's timeouts" }
 
-func (differCheck) Find(n *Node) []Finding {
+func (timeoutsDiffer) Find(n *Node) []Finding {
 	own := n.Own()
 	if own == nil || len(own.Limits.Timeouts) == 0 {
 		return nil

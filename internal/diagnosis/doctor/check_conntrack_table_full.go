@@ -24,13 +24,13 @@ const (
 // recent is the age up to which a line of the kernel's log counts.
 const recent = time.Hour
 
-// tableCheck compares entries with nf_conntrack_max.
-type tableCheck struct{}
+// conntrackTableFull compares entries with nf_conntrack_max.
+type conntrackTableFull struct{}
 
-func (tableCheck) Name() string  { return "conntrack table" }
-func (tableCheck) About() string { return "entries of each namespace, drops and evictions" }
+func (conntrackTableFull) Name() string  { return "conntrack table" }
+func (conntrackTableFull) About() string { return "entries of each namespace, drops and evictions" }
 
-func (tableCheck) Find(n *Node) []Finding {
+func (conntrackTableFull) Find(n *Node) []Finding {
 	var out []Finding
 	found := false
 	for i := range n.Namespaces {

@@ -6,16 +6,16 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// ipsecCheck reports IPsec policies where the eBPF dataplane forwards packets.
-type ipsecCheck struct{}
+// ipsecWithEBPF reports IPsec policies where the eBPF dataplane forwards packets.
+type ipsecWithEBPF struct{}
 
-func (ipsecCheck) Name() string  { return "IPsec and eBPF" }
-func (ipsecCheck) About() string { return "IPsec policies where the eBPF dataplane runs" }
+func (ipsecWithEBPF) Name() string  { return "IPsec and eBPF" }
+func (ipsecWithEBPF) About() string { return "IPsec policies where the eBPF dataplane runs" }
 
 // shownPolicies is how many policies a finding lists.
 const shownPolicies = 5
 
-func (ipsecCheck) Find(n *Node) []Finding {
+func (ipsecWithEBPF) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]
