@@ -118,7 +118,8 @@ func List() ([]string, error) {
 // common parent, possibly at the same time.
 func makeDir(path string) (err error) {
 	for range 100 {
-		if err = os.MkdirAll(path, 0o755); !errors.Is(err, os.ErrNotExist) {
+		// ErrExist: the parent was deleted after Mkdir had found it.
+		if err = os.MkdirAll(path, 0o755); !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
 			break
 		}
 	}

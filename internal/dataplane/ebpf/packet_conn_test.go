@@ -60,6 +60,18 @@ func (c *conn) syn(t testing.TB) result {
 	return r
 }
 
+// synUntilCreated repeats the first packet, as a client does, until it creates a flow: the
+// programs try random ports, and can miss the last free one.
+func (c *conn) synUntilCreated(t testing.TB) {
+	t.Helper()
+	for range 20 {
+		if c.syn(t).verdicts[tcVerdictFLOW_CREATED] == 1 {
+			return
+		}
+	}
+	t.Fatalf("20 SYNs from %s created no flow", c.client)
+}
+
 // say sends the next packet of an end: flags as tcpdump writes them, the endpoint's
 // behind "<".
 func (c *conn) say(t testing.TB, flags string, payload ...byte) result {

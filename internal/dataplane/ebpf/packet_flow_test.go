@@ -508,10 +508,10 @@ func (n *packetNode) youngStays(t *testing.T, p *plan) {
 		n.open(t, p, 40000+i)
 	}
 	c := n.newConn(ap(p.client, 40050), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
-	c.syn(t)
+	c.synUntilCreated(t)
 	n.newConn(ap(p.client, 40051), c.front, c.server, inTun0).syn(t).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
 	last := n.newConn(ap(p.client, 40052), c.front, c.server, inTun0)
-	last.syn(t)
+	last.synUntilCreated(t)
 	if last.seen != c.seen {
 		t.Errorf("the new connection goes out as %s, want %s", last.seen, c.seen)
 	}
