@@ -196,7 +196,7 @@ func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
 // manyAnswers: a request is not answered from any number of ports, for any client, and
 // each time that the client asks again from as many.
 func (n *packetNode) manyAnswers(t *testing.T, p *plan) {
-	const most = 16 // HELPER_ANSWERS
+	const most = 16 // TFTP_ANSWERS_MAX
 	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
 	front := ap(p.clusterIP, 80)
 	for name, asked := range map[string]netip.AddrPort{"the Service": front, "the endpoint": ap(p.far, 1069)} {
