@@ -427,8 +427,8 @@ func (n *packetNode) noHelper(t *testing.T, p *plan) {
 	n.serve(t, &without)
 	n.datagram(t, inEth0, client, front)
 	n.untouched(t, "without a helper", inPod1, answer, tcVerdictPASS_OTHER)
-	for key, d := range n.ports.direct {
-		if d.marked || d.helped != 0 {
+	for key, d := range n.ports.endpointAddrs {
+		if d.writtenTFTP || d.tftp != 0 {
 			t.Errorf("%v is still marked: %+v", key, d)
 		}
 	}
