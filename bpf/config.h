@@ -31,6 +31,6 @@ volatile const __u32 hash_seed = 0;
 volatile const __u32 unconfirmed_max = 1024;
 
 /* Maximum number of confirmed flows of one client. */
-volatile const __u32 source_max = 1024;
+volatile const __u32 client_flows_max = 1024;
 
 #endif

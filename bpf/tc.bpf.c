@@ -19,11 +19,13 @@
  *                flow/plan.h, flow/create.h            source address and port, two entries
  *                act/forward.h, or act/answer.h        RST and ICMP errors
  *
+ *    base.h      ABI, maps, clock, hashes              hook.h: results of a packet
+ *    scratch.h   memory beside the stack
  *    lookup/     pure lookups: pods, next hop, conntrack, IPsec and do-not-track policies
- *    flow/       the flow table, unconfirmed.h: floods, source.h: flows of each client
- *    special/    tftp.h        answers from a port of the server's choice
+ *    flow/       the flow table, unconfirmed.h: floods, client_share.h: flows of a client
+ *    special/    bypass.h      packets to and from endpoints that bypass netfilter
+ *                tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
- *                direct.h      packets between pods that bypass netfilter
  *                egress.h      packets of the node's own stack
  *                stray.h       TCP packets to a Service without a flow
  *
@@ -53,14 +55,14 @@ int from_pod(struct __sk_buff *skb)
 
 static __always_inline int egress(struct __sk_buff *skb)
 {
-	__u32 *mark;
+	__u32 *features;
 
 	if (skb->tc_index == TC_INDEX_DONE) {
 		skb->tc_index = 0;
 		return NEXT;
 	}
-	mark = features_get();
-	if (!mark || !(*mark & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT)))
+	features = features_get();
+	if (!features || !(*features & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT)))
 		return pass(PASS_OTHER);
 	return handle(skb, EGRESS);
 }

@@ -93,17 +93,17 @@ static __always_inline __u32 *features_get(void)
 
 static __always_inline int feature_seen(enum feature what)
 {
-	__u32 *mark = features_get();
+	__u32 *features = features_get();
 
-	return mark && *mark & what;
+	return features && *features & what;
 }
 
 static __always_inline void feature_mark(enum feature what)
 {
-	__u32 *mark = features_get();
+	__u32 *features = features_get();
 
-	if (mark && !(*mark & what))
-		__sync_fetch_and_or(mark, what);
+	if (features && !(*features & what))
+		__sync_fetch_and_or(features, what);
 }
 
 static __always_inline int addr_equal(const struct addr *a, const struct addr *b)

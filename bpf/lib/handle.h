@@ -57,8 +57,8 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 		if (unlikely(!flow_applies(f, hook)))
 			return pass(PASS_OTHER);
 		if (unlikely(flow_is_request(f)))
-			helper_request_repeated(f, &p->tuple, &m->pair.reply_key);
-		/* The code from here on uses no field after these. */
+			tftp_request_repeated(f, &p->tuple, &m->pair.reply_key);
+		/* flow_forward reads only the fields before tcp. */
 		__builtin_memcpy(&m->pair.flow, f, offsetof(struct flow, tcp));
 		return flow_forward(skb, m, hook, f);
 	}
@@ -69,7 +69,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	if (miss == MISS_STALE)
 		flow_forget(p);
 	if (p->tuple.proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER)) {
-		ret = serve_helper_answer(skb, s, hook);
+		ret = serve_tftp_answer(skb, s, hook);
 		if (ret != SERVE_NOT_MINE)
 			return ret;
 	}

@@ -17,7 +17,7 @@ enum hook {
  */
 enum serve_result {
 	SERVE_NOT_MINE = -2, /* the step does not apply to the packet */
-	SERVE_STRAY = -3,    /* serve_stray must handle the packet */
+	SERVE_STRAY = -3,    /* serve_stray must handle it; pair.flow.backend is its endpoint */
 };
 
 static __always_inline int drop(enum verdict verdict)

@@ -5,7 +5,7 @@
 
 #include "flow/create.h"
 #include "flow/plan.h"
-#include "special/direct.h"
+#include "special/bypass.h"
 #include "special/stray.h"
 
 /*
@@ -110,12 +110,12 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 	if (!source_belongs(skb, &p->tuple, hook))
 		return pass(PASS_SOURCE);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
-		return serve_direct(skb, m, s, hook, fe != NULL, from_endpoint,
+		return serve_bypass(skb, m, s, hook, fe != NULL, from_endpoint,
 				    fe && fe->flags & FRONTEND_TFTP);
-	if (conntrack_owns(skb, p, CONNTRACK_TRANSLATED))
+	if (conntrack_has(skb, p, CONNTRACK_TRANSLATED))
 		return pass(PASS_CONNTRACK);
 	if (fe->flags & FRONTEND_RANGES &&
-	    !range_allows(fe->service, &p->tuple.saddr, p->tuple.family))
+	    !range_contains(fe->service, &p->tuple.saddr, p->tuple.family))
 		return drop(DROP_SOURCE_RANGE);
 	udp = p->tuple.proto == IPPROTO_UDP;
 	route = hook == FROM_POD ? fe->internal_route : fe->external_route;

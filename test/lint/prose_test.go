@@ -9,18 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
 )
-
-// temporarilyIgnored lists what still has to be reworded.
-var temporarilyIgnored = []string{
-	"internal/dataplane/ebpf/owner.go", "internal/dataplane/nftables/metrics.go", "internal/dataplane/nftables/policyrules.go",
-}
 
 // TestProseOfStringsAndBPFComments checks what vale does not read: texts in Go code, and
 // comments of the eBPF programs. The words are vale's.
@@ -33,9 +27,6 @@ func TestProseOfStringsAndBPFComments(t *testing.T) {
 		}
 		if name := d.Name(); d.IsDir() && (name == "testdata" || name == ".git") {
 			return filepath.SkipDir
-		}
-		if slices.Contains(temporarilyIgnored, strings.TrimPrefix(path, root+"/")) {
-			return nil
 		}
 		var texts []text
 		switch {

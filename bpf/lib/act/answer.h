@@ -60,7 +60,7 @@ static __always_inline __u16 pseudo_sum(const struct tuple *t, __u32 len)
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&t->saddr, sizeof(t->saddr), 0);
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&t->daddr, sizeof(t->daddr), sum);
 	sum = bpf_csum_diff(NULL, 0, words, sizeof(words), sum);
-	return fold((__u32)sum);
+	return csum_fold16((__u32)sum);
 }
 
 static __always_inline void answer_ipv4(struct iphdr *ip, const struct packet *p, __u8 proto,
@@ -75,7 +75,7 @@ static __always_inline void answer_ipv4(struct iphdr *ip, const struct packet *p
 	ip->protocol = proto;
 	ip->saddr = p->tuple.daddr.w[0];
 	ip->daddr = p->tuple.saddr.w[0];
-	ip->check = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
+	ip->check = ~csum_fold16((__u32)bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
 }
 
 static __always_inline void answer_ipv6(struct ipv6hdr *ip, const struct packet *p, __u8 proto,
@@ -152,7 +152,8 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 	answer_rst_header(&a->tcp, &a->in, p);
 	/* The sum of both addresses does not depend on their order. */
 	sum = pseudo_sum(&p->tuple, sizeof(a->tcp));
-	a->tcp.check = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
+	a->tcp.check = ~csum_fold16(
+		(__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
 	if (p->tuple.family == FAMILY_V4) {
 		ip_len = sizeof(a->ip.v4);
 		answer_ipv4(&a->ip.v4, p, IPPROTO_TCP, ip_len + sizeof(a->tcp));
@@ -180,8 +181,8 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	a->v4.icmp.type = type;
 	a->v4.icmp.code = code;
 	a->v4.icmp.rest = bpf_htonl(rest);
-	a->v4.icmp.checksum = ~fold((__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v4.icmp,
-							 sizeof(a->v4) - sizeof(a->v4.ip), 0));
+	a->v4.icmp.checksum = ~csum_fold16((__u32)bpf_csum_diff(
+		NULL, 0, (__be32 *)&a->v4.icmp, sizeof(a->v4) - sizeof(a->v4.ip), 0));
 	answer_ipv4(&a->v4.ip, p, IPPROTO_ICMP, sizeof(a->v4));
 	if (answer_resize(skb, p, sizeof(a->v4)))
 		return -1;
@@ -206,7 +207,7 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 	a->v6.icmp.icmp6_type = type;
 	a->v6.icmp.icmp6_code = code;
 	a->v6.icmp.icmp6_mtu = bpf_htonl(rest);
-	a->v6.icmp.icmp6_cksum = ~fold(
+	a->v6.icmp.icmp6_cksum = ~csum_fold16(
 		(__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v6.icmp, len, pseudo_sum(&t, len)));
 	answer_ipv6(&a->v6.ip, p, IPPROTO_ICMPV6, len);
 	len += sizeof(a->v6.ip);

@@ -12,7 +12,7 @@ static __always_inline __u32 csum_fold32(__u64 sum)
 }
 
 /* Folds a sum to 16 bits, not inverted. */
-static __always_inline __u16 fold(__u64 sum)
+static __always_inline __u16 csum_fold16(__u64 sum)
 {
 	__u32 s = csum_fold32(sum);
 
@@ -21,8 +21,8 @@ static __always_inline __u16 fold(__u64 sum)
 }
 
 /*
- * Returns the change of a checksum if words change. n is a constant, so this is a few
- * additions, while bpf_csum_diff is a call.
+ * Returns the checksum difference between from[] and to[]. n is a constant, so this is a
+ * few additions, while bpf_csum_diff is a call.
  */
 static __always_inline __u32 csum_change(const __be32 *from, const __be32 *to, int n)
 {
@@ -36,7 +36,7 @@ static __always_inline __u32 csum_change(const __be32 *from, const __be32 *to, i
 /* Applies a change to a checksum (RFC 1624, eqn. 3). */
 static __always_inline __u16 check_apply(__u16 check, __u32 change)
 {
-	return ~fold((__u64)(__u16)~check + change);
+	return ~csum_fold16((__u64)(__u16)~check + change);
 }
 
 #endif

@@ -122,18 +122,18 @@ static __always_inline __u16 l4_check(__u16 check, __u8 proto, int partial, __u3
 	if (proto == IPPROTO_UDP && !check)
 		return 0;
 	/* Partial: the sum of the pseudo header, not inverted. A device adds the rest. */
-	check = partial ? fold((__u64)check + addrs) :
+	check = partial ? csum_fold16((__u64)check + addrs) :
 		check_apply(check, csum_fold32((__u64)addrs + ports));
 	return proto == IPPROTO_UDP && !check ? 0xffff : check;
 }
 
 /*
- * nat_rewrite without helper calls, which cost more than the work they do. It handles
- * packets with headers in the linear part and without CHECKSUM_COMPLETE. Returns 0, or -1
- * if it has written nothing and the helpers must be used.
+ * nat_rewrite by stores into the packet, because a helper call costs more than its work.
+ * Handles packets with headers in the linear part and without CHECKSUM_COMPLETE. Returns 0,
+ * or -1 if it has written nothing and the helpers must be used.
  */
-__noinline int nat_rewrite_direct(struct __sk_buff *skb, const struct packet *p,
-				  const struct flow *f, __u8 hops)
+__noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *p,
+				    const struct flow *f, __u8 hops)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	__u32 addrs, l4_off;
@@ -230,7 +230,7 @@ __noinline int nat_rewrite_by_helpers(struct __sk_buff *skb, const struct packet
 static __always_inline int nat_rewrite(struct __sk_buff *skb, const struct packet *p,
 				       const struct flow *f, __u8 hops)
 {
-	if (!nat_rewrite_direct(skb, p, f, hops))
+	if (!nat_rewrite_in_place(skb, p, f, hops))
 		return 0;
 	return nat_rewrite_by_helpers(skb, p, f, hops);
 }

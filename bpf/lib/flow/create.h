@@ -28,9 +28,9 @@
  */
 static __always_inline int port_allowed(const struct tuple *key, __u32 index)
 {
-	if (!(mix(source_hash(&key->saddr), index) & 3))
+	if (!(mix(client_hash(&key->saddr), index) & 3))
 		return 0;
-	return key->family == FAMILY_V4 || mix(network_hash(&key->saddr), index) & 7;
+	return key->family == FAMILY_V4 || mix(client_network_hash(&key->saddr), index) & 7;
 }
 
 /*
@@ -57,14 +57,14 @@ static __always_inline __be16 random_port(const struct settings *s, const struct
 }
 
 /* Does a socket of this node own the tuple of the endpoint's replies? */
-static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple *answer)
+static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple *reply)
 {
 	struct bpf_sock_tuple t = {};
 	struct bpf_sock *sk;
 	__u32 len;
 
-	len = sock_tuple(&t, answer);
-	if (answer->proto == IPPROTO_TCP)
+	len = sock_tuple(&t, reply);
+	if (reply->proto == IPPROTO_TCP)
 		sk = bpf_skc_lookup_tcp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);
 	else
 		sk = bpf_sk_lookup_udp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);
@@ -131,7 +131,7 @@ static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, 
 	if (flow_confirmed(f) || flow_streams(f, time))
 		return 0;
 	if (f->helper == HELPER_REQUEST &&
-	    !(f->progress == REQUEST_ANSWERED && (__s32)(time - f->seen) >= HELPER_IDLE_SECONDS))
+	    !(f->progress == REQUEST_ANSWERED && (__s32)(time - f->seen) >= TFTP_IDLE_SECONDS))
 		return 0;
 	if (f->helper >= HELPER_DATA || f->flags & FLOW_STREAM)
 		return 1;
@@ -186,18 +186,17 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
  * endpoint's own address: its reply must not be translated. A UDP flow has no end, so the
  * last sender gets the reply. If the flow was not over, its next packet creates it again.
  */
-static __always_inline void flow_release_reply_tuple(const struct tuple *direct,
-						     struct flow_pair *pair,
-						     bool any_port)
+static __always_inline void flow_release_reply_tuple(const struct tuple *t,
+						     struct flow_pair *pair, bool any_port)
 {
 	struct tuple *reply_key = &pair->reply_key;
 	struct flow *f;
 
-	tuple_mirror(reply_key, direct);
+	tuple_mirror(reply_key, t);
 	if (any_port)
 		reply_key->sport = 0;
 	f = bpf_map_lookup_elem(&flows, reply_key);
-	if (f && f->flags & FLOW_REPLY && flow_may_be_over(f, direct->proto))
+	if (f && f->flags & FLOW_REPLY && flow_may_be_over(f, t->proto))
 		flow_delete(reply_key, f->slot, &pair->reverse_key);
 }
 
@@ -247,10 +246,10 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 }
 
 /*
- * Releases a reserved reply tuple if netfilter would take the replies for those of its own
- * connection: that client speaks to the endpoint itself, and would get replies from the
- * Service. Not a part of reply_try: before Linux 6.12 the frames of all active calls share
- * 512 bytes.
+ * Releases a reserved reply tuple if it is the reply direction of a conntrack entry: that
+ * client speaks to the endpoint itself, and would get replies from the Service. Not a part
+ * of reply_try, and without a call of conntrack_sees_as_reply: before Linux 6.12 the frames
+ * of all active calls share 512 bytes.
  */
 __noinline int reply_contested(struct __sk_buff *skb)
 {

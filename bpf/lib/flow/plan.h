@@ -38,7 +38,7 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
 		return 1;
 	/* The packet leaves the pod network: the CNI may masquerade the pod. */
 	if (hook == FROM_POD && !on_this_node &&
-	    !range_allows(RANGE_PODS, &b->addr, p->tuple.family))
+	    !range_contains(RANGE_PODS, &b->addr, p->tuple.family))
 		return 1;
 	if (hook == FROM_POD && (s->flags & SETTING_BYPASS_NEVER ||
 				 pod_traverses_netfilter(&p->tuple.saddr, p->tuple.family)))

@@ -14,7 +14,7 @@
 #include "tcp.h"
 
 /* Seconds after which no client repeats an answered request. */
-#define HELPER_IDLE_SECONDS 5
+#define TFTP_IDLE_SECONDS 5
 
 /* A datagram in a later second, within so many seconds, shows that a flow continues. */
 #define STREAM_START_SECONDS 2
@@ -267,7 +267,7 @@ static __always_inline int flow_yields_to_conntrack(struct __sk_buff *skb, const
 	if (!(s->flags & SETTING_ASK_CONNTRACK) &&
 	    (f->seen == p->time || !(f->flags & FLOW_SNAT)))
 		return 0;
-	if (!conntrack_claims(skb, &p->tuple))
+	if (!conntrack_sees_as_reply(skb, &p->tuple))
 		return 0;
 	pair = get_flow_pair();
 	if (!pair)
@@ -294,7 +294,7 @@ static __always_inline int flow_superseded(const struct flow *f, const struct tu
 
 	if (f->helper != HELPER_DATA ||
 	    (f->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
-	    (__s32)(time - f->seen) < HELPER_IDLE_SECONDS)
+	    (__s32)(time - f->seen) < TFTP_IDLE_SECONDS)
 		return 0;
 	request = request_at(key, &asked);
 	return request && !(addr_equal(&request->daddr, &f->daddr) && request->dport == f->dport);

@@ -25,7 +25,7 @@
 #include "../lookup/endpoint.h"
 #include "../lookup/pod.h"
 #include "../scratch.h"
-#include "source.h"
+#include "client_share.h"
 #include "unconfirmed.h"
 
 #define TCP_NO_SCALE 0xff
@@ -156,13 +156,13 @@ static __always_inline void flow_set_state(struct flow *f, struct flow *reverse,
 static __always_inline void flow_confirm(struct flow *f, struct flow *reverse,
 					 const struct packet *p)
 {
-	if (source_full(flow_client(f, p), p->tuple.family)) {
+	if (client_share_full(flow_client(f, p), p->tuple.family)) {
 		count(FLOW_OVER_SHARE);
 		return;
 	}
 	f->flags |= FLOW_CONFIRMED;
 	reverse->flags |= FLOW_CONFIRMED;
-	source_add(f, p, 1);
+	client_share_add(f, p, 1);
 }
 
 /* Marks a connection as over: it joins the unconfirmed flows. */
@@ -175,7 +175,7 @@ static __always_inline void flow_close(struct flow *f, struct flow *reverse, con
 	flow_set_state(f, reverse, FLOW_CLOSED);
 	if (!pair || !counted)
 		return;
-	source_add(f, p, -1);
+	client_share_add(f, p, -1);
 	pair->reply_key = p->tuple;
 	slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, p->time);
 	if (old != SLOT_CLAIMED && __sync_val_compare_and_swap(&f->slot, old, slot) == old)
@@ -187,7 +187,7 @@ static __always_inline void flow_resume(struct flow *f, struct flow *reverse,
 					const struct packet *p)
 {
 	if (f->state == FLOW_CLOSED && f->flags & FLOW_CONFIRMED)
-		source_add(f, p, 1);
+		client_share_add(f, p, 1);
 	flow_set_state(f, reverse, f->flags & (FLOW_FIN | FLOW_REVERSE_FIN) ? FLOW_CLOSING
 		       : FLOW_ESTABLISHED);
 }

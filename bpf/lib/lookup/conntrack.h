@@ -76,18 +76,19 @@ static __always_inline int conntrack_find(struct __sk_buff *skb, const struct tu
 	return opts.dir;
 }
 
-/* The entries that conntrack_owns looks for. */
+/* The entries that conntrack_has looks for. */
 enum conntrack_scope {
-	CONNTRACK_TRANSLATED, /* destination NAT, or the packet is a reply */
+	CONNTRACK_TRANSLATED, /* with destination NAT, or with the packet as a reply */
 	CONNTRACK_ANY_ENTRY,
 };
 
 /*
- * Does netfilter have an entry of this scope for the packet? A connection that netfilter
- * translates must pass it in both directions: it takes a single direction for INVALID.
+ * Does conntrack have an entry of this scope for the packet? Both directions of such a
+ * connection must traverse netfilter. If conntrack sees one direction only, its packets are
+ * INVALID.
  */
-__noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p,
-			      enum conntrack_scope scope)
+__noinline int conntrack_has(struct __sk_buff *skb, const struct packet *p,
+			     enum conntrack_scope scope)
 {
 	unsigned long status = 0;
 	int dir;
@@ -103,22 +104,22 @@ __noinline int conntrack_owns(struct __sk_buff *skb, const struct packet *p,
 }
 
 /*
- * Would netfilter take the replies to a packet for those of a connection in conntrack?
- * Their tuple is the mirror image of the packet's. A client may use one port both for an
- * endpoint through a Service and for the endpoint itself. On a path through the stack,
- * nf_nat changes the port of one of them.
+ * Is this tuple the reply direction of a conntrack entry? Then netfilter would treat the
+ * replies as that connection's. A client may use one port both for an endpoint through a
+ * Service and for the endpoint itself. On a path through the stack, nf_nat changes the port
+ * of one of them.
  */
-__noinline int conntrack_claims(struct __sk_buff *skb, const struct tuple *answer)
+__noinline int conntrack_sees_as_reply(struct __sk_buff *skb, const struct tuple *t)
 {
 	unsigned long status = 0;
 
-	if (!answer || !has_ct_lookup)
+	if (!t || !has_ct_lookup)
 		return 0;
-	return conntrack_find(skb, answer, &status) == IP_CT_DIR_REPLY;
+	return conntrack_find(skb, t, &status) == IP_CT_DIR_REPLY;
 }
 
 /* Has netfilter accepted a packet with this tuple? It keeps no entry of dropped packets. */
-__noinline int conntrack_knows(struct __sk_buff *skb, const struct tuple *t)
+__noinline int conntrack_accepted(struct __sk_buff *skb, const struct tuple *t)
 {
 	unsigned long status = 0;
 

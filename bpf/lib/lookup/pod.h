@@ -46,7 +46,7 @@ static __always_inline int pod_may_bypass(const struct addr *addr, __u8 family)
 	struct pod *pod = pod_lookup(addr, family);
 
 	if (!pod)
-		return range_allows(RANGE_PODS, addr, family);
+		return range_contains(RANGE_PODS, addr, family);
 	return !(pod->flags & POD_TRAVERSES_NETFILTER);
 }
 

@@ -15,7 +15,7 @@ static __always_inline struct frontend *frontend_exact(const struct addr *addr, 
 		.family = family,
 	};
 
-	/* NodePorts have the zero address. No client connects to it. */
+	/* This key is a NodePort's. No client connects to the zero address. */
 	if (addr_zero(addr))
 		return NULL;
 	return bpf_map_lookup_elem(&frontends, &key);
@@ -50,6 +50,7 @@ static __always_inline struct frontend_match frontend_lookup(const struct addr *
 	if (!flags)
 		return match;
 	match.node_addr = true;
+	/* NodePorts have the zero address. */
 	if (*flags & NODE_ADDR_NODEPORT)
 		match.fe = bpf_map_lookup_elem(&frontends, &key);
 	return match;
@@ -67,13 +68,13 @@ static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u
  * Is the address in a prefix of this scope, a Service's loadBalancerSourceRanges or
  * RANGE_*?
  */
-static __always_inline int range_allows(__u32 scope, const struct addr *client, __u8 family)
+static __always_inline int range_contains(__u32 scope, const struct addr *addr, __u8 family)
 {
 	struct range_key key = {
 		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
 		.scope = scope,
 		.family = family,
-		.addr = *client,
+		.addr = *addr,
 	};
 
 	return bpf_map_lookup_elem(&source_ranges, &key) != NULL;
@@ -82,7 +83,8 @@ static __always_inline int range_allows(__u32 scope, const struct addr *client, 
 /* Is this the address of a pod or of another node? */
 static __always_inline int in_cluster(const struct addr *addr, __u8 family)
 {
-	return range_allows(RANGE_PODS, addr, family) || range_allows(RANGE_PEERS, addr, family);
+	return range_contains(RANGE_PODS, addr, family) ||
+	       range_contains(RANGE_PEERS, addr, family);
 }
 
 #endif

@@ -11,9 +11,10 @@ static __always_inline int xfrm_selects(const struct settings *s, const struct a
 {
 	if (!(s->flags & SETTING_XFRM))
 		return 0;
-	return (range_allows(RANGE_XFRM_SRC, a, family) &&
-		range_allows(RANGE_XFRM_DST, b, family)) ||
-	       (range_allows(RANGE_XFRM_SRC, b, family) && range_allows(RANGE_XFRM_DST, a, family));
+	return (range_contains(RANGE_XFRM_SRC, a, family) &&
+		range_contains(RANGE_XFRM_DST, b, family)) ||
+	       (range_contains(RANGE_XFRM_SRC, b, family) &&
+		range_contains(RANGE_XFRM_DST, a, family));
 }
 
 #endif

@@ -58,7 +58,7 @@ __noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
 	if (t->proto == IPPROTO_UDP && feature_seen(FEATURE_NODE_HELPER)) {
 		fe = frontend_exact(&t->daddr, t->dport, t->proto, t->family);
 		if (fe && fe->flags & FRONTEND_ENDPOINT && fe->flags & FRONTEND_TFTP)
-			helper_expect_node(skb, t, &m->pair);
+			tftp_expect_node(skb, t, &m->pair);
 	}
 	return pass(PASS_OTHER);
 }

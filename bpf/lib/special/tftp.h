@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
  * TFTP (RFC 1350): the server answers a request from a port of its own choice. The rest of
- * the transfer uses that port and the client's.
+ * the transfer uses that port and the client's. client':c' is the client's address and port
+ * after translation: with SNAT the node's, otherwise client:c or another port of the client.
  *
  *   request  client:c  -> service:69    forward entry   becomes  client':c' -> endpoint:69
  *   answers  endpoint:* -> client':c'   reply entry     key with port 0
@@ -23,9 +24,10 @@
  * A request of the node's own processes traverses the node's netfilter. If the CNI
  * masquerades it, it gets another source port:
  *
- *   process N:c ── netfilter ── N:c' ── to_network ──> endpoint:69
- *   endpoint:t -> N:c'   from_network: N:c    netfilter: a new connection, allowed
- *   N:c -> endpoint:t    to_network:   N:c'   its reply: not masqueraded
+ *   packet               hook          becomes              in netfilter
+ *   N:c' -> endpoint:69  to_network    the same             before: N:c masqueraded to N:c'
+ *   endpoint:t -> N:c'   from_network  endpoint:t -> N:c    after: new connection, allowed
+ *   N:c -> endpoint:t    to_network    N:c' -> endpoint:t   before: its reply, not masqueraded
  */
 #ifndef SPILLWAY_SPECIAL_TFTP_H
 #define SPILLWAY_SPECIAL_TFTP_H
@@ -36,14 +38,14 @@
  * Maximum number of server ports that may answer one packet of a request. RFC 1350 allows
  * one. A request that is repeated while the server answers it may get two.
  */
-#define HELPER_ANSWERS 16
+#define TFTP_ANSWERS_MAX 16
 
 /*
  * Returns the live entry of the request that a datagram may answer, or NULL. Sets *key to
  * the entry's key.
  */
-static __always_inline struct flow *helper_request(const struct tuple *answer, struct tuple *key,
-						   const struct settings *s, __u32 time)
+static __always_inline struct flow *tftp_request(const struct tuple *answer, struct tuple *key,
+						 const struct settings *s, __u32 time)
 {
 	struct flow *f = request_at(answer, key);
 
@@ -53,21 +55,21 @@ static __always_inline struct flow *helper_request(const struct tuple *answer, s
 }
 
 /*
- * Counts another server port that answers a request. Returns 0 beyond the maximum, because
- * one request could otherwise fill the table.
+ * Counts another server port that answers a request. Returns 1 if the answer is admitted,
+ * and 0 beyond the maximum, because one request could otherwise fill the table.
  */
-static __always_inline int helper_answer_counts(struct flow *request)
+static __always_inline int tftp_answer_admit(struct flow *request)
 {
 	request->progress = REQUEST_ANSWERED;
-	if (request->answers >= HELPER_ANSWERS)
+	if (request->answers >= TFTP_ANSWERS_MAX)
 		return 0;
 	request->answers++;
 	return 1;
 }
 
 /* Resets the count of answers when the client sends a request again from the same port. */
-static __always_inline void helper_request_repeated(const struct flow *f, const struct tuple *key,
-						    struct tuple *request_key)
+static __always_inline void tftp_request_repeated(const struct flow *f, const struct tuple *key,
+						  struct tuple *request_key)
 {
 	struct flow *request;
 
@@ -78,7 +80,7 @@ static __always_inline void helper_request_repeated(const struct flow *f, const 
 }
 
 /* Stores pair->flow at pair->reply_key, without a reverse entry. */
-static __always_inline void helper_store_alone(struct flow_pair *pair)
+static __always_inline void tftp_store_alone(struct flow_pair *pair)
 {
 	struct flow *f = &pair->flow;
 
@@ -93,15 +95,15 @@ static __always_inline void helper_store_alone(struct flow_pair *pair)
  * netfilter, so that the answers bypass it too. to_pod has FLOW_TO_POD and
  * FLOW_REVERSE_TO_POD if the client or the endpoint is a pod of this node.
  */
-static __always_inline void helper_expect_direct(const struct tuple *t, struct flow_pair *pair,
-						 __u8 to_pod)
+static __always_inline void tftp_expect_direct(const struct tuple *t, struct flow_pair *pair,
+					       __u8 to_pod)
 {
 	struct flow *f = &pair->flow;
 
 	tuple_mirror(&pair->reply_key, t);
 	flow_identity(f, &pair->reply_key, FLOW_REPLY | to_pod, HELPER_DIRECT, t->dport);
 	pair->reply_key.sport = 0;
-	helper_store_alone(pair);
+	tftp_store_alone(pair);
 	feature_mark(FEATURE_HELPER);
 }
 
@@ -109,8 +111,8 @@ static __always_inline void helper_expect_direct(const struct tuple *t, struct f
  * Stores the entry for answers to a request of the node, if its packet has another source
  * port than its socket. The entry leads answers to the socket's port.
  */
-static __always_inline void helper_expect_node(struct __sk_buff *skb, const struct tuple *t,
-					       struct flow_pair *pair)
+static __always_inline void tftp_expect_node(struct __sk_buff *skb, const struct tuple *t,
+					     struct flow_pair *pair)
 {
 	struct bpf_sock *sk = skb->sk;
 	struct flow *f = &pair->flow;
@@ -128,12 +130,12 @@ static __always_inline void helper_expect_node(struct __sk_buff *skb, const stru
 	flow_identity(f, &pair->reply_key, FLOW_REPLY | FLOW_STACK, HELPER_NODE, t->dport);
 	f->dport = port;
 	pair->reply_key.sport = 0;
-	helper_store_alone(pair);
+	tftp_store_alone(pair);
 }
 
 /* Fills pair->flow, the entry of the answer, and pair->reply, its reverse entry. */
-static __always_inline void helper_fill(const struct tuple *answer, const struct flow *request,
-					struct flow_pair *pair, __u32 time, bool direct)
+static __always_inline void tftp_fill(const struct tuple *answer, const struct flow *request,
+				      struct flow_pair *pair, __u32 time, bool bypass)
 {
 	struct flow *f = &pair->flow;
 
@@ -144,7 +146,7 @@ static __always_inline void helper_fill(const struct tuple *answer, const struct
 	f->dport = request->dport;
 	f->backend = request->backend;
 	f->service = request->service;
-	f->flags = request->flags & ~(FLOW_STREAM | (direct ? FLOW_STACK : 0));
+	f->flags = request->flags & ~(FLOW_STREAM | (bypass ? FLOW_STACK : 0));
 	f->state = FLOW_NEW;
 	f->seen = time;
 	f->in_ifindex = source_device(answer);
@@ -158,8 +160,8 @@ static __always_inline void helper_fill(const struct tuple *answer, const struct
  * Stores the pair. Returns 0, or -1 if a live flow has the client's direction. An entry of
  * an earlier transfer through the same ports is replaced.
  */
-static __always_inline int helper_store(const struct tuple *answer, struct flow_pair *pair,
-					const struct settings *s)
+static __always_inline int tftp_store(const struct tuple *answer, struct flow_pair *pair,
+				      const struct settings *s)
 {
 	struct flow *holder;
 
@@ -189,23 +191,23 @@ static __always_inline int helper_store(const struct tuple *answer, struct flow_
  * connections: masquerade it, or drop it although a policy allows replies. If netfilter
  * accepted the request, it would accept a reply.
  */
-static __always_inline int answer_may_bypass(struct __sk_buff *skb, struct scratch *m,
-					     const struct flow *request, enum hook hook)
+static __always_inline int tftp_answer_may_bypass(struct __sk_buff *skb, struct scratch *m,
+						  const struct flow *request, enum hook hook)
 {
-	struct tuple *asked = &m->icmp.key;
+	struct tuple *asked = &m->icmp.key; /* free memory: the packet is no ICMP error */
 
 	if (hook == EGRESS || !(request->flags & FLOW_STACK) || request->helper == HELPER_NODE)
 		return 0;
 	tuple_mirror(asked, &m->packet.tuple);
 	asked->dport = request->helper_port;
-	return conntrack_knows(skb, asked);
+	return conntrack_accepted(skb, asked);
 }
 
 /*
  * Handles a datagram of no flow if it answers a request, from the requested port or from a
  * port of the server's choice. Returns SERVE_NOT_MINE if it answers none.
  */
-__noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, enum hook hook)
+__noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum hook hook)
 {
 	struct scratch *m = get_scratch();
 	struct flow *request, *f;
@@ -219,7 +221,7 @@ __noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, en
 	f = &m->pair.flow;
 	if (hook != EGRESS && source_device(&p->tuple) != hook_device(skb, hook))
 		return pass(PASS_SOURCE);
-	request = helper_request(&p->tuple, &m->pair.reply_key, s, time);
+	request = tftp_request(&p->tuple, &m->pair.reply_key, s, time);
 	if (!request || !p->tuple.sport)
 		return SERVE_NOT_MINE;
 	if (p->tuple.sport == request->helper_port) {
@@ -233,7 +235,7 @@ __noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, en
 		*f = *request;
 		return flow_forward(skb, m, hook, request);
 	}
-	bypass = answer_may_bypass(skb, m, request, hook);
+	bypass = tftp_answer_may_bypass(skb, m, request, hook);
 	if (!bypass && !flow_applies(request, hook))
 		return SERVE_NOT_MINE;
 	/*
@@ -243,16 +245,15 @@ __noinline int serve_helper_answer(struct __sk_buff *skb, struct settings *s, en
 	if (request->helper == HELPER_REQUEST && request->progress != REQUEST_ANSWERED) {
 		count(HELPER_ANSWERED);
 		/*
-		 * The programs have never looked up the client's entry. A full table would
-		 * evict it long before this one, which would then reserve the node's port
-		 * for no flow.
+		 * The programs have never looked up the client's entry, so the LRU would
+		 * evict it first. This entry would then hold the node's port without a flow.
 		 */
 		flow_refresh_reverse(request, &m->pair.reply_key, request->seen);
 	}
-	if (!helper_answer_counts(request))
+	if (!tftp_answer_admit(request))
 		return drop(DROP_HELPER_ANSWERS);
-	helper_fill(&p->tuple, request, &m->pair, time, bypass);
-	if (helper_store(&p->tuple, &m->pair, s))
+	tftp_fill(&p->tuple, request, &m->pair, time, bypass);
+	if (tftp_store(&p->tuple, &m->pair, s))
 		return drop(FLOW_CONFLICT);
 	return flow_forward(skb, m, hook, NULL);
 }

@@ -118,45 +118,6 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// followNAT makes the programs look up packets of endpoints in conntrack while
-// netfilter may translate destinations here. Netfilter must see both directions of a
-// connection that it translates: if an endpoint is also a pod with a hostPort,
-// netfilter must translate its replies back.
-func (b *Backend) followNAT() {
-	b.stopNAT = func() {}
-	if b.cfg.WatchNAT == nil {
-		return
-	}
-	stop, err := b.cfg.WatchNAT(b.onNAT)
-	if err != nil {
-		// A lookup for each packet is slower, but correct.
-		b.cfg.Log.Error("Follow netfilter's rules", "err", err)
-		b.onNAT(true, "rules are not followed")
-		return
-	}
-	b.stopNAT = stop
-}
-
-// onNAT is called when netfilter starts or stops translating destinations.
-func (b *Backend) onNAT(may bool, reason string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if may != b.askConntrack {
-		if may {
-			b.cfg.Log.Info("netfilter may translate destinations: packets of endpoints are looked up in conntrack", "reason", reason)
-		} else {
-			b.cfg.Log.Info("netfilter translates no destinations: packets of endpoints are not looked up in conntrack")
-		}
-	}
-	b.askConntrack = may
-	if b.node == nil {
-		return // the first Replace writes the settings
-	}
-	if err := b.writeSettings(b.node); err != nil {
-		b.cfg.Log.Error("Write settings", "err", err)
-	}
-}
-
 func probe(cfg *Config) (kernel.Features, error) {
 	if err := kernel.EnsureBPFFS(cfg.BPFFS); err != nil {
 		return kernel.Features{}, err
@@ -194,12 +155,12 @@ func (b *Backend) CanCarry(p *intent.ServicePort) error { return GivesAway(p.ID.
 // helper, or nil if the programs can.
 func GivesAway(proto model.Protocol, helper intent.Helper) error {
 	if proto != model.TCP && proto != model.UDP {
-		return fmt.Errorf("%s is for nftables or iptables to serve, not for the eBPF programs", proto)
+		return fmt.Errorf("the eBPF programs do not serve %s; nftables or iptables must", proto)
 	}
 	if helper == intent.FTP {
 		// The stream contains addresses as text, so a translation would change its
 		// length.
-		return errors.New("FTP takes the kernel's helper, which is for nftables or iptables to assign, not for the eBPF programs (if it is not FTP, annotate the Service with " +
+		return errors.New("FTP needs the kernel's conntrack helper, which only nftables and iptables can assign (if it is not FTP, annotate the Service with " +
 			intent.HelperAnnotation + "=none)")
 	}
 	return nil

@@ -191,7 +191,7 @@ func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 	noError(t, someone.Process.Kill())
 	_ = someone.Wait()
 	_, err = New(t.Context(), cfg)
-	wantError(t, "another agent while links are attached", err, "be rid of that one first: spillway agent --cleanup --bpffs "+cfg.BPFFS)
+	wantError(t, "another agent while links are attached", err, "uninstall that agent first: spillway agent --cleanup --bpffs "+cfg.BPFFS)
 
 	noError(t, netns.Set(first))
 	wantHooks(t, cfg, eth0, 1)

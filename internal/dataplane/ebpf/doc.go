@@ -22,4 +22,19 @@
 //	BPFFS/maps-v2/NAME    maps of ABI version 2
 //	BPFFS/links/…         tcx links, one for each interface and direction
 //	BPFFS/cgroup/…        links of the socket hooks
+//
+// The files, by theme:
+//
+//	backend, config, metrics     the Backend: Apply and Replace, its settings, its metrics
+//	load, drain, cleanup, pins_  programs and pins, from the start to the removal
+//	abi                          Go values to and from those of bpf/abi.h
+//	ports                        the maps of Services: which ports to add and to remove
+//	ports_write                  one port's entries, in the order that the programs need
+//	ports_endpointaddrs          the endpoints' own addresses among the frontends
+//	ports_readback, ports_check  the same maps read at start, and compared after writes
+//	node_                        settings, source ports, pods and addresses of the node
+//	untracked                    the maps of do-not-track policies
+//	flows_                       sweep of the flow table, count of each client's flows
+//	migrate_                     entries of maps with another layout or size
+//	packet_…_test                single packets through the programs (BPF_PROG_RUN)
 package ebpf

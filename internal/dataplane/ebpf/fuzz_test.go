@@ -75,7 +75,7 @@ func FuzzReadBack(f *testing.F) {
 		}
 		p.intentFrontends()
 		for _, e := range p.intentEndpoints() {
-			directKey(p.protocol, e.Addr)
+			endpointKey(p.protocol, e.Addr)
 		}
 	})
 }

@@ -180,7 +180,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	}
 	c := map[string]any{
 		tcVarHostNetnsCookie: cookie,
-		tcVarUnconfirmedMax:  cfg.unconfirmed(), tcVarSourceMax: cfg.sourceMax(),
+		tcVarUnconfirmedMax:  cfg.unconfirmed(), tcVarClientFlowsMax: cfg.clientFlowsMax(),
 	}
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)
@@ -200,8 +200,8 @@ const unconfirmedShare = 4
 // unconfirmed returns the length of the ring of unconfirmed flows.
 func (c *Config) unconfirmed() uint32 { return max(c.FlowTableSize/unconfirmedShare, 1) }
 
-// sourceMax returns the maximum number of confirmed flows of one client: half of all.
-func (c *Config) sourceMax() uint32 { return max(c.FlowTableSize/2, 1) }
+// clientFlowsMax returns the maximum number of confirmed flows of one client: half of all.
+func (c *Config) clientFlowsMax() uint32 { return max(c.FlowTableSize/2, 1) }
 
 // idsMap records which ids are in use; see portTable.newID. No program uses it.
 const idsMap = "ids"

@@ -16,68 +16,6 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// nodePortRange is the API server's default --service-node-port-range. Its ports must
-// not be source ports: a reply to such a port would look like a request.
-var nodePortRange = kernel.PortRange{First: 30000, Last: 32767}
-
-// portLists has the ports that may replace a client's port: both lists in sequence, and
-// their lengths.
-type portLists struct {
-	ports         []uint16
-	snat, network uint32
-}
-
-// networkPortOf8 selects every eighth port for flows that keep the address of another
-// node or of its pod. All nodes agree on these ports, whatever else their lists lack.
-// So the ports that a node uses for itself and its pods never equal those that another
-// node uses for them.
-const networkPortOf8 = 6
-
-func listPorts() (l portLists, err error) {
-	all, err := snatPortList()
-	if err != nil {
-		return l, err
-	}
-	var network []uint16
-	for _, p := range all {
-		if p%8 == networkPortOf8 {
-			network = append(network, p)
-		} else {
-			l.ports = append(l.ports, p)
-		}
-	}
-	l.snat, l.network = uint32(len(l.ports)), uint32(len(network))
-	l.ports = append(l.ports, network...)
-	return l, nil
-}
-
-// snatPortList returns every port that may replace a client's port. It leaves out the
-// ephemeral ports of the node's sockets and the ports that the administrator has
-// reserved.
-func snatPortList() ([]uint16, error) {
-	local, err := kernel.LocalPortRange()
-	if err != nil {
-		return nil, err
-	}
-	reserved, err := kernel.LocalReservedPorts()
-	if err != nil {
-		return nil, err
-	}
-	banned := append(reserved, local, nodePortRange)
-	var ports []uint16
-	for p := 1024; p <= 65535; p++ {
-		if !slices.ContainsFunc(banned, func(r kernel.PortRange) bool {
-			return uint16(p) >= r.First && uint16(p) <= r.Last
-		}) {
-			ports = append(ports, uint16(p))
-		}
-	}
-	if len(ports) == 0 {
-		return nil, errors.New("net.ipv4.ip_local_port_range and ip_local_reserved_ports leave no port for SNAT: make one of them smaller")
-	}
-	return ports, nil
-}
-
 // writeSettings writes the settings of all programs.
 func (b *Backend) writeSettings(n *intent.Node) error {
 	lists, err := listPorts()
@@ -158,15 +96,6 @@ func icmpInterval(sysctl string, unit time.Duration) uint64 {
 	}
 	return n * uint64(unit)
 }
-
-// traversal says why a pod's packets must traverse netfilter.
-type traversal uint8
-
-const (
-	mayBypass            traversal = iota
-	traversesForPolicy             // a NetworkPolicy selects the pod
-	traversesForDenyRule           // a deny rule of a do-not-track policy alone
-)
 
 func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 
@@ -343,91 +272,6 @@ func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
 			b.cfg.Log.Error("Write settings", "err", err)
 		}
 	}
-}
-
-// onPods receives the changes of the pods of this node.
-func (b *Backend) onPods(c attach.PodChanges) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	changed := slices.Collect(maps.Keys(c.Upserts))
-	if c.Full {
-		// Pods that must traverse netfilter stay in the map, without device and MACs.
-		changed = slices.AppendSeq(changed, maps.Keys(b.traversing))
-		b.pods = map[netip.Addr]attach.Pod{}
-		if err := b.forgetPods(c.Upserts); err != nil {
-			b.cfg.Log.Error("Remove pods", "err", err)
-		}
-	}
-	maps.Copy(b.pods, c.Upserts)
-	for _, a := range c.Deletes {
-		delete(b.pods, a)
-		changed = append(changed, a)
-	}
-	for _, a := range changed {
-		if err := b.writePod(a); err != nil {
-			b.cfg.Log.Error("Write pod", "address", a, "err", err)
-		}
-	}
-}
-
-// forgetPods removes the pods of an earlier run that are unknown to this one.
-func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
-	var key tcAddrKey
-	var pod tcPod
-	var gone []tcAddrKey
-	it := b.m(tcMapPods).Iterate()
-	for it.Next(&key, &pod) {
-		a := fromAddr(key.Addr, uint8(key.Family))
-		if _, ok := known[a]; !ok && b.traversing[a] == mayBypass {
-			gone = append(gone, key)
-		}
-	}
-	for _, key := range gone {
-		if err := b.m(tcMapPods).Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
-	}
-	return it.Err()
-}
-
-// writePod writes the entry of one pod address: its device, its MACs, and whether its
-// packets must traverse netfilter. The entry has the device even without the MACs,
-// because the programs check the device of a source address.
-func (b *Backend) writePod(a netip.Addr) error {
-	var pod tcPod
-	var flags tcPodFlags
-	p, known := b.pods[a]
-	contested := known && p.Ifindex == 0
-	pod.Ifindex = uint32(p.Ifindex)
-	if p.Ifindex != 0 && len(p.PodMAC) == 6 && len(p.HostMAC) == 6 {
-		flags |= tcPodFlagsPOD_REACHABLE
-		copy(pod.Mac[:], p.PodMAC)
-		copy(pod.GatewayMac[:], p.HostMAC)
-	}
-	switch b.traversing[a] {
-	case traversesForPolicy:
-		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER
-	case traversesForDenyRule:
-		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER | tcPodFlagsPOD_DENY_RULE_ONLY
-	}
-	if contested || known && unclaimed(b.node, a) {
-		flags |= tcPodFlagsPOD_TRAVERSES_NETFILTER
-		flags &^= tcPodFlagsPOD_DENY_RULE_ONLY
-	}
-	pod.Flags = uint32(flags)
-	var err error
-	if flags == 0 && pod.Ifindex == 0 {
-		err = b.m(tcMapPods).Delete(addrKey(a))
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = nil
-		}
-	} else {
-		err = b.m(tcMapPods).Put(addrKey(a), pod)
-	}
-	if err != nil {
-		return fmt.Errorf("write pod %s: %w", a, err)
-	}
-	return nil
 }
 
 // replaceMap makes a small map equal to want. It does not write correct entries.

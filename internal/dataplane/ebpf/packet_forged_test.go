@@ -568,7 +568,7 @@ func (n *packetNode) gsoTooBig(t *testing.T, p *plan) {
 func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
 	key := tupleOf(protoTCP, ap(p.client, 1), ap(p.clusterIP, 80))
-	index := sourceHash(n.objects.seed, &key) % sources
+	index := clientHash(n.objects.seed, &key) % sources
 	ok(t, n.m(tcMapSources).Put(index, uint32(0)))
 	n.openHere(t, p, 40000)
 	var count uint32
@@ -591,7 +591,7 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		f, _ := n.flow(c.keys()[0])
 		return tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED == 0
 	}
-	ok(t, n.m(tcMapSources).Put(index, n.cfg.sourceMax()))
+	ok(t, n.m(tcMapSources).Put(index, n.cfg.clientFlowsMax()))
 	if !full(p.client, 40001) {
 		t.Error("a client with its share of flows gets one more that is confirmed")
 	}
@@ -599,7 +599,7 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		t.Error("another client does not get its own share")
 	}
 	if p.eth0.Is6() {
-		ok(t, n.m(tcMapSources).Put(networkHash(n.objects.seed, &key)%sources, n.cfg.sourceMax()*3/2))
+		ok(t, n.m(tcMapSources).Put(clientNetworkHash(n.objects.seed, &key)%sources, n.cfg.clientFlowsMax()*3/2))
 		if !full(p.client2, 40003) {
 			t.Error("a network with its share of flows gets one more that is confirmed")
 		}

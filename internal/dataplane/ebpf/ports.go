@@ -28,9 +28,9 @@ type portTable struct {
 	byID  map[intent.PortID]*port
 	// orphans are Services found in the maps at start that no PortID claims yet.
 	orphans map[uint32]*port
-	// direct has the endpoints' own addresses; see direct.go.
-	direct map[tcFrontendKey]directAddr
-	untidy bool // an entry of direct could not be written or removed
+	// endpointAddrs has the addresses of endpoints; see ports_endpointaddrs.go.
+	endpointAddrs      map[tcFrontendKey]endpointAddr
+	endpointAddrsDirty bool // an entry of endpointAddrs could not be written or removed
 	// owners has the Service of each frontend, so that a frontend that moves is not
 	// removed from its new owner.
 	owners map[tcFrontendKey]uint32
@@ -80,7 +80,7 @@ type port struct {
 	frontends map[tcFrontendKey]tcFrontend
 	header    tcService
 	written   bool // header is in the map
-	helped    bool // its endpoints answer from other ports (TFTP)
+	tftp      bool // its endpoints answer from other ports (TFTP)
 	backends  map[netip.AddrPort]backendEntry
 	slots     [2][]uint32
 	ranges    map[tcRangeKey]bool
@@ -155,8 +155,8 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 			failed[p.ID] = err
 		}
 	}
-	if whole || t.untidy {
-		return failed, t.tidyDirect()
+	if whole || t.endpointAddrsDirty {
+		return failed, t.repairEndpointAddrs()
 	}
 	return failed, nil
 }
@@ -198,103 +198,8 @@ func (t *portTable) claim(id intent.PortID, o *port) {
 	}
 	// No address is left that would show its protocol.
 	for addr := range o.backends {
-		t.countDirect(directKey(o.protocol, addr), o.helped, -1)
-		t.countDirect(directKey(id.Protocol, addr), o.helped, 1)
+		t.countEndpoint(endpointKey(o.protocol, addr), o.tftp, -1)
+		t.countEndpoint(endpointKey(id.Protocol, addr), o.tftp, 1)
 	}
 	o.protocol = id.Protocol
-}
-
-// write updates one port. After an error it serves its old state or a part of the new
-// one, and another call continues.
-func (t *portTable) write(p *intent.ServicePort) error {
-	if err := t.addNew(p); err != nil {
-		return err
-	}
-	return t.removeOld(p)
-}
-
-// addNew adds new entries, endpoints before the addresses that lead to them.
-func (t *portTable) addNew(p *intent.ServicePort) error {
-	t.adopt(p)
-	have := t.byID[p.ID]
-	if have == nil {
-		id, err := t.newID(serviceID)
-		if err != nil {
-			return err
-		}
-		have = newPort(id)
-		have.protocol = p.ID.Protocol
-		t.byID[p.ID] = have
-	}
-	if have.source == p {
-		return nil // the same immutable decision
-	}
-	have.source, have.grown = nil, nil
-	err := t.addEndpoints(have, p)
-	if err == nil {
-		err = t.addFrontends(have, p)
-	}
-	if err != nil {
-		t.giveBack(p.ID, have)
-		return err
-	}
-	have.grown = p
-	return nil
-}
-
-// giveBack frees the map entries of a port that did not fit.
-func (t *portTable) giveBack(id intent.PortID, have *port) {
-	if len(have.frontends) == 0 {
-		if t.erase(have) == nil {
-			delete(t.byID, id)
-		}
-		return
-	}
-	if t.trimSlots(have) != nil {
-		return
-	}
-	named := map[uint32]bool{}
-	for _, ids := range have.slots {
-		for _, id := range ids {
-			named[id] = true
-		}
-	}
-	for addr, entry := range have.backends {
-		if !named[entry.id] && t.dropBackend(have, addr) != nil {
-			return
-		}
-	}
-}
-
-// removeOld removes the entries of the old state that addNew has kept.
-func (t *portTable) removeOld(p *intent.ServicePort) error {
-	have := t.byID[p.ID]
-	if have == nil || have.grown != p {
-		return nil
-	}
-	if err := t.dropFrontends(have, p); err != nil {
-		return err
-	}
-	if err := t.writeSets(have, have.sets(p), seconds(p.Affinity), false); err != nil {
-		return err
-	}
-	if err := t.dropEndpoints(have, p); err != nil {
-		return err
-	}
-	have.source, have.grown = p, nil
-	return nil
-}
-
-// remove removes a port.
-func (t *portTable) remove(id intent.PortID) error {
-	have := t.byID[id]
-	if have == nil {
-		return nil
-	}
-	have.source = nil
-	if err := t.erase(have); err != nil {
-		return err
-	}
-	delete(t.byID, id)
-	return nil
 }

@@ -48,12 +48,12 @@ const (
 	sockProgRecvmsg6       = "recvmsg6"
 	sockProgSendmsg4       = "sendmsg4"
 	sockProgSendmsg6       = "sendmsg6"
+	sockVarClientFlowsMax  = "client_flows_max"
 	sockVarHasCsumIpv6     = "has_csum_ipv6"
 	sockVarHasCtLookup     = "has_ct_lookup"
 	sockVarHasSetRetval    = "has_set_retval"
 	sockVarHashSeed        = "hash_seed"
 	sockVarHostNetnsCookie = "host_netns_cookie"
-	sockVarSourceMax       = "source_max"
 	sockVarUnconfirmedMax  = "unconfirmed_max"
 )
 
@@ -143,12 +143,12 @@ type sockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
+	ClientFlowsMax  *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	HasCsumIpv6     *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup     *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
-	SourceMax       *ebpf.VariableSpec `ebpf:"source_max"`
 	UnconfirmedMax  *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 }
 
@@ -231,12 +231,12 @@ func (m *sockMaps) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
+	ClientFlowsMax  *ebpf.Variable `ebpf:"client_flows_max"`
 	HasCsumIpv6     *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup     *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`
-	SourceMax       *ebpf.Variable `ebpf:"source_max"`
 	UnconfirmedMax  *ebpf.Variable `ebpf:"unconfirmed_max"`
 }
 

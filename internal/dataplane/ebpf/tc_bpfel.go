@@ -442,12 +442,12 @@ const (
 	tcProgFromPod              = "from_pod"
 	tcProgToNetwork            = "to_network"
 	tcProgToPod                = "to_pod"
+	tcVarClientFlowsMax        = "client_flows_max"
 	tcVarHasCsumIpv6           = "has_csum_ipv6"
 	tcVarHasCtLookup           = "has_ct_lookup"
 	tcVarHasSetRetval          = "has_set_retval"
 	tcVarHashSeed              = "hash_seed"
 	tcVarHostNetnsCookie       = "host_netns_cookie"
-	tcVarSourceMax             = "source_max"
 	tcVarUnconfirmedMax        = "unconfirmed_max"
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
 	tcVarUnusedFeature         = "unused_feature"
@@ -549,12 +549,12 @@ type tcMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
+	ClientFlowsMax        *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	HasCsumIpv6           *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup           *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval          *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed              *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
-	SourceMax             *ebpf.VariableSpec `ebpf:"source_max"`
 	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
 	UnusedFeature         *ebpf.VariableSpec `ebpf:"unused_feature"`
@@ -654,12 +654,12 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
+	ClientFlowsMax        *ebpf.Variable `ebpf:"client_flows_max"`
 	HasCsumIpv6           *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup           *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval          *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed              *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.Variable `ebpf:"host_netns_cookie"`
-	SourceMax             *ebpf.Variable `ebpf:"source_max"`
 	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`
 	UnusedFeature         *ebpf.Variable `ebpf:"unused_feature"`

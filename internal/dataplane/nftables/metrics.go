@@ -19,7 +19,7 @@ var (
 	bytesDesc = prometheus.NewDesc("spillway_nftables_batch_bytes_total",
 		"Bytes of all batches carried out.", nil, nil)
 	repairsDesc = prometheus.NewDesc("spillway_nftables_repairs_total",
-		"Times that the table was not as it was left, and was put right.", nil, nil)
+		"Times that another program had changed the table, and it was repaired.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.

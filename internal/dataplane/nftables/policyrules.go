@@ -292,7 +292,7 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer nft.End) (out []*nft.
 // policy.Tracker.Keep.
 func trackedSet(f *nft.IP) *nft.Set {
 	addr := nft.AddrField(f)
-	return &nft.Set{Name: "kept" + f.Suffix, Comment: "here, peer and port of what somebody translates: stays tracked", Key: []nft.Field{addr, addr, nft.ProtocolField, nft.PortField}}
+	return &nft.Set{Name: "kept" + f.Suffix, Comment: "local address, peer and port of translated connections: stay tracked", Key: []nft.Field{addr, addr, nft.ProtocolField, nft.PortField}}
 }
 
 func trackedElem(p policy.Pair) (set, key string) {
@@ -309,7 +309,7 @@ func (t *policyTable) trackedRules(peer, port nft.End) (out []*nft.Rule) {
 		if t.kept[s.Name] == 0 {
 			continue
 		}
-		r, last := (&nft.Rule{Comment: "somebody translates it"}).Version(f), nft.Reg+2*f.Regs()
+		r, last := (&nft.Rule{Comment: "translated: stays tracked"}).Version(f), nft.Reg+2*f.Regs()
 		r.Addr(f, 1-peer, nft.Reg).Addr(f, peer, nft.Reg+f.Regs()).Meta(unix.NFT_META_L4PROTO, last)
 		out = append(out, r.Port(port, last+1).In(s.Name, nft.Reg).Return())
 	}

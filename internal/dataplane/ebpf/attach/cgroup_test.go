@@ -94,10 +94,10 @@ func TestCgroupHooks(t *testing.T) {
 	wantAtCgroup(t, one, connect4, second[connect4])
 	wantAtCgroup(t, one, sendmsg6)
 	if got := pinnedLinkID(t, pin); got != before {
-		t.Errorf("link %d, want %d kept", got, before)
+		t.Errorf("link id %d after a restart, want the old link %d", got, before)
 	}
 
-	// Another cgroup, and a foreign program at the former.
+	// Attach to another cgroup while a foreign program is attached to the first.
 	foreign := sockAddrProgram(t, connect4)
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: one, Attach: connect4, Program: foreign})
 	must(t, err)
@@ -125,7 +125,7 @@ func TestCgroupHooks(t *testing.T) {
 func TestCgroupMissing(t *testing.T) {
 	dir := t.TempDir()
 	if err := AttachCgroup(dir, filepath.Join(dir, "none"), nil); err == nil {
-		t.Error("attached to a cgroup that is not there")
+		t.Error("AttachCgroup succeeded for a missing cgroup")
 	}
 }
 

@@ -35,7 +35,7 @@ func claimPins(bpffs string) error {
 		return nil
 	case known:
 		if where := kernel.FindNetns(owner); where != "" || attach.Attached(bpffs) {
-			return fmt.Errorf("bpffs %s: belongs to the agent of another network namespace, %s: give another --bpffs, or be rid of that one first: %s",
+			return fmt.Errorf("bpffs %s: belongs to the agent of another network namespace, %s: give another --bpffs, or uninstall that agent first: %s",
 				bpffs, owner, cleanupThere(bpffs, where))
 		}
 	}

@@ -22,7 +22,7 @@ type previousLayout struct {
 }
 
 // migrator copies the entries that programs of earlier runs have written into maps of
-// another layout (migrate.go) or another size (resize.go).
+// another layout (migrate.go) or another size (migrate_resize.go).
 type migrator struct {
 	previous []previousLayout // oldest first
 	// made has the maps that this process has created. No program uses them before the

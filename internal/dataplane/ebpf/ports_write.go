@@ -14,10 +14,48 @@ import (
 
 // The entries that portTable writes for one port, in the order that the programs need.
 
+// write updates one port. After an error it serves its old state or a part of the new
+// one, and another call continues.
+func (t *portTable) write(p *intent.ServicePort) error {
+	if err := t.addNew(p); err != nil {
+		return err
+	}
+	return t.removeOld(p)
+}
+
+// addNew adds new entries, endpoints before the addresses that lead to them.
+func (t *portTable) addNew(p *intent.ServicePort) error {
+	t.adopt(p)
+	have := t.byID[p.ID]
+	if have == nil {
+		id, err := t.newID(serviceID)
+		if err != nil {
+			return err
+		}
+		have = newPort(id)
+		have.protocol = p.ID.Protocol
+		t.byID[p.ID] = have
+	}
+	if have.source == p {
+		return nil // the same immutable decision
+	}
+	have.source, have.grown = nil, nil
+	err := t.addEndpoints(have, p)
+	if err == nil {
+		err = t.addFrontends(have, p)
+	}
+	if err != nil {
+		t.giveBack(p.ID, have)
+		return err
+	}
+	have.grown = p
+	return nil
+}
+
 // addEndpoints adds new endpoints and updates the sets. A set that becomes empty stays
 // until no address leads to it.
 func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
-	t.setHelped(have, p.Helper == intent.TFTP)
+	t.setTFTP(have, p.Helper == intent.TFTP)
 	for _, e := range p.Endpoints {
 		old, known := have.backends[e.Addr]
 		if !known {
@@ -39,7 +77,7 @@ func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
 			}
 			have.backends[e.Addr] = backendEntry{old.id, value}
 			if !known {
-				t.refDirect(directKey(have.protocol, e.Addr), have.helped)
+				t.refEndpoint(endpointKey(have.protocol, e.Addr), have.tftp)
 			}
 		}
 	}
@@ -68,7 +106,7 @@ const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER_POLICY | tcBackendFlagsB
 // that becomes empty stays unchanged.
 func (t *portTable) writeSets(have *port, want [2][]uint32, affinity uint32, keep bool) error {
 	header := tcService{Affinity: affinity}
-	if have.helped {
+	if have.tftp {
 		header.Flags = uint32(tcServiceFlagsSERVICE_TFTP)
 	}
 	for set := range want {
@@ -150,26 +188,6 @@ func arrange(have, want []uint32) []uint32 {
 	return next
 }
 
-// wantedFrontends returns the entries of a port's addresses and source ranges.
-func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]tcFrontend, map[tcRangeKey]bool) {
-	frontends := make(map[tcFrontendKey]tcFrontend, len(p.Frontends))
-	ranges := map[tcRangeKey]bool{}
-	for _, f := range p.Frontends {
-		flags := frontendFlags(f)
-		if p.Helper == intent.TFTP {
-			flags |= tcFrontendFlagsFRONTEND_TFTP
-		}
-		frontends[frontendKey(p.ID, f)] = tcFrontend{
-			Service: service, ExternalRoute: uint8(f.ExternalRoute), InternalRoute: uint8(f.InternalRoute),
-			Flags: uint8(flags),
-		}
-		for _, r := range f.SourceRanges {
-			ranges[rangeKey(service, r)] = true
-		}
-	}
-	return frontends, ranges
-}
-
 // addFrontends adds and changes addresses, after the source ranges that they need.
 func (t *portTable) addFrontends(have *port, p *intent.ServicePort) error {
 	want, ranges := wantedFrontends(have.service, p)
@@ -193,8 +211,71 @@ func (t *portTable) addFrontends(have *port, p *intent.ServicePort) error {
 			t.addrs.count(key, 1)
 		}
 		t.owners[key] = have.service
-		t.overwroteDirect(key)
+		t.endpointOverwritten(key)
 	}
+	return nil
+}
+
+// wantedFrontends returns the entries of a port's addresses and source ranges.
+func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]tcFrontend, map[tcRangeKey]bool) {
+	frontends := make(map[tcFrontendKey]tcFrontend, len(p.Frontends))
+	ranges := map[tcRangeKey]bool{}
+	for _, f := range p.Frontends {
+		flags := frontendFlags(f)
+		if p.Helper == intent.TFTP {
+			flags |= tcFrontendFlagsFRONTEND_TFTP
+		}
+		frontends[frontendKey(p.ID, f)] = tcFrontend{
+			Service: service, ExternalRoute: uint8(f.ExternalRoute), InternalRoute: uint8(f.InternalRoute),
+			Flags: uint8(flags),
+		}
+		for _, r := range f.SourceRanges {
+			ranges[rangeKey(service, r)] = true
+		}
+	}
+	return frontends, ranges
+}
+
+// giveBack frees the map entries of a port that did not fit.
+func (t *portTable) giveBack(id intent.PortID, have *port) {
+	if len(have.frontends) == 0 {
+		if t.erase(have) == nil {
+			delete(t.byID, id)
+		}
+		return
+	}
+	if t.trimSlots(have) != nil {
+		return
+	}
+	named := map[uint32]bool{}
+	for _, ids := range have.slots {
+		for _, id := range ids {
+			named[id] = true
+		}
+	}
+	for addr, entry := range have.backends {
+		if !named[entry.id] && t.dropBackend(have, addr) != nil {
+			return
+		}
+	}
+}
+
+// removeOld removes the entries of the old state that addNew has kept.
+func (t *portTable) removeOld(p *intent.ServicePort) error {
+	have := t.byID[p.ID]
+	if have == nil || have.grown != p {
+		return nil
+	}
+	if err := t.dropFrontends(have, p); err != nil {
+		return err
+	}
+	if err := t.writeSets(have, have.sets(p), seconds(p.Affinity), false); err != nil {
+		return err
+	}
+	if err := t.dropEndpoints(have, p); err != nil {
+		return err
+	}
+	have.source, have.grown = p, nil
 	return nil
 }
 
@@ -227,7 +308,7 @@ func (t *portTable) dropFrontend(have *port, key tcFrontendKey) error {
 		}
 		delete(t.owners, key)
 		t.addrs.count(key, -1)
-		t.writeDirect(key)
+		t.writeEndpointAddr(key)
 	}
 	delete(have.frontends, key)
 	return nil
@@ -263,7 +344,21 @@ func (t *portTable) dropBackend(have *port, addr netip.AddrPort) error {
 		return err
 	}
 	delete(have.backends, addr)
-	return t.unrefDirect(directKey(have.protocol, addr), have.helped)
+	return t.unrefEndpoint(endpointKey(have.protocol, addr), have.tftp)
+}
+
+// remove removes a port.
+func (t *portTable) remove(id intent.PortID) error {
+	have := t.byID[id]
+	if have == nil {
+		return nil
+	}
+	have.source = nil
+	if err := t.erase(have); err != nil {
+		return err
+	}
+	delete(t.byID, id)
+	return nil
 }
 
 // erase removes a port's entries, addresses first.

@@ -196,7 +196,7 @@ func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
 // manyAnswers: a request is not answered from any number of ports, for any client, and
 // each time that the client asks again from as many.
 func (n *packetNode) manyAnswers(t *testing.T, p *plan) {
-	const most = 16 // HELPER_ANSWERS
+	const most = 16 // TFTP_ANSWERS_MAX
 	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
 	front := ap(p.clusterIP, 80)
 	for name, asked := range map[string]netip.AddrPort{"the Service": front, "the endpoint": ap(p.far, 1069)} {
@@ -427,8 +427,8 @@ func (n *packetNode) noHelper(t *testing.T, p *plan) {
 	n.serve(t, &without)
 	n.datagram(t, inEth0, client, front)
 	n.untouched(t, "without a helper", inPod1, answer, tcVerdictPASS_OTHER)
-	for key, d := range n.ports.direct {
-		if d.marked || d.helped != 0 {
+	for key, d := range n.ports.endpointAddrs {
+		if d.writtenTFTP || d.tftp != 0 {
 			t.Errorf("%v is still marked: %+v", key, d)
 		}
 	}

@@ -46,7 +46,7 @@ func (b *Backend) sweepLoop(ctx context.Context) {
 // sweep walks through the table once.
 func (b *Backend) sweep(ctx context.Context) error {
 	var tcp, udp uint64
-	clients := newSourceCounts(b.seed)
+	clients := newClientFlows(b.seed)
 	err := eachFlow(ctx, b.m(tcMapFlows), func(k *tcTuple, f *tcFlow, now uint32) error {
 		if b.cfg.Timeouts.dead(k, f, now) {
 			return b.sweepOne(*k, now)

@@ -216,7 +216,7 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 	for some := range slices.Chunk(slices.Collect(maps.Keys(r.frontends)), entriesAtOnce) {
 		if !hold(func() {
 			for _, key := range some {
-				if v, ok := t.direct[key].value(); ok && r.frontends[key] == v {
+				if v, ok := t.endpointAddrs[key].value(); ok && r.frontends[key] == v {
 					delete(r.frontends, key)
 				}
 			}
@@ -235,9 +235,9 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 }
 
 // value returns the entry of an endpoint's own address, if there is one.
-func (d directAddr) value() (tcFrontend, bool) {
+func (d endpointAddr) value() (tcFrontend, bool) {
 	flags := tcFrontendFlagsFRONTEND_ENDPOINT
-	if d.marked {
+	if d.writtenTFTP {
 		flags |= tcFrontendFlagsFRONTEND_TFTP
 	}
 	return tcFrontend{Flags: uint8(flags)}, d.written
@@ -256,8 +256,8 @@ func (c *comparison) port(p *port) {
 	for addr, e := range p.backends {
 		expect(c, tcMapBackends, c.read.backends, e.id, e.value)
 		// Several Services may share it, so it stays in the reading.
-		key := directKey(p.protocol, addr)
-		if want, ok := c.table.direct[key].value(); ok {
+		key := endpointKey(p.protocol, addr)
+		if want, ok := c.table.endpointAddrs[key].value(); ok {
 			got, there := c.read.frontends[key]
 			c.judge(tcMapFrontends, key, there, got == want)
 		}

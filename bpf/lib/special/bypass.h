@@ -3,8 +3,8 @@
  * Packets to and from addresses of endpoints themselves, and packets that a do-not-track
  * policy allows: they may bypass netfilter.
  */
-#ifndef SPILLWAY_SPECIAL_DIRECT_H
-#define SPILLWAY_SPECIAL_DIRECT_H
+#ifndef SPILLWAY_SPECIAL_BYPASS_H
+#define SPILLWAY_SPECIAL_BYPASS_H
 
 #include "../flow/create.h"
 #include "../lookup/untracked.h"
@@ -18,21 +18,21 @@
  * A pod's packet to an endpoint with a node's own address is excluded: a CNI that
  * masquerades would replace its source.
  */
-static __always_inline int may_bypass_direct(const struct settings *s, const struct tuple *t,
-					     bool to_endpoint)
+static __always_inline int endpoint_may_bypass(const struct settings *s, const struct tuple *t,
+					       bool to_endpoint)
 {
 	const struct addr *endpoint = to_endpoint ? &t->daddr : &t->saddr;
 	const struct addr *peer = to_endpoint ? &t->saddr : &t->daddr;
 
 	return !(s->flags & SETTING_BYPASS_NEVER) && pod_may_bypass(endpoint, t->family) &&
-	       (pod_may_bypass(peer, t->family) || range_allows(RANGE_PEERS, peer, t->family));
+	       (pod_may_bypass(peer, t->family) || range_contains(RANGE_PEERS, peer, t->family));
 }
 
 /*
  * Does a do-not-track policy allow this packet? Netfilter would neither track nor translate
  * it. Only replies from pods of this node qualify.
  */
-__noinline int may_bypass_untracked(const struct packet *p, enum hook hook)
+__noinline int untracked_may_bypass(const struct packet *p, enum hook hook)
 {
 	const struct tuple *t;
 
@@ -50,8 +50,7 @@ __noinline int may_bypass_untracked(const struct packet *p, enum hook hook)
  * where the stack must handle it.
  */
 static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratch *m,
-					    enum hook hook,
-					    enum verdict verdict)
+					    enum hook hook, enum verdict verdict)
 {
 	struct packet *p = &m->packet;
 	const struct tuple *t = &p->tuple;
@@ -75,7 +74,7 @@ static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratc
 }
 
 /* Handles a packet that is not for a Service's address. */
-static __always_inline int serve_direct(struct __sk_buff *skb, struct scratch *m,
+static __always_inline int serve_bypass(struct __sk_buff *skb, struct scratch *m,
 					const struct settings *s, enum hook hook, bool to_endpoint,
 					bool from_endpoint, bool to_tftp)
 {
@@ -86,12 +85,12 @@ static __always_inline int serve_direct(struct __sk_buff *skb, struct scratch *m
 	if (to_endpoint || from_endpoint) {
 		/* Netfilter may have to translate an endpoint's reply back. */
 		if (s->flags & SETTING_ASK_CONNTRACK &&
-		    conntrack_owns(skb, &m->packet, CONNTRACK_ANY_ENTRY))
+		    conntrack_has(skb, &m->packet, CONNTRACK_ANY_ENTRY))
 			return pass(PASS_CONNTRACK);
 		if (packet_begins(&m->packet)) {
 			tuple_mirror(&m->pair.reply_key, t);
 			if (s->flags & SETTING_ASK_CONNTRACK &&
-			    conntrack_claims(skb, &m->pair.reply_key))
+			    conntrack_sees_as_reply(skb, &m->pair.reply_key))
 				return pass(PASS_CONNTRACK);
 			flow_release_reply_tuple(t, &m->pair, to_tftp);
 		}
@@ -102,12 +101,12 @@ static __always_inline int serve_direct(struct __sk_buff *skb, struct scratch *m
 		 */
 		if (to_endpoint && has_ct_lookup && s->flags & SETTING_DRAINS)
 			return pass(PASS_OTHER);
-		if (may_bypass_direct(s, t, to_endpoint))
+		if (endpoint_may_bypass(s, t, to_endpoint))
 			verdict = PASSED_DIRECT;
 	}
 	if (verdict == PASS_OTHER && s->flags & SETTING_UNTRACKED &&
 	    !(s->flags & (SETTING_BYPASS_NEVER | SETTING_DRAINS)) &&
-	    may_bypass_untracked(&m->packet, hook))
+	    untracked_may_bypass(&m->packet, hook))
 		verdict = PASSED_UNTRACKED;
 	if (verdict == PASS_OTHER)
 		return pass(PASS_OTHER);
@@ -117,8 +116,8 @@ static __always_inline int serve_direct(struct __sk_buff *skb, struct scratch *m
 	if (ret == SERVE_NOT_MINE)
 		return pass(PASS_OTHER);
 	if (to_tftp && verdict == PASSED_DIRECT)
-		helper_expect_direct(t, &m->pair, (hook == FROM_POD ? FLOW_TO_POD : 0) |
-				     (m->next_hop.kind == NEXT_HOP_POD ? FLOW_REVERSE_TO_POD : 0));
+		tftp_expect_direct(t, &m->pair, (hook == FROM_POD ? FLOW_TO_POD : 0) |
+				   (m->next_hop.kind == NEXT_HOP_POD ? FLOW_REVERSE_TO_POD : 0));
 	return ret;
 }
 

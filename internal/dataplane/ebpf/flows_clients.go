@@ -8,30 +8,30 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// sourceCounts has the numbers of confirmed flows by client and by its network, as in
+// clientFlows has the numbers of confirmed flows by client and by its network, as in
 // the map sources. The programs count flows that open and close. The sweep corrects the
 // counts for flows that have timed out or were evicted.
-type sourceCounts struct {
+type clientFlows struct {
 	seed   uint32
 	counts []uint32
 }
 
-func newSourceCounts(seed uint32) *sourceCounts {
-	return &sourceCounts{seed: seed, counts: make([]uint32, sources)}
+func newClientFlows(seed uint32) *clientFlows {
+	return &clientFlows{seed: seed, counts: make([]uint32, sources)}
 }
 
 // count counts a flow by its forward entry.
-func (c *sourceCounts) count(k *tcTuple, f *tcFlow) {
+func (c *clientFlows) count(k *tcTuple, f *tcFlow) {
 	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED != 0 && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
-		c.counts[sourceHash(c.seed, k)%sources]++
+		c.counts[clientHash(c.seed, k)%sources]++
 		if k.Family == uint8(model.IPv6) {
-			c.counts[networkHash(c.seed, k)%sources]++
+			c.counts[clientNetworkHash(c.seed, k)%sources]++
 		}
 	}
 }
 
 // write replaces the content of the map.
-func (c *sourceCounts) write(m *ebpf.Map) error {
+func (c *clientFlows) write(m *ebpf.Map) error {
 	keys := make([]uint32, sources)
 	for i := range keys {
 		keys[i] = uint32(i)
@@ -42,8 +42,8 @@ func (c *sourceCounts) write(m *ebpf.Map) error {
 	return nil
 }
 
-// sourceHash mirrors source_hash of bpf/lib/flow/source.h.
-func sourceHash(seed uint32, k *tcTuple) uint32 {
+// clientHash mirrors client_hash of bpf/lib/flow/client_share.h.
+func clientHash(seed uint32, k *tcTuple) uint32 {
 	h := seed
 	for _, w := range k.Saddr.W {
 		h = mix(h, w)
@@ -51,8 +51,8 @@ func sourceHash(seed uint32, k *tcTuple) uint32 {
 	return h
 }
 
-// networkHash mirrors network_hash there.
-func networkHash(seed uint32, k *tcTuple) uint32 {
+// clientNetworkHash mirrors client_network_hash there.
+func clientNetworkHash(seed uint32, k *tcTuple) uint32 {
 	return mix(mix(^seed, k.Saddr.W[0]), k.Saddr.W[1])
 }
 

@@ -24,7 +24,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 		frontends: noted(tcMapFrontends), services: noted(tcMapServices), slots: noted(tcMapSlots),
 		backends: noted(tcMapBackends), ranges: noted(tcMapSourceRanges), ids: m[idsMap], notes: n,
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
-		owners: map[tcFrontendKey]uint32{}, direct: map[tcFrontendKey]directAddr{},
+		owners: map[tcFrontendKey]uint32{}, endpointAddrs: map[tcFrontendKey]endpointAddr{},
 	}
 	at := func(service uint32) *port {
 		t.last[serviceID] = max(t.last[serviceID], service)
@@ -36,14 +36,14 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	err := each(t.services, func(id uint32, v tcService) {
 		p := at(id)
 		p.header, p.written = v, true
-		p.helped = v.Flags&uint32(tcServiceFlagsSERVICE_TFTP) != 0
+		p.tftp = v.Flags&uint32(tcServiceFlagsSERVICE_TFTP) != 0
 	})
 	if err != nil {
 		return nil, err
 	}
 	err = each(t.frontends, func(key tcFrontendKey, v tcFrontend) {
 		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_ENDPOINT != 0 {
-			t.direct[key] = directAddr{written: true, marked: tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_TFTP != 0}
+			t.endpointAddrs[key] = endpointAddr{written: true, writtenTFTP: tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_TFTP != 0}
 			return
 		}
 		p := at(v.Service)
@@ -72,7 +72,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 	}
 	for _, p := range t.orphans {
 		for addr := range p.backends {
-			t.countDirect(directKey(p.protocol, addr), p.helped, 1)
+			t.countEndpoint(endpointKey(p.protocol, addr), p.tftp, 1)
 		}
 	}
 	if err := t.readSlots(at); err != nil {
@@ -189,7 +189,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 			ID: id, Affinity: time.Duration(p.header.Affinity) * time.Second,
 			Frontends: p.intentFrontends(), Endpoints: p.intentEndpoints(),
 		}
-		if p.helped {
+		if p.tftp {
 			sp.Helper = intent.TFTP
 		}
 		s.Ports = append(s.Ports, sp)
