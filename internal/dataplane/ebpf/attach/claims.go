@@ -247,6 +247,12 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 			winner.port.named[familyIndex(a)] = a
 		}
 	}
+	// An interface's Pod may be known only now: the reason must not depend on the order.
+	for key, e := range refused {
+		if e.Reason == ReasonInUse && t.fact(key.addr) == PodHere && t.belongsToOther(t.ports[key.ifindex], key.addr) {
+			e.Reason = ReasonOtherPod
+		}
+	}
 	for a, o := range t.owners {
 		if _, replaced := owners[a]; !replaced && t.remembers(a, o) {
 			o.earlier = false
