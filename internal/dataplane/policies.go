@@ -17,6 +17,10 @@ type Policies interface {
 	// state without targets leaves nothing that a packet traverses.
 	Replace(context.Context, policy.State) error
 
+	// Repair does what Replace does, for a state that the last successful call has
+	// written. It is cheap while no other program has written to the kernel's tables.
+	Repair(context.Context, policy.State) error
+
 	// HasPolicies reports whether the kernel has policies of any agent.
 	HasPolicies(context.Context) (bool, error)
 

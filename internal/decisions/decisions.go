@@ -25,8 +25,9 @@ type Changes struct {
 	Policies policy.Changes
 }
 
-// New returns a Tracker without facts. Both Configs must be valid, and of the same node.
+// New returns a Tracker without facts, for the node of the first Config. Both must be valid.
 func New(services intent.Config, policies policy.Config) *Tracker {
+	policies.NodeName = services.NodeName
 	facts := store.New(services.NodeName)
 	return &Tracker{
 		facts:    facts,

@@ -33,8 +33,8 @@ func TestADenyRuleSendsItsPodThroughNetfilter(t *testing.T) {
 		if len(c.Policies.Rules) == 0 || c.Services.Node == nil || len(c.Services.Upserts) != 1 {
 			t.Fatalf("policy %v: changes %+v", step.policy, c)
 		}
-		if got := slices.Contains(c.Services.Node.DenyRulePods, pod); got != step.want {
-			t.Errorf("policy %v: pods with a deny rule %v", step.policy, c.Services.Node.DenyRulePods)
+		if got := slices.Contains(c.Services.Node.DenyRuleOnlyPods, pod); got != step.want {
+			t.Errorf("policy %v: pods with a deny rule %v", step.policy, c.Services.Node.DenyRuleOnlyPods)
 		}
 		if got := c.Services.Upserts[0].Endpoints[0].MustTraverseNetfilter; got != step.want {
 			t.Errorf("policy %v: the endpoint must traverse netfilter: %v", step.policy, got)

@@ -58,6 +58,9 @@ func (p noPolicies) Replace(_ context.Context, s policy.State) error {
 	return p.err
 }
 
+// Repair does what Replace does.
+func (p noPolicies) Repair(ctx context.Context, s policy.State) error { return p.Replace(ctx, s) }
+
 // HasPolicies reports none.
 func (p noPolicies) HasPolicies(context.Context) (bool, error) { return false, nil }
 

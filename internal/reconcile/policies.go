@@ -39,6 +39,8 @@ type policySync struct {
 
 	whole   bool           // the next write is of the whole state
 	pending policy.Changes // of the next write, unless it is of the whole state
+	changed bool           // the state differs from what the last successful write wrote
+	owned   bool           // the table is of this agent
 	err     error          // of the last write
 	tries   int
 	retryAt time.Time
@@ -63,7 +65,7 @@ const (
 func newPolicySync(cfg *Config) *policySync {
 	ps := &policySync{
 		tracker: cfg.Tracker.Policies(), table: cfg.Policies, bypass: cfg.Bypass, entries: cfg.StaleEntries,
-		metrics: cfg.Metrics, log: cfg.Logger, report: cfg.OnPolicies, whole: true,
+		metrics: cfg.Metrics, log: cfg.Logger, report: cfg.OnPolicies, whole: true, changed: true,
 	}
 	if ps.bypass != nil && !ps.bypass.Serves() {
 		ps.tracker.StartTakeover()
@@ -75,7 +77,7 @@ func newPolicySync(cfg *Config) *policySync {
 func (ps *policySync) enqueue(c policy.Changes) {
 	if !c.Empty() {
 		ps.whole = ps.whole || !ps.pending.Empty() // two changes in one turn are rare, and not merged
-		ps.pending = c
+		ps.pending, ps.changed = c, true
 		ps.running.affected = ps.running.affected || c.MayAffectRunning
 	}
 	if c.Refusals != nil {
@@ -203,7 +205,7 @@ func (ps *policySync) written(start time.Time) {
 			ps.stage = policiesIncomplete
 		}
 	}
-	ps.whole, ps.tries, ps.retryAt = false, 0, time.Time{}
+	ps.whole, ps.changed, ps.tries, ps.retryAt = false, false, 0, time.Time{}
 	state := ps.tracker.State()
 	ps.metrics.SetPolicies(len(ps.tracker.Policies()), len(state.Targets), len(state.Tracked))
 }
@@ -224,13 +226,20 @@ func (ps *policySync) writeTable(ctx context.Context) error {
 		}
 	}
 	var err error
-	if ps.whole {
-		err = ps.table.Replace(ctx, state)
-	} else {
+	switch {
+	case !ps.whole:
 		err = ps.table.Apply(ctx, ps.pending)
+	case ps.changed:
+		err = ps.table.Replace(ctx, state)
+	default:
+		err = ps.table.Repair(ctx, state)
 	}
-	if err != nil || ps.bypass == nil {
+	if err != nil {
 		return err
+	}
+	ps.owned = true
+	if ps.bypass == nil {
+		return nil
 	}
 	return ps.bypass.Grant(state, changes)
 }
@@ -239,7 +248,7 @@ func (ps *policySync) writeTable(ctx context.Context) error {
 // because they may include what the source could not read. If the kernel has no policies,
 // the agent writes those it knows.
 func (ps *policySync) checkUnread(ctx context.Context) error {
-	if !ps.denyRulesUnknown() {
+	if ps.owned || !ps.denyRulesUnknown() {
 		return nil
 	}
 	holds, err := ps.table.HasPolicies(ctx)

@@ -52,6 +52,9 @@ func (f *fakeTable) Replace(_ context.Context, s policy.State) error {
 	return nil
 }
 
+// Repair writes nothing, as the real one while no other program writes.
+func (f *fakeTable) Repair(context.Context, policy.State) error { return nil }
+
 func (f *fakeTable) HasPolicies(context.Context) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -66,6 +69,11 @@ func (f *fakeTable) state() (targets, writes int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.targets, f.writes
+}
+
+func (f *fakeTable) held() int {
+	targets, _ := f.state()
+	return targets
 }
 
 func (f *fakeTable) keeps() int {
@@ -150,6 +158,53 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAChangeInTheTurnOfAFullSyncIsWritten: a table need not compare what it holds at a full
+// sync, so the turn must say that the state has changed.
+func TestAChangeInTheTurnOfAFullSyncIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &fakeTable{}
+		g := start(t, func(c *Config) {
+			c.Policies, c.SyncPeriod, c.MinSyncPeriod = table, 3*time.Second, time.Second
+		}, newFakeBackend("ebpf"))
+		g.Deliver(policyDelta(), nil)
+		g.after(time.Second)
+		p := policyDelta().DoNotTrackPolicies["p"]
+		for i := range 30 {
+			want := i % 2
+			change := map[string]*model.DoNotTrackPolicy{"p": nil}
+			if want == 1 {
+				change["p"] = p
+			}
+			g.Deliver(delta(false, map[string]uint16{"a": uint16(i + 1)}), nil) // the next turn is a second later
+			g.after(100 * time.Millisecond)
+			g.Deliver(model.Delta{DoNotTrackPolicies: change}, nil)
+			if g.after(1010 * time.Millisecond); table.held() != want {
+				t.Fatalf("change %d: the kernel has %d targets, want %d", i, table.held(), want)
+			}
+		}
+	})
+}
+
+// TestTwoChangesInOneTurnAreWritten: they are not merged, so the whole state is.
+func TestTwoChangesInOneTurnAreWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &fakeTable{}
+		g := start(t, func(c *Config) { c.Policies, c.SyncPeriod = table, time.Hour }, newFakeBackend("ebpf"))
+		d := policyDelta()
+		d.Nodes = map[string]*model.Node{"n1": {Name: "n1"}}
+		own := *d.DoNotTrackPolicies["p"]
+		own.Name, own.Pods, own.Nodes = "own", nil, &model.Selector{}
+		d.DoNotTrackPolicies["own"] = &own
+		g.Deliver(d, nil)
+		g.after(time.Second)
+		g.SetNodeAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")})
+		g.Deliver(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"p": nil}}, nil)
+		if g.after(time.Second); table.held() != 3 {
+			t.Errorf("the kernel has %d targets, want those of three addresses of the node", table.held())
+		}
+	})
 }
 
 // translated is one direction of a connection that netfilter translates.
@@ -445,7 +500,7 @@ func (s *steps) Grant(_ policy.State, c *policy.Changes) error  { return s.note(
 // netfilter's table is written, and added after it, if the write succeeded.
 func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 	s := &steps{}
-	ps := &policySync{tracker: policy.New(policy.Config{NodeName: "n1"}), table: s, bypass: s, whole: true}
+	ps := &policySync{tracker: policy.New(policy.Config{NodeName: "n1"}), table: s, bypass: s, whole: true, changed: true}
 	for _, fail := range []bool{false, true} {
 		if err := ps.writeTable(t.Context()); err != nil {
 			t.Fatal(err)
@@ -457,7 +512,7 @@ func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 		ps.whole = true
 	}
 	unread := model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
-	s.targets, ps.unread = 1, unread // what the kernel holds is not known, and left alone
+	s.targets, ps.unread, ps.owned = 1, unread, false // what the kernel holds is not known, and left alone
 	if err := ps.writeTable(t.Context()); err == nil {
 		t.Error("what could not be read is written over")
 	}

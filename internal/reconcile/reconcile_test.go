@@ -328,7 +328,7 @@ func TestAPortThatNobodyCarriesIsReported(t *testing.T) {
 		if s := g.Status(); s.Unsupported != 0 || len(s.Problems) != 0 {
 			t.Errorf("status after the Service went: %+v", s)
 		}
-		if n := strings.Count(g.log.String(), `msg="problem gone"`); n != 1 {
+		if n := strings.Count(g.log.String(), `msg="problem resolved"`); n != 1 {
 			t.Errorf("gone %d times:\n%s", n, g.log)
 		}
 	})

@@ -57,6 +57,7 @@ func (ps *policySync) keepTracked(ctx context.Context, now time.Time) {
 		c.lookAt = time.Time{}
 	}
 	ps.pending.Tracked = ps.tracker.SetTracked(pairs)
+	ps.changed = ps.changed || len(ps.pending.Tracked) > 0
 	if slices.ContainsFunc(ps.pending.Tracked, func(c policy.Change[policy.Pair, bool]) bool { return !c.Want }) {
 		c.forgetAt = now // untranslated connections of the pair were tracked too
 	}

@@ -119,7 +119,7 @@ func (p *problems) report() {
 	if p.onAppeared != nil && len(appeared) > 0 {
 		p.onAppeared(appeared)
 	}
-	p.each(slog.LevelInfo, "problem gone", "more problems gone", without(p.known, now))
+	p.each(slog.LevelInfo, "problem resolved", "more problems resolved", without(p.known, now))
 	p.known = now
 }
 

@@ -48,7 +48,7 @@ func (r *report) printf(format string, args ...any) {
 type stageReport struct {
 	*report
 	name          string
-	output        map[string][]string // of what has not ended, by "package test" or "build package"
+	output        map[string][]string // of running tests and builds, by "package test" or "build package"
 	ran           bool                // a test ended
 	failedPackage bool
 }
@@ -68,7 +68,7 @@ func (r *report) readStage(name string, in io.Reader) (failed bool, err error) {
 		s.add(e)
 	}
 	if err := lines.Err(); err != nil {
-		_, _ = io.Copy(io.Discard, in) // go test would wait for a reader
+		_, _ = io.Copy(io.Discard, in) // otherwise go test blocks on the full pipe
 		return s.failedPackage, fmt.Errorf("read test output: %w", err)
 	}
 	if !s.ran {
@@ -130,7 +130,7 @@ func (s *stageReport) addPackage(pkg, key string, e event) {
 		s.broken = append(s.broken, fmt.Sprintf("%s (%s)", pkg, s.name))
 		fmt.Fprintf(s.out, "FAIL  %-40s %-15s %6.1fs\n", pkg, s.name, e.Elapsed)
 		s.flush("build " + e.FailedBuild)
-		// The rest is of tests that a panic or a timeout ended.
+		// A panic or a timeout ended these tests before they reported.
 		for _, key := range slices.Sorted(maps.Keys(s.output)) {
 			if strings.HasPrefix(key, pkg+" ") {
 				s.flush(key)
@@ -150,12 +150,12 @@ func (s *stageReport) flush(key string) {
 func (r *report) finish(allowed []string) bool {
 	unexpected := r.unexpected(allowed)
 	for _, s := range unexpected {
-		fmt.Fprintf(r.out, "skipped without leave: %s: make it run, or give a reason in %s\n", s, allowFile)
+		fmt.Fprintf(r.out, "skipped, but not in the allow list: %s: make it run, or give a reason in %s\n", s, allowFile)
 	}
 	for _, b := range r.broken {
 		fmt.Fprintf(r.out, "failed: %s\n", b)
 	}
-	fmt.Fprintf(r.out, "tests: %d passed, %d failed, %d skipped (%d without leave)\n",
+	fmt.Fprintf(r.out, "tests: %d passed, %d failed, %d skipped (%d not allowed)\n",
 		r.passed, r.failed, len(r.skipped), len(unexpected))
 	return r.failed == 0 && len(r.broken) == 0 && len(unexpected) == 0
 }

@@ -33,9 +33,9 @@ func TestSkipsNeedLeave(t *testing.T) {
 		ok              bool
 		says            string
 	}{
-		{"a skip without leave fails", stream, "", false, "skipped without leave: a TestTwo/x"},
+		{"a skip that is not allowed fails", stream, "", false, "skipped, but not in the allow list: a TestTwo/x"},
 		{"a skip with leave passes", stream, "a TestTwo/x # no IPv6 there", true, "1 passed, 0 failed, 1 skipped"},
-		{"a star takes subtests in", stream, "a TestTwo* # no IPv6 there", true, "(0 without leave)"},
+		{"a star takes subtests in", stream, "a TestTwo* # no IPv6 there", true, "(0 not allowed)"},
 		{"leave is for one package", stream, "b TestTwo* # no IPv6 there", false, "a TestTwo/x"},
 		{"a failed test fails and shows its output", stream + failed, "a TestTwo* # x", false, "boom"},
 		{"a package that does not build fails and shows why", stream + unbuilt, "a TestTwo* # x", false, "undefined: x"},

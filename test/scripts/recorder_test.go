@@ -126,6 +126,9 @@ func (p policies) Replace(_ context.Context, s policy.State) error {
 	return nil
 }
 
+// Repair writes nothing: no other program changes the record.
+func (policies) Repair(context.Context, policy.State) error { return nil }
+
 func (p policies) Apply(_ context.Context, c policy.Changes) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

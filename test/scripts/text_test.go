@@ -171,7 +171,7 @@ func (r *recorder) nodeText() string {
 		{"other nodes", n.Peers, len(n.Peers) > 0},
 		{"known pods", n.KnownPods, len(n.KnownPods) > 0},
 		{"must traverse netfilter", n.MustTraverseNetfilter, len(n.MustTraverseNetfilter) > 0},
-		{"deny rule", n.DenyRulePods, len(n.DenyRulePods) > 0},
+		{"deny rule", n.DenyRuleOnlyPods, len(n.DenyRuleOnlyPods) > 0},
 		{"NetworkPolicies exist", n.PoliciesExist, n.PoliciesExist},
 		{"leaving", n.Leaving, n.Leaving},
 	} {

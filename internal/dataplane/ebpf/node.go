@@ -147,7 +147,7 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	for _, a := range n.MustTraverseNetfilter {
 		traversing[a] = traversesForPolicy
 	}
-	for _, a := range n.DenyRulePods {
+	for _, a := range n.DenyRuleOnlyPods {
 		traversing[a] = traversesForDenyRule
 	}
 	changed := maps.Clone(b.traversing)

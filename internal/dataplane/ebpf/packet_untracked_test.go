@@ -180,7 +180,7 @@ func (n *packetNode) untrackedPoliced(t *testing.T, p *plan, proto uint8) {
 				node.MustTraverseNetfilter = []netip.Addr{c.policed}
 			}
 			if c.guarded.IsValid() {
-				node.DenyRulePods = []netip.Addr{c.guarded}
+				node.DenyRuleOnlyPods = []netip.Addr{c.guarded}
 			}
 		})
 		for _, peer := range []struct {

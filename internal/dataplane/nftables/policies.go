@@ -137,21 +137,27 @@ func (p *Policies) commit(ctx context.Context, tx *nft.Transaction, edit *policy
 	return nil
 }
 
-// Replace makes the table hold this state. It is cheap while no other program writes to
-// nf_tables; otherwise it reads and compares the table.
+// Repair makes the table hold the state that the last call has written. It reads the table
+// only if another program has written to nf_tables since.
+func (p *Policies) Repair(ctx context.Context, s policy.State) error {
+	g, err := p.conn.Generation(ctx)
+	if err != nil {
+		return err
+	}
+	if notified := p.notified.Load(); p.state == current && g == p.generation && !notified {
+		p.repaired = dataplane.Repair{}
+		return p.forgetLeft(ctx)
+	}
+	return p.Replace(ctx, s)
+}
+
+// Replace makes the table hold this state. It reads and compares the table.
 func (p *Policies) Replace(ctx context.Context, s policy.State) error {
 	p.repaired = dataplane.Repair{}
 	if err := p.forgetLeft(ctx); err != nil {
 		return err
 	}
-	g, err := p.conn.Generation(ctx)
-	if err != nil {
-		return err
-	}
-	notified := p.notified.Swap(false)
-	if p.state == current && g == p.generation && !notified {
-		return nil
-	}
+	p.notified.Store(false)
 	found, err := p.conn.Read(ctx, p.nftTable, true)
 	if err != nil {
 		return err

@@ -139,6 +139,30 @@ func TestPoliciesThatChangedAreAsThoseWrittenAnew(t *testing.T) {
 	}
 }
 
+// TestReplaceWritesAnotherState: no other program has written to nf_tables since, yet the
+// state is another. Repair is for the same state.
+func TestReplaceWritesAnotherState(t *testing.T) {
+	enter(t)
+	w := &policyWorld{Rand: rand.New(rand.NewPCG(1, 2))}
+	p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
+	for i := range 20 {
+		tr.Apply(w.change())
+		if err := p.Replace(t.Context(), tr.State()); err != nil {
+			t.Fatal(err)
+		}
+		have := holdsPolicies(t)
+		if err := CleanupPolicies(t.Context(), ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Repair(t.Context(), tr.State()); err != nil {
+			t.Fatal(err)
+		}
+		if want := holdsPolicies(t); have != want {
+			t.Fatalf("after change %d the kernel holds\n%s\nand anew\n%s", i, have, want)
+		}
+	}
+}
+
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // holdsPolicies is what the kernel holds, in order.

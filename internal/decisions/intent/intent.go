@@ -122,9 +122,9 @@ type Node struct {
 	// MustTraverseNetfilter are addresses of pods on this node that a NetworkPolicy
 	// selects, in either direction, or that have a deny rule, sorted.
 	MustTraverseNetfilter []netip.Addr
-	// DenyRulePods are the addresses in MustTraverseNetfilter that no NetworkPolicy
+	// DenyRuleOnlyPods are the addresses in MustTraverseNetfilter that no NetworkPolicy
 	// selects, sorted.
-	DenyRulePods []netip.Addr
+	DenyRuleOnlyPods []netip.Addr
 	// KnownPods are the addresses of this node's pods that a Pod object names, sorted,
 	// without the node's own. While PoliciesExist, any other pod address belongs to a pod
 	// with unknown labels: a pod that starts, or a pod whose object was deleted.
@@ -215,7 +215,7 @@ type Config struct {
 	RefuseExternalIPs bool
 	// IgnoreNetworkPolicies lets packets bypass netfilter although a NetworkPolicy selects
 	// the pod. Pods with a deny rule of a do-not-track policy still traverse netfilter:
-	// see SetDenyRulePods.
+	// see SetTraversal.
 	IgnoreNetworkPolicies bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode

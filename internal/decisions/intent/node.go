@@ -290,7 +290,7 @@ func (t *Tracker) describeNode() Node {
 		if !t.own.has(a) {
 			n.MustTraverseNetfilter = append(n.MustTraverseNetfilter, a)
 			if denyRule && t.own.mustTraverse[a] == 1 {
-				n.DenyRulePods = append(n.DenyRulePods, a)
+				n.DenyRuleOnlyPods = append(n.DenyRuleOnlyPods, a)
 			}
 		}
 	}
@@ -368,7 +368,7 @@ func sameNode(a, b Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
-		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.MustTraverseNetfilter, b.MustTraverseNetfilter) && slices.Equal(a.DenyRulePods, b.DenyRulePods) &&
+		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.MustTraverseNetfilter, b.MustTraverseNetfilter) && slices.Equal(a.DenyRuleOnlyPods, b.DenyRuleOnlyPods) &&
 		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.KnownPods, b.KnownPods) && a.Leaving == b.Leaving &&
 		slices.Equal(a.OtherPods, b.OtherPods) && slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix

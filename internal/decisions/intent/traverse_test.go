@@ -103,8 +103,8 @@ func TestGuardedPodsThatANetworkPolicySelects(t *testing.T) {
 		check := func(when string, policed, guarded bool) {
 			t.Helper()
 			n := tr.State().Node
-			if slices.Contains(n.MustTraverseNetfilter, pod) != policed || slices.Contains(n.DenyRulePods, pod) != guarded {
-				t.Errorf("endpoint %v, %s: policed %v, guarded %v", endpoint, when, n.MustTraverseNetfilter, n.DenyRulePods)
+			if slices.Contains(n.MustTraverseNetfilter, pod) != policed || slices.Contains(n.DenyRuleOnlyPods, pod) != guarded {
+				t.Errorf("endpoint %v, %s: policed %v, guarded %v", endpoint, when, n.MustTraverseNetfilter, n.DenyRuleOnlyPods)
 			}
 		}
 		network := func(p *model.NetworkPolicy) {

@@ -97,7 +97,7 @@ func (t *Tracker) addPeers(r *rule, pod *model.Pod, namespace *model.Namespace, 
 		} else if told {
 			t.members.set(Member{r.Name, a}, true)
 		}
-		if r.Side == Egress && len(t.nat.at[a]) > 0 {
+		if r.Side == Egress && len(t.nat.at[a])+len(t.pendingRemoval.at[a]) > 0 {
 			t.markRuleDirty(r)
 		}
 	}

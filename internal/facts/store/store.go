@@ -76,6 +76,14 @@ func (st *Store) Subscribe(r Reader) {
 
 // Apply stores a Delta. A Full one deletes every object that it does not name.
 func (st *Store) Apply(d model.Delta) {
+	// First: a policy's reader must see which Services the same Delta deletes. And new ones
+	// before deleted ones: a reader forgets what it knows with the last policy.
+	apply(d.DoNotTrackPolicies, func(name string, p *model.DoNotTrackPolicy) {
+		if p != nil {
+			st.doNotTrack.set(name, p)
+		}
+	})
+	apply(d.DoNotTrackPolicies, st.doNotTrack.delete)
 	if d.Full {
 		st.deleteUnnamed(d)
 	}
@@ -91,8 +99,6 @@ func (st *Store) Apply(d model.Delta) {
 	apply(d.Pods, st.pods.set)
 	apply(d.Services, st.services.set)
 	apply(d.Slices, st.slices.set)
-	// Last: a Reader counts other objects only while there is such a policy.
-	apply(d.DoNotTrackPolicies, st.doNotTrack.set)
 }
 
 func (st *Store) deleteUnnamed(d model.Delta) {

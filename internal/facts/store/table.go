@@ -41,6 +41,13 @@ func (t *table[K, M]) set(name K, now *M) {
 	}
 }
 
+// delete deletes an object that is nil now.
+func (t *table[K, M]) delete(name K, now *M) {
+	if now == nil {
+		t.set(name, nil)
+	}
+}
+
 // apply stores the objects of one kind that a Delta names.
 func apply[K comparable, M any](named map[K]*M, set func(K, *M)) {
 	for name, m := range named {

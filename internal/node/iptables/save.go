@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// maxLine bounds one line of iptables-save in bytes. It is far above what the kernel
-// accepts as a rule: a rule of 64 KiB has a few hundred matches.
+// maxLine bounds one line of iptables-save in bytes. Rules with a few hundred matches reach
+// 64 KiB; 64 MiB is far above any rule that the kernel accepts.
 const maxLine = 1 << 26
 
 // Kind classifies the lines of iptables-save.
@@ -36,7 +36,7 @@ type Line struct {
 }
 
 // Lines yields the lines of iptables-save's output in their order. It ignores lines
-// outside a table. An error of reading, such as a line of more than 64 MiB, is the last
+// outside a table. A read error, such as a line of more than 64 MiB, is the last
 // element.
 func Lines(out io.Reader) iter.Seq2[Line, error] {
 	return func(yield func(Line, error) bool) {

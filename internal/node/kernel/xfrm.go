@@ -24,7 +24,7 @@ const (
 	XfrmForward XfrmDir = 2 // forwarded packets, on arrival
 )
 
-// XfrmPolicy is the selection of an IPsec policy. It omits ports, protocols and devices,
+// XfrmPolicy is the selector of an IPsec policy. It omits ports, protocols and devices,
 // so the policy may select less.
 type XfrmPolicy struct {
 	Dir      XfrmDir
@@ -126,7 +126,7 @@ func xfrmPrefix(family uint16, addr nl.XfrmAddress, bits uint8) (netip.Prefix, e
 	return p, nil
 }
 
-// xfrmDefaults returns the directions in which the kernel blocks packets without a policy
+// xfrmDefaults returns the directions in which the kernel blocks packets that match no policy
 // (ip xfrm policy setdefault, Linux 5.15).
 func xfrmDefaults() (blocked []XfrmPolicy, err error) {
 	const (

@@ -30,8 +30,8 @@ type Config struct {
 // Takeover replaces a kube-proxy. When the agent serves and no kube-proxy runs any more,
 // it removes kube-proxy's rules from the kernel. Connections that those rules have
 // translated continue (docs/takeover.md), as do connections of a previous --proxy-mode.
-// Takeover keeps the kernel objects that they need, also for an earlier run. A nil
-// Takeover is that of --cleanup: it keeps nothing.
+// Takeover keeps the kernel objects that they need, also for an earlier run. --cleanup uses
+// a nil Takeover, which keeps nothing.
 type Takeover struct {
 	Config
 	// pending: rules of kube-proxy may still translate new connections.
@@ -41,11 +41,11 @@ type Takeover struct {
 	failed  bool // in the last check
 	logged  string
 	running func() (sign string, err error) // kubeproxy.Running, except in tests
-	// kept receives when connections of a previous --proxy-mode are kept translated.
+	// kept wakes Run after KeepTranslating has installed NAT hooks.
 	kept chan struct{}
 }
 
-const stillRuns = "kube-proxy still runs here and would write its rules again: they are left, and this is tried again; stop it"
+const stillRuns = "kube-proxy still runs here and would write its rules again. The agent leaves them and checks again: stop kube-proxy"
 
 const (
 	interval      = 2 * time.Second
@@ -75,8 +75,8 @@ func (t *Takeover) Translated(ctx context.Context) (bool, error) {
 }
 
 // KeepTranslating is called before rules of a previous --proxy-mode are removed.
-// Connections that the rules have translated continue, and a new connection whose
-// ports conntrack remembers is translated as that entry says. It does nothing for
+// Connections that the rules have translated continue. conntrack also applies an old entry
+// to a new connection with the same ports. It does nothing for
 // --cleanup (nil), or where this agent's own rules keep netfilter translating.
 func (t *Takeover) KeepTranslating(ctx context.Context) error {
 	if t == nil || t.Netfilter {
@@ -150,7 +150,7 @@ func (t *Takeover) check(ctx context.Context) {
 		return
 	}
 	if t.failed = err != nil; t.failed {
-		t.say(slog.LevelWarn, "kube-proxy cannot be taken over as a whole", "err", err)
+		t.say(slog.LevelWarn, "some of kube-proxy's rules cannot be read or removed", "err", err)
 	}
 	t.clean = err == nil && left.Empty()
 	t.pending.Store(!t.clean)
@@ -201,12 +201,12 @@ func (t *Takeover) tendNAT(ctx context.Context) (kept bool) {
 		}
 		if err == nil && !kept {
 			if err = kubeproxy.ReleaseNAT(); err == nil {
-				t.Log.Info("no connection that netfilter translates for Services is left; nothing is kept for it any more")
+				t.Log.Info("the last connection that netfilter translated for Services has ended; its NAT hooks are removed")
 			}
 		}
 	}
 	if err != nil && ctx.Err() == nil {
-		t.Log.Warn("Look after connections that netfilter translates", "err", err)
+		t.Log.Warn("cannot check for connections that netfilter translates", "err", err)
 	}
 	return kept || err != nil
 }

@@ -35,7 +35,7 @@ type Comparison struct {
 	// Base and Service are the medians of the two sides' figures.
 	Base    float64 `json:"base"`
 	Service float64 `json:"service"`
-	// Ratio is Service ÷ Base round by round; Control the same of Base with itself.
+	// Ratio is Service ÷ Base round by round; Control compares Base with itself.
 	Ratio   experiment.Summary `json:"ratio"`
 	Control experiment.Summary `json:"control,omitzero"`
 	// CPU is the ratio of the machine's busy time per request.
@@ -44,14 +44,14 @@ type Comparison struct {
 	// Met is nil without a target, and with too few rounds to judge by.
 	Met *bool `json:"met,omitempty"`
 	// Conntrack is the largest number of entries that one load through the Service left
-	// on the nodes. BaseConntrack is that number without it.
+	// on the nodes. BaseConntrack is the same without the Service.
 	Conntrack     int `json:"conntrack_entries"`
 	BaseConntrack int `json:"base_conntrack_entries"`
 	// Errors counts failed requests of both sides by kind.
 	Errors map[string]int64 `json:"errors,omitempty"`
 	// ClientLimited counts measurements in which the generator was always busy.
 	ClientLimited int `json:"client_limited"`
-	// Files holds the figures that only files have.
+	// Files holds figures of TFTP transfers only.
 	Files *Files `json:"files,omitempty"`
 }
 
@@ -77,8 +77,7 @@ type Files struct {
 func clientCPU(s harness.Sample) float64 { return s.ClientCPUSeconds }
 func serverCPU(s harness.Sample) float64 { return s.ServerCPUSeconds }
 
-// busy returns the share of a core that the CPU time of cpu is. It counts CPU time
-// of the warm-up, too.
+// busy returns the CPU time of cpu as a share of one core. It counts the warm-up, too.
 func busy(cpu func(harness.Sample) float64, warmup time.Duration) func(harness.Sample) float64 {
 	return func(s harness.Sample) float64 { return cpu(s) / (s.Seconds + warmup.Seconds()) }
 }
@@ -93,7 +92,7 @@ func perCore(cpu func(harness.Sample) float64, warmup time.Duration) func(harnes
 	}
 }
 
-// addFiles computes the figures that only files have. The figures of cores come from the
+// addFiles computes the figures of TFTP transfers. The figures of cores come from the
 // base: the server is idle behind a Service that loses files.
 func (c *Comparison) addFiles(trial experiment.Trial[harness.Sample], warmup time.Duration) {
 	c.Figure, c.Files = "files/s", &Files{}
@@ -237,7 +236,7 @@ func (r *Report) writeCosts(w io.Writer) error {
 	return t.Flush()
 }
 
-// writeFiles prints the figures that only files have.
+// writeFiles prints the figures of TFTP transfers.
 func (r *Report) writeFiles(w io.Writer) error {
 	if !slices.ContainsFunc(r.Comparisons, func(c Comparison) bool { return c.Files != nil }) {
 		return nil
@@ -258,10 +257,10 @@ func (r *Report) writeFiles(w io.Writer) error {
 	}
 	_, err := fmt.Fprint(w, `
 FAILED: files through the Service that did not arrive. EXPECTATIONS: the most that one load left on the nodes. DROPPED:
-packets that conntrack of the node that is asked has dropped, and entries that it gave up, while files went through the
+packets that the receiving node's conntrack dropped, and entries that it evicted, while files went through the
 Service. BUSY, A CORE: the share of one core, and the files for each second of CPU time, of the client and of the server
-without a Service; each holds the kernel's way of what it sends. Full table: the node's conntrack table
-holds as many flows of others as it may while files go through the Service, and is empty for the side without.
+without a Service; CPU time includes the kernel's work for sent packets. Full table: the node's conntrack table
+is filled with unrelated flows for the side with the Service, and empty for the other.
 `)
 	return err
 }

@@ -37,7 +37,8 @@ type Agent struct {
 const readyWithin = 90 * time.Second
 
 // Build builds spillway, from the tree that the test is part of, into a
-// directory and returns its path. A binary that is given is taken instead.
+// directory and returns its path. If given is set, Build returns it and builds
+// nothing.
 func Build(ctx context.Context, dir, given string) (string, error) {
 	if given != "" {
 		return filepath.Abs(given)
@@ -67,7 +68,7 @@ func (c *Cluster) prepareNode(node string) error {
 			return fmt.Errorf("prepare node %s: %w", node, err)
 		}
 	}
-	// A bpffs of the node's own: pins of different nodes cannot meet.
+	// Each node has its own bpffs, so that pin paths do not collide.
 	if err := unix.Mount("bpf", a.Mount, "bpf", 0, ""); err != nil {
 		return fmt.Errorf("mount bpffs on %s: %w", a.Mount, err)
 	}
