@@ -42,16 +42,18 @@ func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
 	for len(got) < 2 && time.Now().Before(deadline) {
 		time.Sleep(50 * time.Millisecond)
 		got = must[*eventsv1.EventList](t)(k.EventsV1().Events("events").List(t.Context(), metav1.ListOptions{})).Items
+		// Controllers write Events about a Service, too.
+		got = slices.DeleteFunc(got, func(ev eventsv1.Event) bool { return ev.ReportingInstance != "here" })
 	}
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 	if len(got) != 2 {
-		t.Fatalf("%d events, want 2: one for each problem", len(got))
+		t.Fatalf("%d events, want 2: one for each problem\n%+v", len(got), got)
 	}
 	for _, ev := range got {
-		if ev.Regarding.UID != s.UID || ev.Regarding.Name != "sick" || ev.Type != corev1.EventTypeWarning || ev.ReportingInstance != "here" {
+		if ev.Regarding.UID != s.UID || ev.Regarding.Name != "sick" || ev.Type != corev1.EventTypeWarning {
 			t.Errorf("event %+v", ev)
 		}
 	}
