@@ -9,7 +9,8 @@
  *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
  *   RST      has the number that the other side expects, or the one after the sender's last
  *            byte (RFC 5961, 3.2); a later segment that fits undoes it. Only the former
- *            closes the flow at once
+ *            closes the flow at once. An RST for an ACK of no SYN of the client's does not
+ *            end its handshake (RFC 9293, 3.10.7.3)
  *   FIN      counts after the other side has acknowledged it; data beyond it undo it
  *   SYN      reopens a connection that is over, see flow_reopens
  *
@@ -286,6 +287,17 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *r
 }
 
 /*
+ * Does the client reject an ACK that is of none of its SYNs? The endpoint still has the state
+ * of an older connection from this port. The RST ends that one, and the client repeats its
+ * SYN: on another port it could meet the next old connection.
+ */
+static __always_inline int tcp_rejects_ack(const struct flow *f, const struct packet *p)
+{
+	return f->state == FLOW_SYN_RECV && !(f->flags & FLOW_REPLY) &&
+	       p->seq != f->tcp.end && p->seq != f->tcp.isn + 1;
+}
+
+/*
  * Has the other side acknowledged all bytes before the RST? Then it expects this number. The
  * sender's last byte alone proves nothing, since forged segments can move it: until the
  * timeout the flow keeps its port, and a later segment undoes the RST.
@@ -378,6 +390,10 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	if (p->flags & PACKET_RST) {
 		if (!tcp_resets(f, reverse, p))
 			return TCP_IGNORED;
+		if (tcp_rejects_ack(f, p)) {
+			flow_set_state(f, reverse, FLOW_NEW);
+			return TCP_IGNORED;
+		}
 		if (tcp_reset_proved(f, reverse, p))
 			flow_close(f, reverse, p);
 		else
