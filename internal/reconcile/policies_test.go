@@ -521,3 +521,34 @@ func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 		t.Errorf("order of writes:\n%s\nwant\n%s", got, want)
 	}
 }
+
+// grantFailsOnce is a Bypass whose first Grant fails.
+type grantFailsOnce struct {
+	steps
+	failed bool
+}
+
+func (b *grantFailsOnce) Grant(policy.State, *policy.Changes) error {
+	if b.failed {
+		return nil
+	}
+	b.failed = true
+	return errors.New("once")
+}
+
+// TestAFailedGrantLeavesTheTableToThisAgent: the table holds policies after it, but no
+// earlier agent wrote them.
+func TestAFailedGrantLeavesTheTableToThisAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table, bypass := &fakeTable{}, &grantFailsOnce{}
+		g := start(t, func(c *Config) { c.Policies, c.Bypass = table, bypass }, newFakeBackend("ebpf"))
+		d := policyDelta()
+		d.Unread = &model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
+		g.Deliver(d, nil)
+		g.after(time.Minute)
+		ps := g.policies.problem()
+		if !bypass.failed || table.held() != 1 || len(ps) != 1 || !strings.Contains(ps[0].What, "the kernel had nothing of an earlier agent") {
+			t.Errorf("%d targets, problems %v", table.held(), ps)
+		}
+	})
+}
