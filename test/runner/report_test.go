@@ -42,6 +42,7 @@ func TestSkipsNeedLeave(t *testing.T) {
 		{"a star takes subtests in", stream, "a TestTwo* # no IPv6 there", true, "(0 not allowed)"},
 		{"leave is for one package", stream, "b TestTwo* # no IPv6 there", false, "a TestTwo/x"},
 		{"a failed test fails and shows its output", stream + failed, "a TestTwo* # x", false, "boom"},
+		{"a failed test is shown with its stage", stream + failed, "a TestTwo* # x", false, "FAIL  a TestF (ebpf)\nboom"},
 		{"a package that does not build fails and shows why", stream + unbuilt, "a TestTwo* # x", false, "undefined: x"},
 		{"a panic fails and is shown", stream + panicked, "a TestTwo* # x", false, "panic: boom"},
 		{"leave without a reason is no leave", stream, "a TestTwo/x", false, "write PACKAGE TEST"},
