@@ -494,8 +494,8 @@ func (s *steps) Apply(_ context.Context, c policy.Changes) error {
 }
 func (s *steps) Replace(context.Context, policy.State) error    { return s.note("table", nil) }
 func (s *steps) Serves() bool                                   { return true }
-func (s *steps) Revoke(_ policy.State, c *policy.Changes) error { return s.note("narrow", c) }
-func (s *steps) Grant(_ policy.State, c *policy.Changes) error  { return s.note("widen", c) }
+func (s *steps) Revoke(_ policy.State, c *policy.Changes) error { return s.note("revoke", c) }
+func (s *steps) Grant(_ policy.State, c *policy.Changes) error  { return s.note("grant", c) }
 
 // TestNothingPassesByWhatIsNotWritten: entries that bypass netfilter are deleted before
 // netfilter's table is written, and added after it, if the write succeeded.
@@ -517,7 +517,7 @@ func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 	if err := ps.writeTable(t.Context()); err == nil {
 		t.Error("what could not be read is written over")
 	}
-	want := "narrow all, table all, widen all, narrow, table, widen, narrow all, table all, widen all, narrow, fail"
+	want := "revoke all, table all, grant all, revoke, table, grant, revoke all, table all, grant all, revoke, fail"
 	if got := strings.Join(s.list, ", "); got != want {
 		t.Errorf("order of writes:\n%s\nwant\n%s", got, want)
 	}
