@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -223,11 +222,8 @@ func labVersions(ctx context.Context) map[string]string {
 	ask("nginx", "nginx", "-v")
 	ask("nft", "nft", "--version")
 	ask("iptables", "iptables", "--version")
-	if dir, err := controlplane.Programs(); err == nil {
-		ask("kube-proxy", filepath.Join(dir, "kube-proxy"), "--version")
-		if v["kube-proxy"] == "" {
-			v["kube-proxy"] = filepath.Base(dir)
-		}
+	if program, err := controlplane.Program("kube-proxy"); err == nil {
+		ask("kube-proxy", program, "--version")
 	}
 	return v
 }

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/change"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // side is a mode of lab/experiment/change and its name.
@@ -111,7 +111,7 @@ func rows(o experiment.Options) []experiment.Row {
 				Run:   func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, s.mode, n, m) },
 			}
 			if peer {
-				row.Needs = needPeer
+				row.Needs = harness.NeedKubeProxy
 			}
 			out = append(out, row)
 		}
@@ -136,14 +136,6 @@ func takes(o experiment.Options, mode string, n int) time.Duration {
 		return 6*time.Second + services(1200*time.Microsecond)
 	}
 	return 6*time.Second + services(500*time.Microsecond)
-}
-
-// needPeer returns how to get kube-proxy.
-func needPeer() error {
-	if _, err := controlplane.Programs(); err != nil {
-		return fmt.Errorf("%w: %w", experiment.ErrNotBuilt, err)
-	}
-	return nil
 }
 
 func run(ctx context.Context, o experiment.Options, mode string, n int, m *experiment.Measurement) error {

@@ -19,7 +19,6 @@ import (
 	"strconv"
 	"time"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/sysctl"
@@ -157,7 +156,7 @@ func rows(o experiment.Options, keeper []string) []experiment.Row {
 		row := experiment.Row{Name: s.name, Takes: each + 3*time.Second, MachineWide: s.kernel.max > 0,
 			Run: func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, keeper, s, m) }}
 		if s.peer != "" {
-			row.Needs = needPeer
+			row.Needs = harness.NeedKubeProxy
 			row.Takes += 5 * time.Second
 		}
 		if s.published > 0 {
@@ -166,13 +165,6 @@ func rows(o experiment.Options, keeper []string) []experiment.Row {
 		out = append(out, row)
 	}
 	return out
-}
-
-func needPeer() error {
-	if _, err := controlplane.Programs(); err != nil {
-		return fmt.Errorf("%w: %w", experiment.ErrNotBuilt, err)
-	}
-	return nil
 }
 
 // run measures one row on a cluster of its own, with changed values of the machine
