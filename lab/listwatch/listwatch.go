@@ -142,8 +142,8 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, q request) error {
 	return write(w, q.encoding, http.StatusOK, list)
 }
 
-// from returns the version that a request names, 0 for any. A version of the future is
-// that of an earlier server: the client has to list again.
+// from returns the version that a request names, 0 for any. With a version of an earlier
+// server the client has to list again.
 func (s *Server) from(opts *internalversion.ListOptions) (uint64, error) {
 	if opts.ResourceVersion == "" {
 		return 0, nil
@@ -152,8 +152,8 @@ func (s *Server) from(opts *internalversion.ListOptions) (uint64, error) {
 	if err != nil {
 		return 0, errors.NewBadRequest(fmt.Sprintf("resourceVersion: Invalid value: %q", opts.ResourceVersion))
 	}
-	if _, current, _ := s.store.since(schema.GroupVersionKind{}, 0); version > current {
-		return 0, errors.NewResourceExpired(fmt.Sprintf("too new resource version: %d (%d)", version, current))
+	if version > 0 && version < s.store.first {
+		return 0, errors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", version, s.store.first))
 	}
 	return version, nil
 }

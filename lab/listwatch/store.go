@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -33,8 +34,10 @@ type change struct {
 }
 
 // store keeps objects and the history of all changes. One counter gives versions to all
-// kinds.
+// kinds. It starts with the time: the versions of an earlier server at the same address
+// are lower than all of this one.
 type store struct {
+	first   uint64
 	mu      sync.Mutex
 	version uint64
 	objects map[schema.GroupVersionKind]map[types.NamespacedName]object
@@ -43,9 +46,10 @@ type store struct {
 }
 
 func newStore() *store {
+	now := uint64(time.Now().UnixMicro())
 	return &store{
-		// Not 0: a client that asks for version 0 accepts any.
-		version: 1,
+		first:   now,
+		version: now,
 		objects: map[schema.GroupVersionKind]map[types.NamespacedName]object{},
 		history: map[schema.GroupVersionKind][]change{},
 		changed: make(chan struct{}),

@@ -2,10 +2,9 @@ package listwatch
 
 import (
 	"io"
-	"mime"
 	"net/http"
-	"strings"
 
+	"github.com/munnerz/goautoneg"
 	"k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,20 +18,19 @@ import (
 // negotiate returns the first acceptable encoding of a request. It skips tables and
 // partial metadata (parameter "as"), which only kube-apiserver makes.
 func negotiate(r *http.Request) (runtime.SerializerInfo, bool) {
-	infos := scheme.Codecs.SupportedMediaTypes()
 	accept := r.Header.Get("Accept")
 	if accept == "" {
 		accept = runtime.ContentTypeJSON
 	}
-	for _, one := range strings.Split(accept, ",") {
-		name, params, err := mime.ParseMediaType(one)
-		if err != nil || params["as"] != "" {
+	for _, a := range goautoneg.ParseAccept(accept) {
+		if a.Params["as"] != "" {
 			continue
 		}
-		if name == "*/*" || name == "application/*" {
-			name = runtime.ContentTypeJSON
+		media := a.Type + "/" + a.SubType
+		if a.SubType == "*" {
+			media = runtime.ContentTypeJSON
 		}
-		if info, ok := runtime.SerializerInfoForMediaType(infos, name); ok && info.StreamSerializer != nil {
+		if info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), media); ok && info.StreamSerializer != nil {
 			return info, true
 		}
 	}
