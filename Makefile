@@ -66,5 +66,5 @@ bench: root build ## measure the way through a Service against the way without (
 
 demo: root build ## five published experiments beside kube-proxy in quick form, with a report (as root; 5 minutes)
 	hack/deps demo
-	hack/peers kube-proxy
+	hack/peers kube-proxy >/dev/null
 	bin/spillway-lab lab run all --quick
