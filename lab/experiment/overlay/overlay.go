@@ -118,7 +118,7 @@ func rows(o experiment.Options) []experiment.Row {
 				Run: func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, n, &p, m) }}
 			if p.peer {
 				row.Needs = harness.NeedKubeProxy
-				row.Takes += 5 * time.Second
+				row.Takes += 2 * time.Second
 			}
 			out = append(out, row)
 		}

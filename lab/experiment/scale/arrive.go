@@ -28,8 +28,8 @@ const (
 	probeNodePort = 30080
 )
 
-// arrival is a row that measures the whole path of a change. It starts with the write to
-// an API server and ends when a new connection gets its answer from the new endpoint.
+// arrival is a row that measures the path of a change. It starts with the write to the
+// lab's API server and ends when a new connection gets its answer from the new endpoint.
 type arrival struct {
 	side   side
 	crowd  int // Services besides the probe
@@ -78,16 +78,9 @@ func (a arrival) changes(o experiment.Options) int {
 func (a arrival) row(o experiment.Options) experiment.Row {
 	return experiment.Row{
 		Name: a.name(), Group: "API to packet", Needs: harness.NeedKubeProxy,
-		Takes: 8*time.Second + a.fills() + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
+		Takes: 5*time.Second + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
 		Run:   func(ctx context.Context, m *experiment.Measurement) error { return a.run(ctx, o, m) },
 	}
-}
-
-// fills is the approximate time to fill the API server: each Service takes longer than
-// the one before.
-func (a arrival) fills() time.Duration {
-	n := time.Duration(a.crowd)
-	return n*2*time.Millisecond + n*n*1300*time.Nanosecond
 }
 
 // run measures on a cluster of its own with an API server.

@@ -41,7 +41,7 @@ func TestRows(t *testing.T) {
 				t.Errorf("%s needs kube-proxy: %v", r.Name, r.Needs != nil)
 			}
 			if strings.HasPrefix(r.Name, "kube-proxy") && r.X > peerLimit {
-				t.Errorf("%s is larger than an API server is filled", r.Name)
+				t.Errorf("%s is larger than the limit", r.Name)
 			}
 		}
 	}

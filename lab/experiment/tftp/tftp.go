@@ -157,7 +157,7 @@ func rows(o experiment.Options, keeper []string) []experiment.Row {
 			Run: func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, keeper, s, m) }}
 		if s.peer != "" {
 			row.Needs = harness.NeedKubeProxy
-			row.Takes += 5 * time.Second
+			row.Takes += 2 * time.Second
 		}
 		if s.published > 0 {
 			row.Published = map[string]float64{"rate": s.published}
