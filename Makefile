@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build generate lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root build generate lint lint-prose peers test-setup test test-all bench demo demo-packages demo-kube-proxy
 
 export CGO_ENABLED := 0
 
@@ -64,7 +64,12 @@ bench: root build ## measure the way through a Service against the way without (
 	bin/spillway-lab bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/node/conntrack ./internal/diagnosis/doctor
 
-demo: root build ## five published experiments beside kube-proxy in quick form, with a report (as root; 5 minutes)
-	hack/deps demo
-	hack/peers kube-proxy >/dev/null
+demo: root ## five published experiments beside kube-proxy in quick form, with a report (as root; 5 minutes)
+	@$(MAKE) --no-print-directory -j build demo-packages demo-kube-proxy
 	bin/spillway-lab lab run all --quick
+
+# At once: one downloads while another compiles.
+demo-packages:
+	hack/deps demo
+demo-kube-proxy:
+	hack/peers kube-proxy >/dev/null

@@ -14,21 +14,21 @@ import (
 // in the report.
 const (
 	terminalWidth = 80
-	nameWidth     = 36
-	figureWidth   = 10 // of a heading; values are not wrapped
+	nameWidth     = 42
+	figureWidth   = 14 // of a heading; values are not wrapped
 	gap           = 2
 )
 
 // Text writes the first figures of all experiments for a terminal, in 80 columns.
 func Text(w io.Writer, run *experiment.Run) error {
 	var b strings.Builder
-	b.WriteString(wrap(run.Machine.String(), terminalWidth, ""))
+	b.WriteString(paragraph(run.Machine.String(), ""))
 	for i := range run.Results {
 		res := &run.Results[i]
-		b.WriteString("\n" + wrap(res.Name+": "+res.Title, terminalWidth, ""))
+		b.WriteString("\n" + paragraph(res.Name+": "+res.Title, ""))
 		writeTable(&b, newTable(res))
 	}
-	b.WriteString("\n" + wrap("Median (lowest–highest); [as published, on other machines and kernels]. The report has all figures.", terminalWidth, ""))
+	b.WriteString("\n" + paragraph("Median (lowest–highest); [as published, on other machines and kernels]. The report has all figures.", ""))
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
@@ -60,7 +60,7 @@ func writeTable(b *strings.Builder, t table) {
 	for i, row := range t.Rows {
 		writeLine(b, lines[i+1], widths)
 		if row.Status != "" {
-			b.WriteString(wrap(row.Status+": "+row.Error, terminalWidth, "    "))
+			b.WriteString(paragraph(row.Status+": "+row.Error, "    "))
 		}
 	}
 }
@@ -74,7 +74,7 @@ func columns(lines [][]string) []int {
 	used := widths[0]
 	for k := 1; k < len(lines[0]); k++ {
 		width := 0
-		for _, part := range strings.Split(ansi.Wrap(lines[0][k], figureWidth, ""), "\n") {
+		for _, part := range wrap(lines[0][k], figureWidth) {
 			width = max(width, ansi.StringWidth(part))
 		}
 		for _, line := range lines[1:] {
@@ -95,7 +95,7 @@ func writeLine(b *strings.Builder, cells []string, widths []int) {
 	var parts [][]string
 	height := 0
 	for i, width := range widths[:min(len(widths), len(cells))] {
-		part := strings.Split(ansi.Wrap(cells[i], width, ""), "\n")
+		part := wrap(cells[i], width)
 		parts = append(parts, part)
 		height = max(height, len(part))
 	}
@@ -118,8 +118,15 @@ func writeLine(b *strings.Builder, cells []string, widths []int) {
 	}
 }
 
-// wrap returns a text in lines of a width, each with an indent.
-func wrap(text string, width int, indent string) string {
-	text = ansi.Wrap(strings.ReplaceAll(text, "\n", "; "), width-len(indent), "")
-	return indent + strings.ReplaceAll(text, "\n", "\n"+indent) + "\n"
+// paragraph returns a text in lines of the terminal's width, each with an indent.
+func paragraph(text, indent string) string {
+	lines := wrap(strings.ReplaceAll(text, "\n", "; "), terminalWidth-len(indent))
+	return indent + strings.Join(lines, "\n"+indent) + "\n"
+}
+
+// wrap breaks a text at its blanks. ansi.Wrap breaks at hyphens too, but not at this one.
+func wrap(text string, width int) []string {
+	const hyphen = "\u2011"
+	text = ansi.Wrap(strings.ReplaceAll(text, "-", hyphen), width, "")
+	return strings.Split(strings.ReplaceAll(text, hyphen, "-"), "\n")
 }
