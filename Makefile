@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build generate lint lint-prose peers test-setup test test-all bench demo demo-packages demo-kube-proxy
+.PHONY: help root build generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -69,6 +69,7 @@ demo: root ## five published experiments beside kube-proxy in quick form, with a
 	bin/spillway-lab lab run all --quick
 
 # At once: one downloads while another compiles.
+.PHONY: demo-packages demo-kube-proxy
 demo-packages:
 	hack/deps demo
 demo-kube-proxy:

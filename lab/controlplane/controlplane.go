@@ -22,6 +22,8 @@ type Config struct {
 	// Dir is for keys, logs and etcd's data; it must exist. On a tmpfs etcd
 	// need not wait for a disk.
 	Dir string
+	// Programs is the directory that hack/peers filled; "" is that of the built programs.
+	Programs string
 	// Host runs the programs in one host of a lab cluster; other hosts reach the API
 	// server at its addresses. nil uses free ports of loopback.
 	Host *topology.Host
@@ -71,6 +73,13 @@ func Program(name string) (string, error) {
 func Up(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	if _, err := exec.LookPath("etcd"); err != nil {
 		return nil, errors.New("find etcd: no etcd in PATH: run \"hack/deps test\", or install the package etcd-server")
+	}
+	if cfg.Programs == "" {
+		apiserver, err := Program("kube-apiserver")
+		if err != nil {
+			return nil, err
+		}
+		cfg.Programs = filepath.Dir(apiserver)
 	}
 	if cfg.ServiceCIDRs == nil {
 		cfg.ServiceCIDRs = DefaultServiceCIDRs
@@ -172,3 +181,5 @@ func (c *ControlPlane) Log(program string) string {
 }
 
 func (c *ControlPlane) path(name string) string { return filepath.Join(c.cfg.Dir, name) }
+
+func (c *ControlPlane) program(name string) string { return filepath.Join(c.cfg.Programs, name) }

@@ -97,11 +97,7 @@ func (c *ControlPlane) dial(ctx context.Context, network, address string) (net.C
 // StartAPIServer starts the API server on its previous address, if any, and waits until
 // it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) (err error) {
-	program, err := Program("kube-apiserver")
-	if err != nil {
-		return err
-	}
-	if c.apiserver, err = start(c.cfg.Host, c.path("kube-apiserver.log"), append([]string{program}, c.apiServerArgs()...)); err != nil {
+	if c.apiserver, err = start(c.cfg.Host, c.path("kube-apiserver.log"), c.apiServerArgs()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.StartWithin)
@@ -128,7 +124,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 	for _, p := range c.cfg.ServiceCIDRs {
 		ranges = append(ranges, p.String())
 	}
-	args := []string{
+	args := []string{c.program("kube-apiserver"),
 		"--etcd-servers", "http://127.0.0.1:" + c.etcdPort,
 		"--secure-port", c.port,
 		"--bind-address", c.addrs[0].String(),
@@ -161,16 +157,12 @@ func (c *ControlPlane) apiServerArgs() []string {
 // startControllerManager starts the selected controllers. It does not wait for them: they
 // retry until the API server accepts them.
 func (c *ControlPlane) startControllerManager() error {
-	program, err := Program("kube-controller-manager")
-	if err != nil {
-		return err
-	}
 	kubeconfig, err := c.Kubeconfig(User{Name: "system:kube-controller-manager", Groups: []string{"system:masters"}})
 	if err != nil {
 		return err
 	}
 	c.controller, err = start(c.cfg.Host, c.path("kube-controller-manager.log"), []string{
-		program,
+		c.program("kube-controller-manager"),
 		"--kubeconfig", kubeconfig,
 		"--controllers", strings.Join(c.cfg.Controllers, ","),
 		"--leader-elect=false",
