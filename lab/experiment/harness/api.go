@@ -50,7 +50,7 @@ current-context: lab
 		return nil, errors.Join(err, l.Close())
 	}
 	h.api = &http.Server{Handler: server, BaseContext: func(net.Listener) context.Context { return h.life }}
-	go h.api.Serve(l) //nolint:errcheck // Down ends it
+	go func() { _ = h.api.Serve(l) }() // Down ends it
 	return server, nil
 }
 
