@@ -114,8 +114,8 @@ func difference(want, got string) string {
 
 func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 	for _, c := range []struct{ values, want string }{
-		{"mode: instead", "mode"},
-		{"proxyMode: ipvs", "proxyMode"},
+		{"mode: instead", "at '/mode': value must be one of 'replace', 'beside'"},
+		{"proxyMode: ipvs", "at '/proxyMode': value must be one of 'ebpf', 'nftables', 'iptables'"},
 		{"bypass: sometimes", "bypass"},
 		{"clusterCidr: [10.0.0.0/8]", "additional properties 'clusterCidr' not allowed"},
 		{"clusterCIDR: 10.0.0.0/8", "clusterCIDR"},
@@ -143,6 +143,8 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
 		{"detectLocalMode: InterfaceNamePrefix", "podInterfaceNamePrefix"},
 		{"podMonitor: {enabled: true}", "Prometheus cannot reach loopback"},
+		{"{}", "k8sServiceHost is not set"},
+		{"{takeover: true}", "set k8sServiceHost and k8sServicePort"},
 	} {
 		t.Run(c.values, func(t *testing.T) {
 			_, err := render(t, c.values)
@@ -150,6 +152,20 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 				t.Errorf("got %v, want an error with %q", err, c.want)
 			}
 		})
+	}
+}
+
+func TestADigestReplacesTheTagInEveryContainer(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("ab", 32)
+	for _, cleanup := range []string{"false", "true"} {
+		out, err := render(t, "{k8sServiceHost: 10.1.2.3, cleanup: "+cleanup+", image: {repository: example.com/spillway, tag: other, digest: '"+digest+"'}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, pinned := strings.Count(out, " image: "), strings.Count(out, " image: example.com/spillway@"+digest+"\n")
+		if all < 2 || pinned != all {
+			t.Errorf("cleanup: %s: %d of %d containers have the digest", cleanup, pinned, all)
+		}
 	}
 }
 
