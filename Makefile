@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build image image-lock image-push generate lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root build image image-lock image-push release generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -25,6 +25,10 @@ build: ## build bin/spillway and bin/spillway-lab, static binaries
 image: ## write the image for amd64 and arm64 to bin/image and bin/image.tar, without a container engine
 	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway; done
 	go -C hack/image run ./build -version $(VERSION) -commit $(COMMIT) -created $$(git log -1 --format=%ct) -bin $(BIN)
+
+release: image ## write archives, image, chart, SBOMs, notes and checksums to dist/
+	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway-lab; done
+	go -C hack/image run ./release -version $(VERSION) -created $$(git log -1 --format=%ct) -bin $(BIN) -dist $(CURDIR)/dist
 
 image-push: image ## push the image and its SBOMs to REPOSITORY
 	go -C hack/image run ./push -layout $(BIN)/image -to $(REPOSITORY):$(VERSION)
