@@ -41,6 +41,7 @@ generate: ## compile bpf/ with clang-19 and make the Go code around it
 	go generate ./...
 
 GOLANGCI_LINT := go tool -modfile=hack/tools/go.mod golangci-lint
+ACTIONLINT := go tool -modfile=hack/actionlint/go.mod actionlint -shellcheck= -pyflakes=
 VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
 
 lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, and prose
@@ -49,6 +50,7 @@ lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, 
 	go vet ./...
 	for module in test/deploy hack/image; do go -C $$module vet ./...; done
 	$(GOLANGCI_LINT) run ./...
+	$(ACTIONLINT)
 	go test ./test/lint
 
 # Vale parses Go with a library in C, so building it needs gcc.
