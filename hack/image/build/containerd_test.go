@@ -1,0 +1,91 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// containerd starts a containerd of the test's own, and returns its ctr.
+func containerd(t *testing.T) func(args ...string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ctr-") // the path of a socket is short
+	noError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	config := filepath.Join(dir, "config.toml")
+	noError(t, os.WriteFile(config, fmt.Appendf(nil, `version = 2
+root = "%[1]s/root"
+state = "%[1]s/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "%[1]s/sock"
+`, dir), 0o600))
+	var log strings.Builder
+	server := exec.Command("containerd", "--config", config)
+	server.Stdout, server.Stderr = &log, &log
+	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	noError(t, server.Start())
+	t.Cleanup(func() {
+		_ = server.Process.Signal(syscall.SIGTERM)
+		_ = server.Wait()
+		if t.Failed() {
+			t.Log(log.String())
+		}
+	})
+	ctr := func(args ...string) (string, error) {
+		out, err := exec.Command("ctr", append([]string{"--address", filepath.Join(dir, "sock")}, args...)...).CombinedOutput()
+		return string(out), err
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		out, err := ctr("version")
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("containerd does not answer: %s", out)
+		}
+	}
+	return func(args ...string) string {
+		t.Helper()
+		out, err := ctr(args...)
+		if err != nil {
+			t.Fatalf("ctr %s: %v: %s", strings.Join(args, " "), err, out)
+		}
+		return out
+	}
+}
+
+// The archive is what a user imports on a node.
+func TestContainerdRunsTheImage(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	ctr := containerd(t)
+	version, err := os.ReadFile(filepath.Join(root, "VERSION"))
+	noError(t, err)
+	name := "docker.io/library/spillway:" + strings.TrimSpace(string(version))
+	ctr("images", "import", filepath.Join(built, "image.tar"))
+	digest, _ := images(t, built)
+	if list := ctr("images", "ls"); !strings.Contains(list, name) || !strings.Contains(list, digest) {
+		t.Errorf("images:\n%s\nwant %s with %s", list, name, digest)
+	}
+	run := func(id string, command ...string) string {
+		t.Helper()
+		return ctr(append([]string{"run", "--rm", "--read-only", name, id}, command...)...)
+	}
+	if out := run("version", "/usr/bin/spillway", "version"); !strings.Contains(out, strings.TrimSpace(string(version))) {
+		t.Errorf("version: %q", out)
+	}
+	if out := run("iptables", "/usr/sbin/iptables-legacy", "-V"); !strings.Contains(out, "legacy") {
+		t.Errorf("iptables-legacy: %q", out)
+	}
+	// As the chart runs its container after a cleanup.
+	if out := ctr("run", "--rm", "--read-only", "--user", "65534", name, "user", "/usr/bin/spillway", "version"); !strings.Contains(out, "commit") {
+		t.Errorf("as another user: %q", out)
+	}
+}
