@@ -15,6 +15,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
 	"sigs.k8s.io/yaml"
 )
@@ -152,6 +153,16 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 				t.Errorf("got %v, want an error with %q", err, c.want)
 			}
 		})
+	}
+}
+
+// Helm refuses other versions with the range and the cluster's version.
+func TestAKubernetesThatIsTooOldIsRefused(t *testing.T) {
+	constraint := load(t).Metadata.KubeVersion
+	for version, want := range map[string]bool{"v1.30.9": false, "v1.31.0": true, "v1.31.0-eks-1": true, "v1.36.3+k3s1": true} {
+		if got := chartutil.IsCompatibleRange(constraint, version); got != want {
+			t.Errorf("kubeVersion %s allows %s: %v, want %v", constraint, version, got, want)
+		}
 	}
 }
 
