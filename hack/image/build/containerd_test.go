@@ -2,14 +2,17 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,8 +47,20 @@ address = "%[1]s/sock"
 			t.Log(log.String())
 		}
 	})
+	// runc leaves the cgroup of the namespace.
+	namespace := filepath.Base(dir)
+	t.Cleanup(func() {
+		for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+			found, _ := filepath.Glob(pattern + namespace)
+			for _, cgroup := range found {
+				if err := os.Remove(cgroup); err != nil && !errors.Is(err, fs.ErrNotExist) { // two names of one hierarchy
+					t.Error(err)
+				}
+			}
+		}
+	})
 	ctr := func(args ...string) (string, error) {
-		out, err := exec.Command("ctr", append([]string{"--address", filepath.Join(dir, "sock")}, args...)...).CombinedOutput()
+		out, err := exec.Command("ctr", slices.Concat([]string{"--address", filepath.Join(dir, "sock"), "--namespace", namespace}, args)...).CombinedOutput()
 		return string(out), err
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
