@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build image image-lock image-push release generate lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root repository build image image-lock image-push release generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -30,7 +30,10 @@ release: image ## write archives, image, chart, SBOMs, notes and checksums to di
 	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway-lab; done
 	go -C hack/image run ./release -version $(VERSION) -created $$(git log -1 --format=%ct) -bin $(BIN) -dist $(CURDIR)/dist
 
-image-push: image ## push the image and its SBOMs to REPOSITORY
+repository:
+	@[ -n "$(REPOSITORY)" ] || { echo "make $(MAKECMDGOALS): no repository: give REPOSITORY=REGISTRY/spillway" >&2; exit 1; }
+
+image-push: repository image ## push the image and its SBOMs to REPOSITORY
 	go -C hack/image run ./push -layout $(BIN)/image -to $(REPOSITORY):$(VERSION)
 
 image-lock: ## bring the Debian packages of the image up to date

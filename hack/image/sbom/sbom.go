@@ -54,7 +54,7 @@ func Write(s Subject, programs []string, packages []debian.Package) ([]byte, err
 				seen[m.Path] = true
 				modules = append(modules, cdx.Component{
 					Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version,
-					PackageURL: "pkg:golang/" + m.Path + "@" + url.PathEscape(m.Version),
+					PackageURL: "pkg:golang/" + m.Path + "@" + url.QueryEscape(m.Version),
 				})
 			}
 		}
@@ -78,7 +78,7 @@ func Write(s Subject, programs []string, packages []debian.Package) ([]byte, err
 	}
 	bom.Components = &components
 	var out bytes.Buffer
-	err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
+	err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom, cdx.SpecVersion1_6) // which scanners read
 	return out.Bytes(), err
 }
 
