@@ -85,6 +85,13 @@ bench: root build ## measure the way through a Service against the way without (
 	bin/spillway-lab bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/node/conntrack ./internal/diagnosis/doctor
 
-demo: root build ## five published experiments in quick form, with a report (as root; 5 minutes)
-	hack/deps demo
+demo: root ## five published experiments beside kube-proxy in quick form, with a report (as root; 5 minutes)
+	@$(MAKE) --no-print-directory -j build demo-packages demo-kube-proxy
 	bin/spillway-lab lab run all --quick
+
+# At once: one downloads while another compiles.
+.PHONY: demo-packages demo-kube-proxy
+demo-packages:
+	hack/deps demo
+demo-kube-proxy:
+	hack/peers kube-proxy >/dev/null
