@@ -4,9 +4,16 @@ module spillway.dev/spillway/test/cluster
 go 1.26.0
 
 require (
+	github.com/google/go-containerregistry v0.22.1
 	golang.org/x/sync v0.23.0
 	sigs.k8s.io/yaml v1.6.0
 	spillway.dev/spillway v0.0.0
+)
+
+require (
+	github.com/klauspost/compress v1.19.2 // indirect
+	github.com/opencontainers/go-digest v1.0.0 // indirect
+	github.com/opencontainers/image-spec v1.1.1 // indirect
 )
 
 require (
@@ -33,7 +40,7 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/net v0.59.0 // indirect
 	golang.org/x/oauth2 v0.37.0 // indirect
-	golang.org/x/sys v0.49.0 // indirect
+	golang.org/x/sys v0.49.0
 	golang.org/x/term v0.46.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 	golang.org/x/time v0.14.0 // indirect
@@ -50,6 +57,9 @@ require (
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.3.3 // indirect
+	spillway.dev/spillway/hack/image v0.0.0
 )
 
 replace spillway.dev/spillway => ../..
+
+replace spillway.dev/spillway/hack/image => ../../hack/image

@@ -3,7 +3,10 @@ module spillway.dev/spillway/hack/programs/flannel
 
 go 1.26.0
 
-tool github.com/flannel-io/flannel
+tool (
+	github.com/flannel-io/flannel
+	github.com/flannel-io/flannel/cmd/install_conf
+)
 
 require (
 	github.com/Microsoft/go-winio v0.6.2 // indirect
