@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build image image-lock image-push generate lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root build image image-lock image-push cluster generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -32,6 +32,11 @@ image-push: image ## push the image and its SBOMs to REPOSITORY
 image-lock: ## bring the Debian packages of the image up to date
 	go -C hack/image run ./build -lock
 
+cluster: root image ## start a real cluster of three nodes with Spillway (as root)
+	hack/deps cluster
+	go -C test/cluster build -o $(BIN)/spillway-cluster ./cmd/cluster
+	$(BIN)/spillway-cluster up
+
 generate: ## compile bpf/ with clang-19 and make the Go code around it
 	hack/deps generate
 	go generate ./...
@@ -43,7 +48,7 @@ lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, 
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	go vet ./...
-	for module in test/deploy hack/image; do go -C $$module vet ./...; done
+	for module in test/deploy test/cluster hack/image; do go -C $$module vet ./...; done
 	$(GOLANGCI_LINT) run ./...
 	go test ./test/lint
 

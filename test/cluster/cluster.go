@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -14,18 +16,56 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/process"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/cluster/images"
+	"spillway.dev/spillway/test/cluster/programs"
 )
 
-// Config configures a cluster.
+// Config configures a cluster. Zero values mean the default.
 type Config struct {
-	Name     string // a DNS label of at most 20 characters
-	Nodes    int
-	Progress func(step string) // nil is silent
-	CNI      CNI               // "" is FlannelVXLAN
-	Programs string            // directory of the programs; "" is the one of hack/peers
-	Images   []string          // archives that every node imports
-	Chart    string            // directory of Spillway's chart
-	Values   []string          // of the chart, as helm's --set
+	Name   string   // a DNS label of at most 20 characters; DefaultName
+	Nodes  int      // 3
+	CNI    CNI      // FlannelVXLAN
+	Proxy  Proxy    // Spillway
+	Values []string // of Spillway's chart, in the form of helm's --set
+	Image  string   // archive of Spillway's image; bin/image.tar, which make image writes
+	// Images are added to those of the cluster itself, by the short names of package
+	// images.
+	Images []string
+	Out    io.Writer // a line about each step; none
+}
+
+// DefaultName is the name of a cluster that has no other.
+const DefaultName = "k8s"
+
+// WithDefaults returns a Config with defaults for zero values.
+func (cfg Config) WithDefaults() Config {
+	if cfg.Name == "" {
+		cfg.Name = DefaultName
+	}
+	if cfg.Nodes == 0 {
+		cfg.Nodes = 3
+	}
+	if cfg.CNI == "" {
+		cfg.CNI = FlannelVXLAN
+	}
+	if cfg.Proxy == "" {
+		cfg.Proxy = Spillway
+	}
+	if cfg.Out == nil {
+		cfg.Out = io.Discard
+	}
+	return cfg
+}
+
+// Validate returns an error of one line that names the invalid field.
+func (cfg Config) Validate() error {
+	if !slices.Contains(CNIs, cfg.CNI) {
+		return fmt.Errorf("cluster: CNI: %q is none of %q", cfg.CNI, CNIs)
+	}
+	if !slices.Contains(Proxies, cfg.Proxy) {
+		return fmt.Errorf("cluster: proxy: %q is none of %q", cfg.Proxy, Proxies)
+	}
+	return nil // package topology checks the name and the number of nodes
 }
 
 // Cluster is a running cluster. Its control plane runs on the first node.
@@ -35,6 +75,9 @@ type Cluster struct {
 	controlPlane *controlplane.ControlPlane
 	scheduler    *process.Process
 	nodes        []*Node
+	root         string   // of the repository
+	programs     string   // directory of hack/peers' programs
+	archives     []string // images that every node imports
 }
 
 const (
@@ -45,8 +88,6 @@ const (
 
 var serviceCIDR = netip.MustParsePrefix("10.96.0.0/16")
 
-func dataDir(name string) string { return filepath.Join(dataRoot, name) }
-
 // Create makes the network of a cluster. Up starts its programs.
 func Create(ctx context.Context, name string, nodes int) (*topology.Cluster, error) {
 	return topology.Up(ctx, topology.Spec{Name: name, Nodes: nodes, Clients: 1, PodNetwork: topology.None, IPv4: true})
@@ -55,17 +96,9 @@ func Create(ctx context.Context, name string, nodes int) (*topology.Cluster, err
 // Up starts a cluster, installs the CNI, Spillway and CoreDNS, and waits until their Pods
 // are Ready. After an error it returns what has started, for Down.
 func Up(ctx context.Context, cfg Config) (*Cluster, error) {
-	if cfg.Progress == nil {
-		cfg.Progress = func(string) {}
-	}
-	if cfg.CNI == "" {
-		cfg.CNI = FlannelVXLAN
-	}
-	if cfg.Programs == "" {
-		var err error
-		if cfg.Programs, err = controlplane.Programs(); err != nil {
-			return nil, err
-		}
+	cfg = cfg.WithDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
 	}
 	c := &Cluster{Config: cfg}
 	if err := c.up(ctx); err != nil {
@@ -75,12 +108,15 @@ func Up(ctx context.Context, cfg Config) (*Cluster, error) {
 }
 
 func (c *Cluster) up(ctx context.Context) (err error) {
+	if err := c.build(ctx); err != nil {
+		return err
+	}
 	if c.topology, err = Create(ctx, c.Name, c.Nodes); err != nil {
 		return err
 	}
 	for i := range c.Nodes {
 		host := c.topology.Node(i)
-		c.nodes = append(c.nodes, &Node{cluster: c, host: host, dir: filepath.Join(dataDir(c.Name), host.Name)})
+		c.nodes = append(c.nodes, &Node{cluster: c, host: host, dir: filepath.Join(Dir(c.Name), host.Name)})
 	}
 	for _, step := range []struct {
 		name string
@@ -91,14 +127,44 @@ func (c *Cluster) up(ctx context.Context) (err error) {
 		{"start control plane", c.startControlPlane},
 		{"start kubelets", func(ctx context.Context) error { return c.each(ctx, (*Node).StartKubelet) }},
 		{"install CNI " + string(c.CNI), c.installCNI},
-		{"install Spillway", func(ctx context.Context) error { return c.InstallSpillway(ctx, c.Values...) }},
+		{"install " + string(c.Proxy), c.installProxy},
 		{"install CoreDNS", c.installDNS},
 	} {
-		c.Progress(step.name)
+		fmt.Fprintln(c.Out, step.name)
 		if err := step.do(ctx); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
+	return nil
+}
+
+// build builds the programs and images of the cluster that are not built yet.
+func (c *Cluster) build(ctx context.Context) (err error) {
+	if c.root, err = programs.Root(); err != nil {
+		return err
+	}
+	c.programs, err = programs.Build(ctx, c.Out, "helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
+	if err != nil {
+		return err
+	}
+	names := append([]string{"pause", "coredns"}, c.Images...)
+	if c.CNI != Bridge {
+		names = append(names, images.Flannel...)
+	}
+	if c.Proxy != Spillway {
+		names = append(names, "kube-proxy")
+	}
+	slices.Sort(names)
+	if c.archives, err = images.Build(ctx, c.Out, slices.Compact(names)...); err != nil {
+		return err
+	}
+	if c.Image == "" {
+		c.Image = filepath.Join(c.root, "bin/image.tar")
+	}
+	if _, err := os.Stat(c.Image); err != nil {
+		return fmt.Errorf("find Spillway's image: %w: run \"make image\"", err)
+	}
+	c.archives = append(c.archives, c.Image)
 	return nil
 }
 
@@ -113,8 +179,8 @@ func (c *Cluster) each(ctx context.Context, do func(*Node, context.Context) erro
 
 func (c *Cluster) importImages(ctx context.Context) error {
 	return c.each(ctx, func(n *Node, ctx context.Context) error {
-		for _, archive := range c.Images {
-			if err := n.importImage(ctx, archive); err != nil {
+		for _, archive := range c.archives {
+			if err := n.ImportImage(ctx, archive); err != nil {
 				return err
 			}
 		}
@@ -122,7 +188,7 @@ func (c *Cluster) importImages(ctx context.Context) error {
 	})
 }
 
-func (c *Cluster) program(name string) string { return filepath.Join(c.Programs, name) }
+func (c *Cluster) program(name string) string { return filepath.Join(c.programs, name) }
 
 // Node returns the i-th node.
 func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
@@ -137,13 +203,13 @@ func (c *Cluster) APIServer() string { return c.topology.Node(0).IPv4.String() }
 func (c *Cluster) ControlPlane() *controlplane.ControlPlane { return c.controlPlane }
 
 func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
-	dir := filepath.Join(dataDir(c.Name), "control-plane")
+	dir := filepath.Join(Dir(c.Name), "control-plane")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	c.controlPlane, err = controlplane.Up(ctx, controlplane.Config{
 		Dir:             dir,
-		Programs:        c.Programs,
+		Programs:        c.programs,
 		Host:            c.nodes[0].host,
 		ServiceCIDRs:    []netip.Prefix{serviceCIDR},
 		ServiceAccounts: true,
@@ -168,31 +234,40 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := copyFile(kubeconfig, kubeconfigFile(c.Name)); err != nil {
+	if err := copyFile(kubeconfig, Kubeconfig(c.Name)); err != nil {
 		return err
 	}
 	return c.startScheduler()
 }
 
-func kubeconfigFile(name string) string { return filepath.Join(dataDir(name), "admin.kubeconfig") }
+// Dir returns the directory of a cluster's files: logs, keys, and the nodes' disks.
+func Dir(name string) string { return filepath.Join(dataRoot, name) }
+
+// Kubeconfig returns the path of the kubeconfig with full rights.
+func Kubeconfig(name string) string { return filepath.Join(Dir(name), "admin.kubeconfig") }
 
 func (c *Cluster) startScheduler() error {
 	kubeconfig, err := c.controlPlane.Kubeconfig(controlplane.User{Name: "system:kube-scheduler", Groups: []string{"system:masters"}})
 	if err != nil {
 		return err
 	}
-	c.scheduler, err = process.Start(c.nodes[0].host, filepath.Join(dataDir(c.Name), "control-plane", "kube-scheduler.log"),
+	c.scheduler, err = process.Start(c.nodes[0].host, filepath.Join(Dir(c.Name), "control-plane", "kube-scheduler.log"),
 		[]string{c.program("kube-scheduler"), "--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port", "0"})
 	return err
 }
 
 // Down stops the cluster's programs and removes all of it.
 func (c *Cluster) Down() error {
-	c.stop()
+	c.Stop()
 	return Down(c.Name)
 }
 
-func (c *Cluster) stop() {
+// Stop ends the cluster's programs, after errors of Up too. Everything else remains for
+// Down.
+func (c *Cluster) Stop() {
+	if c == nil {
+		return
+	}
 	c.scheduler.Stop(stopWithin)
 	for _, n := range c.nodes {
 		n.stop()
@@ -205,7 +280,7 @@ func (c *Cluster) stop() {
 // Down removes a cluster that any process started, and what is left of one that died.
 func Down(name string) error {
 	err := topology.Down(name)
-	return errors.Join(err, removeCgroups(name), os.RemoveAll(dataDir(name)))
+	return errors.Join(err, removeCgroups(name), os.RemoveAll(Dir(name)))
 }
 
 // removeCgroups removes the cluster's cgroups of v1; topology.Down ended their processes.

@@ -5,9 +5,12 @@ import (
 	"context"
 	"embed"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"text/template"
 	"time"
+
+	"spillway.dev/spillway/test/cluster/images"
 )
 
 // CNI names how pods of different nodes reach each other.
@@ -26,11 +29,6 @@ var CNIs = []CNI{FlannelVXLAN, FlannelHostGW, Bridge}
 
 //go:embed manifests
 var manifests embed.FS
-
-// imageNames are the images that the manifests use; no registry has them.
-var imageNames = struct{ Pause, Flannel, CoreDNS, KubeProxy, Spillway string }{
-	"localhost/pause:test", "localhost/flannel:test", "localhost/coredns:test", "localhost/kube-proxy:test", "localhost/spillway:test",
-}
 
 // Kubectl runs kubectl with full rights on the client, and returns its output.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
@@ -55,7 +53,7 @@ func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
 // client runs a program on the client, as an operator of the cluster does.
 func (c *Cluster) client(ctx context.Context, input string, argv ...string) (string, error) {
 	cmd := c.Client().Command(ctx, argv...)
-	cmd.Env = append(cmd.Env, "KUBECONFIG="+kubeconfigFile(c.Name))
+	cmd.Env = append(cmd.Env, "KUBECONFIG="+Kubeconfig(c.Name))
 	cmd.Stdin = strings.NewReader(input)
 	out, err := cmd.Output()
 	if err != nil {
@@ -66,7 +64,7 @@ func (c *Cluster) client(ctx context.Context, input string, argv ...string) (str
 
 // applyFile applies a manifest of this package.
 func (c *Cluster) applyFile(ctx context.Context, name, backend string) error {
-	tmpl, err := template.ParseFS(manifests, "manifests/"+name)
+	tmpl, err := template.New(name).Funcs(template.FuncMap{"image": images.Reference}).ParseFS(manifests, "manifests/"+name)
 	if err != nil {
 		return err
 	}
@@ -76,12 +74,31 @@ func (c *Cluster) applyFile(ctx context.Context, name, backend string) error {
 		"Backend":     backend,
 		"ClusterCIDR": c.topology.Spec.ClusterCIDR4,
 		"DNS":         dnsAddress,
-		"Images":      imageNames,
 	})
 	if err != nil {
 		return err
 	}
 	return c.Apply(ctx, text.String())
+}
+
+// Proxy names what serves Services.
+type Proxy string
+
+// The proxies.
+const (
+	Spillway          Proxy = "spillway"
+	KubeProxyIPTables Proxy = "kube-proxy-iptables"
+	KubeProxyNFTables Proxy = "kube-proxy-nftables"
+)
+
+// Proxies lists all of them, the default first.
+var Proxies = []Proxy{Spillway, KubeProxyIPTables, KubeProxyNFTables}
+
+func (c *Cluster) installProxy(ctx context.Context) error {
+	if mode, ok := strings.CutPrefix(string(c.Proxy), "kube-proxy-"); ok {
+		return c.InstallKubeProxy(ctx, mode)
+	}
+	return c.InstallSpillway(ctx, c.Values...)
 }
 
 // installCNI installs the pod network and waits until all nodes are Ready.
@@ -149,19 +166,27 @@ func (c *Cluster) installBridge(ctx context.Context) error {
 // InstallSpillway installs or upgrades the chart, and waits until its Pods are Ready.
 // Values have the form of helm's --set.
 func (c *Cluster) InstallSpillway(ctx context.Context, values ...string) error {
-	name, tag, _ := strings.Cut(imageNames.Spillway, ":")
 	values = append([]string{
-		"image.repository=" + name, "image.tag=" + tag, "image.pullPolicy=Never",
+		"image.pullPolicy=Never",
 		"k8sServiceHost=" + c.APIServer(),
 		"clusterCIDR={" + c.topology.Spec.ClusterCIDR4.String() + "}",
 		"cgroupRoot=/sys/fs/cgroup/unified",
 	}, values...)
-	args := []string{"upgrade", "--install", "spillway", c.Chart, "--namespace", "kube-system", "--wait", "--timeout", "3m"}
+	args := []string{"upgrade", "--install", "spillway", filepath.Join(c.root, "deploy/helm/spillway"), "--namespace", "kube-system", "--wait", "--timeout", "3m"}
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}
 	_, err := c.Helm(ctx, args...)
 	return err
+}
+
+// InstallKubeProxy installs kube-proxy as kubeadm does, in the given mode, and waits until
+// its Pods are Ready.
+func (c *Cluster) InstallKubeProxy(ctx context.Context, mode string) error {
+	if err := c.applyFile(ctx, "kube-proxy.yaml", mode); err != nil {
+		return err
+	}
+	return c.WaitForRollout(ctx, "kube-system", "daemonset/kube-proxy")
 }
 
 // installDNS installs CoreDNS and waits for it. Its Pods need a proxy to reach the API

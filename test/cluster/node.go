@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/process"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/cluster/images"
 )
 
 // Node is a machine of the cluster: namespaces of its own for network, mounts, processes,
@@ -57,10 +58,14 @@ func (n *Node) enter(argv []string) []string {
 
 // start starts the node and its containerd. Its kubelet follows with the control plane.
 func (n *Node) start(ctx context.Context) (err error) {
+	pause, err := images.Reference("pause")
+	if err != nil {
+		return err
+	}
 	script := filepath.Join(n.dir, "node.sh")
 	files := map[string][]byte{
 		script: nodeScript,
-		filepath.Join(n.dir, "etc/containerd/config.toml"): []byte(containerdConfig),
+		filepath.Join(n.dir, "etc/containerd/config.toml"): fmt.Appendf(nil, containerdConfig, pause),
 	}
 	for path, content := range files {
 		if err := writeFile(path, content); err != nil {
@@ -95,9 +100,9 @@ func onlyChild(pid int) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-var containerdConfig = `version = 2
+const containerdConfig = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "` + imageNames.Pause + `"
+  sandbox_image = %q
   restrict_oom_score_adj = true # without CAP_SYS_RESOURCE it cannot be lowered
 `
 
@@ -110,8 +115,8 @@ func (n *Node) startContainerd(ctx context.Context) (err error) {
 	})
 }
 
-// importImage gives the node an image from an archive.
-func (n *Node) importImage(ctx context.Context, archive string) error {
+// ImportImage gives the node an image from an archive.
+func (n *Node) ImportImage(ctx context.Context, archive string) error {
 	out, err := n.Command(ctx, "ctr", "--namespace", "k8s.io", "images", "import", archive).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("import %s on %s: %w: %s", archive, n.Name(), err, out)
