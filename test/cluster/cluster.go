@@ -177,9 +177,12 @@ func (c *Cluster) each(ctx context.Context, do func(*Node, context.Context) erro
 	return g.Wait()
 }
 
-func (c *Cluster) importImages(ctx context.Context) error {
+func (c *Cluster) importImages(ctx context.Context) error { return c.ImportImage(ctx, c.archives...) }
+
+// ImportImage gives every node images from archives.
+func (c *Cluster) ImportImage(ctx context.Context, archives ...string) error {
 	return c.each(ctx, func(n *Node, ctx context.Context) error {
-		for _, archive := range c.archives {
+		for _, archive := range archives {
 			if err := n.ImportImage(ctx, archive); err != nil {
 				return err
 			}
@@ -189,6 +192,9 @@ func (c *Cluster) importImages(ctx context.Context) error {
 }
 
 func (c *Cluster) program(name string) string { return filepath.Join(c.programs, name) }
+
+// Root returns the repository's directory.
+func (c *Cluster) Root() string { return c.root }
 
 // Node returns the i-th node.
 func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
