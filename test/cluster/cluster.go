@@ -199,6 +199,9 @@ func (c *Cluster) Root() string { return c.root }
 // Node returns the i-th node.
 func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
 
+// AllNodes returns the nodes.
+func (c *Cluster) AllNodes() []*Node { return c.nodes }
+
 // Client returns the host outside the cluster.
 func (c *Cluster) Client() *topology.Host { return c.topology.Client(0) }
 

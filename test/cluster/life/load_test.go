@@ -101,7 +101,7 @@ func (l *load) start(t *testing.T, c *cluster.Cluster) {
 	for from := range l.probes {
 		dst := netip.AddrPortFrom(netip.MustParseAddr("10.96.7.7"), 80)
 		if from == "client0" {
-			dst = netip.AddrPortFrom(c.Node(1).Host().IPv4, nodePort)
+			dst = netip.MustParseAddrPort(l.nodePort(c))
 		}
 		for _, proto := range []string{"tcp", "udp", "new-tcp", "new-udp"} {
 			s := stream{fmt.Sprintf("%s from %s", proto, from), from}
@@ -112,6 +112,11 @@ func (l *load) start(t *testing.T, c *cluster.Cluster) {
 			l.streams = append(l.streams, s)
 		}
 	}
+}
+
+// nodePort is where client0 asks.
+func (l *load) nodePort(c *cluster.Cluster) string {
+	return netip.AddrPortFrom(c.Node(1).Host().IPv4, nodePort).String()
 }
 
 // end ends the streams and reports every loss of those that except does not name.
