@@ -193,9 +193,6 @@ func (c *Cluster) ImportImage(ctx context.Context, archives ...string) error {
 
 func (c *Cluster) program(name string) string { return filepath.Join(c.programs, name) }
 
-// Root returns the repository's directory.
-func (c *Cluster) Root() string { return c.root }
-
 // Node returns the i-th node.
 func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
 

@@ -11,11 +11,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/images"
+	"spillway.dev/spillway/test/cluster/programs"
 	"spillway.dev/spillway/test/flows/probe"
 )
 
@@ -24,15 +26,51 @@ var cni = flag.String("cni", string(cluster.FlannelVXLAN), "pod network of the c
 func TestMain(m *testing.M) {
 	probe.Main()
 	flag.Parse()
-	os.Exit(m.Run())
+	os.Exit(run(m))
+}
+
+// imageDir is for images as long as the tests run.
+var imageDir string
+
+func run(m *testing.M) int {
+	var err error
+	if imageDir, err = os.MkdirTemp("", "spillway-life-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(imageDir)
+	return m.Run()
+}
+
+// ownImage is the archive of this tree's image.
+var ownImage = sync.OnceValues(func() (string, error) { return makeImage() })
+
+// makeImage writes an image with make's variables, and returns the archive.
+func makeImage(variables ...string) (string, error) {
+	root, err := programs.Root()
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(imageDir, "")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command("make", append([]string{"-C", root, "image", "BIN=" + dir}, variables...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("make image: %w: %s", err, out)
+	}
+	return filepath.Join(dir, "image.tar"), nil
 }
 
 // start starts a cluster with the servers of the load.
 func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 	t.Helper()
 	ctx := t.Context()
+	archive, err := ownImage()
+	must(t, err)
 	c, err := cluster.Up(ctx, cluster.Config{
-		Name: fmt.Sprintf("life-%06x", rand.N(1<<24)), CNI: cluster.CNI(*cni), Proxy: proxy, Images: []string{"agnhost"}, Out: t.Output(),
+		Name: fmt.Sprintf("life-%06x", rand.N(1<<24)), CNI: cluster.CNI(*cni), Proxy: proxy,
+		Image: archive, Images: []string{"agnhost"}, Out: t.Output(),
 	})
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -46,9 +84,7 @@ func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 		t.Fatal(err)
 	}
 	image, err := images.Reference("agnhost")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	must(t, c.Apply(ctx, fmt.Sprintf(peers, image, nodePort)))
 	must(t, c.WaitForRollout(ctx, "default", "daemonset/peer"))
 	return c, startPeers(t, c)
@@ -111,12 +147,9 @@ func TestSpillway(t *testing.T) {
 func otherVersion(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
 	const version = "0.0.0-next"
-	dir := t.TempDir()
-	cmd := exec.Command("make", "-C", c.Root(), "image", "BIN="+dir, "VERSION="+version)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("make image: %v: %s", err, out)
-	}
-	must(t, c.ImportImage(t.Context(), filepath.Join(dir, "image.tar")))
+	archive, err := makeImage("VERSION=" + version)
+	must(t, err)
+	must(t, c.ImportImage(t.Context(), archive))
 	return version
 }
 
