@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
-
-	"net/netip"
 
 	"golang.org/x/sync/errgroup"
 
@@ -22,8 +21,11 @@ type Config struct {
 	Name     string // a DNS label of at most 20 characters
 	Nodes    int
 	Progress func(step string) // nil is silent
-	Programs string            // directory of the programs
+	CNI      CNI               // "" is FlannelVXLAN
+	Programs string            // directory of the programs; "" is the one of hack/peers
 	Images   []string          // archives that every node imports
+	Chart    string            // directory of Spillway's chart
+	Values   []string          // of the chart, as helm's --set
 }
 
 // Cluster is a running cluster. Its control plane runs on the first node.
@@ -33,14 +35,12 @@ type Cluster struct {
 	controlPlane *controlplane.ControlPlane
 	scheduler    *process.Process
 	nodes        []*Node
-	kubeconfig   string
 }
 
 const (
 	dataRoot     = "/var/lib/spillway-cluster"
 	cgroupParent = "spillway-cluster"
 	dnsAddress   = "10.96.0.10"
-	pauseImage   = "localhost/pause:test"
 )
 
 var serviceCIDR = netip.MustParsePrefix("10.96.0.0/16")
@@ -52,16 +52,24 @@ func Create(ctx context.Context, name string, nodes int) (*topology.Cluster, err
 	return topology.Up(ctx, topology.Spec{Name: name, Nodes: nodes, Clients: 1, PodNetwork: topology.None, IPv4: true})
 }
 
-// Up starts a cluster and waits until its nodes are registered. They are Ready when a CNI
-// plugin is installed.
+// Up starts a cluster, installs the CNI, Spillway and CoreDNS, and waits until their Pods
+// are Ready. After an error it returns what has started, for Down.
 func Up(ctx context.Context, cfg Config) (*Cluster, error) {
 	if cfg.Progress == nil {
 		cfg.Progress = func(string) {}
 	}
+	if cfg.CNI == "" {
+		cfg.CNI = FlannelVXLAN
+	}
+	if cfg.Programs == "" {
+		var err error
+		if cfg.Programs, err = controlplane.Programs(); err != nil {
+			return nil, err
+		}
+	}
 	c := &Cluster{Config: cfg}
 	if err := c.up(ctx); err != nil {
-		c.stop()
-		return nil, fmt.Errorf("start cluster %s: %w", cfg.Name, err)
+		return c, fmt.Errorf("start cluster %s: %w", cfg.Name, err)
 	}
 	return c, nil
 }
@@ -82,6 +90,9 @@ func (c *Cluster) up(ctx context.Context) (err error) {
 		{"import images", c.importImages},
 		{"start control plane", c.startControlPlane},
 		{"start kubelets", func(ctx context.Context) error { return c.each(ctx, (*Node).StartKubelet) }},
+		{"install CNI " + string(c.CNI), c.installCNI},
+		{"install Spillway", func(ctx context.Context) error { return c.InstallSpillway(ctx, c.Values...) }},
+		{"install CoreDNS", c.installDNS},
 	} {
 		c.Progress(step.name)
 		if err := step.do(ctx); err != nil {
@@ -111,9 +122,19 @@ func (c *Cluster) importImages(ctx context.Context) error {
 	})
 }
 
-func (c *Cluster) program(name string) (string, error) {
-	return filepath.Join(c.Programs, name), nil
-}
+func (c *Cluster) program(name string) string { return filepath.Join(c.Programs, name) }
+
+// Node returns the i-th node.
+func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
+
+// Client returns the host outside the cluster.
+func (c *Cluster) Client() *topology.Host { return c.topology.Client(0) }
+
+// APIServer returns the API server's address, whose port is 6443.
+func (c *Cluster) APIServer() string { return c.topology.Node(0).IPv4.String() }
+
+// ControlPlane returns the control plane, to stop and start its programs.
+func (c *Cluster) ControlPlane() *controlplane.ControlPlane { return c.controlPlane }
 
 func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 	dir := filepath.Join(dataDir(c.Name), "control-plane")
@@ -128,6 +149,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 		ServiceAccounts: true,
 		APIServerArgs: []string{
 			"--authorization-mode", "Node", // beside RBAC
+			"--allow-privileged",
 			"--enable-admission-plugins", "NodeRestriction",
 			"--kubelet-preferred-address-types", "InternalIP",
 		},
@@ -142,10 +164,11 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if c.kubeconfig, err = c.controlPlane.AdminKubeconfig(); err != nil {
+	kubeconfig, err := c.controlPlane.AdminKubeconfig()
+	if err != nil {
 		return err
 	}
-	if err := copyFile(c.kubeconfig, kubeconfigFile(c.Name)); err != nil {
+	if err := copyFile(kubeconfig, kubeconfigFile(c.Name)); err != nil {
 		return err
 	}
 	return c.startScheduler()
@@ -158,12 +181,8 @@ func (c *Cluster) startScheduler() error {
 	if err != nil {
 		return err
 	}
-	program, err := c.program("kube-scheduler")
-	if err != nil {
-		return err
-	}
 	c.scheduler, err = process.Start(c.nodes[0].host, filepath.Join(dataDir(c.Name), "control-plane", "kube-scheduler.log"),
-		[]string{program, "--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port", "0"})
+		[]string{c.program("kube-scheduler"), "--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port", "0"})
 	return err
 }
 

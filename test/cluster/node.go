@@ -5,7 +5,6 @@ import (
 	_ "embed"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -96,9 +95,9 @@ func onlyChild(pid int) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-const containerdConfig = `version = 2
+var containerdConfig = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "` + pauseImage + `"
+  sandbox_image = "` + imageNames.Pause + `"
   restrict_oom_score_adj = true # without CAP_SYS_RESOURCE it cannot be lowered
 `
 
@@ -120,8 +119,8 @@ func (n *Node) importImage(ctx context.Context, archive string) error {
 	return nil
 }
 
-// StartKubelet starts the kubelet, which registers the node.
-func (n *Node) StartKubelet(context.Context) error {
+// StartKubelet starts the kubelet, and waits until it has registered the node.
+func (n *Node) StartKubelet(ctx context.Context) error {
 	cp := n.cluster.controlPlane
 	kubeconfig, err := cp.Kubeconfig(controlplane.User{Name: "system:node:" + n.Name(), Groups: []string{"system:nodes"}})
 	if err != nil {
@@ -137,17 +136,17 @@ func (n *Node) StartKubelet(context.Context) error {
 	if err := writeFile(filepath.Join(n.dir, "kubelet.yaml"), config); err != nil {
 		return err
 	}
-	program, err := n.cluster.program("kubelet")
-	if err != nil {
-		return err
-	}
-	n.kubelet, err = process.Start(n.host, n.Log("kubelet"), n.enter([]string{program,
+	n.kubelet, err = process.Start(n.host, n.Log("kubelet"), n.enter([]string{n.cluster.program("kubelet"),
 		"--config", "/mnt/kubelet.yaml",
 		"--kubeconfig", "/mnt/kubelet.kubeconfig",
 		"--hostname-override", n.Name(),
 		"--node-ip", n.host.IPv4.String(),
 		"--v", "2",
 	}))
+	if err != nil {
+		return err
+	}
+	_, err = n.cluster.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=create", "--timeout=1m")
 	return err
 }
 
@@ -200,13 +199,4 @@ func copyFile(from, to string) error {
 		return err
 	}
 	return writeFile(to, content)
-}
-
-// run runs a program and returns its output, which is also in the error.
-func run(cmd *exec.Cmd) (string, error) {
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err, out)
-	}
-	return string(out), nil
 }

@@ -16,15 +16,22 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	images, _ := filepath.Glob("/tmp/w-cluster-images/*.tar")
-	c, err := cluster.Up(ctx, cluster.Config{Name: "t1", Nodes: 1, Programs: "/tmp/w-cluster-bin", Images: images,
+	name := os.Args[1]
+	c, err := cluster.Up(ctx, cluster.Config{Name: name, Nodes: 3, Images: images, CNI: cluster.CNI(os.Args[2]),
+		Chart: "/work/w-cluster/deploy/helm/spillway", Values: os.Args[3:],
 		Progress: func(s string) { fmt.Println(s) }})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	} else {
+		fmt.Println("up")
 	}
-	fmt.Println("up")
 	<-ctx.Done()
-	if err := c.Down(); err != nil {
+	if c != nil {
+		err = c.Down()
+	} else {
+		err = cluster.Down(name)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 }
