@@ -1,12 +1,15 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build generate lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root build image image-lock image-push generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+VERSION := $(file <VERSION)
+COMMIT := $(shell git describe --always --abbrev=40 --exclude '*' --dirty 2>/dev/null || echo unknown)
+BUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X spillway.dev/spillway/internal/cli.version=$(VERSION) -X spillway.dev/spillway/internal/cli.commit=$(COMMIT)'
+ARCHITECTURES := amd64 arm64
+BIN := $(CURDIR)/bin
 # Two packages at a time leave the tests of agents the CPU that they need to be in time.
 TESTFLAGS ?= -p 2 -timeout 20m
 
@@ -17,8 +20,17 @@ root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): not root: run it as root" >&2; exit 1; }
 
 build: ## build bin/spillway and bin/spillway-lab, static binaries
-	go build -trimpath -ldflags '-s -w -X spillway.dev/spillway/internal/cli.version=$(VERSION) -X spillway.dev/spillway/internal/cli.commit=$(COMMIT)' -o bin/spillway ./cmd/spillway
-	go build -trimpath -ldflags '-s -w -X spillway.dev/spillway/internal/cli.version=$(VERSION) -X spillway.dev/spillway/internal/cli.commit=$(COMMIT)' -o bin/spillway-lab ./cmd/spillway-lab
+	$(BUILD) -o $(BIN)/ ./cmd/spillway ./cmd/spillway-lab
+
+image: ## write the image for amd64 and arm64 to bin/image and bin/image.tar, without a container engine
+	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway; done
+	go -C hack/image run ./build -version $(VERSION) -commit $(COMMIT) -created $$(git log -1 --format=%ct) -bin $(BIN)
+
+image-push: image ## push the image and its SBOMs to REPOSITORY
+	go -C hack/image run ./push -layout $(BIN)/image -to $(REPOSITORY):$(VERSION)
+
+image-lock: ## bring the Debian packages of the image up to date
+	go -C hack/image run ./build -lock
 
 generate: ## compile bpf/ with clang-19 and make the Go code around it
 	hack/deps generate
@@ -31,7 +43,7 @@ lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, 
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	go vet ./...
-	go -C test/deploy vet ./...
+	for module in test/deploy hack/image; do go -C $$module vet ./...; done
 	$(GOLANGCI_LINT) run ./...
 	go test ./test/lint
 

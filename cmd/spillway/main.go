@@ -10,6 +10,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/agent"
+	"spillway.dev/spillway/internal/cli/chart"
 	"spillway.dev/spillway/internal/cli/doctor"
 	"spillway.dev/spillway/internal/cli/drops"
 	"spillway.dev/spillway/internal/cli/plan"
@@ -29,6 +30,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		Example: "spillway agent",
 		Commands: []*cobra.Command{
 			agent.NewCommand(),
+			chart.NewCommand(),
 			doctor.NewCommand(),
 			drops.NewCommand(),
 			plan.NewCommand(),

@@ -123,9 +123,9 @@ func WriteLayout(dir, name string, img mutate.Appendable, attachments ...mutate.
 
 func tag(name string) string { return name[strings.LastIndex(name, ":")+1:] }
 
-// WriteArchive writes an OCI image layout as a tar archive, which "ctr images import",
-// "podman load" and "docker load" read. name is as for WriteLayout, with the registry's
-// host: containerd looks for "docker.io/library/NAME:TAG" if a Pod names "NAME:TAG".
+// WriteArchive writes an OCI image layout as a tar archive, which "ctr images import"
+// reads. name is as for WriteLayout, with the registry's host: containerd looks for
+// "docker.io/library/NAME:TAG" if a Pod names "NAME:TAG".
 func WriteArchive(path, name string, img mutate.Appendable) error {
 	dir, err := os.MkdirTemp(filepath.Dir(path), ".layout-")
 	if err != nil {

@@ -4,6 +4,7 @@
 //
 //	agent     serves the Services of this node
 //	  kubeproxyconfig  reads kube-proxy's configuration file
+//	chart     steps of the Helm chart's other containers
 //	doctor    shows what is wrong with conntrack and NAT on this node
 //	drops     shows packets that the kernel drops
 //	plan      calculates sizes of conntrack tables

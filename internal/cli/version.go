@@ -10,7 +10,7 @@ import (
 	"spillway.dev/spillway/internal/telemetry"
 )
 
-// Set by the linker, from git describe and git rev-parse.
+// Set by the linker: the content of the file VERSION, and git's commit.
 var (
 	version = "unknown"
 	commit  = "unknown"

@@ -104,7 +104,7 @@ func wantHelmChart(t *testing.T, manifest, packed string) {
 		t.Fatalf("the chart does not take the manifest's values: %v", err)
 	}
 	for _, want := range []string{
-		"--takeover=kube-proxy", "image: docker.io/library/spillway:0.1.0", `value: "127.0.0.1"`, `value: "6444"`,
+		"--takeover=kube-proxy", "image: docker.io/library/spillway:" + version(t), `value: "127.0.0.1"`, `value: "6444"`,
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("what k3s would apply lacks %q", want)

@@ -79,6 +79,7 @@ func stages(short bool) []stage {
 		dataplane("iptables-legacy", "-proxy-mode=iptables", "-iptables-variant=legacy"),
 		dataplane("iptables-nft", "-proxy-mode=iptables", "-iptables-variant=nft"),
 		{"deploy", "test/deploy", []string{"./..."}},
+		{"image", "hack/image", []string{"./..."}},
 	}
 }
 
