@@ -44,7 +44,7 @@ func (r *Report) Check(expected []Expected) error {
 		})
 		switch {
 		case t.State == Failed && i < 0:
-			errs = append(errs, fmt.Errorf("%s: %s failed: %s", r.Label, t.Name, t.Message))
+			errs = append(errs, fmt.Errorf("%s: %s failed: %.300s", r.Label, t.Name, t.Message))
 		case t.State == Passed && i >= 0:
 			errs = append(errs, fmt.Errorf("%s: %s passed: delete it from expected.yaml (%s)", r.Label, t.Name, expected[i].Reason))
 		}
