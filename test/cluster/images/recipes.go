@@ -49,8 +49,10 @@ var recipes = map[string]recipe{
 	"pause": {Name: registry + "pause", Tag: "3.10.2", Programs: map[string]string{pause: "/pause"},
 		Config: image.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"}},
 
-	// agnhost-2 is for tests that replace the entrypoint; /uploads is netexec's.
-	"agnhost": {Name: e2e + "agnhost", Tag: "2.63.0", Debian: true, Programs: map[string]string{"agnhost": "/agnhost"},
+	// agnhost-2 is for tests that replace the entrypoint, and /uploads is netexec's. Tests
+	// of DNS start CoreDNS in it.
+	"agnhost": {Name: e2e + "agnhost", Tag: "2.63.0", Debian: true,
+		Programs: map[string]string{"agnhost": "/agnhost", "coredns": "/coredns"},
 		Files: map[string]string{
 			"test/images/agnhost/porter/localhost.crt": "/localhost.crt",
 			"test/images/agnhost/porter/localhost.key": "/localhost.key",
