@@ -4,6 +4,7 @@ module spillway.dev/spillway/hack/programs/kubernetes
 go 1.26.0
 
 tool (
+	github.com/onsi/ginkgo/v2/ginkgo
 	go.etcd.io/etcd/server/v3
 	k8s.io/kubernetes/cmd/kube-apiserver
 	k8s.io/kubernetes/cmd/kube-controller-manager

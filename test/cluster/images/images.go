@@ -190,6 +190,17 @@ func (b *builder) image(r recipe) (v1.Image, error) {
 			return nil, err
 		}
 	}
+	if len(r.Files) > 0 {
+		source, err := programs.Source(b.ctx, "kubernetes", "k8s.io/kubernetes")
+		if err != nil {
+			return nil, err
+		}
+		for file, path := range r.Files {
+			if err := own.Copy(path, filepath.Join(source, file)); err != nil {
+				return nil, err
+			}
+		}
+	}
 	for path, target := range r.Links {
 		own.Link(path, target)
 	}

@@ -11,6 +11,7 @@ type recipe struct {
 	Name     string            // of the image, without the tag
 	Tag      string            // "" is the version of Kubernetes
 	Programs map[string]string // path in the image of each program of hack/peers
+	Files    map[string]string // path in the image of each file in Kubernetes' source
 	Debian   bool              // with the tools of package debian
 	Links    map[string]string // symbolic links and where they lead
 	Config   image.Config
@@ -48,8 +49,14 @@ var recipes = map[string]recipe{
 	"pause": {Name: registry + "pause", Tag: "3.10.2", Programs: map[string]string{pause: "/pause"},
 		Config: image.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"}},
 
-	// agnhost-2 is for tests that replace the entrypoint; /uploads is netexec's.
-	"agnhost": {Name: e2e + "agnhost", Tag: "2.63.0", Debian: true, Programs: map[string]string{"agnhost": "/agnhost"},
+	// agnhost-2 is for tests that replace the entrypoint, and /uploads is netexec's. Tests
+	// of DNS start CoreDNS in it.
+	"agnhost": {Name: e2e + "agnhost", Tag: "2.63.0", Debian: true,
+		Programs: map[string]string{"agnhost": "/agnhost", "coredns": "/coredns"},
+		Files: map[string]string{
+			"test/images/agnhost/porter/localhost.crt": "/localhost.crt",
+			"test/images/agnhost/porter/localhost.key": "/localhost.key",
+		},
 		Links:  map[string]string{"/agnhost-2": "agnhost", "/uploads": "tmp"},
 		Config: image.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}},
 	"busybox":             {Name: e2e + "busybox", Tag: "1.37.0-1", Debian: true, Config: image.Config{Cmd: []string{"sh"}}},
