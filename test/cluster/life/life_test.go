@@ -87,7 +87,9 @@ func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 	must(t, err)
 	must(t, c.Apply(ctx, fmt.Sprintf(peers, image, nodePort)))
 	must(t, c.WaitForRollout(ctx, "default", "daemonset/peer"))
-	return c, startPeers(t, c)
+	l := startPeers(t, c)
+	l.settle(t, c)
+	return c, l
 }
 
 func logs(t *testing.T, c *cluster.Cluster) {

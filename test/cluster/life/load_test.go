@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -94,18 +95,27 @@ func (l *load) add(t *testing.T, name string, cmd probe.Command, err error) {
 	t.Cleanup(func() { _ = l.probes[name].Close() })
 }
 
+// settle waits until the proxy has written the Service on each node.
+func (l *load) settle(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	for from, p := range l.probes {
+		for _, proto := range []string{"tcp", "udp"} {
+			waitUntil(t, from+" is answered over "+proto, func() bool {
+				resp, err := p.Do(t.Context(), probe.Request{Op: probe.Try, Proto: proto, Dst: l.service(c, from), Tries: 10, TimeoutMS: 1000})
+				return err == nil && !slices.ContainsFunc(resp.Answers, func(a probe.Answer) bool { return a.Err != probe.OK })
+			})
+		}
+	}
+}
+
 // start starts the streams: each protocol, on one socket and on a new one for each
 // question, from outside, from Pods and from a node.
 func (l *load) start(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	for from := range l.probes {
-		dst := netip.AddrPortFrom(netip.MustParseAddr("10.96.7.7"), 80)
-		if from == "client0" {
-			dst = netip.MustParseAddrPort(l.nodePort(c))
-		}
 		for _, proto := range []string{"tcp", "udp", "new-tcp", "new-udp"} {
 			s := stream{fmt.Sprintf("%s from %s", proto, from), from}
-			_, err := l.probes[from].Do(t.Context(), probe.Request{Op: probe.Stream, Name: s.name, Proto: proto, Dst: dst.String(), PauseMS: 10})
+			_, err := l.probes[from].Do(t.Context(), probe.Request{Op: probe.Stream, Name: s.name, Proto: proto, Dst: l.service(c, from), PauseMS: 10})
 			if err != nil {
 				t.Fatalf("start %s: %v", s.name, err)
 			}
@@ -114,9 +124,12 @@ func (l *load) start(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// nodePort is where client0 asks.
-func (l *load) nodePort(c *cluster.Cluster) string {
-	return netip.AddrPortFrom(c.Node(1).Host().IPv4, nodePort).String()
+// service returns the address that a host or Pod asks: client0 knows nodes alone.
+func (l *load) service(c *cluster.Cluster, from string) string {
+	if from == "client0" {
+		return netip.AddrPortFrom(c.Node(1).Host().IPv4, nodePort).String()
+	}
+	return "10.96.7.7:80"
 }
 
 // end ends the streams and reports every loss of those that except does not name.

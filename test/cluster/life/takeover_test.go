@@ -61,12 +61,13 @@ func TestUninstall(t *testing.T) {
 	must(t, c.WaitForRollout(t.Context(), "kube-system", "daemonset/spillway"))
 	helm(t, c, "uninstall", "spillway", "--wait")
 	wantNothingLeft(t, c)
-	resp, err := l.probes["client0"].Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", TimeoutMS: 1000, Dst: l.nodePort(c)})
+	resp, err := l.probes["client0"].Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", TimeoutMS: 1000, Dst: l.service(c, "client0")})
 	must(t, err)
 	if a := resp.Answers[0]; a.Err == probe.OK {
 		t.Errorf("%s still serves the NodePort", a.Server)
 	}
 	must(t, c.InstallSpillway(t.Context()))
+	l.settle(t, c)
 	l.start(t, c)
 	time.Sleep(2 * time.Second)
 	l.end(t)
@@ -86,6 +87,7 @@ func TestBeside(t *testing.T) {
 		}
 		return true
 	})
+	l.settle(t, c)
 	l.start(t, c)
 	// kube-proxy serves DNS: a rollout of CoreDNS needs the Service "kubernetes".
 	kubectl(t, c, "rollout", "restart", "deployment/coredns")
