@@ -98,10 +98,12 @@ func TestBeside(t *testing.T) {
 func wantNothingLeft(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	for _, n := range c.AllNodes() {
-		out, err := n.Command(t.Context(), "bash", "-euc", "ls /sys/fs/bpf /run/spillway; nft list tables | grep spillway || true").Output()
+		// The kernel itself puts maps.debug and progs.debug there.
+		out, err := n.Command(t.Context(), "bash", "-euc",
+			"find /sys/fs/bpf /run/spillway -mindepth 1 ! -name '*.debug'; nft list tables | grep spillway || true").Output()
 		must(t, err)
-		if left := strings.ReplaceAll(strings.ReplaceAll(string(out), "/sys/fs/bpf:\n", ""), "/run/spillway:\n", ""); strings.TrimSpace(left) != "" {
-			t.Errorf("%s has left on %s", strings.TrimSpace(left), n.Name())
+		if left := strings.TrimSpace(string(out)); left != "" {
+			t.Errorf("the cleanup left on %s: %s", n.Name(), left)
 		}
 	}
 }
