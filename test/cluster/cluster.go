@@ -22,12 +22,15 @@ import (
 
 // Config configures a cluster. Zero values mean the default.
 type Config struct {
-	Name   string   // a DNS label of at most 20 characters; DefaultName
-	Nodes  int      // 3
-	CNI    CNI      // FlannelVXLAN
-	Proxy  Proxy    // Spillway
-	Values []string // of Spillway's chart, in the form of helm's --set
-	Image  string   // archive of Spillway's image; bin/image.tar, which make image writes
+	Name  string // a DNS label of at most 20 characters; DefaultName
+	Nodes int    // 3
+	CNI   CNI    // FlannelVXLAN
+	Proxy Proxy  // Spillway
+	// Kubeadm makes the control plane and the nodes with kubeadm, which installs its own
+	// CoreDNS.
+	Kubeadm bool
+	Values  []string // of Spillway's chart, in the form of helm's --set
+	Image   string   // archive of Spillway's image; bin/image.tar, which make image writes
 	// Images are added to those of the cluster itself, by the short names of package
 	// images.
 	Images []string
@@ -64,6 +67,9 @@ func (cfg Config) Validate() error {
 	}
 	if !slices.Contains(Proxies, cfg.Proxy) {
 		return fmt.Errorf("cluster: proxy: %q is none of %q", cfg.Proxy, Proxies)
+	}
+	if cfg.Kubeadm && cfg.Proxy != Spillway {
+		return fmt.Errorf("cluster: kubeadm: it is used only with proxy %q, not %q", Spillway, cfg.Proxy)
 	}
 	return nil // package topology checks the name and the number of nodes
 }
@@ -118,18 +124,26 @@ func (c *Cluster) up(ctx context.Context) (err error) {
 		host := c.topology.Node(i)
 		c.nodes = append(c.nodes, &Node{cluster: c, host: host, dir: filepath.Join(Dir(c.Name), host.Name)})
 	}
-	for _, step := range []struct {
+	type step struct {
 		name string
 		do   func(context.Context) error
-	}{
+	}
+	steps := []step{
 		{"start nodes", func(ctx context.Context) error { return c.each(ctx, (*Node).start) }},
 		{"import images", c.importImages},
-		{"start control plane", c.startControlPlane},
-		{"start kubelets", func(ctx context.Context) error { return c.each(ctx, (*Node).StartKubelet) }},
-		{"install CNI " + string(c.CNI), c.installCNI},
-		{"install " + string(c.Proxy), c.installProxy},
-		{"install CoreDNS", c.installDNS},
-	} {
+	}
+	if c.Kubeadm {
+		steps = append(steps, step{"run kubeadm init and kubeadm join", c.startKubeadm})
+	} else {
+		steps = append(steps,
+			step{"start control plane", c.startControlPlane},
+			step{"start kubelets", func(ctx context.Context) error { return c.each(ctx, (*Node).StartKubelet) }})
+	}
+	for _, step := range append(steps,
+		step{"install CNI " + string(c.CNI), c.installCNI},
+		step{"install " + string(c.Proxy), c.installProxy},
+		step{"install CoreDNS", c.installDNS},
+	) {
 		fmt.Fprintln(c.Out, step.name)
 		if err := step.do(ctx); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
@@ -143,11 +157,15 @@ func (c *Cluster) build(ctx context.Context) (err error) {
 	if c.root, err = programs.Root(); err != nil {
 		return err
 	}
-	c.programs, err = programs.Build(ctx, c.Out, "helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
-	if err != nil {
+	needed := []string{"helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"}
+	names := append([]string{"pause", "coredns"}, c.Images...)
+	if c.Kubeadm {
+		needed = append(needed, "kubeadm")
+		names = append(names, images.Kubeadm...)
+	}
+	if c.programs, err = programs.Build(ctx, c.Out, needed...); err != nil {
 		return err
 	}
-	names := append([]string{"pause", "coredns"}, c.Images...)
 	if c.CNI != Bridge {
 		names = append(names, images.Flannel...)
 	}

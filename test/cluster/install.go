@@ -189,11 +189,13 @@ func (c *Cluster) InstallKubeProxy(ctx context.Context, mode string) error {
 	return c.WaitForRollout(ctx, "kube-system", "daemonset/kube-proxy")
 }
 
-// installDNS installs CoreDNS and waits for it. Its Pods need a proxy to reach the API
-// server.
+// installDNS installs CoreDNS, unless kubeadm did, and waits for it. Its Pods need a proxy
+// to reach the API server.
 func (c *Cluster) installDNS(ctx context.Context) error {
-	if err := c.applyFile(ctx, "coredns.yaml", ""); err != nil {
-		return err
+	if !c.Kubeadm {
+		if err := c.applyFile(ctx, "coredns.yaml", ""); err != nil {
+			return err
+		}
 	}
 	return c.WaitForRollout(ctx, "kube-system", "deployment/coredns")
 }

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -48,7 +49,7 @@ func Reference(name string) (string, error) {
 
 // Build makes the archives of images and returns their paths, in the order of the short
 // names. "ctr --namespace k8s.io images import" reads an archive. Archives are kept in
-// the user's cache directory until a program or a recipe changes. It writes a line about
+// the user's cache directory, and made again when a program or a recipe changes. It writes a line about
 // each image that it makes to out.
 func Build(ctx context.Context, out io.Writer, names ...string) (archives []string, err error) {
 	b := builder{ctx: ctx, out: out}
@@ -137,10 +138,6 @@ func (b *builder) archive(name string) (string, error) {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return path, err
 	}
-	old, err := filepath.Glob(filepath.Join(b.dir, name+"-????????????????.tar"))
-	if err != nil {
-		return "", err
-	}
 	fmt.Fprintf(b.out, "make image %s\n", reference)
 	img, err := b.image(recipes[name])
 	if err != nil {
@@ -149,12 +146,19 @@ func (b *builder) archive(name string) (string, error) {
 	if err := image.WriteArchive(path+".new", reference, img); err != nil {
 		return "", err
 	}
-	for _, archive := range old {
-		if err := os.Remove(archive); err != nil {
-			return "", err
+	b.removeOld(name)
+	return path, os.Rename(path+".new", path)
+}
+
+// removeOld removes an image's archives of a week ago. Younger ones may be those of
+// another working tree.
+func (b *builder) removeOld(name string) {
+	archives, _ := filepath.Glob(filepath.Join(b.dir, name+"-????????????????.tar"))
+	for _, archive := range archives {
+		if info, err := os.Stat(archive); err == nil && time.Since(info.ModTime()) > 7*24*time.Hour {
+			os.Remove(archive)
 		}
 	}
-	return path, os.Rename(path+".new", path)
 }
 
 // hash returns a hash of all that decides what is in an image, except for the versions of

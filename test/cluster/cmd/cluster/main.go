@@ -54,6 +54,7 @@ func run(args []string) error {
 	flags.IntVar(&cfg.Nodes, "nodes", 3, "number of nodes")
 	flags.StringVar((*string)(&cfg.CNI), "cni", string(cluster.FlannelVXLAN), fmt.Sprintf("pod network: one of %q", cluster.CNIs))
 	flags.StringVar((*string)(&cfg.Proxy), "proxy", string(cluster.Spillway), fmt.Sprintf("proxy: one of %q", cluster.Proxies))
+	flags.BoolVar(&cfg.Kubeadm, "kubeadm", false, "make the control plane and the nodes with kubeadm")
 	flags.StringVar(&cfg.Image, "image", "", "archive of Spillway's image (default bin/image.tar)")
 	flags.Var(&values, "set", "value of Spillway's chart, NAME=VALUE; may be repeated")
 	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
