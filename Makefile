@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build image image-lock image-push release generate lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root repository build image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -39,6 +39,11 @@ image-push: repository image ## push the image and its SBOMs to REPOSITORY
 image-lock: ## bring the Debian packages of the image up to date
 	go -C hack/image run ./build -lock
 
+cluster: root image ## start a real cluster of three nodes with Spillway (as root)
+	hack/deps cluster
+	go -C test/cluster build -o $(BIN)/spillway-cluster ./cmd/cluster
+	$(BIN)/spillway-cluster up
+
 generate: ## compile bpf/ with clang-19 and make the Go code around it
 	hack/deps generate
 	go generate ./...
@@ -51,7 +56,7 @@ lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, 
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	go vet ./...
-	for module in test/deploy hack/image; do go -C $$module vet ./...; done
+	for module in test/deploy test/cluster hack/image; do go -C $$module vet ./...; done
 	$(GOLANGCI_LINT) run ./...
 	$(ACTIONLINT)
 	go test ./test/lint
@@ -74,6 +79,7 @@ test: test-setup ## run every test, the flow suite with each dataplane (as root;
 	@echo "make test: all passed"
 
 test-all: test-setup ## run every test, the long ones too, and all suites of traffic with each dataplane
+	hack/deps cluster
 	go run ./test/runner $(TESTFLAGS)
 	@echo "make test-all: all passed"
 

@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"spillway.dev/spillway/lab/process"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -32,8 +33,11 @@ type Config struct {
 	// Controllers names the controllers that kube-controller-manager runs;
 	// nil does not start it.
 	Controllers []string
-	// APIServerArgs are added to kube-apiserver's command line.
-	APIServerArgs []string
+	// ServiceAccounts gives each Pod an account, as a kubelet needs it. Controllers must
+	// create the accounts.
+	ServiceAccounts bool
+	// These are added to the command lines.
+	APIServerArgs, ControllerManagerArgs []string
 	// StartWithin bounds the start of each program; 0 is a minute.
 	StartWithin time.Duration
 }
@@ -51,9 +55,9 @@ type ControlPlane struct {
 	peerPort   string
 	port       string // of the API server
 	rest       *rest.Config
-	etcd       *process
-	apiserver  *process
-	controller *process
+	etcd       *process.Process
+	apiserver  *process.Process
+	controller *process.Process
 }
 
 // Program returns the path of a program that hack/peers has built.
@@ -152,22 +156,25 @@ func (c *ControlPlane) REST() *rest.Config { return rest.CopyConfig(c.rest) }
 
 // Down ends all programs. Only the directory remains.
 func (c *ControlPlane) Down() {
-	c.controller.stop(2 * time.Second)
+	c.controller.Stop(2 * time.Second)
 	c.StopAPIServer()
-	c.etcd.kill() // it has no client left
+	c.etcd.Kill() // it has no client left
 	c.controller, c.etcd = nil, nil
 }
 
 // Processes returns the ids of the programs that run.
 func (c *ControlPlane) Processes() []int {
 	var ids []int
-	for _, p := range []*process{c.etcd, c.apiserver, c.controller} {
+	for _, p := range []*process.Process{c.etcd, c.apiserver, c.controller} {
 		if p != nil {
-			ids = append(ids, p.cmd.Process.Pid)
+			ids = append(ids, p.ID())
 		}
 	}
 	return ids
 }
+
+// CA returns the path of the authority's certificate.
+func (c *ControlPlane) CA() string { return c.path("ca.crt") }
 
 // Log returns the end of the output of a program, "etcd", "kube-apiserver" or
 // "kube-controller-manager", since its last start.

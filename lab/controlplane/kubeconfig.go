@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"slices"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -16,7 +17,11 @@ func (c *ControlPlane) writeKeys() error {
 	if c.ca, err = newAuthority(); err != nil {
 		return err
 	}
-	server, err := c.ca.server(c.addrs)
+	addrs := slices.Clone(c.addrs)
+	for _, cidr := range c.cfg.ServiceCIDRs {
+		addrs = append(addrs, cidr.Masked().Addr().Next()) // of the Service "kubernetes"
+	}
+	server, err := c.ca.server(addrs)
 	if err != nil {
 		return err
 	}

@@ -12,12 +12,14 @@ import (
 	"time"
 
 	"k8s.io/client-go/kubernetes"
+
+	"spillway.dev/spillway/lab/process"
 )
 
 // startEtcd starts etcd with plain HTTP on loopback: it has only the lab's objects.
 func (c *ControlPlane) startEtcd(ctx context.Context) (err error) {
 	client, peer := "http://127.0.0.1:"+c.etcdPort, "http://127.0.0.1:"+c.peerPort
-	c.etcd, err = start(c.cfg.Host, c.path("etcd.log"), []string{"etcd",
+	c.etcd, err = process.Start(c.cfg.Host, c.path("etcd.log"), []string{"etcd",
 		"--name", "lab",
 		"--data-dir", c.path("etcd"),
 		"--listen-client-urls", client, "--advertise-client-urls", client,
@@ -31,7 +33,7 @@ func (c *ControlPlane) startEtcd(ctx context.Context) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.StartWithin)
 	defer cancel()
-	return c.etcd.until(ctx, func(ctx context.Context) error {
+	return c.etcd.Until(ctx, func(ctx context.Context) error {
 		return c.askEtcd(ctx, http.MethodGet, "/health", nil, nil)
 	})
 }
@@ -97,7 +99,7 @@ func (c *ControlPlane) dial(ctx context.Context, network, address string) (net.C
 // StartAPIServer starts the API server on its previous address, if any, and waits until
 // it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) (err error) {
-	if c.apiserver, err = start(c.cfg.Host, c.path("kube-apiserver.log"), c.apiServerArgs()); err != nil {
+	if c.apiserver, err = process.Start(c.cfg.Host, c.path("kube-apiserver.log"), c.apiServerArgs()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.StartWithin)
@@ -106,7 +108,7 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("ask kube-apiserver: %w", err)
 	}
-	return c.apiserver.until(ctx, func(ctx context.Context) error {
+	return c.apiserver.Until(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
@@ -115,7 +117,7 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) (err error) {
 
 // StopAPIServer kills the API server; etcd keeps its objects.
 func (c *ControlPlane) StopAPIServer() {
-	c.apiserver.kill()
+	c.apiserver.Kill()
 	c.apiserver = nil
 }
 
@@ -138,12 +140,14 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--service-account-signing-key-file", c.path("accounts.key"),
 		"--service-cluster-ip-range", strings.Join(ranges, ","),
 		"--authorization-mode", "RBAC",
-		// Tests create Pods, and no controller creates accounts.
-		"--disable-admission-plugins", "ServiceAccount",
 		// Creating thousands of objects is not to be slowed down.
 		"--enable-priority-and-fairness=false",
 		"--max-requests-inflight", "0", "--max-mutating-requests-inflight", "0",
 		"--profiling=false",
+	}
+	if !c.cfg.ServiceAccounts {
+		// Tests create Pods, and no controller creates accounts.
+		args = append(args, "--disable-admission-plugins", "ServiceAccount")
 	}
 	if c.cfg.Host == nil {
 		// A loopback address may not be an endpoint of default/kubernetes.
@@ -161,13 +165,18 @@ func (c *ControlPlane) startControllerManager() error {
 	if err != nil {
 		return err
 	}
-	c.controller, err = start(c.cfg.Host, c.path("kube-controller-manager.log"), []string{
+	args := []string{
 		c.program("kube-controller-manager"),
 		"--kubeconfig", kubeconfig,
 		"--controllers", strings.Join(c.cfg.Controllers, ","),
 		"--leader-elect=false",
 		"--secure-port", "0",
 		"--kube-api-qps", "1000", "--kube-api-burst", "1000",
-	})
+	}
+	if c.cfg.ServiceAccounts {
+		args = append(args, "--service-account-private-key-file", c.path("accounts.key"), "--root-ca-file", c.path("ca.crt"))
+	}
+	args = append(args, c.cfg.ControllerManagerArgs...)
+	c.controller, err = process.Start(c.cfg.Host, c.path("kube-controller-manager.log"), args)
 	return err
 }

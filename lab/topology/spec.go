@@ -12,6 +12,7 @@ import (
 const (
 	Routed = "routed" // host-gw: a route to each other node's pod CIDR through the LAN
 	VXLAN  = "vxlan"  // flannel.1 with permanent neighbor and FDB entries
+	None   = "none"   // no pods: a CNI plugin connects its own
 )
 
 // The largest sizes that the address plan has room for.
@@ -28,7 +29,7 @@ type Spec struct {
 	Nodes       int          `json:"nodes"`
 	PodsPerNode int          `json:"podsPerNode"`
 	Clients     int          `json:"clients"`       // machines on the LAN outside the cluster
-	PodNetwork  string       `json:"podNetwork"`    // Routed or VXLAN
+	PodNetwork  string       `json:"podNetwork"`    // Routed, VXLAN or None
 	IPv4        bool         `json:"ipv4"`          // neither set means both
 	IPv6        bool         `json:"ipv6"`          //
 	LAN4        netip.Prefix `json:"lan4,omitzero"` // nodes are .10 and up, clients .200 and up
@@ -105,8 +106,11 @@ func (s Spec) Validate() error {
 			return fmt.Errorf("lab spec: %s: %d is not between %d and %d", c.field, c.got, c.min, c.max)
 		}
 	}
-	if s.PodNetwork != Routed && s.PodNetwork != VXLAN {
-		return fmt.Errorf("lab spec: pod network: %q is neither %q nor %q", s.PodNetwork, Routed, VXLAN)
+	if !slices.Contains([]string{Routed, VXLAN, None}, s.PodNetwork) {
+		return fmt.Errorf("lab spec: pod network: %q is none of %q, %q and %q", s.PodNetwork, Routed, VXLAN, None)
+	}
+	if s.PodNetwork == None && s.PodsPerNode > 0 {
+		return fmt.Errorf("lab spec: pods per node: %d without a pod network", s.PodsPerNode)
 	}
 	return s.validateRanges()
 }

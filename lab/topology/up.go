@@ -97,17 +97,20 @@ func newBuilder(c *Cluster, opts ...Option) *builder {
 }
 
 func (b *builder) steps() []step {
-	return []step{
+	steps := []step{
 		// First of all: whatever happens from here on, Down knows about it.
 		{"write state", func(context.Context) error { return b.c.writeState(StatusCreating) }},
 		{"create cgroups", b.createCgroups},
 		{"create namespaces", b.createNamespaces},
 		{"connect LAN", b.connectLAN},
-		{"connect pods", b.connectPods},
-		{"route pod network", b.routePods},
-		{"load netfilter rules", b.loadNetfilter},
-		{"write state", func(context.Context) error { return b.c.writeState(StatusUp) }},
 	}
+	if b.c.Spec.PodNetwork != None {
+		steps = append(steps, step{"connect pods", b.connectPods}, step{"route pod network", b.routePods})
+	}
+	return append(steps,
+		step{"load netfilter rules", b.loadNetfilter},
+		step{"write state", func(context.Context) error { return b.c.writeState(StatusUp) }},
+	)
 }
 
 func (b *builder) run(ctx context.Context, steps []step) error {

@@ -51,6 +51,9 @@ func main() {
 		})
 	}
 	_ = others.Wait() // no function returns an error
+	if !*short {
+		cluster.run(r, append(slices.Clip(flags), "-p=1")) // counts losses: nothing runs beside it
+	}
 	if !r.finish(allowed) {
 		os.Exit(1)
 	}
@@ -73,7 +76,7 @@ func stages(short bool) []stage {
 	dataplane := func(name string, flags ...string) stage {
 		return stage{name, ".", slices.Concat(repeated, flags)}
 	}
-	return []stage{
+	all := []stage{
 		{"ebpf", ".", []string{"./..."}},
 		dataplane("nftables", "-proxy-mode=nftables"),
 		dataplane("iptables-legacy", "-proxy-mode=iptables", "-iptables-variant=legacy"),
@@ -81,7 +84,11 @@ func stages(short bool) []stage {
 		{"deploy", "test/deploy", []string{"./..."}},
 		{"image", "hack/image", []string{"./..."}},
 	}
+	return all
 }
+
+// cluster is the short form of the tests on real clusters.
+var cluster = stage{"cluster", "test/cluster", []string{"-short", "./..."}}
 
 // run runs the stage and adds its results to the report.
 func (s stage) run(r *report, flags []string) {

@@ -1,4 +1,6 @@
-package controlplane
+// Package process runs programs of the lab in the background, on one of its hosts or on
+// none. A program ends with the process that started it.
+package process
 
 import (
 	"context"
@@ -6,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -14,23 +17,24 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// process is one program of the control plane.
-type process struct {
+// Process is a running program. A nil Process is one that has ended.
+type Process struct {
 	name string
 	log  string // output since this start
 	cmd  *exec.Cmd
 	done chan struct{}
 }
 
-// start starts a program, on a host of the lab if there is one. The kernel
-// kills it when the thread that started it ends (PR_SET_PDEATHSIG), so that
-// thread waits with it.
-func start(host *topology.Host, logFile string, argv []string) (*process, error) {
+// Start starts a program, on a host of the lab if there is one. Its output replaces the
+// log file, whose name without its extension names the program in errors. The kernel
+// kills it when the thread that started it ends (PR_SET_PDEATHSIG), so that thread waits
+// with it.
+func Start(host *topology.Host, logFile string, argv []string) (*Process, error) {
 	out, err := os.Create(logFile)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", argv[0], err)
 	}
-	p := &process{name: argv[0][strings.LastIndexByte(argv[0], '/')+1:], log: logFile, done: make(chan struct{})}
+	p := &Process{name: strings.TrimSuffix(filepath.Base(logFile), ".log"), log: logFile, done: make(chan struct{})}
 	run := func(cmd *exec.Cmd) {
 		p.cmd = cmd
 		cmd.Stdout, cmd.Stderr = out, out
@@ -71,8 +75,11 @@ func start(host *topology.Host, logFile string, argv []string) (*process, error)
 	return p, nil
 }
 
-// stop sends SIGTERM, and kills the process after a timeout.
-func (p *process) stop(patience time.Duration) {
+// ID returns the process id.
+func (p *Process) ID() int { return p.cmd.Process.Pid }
+
+// Stop sends SIGTERM, and kills the process after a timeout.
+func (p *Process) Stop(patience time.Duration) {
 	if p == nil {
 		return
 	}
@@ -80,12 +87,12 @@ func (p *process) stop(patience time.Duration) {
 	select {
 	case <-p.done:
 	case <-time.After(patience):
-		p.kill()
+		p.Kill()
 	}
 }
 
-// kill ends the process at once.
-func (p *process) kill() {
+// Kill ends the process at once.
+func (p *Process) Kill() {
 	if p == nil {
 		return
 	}
@@ -93,11 +100,11 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// errEnded reports that a process ended instead of serving.
-var errEnded = errors.New("ended")
+// ErrEnded reports that a process ended instead of serving.
+var ErrEnded = errors.New("ended")
 
-// until repeats a check until it passes, the process ends or the context does.
-func (p *process) until(ctx context.Context, check func(context.Context) error) error {
+// Until repeats a check until it passes, the process ends or the context does.
+func (p *Process) Until(ctx context.Context, check func(context.Context) error) error {
 	for {
 		err := check(ctx)
 		if err == nil {
@@ -105,7 +112,7 @@ func (p *process) until(ctx context.Context, check func(context.Context) error) 
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("%s %w: %s", p.name, errEnded, p.lastLine())
+			return fmt.Errorf("%s %w: %s", p.name, ErrEnded, p.lastLine())
 		case <-ctx.Done():
 			return fmt.Errorf("%s does not serve: %w; see %s", p.name, err, p.log)
 		case <-time.After(50 * time.Millisecond):
@@ -114,7 +121,7 @@ func (p *process) until(ctx context.Context, check func(context.Context) error) 
 }
 
 // lastLine is the last line that the process printed.
-func (p *process) lastLine() string {
+func (p *Process) lastLine() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
 		return err.Error()

@@ -1,0 +1,342 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/process"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/cluster/images"
+	"spillway.dev/spillway/test/cluster/programs"
+)
+
+// Config configures a cluster. Zero values mean the default.
+type Config struct {
+	Name  string // a DNS label of at most 20 characters; DefaultName
+	Nodes int    // 3
+	CNI   CNI    // FlannelVXLAN
+	Proxy Proxy  // Spillway
+	// Kubeadm makes the control plane and the nodes with kubeadm, which installs its own
+	// CoreDNS.
+	Kubeadm bool
+	Values  []string // of Spillway's chart, in the form of helm's --set
+	Image   string   // archive of Spillway's image; bin/image.tar, which make image writes
+	// Images are added to those of the cluster itself, by the short names of package
+	// images.
+	Images []string
+	Out    io.Writer // a line about each step; none
+}
+
+// DefaultName is the name of a cluster that has no other.
+const DefaultName = "k8s"
+
+// WithDefaults returns a Config with defaults for zero values.
+func (cfg Config) WithDefaults() Config {
+	if cfg.Name == "" {
+		cfg.Name = DefaultName
+	}
+	if cfg.Nodes == 0 {
+		cfg.Nodes = 3
+	}
+	if cfg.CNI == "" {
+		cfg.CNI = FlannelVXLAN
+	}
+	if cfg.Proxy == "" {
+		cfg.Proxy = Spillway
+	}
+	if cfg.Out == nil {
+		cfg.Out = io.Discard
+	}
+	return cfg
+}
+
+// Validate returns an error of one line that names the invalid field.
+func (cfg Config) Validate() error {
+	if !slices.Contains(CNIs, cfg.CNI) {
+		return fmt.Errorf("cluster: CNI: %q is none of %q", cfg.CNI, CNIs)
+	}
+	if !slices.Contains(Proxies, cfg.Proxy) {
+		return fmt.Errorf("cluster: proxy: %q is none of %q", cfg.Proxy, Proxies)
+	}
+	if cfg.Kubeadm && cfg.Proxy != Spillway {
+		return fmt.Errorf("cluster: kubeadm: it is used only with proxy %q, not %q", Spillway, cfg.Proxy)
+	}
+	return nil // package topology checks the name and the number of nodes
+}
+
+// Cluster is a running cluster. Its control plane runs on the first node.
+type Cluster struct {
+	Config
+	topology     *topology.Cluster
+	controlPlane *controlplane.ControlPlane
+	scheduler    *process.Process
+	nodes        []*Node
+	root         string   // of the repository
+	programs     string   // directory of hack/peers' programs
+	archives     []string // images that every node imports
+}
+
+const (
+	dataRoot     = "/var/lib/spillway-cluster"
+	cgroupParent = "spillway-cluster"
+	dnsAddress   = "10.96.0.10"
+)
+
+var serviceCIDR = netip.MustParsePrefix("10.96.0.0/16")
+
+// Create makes the network of a cluster. Up starts its programs.
+func Create(ctx context.Context, name string, nodes int) (*topology.Cluster, error) {
+	return topology.Up(ctx, topology.Spec{Name: name, Nodes: nodes, Clients: 1, PodNetwork: topology.None, IPv4: true})
+}
+
+// Up starts a cluster, installs the CNI, Spillway and CoreDNS, and waits until their Pods
+// are Ready. After an error it returns what has started, for Down.
+func Up(ctx context.Context, cfg Config) (*Cluster, error) {
+	c := &Cluster{Config: cfg.WithDefaults()}
+	if err := c.Validate(); err != nil {
+		return c, err
+	}
+	if err := c.up(ctx); err != nil {
+		return c, fmt.Errorf("start cluster %s: %w", c.Name, err)
+	}
+	return c, nil
+}
+
+func (c *Cluster) up(ctx context.Context) (err error) {
+	if err := c.build(ctx); err != nil {
+		return err
+	}
+	if c.topology, err = Create(ctx, c.Name, c.Nodes); err != nil {
+		return err
+	}
+	for i := range c.Nodes {
+		host := c.topology.Node(i)
+		c.nodes = append(c.nodes, &Node{cluster: c, host: host, dir: filepath.Join(Dir(c.Name), host.Name)})
+	}
+	type step struct {
+		name string
+		do   func(context.Context) error
+	}
+	steps := []step{
+		{"start nodes", func(ctx context.Context) error { return c.each(ctx, (*Node).start) }},
+		{"import images", c.importImages},
+	}
+	if c.Kubeadm {
+		steps = append(steps, step{"run kubeadm init and kubeadm join", c.startKubeadm})
+	} else {
+		steps = append(steps,
+			step{"start control plane", c.startControlPlane},
+			step{"start kubelets", func(ctx context.Context) error { return c.each(ctx, (*Node).StartKubelet) }})
+	}
+	for _, step := range append(steps,
+		step{"install CNI " + string(c.CNI), c.installCNI},
+		step{"install " + string(c.Proxy), c.installProxy},
+		step{"install CoreDNS", c.installDNS},
+	) {
+		fmt.Fprintln(c.Out, step.name)
+		if err := step.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+// build builds the programs and images of the cluster that are not built yet.
+func (c *Cluster) build(ctx context.Context) (err error) {
+	if c.root, err = programs.Root(); err != nil {
+		return err
+	}
+	needed := []string{"helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"}
+	names := append([]string{"pause", "coredns"}, c.Images...)
+	if c.Kubeadm {
+		needed = append(needed, "kubeadm")
+		names = append(names, images.Kubeadm...)
+	}
+	if c.programs, err = programs.Build(ctx, c.Out, needed...); err != nil {
+		return err
+	}
+	if c.CNI != Bridge {
+		names = append(names, images.Flannel...)
+	}
+	if c.Proxy != Spillway {
+		names = append(names, "kube-proxy")
+	}
+	slices.Sort(names)
+	if c.archives, err = images.Build(ctx, c.Out, slices.Compact(names)...); err != nil {
+		return err
+	}
+	if c.Image == "" {
+		c.Image = filepath.Join(c.root, "bin/image.tar")
+	}
+	if _, err := os.Stat(c.Image); err != nil {
+		return fmt.Errorf("find Spillway's image: %w: run \"make image\"", err)
+	}
+	c.archives = append(c.archives, c.Image)
+	return nil
+}
+
+// each does the same on all nodes at once.
+func (c *Cluster) each(ctx context.Context, do func(*Node, context.Context) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, n := range c.nodes {
+		g.Go(func() error { return do(n, ctx) })
+	}
+	return g.Wait()
+}
+
+func (c *Cluster) importImages(ctx context.Context) error { return c.ImportImage(ctx, c.archives...) }
+
+// ImportImage gives every node images from archives.
+func (c *Cluster) ImportImage(ctx context.Context, archives ...string) error {
+	return c.each(ctx, func(n *Node, ctx context.Context) error {
+		for _, archive := range archives {
+			if err := n.ImportImage(ctx, archive); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (c *Cluster) program(name string) string { return filepath.Join(c.programs, name) }
+
+// Node returns the i-th node.
+func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
+
+// AllNodes returns the nodes.
+func (c *Cluster) AllNodes() []*Node { return c.nodes }
+
+// Client returns the host outside the cluster.
+func (c *Cluster) Client() *topology.Host { return c.topology.Client(0) }
+
+// APIServer returns the API server's address, whose port is 6443.
+func (c *Cluster) APIServer() string { return c.topology.Node(0).IPv4.String() }
+
+// ControlPlane returns the control plane, to stop and start its programs.
+func (c *Cluster) ControlPlane() *controlplane.ControlPlane { return c.controlPlane }
+
+func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
+	dir := filepath.Join(Dir(c.Name), "control-plane")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	c.controlPlane, err = controlplane.Up(ctx, controlplane.Config{
+		Dir:             dir,
+		Programs:        c.programs,
+		Host:            c.nodes[0].host,
+		ServiceCIDRs:    []netip.Prefix{serviceCIDR},
+		ServiceAccounts: true,
+		APIServerArgs: []string{
+			"--authorization-mode", "Node", // beside RBAC
+			"--allow-privileged",
+			"--enable-admission-plugins", "NodeRestriction",
+			"--kubelet-preferred-address-types", "InternalIP",
+		},
+		Controllers: []string{"*"},
+		ControllerManagerArgs: []string{
+			"--allocate-node-cidrs", "--cluster-cidr", c.topology.Spec.ClusterCIDR4.String(),
+			"--service-cluster-ip-range", serviceCIDR.String(),
+			"--use-service-account-credentials",
+		},
+		StartWithin: 2 * time.Minute,
+	})
+	if err != nil {
+		return err
+	}
+	kubeconfig, err := c.controlPlane.AdminKubeconfig()
+	if err != nil {
+		return err
+	}
+	if err := copyFile(kubeconfig, Kubeconfig(c.Name)); err != nil {
+		return err
+	}
+	return c.startScheduler()
+}
+
+// Dir returns the directory of a cluster's files: logs, keys, and the nodes' disks.
+func Dir(name string) string { return filepath.Join(dataRoot, name) }
+
+// Kubeconfig returns the path of the kubeconfig with full rights.
+func Kubeconfig(name string) string { return filepath.Join(Dir(name), "admin.kubeconfig") }
+
+func (c *Cluster) startScheduler() error {
+	kubeconfig, err := c.controlPlane.Kubeconfig(controlplane.User{Name: "system:kube-scheduler", Groups: []string{"system:masters"}})
+	if err != nil {
+		return err
+	}
+	c.scheduler, err = process.Start(c.nodes[0].host, filepath.Join(Dir(c.Name), "control-plane", "kube-scheduler.log"),
+		[]string{c.program("kube-scheduler"), "--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port", "0"})
+	return err
+}
+
+// Down stops the cluster's programs and removes all of it.
+func (c *Cluster) Down() error {
+	c.Stop()
+	return Down(c.Name)
+}
+
+// Stop ends the cluster's programs, after errors of Up too. Everything else remains for
+// Down.
+func (c *Cluster) Stop() {
+	c.scheduler.Stop(stopWithin)
+	for _, n := range c.nodes {
+		n.stop()
+	}
+	if c.controlPlane != nil {
+		c.controlPlane.Down()
+	}
+}
+
+// Down removes a cluster that any process started, and what is left of one that died.
+func Down(name string) error {
+	err := topology.Down(name)
+	return errors.Join(err, removeCgroups(name), os.RemoveAll(Dir(name)))
+}
+
+// removeCgroups removes the cluster's cgroups of v1; topology.Down ended their processes.
+func removeCgroups(name string) error {
+	roots, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", cgroupParent, name))
+	if err != nil {
+		return err
+	}
+	for _, root := range roots {
+		for range 100 { // a killed process leaves its cgroup late
+			if err = removeTree(root); err == nil || errors.Is(err, os.ErrNotExist) {
+				err = nil
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if err != nil {
+			return fmt.Errorf("remove cgroup: %w", err)
+		}
+		_ = os.Remove(filepath.Dir(root)) // of the last cluster
+	}
+	return nil
+}
+
+// removeTree removes directories, the deepest first, and no file.
+func removeTree(root string) error {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeTree(filepath.Join(root, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return os.Remove(root)
+}

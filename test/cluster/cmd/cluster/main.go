@@ -1,0 +1,188 @@
+// Command cluster starts and stops a real Kubernetes cluster on this machine.
+// docs/testing.md describes it.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/cluster"
+)
+
+const usage = `Usage: spillway-cluster COMMAND [-name NAME] …
+
+  up       start a cluster, with the CNI, the proxy and CoreDNS installed
+  down     remove it
+  status   list its nodes and Pods
+  kubectl  run kubectl with full rights, on a host outside the cluster
+  exec     run a program on a host: client0, or a node's network namespace
+
+Flags of up:
+`
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "spillway-cluster:", err)
+		code := 1
+		if errors.Is(err, errUsage) {
+			code = 2
+		}
+		os.Exit(code)
+	}
+}
+
+var errUsage = errors.New("wrong usage")
+
+func run(args []string) error {
+	var cfg cluster.Config
+	var values stringList
+	flags := flag.NewFlagSet("spillway-cluster", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&cfg.Name, "name", cluster.DefaultName, "name of the cluster")
+	flags.IntVar(&cfg.Nodes, "nodes", 3, "number of nodes")
+	flags.StringVar((*string)(&cfg.CNI), "cni", string(cluster.FlannelVXLAN), fmt.Sprintf("pod network: one of %q", cluster.CNIs))
+	flags.StringVar((*string)(&cfg.Proxy), "proxy", string(cluster.Spillway), fmt.Sprintf("proxy: one of %q", cluster.Proxies))
+	flags.BoolVar(&cfg.Kubeadm, "kubeadm", false, "make the control plane and the nodes with kubeadm")
+	flags.StringVar(&cfg.Image, "image", "", "archive of Spillway's image (default bin/image.tar)")
+	flags.Var(&values, "set", "value of Spillway's chart, NAME=VALUE; may be repeated")
+	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
+		fmt.Print(usage)
+		flags.SetOutput(os.Stdout)
+		flags.PrintDefaults()
+		return nil
+	}
+	if err := flags.Parse(args[1:]); err != nil {
+		return fmt.Errorf("%w: %w: run \"spillway-cluster help\"", errUsage, err)
+	}
+	cfg.Values = values
+	cfg.Images = []string{"agnhost"}
+	switch args[0] {
+	case "up":
+		return up(cfg, args[1:])
+	case "serve": // up runs it
+		return serve(cfg)
+	case "down":
+		return cluster.Down(cfg.Name)
+	case "status":
+		return onClient(cfg.Name, "get", "nodes,pods", "--all-namespaces", "--output=wide")
+	case "kubectl":
+		return onClient(cfg.Name, flags.Args()...)
+	case "exec":
+		return onHost(cfg.Name, flags.Args())
+	}
+	return fmt.Errorf("%w: no command %q: run \"spillway-cluster help\"", errUsage, args[0])
+}
+
+// stringList is a flag that may be repeated.
+type stringList []string
+
+func (l *stringList) String() string { return strings.Join(*l, " ") }
+
+// Set adds a value.
+func (l *stringList) Set(value string) error {
+	*l = append(*l, value)
+	return nil
+}
+
+// up starts this program again in the cluster's cgroup, to run the cluster in the
+// background, and reports its steps until all is up. Down ends it with the rest.
+func up(cfg cluster.Config, args []string) error {
+	if err := cfg.WithDefaults().Validate(); err != nil {
+		return fmt.Errorf("%w: %w", errUsage, err)
+	}
+	if c, err := topology.Load(cfg.Name); err == nil {
+		return fmt.Errorf("cluster %s exists since %s: run \"spillway-cluster down -name %s\" first", cfg.Name, c.Created.Local(), cfg.Name)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	lan, err := cluster.Create(context.Background(), cfg.Name, cfg.Nodes)
+	if err != nil {
+		return err
+	}
+	steps, report, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer steps.Close()
+	cmd := lan.Client(0).Command(context.Background(), append([]string{self, "serve"}, args...)...)
+	cmd.ExtraFiles = []*os.File{report} // descriptor 3
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	report.Close()
+	last := ""
+	for lines := bufio.NewScanner(steps); lines.Scan(); {
+		last = lines.Text()
+		fmt.Println(last)
+	}
+	if last != isUp {
+		return fmt.Errorf("cluster %s did not start: logs are in %s; \"spillway-cluster down -name %s\" removes it",
+			cfg.Name, cluster.Dir(cfg.Name), cfg.Name)
+	}
+	return nil
+}
+
+const isUp = "up"
+
+// serve runs a cluster until it gets a signal.
+func serve(cfg cluster.Config) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	syscall.CloseOnExec(3) // up reads until it is closed everywhere
+	report := os.NewFile(3, "report")
+	cfg.Out = report
+	c, err := cluster.Up(ctx, cfg)
+	if err != nil {
+		fmt.Fprintln(report, err)
+	} else {
+		fmt.Fprintln(report, isUp)
+	}
+	report.Close()
+	<-ctx.Done()
+	c.Stop()
+	return nil
+}
+
+func onClient(name string, args ...string) error {
+	kubectl, err := controlplane.Program("kubectl")
+	if err != nil {
+		return err
+	}
+	return onHost(name, append([]string{"client0", kubectl}, args...))
+}
+
+// onHost becomes a program on a host of the cluster.
+func onHost(name string, argv []string) error {
+	if len(argv) < 2 {
+		return fmt.Errorf("%w: exec needs a host and a program", errUsage)
+	}
+	c, err := topology.Load(name)
+	if err != nil {
+		return err
+	}
+	host, err := c.Find(argv[0])
+	if err != nil {
+		return err
+	}
+	if _, err := exec.LookPath(argv[1]); err != nil {
+		return err
+	}
+	if err := os.Setenv("KUBECONFIG", cluster.Kubeconfig(name)); err != nil {
+		return err
+	}
+	return host.Exec(argv[1:])
+}
