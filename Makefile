@@ -70,6 +70,7 @@ test: test-setup ## run every test, the flow suite with each dataplane (as root;
 	@echo "make test: all passed"
 
 test-all: test-setup ## run every test, the long ones too, and all suites of traffic with each dataplane
+	hack/deps cluster
 	go run ./test/runner $(TESTFLAGS)
 	@echo "make test-all: all passed"
 

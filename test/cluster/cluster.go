@@ -102,13 +102,12 @@ func Create(ctx context.Context, name string, nodes int) (*topology.Cluster, err
 // Up starts a cluster, installs the CNI, Spillway and CoreDNS, and waits until their Pods
 // are Ready. After an error it returns what has started, for Down.
 func Up(ctx context.Context, cfg Config) (*Cluster, error) {
-	cfg = cfg.WithDefaults()
-	if err := cfg.Validate(); err != nil {
-		return nil, err
+	c := &Cluster{Config: cfg.WithDefaults()}
+	if err := c.Validate(); err != nil {
+		return c, err
 	}
-	c := &Cluster{Config: cfg}
 	if err := c.up(ctx); err != nil {
-		return c, fmt.Errorf("start cluster %s: %w", cfg.Name, err)
+		return c, fmt.Errorf("start cluster %s: %w", c.Name, err)
 	}
 	return c, nil
 }
@@ -289,9 +288,6 @@ func (c *Cluster) Down() error {
 // Stop ends the cluster's programs, after errors of Up too. Everything else remains for
 // Down.
 func (c *Cluster) Stop() {
-	if c == nil {
-		return
-	}
 	c.scheduler.Stop(stopWithin)
 	for _, n := range c.nodes {
 		n.stop()

@@ -1,5 +1,10 @@
 // Package cluster runs a real Kubernetes cluster of several nodes on one machine. Each
 // node is a network namespace with a containerd, a kubelet and cgroups of its own.
+//
+//	c, err := cluster.Up(ctx, cluster.Config{Name: "k8s"})
+//	defer c.Down()
+//	out, err := c.Kubectl(ctx, "get", "nodes")
+//
+// docs/testing.md describes the nodes. The command in cmd/cluster starts a cluster that
+// outlives it.
 package cluster
-
-import _ "spillway.dev/spillway/lab/topology"

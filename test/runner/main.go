@@ -73,7 +73,7 @@ func stages(short bool) []stage {
 	dataplane := func(name string, flags ...string) stage {
 		return stage{name, ".", slices.Concat(repeated, flags)}
 	}
-	return []stage{
+	all := []stage{
 		{"ebpf", ".", []string{"./..."}},
 		dataplane("nftables", "-proxy-mode=nftables"),
 		dataplane("iptables-legacy", "-proxy-mode=iptables", "-iptables-variant=legacy"),
@@ -81,6 +81,10 @@ func stages(short bool) []stage {
 		{"deploy", "test/deploy", []string{"./..."}},
 		{"image", "hack/image", []string{"./..."}},
 	}
+	if !short {
+		all = append(all, stage{"cluster", "test/cluster", []string{"-short", "./..."}})
+	}
+	return all
 }
 
 // run runs the stage and adds its results to the report.
