@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root build image image-lock image-push cluster generate lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root repository build image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -26,7 +26,14 @@ image: ## write the image for amd64 and arm64 to bin/image and bin/image.tar, wi
 	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway; done
 	go -C hack/image run ./build -version $(VERSION) -commit $(COMMIT) -created $$(git log -1 --format=%ct) -bin $(BIN)
 
-image-push: image ## push the image and its SBOMs to REPOSITORY
+release: image ## write archives, image, chart, SBOMs, notes and checksums to dist/
+	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway-lab; done
+	go -C hack/image run ./release -version $(VERSION) -created $$(git log -1 --format=%ct) -bin $(BIN) -dist $(CURDIR)/dist
+
+repository:
+	@[ -n "$(REPOSITORY)" ] || { echo "make $(MAKECMDGOALS): no repository: give REPOSITORY=REGISTRY/spillway" >&2; exit 1; }
+
+image-push: repository image ## push the image and its SBOMs to REPOSITORY
 	go -C hack/image run ./push -layout $(BIN)/image -to $(REPOSITORY):$(VERSION)
 
 image-lock: ## bring the Debian packages of the image up to date
@@ -42,6 +49,7 @@ generate: ## compile bpf/ with clang-19 and make the Go code around it
 	go generate ./...
 
 GOLANGCI_LINT := go tool -modfile=hack/tools/go.mod golangci-lint
+ACTIONLINT := go tool -modfile=hack/actionlint/go.mod actionlint -shellcheck= -pyflakes=
 VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
 
 lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, and prose
@@ -50,6 +58,7 @@ lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, 
 	go vet ./...
 	for module in test/deploy test/cluster hack/image; do go -C $$module vet ./...; done
 	$(GOLANGCI_LINT) run ./...
+	$(ACTIONLINT)
 	go test ./test/lint
 
 # Vale parses Go with a library in C, so building it needs gcc.
@@ -82,6 +91,13 @@ bench: root build ## measure the way through a Service against the way without (
 	bin/spillway-lab bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/node/conntrack ./internal/diagnosis/doctor
 
-demo: root build ## five published experiments in quick form, with a report (as root; 5 minutes)
-	hack/deps demo
+demo: root ## five published experiments beside kube-proxy in quick form, with a report (as root; 5 minutes)
+	@$(MAKE) --no-print-directory -j build demo-packages demo-kube-proxy
 	bin/spillway-lab lab run all --quick
+
+# At once: one downloads while another compiles.
+.PHONY: demo-packages demo-kube-proxy
+demo-packages:
+	hack/deps demo
+demo-kube-proxy:
+	hack/peers kube-proxy >/dev/null

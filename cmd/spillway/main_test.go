@@ -65,6 +65,8 @@ func TestExitCodes(t *testing.T) {
 		{"two flags that exclude each other", []string{"agent", "--masquerade-all", "--bypass", "never"}, 2, "--masquerade-all and --bypass never: "},
 		{"a prefix without a name", []string{"agent", "--detect-local-mode", "InterfaceNamePrefix"}, 2, "set --pod-interface-name-prefix"},
 		{"a least wait beyond the most", []string{"agent", "--iptables-min-sync-period", "1m"}, 2, "--iptables-min-sync-period"},
+		{"a chart without a step", []string{"chart"}, 2, "no step given: use mount-bpffs or wait"},
+		{"an unknown step of the chart", []string{"chart", "mount"}, 2, `unknown command "mount"`},
 		{"a bad format", []string{"version", "-o", "yaml"}, 2, `--output "yaml": not a format`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

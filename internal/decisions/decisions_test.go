@@ -15,7 +15,7 @@ import (
 func TestADenyRuleSendsItsPodThroughNetfilter(t *testing.T) {
 	const here = "here"
 	name, pod := model.Name{Namespace: "n", Name: "cache"}, netip.MustParseAddr("10.244.0.2")
-	tr := New(intent.Config{NodeName: here}, policy.Config{NodeName: here})
+	tr := New(intent.Config{NodeName: here}, policy.Config{}) // one name is the node's for both
 	tr.Apply(model.Delta{Full: true,
 		Pods: map[model.Name]*model.Pod{name: {Name: name, Node: here, IPs: []netip.Addr{pod}}},
 		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},

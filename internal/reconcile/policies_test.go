@@ -14,6 +14,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -493,8 +494,8 @@ func (s *steps) Apply(_ context.Context, c policy.Changes) error {
 }
 func (s *steps) Replace(context.Context, policy.State) error    { return s.note("table", nil) }
 func (s *steps) Serves() bool                                   { return true }
-func (s *steps) Revoke(_ policy.State, c *policy.Changes) error { return s.note("narrow", c) }
-func (s *steps) Grant(_ policy.State, c *policy.Changes) error  { return s.note("widen", c) }
+func (s *steps) Revoke(_ policy.State, c *policy.Changes) error { return s.note("revoke", c) }
+func (s *steps) Grant(_ policy.State, c *policy.Changes) error  { return s.note("grant", c) }
 
 // TestNothingPassesByWhatIsNotWritten: entries that bypass netfilter are deleted before
 // netfilter's table is written, and added after it, if the write succeeded.
@@ -516,8 +517,86 @@ func TestNothingPassesByWhatIsNotWritten(t *testing.T) {
 	if err := ps.writeTable(t.Context()); err == nil {
 		t.Error("what could not be read is written over")
 	}
-	want := "narrow all, table all, widen all, narrow, table, widen, narrow all, table all, widen all, narrow, fail"
+	want := "revoke all, table all, grant all, revoke, table, grant, revoke all, table all, grant all, revoke, fail"
 	if got := strings.Join(s.list, ", "); got != want {
 		t.Errorf("order of writes:\n%s\nwant\n%s", got, want)
 	}
+}
+
+// grantFailsOnce is a Bypass whose first Grant fails.
+type grantFailsOnce struct {
+	steps
+	failed bool
+}
+
+func (b *grantFailsOnce) Grant(policy.State, *policy.Changes) error {
+	if b.failed {
+		return nil
+	}
+	b.failed = true
+	return errors.New("once")
+}
+
+// TestAFailedGrantLeavesTheTableToThisAgent: the table holds policies after it, but no
+// earlier agent wrote them.
+func TestAFailedGrantLeavesTheTableToThisAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table, bypass := &fakeTable{}, &grantFailsOnce{}
+		g := start(t, func(c *Config) { c.Policies, c.Bypass = table, bypass }, newFakeBackend("ebpf"))
+		d := policyDelta()
+		d.Unread = &model.Unread{Reason: model.UnreadFile, Text: "m.yaml"}
+		g.Deliver(d, nil)
+		g.after(time.Minute)
+		ps := g.policies.problem()
+		if !bypass.failed || table.held() != 1 || len(ps) != 1 || !strings.Contains(ps[0].What, "the kernel had nothing of an earlier agent") {
+			t.Errorf("%d targets, problems %v", table.held(), ps)
+		}
+	})
+}
+
+// failingTable refuses every write of a whole state.
+type failingTable struct{ fakeTable }
+
+func (*failingTable) Replace(context.Context, policy.State) error { return errors.New("no nf_tables") }
+
+// endpointBackend keeps the endpoints of its last whole state.
+type endpointBackend struct {
+	*fakeBackend
+	endpoints []intent.Endpoint
+}
+
+func (b *endpointBackend) Replace(ctx context.Context, s intent.State) error {
+	b.set(func() {
+		b.endpoints = nil
+		for _, p := range s.Ports {
+			b.endpoints = append(b.endpoints, p.Endpoints...)
+		}
+	})
+	return b.fakeBackend.Replace(ctx, s)
+}
+
+// TestAnyClientIsAllowedWhateverTheTableHolds: an endpoint that a policy opens to any client
+// is marked with the Services, as docs/notrack.md says.
+func TestAnyClientIsAllowedWhateverTheTableHolds(t *testing.T) {
+	web := model.Name{Namespace: "n", Name: "web"}
+	world := policyDelta()
+	world.Services = map[model.Name]*model.Service{web: {Name: web, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}}
+	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Ready: true, Serving: true, Node: "n1"}}}}
+	synctest.Test(t, func(t *testing.T) {
+		b := &endpointBackend{fakeBackend: newFakeBackend("ebpf")}
+		g := start(t, func(c *Config) {
+			c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, policy.Config{})
+			c.Policies, c.Bypass, c.Backends = &failingTable{}, &steps{}, []dataplane.Backend{b}
+		})
+		g.Deliver(world, nil)
+		g.after(time.Second)
+		if len(g.policies.problem()) == 0 {
+			t.Error("the write of the table did not fail")
+		}
+		if len(b.endpoints) != 1 || !b.endpoints[0].AllowsAny {
+			t.Errorf("endpoints %+v, want one that allows any client", b.endpoints)
+		}
+	})
 }

@@ -23,7 +23,7 @@ type Config struct {
 	// Dir is for keys, logs and etcd's data; it must exist. On a tmpfs etcd
 	// need not wait for a disk.
 	Dir string
-	// Programs is the directory that hack/peers filled; "" is Programs().
+	// Programs is the directory that hack/peers filled; "" is that of the built programs.
 	Programs string
 	// Host runs the programs in one host of a lab cluster; other hosts reach the API
 	// server at its addresses. nil uses free ports of loopback.
@@ -60,17 +60,17 @@ type ControlPlane struct {
 	controller *process.Process
 }
 
-// Programs returns the directory of the programs that hack/peers builds.
-func Programs() (string, error) {
+// Program returns the path of a program that hack/peers has built.
+func Program(name string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("find kube-apiserver: %w", err)
+		return "", fmt.Errorf("find %s: %w", name, err)
 	}
-	found, _ := filepath.Glob(filepath.Join(cache, "spillway", "peers", "*", "kube-apiserver"))
+	found, _ := filepath.Glob(filepath.Join(cache, "spillway", "peers", "*", name))
 	if len(found) == 0 {
-		return "", errors.New("find kube-apiserver: it is not built: run \"make peers\"")
+		return "", fmt.Errorf("find %s: it is not built: run \"hack/peers %[1]s\"", name)
 	}
-	return filepath.Dir(found[len(found)-1]), nil
+	return found[len(found)-1], nil
 }
 
 // Up starts a control plane and waits until it serves.
@@ -79,10 +79,11 @@ func Up(ctx context.Context, cfg Config) (*ControlPlane, error) {
 		return nil, errors.New("find etcd: no etcd in PATH: run \"hack/deps test\", or install the package etcd-server")
 	}
 	if cfg.Programs == "" {
-		var err error
-		if cfg.Programs, err = Programs(); err != nil {
+		apiserver, err := Program("kube-apiserver")
+		if err != nil {
 			return nil, err
 		}
+		cfg.Programs = filepath.Dir(apiserver)
 	}
 	if cfg.ServiceCIDRs == nil {
 		cfg.ServiceCIDRs = DefaultServiceCIDRs

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
@@ -26,8 +27,20 @@ type Crowd struct {
 	// First is the address of the first endpoint; the others count up from it. Zero is
 	// 10.128.0.1. Only IPv4.
 	First netip.Addr
+	// ClusterIP is the address of the first Service; the others count up from it. If it is
+	// not set, the API server allocates addresses.
+	ClusterIP netip.Addr
 	// Parallel is the number of concurrent requests; 0 is 32.
 	Parallel int
+}
+
+// Objects returns the Services and their slices.
+func (w Crowd) Objects() []runtime.Object {
+	out := make([]runtime.Object, 0, 2*w.Services)
+	for i := range w.Services {
+		out = append(out, w.service(i), w.Slice(i))
+	}
+	return out
 }
 
 // Create writes the Services and their slices through the API. The time grows
@@ -70,10 +83,15 @@ func EnsureNamespace(ctx context.Context, client kubernetes.Interface, name stri
 func (w Crowd) name(i int) string { return fmt.Sprintf("svc-%d", i) }
 
 func (w Crowd) service(i int) *corev1.Service {
-	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: w.name(i)},
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: w.name(i), Namespace: w.Namespace},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
 	}
+	if w.ClusterIP.IsValid() {
+		s.Spec.ClusterIP = count(w.ClusterIP, i).String()
+		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
+	}
+	return s
 }
 
 // Slice returns the EndpointSlice of a Service as Create writes it.
@@ -109,8 +127,12 @@ func (w Crowd) first(i int) netip.Addr {
 	if !from.IsValid() {
 		from = netip.AddrFrom4([4]byte{10, 128, 0, 1})
 	}
+	return count(from, i*w.Endpoints)
+}
+
+// count is the IPv4 address n after another.
+func count(from netip.Addr, n int) netip.Addr {
 	raw := from.As4()
-	n := binary.BigEndian.Uint32(raw[:]) + uint32(i*w.Endpoints)
-	binary.BigEndian.PutUint32(raw[:], n)
+	binary.BigEndian.PutUint32(raw[:], binary.BigEndian.Uint32(raw[:])+uint32(n))
 	return netip.AddrFrom4(raw)
 }

@@ -2,9 +2,7 @@ package report
 
 import (
 	"fmt"
-	"io"
 	"strings"
-	"text/tabwriter"
 
 	"spillway.dev/spillway/lab/experiment"
 )
@@ -72,35 +70,4 @@ func markdownSection(b *strings.Builder, run *experiment.Run, res *experiment.Re
 		fmt.Fprintf(b, "\n%s\n", text)
 	}
 	fmt.Fprintf(b, "\nAgain: `%s`\n", commandOf(run, res))
-}
-
-// Text writes the tables for a terminal.
-func Text(w io.Writer, run *experiment.Run) error {
-	fmt.Fprintln(w, run.Machine)
-	for i := range run.Results {
-		res := &run.Results[i]
-		fmt.Fprintf(w, "\n%s: %s\n", res.Name, res.Title)
-		t := newTable(res)
-		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(tw, strings.ToUpper(strings.Join(t.Head, "\t")))
-		for _, row := range t.Rows {
-			fmt.Fprint(tw, row.Name)
-			for _, c := range row.Cells {
-				text := c.Measured
-				if c.Published != "" {
-					text += " [" + c.Published + "]"
-				}
-				fmt.Fprint(tw, "\t", text)
-			}
-			if row.Status != "" {
-				fmt.Fprintf(tw, "\t%s: %s", row.Status, strings.ReplaceAll(row.Error, "\n", "; "))
-			}
-			fmt.Fprintln(tw)
-		}
-		if err := tw.Flush(); err != nil {
-			return fmt.Errorf("write report: %w", err)
-		}
-	}
-	_, err := fmt.Fprintln(w, "\nMedian (lowest–highest); [as published, on other machines and kernels].")
-	return err
 }

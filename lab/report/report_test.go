@@ -6,9 +6,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/html"
@@ -221,6 +223,39 @@ func TestText(t *testing.T) {
 	for _, want := range []string{"WHAT", "8,491 (8,213–8,650) [8,500]", "failed: start agent: no", "not built: run \"make peers\""} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("lacks %q:\n%s", want, b.String())
+		}
+	}
+}
+
+// Long names, errors and headings wrap, and figures that do not fit are left out.
+func TestTextFitsATerminal(t *testing.T) {
+	row := func(name, status, failure string, values ...float64) experiment.RowResult {
+		r := experiment.RowResult{Name: name, Status: status, Error: failure, Values: map[string]experiment.Summary{}}
+		for i, v := range values {
+			r.Values[strconv.Itoa(i)] = experiment.Summarize([]float64{v, 2 * v})
+		}
+		return r
+	}
+	res := experiment.Result{Name: "narrow", Title: strings.Repeat("a long title ", 10), Rows: []experiment.RowResult{
+		row("short", experiment.OK, "", 1, 22222, 3, 4, 5, 6, 7),
+		row("a name that is longer than its column is wide, and also "+strings.Repeat("w", 50), experiment.OK, "", 1234567, 2),
+		row("failed", experiment.Failed, strings.Repeat("a long error ", 20)+"\nin two lines"),
+	}}
+	for i := range 7 {
+		res.Figures = append(res.Figures, experiment.Figure{Key: strconv.Itoa(i), Name: "figure number " + strconv.Itoa(i), Unit: "ms"})
+	}
+	var b strings.Builder
+	if err := Text(&b, &experiment.Run{Results: []experiment.Result{res}}); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(b.String()) {
+		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	for want, there := range map[string]bool{"NUMBER 0,": true, "1,851,850": true, "NUMBER 6,": false, "in two lines": true} {
+		if strings.Contains(b.String(), want) != there {
+			t.Errorf("%q is there: %v, want %v:\n%s", want, !there, there, b.String())
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
 	"sigs.k8s.io/yaml"
 )
@@ -114,8 +115,8 @@ func difference(want, got string) string {
 
 func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 	for _, c := range []struct{ values, want string }{
-		{"mode: instead", "mode"},
-		{"proxyMode: ipvs", "proxyMode"},
+		{"mode: instead", "at '/mode': value must be one of 'replace', 'beside'"},
+		{"proxyMode: ipvs", "at '/proxyMode': value must be one of 'ebpf', 'nftables', 'iptables'"},
 		{"bypass: sometimes", "bypass"},
 		{"clusterCidr: [10.0.0.0/8]", "additional properties 'clusterCidr' not allowed"},
 		{"clusterCIDR: 10.0.0.0/8", "clusterCIDR"},
@@ -143,6 +144,8 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
 		{"detectLocalMode: InterfaceNamePrefix", "podInterfaceNamePrefix"},
 		{"podMonitor: {enabled: true}", "Prometheus cannot reach loopback"},
+		{"{}", "k8sServiceHost is not set"},
+		{"{takeover: true}", "set k8sServiceHost and k8sServicePort"},
 	} {
 		t.Run(c.values, func(t *testing.T) {
 			_, err := render(t, c.values)
@@ -150,6 +153,30 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 				t.Errorf("got %v, want an error with %q", err, c.want)
 			}
 		})
+	}
+}
+
+// Helm refuses other versions with the range and the cluster's version.
+func TestAKubernetesThatIsTooOldIsRefused(t *testing.T) {
+	constraint := load(t).Metadata.KubeVersion
+	for version, want := range map[string]bool{"v1.30.9": false, "v1.31.0": true, "v1.31.0-eks-1": true, "v1.36.3+k3s1": true} {
+		if got := chartutil.IsCompatibleRange(constraint, version); got != want {
+			t.Errorf("kubeVersion %s allows %s: %v, want %v", constraint, version, got, want)
+		}
+	}
+}
+
+func TestADigestReplacesTheTagInEveryContainer(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("ab", 32)
+	for _, cleanup := range []string{"false", "true"} {
+		out, err := render(t, "{k8sServiceHost: 10.1.2.3, cleanup: "+cleanup+", image: {repository: example.com/spillway, tag: other, digest: '"+digest+"'}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, pinned := strings.Count(out, " image: "), strings.Count(out, " image: example.com/spillway@"+digest+"\n")
+		if all < 2 || pinned != all {
+			t.Errorf("cleanup: %s: %d of %d containers have the digest", cleanup, pinned, all)
+		}
 	}
 }
 

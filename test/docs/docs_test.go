@@ -27,7 +27,8 @@ var (
 	dflt        = regexp.MustCompile(`\(default "?([^"()]+?)"?\)$`)
 )
 
-// documents gives README.md and everything below docs, by path from the root.
+// documents gives the documents of the root and everything below docs, by path from the
+// root.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -38,8 +39,9 @@ func documents(t *testing.T) map[string]string {
 		}
 		found[path] = string(text)
 	}
-	add("README.md")
-	add("deploy/ansible/README.md")
+	for _, path := range []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/ansible/README.md"} {
+		add(path)
+	}
 	err := fs.WalkDir(os.DirFS(root), "docs", func(path string, _ fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".md") {
 			add(path)

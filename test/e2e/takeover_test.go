@@ -57,7 +57,7 @@ func (e *env) newKubeProxy(t *testing.T, node string, setup proxySetup) *kubePro
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs, err := controlplane.Programs()
+	program, err := controlplane.Program("kube-proxy")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func (e *env) newKubeProxy(t *testing.T, node string, setup proxySetup) *kubePro
 		}
 		p.path = dir + ":" + p.path
 	}
-	p.argv = []string{filepath.Join(programs, "kube-proxy"), "--proxy-mode", setup.mode, "--kubeconfig", e.API.Kubeconfig,
+	p.argv = []string{program, "--proxy-mode", setup.mode, "--kubeconfig", e.API.Kubeconfig,
 		"--hostname-override", host.Name, "--cluster-cidr", e.Spec.ClusterCIDR4.String() + "," + e.Spec.ClusterCIDR6.String(),
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0"}

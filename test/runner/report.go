@@ -103,10 +103,11 @@ func (s *stageReport) add(e event) {
 		delete(s.output, key)
 	case "skip":
 		s.skipped = append(s.skipped, key)
-		fmt.Fprintf(s.out, "skip  %s\n", key)
+		fmt.Fprintf(s.out, "skip  %s (%s)\n", key, s.name)
 		s.flush(key)
 	case "fail":
 		s.failed++
+		fmt.Fprintf(s.out, "FAIL  %s (%s)\n", key, s.name)
 		s.flush(key)
 	default:
 		return

@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -38,6 +42,7 @@ func TestSkipsNeedLeave(t *testing.T) {
 		{"a star takes subtests in", stream, "a TestTwo* # no IPv6 there", true, "(0 not allowed)"},
 		{"leave is for one package", stream, "b TestTwo* # no IPv6 there", false, "a TestTwo/x"},
 		{"a failed test fails and shows its output", stream + failed, "a TestTwo* # x", false, "boom"},
+		{"a failed test is shown with its stage", stream + failed, "a TestTwo* # x", false, "FAIL  a TestF (ebpf)\nboom"},
 		{"a package that does not build fails and shows why", stream + unbuilt, "a TestTwo* # x", false, "undefined: x"},
 		{"a panic fails and is shown", stream + panicked, "a TestTwo* # x", false, "panic: boom"},
 		{"leave without a reason is no leave", stream, "a TestTwo/x", false, "write PACKAGE TEST"},
@@ -65,4 +70,36 @@ func TestSkipsNeedLeave(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAllowedTestsExist finds a line of allow.txt whose test has another name now.
+func TestAllowedTestsExist(t *testing.T) {
+	allowed, err := readAllowed("allow.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range allowed {
+		pkg, name, _ := strings.Cut(line, " ")
+		name, _, _ = strings.Cut(name, "/") // subtests are named by code
+		files, err := filepath.Glob(filepath.Join("../..", pkg, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool { return hasTest(t, file, name) }) {
+			t.Errorf("%s: there is no such test", line)
+		}
+	}
+}
+
+// hasTest reports whether a file has a test that a pattern of allow.txt matches.
+func hasTest(t *testing.T, file, pattern string) bool {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(f.Decls, func(d ast.Decl) bool {
+		fn, ok := d.(*ast.FuncDecl)
+		return ok && fn.Recv == nil && matches(pattern, fn.Name.Name)
+	})
 }

@@ -76,13 +76,15 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 
 /*
  * Can a new connection use a closed TCP connection's port at once? After FINs it can if the
- * endpoint has no state of the old one, or accepts the new SYN in TIME-WAIT. After an RST it
- * waits: data of the endpoint may be in flight, and a forged RST is undone by the next
- * segment. After a second no packet is in flight.
+ * endpoint has no state of the old one, or accepts the new SYN in TIME-WAIT. After an RST
+ * the same client can. Another client waits for a second, until no packet is in flight: it
+ * would get data that the endpoint has sent to the old one.
  */
-static __always_inline int port_reusable(const struct flow *f, __u32 time, __u32 seq)
+static __always_inline int port_reusable(const struct flow *f, const struct tuple *key, __u32 time,
+					 __u32 seq)
 {
-	if (!(f->flags & FLOW_RESET) && (f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq)))
+	if (f->flags & FLOW_RESET ? addr_equal(&f->daddr, &key->saddr)
+				  : f->end == END_CLIENT_FIRST || seq_before(f->tcp.ack, seq))
 		return 1;
 	return (__s32)(time - f->seen) >= 2;
 }
@@ -109,22 +111,22 @@ static __always_inline __u32 young_flows(const struct settings *s)
  *   1. Closed connections, the reusable ones first. At worst the new client repeats its SYN
  *      (RFC 5961, 4.2), while a replaced handshake fails. If ports waited for a timeout,
  *      short connections to one endpoint would have a ceiling: ports / timeout. After an RST
- *      a port stays for a second.
+ *      a port stays with its client for a second.
  *   2. The oldest unconfirmed flow, unless it is young, also after an RST: a handshake, or a
  *      request and its reply, takes a moment.
  *   3. UDP flows that continued after the reply, when they are idle (RFC 4787, REQ-5).
  *
  * An answered TFTP request needs its port only for a repetition of the request.
  */
-static __always_inline __u32 flow_victim_rank(const struct flow *f, __u8 proto, __u32 time,
-					      __u32 seq, const struct settings *s)
+static __always_inline __u32 flow_victim_rank(const struct flow *f, const struct tuple *key,
+					      __u32 time, __u32 seq, const struct settings *s)
 {
 	__u32 age;
 
 	if (f->slot == SLOT_CLAIMED)
 		return 0;
 	if (f->state == FLOW_CLOSED && !tcp_was_opening(f)) {
-		if (port_reusable(f, time, seq))
+		if (port_reusable(f, key, time, seq))
 			return VICTIM_REUSABLE;
 		return f->flags & FLOW_RESET ? 0 : VICTIM_CLOSED;
 	}
@@ -172,7 +174,7 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
 		return -1;
 	if (flow_is_reverse(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
 		return reply_replace(pair, holder->slot);
-	spare = flow_victim_rank(holder, reply_key->proto, reply->seen, pair->seq, s);
+	spare = flow_victim_rank(holder, key, reply->seen, pair->seq, s);
 	if (spare > pair->victim_rank) {
 		pair->victim_rank = spare;
 		pair->victim_slot = holder->slot;
@@ -230,7 +232,7 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 		pair->victim_rank = 0;
 		/* A segment may have undone an RST, or a client may have confirmed its flow. */
 		victim = bpf_map_lookup_elem(&flows, &pair->reply_key);
-		if (!victim || !flow_victim_rank(victim, key->proto, pair->reply.seen, pair->seq, s) ||
+		if (!victim || !flow_victim_rank(victim, key, pair->reply.seen, pair->seq, s) ||
 		    reply_replace(pair, pair->victim_slot))
 			return -1;
 		count(FLOW_REPLACED);

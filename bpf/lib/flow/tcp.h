@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * The state of a TCP connection, as its packets show it. A packet changes the state only if
- * its numbers fit the connection. Others are forwarded without effect, because the
- * endpoints check them too. The rules are those of the endpoints:
+ * The state of a TCP connection, derived from its packets. A packet changes the state only
+ * if its numbers are valid for the connection. Other packets are forwarded without effect,
+ * because the endpoints check them too. The rules are those of the endpoints:
  *
- *   ACK      the client's ACK acknowledges the SYN-ACK, whose number only a client that
- *            exists has received
+ *   ACK      the client's ACK acknowledges the SYN-ACK: a forger of the client's address has
+ *            not received its number
  *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
- *   RST      has the number that the other side expects, or the one after the sender's last
- *            byte (RFC 5961, 3.2); a later segment that fits undoes it. Only the former
- *            closes the flow at once
- *   FIN      counts after the other side has acknowledged it; data beyond it undo it
- *   SYN      reopens a connection that is over, see flow_reopens
+ *   RST      with the number that the other side expects: closes the flow at once. With the
+ *            number after the sender's last byte (RFC 5961, 3.2): a later valid segment
+ *            cancels it. An RST that rejects an ACK of no SYN of the client's leaves the
+ *            handshake open (RFC 9293, 3.10.7.3)
+ *   FIN      counts after the other side has acknowledged it; data beyond it cancel it
+ *   SYN      reopens a connection that has ended, see flow_reopens
  *
  * A packet in the middle of a connection may cost only one lookup. So the two entries copy
  * their bounds to each other, once a second and when a segment does not fit. The window
@@ -37,7 +38,7 @@
 
 /* The effect of a packet on its flow. */
 enum tcp_verdict {
-	TCP_IGNORED = 0, /* forwarded; the flow stays as idle as before */
+	TCP_IGNORED = 0, /* forwarded; the flow's idle time continues */
 	TCP_COUNTS = 1,	 /* belongs to this connection */
 	TCP_RENEWS = 2,	 /* the SYN of a new connection */
 };
@@ -68,7 +69,7 @@ static __always_inline void tcp_learn(struct tcp_side *s, const struct packet *p
 		s->window = window;
 }
 
-/* Applies a segment in the middle of a connection, which needs only its own entry. */
+/* Applies a segment in the middle of a connection. Returns 0 if it needs both entries. */
 static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
 {
 	if (f->state != FLOW_ESTABLISHED ||
@@ -135,7 +136,7 @@ static __always_inline void tcp_begin_retry(struct __sk_buff *skb, struct tcp_si
 	s->first_scale = scale;
 }
 
-/* Copies between both entries the windows that bound the other direction. */
+/* Copies each side's window into the other side's entry, where it bounds segments. */
 static __always_inline void tcp_share(struct flow *f, struct flow *reverse)
 {
 	f->tcp.peer_window = reverse->tcp.window;
@@ -149,9 +150,9 @@ static __always_inline void flow_set_state(struct flow *f, struct flow *reverse,
 }
 
 /*
- * Confirms the flow of a client that exists: no flood replaces it from now on. A client
- * beyond its share of flows stays unconfirmed, but gets its connection: an endpoint that
- * helps a forger could make another client's share look full.
+ * Confirms the flow of a client that has proved its address: a flood no longer evicts it.
+ * The flow of a client over its share stays unconfirmed, but works: an endpoint and a
+ * forger together could fill another client's share.
  */
 static __always_inline void flow_confirm(struct flow *f, struct flow *reverse,
 					 const struct packet *p)
@@ -165,7 +166,7 @@ static __always_inline void flow_confirm(struct flow *f, struct flow *reverse,
 	client_share_add(f, p, 1);
 }
 
-/* Marks a connection as over: it joins the unconfirmed flows. */
+/* Closes a connection: its flow joins the unconfirmed flows. */
 static __always_inline void flow_close(struct flow *f, struct flow *reverse, const struct packet *p)
 {
 	struct flow_pair *pair = get_flow_pair();
@@ -193,8 +194,8 @@ static __always_inline void flow_resume(struct flow *f, struct flow *reverse,
 }
 
 /*
- * Applies an endpoint's packet before the client has confirmed. The last one counts. The
- * client's ACK later shows which SYN the endpoint accepted, and whether the packet was
+ * Applies an endpoint's packet before the client's ACK. The last such packet counts. The
+ * client's ACK shows which SYN the endpoint accepted, and that the endpoint's packet was
  * genuine.
  */
 static __always_inline void tcp_accept(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
@@ -273,8 +274,8 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *r
 		return p->flags & PACKET_ACK &&
 		       (p->ack == reverse->tcp.isn + 1 || p->ack == reverse->tcp.end);
 	/*
-	 * One of the client's SYNs may be forged. It counts only if the endpoint accepted
-	 * it.
+	 * One of the client's SYNs may be forged. Until the endpoint accepts one of them,
+	 * the client's RST must fit the first and the last.
 	 */
 	if (f->state == FLOW_NEW)
 		return p->seq == f->tcp.end && p->seq == f->tcp.isn + 1;
@@ -286,9 +287,20 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *r
 }
 
 /*
- * Has the other side acknowledged all bytes before the RST? Then it expects this number. The
- * sender's last byte alone proves nothing, since forged segments can move it: until the
- * timeout the flow keeps its port, and a later segment undoes the RST.
+ * Does the client reject an ACK that is of none of its SYNs? The endpoint still has the state
+ * of an older connection from this port. The RST ends that one, and the client repeats its
+ * SYN: on another port it could meet the next old connection.
+ */
+static __always_inline int tcp_rejects_ack(const struct flow *f, const struct packet *p)
+{
+	return f->state == FLOW_SYN_RECV && !(f->flags & FLOW_REPLY) &&
+	       p->seq != f->tcp.end && p->seq != f->tcp.isn + 1;
+}
+
+/*
+ * Has the other side acknowledged all bytes before the RST? Then it expects this number. An
+ * RST that only follows the sender's last byte may be forged, since forged segments can move
+ * that byte: the flow keeps its port until the timeout, and a later segment cancels the RST.
  */
 static __always_inline int tcp_reset_proved(const struct flow *f, const struct flow *reverse,
 					    const struct packet *p)
@@ -297,11 +309,11 @@ static __always_inline int tcp_reset_proved(const struct flow *f, const struct f
 }
 
 /*
- * A SYN in the middle of a connection: the endpoint answers with an ACK, and a client
- * without the connection answers that with an RST (RFC 5961, 4.2). Silence proves nothing:
- * a forger can prevent its SYN from arriving. But if the endpoint was a pod of this node
- * and another device, or none, has its address, the endpoint is gone and the SYN starts a
- * new connection.
+ * Handles a SYN in the middle of a connection. The endpoint answers it with an ACK, and a
+ * client without the connection answers the ACK with an RST (RFC 5961, 4.2). A missing RST
+ * proves nothing: a forger can prevent its SYN from arriving. But if the endpoint was a pod
+ * of this node and its address is now at another device, or at none, the pod was deleted and
+ * the SYN starts a new connection.
  */
 static __always_inline int tcp_syn_in_connection(const struct flow *f, const struct flow *reverse,
 						 const struct packet *p)
@@ -315,7 +327,7 @@ static __always_inline int tcp_syn_in_connection(const struct flow *f, const str
 									   : TCP_RENEWS;
 }
 
-/* Applies a FIN, the ACK of a FIN, and data that contradict a FIN. */
+/* Applies a FIN, the ACK of a FIN, and data beyond a FIN. */
 static __always_inline void tcp_finish(struct flow *f, struct flow *reverse, const struct packet *p)
 {
 	if (f->flags & FLOW_FIN && seq_before(f->tcp.fin, p->seq_end)) {
@@ -364,7 +376,7 @@ static __always_inline int tcp_belongs(struct flow *f, struct flow *reverse, con
 	return 1;
 }
 
-/* Did an RST close a connection in its handshake? A forged one may have fit. */
+/* Did an RST close a connection in its handshake? The RST may have been forged. */
 static __always_inline int tcp_was_opening(const struct flow *f)
 {
 	return f->state == FLOW_CLOSED &&
@@ -378,6 +390,10 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	if (p->flags & PACKET_RST) {
 		if (!tcp_resets(f, reverse, p))
 			return TCP_IGNORED;
+		if (tcp_rejects_ack(f, p)) {
+			flow_set_state(f, reverse, FLOW_NEW);
+			return TCP_IGNORED;
+		}
 		if (tcp_reset_proved(f, reverse, p))
 			flow_close(f, reverse, p);
 		else
@@ -404,7 +420,7 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	return TCP_COUNTS;
 }
 
-/* May a client's SYN start a new connection in place of one that is over? */
+/* May a client's SYN start a new connection in place of one that has ended? */
 static __always_inline int flow_reopens(const struct flow *f, const struct packet *p)
 {
 	if (!(f->state == FLOW_CLOSED || f->flags & FLOW_RESET) || !packet_syn(p))

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
 	"spillway.dev/spillway/hack/image"
+	"spillway.dev/spillway/hack/image/sbom"
 )
 
 const root = "../../.."
@@ -288,7 +289,7 @@ func TestTheSBOMIsAttachedToItsImage(t *testing.T) {
 		noError(t, err)
 		got, err := artifact.Manifest()
 		noError(t, err)
-		if got.Subject == nil || string(got.Config.MediaType) != sbomType {
+		if got.Subject == nil || got.ArtifactType != sbom.MediaType {
 			t.Fatalf("%+v", got)
 		}
 		subjects[got.Subject.Digest.String()] = true

@@ -22,6 +22,7 @@ import (
 
 	"spillway.dev/spillway/hack/image"
 	"spillway.dev/spillway/hack/image/debian"
+	"spillway.dev/spillway/hack/image/sbom"
 )
 
 var architectures = []string{"amd64", "arm64"}
@@ -80,14 +81,14 @@ func write(ctx context.Context, r release, bin string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
-		bom, err := sbom(r, arch, program, packages)
+		bom, err := sbom.Write(sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Image: true}, []string{program}, packages)
 		if err != nil {
 			return fmt.Errorf("%s: list components: %w", arch, err)
 		}
 		if err := os.WriteFile(filepath.Join(bin, "image-"+arch+".cdx.json"), bom, 0o644); err != nil {
 			return err
 		}
-		artifact, err := image.Attach(img, sbomType, bom)
+		artifact, err := image.Attach(img, image.Blob{Type: sbom.MediaType, Data: bom})
 		if err != nil {
 			return fmt.Errorf("%s: attach SBOM: %w", arch, err)
 		}

@@ -13,8 +13,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 
 	"spillway.dev/spillway/hack/image"
 )
@@ -137,7 +139,7 @@ func (p Package) unpack(ctx context.Context) (string, error) {
 // download writes the package's file, from the first of the host's repositories that has
 // it with this SHA256.
 func (p Package) download(ctx context.Context, to string) error {
-	a, err := newApt("amd64") // any
+	a, err := newApt(runtime.GOARCH)
 	if err != nil {
 		return err
 	}
@@ -158,7 +160,10 @@ func (p Package) download(ctx context.Context, to string) error {
 }
 
 // apt runs apt's programs with a state of its own for one architecture.
-type apt struct{ options []string }
+type apt struct {
+	options []string
+	lock    string // apt fails if two processes use a state at once
+}
 
 func newApt(arch string) (*apt, error) {
 	cache, err := cacheDir()
@@ -188,7 +193,7 @@ func newApt(arch string) (*apt, error) {
 	} {
 		options = append(options, "-o", o)
 	}
-	return &apt{options}, nil
+	return &apt{options, filepath.Join(state, "lock")}, nil
 }
 
 // repositories returns the addresses of the host's repositories, each with a final slash.
@@ -209,6 +214,14 @@ func (a *apt) repositories(ctx context.Context) (list []string, err error) {
 }
 
 func (a *apt) run(ctx context.Context, program string, args ...string) (string, error) {
+	lock, err := os.OpenFile(a.lock, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock %s: %w", a.lock, err)
+	}
 	cmd := exec.CommandContext(ctx, program, slices.Concat(a.options, args)...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
 	var complaint strings.Builder

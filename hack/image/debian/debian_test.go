@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"spillway.dev/spillway/hack/image"
@@ -63,6 +64,19 @@ func TestProgramsOfAPackage(t *testing.T) {
 	if n, err := io.Copy(io.Discard, contents); err != nil || n == 0 {
 		t.Errorf("%d bytes, %v", n, err)
 	}
+}
+
+// Tests of two packages may resolve at once.
+func TestTwoCanResolveAtOnce(t *testing.T) {
+	var both sync.WaitGroup
+	for range 2 {
+		both.Go(func() {
+			if _, err := Resolve(context.Background(), runtime.GOARCH, "netbase"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	both.Wait()
 }
 
 func TestAWrongSumIsRefused(t *testing.T) {

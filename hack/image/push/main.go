@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
@@ -42,23 +43,31 @@ func push(dir, to string) (name.Digest, error) {
 	if err != nil {
 		return name.Digest{}, err
 	}
+	for i, m := range manifest.Manifests {
+		var to name.Reference = tag
+		if i > 0 { // an artifact that is attached to the first has no tag
+			to = tag.Context().Digest(m.Digest.String())
+		}
+		if err := write(top, m, to); err != nil {
+			return name.Digest{}, fmt.Errorf("%s: %w", to, err)
+		}
+	}
+	return tag.Context().Digest(manifest.Manifests[0].Digest.String()), nil
+}
+
+// write writes an image of one or of several architectures.
+func write(top v1.ImageIndex, m v1.Descriptor, to name.Reference) error {
 	auth := remote.WithAuthFromKeychain(authn.DefaultKeychain)
-	image := manifest.Manifests[0]
-	index, err := top.ImageIndex(image.Digest)
-	if err != nil {
-		return name.Digest{}, err
-	}
-	if err := remote.WriteIndex(tag, index, auth); err != nil {
-		return name.Digest{}, err
-	}
-	for _, m := range manifest.Manifests[1:] {
-		artifact, err := top.Image(m.Digest)
+	if m.MediaType.IsIndex() {
+		index, err := top.ImageIndex(m.Digest)
 		if err != nil {
-			return name.Digest{}, err
+			return err
 		}
-		if err := remote.Write(tag.Context().Digest(m.Digest.String()), artifact, auth); err != nil {
-			return name.Digest{}, fmt.Errorf("attached artifact: %w", err)
-		}
+		return remote.WriteIndex(to, index, auth)
 	}
-	return tag.Context().Digest(image.Digest.String()), nil
+	img, err := top.Image(m.Digest)
+	if err != nil {
+		return err
+	}
+	return remote.Write(to, img, auth)
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"io"
+	"log"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
@@ -13,13 +15,13 @@ import (
 )
 
 func TestARegistryHasTheImageAndItsSBOM(t *testing.T) {
-	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true)))
+	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0))))
 	defer server.Close()
 	files := image.NewTree()
 	files.Write("/program", []byte("x"), 0o755)
 	img, err := image.New(image.Config{}, "arm64", files)
 	noError(t, err)
-	sbom, err := image.Attach(img, "application/vnd.cyclonedx+json", []byte("{}"))
+	sbom, err := image.Attach(img, image.Blob{Type: "application/vnd.cyclonedx+json", Data: []byte("{}")})
 	noError(t, err)
 	index, err := image.Index(nil, img)
 	noError(t, err)
@@ -41,8 +43,15 @@ func TestARegistryHasTheImageAndItsSBOM(t *testing.T) {
 	noError(t, err)
 	list, err := referrers.IndexManifest()
 	noError(t, err)
-	if len(list.Manifests) != 1 || list.Manifests[0].ArtifactType != "application/vnd.cyclonedx+json" {
-		t.Errorf("referrers %+v", list.Manifests)
+	if len(list.Manifests) != 1 {
+		t.Fatalf("referrers %+v", list.Manifests)
+	}
+	attached, err := remote.Image(digest.Context().Digest(list.Manifests[0].Digest.String()))
+	noError(t, err)
+	m, err := attached.Manifest()
+	noError(t, err)
+	if m.ArtifactType != "application/vnd.cyclonedx+json" || m.Subject.Digest != of {
+		t.Errorf("attached is %+v", m)
 	}
 }
 

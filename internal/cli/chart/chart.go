@@ -3,6 +3,8 @@
 package chart
 
 import (
+	"fmt"
+
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
@@ -29,11 +31,12 @@ func NewCommand() *cobra.Command {
 		},
 		&cobra.Command{
 			Use:   "wait",
-			Short: "Do nothing until SIGTERM",
+			Short: "Wait for the end of the Pod after a cleanup",
 			Args:  cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				ctx, stop := cli.UntilSignal(cmd.Context())
 				defer stop()
+				fmt.Fprintln(cmd.OutOrStdout(), "the node is clean: waiting until the Pod is deleted")
 				<-ctx.Done()
 				return nil
 			},

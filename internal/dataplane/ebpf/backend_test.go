@@ -496,21 +496,26 @@ func ownPlace(t *testing.T) Config {
 	}
 }
 
-// addOutward makes an interface that leads out, to a namespace of its own.
-func addOutward(t *testing.T, name, cidr string) (ifindex int) {
+// addVeth makes an interface whose peer eth0 is in a network namespace of its own.
+func addVeth(t *testing.T, attrs netlink.LinkAttrs) (l netlink.Link, there netns.NsHandle) {
 	t.Helper()
 	here, err := netns.Get()
 	noError(t, err)
 	defer here.Close()
-	there, err := netns.New()
+	there, err = netns.New()
 	noError(t, err)
 	t.Cleanup(func() { there.Close() })
 	noError(t, netns.Set(here))
-	noError(t, netlink.LinkAdd(&netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(there),
-	}))
-	l, err := netlink.LinkByName(name)
+	noError(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(there)}))
+	l, err = netlink.LinkByName(attrs.Name)
 	noError(t, err)
+	return l, there
+}
+
+// addOutward makes an interface that leads out, to a namespace of its own.
+func addOutward(t *testing.T, name, cidr string) (ifindex int) {
+	t.Helper()
+	l, _ := addVeth(t, netlink.LinkAttrs{Name: name})
 	addr, err := netlink.ParseAddr(cidr)
 	noError(t, err)
 	noError(t, netlink.AddrAdd(l, addr))

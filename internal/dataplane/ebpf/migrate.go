@@ -13,8 +13,8 @@ import (
 )
 
 // migrations[n] converts entries of ABI version n to version n+1. A change of a map's
-// layout adds one, and raises ABI_VERSION and abiVersion. An agent applies as many of
-// them as it needs. If one is missing, the maps start empty.
+// layout adds an entry, and raises ABI_VERSION and abiVersion. An agent applies all
+// between the previous version and its own. If one is missing, the maps start empty.
 var migrations = map[int]migration{
 	1: {tcMapFlows: entries(flowFromV1), tcMapNodeSettings: settingsFromV1},
 }
@@ -37,9 +37,10 @@ type convert func(entry) (newer entry, keep bool, err error)
 // entry is a key and a value in the kernel's layout.
 type entry struct{ key, value []byte }
 
-// entries returns a convert for Go types with the layout of the C structs, padding
-// included: the generated types for the newer version, and copies of earlier ones for
-// the older. It copies memory, because reflection would take most of an upgrade's time.
+// entries returns a convert that calls f. The types of f have the layout of the C
+// structs, padding included. Those of the newer version are generated. Those of the
+// older version are copies of types that were generated for it. The convert copies
+// memory, because reflection would take most of an upgrade's time.
 func entries[OldKey, OldValue, Key, Value any](f func(OldKey, OldValue) (k Key, v Value, keep bool)) convert {
 	return func(e entry) (entry, bool, error) {
 		var key OldKey
@@ -71,7 +72,8 @@ func layouts(bpffs string) []string {
 	return dirs
 }
 
-// retireLayouts removes the maps of other ABI versions, which no program uses any more.
+// retireLayouts removes the pins of other ABI versions. Their programs must have been
+// replaced.
 func retireLayouts(bpffs string) {
 	for _, dir := range layouts(bpffs) {
 		if dir != mapsDir(bpffs) {
@@ -80,8 +82,8 @@ func retireLayouts(bpffs string) {
 	}
 }
 
-// predecessor returns the other version whose programs ran last: the highest that has
-// maps. -1: none.
+// predecessor returns the highest other ABI version that has maps, and their directory.
+// Its programs ran last. version is -1 if there is none.
 func predecessor(bpffs string) (version int, dir string) {
 	version = -1
 	for _, d := range layouts(bpffs) {
@@ -114,12 +116,12 @@ func steps(from, to int) (map[string][]convert, error) {
 	return out, nil
 }
 
-// migrate creates this version's maps from those of an older one. If they exist, an
-// agent was stopped between this and the last pass, and they are used. The older maps
-// stay, because programs use them until the hooks switch: they are returned as older.
-// made reports that this process has created the maps, and no program has used them
-// yet. If the migration fails, the log has one line about it, and the agent serves
-// without the old flows.
+// migrate creates this version's maps from those of an older version. If this version's
+// maps exist, an earlier agent stopped before the end of its migration, and migrate uses
+// them. It returns the older maps, because programs use them until the hooks switch.
+// made reports that this process created the maps, so that no program has used them yet.
+// If the migration fails, migrate logs one line, and the agent serves without the old
+// flows.
 func migrate(specs []*ebpf.CollectionSpec, cfg *Config) (older []previousLayout, made bool) {
 	from, dir := predecessor(cfg.BPFFS)
 	if from < 0 {
@@ -142,8 +144,8 @@ func migrate(specs []*ebpf.CollectionSpec, cfg *Config) (older []previousLayout,
 	return older, true
 }
 
-// adoptMaps creates all the maps or none, even if the agent is killed meanwhile: a
-// rename publishes the directory.
+// adoptMaps creates all maps or none, even if the agent is killed: a rename publishes
+// their directory.
 func adoptMaps(specs []*ebpf.CollectionSpec, older previousLayout, cfg *Config) error {
 	stage := mapsDir(cfg.BPFFS) + "-new"
 	_ = os.RemoveAll(stage)
@@ -164,7 +166,7 @@ func adoptInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout,
 	for _, spec := range specs {
 		for name, want := range spec.Maps {
 			if _, err := os.Stat(filepath.Join(stage, name)); err == nil || want.Pinning != ebpf.PinByName {
-				continue // both objects have it, or it is not pinned
+				continue // created for the other object already, or not pinned
 			}
 			if err := older.adoptMap(stage, want, cfg); err != nil {
 				return fmt.Errorf("map %s: %w", name, err)
@@ -174,8 +176,9 @@ func adoptInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout,
 	return nil
 }
 
-// adoptMap pins the new form of an older map. A map that is new in this version is
-// created when the programs are loaded.
+// adoptMap pins a map for this version: the older map itself if its layout is the same,
+// otherwise a new map with its entries. A map that is new in this version is created
+// when the programs are loaded.
 func (f *previousLayout) adoptMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
 	from, err := f.open(want.Name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -211,7 +214,8 @@ func (f *previousLayout) open(name string) (*ebpf.Map, error) {
 	return ebpf.LoadPinnedMap(filepath.Join(f.dir, name), nil)
 }
 
-// pinAgain gives a map a second pin; Map.Pin alone would move the first.
+// pinAgain adds a second pin to a map. It pins a clone, because Map.Pin of a pinned map
+// moves the pin.
 func pinAgain(m *ebpf.Map, path string) error {
 	c, err := m.Clone()
 	if err != nil {

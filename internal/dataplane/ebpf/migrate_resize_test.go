@@ -45,11 +45,7 @@ func TestAnotherSizeOfTheFlowTableKeepsItsFlows(t *testing.T) {
 			wantSame(t, "flows before Replace", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 			wantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
 			// The old programs go on until then.
-			for k, f := range flows {
-				f.State = uint8(tcFlowStateFLOW_CLOSING)
-				late[k] = f
-				break
-			}
+			closeOne(flows, late)
 			putFlows(t, older, late)
 		})
 		maps.Copy(flows, late)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -127,6 +128,15 @@ func upgradeState() intent.State {
 	}
 }
 
+// closeOne adds one of the flows to late, as a program that closes it does.
+func closeOne(flows, late map[tcTuple]tcFlow) {
+	for k, f := range flows {
+		f.State = uint8(tcFlowStateFLOW_CLOSING)
+		late[k] = f
+		return
+	}
+}
+
 // The whole way: version 0 runs, this version comes.
 func TestUpgradeCarriesFlowsOver(t *testing.T) {
 	cfg := ownPlace(t)
@@ -152,19 +162,13 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 		wantSame(t, "flows before Replace", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
 		wantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
 		// The old programs go on until then.
-		for k, f := range running {
-			f.State = uint8(tcFlowStateFLOW_CLOSING)
-			late[k] = f
-			break
-		}
+		closeOne(running, late)
 		for k, f := range late {
 			k0, f0 := flowToV0(k, f)
 			noError(t, older.Put(k0, f0))
 		}
 	})
-	for k, f := range late {
-		running[k] = f
-	}
+	maps.Copy(running, late)
 	wantSame(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
 	wantSame(t, "links", after.links, before.links)
 	wantSame(t, "endpoints", after.endpoints, before.endpoints)
@@ -175,9 +179,7 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 			t.Errorf("%s still has the program of before", hook)
 		}
 	}
-	if dirs := layouts(cfg.BPFFS); !slices.Equal(dirs, []string{mapsDir(cfg.BPFFS)}) {
-		t.Errorf("there are %v", dirs)
-	}
+	wantOnlyOwnMaps(t, cfg)
 	// Once is enough: what is there now is of this version.
 	again := runBackend(t, cfg, upgradeState(), nil)
 	wantSame(t, "maps of the next run", again.maps, after.maps)
@@ -216,9 +218,7 @@ func TestUpgradeGoesOnAfterAKill(t *testing.T) {
 		flows[k] = f
 	}
 	wantSame(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
-	if dirs := layouts(cfg.BPFFS); !slices.Equal(dirs, []string{mapsDir(cfg.BPFFS)}) {
-		t.Errorf("there are %v", dirs)
-	}
+	wantOnlyOwnMaps(t, cfg)
 }
 
 // Flows that cannot be carried over are said to be lost, in one line, and nothing

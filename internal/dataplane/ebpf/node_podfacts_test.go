@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
@@ -113,20 +112,9 @@ func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 // addPod makes a pod at a port of the bridge cni0.
 func addPod(t *testing.T, name string, addrs ...string) (ifindex int) {
 	t.Helper()
-	here, err := netns.Get()
-	noError(t, err)
-	defer here.Close()
-	there, err := netns.New()
-	noError(t, err)
-	t.Cleanup(func() { there.Close() })
-	noError(t, netns.Set(here))
 	bridge, err := netlink.LinkByName("cni0")
 	noError(t, err)
-	noError(t, netlink.LinkAdd(&netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index}, PeerName: "eth0", PeerNamespace: netlink.NsFd(there),
-	}))
-	l, err := netlink.LinkByName(name)
-	noError(t, err)
+	l, there := addVeth(t, netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index})
 	noError(t, netlink.LinkSetUp(l))
 	h, err := netlink.NewHandleAt(there, unix.NETLINK_ROUTE)
 	noError(t, err)

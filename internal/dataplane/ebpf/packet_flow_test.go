@@ -402,7 +402,7 @@ type portState int
 const (
 	portRested portState = iota
 	portClosed           // at once, if there is no rested one
-	portReset            // after a second
+	portReset            // at once for the same client, after a second for others
 	portHeld
 )
 
@@ -450,8 +450,9 @@ func (c *conn) end(t *testing.T, e ending) {
 func (n *packetNode) snatYields(t *testing.T, p *plan, e ending) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	front := ap(p.clusterIP, 80)
+	client := p.client
 	syn := func(port uint16) result {
-		return n.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: front, flags: "S", seq: e.syn})
+		return n.send(t, inEth0, frame{proto: protoTCP, src: ap(client, port), dst: front, flags: "S", seq: e.syn})
 	}
 	given := func(port uint16, want netip.AddrPort, when string) {
 		t.Helper()
@@ -471,9 +472,16 @@ func (n *packetNode) snatYields(t *testing.T, p *plan, e ending) {
 		return
 	}
 	if e.port == portReset {
+		client = p.client2
 		syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
 		n.ageFlows(t, 2)
 		given(40003, closed.seen, "later")
+		client = p.client
+		n.forget(t)
+		n.setSNATPorts(t, 50030, 50031)
+		closed, open = n.open(t, p, 40030), n.open(t, p, 40031)
+		closed.end(t, e)
+		given(40032, closed.seen, "at once, to the same client")
 		open.lives(t)
 		return
 	}

@@ -50,6 +50,7 @@ func TestPacketForged(t *testing.T) {
 	t.Run("SYNACKOfNoSYN", func(t *testing.T) { eachFamily(t, n, n.forgedAccept) })
 	t.Run("WindowScale", func(t *testing.T) { eachFamily(t, n, n.windowScale) })
 	t.Run("OtherISN", func(t *testing.T) { eachFamily(t, n, n.otherISN) })
+	t.Run("OldConnectionOfPort", func(t *testing.T) { eachFamily(t, n, n.oldConnectionOfPort) })
 	t.Run("EndpointGone", func(t *testing.T) { eachFamily(t, n, n.synToGoneEndpoint) })
 	t.Run("OwnAddress", func(t *testing.T) { eachTransport(t, n, n.ownAddress) })
 	t.Run("OtherDevice", func(t *testing.T) { eachTransport(t, n, n.otherDevice) })
@@ -417,6 +418,31 @@ func (n *packetNode) otherISN(t *testing.T, p *plan) {
 	c.handshake(t)
 	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
+}
+
+// oldConnectionOfPort: the endpoint still has a connection, or a half-open one, from the
+// source port of a new flow. The client's RST clears that, and its repeated SYN goes to the
+// same port: a flood leaves half-open connections on all ports of an endpoint.
+func (n *packetNode) oldConnectionOfPort(t *testing.T, p *plan) {
+	const old = 0x12345678
+	for _, answer := range []string{"<.", "<S."} {
+		n.forget(t)
+		n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+		c := n.newConn(ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
+		first := c.forge(t, "S", clientISN, 0)
+		c.seen = first.v.src
+		c.forge(t, answer, serverISN-1000, old)
+		c.forge(t, "R", old, 0)
+		again := c.syn(t)
+		again.wantPath(t, first.v.src, c.server)
+		if again.verdicts[tcVerdictFLOW_CREATED] != 0 {
+			t.Errorf("after %s, a repeated SYN made a new flow", answer)
+		}
+		c.say(t, "<S.")
+		c.say(t, ".")
+		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+		c.lives(t)
+	}
 }
 
 // synToGoneEndpoint: an endpoint that is no longer one may still serve its connections. No

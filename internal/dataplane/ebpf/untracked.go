@@ -17,7 +17,7 @@ import (
 // netfilter. Netfilter would neither track nor translate them, and has nothing else to
 // decide:
 //
-//	Narrow ──> delete entries ──> netfilter's table is written ──> Widen ──> add entries
+//	Revoke ──> delete entries ──> netfilter's table is written ──> Grant ──> add entries
 //
 // So each entry is always allowed by netfilter's table too. Packets without an entry
 // traverse the stack: ranges of ports, ports of connections that netfilter translates,
@@ -28,7 +28,7 @@ import (
 type untracked struct {
 	ports, pods, blocks kernelMap
 	have                untrackedEntries
-	next                *untrackedEntries // of a whole state, between Narrow and Widen
+	next                *untrackedEntries // of a whole state, between Revoke and Grant
 	ids                 map[string]uint32 // of rules, by name
 	lastID              uint32
 	egress              bool // there are egress rules

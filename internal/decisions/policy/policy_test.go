@@ -454,58 +454,125 @@ func TestUnseenIsWhatNoPacketOfReachesConntrack(t *testing.T) {
 	}
 }
 
+// webPod is the address of a pod of this node and endpoint of Service web, on port 80.
+const webPod = "10.0.0.1"
+
+var web = model.Name{Namespace: "n", Name: "web"}
+
+// webWorld has Service web, its pod, and these policies.
+func webWorld(policies ...*model.DoNotTrackPolicy) model.Delta {
+	ports := []model.EndpointPort{{Protocol: model.TCP, Port: 80}}
+	return model.Delta{Full: true, Pods: podsOf(pod("n", "a", "here", "cache", webPod)), DoNotTrackPolicies: policiesOf(policies...),
+		Services: map[model.Name]*model.Service{web: {Name: web, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}},
+		Slices:   map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: ports, Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr(webPod)}}}}}}
+}
+
+// withoutWeb deletes Service web and its slice.
+func withoutWeb() model.Delta {
+	return model.Delta{Services: map[model.Name]*model.Service{web: nil}, Slices: map[model.Name]*model.EndpointSlice{web: nil}}
+}
+
+// untracksWeb reports whether a policy leaves packets to the pod of Service web untracked.
+func untracksWeb(tr *Tracker) bool {
+	return len(tr.Untracks(model.TCP, netip.MustParseAddrPort(webPod+":80"), netip.MustParseAddrPort("10.0.0.9:4000"))) > 0
+}
+
 // TestAPolicyWaitsUntilNothingTranslates: what a Service was in the way of is left
 // untracked only when the kernel serves it no more. What a Service gets in the way of
 // is tracked at once.
 func TestAPolicyWaitsUntilNothingTranslates(t *testing.T) {
-	const addr = "10.0.0.1"
-	web := model.Name{Namespace: "n", Name: "web"}
-	service := &model.Service{Name: web, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}
-	slice := &model.EndpointSlice{Name: web, Service: web, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
-		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr(addr)}}}}
-	world := func() model.Delta {
-		return model.Delta{Full: true, Pods: podsOf(pod("n", "a", "here", "cache", addr)), DoNotTrackPolicies: policiesOf(cache("p", 80, 80, "")),
-			Services: map[model.Name]*model.Service{web: service}, Slices: map[model.Name]*model.EndpointSlice{web: slice}}
-	}
+	world := func() model.Delta { return webWorld(cache("p", 80, 80, "")) }
 	without := []struct {
 		what string
 		d    model.Delta
 	}{
-		{"the Service goes", model.Delta{Services: map[model.Name]*model.Service{web: nil}, Slices: map[model.Name]*model.EndpointSlice{web: nil}}},
+		{"the Service goes", withoutWeb()},
 		{"its slice goes", model.Delta{Slices: map[model.Name]*model.EndpointSlice{web: nil}}},
-		{"an endpoint goes", model.Delta{Slices: map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: slice.Ports}}}},
+		{"an endpoint goes", model.Delta{Slices: map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: world().Slices[web].Ports}}}},
 		{"the next state is without", model.Delta{Full: true, Pods: world().Pods, DoNotTrackPolicies: world().DoNotTrackPolicies}},
-	}
-	holds := func(tr *Tracker) bool {
-		return len(tr.Untracks(model.TCP, netip.MustParseAddrPort(addr+":80"), netip.MustParseAddrPort("10.0.0.9:4000"))) > 0
 	}
 	for _, c := range without {
 		tr := New(Config{NodeName: "here", Netfilter: true})
 		tr.Apply(world())
 		tr.ServicesWritten()
 		tr.Apply(c.d)
-		if holds(tr) {
+		if untracksWeb(tr) {
 			t.Errorf("%s: the policy holds while rules translate", c.what)
 		}
-		if ch := tr.ServicesWritten(); !holds(tr) || !ch.MayAffectRunning || len(ch.Refusals) != 0 || ch.Refusals == nil {
-			t.Errorf("%s, and its rules: holds %v, changes %+v", c.what, holds(tr), ch)
+		if ch := tr.ServicesWritten(); !untracksWeb(tr) || !ch.MayAffectRunning || len(ch.Refusals) != 0 || ch.Refusals == nil {
+			t.Errorf("%s, and its rules: holds %v, changes %+v", c.what, untracksWeb(tr), ch)
 		}
-		if tr.Apply(world()); holds(tr) {
+		if tr.Apply(world()); untracksWeb(tr) {
 			t.Errorf("%s and comes back: the policy holds", c.what)
 		}
 	}
 	tr := New(Config{NodeName: "here"})
 	tr.StartTakeover()
-	if c := tr.Apply(world()); holds(tr) || c.Refusals != nil {
-		t.Errorf("kube-proxy's rules translate: the policy holds: %v, refused: %v", holds(tr), c.Refusals)
+	if c := tr.Apply(world()); untracksWeb(tr) || c.Refusals != nil {
+		t.Errorf("kube-proxy's rules translate: the policy holds: %v, refused: %v", untracksWeb(tr), c.Refusals)
 	}
 	if c := tr.ReportRefusals(); len(c.Refusals) != 1 || !strings.HasSuffix(c.Refusals[0].Message, "; leave the port out, or wait until eBPF serves it") {
 		t.Errorf("it takes long: told %+v", c.Refusals)
 	}
-	if c := tr.ServicesWritten(); !holds(tr) || !c.MayAffectRunning || c.Refusals == nil || len(c.Refusals) > 0 {
-		t.Errorf("eBPF serves: the policy holds: %v, changes %+v", holds(tr), c)
+	if c := tr.ServicesWritten(); !untracksWeb(tr) || !c.MayAffectRunning || c.Refusals == nil || len(c.Refusals) > 0 {
+		t.Errorf("eBPF serves: the policy holds: %v, changes %+v", untracksWeb(tr), c)
 	}
 	if c := tr.ServicesWritten(); !c.Empty() || c.Refusals != nil {
 		t.Errorf("told twice: %+v", c)
+	}
+}
+
+// TestTheFirstPolicyWaitsUntilNothingTranslates: it comes with, or after, the end of the
+// Service, while the kernel still serves it.
+func TestTheFirstPolicyWaitsUntilNothingTranslates(t *testing.T) {
+	first := withoutWeb()
+	first.DoNotTrackPolicies = policiesOf(cache("p", 80, 80, ""))
+	replaced := model.Delta{DoNotTrackPolicies: policiesOf(cache("p", 80, 80, ""))}
+	replaced.DoNotTrackPolicies["before"] = nil
+	for _, c := range []struct {
+		what   string
+		before []*model.DoNotTrackPolicy
+		deltas []model.Delta
+	}{
+		{"a policy comes with the end of the Service", nil, []model.Delta{first}},
+		{"a policy replaces another after the end of the Service", []*model.DoNotTrackPolicy{cache("before", 90, 90, "")}, []model.Delta{withoutWeb(), replaced}},
+	} {
+		for range 20 { // orders of a map
+			tr := New(Config{NodeName: "here", Netfilter: true})
+			tr.Apply(webWorld(c.before...))
+			tr.ServicesWritten()
+			for _, d := range c.deltas {
+				tr.Apply(d)
+			}
+			if untracksWeb(tr) {
+				t.Fatalf("%s: the policy holds while rules translate", c.what)
+			}
+			if tr.ServicesWritten(); !untracksWeb(tr) {
+				t.Fatalf("%s: the policy does not hold after the rules", c.what)
+			}
+		}
+	}
+}
+
+// TestANewPeerWaitsUntilNothingTranslates: a pod becomes a peer of an egress rule while the
+// kernel still serves a deleted Service with that pod.
+func TestANewPeerWaitsUntilNothingTranslates(t *testing.T) {
+	out := cache("out", 80, 80, "client")
+	out.Pods.Pods = labeled("role", "source")
+	out.Ingress, out.Egress = nil, out.Ingress
+	source := pod("n", "b", "here", "source", "10.0.0.2")
+	tr := New(Config{NodeName: "here", Netfilter: true})
+	world := webWorld(out)
+	world.Pods[source.Name] = source
+	tr.Apply(world)
+	tr.ServicesWritten()
+	tr.Apply(withoutWeb())
+	tr.Apply(model.Delta{Pods: podsOf(pod("n", "a", "here", "client", webPod))})
+	const want = "egress 10.0.0.2 TCP 80-80 out-out-0"
+	if got := targets(tr.State()); got != "" {
+		t.Errorf("targets while rules translate: %s", got)
+	}
+	if tr.ServicesWritten(); targets(tr.State()) != want {
+		t.Errorf("targets after the rules: %s, want %s", targets(tr.State()), want)
 	}
 }

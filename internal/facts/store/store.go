@@ -76,14 +76,8 @@ func (st *Store) Subscribe(r Reader) {
 
 // Apply stores a Delta. A Full one deletes every object that it does not name.
 func (st *Store) Apply(d model.Delta) {
-	// First: a policy's reader must see which Services the same Delta deletes. And new ones
-	// before deleted ones: a reader forgets what it knows with the last policy.
-	apply(d.DoNotTrackPolicies, func(name string, p *model.DoNotTrackPolicy) {
-		if p != nil {
-			st.doNotTrack.set(name, p)
-		}
-	})
-	apply(d.DoNotTrackPolicies, st.doNotTrack.delete)
+	// First: a policy's reader must see which Services the same Delta deletes.
+	apply(d.DoNotTrackPolicies, st.doNotTrack.set)
 	if d.Full {
 		st.deleteUnnamed(d)
 	}

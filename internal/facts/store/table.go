@@ -41,17 +41,18 @@ func (t *table[K, M]) set(name K, now *M) {
 	}
 }
 
-// delete deletes an object that is nil now.
-func (t *table[K, M]) delete(name K, now *M) {
-	if now == nil {
-		t.set(name, nil)
-	}
-}
-
-// apply stores the objects of one kind that a Delta names.
+// apply stores the objects of one kind that a Delta names. It stores before it deletes: with
+// the last policy, a reader forgets what it knows.
 func apply[K comparable, M any](named map[K]*M, set func(K, *M)) {
 	for name, m := range named {
-		set(name, m)
+		if m != nil {
+			set(name, m)
+		}
+	}
+	for name, m := range named {
+		if m == nil {
+			set(name, nil)
+		}
 	}
 }
 

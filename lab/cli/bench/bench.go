@@ -43,7 +43,7 @@ func newBenchTFTPCommand() *cobra.Command {
   the same, with the node's conntrack table filled by other flows
   NodePort against the own address of a pod on another node
 The table is filled up to this machine's nf_conntrack_max, which is not changed. Spillway's
-dataplanes and kube-proxy (built by "make peers", with a helper rule added) each have a
+dataplanes and kube-proxy (built by "hack/peers kube-proxy", with a helper rule added) each have a
 cluster of their own. Needs root, nft, iptables and conntrack. With the defaults it takes
 about six minutes. Do not use the machine meanwhile.`
 	cmd.Flags().StringSliceVar(&cfg.Files, "modes", []string{"ebpf", "nftables", path.KubeProxy}, "Proxies to measure, of "+strings.Join(path.Proxies, ", ")+".")

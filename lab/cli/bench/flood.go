@@ -22,7 +22,7 @@ func newBenchFloodCommand() *cobra.Command {
 SYNs from forged sources to a NodePort, and honest clients open connections to the same
 NodePort: with the endpoint on the receiving node, and on the other one. Reports the
 share of new connections with a first answer within a second. Modes that begin with
-kube-proxy need "make peers". Needs root, nginx and nft. Do not use the machine
+kube-proxy need "hack/peers kube-proxy". Needs root, nginx and nft. Do not use the machine
 meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -24,8 +24,8 @@ func newBenchSyncCommand() *cobra.Command {
 		Short: "Measure the cost of an endpoint change in clusters of different sizes",
 		Long: `Runs each dataplane with increasing numbers of Services, of ten endpoints each. Measures
 the first full sync, single changes, and the first packet of a connection. The modes
-kube-proxy-nftables and kube-proxy-iptables measure kube-proxy with a real API server
-(run hack/peers first). With iptables, -legacy or -nft at the end of a mode selects the
+kube-proxy-nftables and kube-proxy-iptables measure kube-proxy (run "hack/peers
+kube-proxy" first). With iptables, -legacy or -nft at the end of a mode selects the
 variant. Needs root and nginx. Do not use the machine meanwhile.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -84,9 +83,9 @@ func newRunCommand() *cobra.Command {
 		Use:   "run EXPERIMENT...|all",
 		Short: "Repeat published experiments and compare the results with the published ones",
 		Long: `Repeats published experiments on clusters of network namespaces on this machine, with
-Spillway and with kube-proxy, and writes a report with pictures. Needs root. "make peers"
-builds kube-proxy; without it, its rows are marked "not built". Do not use the machine
-meanwhile.
+Spillway and with kube-proxy, and writes a report with pictures. Needs root. "hack/peers
+kube-proxy" builds kube-proxy; without it, its rows are marked "not built". Do not use the
+machine meanwhile.
 
 A row that fails is shown as failed; the others continue, and the exit code is 1. Ctrl-C
 ends a run and writes a report of the results so far. Nothing of it stays in the kernel.`,
@@ -223,11 +222,8 @@ func labVersions(ctx context.Context) map[string]string {
 	ask("nginx", "nginx", "-v")
 	ask("nft", "nft", "--version")
 	ask("iptables", "iptables", "--version")
-	if dir, err := controlplane.Programs(); err == nil {
-		ask("kube-proxy", filepath.Join(dir, "kube-proxy"), "--version")
-		if v["kube-proxy"] == "" {
-			v["kube-proxy"] = filepath.Base(dir)
-		}
+	if program, err := controlplane.Program("kube-proxy"); err == nil {
+		ask("kube-proxy", program, "--version")
 	}
 	return v
 }

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -17,11 +17,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment/harness"
+	"spillway.dev/spillway/lab/listwatch"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -33,12 +34,12 @@ const (
 	syncPatience = 5 * time.Minute
 )
 
-// peer is a side that kube-proxy writes to. A real API server on another machine of the
-// cluster feeds it. The durations of its syncs come from its own metrics.
+// peer is a side that kube-proxy writes to. It lists and watches the objects on another
+// machine of the cluster. The durations of its syncs come from its own metrics.
 type peer struct {
 	harness *harness.Harness
-	plane   *controlplane.ControlPlane
-	client  kubernetes.Interface
+	api     *listwatch.Server
+	crowd   controlplane.Crowd
 	cmd     *topology.Cmd
 	log     strings.Builder
 	first   Cold
@@ -54,34 +55,22 @@ func newPeer(ctx context.Context, cfg Config, r *harness.Harness, mode, variant 
 }
 
 func (p *peer) start(ctx context.Context, mode, variant string, services int) error {
-	programs, err := controlplane.Programs()
-	if err != nil {
-		return err
-	}
-	dir, err := p.harness.PlaneDir()
-	if err != nil {
-		return err
-	}
-	if p.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: p.harness.Cluster.Client(1)}); err != nil {
-		return err
-	}
-	if p.client, err = kubernetes.NewForConfig(p.plane.REST()); err != nil {
-		return fmt.Errorf("open client: %w", err)
-	}
-	if err := p.populate(ctx, services); err != nil {
-		return err
-	}
-	kubeconfig, err := p.plane.AdminKubeconfig()
+	program, err := controlplane.Program("kube-proxy")
 	if err != nil {
 		return err
 	}
 	node := p.harness.Cluster.Node(0)
+	p.crowd = controlplane.Crowd{Namespace: crowd, Services: services, Endpoints: Endpoints, First: address(10, 1), ClusterIP: address(10, 97<<16+1)}
+	objects := append(p.crowd.Objects(), probeObjects(node.Name, p.harness.Cluster.Pod(0, 0).IPv4)...)
+	if p.api, err = p.harness.API(ctx, p.harness.Cluster.Client(1), objects...); err != nil {
+		return err
+	}
 	memory, err := kernelMemory()
 	if err != nil {
 		return err
 	}
 	// No setting of the whole machine is changed.
-	p.cmd = node.Command(ctx, filepath.Join(programs, "kube-proxy"), "--proxy-mode", mode, "--kubeconfig", kubeconfig,
+	p.cmd = node.Command(ctx, program, "--proxy-mode", mode, "--kubeconfig", p.harness.Kubeconfig(),
 		"--hostname-override", node.Name, "--cluster-cidr", "10.0.0.0/8", "--iptables-min-sync-period", "0",
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 		"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")
@@ -112,35 +101,20 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 	return err
 }
 
-// populate writes the Services, and the probe.
-func (p *peer) populate(ctx context.Context, services int) error {
-	node := p.harness.Cluster.Node(0)
-	if err := harness.CreateNodes(ctx, p.client, p.harness.Cluster); err != nil {
-		return err
-	}
-	many := controlplane.Crowd{Namespace: crowd, Services: services, Endpoints: Endpoints, First: address(10, 1)}
-	if err := many.Create(ctx, p.client); err != nil {
-		return err
-	}
-	if err := controlplane.EnsureNamespace(ctx, p.client, probe.Namespace); err != nil {
-		return err
-	}
+// probeObjects are the probe of world.
+func probeObjects(node string, pod netip.Addr) []runtime.Object {
 	meta := metav1.ObjectMeta{Name: probe.Name, Namespace: probe.Namespace, Labels: map[string]string{discoveryv1.LabelServiceName: probe.Name}}
-	_, err := p.client.CoreV1().Services(probe.Namespace).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Name: "http", Port: 80, NodePort: ProbeNodePort}},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("create Service: %w", err)
+	const clusterIP = "10.96.0.10"
+	return []runtime.Object{
+		&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeNodePort, ClusterIP: clusterIP, ClusterIPs: []string{clusterIP},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: ProbeNodePort}},
+		}},
+		&discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:     []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](ProbePort)}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{pod.String()}, NodeName: &node}},
+		},
 	}
-	_, err = p.client.DiscoveryV1().EndpointSlices(probe.Namespace).Create(ctx, &discoveryv1.EndpointSlice{ObjectMeta: meta,
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](ProbePort)}},
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{p.harness.Cluster.Pod(0, 0).IPv4.String()}, NodeName: &node.Name}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("create EndpointSlice: %w", err)
-	}
-	return nil
 }
 
 func (p *peer) cold() Cold             { return p.first }
@@ -153,18 +127,16 @@ func (p *peer) change(ctx context.Context) (b Batch, err error) {
 	if err != nil {
 		return b, err
 	}
-	list, err := p.client.DiscoveryV1().EndpointSlices(crowd).List(ctx, metav1.ListOptions{Limit: int64(p.todo)})
-	if err != nil {
-		return b, fmt.Errorf("list EndpointSlices: %w", err)
-	}
-	for _, slice := range list.Items {
+	n := min(p.todo, p.crowd.Services)
+	for i := range n {
 		sum, count, err := p.syncs(ctx)
 		if err != nil {
 			return b, err
 		}
+		slice := p.crowd.Slice(i)
 		slice.Endpoints[0].Conditions.Ready = ptr.To(false)
-		if _, err := p.client.DiscoveryV1().EndpointSlices(crowd).Update(ctx, &slice, metav1.UpdateOptions{}); err != nil {
-			return b, fmt.Errorf("change EndpointSlice: %w", err)
+		if err := p.api.Apply(slice); err != nil {
+			return b, err
 		}
 		took, err := p.synced(ctx, sum, count)
 		if err != nil {
@@ -176,7 +148,7 @@ func (p *peer) change(ctx context.Context) (b Batch, err error) {
 	if err != nil {
 		return b, err
 	}
-	b.CPU = (after - cpu) * 1e3 / float64(max(len(list.Items), 1))
+	b.CPU = (after - cpu) * 1e3 / float64(n)
 	b.RSS, err = p.memory()
 	return b, err
 }
@@ -263,9 +235,6 @@ func (p *peer) down() error {
 		done := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
 		_ = p.cmd.Wait()
 		done.Stop()
-	}
-	if p.plane != nil {
-		p.plane.Down()
 	}
 	return p.harness.Down()
 }

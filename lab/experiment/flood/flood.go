@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
@@ -149,15 +148,10 @@ func (b *bench) setUp(ctx context.Context) error {
 func (b *bench) serve(ctx context.Context) error {
 	c := b.harness.Cluster
 	if mode, ok := strings.CutPrefix(b.mode, kubeProxy); ok {
-		if _, err := controlplane.Programs(); err != nil {
+		if _, err := b.harness.API(ctx, c.Client(2), objects(c)...); err != nil {
 			return err
 		}
-		services, endpointSlices := objects(c)
-		kubeconfig, err := b.harness.Plane(ctx, c.Client(2), services, endpointSlices)
-		if err != nil {
-			return err
-		}
-		return b.harness.KubeProxy(ctx, c.Node(0), kubeconfig, mode, 0)
+		return b.harness.KubeProxy(ctx, c.Node(0), mode, 0)
 	}
 	text, err := manifests(c)
 	if err != nil {

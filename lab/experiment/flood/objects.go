@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/lab/topology"
@@ -15,13 +16,12 @@ import (
 const namespace = "flood"
 
 // objects are the two Services and their EndpointSlices.
-func objects(c *topology.Cluster) (services []*corev1.Service, slices []*discoveryv1.EndpointSlice) {
+func objects(c *topology.Cluster) (out []runtime.Object) {
 	for i, port := range []int32{herePort, elsewherePort} {
 		name := []string{"here", "elsewhere"}[i]
-		services = append(services, service(name, fmt.Sprintf("10.96.0.%d", 10+i), port))
-		slices = append(slices, slice(name, c.Pod(i, 0)))
+		out = append(out, service(name, fmt.Sprintf("10.96.0.%d", 10+i), port), slice(name, c.Pod(i, 0)))
 	}
-	return services, slices
+	return out
 }
 
 // manifests are the same as text, with the cluster's Nodes.
@@ -32,15 +32,12 @@ func manifests(c *topology.Cluster) ([]byte, error) {
 	}
 	var out strings.Builder
 	out.Write(nodes)
-	services, slices := objects(c)
-	for i := range services {
-		for _, o := range []any{services[i], slices[i]} {
-			text, err := yaml.Marshal(o)
-			if err != nil {
-				return nil, fmt.Errorf("write manifest: %w", err)
-			}
-			fmt.Fprintf(&out, "---\n%s", text)
+	for _, o := range objects(c) {
+		text, err := yaml.Marshal(o)
+		if err != nil {
+			return nil, fmt.Errorf("write manifest: %w", err)
 		}
+		fmt.Fprintf(&out, "---\n%s", text)
 	}
 	return []byte(out.String()), nil
 }

@@ -18,9 +18,9 @@ func (h *Harness) Agent(ctx context.Context, node *topology.Host, manifests, mod
 	return h.agent(ctx, node, mode, append([]string{"--manifests", manifests}, flags...))
 }
 
-// APIAgent is like Agent, but the agent reads objects from an API server.
-func (h *Harness) APIAgent(ctx context.Context, node *topology.Host, kubeconfig, mode string, flags ...string) error {
-	return h.agent(ctx, node, mode, append([]string{"--kubeconfig", kubeconfig}, flags...))
+// APIAgent is like Agent, but the agent reads objects from the server that API started.
+func (h *Harness) APIAgent(ctx context.Context, node *topology.Host, mode string, flags ...string) error {
+	return h.agent(ctx, node, mode, append([]string{"--kubeconfig", h.kubeconfig}, flags...))
 }
 
 func (h *Harness) agent(ctx context.Context, node *topology.Host, mode string, flags []string) error {

@@ -11,13 +11,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -32,14 +32,15 @@ type Harness struct {
 	// Program is the running program, which is started again to generate load.
 	Program string
 
-	dir     string
-	lock    *os.File
-	agents  []*process // kube-proxies too
-	plane   *controlplane.ControlPlane
-	life    context.Context // of the servers
-	end     context.CancelFunc
-	servers []chan struct{} // each closed when the server has ended
-	pids    map[string]int  // of the last server of each host
+	dir        string
+	lock       *os.File
+	agents     []*process // kube-proxies too
+	api        *http.Server
+	kubeconfig string          // of api
+	life       context.Context // of the servers
+	end        context.CancelFunc
+	servers    []chan struct{} // each closed when the server has ended
+	pids       map[string]int  // of the last server of each host
 }
 
 // Up builds the cluster. It first removes the objects that a killed harness of
@@ -115,8 +116,8 @@ func (h *Harness) Down() error {
 	for _, p := range h.agents {
 		p.wait(2 * time.Second)
 	}
-	if h.plane != nil {
-		h.plane.Down()
+	if h.api != nil {
+		h.api.Close()
 	}
 	h.end()
 	h.waitServers()

@@ -2,21 +2,16 @@ package harness
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -35,72 +30,20 @@ func (h *Harness) PlaneDir() (string, error) {
 	return dir, nil
 }
 
-// Plane starts an API server on a host of the cluster and gives it the cluster's
-// Nodes and some Services with their EndpointSlices. It returns a kubeconfig.
-func (h *Harness) Plane(ctx context.Context, host *topology.Host, services []*corev1.Service, slices []*discoveryv1.EndpointSlice) (kubeconfig string, err error) {
-	dir, err := h.PlaneDir()
-	if err != nil {
-		return "", err
-	}
-	if h.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: dir, Host: host}); err != nil {
-		return "", err
-	}
-	client, err := h.Client()
-	if err != nil {
-		return "", err
-	}
-	if err := CreateNodes(ctx, client, h.Cluster); err != nil {
-		return "", err
-	}
-	for _, s := range services {
-		if err := controlplane.EnsureNamespace(ctx, client, s.Namespace); err != nil {
-			return "", err
-		}
-		if _, err := client.CoreV1().Services(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
-			return "", fmt.Errorf("create Service: %w", err)
-		}
-	}
-	for _, s := range slices {
-		if _, err := client.DiscoveryV1().EndpointSlices(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
-			return "", fmt.Errorf("create EndpointSlice: %w", err)
-		}
-	}
-	return h.plane.AdminKubeconfig()
-}
-
-// CreateNodes writes a cluster's Nodes, with their addresses: kube-proxy waits for
-// half a minute for the addresses of its own Node.
-func CreateNodes(ctx context.Context, client kubernetes.Interface, c *topology.Cluster) error {
-	for _, n := range c.NodeObjects() {
-		created, err := client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
-		if err != nil {
-			return fmt.Errorf("create Node: %w", err)
-		}
-		created.Status = n.Status
-		if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, created, metav1.UpdateOptions{}); err != nil {
-			return fmt.Errorf("write Node's addresses: %w", err)
-		}
+// NeedKubeProxy is the Needs of a row of kube-proxy's.
+func NeedKubeProxy() error {
+	if _, err := controlplane.Program("kube-proxy"); err != nil {
+		return fmt.Errorf("%w: %w", experiment.ErrNotBuilt, err)
 	}
 	return nil
 }
 
-// Client returns a client of the API server that Plane started.
-func (h *Harness) Client() (kubernetes.Interface, error) {
-	if h.plane == nil {
-		return nil, errors.New("open client: there is no API server")
-	}
-	client, err := kubernetes.NewForConfig(h.plane.REST())
-	if err != nil {
-		return nil, fmt.Errorf("open client: %w", err)
-	}
-	return client, nil
-}
-
 // KubeProxy starts kube-proxy on a node and waits for its first sync. The mode may
-// name a variant of iptables: "iptables-legacy". kube-proxy syncs at most once a
-// period; 0 is its default of 1 s. It leaves machine-wide settings unchanged.
-func (h *Harness) KubeProxy(ctx context.Context, node *topology.Host, kubeconfig, mode string, period time.Duration) error {
-	programs, err := controlplane.Programs()
+// name a variant of iptables: "iptables-legacy". It reads objects from the server that API
+// started. kube-proxy syncs at most once a period; 0 is its default of 1 s. It leaves
+// machine-wide settings unchanged.
+func (h *Harness) KubeProxy(ctx context.Context, node *topology.Host, mode string, period time.Duration) error {
+	program, err := controlplane.Program("kube-proxy")
 	if err != nil {
 		return err
 	}
@@ -125,11 +68,11 @@ clusterCIDR: %s
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 iptables: {minSyncPeriod: %v}
 nftables: {minSyncPeriod: %[4]v}
-`, mode, kubeconfig, h.Cluster.Spec.ClusterCIDR4, period))
+`, mode, h.kubeconfig, h.Cluster.Spec.ClusterCIDR4, period))
 	if err != nil {
 		return err
 	}
-	p, err := start(node, "kube-proxy on "+node.Name, []string{filepath.Join(programs, "kube-proxy"),
+	p, err := start(node, "kube-proxy on "+node.Name, []string{program,
 		"--config", config, "--hostname-override", node.Name}, env...)
 	if err != nil {
 		return err

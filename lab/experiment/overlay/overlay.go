@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"spillway.dev/spillway/examples/rtb"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
@@ -118,20 +117,13 @@ func rows(o experiment.Options) []experiment.Row {
 			row := experiment.Row{Name: n.name + ": " + p.name, Group: n.name, Takes: takes,
 				Run: func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, n, &p, m) }}
 			if p.peer {
-				row.Needs = needPeer
-				row.Takes += 5 * time.Second
+				row.Needs = harness.NeedKubeProxy
+				row.Takes += 2 * time.Second
 			}
 			out = append(out, row)
 		}
 	}
 	return out
-}
-
-func needPeer() error {
-	if _, err := controlplane.Programs(); err != nil {
-		return fmt.Errorf("%w: %w", experiment.ErrNotBuilt, err)
-	}
-	return nil
 }
 
 // run measures one row on a cluster of its own; without a proxy it is metal.

@@ -43,12 +43,11 @@ func startProxies(ctx context.Context, r *harness.Harness, p proxy) error {
 	c := r.Cluster
 	nodes := []*topology.Host{c.Node(0), c.Node(1)}
 	if p.peer {
-		kubeconfig, err := r.Plane(ctx, c.Client(1), []*corev1.Service{service()}, []*discoveryv1.EndpointSlice{slice(c.Pod(1, 0))})
-		if err != nil {
+		if _, err := r.API(ctx, c.Client(1), service(), slice(c.Pod(1, 0))); err != nil {
 			return err
 		}
 		for _, node := range nodes {
-			if err := r.KubeProxy(ctx, node, kubeconfig, p.mode, 0); err != nil {
+			if err := r.KubeProxy(ctx, node, p.mode, 0); err != nil {
 				return err
 			}
 		}

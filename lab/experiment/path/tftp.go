@@ -10,7 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
@@ -45,7 +45,7 @@ func (c Config) validateFiles() error {
 		}
 	}
 	if slices.Contains(c.Files, KubeProxy) {
-		if _, err := controlplane.Programs(); err != nil {
+		if _, err := controlplane.Program("kube-proxy"); err != nil {
 			return err
 		}
 	}
@@ -121,17 +121,14 @@ func (b *bench) filesArm(p plan, w way) experiment.Arm[harness.Sample] {
 func (b *bench) serveByKubeProxy(ctx context.Context) error {
 	c := b.harness.Cluster
 	b.cfg.Progress.Step("starting an API server, and kube-proxy on node0")
-	var services []*corev1.Service
-	var slices []*discoveryv1.EndpointSlice
+	var objects []runtime.Object
 	for _, s := range benchServices(c) {
-		services = append(services, service(s.name, s.clusterIP, s.nodePort, tftpPort, corev1.ProtocolUDP))
-		slices = append(slices, slice(s.name, s.pod, tftpPort, corev1.ProtocolUDP))
+		objects = append(objects, service(s.name, s.clusterIP, s.nodePort, tftpPort, corev1.ProtocolUDP), slice(s.name, s.pod, tftpPort, corev1.ProtocolUDP))
 	}
-	kubeconfig, err := b.harness.Plane(ctx, c.Client(1), services, slices)
-	if err != nil {
+	if _, err := b.harness.API(ctx, c.Client(1), objects...); err != nil {
 		return err
 	}
-	if err := b.harness.KubeProxy(ctx, c.Node(0), kubeconfig, "iptables", 0); err != nil {
+	if err := b.harness.KubeProxy(ctx, c.Node(0), "iptables", 0); err != nil {
 		return err
 	}
 	cmd := c.Node(0).Command(ctx, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "udp", "--dport", fmt.Sprint(hereNodePort), "-j", "CT", "--helper", "tftp")

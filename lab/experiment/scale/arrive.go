@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
+	"spillway.dev/spillway/lab/listwatch"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -26,8 +28,8 @@ const (
 	probeNodePort = 30080
 )
 
-// arrival is a row that measures the whole path of a change. It starts with the write to
-// an API server and ends when a new connection gets its answer from the new endpoint.
+// arrival is a row that measures the path of a change. It starts with the write to the
+// lab's API server and ends when a new connection gets its answer from the new endpoint.
 type arrival struct {
 	side   side
 	crowd  int // Services besides the probe
@@ -75,17 +77,10 @@ func (a arrival) changes(o experiment.Options) int {
 
 func (a arrival) row(o experiment.Options) experiment.Row {
 	return experiment.Row{
-		Name: a.name(), Group: "API to packet", Needs: needPeer,
-		Takes: 8*time.Second + a.fills() + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
+		Name: a.name(), Group: "API to packet", Needs: harness.NeedKubeProxy,
+		Takes: 5*time.Second + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
 		Run:   func(ctx context.Context, m *experiment.Measurement) error { return a.run(ctx, o, m) },
 	}
-}
-
-// fills is the approximate time to fill the API server: each Service takes longer than
-// the one before.
-func (a arrival) fills() time.Duration {
-	n := time.Duration(a.crowd)
-	return n*2*time.Millisecond + n*n*1300*time.Nanosecond
 }
 
 // run measures on a cluster of its own with an API server.
@@ -97,17 +92,9 @@ func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Me
 		return err
 	}
 	defer r.EndRow(m, &err)
-	if err := a.setUp(ctx, r); err != nil {
-		return err
-	}
-	client, err := r.Client()
+	api, err := a.setUp(ctx, r)
 	if err != nil {
 		return err
-	}
-	slices := client.DiscoveryV1().EndpointSlices("probe")
-	now, err := slices.Get(ctx, "probe", metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("read EndpointSlice: %w", err)
 	}
 	cpu, err := r.AgentsCPU()
 	if err != nil {
@@ -117,10 +104,9 @@ func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Me
 	for i := range n {
 		o.Progress.Part(i, n)
 		pod := r.Cluster.Pod(0, (i+1)%2)
-		now.Endpoints[0].Addresses = []string{pod.IPv4.String()}
 		began := time.Now()
-		if now, err = slices.Update(ctx, now, metav1.UpdateOptions{}); err != nil {
-			return fmt.Errorf("change EndpointSlice: %w", err)
+		if err := api.Apply(probeSlice(pod)); err != nil {
+			return err
 		}
 		if err := waitFor(ctx, r, pod.Name, a.period*3+30*time.Second); err != nil {
 			return err
@@ -141,51 +127,51 @@ func (a arrival) run(ctx context.Context, o experiment.Options, m *experiment.Me
 }
 
 // setUp starts servers, the API server with everything in it, and the proxy.
-func (a arrival) setUp(ctx context.Context, r *harness.Harness) error {
+func (a arrival) setUp(ctx context.Context, r *harness.Harness) (*listwatch.Server, error) {
 	c := r.Cluster
 	for i := range 2 {
 		if err := r.Serve(ctx, c.Pod(0, i), workload.HTTP, probePort); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	service, slice := probe(c.Pod(0, 0))
-	kubeconfig, err := r.Plane(ctx, c.Client(1), []*corev1.Service{service}, []*discoveryv1.EndpointSlice{slice})
+	crowd := controlplane.Crowd{Namespace: "crowd", Services: a.crowd, Endpoints: 10, ClusterIP: netip.AddrFrom4([4]byte{10, 97, 0, 1})}
+	api, err := r.API(ctx, c.Client(1), append(crowd.Objects(), probeService(), probeSlice(c.Pod(0, 0)))...)
 	if err != nil {
-		return err
-	}
-	client, err := r.Client()
-	if err != nil {
-		return err
-	}
-	if err := (controlplane.Crowd{Namespace: "crowd", Services: a.crowd, Endpoints: 10}).Create(ctx, client); err != nil {
-		return err
+		return nil, err
 	}
 	mode, isPeer := strings.CutPrefix(a.side.mode, "kube-proxy-")
 	proxyMode, variant, _ := strings.Cut(mode, "-")
 	if err := harness.UseIptables(ctx, c.Node(0), variant); err != nil {
-		return err
+		return nil, err
 	}
 	if isPeer {
-		err = r.KubeProxy(ctx, c.Node(0), kubeconfig, mode, a.period)
+		err = r.KubeProxy(ctx, c.Node(0), mode, a.period)
 	} else {
-		err = r.APIAgent(ctx, c.Node(0), kubeconfig, proxyMode, "--iptables-min-sync-period", a.period.String())
+		err = r.APIAgent(ctx, c.Node(0), proxyMode, "--iptables-min-sync-period", a.period.String())
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return waitFor(ctx, r, c.Pod(0, 0).Name, 30*time.Second)
+	return api, waitFor(ctx, r, c.Pod(0, 0).Name, 30*time.Second)
 }
 
-func probe(pod *topology.Host) (*corev1.Service, *discoveryv1.EndpointSlice) {
-	name, port, ready := "http", int32(probePort), true
-	meta := metav1.ObjectMeta{Namespace: "probe", Name: "probe"}
-	service := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort,
-		Ports: []corev1.ServicePort{{Name: name, Port: port, NodePort: probeNodePort}}}}
-	meta.Labels = map[string]string{discoveryv1.LabelServiceName: "probe"}
-	return service, &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
-		Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+func probeService() *corev1.Service {
+	const clusterIP = "10.96.0.10"
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "probe", Name: "probe"},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, ClusterIP: clusterIP, ClusterIPs: []string{clusterIP},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: probePort, NodePort: probeNodePort}}}}
+}
+
+func probeSlice(pod *topology.Host) *discoveryv1.EndpointSlice {
+	name, protocol, port, ready := "http", corev1.ProtocolTCP, int32(probePort), true
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "probe", Name: "probe",
+			Labels: map[string]string{discoveryv1.LabelServiceName: "probe"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{pod.IPv4.String()},
-			Conditions: discoveryv1.EndpointConditions{Ready: &ready}, NodeName: &pod.Node}}}
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready}, NodeName: &pod.Node}},
+	}
 }
 
 // waitFor sends requests to the NodePort, each on a new connection, until a pod answers.

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/change"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 // side is a mode of lab/experiment/change and its name.
@@ -86,14 +86,14 @@ func changes(o experiment.Options, mode string, n int) int {
 	return 100
 }
 
-// peerLimit is the largest cluster for kube-proxy: the time to fill an API server grows
-// faster than the square of the number of Services.
+// peerLimit is the largest cluster for kube-proxy. Each change there takes seconds in
+// iptables mode.
 const peerLimit = 5000
 
 func describe(o experiment.Options) string {
-	return fmt.Sprintf("%d endpoints a Service, one node. Spillway is given the change by its own source's next step; kube-proxy by a real API server "+
-		"(up to %d Services: the time to fill one grows with the square of their number), its times being those of its own metrics, with a minimum sync period "+
-		"of 0 in iptables mode. One sample is one change. Rows \"API to packet\" hold the API server, the proxy's informers, its sync and a connection; their CPU is the "+
+	return fmt.Sprintf("%d endpoints a Service, one node. Spillway is given the change by its own source's next step. kube-proxy lists and watches it on a server of the lab, "+
+		"which takes the place of kube-apiserver and etcd, up to %d Services. kube-proxy's times are those of its own metrics, with a minimum sync period "+
+		"of 0 in iptables mode. One sample is one change. Rows \"API to packet\" hold the server's event, the proxy's informers, its sync and a connection. Their CPU is the "+
 		"proxy's, for as long as the row lasts.",
 		change.Endpoints, peerLimit)
 }
@@ -111,7 +111,7 @@ func rows(o experiment.Options) []experiment.Row {
 				Run:   func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, s.mode, n, m) },
 			}
 			if peer {
-				row.Needs = needPeer
+				row.Needs = harness.NeedKubeProxy
 			}
 			out = append(out, row)
 		}
@@ -127,23 +127,15 @@ func takes(o experiment.Options, mode string, n int) time.Duration {
 	services := func(each time.Duration) time.Duration { return time.Duration(n) * each }
 	switch {
 	case strings.HasPrefix(mode, "kube-proxy") && o.Quick:
-		return 8*time.Second + services(4*time.Millisecond)
+		return 5*time.Second + services(4*time.Millisecond)
 	case strings.HasPrefix(mode, "kube-proxy"):
-		return 16*time.Second + services(15*time.Millisecond)
+		return 12*time.Second + services(8*time.Millisecond)
 	case o.Quick:
 		return time.Second + services(time.Millisecond/2)
 	case strings.HasPrefix(mode, "iptables"):
 		return 6*time.Second + services(1200*time.Microsecond)
 	}
 	return 6*time.Second + services(500*time.Microsecond)
-}
-
-// needPeer returns how to get kube-proxy.
-func needPeer() error {
-	if _, err := controlplane.Programs(); err != nil {
-		return fmt.Errorf("%w: %w", experiment.ErrNotBuilt, err)
-	}
-	return nil
 }
 
 func run(ctx context.Context, o experiment.Options, mode string, n int, m *experiment.Measurement) error {
@@ -201,6 +193,6 @@ func conclude(res *experiment.Result) []string {
 		out = append(out, "Measured, median of a change: "+strings.Join(parts, "; ")+".")
 	}
 	return append(out, "Beside the published figures: those are of a whole cluster of 5,000 nodes, from the API server to the last node, and kube-proxy "+
-		"has had the improvement since 1.27. A sync is the part of it that grows with the number of Services. kube-proxy's changes go through an API server "+
-		"and its informers, whose time is not in its metric of a sync.")
+		"has had the improvement since 1.27. A sync is the part of it that grows with the number of Services. kube-proxy's changes go through its informers, "+
+		"whose time is not in its metric of a sync.")
 }

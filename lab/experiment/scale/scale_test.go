@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -39,10 +38,10 @@ func TestRows(t *testing.T) {
 			seen[r.Name] = true
 			peer := strings.HasPrefix(r.Name, "kube-proxy") || r.Group == "API to packet"
 			if peer != (r.Needs != nil) {
-				t.Errorf("%s needs what is built by make peers: %v", r.Name, r.Needs != nil)
+				t.Errorf("%s needs kube-proxy: %v", r.Name, r.Needs != nil)
 			}
 			if strings.HasPrefix(r.Name, "kube-proxy") && r.X > peerLimit {
-				t.Errorf("%s is larger than an API server is filled", r.Name)
+				t.Errorf("%s is larger than the limit", r.Name)
 			}
 		}
 	}
@@ -58,14 +57,12 @@ func TestConcludeComparesTheSmallestWithTheLargest(t *testing.T) {
 	}
 }
 
-// An agent must accept the probe without a problem, as the API server completes it.
+// An agent must accept the probe without a problem.
 func TestProbeIsWhatAnAgentReads(t *testing.T) {
 	_, delta := fixture.Manifests(t, "scaletest", func(r *harness.Harness) (string, error) {
-		service, slice := probe(r.Cluster.Pod(0, 0))
+		service, slice := probeService(), probeSlice(r.Cluster.Pod(0, 0))
 		service.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 		slice.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
-		service.Spec.ClusterIP, service.Spec.ClusterIPs = "10.96.0.9", []string{"10.96.0.9"}
-		service.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
 		text, err := r.Cluster.NodesYAML()
 		for _, o := range []any{service, slice} {
 			one, e := yaml.Marshal(o)

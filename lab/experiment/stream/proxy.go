@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -39,13 +38,13 @@ func (b *bench) start(node int, mode string) (*proxy, error) {
 	argv := []string{"--proxy-mode", strings.TrimPrefix(mode, kubeProxy), "--kubeconfig", kubeconfig, "--hostname-override", p.node.Name,
 		"--cluster-cidr", b.harness.Cluster.Spec.ClusterCIDR4.String()}
 	if strings.HasPrefix(mode, kubeProxy) {
-		programs, err := controlplane.Programs()
+		program, err := controlplane.Program("kube-proxy")
 		if err != nil {
 			return nil, err
 		}
 		p.table = "ip kube-proxy"
 		// No setting of the whole machine is changed.
-		argv = append([]string{filepath.Join(programs, "kube-proxy")}, append(argv, "--conntrack-max-per-core", "0", "--conntrack-min", "0",
+		argv = append([]string{program}, append(argv, "--conntrack-max-per-core", "0", "--conntrack-min", "0",
 			"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")...)
 	} else {
 		program, err := harness.Spillway()

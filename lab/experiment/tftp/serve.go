@@ -54,11 +54,10 @@ func serveNodePort(ctx context.Context, r *harness.Harness, s step) error {
 		}
 	}
 	if s.peer != "" {
-		kubeconfig, err := r.Plane(ctx, c.Client(1), []*corev1.Service{service}, []*discoveryv1.EndpointSlice{slice})
-		if err != nil {
+		if _, err := r.API(ctx, c.Client(1), service, slice); err != nil {
 			return err
 		}
-		if err := r.KubeProxy(ctx, c.Node(0), kubeconfig, s.peer, 0); err != nil {
+		if err := r.KubeProxy(ctx, c.Node(0), s.peer, 0); err != nil {
 			return err
 		}
 		cmd := c.Node(0).Command(ctx, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "udp", "--dport", fmt.Sprint(nodePort), "-j", "CT", "--helper", "tftp")

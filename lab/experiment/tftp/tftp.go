@@ -19,7 +19,6 @@ import (
 	"strconv"
 	"time"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/sysctl"
@@ -157,8 +156,8 @@ func rows(o experiment.Options, keeper []string) []experiment.Row {
 		row := experiment.Row{Name: s.name, Takes: each + 3*time.Second, MachineWide: s.kernel.max > 0,
 			Run: func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, keeper, s, m) }}
 		if s.peer != "" {
-			row.Needs = needPeer
-			row.Takes += 5 * time.Second
+			row.Needs = harness.NeedKubeProxy
+			row.Takes += 2 * time.Second
 		}
 		if s.published > 0 {
 			row.Published = map[string]float64{"rate": s.published}
@@ -166,13 +165,6 @@ func rows(o experiment.Options, keeper []string) []experiment.Row {
 		out = append(out, row)
 	}
 	return out
-}
-
-func needPeer() error {
-	if _, err := controlplane.Programs(); err != nil {
-		return fmt.Errorf("%w: %w", experiment.ErrNotBuilt, err)
-	}
-	return nil
 }
 
 // run measures one row on a cluster of its own, with changed values of the machine

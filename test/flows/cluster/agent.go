@@ -18,13 +18,13 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// Agent is the spillway agent of one node, running or not.
+// Agent starts, ends and queries the spillway agent of one node.
 type Agent struct {
 	Node      string // short name
-	Manifests string // the directory it watches
-	BPFFS     string // the instance's directory in the bpffs
-	Mount     string // the bpffs, for this agent only
-	Log       string // everything it has written
+	Manifests string // directory that the agent watches
+	BPFFS     string // directory of the instance's pins
+	Mount     string // mount point of the agent's own bpffs
+	Log       string // file with the agent's output
 
 	cluster *Cluster
 	host    *topology.Host
@@ -36,9 +36,9 @@ type Agent struct {
 // emulated CPU (hack/vm) takes half a minute to verify the programs.
 const readyWithin = 90 * time.Second
 
-// Build builds spillway, from the tree that the test is part of, into a
-// directory and returns its path. If given is set, Build returns it and builds
-// nothing.
+// Build builds spillway from this tree into dir and returns the path of the
+// binary. If given is not empty, Build builds nothing and returns the absolute
+// path of given.
 func Build(ctx context.Context, dir, given string) (string, error) {
 	if given != "" {
 		return filepath.Abs(given)
@@ -86,9 +86,9 @@ func (c *Cluster) prepareNode(node string) error {
 	return a.Write("nodes.yaml", nodes)
 }
 
-// unlimitICMP lets the namespace's kernel send as many ICMP errors as there are
-// reasons for. Otherwise it answers one client a few times, or 50 questions at once,
-// and then is silent for a while, which looks like a drop.
+// unlimitICMP turns off the namespace's rate limits of ICMP errors. With them the
+// kernel sends a client a few errors, or all clients a burst of 50, and then none for
+// a while, which looks like a drop.
 func unlimitICMP() error {
 	for file, value := range map[string]string{
 		"ipv4/icmp_ratelimit": "0", "ipv6/icmp/ratelimit": "0",
@@ -105,8 +105,8 @@ func unlimitICMP() error {
 	return nil
 }
 
-// useIptables leaves on a node what kubelet leaves in the variant of iptables
-// that it uses.
+// useIptables creates kubelet's chain on a node, in the cluster's variant of
+// iptables. The agent recognizes the variant by it.
 func (c *Cluster) useIptables(host *topology.Host) error {
 	if c.IptablesVariant == "" {
 		return nil
@@ -137,7 +137,7 @@ func (c *Cluster) StartAgents(ctx context.Context) error {
 	return nil
 }
 
-// Args are the agent's arguments without the name of the program.
+// Args returns the agent's arguments without the name of the program.
 func (a *Agent) Args() []string {
 	args := agent.Args(a.host, a.cluster.ModeOf(a.Node), a.BPFFS)
 	if a.cluster.API != nil {
@@ -169,8 +169,8 @@ func (a *Agent) Start(ctx context.Context) error {
 	return nil
 }
 
-// Signal ends the agent with a signal and waits for its end. After SIGTERM it
-// must end with exit code 0.
+// Signal ends the agent with a signal and waits for its end. After SIGTERM its
+// exit code must be 0.
 func (a *Agent) Signal(sig syscall.Signal) error {
 	if a.cmd == nil {
 		return nil
@@ -188,14 +188,14 @@ func (a *Agent) Signal(sig syscall.Signal) error {
 	case <-time.After(readyWithin):
 		_ = a.cmd.Process.Kill()
 		<-a.done
-		return fmt.Errorf("end agent on %s: still there %v after %v", a.Node, readyWithin, sig)
+		return fmt.Errorf("end agent on %s: it still runs %v after %v", a.Node, readyWithin, sig)
 	}
 }
 
-// Suspend stops the agent without ending it, until Resume.
+// Suspend stops the agent with SIGSTOP. Resume continues it.
 func (a *Agent) Suspend() error { return a.cmd.Process.Signal(syscall.SIGSTOP) }
 
-// Resume lets a suspended agent go on.
+// Resume continues a suspended agent.
 func (a *Agent) Resume() error { return a.cmd.Process.Signal(syscall.SIGCONT) }
 
 func (a *Agent) end() error { return a.Signal(syscall.SIGTERM) }
@@ -210,7 +210,7 @@ func (a *Agent) Cleanup(ctx context.Context) error {
 	return nil
 }
 
-// Ended returns an error if the agent has ended, which it never does by itself.
+// Ended returns an error if the agent has ended by itself.
 func (a *Agent) Ended() error {
 	select {
 	case err := <-a.done:
@@ -221,8 +221,9 @@ func (a *Agent) Ended() error {
 	}
 }
 
-// WaitReady waits until the agent is healthy and has written everything it
-// knows into the kernel. (An agent that still loads its dataplane is healthy.)
+// WaitReady waits until the agent is healthy and has written its Services to the
+// kernel. Health alone is not enough: an agent that still loads its dataplane is
+// healthy.
 func (a *Agent) WaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
@@ -242,11 +243,10 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 	}
 }
 
-// LastSync is when the agent's last sync ended, zero if there was none.
+// LastSync returns when the agent's last sync ended; zero if there was none.
 func (a *Agent) LastSync(ctx context.Context) (time.Time, error) { return agent.LastSync(ctx, a.host) }
 
-// Pending is how many changes of Services are not in the kernel yet, or are on
-// their way there.
+// Pending returns the number of changes of Services that are not in the kernel yet.
 func (a *Agent) Pending(ctx context.Context) (int, error) {
 	n, err := agent.Metric(ctx, a.host, "kubeproxy_sync_proxy_rules_service_changes_pending", "")
 	return int(n), err
@@ -267,8 +267,8 @@ func (a *Agent) Tail() string {
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 
-// Write puts a manifest into the directory whole: it is written beside it and
-// moved. Empty content removes the file.
+// Write writes a manifest beside the directory and renames it into the directory, so
+// that the agent never reads a part of it. Without content it removes the file.
 func (a *Agent) Write(name string, content []byte) error {
 	file := filepath.Join(a.Manifests, name)
 	if len(content) == 0 {

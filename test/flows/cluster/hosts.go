@@ -128,6 +128,9 @@ func (c *Cluster) routeClient(client *topology.Host) error {
 	}
 	return client.Do(func() error {
 		for prefix, node := range routes {
+			if !c.Addr(node, prefix.Addr().Is6()).IsValid() {
+				continue // the cluster has the other family alone
+			}
 			route := &netlink.Route{
 				Dst: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())},
 				Gw:  c.Addr(node, prefix.Addr().Is6()).AsSlice(),

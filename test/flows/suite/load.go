@@ -65,11 +65,22 @@ func (f *File) canary(node string) flows.Service {
 		name += "-" + proxy
 	}
 	return flows.Service{
-		Name: name, ProxyName: proxy,
+		Name: name, ProxyName: proxy, Families: f.l.families(),
 		// Not served before both its Service and its slices are of this version.
 		Ports:     []flows.Port{{Name: fmt.Sprintf("tcp-%d", f.gen), Protocol: corev1.ProtocolTCP, Port: canaryPort + f.gen, Target: 8080}},
 		Endpoints: flows.On("a0"),
 	}
+}
+
+// families are the IP families of the cluster, as a Service names them.
+func (l *Loader) families() string {
+	switch {
+	case !l.c.Addr("a", true).IsValid():
+		return "4"
+	case !l.c.Addr("a", false).IsValid():
+		return "6"
+	}
+	return ""
 }
 
 // proxyName is the --service-proxy-name of a node's agent.
@@ -159,7 +170,7 @@ func answers(ctx context.Context, p *probe.Process, dst string) bool {
 	return err == nil && resp.Answers[0].Err == probe.OK
 }
 
-// waitCanary asks for the canary from a node until it answers, in both
+// waitCanary asks for the canary from a node until it answers, in all its
 // families, which a dataplane may write one after the other. The sync that
 // brought it must also be over: the metrics say when the last one ended.
 func (f *File) waitCanary(ctx context.Context, node string) error {
@@ -171,6 +182,9 @@ func (f *File) waitCanary(ctx context.Context, node string) error {
 	canary := f.canary(node)
 	var dsts []string
 	for _, c := range flows.TCP {
+		if canary.Families == "4" && c.IPv6() || canary.Families == "6" && !c.IPv6() {
+			continue
+		}
 		dst, err := f.address(flows.ClusterIP.Of(canary.Name), []flows.Service{canary}, c)
 		if err != nil {
 			return err

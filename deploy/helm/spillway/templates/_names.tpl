@@ -39,5 +39,28 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and .podMonitor.enabled (or (hasPrefix "127." .metrics.bindAddress) (eq .metrics.bindAddress "::1")) }}
 {{- fail (printf "podMonitor.enabled: true and metrics.bindAddress: %s: Prometheus cannot reach loopback: set metrics.bindAddress: 0.0.0.0" .metrics.bindAddress) }}
 {{- end }}
+{{- if and (eq .mode "replace") (not .k8sServiceHost) }}
+{{- fail "k8sServiceHost is not set: with mode: replace the Service \"kubernetes\" does not work before the agent runs: set k8sServiceHost and k8sServicePort to an address of the API server that is no Service, such as the one that your kubeconfig names" }}
+{{- end }}
+{{- end }}
+{{- include "spillway.checkReleases" . }}
+{{- end }}
+
+{{- /* Agents of two releases on one node would write the same rules. Node selectors that
+ask for two values of one label keep them apart; affinities may do so too. */ -}}
+{{- define "spillway.checkReleases" -}}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
+{{- $other := .metadata }}
+{{- $pod := .spec.template.spec }}
+{{- $own := and (eq $other.name $.Release.Name) (eq $other.namespace $.Release.Namespace) }}
+{{- if and (eq (dig "labels" "app.kubernetes.io/name" "" $other) "spillway") (not $own) }}
+{{- $apart := or $.Values.affinity $pod.affinity }}
+{{- range $label, $value := $pod.nodeSelector }}
+{{- if ne $value (get $.Values.nodeSelector $label | default $value) }}{{ $apart = true }}{{ end }}
+{{- end }}
+{{- if not $apart }}
+{{- fail (printf "release %s in namespace %s already runs Spillway on these nodes, and a node can have one agent: upgrade or uninstall that release, or give both a nodeSelector that no node shares" $other.name $other.namespace) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}

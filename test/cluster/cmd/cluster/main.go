@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -159,11 +158,11 @@ func serve(cfg cluster.Config) error {
 }
 
 func onClient(name string, args ...string) error {
-	programs, err := controlplane.Programs()
+	kubectl, err := controlplane.Program("kubectl")
 	if err != nil {
 		return err
 	}
-	return onHost(name, append([]string{"client0", filepath.Join(programs, "kubectl")}, args...))
+	return onHost(name, append([]string{"client0", kubectl}, args...))
 }
 
 // onHost becomes a program on a host of the cluster.

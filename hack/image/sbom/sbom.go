@@ -1,0 +1,95 @@
+// Package sbom writes what a release consists of, as CycloneDX JSON.
+package sbom
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+
+	"spillway.dev/spillway/hack/image/debian"
+)
+
+// MediaType is the type of an SBOM.
+const MediaType = "application/vnd.cyclonedx+json"
+
+// Subject is what an SBOM describes.
+type Subject struct {
+	Version string
+	Arch    string
+	Created time.Time
+	Image   bool // a container image; else an archive of programs
+}
+
+// Write returns the components of a subject: programs, with the Go modules that their
+// build information names, and Debian packages.
+func Write(s Subject, programs []string, packages []debian.Package) ([]byte, error) {
+	var components, modules []cdx.Component
+	seen := map[string]bool{}
+	for _, path := range programs {
+		program, err := component(path, s.Version)
+		if err != nil {
+			return nil, err
+		}
+		components = append(components, program)
+		info, err := buildinfo.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read modules of a program: %w", err)
+		}
+		stdlib := &debug.Module{Path: "stdlib", Version: strings.TrimPrefix(info.GoVersion, "go")}
+		for _, m := range append([]*debug.Module{stdlib}, info.Deps...) {
+			if m.Replace != nil {
+				m = m.Replace
+			}
+			if !seen[m.Path] {
+				seen[m.Path] = true
+				modules = append(modules, cdx.Component{
+					Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version,
+					PackageURL: "pkg:golang/" + m.Path + "@" + url.QueryEscape(m.Version),
+				})
+			}
+		}
+	}
+	components = append(components, modules...)
+	for _, p := range packages {
+		components = append(components, cdx.Component{
+			Type: cdx.ComponentTypeLibrary, Name: p.Name, Version: p.Version,
+			PackageURL: fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=debian-12", p.Name, url.QueryEscape(p.Version), s.Arch),
+			Hashes:     &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: p.SHA256}}, // of the package's file
+		})
+	}
+	kind := cdx.ComponentTypeApplication
+	if s.Image {
+		kind = cdx.ComponentTypeContainer
+	}
+	bom := cdx.NewBOM()
+	bom.Metadata = &cdx.Metadata{
+		Timestamp: s.Created.UTC().Format(time.RFC3339),
+		Component: &cdx.Component{Type: kind, Name: "spillway", Version: s.Version, Description: "linux/" + s.Arch},
+	}
+	bom.Components = &components
+	var out bytes.Buffer
+	err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom, cdx.SpecVersion1_6) // which scanners read
+	return out.Bytes(), err
+}
+
+func component(program, version string) (cdx.Component, error) {
+	data, err := os.ReadFile(program)
+	if err != nil {
+		return cdx.Component{}, err
+	}
+	sum := sha256.Sum256(data)
+	return cdx.Component{
+		Type: cdx.ComponentTypeApplication, Name: filepath.Base(program), Version: version,
+		Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum[:])}},
+	}, nil
+}
