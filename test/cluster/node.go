@@ -146,6 +146,7 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 		"--kubeconfig", "/mnt/kubelet.kubeconfig",
 		"--hostname-override", n.Name(),
 		"--node-ip", n.host.IPv4.String(),
+		"--node-labels", "topology.kubernetes.io/zone=" + n.Name(), // tests of traffic distribution need three
 		"--v", "2",
 	}))
 	if err != nil {

@@ -26,6 +26,7 @@ type Config struct {
 	Label string
 	Focus Focus
 	Procs int // tests at once; 0 is 6: they mostly wait
+	Nodes int // of the cluster; 0 is 3
 	// Exec runs a command where the API server can be reached; nil runs it here.
 	Exec func(ctx context.Context, out io.Writer, argv ...string) error
 }
@@ -48,6 +49,9 @@ var (
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if cfg.Procs == 0 {
 		cfg.Procs = 6
+	}
+	if cfg.Nodes == 0 {
+		cfg.Nodes = 3
 	}
 	if cfg.Exec == nil {
 		cfg.Exec = run
@@ -80,7 +84,7 @@ func (cfg Config) run(ctx context.Context) (*Report, error) {
 		"--output-dir", cfg.Dir, "--json-report", name,
 		program("e2e.test"), "--",
 		"--kubeconfig", cfg.Kubeconfig, "--kubectl-path", program("kubectl"),
-		"--disable-log-dump", "--provider", "skeleton")
+		"--num-nodes", strconv.Itoa(cfg.Nodes), "--disable-log-dump", "--provider", "skeleton")
 	report, err := read(path, cfg.Label)
 	if err != nil { // ginkgo ended before any test
 		return nil, fmt.Errorf("%w; its log is %s", errors.Join(ran, err), out.Name())

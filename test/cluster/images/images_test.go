@@ -14,9 +14,6 @@ import (
 // list runs a program that prints one image a line.
 func list(t *testing.T, program string, args ...string) []string {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("builds " + program)
-	}
 	dir, err := programs.Build(t.Context(), os.Stderr, program)
 	if err != nil {
 		t.Fatal(err)

@@ -31,6 +31,7 @@ func run(ctx context.Context) (err error) {
 	flag.StringVar(&cfg.Label, "label", "spillway", "`name` of the cluster's proxy in the table and in expected.yaml")
 	flag.StringVar(&cfg.Dir, "dir", "report/e2e", "`directory` of the log and the report")
 	flag.IntVar(&cfg.Procs, "procs", 0, "tests at once; 0 is 6")
+	flag.IntVar(&cfg.Nodes, "nodes", 0, "nodes of the cluster; 0 is 3")
 	flag.StringVar(&cfg.Focus.Match, "focus", cfg.Focus.Match, "regular `expression` of tests to run")
 	conformance := flag.Bool("conformance", false, "run the tests that every cluster must pass, and no others")
 	flag.Parse()
