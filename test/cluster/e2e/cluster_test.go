@@ -53,7 +53,7 @@ func TestKubernetesOwnTests(t *testing.T) {
 	must(t, err)
 	run := e2e.Config{
 		Kubeconfig: cluster.Kubeconfig(cfg.Name), Programs: dir, Dir: filepath.Join(t.ArtifactDir(), "report"),
-		Label: *proxy, Focus: e2e.All, Exec: onClient(c),
+		Label: *proxy, CNI: *cni, Focus: e2e.All, Exec: onClient(c),
 	}
 	if testing.Short() {
 		run.Focus = e2e.Conformance

@@ -24,6 +24,7 @@ type Config struct {
 	Dir        string // of the log and the report; Run makes it
 	// Label names the run in tables, and its proxy in the list of expected failures.
 	Label string
+	CNI   string // in the list of expected failures
 	Focus Focus
 	Procs int // tests at once; 0 is 6: they mostly wait
 	Nodes int // of the cluster; 0 is 3
@@ -89,6 +90,7 @@ func (cfg Config) run(ctx context.Context) (*Report, error) {
 	if err != nil { // ginkgo ended before any test
 		return nil, fmt.Errorf("%w; its log is %s", errors.Join(ran, err), out.Name())
 	}
+	report.CNI = cfg.CNI
 	return report, ctx.Err()
 }
 

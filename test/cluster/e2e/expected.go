@@ -16,6 +16,7 @@ var expectedYAML []byte
 type Expected struct {
 	Test      string   `json:"test"`
 	Proxies   []string `json:"proxies"` // labels of the runs where it fails; none is all
+	CNIs      []string `json:"cnis"`    // the same
 	Reason    string   `json:"reason"`
 	Reference string   `json:"reference"` // upstream, for the reason
 }
@@ -40,7 +41,9 @@ func (r *Report) Check(expected []Expected) error {
 	var errs []error
 	for _, t := range r.Tests {
 		i := slices.IndexFunc(expected, func(e Expected) bool {
-			return e.Test == t.Name && (len(e.Proxies) == 0 || slices.Contains(e.Proxies, r.Label))
+			return e.Test == t.Name &&
+				(len(e.Proxies) == 0 || slices.Contains(e.Proxies, r.Label)) &&
+				(len(e.CNIs) == 0 || slices.Contains(e.CNIs, r.CNI))
 		})
 		switch {
 		case t.State == Failed && i < 0:

@@ -13,6 +13,7 @@ import (
 // Report is the result of a run.
 type Report struct {
 	Label string // of the run
+	CNI   string // of the cluster; empty if it is not known
 	Time  time.Duration
 	Tests []Test // those that were selected, sorted by name
 }

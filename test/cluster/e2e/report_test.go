@@ -67,6 +67,7 @@ func TestCheck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.CNI = "bridge"
 	reject, hang := Expected{Test: "[sig-network] Services reject"}, Expected{Test: "[sig-network] Services hang", Proxies: []string{"ebpf"}}
 	for _, c := range []struct {
 		name     string
@@ -76,6 +77,8 @@ func TestCheck(t *testing.T) {
 		{"all are expected", []Expected{reject, hang}, nil},
 		{"one is not", []Expected{hang}, []string{"ebpf: [sig-network] Services reject failed: no answer"}},
 		{"expected with another proxy", []Expected{reject, {Test: hang.Test, Proxies: []string{"iptables"}}}, []string{"hang failed"}},
+		{"expected with another CNI", []Expected{reject, {Test: hang.Test, CNIs: []string{"flannel-vxlan"}}}, []string{"hang failed"}},
+		{"expected with this CNI", []Expected{reject, {Test: hang.Test, CNIs: []string{"bridge"}}}, nil},
 		{"expected, but passed", []Expected{reject, hang, {Test: "[sig-network] Services serve", Reason: "old"}}, []string{"serve passed: delete it from expected.yaml (old)"}},
 	} {
 		var lines []string

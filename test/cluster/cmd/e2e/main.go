@@ -29,6 +29,7 @@ func run(ctx context.Context) (err error) {
 	cfg := e2e.Config{Focus: e2e.All}
 	flag.StringVar(&cfg.Kubeconfig, "kubeconfig", "", "`file` with the cluster's address and credentials")
 	flag.StringVar(&cfg.Label, "label", "spillway", "`name` of the cluster's proxy in the table and in expected.yaml")
+	flag.StringVar(&cfg.CNI, "cni", "", "`name` of the cluster's CNI in expected.yaml")
 	flag.StringVar(&cfg.Dir, "dir", "report/e2e", "`directory` of the log and the report")
 	flag.IntVar(&cfg.Procs, "procs", 0, "tests at once; 0 is 6")
 	flag.IntVar(&cfg.Nodes, "nodes", 0, "nodes of the cluster; 0 is 3")
