@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root repository build image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster bench demo
 
 export CGO_ENABLED := 0
 
@@ -14,7 +14,7 @@ BIN := $(CURDIR)/bin
 TESTFLAGS ?= -p 2 -timeout 20m
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): not root: run it as root" >&2; exit 1; }
@@ -82,6 +82,10 @@ test-all: test-setup ## run every test, the long ones too, and all suites of tra
 	hack/deps cluster
 	go run ./test/runner $(TESTFLAGS)
 	@echo "make test-all: all passed"
+
+test-cluster: root ## run the whole matrix on real clusters, or ROWS=EXPRESSION of it (as root; hours)
+	hack/deps cluster
+	go -C test/cluster run ./cmd/matrix -rows '$(ROWS)'
 
 bench: root build ## measure the way through a Service against the way without (as root)
 	hack/deps bench

@@ -29,11 +29,11 @@ type Health struct {
 	Leaving func() bool
 }
 
-// Healthy reports whether no change has waited longer than Timeout. As with kube-proxy, a
-// proxy that has just started is healthy.
-func (h Health) Healthy() bool {
-	healthy, _ := h.state(time.Now())
-	return healthy
+// Serving reports whether the kernel has had every change once, and no change has waited
+// longer than Timeout since.
+func (h Health) Serving() bool {
+	healthy, synced := h.state(time.Now())
+	return healthy && !synced.IsZero()
 }
 
 func (h Health) state(now time.Time) (healthy bool, lastSynced time.Time) {

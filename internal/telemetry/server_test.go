@@ -41,6 +41,28 @@ func serve(t *testing.T, h http.Handler) string {
 	return "http://" + s.Addr()
 }
 
+// A load balancer gets no answer of 200 from a node that serves nothing yet: its first sync
+// may fail, too.
+func TestServing(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name          string
+		since, synced time.Time
+		serving       bool
+	}{
+		{"no change has come", time.Time{}, time.Time{}, false},
+		{"the first changes wait", now, time.Time{}, false},
+		{"all changes are written", time.Time{}, now, true},
+		{"a change has waited for a moment", now.Add(-time.Second), now.Add(-time.Minute), true},
+		{"a change has waited too long", now.Add(-61 * time.Minute), now.Add(-2 * time.Hour), false},
+	} {
+		h := Health{Timeout: time.Hour, Pending: func() (time.Time, time.Time) { return c.since, c.synced }}
+		if got := h.Serving(); got != c.serving {
+			t.Errorf("%s: serving is %v, want %v", c.name, got, c.serving)
+		}
+	}
+}
+
 func TestHealth(t *testing.T) {
 	now := time.Now()
 	synced := now.Add(-time.Hour)

@@ -6,6 +6,7 @@ import (
 	"embed"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -88,17 +89,19 @@ type Proxy string
 const (
 	Spillway          Proxy = "spillway"
 	KubeProxyIPTables Proxy = "kube-proxy-iptables"
-	KubeProxyNFTables Proxy = "kube-proxy-nftables"
+	// KubeProxyIPTablesLegacy uses the legacy variant of iptables, not that of nf_tables.
+	KubeProxyIPTablesLegacy Proxy = "kube-proxy-iptables-legacy"
+	KubeProxyNFTables       Proxy = "kube-proxy-nftables"
 )
 
 // Proxies lists all of them, the default first.
-var Proxies = []Proxy{Spillway, KubeProxyIPTables, KubeProxyNFTables}
+var Proxies = []Proxy{Spillway, KubeProxyIPTables, KubeProxyIPTablesLegacy, KubeProxyNFTables}
 
 func (c *Cluster) installProxy(ctx context.Context) error {
 	if mode, ok := strings.CutPrefix(string(c.Proxy), "kube-proxy-"); ok {
 		return c.InstallKubeProxy(ctx, mode)
 	}
-	return c.InstallSpillway(ctx, c.Values...)
+	return c.InstallSpillway(ctx)
 }
 
 // installCNI installs the pod network and waits until all nodes are Ready.
@@ -164,14 +167,14 @@ func (c *Cluster) installBridge(ctx context.Context) error {
 }
 
 // InstallSpillway installs or upgrades the chart, and waits until its Pods are Ready.
-// Values have the form of helm's --set.
+// Values have the form of helm's --set, and are added to those of the cluster.
 func (c *Cluster) InstallSpillway(ctx context.Context, values ...string) error {
-	values = append([]string{
+	values = slices.Concat([]string{
 		"image.pullPolicy=Never",
 		"k8sServiceHost=" + c.APIServer(),
 		"clusterCIDR={" + c.topology.Spec.ClusterCIDR4.String() + "}",
 		"cgroupRoot=/sys/fs/cgroup/unified",
-	}, values...)
+	}, c.Values, values)
 	args := []string{"upgrade", "--install", "spillway", filepath.Join(c.root, "deploy/helm/spillway"), "--namespace", "kube-system", "--wait", "--timeout", "3m"}
 	for _, v := range values {
 		args = append(args, "--set", v)
@@ -180,8 +183,8 @@ func (c *Cluster) InstallSpillway(ctx context.Context, values ...string) error {
 	return err
 }
 
-// InstallKubeProxy installs kube-proxy as kubeadm does, in the given mode, and waits until
-// its Pods are Ready.
+// InstallKubeProxy installs kube-proxy as kubeadm does, in the given mode or in
+// iptables-legacy, and waits until its Pods are Ready.
 func (c *Cluster) InstallKubeProxy(ctx context.Context, mode string) error {
 	if err := c.applyFile(ctx, "kube-proxy.yaml", mode); err != nil {
 		return err

@@ -78,6 +78,9 @@ func (n *Node) pod(name, ip, uid, container string) (*Pod, error) {
 // Kill kills the container's first process, as the kernel's OOM killer does.
 func (p *Pod) Kill() error { return syscall.Kill(p.pid, syscall.SIGKILL) }
 
+// PID returns the id, on the machine, of the container's first process.
+func (p *Pod) PID() int { return p.pid }
+
 // Command prepares a process in the Pod's network namespace and cgroup2. It sees the
 // files of the caller, so it may be a program that the image lacks. The close function is
 // for after the start.

@@ -144,6 +144,8 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
 		{"detectLocalMode: InterfaceNamePrefix", "podInterfaceNamePrefix"},
 		{"podMonitor: {enabled: true}", "Prometheus cannot reach loopback"},
+		{"updateStrategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}", "maxSurge: 1: a node has the ports of one agent"},
+		{"updateStrategy: {rollingUpdate: {maxSurge: 10%, maxUnavailable: 0}}", "maxSurge: 10%: a node has the ports of one agent"},
 		{"{}", "k8sServiceHost is not set"},
 		{"{takeover: true}", "set k8sServiceHost and k8sServicePort"},
 	} {

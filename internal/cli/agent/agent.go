@@ -144,7 +144,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer parts.close(log)
-	checks := telemetry.NewHealthChecks(len(a.cfg.NodePortAddresses) == 0, health.Healthy, log)
+	checks := telemetry.NewHealthChecks(len(a.cfg.NodePortAddresses) == 0, health.Serving, log)
 	defer checks.Close()
 	var background sync.WaitGroup
 	defer background.Wait()

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"spillway.dev/spillway/test/cluster"
@@ -61,6 +62,15 @@ func TestKubernetesOwnTests(t *testing.T) {
 	report, err := e2e.Run(ctx, run)
 	must(t, err)
 	t.Log("\n" + e2e.Table(report))
+	for _, state := range []e2e.State{e2e.Passed, e2e.Failed, e2e.Skipped} { // for cmd/matrix
+		n := 0
+		for _, test := range report.Tests {
+			if test.State == state {
+				n++
+			}
+		}
+		t.Attr(string(state), strconv.Itoa(n))
+	}
 	must(t, report.Check(expected))
 }
 

@@ -21,7 +21,11 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 )
 
-var cni = flag.String("cni", string(cluster.FlannelVXLAN), "pod network of the cluster")
+var (
+	cni       = flag.String("cni", string(cluster.FlannelVXLAN), "pod network of the cluster")
+	proxyMode = flag.String("proxy-mode", "ebpf", "proxyMode of Spillway's chart")
+	kubeProxy = flag.String("kube-proxy", "iptables", "mode of the kube-proxy to take over from: iptables, iptables-legacy or nftables")
+)
 
 func TestMain(m *testing.M) {
 	probe.Main()
@@ -70,7 +74,7 @@ func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 	must(t, err)
 	c, err := cluster.Up(ctx, cluster.Config{
 		Name: fmt.Sprintf("life-%06x", rand.N(1<<24)), CNI: cluster.CNI(*cni), Proxy: proxy,
-		Image: archive, Images: []string{"agnhost"}, Out: t.Output(),
+		Values: []string{"proxyMode=" + *proxyMode}, Image: archive, Images: []string{"agnhost"}, Out: t.Output(),
 	})
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -129,7 +133,12 @@ func TestSpillway(t *testing.T) {
 			must(t, err)
 			must(t, c.WaitForRollout(t.Context(), "kube-system", "daemonset/spillway"))
 		}},
+		{name: "upgrade of all nodes at once", do: func(t *testing.T, c *cluster.Cluster) {
+			must(t, c.InstallSpillway(t.Context(), "image.tag="+next, "updateStrategy.rollingUpdate.maxUnavailable=100%"))
+			wantImage(t, c, next)
+		}},
 		{name: "SIGKILL of every agent", do: killAgents},
+		{name: "OOM kill of every agent", do: exhaustMemory},
 		{name: "API server away", do: apiServerAway},
 		{name: "node drained", do: drain},
 		{name: "node deleted and added", do: deleteNode},
@@ -165,14 +174,19 @@ func wantImage(t *testing.T, c *cluster.Cluster, tag string) {
 	}
 }
 
-// killAgents is what the kernel's OOM killer does to them.
-func killAgents(t *testing.T, c *cluster.Cluster) {
+// agents returns the Pods of the agents by their nodes' names.
+func agents(t *testing.T, c *cluster.Cluster) map[string]*cluster.Pod {
+	t.Helper()
 	pods, err := c.Pods(t.Context(), "kube-system", "app.kubernetes.io/name=spillway")
 	must(t, err)
 	if len(pods) != 3 {
 		t.Fatalf("%d agents run, want 3", len(pods))
 	}
-	for _, pod := range pods {
+	return pods
+}
+
+func killAgents(t *testing.T, c *cluster.Cluster) {
+	for _, pod := range agents(t, c) {
 		must(t, pod.Kill())
 	}
 	waitUntil(t, "every agent is started again", func() bool {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -157,6 +158,8 @@ func (l *load) end(t *testing.T, except ...string) {
 			t.Error(message)
 		}
 	}
+	t.Attr("lost", strconv.Itoa(lost))
+	t.Attr("questions", strconv.Itoa(sent))
 	t.Logf("%d of %d questions in %d streams were lost", lost, sent, len(l.streams))
 	l.streams = nil
 }

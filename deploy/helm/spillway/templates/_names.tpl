@@ -39,6 +39,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and .podMonitor.enabled (or (hasPrefix "127." .metrics.bindAddress) (eq .metrics.bindAddress "::1")) }}
 {{- fail (printf "podMonitor.enabled: true and metrics.bindAddress: %s: Prometheus cannot reach loopback: set metrics.bindAddress: 0.0.0.0" .metrics.bindAddress) }}
 {{- end }}
+{{- $surge := dig "rollingUpdate" "maxSurge" 0 .updateStrategy | toString }}
+{{- if not (has $surge (list "0" "0%")) }}
+{{- fail (printf "updateStrategy.rollingUpdate.maxSurge: %s: a node has the ports of one agent only, so the second Pod would wait forever: set maxUnavailable instead; Services are served while an agent restarts" $surge) }}
+{{- end }}
 {{- if and (eq .mode "replace") (not .k8sServiceHost) }}
 {{- fail "k8sServiceHost is not set: with mode: replace the Service \"kubernetes\" does not work before the agent runs: set k8sServiceHost and k8sServicePort to an address of the API server that is no Service, such as the one that your kubeconfig names" }}
 {{- end }}
