@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -134,7 +135,9 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 	if err := copyFile(kubeconfig, filepath.Join(n.dir, "kubelet.kubeconfig")); err != nil {
 		return err
 	}
-	config, err := yaml.Marshal(kubeletConfig)
+	own := maps.Clone(kubeletConfig)
+	own["clusterDNS"] = dnsAddresses(n.cluster.Families, n.host.Index)[:1]
+	config, err := yaml.Marshal(own)
 	if err != nil {
 		return err
 	}
@@ -145,7 +148,7 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 		"--config", "/mnt/kubelet.yaml",
 		"--kubeconfig", "/mnt/kubelet.kubeconfig",
 		"--hostname-override", n.Name(),
-		"--node-ip", n.host.IPv4.String(),
+		"--node-ip", join(n.addresses()),
 		"--node-labels", "topology.kubernetes.io/zone=" + n.Name(), // tests of traffic distribution need three
 		"--v", "2",
 	}))
@@ -175,7 +178,6 @@ var kubeletConfig = map[string]any{
 	"failCgroupV1":             false,
 	"failSwapOn":               false,
 	"enforceNodeAllocatable":   []string{},
-	"clusterDNS":               []string{dnsAddress},
 	"clusterDomain":            "cluster.local",
 	// Nothing is evicted, and no image is deleted: none can be pulled again.
 	"evictionHard":                map[string]any{"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
