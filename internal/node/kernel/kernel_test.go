@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -53,7 +54,7 @@ func TestParseVersion(t *testing.T) {
 
 func TestMissingIsOneLineWithAdvice(t *testing.T) {
 	good := Features{
-		Kernel: Version{6, 1, 0}, Privileged: true, BPFFS: true, Cgroup2: true,
+		Kernel: Version{6, 1, 0}, BPFFS: true, Cgroup2: true,
 		Place: Place{BPFFS: "/sys/fs/bpf/spillway", CgroupRoot: "/nowhere"},
 	}
 	for name, c := range map[string]struct {
@@ -65,7 +66,11 @@ func TestMissingIsOneLineWithAdvice(t *testing.T) {
 			func(f *Features) { f.Kernel = Version{5, 4, 0}; f.BPFFS = false },
 			"eBPF dataplane needs Linux 5.15 or newer, this is 5.4.0: use --proxy-mode nftables",
 		},
-		"no rights": {func(f *Features) { f.Privileged = false }, "needs root, or CAP_BPF and CAP_NET_ADMIN"},
+		"no rights": {func(f *Features) { f.Lacks = []string{"CAP_BPF", "CAP_NET_ADMIN"} }, "needs CAP_BPF, CAP_NET_ADMIN, which this process lacks"},
+		"bpf denied": {
+			func(f *Features) { f.Needed = map[string]error{"LPM tries": fmt.Errorf("detect: %w", unix.EPERM)} },
+			"needs bpf(2), which a seccomp profile or a security module denies",
+		},
 		"no bpffs":  {func(f *Features) { f.BPFFS = false }, "mount -t bpf bpf /sys/fs/bpf/spillway"},
 		"no cgroup": {func(f *Features) { f.Cgroup2 = false }, "--cgroup-root"},
 		"no helper": {
@@ -141,6 +146,14 @@ func TestEnsureBPFFS(t *testing.T) {
 	if on, _ := OnBPFFS(missing); on {
 		t.Error("mounted twice")
 	}
+	must(t, EnsureBPFFS(empty))
+	must(t, unix.Mount("", empty, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
+	for _, path := range []string{empty, filepath.Join(empty, "new")} {
+		if err := EnsureBPFFS(path); !errors.Is(err, unix.EROFS) || !strings.Contains(err.Error(), "remount,rw") {
+			t.Errorf("%s on a read-only BPF file system: %v", path, err)
+		}
+	}
+	must(t, unix.Unmount(empty, 0))
 	full := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(full, "file"), nil, 0o600))
 	if err := EnsureBPFFS(full); err == nil || !strings.Contains(err.Error(), "not empty") {

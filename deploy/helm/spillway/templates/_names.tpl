@@ -64,3 +64,19 @@ ask for two values of one label keep them apart; affinities may do so too. */ -}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{- /* Helm installs a CRD that is missing at the first install, and changes none later. */ -}}
+{{- define "spillway.crdNote" -}}
+{{- $wanted := .Files.Get "crds/donottrackpolicies.yaml" | fromYaml }}
+{{- $name := $wanted.metadata.name }}
+{{- if (lookup "v1" "Namespace" "" .Release.Namespace) }}
+{{- $schemas := list }}
+{{- range dig "spec" "versions" list (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name) }}
+{{- $schemas = append $schemas (toJson .schema) }}
+{{- end }}
+{{- if not (has (toJson (index $wanted.spec.versions 0).schema) $schemas) }}
+The CRD {{ $name }} is missing or of another version, and Helm does not upgrade CRDs:
+  helm show crds CHART | kubectl apply -f -
+{{- end }}
+{{- end }}
+{{- end }}
