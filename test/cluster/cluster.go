@@ -75,6 +75,9 @@ func (cfg Config) Validate() error {
 	if !slices.Contains(AllFamilies, cfg.Families) {
 		return fmt.Errorf("cluster: families: %q is none of %q", cfg.Families, AllFamilies)
 	}
+	if cfg.Families == Mixed && cfg.Nodes != 3 {
+		return fmt.Errorf("cluster: families: %q needs 3 nodes, not %d", Mixed, cfg.Nodes)
+	}
 	if cfg.Families == Mixed && cfg.CNI != Bridge {
 		return fmt.Errorf("cluster: families: %q needs CNI %q: flannel gives every node the same families", Mixed, Bridge)
 	}
@@ -241,19 +244,23 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	args := []string{
+		"--authorization-mode", "Node", // beside RBAC
+		"--allow-privileged",
+		"--enable-admission-plugins", "NodeRestriction",
+		"--kubelet-preferred-address-types", "InternalIP",
+	}
+	if c.Families == Mixed {
+		args = append(args, "--bind-address", "::")
+	}
 	c.controlPlane, err = controlplane.Up(ctx, controlplane.Config{
 		Dir:             dir,
 		Programs:        c.programs,
 		Host:            c.nodes[0].host,
 		ServiceCIDRs:    c.serviceCIDRs(),
 		ServiceAccounts: true,
-		APIServerArgs: []string{
-			"--authorization-mode", "Node", // beside RBAC
-			"--allow-privileged",
-			"--enable-admission-plugins", "NodeRestriction",
-			"--kubelet-preferred-address-types", "InternalIP",
-		},
-		Controllers: []string{"*"},
+		APIServerArgs:   args,
+		Controllers:     []string{"*"},
 		ControllerManagerArgs: []string{
 			"--allocate-node-cidrs", "--cluster-cidr", join(c.clusterCIDRs()),
 			"--service-cluster-ip-range", join(c.serviceCIDRs()),

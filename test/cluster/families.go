@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -54,10 +55,13 @@ func (c *Cluster) clusterCIDRs() []netip.Prefix {
 // dnsAddresses are the cluster IPs of DNS that a node's pods can use.
 func dnsAddresses(f Families, node int) []string { return of(f, node, "10.96.0.10", "fd96::a") }
 
-// addresses returns the node's own addresses, the first of which is its main one.
-func (n *Node) addresses() []netip.Addr {
+// Addresses returns the node's own addresses, the first of which is its main one.
+func (n *Node) Addresses() []netip.Addr {
 	return of(n.cluster.Families, n.host.Index, n.host.IPv4, n.host.IPv6)
 }
+
+// apiServer returns the API server's address that the node reaches.
+func (n *Node) apiServer() netip.Addr { return n.cluster.nodes[0].host.Addr(n.Addresses()[0]) }
 
 // join writes a list with commas, as most flags take it.
 func join[T any](list []T) string {
@@ -87,12 +91,11 @@ func (c *Cluster) removeFamilies(ctx context.Context) error {
 		return nil
 	}
 	for _, n := range c.nodes {
-		first := c.nodes[0].host.Addr(n.addresses()[0])
-		script := fmt.Sprintf("echo '%s %s' >>/etc/hosts\n", first, apiServerName)
-		if !slices.Contains(n.addresses(), n.host.IPv4) {
+		script := fmt.Sprintf("echo '%s %s' >>/etc/hosts\n", n.apiServer(), apiServerName)
+		if !slices.Contains(n.Addresses(), n.host.IPv4) {
 			script += "ip -4 address flush dev eth0\n"
 		}
-		if !slices.Contains(n.addresses(), n.host.IPv6) {
+		if !slices.Contains(n.Addresses(), n.host.IPv6) {
 			script += "sysctl -qw net.ipv6.conf.all.disable_ipv6=1\n"
 		}
 		if out, err := n.Command(ctx, "bash", "-euc", script).CombinedOutput(); err != nil {
@@ -100,6 +103,20 @@ func (c *Cluster) removeFamilies(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// withoutLastNode keeps Pods that talk to the Service "kubernetes" off the node of a Mixed
+// cluster that has IPv6 alone, as this Service has IPv4 alone.
+func (c *Cluster) withoutLastNode(ctx context.Context, do func() error) error {
+	if c.Families != Mixed {
+		return do()
+	}
+	if _, err := c.Kubectl(ctx, "cordon", c.nodes[2].Name()); err != nil {
+		return err
+	}
+	err := do()
+	_, uncordoned := c.Kubectl(ctx, "uncordon", c.nodes[2].Name())
+	return errors.Join(err, uncordoned)
 }
 
 // spec is the network of a cluster.

@@ -155,7 +155,7 @@ func (c *Cluster) installBridge(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("read podCIDRs of %s: %w", n.Name(), err)
 			}
-			if slices.Contains(n.addresses(), n.host.Addr(cidr.Addr())) {
+			if slices.Contains(n.Addresses(), n.host.Addr(cidr.Addr())) {
 				cidrs[n] = append(cidrs[n], cidr)
 			}
 		}
@@ -215,12 +215,14 @@ func (c *Cluster) InstallKubeProxy(ctx context.Context, mode string) error {
 // installDNS installs CoreDNS, unless kubeadm did, and waits for it. Its Pods need a proxy
 // to reach the API server.
 func (c *Cluster) installDNS(ctx context.Context) error {
-	if !c.Kubeadm {
-		if err := c.applyFile(ctx, "coredns.yaml", ""); err != nil {
-			return err
+	return c.withoutLastNode(ctx, func() error {
+		if !c.Kubeadm {
+			if err := c.applyFile(ctx, "coredns.yaml", ""); err != nil {
+				return err
+			}
 		}
-	}
-	return c.WaitForRollout(ctx, "kube-system", "deployment/coredns")
+		return c.WaitForRollout(ctx, "kube-system", "deployment/coredns")
+	})
 }
 
 // WaitForRollout waits until a workload's Pods are Ready.

@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -128,7 +129,8 @@ func (n *Node) ImportImage(ctx context.Context, archive string) error {
 // StartKubelet starts the kubelet, and waits until it has registered the node.
 func (n *Node) StartKubelet(ctx context.Context) error {
 	cp := n.cluster.controlPlane
-	kubeconfig, err := cp.Kubeconfig(controlplane.User{Name: "system:node:" + n.Name(), Groups: []string{"system:nodes"}})
+	server := "https://" + net.JoinHostPort(n.apiServer().String(), "6443")
+	kubeconfig, err := cp.KubeconfigAt(server, controlplane.User{Name: "system:node:" + n.Name(), Groups: []string{"system:nodes"}})
 	if err != nil {
 		return err
 	}
@@ -148,7 +150,7 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 		"--config", "/mnt/kubelet.yaml",
 		"--kubeconfig", "/mnt/kubelet.kubeconfig",
 		"--hostname-override", n.Name(),
-		"--node-ip", join(n.addresses()),
+		"--node-ip", join(n.Addresses()),
 		"--node-labels", "topology.kubernetes.io/zone=" + n.Name(), // tests of traffic distribution need three
 		"--v", "2",
 	}))

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -217,6 +218,35 @@ func TestReleaseBPFFS(t *testing.T) {
 	release(own, true)
 	must(t, unix.Unmount(own, 0))
 	release(own, false)
+}
+
+// A container sees the node's mounts, and the node does not see the container's.
+func TestAMountInAContainerLeadsNowhere(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+	if leadsNowhere(dir) {
+		t.Error("on the node it does")
+	}
+	inside := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its namespace
+		inside <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+				return err
+			}
+			if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+				return err
+			}
+			if !leadsNowhere(dir) {
+				return errors.New("in the container it does not")
+			}
+			return nil
+		}()
+	}()
+	must(t, <-inside)
 }
 
 func TestDo(t *testing.T) {
