@@ -12,6 +12,9 @@ import (
 // TestNodesOfDifferentFamilies has a node with both families, one with IPv4 alone and one
 // with IPv6 alone. A Service has endpoints on all of them.
 func TestNodesOfDifferentFamilies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of its own")
+	}
 	e := start(t, cluster.Config{Families: cluster.Mixed, CNI: cluster.Bridge})
 	peers, err := e.Pods(t.Context(), "default", "app=peer")
 	must(t, err)

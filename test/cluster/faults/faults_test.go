@@ -68,29 +68,33 @@ func TestFaults(t *testing.T) {
 	e := start(t, cluster.Config{Nodes: nodes})
 	e.wantService(t)
 	for _, test := range []struct {
-		name string
-		do   func(*testing.T, *env)
+		name  string
+		do    func(*testing.T, *env)
+		short bool // also with -short
 	}{
-		{"no address of the API server", noAPIServer},
-		{"unknown mode", unknownMode},
-		{"second release", secondRelease},
-		{"API server at another address", wrongAPIServer},
-		{"image of another architecture", wrongArchitecture},
-		{"image by digest", byDigest},
-		{"digest that the registry lacks", unknownDigest},
-		{"bpffs not mounted", noBPFFS},
-		{"bpffs read-only", readOnlyBPFFS},
-		{"run directory read-only", readOnlyRun},
-		{"no NET_ADMIN", func(t *testing.T, e *env) { missingCapability(t, e, "NET_ADMIN") }},
-		{"no BPF", func(t *testing.T, e *env) { missingCapability(t, e, "BPF") }},
-		{"no PERFMON", func(t *testing.T, e *env) { missingCapability(t, e, "PERFMON") }},
-		{"seccomp profile denies bpf", seccomp},
-		{"cgroup root does not exist", noCgroupRoot},
-		{"cgroup root is no cgroup2", wrongCgroupRoot},
-		{"CRD missing", noCRD},
-		{"CRD without the agent's version", oldCRDVersion},
-		{"CRD without a field of the policy", oldCRDField},
+		{name: "no address of the API server", do: noAPIServer, short: true},
+		{name: "unknown mode", do: unknownMode},
+		{name: "second release", do: secondRelease, short: true},
+		{name: "API server at another address", do: wrongAPIServer},
+		{name: "image of another architecture", do: wrongArchitecture},
+		{name: "image by digest", do: byDigest, short: true},
+		{name: "digest that the registry lacks", do: unknownDigest},
+		{name: "bpffs not mounted", do: noBPFFS, short: true},
+		{name: "bpffs read-only", do: readOnlyBPFFS},
+		{name: "run directory read-only", do: readOnlyRun},
+		{name: "no NET_ADMIN", do: func(t *testing.T, e *env) { missingCapability(t, e, "NET_ADMIN") }, short: true},
+		{name: "no BPF", do: func(t *testing.T, e *env) { missingCapability(t, e, "BPF") }},
+		{name: "no PERFMON", do: func(t *testing.T, e *env) { missingCapability(t, e, "PERFMON") }},
+		{name: "seccomp profile denies bpf", do: seccomp},
+		{name: "cgroup root does not exist", do: noCgroupRoot},
+		{name: "cgroup root is no cgroup2", do: wrongCgroupRoot},
+		{name: "CRD missing", do: noCRD, short: true},
+		{name: "CRD without the agent's version", do: oldCRDVersion},
+		{name: "CRD without a field of the policy", do: oldCRDField},
 	} {
+		if testing.Short() && !test.short {
+			continue
+		}
 		t.Run(test.name, func(t *testing.T) {
 			test.do(t, e)
 			e.wantHealthy(t)
@@ -262,13 +266,27 @@ func oldCRDVersion(t *testing.T, e *env) {
 	e.applyCRD(t, nil)
 }
 
+// policy lets nothing of the peers' port be tracked.
+const policy = `
+apiVersion: policy.spillway.dev/v1alpha1
+kind: DoNotTrackPolicy
+metadata: {name: peer}
+spec:
+  podSelector: {matchLabels: {app: peer}}
+  ingress: [{ports: [{protocol: TCP, port: 8080}]}]
+`
+
 // oldCRDField removes the condition's reporter, which the first version of the CRD lacked.
 func oldCRDField(t *testing.T, e *env) {
+	e.kubectl(t, "delete", "crd", crd)
 	e.applyCRD(t, func(text string) string {
 		return strings.Replace(text, "reportingNodeName:", "formerName:", 1)
 	})
 	e.upgradeWithNote(t, crdNote)
-	e.restartAgent(t)
+	must(t, e.Apply(t.Context(), policy))
+	e.kubectl(t, "wait", "donottrackpolicy/peer", "--for=condition=Applied", "--timeout=3m")
+	e.wantService(t)
+	e.kubectl(t, "delete", "donottrackpolicy/peer")
 	e.applyCRD(t, nil)
 	e.upgradeWithNote(t, "")
 }
