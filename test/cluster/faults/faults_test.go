@@ -130,7 +130,7 @@ func (e *env) wantRefused(t *testing.T, want string, values ...string) {
 		t.Fatalf("helm install: %v, want %q", err, want)
 	}
 	t.Log(err)
-	if out, err := e.Helm(t.Context(), "list", "--namespace", "default", "--all", "--short"); err != nil || out != "" {
+	if out, err := e.Helm(t.Context(), "list", "--namespace", "default", "--short"); err != nil || out != "" {
 		t.Errorf("releases after it: %q, %v, want none", out, err)
 	}
 }
@@ -224,6 +224,8 @@ func missingCapability(t *testing.T, e *env, name string) {
 		return slices.DeleteFunc(list, func(c string) bool { return c == name || c == "SYS_ADMIN" && name != "NET_ADMIN" })
 	})
 	e.wantLine(t, "status", "eBPF dataplane needs CAP_"+name+", which this process lacks: run as root, or add to the container's capabilities")
+	e.wantService(t)
+	e.kubectl(t, "--namespace", namespace, "rollout", "undo", "daemonset/spillway")
 }
 
 // seccompProfile allows everything but bpf(2).
@@ -388,7 +390,7 @@ func (e *env) changeCapabilities(t *testing.T, change func([]string) []string) {
 	must(t, json.Unmarshal([]byte(out), &list))
 	patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": path, "value": change(list)}})
 	must(t, err)
-	e.kubectl(t, "--namespace", namespace, "patch", "daemonset/spillway", "--type=json", "--field-manager=helm", "--patch", string(patch))
+	e.kubectl(t, "--namespace", namespace, "patch", "daemonset/spillway", "--type=json", "--patch", string(patch))
 }
 
 // restartAgent deletes the agent's Pod on the last node.

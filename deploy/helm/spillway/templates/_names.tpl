@@ -70,11 +70,11 @@ ask for two values of one label keep them apart; affinities may do so too. */ -}
 {{- $wanted := .Files.Get "crds/donottrackpolicies.yaml" | fromYaml }}
 {{- $name := $wanted.metadata.name }}
 {{- if (lookup "v1" "Namespace" "" .Release.Namespace) }}
-{{- $schemas := list }}
+{{- $versions := list }}
 {{- range dig "spec" "versions" list (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name) }}
-{{- $schemas = append $schemas (toJson .schema) }}
+{{- $versions = append $versions (toJson (pick . "name" "schema")) }}
 {{- end }}
-{{- if not (has (toJson (index $wanted.spec.versions 0).schema) $schemas) }}
+{{- if not (has (toJson (pick (index $wanted.spec.versions 0) "name" "schema")) $versions) }}
 The CRD {{ $name }} is missing or of another version, and Helm does not upgrade CRDs:
   helm show crds CHART | kubectl apply -f -
 {{- end }}
