@@ -148,7 +148,7 @@ func (f *Features) Missing() []string {
 	}
 	if !f.Cgroup2 {
 		missing = append(missing, fmt.Sprintf("eBPF dataplane needs a cgroup2 directory, %s is none: "+
-			"give --cgroup-root, in the chart cgroupRoot, a directory below one that \"findmnt -t cgroup2\" shows on the node", f.Place.CgroupRoot))
+			"give --cgroup-root, in the chart cgroupRoot, one that \"findmnt -t cgroup2\" shows on the node", f.Place.CgroupRoot))
 	}
 	return missing
 }

@@ -176,7 +176,7 @@ func noCgroupRoot(t *testing.T, e *env) {
 func wrongCgroupRoot(t *testing.T, e *env) {
 	e.upgrade(t, "cgroupRoot=/etc")
 	e.wantLine(t, "status", "eBPF dataplane needs a cgroup2 directory, /host/cgroup is none: "+
-		`give --cgroup-root, in the chart cgroupRoot, a directory below one that "findmnt -t cgroup2" shows on the node`)
+		`give --cgroup-root, in the chart cgroupRoot, one that "findmnt -t cgroup2" shows on the node`)
 }
 
 // Faults of a node.
