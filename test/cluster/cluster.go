@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +25,8 @@ type Config struct {
 	Nodes int    // 3
 	CNI   CNI    // FlannelVXLAN
 	Proxy Proxy  // Spillway
+	// Families are the address families of nodes, pods and Services; IPv4.
+	Families Families
 	// Kubeadm makes the control plane and the nodes with kubeadm, which installs its own
 	// CoreDNS.
 	Kubeadm bool
@@ -54,6 +55,9 @@ func (cfg Config) WithDefaults() Config {
 	if cfg.Proxy == "" {
 		cfg.Proxy = Spillway
 	}
+	if cfg.Families == "" {
+		cfg.Families = IPv4
+	}
 	if cfg.Out == nil {
 		cfg.Out = io.Discard
 	}
@@ -67,6 +71,18 @@ func (cfg Config) Validate() error {
 	}
 	if !slices.Contains(Proxies, cfg.Proxy) {
 		return fmt.Errorf("cluster: proxy: %q is none of %q", cfg.Proxy, Proxies)
+	}
+	if !slices.Contains(AllFamilies, cfg.Families) {
+		return fmt.Errorf("cluster: families: %q is none of %q", cfg.Families, AllFamilies)
+	}
+	if cfg.Families == Mixed && cfg.Nodes != 3 {
+		return fmt.Errorf("cluster: families: %q needs 3 nodes, not %d", Mixed, cfg.Nodes)
+	}
+	if cfg.Families == Mixed && cfg.CNI != Bridge {
+		return fmt.Errorf("cluster: families: %q needs CNI %q: flannel gives every node the same families", Mixed, Bridge)
+	}
+	if cfg.Kubeadm && cfg.Families != IPv4 {
+		return fmt.Errorf("cluster: kubeadm: it is used only with families %q, not %q", IPv4, cfg.Families)
 	}
 	if cfg.Kubeadm && cfg.Proxy != Spillway {
 		return fmt.Errorf("cluster: kubeadm: it is used only with proxy %q, not %q", Spillway, cfg.Proxy)
@@ -89,14 +105,11 @@ type Cluster struct {
 const (
 	dataRoot     = "/var/lib/spillway-cluster"
 	cgroupParent = "spillway-cluster"
-	dnsAddress   = "10.96.0.10"
 )
 
-var serviceCIDR = netip.MustParsePrefix("10.96.0.0/16")
-
 // Create makes the network of a cluster. Up starts its programs.
-func Create(ctx context.Context, name string, nodes int) (*topology.Cluster, error) {
-	return topology.Up(ctx, topology.Spec{Name: name, Nodes: nodes, Clients: 1, PodNetwork: topology.None, IPv4: true})
+func Create(ctx context.Context, cfg Config) (*topology.Cluster, error) {
+	return topology.Up(ctx, cfg.WithDefaults().spec())
 }
 
 // Up starts a cluster, installs the CNI, Spillway and CoreDNS, and waits until their Pods
@@ -116,7 +129,7 @@ func (c *Cluster) up(ctx context.Context) (err error) {
 	if err := c.build(ctx); err != nil {
 		return err
 	}
-	if c.topology, err = Create(ctx, c.Name, c.Nodes); err != nil {
+	if c.topology, err = Create(ctx, c.Config); err != nil {
 		return err
 	}
 	for i := range c.Nodes {
@@ -130,6 +143,7 @@ func (c *Cluster) up(ctx context.Context) (err error) {
 	steps := []step{
 		{"start nodes", func(ctx context.Context) error { return c.each(ctx, (*Node).start) }},
 		{"import images", c.importImages},
+		{"give nodes their families", c.removeFamilies},
 	}
 	if c.Kubeadm {
 		steps = append(steps, step{"run kubeadm init and kubeadm join", c.startKubeadm})
@@ -220,7 +234,7 @@ func (c *Cluster) AllNodes() []*Node { return c.nodes }
 func (c *Cluster) Client() *topology.Host { return c.topology.Client(0) }
 
 // APIServer returns the API server's address, whose port is 6443.
-func (c *Cluster) APIServer() string { return c.topology.Node(0).IPv4.String() }
+func (c *Cluster) APIServer() string { return c.topology.Node(0).Addrs()[0].String() }
 
 // ControlPlane returns the control plane, to stop and start its programs.
 func (c *Cluster) ControlPlane() *controlplane.ControlPlane { return c.controlPlane }
@@ -230,22 +244,26 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	args := []string{
+		"--authorization-mode", "Node", // beside RBAC
+		"--allow-privileged",
+		"--enable-admission-plugins", "NodeRestriction",
+		"--kubelet-preferred-address-types", "InternalIP",
+	}
+	if c.Families == Mixed {
+		args = append(args, "--bind-address", "::")
+	}
 	c.controlPlane, err = controlplane.Up(ctx, controlplane.Config{
 		Dir:             dir,
 		Programs:        c.programs,
 		Host:            c.nodes[0].host,
-		ServiceCIDRs:    []netip.Prefix{serviceCIDR},
+		ServiceCIDRs:    c.serviceCIDRs(),
 		ServiceAccounts: true,
-		APIServerArgs: []string{
-			"--authorization-mode", "Node", // beside RBAC
-			"--allow-privileged",
-			"--enable-admission-plugins", "NodeRestriction",
-			"--kubelet-preferred-address-types", "InternalIP",
-		},
-		Controllers: []string{"*"},
+		APIServerArgs:   args,
+		Controllers:     []string{"*"},
 		ControllerManagerArgs: []string{
-			"--allocate-node-cidrs", "--cluster-cidr", c.topology.Spec.ClusterCIDR4.String(),
-			"--service-cluster-ip-range", serviceCIDR.String(),
+			"--allocate-node-cidrs", "--cluster-cidr", join(c.clusterCIDRs()),
+			"--service-cluster-ip-range", join(c.serviceCIDRs()),
 			"--use-service-account-credentials",
 		},
 		StartWithin: 2 * time.Minute,

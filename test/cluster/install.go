@@ -5,6 +5,8 @@ import (
 	"context"
 	"embed"
 	"fmt"
+	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -72,9 +74,11 @@ func (c *Cluster) applyFile(ctx context.Context, name, backend string) error {
 	var text bytes.Buffer
 	err = tmpl.Execute(&text, map[string]any{
 		"APIServer":   c.APIServer(),
+		"Server":      net.JoinHostPort(c.APIServer(), "6443"),
 		"Backend":     backend,
-		"ClusterCIDR": c.topology.Spec.ClusterCIDR4,
-		"DNS":         dnsAddress,
+		"ClusterCIDR": join(c.clusterCIDRs()),
+		"Spec":        c.topology.Spec,
+		"DNS":         dnsAddresses(c.Families, wholeCluster),
 	})
 	if err != nil {
 		return err
@@ -125,40 +129,58 @@ const bridgeConfig = `{
   "name": "pods",
   "plugins": [
     {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "hairpinMode": true,
-     "ipam": {"type": "host-local", "ranges": [[{"subnet": "%s"}]]}},
+     "ipam": {"type": "host-local", "ranges": [%s]}},
     {"type": "portmap", "capabilities": {"portMappings": true}}
   ]
 }
 `
 
 // bridgeMasquerade gives packets that leave the pod network the node's address.
-const bridgeMasquerade = `table ip pods {
+const bridgeMasquerade = `table %[1]s pods {
 	chain postrouting {
 		type nat hook postrouting priority srcnat;
-		ip saddr %s ip daddr != %s masquerade
+		%[1]s saddr %[2]s %[1]s daddr != %[3]s masquerade
 	}
 }
 `
 
 // installBridge writes the configuration and the routes that an operator would.
 func (c *Cluster) installBridge(ctx context.Context) error {
-	cidrs := map[string]string{}
+	cidrs := map[*Node][]netip.Prefix{} // of the families that the node has
 	for _, n := range c.nodes {
-		cidr, err := c.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=jsonpath={.spec.podCIDR}", "--timeout=1m", "--output=jsonpath={.spec.podCIDR}")
+		text, err := c.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=jsonpath={.spec.podCIDR}", "--timeout=1m", "--output=jsonpath={.spec.podCIDRs[*]}")
 		if err != nil {
 			return err
 		}
-		cidrs[n.Name()] = cidr
-	}
-	for _, n := range c.nodes {
-		cidr := cidrs[n.Name()]
-		script := fmt.Sprintf("cat >/etc/cni/net.d/10-bridge.conflist <<'END'\n%sEND\nnft -f - <<'END'\n%sEND\n",
-			fmt.Sprintf(bridgeConfig, cidr), fmt.Sprintf(bridgeMasquerade, cidr, c.topology.Spec.ClusterCIDR4))
-		for _, other := range c.nodes {
-			if other != n {
-				script += fmt.Sprintf("ip route add %s via %s\n", cidrs[other.Name()], other.host.IPv4)
+		for _, field := range strings.Fields(text) {
+			cidr, err := netip.ParsePrefix(field)
+			if err != nil {
+				return fmt.Errorf("read podCIDRs of %s: %w", n.Name(), err)
+			}
+			if slices.Contains(n.Addresses(), n.host.Addr(cidr.Addr())) {
+				cidrs[n] = append(cidrs[n], cidr)
 			}
 		}
+	}
+	for _, n := range c.nodes {
+		var ranges []string
+		script := ""
+		for _, cidr := range cidrs[n] {
+			ranges = append(ranges, fmt.Sprintf(`[{"subnet": "%s"}]`, cidr))
+			family, all := "ip", c.topology.Spec.ClusterCIDR4
+			if cidr.Addr().Is6() {
+				family, all = "ip6", c.topology.Spec.ClusterCIDR6
+			}
+			script += "nft -f - <<'END'\n" + fmt.Sprintf(bridgeMasquerade, family, cidr, all) + "END\n"
+			for _, other := range c.nodes {
+				for _, to := range cidrs[other] {
+					if other != n && to.Addr().Is4() == cidr.Addr().Is4() {
+						script += fmt.Sprintf("ip route add %s via %s\n", to, other.host.Addr(to.Addr()))
+					}
+				}
+			}
+		}
+		script += fmt.Sprintf("cat >/etc/cni/net.d/10-bridge.conflist <<'END'\n%sEND\n", fmt.Sprintf(bridgeConfig, strings.Join(ranges, ", ")))
 		if out, err := n.Command(ctx, "bash", "-euc", script).CombinedOutput(); err != nil {
 			return fmt.Errorf("configure the bridge plugin on %s: %w: %s", n.Name(), err, out)
 		}
@@ -171,8 +193,8 @@ func (c *Cluster) installBridge(ctx context.Context) error {
 func (c *Cluster) InstallSpillway(ctx context.Context, values ...string) error {
 	values = slices.Concat([]string{
 		"image.pullPolicy=Never",
-		"k8sServiceHost=" + c.APIServer(),
-		"clusterCIDR={" + c.topology.Spec.ClusterCIDR4.String() + "}",
+		"k8sServiceHost=" + c.apiServerForNodes(),
+		"clusterCIDR={" + join(c.clusterCIDRs()) + "}",
 		"cgroupRoot=/sys/fs/cgroup/unified",
 	}, c.Values, values)
 	args := []string{"upgrade", "--install", "spillway", filepath.Join(c.root, "deploy/helm/spillway"), "--namespace", "kube-system", "--wait", "--timeout", "3m"}
@@ -195,12 +217,14 @@ func (c *Cluster) InstallKubeProxy(ctx context.Context, mode string) error {
 // installDNS installs CoreDNS, unless kubeadm did, and waits for it. Its Pods need a proxy
 // to reach the API server.
 func (c *Cluster) installDNS(ctx context.Context) error {
-	if !c.Kubeadm {
-		if err := c.applyFile(ctx, "coredns.yaml", ""); err != nil {
-			return err
+	return c.withoutLastNode(ctx, func() error {
+		if !c.Kubeadm {
+			if err := c.applyFile(ctx, "coredns.yaml", ""); err != nil {
+				return err
+			}
 		}
-	}
-	return c.WaitForRollout(ctx, "kube-system", "deployment/coredns")
+		return c.WaitForRollout(ctx, "kube-system", "deployment/coredns")
+	})
 }
 
 // WaitForRollout waits until a workload's Pods are Ready.

@@ -4,6 +4,8 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -127,14 +129,17 @@ func (n *Node) ImportImage(ctx context.Context, archive string) error {
 // StartKubelet starts the kubelet, and waits until it has registered the node.
 func (n *Node) StartKubelet(ctx context.Context) error {
 	cp := n.cluster.controlPlane
-	kubeconfig, err := cp.Kubeconfig(controlplane.User{Name: "system:node:" + n.Name(), Groups: []string{"system:nodes"}})
+	server := "https://" + net.JoinHostPort(n.apiServer().String(), "6443")
+	kubeconfig, err := cp.KubeconfigAt(server, controlplane.User{Name: "system:node:" + n.Name(), Groups: []string{"system:nodes"}})
 	if err != nil {
 		return err
 	}
 	if err := copyFile(kubeconfig, filepath.Join(n.dir, "kubelet.kubeconfig")); err != nil {
 		return err
 	}
-	config, err := yaml.Marshal(kubeletConfig)
+	own := maps.Clone(kubeletConfig)
+	own["clusterDNS"] = dnsAddresses(n.cluster.Families, n.host.Index)[:1]
+	config, err := yaml.Marshal(own)
 	if err != nil {
 		return err
 	}
@@ -145,7 +150,7 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 		"--config", "/mnt/kubelet.yaml",
 		"--kubeconfig", "/mnt/kubelet.kubeconfig",
 		"--hostname-override", n.Name(),
-		"--node-ip", n.host.IPv4.String(),
+		"--node-ip", join(n.Addresses()),
 		"--node-labels", "topology.kubernetes.io/zone=" + n.Name(), // tests of traffic distribution need three
 		"--v", "2",
 	}))
@@ -175,7 +180,6 @@ var kubeletConfig = map[string]any{
 	"failCgroupV1":             false,
 	"failSwapOn":               false,
 	"enforceNodeAllocatable":   []string{},
-	"clusterDNS":               []string{dnsAddress},
 	"clusterDomain":            "cluster.local",
 	// Nothing is evicted, and no image is deleted: none can be pulled again.
 	"evictionHard":                map[string]any{"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},

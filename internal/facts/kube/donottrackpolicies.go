@@ -134,7 +134,8 @@ func (s *Source) putPolicy(d *model.Delta, name string, m *model.DoNotTrackPolic
 
 // noCRD is the remedy for a server that lacks the kind. Helm installs CRDs with a chart,
 // but does not add them in an upgrade.
-const noCRD = "the CRD donottrackpolicies.policy.spillway.dev is not installed; kubectl apply -f deploy/helm/spillway/crds"
+const noCRD = "the CRD donottrackpolicies.policy.spillway.dev is not installed, or too old to serve " +
+	"v1alpha1; kubectl apply -f deploy/helm/spillway/crds"
 
 // withoutPolicies records that the server lacks the kind, and logs it once. The caller
 // holds mu.

@@ -25,7 +25,7 @@ type Lock struct{ files []*os.File }
 // must call Release.
 func Acquire(dir, bpffs string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("lock instance: %w", err)
+		return nil, fmt.Errorf("lock instance: %w", readOnly(dir, err))
 	}
 	var netns unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &netns); err != nil {
@@ -75,7 +75,7 @@ func lockFile(name, of, hint string) (*os.File, error) {
 		// agent from starting: only root may.
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
-			return nil, err
+			return nil, readOnly(filepath.Dir(name), err)
 		}
 		_ = f.Chmod(0o600) // a file of an older agent
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -90,6 +90,14 @@ func lockFile(name, of, hint string) (*os.File, error) {
 		}
 		f.Close()
 	}
+}
+
+// readOnly adds the remedy to an error of a read-only file system.
+func readOnly(dir string, err error) error {
+	if errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("%w: mount %s writable on the node", err, dir)
+	}
+	return err
 }
 
 // isNamed reports whether name still leads to the open file.

@@ -28,6 +28,23 @@ func TestAReleasedLockLeavesNoFile(t *testing.T) {
 	}
 }
 
+func TestAReadOnlyDirectoryIsNamedWithTheRemedy(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
+	for _, path := range []string{dir, filepath.Join(dir, "new")} {
+		_, err := Acquire(path, "/a")
+		if err == nil || !strings.Contains(err.Error(), "read-only file system: mount "+path+" writable on the node") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
 // Many processes lock and release as fast as they can. Files appear and disappear
 // meanwhile, and one process at a time holds the lock.
 func TestOneHolderAtATimeWhileTheLockFileComesAndGoes(t *testing.T) {

@@ -23,11 +23,11 @@ type Place struct {
 // dataplane. No program needs BTF.
 type Features struct {
 	Kernel Version
-	// Privileged: the process may load programs and change the network.
-	Privileged bool
-	Place      Place
-	BPFFS      bool // Place.BPFFS is inside a BPF file system
-	Cgroup2    bool // Place.CgroupRoot is inside a cgroup2, or none is configured
+	// Lacks names the capabilities that the process needs and does not have.
+	Lacks   []string
+	Place   Place
+	BPFFS   bool // Place.BPFFS is inside a BPF file system
+	Cgroup2 bool // Place.CgroupRoot is inside a cgroup2, or none is configured
 
 	// Required by the dataplane: the error of the probe, nil if present.
 	Needed map[string]error
@@ -79,7 +79,7 @@ func Probe(place Place) (Features, error) {
 	if f.Kernel, err = RunningVersion(); err != nil {
 		return f, err
 	}
-	if f.Privileged, err = privileged(); err != nil {
+	if f.Lacks, err = lacks(); err != nil {
 		return f, err
 	}
 	if f.BPFFS, err = OnBPFFS(place.BPFFS); err != nil {
@@ -91,7 +91,7 @@ func Probe(place Place) (Features, error) {
 			return f, err
 		}
 	}
-	if f.Privileged && !f.Kernel.Less(Floor) {
+	if len(f.Lacks) == 0 && !f.Kernel.Less(Floor) {
 		f.probePrograms()
 	}
 	return f, nil
@@ -120,13 +120,18 @@ func (f *Features) Missing() []string {
 		return []string{fmt.Sprintf("eBPF dataplane needs Linux %d.%d or newer, this is %s: %s",
 			Floor.Major, Floor.Minor, f.Kernel, instead)}
 	}
-	if !f.Privileged {
-		return []string{"eBPF dataplane needs root, or CAP_BPF and CAP_NET_ADMIN: run as root or in a privileged container"}
+	if len(f.Lacks) > 0 {
+		return []string{fmt.Sprintf("eBPF dataplane needs %s, which this process lacks: run as root, or add to the container's capabilities",
+			strings.Join(f.Lacks, ", "))}
 	}
 	var missing []string
 	var helpers []string
 	for _, name := range slices.Sorted(maps.Keys(f.Needed)) {
 		err := f.Needed[name]
+		if errors.Is(err, unix.EPERM) {
+			return []string{"eBPF dataplane needs bpf(2), which a seccomp profile or a security module denies: allow it, " +
+				"in the chart with another seccompProfile, or with sysAdmin: true"}
+		}
 		if errors.Is(err, ebpf.ErrNotSupported) {
 			helpers = append(helpers, name)
 		} else if err != nil {
@@ -142,18 +147,10 @@ func (f *Features) Missing() []string {
 			f.Place.BPFFS, f.Place.BPFFS))
 	}
 	if !f.Cgroup2 {
-		missing = append(missing, f.cgroupAdvice())
+		missing = append(missing, fmt.Sprintf("eBPF dataplane needs a cgroup2 directory, %s is none: "+
+			"give --cgroup-root, in the chart cgroupRoot, one that \"findmnt -t cgroup2\" shows on the node", f.Place.CgroupRoot))
 	}
 	return missing
-}
-
-func (f *Features) cgroupAdvice() string {
-	mount, err := Cgroup2Mount()
-	if err != nil {
-		return fmt.Sprintf("eBPF dataplane needs cgroup2 at %s: %v", f.Place.CgroupRoot, err)
-	}
-	return fmt.Sprintf("eBPF dataplane needs a cgroup2 directory, %s is none: give --cgroup-root %s or a directory in it",
-		f.Place.CgroupRoot, mount)
 }
 
 // Err returns nil if no requirement is missing, otherwise an error of one line.
@@ -165,14 +162,28 @@ func (f *Features) Err() error {
 	return errors.New(strings.Join(missing, "; "))
 }
 
-// privileged reads the calling thread's effective capabilities.
-func privileged() (bool, error) {
+// lacks compares the calling thread's effective capabilities with the needed ones.
+// CAP_SYS_ADMIN includes those of eBPF.
+func lacks() (names []string, err error) {
 	_, data, err := capabilities()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	has := func(c int) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
-	return (has(unix.CAP_BPF) || has(unix.CAP_SYS_ADMIN)) && has(unix.CAP_NET_ADMIN), nil
+	for _, need := range []struct {
+		name       string
+		capability int
+		ofAdmin    bool
+	}{
+		{"CAP_BPF", unix.CAP_BPF, true},
+		{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, false},
+		{"CAP_PERFMON", unix.CAP_PERFMON, true},
+	} {
+		if !has(need.capability) && !(need.ofAdmin && has(unix.CAP_SYS_ADMIN)) {
+			names = append(names, need.name)
+		}
+	}
+	return names, nil
 }
 
 // haveCsumReplaceIPv6 runs a program that updates a checksum with the flag for IPv6. Older

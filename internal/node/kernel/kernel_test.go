@@ -3,9 +3,11 @@ package kernel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -53,7 +55,7 @@ func TestParseVersion(t *testing.T) {
 
 func TestMissingIsOneLineWithAdvice(t *testing.T) {
 	good := Features{
-		Kernel: Version{6, 1, 0}, Privileged: true, BPFFS: true, Cgroup2: true,
+		Kernel: Version{6, 1, 0}, BPFFS: true, Cgroup2: true,
 		Place: Place{BPFFS: "/sys/fs/bpf/spillway", CgroupRoot: "/nowhere"},
 	}
 	for name, c := range map[string]struct {
@@ -65,7 +67,11 @@ func TestMissingIsOneLineWithAdvice(t *testing.T) {
 			func(f *Features) { f.Kernel = Version{5, 4, 0}; f.BPFFS = false },
 			"eBPF dataplane needs Linux 5.15 or newer, this is 5.4.0: use --proxy-mode nftables",
 		},
-		"no rights": {func(f *Features) { f.Privileged = false }, "needs root, or CAP_BPF and CAP_NET_ADMIN"},
+		"no rights": {func(f *Features) { f.Lacks = []string{"CAP_BPF", "CAP_NET_ADMIN"} }, "needs CAP_BPF, CAP_NET_ADMIN, which this process lacks"},
+		"bpf denied": {
+			func(f *Features) { f.Needed = map[string]error{"LPM tries": fmt.Errorf("detect: %w", unix.EPERM)} },
+			"needs bpf(2), which a seccomp profile or a security module denies",
+		},
 		"no bpffs":  {func(f *Features) { f.BPFFS = false }, "mount -t bpf bpf /sys/fs/bpf/spillway"},
 		"no cgroup": {func(f *Features) { f.Cgroup2 = false }, "--cgroup-root"},
 		"no helper": {
@@ -141,6 +147,14 @@ func TestEnsureBPFFS(t *testing.T) {
 	if on, _ := OnBPFFS(missing); on {
 		t.Error("mounted twice")
 	}
+	must(t, EnsureBPFFS(empty))
+	must(t, unix.Mount("", empty, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
+	for _, path := range []string{empty, filepath.Join(empty, "new")} {
+		if err := EnsureBPFFS(path); !errors.Is(err, unix.EROFS) || !strings.Contains(err.Error(), "remount,rw") {
+			t.Errorf("%s on a read-only BPF file system: %v", path, err)
+		}
+	}
+	must(t, unix.Unmount(empty, 0))
 	full := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(full, "file"), nil, 0o600))
 	if err := EnsureBPFFS(full); err == nil || !strings.Contains(err.Error(), "not empty") {
@@ -204,6 +218,35 @@ func TestReleaseBPFFS(t *testing.T) {
 	release(own, true)
 	must(t, unix.Unmount(own, 0))
 	release(own, false)
+}
+
+// A container sees the node's mounts, and the node does not see the container's.
+func TestAMountInAContainerLeadsNowhere(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+	if leadsNowhere(dir) {
+		t.Error("on the node it does")
+	}
+	inside := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its namespace
+		inside <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+				return err
+			}
+			if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+				return err
+			}
+			if !leadsNowhere(dir) {
+				return errors.New("in the container it does not")
+			}
+			return nil
+		}()
+	}()
+	must(t, <-inside)
 }
 
 func TestDo(t *testing.T) {

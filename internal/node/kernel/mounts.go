@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -52,7 +53,12 @@ func EnsureBPFFS(path string) error {
 			return err
 		}
 	}
-	if err := os.MkdirAll(path, 0o700); err != nil {
+	err := os.MkdirAll(path, 0o700)
+	var st unix.Statfs_t
+	if errors.Is(err, unix.EROFS) || err == nil && unix.Statfs(path, &st) == nil && st.Flags&unix.MS_RDONLY != 0 {
+		return fmt.Errorf("use BPF file system at %s: %w: mount it writable on the node: mount -o remount,rw %s", path, unix.EROFS, DefaultBPFFS)
+	}
+	if err != nil {
 		return fmt.Errorf("make directory in the BPF file system: %w", err)
 	}
 	return nil
@@ -87,10 +93,20 @@ func mountBPFFS(path string) error {
 	if len(entries) > 0 {
 		return fmt.Errorf("mount BPF file system at %s: the directory is not empty; use an empty directory, or one inside a bpffs", target)
 	}
+	if target == DefaultBPFFS && leadsNowhere(target) {
+		return fmt.Errorf("mount BPF file system at %s: a mount in this container would end with it: run \"mount -t bpf bpf %s\" on the node, or set bpffs.autoMount of the chart", target, target)
+	}
 	if err := unix.Mount(mountSource, target, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return fmt.Errorf("mount BPF file system at %s: %w; mount it manually: mount -t bpf bpf %s", target, err, target)
 	}
 	return nil
+}
+
+// leadsNowhere reports whether a mount at path stays in this mount namespace, although the
+// directory is the node's: a container has it with the mount propagation HostToContainer.
+func leadsNowhere(path string) bool {
+	m, err := mountOf(path)
+	return err == nil && strings.Contains(m.Optional, "master:") && !strings.Contains(m.Optional, "shared:")
 }
 
 // ReleaseBPFFS unmounts the BPF file system of path, which may have been removed, if

@@ -20,6 +20,8 @@ import (
 var (
 	cni   = flag.String("cni", string(cluster.FlannelVXLAN), "pod network of the cluster")
 	proxy = flag.String("proxy", "ebpf", "mode of Spillway, or kube-proxy-iptables, or kube-proxy-nftables")
+
+	families = flag.String("families", string(cluster.IPv4), "address families of the cluster: ipv4, ipv6 or dual")
 )
 
 // TestKubernetesOwnTests runs All tests; with -short, the Conformance tests.
@@ -37,7 +39,8 @@ func TestKubernetesOwnTests(t *testing.T) {
 	must(t, err)
 	cfg := cluster.Config{
 		Name: fmt.Sprintf("e2e-%06x", rand.N(1<<24)), CNI: cluster.CNI(*cni), Proxy: cluster.Proxy(*proxy),
-		Image: filepath.Join(bin, "image.tar"), Images: images.Tests, Out: t.Output(),
+		Families: cluster.Families(*families),
+		Image:    filepath.Join(bin, "image.tar"), Images: images.Tests, Out: t.Output(),
 	}
 	switch *proxy {
 	case "ebpf", "nftables", "iptables":
@@ -58,6 +61,12 @@ func TestKubernetesOwnTests(t *testing.T) {
 	}
 	if testing.Short() {
 		run.Focus = e2e.Conformance
+	}
+	if cfg.Families != cluster.IPv4 {
+		run.Label += "-" + *families
+	}
+	if cfg.Families == cluster.Dual {
+		run.Focus = run.Focus.WithDualStack()
 	}
 	report, err := e2e.Run(ctx, run)
 	must(t, err)

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -45,6 +46,13 @@ var (
 	// Conformance are the tests of All that every Kubernetes cluster must pass.
 	Conformance = Focus{`\[sig-network\].*\[Conformance\]`, skip}
 )
+
+// WithDualStack adds the tests that need a dual-stack cluster.
+func (f Focus) WithDualStack() Focus {
+	f.Match = strings.Replace(f.Match, `\[Conformance\]`, `(\[Conformance\]|\[Feature:IPv6DualStack\])`, 1)
+	f.Skip = strings.Replace(f.Skip, `\[Feature|`, `\[FeatureGate|\[Feature:([^I]|I[^P]|IP[^v])|`, 1)
+	return f
+}
 
 // Run runs the selected tests. A failed test is no error.
 func Run(ctx context.Context, cfg Config) (*Report, error) {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -100,5 +101,24 @@ func TestCheck(t *testing.T) {
 func TestExpectedFailuresHaveReasons(t *testing.T) {
 	if _, err := ExpectedFailures(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestDualStackAddsItsTestsAndNoOthers(t *testing.T) {
+	for _, focus := range []Focus{All, Conformance} {
+		dual := focus.WithDualStack()
+		for name, want := range map[string]bool{
+			"[sig-network] [Feature:IPv6DualStack] should create service with ipv4,v6 cluster ip": true,
+			"[sig-network] Services should serve a basic endpoint from pods [Conformance]":        true,
+			"[sig-network] Services should be rejected [Feature:SCTPConnectivity]":                false,
+			"[sig-network] Services should work [FeatureGate:ServiceTrafficDistribution]":         false,
+			"[sig-network] [Feature:IPVS] of another proxy":                                       false,
+			"[sig-node] Pods should be submitted and removed [Conformance]":                       false,
+		} {
+			selected := regexp.MustCompile(dual.Match).MatchString(name) && !regexp.MustCompile(dual.Skip).MatchString(name)
+			if selected != want {
+				t.Errorf("%s: selected %v, want %v", name, selected, want)
+			}
+		}
 	}
 }

@@ -68,3 +68,19 @@ ask for two values of one label keep them apart; affinities may do so too. */ -}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{- /* Helm installs a CRD that is missing at the first install, and changes none later. */ -}}
+{{- define "spillway.crdNote" -}}
+{{- $wanted := .Files.Get "crds/donottrackpolicies.yaml" | fromYaml }}
+{{- $name := $wanted.metadata.name }}
+{{- if (lookup "v1" "Namespace" "" .Release.Namespace) }}
+{{- $versions := list }}
+{{- range dig "spec" "versions" list (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name) }}
+{{- $versions = append $versions (toJson (pick . "name" "schema")) }}
+{{- end }}
+{{- if not (has (toJson (pick (index $wanted.spec.versions 0) "name" "schema")) $versions) }}
+The CRD {{ $name }} is missing or of another version, and Helm does not upgrade CRDs:
+  helm show crds CHART | kubectl apply -f -
+{{- end }}
+{{- end }}
+{{- end }}

@@ -53,6 +53,7 @@ func run(args []string) error {
 	flags.IntVar(&cfg.Nodes, "nodes", 3, "number of nodes")
 	flags.StringVar((*string)(&cfg.CNI), "cni", string(cluster.FlannelVXLAN), fmt.Sprintf("pod network: one of %q", cluster.CNIs))
 	flags.StringVar((*string)(&cfg.Proxy), "proxy", string(cluster.Spillway), fmt.Sprintf("proxy: one of %q", cluster.Proxies))
+	flags.StringVar((*string)(&cfg.Families), "families", string(cluster.IPv4), fmt.Sprintf("address families: one of %q", cluster.AllFamilies))
 	flags.BoolVar(&cfg.Kubeadm, "kubeadm", false, "make the control plane and the nodes with kubeadm")
 	flags.StringVar(&cfg.Image, "image", "", "archive of Spillway's image (default bin/image.tar)")
 	flags.Var(&values, "set", "value of Spillway's chart, NAME=VALUE; may be repeated")
@@ -108,7 +109,7 @@ func up(cfg cluster.Config, args []string) error {
 	if err != nil {
 		return err
 	}
-	lan, err := cluster.Create(context.Background(), cfg.Name, cfg.Nodes)
+	lan, err := cluster.Create(context.Background(), cfg)
 	if err != nil {
 		return err
 	}

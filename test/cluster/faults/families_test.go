@@ -1,0 +1,79 @@
+package faults
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/test/cluster"
+)
+
+// TestNodesOfDifferentFamilies has a node with both families, one with IPv4 alone and one
+// with IPv6 alone. A Service has endpoints on all of them.
+func TestNodesOfDifferentFamilies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster of its own")
+	}
+	e := start(t, cluster.Config{Families: cluster.Mixed, CNI: cluster.Bridge})
+	peers, err := e.Pods(t.Context(), "default", "app=peer")
+	must(t, err)
+	if len(e.clusterIPs) != 2 {
+		t.Fatalf("cluster IPs %v, want two", e.clusterIPs)
+	}
+	for _, text := range e.clusterIPs {
+		ip := netip.MustParseAddr(text)
+		var endpoints []string // of this family
+		for _, n := range e.AllNodes() {
+			if has(n, ip) {
+				endpoints = append(endpoints, peers[n.Name()].Name)
+			}
+		}
+		if len(endpoints) != 2 {
+			t.Fatalf("endpoints %v for %s, want two", endpoints, ip)
+		}
+		for _, n := range e.AllNodes() {
+			if !has(n, ip) {
+				continue
+			}
+			from := map[string][]string{
+				"the node": ask(t, n.Host(), text, "80"),
+				"outside":  ask(t, e.Client(), n.Host().Addr(ip).String(), nodePort),
+				"a Pod":    askFromPod(t, peers[n.Name()], text),
+			}
+			for where, pods := range from {
+				for _, pod := range pods {
+					if !slices.Contains(endpoints, pod) {
+						t.Errorf("%s: from %s %s answers, want one of %v", n.Name(), where, pod, endpoints)
+					}
+				}
+				t.Logf("%s on %s from %s: %v", ip, n.Name(), where, pods)
+			}
+		}
+	}
+	for _, line := range e.lines(t, "log") {
+		if isProblem(line) {
+			t.Errorf("an agent logs %q", line)
+		}
+	}
+}
+
+func isProblem(line string) bool {
+	return strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR")
+}
+
+func askFromPod(t *testing.T, from *cluster.Pod, address string) []string {
+	t.Helper()
+	return asked(t, from.Name, address, "80", func(argv ...string) ([]byte, error) {
+		cmd, release, err := from.Command(t.Context(), argv...)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		return cmd.CombinedOutput()
+	})
+}
+
+func has(n *cluster.Node, like netip.Addr) bool {
+	return slices.ContainsFunc(n.Addresses(), func(a netip.Addr) bool { return a.Is4() == like.Is4() })
+}
