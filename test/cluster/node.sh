@@ -31,13 +31,13 @@ make_v1() {
 # enable_controllers gives the children of a cgroup2, and of its parents, the controllers
 # that the kubelet needs. Only the machine's root may have processes then.
 enable_controllers() {
-  local path=/sys/fs/cgroup part controller
+  local path=/sys/fs/cgroup part controller problem
   for part in "" ${1//\// }; do
     path+=${part:+/$part}
     for controller in cpuset cpu io memory hugetlb pids; do
       ! grep --quiet --word-regexp $controller "$path/cgroup.controllers" ||
-        echo +$controller >"$path/cgroup.subtree_control" ||
-        fail "enable controller $controller in $path: a cgroup with processes of its own can have none: move them to a child"
+        problem=$( (echo +$controller >"$path/cgroup.subtree_control") 2>&1) ||
+        fail "enable controller $controller in $path: ${problem##*: }: a busy cgroup has processes: move them to a child"
     done
   done
 }
