@@ -35,7 +35,8 @@ type Config struct {
 	// Images are added to those of the cluster itself, by the short names of package
 	// images.
 	Images []string
-	Out    io.Writer // a line about each step; none
+	Wait   time.Duration // at most, for each thing that starts; 3 minutes
+	Out    io.Writer     // a line about each step; none
 }
 
 // DefaultName is the name of a cluster that has no other.
@@ -57,6 +58,9 @@ func (cfg Config) WithDefaults() Config {
 	}
 	if cfg.Families == "" {
 		cfg.Families = IPv4
+	}
+	if cfg.Wait == 0 {
+		cfg.Wait = 3 * time.Minute
 	}
 	if cfg.Out == nil {
 		cfg.Out = io.Discard
@@ -266,7 +270,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 			"--service-cluster-ip-range", join(c.serviceCIDRs()),
 			"--use-service-account-credentials",
 		},
-		StartWithin: 2 * time.Minute,
+		StartWithin: c.Wait,
 	})
 	if err != nil {
 		return err
@@ -321,7 +325,8 @@ func Down(name string) error {
 	return errors.Join(err, removeCgroups(name), os.RemoveAll(Dir(name)))
 }
 
-// removeCgroups removes the cluster's cgroups of v1; topology.Down ended their processes.
+// removeCgroups removes the cluster's cgroups of v1, if the machine has any.
+// topology.Down removed those of cgroup2 and ended all processes.
 func removeCgroups(name string) error {
 	roots, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", cgroupParent, name))
 	if err != nil {

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"text/template"
-	"time"
 
 	"spillway.dev/spillway/test/cluster/images"
 )
@@ -120,7 +120,7 @@ func (c *Cluster) installCNI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.Kubectl(ctx, "wait", "nodes", "--all", "--for=condition=Ready", "--timeout=3m")
+	_, err = c.Kubectl(ctx, "wait", "nodes", "--all", "--for=condition=Ready", "--timeout="+c.Wait.String())
 	return err
 }
 
@@ -148,7 +148,7 @@ const bridgeMasquerade = `table %[1]s pods {
 func (c *Cluster) installBridge(ctx context.Context) error {
 	cidrs := map[*Node][]netip.Prefix{} // of the families that the node has
 	for _, n := range c.nodes {
-		text, err := c.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=jsonpath={.spec.podCIDR}", "--timeout=1m", "--output=jsonpath={.spec.podCIDRs[*]}")
+		text, err := c.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=jsonpath={.spec.podCIDR}", "--timeout="+c.Wait.String(), "--output=jsonpath={.spec.podCIDRs[*]}")
 		if err != nil {
 			return err
 		}
@@ -195,14 +195,22 @@ func (c *Cluster) InstallSpillway(ctx context.Context, values ...string) error {
 		"image.pullPolicy=Never",
 		"k8sServiceHost=" + c.apiServerForNodes(),
 		"clusterCIDR={" + join(c.clusterCIDRs()) + "}",
-		"cgroupRoot=/sys/fs/cgroup/unified",
+		"cgroupRoot=" + cgroup2Mount(),
 	}, c.Values, values)
-	args := []string{"upgrade", "--install", "spillway", filepath.Join(c.root, "deploy/helm/spillway"), "--namespace", "kube-system", "--wait", "--timeout", "3m"}
+	args := []string{"upgrade", "--install", "spillway", filepath.Join(c.root, "deploy/helm/spillway"), "--namespace", "kube-system", "--wait", "--timeout", c.Wait.String()}
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}
 	_, err := c.Helm(ctx, args...)
 	return err
+}
+
+// cgroup2Mount returns where node.sh mounts cgroup2 on a node: where the machine has it.
+func cgroup2Mount() string {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		return "/sys/fs/cgroup"
+	}
+	return "/sys/fs/cgroup/unified"
 }
 
 // InstallKubeProxy installs kube-proxy as kubeadm does, in the given mode or in
@@ -229,6 +237,6 @@ func (c *Cluster) installDNS(ctx context.Context) error {
 
 // WaitForRollout waits until a workload's Pods are Ready.
 func (c *Cluster) WaitForRollout(ctx context.Context, namespace, workload string) error {
-	_, err := c.Kubectl(ctx, "--namespace", namespace, "rollout", "status", workload, "--timeout", (3 * time.Minute).String())
+	_, err := c.Kubectl(ctx, "--namespace", namespace, "rollout", "status", workload, "--timeout", c.Wait.String())
 	return err
 }

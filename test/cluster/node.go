@@ -35,9 +35,10 @@ type Node struct {
 //go:embed node.sh
 var nodeScript []byte
 
-// inNode moves a process into the node's cgroups of v1 and ends it with its parent, which
-// nsenter is.
-const inNode = `for f in /sys/fs/cgroup/*/cgroup.procs; do echo 0 >"$f"; done; exec setpriv --pdeathsig TERM "$@"`
+// inNode moves a process into the node's cgroups of v1, if the machine has any, and ends
+// it with its parent, which nsenter is.
+const inNode = `[[ -e /sys/fs/cgroup/cgroup.procs ]] || for f in /sys/fs/cgroup/*/cgroup.procs; do echo 0 >"$f"; done
+exec setpriv --pdeathsig TERM "$@"`
 
 // Name returns the node's name in the API.
 func (n *Node) Name() string { return n.host.Name }
@@ -75,11 +76,11 @@ func (n *Node) start(ctx context.Context) (err error) {
 		}
 	}
 	n.first, err = process.Start(n.host, n.Log("node"),
-		[]string{"bash", script, n.Name(), n.dir, cgroupParent + "/" + n.cluster.Name + "/" + n.Name()})
+		[]string{"bash", script, n.Name(), n.dir, n.host.Cgroup, cgroupParent + "/" + n.cluster.Name + "/" + n.Name()})
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, n.cluster.Wait)
 	defer cancel()
 	err = n.first.Until(ctx, func(context.Context) error {
 		_, err := os.Stat(filepath.Join(n.dir, "ready"))
@@ -157,7 +158,7 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = n.cluster.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=create", "--timeout=1m")
+	_, err = n.cluster.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=create", "--timeout="+n.cluster.Wait.String())
 	return err
 }
 

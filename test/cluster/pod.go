@@ -60,7 +60,7 @@ func (c *Cluster) FindNode(name string) (*Node, error) {
 // pod finds a container's processes by its cgroup: kubepods/[CLASS/]podUID/CONTAINER.
 func (n *Node) pod(name, ip, uid, container string) (*Pod, error) {
 	for _, class := range []string{"", "burstable", "besteffort"} {
-		cgroup := filepath.Join(n.host.Cgroup, "kubepods", class, uid, container)
+		cgroup := filepath.Join(n.host.CgroupRoot, "kubepods", class, uid, container)
 		text, err := os.ReadFile(filepath.Join(cgroup, "cgroup.procs"))
 		if err != nil {
 			continue

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
@@ -56,6 +57,7 @@ func run(args []string) error {
 	flags.StringVar((*string)(&cfg.Families), "families", string(cluster.IPv4), fmt.Sprintf("address families: one of %q", cluster.AllFamilies))
 	flags.BoolVar(&cfg.Kubeadm, "kubeadm", false, "make the control plane and the nodes with kubeadm")
 	flags.StringVar(&cfg.Image, "image", "", "archive of Spillway's image (default bin/image.tar)")
+	flags.DurationVar(&cfg.Wait, "wait", 3*time.Minute, "how long each thing that starts may take")
 	flags.Var(&values, "set", "value of Spillway's chart, NAME=VALUE; may be repeated")
 	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
 		fmt.Print(usage)
