@@ -20,7 +20,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/test/cluster"
+	"spillway.dev/spillway/test/cluster/e2e"
 	"spillway.dev/spillway/test/cluster/images"
+	"spillway.dev/spillway/test/cluster/programs"
 )
 
 var cni = flag.String("cni", string(cluster.FlannelVXLAN), "pod network of the clusters")
@@ -49,7 +51,29 @@ func TestNewCluster(t *testing.T) {
 		t.Error("kubeadm upgrade installed kube-proxy")
 	}
 	w.wantAnswers(t, c)
+	conformance(t, c)
 	d.wantAllUsed(newCluster...)
+}
+
+// conformance runs Kubernetes' conformance tests of Services.
+func conformance(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	dir, err := programs.Build(t.Context(), t.Output(), e2e.Programs...)
+	must(t, err)
+	report, err := e2e.Run(t.Context(), e2e.Config{
+		Kubeconfig: cluster.Kubeconfig(c.Name), Programs: dir, Dir: filepath.Join(t.ArtifactDir(), "report"),
+		Label: "ebpf", Focus: e2e.Conformance, Nodes: len(c.AllNodes()),
+		Exec: func(ctx context.Context, out io.Writer, argv ...string) error {
+			cmd := c.Client().Command(ctx, argv...)
+			cmd.Stdout, cmd.Stderr = out, out
+			return cmd.Run()
+		},
+	})
+	must(t, err)
+	t.Log("\n" + e2e.Table(report))
+	expected, err := e2e.ExpectedFailures()
+	must(t, err)
+	must(t, report.Check(expected))
 }
 
 func TestRunningCluster(t *testing.T) {
@@ -331,7 +355,7 @@ func start(t *testing.T, init func(context.Context, *cluster.Cluster) error) *cl
 	}
 	c, err := cluster.Up(t.Context(), cluster.Config{
 		Name: fmt.Sprintf("kubeadm-%06x", rand.N(1<<24)), Nodes: 2, CNI: cluster.CNI(*cni), Kubeadm: true, KubeadmInit: init,
-		Image: archive, Images: []string{"agnhost"}, Out: t.Output(),
+		Image: archive, Images: images.Tests, Out: t.Output(),
 	})
 	t.Cleanup(func() {
 		if t.Failed() {
