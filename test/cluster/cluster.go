@@ -29,8 +29,8 @@ type Config struct {
 	// Kubeadm makes the control plane and the nodes with kubeadm, which installs its own
 	// CoreDNS.
 	Kubeadm bool
-	// KubeadmInit replaces kubeadm init on the first node, and the installation of the
-	// proxy.
+	// KubeadmInit, with Kubeadm, replaces kubeadm init on the first node and the installation
+	// of the proxy.
 	KubeadmInit func(context.Context, *Cluster) error
 	Values      []string // of Spillway's chart, in the form of helm's --set
 	Image       string   // archive of Spillway's image; bin/image.tar, which make image writes
@@ -73,6 +73,9 @@ func (cfg Config) Validate() error {
 	}
 	if cfg.Kubeadm && cfg.Proxy != Spillway {
 		return fmt.Errorf("cluster: kubeadm: it is used only with proxy %q, not %q", Spillway, cfg.Proxy)
+	}
+	if cfg.KubeadmInit != nil && !cfg.Kubeadm {
+		return errors.New("cluster: KubeadmInit: it is used only with Kubeadm")
 	}
 	return nil // package topology checks the name and the number of nodes
 }
