@@ -30,8 +30,11 @@ type Config struct {
 	// Kubeadm makes the control plane and the nodes with kubeadm, which installs its own
 	// CoreDNS.
 	Kubeadm bool
-	Values  []string // of Spillway's chart, in the form of helm's --set
-	Image   string   // archive of Spillway's image; bin/image.tar, which make image writes
+	// KubeadmInit, with Kubeadm, replaces kubeadm init on the first node and the installation
+	// of the proxy.
+	KubeadmInit func(context.Context, *Cluster) error
+	Values      []string // of Spillway's chart, in the form of helm's --set
+	Image       string   // archive of Spillway's image; bin/image.tar, which make image writes
 	// Images are added to those of the cluster itself, by the short names of package
 	// images.
 	Images []string
@@ -90,6 +93,9 @@ func (cfg Config) Validate() error {
 	}
 	if cfg.Kubeadm && cfg.Proxy != Spillway {
 		return fmt.Errorf("cluster: kubeadm: it is used only with proxy %q, not %q", Spillway, cfg.Proxy)
+	}
+	if cfg.KubeadmInit != nil && !cfg.Kubeadm {
+		return errors.New("cluster: KubeadmInit: it is used only with Kubeadm")
 	}
 	return nil // package topology checks the name and the number of nodes
 }
@@ -156,11 +162,11 @@ func (c *Cluster) up(ctx context.Context) (err error) {
 			step{"start control plane", c.startControlPlane},
 			step{"start kubelets", func(ctx context.Context) error { return c.each(ctx, (*Node).StartKubelet) }})
 	}
-	for _, step := range append(steps,
-		step{"install CNI " + string(c.CNI), c.installCNI},
-		step{"install " + string(c.Proxy), c.installProxy},
-		step{"install CoreDNS", c.installDNS},
-	) {
+	steps = append(steps, step{"install CNI " + string(c.CNI), c.installCNI})
+	if c.KubeadmInit == nil {
+		steps = append(steps, step{"install " + string(c.Proxy), c.installProxy})
+	}
+	for _, step := range append(steps, step{"install CoreDNS", c.installDNS}) {
 		fmt.Fprintln(c.Out, step.name)
 		if err := step.do(ctx); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)

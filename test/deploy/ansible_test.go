@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	helmcontroller "github.com/k3s-io/helm-controller/pkg/apis/helm.cattle.io/v1"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"sigs.k8s.io/yaml"
@@ -76,19 +77,12 @@ func TestThePlayWritesWhatK3sReads(t *testing.T) {
 // takes.
 func wantHelmChart(t *testing.T, manifest, packed string) {
 	t.Helper()
-	var m struct {
-		APIVersion, Kind string
-		Metadata         struct{ Name, Namespace string }
-		Spec             struct {
-			Bootstrap                                    bool
-			TargetNamespace, ChartContent, ValuesContent string
-		}
-	}
+	var m helmcontroller.HelmChart // of the program that k3s runs
 	if err := yaml.UnmarshalStrict([]byte(manifest), &m); err != nil {
 		t.Fatal(err)
 	}
-	if m.APIVersion != "helm.cattle.io/v1" || m.Kind != "HelmChart" || m.Metadata.Name != "spillway" ||
-		m.Metadata.Namespace != "kube-system" || m.Spec.TargetNamespace != "kube-system" || !m.Spec.Bootstrap {
+	if m.APIVersion != "helm.cattle.io/v1" || m.Kind != "HelmChart" || m.Name != "spillway" ||
+		m.Namespace != "kube-system" || m.Spec.TargetNamespace != "kube-system" || !m.Spec.Bootstrap {
 		t.Errorf("the manifest is %.300s", manifest)
 	}
 	archive, err := base64.StdEncoding.DecodeString(m.Spec.ChartContent)

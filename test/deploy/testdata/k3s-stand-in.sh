@@ -33,7 +33,7 @@ chmod +x "$box/bin/systemctl"
 ip link set lo up
 python3 -c 'import socket, time
 server = socket.create_server(("127.0.0.1", 6443))
-time.sleep(120)' & # what the play waits for as the API server
+time.sleep(900)' & # what the play waits for as the API server
 
 cat >"$box/inventory" <<'EOF'
 [k3s_server]
@@ -46,7 +46,7 @@ ansible_python_interpreter=/usr/bin/python3
 EOF
 export HOME=$box/home PATH=$box/bin:$PATH LC_ALL=C.UTF-8 ANSIBLE_NOCOLOR=1 ANSIBLE_PIPELINING=1
 for run in first second; do
-  timeout 60 ansible-playbook -i "$box/inventory" "$play" -e "spillway_chart=$chart" -e "spillway_image=$image" >"$results/$run.log" 2>&1 ||
+  timeout 300 ansible-playbook -i "$box/inventory" "$play" -e "spillway_chart=$chart" -e "spillway_image=$image" >"$results/$run.log" 2>&1 ||
     { cat "$results/$run.log"; exit 1; }
   cp "$results/restarts" "$results/$run.restarts"
 done
