@@ -92,7 +92,7 @@ func (c *Cluster) withPath(argv ...string) []string {
 	return append([]string{"env", "PATH=" + c.programs + ":" + os.Getenv("PATH")}, argv...)
 }
 
-// kubeadmConfig returns the configuration of docs/install-kubeadm.md, and what nodes on a
+// kubeadmConfig returns the configuration of docs/tutorials/kubeadm.md, and what nodes on a
 // shared machine need.
 func (c *Cluster) kubeadmConfig() ([]byte, error) {
 	version, err := programs.Version()

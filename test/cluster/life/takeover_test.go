@@ -9,7 +9,7 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 )
 
-// TestTakeover does what docs/install-kubeadm.md says, from kube-proxy's DaemonSet to
+// TestTakeover does what docs/tutorials/kubeadm.md says, from kube-proxy's DaemonSet to
 // Spillway and back.
 func TestTakeover(t *testing.T) {
 	c, l := start(t, cluster.KubeProxyIPTables)
@@ -32,7 +32,7 @@ func TestTakeover(t *testing.T) {
 	})
 	l.start(t, c)
 	t.Run("back", func(t *testing.T) {
-		// The programs that rewrote its packets are gone: docs/takeover.md.
+		// The programs that rewrote its packets are gone: docs/how-to/take-over-from-kube-proxy.md.
 		defer l.end(t, "tcp from client0")
 		must(t, c.InstallSpillway(t.Context(), `nodeSelector.spillway\.dev/serves=none`))
 		must(t, c.WaitForRollout(t.Context(), "kube-system", "daemonset/spillway"))
