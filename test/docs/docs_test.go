@@ -1,5 +1,6 @@
-// Package docs holds the test that the documents do not promise what is not
-// there: files, flags of the agent, commands of both programs, make's verbs.
+// Package docs holds the tests that the documents do not promise what is not there: files,
+// headings, flags of the agent, commands of both programs, make's verbs. Each alert and each
+// finding has its runbook, and the site renders.
 package docs
 
 import (
@@ -24,55 +25,120 @@ var (
 	// commandLine is a program and its command.
 	commandLine = regexp.MustCompile("(?m)(?:^|`)(?:sudo )?(?:bin/)?(spillway(?:-lab)?) ([a-z]+)")
 	flag        = regexp.MustCompile(`--[a-z][-a-z0-9]+`)
-	dflt        = regexp.MustCompile(`\(default "?([^"()]+?)"?\)$`)
 )
 
-// documents gives the documents of the root and everything below docs, by path from the
-// root.
+// documents gives the documents of the repository, by path from the root.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	add := func(path string) {
-		text, err := os.ReadFile(filepath.Join(root, path))
+	err := fs.WalkDir(os.DirFS(root), ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
+		if d.IsDir() && (d.Name() == "testdata" || path != "." && strings.HasPrefix(d.Name(), ".") || path == "site" || path == "report" || path == "dist") {
+			return fs.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".md") {
+			return nil
+		}
+		text, err := os.ReadFile(filepath.Join(root, path))
 		found[path] = string(text)
-	}
-	for _, path := range []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/ansible/README.md"} {
-		add(path)
-	}
-	err := fs.WalkDir(os.DirFS(root), "docs", func(path string, _ fs.DirEntry, err error) error {
-		if err == nil && strings.HasSuffix(path, ".md") {
-			add(path)
-		}
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	if len(found) < 80 {
+		t.Fatalf("%d documents: are they still found?", len(found))
+	}
 	return found
 }
 
 func TestLinksAndFilesExist(t *testing.T) {
-	for doc, text := range documents(t) {
-		for _, m := range link.FindAllStringSubmatch(text, -1) {
+	docs := documents(t)
+	for doc, text := range docs {
+		for _, m := range link.FindAllStringSubmatch(withoutCode(text), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
 			}
 			target, anchor, _ := strings.Cut(m[1], "#")
-			if target == "" {
-				if !hasHeading(text, anchor) {
-					t.Errorf("%s: no heading for the link #%s", doc, anchor)
-				}
-				continue
+			path := doc
+			if target != "" {
+				path = filepath.Join(filepath.Dir(doc), target)
+				mustExist(t, doc, path)
 			}
-			mustExist(t, doc, filepath.Join(filepath.Dir(doc), target))
+			if to, isDoc := docs[path]; anchor != "" && isDoc && !hasHeading(to, anchor) {
+				t.Errorf("%s: %s has no heading for the link to #%s", doc, path, anchor)
+			}
 		}
 		for _, m := range named.FindAllStringSubmatch(text, -1) {
 			mustExist(t, doc, strings.TrimSuffix(strings.TrimSuffix(m[1], "..."), "/"))
 		}
 	}
+}
+
+// TestEveryPageIsLinked: readers do not find a page that no other document links.
+func TestEveryPageIsLinked(t *testing.T) {
+	docs := documents(t)
+	linked := map[string]bool{"docs/index.md": true}
+	for doc, text := range docs {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			target, _, _ := strings.Cut(m[1], "#")
+			if path := filepath.Join(filepath.Dir(doc), target); path != doc {
+				linked[path] = true
+			}
+		}
+	}
+	for doc, text := range docs {
+		generated := strings.HasPrefix(text, "<!-- Generated") // the site lists them
+		if strings.HasPrefix(doc, "docs/") && !linked[doc] && !generated {
+			t.Errorf("no document links %s", doc)
+		}
+	}
+}
+
+// TestNamesOfDocumentsInCode: comments, error texts and manifests name pages that exist.
+func TestNamesOfDocumentsInCode(t *testing.T) {
+	page := regexp.MustCompile(`(?:^|[^-\w./])(docs/[-\w./]+\.md)`)
+	found := 0
+	err := fs.WalkDir(os.DirFS(root), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name := d.Name(); d.IsDir() && (name == ".git" || name == "bin" || name == "site" || name == "node_modules") {
+			return fs.SkipDir
+		}
+		switch filepath.Ext(path) {
+		case ".go", ".yaml", ".txt", ".tpl", ".h", ".c", ".sh", ".py", ".ini":
+		default:
+			return nil
+		}
+		text, err := os.ReadFile(filepath.Join(root, path))
+		for _, m := range page.FindAllStringSubmatch(string(text), -1) {
+			found++
+			mustExist(t, path, m[1])
+		}
+		return err
+	})
+	if err != nil || found < 10 {
+		t.Errorf("%d names of documents found: %v", found, err)
+	}
+}
+
+// TestTheReadmeIsShort: the README is the first screen, and the documents hold the rest.
+func TestTheReadmeIsShort(t *testing.T) {
+	readme := documents(t)["README.md"]
+	if lines := strings.Count(readme, "\n"); lines > 150 {
+		t.Errorf("README.md has %d lines, 150 at most: move something to docs", lines)
+	}
+	if !regexp.MustCompile(`(?s)<!-- headline -->.+<!-- /headline -->`).MatchString(readme) {
+		t.Error("README.md has no headline between its markers")
+	}
+}
+
+// withoutCode removes blocks of code, in which brackets are no links.
+func withoutCode(text string) string {
+	return regexp.MustCompile("(?ms)^```.*?^```").ReplaceAllString(text, "")
 }
 
 func mustExist(t *testing.T, doc, path string) {
@@ -177,38 +243,22 @@ func TestCommandsExist(t *testing.T) {
 	}
 }
 
-// TestFlagTableIsTheAgents compares the README's table with the agent's help,
-// both ways, and the defaults that the help tells.
-func TestFlagTableIsTheAgents(t *testing.T) {
-	help := help(t, "spillway", "agent")
-	rows := map[string]string{}
-	for line := range strings.Lines(documents(t)["README.md"]) {
-		if first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|"); strings.HasPrefix(line, "| `-") {
-			rows[flag.FindString(first)] = line
-		}
-	}
-	if len(rows) < 10 {
-		t.Fatalf("the README's table of flags has %d rows: is it still found?", len(rows))
-	}
-	real := map[string]bool{"--help": true}
-	for line := range strings.Lines(help) {
-		line = strings.TrimSpace(line)
-		name := flag.FindString(line)
-		if !strings.HasPrefix(line, "-") || name == "--help" {
+// TestFlagsInTheReferenceExist: the flags that the notes on the agent name are the agent's.
+func TestFlagsInTheReferenceExist(t *testing.T) {
+	help, rows := help(t, "spillway", "agent"), 0
+	for line := range strings.Lines(documents(t)["docs/reference/agent.md"]) {
+		first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
+		name := flag.FindString(first)
+		if !strings.HasPrefix(line, "| `-") {
 			continue
 		}
-		real[name] = true
-		if rows[name] == "" && name != "--v" {
-			t.Errorf("the README's table lacks %s", name)
-		}
-		if m := dflt.FindStringSubmatch(line); m != nil && !strings.Contains(rows[name], "`"+m[1]+"`") {
-			t.Errorf("the default of %s is %s, which the README does not say", name, m[1])
+		rows++
+		if !strings.Contains(help, " "+name+" ") {
+			t.Errorf("docs/reference/agent.md has %s, which the agent does not", name)
 		}
 	}
-	for name := range rows {
-		if !real[name] {
-			t.Errorf("the README's table has %s, which the agent does not", name)
-		}
+	if rows < 10 {
+		t.Fatalf("%d rows of flags: are they still found?", rows)
 	}
 }
 
