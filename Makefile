@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster bench demo
+.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster bench demo
 
 export CGO_ENABLED := 0
 
@@ -65,6 +65,10 @@ lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, 
 lint-prose: ## check the prose of documents and Go comments
 	@command -v gcc >/dev/null || hack/deps lint
 	$(VALE) --output=line $$(git ls-files -co --exclude-standard '*.md' '*.go' ':!*_bpfe[bl].go')
+
+docs: ## build the site of the documents in site/, and check its links
+	hack/deps docs
+	hack/docs/build
 
 peers: ## build kube-apiserver, kube-controller-manager and kube-proxy unless they are there
 	hack/peers

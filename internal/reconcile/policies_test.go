@@ -576,7 +576,7 @@ func (b *endpointBackend) Replace(ctx context.Context, s intent.State) error {
 }
 
 // TestAnyClientIsAllowedWhateverTheTableHolds: an endpoint that a policy opens to any client
-// is marked with the Services, as docs/notrack.md says.
+// is marked with the Services, as docs/how-to/do-not-track.md says.
 func TestAnyClientIsAllowedWhateverTheTableHolds(t *testing.T) {
 	web := model.Name{Namespace: "n", Name: "web"}
 	world := policyDelta()

@@ -13,7 +13,7 @@ import (
 // TestGroupsNameTheirPackages: the package comment of each group below internal is the map
 // that a reader meets first, so it names every package of the group.
 func TestGroupsNameTheirPackages(t *testing.T) {
-	architecture, err := os.ReadFile(filepath.Join(root, "docs/architecture.md"))
+	architecture, err := os.ReadFile(filepath.Join(root, "docs/explanation/architecture.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +23,7 @@ func TestGroupsNameTheirPackages(t *testing.T) {
 	}
 	for _, group := range groups {
 		if !strings.Contains(string(architecture), "\n  "+group.Name()+"/ ") {
-			t.Errorf("docs/architecture.md: the repository map has no line for internal/%s", group.Name())
+			t.Errorf("docs/explanation/architecture.md: the repository map has no line for internal/%s", group.Name())
 		}
 		folder := filepath.Join(root, "internal", group.Name())
 		comment := packageComment(t, folder)

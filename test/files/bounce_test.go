@@ -31,7 +31,7 @@ func TestFTPByHand(t *testing.T) {
 	server := r.ftpByHand(t, "a0")
 	t.Run("AnnouncesNoOtherHost", func(t *testing.T) { r.announcesNoOtherHost(t, s, server) })
 	t.Run("TakesNoForeignPort", func(t *testing.T) { r.takesNoForeignPort(t, s, server) })
-	if r.Mode != "iptables" { // which has no match for control connections: docs/protocols.md
+	if r.Mode != "iptables" { // which has no match for control connections: docs/explanation/protocols.md
 		t.Run("IsBlockedIfItAnnouncesTakenPorts", func(t *testing.T) { r.blocksFTP(t, s, server) })
 	}
 	t.Run("MayAnnouncePortsOfItsService", func(t *testing.T) { r.announcesItsOwn(t, s) })

@@ -1,7 +1,7 @@
 // Command build writes the image of Spillway for amd64 and arm64: the static program,
 // and the programs that it runs, out of Debian packages, with exactly the shared
 // libraries that they need. There is no shell and no package manager. "make image" runs
-// it; docs/release.md describes the result.
+// it; docs/contributing/release.md describes the result.
 //
 //	go run ./build -lock
 //

@@ -1,6 +1,6 @@
 // Command release writes what a release publishes to a directory: archives of the
 // programs with their SBOMs, the image with its SBOMs, the chart, notes and checksums.
-// "make release" runs it after "make image"; docs/release.md describes the result.
+// "make release" runs it after "make image"; docs/contributing/release.md describes the result.
 package main
 
 import (

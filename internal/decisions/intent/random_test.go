@@ -301,7 +301,7 @@ func (t *Tracker) holders() map[addressKey]PortID {
 	return out
 }
 
-// checkHolders wants what the README promises of Services that claim the same.
+// checkHolders wants what docs/reference/sources.md promises of Services that claim the same.
 func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]PortID) {
 	t.Helper()
 	type rival struct {

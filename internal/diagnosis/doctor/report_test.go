@@ -101,7 +101,7 @@ func TestEveryIDIsInTheDocument(t *testing.T) {
 		slices.Sort(ids)
 		return slices.Compact(ids)
 	}
-	doc, err := os.ReadFile("../../../docs/doctor.md")
+	doc, err := os.ReadFile("../../../docs/reference/doctor.md")
 	if err != nil {
 		t.Fatal(err)
 	}

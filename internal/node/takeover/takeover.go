@@ -29,7 +29,7 @@ type Config struct {
 
 // Takeover replaces a kube-proxy. When the agent serves and no kube-proxy runs any more,
 // it removes kube-proxy's rules from the kernel. Connections that those rules have
-// translated continue (docs/takeover.md), as do connections of a previous --proxy-mode.
+// translated continue (docs/how-to/take-over-from-kube-proxy.md), as do connections of a previous --proxy-mode.
 // Takeover keeps the kernel objects that they need, also for an earlier run. --cleanup uses
 // a nil Takeover, which keeps nothing.
 type Takeover struct {

@@ -11,7 +11,7 @@ import (
 	"spillway.dev/spillway/test/cluster/programs"
 )
 
-// document is docs/install-kubeadm.md: its blocks of code by their headings. A test runs
+// document is docs/tutorials/kubeadm.md: its blocks of code by their headings. A test runs
 // them as written, with values for the words in capitals.
 type document struct {
 	t      *testing.T
@@ -25,7 +25,7 @@ func read(t *testing.T, values ...string) *document {
 	t.Helper()
 	root, err := programs.Root()
 	must(t, err)
-	text, err := os.ReadFile(filepath.Join(root, "docs/install-kubeadm.md"))
+	text, err := os.ReadFile(filepath.Join(root, "docs/tutorials/kubeadm.md"))
 	must(t, err)
 	d := &document{t: t, blocks: map[string][]string{}, unused: map[string]bool{}, values: strings.NewReplacer(values...)}
 	var heading string
@@ -52,7 +52,7 @@ func read(t *testing.T, values ...string) *document {
 func (d *document) block(heading string, i int) string {
 	d.t.Helper()
 	if i >= len(d.blocks[heading]) {
-		d.t.Fatalf("docs/install-kubeadm.md: %q has %d blocks of code, want more: headings are %q",
+		d.t.Fatalf("docs/tutorials/kubeadm.md: %q has %d blocks of code, want more: headings are %q",
 			heading, len(d.blocks[heading]), slices.Sorted(maps.Keys(d.blocks)))
 	}
 	text := d.blocks[heading][i]
@@ -66,7 +66,7 @@ func (d *document) wantAllUsed(headings ...string) {
 	for _, heading := range headings {
 		for _, text := range d.blocks[heading] {
 			if d.unused[text] {
-				d.t.Errorf("docs/install-kubeadm.md: %q: no test runs this:\n%s", heading, text)
+				d.t.Errorf("docs/tutorials/kubeadm.md: %q: no test runs this:\n%s", heading, text)
 			}
 		}
 	}
@@ -77,7 +77,7 @@ func TestEveryHeadingHasATest(t *testing.T) {
 	tested := slices.Concat(newCluster, runningCluster)
 	for heading := range read(t).blocks {
 		if !slices.Contains(tested, heading) {
-			t.Errorf("docs/install-kubeadm.md: %q: no test runs its blocks of code", heading)
+			t.Errorf("docs/tutorials/kubeadm.md: %q: no test runs its blocks of code", heading)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package kubeadm runs the commands of docs/install-kubeadm.md as written, on clusters that
+// Package kubeadm runs the commands of docs/tutorials/kubeadm.md as written, on clusters that
 // kubeadm makes.
 package kubeadm
 
@@ -183,7 +183,7 @@ func stepsOf(t *testing.T, block string, want int) []string {
 		steps[i] = "# " + steps[i]
 	}
 	if len(steps) != want {
-		t.Fatalf("docs/install-kubeadm.md: a block has %d steps, want %d:\n%s", len(steps), want, block)
+		t.Fatalf("docs/tutorials/kubeadm.md: a block has %d steps, want %d:\n%s", len(steps), want, block)
 	}
 	return steps
 }

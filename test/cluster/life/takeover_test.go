@@ -7,7 +7,7 @@ import (
 	"spillway.dev/spillway/test/cluster"
 )
 
-// TestTakeover does what docs/install-kubeadm.md says, from kube-proxy's DaemonSet to
+// TestTakeover does what docs/tutorials/kubeadm.md says, from kube-proxy's DaemonSet to
 // Spillway and back.
 func TestTakeover(t *testing.T) {
 	c, l := start(t, cluster.Proxy("kube-proxy-"+*kubeProxy))
@@ -31,7 +31,7 @@ func TestTakeover(t *testing.T) {
 	t.Run("back", func(t *testing.T) {
 		var except []string
 		if *proxyMode == "ebpf" {
-			// The programs that rewrote its packets are gone: docs/takeover.md.
+			// The programs that rewrote its packets are gone: docs/how-to/take-over-from-kube-proxy.md.
 			except = append(except, "tcp from client0")
 		}
 		defer l.end(t, except...)
