@@ -5,6 +5,7 @@
 //	agent     serves the Services of this node
 //	  kubeproxyconfig  reads kube-proxy's configuration file
 //	chart     steps of the Helm chart's other containers
+//	commands  lists the commands of spillway
 //	doctor    shows what is wrong with conntrack and NAT on this node
 //	drops     shows packets that the kernel drops
 //	plan      calculates sizes of conntrack tables
@@ -29,9 +30,9 @@ import (
 
 // Exit codes of every command.
 const (
-	ExitDone   = 0
-	ExitFailed = 1
-	ExitUsage  = 2
+	ExitDone   = 0 // The command did what it was asked to do.
+	ExitFailed = 1 // The command failed; the last line on stderr says what, where, and what to do.
+	ExitUsage  = 2 // The command line is wrong, such as an unknown flag or a bad value; nothing was done.
 )
 
 // Program is a command line program of several commands.
@@ -67,6 +68,9 @@ func (p Program) Run(args []string, stdout, stderr io.Writer) int {
 	}
 	return ExitUsage
 }
+
+// Command returns the command tree, for documents about it.
+func (p Program) Command() *cobra.Command { return p.root(new(bool)) }
 
 // root builds the command tree. started becomes true after flags and arguments were
 // parsed: an earlier error is wrong usage.
