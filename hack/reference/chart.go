@@ -111,3 +111,8 @@ func chartMetadata(root string) ([]byte, error) {
 	}
 	return icon.ReplaceAllLiteral(text, []byte("icon: data:image/svg+xml;base64,"+base64.StdEncoding.EncodeToString(svg))), nil
 }
+
+// copyOf returns another file's content: Helm reads files below the chart only.
+func copyOf(path string) func(string) ([]byte, error) {
+	return func(root string) ([]byte, error) { return os.ReadFile(filepath.Join(root, path)) }
+}

@@ -1,5 +1,6 @@
 // Command reference writes the documents that are generated: the pages of docs/reference
-// that repeat code, the chart's README, and the descriptions in its values.schema.json.
+// that repeat code, and parts of the chart: its README, the descriptions in its
+// values.schema.json, its icon, and copies of the alerts and the dashboard.
 // A test compares them with the files.
 //
 //	docs/reference/cli.md               the commands of both programs
@@ -45,6 +46,8 @@ var documents = []document{
 	{chartDir + "/README.md", chartReadme},
 	{chartDir + "/values.schema.json", chartSchema},
 	{chartDir + "/Chart.yaml", chartMetadata},
+	{chartDir + "/files/alerts.yaml", copyOf("deploy/prometheus/alerts.yaml")},
+	{chartDir + "/files/spillway.json", copyOf("deploy/grafana/spillway.json")},
 }
 
 // run writes the documents below root that differ, or with check names them in an error.

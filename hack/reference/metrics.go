@@ -69,8 +69,8 @@ func (m metric) kind() string {
 
 func metricsPage(root string) ([]byte, error) {
 	w := page("the agent's collectors and bpf/abi.h", "Metrics")
-	w.WriteString("The agent serves these at `/metrics` of `--metrics-bind-address`. The metrics `go_*` and\n" +
-		"`process_*` of the Go client library are not listed.\n\n")
+	w.WriteString("The agent serves these at `/metrics` of `--metrics-bind-address`. The metrics `go_*`,\n" +
+		"`process_*` and `promhttp_*` of the Go client library are not listed.\n\n")
 	all, err := metrics()
 	if err != nil {
 		return nil, err
