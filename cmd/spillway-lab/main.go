@@ -6,7 +6,7 @@ import (
 	"io"
 	"os"
 
-	"spillway.dev/spillway/lab/cli/commands"
+	"spillway.dev/spillway/lab/cli/program"
 	"spillway.dev/spillway/lab/workload"
 )
 
@@ -17,5 +17,5 @@ func main() {
 
 // run executes a command line and returns its exit code.
 func run(args []string, stdout, stderr io.Writer) int {
-	return commands.Lab().Run(args, stdout, stderr)
+	return program.New().Run(args, stdout, stderr)
 }

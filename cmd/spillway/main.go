@@ -6,7 +6,7 @@ import (
 	"io"
 	"os"
 
-	"spillway.dev/spillway/internal/cli/commands"
+	"spillway.dev/spillway/internal/cli/program"
 )
 
 func main() {
@@ -15,5 +15,5 @@ func main() {
 
 // run executes a command line and returns its exit code.
 func run(args []string, stdout, stderr io.Writer) int {
-	return commands.Spillway().Run(args, stdout, stderr)
+	return program.New().Run(args, stdout, stderr)
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	spillway "spillway.dev/spillway/internal/cli/commands"
-	lab "spillway.dev/spillway/lab/cli/commands"
+	spillway "spillway.dev/spillway/internal/cli/program"
+	lab "spillway.dev/spillway/lab/cli/program"
 )
 
 func cliPage(string) ([]byte, error) {
@@ -28,11 +28,7 @@ func cliPage(string) ([]byte, error) {
 }
 
 func programs() []*cobra.Command {
-	list := []*cobra.Command{spillway.Spillway().Command(), lab.Lab().Command()}
-	for _, cmd := range list {
-		cmd.InitDefaultCompletionCmd()
-	}
-	return list
+	return []*cobra.Command{spillway.New().Root(), lab.New().Root()}
 }
 
 // writeCommand writes a command and the commands below it.
@@ -62,7 +58,7 @@ func writeCommand(w *bytes.Buffer, cmd *cobra.Command) {
 func writeText(w *bytes.Buffer, text string) {
 	indented := false
 	for line := range strings.Lines(strings.TrimSpace(text) + "\n") {
-		if is := strings.HasPrefix(line, "  "); is != indented {
+		if is := strings.HasPrefix(line, "  ") || strings.HasPrefix(line, "\t"); is != indented && line != "\n" {
 			indented = is
 			w.WriteString("```\n")
 		}
@@ -94,29 +90,45 @@ func writeChildren(w *bytes.Buffer, cmd *cobra.Command) {
 	}
 }
 
+// groupKey is the annotation of a flag with its group in the help.
+const groupKey = "spillway.dev/group"
+
+// writeFlags writes a table for each group of flags: those of no group last.
 func writeFlags(w *bytes.Buffer, cmd *cobra.Command) {
-	rows := [][]string{{"flag", "default", "meaning"}}
+	var groups []string
+	rows := map[string][][]string{}
 	cmd.NonInheritedFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || f.Name == "help" {
 			return
 		}
-		name, usage := pflag.UnquoteUsage(f)
-		flag := "--" + f.Name
-		if f.Shorthand != "" {
-			flag = "-" + f.Shorthand + ", " + flag
+		group := strings.Join(f.Annotations[groupKey], "")
+		if rows[group] == nil {
+			groups = append(groups, group)
+			rows[group] = [][]string{{strings.TrimSpace(group + " flag"), "default", "meaning"}}
 		}
-		if name != "" {
-			flag += " " + name
-		}
-		value := code(defaultOf(f))
-		if m := wordyDefault.FindStringSubmatch(usage); m != nil {
-			usage, value = wordyDefault.ReplaceAllString(usage, ""), cell(m[1])
-		}
-		rows = append(rows, []string{code(flag), value, cell(usage)})
+		rows[group] = append(rows[group], flagRow(f))
 	})
-	if len(rows) > 1 {
-		table(w, rows...)
+	for _, group := range groups {
+		if group != "" {
+			table(w, rows[group]...)
+		}
 	}
+	if rest := rows[""]; rest != nil {
+		table(w, rest...)
+	}
+}
+
+func flagRow(f *pflag.Flag) []string {
+	name, usage := pflag.UnquoteUsage(f)
+	flag := "--" + f.Name
+	if f.Shorthand != "" {
+		flag = "-" + f.Shorthand + ", " + flag
+	}
+	value := code(defaultOf(f))
+	if m := wordyDefault.FindStringSubmatch(usage); m != nil {
+		usage, value = wordyDefault.ReplaceAllString(usage, ""), cell(m[1])
+	}
+	return []string{code(strings.TrimSpace(flag + " " + name)), value, cell(usage)}
 }
 
 // wordyDefault is a default value that a flag's usage describes.

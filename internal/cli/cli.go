@@ -5,12 +5,12 @@
 //	agent     serves the Services of this node
 //	  kubeproxyconfig  reads kube-proxy's configuration file
 //	chart     steps of the Helm chart's other containers
-//	commands  lists the commands of spillway
 //	doctor    shows what is wrong with conntrack and NAT on this node
 //	drops     shows packets that the kernel drops
 //	plan      calculates sizes of conntrack tables
 //	policy    shows what do-not-track policies mean for a flow
 //	top       shows the use of conntrack, by network namespace
+//	program   assembles spillway from its commands
 //	progress  prints the progress of a command
 package cli
 
@@ -69,8 +69,13 @@ func (p Program) Run(args []string, stdout, stderr io.Writer) int {
 	return ExitUsage
 }
 
-// Command returns the command tree, for documents about it.
-func (p Program) Command() *cobra.Command { return p.root(new(bool)) }
+// Root returns the tree of all commands, for manual pages and references.
+func (p Program) Root() *cobra.Command {
+	root := p.root(new(bool))
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	return root
+}
 
 // root builds the command tree. started becomes true after flags and arguments were
 // parsed: an earlier error is wrong usage.

@@ -1,5 +1,5 @@
-// Package commands lists the commands of spillway.
-package commands
+// Package program assembles spillway from its commands.
+package program
 
 import (
 	"github.com/spf13/cobra"
@@ -14,12 +14,14 @@ import (
 	"spillway.dev/spillway/internal/cli/top"
 )
 
-// Spillway returns the program spillway. Each call makes new commands.
-func Spillway() cli.Program {
+// New returns spillway.
+func New() cli.Program {
 	return cli.Program{
-		Name:    "spillway",
-		Short:   "A Kubernetes Service proxy that keeps conntrack out of the way",
-		Example: "spillway agent",
+		Name:  "spillway",
+		Short: "A Kubernetes Service proxy that keeps conntrack out of the way",
+		Example: `  spillway agent --manifests /etc/spillway
+  spillway doctor
+  spillway completion bash > /etc/bash_completion.d/spillway`,
 		Commands: []*cobra.Command{
 			agent.NewCommand(),
 			chart.NewCommand(),

@@ -1,5 +1,5 @@
-// Package commands lists the commands of spillway-lab.
-package commands
+// Package program assembles spillway-lab from its commands.
+package program
 
 import (
 	"github.com/spf13/cobra"
@@ -11,12 +11,14 @@ import (
 	"spillway.dev/spillway/lab/cli/load"
 )
 
-// Lab returns the program spillway-lab. Each call makes new commands.
-func Lab() cli.Program {
+// New returns spillway-lab.
+func New() cli.Program {
 	return cli.Program{
-		Name:    "spillway-lab",
-		Short:   "Clusters of network namespaces on one machine, and measurements of Spillway there",
-		Example: "spillway-lab demo",
+		Name:  "spillway-lab",
+		Short: "Clusters of network namespaces on one machine, and measurements of Spillway there",
+		Example: `  spillway-lab demo
+  spillway-lab lab run all --quick
+  spillway-lab bench path`,
 		Commands: []*cobra.Command{
 			bench.NewCommand(),
 			demo.NewCommand(),
