@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build image image-lock image-push release cluster generate reference lint lint-prose peers test-setup test test-all bench demo
+.PHONY: help root repository build image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all bench demo
 
 export CGO_ENABLED := 0
 
@@ -48,6 +48,7 @@ generate: ## compile bpf/ with clang-19 and make the Go code around it
 	hack/deps generate
 	go generate ./...
 
+.PHONY: reference
 reference: ## write docs/reference, the chart's README and its schema from the code and the chart
 	go run ./hack/reference
 
