@@ -45,6 +45,10 @@ func writeCommand(w *bytes.Buffer, cmd *cobra.Command) {
 	if cmd.Example != "" {
 		fmt.Fprintf(w, "Examples:\n\n```\n%s\n```\n\n", strings.TrimRight(dedent(cmd.Example), "\n"))
 	}
+	if cmd.Name() == "completion" { // cobra's, with a manual for each shell
+		fmt.Fprintf(w, "```\n%s bash|fish|powershell|zsh\n```\n\n", cmd.CommandPath())
+		return
+	}
 	writeChildren(w, cmd)
 	writeFlags(w, cmd)
 	for _, child := range cmd.Commands() {
@@ -56,13 +60,23 @@ func writeCommand(w *bytes.Buffer, cmd *cobra.Command) {
 
 // writeText writes a help text. Its indented lines are a list or a table.
 func writeText(w *bytes.Buffer, text string) {
-	indented := false
+	blank, indented := "", false
 	for line := range strings.Lines(strings.TrimSpace(text) + "\n") {
-		if is := strings.HasPrefix(line, "  ") || strings.HasPrefix(line, "\t"); is != indented && line != "\n" {
-			indented = is
-			w.WriteString("```\n")
+		if strings.TrimSpace(line) == "" {
+			blank = "\n"
+			continue
 		}
-		w.WriteString(line)
+		if is := strings.HasPrefix(line, "  "); is != indented {
+			fence := "```\n"
+			if is {
+				line = fence + line
+			} else {
+				w.WriteString(fence)
+			}
+			blank, indented = "\n", is
+		}
+		w.WriteString(blank + line)
+		blank = ""
 	}
 	if indented {
 		w.WriteString("```\n")
