@@ -39,7 +39,7 @@ func helmDocs(root, template string) ([]byte, error) {
 }
 
 // row matches a row of the table of values, with its name and its description.
-var row = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]* \\| (?:[^|\\\\]|\\\\.)* \\| (.*?) ?\\|$")
+var row = regexp.MustCompile("(?m)^\\| `([^`]+)`<br>[a-z]+ \\| (.*?)<br>Default: ")
 
 // chartSchema returns values.schema.json with the descriptions of values.yaml.
 func chartSchema(root string) ([]byte, error) {

@@ -12,13 +12,13 @@ func findingsPage(root string) ([]byte, error) {
 	w := page("internal/diagnosis/doctor", "Findings of spillway doctor")
 	w.WriteString("The ids are stable: `spillway doctor -o json` has them. `--fix` applies the remedies that are marked\n" +
 		"so, where it is safe.\n\n")
-	rows := [][]string{{"id", "severity", "effect", "remedy"}}
+	rows := [][]string{{"id and severity", "effect and remedy"}}
 	for _, k := range doctor.Kinds {
 		remedy := cell(k.Remedy)
 		if k.Fixable {
 			remedy += " (`--fix`)"
 		}
-		rows = append(rows, []string{runbook(root, k.ID), cell(k.Severity), cell(k.Effect), remedy})
+		rows = append(rows, []string{runbook(root, k.ID) + "<br>" + cell(k.Severity), cell(k.Effect) + "<br>" + remedy})
 	}
 	table(w, rows...)
 	w.WriteString("## Checks\n\nEach check can report one or more findings. They run in this order.\n\n")

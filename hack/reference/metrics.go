@@ -67,6 +67,15 @@ func (m metric) kind() string {
 	return "gauge"
 }
 
+// head returns the first cell of a metric's row.
+func (m metric) head() string {
+	head := code(m.name) + "<br>" + m.kind()
+	if m.labels != "" {
+		head += ", by " + code(m.labels)
+	}
+	return head
+}
+
 func metricsPage(root string) ([]byte, error) {
 	w := page("the agent's collectors and bpf/abi.h", "Metrics")
 	w.WriteString("The agent serves these at `/metrics` of `--metrics-bind-address`. The metrics `go_*`,\n" +
@@ -76,10 +85,10 @@ func metricsPage(root string) ([]byte, error) {
 		return nil, err
 	}
 	for _, g := range metricGroups {
-		rows := [][]string{{"metric", "type", "labels", "meaning"}}
+		rows := [][]string{{"metric, type and labels", "meaning"}}
 		all = slices.DeleteFunc(all, func(m metric) bool {
 			if g.has(m.name) {
-				rows = append(rows, []string{code(m.name), m.kind(), code(m.labels), cell(m.help)})
+				rows = append(rows, []string{m.head(), cell(m.help)})
 			}
 			return g.has(m.name)
 		})

@@ -33,7 +33,7 @@ var (
 	fqName = regexp.MustCompile(`fqName: "([^"]+)"`)
 	// library matches metrics that the reference does not list.
 	library      = regexp.MustCompile(`^(?:go|process|promhttp)_`)
-	referenceRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| (counter|gauge|histogram) \\|")
+	referenceRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`<br>(counter|gauge|histogram)\\b")
 )
 
 // referenceTypes returns the types of the metrics that the reference lists.
