@@ -118,7 +118,7 @@ func writeFlags(w *bytes.Buffer, cmd *cobra.Command) {
 		group := strings.Join(f.Annotations[groupKey], "")
 		if rows[group] == nil {
 			groups = append(groups, group)
-			rows[group] = [][]string{{strings.TrimSpace(group + " flag"), "default", "meaning"}}
+			rows[group] = [][]string{{strings.TrimSpace(group + " flag"), "meaning and default"}}
 		}
 		rows[group] = append(rows[group], flagRow(f))
 	})
@@ -142,7 +142,10 @@ func flagRow(f *pflag.Flag) []string {
 	if m := wordyDefault.FindStringSubmatch(usage); m != nil {
 		usage, value = wordyDefault.ReplaceAllString(usage, ""), cell(m[1])
 	}
-	return []string{code(strings.TrimSpace(flag + " " + name)), value, cell(usage)}
+	if value != "" {
+		value = "<br>Default: " + value
+	}
+	return []string{code(strings.TrimSpace(flag + " " + name)), cell(usage) + value}
 }
 
 // wordyDefault is a default value that a flag's usage describes.
