@@ -48,18 +48,22 @@ generate: ## compile bpf/ with clang-19 and make the Go code around it
 	hack/deps generate
 	go generate ./...
 
+.PHONY: reference
+reference: ## write docs/reference, the chart's README and its schema from the code and the chart
+	go run ./hack/reference
+
 GOLANGCI_LINT := go tool -modfile=hack/tools/go.mod golangci-lint
 ACTIONLINT := go tool -modfile=hack/actionlint/go.mod actionlint -shellcheck= -pyflakes=
 VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
 
-lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, and prose
+lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, prose, and that the reference is current
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	go vet ./...
 	for module in test/deploy test/cluster hack/image; do go -C $$module vet ./...; done
 	$(GOLANGCI_LINT) run ./...
 	$(ACTIONLINT)
-	go test ./test/lint
+	go test ./test/lint ./hack/reference
 
 # Vale parses Go with a library in C, so building it needs gcc.
 lint-prose: ## check the prose of documents and Go comments

@@ -436,7 +436,7 @@ enum verdict {
 	TRANSLATED_EGRESS,	/* reply rewritten at egress, after the stack */
 	TRANSLATED_ICMP,	/* an ICMP error about a translated packet */
 	PASSED_DIRECT,		/* to or from an endpoint's own address: redirected unchanged */
-	FLOW_CREATED,
+	FLOW_CREATED,		/* a new flow was stored */
 	REJECTED_RST,		/* answered with a TCP RST */
 	REJECTED_ICMP,		/* answered with ICMP port unreachable */
 	ANSWERED_TOO_BIG,	/* answered with ICMP fragmentation needed */
@@ -451,13 +451,13 @@ enum verdict {
 	DROP_FLOW_TABLE,	/* the flow could not be stored */
 	DROP_REWRITE,		/* the kernel refused to write the packet */
 	FLOW_REVIVED,		/* the kernel evicted one entry of a flow, and it was restored */
-	FLOW_CONFLICT,		/* the same, but another flow had the tuple */
-	SOCKET_TRANSLATED,
-	SOCKET_REFUSED,
-	SOCKET_TIMED_OUT,
+	FLOW_CONFLICT,		/* the kernel evicted one entry of a flow, and another flow has its tuple */
+	SOCKET_TRANSLATED,	/* a socket connects or sends to an endpoint instead of a Service */
+	SOCKET_REFUSED,		/* a socket gets ECONNREFUSED: the Service has no endpoint */
+	SOCKET_TIMED_OUT,	/* a socket gets ETIMEDOUT: a Local policy or a source range drops it */
 	PASS_CONNTRACK,		/* netfilter knows the flow: left to it */
 	HELPER_ASKED,		/* a translated request to a server that may answer from another port */
-	HELPER_ANSWERED,	/* the first answer to it from another port */
+	HELPER_ANSWERED,	/* the first answer to such a request from another port */
 	DROP_HELPER_ANSWERS,	/* too many ports of the server answer one request */
 	PORT_CHANGED,		/* the stack's packet had the port of a flow, and got another */
 	PASSED_UNTRACKED,	/* a do-not-track policy allows it: redirected unchanged */
@@ -465,7 +465,7 @@ enum verdict {
 	PASS_VLAN,		/* tagged: left to the VLAN's own device */
 	FLOW_REPLACED,		/* a newer flow took the slot or the port of an unconfirmed flow */
 	DROP_NO_FLOW,		/* TCP, not a SYN, and of no known connection */
-	REJECTED_NO_FLOW,	/* the same, answered with an RST */
+	REJECTED_NO_FLOW,	/* TCP, not a SYN, and of no known connection: answered with an RST */
 	FLOW_OVER_SHARE,	/* the client has half of the flow table: the flow stays unconfirmed */
 	DROP_XFRM,		/* an IPsec policy selects it, and a redirect would bypass IPsec */
 	DROP_ICMP_RATE,		/* the answer would exceed the rate of ICMP errors */

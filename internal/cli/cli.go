@@ -10,6 +10,7 @@
 //	plan      calculates sizes of conntrack tables
 //	policy    shows what do-not-track policies mean for a flow
 //	top       shows the use of conntrack, by network namespace
+//	program   assembles spillway from its commands
 //	progress  prints the progress of a command
 package cli
 
@@ -29,9 +30,9 @@ import (
 
 // Exit codes of every command.
 const (
-	ExitDone   = 0
-	ExitFailed = 1
-	ExitUsage  = 2
+	ExitDone   = 0 // The command did what it was asked to do.
+	ExitFailed = 1 // The command failed; the last line on stderr says what, where, and what to do.
+	ExitUsage  = 2 // The command line is wrong, such as an unknown flag or a bad value; nothing was done.
 )
 
 // Program is a command line program of several commands.
@@ -66,6 +67,14 @@ func (p Program) Run(args []string, stdout, stderr io.Writer) int {
 		return ExitFailed
 	}
 	return ExitUsage
+}
+
+// Root returns the tree of all commands, for manual pages and references.
+func (p Program) Root() *cobra.Command {
+	root := p.root(new(bool))
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	return root
 }
 
 // root builds the command tree. started becomes true after flags and arguments were

@@ -135,7 +135,7 @@ func (m *Metrics) addOwn(b Build) {
 		Name: "spillway_do_not_track_kept", Help: "Pairs of addresses and ports that stay tracked although a DoNotTrackPolicy selects them, because a NAT rule translates their connections.",
 	}))
 	m.policiesHeld = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_held", Help: "1 while changes of DoNotTrackPolicies have no effect and the rules of an earlier agent stay, because a policy or an object that it needs cannot be read.",
+		Name: "spillway_do_not_track_held", Help: "1 while changes of DoNotTrackPolicies have no effect, because a policy or an object that it needs cannot be read. The rules of an earlier agent stay.",
 	}))
 	m.policiesRefused = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "spillway_do_not_track_refused", Help: "Parts of DoNotTrackPolicies that are not applied on this node, by reason; the log and the policies' condition Applied name each.",

@@ -13,7 +13,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/yaml"
 
+	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/conntrack/autopilot"
 	"spillway.dev/spillway/internal/telemetry"
 )
 
@@ -21,6 +23,7 @@ const deployDir = "../../deploy"
 
 var (
 	alertsFile    = filepath.Join(deployDir, "prometheus", "alerts.yaml")
+	referenceFile = "../../docs/reference/metrics.md"
 	dashboardFile = filepath.Join(deployDir, "grafana", "spillway.json")
 	// selector is a metric as the queries of both files write it: with labels.
 	selector = regexp.MustCompile(`([A-Za-z_:][A-Za-z0-9_:]*)\{`)
@@ -28,16 +31,33 @@ var (
 	ours   = regexp.MustCompile(`\b(?:spillway|kubeproxy|node|process|go)_[a-z0-9_]+`)
 	sample = regexp.MustCompile(`(?m)^# TYPE (\S+) (\S+)$`)
 	fqName = regexp.MustCompile(`fqName: "([^"]+)"`)
+	// library matches metrics that the reference does not list.
+	library      = regexp.MustCompile(`^(?:go|process|promhttp)_`)
+	referenceRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`<br>(counter|gauge|histogram)\\b")
 )
 
-// scrape adds the metrics of a running agent to seen.
+// referenceTypes returns the types of the metrics that the reference lists.
+func referenceTypes(t *testing.T) map[string]string {
+	t.Helper()
+	types := map[string]string{}
+	for _, m := range referenceRow.FindAllStringSubmatch(string(must[[]byte](t)(os.ReadFile(referenceFile))), -1) {
+		types[m[1]] = m[2]
+	}
+	return types
+}
+
+// scrape adds the metrics of a running agent to seen, and finds them in the reference.
 func (n *node) scrape(seen map[string]bool) {
 	n.t.Helper()
 	code, body := n.fetch("10249", "/metrics")
 	if code != http.StatusOK {
 		n.t.Fatalf("/metrics: %d %s", code, body)
 	}
+	types := referenceTypes(n.t)
 	for _, m := range sample.FindAllStringSubmatch(body, -1) {
+		if want := types[m[1]]; want != m[2] && !library.MatchString(m[1]) {
+			n.t.Errorf("%s is a %s, and %q in %s", m[1], m[2], want, referenceFile)
+		}
 		seen[m[1]] = true
 		if m[2] == "histogram" {
 			seen[m[1]+"_bucket"], seen[m[1]+"_sum"], seen[m[1]+"_count"] = true, true, true
@@ -54,7 +74,7 @@ func declared(t *testing.T) map[string]bool {
 		t.Fatal("the registry does not describe its metrics")
 	}
 	seen := map[string]bool{"up": true}
-	for _, c := range []prometheus.Collector{registry, conntrack.NewCollector()} {
+	for _, c := range []prometheus.Collector{registry, conntrack.NewCollector(), new(nftables.Policies), new(autopilot.Pilot)} {
 		descs := make(chan *prometheus.Desc)
 		go func() { c.Describe(descs); close(descs) }()
 		for d := range descs {
@@ -112,29 +132,31 @@ func alertQueries(t *testing.T) (queries []string) {
 	return queries
 }
 
+// panel is a panel of a dashboard; a collapsed row has panels of its own.
+type panel struct {
+	Targets []struct {
+		Expr string `json:"expr"`
+	} `json:"targets"`
+	Panels []panel `json:"panels"`
+}
+
+func (p panel) queries() (list []string) {
+	for _, target := range p.Targets {
+		list = append(list, target.Expr)
+	}
+	for _, below := range p.Panels {
+		list = append(list, below.queries()...)
+	}
+	return list
+}
+
 func dashboardQueries(t *testing.T) (queries []string) {
 	t.Helper()
-	var d struct {
-		Panels []struct {
-			Targets []struct {
-				Expr string `json:"expr"`
-			} `json:"targets"`
-		} `json:"panels"`
-		Templating struct {
-			List []struct {
-				Definition string `json:"definition"`
-			} `json:"list"`
-		} `json:"templating"`
-	}
+	var d struct{ Panels []panel }
 	if err := json.Unmarshal(must[[]byte](t)(os.ReadFile(dashboardFile)), &d); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range d.Panels {
-		for _, target := range p.Targets {
-			queries = append(queries, target.Expr)
-		}
-	}
-	return queries
+	return panel{Panels: d.Panels}.queries()
 }
 
 func promtool(t *testing.T, args ...string) {

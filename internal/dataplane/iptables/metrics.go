@@ -49,9 +49,9 @@ func (m *metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.total, m.last, m.failures, m.partialFailures, m.differences}
 }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. The zero Backend describes its metrics too.
 func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range b.metrics.all() {
+	for _, c := range newMetrics().all() {
 		c.Describe(ch)
 	}
 }

@@ -38,7 +38,7 @@ func (s Severity) AtLeast(t Severity) bool {
 
 // Finding is one problem.
 type Finding struct {
-	ID        string   `json:"id"` // stable; docs/reference/doctor.md lists every id
+	ID        string   `json:"id"` // stable; Kinds lists every id
 	Severity  Severity `json:"severity"`
 	Namespace string   `json:"namespace,omitempty"` // network namespace; "" for the whole machine
 	Title     string   `json:"title"`

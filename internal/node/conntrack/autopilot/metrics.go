@@ -39,9 +39,9 @@ func (m *metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.steps, m.changed, m.readOnly, m.needs, m.within, m.measuring}
 }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. The zero Pilot describes its metrics too.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range m.all() {
+	for _, c := range newMetrics().all() {
 		c.Describe(ch)
 	}
 }

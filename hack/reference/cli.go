@@ -1,0 +1,227 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	spillway "spillway.dev/spillway/internal/cli/program"
+	lab "spillway.dev/spillway/lab/cli/program"
+)
+
+func cliPage(string) ([]byte, error) {
+	w := page("the commands' help", "Commands")
+	w.WriteString("`spillway` has the agent and the node tools, `spillway-lab` the lab. Every command has `--help`.\n" +
+		"[Exit codes](exit-codes.md) are the same for all commands.\n\n")
+	for _, cmd := range programs() {
+		writeCommand(w, cmd)
+	}
+	return end(w), nil
+}
+
+func programs() []*cobra.Command {
+	return []*cobra.Command{spillway.New().Root(), lab.New().Root()}
+}
+
+// writeCommand writes a command and the commands below it.
+func writeCommand(w *bytes.Buffer, cmd *cobra.Command) {
+	fmt.Fprintf(w, "## %s\n\n", cmd.CommandPath())
+	about := cmd.Long
+	if about == "" {
+		about = strings.TrimSuffix(cmd.Short, ".") + "."
+	}
+	writeText(w, about)
+	if cmd.Runnable() && cmd.HasParent() {
+		fmt.Fprintf(w, "```\n%s\n```\n\n", cmd.UseLine())
+	}
+	if cmd.Example != "" {
+		fmt.Fprintf(w, "Examples:\n\n```\n%s\n```\n\n", strings.TrimRight(dedent(cmd.Example), "\n"))
+	}
+	if cmd.Name() == "completion" { // cobra's, with a manual for each shell
+		fmt.Fprintf(w, "```\n%s bash|fish|powershell|zsh\n```\n\n", cmd.CommandPath())
+		return
+	}
+	writeChildren(w, cmd)
+	writeFlags(w, cmd)
+	for _, child := range cmd.Commands() {
+		if child.IsAvailableCommand() {
+			writeCommand(w, child)
+		}
+	}
+}
+
+// writeText writes a help text. Its indented lines are a list or a table.
+func writeText(w *bytes.Buffer, text string) {
+	blank, indented := "", false
+	for line := range strings.Lines(strings.TrimSpace(text) + "\n") {
+		if strings.TrimSpace(line) == "" {
+			blank = "\n"
+			continue
+		}
+		if is := strings.HasPrefix(line, "  "); is != indented {
+			fence := "```\n"
+			if is {
+				line = fence + line
+			} else {
+				w.WriteString(fence)
+			}
+			blank, indented = "\n", is
+		}
+		w.WriteString(blank + line)
+		blank = ""
+	}
+	if indented {
+		w.WriteString("```\n")
+	}
+	w.WriteByte('\n')
+}
+
+// dedent removes the indentation that all lines have.
+func dedent(text string) string {
+	text = strings.Trim(text, "\n")
+	indent := text[:len(text)-len(strings.TrimLeft(text, " "))]
+	return strings.ReplaceAll("\n"+text, "\n"+indent, "\n")[1:]
+}
+
+func writeChildren(w *bytes.Buffer, cmd *cobra.Command) {
+	rows := [][]string{{"command", "does"}}
+	for _, child := range cmd.Commands() {
+		if child.IsAvailableCommand() {
+			anchor := strings.ReplaceAll(child.CommandPath(), " ", "-")
+			rows = append(rows, []string{fmt.Sprintf("[%s](#%s)", child.CommandPath(), anchor), cell(child.Short)})
+		}
+	}
+	if len(rows) > 1 {
+		table(w, rows...)
+	}
+}
+
+// groupKey is the annotation of a flag with its group in the help.
+const groupKey = "spillway.dev/group"
+
+// writeFlags writes a table for each group of flags: those of no group last.
+func writeFlags(w *bytes.Buffer, cmd *cobra.Command) {
+	var groups []string
+	rows := map[string][][]string{}
+	cmd.NonInheritedFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		group := strings.Join(f.Annotations[groupKey], "")
+		if rows[group] == nil {
+			groups = append(groups, group)
+			rows[group] = [][]string{{strings.TrimSpace(group + " flag"), "meaning and default"}}
+		}
+		rows[group] = append(rows[group], flagRow(f))
+	})
+	for _, group := range groups {
+		if group != "" {
+			table(w, rows[group]...)
+		}
+	}
+	if rest := rows[""]; rest != nil {
+		table(w, rest...)
+	}
+}
+
+func flagRow(f *pflag.Flag) []string {
+	name, usage := pflag.UnquoteUsage(f)
+	flag := "--" + f.Name
+	if f.Shorthand != "" {
+		flag = "-" + f.Shorthand + ", " + flag
+	}
+	value := code(defaultOf(f))
+	if m := wordyDefault.FindStringSubmatch(usage); m != nil {
+		usage, value = wordyDefault.ReplaceAllString(usage, ""), cell(m[1])
+	}
+	if value != "" {
+		value = "<br>Default: " + value
+	}
+	return []string{code(strings.TrimSpace(flag + " " + name)), cell(usage) + value}
+}
+
+// wordyDefault is a default value that a flag's usage describes.
+var wordyDefault = regexp.MustCompile(` ?\(default(?:: |, )([^()]*)\)`)
+
+// defaultOf returns a flag's default value, "" if it has none.
+func defaultOf(f *pflag.Flag) string {
+	if f.DefValue == "[]" || f.DefValue == "false" {
+		return ""
+	}
+	return strings.Trim(f.DefValue, "[]")
+}
+
+// exitCode is a sentence about exit codes in a command's help.
+var exitCode = regexp.MustCompile(`[^.]*\bexit code\b[^.]*\.`)
+
+func exitCodesPage(root string) ([]byte, error) {
+	w := page("internal/cli and the commands' help", "Exit codes")
+	w.WriteString("Every command of both programs ends with one of these codes. An error is one line on stderr.\n\n")
+	codes, err := exitCodes(filepath.Join(root, "internal/cli/cli.go"))
+	if err != nil {
+		return nil, err
+	}
+	table(w, append([][]string{{"code", "meaning"}}, codes...)...)
+	rows := [][]string{{"command", "in addition"}}
+	for _, cmd := range programs() {
+		rows = append(rows, exitCodeNotes(cmd)...)
+	}
+	if len(rows) > 1 {
+		table(w, rows...)
+	}
+	return end(w), nil
+}
+
+// exitCodes reads the constants of internal/cli, with their comments.
+func exitCodes(path string) (rows [][]string, err error) {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+	if err != nil {
+		return nil, err
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok || !strings.HasPrefix(spec.Names[0].Name, "Exit") {
+			return true
+		}
+		value, ok := spec.Values[0].(*ast.BasicLit)
+		if ok && spec.Comment != nil {
+			rows = append(rows, []string{value.Value, cell(spec.Comment.Text())})
+		}
+		return true
+	})
+	if len(rows) < 3 {
+		return nil, fmt.Errorf("%s: %d exit codes have a comment, want at least 3", path, len(rows))
+	}
+	return rows, nil
+}
+
+// exitCodeNotes returns what the help of a command and of the commands below it says
+// about exit codes.
+func exitCodeNotes(cmd *cobra.Command) (rows [][]string) {
+	var notes []string
+	for _, sentence := range exitCode.FindAllString(strings.ReplaceAll(cmd.Long, "\n", " "), -1) {
+		notes = append(notes, cell(sentence))
+	}
+	cmd.NonInheritedFlags().VisitAll(func(f *pflag.Flag) {
+		if exitCode.MatchString(f.Usage) {
+			notes = append(notes, code("--"+f.Name)+": "+cell(f.Usage))
+		}
+	})
+	if len(notes) > 0 {
+		rows = append(rows, []string{code(cmd.CommandPath()), strings.Join(notes, " ")})
+	}
+	for _, child := range cmd.Commands() {
+		if child.IsAvailableCommand() {
+			rows = append(rows, exitCodeNotes(child)...)
+		}
+	}
+	return rows
+}
