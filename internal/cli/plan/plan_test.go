@@ -22,7 +22,7 @@ func TestPlanSaysThePublishedCeiling(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	out.Reset()
-	if code := run([]string{"plan", "--table", "131072", "--timeout", "tcp_time_wait=2m"}, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), "1092/s") {
+	if code := run([]string{"plan", "--table", "131072", "--timeout", "tcp_time_wait=2m"}, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), " 1092\n") {
 		t.Errorf("exit code %d: %s%s", code, &out, &errs)
 	}
 }
@@ -60,7 +60,7 @@ func TestPlanSaysThatExpectationsDoNotFit(t *testing.T) {
 		args := []string{"plan", "--lost", lost, "--load", "tftp=10"}
 		var out, errs bytes.Buffer
 		run(args, &out, &errs)
-		said := strings.Contains(out.String(), "3000 of 12: they do not fit; set nf_conntrack_expect_max to 3000 or more\n")
+		said := strings.Contains(out.String(), "Expectations do not fit: set net.netfilter.nf_conntrack_expect_max to 3000 or more.\n")
 		if said == want {
 			t.Errorf("lost %s: said %v: %s%s", lost, said, &out, &errs)
 		}

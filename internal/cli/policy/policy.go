@@ -19,13 +19,9 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
 		Short: "Explain do-not-track policies",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return cli.UsageErrorf("no command given: use one, such as 'spillway policy explain'")
-		},
 	}
 	cmd.AddCommand(newExplainCommand())
-	return cmd
+	return cli.Group(cmd)
 }
 
 // config is the command line of `spillway policy explain`.
@@ -33,7 +29,7 @@ type config struct {
 	policyflow.Question
 	manifests          string
 	kubeconfig, master string
-	output             string
+	output             cli.Output
 }
 
 func newExplainCommand() *cobra.Command {
@@ -51,9 +47,9 @@ Other outcomes:
                            or a node's port that leads to endpoints: give an endpoint
   differs by address       the addresses of a peer have different outcomes
   differs by source port   requests from some source ports count as replies`,
-		Args: cobra.NoArgs,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(c.output); err != nil {
+			if err := c.output.Validate(); err != nil {
 				return err
 			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
@@ -62,7 +58,7 @@ Other outcomes:
 			if err != nil {
 				return err
 			}
-			return cli.PrintResult(cmd.OutOrStdout(), c.output, e)
+			return c.output.Print(cmd.OutOrStdout(), e)
 		},
 	}
 	f := cmd.Flags()
@@ -76,7 +72,7 @@ Other outcomes:
 	f.StringVar(&c.master, "master", "", "Address of the API server, instead of the kubeconfig's.")
 	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "--proxy-mode of the agents. Flows that netfilter translates are tracked.")
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "--service-proxy-name of the agents.")
-	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
+	c.output.AddFlag(cmd)
 	return cmd
 }
 

@@ -1,0 +1,136 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"spillway.dev/spillway/internal/page"
+)
+
+// groupKey is the annotation of a flag that has the name of its group in the help.
+const groupKey = "spillway.dev/group"
+
+// GroupFlags puts flags into a group of the help, such as "Source". Flags of no group are
+// in the group "". Groups are shown in the order of their first flags.
+func GroupFlags(flags *pflag.FlagSet, group string, names ...string) {
+	for _, name := range names {
+		if err := flags.SetAnnotation(name, groupKey, []string{group}); err != nil {
+			panic(err) // a flag that does not exist: a mistake in the source
+		}
+	}
+}
+
+// GroupOf returns the group of a flag in the help, "" for none.
+func GroupOf(f *pflag.Flag) string {
+	if names := f.Annotations[groupKey]; len(names) > 0 {
+		return names[0]
+	}
+	return ""
+}
+
+// help prints the help of a command so that it fits the terminal.
+func help(cmd *cobra.Command, _ []string) {
+	p := page.Of(cmd.OutOrStdout())
+	var b strings.Builder
+	text := cmd.Long
+	if text == "" {
+		text = cmd.Short + "."
+	}
+	b.WriteString(reflow(p, text))
+	heading := func(s string) { fmt.Fprintf(&b, "\n%s\n", p.Paint(page.Strong, s+":")) }
+	heading("Usage")
+	if group := cmd.HasAvailableSubCommands(); group {
+		fmt.Fprintf(&b, "  %s COMMAND\n", cmd.CommandPath())
+	} else {
+		fmt.Fprintf(&b, "  %s\n", cmd.UseLine())
+	}
+	if cmd.Example != "" {
+		heading("Examples")
+		fmt.Fprintf(&b, "%s\n", strings.TrimRight(cmd.Example, "\n"))
+	}
+	if cmd.HasAvailableSubCommands() {
+		heading("Available Commands")
+		t := page.NewTable(page.Column{}, page.Column{}, page.Column{Least: 30})
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() || sub.Name() == "help" {
+				t.Row("", sub.Name(), sub.Short)
+			}
+		}
+		if err := t.Write(&page.Page{Writer: &b, Width: p.Width}); err != nil {
+			panic(err) // a strings.Builder does not fail
+		}
+	}
+	for _, g := range groups(cmd) {
+		heading(strings.TrimSpace(g.name + " Flags"))
+		b.WriteString(strings.TrimRight(g.flags.FlagUsagesWrapped(p.Width), "\n") + "\n")
+	}
+	if cmd.HasAvailableSubCommands() {
+		fmt.Fprintf(&b, "\n%s\n", p.Wrap(fmt.Sprintf("Use \"%s COMMAND --help\" for more information about a command.", cmd.CommandPath()), ""))
+	}
+	fmt.Fprint(p, b.String())
+}
+
+// reflow breaks the paragraphs of a text anew. Lines that begin with a blank stay as they
+// are.
+func reflow(p *page.Page, text string) string {
+	var out strings.Builder
+	var words []string
+	flush := func() {
+		if len(words) > 0 {
+			out.WriteString(p.Wrap(strings.Join(words, " "), "") + "\n")
+		}
+		words = nil
+	}
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, " \n")
+		if line == "" || line[0] == ' ' {
+			flush()
+			out.WriteString(line + "\n")
+			continue
+		}
+		words = append(words, strings.Fields(line)...)
+	}
+	flush()
+	return out.String()
+}
+
+// flagGroup is the flags of one group.
+type flagGroup struct {
+	name  string
+	flags *pflag.FlagSet
+}
+
+// groups returns the visible flags of a command by group: those of no group first.
+func groups(cmd *cobra.Command) []flagGroup {
+	var out []flagGroup
+	add := func(f *pflag.Flag) {
+		if f.Hidden {
+			return
+		}
+		name := GroupOf(f)
+		i := slices.IndexFunc(out, func(g flagGroup) bool { return g.name == name })
+		if i < 0 {
+			i = len(out)
+			out = append(out, flagGroup{name, pflag.NewFlagSet(name, pflag.ContinueOnError)})
+			out[i].flags.SortFlags = false
+		}
+		out[i].flags.AddFlag(f)
+	}
+	cmd.InitDefaultHelpFlag()
+	cmd.InitDefaultVersionFlag()
+	cmd.Flags().VisitAll(add)
+	slices.SortStableFunc(out, func(a, b flagGroup) int {
+		switch {
+		case a.name == "" && b.name != "":
+			return -1
+		case b.name == "" && a.name != "":
+			return 1
+		}
+		return 0
+	})
+	return out
+}

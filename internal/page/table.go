@@ -1,0 +1,167 @@
+package page
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"spillway.dev/spillway/internal/escape"
+)
+
+// Column describes a column of a Table. Columns that identify a row come first.
+type Column struct {
+	Name  string // with the unit, such as "P99 µs"
+	Right bool   // numbers are aligned to the right
+	Wide  bool   // shown with -o wide only
+	// Least, if not 0, makes this a column that gives way if the table is too wide: to as
+	// few columns as this. Its text is broken, or cut at its end if Cut is set.
+	Least int
+	Cut   bool
+}
+
+// Table is a table for people: without borders, with headings, and with a verdict below.
+type Table struct {
+	columns []Column
+	rows    [][]string
+	foot    []line
+}
+
+// line is a line below a table.
+type line struct {
+	mood       Mood
+	word, text string
+}
+
+// NewTable returns an empty table.
+func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
+
+// Row adds a row with a value for each column, also for those of -o wide. It makes the
+// values safe to print.
+func (t *Table) Row(values ...any) {
+	row := make([]string, len(t.columns))
+	for i := range row {
+		if i < len(values) {
+			row[i] = escape.Text(fmt.Sprint(values[i]))
+		}
+	}
+	t.rows = append(t.rows, row)
+}
+
+// Foot adds a line below the table.
+func (t *Table) Foot(format string, args ...any) {
+	t.foot = append(t.foot, line{text: fmt.Sprintf(format, args...)})
+}
+
+// Verdict adds a line below the table that begins with a word in the color of its mood.
+func (t *Table) Verdict(m Mood, word, format string, args ...any) {
+	t.foot = append(t.foot, line{m, word, fmt.Sprintf(": "+format, args...)})
+}
+
+// gap is the space between two columns.
+const gap = 2
+
+// Write prints the table so that it fits the page.
+func (t *Table) Write(w io.Writer) error {
+	p := Of(w)
+	var out strings.Builder
+	if len(t.rows) > 0 {
+		for line := range strings.Lines(t.render(p)) {
+			out.WriteString(strings.TrimRight(line, " \n") + "\n")
+		}
+	}
+	for _, line := range t.foot {
+		out.WriteString(p.Wrap(p.Paint(line.mood, line.word)+line.text, "") + "\n")
+	}
+	if _, err := io.WriteString(p, out.String()); err != nil {
+		return fmt.Errorf("write table: %w", err)
+	}
+	return nil
+}
+
+func (t *Table) render(p *Page) string {
+	var shown []int
+	for i, c := range t.columns {
+		if !c.Wide || p.Wide {
+			shown = append(shown, i)
+		}
+	}
+	widths := t.widths(p, shown)
+	out := table.NewWriter()
+	out.SetStyle(style(p))
+	head := table.Row{}
+	var configs []table.ColumnConfig
+	for k, i := range shown {
+		c := t.columns[i]
+		head = append(head, c.Name)
+		config := table.ColumnConfig{Number: k + 1, WidthMax: widths[k], WidthMaxEnforcer: wrapped}
+		if c.Cut {
+			config.WidthMaxEnforcer = cut
+		}
+		if c.Right {
+			config.Align, config.AlignHeader = text.AlignRight, text.AlignRight
+		}
+		configs = append(configs, config)
+	}
+	out.SetColumnConfigs(configs)
+	if slices.ContainsFunc(shown, func(i int) bool { return t.columns[i].Name != "" }) {
+		out.AppendHeader(head)
+	}
+	for _, row := range t.rows {
+		cells := table.Row{}
+		for _, i := range shown {
+			cells = append(cells, row[i])
+		}
+		out.AppendRow(cells)
+	}
+	return out.Render()
+}
+
+func style(p *Page) table.Style {
+	s := table.Style{
+		Box:    table.BoxStyle{PaddingRight: strings.Repeat(" ", gap)},
+		Format: table.FormatOptions{Header: text.FormatDefault, Row: text.FormatDefault, HeaderVAlign: text.VAlignBottom},
+	}
+	if p.Color {
+		s.Color.Header = text.Colors{text.Bold}
+	}
+	return s
+}
+
+func wrapped(cell string, width int) string { return broken(cell, width, ansi.Wrap) }
+
+func cut(cell string, width int) string { return ansi.Truncate(cell, width, "…") }
+
+// widths returns the widths of the shown columns. Where the page is too narrow, the widest
+// of the columns that give way is narrowed first.
+func (t *Table) widths(p *Page, shown []int) []int {
+	widths := make([]int, len(shown))
+	all := gap * (len(shown) - 1)
+	for k, i := range shown {
+		widths[k] = ansi.StringWidth(t.columns[i].Name)
+		for _, row := range t.rows {
+			widths[k] = max(widths[k], ansi.StringWidth(row[i]))
+		}
+		all += widths[k]
+	}
+	if p.Width <= 0 || p.Wide {
+		return widths
+	}
+	for ; all > p.Width; all-- {
+		widest := -1
+		for k, i := range shown {
+			if least := t.columns[i].Least; least > 0 && widths[k] > least && (widest < 0 || widths[k] > widths[widest]) {
+				widest = k
+			}
+		}
+		if widest < 0 {
+			break
+		}
+		widths[widest]--
+	}
+	return widths
+}
