@@ -6,13 +6,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/spf13/cobra"
-
-	"spillway.dev/spillway/internal/cli"
-	"spillway.dev/spillway/lab/cli/bench"
-	"spillway.dev/spillway/lab/cli/demo"
-	"spillway.dev/spillway/lab/cli/lab"
-	"spillway.dev/spillway/lab/cli/load"
+	"spillway.dev/spillway/lab/cli/program"
 	"spillway.dev/spillway/lab/workload"
 )
 
@@ -23,15 +17,5 @@ func main() {
 
 // run executes a command line and returns its exit code.
 func run(args []string, stdout, stderr io.Writer) int {
-	return cli.Program{
-		Name:    "spillway-lab",
-		Short:   "Clusters of network namespaces on one machine, and measurements of Spillway there",
-		Example: "spillway-lab demo",
-		Commands: []*cobra.Command{
-			bench.NewCommand(),
-			demo.NewCommand(),
-			lab.NewCommand(),
-			load.NewCommand(),
-		},
-	}.Run(args, stdout, stderr)
+	return program.New().Run(args, stdout, stderr)
 }

@@ -6,16 +6,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/spf13/cobra"
-
-	"spillway.dev/spillway/internal/cli"
-	"spillway.dev/spillway/internal/cli/agent"
-	"spillway.dev/spillway/internal/cli/chart"
-	"spillway.dev/spillway/internal/cli/doctor"
-	"spillway.dev/spillway/internal/cli/drops"
-	"spillway.dev/spillway/internal/cli/plan"
-	"spillway.dev/spillway/internal/cli/policy"
-	"spillway.dev/spillway/internal/cli/top"
+	"spillway.dev/spillway/internal/cli/program"
 )
 
 func main() {
@@ -24,18 +15,5 @@ func main() {
 
 // run executes a command line and returns its exit code.
 func run(args []string, stdout, stderr io.Writer) int {
-	return cli.Program{
-		Name:    "spillway",
-		Short:   "A Kubernetes Service proxy that keeps conntrack out of the way",
-		Example: "spillway agent",
-		Commands: []*cobra.Command{
-			agent.NewCommand(),
-			chart.NewCommand(),
-			doctor.NewCommand(),
-			drops.NewCommand(),
-			plan.NewCommand(),
-			policy.NewCommand(),
-			top.NewCommand(),
-		},
-	}.Run(args, stdout, stderr)
+	return program.New().Run(args, stdout, stderr)
 }

@@ -66,7 +66,7 @@ func help(cmd *cobra.Command, _ []string) {
 	}
 	for _, g := range groups(cmd) {
 		heading(strings.TrimSpace(g.name + " Flags"))
-		b.WriteString(strings.TrimRight(g.flags.FlagUsagesWrapped(p.Width), "\n") + "\n")
+		b.WriteString(g.usages(p))
 	}
 	if cmd.HasAvailableSubCommands() {
 		fmt.Fprintf(&b, "\n%s\n", p.Wrap(fmt.Sprintf("Use \"%s COMMAND --help\" for more information about a command.", cmd.CommandPath()), ""))
@@ -104,7 +104,42 @@ type flagGroup struct {
 	flags *pflag.FlagSet
 }
 
-// groups returns the visible flags of a command by group: those of no group first.
+// leastUsage is the least width of the column of usages. Where the page leaves less, each
+// usage is below its flag.
+const leastUsage = 44
+
+// usages lists the flags so that they fit the page.
+func (g *flagGroup) usages(p *page.Page) string {
+	if p.Width == 0 {
+		return g.flags.FlagUsages()
+	}
+	var heads, texts []string
+	widest := 0
+	g.flags.VisitAll(func(f *pflag.Flag) {
+		// pflag knows types and defaults, but breaks lines of narrow columns badly.
+		one := pflag.NewFlagSet("", pflag.ContinueOnError)
+		one.AddFlag(f)
+		line := strings.TrimSuffix(one.FlagUsages(), "\n")
+		blank := len(line) - len(strings.TrimLeft(line, " "))
+		head, text, _ := strings.Cut(line[blank:], "   ")
+		heads, texts = append(heads, line[:blank]+head), append(texts, strings.TrimSpace(text))
+		widest = max(widest, blank+len(head))
+	})
+	var out strings.Builder
+	const gap = 3
+	for i, head := range heads {
+		if p.Width-widest-gap < leastUsage {
+			fmt.Fprintf(&out, "%s\n%s\n", head, p.Wrap(texts[i], strings.Repeat(" ", 10)))
+			continue
+		}
+		usage := (&page.Page{Width: p.Width - widest - gap}).Wrap(texts[i], "")
+		usage = strings.ReplaceAll(usage, "\n", "\n"+strings.Repeat(" ", widest+gap))
+		fmt.Fprintf(&out, "%-*s%s\n", widest+gap, head, usage)
+	}
+	return out.String()
+}
+
+// groups returns the visible flags of a command by group: those of no group last.
 func groups(cmd *cobra.Command) []flagGroup {
 	var out []flagGroup
 	add := func(f *pflag.Flag) {
@@ -126,9 +161,9 @@ func groups(cmd *cobra.Command) []flagGroup {
 	slices.SortStableFunc(out, func(a, b flagGroup) int {
 		switch {
 		case a.name == "" && b.name != "":
-			return -1
-		case b.name == "" && a.name != "":
 			return 1
+		case b.name == "" && a.name != "":
+			return -1
 		}
 		return 0
 	})

@@ -76,7 +76,7 @@ Linux 5.17.`,
 	f.StringSliceVar(&c.reasons, "reason", nil, "The kernel's drop `reason`, or '!REASON' for all others.")
 	f.StringVar(&c.bpffs, "bpffs", "/sys/fs/bpf/spillway", "Directory of the agent's pins, to explain drops of the agent's programs.")
 	f.BoolVar(&c.all, "all", false, "Also show harmless drops: multicast, and "+strings.Join(drops.Quiet, ", ")+".")
-	f.IntVar(&c.rate, "rate", 100, "`Drops` shown a second at most; the others are counted. 0: no limit.")
+	f.IntVar(&c.rate, "rate", 100, "Most `drops` shown a second; the others are counted. 0: no limit.")
 	f.DurationVar(&c.duration, "for", 0, "Time after which to end. 0: when interrupted.")
 	f.IntVar(&c.count, "count", 0, "Number of `drops` after which to end. 0: when interrupted.")
 	c.output.AddFlag(cmd)

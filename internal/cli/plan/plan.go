@@ -61,12 +61,12 @@ watches the table and estimates when it is full.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringArrayVar(&c.loads, "load", nil, "`Load` as KIND=RATE[,LIFETIME]. May be given several times.")
+	f.StringArrayVar(&c.loads, "load", nil, "Load as `KIND=RATE[,LIFETIME]`. May be given several times.")
 	f.IntVar(&c.table, "table", 0, "Size of a table in `entries` (nf_conntrack_max), to compute its highest rates and whether the loads fit.")
-	f.StringArrayVar(&c.timeouts, "timeout", nil, "`Timeout` as NAME=DURATION; names: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's).")
-	f.Float64Var(&c.headRoom, "head-room", 0.25, "`Share` of the table that stays free.")
+	f.StringArrayVar(&c.timeouts, "timeout", nil, "Timeout as `NAME=DURATION`; names: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's).")
+	f.Float64Var(&c.headRoom, "head-room", 0.25, "Free `share` of the table.")
 	f.DurationVar(&c.wait, "wait", 100*time.Millisecond, "Time from a helper's request to the packet that it expects.")
-	f.Float64Var(&c.lost, "lost", 0, "`Share` of the expected packets that never arrive, from 0 to 1.")
+	f.Float64Var(&c.lost, "lost", 0, "Lost `share` of the expected packets, from 0 to 1.")
 	f.BoolVar(&c.live, "live", false, "Use the table and timeouts of this network namespace.")
 	f.DurationVar(&c.sample, "sample", 2*time.Second, "Time that --live watches the table.")
 	c.output.AddFlag(cmd)
@@ -80,6 +80,8 @@ watches the table and estimates when it is full.`,
 	slices.Sort(names)
 	cli.Choices(cmd, "load", kinds...)
 	cli.Choices(cmd, "timeout", names...)
+	cli.GroupFlags(f, "Load", "load", "wait", "lost")
+	cli.GroupFlags(f, "Table", "table", "timeout", "head-room", "live", "sample")
 	return cmd
 }
 

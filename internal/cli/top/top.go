@@ -61,7 +61,7 @@ eBPF dataplane need no conntrack and are not shown. Needs root.`,
 	f := cmd.Flags()
 	f.DurationVar(&interval, "interval", 2*time.Second, "Time between two pages.")
 	f.BoolVar(&once, "once", false, "Print one page and exit.")
-	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/spillway", "`Directory` of the agent's pins, to tell whether the eBPF dataplane serves.")
+	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/spillway", "Directory of the agent's pins, to tell whether the eBPF dataplane serves.")
 	output.AddFlag(cmd)
 	return cmd
 }
