@@ -22,6 +22,8 @@ turn a stream of endpoint changes. For some of them, a pod connects until it see
 change. In the end, compares the endpoints in the kernel with those that were written.
 Needs root, nginx, and the programs that hack/peers builds. Do not use the machine
 meanwhile.`,
+		Example: `  spillway-lab bench api
+  spillway-lab bench api --services 1000 --rate 100 --duration 20s`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
@@ -40,5 +42,6 @@ meanwhile.`,
 	f.IntVar(&cfg.Probes, "probes", 20, "Changes a second that a pod waits for.")
 	harness.SpillwayFlag(f)
 	output.AddFlag(cmd)
+	cli.Choices(cmd, "modes", stream.Proxies...)
 	return cmd
 }

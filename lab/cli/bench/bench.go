@@ -45,6 +45,8 @@ dataplanes and kube-proxy (built by "hack/peers kube-proxy", with a helper rule 
 cluster of their own. Needs root, nft, iptables and conntrack. With the defaults it takes
 about six minutes. Do not use the machine meanwhile.`
 	cmd.Flags().StringSliceVar(&cfg.Files, "modes", []string{"ebpf", "nftables", path.KubeProxy}, "Proxies to measure, of "+strings.Join(path.Proxies, ", ")+".")
+	cmd.Example = "  spillway-lab bench tftp\n  spillway-lab bench tftp --modes ebpf --only full"
+	cli.Choices(cmd, "modes", path.Proxies...)
 	return cmd
 }
 
@@ -65,6 +67,8 @@ func newBenchPathCommand() *cobra.Command {
 address. Needs root and nginx. With the defaults it takes about ten minutes. Do not use
 the machine meanwhile.`
 	cmd.Flags().StringSliceVar(&modes, "modes", []string{"ebpf"}, "Dataplane to measure.")
+	cmd.Example = "  spillway-lab bench path\n  spillway-lab bench path --only half -o json"
+	cli.Choices(cmd, "modes", path.Modes...)
 	return cmd
 }
 

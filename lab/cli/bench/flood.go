@@ -24,6 +24,8 @@ NodePort: with the endpoint on the receiving node, and on the other one. Reports
 share of new connections with a first answer within a second. Modes that begin with
 kube-proxy need "hack/peers kube-proxy". Needs root, nginx and nft. Do not use the machine
 meanwhile.`,
+		Example: `  spillway-lab bench flood
+  spillway-lab bench flood --modes ebpf --rate 0`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
@@ -41,5 +43,6 @@ meanwhile.`,
 	f.IntVar(&cfg.Clients, "clients", 16, "Honest clients that connect concurrently.")
 	harness.SpillwayFlag(f)
 	output.AddFlag(cmd)
+	cli.Choices(cmd, "modes", flood.Modes...)
 	return cmd
 }

@@ -27,6 +27,8 @@ neither. Compares short connections to a real memcached in alternating pairs: CP
 fixed rate, and connections/s with a free and with a full conntrack table. The table is
 filled with flows up to this machine's nf_conntrack_max, which is not changed. Needs root,
 memcached, nft and conntrack. Do not use the machine meanwhile.`,
+		Example: `  spillway-lab bench notrack
+  spillway-lab bench notrack --proxy-mode ebpf --only CPU`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
@@ -55,5 +57,6 @@ memcached, nft and conntrack. Do not use the machine meanwhile.`,
 	f.StringVar(&only, "only", "", "Regular expression that the \"NAME, FIGURE\" of a comparison must match, such as 'CPU' or 'ceiling'.")
 	harness.SpillwayFlag(f)
 	output.AddFlag(cmd)
+	cli.Choices(cmd, "proxy-mode", proxymode.Names()...)
 	return cmd
 }

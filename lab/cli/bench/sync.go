@@ -27,6 +27,8 @@ the first full sync, single changes, and the first packet of a connection. The m
 kube-proxy-nftables and kube-proxy-iptables measure kube-proxy (run "hack/peers
 kube-proxy" first). With iptables, -legacy or -nft at the end of a mode selects the
 variant. Needs root and nginx. Do not use the machine meanwhile.`,
+		Example: `  spillway-lab bench sync
+  spillway-lab bench sync --modes ebpf,kube-proxy-nftables --services 100,1000`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
@@ -43,6 +45,7 @@ variant. Needs root and nginx. Do not use the machine meanwhile.`,
 	f.IntVar(&cfg.Changes, "changes", 100, "Single changes for the percentiles.")
 	f.IntVar(&cfg.Rounds, "rounds", 20, "Comparisons of first packets.")
 	output.AddFlag(cmd)
+	cli.Choices(cmd, "modes", change.Modes...)
 	return cmd
 }
 

@@ -29,6 +29,8 @@ starts an agent on each node with the manifests of examples/demo, and sends requ
 to every Service address. Compares the path through a Service with direct access to the
 same server. Takes about a minute, needs root and nginx, and removes everything at the
 end.`,
+		Example: `  spillway-lab demo
+  spillway-lab demo --rounds 2 -o json`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {

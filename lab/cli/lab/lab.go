@@ -46,7 +46,9 @@ func newUpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Create a cluster, or repair it",
-		Args:  cli.Arguments(),
+		Example: `  spillway-lab lab up
+  spillway-lab lab up --name big --nodes 3 --pods 5 --pod-network vxlan`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
 				return err
@@ -82,7 +84,21 @@ func newUpCommand() *cobra.Command {
 	f.BoolVar(&spec.Conntrack, "conntrack", false, "Enable conntrack on the nodes.")
 	f.StringSliceVar(&spec.Zones, "zones", nil, "Zones, assigned to nodes in turn (default: one for each node).")
 	output.AddFlag(cmd)
+	cli.Choices(cmd, "pod-network", topology.Routed, topology.VXLAN)
+	cli.Choices(cmd, "ip-families", "IPv4", "IPv6")
+	cli.Choices(cmd, "rp-filter", "0", "1", "2")
+	cli.GroupFlags(f, "Size", "nodes", "pods", "clients", "zones")
+	cli.GroupFlags(f, "Network", "pod-network", "ip-families", "lan4", "lan6", "cluster-cidr4", "cluster-cidr6",
+		"external-ranges", "rp-filter", "masquerade", "conntrack")
 	return cmd
+}
+
+// completeClusters makes a shell complete the names of this machine's clusters.
+func completeClusters(cmd *cobra.Command) {
+	cli.Complete(cmd, "name", func() []string {
+		names, _ := topology.List() // a user without rights sees none
+		return names
+	})
 }
 
 func labUp(cmd *cobra.Command, spec topology.Spec, output cli.Output) error {
@@ -107,7 +123,9 @@ func newDownCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "Stop a cluster's processes and remove it; no error if there is none",
-		Args:  cli.Arguments(),
+		Example: `  spillway-lab lab down
+  spillway-lab lab down --all`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := topology.RequireRoot(); err != nil {
 				return err
@@ -127,6 +145,7 @@ func newDownCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
 	cmd.Flags().BoolVar(&all, "all", false, "Remove every cluster of this machine.")
+	completeClusters(cmd)
 	return cmd
 }
 
@@ -136,7 +155,9 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show clusters, their hosts, and the processes in them",
-		Args:  cli.Arguments(),
+		Example: `  spillway-lab lab status
+  spillway-lab lab status --name lab -o json`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
 				return err
@@ -168,6 +189,7 @@ func newStatusCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "Name of the cluster (default: all).")
+	completeClusters(cmd)
 	output.AddFlag(cmd)
 	return cmd
 }
@@ -177,7 +199,9 @@ func newNodesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nodes [--name CLUSTER]",
 		Short: "Print a cluster's Nodes as a Kubernetes manifest",
-		Args:  cobra.MaximumNArgs(1), // the cluster, for compatibility
+		Example: `  spillway-lab lab nodes
+  spillway-lab lab nodes --name big`,
+		Args: cobra.MaximumNArgs(1), // the cluster, for compatibility
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if cmd.Flags().Changed("name") {
@@ -198,15 +222,17 @@ func newNodesCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
+	completeClusters(cmd)
 	return cmd
 }
 
 func newServeCommand() *cobra.Command {
 	var c workload.Config
 	cmd := &cobra.Command{
-		Use:       "serve http|dns|tcp|udp|tftp",
-		Short:     "Run a server that returns its name and its client's address, until SIGTERM",
-		Example:   "  spillway-lab lab exec node0-pod0 -- spillway-lab lab serve tcp --listen :7000 --name pod0",
+		Use:   "serve http|dns|tcp|udp|tftp",
+		Short: "Run a server that returns its name and its client's address, until SIGTERM",
+		Example: `  spillway-lab lab serve tcp --listen :7000 --name pod0
+  spillway-lab lab exec node0-pod0 -- spillway-lab lab serve http --listen :80`,
 		Args:      cli.Arguments("kind of server"),
 		ValidArgs: []string{workload.HTTP, workload.DNS, workload.TCP, workload.UDP, workload.TFTP},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -232,7 +258,10 @@ func newAskCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ask http|tcp|udp ADDRESS:PORT",
 		Short: "Query a lab server for its name and the client address that it sees, and print them as JSON",
-		Args:  cli.Arguments("kind of server", "ADDRESS:PORT"),
+		Example: `  spillway-lab lab ask tcp 10.244.0.2:7000
+  spillway-lab lab exec client0 -- spillway-lab lab ask http 172.30.0.10:30080`,
+		Args:      cli.Arguments("kind of server", "ADDRESS:PORT"),
+		ValidArgs: []string{workload.HTTP, workload.TCP, workload.UDP},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Kind, q.To = args[0], args[1]
 			a := workload.Put(cmd.Context(), q)

@@ -89,6 +89,9 @@ machine meanwhile.
 
 A row that fails is shown as failed; the others continue, and the exit code is 1. Ctrl-C
 ends a run and writes a report of the results so far. Nothing of it stays in the kernel.`,
+		Example: `  spillway-lab lab run all --quick
+  spillway-lab lab run snat-race --only 'Spillway|random-fully'
+  spillway-lab lab run tftp-nodeport do-not-track -d /tmp/report`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return cli.UsageErrorf("lab run: no experiment given: use all, or some of %s", strings.Join(labExperimentNames(), ", "))
@@ -241,7 +244,9 @@ func newListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the experiments, their rows and durations",
-		Args:  cli.Arguments(),
+		Example: `  spillway-lab lab list
+  spillway-lab lab list --quick -o wide`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
 				return err
@@ -322,7 +327,9 @@ func newDiffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff A.json B.json",
 		Short: "Show the differences beyond noise between two runs on one machine",
-		Args:  cli.Arguments("A.json", "B.json"),
+		Example: `  spillway-lab lab diff report/previous/results.json report/results.json
+  spillway-lab lab diff --force a.json b.json -o json`,
+		Args: cli.Arguments("A.json", "B.json"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := output.Validate(); err != nil {
 				return err
