@@ -40,7 +40,7 @@ func help(cmd *cobra.Command, _ []string) {
 	if text == "" {
 		text = cmd.Short + "."
 	}
-	b.WriteString(reflow(p, text))
+	b.WriteString(p.Reflow(text))
 	heading := func(s string) { fmt.Fprintf(&b, "\n%s\n", p.Paint(page.Strong, s+":")) }
 	heading("Usage")
 	if group := cmd.HasAvailableSubCommands(); group {
@@ -54,7 +54,7 @@ func help(cmd *cobra.Command, _ []string) {
 	}
 	if cmd.HasAvailableSubCommands() {
 		heading("Available Commands")
-		t := page.NewTable(page.Column{}, page.Column{}, page.Column{Least: 30})
+		t := page.NewTable(page.Text(""), page.Text(""), page.Text("").Shrinks(30))
 		for _, sub := range cmd.Commands() {
 			if sub.IsAvailableCommand() || sub.Name() == "help" {
 				t.Row("", sub.Name(), sub.Short)
@@ -72,30 +72,6 @@ func help(cmd *cobra.Command, _ []string) {
 		fmt.Fprintf(&b, "\n%s\n", p.Wrap(fmt.Sprintf("Use \"%s COMMAND --help\" for more information about a command.", cmd.CommandPath()), ""))
 	}
 	fmt.Fprint(p, b.String())
-}
-
-// reflow breaks the paragraphs of a text anew. Lines that begin with a blank stay as they
-// are.
-func reflow(p *page.Page, text string) string {
-	var out strings.Builder
-	var words []string
-	flush := func() {
-		if len(words) > 0 {
-			out.WriteString(p.Wrap(strings.Join(words, " "), "") + "\n")
-		}
-		words = nil
-	}
-	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, " \n")
-		if line == "" || line[0] == ' ' {
-			flush()
-			out.WriteString(line + "\n")
-			continue
-		}
-		words = append(words, strings.Fields(line)...)
-	}
-	flush()
-	return out.String()
 }
 
 // flagGroup is the flags of one group.

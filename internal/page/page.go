@@ -83,17 +83,44 @@ func (p *Page) Paint(m Mood, text string) string {
 	return style.Styled(text)
 }
 
-// readable is the width of paragraphs where the page has no limit, or a far one.
-const readable = 100
+// The width of paragraphs: at most, and on a page without a limit.
+const (
+	widestText = 100
+	usualText  = 80
+)
 
 // Wrap breaks a text at its blanks, so that its lines fit the page after an indent. Longer
 // words stay whole.
 func (p *Page) Wrap(text, indent string) string {
-	width := readable
-	if p.Width > 0 && !p.Wide {
-		width = min(width, p.Width)
+	width := usualText
+	if p.Width > 0 {
+		width = min(widestText, p.Width)
 	}
 	return indent + strings.ReplaceAll(broken(text, width-len(indent), ansi.Wordwrap), "\n", "\n"+indent)
+}
+
+// Reflow breaks the paragraphs of a text anew. Lines that begin with a blank stay as they
+// are.
+func (p *Page) Reflow(text string) string {
+	var out strings.Builder
+	var words []string
+	flush := func() {
+		if len(words) > 0 {
+			out.WriteString(p.Wrap(strings.Join(words, " "), "") + "\n")
+		}
+		words = nil
+	}
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, " \n")
+		if line == "" || line[0] == ' ' {
+			flush()
+			out.WriteString(line + "\n")
+			continue
+		}
+		words = append(words, strings.Fields(line)...)
+	}
+	flush()
+	return out.String()
 }
 
 // broken breaks a text at its blanks, and not at hyphens, as both functions of package

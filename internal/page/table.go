@@ -24,6 +24,24 @@ type Column struct {
 	Cut   bool
 }
 
+// Text returns a column of text.
+func Text(name string) Column { return Column{Name: name} }
+
+// Number returns a column of numbers.
+func Number(name string) Column { return Column{Name: name, Right: true} }
+
+// OnlyWide returns the column as one of -o wide.
+func (c Column) OnlyWide() Column {
+	c.Wide = true
+	return c
+}
+
+// Shrinks returns the column as one that gives way, to as few columns as least.
+func (c Column) Shrinks(least int) Column {
+	c.Least = least
+	return c
+}
+
 // Table is a table for people: without borders, with headings, and with a verdict below.
 type Table struct {
 	columns []Column

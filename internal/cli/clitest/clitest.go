@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/page"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -28,8 +29,17 @@ var Widths = []int{80, 120}
 func Golden(t *testing.T, name string, width int, got string) {
 	t.Helper()
 	Fits(t, width, got)
-	path := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", name, width))
+	File(t, fmt.Sprintf("%s-%d.txt", name, width), got)
+}
+
+// File compares a text with the golden file testdata/NAME.
+func File(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
 	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -41,6 +51,24 @@ func Golden(t *testing.T, name string, width int, got string) {
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s (-want +got; go test -update writes it anew):\n%s", path, diff)
 	}
+}
+
+// Pages compares the tables of a result at each width, and with -o wide, with golden
+// files.
+func Pages(t *testing.T, name string, result cli.Result) {
+	t.Helper()
+	for _, width := range Widths {
+		var out bytes.Buffer
+		if err := result.Write(&page.Page{Writer: &out, Width: width}); err != nil {
+			t.Fatal(err)
+		}
+		Golden(t, name, width, out.String())
+	}
+	var out bytes.Buffer
+	if err := cli.Wide.Print(&out, result); err != nil {
+		t.Fatal(err)
+	}
+	File(t, name+"-wide.txt", out.String())
 }
 
 // Fits checks that the lines of a page are not wider than a terminal.
