@@ -93,7 +93,11 @@ func (t *Table) Write(w io.Writer) error {
 		}
 	}
 	for _, line := range t.foot {
-		out.WriteString(p.Wrap(p.Paint(line.mood, line.word)+line.text, "") + "\n")
+		text := p.Paint(line.mood, line.word) + line.text
+		if p.Width > 0 {
+			text = p.Wrap(text, "")
+		}
+		out.WriteString(text + "\n")
 	}
 	if _, err := io.WriteString(p, out.String()); err != nil {
 		return fmt.Errorf("write table: %w", err)
@@ -155,31 +159,44 @@ func wrapped(cell string, width int) string { return broken(cell, width, ansi.Wr
 func cut(cell string, width int) string { return ansi.Truncate(cell, width, "…") }
 
 // widths returns the widths of the shown columns. Where the page is too narrow, the widest
-// of the columns that give way is narrowed first.
+// of the columns that give way is narrowed first: to its longest word, and where that is
+// not enough, to its least width.
 func (t *Table) widths(p *Page, shown []int) []int {
-	widths := make([]int, len(shown))
+	widths, words := make([]int, len(shown)), make([]int, len(shown))
 	all := gap * (len(shown) - 1)
 	for k, i := range shown {
-		widths[k] = ansi.StringWidth(t.columns[i].Name)
+		cells := []string{t.columns[i].Name}
 		for _, row := range t.rows {
-			widths[k] = max(widths[k], ansi.StringWidth(row[i]))
+			cells = append(cells, row[i])
+		}
+		for _, cell := range cells {
+			widths[k] = max(widths[k], ansi.StringWidth(cell))
+			for _, word := range strings.Fields(cell) {
+				words[k] = max(words[k], ansi.StringWidth(word))
+			}
 		}
 		all += widths[k]
 	}
 	if p.Width <= 0 || p.Wide {
 		return widths
 	}
-	for ; all > p.Width; all-- {
-		widest := -1
-		for k, i := range shown {
-			if least := t.columns[i].Least; least > 0 && widths[k] > least && (widest < 0 || widths[k] > widths[widest]) {
-				widest = k
+	for _, whole := range []bool{true, false} {
+		for ; all > p.Width; all-- {
+			widest := -1
+			for k, i := range shown {
+				least := t.columns[i].Least
+				if whole && !t.columns[i].Cut {
+					least = max(least, words[k])
+				}
+				if t.columns[i].Least > 0 && widths[k] > least && (widest < 0 || widths[k] > widths[widest]) {
+					widest = k
+				}
 			}
+			if widest < 0 {
+				break
+			}
+			widths[widest]--
 		}
-		if widest < 0 {
-			break
-		}
-		widths[widest]--
 	}
 	return widths
 }

@@ -254,12 +254,12 @@ func (p *planReport) loaded() bool { return p.Entries > 0 }
 
 // rates is the table of loads, with the rates that a table of this size carries.
 func (p *planReport) rates() *page.Table {
-	columns := []page.Column{{Name: "KIND"}}
+	columns := []page.Column{page.Text("KIND")}
 	if p.loaded() {
-		columns = append(columns, page.Column{Name: "RATE /s", Right: true})
+		columns = append(columns, page.Number("RATE /s"))
 	}
 	if p.Limit > 0 {
-		columns = append(columns, page.Column{Name: fmt.Sprintf("MOST /s OF %d ENTRIES", p.Limit), Right: true})
+		columns = append(columns, page.Number(fmt.Sprintf("MOST /s OF %d ENTRIES", p.Limit)))
 	}
 	t := page.NewTable(columns...)
 	for i, l := range p.Loads {
@@ -283,7 +283,7 @@ func (p *planReport) needs() *page.Table {
 	if !p.loaded() {
 		return nil
 	}
-	t := page.NewTable(page.Column{Name: "FOR THIS LOAD"}, page.Column{Name: "VALUE", Right: true})
+	t := page.NewTable(page.Text("FOR THIS LOAD"), page.Number("VALUE"))
 	t.Row("entries in the long run", p.Entries)
 	t.Row("nf_conntrack_max, with headroom", p.Table)
 	t.Row("nf_conntrack_buckets", p.Buckets)
@@ -299,10 +299,13 @@ func (p *planReport) needs() *page.Table {
 		t.Verdict(page.Good, "OK", "the load fits into the table of %d entries, with the headroom.", p.Limit)
 	}
 	if p.Limit == 0 || p.Table > p.Limit {
-		t.Foot("To set: sysctl -w net.netfilter.nf_conntrack_max=%d net.netfilter.nf_conntrack_buckets=%d", p.Table, p.Buckets)
+		t.Foot("To set it until the next restart, as root:")
+		t.Foot("  sysctl -w net.netfilter.nf_conntrack_max=%d", p.Table)
+		t.Foot("  sysctl -w net.netfilter.nf_conntrack_buckets=%d", p.Buckets)
 	}
 	if !p.ExpectFit {
-		t.Foot("Expectations do not fit: set net.netfilter.nf_conntrack_expect_max to %d or more.", p.Expectations)
+		t.Verdict(page.Bad, "TOO FEW EXPECTATIONS", "they do not fit; to set the limit:")
+		t.Foot("  sysctl -w net.netfilter.nf_conntrack_expect_max=%d", p.Expectations)
 	}
 	return t
 }
@@ -313,7 +316,7 @@ func (p *planReport) now() *page.Table {
 	if l == nil {
 		return nil
 	}
-	t := page.NewTable(page.Column{Name: "NOW"}, page.Column{Name: "VALUE", Right: true})
+	t := page.NewTable(page.Text("NOW"), page.Number("VALUE"))
 	t.Row("entries", l.Entries)
 	t.Row("nf_conntrack_max", l.Limit)
 	t.Row("free entries", max(l.Limit-l.Entries, 0))

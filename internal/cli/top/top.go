@@ -167,10 +167,9 @@ type topTable struct {
 
 // Write prints the page. Counters count from the creation of the namespace.
 func (p topTable) Write(w io.Writer) error {
-	right := func(name string) page.Column { return page.Column{Name: name, Right: true} }
-	wide := func(name string) page.Column { return page.Column{Name: name, Right: true, Wide: true} }
-	t := page.NewTable(page.Column{Name: "NAMESPACE", Least: 12, Cut: true}, right("ENTRIES"), right("USE"), right("+/s"),
-		right("DROPS"), right("INSFAIL"), right("INVALID"), right("EXPECT"),
+	wide := func(name string) page.Column { return page.Number(name).OnlyWide() }
+	t := page.NewTable(page.Column{Name: "NAMESPACE", Least: 12, Cut: true}, page.Number("ENTRIES"), page.Number("USE"), page.Number("+/s"),
+		page.Number("DROPS"), page.Number("INSFAIL"), page.Number("INVALID"), page.Number("EXPECT"),
 		wide("MAX"), wide("BUCKETS"), wide("EVICTED"), wide("FOUND"), wide("PID"))
 	for _, r := range p.rows {
 		expect := 0

@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/clitest"
+	"spillway.dev/spillway/internal/diagnosis/top"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/page"
 )
@@ -132,4 +134,15 @@ func TestTheKeysOfAJSONPage(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(page[0])); !slices.Equal(got, want) {
 		t.Errorf("keys %q, want %q", got, want)
 	}
+}
+
+func TestATableOfNamespacesFitsTheTerminal(t *testing.T) {
+	reports := []conntrack.Report{
+		{Namespace: conntrack.Namespace{Inode: 2, Names: []string{"cni-5b2c1d7e-0c3f-4a4e-9d8a-1f2e3d4c5b6a"}}, Entries: 261000, Limits: conntrack.Limits{Max: 262144, Buckets: 65536},
+			Counters: conntrack.Counters{Drop: 1234567, InsertFailed: 12345, EarlyDrop: 99}, Expectations: map[string]int{"tftp": 2}},
+		{Namespace: conntrack.Namespace{Inode: 1, Own: true, PID: 1}, Entries: 5, Limits: conntrack.Limits{Max: 262144}},
+	}
+	var c top.Collector
+	clitest.Pages(t, "namespaces", topTable{c.Compare(reports, time.Now()), "the eBPF dataplane serves here, without conntrack"})
+	clitest.Pages(t, "unused", topTable{nil, "the eBPF dataplane serves here, without conntrack"})
 }

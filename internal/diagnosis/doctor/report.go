@@ -283,7 +283,7 @@ func (r *Report) writeHealthy(w *printer) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	t := page.NewTable(page.Column{}, page.Column{}, page.Column{Least: 20})
+	t := page.NewTable(page.Text(""), page.Text(""), page.Text("").Shrinks(20))
 	for _, c := range Checks {
 		t.Row("", c.Name(), c.About())
 	}

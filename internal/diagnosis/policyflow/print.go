@@ -15,7 +15,7 @@ func (e *Explanation) Write(w io.Writer) error {
 	p := page.Of(w)
 	fmt.Fprintln(w, p.Wrap(fmt.Sprintf("%s to %s, %s port %d: %s", e.From, e.To, e.Protocol, e.Port, e.Outcome), ""))
 	if e.Outcome == Differs {
-		t := page.NewTable(page.Column{Name: "FROM", Least: 15}, page.Column{Name: "TO", Least: 15}, page.Column{Name: "OUTCOME", Least: 12})
+		t := page.NewTable(page.Text("FROM").Shrinks(15), page.Text("TO").Shrinks(15), page.Text("OUTCOME").Shrinks(12))
 		for _, f := range e.Flows {
 			t.Row(f.From, f.To, f.Outcome)
 		}
@@ -24,6 +24,9 @@ func (e *Explanation) Write(w io.Writer) error {
 		}
 	}
 	if len(e.Decisions) > 0 {
+		if e.Outcome == Differs {
+			fmt.Fprintln(w)
+		}
 		if err := e.decisions().Write(w); err != nil {
 			return err
 		}
@@ -43,8 +46,8 @@ func (e *Explanation) Write(w io.Writer) error {
 
 // decisions is the table of the decisions on the way.
 func (e *Explanation) decisions() *page.Table {
-	t := page.NewTable(page.Column{Name: "NODE", Least: 8}, page.Column{Name: "SIDE", Least: 14}, page.Column{Name: "POLICY", Least: 8},
-		page.Column{Name: "RULE", Least: 8}, page.Column{Name: "DECISION", Least: 8}, page.Column{Name: "WHY", Least: 20})
+	t := page.NewTable(page.Text("NODE").Shrinks(8), page.Text("SIDE").Shrinks(14), page.Text("POLICY").Shrinks(8),
+		page.Text("RULE").Shrinks(8), page.Text("DECISION").Shrinks(8), page.Text("WHY").Shrinks(20))
 	for _, d := range e.Decisions {
 		side := fmt.Sprintf("%s of %s", d.Side, d.Addr)
 		if d.SourcePorts != "" {

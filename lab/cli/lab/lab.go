@@ -320,8 +320,8 @@ func (all labStatuses) Write(w io.Writer) error {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		t := page.NewTable(page.Column{Name: "HOST"}, page.Column{Name: "IPV4"}, page.Column{Name: "IPV6"},
-			page.Column{Name: "PROCESSES", Right: true}, page.Column{Name: "CONNTRACK", Right: true}, page.Column{Name: "NAMESPACE", Least: 10})
+		t := page.NewTable(page.Text("HOST"), page.Text("IPV4"), page.Text("IPV6"),
+			page.Number("PROCESSES"), page.Number("CONNTRACK"), page.Text("NAMESPACE").Shrinks(10))
 		for _, h := range s.Hosts {
 			t.Row(h.Name, addrOrDash(h.IPv4), addrOrDash(h.IPv6), h.Processes, h.ConntrackEntries, h.Namespace)
 		}

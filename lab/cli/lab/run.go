@@ -292,7 +292,7 @@ func (l labList) Write(w io.Writer) error {
 	if page.Of(w).Wide {
 		return l.rows().Write(w)
 	}
-	t := page.NewTable(page.Column{Name: "EXPERIMENT"}, page.Column{Name: "ROWS", Right: true}, page.Column{Name: "TAKES", Right: true}, page.Column{Name: "MEASURES", Least: 20})
+	t := page.NewTable(page.Text("EXPERIMENT"), page.Number("ROWS"), page.Number("TAKES"), page.Text("MEASURES").Shrinks(20))
 	var all time.Duration
 	for _, e := range l.Experiments {
 		var takes time.Duration
@@ -308,7 +308,7 @@ func (l labList) Write(w io.Writer) error {
 
 // rows is the table of all rows.
 func (l labList) rows() *page.Table {
-	t := page.NewTable(page.Column{Name: "EXPERIMENT"}, page.Column{Name: "ROW"}, page.Column{Name: "TAKES", Right: true})
+	t := page.NewTable(page.Text("EXPERIMENT"), page.Text("ROW"), page.Number("TAKES"))
 	for _, e := range l.Experiments {
 		for _, row := range e.Rows {
 			t.Row(e.Name, row.Name, row.takes())
