@@ -58,8 +58,9 @@ func TestATableWithoutALimitIsWhole(t *testing.T) {
 }
 
 func TestColorsFollowTheReader(t *testing.T) {
-	if got := printed(t, Page{Width: 80, Color: true}); !strings.HasPrefix(got, "\x1b[1m") {
-		t.Errorf("no color: %q", got)
+	got := printed(t, Page{Width: 60, Color: true})
+	if ansi.Strip(got) != printed(t, Page{Width: 60}) || !strings.HasPrefix(got, "\x1b[1mNAMESPACE") || strings.Count(got, "\x1b") != 2 {
+		t.Errorf("colors: %q", got)
 	}
 	var out bytes.Buffer
 	t.Setenv("CLICOLOR_FORCE", "1")

@@ -8,7 +8,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
+	align "github.com/jedib0t/go-pretty/v6/text"
 
 	"spillway.dev/spillway/internal/escape"
 )
@@ -88,8 +88,13 @@ func (t *Table) Write(w io.Writer) error {
 	p := Of(w)
 	var out strings.Builder
 	if len(t.rows) > 0 {
-		for line := range strings.Lines(t.render(p)) {
-			out.WriteString(strings.TrimRight(line, " \n") + "\n")
+		text, heading := t.render(p)
+		for i, line := range strings.Split(text, "\n") {
+			line = strings.TrimRight(line, " ")
+			if i < heading {
+				line = p.Paint(Strong, line)
+			}
+			out.WriteString(line + "\n")
 		}
 	}
 	for _, line := range t.foot {
@@ -105,7 +110,8 @@ func (t *Table) Write(w io.Writer) error {
 	return nil
 }
 
-func (t *Table) render(p *Page) string {
+// render returns the lines of the table, and the number of those of the headings.
+func (t *Table) render(p *Page) (text string, heading int) {
 	var shown []int
 	for i, c := range t.columns {
 		if !c.Wide || p.Wide {
@@ -114,24 +120,27 @@ func (t *Table) render(p *Page) string {
 	}
 	widths := t.widths(p, shown)
 	out := table.NewWriter()
-	out.SetStyle(style(p))
+	out.SetStyle(style)
 	head := table.Row{}
 	var configs []table.ColumnConfig
 	for k, i := range shown {
 		c := t.columns[i]
 		head = append(head, c.Name)
+		heading = max(heading, 1+strings.Count(wrapped(c.Name, widths[k]), "\n"))
 		config := table.ColumnConfig{Number: k + 1, WidthMax: widths[k], WidthMaxEnforcer: wrapped}
 		if c.Cut {
 			config.WidthMaxEnforcer = cut
 		}
 		if c.Right {
-			config.Align, config.AlignHeader = text.AlignRight, text.AlignRight
+			config.Align, config.AlignHeader = align.AlignRight, align.AlignRight
 		}
 		configs = append(configs, config)
 	}
 	out.SetColumnConfigs(configs)
 	if slices.ContainsFunc(shown, func(i int) bool { return t.columns[i].Name != "" }) {
 		out.AppendHeader(head)
+	} else {
+		heading = 0
 	}
 	for _, row := range t.rows {
 		cells := table.Row{}
@@ -140,18 +149,12 @@ func (t *Table) render(p *Page) string {
 		}
 		out.AppendRow(cells)
 	}
-	return out.Render()
+	return out.Render(), heading
 }
 
-func style(p *Page) table.Style {
-	s := table.Style{
-		Box:    table.BoxStyle{PaddingRight: strings.Repeat(" ", gap)},
-		Format: table.FormatOptions{Header: text.FormatDefault, Row: text.FormatDefault, HeaderVAlign: text.VAlignBottom},
-	}
-	if p.Color {
-		s.Color.Header = text.Colors{text.Bold}
-	}
-	return s
+var style = table.Style{
+	Box:    table.BoxStyle{PaddingRight: strings.Repeat(" ", gap)},
+	Format: table.FormatOptions{Header: align.FormatDefault, Row: align.FormatDefault, HeaderVAlign: align.VAlignBottom},
 }
 
 func wrapped(cell string, width int) string { return broken(cell, width, ansi.Wrap) }
