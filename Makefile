@@ -28,6 +28,7 @@ image: ## write the image for amd64 and arm64 to bin/image and bin/image.tar, wi
 
 release: image ## write archives, image, chart, SBOMs, notes and checksums to dist/
 	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway-lab; done
+	go run ./hack/man -version $(VERSION) -created $$(git log -1 --format=%ct) -dir $(BIN)/man/man1
 	go -C hack/image run ./release -version $(VERSION) -created $$(git log -1 --format=%ct) -bin $(BIN) -dist $(CURDIR)/dist
 
 repository:

@@ -17,18 +17,18 @@ import (
 
 func TestLabCommandLinesThatAreWrong(t *testing.T) {
 	tests := []struct{ args, want string }{
-		{"bench", "no benchmark given"},
+		{"bench pth", `unknown command "pth" (did you mean path?)`},
 		{"bench path --modes ipvs", `mode "ipvs"`},
 		{"bench path --modes ebpf,nftables", "one mode at a time"},
 		{"bench path --rounds 0", "rounds is 0"},
 		{"bench path --only (", "--only: error parsing regexp"},
-		{"bench path -o yaml", `"yaml"`},
+		{"bench path -o xml", `"xml"`},
 		{"bench api --modes iptables", `mode "iptables": not a mode: use ebpf`},
 		{"bench api --services 0", "services is 0"},
 		{"bench api --rate 10 --probes 11", "probes is 11: use 1 to the rate, 10"},
 		{"bench api --duration 1ms", "duration is 1ms"},
 		{"demo --rounds 100", "the demo ends within"},
-		{"demo -o yaml", `"yaml"`},
+		{"demo -o xml", `"xml"`},
 		{"lab exec", "lab exec: no host and no command given: write lab exec --name CLUSTER HOST -- COMMAND"},
 		{"lab exec node0", "lab exec: no command given to run on node0: write lab exec --name lab node0 -- COMMAND"},
 		{"lab exec --name x node0 --", "lab exec --name x node0 -- COMMAND"},
@@ -117,7 +117,7 @@ func TestExperimentsAskForRootBeforeTheySayThatTheyBuild(t *testing.T) {
 	for _, args := range []string{"demo", "bench path", "bench api"} {
 		var out, errs strings.Builder
 		code := run(strings.Fields(args), &out, &errs)
-		if want := "spillway-lab: lab needs root: run with sudo\n"; code != cli.ExitFailed || errs.String() != want {
+		if want := "spillway-lab: make network namespaces: not root: run it as root\n"; code != cli.ExitFailed || errs.String() != want {
 			t.Errorf("%s: exit code %d, %q; want %d and %q", args, code, errs.String(), cli.ExitFailed, want)
 		}
 	}

@@ -39,7 +39,7 @@ const (
 type Program struct {
 	Name     string
 	Short    string // one line that describes the program
-	Example  string // a command line that works
+	Example  string // command lines that work
 	Commands []*cobra.Command
 }
 
@@ -81,27 +81,68 @@ func (p Program) Root() *cobra.Command {
 // parsed: an earlier error is wrong usage.
 func (p Program) root(started *bool) *cobra.Command {
 	root := &cobra.Command{
-		Use:           p.Name,
-		Short:         p.Short,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return UsageErrorf("no command given: use one, such as '%s'", p.Example)
-		},
+		Use:              p.Name,
+		Short:            p.Short,
+		Example:          p.Example,
+		Version:          versionLine(p.Name),
+		SilenceErrors:    true,
+		SilenceUsage:     true,
 		PersistentPreRun: func(*cobra.Command, []string) { *started = true },
 	}
 	// A subcommand may have a PersistentPreRun of its own.
 	cobra.EnableTraverseRunHooks = true
-	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpFunc(help)
 	root.AddCommand(p.Commands...)
 	root.AddCommand(newVersionCommand(p.Name))
-	return root
+	return Group(root)
 }
 
-// flagError reports the kind of value that a flag expects, instead of the parser's text.
-func flagError(err error) error {
+// Group completes a command that only has subcommands. Without one it prints its help.
+func Group(cmd *cobra.Command) *cobra.Command {
+	cmd.SuggestionsMinimumDistance = 2
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return fmt.Errorf("unknown command %q%s", args[0], didYouMean(cmd.SuggestionsFor(args[0])))
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	return cmd
+}
+
+// didYouMean is such as " (did you mean agent?)"; "" without suggestions.
+func didYouMean(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return " (did you mean " + strings.Join(names, " or ") + "?)"
+}
+
+// DidYouMean suggests the known names that are similar to an unknown one; "" if none is.
+func DidYouMean(name string, known []string) string {
+	// cobra compares names of commands.
+	parent := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, k := range known {
+		parent.AddCommand(&cobra.Command{Use: k, Run: func(*cobra.Command, []string) {}})
+	}
+	return didYouMean(parent.SuggestionsFor(name))
+}
+
+// flagError reports the kind of value that a flag expects, instead of the parser's text,
+// and flags that are similar to an unknown one.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) && len(unknown.GetSpecifiedName()) > 1 {
+		var known []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				known = append(known, "--"+f.Name)
+			}
+		})
+		return fmt.Errorf("%w%s", err, DidYouMean("--"+unknown.GetSpecifiedName(), known))
+	}
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {
 		return err
@@ -134,4 +175,17 @@ func NeedRoot(does string) error {
 		return nil
 	}
 	return fmt.Errorf("%s: not root: run it as root", does)
+}
+
+// Arguments returns the check for a command with exactly these arguments.
+func Arguments(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(names):
+			return fmt.Errorf("%s: no %s given", cmd.CommandPath(), names[len(args)])
+		case len(args) > len(names):
+			return fmt.Errorf("%s: one argument too many: %q", cmd.CommandPath(), args[len(names)])
+		}
+		return nil
+	}
 }

@@ -1,8 +1,8 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
+	"io"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -29,25 +29,38 @@ func Build() telemetry.Build {
 // UserAgent is the name that Spillway gives itself in requests to the API server.
 func UserAgent() string { return "spillway/" + version }
 
+// versionLine is the version of a program for people.
+func versionLine(program string) string {
+	b := Build()
+	return fmt.Sprintf("%s %s (commit %s, %s, %s)", program, b.Version, b.Commit, b.GoVersion, b.Platform)
+}
+
+// versionResult is the result of the command version.
+type versionResult struct {
+	telemetry.Build
+	program string
+}
+
+// Write prints the version as text.
+func (v versionResult) Write(w io.Writer) error {
+	_, err := fmt.Fprintln(w, versionLine(v.program))
+	return err
+}
+
 func newVersionCommand(program string) *cobra.Command {
-	var output string
+	var output Output
 	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Use:     "version",
+		Short:   "Print the version",
+		Example: fmt.Sprintf("  %[1]s version\n  %[1]s version -o json", program),
+		Args:    Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			b := Build()
-			switch output {
-			case "":
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s %s (commit %s, %s, %s)\n",
-					program, b.Version, b.Commit, b.GoVersion, b.Platform)
+			if err := output.Validate(); err != nil {
 				return err
-			case "json":
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(b)
 			}
-			return UsageErrorf("--output %q: not a format: use json, or omit the flag", output)
+			return output.Print(cmd.OutOrStdout(), versionResult{Build(), program})
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "Output format: json (default: a line of text).")
+	output.AddFlag(cmd)
 	return cmd
 }

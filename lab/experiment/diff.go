@@ -7,7 +7,8 @@ import (
 	"io"
 	"math"
 	"slices"
-	"text/tabwriter"
+
+	"spillway.dev/spillway/internal/page"
 )
 
 // Difference is one figure of one row that both runs have.
@@ -147,8 +148,8 @@ func (c Comparison) shown() (out []Difference) {
 // Write prints the changes as text.
 func (c Comparison) Write(w io.Writer) error {
 	counts := map[string]int{}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "EXPERIMENT\tROW\tFIGURE\tA\tB\tB ÷ A\tVERDICT")
+	t := page.NewTable(page.Text("EXPERIMENT"), page.Text("ROW").Shrinks(16), page.Text("FIGURE").Shrinks(10), page.Text("VERDICT"), page.Number("B ÷ A"),
+		page.Text("A").Shrinks(9), page.Text("B").Shrinks(9))
 	for _, d := range c.Differences {
 		counts[d.Verdict]++
 	}
@@ -157,11 +158,10 @@ func (c Comparison) Write(w io.Writer) error {
 		if d.A.Median != 0 {
 			ratio = fmt.Sprintf("%.2f", d.B.Median/d.A.Median)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Experiment, d.Row, d.Figure,
-			FormatRange(d.A, d.Unit), FormatRange(d.B, d.Unit), ratio, d.Verdict)
+		t.Row(d.Experiment, d.Row, d.Figure, d.Verdict, ratio, FormatRange(d.A, d.Unit), FormatRange(d.B, d.Unit))
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write comparison: %w", err)
+	if err := t.Write(w); err != nil {
+		return err
 	}
 	for _, n := range c.OnlyA {
 		fmt.Fprintf(w, "only in A: %s\n", n)
@@ -169,7 +169,7 @@ func (c Comparison) Write(w io.Writer) error {
 	for _, n := range c.OnlyB {
 		fmt.Fprintf(w, "only in B: %s\n", n)
 	}
-	_, err := fmt.Fprintf(w, "%d better, %d worse, %d changed, %d within noise, %d of single measurements with unknown noise (shown from a ratio of %.2f)\n",
-		counts["better"], counts["worse"], counts["changed"], counts["noise"], counts["unknown"], unknownBelow)
+	_, err := fmt.Fprintln(w, page.Of(w).Wrap(fmt.Sprintf("%d better, %d worse, %d changed, %d within noise, %d of single measurements with unknown noise (shown from a ratio of %.2f)",
+		counts["better"], counts["worse"], counts["changed"], counts["noise"], counts["unknown"], unknownBelow), ""))
 	return err
 }

@@ -62,7 +62,7 @@ func Up(ctx context.Context, spec Spec, opts ...Option) (*Cluster, error) {
 // RequireRoot returns an error unless the process may create namespaces.
 func RequireRoot() error {
 	if os.Geteuid() != 0 {
-		return errors.New("lab needs root: run with sudo")
+		return errors.New("make network namespaces: not root: run it as root")
 	}
 	return nil
 }

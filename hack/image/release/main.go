@@ -24,7 +24,7 @@ func main() {
 	r := release{root: "../.."}
 	flag.StringVar(&r.version, "version", "", "version of Spillway")
 	created := flag.String("created", "0", "time of the commit, in seconds since 1970")
-	flag.StringVar(&r.bin, "bin", "bin", "directory with the programs (linux-ARCH) and the image")
+	flag.StringVar(&r.bin, "bin", "bin", "directory with the programs (linux-ARCH), the manual pages (man) and the image")
 	flag.StringVar(&r.dist, "dist", "dist", "directory to write; what it had is deleted")
 	flag.Parse()
 	err := func() error {
@@ -92,7 +92,8 @@ func (r release) writeFile(name string, data []byte) error {
 	return os.WriteFile(filepath.Join(r.dist, name), data, 0o644)
 }
 
-// writeArchive writes both programs for one architecture, and their SBOM.
+// writeArchive writes both programs for one architecture with their manual pages, and
+// their SBOM.
 func (r release) writeArchive(arch string) error {
 	name := r.name("linux", arch)
 	files := image.NewTree()
@@ -108,6 +109,9 @@ func (r release) writeArchive(arch string) error {
 		if err := files.Copy("/"+name+"/"+text, filepath.Join(r.root, text)); err != nil {
 			return err
 		}
+	}
+	if err := files.Copy("/"+name+"/man", filepath.Join(r.bin, "man")); err != nil {
+		return fmt.Errorf("%w: run make release", err)
 	}
 	var archive bytes.Buffer
 	zip := gzip.NewWriter(&archive)

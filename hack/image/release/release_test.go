@@ -30,6 +30,8 @@ func newRelease(t *testing.T) release {
 		noError(t, os.WriteFile(filepath.Join(r.bin, "image-"+arch+".cdx.json"), []byte("{}"), 0o644))
 	}
 	noError(t, os.WriteFile(filepath.Join(r.bin, "image.tar"), []byte("image"), 0o644))
+	noError(t, os.MkdirAll(filepath.Join(r.bin, "man", "man1"), 0o755))
+	noError(t, os.WriteFile(filepath.Join(r.bin, "man", "man1", "spillway.1"), []byte(".TH"), 0o644))
 	return r
 }
 
@@ -95,7 +97,7 @@ func TestAnArchiveHasBothProgramsThatRun(t *testing.T) {
 		noError(t, err)
 		modes[strings.TrimPrefix(h.Name, r.name("linux", "arm64")+"/")] = h.Mode
 	}
-	for name, want := range map[string]int64{"spillway": 0o755, "spillway-lab": 0o755, "LICENSE": 0o644, "README.md": 0o644, "CHANGELOG.md": 0o644} {
+	for name, want := range map[string]int64{"spillway": 0o755, "spillway-lab": 0o755, "LICENSE": 0o644, "README.md": 0o644, "CHANGELOG.md": 0o644, "man/man1/spillway.1": 0o644} {
 		if modes[name] != want {
 			t.Errorf("%s has mode %o, want %o", name, modes[name], want)
 		}

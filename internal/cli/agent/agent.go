@@ -38,7 +38,10 @@ func NewCommand() *cobra.Command {
 		Long: `Serves the Services of this node, in the network namespace that the agent is
 started in. SIGTERM or SIGINT ends the agent. The kernel continues to serve what the
 agent wrote, and the next agent takes it over. --cleanup removes it.`,
-		Args: cobra.NoArgs,
+		Example: `  spillway agent --kubeconfig ./kubeconfig --cluster-cidr 10.244.0.0/16
+  spillway agent --manifests ./yaml --proxy-mode nftables
+  spillway agent --cleanup`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := c.readConfig(cmd.Flags()); err != nil {
 				return err
@@ -50,6 +53,7 @@ agent wrote, and the next agent takes it over. --cleanup removes it.`,
 		},
 	}
 	c.AddFlags(cmd.Flags())
+	groupFlags(cmd)
 	return cmd
 }
 

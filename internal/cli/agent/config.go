@@ -166,18 +166,24 @@ func (c *Config) Validate() error {
 	return nil
 }
 
+// The choices of --bypass and --log-format.
+var (
+	bypasses   = []string{"auto", "always", "never"}
+	logFormats = []string{"text", "json"}
+)
+
 // validateChoices checks the flags that have a set or a range of values.
 func (c *Config) validateChoices() error {
 	if modes := proxymode.Names(); !slices.Contains(modes, c.ProxyMode) {
 		return cli.UsageErrorf("--proxy-mode %q: not a proxy mode: use %s", c.ProxyMode, strings.Join(modes, ", "))
 	}
-	if !slices.Contains([]string{"auto", "always", "never"}, c.Bypass) {
+	if !slices.Contains(bypasses, c.Bypass) {
 		return cli.UsageErrorf("--bypass %q: not a choice: use auto, always or never", c.Bypass)
 	}
 	if err := c.validateTakeover(); err != nil {
 		return err
 	}
-	if c.LogFormat != "text" && c.LogFormat != "json" {
+	if !slices.Contains(logFormats, c.LogFormat) {
 		return cli.UsageErrorf("--log-format %q: not a format: use text or json", c.LogFormat)
 	}
 	if c.SyncPeriod <= 0 {

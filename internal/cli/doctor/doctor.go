@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/cli/progress"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/page"
 )
 
 // config is the command line of `spillway doctor`.
@@ -23,7 +24,7 @@ type config struct {
 	failOn string
 	netns  []string
 	sample time.Duration
-	output string
+	output cli.Output
 }
 
 // NewCommand returns the command doctor.
@@ -37,7 +38,10 @@ machine. Reports each problem with numbers, its effect on packets, and the comma
 fixes it. Changes nothing without --fix; that raises limits and deletes stale UDP
 entries, and nothing else. Needs root, but no agent. Findings are no failure: the exit
 code is 0 unless --fail-on is given.`,
-		Args: cobra.NoArgs,
+		Example: `  spillway doctor
+  spillway doctor --netns here --fix
+  spillway doctor --fail-on critical -o json`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.NotEmpty(cmd.Flags(), "netns", "fail-on"); err != nil {
 				return err
@@ -56,15 +60,17 @@ code is 0 unless --fail-on is given.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.BoolVar(&c.fix, "fix", false, "Apply safe fixes: raise limits, delete stale UDP entries.")
-	f.StringVar(&c.failOn, "fail-on", "", "Least severity of a finding that makes the exit code 1: critical, warning or info.")
-	f.StringSliceVar(&c.netns, "netns", nil, "Network namespaces to check: a name that 'spillway top' shows, a process id, or here (default: all).")
+	f.StringVar(&c.failOn, "fail-on", "", "Least `severity` of a finding that makes the exit code 1: critical, warning or info.")
+	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces` to check: names that 'spillway top' shows, process ids, or here (default: all).")
 	f.DurationVar(&c.sample, "sample", time.Second, "Time to watch the counters, to detect current growth. 0: not at all.")
-	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
+	c.output.AddFlag(cmd)
+	cli.Choices(cmd, "fail-on", string(doctor.Critical), string(doctor.Warning), string(doctor.Info))
+	cli.CompleteNamespaces(cmd, "netns")
 	return cmd
 }
 
 func (c *config) validate() error {
-	if err := cli.CheckOutput(c.output); err != nil {
+	if err := c.output.Validate(); err != nil {
 		return err
 	}
 	if c.failOn != "" && !slices.Contains(doctor.Severities, doctor.Severity(c.failOn)) {
@@ -87,7 +93,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	if c.fix {
 		report.Fixed = doctor.ApplyFixes(ctx, report.Findings)
 	}
-	if err := cli.PrintResult(out, c.output, report); err != nil {
+	if err := c.output.Print(out, report); err != nil {
 		return err
 	}
 	if report.Namespaces == 0 {
@@ -123,7 +129,7 @@ const patience = 2 * time.Second
 
 func (p *lateProgress) part(done, total int) {
 	if p.shown == nil {
-		if time.Since(p.began) < patience || !progress.IsTerminal(p.w) {
+		if time.Since(p.began) < patience || !page.IsTerminal(p.w) {
 			return
 		}
 		p.shown = progress.New(p.w)

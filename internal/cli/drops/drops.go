@@ -27,7 +27,8 @@ import (
 type config struct {
 	addresses, pods, netns, reasons []string
 	ports                           []uint
-	protocol, bpffs, output         string
+	protocol, bpffs                 string
+	output                          cli.Output
 	all                             bool
 	rate, count                     int
 	duration                        time.Duration
@@ -46,13 +47,14 @@ and needs no agent.
 
 A drop is shown if it matches every filter. A filter with several values matches if one
 of them does. The kernel compares the packet as it is at the hop: after DNAT it has the
-endpoint's address and port. Needs root, BTF and Linux 5.17.`,
+endpoint's address and port. With -o json, each line is an object. Needs root, BTF and
+Linux 5.17.`,
 		Example: `  spillway drops --address 10.244.1.7 --port 80
   spillway drops --pod web-7d4b9 --for 10s
   spillway drops --reason NETFILTER_DROP --count 1 -o json`,
-		Args: cobra.NoArgs,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(c.output); err != nil {
+			if err := c.output.Validate(); err != nil {
 				return err
 			}
 			if err := cli.NotEmpty(cmd.Flags(), "address", "port", "protocol", "pod", "netns", "reason"); err != nil {
@@ -67,16 +69,20 @@ endpoint's address and port. Needs root, BTF and Linux 5.17.`,
 	f.SortFlags = false
 	f.StringSliceVar(&c.addresses, "address", nil, "Source or destination `address` or prefix, such as 10.244.1.7 or 10.244.0.0/16. After DNAT it is the endpoint's.")
 	f.UintSliceVar(&c.ports, "port", nil, "Source or destination `port`.")
+	f.Lookup("port").DefValue = "" // pflag shows "[]"
 	f.StringVar(&c.protocol, "protocol", "", "Protocol: tcp, udp, sctp, icmp, icmpv6 or a number.")
 	f.StringSliceVar(&c.pods, "pod", nil, "Packets in this `pod`, from it or to it: its address, or the name of a pod of this node.")
-	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespace`: a name that 'spillway top' shows, a process id, or here.")
+	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces`: a name that 'spillway top' shows, a process id, or here.")
 	f.StringSliceVar(&c.reasons, "reason", nil, "The kernel's drop `reason`, or '!REASON' for all others.")
 	f.StringVar(&c.bpffs, "bpffs", "/sys/fs/bpf/spillway", "Directory of the agent's pins, to explain drops of the agent's programs.")
 	f.BoolVar(&c.all, "all", false, "Also show harmless drops: multicast, and "+strings.Join(drops.Quiet, ", ")+".")
-	f.IntVar(&c.rate, "rate", 100, "Drops shown a second at most; the others are counted. 0: no limit.")
+	f.IntVar(&c.rate, "rate", 100, "Most `drops` shown a second; the others are counted. 0: no limit.")
 	f.DurationVar(&c.duration, "for", 0, "Time after which to end. 0: when interrupted.")
-	f.IntVar(&c.count, "count", 0, "Number of drops after which to end. 0: when interrupted.")
-	f.StringVarP(&c.output, "output", "o", "table", "Output format: table, or json with one object in each line.")
+	f.IntVar(&c.count, "count", 0, "Number of `drops` after which to end. 0: when interrupted.")
+	c.output.AddFlag(cmd)
+	cli.CompleteNamespaces(cmd, "netns")
+	cli.Choices(cmd, "protocol", "tcp", "udp", "sctp", "icmp", "icmpv6")
+	cli.GroupFlags(f, "Filter", "address", "port", "protocol", "pod", "netns", "reason", "all")
 	return cmd
 }
 
@@ -168,7 +174,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	for _, line := range follower.Missing() {
 		fmt.Fprintf(stderr, "spillway: not available on this kernel: %s\n", line)
 	}
-	if c.output != "json" {
+	if !c.output.ForPrograms() {
 		fmt.Fprintln(stderr, "spillway: following dropped packets; end with Ctrl-C")
 	}
 	if c.duration > 0 {
@@ -204,13 +210,21 @@ func (c *config) follow(ctx context.Context, follower *drops.Follower, targets [
 		}
 		verdicts.Explain(&d)
 		cause.ExplainDenial(follower, &d)
-		if err := printDrop(out, c.output, &d); err != nil {
-			return fmt.Errorf("write drop: %w", err)
+		if err := c.print(out, dropResult{&d}); err != nil {
+			return err
 		}
 		shown++
 		byReason[d.Reason]++
 	}
 	return c.summarize(follower, shown, byReason, stderr)
+}
+
+// print prints a drop; JSON takes one line.
+func (c *config) print(out io.Writer, d dropResult) error {
+	if c.output.ForPrograms() {
+		return c.output.Encode(out, d, "")
+	}
+	return c.output.Print(out, d)
 }
 
 // summarize prints the number of shown drops, the number of others, and the reason.

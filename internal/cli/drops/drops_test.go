@@ -8,6 +8,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/diagnosis/drops"
+	"spillway.dev/spillway/internal/page"
 )
 
 func TestDropsRefusesWhatItCannotFilterBy(t *testing.T) {
@@ -21,7 +22,7 @@ func TestDropsRefusesWhatItCannotFilterBy(t *testing.T) {
 		{"--rate -1", "rate -1"},
 		{"--for -1s", "--for"},
 		{"--reason A,!B", "not both"},
-		{"-o yaml", "yaml"},
+		{"-o xml", "xml"},
 		{"more", "more"},
 	} {
 		var out, errs bytes.Buffer
@@ -39,8 +40,8 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 			Destination: netip.MustParseAddr("10.0.0.1"), DestinationPort: 80, Length: 60},
 		Place: drops.Place{Namespace: "cni-1", Pod: "web-0", Interface: "eth0", Hook: "INPUT", Table: "filter", Chain: "in", Location: "nft_do_chain+0x1"},
 	}
-	var table, json bytes.Buffer
-	if err := printDrop(&table, "table", &d); err != nil {
+	var table bytes.Buffer
+	if err := (dropResult{&d}).Write(&table); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
@@ -54,18 +55,36 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 	}
 	d.Pod, d.Interface, d.Table = "web\x1b[2J", "a\nb", "t\x07"
 	table.Reset()
-	if err := printDrop(&table, "table", &d); err != nil {
+	if err := (dropResult{&d}).Write(&table); err != nil {
 		t.Fatal(err)
 	}
 	if strings.ContainsAny(table.String(), "\x1b\x07") || strings.Count(table.String(), "\n") != 3 || !strings.Contains(table.String(), `web\x1b[2J`) {
 		t.Errorf("a terminal acts on %q", table.String())
 	}
-	if err := printDrop(&json, "json", &d); err != nil {
+	var out strings.Builder
+	c := config{output: cli.JSON}
+	if err := c.print(&out, dropResult{&d}); err != nil {
 		t.Fatal(err)
 	}
-	if strings.Count(json.String(), "\n") != 1 || !strings.Contains(json.String(), `"namespace":"cni-1"`) {
-		t.Errorf("%s", json.String())
+	if strings.Count(out.String(), "\n") != 1 || !strings.Contains(out.String(), `"namespace":"cni-1"`) {
+		t.Errorf("%s", &out)
 	}
+	for line := range strings.Lines(wrapped(t, &d)) {
+		if n := len([]rune(line)) - 1; n > 80 {
+			t.Errorf("%d columns: %q", n, line)
+		}
+	}
+}
+
+// wrapped prints a drop on a terminal of 80 columns.
+func wrapped(t *testing.T, d *drops.Drop) string {
+	t.Helper()
+	var out strings.Builder
+	d.Meaning = strings.Repeat("a long explanation ", 12)
+	if err := (dropResult{d}).Write(&page.Page{Writer: &out, Width: 80}); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
 }
 
 func TestTheSummaryNamesWhatWasNotShown(t *testing.T) {

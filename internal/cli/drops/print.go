@@ -1,23 +1,35 @@
 package drops
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/netip"
 
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/page"
 )
 
-// printDrop prints one drop. In a table it has three lines: the packet, the hop, and the
-// meaning.
-func printDrop(w io.Writer, output string, d *drops.Drop) error {
-	if output == "json" {
-		return json.NewEncoder(w).Encode(d)
+// dropResult is a drop with a text form.
+type dropResult struct{ *drops.Drop }
+
+// Write prints three lines: the packet, the hop, and the meaning. On a terminal, long ones
+// are broken.
+func (d dropResult) Write(w io.Writer) error {
+	p := page.Of(w)
+	lines := d.Time.Format("15:04:05.000") + " " + packetText(&d.Packet) + "\n"
+	for _, text := range []string{hopText(d.Drop), d.Meaning} {
+		text = escape.Text(text)
+		if p.Width > 0 && !p.Wide {
+			lines += p.Wrap(text, "  ") + "\n"
+		} else {
+			lines += "  " + text + "\n"
+		}
 	}
-	_, err := fmt.Fprintf(w, "%s %s\n  %s\n  %s\n", d.Time.Format("15:04:05.000"), packetText(&d.Packet), escape.Text(hopText(d)), escape.Text(d.Meaning))
-	return err
+	if _, err := io.WriteString(p, lines); err != nil {
+		return fmt.Errorf("write drop: %w", err)
+	}
+	return nil
 }
 
 // packetText is such as "tcp S 10.0.0.9:40000 > 10.96.0.10:80, 60 bytes".

@@ -3,12 +3,13 @@ package plan
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/node/capacity"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/page"
 )
 
 // config is the command line of `spillway plan`.
@@ -28,7 +30,7 @@ type config struct {
 	lost     float64
 	live     bool
 	sample   time.Duration
-	output   string
+	output   cli.Output
 }
 
 // NewCommand returns the command plan.
@@ -43,8 +45,10 @@ RATE is in new connections a second. KIND is one of
   udp, udp-unanswered, tcp, tcp-reset, tcp-unanswered, tcp-idle, icmp, tftp.
 With --live, the table and the timeouts are those of this network namespace. The command
 watches the table and estimates when it is full.`,
-		Example: "  spillway plan --load tcp=4000 --load tftp=5100,20ms --table 524288 --timeout udp=10s",
-		Args:    cobra.NoArgs,
+		Example: `  spillway plan --load tcp=4000 --load tftp=5100,20ms --table 524288
+  spillway plan --table 262144 --timeout tcp_time_wait=30s
+  spillway plan --live --sample 10s`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
@@ -52,20 +56,32 @@ watches the table and estimates when it is full.`,
 			if err != nil {
 				return err
 			}
-			return cli.PrintResult(cmd.OutOrStdout(), c.output, p)
+			return c.output.Print(cmd.OutOrStdout(), p)
 		},
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringArrayVar(&c.loads, "load", nil, "Load as KIND=RATE[,LIFETIME]. May be given several times.")
-	f.IntVar(&c.table, "table", 0, "Size of a table (nf_conntrack_max) to compute the highest rate of.")
-	f.StringArrayVar(&c.timeouts, "timeout", nil, "Timeout as NAME=DURATION; names: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's).")
-	f.Float64Var(&c.headRoom, "head-room", 0.25, "Share of the table that stays free.")
+	f.StringArrayVar(&c.loads, "load", nil, "Load as `KIND=RATE[,LIFETIME]`. May be given several times.")
+	f.IntVar(&c.table, "table", 0, "Size of a table in `entries` (nf_conntrack_max), to compute its highest rates and whether the loads fit.")
+	f.StringArrayVar(&c.timeouts, "timeout", nil, "Timeout as `NAME=DURATION`; names: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's).")
+	f.Float64Var(&c.headRoom, "head-room", 0.25, "Free `share` of the table.")
 	f.DurationVar(&c.wait, "wait", 100*time.Millisecond, "Time from a helper's request to the packet that it expects.")
-	f.Float64Var(&c.lost, "lost", 0, "Share of the expected packets that never arrive, from 0 to 1.")
+	f.Float64Var(&c.lost, "lost", 0, "Lost `share` of the expected packets, from 0 to 1.")
 	f.BoolVar(&c.live, "live", false, "Use the table and timeouts of this network namespace.")
 	f.DurationVar(&c.sample, "sample", 2*time.Second, "Time that --live watches the table.")
-	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
+	c.output.AddFlag(cmd)
+	var kinds, names []string
+	for _, k := range capacity.Kinds {
+		kinds = append(kinds, string(k)+"=")
+	}
+	for name := range timeoutsOf(&capacity.Timeouts{}) {
+		names = append(names, name+"=")
+	}
+	slices.Sort(names)
+	cli.Choices(cmd, "load", kinds...)
+	cli.Choices(cmd, "timeout", names...)
+	cli.GroupFlags(f, "Load", "load", "wait", "lost")
+	cli.GroupFlags(f, "Table", "table", "timeout", "head-room", "live", "sample")
 	return cmd
 }
 
@@ -73,6 +89,7 @@ watches the table and estimates when it is full.`,
 type planReport struct {
 	capacity.Plan
 	Limit int         `json:"limit,omitempty"` // entries of the table that the ceilings are of
+	Short int         `json:"short,omitempty"` // entries that the loads need and that table lacks
 	Live  *liveReport `json:"live,omitempty"`
 }
 
@@ -85,7 +102,7 @@ type liveReport struct {
 }
 
 func (c *config) plan(ctx context.Context) (*planReport, error) {
-	if err := cli.CheckOutput(c.output); err != nil {
+	if err := c.output.Validate(); err != nil {
 		return nil, err
 	}
 	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, Headroom: c.headRoom, Limit: c.table, Wait: c.wait, Lost: c.lost}
@@ -116,6 +133,9 @@ func (c *config) plan(ctx context.Context) (*planReport, error) {
 		return nil, fmt.Errorf("plan: %w", err)
 	}
 	report.Plan, report.Limit = p, cfg.Limit
+	if cfg.Limit > 0 {
+		report.Short = max(p.Entries-cfg.Limit, 0)
+	}
 	return report, nil
 }
 
@@ -197,49 +217,132 @@ func parseLoad(s string) (capacity.Load, error) {
 // setTimeout sets a timeout by conntrack's name. It returns false if the arithmetic does not
 // use that timeout.
 func setTimeout(t *capacity.Timeouts, name string, d time.Duration) bool {
-	field, ok := map[string]*time.Duration{
-		"udp": &t.UDP, "udp_stream": &t.UDPStream, "tcp_syn_sent": &t.TCPSynSent, "tcp_established": &t.TCPEstablish,
-		"tcp_time_wait": &t.TCPTimeWait, "tcp_close": &t.TCPClose, "icmp": &t.ICMP,
-	}[name]
+	field, ok := timeoutsOf(t)[name]
 	if ok {
 		*field = d
 	}
 	return ok
 }
 
+// timeoutsOf returns the timeouts by conntrack's names.
+func timeoutsOf(t *capacity.Timeouts) map[string]*time.Duration {
+	return map[string]*time.Duration{
+		"udp": &t.UDP, "udp_stream": &t.UDPStream, "tcp_syn_sent": &t.TCPSynSent, "tcp_established": &t.TCPEstablish,
+		"tcp_time_wait": &t.TCPTimeWait, "tcp_close": &t.TCPClose, "icmp": &t.ICMP,
+	}
+}
+
 // Write prints the plan as text.
 func (p *planReport) Write(w io.Writer) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var err error
+	for i, part := range []*page.Table{p.rates(), p.needs(), p.now()} {
+		if part == nil {
+			continue
+		}
+		if i > 0 {
+			_, err = fmt.Fprintln(w)
+		}
+		if err = errors.Join(err, part.Write(w)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loaded reports that the plan is for loads, and not only for a table.
+func (p *planReport) loaded() bool { return p.Entries > 0 }
+
+// rates is the table of loads, with the rates that a table of this size carries.
+func (p *planReport) rates() *page.Table {
+	columns := []page.Column{page.Text("KIND")}
+	if p.loaded() {
+		columns = append(columns, page.Number("RATE /s"))
+	}
 	if p.Limit > 0 {
-		fmt.Fprintf(tw, "KIND\tRATE\tHIGHEST RATE OF %d ENTRIES\n", p.Limit)
-	} else {
-		fmt.Fprintf(tw, "KIND\tRATE\n")
+		columns = append(columns, page.Number(fmt.Sprintf("MOST /s OF %d ENTRIES", p.Limit)))
 	}
+	t := page.NewTable(columns...)
 	for i, l := range p.Loads {
-		fmt.Fprintf(tw, "%s\t%s/s", l.Kind, strconv.FormatFloat(l.Rate, 'f', -1, 64))
+		row := []any{l.Kind}
+		if p.loaded() {
+			row = append(row, strconv.FormatFloat(l.Rate, 'f', -1, 64))
+		}
 		if i < len(p.Ceilings) {
-			fmt.Fprintf(tw, "\t%.0f/s", math.Floor(p.Ceilings[i]))
+			row = append(row, strconv.FormatFloat(math.Floor(p.Ceilings[i]), 'f', 0, 64))
 		}
-		fmt.Fprintln(tw)
+		t.Row(row...)
 	}
-	if p.Entries > 0 {
-		fmt.Fprintf(tw, "\nentries in the long run\t%d\n", p.Entries)
-		fmt.Fprintf(tw, "nf_conntrack_max\t%d\n", p.Table)
-		fmt.Fprintf(tw, "nf_conntrack_buckets\t%d\n", p.Buckets)
-		fit := ""
-		if !p.ExpectFit {
-			fit = fmt.Sprintf(": they do not fit; set nf_conntrack_expect_max to %d or more", p.Expectations)
-		}
-		fmt.Fprintf(tw, "expectations\t%d of %d%s\n", p.Expectations, p.ExpectMax, fit)
-		fmt.Fprintf(tw, "memory of a full table\t%.1f MiB\n", float64(p.Bytes)/(1<<20))
+	if !p.loaded() {
+		t.Foot("Each rate is for a table with connections of that kind only.")
 	}
-	if l := p.Live; l != nil {
-		fmt.Fprintf(tw, "\nnow\t%d of %d entries, %+.1f/s\n", l.Entries, l.Limit, l.PerSecond)
-		full := "not at this rate"
-		if l.FullIn != "" {
-			full = "in " + l.FullIn
-		}
-		fmt.Fprintf(tw, "full\t%s\n", full)
+	return t
+}
+
+// needs is the table of what the loads need; nil without loads.
+func (p *planReport) needs() *page.Table {
+	if !p.loaded() {
+		return nil
 	}
-	return tw.Flush()
+	t := page.NewTable(page.Text("FOR THIS LOAD"), page.Number("VALUE"))
+	t.Row("entries in the long run", p.Entries)
+	t.Row("nf_conntrack_max, with headroom", p.Table)
+	t.Row("nf_conntrack_buckets", p.Buckets)
+	t.Row("expectations at once", p.Expectations)
+	t.Row("nf_conntrack_expect_max of these buckets", p.ExpectMax)
+	t.Row("memory of a full table, MiB", fmt.Sprintf("%.1f", float64(p.Bytes)/(1<<20)))
+	switch {
+	case p.Short > 0:
+		t.Verdict(page.Bad, "TOO SMALL", "the table of %d entries lacks %d of the %d that this load needs.", p.Limit, p.Short, p.Entries)
+	case p.Limit > 0 && p.Table > p.Limit:
+		t.Verdict(page.Doubtful, "TIGHT", "the load fits into the table of %d entries, without the headroom.", p.Limit)
+	case p.Limit > 0:
+		t.Verdict(page.Good, "OK", "the load fits into the table of %d entries, with the headroom.", p.Limit)
+	}
+	if p.Limit == 0 || p.Table > p.Limit {
+		t.Foot("To set it until the next restart, as root:")
+		t.Foot("  sysctl -w net.netfilter.nf_conntrack_max=%d", p.Table)
+		t.Foot("  sysctl -w net.netfilter.nf_conntrack_buckets=%d", p.Buckets)
+	}
+	if !p.ExpectFit {
+		t.Verdict(page.Bad, "TOO FEW EXPECTATIONS", "they do not fit; to set the limit:")
+		t.Foot("  sysctl -w net.netfilter.nf_conntrack_expect_max=%d", p.Expectations)
+	}
+	return t
+}
+
+// now is the table of the current state; nil without --live.
+func (p *planReport) now() *page.Table {
+	l := p.Live
+	if l == nil {
+		return nil
+	}
+	t := page.NewTable(page.Text("NOW"), page.Number("VALUE"))
+	t.Row("entries", l.Entries)
+	t.Row("nf_conntrack_max", l.Limit)
+	t.Row("free entries", max(l.Limit-l.Entries, 0))
+	t.Row("growth, entries /s", fmt.Sprintf("%+.1f", l.PerSecond))
+	l.judge(t)
+	return t
+}
+
+// judge adds to the table how far the table of conntrack is from full.
+func (l *liveReport) judge(t *page.Table) {
+	share := float64(l.Entries) / float64(max(l.Limit, 1))
+	used := fmt.Sprintf("%.1f %% of the table is in use", 100*share)
+	when := "it does not fill at this rate"
+	if l.FullIn != "" {
+		when = "at this rate it is full in " + l.FullIn
+	}
+	switch {
+	case l.Limit == 0:
+		t.Foot("The size of the table is unknown.")
+	case l.Entries >= l.Limit:
+		t.Verdict(page.Bad, "FULL", "the kernel drops the first packet of new connections. Raise nf_conntrack_max; 'spillway doctor' has the commands.")
+	case share >= capacity.Full:
+		t.Verdict(page.Bad, "NEARLY FULL", "%s, and a burst of %d new connections fills it; %s. Raise nf_conntrack_max; 'spillway doctor' has the commands.", used, l.Limit-l.Entries, when)
+	case share >= capacity.CloseToFull:
+		t.Verdict(page.Doubtful, "CLOSE TO FULL", "%s; %s. Raise nf_conntrack_max before the next peak.", used, when)
+	default:
+		t.Verdict(page.Good, "OK", "%s; %s.", used, when)
+	}
 }

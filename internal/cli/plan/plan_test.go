@@ -3,10 +3,13 @@ package plan
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/clitest"
+	"spillway.dev/spillway/internal/page"
 )
 
 func TestPlanSaysThePublishedCeiling(t *testing.T) {
@@ -22,7 +25,7 @@ func TestPlanSaysThePublishedCeiling(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	out.Reset()
-	if code := run([]string{"plan", "--table", "131072", "--timeout", "tcp_time_wait=2m"}, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), "1092/s") {
+	if code := run([]string{"plan", "--table", "131072", "--timeout", "tcp_time_wait=2m"}, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), " 1092\n") {
 		t.Errorf("exit code %d: %s%s", code, &out, &errs)
 	}
 }
@@ -60,7 +63,7 @@ func TestPlanSaysThatExpectationsDoNotFit(t *testing.T) {
 		args := []string{"plan", "--lost", lost, "--load", "tftp=10"}
 		var out, errs bytes.Buffer
 		run(args, &out, &errs)
-		said := strings.Contains(out.String(), "3000 of 12: they do not fit; set nf_conntrack_expect_max to 3000 or more\n")
+		said := strings.Contains(out.String(), "TOO FEW EXPECTATIONS: they do not fit; to set the limit:\n  sysctl -w net.netfilter.nf_conntrack_expect_max=3000\n")
 		if said == want {
 			t.Errorf("lost %s: said %v: %s%s", lost, said, &out, &errs)
 		}
@@ -71,6 +74,40 @@ func TestPlanSaysThatExpectationsDoNotFit(t *testing.T) {
 		}
 		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Fit == nil || *got.Fit != want {
 			t.Errorf("lost %s: %v: %s%s", lost, err, &out, &errs)
+		}
+	}
+}
+
+// A load of 776,136 entries does not fit into a table of 524,288.
+func TestPlanSaysWhatATableLacks(t *testing.T) {
+	for name, table := range map[string]string{"small": "524288", "tight": "800000", "large": "2000000"} {
+		for _, width := range clitest.Widths {
+			t.Setenv("COLUMNS", fmt.Sprint(width))
+			var out, errs bytes.Buffer
+			args := []string{"plan", "--load", "tcp=5000", "--load", "tftp=2198.75,20ms", "--load", "udp=1475.36", "--table", table}
+			if code := run(args, &out, &errs); code != cli.ExitDone {
+				t.Fatalf("exit code %d: %s", code, &errs)
+			}
+			clitest.Golden(t, name, width, out.String())
+		}
+	}
+}
+
+func TestPlanJudgesTheLiveTable(t *testing.T) {
+	for name, live := range map[string]*liveReport{
+		"live-ok":     {Entries: 1200, Limit: 262144, PerSecond: 12.5, FullIn: "5h47m36s"},
+		"live-close":  {Entries: 220000, Limit: 262144, PerSecond: -3},
+		"live-nearly": {Entries: 261095, Limit: 262144}, // 99.6 %, and not growing
+		"live-full":   {Entries: 262144, Limit: 262144, FullIn: "0s"},
+	} {
+		var out bytes.Buffer
+		for _, width := range clitest.Widths {
+			out.Reset()
+			p := planReport{Live: live}
+			if err := cli.Table.Print(&page.Page{Writer: &out, Width: width}, &p); err != nil {
+				t.Fatal(err)
+			}
+			clitest.Golden(t, name, width, out.String())
 		}
 	}
 }

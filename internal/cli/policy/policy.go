@@ -12,6 +12,7 @@ import (
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/manifest"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/proxymode"
 )
 
 // NewCommand returns the command policy.
@@ -19,13 +20,11 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
 		Short: "Explain do-not-track policies",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return cli.UsageErrorf("no command given: use one, such as 'spillway policy explain'")
-		},
+		Example: `  spillway policy explain --from shop/web-0 --to shop/cache-0 --port 11211
+  spillway policy explain --from shop/web-0 --to 10.96.0.10 --port 80`,
 	}
 	cmd.AddCommand(newExplainCommand())
-	return cmd
+	return cli.Group(cmd)
 }
 
 // config is the command line of `spillway policy explain`.
@@ -33,7 +32,7 @@ type config struct {
 	policyflow.Question
 	manifests          string
 	kubeconfig, master string
-	output             string
+	output             cli.Output
 }
 
 func newExplainCommand() *cobra.Command {
@@ -47,13 +46,18 @@ IP stands for its endpoints. The command computes the decision from the objects,
 node's agent does. It does not query an agent.
 
 Other outcomes:
-  not judged               a policy may decide, but --to is another address of a Service,
-                           or a node's port that leads to endpoints: give an endpoint
-  differs by address       the addresses of a peer have different outcomes
-  differs by source port   requests from some source ports count as replies`,
-		Args: cobra.NoArgs,
+
+  not judged              a policy may decide, but --to is another address of a
+                          Service, or a node's port that leads to endpoints:
+                          give an endpoint
+  differs by address      the addresses of a peer have different outcomes
+  differs by source port  requests from some source ports count as replies`,
+		Example: `  spillway policy explain --from shop/web-0 --to shop/cache-0 --port 11211
+  spillway policy explain --from node/a --to 10.244.1.7 --port 53 --protocol UDP
+  spillway policy explain --manifests . --from 10.0.0.9 --to shop/a --port 80`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(c.output); err != nil {
+			if err := c.output.Validate(); err != nil {
 				return err
 			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
@@ -62,12 +66,13 @@ Other outcomes:
 			if err != nil {
 				return err
 			}
-			return cli.PrintResult(cmd.OutOrStdout(), c.output, e)
+			return c.output.Print(cmd.OutOrStdout(), e)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.From, "from", "", "Client: NAMESPACE/POD, node/NAME or an address.")
-	f.StringVar(&c.To, "to", "", "Server: NAMESPACE/POD, node/NAME or an address.")
+	f.SortFlags = false
+	f.StringVar(&c.From, "from", "", "Client, a `peer`: NAMESPACE/POD, node/NAME or an address.")
+	f.StringVar(&c.To, "to", "", "Server, a `peer`: NAMESPACE/POD, node/NAME or an address.")
 	f.IntVar(&c.Port, "port", 0, "Port of the server.")
 	f.IntVar(&c.SourcePort, "source-port", 0, "Source port of the client (default: any of 32768 to 60999).")
 	f.StringVar(&c.Protocol, "protocol", "TCP", "Protocol: TCP, UDP or SCTP.")
@@ -76,7 +81,12 @@ Other outcomes:
 	f.StringVar(&c.master, "master", "", "Address of the API server, instead of the kubeconfig's.")
 	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "--proxy-mode of the agents. Flows that netfilter translates are tracked.")
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "--service-proxy-name of the agents.")
-	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
+	c.output.AddFlag(cmd)
+	cli.Choices(cmd, "protocol", "TCP", "UDP", "SCTP")
+	cli.Choices(cmd, "proxy-mode", proxymode.Names()...)
+	cli.GroupFlags(f, "Flow", "from", "to", "port", "source-port", "protocol")
+	cli.GroupFlags(f, "Source", "manifests", "kubeconfig", "master")
+	cli.GroupFlags(f, "Agent", "proxy-mode", "service-proxy-name")
 	return cmd
 }
 

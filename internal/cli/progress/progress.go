@@ -4,10 +4,9 @@ package progress
 import (
 	"fmt"
 	"io"
-	"os"
 	"sync"
 
-	"golang.org/x/sys/unix"
+	"spillway.dev/spillway/internal/page"
 )
 
 // Progress shows the current step: on a terminal in one line that is overwritten, else in
@@ -24,7 +23,7 @@ type Progress struct {
 
 // New writes to w.
 func New(w io.Writer) *Progress {
-	return &Progress{w: w, terminal: IsTerminal(w)}
+	return &Progress{w: w, terminal: page.IsTerminal(w)}
 }
 
 // Bar sets the beginning of each line, such as a bar with the remaining time; nil removes
@@ -86,32 +85,9 @@ func (p *Progress) prefix() string {
 func (p *Progress) overwrite() {
 	line := []rune(p.prefix() + p.step + p.part)
 	// A line that wraps could not be written over.
-	if width := terminalWidth(p.w); width > 0 && len(line) >= width {
+	if width := page.Width(p.w); width > 0 && len(line) >= width {
 		line = append(line[:max(width-2, 0)], '…')
 	}
 	fmt.Fprintf(p.w, "\r\x1b[K%s", string(line))
 	p.open = true
-}
-
-// terminalWidth is the number of columns, 0 if it is not known.
-func terminalWidth(w io.Writer) int {
-	f, ok := w.(*os.File)
-	if !ok {
-		return 0
-	}
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0
-	}
-	return int(size.Col)
-}
-
-// IsTerminal reports whether w is a terminal.
-func IsTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }

@@ -3,39 +3,43 @@ package top
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
-	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/diagnosis/top"
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/page"
 )
 
 // NewCommand returns the command top.
 func NewCommand() *cobra.Command {
 	var interval time.Duration
 	var once bool
-	var output string
+	var bpffs string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show the use of conntrack in every network namespace of this machine",
 		Long: `Shows the use of the conntrack table and the drops of every network namespace in which
 conntrack is in use, and refreshes the page until it is interrupted. In a terminal, keys
 select another view (Services, endpoints, sources of flows), the order and a filter; the
-last line of the page lists them. With -o json, each line is an array. Needs root.`,
-		Args: cobra.NoArgs,
+last line of the page lists them. With -o json, each line is an array. Services of the
+eBPF dataplane need no conntrack and are not shown. Needs root.`,
+		Example: `  spillway top
+  spillway top --once -o wide
+  spillway top --interval 10s -o json`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			if interval < 100*time.Millisecond {
@@ -46,23 +50,35 @@ last line of the page lists them. With -o json, each line is an array. Needs roo
 			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			if !once && output == "table" && progress.IsTerminal(cmd.OutOrStdout()) {
-				return watchTop(ctx, interval)
+			serving := servingText(bpffs)
+			if !once && !output.ForPrograms() && page.IsTerminal(cmd.OutOrStdout()) {
+				return watchTop(ctx, interval, serving)
 			}
-			t := topPages{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), json: output == "json", once: once, cut: progress.IsTerminal(cmd.OutOrStdout()), read: conntrack.ReadAll}
+			t := topPages{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), output: output, once: once, read: conntrack.ReadAll, serving: serving}
 			return t.run(ctx, interval)
 		},
 	}
 	f := cmd.Flags()
 	f.DurationVar(&interval, "interval", 2*time.Second, "Time between two pages.")
 	f.BoolVar(&once, "once", false, "Print one page and exit.")
-	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/spillway", "Directory of the agent's pins, to tell whether the eBPF dataplane serves.")
+	output.AddFlag(cmd)
 	return cmd
 }
 
+// servingText describes the eBPF dataplane with pins below bpffs, whose connections have
+// no entries; "" without one.
+func servingText(bpffs string) string {
+	if _, err := ebpf.PinnedVerdicts(bpffs); err != nil {
+		return ""
+	}
+	return "the eBPF dataplane serves here, without conntrack"
+}
+
 // watchTop shows the interactive view until the user quits.
-func watchTop(ctx context.Context, interval time.Duration) error {
+func watchTop(ctx context.Context, interval time.Duration, serving string) error {
 	c := top.NewCollector()
+	c.Serving = serving
 	ctx, stop := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -77,10 +93,11 @@ func watchTop(ctx context.Context, interval time.Duration) error {
 
 // topPages prints pages one after the other.
 type topPages struct {
-	out, warn  io.Writer
-	json, once bool
-	cut        bool // names, so that a page is 80 columns wide
-	read       func(context.Context) ([]conntrack.Report, error)
+	out, warn io.Writer
+	output    cli.Output
+	once      bool
+	serving   string // of servingText
+	read      func(context.Context) ([]conntrack.Report, error)
 
 	collector top.Collector
 	warned    string
@@ -111,12 +128,13 @@ func (t *topPages) page(ctx context.Context) error {
 	if errors.Is(err, conntrack.ErrUnsupported) || errors.Is(err, conntrack.ErrNothingRead) {
 		return err
 	}
-	write := t.print
-	if t.json {
-		write = t.encode
-	}
-	if err := write(t.collector.Compare(reports, time.Now())); err != nil {
-		return fmt.Errorf("write page: %w", err)
+	rows := t.collector.Compare(reports, time.Now())
+	if t.output.ForPrograms() {
+		if err := t.output.Encode(t.out, objects(rows), ""); err != nil {
+			return err
+		}
+	} else if err := t.output.Print(t.out, topTable{rows, t.serving}); err != nil {
+		return err
 	}
 	if err != nil && escape.OneLine(err) != t.warned {
 		t.warned = escape.OneLine(err)
@@ -125,44 +143,61 @@ func (t *topPages) page(ctx context.Context) error {
 	return nil
 }
 
-// encode prints a page as an array in one line.
-func (t *topPages) encode(rows []top.Row) error {
-	type object struct {
-		Name string `json:"name"`
-		*conntrack.Report
-		Rate   float64 `json:"entries_per_second"`
-		PerSec float64 `json:"drops_per_second"`
-	}
+// object is a row for programs. The keys are an interface.
+type object struct {
+	Name string `json:"name"`
+	*conntrack.Report
+	Rate   float64 `json:"entries_per_second"`
+	PerSec float64 `json:"drops_per_second"`
+}
+
+func objects(rows []top.Row) []object {
 	list := make([]object, 0, len(rows))
 	for _, r := range rows {
 		list = append(list, object{r.Name, r.Report, r.Rate, r.PerSec})
 	}
-	return json.NewEncoder(t.out).Encode(list)
+	return list
 }
 
-// shortName is the number of characters of a name that fit on a page of 80 columns.
-const shortName = 22
+// topTable is a page with a text form.
+type topTable struct {
+	rows    []top.Row
+	serving string
+}
 
-// print prints a page. Counters count from the creation of the namespace.
-func (t *topPages) print(rows []top.Row) error {
-	width := shortName
-	for _, r := range rows {
-		if n := utf8.RuneCountInString(escape.Text(r.Name)); !t.cut {
-			width = max(width, n)
-		}
-	}
-	const format = "%-*.*s %8v %6v %7v %8v %7v %7v %6v\n"
-	_, err := fmt.Fprintf(t.out, format, width, width, "NAMESPACE", "ENTRIES", "USE", "+/s", "DROPS", "INSFAIL", "INVALID", "EXPECT")
-	for _, r := range rows {
+// Write prints the page. Counters count from the creation of the namespace.
+func (p topTable) Write(w io.Writer) error {
+	wide := func(name string) page.Column { return page.Number(name).OnlyWide() }
+	t := page.NewTable(page.Column{Name: "NAMESPACE", Least: 12, Cut: true}, page.Number("ENTRIES"), page.Number("USE"), page.Number("+/s"),
+		page.Number("DROPS"), page.Number("INSFAIL"), page.Number("INVALID"), page.Number("EXPECT"),
+		wide("MAX"), wide("BUCKETS"), wide("EVICTED"), wide("FOUND"), wide("PID"))
+	for _, r := range p.rows {
 		expect := 0
 		for _, n := range r.Report.Expectations {
 			expect += n
 		}
-		_, err = fmt.Fprintf(t.out, format, width, width, escape.Text(r.Name), r.Entries, r.Use(), r.Growth(),
-			r.Drops, r.Report.Counters.InsertFailed, r.Report.Counters.Invalid, expect)
+		c, l := r.Report.Counters, r.Report.Limits
+		t.Row(r.Name, r.Entries, r.Use(), r.Growth(), r.Drops, c.InsertFailed, c.Invalid, expect,
+			l.Max, l.Buckets, c.EarlyDrop, c.Found, r.Report.Namespace.PID)
 	}
-	if len(rows) == 0 {
-		_, err = fmt.Fprintln(t.out, "conntrack is in use in no network namespace")
+	t.Foot("%s", p.verdict())
+	return t.Write(w)
+}
+
+// verdict is the last line of a page.
+func (p topTable) verdict() string {
+	verdict := top.NotInUse(p.serving)
+	if len(p.rows) > 0 {
+		fullest := p.rows[0]
+		for _, r := range p.rows {
+			if r.Share() > fullest.Share() {
+				fullest = r
+			}
+		}
+		verdict = fmt.Sprintf("fullest table: %s of %d entries, in %s", fullest.Use(), fullest.Max, escape.Text(fullest.Name))
+		if p.serving != "" {
+			verdict += "; " + p.serving
+		}
 	}
-	return err
+	return verdict
 }

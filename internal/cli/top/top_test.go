@@ -11,15 +11,24 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/clitest"
+	"spillway.dev/spillway/internal/diagnosis/top"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/page"
 )
 
 // once prints the first page of a sample.
-func once(t *testing.T, terminal bool, list []conntrack.Report, err error) (page, warned string, failed error) {
+func once(t *testing.T, terminal bool, list []conntrack.Report, err error) (text, warned string, failed error) {
 	t.Helper()
 	var out, warn bytes.Buffer
-	tp := topPages{out: &out, warn: &warn, once: true, cut: terminal, read: func(context.Context) ([]conntrack.Report, error) { return list, err }}
+	p := &page.Page{Writer: &out}
+	if terminal {
+		p.Width = 80
+	}
+	tp := topPages{out: p, warn: &warn, once: true, output: cli.Table, read: func(context.Context) ([]conntrack.Report, error) { return list, err }}
 	failed = tp.page(t.Context())
 	return out.String(), warn.String(), failed
 }
@@ -28,7 +37,7 @@ func TestAPageForAProgramHasWholeNamesAndNoEscapes(t *testing.T) {
 	long := "cni-5b2c1d7e-0c3f-4a4e-9d8a-1f2e3d4c5b6a"
 	list := []conntrack.Report{{Namespace: conntrack.Namespace{Inode: 1, Names: []string{long}}, Entries: 3}, {Namespace: conntrack.Namespace{Inode: 2, PID: 7, Command: "a\x1b[2J\nb"}}}
 	page, _, _ := once(t, false, list, nil)
-	if !strings.Contains(page, long+" ") || strings.Contains(page, "\x1b") || strings.Count(page, "\n") != 3 || !strings.Contains(page, `a\x1b[2J\nb[7]`) {
+	if !strings.Contains(page, long+" ") || strings.Contains(page, "\x1b") || strings.Count(page, "\n") != 4 || !strings.Contains(page, `a\x1b[2J\nb[7]`) {
 		t.Errorf("%q", page)
 	}
 	fields := strings.Fields(strings.Split(page, "\n")[1])
@@ -37,8 +46,8 @@ func TestAPageForAProgramHasWholeNamesAndNoEscapes(t *testing.T) {
 	}
 	page, _, _ = once(t, true, list, nil)
 	for line := range strings.Lines(page) {
-		if len(line) > 81 {
-			t.Errorf("%d columns: %q", len(line)-1, line)
+		if n := utf8.RuneCountInString(line); n > 81 {
+			t.Errorf("%d columns: %q", n-1, line)
 		}
 	}
 	// Consecutive pages are no interactive screen either.
@@ -111,7 +120,7 @@ func TestTopShowsTheFullestFirstAndSaysOnceWhatItCannotRead(t *testing.T) {
 // The keys are an interface for programs.
 func TestTheKeysOfAJSONPage(t *testing.T) {
 	var out bytes.Buffer
-	tp := topPages{out: &out, json: true, read: func(context.Context) ([]conntrack.Report, error) {
+	tp := topPages{out: &out, output: cli.JSON, read: func(context.Context) ([]conntrack.Report, error) {
 		return []conntrack.Report{{Expectations: map[string]int{"tftp": 2}}}, nil
 	}}
 	if err := tp.page(t.Context()); err != nil {
@@ -125,4 +134,15 @@ func TestTheKeysOfAJSONPage(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(page[0])); !slices.Equal(got, want) {
 		t.Errorf("keys %q, want %q", got, want)
 	}
+}
+
+func TestATableOfNamespacesFitsTheTerminal(t *testing.T) {
+	reports := []conntrack.Report{
+		{Namespace: conntrack.Namespace{Inode: 2, Names: []string{"cni-5b2c1d7e-0c3f-4a4e-9d8a-1f2e3d4c5b6a"}}, Entries: 261000, Limits: conntrack.Limits{Max: 262144, Buckets: 65536},
+			Counters: conntrack.Counters{Drop: 1234567, InsertFailed: 12345, EarlyDrop: 99}, Expectations: map[string]int{"tftp": 2}},
+		{Namespace: conntrack.Namespace{Inode: 1, Own: true, PID: 1}, Entries: 5, Limits: conntrack.Limits{Max: 262144}},
+	}
+	var c top.Collector
+	clitest.Pages(t, "namespaces", topTable{c.Compare(reports, time.Now()), "the eBPF dataplane serves here, without conntrack"})
+	clitest.Pages(t, "unused", topTable{nil, "the eBPF dataplane serves here, without conntrack"})
 }

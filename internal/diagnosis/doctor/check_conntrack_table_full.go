@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"spillway.dev/spillway/internal/node/capacity"
@@ -13,12 +14,6 @@ const (
 	conntrackBuckets = "net.netfilter.nf_conntrack_buckets"
 	expectMax        = "net.netfilter.nf_conntrack_expect_max"
 	beLiberal        = "net.netfilter.nf_conntrack_tcp_be_liberal"
-)
-
-// Shares from which a table counts as close to full, and as full.
-const (
-	closeToFull = 0.80
-	full        = 0.95
 )
 
 // recent is the age up to which a line of the kernel's log counts.
@@ -71,7 +66,7 @@ func (conntrackTableFull) Find(n *Node) []Finding {
 		}
 		out = append(out, f.with(fixes...))
 	}
-	if !found {
+	if !found && n.someNamespace(hasDropped) {
 		out = append(out, wasFull(n, conntrack.TableFull, "conntrack-table-was-full", "new connections were dropped: the conntrack table was full", "The kernel dropped the first packet of new connections.", "Raise nf_conntrack_max before the next peak; `spillway plan` calculates the value.")...)
 	}
 	return out
@@ -82,12 +77,37 @@ func fullness(n, limit int) Severity {
 	switch part := float64(n) / float64(max(limit, 1)); {
 	case limit == 0:
 		return ""
-	case part >= full:
+	case part >= capacity.Full:
 		return Critical
-	case part >= closeToFull:
+	case part >= capacity.CloseToFull:
 		return Warning
 	}
 	return ""
+}
+
+// hasDropped reports whether a namespace may have dropped packets for lack of entries.
+func hasDropped(ns *Namespace) bool {
+	return ns.Limits.Max == 0 || ns.Counters.Drop > ns.Counters.InsertFailed
+}
+
+// someNamespace reports whether has is true for a namespace of the node, or may be true
+// for one that could not be read. The kernel's log does not tell the namespace of a full
+// table: it may have been a deleted one, such as a pod's or the lab's.
+func (n *Node) someNamespace(has func(*Namespace) bool) bool {
+	read := map[string]bool{}
+	for i := range n.Namespaces {
+		if has(&n.Namespaces[i]) {
+			return true
+		}
+		read[n.Namespaces[i].Namespace.String()] = true
+	}
+	for _, p := range n.Problems {
+		unread := func(name string) bool { return !read[name] }
+		if len(p.Namespaces) == 0 || slices.ContainsFunc(p.Namespaces, unread) {
+			return true
+		}
+	}
+	return len(n.Namespaces) == 0
 }
 
 // wasFull reports from the kernel's log a table that was full and is not full now.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
@@ -40,9 +41,24 @@ func (expectationTableFull) Find(n *Node) []Finding {
 			Commands: []string{shared(expectMax, want)},
 		}.with(raiseShared(expectMax, want)))
 	}
-	if len(out) == 0 {
+	if len(out) == 0 && n.someNamespace(hasHelper) {
 		out = wasFull(n, conntrack.ExpectTableFull, "expectation-table-was-full", "TFTP and FTP transfers failed: the expectation table was full",
 			"The kernel dropped requests for a second connection (TFTP, FTP).", "Raise nf_conntrack_expect_max before the next peak.")
 	}
 	return out
+}
+
+// hasHelper reports whether a namespace may create expectations.
+func hasHelper(ns *Namespace) bool {
+	if !ns.AllRulesRead || ns.AutoHelper || len(ns.Expectations) > 0 {
+		return true
+	}
+	return slices.ContainsFunc(ns.Rules.Rules, func(r *ruleset.Rule) bool {
+		for _, h := range helperProtocols {
+			if r.AssignsHelper(h.helper) {
+				return true
+			}
+		}
+		return false
+	})
 }

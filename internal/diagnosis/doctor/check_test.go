@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
+	"spillway.dev/spillway/internal/node/capacity"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
@@ -28,15 +30,15 @@ func TestATableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 	ns := newNamespace(t, "full")
 	limit, _ := strconv.Atoi(sysctlNow(t, conntrackMax))
 	expectNone(t, "conntrack-table-full", ns)
-	fill(t, ns, int(closeToFull*float64(limit))+1000)
+	fill(t, ns, int(capacity.CloseToFull*float64(limit))+1000)
 	_, findings := examine(t, ns)
 	if f := onlyFinding(t, findings, "conntrack-table-full"); f.Severity != Warning {
 		t.Errorf("close to full is %s", f.Severity)
 	}
-	fill(t, ns, int(full*float64(limit))+1000)
+	fill(t, ns, int(capacity.Full*float64(limit))+1000)
 	_, findings = examine(t, ns)
 	f := onlyFinding(t, findings, "conntrack-table-full")
-	if f.Severity != Critical || f.Numbers["max"] != float64(limit) || f.Numbers["entries"] < full*float64(limit) {
+	if f.Severity != Critical || f.Numbers["max"] != float64(limit) || f.Numbers["entries"] < capacity.Full*float64(limit) {
 		t.Errorf("%s, %v", f.Severity, f.Numbers)
 	}
 	applyFixes(t, f)
@@ -68,13 +70,46 @@ func TestATableThatEvictsIsFoundByItsCounters(t *testing.T) {
 	}
 }
 
+// The log does not tell the namespace. After a demo, the full table was that of a node
+// that the lab has removed.
+func TestAFullTableOfADeletedNamespaceIsNoFinding(t *testing.T) {
+	node := func(ns Namespace, problems ...Problem) *Node {
+		was := conntrack.LogCount{Lines: 3, Last: recent - 60e9}
+		return &Node{Up: recent, Namespaces: []Namespace{ns}, Problems: problems,
+			Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: was, conntrack.ExpectTableFull: was}}
+	}
+	good := Namespace{Rules: &ruleset.Ruleset{}, AllRulesRead: true, Report: conntrack.Report{Limits: conntrack.Limits{Max: 1000, ExpectMax: 10}}}
+	dropped, helped, unread := good, good, good
+	dropped.Counters = conntrack.Counters{Drop: 1}
+	helped.Rules = &ruleset.Ruleset{Rules: []*ruleset.Rule{{Command: "iptables-nft", Text: "-A PREROUTING -p udp -m udp --dport 69 -j CT --helper tftp"}}}
+	unread.Limits, unread.AllRulesRead = conntrack.Limits{}, false
+	for name, row := range map[string]struct {
+		n                   *Node
+		table, expectations int
+	}{
+		"nothing dropped":       {node(good), 0, 0},
+		"packets dropped":       {node(dropped), 1, 0},
+		"a helper assigned":     {node(helped), 0, 1},
+		"nothing read":          {node(unread), 1, 1},
+		"a namespace not read":  {node(good, Problem{What: "x", Namespaces: []string{"other"}}), 1, 1},
+		"another thing unknown": {node(good, Problem{What: "x", Namespaces: []string{good.Namespace.String()}}), 0, 0},
+	} {
+		if got := len(conntrackTableFull{}.Find(row.n)); got != row.table {
+			t.Errorf("%s: %d findings about the table, want %d", name, got, row.table)
+		}
+		if got := len(expectationTableFull{}.Find(row.n)); got != row.expectations {
+			t.Errorf("%s: %d findings about expectations, want %d", name, got, row.expectations)
+		}
+	}
+}
+
 func TestAnExpectationTableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 	restore(t, expectMax)
 	ns := newNamespace(t, "expect")
 	inside(t, ns, `nft 'add table ip t; add ct helper ip t tftp { type "tftp" protocol udp; }; add chain ip t c { type filter hook output priority 0; }; add rule ip t c udp dport 69 ct helper set "tftp"'`)
 	limit, _ := strconv.Atoi(sysctlNow(t, expectMax))
 	netnstest.Within(t, ns.Names[0], func() {
-		for i := range int(full*float64(limit)) + 2 {
+		for i := range int(capacity.Full*float64(limit)) + 2 {
 			fd := socket(t, unix.SOCK_DGRAM)
 			if err := unix.Bind(fd, &unix.SockaddrInet4{Port: 1024 + i%60000, Addr: [4]byte{127, 0, 0, byte(1 + i/60000)}}); err != nil {
 				t.Fatal(err)

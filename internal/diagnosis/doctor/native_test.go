@@ -140,7 +140,7 @@ func TestAPageHasNoControlCharacters(t *testing.T) {
 	r := NewReport(&Node{Problems: []Problem{{What: evil, Namespaces: []string{evil}}}}, []Finding{
 		{ID: "x", Severity: Warning, Namespace: evil, Title: evil, Evidence: []string{evil}, Packets: evil, Remedy: evil, Commands: []string{"echo " + escape.Shell(evil)}}})
 	r.Fixed = []Fixed{{Does: evil, Error: evil}}
-	if got := page(t, r); !escape.Shown(strings.ReplaceAll(got, "\n", "")) || !strings.Contains(got, `a\x1b[2J\nb`) {
+	if got := printed(t, r); !escape.Shown(strings.ReplaceAll(got, "\n", "")) || !strings.Contains(got, `a\x1b[2J\nb`) {
 		t.Errorf("page: %q", got)
 	}
 }

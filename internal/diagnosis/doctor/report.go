@@ -6,9 +6,9 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/page"
 )
 
 // Report is the result of examining a node.
@@ -54,24 +54,45 @@ func (r *Report) count(s Severity) int {
 	return n
 }
 
-// columns is the width of a page. A long command continues after a backslash. Quoted
-// text is not broken and may be wider.
+// columns is the width of the report, unless the page is narrower. A long command
+// continues after a backslash. Quoted text is not broken and may be wider.
 const columns = 80
 
-// Limits of Write for one finding, and for one kind of finding; -o json has everything.
+// Limits of Write for one finding, and for one kind of finding, without -o wide.
 const (
 	shownLines    = 6
 	shownFindings = 3
 )
 
+// printer writes a report to a page.
+type printer struct {
+	*bufio.Writer
+	page    *page.Page
+	columns int
+}
+
+func newPrinter(out io.Writer) *printer {
+	w := &printer{page: page.Of(out), columns: columns}
+	w.Writer = bufio.NewWriter(w.page)
+	if w.page.Width > 0 {
+		w.columns = min(columns, w.page.Width)
+	}
+	return w
+}
+
+// moods are the colors of the severities.
+var moods = map[Severity]page.Mood{Critical: page.Bad, Warning: page.Doubtful, Info: page.Strong}
+
 // Write prints the report as text.
 func (r *Report) Write(out io.Writer) error {
-	w := bufio.NewWriter(out)
+	w := newPrinter(out)
 	for _, s := range Severities {
 		r.writeSeverity(w, s)
 	}
 	if len(r.Findings) == 0 {
-		r.writeHealthy(w)
+		if err := r.writeHealthy(w); err != nil {
+			return err
+		}
 	}
 	if len(r.Problems) > 0 {
 		fmt.Fprintln(w, "NOT EXAMINED")
@@ -80,18 +101,18 @@ func (r *Report) Write(out io.Writer) error {
 			if len(p.Namespaces) > 0 {
 				what += " (in " + names(p.Namespaces) + ")"
 			}
-			wrap(w, "  ", "    ", what)
+			w.wrap("  ", "    ", what)
 		}
 		fmt.Fprintln(w)
 	}
 	if len(r.Fixed) > 0 {
 		fmt.Fprintln(w, "FIXED")
 		for _, f := range r.Fixed {
-			wrap(w, "  ", "    ", f.String())
+			w.wrap("  ", "    ", f.String())
 		}
 		fmt.Fprintln(w)
 	}
-	fmt.Fprintln(w, r.Summary())
+	w.wrap("", "", r.Summary())
 	return w.Flush()
 }
 
@@ -160,11 +181,11 @@ func plural(n int, what string) string {
 }
 
 // writeSeverity writes the findings of one severity, the first few of each kind.
-func (r *Report) writeSeverity(w *bufio.Writer, s Severity) {
+func (r *Report) writeSeverity(w *printer, s Severity) {
 	if r.count(s) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "%s\n\n", strings.ToUpper(string(s)))
+	fmt.Fprintf(w, "%s\n\n", w.page.Paint(moods[s], strings.ToUpper(string(s))))
 	shown := map[string]int{}
 	rest := map[string][]string{}
 	var order []string
@@ -172,7 +193,7 @@ func (r *Report) writeSeverity(w *bufio.Writer, s Severity) {
 		if f.Severity != s {
 			continue
 		}
-		if shown[f.ID]++; shown[f.ID] > shownFindings {
+		if shown[f.ID]++; shown[f.ID] > shownFindings && !w.page.Wide {
 			if rest[f.ID] == nil {
 				order = append(order, f.ID)
 			}
@@ -184,22 +205,22 @@ func (r *Report) writeSeverity(w *bufio.Writer, s Severity) {
 		f.write(w)
 	}
 	for _, id := range order {
-		wrap(w, "  ", "    ", fmt.Sprintf("%s: %d more, in %s; -o json shows all", id, shown[id]-shownFindings, names(rest[id])))
+		w.wrap("  ", "    ", fmt.Sprintf("%s: %d more, in %s; -o wide shows all", id, shown[id]-shownFindings, names(rest[id])))
 		fmt.Fprintln(w)
 	}
 }
 
-func (f *Finding) write(w *bufio.Writer) {
+func (f *Finding) write(w *printer) {
 	head := f.ID
 	if f.Namespace != "" {
 		head += " in " + f.Namespace
 	}
-	fmt.Fprintf(w, "  %s\n", escape.Text(head))
-	wrap(w, "    ", "    ", f.Title)
-	few(f.Evidence, func(line string) { wrap(w, "    - ", "      ", line) })
-	wrap(w, "    Packets: ", "      ", f.Packets)
-	wrap(w, "    Fix: ", "      ", f.Remedy)
-	few(f.Commands, func(line string) { command(w, line) })
+	fmt.Fprintf(w, "  %s\n", w.page.Paint(page.Strong, escape.Text(head)))
+	w.wrap("    ", "    ", f.Title)
+	w.few(f.Evidence, func(line string) { w.wrap("    - ", "      ", line) })
+	w.wrap("    Packets: ", "      ", f.Packets)
+	w.wrap("    Fix: ", "      ", f.Remedy)
+	w.few(f.Commands, w.command)
 	for line := range strings.Lines(f.Settings) {
 		fmt.Fprintf(w, "      %s", line)
 	}
@@ -210,10 +231,10 @@ func (f *Finding) write(w *bufio.Writer) {
 }
 
 // few shows the first lines of a list.
-func few(lines []string, show func(string)) {
+func (w *printer) few(lines []string, show func(string)) {
 	for i, line := range lines {
-		if i == shownLines {
-			show(fmt.Sprintf("# and %d more: -o json shows all", len(lines)-i))
+		if i == shownLines && !w.page.Wide {
+			show(fmt.Sprintf("# and %d more: -o wide shows all", len(lines)-i))
 			return
 		}
 		show(line)
@@ -221,24 +242,24 @@ func few(lines []string, show func(string)) {
 }
 
 // wrap writes text that begins with first, and its other lines with next.
-func wrap(w io.Writer, first, next, text string) {
-	fold(w, first, next, strings.Fields(escape.Text(text)), "")
+func (w *printer) wrap(first, next, text string) {
+	w.fold(first, next, strings.Fields(escape.Text(text)), "")
 }
 
 // command writes a shell line. It breaks the line between words, never inside quotes.
-func command(w io.Writer, line string) {
+func (w *printer) command(line string) {
 	if !escape.Shown(line) {
-		wrap(w, "      ", "      # ", "# a command with characters that cannot be shown: -o json has it")
+		w.wrap("      ", "      # ", "# a command with characters that cannot be shown: -o json has it")
 		return
 	}
-	fold(w, "      ", "        ", escape.ShellWords(line), ` \`)
+	w.fold("      ", "        ", escape.ShellWords(line), ` \`)
 }
 
-func fold(w io.Writer, first, next string, words []string, end string) {
+func (w *printer) fold(first, next string, words []string, end string) {
 	line := first
 	empty := true
 	for _, word := range words {
-		if !empty && len([]rune(line))+1+len([]rune(word))+len(end) > columns {
+		if !empty && len([]rune(line))+1+len([]rune(word))+len(end) > w.columns {
 			fmt.Fprintln(w, line+end)
 			line, empty = next, true
 		}
@@ -251,18 +272,21 @@ func fold(w io.Writer, first, next string, words []string, end string) {
 }
 
 // writeHealthy writes the page of a node without findings: the list of checks.
-func (r *Report) writeHealthy(w *bufio.Writer) {
+func (r *Report) writeHealthy(w *printer) error {
 	verdict := "No problem found on this node"
 	if len(r.Problems) > 0 {
 		verdict = "No problem found in the parts that could be read"
 	}
-	wrap(w, "", "", fmt.Sprintf("%s (Linux %s). Examined %s, %d of them with conntrack in use. Checks:",
+	w.wrap("", "", fmt.Sprintf("%s (Linux %s). Examined %s, %d of them with conntrack in use. Checks:",
 		verdict, r.Kernel, plural(r.Namespaces, "network namespace"), r.InUse))
 	fmt.Fprintln(w)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, c := range Checks {
-		fmt.Fprintf(tw, "  %s\t%s\n", c.Name(), c.About())
+	if err := w.Flush(); err != nil {
+		return err
 	}
-	tw.Flush()
-	fmt.Fprintln(w)
+	t := page.NewTable(page.Text(""), page.Text(""), page.Text("").Shrinks(20))
+	for _, c := range Checks {
+		t.Row("", c.Name(), c.About())
+	}
+	t.Foot("")
+	return t.Write(w.page)
 }

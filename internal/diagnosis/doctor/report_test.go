@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func page(t *testing.T, r *Report) string {
+func printed(t *testing.T, r *Report) string {
 	t.Helper()
 	var b strings.Builder
 	if err := r.Write(&b); err != nil {
@@ -32,7 +32,7 @@ func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
 		{ID: "odd", Severity: Info, Settings: "# Pod\nspec:\n"},
 		{ID: "odd", Severity: Info, Namespace: "n2"}, {ID: "odd", Severity: Info, Namespace: "n3"}, {ID: "odd", Severity: Info, Namespace: "n4"}, {ID: "odd", Severity: Info, Namespace: "n5"},
 	})
-	got := page(t, r)
+	got := printed(t, r)
 	critical, info := strings.Index(got, "CRITICAL"), strings.Index(got, "INFO")
 	if critical < 0 || info < critical || strings.Contains(got, "No problem found on this node") {
 		t.Errorf("order:\n%s", got)
@@ -54,7 +54,7 @@ func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
 }
 
 func TestAPageWithoutFindingsSaysWhatWasLookedAt(t *testing.T) {
-	got := page(t, NewReport(&Node{}, Examine(&Node{})))
+	got := printed(t, NewReport(&Node{}, Examine(&Node{})))
 	if !strings.HasPrefix(got, "No problem found on this node") || !strings.HasSuffix(got, "\n0 findings\n") {
 		t.Errorf("page:\n%s", got)
 	}
@@ -63,7 +63,7 @@ func TestAPageWithoutFindingsSaysWhatWasLookedAt(t *testing.T) {
 			t.Errorf("%s is not on the page", c.Name())
 		}
 	}
-	got = page(t, NewReport(&Node{Problems: []Problem{{What: "x"}}}, nil))
+	got = printed(t, NewReport(&Node{Problems: []Problem{{What: "x"}}}, nil))
 	if strings.Contains(got, "No problem found on this node") || !strings.Contains(got, "No problem found in the parts that could be read") {
 		t.Errorf("page:\n%s", got)
 	}
@@ -72,7 +72,7 @@ func TestAPageWithoutFindingsSaysWhatWasLookedAt(t *testing.T) {
 func TestFixesAreOnThePage(t *testing.T) {
 	r := NewReport(&Node{}, []Finding{{ID: "a", Severity: Warning, Fixable: true}})
 	r.Fixed = []Fixed{{Does: "raise x", Done: true, Note: "left alone"}, {Does: "raise y", Error: "refused"}}
-	got := page(t, r)
+	got := printed(t, r)
 	if !strings.Contains(got, "done: raise x (left alone)") || !strings.Contains(got, "failed: raise y: refused") || !strings.Contains(got, "1 of 2 fixes applied") {
 		t.Errorf("page:\n%s", got)
 	}

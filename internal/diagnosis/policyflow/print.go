@@ -3,7 +3,8 @@ package policyflow
 import (
 	"fmt"
 	"io"
-	"text/tabwriter"
+
+	"spillway.dev/spillway/internal/page"
 )
 
 // shownProblems is the number of problems that are printed; JSON has all.
@@ -11,37 +12,48 @@ const shownProblems = 20
 
 // Write prints the explanation as text.
 func (e *Explanation) Write(w io.Writer) error {
-	fmt.Fprintf(w, "%s to %s, %s port %d: %s\n", e.From, e.To, e.Protocol, e.Port, e.Outcome)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	p := page.Of(w)
+	fmt.Fprintln(w, p.Wrap(fmt.Sprintf("%s to %s, %s port %d: %s", e.From, e.To, e.Protocol, e.Port, e.Outcome), ""))
 	if e.Outcome == Differs {
-		fmt.Fprintln(tw, "FROM\tTO\tOUTCOME")
+		t := page.NewTable(page.Text("FROM").Shrinks(15), page.Text("TO").Shrinks(15), page.Text("OUTCOME").Shrinks(12))
 		for _, f := range e.Flows {
-			fmt.Fprintf(tw, "%s\t%s\t%s\n", f.From, f.To, f.Outcome)
+			t.Row(f.From, f.To, f.Outcome)
 		}
-		tw.Flush()
+		if err := t.Write(w); err != nil {
+			return err
+		}
 	}
 	if len(e.Decisions) > 0 {
-		fmt.Fprintln(tw, "NODE\tSIDE\tPOLICY\tRULE\tDECISION\tWHY")
+		if e.Outcome == Differs {
+			fmt.Fprintln(w)
+		}
+		if err := e.decisions().Write(w); err != nil {
+			return err
+		}
 	}
+	for _, n := range e.Notes {
+		fmt.Fprintln(w, p.Wrap(n, ""))
+	}
+	for i, problem := range e.Problems {
+		if i == shownProblems {
+			fmt.Fprintf(w, "and %d more problems (-o json)\n", len(e.Problems)-i)
+			break
+		}
+		fmt.Fprintln(w, p.Wrap("problem: "+problem, ""))
+	}
+	return nil
+}
+
+// decisions is the table of the decisions on the way.
+func (e *Explanation) decisions() *page.Table {
+	t := page.NewTable(page.Text("NODE").Shrinks(8), page.Text("SIDE").Shrinks(14), page.Text("POLICY").Shrinks(8),
+		page.Text("RULE").Shrinks(8), page.Text("DECISION").Shrinks(8), page.Text("WHY").Shrinks(20))
 	for _, d := range e.Decisions {
 		side := fmt.Sprintf("%s of %s", d.Side, d.Addr)
 		if d.SourcePorts != "" {
 			side += ", from port " + d.SourcePorts
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Node, side, d.Policy, d.Field, d.Outcome, d.Why)
+		t.Row(d.Node, side, d.Policy, d.Field, d.Outcome, d.Why)
 	}
-	if err := tw.Flush(); err != nil {
-		return fmt.Errorf("write result: %w", err)
-	}
-	for _, n := range e.Notes {
-		fmt.Fprintln(w, n)
-	}
-	for i, p := range e.Problems {
-		if i == shownProblems {
-			fmt.Fprintf(w, "and %d more problems (-o json)\n", len(e.Problems)-i)
-			break
-		}
-		fmt.Fprintln(w, "problem:", p)
-	}
-	return nil
+	return t
 }

@@ -243,7 +243,9 @@ func (m Model) empty() string {
 	case len(m.sample.Rows) > 0:
 		return "  no name matches the filter; esc clears it"
 	case m.view == Namespaces:
-		return "  conntrack is in use in no network namespace"
+		return "  " + NotInUse(m.sample.Serving)
+	case m.sample.Serving != "":
+		return "  no entries: " + m.sample.Serving
 	}
 	return "  no entries"
 }

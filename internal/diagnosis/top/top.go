@@ -51,12 +51,30 @@ type Row struct {
 	Report   *conntrack.Report // of a namespace
 }
 
-// Use returns the share of the table that is in use; "-" if the table's size is unknown.
+// Share returns the share of the table that is in use, 0 if the table's size is unknown.
+func (r *Row) Share() float64 {
+	if r.Max == 0 {
+		return 0
+	}
+	return float64(r.Entries) / float64(r.Max)
+}
+
+// Use is Share as text; "-" if the table's size is unknown.
 func (r *Row) Use() string {
 	if r.Max == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%.1f%%", 100*float64(r.Entries)/float64(r.Max))
+	return fmt.Sprintf("%.1f%%", 100*r.Share())
+}
+
+// NotInUse describes a machine where no namespace uses conntrack. serving is
+// Collector.Serving.
+func NotInUse(serving string) string {
+	text := "conntrack is in use in no network namespace"
+	if serving != "" {
+		text += ": " + serving
+	}
+	return text
 }
 
 // Growth returns Rate with its sign; "-" if it is unknown.
@@ -75,6 +93,7 @@ type Sample struct {
 	// Problems lists the parts that could not be read, one line each; the rest is
 	// present.
 	Problems []string
+	Serving  string // of the Collector
 }
 
 // Collector reads Samples one after another and compares them.
@@ -83,6 +102,8 @@ type Collector struct {
 	ReadAll func(context.Context) ([]conntrack.Report, error)
 	Dump    func(context.Context, conntrack.Namespace, func(*conntrack.Entry) bool) error
 	Pods    func() map[netip.Addr]string
+	// Serving names a dataplane that serves without conntrack; may be empty.
+	Serving string
 
 	before map[string]Row
 	at     time.Time
@@ -154,7 +175,7 @@ func serviceKey(protocol string, a netip.AddrPort) string { return protocol + " 
 // Read reads a Sample of one view. If only is not 0, only the entries of that namespace
 // count. Errors of some namespaces are in Problems; Read returns an error if all fail.
 func (c *Collector) Read(ctx context.Context, view View, only uint64) (Sample, error) {
-	s := Sample{At: time.Now(), View: view}
+	s := Sample{At: time.Now(), View: view, Serving: c.Serving}
 	reports, err := c.ReadAll(ctx)
 	if errors.Is(err, conntrack.ErrUnsupported) || ctx.Err() != nil {
 		return s, errors.Join(err, ctx.Err())

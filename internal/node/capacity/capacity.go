@@ -175,6 +175,12 @@ func Memory(entries, buckets, expectations int) int64 {
 // port is in use, or with --random-fully: 1024 to 65535 (nf_nat_l4proto_unique_tuple).
 const SNATPorts = 64512
 
+// Shares of a table from which it counts as close to full, and as full.
+const (
+	CloseToFull = 0.80
+	Full        = 0.95
+)
+
 // FullIn returns the time until a growing table is full. It returns false if the table
 // never fills.
 func FullIn(entries, limit int, perSecond float64) (time.Duration, bool) {

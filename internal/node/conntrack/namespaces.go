@@ -169,7 +169,11 @@ func addProcesses(proc string, at func(uint64, string) *Namespace) error {
 		}
 	}
 	if denied > 0 {
-		return fmt.Errorf("read the network namespaces of %d processes: %w: namespaces of these processes alone are not shown; run it as root with CAP_SYS_PTRACE", denied, os.ErrPermission)
+		processes := "1 process"
+		if denied > 1 {
+			processes = fmt.Sprintf("%d processes", denied)
+		}
+		return fmt.Errorf("read the network namespaces of %s: %w: namespaces without other processes are not shown: run it as root with CAP_SYS_PTRACE", processes, os.ErrPermission)
 	}
 	return nil
 }

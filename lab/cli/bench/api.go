@@ -13,7 +13,7 @@ import (
 
 func newBenchAPICommand() *cobra.Command {
 	var cfg stream.Config
-	var output string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "api",
 		Short: "Measure the latency of changes from a real API server to the kernel",
@@ -22,9 +22,11 @@ turn a stream of endpoint changes. For some of them, a pod connects until it see
 change. In the end, compares the endpoints in the kernel with those that were written.
 Needs root, nginx, and the programs that hack/peers builds. Do not use the machine
 meanwhile.`,
-		Args: cobra.NoArgs,
+		Example: `  spillway-lab bench api
+  spillway-lab bench api --services 1000 --rate 100 --duration 20s`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			cfg.Progress = progress.New(cmd.ErrOrStderr())
@@ -39,6 +41,7 @@ meanwhile.`,
 	f.DurationVar(&cfg.Duration, "duration", time.Minute, "Duration of the stream.")
 	f.IntVar(&cfg.Probes, "probes", 20, "Changes a second that a pod waits for.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	output.AddFlag(cmd)
+	cli.Choices(cmd, "modes", stream.Proxies...)
 	return cmd
 }

@@ -22,13 +22,11 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure Spillway on a lab cluster on this machine",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return cli.UsageErrorf("no benchmark given: use one, such as 'spillway-lab bench path'")
-		},
+		Example: `  spillway-lab bench path
+  spillway-lab bench sync --services 100,1000 -o json`,
 	}
 	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchAPICommand(), newBenchNotrackCommand(), newBenchFloodCommand())
-	return cmd
+	return cli.Group(cmd)
 }
 
 // newBenchTFTPCommand makes `spillway-lab bench tftp`: bench path with files.
@@ -47,6 +45,8 @@ dataplanes and kube-proxy (built by "hack/peers kube-proxy", with a helper rule 
 cluster of their own. Needs root, nft, iptables and conntrack. With the defaults it takes
 about six minutes. Do not use the machine meanwhile.`
 	cmd.Flags().StringSliceVar(&cfg.Files, "modes", []string{"ebpf", "nftables", path.KubeProxy}, "Proxies to measure, of "+strings.Join(path.Proxies, ", ")+".")
+	cmd.Example = "  spillway-lab bench tftp\n  spillway-lab bench tftp --modes ebpf --only full"
+	cli.Choices(cmd, "modes", path.Proxies...)
 	return cmd
 }
 
@@ -67,17 +67,20 @@ func newBenchPathCommand() *cobra.Command {
 address. Needs root and nginx. With the defaults it takes about ten minutes. Do not use
 the machine meanwhile.`
 	cmd.Flags().StringSliceVar(&modes, "modes", []string{"ebpf"}, "Dataplane to measure.")
+	cmd.Example = "  spillway-lab bench path\n  spillway-lab bench path --only half -o json"
+	cli.Choices(cmd, "modes", path.Modes...)
 	return cmd
 }
 
 // pathCommand returns either command without its help text. complete runs after the flags
 // were parsed.
 func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
-	var only, output string
+	var only string
+	var output cli.Output
 	cmd := &cobra.Command{
-		Args: cobra.NoArgs,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			if err := complete(); err != nil {
@@ -102,7 +105,7 @@ func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
 	f.StringVar(&only, "only", "", "Regular expression that the \"NAME, LOAD\" of a comparison must match, such as 'half load'.")
 	f.BoolVar(&cfg.Untracked, "no-conntrack", false, "Disable conntrack on the nodes, for metal as well.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	output.AddFlag(cmd)
 	return cmd
 }
 
@@ -111,7 +114,7 @@ func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
 func measure[C interface{ Validate() error }, R interface {
 	comparable
 	Write(io.Writer) error
-}](cmd *cobra.Command, output string, cfg C, run func(context.Context, C) (R, error), rows func(R) int) error {
+}](cmd *cobra.Command, output cli.Output, cfg C, run func(context.Context, C) (R, error), rows func(R) int) error {
 	if err := cfg.Validate(); err != nil {
 		return cli.UsageErrorf("%v", err)
 	}
@@ -121,5 +124,5 @@ func measure[C interface{ Validate() error }, R interface {
 	if none := *new(R); report == none || rows(report) == 0 {
 		return err
 	}
-	return errors.Join(err, cli.PrintResult(cmd.OutOrStdout(), output, report))
+	return errors.Join(err, output.Print(cmd.OutOrStdout(), report))
 }

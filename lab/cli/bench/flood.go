@@ -14,7 +14,7 @@ import (
 
 func newBenchFloodCommand() *cobra.Command {
 	var cfg flood.Config
-	var output string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "flood",
 		Short: "Measure new connections to a NodePort during a flood of SYNs from forged sources",
@@ -24,9 +24,11 @@ NodePort: with the endpoint on the receiving node, and on the other one. Reports
 share of new connections with a first answer within a second. Modes that begin with
 kube-proxy need "hack/peers kube-proxy". Needs root, nginx and nft. Do not use the machine
 meanwhile.`,
-		Args: cobra.NoArgs,
+		Example: `  spillway-lab bench flood
+  spillway-lab bench flood --modes ebpf --rate 0`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			cfg.Progress = progress.New(cmd.ErrOrStderr())
@@ -40,6 +42,7 @@ meanwhile.`,
 	f.DurationVar(&cfg.Duration, "duration", 10*time.Second, "Duration of a flood, and of the measurement without one before it.")
 	f.IntVar(&cfg.Clients, "clients", 16, "Honest clients that connect concurrently.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	output.AddFlag(cmd)
+	cli.Choices(cmd, "modes", flood.Modes...)
 	return cmd
 }

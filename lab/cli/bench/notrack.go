@@ -17,7 +17,8 @@ import (
 
 func newBenchNotrackCommand() *cobra.Command {
 	var cfg notrack.Config
-	var only, output string
+	var only string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "notrack",
 		Short: "Compare short connections without a policy, with a tracked and with a do-not-track policy",
@@ -26,9 +27,11 @@ neither. Compares short connections to a real memcached in alternating pairs: CP
 fixed rate, and connections/s with a free and with a full conntrack table. The table is
 filled with flows up to this machine's nf_conntrack_max, which is not changed. Needs root,
 memcached, nft and conntrack. Do not use the machine meanwhile.`,
-		Args: cobra.NoArgs,
+		Example: `  spillway-lab bench notrack
+  spillway-lab bench notrack --proxy-mode ebpf --only CPU`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			if !slices.Contains(proxymode.Names(), cfg.Mode) {
@@ -53,6 +56,7 @@ memcached, nft and conntrack. Do not use the machine meanwhile.`,
 	f.Float64Var(&cfg.Rate, "rate", 4000, "Connections/s at which CPU is compared.")
 	f.StringVar(&only, "only", "", "Regular expression that the \"NAME, FIGURE\" of a comparison must match, such as 'CPU' or 'ceiling'.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	output.AddFlag(cmd)
+	cli.Choices(cmd, "proxy-mode", proxymode.Names()...)
 	return cmd
 }

@@ -18,7 +18,7 @@ import (
 
 func newBenchSyncCommand() *cobra.Command {
 	var cfg change.Config
-	var output string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "sync",
 		Short: "Measure the cost of an endpoint change in clusters of different sizes",
@@ -27,9 +27,11 @@ the first full sync, single changes, and the first packet of a connection. The m
 kube-proxy-nftables and kube-proxy-iptables measure kube-proxy (run "hack/peers
 kube-proxy" first). With iptables, -legacy or -nft at the end of a mode selects the
 variant. Needs root and nginx. Do not use the machine meanwhile.`,
-		Args: cobra.NoArgs,
+		Example: `  spillway-lab bench sync
+  spillway-lab bench sync --modes ebpf,kube-proxy-nftables --services 100,1000`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			cfg.Progress = progress.New(cmd.ErrOrStderr())
@@ -42,7 +44,8 @@ variant. Needs root and nginx. Do not use the machine meanwhile.`,
 	f.IntSliceVar(&cfg.Services, "services", []int{100, 1000, 5000, 10000, 50000}, "Numbers of Services.")
 	f.IntVar(&cfg.Changes, "changes", 100, "Single changes for the percentiles.")
 	f.IntVar(&cfg.Rounds, "rounds", 20, "Comparisons of first packets.")
-	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	output.AddFlag(cmd)
+	cli.Choices(cmd, "modes", change.Modes...)
 	return cmd
 }
 
@@ -56,7 +59,7 @@ func newBenchSideCommand() *cobra.Command {
 		Use:    "sync-side",
 		Short:  "Write a synthetic cluster to this node's kernel, and change it, for 'bench sync'",
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if side.Pod, err = netip.ParseAddr(pod); err != nil {

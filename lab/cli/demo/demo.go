@@ -19,7 +19,8 @@ import (
 // NewCommand returns the command demo.
 func NewCommand() *cobra.Command {
 	cfg := demo.Config{Mode: "ebpf"}
-	var manifests, output string
+	var manifests string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show Spillway on a cluster of two nodes on this machine",
@@ -28,9 +29,11 @@ starts an agent on each node with the manifests of examples/demo, and sends requ
 to every Service address. Compares the path through a Service with direct access to the
 same server. Takes about a minute, needs root and nginx, and removes everything at the
 end.`,
-		Args: cobra.NoArgs,
+		Example: `  spillway-lab demo
+  spillway-lab demo --rounds 2 -o json`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			if err := cfg.Validate(); err != nil {
@@ -50,7 +53,7 @@ end.`,
 			if report == nil || len(report.Visits) == 0 {
 				return err
 			}
-			return errors.Join(err, cli.PrintResult(cmd.OutOrStdout(), output, report))
+			return errors.Join(err, output.Print(cmd.OutOrStdout(), report))
 		},
 	}
 	f := cmd.Flags()
@@ -59,6 +62,6 @@ end.`,
 	f.IntVar(&cfg.Rounds, "rounds", 4, "Measurements of each path.")
 	f.DurationVar(&cfg.Duration, "duration", time.Second, "Duration of one measurement.")
 	harness.SpillwayFlag(f)
-	f.StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	output.AddFlag(cmd)
 	return cmd
 }

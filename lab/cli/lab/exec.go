@@ -10,9 +10,19 @@ import (
 func newExecCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:     "exec [--name CLUSTER] HOST [--] COMMAND [ARGUMENT...]",
-		Short:   "Run a command in the network namespace and cgroup of a node, pod or client",
-		Example: "  spillway-lab lab exec --name lab node0-pod1 -- ip -brief address",
+		Use:   "exec [--name CLUSTER] HOST [--] COMMAND [ARGUMENT...]",
+		Short: "Run a command in the network namespace and cgroup of a node, pod or client",
+		Example: `  spillway-lab lab exec node0-pod1 -- ip -brief address
+  spillway-lab lab exec --name big client0 -- bash`,
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			var hosts []string
+			if c, err := topology.Load(name); err == nil && len(args) == 0 {
+				for _, h := range c.Hosts() {
+					hosts = append(hosts, h.Name)
+				}
+			}
+			return hosts, cobra.ShellCompDirectiveDefault // a command follows the host
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			host, argv, err := execArgs(&name, cmd.Flags().Changed("name"), args, isLabCluster)
 			if err != nil {
@@ -33,6 +43,7 @@ func newExecCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
+	completeClusters(cmd)
 	// Arguments after the command's name belong to the command.
 	cmd.Flags().SetInterspersed(false)
 	return cmd

@@ -10,12 +10,12 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -28,28 +28,29 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
 		Short: "Run published experiments, or create a cluster of network namespaces, on this machine",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return cli.UsageErrorf("no lab command given: use run, list, diff, up, down, exec, status, nodes, serve or ask")
-		},
+		Example: `  spillway-lab lab run all --quick
+  spillway-lab lab up && spillway-lab lab status`,
 	}
 	cmd.AddCommand(newUpCommand(), newDownCommand(), newExecCommand(), newStatusCommand(),
 		newNodesCommand(), newServeCommand(), newAskCommand(),
 		newRunCommand(), newListCommand(), newDiffCommand(), newRestoreCommand())
-	return cmd
+	return cli.Group(cmd)
 }
 
 func newUpCommand() *cobra.Command {
 	spec := topology.DefaultSpec("lab")
 	spec.ExternalRanges = nil
-	var output, lan4, lan6, cidr4, cidr6 string
+	var output cli.Output
+	var lan4, lan6, cidr4, cidr6 string
 	var ranges, families []string
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Create a cluster, or repair it",
-		Args:  cobra.NoArgs,
+		Example: `  spillway-lab lab up
+  spillway-lab lab up --name big --nodes 3 --pods 5 --pod-network vxlan`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkLabOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			err := errors.Join(parsePrefix(&spec.LAN4, lan4), parsePrefix(&spec.LAN6, lan6),
@@ -82,11 +83,25 @@ func newUpCommand() *cobra.Command {
 	f.BoolVar(&spec.Masquerade, "masquerade", false, "Load flannel's masquerade rules on the nodes. They enable conntrack there.")
 	f.BoolVar(&spec.Conntrack, "conntrack", false, "Enable conntrack on the nodes.")
 	f.StringSliceVar(&spec.Zones, "zones", nil, "Zones, assigned to nodes in turn (default: one for each node).")
-	labOutputFlag(cmd, &output)
+	output.AddFlag(cmd)
+	cli.Choices(cmd, "pod-network", topology.Routed, topology.VXLAN)
+	cli.Choices(cmd, "ip-families", "IPv4", "IPv6")
+	cli.Choices(cmd, "rp-filter", "0", "1", "2")
+	cli.GroupFlags(f, "Size", "nodes", "pods", "clients", "zones")
+	cli.GroupFlags(f, "Network", "pod-network", "ip-families", "lan4", "lan6", "cluster-cidr4", "cluster-cidr6",
+		"external-ranges", "rp-filter", "masquerade", "conntrack")
 	return cmd
 }
 
-func labUp(cmd *cobra.Command, spec topology.Spec, output string) error {
+// completeClusters makes a shell complete the names of this machine's clusters.
+func completeClusters(cmd *cobra.Command) {
+	cli.Complete(cmd, "name", func() []string {
+		names, _ := topology.List() // a user without rights sees none
+		return names
+	})
+}
+
+func labUp(cmd *cobra.Command, spec topology.Spec, output cli.Output) error {
 	ctx, stop := cli.UntilSignal(cmd.Context())
 	defer stop()
 	report, done := labProgress(cmd.ErrOrStderr())
@@ -99,7 +114,7 @@ func labUp(cmd *cobra.Command, spec topology.Spec, output string) error {
 	if err != nil {
 		return err
 	}
-	return printLabStatus(cmd.OutOrStdout(), []labStatus{s}, output)
+	return output.Print(cmd.OutOrStdout(), labStatuses{s})
 }
 
 func newDownCommand() *cobra.Command {
@@ -108,7 +123,9 @@ func newDownCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "Stop a cluster's processes and remove it; no error if there is none",
-		Args:  cobra.NoArgs,
+		Example: `  spillway-lab lab down
+  spillway-lab lab down --all`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := topology.RequireRoot(); err != nil {
 				return err
@@ -128,17 +145,21 @@ func newDownCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
 	cmd.Flags().BoolVar(&all, "all", false, "Remove every cluster of this machine.")
+	completeClusters(cmd)
 	return cmd
 }
 
 func newStatusCommand() *cobra.Command {
-	var name, output string
+	var name string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show clusters, their hosts, and the processes in them",
-		Args:  cobra.NoArgs,
+		Example: `  spillway-lab lab status
+  spillway-lab lab status --name lab -o json`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkLabOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			if err := topology.RequireRoot(); err != nil {
@@ -150,7 +171,7 @@ func newStatusCommand() *cobra.Command {
 					return err
 				}
 			}
-			all := []labStatus{}
+			all := labStatuses{}
 			for _, n := range names {
 				c, err := topology.Load(n)
 				if err != nil && name != "" {
@@ -164,11 +185,12 @@ func newStatusCommand() *cobra.Command {
 				}
 				all = append(all, s)
 			}
-			return printLabStatus(cmd.OutOrStdout(), all, output)
+			return output.Print(cmd.OutOrStdout(), all)
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "Name of the cluster (default: all).")
-	labOutputFlag(cmd, &output)
+	completeClusters(cmd)
+	output.AddFlag(cmd)
 	return cmd
 }
 
@@ -177,7 +199,9 @@ func newNodesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nodes [--name CLUSTER]",
 		Short: "Print a cluster's Nodes as a Kubernetes manifest",
-		Args:  cobra.MaximumNArgs(1), // the cluster, for compatibility
+		Example: `  spillway-lab lab nodes
+  spillway-lab lab nodes --name big`,
+		Args: cobra.MaximumNArgs(1), // the cluster, for compatibility
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if cmd.Flags().Changed("name") {
@@ -198,16 +222,18 @@ func newNodesCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
+	completeClusters(cmd)
 	return cmd
 }
 
 func newServeCommand() *cobra.Command {
 	var c workload.Config
 	cmd := &cobra.Command{
-		Use:       "serve http|dns|tcp|udp|tftp",
-		Short:     "Run a server that returns its name and its client's address, until SIGTERM",
-		Example:   "  spillway-lab lab exec node0-pod0 -- spillway-lab lab serve tcp --listen :7000 --name pod0",
-		Args:      cobra.ExactArgs(1),
+		Use:   "serve http|dns|tcp|udp|tftp",
+		Short: "Run a server that returns its name and its client's address, until SIGTERM",
+		Example: `  spillway-lab lab serve tcp --listen :7000 --name pod0
+  spillway-lab lab exec node0-pod0 -- spillway-lab lab serve http --listen :80`,
+		Args:      cli.Arguments("kind of server"),
 		ValidArgs: []string{workload.HTTP, workload.DNS, workload.TCP, workload.UDP, workload.TFTP},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.Kind = args[0]
@@ -232,7 +258,10 @@ func newAskCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ask http|tcp|udp ADDRESS:PORT",
 		Short: "Query a lab server for its name and the client address that it sees, and print them as JSON",
-		Args:  cobra.ExactArgs(2),
+		Example: `  spillway-lab lab ask tcp 10.244.0.2:7000
+  spillway-lab lab exec client0 -- spillway-lab lab ask http 172.30.0.10:30080`,
+		Args:      cli.Arguments("kind of server", "ADDRESS:PORT"),
+		ValidArgs: []string{workload.HTTP, workload.TCP, workload.UDP},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Kind, q.To = args[0], args[1]
 			a := workload.Put(cmd.Context(), q)
@@ -250,7 +279,7 @@ func newAskCommand() *cobra.Command {
 	return cmd
 }
 
-// labStatus is the output of status and up.
+// labStatus describes a cluster.
 type labStatus struct {
 	Name   string         `json:"name"`
 	Status string         `json:"status"`
@@ -278,32 +307,30 @@ func statusOf(c *topology.Cluster) (labStatus, error) {
 	return s, nil
 }
 
-func printLabStatus(w io.Writer, all []labStatus, output string) error {
-	if output == "json" {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(all)
-	}
+// labStatuses is the output of status and up.
+type labStatuses []labStatus
+
+// Write prints the clusters as text.
+func (all labStatuses) Write(w io.Writer) error {
 	if len(all) == 0 {
 		_, err := fmt.Fprintln(w, "no lab clusters: run \"spillway-lab lab up\" to create one")
 		return err
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for i, s := range all {
 		if i > 0 {
-			fmt.Fprintln(t)
+			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(t, "cluster %s: %s\n", s.Name, s.Status)
-		if len(s.Hosts) == 0 {
-			continue
-		}
-		fmt.Fprintln(t, "HOST\tNAMESPACE\tIPV4\tIPV6\tPROCESSES\tCONNTRACK")
+		t := page.NewTable(page.Text("HOST"), page.Text("IPV4"), page.Text("IPV6"),
+			page.Number("PROCESSES"), page.Number("CONNTRACK"), page.Text("NAMESPACE").Shrinks(10))
 		for _, h := range s.Hosts {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\n", h.Name, h.Namespace, addrOrDash(h.IPv4), addrOrDash(h.IPv6),
-				h.Processes, h.ConntrackEntries)
+			t.Row(h.Name, addrOrDash(h.IPv4), addrOrDash(h.IPv6), h.Processes, h.ConntrackEntries, h.Namespace)
+		}
+		t.Foot("cluster %s: %s, %d hosts", s.Name, s.Status, len(s.Hosts))
+		if err := t.Write(w); err != nil {
+			return err
 		}
 	}
-	return t.Flush()
+	return nil
 }
 
 func addrOrDash(a netip.Addr) string {
@@ -311,17 +338,6 @@ func addrOrDash(a netip.Addr) string {
 		return "-"
 	}
 	return a.String()
-}
-
-func labOutputFlag(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVarP(output, "output", "o", "table", "Output format: table or json.")
-}
-
-func checkLabOutput(output string) error {
-	if output != "table" && output != "json" {
-		return cli.UsageErrorf("--output %q: use table or json", output)
-	}
-	return nil
 }
 
 func parsePrefix(to *netip.Prefix, text string) error {

@@ -1,8 +1,12 @@
 package lab
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
+
+	"spillway.dev/spillway/internal/cli/clitest"
+	"spillway.dev/spillway/lab/topology"
 )
 
 func TestEveryLabVerbTakesTheNameByFlag(t *testing.T) {
@@ -37,4 +41,12 @@ func TestEveryLabVerbTakesTheNameByFlag(t *testing.T) {
 			t.Errorf("--name %q %s: cluster %q, host %q, command %q, %v", c.flag, c.args, name, host, argv, err)
 		}
 	}
+}
+
+func TestTablesFitTheTerminal(t *testing.T) {
+	clitest.Pages(t, "list", listExperiments(false))
+	host := func(name, ip string) labHost {
+		return labHost{&topology.Host{Name: name, Namespace: "spw-quick-" + name, IPv4: netip.MustParseAddr(ip)}, 2, 262144}
+	}
+	clitest.Pages(t, "status", labStatuses{{Name: "quick", Status: topology.StatusUp, Hosts: []labHost{host("node0", "172.30.0.10"), host("node0-pod0", "10.244.0.2")}}})
 }

@@ -10,13 +10,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
@@ -62,7 +62,7 @@ func chooseExperiments(names []string) ([]experiment.Experiment, error) {
 		}
 		i := slices.IndexFunc(all, func(e experiment.Experiment) bool { return e.Name == name })
 		if i < 0 {
-			return nil, cli.UsageErrorf("experiment %q: unknown: use all, or some of %s", name, strings.Join(labExperimentNames(), ", "))
+			return nil, cli.UsageErrorf("experiment %q: unknown%s: use all, or some of %s", name, cli.DidYouMean(name, labExperimentNames()), strings.Join(labExperimentNames(), ", "))
 		}
 		out = append(out, all[i])
 	}
@@ -73,7 +73,7 @@ type labRunConfig struct {
 	opts   experiment.Options
 	only   string
 	dir    string
-	output string
+	output cli.Output
 	node   bool
 }
 
@@ -89,7 +89,15 @@ machine meanwhile.
 
 A row that fails is shown as failed; the others continue, and the exit code is 1. Ctrl-C
 ends a run and writes a report of the results so far. Nothing of it stays in the kernel.`,
-		Args:              cobra.MinimumNArgs(1),
+		Example: `  spillway-lab lab run all --quick
+  spillway-lab lab run snat-race --only 'Spillway|random-fully'
+  spillway-lab lab run tftp-nodeport do-not-track -d /tmp/report`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cli.UsageErrorf("lab run: no experiment given: use all, or some of %s", strings.Join(labExperimentNames(), ", "))
+			}
+			return nil
+		},
 		ValidArgsFunction: cobra.FixedCompletions(append(labExperimentNames(), "all"), cobra.ShellCompDirectiveNoFileComp),
 		RunE:              func(cmd *cobra.Command, args []string) error { return labRun(cmd, args, c) },
 	}
@@ -98,7 +106,7 @@ ends a run and writes a report of the results so far. Nothing of it stays in the
 	f.BoolVar(&c.opts.Quick, "quick", false, "Take fewer and shorter samples, for a first look.")
 	f.StringVar(&c.only, "only", "", "Regular expression that \"EXPERIMENT: ROW\" must match.")
 	f.StringVarP(&c.dir, "directory", "d", "report", "Directory for the report.")
-	f.StringVarP(&c.output, "output", "o", "table", "Output format: table or json.")
+	c.output.AddFlag(cmd)
 	harness.SpillwayFlag(f)
 	f.BoolVar(&c.node, "yes-on-this-node", false, "Run even if a kubelet runs on this machine.")
 	return cmd
@@ -107,7 +115,7 @@ ends a run and writes a report of the results so far. Nothing of it stays in the
 var labNameRule = regexp.MustCompile(`^[a-z0-9]{1,8}$`)
 
 func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
-	if err := cli.CheckOutput(c.output); err != nil {
+	if err := c.output.Validate(); err != nil {
 		return err
 	}
 	list, err := chooseExperiments(args)
@@ -185,13 +193,13 @@ func writable(dir string) error {
 
 // labRunEnd prints the results, and fails if some are missing.
 func labRunEnd(w io.Writer, c labRunConfig, run *experiment.Run, path string) error {
-	if err := cli.PrintResult(w, c.output, runTable{run}); err != nil {
+	if err := c.output.Print(w, runTable{run}); err != nil {
 		return err
 	}
 	if !run.Begun() {
 		return fmt.Errorf("run experiments: interrupted before the first result: no report is written")
 	}
-	if c.output != "json" {
+	if !c.output.ForPrograms() {
 		fmt.Fprintf(w, "%s\nreport: %s\n", suite.Summary(run), path)
 	}
 	if n := run.Unfinished(); n > 0 {
@@ -232,20 +240,22 @@ var versionRule = regexp.MustCompile(`v?[0-9]+\.[0-9]+(\.[0-9]+)?( \((legacy|nf_
 
 func newListCommand() *cobra.Command {
 	var quick bool
-	var output string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the experiments, their rows and durations",
-		Args:  cobra.NoArgs,
+		Example: `  spillway-lab lab list
+  spillway-lab lab list --quick -o wide`,
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
-			return cli.PrintResult(cmd.OutOrStdout(), output, listExperiments(quick))
+			return output.Print(cmd.OutOrStdout(), listExperiments(quick))
 		},
 	}
 	cmd.Flags().BoolVar(&quick, "quick", false, "List them as lab run --quick runs them.")
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	output.AddFlag(cmd)
 	return cmd
 }
 
@@ -277,27 +287,51 @@ func listExperiments(quick bool) labList {
 	return list
 }
 
-// Write prints the list as text.
+// Write prints the experiments as text, with their rows for -o wide.
 func (l labList) Write(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if page.Of(w).Wide {
+		return l.rows().Write(w)
+	}
+	t := page.NewTable(page.Text("EXPERIMENT"), page.Number("ROWS"), page.Number("TAKES"), page.Text("MEASURES").Shrinks(20))
+	var all time.Duration
 	for _, e := range l.Experiments {
-		fmt.Fprintf(t, "%s\t%s\n", e.Name, e.Title)
+		var takes time.Duration
 		for _, row := range e.Rows {
-			fmt.Fprintf(t, "\t%s\t%v\n", row.Name, time.Duration(row.TakesSeconds*float64(time.Second)))
+			takes += row.takes()
+		}
+		all += takes
+		t.Row(e.Name, len(e.Rows), takes.Round(time.Second), e.Title)
+	}
+	t.Foot("all: %v; -o wide lists the rows", all.Round(time.Second))
+	return t.Write(w)
+}
+
+// rows is the table of all rows.
+func (l labList) rows() *page.Table {
+	t := page.NewTable(page.Text("EXPERIMENT"), page.Text("ROW"), page.Number("TAKES"))
+	for _, e := range l.Experiments {
+		for _, row := range e.Rows {
+			t.Row(e.Name, row.Name, row.takes())
 		}
 	}
-	return t.Flush()
+	return t
+}
+
+func (r labListedRow) takes() time.Duration {
+	return time.Duration(r.TakesSeconds * float64(time.Second))
 }
 
 func newDiffCommand() *cobra.Command {
 	var force bool
-	var output string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "diff A.json B.json",
 		Short: "Show the differences beyond noise between two runs on one machine",
-		Args:  cobra.ExactArgs(2),
+		Example: `  spillway-lab lab diff report/previous/results.json report/results.json
+  spillway-lab lab diff --force a.json b.json -o json`,
+		Args: cli.Arguments("A.json", "B.json"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := cli.CheckOutput(output); err != nil {
+			if err := output.Validate(); err != nil {
 				return err
 			}
 			a, err := experiment.ReadRun(args[0])
@@ -315,11 +349,11 @@ func newDiffCommand() *cobra.Command {
 			if len(c.Differences) == 0 && len(c.OnlyA)+len(c.OnlyB) > 0 {
 				return fmt.Errorf("compare results: no row was measured in both %s and %s", args[0], args[1])
 			}
-			return cli.PrintResult(cmd.OutOrStdout(), output, c)
+			return output.Print(cmd.OutOrStdout(), c)
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "Compare runs of different machines, kernels or lengths.")
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "Output format: table or json.")
+	output.AddFlag(cmd)
 	return cmd
 }
 
@@ -330,7 +364,7 @@ func newRestoreCommand() *cobra.Command {
 		Use:    "restore-sysctls",
 		Short:  "Restore values of the machine when the input ends",
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   cli.Arguments(),
 		RunE:   func(cmd *cobra.Command, _ []string) error { return sysctl.Keep(cmd.InOrStdin()) },
 	}
 }

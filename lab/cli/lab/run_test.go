@@ -179,14 +179,15 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{"lab", "run"}, cli.ExitUsage, "requires at least 1 arg"},
+		{[]string{"lab", "run"}, cli.ExitUsage, "lab run: no experiment given: use all, or some of tftp-nodeport"},
 		{[]string{"lab", "run", "nothing"}, cli.ExitUsage, `experiment "nothing": unknown: use all, or some of tftp-nodeport`},
+		{[]string{"lab", "run", "snat-rase"}, cli.ExitUsage, `experiment "snat-rase": unknown (did you mean snat-race?)`},
 		{[]string{"lab", "run", "all", "--only", "("}, cli.ExitUsage, "--only"},
 		{[]string{"lab", "run", "all", "snat-race"}, cli.ExitUsage, "give no other name with it"},
 		{[]string{"lab", "run", "all", "--yes-on-this-node", "-d", ""}, cli.ExitUsage, "--directory: empty"},
 		{[]string{"lab", "run", "all", "--yes-on-this-node", "-d", "/proc/self"}, cli.ExitFailed, "write into the directory for the report"},
 		{[]string{"lab", "run", "all", "--name", "much-too-long"}, cli.ExitUsage, `--name "much-too-long"`},
-		{[]string{"lab", "run", "all", "-o", "yaml"}, cli.ExitUsage, `--output "yaml"`},
+		{[]string{"lab", "run", "all", "-o", "xml"}, cli.ExitUsage, `--output "xml"`},
 		{[]string{"lab", "run", "all", "--yes-on-this-node", "--only", "no such row"}, cli.ExitFailed, "no row to run"},
 		{[]string{"lab", "run", "all", "--yes-on-this-node", "-d", file + "/below"}, cli.ExitFailed, "make directory for the report"},
 		{[]string{"lab", "diff", a, b}, cli.ExitFailed, "kernel: 6.1, 6.18"},

@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/load"
 )
 
@@ -22,10 +23,8 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load",
 		Short: "Generate load from this network namespace and report rates and latency",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return cli.UsageErrorf("no load given: use http, conn, memcached, udp, dns or tftp")
-		},
+		Example: `  spillway-lab load http 10.96.0.10:80
+  spillway-lab lab exec client0 -- spillway-lab load udp 10.96.0.10:53`,
 	}
 	cmd.AddCommand(
 		newKindCommand(load.HTTP, "GET requests over connections that stay open"),
@@ -35,35 +34,39 @@ func NewCommand() *cobra.Command {
 		newKindCommand(load.DNS, "A and AAAA queries in pairs, each pair from a new socket"),
 		newKindCommand(load.TFTP, "TFTP read requests, each from a new port"),
 	)
-	return cmd
+	return cli.Group(cmd)
 }
 
 func newKindCommand(kind load.Kind, short string) *cobra.Command {
 	cfg := load.Config{Kind: kind}
 	var sources []string
-	var output string
+	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   string(kind) + " ADDRESS:PORT",
 		Short: "Send " + short,
 		Long: "Sends " + short + ".\n" + loops(kind) + `
 Ctrl-C ends a run early and prints the results so far. The exit code is 1 if no
 request was answered.`,
-		Args: cobra.ExactArgs(1),
+		Example: fmt.Sprintf("  spillway-lab load %[1]s 10.96.0.10:%[2]d\n  spillway-lab load %[1]s [fd00::10]:%[2]d --duration 10s -o json", kind, ports[kind]),
+		Args:    cli.Arguments("ADDRESS:PORT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return run(cmd, cfg, args[0], sources, output)
 		},
 	}
-	addFlags(cmd.Flags(), &cfg, &sources, &output)
+	addFlags(cmd.Flags(), &cfg, &sources)
+	output.AddFlag(cmd)
 	return cmd
 }
 
+// ports are those of examples.
+var ports = map[load.Kind]int{load.HTTP: 80, load.Conn: 80, load.Memcached: 11211, load.UDP: 7, load.DNS: 53, load.TFTP: 69}
+
 // addFlags binds the flags that loads of a kind have.
-func addFlags(f *pflag.FlagSet, cfg *load.Config, sources *[]string, output *string) {
+func addFlags(f *pflag.FlagSet, cfg *load.Config, sources *[]string) {
 	f.IntVar(&cfg.Connections, "connections", 16, "Concurrent requests.")
 	f.DurationVar(&cfg.Duration, "duration", 2*time.Second, "Time to measure.")
 	f.DurationVar(&cfg.Warmup, "warmup", 200*time.Millisecond, "Time to send before the measurement.")
 	f.DurationVar(&cfg.Timeout, "timeout", 0, "Timeout for a request (default: 5s, 1s for udp and tftp).")
-	f.StringVarP(output, "output", "o", "table", "Output format: table or json.")
 	if cfg.Kind == load.TFTP {
 		return
 	}
@@ -87,8 +90,8 @@ func addFlags(f *pflag.FlagSet, cfg *load.Config, sources *[]string, output *str
 }
 
 // run generates a load and prints the result.
-func run(cmd *cobra.Command, cfg load.Config, target string, sources []string, output string) error {
-	if err := cli.CheckOutput(output); err != nil {
+func run(cmd *cobra.Command, cfg load.Config, target string, sources []string, output cli.Output) error {
+	if err := output.Validate(); err != nil {
 		return err
 	}
 	var err error
@@ -114,7 +117,7 @@ func run(cmd *cobra.Command, cfg load.Config, target string, sources []string, o
 	if err != nil {
 		return err
 	}
-	if err := cli.PrintResult(cmd.OutOrStdout(), output, loadResult{result}); err != nil {
+	if err := output.Print(cmd.OutOrStdout(), loadResult{result}); err != nil {
 		return err
 	}
 	if result.Requests == 0 && !result.Interrupted {
@@ -135,7 +138,7 @@ from the intended time (open loop).`
 
 // showProgress shows on a terminal how far a load is; elsewhere it is silent.
 func showProgress(w io.Writer) (show func(load.Progress), done func()) {
-	if !progress.IsTerminal(w) {
+	if !page.IsTerminal(w) {
 		return nil, func() {}
 	}
 	p := progress.New(w)

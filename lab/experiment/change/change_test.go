@@ -3,21 +3,18 @@ package change
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"spillway.dev/spillway/internal/cli/clitest"
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/lab/experiment"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // memory is a dataplane that only remembers.
 type memory struct {
@@ -94,23 +91,7 @@ func TestReport(t *testing.T) {
 			{Mode: "iptables", Services: 10000, Cold: Cold{Seconds: 12.5}},
 		},
 	}
-	var out strings.Builder
-	if err := r.Write(&out); err != nil {
-		t.Fatal(err)
-	}
-	const golden = "testdata/report.txt"
-	if *update {
-		if err := os.WriteFile(golden, []byte(out.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), out.String()); diff != "" {
-		t.Errorf("the report changed (-want +got); -update rewrites it:\n%s", diff)
-	}
+	clitest.Pages(t, "report", &r)
 }
 
 func TestAModeSaysWhoWritesIntoWhat(t *testing.T) {

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/experiment"
 )
 
@@ -43,23 +43,25 @@ func (b Batch) Percentile(p float64) float64 { return percentile(b.Millis, p) }
 
 // Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
-	fmt.Fprintln(w, r.Machine)
+	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "%d endpoints a Service, %d single changes\n\n", r.Endpoints, r.Changes)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "DATAPLANE\tSERVICES\tCOLD s\tCHANGE p50 ms\tp99 ms\tCPU ms\tFULL s\tCONNECT µs\tFIRST PACKET ÷ 10\tRSS MiB\tKERNEL MiB\t")
+	t := page.NewTable(page.Text("DATAPLANE").Shrinks(10), page.Number("SERVICES"), page.Number("COLD s"), page.Number("CHANGE p50 ms").Shrinks(6), page.Number("p99 ms"),
+		page.Number("CPU ms"), page.Number("CONNECT µs").Shrinks(7), page.Number("FIRST PACKET ÷ 10").Shrinks(11),
+		page.Number("FULL s").OnlyWide(), page.Number("RSS MiB").OnlyWide(), page.Number("KERNEL MiB").OnlyWide())
+	f := func(format string, v any) string { return fmt.Sprintf(format, v) }
 	for _, row := range r.Rows {
-		fmt.Fprintf(t, "%s\t%d\t%.2f\t%.3f\t%.3f\t%.3f\t%.2f\t%.0f\t%s\t%.0f\t%.0f\t\n",
-			row.Mode, row.Services, row.Cold.Seconds, percentile(row.Batch.Millis, 0.5), percentile(row.Batch.Millis, 0.99),
-			row.Batch.CPU, row.Batch.Full, row.Connect, row.FirstPacket, row.Batch.RSS, row.Cold.KernelMiB)
+		t.Row(row.Mode, row.Services, f("%.2f", row.Cold.Seconds), f("%.3f", percentile(row.Batch.Millis, 0.5)), f("%.3f", percentile(row.Batch.Millis, 0.99)),
+			f("%.3f", row.Batch.CPU), f("%.0f", row.Connect), row.FirstPacket, f("%.2f", row.Batch.Full), f("%.0f", row.Batch.RSS), f("%.0f", row.Cold.KernelMiB))
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write report: %w", err)
+	if err := t.Write(w); err != nil {
+		return err
 	}
-	_, err := fmt.Fprint(w, `
+	_, err := fmt.Fprint(w, page.Of(w).Reflow(`
 COLD: first sync of everything, from facts to the kernel's last word. CHANGE: one endpoint, the same way.
-CPU: of the process and its children, for one change. FULL: a full sync of what is there already. CONNECT:
+CPU: of the process and its children, for one change. CONNECT:
 one request on a connection of its own, through a NodePort. FIRST PACKET: the same, divided by that on a
-node of ten Services, in turns. RSS: of the process. KERNEL: slab, vmalloc and per-CPU memory of the machine.
-`)
+node of ten Services, in turns. -o wide adds FULL, a full sync of
+what is there already, RSS, of the process, and KERNEL, slab, vmalloc and per-CPU memory of the machine.
+`))
 	return err
 }

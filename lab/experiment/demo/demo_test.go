@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"spillway.dev/spillway/examples"
+	"spillway.dev/spillway/internal/cli/clitest"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/harness"
@@ -135,11 +136,7 @@ func testReport() *Report {
 }
 
 func TestReportTable(t *testing.T) {
-	var out strings.Builder
-	if err := testReport().Write(&out); err != nil {
-		t.Fatal(err)
-	}
-	fixture.Golden(t, "report.txt", out.String())
+	clitest.Pages(t, "report", testReport())
 }
 
 func TestAddressesThatDoNotAnswerAreAnError(t *testing.T) {

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
@@ -72,7 +72,7 @@ func (r *Report) unanswered() error {
 
 // Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
-	fmt.Fprintf(w, "%s, --proxy-mode %s\n\n", r.Machine, r.Mode)
+	fmt.Fprintf(w, "%s\n\n", page.Of(w).Wrap(fmt.Sprintf("%s, --proxy-mode %s", r.Machine, r.Mode), ""))
 	if err := r.writeVisits(w); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
@@ -85,12 +85,11 @@ func (r *Report) Write(w io.Writer) error {
 }
 
 func (r *Report) writeVisits(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SERVICE\tWAY\tADDRESS\tFROM\tANSWERED BY (AND THE SOURCE IT SAW)")
+	t := page.NewTable(page.Text("SERVICE").Shrinks(8), page.Text("WAY").Shrinks(10), page.Text("ADDRESS"), page.Text("FROM"), page.Text("ANSWERED BY (SOURCE IT SAW)").Shrinks(20))
 	for _, v := range r.Visits {
-		fmt.Fprintf(t, "%s %s\t%s\t%s\t%s\t%s\n", v.Protocol, v.Service, v.Way, v.Address, v.From, v.answeredBy())
+		t.Row(v.Protocol+" "+v.Service, v.Way, v.Address, v.From, v.answeredBy())
 	}
-	return t.Flush()
+	return t.Write(w)
 }
 
 var loadTitles = map[load.Kind]string{
@@ -108,11 +107,12 @@ func (r *Report) writeSpeeds(w io.Writer, kind load.Kind) error {
 	if len(rows) == 0 {
 		return nil // an interrupted demo
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "\n%s:\nPATH\tREQUESTS/S\tP50 µs\tP99 µs\tP99.9 µs\t÷ METAL\tCONNTRACK ENTRIES\tFAILED\n", loadTitles[kind])
+	fmt.Fprintf(w, "\n%s:\n", loadTitles[kind])
+	t := page.NewTable(page.Text("PATH").Shrinks(20), page.Number("÷ METAL"), page.Number("REQUESTS/s"), page.Number("P50 µs"), page.Number("P99 µs"),
+		page.Number("CONNTRACK ENTRIES").Shrinks(9), page.Number("FAILED"), page.Number("P99.9 µs").OnlyWide())
+	whole := func(v float64) string { return fmt.Sprintf("%.0f", v) }
 	for _, s := range rows {
-		fmt.Fprintf(t, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%d\t%d\n",
-			s.Path, s.Rate, s.Latency.P50, s.Latency.P99, s.Latency.P999, s.ToMetal, s.Conntrack, s.Failed)
+		t.Row(s.Path, fmt.Sprintf("%.2f", s.ToMetal), whole(s.Rate), whole(s.Latency.P50), whole(s.Latency.P99), s.Conntrack, s.Failed, whole(s.Latency.P999))
 	}
-	return t.Flush()
+	return t.Write(w)
 }

@@ -4,14 +4,13 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"spillway.dev/spillway/internal/cli/clitest"
 	"spillway.dev/spillway/lab/experiment"
 )
 
@@ -44,21 +43,13 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-func TestReportFits80Columns(t *testing.T) {
+func TestReportFitsTheTerminal(t *testing.T) {
 	r := &Report{Seconds: 10, Clients: 16, Machine: experiment.Machine{Kernel: "6.18.0", Arch: "amd64", CPU: "CPU", Cores: 2}}
 	v := probes{tried: 12345, took: slices.Repeat([]time.Duration{999 * time.Millisecond}, 11111)}
 	for _, m := range Modes {
 		r.Rows = append(r.Rows, newRow(m, "elsewhere", 234567, v, v, 262144))
 	}
-	var out strings.Builder
-	if err := r.Write(&out); err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(out.String()) {
-		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 80 {
-			t.Errorf("%d columns: %s", n, line)
-		}
-	}
+	clitest.Pages(t, "report", r)
 }
 
 func TestValidate(t *testing.T) {

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 	"time"
 
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/experiment"
 )
 
@@ -60,23 +60,21 @@ func summarize(v probes) Probes {
 
 // Write prints the report as text, in 80 columns.
 func (r *Report) Write(w io.Writer) error {
-	fmt.Fprintln(w, r.Machine)
+	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "%d honest clients, %gs without a flood and %gs with one\n\n", r.Clients, r.Seconds, r.Seconds)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "MODE\tENDPOINT\tSYN/s\tCONNS\tIN 1 s\tP99 ms\tQUIET\tENTRIES")
+	t := page.NewTable(page.Text("MODE"), page.Text("ENDPOINT").Shrinks(8), page.Number("IN 1 s"), page.Number("QUIET"), page.Number("P99 ms"),
+		page.Number("SYN/s"), page.Number("CONNS"), page.Number("ENTRIES"))
 	for _, row := range r.Rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s%%\t%s\t%s%%\t%s\n", row.Mode, row.Endpoint,
-			experiment.FormatNumber(row.SYNs), row.Flooded.Tried, experiment.FormatNumber(row.Flooded.InTime),
-			experiment.FormatNumber(row.Flooded.P99), experiment.FormatNumber(row.Quiet.InTime),
-			experiment.FormatNumber(float64(row.Conntrack)))
+		t.Row(row.Mode, row.Endpoint, experiment.FormatNumber(row.Flooded.InTime)+"%", experiment.FormatNumber(row.Quiet.InTime)+"%",
+			experiment.FormatNumber(row.Flooded.P99), experiment.FormatNumber(row.SYNs), row.Flooded.Tried, experiment.FormatNumber(float64(row.Conntrack)))
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write report: %w", err)
+	if err := t.Write(w); err != nil {
+		return err
 	}
-	_, err := fmt.Fprint(w, `
+	_, err := fmt.Fprint(w, page.Of(w).Reflow(`
 CONNS: new connections that honest clients began in the flood. IN 1 s: part of
 them that had its first answer within a second, 99 % of these in P99; QUIET: the
 same part without a flood. ENTRIES: of the receiving node's conntrack, after it.
-`)
+`))
 	return err
 }

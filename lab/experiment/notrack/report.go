@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/experiment"
 )
 
@@ -88,38 +88,39 @@ func (c *Comparison) verdict() string {
 
 // Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
-	fmt.Fprintln(w, r.Machine)
+	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "memcached, one get a connection, --proxy-mode %s, %d rounds of %gs a side\n\n", r.Mode, r.Rounds, r.Seconds)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "COMPARISON\tFIGURE\tA\tB\tB ÷ A\t95 %\tTARGET\tFAILED\tCONNTRACK")
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(16), page.Text("FIGURE").Shrinks(8), page.Text("B ÷ A").Shrinks(6), page.Text("95 %"), page.Text("TARGET").Shrinks(7),
+		page.Number("A"), page.Number("B"), page.Number("FAILED"), page.Number("CONNTRACK").Shrinks(7))
 	for _, c := range r.Comparisons {
 		sure := "-"
 		if c.Ratio.Sure() {
 			sure = fmt.Sprintf("%.2f–%.2f", c.Ratio.Low, c.Ratio.High)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%s\t%s\t%s\t%d, %d\t%d, %d\n", c.Name, c.Figure, c.A, c.B, c.Ratio, sure, c.verdict(),
-			c.FailedA, c.FailedB, c.EntriesA, c.EntriesB)
+		t.Row(c.Name, c.Figure, c.Ratio, sure, c.verdict(), fmt.Sprintf("%.0f", c.A), fmt.Sprintf("%.0f", c.B),
+			fmt.Sprintf("%d, %d", c.FailedA, c.FailedB), fmt.Sprintf("%d, %d", c.EntriesA, c.EntriesB))
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write report: %w", err)
+	if err := t.Write(w); err != nil {
+		return err
 	}
 	for _, c := range r.Comparisons {
 		if len(c.Errors) > 0 {
 			fmt.Fprintf(w, "failed in %s: %v\n", c.Name, c.Errors)
 		}
 	}
-	fmt.Fprintln(t, "\nAS FAST AS IT GOES\tCONN/S\tANSWERED\tFAILED\tCONNTRACK")
+	fmt.Fprintln(w)
+	t = page.NewTable(page.Text("AS FAST AS IT GOES").Shrinks(20), page.Number("CONN/s"), page.Number("ANSWERED"), page.Number("FAILED"), page.Number("CONNTRACK"))
 	for _, c := range r.Ceilings {
-		fmt.Fprintf(t, "%s\t%.0f\t%d\t%d\t%+d\n", c.Name, c.Rate, c.Answered, c.Failed, c.Entries)
+		t.Row(c.Name, fmt.Sprintf("%.0f", c.Rate), c.Answered, c.Failed, fmt.Sprintf("%+d", c.Entries))
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write report: %w", err)
+	if err := t.Write(w); err != nil {
+		return err
 	}
-	_, err := fmt.Fprint(w, `
+	_, err := fmt.Fprint(w, page.Of(w).Reflow(`
 CPU: µs that clients, node, server and kernel threads ran for each connection, the table
 holding all but 100,000 of what it can. Ratios: median of
 the rounds (lowest–highest); 95 %: where the true median lies with that confidence. FAILED, CONNTRACK: of
 side A and B; entries that one measurement left on the node at most.
-`)
+`))
 	return err
 }

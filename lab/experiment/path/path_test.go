@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/internal/cli/clitest"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
 )
@@ -45,11 +45,7 @@ func testReport() *Report {
 }
 
 func TestReportTable(t *testing.T) {
-	var out strings.Builder
-	if err := testReport().Write(&out); err != nil {
-		t.Fatal(err)
-	}
-	fixture.Golden(t, "report.txt", out.String())
+	clitest.Pages(t, "report", testReport())
 }
 
 func TestReportFigures(t *testing.T) {
@@ -96,7 +92,7 @@ func TestReportJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fixture.Golden(t, "report.json", string(text)+"\n")
+	clitest.File(t, "report.json", string(text)+"\n")
 }
 
 func TestValidateFiles(t *testing.T) {

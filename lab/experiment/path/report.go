@@ -6,9 +6,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
@@ -172,7 +172,7 @@ func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[harne
 
 // Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
-	fmt.Fprintln(w, r.Machine)
+	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	tracked := "with"
 	if !r.Conntrack {
 		tracked = "without"
@@ -188,28 +188,27 @@ func (r *Report) Write(w io.Writer) error {
 	if err := r.writeFiles(w); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
-	_, err := fmt.Fprint(w, `
+	_, err := fmt.Fprint(w, page.Of(w).Reflow(`
 Ratios: median of the rounds (lowest–highest); 95 %: where the true median lies with that confidence.
 A/A: the side without a Service compared with itself.
 CPU/REQUEST: ratio of the whole machine's busy time, client included. CONNTRACK: most entries that one
 load left on the nodes, through the Service and without it. Half load: an open loop at half of the rate
-that both sides reach; latency counts from the intended send.
-`)
+that both sides reach; latency counts from the intended send. -o wide adds the figures of both sides.
+`))
 	return err
 }
 
 func (r *Report) writeRatios(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "COMPARISON\tLOAD\tFIGURE\tWITHOUT\tSERVICE\tRATIO\t95 %\tTARGET")
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(12), page.Text("RATIO").Shrinks(11), page.Text("95 %"), page.Text("TARGET").Shrinks(7),
+		page.Text("FIGURE"), page.Number("WITHOUT").OnlyWide(), page.Number("SERVICE").OnlyWide())
 	for _, c := range r.Comparisons {
 		sure := "-"
 		if c.Ratio.Sure() {
 			sure = fmt.Sprintf("%.2f–%.2f", c.Ratio.Low, c.Ratio.High)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.0f\t%s\t%s\t%s\n",
-			c.Name, c.Load, c.Figure, c.Base, c.Service, c.Ratio, sure, c.verdict())
+		t.Row(c.Name, c.Load, c.Ratio, sure, c.verdict(), c.Figure, fmt.Sprintf("%.0f", c.Base), fmt.Sprintf("%.0f", c.Service))
 	}
-	return t.Flush()
+	return t.Write(w)
 }
 
 // verdict is "-" without a target, or "≥ 0.97: met".
@@ -227,13 +226,12 @@ func (c *Comparison) verdict() string {
 
 func (r *Report) writeCosts(w io.Writer) error {
 	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "COMPARISON\tLOAD\tA/A CONTROL\tCPU/REQUEST\tCONNTRACK\tERRORS")
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(12), page.Text("A/A CONTROL").Shrinks(11), page.Text("CPU/REQUEST").Shrinks(11),
+		page.Text("CONNTRACK"), page.Text("ERRORS").Shrinks(8))
 	for _, c := range r.Comparisons {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d, %d\t%s\n",
-			c.Name, c.Load, c.Control, c.CPU, c.Conntrack, c.BaseConntrack, errorList(c.Errors))
+		t.Row(c.Name, c.Load, c.Control, c.CPU, fmt.Sprintf("%d, %d", c.Conntrack, c.BaseConntrack), errorList(c.Errors))
 	}
-	return t.Flush()
+	return t.Write(w)
 }
 
 // writeFiles prints the figures of TFTP transfers.
@@ -242,26 +240,27 @@ func (r *Report) writeFiles(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "COMPARISON\tLOAD\tFAILED\tEXPECTATIONS\tDROPPED\tCLIENT: BUSY, A CORE\tSERVER: BUSY, A CORE\tSERVER ÷ CLIENT")
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(8), page.Number("FAILED"), page.Number("EXPECTATIONS").Shrinks(6), page.Number("DROPPED"),
+		page.Text("CLIENT: BUSY, A CORE").Shrinks(7), page.Text("SERVER: BUSY, A CORE").Shrinks(7), page.Number("SERVER ÷ CLIENT").Shrinks(8))
 	for _, c := range r.Comparisons {
 		f := c.Files
 		if f == nil {
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.0f %%, %.0f files/s\t%.0f %%, %.0f files/s\t%.2f\n", c.Name, c.Load, f.Failed, f.Expectations, f.Dropped,
-			100*f.ClientBusy, f.ClientCore, 100*f.ServerBusy, f.ServerCore, f.ServerCore/max(f.ClientCore, 1))
+		side := func(busy, core float64) string { return fmt.Sprintf("%.0f %%, %.0f files/s", 100*busy, core) }
+		t.Row(c.Name, c.Load, f.Failed, f.Expectations, f.Dropped, side(f.ClientBusy, f.ClientCore), side(f.ServerBusy, f.ServerCore),
+			fmt.Sprintf("%.2f", f.ServerCore/max(f.ClientCore, 1)))
 	}
-	if err := t.Flush(); err != nil {
+	if err := t.Write(w); err != nil {
 		return err
 	}
-	_, err := fmt.Fprint(w, `
+	_, err := fmt.Fprint(w, page.Of(w).Reflow(`
 FAILED: files through the Service that did not arrive. EXPECTATIONS: the most that one load left on the nodes. DROPPED:
 packets that the receiving node's conntrack dropped, and entries that it evicted, while files went through the
 Service. BUSY, A CORE: the share of one core, and the files for each second of CPU time, of the client and of the server
 without a Service; CPU time includes the kernel's work for sent packets. Full table: the node's conntrack table
 is filled with unrelated flows for the side with the Service, and empty for the other.
-`)
+`))
 	return err
 }
 

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 
+	"spillway.dev/spillway/internal/page"
 	"spillway.dev/spillway/lab/experiment"
 )
 
@@ -51,29 +51,33 @@ func percentile(values []float64, p float64) float64 {
 
 // Write prints the report as text.
 func (r *Report) Write(w io.Writer) error {
-	fmt.Fprintln(w, r.Machine)
+	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "%d Services of %d endpoints, %d changes a second for %.0f s\n\n", r.Services, r.Endpoints, r.Rate, r.Seconds)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "PROXY\tCHANGES\tPROBES\tp50 ms\tp99 ms\tMAX ms\tLOST\tSKIPPED\tIN THE END\tAPI p50 ms\tp99 ms\tTOLD p50 ms\tp99 ms\tREST p50 ms\tp99 ms\tCPU s\tRSS MiB\tPEAK MiB\t")
+	wide := func(name string) page.Column { return page.Number(name).OnlyWide() }
+	t := page.NewTable(page.Text("PROXY"), page.Number("p50 ms"), page.Number("p99 ms"), page.Number("MAX ms"), page.Number("LOST"), page.Text("IN THE END").Shrinks(7),
+		page.Number("CPU s"), page.Number("RSS MiB"), wide("PEAK MiB"), wide("CHANGES"), wide("PROBES"), wide("SKIPPED"),
+		wide("API p50 ms"), wide("API p99 ms"), wide("TOLD p50 ms"), wide("TOLD p99 ms"), wide("REST p50 ms"), wide("REST p99 ms"))
+	f := func(v float64) string { return fmt.Sprintf("%.1f", v) }
+	at := func(millis []float64, p float64) string { return f(percentile(millis, p)) }
 	for _, row := range r.Rows {
 		end := "differs"
 		if row.Settled {
 			end = "the same"
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%.1f\t%.1f\t%.1f\t%d\t%d\t%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.0f\t%.0f\t\n", row.Mode, row.Changes, len(row.Millis),
-			percentile(row.Millis, 0.5), percentile(row.Millis, 0.99), percentile(row.Millis, 1), row.Lost, row.Skipped, end,
-			percentile(row.API, 0.5), percentile(row.API, 0.99), percentile(row.Told, 0.5), percentile(row.Told, 0.99),
-			percentile(row.Rest, 0.5), percentile(row.Rest, 0.99), row.CPU, row.RSS, row.Peak)
+		t.Row(row.Mode, at(row.Millis, 0.5), at(row.Millis, 0.99), at(row.Millis, 1), row.Lost, end,
+			f(row.CPU), fmt.Sprintf("%.0f", row.RSS), fmt.Sprintf("%.0f", row.Peak), row.Changes, len(row.Millis), row.Skipped,
+			at(row.API, 0.5), at(row.API, 0.99), at(row.Told, 0.5), at(row.Told, 0.99), at(row.Rest, 0.5), at(row.Rest, 0.99))
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write report: %w", err)
+	if err := t.Write(w); err != nil {
+		return err
 	}
-	_, err := fmt.Fprint(w, `
+	_, err := fmt.Fprint(w, page.Of(w).Reflow(`
 PROBES: changes that a pod has waited for, connecting again and again; p50, p99, MAX from the moment before
 the request to the API server to the first connection that meets the change. API: until the API server has
 answered. TOLD: until a watch like the proxy's has the change; REST: from there to that connection, which is
 the proxy's part. SKIPPED: probes not written because the one before had not arrived. IN THE END: the
 endpoints that the kernel holds against those written last. CPU, RSS: of the proxy; kube-proxy's nft with it.
-`)
+-o wide shows all columns.
+`))
 	return err
 }

@@ -1,21 +1,15 @@
 package stream
 
 import (
-	"flag"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"spillway.dev/spillway/internal/cli/clitest"
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 )
-
-var update = flag.Bool("update", false, "rewrite golden files")
 
 func TestReport(t *testing.T) {
 	r := Report{
@@ -26,23 +20,7 @@ func TestReport(t *testing.T) {
 			{Mode: "kube-proxy-nftables", Changes: 11990, Lost: 1, Skipped: 2},
 		},
 	}
-	var out strings.Builder
-	if err := r.Write(&out); err != nil {
-		t.Fatal(err)
-	}
-	const golden = "testdata/report.txt"
-	if *update {
-		if err := os.WriteFile(golden, []byte(out.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), out.String()); diff != "" {
-		t.Errorf("the report changed (-want +got); -update rewrites it:\n%s", diff)
-	}
+	clitest.Pages(t, "report", &r)
 }
 
 func TestTheEndIsComparedBothWays(t *testing.T) {

@@ -9,15 +9,18 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// plan estimates the duration of all rows, and corrects the estimate by the rows that are
-// done.
+// plan estimates the duration of all rows. Rows that measured something correct the
+// estimate; rows that failed at once do not.
 type plan struct {
 	mu             sync.Mutex
 	rows, finished int
 	all            time.Duration // expected, of all rows
 	done           time.Duration // expected duration of the finished rows
-	took           time.Duration // actual duration of the finished rows
-	since          time.Time     // when the current row began
+	measured       time.Duration // expected duration of the rows that measured something
+	took           time.Duration // their actual duration
+	current        time.Duration // expected duration of the current row
+	since          time.Time     // when it began
+	shown          time.Duration // the remaining time never rises; 0: not shown yet
 }
 
 func (p *plan) add(takes time.Duration) {
@@ -25,24 +28,42 @@ func (p *plan) add(takes time.Duration) {
 	p.all += takes
 }
 
-// finish notes that a row is done.
+// begin notes that a row begins.
+func (p *plan) begin(takes time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.current, p.since = takes, time.Now()
+}
+
+// finish notes that the current row is done. took is 0 if it measured nothing.
 func (p *plan) finish(takes, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.finished++
 	p.done += takes
-	p.took += took
-	p.since = time.Now()
+	if took > 0 {
+		p.measured += takes
+		p.took += took
+	}
+	p.current, p.since = 0, time.Now()
 }
 
-// left returns the estimated remaining time.
-func (p *plan) left() time.Duration {
+// left returns the estimated remaining time. It stands still while the estimate is higher
+// than it was before.
+func (p *plan) left(now time.Time) time.Duration {
 	factor := 1.0
-	if p.done > 0 && p.took > time.Second {
-		factor = float64(p.took) / float64(p.done)
+	if p.measured > 0 && p.took > time.Second {
+		factor = max(factor, float64(p.took)/float64(p.measured))
 	}
-	rest := time.Duration(float64(p.all-p.done)*factor) - time.Since(p.since)
-	return max(rest, 0).Round(time.Second)
+	scaled := func(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
+	// A row that takes longer than expected does not shorten the others.
+	rest := scaled(p.all-p.done) - min(now.Sub(p.since), scaled(p.current))
+	rest = max(rest, time.Second).Round(time.Second)
+	if p.shown > 0 {
+		rest = min(rest, p.shown)
+	}
+	p.shown = rest
+	return rest
 }
 
 const barWidth = 16
@@ -56,7 +77,7 @@ func (p *plan) bar() string {
 		filled = int(int64(barWidth) * int64(p.done) / int64(p.all))
 	}
 	return fmt.Sprintf("[%s%s] %d of %d, %v left  ", strings.Repeat("#", filled),
-		strings.Repeat(".", barWidth-filled), min(p.finished+1, p.rows), p.rows, p.left())
+		strings.Repeat(".", barWidth-filled), min(p.finished+1, p.rows), p.rows, p.left(time.Now()))
 }
 
 // show prints the bar before each line of progress until stop is called.

@@ -92,6 +92,7 @@ func (s *suite) experiment(ctx context.Context, e experiment.Experiment, rows []
 		at.Error = err.Error()
 	}
 	for _, row := range rows {
+		s.plan.begin(row.Takes)
 		var r experiment.RowResult
 		if at.Error != "" {
 			r = result(row, experiment.Failed)
@@ -99,7 +100,11 @@ func (s *suite) experiment(ctx context.Context, e experiment.Experiment, rows []
 		} else {
 			r = s.row(ctx, e, row)
 		}
-		s.plan.finish(row.Takes, time.Duration(r.Seconds*float64(time.Second)))
+		var took time.Duration
+		if r.Status == experiment.OK {
+			took = time.Duration(r.Seconds * float64(time.Second))
+		}
+		s.plan.finish(row.Takes, took)
 		at.Rows = append(at.Rows, r)
 		if e.Conclude != nil {
 			at.Conclusion = e.Conclude(at)

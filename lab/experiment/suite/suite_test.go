@@ -169,21 +169,39 @@ func TestOnlyChoosesRows(t *testing.T) {
 	}
 }
 
-func TestTimeLeftCorrectsItself(t *testing.T) {
-	p := plan{since: time.Now()}
-	for range 4 {
+func TestTimeLeftNeverRises(t *testing.T) {
+	at := time.Now()
+	p := plan{}
+	for range 6 {
 		p.add(10 * time.Second)
 	}
-	if got := p.left(); got != 40*time.Second {
-		t.Errorf("before: %v left, want 40s", got)
+	check := func(when string, want time.Duration) {
+		t.Helper()
+		if got := p.left(at); got != want {
+			t.Errorf("%s: %v left, want %v", when, got, want)
+		}
 	}
-	p.finish(10*time.Second, 20*time.Second) // twice as slow as expected
-	if got := p.left(); got != 60*time.Second {
-		t.Errorf("after the first of four took 20s: %v left, want 60s", got)
-	}
-	if got, want := p.bar(), "[####............] 2 of 4, 1m0s left  "; got != want {
+	begin := func() { p.begin(10 * time.Second); p.since = at }
+	finish := func(took time.Duration) { p.finish(10*time.Second, took); p.since = at }
+	begin()
+	check("before", time.Minute)
+	finish(0) // a program is not built
+	begin()
+	check("after a row that failed at once", 50*time.Second)
+	at = at.Add(4 * time.Second)
+	check("in a row", 46*time.Second)
+	at = at.Add(20 * time.Second)
+	check("in a row that takes longer", 40*time.Second)
+	finish(24 * time.Second) // the other four would take 96 s
+	begin()
+	check("after a slow row", 40*time.Second)
+	if got, want := p.bar(), "[#####...........] 3 of 6, 40s left  "; got != want {
 		t.Errorf("bar is %q, want %q", got, want)
 	}
+	finish(1 * time.Second)
+	finish(1 * time.Second)
+	finish(1 * time.Second)
+	check("after fast rows", 10*time.Second)
 }
 
 func TestRefuseKubelet(t *testing.T) {

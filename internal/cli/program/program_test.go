@@ -1,0 +1,65 @@
+package program
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/clitest"
+)
+
+func TestHelpFitsTheTerminal(t *testing.T) { clitest.Help(t, New) }
+
+func TestCommandsHaveManners(t *testing.T) { clitest.Tree(t, New) }
+
+func TestShellsCompleteValues(t *testing.T) {
+	for _, row := range []struct{ line, want string }{
+		{"agent --proxy-mode|ebpf", "ebpf"},
+		{"agent --detect-local-mode|Br", "BridgeInterface"},
+		{"agent --conntrack-autopilot|", "advise"},
+		{"doctor --fail-on|", "critical"},
+		{"doctor --netns|", "here"},
+		{"doctor --netns|x,he", "x,here"},
+		{"drops --protocol|i", "icmpv6"},
+		{"plan --load|tcp", "tcp-reset="},
+		{"plan --timeout|tcp_t", "tcp_time_wait="},
+		{"policy explain --protocol|", "SCTP"},
+		{"top -o|", "yaml"},
+		{"|doc", "doctor"},
+	} {
+		line, typed, _ := strings.Cut(row.line, "|")
+		if got := clitest.Completion(t, New, append(strings.Fields(line), typed)...); !slices.Contains(got, row.want) {
+			t.Errorf("%s: completes %q, want %q", row.line, got, row.want)
+		}
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		var out, errs bytes.Buffer
+		if code := New().Run([]string{"completion", shell}, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), "__complete") {
+			t.Errorf("%s: exit code %d: %s", shell, code, &errs)
+		}
+	}
+}
+
+func TestTyposGetSuggestions(t *testing.T) {
+	for _, row := range []struct{ line, want string }{
+		{"docter", `unknown command "docter" (did you mean doctor?): see 'spillway --help'`},
+		{"policy explian", `unknown command "explian" (did you mean explain?): see 'spillway policy --help'`},
+		{"doctor --netnss here", "unknown flag: --netnss (did you mean --netns?): see 'spillway doctor --help'"},
+		{"top --zzz", "unknown flag: --zzz: see 'spillway top --help'"},
+	} {
+		var out, errs bytes.Buffer
+		if code := New().Run(strings.Fields(row.line), &out, &errs); code != cli.ExitUsage || errs.String() != "spillway: "+row.want+"\n" {
+			t.Errorf("%s: exit code %d, %q", row.line, code, &errs)
+		}
+	}
+}
+
+func TestVersionFlag(t *testing.T) {
+	var flag, command, errs bytes.Buffer
+	if New().Run([]string{"--version"}, &flag, &errs) != cli.ExitDone || New().Run([]string{"version"}, &command, &errs) != cli.ExitDone ||
+		flag.String() != command.String() || !strings.HasPrefix(flag.String(), "spillway ") {
+		t.Errorf("%q, %q, %s", &flag, &command, &errs)
+	}
+}
