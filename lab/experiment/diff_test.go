@@ -127,7 +127,7 @@ func TestReadRun(t *testing.T) {
 }
 
 func TestFormatNumber(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 7: "7", 0.0042: "0.0042", 0.5: "0.5", 3.14159: "3.14", 27.06: "27.1",
+	for v, want := range map[float64]string{0.998: "1", 0: "0", 7: "7", 0.0042: "0.0042", 0.5: "0.5", 3.14159: "3.14", 27.06: "27.1",
 		100: "100", 999.6: "1,000", 8552.4: "8,552", 1234567: "1,234,567", -1500: "-1,500", 0.00001: "1.0e-05", 1000: "1,000"} {
 		if got := FormatNumber(v); got != want {
 			t.Errorf("%v: %q, want %q", v, got, want)

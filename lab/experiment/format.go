@@ -16,7 +16,7 @@ func FormatNumber(v float64) string {
 	case abs < 0.0001:
 		return strconv.FormatFloat(v, 'e', 1, 64)
 	case abs < 1:
-		return strings.TrimRight(strconv.FormatFloat(v, 'f', 1-int(math.Floor(math.Log10(abs))), 64), "0")
+		return strings.TrimRight(strings.TrimRight(strconv.FormatFloat(v, 'f', 1-int(math.Floor(math.Log10(abs))), 64), "0"), ".")
 	case abs < 10:
 		return strconv.FormatFloat(v, 'f', 2, 64)
 	case abs < 100:

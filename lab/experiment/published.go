@@ -25,6 +25,8 @@ type Experiment struct {
 	// Conclude describes the results of a run, and why they differ from the published
 	// ones, from the rows.
 	Conclude func(*Result) []string
+	// Card returns the short answer, or nil as long as Spillway's figure is missing.
+	Card func(*Result) *Card
 }
 
 // Source is a publication.
@@ -81,6 +83,7 @@ type Row struct {
 	// Group and X place the row in a chart of lines; a table shows groups together.
 	Group string
 	X     float64
+	Side  Side
 	// Published are figures that were published for this row, by key.
 	Published map[string]float64
 	// Needs returns what the row lacks to run, and how to get it.

@@ -35,6 +35,7 @@ type Result struct {
 	Charts     []Chart     `json:"charts"`
 	Rows       []RowResult `json:"rows"`
 	Conclusion []string    `json:"conclusion,omitempty"`
+	Card       *Card       `json:"card,omitempty"`
 	// Error is the reason why the experiment could not run at all.
 	Error string `json:"error,omitempty"`
 }
@@ -52,6 +53,7 @@ type RowResult struct {
 	Name         string               `json:"name"`
 	Group        string               `json:"group,omitempty"`
 	X            float64              `json:"x,omitempty"`
+	Side         Side                 `json:"side,omitempty"`
 	Status       string               `json:"status"`
 	Error        string               `json:"error,omitempty"`
 	Log          string               `json:"log,omitempty"`

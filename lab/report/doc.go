@@ -1,6 +1,7 @@
 // Package report writes the results of experiments. index.html is one file without
 // dependencies or network access. report.md is for a pull request. "lab diff" reads
-// results.json and one NAME.json for each experiment. A summary is for a terminal.
+// results.json and one NAME.json for each experiment. card.png is what a link to the page
+// shows. A summary is for a terminal, and the headline for the README.
 //
 // Everything is drawn from an experiment.Run alone, so that a report can be drawn again
 // from its JSON. The charts are SVG from own code. Libraries write colors and sizes into
@@ -20,9 +21,10 @@ import (
 const Previous = "previous"
 
 // Write writes all files of a report into a directory, creates it if needed, and returns
-// the path of index.html. It moves the report of another run to Previous and replaces the
+// the path of index.html. The url, if not "", is the address at which the page will be
+// found. Write moves the report of another run to Previous and replaces the
 // content of Previous.
-func Write(dir string, run *experiment.Run) (string, error) {
+func Write(dir string, run *experiment.Run, url string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("write report: %w", err)
 	}
@@ -41,7 +43,10 @@ func Write(dir string, run *experiment.Run) (string, error) {
 			return "", err
 		}
 	}
-	if files["index.html"], err = HTML(run); err != nil {
+	if files["index.html"], err = HTML(run, url); err != nil {
+		return "", err
+	}
+	if files[socialFile], err = socialCard(run); err != nil {
 		return "", err
 	}
 	files["report.md"] = []byte(Markdown(run))
@@ -66,7 +71,7 @@ func keepPrevious(dir string, run *experiment.Run) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	names := []string{"index.html", "report.md"}
+	names := []string{"index.html", "report.md", socialFile}
 	for _, res := range was.Results {
 		names = append(names, filepath.Base(res.Name)+".json")
 	}

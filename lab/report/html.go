@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html/template"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -22,30 +23,50 @@ var style string
 
 var page = template.Must(template.New("page").Parse(pageText))
 
+// The addresses of the project and of its commits.
+const (
+	project = "https://spillway.dev"
+	commits = "https://spillway.dev/spillway/commit/"
+)
+
 // section is one experiment on the page.
 type section struct {
 	experiment.Result
-	Table    table
-	Pictures []*Picture
-	Command  string
-	Raw      template.HTML
+	CardPicture template.HTML
+	Table       table
+	Pictures    []*Picture
+	Command     string
+	Raw         template.HTML
 }
 
-// HTML returns the page.
-func HTML(run *experiment.Run) ([]byte, error) {
+// HTML returns the page. The url, if not "", is the address at which it will be found.
+func HTML(run *experiment.Run, url string) ([]byte, error) {
 	data := struct {
-		Run      *experiment.Run
-		Style    template.CSS
-		Sections []section
-		Versions []string
-		Command  string
-		Date     string
-		Took     string
-	}{Run: run, Style: template.CSS(style), Versions: versions(run), Command: strings.Join(run.Command, " "),
-		Date: run.Started.Format("2006-01-02 15:04 MST"), Took: took(run.Seconds)}
+		Published                 bool // a card is there
+		Run                       *experiment.Run
+		URL, SocialCard           string
+		Title, Description        string
+		Style                     template.CSS
+		Sections                  []section
+		Versions                  []string
+		Command, Date, Took       string
+		Project, Commit, AtCommit string
+	}{Run: run, URL: url, SocialCard: socialFile, Title: title(run), Description: description(run), Style: template.CSS(style), Versions: versions(run), Command: strings.Join(run.Command, " "),
+		Date: run.Started.Format("2006-01-02 15:04 MST"), Took: took(run.Seconds), Project: project, Commit: run.Versions["commit"]}
+	if commitRule.MatchString(data.Commit) {
+		data.AtCommit = commits + data.Commit
+	}
+	if url != "" {
+		data.SocialCard = strings.TrimSuffix(url, "index.html")
+		data.SocialCard = strings.TrimSuffix(data.SocialCard, "/") + "/" + socialFile
+	}
 	for i := range run.Results {
 		res := &run.Results[i]
 		s := section{Result: *res, Table: newTable(res), Command: commandOf(run, res)}
+		if res.Card != nil {
+			s.CardPicture = cardPicture(res.Card)
+			data.Published = true
+		}
 		for _, chart := range res.Charts {
 			if p := draw(chart, res); p != nil {
 				s.Pictures = append(s.Pictures, p)
@@ -68,11 +89,50 @@ func HTML(run *experiment.Run) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// versions lists the programs of the run, "kube-proxy v1.36.3" and so on.
+var commitRule = regexp.MustCompile(`^[0-9a-f]{40}$`)
+
+// title is the result of the run: what its first two cards claim.
+func title(run *experiment.Run) string {
+	var claims []string
+	for _, res := range run.Results {
+		if res.Card != nil && res.Card.Claim != "" && len(claims) < 2 {
+			claims = append(claims, res.Card.Claim)
+		}
+	}
+	if len(claims) == 0 {
+		return "Published experiments, reproduced with Spillway"
+	}
+	return "Spillway " + strings.Join(claims, ", and ")
+}
+
+// description is what a link to the page shows below its title.
+func description(run *experiment.Run) string {
+	var parts []string
+	for _, res := range run.Results {
+		if res.Card != nil {
+			parts = append(parts, res.Name+": "+res.Card.Verdict)
+		}
+	}
+	return strings.Join(append(parts, run.Machine.String()), ". ") + "."
+}
+
+// cardPicture draws the bars of a card.
+func cardPicture(card *experiment.Card) template.HTML {
+	var list []bar
+	for _, b := range card.Bars {
+		list = append(list, bar{name: b.Name, class: classOf(b.Side), value: b.Value})
+	}
+	return drawBars(card.Caption, "", list, barScale(list, false))
+}
+
+// versions lists the programs of the run, "kube-proxy v1.36.3" and so on. The commit
+// stands apart.
 func versions(run *experiment.Run) []string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(run.Versions)) {
-		out = append(out, name+" "+run.Versions[name])
+		if name != "commit" {
+			out = append(out, name+" "+run.Versions[name])
+		}
 	}
 	return out
 }
@@ -104,21 +164,38 @@ type tableRow struct {
 	Notes         []string
 }
 
-type cell struct{ Measured, Published string }
+// cell is a figure: its median, and the lowest and the highest if they differ.
+type cell struct{ Median, Low, High string }
 
-// newTable leaves out figures that no row has.
+// String is the cell in one line.
+func (c cell) String() string {
+	if c.Low == "" {
+		return c.Median
+	}
+	return c.Median + " (" + c.Low + "–" + c.High + ")"
+}
+
+// newTable leaves out figures that no row has. Published figures have a column of their
+// own behind the measured ones.
 func newTable(res *experiment.Result) table {
-	t := table{Head: []string{"what"}}
-	var shown []experiment.Figure
+	t := table{Head: []string{"row"}}
+	type column struct {
+		key       string
+		published bool
+	}
+	var shown []column
 	for _, f := range res.Figures {
-		has := func(r experiment.RowResult) bool {
-			_, measured := r.Value(f.Key)
-			_, published := r.Published[f.Key]
-			return measured || published
+		measured, published := false, false
+		for i := range res.Rows {
+			_, ok := res.Rows[i].Value(f.Key)
+			_, has := res.Rows[i].Published[f.Key]
+			measured, published = measured || ok, published || has
 		}
-		if slices.ContainsFunc(res.Rows, has) {
-			shown = append(shown, f)
-			t.Head = append(t.Head, f.Name+unitOf(f))
+		if measured {
+			shown, t.Head = append(shown, column{f.Key, false}), append(t.Head, f.Name+unitOf(f))
+		}
+		if published {
+			shown, t.Head = append(shown, column{f.Key, true}), append(t.Head, "published "+f.Name)
 		}
 	}
 	for i := range res.Rows {
@@ -127,13 +204,17 @@ func newTable(res *experiment.Result) table {
 		if r.Status != experiment.OK {
 			row.Status = r.Status
 		}
-		for _, f := range shown {
-			c := cell{Measured: "-"}
-			if v, ok := r.Value(f.Key); ok {
-				c.Measured = experiment.FormatRange(v, "")
-			}
-			if p, ok := r.Published[f.Key]; ok {
-				c.Published = experiment.FormatNumber(p)
+		for _, col := range shown {
+			c := cell{Median: "-"}
+			if p, ok := r.Published[col.key]; ok && col.published {
+				c.Median = experiment.FormatNumber(p)
+			} else if col.published {
+				c.Median = ""
+			} else if v, ok := r.Value(col.key); ok {
+				c.Median = experiment.FormatNumber(v.Median)
+				if v.Min != v.Max {
+					c.Low, c.High = experiment.FormatNumber(v.Min), experiment.FormatNumber(v.Max)
+				}
 			}
 			row.Cells = append(row.Cells, c)
 		}

@@ -10,7 +10,7 @@ import (
 // Markdown returns the report for a pull request.
 func Markdown(run *experiment.Run) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Published experiments, reproduced\n\n%s. %s. %s, %s", run.Machine, strings.Join(versions(run), ", "),
+	fmt.Fprintf(&b, "# %s\n\n%s. %s. %s, %s", title(run), run.Machine, strings.Join(versions(run), ", "),
 		run.Started.Format("2006-01-02 15:04 MST"), took(run.Seconds))
 	if run.Quick {
 		b.WriteString(", in quick form: few and short samples")
@@ -43,11 +43,7 @@ func markdownSection(b *strings.Builder, run *experiment.Run, res *experiment.Re
 		}
 		cells := []string{name}
 		for _, c := range row.Cells {
-			text := c.Measured
-			if c.Published != "" {
-				text += "; published: " + c.Published
-			}
-			cells = append(cells, text)
+			cells = append(cells, c.String())
 		}
 		for i := range cells {
 			cells[i] = strings.NewReplacer("|", "\\|", "\n", " ").Replace(cells[i])

@@ -1,7 +1,10 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
+	"image"
+	_ "image/png"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -48,7 +51,13 @@ func sampleRun() *experiment.Run {
 			{Name: "peer", Status: experiment.NotBuilt, Error: "run \"make peers\""},
 		},
 		Conclusion: []string{"It was measured."},
+		Card: &experiment.Card{Question: "Is <all> of it shown?", Number: "8,491", Unit: "transfers/s", Verdict: "8,491 transfers/s; kube-proxy 4,100",
+			Claim: "transfers 8,491 & more", Published: "8,500, then 1,000", Caption: "transfers/s", Bars: []experiment.CardBar{
+				{Name: "Spillway", Side: experiment.Spillway, Value: experiment.Summarize([]float64{8213, 8491, 8650})},
+				{Name: "metal", Side: experiment.Metal, Value: experiment.Summarize([]float64{9000})},
+				{Name: "kube-proxy", Value: experiment.Summarize([]float64{4100, 3000, 5200})}}},
 	}
+	res.Rows[0].Side, res.Rows[1].Side = experiment.Metal, experiment.Spillway
 	res.Rows[0].Published = map[string]float64{"rate": 8500}
 	res.Rows[1].Published = map[string]float64{"rate": 1000}
 	res.Rows[2].Notes = []string{"The generator was busy."}
@@ -59,7 +68,7 @@ func sampleRun() *experiment.Run {
 
 func TestWriteMakesAllFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "made")
-	path, err := Write(dir, sampleRun())
+	path, err := Write(dir, sampleRun(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,13 +84,34 @@ func TestWriteMakesAllFiles(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+	picture, err := os.ReadFile(filepath.Join(dir, socialFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, form, err := image.DecodeConfig(bytes.NewReader(picture)); err != nil || form != "png" || c.Width != 1200 || c.Height != 630 {
+		t.Errorf("%s: %s of %d by %d: %v", socialFile, form, c.Width, c.Height, err)
+	}
 	if left, _ := filepath.Glob(dir + "/*.new"); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	md, err := os.ReadFile(dir + "/report.md")
-	for _, want := range []string{"| metal | 8,491 (8,213–8,650); published: 8,500 |", "**failed**", "**not built**", "last </script>", "[Where](https://example.test/a)"} {
+	for _, want := range []string{"# Spillway transfers 8,491 & more\n", "| metal | 8,491 (8,213–8,650) | 8,500 |", "**failed**", "**not built**", "last </script>", "[Where](https://example.test/a)"} {
 		if err != nil || !strings.Contains(string(md), want) {
 			t.Errorf("report.md lacks %q (%v)", want, err)
+		}
+	}
+}
+
+// Services that show a picture for a link accept no relative address.
+func TestALinkToThePageHasAPicture(t *testing.T) {
+	for url, want := range map[string]string{"": `og:image" content="card.png"`, "https://example.test/run/": `og:image" content="https://example.test/run/card.png"`,
+		"https://example.test/run/index.html": `og:image" content="https://example.test/run/card.png"`} {
+		page, err := HTML(sampleRun(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(page), want) || strings.Contains(string(page), `og:url"`) != (url != "") {
+			t.Errorf("at %q the page lacks %q", url, want)
 		}
 	}
 }
@@ -97,7 +127,7 @@ func TestTheReportOfAnotherRunIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, run := range []*experiment.Run{first, first, second, second} {
-		if _, err := Write(dir, run); err != nil {
+		if _, err := Write(dir, run, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -116,29 +146,55 @@ func TestTheReportOfAnotherRunIsKept(t *testing.T) {
 	}
 }
 
-func TestMoreCurvesThanColorsDiffer(t *testing.T) {
+func TestCurvesOfOneSideDiffer(t *testing.T) {
 	run := sampleRun()
 	res := &run.Results[0]
-	for len(res.Rows) < 20 {
-		res.Rows = append(res.Rows, res.Rows[0])
+	for len(res.Rows) < 14 {
+		res.Rows = append(res.Rows, res.Rows[2])
+		res.Rows[len(res.Rows)-1].Name = "kube-proxy " + strconv.Itoa(len(res.Rows))
 	}
-	seen := map[LegendEntry]bool{}
-	for _, e := range draw(experiment.Chart{Kind: experiment.Latency}, res).Legend {
-		e.Name = ""
-		if seen[e] {
-			t.Errorf("two curves have color %d and dashes %d", e.Color, e.Dash)
+	seen := map[string]bool{}
+	p := draw(experiment.Chart{Kind: experiment.Latency}, res)
+	for _, e := range p.Panels[0].Legend {
+		if seen[e.Class] {
+			t.Errorf("two curves are %q", e.Class)
 		}
-		seen[e] = true
+		seen[e.Class] = true
 	}
-	if len(seen) < 17 {
+	if len(seen) != 12 {
 		t.Errorf("%d curves", len(seen))
+	}
+}
+
+// Rows of one case stand in one small picture. A case without any loss is a sentence, and
+// published figures are never in the picture of measured ones.
+func TestSmallMultiples(t *testing.T) {
+	row := func(name string, v float64) experiment.RowResult {
+		return experiment.RowResult{Name: name, Status: experiment.OK, Values: map[string]experiment.Summary{"lost": experiment.Summarize([]float64{v})}}
+	}
+	res := &experiment.Result{Figures: []experiment.Figure{{Key: "lost", Name: "lost"}}, Rows: []experiment.RowResult{
+		row("TCP: A", 0), row("TCP: B", 0), row("few ports: A", 43), row("few ports: B", 0.5), row("DNS: A", 0), row("DNS: B", 0)}}
+	res.Rows[2].Published = map[string]float64{"lost": 4321}
+	chart := experiment.Chart{Kind: experiment.Bars, Title: "Lost", Figure: "lost"}
+	p := draw(chart, res)
+	if len(p.Panels) != 2 || p.Panels[0].Name != "few ports" || p.Zero != "0 in every row of: TCP; DNS." {
+		t.Fatalf("%q, %d panels: %+v", p.Zero, len(p.Panels), p.Panels)
+	}
+	if strings.Contains(string(p.Panels[0].SVG), "4,321") || !strings.Contains(string(p.Panels[1].SVG), "4,321") {
+		t.Error("the published figure is not in a panel of its own")
+	}
+	for i := range res.Rows {
+		res.Rows[i].Values["lost"] = experiment.Summarize([]float64{0})
+	}
+	if p = draw(chart, res); len(p.Panels) != 0 || p.Zero != "0 in every row." {
+		t.Errorf("of bars that are all 0: %q, %d panels", p.Zero, len(p.Panels))
 	}
 }
 
 // The page must be self-contained, and its raw data must be the results, whatever the
 // texts are.
 func TestPageIsSelfContainedAndHoldsTheRawData(t *testing.T) {
-	page, err := HTML(sampleRun())
+	page, err := HTML(sampleRun(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,13 +224,13 @@ func TestPageIsSelfContainedAndHoldsTheRawData(t *testing.T) {
 	if diff := cmp.Diff(sampleRun(), &got); diff != "" {
 		t.Errorf("raw data (-want +got):\n%s", diff)
 	}
-	if svgs != 5 {
-		t.Errorf("%d charts, want 5: what has nothing to show is left out", svgs)
+	if svgs != 8 { // a card, two charts of bars with published figures beside them, three of lines
+		t.Errorf("%d pictures, want 8: what has nothing to show is left out", svgs)
 	}
 	if bold != 0 {
 		t.Error("a log became HTML")
 	}
-	for _, want := range []string{"spillway-lab lab run sample --quick", "prefers-color-scheme: dark", "@media print", "published: 8,500", "start agent: no", "The generator was busy."} {
+	for _, want := range []string{"spillway-lab lab run sample --quick", "prefers-color-scheme: dark", "@media print", "<title>Spillway transfers 8,491 &amp; more</title>", "published transfers", "start agent: no", "The generator was busy."} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page lacks %q", want)
 		}
@@ -220,7 +276,7 @@ func TestText(t *testing.T) {
 	if err := Text(&b, sampleRun()); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"WHAT", "8,491 (8,213–8,650) [8,500]", "failed: start agent: no", "not built: run \"make peers\""} {
+	for _, want := range []string{"ROW", "8,491 (8,213–8,650)", "failed: start agent: no", "not built: run \"make peers\""} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("lacks %q:\n%s", want, b.String())
 		}
@@ -256,6 +312,51 @@ func TestTextFitsATerminal(t *testing.T) {
 	for want, there := range map[string]bool{"NUMBER 0,": true, "1,851,850": true, "NUMBER 6,": false, "in two lines": true} {
 		if strings.Contains(b.String(), want) != there {
 			t.Errorf("%q is there: %v, want %v:\n%s", want, !there, there, b.String())
+		}
+	}
+}
+
+func TestVerdictsFitATerminal(t *testing.T) {
+	run := sampleRun()
+	run.Results = append(run.Results, experiment.Result{Name: "tftp-nodeport", Error: "a program is missing\n" + strings.Repeat("install it ", 20)},
+		experiment.Result{Name: "none"})
+	var b strings.Builder
+	if err := Verdicts(&b, run); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+	if len(lines) != len(run.Results) {
+		t.Errorf("%d lines for %d experiments:\n%s", len(lines), len(run.Results), b.String())
+	}
+	for i, want := range []string{"8,491 transfers/s; kube-proxy 4,100", "not measured: a program is missing; install", "not measured"} {
+		if n := utf8.RuneCountInString(lines[i]); n > 80 || !strings.Contains(lines[i], want) {
+			t.Errorf("%d columns, want %q: %s", n, want, lines[i])
+		}
+	}
+}
+
+// The README shows what the committed results say.
+func TestHeadlineIsCurrent(t *testing.T) {
+	const root = "../.."
+	const again = "run \"spillway-lab lab headline docs/results/lab.json\""
+	run, err := experiment.ReadRun(filepath.Join(root, headlineResults))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := headlineFiles(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range files {
+		got, err := os.ReadFile(filepath.Join(root, name))
+		if err == nil && name == readme {
+			_, got, _, err = cutBlock(got)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s is not what the results give (-want +got): %s\n%s", name, again, diff)
 		}
 	}
 }

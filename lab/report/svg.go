@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"html/template"
@@ -11,13 +12,14 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// Sizes of charts, in the units of their viewBox; text is 13 of them high. The
-// page never shows a chart smaller than minWidth of style.css.
+// Sizes of charts, in the units of their viewBox; text is 13 of them high. A picture is
+// as wide as a telephone's page, so that the page never scales its text much.
 const (
-	width      = 600.0
+	width      = 340.0
+	nameChars  = 45 // of a name in one line of that width
 	lineHeight = 18.0
 	charWidth  = 7.4 // of the widest usual letters, so that estimates are large enough
-	colors     = 8   // classes c0 ... in style.css
+	shades     = 3   // of each side: classes s0 ... and g0 ... in style.css
 	dashes     = 5   // d0 ...
 )
 
@@ -38,9 +40,10 @@ func (c *canvas) line(x1, y1, x2, y2 float64, class string) {
 	c.add(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" class="%s"/>`, x1, y1, x2, y2, class)
 }
 
-func (c *canvas) svg(title string) template.HTML {
+// svg returns the picture. A screen reader reads its label.
+func (c *canvas) svg(label string) template.HTML {
 	return template.HTML(fmt.Sprintf(`<svg viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">%s</svg>`,
-		width, c.height, html.EscapeString(title), c.b.String()))
+		width, c.height, html.EscapeString(label), c.b.String()))
 }
 
 // fit shortens a text to a width.
@@ -52,18 +55,68 @@ func fit(text string, w float64) string {
 	return text
 }
 
-// Picture is one chart, and the legend of its colors.
+// Picture is one chart: small pictures side by side, with one scale.
 type Picture struct {
-	Title  string
-	Note   string
+	Title string
+	Note  string
+	// Zero names the rows whose values are all 0, instead of drawing them.
+	Zero   string
+	Panels []Panel
+}
+
+// Panel is one of the pictures of a chart, with the legend of its colors.
+type Panel struct {
+	Name   string
 	SVG    template.HTML
 	Legend []LegendEntry
 }
 
 // LegendEntry names one color and dash pattern.
 type LegendEntry struct {
-	Color, Dash int
-	Name        string
+	Class string
+	Name  string
+}
+
+// group holds the rows of one panel.
+type group struct {
+	name string
+	rows []named
+}
+
+// named is a row and its name within its panel.
+type named struct {
+	*experiment.RowResult
+	short string
+}
+
+// groups puts rows "CASE: NAME" of one case together, if that gives fewer panels than
+// half of the rows.
+func groups(rows []*experiment.RowResult) []group {
+	var out []group
+	for _, r := range rows {
+		name, short, found := strings.Cut(r.Name, ": ")
+		if !found {
+			short = r.Name
+		}
+		i := slices.IndexFunc(out, func(g group) bool { return g.name == name })
+		if i < 0 {
+			i, out = len(out), append(out, group{name: name})
+		}
+		out[i].rows = append(out[i].rows, named{r, short})
+	}
+	if len(out) > 1 && 2*len(out) <= len(rows) {
+		for i, g := range out {
+			if len(g.rows) == 1 && g.rows[0].short == g.name {
+				out[i].name = "" // the row says it
+			}
+		}
+		return out
+	}
+	all := group{}
+	for _, r := range rows {
+		all.rows = append(all.rows, named{r, r.Name})
+	}
+	return []group{all}
 }
 
 // draw draws a chart, or returns nil if its rows have no values.
@@ -86,68 +139,144 @@ func draw(chart experiment.Chart, res *experiment.Result) *Picture {
 	case experiment.Lines:
 		return lines(chart, figure, rows)
 	case experiment.Latency:
-		return curves(chart, rows, func(r *experiment.RowResult) []experiment.Point { return tail(r.Distribution) },
+		return curves(chart, groups(rows), func(r named) []experiment.Point { return tail(r.Distribution) },
 			axis{name: "percentile", log: true, label: percentile}, axis{name: "latency, ms", log: true})
 	case experiment.Over:
-		return curves(chart, rows, func(r *experiment.RowResult) []experiment.Point { return r.Series[chart.Series] },
-			axis{name: "seconds", tight: true}, axis{name: chart.Title, log: chart.LogY})
+		return curves(chart, groups(rows), func(r named) []experiment.Point { return r.Series[chart.Series] },
+			axis{name: "seconds", tight: true}, axis{log: chart.LogY})
 	}
 	return nil
 }
 
-// bars draws a bar for each row, with its name above and its number behind it. A
-// published figure is an outlined bar below the measured one.
+// bar is one bar, with its name above it and its number behind it.
+type bar struct {
+	name, class string
+	value       experiment.Summary
+	status      string // instead of a value
+}
+
+// classOf returns the class of a side's bars.
+func classOf(side experiment.Side) string {
+	switch side {
+	case experiment.Metal:
+		return "metal"
+	case experiment.Spillway:
+		return "spillway"
+	}
+	return "other"
+}
+
+// bars draws a bar for each row. Published figures are in a panel of their own, with its
+// own scale: other machines made them.
 func bars(chart experiment.Chart, f experiment.Figure, rows []*experiment.RowResult) *Picture {
-	const valueRoom = 190.0
-	values, any := []float64{}, false
-	for _, r := range rows {
-		if v, ok := r.Value(f.Key); ok {
-			values, any = append(values, v.Min, v.Max), true
+	var all, published []bar
+	var zero []string
+	type panel struct {
+		name string
+		bars []bar
+	}
+	var panels []panel
+	for _, g := range groups(rows) {
+		var list []bar
+		some, measured := false, false
+		for _, r := range g.rows {
+			if p, ok := r.Published[f.Key]; ok {
+				published = append(published, bar{name: r.Name, class: "published", value: experiment.Summarize([]float64{p})})
+			}
+			v, ok := r.Value(f.Key)
+			if !ok && r.Status == experiment.OK {
+				continue // the row does not measure this figure
+			}
+			list = append(list, bar{name: r.short, class: classOf(r.Side), value: v, status: r.Status})
+			some, measured = some || v.Max != 0, measured || ok
 		}
-		if p, ok := r.Published[f.Key]; ok {
-			values = append(values, p)
+		switch {
+		case !measured:
+		case !some:
+			zero = append(zero, cmp.Or(g.name, g.rows[0].Name))
+		default:
+			panels = append(panels, panel{g.name, list})
+			all = append(all, list...)
 		}
 	}
-	if !any {
+	if len(panels)+len(zero) == 0 {
 		return nil
 	}
-	s := newScale(values, chart.LogY, 0, width-valueRoom)
-	var c canvas
-	published := false
-	for _, r := range rows {
-		name := r.Name
-		c.text(0, c.height+lineHeight-5, "start", "name", fit(name, width))
-		c.height += lineHeight
-		v, ok := r.Value(f.Key)
-		if !ok {
-			c.text(4, c.height+13, "start", "soft", r.Status)
-			c.height += lineHeight
-		} else {
-			bar(&c, s, v, f.Unit)
+	p := &Picture{Title: chart.Title, Note: unitNote(f)}
+	if len(zero) > 0 {
+		p.Zero = "0 in every row"
+		if len(panels) > 0 {
+			p.Zero += " of: " + strings.Join(zero, "; ")
 		}
-		if p, ok := r.Published[f.Key]; ok {
-			published = true
-			x := s.at(p)
-			c.add(`<rect x="0.5" y="%.1f" width="%.1f" height="10" class="published"/>`, c.height+3, max(x-1, 1))
-			c.text(x+6, c.height+12, "start", "soft", "published: "+experiment.FormatNumber(p))
-			c.height += lineHeight
-		}
-		c.height += 6
+		p.Zero += "."
 	}
-	p := &Picture{Title: chart.Title, SVG: c.svg(chart.Title)}
-	p.Note = unitNote(f)
-	if published {
-		p.Note += " Outlined: as published, on another machine and kernel."
+	for _, one := range panels {
+		p.Panels = append(p.Panels, Panel{Name: one.name, SVG: drawBars(chart.Title, one.name, one.bars, barScale(all, chart.LogY))})
 	}
 	if chart.LogY {
 		p.Note += " Logarithmic."
 	}
+	if len(published) > 0 && len(panels) > 0 {
+		const name = "Published, on other machines: a scale of its own"
+		p.Panels = append(p.Panels, Panel{Name: name, SVG: drawBars(chart.Title, name, published, barScale(published, chart.LogY))})
+	}
 	return p
 }
 
-func bar(c *canvas, s scale, v experiment.Summary, unit string) {
-	x := s.at(v.Median)
-	c.add(`<rect x="0" y="%.1f" width="%.1f" height="14" class="bar"/>`, c.height+1, max(x, 1))
+// barScale returns the scale of bars, with room for the longest number behind the
+// longest bar.
+func barScale(all []bar, log bool) scale {
+	var values []float64
+	room := 0
+	for _, b := range all {
+		if b.value.N == 0 {
+			continue
+		}
+		values = append(values, b.value.Median, b.value.Max)
+		room = max(room, len([]rune(experiment.FormatRange(b.value, ""))))
+	}
+	s := newScale(values, log, 0, 0)
+	if !log && len(values) > 0 {
+		s.high = max(slices.Max(values), s.low+1e-12) // bars have no axis whose end needs a name
+	}
+	s.to = width - 8 - charWidth*float64(room)
+	return s
+}
+
+// drawBars draws the bars of one panel.
+func drawBars(title, panel string, list []bar, s scale) template.HTML {
+	var c canvas
+	read := writeBars(&c, list, s)
+	if panel != "" {
+		title += ", " + panel
+	}
+	return c.svg(title + ": " + read)
+}
+
+// writeBars writes bars below each other, and returns them as text.
+func writeBars(c *canvas, list []bar, s scale) string {
+	read := []string{}
+	for _, b := range list {
+		for _, line := range wrap(b.name, nameChars) {
+			c.text(0, c.height+lineHeight-5, "start", "name", fit(line, width))
+			c.height += lineHeight
+		}
+		text := experiment.FormatRange(b.value, "")
+		if b.value.N == 0 {
+			text = b.status
+			c.text(0, c.height+13, "start", "soft", text)
+		} else {
+			drawBar(c, s, b, text)
+		}
+		read = append(read, b.name+" "+text)
+		c.height += lineHeight + 6
+	}
+	return strings.Join(read, "; ")
+}
+
+func drawBar(c *canvas, s scale, b bar, text string) {
+	v, x := b.value, s.at(b.value.Median)
+	c.add(`<rect x="0.5" y="%.1f" width="%.1f" height="13" class="%s"/>`, c.height+1.5, max(x-0.5, 1), b.class)
 	end := x
 	if v.Min != v.Max {
 		low, high := s.at(v.Min), s.at(v.Max)
@@ -157,8 +286,7 @@ func bar(c *canvas, s scale, v experiment.Summary, unit string) {
 		c.line(high, y-4, high, y+4, "range")
 		end = max(x, high)
 	}
-	c.text(end+6, c.height+13, "start", "value", fit(experiment.FormatRange(v, ""), width-end-6))
-	c.height += lineHeight
+	c.text(end+6, c.height+13, "start", "value", text)
 }
 
 func unitNote(f experiment.Figure) string {
@@ -166,35 +294,37 @@ func unitNote(f experiment.Figure) string {
 	if f.Unit != "" {
 		note += ", " + f.Unit
 	}
+	return note + ". " + betterNote(f)
+}
+
+func betterNote(f experiment.Figure) string {
 	switch f.Better {
 	case "higher":
-		note += "; more is better."
+		return "More is better."
 	case "lower":
-		note += "; less is better."
-	default:
-		note += "."
+		return "Less is better."
 	}
-	return note
+	return ""
 }
 
 // lines shows a line for each group over the rows' X.
 func lines(chart experiment.Chart, f experiment.Figure, rows []*experiment.RowResult) *Picture {
 	byGroup := map[string][]experiment.Point{}
-	var order []*experiment.RowResult
+	var all group
 	for _, r := range rows {
 		v, ok := r.Value(f.Key)
 		if !ok {
 			continue
 		}
 		if byGroup[r.Group] == nil {
-			order = append(order, &experiment.RowResult{Name: r.Group})
+			all.rows = append(all.rows, named{&experiment.RowResult{Name: r.Group, Side: r.Side}, r.Group})
 		}
 		byGroup[r.Group] = append(byGroup[r.Group], experiment.Point{X: r.X, Y: v.Median})
 	}
-	p := curves(chart, order, func(r *experiment.RowResult) []experiment.Point { return byGroup[r.Name] },
+	p := curves(chart, []group{all}, func(r named) []experiment.Point { return byGroup[r.Name] },
 		axis{name: chart.XName, log: chart.LogX}, axis{name: f.Name + unitOf(f), log: chart.LogY})
 	if p != nil {
-		p.Note = unitNote(f)
+		p.Note = betterNote(f)
 	}
 	return p
 }
@@ -214,41 +344,69 @@ type axis struct {
 	label func(float64) string // of a tick; nil is a number
 }
 
-// curves draws a curve for each row.
-func curves(chart experiment.Chart, rows []*experiment.RowResult, points func(*experiment.RowResult) []experiment.Point, xa, ya axis) *Picture {
+// curves draws a curve for each row, and all panels to one scale.
+func curves(chart experiment.Chart, list []group, points func(named) []experiment.Point, xa, ya axis) *Picture {
 	var xs, ys []float64
-	for _, r := range rows {
-		for _, p := range points(r) {
-			xs, ys = append(xs, p.X), append(ys, p.Y)
+	for _, g := range list {
+		for _, r := range g.rows {
+			for _, p := range points(r) {
+				xs, ys = append(xs, p.X), append(ys, p.Y)
+			}
 		}
 	}
 	if len(xs) == 0 {
 		return nil
 	}
-	const left, right, top, bottom = 62.0, 16.0, 26.0, 42.0
-	c := canvas{height: 330}
+	p := &Picture{Title: chart.Title}
+	if !slices.ContainsFunc(ys, func(y float64) bool { return y != 0 }) {
+		p.Zero = "0 in every row, all the time."
+		return p
+	}
+	const left, right, top, bottom, height = 50.0, 14.0, 26.0, 42.0, 260.0
 	x := newScale(xs, xa.log, left, width-right)
 	if xa.tight {
 		x.high = max(slices.Max(xs), x.low+1)
 	}
-	y := newScale(ys, ya.log, c.height-bottom, top)
-	grid(&c, x, y, xa, ya, left, width-right, top, c.height-bottom)
-	p := &Picture{Title: chart.Title}
-	shown := 0
-	for _, r := range rows {
-		all := slices.DeleteFunc(slices.Clone(points(r)), func(p experiment.Point) bool {
-			return xa.log && p.X <= 0 || ya.log && p.Y <= 0 || math.IsNaN(p.Y)
-		})
-		if len(all) == 0 {
+	y := newScale(ys, ya.log, height-bottom, top)
+	for _, g := range list {
+		c := canvas{height: height}
+		grid(&c, x, y, xa, ya, left, width-right, top, height-bottom)
+		panel := Panel{Name: g.name}
+		names := []string{}
+		used := map[experiment.Side]int{}
+		for _, r := range g.rows {
+			all := slices.DeleteFunc(slices.Clone(points(r)), func(p experiment.Point) bool {
+				return xa.log && p.X <= 0 || ya.log && p.Y <= 0 || math.IsNaN(p.Y)
+			})
+			if len(all) == 0 {
+				continue
+			}
+			key := LegendEntry{curveClass(r.Side, used[r.Side]), r.short}
+			used[r.Side]++
+			curve(&c, all, x, y, key.Class)
+			panel.Legend = append(panel.Legend, key)
+			names = append(names, r.short)
+		}
+		if len(names) == 0 {
 			continue
 		}
-		key := LegendEntry{shown % colors, shown / 4 % dashes, r.Name}
-		curve(&c, all, x, y, key)
-		p.Legend = append(p.Legend, key)
-		shown++
+		panel.SVG = c.svg(strings.Trim(chart.Title+", "+g.name, ", ") + ": " + strings.Join(names, "; "))
+		p.Panels = append(p.Panels, panel)
 	}
-	p.SVG = c.svg(chart.Title)
 	return p
+}
+
+// curveClass returns the classes of the n-th curve of a side. Shades come again after
+// some; dashes differ then too.
+func curveClass(side experiment.Side, n int) string {
+	letter := "g"
+	switch side {
+	case experiment.Spillway:
+		letter = "s"
+	case experiment.Metal:
+		return "curve m"
+	}
+	return fmt.Sprintf("curve %s%d d%d", letter, n%shades, n%dashes)
 }
 
 func grid(c *canvas, x, y scale, xa, ya axis, left, right, top, bottom float64) {
@@ -278,12 +436,12 @@ func grid(c *canvas, x, y scale, xa, ya axis, left, right, top, bottom float64) 
 	}
 	c.line(left, bottom, right, bottom, "axis")
 	c.line(left, top, left, bottom, "axis")
-	c.text(0, 14, "start", "soft", fit(ya.name, width/2))
+	c.text(0, 14, "start", "soft", fit(ya.name, width))
 	c.text(right, bottom+36, "end", "soft", fit(xa.name, width/2))
 }
 
 // curve draws points as a line, and as marks too while they are few.
-func curve(c *canvas, points []experiment.Point, x, y scale, key LegendEntry) {
+func curve(c *canvas, points []experiment.Point, x, y scale, class string) {
 	var d strings.Builder
 	for i, p := range points {
 		letter := "L"
@@ -292,12 +450,12 @@ func curve(c *canvas, points []experiment.Point, x, y scale, key LegendEntry) {
 		}
 		fmt.Fprintf(&d, "%s%.1f %.1f", letter, x.at(p.X), y.at(p.Y))
 	}
-	c.add(`<path d="%s" class="curve c%d d%d"/>`, d.String(), key.Color, key.Dash)
+	c.add(`<path d="%s" class="%s"/>`, d.String(), class)
 	if len(points) > 12 {
 		return
 	}
 	for _, p := range points {
-		c.add(`<circle cx="%.1f" cy="%.1f" r="3.5" class="mark c%d"/>`, x.at(p.X), y.at(p.Y), key.Color)
+		c.add(`<circle cx="%.1f" cy="%.1f" r="3" class="mark %s"/>`, x.at(p.X), y.at(p.Y), strings.TrimPrefix(class, "curve "))
 	}
 }
 

@@ -19,6 +19,26 @@ const (
 	gap           = 2
 )
 
+// Verdicts writes one line for each experiment, in 80 columns.
+func Verdicts(w io.Writer, run *experiment.Run) error {
+	const names = terminalWidth - experiment.VerdictWidth
+	var b strings.Builder
+	for _, res := range run.Results {
+		text := "not measured"
+		switch {
+		case res.Card != nil:
+			text = res.Card.Verdict
+		case res.Error != "":
+			text += ": " + res.Error
+		}
+		b.WriteString(fmt.Sprintf("%-*s", names, res.Name) + ansi.Truncate(strings.ReplaceAll(text, "\n", "; "), experiment.VerdictWidth, "…") + "\n")
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("write verdicts: %w", err)
+	}
+	return nil
+}
+
 // Text writes the first figures of all experiments for a terminal, in 80 columns.
 func Text(w io.Writer, run *experiment.Run) error {
 	var b strings.Builder
@@ -28,7 +48,7 @@ func Text(w io.Writer, run *experiment.Run) error {
 		b.WriteString("\n" + paragraph(res.Name+": "+res.Title, ""))
 		writeTable(&b, newTable(res))
 	}
-	b.WriteString("\n" + paragraph("Median (lowest–highest); [as published, on other machines and kernels]. The report has all figures.", ""))
+	b.WriteString("\n" + paragraph("Median (lowest–highest). Published figures come from other machines and kernels. The report has all figures.", ""))
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
@@ -44,11 +64,7 @@ func writeTable(b *strings.Builder, t table) {
 	for _, row := range t.Rows {
 		line := []string{row.Name}
 		for _, c := range row.Cells {
-			text := c.Measured
-			if c.Published != "" {
-				text += " [" + c.Published + "]"
-			}
-			line = append(line, text)
+			line = append(line, c.String())
 		}
 		if row.Status != "" {
 			line = line[:1]

@@ -33,7 +33,7 @@ func NewCommand() *cobra.Command {
 	}
 	cmd.AddCommand(newUpCommand(), newDownCommand(), newExecCommand(), newStatusCommand(),
 		newNodesCommand(), newServeCommand(), newAskCommand(),
-		newRunCommand(), newListCommand(), newDiffCommand(), newRestoreCommand())
+		newRunCommand(), newListCommand(), newDiffCommand(), newReportCommand(), newHeadlineCommand(), newRestoreCommand())
 	return cli.Group(cmd)
 }
 

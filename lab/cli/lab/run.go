@@ -31,14 +31,15 @@ import (
 	"spillway.dev/spillway/lab/topology"
 )
 
-// labExperiments are all that `lab run` knows, in the order in which "all" runs them.
+// labExperiments are all that `lab run` knows. "all" runs them in this order, and a report
+// shows them in it.
 func labExperiments() []experiment.Experiment {
 	// The process that restores the machine's values is this program again.
 	program, err := os.Executable()
 	if err != nil {
 		program = os.Args[0]
 	}
-	return []experiment.Experiment{tftp.New([]string{program, "lab", "restore-sysctls"}), snat.New(), overlay.New(), scale.New(), notrack.New()}
+	return []experiment.Experiment{notrack.New(), scale.New(), overlay.New(), snat.New(), tftp.New([]string{program, "lab", "restore-sysctls"})}
 }
 
 func labExperimentNames() []string {
@@ -144,7 +145,7 @@ func labRun(cmd *cobra.Command, args []string, c labRunConfig) error {
 		Finished: func(r *experiment.Run) {
 			// A run that was interrupted before any result has no report.
 			if path != "" || r.Begun() {
-				path, writeErr = report.Write(c.dir, r)
+				path, writeErr = report.Write(c.dir, r, "")
 			}
 		},
 	}, list)
@@ -200,7 +201,11 @@ func labRunEnd(w io.Writer, c labRunConfig, run *experiment.Run, path string) er
 		return fmt.Errorf("run experiments: interrupted before the first result: no report is written")
 	}
 	if !c.output.ForPrograms() {
-		fmt.Fprintf(w, "%s\nreport: %s\n", suite.Summary(run), path)
+		fmt.Fprintf(w, "%s\n\n", suite.Summary(run))
+		if err := report.Verdicts(w, run); err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "report: %s\n", path)
 	}
 	if n := run.Unfinished(); n > 0 {
 		return fmt.Errorf("run experiments: %d rows failed or were interrupted: see %s", n, path)

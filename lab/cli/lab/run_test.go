@@ -179,8 +179,8 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{"lab", "run"}, cli.ExitUsage, "lab run: no experiment given: use all, or some of tftp-nodeport"},
-		{[]string{"lab", "run", "nothing"}, cli.ExitUsage, `experiment "nothing": unknown: use all, or some of tftp-nodeport`},
+		{[]string{"lab", "run"}, cli.ExitUsage, "lab run: no experiment given: use all, or some of do-not-track"},
+		{[]string{"lab", "run", "nothing"}, cli.ExitUsage, `experiment "nothing": unknown: use all, or some of do-not-track`},
 		{[]string{"lab", "run", "snat-rase"}, cli.ExitUsage, `experiment "snat-rase": unknown (did you mean snat-race?)`},
 		{[]string{"lab", "run", "all", "--only", "("}, cli.ExitUsage, "--only"},
 		{[]string{"lab", "run", "all", "snat-race"}, cli.ExitUsage, "give no other name with it"},
@@ -206,6 +206,29 @@ func TestLabRunAndDiffRefuse(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code != tt.code || !strings.Contains(string(out), tt.says) {
 			t.Errorf("%v: exit code %d (%v), %s; want %d and %q", tt.args, code, err, out, tt.code, tt.says)
 		}
+	}
+}
+
+// The last lines are one verdict for each experiment, and the report's path.
+func TestALabRunEndsWithVerdicts(t *testing.T) {
+	run := &experiment.Run{}
+	for _, e := range labExperiments() {
+		run.Results = append(run.Results, experiment.Result{Name: e.Name, Card: &experiment.Card{Verdict: "verdict of " + e.Name},
+			Rows: []experiment.RowResult{{Name: "r", Status: experiment.OK}}})
+	}
+	var out strings.Builder
+	if err := labRunEnd(&out, labRunConfig{output: "table"}, run, "report/index.html"); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	lines = lines[len(lines)-len(run.Results)-1:]
+	for i, res := range run.Results {
+		if !strings.HasPrefix(lines[i], res.Name) || !strings.HasSuffix(lines[i], res.Card.Verdict) {
+			t.Errorf("line %d from the end is %q, want the verdict of %s", len(lines)-i, lines[i], res.Name)
+		}
+	}
+	if last := lines[len(lines)-1]; last != "report: report/index.html" {
+		t.Errorf("the last line is %q", last)
 	}
 }
 

@@ -35,6 +35,7 @@ func New() experiment.Experiment {
 		Scale:    describe,
 		Rows:     rows,
 		Conclude: conclude,
+		Card:     card,
 	}
 }
 
@@ -105,6 +106,12 @@ func rows(o experiment.Options) []experiment.Row {
 			Run: func(ctx context.Context, m *experiment.Measurement) error {
 				return runSubject(ctx, c, s, s.lasts(o.Quick), m)
 			}}
+		switch {
+		case s.bare:
+			row.Side = experiment.Metal
+		case s.policy == DoNotTrackPolicy:
+			row.Side = experiment.Spillway
+		}
 		if s.full {
 			row.Takes = 8*time.Second + s.lasts(o.Quick)*3/2
 		}

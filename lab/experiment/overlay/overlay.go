@@ -29,6 +29,8 @@ const (
 	metalPort   = 8081
 	connections = 32
 	dsps        = 3
+
+	metal = "metal, or host networking" // the row without a proxy
 )
 
 // proxy is the program that serves the NodePort.
@@ -84,6 +86,7 @@ func New() experiment.Experiment {
 		Scale:    scale,
 		Rows:     rows,
 		Conclude: conclude,
+		Card:     card,
 	}
 }
 
@@ -105,7 +108,7 @@ func rows(o experiment.Options) []experiment.Row {
 	samples, each := length(o)
 	takes := 3*time.Second + 2*time.Duration(samples)*(each+200*time.Millisecond)
 	out := []experiment.Row{{
-		Name: "metal, or host networking", Group: "metal", Takes: takes, Published: map[string]float64{"rate0": 24000},
+		Name: metal, Group: "metal", Side: experiment.Metal, Takes: takes, Published: map[string]float64{"rate0": 24000},
 		Run: func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, networks[1], nil, m) },
 	}}
 	for _, n := range networks {
@@ -119,6 +122,8 @@ func rows(o experiment.Options) []experiment.Row {
 			if p.peer {
 				row.Needs = harness.NeedKubeProxy
 				row.Takes += 2 * time.Second
+			} else {
+				row.Side = experiment.Spillway
 			}
 			out = append(out, row)
 		}
@@ -265,12 +270,11 @@ func measure(ctx context.Context, o experiment.Options, r *harness.Harness, targ
 // conclude compares each row with metal.
 func conclude(res *experiment.Result) []string {
 	var out, parts []string
-	metal := res.Row("metal, or host networking")
-	if metal != nil {
-		base, ok := metal.Value("rate0")
+	if own := res.Row(metal); own != nil {
+		base, ok := own.Value("rate0")
 		for _, row := range res.Rows {
 			v, has := row.Value("rate0")
-			if ok && has && row.Name != metal.Name && base.Median > 0 {
+			if ok && has && row.Name != metal && base.Median > 0 {
 				parts = append(parts, fmt.Sprintf("%s %.2f", row.Name, v.Median/base.Median))
 			}
 		}

@@ -76,8 +76,12 @@ func (a arrival) changes(o experiment.Options) int {
 }
 
 func (a arrival) row(o experiment.Options) experiment.Row {
+	side := experiment.Spillway
+	if strings.HasPrefix(a.side.mode, "kube-proxy") {
+		side = experiment.Other
+	}
 	return experiment.Row{
-		Name: a.name(), Group: "API to packet", Needs: harness.NeedKubeProxy,
+		Name: a.name(), Side: side, Group: "API to packet", Needs: harness.NeedKubeProxy,
 		Takes: 5*time.Second + time.Duration(a.changes(o))*(a.period*3/2+200*time.Millisecond),
 		Run:   func(ctx context.Context, m *experiment.Measurement) error { return a.run(ctx, o, m) },
 	}

@@ -58,6 +58,7 @@ func New() experiment.Experiment {
 		Scale:    describe,
 		Rows:     rows,
 		Conclude: conclude,
+		Card:     card,
 	}
 }
 
@@ -112,6 +113,8 @@ func rows(o experiment.Options) []experiment.Row {
 			}
 			if peer {
 				row.Needs = harness.NeedKubeProxy
+			} else {
+				row.Side = experiment.Spillway
 			}
 			out = append(out, row)
 		}

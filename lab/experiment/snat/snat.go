@@ -93,6 +93,7 @@ func New() experiment.Experiment {
 		Scale:    scale,
 		Rows:     rows,
 		Conclude: conclude,
+		Card:     card,
 	}
 }
 
@@ -148,6 +149,9 @@ func rows(o experiment.Options) []experiment.Row {
 				Run: func(ctx context.Context, result *experiment.Measurement) error {
 					return run(ctx, o, m, t, result)
 				},
+			}
+			if m.mode != "" {
+				row.Side = experiment.Spillway
 			}
 			if t.ports > 0 {
 				row.Group = "TCP, few ports"

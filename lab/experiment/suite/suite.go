@@ -109,6 +109,9 @@ func (s *suite) experiment(ctx context.Context, e experiment.Experiment, rows []
 		if e.Conclude != nil {
 			at.Conclusion = e.Conclude(at)
 		}
+		if e.Card != nil {
+			at.Card = e.Card(at)
+		}
 		s.run.Seconds = time.Since(s.run.Started).Seconds()
 		if s.cfg.Finished != nil {
 			s.cfg.Finished(s.run)
@@ -117,7 +120,7 @@ func (s *suite) experiment(ctx context.Context, e experiment.Experiment, rows []
 }
 
 func result(row experiment.Row, status string) experiment.RowResult {
-	return experiment.RowResult{Name: row.Name, Group: row.Group, X: row.X, Published: row.Published, Status: status}
+	return experiment.RowResult{Name: row.Name, Group: row.Group, X: row.X, Side: row.Side, Published: row.Published, Status: status}
 }
 
 // row runs one row; an error of the row does not end the run.

@@ -125,6 +125,7 @@ func New(keeper []string) experiment.Experiment {
 		Scale:    describe,
 		Rows:     func(o experiment.Options) []experiment.Row { return rows(o, keeper) },
 		Conclude: func(res *experiment.Result) []string { return conclude(res) },
+		Card:     card,
 	}
 }
 
@@ -155,6 +156,12 @@ func rows(o experiment.Options, keeper []string) []experiment.Row {
 		}
 		row := experiment.Row{Name: s.name, Takes: each + 3*time.Second, MachineWide: s.kernel.max > 0,
 			Run: func(ctx context.Context, m *experiment.Measurement) error { return run(ctx, o, keeper, s, m) }}
+		switch {
+		case s.mode != "":
+			row.Side = experiment.Spillway
+		case s.peer == "":
+			row.Side = experiment.Metal
+		}
 		if s.peer != "" {
 			row.Needs = harness.NeedKubeProxy
 			row.Takes += 2 * time.Second
