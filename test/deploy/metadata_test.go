@@ -2,11 +2,13 @@ package deploy
 
 import (
 	"path"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/engine"
 	"sigs.k8s.io/yaml"
 )
@@ -86,5 +88,12 @@ func TestTheNotesVerifyTheInstall(t *testing.T) {
 	}
 	if text := notes(map[string]any{"cleanup": true, "k8sServiceHost": "10.1.2.3"}); !strings.Contains(text, "helm -n net uninstall proxy") || strings.Contains(text, "doctor") {
 		t.Errorf("notes of a cleanup:\n%s", text)
+	}
+}
+
+func TestHelmLintsTheChart(t *testing.T) {
+	linter := lint.RunAll(filepath.Join(root, "deploy", "helm", "spillway"), map[string]any{"k8sServiceHost": "10.1.2.3"}, "kube-system")
+	for _, m := range linter.Messages {
+		t.Errorf("%s: %v", m.Path, m.Err)
 	}
 }
