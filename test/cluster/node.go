@@ -180,8 +180,10 @@ var kubeletConfig = map[string]any{
 	"cgroupDriver":             "cgroupfs",
 	"failCgroupV1":             false,
 	"failSwapOn":               false,
-	"enforceNodeAllocatable":   []string{},
-	"clusterDomain":            "cluster.local",
+	// An image that was imported may have been pulled by another name, too.
+	"imagePullCredentialsVerificationPolicy": "NeverVerify",
+	"enforceNodeAllocatable":                 []string{},
+	"clusterDomain":                          "cluster.local",
 	// Nothing is evicted, and no image is deleted: none can be pulled again.
 	"evictionHard":                map[string]any{"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
 	"imageGCHighThresholdPercent": 100,

@@ -341,6 +341,15 @@ func start(t *testing.T, cfg cluster.Config) *env {
 	must(t, c.Apply(ctx, fmt.Sprintf(peers, image, nodePort)))
 	must(t, c.WaitForRollout(ctx, "default", "daemonset/peer"))
 	e.clusterIPs = strings.Fields(e.kubectl(t, "get", "service", "peer", "--output=jsonpath={.spec.clusterIPs[*]}"))
+	for _, n := range c.AllNodes() { // which learn of the endpoints after the rollout
+		for _, address := range n.Addresses() {
+			url := "http://" + net.JoinHostPort(address.String(), nodePort)
+			script := "until curl --silent --globoff --output /dev/null --max-time 1 '" + url + "'; do sleep 0.2; done"
+			if out, err := c.Client().Command(ctx, "timeout", "60", "bash", "-c", script).CombinedOutput(); err != nil {
+				t.Fatalf("wait for %s: %v: %s", url, err, out)
+			}
+		}
+	}
 	return e
 }
 
