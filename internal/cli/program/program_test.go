@@ -28,6 +28,7 @@ func TestShellsCompleteValues(t *testing.T) {
 		{"policy explain --protocol|", "SCTP"},
 		{"top -o|", "yaml"},
 		{"|doc", "doctor"},
+		{"maps|fr", "frontends"},
 	} {
 		line, typed, _ := strings.Cut(row.line, "|")
 		if got := clitest.Completion(t, New, append(strings.Fields(line), typed)...); !slices.Contains(got, row.want) {
