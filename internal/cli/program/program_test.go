@@ -21,6 +21,7 @@ func TestShellsCompleteValues(t *testing.T) {
 		{"agent --conntrack-autopilot|", "advise"},
 		{"doctor --fail-on|", "critical"},
 		{"doctor --netns|", "here"},
+		{"doctor --finding|", "stale-udp-entries"},
 		{"doctor --netns|x,he", "x,here"},
 		{"drops --protocol|i", "icmpv6"},
 		{"plan --load|tcp", "tcp-reset="},

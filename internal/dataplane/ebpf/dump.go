@@ -3,6 +3,7 @@ package ebpf
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -85,6 +86,9 @@ func decodeType(name string, t btf.Type, data []byte) []Field {
 		size, err := btf.Sizeof(u.Type)
 		if err != nil {
 			return nil
+		}
+		if size == 1 && u.Nelems == 6 {
+			return []Field{{name, net.HardwareAddr(data[:6]).String()}}
 		}
 		var out []Field
 		for i := range int(u.Nelems) {

@@ -1,0 +1,57 @@
+package doctor
+
+// Kind describes the findings of one ID, for documents and completion. The texts are
+// Markdown.
+type Kind struct {
+	ID       string
+	Severity string // and when
+	Effect   string // effect on packets, then the cause
+	Remedy   string
+	Fixable  bool // --fix may apply the remedy
+}
+
+// Kinds lists the kinds of findings, in the order of Checks.
+var Kinds = []Kind{
+	{"conntrack-table-full", "critical from 95 % on, or when it drops; warning from 80 % on, or when it evicts",
+		"New connections are dropped, or will be.", "Raise `nf_conntrack_max` and `nf_conntrack_buckets`.", true},
+	{"conntrack-table-was-full", "info",
+		"New connections were dropped. The kernel's log has it, within the last hour.", "Raise the same sizes before the next peak.", false},
+	{"expectation-table-full", "critical from 95 % on, warning from 80 % on",
+		"Requests of TFTP and FTP are dropped.", "Raise `nf_conntrack_expect_max`.", true},
+	{"expectation-table-was-full", "info",
+		"Requests of TFTP and FTP were dropped. The kernel's log has it, within the last hour.", "Raise `nf_conntrack_expect_max`.", false},
+	{"insert-failed", "warning if it grows or its cause exists, else info",
+		"First packets were lost in a race: stalls of 1 s and 3 s, 5 s for DNS.", "Depends on the likely cause, which the evidence names.", false},
+	{"conntrack-buckets-few", "warning if chains are too long, else info",
+		"Packets are slow, and then dropped: the hash chains are long.", "Raise `nf_conntrack_buckets`.", true},
+	{"masquerade-not-random", "warning where inserts failed, else info",
+		"New connections can lose their first packet: the SNAT race, by the owner of the rule.",
+		"Use the same rule with `--random-fully`. The setting of the owner keeps it.", false},
+	{"timeouts-long", "warning if a quarter of the table waits for finished flows, info from a twentieth on",
+		"The table carries fewer connections in a second than it could.", "Use shorter timeouts; for pods by `securityContext`.", false},
+	{"timeouts-differ", "info",
+		"Timeouts of pods that track differ from the node's.", "Set the node's timeouts, by command and by `securityContext`.", false},
+	{"helper-missing", "critical",
+		"TFTP or FTP fails behind NAT rules, and no rule assigns the helper.", "Add the rules that assign it, for every port that leads there.", false},
+	{"bridge-netfilter-off", "warning",
+		"Replies between two pods of one bridge are not translated back.", "`net.bridge.bridge-nf-call-iptables=1`", false},
+	{"bridge-netfilter-on", "info",
+		"Frames that only cross a bridge are tracked, and no rule translates them.", "`net.bridge.bridge-nf-call-iptables=0`", false},
+	{"iptables-both-variants", "warning",
+		"Packets traverse two rule sets: legacy and nft both hold rules, and both decide.", "Remove the rules of one variant.", false},
+	{"rules-many", "warning from 5,000 on, info from 1,000 on",
+		"New connections start slowly: a first packet is compared with that many rules, one by one.", "Use a proxy that uses maps.", false},
+	{"stale-udp-entries", "warning",
+		"UDP clients get no reply: their flows lead to an endpoint that no rule has, or to which no route leads.", "Delete the entries.", true},
+	{"tcp-not-liberal", "warning where a rule drops INVALID, else info",
+		"Late segments are dropped, or not translated back.", "`nf_conntrack_tcp_be_liberal=1`", true},
+	{"vxlan-checksum-offload", "warning",
+		"Connections between nodes stall. A VXLAN device leaves checksums to the device below, and packets with wrong checksums arrive, or the kernel is older than 5.7.",
+		"`ethtool -K DEVICE tx-checksum-ip-generic off`", false},
+	{"ipsec-with-ebpf", "warning",
+		"NodePort, LoadBalancer and externalIP connections to endpoints on other nodes are dropped where an IPsec policy selects them.",
+		"Use `--proxy-mode nftables`, or policies that leave nodes and pods out.", false},
+	{"tcx-program-in-front", "warning",
+		"Services may not work on a device: another eBPF program sees packets before Spillway's, and hides packets that it does not pass on.",
+		"Its program returns `TCX_NEXT`, or its owner attaches it behind.", false},
+}
