@@ -103,10 +103,10 @@ func TestWithoutRootCommandsSaySoInOneLine(t *testing.T) {
 			}
 		}()
 	}
-	for _, line := range []string{"doctor", "doctor --fix", "doctor --fail-on critical", "doctor --netns nowhere", "doctor -o json", "top --once", "top"} {
+	for _, line := range []string{"doctor", "doctor --fix", "doctor --fail-on critical", "doctor --netns nowhere", "doctor -o json", "maps frontends", "top --once", "top"} {
 		var out, errs bytes.Buffer
 		code := run(strings.Fields(line), &out, &errs)
-		if code != cli.ExitFailed || out.Len() > 0 || strings.Count(errs.String(), "\n") != 1 || errs.Len() > 80 || !strings.Contains(errs.String(), "not root") {
+		if code != cli.ExitFailed || out.Len() > 0 || strings.Count(errs.String(), "\n") != 1 || errs.Len() > 80 || !strings.Contains(errs.String(), ": not root: run it as root") {
 			t.Errorf("%s: exit code %d: %q, page %q", line, code, &errs, &out)
 		}
 	}

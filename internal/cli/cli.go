@@ -7,11 +7,13 @@
 //	chart     steps of the Helm chart's other containers
 //	doctor    shows what is wrong with conntrack and NAT on this node
 //	drops     shows packets that the kernel drops
+//	maps      prints the maps of the eBPF dataplane
 //	plan      calculates sizes of conntrack tables
 //	policy    shows what do-not-track policies mean for a flow
 //	top       shows the use of conntrack, by network namespace
 //	program   assembles spillway from its commands
 //	progress  prints the progress of a command
+//	clitest   tests that the commands share
 package cli
 
 import (

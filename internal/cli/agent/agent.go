@@ -105,7 +105,7 @@ func (a *agent) run(ctx context.Context) error {
 		return err
 	}
 	if a.euid() != 0 {
-		return errors.New("run agent: not root: start it as root, or in a privileged pod")
+		return errors.New("run agent: not root: run it as root, or in a privileged pod")
 	}
 	log := newLogger(a.stderr, a.cfg)
 	lock, err := instance.Acquire(a.lockDir, a.cfg.BPFFS)

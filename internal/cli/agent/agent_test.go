@@ -299,7 +299,7 @@ func TestAgentFailsWithOneClearLine(t *testing.T) {
 		change func(*agent)
 		says   string
 	}{
-		{"not root", func(a *agent) { a.euid = func() int { return 1000 } }, "not root: start it as root"},
+		{"not root", func(a *agent) { a.euid = func() int { return 1000 } }, "not root: run it as root"},
 		{"healthz address in use", func(a *agent) { a.cfg.HealthzAddr = busy.Addr().String() }, "address already in use: give another --healthz-bind-address"},
 		{"metrics address in use", func(a *agent) { a.cfg.MetricsAddr = busy.Addr().String() }, "address already in use: give another --metrics-bind-address"},
 		{"no manifest directory", func(a *agent) { a.cfg.Manifests = filepath.Join(a.cfg.Manifests, "gone") }, "gone"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,6 +24,7 @@ type config struct {
 	fix    bool
 	failOn string
 	netns  []string
+	only   []string // ids of findings
 	sample time.Duration
 	output cli.Output
 }
@@ -40,10 +42,10 @@ entries, and nothing else. Needs root, but no agent. Findings are no failure: th
 code is 0 unless --fail-on is given.`,
 		Example: `  spillway doctor
   spillway doctor --netns here --fix
-  spillway doctor --fail-on critical -o json`,
+  spillway doctor --fail-on critical --finding conntrack-table-full -o json`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.NotEmpty(cmd.Flags(), "netns", "fail-on"); err != nil {
+			if err := cli.NotEmpty(cmd.Flags(), "netns", "fail-on", "finding"); err != nil {
 				return err
 			}
 			if err := c.validate(); err != nil {
@@ -62,11 +64,22 @@ code is 0 unless --fail-on is given.`,
 	f.BoolVar(&c.fix, "fix", false, "Apply safe fixes: raise limits, delete stale UDP entries.")
 	f.StringVar(&c.failOn, "fail-on", "", "Least `severity` of a finding that makes the exit code 1: critical, warning or info.")
 	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces` to check: names that 'spillway top' shows, process ids, or here (default: all).")
+	f.StringSliceVar(&c.only, "finding", nil, "Report and fix these `findings` only, by id (default: all).")
 	f.DurationVar(&c.sample, "sample", time.Second, "Time to watch the counters, to detect current growth. 0: not at all.")
 	c.output.AddFlag(cmd)
 	cli.Choices(cmd, "fail-on", string(doctor.Critical), string(doctor.Warning), string(doctor.Info))
 	cli.CompleteNamespaces(cmd, "netns")
+	cli.Choices(cmd, "finding", findingIDs()...)
 	return cmd
+}
+
+// findingIDs lists the ids of all findings.
+func findingIDs() []string {
+	var ids []string
+	for _, k := range doctor.Kinds {
+		ids = append(ids, k.ID)
+	}
+	return ids
 }
 
 func (c *config) validate() error {
@@ -75,6 +88,11 @@ func (c *config) validate() error {
 	}
 	if c.failOn != "" && !slices.Contains(doctor.Severities, doctor.Severity(c.failOn)) {
 		return cli.UsageErrorf("--fail-on %q: use critical, warning or info", c.failOn)
+	}
+	for _, id := range c.only {
+		if known := findingIDs(); !slices.Contains(known, id) {
+			return cli.UsageErrorf("--finding %q: unknown%s: use some of %s", id, cli.DidYouMean(id, known), strings.Join(known, ", "))
+		}
 	}
 	if c.sample < 0 {
 		return cli.UsageErrorf("--sample %v: must not be negative", c.sample)
@@ -89,7 +107,12 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("diagnose this node: %w", err)
 	}
-	report := doctor.NewReport(node, doctor.Examine(node))
+	findings := doctor.Examine(node)
+	if len(c.only) > 0 {
+		findings = slices.DeleteFunc(findings, func(f doctor.Finding) bool { return !slices.Contains(c.only, f.ID) })
+	}
+	report := doctor.NewReport(node, findings)
+	report.Only = c.only
 	if c.fix {
 		report.Fixed = doctor.ApplyFixes(ctx, report.Findings)
 	}

@@ -51,6 +51,19 @@ func TestDoctorPrintsFindingsAndEndsWell(t *testing.T) {
 	}
 }
 
+func TestDoctorReportsOnlyTheRequestedFindings(t *testing.T) {
+	name := sickNamespace(t)
+	for id, want := range map[string]int{"masquerade-not-random": cli.ExitFailed, "helper-missing": cli.ExitDone} {
+		var out, errs bytes.Buffer
+		if code := run([]string{"doctor", "--netns", name, "--sample", "0", "--finding", id, "--fail-on", "info"}, &out, &errs); code != want {
+			t.Errorf("%s: exit code %d: %s%s", id, code, &out, &errs)
+		}
+		if want == cli.ExitDone && !strings.HasPrefix(out.String(), "No finding helper-missing") {
+			t.Errorf("page:\n%s", &out)
+		}
+	}
+}
+
 func TestDoctorFailsOnWhatItIsToldTo(t *testing.T) {
 	name := sickNamespace(t)
 	for failOn, want := range map[string]int{"critical": cli.ExitDone, "warning": cli.ExitDone, "info": cli.ExitFailed} {
@@ -65,7 +78,7 @@ func TestDoctorFailsOnWhatItIsToldTo(t *testing.T) {
 }
 
 func TestDoctorRefusesWhatItCannotRead(t *testing.T) {
-	for _, args := range [][]string{{"-o", "xml"}, {"--fail-on", "fever"}, {"--sample", "-1s"}, {"--netns", "nowhere"}, {"now"}} {
+	for _, args := range [][]string{{"-o", "xml"}, {"--fail-on", "fever"}, {"--finding", "helper"}, {"--finding", ""}, {"--sample", "-1s"}, {"--netns", "nowhere"}, {"now"}} {
 		var out, errs bytes.Buffer
 		if code := run(append([]string{"doctor"}, args...), &out, &errs); code != cli.ExitUsage || strings.Count(errs.String(), "\n") != 1 {
 			t.Errorf("%v: exit code %d: %q", args, code, &errs)

@@ -9,6 +9,7 @@ import (
 	"spillway.dev/spillway/internal/cli/chart"
 	"spillway.dev/spillway/internal/cli/doctor"
 	"spillway.dev/spillway/internal/cli/drops"
+	"spillway.dev/spillway/internal/cli/maps"
 	"spillway.dev/spillway/internal/cli/plan"
 	"spillway.dev/spillway/internal/cli/policy"
 	"spillway.dev/spillway/internal/cli/top"
@@ -27,6 +28,7 @@ func New() cli.Program {
 			chart.NewCommand(),
 			doctor.NewCommand(),
 			drops.NewCommand(),
+			maps.NewCommand(),
 			plan.NewCommand(),
 			policy.NewCommand(),
 			top.NewCommand(),

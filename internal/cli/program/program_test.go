@@ -21,6 +21,7 @@ func TestShellsCompleteValues(t *testing.T) {
 		{"agent --conntrack-autopilot|", "advise"},
 		{"doctor --fail-on|", "critical"},
 		{"doctor --netns|", "here"},
+		{"doctor --finding|", "stale-udp-entries"},
 		{"doctor --netns|x,he", "x,here"},
 		{"drops --protocol|i", "icmpv6"},
 		{"plan --load|tcp", "tcp-reset="},
@@ -28,6 +29,7 @@ func TestShellsCompleteValues(t *testing.T) {
 		{"policy explain --protocol|", "SCTP"},
 		{"top -o|", "yaml"},
 		{"|doc", "doctor"},
+		{"maps|fr", "frontends"},
 	} {
 		line, typed, _ := strings.Cut(row.line, "|")
 		if got := clitest.Completion(t, New, append(strings.Fields(line), typed)...); !slices.Contains(got, row.want) {

@@ -20,6 +20,8 @@ type Report struct {
 	Problems   []Problem `json:"problems"` // parts that could not be read
 	Fixed      []Fixed   `json:"fixed,omitempty"`
 	Checks     []string  `json:"checks"` // names of the checks
+	// Only are the ids of the requested findings; empty if all were requested.
+	Only []string `json:"only,omitempty"`
 }
 
 // NewReport returns a Report of a node and its findings.
@@ -274,8 +276,11 @@ func (w *printer) fold(first, next string, words []string, end string) {
 // writeHealthy writes the page of a node without findings: the list of checks.
 func (r *Report) writeHealthy(w *printer) error {
 	verdict := "No problem found on this node"
+	if len(r.Only) > 0 {
+		verdict = "No finding " + strings.Join(r.Only, " or ") + " on this node"
+	}
 	if len(r.Problems) > 0 {
-		verdict = "No problem found in the parts that could be read"
+		verdict = strings.TrimSuffix(verdict, " on this node") + " in the parts that could be read"
 	}
 	w.wrap("", "", fmt.Sprintf("%s (Linux %s). Examined %s, %d of them with conntrack in use. Checks:",
 		verdict, r.Kernel, plural(r.Namespaces, "network namespace"), r.InUse))

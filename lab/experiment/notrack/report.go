@@ -90,15 +90,15 @@ func (c *Comparison) verdict() string {
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "memcached, one get a connection, --proxy-mode %s, %d rounds of %gs a side\n\n", r.Mode, r.Rounds, r.Seconds)
-	t := page.NewTable(page.Text("COMPARISON").Shrinks(16), page.Text("FIGURE").Shrinks(8), page.Text("B ÷ A").Shrinks(6), page.Text("95 %"), page.Text("TARGET").Shrinks(7),
-		page.Number("A"), page.Number("B"), page.Number("FAILED"), page.Number("CONNTRACK").Shrinks(7))
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(16), page.Text("FIGURE").Shrinks(8), page.Text("B ÷ A").Shrinks(11), page.Text("95 %"), page.Text("TARGET").Shrinks(7),
+		page.Number("FAILED"), page.Number("A").OnlyWide(), page.Number("B").OnlyWide(), page.Number("CONNTRACK").OnlyWide())
 	for _, c := range r.Comparisons {
 		sure := "-"
 		if c.Ratio.Sure() {
 			sure = fmt.Sprintf("%.2f–%.2f", c.Ratio.Low, c.Ratio.High)
 		}
-		t.Row(c.Name, c.Figure, c.Ratio, sure, c.verdict(), fmt.Sprintf("%.0f", c.A), fmt.Sprintf("%.0f", c.B),
-			fmt.Sprintf("%d, %d", c.FailedA, c.FailedB), fmt.Sprintf("%d, %d", c.EntriesA, c.EntriesB))
+		t.Row(c.Name, c.Figure, c.Ratio, sure, c.verdict(), fmt.Sprintf("%d, %d", c.FailedA, c.FailedB),
+			fmt.Sprintf("%.0f", c.A), fmt.Sprintf("%.0f", c.B), fmt.Sprintf("%d, %d", c.EntriesA, c.EntriesB))
 	}
 	if err := t.Write(w); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (r *Report) Write(w io.Writer) error {
 CPU: µs that clients, node, server and kernel threads ran for each connection, the table
 holding all but 100,000 of what it can. Ratios: median of
 the rounds (lowest–highest); 95 %: where the true median lies with that confidence. FAILED, CONNTRACK: of
-side A and B; entries that one measurement left on the node at most.
+side A and B; entries that one measurement left on the node at most (-o wide, with the figures of both sides).
 `))
 	return err
 }

@@ -1,0 +1,172 @@
+package ebpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// Field is a field of a key or a value in a map, decoded: addresses and ports are text and
+// numbers as people write them.
+type Field struct {
+	Name  string
+	Value any
+}
+
+// PinnedMaps lists the maps that an instance pins and that Dump can read.
+func PinnedMaps() ([]string, error) {
+	spec, err := loadTc()
+	if err != nil {
+		return nil, fmt.Errorf("read eBPF objects: %w", err)
+	}
+	var names []string
+	for name, m := range spec.Maps {
+		if m.Pinning == ebpf.PinByName && m.Key != nil && m.Value != nil && m.Type != ebpf.SkStorage && !perCPU(m.Type) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+func perCPU(t ebpf.MapType) bool {
+	return t == ebpf.PerCPUArray || t == ebpf.PerCPUHash || t == ebpf.LRUCPUHash
+}
+
+// Dump calls each with every entry of a map of the instance pinned in a directory. The
+// programs and the agent may change the map meanwhile. The error is os.ErrNotExist if there
+// is no instance.
+func Dump(bpffs, name string, each func(key, value []Field) error) error {
+	spec, err := loadTc()
+	if err != nil {
+		return fmt.Errorf("read eBPF objects: %w", err)
+	}
+	m, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), name), &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return fmt.Errorf("open map %s of %s: %w", name, bpffs, err)
+	}
+	defer m.Close()
+	return dump(m, spec.Maps[name], each)
+}
+
+func dump(m *ebpf.Map, layout *ebpf.MapSpec, each func(key, value []Field) error) error {
+	var key, value []byte
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		if err := each(decodeType("", layout.Key, key), decodeType("", layout.Value, value)); err != nil {
+			return err
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read map %s: %w", layout.Name, err)
+	}
+	return nil
+}
+
+// decodeType decodes data by its type. Fields of nested structs have names such as "reply.port".
+func decodeType(name string, t btf.Type, data []byte) []Field {
+	big := isBigEndian(t)
+	switch u := btf.UnderlyingType(t).(type) {
+	case *btf.Struct:
+		if u.Name == "addr" {
+			return []Field{{name, addrOf(data, 0)}}
+		}
+		return decodeMembers(name, u.Members, data)
+	case *btf.Union:
+		return decodeMembers(name, u.Members[:min(1, len(u.Members))], data)
+	case *btf.Array:
+		size, err := btf.Sizeof(u.Type)
+		if err != nil {
+			return nil
+		}
+		if size == 1 && u.Nelems == 6 {
+			return []Field{{name, net.HardwareAddr(data[:6]).String()}}
+		}
+		var out []Field
+		for i := range int(u.Nelems) {
+			out = append(out, decodeType(fmt.Sprintf("%s[%d]", name, i), u.Type, data[i*size:])...)
+		}
+		return out
+	case *btf.Int:
+		return []Field{{name, number(data[:u.Size], big)}}
+	case *btf.Enum:
+		return []Field{{name, number(data[:u.Size], big)}}
+	}
+	return nil
+}
+
+func decodeMembers(name string, members []btf.Member, data []byte) []Field {
+	family := uint8(0)
+	for _, m := range members {
+		if m.Name == "family" {
+			family = data[m.Offset.Bytes()] // little-endian, or one byte
+		}
+	}
+	var out []Field
+	for _, m := range members {
+		if m.Name == "pad" || m.BitfieldSize > 0 {
+			continue
+		}
+		full := m.Name
+		if name != "" {
+			full = name + "." + m.Name
+		}
+		at := data[m.Offset.Bytes():]
+		if s, ok := btf.UnderlyingType(m.Type).(*btf.Struct); ok && s.Name == "addr" {
+			out = append(out, Field{full, addrOf(at, family)})
+			continue
+		}
+		out = append(out, decodeType(full, m.Type, at)...)
+	}
+	return out
+}
+
+// addrOf decodes struct addr. Without a family, an address whose last words are zero is
+// IPv4.
+func addrOf(data []byte, family uint8) netip.Addr {
+	six := netip.AddrFrom16([16]byte(data[:16]))
+	if family == uint8(model.IPv4) || family == 0 && [12]byte(data[4:16]) == [12]byte{} {
+		return netip.AddrFrom4([4]byte(data[:4]))
+	}
+	return six
+}
+
+// isBigEndian reports whether a type is __be16 or __be32.
+func isBigEndian(t btf.Type) bool {
+	for {
+		def, ok := t.(*btf.Typedef)
+		if !ok {
+			return false
+		}
+		if def.Name == "__be16" || def.Name == "__be32" {
+			return true
+		}
+		t = def.Type
+	}
+}
+
+func number(data []byte, big bool) uint64 {
+	var order binary.ByteOrder = binary.NativeEndian
+	if big {
+		order = binary.BigEndian
+	}
+	switch len(data) {
+	case 1:
+		return uint64(data[0])
+	case 2:
+		return uint64(order.Uint16(data))
+	case 4:
+		return uint64(order.Uint32(data))
+	case 8:
+		return order.Uint64(data)
+	}
+	return 0
+}
