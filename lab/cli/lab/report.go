@@ -42,10 +42,11 @@ func readResults(path string) (*experiment.Run, error) {
 func newReportCommand() *cobra.Command {
 	var dir, url string
 	cmd := &cobra.Command{
-		Use:     "report RESULTS.json",
-		Short:   "Draw the report of a run again, from its results",
-		Example: "  spillway-lab lab report report/results.json -d report",
-		Args:    cobra.ExactArgs(1),
+		Use:   "report RESULTS.json",
+		Short: "Draw the report of a run again, from its results",
+		Example: `  spillway-lab lab report report/results.json
+  spillway-lab lab report docs/results/lab.json -d /tmp/report --url https://example.org/report`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			run, err := readResults(args[0])
 			if err != nil {
@@ -74,8 +75,9 @@ func newHeadlineCommand() *cobra.Command {
 		Long: `Writes the three figures at the top of README.md, their pictures below docs/assets, and
 the results that they come from, docs/results/lab.json. Run it in the source tree, with
 the results of "lab run all" on a machine without other load.`,
-		Example: "  spillway-lab lab headline report/results.json",
-		Args:    cobra.ExactArgs(1),
+		Example: `  spillway-lab lab headline report/results.json
+  spillway-lab lab headline docs/results/lab.json`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			run, err := readResults(args[0])
 			if err != nil {
