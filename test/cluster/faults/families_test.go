@@ -1,10 +1,12 @@
 package faults
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/test/cluster"
 )
@@ -36,26 +38,44 @@ func TestNodesOfDifferentFamilies(t *testing.T) {
 			if !has(n, ip) {
 				continue
 			}
-			from := map[string][]string{
-				"the node": ask(t, n.Host(), text, "80"),
-				"outside":  ask(t, e.Client(), n.Host().Addr(ip).String(), nodePort),
-				"a Pod":    askFromPod(t, peers[n.Name()], text),
-			}
-			for where, pods := range from {
-				for _, pod := range pods {
-					if !slices.Contains(endpoints, pod) {
-						t.Errorf("%s: from %s %s answers, want one of %v", n.Name(), where, pod, endpoints)
-					}
-				}
-				t.Logf("%s on %s from %s: %v", ip, n.Name(), where, pods)
+			for where, ask := range map[string]func() []string{
+				"the node": func() []string { return ask(t, n.Host(), text, "80") },
+				"outside":  func() []string { return ask(t, e.Client(), n.Host().Addr(ip).String(), nodePort) },
+				"a Pod":    func() []string { return askFromPod(t, peers[n.Name()], text) },
+			} {
+				wantAll(t, endpoints, fmt.Sprintf("%s on %s from %s", ip, n.Name(), where), ask)
 			}
 		}
+	}
+	if t.Failed() {
+		t.Log(e.kubectl(t, "get", "endpointslices,pods", "--output=wide"))
 	}
 	for _, line := range e.lines(t, "log") {
 		if isProblem(line) {
 			t.Errorf("an agent logs %q", line)
 		}
 	}
+}
+
+// wantAll asks until all endpoints have answered, and expects no other answer. A node may
+// learn of an endpoint late.
+func wantAll(t *testing.T, endpoints []string, what string, ask func() []string) {
+	t.Helper()
+	var seen []string
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline) && len(seen) < len(endpoints); {
+		for _, pod := range ask() {
+			if !slices.Contains(endpoints, pod) {
+				t.Fatalf("%s: %s answers, want one of %v", what, pod, endpoints)
+			}
+			if !slices.Contains(seen, pod) {
+				seen = append(seen, pod)
+			}
+		}
+	}
+	if len(seen) < len(endpoints) {
+		t.Errorf("%s: only %v answer, want all of %v", what, seen, endpoints)
+	}
+	t.Logf("%s: %v", what, seen)
 }
 
 func isProblem(line string) bool {

@@ -252,7 +252,7 @@ func noCRD(t *testing.T, e *env) {
 	e.kubectl(t, "delete", "crd", crd)
 	e.upgradeWithNote(t, crdNote)
 	e.restartAgent(t)
-	e.wantLine(t, "log", "DoNotTrackPolicy is disabled", crdInLog)
+	e.wantLine(t, "log of the last node", "DoNotTrackPolicy is disabled", crdInLog)
 	e.wantHealthy(t)
 	e.applyCRD(t, nil)
 	e.upgradeWithNote(t, "")
@@ -263,7 +263,7 @@ func oldCRDVersion(t *testing.T, e *env) {
 	e.applyCRD(t, func(text string) string { return strings.Replace(text, "name: v1alpha1", "name: v1alpha0", 1) })
 	e.upgradeWithNote(t, crdNote)
 	e.restartAgent(t)
-	e.wantLine(t, "log", "DoNotTrackPolicy is disabled", crdInLog)
+	e.wantLine(t, "log of the last node", "DoNotTrackPolicy is disabled", crdInLog)
 	e.kubectl(t, "delete", "crd", crd)
 	e.applyCRD(t, nil)
 }
@@ -470,6 +470,7 @@ func asked(t *testing.T, from, address, port string, run func(...string) ([]byte
 // pod is what the test reads of a Pod.
 type pod struct {
 	Metadata struct{ Name string }
+	Spec     struct{ NodeName string }
 	Status   struct{ InitContainerStatuses, ContainerStatuses []containerStatus }
 }
 
@@ -503,8 +504,11 @@ func (e *env) lines(t *testing.T, where string) (out []string) {
 		}
 	case "event":
 		text = e.kubectl(t, "--namespace", namespace, "get", "events", "--output=jsonpath={range .items[*]}{.message}{'\\n'}{end}")
-	case "log":
+	case "log", "log of the last node":
 		for _, p := range e.pods(t) {
+			if where != "log" && p.Spec.NodeName != e.Node(nodes-1).Name() {
+				continue
+			}
 			some, _ := e.Kubectl(t.Context(), "--namespace", namespace, "logs", p.Metadata.Name) // it may not have started yet
 			text += some
 		}
