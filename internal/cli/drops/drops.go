@@ -162,6 +162,8 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	// Read before the first drop, which may come at once: it counts up a verdict.
+	verdicts := cause.ReadVerdicts(c.bpffs)
 	follower, err := drops.Follow(config)
 	var unknown *drops.UnknownReasonError
 	if errors.As(err, &unknown) {
@@ -182,13 +184,13 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 		ctx, stop = context.WithTimeout(ctx, c.duration)
 		defer stop()
 	}
-	return c.follow(ctx, follower, c.targets(&config), out, stderr)
+	return c.follow(ctx, follower, verdicts, c.targets(&config), out, stderr)
 }
 
 // follow prints drops until ctx ends or --count is reached, and then a summary of the
 // drops that it did not print.
-func (c *config) follow(ctx context.Context, follower *drops.Follower, targets []*drops.Target, out, stderr io.Writer) error {
-	shown, verdicts := 0, cause.ReadVerdicts(c.bpffs)
+func (c *config) follow(ctx context.Context, follower *drops.Follower, verdicts *cause.Verdicts, targets []*drops.Target, out, stderr io.Writer) error {
+	shown := 0
 	byReason := map[string]uint64{}
 	checked := time.Now()
 	for c.count == 0 || shown < c.count {

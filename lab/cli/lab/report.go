@@ -45,7 +45,7 @@ func newReportCommand() *cobra.Command {
 		Use:   "report RESULTS.json",
 		Short: "Draw the report of a run again, from its results",
 		Example: `  spillway-lab lab report report/results.json
-  spillway-lab lab report docs/results/lab.json -d /tmp/report --url https://example.org/report`,
+  spillway-lab lab report report/results.json --url https://example.org/r`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			run, err := readResults(args[0])
