@@ -39,13 +39,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and .podMonitor.enabled (or (hasPrefix "127." .metrics.bindAddress) (eq .metrics.bindAddress "::1")) }}
 {{- fail (printf "podMonitor.enabled: true and metrics.bindAddress: %s: Prometheus cannot reach loopback: set metrics.bindAddress: 0.0.0.0" .metrics.bindAddress) }}
 {{- end }}
-{{- $surge := dig "rollingUpdate" "maxSurge" 0 .updateStrategy | toString }}
+{{- $surge := dig "rollingUpdate" "maxSurge" 0 (.updateStrategy | default dict) | toString }}
 {{- if not (has $surge (list "0" "0%")) }}
 {{- fail (printf "updateStrategy.rollingUpdate.maxSurge: %s: a node has the ports of one agent only, so the second Pod would wait forever: set maxUnavailable instead; Services are served while an agent restarts" $surge) }}
 {{- end }}
 {{- if and (eq .mode "replace") (not .k8sServiceHost) }}
 {{- fail "k8sServiceHost is not set: with mode: replace the Service \"kubernetes\" does not work before the agent runs: set k8sServiceHost and k8sServicePort to an address of the API server that is no Service, such as the one that your kubeconfig names" }}
 {{- end }}
+{{- if regexMatch "^[^:]+:[0-9]+$|^\\[.*\\]:[0-9]+$|/" (.k8sServiceHost | default "") }}
+{{- fail (printf "k8sServiceHost: %s: an address or a host name is wanted: put the port into k8sServicePort" .k8sServiceHost) }}
+{{- end }}
+{{- if and (has "--conntrack-autopilot=on" .extraArgs) (not .privileged) }}
+{{- fail "extraArgs: --conntrack-autopilot=on: /proc/sys is read-only in a container without privileges: set privileged: true" }}
+{{- end }}
+{{- end }}
+{{- if eq (include "spillway.healthzPort" .) (include "spillway.metricsPort" .) }}
+{{- fail (printf "healthz.port and metrics.port are both %s: set one to another port" (include "spillway.metricsPort" .)) }}
 {{- end }}
 {{- include "spillway.checkReleases" . }}
 {{- end }}
