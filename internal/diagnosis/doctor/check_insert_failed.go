@@ -37,7 +37,7 @@ func (insertFailed) Find(n *Node) []Finding {
 			},
 			Numbers: map[string]float64{"insert_failed": float64(ns.Counters.InsertFailed), "insert_failed_grown": float64(ns.Grown.InsertFailed),
 				"chaintoolong": float64(ns.Counters.ChainTooLong), "clash_resolve": float64(ns.Counters.ClashResolve), "found": float64(ns.Counters.Found)},
-			Packets: "New connections stall: the kernel drops the first packet. TCP retries after 1 s, then 3 s; a DNS client after 5 s.",
+			Packets: "New connections stall: the kernel drops the first packet. TCP retries after 1 s, 2 s and 3 s (before Linux 6.5: 1 s and 3 s); a DNS client after 5 s.",
 			Remedy:  remedy,
 		})
 	}

@@ -42,7 +42,7 @@ func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Findi
 		ID: "masquerade-not-random", Severity: Info, Namespace: ns.Namespace.String(),
 		Title:   "new connections can lose their first packet: source ports are not chosen at random by rules of " + owner,
 		Numbers: map[string]float64{"rules": float64(len(rules)), "insert_failed": float64(ns.Counters.InsertFailed)},
-		Packets: "New connections stall for 1 s or 3 s: two connections that start at the same time from one port to one address get the same source port, and one loses its first packet.",
+		Packets: "New connections stall for 1 s or more: two connections that start at the same time from one port to one address get the same source port, and one loses its first packet.",
 		Remedy:  "Add --random-fully (nft: fully-random) to the rule. " + howToKeep[owner],
 	}
 	if owner == "" {

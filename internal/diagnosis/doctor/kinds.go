@@ -21,7 +21,7 @@ var Kinds = []Kind{
 	{"expectation-table-was-full", "info",
 		"Requests of TFTP and FTP were dropped. The kernel's log has it, within the last hour.", "Raise `nf_conntrack_expect_max`.", false},
 	{"insert-failed", "warning if it grows or its cause exists, else info",
-		"First packets were lost in a race: stalls of 1 s and 3 s, 5 s for DNS.", "Depends on the likely cause, which the evidence names.", false},
+		"First packets were lost in a race: stalls of 1 s to 3 s, 5 s for DNS.", "Depends on the likely cause, which the evidence names.", false},
 	{"conntrack-buckets-few", "warning if chains are too long, else info",
 		"Packets are slow, and then dropped: the hash chains are long.", "Raise `nf_conntrack_buckets`.", true},
 	{"masquerade-not-random", "warning where inserts failed, else info",
