@@ -11,7 +11,7 @@ func card(res *experiment.Result) *experiment.Card {
 	const full = "do-not-track policy, table full"
 	c := &experiment.Card{
 		Question:  "How many connections a second does a node accept when its conntrack table is full?",
-		Unit:      "connections/s untracked",
+		Unit:      "connections/s with a do-not-track policy",
 		Published: "4,369 connections/s, and more than 60,000 with a do-not-track policy",
 		Caption:   "connections/s to memcached in a pod",
 	}
@@ -22,9 +22,9 @@ func card(res *experiment.Result) *experiment.Card {
 		return nil
 	}
 	c.Number = experiment.FormatNumber(own)
-	c.Verdict = "conntrack full: " + c.Number + " connections/s untracked"
+	c.Verdict = "conntrack full: " + c.Number + " connections/s with do-not-track"
 	if ok {
-		c.Verdict += "; " + experiment.FormatNumber(tracked) + " tracked"
+		c.Verdict += "; " + experiment.FormatNumber(tracked) + " without"
 	}
 	return c
 }
