@@ -27,6 +27,7 @@ const usage = `Usage: spillway-cluster COMMAND [-name NAME] …
   down     remove it
   status   list its nodes and Pods
   kubectl  run kubectl with full rights, on a host outside the cluster
+  helm     run Helm there
   exec     run a program on a host: client0, or a node's network namespace
 
 Flags of up:
@@ -65,6 +66,14 @@ func run(args []string) error {
 		flags.PrintDefaults()
 		return nil
 	}
+	switch args[0] {
+	case "kubectl", "helm", "exec":
+		name, rest := clusterName(args[1:])
+		if args[0] == "exec" {
+			return onHost(name, rest)
+		}
+		return onClient(name, args[0], rest...)
+	}
 	if err := flags.Parse(args[1:]); err != nil {
 		return fmt.Errorf("%w: %w: run \"spillway-cluster help\"", errUsage, err)
 	}
@@ -78,13 +87,25 @@ func run(args []string) error {
 	case "down":
 		return cluster.Down(cfg.Name)
 	case "status":
-		return onClient(cfg.Name, "get", "nodes,pods", "--all-namespaces", "--output=wide")
-	case "kubectl":
-		return onClient(cfg.Name, flags.Args()...)
-	case "exec":
-		return onHost(cfg.Name, flags.Args())
+		return onClient(cfg.Name, "kubectl", "get", "nodes,pods", "--all-namespaces", "--output=wide")
 	}
 	return fmt.Errorf("%w: no command %q: run \"spillway-cluster help\"", errUsage, args[0])
+}
+
+// clusterName takes the name of the cluster from the front of arguments. The rest belongs to
+// another program.
+func clusterName(args []string) (name string, rest []string) {
+	if len(args) > 0 {
+		flag, value, has := strings.Cut(args[0], "=")
+		switch {
+		case strings.TrimLeft(flag, "-") != "name":
+		case has:
+			return value, args[1:]
+		case len(args) > 1:
+			return args[1], args[2:]
+		}
+	}
+	return cluster.DefaultName, args
 }
 
 // stringList is a flag that may be repeated.
@@ -160,12 +181,13 @@ func serve(cfg cluster.Config) error {
 	return nil
 }
 
-func onClient(name string, args ...string) error {
-	kubectl, err := controlplane.Program("kubectl")
+// onClient becomes kubectl or helm on the client.
+func onClient(name, program string, args ...string) error {
+	path, err := controlplane.Program(program)
 	if err != nil {
 		return err
 	}
-	return onHost(name, append([]string{"client0", kubectl}, args...))
+	return onHost(name, append([]string{"client0", path}, args...))
 }
 
 // onHost becomes a program on a host of the cluster.
