@@ -231,8 +231,10 @@ func (p *kernelParts) close(log *slog.Logger) {
 // loopConfig is the configuration of reconcile, except for the fields that need
 // parts which serve closes.
 func (a *agent) loopConfig(in *input, parts *kernelParts, m *telemetry.Metrics, log *slog.Logger) reconcile.Config {
+	cfg := a.cfg.intent()
+	cfg.APIServer = in.apiServer
 	return reconcile.Config{
-		Tracker:       decisions.New(a.cfg.intent(), proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode)),
+		Tracker:       decisions.New(cfg, proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode)),
 		Backends:      parts.backends,
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
@@ -22,9 +24,11 @@ type source interface {
 // input is a source and its related parts.
 type input struct {
 	source
-	name  string // for the log
-	tell  func([]model.Problem)
-	event func(note string) // about the node; nil: not reported
+	name string // for the log
+	// apiServer is the API server's address; invalid if it is a name, and for files.
+	apiServer netip.AddrPort
+	tell      func([]model.Problem)
+	event     func(note string) // about the node; nil: not reported
 	// refused receives a text for each address that a pod claims and does not get. nil:
 	// only the log has it.
 	refused func(note string)
@@ -68,7 +72,18 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	events := kube.NewEvents(client, c.NodeName, s.ServiceUID, log)
 	status := kube.NewPolicyStatus(s, events)
 	return &input{
-		source: s, name: server, tell: events.Tell, event: events.TellNode, refused: events.TellRefused, policies: status.Tell,
+		source: s, name: server, apiServer: addressOf(server), tell: events.Tell, event: events.TellNode, refused: events.TellRefused, policies: status.Tell,
 		parts: []func(context.Context) error{events.Run, status.Run}, metrics: append(contact.Collectors(), kube.RequestCollectors()...),
 	}, nil
+}
+
+// addressOf returns the address and port of a server, and an invalid one if it has a name.
+func addressOf(server string) netip.AddrPort {
+	if a, err := netip.ParseAddrPort(server); err == nil {
+		return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+	}
+	if a, err := netip.ParseAddr(strings.Trim(server, "[]")); err == nil {
+		return netip.AddrPortFrom(a.Unmap(), 443) // of https
+	}
+	return netip.AddrPort{}
 }

@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -190,6 +191,28 @@ func TestTheThirdClaimantHearsOfTheNewHolder(t *testing.T) {
 	c := tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name("a"): nil}})
 	if len(c.Problems) != 1 || c.Problems[0].Where != "Service ns/c" || !strings.Contains(c.Problems[0].What, "ns/b") {
 		t.Errorf("problems are %v", c.Problems)
+	}
+}
+
+// TestExternalIPDoesNotTakeTheAPIServer: an agent that lost its API server to a Service
+// would not see that the Service is deleted.
+func TestExternalIPDoesNotTakeTheAPIServer(t *testing.T) {
+	tr := New(Config{NodeName: here, APIServer: netip.MustParseAddrPort("192.0.2.1:80")})
+	tr.Apply(delta(
+		web(clusterIPs("10.96.0.9"), externalIPs("192.0.2.1", "192.0.2.2")),
+		web(called("other"), clusterIPs("10.96.0.8"), externalIPs("192.0.2.1"), portNumber(81)),
+	))
+	same(t, "state", describe(tr.State().Ports), text(`
+		ns/other:81/TCP/IPv4
+		ClusterIP 10.96.0.8:81 outside reject inside reject
+		ExternalIP 192.0.2.1:81 outside reject inside reject
+		ns/web:80/TCP/IPv4
+		ClusterIP 10.96.0.9:80 outside reject inside reject
+		ExternalIP 192.0.2.2:80 outside reject inside reject`))
+	got := tr.Problems()
+	if len(got) != 1 || got[0].Where != "Service ns/web" || got[0].Field != "spec.externalIPs[0]" ||
+		!strings.Contains(got[0].What, "192.0.2.1:80/TCP is the API server") {
+		t.Errorf("problems %v, want one about 192.0.2.1:80", got)
 	}
 }
 

@@ -35,7 +35,7 @@ type addressRequest struct {
 
 // planService lists what a Service requests. A Service is served only in the families of
 // its clusterIPs.
-func planService(svc *model.Service, refuseExternalIPs bool) plan {
+func planService(svc *model.Service, cfg *Config) plan {
 	var p plan
 	complain := func(field, what string) {
 		if len(p.problems) > maxProblems {
@@ -50,7 +50,7 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 		}
 	}
 	external := svc.ExternalIPs
-	if refuseExternalIPs && len(external) > 0 {
+	if cfg.RefuseExternalIPs && len(external) > 0 {
 		complain("spec.externalIPs", "is not served: --allow-external-ips=false, since any author of a Service could take any address with it "+
 			"(CVE-2020-8554); use a Service of type LoadBalancer, or allow them")
 		external = nil
@@ -71,7 +71,7 @@ func planService(svc *model.Service, refuseExternalIPs bool) plan {
 				break
 			}
 			known[id] = true
-			port := planPort(id, spec, i, addrs)
+			port := planPort(id, spec, i, addrs, cfg.APIServer, complain)
 			port.ranges = ranges[f]
 			port.helper = helpers[i]
 			port.ofFTP = spec.Protocol == model.TCP && slices.Contains(helpers, FTP)
@@ -152,16 +152,18 @@ func unfit(kind FrontendKind, a netip.Addr) string {
 	return ""
 }
 
-func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAddr) portPlan {
+func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAddr, apiServer netip.AddrPort, complain func(field, what string)) portPlan {
 	p := portPlan{id: id, spec: spec}
 	for _, a := range addrs {
-		if model.FamilyOf(a.addr) == id.Family {
-			p.requests = append(p.requests, addressRequest{
-				key:   addressKey{Addr: a.addr, Port: spec.Port, Protocol: spec.Protocol},
-				kind:  a.kind,
-				field: a.field,
-			})
+		if model.FamilyOf(a.addr) != id.Family {
+			continue
 		}
+		key := addressKey{Addr: a.addr, Port: spec.Port, Protocol: spec.Protocol}
+		if a.kind == ExternalIP && spec.Protocol == model.TCP && netip.AddrPortFrom(a.addr, spec.Port) == apiServer {
+			complain(a.field, fmt.Sprintf("%s is the API server of the agent, and is not served; remove it", key))
+			continue
+		}
+		p.requests = append(p.requests, addressRequest{key: key, kind: a.kind, field: a.field})
 	}
 	if spec.NodePort != 0 {
 		p.requests = append(p.requests, addressRequest{

@@ -213,6 +213,10 @@ type Config struct {
 	// RefuseExternalIPs serves no externalIPs, and reports each Service that has them: any
 	// author of a Service can name any address (CVE-2020-8554).
 	RefuseExternalIPs bool
+	// APIServer is the API server's address that the agent uses; invalid if it is a name or
+	// unknown. No externalIP takes it: the agent would send its own connections to the
+	// endpoints of that Service, and never hear that the Service is deleted.
+	APIServer netip.AddrPort
 	// IgnoreNetworkPolicies lets packets bypass netfilter although a NetworkPolicy selects
 	// the pod. Pods with a deny rule of a do-not-track policy still traverse netfilter:
 	// see SetTraversal.

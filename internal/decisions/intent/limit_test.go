@@ -98,7 +98,7 @@ func TestTheProblemsOfOneServiceAreBounded(t *testing.T) {
 	for i := range 1000 {
 		many = append(many, fmt.Sprintf("fd00::%x", i+1))
 	}
-	if p := planService(web(externalIPs(many...)), false); len(p.problems) > maxProblems+1 {
+	if p := planService(web(externalIPs(many...)), &Config{}); len(p.problems) > maxProblems+1 {
 		t.Errorf("a plan has %d problems", len(p.problems))
 	}
 }

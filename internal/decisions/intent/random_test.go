@@ -313,7 +313,7 @@ func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]
 		if svc.ProxyName != "" {
 			continue
 		}
-		p := planService(svc, false)
+		p := planService(svc, &Config{})
 		all := []addressRequest{}
 		for _, port := range p.ports {
 			all = append(all, port.requests...)

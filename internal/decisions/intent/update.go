@@ -32,7 +32,7 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 	before := e.plan
 	e.spec, e.plan = svc, plan{}
 	if svc != nil {
-		e.plan = planService(svc, t.cfg.RefuseExternalIPs)
+		e.plan = planService(svc, &t.cfg)
 		t.eachRequest(e, func(key addressKey, c requester) {
 			t.addresses.add(key, c)
 			if mayConflict(c.kind) {
