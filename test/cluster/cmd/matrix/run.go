@@ -69,7 +69,7 @@ func (m *matrix) run(ctx context.Context, rows []row) []result {
 		results = append(results, res)
 		for _, name := range clusters() {
 			if !slices.Contains(before, name) {
-				m.progress("  remains: go -C test/cluster run ./cmd/cluster down -name %s", name)
+				m.progress("  new cluster, of this row or of another test: %s", name)
 			}
 		}
 	}
