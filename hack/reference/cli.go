@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"spillway.dev/spillway/internal/cli"
 	spillway "spillway.dev/spillway/internal/cli/program"
 	lab "spillway.dev/spillway/lab/cli/program"
 )
@@ -104,9 +105,6 @@ func writeChildren(w *bytes.Buffer, cmd *cobra.Command) {
 	}
 }
 
-// groupKey is the annotation of a flag with its group in the help.
-const groupKey = "spillway.dev/group"
-
 // writeFlags writes a table for each group of flags: those of no group last.
 func writeFlags(w *bytes.Buffer, cmd *cobra.Command) {
 	var groups []string
@@ -115,7 +113,7 @@ func writeFlags(w *bytes.Buffer, cmd *cobra.Command) {
 		if f.Hidden || f.Name == "help" {
 			return
 		}
-		group := strings.Join(f.Annotations[groupKey], "")
+		group := cli.GroupOf(f)
 		if rows[group] == nil {
 			groups = append(groups, group)
 			rows[group] = [][]string{{strings.TrimSpace(group + " flag"), "meaning and default"}}

@@ -2,7 +2,6 @@ package report
 
 import (
 	"compress/gzip"
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -11,39 +10,16 @@ import (
 	"image/png"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/net/html"
 
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/test/browser"
 )
-
-// browser runs Debian's chromium without a window. It opens a file and fetches nothing.
-func browser(t *testing.T, args ...string) string {
-	t.Helper()
-	program, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Fatalf("find a browser: %v: run \"hack/deps test\"", err)
-	}
-	// Limits a browser that hangs; a run takes about 2 s.
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, append([]string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--no-first-run", "--disable-extensions", "--disable-background-networking", "--hide-scrollbars", "--user-data-dir=" + t.TempDir()}, args...)...)
-	cmd.WaitDelay = 5 * time.Second
-	var messages strings.Builder
-	cmd.Stderr = &messages
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("run chromium: %v: %s", err, messages.String())
-	}
-	return string(out)
-}
 
 // inspect runs in the page. It looks for texts that cover each other or extend beyond
 // their picture, and for a page that is wider than its window.
@@ -93,7 +69,7 @@ func look(t *testing.T, page string, width int) inspected {
 <script>addEventListener("load", () => setTimeout(() => document.body.append(document.getElementById("f").contentDocument.getElementById("inspected").cloneNode(true)), 200));</script>`, width), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	dom := browser(t, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--window-size=1400,1000", "--dump-dom", "file://"+frame)
+	dom := browser.Run(t, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--window-size=1400,1000", "--dump-dom", "file://"+frame)
 	m := regexp.MustCompile(`(?s)<pre id="inspected">(.*?)</pre>`).FindStringSubmatch(dom)
 	if m == nil {
 		t.Fatalf("the page was not inspected: %.2000s", dom)
@@ -218,7 +194,7 @@ addEventListener("load", () => axe.run().then(r => {
 			t.Fatal(err)
 		}
 	}
-	dom := browser(t, append(args, "--allow-file-access-from-files", "--virtual-time-budget=20000", "--window-size=1000,2000", "--dump-dom", "file://"+dir+"/page.html")...)
+	dom := browser.Run(t, append(args, "--allow-file-access-from-files", "--virtual-time-budget=20000", "--window-size=1000,2000", "--dump-dom", "file://"+dir+"/page.html")...)
 	m := regexp.MustCompile(`(?s)<pre id="found">(.*?)</pre>`).FindStringSubmatch(dom)
 	if m == nil {
 		t.Fatalf("axe-core did not report: %.1000s", dom)
@@ -254,7 +230,7 @@ func TestScreenshot(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			shot := filepath.Join(dir, tt.name+".png")
-			browser(t, append(tt.args, "--window-size=1000,2600", "--screenshot="+shot, "file://"+path)...)
+			browser.Run(t, append(tt.args, "--window-size=1000,2600", "--screenshot="+shot, "file://"+path)...)
 			f, err := os.Open(shot)
 			if err != nil {
 				t.Fatal(err)

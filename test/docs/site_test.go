@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"html"
@@ -16,7 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"spillway.dev/spillway/test/browser"
 )
 
 // inspect runs in a page of the site. It looks for a page that is wider than its window, for
@@ -60,7 +60,7 @@ func TestTheSite(t *testing.T) {
 	server := httptest.NewServer(siteHandler(dir))
 	defer server.Close()
 	frames := server.URL + "/?" + url.Values{"frame": slices.Collect(maps.Keys(titles))}.Encode()
-	dom := browser(t, "--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom", frames)
+	dom := browser.Run(t, "--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom", frames)
 	reports := regexp.MustCompile(`(?s)<pre id="inspected">(.*?)</pre>`).FindAllStringSubmatch(dom, -1)
 	if len(reports) != 2*len(titles) {
 		t.Fatalf("%d pages were inspected, want %d: %.2000s", len(reports), 2*len(titles), dom)
@@ -75,7 +75,7 @@ func TestTheSite(t *testing.T) {
 		}
 	}
 	if to := os.Getenv("SPILLWAY_SCREENSHOTS"); to != "" {
-		browser(t, "--window-size=1800,16000", "--virtual-time-budget=10000", "--screenshot="+filepath.Join(to, "site.png"), frames)
+		browser.Run(t, "--window-size=1800,16000", "--virtual-time-budget=10000", "--screenshot="+filepath.Join(to, "site.png"), frames)
 	}
 }
 
@@ -115,23 +115,4 @@ for (const f of [...document.querySelectorAll("iframe")]) document.body.append(f
 		}
 		fmt.Fprint(w, strings.Replace(string(page), "</body>", inspect+"</body>", 1))
 	})
-}
-
-// browser runs Debian's chromium without a window.
-func browser(t *testing.T, args ...string) string {
-	t.Helper()
-	program, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Fatalf("find a browser: %v: run \"hack/deps test\"", err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // limits a browser that hangs
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, append([]string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--no-first-run", "--disable-extensions", "--disable-background-networking", "--hide-scrollbars", "--user-data-dir=" + t.TempDir()}, args...)...)
-	cmd.WaitDelay = 5 * time.Second
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("run chromium: %v", err)
-	}
-	return string(out)
 }
