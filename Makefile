@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster bench demo
+.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster bench bench-packet demo
 
 export CGO_ENABLED := 0
 
@@ -103,6 +103,9 @@ bench: root build ## measure the way through a Service against the way without (
 	bin/spillway-lab bench sync
 	bin/spillway-lab bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/node/conntrack ./internal/diagnosis/doctor
+
+bench-packet: root ## measure what a program takes for a packet, in ns (as root; a minute)
+	go test ./internal/dataplane/ebpf -run '^$$' -bench Packet -benchtime 100x -v
 
 demo: root ## five published experiments beside kube-proxy in quick form, with a report (as root; 5 minutes)
 	@$(MAKE) --no-print-directory -j build demo-packages demo-kube-proxy

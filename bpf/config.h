@@ -27,6 +27,9 @@ volatile const __u8 has_ct_lookup = 0;
  */
 volatile const __u32 hash_seed = 0;
 
+/* Number of words of port_filter, minus one. The number is a power of two. */
+volatile const __u32 port_filter_mask = 0;
+
 /* Length of the ring of unconfirmed flows. */
 volatile const __u32 unconfirmed_max = 1024;
 

@@ -47,6 +47,16 @@ HASH(untracked_pods, struct untracked_pod_key, __u8, 1 << 16);
 ARRAY(node_settings, BPF_MAP_TYPE_ARRAY, struct settings, 1);
 ARRAY(snat_ports, BPF_MAP_TYPE_ARRAY, __u16, 1 << 16);
 
+/* The agent writes its words through shared memory. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 18);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} port_filter SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

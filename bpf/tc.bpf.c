@@ -12,6 +12,7 @@
  * The path of a packet through lib/:
  *
  *    handle.h    parse/packet.h -> parse/fragment.h    headers -> struct packet
+ *                lookup/port_filter.h              not ours: leaves here
  *                flow/table.h   a known flow           flow/tcp.h: the TCP state
  *                act/forward.h  rewrite and send it    act/nat.h, act/redirect.h
  *    serve.h     the first packet of a flow:

@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_HANDLE_H
 #define SPILLWAY_HANDLE_H
 
+#include "lookup/port_filter.h"
 #include "serve.h"
 #include "special/egress.h"
 #include "special/icmp_error.h"
@@ -24,14 +25,14 @@ __noinline int flow_forget(const struct packet *p)
 
 static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 {
-	struct settings *s = get_settings();
 	struct scratch *m = get_scratch();
 	enum flow_miss miss;
+	struct settings *s;
 	struct packet *p;
 	struct flow *f;
 	int ret;
 
-	if (!m || !s)
+	if (!m)
 		return NEXT;
 	/* The VLAN's device has its own hooks, if the node is a member of the VLAN. */
 	if (unlikely(skb->vlan_present))
@@ -40,14 +41,19 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	__builtin_memset(&p->tuple, 0, sizeof(p->tuple));
 	p->flags = 0;
 	p->l3_off = ETH_HLEN;
-	p->time = now();
 	ret = parse(skb, p);
 	if (unlikely(ret != PARSE_OK))
 		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);
 	if (unlikely(p->flags & PACKET_ICMP_ERROR))
-		return relay_error(skb, s, hook);
+		return relay_error(skb, hook);
 	if (unlikely(p->flags & PACKET_NO_L4) && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
+	if (!filter_passes(p))
+		return pass(PASS_OTHER);
+	s = get_settings();
+	if (!s)
+		return NEXT;
+	p->time = now();
 	if (hook == EGRESS && !packet_begins(p) &&
 	    !feature_seen(FEATURE_STACK_FLOW | FEATURE_NODE_HELPER))
 		return pass(PASS_OTHER);

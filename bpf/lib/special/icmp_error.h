@@ -158,8 +158,9 @@ static __always_inline struct flow *request_of_error(const struct tuple *quoted,
 }
 
 /* Handles an ICMP error. Errors about packets of no flow are left to the stack. */
-__noinline int relay_error(struct __sk_buff *skb, struct settings *s, enum hook hook)
+__noinline int relay_error(struct __sk_buff *skb, enum hook hook)
 {
+	struct settings *s = get_settings();
 	struct scratch *m = get_scratch();
 	struct packet *p;
 	struct flow *f;

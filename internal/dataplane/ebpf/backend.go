@@ -88,7 +88,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		b.objects.close()
 		return nil, err
 	}
-	if b.policies, err = openUntracked(b.objects.maps); err != nil {
+	if b.policies, err = openUntracked(b.objects.maps, b.objects.filter); err != nil {
 		b.objects.close()
 		return nil, err
 	}
@@ -231,7 +231,7 @@ func (b *Backend) reread() error {
 	if b.known {
 		return nil
 	}
-	fresh, err := readPorts(b.objects.maps)
+	fresh, err := readPorts(b.objects.maps, b.objects.filter)
 	if err != nil {
 		return err
 	}
@@ -259,6 +259,10 @@ func (b *Backend) attach(ctx context.Context) error {
 		return fmt.Errorf("attach socket hooks: %w", err)
 	}
 	b.migrate(true)
+	// The earlier run's programs, which may not have used the filter, have added flows.
+	if err := b.objects.filter.fill(b.objects.maps); err != nil {
+		return err
+	}
 	retireLayouts(b.cfg.BPFFS)
 	b.attached = true
 	run, stop := context.WithCancel(context.Background())

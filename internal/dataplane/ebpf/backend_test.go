@@ -65,7 +65,7 @@ func TestBackendLife(t *testing.T) {
 	fourth := runBackend(t, cfg, state, func() {
 		wantSame(t, "more Services: programs before Replace", programIDs(t, cfg), third.programs)
 	})
-	wantChanged(t, fourth.maps, third.maps, portMaps...)
+	wantChanged(t, fourth.maps, third.maps, append(slices.Clone(portMaps), tcMapPortFilter)...)
 	wantUses(t, cfg, fourth.maps)
 	wantHooks(t, cfg, eth0, 1)
 	// Flows remember the former ids, so these are not given again.
@@ -542,6 +542,8 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 		noError(t, err)
 	}
 	t.Cleanup(o.close)
+	o.filter, err = openFilter(o)
+	noError(t, err)
 	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, traversing: map[netip.Addr]traversal{}}
 	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS})
 	noError(t, err)

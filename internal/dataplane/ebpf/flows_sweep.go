@@ -46,8 +46,12 @@ func (b *Backend) sweepLoop(ctx context.Context) {
 // sweep walks through the table once.
 func (b *Backend) sweep(ctx context.Context) error {
 	var tcp, udp uint64
-	clients := newClientFlows(b.seed)
+	clients, filter := newClientFlows(b.seed), b.objects.filter
+	tidy := filter.beginTidy()
 	err := eachFlow(ctx, b.m(tcMapFlows), func(k *tcTuple, f *tcFlow, now uint32) error {
+		if tidy {
+			filter.keep(flowMember(k, f))
+		}
 		if b.cfg.Timeouts.dead(k, f, now) {
 			return b.sweepOne(*k, now)
 		}
@@ -61,6 +65,9 @@ func (b *Backend) sweep(ctx context.Context) error {
 		}
 		return nil
 	})
+	if tidy {
+		err = filter.endTidy(b.objects.maps, err)
+	}
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,8 @@ type objects struct {
 	// verdicts has the names of the counters, by index.
 	verdicts []string
 	// seed is hash_seed of bpf/config.h.
-	seed uint32
+	seed   uint32
+	filter *portFilter
 	// migrator is nil if there is nothing to migrate.
 	migrator *migrator
 }
@@ -116,6 +117,10 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 		}
 	}
 	o.startMigration(older, made, cfg)
+	if o.filter, err = openFilter(o); err != nil {
+		o.close()
+		return nil, err
+	}
 	return o, nil
 }
 
@@ -163,6 +168,7 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 			tcMapServices:    cfg.MaxFrontends,
 			tcMapBackends:    cfg.MaxEndpoints,
 			tcMapSlots:       2 * cfg.MaxEndpoints,
+			tcMapPortFilter:  cfg.filterWords(),
 		} {
 			if m := spec.Maps[name]; m != nil {
 				m.MaxEntries = size
@@ -181,6 +187,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	c := map[string]any{
 		tcVarHostNetnsCookie: cookie,
 		tcVarUnconfirmedMax:  cfg.unconfirmed(), tcVarClientFlowsMax: cfg.clientFlowsMax(),
+		tcVarPortFilterMask: cfg.filterWords() - 1,
 	}
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)

@@ -325,7 +325,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
 
 	// The next run takes it over, and numbers rules anew.
-	next, err := openUntracked(n.objects.maps)
+	next, err := openUntracked(n.objects.maps, n.objects.filter)
 	ok(t, err)
 	if len(next.have.ports) == 0 {
 		t.Error("the next run finds nothing")
@@ -349,7 +349,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	drains.Flags |= uint32(tcSettingsFlagsSETTING_DRAINS)
 	for settings, serves := range map[tcSettings]bool{s: true, drains: false, {}: false} {
 		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), settings))
-		if n.policies, err = openUntracked(n.objects.maps); err != nil || n.Serves() != serves {
+		if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil || n.Serves() != serves {
 			t.Errorf("settings %+v: serves %v, %v", settings, n.Serves(), err)
 		}
 	}
@@ -358,7 +358,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	// After a run that knew nothing of it nothing holds.
 	s.Flags &^= uint32(tcSettingsFlagsSETTING_UNTRACKED)
 	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
-	if n.policies, err = openUntracked(n.objects.maps); err != nil {
+	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil {
 		t.Fatal(err)
 	}
 	entries := 0

@@ -16,12 +16,12 @@ import (
 )
 
 // readPorts reads the entries of an earlier run from the maps. They are orphans until a
-// Service port claims them.
-func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
+// Service port claims them. filter gets all addresses that the table will write.
+func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 	n := &journal{}
 	noted := func(name string) kernelMap { return notedMap{m[name], name, n} }
 	t := &portTable{
-		frontends: noted(tcMapFrontends), services: noted(tcMapServices), slots: noted(tcMapSlots),
+		frontends: filter.before(noted(tcMapFrontends)), services: noted(tcMapServices), slots: noted(tcMapSlots),
 		backends: noted(tcMapBackends), ranges: noted(tcMapSourceRanges), ids: m[idsMap], notes: n,
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
 		owners: map[tcFrontendKey]uint32{}, endpointAddrs: map[tcFrontendKey]endpointAddr{},
@@ -42,6 +42,7 @@ func readPorts(m map[string]*ebpf.Map) (*portTable, error) {
 		return nil, err
 	}
 	err = each(t.frontends, func(key tcFrontendKey, v tcFrontend) {
+		filter.add(key)
 		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_ENDPOINT != 0 {
 			t.endpointAddrs[key] = endpointAddr{written: true, writtenTFTP: tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_TFTP != 0}
 			return
@@ -169,7 +170,7 @@ func eachByOne[K, V any](m kernelMap, f func(K, V)) error {
 // Applied reads the maps again. The names of ports, and fields that the maps do not
 // have, come from memory.
 func (b *Backend) Applied(context.Context) (intent.State, error) {
-	read, err := readPorts(b.objects.maps)
+	read, err := readPorts(b.objects.maps, b.objects.filter)
 	if err != nil {
 		return intent.State{}, err
 	}

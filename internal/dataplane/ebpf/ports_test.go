@@ -382,7 +382,7 @@ func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Ma
 
 func openPorts(tb testing.TB, m map[string]*ebpf.Map) *portTable {
 	tb.Helper()
-	table, err := readPorts(m)
+	table, err := readPorts(m, nil)
 	noError(tb, err)
 	return table
 }

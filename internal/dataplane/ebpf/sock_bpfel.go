@@ -27,6 +27,7 @@ const (
 	sockMapNodeAddrs       = "node_addrs"
 	sockMapNodeSettings    = "node_settings"
 	sockMapPods            = "pods"
+	sockMapPortFilter      = "port_filter"
 	sockMapServices        = "services"
 	sockMapSlots           = "slots"
 	sockMapSnatPorts       = "snat_ports"
@@ -54,6 +55,7 @@ const (
 	sockVarHasSetRetval    = "has_set_retval"
 	sockVarHashSeed        = "hash_seed"
 	sockVarHostNetnsCookie = "host_netns_cookie"
+	sockVarPortFilterMask  = "port_filter_mask"
 	sockVarUnconfirmedMax  = "unconfirmed_max"
 )
 
@@ -124,6 +126,7 @@ type sockMapSpecs struct {
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
+	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
 	Services        *ebpf.MapSpec `ebpf:"services"`
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
@@ -149,6 +152,7 @@ type sockVariableSpecs struct {
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	PortFilterMask  *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	UnconfirmedMax  *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 }
 
@@ -183,6 +187,7 @@ type sockMaps struct {
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Pods            *ebpf.Map `ebpf:"pods"`
+	PortFilter      *ebpf.Map `ebpf:"port_filter"`
 	Services        *ebpf.Map `ebpf:"services"`
 	Slots           *ebpf.Map `ebpf:"slots"`
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
@@ -211,6 +216,7 @@ func (m *sockMaps) Close() error {
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Pods,
+		m.PortFilter,
 		m.Services,
 		m.Slots,
 		m.SnatPorts,
@@ -237,6 +243,7 @@ type sockVariables struct {
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`
+	PortFilterMask  *ebpf.Variable `ebpf:"port_filter_mask"`
 	UnconfirmedMax  *ebpf.Variable `ebpf:"unconfirmed_max"`
 }
 

@@ -424,6 +424,7 @@ const (
 	tcMapNodeAddrs             = "node_addrs"
 	tcMapNodeSettings          = "node_settings"
 	tcMapPods                  = "pods"
+	tcMapPortFilter            = "port_filter"
 	tcMapScratches             = "scratches"
 	tcMapServices              = "services"
 	tcMapSlots                 = "slots"
@@ -448,6 +449,7 @@ const (
 	tcVarHasSetRetval          = "has_set_retval"
 	tcVarHashSeed              = "hash_seed"
 	tcVarHostNetnsCookie       = "host_netns_cookie"
+	tcVarPortFilterMask        = "port_filter_mask"
 	tcVarUnconfirmedMax        = "unconfirmed_max"
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
 	tcVarUnusedFeature         = "unused_feature"
@@ -529,6 +531,7 @@ type tcMapSpecs struct {
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
+	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
 	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
 	Services        *ebpf.MapSpec `ebpf:"services"`
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
@@ -555,6 +558,7 @@ type tcVariableSpecs struct {
 	HasSetRetval          *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed              *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	PortFilterMask        *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
 	UnusedFeature         *ebpf.VariableSpec `ebpf:"unused_feature"`
@@ -604,6 +608,7 @@ type tcMaps struct {
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Pods            *ebpf.Map `ebpf:"pods"`
+	PortFilter      *ebpf.Map `ebpf:"port_filter"`
 	Scratches       *ebpf.Map `ebpf:"scratches"`
 	Services        *ebpf.Map `ebpf:"services"`
 	Slots           *ebpf.Map `ebpf:"slots"`
@@ -633,6 +638,7 @@ func (m *tcMaps) Close() error {
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Pods,
+		m.PortFilter,
 		m.Scratches,
 		m.Services,
 		m.Slots,
@@ -660,6 +666,7 @@ type tcVariables struct {
 	HasSetRetval          *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed              *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.Variable `ebpf:"host_netns_cookie"`
+	PortFilterMask        *ebpf.Variable `ebpf:"port_filter_mask"`
 	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`
 	UnusedFeature         *ebpf.Variable `ebpf:"unused_feature"`

@@ -50,9 +50,9 @@ func newUntrackedEntries() untrackedEntries {
 // openUntracked reads the entries of an earlier run. If its programs did not use them,
 // an agent in between did not maintain them, and they may be outdated: then it deletes
 // them.
-func openUntracked(m map[string]*ebpf.Map) (*untracked, error) {
+func openUntracked(m map[string]*ebpf.Map, filter *portFilter) (*untracked, error) {
 	u := &untracked{
-		ports: m[tcMapUntrackedPorts], pods: m[tcMapUntrackedPods], blocks: m[tcMapUntrackedBlocks],
+		ports: filter.before(m[tcMapUntrackedPorts]), pods: m[tcMapUntrackedPods], blocks: m[tcMapUntrackedBlocks],
 		ids: map[string]uint32{},
 	}
 	var s tcSettings

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * Most packets of a node have nothing to do with a Service. The map port_filter finds them
+ * with three loads, instead of a lookup in each of the maps that could know the packet. It
+ * is a Bloom filter of addresses with ports: those of Services, of NodePorts with the zero
+ * address, of endpoints, and of ports with a do-not-track policy. Those that still have
+ * flows or sockets stay in it. A member never fails the test. Others may pass it: they are
+ * looked up in vain.
+ *
+ * A member sets two bits of one word. filter.go has the same functions, and is the only
+ * writer.
+ */
+#ifndef SPILLWAY_LOOKUP_PORT_FILTER_H
+#define SPILLWAY_LOOKUP_PORT_FILTER_H
+
+#include "../parse/packet.h"
+
+/* Mixes a word into a 64-bit hash. The multiplier is the golden ratio's, as in hash_64(). */
+static __always_inline __u64 filter_mix(__u64 h, __u64 v)
+{
+	h = (h ^ v) * 0x9e3779b97f4a7c15ULL;
+	return h ^ h >> 32;
+}
+
+static __always_inline __u64 filter_addr(const struct addr *a)
+{
+	return filter_mix(filter_mix(hash_seed, (__u64)a->w[0] << 32 | a->w[1]),
+			  (__u64)a->w[2] << 32 | a->w[3]);
+}
+
+/* May the filter have this port of the address with the hash addr? */
+static __always_inline int filter_has(__u64 addr, __be16 port, __u8 proto)
+{
+	__u64 h = filter_mix(addr, (__u32)port << 8 | proto), bits;
+	__u32 index = (h >> 32) & port_filter_mask;
+	__u64 *word;
+
+	word = bpf_map_lookup_elem(&port_filter, &index);
+	bits = 1ULL << (h & 63) | 1ULL << (h >> 6 & 63);
+	return word && (*word & bits) == bits;
+}
+
+/* May the packet belong to a Service, an endpoint, a flow or a do-not-track policy? */
+static __always_inline int filter_passes(const struct packet *p)
+{
+	const struct tuple *t = &p->tuple;
+	const struct addr none = {};
+
+	if (filter_has(filter_addr(&t->daddr), t->dport, t->proto) ||
+	    filter_has(filter_addr(&t->saddr), t->sport, t->proto) ||
+	    filter_has(filter_addr(&none), t->dport, t->proto))
+		return 1;
+	/* A server of TFTP answers from any port. */
+	return t->proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER | FEATURE_NODE_HELPER);
+}
+
+#endif
