@@ -9,17 +9,17 @@
  *           |<------------ flow table --------------------+   redirect_neigh
  *              to_network                   from_pod      |
  *
- * The path of a packet through lib/:
+ * A packet is parsed, looked up and acted on, once each:
  *
- *    handle.h    parse/packet.h -> parse/fragment.h    headers -> struct packet
- *                lookup/port_filter.h              not ours: leaves here
- *                flow/table.h   a known flow           flow/tcp.h: the TCP state
- *                act/forward.h  rewrite and send it    act/nat.h, act/redirect.h
- *    serve.h     the first packet of a flow:
- *                lookup/service.h, endpoint.h          Service -> endpoint
- *                flow/plan.h, flow/create.h            source address and port, two entries
- *                act/forward.h, or act/answer.h        RST and ICMP errors
+ *    parse       parse/packet.h, fragment.h       headers -> struct packet
+ *    look up     lookup/port_filter.h             is it ours? Most packets leave here
+ *                flow/table.h                     a known flow; flow/tcp.h: the TCP state
+ *                serve.h: decide()                no flow: Service -> endpoint, enum decision
+ *    act         act/forward.h                    rewrite and send: act/nat.h, act/redirect.h
+ *                flow/plan.h, flow/create.h       new flow: source address and port, entries
+ *                act/answer.h                     RST and ICMP errors
  *
+ *    handle.h    takes a packet through the three steps
  *    base.h      ABI, maps, clock, hashes              hook.h: results of a packet
  *    scratch.h   memory beside the stack
  *    lookup/     pure lookups: pods, next hop, conntrack, IPsec and do-not-track policies

@@ -23,10 +23,39 @@ __noinline int flow_forget(const struct packet *p)
 	return 0;
 }
 
+/* Handles a packet of a known flow. */
+static __always_inline int handle_flow(struct __sk_buff *skb, struct scratch *m, struct flow *f,
+				       enum hook hook)
+{
+	if (unlikely(!flow_applies(f, hook)))
+		return pass(PASS_OTHER);
+	if (unlikely(flow_is_request(f)))
+		tftp_request_repeated(f, &m->packet.tuple, &m->pair.reply_key);
+	/* flow_forward reads only the fields before tcp. */
+	__builtin_memcpy(&m->pair.flow, f, offsetof(struct flow, tcp));
+	return flow_forward(skb, m, hook, f);
+}
+
+/* Handles a packet of no flow. */
+static __always_inline int handle_first(struct __sk_buff *skb, const struct packet *p,
+					struct settings *s, enum hook hook)
+{
+	int ret;
+
+	if (p->tuple.proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER)) {
+		ret = serve_tftp_answer(skb, s, hook);
+		if (ret != SERVE_NOT_MINE)
+			return ret;
+	}
+	if (hook == EGRESS)
+		return serve_egress(skb, s);
+	ret = serve(skb, s, hook);
+	return ret == SERVE_STRAY ? serve_stray(skb, hook) : ret;
+}
+
 static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 {
 	struct scratch *m = get_scratch();
-	enum flow_miss miss;
 	struct settings *s;
 	struct packet *p;
 	struct flow *f;
@@ -37,6 +66,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	/* The VLAN's device has its own hooks, if the node is a member of the VLAN. */
 	if (unlikely(skb->vlan_present))
 		return pass(PASS_VLAN);
+
 	p = &m->packet;
 	__builtin_memset(&p->tuple, 0, sizeof(p->tuple));
 	p->flags = 0;
@@ -50,39 +80,28 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 		return pass(PASS_FRAGMENT);
 	if (!filter_passes(p))
 		return pass(PASS_OTHER);
-	s = get_settings();
-	if (!s)
-		return NEXT;
-	p->time = now();
 	if (hook == EGRESS && !packet_begins(p) &&
 	    !feature_seen(FEATURE_STACK_FLOW | FEATURE_NODE_HELPER))
 		return pass(PASS_OTHER);
 
-	miss = flow_find(skb, p, s, hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook), &f);
-	if (miss == FLOW_FOUND && f) {
-		if (unlikely(!flow_applies(f, hook)))
-			return pass(PASS_OTHER);
-		if (unlikely(flow_is_request(f)))
-			tftp_request_repeated(f, &p->tuple, &m->pair.reply_key);
-		/* flow_forward reads only the fields before tcp. */
-		__builtin_memcpy(&m->pair.flow, f, offsetof(struct flow, tcp));
-		return flow_forward(skb, m, hook, f);
-	}
-	if (miss == MISS_SUPERSEDED)
+	s = get_settings();
+	if (!s)
+		return NEXT;
+	p->time = now();
+	switch (flow_find(skb, p, s, hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook), &f)) {
+	case FLOW_FOUND:
+		return f ? handle_flow(skb, m, f, hook) : NEXT;
+	case MISS_SUPERSEDED:
 		return drop(FLOW_CONFLICT);
-	if (miss == MISS_SOURCE)
+	case MISS_SOURCE:
 		return pass(PASS_SOURCE);
-	if (miss == MISS_STALE)
+	case MISS_STALE:
 		flow_forget(p);
-	if (p->tuple.proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER)) {
-		ret = serve_tftp_answer(skb, s, hook);
-		if (ret != SERVE_NOT_MINE)
-			return ret;
+		break;
+	case MISS_NONE:
+		break;
 	}
-	if (hook == EGRESS)
-		return serve_egress(skb, s);
-	ret = serve(skb, s, hook);
-	return ret == SERVE_STRAY ? serve_stray(skb, hook) : ret;
+	return handle_first(skb, p, s, hook);
 }
 
 #endif
