@@ -348,6 +348,11 @@ struct uplink {
 };
 
 /*
+ * l3_devices: the interfaces of uplinks without a link-layer header (tun, WireGuard, IPIP).
+ * The value is 1.
+ */
+
+/*
  * sockets: the Service that a datagram socket sent to, and the endpoint that it got. One
  * socket may have several. connections: the Service that a TCP socket connected to.
  */

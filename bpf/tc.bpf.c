@@ -36,13 +36,22 @@
  */
 #include "lib/handle.h"
 
+/* The programs of devices without a link-layer header (tun, WireGuard, IPIP). */
+#define NO_HEADER 0
+
 SEC("tc")
 int from_network(struct __sk_buff *skb)
 {
 	/* A promiscuous port sees frames for other hosts. No Service has a group address. */
 	if (skb->pkt_type != PACKET_HOST)
 		return NEXT;
-	return handle(skb, FROM_NETWORK);
+	return handle(skb, FROM_NETWORK, ETH_HLEN);
+}
+
+SEC("tc")
+int from_network_l3(struct __sk_buff *skb)
+{
+	return handle(skb, FROM_NETWORK, NO_HEADER);
 }
 
 SEC("tc")
@@ -51,10 +60,10 @@ int from_pod(struct __sk_buff *skb)
 	/* On a port of a bridge, a frame for the bridge has PACKET_OTHERHOST. */
 	if (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
 		return NEXT;
-	return handle(skb, FROM_POD);
+	return handle(skb, FROM_POD, ETH_HLEN);
 }
 
-static __always_inline int egress(struct __sk_buff *skb)
+static __always_inline int egress(struct __sk_buff *skb, __u32 l3_off)
 {
 	__u32 *features;
 
@@ -65,19 +74,25 @@ static __always_inline int egress(struct __sk_buff *skb)
 	features = features_get();
 	if (!features || !(*features & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT)))
 		return pass(PASS_OTHER);
-	return handle(skb, EGRESS);
+	return handle(skb, EGRESS, l3_off);
 }
 
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
-	return egress(skb);
+	return egress(skb, ETH_HLEN);
+}
+
+SEC("tc")
+int to_network_l3(struct __sk_buff *skb)
+{
+	return egress(skb, NO_HEADER);
 }
 
 SEC("tc")
 int to_pod(struct __sk_buff *skb)
 {
-	return egress(skb);
+	return egress(skb, ETH_HLEN);
 }
 
 /* BTF, and so Go, would lack enumerations that no map or function uses as a type. */

@@ -53,7 +53,8 @@ static __always_inline int handle_first(struct __sk_buff *skb, const struct pack
 	return ret == SERVE_STRAY ? serve_stray(skb, hook) : ret;
 }
 
-static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
+/* l3_off is the length of the link-layer header, in bytes. */
+static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l3_off)
 {
 	struct scratch *m = get_scratch();
 	struct settings *s;
@@ -70,7 +71,7 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook)
 	p = &m->packet;
 	__builtin_memset(&p->tuple, 0, sizeof(p->tuple));
 	p->flags = 0;
-	p->l3_off = ETH_HLEN;
+	p->l3_off = l3_off;
 	ret = parse(skb, p);
 	if (unlikely(ret != PARSE_OK))
 		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);

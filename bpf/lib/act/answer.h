@@ -103,16 +103,21 @@ static __always_inline int answer_resize(struct __sk_buff *skb, const struct pac
 	return 0;
 }
 
-/* Swaps the MAC addresses and sends the frame back. */
-static __always_inline int answer_send(struct __sk_buff *skb)
+static __always_inline int macs_swap(struct __sk_buff *skb)
 {
 	__u8 mac[ETH_ALEN * 2], swapped[ETH_ALEN * 2];
 
 	if (load(skb, 0, mac, sizeof(mac)))
-		return TC_ACT_SHOT;
+		return -1;
 	__builtin_memcpy(swapped, mac + ETH_ALEN, ETH_ALEN);
 	__builtin_memcpy(swapped + ETH_ALEN, mac, ETH_ALEN);
-	if (bpf_skb_store_bytes(skb, 0, swapped, sizeof(swapped), 0))
+	return bpf_skb_store_bytes(skb, 0, swapped, sizeof(swapped), 0);
+}
+
+/* Sends the packet back to the sender. */
+static __always_inline int answer_send(struct __sk_buff *skb, const struct packet *p)
+{
+	if (p->l3_off && macs_swap(skb))
 		return TC_ACT_SHOT;
 	skb->tc_index = TC_INDEX_DONE;
 	return bpf_redirect(skb->ifindex, 0);
@@ -168,7 +173,7 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 		return TC_ACT_SHOT;
 	}
 	count(verdict);
-	return answer_send(skb);
+	return answer_send(skb, p);
 }
 
 /* Builds an error of RFC 792. rest is the second word of the header: the MTU for "too big". */
@@ -288,7 +293,7 @@ static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packe
 		return TC_ACT_SHOT;
 	}
 	count(verdict);
-	return answer_send(skb);
+	return answer_send(skb, p);
 }
 
 static __always_inline int answer_over_rate(void)

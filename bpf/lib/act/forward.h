@@ -113,8 +113,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	} else if (likely(flow_next_hop_fresh(skb, p, f))) {
 		if (nat_rewrite(skb, p, f, f->next_hop_kind == NEXT_HOP_LINK))
 			return drop(DROP_REWRITE);
-		return redirect_frame(skb, f->next_hop_kind, f->next_hop_ifindex, f->next_hop_macs,
-				      TRANSLATED_DIRECT);
+		return redirect_frame(skb, p, f->next_hop_kind, f->next_hop_ifindex,
+				      f->next_hop_macs, TRANSLATED_DIRECT);
 	} else {
 		flow_next_hop(skb, m, entry);
 	}
@@ -122,7 +122,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 		return refuse(skb, m);
 	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH))
 		return drop(DROP_REWRITE);
-	return redirect_packet(skb, hop, TRANSLATED_DIRECT);
+	return redirect_packet(skb, p, hop, TRANSLATED_DIRECT);
 }
 
 #endif

@@ -136,7 +136,7 @@ __noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *
 				    const struct flow *f, __u8 hops)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	__u32 addrs, l4_off;
+	__u32 addrs, l3_off, l4_off;
 	union ports old, new, *ports;
 	struct ipv6hdr *ip6;
 	struct iphdr *ip;
@@ -145,8 +145,10 @@ __noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *
 
 	if (!p || !f)
 		return -1;
+	l3_off = p->l3_off;
 	l4_off = p->l4_off;
-	if (!bpf_cast_to_kern_ctx || p->flags & PACKET_NO_L4 || l4_off > HEADERS_MAX)
+	if (!bpf_cast_to_kern_ctx || p->flags & PACKET_NO_L4 || l3_off > ETH_HLEN ||
+	    l4_off > HEADERS_MAX)
 		return -1;
 	summed = ip_summed(skb);
 	if (summed == CHECKSUM_COMPLETE)
@@ -164,7 +166,7 @@ __noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *
 	if ((void *)(ports + 1) > end)
 		return -1;
 	if (p->tuple.family == FAMILY_V4) {
-		ip = data + ETH_HLEN;
+		ip = data + l3_off;
 		if ((void *)(ip + 1) > end)
 			return -1;
 		addrs = csum_fold32((__u64)csum_change(p->tuple.saddr.w, f->saddr.w, 1) +
@@ -174,7 +176,7 @@ __noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *
 		ip->ttl = p->ttl - hops;
 		ip->check = ipv4_check(p, addrs, hops);
 	} else {
-		ip6 = data + ETH_HLEN;
+		ip6 = data + l3_off;
 		if ((void *)(ip6 + 1) > end)
 			return -1;
 		addrs = addrs_change(&p->tuple.saddr, &p->tuple.daddr, &f->saddr, &f->daddr);

@@ -23,7 +23,7 @@ enum packet_flags {
 
 struct packet {
 	struct tuple tuple;
-	__u32 l3_off;	    /* bytes from the start of the frame */
+	__u32 l3_off;	    /* bytes from the start of the frame; 0: no link-layer header */
 	__u32 l4_off;
 	__u32 l3_len;	    /* bytes of the datagram, its IP header included */
 	__u32 fragment_id;

@@ -70,7 +70,7 @@ static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratc
 		fragment_remember(p);
 	if (m->next_hop.kind == NEXT_HOP_NEIGH && nat_decrement_ttl(skb, p))
 		return drop(DROP_REWRITE);
-	return redirect_packet(skb, &m->next_hop, verdict);
+	return redirect_packet(skb, p, &m->next_hop, verdict);
 }
 
 /* Handles a packet that is not for a Service's address. */

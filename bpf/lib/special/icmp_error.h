@@ -188,7 +188,7 @@ __noinline int relay_error(struct __sk_buff *skb, enum hook hook)
 		return drop(DROP_REWRITE);
 	if (m->next_hop.kind == NEXT_HOP_STACK)
 		return pass(TRANSLATED_ICMP);
-	return redirect_packet(skb, &m->next_hop, TRANSLATED_ICMP);
+	return redirect_packet(skb, p, &m->next_hop, TRANSLATED_ICMP);
 }
 
 #endif

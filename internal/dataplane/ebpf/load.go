@@ -40,10 +40,12 @@ func (o *objects) close() {
 // tcPrograms returns the programs for the interfaces.
 func (o *objects) tcPrograms() attach.Programs {
 	return attach.Programs{
-		FromNetwork: o.programs[tcProgFromNetwork],
-		ToNetwork:   o.programs[tcProgToNetwork],
-		FromPod:     o.programs[tcProgFromPod],
-		ToPod:       o.programs[tcProgToPod],
+		FromNetwork:   o.programs[tcProgFromNetwork],
+		ToNetwork:     o.programs[tcProgToNetwork],
+		FromNetworkL3: o.programs[tcProgFromNetworkL3],
+		ToNetworkL3:   o.programs[tcProgToNetworkL3],
+		FromPod:       o.programs[tcProgFromPod],
+		ToPod:         o.programs[tcProgToPod],
 	}
 }
 

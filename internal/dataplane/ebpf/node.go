@@ -253,9 +253,12 @@ func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.uplinks = maps.Clone(uplinks)
-	want := map[uint32]tcUplink{}
+	want, l3 := map[uint32]tcUplink{}, map[uint32]uint8{}
 	for i, u := range uplinks {
 		var v tcUplink
+		if u.L3 {
+			l3[uint32(i)] = 1
+		}
 		if u.V4.IsValid() {
 			v.V4 = toAddr(u.V4)
 		}
@@ -264,7 +267,7 @@ func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
 		}
 		want[uint32(i)] = v
 	}
-	if err := replaceMap(b.m(tcMapUplinks), want); err != nil {
+	if err := errors.Join(replaceMap(b.m(tcMapUplinks), want), replaceMap(b.m(tcMapL3Devices), l3)); err != nil {
 		b.cfg.Log.Error("Write external devices", "err", err)
 	}
 	if b.node != nil {

@@ -24,6 +24,7 @@ const (
 	sockMapFragments       = "fragments"
 	sockMapFrontends       = "frontends"
 	sockMapIcmpRates       = "icmp_rates"
+	sockMapL3Devices       = "l3_devices"
 	sockMapNodeAddrs       = "node_addrs"
 	sockMapNodeSettings    = "node_settings"
 	sockMapPods            = "pods"
@@ -123,6 +124,7 @@ type sockMapSpecs struct {
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
 	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
+	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
@@ -184,6 +186,7 @@ type sockMaps struct {
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
 	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
+	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Pods            *ebpf.Map `ebpf:"pods"`
@@ -213,6 +216,7 @@ func (m *sockMaps) Close() error {
 		m.Fragments,
 		m.Frontends,
 		m.IcmpRates,
+		m.L3Devices,
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Pods,

@@ -421,6 +421,7 @@ const (
 	tcMapFragments             = "fragments"
 	tcMapFrontends             = "frontends"
 	tcMapIcmpRates             = "icmp_rates"
+	tcMapL3Devices             = "l3_devices"
 	tcMapNodeAddrs             = "node_addrs"
 	tcMapNodeSettings          = "node_settings"
 	tcMapPods                  = "pods"
@@ -440,8 +441,10 @@ const (
 	tcMapUplinks               = "uplinks"
 	tcMapVerdicts              = "verdicts"
 	tcProgFromNetwork          = "from_network"
+	tcProgFromNetworkL3        = "from_network_l3"
 	tcProgFromPod              = "from_pod"
 	tcProgToNetwork            = "to_network"
+	tcProgToNetworkL3          = "to_network_l3"
 	tcProgToPod                = "to_pod"
 	tcVarClientFlowsMax        = "client_flows_max"
 	tcVarHasCsumIpv6           = "has_csum_ipv6"
@@ -510,10 +513,12 @@ type tcSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcProgramSpecs struct {
-	FromNetwork *ebpf.ProgramSpec `ebpf:"from_network"`
-	FromPod     *ebpf.ProgramSpec `ebpf:"from_pod"`
-	ToNetwork   *ebpf.ProgramSpec `ebpf:"to_network"`
-	ToPod       *ebpf.ProgramSpec `ebpf:"to_pod"`
+	FromNetwork   *ebpf.ProgramSpec `ebpf:"from_network"`
+	FromNetworkL3 *ebpf.ProgramSpec `ebpf:"from_network_l3"`
+	FromPod       *ebpf.ProgramSpec `ebpf:"from_pod"`
+	ToNetwork     *ebpf.ProgramSpec `ebpf:"to_network"`
+	ToNetworkL3   *ebpf.ProgramSpec `ebpf:"to_network_l3"`
+	ToPod         *ebpf.ProgramSpec `ebpf:"to_pod"`
 }
 
 // tcMapSpecs contains maps before they are loaded into the kernel.
@@ -528,6 +533,7 @@ type tcMapSpecs struct {
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
 	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
+	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
@@ -605,6 +611,7 @@ type tcMaps struct {
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
 	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
+	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Pods            *ebpf.Map `ebpf:"pods"`
@@ -635,6 +642,7 @@ func (m *tcMaps) Close() error {
 		m.Fragments,
 		m.Frontends,
 		m.IcmpRates,
+		m.L3Devices,
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Pods,
@@ -689,17 +697,21 @@ type tcVariables struct {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcPrograms struct {
-	FromNetwork *ebpf.Program `ebpf:"from_network"`
-	FromPod     *ebpf.Program `ebpf:"from_pod"`
-	ToNetwork   *ebpf.Program `ebpf:"to_network"`
-	ToPod       *ebpf.Program `ebpf:"to_pod"`
+	FromNetwork   *ebpf.Program `ebpf:"from_network"`
+	FromNetworkL3 *ebpf.Program `ebpf:"from_network_l3"`
+	FromPod       *ebpf.Program `ebpf:"from_pod"`
+	ToNetwork     *ebpf.Program `ebpf:"to_network"`
+	ToNetworkL3   *ebpf.Program `ebpf:"to_network_l3"`
+	ToPod         *ebpf.Program `ebpf:"to_pod"`
 }
 
 func (p *tcPrograms) Close() error {
 	return _TcClose(
 		p.FromNetwork,
+		p.FromNetworkL3,
 		p.FromPod,
 		p.ToNetwork,
+		p.ToNetworkL3,
 		p.ToPod,
 	)
 }

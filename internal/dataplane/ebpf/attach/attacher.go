@@ -48,13 +48,15 @@ const (
 	podWait = 15 * time.Millisecond
 )
 
-// Programs are the four programs, of type SchedCLS. They should return TCX_NEXT
+// Programs are the programs, of type SchedCLS. They should return TCX_NEXT
 // (TC_ACT_UNSPEC) for packets of others. A nil program leaves its hook empty.
 type Programs struct {
 	FromNetwork *ebpf.Program // ingress of external devices
 	ToNetwork   *ebpf.Program // egress of external devices
-	FromPod     *ebpf.Program // ingress of pod-side devices
-	ToPod       *ebpf.Program // egress of pod-side devices
+	// The same two for external devices without a link-layer header; see Interface.L3.
+	FromNetworkL3, ToNetworkL3 *ebpf.Program
+	FromPod                    *ebpf.Program // ingress of pod-side devices
+	ToPod                      *ebpf.Program // egress of pod-side devices
 }
 
 // Config configures an Attacher. One goroutine at a time calls the callbacks. They must
@@ -120,7 +122,7 @@ type Attacher struct {
 	ns       netns.NsHandle
 	h        *netlink.Handle
 	events   *events
-	programs map[Role]map[direction]program
+	programs map[kind]map[direction]program
 
 	mu      sync.Mutex // for the fields below, and for the callbacks
 	hooks   hooks
@@ -192,15 +194,23 @@ func (a *Attacher) linksDir() string { return linksDir(a.cfg.PinDir) }
 
 func linksDir(pinDir string) string { return filepath.Join(pinDir, "links") }
 
-func programTable(p Programs) (map[Role]map[direction]program, error) {
-	res := map[Role]map[direction]program{External: {}, PodSide: {}}
+// kind is a kind of interface: all of a kind have the same programs.
+type kind struct {
+	role Role
+	l3   bool
+}
+
+func programTable(p Programs) (map[kind]map[direction]program, error) {
+	network, network3, pod := kind{role: External}, kind{External, true}, kind{role: PodSide}
+	res := map[kind]map[direction]program{network: {}, network3: {}, pod: {}}
 	for _, e := range []struct {
-		role Role
+		kind kind
 		dir  direction
 		prog *ebpf.Program
 	}{
-		{External, ingress, p.FromNetwork}, {External, egress, p.ToNetwork},
-		{PodSide, ingress, p.FromPod}, {PodSide, egress, p.ToPod},
+		{network, ingress, p.FromNetwork}, {network, egress, p.ToNetwork},
+		{network3, ingress, p.FromNetworkL3}, {network3, egress, p.ToNetworkL3},
+		{pod, ingress, p.FromPod}, {pod, egress, p.ToPod},
 	} {
 		if e.prog == nil {
 			continue
@@ -213,7 +223,7 @@ func programTable(p Programs) (map[Role]map[direction]program, error) {
 		if !ok {
 			return nil, errors.New("read program: it has no ID (needs Linux 4.13)")
 		}
-		res[e.role][e.dir] = program{e.prog, id}
+		res[e.kind][e.dir] = program{e.prog, id}
 	}
 	return res, nil
 }

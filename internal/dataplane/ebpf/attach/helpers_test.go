@@ -197,7 +197,11 @@ func newProgram(t *testing.T, spec *ebpf.ProgramSpec) *ebpf.Program {
 
 func classifiers(t *testing.T) Programs {
 	t.Helper()
-	return Programs{classifier(t, tcxNext), classifier(t, tcxNext), classifier(t, tcxNext), classifier(t, tcxNext)}
+	return Programs{
+		FromNetwork: classifier(t, tcxNext), ToNetwork: classifier(t, tcxNext),
+		FromNetworkL3: classifier(t, tcxNext), ToNetworkL3: classifier(t, tcxNext),
+		FromPod: classifier(t, tcxNext), ToPod: classifier(t, tcxNext),
+	}
 }
 
 func newAttacher(t *testing.T, cfg Config) *Attacher {

@@ -36,7 +36,8 @@ type Interface struct {
 	Ifindex int
 	Name    string
 	Role    Role
-	// L3 says that packets start with the IP header (WireGuard, tun, IPIP).
+	// L3 says that packets start with the IP header, without a link-layer header
+	// (WireGuard, tun, IPIP).
 	L3 bool
 	// MTU is in bytes, without a link-layer header.
 	MTU int

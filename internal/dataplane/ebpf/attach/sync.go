@@ -246,9 +246,14 @@ func (a *Attacher) reportPodsMeanwhile() {
 
 func (a *Attacher) attachTo(i Interface, wanted map[hook]bool, verify bool) Status {
 	st := Status{Interface: i}
+	programs, served := a.programs[kind{i.Role, i.L3}]
+	if !served {
+		st.Err = errors.New("pods behind a device without an Ethernet header are served by socket hooks alone")
+		return st
+	}
 	var errs []error
 	for _, dir := range []direction{ingress, egress} {
-		p, ok := a.programs[i.Role][dir]
+		p, ok := programs[dir]
 		if !ok {
 			continue
 		}
