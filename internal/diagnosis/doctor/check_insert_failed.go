@@ -53,7 +53,11 @@ func causeOf(ns *Namespace) (cause, remedy string, present bool) {
 			fixed = append(fixed, r.Where())
 		}
 	}
+	exhausted := ns.exhaustedPorts()
 	switch {
+	case exhausted != "":
+		return "SNAT port exhaustion: new connections find no free port to " + exhausted,
+			"See snat-ports-exhausted. Random ports do not help.", true
 	case len(fixed) > 0:
 		return "the SNAT race: two connections get the same port at the same time from " + names(fixed),
 			"Make every masquerade rule choose random ports: see masquerade-not-random.", true

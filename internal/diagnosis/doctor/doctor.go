@@ -73,7 +73,7 @@ type Check interface {
 
 // Checks lists every check, in the order of their findings.
 var Checks = []Check{
-	conntrackTableFull{}, expectationTableFull{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
+	conntrackTableFull{}, expectationTableFull{}, snatPortsExhausted{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
 	timeoutsLong{}, timeoutsDiffer{}, helperMissing{}, bridgeNetfilter{}, iptablesBothVariants{},
 	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{},
 }

@@ -115,12 +115,12 @@ func (l *loader) namespace(ctx context.Context, n conntrack.Namespace) {
 	err := n.Enter(func() error {
 		entered = true
 		name := n.String()
-		l.addProblem(name, ns.readConntrack(ctx))
 		rules, errs := ruleset.Read(ctx)
 		ns.Rules, ns.AllRulesRead = rules, len(errs) == 0
 		for _, err := range errs {
 			l.addProblem(name, err)
 		}
+		l.addProblem(name, ns.readConntrack(ctx)) // after the rules: they say which ports to count
 		l.addProblem(name, ns.readLinks())
 		l.addProblem(name, ns.readIPsec())
 		ns.readSysctls()
@@ -177,10 +177,16 @@ func (ns *Namespace) readConntrack(ctx context.Context) error {
 		return nil
 	}
 	ns.States, ns.Endpoints = map[string]State{}, map[netip.Addr]*Endpoint{}
-	return c.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
+	ports := newPortCounter(ns.Rules)
+	err = c.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
 		ns.count(e)
+		ports.count(e)
 		return true
 	})
+	if err != nil {
+		return err
+	}
+	return ns.readSourcePorts(ctx, c, ports)
 }
 
 // count adds one entry to the counts. Entries are not stored, since the table may be large.

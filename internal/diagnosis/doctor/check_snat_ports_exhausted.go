@@ -1,0 +1,239 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
+	"spillway.dev/spillway/internal/node/capacity"
+	"spillway.dev/spillway/internal/node/conntrack"
+)
+
+// snatPortsExhausted compares the ports in use towards one destination with the ports that
+// a source NAT rule may choose from. The kernel counts a packet without a port as
+// insert_failed, like a lost race: nf_nat gives up and leaves it a port that is in use
+// (net/netfilter/nf_nat_core.c of Linux 6.18). So only the entries tell the two apart.
+type snatPortsExhausted struct{}
+
+func (snatPortsExhausted) Name() string  { return "SNAT ports" }
+func (snatPortsExhausted) About() string { return "ports in use towards each destination" }
+
+func (snatPortsExhausted) Find(n *Node) []Finding {
+	var out []Finding
+	for i := range n.Namespaces {
+		ns := &n.Namespaces[i]
+		for _, p := range ns.SourcePorts {
+			// A rule with one port translates one flow by intention.
+			if p.Range.Size() > 1 || ns.Grown.InsertFailed > 0 {
+				out = append(out, portsFinding(n, ns, p))
+			}
+		}
+	}
+	return out
+}
+
+func portsFinding(n *Node, ns *Namespace, p *SourcePorts) Finding {
+	f := Finding{
+		ID: "snat-ports-exhausted", Severity: Warning, Namespace: ns.Namespace.String(),
+		Title: fmt.Sprintf("new connections to %s may fail soon: %s of the SNAT ports are in use", p.destination(), percent(p.Used, p.Range.Size())),
+		Evidence: []string{
+			fmt.Sprintf("%d of %d ports (%s) in use from %s to %s", p.Used, p.Range.Size(), p.Range, p.From, p.destination()),
+			"most by " + p.clients(),
+			fmt.Sprintf("of finished connections, in TIME_WAIT: %d", p.Finished),
+			grew("insert_failed", ns.Counters.InsertFailed, ns.Grown.InsertFailed, n),
+		},
+		Numbers: map[string]float64{"used": float64(p.Used), "ports": float64(p.Range.Size()), "finished": float64(p.Finished),
+			"insert_failed": float64(ns.Counters.InsertFailed), "insert_failed_grown": float64(ns.Grown.InsertFailed)},
+		Packets: "A new connection to this destination needs a source port that no other connection to it has. Without one, the kernel drops its first packets (insert_failed). Other destinations are not concerned.",
+		Remedy:  "Open fewer connections to this destination: reuse them (keep-alive, a pool), or spread them over several addresses of the destination or of this node. --random-fully does not help.",
+	}
+	if p.exhausted() {
+		f.Title = fmt.Sprintf("new connections to %s fail: all SNAT ports are in use (SNAT port exhaustion)", p.destination())
+		if minus(ns.Counters.InsertFailed, ns.Counters.ChainTooLong) > 0 {
+			f.Severity = Critical
+		}
+	}
+	for _, r := range ns.Rules.Rules {
+		ports, ok := r.SourcePorts()
+		if !ok || ports != p.Range || !r.OfFamily(p.From) {
+			continue
+		}
+		f.Evidence = append(f.Evidence, r.Where()+": "+r.Text)
+		if command := r.MakeAllPorts(); command != "" {
+			f.Commands = append(f.Commands, ns.Namespace.EnterCommand()+command)
+		}
+	}
+	if len(f.Commands) > 0 {
+		f.Remedy = fmt.Sprintf("Let the rule use all %d ports (%s). Change it in the configuration of its owner too. --random-fully does not help.", ruleset.AllPorts.Size(), ruleset.AllPorts)
+	}
+	if 4*p.Finished >= p.Used {
+		f.Remedy += " Finished connections keep their port for the timeout of TIME_WAIT: a shorter one frees it earlier."
+		f.Commands = append(f.Commands, sysctl(ns.Namespace, conntrack.TimeoutSysctl("tcp_time_wait"), 30))
+	}
+	return f
+}
+
+// exhaustedPorts describes the destinations without a free port; "" if there is none.
+func (ns *Namespace) exhaustedPorts() string {
+	var list []string
+	for _, p := range ns.SourcePorts {
+		if p.exhausted() {
+			list = append(list, fmt.Sprintf("%s (%d of %d ports in use)", p.destination(), p.Used, p.Range.Size()))
+		}
+	}
+	return names(list)
+}
+
+// SourcePorts are the ports in use towards one destination, if they are close to all that
+// a source NAT rule may choose from.
+type SourcePorts struct {
+	snatTuple
+	Range    ruleset.PortRange
+	Used     int
+	Finished int                // of Used: entries of closed TCP connections
+	Clients  map[netip.Addr]int // entries by source
+}
+
+func (p *SourcePorts) exhausted() bool {
+	return fullness(p.Used, p.Range.Size()) == Critical
+}
+
+func (p *SourcePorts) destination() string {
+	return conntrack.ProtocolName(p.Protocol) + " " + p.To.String()
+}
+
+// clients lists the sources with most entries.
+func (p *SourcePorts) clients() string {
+	const most = 3
+	addrs := slices.SortedFunc(maps.Keys(p.Clients), func(a, b netip.Addr) int {
+		return cmp.Or(cmp.Compare(p.Clients[b], p.Clients[a]), a.Compare(b))
+	})
+	var list []string
+	for _, addr := range addrs[:min(most, len(addrs))] {
+		list = append(list, fmt.Sprintf("%s (%d)", addr, p.Clients[addr]))
+	}
+	return strings.Join(list, ", ")
+}
+
+// snatTuple is the tuple of a reply without the port that source NAT chose. The kernel
+// gives each of its ports to one connection.
+type snatTuple struct {
+	Protocol uint8
+	Zone     uint16
+	From     netip.Addr
+	To       netip.AddrPort
+}
+
+// snatTupleOf returns the tuple and the port; ok is false for protocols without ports.
+func snatTupleOf(e *conntrack.Entry) (t snatTuple, port uint16, ok bool) {
+	switch e.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_UDPLITE, unix.IPPROTO_DCCP:
+		t = snatTuple{e.Protocol, cmp.Or(e.Reply.Zone, e.Zone), e.Reply.Dst.Addr(), e.Reply.Src}
+		return t, e.Reply.Dst.Port(), true
+	}
+	return t, 0, false
+}
+
+// maxTuples bounds the memory for a large table. A tuple with many entries is met long
+// before as many others were.
+const maxTuples = 200_000
+
+// portCounter counts the ports in use by tuple.
+type portCounter struct {
+	ranges []ruleset.PortRange // of the rules; nothing is counted without one
+	tuples map[snatTuple]*tuplePorts
+}
+
+type tuplePorts struct {
+	translated int   // entries with another source than before
+	used       []int // ports in use, by range
+}
+
+func newPortCounter(rules *ruleset.Ruleset) *portCounter {
+	c := &portCounter{tuples: map[snatTuple]*tuplePorts{}}
+	for _, r := range rules.Rules {
+		if ports, ok := r.SourcePorts(); ok && !slices.Contains(c.ranges, ports) {
+			c.ranges = append(c.ranges, ports)
+		}
+	}
+	return c
+}
+
+// count adds an entry. Those without a translation count too: a connection of the node
+// itself has a port as well.
+func (c *portCounter) count(e *conntrack.Entry) {
+	if len(c.ranges) == 0 {
+		return
+	}
+	tuple, port, ok := snatTupleOf(e)
+	if !ok {
+		return
+	}
+	t := c.tuples[tuple]
+	if t == nil {
+		if len(c.tuples) >= maxTuples {
+			return
+		}
+		t = &tuplePorts{used: make([]int, len(c.ranges))}
+		c.tuples[tuple] = t
+	}
+	if e.Status&conntrack.SrcNAT != 0 {
+		t.translated++
+	}
+	for i, r := range c.ranges {
+		if r.Contains(port) {
+			t.used[i]++
+		}
+	}
+}
+
+// scarce returns the tuples with few free ports, those with fewest first.
+func (c *portCounter) scarce() []*SourcePorts {
+	var out []*SourcePorts
+	for tuple, t := range c.tuples {
+		for i, r := range c.ranges {
+			used := min(t.used[i], r.Size())
+			// Where most ports are outside of a range, another rule chose them.
+			if t.translated == 0 || 2*used < t.translated || float64(used) < capacity.CloseToFull*float64(r.Size()) {
+				continue
+			}
+			out = append(out, &SourcePorts{snatTuple: tuple, Range: r, Used: used, Clients: map[netip.Addr]int{}})
+		}
+	}
+	slices.SortFunc(out, func(a, b *SourcePorts) int {
+		return cmp.Or(cmp.Compare(a.Range.Size()-a.Used, b.Range.Size()-b.Used), a.To.Compare(b.To), a.From.Compare(b.From), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	return out
+}
+
+// tcpTimeWait is TCP_CONNTRACK_TIME_WAIT of enum tcp_conntrack.
+const tcpTimeWait = 7
+
+// readSourcePorts adds the clients to the tuples with few free ports. It reads the table
+// again only if there are such tuples.
+func (ns *Namespace) readSourcePorts(ctx context.Context, c *conntrack.Conn, counter *portCounter) error {
+	ns.SourcePorts = counter.scarce()
+	if len(ns.SourcePorts) == 0 {
+		return nil
+	}
+	return c.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
+		tuple, port, _ := snatTupleOf(e)
+		for _, p := range ns.SourcePorts {
+			if p.snatTuple != tuple || !p.Range.Contains(port) {
+				continue
+			}
+			p.Clients[e.Orig.Src.Addr()]++
+			if e.Protocol == unix.IPPROTO_TCP && e.TCPState >= tcpTimeWait {
+				p.Finished++
+			}
+		}
+		return true
+	})
+}
