@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,18 +47,30 @@ func portsFinding(n *Node, ns *Namespace, p *SourcePorts) Finding {
 		Evidence: []string{
 			fmt.Sprintf("%d of %d ports (%s) in use from %s to %s", p.Used, p.Range.Size(), p.Range, p.From, p.destination()),
 			"most by " + p.clients(),
-			fmt.Sprintf("of finished connections, in TIME_WAIT: %d", p.Finished),
 			grew("insert_failed", ns.Counters.InsertFailed, ns.Grown.InsertFailed, n),
 		},
-		Numbers: map[string]float64{"used": float64(p.Used), "ports": float64(p.Range.Size()), "finished": float64(p.Finished),
+		Numbers: map[string]float64{"used": float64(p.Used), "ports": float64(p.Range.Size()),
 			"insert_failed": float64(ns.Counters.InsertFailed), "insert_failed_grown": float64(ns.Grown.InsertFailed)},
 		Packets: "A new connection to this destination needs a source port that no other connection to it has. Without one, the kernel drops its first packets (insert_failed). Other destinations are not concerned.",
 		Remedy:  "Open fewer connections to this destination: reuse them (keep-alive, a pool), or spread them over several addresses of the destination or of this node. --random-fully does not help.",
 	}
-	if p.exhausted() {
-		f.Title = fmt.Sprintf("new connections to %s fail: all SNAT ports are in use (SNAT port exhaustion)", p.destination())
-		if minus(ns.Counters.InsertFailed, ns.Counters.ChainTooLong) > 0 {
-			f.Severity = Critical
+	if p.exhausted() && minus(ns.Counters.InsertFailed, ns.Counters.ChainTooLong) > 0 {
+		f.Severity = Critical
+		f.Title = fmt.Sprintf("new connections to %s fail: %s of the SNAT ports are in use (SNAT port exhaustion)", p.destination(), percent(p.Used, p.Range.Size()))
+	}
+	p.addRemedies(&f, ns)
+	return f
+}
+
+// addRemedies adds to a finding the ports that a shorter timeout frees, and the rules that
+// choose the ports.
+func (p *SourcePorts) addRemedies(f *Finding, ns *Namespace) {
+	shorter := map[string]time.Duration{}
+	for _, name := range slices.Sorted(maps.Keys(p.Silent)) {
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s of flows that were silent for more than %v; the timeout is %v", name, plural(p.Silent[name], "port"), pauses[name], ns.Limits.Timeouts[name]))
+		f.Numbers[name+"_silent"] = float64(p.Silent[name])
+		if 4*p.Silent[name] >= p.Used {
+			shorter[name] = pauses[name]
 		}
 	}
 	for _, r := range ns.Rules.Rules {
@@ -73,11 +86,10 @@ func portsFinding(n *Node, ns *Namespace, p *SourcePorts) Finding {
 	if len(f.Commands) > 0 {
 		f.Remedy = fmt.Sprintf("Let the rule use all %d ports (%s). Change it in the configuration of its owner too. --random-fully does not help.", ruleset.AllPorts.Size(), ruleset.AllPorts)
 	}
-	if 4*p.Finished >= p.Used {
-		f.Remedy += " Finished connections keep their port for the timeout of TIME_WAIT: a shorter one frees it earlier."
-		f.Commands = append(f.Commands, sysctl(ns.Namespace, conntrack.TimeoutSysctl("tcp_time_wait"), 30))
+	if len(shorter) > 0 {
+		f.Remedy += " Connections that have ended keep their port until the timeout: a shorter one frees it earlier."
+		f.Commands = append(f.Commands, setTimeouts(ns.Namespace, shorter))
 	}
-	return f
 }
 
 // exhaustedPorts describes the destinations without a free port; "" if there is none.
@@ -95,10 +107,10 @@ func (ns *Namespace) exhaustedPorts() string {
 // a source NAT rule may choose from.
 type SourcePorts struct {
 	snatTuple
-	Range    ruleset.PortRange
-	Used     int
-	Finished int                // of Used: entries of closed TCP connections
-	Clients  map[netip.Addr]int // entries by source
+	Range   ruleset.PortRange
+	Used    int
+	Clients map[netip.Addr]int // ports by client
+	Silent  map[string]int     // ports of flows that most likely have ended, by the name of the timeout
 }
 
 func (p *SourcePorts) exhausted() bool {
@@ -204,7 +216,7 @@ func (c *portCounter) scarce() []*SourcePorts {
 			if t.translated == 0 || 2*used < t.translated || float64(used) < capacity.CloseToFull*float64(r.Size()) {
 				continue
 			}
-			out = append(out, &SourcePorts{snatTuple: tuple, Range: r, Used: used, Clients: map[netip.Addr]int{}})
+			out = append(out, &SourcePorts{snatTuple: tuple, Range: r, Used: used, Clients: map[netip.Addr]int{}, Silent: map[string]int{}})
 		}
 	}
 	slices.SortFunc(out, func(a, b *SourcePorts) int {
@@ -213,10 +225,7 @@ func (c *portCounter) scarce() []*SourcePorts {
 	return out
 }
 
-// tcpTimeWait is TCP_CONNTRACK_TIME_WAIT of enum tcp_conntrack.
-const tcpTimeWait = 7
-
-// readSourcePorts adds the clients to the tuples with few free ports. It reads the table
+// readSourcePorts adds clients and silence to the tuples with few free ports. It reads the table
 // again only if there are such tuples.
 func (ns *Namespace) readSourcePorts(ctx context.Context, c *conntrack.Conn, counter *portCounter) error {
 	ns.SourcePorts = counter.scarce()
@@ -230,8 +239,8 @@ func (ns *Namespace) readSourcePorts(ctx context.Context, c *conntrack.Conn, cou
 				continue
 			}
 			p.Clients[e.Orig.Src.Addr()]++
-			if e.Protocol == unix.IPPROTO_TCP && e.TCPState >= tcpTimeWait {
-				p.Finished++
+			if name := e.TimeoutName(); ns.silent(name, e) {
+				p.Silent[name]++
 			}
 		}
 		return true

@@ -189,12 +189,18 @@ func (ns *Namespace) readConntrack(ctx context.Context) error {
 	return ns.readSourcePorts(ctx, c, ports)
 }
 
+// silent reports whether an entry of that timeout had no packet for longer than flows of its
+// kind pause.
+func (ns *Namespace) silent(timeout string, e *conntrack.Entry) bool {
+	return pauses[timeout] > 0 && ns.Limits.Timeouts[timeout]-e.Timeout > pauses[timeout]
+}
+
 // count adds one entry to the counts. Entries are not stored, since the table may be large.
 func (ns *Namespace) count(e *conntrack.Entry) {
 	if name := e.TimeoutName(); name != "" {
 		s := ns.States[name]
 		s.Entries++
-		if silent := ns.Limits.Timeouts[name] - e.Timeout; silent > pauses[name] && pauses[name] > 0 {
+		if ns.silent(name, e) {
 			s.Silent++
 		}
 		ns.States[name] = s

@@ -92,8 +92,9 @@ func TestUsedUpSNATPortsAreFoundAndNotTakenForTheRace(t *testing.T) {
 			shell(t, f.Commands[0])
 			expectNone(t, "snat-ports-exhausted", ns)
 			start(t, ns, row.kind, 20, [4]byte{198, 51, 100, 7}, false)
-			if n, _ := examine(t, ns); n.Namespaces[0].Entries < 30 {
-				t.Errorf("%d entries after the fix", n.Namespaces[0].Entries)
+			// Of failures that have passed, the cause is not known.
+			if n, findings := examine(t, ns); !strings.Contains(strings.Join(onlyFinding(t, findings, "insert-failed").Evidence, "\n"), "or SNAT ports that were used up") || n.Namespaces[0].Entries < 30 {
+				t.Errorf("%d entries after the fix, %+v", n.Namespaces[0].Entries, findings)
 			}
 		})
 	}
@@ -156,14 +157,14 @@ func TestPortsAreCountedByDestinationAndRange(t *testing.T) {
 	}
 }
 
-// Finished connections hold ports too, and a command frees them earlier. A single port is
+// Connections that have ended hold ports too, and a command frees them earlier. A single port is
 // an intention, until packets fail.
 func TestRemediesForUsedUpPorts(t *testing.T) {
-	ports := &SourcePorts{Range: ruleset.AllPorts, Used: 64512, Finished: 40000, Clients: map[netip.Addr]int{}}
+	ports := &SourcePorts{Range: ruleset.AllPorts, Used: 64512, Silent: map[string]int{"tcp_time_wait": 40000, "tcp_established": 9}}
 	ports.Protocol, ports.From, ports.To = unix.IPPROTO_TCP, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddrPort("198.51.100.7:443")
 	n := &Node{Namespaces: []Namespace{{Rules: &ruleset.Ruleset{}, SourcePorts: []*SourcePorts{ports}}}}
 	f := onlyFinding(t, Examine(n), "snat-ports-exhausted")
-	if f.Severity != Warning || len(f.Commands) != 1 || !strings.Contains(f.Commands[0], "tcp_timeout_time_wait=30") || !strings.Contains(f.Remedy, "fewer connections") {
+	if f.Severity != Warning || len(f.Commands) != 1 || !strings.HasSuffix(f.Commands[0], "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_time_wait=30") || !strings.Contains(f.Remedy, "fewer connections") {
 		t.Errorf("%+v", f)
 	}
 	ports.Range, ports.Used = ruleset.PortRange{First: 5060, Last: 5060}, 1
