@@ -98,13 +98,18 @@ func (r *Rule) MakeAllPorts() string {
 			return r.replaceArguments(slices.Delete(args, i, i+2))
 		}
 		if i := slices.Index(args, "--to-source"); i >= 0 && i+1 < len(args) {
-			args[i+1] = args[i+1][:strings.LastIndex(args[i+1], ":")]
-			return r.replaceArguments(args)
+			if end := strings.LastIndex(args[i+1], ":"); end > 0 {
+				args[i+1] = args[i+1][:end]
+				return r.replaceArguments(args)
+			}
 		}
 		return ""
 	}
 	return r.replaceText(func(text string) string {
 		place, _ := r.findPorts(text)
+		if place == nil { // the ports are behind the comment, as nft lists no rule
+			return text
+		}
 		return strings.TrimSpace(strings.ReplaceAll(text[:place[0]]+text[place[1]:], "  ", " "))
 	})
 }
