@@ -30,11 +30,8 @@ func (snatPortsExhausted) Find(n *Node) []Finding {
 	var out []Finding
 	for i := range n.Namespaces {
 		ns := &n.Namespaces[i]
-		for _, p := range ns.SourcePorts {
-			// A rule with one port translates one flow by intention.
-			if p.Range.Size() > 1 || ns.Grown.InsertFailed > 0 {
-				out = append(out, portsFinding(n, ns, p))
-			}
+		for _, p := range ns.scarcePorts() {
+			out = append(out, portsFinding(n, ns, p))
 		}
 	}
 	return out
@@ -92,10 +89,18 @@ func (p *SourcePorts) addRemedies(f *Finding, ns *Namespace) {
 	}
 }
 
+// scarcePorts returns SourcePorts without rules of one port, while no packet fails: such a
+// rule translates one flow by intention.
+func (ns *Namespace) scarcePorts() []*SourcePorts {
+	return slices.DeleteFunc(slices.Clone(ns.SourcePorts), func(p *SourcePorts) bool {
+		return p.Range.Size() == 1 && ns.Grown.InsertFailed == 0
+	})
+}
+
 // exhaustedPorts describes the destinations without a free port; "" if there is none.
 func (ns *Namespace) exhaustedPorts() string {
 	var list []string
-	for _, p := range ns.SourcePorts {
+	for _, p := range ns.scarcePorts() {
 		if p.exhausted() {
 			list = append(list, fmt.Sprintf("%s (%d of %d ports in use)", p.destination(), p.Used, p.Range.Size()))
 		}
@@ -164,9 +169,12 @@ type portCounter struct {
 }
 
 type tuplePorts struct {
-	translated int   // entries with another source than before
-	used       []int // ports in use, by range
+	translated int         // entries with another source than before
+	used       []rangeUsed // of the ranges with a port in use
 }
+
+// rangeUsed counts the ports in use of one of portCounter.ranges.
+type rangeUsed struct{ place, ports int32 }
 
 func newPortCounter(rules *ruleset.Ruleset) *portCounter {
 	c := &portCounter{tuples: map[snatTuple]*tuplePorts{}}
@@ -193,7 +201,7 @@ func (c *portCounter) count(e *conntrack.Entry) {
 		if len(c.tuples) >= maxTuples {
 			return
 		}
-		t = &tuplePorts{used: make([]int, len(c.ranges))}
+		t = &tuplePorts{}
 		c.tuples[tuple] = t
 	}
 	if e.Status&conntrack.SrcNAT != 0 {
@@ -201,17 +209,28 @@ func (c *portCounter) count(e *conntrack.Entry) {
 	}
 	for i, r := range c.ranges {
 		if r.Contains(port) {
-			t.used[i]++
+			t.use(int32(i))
 		}
 	}
+}
+
+// use counts a port in use of a range. There may be many ranges, but few with a port.
+func (t *tuplePorts) use(place int32) {
+	i := slices.IndexFunc(t.used, func(u rangeUsed) bool { return u.place == place })
+	if i < 0 {
+		i = len(t.used)
+		t.used = append(t.used, rangeUsed{place: place})
+	}
+	t.used[i].ports++
 }
 
 // scarce returns the tuples with few free ports, those with fewest first.
 func (c *portCounter) scarce() []*SourcePorts {
 	var out []*SourcePorts
 	for tuple, t := range c.tuples {
-		for i, r := range c.ranges {
-			used := min(t.used[i], r.Size())
+		for _, u := range t.used {
+			r := c.ranges[u.place]
+			used := min(int(u.ports), r.Size())
 			// Where most ports are outside of a range, another rule chose them.
 			if t.translated == 0 || 2*used < t.translated || float64(used) < capacity.CloseToFull*float64(r.Size()) {
 				continue

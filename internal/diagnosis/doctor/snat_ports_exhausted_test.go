@@ -168,8 +168,8 @@ func TestRemediesForUsedUpPorts(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	ports.Range, ports.Used = ruleset.PortRange{First: 5060, Last: 5060}, 1
-	if got := (snatPortsExhausted{}).Find(n); len(got) > 0 {
-		t.Errorf("%+v", got)
+	if got := (snatPortsExhausted{}).Find(n); len(got) > 0 || n.Namespaces[0].exhaustedPorts() != "" {
+		t.Errorf("%+v, %s", got, n.Namespaces[0].exhaustedPorts())
 	}
 	n.Namespaces[0].Grown.InsertFailed = 1
 	if got := (snatPortsExhausted{}).Find(n); len(got) != 1 {
