@@ -37,9 +37,9 @@ func NewCommand() *cobra.Command {
 		Short: "Report problems with conntrack and NAT on this node, and the commands that fix them",
 		Long: `Checks conntrack, NAT rules, timeouts and devices in every network namespace of this
 machine. Reports each problem with numbers, its effect on packets, and the command that
-fixes it. Changes nothing without --fix; that raises limits and deletes stale UDP
-entries, and nothing else. Needs root, but no agent. Findings are no failure: the exit
-code is 0 unless --fail-on is given.`,
+fixes it. Changes nothing without --fix; that raises limits, sets
+nf_conntrack_tcp_be_liberal and deletes stale UDP entries, and nothing else. Needs root,
+but no agent. Findings are no failure: the exit code is 0 unless --fail-on is given.`,
 		Example: `  spillway doctor
   spillway doctor --netns here --fix
   spillway doctor --fail-on critical --finding conntrack-table-full -o json`,
@@ -61,7 +61,7 @@ code is 0 unless --fail-on is given.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.BoolVar(&c.fix, "fix", false, "Apply safe fixes: raise limits, delete stale UDP entries.")
+	f.BoolVar(&c.fix, "fix", false, "Apply safe fixes: raise limits, set nf_conntrack_tcp_be_liberal, delete stale UDP entries.")
 	f.StringVar(&c.failOn, "fail-on", "", "Least `severity` of a finding that makes the exit code 1: critical, warning or info.")
 	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces` to check: names that 'spillway top' shows, process ids, or here (default: all).")
 	f.StringSliceVar(&c.only, "finding", nil, "Report and fix these `findings` only, by id (default: all).")
@@ -107,12 +107,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("diagnose this node: %w", err)
 	}
-	findings := doctor.Examine(node)
-	if len(c.only) > 0 {
-		findings = slices.DeleteFunc(findings, func(f doctor.Finding) bool { return !slices.Contains(c.only, f.ID) })
-	}
-	report := doctor.NewReport(node, findings)
-	report.Only = c.only
+	report := doctor.NewReport(node, doctor.Examine(node, c.only...), c.only...)
 	if c.fix {
 		report.Fixed = doctor.ApplyFixes(ctx, report.Findings)
 	}

@@ -58,7 +58,8 @@ func TestDoctorReportsOnlyTheRequestedFindings(t *testing.T) {
 		if code := run([]string{"doctor", "--netns", name, "--sample", "0", "--finding", id, "--fail-on", "info"}, &out, &errs); code != want {
 			t.Errorf("%s: exit code %d: %s%s", id, code, &out, &errs)
 		}
-		if want == cli.ExitDone && !strings.HasPrefix(out.String(), "No finding helper-missing") {
+		if want == cli.ExitDone && (!strings.HasPrefix(out.String(), "No finding helper-missing") ||
+			!strings.Contains(out.String(), "conntrack helpers") || strings.Contains(out.String(), "hash buckets")) {
 			t.Errorf("page:\n%s", &out)
 		}
 	}

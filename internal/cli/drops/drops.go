@@ -124,8 +124,15 @@ func (c *config) filters() (drops.Config, error) {
 			out.Pods = append(out.Pods, pod)
 		}
 	}
+	not := slices.ContainsFunc(c.reasons, func(r string) bool { return strings.HasPrefix(r, "!") })
+	switch {
+	case c.rate < 0:
+		return out, cli.UsageErrorf("--rate %d: must not be negative", c.rate)
+	case not && slices.ContainsFunc(c.reasons, func(r string) bool { return !strings.HasPrefix(r, "!") }):
+		return out, cli.UsageErrorf("--reason %s: name the wanted reasons, or the unwanted ones with '!', but not both", strings.Join(c.reasons, ","))
+	}
 	if err := out.Validate(); err != nil {
-		return out, cli.UsageErrorf("%v", err)
+		return out, cli.UsageErrorf("filters: %v", err)
 	}
 	return out, nil
 }
@@ -243,7 +250,7 @@ func (c *config) summarize(follower *drops.Follower, shown int, byReason map[str
 		line += fmt.Sprintf("; %d lost, the buffer was full", counts.Lost)
 	}
 	if other := counts.Seen - counts.Matched; other > 0 {
-		line += fmt.Sprintf("; %d others did not match the filters", other)
+		line += fmt.Sprintf("; not matching the filters: %d", other)
 	}
 	dropped, err := follower.Reasons()
 	if err != nil {

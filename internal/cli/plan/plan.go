@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,6 +52,9 @@ watches the table and estimates when it is full.`,
   spillway plan --live --sample 10s`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.validate(cmd.Flags().Changed); err != nil {
+				return err
+			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
 			p, err := c.plan(ctx)
@@ -74,10 +79,9 @@ watches the table and estimates when it is full.`,
 	for _, k := range capacity.Kinds {
 		kinds = append(kinds, string(k)+"=")
 	}
-	for name := range timeoutsOf(&capacity.Timeouts{}) {
+	for _, name := range timeoutNames() {
 		names = append(names, name+"=")
 	}
-	slices.Sort(names)
 	cli.Choices(cmd, "load", kinds...)
 	cli.Choices(cmd, "timeout", names...)
 	cli.GroupFlags(f, "Load", "load", "wait", "lost")
@@ -101,10 +105,30 @@ type liveReport struct {
 	FullIn    string  `json:"full_in,omitempty"` // "" if it does not fill at this rate
 }
 
-func (c *config) plan(ctx context.Context) (*planReport, error) {
+// validate checks single flags; given reports whether the command line has one.
+func (c *config) validate(given func(flag string) bool) error {
 	if err := c.output.Validate(); err != nil {
-		return nil, err
+		return err
 	}
+	switch {
+	case given("table") && c.table < 1:
+		return cli.UsageErrorf("--table %d: must be 1 or more entries", c.table)
+	case c.wait < 0:
+		return cli.UsageErrorf("--wait %v: must not be negative", c.wait)
+	case !(c.headRoom >= 0 && c.headRoom < 1): // NaN fails both comparisons
+		return cli.UsageErrorf("--head-room %v: must be from 0 to less than 1", c.headRoom)
+	case !(c.lost >= 0 && c.lost <= 1):
+		return cli.UsageErrorf("--lost %v: must be from 0 to 1", c.lost)
+	case c.live && c.sample <= 0:
+		return cli.UsageErrorf("--sample %v: must be longer than 0s", c.sample)
+	}
+	if c.live {
+		return cli.NeedRoot("read the live table")
+	}
+	return nil
+}
+
+func (c *config) plan(ctx context.Context) (*planReport, error) {
 	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, Headroom: c.headRoom, Limit: c.table, Wait: c.wait, Lost: c.lost}
 	report := &planReport{}
 	if c.live {
@@ -125,9 +149,6 @@ func (c *config) plan(ctx context.Context) (*planReport, error) {
 	if err := c.apply(&cfg); err != nil {
 		return nil, err
 	}
-	if err := cfg.Validate(); err != nil {
-		return nil, cli.UsageErrorf("%v", err)
-	}
 	p, err := capacity.Make(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
@@ -143,10 +164,15 @@ func (c *config) plan(ctx context.Context) (*planReport, error) {
 func (c *config) apply(cfg *capacity.Config) error {
 	for _, s := range c.timeouts {
 		name, value, _ := strings.Cut(s, "=")
-		d, err := time.ParseDuration(value)
-		if err != nil || d < 0 || !setTimeout(&cfg.Timeouts, name, d) {
-			return cli.UsageErrorf("--timeout %q: write one like udp=10s; the names are in --help", s)
+		known := timeoutNames()
+		if !slices.Contains(known, name) {
+			return cli.UsageErrorf("--timeout %q: %q is not a name of a timeout%s: use one of %s", s, name, cli.DidYouMean(name, known), strings.Join(known, ", "))
 		}
+		d, err := time.ParseDuration(value)
+		if err != nil || d < 0 {
+			return cli.UsageErrorf("--timeout %q: %q is not a duration, or is negative: write one like %s=10s", s, value, name)
+		}
+		setTimeout(&cfg.Timeouts, name, d)
 	}
 	for _, s := range c.loads {
 		l, err := parseLoad(s)
@@ -174,6 +200,9 @@ func watchTable(ctx context.Context, d time.Duration) (*liveReport, error) {
 	}
 	defer conn.Close()
 	before, _, err := conn.Size()
+	if errors.Is(err, os.ErrPermission) {
+		return nil, fmt.Errorf("%w: run it as root with CAP_NET_ADMIN", err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -211,6 +240,9 @@ func parseLoad(s string) (capacity.Load, error) {
 	if err := l.Validate(); err != nil {
 		return l, cli.UsageErrorf("--load %q: %v", s, err)
 	}
+	if l.Rate == 0 {
+		return l, cli.UsageErrorf("--load %q: rate 0: must be more than 0 connections a second", s)
+	}
 	return l, nil
 }
 
@@ -222,6 +254,11 @@ func setTimeout(t *capacity.Timeouts, name string, d time.Duration) bool {
 		*field = d
 	}
 	return ok
+}
+
+// timeoutNames returns the names of the timeouts, sorted.
+func timeoutNames() []string {
+	return slices.Sorted(maps.Keys(timeoutsOf(&capacity.Timeouts{})))
 }
 
 // timeoutsOf returns the timeouts by conntrack's names.

@@ -41,6 +41,29 @@ func TestPlanRefusesWhatItCannotRead(t *testing.T) {
 	}
 }
 
+// An error names the flag, and the values that it may have.
+func TestPlanNamesTheFlag(t *testing.T) {
+	for args, want := range map[string]string{
+		"--table 0":                        "--table 0: must be 1 or more",
+		"--load tcp=1 --table -1":          "--table -1: must be 1 or more",
+		"--load tcp=1 --wait -1s":          "--wait -1s: must not be negative",
+		"--load tcp=1 --head-room 1":       "--head-room 1: must be from 0 to less than 1",
+		"--load tftp=1 --lost 2":           "--lost 2: must be from 0 to 1",
+		"--live --sample 0s":               "--sample 0s: must be longer",
+		"--load tcp=0":                     `--load "tcp=0": rate 0: must be more than 0`,
+		"--load pigeon=3":                  "use one of udp, udp-unanswered, tcp,",
+		"--load tcp=1 --timeout udq=3s":    `"udq" is not a name of a timeout (did you mean udp?): use one of icmp, tcp_close, tcp_established, tcp_syn_sent, tcp_time_wait, udp, udp_stream`,
+		"--load tcp=1 --timeout udp=-1s":   `--timeout "udp=-1s": "-1s" is not a duration, or is negative`,
+		"--load tcp=1 --timeout udp":       "write one like udp=10s",
+		"--load tcp=1 --live --timeout =1": `"" is not a name of a timeout`,
+	} {
+		var out, errs bytes.Buffer
+		if code := run(append([]string{"plan"}, strings.Fields(args)...), &out, &errs); code != cli.ExitUsage || out.Len() > 0 || !strings.Contains(errs.String(), want) {
+			t.Errorf("%s: exit code %d, want %q: %s%s", args, code, want, &out, &errs)
+		}
+	}
+}
+
 // The output contains no undefined number, and none that overflowed.
 func TestPlanRefusesWhatHasNoNumber(t *testing.T) {
 	for _, args := range [][]string{

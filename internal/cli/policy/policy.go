@@ -43,7 +43,8 @@ func newExplainCommand() *cobra.Command {
 		Long: `Shows which DoNotTrackPolicy decides about a flow, whether it is tracked, and why.
 PEER is a pod as NAMESPACE/NAME, a node as node/NAME, or an address. A Service's cluster
 IP stands for its endpoints. The command computes the decision from the objects, as every
-node's agent does. It does not query an agent.
+node's agent does. It does not query an agent. Objects that could not be read are listed
+as problems. The exit code is 1 if there are any: they might have changed the decision.
 
 Other outcomes:
 
@@ -66,7 +67,13 @@ Other outcomes:
 			if err != nil {
 				return err
 			}
-			return c.output.Print(cmd.OutOrStdout(), e)
+			if err := c.output.Print(cmd.OutOrStdout(), e); err != nil {
+				return err
+			}
+			if len(e.Problems) > 0 {
+				return errors.New("explain the flow: objects could not be read: fix the problems that the result lists")
+			}
+			return nil
 		},
 	}
 	f := cmd.Flags()

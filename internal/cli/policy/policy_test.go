@@ -100,7 +100,7 @@ func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 		if code == 2 && strings.Contains(problems.String(), test.want) {
 			continue
 		}
-		if err := json.Unmarshal(out.Bytes(), &e); code != 0 || err != nil || e.Outcome != test.want {
+		if err := json.Unmarshal(out.Bytes(), &e); (code == 0) != (len(e.Problems) == 0) || err != nil || e.Outcome != test.want {
 			t.Errorf("%s: exit code %d, outcome %q, want %q (%v)\n%s%s", test.args, code, e.Outcome, test.want, err, &out, &problems)
 		}
 	}
@@ -129,6 +129,21 @@ func TestPolicyExplainTellsOfNetworkPoliciesInTheWayOfAnswers(t *testing.T) {
 		if code != 0 || strings.Contains(out.String(), "NetworkPolicy") != (test.want != "") || !strings.Contains(out.String(), test.want) {
 			t.Errorf("code %d, want %q:\n%s%s\n%s", code, test.want, &out, &problems, test.world)
 		}
+	}
+}
+
+// As for kubectl, a file that cannot be read does not stop the command, but fails it.
+func TestPolicyExplainFailsWithObjectsThatItCannotRead(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"all.yaml": explained, "bad.yaml": "kind: Pod\n\tmetadata:\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out, errs bytes.Buffer
+	code := run([]string{"policy", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out, &errs)
+	if code != 1 || !strings.Contains(out.String(), "allowed, not tracked") || strings.Count(out.String(), "problem: ") != 1 || strings.Count(errs.String(), "\n") != 1 {
+		t.Errorf("exit code %d:\n%s%s", code, &out, &errs)
 	}
 }
 
@@ -179,7 +194,7 @@ func explains(t *testing.T, text, args string) (e policyflow.Explanation, said s
 	ask := append([]string{"policy", "explain", "--manifests", dir}, strings.Fields(args)...)
 	var out, table, problems bytes.Buffer
 	code = run(append(ask, "-o", "json"), &out, &problems)
-	if code != 0 {
+	if code != 0 && out.Len() == 0 {
 		return e, problems.String(), code
 	}
 	if err := json.Unmarshal(out.Bytes(), &e); err != nil {

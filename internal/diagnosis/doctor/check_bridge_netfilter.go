@@ -23,7 +23,7 @@ func (bridgeNetfilter) Find(n *Node) []Finding {
 		var bridges []string
 		for _, l := range ns.Links {
 			if l.Kind == "bridge" && l.Ports >= 2 {
-				bridges = append(bridges, fmt.Sprintf("%s (%d ports)", l.Name, l.Ports))
+				bridges = append(bridges, fmt.Sprintf("%s (%s)", l.Name, plural(l.Ports, "port")))
 			}
 		}
 		f := Finding{Namespace: ns.Namespace.String(), Numbers: map[string]float64{"bridges": float64(len(bridges))},

@@ -118,7 +118,7 @@ func wasFull(n *Node, kind conntrack.LogKind, id, title, packets, remedy string)
 	}
 	return []Finding{{
 		ID: id, Severity: Info, Title: title,
-		Evidence: []string{fmt.Sprintf("%d lines in the kernel's log (it writes at most 10 in 5 s), the last %v ago", c.Lines, (n.Up - c.Last).Round(time.Second))},
+		Evidence: []string{fmt.Sprintf("%s in the kernel's log (it writes at most 10 in 5 s), the last %v ago", plural(c.Lines, "line"), (n.Up - c.Last).Round(time.Second))},
 		Numbers:  map[string]float64{"log_lines": float64(c.Lines), "seconds_ago": (n.Up - c.Last).Seconds()},
 		Packets:  packets, Remedy: remedy,
 	}}

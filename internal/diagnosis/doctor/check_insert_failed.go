@@ -2,7 +2,10 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+
+	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 )
 
 // insertFailed reports insert_failed and its likely cause.
@@ -25,6 +28,10 @@ func (insertFailed) Find(n *Node) []Finding {
 		severity := Info
 		if growing || present {
 			severity = Warning
+		}
+		if !growing && translatesSource(ns) && ns.exhaustedPorts() == "" {
+			cause += "; or SNAT ports that were used up for a while"
+			remedy += " Run doctor while connections fail: snat-ports-exhausted is a finding then if ports are used up."
 		}
 		out = append(out, Finding{
 			ID: "insert-failed", Severity: severity, Namespace: ns.Namespace.String(),
@@ -53,7 +60,11 @@ func causeOf(ns *Namespace) (cause, remedy string, present bool) {
 			fixed = append(fixed, r.Where())
 		}
 	}
+	exhausted := ns.exhaustedPorts()
 	switch {
+	case exhausted != "":
+		return "SNAT port exhaustion: new connections find no free port to " + exhausted,
+			"See snat-ports-exhausted. Random ports do not help.", true
 	case len(fixed) > 0:
 		return "the SNAT race: two connections get the same port at the same time from " + names(fixed),
 			"Make every masquerade rule choose random ports: see masquerade-not-random.", true
@@ -64,8 +75,15 @@ func causeOf(ns *Namespace) (cause, remedy string, present bool) {
 		return "two first packets of one connection at the same time, such as retransmitted SYNs, or one UDP socket that sends two packets before the first reply",
 			"Nothing, while the counter does not grow. If it grows, serve Services without conntrack (spillway agent).", false
 	}
-	return "no rule translates here: two equal first packets at the same time, or entries deleted during insertion",
+	return "two equal first packets at the same time, or entries deleted during insertion",
 		"Nothing, while the counter does not grow.", false
+}
+
+func translatesSource(ns *Namespace) bool {
+	return slices.ContainsFunc(ns.Rules.Rules, func(r *ruleset.Rule) bool {
+		translates, _ := r.SourceNAT()
+		return translates
+	})
 }
 
 func destNAT(ns *Namespace) bool {

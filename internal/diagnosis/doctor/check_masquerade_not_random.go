@@ -49,7 +49,7 @@ func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Findi
 		f.Title = "new connections can lose their first packet: source ports are not chosen at random by rules of an unknown owner"
 		f.Remedy += "Change it in the configuration of its owner too."
 	}
-	if ns.Counters.InsertFailed > 0 {
+	if ns.Counters.InsertFailed > 0 && ns.exhaustedPorts() == "" {
 		f.Severity = Warning
 	}
 	f.Evidence = append(f.Evidence, fmt.Sprintf("insert_failed %d, found %d in this namespace", ns.Counters.InsertFailed, ns.Counters.Found))

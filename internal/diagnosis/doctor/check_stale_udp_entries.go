@@ -62,7 +62,7 @@ func staleIn(ns *Namespace) (Finding, bool) {
 			why = "no rule mentions it"
 		}
 		entries += p.Entries
-		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %d entries, %s (%s)", addr, p.Entries, why, &p.Example))
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s, %s (%s)", addr, plural(p.Entries, "entry"), why, &p.Example))
 		f.Commands = append(f.Commands, fmt.Sprintf("%sconntrack -D -p udp --reply-src %s", ns.Namespace.EnterCommand(), addr))
 	}
 	f.Numbers = map[string]float64{"endpoints": float64(len(addrs)), "entries": float64(entries)}
@@ -77,7 +77,7 @@ func staleIn(ns *Namespace) (Finding, bool) {
 // deleteEntries deletes the UDP entries that are translated to these addresses.
 func deleteEntries(n conntrack.Namespace, addrs []netip.Addr, entries int) fix {
 	return fix{
-		does: fmt.Sprintf("delete %d stale UDP entries in %s", entries, n),
+		does: fmt.Sprintf("delete %s in %s", plural(entries, "stale UDP entry"), n),
 		do: func(ctx context.Context) (string, error) {
 			deleted := 0
 			err := n.Do(func(c *conntrack.Conn) error {

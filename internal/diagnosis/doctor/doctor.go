@@ -73,16 +73,30 @@ type Check interface {
 
 // Checks lists every check, in the order of their findings.
 var Checks = []Check{
-	conntrackTableFull{}, expectationTableFull{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
+	conntrackTableFull{}, expectationTableFull{}, snatPortsExhausted{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
 	timeoutsLong{}, timeoutsDiffer{}, helperMissing{}, bridgeNetfilter{}, iptablesBothVariants{},
 	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{},
 }
 
-// Examine runs every check on the node. The worst findings come first.
-func Examine(n *Node) []Finding {
+// ChecksOf returns the checks that can report findings of these ids; all without ids.
+func ChecksOf(ids []string) []Check {
+	if len(ids) == 0 {
+		return Checks
+	}
+	return slices.DeleteFunc(slices.Clone(Checks), func(c Check) bool {
+		return !slices.ContainsFunc(Kinds, func(k Kind) bool { return k.Check == c && slices.Contains(ids, k.ID) })
+	})
+}
+
+// Examine runs the checks on the node, for the findings of these ids; for all without ids.
+// The worst findings come first.
+func Examine(n *Node, ids ...string) []Finding {
 	findings := []Finding{}
-	for _, c := range Checks {
+	for _, c := range ChecksOf(ids) {
 		findings = append(findings, c.Find(n)...)
+	}
+	if len(ids) > 0 {
+		findings = slices.DeleteFunc(findings, func(f Finding) bool { return !slices.Contains(ids, f.ID) })
 	}
 	slices.SortStableFunc(findings, func(a, b Finding) int {
 		return cmp.Compare(slices.Index(Severities, a.Severity), slices.Index(Severities, b.Severity))

@@ -115,12 +115,12 @@ func (l *loader) namespace(ctx context.Context, n conntrack.Namespace) {
 	err := n.Enter(func() error {
 		entered = true
 		name := n.String()
-		l.addProblem(name, ns.readConntrack(ctx))
 		rules, errs := ruleset.Read(ctx)
 		ns.Rules, ns.AllRulesRead = rules, len(errs) == 0
 		for _, err := range errs {
 			l.addProblem(name, err)
 		}
+		l.addProblem(name, ns.readConntrack(ctx)) // after the rules: they say which ports to count
 		l.addProblem(name, ns.readLinks())
 		l.addProblem(name, ns.readIPsec())
 		ns.readSysctls()
@@ -177,10 +177,22 @@ func (ns *Namespace) readConntrack(ctx context.Context) error {
 		return nil
 	}
 	ns.States, ns.Endpoints = map[string]State{}, map[netip.Addr]*Endpoint{}
-	return c.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
+	ports := newPortCounter(ns.Rules)
+	err = c.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
 		ns.count(e)
+		ports.count(e)
 		return true
 	})
+	if err != nil {
+		return err
+	}
+	return ns.readSourcePorts(ctx, c, ports)
+}
+
+// silent reports whether an entry of that timeout had no packet for longer than flows of its
+// kind pause.
+func (ns *Namespace) silent(timeout string, e *conntrack.Entry) bool {
+	return pauses[timeout] > 0 && ns.Limits.Timeouts[timeout]-e.Timeout > pauses[timeout]
 }
 
 // count adds one entry to the counts. Entries are not stored, since the table may be large.
@@ -188,7 +200,7 @@ func (ns *Namespace) count(e *conntrack.Entry) {
 	if name := e.TimeoutName(); name != "" {
 		s := ns.States[name]
 		s.Entries++
-		if silent := ns.Limits.Timeouts[name] - e.Timeout; silent > pauses[name] && pauses[name] > 0 {
+		if ns.silent(name, e) {
 			s.Silent++
 		}
 		ns.States[name] = s

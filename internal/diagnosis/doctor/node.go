@@ -53,6 +53,7 @@ type Namespace struct {
 	AllRulesRead bool               // false if some rules could not be read
 	States       map[string]State   // entries by the name of their timeout (conntrack.Limits)
 	Endpoints    map[netip.Addr]*Endpoint
+	SourcePorts  []*SourcePorts // those with the fewest free ports first
 	Links        []Link
 	IPVS         bool // IPVS has services here, which no rule shows
 

@@ -19,18 +19,19 @@ type Report struct {
 	Findings   []Finding `json:"findings"`
 	Problems   []Problem `json:"problems"` // parts that could not be read
 	Fixed      []Fixed   `json:"fixed,omitempty"`
-	Checks     []string  `json:"checks"` // names of the checks
+	Checks     []string  `json:"checks"` // names of the checks that ran
 	// Only are the ids of the requested findings; empty if all were requested.
 	Only []string `json:"only,omitempty"`
 }
 
-// NewReport returns a Report of a node and its findings.
-func NewReport(n *Node, findings []Finding) *Report {
-	r := &Report{Kernel: n.Kernel.String(), Namespaces: len(n.Namespaces), InUse: n.InUse(), Findings: findings, Problems: n.Problems}
+// NewReport returns a Report of a node and its findings, of the requested ids; of all
+// without ids.
+func NewReport(n *Node, findings []Finding, ids ...string) *Report {
+	r := &Report{Only: ids, Kernel: n.Kernel.String(), Namespaces: len(n.Namespaces), InUse: n.InUse(), Findings: findings, Problems: n.Problems}
 	if r.Problems == nil {
 		r.Problems = []Problem{}
 	}
-	for _, c := range Checks {
+	for _, c := range ChecksOf(ids) {
 		r.Checks = append(r.Checks, c.Name())
 	}
 	return r
@@ -178,6 +179,8 @@ func plural(n int, what string) string {
 		return "1 " + what
 	case strings.HasSuffix(what, "x"):
 		what += "e"
+	case strings.HasSuffix(what, "entry"):
+		what = strings.TrimSuffix(what, "y") + "ie"
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
@@ -289,7 +292,7 @@ func (r *Report) writeHealthy(w *printer) error {
 		return err
 	}
 	t := page.NewTable(page.Text(""), page.Text(""), page.Text("").Shrinks(20))
-	for _, c := range Checks {
+	for _, c := range ChecksOf(r.Only) {
 		t.Row("", c.Name(), c.About())
 	}
 	t.Foot("")

@@ -165,14 +165,14 @@ func TestAnExpiredHopLimitIsNotCalledMalformed(t *testing.T) {
 	}
 }
 
-// NAT drops redirects for translated connections, regardless of ports.
-func TestADroppedRedirectIsNotCalledAWantOfPorts(t *testing.T) {
+// NAT drops redirects for translated connections. It does not drop packets for want of a port.
+func TestPacketsThatNATDrops(t *testing.T) {
 	d := Drop{Reason: netfilterDrop, Packet: Packet{Protocol: "icmp", ICMP: "5/1"}}
 	if got := explain(&d, dropsDropPathPATH_NAT); got != redirected {
 		t.Error(got)
 	}
 	d.ICMP = "8/0"
-	if got := explain(&d, dropsDropPathPATH_NAT); !strings.Contains(got, "no free address and port") {
+	if got := explain(&d, dropsDropPathPATH_NAT); !strings.Contains(got, "the device it leaves by has no address") {
 		t.Error(got)
 	}
 }

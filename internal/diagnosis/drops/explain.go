@@ -16,13 +16,14 @@ func explain(d *Drop, path dropsDropPath) string {
 		if d.redirect() {
 			return redirected
 		}
-		return "NAT found no free address and port to translate it to: more ports, addresses, or shorter timeouts are needed"
+		// Without a free port NAT accepts the packet, and the insertion fails.
+		return "NAT could not translate it: the device it leaves by has no address, or another device masqueraded its connection before"
 	case dropsDropPathPATH_CONNTRACK_FULL:
 		return "conntrack could make no entry for it: its table is full; see 'spillway doctor'"
 	case dropsDropPathPATH_CONNTRACK:
 		return "conntrack refused it"
 	case dropsDropPathPATH_CONNTRACK_INSERT:
-		return "conntrack could not insert its entry (insert_failed): another flow took the same addresses and ports first, or a chain is too long; see 'spillway doctor'"
+		return "conntrack could not insert its entry (insert_failed): another flow took the same addresses and ports first, source NAT has no free port towards this destination, or a chain is too long; see 'spillway doctor'"
 	case dropsDropPathPATH_LISTEN, dropsDropPathPATH_SYN:
 		return meanings[listenOverflow]
 	}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 )
 
@@ -53,6 +54,15 @@ const (
 
 // Kinds lists every Kind.
 var Kinds = []Kind{UDPAnswered, UDPUnanswered, TCPClosed, TCPReset, TCPUnanswered, TCPIdle, ICMPEcho, TFTP}
+
+// kindNames lists Kinds as text.
+func kindNames() string {
+	var names []string
+	for _, k := range Kinds {
+		names = append(names, string(k))
+	}
+	return strings.Join(names, ", ")
+}
 
 // Helper describes the expectations that a conntrack helper creates for a connection.
 type Helper struct {
@@ -110,7 +120,7 @@ func Kept(kind Kind, life time.Duration, t Timeouts) ([]time.Duration, error) {
 		// The server never replies from the port of the request.
 		return []time.Duration{t.UDP, life + udp}, nil
 	}
-	return nil, fmt.Errorf("%q is not a kind of connection: use one of %v", kind, Kinds)
+	return nil, fmt.Errorf("%q is not a kind of connection: use one of %s", kind, kindNames())
 }
 
 // Entries returns the number of entries that the loads keep in the table, in the long

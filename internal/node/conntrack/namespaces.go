@@ -173,7 +173,7 @@ func addProcesses(proc string, at func(uint64, string) *Namespace) error {
 		if denied > 1 {
 			processes = fmt.Sprintf("%d processes", denied)
 		}
-		return fmt.Errorf("read the network namespaces of %s: %w: namespaces without other processes are not shown: run it as root with CAP_SYS_PTRACE", processes, os.ErrPermission)
+		return fmt.Errorf("read the network namespaces of %s: %w: network namespaces of pods may be missing: run it as root with CAP_SYS_PTRACE", processes, os.ErrPermission)
 	}
 	return nil
 }
@@ -306,33 +306,40 @@ func (c *Conn) counts(ctx context.Context, n Namespace) (Report, error) {
 var ErrNothingRead = errors.New("conntrack could be read in no network namespace")
 
 // ReadAll reads the namespaces in which conntrack is in use. It omits a namespace that
-// vanishes meanwhile. err names each namespace that cannot be read; if none can be read,
-// err is ErrNothingRead.
+// vanishes meanwhile. err names each namespace that cannot be read, or the first and the
+// number of others for a lack of rights; if none can be read, err is ErrNothingRead.
 func ReadAll(ctx context.Context) ([]Report, error) {
 	list, err := Namespaces()
-	return readAll(ctx, list, err)
+	return readAll(ctx, list, err, Read)
 }
 
-// readAll is ReadAll for the given namespaces; err is the reason why others are missing
-// from the list.
-func readAll(ctx context.Context, list []Namespace, err error) ([]Report, error) {
+// readAll is ReadAll for the given namespaces, which read reads; err is the reason why
+// others are missing from the list.
+func readAll(ctx context.Context, list []Namespace, err error, read func(context.Context, Namespace) (Report, error)) ([]Report, error) {
 	errs := []error{err}
 	var out []Report
-	denied := 0
+	failed, denied := 0, 0
 	for _, n := range list {
-		r, err := Read(ctx, n)
+		r, err := read(ctx, n)
 		switch {
 		case errors.Is(err, ErrUnsupported):
 			return nil, err // one kernel for all of them
 		case errors.Is(err, os.ErrNotExist):
+		case errors.Is(err, os.ErrPermission):
+			if denied++; denied == 1 {
+				errs = append(errs, fmt.Errorf("%w: run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN", err))
+			}
 		case err != nil:
 			errs = append(errs, err)
-			denied++
+			failed++
 		case r.InUse():
 			out = append(out, r)
 		}
 	}
-	if denied == len(list) {
+	if denied > 1 {
+		errs = append(errs, fmt.Errorf("read conntrack of other network namespaces (%d): %w", denied-1, os.ErrPermission))
+	}
+	if failed+denied == len(list) {
 		errs = slices.Insert(errs, 0, ErrNothingRead)
 	}
 	return out, errors.Join(errs...)

@@ -125,17 +125,36 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// Without rights, a machine of many pods gives no line for each.
+func TestALackOfRightsIsReportedOnce(t *testing.T) {
+	refused := func(_ context.Context, n Namespace) (Report, error) {
+		if n.Own {
+			return Report{Namespace: n, Entries: 1}, nil
+		}
+		return Report{}, fmt.Errorf("read conntrack of %s: %w", n, os.ErrPermission)
+	}
+	list := []Namespace{{Own: true}, {Names: []string{"a"}}, {Names: []string{"b"}}, {Names: []string{"c"}}}
+	got, err := readAll(t.Context(), list, nil, refused)
+	const want = "read conntrack of a: permission denied: run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN\nread conntrack of other network namespaces (2): permission denied"
+	if len(got) != 1 || err == nil || err.Error() != want {
+		t.Errorf("%d read: %v", len(got), err)
+	}
+	if _, err := readAll(t.Context(), list[1:], nil, refused); !errors.Is(err, ErrNothingRead) {
+		t.Errorf("%v", err)
+	}
+}
+
 // A page without namespaces is correct if nothing uses conntrack, and an error if nothing
 // could be read.
 func TestThatNothingCouldBeReadIsSaid(t *testing.T) {
 	locked := Namespace{Inode: 1, path: "/proc/self/ns/mnt"} // no thread can enter it
-	if list, err := readAll(t.Context(), []Namespace{locked, locked}, nil); !errors.Is(err, ErrNothingRead) || len(list) > 0 {
+	if list, err := readAll(t.Context(), []Namespace{locked, locked}, nil, Read); !errors.Is(err, ErrNothingRead) || len(list) > 0 {
 		t.Errorf("%v, %v", list, err)
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: reads conntrack")
 	}
-	if _, err := readAll(t.Context(), []Namespace{locked, OwnNamespace()}, nil); err == nil || errors.Is(err, ErrNothingRead) {
+	if _, err := readAll(t.Context(), []Namespace{locked, OwnNamespace()}, nil, Read); err == nil || errors.Is(err, ErrNothingRead) {
 		t.Errorf("%v", err)
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"spillway.dev/spillway/internal/escape"
 )
 
 // SourceNAT reports whether the rule gives packets another source address, and
@@ -46,25 +44,15 @@ func (r *Rule) MakeRandom() string {
 		if !ok {
 			return ""
 		}
-		line := []string{r.Command, "-t", escape.Shell(r.Table), "-R", escape.Shell(r.Chain), strconv.Itoa(r.Place)}
-		for _, arg := range args {
-			line = append(line, escape.Shell(arg))
+		return r.replaceArguments(append(args, "--random-fully"))
+	}
+	return r.replaceText(func(text string) string {
+		separator := " "
+		if ws := words(text); len(ws) > 0 && (ws[len(ws)-1] == "random" || ws[len(ws)-1] == "persistent") {
+			separator = ","
 		}
-		return strings.Join(append(line, "--random-fully"), " ")
-	}
-	// nft parses its arguments as a script: a word that is not a name could be a command.
-	if !identifier.MatchString(r.Table) || !identifier.MatchString(r.Chain) || strings.ContainsAny(r.withoutComment(), ";#") {
-		return ""
-	}
-	text, comment := r.Text, ""
-	if loc := quoted.FindStringIndex(text); loc != nil {
-		text, comment = strings.TrimSpace(text[:loc[0]]), " "+text[loc[0]:]
-	}
-	separator := " "
-	if ws := words(text); len(ws) > 0 && (ws[len(ws)-1] == "random" || ws[len(ws)-1] == "persistent") {
-		separator = ","
-	}
-	return "nft replace rule " + r.Family + " " + r.Table + " " + r.Chain + " handle " + strconv.Itoa(r.Place) + " " + escape.Shell(text+separator+"fully-random"+comment)
+		return text + separator + "fully-random"
+	})
 }
 
 // identifier matches a name that nft's language accepts.
