@@ -30,8 +30,8 @@ type portFilter struct {
 	next, last []uint64
 }
 
-// filterKeysPerWord is the number of members for each word if all maps are full: then one
-// in twenty of the other ports passes the test.
+// filterKeysPerWord is the number of members for each word if all maps are full: then 3 %
+// of all other addresses with ports pass the test.
 const filterKeysPerWord = 8
 
 // filterWords returns the number of words of port_filter, a power of two.
