@@ -26,8 +26,11 @@ type kind[A apiObject, M any] struct {
 	trim     func(A) // removes unused fields; may be nil
 	convert  func(A) (*M, []model.Problem)
 	put      func(*model.Delta, model.Name, *M)
+	// foreign marks objects of other programs, which are only counted; may be nil.
+	foreign func(A) bool
 
 	known     map[model.Name]*M
+	others    map[model.Name]struct{} // the foreign objects
 	listed    bool
 	forbidden bool // the last list may be out of date, without notice
 	streaming bool // the open watch begins with all objects
@@ -135,6 +138,11 @@ func (k *kind[A, M]) Replace(list []any, _ string) error {
 			k.drop(&d, name)
 		}
 	}
+	for name := range k.others {
+		if !there[name] {
+			delete(k.others, name)
+		}
+	}
 	for o := range k.source.faults {
 		if o.kind == k.name && !there[o.name] {
 			k.source.setFaults(o, "", nil)
@@ -168,6 +176,12 @@ func (k *kind[A, M]) Transformer() cache.TransformFunc {
 // object keeps its last valid state, as an invalid file does.
 func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
 	name := nameOf(a)
+	if k.foreign != nil && k.foreign(a) {
+		k.drop(d, name)
+		k.others[name] = struct{}{}
+		return
+	}
+	delete(k.others, name)
 	if k.trim != nil {
 		k.trim(a)
 	}
@@ -188,6 +202,7 @@ func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
 
 func (k *kind[A, M]) drop(d *model.Delta, name model.Name) {
 	k.source.setFaults(object{k.name, name}, "", nil)
+	delete(k.others, name)
 	if _, ok := k.known[name]; ok {
 		delete(k.known, name)
 		k.put(d, name, nil)

@@ -28,15 +28,15 @@ type (
 // allKinds returns the kinds to watch, and sets services.
 func (s *Source) allKinds() []watched {
 	c := s.cfg.Client
-	proxyName := "!" + proxyNameLabel
+	labeled := ""
 	if s.cfg.ProxyName != "" {
-		proxyName = proxyNameLabel + "=" + s.cfg.ProxyName
+		labeled = proxyNameLabel
 	}
 	s.services = &serviceKind{
-		source: s, name: model.KindService, known: map[model.Name]*model.Service{}, convert: kubeobject.Service, trim: trimService,
-		// Both selections are kube-proxy's.
+		source: s, name: model.KindService, known: map[model.Name]*model.Service{}, others: map[model.Name]struct{}{},
+		convert: kubeobject.Service, trim: trimService, foreign: s.ofAnotherProxy,
 		lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
-			metav1.ListOptions{LabelSelector: proxyName, FieldSelector: "spec.clusterIP!=None"}),
+			metav1.ListOptions{LabelSelector: labeled, FieldSelector: "spec.clusterIP!=None"}),
 		put: func(d *model.Delta, n model.Name, m *model.Service) { enter(&d.Services, n, m) },
 	}
 	kinds := []watched{
@@ -70,6 +70,13 @@ func (s *Source) allKinds() []watched {
 			put: s.putPod,
 		},
 	)
+}
+
+// ofAnotherProxy reports whether a Service's label leaves it to another proxy. kube-proxy
+// does not list such Services; this agent counts them (otherproxies.go).
+func (s *Source) ofAnotherProxy(o *corev1.Service) bool {
+	name, labeled := o.Labels[proxyNameLabel]
+	return labeled != (s.cfg.ProxyName != "") || name != s.cfg.ProxyName
 }
 
 // listWatch binds a client's methods to a selection.
