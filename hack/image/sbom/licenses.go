@@ -25,11 +25,11 @@ const certain = 75
 var licenseFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|unlicense)[^/]*$`)
 
 // moduleLicenses returns the SPDX identifiers of the licenses of modules, by their paths.
-// A module without a license text that is certain is missing. root is the directory of the
-// main module, whose build list has the modules.
+// A module without a license text that is certain is missing, and so is one that the main
+// module does not need. root is the directory of the main module.
 func moduleLicenses(ctx context.Context, root string, modules []string) (map[string][]string, error) {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-mod=readonly", "-m", "-json=Path,Dir"}, modules...)...)
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "PWD=")
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-e", "-mod=readonly", "-m", "-json=Path,Dir"}, modules...)...)
+	cmd.Dir = root
 	var complaint strings.Builder
 	cmd.Stderr = &complaint
 	out, err := cmd.Output()
@@ -44,8 +44,8 @@ func moduleLicenses(ctx context.Context, root string, modules []string) (map[str
 		} else if err != nil {
 			return nil, fmt.Errorf("find modules: %w", err)
 		}
-		if m.Dir == "" {
-			return nil, fmt.Errorf("find module %s: its files are not in the module cache: run go mod download", m.Path)
+		if m.Dir == "" { // a module of another program than the product's
+			continue
 		}
 		ids, err := licensesOf(m.Dir)
 		if err != nil {
