@@ -159,7 +159,7 @@ func withoutTraffic(left []string) string {
 	if len(left) > 1 {
 		count = fmt.Sprintf("%d addresses get", len(left))
 	}
-	return fmt.Sprintf("%s no traffic: %s%s; correct what wrote the slice", count, strings.Join(named, ", "), more)
+	return fmt.Sprintf("%s no traffic: %s%s; correct the slice, or the program that writes it", count, strings.Join(named, ", "), more)
 }
 
 func endpoint(ep *discoveryv1.Endpoint, addresses []netip.Addr, namespace string) model.Endpoint {

@@ -331,7 +331,7 @@ func TestEndpointSliceLeavesOut(t *testing.T) {
 		`[01.2.3.4]`:             `endpoints: 1 address gets no traffic: "01.2.3.4" has a leading zero, which some programs read as octal; correct`,
 		`["fd00::1"]`:            `endpoints: 1 address gets no traffic: fd00::1 is not IPv4, which the slice's addressType says; correct`,
 		`[127.0.0.1]`:            `endpoints: 1 address gets no traffic: 127.0.0.1 is a loopback address; correct`,
-		`[255.255.255.255]`:      `endpoints: 1 address gets no traffic: 255.255.255.255 is the broadcast address; correct what wrote the slice`,
+		`[255.255.255.255]`:      `endpoints: 1 address gets no traffic: 255.255.255.255 is the broadcast address; correct the slice, or the program that writes it`,
 		`[224.0.0.1, 127.0.0.1]`: `endpoints: 2 addresses get no traffic: 127.0.0.1 is a loopback address, 224.0.0.1 is a multicast address; correct`,
 		`[0.0.0.0, 127.0.0.6, 127.0.0.5, 127.0.0.4, 127.0.0.3, 127.0.0.3]`: `endpoints: 5 addresses get no traffic: 0.0.0.0 is the unspecified address, 127.0.0.3 is a loopback address, 127.0.0.4 is a loopback address, 127.0.0.5 is a loopback address, and 1 more; correct`,
 	} {
