@@ -39,7 +39,11 @@ func New(c Config, arch string, trees ...*Tree) (v1.Image, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make layer: %w", err)
 		}
-		if img, err = mutate.Append(img, mutate.Addendum{Layer: layer}); err != nil {
+		history := v1.History{CreatedBy: t.CreatedBy, Created: v1.Time{Time: c.Created.UTC()}}
+		if c.Created.IsZero() {
+			history.Created = v1.Time{Time: time.Unix(0, 0).UTC()}
+		}
+		if img, err = mutate.Append(img, mutate.Addendum{Layer: layer, History: history}); err != nil {
 			return nil, fmt.Errorf("append layer: %w", err)
 		}
 	}

@@ -22,6 +22,9 @@ import (
 // As in Debian, /bin, /sbin, /lib and /lib64 are symbolic links to the directories of
 // the same name below /usr. A tree has each link if the directory exists.
 type Tree struct {
+	// CreatedBy says what made the files, for the history of an image.
+	CreatedBy string
+
 	files map[string]file
 }
 

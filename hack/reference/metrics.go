@@ -40,7 +40,7 @@ func prefix(list ...string) func(string) bool {
 var metricGroups = []metricGroup{
 	{"API server", "kube-proxy's names, and Spillway's own.", prefix("rest_client_", "spillway_api_server_")},
 	{"iptables dataplane", "Only with `--proxy-mode iptables`.", prefix("kubeproxy_sync_proxy_rules_iptables_", "spillway_iptables_")},
-	{"Services and syncs", "kube-proxy's names, and Spillway's own.", prefix("kubeproxy_", "spillway_service_", "spillway_unsupported_", "spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
+	{"Services and syncs", "kube-proxy's names, and Spillway's own.", prefix("kubeproxy_", "spillway_service_", "spillway_services_", "spillway_unsupported_", "spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
 	{"Do-not-track policies", "", prefix("spillway_do_not_track_")},
 	{"eBPF dataplane", "Only with `--proxy-mode ebpf`.", prefix("spillway_ebpf_")},
 	{"nftables dataplane", "With `--proxy-mode nftables`, and with `ebpf` for the ports that eBPF cannot serve.", prefix("spillway_nftables_")},
@@ -126,6 +126,7 @@ func metrics() (list []metric, err error) {
 	}
 	collectors = append(collectors, kube.RequestCollectors()...)
 	collectors = append(collectors, new(kube.Contact).Collectors()...)
+	collectors = append(collectors, new(kube.Source).Collectors()...)
 	for _, c := range collectors {
 		descs := make(chan *prometheus.Desc)
 		go func() { c.Describe(descs); close(descs) }()

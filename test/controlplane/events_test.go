@@ -59,6 +59,52 @@ func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
 	}
 }
 
+// The API server accepts addresses that no packet can have. Such an address must not keep
+// a slice's other endpoints in their old state.
+func TestABadAddressOfASliceIsAnEventOfItsService(t *testing.T) {
+	k := client(t, shared)
+	namespace(t, k, "addresses")
+	web := createService(t, k, "addresses", service("web", nil))
+	s := createSlice(t, k, "addresses", slice("web-1", "web", "10.0.0.1"))
+	w := watch(t, adminKubeconfig(t), nil)
+	endpoints := func() (list []string) {
+		if s := w.world.Slices[model.Name{Namespace: "addresses", Name: "web-1"}]; s != nil {
+			for _, ep := range s.Endpoints {
+				list = append(list, ep.Addresses[0].String())
+			}
+		}
+		return list
+	}
+	w.until(t, "the slice", func() bool { return slices.Equal(endpoints(), []string{"10.0.0.1"}) })
+	s.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"255.255.255.255"}}, {Addresses: []string{"10.0.0.2"}}}
+	must[*discoveryv1.EndpointSlice](t)(k.DiscoveryV1().EndpointSlices("addresses").Update(t.Context(), s, update))
+	w.until(t, "the other endpoint", func() bool { return slices.Equal(endpoints(), []string{"10.0.0.2"}) })
+
+	e := kube.NewEvents(k, "address-node", w.source.ServiceUID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	w.mu.Lock()
+	e.Tell(w.problems)
+	w.mu.Unlock()
+	var notes []string
+	for deadline := time.Now().Add(patience); len(notes) == 0 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		for _, ev := range must[*eventsv1.EventList](t)(k.EventsV1().Events("addresses").List(t.Context(), metav1.ListOptions{})).Items {
+			if ev.ReportingInstance == "address-node" && ev.Regarding.UID == web.UID && ev.Type == corev1.EventTypeWarning {
+				notes = append(notes, ev.Note)
+			}
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	const want = "EndpointSlice addresses/web-1: endpoints: 1 address gets no traffic: 255.255.255.255 is the broadcast address"
+	if len(notes) != 1 || !strings.HasPrefix(notes[0], want) {
+		t.Errorf("Events %q, want one with %q", notes, want)
+	}
+}
+
 func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 	k := client(t, shared)
 	e := kube.NewEvents(k, "told-node", func(model.Name) string { return "" }, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))

@@ -131,7 +131,6 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"proxyMode: ipvs", "at '/proxyMode': value must be one of 'ebpf', 'nftables', 'iptables'"},
 		{"bypass: sometimes", "bypass"},
 		{"clusterCidr: [10.0.0.0/8]", "additional properties 'clusterCidr' not allowed"},
-		{"clusterCIDR: 10.0.0.0/8", "clusterCIDR"},
 		{"clusterCIDR: [10.0.0.0]", "clusterCIDR/0"},
 		{"nodePortAddresses: [secondary]", "nodePortAddresses/0"},
 		{"conntrack: {maxPerCore: -1}", "conntrack/maxPerCore"},
@@ -154,7 +153,28 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"seccompProfile: {type: Default}", "seccompProfile/type"},
 		{"seccompProfile: {type: Localhost, localhostProfile: /etc/spillway.json}", "seccompProfile/localhostProfile"},
 		{"sysAdmin: 'no'", "sysAdmin"},
+		{"clusterCIDR: [10.244.0.0/33]", "clusterCIDR: 10.244.0.0/33: the length after / is from 0 to 32"},
+		{"clusterCIDR: [10.244.0.0/16, 'fd00::/129']", "clusterCIDR: fd00::/129: the length after / is from 0 to 128"},
+		{"clusterCIDR: [10.244.0.0/016]", "clusterCIDR: 10.244.0.0/016: the length after / is from 0 to 32"},
+		{"clusterCIDR: [10.244.1.5/16]", "clusterCIDR: 10.244.1.5/16: bits are set after the length: write 10.244.0.0/16"},
+		{"clusterCIDR: [10.244.1.5/30]", "write 10.244.1.4/30"},
+		{"clusterCIDR: [10.244/16]", "clusterCIDR: 10.244/16: not an address range such as 10.244.0.0/16 or fd00::/48"},
+		{"clusterCIDR: [256.0.0.0/8]", "clusterCIDR: 256.0.0.0/8: not an address range"},
+		{"clusterCIDR: ['fd00/8']", "clusterCIDR: fd00/8: not an address range"},
+		{"clusterCIDR: ['fd00:1/32']", "clusterCIDR: fd00:1/32: not an address range"},
+		{"clusterCIDR: ['fd00::1::/32']", "clusterCIDR: fd00::1::/32: not an address range"},
+		{"clusterCIDR: ['1:2:3:4:5:6:7:8:9/32']", "not an address range"},
+		{"clusterCIDR: ['1:2:3:4::5:6:7:8/32']", "not an address range"},
+		{"clusterCIDR: 10.244.0.0/16", "clusterCIDR: 10.244.0.0/16: a list is wanted: --set 'clusterCIDR={10.244.0.0/16}', or clusterCIDR: [10.244.0.0/16] in a file"},
+		{"nodePortAddresses: [10.0.0.0/40]", "nodePortAddresses: 10.0.0.0/40: the length after / is from 0 to 32"},
+		{"nodePortAddresses: [primary, 10.0.0.0/8]", "nodePortAddresses: primary stands alone"},
+		{"metrics: {bindAddress: 10.0.1}", "metrics.bindAddress: 10.0.1: not an IP address such as 0.0.0.0 or ::"},
+		{"podLabels: {app.kubernetes.io/name: other}", "podLabels: app.kubernetes.io/name: the DaemonSet finds its Pods by this label: choose another name"},
+		{"podLabels: {app.kubernetes.io/instance: other}", "podLabels: app.kubernetes.io/instance: the DaemonSet"},
+		{"startupProbe: {failureThreshold: 0}", "startupProbe/failureThreshold"},
+		{"livenessProbe: {httpGet: {path: /}}", "additional properties 'httpGet' not allowed"},
 		// What no single value is to blame for.
+		{"{loadModules: true, seccompProfile: {type: Localhost}}", "spillway.json denies module loading: set seccompProfile.type: RuntimeDefault"},
 		{"{mode: beside, takeover: true}", "beside kube-proxy nothing is taken over"},
 		{"{masqueradeAll: true, bypass: never}", "choose one"},
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
@@ -171,6 +191,59 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 				t.Errorf("got %v, want an error with %q", err, c.want)
 			}
 		})
+	}
+}
+
+// The values that become flags of the agent: null and empty mean the agent's default.
+func TestEmptyValuesMeanTheDefault(t *testing.T) {
+	const base = "k8sServiceHost: 10.1.2.3\n"
+	want, err := render(t, base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, value := range []string{"''", "null"} {
+		for _, names := range []string{
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "masqueradeAll", "bypass",
+			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
+			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
+		} {
+			outer, inner, nested := strings.Cut(names, ".")
+			values := base + outer + ": " + value
+			if nested {
+				values = base + outer + ": {" + inner + ": " + value + "}"
+			}
+			if got, err := render(t, values); err != nil {
+				t.Errorf("%s: %s: %v", names, value, err)
+			} else if got != want {
+				t.Errorf("%s: %s: %s", names, value, difference(want, got))
+			}
+		}
+	}
+	for _, empty := range []string{"clusterCIDR: []", "nodePortAddresses: []", "conntrack: {}", "conntrack: null", "healthz: null", "metrics: null"} {
+		if got, err := render(t, base+empty); err != nil || got != want {
+			t.Errorf("%s: %v, %s", empty, err, difference(want, got))
+		}
+	}
+}
+
+func TestGoodValuesAreRendered(t *testing.T) {
+	for _, c := range []struct{ values, want string }{
+		{"clusterCIDR: [10.244.0.0/16, 'fd00:10:244::/56', '1:2:3:4:5:6:7:8/128', '::/0', 0.0.0.0/0, 192.0.2.255/32, '64:ff9b::10.0.0.0/104']",
+			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/56,1:2:3:4:5:6:7:8/128,::/0,0.0.0.0/0,192.0.2.255/32,64:ff9b::10.0.0.0/104\n"},
+		{"nodePortAddresses: [primary]", "--nodeport-addresses=primary\n"},
+		{"healthz: {bindAddress: '::'}", "--healthz-bind-address=[::]:10256\n"},
+		{"extraCapabilities: [CAP_SYS_PTRACE, SYSLOG]", "                - SYS_PTRACE\n                - SYSLOG\n"},
+		{"podLabels: {team: network}", "        app.kubernetes.io/instance: spillway\n        team: network\n"},
+		{"podAnnotations: {kubectl.kubernetes.io/default-container: other}", "      annotations:\n        kubectl.kubernetes.io/default-container: other\n    spec:"},
+		{"nodeSelector: {kubernetes.io/os: linux, proxy: spillway}", "      nodeSelector:\n        kubernetes.io/os: linux\n        proxy: spillway\n"},
+		{"loadModules: true\nseccompProfile: {type: Localhost, localhostProfile: profiles/modules.json}", "localhostProfile: profiles/modules.json"},
+		{"startupProbe: {periodSeconds: 10, failureThreshold: 180}", "            failureThreshold: 180\n            periodSeconds: 10\n            timeoutSeconds: 1\n"},
+		{"livenessProbe: {timeoutSeconds: 5}", "            failureThreshold: 6\n            periodSeconds: 10\n            timeoutSeconds: 5\n"},
+	} {
+		got, err := render(t, "k8sServiceHost: 10.1.2.3\n"+c.values)
+		if err != nil || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %v, want %q", c.values, err, c.want)
+		}
 	}
 }
 

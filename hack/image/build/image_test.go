@@ -108,6 +108,14 @@ func TestTheImageSaysWhatItIs(t *testing.T) {
 		if c.Architecture != arch || c.OS != "linux" || !slices.Equal(c.Config.Entrypoint, []string{"/usr/bin/spillway"}) || c.Created.IsZero() {
 			t.Errorf("%s: %+v", arch, c)
 		}
+		if len(c.History) != 2 {
+			t.Errorf("%s: %d entries of history, want one for each layer", arch, len(c.History))
+		}
+		for _, h := range c.History {
+			if !h.Created.Equal(c.Created.Time) || h.Created.Unix() == 0 || !strings.HasPrefix(h.CreatedBy, "make image: ") {
+				t.Errorf("%s: history %+v, created %v", arch, h, c.Created)
+			}
+		}
 		if got := c.Config.Labels["org.opencontainers.image.version"]; got != strings.TrimSpace(string(version)) {
 			t.Errorf("%s: version %q", arch, got)
 		}
@@ -252,12 +260,22 @@ func TestTheSBOMNamesTheModulesAndThePackages(t *testing.T) {
 		noError(t, err)
 		var bom struct {
 			BOMFormat  string
-			Components []struct{ Name, Version, PURL string }
+			Components []struct {
+				Name, Version, PURL string
+				Licenses            []struct{ License struct{ ID, Name string } }
+			}
 		}
 		noError(t, json.Unmarshal(text, &bom))
 		var names []string
+		licenses := map[string]string{}
 		for _, c := range bom.Components {
 			names = append(names, c.Name)
+			for _, l := range c.Licenses {
+				licenses[c.Name] += l.License.ID + l.License.Name + " "
+			}
+			if strings.HasPrefix(c.PURL, "pkg:golang/") && licenses[c.Name] == "" {
+				t.Errorf("%s: %s has no license", arch, c.Name)
+			}
 			if c.Version == "" {
 				t.Errorf("%s: %s has no version", arch, c.Name)
 			}
@@ -265,6 +283,14 @@ func TestTheSBOMNamesTheModulesAndThePackages(t *testing.T) {
 		for _, want := range []string{"github.com/cilium/ebpf", "stdlib", "libc6", "iptables"} {
 			if !slices.Contains(names, want) {
 				t.Errorf("%s: no %s among %q", arch, want, names)
+			}
+		}
+		for name, want := range map[string]string{
+			"spillway": "Apache-2.0 ", "stdlib": "BSD-3-Clause ", "github.com/cilium/ebpf": "MIT ", "sigs.k8s.io/yaml": "Apache-2.0 BSD-3-Clause MIT ",
+			"libmnl0": "GPL-2.0-or-later LGPL-2.1-only ", "libc6": "GPL-2 LGPL-2.1 ",
+		} {
+			if licenses[name] != want {
+				t.Errorf("%s: %s has the licenses %q, want %q", arch, name, licenses[name], want)
 			}
 		}
 		// Every package of the image is in the SBOM, for scanners of either.

@@ -25,6 +25,9 @@ import (
 	"spillway.dev/spillway/hack/image/sbom"
 )
 
+// product is the directory of the product's module, below which "make image" runs this.
+const product = "../.."
+
 var architectures = []string{"amd64", "arm64"}
 
 func main() {
@@ -81,7 +84,7 @@ func write(ctx context.Context, r release, bin string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
-		bom, err := sbom.Write(sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Image: true}, []string{program}, packages)
+		bom, err := sbom.Write(ctx, sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Image: true, Root: product}, []string{program}, packages)
 		if err != nil {
 			return fmt.Errorf("%s: list components: %w", arch, err)
 		}
@@ -118,7 +121,9 @@ func assemble(ctx context.Context, r release, arch, program string) (v1.Image, [
 	if err != nil {
 		return nil, nil, err
 	}
+	tools.CreatedBy = "make image: programs and libraries of Debian packages"
 	own := image.NewTree()
+	own.CreatedBy = "make image: /usr/bin/spillway"
 	if err := own.Copy("/usr/bin/spillway", program); err != nil {
 		return nil, nil, fmt.Errorf("%w: run make image", err)
 	}

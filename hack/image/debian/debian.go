@@ -105,6 +105,19 @@ func Tree(ctx context.Context, packages []Package) (*image.Tree, error) {
 	return t, nil
 }
 
+// Copyright returns the text of the package's copyright file, "" if it has none.
+func (p Package) Copyright(ctx context.Context) (string, error) {
+	dir, err := p.unpack(ctx)
+	if err != nil {
+		return "", err
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "usr/share/doc", p.Name, "copyright"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return string(text), err
+}
+
 // unpack returns a directory of the cache with the package's files, and DEBIAN with its
 // description.
 func (p Package) unpack(ctx context.Context) (string, error) {

@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"flag"
 	"fmt"
@@ -124,7 +125,7 @@ func (r release) writeArchive(arch string) error {
 	if err := r.writeFile(name+".tar.gz", archive.Bytes()); err != nil {
 		return err
 	}
-	bom, err := sbom.Write(sbom.Subject{Version: r.version, Arch: arch, Created: r.created}, programs, nil)
+	bom, err := sbom.Write(context.Background(), sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Root: r.root}, programs, nil)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package sbom
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/hex"
@@ -22,31 +23,41 @@ import (
 // MediaType is the type of an SBOM.
 const MediaType = "application/vnd.cyclonedx+json"
 
+// stdlib is the name of Go's standard library among the modules.
+const stdlib = "stdlib"
+
 // Subject is what an SBOM describes.
 type Subject struct {
 	Version string
 	Arch    string
 	Created time.Time
-	Image   bool // a container image; else an archive of programs
+	Image   bool   // a container image; else an archive of programs
+	Root    string // directory of the module of the programs
 }
 
 // Write returns the components of a subject: programs, with the Go modules that their
-// build information names, and Debian packages.
-func Write(s Subject, programs []string, packages []debian.Package) ([]byte, error) {
+// build information names, and Debian packages. Components have their licenses where
+// these are known.
+func Write(ctx context.Context, s Subject, programs []string, packages []debian.Package) ([]byte, error) {
 	var components, modules []cdx.Component
 	seen := map[string]bool{}
+	own, err := licensesOf(s.Root)
+	if err != nil {
+		return nil, err
+	}
 	for _, path := range programs {
 		program, err := component(path, s.Version)
 		if err != nil {
 			return nil, err
 		}
+		program.Licenses = licenses(own)
 		components = append(components, program)
 		info, err := buildinfo.ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("read modules of a program: %w", err)
 		}
-		stdlib := &debug.Module{Path: "stdlib", Version: strings.TrimPrefix(info.GoVersion, "go")}
-		for _, m := range append([]*debug.Module{stdlib}, info.Deps...) {
+		library := &debug.Module{Path: stdlib, Version: strings.TrimPrefix(info.GoVersion, "go")}
+		for _, m := range append([]*debug.Module{library}, info.Deps...) {
 			if m.Replace != nil {
 				m = m.Replace
 			}
@@ -59,12 +70,20 @@ func Write(s Subject, programs []string, packages []debian.Package) ([]byte, err
 			}
 		}
 	}
+	if err := addLicenses(ctx, s.Root, modules); err != nil {
+		return nil, err
+	}
 	components = append(components, modules...)
 	for _, p := range packages {
+		copyright, err := p.Copyright(ctx)
+		if err != nil {
+			return nil, err
+		}
 		components = append(components, cdx.Component{
 			Type: cdx.ComponentTypeLibrary, Name: p.Name, Version: p.Version,
 			PackageURL: fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=debian-12", p.Name, url.QueryEscape(p.Version), s.Arch),
 			Hashes:     &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: p.SHA256}}, // of the package's file
+			Licenses:   licenses(debianLicenses(copyright)),
 		})
 	}
 	kind := cdx.ComponentTypeApplication
@@ -78,8 +97,27 @@ func Write(s Subject, programs []string, packages []debian.Package) ([]byte, err
 	}
 	bom.Components = &components
 	var out bytes.Buffer
-	err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom, cdx.SpecVersion1_6) // which scanners read
+	err = cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom, cdx.SpecVersion1_6) // which scanners read
 	return out.Bytes(), err
+}
+
+// addLicenses adds the licenses of Go modules.
+func addLicenses(ctx context.Context, root string, modules []cdx.Component) error {
+	var paths []string
+	for _, m := range modules {
+		if m.Name != stdlib {
+			paths = append(paths, m.Name)
+		}
+	}
+	found, err := moduleLicenses(ctx, root, paths)
+	if err != nil {
+		return err
+	}
+	found[stdlib] = []string{"BSD-3-Clause"} // Go's
+	for i := range modules {
+		modules[i].Licenses = licenses(found[modules[i].Name])
+	}
+	return nil
 }
 
 func component(program, version string) (cdx.Component, error) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -73,7 +74,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	status := kube.NewPolicyStatus(s, events)
 	return &input{
 		source: s, name: server, apiServer: addressOf(server), tell: events.Tell, event: events.TellNode, refused: events.TellRefused, policies: status.Tell,
-		parts: []func(context.Context) error{events.Run, status.Run}, metrics: append(contact.Collectors(), kube.RequestCollectors()...),
+		parts: []func(context.Context) error{events.Run, status.Run}, metrics: slices.Concat(contact.Collectors(), s.Collectors(), kube.RequestCollectors()),
 	}, nil
 }
 

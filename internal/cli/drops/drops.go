@@ -27,7 +27,8 @@ import (
 type config struct {
 	addresses, pods, netns, reasons []string
 	ports                           []uint
-	protocol, bpffs                 string
+	protocol                        string
+	pins                            cli.Pins
 	output                          cli.Output
 	all                             bool
 	rate, count                     int
@@ -74,7 +75,7 @@ Linux 5.17.`,
 	f.StringSliceVar(&c.pods, "pod", nil, "Packets in this `pod`, from it or to it: its address, or the name of a pod of this node.")
 	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces`: a name that 'spillway top' shows, a process id, or here.")
 	f.StringSliceVar(&c.reasons, "reason", nil, "The kernel's drop `reason`, or '!REASON' for all others.")
-	f.StringVar(&c.bpffs, "bpffs", "/sys/fs/bpf/spillway", "Directory of the agent's pins, to explain drops of the agent's programs.")
+	c.pins.AddFlag(f, "Directory of the agent's pins, to explain drops of the agent's programs.")
 	f.BoolVar(&c.all, "all", false, "Also show harmless drops: multicast, and "+strings.Join(drops.Quiet, ", ")+".")
 	f.IntVar(&c.rate, "rate", 100, "Most `drops` shown a second; the others are counted. 0: no limit.")
 	f.DurationVar(&c.duration, "for", 0, "Time after which to end. 0: when interrupted.")
@@ -170,7 +171,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 		return err
 	}
 	// Read before the first drop, which may come at once: it counts up a verdict.
-	verdicts := cause.ReadVerdicts(c.bpffs)
+	verdicts := cause.ReadVerdicts(c.pins.Dir())
 	follower, err := drops.Follow(config)
 	var unknown *drops.UnknownReasonError
 	if errors.As(err, &unknown) {

@@ -17,7 +17,7 @@ import (
 
 // NewCommand returns the command maps.
 func NewCommand() *cobra.Command {
-	var bpffs string
+	var pins cli.Pins
 	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "maps MAP",
@@ -45,7 +45,7 @@ object. Needs root.`,
 			if err := cli.NeedRoot("read maps"); err != nil {
 				return err
 			}
-			err = ebpf.Dump(bpffs, args[0], func(key, value []ebpf.Field) error {
+			err = ebpf.Dump(pins.Dir(), args[0], func(key, value []ebpf.Field) error {
 				return write(cmd.OutOrStdout(), output, key, value)
 			})
 			if errors.Is(err, os.ErrNotExist) {
@@ -54,7 +54,7 @@ object. Needs root.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&bpffs, "bpffs", "/sys/fs/bpf/spillway", "Directory of the agent's pins.")
+	pins.AddFlag(cmd.Flags(), "Directory of the agent's pins.")
 	output.AddFlag(cmd)
 	return cmd
 }

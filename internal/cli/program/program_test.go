@@ -2,6 +2,7 @@ package program
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -54,6 +55,22 @@ func TestTyposGetSuggestions(t *testing.T) {
 		var out, errs bytes.Buffer
 		if code := New().Run(strings.Fields(row.line), &out, &errs); code != cli.ExitUsage || errs.String() != "spillway: "+row.want+"\n" {
 			t.Errorf("%s: exit code %d, %q", row.line, code, &errs)
+		}
+	}
+}
+
+// The agent would be started again and again, so its log should say in one line what to
+// change.
+func TestABadAddressRangeIsWrongUsage(t *testing.T) {
+	for value, want := range map[string]string{
+		"10.244.0.0/33": "not an address range: write one like 10.0.0.0/8 or fd00::/8",
+		"fd00::/129":    "not an address range: write one like 10.0.0.0/8 or fd00::/8",
+		"10.244.1.5/16": "not how this address range is written: write 10.244.0.0/16",
+	} {
+		var out, errs bytes.Buffer
+		code := New().Run([]string{"agent", "--manifests", "/nonexistent", "--cluster-cidr", "fd44::/48," + value}, &out, &errs)
+		if line := fmt.Sprintf("spillway: --cluster-cidr %q: %s\n", value, want); code != cli.ExitUsage || errs.String() != line || out.Len() > 0 {
+			t.Errorf("%s: exit code %d, %q, %q", value, code, &errs, &out)
 		}
 	}
 }

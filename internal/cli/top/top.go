@@ -24,7 +24,7 @@ import (
 func NewCommand() *cobra.Command {
 	var interval time.Duration
 	var once bool
-	var bpffs string
+	var pins cli.Pins
 	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "top",
@@ -50,7 +50,7 @@ eBPF dataplane need no conntrack and are not shown. Needs root.`,
 			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			serving := servingText(bpffs)
+			serving := servingText(pins.Dir())
 			if !once && !output.ForPrograms() && page.IsTerminal(cmd.OutOrStdout()) {
 				return watchTop(ctx, interval, serving)
 			}
@@ -61,7 +61,7 @@ eBPF dataplane need no conntrack and are not shown. Needs root.`,
 	f := cmd.Flags()
 	f.DurationVar(&interval, "interval", 2*time.Second, "Time between two pages.")
 	f.BoolVar(&once, "once", false, "Print one page and exit.")
-	f.StringVar(&bpffs, "bpffs", "/sys/fs/bpf/spillway", "Directory of the agent's pins, to tell whether the eBPF dataplane serves.")
+	pins.AddFlag(f, "Directory of the agent's pins, to tell whether the eBPF dataplane serves.")
 	output.AddFlag(cmd)
 	return cmd
 }

@@ -26,9 +26,11 @@ type kind[A apiObject, M any] struct {
 	trim     func(A) // removes unused fields; may be nil
 	convert  func(A) (*M, []model.Problem)
 	put      func(*model.Delta, model.Name, *M)
-	uidOf    func(*M) string // may be nil
+	// foreign marks objects of other programs, which are only counted; may be nil.
+	foreign func(A) bool
 
 	known     map[model.Name]*M
+	others    map[model.Name]struct{} // the foreign objects
 	listed    bool
 	forbidden bool // the last list may be out of date, without notice
 	streaming bool // the open watch begins with all objects
@@ -62,13 +64,6 @@ func (k *kind[A, M]) watching(fromStart bool) {
 }
 
 func (k *kind[A, M]) refused(forbidden bool) { k.forbidden, k.streaming = forbidden, false }
-
-func (k *kind[A, M]) uid(name model.Name) string {
-	if m := k.known[name]; m != nil && k.uidOf != nil {
-		return k.uidOf(m)
-	}
-	return ""
-}
 
 // rbac returns the right that a ClusterRole must grant.
 func (k *kind[A, M]) rbac() string { return cmp.Or(k.resource, resources[k.name]) }
@@ -143,6 +138,11 @@ func (k *kind[A, M]) Replace(list []any, _ string) error {
 			k.drop(&d, name)
 		}
 	}
+	for name := range k.others {
+		if !there[name] {
+			delete(k.others, name)
+		}
+	}
 	for o := range k.source.faults {
 		if o.kind == k.name && !there[o.name] {
 			k.source.setFaults(o, "", nil)
@@ -176,6 +176,12 @@ func (k *kind[A, M]) Transformer() cache.TransformFunc {
 // object keeps its last valid state, as an invalid file does.
 func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
 	name := nameOf(a)
+	if k.foreign != nil && k.foreign(a) {
+		k.drop(d, name)
+		k.others[name] = struct{}{}
+		return
+	}
+	delete(k.others, name)
 	if k.trim != nil {
 		k.trim(a)
 	}
@@ -196,6 +202,7 @@ func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
 
 func (k *kind[A, M]) drop(d *model.Delta, name model.Name) {
 	k.source.setFaults(object{k.name, name}, "", nil)
+	delete(k.others, name)
 	if _, ok := k.known[name]; ok {
 		delete(k.known, name)
 		k.put(d, name, nil)

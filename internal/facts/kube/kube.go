@@ -35,7 +35,7 @@ type Config struct {
 	// NodeName is the Node whose Pods are watched.
 	NodeName string
 	// ProxyName selects Services by service.kubernetes.io/service-proxy-name:
-	// "" watches those without the label, another value only those with it.
+	// "" selects those without the label, another value only those with it.
 	ProxyName string
 	// NetworkPolicies makes the source watch them, and the Pods that they may select. If
 	// the server forbids either, the source delivers the rest and sets
@@ -65,8 +65,9 @@ func (c Config) Validate() error {
 
 // Source watches an API server. Make one with New.
 type Source struct {
-	cfg   Config
-	kinds []watched
+	cfg      Config
+	kinds    []watched
+	services *serviceKind // one of kinds
 
 	mu        sync.Mutex // orders deliveries
 	deliver   func(model.Delta, []model.Problem)
@@ -78,6 +79,8 @@ type Source struct {
 	lost      map[string]model.Problem // by kind: the reason why the watch fails
 	delivered []model.Problem
 	own       doNotTrack
+	// othersLogged says that the log has the Services of other proxies.
+	othersLogged bool
 
 	ctx context.Context // Run's
 	wg  sync.WaitGroup
@@ -99,7 +102,6 @@ type watched interface {
 	state() (listed, forbidden, optional bool)
 	watching(fromStart bool)
 	refused(forbidden bool)
-	uid(model.Name) string
 	isOurs() bool
 	rbac() string
 	dropAll(*model.Delta)
@@ -225,6 +227,9 @@ func (s *Source) emit(d model.Delta) {
 }
 
 func (s *Source) send(d model.Delta) {
+	if s.started {
+		s.logOthers()
+	}
 	problems := s.problems()
 	if slices.Equal(problems, s.delivered) {
 		problems = nil

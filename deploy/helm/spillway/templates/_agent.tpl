@@ -3,15 +3,15 @@
 {{- include "spillway.check" . -}}
 - agent
 - --hostname-override=$(NODE_NAME)
-- --proxy-mode={{ .Values.proxyMode }}
+- --proxy-mode={{ include "spillway.proxyMode" . }}
 - --cgroup-root=/host/cgroup
 - --bpffs=/sys/fs/bpf/spillway
-- --healthz-bind-address={{ include "spillway.bind" (dict "address" .Values.healthz.bindAddress "port" (include "spillway.healthzPort" .)) }}
-- --metrics-bind-address={{ include "spillway.bind" (dict "address" .Values.metrics.bindAddress "port" (include "spillway.metricsPort" .)) }}
-- --bypass={{ .Values.bypass }}
-- --detect-local-mode={{ .Values.detectLocalMode }}
-- --log-format={{ .Values.logFormat }}
-- --v={{ .Values.logLevel }}
+- --healthz-bind-address={{ include "spillway.bind" (dict "address" ((.Values.healthz).bindAddress | default "0.0.0.0") "port" (include "spillway.healthzPort" .)) }}
+- --metrics-bind-address={{ include "spillway.bind" (dict "address" (include "spillway.metricsAddress" .) "port" (include "spillway.metricsPort" .)) }}
+- --bypass={{ .Values.bypass | default "auto" }}
+- --detect-local-mode={{ .Values.detectLocalMode | default "ClusterCIDR" }}
+- --log-format={{ .Values.logFormat | default "text" }}
+- --v={{ .Values.logLevel | default 0 }}
 {{- with .Values }}
 {{- if eq .mode "beside" }}
 - --service-proxy-name={{ .serviceProxyName }}
@@ -19,7 +19,7 @@
 {{- if .takeover }}
 - --takeover=kube-proxy
 {{- end }}
-{{- if and (eq .proxyMode "ebpf") (not .privileged) }}
+{{- if and (eq (include "spillway.proxyMode" $) "ebpf") (not .privileged) }}
 - --drop-capabilities
 {{- end }}
 {{- with .clusterCIDR }}
@@ -41,15 +41,15 @@
 - --profiling
 {{- end }}
 {{- range $flag, $value := dict
-  "conntrack-max-per-core" .conntrack.maxPerCore
-  "conntrack-min" .conntrack.min
-  "conntrack-tcp-timeout-established" .conntrack.tcpTimeoutEstablished
-  "conntrack-tcp-timeout-close-wait" .conntrack.tcpTimeoutCloseWait
-  "conntrack-udp-timeout" .conntrack.udpTimeout
-  "conntrack-udp-timeout-stream" .conntrack.udpTimeoutStream
+  "conntrack-max-per-core" (.conntrack).maxPerCore
+  "conntrack-min" (.conntrack).min
+  "conntrack-tcp-timeout-established" (.conntrack).tcpTimeoutEstablished
+  "conntrack-tcp-timeout-close-wait" (.conntrack).tcpTimeoutCloseWait
+  "conntrack-udp-timeout" (.conntrack).udpTimeout
+  "conntrack-udp-timeout-stream" (.conntrack).udpTimeoutStream
   "iptables-sync-period" .syncPeriod
   "iptables-min-sync-period" .minSyncPeriod }}
-{{- if not (kindIs "invalid" $value) }}
+{{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) }}
 - --{{ $flag }}={{ if kindIs "string" $value }}{{ $value }}{{ else }}{{ int64 $value }}{{ end }}
 {{- end }}
 {{- end }}
@@ -95,7 +95,7 @@ capabilities:
     - BPF
     - NET_ADMIN
     - NET_RAW
-    {{- if eq .Values.proxyMode "ebpf" }}
+    {{- if eq (include "spillway.proxyMode" .) "ebpf" }}
     - NET_BROADCAST
     - PERFMON
     {{- if .Values.sysAdmin }}
@@ -106,7 +106,7 @@ capabilities:
     - SYS_MODULE
     {{- end }}
     {{- range .Values.extraCapabilities }}
-    - {{ . }}
+    - {{ trimPrefix "CAP_" . }}
     {{- end }}
 {{- /* The usual AppArmor profile denies writes below /sys/fs/bpf. */}}
 appArmorProfile:

@@ -9,11 +9,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- /* Beside kube-proxy its ports are taken: both are in the node's network. */ -}}
 {{- define "spillway.healthzPort" -}}
-{{ .Values.healthz.port | default (eq .Values.mode "beside" | ternary 10356 10256) }}
+{{ (.Values.healthz).port | default (eq .Values.mode "beside" | ternary 10356 10256) }}
 {{- end }}
 
 {{- define "spillway.metricsPort" -}}
-{{ .Values.metrics.port | default (eq .Values.mode "beside" | ternary 10349 10249) }}
+{{ (.Values.metrics).port | default (eq .Values.mode "beside" | ternary 10349 10249) }}
+{{- end }}
+
+{{- define "spillway.metricsAddress" -}}
+{{ (.Values.metrics).bindAddress | default "127.0.0.1" }}
+{{- end }}
+
+{{- define "spillway.proxyMode" -}}
+{{ .Values.proxyMode | default "ebpf" }}
 {{- end }}
 
 {{- /* IP:port, with brackets around IPv6. */ -}}
@@ -21,23 +29,92 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ if contains ":" .address }}[{{ .address }}]{{ else }}{{ .address }}{{ end }}:{{ .port }}
 {{- end }}
 
+{{- /* "true" for an IP address. Of IPv6 with dots, the agent checks the rest. */ -}}
+{{- define "spillway.isAddress" -}}
+{{- $octet := "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])" }}
+{{- $group := "[0-9a-fA-F]{1,4}" }}
+{{- $groups := regexFindAll $group . -1 | len }}
+{{- if not (contains ":" .) }}
+{{- regexMatch (printf "^(%s\\.){3}%s$" $octet $octet) . }}
+{{- else if contains "." . }}
+{{- regexMatch "^[0-9a-fA-F:]+:[0-9.]+$" . }}
+{{- else if contains "::" . }}
+{{- and (lt $groups 8) (regexMatch (printf "^(%s(:%s)*)?::(%s(:%s)*)?$" $group $group $group $group) .) }}
+{{- else }}
+{{- regexMatch (printf "^(%s:){7}%s$" $group $group) . }}
+{{- end }}
+{{- end }}
+
+{{- /* Why a string is no address range, "" if it is one. */ -}}
+{{- define "spillway.cidrError" -}}
+{{- $parts := splitList "/" . }}
+{{- $bits := contains ":" . | ternary 128 32 }}
+{{- $length := last $parts }}
+{{- if or (ne (len $parts) 2) (ne (include "spillway.isAddress" (first $parts)) "true") -}}
+not an address range such as 10.244.0.0/16 or fd00::/48
+{{- else if or (not (regexMatch "^(0|[1-9][0-9]{0,2})$" $length)) (gt (int $length) $bits) -}}
+the length after / is from 0 to {{ $bits }}
+{{- else if not (contains ":" .) }}
+{{- $size := 1 }}
+{{- range until (int (sub 32 $length)) }}{{ $size = mul $size 2 }}{{ end }}
+{{- $number := 0 }}
+{{- range splitList "." (first $parts) }}{{ $number = add (mul $number 256) . }}{{ end }}
+{{- if mod $number $size }}
+{{- $start := sub $number (mod $number $size) -}}
+bits are set after the length: write {{ div $start 16777216 }}.{{ mod (div $start 65536) 256 }}.{{ mod (div $start 256) 256 }}.{{ mod $start 256 }}/{{ $length }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Values that the agent would refuse: it would restart again and again. */ -}}
+{{- define "spillway.checkAddresses" -}}
+{{- range $name, $list := dict "clusterCIDR" .Values.clusterCIDR "nodePortAddresses" .Values.nodePortAddresses }}
+{{- if and $list (kindIs "string" $list) }}
+{{- fail (printf "%s: %s: a list is wanted: --set '%s={%s}', or %s: [%s] in a file" $name $list $name $list $name $list) }}
+{{- end }}
+{{- range $list | default list }}
+{{- $why := include "spillway.cidrError" . }}
+{{- if and $why (ne . "primary") }}
+{{- fail (printf "%s: %s: %s" $name . $why) }}
+{{- end }}
+{{- end }}
+{{- if and (has "primary" ($list | default list)) (gt (len $list) 1) }}
+{{- fail (printf "%s: primary stands alone: remove it, or the ranges" $name) }}
+{{- end }}
+{{- end }}
+{{- range $name, $address := dict "healthz.bindAddress" (.Values.healthz).bindAddress "metrics.bindAddress" (.Values.metrics).bindAddress }}
+{{- if and $address (ne (include "spillway.isAddress" $address) "true") }}
+{{- fail (printf "%s: %s: not an IP address such as 0.0.0.0 or ::" $name $address) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* What the schema cannot say in words that help. */ -}}
 {{- define "spillway.check" -}}
+{{- include "spillway.checkAddresses" . }}
+{{- range $label, $value := .Values.podLabels }}
+{{- if has $label (list "app.kubernetes.io/name" "app.kubernetes.io/instance") }}
+{{- fail (printf "podLabels: %s: the DaemonSet finds its Pods by this label: choose another name" $label) }}
+{{- end }}
+{{- end }}
 {{- with .Values }}
+{{- if and .loadModules (not .privileged) (eq .seccompProfile.type "Localhost") (eq (base .seccompProfile.localhostProfile) "spillway.json") }}
+{{- fail "loadModules: true and seccompProfile.type: Localhost: spillway.json denies module loading: set seccompProfile.type: RuntimeDefault, or seccompProfile.localhostProfile to a profile of your own" }}
+{{- end }}
 {{- if and .takeover (eq .mode "beside") }}
 {{- fail "takeover: true and mode: beside: beside kube-proxy nothing is taken over: set mode: replace, or takeover: false" }}
 {{- end }}
 {{- if and .masqueradeAll (eq .bypass "never") }}
 {{- fail "masqueradeAll: true and bypass: never: the agent cannot do both: choose one" }}
 {{- end }}
-{{- if and (eq .detectLocalMode "BridgeInterface") (not .podBridgeInterface) }}
+{{- if and (eq (.detectLocalMode | default "") "BridgeInterface") (not .podBridgeInterface) }}
 {{- fail "detectLocalMode: BridgeInterface: name the bridge in podBridgeInterface" }}
 {{- end }}
-{{- if and (eq .detectLocalMode "InterfaceNamePrefix") (not .podInterfaceNamePrefix) }}
+{{- if and (eq (.detectLocalMode | default "") "InterfaceNamePrefix") (not .podInterfaceNamePrefix) }}
 {{- fail "detectLocalMode: InterfaceNamePrefix: set podInterfaceNamePrefix" }}
 {{- end }}
-{{- if and .podMonitor.enabled (or (hasPrefix "127." .metrics.bindAddress) (eq .metrics.bindAddress "::1")) }}
-{{- fail (printf "podMonitor.enabled: true and metrics.bindAddress: %s: Prometheus cannot reach loopback: set metrics.bindAddress: 0.0.0.0" .metrics.bindAddress) }}
+{{- if and .podMonitor.enabled (or (hasPrefix "127." (include "spillway.metricsAddress" $)) (eq (include "spillway.metricsAddress" $) "::1")) }}
+{{- fail (printf "podMonitor.enabled: true and metrics.bindAddress: %s: Prometheus cannot reach loopback: set metrics.bindAddress: 0.0.0.0" (include "spillway.metricsAddress" $)) }}
 {{- end }}
 {{- $surge := dig "rollingUpdate" "maxSurge" 0 (.updateStrategy | default dict) | toString }}
 {{- if not (has $surge (list "0" "0%")) }}
