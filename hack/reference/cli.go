@@ -46,10 +46,6 @@ func writeCommand(w *bytes.Buffer, cmd *cobra.Command) {
 	if cmd.Example != "" {
 		fmt.Fprintf(w, "Examples:\n\n```\n%s\n```\n\n", strings.TrimRight(dedent(cmd.Example), "\n"))
 	}
-	if cmd.Name() == "completion" { // cobra's, with a manual for each shell
-		fmt.Fprintf(w, "```\n%s bash|fish|powershell|zsh\n```\n\n", cmd.CommandPath())
-		return
-	}
 	writeChildren(w, cmd)
 	writeFlags(w, cmd)
 	for _, child := range cmd.Commands() {

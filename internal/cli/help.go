@@ -32,6 +32,45 @@ func GroupOf(f *pflag.Flag) string {
 	return ""
 }
 
+// newHelpCommand returns the command help.
+func newHelpCommand(program string) *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND...]",
+		Short:   "Print the help of a command",
+		Example: fmt.Sprintf("  %[1]s help\n  %[1]s help version", program),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			var names []string
+			if of, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
+				for _, sub := range of.Commands() {
+					if sub.IsAvailableCommand() {
+						names = append(names, sub.Name())
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, rest, err := cmd.Root().Find(args)
+			if err != nil {
+				return UsageErrorf("%v", err)
+			}
+			if len(rest) > 0 {
+				return UsageErrorf("%v", unknownCommand(of, rest[0]))
+			}
+			return of.Help()
+		},
+	}
+}
+
+// describeHelp gives the flag --help of every command a text of our own.
+func describeHelp(cmd *cobra.Command) {
+	cmd.InitDefaultHelpFlag()
+	cmd.Flags().Lookup("help").Usage = "Print this help."
+	for _, sub := range cmd.Commands() {
+		describeHelp(sub)
+	}
+}
+
 // help prints the help of a command so that it fits the terminal.
 func help(cmd *cobra.Command, _ []string) {
 	p := page.Of(cmd.OutOrStdout())
@@ -131,8 +170,6 @@ func groups(cmd *cobra.Command) []flagGroup {
 		}
 		out[i].flags.AddFlag(f)
 	}
-	cmd.InitDefaultHelpFlag()
-	cmd.InitDefaultVersionFlag()
 	cmd.Flags().VisitAll(add)
 	slices.SortStableFunc(out, func(a, b flagGroup) int {
 		switch {

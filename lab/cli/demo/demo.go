@@ -57,7 +57,7 @@ end.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "demo", "Name of the lab cluster to create.")
+	harness.NameFlag(f, &cfg.Name, "demo", "Name of the lab cluster to create.")
 	f.StringVar(&manifests, "manifests", "", "Directory to serve instead of the built-in manifests.")
 	f.IntVar(&cfg.Rounds, "rounds", 4, "Measurements of each path.")
 	f.DurationVar(&cfg.Duration, "duration", time.Second, "Duration of one measurement.")
