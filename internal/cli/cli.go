@@ -32,10 +32,20 @@ import (
 
 // Exit codes of every command.
 const (
-	ExitDone   = 0 // The command did what it was asked to do.
-	ExitFailed = 1 // The command failed; the last line on stderr says what, where, and what to do.
-	ExitUsage  = 2 // The command line is wrong, such as an unknown flag or a bad value; nothing was done.
+	ExitDone   = 0
+	ExitFailed = 1
+	ExitUsage  = 2
 )
+
+// ExitCodes describes the exit codes, for documents.
+var ExitCodes = []struct {
+	Code    int
+	Meaning string
+}{
+	{ExitDone, "The command did what it was asked to do."},
+	{ExitFailed, "The command failed; the last line on stderr says what, where, and what to do."},
+	{ExitUsage, "The command line is wrong, such as an unknown flag or a bad value; nothing was done."},
+}
 
 // Program is a command line program of several commands.
 type Program struct {

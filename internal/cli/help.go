@@ -103,8 +103,8 @@ func help(cmd *cobra.Command, _ []string) {
 			panic(err) // a strings.Builder does not fail
 		}
 	}
-	for _, g := range groups(cmd) {
-		heading(strings.TrimSpace(g.name + " Flags"))
+	for _, g := range FlagGroups(cmd) {
+		heading(strings.TrimSpace(g.Name + " Flags"))
 		b.WriteString(g.usages(p))
 	}
 	if cmd.HasAvailableSubCommands() {
@@ -113,23 +113,15 @@ func help(cmd *cobra.Command, _ []string) {
 	fmt.Fprint(p, b.String())
 }
 
-// flagGroup is the flags of one group.
-type flagGroup struct {
-	name  string
+// FlagGroup is the visible flags of one group of the help.
+type FlagGroup struct {
+	Name  string
 	flags *pflag.FlagSet
 }
 
-// leastUsage is the least width of the column of usages. Where the page leaves less, each
-// usage is below its flag.
-const leastUsage = 44
-
-// usages lists the flags so that they fit the page.
-func (g *flagGroup) usages(p *page.Page) string {
-	if p.Width == 0 {
-		return g.flags.FlagUsages()
-	}
-	var heads, texts []string
-	widest := 0
+// Lines returns each flag with its value, such as "-o, --output format", and its usage. If
+// a flag has no short form, blanks stand for it.
+func (g *FlagGroup) Lines() (flags, usages []string) {
 	g.flags.VisitAll(func(f *pflag.Flag) {
 		// pflag knows types and defaults, but breaks lines of narrow columns badly.
 		one := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -137,9 +129,25 @@ func (g *flagGroup) usages(p *page.Page) string {
 		line := strings.TrimSuffix(one.FlagUsages(), "\n")
 		blank := len(line) - len(strings.TrimLeft(line, " "))
 		head, text, _ := strings.Cut(line[blank:], "   ")
-		heads, texts = append(heads, line[:blank]+head), append(texts, strings.TrimSpace(text))
-		widest = max(widest, blank+len(head))
+		flags, usages = append(flags, line[:blank]+head), append(usages, strings.TrimSpace(text))
 	})
+	return flags, usages
+}
+
+// leastUsage is the least width of the column of usages. Where the page leaves less, each
+// usage is below its flag.
+const leastUsage = 44
+
+// usages lists the flags so that they fit the page.
+func (g *FlagGroup) usages(p *page.Page) string {
+	if p.Width == 0 {
+		return g.flags.FlagUsages()
+	}
+	heads, texts := g.Lines()
+	widest := 0
+	for _, head := range heads {
+		widest = max(widest, len(head))
+	}
 	var out strings.Builder
 	const gap = 3
 	for i, head := range heads {
@@ -154,28 +162,28 @@ func (g *flagGroup) usages(p *page.Page) string {
 	return out.String()
 }
 
-// groups returns the visible flags of a command by group: those of no group last.
-func groups(cmd *cobra.Command) []flagGroup {
-	var out []flagGroup
+// FlagGroups returns the visible flags of a command by group: those of no group last.
+func FlagGroups(cmd *cobra.Command) []FlagGroup {
+	var out []FlagGroup
 	add := func(f *pflag.Flag) {
 		if f.Hidden {
 			return
 		}
 		name := GroupOf(f)
-		i := slices.IndexFunc(out, func(g flagGroup) bool { return g.name == name })
+		i := slices.IndexFunc(out, func(g FlagGroup) bool { return g.Name == name })
 		if i < 0 {
 			i = len(out)
-			out = append(out, flagGroup{name, pflag.NewFlagSet(name, pflag.ContinueOnError)})
+			out = append(out, FlagGroup{name, pflag.NewFlagSet(name, pflag.ContinueOnError)})
 			out[i].flags.SortFlags = false
 		}
 		out[i].flags.AddFlag(f)
 	}
 	cmd.Flags().VisitAll(add)
-	slices.SortStableFunc(out, func(a, b flagGroup) int {
+	slices.SortStableFunc(out, func(a, b FlagGroup) int {
 		switch {
-		case a.name == "" && b.name != "":
+		case a.Name == "" && b.Name != "":
 			return 1
-		case b.name == "" && a.name != "":
+		case b.Name == "" && a.Name != "":
 			return -1
 		}
 		return 0

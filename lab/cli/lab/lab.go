@@ -201,7 +201,7 @@ func newStatusCommand() *cobra.Command {
 func newNodesCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:   "nodes [--name CLUSTER]",
+		Use:   "nodes",
 		Short: "Print a cluster's Nodes as a Kubernetes manifest",
 		Example: `  spillway-lab lab nodes
   spillway-lab lab nodes --name big`,
