@@ -11,10 +11,10 @@ import (
 func newExecCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:   "exec [--name CLUSTER] HOST [--] COMMAND [ARGUMENT...]",
+		Use: "exec [--name CLUSTER] HOST [--] COMMAND [ARGUMENT...]",
 		// Flags after the host are the command's.
 		DisableFlagsInUseLine: true,
-		Short: "Run a command in the network namespace and cgroup of a node, pod or client",
+		Short:                 "Run a command in the network namespace and cgroup of a node, pod or client",
 		Long: `Runs a command in the network namespace and cgroup of a node, pod or client. The exit
 code is the command's.`,
 		Example: `  spillway-lab lab exec node0-pod1 -- ip -brief address
