@@ -36,6 +36,12 @@ var headlinePictures = []struct {
 	{headlineAssets + "-light.svg", "", headlineCards, lightColors},
 }
 
+// headlineWords explains words of the cards that a newcomer does not know.
+var headlineWords = []struct{ word, meaning string }{
+	{"do-not-track", "A [do-not-track policy](docs/how-to/do-not-track.md) keeps the traffic of chosen pods out of conntrack."},
+	{"metal", "Metal is the same server at its machine's own address, without CNI and Service."},
+}
+
 // WriteHeadline writes results into the source tree, and the pictures and the block of
 // the README that are made from them.
 func WriteHeadline(root string, run *experiment.Run) error {
@@ -134,8 +140,10 @@ func headlineBlock(run *experiment.Run, cards []*experiment.Card) string {
 		form = ", in its quick form"
 	}
 	commit := run.Versions["commit"]
-	if strings.Contains(headlineAlt(cards), "metal") {
-		b.WriteString("Metal is the same server at a node's own address, without CNI and Service.\n")
+	for _, w := range headlineWords {
+		if strings.Contains(headlineAlt(cards), w.word) {
+			b.WriteString(w.meaning + "\n")
+		}
 	}
 	fmt.Fprintf(&b, "Measured by `spillway-lab lab run all`%s: %d cores, Linux %s, %s, commit %s ([all results](%s)).\n",
 		form, run.Machine.Cores, kernelVersion(run.Machine.Kernel), run.Started.Format("2006-01-02"), commit[:min(len(commit), 7)], headlineResults)
