@@ -332,7 +332,7 @@ func (all labStatuses) Write(w io.Writer) error {
 			fmt.Fprintln(w)
 		}
 		t := page.NewTable(page.Text("HOST"), page.Text("IPV4"), page.Text("IPV6"),
-			page.Number("PROCESSES"), page.Number("CONNTRACK"), page.Text("NAMESPACE").Shrinks(10))
+			page.Number("PROCS"), page.Number("CONNTRACK"), page.Column{Name: "NAMESPACE", Least: 10, Cut: true})
 		for _, h := range s.Hosts {
 			t.Row(h.Name, addrOrDash(h.IPv4), addrOrDash(h.IPv6), h.Processes, h.ConntrackEntries, h.Namespace)
 		}
