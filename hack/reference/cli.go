@@ -37,7 +37,7 @@ func writeCommand(w *bytes.Buffer, cmd *cobra.Command) {
 		about = strings.TrimSuffix(cmd.Short, ".") + "."
 	}
 	writeText(w, about)
-	if cmd.Runnable() && cmd.HasParent() {
+	if !cmd.HasAvailableSubCommands() {
 		fmt.Fprintf(w, "```\n%s\n```\n\n", cmd.UseLine())
 	}
 	if cmd.Example != "" {
