@@ -36,7 +36,7 @@ var headlinePictures = []struct {
 	{headlineAssets + "-light.svg", "", headlineCards, lightColors},
 }
 
-// headlineWords explains words of the cards that a newcomer does not know.
+// headlineWords explains words of the cards that new readers do not know.
 var headlineWords = []struct{ word, meaning string }{
 	{"do-not-track", "A [do-not-track policy](docs/how-to/do-not-track.md) keeps the traffic of chosen pods out of conntrack."},
 	{"metal", "Metal is the same server at its machine's own address, without CNI and Service."},
