@@ -129,7 +129,7 @@ func ValidName(name string) error {
 
 func validName(name string) error {
 	if err := ValidName(name); err != nil {
-		return fmt.Errorf("lab spec: name %q: %w", name, err)
+		return fmt.Errorf("lab spec: name: %q is %w", name, err)
 	}
 	return nil
 }
