@@ -133,7 +133,7 @@ func (r *Report) writeSpeeds(w io.Writer, kind load.Kind) error {
 	if kind == load.Conn {
 		t.Foot("÷ METAL: requests/s divided by those of a server on the node itself. Above 1 is faster.")
 		t.Foot("CONNTRACK ENTRIES: the most after a round. FAILED: no answer within %v, or an error.", patience)
-		t.Foot("This is a first look: ratios of such short rounds vary by a tenth or two.")
+		t.Foot("This is a first look: ratios of such short rounds vary by tenths, and more beside other load.")
 	}
 	return t.Write(w)
 }
