@@ -6,10 +6,11 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
-	"github.com/spf13/cobra/doc"
+	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/program"
@@ -39,13 +40,33 @@ func write(dir, version, created string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	date := time.Unix(seconds, 0).UTC()
-	for _, p := range []cli.Program{program.New(), lab.New()} {
+	date := time.Unix(seconds, 0).UTC().Format("2006-01-02")
+	programs := []cli.Program{program.New(), lab.New()}
+	for i, p := range programs {
 		root := p.Root()
-		root.DisableAutoGenTag = true
-		header := &doc.GenManHeader{Section: "1", Manual: "Spillway", Source: "Spillway " + version, Date: &date}
-		if err := doc.GenManTree(root, header, dir); err != nil {
+		other := programs[1-i].Name
+		if err := writeTree(root, dir, func(cmd *cobra.Command) string {
+			if cmd == root {
+				return manPage(cmd, version, date, other)
+			}
+			return manPage(cmd, version, date)
+		}); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// writeTree writes the pages of a command and of the visible commands below it.
+func writeTree(cmd *cobra.Command, dir string, page func(*cobra.Command) string) error {
+	if err := os.WriteFile(filepath.Join(dir, pageName(cmd)+".1"), []byte(page(cmd)), 0o644); err != nil {
+		return err
+	}
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			if err := writeTree(sub, dir, page); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

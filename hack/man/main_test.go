@@ -19,9 +19,10 @@ func TestPagesAreReproducibleAndReadable(t *testing.T) {
 		t.Errorf("two runs differ: %s", out)
 	}
 	for name, want := range map[string][]string{
-		"spillway.1":             {"spillway-doctor(1)", "Spillway 1.2.3", "Nov 2023"},
-		"spillway-doctor.1":      {"--fail-on", "spillway doctor --netns here --fix"},
-		"spillway-lab-lab-run.1": {"--quick", "snat-race"},
+		"spillway.1":                {"spillway-doctor(1)", "spillway-lab(1)", "Spillway 1.2.3", "2023-11-14", "EXIT STATUS"},
+		"spillway-doctor.1":         {"--fail-on", "spillway doctor --netns here --fix", "spillway(1)"},
+		"spillway-policy-explain.1": {"[OPTIONS]", `.SS "Flow"`, ".TP\ndiffers by address\nthe addresses of a peer"},
+		"spillway-lab-lab-run.1":    {"--quick", "snat-race"},
 	} {
 		text, err := os.ReadFile(filepath.Join(dirs[0], "man1", name))
 		if err != nil {
@@ -29,10 +30,23 @@ func TestPagesAreReproducibleAndReadable(t *testing.T) {
 			continue
 		}
 		plain := strings.ReplaceAll(string(text), `\-`, "-")
-		plain = strings.NewReplacer(`\fB`, "", `\fP`, "", `\fI`, "").Replace(plain)
+		plain = strings.NewReplacer(`\fB`, "", `\fR`, "", `\fI`, "").Replace(plain)
 		for _, w := range want {
 			if !strings.Contains(plain, w) {
 				t.Errorf("%s lacks %q:\n%.600s", name, w, plain)
+			}
+		}
+	}
+	pages, _ := filepath.Glob(dirs[0] + "/man1/*")
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for _, bad := range []string{"[flags]", "[=", "for help", "help for"} { // of cobra
+			if strings.Contains(string(text), bad) {
+				t.Errorf("%s has %q", page, bad)
 			}
 		}
 	}

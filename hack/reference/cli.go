@@ -3,11 +3,8 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -41,15 +38,11 @@ func writeCommand(w *bytes.Buffer, cmd *cobra.Command) {
 		about = strings.TrimSuffix(cmd.Short, ".") + "."
 	}
 	writeText(w, about)
-	if cmd.Runnable() && cmd.HasParent() {
+	if !cmd.HasAvailableSubCommands() {
 		fmt.Fprintf(w, "```\n%s\n```\n\n", cmd.UseLine())
 	}
 	if cmd.Example != "" {
 		fmt.Fprintf(w, "Examples:\n\n```\n%s\n```\n\n", strings.TrimRight(dedent(cmd.Example), "\n"))
-	}
-	if cmd.Name() == "completion" { // cobra's, with a manual for each shell
-		fmt.Fprintf(w, "```\n%s bash|fish|powershell|zsh\n```\n\n", cmd.CommandPath())
-		return
 	}
 	writeChildren(w, cmd)
 	writeFlags(w, cmd)
@@ -161,15 +154,15 @@ func defaultOf(f *pflag.Flag) string {
 // exitCode is a sentence about exit codes in a command's help.
 var exitCode = regexp.MustCompile(`[^.]*\bexit code\b[^.]*\.`)
 
-func exitCodesPage(root string) ([]byte, error) {
+func exitCodesPage(string) ([]byte, error) {
 	w := page("internal/cli and the commands' help", "Exit codes")
 	w.WriteString("Every command of both programs ends with one of these codes. An error is one line on stderr.\n\n")
-	codes, err := exitCodes(filepath.Join(root, "internal/cli/cli.go"))
-	if err != nil {
-		return nil, err
+	rows := [][]string{{"code", "meaning"}}
+	for _, c := range cli.ExitCodes {
+		rows = append(rows, []string{strconv.Itoa(c.Code), cell(c.Meaning)})
 	}
-	table(w, append([][]string{{"code", "meaning"}}, codes...)...)
-	rows := [][]string{{"command", "in addition"}}
+	table(w, rows...)
+	rows = [][]string{{"command", "in addition"}}
 	for _, cmd := range programs() {
 		rows = append(rows, exitCodeNotes(cmd)...)
 	}
@@ -177,29 +170,6 @@ func exitCodesPage(root string) ([]byte, error) {
 		table(w, rows...)
 	}
 	return end(w), nil
-}
-
-// exitCodes reads the constants of internal/cli, with their comments.
-func exitCodes(path string) (rows [][]string, err error) {
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
-	if err != nil {
-		return nil, err
-	}
-	ast.Inspect(file, func(n ast.Node) bool {
-		spec, ok := n.(*ast.ValueSpec)
-		if !ok || !strings.HasPrefix(spec.Names[0].Name, "Exit") {
-			return true
-		}
-		value, ok := spec.Values[0].(*ast.BasicLit)
-		if ok && spec.Comment != nil {
-			rows = append(rows, []string{value.Value, cell(spec.Comment.Text())})
-		}
-		return true
-	})
-	if len(rows) < 3 {
-		return nil, fmt.Errorf("%s: %d exit codes have a comment, want at least 3", path, len(rows))
-	}
-	return rows, nil
 }
 
 // exitCodeNotes returns what the help of a command and of the commands below it says

@@ -32,10 +32,20 @@ import (
 
 // Exit codes of every command.
 const (
-	ExitDone   = 0 // The command did what it was asked to do.
-	ExitFailed = 1 // The command failed; the last line on stderr says what, where, and what to do.
-	ExitUsage  = 2 // The command line is wrong, such as an unknown flag or a bad value; nothing was done.
+	ExitDone   = 0
+	ExitFailed = 1
+	ExitUsage  = 2
 )
+
+// ExitCodes describes the exit codes, for documents.
+var ExitCodes = []struct {
+	Code    int
+	Meaning string
+}{
+	{ExitDone, "The command did what it was asked to do."},
+	{ExitFailed, "The command failed; the last line on stderr says what, where, and what to do."},
+	{ExitUsage, "The command line is wrong, such as an unknown flag or a bad value; nothing was done."},
+}
 
 // Program is a command line program of several commands.
 type Program struct {
@@ -46,14 +56,18 @@ type Program struct {
 }
 
 // Run executes a command line and returns its exit code. An error is one line
-// on stderr.
-func (p Program) Run(args []string, stdout, stderr io.Writer) int {
+// on stderr. If the output cannot be written, the command has failed.
+func (p Program) Run(args []string, out, stderr io.Writer) int {
 	started := false
 	root := p.root(&started)
+	kept := &stdout{Writer: out}
 	root.SetArgs(args)
-	root.SetOut(stdout)
+	root.SetOut(kept.writer())
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteC()
+	if kept.err != nil && (err == nil || !started) {
+		err, started = kept.err, true
+	}
 	if err == nil {
 		return ExitDone
 	}
@@ -75,7 +89,6 @@ func (p Program) Run(args []string, stdout, stderr io.Writer) int {
 func (p Program) Root() *cobra.Command {
 	root := p.root(new(bool))
 	root.InitDefaultHelpCmd()
-	root.InitDefaultCompletionCmd()
 	return root
 }
 
@@ -83,22 +96,28 @@ func (p Program) Root() *cobra.Command {
 // parsed: an earlier error is wrong usage.
 func (p Program) root(started *bool) *cobra.Command {
 	root := &cobra.Command{
-		Use:              p.Name,
-		Short:            p.Short,
-		Example:          p.Example,
-		Version:          versionLine(p.Name),
-		SilenceErrors:    true,
-		SilenceUsage:     true,
-		PersistentPreRun: func(*cobra.Command, []string) { *started = true },
+		Use:               p.Name,
+		Short:             p.Short,
+		Example:           p.Example,
+		Version:           versionLine(p.Name),
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		PersistentPreRun:  func(*cobra.Command, []string) { *started = true },
 	}
 	// A subcommand may have a PersistentPreRun of its own.
 	cobra.EnableTraverseRunHooks = true
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(help)
+	root.SetHelpCommand(newHelpCommand(p.Name))
 	root.AddCommand(p.Commands...)
-	root.AddCommand(newVersionCommand(p.Name))
-	return Group(root)
+	root.AddCommand(newCompletionCommand(p.Name), newVersionCommand(p.Name))
+	Group(root)
+	root.InitDefaultVersionFlag()
+	root.Flags().Lookup("version").Usage = "Print the version."
+	describeHelp(root)
+	return root
 }
 
 // Group completes a command that only has subcommands. Without one it prints its help.
@@ -108,10 +127,15 @@ func Group(cmd *cobra.Command) *cobra.Command {
 		if len(args) == 0 {
 			return nil
 		}
-		return fmt.Errorf("unknown command %q%s", args[0], didYouMean(cmd.SuggestionsFor(args[0])))
+		return unknownCommand(cmd, args[0])
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	return cmd
+}
+
+// unknownCommand is the error of a name that no command of a group has.
+func unknownCommand(group *cobra.Command, name string) error {
+	return fmt.Errorf("unknown command %q%s", name, didYouMean(group.SuggestionsFor(name)))
 }
 
 // didYouMean is such as " (did you mean agent?)"; "" without suggestions.
@@ -161,8 +185,10 @@ func flagError(cmd *cobra.Command, err error) error {
 		want = "true or false"
 	case "duration":
 		want = "a duration such as 30s or 2m"
+	case "intSlice":
+		want = "a list of whole numbers such as 1,20"
 	default:
-		return err
+		return fmt.Errorf("--%s %q: %w", f.Name, invalid.GetValue(), invalid.Unwrap())
 	}
 	if errors.Is(err, strconv.ErrRange) {
 		want += " in range"
@@ -179,14 +205,15 @@ func NeedRoot(does string) error {
 	return fmt.Errorf("%s: not root: run it as root", does)
 }
 
-// Arguments returns the check for a command with exactly these arguments.
+// Arguments returns the check for a command with exactly these arguments. The last ones may
+// be optional: "[NAME]".
 func Arguments(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
+	return func(_ *cobra.Command, args []string) error {
 		switch {
-		case len(args) < len(names):
-			return fmt.Errorf("%s: no %s given", cmd.CommandPath(), names[len(args)])
+		case len(args) < len(names) && names[len(args)][0] != '[':
+			return fmt.Errorf("no %s given", names[len(args)])
 		case len(args) > len(names):
-			return fmt.Errorf("%s: one argument too many: %q", cmd.CommandPath(), args[len(names)])
+			return fmt.Errorf("one argument too many: %q", args[len(names)])
 		}
 		return nil
 	}

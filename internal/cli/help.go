@@ -32,6 +32,45 @@ func GroupOf(f *pflag.Flag) string {
 	return ""
 }
 
+// newHelpCommand returns the command help.
+func newHelpCommand(program string) *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND...]",
+		Short:   "Print the help of a command",
+		Example: fmt.Sprintf("  %[1]s help\n  %[1]s help version", program),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			var names []string
+			if of, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
+				for _, sub := range of.Commands() {
+					if sub.IsAvailableCommand() {
+						names = append(names, sub.Name())
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, rest, err := cmd.Root().Find(args)
+			if err != nil {
+				return UsageErrorf("%v", err)
+			}
+			if len(rest) > 0 {
+				return UsageErrorf("%v", unknownCommand(of, rest[0]))
+			}
+			return of.Help()
+		},
+	}
+}
+
+// describeHelp gives the flag --help of every command a text of our own.
+func describeHelp(cmd *cobra.Command) {
+	cmd.InitDefaultHelpFlag()
+	cmd.Flags().Lookup("help").Usage = "Print this help."
+	for _, sub := range cmd.Commands() {
+		describeHelp(sub)
+	}
+}
+
 // help prints the help of a command so that it fits the terminal.
 func help(cmd *cobra.Command, _ []string) {
 	p := page.Of(cmd.OutOrStdout())
@@ -64,8 +103,8 @@ func help(cmd *cobra.Command, _ []string) {
 			panic(err) // a strings.Builder does not fail
 		}
 	}
-	for _, g := range groups(cmd) {
-		heading(strings.TrimSpace(g.name + " Flags"))
+	for _, g := range FlagGroups(cmd) {
+		heading(strings.TrimSpace(g.Name + " Flags"))
 		b.WriteString(g.usages(p))
 	}
 	if cmd.HasAvailableSubCommands() {
@@ -74,23 +113,15 @@ func help(cmd *cobra.Command, _ []string) {
 	fmt.Fprint(p, b.String())
 }
 
-// flagGroup is the flags of one group.
-type flagGroup struct {
-	name  string
+// FlagGroup is the visible flags of one group of the help.
+type FlagGroup struct {
+	Name  string
 	flags *pflag.FlagSet
 }
 
-// leastUsage is the least width of the column of usages. Where the page leaves less, each
-// usage is below its flag.
-const leastUsage = 44
-
-// usages lists the flags so that they fit the page.
-func (g *flagGroup) usages(p *page.Page) string {
-	if p.Width == 0 {
-		return g.flags.FlagUsages()
-	}
-	var heads, texts []string
-	widest := 0
+// Lines returns each flag with its value, such as "-o, --output format", and its usage. If
+// a flag has no short form, blanks stand for it.
+func (g *FlagGroup) Lines() (flags, usages []string) {
 	g.flags.VisitAll(func(f *pflag.Flag) {
 		// pflag knows types and defaults, but breaks lines of narrow columns badly.
 		one := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -98,9 +129,25 @@ func (g *flagGroup) usages(p *page.Page) string {
 		line := strings.TrimSuffix(one.FlagUsages(), "\n")
 		blank := len(line) - len(strings.TrimLeft(line, " "))
 		head, text, _ := strings.Cut(line[blank:], "   ")
-		heads, texts = append(heads, line[:blank]+head), append(texts, strings.TrimSpace(text))
-		widest = max(widest, blank+len(head))
+		flags, usages = append(flags, line[:blank]+head), append(usages, strings.TrimSpace(text))
 	})
+	return flags, usages
+}
+
+// leastUsage is the least width of the column of usages. Where the page leaves less, each
+// usage is below its flag.
+const leastUsage = 44
+
+// usages lists the flags so that they fit the page.
+func (g *FlagGroup) usages(p *page.Page) string {
+	if p.Width == 0 {
+		return g.flags.FlagUsages()
+	}
+	heads, texts := g.Lines()
+	widest := 0
+	for _, head := range heads {
+		widest = max(widest, len(head))
+	}
 	var out strings.Builder
 	const gap = 3
 	for i, head := range heads {
@@ -115,30 +162,28 @@ func (g *flagGroup) usages(p *page.Page) string {
 	return out.String()
 }
 
-// groups returns the visible flags of a command by group: those of no group last.
-func groups(cmd *cobra.Command) []flagGroup {
-	var out []flagGroup
+// FlagGroups returns the visible flags of a command by group: those of no group last.
+func FlagGroups(cmd *cobra.Command) []FlagGroup {
+	var out []FlagGroup
 	add := func(f *pflag.Flag) {
 		if f.Hidden {
 			return
 		}
 		name := GroupOf(f)
-		i := slices.IndexFunc(out, func(g flagGroup) bool { return g.name == name })
+		i := slices.IndexFunc(out, func(g FlagGroup) bool { return g.Name == name })
 		if i < 0 {
 			i = len(out)
-			out = append(out, flagGroup{name, pflag.NewFlagSet(name, pflag.ContinueOnError)})
+			out = append(out, FlagGroup{name, pflag.NewFlagSet(name, pflag.ContinueOnError)})
 			out[i].flags.SortFlags = false
 		}
 		out[i].flags.AddFlag(f)
 	}
-	cmd.InitDefaultHelpFlag()
-	cmd.InitDefaultVersionFlag()
 	cmd.Flags().VisitAll(add)
-	slices.SortStableFunc(out, func(a, b flagGroup) int {
+	slices.SortStableFunc(out, func(a, b FlagGroup) int {
 		switch {
-		case a.name == "" && b.name != "":
+		case a.Name == "" && b.Name != "":
 			return 1
-		case b.name == "" && a.name != "":
+		case b.Name == "" && a.Name != "":
 			return -1
 		}
 		return 0

@@ -100,6 +100,36 @@ func TestPageInABrowser(t *testing.T) {
 	}
 }
 
+// The README's picture is an image: a page scales it with its text.
+func TestTheHeadlineIsReadable(t *testing.T) {
+	run, err := experiment.ReadRun("../../" + headlineResults)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := headlineFiles(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range headlinePictures {
+		// Widths of text on GitHub, in CSS pixels, and the least size of its letters.
+		page, least := 838.0, 10.0
+		if strings.Contains(p.media, "max-width") {
+			page, least = 358, 13
+		}
+		var width float64
+		if _, err := fmt.Sscanf(string(files[p.file]), `<svg xmlns="http://www.w3.org/2000/svg" width="%g"`, &width); err != nil {
+			t.Fatal(err)
+		}
+		if size := 13 * min(page/width, 1); size < least {
+			t.Errorf("%s: letters of %.1f pixels, want %.0f", p.file, size, least)
+		}
+		got := look(t, "<!doctype html><html><body>"+string(files[p.file])+"</body></html>", int(width)+20)
+		if len(got.Bad) > 0 || got.Texts < 20 {
+			t.Errorf("%s, %d texts: %s", p.file, got.Texts, strings.Join(got.Bad, "\n"))
+		}
+	}
+}
+
 // Paper does not scroll: a table of twelve columns must have room on it. The rules
 // for paper are applied to a window as wide as a page.
 func TestAWideTableFitsOnPaper(t *testing.T) {

@@ -14,8 +14,7 @@ import (
 // The files of the README's figures, from the root of the source tree.
 const (
 	headlineResults = "docs/results/lab.json"
-	headlineLight   = "docs/assets/headline-light.svg"
-	headlineDark    = "docs/assets/headline-dark.svg"
+	headlineAssets  = "docs/assets/headline"
 	readme          = "README.md"
 	markBegin       = "<!-- headline -->\n"
 	markEnd         = "<!-- /headline -->"
@@ -23,6 +22,25 @@ const (
 
 // headlineCards is how many cards the README shows.
 const headlineCards = 3
+
+// headlinePictures are the pictures of the README: the first whose media query is true is
+// shown, and the last has none.
+var headlinePictures = []struct {
+	file, media string
+	columns     int
+	colors      colors
+}{
+	{headlineAssets + "-narrow-dark.svg", "(max-width: 700px) and (prefers-color-scheme: dark)", 1, darkColors},
+	{headlineAssets + "-narrow-light.svg", "(max-width: 700px)", 1, lightColors},
+	{headlineAssets + "-dark.svg", "(prefers-color-scheme: dark)", headlineCards, darkColors},
+	{headlineAssets + "-light.svg", "", headlineCards, lightColors},
+}
+
+// headlineWords explains words of the cards that new readers do not know.
+var headlineWords = []struct{ word, meaning string }{
+	{"do-not-track", "A [do-not-track policy](docs/how-to/do-not-track.md) keeps the traffic of chosen pods out of conntrack."},
+	{"metal", "Metal is the same server at its machine's own address, without CNI and Service."},
+}
 
 // WriteHeadline writes results into the source tree, and the pictures and the block of
 // the README that are made from them.
@@ -94,22 +112,25 @@ func headlineFiles(run *experiment.Run) (map[string][]byte, error) {
 	if len(cards) < headlineCards {
 		return nil, fmt.Errorf("write headline: %d of %d figures were measured", len(cards), headlineCards)
 	}
-	return map[string][]byte{
-		readme:        []byte(headlineBlock(run, cards)),
-		headlineLight: headlinePicture(cards, lightColors),
-		headlineDark:  headlinePicture(cards, darkColors),
-	}, nil
+	files := map[string][]byte{readme: []byte(headlineBlock(run, cards))}
+	for _, p := range headlinePictures {
+		files[p.file] = headlinePicture(cards, p.columns, p.colors)
+	}
+	return files, nil
 }
 
 // headlineBlock returns the README's text between the markers.
 func headlineBlock(run *experiment.Run, cards []*experiment.Card) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, `<picture>
-<source media="(prefers-color-scheme: dark)" srcset="%s">
-<img src="%s" width="100%%" alt="%s">
-</picture>
-
-`, headlineDark, headlineLight, html.EscapeString(headlineAlt(cards)))
+	b.WriteString("<picture>\n")
+	for _, p := range headlinePictures {
+		if p.media != "" {
+			fmt.Fprintf(&b, "<source media=\"%s\" srcset=\"%s\">\n", p.media, p.file)
+		} else {
+			fmt.Fprintf(&b, "<img src=\"%s\" alt=\"%s\">\n", p.file, html.EscapeString(headlineAlt(cards)))
+		}
+	}
+	b.WriteString("</picture>\n\n")
 	for _, c := range cards {
 		fmt.Fprintf(&b, "- %s\n", strings.Replace(strings.ToUpper(c.Verdict[:1])+c.Verdict[1:], c.Number, "**"+c.Number+"**", 1))
 	}
@@ -119,6 +140,11 @@ func headlineBlock(run *experiment.Run, cards []*experiment.Card) string {
 		form = ", in its quick form"
 	}
 	commit := run.Versions["commit"]
+	for _, w := range headlineWords {
+		if strings.Contains(headlineAlt(cards), w.word) {
+			b.WriteString(w.meaning + "\n")
+		}
+	}
 	fmt.Fprintf(&b, "Measured by `spillway-lab lab run all`%s: %d cores, Linux %s, %s, commit %s ([all results](%s)).\n",
 		form, run.Machine.Cores, kernelVersion(run.Machine.Kernel), run.Started.Format("2006-01-02"), commit[:min(len(commit), 7)], headlineResults)
 	return b.String()
@@ -146,40 +172,58 @@ var (
 	darkColors  = colors{text: "#e4e8ec", soft: "#a3adb8", spillway: "#5b9de0", other: "#717b86"}
 )
 
-// headlinePicture draws the cards side by side.
-func headlinePicture(cards []*experiment.Card, col colors) []byte {
-	const gap, top, numberChar = 30.0, 106.0, 20.0
+// headlinePicture draws the cards in columns. Its size is that of its text: a page shrinks
+// it to fit, and does not enlarge it.
+func headlinePicture(cards []*experiment.Card, columns int, col colors) []byte {
+	const gap = 30.0
 	var c canvas
-	height := 0.0
-	for i, card := range cards {
-		x := float64(i) * (width + gap)
-		var in canvas
-		y := 16.0
-		for _, line := range wrap(card.Question, 44) {
-			in.text(0, y, "start", "question", line)
-			y += 19
+	bottom := 0.0
+	for i, row := 0, 0.0; i < len(cards); i, row = i+columns, bottom+gap {
+		line := cards[i:min(i+columns, len(cards))]
+		top := 0.0 // of the numbers: questions have different lengths
+		for _, card := range line {
+			top = max(top, float64(19*len(wrap(card.Question, 44))))
 		}
-		in.add(`<text x="0" y="%.1f" class="number">%s<tspan class="soft" dx="8">%s</tspan></text>`, 96.0, html.EscapeString(card.Number), html.EscapeString(fit(card.Unit, width-numberChar*float64(len([]rune(card.Number))))))
-		c.add(`<g transform="translate(%.0f 0)">%s<g transform="translate(0 %.0f)">`, x, in.b.String(), top)
-		var bars canvas
-		var list []bar
-		for _, b := range card.Bars {
-			list = append(list, bar{name: b.Name, class: classOf(b.Side), value: b.Value})
+		for k, card := range line {
+			drawing, height := headlineCard(card, top)
+			c.add(`<g transform="translate(%.0f %.0f)">%s</g>`+"\n", float64(k)*(width+gap), row, drawing)
+			bottom = max(bottom, row+height)
 		}
-		writeBars(&bars, list, barScale(list, false))
-		c.add("%s</g></g>\n", bars.b.String())
-		height = max(height, top+bars.height)
 	}
+	wide := float64(columns)*(width+gap) - gap
 	var out bytes.Buffer
-	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">
+	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" width="%[1]g" height="%[2]g" viewBox="0 0 %[1]g %[2]g" role="img" aria-label="%[3]s">
 <style>
-text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: %s; }
+text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: %[4]s; }
 .question { font-weight: 600; }
-.number { font-size: 30px; font-weight: 700; fill: %s; }
-.soft { font-size: 13px; font-weight: 400; fill: %s; }
-.spillway { fill: %s; } .other { fill: %s; } .metal { fill: none; stroke: %s; } .range { stroke: %s; stroke-width: 1.5; }
+.number { font-size: 30px; font-weight: 700; fill: %[5]s; }
+.soft { fill: %[6]s; }
+.spillway { fill: %[5]s; } .other { fill: %[7]s; } .metal { fill: none; stroke: %[6]s; } .range { stroke: %[4]s; stroke-width: 1.5; }
 </style>
-%s</svg>
-`, 3*width+2*gap, height, html.EscapeString(headlineAlt(cards)), col.text, col.spillway, col.soft, col.spillway, col.other, col.soft, col.text, c.b.String())
+%[8]s</svg>
+`, wide, bottom, html.EscapeString(headlineAlt(cards)), col.text, col.spillway, col.soft, col.other, c.b.String())
 	return out.Bytes()
+}
+
+// headlineCard draws a card with its number below top, and returns its height.
+func headlineCard(card *experiment.Card, top float64) (drawing string, height float64) {
+	const digit, bars = 20.0, 52.0 // width of a digit of the number, room for the number
+	var c canvas
+	for i, line := range wrap(card.Question, 44) {
+		c.text(0, float64(16+19*i), "start", "question", line)
+	}
+	c.text(0, top+36, "start", "number", card.Number)
+	x := digit*float64(len([]rune(card.Number))) + 8
+	unit := wrap(card.Unit, int((width-x)/charWidth))
+	for i, line := range unit {
+		c.text(x, top+36-float64(17*(len(unit)-1-i)), "start", "soft", strings.TrimSpace(line))
+	}
+	var in canvas
+	var list []bar
+	for _, b := range card.Bars {
+		list = append(list, bar{name: b.Name, class: classOf(b.Side), value: b.Value})
+	}
+	writeBars(&in, list, barScale(list, false))
+	c.add(`<g transform="translate(0 %.0f)">%s</g>`, top+bars, in.b.String())
+	return c.b.String(), top + bars + in.height
 }

@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -115,9 +116,20 @@ func (s Spec) Validate() error {
 	return s.validateRanges()
 }
 
-func validName(name string) error {
+// ErrName is the error of a name that no cluster can have.
+var ErrName = errors.New("not a DNS label of at most 20 characters (a-z, 0-9, -)")
+
+// ValidName returns ErrName if no cluster can have the name.
+func ValidName(name string) error {
 	if !nameRule.MatchString(name) {
-		return fmt.Errorf("lab spec: name: %q is not a DNS label of at most 20 characters (a-z, 0-9, -)", name)
+		return ErrName
+	}
+	return nil
+}
+
+func validName(name string) error {
+	if err := ValidName(name); err != nil {
+		return fmt.Errorf("lab spec: name: %q is %w", name, err)
 	}
 	return nil
 }

@@ -46,6 +46,23 @@ type Answer struct {
 	Error string `json:"error,omitempty"`
 }
 
+// networks are the networks of the kinds of servers.
+var networks = map[string]string{HTTP: "tcp", TCP: "tcp", UDP: "udp"}
+
+// Validate returns an error for a Question that cannot be sent.
+func (q Question) Validate() error {
+	if networks[q.Kind] == "" {
+		return fmt.Errorf("ask: kind %q is none of http, udp, tcp", q.Kind)
+	}
+	if _, _, err := net.SplitHostPort(q.To); err != nil {
+		return fmt.Errorf("ask %q: write ADDRESS:PORT, [ADDRESS]:PORT for IPv6", q.To)
+	}
+	if _, err := netip.ParseAddrPort(q.From); q.From != "" && err != nil {
+		return fmt.Errorf("ask from %q: write ADDRESS:PORT, [ADDRESS]:PORT for IPv6", q.From)
+	}
+	return nil
+}
+
 // Ask sends a request from a process of its own in the host's namespace and cgroup, so
 // that cgroup socket hooks see it.
 func Ask(ctx context.Context, h *topology.Host, q Question) (Answer, error) {
@@ -89,16 +106,13 @@ func Put(ctx context.Context, q Question) Answer {
 }
 
 func put(ctx context.Context, q Question) (a Answer, err error) {
-	network := map[string]string{HTTP: "tcp", TCP: "tcp", UDP: "udp"}[q.Kind]
-	if network == "" {
-		return a, fmt.Errorf("ask: kind %q is none of http, udp, tcp", q.Kind)
+	if err := q.Validate(); err != nil {
+		return a, err
 	}
+	network := networks[q.Kind]
 	var d net.Dialer
 	if q.From != "" {
-		local, err := netip.ParseAddrPort(q.From)
-		if err != nil {
-			return a, fmt.Errorf("ask: from: %w", err)
-		}
+		local := netip.MustParseAddrPort(q.From)
 		d.LocalAddr = net.TCPAddrFromAddrPort(local)
 		if network == "udp" {
 			d.LocalAddr = net.UDPAddrFromAddrPort(local)

@@ -87,7 +87,7 @@ func Fits(t *testing.T, width int, text string) {
 // commands returns the visible commands of a tree, with the path of each.
 func commands(cmd *cobra.Command, paths ...string) (list [][]string) {
 	for _, sub := range cmd.Commands() {
-		if sub.IsAvailableCommand() && sub.Name() != "completion" {
+		if sub.IsAvailableCommand() {
 			path := append(slices.Clone(paths), sub.Name())
 			list = append(list, path)
 			list = append(list, commands(sub, path...)...)
@@ -113,8 +113,49 @@ func Help(t *testing.T, program func() cli.Program) {
 	}
 }
 
-// Tree checks the manners of every command: its examples, the names of its flags' values,
-// and that a group without a command prints its help.
+// FullDevice checks that the help of every command, its completion scripts and its version,
+// and further command lines, fail in one line if the output cannot be written.
+func FullDevice(t *testing.T, program func() cli.Program, lines ...string) {
+	t.Helper()
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	lines = append(lines, "", "--help", "--version", "version", "version -o json", "version -o yaml", "completion bash", "completion zsh", "completion fish", "__complete ver")
+	for _, path := range commands(program().Root()) {
+		lines = append(lines, strings.Join(path, " ")+" --help", "help "+strings.Join(path, " "))
+	}
+	for _, line := range lines {
+		var errs bytes.Buffer
+		code := program().Run(strings.Fields(line), full, &errs)
+		// Completion reports its directive on stderr as well.
+		last := errs.String()[strings.LastIndex(strings.TrimSpace(errs.String()), "\n")+1:]
+		if code != cli.ExitFailed || !strings.Contains(last, "no space left on device") || last != errs.String() && !strings.HasPrefix(line, "__complete") {
+			t.Errorf("%s %s: exit code %d: %q", program().Name, line, code, &errs)
+		}
+	}
+}
+
+// checkArguments checks that wrong numbers of arguments are wrong usage, in one line that
+// names the program once.
+func checkArguments(t *testing.T, program func() cli.Program, path []string, cmd *cobra.Command) {
+	t.Helper()
+	for _, args := range [][]string{nil, {"a", "b", "c", "d"}} {
+		if cmd.ValidateArgs(args) == nil {
+			continue
+		}
+		var out, errs bytes.Buffer
+		code := program().Run(slices.Concat(path, args), &out, &errs)
+		line, found := strings.CutPrefix(errs.String(), program().Name+": ")
+		if code != cli.ExitUsage || out.Len() > 0 || !found || strings.HasPrefix(line, program().Name) || strings.Contains(line, "arg(s)") || strings.Count(line, "\n") != 1 {
+			t.Errorf("%s %q: exit code %d: %q", cmd.CommandPath(), args, code, &errs)
+		}
+	}
+}
+
+// Tree checks the manners of every command: its examples, its arguments, the names of its
+// flags' values, and that a group without a command prints its help.
 func Tree(t *testing.T, program func() cli.Program) {
 	root := program().Root()
 	for _, path := range append([][]string{{}}, commands(root)...) {
@@ -129,6 +170,7 @@ func Tree(t *testing.T, program func() cli.Program) {
 		for _, example := range examples {
 			checkExample(t, program, example)
 		}
+		checkArguments(t, program, path, cmd)
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			if name, _ := pflag.UnquoteUsage(f); strings.Contains(name, " ") {
 				t.Errorf("%s: --%s takes %q: its usage has backquotes by mistake", cmd.CommandPath(), f.Name, name)

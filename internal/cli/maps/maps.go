@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/page"
 )
 
 // NewCommand returns the command maps.
@@ -72,7 +73,13 @@ func write(w io.Writer, output cli.Output, key, value []ebpf.Field) error {
 	if output.ForPrograms() {
 		return output.Encode(w, map[string]any{"key": object(key), "value": object(value)}, "")
 	}
-	_, err := fmt.Fprintf(w, "%s -> %s\n", text(key), text(value))
+	line := text(key) + " -> " + text(value)
+	if p := page.Of(w); p.Width > 0 && output != cli.Wide {
+		// On a terminal, lines break between fields. A program gets one line.
+		const indent = 2
+		line = strings.ReplaceAll((&page.Page{Width: p.Width - indent}).Wrap(line, ""), "\n", "\n"+strings.Repeat(" ", indent))
+	}
+	_, err := fmt.Fprintln(w, line)
 	return err
 }
 

@@ -280,7 +280,7 @@ func TestPolicyExplainFollowsServices(t *testing.T) {
 // TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere uses Services and hostPorts that lead
 // to other pods: the output must not call the flow allowed, or unaffected by policies.
 func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
-	const service, host = "is one of Service shop/cache: what", "is the hostPort of pod shop/cache: what"
+	const service, host = "is one of Service shop/cache: this", "is the hostPort of pod shop/cache: this"
 	text := strings.Replace(explained, "spec: {nodeName: a}", "spec: {nodeName: a, containers: [{name: c, ports: [{containerPort: 11211, hostPort: 8080}]}]}", 1) + clusterIP
 	denies := text + strings.NewReplacer("PORTS", "{port: 30080}, {port: 8080}, {port: 80}", "PEER", "cache").Replace(asker)
 	none := text[:strings.Index(text, "---\napiVersion: policy")] + clusterIP
@@ -288,8 +288,8 @@ func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 		{text, "--from other/evil --to node/a --port 30080", policyflow.NotJudged, policyflow.NotJudged, service},
 		{text, "--from other/evil --to 192.0.2.1 --port 30080", policyflow.NotJudged, policyflow.NotJudged, service},
 		{text, "--from 198.51.100.7 --to node/a --port 30080", policyflow.NotJudged, policyflow.NotJudged, service},
-		{text, "--from other/evil --to 203.0.113.8 --port 80", policyflow.NotJudged, policyflow.NotJudged, "is an address of Service shop/cache: what"},
-		{text, "--from 198.51.100.7 --to 10.96.0.8 --port 80", policyflow.NotJudged, policyflow.NotJudged, "is an address of Service shop/cache: what"},
+		{text, "--from other/evil --to 203.0.113.8 --port 80", policyflow.NotJudged, policyflow.NotJudged, "is an address of Service shop/cache: this"},
+		{text, "--from 198.51.100.7 --to 10.96.0.8 --port 80", policyflow.NotJudged, policyflow.NotJudged, "is an address of Service shop/cache: this"},
 		{text, "--from other/evil --to node/a --port 8080", policyflow.NotJudged, policyflow.NotJudged, host},
 		{text, "--from other/evil --to node/b --port 8080", "tracked as usual", "tracked as usual", ""}, // the pod is on a
 		{text, "--from other/evil --to node/a --port 30081", "tracked as usual", "tracked as usual", ""},
@@ -298,13 +298,13 @@ func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 		// A policy denies the client's request before netfilter translates it; eBPF has
 		// translated it before.
 		{denies, "--from other/evil --to node/a --port 30080", policyflow.NotJudged, "denied", service},
-		{denies, "--from other/evil --to 203.0.113.8 --port 80", policyflow.NotJudged, "denied", "is an address of Service shop/cache: what"},
+		{denies, "--from other/evil --to 203.0.113.8 --port 80", policyflow.NotJudged, "denied", "is an address of Service shop/cache: this"},
 		{denies, "--from other/evil --to node/a --port 8080", "denied", "denied", host},
 	} {
 		for mode, want := range map[string]string{"ebpf": test.ebpf, "nftables": test.nftables} {
 			e, said, code := explains(t, test.text, test.args+" --proxy-mode "+mode)
 			if code != 0 || e.Outcome != want || !strings.Contains(said, test.note) ||
-				e.Outcome == policyflow.NotJudged && (strings.Contains(said, "no policy selects either") || !strings.Contains(said, "ask for ")) {
+				e.Outcome == policyflow.NotJudged && (strings.Contains(said, "no policy selects either") || !strings.Contains(said, "Give ")) {
 				t.Errorf("%s, %s: exit code %d, outcome %q, want %q\n%s", test.args, mode, code, e.Outcome, want, said)
 			}
 		}

@@ -15,6 +15,11 @@ func TestHelpFitsTheTerminal(t *testing.T) { clitest.Help(t, New) }
 
 func TestCommandsHaveManners(t *testing.T) { clitest.Tree(t, New) }
 
+func TestAFullDeviceFailsEveryCommand(t *testing.T) {
+	clitest.FullDevice(t, New, "plan --table 1000", "plan --table 1000 -o yaml",
+		"policy explain --manifests ../../../examples/demo --from 10.0.0.9 --to 10.0.0.10 --port 80")
+}
+
 func TestShellsCompleteValues(t *testing.T) {
 	for _, row := range []struct{ line, want string }{
 		{"agent --proxy-mode|ebpf", "ebpf"},
@@ -30,6 +35,8 @@ func TestShellsCompleteValues(t *testing.T) {
 		{"policy explain --protocol|", "SCTP"},
 		{"top -o|", "yaml"},
 		{"|doc", "doctor"},
+		{"completion|", "zsh"},
+		{"help policy|", "explain"},
 		{"maps|fr", "frontends"},
 	} {
 		line, typed, _ := strings.Cut(row.line, "|")
@@ -50,6 +57,10 @@ func TestTyposGetSuggestions(t *testing.T) {
 		{"docter", `unknown command "docter" (did you mean doctor?): see 'spillway --help'`},
 		{"policy explian", `unknown command "explian" (did you mean explain?): see 'spillway policy --help'`},
 		{"doctor --netnss here", "unknown flag: --netnss (did you mean --netns?): see 'spillway doctor --help'"},
+		{"help policy explian", `unknown command "explian" (did you mean explain?)`},
+		{"completion", "no shell given: use one of bash, zsh, fish, powershell"},
+		{"completion bahs", `shell "bahs": unknown (did you mean bash?): use one of bash, zsh, fish, powershell`},
+		{"completion bogus", `shell "bogus": unknown: use one of bash, zsh, fish, powershell`},
 		{"top --zzz", "unknown flag: --zzz: see 'spillway top --help'"},
 	} {
 		var out, errs bytes.Buffer

@@ -128,8 +128,8 @@ func (x *explainer) noteService(how string) {
 	if proxymode.UsesNetfilter(x.q.ProxyMode) {
 		x.elsewhere = translatedAfter
 	}
-	x.notes = append(x.notes, how+": what policies make of its endpoints is not in here; "+
-		"ask for an endpoint, from party asks and from the node, which may masquerade")
+	x.notes = append(x.notes, how+": this does not say what policies decide about its endpoints. "+
+		"Give an endpoint as --to, and as --from both the client and the node, which may masquerade")
 }
 
 // noteNodePort finds the Services and the hostPorts that have a port of a node.
@@ -147,7 +147,7 @@ func (x *explainer) noteNodePort(to party) {
 	for name, p := range x.store.Pods {
 		for _, h := range p.HostPorts {
 			if p.Node == to.node && h.Protocol == x.proto && h.Host == port {
-				pods = append(pods, fmt.Sprintf("the hostPort of pod %s: what policies make of that is not in here; ask for the pod, at port %d", name, h.Port))
+				pods = append(pods, fmt.Sprintf("the hostPort of pod %s: this does not say what policies decide about it. Give the pod as --to, and --port %d", name, h.Port))
 			}
 		}
 	}

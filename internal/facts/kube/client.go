@@ -2,16 +2,20 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
 )
 
 // Access describes how to reach the API server.
@@ -83,18 +87,48 @@ func (a Access) config() (*rest.Config, error) {
 	}
 	if a.Kubeconfig == "" && a.Master == "" {
 		cfg, err := rest.InClusterConfig()
-		if err != nil {
-			return nil, fmt.Errorf("connect to API server: %w: set --kubeconfig, or --manifests DIR to serve files", err)
+		switch {
+		case errors.Is(err, rest.ErrNotInCluster):
+			return nil, errors.New("connect to API server: no kubeconfig given, and this is not a Pod of a cluster: set --kubeconfig FILE, or --manifests DIR")
+		case err != nil:
+			return nil, fmt.Errorf("connect to API server: read the Pod's account: %w: mount its token, or set --kubeconfig FILE", err)
 		}
 		return cfg, nil
+	}
+	if a.Kubeconfig != "" {
+		if err := checkKubeconfig(a.Kubeconfig); err != nil {
+			return nil, fmt.Errorf("read kubeconfig: %w: %s", err, a.advice())
+		}
 	}
 	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: a.Kubeconfig}
 	override := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: a.Master}}
 	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, override).ClientConfig()
-	if err != nil {
+	switch {
+	case clientcmd.IsEmptyConfig(err):
+		return nil, fmt.Errorf("read kubeconfig: it names no cluster: %s", a.advice())
+	case err != nil:
 		return nil, fmt.Errorf("connect to API server: %w: %s", err, a.advice())
 	}
 	return cfg, nil
+}
+
+// checkKubeconfig returns an error if a file cannot be read or is no kubeconfig. client-go's
+// errors of such files describe its own types, and suggest an environment variable that
+// Spillway does not read.
+func checkKubeconfig(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	text, err = yaml.YAMLToJSON(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	var kind metav1.TypeMeta
+	if err := json.Unmarshal(text, &kind); err != nil || kind.Kind != "" && kind.Kind != "Config" || string(text) == "null" {
+		return fmt.Errorf("%s: not a kubeconfig", path)
+	}
+	return nil
 }
 
 func (a Access) advice() string {

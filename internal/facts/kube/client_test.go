@@ -19,10 +19,12 @@ func TestAKubeconfigThatCannotBeUsedSaysWhatToMend(t *testing.T) {
 		name, text string // text "": there is no file
 		says       []string
 	}{
-		{"no file", "", []string{"no file.yaml", "no such file"}},
-		{"no YAML", head + "users: {{" + secret, []string{"no YAML.yaml"}},
-		{"another kind", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n", []string{"another kind.yaml"}},
-		{"no cluster", head, []string{"no cluster.yaml"}},
+		{"no file", "", []string{"read kubeconfig: open ", "no file.yaml: no such file or directory: fix"}},
+		{"no YAML", head + "users: {{" + secret, []string{"no YAML.yaml: yaml: "}},
+		{"no text", "\n", []string{"no text.yaml: not a kubeconfig: fix"}},
+		{"some word", "word", []string{"some word.yaml: not a kubeconfig: fix"}},
+		{"another kind", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n", []string{"another kind.yaml: not a kubeconfig: fix"}},
+		{"no cluster", head, []string{"read kubeconfig: it names no cluster: fix"}},
 		{"a context of no name", head + cluster + "current-context: other\n", []string{"a context of no name.yaml", "other"}},
 		{"a certificate without a key", head + cluster + "current-context: x\nusers: [{name: u, user: {client-certificate: /nonexistent/crt, token: " + secret + "}}]\n",
 			[]string{"a certificate without a key.yaml", "/nonexistent/crt"}},
@@ -55,7 +57,7 @@ func TestAKubeconfigThatCannotBeUsedSaysWhatToMend(t *testing.T) {
 		access Access
 		says   string
 	}{
-		{Access{}, "set --kubeconfig, or --manifests DIR"},
+		{Access{}, "connect to API server: no kubeconfig given, and this is not a Pod of a cluster: set --kubeconfig FILE, or --manifests DIR"},
 		{Access{Master: "https://192.0.2.1:x"}, "fix --master https://192.0.2.1:x"},
 		{Access{Master: "https://me:" + secret + "@192.0.2.1:x"}, "write credentials to a kubeconfig"},
 		{Access{Master: "https://192.0.2.1:x?token=" + secret}, "write credentials to a kubeconfig"},

@@ -97,7 +97,7 @@ func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "bench", "Name of the lab cluster to create.")
+	harness.NameFlag(f, &cfg.Name, "bench", "Name of the lab cluster to create.")
 	f.IntVar(&cfg.Rounds, "rounds", 30, "Measurements of each side of a pair.")
 	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond, "Duration of one measurement. Latency takes twice as long and twice the rounds.")
 	f.DurationVar(&cfg.Warmup, "warmup", 100*time.Millisecond, "Warmup before each measurement.")

@@ -36,7 +36,7 @@ meanwhile.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "flood", "Name of the lab clusters to create.")
+	harness.NameFlag(f, &cfg.Name, "flood", "Name of the lab clusters to create.")
 	f.StringSliceVar(&cfg.Modes, "modes", []string{"ebpf", "kube-proxy-nftables"}, "Modes to measure, of "+strings.Join(flood.Modes, ", ")+".")
 	f.IntVar(&cfg.Rate, "rate", 100_000, "SYNs a second. 0: as many as the machine sends.")
 	f.DurationVar(&cfg.Duration, "duration", 10*time.Second, "Duration of a flood, and of the measurement without one before it.")

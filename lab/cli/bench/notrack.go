@@ -48,7 +48,7 @@ memcached, nft and conntrack. Do not use the machine meanwhile.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "dnt", "Name of the lab clusters to create.")
+	harness.NameFlag(f, &cfg.Name, "dnt", "Name of the lab clusters to create.")
 	f.StringVar(&cfg.Mode, "proxy-mode", "nftables", "--proxy-mode of the agent.")
 	f.IntVar(&cfg.Rounds, "rounds", 10, "Measurements of each side of a pair.")
 	f.DurationVar(&cfg.Duration, "duration", time.Second, "Duration of one measurement. Half of it is added as warmup.")

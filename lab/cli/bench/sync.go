@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/proxymode"
 	"spillway.dev/spillway/lab/experiment/change"
+	"spillway.dev/spillway/lab/experiment/harness"
 )
 
 func newBenchSyncCommand() *cobra.Command {
@@ -39,7 +40,7 @@ variant. Needs root and nginx. Do not use the machine meanwhile.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "sync", "Name of the lab clusters to create.")
+	harness.NameFlag(f, &cfg.Name, "sync", "Name of the lab clusters to create.")
 	f.StringSliceVar(&cfg.Modes, "modes", []string{"ebpf", "nftables", "iptables"}, "Modes to measure: dataplanes, and kube-proxy's.")
 	f.IntSliceVar(&cfg.Services, "services", []int{100, 1000, 5000, 10000, 50000}, "Numbers of Services.")
 	f.IntVar(&cfg.Changes, "changes", 100, "Single changes for the percentiles.")

@@ -27,8 +27,8 @@ func NewCommand() *cobra.Command {
 		Long: `Builds a cluster of two nodes and an outside client from network namespaces,
 starts an agent on each node with the manifests of examples/demo, and sends requests
 to every Service address. Compares the path through a Service with direct access to the
-same server. Takes about a minute, needs root and nginx, and removes everything at the
-end.`,
+same server on the node itself ("metal"). Takes one to two minutes, needs root and nginx,
+and removes everything at the end.`,
 		Example: `  spillway-lab demo
   spillway-lab demo --rounds 2 -o json`,
 		Args: cli.Arguments(),
@@ -57,7 +57,7 @@ end.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Name, "name", "demo", "Name of the lab cluster to create.")
+	harness.NameFlag(f, &cfg.Name, "demo", "Name of the lab cluster to create.")
 	f.StringVar(&manifests, "manifests", "", "Directory to serve instead of the built-in manifests.")
 	f.IntVar(&cfg.Rounds, "rounds", 4, "Measurements of each path.")
 	f.DurationVar(&cfg.Duration, "duration", time.Second, "Duration of one measurement.")

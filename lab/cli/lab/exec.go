@@ -4,14 +4,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
 func newExecCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:   "exec [--name CLUSTER] HOST [--] COMMAND [ARGUMENT...]",
-		Short: "Run a command in the network namespace and cgroup of a node, pod or client",
+		Use: "exec [--name CLUSTER] HOST [--] COMMAND [ARGUMENT...]",
+		// Flags after the host are the command's.
+		DisableFlagsInUseLine: true,
+		Short:                 "Run a command in the network namespace and cgroup of a node, pod or client",
+		Long: `Runs a command in the network namespace and cgroup of a node, pod or client. The exit
+code is the command's.`,
 		Example: `  spillway-lab lab exec node0-pod1 -- ip -brief address
   spillway-lab lab exec --name big client0 -- bash`,
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -42,7 +47,7 @@ func newExecCommand() *cobra.Command {
 			return h.Exec(argv)
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
+	harness.NameFlag(cmd.Flags(), &name, "lab", "Name of the cluster.")
 	completeClusters(cmd)
 	// Arguments after the command's name belong to the command.
 	cmd.Flags().SetInterspersed(false)

@@ -16,6 +16,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/page"
+	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
 )
@@ -61,14 +62,17 @@ func newUpCommand() *cobra.Command {
 				err = errors.Join(err, parsePrefix(&p, text))
 				spec.ExternalRanges = append(spec.ExternalRanges, p)
 			}
-			if err = errors.Join(err, spec.Validate()); err != nil {
+			if err == nil {
+				err = spec.Validate()
+			}
+			if err != nil {
 				return cli.UsageErrorf("%v", err)
 			}
 			return labUp(cmd, spec, output)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&spec.Name, "name", spec.Name, "Name of the cluster.")
+	harness.NameFlag(f, &spec.Name, spec.Name, "Name of the cluster.")
 	f.IntVar(&spec.Nodes, "nodes", spec.Nodes, "Number of nodes.")
 	f.IntVar(&spec.PodsPerNode, "pods", spec.PodsPerNode, "Number of pods on each node.")
 	f.IntVar(&spec.Clients, "clients", spec.Clients, "Number of machines outside the cluster.")
@@ -143,7 +147,7 @@ func newDownCommand() *cobra.Command {
 			return topology.Down(name)
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
+	harness.NameFlag(cmd.Flags(), &name, "lab", "Name of the cluster.")
 	cmd.Flags().BoolVar(&all, "all", false, "Remove every cluster of this machine.")
 	completeClusters(cmd)
 	return cmd
@@ -188,7 +192,7 @@ func newStatusCommand() *cobra.Command {
 			return output.Print(cmd.OutOrStdout(), all)
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "", "Name of the cluster (default: all).")
+	harness.NameFlag(cmd.Flags(), &name, "", "Name of the cluster (default: all).")
 	completeClusters(cmd)
 	output.AddFlag(cmd)
 	return cmd
@@ -197,17 +201,19 @@ func newStatusCommand() *cobra.Command {
 func newNodesCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:   "nodes [--name CLUSTER]",
+		Use:   "nodes",
 		Short: "Print a cluster's Nodes as a Kubernetes manifest",
 		Example: `  spillway-lab lab nodes
   spillway-lab lab nodes --name big`,
-		Args: cobra.MaximumNArgs(1), // the cluster, for compatibility
+		Args: cli.Arguments("[CLUSTER]"), // for compatibility
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if cmd.Flags().Changed("name") {
 					return cli.UsageErrorf("lab nodes %s and --name: give one of them", args[0])
 				}
-				name = args[0]
+				if name = args[0]; topology.ValidName(name) != nil {
+					return cli.UsageErrorf("cluster %q: %v", name, topology.ErrName)
+				}
 			}
 			c, err := topology.Load(name)
 			if err != nil {
@@ -221,7 +227,7 @@ func newNodesCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&name, "name", "lab", "Name of the cluster.")
+	harness.NameFlag(cmd.Flags(), &name, "lab", "Name of the cluster.")
 	completeClusters(cmd)
 	return cmd
 }
@@ -258,12 +264,17 @@ func newAskCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ask http|tcp|udp ADDRESS:PORT",
 		Short: "Query a lab server for its name and the client address that it sees, and print them as JSON",
+		Long: `Queries a lab server for its name and the client address that it sees, and prints them
+as JSON. The exit code is 1 if the server did not answer.`,
 		Example: `  spillway-lab lab ask tcp 10.244.0.2:7000
   spillway-lab lab exec client0 -- spillway-lab lab ask http 172.30.0.10:30080`,
 		Args:      cli.Arguments("kind of server", "ADDRESS:PORT"),
 		ValidArgs: []string{workload.HTTP, workload.TCP, workload.UDP},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Kind, q.To = args[0], args[1]
+			if err := q.Validate(); err != nil {
+				return cli.UsageErrorf("%v", err)
+			}
 			a := workload.Put(cmd.Context(), q)
 			if err := json.NewEncoder(cmd.OutOrStdout()).Encode(a); err != nil {
 				return err
@@ -321,7 +332,7 @@ func (all labStatuses) Write(w io.Writer) error {
 			fmt.Fprintln(w)
 		}
 		t := page.NewTable(page.Text("HOST"), page.Text("IPV4"), page.Text("IPV6"),
-			page.Number("PROCESSES"), page.Number("CONNTRACK"), page.Text("NAMESPACE").Shrinks(10))
+			page.Number("PROCS"), page.Number("CONNTRACK"), page.Column{Name: "NAMESPACE", Least: 10, Cut: true})
 		for _, h := range s.Hosts {
 			t.Row(h.Name, addrOrDash(h.IPv4), addrOrDash(h.IPv6), h.Processes, h.ConntrackEntries, h.Namespace)
 		}

@@ -46,7 +46,7 @@ func newReportCommand() *cobra.Command {
 		Short: "Draw the report of a run again, from its results",
 		Example: `  spillway-lab lab report report/results.json
   spillway-lab lab report report/results.json --url https://example.org/r`,
-		Args: cobra.ExactArgs(1),
+		Args: cli.Arguments("RESULTS.json"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			run, err := readResults(args[0])
 			if err != nil {
@@ -77,7 +77,7 @@ the results that they come from, docs/results/lab.json. Run it in the source tre
 the results of "lab run all" on a machine without other load.`,
 		Example: `  spillway-lab lab headline report/results.json
   spillway-lab lab headline docs/results/lab.json`,
-		Args: cobra.ExactArgs(1),
+		Args: cli.Arguments("RESULTS.json"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			run, err := readResults(args[0])
 			if err != nil {

@@ -12,6 +12,11 @@ func TestHelpFitsTheTerminal(t *testing.T) { clitest.Help(t, New) }
 
 func TestCommandsHaveManners(t *testing.T) { clitest.Tree(t, New) }
 
+func TestAFullDeviceFailsEveryCommand(t *testing.T) {
+	results := "../../../docs/results/lab.json"
+	clitest.FullDevice(t, New, "lab list", "lab list -o json", "lab diff "+results+" "+results, "lab report "+results+" --directory "+t.TempDir())
+}
+
 func TestShellsCompleteValues(t *testing.T) {
 	for _, row := range []struct{ line, want string }{
 		{"lab run|", "snat-race"},

@@ -24,6 +24,7 @@ const Limit = 110 * time.Second
 const (
 	metalPort   = 8080
 	warmup      = 100 * time.Millisecond
+	patience    = time.Second // for an answer
 	connections = 32
 )
 
@@ -149,6 +150,15 @@ func (d *demo) probe(ctx context.Context) error {
 	return nil
 }
 
+// The names of the paths.
+const (
+	toMetal     = "client to a server on the node (metal)"
+	toPod       = "client to the pod, no Service"
+	toNodePort  = "client to NodePort"
+	podToPod    = "pod to pod, no Service"
+	toClusterIP = "pod to ClusterIP"
+)
+
 // path is one row of the measurements: a source and a destination.
 type path struct {
 	name string
@@ -170,11 +180,11 @@ func (d *demo) paths() ([]path, error) {
 	port := uint16(s.Spec.Ports[0].Port)
 	node, pod := c.Node(0), netip.AddrPortFrom(c.Pod(0, 0).IPv4, port)
 	return []path{
-		{"client to a server on the node (metal)", c.Client(0), netip.AddrPortFrom(node.IPv4, metalPort)},
-		{"client to the pod, no Service", c.Client(0), pod},
-		{"client to NodePort", c.Client(0), netip.AddrPortFrom(node.IPv4, uint16(s.Spec.Ports[0].NodePort))},
-		{"pod to pod, no Service", c.Pod(0, 2), pod},
-		{"pod to ClusterIP", c.Pod(0, 2), netip.AddrPortFrom(clusterIP, port)},
+		{toMetal, c.Client(0), netip.AddrPortFrom(node.IPv4, metalPort)},
+		{toPod, c.Client(0), pod},
+		{toNodePort, c.Client(0), netip.AddrPortFrom(node.IPv4, uint16(s.Spec.Ports[0].NodePort))},
+		{podToPod, c.Pod(0, 2), pod},
+		{toClusterIP, c.Pod(0, 2), netip.AddrPortFrom(clusterIP, port)},
 	}, nil
 }
 
@@ -197,7 +207,7 @@ func (d *demo) measure(ctx context.Context) error {
 			}
 			p := paths[i%len(paths)]
 			s, err := d.harness.Measure(ctx, p.from, load.Config{Kind: kinds[i/len(paths)], Target: p.to,
-				Connections: connections, Duration: d.cfg.Duration, Warmup: warmup, Timeout: time.Second})
+				Connections: connections, Duration: d.cfg.Duration, Warmup: warmup, Timeout: patience})
 			if err != nil {
 				return fmt.Errorf("measure %s: %w", p.name, err)
 			}

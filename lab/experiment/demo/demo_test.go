@@ -123,14 +123,23 @@ func testReport() *Report {
 		CPU: "Fast CPU", Cores: 2, Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)}}
 	sample := func(rate float64, entries int) harness.Sample {
 		s := harness.Sample{Conntrack: entries}
-		s.Kind, s.Rate = load.HTTP, rate
+		s.Kind, s.Rate, s.Requests = load.HTTP, rate, int64(rate)
 		s.Latency = load.Latency{P50: 1e6 / rate, P99: 2e6 / rate, P999: 3e6 / rate}
 		return s
 	}
 	metal := []harness.Sample{sample(30000, 32), sample(20000, 33)}
-	r.Speeds = []Speed{
-		newSpeed("client to a server on the node (metal)", metal, metal),
-		newSpeed("client to NodePort", metal, []harness.Sample{sample(29400, 0), sample(19600, 0)}),
+	lost := sample(18000, 0)
+	lost.Errors = map[string]int64{"timeout": 1}
+	for _, kind := range []load.Kind{load.HTTP, load.Conn} {
+		of := func(path string, samples ...harness.Sample) {
+			s := newSpeed(path, metal, samples)
+			s.Kind = kind
+			r.Speeds = append(r.Speeds, s)
+		}
+		of(toMetal, metal...)
+		of(toNodePort, sample(29400, 0), sample(19600, 0))
+		of(podToPod, sample(30000, 9344), sample(20000, 12))
+		of(toClusterIP, sample(31000, 0), lost)
 	}
 	return r
 }

@@ -179,6 +179,11 @@ func CanRun() error {
 	if err := topology.RequireRoot(); err != nil {
 		return err
 	}
+	if spillway != "" {
+		if _, err := Spillway(); err != nil {
+			return err
+		}
+	}
 	return NeedPrograms(Packages)
 }
 

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/pflag"
+
+	"spillway.dev/spillway/lab/topology"
 )
 
 // spillway is the path of the program spillway, as given by the user.
@@ -18,6 +20,23 @@ var spillway string
 func SpillwayFlag(f *pflag.FlagSet) {
 	f.StringVar(&spillway, "spillway", "", "Path of the program spillway that runs as agent (default: beside this program).")
 }
+
+// NameFlag adds the flag --name, the name of a cluster. A name that no cluster can have is
+// wrong usage.
+func NameFlag(f *pflag.FlagSet, name *string, value, usage string) {
+	*name = value
+	f.Var((*clusterName)(name), "name", usage)
+}
+
+type clusterName string
+
+func (n *clusterName) Set(text string) error {
+	*n = clusterName(text)
+	return topology.ValidName(text)
+}
+
+func (n *clusterName) String() string { return string(*n) }
+func (n *clusterName) Type() string   { return "string" }
 
 // Spillway returns the absolute path of the program spillway: that of the flag
 // --spillway, or spillway beside the running program.

@@ -22,7 +22,7 @@ func card(res *experiment.Result) *experiment.Card {
 		return nil
 	}
 	c.Number = experiment.FormatNumber(own)
-	c.Verdict = "table full: " + c.Number + " conn./s with do-not-track"
+	c.Verdict = "conntrack full: " + c.Number + " conn./s with do-not-track"
 	if ok {
 		c.Verdict += "; " + experiment.FormatNumber(tracked) + " without"
 	}
