@@ -76,6 +76,9 @@ func (e *Events) Tell(problems []model.Problem) {
 		if p.Field != "" {
 			note = p.Field + ": " + note
 		}
+		if p.Where != (model.KindService + " " + name.String()) { // an EndpointSlice
+			note = p.Where + ": " + note
+		}
 		e.pass(message{
 			about: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: name.Namespace, Name: name.Name},
 			typ:   corev1.EventTypeWarning, action: "Serve", what: "NotServedAsAsked", note: note,

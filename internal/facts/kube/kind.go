@@ -26,7 +26,6 @@ type kind[A apiObject, M any] struct {
 	trim     func(A) // removes unused fields; may be nil
 	convert  func(A) (*M, []model.Problem)
 	put      func(*model.Delta, model.Name, *M)
-	uidOf    func(*M) string // may be nil
 
 	known     map[model.Name]*M
 	listed    bool
@@ -62,13 +61,6 @@ func (k *kind[A, M]) watching(fromStart bool) {
 }
 
 func (k *kind[A, M]) refused(forbidden bool) { k.forbidden, k.streaming = forbidden, false }
-
-func (k *kind[A, M]) uid(name model.Name) string {
-	if m := k.known[name]; m != nil && k.uidOf != nil {
-		return k.uidOf(m)
-	}
-	return ""
-}
 
 // rbac returns the right that a ClusterRole must grant.
 func (k *kind[A, M]) rbac() string { return cmp.Or(k.resource, resources[k.name]) }

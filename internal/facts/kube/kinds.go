@@ -20,24 +20,27 @@ const (
 	zoneLabel      = corev1.LabelTopologyZone
 )
 
-type nodeKind = kind[*corev1.Node, model.Node]
+type (
+	serviceKind = kind[*corev1.Service, model.Service]
+	nodeKind    = kind[*corev1.Node, model.Node]
+)
 
-// allKinds returns the kinds to watch.
+// allKinds returns the kinds to watch, and sets services.
 func (s *Source) allKinds() []watched {
 	c := s.cfg.Client
 	proxyName := "!" + proxyNameLabel
 	if s.cfg.ProxyName != "" {
 		proxyName = proxyNameLabel + "=" + s.cfg.ProxyName
 	}
+	s.services = &serviceKind{
+		source: s, name: model.KindService, known: map[model.Name]*model.Service{}, convert: kubeobject.Service, trim: trimService,
+		// Both selections are kube-proxy's.
+		lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
+			metav1.ListOptions{LabelSelector: proxyName, FieldSelector: "spec.clusterIP!=None"}),
+		put: func(d *model.Delta, n model.Name, m *model.Service) { enter(&d.Services, n, m) },
+	}
 	kinds := []watched{
-		&kind[*corev1.Service, model.Service]{
-			source: s, name: "Service", known: map[model.Name]*model.Service{}, convert: kubeobject.Service, trim: trimService,
-			// Both selections are kube-proxy's.
-			lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
-				metav1.ListOptions{LabelSelector: proxyName, FieldSelector: "spec.clusterIP!=None"}),
-			put:   func(d *model.Delta, n model.Name, m *model.Service) { enter(&d.Services, n, m) },
-			uidOf: func(m *model.Service) string { return m.UID },
-		},
+		s.services,
 		&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{
 			source: s, name: "EndpointSlice", known: map[model.Name]*model.EndpointSlice{}, convert: kubeobject.EndpointSlice,
 			// Not by the proxy's name: slices written by hand lack that label.

@@ -65,8 +65,9 @@ func (c Config) Validate() error {
 
 // Source watches an API server. Make one with New.
 type Source struct {
-	cfg   Config
-	kinds []watched
+	cfg      Config
+	kinds    []watched
+	services *serviceKind // one of kinds
 
 	mu        sync.Mutex // orders deliveries
 	deliver   func(model.Delta, []model.Problem)
@@ -99,7 +100,6 @@ type watched interface {
 	state() (listed, forbidden, optional bool)
 	watching(fromStart bool)
 	refused(forbidden bool)
-	uid(model.Name) string
 	isOurs() bool
 	rbac() string
 	dropAll(*model.Delta)

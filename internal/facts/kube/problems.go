@@ -36,7 +36,11 @@ func (s *Source) setFaults(o object, uid string, problems []model.Problem) {
 // problems returns the current problems, sorted, never nil.
 func (s *Source) problems() []model.Problem {
 	out := []model.Problem{}
-	for _, ps := range s.faults {
+	for o, ps := range s.faults {
+		// A slice of a Service that another proxy serves is not for this agent to judge.
+		if name, ok := ps[0].Service(); ok && o.kind != model.KindService && !s.servesService(name) {
+			continue
+		}
 		out = append(out, ps...)
 	}
 	out = append(out, slices.Collect(maps.Values(s.lost))...)
@@ -85,12 +89,16 @@ func (s *Source) missingNode() (model.Problem, bool) {
 func (s *Source) ServiceUID(name model.Name) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, k := range s.kinds {
-		if k.title() == "Service" {
-			return cmp.Or(s.uids[object{"Service", name}], k.uid(name))
-		}
+	if m := s.services.known[name]; m != nil {
+		return cmp.Or(s.uids[object{model.KindService, name}], m.UID)
 	}
-	return ""
+	return s.uids[object{model.KindService, name}]
+}
+
+// servesService reports whether this agent is to serve the Service.
+func (s *Source) servesService(name model.Name) bool {
+	_, invalid := s.faults[object{model.KindService, name}]
+	return s.services.known[name] != nil || invalid
 }
 
 // observe records the result of each list and watch of a kind.

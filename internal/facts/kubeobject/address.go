@@ -1,30 +1,38 @@
 package kubeobject
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// addr parses an address. It refuses octets with leading zeros and IPv4 written as IPv6,
-// as current API servers do. Programs have parsed both in different ways
-// (CVE-2021-29923).
+// addr parses an address.
 func (c *checker) addr(p *field.Path, s string) (netip.Addr, bool) {
+	a, why, remedy := parseAddr(s)
+	if why != "" {
+		c.invalidf(p, "%s; %s", why, remedy)
+	}
+	return a, why == ""
+}
+
+// parseAddr parses an address, or returns what is wrong with it and the remedy. It refuses
+// octets with leading zeros and IPv4 written as IPv6, as current API servers do. Programs
+// have parsed both in different ways (CVE-2021-29923).
+func parseAddr(s string) (_ netip.Addr, why, remedy string) {
 	a, err := netip.ParseAddr(s)
 	switch {
 	case err != nil && leadingZero(s):
-		c.invalidf(p, "%q has a leading zero, which some programs read as octal; write the address without it", s)
+		return netip.Addr{}, fmt.Sprintf("%q has a leading zero, which some programs read as octal", s), "write the address without it"
 	case err != nil:
-		c.invalidf(p, "%q is not an IP address", s)
+		return netip.Addr{}, fmt.Sprintf("%q is not an IP address", s), "write one such as 192.0.2.1 or 2001:db8::1"
 	case a.Zone() != "":
-		c.invalidf(p, "%q has a zone, which is valid only on one machine; write the address without %q", s, "%"+a.Zone())
+		return netip.Addr{}, fmt.Sprintf("%q has a zone, which is valid only on one machine", s), fmt.Sprintf("write the address without %q", "%"+a.Zone())
 	case a.Is4In6():
-		c.invalidf(p, "%q is an IPv4-mapped IPv6 address; write %q", s, a.Unmap())
-	default:
-		return a, true
+		return netip.Addr{}, fmt.Sprintf("%q is an IPv4-mapped IPv6 address", s), fmt.Sprintf("write %q", a.Unmap())
 	}
-	return netip.Addr{}, false
+	return a, "", ""
 }
 
 // prefix parses a CIDR. Bits beyond the prefix length are cleared, as

@@ -1,6 +1,10 @@
 package kubeobject
 
 import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,17 +23,27 @@ const (
 )
 
 // EndpointSlice converts an EndpointSlice. It returns nil for a slice without a Service,
-// of a headless Service, or with host names.
+// of a headless Service, or with host names. Ports and addresses that cannot be used are
+// left out: one address must not keep the others from being served, or from changing.
+// Problems are about the Service, where people look for Events.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.Problem) {
 	c, name := newChecker("EndpointSlice", &o.ObjectMeta)
+	service := model.Name{Namespace: name.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
+	if service.Name != "" {
+		c.object = model.ObjectRef{Kind: model.KindService, Name: service}
+	}
 	kind := c.addressType(o.AddressType)
-	service := o.Labels[discoveryv1.LabelServiceName]
-	if _, ok := o.Labels[headlessLabel]; ok || service == "" || kind == "FQDN" {
+	if _, ok := o.Labels[headlessLabel]; ok || service.Name == "" || kind == "FQDN" {
+		return nil, c.problems
+	}
+	c.atMost(field.NewPath("endpoints"), len(o.Endpoints), maxEndpoints)
+	c.atMost(field.NewPath("ports"), len(o.Ports), maxEndpointPorts)
+	if c.invalid {
 		return nil, c.problems
 	}
 	s := &model.EndpointSlice{
 		Name:      name,
-		Service:   model.Name{Namespace: name.Namespace, Name: service},
+		Service:   service,
 		Family:    model.IPv4,
 		Ports:     c.endpointPorts(field.NewPath("ports"), o.Ports),
 		Triggered: c.triggered(o.Annotations),
@@ -37,17 +51,7 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.
 	if kind == "IPv6" {
 		s.Family = model.IPv6
 	}
-	c.atMost(field.NewPath("endpoints"), len(o.Endpoints), maxEndpoints)
-	c.atMost(field.NewPath("ports"), len(o.Ports), maxEndpointPorts)
-	if c.invalid {
-		return nil, c.problems
-	}
-	for i := range o.Endpoints {
-		s.Endpoints = append(s.Endpoints, c.endpoint(field.NewPath("endpoints").Index(i), &o.Endpoints[i], s))
-	}
-	if c.invalid {
-		return nil, c.problems
-	}
+	c.endpoints(field.NewPath("endpoints"), s, o.Endpoints)
 	return s, c.problems
 }
 
@@ -64,49 +68,111 @@ func (c *checker) addressType(t discoveryv1.AddressType) string {
 func (c *checker) endpointPorts(ports *field.Path, list []discoveryv1.EndpointPort) []model.EndpointPort {
 	var out []model.EndpointPort
 	names := map[string]bool{}
-	for i, ep := range list {
-		p := ports.Index(i)
-		name := deref(ep.Name)
-		c.portName(p.Child("name"), name)
-		if names[name] {
-			c.invalidf(p.Child("name"), "%q is listed twice; use unique names, since Service ports refer to them", name)
-		}
-		names[name] = true
-		protocol := c.protocol(p.Child("protocol"), string(deref(ep.Protocol)))
-		if ep.Port == nil {
-			// In the API this means "all ports", which no Service port can use.
-			c.notef(p.Child("port"), "is missing, and the port is left out; give the port that the endpoints listen on")
+	for i := range list {
+		var one model.EndpointPort
+		left := c.leaveOut("port", func() { one = c.endpointPort(ports.Index(i), &list[i], names) })
+		if left {
 			continue
 		}
-		out = append(out, model.EndpointPort{
-			Name:     name,
-			Protocol: protocol,
-			Port:     c.port(p.Child("port"), *ep.Port),
-		})
+		names[one.Name] = true
+		out = append(out, one)
 	}
 	return out
 }
 
-func (c *checker) endpoint(p *field.Path, ep *discoveryv1.Endpoint, s *model.EndpointSlice) model.Endpoint {
-	addresses := p.Child("addresses")
-	if len(ep.Addresses) == 0 {
-		c.invalidf(addresses, "is empty; give the endpoint an address or remove it")
+// endpointPort parses a port; names are those of the ports before it.
+func (c *checker) endpointPort(p *field.Path, ep *discoveryv1.EndpointPort, names map[string]bool) model.EndpointPort {
+	name := deref(ep.Name)
+	c.portName(p.Child("name"), name)
+	if names[name] {
+		c.invalidf(p.Child("name"), "%q is listed twice; use unique names, since Service ports refer to them", name)
 	}
-	c.atMost(addresses, len(ep.Addresses), maxAddresses)
+	out := model.EndpointPort{Name: name, Protocol: c.protocol(p.Child("protocol"), string(deref(ep.Protocol)))}
+	if ep.Port == nil {
+		// In the API this means "all ports", which no Service port can use.
+		c.invalidf(p.Child("port"), "is missing; give the port that the endpoints listen on")
+		return out
+	}
+	out.Port = c.port(p.Child("port"), *ep.Port)
+	return out
+}
+
+// endpoints adds the endpoints that have an address. It reports all addresses that are
+// left out as one problem, without their positions: a slice may have a thousand of them,
+// controllers reorder slices, and each problem is an Event.
+func (c *checker) endpoints(p *field.Path, s *model.EndpointSlice, list []discoveryv1.Endpoint) {
+	var left []string
+	for i := range list {
+		ep, addresses := &list[i], p.Index(i).Child("addresses")
+		if c.leaveOut("endpoint", func() {
+			if len(ep.Addresses) == 0 {
+				c.invalidf(addresses, "is empty; give the endpoint an address or remove it")
+			}
+			c.atMost(addresses, len(ep.Addresses), maxAddresses)
+		}) {
+			continue
+		}
+		var usable []netip.Addr
+		for _, text := range ep.Addresses {
+			a, why := endpointAddr(text, s.Family)
+			if why != "" {
+				left = append(left, why)
+				continue
+			}
+			usable = append(usable, a)
+		}
+		if len(usable) > 0 {
+			s.Endpoints = append(s.Endpoints, endpoint(ep, usable, s.Namespace))
+		}
+	}
+	if len(left) > 0 {
+		c.notef(p, "%s", withoutTraffic(left))
+	}
+}
+
+// endpointAddr parses an address of an endpoint, or returns why it cannot be used.
+func endpointAddr(text string, family model.Family) (a netip.Addr, why string) {
+	if a, why, _ = parseAddr(text); why != "" {
+		return a, why
+	}
+	if kind := unusable(a, true); kind != "" {
+		return a, fmt.Sprintf("%s is %s", a, kind)
+	}
+	if model.FamilyOf(a) != family {
+		return a, fmt.Sprintf("%s is not %s, which the slice's addressType says", a, family)
+	}
+	return a, ""
+}
+
+// maxNamed limits the addresses that one problem names.
+const maxNamed = 4
+
+// withoutTraffic describes addresses that are left out, in the same words whatever their
+// order.
+func withoutTraffic(left []string) string {
+	slices.Sort(left)
+	left = slices.Compact(left)
+	named, more, count := left, "", "1 address gets"
+	if len(left) > maxNamed {
+		named, more = left[:maxNamed], fmt.Sprintf(", and %d more", len(left)-maxNamed)
+	}
+	if len(left) > 1 {
+		count = fmt.Sprintf("%d addresses get", len(left))
+	}
+	return fmt.Sprintf("%s no traffic: %s%s; correct what wrote the slice", count, strings.Join(named, ", "), more)
+}
+
+func endpoint(ep *discoveryv1.Endpoint, addresses []netip.Addr, namespace string) model.Endpoint {
 	out := model.Endpoint{
-		Addresses:   c.addrs(addresses, ep.Addresses, true),
+		Addresses:   addresses,
 		Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
 		Terminating: deref(ep.Conditions.Terminating),
 		Node:        deref(ep.NodeName),
+		Pod:         targetPod(ep.TargetRef, namespace),
 	}
 	out.Serving = out.Ready
 	if ep.Conditions.Serving != nil {
 		out.Serving = *ep.Conditions.Serving
-	}
-	for i, a := range out.Addresses {
-		if model.FamilyOf(a) != s.Family {
-			c.invalidf(addresses.Index(i), "%s is not %s, which the slice's addressType says", a, s.Family)
-		}
 	}
 	if ep.Hints != nil {
 		for _, z := range ep.Hints.ForZones {
@@ -116,7 +182,6 @@ func (c *checker) endpoint(p *field.Path, ep *discoveryv1.Endpoint, s *model.End
 			out.HintNodes = append(out.HintNodes, n.Name)
 		}
 	}
-	out.Pod = targetPod(ep.TargetRef, s.Namespace)
 	return out
 }
 

@@ -104,7 +104,10 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 	verify(t, es, problems, nil, "endpoints: has 16385 entries; the maximum is 16384")
 	o.Endpoints = o.Endpoints[:1000]
 	es, problems = EndpointSlice(o)
-	if es != nil || len(problems) != maxProblems+1 || problems[maxProblems].String() != "EndpointSlice default/a: has more problems than these 16; fix these first" {
+	verify(t, es, problems, &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"}, Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4},
+		`endpoints: 1 address gets no traffic: "x" is not an IP address; correct`)
+	o.Endpoints = make([]discoveryv1.Endpoint, 1000)
+	if es, problems = EndpointSlice(o); len(problems) != maxProblems+1 || problems[maxProblems].String() != "EndpointSlice default/a: has more problems than these 16; fix these first" {
 		t.Errorf("%v, %d problems, the last %v", es, len(problems), problems[len(problems)-1])
 	}
 	o.Endpoints = []discoveryv1.Endpoint{{}}
@@ -112,7 +115,9 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 		o.Endpoints[0].Addresses = append(o.Endpoints[0].Addresses, "10.0.0.1")
 	}
 	es, problems = EndpointSlice(o)
-	verify(t, es, problems, nil, "endpoints[0].addresses: has 101 entries; the maximum is 100")
+	if len(es.Endpoints) != 0 || len(problems) != 1 || problems[0].What != "the endpoint is left out: has 101 entries; the maximum is 100" {
+		t.Errorf("%v, problems %v", es, problems)
+	}
 	o.Endpoints = nil
 	for i := range maxEndpointPorts + 1 {
 		o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: ptr(fmt.Sprint("p", i)), Port: ptr(int32(i%65535 + 1))})
@@ -142,7 +147,7 @@ func TestSpecialAddresses(t *testing.T) {
 		}
 		o := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{discoveryv1.LabelServiceName: "w"}}, AddressType: kind,
 			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{a}}}}
-		if s, problems := EndpointSlice(o); s != nil || len(problems) != 1 || problems[0].Field != "endpoints[0].addresses[0]" {
+		if s, problems := EndpointSlice(o); s == nil || len(s.Endpoints) > 0 || len(problems) != 1 || problems[0].Field != "endpoints" {
 			t.Errorf("endpoint %q: %v, %v", a, s, problems)
 		}
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", ExternalIPs: []string{a}, Ports: []corev1.ServicePort{{Port: 1}}}}

@@ -34,17 +34,33 @@ type checker struct {
 	where    string
 	problems []model.Problem
 	invalid  bool
+	part     string // that leaveOut checks, "" for none
 }
 
-// invalidf reports a field that makes the whole object unusable.
+// invalidf reports a field that makes the whole object unusable, or the part of it that
+// leaveOut checks.
 func (c *checker) invalidf(p *field.Path, format string, args ...any) {
 	c.invalid = true
+	if c.part != "" {
+		format = "the " + c.part + " is left out: " + format
+	}
 	c.notef(p, format, args...)
 }
 
 // notef reports a field that is ignored; the rest of the object is valid.
 func (c *checker) notef(p *field.Path, format string, args ...any) {
 	c.report(p.String(), fmt.Sprintf(format, args...))
+}
+
+// leaveOut runs the checks of a part of the object, such as a port of a list, and reports
+// whether the part is left out: an error costs the part, not the whole object.
+func (c *checker) leaveOut(part string, check func()) bool {
+	invalid := c.invalid
+	c.part, c.invalid = part, false
+	check()
+	left := c.invalid
+	c.part, c.invalid = "", invalid
+	return left
 }
 
 // maxProblems limits the reports about one object. An object may have tens of thousands

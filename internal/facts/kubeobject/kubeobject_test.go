@@ -229,11 +229,14 @@ func TestServiceProblems(t *testing.T) {
 
 func TestServiceIngressProblems(t *testing.T) {
 	const spec = `metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 80}]}`
-	s, problems := Service(object[corev1.Service](t, `{`+spec+`, status: {loadBalancer: {ingress: [{ip: 1.2.3.04}, {ip: 1.2.3.4, ipMode: Vip}, {ip: "::"}]}}}`))
-	verify(t, s, problems, nil,
-		`status.loadBalancer.ingress[0].ip: "1.2.3.04" has a leading zero`,
-		`status.loadBalancer.ingress[1].ipMode: "Vip" is unknown; use VIP, Proxy`,
-		`status.loadBalancer.ingress[2].ip: :: is the unspecified address`)
+	s, problems := Service(object[corev1.Service](t, `{`+spec+`, status: {loadBalancer: {ingress: [{ip: 1.2.3.04}, {ip: 1.2.3.4, ipMode: Vip}, {ip: "::"}, {ip: 1.2.3.5}]}}}`))
+	verify(t, s, problems, &model.Service{
+		Name: model.Name{Namespace: "default", Name: "a"}, Type: model.LoadBalancer,
+		ClusterIPs: addrs("10.0.0.1"), LoadBalancerIPs: addrs("1.2.3.5"), Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+	},
+		`status.loadBalancer.ingress[0].ip: the address is left out: "1.2.3.04" has a leading zero`,
+		`status.loadBalancer.ingress[1].ipMode: the address is left out: "Vip" is unknown; use VIP, Proxy`,
+		`status.loadBalancer.ingress[2].ip: the address is left out: :: is the unspecified address`)
 }
 
 // A Service is served without some fields if they are invalid.
@@ -282,7 +285,7 @@ endpoints:
 			{Addresses: addrs("fd00::6"), Ready: true, Serving: true, Pod: model.Name{Namespace: "o", Name: "p"}},
 			{Addresses: addrs("fd00::7"), Ready: true, Serving: true},
 		},
-	}, `ports[2].port: is missing, and the port is left out`)
+	}, `ports[2].port: the port is left out: is missing; give the port`)
 }
 
 func TestEndpointSliceWithoutUse(t *testing.T) {
@@ -299,26 +302,64 @@ func TestEndpointSliceWithoutUse(t *testing.T) {
 func TestEndpointSliceProblems(t *testing.T) {
 	const meta = `metadata: {name: a, labels: {kubernetes.io/service-name: w}}, `
 	for text, want := range map[string]string{
-		`endpoints: []`:                                   `addressType: is missing`,
-		`addressType: ipv4, endpoints: []`:                `addressType: "ipv4" is unknown; use IPv4, IPv6, FQDN`,
-		`addressType: IPv4, endpoints: [{addresses: []}]`: `endpoints[0].addresses: is empty`,
-		`addressType: IPv4, endpoints: [{addresses: [1.2.3.4]}, {addresses: [01.2.3.4]}]`:                `endpoints[1].addresses[0]: "01.2.3.4" has a leading zero`,
-		`addressType: IPv4, endpoints: [{addresses: ["fd00::1"]}]`:                                       `endpoints[0].addresses[0]: fd00::1 is not IPv4`,
-		`addressType: IPv4, endpoints: [{addresses: [127.0.0.1]}]`:                                       `endpoints[0].addresses[0]: 127.0.0.1 is a loopback address`,
-		`addressType: IPv4, ports: [{port: 0}], endpoints: []`:                                           `ports[0].port: 0 is not a port`,
-		`addressType: IPv4, ports: [{port: 1, protocol: ICMP}], endpoints: []`:                           `ports[0].protocol: "ICMP" is unknown`,
-		`addressType: IPv4, ports: [{port: 1}, {port: 2}], endpoints: []`:                                `ports[1].name: "" is listed twice`,
-		`addressType: IPv4, ports: [{port: 1, name: "` + strings.Repeat("x", 999) + `"}], endpoints: []`: `ports[0].name: "xxx`,
+		`endpoints: []`:                    `addressType: is missing`,
+		`addressType: ipv4, endpoints: []`: `addressType: "ipv4" is unknown; use IPv4, IPv6, FQDN`,
 	} {
 		s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, `{`+meta+text+`}`))
 		verify(t, s, problems, nil, want)
-		if len(problems) > 0 && len(problems[0].What) > 420 {
-			t.Errorf("%d bytes in one line", len(problems[0].What))
-		}
 	}
 	s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, `{metadata: {name: a, labels: {kubernetes.io/service-name: w}, annotations: {endpoints.kubernetes.io/last-change-trigger-time: noon}}, addressType: IPv4, endpoints: []}`))
 	verify(t, s, problems, &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"}, Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4},
 		`metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]: "noon" is not an RFC 3339 time`)
+}
+
+// A bad port or address of a slice costs only itself.
+func TestEndpointSliceLeavesOut(t *testing.T) {
+	const most = 420
+	convert := func(text string) (*model.EndpointSlice, []model.Problem) {
+		return EndpointSlice(object[discoveryv1.EndpointSlice](t, `{metadata: {name: a, labels: {kubernetes.io/service-name: w}}, addressType: IPv4, `+text+`}`))
+	}
+	slice := func(endpoints ...string) *model.EndpointSlice {
+		s := &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"}, Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4}
+		for _, a := range endpoints {
+			s.Endpoints = append(s.Endpoints, model.Endpoint{Addresses: addrs(a), Ready: true, Serving: true})
+		}
+		return s
+	}
+	for addresses, want := range map[string]string{
+		`[]`:                     `endpoints[1].addresses: the endpoint is left out: is empty`,
+		`[01.2.3.4]`:             `endpoints: 1 address gets no traffic: "01.2.3.4" has a leading zero, which some programs read as octal; correct`,
+		`["fd00::1"]`:            `endpoints: 1 address gets no traffic: fd00::1 is not IPv4, which the slice's addressType says; correct`,
+		`[127.0.0.1]`:            `endpoints: 1 address gets no traffic: 127.0.0.1 is a loopback address; correct`,
+		`[255.255.255.255]`:      `endpoints: 1 address gets no traffic: 255.255.255.255 is the broadcast address; correct what wrote the slice`,
+		`[224.0.0.1, 127.0.0.1]`: `endpoints: 2 addresses get no traffic: 127.0.0.1 is a loopback address, 224.0.0.1 is a multicast address; correct`,
+		`[0.0.0.0, 127.0.0.6, 127.0.0.5, 127.0.0.4, 127.0.0.3, 127.0.0.3]`: `endpoints: 5 addresses get no traffic: 0.0.0.0 is the unspecified address, 127.0.0.3 is a loopback address, 127.0.0.4 is a loopback address, 127.0.0.5 is a loopback address, and 1 more; correct`,
+	} {
+		s, problems := convert(`endpoints: [{addresses: [10.0.0.1]}, {addresses: ` + addresses + `}, {addresses: [10.0.0.2]}]`)
+		verify(t, s, problems, slice("10.0.0.1", "10.0.0.2"), want)
+		for _, p := range problems {
+			if name, ok := p.Service(); !ok || name != s.Service || p.Where != "EndpointSlice default/a" || len(p.What) > most {
+				t.Errorf("about Service %v, where %q, %d bytes", name, p.Where, len(p.What))
+			}
+		}
+	}
+	s, problems := convert(`endpoints: [{addresses: [127.0.0.1, 10.0.0.1]}]`)
+	verify(t, s, problems, slice("10.0.0.1"), `endpoints: 1 address gets no traffic: 127.0.0.1`)
+
+	for ports, want := range map[string]string{
+		`{port: 0}`:                 `ports[1].port: the port is left out: 0 is not a port`,
+		`{port: 2, protocol: ICMP}`: `ports[1].protocol: the port is left out: "ICMP" is unknown`,
+		`{port: 2, name: b}`:        `ports[1].name: the port is left out: "b" is listed twice`,
+		`{port: 1, name: "` + strings.Repeat("x", 999) + `"}`: `ports[1].name: the port is left out: "xxx`,
+	} {
+		s, problems := convert(`endpoints: [], ports: [{name: b, port: 1}, ` + ports + `, {name: c, port: 3}]`)
+		wanted := slice()
+		wanted.Ports = []model.EndpointPort{{Name: "b", Protocol: model.TCP, Port: 1}, {Name: "c", Protocol: model.TCP, Port: 3}}
+		verify(t, s, problems, wanted, want)
+		if len(problems) > 0 && len(problems[0].What) > most {
+			t.Errorf("%d bytes in one line", len(problems[0].What))
+		}
+	}
 }
 
 func TestNode(t *testing.T) {

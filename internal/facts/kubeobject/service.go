@@ -154,14 +154,17 @@ func (c *checker) ingressIPs(o *corev1.Service) []netip.Addr {
 	}
 	var out []netip.Addr
 	for i, in := range ingress {
-		mode := c.oneOf(p.Index(i).Child("ipMode"), string(deref(in.IPMode)), "VIP", "Proxy")
 		if in.IP == "" { // a host name: the balancer sends to node ports
 			continue
 		}
-		ip := p.Index(i).Child("ip")
-		if a, ok := c.addr(ip, in.IP); ok && mode == "VIP" && !c.refuse(ip, a, false) {
-			out = append(out, a)
-		}
+		// Not the author of the Service writes its status, but a controller.
+		c.leaveOut("address", func() {
+			mode := c.oneOf(p.Index(i).Child("ipMode"), string(deref(in.IPMode)), "VIP", "Proxy")
+			ip := p.Index(i).Child("ip")
+			if a, ok := c.addr(ip, in.IP); ok && mode == "VIP" && !c.refuse(ip, a, false) && !c.invalid {
+				out = append(out, a)
+			}
+		})
 	}
 	return out
 }

@@ -18,8 +18,8 @@ type ObjectRef struct {
 // or in a dataplane. Reconcile reports a Problem once when it appears and once when it
 // is resolved. Code decides by Object; Where, Field and What are for people only.
 type Problem struct {
-	Object ObjectRef // the object that the Problem is about, if it is about one
-	Where  string    // "file.yaml, document 2" or "Service ns/name"
+	Object ObjectRef // the object that the Problem affects, if it affects one
+	Where  string    // "file.yaml, document 2", "Service ns/name" or "EndpointSlice ns/name"
 	Field  string    // "spec.clusterIPs[0]", "" if the whole object
 	What   string    // the error, and its remedy
 }
@@ -40,8 +40,8 @@ func ClusterProblem(kind, name, field, what string) Problem {
 	}
 }
 
-// Service returns the name of the Service that the Problem is about, and whether it is
-// about one. A Problem about a document that defines a Service counts.
+// Service returns the name of the Service that the Problem affects, and whether it affects
+// one. Where may be a document that defines the Service, or one of its EndpointSlices.
 func (p Problem) Service() (Name, bool) {
 	return p.Object.Name, p.Object.Kind == KindService
 }
