@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
-	"spillway.dev/spillway/internal/facts/store"
 )
 
 // An externalIP or a LoadBalancer IP may be a node's own address or a pod's: Kubernetes
@@ -101,6 +100,6 @@ func (t *Tracker) markEndpointConflictsDirty(s *model.EndpointSlice) {
 		return
 	}
 	for i := range s.Endpoints {
-		t.markAddressConflictsDirty(store.EndpointAddr(&s.Endpoints[i]))
+		t.markAddressConflictsDirty(s.Endpoints[i].Addr)
 	}
 }

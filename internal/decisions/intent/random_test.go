@@ -98,15 +98,15 @@ func randomSlice(d dice, n model.Name) *model.EndpointSlice {
 
 func randomEndpoint(d dice) model.Endpoint {
 	ep := model.Endpoint{
-		Addresses: []netip.Addr{pick(d, podIPs...)},
-		Node:      pick(d, someNodes...),
-		Ready:     d.upTo(3) > 0, Serving: d.upTo(3) > 0, Terminating: d.upTo(3) == 0,
+		Addr:  pick(d, podIPs...),
+		Node:  pick(d, someNodes...),
+		Ready: d.upTo(3) > 0, Serving: d.upTo(3) > 0, Terminating: d.upTo(3) == 0,
 	}
 	if d.upTo(3) == 0 {
-		ep.HintZones = []string{pick(d, someZones...)}
+		forZones(pick(d, someZones...))(&ep)
 	}
 	if d.upTo(3) == 0 {
-		ep.HintNodes = []string{pick(d, here, there)}
+		forNodes(pick(d, here, there))(&ep)
 	}
 	if d.upTo(2) == 0 {
 		ep.Pod = pick(d, someNames...)
@@ -126,7 +126,7 @@ func nudge(d dice, known map[model.Name]*model.EndpointSlice, out *model.Delta) 
 	ep := &s.Endpoints[d.upTo(len(s.Endpoints))]
 	switch other := randomEndpoint(d); d.upTo(6) {
 	case 0:
-		ep.Addresses = other.Addresses
+		ep.Addr = other.Addr
 	case 1:
 		ep.Node = other.Node
 	case 2:

@@ -24,8 +24,8 @@ type sliceTable struct {
 	readers []func(name model.Name, before, now *model.EndpointSlice)
 
 	ofService index[model.Name, *Slice] // sorted by name
-	ofPod     index[model.Name, *Slice]
-	ofAddr    index[netip.Addr, *Slice]
+	ofPod     looseIndex[model.Name]
+	ofAddr    looseIndex[netip.Addr]
 	in        Sets[string, *Slice] // by namespace of the Service and of the endpoints' pods
 	onNode    map[*Slice]struct{}  // those with MayBeOnNode
 }
@@ -33,7 +33,7 @@ type sliceTable struct {
 func newSliceTable(node string) sliceTable {
 	return sliceTable{
 		node: node, entries: map[model.Name]*Slice{},
-		ofService: index[model.Name, *Slice]{}, ofPod: index[model.Name, *Slice]{}, ofAddr: index[netip.Addr, *Slice]{},
+		ofService: index[model.Name, *Slice]{}, ofPod: newLooseIndex[model.Name](), ofAddr: newLooseIndex[netip.Addr](),
 		in: Sets[string, *Slice]{}, onNode: map[*Slice]struct{}{},
 	}
 }
@@ -76,7 +76,7 @@ func (t *sliceTable) set(name model.Name, now *model.EndpointSlice) {
 // nodes and addresses.
 func SameReferences(a, b *model.EndpointSlice) bool {
 	return a.Service == b.Service && slices.EqualFunc(a.Endpoints, b.Endpoints, func(a, b model.Endpoint) bool {
-		return a.Pod == b.Pod && a.Node == b.Node && EndpointAddr(&a) == EndpointAddr(&b)
+		return a.Pod == b.Pod && a.Node == b.Node && a.Addr == b.Addr
 	})
 }
 
@@ -88,7 +88,7 @@ func (t *sliceTable) addToIndexes(s *Slice) {
 	for i := range s.Object.Endpoints {
 		ep := &s.Object.Endpoints[i]
 		s.MayBeOnNode = s.MayBeOnNode || ep.Node == "" || ep.Node == t.node
-		t.ofAddr.add(EndpointAddr(ep), s)
+		t.ofAddr.add(ep.Addr, s)
 		if ep.Pod.Name != "" {
 			t.ofPod.add(ep.Pod, s)
 			t.in.Add(ep.Pod.Namespace, s)
@@ -104,7 +104,7 @@ func (t *sliceTable) removeFromIndexes(s *Slice) {
 	t.in.Remove(s.Object.Service.Namespace, s)
 	for i := range s.Object.Endpoints {
 		ep := &s.Object.Endpoints[i]
-		t.ofAddr.remove(EndpointAddr(ep), s)
+		t.ofAddr.remove(ep.Addr, s)
 		if ep.Pod.Name != "" {
 			t.ofPod.remove(ep.Pod, s)
 			t.in.Remove(ep.Pod.Namespace, s)
@@ -120,10 +120,18 @@ func (st *Store) Slices() iter.Seq[*Slice] { return maps.Values(st.slices.entrie
 func (st *Store) SlicesOf(service model.Name) []*Slice { return st.slices.ofService[service] }
 
 // SlicesOfPod returns the slices with an endpoint that names the pod.
-func (st *Store) SlicesOfPod(pod model.Name) []*Slice { return st.slices.ofPod[pod] }
+func (st *Store) SlicesOfPod(pod model.Name) []*Slice {
+	return withEndpoint(st.slices.ofPod.find(pod), func(ep model.Endpoint) bool { return ep.Pod == pod })
+}
 
 // SlicesAt returns the slices with an endpoint of an address.
-func (st *Store) SlicesAt(a netip.Addr) []*Slice { return st.slices.ofAddr[a] }
+func (st *Store) SlicesAt(a netip.Addr) []*Slice {
+	return withEndpoint(st.slices.ofAddr.find(a), func(ep model.Endpoint) bool { return ep.Addr == a })
+}
+
+func withEndpoint(list []*Slice, is func(model.Endpoint) bool) []*Slice {
+	return slices.DeleteFunc(list, func(s *Slice) bool { return !slices.ContainsFunc(s.Object.Endpoints, is) })
+}
 
 // SlicesIn returns the slices of a namespace: of its Services and with its pods.
 func (st *Store) SlicesIn(namespace string) iter.Seq[*Slice] {
