@@ -26,7 +26,7 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []mo
 	}
 	var out []model.Problem
 	report := func(what string) {
-		out = append(out, model.ServiceProblem(e.name, c.field, what))
+		out = append(out, model.ServiceProblem(e.name, c.field(), what))
 	}
 	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
 		for _, wide := range nodePortsAt(c.key) {
@@ -81,7 +81,7 @@ func (t *Tracker) markNodePortConflictsDirty(wide addressKey) {
 	}
 	for _, a := range t.own.addrs {
 		for _, c := range t.addresses.requesters[addressKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
-			t.markDirty(t.services[c.id.Service])
+			t.markDirty(c.service)
 		}
 	}
 }

@@ -28,7 +28,8 @@ type Tracker struct {
 	withProblems map[model.Name]struct{} // Services with problems
 	problems     []model.Problem         // of all Services and the node, sorted
 
-	dirty      []*service // to decide again
+	dirty      []*service     // to decide again
+	slices     []*store.Slice // buffers of one decision
 	candidates []candidate
 	healthy    []netip.Addr
 }
@@ -40,9 +41,17 @@ type service struct {
 	plan plan
 
 	ports    []*ServicePort // as decided, sorted by ID
-	health   HealthCheck    // Port 0: none
+	health   *HealthCheck   // nil: none
 	problems []model.Problem
 	dirty    bool
+}
+
+// healthCheck returns the health check as decided; Port 0: none.
+func (e *service) healthCheck() HealthCheck {
+	if e.health == nil {
+		return HealthCheck{Service: e.name}
+	}
+	return *e.health
 }
 
 // New returns a Tracker with a Store of its own, for tools and tests: the agent has one
@@ -115,14 +124,18 @@ func (t *Tracker) Changes() Changes {
 	complained := t.checkNode()
 	t.addresses.resolve()
 	for _, e := range t.dirty {
-		of := t.facts.SlicesOf(e.name)
+		of := t.facts.SlicesOf(e.name, t.slices)
+		t.slices = of
 		for _, s := range of {
 			t.updateSlicePods(s)
 		}
-		ports, health, problems := t.decide(e)
+		ports, health, problems := t.decide(e, of)
 		e.ports = comparedWith(e.ports, ports, &c)
-		if health != e.health {
-			e.health = health
+		if health != e.healthCheck() {
+			if e.health = nil; health.Port != 0 {
+				kept := health
+				e.health = &kept
+			}
 			c.HealthChecks = append(c.HealthChecks, health)
 		}
 		if !slices.Equal(problems, e.problems) {

@@ -23,7 +23,7 @@ type sliceTable struct {
 	entries map[model.Name]*Slice
 	readers []func(name model.Name, before, now *model.EndpointSlice)
 
-	ofService index[model.Name, *Slice] // sorted by name
+	ofService looseIndex[model.Name]
 	ofPod     looseIndex[model.Name]
 	ofAddr    looseIndex[netip.Addr]
 	in        Sets[string, *Slice] // by namespace of the Service and of the endpoints' pods
@@ -33,7 +33,7 @@ type sliceTable struct {
 func newSliceTable(node string) sliceTable {
 	return sliceTable{
 		node: node, entries: map[model.Name]*Slice{},
-		ofService: index[model.Name, *Slice]{}, ofPod: newLooseIndex[model.Name](), ofAddr: newLooseIndex[netip.Addr](),
+		ofService: newLooseIndex[model.Name](), ofPod: newLooseIndex[model.Name](), ofAddr: newLooseIndex[netip.Addr](),
 		in: Sets[string, *Slice]{}, onNode: map[*Slice]struct{}{},
 	}
 }
@@ -81,9 +81,7 @@ func SameReferences(a, b *model.EndpointSlice) bool {
 }
 
 func (t *sliceTable) addToIndexes(s *Slice) {
-	list := t.ofService[s.Object.Service]
-	at, _ := slices.BinarySearchFunc(list, s.Object.Name, func(o *Slice, n model.Name) int { return o.Object.Name.Compare(n) })
-	t.ofService[s.Object.Service] = slices.Insert(list, at, s)
+	t.ofService.add(s.Object.Service, s)
 	t.in.Add(s.Object.Service.Namespace, s)
 	for i := range s.Object.Endpoints {
 		ep := &s.Object.Endpoints[i]
@@ -116,17 +114,25 @@ func (t *sliceTable) removeFromIndexes(s *Slice) {
 // Slices returns all EndpointSlices.
 func (st *Store) Slices() iter.Seq[*Slice] { return maps.Values(st.slices.entries) }
 
-// SlicesOf returns the slices of a Service, sorted by name.
-func (st *Store) SlicesOf(service model.Name) []*Slice { return st.slices.ofService[service] }
+// SlicesOf returns the slices of a Service, sorted by name, in a list that may use the
+// memory of buffer.
+func (st *Store) SlicesOf(service model.Name, buffer []*Slice) []*Slice {
+	list := st.slices.ofService.find(service, buffer)
+	list = slices.DeleteFunc(list, func(s *Slice) bool { return s.Object.Service != service })
+	if len(list) > 1 {
+		slices.SortFunc(list, func(a, b *Slice) int { return a.Object.Name.Compare(b.Object.Name) })
+	}
+	return list
+}
 
 // SlicesOfPod returns the slices with an endpoint that names the pod.
 func (st *Store) SlicesOfPod(pod model.Name) []*Slice {
-	return withEndpoint(st.slices.ofPod.find(pod), func(ep model.Endpoint) bool { return ep.Pod == pod })
+	return withEndpoint(st.slices.ofPod.find(pod, nil), func(ep model.Endpoint) bool { return ep.Pod == pod })
 }
 
 // SlicesAt returns the slices with an endpoint of an address.
 func (st *Store) SlicesAt(a netip.Addr) []*Slice {
-	return withEndpoint(st.slices.ofAddr.find(a), func(ep model.Endpoint) bool { return ep.Addr == a })
+	return withEndpoint(st.slices.ofAddr.find(a, nil), func(ep model.Endpoint) bool { return ep.Addr == a })
 }
 
 func withEndpoint(list []*Slice, is func(model.Endpoint) bool) []*Slice {

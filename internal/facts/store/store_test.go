@@ -55,7 +55,7 @@ func TestReadersSeeEachChange(t *testing.T) {
 				t.Errorf("slice %s: before %p, had %p", name, before, objects[name])
 			}
 			objects[name] = now
-			if now != nil && !slices.ContainsFunc(st.SlicesOf(now.Service), func(s *Slice) bool { return s.Object == now }) {
+			if now != nil && !slices.ContainsFunc(st.SlicesOf(now.Service, nil), func(s *Slice) bool { return s.Object == now }) {
 				t.Errorf("slice %s is not in the index yet", name)
 			}
 		},
@@ -190,8 +190,10 @@ func describe(st *Store) map[string][]string {
 			add("policies in "+ns, p.Name)
 		}
 	}
-	for key, list := range st.slices.ofService {
-		add(fmt.Sprint("sorted slices of ", key), names(list))
+	for _, key := range allNames {
+		if list := st.SlicesOf(key, nil); len(list) > 0 {
+			add(fmt.Sprint("sorted slices of ", key), names(list))
+		}
 	}
 	for _, key := range allNames {
 		for _, s := range st.SlicesOfPod(key) {
@@ -203,12 +205,12 @@ func describe(st *Store) map[string][]string {
 			add("slices at "+addr(i).String(), s.Object.Name)
 		}
 	}
-	for name, x := range map[string]map[uint64]*Slice{"pods": st.slices.ofPod.one, "addresses": st.slices.ofAddr.one} {
+	for name, x := range map[string]map[uint64]*Slice{"services": st.slices.ofService.one, "pods": st.slices.ofPod.one, "addresses": st.slices.ofAddr.one} {
 		if len(x) > 0 {
 			add("indexed "+name, len(x))
 		}
 	}
-	for name, x := range map[string]index[uint64, *Slice]{"pods": st.slices.ofPod.more, "addresses": st.slices.ofAddr.more} {
+	for name, x := range map[string]index[uint64, *Slice]{"services": st.slices.ofService.more, "pods": st.slices.ofPod.more, "addresses": st.slices.ofAddr.more} {
 		for _, list := range x {
 			add(name+" of more than one slice", len(list))
 		}

@@ -120,13 +120,15 @@ func (x *looseIndex[K]) remove(key K, s *Slice) {
 	}
 }
 
-// find returns the slices that may refer to a key, in a list of the caller's own.
-func (x *looseIndex[K]) find(key K) []*Slice {
+// find returns the slices that may refer to a key, in a list that may use the memory of
+// buffer.
+func (x *looseIndex[K]) find(key K, buffer []*Slice) []*Slice {
 	h := maphash.Comparable(x.seed, key)
-	if x.one[h] == nil {
-		return nil
+	list := buffer[:0]
+	if s := x.one[h]; s != nil {
+		list = append(append(list, s), x.more[h]...)
 	}
-	return append([]*Slice{x.one[h]}, x.more[h]...)
+	return list
 }
 
 // Sets has one set for each key, and no empty set: an index for keys with many objects.
