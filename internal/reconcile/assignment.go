@@ -17,8 +17,9 @@ type assignment struct {
 	// internalDrop and externalDrop say that a Local policy leaves internal or external
 	// traffic without an endpoint; kube-proxy counts these ports.
 	internalDrop, externalDrop bool
-	// measured is the newest trigger time whose latency was observed.
-	measured time.Time
+	// measured is the newest trigger time whose latency was observed, in ns since 1970; 0:
+	// none. A large cluster has many assignments.
+	measured int64
 }
 
 // choose returns the first backend that can carry the port, and the reason if that is not
@@ -131,15 +132,16 @@ func (r *Reconciler) stateOf(backend int, s intent.State) intent.State {
 // ignores changes older than this process, because their age does not depend on its speed.
 func (r *Reconciler) measure(done []*intent.ServicePort, now time.Time) {
 	for _, p := range done {
-		a, ok := r.assignments[p.ID]
-		if !ok || !p.Triggered.After(a.measured) {
+		if !p.Triggered.After(r.started) {
 			continue
 		}
-		a.measured = p.Triggered
-		r.assignments[p.ID] = a
-		if p.Triggered.After(r.started) {
-			r.metrics.NetworkProgrammed(now.Sub(p.Triggered))
+		a, ok := r.assignments[p.ID]
+		if !ok || p.Triggered.UnixNano() <= a.measured {
+			continue
 		}
+		a.measured = p.Triggered.UnixNano()
+		r.assignments[p.ID] = a
+		r.metrics.NetworkProgrammed(now.Sub(p.Triggered))
 	}
 }
 

@@ -443,7 +443,7 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		}
 		tr.Apply(whole(model.Delta{}))
 		setNodeAddrs(tr, nil)
-		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.withProblems) + len(tr.problems) +
+		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.problemsOf) + len(tr.problems) +
 			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.addrs)
 		if left > 0 {
 			t.Errorf("seed %d: %d entries are left: %+v", seed, left, tr.own)
