@@ -198,7 +198,10 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 			failed[p.ID] = err
 		}
 	}
-	return failed, t.repairEndpointAddrs()
+	if whole || t.endpoints.retry {
+		return failed, t.repairEndpointAddrs()
+	}
+	return failed, nil
 }
 
 func (t *portTable) eraseOrphans() error {

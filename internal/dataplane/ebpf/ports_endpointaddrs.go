@@ -16,6 +16,9 @@ type endpointAddrs struct {
 	refs map[tcFrontendKey]uint32   // endpoints with this address
 	tftp map[tcFrontendKey]uint32   // of these, endpoints that answer from other ports (TFTP)
 	odd  map[tcFrontendKey]struct{} // the map may hold another entry than the counts say
+	// retry says that a write failed. Entries for which the map has no room wait for the
+	// next full sync instead: there may be many.
+	retry bool
 }
 
 func newEndpointAddrs() endpointAddrs {
@@ -78,21 +81,21 @@ func (t *portTable) readEndpoint(key tcFrontendKey, tftp bool, by int) {
 func (t *portTable) writeEndpointAddr(key tcFrontendKey) error {
 	_, owned := t.owners[key]
 	value, wanted := t.endpointEntry(key)
-	var err error
+	var removed, put error
 	switch {
 	case owned: // the entry is the Service's
-	case !wanted:
-		err = remove(t.frontends, key)
-	case t.frontends.Put(key, value) != nil:
-		t.endpoints.odd[key] = struct{}{}
+	case wanted:
+		put = t.frontends.Put(key, value)
+	default:
+		removed = remove(t.frontends, key)
+	}
+	if removed == nil && put == nil {
+		delete(t.endpoints.odd, key)
 		return nil
 	}
-	if err != nil {
-		t.endpoints.odd[key] = struct{}{}
-	} else {
-		delete(t.endpoints.odd, key)
-	}
-	return err
+	t.endpoints.odd[key] = struct{}{}
+	t.endpoints.retry = t.endpoints.retry || removed != nil || !isFull(put)
+	return removed
 }
 
 // setTFTP sets or clears the mark of a port's endpoints that they answer from other
@@ -120,6 +123,7 @@ func (t *portTable) setTFTP(have *port, tftp bool) {
 // repairEndpointAddrs repairs the result of a failed write or a killed run: entries without an
 // endpoint, and endpoints without an entry.
 func (t *portTable) repairEndpointAddrs() error {
+	t.endpoints.retry = false
 	for key := range t.endpoints.odd {
 		if err := t.writeEndpointAddr(key); err != nil {
 			return err

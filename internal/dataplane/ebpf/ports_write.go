@@ -465,8 +465,10 @@ var errFull = errors.New("its eBPF map is full; the other Services are served")
 
 // full adds the entry to an error, and replaces the cause if the map is full.
 func full(what string, which any, err error) error {
-	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+	if isFull(err) {
 		err = errFull
 	}
 	return fmt.Errorf("write %s %v: %w", what, which, err)
 }
+
+func isFull(err error) bool { return errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) }
