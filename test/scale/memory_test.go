@@ -40,7 +40,7 @@ var (
 const (
 	// serviceHeap bounds the heap of one Service of ten endpoints, in bytes, in all of the
 	// agent: source, facts, decision, reconcile, and eBPF dataplane.
-	serviceHeap      = 10 << 10
+	serviceHeap      = 5 << 10
 	memoryEndpoints  = 10
 	memoryNodes      = 100
 	memoryNamespaces = 100
