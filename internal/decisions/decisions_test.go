@@ -21,7 +21,7 @@ func TestADenyRuleSendsItsPodThroughNetfilter(t *testing.T) {
 		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}},
 		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
-			Endpoints: []model.Endpoint{{Addresses: []netip.Addr{pod}, Ready: true, Serving: true, Node: here}}}},
+			Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: here}}}},
 	})
 	deny := &model.DoNotTrackPolicy{Name: "p", Pods: &model.PodSelection{}, DenyOthers: true,
 		Ingress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 11211, Last: 11211}}, Peers: []model.PolicyPeer{{Block: netip.MustParsePrefix("192.0.2.0/24")}}}}}

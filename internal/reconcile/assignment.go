@@ -13,21 +13,22 @@ const unassigned = -1
 
 // assignment records which backend serves a Service port.
 type assignment struct {
-	backend int
-	reason  error // why the first backend cannot carry it; nil if it can
+	backend int8 // index in Reconciler.syncs, or unassigned
 	// internalDrop and externalDrop say that a Local policy leaves internal or external
 	// traffic without an endpoint; kube-proxy counts these ports.
 	internalDrop, externalDrop bool
-	// measured is the newest trigger time whose latency was observed.
-	measured time.Time
+	// measured is the newest trigger time whose latency was observed, in ns since 1970; 0:
+	// none. A large cluster has many assignments.
+	measured int64
 }
 
-// choose returns the first backend that can carry the port.
-func (r *Reconciler) choose(p *intent.ServicePort) (backend int, reason error) {
+// choose returns the first backend that can carry the port, and the reason if that is not
+// the first of all.
+func (r *Reconciler) choose(p *intent.ServicePort) (backend int8, reason error) {
 	for i, bs := range r.syncs {
 		err := bs.backend.CanCarry(p)
 		if err == nil {
-			return i, reason
+			return int8(i), reason
 		}
 		if reason == nil {
 			reason = err
@@ -41,18 +42,19 @@ func (r *Reconciler) choose(p *intent.ServicePort) (backend int, reason error) {
 func (r *Reconciler) assign(p *intent.ServicePort) {
 	old, known := r.assignments[p.ID]
 	a := assignment{measured: old.measured}
-	a.backend, a.reason = r.choose(p)
+	var reason error
+	a.backend, reason = r.choose(p)
 	a.internalDrop, a.externalDrop = withoutLocal(p)
 	if known {
-		r.counters.count(p.ID, old, -1)
+		r.counters.count(p.ID, old, nil, -1)
 	}
-	r.counters.count(p.ID, a, +1)
+	r.counters.count(p.ID, a, reason, +1)
 	if known && old.backend != a.backend && old.backend != unassigned {
 		r.syncs[old.backend].enqueue(p.ID, nil)
 	}
 	if a.backend > 0 && (!known || old.backend != a.backend) {
 		r.log.Info("Service port is served by another dataplane", "port", p.ID.String(),
-			"dataplane", r.syncs[a.backend].backend.Name(), "reason", a.reason)
+			"dataplane", r.syncs[a.backend].backend.Name(), "reason", reason)
 	}
 	if a.backend != unassigned {
 		r.syncs[a.backend].enqueue(p.ID, p)
@@ -72,7 +74,7 @@ func (r *Reconciler) unassign(id intent.PortID) {
 	if a.backend != unassigned {
 		r.syncs[a.backend].enqueue(id, nil)
 	}
-	r.counters.count(id, a, -1)
+	r.counters.count(id, a, nil, -1)
 	delete(r.assignments, id)
 	r.noteGone(id)
 }
@@ -84,12 +86,13 @@ type counters struct {
 	internalDrop, externalDrop int                     // ports without local endpoints, see assignment
 }
 
-func (t *counters) count(id intent.PortID, a assignment, n int) {
+// count adds n, 1 or -1, to the counters of an assignment.
+func (t *counters) count(id intent.PortID, a assignment, reason error, n int) {
 	switch {
 	case a.backend != unassigned:
 		t.perBackend[a.backend] += n
 	case n > 0:
-		t.unassigned[id] = a.reason
+		t.unassigned[id] = reason
 	default:
 		delete(t.unassigned, id)
 	}
@@ -118,7 +121,7 @@ func withoutLocal(p *intent.ServicePort) (internal, external bool) {
 func (r *Reconciler) stateOf(backend int, s intent.State) intent.State {
 	part := intent.State{Node: s.Node}
 	for _, p := range s.Ports {
-		if a, ok := r.assignments[p.ID]; ok && a.backend == backend {
+		if a, ok := r.assignments[p.ID]; ok && int(a.backend) == backend {
 			part.Ports = append(part.Ports, p)
 		}
 	}
@@ -129,15 +132,16 @@ func (r *Reconciler) stateOf(backend int, s intent.State) intent.State {
 // ignores changes older than this process, because their age does not depend on its speed.
 func (r *Reconciler) measure(done []*intent.ServicePort, now time.Time) {
 	for _, p := range done {
-		a, ok := r.assignments[p.ID]
-		if !ok || !p.Triggered.After(a.measured) {
+		if !p.Triggered.After(r.started) {
 			continue
 		}
-		a.measured = p.Triggered
-		r.assignments[p.ID] = a
-		if p.Triggered.After(r.started) {
-			r.metrics.NetworkProgrammed(now.Sub(p.Triggered))
+		a, ok := r.assignments[p.ID]
+		if !ok || p.Triggered.UnixNano() <= a.measured {
+			continue
 		}
+		a.measured = p.Triggered.UnixNano()
+		r.assignments[p.ID] = a
+		r.metrics.NetworkProgrammed(now.Sub(p.Triggered))
 	}
 }
 

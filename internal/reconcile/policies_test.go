@@ -411,7 +411,7 @@ func TestAPolicyHoldsWhenItsServiceIsWritten(t *testing.T) {
 	world := policyDelta()
 	world.Services = map[model.Name]*model.Service{web: {Name: web, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}}
 	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
-		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}}
+		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1")}}}}
 	world.DoNotTrackPolicies["p"].DenyOthers = false
 	bare := world
 	bare.Services, bare.Slices = nil, nil
@@ -583,7 +583,7 @@ func TestAnyClientIsAllowedWhateverTheTableHolds(t *testing.T) {
 	world.Services = map[model.Name]*model.Service{web: {Name: web, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}}
 	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
-		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Ready: true, Serving: true, Node: "n1"}}}}
+		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1"), Ready: true, Serving: true, Node: "n1"}}}}
 	synctest.Test(t, func(t *testing.T) {
 		b := &endpointBackend{fakeBackend: newFakeBackend("ebpf")}
 		g := start(t, func(c *Config) {

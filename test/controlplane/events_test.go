@@ -70,7 +70,7 @@ func TestABadAddressOfASliceIsAnEventOfItsService(t *testing.T) {
 	endpoints := func() (list []string) {
 		if s := w.world.Slices[model.Name{Namespace: "addresses", Name: "web-1"}]; s != nil {
 			for _, ep := range s.Endpoints {
-				list = append(list, ep.Addresses[0].String())
+				list = append(list, ep.Addr.String())
 			}
 		}
 		return list

@@ -60,7 +60,8 @@ func applied(t *testing.T, b reader) []string {
 	return out
 }
 
-func openEBPF(t *testing.T) *kernel {
+// openEBPF opens an eBPF dataplane for so many map entries of Services.
+func openEBPF(t *testing.T, entries uint32) *kernel {
 	netnstest.Enter(t)
 	mount, err := spwkernel.Cgroup2Mount()
 	if err != nil {
@@ -82,7 +83,7 @@ func openEBPF(t *testing.T) *kernel {
 	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
 	cfg := ebpf.Config{
 		BPFFS: filepath.Join(dir, "spillway"), CgroupRoot: cgroup, Log: quiet(),
-		FlowTableSize: 1024, MaxFrontends: 4 * services, MaxEndpoints: 8 * services,
+		FlowTableSize: 1024, MaxFrontends: entries, MaxEndpoints: entries,
 	}
 	t.Cleanup(func() {
 		if err := ebpf.Cleanup(cfg); err != nil {

@@ -34,7 +34,7 @@ const (
 	serviceMemory = 16 << 10
 )
 
-func TestEveryChangeArrivesInEBPF(t *testing.T)     { changesDuringAFullSync(t, openEBPF(t)) }
+func TestEveryChangeArrivesInEBPF(t *testing.T)     { changesDuringAFullSync(t, openEBPF(t, 8*services)) }
 func TestEveryChangeArrivesInNftables(t *testing.T) { changesDuringAFullSync(t, openNftables(t)) }
 func TestEveryChangeArrivesInIptablesLegacy(t *testing.T) {
 	changesDuringAFullSync(t, openIptables(t, "legacy"))

@@ -58,7 +58,7 @@ func (w *world) put(d *model.Delta, i int) {
 	}
 	for _, e := range w.endpoints(i) {
 		slice.Endpoints = append(slice.Endpoints, model.Endpoint{
-			Addresses: []netip.Addr{e.Addr()}, Ready: true, Serving: true, Node: "node-1",
+			Addr: e.Addr(), Ready: true, Serving: true, Node: "node-1",
 		})
 	}
 	d.Slices[n] = slice

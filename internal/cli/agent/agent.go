@@ -157,6 +157,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	config.OnFirstSync = func(ctx context.Context) {
 		retire := proxymode.Retirement{Failed: metrics.CleanupFailed, Later: background.Go, Pause: 5 * time.Second}
 		background.Go(func() { a.unused(ctx, planes, parts.backends, retire); a.takeOver(ctx, planes.Takeover) })
+		background.Go(debug.FreeOSMemory) // what the start left: the runtime returns it over minutes
 	}
 	loop, err := reconcile.New(config)
 	if err != nil {

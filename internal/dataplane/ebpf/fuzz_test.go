@@ -68,10 +68,10 @@ func FuzzReadBack(f *testing.F) {
 				break
 			}
 		}
-		p.header, p.protocol = header, model.Protocol(key.Proto)
-		p.frontends[key], p.ranges[ranges] = value, true
+		p.entries.header, p.protocol = header, model.Protocol(key.Proto)
+		p.entries.frontends[key], p.entries.ranges[ranges] = value, true
 		if isClusterRange(ranges) {
-			delete(p.ranges, ranges)
+			delete(p.entries.ranges, ranges)
 		}
 		p.intentFrontends()
 		for _, e := range p.intentEndpoints() {

@@ -427,9 +427,7 @@ func (n *packetNode) noHelper(t *testing.T, p *plan) {
 	n.serve(t, &without)
 	n.datagram(t, inEth0, client, front)
 	n.untouched(t, "without a helper", inPod1, answer, tcVerdictPASS_OTHER)
-	for key, d := range n.ports.endpointAddrs {
-		if d.writtenTFTP || d.tftp != 0 {
-			t.Errorf("%v is still marked: %+v", key, d)
-		}
+	for key := range n.ports.endpoints.tftp {
+		t.Errorf("%v is still marked", key)
 	}
 }

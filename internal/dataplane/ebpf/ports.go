@@ -28,9 +28,8 @@ type portTable struct {
 	byID  map[intent.PortID]*port
 	// orphans are Services found in the maps at start that no PortID claims yet.
 	orphans map[uint32]*port
-	// endpointAddrs has the addresses of endpoints; see ports_endpointaddrs.go.
-	endpointAddrs      map[tcFrontendKey]endpointAddr
-	endpointAddrsDirty bool // an entry of endpointAddrs could not be written or removed
+	// endpoints has the addresses of endpoints; see ports_endpointaddrs.go.
+	endpoints endpointAddrs
 	// owners has the Service of each frontend, so that a frontend that moves is not
 	// removed from its new owner.
 	owners map[tcFrontendKey]uint32
@@ -73,33 +72,77 @@ func (t *portTable) newID(kind uint32) (uint32, error) {
 	return t.last[kind], nil
 }
 
-// port is one Service port with its entries in the maps.
+// port is one Service port in the maps. A large cluster has many, and few change: what
+// follows from the decision that was written is not stored again.
 type port struct {
-	service   uint32
-	protocol  model.Protocol
-	frontends map[tcFrontendKey]tcFrontend
+	service  uint32
+	protocol model.Protocol
+	slots    [2][]uint32
+	// source is the decision that the maps hold, and ids are those of its endpoints, in
+	// their order. Both are nil while entries is not.
+	source *intent.ServicePort
+	ids    []uint32
+	// entries are the port's entries after a restart, during a write, and after one that
+	// failed.
+	entries *portEntries
+}
+
+// portEntries are the entries of a port in the maps apart from its slots.
+type portEntries struct {
 	header    tcService
 	written   bool // header is in the map
 	tftp      bool // its endpoints answer from other ports (TFTP)
-	backends  map[netip.AddrPort]backendEntry
-	slots     [2][]uint32
+	frontends map[tcFrontendKey]tcFrontend
 	ranges    map[tcRangeKey]bool
-	source    *intent.ServicePort // the port that was written; nil after a restart
+	backends  []backendEntry      // sorted by address
 	grown     *intent.ServicePort // its new entries are written, and its old ones are not yet removed
 }
 
+// backendEntry is an entry of the map backends. Its id is 0 after it was removed.
 type backendEntry struct {
+	addr  netip.AddrPort
 	id    uint32
 	value tcBackend
 }
 
 func newPort(service uint32) *port {
-	return &port{
-		service:   service,
-		frontends: map[tcFrontendKey]tcFrontend{},
-		backends:  map[netip.AddrPort]backendEntry{},
-		ranges:    map[tcRangeKey]bool{},
+	return &port{service: service, entries: &portEntries{
+		frontends: map[tcFrontendKey]tcFrontend{}, ranges: map[tcRangeKey]bool{},
+	}}
+}
+
+// current returns the port's entries in the maps.
+func (p *port) current() *portEntries {
+	if p.entries != nil {
+		return p.entries
 	}
+	e := &portEntries{written: true, tftp: p.source.Helper == intent.TFTP}
+	e.header = e.newHeader(p.source)
+	for set := range p.slots {
+		e.header.Count[set] = uint32(len(p.slots[set]))
+	}
+	e.frontends, e.ranges = wantedFrontends(p.service, p.source)
+	e.backends = make([]backendEntry, len(p.ids))
+	for i, endpoint := range p.source.Endpoints {
+		e.backends[i] = backendEntry{endpoint.Addr, p.ids[i], backendOf(p.service, endpoint)}
+	}
+	return e
+}
+
+// unsettle prepares a write: from now on the entries differ from the decision.
+func (p *port) unsettle() *portEntries {
+	p.entries = p.current()
+	p.source, p.ids = nil, nil
+	return p.entries
+}
+
+// settle records that the maps hold this decision and no more.
+func (p *port) settle(source *intent.ServicePort) {
+	p.ids = make([]uint32, len(p.entries.backends))
+	for i := range p.entries.backends {
+		p.ids[i] = p.entries.backends[i].id
+	}
+	p.source, p.entries = source, nil
 }
 
 // replace makes the maps contain these ports and no others. It writes only ports that
@@ -155,7 +198,7 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 			failed[p.ID] = err
 		}
 	}
-	if whole || t.endpointAddrsDirty {
+	if whole || t.endpoints.retry {
 		return failed, t.repairEndpointAddrs()
 	}
 	return failed, nil
@@ -197,9 +240,10 @@ func (t *portTable) claim(id intent.PortID, o *port) {
 		return
 	}
 	// No address is left that would show its protocol.
-	for addr := range o.backends {
-		t.countEndpoint(endpointKey(o.protocol, addr), o.tftp, -1)
-		t.countEndpoint(endpointKey(id.Protocol, addr), o.tftp, 1)
+	e := o.entries
+	for i := range e.backends {
+		t.readEndpoint(endpointKey(o.protocol, e.backends[i].addr), e.tftp, -1)
+		t.readEndpoint(endpointKey(id.Protocol, e.backends[i].addr), e.tftp, 1)
 	}
 	o.protocol = id.Protocol
 }

@@ -216,7 +216,8 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 	for some := range slices.Chunk(slices.Collect(maps.Keys(r.frontends)), entriesAtOnce) {
 		if !hold(func() {
 			for _, key := range some {
-				if v, ok := t.endpointAddrs[key].value(); ok && r.frontends[key] == v {
+				_, odd := t.endpoints.odd[key]
+				if v, ok := t.endpointEntry(key); odd || ok && r.frontends[key] == v {
 					delete(r.frontends, key)
 				}
 			}
@@ -234,30 +235,23 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 	return c.found, done
 }
 
-// value returns the entry of an endpoint's own address, if there is one.
-func (d endpointAddr) value() (tcFrontend, bool) {
-	flags := tcFrontendFlagsFRONTEND_ENDPOINT
-	if d.writtenTFTP {
-		flags |= tcFrontendFlagsFRONTEND_TFTP
-	}
-	return tcFrontend{Flags: uint8(flags)}, d.written
-}
-
 // port checks the entries of one Service port.
 func (c *comparison) port(p *port) {
-	if p.written {
-		expect(c, tcMapServices, c.read.services, p.service, p.header)
+	have := p.current()
+	if have.written {
+		expect(c, tcMapServices, c.read.services, p.service, have.header)
 	}
-	for key, v := range p.frontends {
+	for key, v := range have.frontends {
 		if c.table.owners[key] == p.service { // else another port has taken it over
 			expect(c, tcMapFrontends, c.read.frontends, key, v)
 		}
 	}
-	for addr, e := range p.backends {
+	for _, e := range have.backends {
 		expect(c, tcMapBackends, c.read.backends, e.id, e.value)
 		// Several Services may share it, so it stays in the reading.
-		key := endpointKey(p.protocol, addr)
-		if want, ok := c.table.endpointAddrs[key].value(); ok {
+		key := endpointKey(p.protocol, e.addr)
+		_, odd := c.table.endpoints.odd[key]
+		if want, ok := c.table.endpointEntry(key); ok && !odd {
 			got, there := c.read.frontends[key]
 			c.judge(tcMapFrontends, key, there, got == want)
 		}
@@ -269,7 +263,7 @@ func (c *comparison) port(p *port) {
 			}
 		}
 	}
-	for key := range p.ranges {
+	for key := range have.ranges {
 		expect(c, tcMapSourceRanges, c.read.ranges, key, 1)
 	}
 }

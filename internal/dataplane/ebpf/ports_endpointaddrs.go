@@ -10,11 +10,19 @@ import (
 // FRONTEND_ENDPOINT: packets between pods to and from these addresses bypass netfilter.
 // Several Services may share such an entry. A Service's own address has precedence.
 
-type endpointAddr struct {
-	refs        int // endpoints with this address
-	tftp        int // of these, endpoints that answer from other ports (TFTP)
-	written     bool
-	writtenTFTP bool // the written entry has FRONTEND_TFTP
+// endpointAddrs counts the endpoints of each address. A large cluster has many of them, so
+// the entry in the map follows from the counts, with few exceptions.
+type endpointAddrs struct {
+	refs map[tcFrontendKey]uint32   // endpoints with this address
+	tftp map[tcFrontendKey]uint32   // of these, endpoints that answer from other ports (TFTP)
+	odd  map[tcFrontendKey]struct{} // the map may hold another entry than the counts say
+	// retry says that a write failed. Entries for which the map has no room wait for the
+	// next full sync instead: there may be many.
+	retry bool
+}
+
+func newEndpointAddrs() endpointAddrs {
+	return endpointAddrs{refs: map[tcFrontendKey]uint32{}, tftp: map[tcFrontendKey]uint32{}, odd: map[tcFrontendKey]struct{}{}}
 }
 
 func endpointKey(proto model.Protocol, addr netip.AddrPort) tcFrontendKey {
@@ -24,118 +32,101 @@ func endpointKey(proto model.Protocol, addr netip.AddrPort) tcFrontendKey {
 	}
 }
 
-func (t *portTable) refEndpoint(key tcFrontendKey, tftp bool) {
-	d := t.endpointAddrs[key]
-	d.refs++
+// count adds 1 or -1 to the endpoints of an address.
+func (a *endpointAddrs) count(key tcFrontendKey, tftp bool, by int) {
+	add(a.refs, key, by)
 	if tftp {
-		d.tftp++
-	}
-	t.endpointAddrs[key] = d
-	if d.refs == 1 || d.writtenTFTP != (d.tftp > 0) {
-		t.writeEndpointAddr(key)
+		add(a.tftp, key, by)
 	}
 }
 
-// unrefEndpoint removes the entry with its last endpoint.
-func (t *portTable) unrefEndpoint(key tcFrontendKey, tftp bool) error {
-	d := t.endpointAddrs[key]
-	if tftp {
-		d.tftp--
+func add[K comparable](counts map[K]uint32, key K, by int) {
+	if n := int(counts[key]) + by; n > 0 {
+		counts[key] = uint32(n)
+	} else {
+		delete(counts, key)
 	}
-	if d.refs--; d.refs > 0 {
-		t.endpointAddrs[key] = d
-		if d.writtenTFTP != (d.tftp > 0) {
-			t.writeEndpointAddr(key)
-		}
-		return nil
-	}
-	if d.written {
-		if err := remove(t.frontends, key); err != nil {
-			t.endpointAddrs[key], t.endpointAddrsDirty = d, true
-			return err
-		}
-	}
-	delete(t.endpointAddrs, key)
-	return nil
 }
 
-// writeEndpointAddr writes the entry if an endpoint has the address and no Service does. A
-// full map costs only speed.
-func (t *portTable) writeEndpointAddr(key tcFrontendKey) {
-	d, ok := t.endpointAddrs[key]
-	if _, owned := t.owners[key]; !ok || owned || d.refs == 0 {
-		return
+// endpointEntry returns the entry that an address has: one if an endpoint has the address
+// and no Service does.
+func (t *portTable) endpointEntry(key tcFrontendKey) (v tcFrontend, ok bool) {
+	if _, owned := t.owners[key]; owned || t.endpoints.refs[key] == 0 {
+		return v, false
 	}
 	flags := tcFrontendFlagsFRONTEND_ENDPOINT
-	if d.writtenTFTP = d.tftp > 0; d.writtenTFTP {
+	if t.endpoints.tftp[key] > 0 {
 		flags |= tcFrontendFlagsFRONTEND_TFTP
 	}
-	d.written = t.frontends.Put(key, tcFrontend{Flags: uint8(flags)}) == nil
-	t.endpointAddrs[key] = d
-	t.endpointAddrsDirty = t.endpointAddrsDirty || !d.written
+	return tcFrontend{Flags: uint8(flags)}, true
 }
 
-// endpointOverwritten records that a Service has the address now.
-func (t *portTable) endpointOverwritten(key tcFrontendKey) {
-	if d, ok := t.endpointAddrs[key]; ok {
-		d.written, d.writtenTFTP = false, false
-		t.endpointAddrs[key] = d
+// countEndpoint adds 1 or -1 to the endpoints of an address, and updates its entry.
+func (t *portTable) countEndpoint(key tcFrontendKey, tftp bool, by int) error {
+	before, had := t.endpointEntry(key)
+	t.endpoints.count(key, tftp, by)
+	if now, has := t.endpointEntry(key); had == has && before == now {
+		return nil
 	}
+	return t.writeEndpointAddr(key)
+}
+
+// readEndpoint counts an endpoint that was read back. repairEndpointAddrs writes the entry.
+func (t *portTable) readEndpoint(key tcFrontendKey, tftp bool, by int) {
+	t.endpoints.count(key, tftp, by)
+	t.endpoints.odd[key] = struct{}{}
+}
+
+// writeEndpointAddr writes or removes the entry of an address. A full map costs only speed.
+func (t *portTable) writeEndpointAddr(key tcFrontendKey) error {
+	_, owned := t.owners[key]
+	value, wanted := t.endpointEntry(key)
+	var removed, put error
+	switch {
+	case owned: // the entry is the Service's
+	case wanted:
+		put = t.frontends.Put(key, value)
+	default:
+		removed = remove(t.frontends, key)
+	}
+	if removed == nil && put == nil {
+		delete(t.endpoints.odd, key)
+		return nil
+	}
+	t.endpoints.odd[key] = struct{}{}
+	t.endpoints.retry = t.endpoints.retry || removed != nil || !isFull(put)
+	return removed
 }
 
 // setTFTP sets or clears the mark of a port's endpoints that they answer from other
 // ports.
 func (t *portTable) setTFTP(have *port, tftp bool) {
-	if have.tftp == tftp {
+	e := have.entries
+	if e.tftp == tftp {
 		return
 	}
-	have.tftp = tftp
-	for addr := range have.backends {
-		key := endpointKey(have.protocol, addr)
-		d := t.endpointAddrs[key]
-		if tftp {
-			d.tftp++
-		} else {
-			d.tftp--
+	e.tftp = tftp
+	by := 1
+	if !tftp {
+		by = -1
+	}
+	for i := range e.backends {
+		key := endpointKey(have.protocol, e.backends[i].addr)
+		before, _ := t.endpointEntry(key)
+		add(t.endpoints.tftp, key, by)
+		if now, has := t.endpointEntry(key); has && now != before {
+			_ = t.writeEndpointAddr(key) // only a removal fails
 		}
-		t.endpointAddrs[key] = d
-		if d.writtenTFTP != (d.tftp > 0) {
-			t.writeEndpointAddr(key)
-		}
 	}
-}
-
-// countEndpoint counts an endpoint that was read back.
-func (t *portTable) countEndpoint(key tcFrontendKey, tftp bool, by int) {
-	d := t.endpointAddrs[key]
-	d.refs += by
-	if tftp {
-		d.tftp += by
-	}
-	if d.refs == 0 && !d.written {
-		delete(t.endpointAddrs, key)
-		return
-	}
-	t.endpointAddrs[key] = d
 }
 
 // repairEndpointAddrs repairs the result of a failed write or a killed run: entries without an
 // endpoint, and endpoints without an entry.
 func (t *portTable) repairEndpointAddrs() error {
-	t.endpointAddrsDirty = false
-	for key, d := range t.endpointAddrs {
-		switch {
-		case d.refs > 0 && (!d.written || d.writtenTFTP != (d.tftp > 0)):
-			t.writeEndpointAddr(key)
-		case d.refs > 0:
-		case d.written:
-			if err := remove(t.frontends, key); err != nil {
-				t.endpointAddrsDirty = true
-				return err
-			}
-			fallthrough
-		default:
-			delete(t.endpointAddrs, key)
+	t.endpoints.retry = false
+	for key := range t.endpoints.odd {
+		if err := t.writeEndpointAddr(key); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -24,7 +24,7 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 		frontends: filter.before(noted(tcMapFrontends)), services: noted(tcMapServices), slots: noted(tcMapSlots),
 		backends: noted(tcMapBackends), ranges: noted(tcMapSourceRanges), ids: m[idsMap], notes: n,
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
-		owners: map[tcFrontendKey]uint32{}, endpointAddrs: map[tcFrontendKey]endpointAddr{},
+		owners: map[tcFrontendKey]uint32{}, endpoints: newEndpointAddrs(),
 	}
 	at := func(service uint32) *port {
 		t.last[serviceID] = max(t.last[serviceID], service)
@@ -33,10 +33,11 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 		}
 		return t.orphans[service]
 	}
+	endpointAddrs := map[tcFrontendKey]tcFrontend{}
 	err := each(t.services, func(id uint32, v tcService) {
-		p := at(id)
-		p.header, p.written = v, true
-		p.tftp = v.Flags&uint32(tcServiceFlagsSERVICE_TFTP) != 0
+		e := at(id).entries
+		e.header, e.written = v, true
+		e.tftp = v.Flags&uint32(tcServiceFlagsSERVICE_TFTP) != 0
 	})
 	if err != nil {
 		return nil, err
@@ -44,11 +45,11 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 	err = each(t.frontends, func(key tcFrontendKey, v tcFrontend) {
 		filter.add(key)
 		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_ENDPOINT != 0 {
-			t.endpointAddrs[key] = endpointAddr{written: true, writtenTFTP: tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_TFTP != 0}
+			endpointAddrs[key] = v
 			return
 		}
 		p := at(v.Service)
-		p.frontends[key] = v
+		p.entries.frontends[key] = v
 		p.protocol = model.Protocol(key.Proto)
 		t.owners[key] = v.Service
 	})
@@ -58,24 +59,28 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 	err = each(t.backends, func(id uint32, v tcBackend) {
 		t.last[backendID] = max(t.last[backendID], id)
 		addr := netip.AddrPortFrom(fromAddr(v.Addr, v.Family), toPort(v.Port))
-		at(v.Service).backends[addr] = backendEntry{id, v}
+		e := at(v.Service).entries
+		e.backends = append(e.backends, backendEntry{addr, id, v})
 	})
 	if err != nil {
 		return nil, err
 	}
 	err = each(t.ranges, func(key tcRangeKey, _ uint8) {
 		if !isClusterRange(key) {
-			at(key.Scope).ranges[key] = true
+			at(key.Scope).entries.ranges[key] = true
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range t.orphans {
-		for addr := range p.backends {
-			t.countEndpoint(endpointKey(p.protocol, addr), p.tftp, 1)
+		e := p.entries
+		slices.SortFunc(e.backends, compareBackends)
+		for i := range e.backends {
+			t.endpoints.count(endpointKey(p.protocol, e.backends[i].addr), e.tftp, 1)
 		}
 	}
+	t.findOdd(endpointAddrs)
 	if err := t.readSlots(at); err != nil {
 		return nil, err
 	}
@@ -83,6 +88,20 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 		t.reserved[kind] = limit
 		t.last[kind] = max(t.last[kind], limit)
 	})
+}
+
+// findOdd compares the entries of endpoints' own addresses with the endpoints.
+func (t *portTable) findOdd(found map[tcFrontendKey]tcFrontend) {
+	for key, v := range found {
+		if want, wanted := t.endpointEntry(key); !wanted || v != want {
+			t.endpoints.odd[key] = struct{}{}
+		}
+	}
+	for key := range t.endpoints.refs {
+		if _, there := found[key]; !there {
+			t.endpoints.odd[key] = struct{}{}
+		}
+	}
 }
 
 // maxSlots is the size of the map slots in bpf/maps.h. A set has no higher slot number;
@@ -187,10 +206,10 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 			id = intent.PortID{Service: model.Name{Name: fmt.Sprintf("unknown-%d", service)}}
 		}
 		sp := &intent.ServicePort{
-			ID: id, Affinity: time.Duration(p.header.Affinity) * time.Second,
+			ID: id, Affinity: time.Duration(p.entries.header.Affinity) * time.Second,
 			Frontends: p.intentFrontends(), Endpoints: p.intentEndpoints(),
 		}
-		if p.tftp {
+		if p.entries.tftp {
 			sp.Helper = intent.TFTP
 		}
 		s.Ports = append(s.Ports, sp)
@@ -207,7 +226,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 // intentFrontends converts entries back to decisions.
 func (p *port) intentFrontends() []intent.Frontend {
 	var ranges []netip.Prefix
-	for key := range p.ranges {
+	for key := range p.entries.ranges {
 		ranges = append(ranges, rangePrefix(key))
 	}
 	slices.SortFunc(ranges, func(a, b netip.Prefix) int {
@@ -217,7 +236,7 @@ func (p *port) intentFrontends() []intent.Frontend {
 		return a.Bits() - b.Bits()
 	})
 	var out []intent.Frontend
-	for key, v := range p.frontends {
+	for key, v := range p.entries.frontends {
 		f := intent.Frontend{
 			Kind: frontendKind(v.Flags), Port: toPort(key.Port),
 			ExternalRoute: intent.Route(v.ExternalRoute), InternalRoute: intent.Route(v.InternalRoute),
@@ -247,15 +266,15 @@ func (p *port) intentEndpoints() []intent.Endpoint {
 	var in [2]map[uint32]bool
 	for set, slots := range p.slots {
 		in[set] = map[uint32]bool{}
-		for i := 0; i < len(slots) && i < int(p.header.Count[set]); i++ {
+		for i := 0; i < len(slots) && i < int(p.entries.header.Count[set]); i++ {
 			in[set][slots[i]] = true
 		}
 	}
 	var out []intent.Endpoint
-	for addr, entry := range p.backends {
+	for _, entry := range p.entries.backends {
 		flags := tcBackendFlags(entry.value.Flags)
 		out = append(out, intent.Endpoint{
-			Addr:                  addr,
+			Addr:                  entry.addr,
 			ClusterPolicy:         in[clusterSet][entry.id],
 			LocalPolicy:           in[localSet][entry.id],
 			OnThisNode:            flags&tcBackendFlagsBACKEND_ON_THIS_NODE != 0,
@@ -264,7 +283,6 @@ func (p *port) intentEndpoints() []intent.Endpoint {
 			AllowsAny:             flags&tcBackendFlagsBACKEND_ALLOWS_ANY != 0,
 		})
 	}
-	slices.SortFunc(out, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	return out
 }
 

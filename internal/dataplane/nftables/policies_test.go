@@ -350,7 +350,7 @@ func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 		}},
 		{"tracked now", func(t *testing.T, p *Policies, tr *policy.Tracker) error {
 			web := model.Name{Namespace: "n", Name: "web"}
-			slice := &model.EndpointSlice{Name: web, Service: web, Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.244.0.2")}}}}
+			slice := &model.EndpointSlice{Name: web, Service: web, Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.244.0.2")}}}
 			for _, r := range world().DoNotTrackPolicies["cache"].Ingress[0].Ports {
 				slice.Ports = append(slice.Ports, model.EndpointPort{Protocol: r.Protocol, Port: r.First})
 			}

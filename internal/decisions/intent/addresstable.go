@@ -34,10 +34,19 @@ func (k addressKey) String() string {
 // requester is one Service port (or, for a healthCheckNodePort, a Service) that requests
 // an addressKey.
 type requester struct {
-	id      PortID
+	service *service
+	port    *portPlan // nil: the healthCheckNodePort
 	kind    FrontendKind
-	created time.Time
 }
+
+func (c requester) id() PortID {
+	if c.port == nil {
+		return healthCheckID(c.service.name)
+	}
+	return c.port.id
+}
+
+func (c requester) created() time.Time { return c.service.spec.Created }
 
 // compareRequesters orders the requesters of a key that none holds yet, as at the start: a
 // Service with a creationTimestamp before one without, then the older, then the first by
@@ -46,9 +55,9 @@ type requester struct {
 func compareRequesters(a, b requester) int {
 	return cmp.Or(
 		trueFirst(a.kind == ClusterIP, b.kind == ClusterIP),
-		trueFirst(!a.created.IsZero(), !b.created.IsZero()),
-		a.created.Compare(b.created),
-		a.id.Compare(b.id),
+		trueFirst(!a.created().IsZero(), !b.created().IsZero()),
+		a.created().Compare(b.created()),
+		a.id().Compare(b.id()),
 	)
 }
 
@@ -60,7 +69,7 @@ func displaces(first, holder requester) bool {
 	if (first.kind == ClusterIP) != (holder.kind == ClusterIP) {
 		return true
 	}
-	return !first.created.IsZero() && !holder.created.IsZero()
+	return !first.created().IsZero() && !holder.created().IsZero()
 }
 
 // addressTable holds the requesters of each key, the holder first. During a Delta a
@@ -82,7 +91,7 @@ func (t *addressTable) add(key addressKey, c requester) {
 
 func (t *addressTable) remove(key addressKey, id PortID) {
 	t.remember(key)
-	list := slices.DeleteFunc(t.requesters[key], func(c requester) bool { return c.id == id })
+	list := slices.DeleteFunc(t.requesters[key], func(c requester) bool { return c.id() == id })
 	if len(list) == 0 {
 		delete(t.requesters, key)
 		return
@@ -119,9 +128,9 @@ func (t *addressTable) resolve() {
 // chooseHolder returns the index of the requester that gets a key; had was served on it. A
 // Service may rename its port and keep the key. The requesters are sorted.
 func chooseHolder(sorted []requester, had PortID) int {
-	i := slices.IndexFunc(sorted, func(c requester) bool { return c.id == had })
+	i := slices.IndexFunc(sorted, func(c requester) bool { return c.id() == had })
 	if i < 0 {
-		i = slices.IndexFunc(sorted, func(c requester) bool { return c.id.Service == had.Service })
+		i = slices.IndexFunc(sorted, func(c requester) bool { return c.service.name == had.Service })
 	}
 	if i < 0 || displaces(sorted[0], sorted[i]) {
 		return 0
@@ -132,7 +141,7 @@ func chooseHolder(sorted []requester, had PortID) int {
 // holder returns the holder of a key; the zero PortID if no Service requests it.
 func (t *addressTable) holder(key addressKey) PortID {
 	if list := t.requesters[key]; len(list) > 0 {
-		return list[0].id
+		return list[0].id()
 	}
 	return PortID{}
 }
@@ -144,7 +153,7 @@ func conflict(loser model.Name, c addressRequest, holder PortID) model.Problem {
 		what = fmt.Sprintf("%s is already taken by port %s of the same Service; change one of the two",
 			c.key, portName(holder))
 	}
-	return model.ServiceProblem(loser, c.field, what)
+	return model.ServiceProblem(loser, c.field(), what)
 }
 
 func portName(id PortID) string {

@@ -33,7 +33,7 @@ func benchSlice(i int, ready bool) *model.EndpointSlice {
 	for k := range s.Endpoints {
 		id := i*benchEndpoints + k
 		s.Endpoints[k] = model.Endpoint{
-			Addresses: []netip.Addr{benchAddr(10, id)}, Ready: ready || k > 0, Serving: true, Node: fmt.Sprintf("node-%d", id%benchNodes),
+			Addr: benchAddr(10, id), Ready: ready || k > 0, Serving: true, Node: fmt.Sprintf("node-%d", id%benchNodes),
 			Pod: model.Name{Namespace: n.Namespace, Name: fmt.Sprintf("%s-%d", n.Name, k)},
 		}
 	}

@@ -94,12 +94,11 @@ func gather(dst []candidate, from *serviceSlices, id PortID, node string) []cand
 func appendSlice(dst []candidate, s *model.EndpointSlice, port uint16, family model.Family, node string) []candidate {
 	for i := range s.Endpoints {
 		ep := &s.Endpoints[i]
-		addr := store.EndpointAddr(ep)
-		if !addr.IsValid() || model.FamilyOf(addr) != family {
+		if !ep.Addr.IsValid() || model.FamilyOf(ep.Addr) != family {
 			continue
 		}
 		dst = append(dst, candidate{
-			addr:       netip.AddrPortFrom(addr, port),
+			addr:       netip.AddrPortFrom(ep.Addr, port),
 			ep:         ep,
 			slice:      s,
 			onThisNode: onNode(ep, node),

@@ -9,15 +9,15 @@ import (
 	"spillway.dev/spillway/internal/facts/store"
 )
 
-// decide computes the decisions about one Service.
-func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Problem) {
+// decide computes the decisions about one Service, whose slices are of.
+func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthCheck, []model.Problem) {
 	health := HealthCheck{Service: e.name}
 	if e.spec == nil {
-		return nil, HealthCheck{Service: e.name}, nil
+		return nil, health, nil
 	}
 	problems := slices.Clone(e.plan.problems)
 	t.healthy = t.healthy[:0]
-	from := newServiceSlices(t.facts.SlicesOf(e.name), len(e.plan.ports))
+	from := newServiceSlices(of, len(e.plan.ports))
 	left := maxEndpoints
 	ports := make([]*ServicePort, 0, len(e.plan.ports))
 	for i := range e.plan.ports {
@@ -31,7 +31,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 			held = append(held, c)
 			problems = append(problems, t.addressConflicts(e, p.id, c)...)
 		}
-		sp := t.decidePort(e.spec, p, held, from)
+		sp := t.decidePort(e, p, held, from)
 		if sp == nil {
 			continue
 		}
@@ -53,7 +53,7 @@ func (t *Tracker) decide(e *service) ([]*ServicePort, HealthCheck, []model.Probl
 }
 
 // decidePort decides one Service port; nil if it has no frontend left.
-func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []addressRequest, from *serviceSlices) *ServicePort {
+func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, from *serviceSlices) *ServicePort {
 	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
 	t.candidates = cs
 	for i := range cs {
@@ -64,13 +64,13 @@ func (t *Tracker) decidePort(svc *model.Service, p *portPlan, held []addressRequ
 	if len(held) == 0 {
 		return nil
 	}
-	r := categorize(cs, needOf(svc, held), t.cfg.NodeName, t.own.zone)
+	r := categorize(cs, needOf(e.spec, held), t.cfg.NodeName, t.own.zone)
 	return &ServicePort{
 		ID:                p.id,
-		Frontends:         frontends(svc, p, held, r),
+		Frontends:         frontends(e.spec, e.plan.ranges[p.id.Family], held, r),
 		Endpoints:         t.endpoints(p.id.Protocol, cs),
 		ServingUnselected: servingUnselected(p.id.Protocol, cs),
-		Affinity:          svc.Affinity,
+		Affinity:          e.spec.Affinity,
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,
 		Triggered:         newestTrigger(from.slices, p.id.Family),

@@ -70,11 +70,18 @@ type topology struct {
 func (t topology) allows(ep *model.Endpoint) bool {
 	switch {
 	case t.node != "":
-		return slices.Contains(ep.HintNodes, t.node)
+		return slices.Contains(hintsOf(ep).Nodes, t.node)
 	case t.zone != "":
-		return slices.Contains(ep.HintZones, t.zone)
+		return slices.Contains(hintsOf(ep).Zones, t.zone)
 	}
 	return true
+}
+
+func hintsOf(ep *model.Endpoint) model.Hints {
+	if ep.Hints == nil {
+		return model.Hints{}
+	}
+	return *ep.Hints
 }
 
 // topologyOf reads the hints. They count only if every ready endpoint has one and at least
@@ -89,10 +96,11 @@ func topologyOf(cs []candidate, node, zone string) topology {
 		if !c.ep.Ready {
 			continue
 		}
-		allNodes = allNodes && len(c.ep.HintNodes) > 0
-		allZones = allZones && len(c.ep.HintZones) > 0
-		forNode = forNode || slices.Contains(c.ep.HintNodes, node)
-		forZone = forZone || slices.Contains(c.ep.HintZones, zone)
+		h := hintsOf(c.ep)
+		allNodes = allNodes && len(h.Nodes) > 0
+		allZones = allZones && len(h.Zones) > 0
+		forNode = forNode || slices.Contains(h.Nodes, node)
+		forZone = forZone || slices.Contains(h.Zones, zone)
 	}
 	switch {
 	case node != "" && allNodes && forNode:

@@ -2,6 +2,7 @@ package intent
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -81,9 +82,8 @@ func TestEndpoints(t *testing.T) {
 			"ns/web:80/TCP/IPv4\nClusterIP 10.96.0.1:80 outside reject inside reject"},
 		{"an address of the wrong family in a slice is ignored", []any{web(), sliceOf("s", at("10.1.0.1", here), at("fd00::1", here))},
 			clusterIPLeadsTo + "-> 10.1.0.1:8080 cluster here"},
-		{"an endpoint without an address is ignored, and of several addresses the first counts", []any{web(), sliceOf("s",
-			at("10.1.0.1", here, func(e *model.Endpoint) { e.Addresses = addrs("10.1.0.1", "10.1.0.9") }),
-			at("10.1.0.2", here, func(e *model.Endpoint) { e.Addresses = nil }))},
+		{"an endpoint without an address is ignored", []any{web(), sliceOf("s", at("10.1.0.1", here),
+			at("10.1.0.2", here, func(e *model.Endpoint) { e.Addr = netip.Addr{} }))},
 			clusterIPLeadsTo + "-> 10.1.0.1:8080 cluster here"},
 		{"an endpoint port 0 is ignored", []any{web(), withPorts(sliceOf("s", at("10.1.0.1", here)), model.EndpointPort{Protocol: model.TCP})},
 			"ns/web:80/TCP/IPv4\nClusterIP 10.96.0.1:80 outside reject inside reject"},

@@ -22,8 +22,8 @@ func setTraversal(t *Tracker, v policy.Traversal) Changes {
 func (t *Tracker) HealthChecks() []HealthCheck {
 	var out []HealthCheck
 	for _, e := range t.services {
-		if e.health.Port != 0 {
-			out = append(out, e.health)
+		if e.health != nil {
+			out = append(out, *e.health)
 		}
 	}
 	slices.SortFunc(out, compareHealthChecks)

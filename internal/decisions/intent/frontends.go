@@ -11,16 +11,15 @@ import (
 
 // plan is what a Service requests, before other Services and endpoints count.
 type plan struct {
-	ports    []portPlan      // sorted by ID
-	health   *addressRequest // the healthCheckNodePort; nil for none
+	ports    []portPlan                      // sorted by ID
+	health   *addressRequest                 // the healthCheckNodePort; nil for none
+	ranges   map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
 	problems []model.Problem
 }
 
 // portPlan is what one Service port requests in one family.
 type portPlan struct {
 	id       PortID
-	spec     *model.ServicePort
-	ranges   []netip.Prefix   // for LoadBalancer frontends; see Frontend.SourceRanges
 	requests []addressRequest // one per frontend, in the order of frontends
 	helper   Helper
 	ofFTP    bool // see ServicePort.OfFTP
@@ -30,7 +29,27 @@ type portPlan struct {
 type addressRequest struct {
 	key   addressKey
 	kind  FrontendKind
-	field string // field of the object
+	index int32 // in the list of the object's field
+}
+
+// field returns the field of the object that requests the address.
+func (c addressRequest) field() string {
+	if !c.key.Addr.IsValid() && c.key.Family == 0 {
+		return "spec.healthCheckNodePort"
+	}
+	return fieldOf(c.kind, int(c.index))
+}
+
+func fieldOf(kind FrontendKind, index int) string {
+	switch kind {
+	case ClusterIP:
+		return fmt.Sprintf("spec.clusterIPs[%d]", index)
+	case NodePort:
+		return fmt.Sprintf("spec.ports[%d].nodePort", index)
+	case ExternalIP:
+		return fmt.Sprintf("spec.externalIPs[%d]", index)
+	}
+	return "status.loadBalancer.ingress"
 }
 
 // planService lists what a Service requests. A Service is served only in the families of
@@ -57,9 +76,11 @@ func planService(svc *model.Service, cfg *Config) plan {
 	}
 	addrs := frontendAddrs(svc, external, families, complain)
 	helpers := helpersOf(svc, complain)
-	ranges := map[model.Family][]netip.Prefix{}
-	for _, f := range families {
-		ranges[f] = rangesOf(svc.SourceRanges, f)
+	if svc.SourceRanges != nil {
+		p.ranges = map[model.Family][]netip.Prefix{}
+		for _, f := range families {
+			p.ranges[f] = rangesOf(svc.SourceRanges, f)
+		}
 	}
 	known := make(map[PortID]bool, len(svc.Ports)*len(families))
 	for i := range svc.Ports {
@@ -72,7 +93,6 @@ func planService(svc *model.Service, cfg *Config) plan {
 			}
 			known[id] = true
 			port := planPort(id, spec, i, addrs, cfg.APIServer, complain)
-			port.ranges = ranges[f]
 			port.helper = helpers[i]
 			port.ofFTP = spec.Protocol == model.TCP && slices.Contains(helpers, FTP)
 			p.ports = append(p.ports, port)
@@ -82,7 +102,7 @@ func planService(svc *model.Service, cfg *Config) plan {
 	// As in the API server, only a load balancer that must distinguish nodes needs health
 	// checks.
 	if svc.HealthCheckNodePort != 0 && svc.Type == model.LoadBalancer && svc.ExternalLocal {
-		p.health = &addressRequest{key: addressKey{Port: svc.HealthCheckNodePort}, field: "spec.healthCheckNodePort"}
+		p.health = &addressRequest{key: addressKey{Port: svc.HealthCheckNodePort}}
 	}
 	return p
 }
@@ -91,7 +111,7 @@ func planService(svc *model.Service, cfg *Config) plan {
 type frontendAddr struct {
 	kind  FrontendKind
 	addr  netip.Addr
-	field string
+	index int // in the list of the object's field
 }
 
 // frontendAddrs lists the addresses of a Service, and reports those that cannot be a
@@ -100,36 +120,36 @@ type frontendAddr struct {
 func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.Family, complain func(field, what string)) []frontendAddr {
 	var out []frontendAddr
 	known := make(map[netip.Addr]bool, len(external))
-	add := func(kind FrontendKind, addr netip.Addr, field string) {
+	add := func(kind FrontendKind, addr netip.Addr, index int) {
 		addr = addr.Unmap()
 		if why := unfit(kind, addr); why != "" {
-			complain(field, fmt.Sprintf("%s %s; remove it", addr, why))
+			complain(fieldOf(kind, index), fmt.Sprintf("%s %s; remove it", addr, why))
 			return
 		}
 		if !slices.Contains(families, model.FamilyOf(addr)) {
 			if kind == ExternalIP {
-				complain(field, fmt.Sprintf("%s is %s, but the Service has no clusterIP of that family; remove it or make the Service dual-stack",
+				complain(fieldOf(kind, index), fmt.Sprintf("%s is %s, but the Service has no clusterIP of that family; remove it or make the Service dual-stack",
 					addr, model.FamilyOf(addr)))
 			}
 			return // a load balancer may translate between the families
 		}
 		if !known[addr] {
 			known[addr] = true
-			out = append(out, frontendAddr{kind, addr, field})
+			out = append(out, frontendAddr{kind, addr, index})
 		}
 	}
 	taken := make([]model.Family, 0, 2)
 	for i, a := range svc.ClusterIPs {
 		if f := model.FamilyOf(a); a.IsValid() && !slices.Contains(taken, f) {
 			taken = append(taken, f) // the first clusterIP of each family
-			add(ClusterIP, a, fmt.Sprintf("spec.clusterIPs[%d]", i))
+			add(ClusterIP, a, i)
 		}
 	}
-	for _, a := range svc.LoadBalancerIPs {
-		add(LoadBalancerIP, a, "status.loadBalancer.ingress")
+	for i, a := range svc.LoadBalancerIPs {
+		add(LoadBalancerIP, a, i)
 	}
 	for i, a := range external {
-		add(ExternalIP, a, fmt.Sprintf("spec.externalIPs[%d]", i))
+		add(ExternalIP, a, i)
 	}
 	return out
 }
@@ -153,23 +173,23 @@ func unfit(kind FrontendKind, a netip.Addr) string {
 }
 
 func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAddr, apiServer netip.AddrPort, complain func(field, what string)) portPlan {
-	p := portPlan{id: id, spec: spec}
+	p := portPlan{id: id}
 	for _, a := range addrs {
 		if model.FamilyOf(a.addr) != id.Family {
 			continue
 		}
 		key := addressKey{Addr: a.addr, Port: spec.Port, Protocol: spec.Protocol}
 		if a.kind == ExternalIP && spec.Protocol == model.TCP && netip.AddrPortFrom(a.addr, spec.Port) == apiServer {
-			complain(a.field, fmt.Sprintf("%s is the API server of the agent, and is not served; remove it", key))
+			complain(fieldOf(a.kind, a.index), fmt.Sprintf("%s is the API server of the agent, and is not served; remove it", key))
 			continue
 		}
-		p.requests = append(p.requests, addressRequest{key: key, kind: a.kind, field: a.field})
+		p.requests = append(p.requests, addressRequest{key: key, kind: a.kind, index: int32(a.index)})
 	}
 	if spec.NodePort != 0 {
 		p.requests = append(p.requests, addressRequest{
 			key:   addressKey{Family: id.Family, Port: spec.NodePort, Protocol: spec.Protocol},
 			kind:  NodePort,
-			field: fmt.Sprintf("spec.ports[%d].nodePort", index),
+			index: int32(index),
 		})
 	}
 	slices.SortFunc(p.requests, func(a, b addressRequest) int {
@@ -181,9 +201,6 @@ func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAdd
 // rangesOf returns the source ranges of one family. Ranges of only the other family allow
 // no client of this family, because the Service requested a restriction.
 func rangesOf(ranges []netip.Prefix, f model.Family) []netip.Prefix {
-	if ranges == nil {
-		return nil
-	}
 	out := make([]netip.Prefix, 0, len(ranges))
 	for _, r := range ranges {
 		if model.FamilyOf(r.Addr()) == f {
@@ -211,7 +228,7 @@ func needOf(svc *model.Service, held []addressRequest) need {
 
 // frontends returns the frontends of a Service port for the addresses and ports that it
 // holds.
-func frontends(svc *model.Service, p *portPlan, held []addressRequest, r reach) []Frontend {
+func frontends(svc *model.Service, ranges []netip.Prefix, held []addressRequest, r reach) []Frontend {
 	out := make([]Frontend, 0, len(held))
 	for _, c := range held {
 		f := Frontend{Kind: c.kind, Addr: c.key.Addr, Port: c.key.Port}
@@ -223,7 +240,7 @@ func frontends(svc *model.Service, p *portPlan, held []addressRequest, r reach) 
 			f.InternalRoute = routeOf(false, r)
 		}
 		if c.kind == LoadBalancerIP {
-			f.SourceRanges = p.ranges
+			f.SourceRanges = ranges
 		}
 		out = append(out, f)
 	}

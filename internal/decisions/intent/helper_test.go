@@ -49,7 +49,7 @@ func TestHelpers(t *testing.T) {
 			for i, spec := range c.ports {
 				n := 0
 				for _, planned := range p.ports {
-					if planned.spec == &svc.Ports[i] {
+					if planned.id.Port == spec.Name && planned.id.Number == spec.Port && planned.id.Protocol == spec.Protocol {
 						n++
 						if want := spec.Protocol == model.TCP && slices.Contains(c.want, FTP); planned.ofFTP != want {
 							t.Errorf("port %d/%s is of a Service that speaks FTP: %v, want %v", spec.Port, spec.Protocol, planned.ofFTP, want)

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
-	"spillway.dev/spillway/internal/facts/store"
 )
 
 // An externalIP or a LoadBalancer IP may be a node's own address or a pod's: Kubernetes
@@ -27,7 +26,7 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []mo
 	}
 	var out []model.Problem
 	report := func(what string) {
-		out = append(out, model.ServiceProblem(e.name, c.field, what))
+		out = append(out, model.ServiceProblem(e.name, c.field(), what))
 	}
 	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
 		for _, wide := range nodePortsAt(c.key) {
@@ -82,7 +81,7 @@ func (t *Tracker) markNodePortConflictsDirty(wide addressKey) {
 	}
 	for _, a := range t.own.addrs {
 		for _, c := range t.addresses.requesters[addressKey{Addr: a, Protocol: protocol, Port: wide.Port}] {
-			t.markDirty(t.services[c.id.Service])
+			t.markDirty(c.service)
 		}
 	}
 }
@@ -101,6 +100,6 @@ func (t *Tracker) markEndpointConflictsDirty(s *model.EndpointSlice) {
 		return
 	}
 	for i := range s.Endpoints {
-		t.markAddressConflictsDirty(store.EndpointAddr(&s.Endpoints[i]))
+		t.markAddressConflictsDirty(s.Endpoints[i].Addr)
 	}
 }

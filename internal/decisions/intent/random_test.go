@@ -98,15 +98,15 @@ func randomSlice(d dice, n model.Name) *model.EndpointSlice {
 
 func randomEndpoint(d dice) model.Endpoint {
 	ep := model.Endpoint{
-		Addresses: []netip.Addr{pick(d, podIPs...)},
-		Node:      pick(d, someNodes...),
-		Ready:     d.upTo(3) > 0, Serving: d.upTo(3) > 0, Terminating: d.upTo(3) == 0,
+		Addr:  pick(d, podIPs...),
+		Node:  pick(d, someNodes...),
+		Ready: d.upTo(3) > 0, Serving: d.upTo(3) > 0, Terminating: d.upTo(3) == 0,
 	}
 	if d.upTo(3) == 0 {
-		ep.HintZones = []string{pick(d, someZones...)}
+		forZones(pick(d, someZones...))(&ep)
 	}
 	if d.upTo(3) == 0 {
-		ep.HintNodes = []string{pick(d, here, there)}
+		forNodes(pick(d, here, there))(&ep)
 	}
 	if d.upTo(2) == 0 {
 		ep.Pod = pick(d, someNames...)
@@ -126,7 +126,7 @@ func nudge(d dice, known map[model.Name]*model.EndpointSlice, out *model.Delta) 
 	ep := &s.Endpoints[d.upTo(len(s.Endpoints))]
 	switch other := randomEndpoint(d); d.upTo(6) {
 	case 0:
-		ep.Addresses = other.Addresses
+		ep.Addr = other.Addr
 	case 1:
 		ep.Node = other.Node
 	case 2:
@@ -443,7 +443,7 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		}
 		tr.Apply(whole(model.Delta{}))
 		setNodeAddrs(tr, nil)
-		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.withProblems) + len(tr.problems) +
+		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.problemsOf) + len(tr.problems) +
 			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.addrs)
 		if left > 0 {
 			t.Errorf("seed %d: %d entries are left: %+v", seed, left, tr.own)

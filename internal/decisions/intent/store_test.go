@@ -101,8 +101,8 @@ func sliceOf(n string, eps ...model.Endpoint) *model.EndpointSlice {
 		Name: name(n), Service: name("web"), Family: model.IPv4, Endpoints: eps,
 		Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 8080}},
 	}
-	if len(eps) > 0 && len(eps[0].Addresses) > 0 {
-		s.Family = model.FamilyOf(eps[0].Addresses[0])
+	if len(eps) > 0 && eps[0].Addr.IsValid() {
+		s.Family = model.FamilyOf(eps[0].Addr)
 	}
 	return s
 }
@@ -119,7 +119,7 @@ func ofService(s *model.EndpointSlice, n string) *model.EndpointSlice {
 
 // at returns a ready endpoint.
 func at(a, node string, options ...func(*model.Endpoint)) model.Endpoint {
-	ep := model.Endpoint{Addresses: addrs(a), Node: node, Ready: true, Serving: true}
+	ep := model.Endpoint{Addr: netip.MustParseAddr(a), Node: node, Ready: true, Serving: true}
 	for _, o := range options {
 		o(&ep)
 	}
@@ -136,11 +136,11 @@ func pod(n string) func(*model.Endpoint) {
 }
 
 func forZones(list ...string) func(*model.Endpoint) {
-	return func(e *model.Endpoint) { e.HintZones = list }
+	return func(e *model.Endpoint) { e.Hints = &model.Hints{Zones: list, Nodes: hintsOf(e).Nodes} }
 }
 
 func forNodes(list ...string) func(*model.Endpoint) {
-	return func(e *model.Endpoint) { e.HintNodes = list }
+	return func(e *model.Endpoint) { e.Hints = &model.Hints{Zones: hintsOf(e).Zones, Nodes: list} }
 }
 
 func podObject(n, node string, labels map[string]string, ips ...string) *model.Pod {

@@ -25,10 +25,11 @@ type Tracker struct {
 	addresses    addressTable
 	conflictable store.Sets[netip.Addr, *service] // by externalIP and LoadBalancer IP
 	services     map[model.Name]*service
-	withProblems map[model.Name]struct{} // Services with problems
-	problems     []model.Problem         // of all Services and the node, sorted
+	problemsOf   map[model.Name][]model.Problem // of Services, as decided
+	problems     []model.Problem                // of all Services and the node, sorted
 
-	dirty      []*service // to decide again
+	dirty      []*service     // to decide again
+	slices     []*store.Slice // buffers of one decision
 	candidates []candidate
 	healthy    []netip.Addr
 }
@@ -39,10 +40,17 @@ type service struct {
 	spec *model.Service // nil while there is none that this agent serves
 	plan plan
 
-	ports    []*ServicePort // as decided, sorted by ID
-	health   HealthCheck    // Port 0: none
-	problems []model.Problem
-	dirty    bool
+	ports  []*ServicePort // as decided, sorted by ID
+	health *HealthCheck   // nil: none
+	dirty  bool
+}
+
+// healthCheck returns the health check as decided; Port 0: none.
+func (e *service) healthCheck() HealthCheck {
+	if e.health == nil {
+		return HealthCheck{Service: e.name}
+	}
+	return *e.health
 }
 
 // New returns a Tracker with a Store of its own, for tools and tests: the agent has one
@@ -60,7 +68,7 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		addresses:    newAddressTable(),
 		conflictable: store.Sets[netip.Addr, *service]{},
 		services:     map[model.Name]*service{},
-		withProblems: map[model.Name]struct{}{},
+		problemsOf:   map[model.Name][]model.Problem{},
 	}
 	t.own.node = t.describeNode()
 	facts.Subscribe(store.Reader{
@@ -115,19 +123,24 @@ func (t *Tracker) Changes() Changes {
 	complained := t.checkNode()
 	t.addresses.resolve()
 	for _, e := range t.dirty {
-		of := t.facts.SlicesOf(e.name)
+		of := t.facts.SlicesOf(e.name, t.slices)
+		t.slices = of
 		for _, s := range of {
 			t.updateSlicePods(s)
 		}
-		ports, health, problems := t.decide(e)
+		ports, health, problems := t.decide(e, of)
 		e.ports = comparedWith(e.ports, ports, &c)
-		if health != e.health {
-			e.health = health
+		if health != e.healthCheck() {
+			if e.health = nil; health.Port != 0 {
+				kept := health
+				e.health = &kept
+			}
 			c.HealthChecks = append(c.HealthChecks, health)
 		}
-		if !slices.Equal(problems, e.problems) {
-			e.problems = problems
-			t.setHasProblems(e)
+		if !slices.Equal(problems, t.problemsOf[e.name]) {
+			if t.problemsOf[e.name] = problems; len(problems) == 0 {
+				delete(t.problemsOf, e.name)
+			}
 			complained = true
 		}
 		e.dirty = false
@@ -148,14 +161,6 @@ func (t *Tracker) Changes() Changes {
 	return c
 }
 
-func (t *Tracker) setHasProblems(e *service) {
-	if len(e.problems) > 0 {
-		t.withProblems[e.name] = struct{}{}
-	} else {
-		delete(t.withProblems, e.name)
-	}
-}
-
 // collectProblems updates the list of all Problems. It returns nil if the list is
 // unchanged, and an empty list after the last Problem was resolved.
 func (t *Tracker) collectProblems() []model.Problem {
@@ -163,8 +168,8 @@ func (t *Tracker) collectProblems() []model.Problem {
 	if p := t.own.problem; p != nil {
 		all = append(all, *p)
 	}
-	for name := range t.withProblems {
-		all = append(all, t.services[name].problems...)
+	for _, problems := range t.problemsOf {
+		all = append(all, problems...)
 	}
 	slices.SortFunc(all, compareProblems)
 	all = slices.Compact(all)

@@ -118,7 +118,7 @@ func (t *Tracker) updateSlicePods(s *store.Slice) {
 	var now []netip.Addr
 	for i := range s.Object.Endpoints {
 		ep := &s.Object.Endpoints[i]
-		a := store.EndpointAddr(ep)
+		a := ep.Addr
 		if a.IsValid() && onNode(ep, t.cfg.NodeName) && !t.podOnThisNode(a) && t.selected(s.Object.Service.Namespace, ep, a) {
 			now = append(now, a)
 		}

@@ -18,7 +18,7 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 			Ports: []model.ServicePort{{Name: "a", Protocol: model.TCP, Port: 1}, {Name: "b", Protocol: model.TCP, Port: 2}}}},
 		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
 			Ports:     []model.EndpointPort{{Name: "a", Protocol: model.TCP, Port: 11211}, {Name: "b", Protocol: model.TCP, Port: 80}},
-			Endpoints: []model.Endpoint{{Addresses: []netip.Addr{pod}, Ready: true, Serving: true, Node: "here"}}}},
+			Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: "here"}}}},
 	})
 	check := func(when string, c Changes, upserts int, policed, open bool) {
 		t.Helper()
@@ -67,8 +67,8 @@ func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
 			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}},
 		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
 			Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
-			Endpoints: []model.Endpoint{{Addresses: []netip.Addr{guarded}, Ready: true, Serving: true, Node: "here"},
-				{Addresses: []netip.Addr{other}, Ready: true, Serving: true, Node: "here"}}}},
+			Endpoints: []model.Endpoint{{Addr: guarded, Ready: true, Serving: true, Node: "here"},
+				{Addr: other, Ready: true, Serving: true, Node: "here"}}}},
 		NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: {Name: name, Ingress: true}},
 	})
 	setTraversal(tr, policy.Traversal{DenyRulePods: []netip.Addr{guarded}})
@@ -97,7 +97,7 @@ func TestGuardedPodsThatANetworkPolicySelects(t *testing.T) {
 			d.Services = map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 				Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}}
 			d.Slices = map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
-				Endpoints: []model.Endpoint{{Addresses: []netip.Addr{pod}, Ready: true, Serving: true, Node: "here"}}}}
+				Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: "here"}}}}
 		}
 		tr.Apply(d)
 		check := func(when string, policed, guarded bool) {

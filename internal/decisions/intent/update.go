@@ -23,7 +23,7 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 	t.markDirty(e)
 	if e.spec != nil {
 		t.eachRequest(e, func(key addressKey, c requester) {
-			t.addresses.remove(key, c.id)
+			t.addresses.remove(key, c.id())
 			if mayConflict(c.kind) {
 				t.conflictable.Remove(key.Addr, e)
 			}
@@ -48,7 +48,7 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 func (t *Tracker) serviceNamed(name model.Name) *service {
 	e := t.services[name]
 	if e == nil {
-		e = &service{name: name, health: HealthCheck{Service: name}}
+		e = &service{name: name}
 		t.services[name] = e
 	}
 	return e
@@ -59,11 +59,11 @@ func (t *Tracker) eachRequest(e *service, do func(addressKey, requester)) {
 	for i := range e.plan.ports {
 		p := &e.plan.ports[i]
 		for _, c := range p.requests {
-			do(c.key, requester{id: p.id, kind: c.kind, created: e.spec.Created})
+			do(c.key, requester{service: e, port: p, kind: c.kind})
 		}
 	}
 	if c := e.plan.health; c != nil {
-		do(c.key, requester{id: healthCheckID(e.name), kind: c.kind, created: e.spec.Created})
+		do(c.key, requester{service: e, kind: c.kind})
 	}
 }
 
@@ -72,7 +72,7 @@ func (t *Tracker) eachRequest(e *service, do func(addressKey, requester)) {
 func (t *Tracker) markConflictingDirty(p plan) {
 	touch := func(key addressKey) {
 		for _, c := range t.addresses.requesters[key] {
-			t.markDirty(t.services[c.id.Service])
+			t.markDirty(c.service)
 		}
 		t.markNodePortConflictsDirty(key)
 	}

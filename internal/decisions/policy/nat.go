@@ -96,8 +96,8 @@ func (t *Tracker) countSlice(s *model.EndpointSlice, of *model.Service, by int) 
 		}
 		k := natKey{proto: port.Protocol, port: port.Port, what: fmt.Sprintf("it is an endpoint of Service %s", s.Service), instead: instead}
 		for i := range s.Endpoints {
-			if as := s.Endpoints[i].Addresses; len(as) > 0 {
-				t.countNAT(as[0].Unmap(), k, by)
+			if a := s.Endpoints[i].Addr; a.IsValid() {
+				t.countNAT(a, k, by)
 			}
 		}
 	}

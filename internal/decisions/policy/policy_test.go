@@ -130,7 +130,7 @@ func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 	name := model.Name{Namespace: "n", Name: "web"}
 	svc := &model.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80, NodePort: 30000}}}
 	slice := &model.EndpointSlice{Name: model.Name{Namespace: "n", Name: "web-1"}, Service: name, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
-		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}
+		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1")}}}
 	out := cache("out", 80, 80, "")
 	out.Ingress, out.Egress = nil, out.Ingress
 	node := &model.DoNotTrackPolicy{Name: "node", Nodes: labeled("a", "b"), Ingress: []model.PolicyRule{{Ports: []model.PortRange{tcp(30000, 30000)}}}}
@@ -203,7 +203,7 @@ func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
 		tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(p), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
 			Services: map[model.Name]*model.Service{name: {Name: name, Ports: []model.ServicePort{{Name: "other", Protocol: test.proto, Port: 9}, {Name: "a", Protocol: test.proto, Port: test.port}}}},
 			Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Ports: []model.EndpointPort{{Name: "a", Protocol: test.proto, Port: 2121}},
-				Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}}})
+				Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1")}}}}})
 		r := tr.Refusals()
 		if test.what == "" {
 			if len(r) > 0 || len(tr.State().Targets) != 1 {
@@ -266,7 +266,7 @@ func TestAPortOfTheNodeThatLeadsToAPodRefusesPolicies(t *testing.T) {
 func TestAServiceDoesNotOpenWhatAPolicyDenies(t *testing.T) {
 	name := model.Name{Namespace: "elsewhere", Name: "mine"}
 	slice := &model.EndpointSlice{Name: name, Service: name, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
-		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}}
+		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1")}}}
 	deny := cache("c", 11211, 11211, "client")
 	deny.DenyOthers = true
 	tr := New(Config{NodeName: "here", Netfilter: true})
@@ -464,7 +464,7 @@ func webWorld(policies ...*model.DoNotTrackPolicy) model.Delta {
 	ports := []model.EndpointPort{{Protocol: model.TCP, Port: 80}}
 	return model.Delta{Full: true, Pods: podsOf(pod("n", "a", "here", "cache", webPod)), DoNotTrackPolicies: policiesOf(policies...),
 		Services: map[model.Name]*model.Service{web: {Name: web, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}},
-		Slices:   map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: ports, Endpoints: []model.Endpoint{{Addresses: []netip.Addr{netip.MustParseAddr(webPod)}}}}}}
+		Slices:   map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: ports, Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr(webPod)}}}}}
 }
 
 // withoutWeb deletes Service web and its slice.

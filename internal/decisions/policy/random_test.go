@@ -68,7 +68,7 @@ func (d dice) service(n model.Name) *model.Service {
 func (d dice) slice(n, of model.Name) *model.EndpointSlice {
 	s := &model.EndpointSlice{Name: n, Service: of, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: uint16(1 + d.IntN(5))}}}
 	for range d.IntN(3) {
-		s.Endpoints = append(s.Endpoints, model.Endpoint{Addresses: []netip.Addr{d.addr()}})
+		s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: d.addr()})
 	}
 	return s
 }

@@ -183,7 +183,7 @@ func (t *Tracker) onService(name model.Name, before, now *model.Service) {
 }
 
 func (t *Tracker) countSlicesOf(name model.Name, service *model.Service, by int) {
-	for _, s := range t.facts.SlicesOf(name) {
+	for _, s := range t.facts.SlicesOf(name, nil) {
 		t.countSlice(s.Object, service, by)
 	}
 }

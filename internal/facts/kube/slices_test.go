@@ -66,7 +66,7 @@ func TestABadAddressCostsOnlyItself(t *testing.T) {
 		}
 		addresses := []string{}
 		for _, ep := range served[model.Name{Namespace: "shop", Name: "web-1"}].Endpoints {
-			addresses = append(addresses, ep.Addresses[0].String())
+			addresses = append(addresses, ep.Addr.String())
 		}
 		if got := fmt.Sprint(addresses); got != c.serves || known != c.problems {
 			t.Errorf("%d: serves %s with %d problems, want %s with %d", i, got, known, c.serves, c.problems)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -82,7 +83,7 @@ func (c *checker) endpointPorts(ports *field.Path, list []discoveryv1.EndpointPo
 
 // endpointPort parses a port; names are those of the ports before it.
 func (c *checker) endpointPort(p *field.Path, ep *discoveryv1.EndpointPort, names map[string]bool) model.EndpointPort {
-	name := deref(ep.Name)
+	name := Shared(deref(ep.Name))
 	c.portName(p.Child("name"), name)
 	if names[name] {
 		c.invalidf(p.Child("name"), "%q is listed twice; use unique names, since Service ports refer to them", name)
@@ -102,6 +103,8 @@ func (c *checker) endpointPort(p *field.Path, ep *discoveryv1.EndpointPort, name
 // controllers reorder slices, and each problem is an Event.
 func (c *checker) endpoints(p *field.Path, s *model.EndpointSlice, list []discoveryv1.Endpoint) {
 	var left []string
+	hints := map[string]*model.Hints{}
+	s.Endpoints = slices.Grow(s.Endpoints, len(list))
 	for i := range list {
 		ep, addresses := &list[i], p.Index(i).Child("addresses")
 		if c.leaveOut("endpoint", func() {
@@ -112,17 +115,17 @@ func (c *checker) endpoints(p *field.Path, s *model.EndpointSlice, list []discov
 		}) {
 			continue
 		}
-		var usable []netip.Addr
+		var addr netip.Addr
 		for _, text := range ep.Addresses {
 			a, why := endpointAddr(text, s.Family)
 			if why != "" {
 				left = append(left, why)
-				continue
+			} else if !addr.IsValid() {
+				addr = a
 			}
-			usable = append(usable, a)
 		}
-		if len(usable) > 0 {
-			s.Endpoints = append(s.Endpoints, endpoint(ep, usable, s.Namespace))
+		if addr.IsValid() {
+			s.Endpoints = append(s.Endpoints, endpoint(ep, addr, s.Namespace, hints))
 		}
 	}
 	if len(left) > 0 {
@@ -162,25 +165,32 @@ func withoutTraffic(left []string) string {
 	return fmt.Sprintf("%s no traffic: %s%s; correct the slice, or the program that writes it", count, strings.Join(named, ", "), more)
 }
 
-func endpoint(ep *discoveryv1.Endpoint, addresses []netip.Addr, namespace string) model.Endpoint {
+// endpoint converts an endpoint. hints are those of the endpoints before it.
+func endpoint(ep *discoveryv1.Endpoint, addr netip.Addr, namespace string, hints map[string]*model.Hints) model.Endpoint {
 	out := model.Endpoint{
-		Addresses:   addresses,
+		Addr:        addr,
 		Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
 		Terminating: deref(ep.Conditions.Terminating),
-		Node:        deref(ep.NodeName),
+		Node:        Shared(deref(ep.NodeName)),
 		Pod:         targetPod(ep.TargetRef, namespace),
 	}
 	out.Serving = out.Ready
 	if ep.Conditions.Serving != nil {
 		out.Serving = *ep.Conditions.Serving
 	}
-	if ep.Hints != nil {
-		for _, z := range ep.Hints.ForZones {
-			out.HintZones = append(out.HintZones, z.Name)
+	if h := ep.Hints; h != nil && len(h.ForZones)+len(h.ForNodes) > 0 {
+		var own model.Hints
+		key := ""
+		for _, z := range h.ForZones {
+			own.Zones, key = append(own.Zones, Shared(z.Name)), key+strconv.Quote(z.Name)
 		}
-		for _, n := range ep.Hints.ForNodes {
-			out.HintNodes = append(out.HintNodes, n.Name)
+		for _, n := range h.ForNodes {
+			own.Nodes, key = append(own.Nodes, Shared(n.Name)), key+"/"+strconv.Quote(n.Name)
 		}
+		if hints[key] == nil {
+			hints[key] = &own
+		}
+		out.Hints = hints[key]
 	}
 	return out
 }
@@ -191,8 +201,8 @@ func targetPod(ref *corev1.ObjectReference, namespace string) model.Name {
 	if ref == nil || ref.Kind != "Pod" || ref.Name == "" {
 		return model.Name{}
 	}
-	if ref.Namespace != "" {
-		namespace = ref.Namespace
+	if ref.Namespace != "" && ref.Namespace != namespace {
+		namespace = Shared(ref.Namespace)
 	}
 	return model.Name{Namespace: namespace, Name: ref.Name}
 }

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"strings"
 	"unicode"
+	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -110,12 +111,16 @@ func clip(s string) string {
 // Namespaced returns the name of a namespaced object. A file without a namespace means
 // "default".
 func Namespaced(m *metav1.ObjectMeta) model.Name {
-	n := model.Name{Namespace: m.Namespace, Name: m.Name}
+	n := model.Name{Namespace: Shared(m.Namespace), Name: m.Name}
 	if n.Namespace == "" {
 		n.Namespace = metav1.NamespaceDefault
 	}
 	return n
 }
+
+// Shared returns s, in memory that others of the same text share. It is for names that
+// thousands of objects repeat, such as those of nodes.
+func Shared(s string) string { return unique.Make(s).Value() }
 
 // newChecker returns a checker of a namespaced object, and checks its metadata.
 func newChecker(kind string, m *metav1.ObjectMeta) (*checker, model.Name) {

@@ -278,12 +278,12 @@ endpoints:
 			{Name: "dns", Protocol: model.UDP, Port: 53},
 		},
 		Endpoints: []model.Endpoint{
-			{Addresses: addrs("fd00::1", "fd00::2"), Ready: true, Serving: true},
-			{Addresses: addrs("fd00::3")},
-			{Addresses: addrs("fd00::4"), Serving: true, Terminating: true, Node: "n1"},
-			{Addresses: addrs("fd00::5"), Ready: true, Serving: true, HintZones: []string{"z2"}, HintNodes: []string{"n2"}, Pod: model.Name{Namespace: "shop", Name: "p"}},
-			{Addresses: addrs("fd00::6"), Ready: true, Serving: true, Pod: model.Name{Namespace: "o", Name: "p"}},
-			{Addresses: addrs("fd00::7"), Ready: true, Serving: true},
+			{Addr: netip.MustParseAddr("fd00::1"), Ready: true, Serving: true},
+			{Addr: netip.MustParseAddr("fd00::3")},
+			{Addr: netip.MustParseAddr("fd00::4"), Serving: true, Terminating: true, Node: "n1"},
+			{Addr: netip.MustParseAddr("fd00::5"), Ready: true, Serving: true, Hints: &model.Hints{Zones: []string{"z2"}, Nodes: []string{"n2"}}, Pod: model.Name{Namespace: "shop", Name: "p"}},
+			{Addr: netip.MustParseAddr("fd00::6"), Ready: true, Serving: true, Pod: model.Name{Namespace: "o", Name: "p"}},
+			{Addr: netip.MustParseAddr("fd00::7"), Ready: true, Serving: true},
 		},
 	}, `ports[2].port: the port is left out: is missing; give the port`)
 }
@@ -322,7 +322,7 @@ func TestEndpointSliceLeavesOut(t *testing.T) {
 	slice := func(endpoints ...string) *model.EndpointSlice {
 		s := &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"}, Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4}
 		for _, a := range endpoints {
-			s.Endpoints = append(s.Endpoints, model.Endpoint{Addresses: addrs(a), Ready: true, Serving: true})
+			s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: netip.MustParseAddr(a), Ready: true, Serving: true})
 		}
 		return s
 	}

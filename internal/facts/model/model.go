@@ -137,15 +137,22 @@ type EndpointPort struct {
 
 // Endpoint is one entry of a slice's endpoints. Missing conditions have the API's
 // defaults: ready is true, serving is ready, terminating is false.
+//
+// A large cluster has a million of them: each has one address, and repeated text is
+// shared.
 type Endpoint struct {
-	Addresses   []netip.Addr // interchangeable; consumers use the first
+	Addr        netip.Addr // the first that can be used: addresses are interchangeable
 	Ready       bool
 	Serving     bool
 	Terminating bool
-	Node        string   // nodeName, "" if unknown
-	HintZones   []string // hints.forZones
-	HintNodes   []string // hints.forNodes
-	Pod         Name     // targetRef when it is a Pod; zero otherwise
+	Node        string // nodeName, "" if unknown
+	Hints       *Hints // nil: none
+	Pod         Name   // targetRef when it is a Pod; zero otherwise
+}
+
+// Hints are the nodes and zones that should use an endpoint.
+type Hints struct {
+	Zones, Nodes []string // hints.forZones, hints.forNodes
 }
 
 // Node is a cluster node.

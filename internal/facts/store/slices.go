@@ -23,9 +23,9 @@ type sliceTable struct {
 	entries map[model.Name]*Slice
 	readers []func(name model.Name, before, now *model.EndpointSlice)
 
-	ofService index[model.Name, *Slice] // sorted by name
-	ofPod     index[model.Name, *Slice]
-	ofAddr    index[netip.Addr, *Slice]
+	ofService looseIndex[model.Name]
+	ofPod     looseIndex[model.Name]
+	ofAddr    looseIndex[netip.Addr]
 	in        Sets[string, *Slice] // by namespace of the Service and of the endpoints' pods
 	onNode    map[*Slice]struct{}  // those with MayBeOnNode
 }
@@ -33,7 +33,7 @@ type sliceTable struct {
 func newSliceTable(node string) sliceTable {
 	return sliceTable{
 		node: node, entries: map[model.Name]*Slice{},
-		ofService: index[model.Name, *Slice]{}, ofPod: index[model.Name, *Slice]{}, ofAddr: index[netip.Addr, *Slice]{},
+		ofService: newLooseIndex[model.Name](), ofPod: newLooseIndex[model.Name](), ofAddr: newLooseIndex[netip.Addr](),
 		in: Sets[string, *Slice]{}, onNode: map[*Slice]struct{}{},
 	}
 }
@@ -76,19 +76,17 @@ func (t *sliceTable) set(name model.Name, now *model.EndpointSlice) {
 // nodes and addresses.
 func SameReferences(a, b *model.EndpointSlice) bool {
 	return a.Service == b.Service && slices.EqualFunc(a.Endpoints, b.Endpoints, func(a, b model.Endpoint) bool {
-		return a.Pod == b.Pod && a.Node == b.Node && EndpointAddr(&a) == EndpointAddr(&b)
+		return a.Pod == b.Pod && a.Node == b.Node && a.Addr == b.Addr
 	})
 }
 
 func (t *sliceTable) addToIndexes(s *Slice) {
-	list := t.ofService[s.Object.Service]
-	at, _ := slices.BinarySearchFunc(list, s.Object.Name, func(o *Slice, n model.Name) int { return o.Object.Name.Compare(n) })
-	t.ofService[s.Object.Service] = slices.Insert(list, at, s)
+	t.ofService.add(s.Object.Service, s)
 	t.in.Add(s.Object.Service.Namespace, s)
 	for i := range s.Object.Endpoints {
 		ep := &s.Object.Endpoints[i]
 		s.MayBeOnNode = s.MayBeOnNode || ep.Node == "" || ep.Node == t.node
-		t.ofAddr.add(EndpointAddr(ep), s)
+		t.ofAddr.add(ep.Addr, s)
 		if ep.Pod.Name != "" {
 			t.ofPod.add(ep.Pod, s)
 			t.in.Add(ep.Pod.Namespace, s)
@@ -104,7 +102,7 @@ func (t *sliceTable) removeFromIndexes(s *Slice) {
 	t.in.Remove(s.Object.Service.Namespace, s)
 	for i := range s.Object.Endpoints {
 		ep := &s.Object.Endpoints[i]
-		t.ofAddr.remove(EndpointAddr(ep), s)
+		t.ofAddr.remove(ep.Addr, s)
 		if ep.Pod.Name != "" {
 			t.ofPod.remove(ep.Pod, s)
 			t.in.Remove(ep.Pod.Namespace, s)
@@ -116,14 +114,30 @@ func (t *sliceTable) removeFromIndexes(s *Slice) {
 // Slices returns all EndpointSlices.
 func (st *Store) Slices() iter.Seq[*Slice] { return maps.Values(st.slices.entries) }
 
-// SlicesOf returns the slices of a Service, sorted by name.
-func (st *Store) SlicesOf(service model.Name) []*Slice { return st.slices.ofService[service] }
+// SlicesOf returns the slices of a Service, sorted by name, in a list that may use the
+// memory of buffer.
+func (st *Store) SlicesOf(service model.Name, buffer []*Slice) []*Slice {
+	list := st.slices.ofService.find(service, buffer)
+	list = slices.DeleteFunc(list, func(s *Slice) bool { return s.Object.Service != service })
+	if len(list) > 1 {
+		slices.SortFunc(list, func(a, b *Slice) int { return a.Object.Name.Compare(b.Object.Name) })
+	}
+	return list
+}
 
 // SlicesOfPod returns the slices with an endpoint that names the pod.
-func (st *Store) SlicesOfPod(pod model.Name) []*Slice { return st.slices.ofPod[pod] }
+func (st *Store) SlicesOfPod(pod model.Name) []*Slice {
+	return withEndpoint(st.slices.ofPod.find(pod, nil), func(ep model.Endpoint) bool { return ep.Pod == pod })
+}
 
 // SlicesAt returns the slices with an endpoint of an address.
-func (st *Store) SlicesAt(a netip.Addr) []*Slice { return st.slices.ofAddr[a] }
+func (st *Store) SlicesAt(a netip.Addr) []*Slice {
+	return withEndpoint(st.slices.ofAddr.find(a, nil), func(ep model.Endpoint) bool { return ep.Addr == a })
+}
+
+func withEndpoint(list []*Slice, is func(model.Endpoint) bool) []*Slice {
+	return slices.DeleteFunc(list, func(s *Slice) bool { return !slices.ContainsFunc(s.Object.Endpoints, is) })
+}
 
 // SlicesIn returns the slices of a namespace: of its Services and with its pods.
 func (st *Store) SlicesIn(namespace string) iter.Seq[*Slice] {

@@ -55,7 +55,7 @@ func TestReadersSeeEachChange(t *testing.T) {
 				t.Errorf("slice %s: before %p, had %p", name, before, objects[name])
 			}
 			objects[name] = now
-			if now != nil && !slices.ContainsFunc(st.SlicesOf(now.Service), func(s *Slice) bool { return s.Object == now }) {
+			if now != nil && !slices.ContainsFunc(st.SlicesOf(now.Service, nil), func(s *Slice) bool { return s.Object == now }) {
 				t.Errorf("slice %s is not in the index yet", name)
 			}
 		},
@@ -104,11 +104,18 @@ func TestAPolicyWithoutRulesIsNone(t *testing.T) {
 
 func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
 
-func randomName(r *rand.Rand) model.Name {
-	return model.Name{Namespace: pick(r, "n", "m"), Name: pick(r, "s", "t", "u")}
-}
+// allNames are the names of all objects.
+var allNames = []model.Name{{Namespace: "n", Name: "s"}, {Namespace: "n", Name: "t"}, {Namespace: "n", Name: "u"},
+	{Namespace: "m", Name: "s"}, {Namespace: "m", Name: "t"}, {Namespace: "m", Name: "u"}}
 
-func randomAddr(r *rand.Rand) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(5))}) }
+// addrs is the number of addresses.
+const addrs = 5
+
+func randomName(r *rand.Rand) model.Name { return pick(r, allNames...) }
+
+func addr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+
+func randomAddr(r *rand.Rand) netip.Addr { return addr(r.IntN(addrs)) }
 
 // randomDelta changes a few objects out of few, so that they meet.
 func randomDelta(r *rand.Rand) model.Delta {
@@ -127,7 +134,7 @@ func randomDelta(r *rand.Rand) model.Delta {
 			if r.IntN(3) > 0 {
 				s := &model.EndpointSlice{Name: n, Service: randomName(r)}
 				for range r.IntN(3) {
-					s.Endpoints = append(s.Endpoints, model.Endpoint{Addresses: []netip.Addr{randomAddr(r)}, Node: pick(r, "", here, "there"), Pod: pick(r, model.Name{}, randomName(r)), Ready: r.IntN(2) == 0})
+					s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: randomAddr(r), Node: pick(r, "", here, "there"), Pod: pick(r, model.Name{}, randomName(r)), Ready: r.IntN(2) == 0})
 				}
 				d.Slices[n] = s
 			}
@@ -183,17 +190,29 @@ func describe(st *Store) map[string][]string {
 			add("policies in "+ns, p.Name)
 		}
 	}
-	for key, list := range st.slices.ofService {
-		add(fmt.Sprint("sorted slices of ", key), names(list))
+	for _, key := range allNames {
+		if list := st.SlicesOf(key, nil); len(list) > 0 {
+			add(fmt.Sprint("sorted slices of ", key), names(list))
+		}
 	}
-	for key, list := range st.slices.ofPod {
-		for _, s := range list {
+	for _, key := range allNames {
+		for _, s := range st.SlicesOfPod(key) {
 			add(fmt.Sprint("slices of pod ", key), s.Object.Name)
 		}
 	}
-	for a, list := range st.slices.ofAddr {
-		for _, s := range list {
-			add("slices at "+a.String(), s.Object.Name)
+	for i := range addrs {
+		for _, s := range st.SlicesAt(addr(i)) {
+			add("slices at "+addr(i).String(), s.Object.Name)
+		}
+	}
+	for name, x := range map[string]map[uint64]*Slice{"services": st.slices.ofService.one, "pods": st.slices.ofPod.one, "addresses": st.slices.ofAddr.one} {
+		if len(x) > 0 {
+			add("indexed "+name, len(x))
+		}
+	}
+	for name, x := range map[string]index[uint64, *Slice]{"services": st.slices.ofService.more, "pods": st.slices.ofPod.more, "addresses": st.slices.ofAddr.more} {
+		for _, list := range x {
+			add(name+" of more than one slice", len(list))
 		}
 	}
 	for ns := range st.slices.in {

@@ -1,7 +1,7 @@
 package store
 
 import (
-	"net/netip"
+	"hash/maphash"
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
@@ -83,6 +83,54 @@ func (x index[K, V]) remove(key K, v V) {
 	x[key] = list
 }
 
+// looseIndex leads from a key to the slices that refer to it, and to a few others. A large
+// cluster has a million endpoints: the index has the hash of a key instead of the key, and
+// no list for the keys of one slice, which are nearly all.
+type looseIndex[K comparable] struct {
+	seed maphash.Seed
+	one  map[uint64]*Slice
+	more index[uint64, *Slice] // without the first
+}
+
+func newLooseIndex[K comparable]() looseIndex[K] {
+	return looseIndex[K]{seed: maphash.MakeSeed(), one: map[uint64]*Slice{}, more: index[uint64, *Slice]{}}
+}
+
+func (x *looseIndex[K]) add(key K, s *Slice) {
+	h := maphash.Comparable(x.seed, key)
+	switch x.one[h] {
+	case nil:
+		x.one[h] = s
+	case s:
+	default:
+		x.more.add(h, s)
+	}
+}
+
+func (x *looseIndex[K]) remove(key K, s *Slice) {
+	h := maphash.Comparable(x.seed, key)
+	if x.one[h] != s {
+		x.more.remove(h, s)
+		return
+	}
+	delete(x.one, h)
+	if list := x.more[h]; len(list) > 0 {
+		x.one[h] = list[0]
+		x.more.remove(h, list[0])
+	}
+}
+
+// find returns the slices that may refer to a key, in a list that may use the memory of
+// buffer.
+func (x *looseIndex[K]) find(key K, buffer []*Slice) []*Slice {
+	h := maphash.Comparable(x.seed, key)
+	list := buffer[:0]
+	if s := x.one[h]; s != nil {
+		list = append(append(list, s), x.more[h]...)
+	}
+	return list
+}
+
 // Sets has one set for each key, and no empty set: an index for keys with many objects.
 type Sets[K, V comparable] map[K]map[V]struct{}
 
@@ -134,12 +182,4 @@ func (st *Store) indexNetworkPolicy(before, now *model.NetworkPolicy) {
 		ns := now.Name.Namespace
 		st.policiesIn[ns] = append(st.policiesIn[ns], now)
 	}
-}
-
-// EndpointAddr returns the one address that consumers of an endpoint use.
-func EndpointAddr(ep *model.Endpoint) netip.Addr {
-	if len(ep.Addresses) == 0 {
-		return netip.Addr{}
-	}
-	return ep.Addresses[0].Unmap()
 }

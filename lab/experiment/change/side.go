@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,6 +99,7 @@ func (s *Side) cold(ctx context.Context, tracker *intent.Tracker, all model.Delt
 		return Cold{}, fmt.Errorf("write everything: %w", err)
 	}
 	c := Cold{Seconds: time.Since(start).Seconds(), CPU: cpuSeconds() - cpu}
+	debug.FreeOSMemory() // as the agent does after its first sync
 	var err error
 	if c.KernelMiB, err = kernelMemory(); err != nil {
 		return Cold{}, err

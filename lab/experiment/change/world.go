@@ -41,7 +41,7 @@ func world(services int, node string, pod netip.Addr) model.Delta {
 	d.Slices[probe] = &model.EndpointSlice{
 		Name: probe, Service: probe, Family: model.IPv4,
 		Ports: []model.EndpointPort{{Name: "http", Protocol: model.TCP, Port: ProbePort}},
-		Endpoints: []model.Endpoint{{Addresses: []netip.Addr{pod}, Ready: true, Serving: true, Node: node,
+		Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: node,
 			Pod: model.Name{Namespace: "probe", Name: "probe-0"}}},
 	}
 	return d
@@ -58,7 +58,7 @@ func slice(i int, ready bool) *model.EndpointSlice {
 	for k := range s.Endpoints {
 		id := i*Endpoints + k
 		s.Endpoints[k] = model.Endpoint{
-			Addresses: []netip.Addr{address(10, id)}, Ready: ready || k > 0, Serving: true,
+			Addr: address(10, id), Ready: ready || k > 0, Serving: true,
 			Node: fmt.Sprintf("node-%d", id%100), Pod: model.Name{Namespace: name.Namespace, Name: fmt.Sprintf("%s-%d", name.Name, k)},
 		}
 	}

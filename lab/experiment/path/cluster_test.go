@@ -19,7 +19,7 @@ func TestManifestsAreWhatAnAgentReads(t *testing.T) {
 		t.Errorf("found %d Nodes, %d Services, %d slices; want 2 each", len(delta.Nodes), len(delta.Services), len(delta.Slices))
 	}
 	there := delta.Slices[model.Name{Namespace: "bench", Name: "web-there-ipv4"}]
-	if there == nil || there.Endpoints[0].Node != "node1" || there.Endpoints[0].Addresses[0] != cluster.Pod(1, 0).IPv4 {
+	if there == nil || there.Endpoints[0].Node != "node1" || there.Endpoints[0].Addr != cluster.Pod(1, 0).IPv4 {
 		t.Errorf("the slice of web-there is %+v", there)
 	}
 	checkPlans(t, plans(cluster))
