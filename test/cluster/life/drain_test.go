@@ -12,7 +12,7 @@ import (
 )
 
 // movers are two more Pods of the peers' Service, as docs/how-to/drain-a-node.md wants
-// them: after SIGTERM a Pod is no longer ready, but serves for five seconds.
+// them: after SIGTERM a Pod is no longer ready, but serves for 15 seconds.
 const movers = `
 apiVersion: apps/v1
 kind: Deployment
@@ -28,7 +28,7 @@ spec:
         - name: mover
           image: %s
           imagePullPolicy: Never
-          args: [netexec, --delay-shutdown=5]
+          args: [netexec, --delay-shutdown=15]
           readinessProbe: {httpGet: {path: /readyz, port: 8080}, periodSeconds: 1, failureThreshold: 1}
 `
 

@@ -4,6 +4,8 @@ package life
 
 import (
 	"flag"
+	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,7 @@ import (
 
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
+	"spillway.dev/spillway/test/cluster/images"
 	"spillway.dev/spillway/test/flows/probe"
 )
 
@@ -125,6 +128,28 @@ func killAgents(t *testing.T, c *cluster.Cluster) {
 	})
 }
 
+// later is a Pod and its Service that are new after the API server was away.
+const later = `
+apiVersion: v1
+kind: Pod
+metadata: {name: later, labels: {app: later}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: later, image: %s, imagePullPolicy: Never, args: [netexec]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: later}
+spec:
+  type: NodePort
+  selector: {app: later}
+  ports: [{port: 80, targetPort: 8080, nodePort: %d}]
+`
+
+const laterNodePort = 30083
+
+// apiServerAway waits until all of the cluster has noticed that the API server is back:
+// controllers and agents try again after up to half a minute.
 func apiServerAway(t *testing.T, c *cluster.Cluster) {
 	c.ControlPlane().StopAPIServer()
 	away := time.Minute
@@ -133,7 +158,14 @@ func apiServerAway(t *testing.T, c *cluster.Cluster) {
 	}
 	time.Sleep(away)
 	clustertest.Must(t, c.ControlPlane().StartAPIServer(t.Context()))
-	clustertest.Must(t, c.WaitForRollout(t.Context(), "kube-system", "daemonset/spillway"))
+	image, err := images.Reference("agnhost")
+	clustertest.Must(t, err)
+	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(later, image, laterNodePort)))
+	for i, n := range c.AllNodes() {
+		clustertest.WaitUntil(t, "a new Service answers at "+n.Name(), func() bool {
+			return get(t, c, i, laterNodePort, "/hostname") == http.StatusOK
+		})
+	}
 }
 
 func deleteNode(t *testing.T, c *cluster.Cluster) {
