@@ -209,7 +209,7 @@ func missingCapability(t *testing.T, e *env, name string) {
 	line := map[string]string{
 		"ebpf":     "eBPF dataplane needs CAP_" + name + ", which this process lacks: run as root, or add to the container's capabilities",
 		"nftables": "nf_tables may not be used: ",
-		"iptables": "iptables may not be used: ",
+		"iptables": "load dataplane iptables: try out ",
 	}[*proxyMode]
 	e.wantLine(t, "status", line)
 	e.wantService(t)

@@ -46,11 +46,11 @@ func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 // end and a new start.
 func TestSpillway(t *testing.T) {
 	c, l := start(t, cluster.Spillway)
-	startMovers(t, c)
 	next := otherVersion(t, c)
 	for _, test := range []struct {
-		name string
-		do   func(*testing.T, *cluster.Cluster)
+		name   string
+		before func(*testing.T, *cluster.Cluster) // without load
+		do     func(*testing.T, *cluster.Cluster)
 		// Streams that cannot survive it, with the reason in a comment.
 		without []string
 	}{
@@ -71,12 +71,15 @@ func TestSpillway(t *testing.T) {
 		{name: "SIGKILL of every agent", do: killAgents},
 		{name: "OOM kill of every agent", do: exhaustMemory},
 		{name: "API server away", do: apiServerAway},
-		{name: "node drained", do: func(t *testing.T, c *cluster.Cluster) { drain(t, c, l) },
+		{name: "node drained", before: startMovers, do: func(t *testing.T, c *cluster.Cluster) { drain(t, c, l) },
 			// With eBPF it stays with its endpoint: docs/reference/limits.md. drain has another.
 			without: []string{"udp from node1"}},
 		{name: "node deleted and added", do: deleteNode},
 	} {
 		ok := t.Run(test.name, func(t *testing.T) {
+			if test.before != nil {
+				test.before(t, c)
+			}
 			l.start(t, c, test.without...)
 			defer l.end(t)
 			test.do(t, c)
@@ -166,6 +169,7 @@ func apiServerAway(t *testing.T, c *cluster.Cluster) {
 			return get(t, c, i, laterNodePort, "/hostname") == http.StatusOK
 		})
 	}
+	kubectl(t, c, "delete", "pod/later", "service/later", "--namespace=default")
 }
 
 func deleteNode(t *testing.T, c *cluster.Cluster) {
