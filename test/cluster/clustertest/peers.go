@@ -31,7 +31,12 @@ spec:
         nodeAffinity:
           requiredDuringSchedulingIgnoredDuringExecution:
             nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: NotIn, values: [%[2]q]}]}]
-      containers: [{name: %[1]s, image: %[3]s, imagePullPolicy: Never, args: [netexec]}]
+      containers:
+        - name: %[1]s
+          image: %[3]s
+          imagePullPolicy: Never
+          args: [netexec]
+          startupProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 60}
 ---
 apiVersion: v1
 kind: Service

@@ -30,10 +30,10 @@ func TestTakeover(t *testing.T) {
 	})
 	l.start(t, c)
 	t.Run("back", func(t *testing.T) {
-		var except []string
+		var except []excuse
 		if *proxyMode == "ebpf" {
 			// The programs that rewrote its packets are gone: docs/how-to/take-over-from-kube-proxy.md.
-			except = append(except, "tcp from client0")
+			except = append(except, excuse{"tcp from client0", 1, false})
 		}
 		defer l.end(t, except...)
 		clustertest.Must(t, c.InstallSpillway(t.Context(), `nodeSelector.spillway\.dev/serves=none`))
