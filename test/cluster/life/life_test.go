@@ -75,9 +75,7 @@ func TestSpillway(t *testing.T) {
 		{name: "node drained", before: startMovers, do: func(t *testing.T, c *cluster.Cluster) { drain(t, c, l) },
 			// With eBPF it stays with its endpoint: docs/reference/limits.md. drain has another.
 			without: []string{"udp from node1"},
-			// A UDP socket moves to another endpoint when its own no longer serves. It loses
-			// what is on the way then.
-			except: []excuse{{"udp from", 5, true}}},
+			except:  drainExcuses()},
 		{name: "node deleted and added", do: deleteNode},
 	} {
 		ok := t.Run(test.name, func(t *testing.T) {
@@ -93,6 +91,17 @@ func TestSpillway(t *testing.T) {
 		}
 	}
 	readiness(t, c, l)
+}
+
+// drainExcuses are for UDP sockets that keep their port: they move to another endpoint when
+// their own no longer serves, and lose what is on the way.
+func drainExcuses() []excuse {
+	excuses := []excuse{{streams: "udp from", most: 5, moved: true}}
+	if *proxyMode == "ebpf" {
+		// docs/contributing/testing.md: some connected sockets of Pods stay until they connect again.
+		excuses = append(excuses, excuse{streams: "udp from pod", most: 100})
+	}
+	return excuses
 }
 
 // otherVersion makes an image of another version, which every node imports.
