@@ -19,16 +19,15 @@ type Pod struct {
 	pid      int    // a process of that container
 }
 
-// Pods returns the running Pods of a namespace that a label selects, by their nodes'
-// names.
-func (c *Cluster) Pods(ctx context.Context, namespace, selector string) (map[string]*Pod, error) {
+// Pods returns the running Pods of a namespace that a label selects.
+func (c *Cluster) Pods(ctx context.Context, namespace, selector string) ([]*Pod, error) {
 	text, err := c.Kubectl(ctx, "--namespace", namespace, "get", "pods", "--selector", selector,
 		"--field-selector", "status.phase=Running", "--output",
 		`jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.spec.nodeName} {.status.podIP} {.status.containerStatuses[0].containerID}{"\n"}{end}`)
 	if err != nil {
 		return nil, err
 	}
-	pods := map[string]*Pod{}
+	var pods []*Pod
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
 		if len(f) != 5 {
@@ -39,10 +38,28 @@ func (c *Cluster) Pods(ctx context.Context, namespace, selector string) (map[str
 			return nil, err
 		}
 		_, container, _ := strings.Cut(f[4], "://")
-		pods[f[2]], err = node.pod(f[0], f[3], "pod"+f[1], container)
+		pod, err := node.pod(f[0], f[3], "pod"+f[1], container)
 		if err != nil {
 			return nil, err
 		}
+		pods = append(pods, pod)
+	}
+	return pods, nil
+}
+
+// PodOfEachNode returns Pods as Pods does, by the names of their nodes. No node may have
+// two.
+func (c *Cluster) PodOfEachNode(ctx context.Context, namespace, selector string) (map[string]*Pod, error) {
+	list, err := c.Pods(ctx, namespace, selector)
+	if err != nil {
+		return nil, err
+	}
+	pods := map[string]*Pod{}
+	for _, pod := range list {
+		if other := pods[pod.Node()]; other != nil {
+			return nil, fmt.Errorf("list Pods: %s has %s and %s, want one", pod.Node(), other.Name, pod.Name)
+		}
+		pods[pod.Node()] = pod
 	}
 	return pods, nil
 }
@@ -77,6 +94,9 @@ func (n *Node) pod(name, ip, uid, container string) (*Pod, error) {
 
 // Kill kills the container's first process, as the kernel's OOM killer does.
 func (p *Pod) Kill() error { return syscall.Kill(p.pid, syscall.SIGKILL) }
+
+// Node returns the name of the Pod's node.
+func (p *Pod) Node() string { return p.node.Name() }
 
 // PID returns the id, on the machine, of the container's first process.
 func (p *Pod) PID() int { return p.pid }

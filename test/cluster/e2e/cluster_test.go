@@ -3,15 +3,14 @@ package e2e_test
 import (
 	"context"
 	"flag"
-	"fmt"
 	"io"
-	"math/rand/v2"
-	"os/exec"
+	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
 
 	"spillway.dev/spillway/test/cluster"
+	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/e2e"
 	"spillway.dev/spillway/test/cluster/images"
 	"spillway.dev/spillway/test/cluster/programs"
@@ -24,39 +23,25 @@ var (
 	families = flag.String("families", string(cluster.IPv4), "address families of the cluster: ipv4, ipv6 or dual")
 )
 
+func TestMain(m *testing.M) { os.Exit(clustertest.Main(m)) }
+
 // TestKubernetesOwnTests runs All tests; with -short, the Conformance tests.
 func TestKubernetesOwnTests(t *testing.T) {
 	ctx := t.Context()
 	expected, err := e2e.ExpectedFailures()
-	must(t, err)
-	root, err := programs.Root()
-	must(t, err)
-	bin := t.TempDir()
-	if out, err := exec.CommandContext(ctx, "make", "-C", root, "image", "BIN="+bin).CombinedOutput(); err != nil {
-		t.Fatalf("make image: %v: %s", err, out)
-	}
+	clustertest.Must(t, err)
 	dir, err := programs.Build(ctx, t.Output(), e2e.Programs...)
-	must(t, err)
+	clustertest.Must(t, err)
 	cfg := cluster.Config{
-		Name: fmt.Sprintf("e2e-%06x", rand.N(1<<24)), CNI: cluster.CNI(*cni), Proxy: cluster.Proxy(*proxy),
-		Families: cluster.Families(*families),
-		Image:    filepath.Join(bin, "image.tar"), Images: images.Tests, Out: t.Output(),
+		CNI: cluster.CNI(*cni), Proxy: cluster.Proxy(*proxy), Families: cluster.Families(*families), Images: images.Tests,
 	}
 	switch *proxy {
 	case "ebpf", "nftables", "iptables":
 		cfg.Proxy, cfg.Values = cluster.Spillway, []string{"proxyMode=" + *proxy}
 	}
-	c, err := cluster.Up(ctx, cfg)
-	if c != nil {
-		t.Cleanup(func() {
-			if err := c.Down(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	must(t, err)
+	c := clustertest.Start(t, "e2e", cfg)
 	run := e2e.Config{
-		Kubeconfig: cluster.Kubeconfig(cfg.Name), Programs: dir, Dir: filepath.Join(t.ArtifactDir(), "report"),
+		Kubeconfig: cluster.Kubeconfig(c.Name), Programs: dir, Dir: filepath.Join(t.ArtifactDir(), "report"),
 		Label: *proxy, CNI: *cni, Focus: e2e.All, Exec: onClient(c),
 	}
 	if testing.Short() {
@@ -69,7 +54,7 @@ func TestKubernetesOwnTests(t *testing.T) {
 		run.Focus = run.Focus.WithDualStack()
 	}
 	report, err := e2e.Run(ctx, run)
-	must(t, err)
+	clustertest.Must(t, err)
 	t.Log("\n" + e2e.Table(report))
 	for _, state := range []e2e.State{e2e.Passed, e2e.Failed, e2e.Skipped} { // for cmd/matrix
 		n := 0
@@ -80,7 +65,7 @@ func TestKubernetesOwnTests(t *testing.T) {
 		}
 		t.Attr(string(state), strconv.Itoa(n))
 	}
-	must(t, report.Check(expected))
+	clustertest.Must(t, report.Check(expected))
 }
 
 // onClient runs the tests outside the cluster, where an operator is.
@@ -89,12 +74,5 @@ func onClient(c *cluster.Cluster) func(context.Context, io.Writer, ...string) er
 		cmd := c.Client().Command(ctx, argv...)
 		cmd.Stdout, cmd.Stderr = out, out
 		return cmd.Run()
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/test/cluster"
+	"spillway.dev/spillway/test/cluster/clustertest"
 )
 
 // TestNodesOfDifferentFamilies has a node with both families, one with IPv4 alone and one
@@ -18,8 +19,8 @@ func TestNodesOfDifferentFamilies(t *testing.T) {
 		t.Skip("starts a cluster of its own")
 	}
 	e := start(t, cluster.Config{Families: cluster.Mixed, CNI: cluster.Bridge})
-	peers, err := e.Pods(t.Context(), "default", "app=peer")
-	must(t, err)
+	peers, err := e.PodOfEachNode(t.Context(), "default", "app=peer")
+	clustertest.Must(t, err)
 	if len(e.clusterIPs) != 2 {
 		t.Fatalf("cluster IPs %v, want two", e.clusterIPs)
 	}

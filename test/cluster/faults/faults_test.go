@@ -6,20 +6,20 @@ package faults
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"math/rand/v2"
+	"flag"
 	"net"
 	"net/http"
-	"os/exec"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/cluster"
-	"spillway.dev/spillway/test/cluster/images"
+	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/programs"
 )
 
@@ -27,34 +27,16 @@ const (
 	namespace = "kube-system"
 	selector  = "app.kubernetes.io/name=spillway"
 	nodes     = 2
-	nodePort  = "30080"
 	// ownRegistry is an address that containerd reads by HTTP.
 	ownRegistry = "localhost:5000"
 )
 
-// peers are what Services lead to: a Pod on each node, and a Service with all of them.
-const peers = `
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: peer}
-spec:
-  selector: {matchLabels: {app: peer}}
-  template:
-    metadata: {labels: {app: peer}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-        - {name: peer, image: %s, imagePullPolicy: Never, args: [netexec]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: peer}
-spec:
-  type: NodePort
-  ipFamilyPolicy: PreferDualStack
-  selector: {app: peer}
-  ports: [{port: 80, targetPort: 8080, nodePort: %s}]
-`
+// nodePort is the peers' as text.
+var nodePort = strconv.Itoa(clustertest.NodePort)
+
+var proxyMode = flag.String("proxy-mode", "ebpf", "proxyMode of Spillway's chart")
+
+func TestMain(m *testing.M) { os.Exit(clustertest.Main(m)) }
 
 // env is a cluster on which faults happen.
 type env struct {
@@ -71,6 +53,7 @@ func TestFaults(t *testing.T) {
 		name  string
 		do    func(*testing.T, *env)
 		short bool // also with -short
+		ebpf  bool // of this dataplane alone
 	}{
 		{name: "no address of the API server", do: noAPIServer, short: true},
 		{name: "unknown mode", do: unknownMode},
@@ -79,20 +62,20 @@ func TestFaults(t *testing.T) {
 		{name: "image of another architecture", do: wrongArchitecture},
 		{name: "image by digest", do: byDigest, short: true},
 		{name: "digest that the registry lacks", do: unknownDigest},
-		{name: "bpffs not mounted", do: noBPFFS, short: true},
-		{name: "bpffs read-only", do: readOnlyBPFFS},
+		{name: "bpffs not mounted", do: noBPFFS, short: true, ebpf: true},
+		{name: "bpffs read-only", do: readOnlyBPFFS, ebpf: true},
 		{name: "run directory read-only", do: readOnlyRun},
 		{name: "no NET_ADMIN", do: func(t *testing.T, e *env) { missingCapability(t, e, "NET_ADMIN") }, short: true},
-		{name: "no BPF", do: func(t *testing.T, e *env) { missingCapability(t, e, "BPF") }},
-		{name: "no PERFMON", do: func(t *testing.T, e *env) { missingCapability(t, e, "PERFMON") }},
-		{name: "seccomp profile denies bpf", do: seccomp},
-		{name: "cgroup root does not exist", do: noCgroupRoot},
-		{name: "cgroup root is no cgroup2", do: wrongCgroupRoot},
+		{name: "no BPF", do: func(t *testing.T, e *env) { missingCapability(t, e, "BPF") }, ebpf: true},
+		{name: "no PERFMON", do: func(t *testing.T, e *env) { missingCapability(t, e, "PERFMON") }, ebpf: true},
+		{name: "seccomp profile denies bpf", do: seccomp, ebpf: true},
+		{name: "cgroup root does not exist", do: noCgroupRoot, ebpf: true},
+		{name: "cgroup root is no cgroup2", do: wrongCgroupRoot, ebpf: true},
 		{name: "CRD missing", do: noCRD, short: true},
 		{name: "CRD without the agent's version", do: oldCRDVersion},
 		{name: "CRD without a field of the policy", do: oldCRDField},
 	} {
-		if testing.Short() && !test.short {
+		if testing.Short() && !test.short || test.ebpf && *proxyMode != "ebpf" {
 			continue
 		}
 		t.Run(test.name, func(t *testing.T) {
@@ -144,16 +127,16 @@ func wrongAPIServer(t *testing.T, e *env) {
 
 func wrongArchitecture(t *testing.T, e *env) {
 	_, arm64, err := e.images.digests("arm64")
-	must(t, err)
+	clustertest.Must(t, err)
 	e.upgrade(t, "image.repository="+ownRegistry+"/spillway", "image.digest="+arm64, "image.pullPolicy=IfNotPresent")
 	e.wantLine(t, "status", "exec /usr/bin/spillway: exec format error")
 }
 
 func byDigest(t *testing.T, e *env) {
 	all, _, err := e.images.digests("amd64")
-	must(t, err)
+	clustertest.Must(t, err)
 	e.upgrade(t, "image.repository="+ownRegistry+"/spillway", "image.digest="+all, "image.pullPolicy=Always")
-	must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
+	clustertest.Must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
 	for _, pod := range e.pods(t) {
 		for _, s := range pod.Status.ContainerStatuses {
 			if !strings.HasSuffix(s.ImageID, all) {
@@ -184,7 +167,7 @@ func wrongCgroupRoot(t *testing.T, e *env) {
 // noBPFFS removes what the node had pinned: it has no Services until the fix.
 func noBPFFS(t *testing.T, e *env) {
 	e.upgrade(t, "bpffs.autoMount=false")
-	must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
+	clustertest.Must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
 	e.run(t, "umount --lazy /sys/fs/bpf")
 	e.restartAgent(t)
 	e.wantLine(t, "status", "mount BPF file system at /sys/fs/bpf: a mount in this container would end with it: "+
@@ -192,7 +175,7 @@ func noBPFFS(t *testing.T, e *env) {
 	e.wantServiceAt(t, e.Node(0))
 	e.run(t, "mount -t bpf bpf /sys/fs/bpf")
 	e.restartAgent(t)
-	must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
+	clustertest.Must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
 	e.wantService(t)
 	e.run(t, "umount --lazy /sys/fs/bpf")
 	e.fix(t) // mounts it
@@ -223,7 +206,12 @@ func missingCapability(t *testing.T, e *env, name string) {
 	e.changeCapabilities(t, func(list []string) []string {
 		return slices.DeleteFunc(list, func(c string) bool { return c == name || c == "SYS_ADMIN" && name != "NET_ADMIN" })
 	})
-	e.wantLine(t, "status", "eBPF dataplane needs CAP_"+name+", which this process lacks: run as root, or add to the container's capabilities")
+	line := map[string]string{
+		"ebpf":     "eBPF dataplane needs CAP_" + name + ", which this process lacks: run as root, or add to the container's capabilities",
+		"nftables": "nf_tables may not be used: ",
+		"iptables": "load dataplane iptables: try out ",
+	}[*proxyMode]
+	e.wantLine(t, "status", line)
 	e.wantService(t)
 	e.kubectl(t, "--namespace", namespace, "rollout", "undo", "daemonset/spillway")
 }
@@ -285,7 +273,7 @@ func oldCRDField(t *testing.T, e *env) {
 		return strings.Replace(text, "reportingNodeName:", "formerName:", 1)
 	})
 	e.upgradeWithNote(t, crdNote)
-	must(t, e.Apply(t.Context(), policy))
+	clustertest.Must(t, e.Apply(t.Context(), policy))
 	e.kubectl(t, "wait", "donottrackpolicy/peer", "--for=condition=Applied", "--timeout=3m")
 	e.wantService(t)
 	e.kubectl(t, "delete", "donottrackpolicy/peer")
@@ -297,7 +285,7 @@ func oldCRDField(t *testing.T, e *env) {
 func (e *env) applyCRD(t *testing.T, change func(string) string) {
 	t.Helper()
 	text, err := e.Helm(t.Context(), "show", "crds", e.chart)
-	must(t, err)
+	clustertest.Must(t, err)
 	if change != nil {
 		changed := change(text)
 		if changed == text {
@@ -305,7 +293,7 @@ func (e *env) applyCRD(t *testing.T, change func(string) string) {
 		}
 		text = changed
 	}
-	must(t, e.Apply(t.Context(), text))
+	clustertest.Must(t, e.Apply(t.Context(), text))
 	e.kubectl(t, "wait", "crd/"+crd, "--for=condition=Established")
 }
 
@@ -314,32 +302,18 @@ func start(t *testing.T, cfg cluster.Config) *env {
 	t.Helper()
 	ctx := t.Context()
 	root, err := programs.Root()
-	must(t, err)
-	bin := t.TempDir()
-	if out, err := exec.CommandContext(ctx, "make", "-C", root, "image", "BIN="+bin).CombinedOutput(); err != nil {
-		t.Fatalf("make image: %v: %s", err, out)
-	}
-	cfg.Name, cfg.Out = fmt.Sprintf("faults-%06x", rand.N(1<<24)), t.Output()
-	cfg.Image, cfg.Images = filepath.Join(bin, "image.tar"), []string{"agnhost"}
-	c, err := cluster.Up(ctx, cfg)
-	t.Cleanup(func() {
-		if err := c.Down(); err != nil {
-			t.Error(err)
-		}
-	})
-	must(t, err)
-	e := &env{Cluster: c, chart: filepath.Join(root, "deploy/helm/spillway"), images: registry{filepath.Join(bin, "image")}}
+	clustertest.Must(t, err)
+	cfg.Images, cfg.Values = []string{"agnhost"}, []string{"proxyMode=" + *proxyMode}
+	c := clustertest.Start(t, "faults", cfg)
+	e := &env{Cluster: c, chart: filepath.Join(root, "deploy/helm/spillway"), images: registry{filepath.Join(clustertest.Image(t), "image")}}
 	for _, n := range c.AllNodes() {
 		l, err := n.Host().Listen(ctx, "tcp", "127.0.0.1:5000")
-		must(t, err)
+		clustertest.Must(t, err)
 		server := &http.Server{Handler: e.images}
 		go func() { _ = server.Serve(l) }()
 		t.Cleanup(func() { server.Close() })
 	}
-	image, err := images.Reference("agnhost")
-	must(t, err)
-	must(t, c.Apply(ctx, fmt.Sprintf(peers, image, nodePort)))
-	must(t, c.WaitForRollout(ctx, "default", "daemonset/peer"))
+	clustertest.StartPeers(t, c, "peer", "")
 	e.clusterIPs = strings.Fields(e.kubectl(t, "get", "service", "peer", "--output=jsonpath={.spec.clusterIPs[*]}"))
 	for _, n := range c.AllNodes() { // which learn of the endpoints after the rollout
 		for _, address := range n.Addresses() {
@@ -361,7 +335,7 @@ func (e *env) upgrade(t *testing.T, values ...string) {
 		args = append(args, "--set", v)
 	}
 	_, err := e.Helm(t.Context(), args...)
-	must(t, err)
+	clustertest.Must(t, err)
 }
 
 // upgradeWithNote upgrades the release without a change, and looks for a note, or for none
@@ -369,7 +343,7 @@ func (e *env) upgrade(t *testing.T, values ...string) {
 func (e *env) upgradeWithNote(t *testing.T, want string) {
 	t.Helper()
 	out, err := e.Helm(t.Context(), "upgrade", "spillway", e.chart, "--namespace", namespace, "--reuse-values")
-	must(t, err)
+	clustertest.Must(t, err)
 	if !strings.Contains(out, want) || want == "" && strings.Contains(out, crd) {
 		t.Errorf("helm upgrade prints %q, want %q", out, want)
 	}
@@ -378,7 +352,7 @@ func (e *env) upgradeWithNote(t *testing.T, want string) {
 // fix installs the release as it was at first, and waits.
 func (e *env) fix(t *testing.T) {
 	t.Helper()
-	must(t, e.InstallSpillway(t.Context(), e.Values...))
+	clustertest.Must(t, e.InstallSpillway(t.Context(), e.Values...))
 }
 
 // wantHealthy fixes the release, and expects that Services were served before and are
@@ -396,9 +370,9 @@ func (e *env) changeCapabilities(t *testing.T, change func([]string) []string) {
 	const path = "/spec/template/spec/containers/0/securityContext/capabilities/add"
 	var list []string
 	out := e.kubectl(t, "--namespace", namespace, "get", "daemonset/spillway", "--output=jsonpath={.spec.template.spec.containers[0].securityContext.capabilities.add}")
-	must(t, json.Unmarshal([]byte(out), &list))
+	clustertest.Must(t, json.Unmarshal([]byte(out), &list))
 	patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": path, "value": change(list)}})
-	must(t, err)
+	clustertest.Must(t, err)
 	e.kubectl(t, "--namespace", namespace, "patch", "daemonset/spillway", "--type=json", "--patch", string(patch))
 }
 
@@ -424,7 +398,7 @@ func (e *env) runOn(t *testing.T, n *cluster.Node, script string) {
 func (e *env) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := e.Kubectl(t.Context(), args...)
-	must(t, err)
+	clustertest.Must(t, err)
 	return out
 }
 
@@ -484,7 +458,7 @@ type containerStatus struct {
 func (e *env) pods(t *testing.T) []pod {
 	t.Helper()
 	var list struct{ Items []pod }
-	must(t, json.Unmarshal([]byte(e.kubectl(t, "--namespace", namespace, "get", "pods", "--selector="+selector, "--output=json")), &list))
+	clustertest.Must(t, json.Unmarshal([]byte(e.kubectl(t, "--namespace", namespace, "get", "pods", "--selector="+selector, "--output=json")), &list))
 	return list.Items
 }
 
@@ -535,11 +509,4 @@ func (e *env) wantLine(t *testing.T, where string, parts ...string) {
 	}
 	out, _ := e.Kubectl(context.WithoutCancel(t.Context()), "--namespace", namespace, "get", "pods,events")
 	t.Fatalf("%s has no line with %q:\n%s\n%s", where, parts, strings.Join(lines, "\n"), out)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -48,9 +48,12 @@ func Reference(name string) (string, error) {
 }
 
 // Build makes the archives of images and returns their paths, in the order of the short
-// names. "ctr --namespace k8s.io images import" reads an archive. Archives are kept in
-// the user's cache directory, and made again when a program or a recipe changes. It writes a line about
+// names. "ctr --namespace k8s.io images import" reads an archive. It writes a line about
 // each image that it makes to out.
+//
+// Archives are kept in the user's cache directory, which all working trees share. An
+// archive's name has a hash of its content, so it never changes. Build removes archives
+// that no Build has returned for a week.
 func Build(ctx context.Context, out io.Writer, names ...string) (archives []string, err error) {
 	b := builder{ctx: ctx, out: out}
 	cache, err := os.UserCacheDir()
@@ -61,6 +64,10 @@ func Build(ctx context.Context, out io.Writer, names ...string) (archives []stri
 	if err := os.MkdirAll(b.dir, 0o755); err != nil {
 		return nil, err
 	}
+	if b.own, err = os.MkdirTemp(b.dir, ".own-"); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.own)) }()
 	if err := b.buildPrograms(names); err != nil {
 		return nil, fmt.Errorf("make images: %w", err)
 	}
@@ -71,6 +78,7 @@ func Build(ctx context.Context, out io.Writer, names ...string) (archives []stri
 		}
 		archives = append(archives, archive)
 	}
+	b.removeUnused()
 	return archives, nil
 }
 
@@ -78,6 +86,7 @@ type builder struct {
 	ctx      context.Context
 	out      io.Writer
 	dir      string // of archives
+	own      string // directory of this Build alone, until it ends
 	programs string // directory of hack/peers' programs
 	base     v1.Image
 }
@@ -119,7 +128,7 @@ func (b *builder) buildPause() error {
 // program returns the path of a built program.
 func (b *builder) program(name string) string {
 	if name == pause {
-		return filepath.Join(b.dir, pause)
+		return filepath.Join(b.own, pause)
 	}
 	return filepath.Join(b.programs, name)
 }
@@ -135,7 +144,8 @@ func (b *builder) archive(name string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(b.dir, name+"-"+sum[:16]+".tar")
-	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+	now := time.Now()
+	if err := os.Chtimes(path, now, now); !errors.Is(err, fs.ErrNotExist) {
 		return path, err
 	}
 	fmt.Fprintf(b.out, "make image %s\n", reference)
@@ -143,20 +153,23 @@ func (b *builder) archive(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := image.WriteArchive(path+".new", reference, img); err != nil {
+	unfinished := filepath.Join(b.own, name+".tar")
+	if err := image.WriteArchive(unfinished, reference, img); err != nil {
 		return "", err
 	}
-	b.removeOld(name)
-	return path, os.Rename(path+".new", path)
+	return path, os.Rename(unfinished, path)
 }
 
-// removeOld removes an image's archives of a week ago. Younger ones may be those of
-// another working tree.
-func (b *builder) removeOld(name string) {
-	archives, _ := filepath.Glob(filepath.Join(b.dir, name+"-????????????????.tar"))
+// unusedFor is much longer than any run that imports an archive.
+const unusedFor = 7 * 24 * time.Hour
+
+// removeUnused removes archives whose time archive has not set for long. An error leaves
+// one for the next Build.
+func (b *builder) removeUnused() {
+	archives, _ := filepath.Glob(filepath.Join(b.dir, "*-????????????????.tar"))
 	for _, archive := range archives {
-		if info, err := os.Stat(archive); err == nil && time.Since(info.ModTime()) > 7*24*time.Hour {
-			os.Remove(archive)
+		if info, err := os.Stat(archive); err == nil && time.Since(info.ModTime()) > unusedFor {
+			_ = os.Remove(archive)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/test/cluster/programs"
 )
@@ -36,6 +37,52 @@ func references(t *testing.T, names []string) (list []string) {
 	}
 	slices.Sort(list)
 	return list
+}
+
+func TestArchivesOfOtherRunsRemain(t *testing.T) {
+	goCache, err := exec.CommandContext(t.Context(), "go", "env", "GOCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOCACHE", strings.TrimSpace(string(goCache)))
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	build := func() string {
+		archives, err := Build(t.Context(), t.Output(), "pause")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return archives[0]
+	}
+	archive := build()
+	age := func(file string, days int) {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		then := time.Now().AddDate(0, 0, -days)
+		if err := os.Chtimes(file, then, then); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := filepath.Dir(archive)
+	age(archive, 30) // this run's: it is older than all, and in use
+	age(filepath.Join(dir, "pause-0123456789abcdef.tar"), 1)
+	age(filepath.Join(dir, "agnhost-0123456789abcdef.tar"), 30)
+	if again := build(); again != archive {
+		t.Errorf("Build returns %s, want %s again", again, archive)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	want := []string{"pause-0123456789abcdef.tar", filepath.Base(archive)}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("files %q, want %q", got, want)
+	}
 }
 
 func TestKubeadmAsksForTheseImages(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/programs"
 )
 
@@ -24,9 +25,9 @@ type document struct {
 func read(t *testing.T, values ...string) *document {
 	t.Helper()
 	root, err := programs.Root()
-	must(t, err)
+	clustertest.Must(t, err)
 	text, err := os.ReadFile(filepath.Join(root, "docs/tutorials/kubeadm.md"))
-	must(t, err)
+	clustertest.Must(t, err)
 	d := &document{t: t, blocks: map[string][]string{}, unused: map[string]bool{}, values: strings.NewReplacer(values...)}
 	var heading string
 	var block *strings.Builder

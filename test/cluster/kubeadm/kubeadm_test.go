@@ -7,9 +7,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
-	"os/exec"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/test/cluster"
+	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/e2e"
 	"spillway.dev/spillway/test/cluster/images"
 	"spillway.dev/spillway/test/cluster/programs"
@@ -31,6 +31,8 @@ var (
 	newCluster     = []string{"", "A new cluster"}
 	runningCluster = []string{"", "Beside kube-proxy", "Replace a running kube-proxy", "One node after the other", "Back"}
 )
+
+func TestMain(m *testing.M) { os.Exit(clustertest.Main(m)) }
 
 func TestNewCluster(t *testing.T) {
 	skipShort(t)
@@ -59,7 +61,7 @@ func conformance(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	run(t, c, "kubectl taint node "+c.Node(0).Name()+" node-role.kubernetes.io/control-plane-")
 	dir, err := programs.Build(t.Context(), t.Output(), e2e.Programs...)
-	must(t, err)
+	clustertest.Must(t, err)
 	report, err := e2e.Run(t.Context(), e2e.Config{
 		Kubeconfig: cluster.Kubeconfig(c.Name), Programs: dir, Dir: filepath.Join(t.ArtifactDir(), "report"),
 		Label: "ebpf", Focus: e2e.Conformance, Nodes: len(c.AllNodes()),
@@ -69,11 +71,11 @@ func conformance(t *testing.T, c *cluster.Cluster) {
 			return cmd.Run()
 		},
 	})
-	must(t, err)
+	clustertest.Must(t, err)
 	t.Log("\n" + e2e.Table(report))
 	expected, err := e2e.ExpectedFailures()
-	must(t, err)
-	must(t, report.Check(expected))
+	clustertest.Must(t, err)
+	clustertest.Must(t, report.Check(expected))
 }
 
 func TestRunningCluster(t *testing.T) {
@@ -100,10 +102,10 @@ func TestRunningCluster(t *testing.T) {
 
 func beside(t *testing.T, c *cluster.Cluster, d *document, w *web) {
 	run(t, c, d.block("Beside kube-proxy", 0))
-	waitUntil(t, "kube-proxy has left the Service", func() bool { return !strings.Contains(rules(t, c, 1), `"default/web`) })
+	clustertest.WaitUntil(t, "kube-proxy has left the Service", func() bool { return !strings.Contains(rules(t, c, 1), `"default/web`) })
 	w.wantAnswers(t, c)
 	run(t, c, d.block("Beside kube-proxy", 1))
-	waitUntil(t, "kube-proxy serves it again", func() bool { return strings.Contains(rules(t, c, 1), `"default/web`) })
+	clustertest.WaitUntil(t, "kube-proxy serves it again", func() bool { return strings.Contains(rules(t, c, 1), `"default/web`) })
 	w.wantAnswers(t, c)
 }
 
@@ -113,7 +115,7 @@ func replace(t *testing.T, c *cluster.Cluster, d *document, w *web) {
 	w.ask(t, c)
 	run(t, c, steps[0])
 	run(t, c, steps[1])
-	waitUntil(t, "each agent took over", func() bool {
+	clustertest.WaitUntil(t, "each agent took over", func() bool {
 		out, _ := c.Node(0).Script(t.Context(), steps[2])
 		return strings.Count(out, "\n") == 2
 	})
@@ -136,7 +138,7 @@ func nodeByNode(t *testing.T, c *cluster.Cluster, d *document, w *web) {
 	run(t, c, d.block(heading, 0))
 	for i, n := range c.AllNodes() {
 		run(t, c, strings.ReplaceAll(d.block(heading, 1), "NODE", n.Name()))
-		waitUntil(t, "the agent on "+n.Name()+" took over", func() bool { return !strings.Contains(rules(t, c, i), "KUBE-SVC-") })
+		clustertest.WaitUntil(t, "the agent on "+n.Name()+" took over", func() bool { return !strings.Contains(rules(t, c, i), "KUBE-SVC-") })
 		if want, got := len(c.AllNodes())-1-i, kubeProxies(t, c); got != want {
 			t.Errorf("after %s, %d Pods of kube-proxy are wanted, not %d", n.Name(), got, want)
 		}
@@ -152,7 +154,7 @@ func back(t *testing.T, c *cluster.Cluster, d *document, w *web, variant int) {
 	run(t, c, first[0])
 	run(t, c, []string{first[1], d.block("Back", 1)}[variant])
 	for _, n := range c.AllNodes() {
-		waitUntil(t, "kube-proxy on "+n.Name()+" has written its rules", func() bool {
+		clustertest.WaitUntil(t, "kube-proxy on "+n.Name()+" has written its rules", func() bool {
 			out, err := n.Script(t.Context(), d.block("Back", 2))
 			return err == nil && !strings.Contains(out, " 0\n")
 		})
@@ -165,7 +167,7 @@ func back(t *testing.T, c *cluster.Cluster, d *document, w *web, variant int) {
 		// The kernel itself puts maps.debug and progs.debug there.
 		left, err := n.Command(t.Context(), "bash", "-euc",
 			"find /sys/fs/bpf /run/spillway -mindepth 1 ! -name '*.debug'; nft list tables | grep spillway || true").Output()
-		must(t, err)
+		clustertest.Must(t, err)
 		if len(left) > 0 {
 			t.Errorf("the cleanup left on %s: %s", n.Name(), left)
 		}
@@ -220,7 +222,7 @@ func kubeProxies(t *testing.T, c *cluster.Cluster) (n int) {
 	t.Helper()
 	out := run(t, c, "kubectl -n kube-system get daemonset kube-proxy -o jsonpath='{.status.desiredNumberScheduled}'")
 	_, err := fmt.Sscan(out, &n)
-	must(t, err)
+	clustertest.Must(t, err)
 	return n
 }
 
@@ -228,7 +230,7 @@ func kubeProxies(t *testing.T, c *cluster.Cluster) (n int) {
 func rules(t *testing.T, c *cluster.Cluster, node int) string {
 	t.Helper()
 	out, err := c.Node(node).Command(t.Context(), "iptables-nft-save").Output()
-	must(t, err)
+	clustertest.Must(t, err)
 	return string(out)
 }
 
@@ -251,36 +253,9 @@ type web struct {
 	err         error         // of the last lost question
 }
 
-const nodePort = 30080
-
-const webManifest = `
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: web}
-spec:
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      tolerations: [{operator: Exists}]
-      containers: [{name: web, image: %s, imagePullPolicy: Never, args: [netexec]}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec:
-  type: NodePort
-  clusterIP: 10.96.7.7
-  selector: {app: web}
-  ports: [{port: 80, targetPort: 8080, nodePort: %d}]
-`
-
 func serveWeb(t *testing.T, c *cluster.Cluster) *web {
 	t.Helper()
-	image, err := images.Reference("agnhost")
-	must(t, err)
-	must(t, c.Apply(t.Context(), fmt.Sprintf(webManifest, image, nodePort)))
-	must(t, c.WaitForRollout(t.Context(), "default", "daemonset/web"))
+	clustertest.StartPeers(t, c, "web", "")
 	return &web{client: &http.Client{
 		Timeout:   2 * time.Second,
 		Transport: &http.Transport{DialContext: c.Client().Dial, DisableKeepAlives: true},
@@ -291,15 +266,15 @@ func serveWeb(t *testing.T, c *cluster.Cluster) *web {
 func (w *web) wantAnswers(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	for _, n := range c.AllNodes() {
-		waitUntil(t, "the Service answers at "+n.Name(), func() bool { return w.get(t.Context(), n) == nil })
-		waitUntil(t, "the Service answers on "+n.Name(), func() bool {
-			return n.Command(t.Context(), "curl", "--silent", "--fail", "--max-time", "2", "http://10.96.7.7/hostname").Run() == nil
+		clustertest.WaitUntil(t, "the Service answers at "+n.Name(), func() bool { return w.get(t.Context(), n) == nil })
+		clustertest.WaitUntil(t, "the Service answers on "+n.Name(), func() bool {
+			return n.Command(t.Context(), "curl", "--silent", "--fail", "--max-time", "2", "http://"+clustertest.ClusterIP+"/hostname").Run() == nil
 		})
 	}
 }
 
 func (w *web) get(ctx context.Context, n *cluster.Node) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s:%d/hostname", n.Host().IPv4, nodePort), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s:%d/hostname", n.Host().IPv4, clustertest.NodePort), nil)
 	if err != nil {
 		return err
 	}
@@ -345,27 +320,9 @@ func (w *web) wantNoLoss(t *testing.T) {
 // start starts two nodes. init makes the first.
 func start(t *testing.T, init func(context.Context, *cluster.Cluster) error) *cluster.Cluster {
 	t.Helper()
-	archive := filepath.Join(t.TempDir(), "image.tar")
-	out, err := exec.CommandContext(t.Context(), "make", "-C", "../../..", "image", "BIN="+filepath.Dir(archive)).CombinedOutput()
-	if err != nil {
-		t.Fatalf("make image: %v: %s", err, out)
-	}
-	c, err := cluster.Up(t.Context(), cluster.Config{
-		Name: fmt.Sprintf("kubeadm-%06x", rand.N(1<<24)), Nodes: 2, CNI: cluster.CNI(*cni), Kubeadm: true, KubeadmInit: init,
-		Image: archive, Images: images.Tests, Out: t.Output(),
+	return clustertest.Start(t, "kubeadm", cluster.Config{
+		Nodes: 2, CNI: cluster.CNI(*cni), Kubeadm: true, KubeadmInit: init, Images: images.Tests,
 	})
-	t.Cleanup(func() {
-		if t.Failed() {
-			pods, _ := c.Kubectl(context.Background(), "get", "pods,nodes", "--all-namespaces", "--output=wide")
-			agents, _ := c.Kubectl(context.Background(), "logs", "--namespace=kube-system", "--selector=app.kubernetes.io/name=spillway", "--tail=40", "--prefix")
-			t.Log(pods, agents)
-		}
-		if err := c.Down(); err != nil {
-			t.Error(err)
-		}
-	})
-	must(t, err)
-	return c
 }
 
 func skipShort(t *testing.T) {
@@ -378,22 +335,6 @@ func skipShort(t *testing.T) {
 func run(t *testing.T, c *cluster.Cluster, script string) string {
 	t.Helper()
 	out, err := c.Node(0).Script(t.Context(), script)
-	must(t, err)
+	clustertest.Must(t, err)
 	return out
-}
-
-func waitUntil(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(500 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it is not so after two minutes: %s", what)
-		}
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

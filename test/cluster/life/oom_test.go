@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/test/cluster"
+	"spillway.dev/spillway/test/cluster/clustertest"
 )
 
 // memoryLimit is what agents may use before the kernel kills them.
@@ -18,10 +19,10 @@ const memoryLimit = "512Mi"
 // container writes a file in memory until the container's limit is reached. The file
 // belongs to the container, but to no process, so the agent is the largest one to kill.
 func exhaustMemory(t *testing.T, c *cluster.Cluster) {
-	must(t, c.InstallSpillway(t.Context(), "resources.limits.memory="+memoryLimit))
+	clustertest.Must(t, c.InstallSpillway(t.Context(), "resources.limits.memory="+memoryLimit))
 	for node, pod := range agents(t, c) {
 		cgroup, err := memoryCgroup(pod.PID())
-		must(t, err)
+		clustertest.Must(t, err)
 		file := filepath.Join("/dev/shm", c.Name+"-"+node)
 		t.Cleanup(func() { _ = os.Remove(file) })
 		// The kernel may kill it after the agent.
@@ -29,7 +30,7 @@ func exhaustMemory(t *testing.T, c *cluster.Cluster) {
 			`echo 0 >"$1/cgroup.procs"; exec head --bytes="${3%i}" /dev/zero >"$2"`, "bash", cgroup, file, memoryLimit).Run()
 		_ = os.Remove(file)
 	}
-	waitUntil(t, "the kernel has killed every agent for its memory, and each is started again", func() bool {
+	clustertest.WaitUntil(t, "the kernel has killed every agent for its memory, and each is started again", func() bool {
 		out, err := c.Kubectl(t.Context(), "--namespace", "kube-system", "get", "pods", "--selector=app.kubernetes.io/name=spillway",
 			"--output=jsonpath={range .items[*].status.containerStatuses[0]}{.lastState.terminated.reason} {.ready}{'\\n'}{end}")
 		return err == nil && strings.Count(out, "OOMKilled true\n") == 3

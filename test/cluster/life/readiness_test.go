@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/test/cluster"
+	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/flows/probe"
 )
 
@@ -35,12 +36,11 @@ const (
 	healthz             = 10256
 )
 
-// TestReadiness checks what load balancers and the kubelet see of an agent: a node whose
+// readiness checks what load balancers and the kubelet see of an agent: a node whose
 // agent is not ready gets no new traffic, and an agent is ready only once it serves. It
 // also checks that a cleanup leaves nothing, and that Spillway can be installed again.
-func TestReadiness(t *testing.T) {
-	c, l := start(t, cluster.Spillway)
-	must(t, c.Apply(t.Context(), fmt.Sprintf(localService, localNodePort, healthCheckNodePort)))
+func readiness(t *testing.T, c *cluster.Cluster, l *load) {
+	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(localService, localNodePort, healthCheckNodePort)))
 	wantHealthChecks(t, c, http.StatusOK, http.StatusOK, http.StatusServiceUnavailable)
 
 	t.Run("not ready", func(t *testing.T) {
@@ -48,8 +48,8 @@ func TestReadiness(t *testing.T) {
 		defer l.end(t) // the kernel serves on: only load balancers choose other nodes
 		kubectl(t, c, "delete", "clusterrolebinding", "spillway")
 		pod := agents(t, c)["node0"]
-		must(t, pod.Kill())
-		waitUntil(t, "the agent that may not read Services runs, and is not Ready", func() bool {
+		clustertest.Must(t, pod.Kill())
+		clustertest.WaitUntil(t, "the agent that may not read Services runs, and is not Ready", func() bool {
 			return conditions(t, c, pod.Name) == "ContainersReady=False Ready=False" && get(t, c, 0, healthz, "/healthz") != 0
 		})
 		for range 50 {
@@ -59,13 +59,13 @@ func TestReadiness(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		wantHealthChecks(t, c, 0, http.StatusOK, http.StatusServiceUnavailable)
-		must(t, c.InstallSpillway(t.Context())) // with the rights, until the agent is Ready
+		clustertest.Must(t, c.InstallSpillway(t.Context())) // with the rights, until the agent is Ready
 		wantHealthChecks(t, c, http.StatusOK, http.StatusOK, http.StatusServiceUnavailable)
 	})
 
 	t.Run("uninstalled", func(t *testing.T) {
-		must(t, c.InstallSpillway(t.Context(), "cleanup=true"))
-		must(t, c.WaitForRollout(t.Context(), "kube-system", "daemonset/spillway"))
+		clustertest.Must(t, c.InstallSpillway(t.Context(), "cleanup=true"))
+		clustertest.Must(t, c.WaitForRollout(t.Context(), "kube-system", "daemonset/spillway"))
 		helm(t, c, "uninstall", "spillway", "--wait")
 		wantNothingLeft(t, c)
 		if a := l.try(t, "tcp", l.service(c, "client0")); a.Err == probe.OK {
@@ -74,14 +74,14 @@ func TestReadiness(t *testing.T) {
 	})
 
 	t.Run("installed again", func(t *testing.T) {
-		must(t, c.Apply(t.Context(), manyServices(200)))
+		clustertest.Must(t, c.Apply(t.Context(), manyServices(200)))
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 		defer cancel()
 		var nodes sync.WaitGroup
 		for i := range c.AllNodes() {
 			nodes.Go(func() { l.tryOnceReady(ctx, t, c, i) })
 		}
-		must(t, c.InstallSpillway(ctx))
+		clustertest.Must(t, c.InstallSpillway(ctx))
 		nodes.Wait()
 		wantHealthChecks(t, c, http.StatusOK, http.StatusOK, http.StatusServiceUnavailable)
 		l.settle(t, c)
@@ -100,7 +100,7 @@ func (l *load) tryOnceReady(ctx context.Context, t *testing.T, c *cluster.Cluste
 		protos  []string
 		service uint16
 	}
-	checks := []check{{healthz, "/healthz", []string{"tcp", "udp"}, nodePort}}
+	checks := []check{{healthz, "/healthz", []string{"tcp", "udp"}, clustertest.NodePort}}
 	if node < 2 {
 		checks = append(checks, check{healthCheckNodePort, "/", []string{"tcp"}, localNodePort})
 	}
@@ -128,7 +128,7 @@ func (l *load) tryOnceReady(ctx context.Context, t *testing.T, c *cluster.Cluste
 // try asks once, from client0.
 func (l *load) try(t *testing.T, proto, dst string) probe.Answer {
 	t.Helper()
-	resp, err := l.probes["client0"].Do(t.Context(), probe.Request{Op: probe.Try, Proto: proto, Dst: dst})
+	resp, err := l.probes["client0"].Do(t.Context(), probe.Request{Op: probe.Try, Netexec: true, Proto: proto, Dst: dst})
 	if err != nil {
 		t.Error(err)
 		return probe.Answer{Err: probe.Other}
@@ -152,7 +152,7 @@ func manyServices(n int) string {
 func wantHealthChecks(t *testing.T, c *cluster.Cluster, want ...int) {
 	t.Helper()
 	var got []int
-	waitUntil(t, fmt.Sprintf("healthCheckNodePorts answer %v", want), func() bool {
+	clustertest.WaitUntil(t, fmt.Sprintf("healthCheckNodePorts answer %v", want), func() bool {
 		got = nil
 		for i := range c.AllNodes() {
 			got = append(got, get(t, c, i, healthCheckNodePort, "/"))

@@ -70,7 +70,7 @@ func (p *process) do(req Request, resp *Response) (err error) {
 	case Serve:
 		err = serve(req)
 	case Stream:
-		err = p.startStream(req)
+		resp.Answers, err = p.startStream(req)
 	case Stop:
 		resp.Report, err = p.stopStream(req.Name)
 	case Forget:

@@ -51,6 +51,13 @@ type Request struct {
 	// short all the same.
 	Size int `json:"size,omitempty"`
 
+	// Netexec asks agnhost's netexec for its Pod's name: over TCP by HTTP, over UDP by its
+	// command.
+	Netexec bool `json:"netexec,omitempty"`
+	// Processes of servers, by their names: a stream asks again over a new connection if
+	// one breaks after its server's process has ended, as HTTP clients do.
+	Processes map[string]int `json:"processes,omitempty"`
+
 	Server string   `json:"server,omitempty"` // Serve: the name to answer with
 	Listen []string `json:"listen,omitempty"` // Serve: "tcp [::]:8080", ...
 	Name   string   `json:"name,omitempty"`   // Stream and Stop: which stream
@@ -89,6 +96,8 @@ type Report struct {
 	Answered int            `json:"answered"`
 	Servers  map[string]int `json:"servers,omitempty"`
 	Lost     []string       `json:"lost,omitempty"` // the first few, with their reason
+	// Ended counts the connections whose server ended.
+	Ended int `json:"ended,omitempty"`
 	// Late counts the answers that came after the timeout. SlowestMS is the
 	// duration of the slowest answer.
 	Late      int `json:"late,omitempty"`

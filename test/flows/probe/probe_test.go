@@ -170,6 +170,52 @@ func TestStreamCountsWhatIsLost(t *testing.T) {
 	}
 }
 
+// netexec closes its connections when it ends.
+func TestAConnectionEndsWithItsServerOnly(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	server := exec.Command("sleep", "600")
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Process.Kill()
+	third := make(chan struct{})
+	go func() { // answers one question of each connection, and ends before it closes the second
+		buf := make([]byte, 200)
+		for i := range 3 {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(buf)
+			_, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na0"))
+			switch i {
+			case 1:
+				_ = server.Process.Kill()
+				_ = server.Wait()
+			case 2:
+				close(third)
+				_, _ = conn.Read(buf)
+			}
+			_ = conn.Close()
+		}
+	}()
+	p := start(t)
+	first := do(t, p, Request{Op: Stream, Proto: "tcp", Dst: l.Addr().String(), Name: "s", PauseMS: 1, TimeoutMS: 200, Netexec: true,
+		Processes: map[string]int{"a0": server.Process.Pid}})
+	if len(first.Answers) != 1 || first.Answers[0].Server != "a0" {
+		t.Errorf("first answer %+v, want one of a0", first.Answers)
+	}
+	<-third
+	r := do(t, p, Request{Op: Stop, Name: "s"}).Report
+	if r.Ended != 1 || len(r.Lost) == 0 || !strings.Contains(r.Lost[0], "question 1: reset") {
+		t.Errorf("report %+v, want the second question lost, and one connection that ended with its server", r)
+	}
+}
+
 // A datagram is not sent again: that its answer came at last says that none was lost.
 func TestLateAnswersToDatagramsAreNotLost(t *testing.T) {
 	server, err := net.ListenPacket("udp", "127.0.0.1:0")

@@ -32,11 +32,12 @@ type stream struct {
 // count on. A datagram is sent once, so that a late answer to it says of a slow
 // machine, not of a loss: it counts as answered, and as late. TCP sends again what
 // was lost, and is given no more than its time. The first question has been answered
-// when startStream returns.
-func (p *process) startStream(req Request) error {
+// when startStream returns
+// it.
+func (p *process) startStream(req Request) ([]Answer, error) {
 	dst, err := netip.ParseAddrPort(req.Dst)
 	if err != nil {
-		return fmt.Errorf("read destination: %w", err)
+		return nil, fmt.Errorf("read destination: %w", err)
 	}
 	single := true
 	switch req.Proto {
@@ -46,20 +47,22 @@ func (p *process) startStream(req Request) error {
 		req.Proto, single = "udp", false
 	}
 	s := &stream{stop: make(chan struct{}), report: make(chan Report, 1)}
-	first := make(chan error, 1)
+	first := make(chan Answer, 1)
 	go s.run(req, dst, single, first)
-	if err := <-first; err != nil {
-		return fmt.Errorf("ask the first question: %w", err)
+	answer := <-first
+	if answer.Err != OK {
+		return nil, fmt.Errorf("ask the first question: %s (%s)", answer.Err, answer.Detail)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.streams[req.Name] = s
-	return nil
+	return []Answer{answer}, nil
 }
 
-func (s *stream) run(req Request, dst netip.AddrPort, single bool, first chan<- error) {
+func (s *stream) run(req Request, dst netip.AddrPort, single bool, first chan<- Answer) {
 	report := Report{Servers: map[string]int{}}
 	var sock *socket
+	server := "" // of sock
 	defer func() {
 		if sock != nil {
 			sock.close()
@@ -73,19 +76,23 @@ func (s *stream) run(req Request, dst netip.AddrPort, single bool, first chan<- 
 	for i := 0; ; i++ {
 		asked := time.Now()
 		answer, used := askOnce(req, dst, sock, strconv.Itoa(i))
+		if answer.Err == Reset && sock != nil && hasEnded(req.Processes[server]) {
+			report.Ended++
+			sock.close()
+			answer, used = askOnce(req, dst, nil, strconv.Itoa(i))
+		}
 		report.count(i, answer)
 		report.measure(time.Since(asked), inTime, answer)
-		sock = used
+		sock, server = used, answer.Server
 		if sock != nil && (!single || answer.Err != OK && sock.stream) {
 			sock.close()
 			sock = nil
 		}
 		if i == 0 {
+			first <- answer
 			if answer.Err != OK {
-				first <- fmt.Errorf("%s (%s)", answer.Err, answer.Detail)
 				return
 			}
-			first <- nil
 		}
 		select {
 		case <-s.stop:

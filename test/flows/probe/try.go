@@ -82,7 +82,7 @@ func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *
 		}
 	}
 	dropped := backlogDrops()
-	answer, err := s.ask(dst, text, req.Size, deadline)
+	answer, err := s.ask(req, dst, text, deadline)
 	repeats := 0
 	for ; repeats < lossRepeats && !s.stream && kindOf(err) == Timeout; repeats++ {
 		drops := backlogDrops()
@@ -90,7 +90,7 @@ func askOnce(req Request, dst netip.AddrPort, s *socket, text string) (Answer, *
 			break
 		}
 		dropped = drops
-		answer, err = s.ask(dst, text, req.Size, time.Now().Add(req.timeout()))
+		answer, err = s.ask(req, dst, text, time.Now().Add(req.timeout()))
 	}
 	if err != nil {
 		err = fmt.Errorf("%w; repeated %d times because CPU backlogs dropped packets", s.traced(err, asked), repeats)
@@ -127,14 +127,17 @@ func (s *socket) traced(err error, asked time.Time) error {
 	return fmt.Errorf("%w; from %s at %s", err, s.local(), asked.Format("15:04:05.000000"))
 }
 
-// ask sends text, in size bytes if it is shorter, and waits for the answer to
+// ask sends text, in the request's size if it is shorter, and waits for the answer to
 // exactly that text.
-func (s *socket) ask(dst netip.AddrPort, text string, size int, deadline time.Time) (Answer, error) {
+func (s *socket) ask(req Request, dst netip.AddrPort, text string, deadline time.Time) (Answer, error) {
+	if req.Netexec {
+		return s.askNetexec(dst, deadline)
+	}
 	var a Answer
 	if s.connected {
 		a.Peer = addrText(s.peer())
 	}
-	blanks := strings.Repeat(" ", max(0, size-len(text)-1))
+	blanks := strings.Repeat(" ", max(0, req.Size-len(text)-1))
 	if err := s.send([]byte(text+blanks+"\n"), dst); err != nil {
 		return a, err
 	}
@@ -172,18 +175,24 @@ func (s *socket) line(deadline time.Time) ([]byte, netip.AddrPort, error) {
 			s.pending = rest
 			return line, netip.AddrPort{}, nil
 		}
-		data, from, err := s.receive(deadline)
-		if err != nil {
-			return nil, from, err
-		}
 		if !s.stream {
-			return bytes.TrimSpace(data), from, nil
+			data, from, err := s.receive(deadline)
+			return bytes.TrimSpace(data), from, err
 		}
-		if len(data) == 0 {
-			return nil, from, fmt.Errorf("receive: end of stream: %w", unix.ECONNRESET)
+		if err := s.more(deadline); err != nil {
+			return nil, netip.AddrPort{}, err
 		}
-		s.pending = append(s.pending, data...)
 	}
+}
+
+// more waits for more bytes of a stream.
+func (s *socket) more(deadline time.Time) error {
+	data, _, err := s.receive(deadline)
+	if err == nil && len(data) == 0 {
+		err = fmt.Errorf("receive: end of stream: %w", unix.ECONNRESET)
+	}
+	s.pending = append(s.pending, data...)
+	return err
 }
 
 // tryHTTP asks for a URL; the answer's Server is the status code.

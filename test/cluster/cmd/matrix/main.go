@@ -20,6 +20,7 @@ import (
 	"strings"
 	"syscall"
 
+	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/programs"
 )
 
@@ -51,7 +52,10 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m := &matrix{dir: filepath.Join(root, "test", "cluster"), logs: filepath.Join(root, "report", "cluster"), short: *short, out: os.Stdout}
+	m := &matrix{
+		dir: filepath.Join(root, "test", "cluster"), nodes: cluster.Dir(""), logs: filepath.Join(root, "report", "cluster"),
+		short: *short, out: os.Stdout,
+	}
 	all, err := m.rows(ctx)
 	if err != nil {
 		return err
@@ -99,13 +103,16 @@ func (m *matrix) rows(ctx context.Context) ([]row, error) {
 	for _, v := range []struct{ mode, cni string }{
 		{"ebpf", vxlan}, {"ebpf", hostGW}, {"ebpf", bridge}, {"nftables", vxlan}, {"iptables", vxlan},
 	} {
-		add("life "+v.mode+" "+v.cni, "./life", "Spillway|Readiness|Beside", "-proxy-mode", v.mode, "-cni", v.cni)
+		add("life "+v.mode+" "+v.cni, "./life", "Spillway|Beside", "-proxy-mode", v.mode, "-cni", v.cni)
 	}
 	for _, v := range []struct{ kubeProxy, mode string }{
 		{"iptables", "ebpf"}, {"iptables-legacy", "ebpf"}, {"nftables", "ebpf"},
 		{"nftables", "nftables"}, {"iptables", "nftables"}, {"iptables", "iptables"},
 	} {
 		add("takeover "+v.kubeProxy+" "+v.mode, "./life", "Takeover", "-kube-proxy", v.kubeProxy, "-proxy-mode", v.mode)
+	}
+	for _, mode := range []string{"ebpf", "nftables", "iptables"} {
+		add("faults "+mode, "./faults", ".", "-proxy-mode", mode)
 	}
 	return m.addOthers(ctx, rows)
 }

@@ -21,6 +21,8 @@ func TestCounts(t *testing.T) {
 		t.Run("part", func(t *testing.T) {
 			t.Attr("lost", lost)
 			t.Attr("questions", "1000")
+			t.Attr("cluster", "left")
+			t.Attr("cluster", "removed")
 		})
 	}
 }
@@ -38,7 +40,15 @@ func TestAFailedRowDoesNotStopTheOthers(t *testing.T) {
 		{"passes", []string{"./some", "-run", "Counts"}},
 		{"a name of a row that is too long for the line and that says nothing", []string{"./some", "-run", "Counts"}},
 	}
+	for _, name := range []string{"left", "of-another-test"} {
+		if err := os.Mkdir(filepath.Join(m.nodes, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 	results := m.run(t.Context(), rows)
+	if text := out.String(); !strings.Contains(text, "-name left\n") || strings.Contains(text, "removed\n") || strings.Contains(text, "another-test") {
+		t.Errorf("clusters that are left of the rows: want \"left\" alone:\n%s", text)
+	}
 	var ok []bool
 	for _, r := range results {
 		ok = append(ok, r.ok)
@@ -71,7 +81,7 @@ func TestAFailedRowDoesNotStopTheOthers(t *testing.T) {
 func newMatrix(t *testing.T) (*matrix, *bytes.Buffer) {
 	t.Helper()
 	var out bytes.Buffer
-	m := &matrix{dir: t.TempDir(), logs: t.TempDir(), out: &out}
+	m := &matrix{dir: t.TempDir(), nodes: t.TempDir(), logs: t.TempDir(), out: &out}
 	for name, text := range map[string]string{
 		"go.mod": aModule, "some/some_test.go": someTests, "broken/broken_test.go": "package broken\n\nvar x int = \"\"\n",
 	} {

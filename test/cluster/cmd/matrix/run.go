@@ -16,13 +16,12 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"spillway.dev/spillway/test/cluster"
 )
 
 // matrix runs rows.
 type matrix struct {
 	dir   string // of the module
+	nodes string // directory of the clusters: cluster.Dir
 	logs  string // directory of the rows' output
 	short bool
 	start time.Time
@@ -36,11 +35,12 @@ type matrix struct {
 // result is what a row found.
 type result struct {
 	row
-	ok     bool
-	took   time.Duration
-	passed int      // tests and their parts
-	failed []string // the same
-	counts []count  // what the tests counted, in the order of their first report
+	ok       bool
+	took     time.Duration
+	passed   int      // tests and their parts
+	failed   []string // the same
+	clusters []string // that the tests started
+	counts   []count  // what the tests counted, in the order of their first report
 }
 
 // count is the sum of a number that tests reported with t.Attr.
@@ -60,31 +60,19 @@ func (m *matrix) run(ctx context.Context, rows []row) []result {
 			break
 		}
 		m.progress("%s (%d of %d)", r.name, i+1, len(rows))
-		before := clusters()
 		res, err := m.runRow(ctx, r)
 		res.ok = err == nil
 		if err != nil {
 			m.progress("%s: %v", r.name, err)
 		}
 		results = append(results, res)
-		for _, name := range clusters() {
-			if !slices.Contains(before, name) {
-				m.progress("  new cluster, of this row or of another test: %s", name)
+		for _, name := range res.clusters {
+			if _, err := os.Stat(filepath.Join(m.nodes, name)); err == nil { // the test was ended before its cleanup
+				m.progress("  cluster left: bin/spillway-cluster down -name %s", name)
 			}
 		}
 	}
 	return results
-}
-
-// clusters returns the names of the clusters on this machine. A test that is ended before
-// its cleanup leaves one.
-func clusters() []string {
-	var names []string
-	entries, _ := os.ReadDir(cluster.Dir(""))
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
 }
 
 // reportSilence writes a line a minute while tests write none.
@@ -186,7 +174,9 @@ func (m *matrix) note(res *result, e event, log io.Writer) {
 			m.mu.Unlock()
 		}
 	case "attr":
-		if n, err := strconv.Atoi(e.Value); err == nil {
+		if e.Key == "cluster" {
+			res.clusters = append(res.clusters, e.Value)
+		} else if n, err := strconv.Atoi(e.Value); err == nil {
 			res.count(e.Key, n)
 		}
 	case "pass", "fail", "skip":
