@@ -18,7 +18,7 @@ import (
 func cliPage(string) ([]byte, error) {
 	w := page("the commands' help", "Commands")
 	w.WriteString("`spillway` has the agent and the node tools, `spillway-lab` the lab. Every command has `--help`.\n" +
-		"[Exit codes](exit-codes.md) are the same for all commands. Forms of output, completion and manual pages:\n"+
+		"[Exit codes](exit-codes.md) are the same for all commands. Forms of output, completion and manual pages:\n" +
 		"[the command line](../how-to/debug-a-node.md#the-command-line).\n\n")
 	for _, cmd := range programs() {
 		writeCommand(w, cmd)
