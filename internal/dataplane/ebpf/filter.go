@@ -76,7 +76,7 @@ func eachMember(m map[string]*ebpf.Map, add func(tcFrontendKey)) error {
 	})
 }
 
-// flowMember returns the member that the packets of a flow's entry pass by: the Service or
+// flowMember returns the member that lets the packets of a flow's entry pass: the Service or
 // the endpoint.
 func flowMember(k *tcTuple, f *tcFlow) tcFrontendKey {
 	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY != 0 {
