@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster bench bench-packet demo
+.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster test-kernels bench bench-packet demo
 
 export CGO_ENABLED := 0
 
@@ -95,6 +95,9 @@ test-all: test-setup ## run every test, the long ones too, and all suites of tra
 test-cluster: root ## run the whole matrix on real clusters, or ROWS=EXPRESSION of it (as root; hours)
 	hack/deps cluster
 	go -C test/cluster run ./cmd/matrix -rows '$(ROWS)'
+
+test-kernels: root ## run the tests of eBPF on Debian's kernels, or on KERNELS="NAME...", in virtual machines (as root; hours)
+	hack/kernels $(KERNELS)
 
 bench: root build ## measure the way through a Service against the way without (as root)
 	hack/deps bench

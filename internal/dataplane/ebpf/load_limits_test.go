@@ -1,0 +1,157 @@
+package ebpf
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// verifierLimits are limits of this project, about a fourth above the measured values.
+// The kernel's own are 1,000,000 instructions and 512 bytes.
+var verifierLimits = []verifierLimit{
+	{"from_network", 88000, 512},
+	{"to_network", 61000, 512},
+	{"from_pod", 88000, 512},
+	{"to_pod", 61000, 512},
+	{"from_network_l3", 88000, 512},
+	{"to_network_l3", 61000, 512},
+	{"connect4", 4700, 224},
+	{"connect6", 10000, 256},
+	{"sendmsg4", 10000, 256},
+	{"sendmsg6", 17000, 288},
+	{"recvmsg4", 400, 160},
+	{"recvmsg6", 1500, 256},
+	{"getpeername4", 100, 64},
+	{"getpeername6", 300, 96},
+}
+
+type verifierLimit struct {
+	program      string
+	instructions uint32
+	stack        int // bytes, of the deepest chain of calls
+}
+
+// A program that grows takes the verifier longer at each start of an agent, and fails on
+// a kernel whose verifier follows more paths.
+func TestLoadLimits(t *testing.T) {
+	cfg := ownPlace(t)
+	noError(t, kernel.LoadConntrack())
+	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
+	noError(t, err)
+	tc, sock, err := specs(&cfg, features)
+	noError(t, err)
+	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
+		for _, m := range spec.Maps {
+			m.Pinning = ebpf.PinNone
+		}
+		coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+			Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats},
+		})
+		noError(t, err)
+		defer coll.Close()
+		for name, p := range coll.Programs {
+			i := slices.IndexFunc(verifierLimits, func(l verifierLimit) bool { return l.program == name })
+			if i < 0 {
+				t.Errorf("%s has no limit", name)
+				continue
+			}
+			limit := verifierLimits[i]
+			stack := stackDepth(t, spec.Programs[name], p.VerifierLog)
+			info, err := p.Info()
+			noError(t, err)
+			instructions, known := info.VerifiedInstructions()
+			t.Logf("%s: %d instructions, %d bytes of stack", name, instructions, stack)
+			if !known && !features.Kernel.Less(kernel.Version{Major: 5, Minor: 16}) {
+				t.Errorf("%s: the kernel does not report instructions", name)
+			}
+			if instructions > limit.instructions {
+				t.Errorf("%s: the verifier processed %d instructions, the limit is %d", name, instructions, limit.instructions)
+			}
+			if stack > limit.stack {
+				t.Errorf("%s: %d bytes of stack, the limit is %d", name, stack, limit.stack)
+			}
+		}
+	}
+}
+
+var (
+	stackLine    = regexp.MustCompile(`(?m)^stack depth ([0-9]+(\+[0-9]+)*)`)
+	functionLine = regexp.MustCompile(`(?m)^subprog [0-9]+ \((\w+)\) .* stack ([0-9]+)$`) // Linux 7.3
+)
+
+// stackDepth returns the bytes of stack that the deepest chain of calls of a program
+// uses, as check_max_stack_depth of Linux 6.1 counts them. The log has the bytes of each
+// function: before Linux 7.3 without names, in the order of the instructions.
+func stackDepth(t *testing.T, spec *ebpf.ProgramSpec, log string) int {
+	t.Helper()
+	var names []string
+	calls := map[string][]string{}
+	for _, ins := range spec.Instructions {
+		if btf.FuncMetadata(&ins) != nil {
+			names = append(names, ins.Symbol())
+		}
+		if ins.IsFunctionCall() || ins.IsFunctionReference() {
+			caller := names[len(names)-1]
+			calls[caller] = append(calls[caller], ins.Reference())
+		}
+	}
+	frames := map[string]int{}
+	frame := func(name, text string) {
+		bytes, err := strconv.Atoi(text)
+		noError(t, err)
+		frames[name] = (max(bytes, 1) + 31) / 32 * 32
+	}
+	for _, f := range functionLine.FindAllStringSubmatch(log, -1) {
+		frame(f[1], f[2])
+	}
+	if line := stackLine.FindStringSubmatch(log); line != nil {
+		for i, text := range strings.Split(line[1], "+") {
+			frame(names[min(i, len(names)-1)], text)
+		}
+	}
+	for _, name := range names {
+		if frames[name] == 0 {
+			t.Fatalf("%s: no stack depth of %s in the verifier's log: %s", spec.Name, name, log)
+		}
+	}
+	var depth func(string) int
+	depth = func(name string) int {
+		deepest := 0
+		for _, callee := range calls[name] {
+			deepest = max(deepest, depth(callee))
+		}
+		return frames[name] + deepest
+	}
+	return depth(names[0])
+}
+
+// The page has a row for each program.
+func TestLimitsAreDocumented(t *testing.T) {
+	const page = "../../../docs/reference/ebpf-maps.md"
+	text, err := os.ReadFile(page)
+	noError(t, err)
+	var want []string
+	for _, l := range verifierLimits {
+		want = append(want, fmt.Sprintf("| `%s` | %d | %d |", l.program, l.instructions, l.stack))
+	}
+	_, section, _ := strings.Cut(string(text), "\n## Limits of the programs\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var have []string
+	for line := range strings.Lines(section) {
+		if strings.HasPrefix(line, "| `") {
+			have = append(have, strings.TrimSpace(line))
+		}
+	}
+	if !slices.Equal(have, want) {
+		t.Errorf("%s has %q, want these rows:\n%s", page, have, strings.Join(want, "\n"))
+	}
+}
