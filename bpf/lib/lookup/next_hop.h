@@ -13,6 +13,7 @@ struct next_hop {
 	__u32 neighbor_known; /* NEXT_HOP_NEIGH: macs is valid */
 	__u8 macs[ETH_ALEN * 2]; /* destination, source */
 	struct bpf_redir_neigh neigh; /* NEXT_HOP_NEIGH */
+	struct bpf_fib_lookup fib; /* memory of next_hop_route, which the stack lacks */
 };
 
 static __always_inline int next_hop_unusable(const struct next_hop *hop)
@@ -81,11 +82,12 @@ __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
 			      const struct addr *saddr,
 			      const struct addr *daddr, struct next_hop *hop)
 {
-	struct bpf_fib_lookup params, *fib = &params;
+	struct bpf_fib_lookup *fib;
 	long ret;
 
 	if (!p || !saddr || !daddr || !hop)
 		return -1;
+	fib = &hop->fib;
 	hop->ifindex = 0;
 	__builtin_memset(&hop->neigh, 0, sizeof(hop->neigh));
 	if (p->ttl <= 1) {
