@@ -31,6 +31,7 @@ type config struct {
 	wait     time.Duration
 	lost     float64
 	live     bool
+	netns    string
 	sample   time.Duration
 	output   cli.Output
 }
@@ -45,11 +46,11 @@ func NewCommand() *cobra.Command {
 connections a second that a table carries. A load is KIND=RATE or KIND=RATE,LIFETIME.
 RATE is in new connections a second. KIND is one of
   udp, udp-unanswered, tcp, tcp-reset, tcp-unanswered, tcp-idle, icmp, tftp.
-With --live, the table and the timeouts are those of this network namespace. The command
-watches the table and estimates when it is full.`,
+With --live, the table and the timeouts are those of a network namespace: this one, or
+that of --netns. The command watches the table and estimates when it is full.`,
 		Example: `  spillway plan --load tcp=4000 --load tftp=5100,20ms --table 524288
   spillway plan --table 262144 --timeout tcp_time_wait=30s
-  spillway plan --live --sample 10s`,
+  spillway plan --live --netns cni-3f1c --sample 10s`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := c.validate(cmd.Flags().Changed); err != nil {
@@ -72,7 +73,8 @@ watches the table and estimates when it is full.`,
 	f.Float64Var(&c.headRoom, "head-room", 0.25, "Free `share` of the table.")
 	f.DurationVar(&c.wait, "wait", 100*time.Millisecond, "Time from a helper's request to the packet that it expects.")
 	f.Float64Var(&c.lost, "lost", 0, "Lost `share` of the expected packets, from 0 to 1.")
-	f.BoolVar(&c.live, "live", false, "Use the table and timeouts of this network namespace.")
+	f.BoolVar(&c.live, "live", false, "Use the table and timeouts of a network namespace.")
+	f.StringVar(&c.netns, "netns", "", "Network `namespace` of --live: a name that 'spillway top' shows, a process id, or here (default: here).")
 	f.DurationVar(&c.sample, "sample", 2*time.Second, "Time that --live watches the table.")
 	c.output.AddFlag(cmd)
 	var kinds, names []string
@@ -85,7 +87,8 @@ watches the table and estimates when it is full.`,
 	cli.Choices(cmd, "load", kinds...)
 	cli.Choices(cmd, "timeout", names...)
 	cli.GroupFlags(f, "Load", "load", "wait", "lost")
-	cli.GroupFlags(f, "Table", "table", "timeout", "head-room", "live", "sample")
+	cli.GroupFlags(f, "Table", "table", "timeout", "head-room", "live", "netns", "sample")
+	cli.CompleteNamespaces(cmd, "netns")
 	return cmd
 }
 
@@ -101,6 +104,7 @@ type planReport struct {
 type liveReport struct {
 	Entries   int     `json:"entries"`
 	Limit     int     `json:"limit"`
+	Namespace string  `json:"namespace"`
 	PerSecond float64 `json:"per_second"`        // by how much it grew
 	FullIn    string  `json:"full_in,omitempty"` // "" if it does not fill at this rate
 }
@@ -119,6 +123,8 @@ func (c *config) validate(given func(flag string) bool) error {
 		return cli.UsageErrorf("--head-room %v: must be from 0 to less than 1", c.headRoom)
 	case !(c.lost >= 0 && c.lost <= 1):
 		return cli.UsageErrorf("--lost %v: must be from 0 to 1", c.lost)
+	case given("netns") && !c.live:
+		return cli.UsageErrorf("--netns %s: needs --live", c.netns)
 	case c.live && c.sample <= 0:
 		return cli.UsageErrorf("--sample %v: must be longer than 0s", c.sample)
 	}
@@ -132,18 +138,15 @@ func (c *config) plan(ctx context.Context) (*planReport, error) {
 	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, Headroom: c.headRoom, Limit: c.table, Wait: c.wait, Lost: c.lost}
 	report := &planReport{}
 	if c.live {
-		limits, err := conntrack.ReadLimits()
+		limits, err := c.watch(ctx, report)
 		if err != nil {
-			return nil, fmt.Errorf("read conntrack's limits: %w", err)
+			return nil, err
 		}
 		for name, d := range limits.Timeouts {
 			setTimeout(&cfg.Timeouts, name, d)
 		}
 		if cfg.Limit == 0 {
 			cfg.Limit = limits.Max
-		}
-		if report.Live, err = watchTable(ctx, c.sample); err != nil {
-			return nil, err
 		}
 	}
 	if err := c.apply(&cfg); err != nil {
@@ -190,6 +193,29 @@ func (c *config) apply(cfg *capacity.Config) error {
 		}
 	}
 	return nil
+}
+
+// watch reads the limits of the namespace of --netns, and watches its table.
+func (c *config) watch(ctx context.Context, report *planReport) (limits conntrack.Limits, err error) {
+	name := c.netns
+	if name == "" {
+		name = "here"
+	}
+	list, err := cli.Namespaces([]string{name})
+	if err != nil {
+		return limits, err
+	}
+	err = list[0].Enter(func() (err error) {
+		if limits, err = conntrack.ReadLimits(); err != nil {
+			return fmt.Errorf("read conntrack's limits: %w", err)
+		}
+		report.Live, err = watchTable(ctx, c.sample)
+		return err
+	})
+	if err == nil {
+		report.Live.Namespace = list[0].String()
+	}
+	return limits, err
 }
 
 // watchTable sees how fast the table of this namespace fills.
@@ -354,6 +380,7 @@ func (p *planReport) now() *page.Table {
 		return nil
 	}
 	t := page.NewTable(page.Text("NOW"), page.Number("VALUE"))
+	t.Row("network namespace", l.Namespace)
 	t.Row("entries", l.Entries)
 	t.Row("nf_conntrack_max", l.Limit)
 	t.Row("free entries", max(l.Limit-l.Entries, 0))

@@ -33,7 +33,7 @@ func TestPlanSaysThePublishedCeiling(t *testing.T) {
 func TestPlanRefusesWhatItCannotRead(t *testing.T) {
 	for _, args := range [][]string{{}, {"--load", "tcp"}, {"--load", "pigeon=3"}, {"--load", "tcp=1,soon"}, {"--load", "tcp=-1"},
 		{"--load", "tcp=1", "--timeout", "udp"}, {"--load", "tcp=1", "--timeout", "udp=-1s"}, {"--load", "tcp=1", "--timeout", "pigeon=3s"}, {"--load", "tcp=1", "--head-room", "1"},
-		{"--load", "tcp=1", "--head-room", "nan"}, {"--load", "tcp=1", "--head-room", "inf"}, {"--load", "tftp=1", "--lost", "nan"}, {"--load", "tcp=nan"}, {"--load", "tcp=inf"}, {"--load", "tcp=1", "-o", "xml"}} {
+		{"--load", "tcp=1", "--head-room", "nan"}, {"--load", "tcp=1", "--head-room", "inf"}, {"--load", "tftp=1", "--lost", "nan"}, {"--load", "tcp=nan"}, {"--load", "tcp=inf"}, {"--load", "tcp=1", "-o", "xml"}, {"--load", "tcp=1", "--netns", "here"}} {
 		var out, errs bytes.Buffer
 		if code := run(append([]string{"plan"}, args...), &out, &errs); code != cli.ExitUsage || strings.Count(errs.String(), "\n") != 1 {
 			t.Errorf("%v: exit code %d: %q", args, code, errs.String())
@@ -118,10 +118,10 @@ func TestPlanSaysWhatATableLacks(t *testing.T) {
 
 func TestPlanJudgesTheLiveTable(t *testing.T) {
 	for name, live := range map[string]*liveReport{
-		"live-ok":     {Entries: 1200, Limit: 262144, PerSecond: 12.5, FullIn: "5h47m36s"},
-		"live-close":  {Entries: 220000, Limit: 262144, PerSecond: -3},
-		"live-nearly": {Entries: 261095, Limit: 262144}, // 99.6 %, and not growing
-		"live-full":   {Entries: 262144, Limit: 262144, FullIn: "0s"},
+		"live-ok":     {Namespace: "here", Entries: 1200, Limit: 262144, PerSecond: 12.5, FullIn: "5h47m36s"},
+		"live-close":  {Namespace: "here", Entries: 220000, Limit: 262144, PerSecond: -3},
+		"live-nearly": {Namespace: "cni-3f1c", Entries: 261095, Limit: 262144}, // 99.6 %, and not growing
+		"live-full":   {Namespace: "cni-3f1c", Entries: 262144, Limit: 262144, FullIn: "0s"},
 	} {
 		var out bytes.Buffer
 		for _, width := range clitest.Widths {

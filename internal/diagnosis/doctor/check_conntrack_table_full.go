@@ -42,11 +42,15 @@ func (conntrackTableFull) Find(n *Node) []Finding {
 			continue
 		}
 		found = true
+		state := "at risk"
+		if dropped {
+			state = "dropped"
+		}
 		// Kept at the same rate of new connections, with a quarter free.
 		want := max(2*ns.Limits.Max, ns.Entries*4/3)
 		f := Finding{
 			ID: "conntrack-table-full", Severity: severity, Namespace: ns.Namespace.String(),
-			Title: fmt.Sprintf("new connections are at risk: the conntrack table is %s full", percent(ns.Entries, ns.Limits.Max)),
+			Title: fmt.Sprintf("new connections are %s: the conntrack table is %s full", state, percent(ns.Entries, ns.Limits.Max)),
 			Evidence: []string{
 				fmt.Sprintf("%d entries of %d (nf_conntrack_max)", ns.Entries, ns.Limits.Max),
 				grew("dropped packets", ns.Counters.Drop, ns.Grown.Drop, n),
@@ -55,8 +59,8 @@ func (conntrackTableFull) Find(n *Node) []Finding {
 			Numbers: map[string]float64{"entries": float64(ns.Entries), "max": float64(ns.Limits.Max),
 				"drop": float64(ns.Counters.Drop), "early_drop": float64(ns.Counters.EarlyDrop)},
 			Packets: "A full table drops the first packet of every new connection. Before that, the kernel evicts unreplied and closing connections.",
-			Remedy: fmt.Sprintf("Raise the limit and the buckets (a full table then takes %d MiB); add both to /etc/sysctl.d to keep them. `spillway plan --live` shows the load that fits.",
-				capacity.Memory(want, want, 0)>>20),
+			Remedy: fmt.Sprintf("Raise the limit and the buckets (a full table then takes %d MiB); add both to /etc/sysctl.d to keep them. `spillway plan --live --netns %s` shows the load that fits.",
+				capacity.Memory(want, want, 0)>>20, ns.Namespace),
 			Commands: []string{shared(conntrackMax, want)},
 		}
 		fixes := []fix{raiseShared(conntrackMax, want)}

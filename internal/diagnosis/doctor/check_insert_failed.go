@@ -64,7 +64,7 @@ func causeOf(ns *Namespace) (cause, remedy string, present bool) {
 	switch {
 	case exhausted != "":
 		return "SNAT port exhaustion: new connections find no free port to " + exhausted,
-			"See snat-ports-exhausted. Random ports do not help.", true
+			"See snat-ports-exhausted.", true
 	case len(fixed) > 0:
 		return "the SNAT race: two connections get the same port at the same time from " + names(fixed),
 			"Make every masquerade rule choose random ports: see masquerade-not-random.", true

@@ -55,6 +55,11 @@ func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Findi
 	f.Evidence = append(f.Evidence, fmt.Sprintf("insert_failed %d, found %d in this namespace", ns.Counters.InsertFailed, ns.Counters.Found))
 	for _, r := range rules {
 		f.Evidence = append(f.Evidence, r.Where()+": "+r.Text)
+		if ns.lacksPorts(r) {
+			// Its command would undo the command of snat-ports-exhausted.
+			f.Remedy = "Give the rule more ports first: see snat-ports-exhausted. Then run doctor again. " + howToKeep[owner]
+			continue
+		}
 		if command := r.MakeRandom(); command != "" {
 			f.Commands = append(f.Commands, ns.Namespace.EnterCommand()+command)
 		}

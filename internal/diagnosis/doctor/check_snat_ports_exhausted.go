@@ -51,7 +51,7 @@ func portsFinding(n *Node, ns *Namespace, p *SourcePorts) Finding {
 		Packets: "A new connection to this destination needs a source port that no other connection to it has. Without one, the kernel drops its first packets (insert_failed). Other destinations are not concerned.",
 		Remedy:  "Open fewer connections to this destination: reuse them (keep-alive, a pool), or spread them over several addresses of the destination or of this node. --random-fully does not help.",
 	}
-	if p.exhausted() && minus(ns.Counters.InsertFailed, ns.Counters.ChainTooLong) > 0 {
+	if ns.exhausted(p) && minus(ns.Counters.InsertFailed, ns.Counters.ChainTooLong) > 0 {
 		f.Severity = Critical
 		f.Title = fmt.Sprintf("new connections to %s fail: %s of the SNAT ports are in use (SNAT port exhaustion)", p.destination(), percent(p.Used, p.Range.Size()))
 	}
@@ -97,11 +97,25 @@ func (ns *Namespace) scarcePorts() []*SourcePorts {
 	})
 }
 
+// exhausted reports whether connections fail for lack of these ports. Ports may have become
+// free between a failure and the reading of the table.
+func (ns *Namespace) exhausted(p *SourcePorts) bool {
+	return fullness(p.Used, p.Range.Size()) == Critical || minus(ns.Grown.InsertFailed, ns.Grown.ChainTooLong) > 0
+}
+
+// lacksPorts reports whether few ports of the rule are free towards a destination.
+func (ns *Namespace) lacksPorts(r *ruleset.Rule) bool {
+	ports, ok := r.SourcePorts()
+	return ok && slices.ContainsFunc(ns.scarcePorts(), func(p *SourcePorts) bool {
+		return p.Range == ports && r.OfFamily(p.From)
+	})
+}
+
 // exhaustedPorts describes the destinations without a free port; "" if there is none.
 func (ns *Namespace) exhaustedPorts() string {
 	var list []string
 	for _, p := range ns.scarcePorts() {
-		if p.exhausted() {
+		if ns.exhausted(p) {
 			list = append(list, fmt.Sprintf("%s (%d of %d ports in use)", p.destination(), p.Used, p.Range.Size()))
 		}
 	}
@@ -116,10 +130,6 @@ type SourcePorts struct {
 	Used    int
 	Clients map[netip.Addr]int // ports by client
 	Silent  map[string]int     // ports of flows that most likely have ended, by the name of the timeout
-}
-
-func (p *SourcePorts) exhausted() bool {
-	return fullness(p.Used, p.Range.Size()) == Critical
 }
 
 func (p *SourcePorts) destination() string {

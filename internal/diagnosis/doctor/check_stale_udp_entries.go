@@ -40,8 +40,8 @@ func (staleUDPEntries) Find(n *Node) []Finding {
 func staleIn(ns *Namespace) (Finding, bool) {
 	f := Finding{
 		ID: "stale-udp-entries", Severity: Warning, Namespace: ns.Namespace.String(),
-		Title:   "UDP clients get no reply: their conntrack entries lead to an endpoint that no longer exists",
-		Packets: "A client that keeps its source port (DNS resolvers, syslog, QUIC) gets no reply while it keeps sending: the kernel follows the entry and ignores new rules.",
+		Title:   "UDP clients still talk to an endpoint that no longer exists: their conntrack entries lead to it",
+		Packets: "A client that keeps its source port (DNS resolvers, syslog, QUIC) gets no reply, or one from the old endpoint, while it keeps sending: the kernel follows the entry and ignores new rules.",
 		Remedy:  "Delete the entries; the next packet creates one from the current rules. spillway agent does this when an endpoint is removed.",
 	}
 	// A missing rule proves nothing if not all rules were read, or if IPVS chooses.
@@ -59,7 +59,7 @@ func staleIn(ns *Namespace) (Finding, bool) {
 		p := ns.Endpoints[addr]
 		why := p.Unreachable
 		if why == "" {
-			why = "no rule mentions it"
+			why = "no rule translates to it"
 		}
 		entries += p.Entries
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s, %s (%s)", addr, plural(p.Entries, "entry"), why, &p.Example))

@@ -370,6 +370,7 @@ nft -f - <<'EOF'
 table ip kube-proxy {
 	chain endpoint { udp dport { 53, 54 } dnat to 10.244.0.2; udp dport 55 dnat to 10.244.0.8-10.244.0.9; }
 	chain output { type nat hook output priority -100; ip daddr 10.96.0.10 goto endpoint; }
+	chain firewall { ip daddr 10.244.0.2 accept; }
 }
 EOF`)
 	for _, port := range []string{"53", "54", "55"} {
@@ -381,7 +382,7 @@ EOF`)
 	send(t, ns, "10.96.0.10:53")
 	_, findings := examine(t, ns)
 	f := onlyFinding(t, findings, "stale-udp-entries")
-	if f.Numbers["endpoints"] != 1 || f.Numbers["entries"] != 2 || !strings.Contains(f.Evidence[0], "10.244.0.2: 2 entries, no rule mentions it") {
+	if f.Numbers["endpoints"] != 1 || f.Numbers["entries"] != 2 || !strings.Contains(f.Evidence[0], "10.244.0.2: 2 entries, no rule translates to it") {
 		t.Errorf("%+v", f)
 	}
 	// The printed command does the same as --fix.

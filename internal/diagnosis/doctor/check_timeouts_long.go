@@ -60,7 +60,7 @@ func (timeoutsLong) Find(n *Node) []Finding {
 		}
 		f.Title = fmt.Sprintf("the table carries fewer connections than it could: %s of it holds flows that have ended", percent(freed, ns.Limits.Max))
 		f.Packets = "A full table drops new connections, and idle entries take their space (spillway plan shows the rate that the table carries)."
-		f.Remedy = fmt.Sprintf("Shorten the timeouts; this frees about %d entries. --fix never shortens one: only you know the flows that pause for longer.", freed)
+		f.Remedy = fmt.Sprintf("Shorten the timeouts: the same load then takes about %d entries fewer. Existing entries keep their deadline until their next packet. --fix never shortens one: only you know the flows that pause for longer.", freed)
 		f.Commands = []string{setTimeouts(ns.Namespace, set)}
 		if !ns.Namespace.Own {
 			f.Settings = podSettings(set)

@@ -21,7 +21,7 @@ var Kinds = []Kind{
 		"Requests of TFTP and FTP are dropped.", "Raise `nf_conntrack_expect_max`.", true},
 	{"expectation-table-was-full", expectationTableFull{}, "info, if a namespace has a helper or could not be read",
 		"Requests of TFTP and FTP were dropped. The kernel's log has it, within the last hour.", "Raise `nf_conntrack_expect_max`.", false},
-	{"snat-ports-exhausted", snatPortsExhausted{}, "critical from 95 % on if connections failed; warning from 80 % on",
+	{"snat-ports-exhausted", snatPortsExhausted{}, "critical from 95 % on if connections failed, and from 80 % on while they fail; else warning from 80 % on",
 		"New connections to one destination are dropped, or will be: masquerading has no free source port towards it.",
 		"Use a larger range of ports, fewer connections, or more addresses. Random ports do not help.", false},
 	{"insert-failed", insertFailed{}, "warning if it grows or its cause exists, else info",

@@ -327,18 +327,22 @@ func (r *Rule) always() string {
 	return ""
 }
 
-// Addresses is the set of addresses that rules mention.
+// Addresses is the set of addresses that rules may translate to.
 type Addresses struct {
 	single map[netip.Addr]struct{}
 	ranges [][2]netip.Addr
 	nets   []netip.Prefix // that rules translate to
 }
 
-// Addresses returns the addresses that the rules mention.
+// Addresses returns the addresses that translating rules and elements of sets and maps
+// mention.
 func (rs *Ruleset) Addresses() *Addresses {
 	a := &Addresses{single: map[netip.Addr]struct{}{}}
 	for _, r := range rs.Rules {
 		translates := r.DestNAT() || strings.Contains(r.Text, "NETMAP")
+		if !translates && !r.Element() {
+			continue
+		}
 		for _, w := range words(r.withoutComment()) {
 			a.add(w, translates)
 		}

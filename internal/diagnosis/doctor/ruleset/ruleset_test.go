@@ -126,9 +126,9 @@ func TestFrontendsAreFollowedBackFromTheEndpoint(t *testing.T) {
 	}
 }
 
-func TestAddressesThatRulesMention(t *testing.T) {
+func TestAddressesThatRulesTranslateTo(t *testing.T) {
 	a := parsed(t).Addresses()
-	for addr, want := range map[string]bool{"10.96.0.1": true, "192.0.2.1": true, "192.0.2.8": true, "192.0.2.10": false, "fd44:0:0:1::2": true,
+	for addr, want := range map[string]bool{"10.96.0.1": false, "192.0.2.1": true, "192.0.2.8": true, "192.0.2.10": false, "fd44:0:0:1::2": true,
 		"10.96.0.6": true, "10.2.3.4": true, "10.244.0.2": false, "10.0.0.1": false} {
 		if got := a.Mention(netip.MustParseAddr(addr)); got != want {
 			t.Errorf("%s: %v, want %v", addr, got, want)
