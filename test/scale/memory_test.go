@@ -98,7 +98,7 @@ func TestMemoryOfAService(t *testing.T) {
 // memory of its own.
 func settledHeap() int64 {
 	for before := heap(); ; {
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(2 * time.Second)
 		now := heap()
 		if before-now < 1<<18 && now-before < 1<<18 {
 			return now

@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -26,6 +27,11 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 		for _, c := range p.requests {
 			if holder := t.addresses.holder(c.key); holder != p.id {
 				problems = append(problems, conflict(e.name, c, holder))
+				continue
+			}
+			if owner, taken := t.takenByEndpoint(e, c); taken {
+				problems = append(problems, model.ServiceProblem(e.name, c.field(),
+					fmt.Sprintf("%s is an endpoint of Service %s, and is not served; remove it", c.key, owner)))
 				continue
 			}
 			held = append(held, c)

@@ -12,6 +12,10 @@ import (
 // allows it, people use it, and Spillway serves it. As in kube-proxy, the more specific
 // address wins, so a NodePort or an endpoint at that address and port cannot be reached.
 // Intent reports this as a Problem of the Service with the externalIP or LoadBalancer IP.
+//
+// An externalIP that is another Service's endpoint is not served. Anyone who may write a
+// Service chooses it, and with the eBPF dataplane it would also take the packets that a
+// socket hook has translated to the endpoint. A controller writes LoadBalancer IPs.
 
 // mayConflict reports whether a person or a load balancer chose a frontend's address. A
 // clusterIP cannot conflict: the API server allocates it from its own range.
@@ -41,6 +45,14 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []mo
 		report(fmt.Sprintf("%s hides an endpoint of Service %s, which has this address and port; change one of the two", c.key, owner))
 	}
 	return out
+}
+
+// takenByEndpoint reports whether a requested externalIP is an endpoint of another Service.
+func (t *Tracker) takenByEndpoint(e *service, c addressRequest) (owner model.Name, taken bool) {
+	if c.kind != ExternalIP {
+		return owner, false
+	}
+	return t.endpointAt(c.key, e.name)
 }
 
 // nodePortsAt lists what the node would serve at an address and port without the Service

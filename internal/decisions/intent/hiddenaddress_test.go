@@ -36,9 +36,8 @@ func TestAnAddressThatHidesSomethingIsServedAndReported(t *testing.T) {
 		{"a NodePort of the Service's other port", []any{hides("192.168.0.1", ports(
 			model.ServicePort{Name: "a", Protocol: model.TCP, Port: 30080}, model.ServicePort{Name: "b", Protocol: model.TCP, Port: 80, NodePort: 30080}))},
 			"of Service ns/hider"},
-		{"an endpoint", append(endpoint, hides("10.1.0.1", portNumber(8080))),
-			"spec.externalIPs[0]: 10.1.0.1:8080/TCP hides an endpoint of Service ns/web, which has this address and port; change one of the two"},
-		{"an endpoint without a pod", []any{web(), sliceOf("s", at("10.1.0.1", "")), hides("10.1.0.1", portNumber(8080))}, "hides an endpoint of Service ns/web"},
+		{"an endpoint, by a LoadBalancer IP", append(endpoint, hides("192.0.2.1", portNumber(8080), func(s *model.Service) { s.ExternalIPs = nil }, loadBalancer("10.1.0.1"))),
+			"status.loadBalancer.ingress: 10.1.0.1:8080/TCP hides an endpoint of Service ns/web, which has this address and port; change one of the two"},
 
 		{"a node's address alone is no conflict", []any{web(nodePort(30081)), hides("192.168.0.1")}, ""},
 		{"another protocol is no conflict", []any{web(nodePort(30080)), hides("192.168.0.1", udp)}, ""},
@@ -67,13 +66,32 @@ func TestAnAddressThatHidesSomethingIsServedAndReported(t *testing.T) {
 				t.Errorf("reported %q, want %q", got, row.want)
 			}
 			served := describe(tr.State().Ports)
-			for _, kind := range []string{"ExternalIP 192", "ExternalIP 10", "ExternalIP [fd00", "LoadBalancerIP 192"} {
+			for _, kind := range []string{"ExternalIP 192", "ExternalIP 10", "ExternalIP [fd00", "LoadBalancerIP 192", "LoadBalancerIP 10"} {
 				if strings.Contains(served, "\n"+kind) {
 					return
 				}
 			}
 			t.Errorf("the address is not served:\n%s", served)
 		})
+	}
+}
+
+func TestAnExternalIPDoesNotTakeAnEndpoint(t *testing.T) {
+	thief := web(called("thief"), clusterIPs("10.96.0.9"), externalIPs("10.1.0.1"), portNumber(8080))
+	for _, pods := range []*model.EndpointSlice{sliceOf("s", at("10.1.0.1", here, pod("p"))), sliceOf("s", at("10.1.0.1", ""))} {
+		tr := newTracker(web(), thief, pods)
+		want := "Service ns/thief: spec.externalIPs[0]: 10.1.0.1:8080/TCP is an endpoint of Service ns/web, and is not served; remove it"
+		if p := tr.Problems(); len(p) != 1 || p[0].String() != want {
+			t.Errorf("problems %v, want %s", p, want)
+		}
+		if served := describe(tr.State().Ports); strings.Contains(served, "ExternalIP 10") {
+			t.Errorf("the address is served:\n%s", served)
+		}
+		// The endpoint moves, and the address is free.
+		tr.Apply(delta(sliceOf("s", at("10.1.0.2", here, pod("p")))))
+		if served := describe(tr.State().Ports); !strings.Contains(served, "ExternalIP 10") || len(tr.Problems()) > 0 {
+			t.Errorf("the address is free, and is not served:\n%s", served)
+		}
 	}
 }
 

@@ -77,6 +77,12 @@ func run(args []string) error {
 	if err := flags.Parse(args[1:]); err != nil {
 		return fmt.Errorf("%w: %w: run \"spillway-cluster help\"", errUsage, err)
 	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("%w: %q: only kubectl, helm and exec take arguments; name a cluster by -name NAME", errUsage, flags.Arg(0))
+	}
+	if cfg.Nodes < 1 {
+		return fmt.Errorf("%w: -nodes %d: must be 1 or more", errUsage, cfg.Nodes)
+	}
 	cfg.Values = values
 	cfg.Images = []string{"agnhost"}
 	switch args[0] {
