@@ -45,7 +45,7 @@ PEER is a pod as NAMESPACE/NAME, a node as node/NAME, or an address. A Service's
 IP stands for its endpoints. The command computes the decision from the objects, as every
 node's agent does. It does not query an agent. Objects that could not be read are listed
 as problems: they might have changed the decision. With --manifests, the exit code is 1
-if there are any.
+if an object could not be read.
 
 Other outcomes:
 
