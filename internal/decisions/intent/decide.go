@@ -1,7 +1,6 @@
 package intent
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -29,13 +28,11 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 				problems = append(problems, conflict(e.name, c, holder))
 				continue
 			}
-			if owner, taken := t.takenByEndpoint(e, c); taken {
-				problems = append(problems, model.ServiceProblem(e.name, c.field(),
-					fmt.Sprintf("%s is an endpoint of Service %s, and is not served; remove it", c.key, owner)))
-				continue
+			found, served := t.addressConflicts(e, p.id, c)
+			problems = append(problems, found...)
+			if served {
+				held = append(held, c)
 			}
-			held = append(held, c)
-			problems = append(problems, t.addressConflicts(e, p.id, c)...)
 		}
 		sp := t.decidePort(e, p, held, from)
 		if sp == nil {

@@ -23,14 +23,18 @@ func mayConflict(kind FrontendKind) bool { return kind == ExternalIP || kind == 
 
 // addressConflicts returns the Problems of an address and port that a Service holds and
 // that make a NodePort, a healthCheckNodePort or an endpoint of another Service
-// unreachable.
-func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []model.Problem {
+// unreachable. served is false for an externalIP that is another Service's endpoint.
+func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out []model.Problem, served bool) {
 	if !mayConflict(c.kind) {
-		return nil
+		return nil, true
 	}
-	var out []model.Problem
 	report := func(what string) {
 		out = append(out, model.ServiceProblem(e.name, c.field(), what))
+	}
+	owner, taken := t.endpointAt(c.key, e.name)
+	if taken && c.kind == ExternalIP {
+		report(fmt.Sprintf("%s is an endpoint of Service %s, and is not served; remove it", c.key, owner))
+		return out, false
 	}
 	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
 		for _, wide := range nodePortsAt(c.key) {
@@ -41,18 +45,10 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) []mo
 			}
 		}
 	}
-	if owner, ok := t.endpointAt(c.key, e.name); ok {
+	if taken {
 		report(fmt.Sprintf("%s hides an endpoint of Service %s, which has this address and port; change one of the two", c.key, owner))
 	}
-	return out
-}
-
-// takenByEndpoint reports whether a requested externalIP is an endpoint of another Service.
-func (t *Tracker) takenByEndpoint(e *service, c addressRequest) (owner model.Name, taken bool) {
-	if c.kind != ExternalIP {
-		return owner, false
-	}
-	return t.endpointAt(c.key, e.name)
+	return out, true
 }
 
 // nodePortsAt lists what the node would serve at an address and port without the Service
