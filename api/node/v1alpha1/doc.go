@@ -1,0 +1,5 @@
+// Package nodev1alpha1 has the messages of the agent's API, which api/proto defines.
+// docs/reference/node-api.md describes how to reach it.
+package nodev1alpha1
+
+//go:generate go tool -modfile=../../../hack/proto/go.mod buf generate ../../proto --template ../../proto/buf.gen.yaml -o ../../..
