@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
  * The layout of every map that the programs and the agent share. bpf2go generates the Go
- * types from this file. A change of a layout needs a new ABI_VERSION and a migration
- * (internal/dataplane/ebpf/migrate.go), because maps outlive the agent.
+ * types from this file. Maps outlive the agent. A new field in padding, which older programs
+ * may ignore and whose zero is right for them, needs nothing else. Every other change of a
+ * layout needs a new ABI_VERSION and migrations in both directions
+ * (internal/dataplane/ebpf/migrate.go, docs/adr/0045-map-layouts.md).
  *
  * Addresses and ports are in network order, all other numbers in host order. An IPv4
  * address is in w[0], and the other words are zero.
@@ -10,7 +12,7 @@
 #ifndef SPILLWAY_ABI_H
 #define SPILLWAY_ABI_H
 
-#define ABI_VERSION 2
+#define ABI_VERSION 3
 
 enum family {
 	FAMILY_V4 = 4,
@@ -178,6 +180,15 @@ enum flow_flags {
 	FLOW_CONFIRMED = 1 << 9, /* TCP: the client exists, and is within its share of flows */
 	FLOW_TRACKED = 1 << 10, /* TCP: sequence numbers are known since the SYN */
 	FLOW_FIN_ACKED = 1 << 11, /* the peer has acknowledged this direction's FIN */
+	FLOW_REPORTED = 1 << 12, /* its events are stored in the ring events */
+};
+
+/*
+ * The timeout of an established SCTP flow, as in nf_conntrack_proto_sctp.c. An idle
+ * association sends a HEARTBEAT every 30 s (RFC 9260, 16). The other states have TCP's timeouts.
+ */
+enum sctp_timeout {
+	SCTP_ESTABLISHED_SECONDS = 210,
 };
 
 /* The side that closed a TCP connection first and so waits in TIME-WAIT. */
@@ -221,6 +232,13 @@ struct tcp_side {
 	__u8 pad;
 };
 
+/* The verification tags of SCTP, as one direction's entry has them (flow/sctp.h). 0: unknown. */
+struct sctp_side {
+	__be32 tag;	  /* of this direction's packets */
+	__be32 peer_tag;  /* of the other direction's packets */
+	__be32 other_tag; /* of this direction's packets in another handshake */
+};
+
 /* The fields that every packet needs come first: they fit into two cache lines. */
 struct flow {
 	struct addr saddr;
@@ -242,12 +260,18 @@ struct flow {
 	__u32 next_hop_ifindex;
 	__u8 next_hop_macs[12];
 	__u32 in_ifindex; /* device of the pod that sends these packets; 0: the network */
-	struct tcp_side tcp;
+	union {
+		struct tcp_side tcp; /* TCP */
+		struct sctp_side sctp; /* SCTP */
+		struct { /* UDP */
+			__be16 helper_port; /* the endpoint's port that the client asked */
+			__u16 answers; /* HELPER_REQUEST: server ports that have answered */
+		};
+	};
 	__u32 backend;
 	__u32 service;
-	__u32 slot;	    /* number in the ring unconfirmed; SLOT_CLAIMED: being replaced */
-	__be16 helper_port; /* the endpoint's port that the client asked */
-	__u16 answers;	    /* HELPER_REQUEST: server ports that have answered */
+	__u32 slot;   /* number in the ring unconfirmed; SLOT_CLAIMED: being replaced */
+	__u32 opened; /* seconds since boot of the first packet; 0: a flow of version 2 */
 } __attribute__((aligned(8)));
 
 /*
@@ -415,6 +439,8 @@ enum settings_flags {
 	SETTING_UNTRACKED = 1 << 5,	/* untracked_ports has entries */
 	SETTING_XFRM = 1 << 6,		/* RANGE_XFRM_SRC and RANGE_XFRM_DST have entries */
 	SETTING_TCP_LIBERAL = 1 << 7,	/* only RSTs are compared with the TCP window */
+	SETTING_EVENTS_REFUSED = 1 << 8, /* store events of refused and dropped packets */
+	SETTING_EVENTS_FLOWS = 1 << 9,	/* store events of flows */
 };
 
 /*
@@ -426,6 +452,100 @@ enum feature {
 	FEATURE_HELPER = 1 << 1,
 	FEATURE_NODE_HELPER = 1 << 2, /* a process of the node has sent a TFTP request */
 	FEATURE_SNAT = 1 << 3,	   /* a flow uses an address and a port of the node */
+};
+
+/* events: a ring buffer of flow events, which the agent reads. */
+enum event_kind {
+	EVENT_OPENED = 1,   /* the first packet has created the flow */
+	EVENT_ANSWERED = 2, /* TCP: the endpoint's SYN-ACK. UDP: its first datagram */
+	EVENT_CLOSED = 3,
+	EVENT_REFUSED = 4,  /* the Service does not serve the client */
+	EVENT_DROPPED = 5,
+};
+
+enum event_end {
+	EVENT_END_NONE = 0,
+	EVENT_END_FIN = 1,
+	EVENT_END_RST = 2,
+	EVENT_END_TIMEOUT = 3,
+	EVENT_END_MOVED = 4, /* UDP: the endpoint is gone */
+};
+
+/* The directions of a flow, as indices. */
+#define TO_ENDPOINT 0
+#define TO_CLIENT 1
+
+struct event {
+	__u64 time;	 /* nanoseconds since boot */
+	__u64 handshake; /* nanoseconds from the first packet to the answer; 0: unknown */
+	__u64 packets[2]; /* by direction; 0: not counted */
+	__u64 bytes[2];
+	struct addr client; /* zero: unknown */
+	struct addr service_addr;
+	struct addr endpoint; /* zero: none was chosen */
+	__be16 client_port;
+	__be16 service_port;
+	__be16 endpoint_port;
+	__u8 proto;
+	__u8 family;
+	__u32 service; /* 0: unknown */
+	__u32 backend; /* 0: unknown, or none was chosen */
+	__u32 opened;  /* seconds since boot; 0: unknown */
+	__u32 srtt;    /* microseconds; 0: unknown */
+	__u8 kind;     /* enum event_kind */
+	__u8 end;      /* EVENT_CLOSED: enum event_end */
+	__u8 verdict;  /* EVENT_REFUSED, EVENT_DROPPED: enum verdict */
+	__u8 by_socket; /* 1: the socket hooks chose the endpoint */
+	__u32 pad;
+};
+
+/* event_counts: per-CPU counters of events. */
+enum event_count {
+	EVENTS_STORED = 0,
+	EVENTS_LOST,	    /* the ring was full */
+	EVENTS_LEFT_OUT,    /* flows and refusals beyond the sample or the rate */
+	SERVICES_UNCOUNTED, /* increments that found service_counters or service_refusals full */
+	EVENT_COUNTS,
+};
+
+/* event_rates: a token bucket of a Service's flows, and one of its refusals. */
+struct event_rate_key {
+	__u32 service;
+	__u32 refusals; /* 1: of its refusals and drops */
+};
+
+struct event_rate {
+	__u64 time;   /* nanoseconds since boot of the last update of credit */
+	__u64 credit; /* nanoseconds */
+};
+
+/* handshakes: the time of a flow's first packet, by the flow's slot in the ring unconfirmed. */
+struct handshake {
+	__u64 time; /* nanoseconds since boot */
+	__u32 slot;
+	__u32 pad;
+};
+
+/* flow_bytes: the packets of one direction of a flow, by the key of its entry. */
+struct traffic {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* service_counters, service_refusals: per-CPU counters by Service. */
+#define HANDSHAKE_BUCKETS 16 /* bucket i: less than 2^i ms; the last one: all longer ones */
+
+struct service_counts {
+	__u64 connections;
+	__u64 packets[2]; /* by direction */
+	__u64 bytes[2];
+	__u32 handshakes[HANDSHAKE_BUCKETS];
+	__u64 handshake_sum; /* microseconds */
+};
+
+struct refusal_key {
+	__u32 service;
+	__u32 verdict; /* enum verdict */
 };
 
 /*
@@ -460,7 +580,7 @@ enum verdict {
 	SOCKET_TRANSLATED,	/* a socket connects or sends to an endpoint instead of a Service */
 	SOCKET_REFUSED,		/* a socket gets ECONNREFUSED: the Service has no endpoint */
 	SOCKET_TIMED_OUT,	/* a socket gets ETIMEDOUT: a Local policy or a source range drops it */
-	PASS_CONNTRACK,		/* netfilter knows the flow: left to it */
+	PASS_CONNTRACK,		/* netfilter knows the flow, or may know it (SCTP): left to it */
 	HELPER_ASKED,		/* a translated request to a server that may answer from another port */
 	HELPER_ANSWERED,	/* the first answer to such a request from another port */
 	DROP_HELPER_ANSWERS,	/* too many ports of the server answer one request */
@@ -474,6 +594,7 @@ enum verdict {
 	FLOW_OVER_SHARE,	/* the client has half of the flow table: the flow stays unconfirmed */
 	DROP_XFRM,		/* an IPsec policy selects it, and a redirect would bypass IPsec */
 	DROP_ICMP_RATE,		/* the answer would exceed the rate of ICMP errors */
+	DROP_SOURCE,		/* to a Service or of a flow, and the source does not belong to the device */
 	VERDICTS,
 };
 

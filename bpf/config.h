@@ -36,4 +36,19 @@ volatile const __u32 unconfirmed_max = 1024;
 /* Maximum number of confirmed flows of one client. */
 volatile const __u32 client_flows_max = 1024;
 
+/* Are packets and bytes of reported flows counted? If not, a packet of a flow costs nothing. */
+volatile const __u8 count_bytes = 0;
+
+/* Are connections, packets and refusals counted by Service? */
+volatile const __u8 service_metrics = 0;
+
+/* One of so many flows is reported. */
+volatile const __u32 event_sample = 1;
+
+/* Minimum interval between the flows of a Service that are reported, in ns; 0: none. */
+volatile const __u32 event_interval = 0;
+
+/* Bytes in the ring events from which on the agent is woken. It reads them in time anyway. */
+volatile const __u32 events_wakeup = 4096;
+
 #endif

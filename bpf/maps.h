@@ -25,6 +25,17 @@
 		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
 	} name SEC(".maps")
 
+/* Memory for an entry is allocated when the entry is made. */
+#define PERCPU_HASH(name, keytype, valtype, max)          \
+	struct {                                          \
+		__uint(type, BPF_MAP_TYPE_PERCPU_HASH);   \
+		__uint(map_flags, BPF_F_NO_PREALLOC);     \
+		__uint(max_entries, max);                 \
+		__type(key, keytype);                     \
+		__type(value, valtype);                   \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+	} name SEC(".maps")
+
 #define ARRAY(name, maptype, valtype, max)                \
 	struct {                                          \
 		__uint(type, maptype);                    \
@@ -94,5 +105,18 @@ struct {
 LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
 ARRAY(features_seen, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum feature */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
+
+/* Maps of flow events and of counters by Service: lib/events.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} events SEC(".maps");
+ARRAY(event_counts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, EVENT_COUNTS);
+LRU(event_rates, struct event_rate_key, struct event_rate, 1 << 13);
+ARRAY(handshakes, BPF_MAP_TYPE_ARRAY, struct handshake, 1 << 16);
+LRU(flow_bytes, struct tuple, struct traffic, 1 << 17);
+PERCPU_HASH(service_counters, __u32, struct service_counts, 1 << 13);
+PERCPU_HASH(service_refusals, struct refusal_key, __u64, 1 << 14);
 
 #endif

@@ -13,9 +13,11 @@
  *
  *    parse       parse/packet.h, fragment.h       headers -> struct packet
  *    look up     lookup/port_filter.h             is it ours? Most packets leave here
- *                flow/table.h                     a known flow; flow/tcp.h: the TCP state
+ *                flow/table.h                     a known flow; flow/tcp.h: the TCP state,
+ *                                                 flow/sctp.h: that of SCTP
  *                serve.h: decide()                no flow: Service -> endpoint, enum decision
- *    act         act/forward.h                    rewrite and send: act/nat.h, act/redirect.h
+ *    act         act/forward.h                    rewrite and send: act/nat.h, act/redirect.h;
+ *                                                 act/crc32c.h: SCTP's checksum
  *                flow/plan.h, flow/create.h       new flow: source address and port, entries
  *                act/answer.h                     RST and ICMP errors
  *
@@ -24,11 +26,12 @@
  *    scratch.h   memory beside the stack
  *    lookup/     pure lookups: pods, next hop, conntrack, IPsec and do-not-track policies
  *    flow/       the flow table, unconfirmed.h: floods, client_share.h: flows of a client
+ *    events.h    flow events and counters by Service      report.h: those of packets
  *    special/    bypass.h      packets to and from endpoints that bypass netfilter
  *                tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
  *                egress.h      packets of the node's own stack
- *                stray.h       TCP packets to a Service without a flow
+ *                stray.h       TCP and SCTP packets to a Service without a flow
  *
  * Replies of flows through the stack are rewritten at egress, after the stack. All other
  * packets are rewritten at ingress. sock.bpf.c has the socket hooks (lib/socket.h), and
@@ -110,6 +113,11 @@ const enum flow_helper *unused_flow_helper __attribute__((unused));
 const enum untracked_peers *unused_untracked_peers __attribute__((unused));
 const enum feature *unused_feature __attribute__((unused));
 const enum route *unused_route __attribute__((unused));
+const enum sctp_timeout *unused_sctp_timeout __attribute__((unused));
 const enum verdict *unused_verdict __attribute__((unused));
+const struct event *unused_event __attribute__((unused));
+const enum event_kind *unused_event_kind __attribute__((unused));
+const enum event_end *unused_event_end __attribute__((unused));
+const enum event_count *unused_event_count __attribute__((unused));
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -18,6 +18,8 @@ __noinline int flow_forget(const struct packet *p)
 		return 0;
 	pair->holder_key = p->tuple;
 	f = bpf_map_lookup_elem(&flows, &pair->holder_key);
+	if (f && f->flags & FLOW_REPORTED)
+		report_stale(f);
 	if (f)
 		flow_delete(&pair->holder_key, f->slot, &pair->reverse_key);
 	return 0;
@@ -29,6 +31,8 @@ static __always_inline int handle_flow(struct __sk_buff *skb, struct scratch *m,
 {
 	if (unlikely(!flow_applies(f, hook)))
 		return pass(PASS_OTHER);
+	if (count_bytes || service_metrics)
+		report_packet(skb, f);
 	if (unlikely(flow_is_request(f)))
 		tftp_request_repeated(f, &m->packet.tuple, &m->pair.reply_key);
 	/* flow_forward reads only the fields before tcp. */
@@ -53,13 +57,35 @@ static __always_inline int handle_first(struct __sk_buff *skb, const struct pack
 	return ret == SERVE_STRAY ? serve_stray(skb, hook) : ret;
 }
 
+/* Handles a packet of these programs' business. */
+static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *m,
+					 struct settings *s, enum hook hook)
+{
+	struct packet *p = &m->packet;
+	struct flow *f;
+
+	switch (flow_find(skb, p, s, hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook), &f)) {
+	case FLOW_FOUND:
+		return f ? handle_flow(skb, m, f, hook) : NEXT;
+	case MISS_SUPERSEDED:
+		return drop(FLOW_CONFLICT);
+	case MISS_SOURCE:
+		return drop(DROP_SOURCE);
+	case MISS_STALE:
+		flow_forget(p);
+		break;
+	case MISS_NONE:
+		break;
+	}
+	return handle_first(skb, p, s, hook);
+}
+
 /* l3_off is the length of the link-layer header, in bytes. */
 static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l3_off)
 {
 	struct scratch *m = get_scratch();
 	struct settings *s;
 	struct packet *p;
-	struct flow *f;
 	int ret;
 
 	if (!m)
@@ -89,20 +115,10 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l
 	if (!s)
 		return NEXT;
 	p->time = now();
-	switch (flow_find(skb, p, s, hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook), &f)) {
-	case FLOW_FOUND:
-		return f ? handle_flow(skb, m, f, hook) : NEXT;
-	case MISS_SUPERSEDED:
-		return drop(FLOW_CONFLICT);
-	case MISS_SOURCE:
-		return pass(PASS_SOURCE);
-	case MISS_STALE:
-		flow_forget(p);
-		break;
-	case MISS_NONE:
-		break;
-	}
-	return handle_first(skb, p, s, hook);
+	ret = handle_packet(skb, m, s, hook);
+	if (unlikely(ret == SERVE_NO_ROUTE))
+		return drop_reported(s, 0, DROP_NO_ROUTE, REPORT_FLOW);
+	return ret;
 }
 
 #endif

@@ -18,6 +18,7 @@ enum hook {
 enum serve_result {
 	SERVE_NOT_MINE = -2, /* the step does not apply to the packet */
 	SERVE_STRAY = -3,    /* serve_stray must handle it; pair.flow.backend is its endpoint */
+	SERVE_NO_ROUTE = -4, /* handle must drop it: the FIB has no next hop */
 };
 
 static __always_inline int drop(enum verdict verdict)

@@ -31,7 +31,13 @@ static __noinline struct frontend *frontend_of_socket(struct __sk_buff *skb,
 	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family).fe;
 }
 
-/* May packets of this hook have this source? If not, the stack decides. */
+/* Is this the address of a Service, and not only an endpoint's own? */
+static __always_inline bool is_service(const struct frontend *fe)
+{
+	return fe && !(fe->flags & FRONTEND_ENDPOINT);
+}
+
+/* May packets of this hook have this source? */
 static __always_inline int source_belongs(struct __sk_buff *skb, const struct tuple *t,
 					  enum hook hook)
 {
@@ -44,26 +50,10 @@ static __always_inline int source_belongs(struct __sk_buff *skb, const struct tu
 	       !bpf_map_lookup_elem(&node_addrs, &own);
 }
 
-/* Looks up the frontend of a packet. */
-static __always_inline struct frontend_match
-serve_frontend(struct __sk_buff *skb, const struct tuple *t, enum hook hook)
-{
-	struct frontend_match match = frontend_lookup(&t->daddr, t->dport, t->proto, t->family);
-	struct frontend *asked;
-
-	if ((match.fe && !(match.fe->flags & FRONTEND_ENDPOINT)) || hook != FROM_POD ||
-	    t->proto != IPPROTO_UDP)
-		return match;
-	asked = frontend_of_socket(skb, t);
-	if (asked)
-		match.fe = asked;
-	return match;
-}
-
 /* What happens to a packet of no flow. */
 enum decision {
 	NOT_OURS,
-	FORGED,	       /* the source does not belong to the device: the stack decides */
+	FORGED,	       /* the source does not belong to the device */
 	TO_NETFILTER,  /* netfilter knows the connection */
 	PASS_BY,       /* to or from an endpoint's own address, or by a do-not-track policy */
 	OUT_OF_RANGE,  /* loadBalancerSourceRanges */
@@ -71,25 +61,33 @@ enum decision {
 	NO_ENDPOINT,
 	ENDPOINT_GONE, /* during the choice */
 	NEW_FLOW,
-	STRAY,	       /* TCP, and not the first packet of a connection */
+	STRAY,	       /* TCP or SCTP, and not the first packet of a connection */
 };
 
 /* What the lookups of a packet of no flow have found. */
 struct found {
 	struct frontend *fe; /* NULL: none */
+	bool by_socket;	     /* see frontend_of_socket */
 	bool from_endpoint;
 	struct backend_choice choice; /* for NEW_FLOW and STRAY */
 };
 
 /* Decides by the frontend of a Service. */
 static __always_inline enum decision decide_service(struct __sk_buff *skb, const struct packet *p,
-						    enum hook hook, struct found *found)
+						    const struct settings *s, enum hook hook,
+						    struct found *found)
 {
 	const struct frontend *fe = found->fe;
 	const struct tuple *t = &p->tuple;
 	__u8 route = hook == FROM_POD ? fe->internal_route : fe->external_route;
 
-	if (conntrack_has(skb, p, CONNTRACK_TRANSLATED))
+	/*
+	 * The socket's old endpoint may have answered once more when it was gone. Netfilter
+	 * takes this packet for the reply to that answer.
+	 */
+	if (!found->by_socket && conntrack_has(skb, p, CONNTRACK_TRANSLATED))
+		return TO_NETFILTER;
+	if (packet_syn(p) && s->flags & SETTING_ASK_CONNTRACK && conntrack_runs(skb, t))
 		return TO_NETFILTER;
 	if (fe->flags & FRONTEND_RANGES && !range_contains(fe->service, &t->saddr, t->family))
 		return OUT_OF_RANGE;
@@ -111,19 +109,24 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 					    struct found *found)
 {
 	const struct tuple *t = &p->tuple;
-	struct frontend_match match = serve_frontend(skb, t, hook);
+	struct frontend_match match = frontend_lookup(&t->daddr, t->dport, t->proto, t->family);
+	struct frontend *asked = NULL;
 
-	found->fe = match.fe;
-	if (!match.fe && match.node_addr)
+	if (!is_service(match.fe) && hook == FROM_POD &&
+	    t->proto == IPPROTO_UDP)
+		asked = frontend_of_socket(skb, t);
+	found->by_socket = asked != NULL;
+	found->fe = asked ? asked : match.fe;
+	if (!found->fe && match.node_addr)
 		return NOT_OURS;
-	found->from_endpoint = !match.fe && is_endpoint(&t->saddr, t->sport, t->proto, t->family);
-	if (!match.fe && !found->from_endpoint && !(s->flags & SETTING_UNTRACKED))
+	found->from_endpoint = !found->fe && is_endpoint(&t->saddr, t->sport, t->proto, t->family);
+	if (!found->fe && !found->from_endpoint && !(s->flags & SETTING_UNTRACKED))
 		return NOT_OURS;
 	if (!source_belongs(skb, t, hook))
 		return FORGED;
-	if (!match.fe || match.fe->flags & FRONTEND_ENDPOINT)
+	if (!is_service(found->fe))
 		return PASS_BY;
-	return decide_service(skb, p, hook, found);
+	return decide_service(skb, p, s, hook, found);
 }
 
 /* Creates the flow of a Service's first packet to an endpoint, and forwards the packet. */
@@ -146,13 +149,15 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	if (verdict == DROP_NO_ROUTE)
 		return refuse(skb, m);
 	if (verdict != FLOW_CREATED)
-		return drop(verdict);
+		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
 	flow_record_first(skb, m);
+	report_plan(s, &m->pair.flow);
 	port = plan_port(p, &m->pair.flow, hook);
 	m->pair.ports = port.list;
 	verdict = flow_create(skb, &p->tuple, &m->pair, port.source, s);
 	if (verdict != FLOW_CREATED)
-		return drop(verdict);
+		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
+	report_opened(skb, s, &m->pair);
 	return flow_forward(skb, m, hook, NULL);
 }
 
@@ -160,7 +165,7 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 static __always_inline int serve_reject(struct __sk_buff *skb, struct scratch *m,
 					const struct settings *s)
 {
-	if (m->packet.tuple.proto == IPPROTO_UDP)
+	if (m->packet.tuple.proto != IPPROTO_TCP)
 		return answer_unreachable(skb, &m->packet, &m->answer, s);
 	return answer_rst(skb, &m->packet, &m->rst, REJECTED_RST);
 }
@@ -177,20 +182,29 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 	case NOT_OURS:
 		return pass(PASS_OTHER);
 	case FORGED:
-		return pass(PASS_SOURCE);
+		/*
+		 * The stack has no socket at a Service's port, and would answer the owner of
+		 * the address with an RST or an ICMP error.
+		 */
+		if (!is_service(found.fe))
+			return pass(PASS_SOURCE);
+		return drop_reported(s, found.fe->service, DROP_SOURCE, REPORT_PACKET);
 	case TO_NETFILTER:
 		return pass(PASS_CONNTRACK);
 	case PASS_BY:
 		return serve_bypass(skb, m, s, hook, found.fe != NULL, found.from_endpoint,
 				    found.fe && found.fe->flags & FRONTEND_TFTP);
 	case OUT_OF_RANGE:
-		return drop(DROP_SOURCE_RANGE);
+		return drop_reported(s, found.fe->service, DROP_SOURCE_RANGE, REPORT_PACKET);
 	case NOT_ON_NODE:
-		return drop(DROP_POLICY_LOCAL);
+		return drop_reported(s, found.fe->service, DROP_POLICY_LOCAL, REPORT_PACKET);
 	case NO_ENDPOINT:
+		report_refusal(s, found.fe->service,
+			       m->packet.tuple.proto == IPPROTO_UDP ? REJECTED_ICMP : REJECTED_RST,
+			       REPORT_PACKET);
 		return serve_reject(skb, m, s);
 	case ENDPOINT_GONE:
-		return drop(DROP_NO_BACKEND);
+		return drop_reported(s, found.fe->service, DROP_NO_BACKEND, REPORT_PACKET);
 	case NEW_FLOW:
 		m->pair.flow.backend = found.choice.id;
 		return serve_new(skb, m, &found, hook, s);

@@ -11,6 +11,7 @@
 #ifndef SPILLWAY_SOCKET_H
 #define SPILLWAY_SOCKET_H
 
+#include "events.h"
 #include "lookup/endpoint.h"
 #include "lookup/service.h"
 
@@ -228,9 +229,37 @@ static __always_inline int socket_follow(struct bpf_sock_addr *ctx, __u8 family,
 	return 1;
 }
 
-static __always_inline int refuse(int err, enum verdict verdict)
+/* Reports a refused call. The client's address is unknown: a socket has none before connect(). */
+static __noinline int refusal_store(const struct endpoint_addr *dst, __u32 service, __u8 proto,
+				    enum verdict verdict)
+{
+	struct settings *s = get_settings();
+	struct event *e;
+
+	if (service_metrics)
+		service_count_refusal(service, verdict);
+	if (!s || !(s->flags & SETTING_EVENTS_REFUSED) || !event_allowed(service, true))
+		return 0;
+	e = event_reserve(EVENT_REFUSED);
+	if (!e)
+		return 0;
+	e->service_addr = dst->addr;
+	e->service_port = dst->port;
+	e->proto = proto;
+	e->family = dst->family;
+	e->service = service;
+	e->verdict = verdict;
+	e->by_socket = 1;
+	event_submit(e);
+	return 0;
+}
+
+/* Refuses a call of a process for a Service's address. */
+static __always_inline int refuse(const struct endpoint_addr *dst, __u32 service, __u8 proto,
+				  int err, enum verdict verdict)
 {
 	count(verdict);
+	refusal_store(dst, service, proto, verdict);
 	if (has_set_retval)
 		bpf_set_retval(-err);
 	return REFUSE;
@@ -299,9 +328,9 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	if (decision == SOCKET_LEAVE)
 		return ALLOW;
 	if (decision == SOCKET_TIME_OUT)
-		return refuse(ETIMEDOUT, SOCKET_TIMED_OUT);
+		return refuse(&dst, fe->service, proto, ETIMEDOUT, SOCKET_TIMED_OUT);
 	if (decision == SOCKET_REFUSE)
-		return refuse(ECONNREFUSED, SOCKET_REFUSED);
+		return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);
 
 	cookie = proto == IPPROTO_UDP ? bpf_get_socket_cookie(ctx) : 0;
 	if (call == SOCKET_PER_DATAGRAM)
@@ -311,10 +340,12 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 					&dst.addr, dst.family, netns, AFFINITY_AT_ONCE);
 		b = choice.backend;
 		if (!b)
-			return refuse(ECONNREFUSED, SOCKET_REFUSED);
+			return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);
 		if (in_pod && call == SOCKET_PER_DATAGRAM &&
 		    socket_ambiguous(cookie, proto, &dst, b))
 			return ALLOW;
+		if (service_metrics)
+			service_count_connection(fe->service);
 		if (proto == IPPROTO_UDP)
 			socket_remember(cookie, proto, &dst, b, choice.id);
 		else

@@ -24,7 +24,7 @@ type Backend interface {
 	Name() string
 
 	// CanCarry returns nil if the backend can serve the port, else an error that
-	// names what it lacks ("SCTP: the eBPF dataplane ...").
+	// names what it lacks ("the kernel has no socket hooks for SCTP ...").
 	CanCarry(*intent.ServicePort) error
 
 	// Apply writes changes on top of the state that earlier calls wrote. Its cost
@@ -43,6 +43,15 @@ type Backend interface {
 	Close() error
 
 	Watcher
+}
+
+// Partial is a Backend to which a large change comes in several calls of Apply, so that it
+// does not hold up others. Ports that exchange an address come in the same call.
+type Partial interface {
+	Backend
+
+	// PartEndpoints is the number of endpoints that one call should write at most.
+	PartEndpoints() int
 }
 
 // PortErrors is an error of single Service ports; the backend applied all others.

@@ -78,5 +78,8 @@ func (t *Tracker) changes(c policy.Changes) Changes {
 // State returns the whole state of Services.
 func (t *Tracker) State() intent.State { return t.services.State() }
 
+// Services returns the part of the decisions that is about Services.
+func (t *Tracker) Services() *intent.Tracker { return t.services }
+
 // Policies returns the part of the decisions that is about do-not-track policies.
 func (t *Tracker) Policies() *policy.Tracker { return t.policies }

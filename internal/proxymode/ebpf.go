@@ -52,7 +52,9 @@ func ebpfConfig(c Config) (ebpf.Config, error) {
 	return ebpf.Config{
 		BPFFS: c.BPFFS, CgroupRoot: root, Bypass: c.Bypass, Log: c.Log,
 		FlowTableSize: c.FlowTableSize, Timeouts: c.Timeouts,
-		TCPLiberal: c.TCPLiberal, Refused: c.Refused,
+		TCPLiberal: c.TCPLiberal, LeavePrevious: c.LeavePrevious, SCTP: c.SCTP, Refused: c.Refused,
+		FlowEvents: c.FlowEvents, FlowEventsSample: c.FlowEventsSample, FlowEventsRate: c.FlowEventsRate,
+		ServiceMetrics: c.ServiceMetrics, ServiceMetricsTop: c.ServiceMetricsTop,
 		WatchNAT: func(changed func(bool, string)) (func(), error) {
 			w, err := dnat.Watch(dnat.Config{Translated: c.Takeover.Translated}, changed)
 			if err != nil {

@@ -32,6 +32,13 @@ type Config struct {
 	FlowTableSize     uint32
 	Timeouts          ebpf.Timeouts
 	TCPLiberal        bool
+	LeavePrevious     bool // --leave-previous-layout
+	SCTP              bool // --ebpf-sctp
+	FlowEvents        string
+	FlowEventsSample  uint32
+	FlowEventsRate    uint32
+	ServiceMetrics    bool // --service-metrics is not off
+	ServiceMetricsTop int  // 0: all
 	// Refused receives a text for each address of a pod that is refused; may be nil.
 	Refused func(note string)
 	// Takeover keeps connections that netfilter translates; nil for --cleanup.

@@ -9,7 +9,10 @@
 #include "nat.h"
 #include "redirect.h"
 
-/* Answers or drops a packet whose next hop is unusable. */
+/*
+ * Answers a packet whose next hop is unusable, or returns SERVE_NO_ROUTE: a report needs more
+ * stack than there is here.
+ */
 __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 {
 	struct settings *s = get_settings();
@@ -20,7 +23,7 @@ __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 		return answer_too_big(skb, &m->packet, &m->answer, m->next_hop.mtu);
 	if (m->next_hop.kind == NEXT_HOP_TTL_EXCEEDED)
 		return answer_ttl(skb, &m->packet, &m->answer, s);
-	return drop(DROP_NO_ROUTE);
+	return SERVE_NO_ROUTE;
 }
 
 /*
@@ -91,6 +94,24 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 }
 
 /*
+ * Addresses the frame of a pod's translated packet to the node, whose stack must route it. A
+ * connected UDP socket sends to the endpoint that it had first. If that is on the same bridge,
+ * the frame has its address, and the bridge would forward it to that pod.
+ */
+static __noinline int frame_for_node(struct __sk_buff *skb, const struct packet *p)
+{
+	struct pod *pod;
+
+	if (p->tuple.proto != IPPROTO_UDP)
+		return 0;
+	pod = pod_lookup(&p->tuple.saddr, p->tuple.family);
+	if (!pod || !(pod->flags & POD_REACHABLE))
+		return 0;
+	return bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_dest), pod->gateway_mac,
+				   ETH_ALEN, 0);
+}
+
+/*
  * Rewrites a packet as pair->flow says, and forwards it. entry is the flow's entry in the
  * map, or NULL for a new flow.
  */
@@ -120,7 +141,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	}
 	if (next_hop_unusable(hop))
 		return refuse(skb, m);
-	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH))
+	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH) ||
+	    (hop->kind == NEXT_HOP_STACK && hook == FROM_POD && frame_for_node(skb, p)))
 		return drop(DROP_REWRITE);
 	return redirect_packet(skb, p, hop, TRANSLATED_DIRECT);
 }

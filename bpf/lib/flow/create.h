@@ -63,6 +63,9 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 	struct bpf_sock *sk;
 	__u32 len;
 
+	/* The kernel has no lookup of SCTP sockets. */
+	if (reply->proto == IPPROTO_SCTP)
+		return 0;
 	len = sock_tuple(&t, reply);
 	if (reply->proto == IPPROTO_TCP)
 		sk = bpf_skc_lookup_tcp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);
@@ -256,11 +259,11 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 __noinline int reply_contested(struct __sk_buff *skb)
 {
 	struct flow_pair *pair = get_flow_pair();
-	unsigned long status = 0;
+	struct tracked found = {};
 
 	if (!pair || !has_ct_lookup)
 		return 0;
-	if (conntrack_find(skb, &pair->reply_key, &status) != IP_CT_DIR_REPLY)
+	if (conntrack_find(skb, &pair->reply_key, &found) != IP_CT_DIR_REPLY)
 		return 0;
 	bpf_map_delete_elem(&flows, &pair->reply_key);
 	return 1;
@@ -286,6 +289,20 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 }
 
 /*
+ * Is the reply entry still this flow's? Another CPU may have replaced the flow when only one
+ * of its entries was stored. The kernel may have evicted the entry to store the other one:
+ * then it is stored again. The lookup protects it, like flow_protect.
+ */
+static __always_inline int reply_kept(struct flow_pair *pair)
+{
+	struct flow *reply = bpf_map_lookup_elem(&flows, &pair->reply_key);
+
+	if (reply)
+		return reply->slot == pair->flow.slot;
+	return !bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST);
+}
+
+/*
  * Stores the flow pair->flow under key. Its sport is the client's, and changes if source is
  * SOURCE_PORT_RANDOM or another flow to the endpoint has it. On success, returns
  * FLOW_CREATED, and pair->flow is the entry in the map.
@@ -304,16 +321,9 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	if (reply_search(skb, key, s, source))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;
-	/* At once: the kernel could evict this entry to store the other one. */
-	flow_protect(&pair->reply_key);
 	if (!bpf_map_update_elem(&flows, key, f, BPF_NOEXIST)) {
 		flow_protect(key);
-		/*
-		 * Another CPU may have replaced the flow when only one of its entries was
-		 * stored.
-		 */
-		other = bpf_map_lookup_elem(&flows, &pair->reply_key);
-		if (!other || other->slot != f->slot) {
+		if (!reply_kept(pair)) {
 			bpf_map_delete_elem(&flows, key);
 			return DROP_SNAT_PORTS;
 		}

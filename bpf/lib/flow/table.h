@@ -11,7 +11,8 @@
 #define SPILLWAY_FLOW_TABLE_H
 
 #include "../lookup/conntrack.h"
-#include "tcp.h"
+#include "../report.h"
+#include "sctp.h"
 
 /* Seconds after which no client repeats an answered request. */
 #define TFTP_IDLE_SECONDS 5
@@ -70,6 +71,7 @@ static __always_inline void flow_identity(struct flow *f, const struct tuple *t,
 	f->helper_port = helper_port;
 	f->state = FLOW_NEW;
 	f->seen = now();
+	f->opened = f->seen;
 	f->in_ifindex = source_device(t);
 }
 
@@ -84,7 +86,7 @@ static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
 	case FLOW_LAST_ACK:
 		return s->timeout_new;
 	case FLOW_ESTABLISHED:
-		return s->timeout_tcp;
+		return proto == IPPROTO_SCTP ? SCTP_ESTABLISHED_SECONDS : s->timeout_tcp;
 	case FLOW_CLOSING:
 		return s->timeout_closing;
 	}
@@ -138,18 +140,17 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 	/* The entry of answers from any port has port 0 in its key. */
 	reverse->dport = f->helper == HELPER_REQUEST && f->flags & FLOW_REPLY ? f->helper_port
 									   : key->sport;
-	reverse->helper_port = f->helper_port;
 	reverse->helper = f->helper;
 	reverse->end = f->end;
-	reverse->answers = 0;
 	reverse->backend = f->backend;
 	reverse->service = f->service;
 	reverse->seen = f->seen;
+	reverse->opened = f->opened;
 	reverse->slot = f->slot;
 	reverse->in_ifindex = addr_device(&f->daddr, key->family);
 	reverse->state = f->state;
 	reverse->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
-				      FLOW_CONFIRMED | FLOW_TRACKED)) |
+				      FLOW_CONFIRMED | FLOW_TRACKED | FLOW_REPORTED)) |
 		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
 	if (f->flags & FLOW_TO_POD)
 		reverse->flags |= FLOW_REVERSE_TO_POD;
@@ -159,7 +160,15 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 		reverse->flags |= FLOW_REVERSE_FIN;
 	if (f->flags & FLOW_REVERSE_FIN)
 		reverse->flags |= FLOW_FIN;
-	tcp_make_reverse(&reverse->tcp, &f->tcp);
+	if (key->proto == IPPROTO_TCP) {
+		tcp_make_reverse(&reverse->tcp, &f->tcp);
+	} else {
+		__builtin_memset(&reverse->tcp, 0, sizeof(reverse->tcp));
+		if (key->proto == IPPROTO_UDP)
+			reverse->helper_port = f->helper_port;
+		else
+			sctp_make_reverse(&reverse->sctp, &f->sctp);
+	}
 	flow_forget_next_hop(reverse);
 }
 
@@ -213,6 +222,21 @@ __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct pack
 	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
 		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
 	return tcp_advance(skb, f, reverse, p, s);
+}
+
+/* Applies an SCTP packet to both entries of its flow. */
+__noinline int flow_sctp(struct flow *f, const struct packet *p)
+{
+	struct tuple reverse_key;
+	struct flow *reverse;
+
+	if (!f || !p)
+		return TCP_IGNORED;
+	flow_reverse_key(&reverse_key, f, &p->tuple);
+	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
+	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
+		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
+	return sctp_advance(f, reverse, p);
 }
 
 /* Marks a UDP flow as answered. */
@@ -344,9 +368,11 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		    !bpf_map_lookup_elem(&backends, &f->backend))
 			return MISS_STALE;
 		flow_udp(f, p);
-	} else if (p->flags & PACKET_NO_L4) {
+	} else if (unlikely(p->flags & (PACKET_NO_L4 | PACKET_SCTP))) {
 		/* A later fragment has no sequence numbers. */
-		counts = TCP_IGNORED;
+		counts = p->flags & PACKET_NO_L4 ? TCP_IGNORED : flow_sctp(f, p);
+		if (counts == TCP_RENEWS)
+			return MISS_STALE;
 	} else if (!tcp_plain(f, p)) {
 		if (flow_reopens(f, p))
 			return MISS_STALE;
@@ -375,13 +401,19 @@ static __always_inline enum flow_miss flow_find(struct __sk_buff *skb, const str
 						struct flow **found)
 {
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->tuple);
+	enum flow_miss miss;
+	__u8 before;
 
 	*found = f;
 	if (!f)
 		return MISS_NONE;
 	if (likely(flow_is_busy(f, p, device)))
 		return FLOW_FOUND;
-	return flow_advance(skb, f, p, s, device);
+	before = f->state;
+	miss = flow_advance(skb, f, p, s, device);
+	if (miss == FLOW_FOUND && f->state != before)
+		report_change(skb, f, p, before);
+	return miss;
 }
 
 #endif

@@ -16,9 +16,20 @@
 
 #define IPS_DST_NAT (1 << 5) /* enum ip_conntrack_status */
 #define IP_CT_DIR_REPLY 1
+#define TCP_CONNTRACK_TIME_WAIT 7 /* enum tcp_conntrack; CLOSE follows */
+#define TCP_CONNTRACK_CLOSE 8
+
+struct ip_ct_tcp {
+	__u8 state;
+} __attribute__((preserve_access_index));
+
+union nf_conntrack_proto {
+	struct ip_ct_tcp tcp;
+} __attribute__((preserve_access_index));
 
 struct nf_conn {
 	unsigned long status;
+	union nf_conntrack_proto proto;
 } __attribute__((preserve_access_index));
 
 /* net/netfilter/nf_conntrack_bpf.c. The kernel accepts a struct without the later members. */
@@ -52,12 +63,18 @@ static __always_inline __u32 sock_tuple(struct bpf_sock_tuple *out, const struct
 	return sizeof(out->ipv6);
 }
 
+/* An entry of conntrack. */
+struct tracked {
+	unsigned long status;
+	__u8 tcp_state; /* of TCP only */
+};
+
 /*
- * Looks up a tuple in conntrack. Returns the entry's direction and sets *status, or returns
+ * Looks up a tuple in conntrack. Returns the entry's direction and fills *found, or returns
  * -1 if there is no entry.
  */
 static __always_inline int conntrack_find(struct __sk_buff *skb, const struct tuple *of,
-					  unsigned long *status)
+					  struct tracked *found)
 {
 	struct bpf_ct_opts___spillway opts = { .netns_id = -1, .l4proto = of->proto };
 	struct bpf_sock_tuple t = {};
@@ -71,7 +88,8 @@ static __always_inline int conntrack_find(struct __sk_buff *skb, const struct tu
 		ct = bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv6), &opts, sizeof(opts));
 	if (!ct)
 		return -1;
-	*status = ct->status;
+	found->status = ct->status;
+	found->tcp_state = ct->proto.tcp.state;
 	bpf_ct_release(ct);
 	return opts.dir;
 }
@@ -90,17 +108,34 @@ enum conntrack_scope {
 __noinline int conntrack_has(struct __sk_buff *skb, const struct packet *p,
 			     enum conntrack_scope scope)
 {
-	unsigned long status = 0;
+	struct tracked found = {};
 	int dir;
 
 	if (!p || !has_ct_lookup)
 		return 0;
-	/* A SYN starts a connection, so conntrack has no entry yet. */
+	/* A SYN starts a connection: see conntrack_runs. */
 	if (packet_syn(p))
 		return 0;
-	dir = conntrack_find(skb, &p->tuple, &status);
-	return dir >= 0 &&
-		(scope == CONNTRACK_ANY_ENTRY || dir == IP_CT_DIR_REPLY || status & IPS_DST_NAT);
+	dir = conntrack_find(skb, &p->tuple, &found);
+	return dir >= 0 && (scope == CONNTRACK_ANY_ENTRY || dir == IP_CT_DIR_REPLY ||
+			    found.status & IPS_DST_NAT);
+}
+
+/*
+ * Does netfilter translate a connection with this tuple that has not ended? Then a SYN is
+ * repeated or forged. A flow for it would also get the connection's packets, and lead them
+ * to another endpoint or port. Netfilter forwards the SYN to the endpoint, which answers it
+ * with an ACK (RFC 5961, 4.2). A client without the connection resets it then, and its next
+ * SYN finds the entry closed.
+ */
+__noinline int conntrack_runs(struct __sk_buff *skb, const struct tuple *t)
+{
+	struct tracked found = {};
+
+	if (!t || !has_ct_lookup)
+		return 0;
+	return conntrack_find(skb, t, &found) >= 0 && found.status & IPS_DST_NAT &&
+	       found.tcp_state != TCP_CONNTRACK_TIME_WAIT && found.tcp_state != TCP_CONNTRACK_CLOSE;
 }
 
 /*
@@ -111,21 +146,21 @@ __noinline int conntrack_has(struct __sk_buff *skb, const struct packet *p,
  */
 __noinline int conntrack_sees_as_reply(struct __sk_buff *skb, const struct tuple *t)
 {
-	unsigned long status = 0;
+	struct tracked found = {};
 
 	if (!t || !has_ct_lookup)
 		return 0;
-	return conntrack_find(skb, t, &status) == IP_CT_DIR_REPLY;
+	return conntrack_find(skb, t, &found) == IP_CT_DIR_REPLY;
 }
 
 /* Has netfilter accepted a packet with this tuple? It keeps no entry of dropped packets. */
 __noinline int conntrack_accepted(struct __sk_buff *skb, const struct tuple *t)
 {
-	unsigned long status = 0;
+	struct tracked found = {};
 
 	if (!t || !has_ct_lookup)
 		return 0;
-	return conntrack_find(skb, t, &status) >= 0;
+	return conntrack_find(skb, t, &found) >= 0;
 }
 
 #endif

@@ -7,13 +7,18 @@
  * flows or sockets stay in it. A member never fails the test. Others may pass it: they are
  * looked up in vain.
  *
- * A member sets two bits of one word. filter.go has the same functions, and is the only
- * writer.
+ * A member sets two bits of one word. The words of an address are a group of neighbors: the
+ * clients of a server have many ports and few addresses, and their words stay in the cache.
+ * filter.go has the same functions, and is the only writer.
  */
 #ifndef SPILLWAY_LOOKUP_PORT_FILTER_H
 #define SPILLWAY_LOOKUP_PORT_FILTER_H
 
 #include "../parse/packet.h"
+
+/* Words in the group of an address, and of the zero address, which has all NodePorts. */
+#define FILTER_GROUP 64
+#define FILTER_GROUP_NODEPORTS 4096
 
 /* Mixes a word into a 64-bit hash. The multiplier is the golden ratio's, as in hash_64(). */
 static __always_inline __u64 filter_mix(__u64 h, __u64 v)
@@ -29,10 +34,10 @@ static __always_inline __u64 filter_addr(const struct addr *a)
 }
 
 /* May the filter have this port of the address with the hash addr? */
-static __always_inline int filter_has(__u64 addr, __be16 port, __u8 proto)
+static __always_inline int filter_has(__u64 addr, __be16 port, __u8 proto, __u32 group)
 {
 	__u64 h = filter_mix(addr, (__u32)port << 8 | proto), bits;
-	__u32 index = (h >> 32) & port_filter_mask;
+	__u32 index = ((addr & ~(group - 1)) | (h >> 32 & (group - 1))) & port_filter_mask;
 	__u64 *word;
 
 	word = bpf_map_lookup_elem(&port_filter, &index);
@@ -46,9 +51,9 @@ static __always_inline int filter_passes(const struct packet *p)
 	const struct tuple *t = &p->tuple;
 	const struct addr none = {};
 
-	if (filter_has(filter_addr(&t->daddr), t->dport, t->proto) ||
-	    filter_has(filter_addr(&t->saddr), t->sport, t->proto) ||
-	    filter_has(filter_addr(&none), t->dport, t->proto))
+	if (filter_has(filter_addr(&t->daddr), t->dport, t->proto, FILTER_GROUP) ||
+	    filter_has(filter_addr(&t->saddr), t->sport, t->proto, FILTER_GROUP) ||
+	    filter_has(filter_addr(&none), t->dport, t->proto, FILTER_GROUP_NODEPORTS))
 		return 1;
 	/* A server of TFTP answers from any port. */
 	return t->proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER | FEATURE_NODE_HELPER);

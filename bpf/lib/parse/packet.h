@@ -5,7 +5,10 @@
 
 #include "../base.h"
 
-/* The TCP flags have the positions of the TCP header (RFC 9293, 3.1). */
+/*
+ * The TCP flags have the positions of the TCP header (RFC 9293, 3.1). SCTP's INIT has
+ * PACKET_SYN: both start a connection.
+ */
 enum packet_flags {
 	PACKET_FIN = 1 << 0,
 	PACKET_SYN = 1 << 1,
@@ -16,10 +19,31 @@ enum packet_flags {
 	PACKET_ICMP_ERROR = 1 << 10,
 	PACKET_OPTIONS = 1 << 11,    /* IPv4 options or IPv6 extension headers */
 	PACKET_DF = 1 << 12,	     /* must not be fragmented; always set for IPv6 */
+	PACKET_SCTP = 1 << 13,	     /* SCTP, and not a later fragment */
 };
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)
 #define TCP_FLAGS_OFF 13
+
+/* The chunk types of SCTP that change a flow's state (RFC 9260, 3.2). */
+enum sctp_chunk {
+	SCTP_INIT = 1,
+	SCTP_INIT_ACK = 2,
+	SCTP_ABORT = 6,
+	SCTP_SHUTDOWN_ACK = 8,
+	SCTP_COOKIE_ACK = 11,
+	SCTP_SHUTDOWN_COMPLETE = 14,
+};
+
+#define SCTP_TAG_REFLECTED 1 /* flag T of ABORT and SHUTDOWN COMPLETE */
+
+/* The start of an SCTP packet, without the checksum. */
+struct sctp_start {
+	__be32 tag;	 /* verification tag */
+	__be32 init_tag; /* of INIT and INIT ACK, otherwise 0 */
+	__u8 chunk;	 /* type of the first chunk */
+	__u8 chunk_flags;
+};
 
 struct packet {
 	struct tuple tuple;
@@ -38,11 +62,12 @@ struct packet {
 	__u32 ack;
 	__u16 window; /* not scaled */
 	__u16 header; /* bytes of the TCP header */
+	struct sctp_start sctp; /* valid only with PACKET_SCTP */
 };
 
 enum parse_result {
 	PARSE_OK,
-	PARSE_OTHER,	 /* well-formed, but not TCP, UDP or an ICMP error */
+	PARSE_OTHER,	 /* well-formed, but not TCP, UDP, SCTP or an ICMP error */
 	PARSE_MALFORMED,
 };
 
@@ -105,6 +130,43 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 }
 
 /*
+ * Parses the common header and the first chunk, which decides about the flow's state. The
+ * stack of a pod's SCTP may keep chunks outside the linear part, so this copies.
+ */
+__noinline int parse_sctp(struct __sk_buff *skb, struct packet *p)
+{
+	struct {
+		__be16 ports[2];
+		__be32 tag;
+		__u32 check;
+		__u8 chunk;
+		__u8 flags;
+		__be16 len;
+	} h;
+
+	if (!p || p->l4_off + sizeof(h) > p->l3_off + p->l3_len ||
+	    load(skb, p->l4_off, &h, sizeof(h)))
+		return PARSE_MALFORMED;
+	p->flags |= PACKET_SCTP;
+	p->tuple.sport = h.ports[0];
+	p->tuple.dport = h.ports[1];
+	p->sctp.tag = h.tag;
+	p->sctp.init_tag = 0;
+	p->sctp.chunk = h.chunk;
+	p->sctp.chunk_flags = h.flags;
+	if (h.chunk != SCTP_INIT && h.chunk != SCTP_INIT_ACK)
+		return PARSE_OK;
+	if (p->l4_off + sizeof(h) + sizeof(__be32) > p->l3_off + p->l3_len ||
+	    load(skb, p->l4_off + sizeof(h), &p->sctp.init_tag, sizeof(__be32)) ||
+	    !p->sctp.init_tag)
+		return PARSE_MALFORMED;
+	/* An INIT has no verification tag (RFC 9260, 8.5.1). */
+	if (h.chunk == SCTP_INIT && !h.tag)
+		p->flags |= PACKET_SYN;
+	return PARSE_OK;
+}
+
+/*
  * Is this a source that no packet may have (RFC 1812, 5.3.7)? The stack drops such a
  * packet, and an answer would go to a group or to this node.
  */
@@ -135,6 +197,8 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 		p->tuple.dport = udp->dest;
 		return PARSE_OK;
 	}
+	if (unlikely(p->tuple.proto == IPPROTO_SCTP))
+		return parse_sctp(skb, p);
 	icmp = header(skb, p->l4_off, sizeof(*icmp));
 	if (!icmp)
 		return PARSE_MALFORMED;
@@ -170,7 +234,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 	p->tuple.saddr.w[0] = ip->saddr;
 	p->tuple.daddr.w[0] = ip->daddr;
 	if (ip->protocol != IPPROTO_TCP && ip->protocol != IPPROTO_UDP &&
-	    ip->protocol != IPPROTO_ICMP)
+	    ip->protocol != IPPROTO_ICMP && ip->protocol != IPPROTO_SCTP)
 		return PARSE_OTHER;
 	frag = bpf_ntohs(ip->frag_off);
 	p->fragment_id = ip->id;
@@ -202,7 +266,8 @@ static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet
 	__u8 ext[4];
 
 	for (int i = 0; i < IPV6_MAX_HEADERS; i++) {
-		if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_ICMPV6) {
+		if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_ICMPV6 ||
+		    next == IPPROTO_SCTP) {
 			p->tuple.proto = next;
 			return PARSE_OK;
 		}
@@ -285,7 +350,10 @@ __noinline int parse(struct __sk_buff *skb, struct packet *p)
 	return PARSE_OTHER;
 }
 
-/* Is this the first packet of a TCP connection? Linux ignores a SYN with an RST or a FIN. */
+/*
+ * Is this the first packet of a TCP connection or of an SCTP association? Linux ignores a SYN
+ * with an RST or a FIN.
+ */
 static __always_inline int packet_syn(const struct packet *p)
 {
 	return (p->flags & (PACKET_SYN | PACKET_ACK | PACKET_RST | PACKET_FIN)) == PACKET_SYN;
@@ -299,16 +367,21 @@ static __always_inline int packet_begins(const struct packet *p)
 
 /*
  * Returns the length of the datagram on the wire, in bytes, with its IP header. A GSO
- * packet leaves the node as segments, each with all headers.
+ * packet leaves the node as segments, each with all headers. Those of SCTP have a length
+ * each (GSO_BY_FRAGS), that programs cannot see: 0, unknown. If one is too long, the sender
+ * learns it from the answer to its retransmission, which is no GSO packet.
  */
 static __always_inline __u32 packet_size(const struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 header = sizeof(struct udphdr);
 
-	if (p->flags & PACKET_NO_L4)
+	if (unlikely(p->flags & (PACKET_NO_L4 | PACKET_SCTP))) {
 		header = 0;
-	else if (p->tuple.proto == IPPROTO_TCP)
+		if (p->flags & PACKET_SCTP && skb->gso_size)
+			return 0;
+	} else if (p->tuple.proto == IPPROTO_TCP) {
 		header = p->header;
+	}
 
 	return skb->gso_size ? p->l4_off - p->l3_off + header + skb->gso_size : p->l3_len;
 }

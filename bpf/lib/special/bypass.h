@@ -83,9 +83,13 @@ static __always_inline int serve_bypass(struct __sk_buff *skb, struct scratch *m
 	int ret;
 
 	if (to_endpoint || from_endpoint) {
-		/* Netfilter may have to translate an endpoint's reply back. */
+		/*
+		 * Netfilter may have to translate an endpoint's reply back. Programs cannot
+		 * look up SCTP in conntrack.
+		 */
 		if (s->flags & SETTING_ASK_CONNTRACK &&
-		    conntrack_has(skb, &m->packet, CONNTRACK_ANY_ENTRY))
+		    (t->proto == IPPROTO_SCTP ||
+		     conntrack_has(skb, &m->packet, CONNTRACK_ANY_ENTRY)))
 			return pass(PASS_CONNTRACK);
 		if (packet_begins(&m->packet)) {
 			tuple_mirror(&m->pair.reply_key, t);

@@ -146,9 +146,10 @@ static __always_inline void tftp_fill(const struct tuple *answer, const struct f
 	f->dport = request->dport;
 	f->backend = request->backend;
 	f->service = request->service;
-	f->flags = request->flags & ~(FLOW_STREAM | (bypass ? FLOW_STACK : 0));
+	f->flags = request->flags & ~(FLOW_STREAM | FLOW_REPORTED | (bypass ? FLOW_STACK : 0));
 	f->state = FLOW_NEW;
 	f->seen = time;
+	f->opened = time;
 	f->in_ifindex = source_device(answer);
 	f->slot = unconfirmed_admit(answer, &pair->holder_key, &pair->reverse_key, time);
 	f->helper = request->helper == HELPER_NODE ? HELPER_NODE : HELPER_DATA;

@@ -9,7 +9,7 @@ import (
 )
 
 // abiVersion is ABI_VERSION of bpf/abi.h.
-const abiVersion = 2
+const abiVersion = 3
 
 // slotLocal is SLOT_LOCAL of bpf/abi.h.
 const slotLocal = 1 << 31

@@ -22,6 +22,7 @@ import (
 type Backend struct {
 	cfg      Config
 	objects  *objects
+	features kernel.Features
 	attacher *attach.Attacher
 	stop     context.CancelFunc
 	done     sync.WaitGroup
@@ -31,9 +32,13 @@ type Backend struct {
 	flows    flowCounts
 	seed     uint32     // of the programs' hashes
 	policies *untracked // used only by the goroutine that writes policies
+	rollback *rollback  // nil without Config.LeavePrevious
 
 	facts        atomic.Pointer[podFacts] // nil before the first node
 	serviceAddrs serviceAddrs
+	services     serviceNames
+	events       flowEvents
+	active       serviceFlows
 
 	portsMu  sync.Mutex // for the fields up to mu: the check loop runs beside writes
 	ports    *portTable // only Apply and Replace write it
@@ -55,7 +60,7 @@ type Backend struct {
 	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
 }
 
-var _ dataplane.Backend = (*Backend)(nil)
+var _ dataplane.Partial = (*Backend)(nil)
 
 // New loads the programs and takes over the maps of an earlier run. The hooks switch to
 // the new programs at the first Replace, when the maps have the data of the new
@@ -72,7 +77,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{
-		cfg: cfg, traversing: map[netip.Addr]traversal{},
+		cfg: cfg, features: features, traversing: map[netip.Addr]traversal{},
 		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1),
 	}
 	if b.objects, err = load(&cfg, features); err != nil {
@@ -88,11 +93,17 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		b.objects.close()
 		return nil, err
 	}
-	if b.policies, err = openUntracked(b.objects.maps, b.objects.filter); err != nil {
+	if b.policies, err = openUntracked(b.objects.maps, b.objects.filter, cfg.SCTP); err != nil {
 		b.objects.close()
 		return nil, err
 	}
 	b.untracking = len(b.policies.have.ports) > 0
+	if cfg.LeavePrevious {
+		if b.rollback, err = prepareRollback(&cfg, features, b.objects); err != nil {
+			b.objects.close()
+			return nil, err
+		}
+	}
 	b.attacher, err = attach.New(attach.Config{
 		PinDir:      cfg.BPFFS,
 		Programs:    b.objects.tcPrograms(),
@@ -105,12 +116,14 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		OnError:     b.onInterfaceError,
 	})
 	if err != nil {
+		b.rollback.close()
 		b.objects.close()
 		return nil, err
 	}
 	b.ipsec, err = kernel.WatchXfrm(b.onXfrm, func(err error) { cfg.Log.Error("Read IPsec policies", "err", err) })
 	if err != nil {
 		_ = b.attacher.Close()
+		b.rollback.close()
 		b.objects.close()
 		return nil, err
 	}
@@ -148,13 +161,19 @@ func (b *Backend) m(name string) *ebpf.Map { return b.objects.maps[name] }
 // Name returns the value of --proxy-mode.
 func (b *Backend) Name() string { return "ebpf" }
 
-// CanCarry returns an error for a port that the programs do not parse.
-func (b *Backend) CanCarry(p *intent.ServicePort) error { return GivesAway(p.ID.Protocol, p.Helper) }
+// CanCarry returns an error for a port that another dataplane must serve.
+func (b *Backend) CanCarry(p *intent.ServicePort) error {
+	return GivesAway(p.ID.Protocol, p.Helper, b.cfg.SCTP)
+}
 
 // GivesAway returns why another dataplane must serve a port with this protocol and
-// helper, or nil if the programs can.
-func GivesAway(proto model.Protocol, helper intent.Helper) error {
-	if proto != model.TCP && proto != model.UDP {
+// helper, or nil if the programs can. sctp is Config.SCTP.
+func GivesAway(proto model.Protocol, helper intent.Helper, sctp bool) error {
+	if proto == model.SCTP && !sctp {
+		return errors.New("the kernel has no socket hooks for SCTP, so that processes of the node would have no Service with eBPF; " +
+			"nftables or iptables must serve it (if no such process is a client, give --ebpf-sctp)")
+	}
+	if proto != model.TCP && proto != model.UDP && proto != model.SCTP {
 		return fmt.Errorf("the eBPF programs do not serve %s; nftables or iptables must", proto)
 	}
 	if helper == intent.FTP {
@@ -165,6 +184,9 @@ func GivesAway(proto model.Protocol, helper intent.Helper) error {
 	}
 	return nil
 }
+
+// PartEndpoints is the number of endpoints that are written in some tenths of a second.
+func (b *Backend) PartEndpoints() int { return 1 << 15 }
 
 // Apply writes the changes to the maps.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
@@ -235,6 +257,7 @@ func (b *Backend) reread() error {
 	if err != nil {
 		return err
 	}
+	fresh.names = &b.services
 	fresh.inherit(b.ports)
 	fresh.addrs = &b.serviceAddrs
 	b.serviceAddrs.reset(fresh.owners)
@@ -250,20 +273,27 @@ func (b *Backend) attach(ctx context.Context) error {
 	if b.attached {
 		return nil
 	}
-	b.migrate(false)
+	created := flowsCreated(b.m(tcMapVerdicts))
+	b.migrate(beforeSwitch)
+	stop := b.objects.migrator.meanwhile(func() error { return b.objects.migrator.migrate(b.objects.maps, duringSwitch) })
 	if err := b.attacher.Sync(ctx); err != nil {
 		// OnError has reported each failed interface; the others are served.
 		b.cfg.Log.Error("Attach to interfaces", "err", err)
 	}
-	if err := attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms()); err != nil {
+	err := attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms())
+	stop()
+	if err != nil {
 		return fmt.Errorf("attach socket hooks: %w", err)
 	}
-	b.migrate(true)
+	b.migrate(afterSwitch)
+	if b.objects.migrator != nil {
+		b.cfg.Log.Info("Flows of the previous maps are copied", "openedMeanwhile", flowsCreated(b.m(tcMapVerdicts))-created)
+	}
 	// The earlier run's programs, which may not have used the filter, have added flows.
 	if err := b.objects.filter.fill(b.objects.maps); err != nil {
 		return err
 	}
-	retireLayouts(b.cfg.BPFFS)
+	retireLayouts(b.cfg.BPFFS, abiVersion)
 	b.attached = true
 	run, stop := context.WithCancel(context.Background())
 	b.stop = stop
@@ -280,13 +310,14 @@ func (b *Backend) attach(ctx context.Context) error {
 }
 
 // migrate copies the recent entries of the earlier run's programs.
-func (b *Backend) migrate(switched bool) {
-	if err := b.objects.migrator.migrate(b.objects.maps, switched); err != nil {
+func (b *Backend) migrate(when phase) {
+	if err := b.objects.migrator.migrate(b.objects.maps, when); err != nil {
 		b.cfg.Log.Warn("Flows of the last moments are lost", "reason", err)
 	}
 }
 
-// Close closes maps, programs and links. The pinned ones go on serving.
+// Close closes maps, programs and links. The pinned ones go on serving: with
+// Config.LeavePrevious those of the release before.
 func (b *Backend) Close() error {
 	b.stopNAT()
 	_ = b.ipsec.Close()
@@ -294,7 +325,11 @@ func (b *Backend) Close() error {
 		b.stop()
 	}
 	b.done.Wait()
-	err := b.attacher.Close()
+	err := errors.Join(b.stopEvents(), b.attacher.Close())
+	if b.rollback != nil {
+		err = errors.Join(err, b.rollback.leave(b.attached))
+		b.rollback.close()
+	}
 	b.objects.close()
 	return err
 }

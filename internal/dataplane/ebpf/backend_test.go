@@ -19,6 +19,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
@@ -313,9 +314,15 @@ func TestCanCarry(t *testing.T) {
 	b := &Backend{}
 	p := simplePort(1, 1)
 	noError(t, b.CanCarry(p))
-	p.ID.Protocol = 132
+	p.ID.Protocol = model.SCTP
+	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") || !strings.Contains(err.Error(), "--ebpf-sctp") {
+		t.Errorf("SCTP: error %v, want one that names another dataplane and the flag", err)
+	}
+	b.cfg.SCTP = true
+	noError(t, b.CanCarry(p))
+	p.ID.Protocol = 33
 	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") {
-		t.Errorf("SCTP: error %v, want one that names another dataplane", err)
+		t.Errorf("protocol 33: error %v, want one that names another dataplane", err)
 	}
 	p = simplePort(1, 1)
 	p.Helper = intent.FTP

@@ -16,6 +16,13 @@ const (
 	BypassNever  = "never"  // endpoints of this node always through the stack
 )
 
+// The values of Config.FlowEvents, from --flow-events.
+const (
+	EventsOff     = "off"
+	EventsRefused = "refused" // packets and connections that are refused or dropped
+	EventsAll     = "all"     // also flows: opened, answered, closed
+)
+
 // Config configures the dataplane.
 type Config struct {
 	// BPFFS is this instance's own directory in a bpf file system.
@@ -50,9 +57,27 @@ type Config struct {
 	// TCPLiberal accepts TCP segments outside the window, except RSTs. It is for
 	// networks in which some packets of a connection take another path.
 	TCPLiberal bool
+	// SCTP serves SCTP ports, for which the kernel has no socket hooks: processes of the
+	// node then have no SCTP Services. Otherwise another dataplane must serve these ports.
+	SCTP bool
 	// Refused receives a text about each refused address of a pod; nil: only the log
 	// has it. It must not block.
 	Refused func(note string)
+	// FlowEvents selects the events that Events reads; "" means EventsOff.
+	FlowEvents string
+	// FlowEventsSample reports one of so many flows; 0 means each. Refusals and drops are
+	// not sampled.
+	FlowEventsSample uint32
+	// FlowEventsRate is the maximum number of flows that are reported for each Service
+	// port in a second, and of its refusals and drops; 0 means no limit.
+	FlowEventsRate uint32
+	// ServiceMetrics counts connections, packets and refusals by Service port.
+	// ServiceMetricsTop exports metrics of so many ports, the most used first; 0 means all.
+	ServiceMetrics    bool
+	ServiceMetricsTop int
+	// LeavePrevious has Close leave the maps and programs of the release before, for a
+	// rollback to it. The maps whose layout differs exist twice until then.
+	LeavePrevious bool
 	// ForceClsact attaches as on kernels before 6.6.
 	ForceClsact bool
 }
@@ -112,6 +137,16 @@ func (c *Config) Validate() error {
 	if !slices.Contains([]string{BypassAuto, BypassAlways, BypassNever}, c.Bypass) {
 		return fmt.Errorf("bypass %q: use auto, always or never", c.Bypass)
 	}
+	if c.FlowEvents == "" {
+		c.FlowEvents = EventsOff
+	}
+	if !slices.Contains([]string{EventsOff, EventsRefused, EventsAll}, c.FlowEvents) {
+		return fmt.Errorf("flow events %q: use off, refused or all", c.FlowEvents)
+	}
+	if c.FlowEventsRate > MaxEventsRate {
+		return fmt.Errorf("%d flow events in a second: the maximum is %d; 0 is no limit", c.FlowEventsRate, MaxEventsRate)
+	}
+	c.FlowEventsSample = max(c.FlowEventsSample, 1)
 	if c.Log == nil {
 		return errors.New("no logger")
 	}

@@ -19,7 +19,7 @@
 // The agent pins all kernel objects under Config.BPFFS, so that they serve while no
 // agent runs:
 //
-//	BPFFS/maps-v2/NAME    maps of ABI version 2
+//	BPFFS/maps-v3/NAME    maps of ABI version 3
 //	BPFFS/links/…         tcx links, one for each interface and direction
 //	BPFFS/cgroup/…        links of the socket hooks
 //
@@ -35,6 +35,9 @@
 //	node_                        settings, source ports, pods and addresses of the node
 //	untracked                    the maps of do-not-track policies
 //	flows_                       sweep of the flow table, count of each client's flows
-//	migrate_                     entries of maps with another layout or size
+//	events                       flow events: ring, open flows, ends that the sweep finds
+//	services, service_counters   Service ports by id, and their counters
+//	migrate_                     entries of maps with another layout or size; layout2: the
+//	                             objects of the release before, for the way back
 //	packet_…_test                single packets through the programs (BPF_PROG_RUN)
 package ebpf

@@ -16,7 +16,7 @@ import (
 
 // Drain stops a previous instance's programs from accepting new connections: it deletes
 // all Service addresses, and replies that netfilter translates traverse netfilter. TCP
-// flows continue until Cleanup. New UDP packets belong to the other dataplane at once,
+// and SCTP flows continue until Cleanup. New UDP packets belong to the other dataplane at once,
 // because a UDP flow has no end. Pending UDP replies are still translated. Missing
 // objects are no error. any reports whether a Service was served; then Drain waits for
 // half of cfg.Linger, so that netfilter sees the running flows.
@@ -65,7 +65,7 @@ func serves(dir string) (any bool, err error) {
 // drainInterval is the minimum time between two reads of the flow table.
 const drainInterval = 2 * time.Second
 
-// Drained waits until the TCP connections that the programs translate have ended, at
+// Drained waits until the connections that the programs translate have ended, at
 // most for the timeout of an idle one, or until ctx ends. The programs do nothing else
 // by then, because no agent updates the maps: packets of endpoints are left to
 // netfilter, and UDP belongs to the new dataplane at once. Call it after Drain, when
@@ -97,7 +97,7 @@ func Drained(ctx context.Context, cfg Config) error {
 		}
 		if !told {
 			told = true
-			cfg.Log.Info("the eBPF programs stay until the TCP connections end that they translate", "connections", open)
+			cfg.Log.Info("the eBPF programs stay until the connections end that they translate", "connections", open)
 		}
 		select {
 		case <-ctx.Done():
@@ -107,10 +107,10 @@ func Drained(ctx context.Context, cfg Config) error {
 	}
 }
 
-// countOpen counts TCP connections that have not ended.
+// countOpen counts TCP connections and SCTP associations that have not ended.
 func countOpen(ctx context.Context, flows *ebpf.Map, t *Timeouts) (open int, err error) {
 	err = eachFlow(ctx, flows, func(k *tcTuple, f *tcFlow, now uint32) error {
-		if model.Protocol(k.Proto) == model.TCP && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED &&
+		if model.Protocol(k.Proto) != model.UDP && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED &&
 			tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 && !t.dead(k, f, now) {
 			open++
 		}

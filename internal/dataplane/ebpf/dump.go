@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -61,7 +62,17 @@ func dump(m *ebpf.Map, layout *ebpf.MapSpec, each func(key, value []Field) error
 	var key, value []byte
 	entries := m.Iterate()
 	for entries.Next(&key, &value) {
-		if err := each(decodeType("", layout.Key, key), decodeType("", layout.Value, value)); err != nil {
+		var d decoder
+		k := d.decodeType("", layout.Key, key)
+		if i := slices.IndexFunc(k, func(f Field) bool { return f.Name == "proto" }); i >= 0 {
+			proto, _ := k[i].Value.(uint64)
+			d.proto = model.Protocol(proto)
+		}
+		v := d.decodeType("", layout.Value, value)
+		if layout.Name == tcMapFlows {
+			v = withAge(v, bootSeconds())
+		}
+		if err := each(k, v); err != nil {
 			return err
 		}
 	}
@@ -71,17 +82,36 @@ func dump(m *ebpf.Map, layout *ebpf.MapSpec, each func(key, value []Field) error
 	return nil
 }
 
+// withAge replaces the time when a flow was opened by its age. A flow of an earlier ABI
+// version has none.
+func withAge(flow []Field, now uint32) []Field {
+	for i, f := range flow {
+		opened, _ := f.Value.(uint64)
+		if f.Name == "opened" && opened == 0 {
+			return slices.Delete(flow, i, i+1)
+		} else if f.Name == "opened" {
+			flow[i] = Field{"age_seconds", uint64(now - uint32(opened))}
+		}
+	}
+	return flow
+}
+
+// decoder decodes the keys and values of a map.
+type decoder struct {
+	proto model.Protocol // of the key
+}
+
 // decodeType decodes data by its type. Fields of nested structs have names such as "reply.port".
-func decodeType(name string, t btf.Type, data []byte) []Field {
+func (d *decoder) decodeType(name string, t btf.Type, data []byte) []Field {
 	big := isBigEndian(t)
 	switch u := btf.UnderlyingType(t).(type) {
 	case *btf.Struct:
 		if u.Name == "addr" {
 			return []Field{{name, addrOf(data, 0)}}
 		}
-		return decodeMembers(name, u.Members, data)
+		return d.decodeMembers(name, u.Members, data)
 	case *btf.Union:
-		return decodeMembers(name, u.Members[:min(1, len(u.Members))], data)
+		return d.decodeMembers(name, d.member(u), data)
 	case *btf.Array:
 		size, err := btf.Sizeof(u.Type)
 		if err != nil {
@@ -92,7 +122,7 @@ func decodeType(name string, t btf.Type, data []byte) []Field {
 		}
 		var out []Field
 		for i := range int(u.Nelems) {
-			out = append(out, decodeType(fmt.Sprintf("%s[%d]", name, i), u.Type, data[i*size:])...)
+			out = append(out, d.decodeType(fmt.Sprintf("%s[%d]", name, i), u.Type, data[i*size:])...)
 		}
 		return out
 	case *btf.Int:
@@ -103,7 +133,18 @@ func decodeType(name string, t btf.Type, data []byte) []Field {
 	return nil
 }
 
-func decodeMembers(name string, members []btf.Member, data []byte) []Field {
+// member returns the member of a union that counts for the protocol: for SCTP that of this
+// name, for UDP the last one, otherwise the first.
+func (d *decoder) member(u *btf.Union) []btf.Member {
+	for i, m := range u.Members {
+		if d.proto == model.UDP && i == len(u.Members)-1 || d.proto == model.SCTP && m.Name == "sctp" {
+			return []btf.Member{m}
+		}
+	}
+	return u.Members[:min(1, len(u.Members))]
+}
+
+func (d *decoder) decodeMembers(name string, members []btf.Member, data []byte) []Field {
 	family := uint8(0)
 	for _, m := range members {
 		if m.Name == "family" {
@@ -115,16 +156,13 @@ func decodeMembers(name string, members []btf.Member, data []byte) []Field {
 		if m.Name == "pad" || m.BitfieldSize > 0 {
 			continue
 		}
-		full := m.Name
-		if name != "" {
-			full = name + "." + m.Name
-		}
+		full := strings.Trim(name+"."+m.Name, ".") // a union has no name
 		at := data[m.Offset.Bytes():]
 		if s, ok := btf.UnderlyingType(m.Type).(*btf.Struct); ok && s.Name == "addr" {
 			out = append(out, Field{full, addrOf(at, family)})
 			continue
 		}
-		out = append(out, decodeType(full, m.Type, at)...)
+		out = append(out, d.decodeType(full, m.Type, at)...)
 	}
 	return out
 }

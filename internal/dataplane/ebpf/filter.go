@@ -25,7 +25,9 @@ type portFilter struct {
 	words *ebpf.Memory
 	mask  uint32
 	seed  uint32 // hash_seed of bpf/config.h
-	gone  int    // members deleted since the last tidy
+	// ungrouped says that the words are those of version 2 of the maps' layout.
+	ungrouped bool
+	gone      int // members deleted since the last tidy
 	// next has the words of a tidy in progress, and last those of its first pass.
 	next, last []uint64
 }
@@ -167,21 +169,61 @@ func (m memberMap) Put(key, value any) error {
 	return m.kernelMap.Put(key, value)
 }
 
+func (m memberMap) BatchUpdate(keys, values any, opts *ebpf.BatchOptions) (int, error) {
+	for _, key := range keys.([]tcFrontendKey) {
+		m.filter.add(key)
+	}
+	return m.kernelMap.BatchUpdate(keys, values, opts)
+}
+
 func (m memberMap) Delete(key any) error {
-	m.filter.mu.Lock()
-	m.filter.gone++
-	m.filter.mu.Unlock()
+	m.filter.forget(1)
 	return m.kernelMap.Delete(key)
 }
+
+func (m memberMap) BatchDelete(keys any, opts *ebpf.BatchOptions) (int, error) {
+	m.filter.forget(len(keys.([]tcFrontendKey)))
+	return m.kernelMap.BatchDelete(keys, opts)
+}
+
+// forget counts deleted members.
+func (f *portFilter) forget(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gone += n
+}
+
+// Words in the group of an address: FILTER_GROUP and FILTER_GROUP_NODEPORTS of
+// bpf/lib/lookup/port_filter.h.
+const (
+	filterGroup          = 64
+	filterGroupNodePorts = 4096
+)
 
 // place returns the word and the bits of a member, as filter_has of
 // bpf/lib/lookup/port_filter.h.
 func (f *portFilter) place(key *tcFrontendKey) (index uint32, set uint64) {
-	w := &key.Addr.W
-	h := filterMix(filterMix(uint64(f.seed), uint64(w[0])<<32|uint64(w[1])), uint64(w[2])<<32|uint64(w[3]))
-	h = filterMix(h, uint64(uint32(key.Port)<<8|uint32(key.Proto)))
-	return uint32(h>>32) & f.mask, 1<<(h&63) | 1<<(h>>6&63)
+	addr := filterAddr(f.seed, &key.Addr)
+	group := uint64(filterGroup)
+	if key.Addr == (tcAddr{}) {
+		group = filterGroupNodePorts
+	}
+	h := filterPort(addr, key)
+	if f.ungrouped {
+		return uint32(h>>32) & f.mask, filterBits(h)
+	}
+	return uint32(addr&^(group-1)|h>>32&(group-1)) & f.mask, filterBits(h)
 }
+
+func filterAddr(seed uint32, a *tcAddr) uint64 {
+	return filterMix(filterMix(uint64(seed), uint64(a.W[0])<<32|uint64(a.W[1])), uint64(a.W[2])<<32|uint64(a.W[3]))
+}
+
+func filterPort(addr uint64, key *tcFrontendKey) uint64 {
+	return filterMix(addr, uint64(uint32(key.Port)<<8|uint32(key.Proto)))
+}
+
+func filterBits(h uint64) uint64 { return 1<<(h&63) | 1<<(h>>6&63) }
 
 func filterMix(h, v uint64) uint64 {
 	h = (h ^ v) * 0x9e3779b97f4a7c15

@@ -22,7 +22,7 @@ const sweepMargin = 2
 
 // flowCounts has the numbers of flows of the last sweep.
 type flowCounts struct {
-	tcp, udp, swept atomic.Uint64
+	tcp, udp, sctp, swept atomic.Uint64
 }
 
 // sweepLoop removes dead flows. It takes at most a twentieth of one core, for any size
@@ -45,21 +45,30 @@ func (b *Backend) sweepLoop(ctx context.Context) {
 
 // sweep walks through the table once.
 func (b *Backend) sweep(ctx context.Context) error {
-	var tcp, udp uint64
+	var tcp, udp, sctp uint64
 	clients, filter := newClientFlows(b.seed), b.objects.filter
 	tidy := filter.beginTidy()
+	ends, active := b.beginEnds(), map[uint32]uint64{}
 	err := eachFlow(ctx, b.m(tcMapFlows), func(k *tcTuple, f *tcFlow, now uint32) error {
 		if tidy {
 			filter.keep(flowMember(k, f))
 		}
 		if b.cfg.Timeouts.dead(k, f, now) {
-			return b.sweepOne(*k, now)
+			return b.sweepOne(*k, now, ends)
 		}
+		ends.seen(k, f)
 		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
-			if model.Protocol(k.Proto) == model.TCP {
+			if b.cfg.ServiceMetrics && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
+				active[f.Service]++
+			}
+			switch model.Protocol(k.Proto) {
+			case model.TCP:
 				tcp++
 				clients.count(k, f)
-			} else {
+			case model.SCTP:
+				sctp++
+				clients.count(k, f)
+			default:
 				udp++
 			}
 		}
@@ -76,7 +85,10 @@ func (b *Backend) sweep(ctx context.Context) error {
 	}
 	b.flows.tcp.Store(tcp)
 	b.flows.udp.Store(udp)
-	return nil
+	b.flows.sctp.Store(sctp)
+	ends.finish()
+	b.active.counts.Store(&active)
+	return b.forgetServices()
 }
 
 // eachFlow calls f for every entry of the flow table until one call fails or ctx
@@ -107,18 +119,18 @@ func eachFlow(ctx context.Context, flows *ebpf.Map, f func(k *tcTuple, f *tcFlow
 // delete, a first packet may store a new flow under the same key, which would lose this
 // direction. So the kernel returns the deleted entry, and a live one is stored again at
 // once.
-func (b *Backend) sweepOne(key tcTuple, now uint32) error {
+func (b *Backend) sweepOne(key tcTuple, now uint32, ends *sweptEnds) error {
 	var f tcFlow
 	flows := b.m(tcMapFlows)
 	// The batch is some time old: an entry that is live by now is not touched.
 	if flows.Lookup(key, &f) != nil || !b.cfg.Timeouts.dead(&key, &f, now) {
 		return nil
 	}
-	return b.deleteDead(key, now)
+	return b.deleteDead(key, now, ends)
 }
 
 // deleteDead deletes the entry if it is dead at that moment.
-func (b *Backend) deleteDead(key tcTuple, now uint32) error {
+func (b *Backend) deleteDead(key tcTuple, now uint32, ends *sweptEnds) error {
 	var f tcFlow
 	flows := b.m(tcMapFlows)
 	if err := flows.LookupAndDelete(key, &f); err != nil { // 5.14
@@ -130,6 +142,7 @@ func (b *Backend) deleteDead(key tcTuple, now uint32) error {
 	if b.cfg.Timeouts.dead(&key, &f, now) {
 		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
 			b.flows.swept.Add(1)
+			ends.timedOut(&key, &f)
 		}
 		return nil
 	}
@@ -151,6 +164,8 @@ func (t *Timeouts) dead(key *tcTuple, f *tcFlow, now uint32) bool {
 		limit = t.UDP
 	case state == tcFlowStateFLOW_NEW, state == tcFlowStateFLOW_SYN_RECV, state == tcFlowStateFLOW_LAST_ACK:
 		limit = t.TCPNew
+	case state == tcFlowStateFLOW_ESTABLISHED && model.Protocol(key.Proto) == model.SCTP:
+		limit = time.Duration(tcSctpTimeoutSCTP_ESTABLISHED_SECONDS) * time.Second
 	case state == tcFlowStateFLOW_ESTABLISHED:
 		limit = t.TCPEstablished
 	case state == tcFlowStateFLOW_CLOSING:

@@ -40,6 +40,8 @@ func TestSweep(t *testing.T) {
 		{model.TCP, tcFlowStateFLOW_CLOSED, 100},
 		{model.UDP, tcFlowStateFLOW_NEW, 70},
 		{model.UDP, tcFlowStateFLOW_ESTABLISHED, 80},
+		{model.SCTP, tcFlowStateFLOW_NEW, 60},
+		{model.SCTP, tcFlowStateFLOW_ESTABLISHED, 210},
 	}
 	keep := map[tcTuple]string{}
 	sweep := map[tcTuple]string{}
@@ -73,8 +75,8 @@ func TestSweep(t *testing.T) {
 			}
 		}
 		wantPairs(t, left)
-		if tcp, udp, swept := b.flows.tcp.Load(), b.flows.udp.Load(), b.flows.swept.Load(); tcp != 16 || udp != 8 || swept != 12 {
-			t.Errorf("counted %d TCP, %d UDP, %d swept; want 16, 8, 12", tcp, udp, swept)
+		if tcp, udp, sctp, swept := b.flows.tcp.Load(), b.flows.udp.Load(), b.flows.sctp.Load(), b.flows.swept.Load(); tcp != 16 || udp != 8 || sctp != 8 || swept != 16 {
+			t.Errorf("counted %d TCP, %d UDP, %d SCTP, %d swept; want 16, 8, 8, 16", tcp, udp, sctp, swept)
 		}
 	}
 }
@@ -90,14 +92,14 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 
 	// Between the sweeper's look and its delete.
 	noError(t, flows.Put(keys[0], alive[0]))
-	noError(t, b.deleteDead(keys[0], now))
+	noError(t, b.deleteDead(keys[0], now, nil))
 	var f tcFlow
 	if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
 		t.Fatalf("the revived entry is %+v, %v", f, err)
 	}
 	// Another agent was faster.
 	noError(t, flows.Delete(keys[0]))
-	noError(t, b.deleteDead(keys[0], now))
+	noError(t, b.deleteDead(keys[0], now, nil))
 	if n := b.flows.swept.Load(); n != 0 {
 		t.Errorf("%d swept", n)
 	}
@@ -107,7 +109,7 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 		noError(t, flows.Put(keys[0], dead[0]))
 		revived := make(chan error, 1)
 		go func() { revived <- flows.Put(keys[0], alive[0]) }()
-		err := b.sweepOne(keys[0], now)
+		err := b.sweepOne(keys[0], now, nil)
 		noError(t, <-revived)
 		noError(t, err)
 		if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {

@@ -94,12 +94,8 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	if o.seed, err = hashSeed(cfg.BPFFS); err != nil {
 		return nil, err
 	}
-	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
-		if v := spec.Variables[tcVarHashSeed]; v != nil {
-			if err := v.Set(o.seed); err != nil {
-				return nil, fmt.Errorf("set hash seed: %w", err)
-			}
-		}
+	if err := setSeed([]*ebpf.CollectionSpec{tc, sock}, o.seed); err != nil {
+		return nil, err
 	}
 	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}
 	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
@@ -126,6 +122,18 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	return o, nil
 }
 
+// setSeed sets hash_seed of bpf/config.h.
+func setSeed(specs []*ebpf.CollectionSpec, seed uint32) error {
+	for _, spec := range specs {
+		if v := spec.Variables[tcVarHashSeed]; v != nil {
+			if err := v.Set(seed); err != nil {
+				return fmt.Errorf("set hash seed: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
 // startMigration runs the first and longest pass over the maps of earlier runs. Later
 // passes run shortly before and after the hooks switch.
 func (o *objects) startMigration(older []previousLayout, made map[string]bool, cfg *Config) {
@@ -133,7 +141,7 @@ func (o *objects) startMigration(older []previousLayout, made map[string]bool, c
 		return
 	}
 	o.migrator = &migrator{previous: older, made: made, timeouts: cfg.Timeouts, log: cfg.Log}
-	if err := o.migrator.migrate(o.maps, false); err != nil {
+	if err := o.migrator.migrate(o.maps, beforeSwitch); err != nil {
 		cfg.Log.Warn("Running flows are forgotten", "reason", err)
 		o.migrator = nil
 	}
@@ -147,11 +155,16 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 	if sock, err = loadSock(); err != nil {
 		return nil, nil, fmt.Errorf("read eBPF objects: %w", err)
 	}
+	return tc, sock, configure([]*ebpf.CollectionSpec{tc, sock}, cfg, features)
+}
+
+// configure sets sizes and load-time constants.
+func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Features) error {
 	constants, err := constants(cfg, features)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
+	for _, spec := range specs {
 		for name, v := range spec.Variables {
 			if strings.HasPrefix(name, "unused_") {
 				delete(spec.Variables, name)
@@ -159,7 +172,7 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 			}
 			if value, ok := constants[name]; ok {
 				if err := v.Set(value); err != nil {
-					return nil, nil, fmt.Errorf("set eBPF constant %s: %w", name, err)
+					return fmt.Errorf("set eBPF constant %s: %w", name, err)
 				}
 			}
 		}
@@ -171,13 +184,17 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 			tcMapBackends:    cfg.MaxEndpoints,
 			tcMapSlots:       2 * cfg.MaxEndpoints,
 			tcMapPortFilter:  cfg.filterWords(),
+
+			tcMapEvents:     cfg.eventsSize(),
+			tcMapHandshakes: cfg.handshakes(),
+			tcMapFlowBytes:  cfg.countedFlows(),
 		} {
 			if m := spec.Maps[name]; m != nil {
 				m.MaxEntries = size
 			}
 		}
 	}
-	return tc, sock, nil
+	return nil
 }
 
 // constants returns the values of bpf/config.h.
@@ -190,6 +207,9 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 		tcVarHostNetnsCookie: cookie,
 		tcVarUnconfirmedMax:  cfg.unconfirmed(), tcVarClientFlowsMax: cfg.clientFlowsMax(),
 		tcVarPortFilterMask: cfg.filterWords() - 1,
+	}
+	for name, value := range cfg.eventConstants() {
+		c[name] = value
 	}
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)
@@ -240,12 +260,12 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 		if err != nil {
 			continue
 		}
-		if err := want.Compatible(m); onlySizeDiffers(want, m) && err != nil {
+		if err := want.Compatible(m); err != nil && replaceable(name) {
+			drop[name] = true
+		} else if onlySizeDiffers(want, m) && err != nil {
 			cfg.Log.Info("Pinned map is created again in another size, and its entries are migrated",
 				"map", name, "from", m.MaxEntries(), "to", want.MaxEntries)
 			aside = append(aside, name)
-		} else if errors.Is(err, ebpf.ErrMapIncompatible) && name == tcMapUnconfirmed {
-			drop[name] = true // earlier flows end by their timeouts
 		} else if errors.Is(err, ebpf.ErrMapIncompatible) {
 			cfg.Log.Warn("Pinned map is created again", "map", name, "reason", err)
 			drop[name] = true
@@ -261,6 +281,16 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 		_ = os.Remove(filepath.Join(dir, name))
 	}
 	return putAside(dir, aside)
+}
+
+// replaceable reports whether a map may lose its entries: earlier flows end by their
+// timeouts, and the rest is of events.
+func replaceable(name string) bool {
+	switch name {
+	case tcMapUnconfirmed, tcMapEvents, tcMapHandshakes, tcMapFlowBytes:
+		return true
+	}
+	return false
 }
 
 // verdictNames reads the names of enum verdict from the object's BTF.

@@ -16,13 +16,7 @@ import (
 // layout adds an entry, and raises ABI_VERSION and abiVersion. An agent applies all
 // between the previous version and its own. If one is missing, the maps start empty.
 var migrations = map[int]migration{
-	1: {tcMapFlows: entries(flowFromV1), tcMapNodeSettings: settingsFromV1},
-}
-
-// renamedMaps[n] has the names that maps had in ABI version n, by their present names.
-// An agent looks for a map under all of its names.
-var renamedMaps = map[int]map[string]string{
-	1: {tcMapFeaturesSeen: "stack_flows"},
+	2: {tcMapFlows: entries(flowFromV2)},
 }
 
 // migration has a function for each map whose layout changes, by the map's name. A map
@@ -62,8 +56,10 @@ func memory[T any](v *T) []byte {
 
 const layoutPrefix = "maps-v"
 
-func mapsDir(bpffs string) string {
-	return filepath.Join(bpffs, layoutPrefix+strconv.Itoa(abiVersion))
+func mapsDir(bpffs string) string { return layoutDir(bpffs, abiVersion) }
+
+func layoutDir(bpffs string, version int) string {
+	return filepath.Join(bpffs, layoutPrefix+strconv.Itoa(version))
 }
 
 // layouts returns the directories of pinned maps, of all ABI versions.
@@ -72,11 +68,11 @@ func layouts(bpffs string) []string {
 	return dirs
 }
 
-// retireLayouts removes the pins of other ABI versions. Their programs must have been
-// replaced.
-func retireLayouts(bpffs string) {
+// retireLayouts removes the pins of all ABI versions but one. Their programs must have
+// been replaced.
+func retireLayouts(bpffs string, except int) {
 	for _, dir := range layouts(bpffs) {
-		if dir != mapsDir(bpffs) {
+		if dir != layoutDir(bpffs, except) {
 			_ = removeMaps(dir) // foreign objects stay
 		}
 	}
@@ -180,7 +176,7 @@ func adoptInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout,
 // otherwise a new map with its entries. A map that is new in this version is created
 // when the programs are loaded.
 func (f *previousLayout) adoptMap(stage string, want *ebpf.MapSpec, cfg *Config) error {
-	from, err := f.open(want.Name)
+	from, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, want.Name), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -198,20 +194,6 @@ func (f *previousLayout) adoptMap(stage string, want *ebpf.MapSpec, cfg *Config)
 	defer to.Close()
 	c := transfer{from: from, to: to, path: path, timeouts: cfg.Timeouts}
 	return c.run()
-}
-
-// open opens a map of this layout by its present name.
-func (f *previousLayout) open(name string) (*ebpf.Map, error) {
-	for _, old := range renamedMaps {
-		if old[name] == "" {
-			continue
-		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, old[name]), nil)
-		if !errors.Is(err, os.ErrNotExist) {
-			return m, err
-		}
-	}
-	return ebpf.LoadPinnedMap(filepath.Join(f.dir, name), nil)
 }
 
 // pinAgain adds a second pin to a map. It pins a clone, because Map.Pin of a pinned map

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -30,20 +32,53 @@ type migrator struct {
 	made     map[string]bool
 	timeouts Timeouts
 	log      *slog.Logger
+	// since is the time of the programs' clock at the last pass before the switch.
+	since uint32
 }
 
-// migrate copies entries that are missing or have changed since the last pass. It runs
-// when the maps are created, just before the hooks switch, and once after that
-// (switched). In that last pass, entries of the new programs have precedence unless the
-// older was used later.
+// meanwhile calls pass again and again until stop is called, which waits for the last
+// call. It makes the time short in which a new flow is known to some hooks alone. Errors
+// are left to the pass that follows.
+func (c *migrator) meanwhile(pass func() error) (stop func()) {
+	if c == nil {
+		return func() {}
+	}
+	ended := make(chan struct{})
+	var last sync.WaitGroup
+	last.Go(func() {
+		for pass() == nil {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	})
+	return func() { close(ended); last.Wait() }
+}
+
+// phase is the time of a pass over the older maps.
+type phase int
+
+const (
+	beforeSwitch phase = iota // when the maps are created, and just before the hooks switch
+	duringSwitch              // again and again while they switch
+	afterSwitch               // once
+)
+
+// migrate copies entries that are missing or have changed since the last pass. From the
+// switch on, entries of the new programs have precedence unless the older was used later.
 //
-// One gap remains: a flow that started after the second pass had read its bucket is
-// unknown to the new programs until the third pass. In that time, some microseconds for
-// every thousand entries of the table, a packet may get another SNAT port, or a reply
-// may be left to the stack.
-func (c *migrator) migrate(maps map[string]*ebpf.Map, switched bool) error {
+// One gap remains: a flow that started after a pass had read its bucket is unknown to the
+// new programs until the next pass. In that time, some microseconds for every thousand
+// entries of the table, a packet may get another SNAT port, or a reply may be left to the
+// stack.
+func (c *migrator) migrate(maps map[string]*ebpf.Map, when phase) error {
 	if c == nil {
 		return nil
+	}
+	if when == beforeSwitch {
+		c.since = bootSeconds()
 	}
 	for _, f := range c.previous {
 		for name, path := range f.maps {
@@ -57,13 +92,13 @@ func (c *migrator) migrate(maps map[string]*ebpf.Map, switched bool) error {
 			} else if err != nil {
 				return fmt.Errorf("open older map %s: %w", name, err)
 			}
-			t := transfer{from: from, to: to, path: path, timeouts: c.timeouts, switched: switched, keep: switched || !c.made[name]}
+			t := transfer{from: from, to: to, path: path, timeouts: c.timeouts, switched: when != beforeSwitch, keep: when != beforeSwitch || !c.made[name], since: c.since}
 			err = t.run()
 			from.Close()
 			if err != nil {
 				return fmt.Errorf("migrate map %s: %w", name, err)
 			}
-			if switched && t.left > 0 {
+			if when == afterSwitch && t.left > 0 {
 				c.log.Warn("Flows that do not fit into the smaller table are lost", "flows", t.left, "entries", to.MaxEntries())
 			}
 		}
@@ -76,9 +111,10 @@ type transfer struct {
 	from, to *ebpf.Map
 	path     []convert
 	timeouts Timeouts
-	switched bool // the new programs are active, and the old ones are not
-	keep     bool // existing entries have precedence; of flows, the later one
-	left     int  // flows without room
+	switched bool   // the new programs are active, at some hooks or at all
+	keep     bool   // existing entries have precedence; of flows, the later one
+	left     int    // flows without room
+	since    uint32 // with switched: flows that were last used before are copied
 }
 
 // run copies all entries. It may miss entries that change meanwhile.
@@ -88,7 +124,7 @@ func (t *transfer) run() error {
 		return err
 	}
 	return t.each(func(e entry) error {
-		if !fits(e) {
+		if !fits(e) || t.copied(e) {
 			return nil
 		}
 		// E2BIG: the map is smaller now, and the agent reports that.
@@ -114,9 +150,11 @@ func (t *transfer) wins(e entry) bool {
 	if t.to.Lookup(e.key, &there) != nil {
 		return false // evicted just now: left to the next pass
 	}
-	// Whole seconds. Within one, and before the new programs run, states only advance.
+	// Whole seconds. Within one, the states of a flow only advance. A flow that the new
+	// programs have created since has another slot.
 	later := int32(older.Seen - there.Seen)
-	return later > 0 || later == 0 && !t.switched && older.State > there.State || !t.keep
+	sameFlow := !t.switched || older.Slot == there.Slot
+	return later > 0 || later == 0 && sameFlow && older.State > there.State || !t.keep
 }
 
 // asFlow returns the value of an entry of the flow table.
@@ -126,6 +164,26 @@ func asFlow(m *ebpf.Map, e entry) (f tcFlow, ok bool) {
 	}
 	copy(memory(&f), e.value)
 	return f, true
+}
+
+// copied reports whether the last pass before the switch has copied an open connection
+// that no packet has used since. The clock has whole seconds, and may be late by one.
+func (t *transfer) copied(e entry) bool {
+	f, ok := asFlow(t.to, e)
+	return ok && t.switched && tcFlowState(f.State) == tcFlowStateFLOW_ESTABLISHED && int32(f.Seen-t.since) < -2
+}
+
+// flowsCreated returns how many flows programs of any version have created; 0 if the
+// counter cannot be read.
+func flowsCreated(verdicts *ebpf.Map) (n uint64) {
+	var perCPU []uint64
+	if verdicts.Lookup(uint32(tcVerdictFLOW_CREATED), &perCPU) != nil {
+		return 0
+	}
+	for _, count := range perCPU {
+		n += count
+	}
+	return n
 }
 
 // each calls do for all entries after conversion. An entry's memory is valid during the

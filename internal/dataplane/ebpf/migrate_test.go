@@ -66,7 +66,7 @@ func setMigrations(t *testing.T, m map[int]migration) {
 	t.Cleanup(func() { migrations = was })
 }
 
-var fromV0 = map[int]migration{0: {tcMapFlows: entries(flowFromV0)}, 1: {}}
+var fromV0 = map[int]migration{0: {tcMapFlows: entries(flowFromV0)}, 1: {}, 2: {}}
 
 // makeV0 turns the pinned maps into those of version 0, with these flows; the
 // rest are the same in both. It gives the map of flows.
@@ -235,9 +235,9 @@ func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
 		want    string
 	}{
 		{"no migration", nil, "maps-v0", "no migration from version 0 to 1 is known"},
-		{"a migration of other types", map[int]migration{0: {tcMapFlows: misfit}, 1: {}}, "maps-v0", "do not fit uint64"},
-		{"a migration that fails", map[int]migration{0: {tcMapFlows: refused}, 1: {}}, "maps-v0", "no such thing"},
-		{"a downgrade", fromV0, "maps-v3", "version 3 is newer"},
+		{"a migration of other types", map[int]migration{0: {tcMapFlows: misfit}, 1: {}, 2: {}}, "maps-v0", "do not fit uint64"},
+		{"a migration that fails", map[int]migration{0: {tcMapFlows: refused}, 1: {}, 2: {}}, "maps-v0", "no such thing"},
+		{"a downgrade", fromV0, "maps-v4", "version 4 is newer"},
 	} {
 		setMigrations(t, tt.known)
 		_ = runBackend(t, cfg, upgradeState(), nil)

@@ -67,7 +67,7 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	if b.cfg.TCPLiberal {
 		flags |= tcSettingsFlagsSETTING_TCP_LIBERAL
 	}
-	s.Flags = uint32(flags)
+	s.Flags = uint32(flags | b.cfg.eventFlags())
 	s.IcmpIntervalV4 = icmpInterval("net.ipv4.icmp_ratelimit", time.Millisecond)
 	s.IcmpIntervalV6 = icmpInterval("net.ipv6.icmp.ratelimit", time.Millisecond)
 	if perSecond := icmpInterval("net.ipv4.icmp_msgs_per_sec", 1); perSecond > 0 {

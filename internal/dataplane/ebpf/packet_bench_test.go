@@ -4,11 +4,14 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane"
 )
 
 // The packets of one measurement: in a row, as in a burst, and apart, with a system call
@@ -26,8 +29,20 @@ const (
 // then tail-calls the program to measure. What it takes with an empty program is
 // subtracted. Each iteration measures every case once, and the table has the minimum of
 // each. One case stands twice (A/A): the difference is the error of the table.
-func BenchmarkPacket(b *testing.B) {
-	n := newPacketNode(b)
+func BenchmarkPacket(b *testing.B) { benchPackets(b, newPacketNode(b)) }
+
+// BenchmarkPacketEvents is the same with all events and counters, and an agent that reads
+// the events.
+func BenchmarkPacketEvents(b *testing.B) {
+	n := newPacketNode(b, func(c *Config) { c.FlowEvents, c.ServiceMetrics = EventsAll, true })
+	var reader sync.WaitGroup
+	reader.Go(func() { _ = n.ReportFlows(b.Context(), func([]dataplane.FlowEvent) {}) })
+	b.Cleanup(reader.Wait) // the context has ended
+	benchPackets(b, n)
+}
+
+func benchPackets(b *testing.B, n *packetNode) {
+	b.Helper()
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	ok(b, err)
 	b.Cleanup(func() { stats.Close() })
@@ -86,6 +101,7 @@ func (n *packetNode) packetCases(b *testing.B, p *plan) []*packetCase {
 		{name: "empty program", code: actNext, frame: notOurs},
 		{name: "not ours, from the network", hook: inEth0, code: actNext, frame: notOurs},
 		{name: "the same again (A/A)", hook: inEth0, code: actNext, frame: notOurs},
+		{name: "the same, each from another port", hook: inEth0, code: actNext, frame: notOurs, fresh: true},
 		{name: "not ours, from a pod", hook: inPod1, code: actNext, frame: tcp("pod1", "client", 443, "P.")},
 		{name: "not ours, to a pod elsewhere", hook: outEth0, code: actNext, frame: tcp("pod1", "client", 443, "P.")},
 		{name: "known flow, to a pod here", hook: inEth0, code: actRedirect, frame: in},

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -14,6 +15,7 @@ func TestPacketFlows(t *testing.T) {
 	t.Run("Timeouts", func(t *testing.T) { eachFamily(t, n, n.timeouts) })
 	t.Run("EndpointGone", func(t *testing.T) { eachTransport(t, n, n.endpointGone) })
 	t.Run("HalfEvicted", func(t *testing.T) { eachTransport(t, n, n.halfEvicted) })
+	t.Run("Opened", func(t *testing.T) { eachTransport(t, n, n.opened) })
 	t.Run("HalfTaken", func(t *testing.T) { eachTransport(t, n, n.halfTaken) })
 	t.Run("SNATPorts", func(t *testing.T) { eachTransport(t, n, n.snatUnique) })
 	for _, c := range endings {
@@ -40,6 +42,37 @@ func tupleOf(proto uint8, src, dst netip.AddrPort) tcTuple {
 // flow reads one entry; ok is false when there is none.
 func (n *packetNode) flow(key tcTuple) (f tcFlow, found bool) {
 	return f, n.m(tcMapFlows).Lookup(key, &f) == nil
+}
+
+// opened: both entries know when the flow began, and a dump shows its age.
+func (n *packetNode) opened(t *testing.T, p *plan, proto uint8) {
+	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
+	before := bootSeconds()
+	c := n.running(t, p, proto)
+	const age = 100
+	for _, key := range []tcTuple{tupleOf(proto, c.client, c.front), tupleOf(proto, c.server, c.seen)} {
+		f, found := n.flow(key)
+		if !found || f.Opened < before || f.Opened > bootSeconds() {
+			t.Fatalf("found %v, opened at %d, and the packet came after %d", found, f.Opened, before)
+		}
+		f.Opened -= age
+		ok(t, n.m(tcMapFlows).Put(key, f))
+	}
+	spec, err := loadTc()
+	ok(t, err)
+	shown := 0
+	ok(t, dump(n.m(tcMapFlows), spec.Maps[tcMapFlows], func(_, value []Field) error {
+		tcp := slices.ContainsFunc(value, func(f Field) bool { return f.Name == "tcp.end" })
+		for _, f := range value {
+			if seconds, _ := f.Value.(uint64); f.Name == "age_seconds" && seconds >= age && seconds < age+60 && tcp == (proto == protoTCP) {
+				shown++
+			}
+		}
+		return nil
+	}))
+	if shown != 2 {
+		t.Errorf("a dump shows the age of %d entries, want both", shown)
+	}
 }
 
 // ageFlows lets every flow be this many seconds older.

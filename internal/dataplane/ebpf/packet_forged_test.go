@@ -470,7 +470,7 @@ func (n *packetNode) synToGoneEndpoint(t *testing.T, p *plan) {
 func (n *packetNode) ownAddress(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	f := frame{proto: proto, src: ap(p.eth0, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
-	n.untouched(t, "to a Service", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_SOURCE)
+	n.send(t, inEth0, f).want(t, actDrop, tcVerdictDROP_SOURCE)
 	f.dst = ap(p.pod1, 8080)
 	n.untouched(t, "to an endpoint", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_SOURCE)
 }
@@ -487,8 +487,10 @@ func (n *packetNode) otherDevice(t *testing.T, p *plan, proto uint8) {
 		{"another pod's", inPod2, p.pod1}, {"a client's, by a pod", inPod1, p.client}, {"a far pod's, by a pod", inPod1, p.far},
 		{"the node's, by a pod", inPod1, p.eth0}, {"a pod's, from the network", inEth0, p.pod1},
 	} {
-		for _, dst := range []netip.AddrPort{ap(p.clusterIP, 80), ap(p.far, 8080), ap(p.pod1, 8080)} {
-			f := frame{proto: proto, src: ap(tt.src, 40000), dst: dst, flags: "S"}
+		f := frame{proto: proto, src: ap(tt.src, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
+		n.send(t, tt.hook, f).want(t, actDrop, tcVerdictDROP_SOURCE)
+		for _, dst := range []netip.AddrPort{ap(p.far, 8080), ap(p.pod1, 8080)} {
+			f.dst = dst
 			n.untouched(t, tt.what+" to "+dst.String(), tt.hook, f.bytes(n, tt.hook.iface), tcVerdictPASS_SOURCE)
 		}
 	}
@@ -497,10 +499,10 @@ func (n *packetNode) otherDevice(t *testing.T, p *plan, proto uint8) {
 	n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "S", seq: 10}).wantPath(t, client, pod)
 	answer := frame{proto: proto, src: pod, dst: client, flags: "S.", seq: 20, ack: 11}
 	for _, hook := range []at{inPod2, inEth0, inTun0} {
-		n.untouched(t, "an answer by "+hook.iface, hook, answer.bytes(n, hook.iface), tcVerdictPASS_SOURCE)
+		n.send(t, hook, answer).want(t, actDrop, tcVerdictDROP_SOURCE)
 	}
 	ask := frame{proto: proto, src: client, dst: front, flags: ".", seq: 11, ack: 21}
-	n.untouched(t, "the client's, by a pod", inPod2, ask.bytes(n, "pod2"), tcVerdictPASS_SOURCE)
+	n.send(t, inPod2, ask).want(t, actDrop, tcVerdictDROP_SOURCE)
 	n.send(t, inPod1, answer).wantPath(t, front, client)
 	n.send(t, inTun0, ask).wantPath(t, client, pod) // another device of the network
 }
@@ -702,7 +704,7 @@ func (n *packetNode) unknownPod(t *testing.T, p *plan, proto uint8) {
 	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(fresh, 8080), flags: "S"}
 	n.untouched(t, "to the endpoint itself", inPod1, f.bytes(n, "pod1"), tcVerdictPASS_OTHER)
 	f = frame{proto: proto, src: ap(fresh, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
-	n.untouched(t, "from the pod", inPod2, f.bytes(n, "pod2"), tcVerdictPASS_SOURCE)
+	n.send(t, inPod2, f).want(t, actDrop, tcVerdictDROP_SOURCE)
 }
 
 // directConnection: a pod's socket, or another node, speaks to the endpoint directly, and

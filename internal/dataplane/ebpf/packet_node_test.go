@@ -218,7 +218,7 @@ func (n *packetNode) load(t testing.TB, change []func(*Config)) error {
 		return err
 	}
 	t.Cleanup(n.objects.close)
-	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil {
+	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP); err != nil {
 		return err
 	}
 	return n.reread()

@@ -311,7 +311,7 @@ func (n *packetNode) requestHalfEvicted(t *testing.T, p *plan) {
 		} else {
 			n.datagram(t, inEth0, client, front).wantPath(t, seen, ap(p.far, 1069))
 		}
-		if f, found := n.flow(key); !found || f.Helper == 0 || toPort(f.HelperPort) != 1069 {
+		if f, found := n.flow(key); !found || f.Helper == 0 || toPort(f.udp().HelperPort) != 1069 {
 			t.Fatalf("the entry that was lost: %+v, %v", f, found)
 		}
 	}

@@ -138,7 +138,7 @@ func frontends(p *plan) map[string]netip.AddrPort {
 }
 
 func first(proto uint8) string {
-	if proto == protoTCP {
+	if proto != protoUDP {
 		return "S"
 	}
 	return ""

@@ -78,9 +78,12 @@ func ofRole(role string) *model.PodSelection {
 	return &model.PodSelection{Pods: &model.Selector{MatchLabels: map[string]string{"role": role}}}
 }
 
-// cachePolicy is about the cache's port, with both protocols.
+// cachePolicy is about the cache's port, with all protocols.
 func cachePolicy(name string, peers ...model.PolicyPeer) *model.DoNotTrackPolicy {
-	ports := []model.PortRange{{Protocol: model.TCP, First: cachePort, Last: cachePort}, {Protocol: model.UDP, First: cachePort, Last: cachePort}}
+	var ports []model.PortRange
+	for _, proto := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		ports = append(ports, model.PortRange{Protocol: proto, First: cachePort, Last: cachePort})
+	}
 	return &model.DoNotTrackPolicy{Name: name, Pods: ofRole("cache"), Ingress: []model.PolicyRule{{Ports: ports, Peers: peers}}}
 }
 
@@ -325,7 +328,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
 
 	// The next run takes it over, and numbers rules anew.
-	next, err := openUntracked(n.objects.maps, n.objects.filter)
+	next, err := openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP)
 	ok(t, err)
 	if len(next.have.ports) == 0 {
 		t.Error("the next run finds nothing")
@@ -349,7 +352,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	drains.Flags |= uint32(tcSettingsFlagsSETTING_DRAINS)
 	for settings, serves := range map[tcSettings]bool{s: true, drains: false, {}: false} {
 		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), settings))
-		if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil || n.Serves() != serves {
+		if n.policies, err = openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP); err != nil || n.Serves() != serves {
 			t.Errorf("settings %+v: serves %v, %v", settings, n.Serves(), err)
 		}
 	}
@@ -358,7 +361,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	// After a run that knew nothing of it nothing holds.
 	s.Flags &^= uint32(tcSettingsFlagsSETTING_UNTRACKED)
 	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
-	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil {
+	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP); err != nil {
 		t.Fatal(err)
 	}
 	entries := 0

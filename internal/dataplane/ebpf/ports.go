@@ -3,6 +3,8 @@ package ebpf
 import (
 	"context"
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -34,17 +36,23 @@ type portTable struct {
 	// removed from its new owner.
 	owners map[tcFrontendKey]uint32
 	addrs  *serviceAddrs // counts the keys of owners; nil: not counted
+	names  *serviceNames // nil: not recorded
 	// last has the last id of a Service and of an endpoint. An id is never reused, not
 	// even by a later run, because flows and sockets store it.
 	last [2]uint32
 	// reserved is the content of the map of ids: ids up to it may be in use.
 	reserved [2]uint32
+
+	writes *writes // see begin
+	ofNone change  // of entries that belong to no port
 }
 
 // kernelMap is the part of *ebpf.Map that portTable needs. Tests interrupt any call.
 type kernelMap interface {
 	Put(key, value any) error
 	Delete(key any) error
+	BatchUpdate(keys, values any, opts *ebpf.BatchOptions) (int, error)
+	BatchDelete(keys any, opts *ebpf.BatchOptions) (int, error)
 	Iterate() *ebpf.MapIterator
 	BatchLookup(cursor *ebpf.MapBatchCursor, keysOut, valuesOut any, opts *ebpf.BatchOptions) (int, error)
 	String() string
@@ -121,7 +129,7 @@ func (p *port) current() *portEntries {
 	for set := range p.slots {
 		e.header.Count[set] = uint32(len(p.slots[set]))
 	}
-	e.frontends, e.ranges = wantedFrontends(p.service, p.source)
+	e.frontends, e.ranges = wantedFrontends(p.service, p.source), wantedRanges(p.service, p.source)
 	e.backends = make([]backendEntry, len(p.ids))
 	for i, endpoint := range p.source.Endpoints {
 		e.backends[i] = backendEntry{endpoint.Addr, p.ids[i], backendOf(p.service, endpoint)}
@@ -136,11 +144,15 @@ func (p *port) unsettle() *portEntries {
 	return p.entries
 }
 
-// settle records that the maps hold this decision and no more.
+// settle records that the maps hold this decision and no more. Most ports have the same
+// ids in the slots, in the same order: one list serves both until the next write.
 func (p *port) settle(source *intent.ServicePort) {
-	p.ids = make([]uint32, len(p.entries.backends))
-	for i := range p.entries.backends {
-		p.ids[i] = p.entries.backends[i].id
+	p.ids = p.slots[clusterSet]
+	if !slices.EqualFunc(p.ids, p.entries.backends, func(id uint32, b backendEntry) bool { return id == b.id }) {
+		p.ids = make([]uint32, len(p.entries.backends))
+		for i := range p.entries.backends {
+			p.ids[i] = p.entries.backends[i].id
+		}
 	}
 	p.source, p.entries = source, nil
 }
@@ -166,27 +178,25 @@ func (t *portTable) replace(ctx context.Context, ports []*intent.ServicePort) (m
 // adds all new entries before it removes any, so that an address that moves between
 // Services is always served.
 func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gone []intent.PortID, whole bool) (map[intent.PortID]error, error) {
+	defer t.release()
 	failed := map[intent.PortID]error{}
 	var unfit []*intent.ServicePort
-	for _, p := range ports {
+	for some := range chunks(ports, func(p *intent.ServicePort) int { return len(p.Endpoints) }) {
 		if err := ctx.Err(); err != nil {
 			return failed, err
 		}
-		if t.addNew(p) != nil {
+		for p := range t.addNew(some) {
 			unfit = append(unfit, p)
 		}
 	}
-	for _, p := range ports {
-		if err := t.removeOld(p); err != nil {
-			failed[p.ID] = err
-		}
+	for some := range chunks(ports, func(p *intent.ServicePort) int { return len(p.Endpoints) }) {
+		maps.Copy(failed, t.removeOld(some))
 	}
 	// Ports that did not fit may fit now, or after the rest is removed.
+	slices.SortFunc(unfit, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
 	unfit = slices.DeleteFunc(unfit, func(p *intent.ServicePort) bool { return t.write(p) == nil })
-	for _, id := range gone {
-		if err := t.remove(id); err != nil {
-			failed[id] = err
-		}
+	for some := range chunks(gone, func(id intent.PortID) int { return t.byID[id].size() }) {
+		maps.Copy(failed, t.remove(some))
 	}
 	if whole {
 		if err := t.eraseOrphans(); err != nil {
@@ -204,12 +214,52 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 	return failed, nil
 }
 
-func (t *portTable) eraseOrphans() error {
-	for id, o := range t.orphans {
-		if err := t.erase(o); err != nil {
-			return fmt.Errorf("remove Service left by an earlier run: %w", err)
+// chunkEndpoints is the number of endpoints that one stage writes for several ports.
+const chunkEndpoints = 4096
+
+// chunks cuts a list into parts of chunkEndpoints or one element.
+func chunks[T any](all []T, endpoints func(T) int) iter.Seq[[]T] {
+	return func(yield func([]T) bool) {
+		for len(all) > 0 {
+			n, sum := 1, endpoints(all[0])
+			for ; n < len(all); n++ {
+				if sum += 1 + endpoints(all[n]); sum > chunkEndpoints {
+					break
+				}
+			}
+			if !yield(all[:n]) {
+				return
+			}
+			all = all[n:]
 		}
-		delete(t.orphans, id)
+	}
+}
+
+// size returns the number of a port's endpoints in the maps; nil has none.
+func (p *port) size() int {
+	switch {
+	case p == nil:
+		return 0
+	case p.entries != nil:
+		return len(p.entries.backends)
+	}
+	return len(p.ids)
+}
+
+func (t *portTable) eraseOrphans() error {
+	all := slices.Collect(maps.Values(t.orphans))
+	for some := range chunks(all, (*port).size) {
+		cs := make(changes, len(some))
+		for i, o := range some {
+			cs[i].have = o
+		}
+		t.erase(cs)
+		for i := range cs {
+			if err := cs[i].err; err != nil {
+				return fmt.Errorf("remove Service left by an earlier run: %w", err)
+			}
+			delete(t.orphans, cs[i].have.service)
+		}
 	}
 	return nil
 }
@@ -236,6 +286,7 @@ func (t *portTable) adopt(p *intent.ServicePort) {
 func (t *portTable) claim(id intent.PortID, o *port) {
 	delete(t.orphans, o.service)
 	t.byID[id] = o
+	t.names.set(o.service, id)
 	if o.protocol == id.Protocol {
 		return
 	}

@@ -85,29 +85,44 @@ func (n *journal) has(m string, key any) bool {
 	return ok
 }
 
-func (n *journal) add(m string, key any) {
+func (n *journal) add(m string, key any) { addAll(n, m, []any{key}) }
+
+func addAll[K any](n *journal, m string, keys []K) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.keys != nil {
+	if n.keys == nil {
+		return
+	}
+	for _, key := range keys {
 		n.keys[note{m, key}] = struct{}{}
 	}
 }
 
 // notedMap adds each write to the journal.
-type notedMap struct {
+type notedMap[K any] struct {
 	kernelMap
 	name  string
 	notes *journal
 }
 
-func (m notedMap) Put(key, value any) error {
+func (m notedMap[K]) Put(key, value any) error {
 	m.notes.add(m.name, key)
 	return m.kernelMap.Put(key, value)
 }
 
-func (m notedMap) Delete(key any) error {
+func (m notedMap[K]) Delete(key any) error {
 	m.notes.add(m.name, key)
 	return m.kernelMap.Delete(key)
+}
+
+func (m notedMap[K]) BatchUpdate(keys, values any, opts *ebpf.BatchOptions) (int, error) {
+	addAll(m.notes, m.name, keys.([]K))
+	return m.kernelMap.BatchUpdate(keys, values, opts)
+}
+
+func (m notedMap[K]) BatchDelete(keys any, opts *ebpf.BatchOptions) (int, error) {
+	addAll(m.notes, m.name, keys.([]K))
+	return m.kernelMap.BatchDelete(keys, opts)
 }
 
 // check reads the maps and compares them. Other writes continue meanwhile.
@@ -188,22 +203,22 @@ type comparison struct {
 	found dataplane.Repair
 }
 
-// portsAtOnce and entriesAtOnce limit the work under the lock to some milliseconds.
-const (
-	portsAtOnce   = 64
-	entriesAtOnce = 1024
-)
+// entriesAtOnce and chunkEndpoints limit the work under the lock to some milliseconds.
+const entriesAtOnce = 1024
 
 // compare compares a reading, which it consumes, with the entries that t has written.
 // It passes each step to hold, which runs it without concurrent writes, or returns
 // false to stop.
 func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane.Repair, done bool) {
 	c := &comparison{table: t, read: r}
-	var ports []*port
-	if !hold(func() { ports = slices.AppendSeq(slices.Collect(maps.Values(t.byID)), maps.Values(t.orphans)) }) {
+	var parts [][]*port
+	if !hold(func() {
+		ports := slices.AppendSeq(slices.Collect(maps.Values(t.byID)), maps.Values(t.orphans))
+		parts = slices.Collect(chunks(ports, (*port).size))
+	}) {
 		return found, false
 	}
-	for some := range slices.Chunk(ports, portsAtOnce) {
+	for _, some := range parts {
 		if !hold(func() {
 			for _, p := range some {
 				c.port(p)

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"errors"
 	"net/netip"
 
 	"spillway.dev/spillway/internal/facts/model"
@@ -19,6 +20,7 @@ type endpointAddrs struct {
 	// retry says that a write failed. Entries for which the map has no room wait for the
 	// next full sync instead: there may be many.
 	retry bool
+	dirty []tcFrontendKey // to write; see markAddr
 }
 
 func newEndpointAddrs() endpointAddrs {
@@ -32,20 +34,31 @@ func endpointKey(proto model.Protocol, addr netip.AddrPort) tcFrontendKey {
 	}
 }
 
-// count adds 1 or -1 to the endpoints of an address.
-func (a *endpointAddrs) count(key tcFrontendKey, tftp bool, by int) {
-	add(a.refs, key, by)
-	if tftp {
-		add(a.tftp, key, by)
-	}
+// count adds 1 or -1 to the endpoints of an address, and reports whether its entry may
+// differ now.
+func (a *endpointAddrs) count(key tcFrontendKey, tftp bool, by int) (differs bool) {
+	differs = add(a.refs, key, by)
+	return tftp && add(a.tftp, key, by) || differs
 }
 
-func add[K comparable](counts map[K]uint32, key K, by int) {
-	if n := int(counts[key]) + by; n > 0 {
-		counts[key] = uint32(n)
-	} else {
-		delete(counts, key)
+// add adds to a count, and reports whether it was 0 or is.
+func add[K comparable](counts map[K]uint32, key K, by int) (differs bool) {
+	before := int(counts[key])
+	if before+by > 0 {
+		counts[key] = uint32(before + by)
+		return before == 0
 	}
+	delete(counts, key)
+	return before > 0
+}
+
+// release frees the memory that a large write has used.
+func (a *endpointAddrs) release() { a.dirty = nil }
+
+// fail records that an entry was not written. A full map costs only speed.
+func (a *endpointAddrs) fail(key tcFrontendKey, err error) {
+	a.odd[key] = struct{}{}
+	a.retry = a.retry || !isFull(err)
 }
 
 // endpointEntry returns the entry that an address has: one if an endpoint has the address
@@ -61,14 +74,11 @@ func (t *portTable) endpointEntry(key tcFrontendKey) (v tcFrontend, ok bool) {
 	return tcFrontend{Flags: uint8(flags)}, true
 }
 
-// countEndpoint adds 1 or -1 to the endpoints of an address, and updates its entry.
-func (t *portTable) countEndpoint(key tcFrontendKey, tftp bool, by int) error {
-	before, had := t.endpointEntry(key)
-	t.endpoints.count(key, tftp, by)
-	if now, has := t.endpointEntry(key); had == has && before == now {
-		return nil
+// countEndpoint adds 1 or -1 to the endpoints of an address.
+func (t *portTable) countEndpoint(key tcFrontendKey, tftp bool, by int) {
+	if t.endpoints.count(key, tftp, by) {
+		t.markAddr(key)
 	}
-	return t.writeEndpointAddr(key)
 }
 
 // readEndpoint counts an endpoint that was read back. repairEndpointAddrs writes the entry.
@@ -77,25 +87,30 @@ func (t *portTable) readEndpoint(key tcFrontendKey, tftp bool, by int) {
 	t.endpoints.odd[key] = struct{}{}
 }
 
-// writeEndpointAddr writes or removes the entry of an address. A full map costs only speed.
-func (t *portTable) writeEndpointAddr(key tcFrontendKey) error {
-	_, owned := t.owners[key]
-	value, wanted := t.endpointEntry(key)
-	var removed, put error
-	switch {
-	case owned: // the entry is the Service's
-	case wanted:
-		put = t.frontends.Put(key, value)
-	default:
-		removed = remove(t.frontends, key)
+// markAddr makes the next writeEndpointAddrs write the entry of an address.
+func (t *portTable) markAddr(key tcFrontendKey) {
+	t.endpoints.dirty = append(t.endpoints.dirty, key)
+	if len(t.endpoints.dirty) == batchEntries {
+		t.writeEndpointAddrs()
 	}
-	if removed == nil && put == nil {
-		delete(t.endpoints.odd, key)
-		return nil
+}
+
+// writeEndpointAddrs writes or deletes the entries of marked addresses. A Service's address
+// may come between: its entry is written later, or its owner is known.
+func (t *portTable) writeEndpointAddrs() {
+	w := t.begin()
+	for _, key := range t.endpoints.dirty {
+		if _, owned := t.owners[key]; owned { // the entry is the Service's
+			delete(t.endpoints.odd, key)
+		} else if value, wanted := t.endpointEntry(key); wanted {
+			w.addrs.add(&t.ofNone, key, value)
+		} else {
+			w.noAddrs.add(&t.ofNone, key, struct{}{})
+		}
 	}
-	t.endpoints.odd[key] = struct{}{}
-	t.endpoints.retry = t.endpoints.retry || removed != nil || !isFull(put)
-	return removed
+	t.endpoints.dirty = t.endpoints.dirty[:0]
+	w.addrs.flush()
+	w.noAddrs.flush()
 }
 
 // setTFTP sets or clears the mark of a port's endpoints that they answer from other
@@ -111,23 +126,22 @@ func (t *portTable) setTFTP(have *port, tftp bool) {
 		by = -1
 	}
 	for i := range e.backends {
-		key := endpointKey(have.protocol, e.backends[i].addr)
-		before, _ := t.endpointEntry(key)
-		add(t.endpoints.tftp, key, by)
-		if now, has := t.endpointEntry(key); has && now != before {
-			_ = t.writeEndpointAddr(key) // only a removal fails
+		if key := endpointKey(have.protocol, e.backends[i].addr); add(t.endpoints.tftp, key, by) {
+			t.markAddr(key)
 		}
 	}
 }
 
-// repairEndpointAddrs repairs the result of a failed write or a killed run: entries without an
-// endpoint, and endpoints without an entry.
+// repairEndpointAddrs repairs the result of a failed write or a killed run: entries without
+// an endpoint, and endpoints without an entry.
 func (t *portTable) repairEndpointAddrs() error {
 	t.endpoints.retry = false
 	for key := range t.endpoints.odd {
-		if err := t.writeEndpointAddr(key); err != nil {
-			return err
-		}
+		t.markAddr(key)
+	}
+	t.writeEndpointAddrs()
+	if t.endpoints.retry {
+		return errors.New("write the entries of endpoints' own addresses: the kernel has refused some")
 	}
 	return nil
 }

@@ -19,10 +19,10 @@ import (
 // Service port claims them. filter gets all addresses that the table will write.
 func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 	n := &journal{}
-	noted := func(name string) kernelMap { return notedMap{m[name], name, n} }
 	t := &portTable{
-		frontends: filter.before(noted(tcMapFrontends)), services: noted(tcMapServices), slots: noted(tcMapSlots),
-		backends: noted(tcMapBackends), ranges: noted(tcMapSourceRanges), ids: m[idsMap], notes: n,
+		frontends: filter.before(noted[tcFrontendKey](n, m, tcMapFrontends)), services: noted[uint32](n, m, tcMapServices),
+		slots: noted[tcSlotKey](n, m, tcMapSlots), backends: noted[uint32](n, m, tcMapBackends),
+		ranges: noted[tcRangeKey](n, m, tcMapSourceRanges), ids: m[idsMap], notes: n,
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
 		owners: map[tcFrontendKey]uint32{}, endpoints: newEndpointAddrs(),
 	}
@@ -88,6 +88,10 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 		t.reserved[kind] = limit
 		t.last[kind] = max(t.last[kind], limit)
 	})
+}
+
+func noted[K any](n *journal, m map[string]*ebpf.Map, name string) kernelMap {
+	return notedMap[K]{m[name], name, n}
 }
 
 // findOdd compares the entries of endpoints' own addresses with the endpoints.

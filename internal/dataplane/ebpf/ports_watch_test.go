@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 var errKilled = errors.New("killed by the test")
@@ -32,6 +34,8 @@ type mapWatch struct {
 	// given are all ids ever seen, and have those of the last look.
 	given map[uint32]endpointName
 	have  map[uint32]bool
+	// members are all addresses that the filter lets pass: a writer adds each key first.
+	members map[tcFrontendKey]bool
 	// before and after are the addresses of the two states. An address of both is
 	// found at any moment, and allows no client that neither state allows.
 	before, after map[tcFrontendKey]intent.Frontend
@@ -40,6 +44,12 @@ type mapWatch struct {
 // open begins a new run.
 func (w *mapWatch) open() *portTable {
 	table := openPorts(w.t, w.maps)
+	if w.members == nil {
+		w.members = map[tcFrontendKey]bool{}
+	}
+	for key := range readContents(w.t, w.maps).frontends {
+		w.members[key] = true
+	}
 	for _, m := range []*kernelMap{&table.frontends, &table.services, &table.slots, &table.backends, &table.ranges, &table.ids} {
 		*m = watchedMap{*m, w}
 	}
@@ -67,11 +77,35 @@ type watchedMap struct {
 }
 
 func (m watchedMap) Put(key, value any) error {
+	if member, ok := key.(tcFrontendKey); ok {
+		m.w.members[member] = true
+	}
 	return m.w.write(func() error { return m.kernelMap.Put(key, value) })
 }
 
 func (m watchedMap) Delete(key any) error {
 	return m.w.write(func() error { return m.kernelMap.Delete(key) })
+}
+
+// A batch is written one entry after the other, as the kernel does it.
+func (m watchedMap) BatchUpdate(keys, values any, _ *ebpf.BatchOptions) (int, error) {
+	k, v := reflect.ValueOf(keys), reflect.ValueOf(values)
+	for i := range k.Len() {
+		if err := m.Put(k.Index(i).Interface(), v.Index(i).Interface()); err != nil {
+			return i, err
+		}
+	}
+	return k.Len(), nil
+}
+
+func (m watchedMap) BatchDelete(keys any, _ *ebpf.BatchOptions) (int, error) {
+	k := reflect.ValueOf(keys)
+	for i := range k.Len() {
+		if err := m.Delete(k.Index(i).Interface()); err != nil {
+			return i, err
+		}
+	}
+	return k.Len(), nil
 }
 
 func (w *mapWatch) write(f func() error) error {
@@ -90,7 +124,7 @@ func (w *mapWatch) write(f func() error) error {
 func (w *mapWatch) look() {
 	w.t.Helper()
 	c := readContents(w.t, w.maps)
-	for _, fault := range c.faults() {
+	for _, fault := range append(c.faults(), c.unfiltered(w.members)...) {
 		w.t.Errorf("after write %d: %s", w.writes, fault)
 	}
 	for key, after := range w.after {
@@ -109,7 +143,7 @@ func (w *mapWatch) look() {
 	have := map[uint32]bool{}
 	for id, v := range c.backends {
 		have[id] = true
-		name := endpointName{v.Service, backendAddr(v)}
+		name := endpointName{v.Service, endpointOf(v)}
 		if old, ok := w.given[id]; ok && (old != name || !w.have[id]) {
 			w.t.Errorf("after write %d: id %d was given to %v and again to %v", w.writes, id, old, name)
 		}
@@ -176,6 +210,22 @@ func (c contents) faults() []string {
 	return out
 }
 
+// unfiltered returns the endpoints that may get a packet, and whose answers the filter does
+// not let pass.
+func (c contents) unfiltered(members map[tcFrontendKey]bool) (out []string) {
+	for key, f := range c.frontends {
+		for set, n := range c.services[f.Service].Count {
+			for i := range int(n) {
+				answers := endpointKey(model.Protocol(key.Proto), endpointOf(c.backends[c.slots[slotKey(f.Service, set, i)]]))
+				if !members[answers] {
+					out = append(out, fmt.Sprintf("%s leads to endpoint %s, whose answers do not pass the filter", keyText(key), keyText(answers)))
+				}
+			}
+		}
+	}
+	return out
+}
+
 // rangeFaults returns clients that are allowed, or refused, unlike before and after.
 func (c contents) rangeFaults(f tcFrontend, before, after []netip.Prefix) (out []string) {
 	checked := tcFrontendFlags(f.Flags)&tcFrontendFlagsFRONTEND_RANGES != 0
@@ -204,10 +254,6 @@ func (c contents) rangeFaults(f tcFrontend, before, after []netip.Prefix) (out [
 	return out
 }
 
-func backendAddr(b tcBackend) netip.AddrPort {
-	return netip.AddrPortFrom(fromAddr(b.Addr, b.Family), toPort(b.Port))
-}
-
 func keyText(k tcFrontendKey) string {
 	return fmt.Sprintf("%s/%d", netip.AddrPortFrom(fromAddr(k.Addr, k.Family), toPort(k.Port)), k.Proto)
 }
@@ -225,10 +271,10 @@ func (c contents) lines() []string {
 		add(id, "header %d %d %d", s.Count, s.Affinity, s.Flags)
 	}
 	for key, id := range c.slots {
-		add(key.Service, "slot %t %s", key.Slot&slotLocal != 0, backendAddr(c.backends[id]))
+		add(key.Service, "slot %t %s", key.Slot&slotLocal != 0, endpointOf(c.backends[id]))
 	}
 	for _, b := range c.backends {
-		add(b.Service, "endpoint %s flags %d", backendAddr(b), b.Flags)
+		add(b.Service, "endpoint %s flags %d", endpointOf(b), b.Flags)
 	}
 	for key := range c.ranges {
 		add(key.Scope, "range %s", rangePrefix(key))
@@ -256,7 +302,7 @@ func endpointIDs(t *testing.T, m map[string]*ebpf.Map, ports []*intent.ServicePo
 		service := c.frontends[frontendKey(p.ID, p.Frontends[0])].Service
 		for id, b := range c.backends {
 			if b.Service == service {
-				ids[p.ID.String()+" "+backendAddr(b).String()] = id
+				ids[p.ID.String()+" "+endpointOf(b).String()] = id
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -12,99 +13,214 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// The entries that portTable writes for one port, in the order that the programs need.
+// The stages in which portTable writes ports, in the order that the programs need.
+
+// writes are the batches of a portTable.
+type writes struct {
+	backends  batch[uint32, tcBackend]
+	slots     batch[tcSlotKey, uint32]
+	services  batch[uint32, tcService]
+	ranges    batch[tcRangeKey, uint8]
+	frontends batch[tcFrontendKey, tcFrontend]
+	addrs     batch[tcFrontendKey, tcFrontend] // endpoints' own addresses
+
+	noFrontends batch[tcFrontendKey, struct{}]
+	noRanges    batch[tcRangeKey, struct{}]
+	noServices  batch[uint32, struct{}]
+	noSlots     batch[tcSlotKey, struct{}]
+	noBackends  batch[uint32, int] // with the index in portEntries.backends
+	noAddrs     batch[tcFrontendKey, struct{}]
+}
+
+// begin returns the table's batches.
+func (t *portTable) begin() *writes {
+	if t.writes != nil {
+		return t.writes
+	}
+	w := &writes{}
+	w.backends = puts(&t.backends, t.onBackend, func(_ uint32, v tcBackend) (string, any) { return "endpoint", endpointOf(v) })
+	w.slots = puts(&t.slots, onSlot, func(k tcSlotKey, _ uint32) (string, any) { return "slot", k.Service })
+	w.services = puts(&t.services, onHeader, func(k uint32, _ tcService) (string, any) { return "Service", k })
+	w.ranges = puts(&t.ranges, onRange, func(k tcRangeKey, _ uint8) (string, any) { return "source range", rangePrefix(k) })
+	w.frontends = puts(&t.frontends, t.onFrontend, func(k tcFrontendKey, _ tcFrontend) (string, any) {
+		return "address", fromAddr(k.Addr, k.Family)
+	})
+	w.noFrontends = deletes(&t.frontends, t.onNoFrontend)
+	w.noRanges = deletes(&t.ranges, func(c *change, k tcRangeKey, _ struct{}) { delete(c.have.entries.ranges, k) })
+	w.noServices = deletes(&t.services, func(c *change, _ uint32, _ struct{}) {
+		c.have.entries.header, c.have.entries.written = tcService{}, false
+	})
+	w.noSlots = deletes(&t.slots, onNoSlot)
+	w.noBackends = deletes(&t.backends, t.onNoBackend)
+	w.addrs = addrWrites[tcFrontend](t, false)
+	w.noAddrs = addrWrites[struct{}](t, true)
+	t.writes = w
+	return w
+}
+
+// puts returns a batch that fails the change of an entry that the kernel refuses. name
+// describes an entry.
+func puts[K, V any](m *kernelMap, written func(*change, K, V), name func(K, V) (what string, which any)) batch[K, V] {
+	return batch[K, V]{m: m, written: written, failed: func(c *change, k K, v V, err error) {
+		what, which := name(k, v)
+		c.err = full(what, which, err)
+	}}
+}
+
+func deletes[K, V any](m *kernelMap, written func(*change, K, V)) batch[K, V] {
+	return batch[K, V]{m: m, delete: true, written: written, failed: func(c *change, k K, _ V, err error) {
+		c.err = fmt.Errorf("delete entry %v from eBPF map %s: %w", k, *m, err)
+	}}
+}
+
+// addrWrites returns a batch of endpoints' own addresses, which fails no port.
+func addrWrites[V any](t *portTable, remove bool) batch[tcFrontendKey, V] {
+	return batch[tcFrontendKey, V]{m: &t.frontends, delete: remove,
+		written: func(_ *change, k tcFrontendKey, _ V) { delete(t.endpoints.odd, k) },
+		failed:  func(_ *change, k tcFrontendKey, _ V, err error) { t.endpoints.fail(k, err) },
+	}
+}
+
+// release frees the memory that a large write has used.
+func (t *portTable) release() {
+	if w := t.writes; w != nil {
+		w.backends.release()
+		w.slots.release()
+		w.services.release()
+		w.ranges.release()
+		w.frontends.release()
+		w.addrs.release()
+		w.noFrontends.release()
+		w.noRanges.release()
+		w.noServices.release()
+		w.noSlots.release()
+		w.noBackends.release()
+		w.noAddrs.release()
+	}
+	t.endpoints.release()
+}
 
 // write updates one port. After an error it serves its old state or a part of the new
 // one, and another call continues.
 func (t *portTable) write(p *intent.ServicePort) error {
-	if err := t.addNew(p); err != nil {
+	one := []*intent.ServicePort{p}
+	for _, err := range t.addNew(one) {
 		return err
 	}
-	return t.removeOld(p)
+	for _, err := range t.removeOld(one) {
+		return err
+	}
+	return nil
 }
 
-// addNew adds new entries, endpoints before the addresses that lead to them.
-func (t *portTable) addNew(p *intent.ServicePort) error {
+// addNew adds new entries of ports, endpoints before the addresses that lead to them. An
+// endpoint's own address is written before a slot may lead to the endpoint: without it the
+// filter would not let the endpoint's answers pass. It returns the ports that failed.
+func (t *portTable) addNew(ports []*intent.ServicePort) map[*intent.ServicePort]error {
+	w, failed := t.begin(), map[*intent.ServicePort]error{}
+	cs := make(changes, 0, len(ports))
+	for _, p := range ports {
+		switch c, err := t.prepare(p); {
+		case err != nil:
+			failed[p] = err
+		case c.have != nil:
+			cs = append(cs, c)
+		}
+	}
+	cs.each(t.addBackends)
+	w.backends.flush()
+	for i := range cs {
+		if e := cs[i].have.entries; len(e.backends) > cs[i].known {
+			slices.SortFunc(e.backends, compareBackends)
+		}
+	}
+	t.writeEndpointAddrs()
+	t.writeSets(cs, true)
+	cs.each(t.addRanges)
+	w.ranges.flush()
+	cs.each(t.addFrontends)
+	w.frontends.flush()
+	var unfit changes
+	for i := range cs {
+		switch c := &cs[i]; {
+		case c.err != nil:
+			failed[c.want] = c.err
+			unfit = append(unfit, change{want: c.want, have: c.have})
+		case c.isNew:
+			c.have.settle(c.want)
+		default:
+			c.have.entries.grown = c.want
+		}
+	}
+	t.giveBack(unfit)
+	t.writeEndpointAddrs()
+	return failed
+}
+
+// prepare begins a change of a port; its have is nil if the maps hold this decision.
+func (t *portTable) prepare(p *intent.ServicePort) (c change, err error) {
 	t.adopt(p)
 	have := t.byID[p.ID]
 	if have == nil {
 		id, err := t.newID(serviceID)
 		if err != nil {
-			return err
+			return c, err
 		}
-		have = newPort(id)
+		have, c.isNew = newPort(id), true
 		have.protocol = p.ID.Protocol
 		t.byID[p.ID] = have
+		t.names.set(have.service, p.ID)
 	}
 	if have.source == p {
-		return nil // the same immutable decision
+		return c, nil // the same immutable decision
 	}
 	e := have.unsettle()
 	e.grown = nil
-	err := t.addEndpoints(have, p)
-	if err == nil {
-		err = t.addFrontends(have, p)
-	}
-	if err != nil {
-		t.giveBack(p.ID, have)
-		return err
-	}
-	e.grown = p
-	return nil
-}
-
-// addEndpoints adds new endpoints and updates the sets. A set that becomes empty stays
-// until no address leads to it.
-func (t *portTable) addEndpoints(have *port, p *intent.ServicePort) error {
 	t.setTFTP(have, p.Helper == intent.TFTP)
-	if err := t.addBackends(have, p); err != nil {
-		return err
-	}
-	return t.writeSets(have, p, true)
+	c.want, c.have, c.known = p, have, len(e.backends)
+	return c, nil
 }
 
-// addBackends writes the wanted endpoints.
-func (t *portTable) addBackends(have *port, p *intent.ServicePort) error {
-	e := have.entries
-	known := len(e.backends)
-	defer func() {
-		if len(e.backends) > known {
-			slices.SortFunc(e.backends, compareBackends)
-		}
-	}()
-	next := 0
-	for _, endpoint := range p.Endpoints {
-		for next < known && e.backends[next].addr.Compare(endpoint.Addr) < 0 {
+// addBackends adds the wanted endpoints.
+func (t *portTable) addBackends(c *change) {
+	e, next := c.have.entries, 0
+	if c.isNew {
+		e.backends = make([]backendEntry, 0, len(c.want.Endpoints))
+	}
+	for _, endpoint := range c.want.Endpoints {
+		for next < c.known && e.backends[next].addr.Compare(endpoint.Addr) < 0 {
 			next++
 		}
-		value := backendOf(have.service, endpoint)
-		if next < known && e.backends[next].addr == endpoint.Addr {
+		value := backendOf(c.have.service, endpoint)
+		if next < c.known && e.backends[next].addr == endpoint.Addr {
 			// A member of both its old and its new sets, until these are written.
 			old := &e.backends[next]
-			value.Flags |= old.value.Flags & memberFlags
-			if value == old.value {
-				continue
+			if value.Flags |= old.value.Flags & memberFlags; value != old.value {
+				t.writes.backends.add(c, old.id, value)
 			}
-			if err := t.backends.Put(old.id, value); err != nil {
-				return full("endpoint", endpoint.Addr, err)
-			}
-			old.value = value
 			continue
+		}
+		if len(e.backends) == cap(e.backends) {
+			e.backends = slices.Grow(e.backends, len(c.want.Endpoints))
 		}
 		id, err := t.newID(backendID)
 		if err != nil {
-			return err
+			c.err = err
+			return
 		}
-		if err := t.backends.Put(id, value); err != nil {
-			return full("endpoint", endpoint.Addr, err)
-		}
-		if len(e.backends) == cap(e.backends) {
-			e.backends = slices.Grow(e.backends, len(p.Endpoints))
-		}
-		e.backends = append(e.backends, backendEntry{endpoint.Addr, id, value})
-		_ = t.countEndpoint(endpointKey(have.protocol, endpoint.Addr), e.tftp, 1) // only a removal fails
+		t.writes.backends.add(c, id, value)
 	}
-	return nil
+}
+
+// onBackend records an endpoint that was added or changed.
+func (t *portTable) onBackend(c *change, id uint32, v tcBackend) {
+	e, b := c.have.entries, backendEntry{endpointOf(v), id, v}
+	if at, found := slices.BinarySearchFunc(e.backends[:c.known], b, compareBackends); found {
+		e.backends[at].value = v
+		return
+	}
+	e.backends = append(e.backends, b)
+	t.countEndpoint(endpointKey(c.have.protocol, b.addr), e.tftp, 1)
 }
 
 // compareBackends sorts by address. Maps that were damaged may have an address twice.
@@ -118,6 +234,11 @@ func backendOf(service uint32, e intent.Endpoint) tcBackend {
 		Addr: toAddr(e.Addr.Addr()), Port: toPort(e.Addr.Port()),
 		Family: familyOf(e.Addr.Addr()), Flags: uint8(backendFlags(e)), Service: service,
 	}
+}
+
+// endpointOf returns the endpoint of an entry.
+func endpointOf(b tcBackend) netip.AddrPort {
+	return netip.AddrPortFrom(fromAddr(b.Addr, b.Family), toPort(b.Port))
 }
 
 // sets returns the ids of the wanted endpoints, by set.
@@ -141,41 +262,46 @@ func (e *portEntries) sets(p *intent.ServicePort) [2][]uint32 {
 
 const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER_POLICY | tcBackendFlagsBACKEND_LOCAL_POLICY)
 
-// writeSets writes both sets. First it writes the slots that readers of the old and the
-// new size both use, then the sizes, and then it deletes the rest. With keep, a set
-// that becomes empty stays unchanged.
-func (t *portTable) writeSets(have *port, p *intent.ServicePort, keep bool) error {
-	e := have.entries
-	header, want := e.newHeader(p), e.sets(p)
+// writeSets writes the sets of ports. First it writes the slots that readers of the old
+// and the new size both use, then the sizes, and then it deletes the rest. With keep, a
+// set that becomes empty stays unchanged, because an address may still lead to it.
+func (t *portTable) writeSets(cs changes, keep bool) {
+	cs.each(func(c *change) { t.addSlots(c, keep) })
+	t.writes.slots.flush()
+	cs.each(t.addHeader)
+	t.writes.services.flush()
+	cs.each(t.trimSlots)
+	t.writes.noSlots.flush()
+}
+
+func (t *portTable) addSlots(c *change, keep bool) {
+	have, e := c.have, c.have.entries
+	want := e.sets(c.want)
+	c.header = e.newHeader(c.want)
 	for set := range want {
 		if keep && len(want[set]) == 0 {
-			header.Count[set] = e.header.Count[set]
+			c.header.Count[set] = e.header.Count[set]
 			continue
 		}
 		next := arrange(have.slots[set], want[set])
-		header.Count[set] = uint32(len(next))
+		c.header.Count[set] = uint32(len(next))
 		have.slots[set] = slices.Grow(have.slots[set], max(0, len(next)-len(have.slots[set])))
+		known := len(have.slots[set])
 		for i, id := range next {
-			if i < len(have.slots[set]) && have.slots[set][i] == id {
-				continue
-			}
-			if err := t.slots.Put(slotKey(have.service, set, i), id); err != nil {
-				return full("slot", have.service, err)
-			}
-			if i < len(have.slots[set]) {
-				have.slots[set][i] = id
-			} else {
-				have.slots[set] = append(have.slots[set], id)
+			if i >= known || have.slots[set][i] != id {
+				t.writes.slots.add(c, slotKey(have.service, set, i), id)
 			}
 		}
 	}
-	if !e.written || e.header != header {
-		if err := t.services.Put(have.service, header); err != nil {
-			return full("Service", have.service, err)
-		}
-		e.header, e.written = header, true
+}
+
+func onSlot(c *change, k tcSlotKey, id uint32) {
+	slots, i := c.have.slotsOf(k)
+	if i < len(*slots) {
+		(*slots)[i] = id
+	} else {
+		*slots = append(*slots, id)
 	}
-	return t.trimSlots(have)
 }
 
 // newHeader returns the header of a decision, without the sizes of its sets.
@@ -187,17 +313,28 @@ func (e *portEntries) newHeader(p *intent.ServicePort) tcService {
 	return header
 }
 
-// trimSlots removes the slots beyond the sizes of the sets.
-func (t *portTable) trimSlots(have *port) error {
-	for set := range have.slots {
-		for i := len(have.slots[set]) - 1; i >= int(have.entries.header.Count[set]); i-- {
-			if err := remove(t.slots, slotKey(have.service, set, i)); err != nil {
-				return err
-			}
-			have.slots[set] = have.slots[set][:i]
+func (t *portTable) addHeader(c *change) {
+	if e := c.have.entries; !e.written || e.header != c.header {
+		t.writes.services.add(c, c.have.service, c.header)
+	}
+}
+
+func onHeader(c *change, _ uint32, header tcService) {
+	c.have.entries.header, c.have.entries.written = header, true
+}
+
+// trimSlots removes the slots beyond the sizes of the sets, the last first.
+func (t *portTable) trimSlots(c *change) {
+	for set := range c.have.slots {
+		for i := len(c.have.slots[set]) - 1; i >= int(c.have.entries.header.Count[set]); i-- {
+			t.writes.noSlots.add(c, slotKey(c.have.service, set, i), struct{}{})
 		}
 	}
-	return nil
+}
+
+func onNoSlot(c *change, k tcSlotKey, _ struct{}) {
+	slots, i := c.have.slotsOf(k)
+	*slots = (*slots)[:i]
 }
 
 func slotKey(service uint32, set, i int) tcSlotKey {
@@ -206,6 +343,14 @@ func slotKey(service uint32, set, i int) tcSlotKey {
 		key.Slot |= slotLocal
 	}
 	return key
+}
+
+// slotsOf returns the set of a slot, and its place there.
+func (p *port) slotsOf(key tcSlotKey) (set *[]uint32, i int) {
+	if key.Slot&slotLocal != 0 {
+		return &p.slots[localSet], int(key.Slot &^ slotLocal)
+	}
+	return &p.slots[clusterSet], int(key.Slot)
 }
 
 // arrange orders the wanted ids with as few changed slots as possible. Existing ids
@@ -233,223 +378,263 @@ func arrange(have, want []uint32) []uint32 {
 	return next
 }
 
-// addFrontends adds and changes addresses, after the source ranges that they need.
-func (t *portTable) addFrontends(have *port, p *intent.ServicePort) error {
-	e := have.entries
-	want, ranges := wantedFrontends(have.service, p)
-	for key := range ranges {
-		if !e.ranges[key] {
-			if err := t.ranges.Put(key, uint8(1)); err != nil {
-				return full("source range", rangePrefix(key), err)
-			}
-			e.ranges[key] = true
+// addRanges adds the source ranges, before the addresses that need them.
+func (t *portTable) addRanges(c *change) {
+	for key := range wantedRanges(c.have.service, c.want) {
+		if !c.have.entries.ranges[key] {
+			t.writes.ranges.add(c, key, 1)
 		}
 	}
-	for key, value := range want {
-		if old, ok := e.frontends[key]; ok && old == value && t.owners[key] == have.service {
-			continue
-		}
-		if err := t.frontends.Put(key, value); err != nil {
-			return full("address", fromAddr(key.Addr, key.Family), err)
-		}
-		e.frontends[key] = value
-		if _, owned := t.owners[key]; !owned {
-			t.addrs.count(key, 1)
-		}
-		t.owners[key] = have.service
-	}
-	return nil
 }
 
-// wantedFrontends returns the entries of a port's addresses and source ranges.
-func wantedFrontends(service uint32, p *intent.ServicePort) (map[tcFrontendKey]tcFrontend, map[tcRangeKey]bool) {
+func onRange(c *change, k tcRangeKey, _ uint8) { c.have.entries.ranges[k] = true }
+
+// addFrontends adds and changes addresses.
+func (t *portTable) addFrontends(c *change) {
+	for _, f := range c.want.Frontends {
+		key, value := frontendEntry(c.have.service, c.want, f)
+		if old, ok := c.have.entries.frontends[key]; !ok || old != value || t.owners[key] != c.have.service {
+			t.writes.frontends.add(c, key, value)
+		}
+	}
+}
+
+func (t *portTable) onFrontend(c *change, key tcFrontendKey, value tcFrontend) {
+	c.have.entries.frontends[key] = value
+	if _, owned := t.owners[key]; !owned {
+		t.addrs.count(key, 1)
+	}
+	t.owners[key] = c.have.service
+}
+
+// frontendEntry returns the entry of an address.
+func frontendEntry(service uint32, p *intent.ServicePort, f intent.Frontend) (tcFrontendKey, tcFrontend) {
+	flags := frontendFlags(f)
+	if p.Helper == intent.TFTP {
+		flags |= tcFrontendFlagsFRONTEND_TFTP
+	}
+	return frontendKey(p.ID, f), tcFrontend{
+		Service: service, ExternalRoute: uint8(f.ExternalRoute), InternalRoute: uint8(f.InternalRoute),
+		Flags: uint8(flags),
+	}
+}
+
+// wantedFrontends returns the entries of a port's addresses.
+func wantedFrontends(service uint32, p *intent.ServicePort) map[tcFrontendKey]tcFrontend {
 	frontends := make(map[tcFrontendKey]tcFrontend, len(p.Frontends))
+	for _, f := range p.Frontends {
+		key, value := frontendEntry(service, p, f)
+		frontends[key] = value
+	}
+	return frontends
+}
+
+// wantedRanges returns the entries of a port's source ranges.
+func wantedRanges(service uint32, p *intent.ServicePort) map[tcRangeKey]bool {
 	ranges := map[tcRangeKey]bool{}
 	for _, f := range p.Frontends {
-		flags := frontendFlags(f)
-		if p.Helper == intent.TFTP {
-			flags |= tcFrontendFlagsFRONTEND_TFTP
-		}
-		frontends[frontendKey(p.ID, f)] = tcFrontend{
-			Service: service, ExternalRoute: uint8(f.ExternalRoute), InternalRoute: uint8(f.InternalRoute),
-			Flags: uint8(flags),
-		}
 		for _, r := range f.SourceRanges {
 			ranges[rangeKey(service, r)] = true
 		}
 	}
-	return frontends, ranges
+	return ranges
 }
 
-// giveBack frees the map entries of a port that did not fit.
-func (t *portTable) giveBack(id intent.PortID, have *port) {
-	if len(have.entries.frontends) == 0 {
-		if t.erase(have) == nil {
+// giveBack frees the map entries of ports that did not fit.
+func (t *portTable) giveBack(cs changes) {
+	if len(cs) == 0 {
+		return
+	}
+	var unserved changes
+	var ids []intent.PortID
+	cs = slices.DeleteFunc(cs, func(c change) bool {
+		if len(c.have.entries.frontends) > 0 {
+			return false
+		}
+		unserved, ids = append(unserved, change{have: c.have}), append(ids, c.want.ID)
+		return true
+	})
+	t.erase(unserved)
+	for i, id := range ids {
+		if unserved[i].err == nil {
+			t.names.remove(t.byID[id].service)
 			delete(t.byID, id)
 		}
-		return
 	}
-	if t.trimSlots(have) != nil {
-		return
-	}
-	named := map[uint32]bool{}
-	for _, ids := range have.slots {
-		for _, id := range ids {
-			named[id] = true
-		}
-	}
-	_ = t.dropBackends(have, func(b *backendEntry) bool { return !named[b.id] })
-}
-
-// removeOld removes the entries of the old state that addNew has kept.
-func (t *portTable) removeOld(p *intent.ServicePort) error {
-	have := t.byID[p.ID]
-	if have == nil || have.entries == nil || have.entries.grown != p {
-		return nil
-	}
-	if err := t.dropFrontends(have, p); err != nil {
-		return err
-	}
-	if err := t.writeSets(have, p, false); err != nil {
-		return err
-	}
-	if err := t.dropEndpoints(have, p); err != nil {
-		return err
-	}
-	have.settle(p)
-	return nil
-}
-
-// dropFrontends removes addresses, and then their source ranges.
-func (t *portTable) dropFrontends(have *port, p *intent.ServicePort) error {
-	e := have.entries
-	want, ranges := wantedFrontends(have.service, p)
-	for key := range e.frontends {
-		if _, ok := want[key]; !ok {
-			if err := t.dropFrontend(have, key); err != nil {
-				return err
+	cs.each(t.trimSlots)
+	t.writes.noSlots.flush()
+	t.dropBackends(cs, func(c *change) func(*backendEntry) bool {
+		named := map[uint32]bool{}
+		for _, ids := range c.have.slots {
+			for _, id := range ids {
+				named[id] = true
 			}
 		}
-	}
-	for key := range e.ranges {
-		if !ranges[key] {
-			if err := remove(t.ranges, key); err != nil {
-				return err
-			}
-			delete(e.ranges, key)
-		}
-	}
-	return nil
+		return func(b *backendEntry) bool { return !named[b.id] }
+	})
 }
 
-// dropFrontend removes an address, unless another port has taken it over.
-func (t *portTable) dropFrontend(have *port, key tcFrontendKey) error {
-	if t.owners[key] == have.service {
-		if err := remove(t.frontends, key); err != nil {
-			return err
-		}
-		delete(t.owners, key)
-		t.addrs.count(key, -1)
-		if _, wanted := t.endpointEntry(key); wanted {
-			_ = t.writeEndpointAddr(key) // only a removal fails
+// removeOld removes the entries of old states that addNew has kept. It returns the ports
+// that failed.
+func (t *portTable) removeOld(ports []*intent.ServicePort) map[intent.PortID]error {
+	w := t.begin()
+	cs := make(changes, 0, len(ports))
+	for _, p := range ports {
+		if have := t.byID[p.ID]; have != nil && have.entries != nil && have.entries.grown == p {
+			cs = append(cs, change{want: p, have: have, known: len(have.entries.backends)})
 		}
 	}
-	delete(have.entries.frontends, key)
-	return nil
+	cs.each(t.dropFrontends)
+	w.noFrontends.flush()
+	cs.each(t.dropRanges)
+	w.noRanges.flush()
+	t.writeSets(cs, false)
+	cs.each(t.endMemberships)
+	w.backends.flush()
+	t.dropBackends(cs, unwanted)
+	t.writeEndpointAddrs()
+	failed := map[intent.PortID]error{}
+	for i := range cs {
+		if c := &cs[i]; c.err != nil {
+			failed[c.want.ID] = c.err
+		} else {
+			c.have.settle(c.want)
+		}
+	}
+	return failed
 }
 
-// dropEndpoints removes endpoints that no set contains any more, and the memberships
-// that an endpoint has lost.
-func (t *portTable) dropEndpoints(have *port, p *intent.ServicePort) error {
-	e := have.entries
-	next := 0
-	for i := range p.Endpoints {
-		for e.backends[next].addr != p.Endpoints[i].Addr {
+// dropFrontends removes addresses.
+func (t *portTable) dropFrontends(c *change) {
+	var want map[tcFrontendKey]tcFrontend
+	if c.want != nil {
+		want = wantedFrontends(c.have.service, c.want)
+	}
+	for key := range c.have.entries.frontends {
+		if _, ok := want[key]; ok {
+			continue
+		}
+		if t.owners[key] == c.have.service {
+			t.writes.noFrontends.add(c, key, struct{}{})
+		} else { // another port has taken it over
+			delete(c.have.entries.frontends, key)
+		}
+	}
+}
+
+func (t *portTable) onNoFrontend(c *change, key tcFrontendKey, _ struct{}) {
+	delete(c.have.entries.frontends, key)
+	delete(t.owners, key)
+	t.addrs.count(key, -1)
+	if t.endpoints.refs[key] > 0 {
+		t.markAddr(key)
+	}
+}
+
+// dropRanges removes source ranges.
+func (t *portTable) dropRanges(c *change) {
+	var want map[tcRangeKey]bool
+	if c.want != nil {
+		want = wantedRanges(c.have.service, c.want)
+	}
+	for key := range c.have.entries.ranges {
+		if !want[key] {
+			t.writes.noRanges.add(c, key, struct{}{})
+		}
+	}
+}
+
+// endMemberships clears the memberships that endpoints have lost.
+func (t *portTable) endMemberships(c *change) {
+	e, next := c.have.entries, 0
+	for _, endpoint := range c.want.Endpoints {
+		for e.backends[next].addr != endpoint.Addr {
 			next++
 		}
-		b := &e.backends[next]
-		if flags := uint8(backendFlags(p.Endpoints[i])); b.value.Flags != flags {
-			value := b.value
+		if flags := uint8(backendFlags(endpoint)); e.backends[next].value.Flags != flags {
+			value := e.backends[next].value
 			value.Flags = flags
-			if err := t.backends.Put(b.id, value); err != nil {
-				return full("endpoint", b.addr, err)
-			}
-			b.value = value
+			t.writes.backends.add(c, e.backends[next].id, value)
 		}
 	}
-	if len(e.backends) == len(p.Endpoints) {
+}
+
+// unwanted returns which endpoints no set contains any more; nil: none. It is asked in
+// their order.
+func unwanted(c *change) func(*backendEntry) bool {
+	if len(c.have.entries.backends) == len(c.want.Endpoints) {
 		return nil
 	}
-	next = 0
-	return t.dropBackends(have, func(b *backendEntry) bool {
-		if next < len(p.Endpoints) && p.Endpoints[next].Addr == b.addr {
+	next := 0
+	return func(b *backendEntry) bool {
+		if next < len(c.want.Endpoints) && c.want.Endpoints[next].Addr == b.addr {
 			next++
 			return false
 		}
 		return true
+	}
+}
+
+// dropBackends removes the endpoints for which gone is true.
+func (t *portTable) dropBackends(cs changes, gone func(*change) func(*backendEntry) bool) {
+	cs.each(func(c *change) {
+		is, all := gone(c), c.have.entries.backends
+		for i := range all {
+			if is != nil && is(&all[i]) {
+				t.writes.noBackends.add(c, all[i].id, i)
+			}
+		}
 	})
-}
-
-// dropBackends removes the endpoints for which gone is true. It asks in their order.
-func (t *portTable) dropBackends(have *port, gone func(*backendEntry) bool) error {
-	e := have.entries
-	defer func() {
+	t.writes.noBackends.flush()
+	for i := range cs {
+		e := cs[i].have.entries
 		e.backends = slices.DeleteFunc(e.backends, func(b backendEntry) bool { return b.id == 0 })
-	}()
-	for i := range e.backends {
-		b := &e.backends[i]
-		if !gone(b) {
-			continue
-		}
-		if err := remove(t.backends, b.id); err != nil {
-			return err
-		}
-		b.id = 0
-		if err := t.countEndpoint(endpointKey(have.protocol, b.addr), e.tftp, -1); err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
-// remove removes a port.
-func (t *portTable) remove(id intent.PortID) error {
-	have := t.byID[id]
-	if have == nil {
-		return nil
-	}
-	if err := t.erase(have); err != nil {
-		return err
-	}
-	delete(t.byID, id)
-	return nil
+func (t *portTable) onNoBackend(c *change, _ uint32, i int) {
+	e := c.have.entries
+	e.backends[i].id = 0
+	t.countEndpoint(endpointKey(c.have.protocol, e.backends[i].addr), e.tftp, -1)
 }
 
-// erase removes a port's entries, addresses first.
-func (t *portTable) erase(have *port) error {
-	e := have.unsettle()
-	for key := range e.frontends {
-		if err := t.dropFrontend(have, key); err != nil {
-			return err
+// remove removes ports. It returns those that failed.
+func (t *portTable) remove(ids []intent.PortID) map[intent.PortID]error {
+	cs, of := make(changes, 0, len(ids)), make([]intent.PortID, 0, len(ids))
+	for _, id := range ids {
+		if have := t.byID[id]; have != nil {
+			cs, of = append(cs, change{have: have}), append(of, id)
 		}
 	}
-	if err := remove(t.services, have.service); err != nil {
-		return err
-	}
-	e.header, e.written = tcService{}, false
-	if err := t.trimSlots(have); err != nil {
-		return err
-	}
-	if err := t.dropBackends(have, func(*backendEntry) bool { return true }); err != nil {
-		return err
-	}
-	for key := range e.ranges {
-		if err := remove(t.ranges, key); err != nil {
-			return err
+	t.erase(cs)
+	failed := map[intent.PortID]error{}
+	for i, id := range of {
+		if err := cs[i].err; err != nil {
+			failed[id] = err
+		} else {
+			t.names.remove(t.byID[id].service)
+			delete(t.byID, id)
 		}
-		delete(e.ranges, key)
 	}
-	return nil
+	return failed
+}
+
+// erase removes all entries of ports, addresses first.
+func (t *portTable) erase(cs changes) {
+	w := t.begin()
+	for i := range cs {
+		cs[i].have.unsettle().grown = nil
+	}
+	cs.each(t.dropFrontends)
+	w.noFrontends.flush()
+	cs.each(func(c *change) { w.noServices.add(c, c.have.service, struct{}{}) })
+	w.noServices.flush()
+	cs.each(t.trimSlots)
+	w.noSlots.flush()
+	t.dropBackends(cs, func(*change) func(*backendEntry) bool { return func(*backendEntry) bool { return true } })
+	cs.each(t.dropRanges)
+	w.noRanges.flush()
+	t.writeEndpointAddrs()
 }
 
 // remove deletes a key. A missing key is no error.

@@ -19,16 +19,23 @@ const (
 	sockMapAffinities      = "affinities"
 	sockMapBackends        = "backends"
 	sockMapConnections     = "connections"
+	sockMapEventCounts     = "event_counts"
+	sockMapEventRates      = "event_rates"
+	sockMapEvents          = "events"
 	sockMapFeaturesSeen    = "features_seen"
+	sockMapFlowBytes       = "flow_bytes"
 	sockMapFlows           = "flows"
 	sockMapFragments       = "fragments"
 	sockMapFrontends       = "frontends"
+	sockMapHandshakes      = "handshakes"
 	sockMapIcmpRates       = "icmp_rates"
 	sockMapL3Devices       = "l3_devices"
 	sockMapNodeAddrs       = "node_addrs"
 	sockMapNodeSettings    = "node_settings"
 	sockMapPods            = "pods"
 	sockMapPortFilter      = "port_filter"
+	sockMapServiceCounters = "service_counters"
+	sockMapServiceRefusals = "service_refusals"
 	sockMapServices        = "services"
 	sockMapSlots           = "slots"
 	sockMapSnatPorts       = "snat_ports"
@@ -51,12 +58,17 @@ const (
 	sockProgSendmsg4       = "sendmsg4"
 	sockProgSendmsg6       = "sendmsg6"
 	sockVarClientFlowsMax  = "client_flows_max"
+	sockVarCountBytes      = "count_bytes"
+	sockVarEventInterval   = "event_interval"
+	sockVarEventSample     = "event_sample"
+	sockVarEventsWakeup    = "events_wakeup"
 	sockVarHasCsumIpv6     = "has_csum_ipv6"
 	sockVarHasCtLookup     = "has_ct_lookup"
 	sockVarHasSetRetval    = "has_set_retval"
 	sockVarHashSeed        = "hash_seed"
 	sockVarHostNetnsCookie = "host_netns_cookie"
 	sockVarPortFilterMask  = "port_filter_mask"
+	sockVarServiceMetrics  = "service_metrics"
 	sockVarUnconfirmedMax  = "unconfirmed_max"
 )
 
@@ -119,16 +131,23 @@ type sockMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
+	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
+	Events          *ebpf.MapSpec `ebpf:"events"`
 	FeaturesSeen    *ebpf.MapSpec `ebpf:"features_seen"`
+	FlowBytes       *ebpf.MapSpec `ebpf:"flow_bytes"`
 	Flows           *ebpf.MapSpec `ebpf:"flows"`
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
+	Handshakes      *ebpf.MapSpec `ebpf:"handshakes"`
 	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
 	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
+	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
+	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
 	Services        *ebpf.MapSpec `ebpf:"services"`
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
@@ -149,12 +168,17 @@ type sockMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
 	ClientFlowsMax  *ebpf.VariableSpec `ebpf:"client_flows_max"`
+	CountBytes      *ebpf.VariableSpec `ebpf:"count_bytes"`
+	EventInterval   *ebpf.VariableSpec `ebpf:"event_interval"`
+	EventSample     *ebpf.VariableSpec `ebpf:"event_sample"`
+	EventsWakeup    *ebpf.VariableSpec `ebpf:"events_wakeup"`
 	HasCsumIpv6     *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup     *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	PortFilterMask  *ebpf.VariableSpec `ebpf:"port_filter_mask"`
+	ServiceMetrics  *ebpf.VariableSpec `ebpf:"service_metrics"`
 	UnconfirmedMax  *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 }
 
@@ -181,16 +205,23 @@ type sockMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	EventCounts     *ebpf.Map `ebpf:"event_counts"`
+	EventRates      *ebpf.Map `ebpf:"event_rates"`
+	Events          *ebpf.Map `ebpf:"events"`
 	FeaturesSeen    *ebpf.Map `ebpf:"features_seen"`
+	FlowBytes       *ebpf.Map `ebpf:"flow_bytes"`
 	Flows           *ebpf.Map `ebpf:"flows"`
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
+	Handshakes      *ebpf.Map `ebpf:"handshakes"`
 	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
 	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
+	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
+	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
 	Services        *ebpf.Map `ebpf:"services"`
 	Slots           *ebpf.Map `ebpf:"slots"`
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
@@ -211,16 +242,23 @@ func (m *sockMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.EventCounts,
+		m.EventRates,
+		m.Events,
 		m.FeaturesSeen,
+		m.FlowBytes,
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
+		m.Handshakes,
 		m.IcmpRates,
 		m.L3Devices,
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Pods,
 		m.PortFilter,
+		m.ServiceCounters,
+		m.ServiceRefusals,
 		m.Services,
 		m.Slots,
 		m.SnatPorts,
@@ -242,12 +280,17 @@ func (m *sockMaps) Close() error {
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
 	ClientFlowsMax  *ebpf.Variable `ebpf:"client_flows_max"`
+	CountBytes      *ebpf.Variable `ebpf:"count_bytes"`
+	EventInterval   *ebpf.Variable `ebpf:"event_interval"`
+	EventSample     *ebpf.Variable `ebpf:"event_sample"`
+	EventsWakeup    *ebpf.Variable `ebpf:"events_wakeup"`
 	HasCsumIpv6     *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup     *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`
 	PortFilterMask  *ebpf.Variable `ebpf:"port_filter_mask"`
+	ServiceMetrics  *ebpf.Variable `ebpf:"service_metrics"`
 	UnconfirmedMax  *ebpf.Variable `ebpf:"unconfirmed_max"`
 }
 

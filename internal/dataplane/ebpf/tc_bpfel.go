@@ -59,6 +59,61 @@ const (
 	tcBackendFlagsBACKEND_ALLOWS_ANY          tcBackendFlags = 32
 )
 
+type tcEvent struct {
+	_            structs.HostLayout
+	Time         uint64
+	Handshake    uint64
+	Packets      [2]uint64
+	Bytes        [2]uint64
+	Client       tcAddr
+	ServiceAddr  tcAddr
+	Endpoint     tcAddr
+	ClientPort   uint16
+	ServicePort  uint16
+	EndpointPort uint16
+	Proto        uint8
+	Family       uint8
+	Service      uint32
+	Backend      uint32
+	Opened       uint32
+	Srtt         uint32
+	Kind         uint8
+	End          uint8
+	Verdict      uint8
+	BySocket     uint8
+	Pad          uint32
+}
+
+type tcEventCount uint32
+
+const (
+	tcEventCountEVENTS_STORED      tcEventCount = 0
+	tcEventCountEVENTS_LOST        tcEventCount = 1
+	tcEventCountEVENTS_LEFT_OUT    tcEventCount = 2
+	tcEventCountSERVICES_UNCOUNTED tcEventCount = 3
+	tcEventCountEVENT_COUNTS       tcEventCount = 4
+)
+
+type tcEventEnd uint32
+
+const (
+	tcEventEndEVENT_END_NONE    tcEventEnd = 0
+	tcEventEndEVENT_END_FIN     tcEventEnd = 1
+	tcEventEndEVENT_END_RST     tcEventEnd = 2
+	tcEventEndEVENT_END_TIMEOUT tcEventEnd = 3
+	tcEventEndEVENT_END_MOVED   tcEventEnd = 4
+)
+
+type tcEventKind uint32
+
+const (
+	tcEventKindEVENT_OPENED   tcEventKind = 1
+	tcEventKindEVENT_ANSWERED tcEventKind = 2
+	tcEventKindEVENT_CLOSED   tcEventKind = 3
+	tcEventKindEVENT_REFUSED  tcEventKind = 4
+	tcEventKindEVENT_DROPPED  tcEventKind = 5
+)
+
 type tcFeature uint32
 
 const (
@@ -89,8 +144,7 @@ type tcFlow struct {
 	Backend        uint32
 	Service        uint32
 	Slot           uint32
-	HelperPort     uint16
-	Answers        uint16
+	Opened         uint32
 }
 
 type tcFlowEnd uint32
@@ -116,6 +170,7 @@ const (
 	tcFlowFlagsFLOW_CONFIRMED      tcFlowFlags = 512
 	tcFlowFlagsFLOW_TRACKED        tcFlowFlags = 1024
 	tcFlowFlagsFLOW_FIN_ACKED      tcFlowFlags = 2048
+	tcFlowFlagsFLOW_REPORTED       tcFlowFlags = 4096
 )
 
 type tcFlowHelper uint32
@@ -222,6 +277,12 @@ type tcRangeKey struct {
 	Addr      tcAddr
 }
 
+type tcRefusalKey struct {
+	_       structs.HostLayout
+	Service uint32
+	Verdict uint32
+}
+
 type tcRequestProgress uint32
 
 const (
@@ -238,11 +299,26 @@ const (
 	tcRouteROUTE_LOCAL   tcRoute = 3
 )
 
+type tcSctpTimeout uint32
+
+const (
+	tcSctpTimeoutSCTP_ESTABLISHED_SECONDS tcSctpTimeout = 210
+)
+
 type tcService struct {
 	_        structs.HostLayout
 	Count    [2]uint32
 	Affinity uint32
 	Flags    uint32
+}
+
+type tcServiceCounts struct {
+	_            structs.HostLayout
+	Connections  uint64
+	Packets      [2]uint64
+	Bytes        [2]uint64
+	Handshakes   [16]uint32
+	HandshakeSum uint64
 }
 
 type tcServiceFlags uint32
@@ -280,6 +356,8 @@ const (
 	tcSettingsFlagsSETTING_UNTRACKED      tcSettingsFlags = 32
 	tcSettingsFlagsSETTING_XFRM           tcSettingsFlags = 64
 	tcSettingsFlagsSETTING_TCP_LIBERAL    tcSettingsFlags = 128
+	tcSettingsFlagsSETTING_EVENTS_REFUSED tcSettingsFlags = 256
+	tcSettingsFlagsSETTING_EVENTS_FLOWS   tcSettingsFlags = 512
 )
 
 type tcSlotKey struct {
@@ -317,6 +395,12 @@ type tcTcpSide struct {
 	PeerScale  uint8
 	FirstScale uint8
 	Pad        uint8
+}
+
+type tcTraffic struct {
+	_       structs.HostLayout
+	Packets uint64
+	Bytes   uint64
 }
 
 type tcTuple struct {
@@ -406,7 +490,8 @@ const (
 	tcVerdictFLOW_OVER_SHARE      tcVerdict = 38
 	tcVerdictDROP_XFRM            tcVerdict = 39
 	tcVerdictDROP_ICMP_RATE       tcVerdict = 40
-	tcVerdictVERDICTS             tcVerdict = 41
+	tcVerdictDROP_SOURCE          tcVerdict = 41
+	tcVerdictVERDICTS             tcVerdict = 42
 )
 
 // Names of all BPF objects in the ELF.
@@ -416,10 +501,15 @@ const (
 	tcMapAffinities            = "affinities"
 	tcMapBackends              = "backends"
 	tcMapConnections           = "connections"
+	tcMapEventCounts           = "event_counts"
+	tcMapEventRates            = "event_rates"
+	tcMapEvents                = "events"
 	tcMapFeaturesSeen          = "features_seen"
+	tcMapFlowBytes             = "flow_bytes"
 	tcMapFlows                 = "flows"
 	tcMapFragments             = "fragments"
 	tcMapFrontends             = "frontends"
+	tcMapHandshakes            = "handshakes"
 	tcMapIcmpRates             = "icmp_rates"
 	tcMapL3Devices             = "l3_devices"
 	tcMapNodeAddrs             = "node_addrs"
@@ -427,6 +517,8 @@ const (
 	tcMapPods                  = "pods"
 	tcMapPortFilter            = "port_filter"
 	tcMapScratches             = "scratches"
+	tcMapServiceCounters       = "service_counters"
+	tcMapServiceRefusals       = "service_refusals"
 	tcMapServices              = "services"
 	tcMapSlots                 = "slots"
 	tcMapSnatPorts             = "snat_ports"
@@ -447,14 +539,23 @@ const (
 	tcProgToNetworkL3          = "to_network_l3"
 	tcProgToPod                = "to_pod"
 	tcVarClientFlowsMax        = "client_flows_max"
+	tcVarCountBytes            = "count_bytes"
+	tcVarEventInterval         = "event_interval"
+	tcVarEventSample           = "event_sample"
+	tcVarEventsWakeup          = "events_wakeup"
 	tcVarHasCsumIpv6           = "has_csum_ipv6"
 	tcVarHasCtLookup           = "has_ct_lookup"
 	tcVarHasSetRetval          = "has_set_retval"
 	tcVarHashSeed              = "hash_seed"
 	tcVarHostNetnsCookie       = "host_netns_cookie"
 	tcVarPortFilterMask        = "port_filter_mask"
+	tcVarServiceMetrics        = "service_metrics"
 	tcVarUnconfirmedMax        = "unconfirmed_max"
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
+	tcVarUnusedEvent           = "unused_event"
+	tcVarUnusedEventCount      = "unused_event_count"
+	tcVarUnusedEventEnd        = "unused_event_end"
+	tcVarUnusedEventKind       = "unused_event_kind"
 	tcVarUnusedFeature         = "unused_feature"
 	tcVarUnusedFlowEnd         = "unused_flow_end"
 	tcVarUnusedFlowFlags       = "unused_flow_flags"
@@ -465,6 +566,7 @@ const (
 	tcVarUnusedPodFlags        = "unused_pod_flags"
 	tcVarUnusedRequestProgress = "unused_request_progress"
 	tcVarUnusedRoute           = "unused_route"
+	tcVarUnusedSctpTimeout     = "unused_sctp_timeout"
 	tcVarUnusedServiceFlags    = "unused_service_flags"
 	tcVarUnusedSettingsFlags   = "unused_settings_flags"
 	tcVarUnusedUntrackedPeers  = "unused_untracked_peers"
@@ -528,10 +630,15 @@ type tcMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
+	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
+	Events          *ebpf.MapSpec `ebpf:"events"`
 	FeaturesSeen    *ebpf.MapSpec `ebpf:"features_seen"`
+	FlowBytes       *ebpf.MapSpec `ebpf:"flow_bytes"`
 	Flows           *ebpf.MapSpec `ebpf:"flows"`
 	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
+	Handshakes      *ebpf.MapSpec `ebpf:"handshakes"`
 	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
 	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
@@ -539,6 +646,8 @@ type tcMapSpecs struct {
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
 	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
+	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
+	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
 	Services        *ebpf.MapSpec `ebpf:"services"`
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
@@ -559,14 +668,23 @@ type tcMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
 	ClientFlowsMax        *ebpf.VariableSpec `ebpf:"client_flows_max"`
+	CountBytes            *ebpf.VariableSpec `ebpf:"count_bytes"`
+	EventInterval         *ebpf.VariableSpec `ebpf:"event_interval"`
+	EventSample           *ebpf.VariableSpec `ebpf:"event_sample"`
+	EventsWakeup          *ebpf.VariableSpec `ebpf:"events_wakeup"`
 	HasCsumIpv6           *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup           *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval          *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed              *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	PortFilterMask        *ebpf.VariableSpec `ebpf:"port_filter_mask"`
+	ServiceMetrics        *ebpf.VariableSpec `ebpf:"service_metrics"`
 	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
+	UnusedEvent           *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedEventCount      *ebpf.VariableSpec `ebpf:"unused_event_count"`
+	UnusedEventEnd        *ebpf.VariableSpec `ebpf:"unused_event_end"`
+	UnusedEventKind       *ebpf.VariableSpec `ebpf:"unused_event_kind"`
 	UnusedFeature         *ebpf.VariableSpec `ebpf:"unused_feature"`
 	UnusedFlowEnd         *ebpf.VariableSpec `ebpf:"unused_flow_end"`
 	UnusedFlowFlags       *ebpf.VariableSpec `ebpf:"unused_flow_flags"`
@@ -577,6 +695,7 @@ type tcVariableSpecs struct {
 	UnusedPodFlags        *ebpf.VariableSpec `ebpf:"unused_pod_flags"`
 	UnusedRequestProgress *ebpf.VariableSpec `ebpf:"unused_request_progress"`
 	UnusedRoute           *ebpf.VariableSpec `ebpf:"unused_route"`
+	UnusedSctpTimeout     *ebpf.VariableSpec `ebpf:"unused_sctp_timeout"`
 	UnusedServiceFlags    *ebpf.VariableSpec `ebpf:"unused_service_flags"`
 	UnusedSettingsFlags   *ebpf.VariableSpec `ebpf:"unused_settings_flags"`
 	UnusedUntrackedPeers  *ebpf.VariableSpec `ebpf:"unused_untracked_peers"`
@@ -606,10 +725,15 @@ type tcMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	EventCounts     *ebpf.Map `ebpf:"event_counts"`
+	EventRates      *ebpf.Map `ebpf:"event_rates"`
+	Events          *ebpf.Map `ebpf:"events"`
 	FeaturesSeen    *ebpf.Map `ebpf:"features_seen"`
+	FlowBytes       *ebpf.Map `ebpf:"flow_bytes"`
 	Flows           *ebpf.Map `ebpf:"flows"`
 	Fragments       *ebpf.Map `ebpf:"fragments"`
 	Frontends       *ebpf.Map `ebpf:"frontends"`
+	Handshakes      *ebpf.Map `ebpf:"handshakes"`
 	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
 	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
@@ -617,6 +741,8 @@ type tcMaps struct {
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
 	Scratches       *ebpf.Map `ebpf:"scratches"`
+	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
+	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
 	Services        *ebpf.Map `ebpf:"services"`
 	Slots           *ebpf.Map `ebpf:"slots"`
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
@@ -637,10 +763,15 @@ func (m *tcMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.EventCounts,
+		m.EventRates,
+		m.Events,
 		m.FeaturesSeen,
+		m.FlowBytes,
 		m.Flows,
 		m.Fragments,
 		m.Frontends,
+		m.Handshakes,
 		m.IcmpRates,
 		m.L3Devices,
 		m.NodeAddrs,
@@ -648,6 +779,8 @@ func (m *tcMaps) Close() error {
 		m.Pods,
 		m.PortFilter,
 		m.Scratches,
+		m.ServiceCounters,
+		m.ServiceRefusals,
 		m.Services,
 		m.Slots,
 		m.SnatPorts,
@@ -669,14 +802,23 @@ func (m *tcMaps) Close() error {
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
 	ClientFlowsMax        *ebpf.Variable `ebpf:"client_flows_max"`
+	CountBytes            *ebpf.Variable `ebpf:"count_bytes"`
+	EventInterval         *ebpf.Variable `ebpf:"event_interval"`
+	EventSample           *ebpf.Variable `ebpf:"event_sample"`
+	EventsWakeup          *ebpf.Variable `ebpf:"events_wakeup"`
 	HasCsumIpv6           *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup           *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval          *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed              *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.Variable `ebpf:"host_netns_cookie"`
 	PortFilterMask        *ebpf.Variable `ebpf:"port_filter_mask"`
+	ServiceMetrics        *ebpf.Variable `ebpf:"service_metrics"`
 	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`
+	UnusedEvent           *ebpf.Variable `ebpf:"unused_event"`
+	UnusedEventCount      *ebpf.Variable `ebpf:"unused_event_count"`
+	UnusedEventEnd        *ebpf.Variable `ebpf:"unused_event_end"`
+	UnusedEventKind       *ebpf.Variable `ebpf:"unused_event_kind"`
 	UnusedFeature         *ebpf.Variable `ebpf:"unused_feature"`
 	UnusedFlowEnd         *ebpf.Variable `ebpf:"unused_flow_end"`
 	UnusedFlowFlags       *ebpf.Variable `ebpf:"unused_flow_flags"`
@@ -687,6 +829,7 @@ type tcVariables struct {
 	UnusedPodFlags        *ebpf.Variable `ebpf:"unused_pod_flags"`
 	UnusedRequestProgress *ebpf.Variable `ebpf:"unused_request_progress"`
 	UnusedRoute           *ebpf.Variable `ebpf:"unused_route"`
+	UnusedSctpTimeout     *ebpf.Variable `ebpf:"unused_sctp_timeout"`
 	UnusedServiceFlags    *ebpf.Variable `ebpf:"unused_service_flags"`
 	UnusedSettingsFlags   *ebpf.Variable `ebpf:"unused_settings_flags"`
 	UnusedUntrackedPeers  *ebpf.Variable `ebpf:"unused_untracked_peers"`

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -52,9 +54,17 @@ func New(ctx context.Context, cfg Config) (dataplane.Backend, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure dataplane iptables: %w", err)
 	}
+	if err := kernel.NeedCapability("iptables", unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"); err != nil {
+		return nil, err
+	}
 	variant, use, other, why, err := chooseVariant(ctx, &cfg)
 	if err != nil {
 		return nil, err
+	}
+	if variant == Legacy { // it talks to the kernel through a raw socket
+		if err := kernel.NeedCapability("iptables-legacy", unix.CAP_NET_RAW, "CAP_NET_RAW"); err != nil {
+			return nil, err
+		}
 	}
 	cfg.Log.Info("iptables variant chosen", "variant", variant, "reason", why)
 	b := &Backend{cfg: cfg, variant: variant, metrics: newMetrics()}

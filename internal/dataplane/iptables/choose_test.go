@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -117,6 +119,31 @@ func TestMissingAndOldProgramsAreNamedInOneLine(t *testing.T) {
 				t.Errorf("there is nothing to clean up, but: %v", err)
 			}
 		})
+	}
+}
+
+// Without a capability, programs complain about a table, as they do about a missing module.
+func TestAMissingCapabilityIsNamed(t *testing.T) {
+	for name, capability := range map[string]uint{"CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW} {
+		b := newBench(t)
+		b.use(Legacy)
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of this thread
+		var data [2]unix.CapUserData
+		if err := unix.Capget(&header, &data[0]); err != nil {
+			t.Fatal(err)
+		}
+		all := data
+		data[capability/32].Effective &^= 1 << (capability % 32)
+		if err := unix.Capset(&header, &data[0]); err != nil {
+			t.Fatal(err)
+		}
+		_, err := New(context.Background(), b.cfg)
+		if err := unix.Capset(&header, &all[0]); err != nil {
+			t.Fatal(err)
+		}
+		if err == nil || !strings.Contains(err.Error(), " needs "+name+", which this process lacks: ") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("without %s: %v", name, err)
+		}
 	}
 }
 

@@ -25,7 +25,7 @@
 //	      │              │     a pod of this node that asks itself: mark 0x4000
 //	     DNAT           DNAT
 //	      └───────┬──────┘
-//	     filter FORWARD, SPW-FORWARD: INVALID is dropped, Services' packets accepted
+//	     filter FORWARD, SPW-FORWARD: INVALID RSTs are dropped, Services' packets accepted
 //	              │
 //	     nat POSTROUTING, mark 0x4000: SPW-MASQUERADE, MASQUERADE --random-fully
 //

@@ -168,10 +168,13 @@ func (f *facts) filterChains() []chain {
 	}
 	forward := chain{name: chainForward}
 	if !f.liberal {
-		// A late packet of a translated connection would leave with addresses that its
-		// receiver answers with a reset (kubernetes/kubernetes issue 74839). Where
-		// conntrack tracks TCP liberally, no packet is invalid.
-		forward.add(newRule("-m conntrack --ctstate INVALID").jump("DROP"))
+		// Conntrack does not translate a reply outside the TCP window. Its receiver
+		// answers with a reset (kubernetes/kubernetes issue 74839). Where conntrack tracks
+		// TCP liberally, there is no such reply. kube-proxy drops all invalid packets.
+		// But conntrack may have met a connection in its middle: it bypassed netfilter
+		// before, or another node translates it. Conntrack then takes forged segments for
+		// valid ones, and all that follow for invalid ones.
+		forward.add(newRule("-p tcp -m tcp --tcp-flags RST RST -m conntrack --ctstate INVALID").jump("DROP"))
 	}
 	forward.add(ifMark(markMasquerade, markMasquerade).jump("ACCEPT"))
 	forward.add(newRule("-m conntrack --ctstate RELATED,ESTABLISHED").jump("ACCEPT"))

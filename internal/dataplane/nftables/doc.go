@@ -28,7 +28,7 @@
 //	announced (prerouting, mangle; announced-here in output), while FTP is served:
 //	  a helper expected it, but its port is not the announcer's   drop; see helper.go
 //
-//	forward: replies of this node's endpoints that conntrack finds invalid   drop
+//	forward: RSTs that conntrack finds invalid   drop; see ruleset.forward
 //
 //	remember (srcnat - 1; remember-here for what is for the node itself):
 //	  client asked for what is in services4-affinity-10800s       note in clients4 where it went

@@ -83,7 +83,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		err = b.conn.Check(ctx, probe(b.nftTable, b.traits))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and root; or use another --proxy-mode")
+		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and CAP_NET_ADMIN; or use another --proxy-mode")
 	}
 	b.watch()
 	return b, nil
@@ -330,6 +330,15 @@ const (
 
 // write makes the kernel carry out a change. If that fails, the table is unknown.
 func (b *Backend) write(ctx context.Context, c *change, from origin) error {
+	rest := c.deferDeletions()
+	if err := b.writeBatch(ctx, c, from); err != nil || rest == nil {
+		return err
+	}
+	return b.writeBatch(ctx, rest, fromExisting)
+}
+
+// writeBatch is write without regard to the order of deletions.
+func (b *Backend) writeBatch(ctx context.Context, c *change, from origin) error {
 	p := c.plan(b.nftTable)
 	parts := []*nft.Transaction{p.tx}
 	switch from {

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -11,10 +12,13 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -354,4 +358,68 @@ func askWithPriority(t *testing.T, to string, priority int) {
 	}
 	defer c.Close()
 	_, _ = io.ReadAll(c)
+}
+
+// TestNoPacketMeetsHalfOfABatch changes the number of endpoints while new connections
+// arrive. nf_tables shows a batch to a packet between two of its lookups.
+func TestNoPacketMeetsHalfOfABatch(t *testing.T) {
+	m := newMachines(t)
+	// Untranslated datagrams go to pod2.
+	run(t, "ip", "route", "add", "10.96.0.0/16", "dev", "veth2")
+	run(t, "ip", "neigh", "add", "10.96.0.1", "lladdr", "02:00:00:00:00:01", "dev", "veth2")
+	run(t, "nft", `table ip lost {
+		chain untranslated { type filter hook forward priority 200; ip daddr 10.96.0.1 counter; }
+		chain refused { type filter hook output priority 200; meta l4proto icmp counter; }
+	}`)
+	b := open(t)
+	with := func(count int) *intent.ServicePort {
+		var list []string
+		for i := range count {
+			list = append(list, fmt.Sprintf("10.244.0.2:%d", 8080+i))
+		}
+		p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), endpoints(list...))
+		p.ID.Protocol = model.UDP
+		return p
+	}
+	if err := b.Replace(t.Context(), intent.State{Node: node(), Ports: []*intent.ServicePort{with(4)}}); err != nil {
+		t.Fatal(err)
+	}
+	var asking sync.WaitGroup
+	var stop atomic.Bool
+	defer func() {
+		stop.Store(true)
+		asking.Wait()
+	}()
+	asking.Go(func() {
+		m.in("lan", func() {
+			for !stop.Load() {
+				c, err := net.Dial("udp4", "10.96.0.1:80")
+				if err == nil {
+					_, err = c.Write([]byte("first datagram of a socket"))
+					c.Close()
+				}
+				if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	})
+	for _, counts := range [][2]int{{5, 4}, {2, 1}, {16, 17}} {
+		changes := 0
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); changes++ {
+			if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{with(counts[changes%2])}}); err != nil {
+				t.Fatal(err)
+			}
+			if changes%50 == 0 { // a full table would drop
+				if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		lost := run(t, "nft", "list", "table", "ip", "lost")
+		if strings.Count(lost, "counter packets 0 ") != 2 {
+			t.Fatalf("%d changes between %d and %d endpoints:\n%s", changes, counts[0], counts[1], lost)
+		}
+	}
 }

@@ -45,7 +45,6 @@ func renderPort(l *layout, p *intent.ServicePort) (*rendering, error) {
 		}
 		addr := string(appendAddr(nil, e.Addr.Addr()))
 		r.add(c.hairpin, addr+addr, nft.Value{})
-		r.add(c.localEndpoints, addr+string(appendPort(appendProto(nil, p.ID.Protocol), e.Addr.Port())), nft.Value{})
 	}
 	r.addHelper(l, p)
 	return r, nil

@@ -158,7 +158,8 @@ func (rs *ruleset) pool(b *base, p *pool, c *nft.Chain) {
 		}
 		draw.Rules = append(draw.Rules, b.draw(&k, k.size/2))
 		rs.chains = append(rs.chains, draw)
-		c.Rules = append(c.Rules, b.load(&nft.Rule{}).In(k.members.Name, nft.Reg).Goto(draw.Name))
+		// It returns if the slots were deleted after this lookup: the next class has others.
+		c.Rules = append(c.Rules, b.load(&nft.Rule{}).In(k.members.Name, nft.Reg).Jump(draw.Name))
 	}
 	c.Rules = append(c.Rules, (&nft.Rule{Comment: "no endpoints"}).Goto(chainReject))
 	rs.chains = append(rs.chains, c)
@@ -181,22 +182,25 @@ func rejects() []*nft.Rule {
 	}
 }
 
-// forward drops replies of endpoints that conntrack considers invalid (outside the TCP
-// window). Untranslated, they would make the client reset a healthy connection
-// (kubernetes/kubernetes#74839). A liberal conntrack has none.
-func (rs *ruleset) forward() (out []*nft.Rule) {
+// tcpFlags is the offset of the flags in a TCP header, tcpRST one of them.
+const tcpFlags, tcpRST = 13, 4
+
+// forward drops RSTs that conntrack considers invalid. It does not translate a reply outside
+// the TCP window, so that the client gets it from the endpoint's address. The client's RST
+// would end a healthy connection (kubernetes/kubernetes#74839). A liberal conntrack has no
+// such replies.
+//
+// The reply itself is not dropped. Conntrack may have met a connection in its middle: it
+// bypassed netfilter before, or another node translates it. Conntrack then takes forged
+// segments for valid ones, and all that follow for invalid ones.
+func (rs *ruleset) forward() []*nft.Rule {
 	if rs.liberal {
 		return nil
 	}
-	for i := range rs.layout.common {
-		c := &rs.layout.common[i]
-		r := (&nft.Rule{Comment: "untranslated, they reset the client's connection"}).
-			Ct(unix.NFT_CT_STATE, nft.Reg).AnyBit(nft.Reg, nft.CtStateInvalid).Version(c.family).Addr(c.family, nft.Source, nft.Reg)
-		reg := nft.Reg + c.family.Regs()
-		r.Meta(unix.NFT_META_L4PROTO, reg).Port(nft.Source, reg+1)
-		out = append(out, r.In(c.localEndpoints.Name, nft.Reg).Drop())
-	}
-	return out
+	r := (&nft.Rule{Comment: "they answer replies that were not translated"}).
+		Ct(unix.NFT_CT_STATE, nft.Reg).AnyBit(nft.Reg, nft.CtStateInvalid).Protocol(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
+	r.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, tcpFlags, 1, nft.Reg).And(nft.Reg, []byte{tcpRST}).Cmp(unix.NFT_CMP_NEQ, nft.Reg, []byte{0})
+	return []*nft.Rule{r.Drop()}
 }
 
 // masquerade decides which Service connections get the node's address. It matches the

@@ -75,13 +75,12 @@ type base struct {
 
 // common are the sets of one family that are not about frontends.
 type common struct {
-	family         *nft.IP
-	nodePortAddrs  *set
-	clusterIPs     *set
-	hairpin        *set
-	localEndpoints *set
-	localPods      *set
-	clients        *set // client . number of a Service port -> number of an endpoint
+	family        *nft.IP
+	nodePortAddrs *set
+	clusterIPs    *set
+	hairpin       *set
+	localPods     *set
+	clients       *set // client . number of a Service port -> number of an endpoint
 	// endpointsWithHelper are the addresses of endpoints of this node whose connections
 	// have a helper.
 	endpointsWithHelper *set
@@ -106,15 +105,14 @@ func newLayout() *layout {
 	for i, f := range families {
 		addr := nft.AddrField(f)
 		l.common[i] = common{
-			family:         f,
-			nodePortAddrs:  l.always("nodeport-addrs"+f.Suffix, "the node's addresses that serve NodePorts", addr),
-			clusterIPs:     l.always("cluster-ips"+f.Suffix, "refused on ports that no Service has", addr),
-			hairpin:        l.always("hairpin"+f.Suffix, "endpoints here that may reach themselves", addr, addr),
-			localEndpoints: l.always("local-endpoints"+f.Suffix, "endpoints here, for what they answer", addr, nft.ProtocolField, nft.PortField),
-			localPods:      l.always("local-pods"+f.Suffix, "this node's pods", addr),
+			family:        f,
+			nodePortAddrs: l.always("nodeport-addrs"+f.Suffix, "the node's addresses that serve NodePorts", addr),
+			clusterIPs:    l.always("cluster-ips"+f.Suffix, "refused on ports that no Service has", addr),
+			hairpin:       l.always("hairpin"+f.Suffix, "endpoints here that may reach themselves", addr, addr),
+			localPods:     l.always("local-pods"+f.Suffix, "this node's pods", addr),
 		}
 		c := &l.common[i]
-		c.clusterIPs.shared, c.hairpin.shared, c.localEndpoints.shared = true, true, true
+		c.clusterIPs.shared, c.hairpin.shared = true, true
 		c.localPods.Interval = true
 		c.clients = l.newClients(f)
 		l.addresses[i] = l.base(f, "services"+f.Suffix, "addresses and ports of Services", addr, nft.ProtocolField, nft.PortField)

@@ -136,6 +136,73 @@ func (c *change) addRendering(r *rendering) {
 	}
 }
 
+// deferDeletions takes deletions out of the change that have to follow it, and returns
+// them as a change of their own; nil: there are none.
+//
+// Each lookup of a packet sees the newest batch. A packet that looked for its frontend
+// among those of one endpoint, before a batch that moves the frontend there, would find it
+// in no other class after the batch. So a frontend is added to its new class before it is
+// deleted from the old one.
+func (c *change) deferDeletions() (rest *change) {
+	for _, b := range c.t.layout.bases() {
+		for _, p := range []*pool{&b.inner, &b.outer} {
+			for _, e := range c.moves(p) {
+				if rest == nil {
+					rest = c.t.change()
+				}
+				ec := c.elem(&e)
+				rest.elem(&e).had = ec.had
+				ec.want = ec.had
+			}
+		}
+	}
+	return rest
+}
+
+// moves returns the elements of a pool that are deleted, if their frontend gets others in
+// the same pool.
+func (c *change) moves(p *pool) (list []elem) {
+	sets := []*set{p.one}
+	for _, k := range p.class {
+		sets = append(sets, k.members, k.slots)
+	}
+	gone := map[string][]elem{} // by frontend
+	for _, s := range sets {
+		c.eachOf(s, func(frontend, key string, ec *elemChange) {
+			if ec.had != nil && ec.want == nil {
+				gone[frontend] = append(gone[frontend], elem{set: s, key: key})
+			}
+		})
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	for _, s := range sets {
+		c.eachOf(s, func(frontend, _ string, ec *elemChange) {
+			if ec.had == nil && ec.want != nil {
+				list = append(list, gone[frontend]...)
+				delete(gone, frontend)
+			}
+		})
+	}
+	return list
+}
+
+// eachOf calls f for each changed element of a set of frontends, or of their slots.
+func (c *change) eachOf(s *set, f func(frontend, key string, ec *elemChange)) {
+	sc := c.sets[s.Name]
+	if sc == nil {
+		return
+	}
+	slot := 0
+	if s.Typeof {
+		slot = len(appendSlot(nil, 0))
+	}
+	for key, ec := range sc.elems {
+		f(key[:len(key)-slot], key, ec)
+	}
+}
+
 // done enters a committed change into the table.
 func (c *change) done(p *plan) {
 	t := c.t

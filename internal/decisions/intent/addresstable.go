@@ -106,23 +106,26 @@ func (t *addressTable) remember(key addressKey) {
 	}
 }
 
-// resolve chooses a holder of every changed key.
-func (t *addressTable) resolve() {
+// resolve chooses a holder of every changed key, and returns which have another one now.
+func (t *addressTable) resolve() (moves []Move) {
 	if len(t.before) == 0 {
-		return
+		return nil
 	}
 	for key, had := range t.before {
 		list := t.requesters[key]
-		if len(list) < 2 {
-			continue
+		if len(list) > 1 {
+			slices.SortFunc(list, compareRequesters)
+			i := chooseHolder(list, had)
+			holder := list[i]
+			copy(list[1:], list[:i])
+			list[0] = holder
 		}
-		slices.SortFunc(list, compareRequesters)
-		i := chooseHolder(list, had)
-		holder := list[i]
-		copy(list[1:], list[:i])
-		list[0] = holder
+		if now := t.holder(key); now != had && now != (PortID{}) && had != (PortID{}) {
+			moves = append(moves, Move{had, now})
+		}
 	}
 	t.before = map[addressKey]PortID{} // after a first Delta it was as large as the table
+	return moves
 }
 
 // chooseHolder returns the index of the requester that gets a key; had was served on it. A

@@ -178,6 +178,32 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
+// TestMovesNameBothPorts that an address passes between, and no others.
+func TestMovesNameBothPorts(t *testing.T) {
+	taken := externalIPs("198.51.100.1")
+	younger := web(called("younger"), born(2), clusterIPs("10.96.0.8"), taken)
+	renamed := web(called("younger"), born(2), clusterIPs("10.96.0.8"), ports(model.ServicePort{Name: "new", Protocol: model.TCP, Port: 80}))
+	id := func(service, port string) PortID {
+		return PortID{Service: name(service), Port: port, Number: 80, Protocol: model.TCP, Family: model.IPv4}
+	}
+	tr := New(Config{NodeName: here})
+	for _, step := range []struct {
+		what  string
+		delta model.Delta
+		want  []Move
+	}{
+		{"its first Service", delta(younger), nil},
+		{"endpoints", delta(ofService(sliceOf("s", at("10.1.0.1", there)), "younger")), nil},
+		{"an older Service with its address", delta(web(called("older"), born(1), clusterIPs("10.96.0.7"), taken)), []Move{{id("younger", ""), id("older", "")}}},
+		{"another name of the port", delta(renamed), []Move{{id("younger", ""), id("younger", "new")}}},
+		{"no older Service", withoutService("older"), nil},
+	} {
+		if c := tr.Apply(step.delta); !slices.Equal(c.Moves, step.want) {
+			t.Errorf("%s: moves %v, want %v", step.what, c.Moves, step.want)
+		}
+	}
+}
+
 func TestAServiceThatLostEverythingVanishes(t *testing.T) {
 	tr := newTracker(web())
 	c := tr.Apply(delta(web(called("older"), born(1))))

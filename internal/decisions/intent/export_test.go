@@ -36,5 +36,5 @@ func (t *Tracker) Problems() []model.Problem { return slices.Clone(t.problems) }
 // Empty reports whether nothing changed.
 func (c Changes) Empty() bool {
 	return len(c.Upserts) == 0 && len(c.Deletes) == 0 && c.Node == nil &&
-		len(c.HealthChecks) == 0 && c.Problems == nil
+		len(c.HealthChecks) == 0 && len(c.Moves) == 0 && c.Problems == nil
 }

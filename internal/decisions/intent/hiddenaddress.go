@@ -23,13 +23,20 @@ func mayConflict(kind FrontendKind) bool { return kind == ExternalIP || kind == 
 
 // addressConflicts returns the Problems of an address and port that a Service holds and
 // that make a NodePort, a healthCheckNodePort or an endpoint of another Service
-// unreachable. served is false for an externalIP that is another Service's endpoint.
+// unreachable. served is false for an externalIP that is another Service's endpoint, and
+// for a port of the nodes' own.
 func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out []model.Problem, served bool) {
 	if !mayConflict(c.kind) {
 		return nil, true
 	}
 	report := func(what string) {
 		out = append(out, model.ServiceProblem(e.name, c.field(), what))
+	}
+	if what, served := t.reservedConflict(c); what != "" {
+		report(what)
+		if !served {
+			return out, false
+		}
 	}
 	owner, taken := t.endpointAt(c.key, e.name)
 	if taken && c.kind == ExternalIP {
@@ -70,11 +77,16 @@ func (t *Tracker) endpointAt(k addressKey, but model.Name) (owner model.Name, fo
 		if service == but || found && owner.Compare(service) <= 0 {
 			continue
 		}
-		if slices.ContainsFunc(s.Object.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol }) {
+		if hasPort(s.Object, k) {
 			owner, found = service, true
 		}
 	}
 	return owner, found
+}
+
+// hasPort reports whether the endpoints of a slice have the port of a key.
+func hasPort(s *model.EndpointSlice, k addressKey) bool {
+	return slices.ContainsFunc(s.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol })
 }
 
 // markNodePortConflictsDirty marks the Services dirty whose address may conflict with a

@@ -184,10 +184,16 @@ type Changes struct {
 	// HealthChecks holds every changed healthCheckNodePort; Port 0 means that the Service
 	// no longer has one.
 	HealthChecks []HealthCheck
+	// Moves are the addresses that one Service port has lost to another.
+	Moves []Move
 	// Problems are all current Problems of objects (address conflicts and the like),
 	// sorted. Nil means unchanged.
 	Problems []model.Problem
 }
+
+// Move is an address that passes from one Service port to another. It is served all the
+// time if the kernel has it of To before From loses it.
+type Move struct{ From, To PortID }
 
 // State is a whole state of intent.
 type State struct {
@@ -217,6 +223,9 @@ type Config struct {
 	// unknown. No externalIP takes it: the agent would send its own connections to the
 	// endpoints of that Service, and never hear that the Service is deleted.
 	APIServer netip.AddrPort
+	// Servers are the addresses that the agents of all nodes listen on. No Service takes them
+	// at a node's address: without its health checks, an agent is restarted again and again.
+	Servers []netip.AddrPort
 	// IgnoreNetworkPolicies lets packets bypass netfilter although a NetworkPolicy selects
 	// the pod. Pods with a deny rule of a do-not-track policy still traverse netfilter:
 	// see SetTraversal.

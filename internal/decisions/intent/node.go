@@ -39,6 +39,8 @@ type ownNode struct {
 	dirtyPods           map[model.Name]struct{} // pods to check again
 	anyPolicy           bool                    // a NetworkPolicy may require netfilter
 
+	nodeAddrs map[netip.Addr]int // how many Nodes have the address
+
 	otherNodesPods map[netip.Addr]int // how many Pods of other nodes have the address
 	otherPods      []netip.Addr       // the keys of otherNodesPods, sorted; nil: compute again
 }
@@ -49,6 +51,7 @@ func newOwnNode() ownNode {
 		mustTraverseOfPod:   map[model.Name][]netip.Addr{},
 		mustTraverseOfSlice: map[model.Name][]netip.Addr{},
 		knownPods:           map[netip.Addr]int{},
+		nodeAddrs:           map[netip.Addr]int{},
 		otherNodesPods:      map[netip.Addr]int{},
 		dirtyPods:           map[model.Name]struct{}{},
 	}
@@ -67,6 +70,8 @@ func (t *Tracker) onNode(name string, old, n *model.Node) {
 		t.own.cidrs = nil
 		t.own.stale = true
 	}
+	t.countNodeAddrs(addresses(n), 1)
+	t.countNodeAddrs(addresses(old), -1)
 	if name != t.cfg.NodeName {
 		return
 	}

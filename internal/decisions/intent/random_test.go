@@ -76,6 +76,7 @@ func randomService(d dice, n model.Name) *model.Service {
 		{Name: "x", Protocol: model.TCP, Port: 80}, {Name: "y", Protocol: model.UDP, Port: 80}, {Name: "x", Protocol: model.TCP, Port: 81},
 		// These numbers meet NodePorts, healthCheckNodePorts and endpoints.
 		{Name: "n", Protocol: model.TCP, Port: 30000}, {Name: "h", Protocol: model.TCP, Port: 31000}, {Name: "e", Protocol: model.UDP, Port: 8080},
+		{Name: "v", Protocol: model.UDP, Port: 8472}, // reserved at a node's address
 	} {
 		if d.upTo(4) > 0 {
 			p.NodePort = uint16(pick(d, 0, 30000, 30001))
@@ -385,6 +386,13 @@ func live(t *testing.T, d dice, steps int) {
 			r.takeChanges(t, tr.Apply(change))
 		}
 		checkHolders(t, r.world, held, tr.holders())
+		served := map[model.Name]bool{}
+		for _, p := range tr.State().Ports {
+			served[p.ID.Service] = true
+		}
+		if tr.Count() != len(served) {
+			t.Fatalf("step %d: %d Services are counted, %d are served", step, tr.Count(), len(served))
+		}
 		fresh := New(cfg)
 		setNodeAddrs(fresh, r.addrs)
 		maps.Copy(fresh.addresses.before, held) // who was served is the one thing that the world does not say
@@ -444,7 +452,7 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		tr.Apply(whole(model.Delta{}))
 		setNodeAddrs(tr, nil)
 		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.problemsOf) + len(tr.problems) +
-			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.addrs)
+			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.nodeAddrs) + len(tr.own.addrs)
 		if left > 0 {
 			t.Errorf("seed %d: %d entries are left: %+v", seed, left, tr.own)
 		}

@@ -25,6 +25,7 @@ type Tracker struct {
 	addresses    addressTable
 	conflictable store.Sets[netip.Addr, *service] // by externalIP and LoadBalancer IP
 	services     map[model.Name]*service
+	served       int                            // Services with a port
 	problemsOf   map[model.Name][]model.Problem // of Services, as decided
 	problems     []model.Problem                // of all Services and the node, sorted
 
@@ -121,7 +122,7 @@ func (t *Tracker) markSlicesDirty(list []*store.Slice) {
 func (t *Tracker) Changes() Changes {
 	var c Changes
 	complained := t.checkNode()
-	t.addresses.resolve()
+	c.Moves = t.addresses.resolve()
 	for _, e := range t.dirty {
 		of := t.facts.SlicesOf(e.name, t.slices)
 		t.slices = of
@@ -129,7 +130,13 @@ func (t *Tracker) Changes() Changes {
 			t.updateSlicePods(s)
 		}
 		ports, health, problems := t.decide(e, of)
+		had := len(e.ports) > 0
 		e.ports = comparedWith(e.ports, ports, &c)
+		if has := len(e.ports) > 0; has && !had {
+			t.served++
+		} else if had && !has {
+			t.served--
+		}
 		if health != e.healthCheck() {
 			if e.health = nil; health.Port != 0 {
 				kept := health
@@ -154,6 +161,7 @@ func (t *Tracker) Changes() Changes {
 	slices.SortFunc(c.Upserts, comparePorts)
 	slices.SortFunc(c.Deletes, PortID.Compare)
 	slices.SortFunc(c.HealthChecks, compareHealthChecks)
+	slices.SortFunc(c.Moves, compareMoves)
 	if complained {
 		c.Problems = t.collectProblems()
 	}
@@ -222,6 +230,8 @@ func sameFrontend(a, b Frontend) bool {
 func comparePorts(a, b *ServicePort) int { return a.ID.Compare(b.ID) }
 
 func compareHealthChecks(a, b HealthCheck) int { return a.Service.Compare(b.Service) }
+
+func compareMoves(a, b Move) int { return cmp.Or(a.From.Compare(b.From), a.To.Compare(b.To)) }
 
 func compareProblems(a, b model.Problem) int {
 	return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))

@@ -75,10 +75,11 @@ func (t *Tracker) translated(s *model.Service) []bool {
 // instead returns the remedy for a policy that conflicts with a Service's port.
 func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
 	const headless = "use a headless Service"
+	others := s == nil || s.ProxyName != t.cfg.ProxyName || port.Protocol == model.SCTP && !t.cfg.SCTP
 	switch {
-	case t.takingOver && s != nil && s.ProxyName == t.cfg.ProxyName && port.Protocol != model.SCTP:
+	case t.takingOver && !others:
 		return "wait until eBPF serves it"
-	case s == nil || s.ProxyName != t.cfg.ProxyName || port.Protocol == model.SCTP:
+	case others:
 		return headless
 	case t.cfg.Netfilter:
 		return headless + ", or --proxy-mode ebpf"

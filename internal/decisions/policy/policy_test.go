@@ -182,7 +182,14 @@ func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
 	name := model.Name{Namespace: "n", Name: "web"}
 	ftp := func(s *model.Service) (out []bool) {
 		for _, p := range s.Ports {
-			out = append(out, p.Port == 21 || p.Protocol == model.SCTP)
+			out = append(out, p.Port == 21)
+		}
+		return out
+	}
+	ftpAndSCTP := func(s *model.Service) []bool {
+		out := ftp(s)
+		for i, p := range s.Ports {
+			out[i] = out[i] || p.Protocol == model.SCTP
 		}
 		return out
 	}
@@ -194,7 +201,9 @@ func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
 	}{
 		{Config{Netfilter: true}, model.TCP, 21, headless + mode}, {Config{Netfilter: true}, model.SCTP, 80, headless},
 		{Config{ProxyName: "spillway"}, model.TCP, 21, headless}, {Config{}, model.TCP, 21, ""},
-		{Config{GivenAway: ftp}, model.TCP, 21, headless + helper}, {Config{GivenAway: ftp}, model.TCP, 80, ""}, {Config{GivenAway: ftp}, model.SCTP, 80, headless},
+		{Config{GivenAway: ftp}, model.TCP, 21, headless + helper}, {Config{GivenAway: ftp}, model.TCP, 80, ""},
+		{Config{GivenAway: ftpAndSCTP}, model.SCTP, 80, headless}, {Config{GivenAway: ftp, SCTP: true}, model.SCTP, 80, ""},
+		{Config{Netfilter: true, SCTP: true}, model.SCTP, 80, headless + mode},
 	} {
 		test.cfg.NodeName = "here"
 		p := cache("p", 2121, 2121, "client")

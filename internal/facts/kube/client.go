@@ -30,6 +30,8 @@ type Access struct {
 	UserAgent   string
 	// Contact records every answer; nil: answers are not recorded.
 	Contact *Contact
+	// Configure changes the configuration of the clients, for measurements; nil: it stays.
+	Configure func(*rest.Config)
 }
 
 // Connect returns a client. It sends no request.
@@ -74,10 +76,16 @@ func ConnectDynamic(a Access) (dynamic.Interface, error) {
 // watchedConfig returns config with a.Contact in the path of each request.
 func (a Access) watchedConfig() (*rest.Config, error) {
 	cfg, err := a.config()
-	if err == nil && a.Contact != nil {
+	if err != nil {
+		return nil, err
+	}
+	if a.Contact != nil {
 		cfg.Wrap(a.Contact.wrap)
 	}
-	return cfg, err
+	if a.Configure != nil {
+		a.Configure(cfg)
+	}
+	return cfg, nil
 }
 
 func (a Access) config() (*rest.Config, error) {

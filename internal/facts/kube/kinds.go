@@ -25,7 +25,7 @@ type (
 	nodeKind    = kind[*corev1.Node, model.Node]
 )
 
-// allKinds returns the kinds to watch, and sets services.
+// allKinds returns the kinds to watch, and sets services and nodes.
 func (s *Source) allKinds() []watched {
 	c := s.cfg.Client
 	labeled := ""
@@ -39,6 +39,7 @@ func (s *Source) allKinds() []watched {
 			metav1.ListOptions{LabelSelector: labeled, FieldSelector: "spec.clusterIP!=None"}),
 		put: func(d *model.Delta, n model.Name, m *model.Service) { enter(&d.Services, n, m) },
 	}
+	s.nodes = s.newNodes("Node")
 	kinds := []watched{
 		s.services,
 		&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{
@@ -46,13 +47,12 @@ func (s *Source) allKinds() []watched {
 			// Not by the proxy's name: slices written by hand lack that label.
 			lw: listWatch(c.DiscoveryV1().EndpointSlices("").List, c.DiscoveryV1().EndpointSlices("").Watch,
 				metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService + "," + discoveryv1.LabelServiceName}),
-			put: func(d *model.Delta, n model.Name, m *model.EndpointSlice) { enter(&d.Slices, n, m) },
+			put: func(d *model.Delta, n model.Name, m *model.EndpointSlice) {
+				enter(&d.Slices, n, m)
+				s.noteNodes(m)
+			},
 		},
-		&nodeKind{
-			source: s, name: "Node", known: map[model.Name]*model.Node{}, convert: kubeobject.Node, trim: s.trimNode,
-			lw:  listWatch(c.CoreV1().Nodes().List, c.CoreV1().Nodes().Watch, metav1.ListOptions{}),
-			put: func(d *model.Delta, n model.Name, m *model.Node) { enter(&d.Nodes, n.Name, m) },
-		},
+		s.nodes,
 	}
 	if !s.cfg.NetworkPolicies {
 		return kinds
@@ -77,6 +77,12 @@ func (s *Source) allKinds() []watched {
 func (s *Source) ofAnotherProxy(o *corev1.Service) bool {
 	name, labeled := o.Labels[proxyNameLabel]
 	return labeled != (s.cfg.ProxyName != "") || name != s.cfg.ProxyName
+}
+
+// nodesMatching lists and watches the Nodes that a field selector selects.
+func (s *Source) nodesMatching(fields string) cache.ListerWatcher {
+	c := s.cfg.Client.CoreV1()
+	return listWatch(c.Nodes().List, c.Nodes().Watch, metav1.ListOptions{FieldSelector: fields})
 }
 
 // listWatch binds a client's methods to a selection.

@@ -45,6 +45,8 @@ type Config struct {
 	// that they select. nil disables them.
 	DoNotTrack dynamic.Interface
 
+	Nodes NodesConfig
+
 	// Contact detects whether the server answers. It is the Contact of the Access that
 	// made Client. nil: silence is no problem.
 	Contact *Contact
@@ -68,6 +70,8 @@ type Source struct {
 	cfg      Config
 	kinds    []watched
 	services *serviceKind // one of kinds
+	nodes    *nodeKind    // one of kinds
+	others   otherNodes
 
 	mu        sync.Mutex // orders deliveries
 	deliver   func(model.Delta, []model.Problem)
@@ -126,7 +130,9 @@ func New(cfg Config) (*Source, error) {
 		faults: map[object][]model.Problem{},
 		lost:   map[string]model.Problem{},
 	}
+	s.cfg.Nodes = cfg.Nodes.withDefaults()
 	s.own = newDoNotTrack()
+	s.others = otherNodes{unknown: map[string]bool{}, absent: map[string]bool{}, wake: make(chan struct{}, 1)}
 	s.kinds = s.allKinds()
 	return s, nil
 }
@@ -145,8 +151,11 @@ func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem))
 	s.ctx = klog.NewContext(ctx, logr.FromSlogHandler(debugOnly{s.cfg.Logger.Handler()}))
 	s.mu.Lock()
 	for _, k := range s.kinds {
-		s.reflect(s.ctx, k, backoff)
+		if k != watched(s.nodes) {
+			s.reflect(s.ctx, k, backoff)
+		}
 	}
+	s.watchNodes()
 	s.watchOwnPolicies()
 	s.watchContact()
 	s.mu.Unlock()

@@ -73,16 +73,11 @@ func (s *Source) silence() (model.Problem, bool) {
 // missingNode returns the problem that this node has no Node object. Package intent
 // detects the case where other Nodes exist.
 func (s *Source) missingNode() (model.Problem, bool) {
-	for _, k := range s.kinds {
-		if nodes, ok := k.(*nodeKind); ok && nodes.listed && len(nodes.known) == 0 {
-			_, there := nodes.known[model.Name{Name: s.cfg.NodeName}]
-			_, bad := s.faults[object{nodes.name, model.Name{Name: s.cfg.NodeName}}]
-			return model.ClusterProblem(model.KindNode, s.cfg.NodeName, "",
-				"does not exist: no endpoint counts as on this node, and /healthz reports the node as removed; set its name with --hostname-override",
-			), !there && !bad
-		}
-	}
-	return model.Problem{}, false
+	_, bad := s.faults[object{s.nodes.name, model.Name{Name: s.cfg.NodeName}}]
+	anyOther := s.others.kind != nil && len(s.others.kind.known) > 0
+	return model.ClusterProblem(model.KindNode, s.cfg.NodeName, "",
+		"does not exist: no endpoint counts as on this node, and /healthz reports the node as removed; set its name with --hostname-override",
+	), s.nodes.listed && len(s.nodes.known) == 0 && !anyOther && !bad
 }
 
 // ServiceUID returns the UID of a Service that was seen, "" if it is not known.

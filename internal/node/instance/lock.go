@@ -42,12 +42,30 @@ func Acquire(dir, bpffs string) (*Lock, error) {
 			l.Release()
 			return nil, fmt.Errorf("lock instance: %w", err)
 		}
-		// For operators, and for the error of a second agent; the kernel holds the lock itself.
-		_ = f.Truncate(0)
-		_, _ = fmt.Fprintf(f, "%d %s\n", os.Getpid(), path)
-		l.files = append(l.files, f)
+		l.add(f, path)
 	}
 	return l, nil
+}
+
+// AcquireFile locks a file, which it creates. of is what the file stands for, and hint is what
+// an operator does about the process that has the lock; the error has both. The caller must
+// call Release.
+func AcquireFile(name, of, hint string) (*Lock, error) {
+	f, err := lockFile(name, of, hint)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lock{}
+	l.add(f, of)
+	return l, nil
+}
+
+// add takes a locked file and writes this process into it: for operators, and for the error
+// of a second agent. The kernel holds the lock itself.
+func (l *Lock) add(f *os.File, path string) {
+	_ = f.Truncate(0)
+	_, _ = fmt.Fprintf(f, "%d %s\n", os.Getpid(), path)
+	l.files = append(l.files, f)
 }
 
 // File names a file in dir that belongs to the instance with pins below bpffs.

@@ -18,6 +18,16 @@ func HaveCapability(capability int) (bool, error) {
 	return data[capability/32].Effective&(1<<(capability%32)) != 0, nil
 }
 
+// NeedCapability returns an error of one line that names a capability (unix.CAP_*) if the
+// calling thread lacks it. what needs it, such as "iptables": without it, programs and the
+// kernel name other causes, such as a missing module.
+func NeedCapability(what string, capability int, name string) error {
+	if have, err := HaveCapability(capability); err != nil || have {
+		return err
+	}
+	return fmt.Errorf("%s needs %s, which this process lacks: run as root, or add it to the container's capabilities", what, name)
+}
+
 // DropCapabilities removes capabilities (unix.CAP_*) from the permitted, effective and
 // inheritable sets of every thread of this process, for good. Dropping one that the
 // process does not have is no error. Programs that the process starts regain them only

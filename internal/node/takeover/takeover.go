@@ -99,7 +99,7 @@ func (t *Takeover) KeepTranslating(ctx context.Context) error {
 // Run works until ctx ends.
 func (t *Takeover) Run(ctx context.Context) {
 	wait := interval
-	for {
+	for ctx.Err() == nil {
 		if t.Wanted {
 			t.check(ctx)
 		}
@@ -118,7 +118,6 @@ func (t *Takeover) Run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-t.kept:
 			wait = natInterval
 		case <-time.After(wait):
@@ -194,21 +193,28 @@ func (t *Takeover) remove(ctx context.Context, left kubeproxy.Installed) {
 func (t *Takeover) tendNAT(ctx context.Context) (kept bool) {
 	kept, err := kubeproxy.NATKept()
 	if err == nil && kept && !t.pending.Load() {
-		if !t.Netfilter {
-			kept, err = netfilterTranslates(ctx)
-		} else {
-			kept = false
-		}
-		if err == nil && !kept {
-			if err = kubeproxy.ReleaseNAT(); err == nil {
-				t.Log.Info("the last connection that netfilter translated for Services has ended; its NAT hooks are removed")
-			}
-		}
+		kept, err = t.releaseNAT(ctx)
 	}
 	if err != nil && ctx.Err() == nil {
 		t.Log.Warn("cannot check for connections that netfilter translates", "err", err)
 	}
 	return kept || err != nil
+}
+
+// releaseNAT releases NAT's hooks, unless a connection needs them.
+func (t *Takeover) releaseNAT(ctx context.Context) (kept bool, err error) {
+	reason := "this agent's rules have hooks of their own"
+	if !t.Netfilter {
+		reason = "the last connection that netfilter translated for Services has ended"
+		if kept, err := netfilterTranslates(ctx); kept || err != nil {
+			return kept, err
+		}
+	}
+	if err := kubeproxy.ReleaseNAT(); err != nil {
+		return true, err
+	}
+	t.Log.Info("the NAT hooks of an earlier proxy mode are removed", "reason", reason)
+	return false, nil
 }
 
 // say logs a state once, until it changes.

@@ -6,7 +6,32 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/internal/node/kubeproxy"
 )
+
+// The log says why the NAT hooks are released: an agent whose rules translate does not wait
+// until connections have ended.
+func TestTheLogSaysWhyNATIsReleased(t *testing.T) {
+	netnstest.Enter(t)
+	for netfilter, want := range map[bool]string{true: "hooks of their own", false: "has ended"} {
+		var log bytes.Buffer
+		to := New(Config{Netfilter: netfilter, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err := kubeproxy.KeepNAT(); err != nil {
+			t.Fatal(err)
+		}
+		if to.tendNAT(t.Context()) {
+			t.Error("the hooks are kept without a connection")
+		}
+		if kept, err := kubeproxy.NATKept(); kept || err != nil {
+			t.Errorf("hooks are left: %v, %v", kept, err)
+		}
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("netfilter %v: the log has no %q: %s", netfilter, want, log.String())
+		}
+	}
+}
 
 // A kube-proxy that ends may be visible by its port when its process has no namespace any
 // more. After a restart it has another pid.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -48,7 +49,7 @@ func (f *fakeTable) Delete(e *conntrack.Entry) error {
 func entry(to, answers string) conntrack.Entry {
 	client := netip.MustParseAddrPort("172.30.0.9:4000")
 	return conntrack.Entry{
-		Protocol: protocol, Status: conntrack.DstNAT,
+		Protocol: protocol, Status: conntrack.DstNAT | conntrack.SeenReply,
 		Orig:  conntrack.Tuple{Src: client, Dst: netip.MustParseAddrPort(to)},
 		Reply: conntrack.Tuple{Src: netip.MustParseAddrPort(answers), Dst: client},
 	}
@@ -67,8 +68,17 @@ func onFake(t *testing.T, f *fakeTable) *Reconciler {
 func settled(t *testing.T, r *Reconciler, f *fakeTable, ports ...*intent.ServicePort) {
 	t.Helper()
 	apply(t, r, upserts(ports...))
-	apply(t, r, intent.Changes{})
+	lookAgain(t, r)
 	f.dumps = nil
+}
+
+// lookAgain applies nothing at the time of Recheck.
+func lookAgain(t *testing.T, r *Reconciler) {
+	t.Helper()
+	if at := r.Recheck(); !at.IsZero() {
+		r.now = func() time.Time { return at }
+	}
+	apply(t, r, intent.Changes{})
 }
 
 func TestOnlyChangesThatCanMakeAnEntryStaleReadTheTable(t *testing.T) {
@@ -100,10 +110,14 @@ func TestOnlyChangesThatCanMakeAnEntryStaleReadTheTable(t *testing.T) {
 			t.Errorf("%s: %d dumps, want %d: %v", row.name, len(f.dumps), row.dumps, f.dumps)
 		}
 		apply(t, r, intent.Changes{})
+		if len(f.dumps) != row.dumps {
+			t.Errorf("%s: looked again before Recheck", row.name)
+		}
+		lookAgain(t, r)
 		if len(f.dumps) != 2*row.dumps {
 			t.Errorf("%s: %d dumps after the second look, want %d", row.name, len(f.dumps), 2*row.dumps)
 		}
-		apply(t, r, intent.Changes{})
+		lookAgain(t, r)
 		if len(f.dumps) != 2*row.dumps {
 			t.Errorf("%s: looked a third time", row.name)
 		}
@@ -116,9 +130,71 @@ func TestAPacketThatWasUnderWayIsFoundByTheSecondLook(t *testing.T) {
 	settled(t, r, f, port4(epA))
 	apply(t, r, upserts(port4(epB)))
 	f.entries = append(f.entries, entry("10.96.0.10:53", epA))
-	apply(t, r, intent.Changes{})
+	lookAgain(t, r)
 	if len(f.entries) != 0 {
 		t.Error("the late entry is left")
+	}
+}
+
+// waiting is an entry whose client has asked and has no answer yet.
+func waiting(to, answers string) conntrack.Entry {
+	e := entry(to, answers)
+	e.Status &^= conntrack.SeenReply
+	return e
+}
+
+func TestAnEntryThatWaitsForAnAnswerHasAGrace(t *testing.T) {
+	f := &fakeTable{}
+	r := onFake(t, f)
+	settled(t, r, f, port4(epA))
+	start := r.now()
+	wait := waiting("10.96.0.10:53", epA)
+	never := waiting("10.96.0.10:53", "10.96.0.10:53") // not translated: there will be no answer
+	never.Status = 0
+	f.entries = []conntrack.Entry{wait, entry("172.30.0.1:30053", epA), never}
+	apply(t, r, upserts(port4(epB)))
+	if !slices.Equal(f.entries, []conntrack.Entry{wait}) {
+		t.Errorf("left: %v, want the entry that waits for an answer", f.entries)
+	}
+	if got := r.Recheck().Sub(start); got != Grace {
+		t.Errorf("recheck after %v, want %v", got, Grace)
+	}
+	lookAgain(t, r)
+	if len(f.entries) != 0 || !r.Recheck().IsZero() {
+		t.Errorf("left after the grace: %v; recheck at %v", f.entries, r.Recheck())
+	}
+}
+
+// A server of TFTP answers from another port, so the entry of a request does not wait for an
+// answer.
+func TestAnEntryOfATFTPRequestHasNoGrace(t *testing.T) {
+	tftp := func(endpoint string) *intent.ServicePort { p := port4(endpoint); p.Helper = intent.TFTP; return p }
+	f := &fakeTable{}
+	r := onFake(t, f)
+	settled(t, r, f, tftp(epA))
+	f.entries = []conntrack.Entry{waiting("10.96.0.10:53", epA)}
+	apply(t, r, upserts(tftp(epB)))
+	if len(f.entries) != 0 {
+		t.Errorf("left: %v", f.entries)
+	}
+}
+
+// A Service whose endpoints change all the time does not extend the grace without end.
+func TestChangesDoNotExtendTheGraceForever(t *testing.T) {
+	f := &fakeTable{}
+	r := onFake(t, f)
+	settled(t, r, f, port4(epA, epB))
+	now := r.now()
+	r.now = func() time.Time { return now }
+	f.entries = []conntrack.Entry{waiting("10.96.0.10:53", epA)}
+	for began := now; len(f.entries) > 0; now = now.Add(Grace / 2) {
+		if now.Sub(began) > maxGrace {
+			t.Fatalf("the entry is still there after %v", now.Sub(began))
+		}
+		apply(t, r, upserts(port4([]string{epB, "10.244.0.4:53"}[int(now.Sub(began)/(Grace/2))%2])))
+		if at := r.Recheck(); !at.Equal(now.Add(Grace)) {
+			t.Fatalf("recheck %v after the change, want %v", at.Sub(now), Grace)
+		}
 	}
 }
 
@@ -173,7 +249,7 @@ func TestAnAddressThatMovesBetweenServices(t *testing.T) {
 		}
 		f.entries = []conntrack.Entry{entry("203.0.113.10:53", epB)}
 		apply(t, r, intent.Changes{Deletes: []intent.PortID{lost.ID}})
-		apply(t, r, intent.Changes{})
+		lookAgain(t, r)
 		if len(f.entries) != 1 {
 			t.Errorf("order %v: the entry of the new Service went with the old one", order)
 		}

@@ -132,6 +132,31 @@ func (w *world) serve(endpoint string) {
 	})
 }
 
+// serveLate receives datagrams to an endpoint. Each answer waits until the received
+// function is called.
+func (w *world) serveLate(endpoint string) <-chan func() {
+	asked := make(chan func())
+	w.in("PODS", func() error {
+		s, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(endpoint)))
+		if err != nil {
+			return err
+		}
+		w.t.Cleanup(func() { s.Close() })
+		go func() {
+			b := make([]byte, 64)
+			for {
+				n, from, err := s.ReadFromUDPAddrPort(b)
+				if err != nil {
+					return
+				}
+				asked <- func() { s.WriteToUDPAddrPort(append([]byte(endpoint+" "), b[:n]...), from) }
+			}
+		}()
+		return nil
+	})
+	return asked
+}
+
 // translate replaces the node's translations by the given ones: from a frontend to an
 // endpoint, "frontend>endpoint". A frontend of "*:port" is the node itself.
 func (w *world) translate(pairs ...string) {

@@ -14,10 +14,10 @@ import (
 // copies each of them.
 const maxExact = 4
 
-// scan checks the entries of the dirty frontends and deletes stale ones.
-func (r *Reconciler) scan(ctx context.Context) error {
-	l := scan{r: r, serving: map[*intent.ServicePort]map[netip.AddrPort]struct{}{}}
-	for _, f := range r.filters() {
+// scan checks the entries of frontends and deletes stale ones.
+func (r *Reconciler) scan(ctx context.Context, checks map[frontend]check) error {
+	l := scan{r: r, checks: checks, serving: map[*intent.ServicePort]map[netip.AddrPort]struct{}{}}
+	for _, f := range r.filters(checks) {
 		if err := r.cfg.Table.Dump(ctx, f, l.check); err != nil {
 			return err
 		}
@@ -28,8 +28,8 @@ func (r *Reconciler) scan(ctx context.Context) error {
 	return nil
 }
 
-// filters returns dumps that together contain every entry of a dirty frontend.
-func (r *Reconciler) filters() []conntrack.Filter {
+// filters returns dumps that together contain every entry of the checked frontends.
+func (r *Reconciler) filters(checks map[frontend]check) []conntrack.Filter {
 	all := conntrack.Filter{Protocol: protocol}
 	if r.cfg.TranslatedOnly {
 		all.Status = conntrack.DstNAT
@@ -41,7 +41,7 @@ func (r *Reconciler) filters() []conntrack.Filter {
 		out = append(out, one)
 		return len(out) <= maxExact
 	}
-	for f := range r.dirty {
+	for f := range checks {
 		if f.addr.IsValid() {
 			if !add(f.addr, f.port) {
 				return []conntrack.Filter{all}
@@ -60,6 +60,7 @@ func (r *Reconciler) filters() []conntrack.Filter {
 // scan is one pass through the table.
 type scan struct {
 	r       *Reconciler
+	checks  map[frontend]check
 	serving map[*intent.ServicePort]map[netip.AddrPort]struct{} // cache of servingSet
 	err     error                                               // the first delete that failed
 }
@@ -81,7 +82,7 @@ func (l *scan) check(e *conntrack.Entry) bool {
 }
 
 // stale reports whether an entry is stale. It is false if the original destination is
-// not a dirty frontend.
+// not a checked frontend, and as long as the entry may wait for an answer.
 func (l *scan) stale(e *conntrack.Entry) bool {
 	if e.Zone != 0 || e.Orig.Zone != 0 || e.Reply.Zone != 0 || e.Protocol != protocol {
 		return false
@@ -90,33 +91,45 @@ func (l *scan) stale(e *conntrack.Entry) bool {
 	if !translated && l.r.cfg.TranslatedOnly {
 		return false
 	}
-	f, before, ok := l.dirty(e.Orig.Dst)
+	f, c, ok := l.find(e.Orig.Dst)
 	if !ok {
 		return false
 	}
-	if owner, owned := l.r.owners[f]; owned {
-		return !l.serves(l.r.ports[owner], e.Reply.Src)
+	owner, owned := l.r.owners[f]
+	port := c.before
+	if owned {
+		port = l.r.ports[owner]
+	}
+	if translated && !c.final && e.Status&conntrack.SeenReply == 0 && !answersElsewhere(port) {
+		return false
+	}
+	if owned {
+		return !l.serves(port, e.Reply.Src)
 	}
 	// The frontend has no owner now. An entry that was translated to an endpoint of the
 	// last owner was Spillway's; any other entry belongs to another program.
-	return translated && before != nil && l.serves(before, e.Reply.Src)
+	return translated && c.before != nil && l.serves(c.before, e.Reply.Src)
 }
 
-// dirty finds the dirty frontend of a destination: an address of a Service first, then a
+// answersElsewhere reports whether a server answers from another port than it was asked at.
+// The entry of the request never sees a reply then.
+func answersElsewhere(p *intent.ServicePort) bool { return p != nil && p.Helper == intent.TFTP }
+
+// find finds the checked frontend of a destination: an address of a Service first, then a
 // NodePort, in the order of the dataplanes.
-func (l *scan) dirty(dst netip.AddrPort) (f frontend, before *intent.ServicePort, ok bool) {
+func (l *scan) find(dst netip.AddrPort) (f frontend, c check, ok bool) {
 	r := l.r
 	f = frontend{addr: dst.Addr(), family: model.FamilyOf(dst.Addr()), port: dst.Port()}
-	before, ok = r.dirty[f]
+	c, ok = l.checks[f]
 	if _, owned := r.owners[f]; ok || owned {
-		return f, before, ok
+		return f, c, ok
 	}
 	if _, isNodeAddr := r.nodeAddrs[dst.Addr()]; !isNodeAddr {
-		return f, nil, false
+		return f, check{}, false
 	}
 	f.addr = netip.Addr{}
-	before, ok = r.dirty[f]
-	return f, before, ok
+	c, ok = l.checks[f]
+	return f, c, ok
 }
 
 // serves reports whether the endpoint is valid for flows of a port.

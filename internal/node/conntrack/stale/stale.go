@@ -13,6 +13,9 @@
 // An entry whose original destination is a frontend is valid while its replies come from
 // an endpoint that serves the Service port. Traffic policy and topology apply only to
 // new flows. Entries in zones other than 0 belong to CNIs and stay.
+//
+// A translated entry without a reply is deleted only Grace later: its client has asked just
+// now, and without the entry the answer that is on the way would be lost.
 package stale
 
 import (
@@ -22,6 +25,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
@@ -56,6 +60,13 @@ func (c Config) Validate() error {
 	return nil
 }
 
+// Grace is the time for the answer to a client's first datagram, if its endpoint is removed
+// meanwhile. A client that repeats the datagram earlier repeats it to the same endpoint.
+const Grace = time.Second
+
+// maxGrace bounds Grace for a Service whose endpoints change all the time.
+const maxGrace = 5 * Grace
+
 // frontend is an address and port of a Service port, or a NodePort.
 type frontend struct {
 	addr   netip.Addr // invalid for a NodePort
@@ -74,11 +85,20 @@ type Reconciler struct {
 	// dirty holds the frontends whose entries must be checked, with the Service port
 	// that served each before. That port counts only for a frontend without an owner.
 	dirty map[frontend]*intent.ServicePort
-	// recheck holds the frontends of the last scan: a packet that was traversing the
-	// old rules then creates its entry only after the scan.
-	recheck map[frontend]*intent.ServicePort
+	// again holds the frontends to check once more: their entries may have waited for an
+	// answer, and a packet that was traversing the old rules creates its entry after the
+	// first check.
+	again map[frontend]recheck
+
+	now func() time.Time // the time, except in tests
 
 	deleted atomic.Uint64
+}
+
+// recheck is a check that is due at a time.
+type recheck struct {
+	before    *intent.ServicePort // as in Reconciler.dirty
+	first, at time.Time           // first is the time of the first check
 }
 
 // New makes a Reconciler without Service ports. Ports in the first update count as new,
@@ -93,13 +113,14 @@ func New(cfg Config) (*Reconciler, error) {
 		owners:    map[frontend]intent.PortID{},
 		nodeAddrs: map[netip.Addr]struct{}{},
 		dirty:     map[frontend]*intent.ServicePort{},
-		recheck:   map[frontend]*intent.ServicePort{},
+		again:     map[frontend]recheck{},
+		now:       time.Now,
 	}, nil
 }
 
 // Apply takes the changes that the kernel now serves, and deletes the entries that have
 // become stale. Upserts may contain unchanged ports. After an error the next Apply, even
-// with empty Changes, repeats the work.
+// with empty Changes, repeats the work. Recheck returns when to call Apply again.
 func (r *Reconciler) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		r.setNodeAddrs(c.Node.NodePortAddrs)
@@ -112,29 +133,64 @@ func (r *Reconciler) Apply(ctx context.Context, c intent.Changes) error {
 			r.upsert(p)
 		}
 	}
-	hasChanges := len(r.dirty) > 0
-	for f, before := range r.recheck {
-		if _, known := r.dirty[f]; !known {
-			r.dirty[f] = before
-		}
-	}
-	if len(r.dirty) == 0 {
+	now := r.now()
+	checks := r.due(now)
+	if len(checks) == 0 {
 		return nil
 	}
-	err := r.scan(ctx)
+	err := r.scan(ctx, checks)
 	if errors.Is(err, conntrack.ErrUnsupported) && r.cfg.TranslatedOnly {
 		err = nil // no conntrack, no entries
 	}
 	if err != nil {
 		return fmt.Errorf("delete stale conntrack entries: %w", err)
 	}
-	// New maps: clearing a map costs as much as its largest size.
-	r.recheck = map[frontend]*intent.ServicePort{}
-	if hasChanges {
-		r.recheck = r.dirty
+	for f, c := range checks {
+		former, known := r.again[f]
+		delete(r.again, f)
+		if _, dirty := r.dirty[f]; !dirty {
+			continue
+		}
+		first := now
+		if known && !c.final {
+			first = former.first
+		}
+		r.again[f] = recheck{c.before, first, now.Add(Grace)}
 	}
-	r.dirty = map[frontend]*intent.ServicePort{}
+	r.dirty = map[frontend]*intent.ServicePort{} // clearing a map costs as much as its largest size
 	return nil
+}
+
+// check says how to judge the entries of a frontend.
+type check struct {
+	before *intent.ServicePort // as in Reconciler.dirty
+	final  bool                // entries that wait for an answer have waited long enough
+}
+
+// due returns the frontends to check now.
+func (r *Reconciler) due(now time.Time) map[frontend]check {
+	checks := make(map[frontend]check, len(r.dirty))
+	for f, before := range r.dirty {
+		former, known := r.again[f]
+		checks[f] = check{before, known && now.Sub(former.first) >= maxGrace}
+	}
+	for f, a := range r.again {
+		if _, dirty := checks[f]; !dirty && !a.at.After(now) {
+			checks[f] = check{a.before, true}
+		}
+	}
+	return checks
+}
+
+// Recheck returns when Apply has to be called again, even with empty Changes. Zero: it
+// does not have to.
+func (r *Reconciler) Recheck() (at time.Time) {
+	for _, a := range r.again {
+		if at.IsZero() || a.at.Before(at) {
+			at = a.at
+		}
+	}
+	return at
 }
 
 // setNodeAddrs sets the addresses of NodePorts. It marks NodePorts dirty if an address is

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -31,7 +32,7 @@ func TestFlowsFollowTheirServiceWhenAnEndpointGoes(t *testing.T) {
 
 func TestFlowsFindWhatIsNewerThanThey(t *testing.T) {
 	for name, before := range map[string][]intent.Changes{
-		"the first endpoint": {upserts(port4(), port6()), {}}, // the second look: the third is for the endpoint
+		"the first endpoint": {upserts(port4(), port6())},
 		"the Service":        {upserts()},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -41,6 +42,7 @@ func TestFlowsFindWhatIsNewerThanThey(t *testing.T) {
 			for _, c := range before {
 				apply(t, r, c)
 			}
+			lookAgain(t, r)
 			flows := w.flowToEveryFrontend()
 			wantAnswers(t, "before", flows, "", "")
 
@@ -49,6 +51,33 @@ func TestFlowsFindWhatIsNewerThanThey(t *testing.T) {
 			apply(t, r, upserts(port4(epA), port6(epA6)))
 			wantAnswers(t, "after", flows, epA, epA6)
 		})
+	}
+}
+
+// The endpoint of a new client is removed while its answer is on the way.
+func TestAnAnswerOnTheWayIsNotLost(t *testing.T) {
+	w := newWorld(t)
+	r := w.reconciler()
+	const slow = "10.244.0.2:54"
+	answer := w.serveLate(slow)
+	w.translate("10.96.0.10 53>" + slow)
+	apply(t, r, upserts(port4(slow)))
+	asked := w.flow("10.96.0.10:53")
+	if _, err := asked.s.WriteToUDPAddrPort([]byte("question"), asked.to); err != nil {
+		t.Fatal(err)
+	}
+	arrived := <-answer
+	w.translate("10.96.0.10 53>" + epB)
+	apply(t, r, upserts(port4(epB)))
+	arrived()
+	b := make([]byte, 64)
+	asked.s.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, from, err := asked.s.ReadFromUDPAddrPort(b); err != nil || from != asked.to {
+		t.Errorf("answer from %v, error %v, want %v", from, err, asked.to)
+	}
+	lookAgain(t, r)
+	if got := asked.ask(); got != epB {
+		t.Errorf("the next question was answered by %q, want %q", got, epB)
 	}
 }
 

@@ -1,0 +1,79 @@
+package ebpf
+
+import (
+	"os"
+	"time"
+)
+
+const (
+	// eventsRing is the size of the ring of events in bytes: 30,000 events, as 10,000
+	// connections make. refusalsRing is its size without those of flows.
+	eventsRing   = 4 << 20
+	refusalsRing = 512 << 10
+	// The agent reads at these intervals: the longer one while there are no events.
+	eventsInterval    = 50 * time.Millisecond
+	maxEventsInterval = 400 * time.Millisecond
+	// countedFlowsMax is the maximum number of reported flows whose packets are counted.
+	// The least used ones lose their counters first. A flow takes two entries of 120
+	// bytes.
+	countedFlowsMax = 1 << 16
+	// MaxEventsRate is the maximum of Config.FlowEventsRate apart from 0: the interval
+	// is in whole nanoseconds.
+	MaxEventsRate = 1_000_000
+)
+
+// eventFlags returns the settings of the programs. Close clears them.
+func (c *Config) eventFlags() tcSettingsFlags {
+	switch c.FlowEvents {
+	case EventsRefused:
+		return tcSettingsFlagsSETTING_EVENTS_REFUSED
+	case EventsAll:
+		return tcSettingsFlagsSETTING_EVENTS_REFUSED | tcSettingsFlagsSETTING_EVENTS_FLOWS
+	}
+	return 0
+}
+
+// eventConstants returns the values of bpf/config.h that concern events.
+func (c *Config) eventConstants() map[string]any {
+	constants := map[string]any{
+		tcVarEventSample:  max(c.FlowEventsSample, 1),
+		tcVarEventsWakeup: c.eventsSize() / 4,
+	}
+	if c.FlowEventsRate > 0 {
+		constants[tcVarEventInterval] = uint32(time.Second) / c.FlowEventsRate
+	}
+	if c.FlowEvents == EventsAll {
+		constants[tcVarCountBytes] = uint8(1)
+	}
+	if c.ServiceMetrics {
+		constants[tcVarServiceMetrics] = uint8(1)
+	}
+	return constants
+}
+
+// eventsSize returns the size of the ring: at least a page.
+func (c *Config) eventsSize() uint32 {
+	switch c.FlowEvents {
+	case EventsRefused:
+		return refusalsRing
+	case EventsAll:
+		return eventsRing
+	}
+	return uint32(os.Getpagesize())
+}
+
+// handshakes returns the number of entries of the map of this name.
+func (c *Config) handshakes() uint32 {
+	if c.FlowEvents == EventsAll || c.ServiceMetrics {
+		return c.unconfirmed()
+	}
+	return 1
+}
+
+// countedFlows returns the number of entries of flow_bytes.
+func (c *Config) countedFlows() uint32 {
+	if c.FlowEvents == EventsAll {
+		return 2 * min(c.FlowTableSize, countedFlowsMax)
+	}
+	return 1
+}

@@ -1,0 +1,377 @@
+package ebpf
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// flowOffsets are the places of the fields of struct flow in an object, in bytes.
+func flowOffsets(t *testing.T, spec *ebpf.CollectionSpec) map[string]uint32 {
+	t.Helper()
+	var flow *btf.Struct
+	noError(t, spec.Types.TypeByName("flow", &flow))
+	out := map[string]uint32{"size": flow.Size}
+	var add func(at uint32, members []btf.Member)
+	add = func(at uint32, members []btf.Member) {
+		for _, m := range members {
+			at := at + m.Offset.Bytes()
+			if m.Name != "" {
+				out[m.Name] = at
+				continue
+			}
+			switch inner := m.Type.(type) {
+			case *btf.Union:
+				add(at, inner.Members)
+			case *btf.Struct:
+				add(at, inner.Members)
+			}
+		}
+	}
+	add(0, flow.Members)
+	return out
+}
+
+// What transfer reads of an entry of either version has the same place, and the Go types
+// are those of the objects.
+func TestMigrationKnowsTheLayouts(t *testing.T) {
+	before, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(previousTc))
+	noError(t, err)
+	now, err := loadTc()
+	noError(t, err)
+	v2, v3 := flowOffsets(t, before), flowOffsets(t, now)
+	for _, name := range []string{"size", "saddr", "daddr", "sport", "dport", "seen", "flags", "state", "end", "helper", "next_hop_kind", "next_hop_macs", "in_ifindex", "tcp", "backend", "service", "slot"} {
+		if at, known := v2[name]; !known || at != v3[name] {
+			t.Errorf("%s is at %d in version 2, at %d now", name, at, v3[name])
+		}
+	}
+	var old flowV2
+	var f tcFlow
+	for what, is := range map[string][2]uint32{
+		"size of version 2":        {v2["size"], uint32(unsafe.Sizeof(old))},
+		"helper_port of version 2": {v2["helper_port"], uint32(unsafe.Offsetof(old.HelperPort))},
+		"answers of version 2":     {v2["answers"], uint32(unsafe.Offsetof(old.Answers))},
+		"slot of version 2":        {v2["slot"], uint32(unsafe.Offsetof(old.Slot))},
+		"helper_port":              {v3["helper_port"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(udpSide{}.HelperPort))},
+		"answers":                  {v3["answers"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(udpSide{}.Answers))},
+	} {
+		if is[0] != is[1] {
+			t.Errorf("%s: %d in the object, %d in Go", what, is[0], is[1])
+		}
+	}
+	for name, layout := range before.Maps {
+		current := now.Maps[name]
+		if current == nil || layout.Pinning != ebpf.PinByName || rollbacks[name] != nil {
+			continue
+		}
+		if layout.KeySize != current.KeySize || layout.ValueSize != current.ValueSize || layout.Type != current.Type || layout.Flags != current.Flags {
+			t.Errorf("map %s cannot be shared with version 2: %v, now %v", name, layout, current)
+		}
+	}
+}
+
+// randomFlowV2 is a flow as the programs of version 2 write it: only TCP has sequence
+// numbers, and only UDP has helpers.
+func randomFlowV2(r *rand.Rand, proto model.Protocol) (k tcTuple, f flowV2) {
+	for _, mem := range [][]byte{memory(&k), memory(&f)} {
+		for i := range mem {
+			mem[i] = byte(r.Uint32())
+		}
+	}
+	k.Proto = uint8(proto)
+	if proto == model.TCP {
+		f.HelperPort, f.Answers = 0, 0
+	} else {
+		f.Tcp = tcTcpSide{}
+	}
+	return k, f
+}
+
+func TestMigrationUpAndDownKeepsAFlow(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for n := range 1000 {
+		proto := []model.Protocol{model.TCP, model.UDP}[n%2]
+		k, old := randomFlowV2(r, proto)
+		up, f, keep := flowFromV2(k, old)
+		if !keep || up != k || f.Opened != 0 {
+			t.Fatalf("%v: up gives %v, %+v, %v", k, up, f, keep)
+		}
+		if f.Slot != old.Slot || f.Service != old.Service || f.Backend != old.Backend || !bytes.Equal(memory(&f)[:len(old.Head)], old.Head[:]) {
+			t.Fatalf("up gives %+v of %+v", f, old)
+		}
+		down, again, keep := flowToV2(up, f)
+		if !keep || down != k || again != old {
+			t.Fatalf("up and down give\n%+v of\n%+v", again, old)
+		}
+		f.Opened = r.Uint32() | 1
+		_, opened, _ := flowToV2(up, f)
+		_, back, _ := flowFromV2(up, opened)
+		f.Opened = 0
+		if back != f {
+			t.Fatalf("down and up give\n%+v of\n%+v", back, f)
+		}
+	}
+	k, _ := randomFlowV2(r, model.SCTP)
+	if _, _, keep := flowToV2(k, tcFlow{}); keep {
+		t.Error("version 2 gets a flow of SCTP, which its programs do not parse")
+	}
+}
+
+// toV2 and fromV2 are the flows in the two layouts.
+func toV2(flows map[tcTuple]tcFlow) map[tcTuple]flowV2 {
+	out := map[tcTuple]flowV2{}
+	for k, f := range flows {
+		_, out[k], _ = flowToV2(k, f)
+	}
+	return out
+}
+
+func fromV2(flows map[tcTuple]flowV2) map[tcTuple]tcFlow {
+	out := map[tcTuple]tcFlow{}
+	for k, f := range flows {
+		_, out[k], _ = flowFromV2(k, f)
+	}
+	return out
+}
+
+// An agent that leaves the previous layout leaves programs, maps and links as that
+// release has them, with all flows, and the next agent of this version takes them over.
+func TestMigrationDownAndUpAgain(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	first := runBackend(t, cfg, upgradeState(), nil)
+	flows := flowsV4(1, 300)
+	putFlows(t, pinnedFlows(t, cfg.BPFFS), flows)
+
+	leaving := cfg
+	leaving.LeavePrevious = true
+	left := runBackend(t, leaving, upgradeState(), func() {
+		if dirs := layouts(cfg.BPFFS); len(dirs) != 1 || dirs[0] != mapsDir(cfg.BPFFS) {
+			t.Errorf("there are %v before the agent ends", dirs)
+		}
+	})
+	dir := layoutDir(cfg.BPFFS, previousVersion)
+	if dirs := layouts(cfg.BPFFS); len(dirs) != 1 || dirs[0] != dir {
+		t.Fatalf("there are %v, want %s alone", dirs, dir)
+	}
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFlows), nil)
+	noError(t, err)
+	defer m.Close()
+	wantFlows(t, "flows in the previous layout", readAll[tcTuple, flowV2](t, m), toV2(flows))
+	wantSame(t, "links", left.links, first.links)
+	wantProgramsOf(t, cfg, dir)
+	wantPinsOfV2(t, dir)
+
+	// The programs of the release before go on.
+	late := flowsV4(400, 410)
+	for k, f := range toV2(late) {
+		noError(t, m.Put(k, f))
+		flows[k] = late[k]
+	}
+	again := runBackend(t, cfg, upgradeState(), nil)
+	wantFlows(t, "flows again", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantSame(t, "links again", again.links, first.links)
+	wantSame(t, "endpoints again", again.endpoints, first.endpoints)
+	wantOnlyOwnMaps(t, cfg)
+	// Layout 2 has no maps of events: they went with their pins.
+	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes,
+		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals)
+}
+
+// switchMeanwhile gives flows as programs leave them in the older map while the
+// hooks switch: new ones, one that has advanced, and one that was used.
+func switchMeanwhile(known map[tcTuple]tcFlow, from uint32) map[tcTuple]tcFlow {
+	out := flowsV4(from, from+10)
+	n := 0
+	for k, f := range known {
+		switch n++; n {
+		case 1:
+			f.State = uint8(tcFlowStateFLOW_CLOSING)
+		case 2:
+			f.Seen = bootSeconds()
+		case 3:
+			return out
+		}
+		out[k] = f
+	}
+	return out
+}
+
+// What the older programs write after the last pass before the switch is copied after it,
+// in both directions.
+func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	_ = runBackend(t, cfg, upgradeState(), nil)
+	flows := flowsV4(1, 100)
+	putFlows(t, pinnedFlows(t, cfg.BPFFS), flows)
+
+	cfg.LeavePrevious = true
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, b.Replace(t.Context(), upgradeState()))
+	down := switchMeanwhile(flows, 200)
+	wantMembers := func(when string, flows map[tcTuple]tcFlow) {
+		for k, f := range flows {
+			if !b.rollback.filter.has(flowMember(&k, &f)) {
+				t.Fatalf("%s: the programs of the release before take flow %+v for none of theirs", when, k)
+			}
+		}
+	}
+	noError(t, b.rollback.leaveBy(func() error {
+		wantMembers("at the switch", flows)
+		putFlows(t, b.m(tcMapFlows), down)
+		return b.rollback.attach()
+	}))
+	wantMembers("after it", down)
+	noError(t, b.Close())
+	maps.Copy(flows, down)
+	older, err := ebpf.LoadPinnedMap(filepath.Join(layoutDir(cfg.BPFFS, previousVersion), tcMapFlows), nil)
+	noError(t, err)
+	defer older.Close()
+	wantFlows(t, "flows in the previous layout", readAll[tcTuple, flowV2](t, older), toV2(flows))
+
+	cfg.LeavePrevious = false
+	b, err = New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, b.attacher.Close())
+	up := switchMeanwhile(flows, 300)
+	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS, Programs: b.objects.tcPrograms(), OnPods: b.onPods, Facts: b.fact,
+		OnUplinks: func(ups map[int]attach.Uplink) {
+			for k, f := range toV2(up) {
+				noError(t, older.Put(k, f))
+			}
+			b.onUplinks(ups)
+		}})
+	noError(t, err)
+	noError(t, b.Replace(t.Context(), upgradeState()))
+	noError(t, b.Close())
+	maps.Copy(flows, up)
+	wantFlows(t, "flows again", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+}
+
+// An agent that ends before it has served leaves what is there.
+func TestMigrationDownBeforeTheSwitch(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	cfg.LeavePrevious = true
+	idle, err := New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, idle.Close())
+	wantOnlyOwnMaps(t, cfg) // nothing was served
+
+	// Flows of this version, served by programs of a killed agent.
+	kept := cfg
+	kept.LeavePrevious = false
+	_ = runBackend(t, kept, upgradeState(), nil)
+	flows := flowsV4(1, 10)
+	putFlows(t, pinnedFlows(t, cfg.BPFFS), flows)
+	unready, err := New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, unready.Close())
+	dir := layoutDir(cfg.BPFFS, previousVersion)
+	wantProgramsOf(t, cfg, dir)
+
+	// An agent of this version that is stopped before its first Replace leaves the
+	// programs of the release before at work.
+	unready, err = New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, unready.Close())
+	wantProgramsOf(t, cfg, dir)
+	_ = runBackend(t, kept, upgradeState(), nil)
+	wantFlows(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantOnlyOwnMaps(t, cfg)
+}
+
+// An agent that is killed in the middle of its end leaves both layouts, and programs of
+// both may run. The next agent of this version continues with both.
+func TestMigrationDownGoesOnAfterAKill(t *testing.T) {
+	cfg := ownPlace(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	cfg.LeavePrevious = true
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, b.Replace(t.Context(), upgradeState()))
+	flows, ofOlder, ofNewer := flowsV4(1, 100), flowsV4(200, 210), flowsV4(300, 310)
+	putFlows(t, b.m(tcMapFlows), flows)
+	killed := errors.New("killed")
+	if err := b.rollback.leaveBy(func() error {
+		noError(t, b.rollback.attach())
+		for k, f := range toV2(ofOlder) {
+			noError(t, b.rollback.to.maps[tcMapFlows].Put(k, f))
+		}
+		putFlows(t, b.m(tcMapFlows), ofNewer)
+		return killed
+	}); !errors.Is(err, killed) {
+		t.Fatal(err)
+	}
+	noError(t, b.Close()) // it finds the older maps, and leaves both
+	if dirs := layouts(cfg.BPFFS); len(dirs) != 2 {
+		t.Fatalf("there are %v, want both layouts", dirs)
+	}
+
+	cfg.LeavePrevious = false
+	_ = runBackend(t, cfg, upgradeState(), nil)
+	maps.Copy(flows, ofOlder)
+	maps.Copy(flows, ofNewer)
+	wantFlows(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantOnlyOwnMaps(t, cfg)
+}
+
+// wantFlows names the entries that differ, and not the hundreds that do not.
+func wantFlows[V comparable](t *testing.T, what string, have, want map[tcTuple]V) {
+	t.Helper()
+	for k, f := range want {
+		if now, there := have[k]; now != f {
+			t.Errorf("%s: entry %v is %v (there: %v), want %v", what, k, now, there, f)
+		}
+	}
+	if len(have) != len(want) {
+		t.Errorf("%s: %d entries, want %d", what, len(have), len(want))
+	}
+}
+
+// wantProgramsOf checks that the programs at all hooks use the maps pinned in dir.
+func wantProgramsOf(t *testing.T, cfg Config, dir string) {
+	t.Helper()
+	ids := map[string]ebpf.MapID{}
+	pins, err := os.ReadDir(dir)
+	noError(t, err)
+	for _, pin := range pins {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin.Name()), nil)
+		noError(t, err)
+		info, err := m.Info()
+		noError(t, err)
+		ids[pin.Name()], _ = info.ID()
+		m.Close()
+	}
+	wantUses(t, cfg, ids)
+}
+
+// wantPinsOfV2 checks that an agent of the release before finds all maps that it pins.
+func wantPinsOfV2(t *testing.T, dir string) {
+	t.Helper()
+	for _, object := range [][]byte{previousTc, previousSock} {
+		spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+		noError(t, err)
+		for name, m := range spec.Maps {
+			if _, err := os.Stat(filepath.Join(dir, name)); m.Pinning == ebpf.PinByName && err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, idsMap)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,120 @@
+package intent
+
+import (
+	"container/heap"
+	"net/netip"
+
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
+)
+
+// Inspected is a Service of this node and what was decided about it. The values that it
+// leads to do not change, so another goroutine may read them.
+type Inspected struct {
+	Spec   *model.Service
+	Ports  []*ServicePort         // sorted by ID; without ports that lost all frontends
+	Slices []*model.EndpointSlice // sorted by name; Inspect alone has them
+}
+
+// Count returns how many Services have a port that is served.
+func (t *Tracker) Count() int { return t.served }
+
+// Inspect returns a Service, and whether the node serves one of that name.
+func (t *Tracker) Inspect(name model.Name) (Inspected, bool) {
+	e := t.services[name]
+	if e == nil || e.spec == nil {
+		return Inspected{}, false
+	}
+	s := e.inspected()
+	for _, slice := range t.facts.SlicesOf(name, nil) {
+		s.Slices = append(s.Slices, slice.Object)
+	}
+	return s, true
+}
+
+// InspectAfter returns the Services of a namespace ("": of all) that follow a name, sorted,
+// and as many as limit at most. It looks at each name once and copies nothing else.
+func (t *Tracker) InspectAfter(namespace string, after model.Name, limit int) []Inspected {
+	first := &lastFirst{}
+	for name, e := range t.services {
+		if e.spec == nil || namespace != "" && name.Namespace != namespace || name.Compare(after) <= 0 {
+			continue
+		}
+		switch {
+		case len(*first) < limit:
+			heap.Push(first, name)
+		case limit > 0 && name.Compare((*first)[0]) < 0:
+			(*first)[0] = name
+			heap.Fix(first, 0)
+		}
+	}
+	list := make([]Inspected, len(*first))
+	for i := range list {
+		name := heap.Pop(first).(model.Name)
+		list[len(list)-1-i] = t.services[name].inspected()
+	}
+	return list
+}
+
+func (e *service) inspected() Inspected {
+	return Inspected{Spec: e.spec, Ports: append([]*ServicePort{}, e.ports...)}
+}
+
+// lastFirst is a heap of names whose first element is the last by name.
+type lastFirst []model.Name
+
+func (h lastFirst) Len() int           { return len(h) }
+func (h lastFirst) Less(i, j int) bool { return h[i].Compare(h[j]) > 0 }
+func (h lastFirst) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *lastFirst) Push(x any)        { *h = append(*h, x.(model.Name)) }
+func (h *lastFirst) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
+// PortAt returns the Service port that is served on an address and port; the zero PortID if
+// there is none.
+func (t *Tracker) PortAt(proto model.Protocol, at netip.AddrPort) PortID {
+	addr := at.Addr().Unmap()
+	if id := t.addresses.holder(addressKey{Addr: addr, Protocol: proto, Port: at.Port()}); id != (PortID{}) {
+		return id
+	}
+	for _, own := range t.own.node.NodePortAddrs {
+		if own == addr {
+			return t.addresses.holder(addressKey{Family: model.FamilyOf(addr), Protocol: proto, Port: at.Port()})
+		}
+	}
+	return PortID{}
+}
+
+// PodAt returns the pod that has an address, and its node, as far as Pods and EndpointSlices
+// name them. Several pods share the address of a node: then it names none.
+func (t *Tracker) PodAt(addr netip.Addr) (pod model.Name, node string) {
+	addr = addr.Unmap()
+	if pods := t.facts.PodsAt(addr); len(pods) > 0 {
+		node = t.facts.Pod(pods[0]).Node
+		if len(pods) == 1 {
+			pod = pods[0]
+		}
+		return pod, node
+	}
+	for _, s := range t.facts.SlicesAt(addr) {
+		if e := endpointAt(s, addr); e != nil {
+			if node != "" && pod != e.Pod {
+				return model.Name{}, node
+			}
+			pod, node = e.Pod, e.Node
+		}
+	}
+	return pod, node
+}
+
+func endpointAt(s *store.Slice, addr netip.Addr) *model.Endpoint {
+	for i := range s.Object.Endpoints {
+		if s.Object.Endpoints[i].Addr == addr {
+			return &s.Object.Endpoints[i]
+		}
+	}
+	return nil
+}
