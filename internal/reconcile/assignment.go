@@ -17,6 +17,7 @@ type assignment struct {
 	// internalDrop and externalDrop say that a Local policy leaves internal or external
 	// traffic without an endpoint; kube-proxy counts these ports.
 	internalDrop, externalDrop bool
+	endpoints                  int32 // of the newest decision
 	// measured is the newest trigger time whose latency was observed, in ns since 1970; 0:
 	// none. A large cluster has many assignments.
 	measured int64
@@ -41,7 +42,7 @@ func (r *Reconciler) choose(p *intent.ServicePort) (backend int8, reason error) 
 // backend if that is another one.
 func (r *Reconciler) assign(p *intent.ServicePort) {
 	old, known := r.assignments[p.ID]
-	a := assignment{measured: old.measured}
+	a := assignment{measured: old.measured, endpoints: int32(len(p.Endpoints))}
 	var reason error
 	a.backend, reason = r.choose(p)
 	a.internalDrop, a.externalDrop = withoutLocal(p)
@@ -50,19 +51,28 @@ func (r *Reconciler) assign(p *intent.ServicePort) {
 	}
 	r.counters.count(p.ID, a, reason, +1)
 	if known && old.backend != a.backend && old.backend != unassigned {
-		r.syncs[old.backend].enqueue(p.ID, nil)
+		r.syncs[old.backend].enqueue(p.ID, r.pendingPort(nil, old))
 	}
 	if a.backend > 0 && (!known || old.backend != a.backend) {
 		r.log.Info("Service port is served by another dataplane", "port", p.ID.String(),
 			"dataplane", r.syncs[a.backend].backend.Name(), "reason", reason)
 	}
 	if a.backend != unassigned {
-		r.syncs[a.backend].enqueue(p.ID, p)
+		r.syncs[a.backend].enqueue(p.ID, r.pendingPort(p, old))
 		delete(r.entries.gone, p.ID)
 	} else if known {
 		r.noteGone(p.ID)
 	}
 	r.assignments[p.ID] = a
+}
+
+// pendingPort returns a change of a port whose assignment was old.
+func (r *Reconciler) pendingPort(p *intent.ServicePort, old assignment) pendingPort {
+	c := pendingPort{port: p, endpoints: int(old.endpoints), since: r.arrival}
+	if p != nil {
+		c.endpoints = max(c.endpoints, len(p.Endpoints))
+	}
+	return c
 }
 
 // unassign deletes a port from its backend.
@@ -72,7 +82,7 @@ func (r *Reconciler) unassign(id intent.PortID) {
 		return
 	}
 	if a.backend != unassigned {
-		r.syncs[a.backend].enqueue(id, nil)
+		r.syncs[a.backend].enqueue(id, r.pendingPort(nil, a))
 	}
 	r.counters.count(id, a, nil, -1)
 	delete(r.assignments, id)
@@ -82,6 +92,7 @@ func (r *Reconciler) unassign(id intent.PortID) {
 // counters counts assignments as they change, so that no report iterates over all of them.
 type counters struct {
 	perBackend                 []int                   // ports by backend
+	endpoints                  int                     // of all ports
 	unassigned                 map[intent.PortID]error // ports that no backend can carry, and why
 	internalDrop, externalDrop int                     // ports without local endpoints, see assignment
 }
@@ -96,6 +107,7 @@ func (t *counters) count(id intent.PortID, a assignment, reason error, n int) {
 	default:
 		delete(t.unassigned, id)
 	}
+	t.endpoints += n * int(a.endpoints)
 	if a.internalDrop {
 		t.internalDrop += n
 	}

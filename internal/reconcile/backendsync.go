@@ -30,8 +30,10 @@ type backendSync struct {
 	full   bool
 	err    error // error of the last sync as a whole; nil if it succeeded
 	node   *intent.Node
-	// pending holds the newest change of each port; nil deletes the port.
-	pending map[intent.PortID]*intent.ServicePort
+	// pending holds the newest change of each port. One sync may write a part; see next.
+	pending map[intent.PortID]pendingPort
+	moves   []intent.Move // addresses that pending ports gain and lose
+	part    int           // endpoints that one sync writes at most; 0: all
 	// failed holds the ports that the backend could not write. The loop retries them on
 	// their own, so that they do not delay other ports.
 	failed  map[intent.PortID]failure
@@ -46,25 +48,41 @@ type backendSync struct {
 
 // failure is a port that the backend could not write.
 type failure struct {
-	port *intent.ServicePort // nil: the backend could not delete it
-	err  error
+	pendingPort
+	err error
 }
 
 func newBackendSync(b dataplane.Backend) *backendSync {
-	return &backendSync{
+	bs := &backendSync{
 		backend: b,
 		full:    true,
-		pending: map[intent.PortID]*intent.ServicePort{},
+		pending: map[intent.PortID]pendingPort{},
 		failed:  map[intent.PortID]failure{},
 	}
+	if p, ok := b.(dataplane.Partial); ok {
+		bs.part = p.PartEndpoints()
+	}
+	return bs
 }
 
-// enqueue stores the newest change of a port; nil deletes it.
-func (bs *backendSync) enqueue(id intent.PortID, p *intent.ServicePort) {
+// enqueue stores the newest change of a port.
+func (bs *backendSync) enqueue(id intent.PortID, p pendingPort) {
 	delete(bs.failed, id)
-	bs.unused = bs.unused && p == nil
-	if !bs.full {
-		bs.pending[id] = p
+	bs.unused = bs.unused && p.port == nil
+	if bs.full {
+		return
+	}
+	if before, ok := bs.pending[id]; ok {
+		p.endpoints = max(p.endpoints, before.endpoints)
+		p.since = before.since
+	}
+	bs.pending[id] = p
+}
+
+// enqueueMoves stores which pending ports exchange addresses.
+func (bs *backendSync) enqueueMoves(moves []intent.Move) {
+	if !bs.full && bs.part > 0 {
+		bs.moves = append(bs.moves, moves...)
 	}
 }
 
@@ -78,7 +96,7 @@ func (bs *backendSync) setNode(n *intent.Node) {
 // the full sync has succeeded.
 func (bs *backendSync) requireFull() {
 	bs.full = true
-	bs.node = nil
+	bs.node, bs.moves = nil, nil
 	clear(bs.pending)
 }
 
@@ -97,22 +115,22 @@ func (bs *backendSync) due() (time.Time, bool) {
 
 // changes returns what an incremental sync must write now, including failed ports that are
 // due for a retry.
-func (bs *backendSync) changes(now time.Time) intent.Changes {
+func (bs *backendSync) changes(now time.Time) (intent.Changes, map[intent.PortID]pendingPort) {
 	if !now.Before(bs.retryAt) {
 		for id, f := range bs.failed {
-			bs.pending[id] = f.port
+			bs.pending[id] = f.pendingPort
 		}
 		clear(bs.failed)
 	}
-	c := intent.Changes{Node: bs.node}
-	for _, id := range slices.SortedFunc(maps.Keys(bs.pending), intent.PortID.Compare) {
-		if p := bs.pending[id]; p != nil {
+	c, next := intent.Changes{Node: bs.node}, bs.next()
+	for _, id := range slices.SortedFunc(maps.Keys(next), intent.PortID.Compare) {
+		if p := next[id].port; p != nil {
 			c.Upserts = append(c.Upserts, p)
 		} else {
 			c.Deletes = append(c.Deletes, id)
 		}
 	}
-	return c
+	return c, next
 }
 
 // sync writes the whole state or the pending changes to the backend, and records what is
@@ -120,13 +138,14 @@ func (bs *backendSync) changes(now time.Time) intent.Changes {
 func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() intent.State) (done []*intent.ServicePort) {
 	var err error
 	var written []*intent.ServicePort
-	tried := bs.pending
+	var tried map[intent.PortID]pendingPort
 	if bs.full {
 		s := whole()
 		written, tried = s.Ports, byID(s.Ports)
 		err = bs.backend.Replace(ctx, s)
 	} else {
-		c := bs.changes(now)
+		var c intent.Changes
+		c, tried = bs.changes(now)
 		written = c.Upserts
 		err = bs.backend.Apply(ctx, c)
 	}
@@ -144,11 +163,12 @@ func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() int
 		clear(bs.failed)
 	}
 	bs.full, bs.node, bs.err = false, nil, nil
-	bs.pending = map[intent.PortID]*intent.ServicePort{}
+	bs.forget(tried)
 	for id, e := range bad {
 		// A port that was not part of this sync must not count as deleted.
 		if p, ok := tried[id]; ok {
-			bs.failed[id] = failure{port: p, err: e}
+			p.since = time.Time{} // its Problem reports it from now on
+			bs.failed[id] = failure{p, e}
 		}
 	}
 	bs.reschedule(len(bad) > 0)
@@ -201,10 +221,10 @@ func portErrors(err error) (map[intent.PortID]error, bool) {
 	return nil, false
 }
 
-func byID(ports []*intent.ServicePort) map[intent.PortID]*intent.ServicePort {
-	m := make(map[intent.PortID]*intent.ServicePort, len(ports))
+func byID(ports []*intent.ServicePort) map[intent.PortID]pendingPort {
+	m := make(map[intent.PortID]pendingPort, len(ports))
 	for _, p := range ports {
-		m[p.ID] = p
+		m[p.ID] = pendingPort{port: p, endpoints: len(p.Endpoints)}
 	}
 	return m
 }

@@ -77,6 +77,7 @@ func (f *fakeTracker) ServicesWritten() decisions.Changes {
 
 func (f *fakeTracker) SetDenyRulesUnknown(bool) decisions.Changes { return decisions.Changes{} }
 func (f *fakeTracker) Policies() *policy.Tracker                  { return f.policies }
+func (f *fakeTracker) Services() *intent.Tracker                  { return intent.New(intent.Config{NodeName: "n1"}) }
 
 func (f *fakeTracker) State() intent.State {
 	s := intent.State{Node: f.node}

@@ -24,7 +24,8 @@ type pendingChanges struct {
 	delta    *model.Delta
 	problems *[]model.Problem
 	addrs    *[]netip.Addr
-	since    time.Time // arrival of the oldest part
+	serving  *[]model.Problem // of the agent's own servers
+	since    time.Time        // arrival of the oldest part
 }
 
 func newQueue() *queue {
@@ -48,6 +49,13 @@ func (q *queue) setAddrs(addrs []netip.Addr, now time.Time) {
 	q.update(now, func(pending *pendingChanges) {
 		a := slices.Clone(addrs)
 		pending.addrs = &a
+	})
+}
+
+func (q *queue) setServing(problems []model.Problem, now time.Time) {
+	q.update(now, func(pending *pendingChanges) {
+		ps := slices.Clone(problems)
+		pending.serving = &ps
 	})
 }
 

@@ -39,6 +39,8 @@ type Tracker interface {
 	ServicesWritten() decisions.Changes
 	// State returns the whole desired state of Services.
 	State() intent.State
+	// Services returns the tracker of Services, which the loop only reads; see inspect.go.
+	Services() *intent.Tracker
 	// Policies returns the tracker of do-not-track policies.
 	Policies() *policy.Tracker
 }
@@ -109,6 +111,7 @@ type Reconciler struct {
 	metrics *telemetry.Metrics
 	queue   *queue
 	started time.Time
+	asked   chan func() // questions for Run's goroutine; see inspect.go
 
 	// Only Run's goroutine uses the fields below.
 	syncs        []*backendSync
@@ -123,6 +126,7 @@ type Reconciler struct {
 	nextFullSync time.Time
 	checks       map[model.Name]intent.HealthCheck // changed, not yet passed on
 	checksAt     time.Time                         // when to try HealthChecks again; zero: not needed
+	arrival      time.Time                         // of the changes that are being drained
 	pendingSince time.Time                         // arrival of the oldest change that is not in the kernel yet
 	pendingSvcs  int                               // Services among the changes not in the kernel
 	pendingEps   int                               // slices among them
@@ -150,6 +154,7 @@ func New(cfg Config) (*Reconciler, error) {
 		metrics:     cfg.Metrics,
 		queue:       newQueue(),
 		started:     time.Now(),
+		asked:       make(chan func()),
 		assignments: map[intent.PortID]assignment{},
 		checks:      map[model.Name]intent.HealthCheck{},
 		entries:     entries{gone: map[intent.PortID]struct{}{}},
@@ -184,6 +189,12 @@ func (r *Reconciler) SetNodeAddrs(addrs []netip.Addr) {
 	r.queue.setAddrs(addrs, time.Now())
 }
 
+// SetServerProblems queues the complete list of what is wrong with the agent's own servers.
+// Like Deliver it does not wait, and any goroutine may call it.
+func (r *Reconciler) SetServerProblems(problems []model.Problem) {
+	r.queue.setServing(problems, time.Now())
+}
+
 // Run writes to the kernel until ctx ends, then returns nil. The first write waits for the
 // source's first full Delta and for the node's addresses: a sync of incomplete facts would
 // delete Services that running flows use.
@@ -201,11 +212,24 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	for {
 		r.turn(ctx)
 		timer.Reset(time.Until(r.nextTurn()))
+		if !r.wait(ctx, timer.C) {
+			return nil
+		}
+	}
+}
+
+// wait answers questions until the next turn is due. It returns false when ctx has ended.
+func (r *Reconciler) wait(ctx context.Context, due <-chan time.Time) bool {
+	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return false
 		case <-r.queue.wake:
-		case <-timer.C:
+			return true
+		case <-due:
+			return true
+		case answer := <-r.asked:
+			answer()
 		}
 	}
 }
@@ -227,7 +251,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 	if now.Before(r.gate()) || ctx.Err() != nil {
 		return
 	}
-	fullSync := r.ready() && !now.Before(r.nextFullSync)
+	fullSync := r.ready() && !now.Before(r.fullSyncAt())
 	if fullSync {
 		r.planFullSync(now)
 	}
@@ -248,6 +272,15 @@ func (r *Reconciler) turn(ctx context.Context) {
 	if ctx.Err() == nil {
 		r.publish()
 	}
+}
+
+// fullSyncAt returns when to write everything. Changes that wait for their parts of a sync
+// are written first, but not for longer than another SyncPeriod.
+func (r *Reconciler) fullSyncAt() time.Time {
+	if slices.ContainsFunc(r.syncs, func(bs *backendSync) bool { return len(bs.pending) > 0 }) {
+		return r.nextFullSync.Add(r.cfg.SyncPeriod)
+	}
+	return r.nextFullSync
 }
 
 // nextTurn returns when the next work is due if no change arrives before.
@@ -300,6 +333,10 @@ func earlier(a, b time.Time) time.Time {
 // write.
 func (r *Reconciler) drainQueue() {
 	pending := r.queue.drain()
+	r.arrival = pending.since
+	if r.arrival.IsZero() {
+		r.arrival = time.Now()
+	}
 	if !pending.since.IsZero() && r.pendingSince.IsZero() {
 		r.pendingSince = pending.since
 		r.mu.Lock()
@@ -308,6 +345,9 @@ func (r *Reconciler) drainQueue() {
 	}
 	if pending.problems != nil {
 		r.problems.set(fromSource, *pending.problems)
+	}
+	if pending.serving != nil {
+		r.problems.set(fromServers, *pending.serving)
 	}
 	if pending.addrs != nil {
 		r.haveAddrs = true
@@ -345,6 +385,9 @@ func (r *Reconciler) enqueueServices(c intent.Changes) {
 	}
 	for _, p := range c.Upserts {
 		r.assign(p)
+	}
+	for _, bs := range r.syncs {
+		bs.enqueueMoves(c.Moves)
 	}
 	if c.Node != nil {
 		r.node, r.entries.node = *c.Node, c.Node

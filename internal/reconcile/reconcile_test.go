@@ -482,6 +482,15 @@ func TestManyProblemsAreFewLines(t *testing.T) {
 		if n := len(g.Status().Problems); n != 1000 {
 			t.Errorf("%d problems in the status", n)
 		}
+		families, err := g.metrics.Gatherer().Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if want := fmt.Sprintf("at most %d of", maxProblemLines); f.GetName() == "spillway_problems" && !strings.Contains(f.GetHelp(), want) {
+				t.Errorf("the help of the metric, %q, does not say %q", f.GetHelp(), want)
+			}
+		}
 	})
 }
 

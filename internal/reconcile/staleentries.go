@@ -20,6 +20,10 @@ type StaleEntries interface {
 	// Changes, deletes what is left.
 	Apply(context.Context, intent.Changes) error
 
+	// Recheck returns when Apply has to be called again, even with empty Changes: an entry
+	// that contradicts the changes may be waiting for an answer. Zero: it does not have to.
+	Recheck() time.Time
+
 	// Forget deletes untranslated entries for which untracked(from, to) is true, and
 	// translated entries for which denied(replySource, replyDestination) is true. It
 	// returns how many it deleted, and whether there may be more.
@@ -38,10 +42,16 @@ type entries struct {
 	err     error
 	tries   int // consecutive failures
 	retryAt time.Time
+	recheck time.Time // see StaleEntries.Recheck
 }
 
-// due returns when to retry Apply, and whether to.
-func (e *entries) due() (time.Time, bool) { return e.retryAt, e.err != nil }
+// due returns when to call Apply without a change, and whether to.
+func (e *entries) due() (time.Time, bool) {
+	if e.err != nil {
+		return e.retryAt, true
+	}
+	return e.recheck, !e.recheck.IsZero()
+}
 
 // noteGone records that a port is deleted.
 func (r *Reconciler) noteGone(id intent.PortID) {
@@ -72,6 +82,7 @@ func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePor
 	if ctx.Err() != nil {
 		return
 	}
+	e.recheck = r.cfg.StaleEntries.Recheck()
 	if e.err = err; err == nil {
 		e.tries = 0
 		return

@@ -22,6 +22,8 @@ type fakeEntries struct {
 	kernel func() map[string]uint16
 	fail   error
 	told   []string
+	again  time.Duration // until the next Recheck; once
+	at     time.Time
 }
 
 func (f *fakeEntries) Apply(_ context.Context, c intent.Changes) error {
@@ -43,8 +45,14 @@ func (f *fakeEntries) Apply(_ context.Context, c intent.Changes) error {
 		words = append(words, "node")
 	}
 	f.told = append(f.told, strings.Join(words, " "))
+	f.at = time.Time{}
+	if f.again > 0 {
+		f.at, f.again = time.Now().Add(f.again), 0
+	}
 	return f.fail
 }
+
+func (f *fakeEntries) Recheck() time.Time { return f.at }
 
 func (f *fakeEntries) Forget(context.Context, func(model.Protocol, netip.AddrPort, netip.AddrPort) bool, func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) (int, bool, error) {
 	return 0, false, nil
@@ -149,6 +157,24 @@ func TestStaleEntriesThatCannotBeDeletedAreAProblemAndTriedAgain(t *testing.T) {
 		g.after(16 * time.Second) // the longest wait that began before; the full sync is at 30 s
 		if ps := g.Status().Problems; len(ps) != 0 {
 			t.Errorf("problems after it went well: %+v", ps)
+		}
+	})
+}
+
+func TestStaleEntriesThatWaitAreCheckedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBackend("nftables")
+		g, f := startWithEntries(t, b)
+		f.again = time.Second
+		g.Deliver(delta(true, map[string]uint16{"a": 1}), nil)
+		g.after(500 * time.Millisecond)
+		f.want(t, "a1 node")
+		g.after(time.Second)
+		f.want(t, "")
+		g.after(10 * time.Second)
+		f.want(t)
+		if n := len(b.log()); n != 1 {
+			t.Errorf("the dataplane was written %d times for it", n)
 		}
 	})
 }

@@ -21,6 +21,11 @@ type Status struct {
 	LastSynced time.Time
 	// Ports counts Service ports by the name of the backend that serves them.
 	Ports map[string]int
+	// Errors are those of the backends' last writes as a whole, by name. A backend without
+	// an error is not in it.
+	Errors map[string]string
+	// Services and Endpoints count those that are served.
+	Services, Endpoints int
 	// Unsupported counts Service ports that no backend can carry.
 	Unsupported int
 	// Problems are all current Problems, sorted.
@@ -39,6 +44,7 @@ func (r *Reconciler) Status() Status {
 	defer r.mu.Unlock()
 	s := r.status
 	s.Ports = maps.Clone(s.Ports)
+	s.Errors = maps.Clone(s.Errors)
 	s.Problems = slices.Clone(s.Problems)
 	if since := r.queue.oldest(); s.PendingSince.IsZero() || !since.IsZero() && since.Before(s.PendingSince) {
 		s.PendingSince = since
@@ -58,14 +64,18 @@ func (r *Reconciler) publish() {
 		r.problems.set(fromPolicies, append(ps.problem(), ps.refused...))
 	}
 	r.problems.report()
-	ports := map[string]int{}
+	ports, failed := map[string]int{}, map[string]string{}
 	for i, bs := range r.syncs {
 		ports[bs.backend.Name()] = r.counters.perBackend[i]
+		if bs.err != nil {
+			failed[bs.backend.Name()] = bs.err.Error()
+		}
 	}
 	unsupported := len(r.counters.unassigned)
 	r.mu.Lock()
 	r.status.PendingSince = r.pendingSince
-	r.status.Ports = ports
+	r.status.Ports, r.status.Errors = ports, failed
+	r.status.Services, r.status.Endpoints = r.cfg.Tracker.Services().Count(), r.counters.endpoints
 	r.status.Unsupported = unsupported
 	r.status.Problems = r.problems.known
 	r.status.Listed = r.haveFull
@@ -88,6 +98,7 @@ const (
 	fromBackends
 	fromHealthChecks
 	fromPolicies
+	fromServers
 	origins
 )
 

@@ -70,6 +70,9 @@ func (r *Reconciler) awaitLinger(bs *backendSync, now time.Time) bool {
 // does not fit does not make the node unhealthy.
 func (r *Reconciler) markSynced(ctx context.Context) {
 	if !r.allWritten() {
+		if oldest, known := r.oldestPending(); known {
+			r.pendingSince = oldest
+		}
 		return
 	}
 	if r.pendingSince.IsZero() && r.synced {

@@ -144,7 +144,7 @@ func (m *Metrics) addOwn(b Build) {
 		Name: "spillway_unsupported_service_ports", Help: "Service ports that are not served on this node, because no dataplane supports them; Events of the Services name the cause.",
 	}))
 	m.problems = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_problems", Help: "Number of current problems; the log names each.",
+		Name: "spillway_problems", Help: "Number of current problems; the log names them, at most 20 of those that appear together.",
 	}))
 	m.syncErrors = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "spillway_sync_errors_total", Help: "Syncs that failed and are repeated in full; the log has the error.",

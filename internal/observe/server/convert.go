@@ -1,0 +1,230 @@
+package server
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/reconcile"
+)
+
+// timestamp is nil for the zero time.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+func count(n int) uint32 { return uint32(max(0, min(n, math.MaxUint32))) }
+
+func problem(p model.Problem) *nodev1alpha1.Problem {
+	what := p.What
+	if p.Field != "" {
+		what = p.Field + ": " + what
+	}
+	return &nodev1alpha1.Problem{Where: p.Where, What: what}
+}
+
+func problemsByService(all []model.Problem) map[model.Name][]model.Problem {
+	out := map[model.Name][]model.Problem{}
+	for _, p := range all {
+		if name, ok := p.Service(); ok {
+			out[name] = append(out[name], p)
+		}
+	}
+	return out
+}
+
+func protocol(p model.Protocol) nodev1alpha1.Protocol {
+	switch p {
+	case model.TCP:
+		return nodev1alpha1.Protocol_PROTOCOL_TCP
+	case model.UDP:
+		return nodev1alpha1.Protocol_PROTOCOL_UDP
+	case model.SCTP:
+		return nodev1alpha1.Protocol_PROTOCOL_SCTP
+	}
+	return nodev1alpha1.Protocol_PROTOCOL_UNSPECIFIED
+}
+
+// convertService returns a Service whose first ports are those of s.Ports, in their order.
+// The others have no address that is served. whole adds endpoints, and what the kernel lacks.
+func convertService(s reconcile.Service, problems []model.Problem, whole bool) *nodev1alpha1.Service {
+	out := &nodev1alpha1.Service{Namespace: s.Spec.Namespace, Name: s.Spec.Name.Name, Type: string(s.Spec.Type)}
+	for i, p := range s.Ports {
+		port := convertPort(s.Spec, p, s.Sync[i])
+		if whole {
+			port.Endpoints = endpoints(p, s.Slices)
+			port.Differences = unwritten(s.Sync[i])
+		}
+		out.Ports = append(out.Ports, port)
+	}
+	for _, spec := range s.Spec.Ports {
+		if !slices.ContainsFunc(s.Ports, func(p *intent.ServicePort) bool {
+			return p.ID.Port == spec.Name && p.ID.Number == spec.Port && p.ID.Protocol == spec.Protocol
+		}) {
+			out.Ports = append(out.Ports, &nodev1alpha1.ServicePort{Name: spec.Name, Port: uint32(spec.Port), Protocol: protocol(spec.Protocol)})
+		}
+	}
+	for _, p := range problems {
+		out.Problems = append(out.Problems, problem(p))
+	}
+	return out
+}
+
+// addCounters adds the counters of the first ports of a Service, which are these.
+func addCounters(s *nodev1alpha1.Service, ports []*intent.ServicePort, counted map[intent.PortID]*dataplane.ServiceCounters) {
+	for i, p := range ports {
+		c := counted[p.ID]
+		if c == nil {
+			continue
+		}
+		out := &nodev1alpha1.Counters{
+			Connections: c.Connections, Active: c.Active,
+			BytesToEndpoint: c.BytesToEndpoint, BytesToClient: c.BytesToClient,
+			PacketsToEndpoint: c.PacketsToEndpoint, PacketsToClient: c.PacketsToClient,
+			HandshakeMsLog2: c.Handshakes[:],
+		}
+		for _, n := range c.Refused {
+			out.Refused += n
+		}
+		for _, n := range c.Dropped {
+			out.Dropped += n
+		}
+		s.Ports[i].Counters = out
+	}
+}
+
+func convertPort(spec *model.Service, p *intent.ServicePort, sync reconcile.PortSync) *nodev1alpha1.ServicePort {
+	out := &nodev1alpha1.ServicePort{
+		Name: p.ID.Port, Port: uint32(p.ID.Number), Protocol: protocol(p.ID.Protocol), Family: p.ID.Family.String(),
+		Dataplane: sync.Dataplane, EndpointCount: count(len(p.Endpoints)), Helper: helperName(p.Helper),
+		ExternalTrafficPolicy: policyName(spec.ExternalLocal), InternalTrafficPolicy: policyName(spec.InternalLocal),
+	}
+	if p.Affinity > 0 {
+		out.Affinity = durationpb.New(p.Affinity)
+	}
+	for _, f := range p.Frontends {
+		frontend := &nodev1alpha1.Frontend{Kind: kindName(f.Kind), Port: uint32(f.Port)}
+		if f.Addr.IsValid() {
+			frontend.Address = f.Addr.String()
+		}
+		for _, r := range f.SourceRanges {
+			frontend.SourceRanges = append(frontend.SourceRanges, r.String())
+		}
+		out.Frontends = append(out.Frontends, frontend)
+	}
+	return out
+}
+
+func policyName(local bool) string {
+	if local {
+		return "Local"
+	}
+	return "Cluster"
+}
+
+func helperName(h intent.Helper) string {
+	switch h {
+	case intent.TFTP:
+		return "tftp"
+	case intent.FTP:
+		return "ftp"
+	}
+	return ""
+}
+
+func kindName(k intent.FrontendKind) string {
+	switch k {
+	case intent.NodePort:
+		return "nodePort"
+	case intent.ExternalIP:
+		return "externalIP"
+	case intent.LoadBalancerIP:
+		return "loadBalancerIP"
+	}
+	return "clusterIP"
+}
+
+// unwritten says what the agent has not written to the kernel.
+func unwritten(sync reconcile.PortSync) (out []string) {
+	switch {
+	case sync.Dataplane == "" && sync.Err != nil:
+		return []string{"not served on this node: " + sync.Err.Error()}
+	case sync.Dataplane == "":
+		return []string{"not served on this node"}
+	case sync.Err != nil:
+		out = append(out, "the last write failed, and is tried again: "+sync.Err.Error())
+	}
+	if sync.Waits {
+		what := "a change waits for the next write"
+		if !sync.Since.IsZero() {
+			what += ", since " + sync.Since.UTC().Format(time.RFC3339)
+		}
+		out = append(out, what)
+	}
+	return out
+}
+
+// endpoints returns all endpoints of a port that EndpointSlices name, sorted by address. One
+// address may be in several slices: a ready one counts, as in package intent.
+func endpoints(p *intent.ServicePort, from []*model.EndpointSlice) []*nodev1alpha1.Endpoint {
+	found := map[netip.AddrPort]*model.Endpoint{}
+	for _, s := range from {
+		if s.Family != p.ID.Family {
+			continue
+		}
+		for _, port := range s.Ports {
+			if port.Name != p.ID.Port || port.Protocol != p.ID.Protocol || port.Port == 0 {
+				continue
+			}
+			for i := range s.Endpoints {
+				at := netip.AddrPortFrom(s.Endpoints[i].Addr, port.Port)
+				if known := found[at]; known == nil || !known.Ready && s.Endpoints[i].Ready {
+					found[at] = &s.Endpoints[i]
+				}
+			}
+		}
+	}
+	used := inUse(p)
+	out := make([]*nodev1alpha1.Endpoint, 0, len(found))
+	addrs := make([]netip.AddrPort, 0, len(found))
+	for at := range found {
+		addrs = append(addrs, at)
+	}
+	slices.SortFunc(addrs, netip.AddrPort.Compare)
+	for _, at := range addrs {
+		e := found[at]
+		endpoint := &nodev1alpha1.Endpoint{
+			Address: at.Addr().String(), Port: uint32(at.Port()), Node: e.Node,
+			Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, InUse: used[at],
+		}
+		if e.Pod != (model.Name{}) {
+			endpoint.Pod = e.Pod.String()
+		}
+		out = append(out, endpoint)
+	}
+	return out
+}
+
+// inUse returns the endpoints to which some frontend leads.
+func inUse(p *intent.ServicePort) map[netip.AddrPort]bool {
+	leads := map[intent.Route]bool{}
+	for _, f := range p.Frontends {
+		leads[f.ExternalRoute], leads[f.InternalRoute] = true, true
+	}
+	used := map[netip.AddrPort]bool{}
+	for _, e := range p.Endpoints {
+		used[e.Addr] = e.ClusterPolicy && leads[intent.ToCluster] || e.LocalPolicy && leads[intent.ToLocal]
+	}
+	return used
+}

@@ -1,0 +1,86 @@
+package server
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/observe/flowlog"
+)
+
+type fakeReporter struct{ counts dataplane.FlowEventCounts }
+
+func (fakeReporter) ReportFlows(context.Context, func([]dataplane.FlowEvent)) error { return nil }
+func (f fakeReporter) FlowEventCounts() dataplane.FlowEventCounts                   { return f.counts }
+
+// TestWatchFlows sends remembered and new events with all their names, and counts them.
+func TestWatchFlows(t *testing.T) {
+	web := intent.PortID{Service: model.Name{Namespace: "shop", Name: "web"}, Port: "http", Number: 80, Protocol: model.TCP}
+	event := func(kind dataplane.FlowEventKind, reason string) dataplane.FlowEvent {
+		return dataplane.FlowEvent{Kind: kind, Time: time.Unix(1000, 0), Reason: reason, Flow: dataplane.EventFlow{
+			Port: web, Protocol: model.TCP, Client: netip.MustParseAddrPort("192.0.2.1:4000"),
+			ServiceAddress: netip.MustParseAddrPort("10.96.0.1:80"), Endpoint: netip.MustParseAddrPort("10.244.0.2:8080"),
+			Handshake: 3 * time.Millisecond, BytesToClient: 7,
+		}}
+	}
+	flows := flowlog.New(flowlog.Config{Node: "n1", Owners: func(_ context.Context, addrs []netip.Addr) ([]flowlog.Owner, error) {
+		owners := make([]flowlog.Owner, len(addrs))
+		for i, a := range addrs {
+			if a == netip.MustParseAddr("10.244.0.2") {
+				owners[i] = flowlog.Owner{Pod: "shop/web-0", Node: "n2"}
+			}
+		}
+		return owners, nil
+	}})
+	counts := dataplane.FlowEventCounts{Received: map[dataplane.FlowEventKind]uint64{dataplane.FlowOpened: 4, dataplane.FlowClosed: 1}, Lost: 2, LeftOut: 3}
+	h := start(t, func(c *Config) {
+		c.Events = FlowEvents{Mode: "all", Log: flows, Reporter: fakeReporter{counts}}
+	}).wait(t)
+	flows.Add([]dataplane.FlowEvent{event(dataplane.FlowOpened, ""), event(dataplane.FlowClosed, dataplane.EndRST)})
+
+	stream, err := h.client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{
+		Since:  timestamppb.New(time.Unix(1000, 0)),
+		Filter: &nodev1alpha1.FlowFilter{Namespace: "shop", Pod: "shop/web-0", Kinds: []nodev1alpha1.EventKind{nodev1alpha1.EventKind_EVENT_KIND_CLOSED}},
+	})
+	if err != nil || !stream.Receive() {
+		t.Fatal(err, stream.Err())
+	}
+	resp := stream.Msg()
+	if len(resp.Events) != 1 {
+		t.Fatalf("received %v", resp)
+	}
+	e := resp.Events[0]
+	if e.Kind != nodev1alpha1.EventKind_EVENT_KIND_CLOSED || e.Reason != "RST" || e.Time.AsTime().Unix() != 1000 {
+		t.Errorf("event %v", e)
+	}
+	f := e.Flow
+	if f.Namespace != "shop" || f.Service != "web" || f.PortName != "http" || f.Node != "n1" || f.BytesToClient != 7 ||
+		f.Endpoint.GetPod() != "shop/web-0" || f.Endpoint.GetNode() != "n2" || f.Client.GetAddress() != "192.0.2.1" ||
+		f.Handshake.AsDuration() != 3*time.Millisecond || f.SmoothedRtt != nil {
+		t.Errorf("flow %v", f)
+	}
+
+	status, err := h.client.Status(t.Context(), &nodev1alpha1.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := status.Events; !got.Enabled || got.Mode != "all" || got.Received != 5 || got.Lost != 2 || got.SampledOut != 3 {
+		t.Errorf("Status counts %v", got)
+	}
+
+	for _, bad := range []*nodev1alpha1.FlowFilter{{Port: 65536}, {Address: "no address"}} {
+		stream, err := h.client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{Filter: bad})
+		if err == nil && !stream.Receive() {
+			err = stream.Err()
+		}
+		wantCode(t, "a wrong filter", err, connect.CodeInvalidArgument, "")
+	}
+}

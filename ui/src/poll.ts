@@ -1,0 +1,58 @@
+import { explain } from "./api";
+import { Source } from "./schedule";
+
+/** Poll reads a value again and again while it is shown. */
+export class Poll<T> extends Source {
+  value: T | undefined;
+  error = "";
+  /** at is when the value was read, in ms; 0: never. */
+  at = 0;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private shows = 0;
+  private reading = false;
+
+  constructor(
+    private readonly read: () => Promise<T>,
+    private readonly pause: number,
+  ) {
+    super();
+  }
+
+  override subscribe(reader: () => void): () => void {
+    const end = super.subscribe(reader);
+    if (this.shows++ === 0) this.begin();
+    return () => {
+      end();
+      if (--this.shows === 0) clearTimeout(this.timer);
+    };
+  }
+
+  private begin() {
+    clearTimeout(this.timer);
+    const left = this.at + this.pause - Date.now();
+    if (this.at > 0 && left > 0) this.timer = setTimeout(() => void this.again(), left);
+    else void this.again();
+  }
+
+  /** again reads now. */
+  async again() {
+    if (this.reading) return;
+    this.reading = true;
+    clearTimeout(this.timer);
+    try {
+      this.value = await this.read();
+      this.error = "";
+    } catch (error) {
+      this.error = explain(error);
+    }
+    this.at = Date.now();
+    this.reading = false;
+    this.changed();
+    clearTimeout(this.timer);
+    if (this.shows > 0) this.timer = setTimeout(() => void this.again(), this.pause);
+  }
+
+  get busy() {
+    return this.reading;
+  }
+}

@@ -1,0 +1,253 @@
+import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
+import type { FlowEvent } from "./gen/spillway/node/v1alpha1/node_pb";
+import { durationMs } from "@bufbuild/protobuf/wkt";
+import { flowService, hostPort } from "./text";
+
+/** seconds is how long a Service's rates are kept. */
+export const seconds = 60;
+
+/** Limits of what is kept, however many names events have. */
+export const limits = { services: 10_000, edges: 4_000, silent: 500 };
+
+/** Counts are numbers of events in each of the last seconds. */
+export class Counts {
+  private buckets: Uint32Array;
+  private newest = 0;
+
+  constructor(readonly length: number) {
+    this.buckets = new Uint32Array(length);
+  }
+
+  private advance(second: number) {
+    if (second <= this.newest) return;
+    const gap = Math.min(second - this.newest, this.length);
+    for (let i = 1; i <= gap; i++) this.buckets[(second - gap + i) % this.length] = 0;
+    this.newest = second;
+  }
+
+  add(second: number, n = 1) {
+    this.advance(second);
+    if (second > this.newest - this.length) this.buckets[second % this.length]! += n;
+  }
+
+  /** series returns the counts of the seconds before second, the oldest first. */
+  series(second: number, length = this.length): number[] {
+    this.advance(second);
+    const out = new Array<number>(length);
+    for (let i = 0; i < length; i++) {
+      const at = second - length + i;
+      out[i] = at > this.newest - this.length && at >= 0 ? this.buckets[at % this.length]! : 0;
+    }
+    return out;
+  }
+
+  /** rate is the mean in a second, over the last complete seconds. */
+  rate(second: number, over = 10): number {
+    let sum = 0;
+    for (const n of this.series(second, Math.min(over, this.length - 1))) sum += n;
+    return sum / over;
+  }
+}
+
+/** Half is the time in seconds after which an old event counts half. */
+const half = 5;
+
+/** Decaying is a sum whose parts count less with their age. */
+class Decaying {
+  private value = 0;
+  private at = 0;
+
+  add(time: number, n = 1) {
+    this.value = this.now(time) + n;
+    this.at = Math.max(time, this.at);
+  }
+
+  now(time: number): number {
+    return time <= this.at ? this.value : this.value * 2 ** ((this.at - time) / half);
+  }
+
+  rate(time: number): number {
+    return (this.now(time) * Math.LN2) / half;
+  }
+}
+
+/** Handshakes counts times in buckets of a factor of 2, from 1/16 ms on. */
+export class Handshakes {
+  private buckets = new Float64Array(24);
+  private sum = 0;
+  private at = 0;
+
+  add(second: number, time: number) {
+    this.fade(second);
+    const bucket = Math.min(Math.max(Math.ceil(Math.log2(Math.max(time, 1e-3))) + 4, 0), 23);
+    this.buckets[bucket]!++;
+    this.sum++;
+  }
+
+  private fade(second: number) {
+    if (second <= this.at) return;
+    const factor = 2 ** ((this.at - second) / 15);
+    this.at = second;
+    this.sum = 0;
+    for (let i = 0; i < this.buckets.length; i++) this.sum += this.buckets[i]! *= factor;
+  }
+
+  /** quantile is in ms; undefined without handshakes of late. */
+  quantile(q: number): number | undefined {
+    return quantile(this.buckets, q, 2 ** -4);
+  }
+}
+
+/**
+ * quantile estimates a quantile of counts in buckets, of which bucket i ends at first·2^i.
+ * It is interpolated within its bucket.
+ */
+export function quantile(buckets: ArrayLike<number>, q: number, first: number): number | undefined {
+  let total = 0;
+  for (let i = 0; i < buckets.length; i++) total += buckets[i]!;
+  if (total < 0.5) return undefined;
+  let left = q * total;
+  for (let i = 0; i < buckets.length; i++) {
+    const n = buckets[i]!;
+    if (n > 0 && left <= n) {
+      const end = first * 2 ** i;
+      const begin = i === 0 ? 0 : end / 2;
+      return begin + (end - begin) * (left / n);
+    }
+    left -= n;
+  }
+  return first * 2 ** (buckets.length - 1);
+}
+
+export class ServiceTraffic {
+  opened = new Counts(seconds + 1);
+  bad = new Counts(seconds + 1);
+  handshakes = new Handshakes();
+}
+
+/** Edge is a way of connections on the map: client group, Service, endpoint. */
+export interface Edge {
+  from: string;
+  service: string;
+  to: string;
+  opened: Decaying;
+  bad: Decaying;
+}
+
+/** Silent is an endpoint that did not answer connections. */
+export interface Silent {
+  service: string;
+  endpoint: string;
+  pod: string;
+  count: Decaying;
+}
+
+/** clientGroup is where a client belongs on the map. */
+export function clientGroup(pod: string, node: string): string {
+  if (pod) return `pods of ${pod.slice(0, Math.max(pod.indexOf("/"), 0)) || pod}`;
+  return node ? `node ${node}` : "outside the cluster";
+}
+
+/** Traffic sums events up. Its size does not depend on how many there are. */
+export class Traffic {
+  totals = { opened: new Counts(121), refused: new Counts(121), dropped: new Counts(121), all: new Counts(121) };
+  handshakes = new Handshakes();
+  services = new Map<string, ServiceTraffic>();
+  edges = new Map<string, Edge>();
+  silent = new Map<string, Silent>();
+  /** skipped counts events of Services beyond the limit. */
+  skipped = 0;
+
+  /** add counts an event that arrived in a second of the page's own clock. */
+  add(event: FlowEvent, second: number) {
+    const flow = event.flow;
+    this.totals.all.add(second);
+    if (!flow) return;
+    const key = flowService(flow);
+    let service = this.services.get(key);
+    if (!service) {
+      if (this.services.size >= limits.services) {
+        this.skipped++;
+        return;
+      }
+      this.services.set(key, (service = new ServiceTraffic()));
+    }
+    switch (event.kind) {
+      case EventKind.OPENED:
+        this.totals.opened.add(second);
+        service.opened.add(second);
+        this.edge(event, second, false);
+        break;
+      case EventKind.ANSWERED:
+        if (flow.handshake) {
+          const time = durationMs(flow.handshake);
+          this.handshakes.add(second, time);
+          service.handshakes.add(second, time);
+        }
+        break;
+      case EventKind.CLOSED:
+        if (unanswered(event)) {
+          service.bad.add(second);
+          this.noAnswer(event, second);
+          this.edge(event, second, true);
+        }
+        break;
+      case EventKind.REFUSED:
+      case EventKind.DROPPED:
+        this.totals[event.kind === EventKind.REFUSED ? "refused" : "dropped"].add(second);
+        service.bad.add(second);
+        this.edge(event, second, true);
+        break;
+    }
+  }
+
+  private edge(event: FlowEvent, second: number, bad: boolean) {
+    const flow = event.flow!;
+    const from = clientGroup(flow.client?.pod ?? "", flow.client?.node ?? "");
+    const to = flow.endpoint ? flow.endpoint.pod || hostPort(flow.endpoint.address, flow.endpoint.port) : "";
+    const service = flowService(flow);
+    const key = JSON.stringify([from, service, to]);
+    let edge = this.edges.get(key);
+    if (!edge) {
+      if (this.edges.size >= limits.edges) weakest(this.edges, (e) => e.opened.now(second) + e.bad.now(second));
+      this.edges.set(key, (edge = { from, service, to, opened: new Decaying(), bad: new Decaying() }));
+    }
+    edge[bad ? "bad" : "opened"].add(second);
+  }
+
+  private noAnswer(event: FlowEvent, second: number) {
+    const flow = event.flow!;
+    const endpoint = hostPort(flow.endpoint!.address, flow.endpoint!.port);
+    const key = JSON.stringify([flowService(flow), endpoint]);
+    let silent = this.silent.get(key);
+    if (!silent) {
+      if (this.silent.size >= limits.silent) weakest(this.silent, (s) => s.count.now(second));
+      this.silent.set(key, (silent = { service: flowService(flow), endpoint, pod: flow.endpoint!.pod, count: new Decaying() }));
+    }
+    silent.count.add(second);
+  }
+}
+
+/** unanswered reports that the endpoint of a flow never answered. */
+export function unanswered(event: FlowEvent): boolean {
+  const flow = event.flow;
+  return (
+    event.kind === EventKind.CLOSED &&
+    !!flow?.endpoint &&
+    !flow.handshake &&
+    flow.protocol !== Protocol.UNSPECIFIED &&
+    flow.packetsToClient === 0n &&
+    (flow.packetsToEndpoint > 0n || event.reason === "timeout")
+  );
+}
+
+/** weakest deletes the weaker half of a map. */
+function weakest<T>(map: Map<string, T>, weight: (item: T) => number) {
+  const sorted = [...map].sort((a, b) => weight(a[1]) - weight(b[1]));
+  for (const [key] of sorted.slice(0, Math.ceil(sorted.length / 2))) map.delete(key);
+}
+
+/** nowSecond is the second of the page's clock. */
+export function nowSecond(): number {
+  return Math.floor(Date.now() / 1000);
+}

@@ -1,0 +1,158 @@
+import { useMemo } from "preact/hooks";
+import { durationMs } from "@bufbuild/protobuf/wkt";
+import { nodeName } from "../cluster";
+import { useApp } from "../context";
+import type { Endpoint, Service, ServicePort } from "../gen/spillway/node/v1alpha1/node_pb";
+import { Chip, Message, Name, Panel } from "../parts/basics";
+import { Chart } from "../parts/chart";
+import { useSource, useTick } from "../parts/hooks";
+import { Poll } from "../poll";
+import { noQuery } from "../query";
+import { bytes, count, duration, hostPort, portName, shown } from "../text";
+import { nowSecond, quantile, seconds } from "../traffic";
+
+const lines = [
+  { name: "opened", color: "--blue", fill: true },
+  { name: "failed", color: "--red" },
+];
+
+/** ServiceDetail shows one Service as each selected node holds it. */
+export function ServiceDetail({ namespace, name }: { namespace: string; name: string }) {
+  const app = useApp();
+  const { cluster } = app;
+  // Ten nodes are enough to compare.
+  const poll = useMemo(() => new Poll(() => cluster.call((c) => c.getService({ namespace, name }), cluster.scope.slice(0, 10)), 3000), [namespace, name, cluster.selected]);
+  useSource(poll);
+  useTick(1000);
+  const key = `${namespace}/${name}`;
+  const second = nowSecond();
+  const traffic = cluster.traffic.services.get(key);
+  const data = useMemo(() => {
+    const times = Array.from({ length: seconds }, (_, i) => second - seconds + i);
+    return [times, traffic?.opened.series(second, seconds) ?? times.map(() => 0), traffic?.bad.series(second, seconds) ?? times.map(() => 0)];
+  }, [second, traffic]);
+  const results = poll.value ?? [];
+  const first = results.find((r) => r.value?.service);
+  const failed = results.find((r) => r.error);
+
+  return (
+    <Panel title={key} onClose={app.close}>
+      {poll.error && <Message title="The Service cannot be read" mood="bad"><p>{shown(poll.error)}</p></Message>}
+      {results.length > 0 && !first && failed && <Message title="The Service cannot be read" mood="bad"><p>{shown(failed.error)}</p></Message>}
+      {traffic && <Chart label={`Connections of ${shown(key)} in the last minute`} lines={lines} data={data} height={120} />}
+      {first && <Whole service={first.value!.service!} />}
+      {results.map((r) => <Differences key={r.node.index} node={nodeName(r.node)} service={r.value?.service} />)}
+      <p>
+        <button
+          type="button"
+          onClick={() => {
+            app.setQuery({ ...noQuery, service: key });
+            app.go("flows");
+          }}
+        >
+          Show its flows
+        </button>
+      </p>
+    </Panel>
+  );
+}
+
+function Differences({ node, service }: { node: string; service?: Service }) {
+  const list = service?.ports.flatMap((p) => p.differences.map((d) => `${portName(p)}: ${d}`)) ?? [];
+  const problems = service?.problems ?? [];
+  if (list.length === 0 && problems.length === 0) return null;
+  return (
+    <section class="note warn">
+      <h3>{shown(node)}</h3>
+      {problems.map((p, i) => <p key={i}>{shown(p.what)}</p>)}
+      {list.length > 0 && <p>The kernel does not hold what is wanted:</p>}
+      {list.length > 0 && <ul>{list.map((d) => <li key={d}>{shown(d)}</li>)}</ul>}
+    </section>
+  );
+}
+
+function Whole({ service }: { service: Service }) {
+  return (
+    <>
+      {service.ports.map((p, i) => <Port key={i} port={p} type={service.type} />)}
+    </>
+  );
+}
+
+function Port({ port: p, type }: { port: ServicePort; type: string }) {
+  const c = p.counters;
+  const handshakes = c?.handshakeMsLog2.map(Number) ?? [];
+  const p50 = quantile(handshakes, 0.5, 1);
+  const p99 = quantile(handshakes, 0.99, 1);
+  const same = p.compared && p.differences.length === 0;
+  return (
+    <section>
+      <h3>{shown(portName(p))} <span class="soft">{shown(p.family)}</span> {same && <Chip mood="good">kernel agrees</Chip>}{!p.dataplane && <Chip mood="bad">not served</Chip>}</h3>
+      <dl class="facts">
+        <dt>Addresses</dt>
+        <dd>
+          <ul class="plain">
+            {p.frontends.map((f, i) => (
+              <li key={i}>
+                <code>{f.address ? shown(hostPort(f.address, f.port)) : `every node address, port ${f.port}`}</code> <span class="soft">{shown(f.kind)}</span>
+                {f.sourceRanges.length > 0 && <span> only from {f.sourceRanges.map(shown).join(", ")}</span>}
+              </li>
+            ))}
+          </ul>
+        </dd>
+        <dt>Policies</dt>
+        <dd>internal {shown(p.internalTrafficPolicy || "Cluster")}{type !== "ClusterIP" && `, external ${shown(p.externalTrafficPolicy || "Cluster")}`}{p.affinity && `, affinity ${duration(durationMs(p.affinity))}`}</dd>
+        <dt>Dataplane</dt>
+        <dd>{shown(p.dataplane) || "none"}{p.helper && `, helper ${shown(p.helper)}`}</dd>
+        {c && (
+          <>
+            <dt>Connections</dt>
+            <dd>{count(c.connections)}, {count(c.active)} active{c.refused > 0n && <span class="warn">, {count(c.refused)} refused</span>}{c.dropped > 0n && <span class="bad">, {count(c.dropped)} packets dropped</span>}</dd>
+            <dt>Traffic</dt>
+            <dd>{bytes(c.bytesToEndpoint)} in, {bytes(c.bytesToClient)} out</dd>
+            {p50 !== undefined && <><dt>Handshake</dt><dd>median {duration(p50)}, p99 {duration(p99!)}</dd></>}
+          </>
+        )}
+      </dl>
+      <Endpoints list={p.endpoints} total={p.endpointCount} />
+    </section>
+  );
+}
+
+const shownEndpoints = 100;
+
+function Endpoints({ list, total }: { list: Endpoint[]; total: number }) {
+  const { cluster } = useApp();
+  if (list.length === 0) return <p class="warn">{total > 0 ? "The agent did not list its endpoints." : "It has no endpoint: clients are refused."}</p>;
+  const silent = new Set([...cluster.traffic.silent.values()].filter((s) => s.count.now(nowSecond()) >= 0.8).map((s) => s.endpoint));
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Endpoints">
+      <table>
+        <thead>
+          <tr><th scope="col">Endpoint</th><th scope="col">Pod</th><th scope="col">Node</th><th scope="col">State</th></tr>
+        </thead>
+        <tbody>
+          {list.slice(0, shownEndpoints).map((e) => {
+            const at = hostPort(e.address, e.port);
+            return (
+              <tr key={at}>
+                <td><code>{shown(at)}</code></td>
+                <td><Name text={e.pod || "–"} /></td>
+                <td><Name text={e.node || "–"} /></td>
+                <td>{silent.has(at) ? <Chip mood="bad">no answer</Chip> : <State e={e} />}</td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+      {list.length > shownEndpoints && <p class="soft">{count(list.length - shownEndpoints)} more.</p>}
+    </div>
+  );
+}
+
+function State({ e }: { e: Endpoint }) {
+  if (e.inUse) return <Chip mood="good">in use</Chip>;
+  if (e.terminating) return <Chip mood="soft">terminating</Chip>;
+  if (!e.ready) return <Chip mood="warn">not ready</Chip>;
+  return <Chip mood="soft">not from this node</Chip>;
+}

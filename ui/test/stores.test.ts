@@ -1,0 +1,131 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { create } from "@bufbuild/protobuf";
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import { durationFromMs } from "@bufbuild/protobuf/wkt";
+import { Watch, most } from "../src/flows";
+import { EventKind, FlowEventSchema, FlowSchema, Protocol, ServiceSchema } from "../src/gen/spillway/node/v1alpha1/node_pb";
+import { place, strongest } from "../src/graph";
+import { Ring } from "../src/ring";
+import { ServiceTable, select } from "../src/services";
+import { Counts, Handshakes, Traffic, limits, quantile, unanswered } from "../src/traffic";
+
+// Frames as a browser has them, but by hand.
+const frames: (() => void)[] = [];
+Object.assign(globalThis, { requestAnimationFrame: (f: () => void) => frames.push(f) });
+
+function event(kind: EventKind, flow: MessageInitShape<typeof FlowSchema> = {}, reason = "") {
+  return create(FlowEventSchema, { kind, reason, flow: { protocol: Protocol.TCP, namespace: "shop", service: "web", client: { address: "10.0.0.1", port: 1 }, endpoint: { address: "10.1.0.1", port: 80 }, ...flow } as MessageInitShape<typeof FlowSchema> });
+}
+
+test("a ring keeps the latest items", () => {
+  const ring = new Ring<number>(3);
+  for (let i = 0; i < 8; i++) ring.push(i);
+  assert.deepEqual(ring.newestFirst(), [7, 6, 5]);
+  assert.deepEqual(ring.newestFirst((n) => n % 2 === 1), [7, 5]);
+  assert.deepEqual(ring.newestFirst(() => true, 1), [7]);
+  assert.equal(ring.total, 8);
+  assert.equal(ring.latest(3), undefined);
+  ring.clear();
+  assert.deepEqual(ring.newestFirst(), []);
+});
+
+test("a watch is bounded, and updates the screen once for many events", async () => {
+  const watch = new Watch();
+  let updates = 0;
+  watch.subscribe(() => updates++);
+  const one = event(EventKind.OPENED);
+  for (let i = 0; i < 50; i++) watch.take(Array(200).fill(one));
+  for (let i = 0; i < 2000; i++) watch.take([event(EventKind.DROPPED)]);
+  assert.equal(updates, 0, "nothing is drawn outside of a frame");
+  while (frames.length === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.equal(frames.length, 1);
+  frames.shift()!();
+  assert.equal(updates, 1);
+  assert.equal(watch.entries.length, most);
+  assert.equal(watch.bad.length, 500);
+  assert.equal(watch.entries.total, 12_000);
+});
+
+test("counts forget old seconds", () => {
+  const counts = new Counts(5);
+  counts.add(100, 3);
+  counts.add(102);
+  assert.deepEqual(counts.series(103, 4), [0, 3, 0, 1]);
+  assert.deepEqual(counts.series(105, 4), [0, 1, 0, 0]);
+  counts.add(1000);
+  assert.deepEqual(counts.series(1001, 4), [0, 0, 0, 1]);
+  counts.add(10); // too old to count
+  assert.deepEqual(counts.series(1001, 4), [0, 0, 0, 1]);
+  assert.equal(counts.rate(1001, 4), 0.25);
+});
+
+test("quantiles of buckets", () => {
+  assert.equal(quantile([], 0.5, 1), undefined);
+  assert.equal(quantile([0, 0, 0], 0.5, 1), undefined);
+  assert.equal(quantile([10], 0.5, 1), 0.5);
+  assert.equal(quantile([0, 0, 10], 0.5, 1), 3);
+  assert.equal(quantile([50, 50], 1, 1), 2);
+  const h = new Handshakes();
+  for (let i = 0; i < 100; i++) h.add(1, 0.7);
+  const q = h.quantile(0.5)!;
+  assert.ok(q > 0.5 && q < 1, String(q));
+});
+
+test("traffic is bounded, whatever names events have", () => {
+  const traffic = new Traffic();
+  for (let i = 0; i < 30_000; i++) {
+    traffic.add(event(EventKind.OPENED, { service: `s${i}`, client: { pod: `ns${i}/x` }, endpoint: { address: `10.1.${i >> 8}.${i & 255}`, port: 1 } }), 50);
+    traffic.add(event(EventKind.CLOSED, { service: "web", packetsToEndpoint: 3n, endpoint: { address: `10.1.${i >> 8}.${i & 255}`, port: 1 } }), 50);
+  }
+  assert.equal(traffic.services.size, limits.services);
+  assert.ok(traffic.edges.size <= limits.edges, String(traffic.edges.size));
+  assert.ok(traffic.silent.size <= limits.silent, String(traffic.silent.size));
+  assert.ok(traffic.skipped > 0);
+});
+
+test("an endpoint that does not answer is found", () => {
+  const dead = event(EventKind.CLOSED, { packetsToEndpoint: 4n }, "timeout");
+  assert.ok(unanswered(dead));
+  assert.ok(!unanswered(event(EventKind.CLOSED, { packetsToEndpoint: 4n, handshake: durationFromMs(1) }, "timeout")));
+  assert.ok(!unanswered(event(EventKind.CLOSED, { packetsToEndpoint: 4n, packetsToClient: 1n }, "FIN")));
+  assert.ok(!unanswered(event(EventKind.REFUSED)));
+  const traffic = new Traffic();
+  traffic.add(dead, 9);
+  assert.deepEqual([...traffic.silent.values()].map((s) => `${s.service} ${s.endpoint}`), ["shop/web 10.1.0.1:80"]);
+});
+
+test("the map has the strongest ways, and those that fail", () => {
+  const traffic = new Traffic();
+  for (let i = 0; i < 300; i++) traffic.add(event(EventKind.OPENED, { service: `s${i % 30}` }), 9);
+  for (let i = 0; i < 50; i++) traffic.add(event(EventKind.OPENED, { service: "busy" }), 9);
+  traffic.add(event(EventKind.REFUSED, { service: "closed", endpoint: undefined }, "source_range"), 9);
+  const picture = strongest(traffic, 9, 5);
+  const names = picture.nodes.filter((n) => n.kind === "service").map((n) => n.name);
+  assert.ok(names.includes("shop/busy") && names.includes("shop/closed"), names.join());
+  assert.equal(picture.hidden, 27);
+  const layout = place(picture);
+  assert.equal(layout.places.size, picture.nodes.length);
+  const x = (kind: string) => layout.places.get(picture.nodes.find((n) => n.kind === kind)!.id)!.x;
+  assert.ok(x("client") < x("service") && x("service") < x("endpoint"));
+  // A name cannot make a node or a link of another.
+  const forged = new Traffic();
+  forged.add(event(EventKind.OPENED, { service: "a > s shop/b" }), 9);
+  place(strongest(forged, 9, 5));
+});
+
+test("Services of nodes are summed, searched and sorted", () => {
+  const service = (name: string, connections: bigint) =>
+    create(ServiceSchema, { namespace: "shop", name, type: "ClusterIP", ports: [{ port: 80, protocol: Protocol.TCP, dataplane: "ebpf", endpointCount: 3, frontends: [{ address: "10.96.0.9", port: 80 }], counters: { connections } }] });
+  const table = new ServiceTable();
+  table.update([{ node: "a", services: [service("web", 10n), service("cart", 1n)] }, { node: "b", services: [service("web", 5n)] }], 1000);
+  assert.deepEqual(table.rows.map((r) => [r.key, r.connections, r.rate]), [["shop/web", 15, undefined], ["shop/cart", 1, undefined]]);
+  table.update([{ node: "a", services: [service("web", 25n), service("cart", 0n)] }], 2000);
+  // The counters of cart began anew.
+  assert.deepEqual(table.rows.map((r) => [r.key, r.rate]), [["shop/web", 10], ["shop/cart", undefined]]);
+  const names = (search: string, descending = false) => select(table.rows, search, (r) => r.connections, descending).map((r) => r.name);
+  assert.deepEqual(names(""), ["cart", "web"]);
+  assert.deepEqual(names("", true), ["web", "cart"]);
+  assert.deepEqual(names("SHOP web 10.96"), ["web"]);
+  assert.deepEqual(names("none"), []);
+});
