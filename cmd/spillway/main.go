@@ -15,5 +15,5 @@ func main() {
 
 // run executes a command line and returns its exit code.
 func run(args []string, stdout, stderr io.Writer) int {
-	return program.New().Run(args, stdout, stderr)
+	return program.Called(os.Args[0]).Run(args, stdout, stderr)
 }

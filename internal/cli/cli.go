@@ -5,13 +5,24 @@
 //	agent     serves the Services of this node
 //	  kubeproxyconfig  reads kube-proxy's configuration file
 //	chart     steps of the Helm chart's other containers
+//	connectivity  tests the Services of a cluster
 //	doctor    shows what is wrong with conntrack and NAT on this node
 //	drops     shows packets that the kernel drops
+//	flows     shows flows of a node, and their events on all nodes (observe)
 //	maps      prints the maps of the eBPF dataplane
+//	nodeclient  is the client of the agent's API
+//	  nodeclienttest  stubs of agents
 //	plan      calculates sizes of conntrack tables
 //	policy    shows what do-not-track policies mean for a flow
+//	reach     connects commands to the agents of other nodes, through the API server
+//	services  shows the Services that the agent serves
+//	status    shows the state of the agent
+//	sysdump   writes an archive for a bug report
 //	top       shows the use of conntrack, by network namespace
+//	trace     shows what happens to a new connection
+//	ui        serves a page about the agents of nodes
 //	program   assembles spillway from its commands
+//	cluster   connects commands to the API server
 //	progress  prints the progress of a command
 //	clitest   tests that the commands share
 package cli
@@ -50,6 +61,7 @@ var ExitCodes = []struct {
 // Program is a command line program of several commands.
 type Program struct {
 	Name     string
+	Plugin   string // the way users call it as a plugin, such as "kubectl spillway"; "": by its name
 	Short    string // one line that describes the program
 	Example  string // command lines that work
 	Commands []*cobra.Command
@@ -107,12 +119,18 @@ func (p Program) root(started *bool) *cobra.Command {
 	}
 	// A subcommand may have a PersistentPreRun of its own.
 	cobra.EnableTraverseRunHooks = true
+	if p.Plugin != "" {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: p.Plugin}
+	}
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(help)
 	root.SetHelpCommand(newHelpCommand(p.Name))
 	root.AddCommand(p.Commands...)
-	root.AddCommand(newCompletionCommand(p.Name), newVersionCommand(p.Name))
+	root.AddCommand(newVersionCommand(p.Name))
+	if p.Plugin == "" { // a plugin's words are completed by the program that runs it
+		root.AddCommand(newCompletionCommand(p.Name))
+	}
 	Group(root)
 	root.InitDefaultVersionFlag()
 	root.Flags().Lookup("version").Usage = "Print the version."

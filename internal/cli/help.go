@@ -89,7 +89,7 @@ func help(cmd *cobra.Command, _ []string) {
 	}
 	if cmd.Example != "" {
 		heading("Examples")
-		fmt.Fprintf(&b, "%s\n", strings.TrimRight(cmd.Example, "\n"))
+		fmt.Fprintf(&b, "%s\n", asPlugin(cmd.Root(), strings.TrimRight(cmd.Example, "\n")))
 	}
 	if cmd.HasAvailableSubCommands() {
 		heading("Available Commands")
@@ -111,6 +111,16 @@ func help(cmd *cobra.Command, _ []string) {
 		fmt.Fprintf(&b, "\n%s\n", p.Wrap(fmt.Sprintf("Use \"%s COMMAND --help\" for more information about a command.", cmd.CommandPath()), ""))
 	}
 	fmt.Fprint(p, b.String())
+}
+
+// asPlugin returns examples as users type them: a plugin has another name.
+func asPlugin(root *cobra.Command, examples string) string {
+	plugin := root.DisplayName()
+	if plugin == root.Name() {
+		return examples
+	}
+	name := "  " + root.Name() + " "
+	return strings.ReplaceAll("\n"+examples, "\n"+name, "\n  "+plugin+" ")[1:]
 }
 
 // FlagGroup is the visible flags of one group of the help.

@@ -114,6 +114,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	defer lock.Release()
 	if a.cfg.Cleanup {
+		a.cfg.API.removeStale(a.lockDir, a.cfg.BPFFS)
 		return errors.Join(a.cleanup(ctx, a.cfg.Dataplanes(log)), autopilot.Restore(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
 	a.cfg.warnOfIdleFlags(log)
@@ -167,6 +168,17 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	beside, err := a.beside(in, metrics, log)
 	if err != nil {
 		return err
+	}
+	events, follow := a.followFlows(loop, parts.backends, log)
+	if follow != nil {
+		beside = append(beside, follow)
+	}
+	api, err := a.newAPI(loop, parts.backends, events, log)
+	if err != nil {
+		return err
+	}
+	if api != nil {
+		beside = append(beside, api)
 	}
 	return runAll(ctx, append(append(in.parts, beside...),
 		loop.Run,
@@ -235,7 +247,7 @@ func (a *agent) loopConfig(in *input, parts *kernelParts, m *telemetry.Metrics, 
 	cfg := a.cfg.intent()
 	cfg.APIServer = in.apiServer
 	return reconcile.Config{
-		Tracker:       decisions.New(cfg, proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode)),
+		Tracker:       decisions.New(cfg, proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode, a.cfg.EBPFSCTP)),
 		Backends:      parts.backends,
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,

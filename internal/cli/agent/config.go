@@ -45,10 +45,14 @@ type Config struct {
 	CgroupRoot         string
 	BPFFS              string
 	DropCapabilities   bool
+	LeavePrevious      bool
+	EBPFSCTP           bool
 	ProxyName          string
 	Bypass             string
 	Conntrack          ConntrackConfig
 	Influx             InfluxConfig
+	API                APIConfig
+	Events             EventsConfig
 	SyncPeriod         time.Duration
 	MinSyncPeriod      time.Duration
 	VerifyPartialSync  string
@@ -64,6 +68,9 @@ type Config struct {
 	client          kube.Access
 	remarks         []string // about --config and kube-proxy's flags, for the log
 }
+
+// defaultBPFFS is the directory of the instance that a node usually has.
+const defaultBPFFS = "/sys/fs/bpf/spillway"
 
 // AddFlags binds the flags. Flags that kube-proxy has keep its names and defaults.
 func (c *Config) AddFlags(f *pflag.FlagSet) {
@@ -84,12 +91,16 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.Cleanup, "cleanup", false, "Remove everything of this instance from the kernel, and exit.")
 	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: remove kube-proxy's rules from the kernel when this agent serves and no kube-proxy runs here.")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted).")
-	f.StringVar(&c.BPFFS, "bpffs", "/sys/fs/bpf/spillway", "Directory of this instance in a bpf file system.")
+	f.StringVar(&c.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
 	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "Drop CAP_SYS_ADMIN and CAP_PERFMON after the dataplane is loaded. Conntrack of other network namespaces is then neither measured nor tuned.")
+	f.BoolVar(&c.LeavePrevious, "leave-previous-layout", false, "Leave the maps and programs of the release before when the agent ends, for a rollback to it (--proxy-mode ebpf).")
+	f.BoolVar(&c.EBPFSCTP, "ebpf-sctp", false, "Serve SCTP with eBPF, not with nftables and conntrack (--proxy-mode ebpf). Processes of the node, as in host-network pods, then have no SCTP Services.")
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "Value of the label service.kubernetes.io/service-proxy-name of the Services to serve (default: Services without the label).")
 	f.StringVar(&c.Bypass, "bypass", "auto", "Whether packets to a pod bypass netfilter: auto (unless a NetworkPolicy selects the pod), always or never.")
 	c.Conntrack.addFlags(f)
 	c.Influx.addFlags(f)
+	c.API.addFlags(f)
+	c.Events.addFlags(f)
 	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "Time between full syncs, on every dataplane.")
 	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "Least time between syncs, on every dataplane. If not given, 10ms for ebpf.")
 	f.BoolVar(&c.ServiceCounters, "nftables-service-counters", false, "With nftables, count the connections to each address and port of a Service: nft list set inet spillway services4-counters shows them.")
@@ -107,6 +118,15 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 func (c *Config) warnOfIdleFlags(log *slog.Logger) {
 	if c.ServiceCounters && c.ProxyMode != "nftables" {
 		log.Warn("--nftables-service-counters has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+	if c.LeavePrevious && c.ProxyMode != "ebpf" {
+		log.Warn("--leave-previous-layout has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+	if c.EBPFSCTP && c.ProxyMode != "ebpf" {
+		log.Warn("--ebpf-sctp has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+	if c.Events.counted && c.ProxyMode != "ebpf" {
+		log.Warn("--service-metrics has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
 	if c.VerifyPartialSync != iptables.VerifyOff && c.ProxyMode != "iptables" {
 		log.Warn("--verify-partial-sync has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
@@ -146,6 +166,12 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.Influx.validate(); err != nil {
+		return err
+	}
+	if err := c.API.validate(); err != nil {
+		return err
+	}
+	if err := c.Events.validate(); err != nil {
 		return err
 	}
 	if c.MasqueradeAll && c.Bypass == "never" {
@@ -278,9 +304,23 @@ func (c *Config) intent() intent.Config {
 		LocalInterface:    c.localInterface(),
 		ExpectNode:        c.Manifests == "",
 		LocalBySource:     c.Manifests == "" && c.ProxyMode != "ebpf",
+		Servers:           c.servers(),
 
 		IgnoreNetworkPolicies: c.Bypass == "always",
 	}
+}
+
+// servers returns the addresses of the agent's HTTP servers, after Validate.
+func (c *Config) servers() (list []netip.AddrPort) {
+	for _, addr := range []string{c.HealthzAddr, c.MetricsAddr, c.API.Listen} {
+		if strings.HasPrefix(addr, ":") {
+			addr = "[::]" + addr
+		}
+		if server, err := netip.ParseAddrPort(addr); err == nil { // else not served
+			list = append(list, server)
+		}
+	}
+	return list
 }
 
 // Dataplanes is the part of the command line that the dataplanes need. The caller may
@@ -290,6 +330,9 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
+		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP,
+		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
+		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
 		Log: log,
 	}
 }

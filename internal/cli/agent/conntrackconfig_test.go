@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +87,19 @@ func TestMemoryIsAPartOrBytes(t *testing.T) {
 	for in, want := range map[string]int64{"50%": 512, "0.5%": 5, "1Ki": 1024, "100": 100, "0": 0, "-1": 0, "101%": 0, "2Ki": 0, "NaN%": 0, "x": 0, "": 0} {
 		if got, err := memoryShare(in, 1024); got != want || (err == nil) != (want != 0) {
 			t.Errorf("%q of 1024 bytes: %d, want %d: %v", in, got, want, err)
+		}
+	}
+}
+
+// The chart refuses sizes that no node can have: its templates cannot read the limit.
+func TestTheChartKnowsTheLimitOfTheFlowTable(t *testing.T) {
+	for _, file := range []string{"values.yaml", "templates/_names.tpl"} {
+		text, err := os.ReadFile(filepath.Join("../../../deploy/helm/spillway", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if limit := strconv.Itoa(ebpf.MaxFlowTableSize); !strings.Contains(string(text), limit) {
+			t.Errorf("%s does not name the limit, %s", file, limit)
 		}
 	}
 }

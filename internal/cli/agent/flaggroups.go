@@ -17,7 +17,7 @@ var flagGroups = []struct {
 }{
 	{"Source", []string{"kubeconfig", "master", "manifests", "config", "hostname-override", "service-proxy-name",
 		"kube-api-qps", "kube-api-burst", "kube-api-content-type"}},
-	{"Dataplane", []string{"proxy-mode", "bypass", "takeover", "cleanup", "bpffs", "cgroup-root", "drop-capabilities"}},
+	{"Dataplane", []string{"proxy-mode", "bypass", "takeover", "cleanup", "bpffs", "cgroup-root", "drop-capabilities", "leave-previous-layout", "ebpf-sctp"}},
 	{"Service", []string{"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
 		"nodeport-addresses", "masquerade-all", "allow-external-ips", "feature-gates"}},
 	{"Flow Table", []string{"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait",
@@ -26,6 +26,8 @@ var flagGroups = []struct {
 	{"Sync", []string{"iptables-sync-period", "iptables-min-sync-period", "nftables-service-counters", "verify-partial-sync"}},
 	{"Health and Metrics", []string{"healthz-bind-address", "metrics-bind-address", "profiling",
 		"influx-url", "influx-password-file", "influx-token-file", "influx-interval"}},
+	{"API", []string{"api-socket", "api-listen", "api-tls-cert", "api-tls-key", "api-client-ca"}},
+	{"Flow Events", []string{"flow-events", "flow-events-sample", "flow-events-rate", "service-metrics"}},
 	{"Log", []string{"v", "log-format", "logging-format"}},
 }
 
@@ -41,6 +43,8 @@ func groupFlags(cmd *cobra.Command) {
 	cli.Choices(cmd, "takeover", "kube-proxy")
 	cli.Choices(cmd, "verify-partial-sync", iptables.VerifyChoices...)
 	cli.Choices(cmd, "conntrack-autopilot", autopilot.Modes...)
+	cli.Choices(cmd, "flow-events", flowEvents...)
+	cli.Choices(cmd, "service-metrics", serviceMetrics...)
 	cli.Choices(cmd, "log-format", logFormats...)
 	cli.Choices(cmd, "logging-format", logFormats...)
 }

@@ -66,6 +66,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
 		NetworkPolicies: c.Bypass == "auto", DoNotTrack: policies, Contact: contact, Logger: log,
+		Nodes: kube.NodesConfig{OwnOnly: c.ProxyMode != "ebpf"},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("run agent: %w", err)

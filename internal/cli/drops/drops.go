@@ -43,8 +43,8 @@ func NewCommand() *cobra.Command {
 		Short: "Show packets that the kernel drops: where, by what, and why",
 		Long: `Follows the packets that this machine's kernel drops, in every network namespace.
 Reports for each packet the hop (namespace or pod, interface, netfilter hook and table,
-the kernel's function), the kernel's reason, and what the reason means. Changes nothing
-and needs no agent.
+the kernel's function) and the kernel's reason. Explains each reason once. Changes
+nothing and needs no agent.
 
 A drop is shown if it matches every filter. A filter with several values matches if one
 of them does. The kernel compares the packet as it is at the hop: after DNAT it has the
@@ -200,6 +200,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 func (c *config) follow(ctx context.Context, follower *drops.Follower, verdicts *cause.Verdicts, targets []*drops.Target, out, stderr io.Writer) error {
 	shown := 0
 	byReason := map[string]uint64{}
+	told := explained{}
 	checked := time.Now()
 	for c.count == 0 || shown < c.count {
 		if len(targets) > 0 && time.Since(checked) > drops.TargetCheck {
@@ -220,7 +221,7 @@ func (c *config) follow(ctx context.Context, follower *drops.Follower, verdicts 
 		}
 		verdicts.Explain(&d)
 		cause.ExplainDenial(follower, &d)
-		if err := c.print(out, dropResult{&d}); err != nil {
+		if err := c.print(out, dropResult{&d, told}); err != nil {
 			return err
 		}
 		shown++

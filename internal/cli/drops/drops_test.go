@@ -41,7 +41,7 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 		Place: drops.Place{Namespace: "cni-1", Pod: "web-0", Interface: "eth0", Hook: "INPUT", Table: "filter", Chain: "in", Location: "nft_do_chain+0x1"},
 	}
 	var table bytes.Buffer
-	if err := (dropResult{&d}).Write(&table); err != nil {
+	if err := (dropResult{&d, explained{}}).Write(&table); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
@@ -55,7 +55,7 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 	}
 	d.Pod, d.Interface, d.Table = "web\x1b[2J", "a\nb", "t\x07"
 	table.Reset()
-	if err := (dropResult{&d}).Write(&table); err != nil {
+	if err := (dropResult{&d, explained{}}).Write(&table); err != nil {
 		t.Fatal(err)
 	}
 	if strings.ContainsAny(table.String(), "\x1b\x07") || strings.Count(table.String(), "\n") != 3 || !strings.Contains(table.String(), `web\x1b[2J`) {
@@ -63,7 +63,7 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 	}
 	var out strings.Builder
 	c := config{output: cli.JSON}
-	if err := c.print(&out, dropResult{&d}); err != nil {
+	if err := c.print(&out, dropResult{&d, explained{}}); err != nil {
 		t.Fatal(err)
 	}
 	if strings.Count(out.String(), "\n") != 1 || !strings.Contains(out.String(), `"namespace":"cni-1"`) {
@@ -76,12 +76,43 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 	}
 }
 
+// An explanation is printed again when another policy, for example, is the cause.
+func TestDropsExplainsACauseOnce(t *testing.T) {
+	told := explained{}
+	for i, row := range []struct {
+		reason, chain, meaning string
+		lines                  int
+	}{
+		{"NETFILTER_DROP", "in", "policy a denied it", 3},
+		{"NETFILTER_DROP", "in", "policy a denied it", 2},
+		{"NO_SOCKET", "", "nothing listens", 3},
+		{"NETFILTER_DROP", "in", "policy a denied it", 2},
+		{"NETFILTER_DROP", "out", "policy a denied it", 3},
+		{"NETFILTER_DROP", "in", "policy b denied it", 3},
+		{"NETFILTER_DROP", "in", "policy a denied it", 3},
+	} {
+		d := drops.Drop{Reason: row.reason, Meaning: row.meaning, Place: drops.Place{Chain: row.chain}}
+		var out strings.Builder
+		if err := (dropResult{&d, told}).Write(&out); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Count(out.String(), "\n") != row.lines || strings.Contains(out.String(), row.meaning) != (row.lines == 3) {
+			t.Errorf("drop %d: %q, want %d lines", i, out.String(), row.lines)
+		}
+		// A program reads each line alone.
+		out.Reset()
+		if err := (&config{output: cli.JSON}).print(&out, dropResult{&d, told}); err != nil || !strings.Contains(out.String(), row.meaning) {
+			t.Errorf("drop %d: %v, %s", i, err, &out)
+		}
+	}
+}
+
 // wrapped prints a drop on a terminal of 80 columns.
 func wrapped(t *testing.T, d *drops.Drop) string {
 	t.Helper()
 	var out strings.Builder
 	d.Meaning = strings.Repeat("a long explanation ", 12)
-	if err := (dropResult{d}).Write(&page.Page{Writer: &out, Width: 80}); err != nil {
+	if err := (dropResult{d, explained{}}).Write(&page.Page{Writer: &out, Width: 80}); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()

@@ -10,15 +10,36 @@ import (
 	"spillway.dev/spillway/internal/page"
 )
 
-// dropResult is a drop with a text form.
-type dropResult struct{ *drops.Drop }
+// dropCause is what a drop's second line says of its cause.
+type dropCause struct{ reason, by, hook, table, chain string }
 
-// Write prints three lines: the packet, the hop, and the meaning. On a terminal, long ones
-// are broken.
+// explained has the meaning that was printed last for each cause.
+type explained map[dropCause]string
+
+// isNew reports whether the drop's meaning is not the last one of its cause, and notes it.
+func (e explained) isNew(d *drops.Drop) bool {
+	of := dropCause{d.Reason, d.By, d.Hook, d.Table, d.Chain}
+	last, known := e[of]
+	e[of] = d.Meaning
+	return !known || last != d.Meaning
+}
+
+// dropResult is a drop with a text form.
+type dropResult struct {
+	*drops.Drop
+	explained explained
+}
+
+// Write prints three lines: the packet, the hop, and the meaning. It leaves out a meaning
+// that the last drop of the same cause had. On a terminal, long lines are broken.
 func (d dropResult) Write(w io.Writer) error {
 	p := page.Of(w)
 	lines := d.Time.Format("15:04:05.000") + " " + packetText(&d.Packet) + "\n"
-	for _, text := range []string{hopText(d.Drop), d.Meaning} {
+	texts := []string{hopText(d.Drop)}
+	if d.explained.isNew(d.Drop) {
+		texts = append(texts, d.Meaning)
+	}
+	for _, text := range texts {
 		text = escape.Text(text)
 		if p.Width > 0 && !p.Wide {
 			lines += p.Wrap(text, "  ") + "\n"

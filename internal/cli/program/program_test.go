@@ -86,6 +86,36 @@ func TestABadAddressRangeIsWrongUsage(t *testing.T) {
 	}
 }
 
+// kubectl finds the program by the name of its file, and users type "kubectl spillway".
+func TestAPluginCallsItselfAsUsersDo(t *testing.T) {
+	p := Called("/home/user/.krew/bin/kubectl-spillway")
+	t.Setenv("COLUMNS", "80")
+	for _, row := range []struct {
+		line, want, lacks string
+		code              int
+	}{
+		{"--help", "  kubectl spillway COMMAND", "\n  spillway ", cli.ExitDone},
+		{"--help", "  kubectl spillway status --all-nodes", "completion", cli.ExitDone},
+		{"status --help", "  kubectl spillway status --node node2", "\n  spillway ", cli.ExitDone},
+		{"help policy explain", "  kubectl spillway policy explain --from", "\n  spillway ", cli.ExitDone},
+		{"stats", "see 'kubectl spillway --help'", "'spillway", cli.ExitUsage},
+		{"status --nodes x", "see 'kubectl spillway status --help'", "'spillway", cli.ExitUsage},
+		{"--version", "spillway ", "kubectl", cli.ExitDone},
+	} {
+		var out bytes.Buffer
+		code := p.Run(strings.Fields(row.line), &out, &out)
+		if code != row.code || !strings.Contains(out.String(), row.want) || strings.Contains(out.String(), row.lacks) {
+			t.Errorf("%s: exit code %d, without %q or with %q: %s", row.line, code, row.want, row.lacks, &out)
+		}
+	}
+	if got := clitest.Completion(t, func() cli.Program { return p }, "stat"); !slices.Contains(got, "status") {
+		t.Errorf("kubectl completes %q", got)
+	}
+	if p := Called("/usr/bin/spillway"); p.Plugin != "" {
+		t.Errorf("spillway calls itself %q", p.Plugin)
+	}
+}
+
 func TestVersionFlag(t *testing.T) {
 	var flag, command, errs bytes.Buffer
 	if New().Run([]string{"--version"}, &flag, &errs) != cli.ExitDone || New().Run([]string{"version"}, &command, &errs) != cli.ExitDone ||

@@ -10,7 +10,7 @@ import (
 )
 
 // Progress shows the current step: on a terminal in one line that is overwritten, else in
-// a line for each step. The zero value is silent.
+// a line for each step. A nil Progress is silent.
 type Progress struct {
 	mu       sync.Mutex
 	w        io.Writer
@@ -29,6 +29,9 @@ func New(w io.Writer) *Progress {
 // Bar sets the beginning of each line, such as a bar with the remaining time; nil removes
 // it. Progress calls it for each line.
 func (p *Progress) Bar(bar func() string) {
+	if p == nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bar = bar
@@ -36,18 +39,24 @@ func (p *Progress) Bar(bar func() string) {
 
 // Step starts a new step.
 func (p *Progress) Step(format string, args ...any) {
+	if p == nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.step, p.part = fmt.Sprintf(format, args...), ""
 	if p.terminal {
 		p.overwrite()
-	} else if p.w != nil {
+	} else {
 		fmt.Fprintln(p.w, p.prefix()+p.step)
 	}
 }
 
 // Part shows the progress of the step, on a terminal only.
 func (p *Progress) Part(done, total int) {
+	if p == nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.part = fmt.Sprintf(" (%d of %d)", done, total)
@@ -58,6 +67,9 @@ func (p *Progress) Part(done, total int) {
 
 // Refresh writes the line on a terminal again, so that its bar moves.
 func (p *Progress) Refresh() {
+	if p == nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.open {
@@ -67,6 +79,9 @@ func (p *Progress) Refresh() {
 
 // Done removes the line, so that the result starts on an empty one.
 func (p *Progress) Done() {
+	if p == nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.open {

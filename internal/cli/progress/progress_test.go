@@ -7,7 +7,7 @@ import (
 
 func TestProgress(t *testing.T) {
 	var plain, terminal strings.Builder
-	for _, p := range []*Progress{New(&plain), {w: &terminal, terminal: true}, {}} {
+	for _, p := range []*Progress{New(&plain), {w: &terminal, terminal: true}, nil} {
 		p.Step("build %s", "x")
 		p.Part(1, 2)
 		p.Step("measure")

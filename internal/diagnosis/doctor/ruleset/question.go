@@ -104,9 +104,13 @@ func (r *Rule) DestNAT() bool {
 	return slices.Contains(ws, "dnat") || slices.Contains(ws, "redirect")
 }
 
-// DropsInvalid reports whether the rule drops packets that conntrack classifies as INVALID.
+// DropsInvalid reports whether the rule drops packets that conntrack classifies as INVALID,
+// and not RSTs alone: those stall no connection.
 func (r *Rule) DropsInvalid() bool {
 	text := r.withoutComment()
+	if strings.Contains(text, "RST RST") || strings.Contains(text, "tcp flags rst") {
+		return false
+	}
 	if r.Command != "nft" {
 		return strings.Contains(text, "state INVALID") && target(words(text)) == "DROP"
 	}

@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/observe/flowlog"
+	nodeapi "spillway.dev/spillway/internal/observe/server"
+	"spillway.dev/spillway/internal/reconcile"
+)
+
+// EventsConfig is the part of the command line for flow events and metrics of Services.
+type EventsConfig struct {
+	Flows          string
+	Sample, Rate   uint32
+	ServiceMetrics string
+
+	// Filled by validate.
+	counted bool
+	top     int // 0: all
+}
+
+// The choices of --flow-events and --service-metrics.
+var (
+	flowEvents     = []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsAll}
+	serviceMetrics = []string{"off", "top-100", "all"}
+)
+
+const topPrefix = "top-"
+
+func (c *EventsConfig) addFlags(f *pflag.FlagSet) {
+	// A flow that is served makes no event by default, so its packets cost nothing more.
+	f.StringVar(&c.Flows, "flow-events", ebpf.EventsRefused, "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or all (also flows: opened, answered, closed, with packets and bytes).")
+	f.Uint32Var(&c.Sample, "flow-events-sample", 1, "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled.")
+	f.Uint32Var(&c.Rate, "flow-events-rate", 1000, "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit.")
+	f.StringVar(&c.ServiceMetrics, "service-metrics", "off", "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, such as top-100) or all.")
+}
+
+func (c *EventsConfig) validate() error {
+	switch {
+	case c.Flows == "":
+		c.Flows = ebpf.EventsOff
+	case !slices.Contains(flowEvents, c.Flows):
+		return cli.UsageErrorf("--flow-events %q: not a choice: use off, refused or all", c.Flows)
+	}
+	if c.Rate > ebpf.MaxEventsRate {
+		return cli.UsageErrorf("--flow-events-rate %d: must be at most %d; 0 is no limit", c.Rate, ebpf.MaxEventsRate)
+	}
+	c.counted, c.top = c.ServiceMetrics != "off" && c.ServiceMetrics != "", 0
+	if n, isTop := strings.CutPrefix(c.ServiceMetrics, topPrefix); isTop {
+		top, err := strconv.ParseUint(n, 10, 31)
+		if err != nil || top == 0 {
+			return cli.UsageErrorf("--service-metrics %q: no number of Service ports: write one from 1 to %d, such as top-100", c.ServiceMetrics, math.MaxInt32)
+		}
+		c.top = int(top)
+	} else if c.counted && c.ServiceMetrics != "all" {
+		return cli.UsageErrorf("--service-metrics %q: not a choice: use off, top-N or all", c.ServiceMetrics)
+	}
+	return nil
+}
+
+// followFlows returns the flow events of the node, and the part that reads them; both are nil
+// if no dataplane reports events. Services are served even if the events cannot be read.
+func (a *agent) followFlows(loop *reconcile.Reconciler, backends []dataplane.Backend, log *slog.Logger) (nodeapi.Events, func(context.Context) error) {
+	for _, b := range backends {
+		reporter, ok := b.(dataplane.FlowReporter)
+		if !ok {
+			continue
+		}
+		flows := flowlog.New(flowlog.Config{Node: a.cfg.NodeName, Owners: owners(loop)})
+		events := nodeapi.FlowEvents{Mode: a.cfg.Events.Flows, Log: flows, Reporter: reporter}
+		return events, func(ctx context.Context) error {
+			if err := reporter.ReportFlows(ctx, flows.Add); err != nil && ctx.Err() == nil {
+				log.Error("flow events are not shown", "err", err)
+			}
+			<-ctx.Done()
+			return nil
+		}
+	}
+	return nil, nil
+}
+
+// owners asks reconcile what has an address.
+func owners(loop *reconcile.Reconciler) func(context.Context, []netip.Addr) ([]flowlog.Owner, error) {
+	return func(ctx context.Context, addrs []netip.Addr) ([]flowlog.Owner, error) {
+		names := make([]reconcile.Address, len(addrs))
+		for i, addr := range addrs {
+			names[i].AddrPort = netip.AddrPortFrom(addr, 0)
+		}
+		if err := loop.Names(ctx, names); err != nil {
+			return nil, err
+		}
+		out := make([]flowlog.Owner, len(names))
+		for i, n := range names {
+			out[i].Node = n.Node
+			if n.Pod != (model.Name{}) {
+				out[i].Pod = n.Pod.String()
+			}
+		}
+		return out, nil
+	}
+}

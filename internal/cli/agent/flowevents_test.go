@@ -1,0 +1,46 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func TestFlowEventsFlags(t *testing.T) {
+	tests := []struct {
+		args    string
+		counted bool
+		top     int
+		err     string
+	}{
+		{args: ""},
+		{args: "--flow-events=all --flow-events-sample=10 --flow-events-rate=0"},
+		{args: "--service-metrics=all", counted: true},
+		{args: "--service-metrics=top-7", counted: true, top: 7},
+		{args: "--flow-events=some", err: `--flow-events "some": not a choice`},
+		{args: "--flow-events-sample=0"},
+		{args: "--flow-events-rate=1000001", err: "--flow-events-rate 1000001: must be at most 1000000"},
+		{args: "--service-metrics=top", err: `--service-metrics "top": not a choice`},
+		{args: "--service-metrics=top-0", err: `--service-metrics "top-0": no number`},
+		{args: "--service-metrics=top-x", err: `--service-metrics "top-x": no number`},
+	}
+	for _, tt := range tests {
+		var c EventsConfig
+		flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+		c.addFlags(flags)
+		if err := flags.Parse(strings.Fields(tt.args)); err != nil {
+			t.Fatal(err)
+		}
+		err := c.validate()
+		if tt.err == "" {
+			if err != nil || c.counted != tt.counted || c.top != tt.top {
+				t.Errorf("%q: %+v, error %v", tt.args, c, err)
+			}
+			continue
+		}
+		if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
+			t.Errorf("%q: error %v, want %s", tt.args, err, tt.err)
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package flows
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/page"
+)
+
+// table is the kernel's table.
+type table struct {
+	*nodev1alpha1.ListFlowsResponse
+	now time.Time
+}
+
+// MarshalJSON implements json.Marshaler.
+func (r table) MarshalJSON() ([]byte, error) { return nodeclient.JSON(r.ListFlowsResponse) }
+
+// Write prints a line for each flow.
+func (r table) Write(w io.Writer) error {
+	t := page.NewTable(page.Text("PROTO"), page.Text("CLIENT").Shrinks(12), page.Text("SERVICE").Shrinks(12),
+		page.Text("ENDPOINT").Shrinks(12), page.Text("STATE").Shrinks(8), page.Number("AGE"), page.Number("IDLE").OnlyWide())
+	now := timestamppb.New(r.now)
+	for _, f := range r.Flows {
+		t.Row(nodeclient.Protocol(f.Protocol), peer(f.Client), service(f), peer(f.Endpoint), f.State,
+			nodeclient.Age(now, f.Opened), nodeclient.Age(now, f.LastSeen))
+	}
+	switch {
+	case len(r.Flows) == 0:
+		t.Foot("no flow of this kind is in the table; sockets of this node's Pods connect to endpoints directly")
+	case r.More:
+		t.Foot("%d flows, and there are more: select them, or give a larger --limit", len(r.Flows))
+	default:
+		t.Foot("%d in the table", len(r.Flows))
+	}
+	if note := nodeclient.NewerAgent(r.ListFlowsResponse); note != "" {
+		t.Foot("%s", note)
+	}
+	return t.Write(w)
+}
+
+// peer is the Pod and port of an end, or its address; "-" if it is unknown.
+func peer(p *nodev1alpha1.Peer) string {
+	switch {
+	case p == nil || p.Address == "":
+		return "-"
+	case p.Pod != "":
+		return fmt.Sprintf("%s:%d", p.Pod, p.Port)
+	}
+	return net.JoinHostPort(p.Address, fmt.Sprint(p.Port))
+}
+
+// service is the name of the Service and its port, or its address.
+func service(f *nodev1alpha1.Flow) string {
+	if f.Service == "" {
+		return peer(f.ServiceAddress)
+	}
+	name := f.Namespace + "/" + f.Service
+	switch {
+	case f.PortName != "":
+		name += ":" + f.PortName
+	case f.ServiceAddress != nil:
+		name += fmt.Sprint(":", f.ServiceAddress.Port)
+	}
+	return name
+}
+
+// printer prints events of several agents.
+type printer struct {
+	nodes bool // name the node of each event
+
+	mu     sync.Mutex
+	page   *page.Page
+	notes  io.Writer
+	output cli.Output
+}
+
+func newPrinter(out, notes io.Writer, output cli.Output) *printer {
+	return &printer{page: page.Of(out), notes: notes, output: output}
+}
+
+// note prints a line for people.
+func (p *printer) note(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintln(p.notes, text)
+}
+
+// events prints the events of a message.
+func (p *printer) events(resp *nodev1alpha1.WatchFlowsResponse) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range resp.Events {
+		if err := p.event(e); err != nil {
+			return err
+		}
+	}
+	if resp.Missed > 0 {
+		fmt.Fprintf(p.notes, "%d events are missing here: they came faster than this program read them\n", resp.Missed)
+	}
+	return nil
+}
+
+// event prints one event: a line, or one document.
+func (p *printer) event(e *nodev1alpha1.FlowEvent) error {
+	if p.output.ForPrograms() {
+		text, err := nodeclient.JSON(e)
+		if err != nil {
+			return fmt.Errorf("write event: %w", err)
+		}
+		return p.output.Encode(p.page, json.RawMessage(text), "")
+	}
+	if _, err := fmt.Fprintln(p.page, p.line(e)); err != nil {
+		return fmt.Errorf("write event: %w", err)
+	}
+	return nil
+}
+
+func (p *printer) line(e *nodev1alpha1.FlowEvent) string {
+	f := e.Flow
+	if f == nil {
+		f = &nodev1alpha1.Flow{}
+	}
+	kind, mood := strings.ToLower(strings.TrimPrefix(e.Kind.String(), "EVENT_KIND_")), page.Plain
+	if e.Kind == nodev1alpha1.EventKind_EVENT_KIND_REFUSED || e.Kind == nodev1alpha1.EventKind_EVENT_KIND_DROPPED {
+		mood = page.Bad
+	}
+	parts := []string{e.Time.AsTime().Local().Format("15:04:05.000")}
+	if p.nodes {
+		parts = append(parts, f.Node)
+	}
+	parts = append(parts, p.page.Paint(mood, fmt.Sprintf("%-8s", escape.Text(kind))), nodeclient.Protocol(f.Protocol), peer(f.Client), "->", service(f))
+	if f.Endpoint != nil {
+		parts = append(parts, "->", peer(f.Endpoint))
+	}
+	if f.BySocket {
+		parts = append(parts, "(socket)")
+	}
+	parts = append(parts, details(e, f)...)
+	for i, text := range parts {
+		if i != p.painted() {
+			parts[i] = escape.Text(text)
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// painted is the place of the kind in a line: it is escaped before it is painted.
+func (p *printer) painted() int {
+	if p.nodes {
+		return 2
+	}
+	return 1
+}
+
+// details are what is known of the event beside its ends.
+func details(e *nodev1alpha1.FlowEvent, f *nodev1alpha1.Flow) (out []string) {
+	if e.Reason != "" {
+		out = append(out, e.Reason)
+	}
+	if f.Handshake != nil {
+		out = append(out, "after "+f.Handshake.AsDuration().Round(10*time.Microsecond).String())
+	}
+	if f.BytesToEndpoint+f.BytesToClient > 0 {
+		out = append(out, fmt.Sprintf("%d bytes to the endpoint, %d back", f.BytesToEndpoint, f.BytesToClient))
+	}
+	return out
+}

@@ -1,0 +1,115 @@
+package flows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/cli/reach"
+)
+
+// quiet is the pause after which an agent has sent what it remembered.
+const quiet = time.Second
+
+// watcher prints the events of agents.
+type watcher struct {
+	out     *printer
+	request *nodev1alpha1.WatchFlowsRequest
+	follow  bool // else: end after what the agent remembers
+}
+
+// one watches one agent.
+func (w *watcher) one(ctx context.Context, agent nodeclient.Dialer) error {
+	if err := w.hint(ctx, "", agent); err != nil {
+		return nodeclient.Error(does, agent, err)
+	}
+	err := w.watch(ctx, agent, func() {})
+	if ctx.Err() != nil || errors.Is(err, errQuiet) {
+		return nil
+	}
+	if err == nil {
+		return fmt.Errorf("%s: %s has ended the stream: it stops or restarts", does, agent.Where)
+	}
+	return nodeclient.Error(does, agent, err)
+}
+
+// all watches the agents of all nodes until ctx ends.
+func (w *watcher) all(ctx context.Context, cluster *reach.Cluster) error {
+	agents, complete, err := cluster.Agents(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", does, err)
+	}
+	if len(agents) == 0 {
+		return fmt.Errorf("%s: the cluster has no Pod with the label app.kubernetes.io/name=spillway", does)
+	}
+	if !complete {
+		w.out.note("nodes without an agent are missing: you may not list nodes: bind the ClusterRole spillway-viewer")
+	}
+	var all sync.WaitGroup
+	for _, a := range agents {
+		all.Go(func() {
+			cluster.Follow(ctx, a.Node, func(ctx context.Context, d nodeclient.Dialer, connected func()) error {
+				if err := w.hint(ctx, a.Node, d); err != nil {
+					return err
+				}
+				return w.watch(ctx, d, connected)
+			}, func(err *reach.Error) { w.out.note(lostText(a.Node, err)) })
+		})
+	}
+	all.Wait()
+	return nil
+}
+
+// hint notes what the agent does not report.
+func (w *watcher) hint(ctx context.Context, node string, agent nodeclient.Dialer) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	status, err := nodeclient.New(agent).Status(ctx, &nodev1alpha1.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	if text := modeHint(status.Events); text != "" {
+		if node != "" {
+			text = "node " + node + ": " + text
+		}
+		w.out.note(text)
+	}
+	return nil
+}
+
+// errQuiet ends a watch without --follow.
+var errQuiet = errors.New("no more events")
+
+// watch prints the events of an agent until the stream ends.
+func (w *watcher) watch(ctx context.Context, agent nodeclient.Dialer, connected func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := time.AfterFunc(time.Hour, func() { cancel(errQuiet) })
+	silence.Stop()
+	defer silence.Stop()
+	if !w.follow {
+		silence.Reset(quiet)
+	}
+	stream, err := nodeclient.New(agent).WatchFlows(ctx, w.request)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	connected()
+	for stream.Receive() {
+		if !w.follow {
+			silence.Reset(quiet)
+		}
+		if err := w.out.events(stream.Msg()); err != nil {
+			return err
+		}
+	}
+	if cause := context.Cause(ctx); errors.Is(cause, errQuiet) {
+		return errQuiet
+	}
+	return stream.Err()
+}

@@ -1,0 +1,140 @@
+// Package nodeclient is the client of the agent's API that commands share: it finds the
+// agent, and turns errors into one clear line.
+package nodeclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
+	"spillway.dev/spillway/internal/escape"
+)
+
+// DefaultSocket is the socket of a node's agent.
+const DefaultSocket = "/run/spillway/api.sock"
+
+// sockets are where the socket of a node's agent is: on the node and in the agent's
+// container, and in a container of "kubectl debug node/NODE".
+var sockets = []string{DefaultSocket, "/host" + DefaultSocket}
+
+// Dialer connects to the API of one agent.
+type Dialer struct {
+	// Where names the agent in errors: "the agent at /run/spillway/api.sock".
+	Where string
+	Dial  func(context.Context) (net.Conn, error)
+}
+
+// Socket is the flag --api-socket of commands.
+type Socket struct {
+	path string
+	flag *pflag.Flag
+}
+
+// AddFlag adds the flag.
+func (s *Socket) AddFlag(f *pflag.FlagSet) {
+	f.StringVar(&s.path, "api-socket", DefaultSocket, "Unix socket of the agent's API. Without the flag, also below /host, as in containers of 'kubectl debug node'.")
+	s.flag = f.Lookup("api-socket")
+}
+
+// Dialer returns the dialer for the flag's socket.
+func (s *Socket) Dialer() Dialer {
+	path := s.path
+	if !s.flag.Changed {
+		for _, p := range sockets {
+			if _, err := os.Stat(p); !errors.Is(err, fs.ErrNotExist) {
+				path = p
+				break
+			}
+		}
+	}
+	return Unix(path)
+}
+
+// Unix returns the dialer for the socket of an agent.
+func Unix(path string) Dialer {
+	return Dialer{Where: "the agent at " + escape.Text(path), Dial: func(ctx context.Context) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "unix", path)
+		return conn, hint(path, err)
+	}}
+}
+
+// hint says what an error of connecting to a socket means.
+func hint(path string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrPermission):
+		return &noAgent{"only the user that it runs as may connect: run this command as root"}
+	case errors.Is(err, fs.ErrNotExist):
+		what := "no agent serves here: start it, or give its --api-socket"
+		if others, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "*.sock")); len(others) > 0 {
+			what += " (this machine has " + escape.Text(strings.Join(others, ", ")) + ")"
+		}
+		return &noAgent{what}
+	case errors.Is(err, unix.ECONNREFUSED):
+		return &noAgent{"no agent serves here any more: start it again"}
+	}
+	return err
+}
+
+// noAgent is the error of an agent that cannot be reached.
+type noAgent struct{ what string }
+
+func (e *noAgent) Error() string { return e.what }
+
+// Unreachable returns the error of an agent that cannot be reached. Error shows it as it is.
+func Unreachable(what string) error { return &noAgent{what} }
+
+// maxMessage is the largest response that a command reads, in bytes.
+const maxMessage = 32 << 20
+
+// New returns a client of one agent. It connects with the first request.
+func New(d Dialer) nodev1alpha1connect.NodeServiceClient {
+	transport := &http.Transport{
+		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
+		ResponseHeaderTimeout: 2 * time.Minute,
+	}
+	return nodev1alpha1connect.NewNodeServiceClient(&http.Client{Transport: transport}, "http://node",
+		connect.WithReadMaxBytes(maxMessage))
+}
+
+// Unimplemented reports whether an agent does not have a method: it is older than this
+// program, or it has no part that the method needs.
+func Unimplemented(err error) bool { return connect.CodeOf(err) == connect.CodeUnimplemented }
+
+// NotFound reports whether the agent does not know an object.
+func NotFound(err error) bool { return connect.CodeOf(err) == connect.CodeNotFound }
+
+// Error returns the error of a request as one line: what was tried, where, and what to do.
+func Error(does string, d Dialer, err error) error {
+	if err == nil {
+		return nil
+	}
+	var none *noAgent
+	var answer *connect.Error
+	switch {
+	case errors.As(err, &none):
+		return fmt.Errorf("%s: %s: %w", does, d.Where, none)
+	case errors.As(err, &answer) && answer.Code() == connect.CodeUnimplemented:
+		return fmt.Errorf("%s: %s does not offer this: it is older than this program, or it serves without: use the program of its version", does, d.Where)
+	// The agent knows the deadline, and may be first to say that it has passed.
+	case errors.Is(err, context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
+		return fmt.Errorf("%s: %s does not answer in time: try again", does, d.Where)
+	case errors.As(err, &answer) && connect.IsWireError(err):
+		return fmt.Errorf("%s: %s: %s", does, d.Where, escape.Text(answer.Message()))
+	}
+	return fmt.Errorf("%s: %s: %s", does, d.Where, escape.OneLine(err))
+}

@@ -1,0 +1,272 @@
+package services
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/escape"
+	pages "spillway.dev/spillway/internal/page"
+)
+
+// listResult is a list of Services.
+type listResult struct {
+	*nodev1alpha1.ListServicesResponse
+	namespace string
+}
+
+// MarshalJSON implements json.Marshaler.
+func (r listResult) MarshalJSON() ([]byte, error) { return nodeclient.JSON(r.ListServicesResponse) }
+
+// Write prints one line for each port and family.
+func (r listResult) Write(w io.Writer) error {
+	t := pages.NewTable(pages.Column{Name: "NAMESPACE", Least: 8, Cut: true}, pages.Column{Name: "NAME", Least: 12, Cut: true},
+		pages.Text("TYPE").OnlyWide(), pages.Text("PORT"), pages.Text("ADDRESS").Shrinks(16), pages.Number("ENDPOINTS"),
+		pages.Text("BY").Shrinks(6), pages.Text("PROBLEMS").OnlyWide())
+	troubled := 0
+	for _, s := range r.Services {
+		if len(s.Problems) > 0 {
+			troubled++
+		}
+		for _, p := range s.Ports {
+			t.Row(s.Namespace, s.Name, s.Type, portText(p), addresses(p), p.EndpointCount, by(p), len(s.Problems))
+		}
+	}
+	switch {
+	case len(r.Services) == 0 && r.namespace != "":
+		t.Foot("no Service of namespace %s is served on this node", escape.Text(r.namespace))
+	case len(r.Services) == 0:
+		t.Foot("no Service is served on this node")
+	case troubled > 0:
+		t.Verdict(pages.Doubtful, counted(len(r.Services), "Service"), "%d with problems, which the details of a Service show", troubled)
+	default:
+		t.Foot("%s", counted(len(r.Services), "Service"))
+	}
+	if note := nodeclient.NewerAgent(r.ListServicesResponse); note != "" {
+		t.Foot("%s", note)
+	}
+	return t.Write(w)
+}
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// portText is a port as in "http 80/TCP".
+func portText(p *nodev1alpha1.ServicePort) string {
+	port := fmt.Sprint(p.Port)
+	if p.Protocol != nodev1alpha1.Protocol_PROTOCOL_UNSPECIFIED {
+		port += "/" + nodeclient.Protocol(p.Protocol)
+	}
+	return strings.TrimSpace(p.Name + " " + port)
+}
+
+// addresses lists the addresses of a port in a short form.
+func addresses(p *nodev1alpha1.ServicePort) string {
+	if len(p.Frontends) == 0 {
+		return "none"
+	}
+	var list []string
+	for _, f := range p.Frontends {
+		list = append(list, address(f))
+	}
+	return strings.Join(list, ", ")
+}
+
+// address is an address and port of a frontend; a NodePort has all addresses.
+func address(f *nodev1alpha1.Frontend) string {
+	host := f.Address
+	if host == "" {
+		host = "*"
+	}
+	return net.JoinHostPort(host, fmt.Sprint(f.Port))
+}
+
+func by(p *nodev1alpha1.ServicePort) string {
+	if p.Dataplane == "" {
+		return "nothing"
+	}
+	return p.Dataplane
+}
+
+// oneResult is one Service.
+type oneResult struct {
+	*nodev1alpha1.GetServiceResponse
+}
+
+// MarshalJSON implements json.Marshaler.
+func (r oneResult) MarshalJSON() ([]byte, error) { return nodeclient.JSON(r.GetServiceResponse) }
+
+// Write prints the Service, port by port.
+func (r oneResult) Write(w io.Writer) error {
+	p, s := pages.Of(w), r.Service
+	title := fmt.Sprintf("Service %s/%s", s.Namespace, s.Name)
+	if s.Type != "" {
+		title += ", " + s.Type
+	}
+	if _, err := fmt.Fprintln(p, p.Paint(pages.Strong, escape.Text(title))); err != nil {
+		return fmt.Errorf("write Service: %w", err)
+	}
+	differences := 0
+	for _, port := range s.Ports {
+		differences += len(port.Differences)
+		for _, t := range []*pages.Table{facts(port), frontends(port), endpoints(port), counters(port), differing(port)} {
+			if t == nil {
+				continue
+			}
+			if _, err := fmt.Fprintln(p); err != nil {
+				return fmt.Errorf("write Service: %w", err)
+			}
+			if err := t.Write(p); err != nil {
+				return err
+			}
+		}
+	}
+	end := problems(s)
+	r.verdict(end, differences)
+	if note := nodeclient.NewerAgent(r.GetServiceResponse); note != "" {
+		end.Foot("%s", note)
+	}
+	if _, err := fmt.Fprintln(p); err != nil {
+		return fmt.Errorf("write Service: %w", err)
+	}
+	return end.Write(p)
+}
+
+// facts is the table of single facts about a port.
+func facts(p *nodev1alpha1.ServicePort) *pages.Table {
+	t := pages.NewTable(pages.Column{}, pages.Column{Least: 20})
+	name := portText(p)
+	if p.Family != "" {
+		name += ", " + p.Family
+	}
+	t.Row("Port", name)
+	t.Row("Served by", by(p))
+	if p.ExternalTrafficPolicy != "" {
+		t.Row("Policies", fmt.Sprintf("%s for traffic from outside, %s from inside", p.ExternalTrafficPolicy, p.InternalTrafficPolicy))
+	}
+	if p.Affinity != nil {
+		t.Row("Affinity", "by client, for "+p.Affinity.AsDuration().String())
+	}
+	if p.Helper != "" {
+		t.Row("Helper", p.Helper)
+	}
+	return t
+}
+
+func frontends(p *nodev1alpha1.ServicePort) *pages.Table {
+	if len(p.Frontends) == 0 {
+		return nil
+	}
+	t := pages.NewTable(pages.Text("ADDRESS").Shrinks(16), pages.Text("KIND"), pages.Text("CLIENTS").Shrinks(16))
+	for _, f := range p.Frontends {
+		clients := "all"
+		if len(f.SourceRanges) > 0 {
+			clients = strings.Join(f.SourceRanges, ", ")
+		}
+		t.Row(address(f), f.Kind, clients)
+	}
+	return t
+}
+
+// endpoints is the table of endpoints; USED are those that get new connections on this node.
+func endpoints(p *nodev1alpha1.ServicePort) *pages.Table {
+	if len(p.Endpoints) == 0 && len(p.Frontends) == 0 {
+		return nil
+	}
+	t := pages.NewTable(pages.Text("ENDPOINT").Shrinks(16), pages.Column{Name: "POD", Least: 10, Cut: true}, pages.Column{Name: "NODE", Least: 8, Cut: true},
+		pages.Text("STATE"), pages.Text("USED"))
+	for _, e := range p.Endpoints {
+		gets := "no"
+		if e.InUse {
+			gets = "yes"
+		}
+		t.Row(net.JoinHostPort(e.Address, fmt.Sprint(e.Port)), orNone(e.Pod), orNone(e.Node), state(e), gets)
+	}
+	if len(p.Endpoints) == 0 {
+		t.Foot("no endpoint: connections are refused or dropped")
+	}
+	return t
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// state is what the API says about an endpoint.
+func state(e *nodev1alpha1.Endpoint) string {
+	switch {
+	case e.Terminating && e.Serving:
+		return "terminating, serves"
+	case e.Terminating:
+		return "terminating"
+	case e.Ready:
+		return "ready"
+	}
+	return "not ready"
+}
+
+// counters is nil for a port that is not counted.
+func counters(p *nodev1alpha1.ServicePort) *pages.Table {
+	c := p.Counters
+	if c == nil {
+		return nil
+	}
+	t := pages.NewTable(pages.Number("CONNECTIONS"), pages.Number("ACTIVE"), pages.Number("REFUSED"), pages.Number("DROPPED"),
+		pages.Number("BYTES IN"), pages.Number("BYTES OUT"))
+	t.Row(c.Connections, c.Active, c.Refused, c.Dropped, c.BytesToEndpoint, c.BytesToClient)
+	return t
+}
+
+// differing is the table of differences; nil if there are none.
+func differing(p *nodev1alpha1.ServicePort) *pages.Table {
+	if len(p.Differences) == 0 {
+		return nil
+	}
+	t := pages.NewTable(pages.Text("DIFFERENCE").Shrinks(20))
+	for _, d := range p.Differences {
+		t.Row(d)
+	}
+	return t
+}
+
+// problems is the table of Problems, which may be empty.
+func problems(s *nodev1alpha1.Service) *pages.Table {
+	t := pages.NewTable(pages.Text("PROBLEM").Shrinks(12), pages.Text("").Shrinks(20))
+	for _, p := range s.Problems {
+		t.Row(p.Where, p.What)
+	}
+	return t
+}
+
+// verdict adds the last line: whether the kernel holds what is wanted.
+func (r oneResult) verdict(t *pages.Table, differences int) {
+	compared, served := 0, 0
+	for _, p := range r.Service.Ports {
+		if p.Compared {
+			compared++
+		}
+		if p.Dataplane != "" {
+			served++
+		}
+	}
+	switch {
+	case differences > 0:
+		t.Verdict(pages.Bad, counted(differences, "difference"), "the kernel does not hold what is wanted; the agent repairs this at its next full sync")
+	case served < len(r.Service.Ports):
+		t.Verdict(pages.Bad, "not served", "%d of %s", len(r.Service.Ports)-served, counted(len(r.Service.Ports), "port"))
+	case compared < served:
+		t.Verdict(pages.Doubtful, "written", "the agent has written what is wanted; it was not compared with the kernel")
+	default:
+		t.Verdict(pages.Good, "as wanted", "the kernel holds what is wanted")
+	}
+}

@@ -1,0 +1,135 @@
+// Package services is the command that shows the Services of a node.
+package services
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/cli/reach"
+)
+
+// timeout is the time within which the agent answers one request.
+const timeout = 15 * time.Second
+
+// NewCommand returns the command services.
+func NewCommand() *cobra.Command {
+	var socket nodeclient.Socket
+	var cluster reach.Flags
+	var output cli.Output
+	var namespace string
+	cmd := &cobra.Command{
+		Use:   "services [NAME]",
+		Short: "Show the Services that this node serves, or one of them in detail",
+		Long: `Shows the Services of this node as its agent serves them. With the name of a Service,
+also its endpoints with their state, the policies, and every difference between what was
+written and what the kernel holds. Differences are no failure: the exit code is 0 if the
+agent answers. Needs root, or with --node the rights of a kubeconfig.`,
+		Example: `  spillway services -n default
+  spillway services -n kube-system kube-dns
+  spillway services kube-system/kube-dns -o yaml`,
+		Args: cli.Arguments("[NAME]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := cli.NotEmpty(cmd.Flags(), "api-socket", "namespace"); err != nil {
+				return err
+			}
+			if err := output.Validate(); err != nil {
+				return err
+			}
+			agent, err := cluster.Dialer(cmd, &socket)
+			if err != nil {
+				return err
+			}
+			ctx, stop := cli.UntilSignal(cmd.Context())
+			defer stop()
+			if len(args) == 0 {
+				return list(ctx, cmd.OutOrStdout(), agent, namespace, output)
+			}
+			request, err := requestOf(namespace, args[0])
+			if err != nil {
+				return err
+			}
+			return show(ctx, cmd.OutOrStdout(), agent, request, output)
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVarP(&namespace, "namespace", "n", "", "Namespace of the Services (default: all; of a Service without a namespace: default).")
+	socket.AddFlag(f)
+	output.AddFlag(cmd)
+	cluster.AddNode(f)
+	return cmd
+}
+
+// requestOf returns the request for a Service that is named as NAME or NAMESPACE/NAME.
+func requestOf(namespace, name string) (*nodev1alpha1.GetServiceRequest, error) {
+	if before, after, both := strings.Cut(name, "/"); both {
+		if namespace != "" && namespace != before {
+			return nil, cli.UsageErrorf("services %q: the namespace is not that of --namespace %q: give one of them", name, namespace)
+		}
+		namespace, name = before, after
+	}
+	if namespace == "" {
+		namespace = "default"
+	}
+	if name == "" || strings.Contains(name, "/") {
+		return nil, cli.UsageErrorf("services: not a name: write NAME or NAMESPACE/NAME")
+	}
+	return &nodev1alpha1.GetServiceRequest{Namespace: namespace, Name: name}, nil
+}
+
+// list prints the Services of a namespace, "" for all.
+func list(ctx context.Context, out io.Writer, agent nodeclient.Dialer, namespace string, output cli.Output) error {
+	services, err := all(ctx, nodeclient.New(agent), namespace)
+	if err != nil {
+		return nodeclient.Error("list Services", agent, err)
+	}
+	return output.Print(out, listResult{&nodev1alpha1.ListServicesResponse{Services: services}, namespace})
+}
+
+// all asks for all pages.
+func all(ctx context.Context, client nodev1alpha1connect.NodeServiceClient, namespace string) (services []*nodev1alpha1.Service, err error) {
+	req := &nodev1alpha1.ListServicesRequest{Namespace: namespace}
+	for {
+		resp, err := onePage(ctx, client, req)
+		if err != nil {
+			return nil, err
+		}
+		services = append(services, resp.Services...)
+		if resp.NextPageToken == "" {
+			return services, nil
+		}
+		if resp.NextPageToken == req.PageToken {
+			return nil, fmt.Errorf("the agent repeats page %q", req.PageToken)
+		}
+		req.PageToken = resp.NextPageToken
+	}
+}
+
+func onePage(ctx context.Context, client nodev1alpha1connect.NodeServiceClient, req *nodev1alpha1.ListServicesRequest) (*nodev1alpha1.ListServicesResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return client.ListServices(ctx, req)
+}
+
+// show prints one Service.
+func show(ctx context.Context, out io.Writer, agent nodeclient.Dialer, req *nodev1alpha1.GetServiceRequest, output cli.Output) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	resp, err := nodeclient.New(agent).GetService(ctx, req)
+	if err != nil {
+		return nodeclient.Error(fmt.Sprintf("show Service %s/%s", req.Namespace, req.Name), agent, err)
+	}
+	if resp.Service == nil {
+		return fmt.Errorf("show Service %s/%s: %s answers without it", req.Namespace, req.Name, agent.Where)
+	}
+	return output.Print(out, oneResult{resp})
+}

@@ -1,0 +1,297 @@
+package sysdump
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/clitest"
+	"spillway.dev/spillway/internal/diagnosis/sysdump"
+)
+
+// execute runs a command line as the program does.
+func execute(args []string, stdout, stderr io.Writer) int {
+	return cli.Program{Name: "spillway", Commands: []*cobra.Command{NewCommand()}}.Run(args, stdout, stderr)
+}
+
+func write(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// planted is in every secret of the test.
+const planted = "PLANT"
+
+var privateKey = "-----BEGIN RSA PRIVATE KEY-----\n" + planted + "07abc\n" + planted + "08def\n-----END RSA PRIVATE KEY-----"
+
+// jwt has the secret in base64, which the test looks for as well.
+var jwt = "eyJhbGciOiJSUzI1NiJ9." + base64.RawURLEncoding.EncodeToString([]byte(planted)) + ".c2lnbmF0dXJl"
+
+// logText has secrets in the forms that logs have them.
+var logText = strings.Join([]string{
+	`time=2026-11-23 level=INFO msg="first sync done" ports=5`,
+	`Authorization: Bearer ` + planted + `.03.xyz`,
+	`msg="push failed" url=http://admin:` + planted + `04@influx:8086/write`,
+	`msg="request" token=` + planted + `05 password: "` + planted + ` 06"`,
+	`{"headers":"{\"api-key\":\"` + planted + `09\"}"}`,
+	`jwt ` + jwt,
+	`from the environment of the agent: ` + planted + `-environment`,
+	`from the file of a token: ` + planted + `-token-file`,
+	`from the kubeconfig: ` + planted + `-kubeconfig`,
+	privateKey,
+	`the last line`,
+}, "\n") + "\n"
+
+// plantNode plants secrets on the node: in the agent's command line, environment, files and
+// log, and in its metrics.
+func plantNode(t *testing.T) (args []string) {
+	dir := t.TempDir()
+	before := [2]string{procDir, logDir}
+	procDir, logDir = filepath.Join(dir, "proc"), filepath.Join(dir, "logs")
+	t.Cleanup(func() { procDir, logDir = before[0], before[1] })
+	agent := []string{
+		"/usr/bin/spillway", "agent", "--influx-url=http://admin:" + planted + "01@influx/", "--some-token", planted + "02",
+		"--influx-token-file=/secret/token", "--proxy-mode", "ebpf",
+	}
+	write(t, filepath.Join(procDir, "7", "cmdline"), strings.Join(agent, "\x00")+"\x00")
+	write(t, filepath.Join(procDir, "7", "environ"), "PATH=/bin\x00INFLUX_TOKEN="+planted+"-environment\x00")
+	write(t, filepath.Join(procDir, "7", "root", "secret", "token"), planted+"-token-file\n")
+	write(t, filepath.Join(procDir, "8", "cmdline"), "/usr/bin/other\x00agent\x00"+planted+"\x00")
+	write(t, filepath.Join(procDir, "sys", "net", "netfilter", "nf_conntrack_max"), "262144\n")
+	write(t, filepath.Join(logDir, "kube-system_spillway-x_uid", "agent", "0.log"), logText)
+	t.Setenv("MY_PASSWORD", planted+"-own-environment")
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/healthz" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprintf(w, "good_metric 1\ninfo{url=\"http://u:%[1]s10@h/\",x=\"%[1]s-own-environment\"} 1\n", planted)
+	}))
+	t.Cleanup(page.Close)
+	address := strings.TrimPrefix(page.URL, "http://")
+	return []string{"--metrics-address", address, "--healthz-address", address, "--bpffs", filepath.Join(dir, "bpf")}
+}
+
+// apiServer is one whose objects have secrets. Requests without the kubeconfig's token fail.
+func apiServer(t *testing.T) (kubeconfig string) {
+	meta := func(name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{
+			Name: name, Namespace: "kube-system", Annotations: map[string]string{"last-applied": planted + "20"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: planted + "21"}},
+		}
+	}
+	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{HTTPHeaders: []corev1.HTTPHeader{{Name: "X", Value: planted + "22"}}}}}
+	objects := map[string]any{
+		"/version":      map[string]string{"gitVersion": "v1.36.3"},
+		"/api/v1/nodes": corev1.NodeList{Items: []corev1.Node{{ObjectMeta: meta("node-a")}}},
+		"/api/v1/pods": corev1.PodList{Items: []corev1.Pod{{
+			ObjectMeta: meta("spillway-x"),
+			Spec: corev1.PodSpec{NodeName: "node-a", Containers: []corev1.Container{{
+				Name: "agent", Env: []corev1.EnvVar{{Name: "GREETING", Value: planted + "23"}}, LivenessProbe: probe, ReadinessProbe: probe, StartupProbe: probe,
+				Args: []string{"agent", "--token", planted + "24", "--influx-url=http://u:" + planted + "25@h/"},
+			}}},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "agent", RestartCount: 1}}},
+		}}},
+		"/api/v1/events": corev1.EventList{Items: []corev1.Event{
+			{ObjectMeta: meta("one"), ReportingController: "spillway", Message: "good message, secret: " + planted + "26, " + planted + "-kubeconfig"},
+			{ObjectMeta: meta("other"), ReportingController: "kubelet", Message: planted + "27"},
+		}},
+		"/api/v1/services":                         corev1.ServiceList{Items: []corev1.Service{{ObjectMeta: meta("web")}}},
+		"/apis/discovery.k8s.io/v1/endpointslices": discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{{ObjectMeta: meta("web-1")}}},
+	}
+	// client-go sends a token by TLS alone.
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/pods/spillway-x/log") {
+			fmt.Fprint(w, logText)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		object, ok := objects[r.URL.Path]
+		if !ok || r.Header.Get("Authorization") != "Bearer "+planted+"-kubeconfig" {
+			http.Error(w, "refused: token="+planted+"28", http.StatusForbidden)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(object)
+	}))
+	t.Cleanup(server.Close)
+	return write(t, filepath.Join(t.TempDir(), "kubeconfig"), fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: %s-kubeconfig}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`, server.URL, planted))
+}
+
+// read returns the files of an archive, without the directory in it.
+func read(t *testing.T, file string) map[string]string {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	packed, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for r := tar.NewReader(packed); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, name, _ := strings.Cut(header.Name, "/")
+		files[name] = string(text)
+	}
+}
+
+func TestNoSecretIsInTheArchive(t *testing.T) {
+	args := plantNode(t)
+	file := filepath.Join(t.TempDir(), "dump.tar.gz")
+	args = append([]string{"sysdump", "--objects", "--file", file, "--kubeconfig", apiServer(t)}, args...)
+	var out, errs bytes.Buffer
+	if code := execute(args, &out, &errs); code != cli.ExitDone {
+		t.Fatalf("exit code %d: %s", code, &errs)
+	}
+	files := read(t, file)
+	encoded := regexp.MustCompile(planted + "|" + base64.RawURLEncoding.EncodeToString([]byte(planted)))
+	for name, text := range files {
+		for line := range strings.Lines(text) {
+			if encoded.MatchString(line) {
+				t.Errorf("%s has a secret: %s", name, line)
+			}
+		}
+		if strings.HasSuffix(name, ".json") && !json.Valid([]byte(text)) {
+			t.Errorf("%s is not JSON any more: %s", name, text)
+		}
+	}
+	if encoded.MatchString(out.String() + errs.String()) {
+		t.Errorf("the output has a secret: %s%s", &out, &errs)
+	}
+	// What is no secret is there.
+	for name, want := range map[string]string{
+		"node/agents.json":                   `"--proxy-mode"`,
+		"node/metrics.txt":                   "good_metric 1",
+		"node/healthz.txt":                   "good_metric 1",
+		"node/sysctls.txt":                   "net/netfilter/nf_conntrack_max = 262144",
+		"node/agent.log":                     "the last line",
+		"node/version.json":                  `"goVersion"`,
+		"cluster/version.json":               "v1.36.3",
+		"cluster/nodes.json":                 "node-a",
+		"cluster/agents.json":                `"GREETING"`,
+		"cluster/events.json":                "good message",
+		"cluster/counts.json":                `"endpointSlices": 1`,
+		"cluster/services.jsonl":             `"web"`,
+		"cluster/endpointslices.jsonl":       `"web-1"`,
+		"cluster/agents/node-a.log":          "the last line",
+		"cluster/agents/node-a-previous.log": "first sync done",
+	} {
+		if !strings.Contains(files[name], want) {
+			t.Errorf("%s lacks %q: %q", name, want, files[name])
+		}
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if out.Reset(); execute(args, &out, &errs) != cli.ExitFailed || !strings.Contains(errs.String(), "exists: remove it, or give another --file") {
+		t.Errorf("a second archive: %s", &errs)
+	}
+}
+
+// Without rights, an agent or a cluster, the archive says what is missing.
+func TestAnArchiveWithoutAnything(t *testing.T) {
+	plantNode(t)
+	procDir, logDir = t.TempDir(), t.TempDir()
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	t.Setenv("HOME", t.TempDir())
+	file := filepath.Join(t.TempDir(), "dump.tar.gz")
+	var out, errs bytes.Buffer
+	args := []string{"sysdump", "--file", file, "--metrics-address", "127.0.0.1:1", "--healthz-address", "127.0.0.1:1", "--bpffs", t.TempDir(), "-o", "json"}
+	if code := execute(args, &out, &errs); code != cli.ExitDone {
+		t.Fatalf("exit code %d: %s", code, &errs)
+	}
+	var printed result
+	if err := json.Unmarshal(out.Bytes(), &printed); err != nil {
+		t.Fatal(err)
+	}
+	var index sysdump.Index
+	if err := json.Unmarshal([]byte(read(t, file)["index.json"]), &index); err != nil || len(index.Files) != len(printed.Index.Files) {
+		t.Fatalf("%v, %+v", err, index)
+	}
+	for _, name := range []string{"node/agents.json", "node/metrics.txt", "node/agent.log", "node/maps/flows.jsonl", "cluster"} {
+		i := slices.IndexFunc(index.Files, func(e sysdump.Entry) bool { return e.File == name })
+		if i < 0 || index.Files[i].Error == "" {
+			t.Errorf("%s: %+v", name, index.Files)
+		}
+	}
+}
+
+func TestWrongUsage(t *testing.T) {
+	for _, row := range []struct{ line, want string }{
+		{"--node=false --cluster=false", "--node=false --cluster=false: nothing is left to collect"},
+		{"--objects --cluster=false", "--objects --cluster=false: objects are the cluster's"},
+		{"--max-size 0", "--max-size 0: use 1 to 1024"},
+		{"--file=", "--file: a value is empty"},
+	} {
+		var out, errs bytes.Buffer
+		if code := execute(append([]string{"sysdump"}, strings.Fields(row.line)...), &out, &errs); code != cli.ExitUsage || errs.String() != "spillway: "+row.want+"\n" {
+			t.Errorf("%s: exit code %d: %q", row.line, code, &errs)
+		}
+	}
+	var out, errs bytes.Buffer
+	missing := filepath.Join(t.TempDir(), "no", "file")
+	if code := execute([]string{"sysdump", "--cluster=false", "--file", missing}, &out, &errs); code != cli.ExitFailed || !strings.HasPrefix(errs.String(), "spillway: collecting\nspillway: write archive: open "+missing) {
+		t.Errorf("exit code %d: %q", code, &errs)
+	}
+}
+
+func TestPages(t *testing.T) {
+	clitest.Pages(t, "result", &result{File: "spillway sysdump.tar.gz", Bytes: 92 << 10, Index: &sysdump.Index{Files: []sysdump.Entry{
+		{File: "node/version.json", About: "versions of spillway and of the kernel", Bytes: 512},
+		{File: "node/metrics.txt", About: "the agent's metrics", Error: `Get "http://127.0.0.1:10249/metrics": dial tcp 127.0.0.1:10249: connect: connection refused`},
+		{File: "node/maps/unconfirmed_next.jsonl", About: "eBPF map unconfirmed_next, at most 5000 entries", Bytes: 2 << 20, Cut: true},
+		{File: "cluster/agents/node-a.log", About: "end of the agent's log on node-a", Bytes: 12345, Error: "not done after 20s"},
+	}}})
+}
+
+func TestATailBeginsWithALine(t *testing.T) {
+	file := write(t, filepath.Join(t.TempDir(), "log"), "first line\nsecond line\nthird line\n")
+	for size, want := range map[int64]string{100: "first line\nsecond line\nthird line\n", 20: "third line\n"} {
+		var out bytes.Buffer
+		if err := tail(&out, file, size); err != nil || out.String() != want {
+			t.Errorf("%d bytes: %q, %v", size, &out, err)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+// Package trace is the command that explains a new connection through a Service.
+package trace
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/diagnosis/trace"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// config is the command line of `spillway trace`.
+type config struct {
+	from, to, protocol string
+	sourcePort         uint16
+	noProbe            bool
+	timeout            time.Duration
+	source             source
+	pins               cli.Pins
+	output             cli.Output
+}
+
+// mostTimeout bounds the probe.
+const mostTimeout = time.Minute
+
+// NewCommand returns the command trace.
+func NewCommand() *cobra.Command {
+	var c config
+	cmd := &cobra.Command{
+		Use:   "trace --from POD|ADDRESS --to SERVICE[:PORT]",
+		Short: "Show what happens to a new connection, step by step, and try it",
+		Long: `Shows the decision of this node's dataplane about a new connection: each step, the entry
+that it read and what follows. Then it opens one real connection from the client, and
+reports where that got to. Run it on the node of the client, or on the node at which an
+outside client's packets arrive.
+
+The eBPF programs decide themselves, on copies of the maps that they write: the steps
+change nothing. The probe is a real connection, or one datagram. It runs in the network
+namespace and the cgroup of the client, so only clients on this node can be probed.
+
+POD is NAMESPACE/NAME of a pod of this node. SERVICE is ADDRESS:PORT, or
+NAMESPACE/NAME[:PORT], which is looked up with the API server or --manifests. The exit
+code is 0 whatever the decision is. Needs root.`,
+		Example: `  spillway trace --from 10.244.1.7 --to 10.96.0.10:53 --protocol udp
+  spillway trace --from 203.0.113.9 --to 192.0.2.10:30080
+  spillway trace --from shop/web-0 --to shop/cart --kubeconfig admin.conf`,
+		Args: cli.Arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if request := os.Getenv(trace.ChildVariable); request != "" {
+				return trace.Child(request, cmd.OutOrStdout())
+			}
+			if err := c.check(cmd); err != nil {
+				return err
+			}
+			if err := cli.NeedRoot("trace a connection"); err != nil {
+				return err
+			}
+			ctx, stop := cli.UntilSignal(cmd.Context())
+			defer stop()
+			question, err := c.question(ctx)
+			if err != nil {
+				return err
+			}
+			report, err := trace.Trace(ctx, question)
+			if err != nil {
+				return fmt.Errorf("trace the connection: %w", err)
+			}
+			return c.output.Print(cmd.OutOrStdout(), report)
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&c.from, "from", "", "Client: an `address`, or a pod of this node as NAMESPACE/NAME.")
+	f.StringVar(&c.to, "to", "", "Server: `ADDRESS:PORT`, or a Service as NAMESPACE/NAME[:PORT].")
+	f.StringVar(&c.protocol, "protocol", "tcp", "Protocol: tcp or udp.")
+	f.Uint16Var(&c.sourcePort, "source-port", 0, "Source `port` of the client (default: a free one).")
+	f.BoolVar(&c.noProbe, "no-probe", false, "Show the decision only, and open no connection.")
+	f.DurationVar(&c.timeout, "timeout", 2*time.Second, "Time to wait for the answer to the probe, 1m at most.")
+	c.source.addFlags(f)
+	c.pins.AddFlag(f, "Directory of the agent's pins.")
+	c.output.AddFlag(cmd)
+	cli.Choices(cmd, "protocol", "tcp", "udp")
+	cli.GroupFlags(f, "Connection", "from", "to", "protocol", "source-port")
+	cli.GroupFlags(f, "Names", "manifests", "kubeconfig", "master")
+	return cmd
+}
+
+func (c *config) check(cmd *cobra.Command) error {
+	if err := c.output.Validate(); err != nil {
+		return err
+	}
+	if err := cli.NotEmpty(cmd.Flags(), "manifests", "kubeconfig", "master"); err != nil {
+		return err
+	}
+	switch {
+	case c.from == "" || c.to == "":
+		return cli.UsageErrorf("--from and --to are needed: see 'spillway trace --help'")
+	case c.timeout <= 0 || c.timeout > mostTimeout:
+		return cli.UsageErrorf("--timeout %v: use more than 0, and %v at most", c.timeout, mostTimeout)
+	case c.source.manifests != "" && (c.source.kubeconfig != "" || c.source.master != ""):
+		return cli.UsageErrorf("--manifests replaces an API server: omit --kubeconfig and --master")
+	}
+	_, err := c.proto()
+	return err
+}
+
+func (c *config) proto() (model.Protocol, error) {
+	switch strings.ToLower(c.protocol) {
+	case "tcp":
+		return model.TCP, nil
+	case "udp":
+		return model.UDP, nil
+	}
+	return 0, cli.UsageErrorf("--protocol %q: use tcp or udp", c.protocol)
+}
+
+// question looks up the names of the command line.
+func (c *config) question(ctx context.Context) (trace.Config, error) {
+	q := trace.Config{BPFFS: c.pins.Dir(), SourcePort: c.sourcePort, Connect: !c.noProbe, Timeout: c.timeout}
+	var err error
+	if q.Protocol, err = c.proto(); err != nil {
+		return q, err
+	}
+	r := resolver{ctx: ctx, source: &c.source}
+	client, err := r.client(c.from)
+	if err != nil {
+		return q, err
+	}
+	if q.To, q.Port, err = r.server(c.to, q.Protocol, client); err != nil {
+		return q, err
+	}
+	if q.From, err = ofFamily(client, c.from, q.To.Addr); err != nil {
+		return q, err
+	}
+	return q, nil
+}
+
+// ofFamily chooses the client's address of the server's family.
+func ofFamily(addrs []netip.Addr, name string, like netip.Addr) (trace.Peer, error) {
+	for _, a := range addrs {
+		if a.Is4() == like.Is4() {
+			return trace.Peer{Name: name, Addr: a}, nil
+		}
+	}
+	return trace.Peer{}, cli.UsageErrorf("--from %s: has no address of the family of %s", name, like)
+}

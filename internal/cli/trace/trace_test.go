@@ -1,0 +1,116 @@
+package trace
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// run executes a command line as the program does.
+func run(args string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = cli.Program{Name: "spillway", Commands: []*cobra.Command{NewCommand()}}.Run(strings.Fields(args), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestWrongUsageIsOneLine(t *testing.T) {
+	for args, want := range map[string]string{
+		"trace":                                                                 "--from and --to are needed",
+		"trace --from 10.0.0.1":                                                 "--from and --to are needed",
+		"trace --from x --to 1.2.3.4":                                           `--from "x": use an address, or a pod as NAMESPACE/NAME`,
+		"trace --from 10.0.0.1 --to 1.2.3.4":                                    `--to "1.2.3.4": use ADDRESS:PORT, or a Service as NAMESPACE/NAME[:PORT]`,
+		"trace --from 10.0.0.1 --to 1.2.3.4:0":                                  `--to "1.2.3.4:0"`,
+		"trace --from 10.0.0.1 --to [fd00::1]:80":                               "--from 10.0.0.1: has no address of the family of fd00::1",
+		"trace --from 10.0.0.1 --to 1.2.3.4:80 --protocol sctp":                 `--protocol "sctp": use tcp or udp`,
+		"trace --from 10.0.0.1 --to 1.2.3.4:80 --timeout 0s":                    "--timeout 0s",
+		"trace --from 10.0.0.1 --to 1.2.3.4:80 --timeout 2h":                    "--timeout 2h",
+		"trace --from 10.0.0.1 --to 1.2.3.4:80 --source-port 65536":             "--source-port",
+		"trace --from 10.0.0.1 --to 1.2.3.4:80 -o xml":                          "xml",
+		"trace --from 10.0.0.1 --to 1.2.3.4:80 --manifests . --kubeconfig x":    "--manifests replaces an API server",
+		"trace --from 10.0.0.1 --to 1.2.3.4:80 extra":                           "extra",
+		"trace --from a/b/c --to 1.2.3.4:80":                                    `--from "a/b/c"`,
+		"trace --from 10.0.0.1 --to default/web:80:90 --manifests /nonexistent": "/nonexistent",
+	} {
+		code, out, errs := run(args)
+		if code == cli.ExitDone || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit code %d, %q, want %q", args, code, errs, want)
+		}
+	}
+}
+
+const manifests = `
+apiVersion: v1
+kind: Pod
+metadata: {name: web-0, namespace: shop}
+spec: {nodeName: a}
+status: {podIP: 10.244.0.5, podIPs: [{ip: 10.244.0.5}, {ip: "fd44::5"}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: cart, namespace: shop}
+spec:
+  clusterIP: fd10::1
+  clusterIPs: ["fd10::1", 10.96.0.1]
+  ipFamilies: [IPv6, IPv4]
+  ports: [{name: http, port: 80}, {name: dns, port: 53, protocol: UDP}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: many, namespace: shop}
+spec:
+  clusterIP: 10.96.0.2
+  clusterIPs: [10.96.0.2]
+  ports: [{name: http, port: 80}, {name: https, port: 443}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: headless, namespace: shop}
+spec: {clusterIP: None, clusterIPs: [None], ports: [{port: 80}]}
+`
+
+func TestNamesAreLookedUp(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(manifests), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		from, to string
+		proto    model.Protocol
+		want     string // or the error
+	}{
+		{"shop/web-0", "shop/cart", model.TCP, "fd44::5 > [fd10::1]:80"}, // the first of the Service,
+		{"10.0.0.9", "shop/cart", model.UDP, "10.0.0.9 > 10.96.0.1:53"},
+		{"fd44::9", "shop/cart:80", model.TCP, "fd44::9 > [fd10::1]:80"},
+		{"shop/web-0", "shop/many:443", model.TCP, "10.244.0.5 > 10.96.0.2:443"},
+		{"shop/web-0", "shop/many:https", model.TCP, "10.244.0.5 > 10.96.0.2:443"},
+		{"shop/web-0", "[fd10::1]:80", model.TCP, "fd44::5 > [fd10::1]:80"},
+		{"::ffff:10.0.0.1", "10.96.0.1:80", model.TCP, "10.0.0.1 > 10.96.0.1:80"},
+		{"shop/web-0", "shop/many", model.TCP, "several ports: add one of 80, 443"},
+		{"shop/web-0", "shop/many:81", model.TCP, "no such port: use one of 80, 443"},
+		{"shop/web-0", "shop/many", model.UDP, "no port of UDP"},
+		{"shop/web-0", "shop/headless", model.TCP, "no cluster IP"},
+		{"shop/web-0", "shop/none", model.TCP, "no such Service"},
+		{"shop/none", "shop/cart", model.TCP, "no such pod"},
+		{"fd44::9", "shop/many:80", model.TCP, "no address of the family"},
+	} {
+		c := config{from: row.from, to: row.to, protocol: strings.ToLower(row.proto.String()), source: source{manifests: dir}}
+		cmd := NewCommand()
+		c.pins.AddFlag(cmd.InheritedFlags(), "")
+		q, err := c.question(t.Context())
+		got := q.From.Addr.String() + " > " + netip.AddrPortFrom(q.To.Addr, q.Port).String()
+		if err != nil {
+			got = err.Error()
+		}
+		if err == nil && got != row.want || err != nil && !strings.Contains(got, row.want) {
+			t.Errorf("%s to %s: %s, want %s", row.from, row.to, got, row.want)
+		}
+	}
+}

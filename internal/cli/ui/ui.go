@@ -1,0 +1,125 @@
+// Package ui is the command that serves a page about the agents of nodes.
+package ui
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"spillway.dev/spillway/docs"
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/observe/web"
+	"spillway.dev/spillway/ui"
+)
+
+type options struct {
+	listen  string
+	remote  bool
+	sockets []string
+}
+
+// NewCommand returns the command ui.
+func NewCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "ui",
+		Short: "Serve a page with Services, flows, drops and findings of this node",
+		Long: `Serves a page on this machine and prints its address. The page shows the agent's node:
+health, Services with their endpoints and rates, live flows and why each endpoint was
+chosen, drops in words with their runbooks, and findings with fixes. It needs no other
+server and no network. The end of the address is a key; a page of another site, or
+another user, cannot read without it. Runs until it is interrupted. Needs the rights to
+the agent's socket, which is root's.`,
+		Example: `  spillway ui
+  spillway ui --listen 127.0.0.1:8900
+  spillway ui --api-socket one=/tmp/one.sock --api-socket two=/tmp/two.sock`,
+		Args: cli.Arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "IP `address` and port of the page; port 0 is any free one.")
+	f.BoolVar(&o.remote, "allow-remote", false, "Allow --listen on addresses that other machines reach. The page is not encrypted.")
+	f.StringArrayVar(&o.sockets, "api-socket", []string{nodeclient.DefaultSocket}, "Socket of an agent's API, as `[NAME=]PATH`; may be given several times.")
+	return cmd
+}
+
+func (o options) run(cmd *cobra.Command) error {
+	addr, err := o.address()
+	if err != nil {
+		return err
+	}
+	nodes, err := o.nodes()
+	if err != nil {
+		return err
+	}
+	page, err := fs.Sub(ui.Dist, "dist")
+	if err != nil {
+		return err
+	}
+	runbooks, err := fs.Sub(docs.Runbooks, "runbooks")
+	if err != nil {
+		return err
+	}
+	config := web.Config{Nodes: nodes, Token: rand.Text(), Version: cli.Build().Version, Page: page, Runbooks: runbooks}
+	if err := config.Validate(); err != nil {
+		return err
+	}
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w: choose another address with --listen", addr, err)
+	}
+	ctx, stop := cli.UntilSignal(cmd.Context())
+	defer stop()
+	server := &http.Server{Handler: web.Handler(config), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	context.AfterFunc(ctx, func() { _ = server.Close() }) // its listener is closed too
+	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "http://%s/#token=%s\n", listener.Addr(), config.Token); err != nil {
+		return err
+	}
+	fmt.Fprintln(cmd.ErrOrStderr(), "spillway: open this address in a browser; Ctrl-C ends the page")
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve page: %w", err)
+	}
+	return nil
+}
+
+// address is where to listen. Other machines reach it only if that was asked for.
+func (o options) address() (netip.AddrPort, error) {
+	addr, err := netip.ParseAddrPort(o.listen)
+	switch {
+	case err != nil:
+		return addr, cli.UsageErrorf("--listen %q: not an address and port: write one like 127.0.0.1:8900", o.listen)
+	case !addr.Addr().IsLoopback() && !o.remote:
+		return addr, cli.UsageErrorf("--listen %s: other machines reach this address: use 127.0.0.1, or also give --allow-remote", o.listen)
+	}
+	return addr, nil
+}
+
+func (o options) nodes() ([]web.Node, error) {
+	var nodes []web.Node
+	for _, socket := range o.sockets {
+		name, path, named := strings.Cut(socket, "=")
+		if !named || strings.Contains(name, "/") {
+			name, path = "", socket
+		}
+		if path == "" || strings.HasPrefix(socket, "=") {
+			return nil, cli.UsageErrorf("--api-socket %q: not a socket: write PATH or NAME=PATH", socket)
+		}
+		nodes = append(nodes, web.Node{Name: name, Address: path, Dial: func(ctx context.Context) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}})
+	}
+	if len(nodes) == 0 {
+		return nil, cli.UsageErrorf("--api-socket: no socket given")
+	}
+	return nodes, nil
+}
