@@ -7,11 +7,13 @@ import (
 	"os"
 
 	"spillway.dev/spillway/lab/cli/program"
+	"spillway.dev/spillway/lab/soak"
 	"spillway.dev/spillway/lab/workload"
 )
 
 func main() {
 	workload.RunIfAsked() // servers of the lab are this program again
+	soak.RunIfAsked()     // and so are the clients of a soak
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 

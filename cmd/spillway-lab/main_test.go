@@ -23,6 +23,8 @@ func TestLabCommandLinesThatAreWrong(t *testing.T) {
 		{"bench path --rounds 0", "rounds is 0"},
 		{"bench path --only (", "--only: error parsing regexp"},
 		{"bench path -o xml", `"xml"`},
+		{"bench end-to-end --rounds 0", "rounds is 0"},
+		{"bench end-to-end --name a-name-too-long", "at most 14 characters"},
 		{"bench api --modes iptables", `mode "iptables": not a mode: use ebpf`},
 		{"bench api --services 0", "services is 0"},
 		{"bench api --rate 10 --probes 11", "probes is 11: use 1 to the rate, 10"},

@@ -2,7 +2,6 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -25,6 +24,8 @@ type Config struct {
 	Dir string
 	// Programs is the directory that hack/peers filled; "" is that of the built programs.
 	Programs string
+	// Etcd is the path of etcd; "" is the one in PATH.
+	Etcd string
 	// Host runs the programs in one host of a lab cluster; other hosts reach the API
 	// server at its addresses. nil uses free ports of loopback.
 	Host *topology.Host
@@ -75,8 +76,11 @@ func Program(name string) (string, error) {
 
 // Up starts a control plane and waits until it serves.
 func Up(ctx context.Context, cfg Config) (*ControlPlane, error) {
-	if _, err := exec.LookPath("etcd"); err != nil {
-		return nil, errors.New("find etcd: no etcd in PATH: run \"hack/deps test\", or install the package etcd-server")
+	if cfg.Etcd == "" {
+		cfg.Etcd = "etcd"
+	}
+	if _, err := exec.LookPath(cfg.Etcd); err != nil {
+		return nil, fmt.Errorf("find etcd: no %s in PATH: run \"hack/deps test\", or install the package etcd-server", cfg.Etcd)
 	}
 	if cfg.Programs == "" {
 		apiserver, err := Program("kube-apiserver")

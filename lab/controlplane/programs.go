@@ -19,7 +19,7 @@ import (
 // startEtcd starts etcd with plain HTTP on loopback: it has only the lab's objects.
 func (c *ControlPlane) startEtcd(ctx context.Context) (err error) {
 	client, peer := "http://127.0.0.1:"+c.etcdPort, "http://127.0.0.1:"+c.peerPort
-	c.etcd, err = process.Start(c.cfg.Host, c.path("etcd.log"), []string{"etcd",
+	c.etcd, err = process.Start(c.cfg.Host, c.path("etcd.log"), []string{c.cfg.Etcd,
 		"--name", "lab",
 		"--data-dir", c.path("etcd"),
 		"--listen-client-urls", client, "--advertise-client-urls", client,

@@ -9,6 +9,7 @@ import (
 	"spillway.dev/spillway/lab/cli/demo"
 	"spillway.dev/spillway/lab/cli/lab"
 	"spillway.dev/spillway/lab/cli/load"
+	"spillway.dev/spillway/lab/cli/soak"
 )
 
 // New returns spillway-lab.
@@ -24,6 +25,7 @@ func New() cli.Program {
 			demo.NewCommand(),
 			lab.NewCommand(),
 			load.NewCommand(),
+			soak.NewCommand(),
 		},
 	}
 }

@@ -84,15 +84,9 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := harness.NeedPrograms(harness.Packages); err != nil {
-		return nil, err
-	}
-	machine, err := experiment.ReadMachine()
+	machine, err := harness.Begin()
 	if err != nil {
 		return nil, err
-	}
-	if cfg.Progress == nil {
-		cfg.Progress = &experiment.Progress{}
 	}
 	defer cfg.Progress.Done()
 	report := &Report{Machine: machine, Changes: cfg.Changes, Endpoints: Endpoints}

@@ -5,7 +5,6 @@ package demo
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
@@ -65,18 +64,13 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := harness.CanRun(); err != nil {
+	machine, err := harness.Begin()
+	if err != nil {
 		return nil, err
 	}
-	d := &demo{cfg: cfg, report: &Report{Mode: cfg.Mode}}
+	d := &demo{cfg: cfg, report: &Report{Mode: cfg.Mode, Machine: machine}}
 	if d.objects, err = readObjects(cfg.Manifests); err != nil {
 		return nil, err
-	}
-	if d.report.Machine, err = experiment.ReadMachine(); err != nil {
-		return nil, err
-	}
-	if d.cfg.Progress == nil {
-		d.cfg.Progress = &experiment.Progress{}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, Limit, fmt.Errorf("the demo did not end within %v", Limit))
 	defer cancel()
@@ -87,14 +81,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if d.harness, err = harness.Up(ctx, spec); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if ctx.Err() != nil {
-			err = harness.EndError(ctx)
-		}
-		d.step("taking the cluster down")
-		err = errors.Join(err, d.harness.Down())
-		d.cfg.Progress.Done()
-	}()
+	defer func() { err = harness.End(ctx, err, d.cfg.Progress, d.harness) }()
 	for _, part := range []func(context.Context) error{d.setUp, d.probe, d.measure} {
 		if err := part(ctx); err != nil {
 			return d.report, err

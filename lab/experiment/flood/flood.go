@@ -68,15 +68,9 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := harness.CanRun(); err != nil {
-		return nil, err
-	}
-	machine, err := experiment.ReadMachine()
+	machine, err := harness.Begin()
 	if err != nil {
 		return nil, err
-	}
-	if cfg.Progress == nil {
-		cfg.Progress = &experiment.Progress{}
 	}
 	report := &Report{Machine: machine, Seconds: cfg.Duration.Seconds(), Clients: cfg.Clients, Rate: cfg.Rate}
 	for _, mode := range cfg.Modes {
@@ -103,14 +97,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if b.harness, err = harness.Up(ctx, spec); err != nil {
 		return err
 	}
-	defer func() {
-		if ctx.Err() != nil {
-			err = harness.EndError(ctx)
-		}
-		b.cfg.Progress.Step("%s: removing the cluster", b.mode)
-		err = errors.Join(err, b.harness.Down())
-		b.cfg.Progress.Done()
-	}()
+	defer func() { err = harness.End(ctx, err, b.cfg.Progress, b.harness) }()
 	if err := b.setUp(ctx); err != nil {
 		return err
 	}

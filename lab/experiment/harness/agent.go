@@ -31,7 +31,7 @@ func (h *Harness) agent(ctx context.Context, node *topology.Host, mode string, f
 	if err := os.MkdirAll(h.Path("bpf/"+node.Name), 0o700); err != nil {
 		return fmt.Errorf("make directory for pinned objects: %w", err)
 	}
-	p, err := start(node, "spillway agent on "+node.Name, slices.Concat([]string{program}, agent.Args(node, mode, h.Path("bpf/"+node.Name)), flags))
+	p, err := start(node, agentName(node), slices.Concat([]string{program}, agent.Args(node, mode, h.Path("bpf/"+node.Name)), flags))
 	if err != nil {
 		return err
 	}

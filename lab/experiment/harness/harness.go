@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -132,6 +133,22 @@ func (h *Harness) Down() error {
 	}
 	h.lock.Close()
 	h.lock = nil
+	return err
+}
+
+// End removes the clusters of an experiment, of which some may be nil. It returns err with the errors
+// of the removal. If ctx has ended, it returns why instead of err.
+func End(ctx context.Context, err error, p *experiment.Progress, clusters ...*Harness) error {
+	if ctx.Err() != nil {
+		err = EndError(ctx)
+	}
+	p.Step("removing what was built")
+	for _, h := range clusters {
+		if h != nil {
+			err = errors.Join(err, h.Down())
+		}
+	}
+	p.Done()
 	return err
 }
 

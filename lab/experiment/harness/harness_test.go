@@ -173,6 +173,11 @@ func TestAgentThatFailsIsReportedWithItsLastLine(t *testing.T) {
 	if want := "spillway agent on node0 ended: load dataplane: planted fault"; err == nil || err.Error() != want {
 		t.Errorf("error is %v, want %s", err, want)
 	}
+	for _, want := range []string{"planted fault", "none was started"} {
+		if err := r.RemoveAgent(context.Background(), r.Cluster.Node(0), "ebpf"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the agent's removal returns %v, want %q", err, want)
+		}
+	}
 }
 
 func TestLoadArgs(t *testing.T) {

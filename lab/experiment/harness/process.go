@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/topology"
 )
 
@@ -173,8 +174,16 @@ func (t *tail) lastLines(n int) string {
 	return strings.Join(lines[max(len(lines)-n, 0):], "\n")
 }
 
-// CanRun returns an error if an experiment cannot run on this machine. Callers call it
-// before they build anything or report progress.
+// Begin returns the machine of an experiment, or an error if it cannot run there. Callers
+// call it before they build anything or report progress.
+func Begin() (experiment.Machine, error) {
+	if err := CanRun(); err != nil {
+		return experiment.Machine{}, err
+	}
+	return experiment.ReadMachine()
+}
+
+// CanRun returns an error if an experiment cannot run on this machine.
 func CanRun() error {
 	if err := topology.RequireRoot(); err != nil {
 		return err

@@ -85,21 +85,9 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Progress == nil {
-		cfg.Progress = &experiment.Progress{}
-	}
 	b := &bench{cfg: cfg, report: &Report{Machine: machine, Mode: cfg.Mode, Rounds: cfg.Rounds, Seconds: cfg.Duration.Seconds(), Rate: cfg.Rate}}
 	defer func() {
-		if ctx.Err() != nil {
-			err = harness.EndError(ctx)
-		}
-		cfg.Progress.Step("taking the clusters down")
-		for _, r := range []*harness.Harness{b.tracked, b.bare} {
-			if r != nil {
-				err = errors.Join(err, r.Down())
-			}
-		}
-		cfg.Progress.Done()
+		err = harness.End(ctx, err, cfg.Progress, b.tracked, b.bare)
 	}()
 	if err := b.setUp(ctx); err != nil {
 		return nil, err
@@ -195,7 +183,7 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 	if err != nil {
 		return Sample{}, err
 	}
-	busy, err := ranFor(s.harness.Cluster)
+	busy, err := s.harness.RanFor()
 	if err != nil {
 		return Sample{}, err
 	}
@@ -213,7 +201,7 @@ func (b *bench) measure(ctx context.Context, s side, rate float64, duration time
 	if err != nil {
 		return Sample{}, err
 	}
-	after, err := ranFor(s.harness.Cluster)
+	after, err := s.harness.RanFor()
 	if err != nil {
 		return Sample{}, err
 	}

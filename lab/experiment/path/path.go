@@ -7,7 +7,6 @@ package path
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -36,6 +35,9 @@ type Config struct {
 	// Files lists the Proxies to measure with files instead of HTTP; Mode does not apply.
 	// The files have 5 KB, read by TFTP 512 bytes at a time.
 	Files []string
+	// Designs compares ways to translate a NodePort by nftables. Mode is that of the agent
+	// beside them.
+	Designs bool
 	// Only selects comparisons by "NAME, LOAD". A comparison that finds the rate of a
 	// selected open loop runs in any case. Nil selects all.
 	Only     *regexp.Regexp
@@ -85,19 +87,16 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := harness.CanRun(); err != nil {
-		return nil, err
-	}
-	machine, err := experiment.ReadMachine()
+	machine, err := harness.Begin()
 	if err != nil {
 		return nil, err
-	}
-	if cfg.Progress == nil {
-		cfg.Progress = &experiment.Progress{}
 	}
 	report = newReport(cfg, machine)
 	if cfg.Files != nil {
 		return report, runFiles(ctx, cfg, report)
+	}
+	if cfg.Designs {
+		return report, runDesigns(ctx, cfg, report)
 	}
 	b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: report}
 	spec := topology.DefaultSpec(cfg.Name)
@@ -114,14 +113,7 @@ func (b *bench) run(ctx context.Context, spec topology.Spec, plans func(*topolog
 	if b.harness, err = harness.Up(ctx, spec); err != nil {
 		return err
 	}
-	defer func() {
-		if ctx.Err() != nil {
-			err = harness.EndError(ctx)
-		}
-		b.cfg.Progress.Step("taking the cluster down")
-		err = errors.Join(err, b.harness.Down())
-		b.cfg.Progress.Done()
-	}()
+	defer func() { err = harness.End(ctx, err, b.cfg.Progress, b.harness) }()
 	all := plans(b.harness.Cluster)
 	todo := wanted(all, b.cfg.Only)
 	if len(todo) == 0 {
@@ -141,6 +133,9 @@ func (b *bench) run(ctx context.Context, spec topology.Spec, plans func(*topolog
 
 // setUp starts servers and the proxies, and waits until every target answers.
 func (b *bench) setUp(ctx context.Context, plans []plan) error {
+	if b.cfg.Designs {
+		return b.setUpDesigns(ctx, plans)
+	}
 	c := b.harness.Cluster
 	kind, metalPort, podPort := workload.HTTP, uint16(metalPort), uint16(podPort)
 	if b.cfg.Files != nil {
@@ -163,7 +158,7 @@ func (b *bench) setUp(ctx context.Context, plans []plan) error {
 	}
 	for _, p := range plans {
 		for _, way := range []way{p.base, p.service} {
-			if err := b.waitAnswer(ctx, way); err != nil {
+			if err := b.waitAnswerOf(ctx, p.kind, way); err != nil {
 				return err
 			}
 		}
@@ -209,6 +204,7 @@ type plan struct {
 	// they go through the Service.
 	baseServer, server *topology.Host
 	full               bool
+	rules              string // of nft, loaded on node0 while the Service is measured
 }
 
 // plans lists the comparisons. Open loops come after the closed loops that find their
@@ -268,8 +264,11 @@ func (b *bench) compare(ctx context.Context, p plan) error {
 	if p.tail {
 		duration, rounds = duration*tailFactor, rounds*tailFactor
 	}
+	if b.cfg.Designs && p.full {
+		rounds = min(rounds, designFullRounds)
+	}
 	arm := func(w way) experiment.Arm[harness.Sample] {
-		if p.kind == load.TFTP {
+		if p.baseServer != nil {
 			return b.filesArm(p, w)
 		}
 		return func(ctx context.Context) (harness.Sample, error) {

@@ -140,17 +140,23 @@ func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[harne
 	if p.tail {
 		figure, name = tailOf, "p99.9 µs"
 	}
-	c := Comparison{
-		Name: p.name, Load: loadName(p), Figure: name, Rate: rate, Target: p.target,
-		Base: median(trial.A, figure), Service: median(trial.B, figure),
-		Ratio: trial.Ratio(figure), Control: control.Ratio(figure), CPU: trial.Ratio(cpuOf),
-	}
-	if p.target != nil && c.Ratio.Sure() {
-		met := p.target.Met(c.Ratio)
-		c.Met = &met
-	}
+	c := compared(figure, p.target, trial, control)
+	c.Name, c.Load, c.Figure, c.Rate = p.name, loadName(p), name, rate
 	if p.kind == load.TFTP {
 		c.addFiles(trial, r.warmup)
+	}
+	r.Comparisons = append(r.Comparisons, c)
+}
+
+// compared computes the figures of one trial. The caller names it.
+func compared(figure func(harness.Sample) float64, target *experiment.Target, trial, control experiment.Trial[harness.Sample]) Comparison {
+	c := Comparison{
+		Target: target, Base: median(trial.A, figure), Service: median(trial.B, figure),
+		Ratio: trial.Ratio(figure), Control: control.Ratio(figure), CPU: trial.Ratio(cpuOf),
+	}
+	if target != nil && c.Ratio.Sure() {
+		met := target.Met(c.Ratio)
+		c.Met = &met
 	}
 	for i, side := range [][]harness.Sample{trial.A, trial.B} {
 		for _, s := range side {
@@ -167,7 +173,7 @@ func (r *Report) add(p plan, rate float64, trial, control experiment.Trial[harne
 			}
 		}
 	}
-	r.Comparisons = append(r.Comparisons, c)
+	return c
 }
 
 // Write prints the report as text.

@@ -106,14 +106,14 @@ func filePlans(c *topology.Cluster, proxy string, tracked bool) []plan {
 
 // filesArm measures one side of a comparison.
 func (b *bench) filesArm(p plan, w way) experiment.Arm[harness.Sample] {
-	server, full := p.baseServer, false
+	server, full, rules := p.baseServer, false, ""
 	if w == p.service {
-		server, full = p.server, p.full
+		server, full, rules = p.server, p.full, p.rules
 	}
-	cfg := load.Config{Kind: load.TFTP, Target: w.to, Connections: b.cfg.Connections, Duration: b.cfg.Duration, Warmup: b.cfg.Warmup, Timeout: fileTimeout}
-	return func(ctx context.Context) (harness.Sample, error) {
+	cfg := load.Config{Kind: p.kind, Target: w.to, Connections: b.cfg.Connections, Duration: b.cfg.Duration, Warmup: b.cfg.Warmup, Timeout: fileTimeout}
+	return b.withRules(rules, func(ctx context.Context) (harness.Sample, error) {
 		return b.harness.MeasureFiles(ctx, w.from, server, cfg, full)
-	}
+	})
 }
 
 // serveByKubeProxy starts kube-proxy on node0, and assigns the helper there as its
@@ -138,9 +138,9 @@ func (b *bench) serveByKubeProxy(ctx context.Context) error {
 	return nil
 }
 
-// waitAnswer waits until a path works.
-func (b *bench) waitAnswer(ctx context.Context, w way) error {
-	if b.cfg.Files == nil {
+// waitAnswerOf waits until a path works for a kind of load.
+func (b *bench) waitAnswerOf(ctx context.Context, kind load.Kind, w way) error {
+	if kind != load.TFTP {
 		return b.harness.WaitAnswer(ctx, w.from, workload.HTTP, w.to)
 	}
 	const tries = 20

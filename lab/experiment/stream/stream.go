@@ -86,18 +86,9 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if err := topology.RequireRoot(); err != nil {
-		return nil, err
-	}
-	if err := harness.NeedPrograms(harness.Packages); err != nil {
-		return nil, err
-	}
-	machine, err := experiment.ReadMachine()
+	machine, err := harness.Begin()
 	if err != nil {
 		return nil, err
-	}
-	if cfg.Progress == nil {
-		cfg.Progress = &experiment.Progress{}
 	}
 	defer cfg.Progress.Done()
 	report = &Report{Machine: machine, Services: cfg.Services, Endpoints: Endpoints, Rate: cfg.Rate, Seconds: cfg.Duration.Seconds()}

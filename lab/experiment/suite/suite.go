@@ -38,9 +38,6 @@ func Run(ctx context.Context, cfg Config, list []experiment.Experiment) (*experi
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Options.Progress == nil {
-		cfg.Options.Progress = &experiment.Progress{}
-	}
 	s := &suite{cfg: cfg, run: &experiment.Run{Format: experiment.Format, Machine: machine,
 		Versions: cfg.Versions, Command: cfg.Command, Quick: cfg.Options.Quick, Started: time.Now().UTC().Truncate(time.Second)}}
 	rows := make([][]experiment.Row, len(list))

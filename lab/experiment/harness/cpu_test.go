@@ -1,0 +1,21 @@
+package harness
+
+import "testing"
+
+func TestKernelThreadsAreToldByTheirFlags(t *testing.T) {
+	for stat, want := range map[string]bool{
+		"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 5 0 0 20 0":       true,
+		"36 (a) b) (c) I 2 0 0 0 -1 69238880 0 0 0 0 0 0 0 0":          true,
+		"4047 (memcached) S 1 4047 4047 0 -1 4194560 2417 0 0 0 3 5 0": false,
+		"":            false,
+		"7 (x) S 1 2": false,
+	} {
+		if got := isKernelThread(stat); got != want {
+			t.Errorf("%q: %v, want %v", stat, got, want)
+		}
+	}
+	before, err := kernelThreads()
+	if err != nil || before <= 0 {
+		t.Errorf("kernel threads ran for %v s: %v", before, err)
+	}
+}
