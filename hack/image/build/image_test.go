@@ -273,7 +273,7 @@ func TestTheSBOMNamesTheModulesAndThePackages(t *testing.T) {
 			for _, l := range c.Licenses {
 				licenses[c.Name] += l.License.ID + l.License.Name + " "
 			}
-			if strings.HasPrefix(c.PURL, "pkg:golang/") && licenses[c.Name] == "" {
+			if licenses[c.Name] == "" {
 				t.Errorf("%s: %s has no license", arch, c.Name)
 			}
 			if c.Version == "" {
@@ -288,17 +288,31 @@ func TestTheSBOMNamesTheModulesAndThePackages(t *testing.T) {
 		for name, want := range map[string]string{
 			"spillway": "Apache-2.0 ", "stdlib": "BSD-3-Clause ", "github.com/cilium/ebpf": "MIT ", "sigs.k8s.io/yaml": "Apache-2.0 BSD-3-Clause MIT ",
 			"libmnl0": "GPL-2.0-or-later LGPL-2.1-only ", "libc6": "GPL-2 LGPL-2.1 ",
+			"kmod": "GPL-2.0-or-later LGPL-2.1-or-later ", // in the file of libkmod2
 		} {
 			if licenses[name] != want {
 				t.Errorf("%s: %s has the licenses %q, want %q", arch, name, licenses[name], want)
 			}
 		}
-		// Every package of the image is in the SBOM, for scanners of either.
+		// Every package of the image is in the SBOM, for scanners of either, and its license is
+		// in the image.
+		documented, links := map[string]bool{}, map[string]string{}
 		eachFile(t, all[arch], func(h *tar.Header, _ io.Reader) {
+			switch dir, name := filepath.Split(h.Name); {
+			case strings.HasSuffix(dir, "usr/share/doc/") && h.Typeflag == tar.TypeSymlink:
+				links[name] = h.Linkname
+			case name == "copyright":
+				documented[filepath.Base(dir)] = true
+			}
 			if dir, name := filepath.Split(h.Name); strings.HasSuffix(dir, "dpkg/status.d/") && h.Typeflag == tar.TypeReg && !slices.Contains(names, name) {
 				t.Errorf("%s: package %s is not in the SBOM", arch, name)
 			}
 		})
+		for name := range licenses {
+			if in := links[name]; in != "" && !documented[in] {
+				t.Errorf("%s: the copyright file of %s is missing from %s", arch, name, in)
+			}
+		}
 	}
 }
 

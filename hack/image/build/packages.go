@@ -56,7 +56,7 @@ func toolsOf(ctx context.Context, arch string) (*image.Tree, []debian.Package, e
 }
 
 // choose returns the image's files out of packages, and those packages that have one of
-// them.
+// them, or the copyright file of such a package.
 func choose(ctx context.Context, packages []debian.Package) (*image.Tree, []debian.Package, error) {
 	all, of := image.NewTree(), map[string]*image.Tree{}
 	for _, p := range packages {
@@ -72,15 +72,29 @@ func choose(ctx context.Context, packages []debian.Package) (*image.Tree, []debi
 		return nil, nil, err
 	}
 	names := files.Names()
-	var used []debian.Package
+	needed := map[string]bool{}
 	for _, p := range packages {
 		has := of[p.Name].Names()
 		if !slices.ContainsFunc(names, func(n string) bool { _, found := slices.BinarySearch(has, n); return found }) {
 			continue
 		}
+		in, err := p.CopyrightIn(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		if of[in] == nil {
+			return nil, nil, fmt.Errorf("package %s: its copyright file is in package %s, which %s lacks: run make image-lock", p.Name, in, lockFile)
+		}
+		needed[p.Name], needed[in] = true, true
+	}
+	var used []debian.Package
+	for _, p := range packages {
+		if !needed[p.Name] {
+			continue
+		}
 		used = append(used, p)
 		license := "/usr/share/doc/" + p.Name
-		if _, link := slices.BinarySearch(has, license); !link { // to another package's directory
+		if _, link := slices.BinarySearch(of[p.Name].Names(), license); !link { // to another package's directory
 			license += "/copyright"
 		}
 		if err := files.Take(of[p.Name], license, "/var/lib/dpkg/status.d/*"); err != nil {

@@ -105,13 +105,35 @@ func Tree(ctx context.Context, packages []Package) (*image.Tree, error) {
 	return t, nil
 }
 
-// Copyright returns the text of the package's copyright file, "" if it has none.
-func (p Package) Copyright(ctx context.Context) (string, error) {
+// CopyrightIn returns the name of the package that has the copyright file: the package
+// itself, or another of its source, to which its documentation is a link (Debian Policy,
+// 12.5).
+func (p Package) CopyrightIn(ctx context.Context) (string, error) {
 	dir, err := p.unpack(ctx)
 	if err != nil {
 		return "", err
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "usr/share/doc", p.Name, "copyright"))
+	if target, err := os.Readlink(filepath.Join(dir, "usr/share/doc", p.Name)); err == nil {
+		return filepath.Base(target), nil
+	}
+	return p.Name, nil
+}
+
+// Copyright returns the text of the package's copyright file, "" if it has none. The file
+// may be that of one of the other packages: see CopyrightIn.
+func (p Package) Copyright(ctx context.Context, others []Package) (string, error) {
+	in, err := p.CopyrightIn(ctx)
+	if err != nil {
+		return "", err
+	}
+	if i := slices.IndexFunc(others, func(o Package) bool { return o.Name == in }); i >= 0 {
+		p = others[i]
+	}
+	dir, err := p.unpack(ctx)
+	if err != nil {
+		return "", err
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "usr/share/doc", in, "copyright"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}

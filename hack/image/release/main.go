@@ -1,10 +1,11 @@
 // Command release writes what a release publishes to a directory: archives of the
-// programs with their SBOMs, the image with its SBOMs, the chart, notes and checksums.
+// programs with their SBOMs, the image with its SBOMs, the chart, the krew manifest, notes and checksums.
 // "make release" runs it after "make image"; docs/contributing/release.md describes the result.
 package main
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -24,6 +25,7 @@ import (
 func main() {
 	r := release{root: "../.."}
 	flag.StringVar(&r.version, "version", "", "version of Spillway")
+	flag.StringVar(&r.downloads, "downloads", "", "URL of the directory from which the krew manifest has the archives (default https://spillway.dev/releases/vVERSION)")
 	created := flag.String("created", "0", "time of the commit, in seconds since 1970")
 	flag.StringVar(&r.bin, "bin", "bin", "directory with the programs (linux-ARCH), the manual pages (man) and the image")
 	flag.StringVar(&r.dist, "dist", "dist", "directory to write; what it had is deleted")
@@ -34,6 +36,7 @@ func main() {
 			return fmt.Errorf("-created %q: not a number of seconds", *created)
 		}
 		r.created = time.Unix(seconds, 0)
+		r.downloads = cmp.Or(r.downloads, "https://spillway.dev/releases/v"+r.version)
 		return r.write()
 	}()
 	if err != nil {
@@ -45,8 +48,11 @@ func main() {
 type release struct {
 	root, bin, dist string
 	version         string
+	downloads       string // URL
 	created         time.Time
 }
+
+var architectures = []string{"amd64", "arm64"}
 
 func (r release) write() error {
 	if err := os.RemoveAll(r.dist); err != nil {
@@ -55,7 +61,7 @@ func (r release) write() error {
 	if err := os.MkdirAll(r.dist, 0o755); err != nil {
 		return err
 	}
-	for _, arch := range []string{"amd64", "arm64"} {
+	for _, arch := range architectures {
 		if err := r.writeArchive(arch); err != nil {
 			return fmt.Errorf("archive for %s: %w", arch, err)
 		}
@@ -70,6 +76,9 @@ func (r release) write() error {
 		return err
 	}
 	if err := r.writeNotes(); err != nil {
+		return err
+	}
+	if err := r.writeKrew(); err != nil {
 		return err
 	}
 	return r.writeSums()

@@ -63,6 +63,7 @@ func TestAReleaseIsCompleteAndTheSameAgain(t *testing.T) {
 	want := []string{
 		"NOTES.md", "spillway-" + v + ".tgz",
 		"spillway_" + v + "_image.tar", "spillway_" + v + "_image_amd64.cdx.json", "spillway_" + v + "_image_arm64.cdx.json",
+		"spillway_" + v + "_krew.yaml",
 		"spillway_" + v + "_linux_amd64.cdx.json", "spillway_" + v + "_linux_amd64.tar.gz",
 		"spillway_" + v + "_linux_arm64.cdx.json", "spillway_" + v + "_linux_arm64.tar.gz",
 	}
@@ -83,24 +84,32 @@ func TestAReleaseIsCompleteAndTheSameAgain(t *testing.T) {
 func TestAnArchiveHasBothProgramsThatRun(t *testing.T) {
 	r := newRelease(t)
 	noError(t, r.write())
-	f, err := os.Open(filepath.Join(r.dist, r.name("linux", "arm64")+".tar.gz"))
-	noError(t, err)
-	defer f.Close()
-	zip, err := gzip.NewReader(f)
-	noError(t, err)
 	modes := map[string]int64{}
-	for in := tar.NewReader(zip); ; {
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		noError(t, err)
+	for _, h := range contents(t, filepath.Join(r.dist, r.name("linux", "arm64")+".tar.gz")) {
 		modes[strings.TrimPrefix(h.Name, r.name("linux", "arm64")+"/")] = h.Mode
 	}
 	for name, want := range map[string]int64{"spillway": 0o755, "spillway-lab": 0o755, "LICENSE": 0o644, "README.md": 0o644, "CHANGELOG.md": 0o644, "man/man1/spillway.1": 0o644} {
 		if modes[name] != want {
 			t.Errorf("%s has mode %o, want %o", name, modes[name], want)
 		}
+	}
+}
+
+// contents returns the headers of an archive's files.
+func contents(t *testing.T, path string) (headers []*tar.Header) {
+	t.Helper()
+	f, err := os.Open(path)
+	noError(t, err)
+	defer f.Close()
+	zip, err := gzip.NewReader(f)
+	noError(t, err)
+	for in := tar.NewReader(zip); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return headers
+		}
+		noError(t, err)
+		headers = append(headers, h)
 	}
 }
 

@@ -75,7 +75,7 @@ func Write(ctx context.Context, s Subject, programs []string, packages []debian.
 	}
 	components = append(components, modules...)
 	for _, p := range packages {
-		copyright, err := p.Copyright(ctx)
+		copyright, err := p.Copyright(ctx, packages)
 		if err != nil {
 			return nil, err
 		}

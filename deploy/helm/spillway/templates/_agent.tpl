@@ -8,6 +8,15 @@
 - --bpffs=/sys/fs/bpf/spillway
 - --healthz-bind-address={{ include "spillway.bind" (dict "address" ((.Values.healthz).bindAddress | default "0.0.0.0") "port" (include "spillway.healthzPort" .)) }}
 - --metrics-bind-address={{ include "spillway.bind" (dict "address" (include "spillway.metricsAddress" .) "port" (include "spillway.metricsPort" .)) }}
+{{- if eq (toString (.Values.api).socket) "false" }}
+- --api-socket=
+{{- end }}
+{{- with (.Values.api).bindAddress }}
+- --api-listen={{ include "spillway.bind" (dict "address" . "port" (toString ($.Values.api.port | default 10261))) }}
+- --api-tls-cert=/etc/spillway/api/tls.crt
+- --api-tls-key=/etc/spillway/api/tls.key
+- --api-client-ca=/etc/spillway/api/ca.crt
+{{- end }}
 - --bypass={{ .Values.bypass | default "auto" }}
 - --detect-local-mode={{ .Values.detectLocalMode | default "ClusterCIDR" }}
 - --log-format={{ .Values.logFormat | default "text" }}
@@ -36,6 +45,9 @@
 {{- end }}
 {{- if .masqueradeAll }}
 - --masquerade-all
+{{- end }}
+{{- if .ebpfSCTP }}
+- --ebpf-sctp
 {{- end }}
 {{- if .profiling }}
 - --profiling
@@ -135,10 +147,15 @@ readOnlyRootFilesystem: true
 - name: cgroup # the node's: a container's own is but its own processes'
   mountPath: /host/cgroup
   readOnly: true
-- name: run # the lock that keeps a second agent away
+- name: run # the lock that keeps a second agent away, and the API's socket
   mountPath: /run/spillway
 - name: xtables-lock # shared with other programs on this node that call iptables
   mountPath: /run/xtables.lock
+{{- if (.Values.api).bindAddress }}
+- name: api # a mount of the whole Secret, which follows its changes
+  mountPath: /etc/spillway/api
+  readOnly: true
+{{- end }}
 {{- if .Values.loadModules }}
 - name: modules
   mountPath: /lib/modules

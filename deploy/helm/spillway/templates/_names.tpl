@@ -4,6 +4,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "spillway.image" -}}
+{{- include "spillway.checkImage" . -}}
 {{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
@@ -82,9 +83,125 @@ bits are set after the length: write {{ div $start 16777216 }}.{{ mod (div $star
 {{- fail (printf "%s: primary stands alone: remove it, or the ranges" $name) }}
 {{- end }}
 {{- end }}
-{{- range $name, $address := dict "healthz.bindAddress" (.Values.healthz).bindAddress "metrics.bindAddress" (.Values.metrics).bindAddress }}
+{{- range $name, $address := dict "healthz.bindAddress" (.Values.healthz).bindAddress "metrics.bindAddress" (.Values.metrics).bindAddress "api.bindAddress" (.Values.api).bindAddress }}
 {{- if and $address (ne (include "spillway.isAddress" $address) "true") }}
 {{- fail (printf "%s: %s: not an IP address such as 0.0.0.0 or ::" $name $address) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The kubelet would report a bad name only on the nodes (InvalidImageName). */ -}}
+{{- define "spillway.checkImage" -}}
+{{- with .Values.image }}
+{{- $host := "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?" }}
+{{- $registry := printf "(%s(\\.%s)*|\\[[0-9a-fA-F:]+\\])(:[0-9]{1,5})?/" $host $host }}
+{{- $part := "[a-z0-9]+((\\.|_|__|-+)[a-z0-9]+)*" }}
+{{- if contains "://" .repository }}
+{{- fail (printf "image.repository: %s: write it without %s://" .repository (splitList "://" .repository | first)) }}
+{{- else if contains "@" .repository }}
+{{- fail (printf "image.repository: %s: put the digest into image.digest" .repository) }}
+{{- else if contains ":" (splitList "/" .repository | last) }}
+{{- fail (printf "image.repository: %s: put the tag into image.tag" .repository) }}
+{{- else if or (gt (len .repository) 255) (not (regexMatch (printf "^(%s)?%s(/%s)*$" $registry $part $part) .repository)) }}
+{{- fail (printf "image.repository: %s: not a repository such as registry.example.com/spillway, in lower case" .repository) }}
+{{- end }}
+{{- if and .tag (not (regexMatch "^[a-zA-Z0-9_][-a-zA-Z0-9_.]{0,127}$" .tag)) }}
+{{- fail (printf "image.tag: %s: not a tag: letters, digits, '_', '.' and '-', at most 128; a digest belongs into image.digest" .tag) }}
+{{- end }}
+{{- if and .digest (not (regexMatch "^sha256:[0-9a-f]{64}$" .digest)) }}
+{{- fail (printf "image.digest: %s: not a digest: sha256: and 64 digits from 0 to f" .digest) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Where the agent reaches the API server. On "helm install", not on "helm template",
+the addresses of the Service kubernetes are known. */ -}}
+{{- define "spillway.checkHost" -}}
+{{- with .Values.k8sServiceHost }}
+{{- if regexMatch "^[^:]+:[0-9]+$|^\\[.*\\]:[0-9]+$|/" . }}
+{{- fail (printf "k8sServiceHost: %s: an address or a host name is wanted: put the port into k8sServicePort" .) }}
+{{- else if or (contains ":" .) (regexMatch "(^|\\.)[0-9]+$" .) }}
+{{- if or (ne (include "spillway.isAddress" .) "true") (has . (list "0.0.0.0" "::")) }}
+{{- fail (printf "k8sServiceHost: %s: not the address of a host, such as 192.168.0.10" .) }}
+{{- end }}
+{{- else if or (gt (len .) 253) (not (regexMatch "^([a-zA-Z0-9_]([-a-zA-Z0-9_]{0,61}[a-zA-Z0-9_])?(\\.|$))+$" .)) }}
+{{- fail (printf "k8sServiceHost: %s: neither an address nor a host name" .) }}
+{{- end }}
+{{- if eq $.Values.mode "replace" }}
+{{- $service := dig "spec" "clusterIPs" list (lookup "v1" "Service" "default" "kubernetes") }}
+{{- if or (has . $service) (regexMatch "(?i)^kubernetes\\.default(\\.svc(\\.|$)|\\.?$)" .) }}
+{{- fail (printf "k8sServiceHost: %s: this is the Service \"kubernetes\", which does not work before the agent runs: set an address of the API server that is no Service, such as the one that your kubeconfig names" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The nanoseconds of a duration; "" for a string that is none, or too long a one. */ -}}
+{{- define "spillway.nanoseconds" -}}
+{{- if regexMatch "^([0-9]+(\\.[0-9]*)?(ns|us|ms|s|m|h))+$" . }}
+{{- $start := toDate "2006-01-02" "2000-01-01" }}
+{{- $n := ((dateModify . $start).Sub $start).Nanoseconds }}
+{{- if or $n (not (regexMatch "[1-9]" .)) }}{{ $n }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "spillway.checkConntrack" -}}
+{{- $most := 53687088 }}
+{{- $conntrack := .Values.conntrack | default dict }}
+{{- range $name, $value := dict "maxPerCore" $conntrack.maxPerCore "min" $conntrack.min }}
+{{- if and $value (gt (int64 $value) $most) }}
+{{- fail (printf "conntrack.%s: %d: the kernel allows %d flows in all: choose a smaller number" $name (int64 $value) $most) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "spillway.checkDurations" -}}
+{{- $ns := dict "syncPeriod" 30000000000 }}
+{{- $conntrack := .Values.conntrack | default dict }}
+{{- range $name, $value := dict
+  "syncPeriod" .Values.syncPeriod "minSyncPeriod" .Values.minSyncPeriod
+  "conntrack.tcpTimeoutEstablished" $conntrack.tcpTimeoutEstablished
+  "conntrack.tcpTimeoutCloseWait" $conntrack.tcpTimeoutCloseWait
+  "conntrack.udpTimeout" $conntrack.udpTimeout
+  "conntrack.udpTimeoutStream" $conntrack.udpTimeoutStream }}
+{{- if $value }}
+{{- $n := include "spillway.nanoseconds" $value }}
+{{- if eq $n "" }}
+{{- fail (printf "%s: %s: not a duration such as 500ms, 30s or 1h30m" $name $value) }}
+{{- end }}
+{{- $_ := set $ns $name (int64 $n) }}
+{{- if and (hasPrefix "conntrack." $name) (gt (int64 $n) 0) (lt (int64 $n) 1000000000) }}
+{{- fail (printf "%s: %s: write a second or longer, or 0s for the default" $name $value) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if eq (int64 $ns.syncPeriod) 0 }}
+{{- fail (printf "syncPeriod: %s: must be longer than 0: remove it for the default of 30s" .Values.syncPeriod) }}
+{{- end }}
+{{- if gt (int64 (get $ns "minSyncPeriod" | default 0)) (int64 $ns.syncPeriod) }}
+{{- fail (printf "minSyncPeriod: %s: longer than syncPeriod (%s): choose a shorter one" .Values.minSyncPeriod (.Values.syncPeriod | default "30s")) }}
+{{- end }}
+{{- end }}
+
+{{- /* Flags of spillway.args, and the values that set them. */ -}}
+{{- define "spillway.checkExtraArgs" -}}
+{{- $values := dict "hostname-override" "" "bpffs" "" "drop-capabilities" "" "cgroup-root" "cgroupRoot" "proxy-mode" "proxyMode"
+  "healthz-bind-address" "healthz" "metrics-bind-address" "metrics" "api-socket" "api.socket" "api-listen" "api" "api-tls-cert" "api.secretName" "api-tls-key" "api.secretName" "api-client-ca" "api.secretName" "bypass" "bypass" "detect-local-mode" "detectLocalMode"
+  "log-format" "logFormat" "v" "logLevel" "service-proxy-name" "mode and serviceProxyName" "takeover" "takeover" "cleanup" "cleanup"
+  "cluster-cidr" "clusterCIDR" "pod-bridge-interface" "podBridgeInterface" "pod-interface-name-prefix" "podInterfaceNamePrefix"
+  "nodeport-addresses" "nodePortAddresses" "masquerade-all" "masqueradeAll" "ebpf-sctp" "ebpfSCTP" "profiling" "profiling"
+  "conntrack-max-per-core" "conntrack.maxPerCore" "conntrack-min" "conntrack.min"
+  "conntrack-tcp-timeout-established" "conntrack.tcpTimeoutEstablished" "conntrack-tcp-timeout-close-wait" "conntrack.tcpTimeoutCloseWait"
+  "conntrack-udp-timeout" "conntrack.udpTimeout" "conntrack-udp-timeout-stream" "conntrack.udpTimeoutStream"
+  "iptables-sync-period" "syncPeriod" "iptables-min-sync-period" "minSyncPeriod" }}
+{{- range .Values.extraArgs }}
+{{- if not (regexMatch "^--[a-z][-a-z0-9]*(=|$)" .) }}
+{{- fail (printf "extraArgs: %s: not a flag: write each as --name=value" .) }}
+{{- end }}
+{{- $name := splitList "=" . | first | trimPrefix "--" }}
+{{- if hasKey $values $name }}
+{{- $value := get $values $name }}
+{{- fail (printf "extraArgs: %s: the chart sets this flag: %s" . ($value | empty | ternary "remove it" (printf "set %s instead" $value))) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -92,6 +209,10 @@ bits are set after the length: write {{ div $start 16777216 }}.{{ mod (div $star
 {{- /* What the schema cannot say in words that help. */ -}}
 {{- define "spillway.check" -}}
 {{- include "spillway.checkAddresses" . }}
+{{- include "spillway.checkHost" . }}
+{{- include "spillway.checkConntrack" . }}
+{{- include "spillway.checkDurations" . }}
+{{- include "spillway.checkExtraArgs" . }}
 {{- range $label, $value := .Values.podLabels }}
 {{- if has $label (list "app.kubernetes.io/name" "app.kubernetes.io/instance") }}
 {{- fail (printf "podLabels: %s: the DaemonSet finds its Pods by this label: choose another name" $label) }}
@@ -123,15 +244,15 @@ bits are set after the length: write {{ div $start 16777216 }}.{{ mod (div $star
 {{- if and (eq .mode "replace") (not .k8sServiceHost) }}
 {{- fail "k8sServiceHost is not set: with mode: replace the Service \"kubernetes\" does not work before the agent runs: set k8sServiceHost and k8sServicePort to an address of the API server that is no Service, such as the one that your kubeconfig names" }}
 {{- end }}
-{{- if regexMatch "^[^:]+:[0-9]+$|^\\[.*\\]:[0-9]+$|/" (.k8sServiceHost | default "") }}
-{{- fail (printf "k8sServiceHost: %s: an address or a host name is wanted: put the port into k8sServicePort" .k8sServiceHost) }}
-{{- end }}
 {{- if and (has "--conntrack-autopilot=on" .extraArgs) (not .privileged) }}
 {{- fail "extraArgs: --conntrack-autopilot=on: /proc/sys is read-only in a container without privileges: set privileged: true" }}
 {{- end }}
 {{- end }}
 {{- if eq (include "spillway.healthzPort" .) (include "spillway.metricsPort" .) }}
 {{- fail (printf "healthz.port and metrics.port are both %s: set one to another port" (include "spillway.metricsPort" .)) }}
+{{- end }}
+{{- if and (.Values.api).bindAddress (not .Values.api.secretName) }}
+{{- fail "api.bindAddress without api.secretName: the API is served on TCP with mTLS only: name a Secret with tls.crt, tls.key and ca.crt" }}
 {{- end }}
 {{- include "spillway.checkReleases" . }}
 {{- end }}
