@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/process"
@@ -100,6 +101,22 @@ func (cfg Config) Validate() error {
 	return nil // package topology checks the name and the number of nodes
 }
 
+// FindImage returns the archive of Spillway's image, or an error that says how to make it.
+func (cfg Config) FindImage() (string, error) {
+	image := cfg.Image
+	if image == "" {
+		root, err := programs.Root()
+		if err != nil {
+			return "", err
+		}
+		image = filepath.Join(root, "bin/image.tar")
+	}
+	if _, err := os.Stat(image); err != nil {
+		return "", fmt.Errorf("find Spillway's image: %w: run \"make image\", or name another archive", err)
+	}
+	return image, nil
+}
+
 // Cluster is a running cluster. Its control plane runs on the first node.
 type Cluster struct {
 	Config
@@ -180,6 +197,9 @@ func (c *Cluster) build(ctx context.Context) (err error) {
 	if c.root, err = programs.Root(); err != nil {
 		return err
 	}
+	if c.Image, err = c.FindImage(); err != nil { // building takes minutes
+		return err
+	}
 	needed := []string{"helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"}
 	names := append([]string{"pause", "coredns"}, c.Images...)
 	if c.Kubeadm {
@@ -198,12 +218,6 @@ func (c *Cluster) build(ctx context.Context) (err error) {
 	slices.Sort(names)
 	if c.archives, err = images.Build(ctx, c.Out, slices.Compact(names)...); err != nil {
 		return err
-	}
-	if c.Image == "" {
-		c.Image = filepath.Join(c.root, "bin/image.tar")
-	}
-	if _, err := os.Stat(c.Image); err != nil {
-		return fmt.Errorf("find Spillway's image: %w: run \"make image\"", err)
 	}
 	c.archives = append(c.archives, c.Image)
 	return nil
@@ -328,19 +342,23 @@ func (c *Cluster) Stop() {
 // Down removes a cluster that any process started, and what is left of one that died.
 func Down(name string) error {
 	err := topology.Down(name)
-	return errors.Join(err, removeCgroups(name), os.RemoveAll(Dir(name)))
+	return errors.Join(err, removeCgroups("/sys/fs/cgroup", name), os.RemoveAll(Dir(name)))
 }
 
-// removeCgroups removes the cluster's cgroups of v1, if the machine has any.
-// topology.Down removed those of cgroup2 and ended all processes.
-func removeCgroups(name string) error {
-	roots, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", cgroupParent, name))
+// removeCgroups removes the cluster's cgroups of v1, if the machine has any: they are below
+// the directories of mount. topology.Down removed those of cgroup2 and ended all processes.
+func removeCgroups(mount, name string) error {
+	roots, err := filepath.Glob(filepath.Join(mount, "*", cgroupParent, name))
 	if err != nil {
 		return err
 	}
 	for _, root := range roots {
+		remove := removeTree
+		if !onCgroupfs(root) { // node.sh took plain directories for hierarchies, and left files there
+			remove = os.RemoveAll
+		}
 		for range 100 { // a killed process leaves its cgroup late
-			if err = removeTree(root); err == nil || errors.Is(err, os.ErrNotExist) {
+			if err = remove(root); err == nil || errors.Is(err, os.ErrNotExist) {
 				err = nil
 				break
 			}
@@ -352,6 +370,13 @@ func removeCgroups(name string) error {
 		_ = os.Remove(filepath.Dir(root)) // of the last cluster
 	}
 	return nil
+}
+
+// onCgroupfs reports whether a directory is a cgroup. Programs and operators may make plain
+// directories beside the mounts of cgroup v1.
+func onCgroupfs(dir string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(dir, &fs) == nil && (fs.Type == unix.CGROUP_SUPER_MAGIC || fs.Type == unix.CGROUP2_SUPER_MAGIC)
 }
 
 // removeTree removes directories, the deepest first, and no file.

@@ -16,6 +16,7 @@ make_v1() {
   local hierarchy path part file
   for hierarchy in /sys/fs/cgroup/*/; do
     [[ $hierarchy != */unified/ ]] || continue
+    [[ -e ${hierarchy}cgroup.procs ]] || continue # a plain directory
     path=${hierarchy%/}
     for part in ${cgroup//\// }; do
       mkdir -p "$path/$part"

@@ -135,18 +135,57 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"nodePortAddresses: [secondary]", "nodePortAddresses/0"},
 		{"conntrack: {maxPerCore: -1}", "conntrack/maxPerCore"},
 		{"conntrack: {udpTimeout: 30}", "conntrack/udpTimeout"},
+		{"conntrack: {udpTimeout: 30x}", "conntrack.udpTimeout: 30x: not a duration such as 500ms, 30s or 1h30m"},
+		{"conntrack: {udpTimeout: 999ms}", "conntrack.udpTimeout: 999ms: write a second or longer, or 0s for the default"},
+		{"conntrack: {maxPerCore: 53687089}", "conntrack.maxPerCore: 53687089: the kernel allows 53687088 flows in all: choose a smaller number"},
+		{"conntrack: {min: 2000000000}", "conntrack.min: 2000000000: the kernel allows"},
+		{"syncPeriod: 0s", "syncPeriod: 0s: must be longer than 0: remove it for the default of 30s"},
+		{"syncPeriod: 0h0.0s", "syncPeriod: 0h0.0s: must be longer than 0"},
+		{"syncPeriod: -30s", "syncPeriod: -30s: not a duration"},
+		{"syncPeriod: often", "syncPeriod: often: not a duration"},
+		{"syncPeriod: 2562048h", "syncPeriod: 2562048h: not a duration"},
+		{"minSyncPeriod: 31s", "minSyncPeriod: 31s: longer than syncPeriod (30s): choose a shorter one"},
+		{"{minSyncPeriod: 1.001s, syncPeriod: 1s}", "minSyncPeriod: 1.001s: longer than syncPeriod (1s)"},
 		{"conntrack: {udp: 30s}", "additional properties 'udp' not allowed"},
 		{"healthz: {port: 70000}", "healthz/port"},
 		{"metrics: {bindAddress: 'localhost'}", "metrics/bindAddress"},
-		{"k8sServiceHost: https://10.0.0.1", "k8sServiceHost"},
+		{"k8sServiceHost: https://10.0.0.1", "k8sServiceHost: https://10.0.0.1: an address or a host name is wanted"},
 		{"k8sServiceHost: 10.0.0.1:6443", "k8sServiceHost: 10.0.0.1:6443: an address or a host name is wanted: put the port into k8sServicePort"},
 		{"k8sServiceHost: '[fd00::1]:6443'", "put the port into k8sServicePort"},
+		{"k8sServiceHost: 10.0.0.300", "k8sServiceHost: 10.0.0.300: not the address of a host"},
+		{"k8sServiceHost: 10.0.1", "k8sServiceHost: 10.0.1: not the address of a host"},
+		{"k8sServiceHost: 'fd00::1::2'", "k8sServiceHost: fd00::1::2: not the address of a host"},
+		{"k8sServiceHost: 0.0.0.0", "k8sServiceHost: 0.0.0.0: not the address of a host"},
+		{"k8sServiceHost: api server", "k8sServiceHost: api server: neither an address nor a host name"},
+		{"k8sServiceHost: -api.example.com", "neither an address nor a host name"},
+		{"k8sServiceHost: kubernetes.default", "k8sServiceHost: kubernetes.default: this is the Service \"kubernetes\", which does not work before the agent runs: set an address"},
+		{"k8sServiceHost: kubernetes.default.svc", "this is the Service \"kubernetes\""},
+		{"k8sServiceHost: kubernetes.default.svc.cluster.local.", "this is the Service \"kubernetes\""},
 		{"k8sServicePort: '6443'", "k8sServicePort"},
 		{"{k8sServiceHost: 10.0.0.1, healthz: {port: 10249}}", "healthz.port and metrics.port are both 10249"},
+		{"{k8sServiceHost: 10.0.0.1, api: {bindAddress: 0.0.0.0}}", "api.bindAddress without api.secretName"},
+		{"{k8sServiceHost: 10.0.0.1, api: {bindAddress: 1.2.3.4.5, secretName: s}}", "api.bindAddress: 1.2.3.4.5: not an IP address"},
 		{"{k8sServiceHost: 10.0.0.1, extraArgs: [--conntrack-autopilot=on]}", "set privileged: true"},
 		{"takeover: kube-proxy", "takeover"},
-		{"extraArgs: [v=4]", "extraArgs/0"},
-		{"image: {digest: latest}", "image/digest"},
+		{"extraArgs: [v=4]", "extraArgs: v=4: not a flag: write each as --name=value"},
+		{"extraArgs: [--influx-url, http://influx]", "extraArgs: http://influx: not a flag"},
+		{"extraArgs: [--v 4]", "extraArgs: --v 4: not a flag"},
+		{"extraArgs: [-v=4]", "extraArgs: -v=4: not a flag"},
+		{"extraArgs: [--]", "extraArgs: --: not a flag"},
+		{"extraArgs: [4]", "extraArgs/0"},
+		{"extraArgs: [--proxy-mode=iptables]", "extraArgs: --proxy-mode=iptables: the chart sets this flag: set proxyMode instead"},
+		{"extraArgs: [--bpffs=/x]", "extraArgs: --bpffs=/x: the chart sets this flag: remove it"},
+		{"extraArgs: [--cleanup]", "set cleanup instead"},
+		{"image: {digest: latest}", "image.digest: latest: not a digest: sha256: and 64 digits"},
+		{"image: {repository: 'spillway:0.1.0'}", "image.repository: spillway:0.1.0: put the tag into image.tag"},
+		{"image: {repository: 'spillway@sha256:ab'}", "put the digest into image.digest"},
+		{"image: {repository: 'https://example.com/spillway'}", "write it without https://"},
+		{"image: {repository: example.com/Spillway}", "image.repository: example.com/Spillway: not a repository such as registry.example.com/spillway, in lower case"},
+		{"image: {repository: example.com//spillway}", "not a repository"},
+		{"image: {repository: ' spillway'}", "not a repository"},
+		{"image: {tag: 'a:b'}", "image.tag: a:b: not a tag"},
+		{"image: {tag: -a}", "image.tag: -a: not a tag"},
+		{"{cleanup: true, image: {tag: 'a b'}}", "image.tag: a b: not a tag"},
 		{"image: {repository: ''}", "image/repository"},
 		{"extraCapabilities: [net_raw]", "extraCapabilities/0"},
 		{"cgroupRoot: sys/fs/cgroup", "cgroupRoot"},
@@ -203,9 +242,10 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "masqueradeAll", "bypass",
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "masqueradeAll", "bypass", "ebpfSCTP",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
+			"api.socket", "api.bindAddress", "api.port", "api.secretName",
 		} {
 			outer, inner, nested := strings.Cut(names, ".")
 			values := base + outer + ": " + value
@@ -219,7 +259,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 			}
 		}
 	}
-	for _, empty := range []string{"clusterCIDR: []", "nodePortAddresses: []", "conntrack: {}", "conntrack: null", "healthz: null", "metrics: null"} {
+	for _, empty := range []string{"clusterCIDR: []", "nodePortAddresses: []", "conntrack: {}", "conntrack: null", "healthz: null", "metrics: null", "api: null"} {
 		if got, err := render(t, base+empty); err != nil || got != want {
 			t.Errorf("%s: %v, %s", empty, err, difference(want, got))
 		}
@@ -231,6 +271,19 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"clusterCIDR: [10.244.0.0/16, 'fd00:10:244::/56', '1:2:3:4:5:6:7:8/128', '::/0', 0.0.0.0/0, 192.0.2.255/32, '64:ff9b::10.0.0.0/104']",
 			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/56,1:2:3:4:5:6:7:8/128,::/0,0.0.0.0/0,192.0.2.255/32,64:ff9b::10.0.0.0/104\n"},
 		{"nodePortAddresses: [primary]", "--nodeport-addresses=primary\n"},
+		{"api: {socket: false}", "- --api-socket=\n"},
+		{"api: {bindAddress: '::', secretName: tls}", "--api-listen=[::]:10261\n"},
+		{"api: {bindAddress: 0.0.0.0, port: 7, secretName: tls}", "secret: {secretName: \"tls\", defaultMode: 0400}\n"},
+		{"k8sServiceHost: 'fd00::1'", "value: \"fd00::1\"\n"},
+		{"k8sServiceHost: api-1.Example.com.", "value: \"api-1.Example.com.\"\n"},
+		{"k8sServiceHost: kubernetes.default.example.com", "value: \"kubernetes.default.example.com\"\n"},
+		{"{mode: beside, k8sServiceHost: kubernetes.default.svc}", "value: \"kubernetes.default.svc\"\n"},
+		{"syncPeriod: 1m30s\nminSyncPeriod: 1.5m", "--iptables-min-sync-period=1.5m\n"},
+		{"minSyncPeriod: 0s", "--iptables-min-sync-period=0s\n"},
+		{"conntrack: {udpTimeout: 0s, maxPerCore: 53687088}", "--conntrack-max-per-core=53687088\n"},
+		{"image: {repository: 'REGISTRY.example:5000/a/b__c--d.e', tag: v1.0_x}", " image: REGISTRY.example:5000/a/b__c--d.e:v1.0_x\n"},
+		{"image: {repository: '[fd00::1]:5000/spillway'}", " image: [fd00::1]:5000/spillway:"},
+		{"extraArgs: ['--influx-url=http://influx:8086?a=b']", "\"--influx-url=http://influx:8086?a=b\"\n"},
 		{"healthz: {bindAddress: '::'}", "--healthz-bind-address=[::]:10256\n"},
 		{"extraCapabilities: [CAP_SYS_PTRACE, SYSLOG]", "                - SYS_PTRACE\n                - SYSLOG\n"},
 		{"podLabels: {team: network}", "        app.kubernetes.io/instance: spillway\n        team: network\n"},
@@ -240,9 +293,48 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"startupProbe: {periodSeconds: 10, failureThreshold: 180}", "            failureThreshold: 180\n            periodSeconds: 10\n            timeoutSeconds: 1\n"},
 		{"livenessProbe: {timeoutSeconds: 5}", "            failureThreshold: 6\n            periodSeconds: 10\n            timeoutSeconds: 5\n"},
 	} {
-		got, err := render(t, "k8sServiceHost: 10.1.2.3\n"+c.values)
+		values := c.values
+		if !strings.Contains(values, "k8sServiceHost") {
+			values = "k8sServiceHost: 10.1.2.3\n" + values
+		}
+		got, err := render(t, values)
 		if err != nil || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %v, want %q", c.values, err, c.want)
+		}
+	}
+}
+
+// Of two flags of one name the agent takes the last, so that one in extraArgs would replace a
+// value without a word.
+func TestExtraArgsRepeatNoFlagOfTheChart(t *testing.T) {
+	found, err := filepath.Glob("testdata/*.values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := map[string]bool{}
+	for _, path := range found {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := render(t, string(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(out) {
+			if flag, ok := strings.CutPrefix(strings.TrimSpace(line), "- --"); ok {
+				name, _, _ := strings.Cut(flag, "=")
+				flags[name] = true
+			}
+		}
+	}
+	if len(flags) < 27 {
+		t.Errorf("testdata has %d flags of the chart, and does not name every one: %q", len(flags), slices.Sorted(maps.Keys(flags)))
+	}
+	for name := range flags {
+		_, err := render(t, "{k8sServiceHost: 10.1.2.3, extraArgs: [--"+name+"=1]}")
+		if err == nil || !strings.Contains(err.Error(), "extraArgs: --"+name+"=1: the chart sets this flag: ") {
+			t.Errorf("--%s: %v", name, err)
 		}
 	}
 }

@@ -86,6 +86,9 @@ func TestTheNotesVerifyTheInstall(t *testing.T) {
 			}
 		}
 	}
+	if text := notes(map[string]any{"k8sServiceHost": "10.1.2.3"}); !strings.Contains(text, "\nThe agents reach the API server at 10.1.2.3, port 6443. That must be no Service.\n") {
+		t.Errorf("the notes lack the API server's address:\n%s", text)
+	}
 	if text := notes(map[string]any{"cleanup": true, "k8sServiceHost": "10.1.2.3"}); !strings.Contains(text, "helm -n net uninstall proxy") || strings.Contains(text, "doctor") {
 		t.Errorf("notes of a cleanup:\n%s", text)
 	}

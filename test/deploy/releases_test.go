@@ -15,13 +15,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// cluster is a cluster with DaemonSets, as Helm sees it.
+// cluster is a cluster with DaemonSets and the Service kubernetes, as Helm sees it.
 type cluster struct{ dynamic.Interface }
 
-func newCluster(t *testing.T, daemonSets ...string) cluster {
+func newCluster(t *testing.T, there ...string) cluster {
 	t.Helper()
 	var objects []runtime.Object
-	for _, text := range daemonSets {
+	for _, text := range there {
 		o := &unstructured.Unstructured{Object: map[string]any{}}
 		if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
 			t.Fatal(err)
@@ -30,13 +30,25 @@ func newCluster(t *testing.T, daemonSets ...string) cluster {
 		o.SetKind("DaemonSet")
 		objects = append(objects, o)
 	}
-	kinds := map[schema.GroupVersionResource]string{{Group: "apps", Version: "v1", Resource: "daemonsets"}: "DaemonSetList"}
+	objects = append(objects, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"namespace": "default", "name": "kubernetes"},
+		"spec": map[string]any{"clusterIPs": []any{"10.96.0.1", "fd00:96::1"}},
+	}})
+	kinds := map[schema.GroupVersionResource]string{daemonSets: "DaemonSetList", services: "ServiceList"}
 	return cluster{fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, objects...)}
 }
 
-// GetClientFor implements engine.ClientProvider.
-func (c cluster) GetClientFor(_, _ string) (dynamic.NamespaceableResourceInterface, bool, error) {
-	return c.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}), true, nil
+var (
+	daemonSets = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
+	services   = schema.GroupVersionResource{Version: "v1", Resource: "services"}
+)
+
+// GetClientFor implements engine.ClientProvider. Of other kinds there are no objects.
+func (c cluster) GetClientFor(_, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	if kind == "Service" {
+		return c.Resource(services), true, nil
+	}
+	return c.Resource(daemonSets), true, nil
 }
 
 // install renders the chart as release spillway in kube-system.
@@ -90,5 +102,18 @@ func TestASecondReleaseOnTheSameNodesIsRefused(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+// Before the agent runs, nothing serves the Service.
+func TestTheAddressOfTheServiceKubernetesIsRefused(t *testing.T) {
+	for values, refused := range map[string]bool{
+		"{k8sServiceHost: 10.96.0.1}": true, "{k8sServiceHost: 'fd00:96::1'}": true, "{k8sServiceHost: 10.96.0.1, takeover: true}": true,
+		"{k8sServiceHost: 10.96.0.2}": false, "{k8sServiceHost: 10.96.0.1, mode: beside}": false,
+	} {
+		err := newCluster(t).install(t, values)
+		if (err != nil) != refused || err != nil && !strings.Contains(err.Error(), `this is the Service "kubernetes"`) {
+			t.Errorf("%s: %v, want refused: %v", values, err, refused)
+		}
 	}
 }

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -75,33 +74,6 @@ func TestConnectionsSurviveAnotherSizeOfTheFlowTable(t *testing.T) {
 			s.MustWait(t)
 		}
 	}
-	e.endStreams(t)
-}
-
-// formerBinary is an agent of an earlier layout of the maps.
-var formerBinary = flag.String("former-binary", "", "spillway binary of an earlier version, to upgrade from (TestConnectionsSurviveAnUpgrade)")
-
-// TestConnectionsSurviveAnUpgrade from the agents of -former-binary, by hand: CI has none.
-func TestConnectionsSurviveAnUpgrade(t *testing.T) {
-	if *formerBinary == "" {
-		t.Skip("needs -args -former-binary FILE")
-	}
-	e := start(t, "e2e-upgrade")
-	current := e.Binary
-	s := e.Load(t, nodePort("a0", "b0"))
-	swap := func(binary string) {
-		e.Binary = binary
-		for _, node := range e.Nodes() {
-			e.restart(t, node, syscall.SIGTERM, 0)
-			e.waitReady(t)
-			s.MustWrite(t, nodePort("a0", "b0"))
-			s.MustWait(t)
-		}
-	}
-	swap(*formerBinary)
-	e.startConnections(t, s, askers, 3)
-	swap(current)
-	time.Sleep(15 * time.Second) // longer than what is closed is remembered
 	e.endStreams(t)
 }
 

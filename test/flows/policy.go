@@ -22,6 +22,12 @@ func bypassCases() []Case {
 			"ip6 daddr ${" + pod + ".6} meta l4proto { tcp, udp } th dport 8090 drop",
 		}}
 	}
+	followed := func(endpoint string) []Object {
+		return []Object{Service{Type: corev1.ServiceTypeNodePort, Endpoints: On(endpoint)}, Policy{Pods: []string{"b3"}}}
+	}
+	followedFlows := func(server string) []Flow {
+		return []Flow{{From: "b3", To: ClusterIP, Only: UDP, Keep: "c", NoVM: true, Want: OneOf(AnySource, server)}}
+	}
 	return []Case{
 		{
 			Name:    "A pod that a NetworkPolicy selects is reached past the rules that enforce it",
@@ -43,6 +49,17 @@ func bypassCases() []Case {
 				{From: "a1", To: ClusterIP, Want: OneOf(Kept, "b3:8090")},
 				{From: "b1", To: ClusterIP, Want: OneOf(Kept, "b3:8090")},
 				{From: "b", To: NodePort("b"), Want: OneOf(AnySource, "b3:8090")},
+			},
+		},
+		{
+			// Its first endpoint is on the same bridge, the others need the stack.
+			Name:    "A connected UDP socket of a pod that a NetworkPolicy selects follows its Service",
+			Objects: followed("b0"),
+			Flows:   followedFlows("b0"),
+			Then: []Step{
+				{Name: "with a0 instead", Objects: followed("a0"), Flows: followedFlows("a0")},
+				{Name: "with b1 instead", Objects: followed("b1"), Flows: followedFlows("b1")},
+				{Name: "with b0 again", Objects: followed("b0"), Flows: followedFlows("b0")},
 			},
 		},
 		{

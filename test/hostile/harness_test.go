@@ -64,13 +64,13 @@ var nodeSysctls = map[string]string{
 	"ipv4/icmp_msgs_burst":         "50",
 }
 
-func start(t *testing.T) *env {
+func start(t *testing.T, name string, flags ...string) *env {
 	t.Helper()
-	spec := topology.DefaultSpec("hostile")
+	spec := topology.DefaultSpec(name)
 	spec.Clients, spec.PodsPerNode, spec.Conntrack = 3, 6, true
 	h := harness.Start(t, cluster.Config{
 		Spec: spec, NoAgents: true,
-		Flags: map[string][]string{"": {"--conntrack-max-per-core=1", fmt.Sprintf("--conntrack-min=%d", flowEntries)}},
+		Flags: map[string][]string{"": append(flags, "--conntrack-max-per-core=1", fmt.Sprintf("--conntrack-min=%d", flowEntries))},
 	})
 	e := &env{Harness: h}
 	for _, node := range h.Nodes() {
@@ -174,7 +174,7 @@ func scenarios() []scenario {
 }
 
 func TestHostile(t *testing.T) {
-	e := start(t)
+	e := start(t, "hostile")
 	e.forgetFlows(t)
 	t.Run("Together", func(t *testing.T) {
 		for _, s := range scenarios() {

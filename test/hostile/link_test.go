@@ -18,6 +18,7 @@ var linkScenarios = []scenario{
 	// Linux drops them for IPv4 only: with netfilter, IPv6 ones are served.
 	{name: "A source address that is the node's own", run: ownSource, unless: func(mode string, v variant) bool { return mode != "ebpf" && v.v6 }},
 	{name: "The node's own address takes a UDP answer away", run: ownSourceTakesAnswer, places: []string{"elsewhere"}},
+	{name: "A pod sends in the name of a client", run: podAsClient},
 	{name: "A pod adds the address of another pod", run: addsAddress},
 	{name: "A virtual machine claims the address of a pod elsewhere", run: claimsAddress, places: []string{"elsewhere"}},
 	// A Linux bridge accepts the new owner of the address: with netfilter only the CNI can prevent it.
@@ -73,6 +74,19 @@ func ownSourceTakesAnswer(t *testing.T, e *env, v variant) {
 	attacker := e.sender(t, outsider)
 	q := e.askLate(t, v)
 	attacker.send(t, packet{src: q.from, dst: e.backend(v, latePort), proto: "udp", payload: []byte("forged")})
+	time.Sleep(100 * time.Millisecond)
+	q.answer(t)
+}
+
+// podAsClient: a pod sends datagrams with the address and port of a client that waits for
+// its answer. The node must not tell the client that the port is closed.
+func podAsClient(t *testing.T, e *env, v variant) {
+	q := e.askLate(t, v)
+	forged := packet{
+		src: netip.MustParseAddrPort(q.client.LocalAddr().String()), dst: e.nodePort(t, "late-"+v.place, "udp", v),
+		proto: "udp", payload: []byte("forged"),
+	}
+	e.sender(t, "a1").send(t, forged, forged, forged)
 	time.Sleep(100 * time.Millisecond)
 	q.answer(t)
 }

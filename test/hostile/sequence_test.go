@@ -1,38 +1,123 @@
 package hostile
 
 import (
+	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
+
+	"spillway.dev/spillway/test/flows"
 )
 
-var sequenceScenarios = []scenario{
-	forgery("An RST with a wrong number, then silence", 13*time.Second, func(f *forger) {
+// forgeries are attacks on one connection. Each must leave it working.
+var forgeries = []forgery{
+	{"An RST with a wrong number, then silence", 13 * time.Second, func(f *forger) {
 		f.client("R", f.clientNext+1<<30, 0)
-	}),
-	forgery("An RST of the server with a wrong number, then silence", 13*time.Second, func(f *forger) {
+	}},
+	{"An RST of the server with a wrong number, then silence", 13 * time.Second, func(f *forger) {
 		f.server("R", f.serverNext+1<<30, 0)
-	}),
-	forgery("RSTs in the window that are not exact, then silence", 13*time.Second, func(f *forger) {
-		f.client("R", f.clientNext+100, 0)
-		f.server("R", f.serverNext+100, 0)
-	}),
-	forgery("An RST with a wrong number, then a SYN", 0, func(f *forger) {
+	}},
+	{"RSTs in the window that are not exact, then silence", 13 * time.Second, func(f *forger) {
+		f.client("R", f.clientNext+1000, 0)
+		f.server("R", f.serverNext+1000, 0)
+	}},
+	{"An RST with a wrong number, then a SYN", 0, func(f *forger) {
 		f.client("R", f.clientNext+1<<30, 0)
 		f.client("S", 4242, 0)
-	}),
-	forgery("FINs of both ends with wrong numbers, then a SYN", 0, func(f *forger) {
+	}},
+	{"FINs of both ends with wrong numbers, then a SYN", 0, func(f *forger) {
 		f.client("FA", f.clientNext+1<<30, f.serverNext+1<<30)
 		f.server("FA", f.serverNext+1<<30, f.clientNext+1<<30)
 		f.client("S", 4242, 0)
-	}),
-	forgery("A SYN in the middle of a connection, then silence", 13*time.Second, func(f *forger) {
+	}},
+	{"A FIN, an RST and a SYN with wrong numbers", 0, func(f *forger) {
+		f.client("FA", f.clientNext+1<<30, f.serverNext+1<<30)
+		f.client("R", f.clientNext+1<<30, 0)
 		f.client("S", 4242, 0)
-	}),
-	forgery("Data with a wrong number", 0, func(f *forger) {
+	}},
+	{"A SYN in the middle of a connection, then silence", 13 * time.Second, func(f *forger) {
+		f.client("S", 4242, 0)
+	}},
+	{"Segments of the client with random numbers", 0, func(f *forger) {
+		r := rand.New(rand.NewPCG(uint64(f.clientNext), 0)) // as the victim chose its first number
+		for range 40 {
+			f.client(someFlags[r.IntN(len(someFlags))], r.Uint32(), r.Uint32())
+		}
+	}},
+	{"Segments of the server with random numbers", 0, func(f *forger) {
+		r := rand.New(rand.NewPCG(uint64(f.serverNext), 0)) // as the server chose its first number
+		f.server("S", 4242, 0)
+		for range 40 {
+			f.server(someFlags[r.IntN(len(someFlags))], r.Uint32(), r.Uint32())
+		}
+	}},
+	{"Data with a wrong number", 0, func(f *forger) {
 		f.clientData(f.clientNext+1<<30, f.serverNext+1<<30, "foreign\n")
 		f.clientData(f.clientNext-1<<30, f.serverNext-1<<30, "foreign\n")
-	}),
+	}},
+}
+
+// someFlags are combinations of TCP flags, some of which no host sends.
+var someFlags = []string{"S", "SA", "A", "PA", "R", "RA", "F", "FA", "SR", "SF", ""}
+
+// forgery is an attack on a connection by forged segments.
+type forgery struct {
+	name    string
+	silence time.Duration // after it, without any packet
+	attack  func(*forger)
+}
+
+// sequenceScenarios are the forgeries, each as a scenario.
+var sequenceScenarios = func() (list []scenario) {
+	for _, a := range forgeries {
+		list = append(list, scenario{name: a.name, together: true, run: func(t *testing.T, e *env, v variant) {
+			f := e.forger(t, v)
+			a.attack(f)
+			time.Sleep(max(a.silence, 50*time.Millisecond))
+			f.wantWorking(t, e)
+		}})
+	}
+	return append(list, scenario{name: "A reply that netfilter does not translate", together: true, places: []string{"here"},
+		unless: func(mode string, _ variant) bool { return mode == "ebpf" }, run: untranslated})
+}()
+
+// untranslated: netfilter does not translate an endpoint's reply outside the window, so the
+// client gets it from the endpoint's address and answers with an RST, which must not end the
+// connection (kubernetes/kubernetes#74839).
+func untranslated(t *testing.T, e *env, v variant) {
+	dst, client := e.target(t, flows.ClusterIP.Of(v.place), "tcp", v), "a1"
+	watch := e.capture(t, client, func(p packet) bool { return p.proto == "tcp" && p.src == dst })
+	victim, err := e.connect(client, v, dst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer victim.Close()
+	var last packet
+	for _, p := range watch.settled() {
+		last = p
+	}
+	reply := packet{src: e.backend(v, endpointUp), dst: victim.seenAs(), proto: "tcp", flags: "A", seq: last.seq + 1<<30, ack: last.ack}
+	seen := e.capture(t, client, func(p packet) bool { return p.src == reply.src && p.seq == reply.seq })
+	e.sender(t, v.endpoint()).send(t, reply)
+	if len(seen.settled()) == 0 {
+		t.Log("the reply was dropped or translated") // as kube-proxy does
+	}
+	if err := victim.ask(); err != nil {
+		t.Error(err)
+	}
+}
+
+// wantWorking asks through the victim's connection, and through a new one.
+func (f *forger) wantWorking(t *testing.T, e *env) {
+	t.Helper()
+	for range 5 {
+		if err := f.victim.ask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.probe(f.v, f.dst); err != nil {
+		t.Error(err)
+	}
 }
 
 // forger sends segments that claim to be of a victim's connection.
@@ -60,25 +145,6 @@ func (f *forger) clientData(seq, ack uint32, data string) {
 // server forges a segment of the endpoint.
 func (f *forger) server(flags string, seq, ack uint32) {
 	f.beside.send(f.t, packet{src: f.backend, dst: f.victim.seenAs(), proto: "tcp", flags: flags, seq: seq, ack: ack})
-}
-
-// forgery is a scenario: a victim's connection works after forged segments, and
-// after a time without any packet.
-func forgery(name string, silence time.Duration, attack func(*forger)) scenario {
-	run := func(t *testing.T, e *env, v variant) {
-		f := e.forger(t, v)
-		attack(f)
-		time.Sleep(max(silence, 50*time.Millisecond))
-		for range 5 {
-			if err := f.victim.ask(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := e.probe(v, f.dst); err != nil {
-			t.Error(err)
-		}
-	}
-	return scenario{name: name, together: true, run: run}
 }
 
 // forger opens a victim's connection and learns its numbers, which is more than

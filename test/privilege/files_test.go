@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestFilesOfAnAgentAreRootsAlone looks at modes of pins and locks while an agent of
-// each mode serves.
+// TestFilesOfAnAgentAreRootsAlone looks at modes of pins, locks and the API's socket while an
+// agent of each mode serves.
 func TestFilesOfAnAgentAreRootsAlone(t *testing.T) {
 	m := mode{"ebpf", ""}
 	n := newNode(t, m, 1)
@@ -39,6 +39,10 @@ func TestFilesOfAnAgentAreRootsAlone(t *testing.T) {
 	})
 	if err != nil || seen < 20 {
 		t.Errorf("%d pins were looked at (%v)", seen, err)
+	}
+	socket := n.Agent("a").Socket()
+	if info, err := os.Lstat(socket); err != nil || info.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("%s: %v (%v)", socket, info, err)
 	}
 	locks, err := filepath.Glob("/run/spillway/*.lock")
 	if err != nil || len(locks) < 2 {

@@ -20,6 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
@@ -115,6 +117,7 @@ var uses = []struct {
 }{
 	{start, nil, func(n *node, m mode) error { return n.restart(m.name, syscall.SIGTERM) }},
 	{"serve Services", nil, serve},
+	{"serve its API", nil, serveAPI},
 	{"apply a do-not-track policy", nil, applyPolicy},
 	{findPodAddress, []string{"ebpf"}, findAddress},
 	{"restart after SIGKILL", nil, func(n *node, m mode) error { return n.restart(m.name, syscall.SIGKILL) }},
@@ -148,6 +151,41 @@ func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 		}
 	}
 	return failed
+}
+
+// serveAPI asks for everything that the API reads from the kernel. The first request may come
+// before the socket is there.
+func serveAPI(n *node, m mode) error {
+	client := nodeclient.New(nodeclient.Unix(n.Agent("a").Socket()))
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	defer cancel()
+	status, err := client.Status(ctx, &nodev1alpha1.StatusRequest{})
+	for ; err != nil && ctx.Err() == nil; status, err = client.Status(ctx, &nodev1alpha1.StatusRequest{}) {
+		time.Sleep(100 * time.Millisecond)
+	}
+	if err != nil {
+		return err
+	}
+	if m.name == "ebpf" && (len(status.Hooks) == 0 || len(status.Tables) < 2) {
+		return fmt.Errorf("status has %d hooks and %d tables", len(status.Hooks), len(status.Tables))
+	}
+	services, err := client.ListServices(ctx, &nodev1alpha1.ListServicesRequest{})
+	if err != nil {
+		return err
+	}
+	for _, s := range services.Services {
+		if _, err := client.GetService(ctx, &nodev1alpha1.GetServiceRequest{Namespace: s.Namespace, Name: s.Name}); err != nil {
+			return err
+		}
+	}
+	if _, err := client.ListFlows(ctx, &nodev1alpha1.ListFlowsRequest{}); err != nil {
+		return err
+	}
+	if _, err := client.Drops(ctx, &nodev1alpha1.DropsRequest{}); err != nil {
+		return err
+	}
+	_, err = client.Findings(ctx, &nodev1alpha1.FindingsRequest{})
+	return err
 }
 
 func serve(n *node, _ mode) error {

@@ -71,6 +71,7 @@ func TestFaults(t *testing.T) {
 		{name: "seccomp profile denies bpf", do: seccomp, ebpf: true},
 		{name: "cgroup root does not exist", do: noCgroupRoot, ebpf: true},
 		{name: "cgroup root is no cgroup2", do: wrongCgroupRoot, ebpf: true},
+		{name: "no agent on a node", do: noAgentOnANode, short: true},
 		{name: "CRD missing", do: noCRD, short: true},
 		{name: "CRD without the agent's version", do: oldCRDVersion},
 		{name: "CRD without a field of the policy", do: oldCRDField},
@@ -209,7 +210,7 @@ func missingCapability(t *testing.T, e *env, name string) {
 	line := map[string]string{
 		"ebpf":     "eBPF dataplane needs CAP_" + name + ", which this process lacks: run as root, or add to the container's capabilities",
 		"nftables": "nf_tables may not be used: ",
-		"iptables": "load dataplane iptables: try out ",
+		"iptables": "load dataplane iptables: iptables needs CAP_" + name + ", which this process lacks: ",
 	}[*proxyMode]
 	e.wantLine(t, "status", line)
 	e.wantService(t)

@@ -56,12 +56,13 @@ func TestSpillway(t *testing.T) {
 		except  []excuse
 	}{
 		{name: "nothing happens", do: func(*testing.T, *cluster.Cluster) { time.Sleep(5 * time.Second) }},
+		{name: "a viewer asks all agents", do: viewerAsks},
 		{name: "rolling upgrade", do: func(t *testing.T, c *cluster.Cluster) {
 			clustertest.Must(t, c.InstallSpillway(t.Context(), "image.tag="+next))
 			wantImage(t, c, next)
 		}},
 		{name: "rollback", do: func(t *testing.T, c *cluster.Cluster) {
-			_, err := c.Helm(t.Context(), "rollback", "spillway", "--namespace", "kube-system", "--wait", "--timeout", "3m")
+			_, err := c.Helm(t.Context(), "rollback", "spillway", "1", "--namespace", "kube-system", "--wait", "--timeout", "3m")
 			clustertest.Must(t, err)
 			clustertest.Must(t, c.WaitForRollout(t.Context(), "kube-system", "daemonset/spillway"))
 		}},
@@ -75,7 +76,7 @@ func TestSpillway(t *testing.T) {
 		{name: "node drained", before: startMovers, do: func(t *testing.T, c *cluster.Cluster) { drain(t, c, l) },
 			// With eBPF it stays with its endpoint: docs/reference/limits.md. drain has another.
 			without: []string{"udp from node1"},
-			except:  drainExcuses()},
+			except:  []excuse{movedSocket}},
 		{name: "node deleted and added", do: deleteNode},
 	} {
 		ok := t.Run(test.name, func(t *testing.T) {
@@ -93,16 +94,9 @@ func TestSpillway(t *testing.T) {
 	readiness(t, c, l)
 }
 
-// drainExcuses are for UDP sockets that keep their port: they move to another endpoint when
+// movedSocket is for UDP sockets that keep their port: they move to another endpoint when
 // their own no longer serves, and lose what is on the way.
-func drainExcuses() []excuse {
-	excuses := []excuse{{streams: "udp from", most: 5, moved: true}}
-	if *proxyMode == "ebpf" {
-		// docs/contributing/testing.md: some connected sockets of Pods stay until they connect again.
-		excuses = append(excuses, excuse{streams: "udp from pod", most: 100})
-	}
-	return excuses
-}
+var movedSocket = excuse{streams: "udp from", most: 5, moved: true}
 
 // otherVersion makes an image of another version, which every node imports.
 func otherVersion(t *testing.T, c *cluster.Cluster) string {

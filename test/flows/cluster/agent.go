@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/node/instance"
 	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/topology"
 )
@@ -136,6 +137,9 @@ func (c *Cluster) StartAgents(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Socket returns the path of the agent's API: the default of an instance with its own --bpffs.
+func (a *Agent) Socket() string { return instance.File("/run/spillway", a.BPFFS, ".sock") }
 
 // Args returns the agent's arguments without the name of the program.
 func (a *Agent) Args() []string {

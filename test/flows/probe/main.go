@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"sync"
+
+	"spillway.dev/spillway/internal/diagnosis/connectivity/echo"
 )
 
 // Arg is the first argument that turns a test binary into a probe.
@@ -68,7 +70,7 @@ func (p *process) do(req Request, resp *Response) (err error) {
 	case Try, "":
 		resp.Answers, err = p.try(req)
 	case Serve:
-		err = serve(req)
+		err = echo.Serve(req.Server, req.Listen...)
 	case Stream:
 		resp.Answers, err = p.startStream(req)
 	case Stop:

@@ -112,13 +112,6 @@ type Response struct {
 	Err     string   `json:"err,omitempty"` // the request itself could not be carried out
 }
 
-// reply is what a server says about one question.
-type reply struct {
-	Server string `json:"server"`
-	Source string `json:"source"`
-	Echo   string `json:"echo"`
-}
-
 // errTimeout is the error of a deadline that passed.
 var errTimeout = errors.New("deadline passed")
 

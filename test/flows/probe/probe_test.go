@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"spillway.dev/spillway/internal/diagnosis/connectivity/echo"
 )
 
 func TestMain(m *testing.M) {
@@ -42,6 +45,15 @@ func do(t *testing.T, p *Process, req Request) Response {
 		t.Fatal(err)
 	}
 	return resp
+}
+
+// reply is the answer to a question.
+func reply(t *testing.T, question []byte) []byte {
+	text, err := json.Marshal(echo.Reply{Server: "a0", Source: "x", Echo: strings.TrimSpace(string(question))})
+	if err != nil {
+		t.Error(err)
+	}
+	return append(text, '\n')
 }
 
 // freePort returns a loopback port that nothing listens on.
@@ -147,7 +159,7 @@ func TestStreamCountsWhatIsLost(t *testing.T) {
 		buf := make([]byte, 100)
 		for range 3 {
 			n, _ := conn.Read(buf)
-			_, _ = conn.Write(marshalReply("a0", "x", strings.TrimSpace(string(buf[:n]))))
+			_, _ = conn.Write(reply(t, buf[:n]))
 		}
 		_ = conn.Close()
 	}()
@@ -233,7 +245,7 @@ func TestLateAnswersToDatagramsAreNotLost(t *testing.T) {
 				return
 			}
 			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
-			_, _ = server.WriteTo(marshalReply("a0", "x", strings.TrimSpace(string(buf[:n]))), client)
+			_, _ = server.WriteTo(reply(t, buf[:n]), client)
 		}
 	}()
 	p := start(t)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/diagnosis/connectivity/echo"
 )
 
 const defaultTimeout = 3 * time.Second
@@ -146,7 +148,7 @@ func (s *socket) ask(req Request, dst netip.AddrPort, text string, deadline time
 		if err != nil {
 			return a, err
 		}
-		var r reply
+		var r echo.Reply
 		if err := json.Unmarshal(line, &r); err != nil {
 			return a, fmt.Errorf("read answer %q: %w", line, err)
 		}

@@ -134,6 +134,9 @@ func up(cfg cluster.Config, args []string) error {
 	if c, err := topology.Load(cfg.Name); err == nil {
 		return fmt.Errorf("cluster %s exists since %s: run \"spillway-cluster down -name %s\" first", cfg.Name, c.Created.Local(), cfg.Name)
 	}
+	if _, err := cfg.FindImage(); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err

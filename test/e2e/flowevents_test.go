@@ -1,0 +1,76 @@
+package e2e
+
+import (
+	"testing"
+
+	"spillway.dev/spillway/lab/agent"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
+)
+
+// TestEventsCountConnections: each connection through a node makes one event of each kind,
+// and each refused one an event with the reason.
+func TestEventsCountConnections(t *testing.T) {
+	t.Parallel()
+	e := &env{Harness: harness.Start(t, cluster.Config{
+		Spec:  topology.DefaultSpec("e2e-events"),
+		Flags: map[string][]string{"": {"--flow-events", "all", "--flow-events-rate", "0", "--service-metrics", "all"}},
+	})}
+	const each = 25
+	outside := flows.Flow{From: "client0", To: flows.NodePort("a")}
+	s := e.Load(t, nodePort("a0", "b0"))
+	// The socket hooks count too: the harness asks from the node itself.
+	before, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_service_connections_total", `protocol="TCP"`)
+	must(t, err)
+	made, asked := e.askAnew(t, s, outside, flows.TCP, each, ""), e.askAnew(t, s, outside, flows.UDP, each, "")
+	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, made+asked)
+	e.waitMetric(t, "spillway_flow_events_total", `kind="answered"`, made+asked)
+	e.waitMetric(t, "spillway_flow_events_total", `kind="closed"`, made)
+	e.waitMetric(t, "spillway_service_connections_total", `protocol="TCP"`, int(before)+made)
+	e.waitMetric(t, "spillway_service_handshake_duration_seconds_count", `protocol="TCP"`, made)
+
+	must(t, s.Write([]flows.Object{nodePort()}))
+	must(t, s.Wait(t.Context()))
+	refused := e.askAnew(t, s, outside, flows.TCP, each, "refused")
+	bySocket := e.askAnew(t, s, flows.Flow{From: "a1", To: flows.ClusterIP}, flows.TCP, each, "refused")
+	e.waitMetric(t, "spillway_flow_events_total", `kind="refused"`, refused+bySocket)
+	e.waitMetric(t, "spillway_service_refused_total", `reason="socket_refused"`, bySocket)
+	e.waitMetric(t, "spillway_service_refused_total", `reason="rejected_rst"`, refused)
+	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, made+asked)
+	for _, none := range []string{"spillway_flow_events_lost_total", "spillway_flow_events_left_out_total"} {
+		e.waitMetric(t, none, "", 0)
+	}
+}
+
+// askAnew asks, each time from another socket, and returns the number of sockets.
+func (e *env) askAnew(t *testing.T, s *suite.File, f flows.Flow, combos []flows.Combo, each int, err string) (sockets int) {
+	t.Helper()
+	for _, combo := range combos {
+		for _, a := range ask(t, e.MustProbe(t, f.From), s.MustAddress(t, f.To, combo), combo, each) {
+			if string(a.Err) != err {
+				t.Fatalf("%s: answer %+v, want error %q", combo, a, err)
+			}
+			sockets++
+		}
+	}
+	return sockets
+}
+
+// waitMetric waits until the sum of a metric of node a has this value.
+func (e *env) waitMetric(t *testing.T, name, labels string, want int) {
+	t.Helper()
+	node := e.MustHost(t, "a")
+	var last float64
+	waitFor(t, e.Agent("a"), name+" "+labels, func() bool {
+		var err error
+		last, err = agent.Metric(t.Context(), node, name, labels)
+		must(t, err)
+		if last > float64(want) {
+			t.Fatalf("%s %s is %v, want %d", name, labels, last, want)
+		}
+		return last == float64(want)
+	})
+}
