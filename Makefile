@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster test-kernels bench bench-packet demo
+.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster test-kernels bench bench-end-to-end bench-packet demo
 
 export CGO_ENABLED := 0
 
@@ -45,7 +45,7 @@ cluster: root image ## start a real cluster of three nodes with Spillway (as roo
 	go -C test/cluster build -o $(BIN)/spillway-cluster ./cmd/cluster
 	$(BIN)/spillway-cluster up
 
-generate: ## compile bpf/ with clang-19 and make the Go code around it
+generate: ## compile bpf/ with clang-19 and make the Go code around it, and that of api/proto
 	hack/deps generate
 	go generate ./...
 
@@ -54,6 +54,7 @@ reference: ## write docs/reference, the chart's README and its schema from the c
 	go run ./hack/reference
 
 GOLANGCI_LINT := go tool -modfile=hack/tools/go.mod golangci-lint
+BUF := go tool -modfile=hack/proto/go.mod buf
 ACTIONLINT := go tool -modfile=hack/actionlint/go.mod actionlint -shellcheck= -pyflakes=
 VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
 
@@ -64,18 +65,26 @@ lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, 
 	for module in test/deploy test/cluster hack/image; do go -C $$module vet ./...; done
 	$(GOLANGCI_LINT) run ./...
 	$(ACTIONLINT)
+	$(BUF) lint api/proto
 	go test ./test/lint ./hack/reference
 
 # Vale parses Go with a library in C, so building it needs gcc.
 lint-prose: ## check the prose of documents and Go comments
 	@command -v gcc >/dev/null || hack/deps lint
-	$(VALE) --output=line $$(git ls-files -co --exclude-standard '*.md' '*.go' ':!*_bpfe[bl].go')
+	$(VALE) --output=line $$(git ls-files -co --exclude-standard '*.md' '*.go' ':!*_bpfe[bl].go' ':!*.pb.go' ':!*.connect.go')
+
+# Another nodejs than Debian's may be there, with its own npm.
+.PHONY: ui
+ui: ## build the page of spillway ui in ui/dist (installs node if it is missing)
+	@command -v npm >/dev/null || hack/deps ui
+	npm --prefix ui ci --ignore-scripts --no-audit --no-fund
+	npm --prefix ui run all
 
 docs: ## build the site of the documents in site/, and check its links
 	hack/deps docs
 	hack/docs/build
 
-peers: ## build kube-apiserver, kube-controller-manager and kube-proxy unless they are there
+peers: ## build kube-apiserver, kube-controller-manager, kube-proxy and etcd unless they are there
 	hack/peers
 
 test-setup: root lint
@@ -89,6 +98,7 @@ test: test-setup ## run every test, the flow suite with each dataplane (as root;
 
 test-all: test-setup ## run every test, the long ones too, and all suites of traffic with each dataplane
 	hack/deps cluster
+	@command -v npm >/dev/null || hack/deps ui
 	go run ./test/runner $(TESTFLAGS)
 	@echo "make test-all: all passed"
 
@@ -107,8 +117,17 @@ bench: root build ## measure the way through a Service against the way without (
 	bin/spillway-lab bench notrack
 	go test -run '^$$' -bench 'DumpMillion|ReadCounts|LookAt200Namespaces' -benchtime 5x -timeout 5m -p 1 ./internal/node/conntrack ./internal/diagnosis/doctor
 
+bench-end-to-end: root build ## measure nodes with an agent against nodes without (as root; 5 minutes)
+	hack/deps bench
+	bin/spillway-lab bench end-to-end
+
 bench-packet: root ## measure what a program takes for a packet, in ns (as root; a minute)
 	go test ./internal/dataplane/ebpf -run '^$$' -bench Packet -benchtime 100x -v
+
+.PHONY: bench-apiserver
+bench-apiserver: build ## measure what 200 agents cost a real API server (half an hour, 10 GiB of memory)
+	hack/peers kube-apiserver etcd >/dev/null
+	bin/spillway-lab bench apiserver
 
 demo: root ## five published experiments beside kube-proxy in quick form, with a report (as root; 5 minutes)
 	@$(MAKE) --no-print-directory -j build demo-packages demo-kube-proxy

@@ -40,6 +40,9 @@ func prefix(list ...string) func(string) bool {
 var metricGroups = []metricGroup{
 	{"API server", "kube-proxy's names, and Spillway's own.", prefix("rest_client_", "spillway_api_server_")},
 	{"iptables dataplane", "Only with `--proxy-mode iptables`.", prefix("kubeproxy_sync_proxy_rules_iptables_", "spillway_iptables_")},
+	{"Flow events and traffic of Services", "Only with `--proxy-mode ebpf`. The metrics by Service need `--service-metrics`, those of events `--flow-events` ([flow events](flow-events.md)).",
+		prefix("spillway_flow_events_", "spillway_service_connections_", "spillway_service_active_", "spillway_service_refused_", "spillway_service_dropped_",
+			"spillway_service_bytes_", "spillway_service_packets_", "spillway_service_handshake_", "spillway_service_metrics_")},
 	{"Services and syncs", "kube-proxy's names, and Spillway's own.", prefix("kubeproxy_", "spillway_service_", "spillway_services_", "spillway_unsupported_", "spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
 	{"Do-not-track policies", "", prefix("spillway_do_not_track_")},
 	{"eBPF dataplane", "Only with `--proxy-mode ebpf`.", prefix("spillway_ebpf_")},
