@@ -440,6 +440,19 @@ func TestLoad(t *testing.T) {
 	const row = `document.querySelector(".row.active")?.getAttribute("aria-rowindex")`
 	answers("a key in the flows", `window.before = `+row+`; `+press, row+` !== window.before`)
 
+	// A key in a list that runs pauses it as it was drawn: the row it goes to is seen.
+	for range 10 {
+		n := browser.Eval[int](loaded, fmt.Sprintf(`(async () => { %s
+			const pause = document.querySelector(".pause");
+			if (pause.textContent === "Resume") pause.click();
+			await new Promise(done => setTimeout(done, 300));
+			window.before = %s;
+			return frames(() => { %s }, () => %[2]s !== window.before) })()`, frames, row, press))
+		if n > 6 {
+			t.Errorf("a key in the running flows needs %d frames, want 6 at most", n)
+		}
+	}
+
 	// While the list is paused, all events are counted.
 	newer := func() int {
 		var n int

@@ -126,7 +126,9 @@ function Events({ query: typed }: { query: FlowQuery }) {
 
   const visible = cluster.selected < 0 ? undefined : (e: Entry) => cluster.shows(e.event.flow?.node ?? "");
   const rows: Row[] = frozen?.rows ?? own.entries.newestFirst(visible);
-  const pause = () => setFrozen((f) => f ?? { rows: own.entries.newestFirst(visible), total: own.entries.total });
+  // What stays is what the reader sees, not what came after it was drawn.
+  const { total } = own.entries;
+  const pause = () => setFrozen((f) => f ?? { rows, total });
   const toggle = () => (frozen ? setFrozen(undefined) : pause());
   const latest = useRef(toggle);
   latest.current = toggle;
