@@ -76,7 +76,7 @@ var proxyModes = []proxyMode{
 			return err
 		},
 		drained: func(ctx context.Context, c Config) error {
-			return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Timeouts, Log: c.Log})
+			return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Timeouts, Linger: reconcile.Linger, Log: c.Log})
 		},
 	},
 	{

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -50,6 +51,10 @@ func Cleanup(cfg Config) error {
 		// A failed drain does not stop the cleanup.
 		if drained, _ := Drain(cfg); drained {
 			time.Sleep(cfg.Linger)
+			if flows, _ := flowsOf(cfg); flows != nil {
+				_ = endUDP(context.Background(), flows, cfg.Linger/2)
+				flows.Close()
+			}
 		}
 	}
 	if err := errors.Join(detach(cfg, abandoned), removePins(cfg.BPFFS)); err != nil {

@@ -71,17 +71,13 @@ const drainInterval = 2 * time.Second
 // netfilter, and UDP belongs to the new dataplane at once. Call it after Drain, when
 // the last replies are through.
 func Drained(ctx context.Context, cfg Config) error {
-	dir := mapsDir(cfg.BPFFS)
-	flows, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFlows), nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open eBPF map %s: %w", tcMapFlows, err)
+	flows, err := flowsOf(cfg)
+	if flows == nil || err != nil {
+		return err
 	}
 	defer flows.Close()
-	_, err = deleteFrontends(dir, func(*tcFrontend) bool { return true })
-	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), err, deleteUDP(ctx, flows)); err != nil {
+	_, err = deleteFrontends(mapsDir(cfg.BPFFS), func(*tcFrontend) bool { return true })
+	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), err, endUDP(ctx, flows, cfg.Linger/2)); err != nil {
 		return err
 	}
 	timeouts := cfg.Timeouts
@@ -119,10 +115,18 @@ func countOpen(ctx context.Context, flows *ebpf.Map, t *Timeouts) (open int, err
 	return open, err
 }
 
-// deleteUDP deletes all UDP flows.
-func deleteUDP(ctx context.Context, flows *ebpf.Map) error {
-	return eachFlow(ctx, flows, func(k *tcTuple, _ *tcFlow, _ uint32) error {
+// endUDP deletes all UDP flows except those that give a packet of the node's stack another
+// port because a flow uses the packet's own (serve_port_conflict). From then on no packet
+// needs another port. endUDP waits for the replies to the packets that got one, since they
+// are lost when the programs are detached.
+func endUDP(ctx context.Context, flows *ebpf.Map, replies time.Duration) error {
+	found := false
+	err := eachFlow(ctx, flows, func(k *tcTuple, f *tcFlow, _ uint32) error {
 		if model.Protocol(k.Proto) != model.UDP {
+			return nil
+		}
+		found = true
+		if tcFlowHelper(f.Helper) == tcFlowHelperHELPER_NODE {
 			return nil
 		}
 		if err := flows.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -130,6 +134,27 @@ func deleteUDP(ctx context.Context, flows *ebpf.Map) error {
 		}
 		return nil
 	})
+	if err != nil || !found {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(replies):
+		return nil
+	}
+}
+
+// flowsOf opens the flow table of a previous instance. It returns nil if there is none.
+func flowsOf(cfg Config) (*ebpf.Map, error) {
+	flows, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(cfg.BPFFS), tcMapFlows), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open eBPF map %s: %w", tcMapFlows, err)
+	}
+	return flows, nil
 }
 
 // askConntrack calls startDraining for a layout, whose maps may be missing.

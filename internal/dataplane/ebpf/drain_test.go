@@ -64,3 +64,39 @@ func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	noError(t, Cleanup(cfg))
 	noError(t, Drained(t.Context(), cfg)) // nothing is there
 }
+
+// While new packets belong to another dataplane, MASQUERADE may choose the port of a UDP
+// flow. The programs give the packet another port then, and must stay for its reply.
+func TestRepliesToChangedPortsOutliveUDPFlows(t *testing.T) {
+	cfg := ownPlace(t)
+	cfg.Linger = time.Hour
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	defer b.Close()
+	flows, now := b.objects.maps[tcMapFlows], bootSeconds()
+	put := func(n uint32, helper tcFlowHelper) [2]tcTuple {
+		keys, values := testFlow(n, model.UDP, tcFlowStateFLOW_NEW, now)
+		for i := range keys {
+			values[i].Helper = uint8(helper)
+			noError(t, flows.Put(keys[i], values[i]))
+		}
+		return keys
+	}
+	service, node := put(1, tcFlowHelperHELPER_NONE), put(2, tcFlowHelperHELPER_NODE)
+
+	begun, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer stop()
+	if err := Drained(begun, cfg); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Drained does not wait for replies: %v", err)
+	}
+	for i := range service {
+		if flows.Lookup(service[i], new(tcFlow)) == nil {
+			t.Error("a flow of a Service still makes packets change their ports")
+		}
+		if err := flows.Lookup(node[i], new(tcFlow)); err != nil {
+			t.Errorf("the reply to a packet with a changed port is lost: %v", err)
+		}
+	}
+	cfg.Linger = 0
+	noError(t, Cleanup(cfg))
+}
