@@ -30,9 +30,10 @@ type Backend struct {
 	stopNAT  func()            // stops Config.WatchNAT
 	ipsec    *kernel.XfrmWatch // watches IPsec policies
 	flows    flowCounts
-	seed     uint32     // of the programs' hashes
-	policies *untracked // used only by the goroutine that writes policies
-	rollback *rollback  // nil without Config.LeavePrevious
+	clients  *clientFlows // of the last sweep
+	seed     uint32       // of the programs' hashes
+	policies *untracked   // used only by the goroutine that writes policies
+	rollback *rollback    // nil without Config.LeavePrevious
 
 	facts        atomic.Pointer[podFacts] // nil before the first node
 	serviceAddrs serviceAddrs

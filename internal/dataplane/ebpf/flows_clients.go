@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -14,6 +15,8 @@ import (
 type clientFlows struct {
 	seed   uint32
 	counts []uint32
+	// created and swept are the numbers of flows until the counting began.
+	created, swept uint64
 }
 
 func newClientFlows(seed uint32) *clientFlows {
@@ -28,6 +31,13 @@ func (c *clientFlows) count(k *tcTuple, f *tcFlow) {
 			c.counts[clientNetworkHash(c.seed, k)%sources]++
 		}
 	}
+}
+
+// same reports whether the programs have not changed what the sweep before has written, nil
+// if there was none: no flow was opened, closed, evicted or swept. The map is large, and most
+// nodes are idle for long.
+func (c *clientFlows) same(before *clientFlows) bool {
+	return before != nil && c.created == before.created && c.swept == before.swept && slices.Equal(c.counts, before.counts)
 }
 
 // write replaces the content of the map.

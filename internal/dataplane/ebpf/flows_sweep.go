@@ -47,6 +47,7 @@ func (b *Backend) sweepLoop(ctx context.Context) {
 func (b *Backend) sweep(ctx context.Context) error {
 	var tcp, udp, sctp uint64
 	clients, filter := newClientFlows(b.seed), b.objects.filter
+	clients.created, clients.swept = flowsCreated(b.m(tcMapVerdicts)), b.flows.swept.Load()
 	tidy := filter.beginTidy()
 	ends, active := b.beginEnds(), map[uint32]uint64{}
 	err := eachFlow(ctx, b.m(tcMapFlows), func(k *tcTuple, f *tcFlow, now uint32) error {
@@ -80,9 +81,12 @@ func (b *Backend) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := clients.write(b.m(tcMapSources)); err != nil {
-		return err
+	if !clients.same(b.clients) || b.flows.swept.Load() != clients.swept {
+		if err := clients.write(b.m(tcMapSources)); err != nil {
+			return err
+		}
 	}
+	b.clients = clients
 	b.flows.tcp.Store(tcp)
 	b.flows.udp.Store(udp)
 	b.flows.sctp.Store(sctp)

@@ -642,6 +642,18 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 	if full(p.client, 40002) {
 		t.Error("after the sweep the share still counts as full")
 	}
+	// A sweep writes the counts only if a flow may have changed them.
+	ok(t, n.sweep(t.Context()))
+	ok(t, n.m(tcMapSources).Put(index, uint32(77)))
+	ok(t, n.sweep(t.Context()))
+	if ok(t, n.m(tcMapSources).Lookup(index, &count)); count != 77 {
+		t.Error("the sweep of an idle node writes all counts again")
+	}
+	n.openHere(t, p, 40004)
+	ok(t, n.sweep(t.Context()))
+	if ok(t, n.m(tcMapSources).Lookup(index, &count)); count == 77 {
+		t.Error("after a new flow the sweep does not write the counts")
+	}
 }
 
 // portShare: one client cannot use all ports towards an endpoint.
