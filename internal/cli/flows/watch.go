@@ -44,10 +44,10 @@ func (w *watcher) all(ctx context.Context, cluster *reach.Cluster) error {
 		return fmt.Errorf("%s: %w", does, err)
 	}
 	if len(agents) == 0 {
-		return fmt.Errorf("%s: the cluster has no Pod with the label app.kubernetes.io/name=spillway", does)
+		return fmt.Errorf("%s: %s", does, reach.WithoutAgents)
 	}
 	if !complete {
-		w.out.note("nodes without an agent are missing: you may not list nodes: bind the ClusterRole spillway-viewer")
+		w.out.note(reach.WithoutNodes)
 	}
 	var all sync.WaitGroup
 	for _, a := range agents {
