@@ -41,7 +41,8 @@ func (r remote) list(ctx context.Context) (nodes []web.Node, lacks string, err e
 func (r remote) node(a reach.Agent, d nodeclient.Dialer) web.Node {
 	return web.Node{
 		Name: a.Node, Address: a.Namespace + "/" + a.Pod,
-		Dial: d.Dial, DialTime: r.timeout, OneConnection: true,
+		// The timeout of the cluster's own comes first, and says more.
+		Dial: d.Dial, DialTime: 2 * r.timeout, OneConnection: true,
 		Explain: func(err error) string { return sentence(reach.Explain(context.Background(), err).Error()) },
 	}
 }
